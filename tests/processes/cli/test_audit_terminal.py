@@ -85,11 +85,13 @@ def test_a_watch_writes_a_document_a_line_until_it_is_interrupted(pid: int) -> N
 
 
 @pytest.mark.parametrize(
-    ("height", "shown"), [(24, b"remote time"), (2, b"lines more, in a larger window")]
+    ("height", "width", "shown"), [(24, 1000, b"remote time"), (2, 14, b"\nand 3 lines mo\x1b[K")]
 )
-def test_on_a_terminal_a_watch_draws_over_what_it_drew(pid: int, height: int, shown: bytes) -> None:
+def test_on_a_terminal_a_watch_draws_over_what_it_drew_as_much_as_fits(
+    pid: int, height: int, width: int, shown: bytes
+) -> None:
     controlling, terminal = os.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", height, 1000, 0, 0))
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", height, width, 0, 0))
     with started(pid, "--watch", "0.1", stdout=terminal) as watching:
         os.close(terminal)
         seen = b""

@@ -73,6 +73,7 @@ MADE = (
     replace(fits(100), on_purpose=1),
     DAEMON,
     *(called(OURS, pid, f"r{pid}") for pid in (104, 105, *range(107, 120, 2))),
+    replace(OURS, treatment=Treatment(Options("exclusive"), rule=1)),
     LONE,
     FAR,
     *(
@@ -90,7 +91,7 @@ it was told to pin, and can only observe: no right
 policy /p has an error: no TOML; the last good one applies: 1 rule, read 2026-09-21T14:13:20.000Z
 note: blind
 2 GPUs are used from far away: 1 (nvidia 1) needs another allocation, 1 (nvidia 0) is left alone
-processes: 1 fit, 12 drifted, 3 left
+processes: 1 fit, 13 drifted, 3 left
 not reached by the last pass within its time limit: 3
 job|gpu|pid|name|mode|may run on|should run on|verdict
 slurm 7|nvidia 0|100|python|node|0|0-3|fits, 1 thread on purpose
@@ -98,6 +99,7 @@ slurm 7|nvidia 0|9|python|-|0|-|left: daemon
 |so it is
 slurm 7|nvidia 0|104-105,107,109,111,113,115,…|r104,r105,r107,…|exclusive, rule 2|0|0-3|\
 drifted: share, 18 threads
+slurm 7|nvidia 0|104|python|exclusive, rule 1|0|0-3|drifted: share, 2 threads
 |it may run on CPUs 4-7, and should run on 0-3
 no job|nvidia 0|7|python|-|0|-|left: no_job
 |it is in no job: name its cgroup

@@ -97,11 +97,11 @@ def test_a_living_caller_is_known_by_the_mask_and_the_cpuset_that_it_has_now(
         told(caller.connection, callers)
     assert len([*Path("/proc/self/fd").iterdir()]) == before
     caller.do(f"os.sched_setaffinity(0, {{{NEAR}}})")
-    assert told(caller.connection) == known(NEAR, BOTH)
     with cpuset() as folder:
         caller.asker.enter(folder)
+        assert told(caller.connection, callers) == known(NEAR, BOTH)
         (folder / "cpuset.cpus").write_text(FAR)
-        assert told(caller.connection) == known(FAR, FAR)
+        assert told(caller.connection, callers) == known(FAR, FAR)
         caller.process.kill()  # no cgroup goes that has a process
         caller.process.wait()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -95,6 +96,7 @@ def read_lines(file: int, until: str) -> list[str]:
     """Read a pipe up to the line that has this in it."""
     data = b""
     while until.encode() not in data or not data.endswith(b"\n"):
+        assert select.select([file], [], [], PATIENCE)[0], f"no {until!r} in {data[-1000:]!r}"
         data += os.read(file, 65536)
     return data.decode().splitlines()
 
