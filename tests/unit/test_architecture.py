@@ -7,9 +7,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
-from pathlib import Path
-
-import pytest
 
 from tests.support.paths import REPOSITORY
 
@@ -53,20 +50,24 @@ ENTRIES = range(3, 17)  #: files and folders in a folder, besides its __init__.p
 LONGEST = 260  #: lines of a module
 
 
-def imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
+
+
+def imports(name: str) -> Iterator[str]:
+    for node in ast.walk(TREES[name]):
         if isinstance(node, ast.Import):
-            yield from (name.name for name in node.names)
+            yield from (it.name for it in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: imports are absolute"
-            names = [f"{node.module}.{name.name}" for name in node.names]
+            assert node.level == 0, f"{name}: imports are absolute"
+            names = [f"{node.module}.{it.name}" for it in node.names]
             yield from names
             if not MODULES.keys() >= set(names):  # else they are modules of that package
                 yield node.module or ""
 
 
-def inside(name: str) -> set[str]:
-    return {it for it in imports(MODULES[name]) if it in MODULES} - {"affinityd", name}
+#: Of each module, those of this package that it imports, and the other packages.
+INSIDE = {name: {*imports(name)} & MODULES.keys() - {"affinityd", name} for name in MODULES}
+OUTSIDE = {name: {it.partition(".")[0] for it in imports(name)} - {"affinityd"} for name in MODULES}
 
 
 def folder_of(name: str) -> str:
@@ -80,7 +81,7 @@ def top(name: str) -> str:
 EDGES = {
     (folder_of(name), folder_of(other)): f"{name} imports {other}"
     for name in MODULES.keys() - FACE
-    for other in inside(name)
+    for other in INSIDE[name]
     if folder_of(name) != folder_of(other)
 }
 
@@ -104,29 +105,25 @@ def test_nothing_imports_itself_in_a_circle() -> None:
     folders: dict[str, set[str]] = {}
     for above, below in EDGES:
         folders.setdefault(above, set()).add(below)
-    for edges in (folders, {name: inside(name) for name in MODULES}):
+    for edges in (folders, INSIDE):
         TopologicalSorter(edges).prepare()  # raises CycleError, which names them
 
 
 def test_other_packages_are_imported_by_the_daemon_alone() -> None:
-    known = sys.stdlib_module_names | {"affinityd"}
-    foreign = {
-        name: {it.partition(".")[0] for it in imports(path)} - known
-        for name, path in MODULES.items()
-    }
+    foreign = {name: its - sys.stdlib_module_names for name, its in OUTSIDE.items()}
     wrong = {name: its for name, its in foreign.items() if its and top(name) != "daemon"}
     assert wrong == {"affinityd.discovery.nvml.session": {"pynvml"}}
     assert not any("pynvml" in its for name, its in foreign.items() if top(name) == "daemon")
 
 
-@pytest.mark.parametrize("name", PURE_MODULES)
-def test_what_computes_neither_reads_nor_looks_at_the_clock(name: str) -> None:
-    assert not {imported.partition(".")[0] for imported in imports(MODULES[name])} & IMPURE
+def test_what_computes_neither_reads_nor_looks_at_the_clock() -> None:
+    found = {name: OUTSIDE[name] & IMPURE for name in PURE_MODULES}
+    assert {name: its for name, its in found.items() if its} == {}
 
 
 def test_the_daemon_is_handed_its_readings() -> None:
     its = {name for name in MODULES if top(name) == "daemon"} - {"affinityd.daemon.main"}
-    assert [name for name in its if any(top(it) == "discovery" for it in inside(name))] == []
+    assert [name for name in its if any(top(it) == "discovery" for it in INSIDE[name])] == []
 
 
 def test_a_folder_is_neither_a_drawer_nor_a_warehouse() -> None:
@@ -136,9 +133,8 @@ def test_a_folder_is_neither_a_drawer_nor_a_warehouse() -> None:
 
 
 def test_a_class_name_means_one_thing() -> None:
-    trees = (ast.parse(path.read_text()) for path in MODULES.values())
     names = Counter(
-        it.name for tree in trees for it in ast.walk(tree) if isinstance(it, ast.ClassDef)
+        it.name for tree in TREES.values() for it in ast.walk(tree) if isinstance(it, ast.ClassDef)
     )
     assert [name for name, count in names.items() if count > 1] == []
 
