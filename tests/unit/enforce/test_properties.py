@@ -44,10 +44,6 @@ class Scene:
     def whole(self) -> CpuSet:
         return self.topology.online - self.reserved
 
-    @property
-    def holders(self) -> list[ProcessFacts]:
-        return [it for it in self.processes if it.holding is not None]
-
     def gpus(self, facts: ProcessFacts) -> frozenset[GpuKey]:
         """Return the GPUs of a process, and of all below it."""
         pids = {facts.pid}
@@ -152,18 +148,6 @@ def test_the_order_of_processes_changes_nothing(scene: Scene, chance: Random) ->
     other = replace(scene, processes=tuple(shuffled))
     by_pid = {it.process.facts.pid: it for it in decided(other)}
     assert [by_pid[it.process.facts.pid] for it in decided(scene)] == decided(scene)
-
-
-@given(scenes(), st.data())
-def test_the_end_of_a_rank_moves_no_other(scene: Scene, data: st.DataObject) -> None:
-    """Its cpuset stays: one that ends may have held others together."""
-    mate = data.draw(st.sampled_from(scene.holders))
-    gpu = data.draw(st.sampled_from(scene.topology.gpus)).key
-    ending = replace(mate, pid=99, gpu=gpu, beside=(), parent=50)
-    site = scene.site()
-    before = site.look(*scene.processes, ending)
-    after = site.look(*scene.processes)
-    assert list(map(_cpus, after)) == list(map(_cpus, before[:-1]))
 
 
 def _cpus(decision: Decision) -> CpuSet | None:
