@@ -40,37 +40,29 @@ DRIFTED, FITS = rank("4-7"), rank("0-3")
 NEAR = parse_list("0-3")
 
 
-class Follower(MemoryMigrations):
-    """Notes whose memory is to follow."""
-
-    def __init__(self) -> None:
-        super().__init__(enabled=False)
-        self.wanted = list[tuple[int, CpuSet]]()
-
-    def add(self, topology: Topology, facts: ProcessFacts, cpus: CpuSet) -> None:
-        assert topology is TWO
-        self.wanted.append((facts.pid, cpus))
-
-
 class Look:
     """An enforcer, what it pinned, and what comes of its pins."""
 
     def __init__(self, policy: Path, *, way: str = PIN, reserved: CpuSet = frozenset()) -> None:
         self.hindrance: str | None = None
-        self.follower = Follower()
+        self.migrations = MemoryMigrations(enabled=False)
         self.pinned = list[tuple[int, CpuSet]]()
+        self.followed = list[tuple[int, CpuSet]]()  #: whose memory is to follow it
         self.outcome = PinOutcome(pinned=1)
         self.enforcer = Enforcer(
             way,
             PolicyFile(str(policy), parse=parse, is_optional=False),
             why_not_pin=lambda: self.hindrance,
             reserved=reserved,
-            migrations=self.follower,
+            migrations=self.migrations,
         )
 
     def pin(self, facts: ProcessFacts, to: TargetCpus, _deadline: float) -> PinOutcome:
         self.pinned.append((facts.pid, to.cpus))
         return self.outcome
+
+    def follow(self, _topology: Topology, facts: ProcessFacts, cpus: CpuSet) -> None:
+        self.followed.append((facts.pid, cpus))
 
     def enforce(self, facts: ProcessFacts = DRIFTED) -> Enforced:
         scan = replace(scan_of(TWO, Site(TWO).audited(facts)), boot=NOW)
@@ -94,6 +86,7 @@ def policy(tmp_path: Path) -> Path:
 def look(policy: Path, monkeypatch: pytest.MonkeyPatch) -> Look:
     look = Look(policy)
     monkeypatch.setattr(pinner, "pin_process", look.pin)
+    monkeypatch.setattr(look.migrations, "add", look.follow)
     return look
 
 
@@ -106,7 +99,7 @@ def test_what_has_drifted_is_pinned_and_counted(look: Look) -> None:
     totals, record = found.totals, found.records[100]
     assert (totals.pins["pinned"], totals.threads, totals.resets) == (2, 2, 1)
     assert (record.pins, record.resets) == (2, 1)
-    assert look.follower.wanted == [(100, NEAR)]
+    assert look.followed == [(100, NEAR)]
 
 
 def test_where_it_is_hindered_it_observes_for_as_long_as_that_lasts(look: Look) -> None:
@@ -160,7 +153,7 @@ def test_no_memory_follows_what_was_near_or_was_refused(
     policy.write_text(text)
     look.outcome = outcome
     assert what(look.enforce(facts)) == ("drifted", True, 0, PIN)
-    assert look.follower.wanted == []
+    assert look.followed == []
 
 
 def test_what_cannot_be_read_or_seen_is_noticed(
@@ -168,7 +161,7 @@ def test_what_cannot_be_read_or_seen_is_noticed(
 ) -> None:
     assert not look.enforce().notices
     monkeypatch.setattr(identity, "is_running", lambda *_: True)  # and its environment is not read
-    look.follower.refusal = "memory was not moved"
+    look.migrations.refusal = "memory was not moved"
     assert look.enforce().notices == [NO_ENVIRONMENTS, "memory was not moved"]
     unknown = {("nvidia", 1): "no NVML", ("nvidia", 0): "no NVML", ("amd", 0): "no KFD"}
     assert [*notices(unknown, is_blind=False, refusal=None)] == [

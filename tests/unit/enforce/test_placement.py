@@ -173,3 +173,10 @@ def test_ranks_may_be_treated_each_in_its_own_way() -> None:
     policy = f"{UNIQUELY}\n[[rule]]\nuid = 7\nmode = 'node'"
     site = Site(FOUR, policy, identities={200: ProcessIdentity(7)})
     assert places(site.look(FIRST, SECOND)) == ["0-3", "0-7"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "place"), [("", "4-11"), ("cpus = 6", "4-9"), ("cpus = 'none'", "4-7")]
+)
+def test_a_rank_has_as_many_cpus_as_it_asked_for_by_the_policy(policy: str, place: str) -> None:
+    assert places(Site(FOUR, policy).look(*ranks(0, cpuset="4-11"))) == [place]
