@@ -7,13 +7,7 @@ import subprocess
 
 import pytest
 
-from affinityd.enforce.hindrances import (
-    NO_SYS_NICE,
-    NOT_ALL_PIDS,
-    NOT_ALL_USERS,
-    REFUSED,
-    lacking,
-)
+from affinityd.enforce.hindrances import NO_SYS_NICE, NOT_ALL_PIDS, NOT_ALL_USERS, REFUSED, lacking
 from tests.support.child_python import SECCOMP, said
 
 EPERM = "EPERM: Operation not permitted"

@@ -9,17 +9,7 @@ import pytest
 from affinityd.audit.model import ProcessFacts
 from affinityd.cpuset import parse_list
 from affinityd.topology.model import Topology
-from tests.support.enforced_node import (
-    NEAR_ALONE,
-    NOW,
-    TWO,
-    Site,
-    masks,
-    moved,
-    rank,
-    said,
-    worker,
-)
+from tests.support.enforced_node import NEAR_ALONE, NOW, TWO, Site, masks, moved, rank, said, worker
 from tests.support.machines.facts import machine
 
 DGX = machine("dgx-a100")  # GPU 0 is on node 3

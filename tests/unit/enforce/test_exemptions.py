@@ -29,6 +29,7 @@ NO_JOB_WHY = (
 )
 FAR_FROM_0 = "GPU 0 is on node 0, near CPUs 0-3, and"
 CONTAINERS = f"{FAR_FROM_0} its cpuset, 4-7 (container cd34cd34cd34), has no CPU there: set a"
+IS_RESERVED = "all CPUs near GPU 0 that its cgroup lets it use, 2"
 RULE_2 = "[[rule]]\nuid = 0\n[[rule]]\nuid = 1000\nleave = true"
 TOO_MANY = Site(TWO, "min_physical_cores = 5")
 
@@ -46,7 +47,7 @@ TOO_MANY = Site(TWO, "min_physical_cores = 5")
         (Site(TWO), rank("0-7", cpuset=None), "the cpuset of process 100 cannot be read here: mo"),
         (Site(TWO), rank("4-7", cpuset="4-7"), f"{FAR_FROM_0} its job was given no CPU there: put"),
         (Site(TWO), IN_CONTAINER, CONTAINERS),
-        (Site(TWO, reserved="0-2"), rank("2-7", cpuset="2,4-7"), "all CPUs near GPU 0 that its c"),
+        (Site(TWO, reserved="0-2"), rank("2-7", cpuset="2,4-7"), f"{IS_RESERVED}, are reserved: "),
         (TOO_MANY, RANK, "mode node: rank 0 (GPU 0) would have 4 physical cores, fewer than 5"),
     ],
 )

@@ -10,18 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.enforce.hindrances import (
-    INITIAL_USERS,
-    NO_SYS_NICE,
-    NOT_ALL_PIDS,
-    NOT_ALL_USERS,
-    NodeLock,
-    lacking,
-)
-from affinityd.linux.processes import INITIAL_PIDS
+from affinityd.enforce.hindrances import INITIAL_USERS as USERS
+from affinityd.enforce.hindrances import NO_SYS_NICE, NOT_ALL_PIDS, NOT_ALL_USERS, NodeLock, lacking
+from affinityd.linux.processes import INITIAL_PIDS as PIDS
 
 ALL = "CapEff:\t000001ffffffffff\n"
-PIDS, USERS = INITIAL_PIDS, INITIAL_USERS
 
 
 @pytest.mark.parametrize(
@@ -68,10 +61,8 @@ def daemon(lock: Path) -> Iterator[NodeLock]:
 
 
 def taken(lock: Path) -> str:
-    return (
-        f"another daemon pins on this node (fuser {lock} names it): this one observes, and pins "
-        "when that one has ended"
-    )
+    told = f"another daemon pins on this node (fuser {lock} names it)"
+    return f"{told}: this one observes, and pins when that one has ended"
 
 
 def test_the_second_observes_until_the_first_has_ended(lock: Path) -> None:

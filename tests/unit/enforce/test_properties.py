@@ -11,14 +11,7 @@ from hypothesis import strategies as st
 
 from affinityd.audit.model import GpuKey, Job, Membership, ProcessFacts
 from affinityd.cpuset import CpuSet, format_list
-from affinityd.enforce.model import (
-    ALLOCATION,
-    DRIFTED,
-    FITS,
-    NO_JOB,
-    ON_PURPOSE,
-    Decision,
-)
+from affinityd.enforce.model import ALLOCATION, DRIFTED, FITS, NO_JOB, ON_PURPOSE, Decision
 from affinityd.planner.modes import MODES
 from affinityd.topology.model import Topology
 from tests.support.enforced_node import Site, rank
