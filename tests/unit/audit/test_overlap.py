@@ -29,7 +29,6 @@ def of_session(session: int | None, mask: str, pid: int = 100) -> AuditedProcess
 @pytest.mark.parametrize(
     ("processes", "expected"),
     [
-        ([], ""),
         ([of(FIRST, "4-5"), of(SECOND, "6-7")], ""),
         ([of(FIRST, "4-5"), of(SECOND, "5-6")], "5"),
         ([of(FIRST, "4-5"), of(FIRST, "5-6")], ""),
@@ -46,7 +45,6 @@ def of_session(session: int | None, mask: str, pid: int = 100) -> AuditedProcess
         ([of_session(10, "4"), of_session(10, "4", pid=200)], ""),
         ([of_session(None, "4"), of_session(None, "4", pid=200)], "4"),
         ([of(LONE_CONTAINER, "4"), of(OTHER, "4")], "4"),
-        ([of(FIRST, "4-6"), of(SECOND, "5"), of_session(3, "6")], "5-6"),
         # Of GPUs on two nodes a part of both is unique, and all of both is not.
         ([of(FIRST, "0-1,4-5", near="0-7"), of(SECOND, "1-2", near="0-3")], "1"),
         ([of(FIRST, "0-7", near="0-7"), of(SECOND, "1-2", near="0-3")], ""),

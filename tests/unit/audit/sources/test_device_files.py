@@ -11,15 +11,8 @@ from pathlib import Path
 import pytest
 
 from affinityd.audit.model import GpuHolders, Holding
-from affinityd.audit.sources.device_files import (
-    EVERY,
-    NO_FILE,
-    ROOT_ONLY,
-    TOO_MANY,
-    DeviceFileScanner,
-    GpuDeviceFiles,
-    device_files,
-)
+from affinityd.audit.sources import device_files
+from affinityd.audit.sources.device_files import DeviceFileScanner, GpuDeviceFiles
 from affinityd.topology.model import Gpu
 
 FULL, RANDOM = "/dev/full", "/dev/random"
@@ -53,7 +46,7 @@ class Machine:
         return DeviceFileScanner(proc, sys, dev, clock=count(0.0, step).__next__)
 
     def files(self, *gpus: Gpu) -> GpuDeviceFiles:
-        return device_files(gpus, os.fspath(self.sys), os.fspath(self.dev))
+        return device_files.device_files(gpus, os.fspath(self.sys), os.fspath(self.dev))
 
 
 @pytest.fixture
@@ -116,10 +109,10 @@ def test_sysfs_tells_which_file_is_whose_or_else_the_name_does(machine: Machine)
 
 def test_of_a_gpu_without_a_file_or_without_rights_nothing_is_known(machine: Machine) -> None:
     found = machine.scanner().found((*NPUS, ACCELERATOR))
-    assert found == GpuHolders(unknown={ACCELERATOR.key: NO_FILE})
+    assert found == GpuHolders(unknown={ACCELERATOR.key: device_files.NO_FILE})
     shutil.rmtree(machine.proc / "1")  # as hidepid= hides it
     machine.holds(7, FULL)
-    unknown = {FIRST: ROOT_ONLY, SECOND: ROOT_ONLY}
+    unknown = {FIRST: device_files.ROOT_ONLY, SECOND: device_files.ROOT_ONLY}
     assert machine.scanner().found(NPUS) == GpuHolders((Holding(7, FIRST),), unknown)
 
 
@@ -129,9 +122,9 @@ def test_a_holder_is_looked_at_in_each_scan_and_others_in_some(machine: Machine)
     machine.holds(pid)
     assert held(scanner) == []
     machine.holds(pid, FULL)
-    scans = {scan: held(scanner) for scan in range(2, 2 + EVERY)}
+    scans = {scan: held(scanner) for scan in range(2, 2 + device_files.EVERY)}
     first = min(scan for scan, holders in scans.items() if holders)
-    assert first % EVERY == pid % EVERY
+    assert first % device_files.EVERY == pid % device_files.EVERY
     assert all(holders == [(pid, 0)] for scan, holders in scans.items() if scan >= first)
     shutil.rmtree(machine.proc / f"{pid}")
     assert held(scanner) == []
@@ -144,5 +137,5 @@ def test_a_scan_that_takes_too_long_is_gone_on_with_the_next_time(machine: Machi
         machine.holds(pid, FULL)
     scanner = machine.scanner(step=1.0)
     first = scanner.found(NPUS)
-    assert (first.skipped, set(first.unknown.values())) == (3, {TOO_MANY})
+    assert (first.skipped, set(first.unknown.values())) == (3, {device_files.TOO_MANY})
     assert {pid for _ in range(8) for pid, _ in held(scanner)} == {7, 8, 9}

@@ -24,7 +24,7 @@ FIVE = tuple(
 NVIDIAS = FIVE[:3]
 FIRST, SECOND, THIRD = (gpu.key for gpu in NVIDIAS)
 AMDS = ("amd", 0)
-MIB, GIB = 2**20, 2**30
+GIB = 2**30
 
 
 def listed(index: int, *processes: NvmlProcess, error: str | None = None) -> GpuProcesses:
@@ -86,8 +86,7 @@ def test_a_doubtful_gpu_costs_its_own_answer_alone() -> None:
 @pytest.mark.parametrize(
     ("holdings", "together"),
     [
-        ([(SECOND, 100)], Holding(7, SECOND, 100)),
-        ([(FIRST, 500 * MIB), (SECOND, 20 * GIB)], Holding(7, SECOND, 20 * GIB)),
+        ([(FIRST, GIB), (SECOND, 20 * GIB)], Holding(7, SECOND, 20 * GIB)),
         # Half on each: the lowest index comes first. A quarter of the most counts, and no less.
         ([(FIRST, 40), (SECOND, 40)], Holding(7, FIRST, 40, beside=(SECOND,))),
         ([(THIRD, 20), (SECOND, 80), (FIRST, 21)], Holding(7, SECOND, 80, beside=(FIRST, THIRD))),
