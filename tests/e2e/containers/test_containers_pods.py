@@ -64,11 +64,6 @@ class Pod:
         return rig.container(images.client(image), *command, options=self.options(*options))
 
 
-@pytest.fixture
-def pods(node: Container, tmp_path: Path) -> dict[str, Pod]:
-    return {way: Pod(node, tmp_path / way, way) for way in (SOCKET, SERVICE)}
-
-
 @pytest.fixture(scope="module")
 def prepared(node: Container, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pod]:
     """Return pods whose init container has run."""
@@ -98,9 +93,9 @@ def test_an_app_runs_beside_the_gpu_that_its_container_has(
 
 
 def test_a_container_has_its_own_cpus_whatever_the_init_container_had(
-    pods: dict[str, Pod],
+    node: Container, tmp_path: Path
 ) -> None:
-    pod = pods[SERVICE]
+    pod = Pod(node, tmp_path / "pod", SERVICE)
     pod.init(f"--cpuset-cpus={NEAR}")
     far = pod.app("debian", RUN, *LOOK, options=[f"--cpuset-cpus={FAR}", *rig.devices(0)])
     line = f"affinityd run: CPUs {FAR} are not near the GPU; allowed are {FAR}"
@@ -108,11 +103,11 @@ def test_a_container_has_its_own_cpus_whatever_the_init_container_had(
 
 
 def test_seccomp_s_default_profile_takes_the_memory_policy_and_no_cpu(
-    pods: dict[str, Pod],
+    prepared: dict[str, Pod],
 ) -> None:
     """`affinityd exec` in an image of its own: bound memory is refused, and the rest holds."""
     command = ["exec", "--gpus=1", "--memory=bind", "--", *LOOK]
-    options = pods[SOCKET].options(*RESTRICTED)
+    options = prepared[SOCKET].options(*RESTRICTED)
     done = rig.container(images.affinityd(), *command, options=options)
     assert done.cpus == FAR
     assert done.stderr.startswith("affinityd exec: memory: ")
@@ -130,12 +125,13 @@ def test_a_container_that_may_have_no_second_process_or_has_no_gpu_runs_as_it_is
     assert (done.cpus, done.lines) == (BOTH, [none])
 
 
-def test_a_user_namespace_changes_nothing(pods: dict[str, Pod]) -> None:
+@pytest.mark.parametrize("way", [SOCKET, SERVICE])
+def test_a_user_namespace_changes_nothing(node: Container, tmp_path: Path, way: str) -> None:
+    pod = Pod(node, tmp_path / "pod", way)
+    assert pod.init(*USER_NAMESPACE).stderr == ""
     device = "--env=NVIDIA_VISIBLE_DEVICES=1"  # podman gives no device file to one
-    for pod in pods.values():
-        assert pod.init(*USER_NAMESPACE).stderr == ""
-        done = pod.app("debian", RUN, *LOOK, options=[*USER_NAMESPACE, device])
-        assert (done.cpus, done.stderr) == (FAR, "")
+    done = pod.app("debian", RUN, *LOOK, options=[*USER_NAMESPACE, device])
+    assert (done.cpus, done.stderr) == (FAR, "")
 
 
 def test_without_a_daemon_the_node_s_own_files_tell(node: Container, tmp_path: Path) -> None:
