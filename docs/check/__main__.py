@@ -11,6 +11,7 @@ from docs.check.blocks import BLOCKS
 from docs.check.comments import comments
 from docs.check.messages import docstrings, messages
 from docs.check.pages import PAGES, ROOT, broken_links, missing_files, prose, too_long
+from docs.check.symptoms import unknown_symptoms
 from docs.check.words import long_sentences, nameless, wrong_words
 from docs.site.__main__ import pages
 
@@ -33,6 +34,7 @@ def faults() -> Iterator[str]:
     for block in BLOCKS:
         yield from (f"{block}: {fault}" for fault in commands.faults(block))
     yield from coverage.faults()
+    yield from unknown_symptoms()
     for where, text in messages():
         yield from (f"{where}: {fault}" for fault in wrong_words(text))
     for where, text in comments():
