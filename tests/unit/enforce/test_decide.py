@@ -80,8 +80,8 @@ def test_a_librarys_thread_stays_on_purpose_after_our_pin(other: str) -> None:
 
 def test_a_worker_that_was_confined_is_left_and_one_that_inherited_is_not() -> None:
     site, launcher = Site(TWO), rank("0-7")
-    masks_of = {901: "0-7", 902: "6", 903: "2"}
-    started = [worker(mask, of=launcher, pid=pid) for pid, mask in masks_of.items()]
+    masks_of = {901: "0-7", 902: "6 6", 903: "2"}
+    started = [worker(*its.split(), of=launcher, pid=pid) for pid, its in masks_of.items()]
     decisions = site.look(launcher, *started)
     assert said(*decisions) == [*["drifted unpinned"] * 2, "left on_purpose", "fits"]
     assert decisions[2].why == "it was pinned to 6 on purpose; taskset -apc 0-7 902 resets it"

@@ -126,23 +126,24 @@ def test_even_is_local_only_where_all_cores_of_a_rank_are_on_its_gpu_s_node(
 
 
 @pytest.mark.parametrize(
-    ("asked", "ignored"),
+    ("mode", "heeded", "ignored"),
     [
-        ("mode=node scope=socket", "scope=socket"),
-        ("mode=socket scope=node", None),
-        ("mode=all scope=socket", None),
-        ("mode=exclusive balanced=false", "balanced=false"),
-        ("mode=unique_interleaved balanced=false", None),
-        ("mode=single min_physical_cores=2", "min_physical_cores=2"),
-        ("mode=single_unique max_physical_cores=2", "max_physical_cores=2"),
-        ("mode=node max_physical_cores=2", None),
-        ("mode=core_complex share=node", "share=node"),
-        ("mode=even share=node", "share=node"),
-        ("mode=node share=requested", None),
+        ("node", "max_physical_cores=2 share=requested", "scope=socket"),
+        ("all", "scope=socket", "balanced=false"),
+        ("socket", "scope=node", "share=node"),
+        ("exclusive", "share=node", "balanced=false"),
+        ("unique_interleaved", "balanced=false", None),
+        ("single", "multithreading=single_logical", "min_physical_cores=2"),
+        ("single_unique", "share=node", "max_physical_cores=2"),
+        ("core_complex", "min_physical_cores=2", "share=node"),
+        ("even", "max_physical_cores=2", "share=node"),
     ],
 )
-def test_a_parameter_that_means_nothing_to_a_mode_is_named(asked: str, ignored: str | None) -> None:
-    warnings = ask(machine("dgx-1v"), **words(f"gpus=0 {asked}")).warnings
+def test_a_parameter_that_means_nothing_to_a_mode_is_named(
+    mode: str, heeded: str, ignored: str | None
+) -> None:
+    asked = words(f"gpus=0 mode={mode} {heeded} {ignored or ''}")
+    warnings = ask(machine("dgx-1v"), **asked).warnings
     assert [warning.message for warning in warnings if warning.code == "parameter_ignored"] == (
-        [f"{ignored} means nothing to mode {words(asked)['mode']}"] if ignored else []
+        [f"{ignored} means nothing to mode {mode}"] if ignored else []
     )
