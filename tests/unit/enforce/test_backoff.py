@@ -12,7 +12,6 @@ from affinityd.cpuset import parse_list
 from affinityd.enforce.backoff import WAITS
 from affinityd.enforce.model import PinAttempt, PinOutcome
 from tests.support.enforced_node import NEAR_ALONE, NOW, TWO, Site, masks, moved, rank, said, worker
-from tests.support.machines.by_hand import made
 
 RANK = rank("0-7", "0-7")
 IN_PLACE = moved(RANK, "0-3")
@@ -96,18 +95,13 @@ def test_an_hours_rest_in_place_begins_the_count_anew() -> None:
 
 
 def test_a_plan_that_changes_is_followed_at_once_and_is_no_reset() -> None:
-    topology = made({0: "0-7", 1: "8-15"}, gpus=[0, 0])
-    site = Site(topology)
-    policies = [
-        Site(topology, f'{NEAR_ALONE}\nshare = "requested"\nmode = "unique_{how}"').policy
-        for how in ("contiguous", "interleaved")
-    ]
-    mates = [rank("0-15", gpu=gpu, cpuset="0-15") for gpu in (0, 1)]
+    site, its = Site(TWO), RANK
+    plans = [(Site(TWO, f"mode = '{mode}'").policy, mode) for mode in ("single", "node")]
     for second in range(20):
-        site.policy = policies[second % 2]
-        mates = site.pin(*mates, boot=NOW + second)
-        assert masks(mates[1]) == [("4-7", "1,3,5,7")[second % 2]]
-    assert (site.backoff.resets, site.backoff.record(mates[1]).pins) == (0, 20)
+        site.policy, mode = plans[second % 2]
+        (its,) = site.pin(its, boot=NOW + second)
+        assert masks(its) == [{"single": "0", "node": "0-3"}[mode]] * 2
+    assert (site.backoff.resets, site.backoff.record(its).pins) == (0, 20)
 
 
 def test_observing_never_counts() -> None:
