@@ -21,14 +21,12 @@ FILE = "/etc/affinityd.conf"
 #: Names that count for nothing, and which were meant; - where none is near.
 MISTYPED = """
 AFFINITYD_MDOE              environment  AFFINITYD_MODE
-AFFINITYD_RESERVED_CPU      file         AFFINITYD_RESERVED_CPUS
 affinityd_mode              file         AFFINITYD_MODE
 AFINITYD_MODE               environment  AFFINITYD_MODE
 AFFINITY_SOCKET             file         AFFINITYD_SOCKET
 AFFINITYDD                  environment  AFFINITYD
 RESERVED_CPUS               file         AFFINITYD_RESERVED_CPUS
 AFFINITYD_PORT              file         -
-AFFINITYD_XYZZY_QUUX_PLUGH  file         -
 """
 #: Others' names, those that Kubernetes gives a pod, and right ones.
 FINE = f"""
