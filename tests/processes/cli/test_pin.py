@@ -13,7 +13,6 @@ import pytest
 from affinityd.cli import main, plan_options, target
 from affinityd.cli.commands import pin
 from affinityd.cli.parser import Parser
-from affinityd.cpuset import CpuSet
 from affinityd.linux.process_table import descendants
 from affinityd.linux.processes import mask_of, stat_of, thread_ids
 from affinityd.request.parameters import PARAMETERS
@@ -60,22 +59,14 @@ def as_another(*arguments: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize(
-    ("env", "cpus"),
-    [
-        ({"CUDA_VISIBLE_DEVICES": "0"}, NEAR),
-        ({"CUDA_VISIBLE_DEVICES": "1"}, FAR),
-        ({"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, FAR),
-    ],
-)
-def test_a_process_is_pinned_near_the_gpu_that_its_environment_says(
-    capsys: Capture, env: dict[str, str], cpus: CpuSet
-) -> None:
-    with sleeping(env=env) as child:
-        assert main(["pin", str(child.pid)]) == 0
-        assert mask_of(child.pid) == cpus
-        name = target.shown(target.living(child.pid))
-    assert capsys.readouterr() == (f"{name}: 1 thread pinned to CPUs {min(cpus)}\n", "")
+def test_a_process_is_pinned_near_the_gpu_that_its_environment_says(capsys: Capture) -> None:
+    rank = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    for env, cpus in (({"CUDA_VISIBLE_DEVICES": "0"}, NEAR), (rank, FAR)):
+        with sleeping(env=env) as child:
+            assert main(["pin", str(child.pid)]) == 0
+            assert mask_of(child.pid) == cpus
+            name = target.shown(target.living(child.pid))
+        assert capsys.readouterr() == (f"{name}: 1 thread pinned to CPUs {min(cpus)}\n", "")
 
 
 @needs_cpuset
@@ -187,22 +178,15 @@ def test_options_that_cannot_be_are_bad_usage_and_nothing_is_done(
         assert mask_of(child.pid) == ALL
 
 
-@pytest.mark.parametrize(
-    ("site", "job", "words", "cpus"),
-    [
-        ("even", "", [], FAR),
-        ("even", "node", [], NEAR),
-        ("node", "even", ["--mode", "node"], NEAR),
-    ],
-)
 def test_a_sites_mode_counts_and_the_jobs_more_and_the_command_line_most(
-    monkeypatch: pytest.MonkeyPatch, site: str, job: str, words: list[str], cpus: CpuSet
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("AFFINITYD_MODE", site)
-    task = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "AFFINITYD_MODE": job}
-    with sleeping(env=task) as child:
-        assert main(["pin", str(child.pid), *words]) == 0
-        assert mask_of(child.pid) == cpus
+    monkeypatch.setenv("AFFINITYD_MODE", "even")
+    for job, words, cpus in (("", [], FAR), ("node", [], NEAR), ("even", ["--mode=node"], NEAR)):
+        task = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "AFFINITYD_MODE": job}
+        with sleeping(env=task) as child:
+            assert main(["pin", str(child.pid), *words]) == 0
+            assert mask_of(child.pid) == cpus
 
 
 def test_every_parameter_of_a_plan_that_is_no_clients_own_is_an_option() -> None:

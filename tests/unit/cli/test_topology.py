@@ -122,14 +122,10 @@ def test_an_odd_machine_is_drawn(topology: Topology, first: int, drawn: str) -> 
     assert "\n".join(lines(topology)[first:]).startswith(drawn)
 
 
-@pytest.mark.parametrize(
-    ("topology", "part"),
-    [
+def test_mig_instances_are_counted_a_vendor_is_named_and_threads_may_be_offline() -> None:
+    for topology, part in (
         (with_gpu(CLOUD, mig=INSTANCES), "0000:06:00.0  nvidia Tesla P100-PCIE-16GB  2 x MIG\n"),
         (replace(LAPTOP, gpus=(Gpu(0, "1de0", "0000:01:00.0", 0),)), "  0000:01:00.0  1de0\n"),
         (replace(LAPTOP, cores=(ONE_THREAD, *LAPTOP.cores[1:])), ", SMT1-2, "),
-    ],
-    ids=["MIG instances are counted", "of a GPU its vendor's name", "some threads are offline"],
-)
-def test_a_machine_s_drawing_says(topology: Topology, part: str) -> None:
-    assert part in "\n".join([*lines(topology), ""])
+    ):
+        assert part in "\n".join([*lines(topology), ""])

@@ -46,11 +46,11 @@ def test_a_head_of_64_kib_is_taken_and_one_byte_more_is_not() -> None:
         assert sent(REQUEST, *pieces).outcome == ([200, 431], True, {"head_size": 1})
 
 
-@pytest.mark.parametrize(("lines", "status"), [(MAX_LINES, 200), (MAX_LINES + 1, 431)])
-def test_a_head_has_so_many_lines_at_most(lines: int, status: int) -> None:
-    fields = b"".join(b"a%d: b\r\n" % number for number in range(lines - 2))
-    whole = b"GET / HTTP/1.1\r\n" + fields + b"\r\n"
-    assert sent(whole).statuses == sent(*in_pieces(whole, 100)).statuses == [status]
+def test_a_head_has_so_many_lines_at_most() -> None:
+    for lines, status in ((MAX_LINES, 200), (MAX_LINES + 1, 431)):
+        fields = b"".join(b"a%d: b\r\n" % number for number in range(lines - 2))
+        whole = b"GET / HTTP/1.1\r\n" + fields + b"\r\n"
+        assert sent(whole).statuses == sent(*in_pieces(whole, 100)).statuses == [status]
 
 
 @pytest.mark.parametrize(
