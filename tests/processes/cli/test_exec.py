@@ -143,20 +143,18 @@ def test_observing_leaves_the_mask_and_tells_the_command_alone(here: Mapping[str
         assert (cpus, line[: len(told)], done.lines) == (f"Cpus_allowed_list:\t{BOTH}", told, [])
 
 
-@pytest.mark.parametrize(("switch", "told"), [("observe", [OBSERVED]), ("off", [])])
-def test_what_its_daemon_says_counts_when_that_is_gone_too(
-    tmp_path: Path, switch: str, told: list[str]
-) -> None:
-    path = tmp_path / "affinityd.sock"
-    node_file.write(tmp_path / "node.json", Node(tiny(), switch=switch))
-    plan = f"{PLAN.format(FAR)}AFFINITYD={switch}\n"
-    env = {"AFFINITYD_SOCKET": str(path), "AFFINITYD": "on"}
-    with serving(path, answering(http("200 OK", plan.encode()))):
-        there = exec_("--gpus=1", "--", *TOLD, env=env)
-    gone = exec_("--gpus=1", "--", *TOLD, env=env)
-    for done in (there, gone):
-        assert done.stdout.splitlines() == [f"Cpus_allowed_list:\t{BOTH}", *told]
-        assert done.stderr == ""
+def test_what_its_daemon_says_counts_when_that_is_gone_too(tmp_path: Path) -> None:
+    env = {"AFFINITYD_SOCKET": str(tmp_path / "affinityd.sock"), "AFFINITYD": "on"}
+    for switch, told in (("observe", [OBSERVED]), ("off", [])):
+        node_file.write(tmp_path / "node.json", Node(tiny(), switch=switch))
+        plan = f"{PLAN.format(FAR)}AFFINITYD={switch}\n"
+        with serving(tmp_path / "affinityd.sock", answering(http("200 OK", plan.encode()))) as path:
+            there = exec_("--gpus=1", "--", *TOLD, env=env)
+        path.unlink()
+        gone = exec_("--gpus=1", "--", *TOLD, env=env)
+        for done in (there, gone):
+            assert done.stdout.splitlines() == [f"Cpus_allowed_list:\t{BOTH}", *told]
+            assert done.stderr == ""
 
 
 def test_where_its_interpreter_s_path_is_too_long_the_program_starts_all_the_same(

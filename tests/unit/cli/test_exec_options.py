@@ -66,8 +66,7 @@ def test_the_command_comes_after_two_dashes_unless_it_comes_first(
         with pytest.raises(InvalidRequestError, match=r"missing.*; write affinityd exec -- CMD …$"):
             split(given)
     else:
-        command = [*given][given.index("a") :]
-        assert split(given) == (given[:ours], command)
+        assert split(given) == (given[:ours], given[given.index("a") :])
 
 
 def test_an_option_counts_before_a_variable() -> None:
@@ -100,10 +99,6 @@ def test_its_options_are_a_plan_s_and_the_help_begins_with_what_a_person_chooses
     chosen, others = printed.split("\noptions of the plan")
     assert "-v, --verbose" in chosen
     assert f"--memory {'|'.join(POLICIES)}" in chosen
-    for text, some in (
-        (chosen, "--gpus --rank --mode --memory --nics --omp"),
-        (others, "--ranks --job"),
-    ):
-        assert (
-            re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE)[: len(some.split())] == some.split()
-        )
+    names = [" ".join(re.findall(r"^  (--[a-z-]+)", it, re.MULTILINE)) for it in (chosen, others)]
+    assert names[0].startswith("--gpus --rank --mode --memory --nics --omp")
+    assert names[1].startswith("--ranks --job")
