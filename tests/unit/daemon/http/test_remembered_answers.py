@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Scope
 
-from tests.support.connection_scripts import DATE, Memory, Story, cut, sent, telling
+from tests.support.connection_scripts import DATE, Memory, Story, cut, sent
 
 
 def asking(target: str = "/plan?gpus=0", *fields: str, begin: str = "GET {} HTTP/1.1") -> bytes:
@@ -92,12 +92,3 @@ def test_what_is_not_remembered_is_asked_of_the_app() -> None:
     memory = Memory()
     story = sent(OTHER, PLAN, OTHER, find_answer=find)
     assert (story.statuses, len(story.asked), memory.asked) == ([200] * 3, 2, 1)
-
-
-@pytest.mark.parametrize("settings", [{}, {"find_answer": Memory()}], ids=["the app", "remembered"])
-async def test_after_an_answer_nothing_of_its_request_is_kept(settings: dict[str, Memory]) -> None:
-    async with telling(**settings) as story:
-        await story.send(asking("/plan", "accept: text/plain"))
-        protocol = story.protocol
-        kept: tuple[object, ...] = (protocol.url, protocol.headers, protocol.scope, protocol.cycle)
-        assert kept == (b"", [], None, None)
