@@ -6,7 +6,7 @@ Every thread counts, also one that a library pinned.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from affinityd.audit.judge import Judge
@@ -38,6 +38,8 @@ class Verification:
     resident: Mapping[int, int] | None = None  #: NUMA node → bytes; None: not requested
     is_self: bool = False  #: the command itself, which ends with its answer: no pin helps it
     doubts: tuple[str, ...] = ()  #: why it may have been judged by other GPUs than it uses
+    far_nics: tuple[str, ...] = ()  #: sentences on RDMA devices away from the GPUs
+    nics: Mapping[str, str] = field(default_factory=dict)  #: RDMA device that is open → its link
     remedy: str = ""  #: of the threads that may run far away
 
     @cached_property
@@ -72,6 +74,7 @@ class Verification:
             *([self._allocation()] if self.process.cause == ALLOCATION else []),
             *self._policy(),
             *(text for part, text in self._resident() if part >= MOST),
+            *self.far_nics,
         )
 
     @property
@@ -80,6 +83,7 @@ class Verification:
         return (
             *([] if self.near.nodes else [f"{self.near}: it cannot be judged"]),
             *(text for part, text in self._resident() if part < MOST),
+            *([f"RDMA devices open: {_linked(self.nics)}"] if self.nics else []),
             *self.doubts,
         )
 
@@ -116,6 +120,10 @@ class Verification:
             moves = f"migratepages {self.process.facts.pid} {format_list(far)} {near} moves it"
             where = f"{part:.0%} of its resident memory is on {several('node', far)}"
             yield part, f"{where}, and {self.near}; {PREFERRED if self.is_self else moves}"
+
+
+def _linked(nics: Mapping[str, str]) -> str:
+    return ", ".join(f"{device} ({link})" for device, link in nics.items())
 
 
 def by_plan(judge: Judge, facts: ProcessFacts, ranks: Sequence[RankPlan]) -> Verification:

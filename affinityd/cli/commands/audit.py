@@ -6,15 +6,18 @@ import argparse
 import shutil
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
-from affinityd.audit import resident_memory
 from affinityd.audit.auditor import Auditor
 from affinityd.audit.describe import document, everything
 from affinityd.audit.model import GpuKey, Scan
+from affinityd.audit.nic_use import NicJudge
 from affinityd.audit.overlap import overlap
+from affinityd.audit.sources import resident_memory
 from affinityd.audit.sources.holders import HolderSources
+from affinityd.audit.sources.rdma_files import nic_use
 from affinityd.cli.console import give_up_stdout
 from affinityd.cli.parser import Parser, add_format
 from affinityd.cli.render import audit
@@ -139,19 +142,32 @@ def _print(
     arguments: argparse.Namespace, topology: Topology, scan: Scan, before: Scan | None
 ) -> None:
     memory = resident_memory.read(scan.processes) if arguments.memory else {}
+    nics = _far_nics(topology, scan)
     if arguments.format == "json":
         described = vars(document(topology, scan, everything))
+        its = [{**vars(it), "far_nics": nics.get(it.pid, ())} for it in described["processes"]]
         if arguments.memory:
             read = {pid: it for pid, it in memory.items() if not isinstance(it, str)}
-            its = [{**vars(it), "memory": read.get(it.pid)} for it in described["processes"]]
-            described = {**described, "processes": its}
+            its = [{**it, "memory": read.get(it["pid"])} for it in its]
+        described = {**described, "processes": its}
         print(dumps(described), flush=True)
         return
     lines = [
         *audit.table(topology, scan, before, fold=not arguments.all),
         *audit.memory_lines(scan, memory),
+        *audit.nic_lines(scan, nics),
     ]
     _show(list(map(one_line, lines)), is_first=before is None, again=arguments.watch is not None)
+
+
+def _far_nics(topology: Topology, scan: Scan) -> Mapping[int, Sequence[str]]:
+    """Return pid → sentences on RDMA devices away from its GPUs, of processes that hold GPUs."""
+    judge, gpus = NicJudge(topology), {gpu.key: gpu for gpu in topology.gpus}
+    holders = (it.facts for it in scan.processes if it.facts.holding and not it.is_daemon)
+    return {
+        facts.pid: list(judge.findings([gpus[key] for key in facts.gpus], nic_use(facts.pid)))
+        for facts in holders
+    }
 
 
 def _show(lines: list[str], *, is_first: bool, again: bool) -> None:

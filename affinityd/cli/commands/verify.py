@@ -11,6 +11,8 @@ from dataclasses import replace
 from affinityd.audit.gather import ProcessWalk
 from affinityd.audit.judge import Judge
 from affinityd.audit.model import GpuHolders, Holding, ProcessFacts
+from affinityd.audit.nic_use import NicJudge
+from affinityd.audit.sources.rdma_files import nic_use
 from affinityd.audit.verify import Verification, by_plan, with_remedy
 from affinityd.cli import plan_options, target
 from affinityd.cli.console import give_up_stdout, say
@@ -87,14 +89,19 @@ def _verifications(
             plans[child.number] = plan
     holders = GpuHolders(tuple(_holding(pid, plan) for pid, plan in plans.items()))
     judge, unlimited = Judge(planner.topology), float("inf")
+    nic_judge = NicJudge(planner.topology)
     found = list(ProcessWalk(holders, unlimited, ProcessTable(), family=unlimited))
     if not found or found[0].pid != process.number:
         raise TargetError(f"{target.shown(process)} has ended meanwhile")
     for facts in found:
         is_self = facts.pid == os.getpid()
         known = replace(facts, cpuset=facts.cpuset or planner.cpuset(process))
+        judged = by_plan(judge, known, plans[facts.holder or facts.pid].ranks)
+        use, gpus = nic_use(facts.pid), judged.near.gpus
         yield replace(
-            by_plan(judge, known, plans[facts.holder or facts.pid].ranks),
+            judged,
+            far_nics=tuple(nic_judge.findings(gpus, use)),
+            nics=nic_judge.links(gpus, use.opened),
             policy=memory_policy.own_policy() if is_self else memory_policy.policy_of(facts.pid),
             resident=_resident(facts) if with_resident else None,
             is_self=is_self,

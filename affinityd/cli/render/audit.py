@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from affinityd.audit.model import AuditedProcess, GpuKey, Scan
 from affinityd.audit.remedies import Remedies, Remedy
-from affinityd.audit.resident_memory import ByNode
+from affinityd.audit.sources.resident_memory import ByNode
 from affinityd.cli.render import audit_rows
 from affinityd.cli.render.audit_rows import amounts, process_name
 from affinityd.cpuset import several
@@ -94,3 +94,9 @@ def memory_lines(scan: Scan, memory: Mapping[int, ByNode | str]) -> Iterator[str
                 yield f"{process_name(facts)}: its memory was not read: {refusal}"
             case resident:
                 yield f"{process_name(facts)}: resident memory: {amounts(resident)}"
+
+
+def nic_lines(scan: Scan, nics: Mapping[int, Sequence[str]]) -> Iterator[str]:
+    """Yield a line for each finding on the RDMA devices of a process."""
+    for facts in (process.facts for process in scan.processes):
+        yield from (f"{process_name(facts)}: {said}" for said in nics.get(facts.pid, ()))

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from affinityd.audit import resident_memory
+from affinityd.audit.sources import resident_memory
 from affinityd.cli import main
 from affinityd.cli.commands import audit
 from affinityd.cpuset import format_list

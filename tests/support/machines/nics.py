@@ -31,7 +31,7 @@ def write_interfaces(root: Path, nic: Nic) -> None:
         if port.link_layer == SLINGSHOT:
             link(home / f"cxi/{port.device}/device", home)
         else:
-            number = "".join(filter(str.isdigit, port.device)) or "0"
+            number = port.device[len(port.device.rstrip("0123456789")) :]
             (home / f"infiniband_verbs/uverbs{number}").mkdir(parents=True, exist_ok=True)
             link(home / f"infiniband/{port.device}/device", home)
     if nic.physical is not None:

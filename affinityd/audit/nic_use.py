@@ -1,0 +1,114 @@
+"""Whether a process uses the RDMA devices near its GPUs: by its variables and its open files. Pure.
+
+NCCL_IB_HCA is `[^][=]name[:port],…`; `^` excludes, and without `=` each name is a prefix (NCCL,
+src/transport/net_ib). UCX, NVSHMEM and UCCL name devices exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from affinityd.cpuset import several
+from affinityd.request.nic_variables import VARIABLES, value
+from affinityd.topology.model import SYS, Gpu, Topology
+from affinityd.topology.rdma import LINKS, GpuKey, GpuNics, nics_of_gpus
+
+NCCL = "nccl"
+
+
+@dataclass(frozen=True)
+class NicUse:
+    """What a process says of RDMA devices, and has open."""
+
+    variables: Mapping[str, str] = field(default_factory=dict)  #: those of VARIABLES that are set
+    opened: tuple[str, ...] = ()  #: devices
+
+
+class NicJudge:
+    """Judges processes on one machine."""
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+
+    @cached_property
+    def _nics(self) -> Mapping[GpuKey, GpuNics]:
+        return nics_of_gpus(self.topology)
+
+    @cached_property
+    def _devices(self) -> tuple[str, ...]:
+        return tuple(port.device for nic in self.topology.nics for port in nic.ports)
+
+    def findings(self, gpus: Sequence[Gpu], use: NicUse) -> Iterator[str]:
+        """Yield sentences, each with its remedy, about a process on these GPUs."""
+        best = [it for gpu in gpus for it in self._nics[gpu.key].bounded(None)]
+        if not best:
+            return
+        ports = list(dict.fromkeys(f"{it.port.device}:{it.port.number}" for it in best))
+        nearer = f"{best[0].port.device} is nearer ({best[0].link})"
+        for library, variable in VARIABLES.items():
+            said = use.variables.get(variable, "")
+            if library == NCCL:
+                yield from self._prefixes(variable, said)
+            if self._is_far(gpus, self._named(library, said)):
+                yield (
+                    f"{variable}={said} names no NIC on the NUMA node of {_names(gpus)}; {nearer}: "
+                    f"set {variable}={value(library, ports)}, or start it with "
+                    f"affinityd exec --nics {library}"
+                )
+        if self._is_far(gpus, use.opened):
+            opened = ", ".join(use.opened)
+            yield (
+                f"it has only {opened} open, not on the NUMA node of {_names(gpus)}; "
+                f"{nearer}: start it with affinityd exec --nics ucx,nvshmem,uccl"
+            )
+
+    def links(self, gpus: Sequence[Gpu], devices: Collection[str]) -> Mapping[str, str]:
+        """Return device → its nearest link to any of the GPUs, of those that are known."""
+        return {
+            port.device: min(
+                (self.topology.nearness(gpu, nic) for gpu in gpus), key=LINKS.index, default=SYS
+            )
+            for nic in self.topology.nics
+            for port in nic.ports
+            if port.device in devices
+        }
+
+    def _is_far(self, gpus: Sequence[Gpu], devices: Collection[str]) -> bool:
+        """Whether devices are all on other nodes than the GPUs, and a nearer one is there."""
+        links = {*self.links(gpus, devices).values()}
+        nearest = {it.link for gpu in gpus for it in self._nics[gpu.key].nearest}
+        return links == {SYS} and nearest != {SYS}
+
+    def _named(self, library: str, said: str) -> tuple[str, ...]:
+        """Return the devices that a variable names."""
+        if said.startswith("^"):
+            return ()
+        names = _listed(said.removeprefix("="))
+        if library != NCCL or said.startswith("="):
+            return tuple(names)
+        return tuple(it for it in self._devices if it.startswith(tuple(names)))
+
+    def _prefixes(self, variable: str, said: str) -> Iterator[str]:
+        """Yield that names of whole devices mean others, too."""
+        sign = "^" if said.startswith("^") else ""
+        if said.startswith("=", len(sign)):
+            return
+        names = _listed(said.removeprefix(sign))
+        exact = [name for name in names if name in self._devices]
+        meant = (it for it in self._devices if it.startswith(tuple(exact)) and it not in names)
+        if more := list(dict.fromkeys(meant)):
+            yield (
+                f"{variable}={said} is a list of prefixes, which {'ex' if sign else 'in'}cludes "
+                f"{', '.join(more)}, too: set {variable}={sign}={said.removeprefix(sign)}"
+            )
+
+
+def _listed(text: str) -> list[str]:
+    """Return the names of a list like `mlx5_0:1,mlx5_1`, without ports."""
+    return [name for it in text.split(",") if (name := it.partition(":")[0].strip())]
+
+
+def _names(gpus: Sequence[Gpu]) -> str:
+    return several("GPU", (gpu.index for gpu in gpus))

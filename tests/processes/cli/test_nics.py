@@ -1,0 +1,132 @@
+"""The NICs of a rank from start to finding: exec sets variables, verify and audit read them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from affinityd.audit.nic_use import NicUse
+from affinityd.audit.sources.rdma_files import nic_use
+from affinityd.cli import main
+from affinityd.topology.model import Nic, RdmaPort
+from tests.support.children import sleeping
+from tests.support.machines.sysfs_tree import write_tree
+from tests.support.small_node import TOPOLOGY, publish, use_small_node
+
+#: The GPUs 0 and 1 are on the nodes 1 and 0, mlx5_0 and mlx5_1 on the nodes of their number.
+NICS = tuple(
+    Nic(
+        f"0000:c{node}:00.0",
+        node,
+        "infiniband",
+        (f"mlx5_{node}",),
+        (f"pci0000:c{node}", f"0000:c{node}:00.0"),
+        ports=(RdmaPort(f"mlx5_{node}", 1, is_active=True, gbps=400, link_layer="InfiniBand"),),
+    )
+    for node in (0, 1)
+)
+#: Which device's file is here.
+FILES = ("uverbs0", "uverbs1")
+PRINT = (
+    "import os; print({name: os.environ.get(name) for name in ('UCX_NET_DEVICES', 'NCCL_IB_HCA')})"
+)
+
+
+@pytest.fixture(autouse=True)
+def root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Have commands plan on a node with a NIC on each of its two nodes."""
+    use_small_node(monkeypatch, tmp_path)
+    tree = write_tree(replace(TOPOLOGY, nics=NICS), tmp_path / "node")
+    monkeypatch.setenv("AFFINITYD_ROOT", os.fspath(tree))
+    (tree / "dev/infiniband").mkdir(parents=True)
+    for name in FILES:
+        (tree / "dev/infiniband" / name).touch()
+    return tree
+
+
+def told(*words: str, **env: str) -> tuple[str, str]:
+    """Run a command by exec; return what it has, and what is said on stderr."""
+    run = [sys.executable, "-m", "affinityd", "exec", *words, "--", sys.executable, "-c", PRINT]
+    done = subprocess.run(
+        run, env={**os.environ, **env}, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip(), done.stderr
+
+
+@pytest.mark.parametrize("gpu", [0, 1])
+def test_a_rank_is_told_the_nic_of_its_gpu(gpu: int) -> None:
+    port = f"mlx5_{1 - gpu}:1"
+    has = f"{{'UCX_NET_DEVICES': '{port}', 'NCCL_IB_HCA': '={port}'}}"
+    assert told("--gpus", f"{gpu}", "--nics", "ucx,nccl") == (has, "")
+    assert told("--gpus", f"{gpu}", AFFINITYD_NICS="ucx,nccl") == (has, "")
+
+
+def test_a_launcher_s_choice_for_all_its_gpus_is_replaced_by_that_of_a_rank() -> None:
+    env = {"UCX_NET_DEVICES": "mlx5_1:1,mlx5_0:1", "AFFINITYD_RDMA": "mlx5_1:1,mlx5_0:1"}
+    own = "{'UCX_NET_DEVICES': 'mlx5_1:1', 'NCCL_IB_HCA': None}"
+    assert told("--gpus", "0", "--nics", "ucx", **env)[0] == own
+    users, said = told("--gpus", "0", "--nics", "ucx", UCX_NET_DEVICES="mlx5_7:1")
+    assert users == own.replace("mlx5_1", "mlx5_7")
+    assert said == "affinityd exec: UCX_NET_DEVICES='mlx5_7:1' was set before, and stays\n"
+
+
+def test_nothing_is_told_where_that_is_off_or_the_library_is_not_known() -> None:
+    none = "{'UCX_NET_DEVICES': None, 'NCCL_IB_HCA': None}"
+    assert told("--gpus", "0") == (none, "")
+    assert told("--gpus", "0", "--nics", "none", AFFINITYD_NICS="ucx") == (none, "")
+    assert told("--gpus", "0", "--nics", "ucx", AFFINITYD="observe")[0] == none
+    assert "nics: 'mpi' is not one of ucx," in told("--gpus", "0", "--nics", "mpi")[1]
+
+
+def test_bind_tells_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("UCX_NET_DEVICES", "NVSHMEM_HCA_LIST", "AFFINITYD_RDMA"):
+        monkeypatch.setenv(name, "")
+    script = (
+        "import os, affinityd; made = affinityd.bind(gpus=0, nics=['ucx', 'nvshmem']); "
+        "print(os.environ['UCX_NET_DEVICES'], os.environ['NVSHMEM_HCA_LIST'], made.warnings)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "mlx5_1:1 mlx5_1:1 ()\n"
+
+
+def test_what_a_daemon_published_names_the_same(tmp_path: Path) -> None:
+    publish(tmp_path, replace(TOPOLOGY, nics=NICS))
+    has = "{'UCX_NET_DEVICES': 'mlx5_1:1', 'NCCL_IB_HCA': None}"
+    assert told("--gpus", "0", "--nics", "ucx")[0] == has
+
+
+def test_verify_finds_a_process_that_chose_the_nic_of_another_node(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "0", "UCX_NET_DEVICES": "mlx5_0:1"}
+    with sleeping(env, before=("taskset", "-c", "1")) as process:
+        assert main(["verify", str(process.pid), "--format", "json"]) == 1
+    (found,) = json.loads(capsys.readouterr().out)["processes"]
+    (said,) = found["mismatches"]
+    assert said == (
+        "UCX_NET_DEVICES=mlx5_0:1 names no NIC on the NUMA node of GPU 0; mlx5_1 is nearer (NODE): "
+        "set UCX_NET_DEVICES=mlx5_1:1, or start it with affinityd exec --nics ucx"
+    )
+
+
+def test_open_devices_are_read_by_their_files(tmp_path: Path) -> None:
+    for number, file in enumerate(
+        ("/dev/infiniband/uverbs1", "/dev/cxi0", "/dev/null", "pipe:[7]")
+    ):
+        (tmp_path / "proc/7/fd").mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"proc/7/fd/{number}").symlink_to(file)
+    (tmp_path / "proc/7/environ").write_bytes(b"UCX_NET_DEVICES=mlx5_1:1\0HOME=/\0")
+    ibdev = tmp_path / "sys/class/infiniband_verbs/uverbs1/ibdev"
+    ibdev.parent.mkdir(parents=True)
+    ibdev.write_text("mlx5_1\n")
+    expected = NicUse({"UCX_NET_DEVICES": "mlx5_1:1"}, ("cxi0", "mlx5_1"))
+    assert nic_use(7, str(tmp_path)) == expected
+    assert nic_use(8, str(tmp_path)) == NicUse()

@@ -1,0 +1,72 @@
+"""Which choices of RDMA devices are mistakes: NCCL's and UCX's published rules are the standard."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from affinityd.audit.nic_use import NicJudge, NicUse
+from tests.support.machines.facts import machine
+from tests.support.tables import rows
+
+A100, H100 = machine("dgx-a100"), machine("dgx-h100")
+#: On it, mlx5_0 is near GPU 0, mlx5_9, mlx5_10 and mlx5_11 are on the other node.
+FAR = "names no NIC on the NUMA node of GPU 0; mlx5_0 is nearer (PXB): set "
+BY_EXEC = ", or start it with affinityd exec --nics "
+PREFIX = "is a list of prefixes, which includes mlx5_10, mlx5_11, too: set "
+ALL = "mlx5_0,mlx5_3,mlx5_4,mlx5_5,mlx5_6,mlx5_9,mlx5_10,mlx5_11"
+
+
+def findings(gpu: int, *opened: str, **variables: str) -> list[str]:
+    judge = NicJudge(H100)
+    return list(judge.findings([H100.gpus[gpu]], NicUse(variables, opened)))
+
+
+@pytest.mark.parametrize(
+    ("variable", "said", "finding"),
+    rows(f"""
+its own              | UCX_NET_DEVICES   | mlx5_0:1          |
+one of two is near   | UCX_NET_DEVICES   | mlx5_9:1,mlx5_3:1 |
+all                  | UCX_NET_DEVICES   | all               |
+no device of here    | UCX_NET_DEVICES   | eth0              |
+far                  | UCX_NET_DEVICES   | mlx5_9:1  | {FAR}UCX_NET_DEVICES=mlx5_0:1{BY_EXEC}ucx
+far, of two | NVSHMEM_HCA_LIST | mlx5_9,mlx5_10 | {FAR}NVSHMEM_HCA_LIST=mlx5_0:1{BY_EXEC}nvshmem
+far, without a port  | UCCL_P2P_RDMA_DEV | mlx5_9    | {FAR}UCCL_P2P_RDMA_DEV=mlx5_0{BY_EXEC}uccl
+far, exactly         | NCCL_IB_HCA       | =mlx5_9:1 | {FAR}NCCL_IB_HCA==mlx5_0:1{BY_EXEC}nccl
+all exactly          | NCCL_IB_HCA       | ={ALL}    |
+a prefix on purpose  | NCCL_IB_HCA       | mlx5      |
+no other begins so   | NCCL_IB_HCA       | mlx5_0    |
+excluded exactly     | NCCL_IB_HCA       | ^=mlx5_9  |
+"""),
+)
+def test_a_variable_that_names_a_nic_of_another_node_is_a_finding(
+    variable: str, said: str, finding: str
+) -> None:
+    expected = [f"{variable}={said} {finding}"] if finding else []
+    assert findings(0, **{variable: said}) == expected
+
+
+@pytest.mark.parametrize("sign", ["", "^"])
+def test_a_name_of_nccl_s_that_is_a_prefix_of_others_is_a_finding(sign: str) -> None:
+    """As on machines with more than ten devices."""
+    first, *others = A100.nics
+    ports = (replace(first.ports[0], device="mlx5_10"),)
+    judge = NicJudge(replace(A100, nics=(replace(first, ports=ports), *others)))
+    (found,) = judge.findings([A100.gpus[1]], NicUse({"NCCL_IB_HCA": f"{sign}mlx5_1:1"}))
+    verb = "excludes" if sign else "includes"
+    assert found == (
+        f"NCCL_IB_HCA={sign}mlx5_1:1 is a list of prefixes, which {verb} mlx5_10, too: "
+        f"set NCCL_IB_HCA={sign}=mlx5_1:1"
+    )
+
+
+def test_devices_that_are_open_tell_what_is_used() -> None:
+    assert findings(0, "mlx5_0", "mlx5_9") == findings(0) == []
+    (found,) = findings(0, "mlx5_9", "mlx5_10")
+    assert found == (
+        "it has only mlx5_9, mlx5_10 open, not on the NUMA node of GPU 0; mlx5_0 is nearer (PXB): "
+        "start it with affinityd exec --nics ucx,nvshmem,uccl"
+    )
+    links = NicJudge(H100).links([H100.gpus[0], H100.gpus[1]], ["mlx5_3", "mlx5_9", "gone"])
+    assert links == {"mlx5_3": "PXB", "mlx5_9": "SYS"}
