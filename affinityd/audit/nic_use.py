@@ -20,7 +20,7 @@ NCCL = "nccl"
 
 @dataclass(frozen=True)
 class NicUse:
-    """What a process says of RDMA devices, and has open."""
+    """The RDMA devices that a process names, and those that it has open."""
 
     variables: Mapping[str, str] = field(default_factory=dict)  #: those of VARIABLES that are set
     opened: tuple[str, ...] = ()  #: devices

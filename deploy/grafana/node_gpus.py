@@ -63,6 +63,33 @@ GPUS = [
     ),
 ]
 
+
+def _infiniband(direction: str) -> str:
+    """Return what each RDMA port carries, by node_exporter; its node may be in `instance` alone."""
+    name = f"node_infiniband_port_data_{direction}_bytes_total"
+    named, other = (rate(f'{name}{{node{sign}""}}') for sign in ("!=", "="))
+    by_instance = f'label_replace({other}, "node", "$1", "instance", "(.+?)(?::[0-9]+)?")'
+    return f"sum by (node, device, port) ({named} or {by_instance})"
+
+
+def _carried(direction: str) -> str:
+    nics = of("affinityd_gpu_nic_info")
+    joined = f"{nics} * on (node, device, port) group_left () {_infiniband(direction)}"
+    return f"sum by ({GPU}) ({joined})"
+
+
+NICS = [
+    graph_of(
+        "What do the NICs of each GPU carry?",
+        Query(_carried("received"), f"{NAMED} received"),
+        Query(_carried("transmitted"), f"{NAMED} sent"),
+        about="By node_exporter's infiniband collector, of the RDMA ports that plans give the GPU. "
+        "A port that GPUs share counts for each. Empty: there are none, or Prometheus scrapes no "
+        "node_exporter.",
+        unit=looks.BYTES_PER_SECOND,
+    ),
+]
+
 COST = [
     IDLE_GPUS,
     graph_of(

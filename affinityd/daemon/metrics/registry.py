@@ -22,6 +22,7 @@ from affinityd.daemon.http.refusals import Refusal
 from affinityd.daemon.metrics import audit as audit_metrics
 from affinityd.daemon.metrics.families import GPU_LABELS, MetricFamily, filled, gpu_labels, whole
 from affinityd.daemon.metrics.job_series import JobSeries
+from affinityd.daemon.metrics.nics import gpu_nics
 from affinityd.daemon.state.plan_service import Answer
 from affinityd.daemon.state.scanner import Audit
 from affinityd.linux.processes import since_boot
@@ -173,6 +174,7 @@ class Metrics:
             yield from whole(NODE_FAMILIES, node)
             gpus = [(gpu_labels(gpu), gpu) for gpu in node.topology.gpus]
             yield from filled(GPU_FAMILIES, gpus, GPU_LABELS)
+            yield gpu_nics(node)
         yield from whole(DAEMON_FAMILIES, self)
         for collect in self._found.values():
             yield from collect()

@@ -12,6 +12,7 @@ from affinityd.doctor.checks import (
     gpu_nodes,
     interrupts,
     kernel,
+    nics,
     pcie_links,
     schedulers,
     variables,
@@ -58,6 +59,8 @@ CHECKS: Mapping[str, Check] = {
     "numa-balancing": Check(kernel.numa_balancing, "automatic NUMA balancing is off"),
     "irqbalance": Check(interrupts.irqbalance, "interrupts go to near CPUs, and not to ranks'"),
     "pcie-link": Check(pcie_links.pcie_link, "the links to the GPUs have all their lanes"),
+    "rdma-ports": Check(nics.rdma_ports, "RDMA ports are up, and as fast as their siblings"),
+    "gpu-nics": Check(nics.gpu_nics, "each GPU has an RDMA device near it", asks_nvml=True),
     "nvml": Check(drivers.nvml, "NVML answers, for every GPU", asks_nvml=True),
     "persistence": Check(
         drivers.persistence, "the driver keeps idle GPUs initialized", asks_nvml=True

@@ -217,6 +217,8 @@ def test_the_metrics_describe_the_node(daemon: Daemon) -> None:
     assert samples(daemon, "gpus") == {'{vendor="nvidia"}': 8}
     seventh = '{gpu="7",pci_bus_id="0000:bd:00.0",uuid="",vendor="nvidia"}'
     assert samples(daemon, "gpu_numa_node")[seventh] == 5
+    (of_seventh,) = (labels for labels in samples(daemon, "gpu_nic_info") if 'gpu="7"' in labels)
+    assert {'device="mlx5_9"', 'link="PXB"', 'port="1"'} <= {*of_seventh.strip("{}").split(",")}
     assert samples(daemon, "topology_generation") == {"": 1}
     assert samples(daemon, "build_info")
     assert samples(daemon, "scan_duration_seconds") == {}  # of a replayed machine

@@ -1,0 +1,74 @@
+"""Whether the RDMA devices work at full speed, and are near the GPUs.
+
+Source: kernel Documentation/ABI/stable/sysfs-class-infiniband (ports/N/state, rate).
+"""
+
+from __future__ import annotations
+
+from affinityd.doctor.facts import NodeFacts
+from affinityd.doctor.result import CheckResults, NotApplicableError, named, ok, warn
+from affinityd.text import count
+from affinityd.topology.model import SYS, Nic, RdmaPort
+from affinityd.topology.rdma import ON_SWITCH, nics_of_gpus, usable_ports
+
+
+def rdma_ports(facts: NodeFacts) -> CheckResults:
+    """Judge whether ports are down, or slower than those of adapters of the same kind."""
+    ports = _ports(facts)
+    down = [port for _, port in ports if not port.is_active]
+    if down:
+        yield warn(
+            f"not ACTIVE, and so in no plan: {_devices(down)}",
+            "look at the cable, the switch port and the subnet manager (ibstat, rdma link); "
+            "nothing, if the port is not meant to be used",
+        )
+    fastest: dict[str | None, int] = {}
+    for _, port in ports:
+        if port.is_active and port.gbps is not None:
+            fastest[port.link_layer] = max(port.gbps, fastest.get(port.link_layer, 0))
+    for _, port in ports:
+        most = fastest.get(port.link_layer)
+        if port.is_active and port.gbps is not None and most is not None and port.gbps < most:
+            yield warn(
+                f"{port.device} runs at {port.gbps} Gb/s, others at {most}",
+                "look at its cable and switch port; nothing, if it is another model",
+            )
+    yield ok(f"{count(len(ports) - len(down), 'port')} ACTIVE, all equally fast")
+
+
+def gpu_nics(facts: NodeFacts) -> CheckResults:
+    """Judge whether each GPU has an RDMA device near it, and each device a GPU."""
+    gpus, _ = facts.some_gpus(), _ports(facts)
+    topology = facts.topology
+    usable = usable_ports(topology.nics)
+    if not usable:
+        raise NotApplicableError("no port of an RDMA device is ACTIVE")
+    lone = [it for nic, it in usable if all(topology.nearness(gpu, nic) == SYS for gpu in gpus)]
+    if lone:
+        yield warn(
+            f"on another NUMA node than every GPU: {_devices(lone)}",
+            "move the adapter to a slot of a node with GPUs; nothing, if it is for storage",
+        )
+    nearest = nics_of_gpus(topology)
+    far = [gpu for gpu in gpus if nearest[gpu.key].nearest[0].link not in ON_SWITCH]
+    if far and len(far) < len(gpus):
+        yield warn(
+            f"{named(far)} {'has' if len(far) == 1 else 'have'} no RDMA device on a PCI switch "
+            "with it, as other GPUs do",
+            "give ranks that communicate most the other GPUs; a NIC in a slot of that switch helps",
+            far,
+        )
+    links = sorted({nearest[gpu.key].nearest[0].link for gpu in gpus})
+    yield ok(f"every GPU has an RDMA device as near as others have ({', '.join(links)})")
+
+
+def _ports(facts: NodeFacts) -> list[tuple[Nic, RdmaPort]]:
+    """Return the ports of the machine. Raises NotApplicableError for none."""
+    ports = [(nic, port) for nic in facts.topology.nics for port in nic.ports]
+    if not ports:
+        raise NotApplicableError("this node has no RDMA device")
+    return ports
+
+
+def _devices(ports: list[RdmaPort]) -> str:
+    return ", ".join(f"{port.device} port {port.number}" for port in ports)
