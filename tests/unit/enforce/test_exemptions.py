@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from affinityd.audit.model import ProcessFacts
+from affinityd.cpuset import parse_list
 from affinityd.daemon.metrics.enforcement import drifts_of
 from affinityd.enforce.policy.identity import ProcessIdentity as Who
 from tests.support.audit_facts import KUBERNETES_POD, LONE_CONTAINER
@@ -84,6 +85,27 @@ def test_what_a_rule_may_leave_or_observe_for_all_that_is_known_is_left(way: str
 def test_a_job_that_masks_confine_is_left(threads: str, is_confined: bool, verdict: str) -> None:
     facts = replace(rank(*threads.split()), is_confined=is_confined)
     assert said(*Site(TWO).look(facts)) == [verdict]
+
+
+FEW = rank("2-5", cpuset="2-5")
+ASKED = "it asked for more CPUs than are near its GPUs, and was given CPUs 0-3,6-7: an allocation"
+
+
+@pytest.mark.parametrize(
+    ("policy", "facts", "verdict", "why"),
+    [
+        ("", FEW, "left allocation", "GPU 0 is on node 0, near CPUs 0-3"),
+        ("cpus = 'none'", rank("0-3,6"), "left allocation", ASKED),  # by its environment
+        ("cpus = 'none'", rank("0-3,5-6"), "drifted mask", "it may run on CPUs 0-3,5-6, and sh"),
+    ],
+)
+def test_what_was_given_the_cpus_that_it_asked_for_is_left(
+    policy: str, facts: ProcessFacts, verdict: str, why: str
+) -> None:
+    given = {100: Who(given=parse_list("0-3,6-7"))}
+    (decision,) = Site(TWO, policy, identities=given).look(facts)
+    assert said(decision) == [verdict]
+    assert str(decision.why).startswith(why)
 
 
 def test_what_was_seen_with_the_whole_machine_is_pinned_again_after_a_reset() -> None:
