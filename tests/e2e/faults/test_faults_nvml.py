@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 from functools import partial
 from pathlib import Path
 
 from tests.e2e.faults.checker import LIVE_QUERIES, asking
 from tests.support.children import children_of
-from tests.support.daemons import eventually
+from tests.support.daemons import PATIENCE, eventually, with_constants
 from tests.support.live_node import UUID, LiveNode
 
 DOES_NOT_START = "nvmlInitWithFlags 18"
@@ -84,3 +85,14 @@ def test_an_nvml_that_hangs_in_a_scan_leaves_plans_alone_and_the_last_scan(tmp_p
         assert daemon.get("/audit").json["time"] == last
         assert not asked.refused
         assert daemon.stop() == 0
+
+
+def test_a_scan_that_hangs_for_too_long_ends_the_daemon_with_one_line(tmp_path: Path) -> None:
+    node = LiveNode(tmp_path)
+    node.says(of_gpu=HANGS_IN_A_SCAN)
+    hasty = shlex.join(with_constants(daemon__state__scanner__HUNG_SECONDS=0.5))
+    with node.started("--scan-interval", "1", at_first=f'exec {hasty} "$@"') as daemon:
+        assert daemon.process.wait(PATIENCE) == 1
+        told = "a scan of the processes has hung for 0.5 s: the daemon exits, to be restarted"
+        assert daemon.says("critical") == [f"critical: {told}"]
+        assert (daemon.complaints, daemon.socket.exists()) == ([], False)
