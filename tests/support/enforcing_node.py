@@ -60,7 +60,7 @@ class EnforcingNode(AskedNode):
 def facts(users: Users, fault: str = "") -> str:
     lines = [f"driver {DRIVER}", fault]
     for gpu, cpu in enumerate(GPUS):
-        lines += ["gpu", f"uuid {uuid(gpu)}", f"minor {gpu}", f"pci {address(gpu).upper()}"]
+        lines += ["gpu", f"uuid {uuid(gpu)}", f"minor {gpu}", f"pci 0000{address(gpu)}"]
         lines += [f"node {cpu}", *(f"process compute {pid} {2**30}" for pid in users.get(gpu, ()))]
     return "\n".join([*lines, ""])
 

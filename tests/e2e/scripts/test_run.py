@@ -6,7 +6,6 @@ import os
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -72,16 +71,11 @@ def test_the_line_that_it_shows_answers_what_it_shows_and_ctrl_c_leaves_nothing(
         assert not folder.exists()
 
 
-def test_it_takes_the_socket_that_it_is_given_and_says_once_that_a_port_is_taken(
-    tmp_path: Path,
-) -> None:
+def test_it_takes_the_socket_that_it_is_given(tmp_path: Path) -> None:
     path = tmp_path / "mine.sock"
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with started("--machine=mi250x", "--listen", address, f"--socket={path}") as process:
-            lines = read_until(process, "Ctrl-C")
+    with started("--machine=mi250x", "--listen", "none", f"--socket={path}") as process:
+        lines = read_until(process, "Ctrl-C")
     assert any(str(path) in line for line in lines)
-    assert len([line for line in lines if f"{address}: Address already in use" in line]) == 1
 
 
 def test_without_root_it_names_the_one_command_that_installs_what_is_missing(
