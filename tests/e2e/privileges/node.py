@@ -103,6 +103,7 @@ def confined(actors: Actors, kind: str = "", lacks: str = "", only: str = "") ->
             listen=f"127.0.0.1:{port}",
             before=_confinement(folder, actors, given).before(folder / "root"),
         )
+        daemon.socket = folder / "run/affinityd/affinityd.sock"  # as it is called outside
         try:
             yield Node(daemon, folder, actors, port)
         finally:
