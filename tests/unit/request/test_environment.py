@@ -112,6 +112,7 @@ srun --gpu-bind=closest         | {SRUN} {ONE} {SLICES} {BIND}=gpu:closest | - |
 {APART} gpu_bind=gpu:closest cpu_bind=0x3,0x3,0xc,0xc
 with CPUs that the user named   | {SRUN} {ONE} SLURM_CPU_BIND_LIST=0,8 {BIND}=gpu:closest | - | \
 {APART} gpu_bind=gpu:closest
+a process stays within its slice | {SRUN} {ONE} {SLICES} | - | {APART}
 the script's job GPUs, inherited | {SRUN} {ONE} SLURM_JOB_GPUS=0,1,2,3 | - | {APART}
 a site says the job's GPUs      | {SRUN} {ONE} AFFINITYD_JOB_GPUS=0,1,2,3 | - | \
 {TASK} gpu_bind=gpu:per_task:1 job=0,1,2,3 ; {APART}
@@ -145,6 +146,7 @@ GPUs, one a rank              | {SRUN} {ONE}  | gpus=4,5  | {SECOND} gpus=4,5
 the job's GPUs                | {TORCHRUN}    | job=0,1   | job=0,1 ; {SECOND}
 who shares                    | {SRUN} {ONE}  | share=requested | {APART} share=requested
 auto says nothing             | {SRUN} {ONE}  | share=auto | {APART}
+a share that goes by ranks     | {MPIRUN} {ONE} | share=requested | {SECOND} share=requested
 a task's own, that was granted | {SRUN} {TORCHRUN} {ONE} | granted=minor:2 | \
 granted=minor:2 share=node
 as it is to all ranks of a pod | {TORCHRUN} {ONE} | granted=minor:2 | granted=minor:2 {SECOND}

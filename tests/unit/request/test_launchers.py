@@ -50,11 +50,13 @@ flux run over several nodes   | {FLUX} FLUX_JOB_NNODES=2    | 1/None FLUX_TASK_L
 torchrun under srun           | {BATCH} {STEP} {TORCHRUN}   | 2/4 LOCAL_RANK
 mpirun, by srun's helper      | {BATCH} {HELPER} {OPEN_MPI} | 1/2 OMPI_COMM_WORLD_LOCAL_RANK
 mpiexec, by srun's helper     | {BATCH} {HELPER} {HYDRA}    | 1/2 MPI_LOCALRANKID
+torchrun that mpirun started  | {OPEN_MPI} {TORCHRUN}       | 2/4 LOCAL_RANK
 trainers' word for no rank    | {BATCH} {STEP} LOCAL_RANK=-1 | 2/3 SLURM_LOCALID
 no launcher                   |                             |
 a batch script                | {BATCH}                     |
 salloc's shell, where it runs | SLURM_JOB_ID=10 SLURM_NTASKS=2 |
 as an interactive step        | {BATCH} SLURM_STEP_ID=4294967290 |
+the batch step by its number  | {BATCH} SLURM_STEP_ID=4294967291 |
 srun's lone task              | {BATCH} SLURM_STEP_ID=0     | 0/1 SLURM_LOCALID
 another than the first task   | {BATCH} SLURM_LOCALID=3     | 3/None SLURM_LOCALID
 srun that does not say how many | SLURM_JOB_ID=9 SLURM_LOCALID=1 SLURM_STEP_ID=0 | \

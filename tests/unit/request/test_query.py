@@ -35,6 +35,8 @@ def requests(*questions: Mapping[str, str]) -> tuple[Request, ...]:
     rows(f"""
 a task of a job without a note | {STEP} {ONE} SLURMD_TRES_BIND=gpu:single:1 | \
 {SECOND} gpu_bind=gpu:single:1 share=node
+one that sees what all see | {STEP} CUDA_VISIBLE_DEVICES=0,1 SLURM_GPUS_ON_NODE=2 | \
+visible=0,1 ranks=2 rank=1 step_gpus=2 task_cpus=1/2 share=node
 slices of the CPUs, a share that was chosen | {STEP} {ONE} SLURM_GPUS_ON_NODE=2 \
 SLURM_CPU_BIND_LIST=0x1,0x2 AFFINITYD_SHARE=requested | \
 {SECOND} step_gpus=2 gpu_bind=gpu:per_task:1 cpu_bind=0x1,0x2 share=requested
@@ -48,6 +50,7 @@ visible=1 mode=all scope=socket
 whatever other launchers say | {STEP} {ONE} LOCAL_RANK=0 LOCAL_WORLD_SIZE=4 | \
 {SECOND} gpu_bind=gpu:per_task:1 share=node
 no numbers     | {ONE} SLURM_CPUS_PER_TASK=many SLURM_NTASKS=$(id) | visible=1
+no number of GPUs | {ONE} SLURM_GPUS_ON_NODE=0 | visible=1
 """),
 )
 def test_a_task_of_slurm_is_known_by_its_variables(environ: str, expected: str) -> None:
@@ -88,6 +91,8 @@ def test_a_task_that_is_not_bound_has_its_step_s_devices_else_its_job_s() -> Non
     ("environ", "expected"),
     rows(f"""
 a GPU of its own each | LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 {ONE} | visible=1 share=node
+a mode that divides by numbers | LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 {ONE} AFFINITYD_MODE=core-complex \
+| visible=1 ranks=2 rank=1 mode=core-complex
 its part of the CPU request | AFFINITYD_JOB_CPUS=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 | \
 ranks=2 rank=1 job_cpus=8 task_cpus=1/2
 the mask of an earlier pin is no limit | AFFINITYD_CPULIST=0-3 AFFINITYD_ALLOWED=0-7 | cpuset=0-7
