@@ -53,7 +53,7 @@ class Container(Daemon):
 
 def container(image: str, *command: str, options: Sequence[str] = ()) -> Ended:
     """Run a container to its end."""
-    name = _name()
+    name = unique_name()
     try:
         return attempt(*_run(name, options), image, *command)
     except subprocess.TimeoutExpired:
@@ -67,7 +67,7 @@ def running(
 ) -> Iterator[Container]:
     """Run a container for as long as the block takes; its logs, and its socket, are in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    name, log = _name(), folder / "log"
+    name, log = unique_name(), folder / "log"
     pid = f"--pidfile={folder / PID}"
     with log.open("w") as out, log.with_name(COMPLAINTS).open("w") as err:
         process = subprocess.Popen(
@@ -155,7 +155,8 @@ def machine(tree: Path) -> list[str]:
     return [f"--volume={tree}/sys/{folder}:/sys/{folder}:ro" for folder in seen]
 
 
-def _name() -> str:
+def unique_name() -> str:
+    """Return a name that no other container or pod has."""
     return f"affinityd-test-{os.getpid()}-{next(_numbers)}"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import stat
@@ -19,14 +18,11 @@ from tests.e2e.chart.rendering import Object, with_values
 from tests.e2e.containers import images
 from tests.e2e.containers.as_pod import as_pod, played
 from tests.e2e.containers.podman import attempt, podman
-from tests.e2e.containers.rig import curl
+from tests.e2e.containers.rig import USER, curl, unique_name
 from tests.support.daemons import eventually
 from tests.support.tiny import Ended
 
-USER = 65532
 NODE = "gpu07"
-
-_numbers = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -51,7 +47,7 @@ class Pod:
 @contextmanager
 def running(folder: Path, values: Mapping[str, Any]) -> Iterator[Pod]:
     """Run the pod of the chart's DaemonSet with these values, until the block ends."""
-    name, sockets = f"affinityd-test-{os.getpid()}-pod{next(_numbers)}", folder / "affinityd"
+    name, sockets = unique_name(), folder / "affinityd"
     repository, _, tag = images.affinityd().rpartition(":")
     own = {
         "fullnameOverride": name,
