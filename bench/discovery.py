@@ -2,8 +2,8 @@
 
     python -m bench.discovery [--runs N]
 
-Prints medians in milliseconds and the ratio. lstopo is Debian's hwloc-nox; its time holds the start
-of its process, as whoever asks it pays for it.
+Prints medians in milliseconds and the ratio. lstopo is Debian's hwloc-nox; its time includes
+the start of its process, which each caller pays for.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ fresh processes, since memory stays where it was first touched. How to read what
   already: look at the CPUs of both arms. Start it bare, not under another pin.
 - A ratio below 1 is an answer, too: near CPUs too few for the workers cost more than far memory.
   Try --mode socket, or fewer workers.
-- "near" is the share of the samples' memory on the NUMA node of their rank's GPU; "?" where nobody
-  can tell. Where it is high without pinning, there is little to gain.
+- "near" is the share of the samples' memory on the NUMA node of their rank's GPU; "?" if
+  unknown. If it is high without pinning, there is little to gain.
 
 Without a GPU it runs two ranks on the CPU: that shows that it works, and nothing else.
 """

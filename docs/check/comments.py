@@ -10,10 +10,17 @@ from pathlib import Path
 
 from docs.check.pages import ROOT
 
-COMMENT = re.compile(r"(?:^|\s)#:?\s(.*)")
+COMMENT = re.compile(r"(?:^|\s)(?:#:?|/\*)\s(.*)")
 COMMENTED = (
     *("affinityd/**/*.py", "affinityd/kubernetes/files/*.sh", "slurm/*.sh", "slurm/*.conf"),
-    *("scripts/*", "deploy/**/*.y*ml", "deploy/systemd/**/*", "deploy/grafana/*.py", "Dockerfile"),
+    *(
+        "scripts/*",
+        "deploy/**/*.y*ml",
+        "deploy/**/*.tpl",
+        "deploy/systemd/**/*",
+        "deploy/grafana/*.py",
+        "Dockerfile",
+    ),
 )
 
 

@@ -81,7 +81,9 @@ def of_rules(path: Path) -> Iterator[Message]:
 
 
 def of_chart(path: Path) -> Iterator[Message]:
-    """Yield the errors by which a template refuses values."""
+    """Yield the errors by which a template refuses values, and what `helm install` prints."""
+    if path.name == "NOTES.txt":
+        yield f"{path.relative_to(ROOT)}", path.read_text()
     for text in re.findall(r'fail \(?(?:printf )?"([^"]+)"', path.read_text()):
         yield f"{path.relative_to(ROOT)}", text
 

@@ -46,9 +46,9 @@ def test_the_notes_name_what_is_there() -> None:
     assert f"AFFINITYD_URL=http://affinityd.{NAMESPACE}:9466" in notes
 
 
-NOT_SEEN = "that takes a RuntimeClass, audit.runtimeClassName."
-NOT_READ = "Environments are not read: AFFINITYD=off in a container is not seen"
-OF_NO_USE = "enforce.mode is off, and the other values of enforce count for nothing"
+NOT_SEEN = "The processes on NVIDIA's GPUs are not seen: set audit.runtimeClassName."
+NOT_READ = "Environments are not read: AFFINITYD=off in a container has no effect"
+OF_NO_USE = "enforce.mode is off, and the other values of enforce have no effect"
 
 
 @pytest.mark.parametrize(

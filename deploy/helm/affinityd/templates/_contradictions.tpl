@@ -1,4 +1,4 @@
-{{- /* Values that cannot all be meant: the render ends with what to change. */}}
+{{- /* Values that contradict each other: the render ends with the remedy. */}}
 {{- define "affinityd.contradictions" -}}
 {{- if not (or .Values.socket.enabled .Values.plan.enabled) }}
 {{- fail "socket.enabled and plan.enabled are both false: no pod could reach the daemon; enable one of them" }}

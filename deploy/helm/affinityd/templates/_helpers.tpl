@@ -2,7 +2,7 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
 {{- end }}
 
-{{- /* 55: "-metrics" is put behind it, and a Service's name ends at 63. */}}
+{{- /* 55: "-metrics" is appended, and a Service's name has at most 63 characters. */}}
 {{- define "affinityd.fullname" -}}
 {{- $name := include "affinityd.name" . }}
 {{- $both := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) }}
@@ -18,7 +18,7 @@ app.kubernetes.io/name: {{ include "affinityd.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
-{{- /* Whatever the release is called, part-of is affinityd: the monitors name their job by it. */}}
+{{- /* part-of is affinityd for every release: the monitors name their job by it. */}}
 {{- define "affinityd.ownPodLabels" -}}
 {{ include "affinityd.selectorLabels" . }}
 app.kubernetes.io/part-of: affinityd
@@ -46,7 +46,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
-{{- /* What a container is allowed that only runs as nobody: the test's, and the daemon's. */}}
+{{- /* The security context of an unprivileged container: the test's, and the daemon's. */}}
 {{- define "affinityd.securityContext" -}}
 allowPrivilegeEscalation: false
 capabilities:
@@ -62,7 +62,7 @@ seccompProfile:
   type: RuntimeDefault
 {{- end }}
 
-{{- /* Where the daemon runs, and so where a pod has one on its own node. */}}
+{{- /* The nodes of the daemon, and so those on which a pod has one. */}}
 {{- define "affinityd.placement" -}}
 {{- with .Values.nodeSelector }}
 nodeSelector:
@@ -96,7 +96,7 @@ tolerations:
 {{- end }}
 {{- end }}
 
-{{- /* What both monitors say of an endpoint; takes the monitor's values. */}}
+{{- /* The endpoint of both monitors; takes the monitor's values. */}}
 {{- define "affinityd.endpoint" -}}
 path: /metrics
 {{- with .interval }}
@@ -128,7 +128,7 @@ metricRelabelings:
 {{- .Values.runtimeClassName | default (ternary .Values.audit.runtimeClassName "" .Values.audit.enabled) }}
 {{- end }}
 
-{{- /* Seconds, or off; empty: as the daemon does by itself. Pids mean nothing without the node's. */}}
+{{- /* Seconds, or off; empty: the daemon's default. Without the node's pids a scan finds nothing. */}}
 {{- define "affinityd.scanInterval" -}}
 {{- $chosen := .Values.settings.scanInterval }}
 {{- if or (not (include "affinityd.hostPID" .)) (kindIs "bool" $chosen) }}off{{ else if $chosen }}{{ $chosen }}{{ end }}
@@ -139,7 +139,7 @@ metricRelabelings:
 {{- .Values.enforce.mode | default "off" }}
 {{- end }}
 
-{{- /* What enforcing takes, a capability a word; nothing: the daemon is nobody. */}}
+{{- /* The capabilities for enforcement, a word each; empty: the daemon is unprivileged. */}}
 {{- define "affinityd.capabilities" -}}
 {{- $mode := include "affinityd.enforce" . }}
 {{- $looks := and .Values.enforce.readEnvironments (ne $mode "off") }}
@@ -153,12 +153,12 @@ metricRelabelings:
 65532
 {{- end }}
 
-{{- /* Whose the daemon is, and its socket's folder: no other user than root has capabilities. */}}
+{{- /* The user of the daemon and of its socket's folder: only root has capabilities. */}}
 {{- define "affinityd.user" -}}
 {{- if include "affinityd.capabilities" . }}0{{ else }}{{ include "affinityd.nobody" . }}{{ end }}
 {{- end }}
 
-{{- /* What the daemon's container is allowed. */}}
+{{- /* The security context of the daemon's container. */}}
 {{- define "affinityd.daemonSecurityContext" -}}
 {{- with include "affinityd.capabilities" . | trim -}}
 allowPrivilegeEscalation: false
@@ -178,13 +178,13 @@ seccompProfile:
 {{- end }}
 {{- end }}
 
-{{- /* Labels of what is for Prometheus and Grafana, who find it by them: (list $ LABELS). */}}
+{{- /* Labels by which Prometheus and Grafana find objects: (list $ LABELS). */}}
 {{- define "affinityd.monitoringLabels" -}}
 {{- $own := fromYaml (include "affinityd.labels" (index . 0)) }}
 {{- toYaml (mergeOverwrite (dict) (index . 1) $own) }}
 {{- end }}
 
-{{- /* Where a pod of any namespace asks its own node's daemon. */}}
+{{- /* The URL by which a pod of any namespace reaches its own node's daemon. */}}
 {{- define "affinityd.url" -}}
 http://{{ include "affinityd.fullname" . }}.{{ .Release.Namespace }}:{{ .Values.ports.plan }}
 {{- end }}

@@ -1,4 +1,4 @@
-{{- /* Names that are of the right type, and name nothing that would do. */}}
+{{- /* Names of the right type with impossible values. */}}
 {{- define "affinityd.namesNothing" -}}
 {{- $repository := default "" .Values.image.repository }}
 {{- if not (regexMatch "^([a-z0-9.-]+(:[0-9]+)?/)?[a-z0-9]+((/|[._-]+)[a-z0-9]+)*$" $repository) }}

@@ -1,4 +1,4 @@
-{{- /* What the chart sets itself: given once more it would be dropped, or break the pod. */}}
+{{- /* Settings of the chart itself: a second one would be dropped, or break the pod. */}}
 {{- define "affinityd.chartsOwn" -}}
 {{- $remedies := dict
       "--listen" "; set listenAddress and ports.http instead"
