@@ -27,6 +27,7 @@ EVEN, ALL = {"AFFINITYD_MODE": "even"}, {"AFFINITYD_MODE": "all"}
         # It is a systemd EnvironmentFile.
         ("AFFINITYD_MODE=even\r\nPATH='/bin'\r\n", {}, EVEN),
         (r"AFFINITYD_VISIBLE=0\,1", {}, {"AFFINITYD_VISIBLE": "0,1"}),
+        ('AFFINITYD_MODE="even"', {}, EVEN),
         ("  AFFINITYD_MODE = 'even'  ", {}, EVEN),
         ("# AFFINITYD_MODE=even\n; AFFINITYD_MODE=even\n\n", {}, {}),
         ("\ufeffAFFINITYD_MODE=even", {}, EVEN),
