@@ -19,7 +19,8 @@ from tests.support.tiny import FAR
 
 GPU = {"CUDA_VISIBLE_DEVICES": "0"}
 MUCH = 10 * 1024 * 1024  #: bytes
-NO_PLAN = "no plan from /run/affinityd/affinityd.sock"
+SOCKET = "/run/affinityd/affinityd.sock"
+NO_PLAN, WOULD = f"no plan from {SOCKET}", f"observe: would run on CPUs {FAR} (local)"
 
 
 def plan(**lines: str) -> str:
@@ -41,29 +42,19 @@ def dribbling(connection: socket.socket, over: threading.Event) -> None:
             return
 
 
-def closing(connection: socket.socket, _over: threading.Event) -> None:
-    """Hang up at once."""
-    connection.recv(1)
-
-
 #: What listens, by what is said of it.
 FAULTS: dict[str, tuple[Behaviour | None, str]] = {
     "there is none": (None, NO_PLAN),
     "it hangs": (hanging, NO_PLAN),
     "it answers a byte at a time": (dribbling, NO_PLAN),
-    "it hangs up": (closing, NO_PLAN),
     "it speaks no HTTP": (answering(os.urandom(4096)), NO_PLAN),
-    "it answers NULs": (ok(bytes(4096)), NO_PLAN),
     "it answers nothing": (ok(""), NO_PLAN),
     "an error": (answering(http("500 Internal Server Error", b"Oh\nno\n")), "Oh"),
-    "an error in HTML": (answering(http("502 Bad Gateway", b"<html>\n")), "<html>"),
     "an error in other letters": (answering(http("500 \xc3", "ä\n".encode())), "ä"),
     "10 MB": (ok(b"0," * (MUCH // 2)), NO_PLAN),
-    "10 MB of unknown length": (ok(b"0-3\n" * (MUCH // 4), "connection: close"), NO_PLAN),
     "10 MB of a plan": (ok(plan() + "X" * MUCH, "connection: close"), NO_PLAN),
     "no cpulist": (ok(plan(CPULIST="all")), NO_PLAN),
     "an empty one": (ok(plan(CPULIST="")), NO_PLAN),
-    "a mask": (ok(plan(CPULIST="0x3")), NO_PLAN),
     "a command": (ok(plan(CPULIST="0;touch /tmp/pwned")), NO_PLAN),
     "a substitution": (ok(plan(CPULIST="$(touch /tmp/pwned)")), NO_PLAN),
     "an option": (ok(plan(CPULIST="-1")), NO_PLAN),
@@ -72,6 +63,8 @@ FAULTS: dict[str, tuple[Behaviour | None, str]] = {
     "a CPU that no machine has": (ok(plan(CPULIST="0-9999999999999999999")), NO_PLAN),
     "a range the wrong way round": (ok(plan(CPULIST="1-0")), "CPUs 1-0 were refused"),
     "a locality of its own": (ok(plan(LOCALITY="far away")), NO_PLAN),
+    "it is off": (ok(plan() + "AFFINITYD=off\n"), f"AFFINITYD=off, from the daemon at {SOCKET}"),
+    "it observes": (ok(plan() + "AFFINITYD=observe\n"), WOULD),
 }
 
 

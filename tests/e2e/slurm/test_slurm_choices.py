@@ -117,21 +117,6 @@ def test_a_site_chooses_for_all_jobs_and_a_job_otherwise(it: Node) -> None:
     assert said(site_s, {**GPU, "AFFINITYD_MODE": "node", "AFFINITYD_SCOPE": "node"}) == NEAR_IT
 
 
-@pytest.mark.parametrize("word", ["observe", "off"])
-def test_what_the_daemon_s_own_settings_say_counts_too(
-    tree: Path, tmp_path: Path, word: str
-) -> None:
-    with running(tmp_path / "run", "--root", f"{tree}", env={"AFFINITYD": word}) as daemon:
-        node = Node(run=daemon.socket.parent, devices=DEVICES, settings="AFFINITYD=on")
-        found = said(node, {**GPU, "AFFINITYD": "on"})
-        metrics = daemon.get("/metrics").text
-    assert found == (
-        WOULD if word == "observe" else left(f"AFFINITYD=off, from the daemon at {SOCKET}")
-    )
-    assert ('affinityd_observed_plans_total{after="' in metrics) == (word == "observe")
-    assert f"AFFINITYD={word}: nothing is pinned on this node" in "\n".join(daemon.lines)
-
-
 # A job's note.
 
 

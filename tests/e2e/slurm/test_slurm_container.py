@@ -56,22 +56,24 @@ exec chroot . {installed}/task_prolog.sh
 #: The site's. Where nothing says so the mode is `node`.
 SETTINGS = "AFFINITYD_MODE=exclusive\n"
 
-#: Programs of an image, beside its shell.
-ENOUGH = {
-    "curl and taskset": "ls=ls curl=curl taskset=taskset",
-    "curl, and the others of busybox": "ls=busybox curl=curl taskset=busybox",
-    "curl and python3": "ls=ls curl=curl python3=python3",
-    "python3 and taskset": "ls=ls python3=python3 taskset=taskset",
-    "python3 alone": "ls=busybox python3=python3",
-}
-#: And why no plan is made, or none applied.
-TOO_LITTLE = {
-    "": "neither curl nor python3 is here, to ask affinityd",
-    "taskset=taskset": "neither curl nor python3 is here, to ask affinityd",
-    "curl=curl": "neither taskset nor python3 is here, to pin the task",
-    "python3=python3": "the owner of /run/affinityd/affinityd.sock cannot be seen",
-}
-TWO = ("--ntasks=2", "--gres=gpu:small:2")
+CURL, PYTHON = "curl=curl taskset=taskset", "python3=python3"
+NO_CLIENT = "neither curl nor python3 is here, to ask affinityd"
+
+#: An image's shell and other programs, and why no plan is made, or none applied.
+IMAGES = [
+    ("dash", f"ls=ls {CURL}", None),
+    ("bash", "ls=busybox curl=curl taskset=busybox", None),
+    ("busybox", f"ls=ls curl=curl {PYTHON}", None),
+    ("dash", f"ls=ls {PYTHON} taskset=taskset", None),
+    ("bash", f"ls=busybox {PYTHON}", None),
+    ("dash", "", NO_CLIENT),
+    ("bash", "taskset=taskset", NO_CLIENT),
+    ("busybox", "curl=curl", "neither taskset nor python3 is here, to pin the task"),
+    ("dash", PYTHON, "the owner of /run/affinityd/affinityd.sock cannot be seen"),
+]
+
+TWO, THEIRS = ("--ntasks=2", "--gres=gpu:small:2"), [HOME[2], HOME[3]]
+Env = Mapping[str, str]
 
 
 @pytest.fixture(scope="module")
@@ -92,39 +94,24 @@ def containers(release: str) -> Iterator[Node]:
             yield made
 
 
-def container(
-    shell: str = "dash",
-    programs: str = ENOUGH["curl and taskset"],
-    fstab: str = DROP_IN,
-    missing: str = "",
-) -> Mapping[str, str]:
+def container(image: str = f"sh=dash ls=ls {CURL}", fstab: str = DROP_IN, missing: str = "") -> Env:
     """Return the environment of a step in a container of these programs.
 
     `missing` are folders of the node that are empty there.
     """
-    image = f"sh={shell} {programs}"
     return {"IMAGE": image, "FSTAB": fstab, "MISSING": missing}
 
 
-#: What the script does in each sh is in test_slurm_answers.
-SHELLS = ("dash", "bash", "busybox", "dash", "bash")
-
-
-@pytest.mark.parametrize(("programs", "shell"), [*zip(ENOUGH, SHELLS, strict=True)])
-def test_a_task_in_a_container_is_near_its_gpu(containers: Node, programs: str, shell: str) -> None:
-    tasks = containers.tasks(*TWO, env=container(shell, ENOUGH[programs]))
-    assert [task.cpus for task in tasks] == [HOME[2], HOME[3]]
-    assert [task.variables["CPULIST"] for task in tasks] == [HOME[2], HOME[3]]
-    assert [task.variables["LOCALITY"] for task in tasks] == ["local"] * 2
-
-
-@pytest.mark.parametrize(("programs", "shell"), [*zip(TOO_LITTLE, SHELLS, strict=False)])
-def test_a_task_whose_image_lacks_the_tools_runs_as_slurm_made_it_and_says_why(
-    containers: Node, programs: str, shell: str
+@pytest.mark.parametrize(("shell", "programs", "why"), IMAGES)
+def test_a_task_in_a_container_is_near_its_gpu_or_runs_as_slurm_made_it_and_says_why(
+    containers: Node, shell: str, programs: str, why: str | None
 ) -> None:
-    tasks = containers.tasks(*TWO, env=container(shell, programs))
-    assert [task.cpus for task in tasks] == [BOTH] * 2
-    assert [task.unpinned for task in tasks] == [TOO_LITTLE[programs]] * 2
+    """What the script does in each sh is in test_slurm_answers."""
+    tasks = containers.tasks(*TWO, env=container(f"sh={shell} {programs}"))
+    assert [task.unpinned for task in tasks] == [why] * 2
+    assert [task.cpus for task in tasks] == ([BOTH] * 2 if why else THEIRS)
+    told = [task.variables.get("CPULIST") for task in tasks]
+    assert told == ([None] * 2 if why else THEIRS)
 
 
 def test_the_site_s_settings_hold_in_a_container_too(containers: Node) -> None:

@@ -1,17 +1,15 @@
 """The unit file, as systemd itself reads, judges and runs it."""
 
-import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from affinityd.config import file, settings
 from tests.e2e.systemd.unit_manager import UNIT, installed, needs_manager, started
-from tests.support.children import program
 from tests.support.daemons import eventually, is_ready
 
 DEPLOY = UNIT.parent
@@ -82,70 +80,10 @@ def test_the_sample_settings_are_the_defaults_and_affinityd_knows_them_all(tmp_p
     assert (loaded.scan_interval, loaded.job_series) == (default.scan_interval, default.job_series)
 
 
-#: A process of another user's, which waits.
-ANOTHERS = """
-import os, sys
-os.setgroups([]); os.setgid(1234); os.setuid(1234)
-print("ready", flush=True)
-sys.stdin.read()
-"""
-
-#: What pinning from outside asks of the kernel, of the process sys.argv[1]; a line each.
-ASK = """
-import os, sys
-from pathlib import Path
-from affinityd.linux import syscalls
-
-pid = int(sys.argv[1])
-
-def move():
-    syscalls.lay_down(syscalls.SYS_NICE)
-    syscalls.migrate_pages(pid, frozenset({0}), frozenset({0}))
-
-for name, ask in {
-    "mask": lambda: os.sched_setaffinity(pid, {int(sys.argv[2])}),
-    "environment": Path(f"/proc/{pid}/environ").read_bytes,
-    "memory": move,
-}.items():
-    try:
-        ask()
-    except OSError as error:
-        print(name, type(error).__name__, flush=True)
-    else:
-        print(name, "granted", flush=True)
-"""
-
-
-@pytest.fixture
-def anothers() -> Iterator[int]:
-    with program(ANOTHERS, env={"AFFINITYD": "off"}) as process:
-        yield process.pid
-
-
 @needs_manager
 @pytest.mark.parametrize(
-    ("drop_ins", "granted"),
-    [(ALONE, ""), (PINNING, "mask"), (ALL_OF_IT, "mask environment memory")],
+    ("drop_ins", "does"), [(ALONE, "observe"), (PINNING, "pin"), (ALL_OF_IT, "pin")]
 )
-def test_what_the_unit_may_do_to_another_users_process(
-    tmp_path: Path, anothers: int, drop_ins: Mapping[str, str], granted: str
-) -> None:
-    (tmp_path / "ask.py").write_text(ASK)
-    cpu = max(os.sched_getaffinity(anothers))
-    command = f"{tmp_path / 'ask.py'} {anothers} {cpu}"
-    once = {**drop_ins, "once.conf": "[Service]\nType=oneshot\n"}
-    with started(tmp_path, command, once) as asking:
-        eventually(lambda: len(asking.lines) == 3, "it has asked for all")
-        answers = dict(line.split() for line in asking.lines)
-    assert answers == {
-        name: "granted" if name in granted.split() else "PermissionError"
-        for name in ("mask", "environment", "memory")
-    }
-    assert (os.sched_getaffinity(anothers) == {cpu}) == ("mask" in granted)
-
-
-@needs_manager
-@pytest.mark.parametrize(("drop_ins", "does"), [(ALONE, "observe"), (PINNING, "pin")])
 def test_a_daemon_that_is_to_pin_observes_without_the_drop_in_and_says_why(
     tmp_path: Path, drop_ins: Mapping[str, str], does: str
 ) -> None:

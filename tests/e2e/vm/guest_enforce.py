@@ -1,6 +1,7 @@
-"""Runs in the virtual machine: a daemon keeps jobs in place there; prints what became of them.
+"""Runs in the virtual machine: a daemon keeps pods in place there; prints what became of them.
 
-It judges nothing: what should have become of them is said in test_enforce.py.
+It judges nothing: what should have become of them is said in test_enforce.py. NVIDIA's library says
+from facts who uses which GPU; processes, cgroups and memory are real.
 """
 
 from __future__ import annotations
@@ -9,17 +10,21 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
 
 from affinityd.linux.memory_policy import resident_bytes
-from tests.e2e.vm.driver import have_driver
-from tests.e2e.vm.enforced import CPUSETS, JOB, POD_GPUS, WIDE, targets
-from tests.e2e.vm.inside import bring, cgroup, stage
-from tests.e2e.vm.trained import Running, pod, say, trained
+from tests.e2e.vm.driver import have_driver, tell
+from tests.e2e.vm.holders import CONTAINER, PLACES, PODS
+from tests.e2e.vm.inside import bring, cgroup, nested, stage
+from tests.e2e.vm.mending import filled, thread_masks
 from tests.e2e.vm.warm import serving
 from tests.support.daemons import Daemon, eventually
+
+#: The GPUs of the pods, on node 7. Their memory is on node 2.
+FIRST, SECOND = 4, 5
+FAR_MEMORY = ("taskset", "-c", "8-11")
 
 Document = dict[str, Any]
 
@@ -30,65 +35,62 @@ def main() -> None:
     have_driver()
     os.environ["AFFINITYD_CPUS"] = "none"  # near CPUs alone, however few
     report: Document = {}
-    with ExitStack() as stack:
-        job = stack.enter_context(trained())
-        first, second = (stack.enter_context(pod(*it)) for it in POD_GPUS.items())
-        say(job, first)
-        report["before"] = job.masks()
+    with pod(FIRST) as first, pod(SECOND) as second:
+        tell({first: [FIRST]})
         stage("a daemon pins")
         with laid(first, report, "it stays"), enforcing() as daemon:
-            report["pinned"] = pinned(daemon, job, first)
-            report["rewritten"] = {cpus: rewritten(daemon, job, cpus) for cpus in CPUSETS}
-        say(job, first, second)
+            report["followed"] = {cpus: followed(daemon, first, cpus) for cpus in PLACES}
+            report["metrics"] = daemon.get("/metrics").text
+        tell({first: [FIRST], second: [SECOND]})
         stage("another daemon pins, and moves memory")
         with laid(second, report, "it moves"), enforcing("--migrate-memory") as daemon:
-            eventually(lambda: sum(totals(daemon, "migrations").values()), "memory has moved")
+            eventually(lambda: sum(moved(daemon).values()), "memory has moved")
             report["anew"] = look(daemon)["totals"]
     stage("done")
     json.dump(report, sys.stdout)
 
 
+def group(gpu: int) -> str:
+    """Return the cgroup of a pod."""
+    pod = f"kubepods-burstable-pod{gpu}d6f3a52_1c1e_4f0e_9d55_2f6f4b0c7a01.slice"
+    return f"{PODS}/{pod}/cri-containerd-{CONTAINER}.scope"
+
+
 @contextmanager
-def laid(pod: Running, report: Document, name: str) -> Iterator[None]:
+def pod(gpu: int) -> Iterator[int]:
+    """Run a pod's process that has filled memory far away."""
+    with filled(*FAR_MEMORY) as pid:
+        (nested(group(gpu), next(iter(PLACES))) / "cgroup.procs").write_text(pid)
+        yield int(pid)
+
+
+@contextmanager
+def laid(pid: int, report: Document, name: str) -> Iterator[None]:
     """Report where a pod's memory is before and after."""
-    before = resident_bytes(*pod.pids.values())
+    before = resident_bytes(pid)
     yield
-    report[name] = [before, resident_bytes(*pod.pids.values())]
+    report[name] = [before, resident_bytes(pid)]
 
 
-def pinned(daemon: Daemon, job: Running, pod: Running) -> Document:
-    eventually(lambda: job.fits(targets(WIDE)) and pod.fits({"pod": "28-31"}), "all is in place")
-    times = {look(daemon).get("time")}
-
-    def has_scanned_since() -> bool:
-        times.add(look(daemon).get("time"))
-        return len(times) > 2  # the first had begun before
-
-    eventually(has_scanned_since, "what is told is of all of them")
-    masks = {**job.masks(), **pod.masks()}
-    metrics = daemon.get("/metrics").text
-    return {"masks": masks, "totals": look(daemon)["totals"], "metrics": metrics}
-
-
-def rewritten(daemon: Daemon, job: Running, cpus: str) -> Document:
-    """Rewrite the job's cpuset, as its scheduler does; return what becomes of its masks."""
+def followed(daemon: Daemon, pid: int, cpus: str) -> Document:
+    """Rewrite the first pod's cpuset, as its kubelet does; return what becomes of its mask."""
     stage(f"the cpuset becomes {cpus}")
-    cgroup(JOB, cpus=cpus)
-    met: set[str] = set()
+    cgroup(group(FIRST), cpus=cpus)
+    met: list[str] = []
     times = {look(daemon).get("time")}
 
     def is_mended() -> bool:
         times.add(look(daemon).get("time"))
-        met.update(mask for masks in job.masks().values() for mask in masks)
-        return job.fits(targets(cpus))
+        met.extend(thread_masks(pid))
+        return met[-1] == PLACES[cpus]
 
-    eventually(is_mended, "all is in place")
-    return {"scans": len(times) - 1, "met": sorted(met), "masks": job.masks()}
+    eventually(is_mended, "it is in place")
+    return {"scans": len(times) - 1, "met": met}
 
 
-def totals(daemon: Daemon, of: str) -> dict[str, int]:
-    """Return one of the counts by outcome; {} before the first scan."""
-    return dict(look(daemon).get("totals", {}).get(of, {}))
+def moved(daemon: Daemon) -> dict[str, int]:
+    """Return the migrations by outcome; {} before the first scan."""
+    return dict(look(daemon).get("totals", {}).get("migrations", {}))
 
 
 def look(daemon: Daemon) -> Document:

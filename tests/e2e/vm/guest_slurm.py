@@ -9,21 +9,20 @@ import json
 import shutil
 import socket
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 from tests.e2e.slurm.rig import USER, Setup, slurm
 from tests.e2e.vm.driver import hold_gpus
 from tests.e2e.vm.inside import AFFINITYD, GROUPS, bring, output, stage
-from tests.e2e.vm.jobs import JOBS, MINORS, OPEN_JOBS, Job
+from tests.e2e.vm.jobs import JOBS, MINORS
 from tests.support.daemons import eventually, running
 
 INSTALLED = "/etc/slurm/affinityd"
 SCRIPTS = Path("/checkout/slurm")
 RUN = Path("/tmp/affinityd")  # noqa: S108 - nobody else is here; jobs find it at /run/affinityd
 
-#: What a task says: its mask, its job's CPUs, the GPUs that it sees, its variables, and the device
-#: files that it can open. No driver serves them: ENXIO, where it may, and EPERM, where it may not.
+#: What a task says: its mask, its job's CPUs, its variables, and the device files that it can open.
+#: No driver serves them: ENXIO, where it may, and EPERM, where it may not.
 #: It starts few programs, which take long here.
 LOOK = r"""
 while read -r name value; do
@@ -32,21 +31,17 @@ done </proc/self/status
 IFS=: read -r _ _ group </proc/self/cgroup
 read -r cpus <"/sys/fs/cgroup$group/cpuset.cpus.effective"
 echo "cpuset $cpus"
-echo "visible $CUDA_VISIBLE_DEVICES"
 { env; cat /dev/nvidia* 2>&1; } | grep -E "^AFFINITYD_|No such device"
 """
 
 
 def main() -> None:
-    """Run jobs that may open their own GPUs alone, one after another, and jobs that may all."""
+    """Run the jobs, one after another."""
     bring("31", online=True)
     furnish()
     stage("the daemon starts")
     with running(RUN):
-        gres_conf = output(*AFFINITYD, "slurm", "gres-conf")
-        closed = all_of(JOBS, gres_conf, constrain_devices=True)
-        opened = all_of(OPEN_JOBS, gres_conf, constrain_devices=False)
-    json.dump({"jobs": closed, "open jobs": opened}, sys.stdout)
+        json.dump(all_of(output(*AFFINITYD, "slurm", "gres-conf")), sys.stdout)
     stage("done")
 
 
@@ -79,16 +74,17 @@ def have_patience() -> None:
     curl.chmod(0o755)
 
 
-def all_of(
-    jobs: Mapping[str, Job], gres_conf: str, *, constrain_devices: bool
-) -> dict[str, dict[str, str]]:
-    """Return what the tasks of jobs say, in each mode, on a Slurm that has the whole machine."""
+def all_of(gres_conf: str) -> dict[str, dict[str, str]]:
+    """Return what the tasks of each job say, in each mode, on a Slurm that has the whole machine.
+
+    They may open their own GPUs alone.
+    """
     scripts = {"Prolog": "prolog", "Epilog": "epilog", "TaskProlog": "task_prolog"}
-    copy = shutil.copytree(SCRIPTS, RUN / "scripts", dirs_exist_ok=True)
+    copy = shutil.copytree(SCRIPTS, RUN / "scripts")
     setup = Setup(
         gpus=[f"{minor}" for minor in MINORS],
         task_plugin="task/affinity,task/cgroup",
-        constrain_devices=constrain_devices,
+        constrain_devices=True,
         conf=[f"{name}={INSTALLED}/{script}.sh" for name, script in scripts.items()],
         topology="Sockets=2 CoresPerSocket=8 ThreadsPerCore=2",
         gres_conf=gres_conf,
@@ -101,7 +97,7 @@ def all_of(
                 mode: it.srun(*job.words.split(), "sh", "-c", LOOK, env=job.env(mode))
                 for mode in job.modes
             }
-            for name, job in jobs.items()
+            for name, job in JOBS.items()
         }
         eventually(lambda: not any((RUN / "jobs").iterdir()), "the epilog has forgotten the jobs")
     return seen

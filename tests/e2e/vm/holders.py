@@ -12,6 +12,9 @@ PODS = "kubepods.slice/kubepods-burstable.slice"
 POD_SLICE = f"{PODS}/kubepods-burstable-pod{POD.replace('-', '_')}.slice"
 TASK = "user/task_0"
 
+#: The cpusets of a pod, one after the other, and where its process is to run: near GPU 4.
+PLACES = {"8-11,28-31": "28-31", "8-11,30-31": "30-31", "0-31": "28-31"}
+
 
 @dataclass(frozen=True)
 class Rank:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tests.e2e.vm.hardware import GPU_NODES
 
@@ -45,10 +45,4 @@ JOBS = {
     "a lone task": Job("-n1 --gres=gpu:2 -c16"),
     "all that its job has": Job("-n2 --gres=gpu:2 -c8", cpus="", asked=8),
     "a part of what its job has": Job("-n1 --gres=gpu:1 -c16", cpus="6", asked=6),
-}
-
-#: Without the device cgroup, where CUDA_VISIBLE_DEVICES alone says which GPUs are a task's.
-OPEN_JOBS = {
-    name: replace(JOBS[name], modes=(UNIQUE,))
-    for name in ("tasks that deal out GPUs of two packages", "a GPU for each task", "a map")
 }

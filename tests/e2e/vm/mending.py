@@ -13,7 +13,8 @@ from typing import Any
 
 from affinityd.cpuset import format_list
 from tests.e2e.vm.inside import Ended, cgroup, output, ran
-from tests.e2e.vm.warm import affinityd, executing
+from tests.e2e.vm.stand_ins import program, running
+from tests.e2e.vm.warm import affinityd
 
 FIRST_GPU = ("--gpus", "0")  #: is on node 3
 FILL = (sys.executable, "-I", "-S", os.fspath(Path(__file__).with_name("filling.py")))
@@ -39,7 +40,7 @@ def memory() -> dict[str, Any]:
 def shrinking() -> dict[str, Any]:
     """Return a rank's mask, and what is found of it, as its cpuset shrinks and grows."""
     group = cgroup("job", cpus="8-15")
-    with executing(*FIRST_GPU, program="sleep", group=group) as pid:
+    with running(program("rank"), group=group, cpus="12-15") as pid:
 
         def moment(command: str, cpus: str) -> list[Any]:
             cgroup("job", cpus=cpus)
@@ -69,10 +70,6 @@ def filled(*before: str) -> Iterator[str]:
             yield f"{process.pid}"
         finally:
             process.kill()
-
-
-def children(pid: int) -> list[int]:
-    return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def thread_masks(pid: int) -> list[str]:

@@ -16,7 +16,7 @@ import pytest
 from affinityd.cpuset import CpuSet, parse_list
 from tests.e2e.slurm.node import read_tasks
 from tests.e2e.vm.hardware import CPUS_PER_NODE, GPU_NODES, NODES, cpus_of, distance
-from tests.e2e.vm.jobs import JOBS, MINORS, NODE, OPEN_JOBS, UNIQUE
+from tests.e2e.vm.jobs import JOBS, MINORS, NODE, UNIQUE
 from tests.e2e.vm.reading import Document
 
 #: Of which step tasks see which of its GPUs: what Slurm's binding makes of them.
@@ -28,19 +28,14 @@ BOUND = {
     "a map of one GPU": ((0,), (0,)),
 }
 
-#: Of which kind of jobs, the job, and its mode.
-Run = tuple[str, str, str]
-RUNS: list[Run] = [
-    (kind, name, mode)
-    for kind, jobs in (("jobs", JOBS), ("open jobs", OPEN_JOBS))
-    for name, job in jobs.items()
-    for mode in job.modes
-]
-ASKING = [it for it in RUNS if JOBS[it[1]].asked]
+#: A job, and its mode.
+Run = tuple[str, str]
+RUNS: list[Run] = [(name, mode) for name, job in JOBS.items() for mode in job.modes]
+ASKING = [it for it in RUNS if JOBS[it[0]].asked]
 
 #: Slurm's `single` chooses among the GPUs near a task's slice of the CPUs: any two of these tasks
 #: may have one GPU, and for four there are too few cores near it.
-CROWDED = ("jobs", "a GPU for two tasks", UNIQUE)
+CROWDED = ("a GPU for two tasks", UNIQUE)
 PLANNED = [it for it in RUNS if it not in (CROWDED, *ASKING)]
 
 
@@ -56,26 +51,19 @@ class Task:
 
 
 def tasks_of(seen: Document, run: Run) -> list[Task]:
-    """Return what the tasks of a job say; there must be as many as it has.
-
-    `open jobs` can open every GPU, and CUDA_VISIBLE_DEVICES says which they have.
-    """
-    kind, name, mode = run
-    read = read_tasks(seen[kind][name][mode])
+    """Return what the tasks of a job say; there must be as many as it has."""
+    name, mode = run
+    read = read_tasks(seen[name][mode])
     assert len(read) == JOBS[name].tasks, read
     tasks = []
     for number, task in enumerate(read):
-        facts = dict(line.partition(" ")[::2] for line in task.rest)
+        (cpuset,) = (line.split()[1] for line in task.rest if line.startswith("cpuset "))
         opened = re.findall(r"/dev/nvidia(\d+): No such device", "\n".join(task.rest))
-        sees = (
-            tuple(map(int, facts["visible"].split(",")))
-            if kind == "open jobs"
-            else tuple(sorted(MINORS.index(int(minor)) for minor in opened))
-        )
+        sees = tuple(sorted(MINORS.index(int(minor)) for minor in opened))
         # Tasks deal out what they see; one that is alone has it all.
         drives = sees if len(read) == 1 else (sees[number % len(sees)],)
-        mask, cpuset = parse_list(task.cpus), parse_list(facts["cpuset"])
-        tasks.append(Task(mask, cpuset, sees, drives, task.variables))
+        mask = parse_list(task.cpus)
+        tasks.append(Task(mask, parse_list(cpuset), sees, drives, task.variables))
     return tasks
 
 
@@ -107,7 +95,7 @@ def test_tasks_are_on_the_cpus_of_their_job_near_the_gpus_that_slurm_bound_them_
     seen: Document, run: Run
 ) -> None:
     """All of them have all, or they divide them; each is told where it is."""
-    _, name, mode = run
+    name, mode = run
     tasks = tasks_of(seen, run)
     assert mode == NODE or are_disjoint(tasks)
     for task in tasks:
@@ -142,8 +130,8 @@ def test_tasks_keep_as_many_cpus_as_they_asked_for_the_nearest_and_are_told(
     seen: Document, run: Run
 ) -> None:
     """All other jobs here have AFFINITYD_CPUS=none."""
-    asked, tasks = JOBS[run[1]].asked, tasks_of(seen, run)
-    assert are_disjoint(tasks) or run[2] == NODE
+    asked, tasks = JOBS[run[0]].asked, tasks_of(seen, run)
+    assert are_disjoint(tasks) or run[1] == NODE
     for task in tasks:
         assert len(task.mask) >= asked
         assert any(task.mask & place for place in places(task))

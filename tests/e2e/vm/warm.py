@@ -7,16 +7,15 @@ there on all is real: a pid, a mask, a cgroup, an environment, execve(2).
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from subprocess import Popen
-from typing import IO, NoReturn, cast
+from typing import IO, cast
 
 from affinityd.cli import entry
 from tests.e2e.vm.inside import SOCKET, Ended
@@ -37,10 +36,14 @@ HASTELESS = {"AFFINITYD_TIMEOUT": "60"}  #: seconds; an emulated CPU is slow
 def main() -> None:
     """Run the scripts that are named, one after another; each prints its report, a line."""
     for name in sys.argv[1:]:
-        if Forked(_script(name)).wait() != 0:
+        if Forked(_forked(partial(_run, name))).wait() != 0:
             break
         sys.stdout.write("\n")
         sys.stdout.flush()
+
+
+def _run(name: str) -> None:
+    import_module(f"tests.e2e.vm.guest_{name}").main()
 
 
 class Forked:
@@ -73,7 +76,7 @@ class Forked:
 def serving(*arguments: str) -> Daemon:
     """Start the daemon, and wait until it plans."""
     with LOG.open("wb") as log:
-        process = Forked(_fork(("serve", *arguments), {}, None, (log, log)))
+        process = Forked(_forked(partial(_become, ("serve", *arguments), {}, None, (log, log))))
     daemon = Daemon(cast("Popen[str]", process), SOCKET, LOG)
     eventually(lambda: is_ready(daemon), "the daemon is ready")
     return daemon
@@ -84,57 +87,33 @@ def affinityd(
 ) -> Ended:
     """Return how a command ended. `env` adds to the environment, `group` is a cgroup to be in."""
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
-        pid = _fork(words, {**HASTELESS, **(env or {})}, group, (stdout, stderr))
-        status = Forked(pid).wait()
+        env = {**HASTELESS, **(env or {})}
+        command = partial(_become, words, env, group, (stdout, stderr))
+        status = Forked(_forked(command)).wait()
         return {"status": status, "stdout": _text(stdout), "stderr": _text(stderr)}
 
 
-@contextmanager
-def executing(*options: str, program: str, group: Path | None = None) -> Iterator[int]:
-    """Run a program that `affinityd exec` becomes, and give its pid, until the end of the block."""
-    pid = _fork(("exec", *options, "--", program, "1000"), HASTELESS, group, ())
-    try:
-        eventually(lambda: _name(pid) == program, f"{program} runs")
-        yield pid
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-
-
-def _script(name: str) -> int:
-    """Run a guest's script in a fork; return its pid."""
+def _forked(run: Callable[[], object]) -> int:
+    """Run something in a fork, which never gets back into the parent's code; return its pid."""
     pid = os.fork()
     if pid == 0:
+        status = 1
         try:
-            import_module(f"tests.e2e.vm.guest_{name}").main()
+            run()
             sys.stdout.flush()
-            os._exit(0)
-        except BaseException:  # noqa: BLE001 - nothing may get back into the parent's code
-            traceback.print_exc()
-        finally:
-            os._exit(1)
-    return pid
-
-
-def _fork(
-    words: Sequence[str], env: Mapping[str, str], group: Path | None, outputs: Sequence[IO[bytes]]
-) -> int:
-    pid = os.fork()
-    if pid == 0:
-        try:
-            _become(words, env, group, outputs)
+            status = 0
         except SystemExit as end:
-            os._exit(end.code if isinstance(end.code, int) else 1)
-        except BaseException:  # noqa: BLE001 - nothing may get back into the parent's code
+            status = end.code if isinstance(end.code, int) else 1
+        except BaseException:  # noqa: BLE001 - whatever it is, it is told
             traceback.print_exc()
         finally:
-            os._exit(1)
+            os._exit(status)
     return pid
 
 
 def _become(
     words: Sequence[str], env: Mapping[str, str], group: Path | None, outputs: Sequence[IO[bytes]]
-) -> NoReturn:
+) -> None:
     if group is not None:
         (group / "cgroup.procs").write_text("0")  # whoever writes it
     for target, output in enumerate(outputs, start=1):
@@ -142,11 +121,6 @@ def _become(
     os.environ.update(env)
     sys.argv[1:] = words
     entry()
-    raise AssertionError("a program ends by SystemExit")
-
-
-def _name(pid: int) -> str:
-    return Path(f"/proc/{pid}/comm").read_text(encoding="ascii").strip()
 
 
 def _text(file: IO[bytes]) -> str:
