@@ -13,9 +13,7 @@ import pytest
 
 from affinityd.slurm.commands import LocalSlurm, expected_node
 from affinityd.slurm.gres_counts import DRAINED
-from tests.e2e.slurm.release import HOST
 from tests.e2e.slurm.rig import USER, Setup, Slurm, slurm
-from tests.support.machines.sysfs_tree import put
 from tests.support.tiny import Ended, affinityd, tiny_tree
 
 A100 = ("a100:0", "a100:1")
@@ -134,32 +132,3 @@ def test_slurmctld_tells_what_it_expects_of_a_node_that_slurm_conf_does_not_have
         assert (node.counts, node.cores, node.source) == ({"a100": 2}, 2, source)
     unknown = "scontrol show node tux: Node tux not found"
     assert expected_node(LocalSlurm(conf), "tux") == (None, unknown)
-
-
-INFORMATION = "Model: NVIDIA A100-SXM4-40GB\nGPU UUID: GPU-{0}\nDevice Minor: {0}\n"
-CROSSED = """\
-gpu 0: Cores=1 is node 1, the GPU is on package 0 (node 0); right is Cores=0
-gpu 1: Cores=0 is node 0, the GPU is on package 0 (node 1); right is Cores=1
-2 GPUs, 2 findings
-"""
-
-
-def driver_files(folder: Path, *cpus: int) -> dict[Path, str]:
-    """Write NVIDIA's driver of GPUs near these CPUs, and return where its files are to be seen."""
-    for number, cpu in enumerate(cpus):
-        address = f"0000:0{number + 1}:00.0"
-        put(folder / f"proc/nvidia/gpus/{address}/information", INFORMATION.format(number))
-        put(folder / f"drivers/nvidia/{address}/local_cpulist", f"{cpu}")
-    return {folder / "proc": "/proc/driver", folder / "drivers": "/sys/bus/pci/drivers"}
-
-
-@pytest.mark.parametrize(("cpus", "said"), [((0, 1), FITS), ((1, 0), CROSSED)])
-def test_what_slurm_detects_is_judged_as_lines_are(
-    tree: Path, tmp_path: Path, cpus: tuple[int, ...], said: str, release: str
-) -> None:
-    if release == HOST:
-        pytest.skip("AutoDetect=nvidia is of 24.11; Debian's Slurm has no other")
-    binds = driver_files(tmp_path, *cpus)
-    detect = "AutoDetect=nvidia\n"
-    with slurm(Setup(gpus=A100, gres_conf=detect, binds=binds, release=release)) as cluster:
-        assert told("check", cluster, tree).stdout == said

@@ -156,17 +156,13 @@ def test_a_node_is_not_drained_while_its_scripts_are_installed_and_upgraded(
     run_jobs(made, kind, pinned=True)
 
 
-@pytest.mark.parametrize("kind", GPUS)
-def test_scripts_that_slurm_conf_does_not_name_may_come_and_go(
-    tiny_daemon: Daemon, kind: str
-) -> None:
-    with node(kind, tiny_daemon, "") as made:
+def test_scripts_that_slurm_conf_does_not_name_may_come_and_go(tiny_daemon: Daemon) -> None:
+    with node(GPU, tiny_daemon, "") as made:
         install(made)
-        run_jobs(made, kind, pinned=False)
+        run_jobs(made, GPU, pinned=False)
         assert printed(made.folder, "sh", "-ec", f"! {SHOW}") == ""
-        run(made, TAKE_SCRIPTS)
-        run_jobs(made, kind, pinned=False)
-        run(made, f"[ ! -e {INSTALLED} ]")
+        run(made, f"{TAKE_SCRIPTS}[ ! -e {INSTALLED} ]")
+        run_jobs(made, GPU, pinned=False)
 
 
 @pytest.mark.parametrize(
@@ -205,15 +201,13 @@ def test_the_check_names_the_node_on_which_a_job_would_fail(
     assert [task.cpus for task in look(made)] == [BOTH]
 
 
-@pytest.mark.parametrize(("kind", "words"), [(GPU, ["--gres=gpu:1"]), (CPU, [])])
-def test_a_site_s_own_task_prolog_calls_ours(
-    tiny_daemon: Daemon, kind: str, words: Sequence[str]
-) -> None:
+@pytest.mark.parametrize("words", [["--gres=gpu:1"], []])
+def test_a_site_s_own_task_prolog_calls_ours(tiny_daemon: Daemon, words: Sequence[str]) -> None:
     own = "#!/bin/sh\necho export SITE=before\n" + CALL_OURS + "echo export ALSO=after\n"
     lines = re.sub("TaskProlog=.*", "TaskProlog=/etc/slurm/own.sh", LINES)
-    with node(kind, tiny_daemon, lines) as made:
+    with node(GPU, tiny_daemon, lines) as made:
         install(made)
         run(made, f"cat >/etc/slurm/own.sh <<'END'\n{own}END\nchmod 755 /etc/slurm/own.sh")
         env = made.srun(*words, "env")
     found = re.findall(r"^0: (SITE|ALSO|AFFINITYD_CPULIST)=", env, re.MULTILINE)
-    assert sorted(found) == ["AFFINITYD_CPULIST"] * (kind == GPU) + ["ALSO", "SITE"]
+    assert sorted(found) == ["AFFINITYD_CPULIST"] * len(words) + ["ALSO", "SITE"]

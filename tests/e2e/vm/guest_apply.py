@@ -1,11 +1,12 @@
 """Runs in the virtual machine: applies plans there, and prints what came of it as JSON.
 
-It judges nothing: what should have come of it is said in test_apply.py.
+It judges nothing: that does test_apply.py.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,11 +15,10 @@ from typing import Any
 from affinityd.daemon.peers.connection import has_peer_pidfd
 from tests.e2e.vm import mending
 from tests.e2e.vm.driver import addresses
-from tests.e2e.vm.hardware import GPU_NODES
-from tests.e2e.vm.inside import AFFINITYD, PCI_FOLDER, SOCKET, Ended, bring, cgroup, ran, stage
+from tests.e2e.vm.hardware import BARE_NODE, GPU_NODES, NODES, distance
+from tests.e2e.vm.inside import PCI_FOLDER, SOCKET, Ended, bring, cgroup, ran, stage
 from tests.e2e.vm.mending import FILL, FIRST_GPU
-from tests.e2e.vm.reading import filled, place
-from tests.e2e.vm.warm import HASTELESS, affinityd, serving
+from tests.e2e.vm.warm import affinityd, serving
 
 RANKS = range(len(GPU_NODES))
 MODES = ("node", "unique_contiguous")
@@ -29,14 +29,23 @@ LOOK = ("cat", "/proc/self/status", "/proc/self/environ")
 #: Fills memory, after numactl has said what get_mempolicy(2) says.
 SHOW_AND_FILL = ("sh", "-c", 'numactl --show && exec "$0" "$@"', *FILL)
 
-#: Ranks that fill memory: the options of `affinityd exec`.
-FILLERS = {
-    "no policy": FIRST_GPU,
-    **{it: (*FIRST_GPU, "--memory", it) for it in ("local", "preferred", "bind")},
-    "preferred on several": ("--gpus", "0,2,4", "--memory", "preferred"),
-    "interleave": ("--gpus", "0,2,4", "--memory", "interleave"),
-    "no policy, no memory near": ("--gpus", "6"),
-    "bind, no memory near": ("--gpus", "6", "--memory", "bind"),
+MANY = ("--gpus", "0,2,4", "--memory")
+BARE = ("--gpus", "6")  #: is on the node without memory
+NEAR_BARE = " ".join(f"{node}" for node in range(NODES) if distance(BARE_NODE, node) == 12)
+OUTSIDE = "bind, outside Mems_allowed"  #: which are node 2
+
+#: Ranks that fill memory: the options of `affinityd exec`; then the policy by get_mempolicy(2), the
+#: one by numa_maps, and the nodes that their pages may be on.
+FILLERS: dict[str, tuple[Sequence[str], str, str, str, str]] = {
+    "no policy": (FIRST_GPU, "default", "", "default", "3"),
+    "local": ((*FIRST_GPU, "--memory", "local"), "local", "", "local", "3"),
+    "preferred": ((*FIRST_GPU, "--memory", "preferred"), "preferred", "3", "prefer:3", "3"),
+    "bind": ((*FIRST_GPU, "--memory", "bind"), "bind", "3", "bind:3", "3"),
+    OUTSIDE: ((*FIRST_GPU, "--memory", "bind"), "default", "", "default", "2"),
+    "several": ((*MANY, "preferred"), "preferred-many", "1 3 7", "prefer (many):1,3,7", "1 3 7"),
+    "interleave": ((*MANY, "interleave"), "interleave", "1 3 7", "interleave:1,3,7", "1 3 7"),
+    "no policy, no memory near": (BARE, "default", "", "default", NEAR_BARE),
+    "bind, no memory near": ((*BARE, "--memory", "bind"), "bind", "4", "bind:4", "4"),
 }
 
 
@@ -50,15 +59,14 @@ def main() -> None:
     daemon = serving()
     stage("ranks, by the daemon")
     report["ranks"]["daemon"] = ranks()
-    given = (f"{name}={text}" for name, text in {**HASTELESS, **torchrun(4)}.items())
-    inner = ("env", *given, *AFFINITYD, "exec", "--", *LOOK)
-    report["nested"] = place(exec_((), inner, env=torchrun(0)))
     stage("callers")
     report["callers"] = callers()
     stage("memory")
-    report["memory"] = {name: filling(options) for name, options in FILLERS.items()}
-    strict = (*FIRST_GPU, "--memory", "bind")
-    report["memory"]["bind, outside Mems_allowed"] = filling(strict, cgroup("mems", mems="2"))
+    groups = {OUTSIDE: cgroup("mems", mems="2")}
+    report["memory"] = {
+        name: filled(exec_(options, SHOW_AND_FILL, group=groups.get(name)))
+        for name, (options, *_) in FILLERS.items()
+    }
     stage("cpusets")
     cgroup("site", cpus="8-15")
     for name, group in {"far": cgroup("far", cpus="16-19"), "below": cgroup("site/job")}.items():
@@ -102,11 +110,6 @@ def allowed(group: Path, query: str, *before: str) -> Any:  # noqa: ANN401 - of 
     return json.loads(asked["stdout"])["allowed"] if asked["stdout"] else asked
 
 
-def filling(options: Sequence[str], group: Path | None = None) -> dict[str, Any]:
-    """Return what the kernel says of the memory that a rank has filled."""
-    return filled(exec_(options, SHOW_AND_FILL, group=group))
-
-
 def torchrun(rank: int) -> dict[str, str]:
     return {"LOCAL_RANK": f"{rank}", "LOCAL_WORLD_SIZE": f"{len(RANKS)}"}
 
@@ -118,3 +121,28 @@ def exec_(
     group: Path | None = None,
 ) -> Ended:
     return affinityd("exec", *options, "--", *command, env=env, group=group)
+
+
+def place(ended: Ended) -> dict[str, str]:
+    """Return where a command was, what it was told, without the prefix, and what was said.
+
+    It printed its /proc/self/status, and its environment last.
+    """
+    status, _, environ = ended["stdout"].rpartition("\n")
+    mask = re.findall(r"^Cpus_allowed_list:\t(.*)$", status, re.MULTILINE)
+    told = dict(re.findall(r"(?:^|\0)AFFINITYD_(\w+)=([^\0]*)", environ))
+    told.pop("TIMEOUT", None)  # which it was given
+    return {"mask": "".join(mask), **told, "said": ended["stderr"]}
+
+
+def filled(ended: Ended) -> dict[str, Any]:
+    """Return the memory policy of a command by numactl and by numa_maps, and its pages by node.
+
+    It printed `numactl --show`, and last the line of its largest mapping: numa(7).
+    """
+    shown, _, line = ended["stdout"].rstrip("\n").rpartition("\n")
+    by_numactl = dict(re.findall(r"^(policy|preferred): ?(.*?) *$", shown, re.MULTILINE))
+    policy, _, pages = line.partition(" ")[2].partition(" anon=")
+    found = {node: int(count) for node, count in re.findall(r" N(\d+)=(\d+)", pages)}
+    said = ended["stderr"].splitlines()
+    return {**by_numactl, "maps": policy, "pages": found, "said": said, "status": ended["status"]}

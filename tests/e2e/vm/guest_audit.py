@@ -1,7 +1,7 @@
 """Runs in the virtual machine: has processes use its GPUs here and there, and prints what is found.
 
-It judges nothing: what should have been found is said in test_audit.py. NVIDIA's driver is made
-(driver.py); processes, masks, cgroups and memory are real.
+It judges nothing: that does test_audit.py. NVIDIA's driver is made (driver.py); processes, masks,
+cgroups and memory are real.
 """
 
 from __future__ import annotations
@@ -10,14 +10,54 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from tests.e2e.vm.driver import have_driver, tell
-from tests.e2e.vm.holders import RANKS, Rank
 from tests.e2e.vm.inside import Ended, bring, nested, output, stage
 from tests.e2e.vm.mending import filled
 from tests.e2e.vm.stand_ins import program, running
 from tests.e2e.vm.warm import affinityd
+
+POD = "0d6f3a52-1c1e-4f0e-9d55-2f6f4b0c7a01"
+CONTAINER = "3f1a" * 16
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A process that uses a GPU."""
+
+    gpu: int  #: index; GPUs are on nodes 3, 3, 1, 1, 7, 7, 5, 5, four CPUs each
+    group: str  #: its cgroup
+    placement: str  #: that is to be found
+    cause: str | None  #: of that
+    cpus: str | None = None  #: its mask
+    cpuset: str | None = None  #: its cgroup's
+    program: str = "train"
+    has_child: bool = False
+    keeper: bool = True  #: a slurmstepd is with its step
+
+
+def step(job: int, name: str = "0") -> str:
+    """Return the cgroup of a task of Slurm's."""
+    return f"system.slice/slurmstepd.scope/job_{job}/step_{name}/user/task_0"
+
+
+BURSTABLE = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable"
+OF_POD = f"{BURSTABLE}-pod{POD.replace('-', '_')}.slice/cri-containerd-{CONTAINER}.scope"
+OF_DAEMON = "system.slice/dcgm.service"
+ALLOCATION, UNPINNED = "allocation", "unpinned"
+
+#: By what is to be found of each.
+RANKS = {
+    "near": Rank(0, step(7), "local", None, cpus="12-13", has_child=True),
+    "left over": Rank(1, step(8, "batch"), "local", None, cpus="12-15", keeper=False),
+    "masked": Rank(2, OF_POD, "remote", "mask", cpus="0-3", cpuset="0-7", keeper=False),
+    "a daemon": Rank(3, OF_DAEMON, UNPINNED, UNPINNED, program="nv-hostengine", keeper=False),
+    "allocated far away": Rank(4, step(9), "remote", ALLOCATION, cpuset="16-19"),
+    "given too few near": Rank(5, step(11), "mixed", ALLOCATION, cpuset="24-31"),
+    "unpinned": Rank(6, step(10), UNPINNED, UNPINNED),
+}
 
 #: Has a child, as a rank has DataLoader workers.
 WITH_CHILD = 'sleep 1000 & exec "$0" 1000'

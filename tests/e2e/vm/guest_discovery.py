@@ -1,6 +1,6 @@
 """Runs in the virtual machine: uses affinityd there, and prints what it saw as one JSON document.
 
-It judges nothing: what should have been seen is said in test_discovery.py.
+It judges nothing: that does test_discovery.py.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,16 @@ EVERY = "mode=node"
 #: What is asked before and after CPUs come and go: of GPU 0 and 1 (node 3), of GPU 4 (node 7).
 HOTPLUG_QUERIES = ("gpus=0,1&mode=node", "gpus=4&mode=node")
 
+#: How CPUs come and go, one moment after the other; then the CPUs of GPU 0 and 1, of GPU 4, and all
+#: that are online.
+MOMENTS: dict[str, tuple[Sequence[int], bool, list[str], list[str], str]] = {
+    "one offline since boot": ([], True, ["12-15", "12-15"], ["28-30"], "0-30"),
+    "all online": ([31], True, ["12-15", "12-15"], ["28-31"], "0-31"),
+    "one taken offline": ([12], False, ["13-15", "13-15"], ["28-31"], "0-11,13-31"),
+    "a node taken offline": ([13, 14, 15], False, ["0-3", "4-7"], ["28-31"], "0-11,16-31"),
+    "all back online": ([*range(12, 16)], True, ["12-15", "12-15"], ["28-31"], "0-31"),
+}
+
 #: Plans that are made here, and again from the snapshot.
 REPLAYED = (("--mode", "node"), ("--gpus", "all", "--mode", "even"))
 
@@ -37,7 +48,7 @@ def main() -> None:
     stage("the daemon starts")
     daemon = serving()
     stage("CPUs come and go")
-    report["hotplug"] = hotplug(daemon)
+    report["hotplug"] = {name: moment(daemon, name) for name in MOMENTS}
     report["every"] = daemon.plan(EVERY)
     stage("the clock jumps")
     report["clock"] = clock(daemon)
@@ -58,21 +69,10 @@ def look() -> dict[str, Any]:
     }
 
 
-def hotplug(daemon: Daemon) -> dict[str, Any]:
-    """Return the answers, and what node.json says, after each change of the online CPUs."""
-    seen = {"one offline since boot": moment(daemon)}
-    bring("31", online=True)
-    seen["all online"] = moment(daemon)
-    bring("12", online=False)
-    seen["one taken offline"] = moment(daemon)
-    bring("13", "14", "15", online=False)
-    seen["a node taken offline"] = moment(daemon)
-    bring("12", "13", "14", "15", online=True)
-    seen["all back online"] = moment(daemon)
-    return seen
-
-
-def moment(daemon: Daemon) -> dict[str, Any]:
+def moment(daemon: Daemon, name: str) -> dict[str, Any]:
+    """Change the online CPUs; return the answers, and what node.json says."""
+    cpus, online, *_ = MOMENTS[name]
+    bring(*map(str, cpus), online=online)
     answers = [daemon.plan(query) for query in HOTPLUG_QUERIES]
     generation = daemon.get("/topology").json["generation"]
     eventually(lambda: daemon.node_file["generation"] == generation, "the reading is published")

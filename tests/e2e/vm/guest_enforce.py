@@ -1,7 +1,7 @@
 """Runs in the virtual machine: a daemon keeps pods in place there; prints what became of them.
 
-It judges nothing: what should have become of them is said in test_enforce.py. NVIDIA's library says
-from facts who uses which GPU; processes, cgroups and memory are real.
+It judges nothing: that does test_enforce.py. NVIDIA's library says from facts who uses which GPU;
+processes, cgroups and memory are real.
 """
 
 from __future__ import annotations
@@ -12,21 +12,25 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
-from typing import Any
 
 from affinityd.linux.memory_policy import resident_bytes
 from tests.e2e.vm.driver import have_driver, tell
-from tests.e2e.vm.holders import CONTAINER, PLACES, PODS
-from tests.e2e.vm.inside import bring, cgroup, nested, stage
+from tests.e2e.vm.inside import Document, bring, cgroup, nested, stage
 from tests.e2e.vm.mending import filled, thread_masks
 from tests.e2e.vm.warm import serving
 from tests.support.daemons import Daemon, eventually
 
+#: The cpusets of the first pod, one after the other, and where its process is to run.
+PLACES = {"8-11,28-31": "28-31", "8-11,30-31": "30-31", "0-31": "28-31"}
+
 #: The GPUs of the pods, on node 7. Their memory is on node 2.
 FIRST, SECOND = 4, 5
 FAR_MEMORY = ("taskset", "-c", "8-11")
-
-Document = dict[str, Any]
+GROUP = (
+    "kubepods.slice/kubepods-burstable.slice/"
+    "kubepods-burstable-pod{}d6f3a52_1c1e_4f0e_9d55_2f6f4b0c7a01.slice/"
+    f"cri-containerd-{'3f1a' * 16}.scope"
+)
 
 
 def main() -> None:
@@ -50,17 +54,11 @@ def main() -> None:
     json.dump(report, sys.stdout)
 
 
-def group(gpu: int) -> str:
-    """Return the cgroup of a pod."""
-    pod = f"kubepods-burstable-pod{gpu}d6f3a52_1c1e_4f0e_9d55_2f6f4b0c7a01.slice"
-    return f"{PODS}/{pod}/cri-containerd-{CONTAINER}.scope"
-
-
 @contextmanager
 def pod(gpu: int) -> Iterator[int]:
     """Run a pod's process that has filled memory far away."""
     with filled(*FAR_MEMORY) as pid:
-        (nested(group(gpu), next(iter(PLACES))) / "cgroup.procs").write_text(pid)
+        (nested(GROUP.format(gpu), next(iter(PLACES))) / "cgroup.procs").write_text(pid)
         yield int(pid)
 
 
@@ -75,7 +73,7 @@ def laid(pid: int, report: Document, name: str) -> Iterator[None]:
 def followed(daemon: Daemon, pid: int, cpus: str) -> Document:
     """Rewrite the first pod's cpuset, as its kubelet does; return what becomes of its mask."""
     stage(f"the cpuset becomes {cpus}")
-    cgroup(group(FIRST), cpus=cpus)
+    cgroup(GROUP.format(FIRST), cpus=cpus)
     met: list[str] = []
     times = {look(daemon).get("time")}
 

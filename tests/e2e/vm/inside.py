@@ -9,16 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support import daemons
-
-daemons.PATIENCE = 600.0  # seconds; an emulated CPU is slow
-
 AFFINITYD = (sys.executable, "-m", "affinityd")
 SOCKET = Path("/run/affinityd/affinityd.sock")  # the default; the daemon is told nothing
 CPU_FOLDER = Path("/sys/devices/system/cpu")
 PCI_FOLDER = Path("/sys/bus/pci/devices")
 GROUPS = Path("/sys/fs/cgroup")
 
+Document = dict[str, Any]  #: what a script reports
 Ended = dict[str, Any]  #: a process that has ended: its status, its stdout, its stderr
 
 

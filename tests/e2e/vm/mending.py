@@ -19,6 +19,14 @@ from tests.e2e.vm.warm import affinityd
 FIRST_GPU = ("--gpus", "0")  #: is on node 3
 FILL = (sys.executable, "-I", "-S", os.fspath(Path(__file__).with_name("filling.py")))
 
+#: The cpuset of a rank, and a command; then its mask, the command's status, and what that says.
+SHRINKING = {
+    "8-15": ("verify", "12-15", 0, ""),
+    "8-9": ("verify", "8-9", 1, "GPU 0 is on node 3, and its cpuset, 8-9, has no CPU there"),
+    "8-9, pinned": ("pin", "8-9", 0, "remote_home: rank 0 has CPUs away from NUMA node 3"),
+    "8-15, pinned": ("pin", "12-15", 0, "1 thread pinned to CPUs 12-15\n"),
+}
+
 
 def memory() -> dict[str, Any]:
     """Return what is found of processes whose memory is, and is not, where their GPU is."""
@@ -42,17 +50,12 @@ def shrinking() -> dict[str, Any]:
     group = cgroup("job", cpus="8-15")
     with running(program("rank"), group=group, cpus="12-15") as pid:
 
-        def moment(command: str, cpus: str) -> list[Any]:
-            cgroup("job", cpus=cpus)
+        def moment(command: str, name: str) -> list[Any]:
+            cgroup("job", cpus=name.partition(",")[0])
             ended = affinityd(command, f"{pid}", *FIRST_GPU)
             return [thread_masks(pid), ended["status"], ended["stdout"] + ended["stderr"]]
 
-        return {
-            "8-15": moment("verify", "8-15"),
-            "8-9": moment("verify", "8-9"),
-            "8-9, pinned": moment("pin", "8-9"),
-            "8-15 again, pinned": moment("pin", "8-15"),
-        }
+        return {name: moment(command, name) for name, (command, *_) in SHRINKING.items()}
 
 
 def resident(pid: str, *options: str) -> Ended:

@@ -9,13 +9,12 @@ import re
 
 import pytest
 
-from tests.e2e.vm.hardware import BARE_NODE, GPU_NODES, NODES, cpus_of, distance
-from tests.e2e.vm.reading import Document
+from tests.e2e.vm.guest_apply import FILLERS, OUTSIDE
+from tests.e2e.vm.hardware import GPU_NODES, cpus_of
+from tests.e2e.vm.inside import Document
+from tests.e2e.vm.mending import SHRINKING
 
 FIRST = cpus_of(GPU_NODES[0])
-
-#: The nodes that have memory and are nearest to the GPUs of the one that has none.
-NEAR_BARE = {f"{node}" for node in range(NODES) if distance(BARE_NODE, node) == 12}
 
 
 def half_of(rank: int) -> str:
@@ -41,10 +40,6 @@ def test_each_rank_is_near_its_gpu_and_is_told_so(seen: Document, source: str) -
     }
 
 
-def test_a_rank_that_another_rank_started_has_its_own_place(seen: Document) -> None:
-    assert seen["nested"] == placed(cpus_of(GPU_NODES[4]))
-
-
 def test_the_daemon_knows_who_asks_by_his_cgroup_without_a_handle_of_the_kernels(
     seen: Document,
 ) -> None:
@@ -58,38 +53,25 @@ def test_the_daemon_knows_who_asks_by_his_cgroup_without_a_handle_of_the_kernels
 
 # Memory that they fill.
 
-#: Which command → its policy by get_mempolicy(2), by numa_maps, and the nodes of its pages.
-FILLED = {
-    "no policy": ("default", "", "default", {"3"}),
-    "local": ("local", "", "local", {"3"}),
-    "preferred": ("preferred", "3", "prefer:3", {"3"}),
-    "preferred on several": ("preferred-many", "1 3 7", "prefer (many):1,3,7", {"1", "3", "7"}),
-    "bind": ("bind", "3", "bind:3", {"3"}),
-    "interleave": ("interleave", "1 3 7", "interleave:1,3,7", {"1", "3", "7"}),
-    "bind, no memory near": ("bind", "4", "bind:4", {"4"}),
-    "no policy, no memory near": ("default", "", "default", NEAR_BARE),
-    "bind, outside Mems_allowed": ("default", "", "default", {"2"}),
-}
 
-
-@pytest.mark.parametrize("command", FILLED)
+@pytest.mark.parametrize("command", FILLERS)
 def test_memory_is_filled_on_the_node_of_the_gpu(seen: Document, command: str) -> None:
-    *policy, nodes = FILLED[command]
+    _, *policy, nodes = FILLERS[command]
     ended = seen["memory"][command]
     assert ended["status"] == 0
     assert [ended["policy"], ended["preferred"], ended["maps"]] == policy
     pages = ended["pages"]
-    assert pages.keys() <= nodes
+    assert pages.keys() <= {*nodes.split()}
     assert sum(pages.values()) * 4096 > 32 << 20
     if command == "interleave":
-        assert pages.keys() == nodes
+        assert pages.keys() == {*nodes.split()}
         assert min(pages.values()) > 0.8 * max(pages.values())
-    if "Mems_allowed" not in command:
+    if command != OUTSIDE:
         assert "affinityd" not in "".join(ended["said"])  # numactl may have something to say
 
 
 def test_memory_that_may_not_be_had_is_said_and_the_command_runs(seen: Document) -> None:
-    first, second = seen["memory"]["bind, outside Mems_allowed"]["said"]
+    first, second = seen["memory"][OUTSIDE]["said"]
     assert first.startswith("affinityd exec: memory: bind on node 3 was refused (EINVAL: ")
     assert second.startswith("affinityd exec: memory: preferred on node 3 was refused (EINVAL: ")
     assert second.endswith("; default holds")
@@ -105,18 +87,11 @@ def test_a_command_in_a_cpuset_stays_there_and_is_told(seen: Document) -> None:
     assert seen["below"] == placed(FIRST, "8-15")
 
 
-@pytest.mark.parametrize(
-    ("moment", "mask", "status", "words"),
-    [
-        ("8-15", "12-15", 0, ""),
-        ("8-9", "8-9", 1, "mismatch: GPU 0 is on node 3, and its cpuset, 8-9, has no CPU there"),
-        ("8-9, pinned", "8-9", 0, "remote_home: rank 0 has CPUs away from NUMA node 3"),
-        ("8-15 again, pinned", "12-15", 0, "1 thread pinned to CPUs 12-15\n"),
-    ],
-)
+@pytest.mark.parametrize("moment", SHRINKING)
 def test_a_cpuset_takes_its_commands_along_and_a_pin_brings_them_back(
-    seen: Document, moment: str, mask: str, status: int, words: str
+    seen: Document, moment: str
 ) -> None:
+    _, mask, status, words = SHRINKING[moment]
     masks, ended, said = seen["shrinking"][moment]
     assert (masks, ended) == ([mask], status)
     assert words in said

@@ -19,8 +19,9 @@ from typing import Any
 import pytest
 
 from affinityd.cpuset import CpuSet, parse_list, parse_mask
+from tests.e2e.vm.guest_discovery import MOMENTS
 from tests.e2e.vm.hardware import BARE_NODE, CPUS, GPU_NODES, MEMORY_NODE, NODES, cpus_of, distance
-from tests.e2e.vm.reading import Document
+from tests.e2e.vm.inside import Document
 
 
 @pytest.fixture
@@ -118,25 +119,16 @@ def test_a_gpu_s_home_is_its_node_and_its_memory_a_nearest_one_s(seen: Document)
 
 # CPUs that come and go. The daemon asks for no event: it looks before each answer.
 
-#: After which change → the CPUs of GPU 0 and 1, of GPU 4, and all that are online.
-MOMENTS = {
-    "one offline since boot": (["12-15", "12-15"], ["28-30"], "0-30"),
-    "all online": (["12-15", "12-15"], ["28-31"], "0-31"),
-    "one taken offline": (["13-15", "13-15"], ["28-31"], "0-11,13-31"),
-    "a node taken offline": (["0-3", "4-7"], ["28-31"], "0-11,16-31"),
-    "all back online": (["12-15", "12-15"], ["28-31"], "0-31"),
-}
-
 
 @pytest.mark.parametrize(("generation", "moment"), [*enumerate(MOMENTS, start=1)])
 def test_the_next_answer_has_just_the_cpus_that_are_online(
     seen: Document, generation: int, moment: str
 ) -> None:
     """Every change is one generation."""
-    *cpulists, online = MOMENTS[moment]
+    *_, first_two, fifth, online = MOMENTS[moment]
     then = seen["hotplug"][moment]
     plans, file = then["answers"], then["node file"]
-    assert [[it for (it,) in of_ranks(plan, "cpulist")] for plan in plans] == cpulists
+    assert [[it for (it,) in of_ranks(plan, "cpulist")] for plan in plans] == [first_two, fifth]
     assert plans[0]["allowed"]["cpulist"] == file["topology"]["online"] == online
     assert {it["generation"] for it in (*plans, file)} == {generation}
 

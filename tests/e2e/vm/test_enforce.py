@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 
 from affinityd.cpuset import parse_list
-from tests.e2e.vm.holders import PLACES
-from tests.e2e.vm.reading import Document
+from tests.e2e.vm.guest_enforce import PLACES
+from tests.e2e.vm.inside import Document
 
 FILLED = 30 * 2**20  #: bytes that are to be found, of 32 MiB that were written
 FAR, HOME = "2", "7"  #: nodes of the pods

@@ -15,9 +15,9 @@ import pytest
 
 from affinityd.cpuset import CpuSet, parse_list
 from tests.e2e.slurm.node import read_tasks
+from tests.e2e.vm.guest_slurm import JOBS, MINORS, NODE, UNIQUE
 from tests.e2e.vm.hardware import CPUS_PER_NODE, GPU_NODES, NODES, cpus_of, distance
-from tests.e2e.vm.jobs import JOBS, MINORS, NODE, UNIQUE
-from tests.e2e.vm.reading import Document
+from tests.e2e.vm.inside import Document
 
 #: Of which step tasks see which of its GPUs: what Slurm's binding makes of them.
 BOUND = {

@@ -19,6 +19,7 @@ from typing import IO, cast
 
 from affinityd.cli import entry
 from tests.e2e.vm.inside import SOCKET, Ended
+from tests.support import daemons
 from tests.support.daemons import Daemon, eventually, is_ready
 
 #: What the commands import when they need it.
@@ -35,6 +36,7 @@ HASTELESS = {"AFFINITYD_TIMEOUT": "60"}  #: seconds; an emulated CPU is slow
 
 def main() -> None:
     """Run the scripts that are named, one after another; each prints its report, a line."""
+    daemons.PATIENCE = 600.0  # seconds; an emulated CPU is slow
     for name in sys.argv[1:]:
         if Forked(_forked(partial(_run, name))).wait() != 0:
             break
