@@ -9,14 +9,14 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from affinityd.enforce.backoff import GRACE
-from tests.support.children import program
+from tests.support.children import program, sleeping
 from tests.support.cpusets import cgroup, pod_parts, step_parts
 from tests.support.tiny import BOTH, CPUS
 
@@ -86,39 +86,24 @@ def playing() -> Iterator[Actors]:
             file.chmod(0o666)
         step, other = (enter(cgroup(*step_parts(it), cpus=BOTH)) for it in (JOB, JOB + 1))
         pod = enter(cgroup(*pod_parts(POD), cpus=BOTH))
+
+        def started(group: Path, file: str = "nothing", **env: str) -> int:
+            """Start a user's process in a cgroup, which has a file open; return its pid."""
+            before = (*AS_USER, "sh", "-c", 'exec "$@" 3<"$0"', f"{dev / file}")
+            process = enter(sleeping({**os.environ, **env}, before))
+            (group / "cgroup.procs").write_text(f"{process.pid}")
+            return process.pid
+
         began = time.monotonic()
-        job, of_amd = (enter(_sleeping(dev / "nothing", step)) for _ in range(2))
-        of_npu = enter(_sleeping(dev / "davinci0", step))
-        off = enter(_sleeping(dev / "nothing", other, AFFINITYD="off"))
-        in_pod = enter(_sleeping(dev / "nothing", pod))
+        job, of_amd, of_npu = started(step), started(step), started(step, "davinci0")
+        off, in_pod = started(other, AFFINITYD="off"), started(pod)
         asker = enter(program(ASKS))
-        (step / "cgroup.procs").write_text(str(asker.pid))
+        (step / "cgroup.procs").write_text(f"{asker.pid}")
         # What is called as Slurm's own in a step: the job has not ended.
         shutil.copy(shutil.which("sleep") or "", dev / "slurmstepd")
         for folder in (step, other):
-            enter(_running([os.fspath(dev / "slurmstepd"), "600"], folder))
+            keeper = enter(subprocess.Popen([dev / "slurmstepd", "600"]))
+            stack.callback(keeper.kill)
+            (folder / "cgroup.procs").write_text(f"{keeper.pid}")
         time.sleep(max(0.0, began + GRACE + 0.5 - time.monotonic()))
         yield Actors(job, in_pod, off, of_amd, of_npu, asker, dev)
-
-
-@contextmanager
-def _running(command: Sequence[str], group: Path, **env: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a program in a cgroup."""
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, **env}
-    ) as process:
-        (group / "cgroup.procs").write_text(str(process.pid))
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-@contextmanager
-def _sleeping(file: Path, group: Path, **env: str) -> Iterator[int]:
-    """Run a user's process in a cgroup, which has a file open; yield its pid."""
-    command = [*AS_USER, "sh", "-c", 'echo ready && exec sleep 600 <"$0"', os.fspath(file)]
-    with _running(command, group, **env) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        yield process.pid
