@@ -127,7 +127,8 @@ def all_of(gres_conf: str) -> dict[str, dict[str, str]]:
         gpus=[f"{minor}" for minor in MINORS],
         task_plugin="task/affinity,task/cgroup",
         constrain_devices=True,
-        conf=[f"{name}={INSTALLED}/{script}.sh" for name, script in scripts.items()],
+        # Messages may take long where an emulated CPU has little time.
+        conf=["MessageTimeout=100", *(f"{it}={INSTALLED}/{scripts[it]}.sh" for it in scripts)],
         topology="Sockets=2 CoresPerSocket=8 ThreadsPerCore=2",
         gres_conf=gres_conf,
         binds={RUN: "/run/affinityd", copy: INSTALLED},
