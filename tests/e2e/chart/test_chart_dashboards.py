@@ -121,6 +121,26 @@ def test_a_far_gpu_that_dcgm_sees_idle_has_its_pod(tmp_path: Path) -> None:
     play(tmp_path, *(asked(it, samples, 8, its) for it, its in both))
 
 
+def test_what_the_nics_of_a_gpu_carry_is_joined_by_node_device_and_port(tmp_path: Path) -> None:
+    """node_exporter's series name the node by a label, or by the instance alone."""
+    samples = {
+        made.of_gpu("affinityd_gpu_nic_info", gpu, device=device, port="1", link="PIX"): "1x9"
+        for gpu, device in ((0, "mlx5_0"), (0, "mlx5_1"), (1, "mlx5_1"))
+    }
+    counter = "node_infiniband_port_data_received_bytes_total"
+    for device, place in (
+        ("mlx5_0", {"instance": "gpu07:9100"}),
+        ("mlx5_1", {"instance": "10.0.0.7:9100", "node": "gpu07"}),
+        ("mlx5_0", {"instance": "gpu08:9100"}),
+        ("mlx5_9", {"instance": "gpu07:9100"}),
+    ):
+        samples[f"{counter}{labels(place, device=device, port='1')}"] = "0+60x9"
+    (panel,) = (it for it in NODE["panels"] if it["title"] == "What do the NICs of each GPU carry?")
+    expr = filled_in(panel["targets"][0]["expr"], CHOSEN)
+    gpus = [labels(gpu=f"{gpu}", pci_bus_id=f"0000:0{gpu}:00.0") for gpu in (0, 1)]
+    play(tmp_path, asked(expr, samples, 8, dict(zip(gpus, (2.0, 1.0), strict=True))))
+
+
 @EACH
 def test_each_query_is_of_the_prometheus_cluster_and_scrape_jobs_that_are_chosen(
     board: Board,

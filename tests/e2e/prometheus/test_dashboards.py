@@ -33,6 +33,7 @@ OF_POD = {"namespace": "gpu", "pod": "affinityd-x7k2p", "endpoint": "http"}
 
 CANNOT_SEE = "Which nodes cannot be seen, and why?"
 DO_NOT_PIN = "Which nodes do not pin as they are to?"
+OF_NICS = "What do the NICs of each GPU carry?"
 WITH_DCGM = "Which GPUs are far from their CPUs and idle, by pod?"
 #: Panel and query: nothing here is as it should be.
 EMPTY_ON_PURPOSE = {
@@ -41,6 +42,7 @@ EMPTY_ON_PURPOSE = {
     (DO_NOT_PIN, "C"),  # a process was reset five times
     (DO_NOT_PIN, "D"),  # the kernel refused a pin
     *((WITH_DCGM, it) for it in "AB"),  # there is no dcgm-exporter
+    *((OF_NICS, it) for it in "AB"),  # nor a node_exporter
 }
 
 
