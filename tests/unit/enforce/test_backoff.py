@@ -55,7 +55,8 @@ def test_what_is_reset_or_refused_is_given_up(
     assert found[30].why == f"{happened}the next pin is in 15 s"
     assert (found[30].cause, found[30].drifted) == ("unpinned", 2)
     end = f"{happened.replace('2', '6')}it is not pinned again until its cpuset changes"
-    assert (found[5985].why or "").startswith(f"{end}; check what it sets" if count else end)
+    why = found[5985].why or ""
+    assert why.startswith(f"{end}; check what it sets (OMP_PROC_BIND") if count else why == end
     assert {said(it)[0] for boot, it in found.items() if boot > tries[-1]} == {*GIVEN_UP}
     record = site.backoff.record(RANK)
     assert (site.backoff.resets, record.resets, record.pins) == (count, count, count)
@@ -92,6 +93,7 @@ def test_an_hours_rest_in_place_begins_the_count_anew() -> None:
         (7200, RANK, DRIFTED),
     ):
         assert said(*site.look(process, boot=boot + seconds)) == verdict
+    assert site.backoff.resets == 5 + 3  # each time that it had been in place
 
 
 def test_a_plan_that_changes_is_followed_at_once_and_is_no_reset() -> None:
