@@ -47,7 +47,9 @@ def first(topology: Topology, number: int | str | None = None) -> dict[int, list
 @pytest.mark.parametrize(
     ("gpus", "number", "expected"),
     [
-        ("0 1", 2, "a b"),
+        ("0 1", 2, "a b"),  # NCCL's topology files: Azure NDv4, DGX A100
+        ("2 3", 1, "a a"),  # AWS p4d and p4de
+        ("6", 4, "abcd"),  # AWS p5
         ("0 1 2 3", 4, "a c b d"),
         ("0 1", 4, "ab cd"),
         ("0 1 2 3", 2, "a b a b"),
