@@ -43,14 +43,14 @@ def gpu_nics(facts: NodeFacts) -> CheckResults:
     usable = usable_ports(topology.nics)
     if not usable:
         raise NotApplicableError("no port of an RDMA device is ACTIVE")
+    nearest = {gpu: nics_of_gpus(topology)[gpu.key].nearest[0].link for gpu in gpus}
+    far = [gpu for gpu, link in nearest.items() if link not in ON_SWITCH]
     lone = [it for nic, it in usable if all(topology.nearness(gpu, nic) == SYS for gpu in gpus)]
-    if lone:
+    if lone and far:  # where each GPU has a near one, the others are for storage
         yield warn(
             f"on another NUMA node than every GPU: {_devices(lone)}",
             "move the adapter to a slot of a node with GPUs; nothing, if it is for storage",
         )
-    nearest = nics_of_gpus(topology)
-    far = [gpu for gpu in gpus if nearest[gpu.key].nearest[0].link not in ON_SWITCH]
     if far and len(far) < len(gpus):
         yield warn(
             f"{named(far)} {'has' if len(far) == 1 else 'have'} no RDMA device on a PCI switch "
@@ -58,8 +58,8 @@ def gpu_nics(facts: NodeFacts) -> CheckResults:
             "give ranks that communicate most the other GPUs; a NIC in a slot of that switch helps",
             far,
         )
-    links = sorted({nearest[gpu.key].nearest[0].link for gpu in gpus})
-    yield ok(f"every GPU has an RDMA device as near as others have ({', '.join(links)})")
+    links = ", ".join(sorted({*nearest.values()}))
+    yield ok(f"every GPU has an RDMA device as near as others have ({links})")
 
 
 def _ports(facts: NodeFacts) -> list[tuple[Nic, RdmaPort]]:
