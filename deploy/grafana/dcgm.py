@@ -57,9 +57,9 @@ IDLE_GPUS = table_of(
             looks.SHARE_LEVELS,
         ),
     ],
-    about=f"Of GPUs with a mismatch now, those that worked for less than {IDLE} % of the last ten "
-    "minutes, by dcgm-exporter's DCGM_FI_DEV_GPU_UTIL: they may wait for their CPUs. Without a "
-    "pod: a process outside of Kubernetes.",
+    about=f"GPUs with a mismatch now that were busy for less than {IDLE} % of the last ten "
+    "minutes, by dcgm-exporter's DCGM_FI_DEV_GPU_UTIL: they may wait for their CPUs. A row without "
+    "a pod: the process runs outside Kubernetes.",
     sort="CPU time far",
     empty="none, or Prometheus scrapes no dcgm-exporter",
     height=7,

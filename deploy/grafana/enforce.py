@@ -42,74 +42,74 @@ def pinning(of: Selector) -> Sequence[Builder[Any]]:
                 ),
                 "off",
             ),
-            about="Daemons by --enforce. Who was to pin and cannot is among those that observe.",
+            about="Daemons by mode of --enforce. One that should pin and cannot is in observe.",
         ),
         stat_of(
             "GPUs that ran far",
             number(gpus(PIN, ALLOCATION, NEITHER)),
-            about="In the time range above, where a daemon enforces: a process of theirs was far "
-            "when it had run for ten seconds. Each is counted once, in one of the next three.",
+            about="GPUs of nodes with enforcement, in the time range above: a process was far "
+            "after its first ten seconds. Each GPU is in one of the next three panels.",
         ),
         stat_of(
             "… and a pin fixes it",
             number(gpus(PIN), ALLOCATION, NEITHER),
-            about="All of their processes had near CPUs. A daemon that observes would fix them; "
-            "one that pins does so before most of them are seen here: look at its pins below.",
+            about="The cpusets of their processes have near CPUs. In mode observe, a pin would fix "
+            "them. In mode pin, most are pinned before they appear here: see the pins below.",
             levels=looks.NONE_IS_BETTER,
         ),
         stat_of(
             "… that need another allocation",
             number(gpus(ALLOCATION)),
-            about="A job of theirs was given no CPU near its GPU, at least once. No pin helps: it "
-            "is the scheduler's to fix, and affinityd enforce on the node has the line that does.",
+            about="At least once, a job on the GPU was given no CPU near it. No pin helps. "
+            "`affinityd enforce` on the node names the scheduler's setting to change.",
             levels=looks.NONE_IS_GOOD,
         ),
         stat_of(
             "… that are left alone",
             number(gpus(NEITHER), ALLOCATION),
-            about="By the policy, by the job's own wish, or because they are no job's; below is "
-            "why.",
+            about="By the policy, by AFFINITYD=off of the job, or because the process is in no "
+            "job. The panels below have the reasons.",
         ),
         stat_of(
-            "In its way",
-            Query(or_none(f"sum({of('affinityd_enforce_hindered')})"), "hindered"),
-            Query(or_none(f"sum({of('affinityd_enforce_policy_error')})"), "policy broken"),
-            Query(or_none(f"count({of('affinityd_enforce_notices')} > 0)"), "half blind"),
-            about="Daemons that were to pin and observe, those whose policy file has an error, "
-            "and those that cannot see all that they need: environments, or the processes of "
-            "a GPU. affinityd enforce on the node, and its log, say why.",
+            "What hinders enforcement",
+            Query(or_none(f"sum({of('affinityd_enforce_hindered')})"), "cannot pin"),
+            Query(or_none(f"sum({of('affinityd_enforce_policy_error')})"), "policy error"),
+            Query(or_none(f"count({of('affinityd_enforce_notices')} > 0)"), "cannot see all"),
+            about="Daemons that should pin and can only observe; with an error in their policy "
+            "file; that cannot see environments or the processes of a GPU. `affinityd enforce` "
+            "on the node, and the daemon's log, say why.",
             levels=looks.NONE_IS_GOOD,
         ),
         graph_of(
             "Which processes does a pin fix?",
             Query(f"sum by (cause) ({of('affinityd_enforce_would_pin_processes')})", "{{cause}}"),
-            about="Processes that do not run where they are to. Mask: held to far CPUs. Unpinned: "
-            "held nowhere. Share: near, on CPUs that are another rank's by its mode. A daemon that "
-            "pins has them pinned by its next look.",
+            about="Processes that do not run where their plan puts them. Mask: the mask has far "
+            "CPUs. Unpinned: there is no pin. Share: near, but on CPUs of another rank. In mode "
+            "pin, they are pinned after the next scan.",
             unit=looks.COUNT,
             stacked=True,
             colors=DRIFT_COLORS,
         ),
         graph_of(
-            "Which are left alone, and why?",
+            "Which processes are left alone, and why?",
             Query(f"sum by (reason) ({of('affinityd_enforce_left_processes')}) > 0", "{{reason}}"),
-            about="Processes that do not run where they are to, or may run far away, and are not "
-            "pinned. Below is what each reason means.",
+            about="Processes that are far, or not where their plan puts them, and are not pinned. "
+            "The table below explains each reason.",
             unit=looks.COUNT,
             stacked=True,
             colors={"allocation": looks.RED, "given_up": looks.ORANGE},
         ),
         graph_of(
-            "What came of the pins?",
+            "What were the results of the pins?",
             Query(_grown(of, "pins_total", "outcome"), "{{outcome}}"),
             Query(_grown(of, "resets_total"), "reset by something else"),
             Query(_grown(of, "migrations_total", "outcome"), "memory {{outcome}}"),
-            about="Processes, each time. Cut: its cpuset has become smaller meanwhile. Unsettled: "
-            "it starts threads faster than they can be pinned, and the next look goes on. Many "
-            "resets: a runtime binds itself, as OpenMP's do; after a few it is given up.",
+            about="Each pin of a process counts. Cut: the cpuset had shrunk. Unsettled: the "
+            "process starts threads faster than they are pinned; the next scan continues. Many "
+            "resets: a runtime such as OpenMP binds its threads; the daemon then gives up.",
             unit=looks.COUNT,
         ),
-        words_of("Let alone: why, and what to do", LEFT_ALONE),
+        words_of("Left alone: why, and what to do", LEFT_ALONE),
     ]
 
 

@@ -28,40 +28,42 @@ NOW = [
         "GPUs that run far from their CPUs",
         Query(or_none(f"sum({MISMATCHED})"), "far"),
         Query(f"sum({of('affinityd_gpus')})", "of"),
-        about="A process of theirs is remote, mixed or unpinned now. The tables below say where.",
+        about="GPUs with a process that is remote, mixed or unpinned now. The tables below have "
+        "their nodes and jobs.",
     ),
     stat_of(
         "CPU time far from the GPU",
         Query(share(FAR, BUSY)),
-        about="Share of the CPU time of the GPUs' processes, in the time range above. Each such "
-        "access to memory or GPU crosses the interconnect between the sockets.",
+        about="Share of the CPU time of the GPUs' processes that far CPUs spent, in the time range "
+        "above. From a far CPU, each access to the GPU crosses the link between NUMA nodes.",
         unit=looks.SHARE,
         levels=looks.SHARE_LEVELS,
     ),
     stat_of(
         "CPU-hours a day far from the GPU",
         Query(f"sum({FAR}) * 24"),
-        about="At the pace of the time range above.",
+        about="CPU time of far CPUs in 24 hours, at the average rate of the time range above.",
         unit=looks.HOURS,
     ),
     stat_of(
-        "Nodes with such a GPU",
+        "Nodes with a GPU that runs far",
         Query(or_none(f"count(sum by (node) ({MISMATCHED}) > 0)"), "far"),
         Query(f"count(count by (node) ({of('affinityd_gpus')}))", "of"),
-        about="Many nodes and one cause: the scheduler. A few nodes: their gres.conf or BIOS.",
+        about="Many nodes with one cause: look at the scheduler's settings. A few nodes: look at "
+        "their gres.conf and firmware.",
     ),
     stat_of(
         "Processes of no living job",
         Query(or_none(f"sum({of('affinityd_gpu_orphan_processes')})")),
-        about="They hold a GPU's memory, and who started them is gone: the next job finds it full. "
-        "`affinityd audit` on the node names them; end them there.",
+        about="Orphans hold a GPU, and no job or session owns them: the next job finds the GPU's "
+        "memory taken. `affinityd audit --watch` on the node says which to end.",
         levels=looks.NONE_IS_GOOD,
     ),
     stat_of(
         "GPUs whose processes are not known",
         Query(or_none(f"count({of('affinityd_gpu_audited')} == 0)")),
-        about="The driver is being worked on, NVML is missing, or "
-        "the daemon lacks the right. The table below has the nodes.",
+        about="Work on the driver is under way, NVML does not answer, or the daemon lacks a "
+        "privilege. The table of nodes that cannot be seen, below, names them.",
         levels=looks.NONE_IS_BETTER,
     ),
 ]
@@ -70,8 +72,8 @@ WHY = [
     graph_of(
         "Why are GPUs far from their CPUs?",
         Query(f"sum by (cause) ({of(BY_CAUSE)})", "{{cause}}"),
-        about="GPUs with a process that runs far away, by cause; beside it is what to do. A GPU "
-        "may have two.",
+        about="GPUs with a process that may run on far CPUs, by cause. A GPU may have two causes. "
+        "The table beside it has the remedies.",
         unit=looks.COUNT,
         colors={"allocation": looks.RED, "mask": looks.ORANGE, "unpinned": looks.YELLOW},
     ),
@@ -80,16 +82,16 @@ WHY = [
         "How many CPUs work for GPUs, near and far?",
         Query(f"sum({RATE_FAR})", "far"),
         Query(f"sum({RATE_BUSY}) - sum({RATE_FAR})", "near"),
-        about="CPU seconds a second, by the CPU on which each thread was last seen.",
+        about="CPU seconds per second. A thread's time counts for its last CPU.",
         unit=looks.CPUS,
         stacked=True,
         colors={"far": looks.RED, "near": looks.GREEN},
     ),
     graph_of(
-        "What did jobs get that asked for a plan?",
+        "Which plans did jobs get?",
         Query(f"sum by (locality) ({rate(PLANNED)})", "{{locality}}"),
-        about="The worst locality of any rank. Remote: the job's cpuset had no CPU near its GPU, "
-        "which is the scheduler's to fix.",
+        about="Plans by the worst locality of any rank. Remote: the job's cpuset had no CPU near "
+        "its GPU; correct the scheduler's settings.",
         unit=looks.REQUESTS_PER_SECOND,
         stacked=True,
         colors={"local": looks.GREEN, "remote": looks.RED, "unknown": looks.GREY},
@@ -108,7 +110,7 @@ SIGHT = [
             ),
             "not ready",
         ),
-        about="Not ready: they run and could not read their machine; their log says why.",
+        about="Not ready: the daemon runs and could not read its machine. Its log says why.",
         width=4,
     ),
     stat_of(
@@ -122,15 +124,16 @@ PLANS = [
     graph_of(
         "In which mode are plans made?",
         Query(f"sum by (mode) ({rate(PLANNED)})", "{{mode}}"),
-        about="Sites that leave AFFINITYD_MODE alone see `node`.",
+        about="Without AFFINITYD_MODE, jobs ask for `node`. A request that names no mode gets "
+        "`unique_contiguous`.",
         unit=looks.REQUESTS_PER_SECOND,
         stacked=True,
     ),
     graph_of(
         "What is refused?",
         Query(f"sum by (result) ({rate(REFUSED)})", "{{result}}"),
-        about="422 malformed, 404 no such GPU, 409 cannot be satisfied, 503 not ready. The jobs' "
-        "own logs have the sentence.",
+        about="Requests for a plan by HTTP status. 404: no such GPU. 409: cannot be satisfied. "
+        "422: malformed. 503: not ready. The jobs' logs have the error message.",
         unit=looks.REQUESTS_PER_SECOND,
         stacked=True,
     ),

@@ -8,10 +8,8 @@ from deploy.grafana.frame import FLEET, NODE, SAME_TIME, way_to
 from deploy.grafana.queries import UP, increase, share
 from deploy.grafana.tables import Column, Link, table_of
 
-NO_RULES = "nothing here: are the rules of rules/affinityd.yaml loaded?"
-NO_JOBS = (
-    "nothing here: jobs are named where the daemons run with --job-series (settings.jobSeries)"
-)
+NO_RULES = "no rows: load the rules of rules/affinityd.yaml"
+NO_JOBS = "no jobs, or the daemons run without --job-series (in the chart: settings.jobSeries)"
 
 TO_NODE = Link("Look at this node", way_to(NODE, "var-node=${__value.raw}", SAME_TIME))
 TO_JOB = Link("Where does it run?", way_to(FLEET, "var-job_id=${__value.raw}", SAME_TIME))
@@ -37,8 +35,8 @@ NODES = table_of(
             looks.AGO,
         ),
     ],
-    about="Costs are of the time range above; GPUs and since when are of now, as far back as "
-    "the daemon has run. A click on a node shows its GPUs.",
+    about="GPUs are of now; CPU time and CPU-hours are of the time range above. Since: the oldest "
+    "mismatch that still holds, at most as old as the daemon. A click on a node shows its GPUs.",
     sort="CPU-hours a day",
     links={"Node": TO_NODE},
     empty=NO_RULES,
@@ -68,8 +66,8 @@ JOBS = table_of(
             looks.AGO,
         ),
     ],
-    about="Of the time range above, jobs that have ended too. Pods go by their uid: "
-    "kube_pod_info has their names. `other` is all jobs beyond --job-series.",
+    about="Jobs of the time range above, also those that have ended. A pod is named by its uid: "
+    "kube_pod_info has its name. `other`: all jobs beyond the N of --job-series.",
     sort="CPU-hours far",
     links={"Job": TO_JOB},
     empty=NO_JOBS,
@@ -87,7 +85,7 @@ NODES_OF_JOBS = table_of(
         ),
         Column("of", f"sum by (node, job_id) ({of_job('affinityd_job_gpus')})"),
     ],
-    about="Now. A click on a job in the table beside it leaves that job alone here.",
+    about="Jobs that run now. A click on a job in the table beside it shows only that job here.",
     sort="GPUs far",
     links={"Node": TO_NODE},
     empty=NO_JOBS,
@@ -95,16 +93,16 @@ NODES_OF_JOBS = table_of(
 )
 
 HINDERED = table_of(
-    "Which nodes do not pin as they are to?",
+    "Which nodes cannot pin as configured?",
     {"node": "Node"},
     [
         Column(
-            "To pin, observes",
+            "Cannot pin",
             f"sum by (node) ({of('affinityd_enforce_hindered')}) > 0",
             levels=looks.NONE_IS_GOOD,
         ),
         Column(
-            "Policy broken",
+            "Policy error",
             f"sum by (node) ({of('affinityd_enforce_policy_error')}) > 0",
             levels=looks.NONE_IS_GOOD,
         ),
@@ -115,8 +113,9 @@ HINDERED = table_of(
         ),
         Column("Pins refused", f"sum by (node) ({REFUSED_PINS}) > 0", levels=looks.NONE_IS_BETTER),
     ],
-    about="Refused: in the time range above; the rest is now. affinityd enforce there says why.",
-    sort="To pin, observes",
+    about="Pins refused: in the time range above; the other columns are of now. "
+    "`affinityd enforce` on the node says why.",
+    sort="Cannot pin",
     links={"Node": TO_NODE},
     empty="none",
     height=8,
@@ -133,7 +132,7 @@ UNSEEN = table_of(
             f"{of('affinityd_gpu_audited')})",
         ),
         Column(
-            "GPUs not seen into",
+            "GPUs not known",
             f"sum by (node) ({of('affinityd_gpu_audited')} == bool 0) > 0",
         ),
         Column(
@@ -146,10 +145,11 @@ UNSEEN = table_of(
             looks.SECONDS,
         ),
     ],
-    about="No audit: --scan-interval=off, as in a pod without hostPID. Not known: the "
-    "driver or MIG modes are being changed, or /run/affinityd/hold stops NVML; no NVML "
-    "(runtimeClassName: nvidia); no right to read /proc. `affinityd audit` there says which.",
-    sort="GPUs not seen into",
+    about="No audit: the daemon does not scan (--scan-interval off; in the chart audit.enabled: "
+    "false). GPUs not known: work on the driver, a file /run/affinityd/hold, no NVML (in a pod: "
+    "runtimeClassName: nvidia), or no privilege; `affinityd audit` on the node says which. "
+    "Last scan: its age, if it is too old.",
+    sort="GPUs not known",
     links={"Node": TO_NODE},
     empty="all nodes are seen",
     width=16,

@@ -6,7 +6,7 @@ from deploy.grafana import looks
 from deploy.grafana.dcgm import IDLE_GPUS
 from deploy.grafana.node_series import BUSY, FAR, MISMATCH, NAMED, of
 from deploy.grafana.panels import graph_of, timeline_of
-from deploy.grafana.queries import GPU, Query, increase, rate, share, worst_placement
+from deploy.grafana.queries import CLUSTER, GPU, Query, increase, rate, share, worst_placement
 from deploy.grafana.tables import Column, table_of
 
 GPUS = [
@@ -14,17 +14,18 @@ GPUS = [
         "Where do the processes of each GPU run?",
         Query(worst_placement(of), NAMED),
         mapping=looks.WORST,
-        about="The worst of its processes. Local: near its GPU alone. Mixed: near and far. Remote: "
-        "far alone. Unpinned: on the whole machine. A gap: not known.",
+        about="The worst placement of its processes. Local: near CPUs only. Mixed: near and far. "
+        "Remote: far only. Unpinned: all CPUs. Unknown: the GPU's NUMA node is not known. A gap: "
+        "its processes are not known.",
         height=10,
     ),
     timeline_of(
         "Why are they far?",
         Query(f"max by ({GPU}, cause) ({MISMATCH}) == 1", f"{NAMED}: {{{{cause}}}}"),
         mapping=looks.words({1: ("far", looks.ORANGE)}),
-        about="Empty is good. Allocation: the scheduler gave the job no near CPU. Mask: it has "
-        "near CPUs and is held to others. Unpinned: there is no pin. The fleet view says what "
-        "to do.",
+        about="Empty: no GPU is far. Allocation: the scheduler gave the job no near CPU. Mask: "
+        "near CPUs are allowed, but the mask leaves them out. Unpinned: there is no pin. The "
+        "fleet dashboard has the remedies.",
         height=10,
     ),
     table_of(
@@ -33,7 +34,7 @@ GPUS = [
         [
             Column("NUMA node", f"max by ({GPU}) ({of('affinityd_gpu_numa_node')})"),
             Column(
-                "Seen into",
+                "Processes known",
                 f"max by ({GPU}) ({of('affinityd_gpu_audited')})",
                 levels=looks.Levels([(None, looks.YELLOW), (1, looks.GREEN)]),
             ),
@@ -57,19 +58,23 @@ GPUS = [
                 looks.AGO,
             ),
         ],
-        about="`affinityd audit` on the node has the processes themselves. No NUMA node: the "
-        "machine does not say where the GPU is, and nothing about it can be judged.",
+        about="`affinityd audit` on the node lists the processes. Processes known: 1 if they are, "
+        "else 0. No NUMA node: the machine does not say where the GPU is, so its processes "
+        "cannot be judged.",
         sort="CPU time far",
     ),
 ]
 
 
 def _infiniband(direction: str) -> str:
-    """Return what each RDMA port carries, by node_exporter; its node may be in `instance` alone."""
+    """Return what each RDMA port carries, by node_exporter; only `instance` may name its node.
+
+    Its largest value counts: two jobs may scrape one node_exporter.
+    """
     name = f"node_infiniband_port_data_{direction}_bytes_total"
-    named, other = (rate(f'{name}{{node{sign}""}}') for sign in ("!=", "="))
+    named, other = (rate(f'{name}{{{CLUSTER},node{sign}""}}') for sign in ("!=", "="))
     by_instance = f'label_replace({other}, "node", "$1", "instance", "(.+?)(?::[0-9]+)?")'
-    return f"sum by (node, device, port) ({named} or {by_instance})"
+    return f"max by (node, device, port) ({named} or {by_instance})"
 
 
 def _carried(direction: str) -> str:
@@ -83,9 +88,9 @@ NICS = [
         "What do the NICs of each GPU carry?",
         Query(_carried("received"), f"{NAMED} received"),
         Query(_carried("transmitted"), f"{NAMED} sent"),
-        about="By node_exporter's infiniband collector, of the RDMA ports that plans give the GPU. "
-        "A port that GPUs share counts for each. Empty: there are none, or Prometheus scrapes no "
-        "node_exporter.",
+        about="Traffic of the RDMA ports that plans give the GPU, by node_exporter's infiniband "
+        "collector. A port that GPUs share counts for each. Empty: the node has no such port, "
+        "Prometheus scrapes no node_exporter there, or its label node differs.",
         unit=looks.BYTES_PER_SECOND,
     ),
 ]
@@ -95,21 +100,22 @@ COST = [
     graph_of(
         "What share of each GPU's CPU time is far?",
         Query(share(rate(FAR), rate(BUSY), GPU), NAMED),
-        about="By the CPU on which each thread was last seen, every scan.",
+        about="A thread's time counts for the CPU on which a scan last saw it.",
         unit=looks.SHARE,
     ),
     graph_of(
         "How many CPUs work for each GPU?",
         Query(f"sum by ({GPU}) ({rate(BUSY)})", NAMED),
-        about="Of its processes and their descendants, DataLoader workers too.",
+        about="CPU seconds per second of its processes and their descendants, such as DataLoader "
+        "workers.",
         unit=looks.CPUS,
         stacked=True,
     ),
     graph_of(
-        "Where may their threads run?",
+        "Where may the threads of the GPUs' processes run?",
         Query(f"sum by (placement) ({of('affinityd_gpu_threads')})", "{{placement}}"),
-        about="Threads that a library pinned itself, as NCCL and OpenMP do, are among them and "
-        "make no mismatch.",
+        about="Threads by placement. Those that a library such as NCCL or OpenMP has pinned count "
+        "here, but are no mismatch.",
         unit=looks.COUNT,
         stacked=True,
         colors=looks.PLACEMENTS,
@@ -118,7 +124,7 @@ COST = [
         "Orphans and overlaps",
         Query(f"sum({of('affinityd_gpu_orphan_processes')})", "processes of no living job"),
         Query(f"max({of('affinityd_pin_overlap_cpus')})", "CPUs to which two jobs are pinned"),
-        about="Both are 0 on a node that is well.",
+        about="Both should be 0.",
         unit=looks.COUNT,
     ),
 ]

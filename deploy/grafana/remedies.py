@@ -13,14 +13,14 @@ REMEDIES = {
         ),
     ),
     "mask": (
-        "has near CPUs, and is held to others",
+        "may use near CPUs, but its mask leaves them out",
         (
-            "look at its binding: `--cpu-bind`, `numactl`, `taskset`, `OMP_PLACES`. Start it by "
+            "find what binds it: `--cpu-bind`, `numactl`, `taskset`, `OMP_PLACES`. Start it by "
             "the TaskProlog, `affinityd exec` or `/affinity/run`"
         ),
     ),
     "unpinned": (
-        "may run on the whole machine, so on the far side too",
+        "has no pin, and may run on far CPUs",
         "start it by the TaskProlog, `affinityd exec` or `/affinity/run`",
     ),
 }
@@ -29,24 +29,27 @@ REMEDIES = {
 REASONS = {
     "allocation": (
         "its job was given no CPU near its GPU",
-        "as for the cause `allocation`; `affinityd enforce` has the line or the setting",
+        "`affinityd enforce` names the line of `gres.conf` or the setting of kubelet",
     ),
     "given_up": (
-        "it was reset again and again",
-        "find who binds it: `KMP_AFFINITY`, `OMP_PROC_BIND`, its launcher; or a rule to leave it",
+        "its pin was reset or refused again and again",
+        "find what binds it: `KMP_AFFINITY`, `OMP_PROC_BIND`, its launcher; or leave it by a rule",
     ),
-    "on_purpose": ("it was pinned on purpose", "nothing, if that is so"),
-    "no_plan": ("there is no plan for it", "`affinityd enforce` says why; other settings"),
-    "no_job": ("it is in no job", "a rule with its `cgroup`, if it is one"),
-    "no_policy": ("the policy has never been readable", "correct the file: the log says where"),
-    "policy": ("a rule leaves it", "nothing, if that is so"),
-    "opted_out": ("its environment has `AFFINITYD=off`", "nothing, if that is so"),
-    "orphan": ("its job is over", "end it: the next job finds the GPU's memory taken"),
+    "on_purpose": ("it was pinned on purpose", "nothing, if that is intended"),
+    "no_plan": ("its mode has no CPUs for it", "`affinityd enforce` says what to change"),
+    "no_job": ("it is in no job", "nothing; to pin it, name its `cgroup` in a rule"),
+    "no_policy": ("no policy could be read yet", "correct the file: the log says where"),
+    "policy": ("a rule of the policy leaves it alone", "nothing, if that is intended"),
+    "opted_out": ("its environment has `AFFINITYD=off`", "nothing, if that is intended"),
+    "orphan": ("no job or session owns it", "end it: the next job finds the GPU's memory taken"),
     "unknown_place": ("its GPU's NUMA node is not known", "`affinityd doctor` on the node"),
-    "unknown_cpuset": ("its cgroup cannot be read", "in a pod: `hostPID`, which brings cgroups"),
-    "young": ("it has just started", "nothing: it is looked at again"),
-    "waiting": ("it was reset lately", "nothing: it is pinned again later"),
-    "daemon": ("it is known to run on every node", "nothing"),
+    "unknown_cpuset": (
+        "its cpuset is not known",
+        "in a pod: `hostPID: true`; on Slurm: `ConstrainCores=yes` in `cgroup.conf`",
+    ),
+    "young": ("it has run for less than 10 s", "nothing: the next scan judges it"),
+    "waiting": ("its pin was reset or refused", "nothing: it is pinned again later"),
+    "daemon": ("it is a known system daemon", "nothing"),
 }
 
 _ROWS = [f"| **{cause}** | {what} | {remedy} |" for cause, (what, remedy) in REMEDIES.items()]

@@ -1,12 +1,14 @@
 """All messages in one list: python -m docs.check.messages prints it, to be read as one text.
 
 A message is a text of three words or more that a program may print: a string of the package that is
-no docstring, a quoted text of the shell scripts, a text of an alert, a `fail` of the chart.
+no docstring, a quoted text of the shell scripts, a text of an alert or of a dashboard's panel, a
+`fail` of the chart.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,6 +90,14 @@ def of_chart(path: Path) -> Iterator[Message]:
         yield f"{path.relative_to(ROOT)}", text
 
 
+def of_dashboard(path: Path) -> Iterator[Message]:
+    """Yield the titles and texts of a dashboard's panels."""
+    for panel in json.loads(path.read_text())["panels"]:
+        text = panel.get("description") or panel.get("options", {}).get("content", "")
+        if panel["type"] != "row":
+            yield f"{path.relative_to(ROOT)}", f"{panel['title']}: {text}"
+
+
 def messages() -> Iterator[Message]:
     """Yield all messages."""
     for path in sorted((ROOT / "affinityd").rglob("*.py")):
@@ -97,6 +107,8 @@ def messages() -> Iterator[Message]:
             yield from of_script(path)
     for path in sorted(CHART.glob("rules/*.yaml")):
         yield from of_rules(path)
+    for path in sorted(CHART.glob("dashboards/*.json")):
+        yield from of_dashboard(path)
     for path in sorted(CHART.glob("templates/*")):
         if path.is_file():
             yield from of_chart(path)

@@ -131,10 +131,12 @@ def test_what_the_nics_of_a_gpu_carry_is_joined_by_node_device_and_port(tmp_path
     for device, place in (
         ("mlx5_0", {"instance": "gpu07:9100"}),
         ("mlx5_1", {"instance": "10.0.0.7:9100", "node": "gpu07"}),
+        ("mlx5_0", {"instance": "gpu07:9100", "job": "scraped-twice"}),
         ("mlx5_0", {"instance": "gpu08:9100"}),
         ("mlx5_9", {"instance": "gpu07:9100"}),
     ):
         samples[f"{counter}{labels(place, device=device, port='1')}"] = "0+60x9"
+    samples[f'{counter}{{cluster="b",node="gpu07",device="mlx5_0",port="1"}}'] = "0+900x9"
     (panel,) = (it for it in NODE["panels"] if it["title"] == "What do the NICs of each GPU carry?")
     expr = filled_in(panel["targets"][0]["expr"], CHOSEN)
     gpus = [labels(gpu=f"{gpu}", pci_bus_id=f"0000:0{gpu}:00.0") for gpu in (0, 1)]
@@ -215,4 +217,4 @@ def bold(board: Board, title: str) -> set[str]:
 def test_texts_have_a_remedy_for_every_cause_and_explain_every_reason() -> None:
     assert bold(FLEET, "What to do") == set(CAUSES)
     for board in BOARDS.values():
-        assert bold(board, "Let alone: why, and what to do") == set(REASONS)
+        assert bold(board, "Left alone: why, and what to do") == set(REASONS)

@@ -95,8 +95,8 @@ def test_a_fleets_alert_is_one_for_a_cluster_names_it_and_counts_its_nodes(tmp_p
     counts = {'{cluster="east"}': 2, '{cluster="west"}': 1, "{}": 1}
     play(tmp_path, *(asked(ALERTS[it]["expr"], FLEETS, 80, counts) for it in sorted(FLEET)))
     of = {'{"cluster": "east"}': "2 node(s) of east", '{"cluster": "west"}': "1 node(s) of west"}
-    said = {its: f"{nodes} run GPU processes that nothing has pinned." for its, nodes in of.items()}
-    said["{}"] = "1 node(s) run GPU processes that nothing has pinned."
+    said = {its: f"{nodes} run GPU processes without a pin." for its, nodes in of.items()}
+    said["{}"] = "1 node(s) run GPU processes without a pin."
     play(tmp_path, alerted("AffinitydUnpinned", FLEETS, 80, said))
 
 

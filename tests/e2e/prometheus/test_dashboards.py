@@ -32,7 +32,7 @@ AUDITED, DEFAULT, GONE = "127.0.0.1", "gpu09.example.org", "gone"
 OF_POD = {"namespace": "gpu", "pod": "affinityd-x7k2p", "endpoint": "http"}
 
 CANNOT_SEE = "Which nodes cannot be seen, and why?"
-DO_NOT_PIN = "Which nodes do not pin as they are to?"
+DO_NOT_PIN = "Which nodes cannot pin as configured?"
 OF_NICS = "What do the NICs of each GPU carry?"
 WITH_DCGM = "Which GPUs are far from their CPUs and idle, by pod?"
 #: Panel and query: nothing here is as it should be.
@@ -132,7 +132,7 @@ SHOWN = {
     "node: CPUs A": 256,
 }
 ASKED = {
-    "fleet: What did jobs get that asked for a plan? A",
+    "fleet: Which plans did jobs get? A",
     "node: How long does a plan take? A",
 }
 
