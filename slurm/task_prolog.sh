@@ -13,9 +13,18 @@ trap 'exit 0' EXIT
 exec 2>/dev/null
 run=/run/affinityd
 
-for name in CPULIST LOCALITY ALLOWED JOB_GPUS WARNINGS UNPINNED; do # a batch script's
+for name in CPULIST LOCALITY ALLOWED JOB_GPUS WARNINGS UNPINNED RDMA; do # a batch script's
     eval "[ -z \"\${AFFINITYD_$name+inherited}\" ]" || printf 'unset AFFINITYD_%s\n' "$name"
 done
+shared_file=${0%/*}/pinning.sh
+# Its NICs, too: this may be another node, where a library fails that is told to use no others.
+if [ -n "${AFFINITYD_RDMA-}" ] && [ -r "$shared_file" ]; then
+    # shellcheck source=affinityd/kubernetes/files/pinning.sh
+    . "$shared_file"
+    for name in $(former_nics); do
+        printf 'unset %s\n' "$name"
+    done
+fi
 
 # A task without GPUs is left here: sh has not parsed the rest yet, which would take longer.
 if [ -n "${CUDA_VISIBLE_DEVICES+set}" ]; then
@@ -57,7 +66,6 @@ read_lines() { # PREFIX FILE: PREFIX_NAME of each line NAME=VALUE; the last of a
     done <"$2"
 }
 
-shared_file=${0%/*}/pinning.sh
 [ -r "$shared_file" ] || leave "$shared_file cannot be read"
 # shellcheck source=affinityd/kubernetes/files/pinning.sh
 . "$shared_file"

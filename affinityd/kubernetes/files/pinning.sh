@@ -167,33 +167,42 @@ os.sched_setaffinity(int(sys.argv[2]), cpus)
 ' "$1" "$2"
 }
 # Libraries that AFFINITYD_NICS names are told which RDMA devices are near the GPUs. What the user has
-# set stays; a value of an earlier pin (AFFINITYD_RDMA) is replaced.
+# set stays; a value of an earlier pin is replaced.
 nic_variables() { # prints NAME=value, a line each
     case ${AFFINITYD_NICS:-none},$rdma in none,* | *[!A-Za-z0-9_.:,-]*) return ;; esac
-    former=${AFFINITYD_RDMA-} ports='' set_one=''
+    for name in $(former_nics); do
+        unset "$name"
+    done
+    ports='' set_one=''
     IFS=,
     for port in $rdma; do
         ! can_open "${port%:*}" "${port#*:}" || ports=${ports:+$ports,}$port
     done
     for library in ${ports:+$AFFINITYD_NICS}; do
         case $library in
-        ucx) nic_variable UCX_NET_DEVICES "$ports" "$former" "${UCX_NET_DEVICES-}" ;;
-        nvshmem) nic_variable NVSHMEM_HCA_LIST "$ports" "$former" "${NVSHMEM_HCA_LIST-}" ;;
-        nccl) nic_variable NCCL_IB_HCA "=$ports" "=$former" "${NCCL_IB_HCA-}" ;; # else it is a prefix
-        uccl)
-            nic_variable UCCL_P2P_RDMA_DEV "$(devices "$ports")" "$(devices "$former")" \
-                "${UCCL_P2P_RDMA_DEV-}"
-            ;;
+        ucx) nic_variable UCX_NET_DEVICES "$ports" "${UCX_NET_DEVICES-}" ;;
+        nvshmem) nic_variable NVSHMEM_HCA_LIST "$ports" "${NVSHMEM_HCA_LIST-}" ;;
+        nccl) nic_variable NCCL_IB_HCA "=$ports" "${NCCL_IB_HCA-}" ;; # else it is a prefix
+        uccl) nic_variable UCCL_P2P_RDMA_DEV "$(devices "$ports")" "${UCCL_P2P_RDMA_DEV-}" ;;
         esac
     done
     unset IFS
     [ -z "$set_one" ] || printf '%s\n' "AFFINITYD_RDMA=$ports"
 }
-nic_variable() { # NAME VALUE FORMER VALUE-NOW
-    [ -z "$4" ] || [ "$4" = "$3" ] || return
+nic_variable() { # NAME VALUE VALUE-NOW
+    [ -z "$3" ] || return
     printf '%s=%s\n' "$1" "$2"
     set_one=yes
 }
+former_nics() ( # prints the variables that an earlier pin has set, by its AFFINITYD_RDMA
+    former=${AFFINITYD_RDMA-}
+    case $former in '' | *[!A-Za-z0-9_.:,-]*) return ;; esac
+    IFS=,
+    [ "${UCX_NET_DEVICES-}" != "$former" ] || printf 'UCX_NET_DEVICES\n'
+    [ "${NVSHMEM_HCA_LIST-}" != "$former" ] || printf 'NVSHMEM_HCA_LIST\n'
+    [ "${NCCL_IB_HCA-}" != "=$former" ] || printf 'NCCL_IB_HCA\n'
+    [ "${UCCL_P2P_RDMA_DEV-}" != "$(devices "$former")" ] || printf 'UCCL_P2P_RDMA_DEV\n'
+)
 devices() { # PORTS: their devices, each once
     found=''
     for port in $1; do

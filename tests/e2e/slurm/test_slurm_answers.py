@@ -98,7 +98,7 @@ OWN_NAMES = (
     *("job", "granted", "visible", "masks", "mode", "share", "mask", "run", "curl", "taskset"),
     *("socket", "settings", "facts", "proc", "ls", "id", "trust", "trusted", "own", "above"),
 )
-TOLD = ("CPULIST", "LOCALITY", "ALLOWED", "JOB_GPUS", "WARNINGS", "UNPINNED")
+TOLD = ("CPULIST", "LOCALITY", "ALLOWED", "JOB_GPUS", "WARNINGS", "UNPINNED", "RDMA")
 LIBRARIES = ("OPENSSL_CONF", "SSLKEYLOGFILE", "GNUTLS_SYSTEM_PRIORITY_FILE")
 
 #: A user's environment, where some files are in a folder.
