@@ -92,7 +92,8 @@ case $(setting AFFINITYD) in '' | [Oo][Nn] | 1 | [Yy][Ee][Ss] | [Tt][Rr][Uu][Ee]
 socket=$(setting AFFINITYD_SOCKET)
 socket=${socket:-$run/affinityd.sock}
 proc=/proc ls=ls id=id
-trust=${0%/*}/pinning.sh problem="${0%/*}/pinning.sh cannot be read"
+self=$(readlink -f "$0") # a site may link it into the folder of Prolog=/etc/slurm/prolog.d/*
+trust=${self%/*}/pinning.sh problem="${self%/*}/pinning.sh cannot be read"
 tries='1 2 3 4 5 6 7 8 9 10 11 12' # of ms: curl waits for no room in a queue, unix(7)
 if [ -r "$trust" ]; then
     # shellcheck source=affinityd/kubernetes/files/pinning.sh

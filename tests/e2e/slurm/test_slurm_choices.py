@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.slurm.alone import JOB, Node, beside, said
-from tests.e2e.slurm.node import GPU_NODES, MINORS
+from tests.e2e.slurm.node import GPU_NODES, MINORS, SCRIPTS
 from tests.support.daemons import PATIENCE, Daemon, running
 from tests.support.tiny import BOTH, FAR, tiny_tree
 
@@ -182,6 +182,13 @@ def test_a_node_without_a_daemon_is_drained_only_where_the_site_says_so(
         if tells:
             syslog.settimeout(PATIENCE)
             assert line in syslog.recv(4096).decode()
+
+
+def test_a_prolog_that_is_linked_into_a_folder_of_prologs_finds_the_daemon(it: Node) -> None:
+    link = f"ln -s {SCRIPTS}/prolog.sh /run/50-affinityd"
+    linked = replace(it, settings="AFFINITYD_DRAIN=yes", more=link)
+    done = linked.run_script("/run/50-affinityd", {**JOB, **GPU})
+    assert (done.status, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("job", ["", "../../etc/passwd", "12x"])
