@@ -34,15 +34,16 @@ def read_nics(tree: Tree, devices: Sequence[PciDevice], locator: NumaLocator) ->
     for device in devices:
         if device.base_class == NETWORK:
             interfaces = tuple(_interfaces(tree, device.folder))
+            bond = _bond(tree, interfaces)
             yield Nic(
                 pci_bus_id=device.address,
                 numa_node=locator.locate(device)[0],
                 kind=_KINDS.get(device.class_code or 0, "network"),
                 names=tuple(printable(name) for _, name in interfaces),
                 pci_path=device.path,
-                ports=tuple(_ports(tree, device.folder, interfaces)),
+                ports=tuple(_ports(tree, device.folder, interfaces, bond)),
                 physical=_target(tree, f"{device.folder}/physfn"),
-                bond=_bond(tree, interfaces),
+                bond=bond,
             )
 
 
@@ -51,7 +52,7 @@ def port_states(tree: Tree) -> tuple[tuple[str, str | None], ...]:
     folders = (
         f"{RDMA}/{device}/ports/{number}/state"
         for device in tree.list(RDMA, is_anonymous)
-        for number in tree.list(f"{RDMA}/{device}/ports", str.isdigit)
+        for number in tree.list(f"{RDMA}/{device}/ports", _is_number)
     )
     slingshot = (f"{CXI}/{name}/device/port/link" for name in tree.list(CXI))
     return tuple((path, tree.read(path)) for path in (*folders, *slingshot))
@@ -69,12 +70,16 @@ def _interfaces(tree: Tree, folder: str) -> Iterator[tuple[str, str]]:
                 yield f"{place}/{kind}", name
 
 
-def _ports(tree: Tree, folder: str, interfaces: Sequence[tuple[str, str]]) -> Iterator[RdmaPort]:
+def _ports(
+    tree: Tree, folder: str, interfaces: Sequence[tuple[str, str]], bond: str | None
+) -> Iterator[RdmaPort]:
     nets = [printable(name) for place, name in interfaces if place.endswith("/net")]
     for place, name in interfaces:
         if place == f"{folder}/infiniband":
-            for number in tree.list(f"{place}/{name}/ports", str.isdigit):
-                yield _port(tree, f"{place}/{name}/ports/{number}", name, int(number), nets)
+            for number in tree.list(f"{place}/{name}/ports", _is_number):
+                port = f"{place}/{name}/ports/{number}"
+                netdev = _netdev(tree, port, nets, bond)
+                yield _port(tree, port, name, int(number), netdev)
         elif place == f"{folder}/cxi":
             yield RdmaPort(
                 device=printable(name),
@@ -86,19 +91,29 @@ def _ports(tree: Tree, folder: str, interfaces: Sequence[tuple[str, str]]) -> It
             )
 
 
-def _port(tree: Tree, folder: str, device: str, number: int, nets: Sequence[str]) -> RdmaPort:
-    """Read a port; its interface is that of its first GID, else the only one of the adapter."""
+def _is_number(name: str) -> bool:
+    return name.isascii() and name.isdigit()
+
+
+def _netdev(tree: Tree, port: str, nets: Sequence[str], bond: str | None) -> str | None:
+    """Return the interface of a port's first GID, else the only one of the adapter.
+
+    No other name is read: it could have a hardware address.
+    """
+    names = nets if bond is None else (*nets, bond)
+    said = tree.read(f"{port}/gid_attrs/ndevs/0", *names) if names else None
+    return printable(said) if said else nets[0] if len(nets) == 1 else None
+
+
+def _port(tree: Tree, folder: str, device: str, number: int, netdev: str | None) -> RdmaPort:
     layer = tree.read(f"{folder}/link_layer")
-    netdev = tree.read(f"{folder}/gid_attrs/ndevs/0")
-    if netdev is None or not is_anonymous(netdev):
-        netdev = nets[0] if len(nets) == 1 else None
     return RdmaPort(
         device=printable(device),
         number=number,
         is_active=(tree.read(f"{folder}/state") or "").startswith(ACTIVE),
         gbps=_first_number(tree.read(f"{folder}/rate") or ""),
         link_layer=printable(layer) if layer and layer != UNKNOWN else None,
-        netdev=netdev and printable(netdev),
+        netdev=netdev,
     )
 
 

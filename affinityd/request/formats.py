@@ -20,7 +20,7 @@ from affinityd.request.document import (
     UnderstoodRequest,
     WarningDocument,
 )
-from affinityd.request.nic_variables import UNASKED, variables
+from affinityd.request.nic_variables import UNASKED, VLLM_SELECTION, variables
 from affinityd.request.parameters import Request
 from affinityd.topology.model import SLINGSHOT
 from affinityd.topology.rdma import NearNic
@@ -166,10 +166,22 @@ def _nics(reply: Reply) -> Iterator[str]:
 
 
 def _vllm(reply: Reply) -> Iterator[str]:
-    """Yield the variable from which vLLM takes the NIC of each GPU: the best one's."""
-    best = {rank.gpu.pci_bus_id: reply.nics[rank.rank][:1] for rank in reply.ranks}
-    pairs = (f"{gpu}={near.nic.pci_bus_id}" for gpu, found in best.items() for near in found)
-    yield f"VLLM_GPU_NIC_PCIE_MAPPING={','.join(pairs)}"
+    """Yield the variables by which vLLM gives each worker the best NIC of its GPU.
+
+    vLLM does not start with one of them alone, nor with a GPU without a NIC of verbs.
+    """
+    best = {
+        rank.gpu.pci_bus_id: [*filter(_has_port_1, reply.nics[rank.rank])] for rank in reply.ranks
+    }
+    if all(best.values()):
+        pairs = (f"{gpu}={first.nic.pci_bus_id}" for gpu, (first, *_) in best.items())
+        yield f"VLLM_GPU_NIC_PCIE_MAPPING={','.join(pairs)}"
+        yield f"VLLM_NIC_SELECTION_VARS={VLLM_SELECTION}"
+
+
+def _has_port_1(near: NearNic) -> bool:
+    """Whether vLLM could name a port: it appends one number to all of its devices."""
+    return near.port.number == 1 and near.port.link_layer != SLINGSHOT
 
 
 def _names(rank: RankPlan) -> Iterator[str]:

@@ -47,6 +47,9 @@ SECRETS = {
     ),
     f"sys/bus/pci/devices/{NIC.pci_bus_id}/net/enx0c42a1aabbcc/address": "0c:42:a1:aa:bb:cc",
     f"sys/bus/pci/devices/{NIC.pci_bus_id}/infiniband/mlx5_0/node_guid": "SECRET",
+    f"sys/bus/pci/devices/{NIC.pci_bus_id}/infiniband/mlx5_0/ports/1/gid_attrs/ndevs/0": (
+        "enx0c42a1"
+    ),
     f"proc/driver/nvidia/gpus/{GPU}/information": "Model: A100\nVideo BIOS: SECRET\nIRQ: 77777",
     "sys/devices/system/node/node0/meminfo": "Node 0 MemTotal: 1024 kB\nNode 0 MemUsed: 77777 kB",
     "proc/self/cgroup": "SECRET-job",
