@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from affinityd import machines
 from affinityd.config.settings import Settings
 from affinityd.discovery import discover, open_tree
-from affinityd.discovery.nics import port_states
+from affinityd.discovery.nics import is_of_port, port_states
 from affinityd.discovery.nvml.gpus import query
 from affinityd.discovery.nvml.report import NvmlReport
 from affinityd.discovery.snapshot import snapshot_nvml
@@ -39,11 +39,12 @@ class _ReadOutcome:
         """Raise TreeError if the reading must not be used.
 
         An unreadable file looks as if it were missing. So a reading that lacks
-        more than the former one is refused, unless CPUs came or went.
+        more than the former one is refused, unless CPUs came or went. An RDMA port that
+        cannot be read has failed: it is down, and the rest counts.
         """
         known = former.broken if former and former.online == self.online else self.broken
         for path, error in self.broken.items():
-            if error.errno in SCARCE or path not in known:
+            if error.errno in SCARCE or not (path in known or is_of_port(path)):
                 raise TreeError(f"/{path}: {error.strerror}")
 
     def notices(self) -> Iterator[str]:

@@ -58,6 +58,11 @@ def port_states(tree: Tree) -> tuple[tuple[str, str | None], ...]:
     return tuple((path, tree.read(path)) for path in (*folders, *slingshot))
 
 
+def is_of_port(path: str) -> bool:
+    """Whether a file is of an RDMA device's port."""
+    return "/ports/" in path or "/port/" in path
+
+
 def _interfaces(tree: Tree, folder: str) -> Iterator[tuple[str, str]]:
     """Yield its interfaces: the folder of their kind, and the name.
 

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from affinityd.config.settings import Settings
 from affinityd.discovery import discover, open_tree
+from affinityd.discovery.machine import Machine
 from affinityd.discovery.nics import port_states
 from affinityd.topology.model import Nic, RdmaPort, Topology
 from tests.support.machines.facts import machine
@@ -79,6 +81,20 @@ def test_what_a_port_s_file_may_say(root: Path, file: str, text: str, port: Rdma
     ports = root / "sys/bus/pci/devices/0000:08:00.1/infiniband/mlx5_1/ports/1"
     (ports / file).write_text(f"{text}\n")
     assert read(root).nics[1].ports == (port,)
+
+
+def test_a_port_that_cannot_be_read_is_down_and_the_rest_of_the_machine_counts(
+    root: Path,
+) -> None:
+    """As after a device's firmware has failed; at address 0 of a process nothing can be read."""
+    known = Machine(Settings(root=str(root)))
+    assert known.read().nics == NICS
+    state = root / "sys/bus/pci/devices/0000:08:00.1/infiniband/mlx5_1/ports/1/state"
+    state.unlink()
+    state.symlink_to("/proc/self/mem")
+    found = known.read()
+    assert not found.nics[1].ports[0].is_active
+    assert found.notices[-1].endswith("ports/1/state could not be read: Input/output error")
 
 
 def _goes_down(root: Path) -> None:
