@@ -165,7 +165,7 @@ class Machine:
         """Return a value that changes when a driver comes or goes."""
         return tuple(self._tree.read(path) for path in DRIVERS) if self._tree else ()
 
-    def ports(self) -> tuple[tuple[str, str | None], ...]:
+    def ports(self) -> tuple[tuple[str, bool], ...]:
         """Return a value that changes when an RDMA port goes up or down."""
         return port_states(self._tree) if self._tree else ()
 

@@ -26,6 +26,7 @@ CXI = "sys/class/cxi"
 BONDS = "sys/class/net"
 
 ACTIVE = "4:"  #: begins a port's state, enum ib_port_state
+UP = "up"  #: the state of a Slingshot port's link
 UNKNOWN = "Unknown"  #: EFA's link layer
 
 
@@ -47,15 +48,22 @@ def read_nics(tree: Tree, devices: Sequence[PciDevice], locator: NumaLocator) ->
             )
 
 
-def port_states(tree: Tree) -> tuple[tuple[str, str | None], ...]:
-    """Return a value that changes when an RDMA device comes or goes, or its port up or down."""
+def port_states(tree: Tree) -> tuple[tuple[str, bool], ...]:
+    """Return a value that changes when an RDMA device comes or goes, or its port up or down.
+
+    A port that comes up passes other states, in which it is down.
+    """
     folders = (
         f"{RDMA}/{device}/ports/{number}/state"
         for device in tree.list(RDMA, is_anonymous)
         for number in tree.list(f"{RDMA}/{device}/ports", _is_number)
     )
     slingshot = (f"{CXI}/{name}/device/port/link" for name in tree.list(CXI))
-    return tuple((path, tree.read(path)) for path in (*folders, *slingshot))
+    return tuple((path, _is_up(tree.read(path))) for path in (*folders, *slingshot))
+
+
+def _is_up(state: str | None) -> bool:
+    return state is not None and state.startswith((ACTIVE, UP))
 
 
 def is_of_port(path: str) -> bool:
@@ -89,7 +97,7 @@ def _ports(
             yield RdmaPort(
                 device=printable(name),
                 number=1,
-                is_active=tree.read(f"{folder}/port/link") == "up",
+                is_active=_is_up(tree.read(f"{folder}/port/link")),
                 gbps=_first_number((tree.read(f"{folder}/port/speed") or "").partition("_")[2]),
                 link_layer=SLINGSHOT,
                 netdev=nets[0] if len(nets) == 1 else None,
@@ -115,7 +123,7 @@ def _port(tree: Tree, folder: str, device: str, number: int, netdev: str | None)
     return RdmaPort(
         device=printable(device),
         number=number,
-        is_active=(tree.read(f"{folder}/state") or "").startswith(ACTIVE),
+        is_active=_is_up(tree.read(f"{folder}/state")),
         gbps=_first_number(tree.read(f"{folder}/rate") or ""),
         link_layer=printable(layer) if layer and layer != UNKNOWN else None,
         netdev=netdev,

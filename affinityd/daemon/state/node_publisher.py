@@ -52,11 +52,11 @@ class NodePublisher:
         self._published = node
 
     def _log(self, node: Node) -> None:
-        topology = node.topology
-        log.info("%s (generation %d)", _state(node), node.generation)
-        former = self._published.topology.notices if self._published else ()
+        topology, former = node.topology, self._published.topology if self._published else None
+        if former is None or replace(former, nics=topology.nics) != topology:  # a port may flap
+            log.info("%s (generation %d)", _state(node), node.generation)
         for notice in topology.notices:
-            if notice not in former:  # a notice is news once
+            if former is None or notice not in former.notices:  # a notice is news once
                 log.warning("%s", notice)
         if topology.online <= node.reserved:
             log.warning("every online CPU is reserved: no plan can be made")

@@ -115,6 +115,7 @@ def test_a_port_that_goes_down_and_a_device_that_goes_are_noticed(
 ) -> None:
     tree = open_tree(str(root))
     before = port_states(tree)
+    (root / "sys/class/infiniband/mlx5_0/ports/2/state").write_text("2: INIT\n")
     assert port_states(tree) == before
     change(root)
     assert port_states(tree) != before

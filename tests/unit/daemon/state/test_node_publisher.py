@@ -96,3 +96,19 @@ async def test_of_readings_that_come_while_a_disk_hangs_the_newest_is_published(
             await asyncio.sleep(0.05)
         may_write.set()
         await until(lambda: written == [1, 3])
+
+
+async def test_a_port_that_flaps_is_published_and_is_no_line_of_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    nics = (replace(FIRST.topology.nics[0], ports=()), *FIRST.topology.nics[1:])
+    down = replace(FIRST, topology=replace(FIRST.topology, nics=nics), generation=2)
+
+    async with publishing(tmp_path) as published:
+        await published.read(1)
+        published.service.swap(down)
+        published.publisher.has_been_read.set()
+        await until(lambda: node_file.read(published.file).generation == 2)
+    (told,) = [record.message for record in caplog.records if "(generation" in record.message]
+    assert told.endswith("(generation 1)")
