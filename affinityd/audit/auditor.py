@@ -25,8 +25,8 @@ from affinityd.topology.model import Topology
 
 READING = 5.0  #: seconds that a scan may read /proc
 
-LATE = "{number} of them were not scanned: the time limit was reached"
-HIDDEN = "some are hidden here: run this as root (/proc is mounted with hidepid)"
+LATE = "{number} of its processes were not scanned: the time limit was reached"
+HIDDEN = "some of its processes are hidden here, by hidepid= of /proc: run this as root"
 
 #: The main thread's mask of each process when first seen, by pid and start.
 FirstMasks = Recent[tuple[int, int], CpuSet]

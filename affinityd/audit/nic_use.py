@@ -60,8 +60,8 @@ class NicJudge:
         if self._is_far(gpus, use.opened):
             opened = ", ".join(use.opened)
             yield (
-                f"it has only {opened} open, not on the NUMA node of {_names(gpus)}; "
-                f"{nearer}: start it with affinityd exec --nics ucx,nvshmem,uccl"
+                f"its only open RDMA devices, {opened}, are not on the NUMA node of "
+                f"{_names(gpus)}; {nearer}: start it with affinityd exec --nics ucx,nvshmem,uccl"
             )
 
     def links(self, gpus: Sequence[Gpu], devices: Collection[str]) -> Mapping[str, str]:

@@ -54,14 +54,14 @@ class EnforceLog:
             self._tell_of_pins(of, [it for it in its if not it.outcome.is_gone])
         for decision in enforced.decisions:
             if decision.reason == GIVEN_UP:
-                line = f"{_process(decision)} is given up: {decision.why}"
+                line = f"{_process(decision)} is no longer pinned: {decision.why}"
                 self._tell(decision.job, GIVEN_UP, logging.WARNING, line)
 
     def _note_hindrance(self, hindrance: str | None) -> None:
         if hindrance not in {None, self._hindrance}:
             log.warning("observes instead of pinning: %s", hindrance)
         elif self._hindrance is not None and hindrance is None:
-            log.info("pins from now on: nothing prevents it any more")
+            log.info("pins from now on: nothing hinders it any more")
         self._hindrance = hindrance
 
     def _tell_of_pins(self, job: Job | None, its: Sequence[PinAttempt]) -> None:

@@ -27,8 +27,8 @@ from affinityd.text import count
 MOST_GIVEN = 16  #: latest masks of affinityd's that are kept for each process
 
 SO_FAR = "it started {age:.0f} s ago, and is left alone for its first {grace:.0f} s"
-RESET = "its masks were reset after a pin, by itself or by its scheduler, {times} in a row: "
-AGAIN = "its pin was refused, {times} in a row ({refusal}): "
+RESET = "its masks were reset {times} in a row after a pin, by itself or by its scheduler: "
+AGAIN = "its pin was refused {times} in a row ({refusal}): "
 LATER = "the next pin is in {rest:.0f} s"
 END = "it is not pinned again until its cpuset changes"
 ENOUGH = END + (

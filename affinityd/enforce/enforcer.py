@@ -41,10 +41,10 @@ from affinityd.topology.model import Topology
 PASS = 2.0  #: seconds that the pins after one scan may take together; the next begins with the rest
 
 NO_ENVIRONMENTS = (
-    "environments of processes in jobs cannot be read: AFFINITYD=off is not seen in them, nor what "
-    "rules by partition, account and environment ask for; that needs "
-    "CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH (affinityd.service.d/enforce.conf for "
-    "systemd, enforce.readEnvironments in the chart)"
+    "environments of jobs' processes cannot be read: AFFINITYD=off in them has no effect, and "
+    "rules by partition, account and environment match no process; give the daemon CAP_SYS_PTRACE "
+    "and CAP_DAC_READ_SEARCH (affinityd.service.d/enforce.conf for systemd, "
+    "enforce.readEnvironments in the chart)"
 )
 NOT_SEEN = "the processes of {gpus} are not known: {why}"
 

@@ -21,22 +21,21 @@ INITIAL_USERS = "user:[4026531837]"
 NO_THREAD = 2**31 - 1  #: above any kernel's PID_MAX_LIMIT
 
 NOT_ALL_PIDS = (
-    "it is in a pid namespace of its own, and sees no job's processes: hostPID: true in its pod, "
-    "podman run --pid=host"
+    "the daemon is in a pid namespace of its own, and sees no job's processes: set hostPID: true "
+    "in its pod, or podman run --pid=host"
 )
 NOT_ALL_USERS = (
-    "it is in a user namespace of its own, and has no CAP_SYS_NICE over processes "
-    "outside: hostUsers: true in its pod, podman run as the node's root "
-    "and without --userns"
+    "the daemon is in a user namespace of its own, and has no CAP_SYS_NICE over processes outside: "
+    "set hostUsers: true in its pod, or run podman as the node's root and without --userns"
 )
 NO_SYS_NICE = (
-    "it has no CAP_SYS_NICE, which other users' processes need: "
+    "the daemon has no CAP_SYS_NICE, by which it pins other users' processes: use "
     "affinityd.service.d/enforce.conf for systemd, enforce.mode: pin in the chart, "
-    "podman run --cap-add=SYS_NICE"
+    "or podman run --cap-add=SYS_NICE"
 )
 REFUSED = (
-    "sched_setaffinity(2) is refused here ({error}): affinityd.service.d/enforce.conf for systemd "
-    "(SystemCallFilter=sched_setaffinity), elsewhere a seccomp profile that allows it"
+    "sched_setaffinity(2) is refused to the daemon ({error}): use affinityd.service.d/enforce.conf "
+    "for systemd (SystemCallFilter=sched_setaffinity), elsewhere a seccomp profile that allows it"
 )
 
 LOCK = "/run/affinityd/enforce.lock"
@@ -45,8 +44,8 @@ LOCK = "/run/affinityd/enforce.lock"
 FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 TAKEN = (
-    "another daemon pins on this node (fuser {path} names it): this one observes, and pins when "
-    "that one has ended"
+    "another daemon pins on this node (fuser {path} names it): this daemon observes until the "
+    "other has ended"
 )
 NO_LOCK = "the lock of the one daemon that pins on a node cannot be taken: {path}: {why}"
 

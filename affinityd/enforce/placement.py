@@ -29,11 +29,11 @@ Given = Callable[[ProcessFacts], frozenset[CpuSet]]
 #: process must move no other.
 JobHistory = Recent[Job, HeldGpus]
 
-RESERVED = "all CPUs near {gpus} that its cgroup lets it use, {cpus}, are reserved: reserve fewer"
+RESERVED = "all CPUs of its cpuset that are near {gpus}, {cpus}, are reserved: reserve fewer"
 NOT_ITS_OWN = (
-    "of the CPUs {cpus} that mode {mode} gives its job on {gpus}, none is near and "
-    "in its own cpuset, {cpuset}: use a mode in which ranks share CPUs, like node, "
-    "or one cpuset for all"
+    "mode {mode} gives its job CPUs {cpus} on {gpus}, and none of them is both near and in the "
+    "cpuset of this process, {cpuset}: use a mode in which ranks share CPUs, like node, "
+    "or one cpuset for all processes of the job"
 )
 
 

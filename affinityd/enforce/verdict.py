@@ -29,10 +29,10 @@ from affinityd.topology.nearness import MASK, UNPINNED
 WHY: Mapping[str, str] = {
     DAEMON: "it is a known system daemon",
     NO_JOB: (
-        "it is in no job, or has left its parent's (its cgroups are {cgroups}): start "
+        "it is in no job, or has left its parent's job (its cgroups are {cgroups}): start "
         "it by Slurm or in a container, or name its cgroup in a rule of the policy"
     ),
-    NO_POLICY: "no policy could be read since the start: correct its file",
+    NO_POLICY: "no policy could be read since the start: correct the policy file",
     POLICY: "{which} of the policy leaves it alone",
     OPTED_OUT: "AFFINITYD=off is in the environment of process {pid} of its job",
     UNKNOWN_PLACE: "the NUMA node of {gpus} is not known: affinityd doctor says what would help",
@@ -44,19 +44,19 @@ WHY: Mapping[str, str] = {
 
 #: For reasons not to pin a drifted process.
 BY_MASKS = (
-    "Slurm confines its tasks by masks alone here (task/affinity without "
-    "task/cgroup's ConstrainCores=yes), so its job's CPUs are not known; set that "
-    "in cgroup.conf, or pin with the TaskProlog"
+    "Slurm confines tasks only by masks here (task/affinity without task/cgroup's "
+    "ConstrainCores=yes), so the CPUs of its job are not known: set ConstrainCores=yes in "
+    "cgroup.conf, or pin with the TaskProlog"
 )
 MAY_LEAVE = (
-    "rule {rule} of the policy may leave it alone or observe it, and depends on "
-    "what cannot be read here ({unread}): give the daemon CAP_SYS_PTRACE and "
+    "rule {rule} of the policy may leave it alone or observe it, but a key of the rule cannot "
+    "be read here ({unread}): give the daemon CAP_SYS_PTRACE and "
     "CAP_DAC_READ_SEARCH for environments, /var/log/pods for namespaces and pods; "
     "or use other keys"
 )
 GIVEN = (
-    "it asked for more CPUs than are near its GPUs, and was given CPUs {cpus}: an allocation with "
-    "more near ones would help"
+    "it asked for more CPUs than are near its GPUs, and was given CPUs {cpus}: give its job more "
+    "near CPUs"
 )
 
 #: For processes that fit otherwise.

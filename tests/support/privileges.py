@@ -73,18 +73,18 @@ def lost_without(kind: str, item: str) -> frozenset[str]:
 
 #: What the daemon says where one of these is missing: in its log, at /audit, /enforce or /readyz.
 SAID = {
-    "DAC_READ_SEARCH": "environments of processes in jobs cannot be read",
-    "SYS_NICE": "observes instead of pinning: it has no CAP_SYS_NICE",
+    "DAC_READ_SEARCH": "environments of jobs' processes cannot be read",
+    "SYS_NICE": "observes instead of pinning: the daemon has no CAP_SYS_NICE",
     "SYS_PTRACE": "another user's memory needs CAP_SYS_PTRACE",
-    "sched_setaffinity": "observes instead of pinning: sched_setaffinity(2) is refused here",
+    "sched_setaffinity": "observes instead of pinning: sched_setaffinity(2) is refused",
     "capset": "a seccomp filter must allow capset",
     "migrate_pages": "a seccomp filter must allow capset and migrate_pages",
     "pid": "hostPID: true, --pid=host",
     "/dev/davinci0": "its device file is not known",
     "/dev/nvidiactl": "a user who may open /dev/nvidiactl",
     "/proc/PID/cgroup": "it is in no job",
-    "/proc/PID/environ": "environments of processes in jobs cannot be read",
-    "/proc/PID/stat": "some are hidden here",
+    "/proc/PID/environ": "environments of jobs' processes cannot be read",
+    "/proc/PID/stat": "some of its processes are hidden here",
     "/proc/driver/nvidia": "NVIDIA's driver is not loaded",
     "/proc/self/mountinfo": "mount the node's cgroups where the daemon runs",
     "/sys/class/kfd": "AMD's KFD lists no processes",

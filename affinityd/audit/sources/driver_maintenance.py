@@ -84,7 +84,7 @@ class DriverMaintenance:
             return None
         pid = min(self._working, key=int)
         name = text(f"{proc}/{pid}/comm") or "a program"
-        return f"{name} (pid {pid}) works on NVIDIA's driver: until it ends"
+        return f"{name} (pid {pid}) works on NVIDIA's driver; NVML is asked again when it has ended"
 
 
 def _works(pid: str, proc: str) -> bool:

@@ -23,7 +23,8 @@ NVML_SECONDS = 10.0  #: that NVML may take to answer
 CHANGING_SECONDS = 60.0
 
 NO_DRIVER = "NVIDIA's driver is not loaded"
-WAITS = "{change}: NVML is asked once a minute, until a reset of the GPU"
+READ_AGAIN = "the daemon reads the machine again on systemctl reload affinityd"
+WAITS = "{change} by a reset of the GPU; until then NVML is asked once a minute"
 
 
 class NvmlSource:
@@ -84,7 +85,7 @@ def _doubt(gpu: Gpu, listed: GpuProcesses | None) -> str | None:
         return f"NVML does not list a GPU {gpu.index}"
     for known, now in ((gpu.uuid, listed.uuid), (gpu.pci_bus_id, listed.pci_bus_id)):
         if known and now and known != now:
-            return f"NVML's GPU {gpu.index} is {now} now, and was {known}: read the machine again"
+            return f"NVML's GPU {gpu.index} is {now} now, and was {known}: {READ_AGAIN}"
     return listed.error and f"NVML: {listed.error}"
 
 

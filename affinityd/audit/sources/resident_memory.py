@@ -29,7 +29,7 @@ def read(processes: Iterable[AuditedProcess]) -> Mapping[int, ByNode | str]:
 
 def _resident(pid: int, deadline: float) -> ByNode | str:
     if time.monotonic() > deadline:
-        return f"the {LONGEST:g} s for all of them have passed"
+        return f"the time limit for all processes, {LONGEST:g} s, has passed"
     try:
         size = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
         if size > LARGEST:

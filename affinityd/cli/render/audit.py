@@ -53,7 +53,7 @@ def _orphans(scan: Scan, remedies: Remedies, names: Mapping[GpuKey, str]) -> Ite
 
 def _said(scan: Scan, names: Mapping[GpuKey, str]) -> Iterator[str]:
     for owners, cpus in scan.overlap.items():
-        yield f"{several('CPU', cpus)}: in the unique pins of {', '.join(owners)}"
+        yield f"{several('CPU', cpus)}: pinned for own use by {' and '.join(owners)}"
     for key, near in scan.near.items():
         if key in scan.unknown:
             yield f"GPU {names[key]}: its processes are not known: {scan.unknown[key]}"

@@ -53,7 +53,7 @@ def lines(document: EnforceDocument, *, fitting: bool) -> Iterator[str]:
     drifted, left = (sum(its.values()) for its in (counted.drifted, counted.left))
     yield f"processes: {counted.fits} fit, {drifted} drifted, {left} left"
     if document.unreached:
-        yield f"not reached by the last pass within its time limit: {document.unreached}"
+        yield f"not pinned yet, as the time limit was reached: {document.unreached} processes"
     if document.sees != "all":
         yield "other users' processes are not shown: root and --admin-group see them"
     yield from _table(document, lambda it: fitting or (it.verdict != FITS and it.reason != DAEMON))

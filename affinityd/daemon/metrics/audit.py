@@ -34,8 +34,8 @@ GPU_FAMILIES: tuple[MetricFamily[GpuRow], ...] = (
     MetricFamily(
         "affinityd_gpu_numa_mismatch",
         (
-            "1 if a process of the GPU may run on CPUs that are not near it, by cause; no "
-            "sample if its processes or its NUMA node are not known."
+            "1 if a process of the GPU may run on far CPUs, by cause; no sample if the GPU's "
+            "processes or its NUMA node are not known."
         ),
         lambda row: (
             {cause: number > 0 for cause, number in row.gpu.mismatch.items()}
@@ -57,7 +57,7 @@ GPU_FAMILIES: tuple[MetricFamily[GpuRow], ...] = (
     ),
     MetricFamily(
         "affinityd_gpu_threads",
-        "Their threads, each by its own placement.",
+        "Threads of these processes, each by its own placement.",
         lambda row: row.gpu.threads,
         "placement",
     ),
@@ -68,22 +68,22 @@ GPU_FAMILIES: tuple[MetricFamily[GpuRow], ...] = (
     ),
     MetricFamily(
         "affinityd_gpu_cpu_seconds_total",
-        "CPU time of the GPU's processes between scans.",
+        "CPU time of the processes that use the GPU, and of their descendants.",
         lambda row: row.time.total if row.time else None,
     ),
     MetricFamily(
         "affinityd_gpu_remote_cpu_seconds_total",
-        "Of that, the time on CPUs that are not near the GPU: a thread's goes to its last CPU.",
+        "CPU time of these processes on far CPUs; a thread's time counts for its last CPU.",
         lambda row: row.time.remote if row.time and row.gpu.near is not None else None,
     ),
 )
 
 JOB_LABELS = ("scheduler", "job_id")
 JOB_FAMILIES: tuple[MetricFamily[JobRow], ...] = (
-    MetricFamily("affinityd_job_gpus", "GPUs that a job uses here.", lambda row: row.gpus),
+    MetricFamily("affinityd_job_gpus", "GPUs of the node that the job uses.", lambda row: row.gpus),
     MetricFamily(
         "affinityd_job_mismatched_gpus",
-        "Of those, GPUs with a process of the job that may run on CPUs that are not near them.",
+        "GPUs of the node with a process of the job that may run on far CPUs.",
         lambda row: row.mismatched,
     ),
     MetricFamily(
@@ -98,7 +98,7 @@ JOB_FAMILIES: tuple[MetricFamily[JobRow], ...] = (
     ),
     MetricFamily(
         "affinityd_job_remote_cpu_seconds_total",
-        "Of that, the time on CPUs that are not near the GPU.",
+        "CPU time of the job's processes on CPUs far from their GPU.",
         lambda row: row.time.remote,
     ),
 )
@@ -122,7 +122,7 @@ SCAN_FAMILIES: tuple[MetricFamily[Scan], ...] = (
     ),
     MetricFamily(
         "affinityd_numa_balancing",
-        "The kernel's numa_balancing: 0 is off; it moves pages away under running jobs.",
+        "The kernel's numa_balancing: 0 is off; else the kernel unmaps pages of running jobs.",
         lambda scan: scan.numa_balancing,
     ),
 )

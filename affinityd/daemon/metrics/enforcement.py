@@ -41,8 +41,8 @@ GPU_FAMILIES: tuple[MetricFamily[GpuDrift], ...] = (
     MetricFamily(
         "affinityd_enforce_would_pin_processes",
         (
-            "Processes of the GPU's jobs that run in the wrong place, and that a pin "
-            "fixes, by cause; no sample if its processes are not known."
+            "Processes on the GPU that have drifted, which a pin fixes, by cause; no sample "
+            "if the GPU's processes are not known."
         ),
         lambda gpu: each(CAUSES, gpu.would_pin),
         "cause",
@@ -50,7 +50,7 @@ GPU_FAMILIES: tuple[MetricFamily[GpuDrift], ...] = (
     MetricFamily(
         "affinityd_enforce_left_processes",
         (
-            "Processes of the GPU that run in the wrong place, or may run far from it, and "
+            "Processes on the GPU that run in the wrong place, or may run on far CPUs, and "
             "are left alone, by reason."
         ),
         lambda gpu: each(REASONS, gpu.left),
@@ -61,7 +61,7 @@ GPU_FAMILIES: tuple[MetricFamily[GpuDrift], ...] = (
 FAMILIES: tuple[MetricFamily[Enforced], ...] = (
     MetricFamily(
         "affinityd_enforce_mode",
-        "1 for what the daemon does about processes of GPU jobs that have drifted: observe or pin.",
+        "1 for the mode that the daemon is in: observe or pin.",
         lambda enforced: {mode: enforced.does == mode for mode in (OBSERVE, PIN)},
         "mode",
     ),
@@ -78,33 +78,33 @@ FAMILIES: tuple[MetricFamily[Enforced], ...] = (
     ),
     MetricFamily(
         "affinityd_enforce_pinned_threads_total",
-        "Their threads whose mask was set.",
+        "Threads whose mask was set by a pin.",
         lambda enforced: enforced.totals.threads,
     ),
     MetricFamily(
         "affinityd_enforce_resets_total",
-        "How often a process that had been pinned was found elsewhere again.",
+        "How often a pinned process was found on other CPUs again.",
         lambda enforced: enforced.totals.resets,
     ),
     MetricFamily(
         "affinityd_enforce_notices",
         (
-            "How many things the daemon cannot see or do, and so does not enforce: "
-            "/enforce and its log list them."
+            "Number of things that enforcement needs and the daemon cannot see or do; "
+            "/enforce and the log list them."
         ),
         lambda enforced: len(enforced.notices),
     ),
     MetricFamily(
         "affinityd_enforce_scan_timestamp_seconds",
         (
-            "The time of the scan that these metrics are about, since the epoch: it stays "
-            "if enforcement fails."
+            "The time, since the epoch, of the scan that the enforcement metrics are about; it "
+            "stays if enforcement fails."
         ),
         lambda enforced: enforced.scan.time,
     ),
     MetricFamily(
         "affinityd_enforce_policy_error",
-        "1 if the policy file has an error: the last good one applies.",
+        "1 if the policy file has an error: the last good policy applies, if there was one.",
         lambda enforced: enforced.policy.error is not None,
     ),
     MetricFamily(
@@ -115,8 +115,8 @@ FAMILIES: tuple[MetricFamily[Enforced], ...] = (
     MetricFamily(
         "affinityd_enforce_unreached_processes",
         (
-            "Processes that should have been pinned after the last scan and were not "
-            "reached within its time limit."
+            "Processes that should have been pinned after the last scan, and were not: the "
+            "time limit was reached."
         ),
         lambda enforced: enforced.unreached,
     ),

@@ -67,7 +67,7 @@ GPU_FAMILIES: tuple[MetricFamily[Gpu], ...] = (
 DAEMON_FAMILIES: tuple[MetricFamily[Metrics], ...] = (
     MetricFamily(
         "affinityd_nvml_failures_total",
-        ("Queries that NVML did not answer, by what was asked for: topology or processes."),
+        "Queries that NVML did not answer, by question: topology or processes.",
         lambda metrics: metrics.nvml_failures,
         "question",
     ),
@@ -112,7 +112,7 @@ class Metrics:
         self._registry = registry = CollectorRegistry()
         self._plans = Counter(
             "affinityd_plans",
-            "Plan requests answered, by mode, by result (ok, or the HTTP status of the refusal) "
+            "Requests for a plan, by mode, by result (ok, or the HTTP status of the refusal) "
             "and by the worst locality of any rank.",
             ("mode", "result", "locality"),
             registry=registry,
@@ -125,14 +125,14 @@ class Metrics:
         )
         self._observed = Counter(
             "affinityd_observed_plans",
-            "Plans that were not applied, as AFFINITYD=observe: where the process ran, and where "
-            "its plan would have it run, seen from its GPUs.",
+            "Plans that were not applied because of AFFINITYD=observe; before: where the process "
+            "ran; after: the plan's worst locality.",
             ("before", "after"),
             registry=registry,
         )
         self._refused_connections = Counter(
             "affinityd_refused_connections",
-            "Connections that were closed without an answer, by reason.",
+            "Connections that the daemon refused or closed, by reason.",
             ("reason",),
             registry=registry,
         )

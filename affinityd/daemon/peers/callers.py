@@ -25,17 +25,17 @@ log = logging.getLogger(__name__)
 
 CALLER = "caller"  #: where a request's scope has the caller's CPUs, among its `state`
 
-UNKNOWN = "the caller is unidentified, and without a cpuset is planned on the whole node"
+UNKNOWN = "the caller is unidentified; without a cpuset its plan is for the whole node"
 OTHER_PIDS = (
-    f"{UNKNOWN}: a caller is in a pid namespace that this daemon does not see; run it in the "
+    f"{UNKNOWN}: it is in a pid namespace that the daemon cannot see; run the daemon in the "
     "node's: hostPID: true, --pid=host"
 )
 OTHER_PROC = (
-    f"{UNKNOWN}: /proc is of another pid namespace than this daemon; mount its own, or run it in "
-    "the node's: hostPID: true, --pid=host"
+    f"{UNKNOWN}: /proc is of another pid namespace than the daemon; mount the daemon's own, or run "
+    "it in the node's: hostPID: true, --pid=host"
 )
 HIDDEN = (
-    f"{UNKNOWN}: /proc hides a caller from this daemon; give it CAP_SYS_PTRACE, or mount /proc "
+    f"{UNKNOWN}: /proc hides it from the daemon; give the daemon CAP_SYS_PTRACE, or mount /proc "
     "without hidepid= and leave out ProtectProc="
 )
 

@@ -92,7 +92,7 @@ policy /p has an error: no TOML; the last good one applies: 1 rule, read 2026-09
 note: blind
 2 GPUs are used from far away: 1 (nvidia 1) needs another allocation, 1 (nvidia 0) is left alone
 processes: 1 fit, 13 drifted, 3 left
-not reached by the last pass within its time limit: 3
+not pinned yet, as the time limit was reached: 3 processes
 job|gpu|pid|name|mode|may run on|should run on|verdict
 slurm 7|nvidia 0|100|python|node|0|0-3|fits, 1 thread on purpose
 slurm 7|nvidia 0|9|python|-|0|-|left: daemon

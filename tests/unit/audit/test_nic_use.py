@@ -65,8 +65,8 @@ def test_devices_that_are_open_tell_what_is_used() -> None:
     assert findings(0, "mlx5_0", "mlx5_9") == findings(0) == []
     (found,) = findings(0, "mlx5_9", "mlx5_10")
     assert found == (
-        "it has only mlx5_9, mlx5_10 open, not on the NUMA node of GPU 0; mlx5_0 is nearer (PXB): "
-        "start it with affinityd exec --nics ucx,nvshmem,uccl"
+        "its only open RDMA devices, mlx5_9, mlx5_10, are not on the NUMA node of GPU 0; mlx5_0 is "
+        "nearer (PXB): start it with affinityd exec --nics ucx,nvshmem,uccl"
     )
     links = NicJudge(H100).links([H100.gpus[0], H100.gpus[1]], ["mlx5_3", "mlx5_9", "gone"])
     assert links == {"mlx5_3": "PXB", "mlx5_9": "SYS"}

@@ -150,8 +150,8 @@ def test_what_else_was_found_is_said_line_by_line(capsys: pytest.CaptureFixture[
     end = "check process 50, which must wait(2) for it or end"
     assert lines == [
         f"{name}: orphan, holds 1024 MiB of GPU 0: nothing has noticed; {end}",
-        "CPUs 4-5: in the unique pins of session 9, slurm 7",
-        "CPU 6: in the unique pins of slurm 7, slurm 8",
+        "CPUs 4-5: pinned for own use by session 9 and slurm 7",
+        "CPU 6: pinned for own use by slurm 7 and slurm 8",
         "GPU 1: its processes are not known: NVML is silent",
         "GPU 1: its NUMA node is not known: its processes cannot be judged",
         "not scanned, as the time limit was reached: 3 processes or more",

@@ -46,13 +46,13 @@ LONG = int(REMEMBERED) // 60 + 1  #: reports after which what was told is news a
 
 PINNED_ONE = "INFO: slurm 7: pinned 1 process (2 threads) near nvidia GPU 0, mode node"
 PINNED_TWO = "INFO: slurm 7: pinned 2 processes (4 threads) near nvidia GPUs 0-1, mode node"
-SAID_GIVEN_UP = "WARNING: slurm 7: python (pid 1) is given up: so it is"
+SAID_GIVEN_UP = "WARNING: slurm 7: python (pid 1) is no longer pinned: so it is"
 SAID_REFUSED = f"WARNING: slurm 7: python (pid 1): 2 threads cannot be pinned: {EPERM}"
 SAID_BLIND = "WARNING: it cannot be read\\n"
 
 FREE, TAKEN = enforced(), enforced(does=OBSERVE, hindrance="another daemon pins")
 OBSERVES = "WARNING: observes instead of pinning: another daemon pins"
-PINS = "INFO: pins from now on: nothing prevents it any more"
+PINS = "INFO: pins from now on: nothing hinders it any more"
 
 
 @pytest.mark.parametrize(

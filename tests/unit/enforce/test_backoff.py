@@ -30,14 +30,14 @@ def test_a_process_that_has_just_started_may_yet_pin_itself(age: float, verdict:
     assert said(*Site(TWO).look(replace(rank("0-3"), start=start))) == FITS
 
 
-RESET = "its masks were reset after a pin, by itself or by its scheduler, "
-REFUSED = "its pin was refused, 2 times in a row (EPERM: it is another's): "
+RESET = "its masks were reset 2 times in a row after a pin, by itself or by its scheduler: "
+REFUSED = "its pin was refused 2 times in a row (EPERM: it is another's): "
 
 
 @pytest.mark.parametrize(
     ("outcome", "happened", "count"),
     [
-        (PinOutcome(pinned=2), f"{RESET}2 times in a row: ", 6),
+        (PinOutcome(pinned=2), RESET, 6),
         (PinOutcome(refused=2, error="EPERM: it is another's"), REFUSED, 0),
     ],
 )

@@ -25,12 +25,12 @@ LONE = rank("0-7", membership=NO_JOB)
 IN_A = replace(LONE, cgroups="3:cpuset:/\n0::/a\n")
 IN_CONTAINER = rank("4-7", cpuset="4-7", membership=LONE_CONTAINER)
 NO_JOB_WHY = (
-    "it is in no job, or has left its parent's (its cgroups are {}): start it by "
+    "it is in no job, or has left its parent's job (its cgroups are {}): start it by "
     "Slurm or in a container, or name its cgroup in a rule of the policy"
 )
 FAR_FROM_0 = "GPU 0 is on node 0, near CPUs 0-3, and"
 CONTAINERS = f"{FAR_FROM_0} its cpuset, 4-7 (container cd34cd34cd34), has no CPU there: set a"
-IS_RESERVED = "all CPUs near GPU 0 that its cgroup lets it use, 2"
+IS_RESERVED = "all CPUs of its cpuset that are near GPU 0, 2"
 RULE_2 = "[[rule]]\nuid = 0\n[[rule]]\nuid = 1000\nleave = true"
 TOO_MANY = Site(TWO, "min_physical_cores = 5")
 
@@ -40,7 +40,7 @@ TOO_MANY = Site(TWO, "min_physical_cores = 5")
     [
         (Site(TWO), IN_A, NO_JOB_WHY.format("'/a'")),
         (Site(TWO), LONE, NO_JOB_WHY.format("roots of their hierarchies")),
-        (Site(TWO, None), RANK, "no policy could be read since the start: correct its file"),
+        (Site(TWO, None), RANK, "no policy could be read since the start: correct the policy file"),
         (Site(TWO, "leave = true"), RANK, "the top level of the policy leaves it alone"),
         (Site(TWO, RULE_2), RANK, "rule 2 of the policy leaves it alone"),
         (Site(TWO, identities=OFF), RANK, "AFFINITYD=off is in the environment of process 100 of"),
@@ -67,8 +67,8 @@ def test_what_a_rule_may_leave_or_observe_for_all_that_is_known_is_left(way: str
     (decision,) = site.look(rank("0-7"))
     assert (said(decision), decision.cause) == (["left policy"], "unpinned")
     assert str(decision.why).startswith(
-        "rule 1 of the policy may leave it alone or observe it, and depends on what cannot be read "
-        "here (partition): give the daemon CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH for environments"
+        "rule 1 of the policy may leave it alone or observe it, but a key of the rule cannot be "
+        "read here (partition): give the daemon CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH for "
     )
 
 
@@ -88,7 +88,7 @@ def test_a_job_that_masks_confine_is_left(threads: str, is_confined: bool, verdi
 
 
 FEW = rank("2-5", cpuset="2-5")
-ASKED = "it asked for more CPUs than are near its GPUs, and was given CPUs 0-3,6-7: an allocation"
+ASKED = "it asked for more CPUs than are near its GPUs, and was given CPUs 0-3,6-7: give its job"
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def daemon(lock: Path) -> Iterator[NodeLock]:
 
 def taken(lock: Path) -> str:
     told = f"another daemon pins on this node (fuser {lock} names it)"
-    return f"{told}: this one observes, and pins when that one has ended"
+    return f"{told}: this daemon observes until the other has ended"
 
 
 def test_the_second_observes_until_the_first_has_ended(lock: Path) -> None:

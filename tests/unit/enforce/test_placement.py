@@ -155,9 +155,9 @@ def test_a_step_that_a_plan_for_all_gives_nothing_is_told_so() -> None:
     first, second = Site(FOUR, UNIQUELY).look(FIRST, rank("0-3", gpu=1, cpuset="0-3"))
     assert (places([first]), said(second)) == (["0-3"], ["left no_plan"])
     assert second.why == (
-        "of the CPUs 4-7 that mode unique_contiguous gives its job on GPU 1, none is "
-        "near and in its own cpuset, 0-3: use a mode in which ranks share CPUs, like node, or "
-        "one cpuset for all"
+        "mode unique_contiguous gives its job CPUs 4-7 on GPU 1, and none of them is both near and "
+        "in the cpuset of this process, 0-3: use a mode in which ranks share CPUs, like node, or "
+        "one cpuset for all processes of the job"
     )
 
 

@@ -10,7 +10,13 @@ import pytest
 
 from affinityd.audit.model import GpuHolders, Holding
 from affinityd.audit.sources.holders import NOT_ALL_PIDS, HolderSources, one_a_process
-from affinityd.audit.sources.nvml import CHANGING_SECONDS, NO_DRIVER, NVML_SECONDS, processes_of
+from affinityd.audit.sources.nvml import (
+    CHANGING_SECONDS,
+    NO_DRIVER,
+    NVML_SECONDS,
+    READ_AGAIN,
+    processes_of,
+)
 from affinityd.discovery.nvml.report import GpuProcesses, NvmlProcess, ProcessReport
 from affinityd.linux.processes import INITIAL_PIDS, since_boot
 from affinityd.topology.model import Gpu, Topology
@@ -68,7 +74,7 @@ def test_a_doubtful_gpu_costs_its_own_answer_alone() -> None:
         GpuProcesses(2, None, "0000:09:00.0", (IN_USE,)),
         GpuProcesses(4, processes=(IN_USE,)),  # known by its index alone
     )
-    moved = "NVML's GPU {} now, and was {}: read the machine again"
+    moved = f"NVML's GPU {{}} now, and was {{}}: {READ_AGAIN}"
     assert processes_of(ProcessReport(said), FIVE) == GpuHolders(
         (Holding(7, FIVE[4].key, 100),),
         {
@@ -193,7 +199,7 @@ def test_without_driver_or_gpus_or_in_a_pid_namespace_nvml_is_not_asked(root: Pa
 
 
 CHANGE = "GPU 1's MIG mode will be enabled"
-WAITS = f"{CHANGE}: NVML is asked once a minute, until a reset of the GPU"
+WAITS = f"{CHANGE} by a reset of the GPU; until then NVML is asked once a minute"
 
 
 def test_while_a_mig_mode_is_to_change_nvml_is_asked_once_a_minute(root: Path) -> None:
