@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from affinityd.topology.model import Nic, RdmaPort
-from tests.e2e.slurm.node import CONF, GPU_NODES, INSTALLED, Node, copied
+from tests.e2e.slurm.node import CONF, GPU_NODES, INSTALLED, SCRIPTS, Node, copied
 from tests.e2e.slurm.rig import USER, Setup, slurm
 from tests.support.daemons import running
 from tests.support.machines.sysfs_tree import write_tree
 from tests.support.tiny import tiny
 
+(SETTING,) = re.findall("printf '(AFFINITYD_NICS=.*)\\\\n'", (SCRIPTS / "README.md").read_text())
 TWO = ("--ntasks=2", "--gres=gpu:2")
 LOOK = ("/bin/sh", "-c", "echo ${UCX_NET_DEVICES-none} ${NVSHMEM_HCA_LIST-none}")
 #: Of the GPUs 0 and 1, which are on two nodes: NCCL begins with these, too.
@@ -47,7 +49,7 @@ def it(release: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]
     places = (f"{name}={tree}/{name}" for name in ("sys", "dev"))
     script.write_text(script.read_text().replace("sys=/sys dev=/dev", " ".join(places)))
     settings = folder / "affinityd.conf"
-    settings.write_text("AFFINITYD_NICS=ucx,nvshmem\n")
+    settings.write_text(SETTING)
     binds = {run: "/run/affinityd", scripts: INSTALLED, settings: "/etc/affinityd.conf"}
     setup = Setup(gpus="0123", task_plugin="task/affinity", conf=CONF, binds=binds, release=release)
     with running(run, "--root", f"{tree}") as daemon, slurm(setup, USER) as cluster:
