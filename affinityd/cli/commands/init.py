@@ -16,6 +16,7 @@ from affinityd.cli.exec_options import parameters, seconds
 from affinityd.cli.parser import Parser
 from affinityd.client import http as client
 from affinityd.client import trust
+from affinityd.client.export_nics import NONE, libraries
 from affinityd.client.export_nics import VARIABLE as NICS
 from affinityd.config import file, switch
 from affinityd.config.setting_readers import host_and_port
@@ -79,6 +80,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _leave_plan(folder: Path, addresses: Mapping[str, str], deadline: float) -> NodePlan:
     """Find the node's plan, and write it for programs. Raises AffinityError."""
     said, here = _said()
+    try:
+        libraries(said.get(NICS) or NONE)
+    except InvalidRequestError as error:
+        _tell(str(error))
     addresses = {**_in_variables(said), **addresses} or {SOCKET: file.SYSTEM_SOCKET}
     chosen = parameters({}, said)
     trusted = ",".join(map(str, sorted(trust.trusted_uids(said))))  # the image has other names

@@ -169,21 +169,21 @@ os.sched_setaffinity(int(sys.argv[2]), cpus)
 # Libraries that AFFINITYD_NICS names are told which RDMA devices are near the GPUs. What the user has
 # set stays; a value of an earlier pin is replaced.
 nic_variables() { # prints NAME=value, a line each
-    case ${AFFINITYD_NICS:-none},$rdma in none,* | *[!A-Za-z0-9_.:,-]*) return ;; esac
+    case ${AFFINITYD_NICS:-none},$rdma in none,* | *[!A-Za-z0-9_.:,\ -]*) return ;; esac
     for name in $(former_nics); do
         unset "$name"
     done
     ports='' set_one=''
-    IFS=,
+    IFS=', '
     for port in $rdma; do
         ! can_open "${port%:*}" "${port#*:}" || ports=${ports:+$ports,}$port
     done
     for library in ${ports:+$AFFINITYD_NICS}; do
         case $library in
-        ucx) nic_variable UCX_NET_DEVICES "$ports" "${UCX_NET_DEVICES-}" ;;
-        nvshmem) nic_variable NVSHMEM_HCA_LIST "$ports" "${NVSHMEM_HCA_LIST-}" ;;
-        nccl) nic_variable NCCL_IB_HCA "=$ports" "${NCCL_IB_HCA-}" ;; # else it is a prefix
-        uccl) nic_variable UCCL_P2P_RDMA_DEV "$(devices "$ports")" "${UCCL_P2P_RDMA_DEV-}" ;;
+        [Uu][Cc][Xx]) nic_variable UCX_NET_DEVICES "$ports" "${UCX_NET_DEVICES-}" ;;
+        [Nn][Vv][Ss][Hh][Mm][Ee][Mm]) nic_variable NVSHMEM_HCA_LIST "$ports" "${NVSHMEM_HCA_LIST-}" ;;
+        [Nn][Cc][Cc][Ll]) nic_variable NCCL_IB_HCA "=$ports" "${NCCL_IB_HCA-}" ;; # else it is a prefix
+        [Uu][Cc][Cc][Ll]) nic_variable UCCL_P2P_RDMA_DEV "$(devices "$ports")" "${UCCL_P2P_RDMA_DEV-}" ;;
         esac
     done
     unset IFS

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
 import threading
 from pathlib import Path
@@ -73,6 +74,21 @@ def test_a_second_run_below_the_first_plans_on_what_the_first_was_allowed(pod: P
     again = pod.run(cpus=mask, LOCAL_RANK="1", LOCAL_WORLD_SIZE="2", **first)
     assert again.environment["AFFINITYD_CPULIST"] == "80-87,208-215"
     assert again.environment["AFFINITYD_ALLOWED"] == "0-255"
+
+
+def test_libraries_that_the_init_container_names_are_told_the_nics_that_the_app_may_open(
+    daemon: Daemon, tree: Path, tmp_path: Path
+) -> None:
+    pod = Pod(tmp_path, daemon.socket, {"AFFINITYD_NICS": "ucx,nccl"})
+    pod.has("nvidia5")  # GPU 2, on a switch with mlx5_2
+    shutil.copytree(tree / "sys", tmp_path / "sys", symlinks=True, dirs_exist_ok=True)
+    names = {"UCX_NET_DEVICES", "NCCL_IB_HCA", "AFFINITYD_RDMA"}
+    assert not pod.run(cpus=ONLINE).environment.keys() & names
+    (tmp_path / "dev/infiniband").mkdir()
+    (tmp_path / "dev/infiniband/uverbs2").touch()
+    told = pod.run(cpus=ONLINE).environment
+    assert (told["UCX_NET_DEVICES"], told["NCCL_IB_HCA"]) == ("mlx5_2:1", "=mlx5_2:1")
+    assert "NCCL_IB_HCA" not in pod.run(cpus=ONLINE, AFFINITYD_NICS="ucx").environment
 
 
 def test_ranks_that_see_a_gpu_of_their_own_each_are_kept_apart(pod: Pod) -> None:

@@ -83,6 +83,12 @@ def test_the_init_container_s_settings_choose(
     assert set((tmp_path / "settings").read_text().splitlines()[1:]) == lines
 
 
+def test_a_library_that_is_not_known_is_named(daemon: Daemon, tmp_path: Path) -> None:
+    done = init(tmp_path, socket=daemon.socket, env={"AFFINITYD_NICS": "ucs"})
+    assert done.status == 0
+    assert done.stderr.startswith("affinityd init: nics: 'ucs' is not one of ucx, ")
+
+
 def test_settings_reach_a_shell_to_the_letter(daemon: Daemon, tmp_path: Path) -> None:
     odd = tmp_path / "it's a $folder; exit 3"
     odd.mkdir()

@@ -30,6 +30,7 @@ one that is down         | ucx  | mlx5_1:1,mlx5_0:1 |
 one without a file here  | ucx  | mlx5_2:1 |
 one that is not there    | ucx  | mlx5_9:1 |
 no near one              | ucx  |  |
+in capitals, with a space | UCX, NvShmem,UCCL ,NCCL | mlx5_0:1 |
 not asked for             |      | mlx5_0:1 |
 none                     | none | mlx5_0:1 |
 set by the user          | ucx,nccl | mlx5_0:1 | UCX_NET_DEVICES=mlx5_7:1
