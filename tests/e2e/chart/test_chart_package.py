@@ -46,8 +46,8 @@ def test_the_notes_name_what_is_there() -> None:
     assert f"AFFINITYD_URL=http://affinityd.{NAMESPACE}:9466" in notes
 
 
-NOT_SEEN = "The processes on NVIDIA's GPUs are not seen: set audit.runtimeClassName."
-NOT_READ = "Environments are not read: AFFINITYD=off in a container has no effect"
+NOT_SEEN = "If the nodes have NVIDIA GPUs, set runtimeClassName: nvidia"
+NOT_READ = "Environments are not read, so enforcement ignores AFFINITYD=off"
 OF_NO_USE = "enforce.mode is off, and the other values of enforce have no effect"
 
 

@@ -73,10 +73,10 @@ metrics.service.enabled=false metrics.serviceMonitor.enabled=true \
  → metrics.serviceMonitor needs the Service; set metrics.service.enabled: true
 audit.enabled=true hostPID=false → audit.enabled is true and hostPID is false: the audit needs
 audit.enabled=true settings.scanInterval=off \
- → audit.enabled is true and settings.scanInterval is off: the audit would look at no process
+ → audit.enabled is true and settings.scanInterval is off: the audit would scan no process
 settings.scanInterval=30 → settings.scanInterval is 30, and audit.enabled is false; set
-settings.jobSeries=20 → settings.jobSeries is 20, and no process is looked at; set audit.enabled
-enforce.mode=pin → enforce.mode is pin, and no process is looked at; set audit.enabled: true
+settings.jobSeries=20 → settings.jobSeries is 20, but no process is scanned; set audit.enabled
+enforce.mode=pin → enforce.mode is pin, but no process is scanned; set audit.enabled: true
 image.repository=localhost:5000/a:b → image.repository is "localhost:5000/a:b": name HOST/REPOSITORY
 image.repository= → image.repository is "": name HOST/REPOSITORY alone, in lower case; the tag goes
 socket.hostPath=/ → socket.hostPath is "/": the init step gives it to the daemon's user, so name an

@@ -32,7 +32,7 @@
 {{- fail "audit.enabled is true and hostPID is false: the audit needs the node's pids; set hostPID: true or leave it out, or set audit.enabled: false" }}
 {{- end }}
 {{- if eq (include "affinityd.scanInterval" .) "off" }}
-{{- fail "audit.enabled is true and settings.scanInterval is off: the audit would look at no process; leave scanInterval empty, or set audit.enabled: false" }}
+{{- fail "audit.enabled is true and settings.scanInterval is off: the audit would scan no process; leave scanInterval empty, or set audit.enabled: false" }}
 {{- end }}
 {{- end }}
 {{- with .Values.settings }}
@@ -41,11 +41,11 @@
 {{- fail (printf "settings.scanInterval is %v, and audit.enabled is false; set audit.enabled: true, or leave scanInterval empty" .scanInterval) }}
 {{- end }}
 {{- if and .jobSeries (not $looks) }}
-{{- fail (printf "settings.jobSeries is %v, and no process is looked at; set audit.enabled: true and leave scanInterval empty, or set jobSeries: 0" .jobSeries) }}
+{{- fail (printf "settings.jobSeries is %v, but no process is scanned; set audit.enabled: true and leave scanInterval empty, or set jobSeries: 0" .jobSeries) }}
 {{- end }}
 {{- $mode := include "affinityd.enforce" $ }}
 {{- if and (ne $mode "off") (not $looks) }}
-{{- fail (printf "enforce.mode is %s, and no process is looked at; set audit.enabled: true and leave settings.scanInterval empty, or set enforce.mode: off" $mode) }}
+{{- fail (printf "enforce.mode is %s, but no process is scanned; set audit.enabled: true and leave settings.scanInterval empty, or set enforce.mode: off" $mode) }}
 {{- end }}
 {{- end }}
 {{- include "affinityd.namesNothing" . }}
