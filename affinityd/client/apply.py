@@ -28,7 +28,7 @@ REMARKS = {
         "fewer CPUs are near the GPU than were asked for: the nearest others were added "
         "(AFFINITYD_CPUS=none leaves them out)"
     ),
-    "share_unavailable": "the node has fewer cores than its GPUs need: this job's GPUs share all",
+    "share_unavailable": "too few cores for a block for each GPU: only this job's GPUs divide them",
     "ambiguous_index": (
         "this machine has GPUs of several models, which CUDA numbers fastest first: "
         "set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name the GPU by its UUID"

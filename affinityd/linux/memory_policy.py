@@ -197,7 +197,7 @@ def _difference(wish: MemoryPolicy, now: MemoryPolicy) -> str | None:
 
 
 def _outcome(now: MemoryPolicy) -> str:
-    return f"{now} holds" if now.policy else "what holds cannot be read"
+    return f"{now} holds" if now.policy else "the policy that holds cannot be read"
 
 
 def _reason(error: OSError) -> str:

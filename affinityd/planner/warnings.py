@@ -65,7 +65,7 @@ def _idle(topology: Topology, demand: Demand, ranks: Sequence[RankPlan]) -> Iter
     if idle:
         yield PlanWarning(
             "idle_cpus",
-            f"{count(len(idle), 'allowed CPU')} ({format_list(idle)}) will stay idle, near none of "
+            f"{count(len(idle), 'allowed CPU')} ({format_list(idle)}) will stay idle: far from "
             "these GPUs",
         )
 
@@ -84,5 +84,5 @@ def _ignored(options: Options, mode: PlanMode) -> Iterator[PlanWarning]:
         if not is_used and value != getattr(defaults, name):
             shown = str(value).lower()  # a boolean as it is written
             yield PlanWarning(
-                "parameter_ignored", f"{name}={shown} means nothing to mode {options.mode}"
+                "parameter_ignored", f"{name}={shown} has no effect in mode {options.mode}"
             )

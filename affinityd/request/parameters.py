@@ -99,7 +99,7 @@ def _check_task(request: Request, given: frozenset[str]) -> None:
         )
     if given and request.ranks is not None and len(request.rank or ()) != 1:
         raise InvalidRequestError(
-            f"{min(given)} takes one rank: which of the {request.ranks} asks, like rank=0"
+            f"{min(given)} needs one rank, of {request.ranks}: which of them asks, like rank=0"
         )
 
 
@@ -113,7 +113,7 @@ def plain(text: str) -> str:
     if len(text) > MAX_LENGTH:
         raise ValueError(f"{len(text)} characters are too many; the most is {MAX_LENGTH}")
     if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
-        raise ValueError(f"{quote(text)} is not text: it has a NUL or what is no UTF-8")
+        raise ValueError(f"{quote(text)} is not text: it has a NUL or bytes that are no UTF-8")
     return text
 
 
@@ -166,12 +166,12 @@ PARAMETERS = {
     ),
     "step_gpus": _number("how many GPUs the ranks have together, as in SLURM_GPUS_ON_NODE"),
     "job_cpus": _number(
-        "how many CPUs the job has on this node: a step with fewer, and all of its GPUs in sight, "
-        "divides them without the job's other GPUs"
+        "how many CPUs the job has on this node: a step that has fewer, and sees only its own "
+        "GPUs, divides its CPUs without the job's other GPUs"
     ),
     "task_cpus": Parameter(
         parsers.task_cpus,
-        "as cpus, for a task, whose GPUs divide it; or 1/8 of what eight tasks may use",
+        "how many CPUs each task asked for, or 1/8: of the CPUs of eight tasks; its GPUs divide it",
     ),
     "mode": Parameter(
         parsers.mode,
@@ -205,11 +205,11 @@ PARAMETERS = {
     "nvidia_visible": Parameter(
         parsers.listed,
         (
-            "the caller's NVIDIA_VISIBLE_DEVICES, what its container was to get: used if "
-            "all of its devices are granted"
+            "the caller's NVIDIA_VISIBLE_DEVICES, the devices requested for its container: used "
+            "if all of them are granted"
         ),
     ),
-    "observe": Parameter(parse_list, "only count: the caller keeps these CPUs"),
+    "observe": Parameter(parse_list, "count the plan only: the caller stays on these CPUs"),
     "share": _choice(
         "divide the cores among the requested GPUs, or all of the node's",
         *("auto", "requested", "node"),

@@ -66,7 +66,7 @@ class DriverMaintenance:
             return None
         name = text(self._hold).partition("\n")[0].strip()
         by = f" by {quote(name)}" if name else ""
-        return f"NVML is not asked{by}, until {self._hold} is removed"
+        return f"NVML calls are on hold{by}, until {self._hold} is removed"
 
     def _worker(self, proc: str) -> str | None:
         """Return which program works on the driver.

@@ -31,7 +31,7 @@ TROUBLE = 2  #: exit code of every error: 1 is an answer
 #: A process may use fewer GPUs than it is judged by.
 NOT_NAMED = (
     "its environment names none of {gpus}, so CPUs near any of them count as near: "
-    "affinityd audit asks the driver which one it uses; or name it, --gpus N"
+    "affinityd audit asks the driver which one it uses; or name it with --gpus N"
 )
 
 

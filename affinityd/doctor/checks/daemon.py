@@ -41,7 +41,7 @@ def socket(facts: NodeFacts) -> CheckResults:
     if daemon.absent:
         raise NotApplicableError(
             f"no daemon listens at {' or '.join(daemon.absent)}, and none is needed: affinityd "
-            "exec and bind plan by themselves; --socket names another"
+            "exec and bind plan by themselves; if it listens elsewhere, name it with --socket"
         )
     yield from _silence(daemon)
     if daemon.distrust:

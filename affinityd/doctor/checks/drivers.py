@@ -30,8 +30,8 @@ def nvml(facts: NodeFacts) -> CheckResults:
             raise NotApplicableError(f"NVML was not asked: {facts.maintenance}")
         yield warn(
             (
-                f"{facts.maintenance}, for {facts.hold_seconds / 3600:.0f} hours: the audit "
-                "does not know which processes use the GPUs"
+                f"{facts.maintenance}, which is {facts.hold_seconds / 3600:.0f} hours old: the "
+                "audit does not know which processes use the GPUs"
             ),
             f"rm {HOLD}, if no work on the driver is under way",
             _nvidia(facts),

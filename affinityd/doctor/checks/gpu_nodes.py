@@ -35,8 +35,9 @@ def gpu_numa_node(facts: NodeFacts) -> CheckResults:
         yield warn(
             f"numa_node of {named(lost)} ({addresses}) is unknown: plans spread their ranks over "
             "all nodes",
-            "update the firmware, which has to name the node of a PCI root (ACPI _PXM); in a "
-            "virtual machine give each GPU a root of its node (QEMU: pxb-pcie with numa_node=)",
+            "update the firmware, which must name the NUMA node of each PCI root (ACPI _PXM); in a "
+            "virtual machine put each GPU below a PCI root of its node (QEMU: pxb-pcie with "
+            "numa_node=)",
             lost,
         )
     nodes = grouped(gpus, lambda gpu: gpu.numa_node)
@@ -47,7 +48,7 @@ def gpu_node_cpus(facts: NodeFacts) -> CheckResults:
     """Judge whether anything can run on the node of each GPU."""
     gpus_of = grouped(facts.some_gpus(), lambda gpu: gpu.numa_node)
     if not gpus_of.keys() - {None}:
-        raise NotApplicableError("the node of no GPU is known")
+        raise NotApplicableError("no GPU's NUMA node is known")
     for node, gpus in gpus_of.items():
         if node is None or facts.topology.cpus_of_node(node):
             continue
@@ -56,11 +57,11 @@ def gpu_node_cpus(facts: NodeFacts) -> CheckResults:
         where = " or ".join(map(node_name, nearest))
         yield warn(
             f"node {node} of {named(gpus)} has no CPU online: its ranks go to {where}",
-            f"its {several('CPU', offline)} are there and offline: {ONLINE}"
+            f"its {several('CPU', offline)} are present and offline: {ONLINE}"
             if offline
             else (
-                "nothing, if the hardware is built so; else firmware that gives each package a "
-                "node with its memory and its devices"
+                "nothing, if the hardware is built so; else update the firmware: each package "
+                "should be a NUMA node with its memory and its devices"
             ),
             gpus,
         )

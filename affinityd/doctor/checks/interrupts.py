@@ -63,14 +63,14 @@ def _cpus_of_irqbalance(facts: NodeFacts, banned: CpuSet) -> CheckResults:
                 f"irqbalance does not use {several('CPU', banned)}, all that are near "
                 f"{named(gpus)}: their interrupts go to another node"
             ),
-            f"leave it a core of each node: {LIST}= in {IN_FILES}",
+            f"let it use a core of each node: shorten {LIST}= in {IN_FILES}",
             gpus,
         )
     gpus, cpus = facts.used_by_ranks(facts.topology.online - banned)
     if gpus and facts.reserved & facts.topology.online:
         ranks = format_list(facts.topology.online - facts.reserved)
         yield warn(
-            f"irqbalance may use {several('CPU', cpus)}, which ranks of {named(gpus)} are given, "
+            f"irqbalance may use {several('CPU', cpus)}, where ranks of {named(gpus)} run, "
             f"though CPUs {format_list(facts.reserved)} are reserved",
             f"{LIST}={ranks} in {IN_FILES}, then systemctl restart irqbalance",
             gpus,

@@ -53,9 +53,8 @@ def gpu_nics(facts: NodeFacts) -> CheckResults:
         )
     if far and len(far) < len(gpus):
         yield warn(
-            f"{named(far)} {'has' if len(far) == 1 else 'have'} no RDMA device on a PCI switch "
-            "with it, as other GPUs do",
-            "give ranks that communicate most the other GPUs; a NIC in a slot of that switch helps",
+            f"no RDMA device is on the PCI switch of {named(far)}; other GPUs have one there",
+            "put a NIC into a slot of that switch, or give ranks that communicate most other GPUs",
             far,
         )
     links = ", ".join(sorted({*nearest.values()}))

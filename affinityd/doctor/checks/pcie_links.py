@@ -60,7 +60,7 @@ def _narrow(link: PcieLink, gpus: list[Gpu]) -> CheckResult:
     own = [gpu for gpu in gpus if gpu.pci_bus_id == link.device]
     name = f"{named(own)} ({link.device})" if own else f"switch {link.device} above {named(gpus)}"
     if link.port_lanes is not None and link.port_lanes <= link.lanes:
-        cause = f", all that the port above it, {link.port}, has"
+        cause = f", as many as the port above it, {link.port}, has"
         remedy = f"put the card into a slot with {link.max_lanes} lanes, if the machine has one"
     else:
         cause = ""

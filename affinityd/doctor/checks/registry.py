@@ -53,11 +53,15 @@ CHECKS: Mapping[str, Check] = {
     "gpu-numa-node": Check(
         gpu_nodes.gpu_numa_node, "the NUMA node of each GPU is known", asks_nvml=True
     ),
-    "gpu-node-cpus": Check(gpu_nodes.gpu_node_cpus, "that node has CPUs", asks_nvml=True),
+    "gpu-node-cpus": Check(
+        gpu_nodes.gpu_node_cpus, "the NUMA node of each GPU has CPUs", asks_nvml=True
+    ),
     "offline-cpus": Check(gpu_nodes.offline_cpus, "no CPU near a GPU is offline"),
-    "isolcpus": Check(kernel.isolcpus, "isolcpus= and nohz_full= name no CPU of ranks"),
+    "isolcpus": Check(kernel.isolcpus, "isolcpus= and nohz_full= leave out CPUs near GPUs"),
     "numa-balancing": Check(kernel.numa_balancing, "automatic NUMA balancing is off"),
-    "irqbalance": Check(interrupts.irqbalance, "interrupts go to near CPUs, and not to ranks'"),
+    "irqbalance": Check(
+        interrupts.irqbalance, "interrupts go to near CPUs, and not to those of ranks"
+    ),
     "pcie-link": Check(pcie_links.pcie_link, "the links to the GPUs have all their lanes"),
     "rdma-ports": Check(nics.rdma_ports, "RDMA ports are up, and as fast as their siblings"),
     "gpu-nics": Check(nics.gpu_nics, "each GPU has an RDMA device near it", asks_nvml=True),

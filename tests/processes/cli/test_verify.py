@@ -54,7 +54,7 @@ input()
 
 DOUBT = (
     "its environment names none of GPUs 0-1, so CPUs near any of them count as "
-    "near: affinityd audit asks the driver which one it uses; or name it, --gpus N"
+    "near: affinityd audit asks the driver which one it uses; or name it with --gpus N"
 )
 REMEDIES = [
     "start commands here with affinityd exec -- COMMAND",

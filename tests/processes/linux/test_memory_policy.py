@@ -35,7 +35,7 @@ NODE = "nonexistent, without memory, or outside Mems_allowed"
 NO = f"was refused (EINVAL: {NODE})"
 NO_OR_OLD = f"was refused (EINVAL: {NODE}; or the kernel is too old for it)"
 FORBIDDEN = "was refused (EPERM: Operation not permitted)"
-UNREAD = "what holds cannot be read"
+UNREAD = "the policy that holds cannot be read"
 ACCEPTED = "was accepted, but "
 
 

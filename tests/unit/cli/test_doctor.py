@@ -98,7 +98,7 @@ def test_nvml_is_asked_for_the_checks_that_want_it_and_while_nothing_works_on_it
     assert (facts.nvml is None, facts.maintenance, facts.hold_seconds) == (False, None, None)
     hold.write_text("an upgrade")
     facts = gather(here, hold=str(hold))
-    held = f"NVML is not asked by 'an upgrade', until {hold} is removed"
+    held = f"NVML calls are on hold by 'an upgrade', until {hold} is removed"
     assert (facts.nvml, facts.maintenance, facts.hold_seconds is None) == (None, held, False)
 
 

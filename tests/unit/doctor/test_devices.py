@@ -60,7 +60,7 @@ NARROW_SWITCH = link(GPU_0, 16, 16) | link(GPU_1, 16, 16) | link(UP, 4, 16) | li
         (IDLE, "ok: GPUs 0-1 at 2.5 GT/s of 16, as is usual while idle"),
         (SLOW_SLOT, ALL_LANES),
         (NARROW, f"warn 0: GPU 0 ({GPU_0}): link of 8 lanes of 16 → check again"),
-        (SHORT_SLOT, f"warn 1: all that the port above it, {DOWN_1}, has → a slot with 16"),
+        (SHORT_SLOT, f"warn 1: as many as the port above it, {DOWN_1}, has → a slot with 16"),
         (NARROW_SWITCH, f"warn 0-1: switch {UP} above GPUs 0-1: link of 4 lanes → bifurc"),
         (NO_LINK, ALL_LANES),
     ],
@@ -101,7 +101,7 @@ def test_the_driver(tmp_path: Path, name: str, said: NvmlReport | None, expected
     check(name, facts_of(tmp_path, TWO, nvml=said), expected)
 
 
-HELD = "NVML is not asked, until /run/affinityd/hold is removed"
+HELD = "NVML calls are on hold, until /run/affinityd/hold is removed"
 NOT_ASKED = f"n/a: NVML was not asked: {HELD}"
 
 
@@ -109,7 +109,7 @@ NOT_ASKED = f"n/a: NVML was not asked: {HELD}"
     ("topology", "hours", "expected"),
     [
         (TWO, 1, NOT_ASKED),
-        (TWO, 50, f"warn 0-1: {HELD}, for 50 hours → rm /run/affinityd"),
+        (TWO, 50, f"warn 0-1: {HELD}, which is 50 hours old → rm /run/affinityd"),
         (TWO, None, NOT_ASKED),
         (NO_GPU, 50, "n/a: there is no NVIDIA GPU"),
     ],

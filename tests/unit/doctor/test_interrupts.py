@@ -46,7 +46,7 @@ SETTINGS = {"etc/sysconfig/irqbalance": f'#x=1\n{LIST}="1-3,5-7"'}
 RUNS = "ok: irqbalance runs (process 77)"
 KEEPS_OFF = f"{RUNS}, and does not use CPUs 1-3,5-7"
 USES_RANKS = (
-    "warn 1: may use CPUs 5-7, which ranks of GPU 1 are given, though CPUs 0,4 are reserved → "
+    "warn 1: may use CPUs 5-7, where ranks of GPU 1 run, though CPUs 0,4 are reserved → "
     f"{LIST}=1-3,5-7 in /etc/default/irqbalance"
 )
 NOT_NEAR = f"warn 0: irqbalance does not use CPUs 0-3, all that are near GPU 0 → {LIST}="

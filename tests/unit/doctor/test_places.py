@@ -29,7 +29,7 @@ BARE = made({**NODES, 2: ""}, gpus=[2, 0, 2], distances=DISTANCES)
 ALL_ONLINE = "ok: every CPU near a GPU is online"
 NONE_ISOLATED = "ok: ranks are given no CPU of isolcpus="
 TO_NODE_1 = "has no CPU online: its ranks go to node 1"
-ALL_OFFLINE = "its CPUs 4-7 are there and offline: echo 1"
+ALL_OFFLINE = "its CPUs 4-7 are present and offline: echo 1"
 NO_TICKS = "nohz_full= has CPUs 3-4 near GPUs 0-1"
 
 
@@ -45,7 +45,7 @@ def balancing(value: int) -> Files:
         ("gpu-numa-node", machine("flat"), {}, "warn 0-3: numa_node of GPUs 0-3 → pxb-pcie"),
         ("gpu-numa-node", UNKNOWN, {}, "warn 1: of GPU 1 (0000:11:00.0) → update the firm"),
         ("gpu-node-cpus", TWO, {}, "ok: the node of every GPU has CPUs"),
-        ("gpu-node-cpus", made(NODES, [None]), {}, "n/a: the node of no GPU is known"),
+        ("gpu-node-cpus", made(NODES, [None]), {}, "n/a: no GPU's NUMA node is known"),
         ("gpu-node-cpus", BARE, {}, f"warn 0,2: GPUs 0,2 {TO_NODE_1} → nothing, if the hard"),
         ("gpu-node-cpus", NODE_OFFLINE, OF_NODE_1, f"warn 1: node 1 of GPU 1 → {ALL_OFFLINE}"),
         ("offline-cpus", TWO, {}, ALL_ONLINE),

@@ -145,5 +145,5 @@ def test_a_parameter_that_means_nothing_to_a_mode_is_named(
     asked = words(f"gpus=0 mode={mode} {heeded} {ignored or ''}")
     warnings = ask(machine("dgx-1v"), **asked).warnings
     assert [warning.message for warning in warnings if warning.code == "parameter_ignored"] == (
-        [f"{ignored} means nothing to mode {mode}"] if ignored else []
+        [f"{ignored} has no effect in mode {mode}"] if ignored else []
     )

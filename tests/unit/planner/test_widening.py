@@ -78,9 +78,9 @@ left          | dgx | gpus=0 cpus=20            | share_unavailable | a node has
 cores than GPUs, or a GPU's block fewer CPUs than were asked for: the cores were divided among the \
 requested GPUs only, and jobs on other GPUs may get the same ones
 idle: of no GPU's node          | pair | mode=node cpuset=2-7 cpus=2 | idle_cpus | \
-4 allowed CPUs (4-7) will stay idle, near none of these GPUs
+4 allowed CPUs (4-7) will stay idle: far from these GPUs
 less those that came in         | pair | mode=node cpuset=2-7 cpus=3 | idle_cpus | \
-3 allowed CPUs (5-7) will stay idle, near none of these GPUs
+3 allowed CPUs (5-7) will stay idle: far from these GPUs
 not where nothing was asked for | pair | mode=node cpuset=2-7        | idle_cpus |
 nor near ones                   | pair | mode=single cpuset=0-3 cpus=1 | idle_cpus |
 """),

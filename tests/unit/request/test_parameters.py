@@ -84,7 +84,7 @@ def test_a_value_is_read(name: str, text: str, value: object) -> None:
         ("task_cpus", "2/8", "{} is neither a number like 4 nor a part like 1/8"),
         ("cpuset", "0-x", "{} is not a CPU number or range; write it like 0-3,8,10-11"),
         ("visible", f"{CUDA}=0,1", "{} names its variable; give the value alone: '0,1'"),
-        ("visible", "0\0", "{} is not text: it has a NUL or what is no UTF-8"),
+        ("visible", "0\0", "{} is not text: it has a NUL or bytes that are no UTF-8"),
     ],
 )
 def test_a_malformed_value_is_refused_with_one_line(name: str, text: str, problem: str) -> None:

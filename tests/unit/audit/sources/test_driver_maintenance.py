@@ -93,10 +93,10 @@ def test_a_hold_lasts_as_long_as_its_file_and_may_be_unreadable(machine: Machine
     ):
         hold.write_text(text)
         os.utime(hold, (0, 0))
-        assert machine.reason == f"NVML is not asked{by}, until {hold} is removed"
+        assert machine.reason == f"NVML calls are on hold{by}, until {hold} is removed"
     hold.unlink()
     assert machine.reason is None
     hold.symlink_to(unreadable)
-    assert machine.reason == f"NVML is not asked, until {hold} is removed"
+    assert machine.reason == f"NVML calls are on hold, until {hold} is removed"
     os.mkfifo(unreadable)
-    assert machine.reason == f"NVML is not asked, until {hold} is removed"
+    assert machine.reason == f"NVML calls are on hold, until {hold} is removed"

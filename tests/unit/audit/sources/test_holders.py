@@ -222,7 +222,7 @@ def test_while_the_driver_is_worked_on_no_answer_counts(root: Path, changing: st
     looking = holders(root, asked)
     assert [it.pid for it in looking.held(MACHINE).holdings] == [7]
     (root / "hold").write_text("upgrade\n")
-    why = f"NVML is not asked by 'upgrade', until {root / 'hold'} is removed"
+    why = f"NVML calls are on hold by 'upgrade', until {root / 'hold'} is removed"
     assert replace(looking.held(MACHINE), asked=1000.0) == unknown(why)
     assert len(asked.times) == 1
     (root / "hold").unlink()
