@@ -53,7 +53,10 @@ def positive(text: str) -> int:
 
 def nics(text: str) -> int | str:
     """Read how many NICs a rank gets: a whole number from 1, all or none."""
-    return text if text in {"all", "none"} else positive(text)
+    number = whole_number(text, MAX_NUMBER)
+    if not number and text not in {"all", "none"}:
+        raise ValueError(f"{quote(text)} is neither all, none nor a whole number from 1")
+    return number or text
 
 
 @dataclass(frozen=True)

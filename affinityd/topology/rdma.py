@@ -69,10 +69,10 @@ def nics_of_node(node: Node) -> Mapping[GpuKey, GpuNics]:
 def usable_ports(nics: Sequence[Nic]) -> tuple[tuple[Nic, RdmaPort], ...]:
     """Return the active ports that carry a job's traffic, in the order of their PCI paths.
 
-    Left out are virtual functions of a device that is there, members of a bond that is a device
-    itself, and what is slower than half the fastest: management and storage.
+    Left out are virtual functions of an active device, members of a bond that is a device itself,
+    and what is slower than half the fastest: management and storage.
     """
-    physical = {nic.pci_bus_id for nic in nics if nic.ports}
+    physical = {nic.pci_bus_id for nic in nics if any(port.is_active for port in nic.ports)}
     bonds = {nic.bond for nic in nics for port in nic.ports if _is_bond(nic, port)}
     active = [
         (nic, port)

@@ -81,6 +81,7 @@ def test_a_value_is_read(name: str, text: str, value: object) -> None:
         *(("balanced", text, "{} is neither true nor false") for text in ("2", "tru", "true ")),
         *(("cpus", text, NO_NUMBER) for text in ("0", "00", "-1", "+1", "1.0", "1_0", "x", "٣")),
         ("cpus", f"{MAX_NUMBER + 1}", NO_NUMBER),
+        ("nics", "ALL", "{} is neither all, none nor a whole number from 1"),
         ("task_cpus", "2/8", "{} is neither a number like 4 nor a part like 1/8"),
         ("cpuset", "0-x", "{} is not a CPU number or range; write it like 0-3,8,10-11"),
         ("visible", f"{CUDA}=0,1", "{} names its variable; give the value alone: '0,1'"),

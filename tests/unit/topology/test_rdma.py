@@ -91,6 +91,7 @@ def test_a_request_may_bound_the_nearest(bound: int | str | None, expected: str)
         (nic("near", "host/switch/nics", gbps=None), "near"),
         (nic("near", "host/switch/nics", physical="bus-far"), "far"),
         (nic("near", "host/switch/nics", physical="gone"), "near"),
+        (nic("near", "host/switch/nics", physical="bus-down"), "near"),
         (nic("near", "host/switch/nics", bond="bond0"), "far"),
         (nic("near", "host/switch/nics", bond="bridge"), "near"),
         (nic("near_bond_0", "host/switch/nics", bond="bond0"), "near_bond_0"),
@@ -98,9 +99,10 @@ def test_a_request_may_bound_the_nearest(bound: int | str | None, expected: str)
     ],
 )
 def test_which_devices_count(other: Nic, chosen: str) -> None:
-    """The far one is a bond, and the physical function of another."""
+    """The far one is a bond, and the physical function of another; a third one is down."""
     far = nic("far", "elsewhere", gbps=400, bond="bond0", netdev="bond0")
-    assert first(made({0: "host/switch/gpus"}, [far, other])) == {0: [chosen]}
+    down = nic("down", "host/switch/nics", is_active=False)
+    assert first(made({0: "host/switch/gpus"}, [far, other, down])) == {0: [chosen]}
 
 
 def test_of_the_nearest_the_fastest_comes_first_and_farther_ones_do_not_come() -> None:
