@@ -18,18 +18,19 @@ PARAMETERS = (
     *("cpus", "task_cpus", "visible", "granted", "nvidia_visible", *PLAN_PARAMETERS),
 )
 CLIENT_OPTIONS = {
+    "rank": ("RANK", "which rank this process is (default: as its launcher's variables say)"),
     "memory": (
         "local|preferred|bind|interleave",
         "also set a memory policy (default: none; the kernel takes near memory)",
     ),
     "nics": (
         "ucx,nvshmem,uccl,nccl",
-        "tell these libraries, by their variables, which RDMA devices are near the GPU",
+        "set the variables of these libraries to the RDMA devices near the GPU",
     ),
     "timeout": ("SECONDS", "how long a plan may take (default: 1)"),
     "omp": (None, "export OMP_NUM_THREADS, unless it is set"),
     "fail_closed": (None, "fail if the command cannot be pinned"),
-    "verbose": (None, "print the rank, GPU, node and CPUs on stderr"),
+    "verbose": (None, "print the rank, GPU, node, CPUs and NICs on stderr"),
 }
 FLAGS = frozenset(name for name, (metavar, _) in CLIENT_OPTIONS.items() if metavar is None)
 #: Options for people, the first in the help; launchers and schedulers set the rest.
@@ -136,7 +137,10 @@ def print_help() -> None:
     parser = Parser(
         prog="affinityd exec",
         usage="affinityd exec [OPTION …] -- CMD …",
-        description="Run CMD on the CPUs near this process's GPU.",
+        description=(
+            "Run CMD on the CPUs near this process's GPU. A launcher starts one for each rank: "
+            "torchrun --nproc_per_node 8 --no-python affinityd exec -- python train.py"
+        ),
         epilog=(
             "AFFINITYD_MODE and so on do the same. AFFINITYD=off runs CMD as it is; so "
             "does AFFINITYD=observe, and says in AFFINITYD_UNPINNED where it would run."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 from collections.abc import Iterable
 from typing import NoReturn
 
@@ -23,7 +24,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End with exit code 2 and one line."""
-        line = one_line(f"{self.prog}: {message}; see {self.prog} --help")
+        unknown = message.partition("unrecognized arguments: ")[2].partition(" ")[0]
+        near = difflib.get_close_matches(unknown[:64], self._option_string_actions, n=1)
+        meant = f"; did you mean {near[0]}?" if near else f"; see {self.prog} --help"
+        line = one_line(f"{self.prog}: {message}{meant}")
         self.exit(2, f"{line}\n")
 
 

@@ -28,7 +28,7 @@ def libraries(said: str) -> tuple[str, ...]:
     for name in names:
         if name not in VARIABLES:
             raise InvalidRequestError(
-                f"nics: {quote(name)} is not one of {', '.join(VARIABLES)}, and not {NONE} alone"
+                f"nics: {quote(name)} is not one of {', '.join(VARIABLES)}; or write {NONE}, alone"
             )
     return names
 
@@ -45,7 +45,7 @@ def export_nics(
     try:
         names = libraries(said)
     except InvalidRequestError as error:
-        yield str(error)
+        yield f"{error}; no library is told"
         return
     root = settings.get(f"{PREFIX}ROOT", "").rstrip("/") + "/"
     if names and ports is None:
@@ -54,6 +54,7 @@ def export_nics(
     ports = ports or ()
     usable = [port for port in ports if is_usable(port, root)]
     former = os.environ.get(EXPORTED, "").split(",")
+    untold = []
     for name in names:
         variable, given = VARIABLES[name], value(name, usable)
         set_before = os.environ.get(variable)
@@ -63,22 +64,33 @@ def export_nics(
             os.environ[variable] = given
         else:
             os.environ.pop(variable, None)
-            yield f"{variable} is not set: {_missing(ports)}"
+            untold.append(variable)
+    if untold:
+        yield f"not set: {', '.join(untold)}; {_missing(ports, root)}"
     if names:
         os.environ[EXPORTED] = ",".join(usable)
 
 
 def is_usable(port: str, root: str = "/") -> bool:
     """Whether a port is active, and its device can be opened here."""
-    device, _, number = port.partition(":")
-    folder = f"{root}sys/class/infiniband/{device}"
-    files = listed(f"{folder}/device/infiniband_verbs")
-    return text(f"{folder}/ports/{number}/state").startswith(ACTIVE) and any(
+    device, _, _ = port.partition(":")
+    files = listed(f"{root}sys/class/infiniband/{device}/device/infiniband_verbs")
+    return _is_active(port, root) and any(
         os.access(f"{root}dev/infiniband/{name}", os.R_OK | os.W_OK) for name in files
     )
 
 
-def _missing(ports: Sequence[str]) -> str:
+def _is_active(port: str, root: str) -> bool:
+    device, _, number = port.partition(":")
+    state = text(f"{root}sys/class/infiniband/{device}/ports/{number}/state")
+    return state.startswith(ACTIVE)
+
+
+def _missing(ports: Sequence[str], root: str) -> str:
+    """Return why no port can be named."""
     if not ports:
-        return "no active RDMA device is known on this node"
-    return f"{', '.join(ports)} is not active, or cannot be opened here (/dev/infiniband)"
+        return "the plan has no active device of InfiniBand, RoCE or EFA"
+    active = [port for port in ports if _is_active(port, root)]
+    if active:
+        return f"this process cannot open {', '.join(active)} in /dev/infiniband"
+    return f"not active here: {', '.join(ports)}"

@@ -143,7 +143,7 @@ PARAMETERS = {
         parsers.gpus,
         (
             "one entry for each rank, in local-rank order: index, UUID, UUID prefix, PCI "
-            "bus id, or all alone"
+            "bus id; or just all"
         ),
         {"type": "string", "default": "all"},
     ),
@@ -216,8 +216,8 @@ PARAMETERS = {
     ),
     "nics": Parameter(
         parsers.nics,
-        "how many of the nearest RDMA devices each rank gets: a number, all, or none; left out: "
-        "the GPU's part of them",
+        "how many of the nearest RDMA devices each rank gets: a number, all, or none (default: "
+        "the GPU's share)",
     ),
     "strict": _flag("a rank far from its GPU is an error", default=_DEFAULTS.strict),
     "format": _choice("how the answer is written", *FORMATS),

@@ -64,9 +64,11 @@ def _environment(assignments: Iterable[str]) -> dict[str, str]:
     environ: dict[str, str] = {}
     for text in assignments:
         name, equals, value = text.partition("=")
-        if not equals or name not in PASSED:
+        if not equals:
+            raise InvalidRequestError(f"env: {quote(text)} is not NAME=VALUE")
+        if name not in PASSED:
             known = ", ".join(sorted(PASSED))
-            raise InvalidRequestError(f"env: {quote(text)} is not NAME=VALUE; names are {known}")
+            raise InvalidRequestError(f"env: {quote(name)} is not read; known are {known}")
         if name in environ:
             raise InvalidRequestError(f"env: {name} is given twice; give it once")
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from affinityd.cpuset import CpuSet
+from affinityd.cpuset import CpuSet, several
 from affinityd.errors import InvalidRequestError, NoSuchGpuError
 from affinityd.planner import BY_RANK
 from affinityd.planner.modes import MODES
@@ -134,8 +134,7 @@ def _asked_for(request: Request, count: int) -> frozenset[int]:
     beyond = [rank for rank in request.rank if rank >= count]
     if beyond:
         raise InvalidRequestError(
-            f"rank: there is no rank {beyond[0]}; the request names {count} GPUs, "
-            f"so its ranks are 0 to {count - 1}"
+            f"rank: there is no rank {beyond[0]}; the request has {several('rank', range(count))}"
         )
     return frozenset(request.rank)
 

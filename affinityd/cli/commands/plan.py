@@ -14,7 +14,7 @@ from affinityd.cpuset import format_list, several
 from affinityd.discovery.machine import Machine
 from affinityd.errors import AffinityError, InvalidRequestError
 from affinityd.grouping import grouped
-from affinityd.planner.model import Options, RankPlan
+from affinityd.planner.model import Options, PlanWarning, RankPlan
 from affinityd.request import environment, launchers
 from affinityd.request.formats import Reply, render
 from affinityd.request.parameters import FORMATS, PARAMETERS, parse_request
@@ -25,6 +25,7 @@ from affinityd.topology.model import Node
 TABLE = "table"
 FORMS = (TABLE, *FORMATS)
 NUMBERS = {"rank", "gpu", "node", "home", "cores"}
+NO_VERBS = "the plan has no active device of InfiniBand, RoCE or EFA"
 COLUMNS = ("rank", "gpu", "pci bus id", "node", "home", "locality", "cores", "cpulist")
 
 
@@ -60,11 +61,26 @@ def run(arguments: argparse.Namespace) -> int:
         if other := _of_exec(node, chosen, caller, environ, reply):
             print(other)
     else:
-        print(render(reply, form), end="")
+        text = render(reply, form)
+        print(text, end="")
+        if not text:
+            say(f"affinityd: format {form}: {NO_VERBS}")
     if form != "json":
-        for warning in reply.warnings:
-            say(f"affinityd: {warning.code}: {warning.message}")
+        for line in _warnings(reply):
+            say(f"affinityd: {line}")
     return 0
+
+
+def _warnings(reply: Reply) -> Iterator[str]:
+    """Yield a line for each warning; for ranks' with one code: the first, and the other ranks."""
+    for first, *others in grouped(reply.warnings, _kind).values():
+        ranks = [it.rank for it in others if it.rank is not None]
+        more = f"; likewise {several('rank', ranks)}" if ranks else ""
+        yield f"{first.code}: {first.message}{more}"
+
+
+def _kind(warning: PlanWarning) -> str:
+    return warning.message if warning.rank is None else warning.code
 
 
 def _table(reply: Reply, *, explain: bool) -> Iterator[str]:

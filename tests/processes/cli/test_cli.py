@@ -97,7 +97,7 @@ def test_a_switch_may_stand_alone_or_have_a_value(run: Run) -> None:
         (f"plan {DGX} --gpus 8", 1, " plan: no GPU 8; visible are 0 (0000:07:00.0)"),
         (f"plan {DGX} --mode fast", 2, " plan: mode: 'fast' is not one of all,"),
         (f"plan {DGX} --gpus 0 --gpus 1", 2, " plan: gpus is given twice"),
-        (f"plan {DGX} --gpu 0", 2, " plan: unrecognized arguments: --gpu 0"),
+        (f"plan {DGX} --gpu 0", 2, " plan: unrecognized arguments: --gpu 0; did you mean --gpus?"),
         (f"plan {DGX} --x\n\x1b[31my", 2, " plan: unrecognized arguments: --x\\n\\x1b"),
         ("plan --machine cray-1", 2, " plan: no machine is named 'cray-1'"),
         ("plan --root /nowhere", 2, " plan: root '/nowhere' cannot be opened"),
@@ -118,6 +118,16 @@ def test_what_is_wrong_is_one_line_on_stderr(run: Run, words: str, code: int, li
 def test_warnings_go_to_stderr_so_that_the_answer_can_be_piped(run: Run) -> None:
     _, out, err = run(f"plan {DGX} --gpus 0 --cpuset 0-15 --format cpulist")
     assert (out, err.count("affinityd: remote_home: rank 0")) == ("0-15\n", 1)
+
+
+def test_a_warning_of_many_ranks_is_one_line(run: Run) -> None:
+    _, _, err = run("plan --machine mi250x")
+    assert (err.count("\n"), err.endswith("(NODE); likewise ranks 1-7\n")) == (1, True)
+
+
+def test_a_plan_without_variables_for_libraries_says_so(run: Run) -> None:
+    line = "affinityd: format vllm: the plan has no active device of InfiniBand, RoCE or EFA\n"
+    assert run("plan --machine gh200x4 --format vllm") == (0, "", line)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

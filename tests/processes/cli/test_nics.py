@@ -65,6 +65,8 @@ def test_a_rank_is_told_the_nic_of_its_gpu(gpu: int) -> None:
     has = f"{{'UCX_NET_DEVICES': '{port}', 'NCCL_IB_HCA': '={port}'}}"
     assert told("--gpus", f"{gpu}", "--nics", "ucx,nccl") == (has, "")
     assert told("--gpus", f"{gpu}", AFFINITYD_NICS="ucx,nccl") == (has, "")
+    verbose = told("-v", "--gpus", f"{gpu}", "--nics", "ucx,nccl")[1]
+    assert verbose.endswith(f"affinityd exec: NICs for ucx,nccl: {port}\n")
 
 
 def test_a_launcher_s_choice_for_all_its_gpus_is_replaced_by_that_of_a_rank() -> None:

@@ -50,14 +50,23 @@ def test_each_library_is_told_in_its_own_way(root: dict[str, str]) -> None:
     }
 
 
-@pytest.mark.parametrize("port", ["mlx5_1:1", "mlx5_2:1", "mlx5_9:1", "mlx5_0:2"])
+@pytest.mark.parametrize(
+    ("port", "why"),
+    [
+        ("mlx5_1:1", "not active here: mlx5_1:1"),
+        ("mlx5_2:1", "this process cannot open mlx5_2:1 in /dev/infiniband"),
+        ("mlx5_9:1", "not active here: mlx5_9:1"),
+        ("mlx5_0:2", "not active here: mlx5_0:2"),
+    ],
+)
 def test_a_port_that_is_down_or_cannot_be_opened_is_not_named(
-    root: dict[str, str], port: str
+    root: dict[str, str], port: str, why: str
 ) -> None:
     assert list(export_nics("ucx", [port, "mlx5_0:1"], root)) == []
     assert told() == {"UCX_NET_DEVICES": "mlx5_0:1"}
-    why = f"{port} is not active, or cannot be opened here (/dev/infiniband)"
-    assert list(export_nics("ucx", [port], root)) == [f"UCX_NET_DEVICES is not set: {why}"]
+    assert list(export_nics("ucx,uccl", [port], root)) == [
+        f"not set: UCX_NET_DEVICES, UCCL_P2P_RDMA_DEV; {why}"
+    ]
     assert told() == {}
 
 
@@ -76,10 +85,10 @@ def test_what_the_user_has_set_stays_and_what_an_earlier_pin_set_does_not(
 @pytest.mark.parametrize(
     ("said", "ports", "line"),
     [
-        ("ucx,mpi", ["mlx5_0:1"], "nics: 'mpi' is not one of ucx, nvshmem, uccl, nccl, and not"),
+        ("ucx,mpi", ["mlx5_0:1"], "nics: 'mpi' is not one of ucx, nvshmem, uccl, nccl; or write"),
         ("none,ucx", ["mlx5_0:1"], "nics: 'none' is not one of ucx"),
         ("ucx", None, "nics: the daemon is of an older release"),
-        ("ucx", [], "UCX_NET_DEVICES is not set: no active RDMA device is known on this node"),
+        ("ucx", [], "not set: UCX_NET_DEVICES; the plan has no active device of InfiniBand"),
     ],
 )
 def test_a_line_says_why_nothing_is_told(

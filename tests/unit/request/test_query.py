@@ -108,7 +108,7 @@ def test_a_container_s_process_is_known_by_its_launcher_and_devices(
 @pytest.mark.parametrize(
     ("texts", "told"),
     [
-        (["HOME=/root"], "'HOME=/root' is not NAME=VALUE; names are AFFINITYD_ALLOWED, "),
+        (["HOME=/root"], "'HOME' is not read; known are AFFINITYD_ALLOWED, "),
         (["LOCAL_RANK"], "'LOCAL_RANK' is not NAME=VALUE"),
         (["LOCAL_RANK=1", "LOCAL_RANK=2"], "LOCAL_RANK is given twice"),
         (["CUDA_VISIBLE_DEVICES=\0"], "CUDA_VISIBLE_DEVICES: "),
