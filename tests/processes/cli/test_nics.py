@@ -44,6 +44,7 @@ def root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     use_small_node(monkeypatch, tmp_path)
     tree = write_tree(replace(TOPOLOGY, nics=NICS), tmp_path / "node")
     monkeypatch.setenv("AFFINITYD_ROOT", os.fspath(tree))
+    monkeypatch.setenv("AFFINITYD_TIMEOUT", "60")
     (tree / "dev/infiniband").mkdir(parents=True)
     for name in FILES:
         (tree / "dev/infiniband" / name).touch()
