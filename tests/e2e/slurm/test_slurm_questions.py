@@ -124,7 +124,10 @@ def test_on_a_node_without_gpus_a_script_says_nothing_and_starts_nothing(
 
 def test_gpus_of_the_submitting_shell_are_none_of_a_node_without(telling: Path) -> None:
     env = {"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_GPUS_ON_NODE": "2", "AFFINITYD_CPULIST": "7"}
-    assert without_gpus(telling, "task_prolog.sh", env) == "unset AFFINITYD_CPULIST\n"
+    env |= {"AFFINITYD_RDMA": "a:1,b:1", "UCCL_P2P_RDMA_DEV": "a,b", "NCCL_IB_HCA": "=c:1"}
+    unset = "AFFINITYD_CPULIST", "AFFINITYD_RDMA", "UCCL_P2P_RDMA_DEV"
+    printed = without_gpus(telling, "task_prolog.sh", env)
+    assert printed.splitlines() == [f"unset {name}" for name in unset]
 
 
 def test_an_epilog_starts_rm_where_there_is_a_note(telling: Path) -> None:
