@@ -99,6 +99,7 @@ def test_a_switch_may_stand_alone_or_have_a_value(run: Run) -> None:
         (f"plan {DGX} --gpus 0 --gpus 1", 2, " plan: gpus is given twice"),
         (f"plan {DGX} --gpu 0", 2, " plan: unrecognized arguments: --gpu 0; did you mean --gpus?"),
         (f"plan {DGX} --x\n\x1b[31my", 2, " plan: unrecognized arguments: --x\\n\\x1b"),
+        ("pin 1 --nics 1", 2, " pin: unrecognized arguments: --nics 1"),
         ("plan --machine cray-1", 2, " plan: no machine is named 'cray-1'"),
         ("plan --root /nowhere", 2, " plan: root '/nowhere' cannot be opened"),
         (f"topology --format xml {DGX}", 2, " topology: argument --format"),

@@ -39,20 +39,23 @@ def shown(page: str, command: str) -> str:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/audit.md"])
 def test_the_audit_of_a_rank_on_the_wrong_node_with_its_workers(page: str) -> None:
-    node = made({0: "0", 1: "1"}, gpus=[0, 1])
+    node = made({0: "0-31", 1: "32-63"}, gpus=[0, 1])
     first, second = node.gpus
     uuid = "GPU-8a1f0c3e-51aa-9d02-4c1e-0b7de3f1a001"
     node = replace(node, gpus=(replace(first, uuid=uuid), second))
 
     def process(pid: int, gpu: GpuKey, mib: int, holder: int | None = None) -> AuditedProcess:
-        facts = audit_facts.process("1", pid=pid, gpu=gpu, uid=0, cpuset="0-1", holder=holder)
+        threads = (audit_facts.thread("32-63", pid, last_cpu=32 + pid % 32),)
+        facts = audit_facts.process(
+            pid=pid, gpu=gpu, uid=0, cpuset="0-63", holder=holder, threads=threads
+        )
         held = None if holder else Holding(pid, gpu, mib * 2**20)
         is_near = gpu == second.key
         return audited(
             replace(facts, holding=held),
             "local" if is_near else "remote",
             cause=None if is_near else "mask",
-            near="1" if is_near else "0",
+            near="32-63" if is_near else "0-31",
         )
 
     workers = [process(pid, first.key, 0, holder=598) for pid in range(622, 628)]
