@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 COMMANDS = {
-    "serve": "answer /plan on a unix socket and on TCP",
+    "serve": "run the daemon: plans, audits, metrics, enforcement",
     "plan": "print a cpulist for each rank, without a daemon",
     "exec": "run a command on the CPUs near its GPU",
     "init": "prepare a pod's containers to pin, in an init container",

@@ -117,10 +117,10 @@ def _placed(
 def _node_notices(nodes: Sequence[NumaNode], cores: Sequence[Core]) -> Iterator[str]:
     unlisted = [cpu for core in cores if core.node is None for cpu in core.cpus]
     if not nodes:
-        yield "The kernel shows no NUMA nodes: all CPUs are treated as one"
+        yield "The kernel shows no NUMA nodes: all CPUs are treated as one node"
     elif unlisted:
         yield (
-            f"CPUs {format_list(unlisted)} are in no NUMA node: treated as one, farthest from all"
+            f"CPUs {format_list(unlisted)} are in no NUMA node: treated as one, far from all others"
         )
 
 

@@ -68,7 +68,7 @@ def enumerate_gpus(
         notices.append(f"{cause}; NVIDIA's GPUs are numbered in PCI bus order")
     unknown = ", ".join(device.address for device in devices if device.address not in driver_gpus)
     if unknown:
-        notices.append(f"NVIDIA's driver does not hold {unknown}: no UUID and no minor are known")
+        notices.append(f"NVIDIA's driver does not list {unknown}: no UUID and no minor are known")
     known = [(device, driver_gpus.get(device.address, DriverGpu())) for device in devices]
     seen = [(device, driver) for device, driver in known if not driver.excluded]
     gpus = [_gpu(NvmlGpu(index), device, driver) for index, (device, driver) in enumerate(seen)]
@@ -119,7 +119,7 @@ def _notices_of_nvml(listed: Sequence[NvmlGpu], found: Mapping[int, PciDevice]) 
             yield f"{name}: {error}; left out: its PCI device is not known"
         elif gpu.pci_bus_id is None:
             address = found[gpu.index].address
-            yield f"{name}: {error}; taken to be {address}, which NVML does not name"
+            yield f"{name}: {error}; assumed to be {address}, which NVML does not list"
         elif gpu.error:
             yield f"{name} ({gpu.pci_bus_id}): {error}"
 

@@ -21,9 +21,8 @@ from affinityd.topology.rdma import ON_SWITCH, NearNic, nics_of_node
 
 AMBIGUOUS = PlanWarning(
     "ambiguous_index",
-    "this machine has GPUs of several models, which CUDA numbers fastest first: an index is "
-    "PCI order here, and the process's only with CUDA_DEVICE_ORDER=PCI_BUS_ID; name UUIDs "
-    "to be sure",
+    "this machine has GPUs of several models, which CUDA numbers fastest first; an index here "
+    "follows the PCI bus: set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name GPUs by their UUIDs",
 )
 
 

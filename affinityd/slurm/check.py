@@ -16,8 +16,8 @@ from affinityd.topology.model import Gpu, Topology
 
 #: Source: src/interfaces/gres.c (_check_core_range_matches_sock).
 NARROW = (
-    "Cores= of less than a package need SlurmdParameters=numa_node_as_socket in slurm.conf: else "
-    "Slurm takes the whole package's cores, and drains the node from 24.11 on"
+    "Cores= that are a part of a package need SlurmdParameters=numa_node_as_socket in slurm.conf: "
+    "without it Slurm takes the package's cores, and since 24.11 drains the node"
 )
 
 #: Slurm numbers GPUs type by type: seen with Slurm 22.05, 24.11 and 26.05.

@@ -33,7 +33,7 @@ def miscounts(expected: ExpectedNode, gres: SlurmdGres, right: GresConf) -> Iter
     if has_cores and expected.cores not in {None, cores}:
         yield (
             f"slurmctld counts {count(expected.cores or 0, 'core')}, and the node has {cores}: "
-            "Cores= means others there; `slurmd -C` prints the right line"
+            "it takes Cores= for other cores; write the node's line as `slurmd -C` prints it"
         )
 
 
@@ -71,8 +71,8 @@ def _order(expected: ExpectedNode, right: GresConf) -> Iterator[str]:
     if runs != expected.types and len(runs) == len(set(runs)) > 1:
         gres = written({kind: expected.counts[kind] for kind in runs if kind in expected.counts})
         yield (
-            f"Gres={expected.gres}: Slurm numbers GPUs type by type in this order, and not as "
-            f"they are on the bus; write Gres={gres}"
+            f"Gres={expected.gres}: Slurm numbers GPUs in the order of these types, which is not "
+            f"their order on the bus; write Gres={gres}"
         )
 
 

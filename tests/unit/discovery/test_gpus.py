@@ -110,7 +110,7 @@ def known(index: int) -> NvmlGpu:
 
 
 LOST = "NVIDIA GPU {}: GPU is lost; "
-TAKEN = LOST + "taken to be {}, which NVML does not name"
+TAKEN = LOST + "assumed to be {}, which NVML does not list"
 UNKNOWN = "left out: its PCI device is not known"
 
 
@@ -138,7 +138,7 @@ def test_a_gpu_that_only_nvml_knows_has_no_more_than_nvml_says(tmp_path: Path) -
 
 SILENT = NvmlReport(gpus=None, error="NVML did not start")
 IN_ORDER = "NVIDIA's GPUs are numbered in PCI bus order"
-NO_DRIVER = f"NVIDIA's driver does not hold {A}: no UUID and no minor are known"
+NO_DRIVER = f"NVIDIA's driver does not list {A}: no UUID and no minor are known"
 NO_KFD = f"AMD's KFD lists no GPU (is amdgpu loaded?): {A} are numbered in PCI bus order"
 
 

@@ -82,8 +82,11 @@ def test_memory_is_in_bytes(tmp_path: Path, text: str, memory: int | None) -> No
 @pytest.mark.parametrize(
     ("files", "notice"),
     [
-        ("", "The kernel shows no NUMA nodes: all CPUs are treated as one"),
-        ("node1/cpulist=1,3", "CPUs 0,2 are in no NUMA node: treated as one, farthest from all"),
+        ("", "The kernel shows no NUMA nodes: all CPUs are treated as one node"),
+        (
+            "node1/cpulist=1,3",
+            "CPUs 0,2 are in no NUMA node: treated as one, far from all others",
+        ),
     ],
 )
 def test_what_is_odd_about_the_nodes_is_said(tmp_path: Path, files: str, notice: str) -> None:

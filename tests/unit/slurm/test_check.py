@@ -178,8 +178,8 @@ crossed types @ several gpu:a100:1,gpu:v100:1
 another order than the bus @ several gpu:v100:1,gpu:a100:1
 < {SMALL}
 < {BIG}
-> Gres=gpu:v100:1,gpu:a100:1: Slurm numbers GPUs type by type in this order, and not as they are \
-on the bus; write Gres=gpu:a100:1,gpu:v100:1
+> Gres=gpu:v100:1,gpu:a100:1: Slurm numbers GPUs in the order of these types, which is not their \
+order on the bus; write Gres=gpu:a100:1,gpu:v100:1
 
 and its links @ linked
 < {ZERO}
@@ -234,7 +234,7 @@ def test_the_node_s_cores_and_sockets_are_compared(
 ) -> None:
     wanted = expected("s", {"gres": "gpu:2", **words(values)})
     check = GresCheck(slurmd(BOTH), MACHINES["two"], expected=wanted)
-    cause = "Cores= means others there; `slurmd -C` prints the right line"
+    cause = "it takes Cores= for other cores; write the node's line as `slurmd -C` prints it"
     assert list(map(str, check.findings())) == ([f"{finding}{cause}"] if finding else [])
     assert list(check.notes()) == notes
 
