@@ -21,6 +21,10 @@ _KINDS = {0x0200: "ethernet", 0x0207: "infiniband"}
 #: A hardware address in a name, as in enx001122334455.
 _ADDRESS_DIGITS = 12
 
+#: Of an adapter's folder: its kinds of interfaces, the link of a virtual function, virtioN.
+KINDS = ("infiniband", "cxi", "net")
+PHYSICAL, VIRTUAL = "physfn", "virtio"
+
 RDMA = "sys/class/infiniband"
 CXI = "sys/class/cxi"
 BONDS = "sys/class/net"
@@ -34,7 +38,9 @@ def read_nics(tree: Tree, devices: Sequence[PciDevice], locator: NumaLocator) ->
     """Yield the adapters among the devices, in the devices' order."""
     for device in devices:
         if device.base_class == NETWORK:
-            interfaces = tuple(_interfaces(tree, device.folder))
+            names = tree.list(device.folder, _is_of_nic)
+            interfaces = tuple(_interfaces(tree, device.folder, names))
+            physical = _target(tree, f"{device.folder}/{PHYSICAL}") if PHYSICAL in names else None
             bond = _bond(tree, interfaces)
             yield Nic(
                 pci_bus_id=device.address,
@@ -43,7 +49,7 @@ def read_nics(tree: Tree, devices: Sequence[PciDevice], locator: NumaLocator) ->
                 names=tuple(printable(name) for _, name in interfaces),
                 pci_path=device.path,
                 ports=tuple(_ports(tree, device.folder, interfaces, bond)),
-                physical=_target(tree, f"{device.folder}/physfn"),
+                physical=physical,
                 bond=bond,
             )
 
@@ -71,16 +77,20 @@ def is_of_port(path: str) -> bool:
     return "/ports/" in path or "/port/" in path
 
 
-def _interfaces(tree: Tree, folder: str) -> Iterator[tuple[str, str]]:
+def _is_of_nic(name: str) -> bool:
+    return name in KINDS or name == PHYSICAL or name.startswith(VIRTUAL)
+
+
+def _interfaces(tree: Tree, folder: str, names: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield its interfaces: the folder of their kind, and the name.
 
     A virtual machine's adapter has them a device further down.
     """
-    below = tree.list(folder, lambda name: name.startswith("virtio"))
-    for place in (folder, *(f"{folder}/{name}" for name in below)):
-        for kind in ("infiniband", "cxi", "net"):
-            for name in tree.list(f"{place}/{kind}", is_anonymous):
-                yield f"{place}/{kind}", name
+    for kind in (it for it in KINDS if it in names):
+        for name in tree.list(f"{folder}/{kind}", is_anonymous):
+            yield f"{folder}/{kind}", name
+    for below in (f"{folder}/{name}" for name in names if name.startswith(VIRTUAL)):
+        yield from _interfaces(tree, below, tree.list(below, KINDS.__contains__))
 
 
 def _ports(
@@ -114,7 +124,7 @@ def _netdev(tree: Tree, port: str, nets: Sequence[str], bond: str | None) -> str
     No other name is read: it could have a hardware address.
     """
     names = nets if bond is None else (*nets, bond)
-    said = tree.read(f"{port}/gid_attrs/ndevs/0", *names) if names else None
+    said = tree.read(f"{port}/gid_attrs/ndevs/0", *names) if len(names) > 1 else None
     return printable(said) if said else nets[0] if len(nets) == 1 else None
 
 
