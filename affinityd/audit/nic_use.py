@@ -1,7 +1,7 @@
 """Whether a process uses the RDMA devices near its GPUs: by its variables and its open files. Pure.
 
 NCCL_IB_HCA is `[^][=]name[:port],…`; `^` excludes, and without `=` each name is a prefix (NCCL,
-src/transport/net_ib). UCX, NVSHMEM and UCCL name devices exactly.
+src/transport/net_ib). UCX, NVSHMEM and UCCL name devices exactly. Slingshot: fi_cxi(7).
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from functools import cached_property
 
 from affinityd.cpuset import several
 from affinityd.request.nic_variables import VARIABLES, value
-from affinityd.topology.model import SYS, Gpu, Topology
-from affinityd.topology.rdma import LINKS, GpuKey, GpuNics, nics_of_gpus
+from affinityd.topology.model import LINKS, SYS, Gpu, Topology
+from affinityd.topology.rdma import GpuKey, GpuNics, nics_of_gpus, verbs_ports
 
 NCCL = "nccl"
+LIBFABRIC = "FI_CXI_DEVICE_NAME"  #: names Slingshot's devices
 
 
 @dataclass(frozen=True)
@@ -42,16 +43,16 @@ class NicJudge:
 
     def findings(self, gpus: Sequence[Gpu], use: NicUse) -> Iterator[str]:
         """Yield sentences, each with its remedy, about a process on these GPUs."""
-        best = [it for gpu in gpus for it in self._nics[gpu.key].bounded(None)]
+        best = [it for gpu in gpus for it in self._nics[gpu.key].best()]
         if not best:
             return
-        ports = list(dict.fromkeys(f"{it.port.device}:{it.port.number}" for it in best))
-        nearer = f"{best[0].port.device} is nearer ({best[0].link})"
+        ports, first = verbs_ports(best), best[0].port.device
+        nearer = f"{first} is nearer ({best[0].link})"
         for library, variable in VARIABLES.items():
             said = use.variables.get(variable, "")
             if library == NCCL:
                 yield from self._prefixes(variable, said)
-            if self._is_far(gpus, self._named(library, said)):
+            if ports and self._is_far(gpus, self._named(library, said)):
                 yield (
                     f"{variable}={said} names no NIC on the NUMA node of {_names(gpus)}; {nearer}: "
                     f"set {variable}={value(library, ports)}, or start it with "
@@ -59,9 +60,10 @@ class NicJudge:
                 )
         if self._is_far(gpus, use.opened):
             opened = ", ".join(use.opened)
+            by_exec = "start it with affinityd exec --nics ucx,nvshmem,uccl"
             yield (
-                f"its only open RDMA devices, {opened}, are not on the NUMA node of "
-                f"{_names(gpus)}; {nearer}: start it with affinityd exec --nics ucx,nvshmem,uccl"
+                f"its only open RDMA devices, {opened}, are not on the NUMA node of {_names(gpus)}; "
+                f"{nearer}: {by_exec if ports else f'set {LIBFABRIC}={first}'}"
             )
 
     def links(self, gpus: Sequence[Gpu], devices: Collection[str]) -> Mapping[str, str]:

@@ -35,18 +35,8 @@ CLIENT_OPTIONS = {
 FLAGS = frozenset(name for name, (metavar, _) in CLIENT_OPTIONS.items() if metavar is None)
 #: Options for people, the first in the help; launchers and schedulers set the rest.
 COMMON = (
-    *(
-        "gpus",
-        "rank",
-        "mode",
-        "memory",
-        "nics",
-        "omp",
-        "verbose",
-        "strict",
-        "fail_closed",
-        "timeout",
-    ),
+    *("gpus", "rank", "mode", "memory", "nics", "omp", "verbose", "strict", "fail_closed"),
+    "timeout",
 )
 BOOLEANS = frozenset(("balanced", "strict"))  #: may take one
 FAIL_CLOSED = "--fail-closed"

@@ -47,11 +47,12 @@ def export_nics(
     except InvalidRequestError as error:
         yield f"{error}; no library is told"
         return
-    root = settings.get(f"{PREFIX}ROOT", "").rstrip("/") + "/"
-    if names and ports is None:
+    if not names:
+        return
+    if ports is None:
         yield "nics: the daemon is of an older release, and names no RDMA devices"
         return
-    ports = ports or ()
+    root = settings.get(f"{PREFIX}ROOT", "").rstrip("/") + "/"
     usable = [port for port in ports if is_usable(port, root)]
     former = os.environ.get(EXPORTED, "").split(",")
     untold = []
@@ -67,8 +68,7 @@ def export_nics(
             untold.append(variable)
     if untold:
         yield f"not set: {', '.join(untold)}; {_missing(ports, root)}"
-    if names:
-        os.environ[EXPORTED] = ",".join(usable)
+    os.environ[EXPORTED] = ",".join(usable)
 
 
 def is_usable(port: str, root: str = "/") -> bool:

@@ -10,7 +10,7 @@ from affinityd.config.switch import SWITCHES
 from affinityd.json_codec import CpuList, OneOf, left_out
 from affinityd.planner import LOCALITIES, WARNINGS
 from affinityd.planner.modes import MODES
-from affinityd.topology.rdma import LINKS
+from affinityd.topology.model import LINKS
 
 
 @dataclass(frozen=True)

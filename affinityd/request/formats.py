@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -20,12 +19,9 @@ from affinityd.request.document import (
     UnderstoodRequest,
     WarningDocument,
 )
-from affinityd.request.nic_variables import UNASKED, VLLM_SELECTION, variables
+from affinityd.request.nic_variables import UNASKED, VARIABLES, VLLM_SELECTION, value
 from affinityd.request.parameters import Request
-from affinityd.topology.model import SLINGSHOT
-from affinityd.topology.rdma import NearNic
-
-DEVICE = re.compile(r"[A-Za-z0-9_.-]+")  #: a name that fits a list of a library's, and a shell
+from affinityd.topology.rdma import NearNic, verbs_ports
 
 
 @dataclass(frozen=True)
@@ -57,10 +53,8 @@ class Reply:
 
     @property
     def rdma_ports(self) -> tuple[str, ...]:
-        """The ranks' ports as verbs libraries name them, mlx5_2:1; Slingshot has no verbs."""
-        near = (it.port for rank in self.ranks for it in self.nics[rank.rank])
-        named = (it for it in near if it.link_layer != SLINGSHOT and DEVICE.fullmatch(it.device))
-        return tuple(dict.fromkeys(f"{it.device}:{it.number}" for it in named))
+        """The ranks' ports as libraries of verbs name them."""
+        return verbs_ports(it for rank in self.ranks for it in self.nics[rank.rank])
 
     @property
     def cpus(self) -> CpuSet:
@@ -161,8 +155,8 @@ def _lines(reply: Reply) -> Iterator[str]:
 
 def _nics(reply: Reply) -> Iterator[str]:
     """Yield the variables that give libraries the ranks' RDMA devices."""
-    for name, value in variables(UNASKED, reply.rdma_ports).items():
-        yield f"{name}={value}"
+    if ports := reply.rdma_ports:
+        yield from (f"{VARIABLES[it]}={value(it, ports)}" for it in UNASKED)
 
 
 def _vllm(reply: Reply) -> Iterator[str]:
@@ -181,7 +175,7 @@ def _vllm(reply: Reply) -> Iterator[str]:
 
 def _has_port_1(near: NearNic) -> bool:
     """Whether vLLM could name a port: it appends one number to all of its devices."""
-    return near.port.number == 1 and near.port.link_layer != SLINGSHOT
+    return near.port.number == 1 and near.port.has_verbs
 
 
 def _names(rank: RankPlan) -> Iterator[str]:

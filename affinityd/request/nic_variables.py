@@ -8,7 +8,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
 #: A library → its variable.
 VARIABLES = {
@@ -28,8 +28,3 @@ def value(library: str, ports: Sequence[str]) -> str:
     if library == "uccl":
         return ",".join(dict.fromkeys(port.partition(":")[0] for port in ports))
     return ("=" if library == "nccl" else "") + ",".join(ports)
-
-
-def variables(libraries: Iterable[str], ports: Sequence[str]) -> dict[str, str]:
-    """Return the variables that give libraries these ports; none where there are no ports."""
-    return {VARIABLES[it]: value(it, ports) for it in libraries} if ports else {}

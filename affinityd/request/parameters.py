@@ -38,7 +38,7 @@ class Request:
     granted: str | None = None
     nvidia_visible: str | None = None  #: the variable of NVIDIA's container runtime
     observe: CpuSet | None = None  #: where the caller runs, and stays; None: it takes its plan
-    nics: int | str | None = None  #: of each rank: so many, "all" or "none"; None: its part
+    nics: int | None = None  #: how many of each rank; None: its GPU's part
     whose: str = "caller"  #: "node": plan as for an unidentified caller
     format: str | None = None  #: None: the client's Accept header decides
     options: Options = field(default_factory=Options)

@@ -51,12 +51,13 @@ def positive(text: str) -> int:
     return value
 
 
-def nics(text: str) -> int | str:
+def nics(text: str) -> int:
     """Read how many NICs a rank gets: a whole number from 1, all or none."""
-    number = whole_number(text, MAX_NUMBER)
-    if not number and text not in {"all", "none"}:
+    words = {"all": MAX_NUMBER, "none": 0}
+    number = words[text] if text in words else whole_number(text, MAX_NUMBER) or None
+    if number is None:
         raise ValueError(f"{quote(text)} is neither all, none nor a whole number from 1")
-    return number or text
+    return number
 
 
 @dataclass(frozen=True)

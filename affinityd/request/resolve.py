@@ -16,8 +16,8 @@ from affinityd.request.parameters import Request
 from affinityd.request.ranks import ranks_of
 from affinityd.request.slurm_binding import cpus_of_step
 from affinityd.text import quote
-from affinityd.topology.model import Node, Topology
-from affinityd.topology.rdma import ON_SWITCH, NearNic, nics_of_node
+from affinityd.topology.model import ON_SWITCH, Node, Topology
+from affinityd.topology.rdma import NearNic, nics_of_node
 
 AMBIGUOUS = PlanWarning(
     "ambiguous_index",
@@ -62,7 +62,7 @@ def answer(
     made = planner(topology, Demand(gpus, allowed, usable_cpus, request.options))
     said = (AMBIGUOUS,) if ranks.ambiguous else ()
     of_gpus = nics_of_node(node)
-    nics = {it.rank: of_gpus[it.gpu.key].bounded(request.nics) for it in made.ranks}
+    nics = {it.rank: of_gpus[it.gpu.key].best(request.nics) for it in made.ranks}
     return Reply(
         node=topology.name,
         generation=node.generation,

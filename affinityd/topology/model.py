@@ -13,10 +13,11 @@ from itertools import takewhile
 from affinityd.config.switch import ON
 from affinityd.cpuset import CpuSet
 
-SLINGSHOT = "Slingshot"  #: a port's link layer: HPE's NICs, which libraries of verbs do not use
+SLINGSHOT = "Slingshot"  #: the link layer of HPE's NICs
 
 #: How near a NIC is to a GPU, nearest first, in the words of `nvidia-smi topo -m`.
-PIX, PXB, PHB, NODE, SYS = "PIX", "PXB", "PHB", "NODE", "SYS"
+LINKS = PIX, PXB, PHB, NODE, SYS = "PIX", "PXB", "PHB", "NODE", "SYS"
+ON_SWITCH = (PIX, PXB)  #: beneath one PCI switch
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,11 @@ class RdmaPort:
     gbps: int | None = None  #: gigabits per second; None: the machine does not say
     link_layer: str | None = None  #: "InfiniBand", "Ethernet", SLINGSHOT; None: EFA's
     netdev: str | None = None  #: its network interface; None: none, or not known
+
+    @property
+    def has_verbs(self) -> bool:
+        """Whether libraries of verbs use it."""
+        return self.link_layer != SLINGSHOT
 
 
 @dataclass(frozen=True)

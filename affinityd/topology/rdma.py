@@ -5,14 +5,14 @@ Source of the share: NCCL 2.30, src/graph/topo.cc, ncclTopoGetLocalNetType.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from affinityd.topology.model import NODE, PHB, PIX, PXB, SYS, Gpu, Nic, Node, RdmaPort, Topology
+from affinityd.topology.model import LINKS, Gpu, Nic, Node, RdmaPort, Topology
 
-LINKS = (PIX, PXB, PHB, NODE, SYS)  #: nearest first
-ON_SWITCH = (PIX, PXB)  #: beneath one PCI switch
+NAME = re.compile(r"[A-Za-z0-9_.-]+")  #: of a device, that fits a list of a library's, and a shell
 
 GpuKey = tuple[str, int]
 
@@ -33,13 +33,9 @@ class GpuNics:
     nearest: tuple[NearNic, ...] = ()  #: all of the nearest, best first
     share: int = 0  #: how many of them are the GPU's own part
 
-    def bounded(self, bound: int | str | None) -> tuple[NearNic, ...]:
-        """Return so many of them, "all" or "none"; None: the GPU's own part."""
-        if bound == "none":
-            return ()
-        if isinstance(bound, int):
-            return self.nearest[:bound]
-        return self.nearest if bound == "all" else self.nearest[: self.share]
+    def best(self, number: int | None = None) -> tuple[NearNic, ...]:
+        """Return so many of them; None: the GPU's own part."""
+        return self.nearest[: self.share if number is None else number]
 
 
 def nics_of_gpus(topology: Topology) -> Mapping[GpuKey, GpuNics]:
@@ -64,6 +60,13 @@ def nics_of_gpus(topology: Topology) -> Mapping[GpuKey, GpuNics]:
 def nics_of_node(node: Node) -> Mapping[GpuKey, GpuNics]:
     """Return `nics_of_gpus` of a node, found once for each reading of it."""
     return nics_of_gpus(node.topology)
+
+
+def verbs_ports(nics: Iterable[NearNic]) -> tuple[str, ...]:
+    """Return the ports as libraries of verbs name them, mlx5_2:1, each once; Slingshot has none."""
+    ports = (it.port for it in nics if it.port.has_verbs)
+    named = (f"{it.device}:{it.number}" for it in ports if NAME.fullmatch(it.device))
+    return tuple(dict.fromkeys(named))
 
 
 def usable_ports(nics: Sequence[Nic]) -> tuple[tuple[Nic, RdmaPort], ...]:

@@ -29,6 +29,7 @@ from affinityd.request import devices
 from affinityd.text import count, one_line, quote
 from affinityd.topology.model import Topology
 from affinityd.topology.nearness import REMOTE
+from affinityd.topology.rdma import usable_ports
 
 TROUBLE = 2  #: exit code of every error: 1 is an answer
 EVERY = 2.0  #: seconds between two looks
@@ -162,6 +163,8 @@ def _print(
 
 def _far_nics(topology: Topology, scan: Scan) -> Mapping[int, Sequence[str]]:
     """Return pid → sentences on RDMA devices away from its GPUs, of processes that hold GPUs."""
+    if not usable_ports(topology.nics):  # then no process's files are read
+        return {}
     judge, gpus = NicJudge(topology), {gpu.key: gpu for gpu in topology.gpus}
     holders = (it.facts for it in scan.processes if it.facts.holding and not it.is_daemon)
     return {

@@ -22,7 +22,7 @@ def gpu_nics(node: Node) -> Metric:
     )
     found = nics_of_node(node)
     for gpu in node.topology.gpus:
-        for near in found[gpu.key].bounded(None):
+        for near in found[gpu.key].best():
             names = one_line(near.port.device), str(near.port.number), near.link
             metric.add_metric([*gpu_labels(gpu), *names], 1)
     return metric

@@ -7,30 +7,28 @@ from __future__ import annotations
 
 from affinityd.doctor.facts import NodeFacts
 from affinityd.doctor.result import CheckResults, NotApplicableError, named, ok, warn
+from affinityd.grouping import grouped
 from affinityd.text import count
-from affinityd.topology.model import SYS, Nic, RdmaPort
-from affinityd.topology.rdma import ON_SWITCH, nics_of_gpus, usable_ports
+from affinityd.topology.model import ON_SWITCH, SYS, RdmaPort
+from affinityd.topology.rdma import nics_of_gpus, usable_ports
 
 
 def rdma_ports(facts: NodeFacts) -> CheckResults:
     """Judge whether ports are down, or slower than those of adapters of the same kind."""
     ports = _ports(facts)
-    down = [port for _, port in ports if not port.is_active]
+    down = [port for port in ports if not port.is_active]
     if down:
         yield warn(
             f"not ACTIVE, and so in no plan: {_devices(down)}",
             "look at the cable, the switch port and the subnet manager (ibstat, rdma link); "
             "nothing, if the port is not meant to be used",
         )
-    fastest: dict[str | None, int] = {}
-    for _, port in ports:
-        if port.is_active and port.gbps is not None:
-            fastest[port.link_layer] = max(port.gbps, fastest.get(port.link_layer, 0))
-    for _, port in ports:
-        most = fastest.get(port.link_layer)
-        if port.is_active and port.gbps is not None and most is not None and port.gbps < most:
+    rated = [port for port in ports if port.is_active and port.gbps is not None]
+    for alike in grouped(rated, lambda port: port.link_layer).values():
+        most = max(port.gbps or 0 for port in alike)
+        for slow in (port for port in alike if port.gbps != most):
             yield warn(
-                f"{port.device} runs at {port.gbps} Gb/s, others at {most}",
+                f"{slow.device} runs at {slow.gbps} Gb/s, others at {most}",
                 "look at its cable and switch port; nothing, if it is another model",
             )
     yield ok(f"{count(len(ports) - len(down), 'port')} ACTIVE, all equally fast")
@@ -38,10 +36,9 @@ def rdma_ports(facts: NodeFacts) -> CheckResults:
 
 def gpu_nics(facts: NodeFacts) -> CheckResults:
     """Judge whether each GPU has an RDMA device near it, and each device a GPU."""
-    gpus, _ = facts.some_gpus(), _ports(facts)
-    topology = facts.topology
+    topology, gpus = facts.topology, facts.some_gpus()
     usable = usable_ports(topology.nics)
-    if not usable:
+    if _ports(facts) and not usable:
         raise NotApplicableError("no port of an RDMA device is ACTIVE")
     nearest = {gpu: nics_of_gpus(topology)[gpu.key].nearest[0].link for gpu in gpus}
     far = [gpu for gpu, link in nearest.items() if link not in ON_SWITCH]
@@ -61,9 +58,9 @@ def gpu_nics(facts: NodeFacts) -> CheckResults:
     yield ok(f"every GPU has an RDMA device as near as others have ({links})")
 
 
-def _ports(facts: NodeFacts) -> list[tuple[Nic, RdmaPort]]:
+def _ports(facts: NodeFacts) -> list[RdmaPort]:
     """Return the ports of the machine. Raises NotApplicableError for none."""
-    ports = [(nic, port) for nic in facts.topology.nics for port in nic.ports]
+    ports = [port for nic in facts.topology.nics for port in nic.ports]
     if not ports:
         raise NotApplicableError("this node has no RDMA device")
     return ports

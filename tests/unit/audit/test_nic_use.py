@@ -10,7 +10,7 @@ from affinityd.audit.nic_use import NicJudge, NicUse
 from tests.support.machines.facts import machine
 from tests.support.tables import rows
 
-A100, H100 = machine("dgx-a100"), machine("dgx-h100")
+A100, H100, MI250X = machine("dgx-a100"), machine("dgx-h100"), machine("mi250x")
 #: On it, mlx5_0 is near GPU 0, mlx5_9, mlx5_10 and mlx5_11 are on the other node.
 FAR = "names no NIC on the NUMA node of GPU 0; mlx5_0 is nearer (PXB): set "
 BY_EXEC = ", or start it with affinityd exec --nics "
@@ -68,5 +68,7 @@ def test_devices_that_are_open_tell_what_is_used() -> None:
         "its only open RDMA devices, mlx5_9, mlx5_10, are not on the NUMA node of GPU 0; mlx5_0 is "
         "nearer (PXB): start it with affinityd exec --nics ucx,nvshmem,uccl"
     )
+    (found,) = NicJudge(MI250X).findings([MI250X.gpus[0]], NicUse(opened=("cxi2",)))
+    assert found.endswith("cxi0 is nearer (NODE): set FI_CXI_DEVICE_NAME=cxi0")
     links = NicJudge(H100).links([H100.gpus[0], H100.gpus[1]], ["mlx5_3", "mlx5_9", "gone"])
     assert links == {"mlx5_3": "PXB", "mlx5_9": "SYS"}

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import pytest
 
-from affinityd.topology.model import Core, Gpu, Nic, NumaNode, RdmaPort, Topology
-from affinityd.topology.rdma import LINKS, nics_of_gpus
+from affinityd.topology.model import LINKS, Core, Gpu, Nic, NumaNode, RdmaPort, Topology
+from affinityd.topology.rdma import nics_of_gpus
 from tests.support.paths import REPOSITORY
 
 LETTERS = dict(zip("PXHNS", LINKS, strict=True))
