@@ -62,8 +62,8 @@ class NicJudge:
             opened = ", ".join(use.opened)
             by_exec = "start it with affinityd exec --nics ucx,nvshmem,uccl"
             yield (
-                f"its only open RDMA devices, {opened}, are not on the NUMA node of {_names(gpus)}; "
-                f"{nearer}: {by_exec if ports else f'set {LIBFABRIC}={first}'}"
+                f"its only open RDMA devices, {opened}, are not on the NUMA node of "
+                f"{_names(gpus)}; {nearer}: {by_exec if ports else f'set {LIBFABRIC}={first}'}"
             )
 
     def links(self, gpus: Sequence[Gpu], devices: Collection[str]) -> Mapping[str, str]:

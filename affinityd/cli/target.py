@@ -15,7 +15,7 @@ from affinityd.config import file
 from affinityd.cpuset import CpuSet
 from affinityd.errors import AffinityError, TargetError
 from affinityd.linux.processes import Stat, cgroups_of, process_of, stat_of
-from affinityd.request.formats import Reply
+from affinityd.request.reply import Reply
 from affinityd.request.resolve import Caller
 from affinityd.text import quote
 from affinityd.topology.model import Node, Topology

@@ -17,8 +17,8 @@ from affinityd.discovery import discover, open_tree
 from affinityd.discovery.snapshot import snapshot_nvml
 from affinityd.errors import UntrustedError
 from affinityd.request.environment import first_answer
-from affinityd.request.formats import Reply
 from affinityd.request.parameters import parse_request
+from affinityd.request.reply import Reply
 from affinityd.request.resolve import Caller, answer
 from affinityd.text import quote
 from affinityd.topology import node_file

@@ -15,8 +15,8 @@ from affinityd.config import switch
 from affinityd.errors import AffinityError, DaemonError, NoDaemonError
 from affinityd.json_codec import loads
 from affinityd.planner import BY_RANK
-from affinityd.request.document import PlanDocument
-from affinityd.request.formats import document, render
+from affinityd.request.document import PlanDocument, document
+from affinityd.request.formats import render
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 from affinityd.config.switch import SWITCHES
+from affinityd.cpuset import format_list
 from affinityd.json_codec import CpuList, OneOf, left_out
 from affinityd.planner import LOCALITIES, WARNINGS
+from affinityd.planner.model import RankPlan
 from affinityd.planner.modes import MODES
+from affinityd.request.reply import Reply
 from affinityd.topology.model import LINKS
+from affinityd.topology.rdma import NearNic
 
 
 @dataclass(frozen=True)
@@ -115,3 +119,57 @@ class ProblemDocument:
     title: str
     status: int
     detail: str
+
+
+def document(reply: Reply) -> PlanDocument:
+    """Return a plan as its JSON document has it."""
+    request = reply.request
+    is_of_node = request.whose == "node"
+    options = {**vars(request.options), "share": reply.plan.share}
+    return PlanDocument(
+        node=reply.node,
+        generation=reply.generation,
+        request=UnderstoodRequest(
+            gpus=reply.entries, **options, visible=request.visible, granted=request.granted
+        ),
+        allowed=AllowedCpus(
+            format_list(reply.allowed),
+            reply.source,
+            within=None if reply.within is None else format_list(reply.within),
+        ),
+        cpulist=format_list(reply.cpus),
+        ranks=[_rank(rank, reply.nics[rank.rank], with_names=is_of_node) for rank in reply.ranks],
+        warnings=[WarningDocument(warn.code, warn.message) for warn in reply.warnings],
+        switch=reply.switch if is_of_node else None,
+    )
+
+
+def _rank(rank: RankPlan, nics: Iterable[NearNic], *, with_names: bool) -> PlannedRank:
+    gpu, names = rank.gpu, rank.gpu.container_names if with_names else None
+    return PlannedRank(
+        rank=rank.rank,
+        gpu=PlannedGpu(gpu.index, gpu.uuid, gpu.pci_bus_id, gpu.vendor, gpu.model, names),
+        numa_node=gpu.numa_node,
+        home_node=rank.home_node,
+        locality=rank.locality,
+        cpulist=format_list(rank.cpus),
+        physical_cores=rank.physical_cores,
+        memory_node=rank.memory_node,
+        nics=[_nic(it) for it in nics],
+        environment={"OMP_NUM_THREADS": str(rank.threads)},
+        reasons=rank.reasons,
+    )
+
+
+def _nic(near: NearNic) -> PlannedNic:
+    nic, port = near.nic, near.port
+    return PlannedNic(
+        name=port.device,
+        port=port.number,
+        pci_bus_id=nic.pci_bus_id,
+        link=near.link,
+        gbps=port.gbps,
+        link_layer=port.link_layer,
+        netdev=port.netdev,
+        numa_node=nic.numa_node,
+    )

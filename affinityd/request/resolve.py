@@ -11,9 +11,9 @@ from affinityd.errors import UnsatisfiableError
 from affinityd.planner.model import Demand, Plan, PlanWarning
 from affinityd.planner.planner import plan
 from affinityd.request.asked_cpus import asked_cpus
-from affinityd.request.formats import Reply
 from affinityd.request.parameters import Request
 from affinityd.request.ranks import ranks_of
+from affinityd.request.reply import Reply
 from affinityd.request.slurm_binding import cpus_of_step
 from affinityd.text import quote
 from affinityd.topology.model import ON_SWITCH, Node, Topology

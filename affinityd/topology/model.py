@@ -84,6 +84,14 @@ class Gpu:
         """Its one name on its machine: partitions of a GPU have one PCI bus id between them."""
         return self.vendor, self.index
 
+    @property
+    def container_names(self) -> tuple[str, ...]:
+        """Its names in containers: device files, UUIDs, PCI bus id."""
+        minors = {"minor": self.minor, "drm": self.render_minor}
+        files = (f"{kind}:{number}" for kind, number in minors.items() if number is not None)
+        uuids = (it.uuid for it in self.mig)
+        return (*files, *filter(None, [self.uuid]), self.pci_bus_id, *uuids)
+
 
 @dataclass(frozen=True)
 class RdmaPort:

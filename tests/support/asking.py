@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from affinityd.cpuset import format_list, parse_list
 from affinityd.errors import AffinityError
-from affinityd.request.formats import Reply
 from affinityd.request.parameters import parse_request
+from affinityd.request.reply import Reply
 from affinityd.request.resolve import Caller, answer
 from affinityd.topology.model import Node, Topology
 from tests.support.tables import words

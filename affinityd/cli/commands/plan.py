@@ -16,8 +16,9 @@ from affinityd.errors import AffinityError, InvalidRequestError
 from affinityd.grouping import grouped
 from affinityd.planner.model import Options, PlanWarning, RankPlan
 from affinityd.request import environment, launchers
-from affinityd.request.formats import Reply, render
+from affinityd.request.formats import render
 from affinityd.request.parameters import FORMATS, PARAMETERS, parse_request
+from affinityd.request.reply import Reply
 from affinityd.request.resolve import Caller, answer
 from affinityd.text import quote
 from affinityd.topology.model import Node

@@ -24,7 +24,7 @@ from affinityd.errors import TargetError
 from affinityd.linux import memory_policy
 from affinityd.linux.process_table import ProcessTable, descendants
 from affinityd.linux.processes import Stat
-from affinityd.request.formats import Reply
+from affinityd.request.reply import Reply
 from affinityd.text import one_line
 
 TROUBLE = 2  #: exit code of every error: 1 is an answer

@@ -10,8 +10,9 @@ from affinityd.daemon.state.cache import Cache
 from affinityd.errors import NotReadyError
 from affinityd.planner.model import Demand, Plan
 from affinityd.planner.planner import plan
-from affinityd.request.formats import Reply, render
+from affinityd.request.formats import render
 from affinityd.request.parameters import Request
+from affinityd.request.reply import Reply
 from affinityd.request.resolve import Caller, answer
 from affinityd.topology.model import Node, Topology
 from affinityd.topology.nearness import UNKNOWN, placement, vicinity

@@ -14,7 +14,7 @@ from affinityd import machines
 from affinityd.client.local_plan import plan_on_node
 from affinityd.cpuset import CpuSet
 from affinityd.request.environment import process_questions
-from affinityd.request.formats import Reply
+from affinityd.request.reply import Reply
 from affinityd.topology.model import Node, Topology
 from tests.support.machines.facts import machine
 

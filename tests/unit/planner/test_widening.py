@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from affinityd.errors import AffinityError, UnsatisfiableError
-from affinityd.request.formats import document
+from affinityd.request.document import document
 from tests.support.asking import ask, cpulists
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine

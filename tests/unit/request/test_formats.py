@@ -13,8 +13,9 @@ from hypothesis import given
 
 from affinityd.cpuset import parse_list, parse_mask
 from affinityd.errors import UnsatisfiableError
-from affinityd.request.formats import Reply, render
+from affinityd.request.formats import render
 from affinityd.request.parameters import FORMATS
+from affinityd.request.reply import Reply
 from tests.support.asking import ask
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from affinityd import machines
 from affinityd.cpuset import CpuSet, format_list, format_mask, parse_list
 from affinityd.request.environment import first_answer
-from affinityd.request.formats import Reply
 from affinityd.request.parameters import Request
 from affinityd.request.query import parse_query
+from affinityd.request.reply import Reply
 from affinityd.request.resolve import answer
 from affinityd.request.slurm_binding import Slot, cpus_of_step, gpu_slot
 from affinityd.topology.model import Node

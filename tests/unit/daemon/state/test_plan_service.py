@@ -14,7 +14,8 @@ from affinityd.errors import AffinityError, InvalidRequestError, NotReadyError, 
 from affinityd.json_codec import dumps
 from affinityd.planner.model import Demand, Plan
 from affinityd.planner.planner import plan
-from affinityd.request.formats import document, render
+from affinityd.request.document import document
+from affinityd.request.formats import render
 from affinityd.request.parameters import FORMATS, PARAMETERS, parse_request
 from affinityd.request.parsers import MAX_ENTRIES
 from affinityd.request.resolve import Caller, answer
