@@ -74,9 +74,11 @@ def export_nics(
 def is_usable(port: str, root: str = "/") -> bool:
     """Whether a port is active, and its device can be opened here."""
     device, _, _ = port.partition(":")
-    files = listed(f"{root}sys/class/infiniband/{device}/device/infiniband_verbs")
+    files = f"{root}sys/class/infiniband/{device}/device/infiniband_verbs"
     return _is_active(port, root) and any(
-        os.access(f"{root}dev/infiniband/{name}", os.R_OK | os.W_OK) for name in files
+        os.access(f"{root}dev/infiniband/{name}", os.R_OK | os.W_OK)
+        for name in listed(files)
+        if text(f"{files}/{name}/ibdev") == device  # an adapter may have several
     )
 
 

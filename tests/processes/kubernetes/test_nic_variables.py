@@ -12,6 +12,7 @@ import pytest
 
 from affinityd.client.export_nics import export_nics
 from affinityd.request.nic_variables import VARIABLES
+from tests.support.machines.sysfs_tree import put
 from tests.support.paths import REPOSITORY
 from tests.support.tables import rows, words
 
@@ -21,7 +22,7 @@ NAMES = (*VARIABLES.values(), "AFFINITYD_RDMA")
 
 #: A device whose port 1 is active, one that is down, and one without a device file here.
 STATES = {"mlx5_0": "4: ACTIVE", "mlx5_1": "1: DOWN", "mlx5_2": "4: ACTIVE"}
-HERE = ("uverbs0", "uverbs1")
+HERE = ("uverbs0", "uverbs1", "uverbs3")  #: the last one of another device of the third's adapter
 
 CASES = """
 each in its own way      | ucx,nvshmem,uccl,nccl | mlx5_0:1 |
@@ -48,7 +49,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for port in "12":
             (folder / "ports" / port).mkdir(parents=True)
             (folder / "ports" / port / "state").write_text(f"{state}\n")
-        (folder / f"device/infiniband_verbs/uverbs{number}").mkdir(parents=True)
+        put(folder / f"device/infiniband_verbs/uverbs{number}/ibdev", device)
+    put(folder / "device/infiniband_verbs/uverbs3/ibdev", "mlx5_3")
     for name in HERE:
         (root / "dev/infiniband" / name).touch()
     return root
@@ -85,7 +87,7 @@ def test_scripts_and_exec_agree(
 def test_the_cases_do_tell_something(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in NAMES:
         monkeypatch.delenv(name, raising=False)
-    assert by_script(root, ("sh",), "nccl", "mlx5_1:1,mlx5_0:1", {}) == {
+    assert by_script(root, ("sh",), "nccl", "mlx5_2:1,mlx5_1:1,mlx5_0:1", {}) == {
         "NCCL_IB_HCA": "=mlx5_0:1",
         "AFFINITYD_RDMA": "mlx5_0:1",
     }

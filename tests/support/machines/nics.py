@@ -32,7 +32,7 @@ def write_interfaces(root: Path, nic: Nic) -> None:
             link(home / f"cxi/{port.device}/device", home)
         else:
             number = port.device[len(port.device.rstrip("0123456789")) :]
-            (home / f"infiniband_verbs/uverbs{number}").mkdir(parents=True, exist_ok=True)
+            _write(home / f"infiniband_verbs/uverbs{number}/ibdev", port.device)
             link(home / f"infiniband/{port.device}/device", home)
     if nic.physical is not None:
         link(home / "physfn", home.parent / nic.physical)

@@ -9,6 +9,7 @@ import pytest
 
 from affinityd.client.export_nics import export_nics
 from affinityd.request.nic_variables import VARIABLES
+from tests.support.machines.sysfs_tree import put
 
 #: A device whose port 1 is active, one that is down, and one without a device file here.
 DEVICES = {
@@ -30,7 +31,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         folder = tmp_path / "sys/class/infiniband" / device
         (folder / "ports/1").mkdir(parents=True)
         (folder / "ports/1/state").write_text(f"{state}\n")
-        (folder / f"device/infiniband_verbs/uverbs{number}").mkdir(parents=True)
+        put(folder / f"device/infiniband_verbs/uverbs{number}/ibdev", device)
         if is_here:
             (files / f"uverbs{number}").touch()
     return {"AFFINITYD_ROOT": str(tmp_path)}
