@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -40,20 +41,22 @@ def write_machine(root: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def it(release: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    folder = tmp_path_factory.mktemp("nics")
-    for parent in (folder, *folder.parents[:2]):
-        parent.chmod(0o755)
-    tree, scripts, run = write_machine(folder / "machine"), copied(folder), folder / "run"
-    script = scripts / "task_prolog.sh"
-    places = (f"{name}={tree}/{name}" for name in ("sys", "dev"))
-    script.write_text(script.read_text().replace("sys=/sys dev=/dev", " ".join(places)))
-    settings = folder / "affinityd.conf"
-    settings.write_text(SETTING)
-    binds = {run: "/run/affinityd", scripts: INSTALLED, settings: "/etc/affinityd.conf"}
-    setup = Setup(gpus="0123", task_plugin="task/affinity", conf=CONF, binds=binds, release=release)
-    with running(run, "--root", f"{tree}") as daemon, slurm(setup, USER) as cluster:
-        yield Node(cluster, daemon, run)
+def it(release: str) -> Iterator[Node]:
+    with tempfile.TemporaryDirectory(prefix="nics-") as name:  # users look into it
+        folder = Path(name)
+        folder.chmod(0o755)
+        tree, scripts, run = write_machine(folder / "machine"), copied(folder), folder / "run"
+        script = scripts / "task_prolog.sh"
+        places = (f"{name}={tree}/{name}" for name in ("sys", "dev"))
+        script.write_text(script.read_text().replace("sys=/sys dev=/dev", " ".join(places)))
+        settings = folder / "affinityd.conf"
+        settings.write_text(SETTING)
+        binds = {run: "/run/affinityd", scripts: INSTALLED, settings: "/etc/affinityd.conf"}
+        setup = Setup(
+            gpus="0123", task_plugin="task/affinity", conf=CONF, binds=binds, release=release
+        )
+        with running(run, "--root", f"{tree}") as daemon, slurm(setup, USER) as cluster:
+            yield Node(cluster, daemon, run)
 
 
 def told(printed: str) -> list[str]:
