@@ -16,7 +16,7 @@ AffinityError
 │   ├── NoDaemonError     there is none
 │   └── UntrustedError    another user may be in its place
 ├── ListenError           an address that cannot be listened on               exit 1
-└── FatalError            the daemon ends                    exit 1
+└── FatalError            the daemon ends                                   exit 1
 
 A message is one line that quotes the wrong value and says what would be right.
 """

@@ -113,7 +113,7 @@ class Shares:
 def with_allocations(
     topology: Topology, reserved: CpuSet, found: Sequence[AuditedProcess]
 ) -> list[AuditedProcess]:
-    """Return the judgment; its cause is ALLOCATION if fewer CPUs are near than were asked for.
+    """Return the judgments; ALLOCATION is the cause if fewer CPUs are near than were asked for.
 
     `reserved` are the CPUs that no plan gives.
     """

@@ -62,7 +62,7 @@ class MissingProcesses:
 
 
 def missing_process(holding: Holding) -> AuditedProcess:
-    """Return the facts of a process that is not in /proc."""
+    """Return the judgment of a process that is not in /proc."""
     pid, gpu = holding.pid, holding.gpu  # neither its name, owner, start nor parent is known
     facts = ProcessFacts(pid, "?", None, 0, 0, GONE, gpu, holding, beside=holding.beside)
     return AuditedProcess(facts, UNKNOWN, placements=(), pinned_itself=(), orphan=NOT_THERE)

@@ -114,7 +114,7 @@ def gpus_far_apart(plan: ProcessPlan, given: Mapping[str, str]) -> Iterator[str]
 
 
 def summary(plan: ProcessPlan, cpus: CpuSet, given: Mapping[str, str]) -> str:
-    """Print the place of this process: its rank, its GPUs, their nodes, its CPUs."""
+    """Return the place of this process in a line: its rank, its GPUs, their nodes, its CPUs."""
     rank = local_rank(os.environ)
     if "rank" in given:
         task = f"rank {given['rank']}"

@@ -110,8 +110,8 @@ def granted_gpus(dev: str = "/dev", sys: str = "/sys") -> str | None:
 
     NVIDIA's /dev/nvidiaN, else AMD's /dev/dri/renderDN: N is the device's minor, not the
     process's GPU number. access(2) honors the device cgroup and opens nothing. If NVIDIA's
-    files exist and none of them to be opened it is "none"; AMD's may also be closed to a user that
-    is in no group of theirs.
+    files exist and none of them may be opened it is "none"; AMD's may also be closed to a user
+    that is in no group of theirs.
     """
     minors = numbered(dev, "nvidia")
     if minors:

@@ -80,7 +80,7 @@ def chosen_switch(environ: Mapping[str, str] = os.environ) -> str:
     Raises InvalidRequestError for another word, or a file that cannot be read.
     """
     own = switch.read(environ.get(switch.VARIABLE, ""))
-    if own == switch.OFF:  # for any kind of file
+    if own == switch.OFF:  # no file can change that
         return own
     name = path(environ)
     site = read(name).get(switch.VARIABLE, "")

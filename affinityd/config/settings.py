@@ -107,7 +107,7 @@ class Settings:
     scan_interval: int | None = 15  #: seconds; None: processes are not looked at
     job_series: int = 0  #: how many jobs have metrics of their own
     admin_group: int | None = None  #: gid of users that see every process; None: only root does
-    enforce: str = "off"  #: of WAYS
+    enforce: str = OFF  #: of ENFORCE_VALUES
     enforce_policy: str | None = None  #: a file that has to be there; None: the usual one, if it is
     migrate_memory: bool = False  #: whether the pages of a pinned process are moved near, too
     log_format: str = "text"

@@ -35,7 +35,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line, with an `exception`."""
+    """One JSON object a line; the traceback, if there is one, is its `exception`."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as one line."""
@@ -55,7 +55,7 @@ class JsonFormatter(logging.Formatter):
 class LineWriter(logging.Handler):
     """Writes lines to a file from a thread; at most MOST_LINES wait.
 
-    Once the file accepts lines again, one tells how many are missing.
+    Once the file accepts lines again, a line tells how many are missing.
     """
 
     def __init__(self, file: int, formatter: logging.Formatter) -> None:

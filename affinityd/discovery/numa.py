@@ -72,8 +72,8 @@ class NumaLocator:
     def locate(self, device: PciDevice, nvml_cpus: CpuSet = frozenset()) -> Place:
         """Return a device's node and its source: "numa_node", "NVML", "local_cpulist".
 
-        A `numa_node` decides if that node exists, even without CPUs. Else the first source does
-        if all its CPUs are in one node.
+        A `numa_node` decides if that node exists, even without CPUs. Else the first source
+        does whose CPUs are all in one node.
         """
         named = read_number(self.tree, f"{device.folder}/numa_node")
         if named is not None and named in self.nodes:

@@ -29,7 +29,7 @@ class DaemonFacts:
     path: str  #: of the socket
     absent: tuple[str, ...] = ()  #: the default sockets, if no other is named and none is there
     listens: bool = False
-    is_denied: bool = False  #: it may not connect: whether a process listens is unknown
+    is_denied: bool = False  #: this process may not connect: whether one listens is unknown
     status: int | None = None  #: HTTP's, of /readyz; None: no answer, `error` has the reason
     error: str | None = None
     pid: int | None = None  #: SO_PEERCRED; None: no process listens, or it is not seen from here

@@ -47,7 +47,7 @@ def warn(found: str, remedy: str, gpus: Iterable[Gpu] = ()) -> CheckResult:
 
 
 def fail(found: str, remedy: str, gpus: Iterable[Gpu] = ()) -> CheckResult:
-    """Return a finding that does not work."""
+    """Return a fault: something that does not work."""
     return CheckResult(FAIL, found, remedy, tuple(gpu.index for gpu in gpus))
 
 

@@ -55,8 +55,8 @@ class Enforced:
 
     topology: Topology
     scan: Scan
-    wanted: str  #: of WAYS: as it was set
-    does: str  #: of WAYS: its actual mode
+    wanted: str  #: of ENFORCE_VALUES: as it was set
+    does: str  #: of ENFORCE_VALUES: its actual mode
     hindrance: str | None  #: why it observes where it was to pin
     policy: PolicyState
     decisions: Sequence[Decision]  #: in the scan's order
@@ -80,7 +80,7 @@ class Enforcer:
         reserved: CpuSet = frozenset(),
         migrations: MemoryMigrations,
     ) -> None:
-        """Take the wanted mode, of WAYS, and the policy.
+        """Take the wanted mode, of ENFORCE_VALUES, and the policy.
 
         `why_not_pin`: tells why the daemon cannot pin now; `migrations`: moves the memory of a
         process after its first pin.

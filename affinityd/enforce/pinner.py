@@ -25,7 +25,7 @@ def pin_process(facts: ProcessFacts, to: TargetCpus, deadline: float) -> PinOutc
     """Give every thread of a drifted process its target CPUs; read them back.
 
     `deadline`: when to stop, time.monotonic(). An ended process is left alone, and so is
-    another one with its pid. Never raises because of processes.
+    another one with its pid. No process makes it raise.
     """
 
     def rule(mask: CpuSet, _given: Collection[CpuSet]) -> str:

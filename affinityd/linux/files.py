@@ -56,7 +56,7 @@ def text(path: str) -> str:
 
 
 def present(path: str) -> bytes | None:
-    """Return a file; None if there is none.
+    """Return a file's content; None if there is none.
 
     Raises OSError if that is unknown: PermissionError, and if a resource is too scarce (SCARCE).
     """

@@ -23,7 +23,7 @@ OVERFLOW_UID = "/proc/sys/kernel/overflowuid"
 
 
 class Credentials:
-    """A process, in the numbers of these namespaces.
+    """A process, in the numbers of this process's namespaces.
 
     `pid` is 0 if it is in a pid namespace that is neither this one nor below it.
     """

@@ -47,7 +47,7 @@ class PlanWarning:
 class Widening:
     """Why a rank has far CPUs: its home node had too few for its ranks' requests."""
 
-    cpus: CpuSet  #: the far ones of them
+    cpus: CpuSet  #: the rank's far CPUs
     near: int  #: near allowed logical CPUs, for all ranks of this home node
     asked: int  #: logical CPUs that these ranks asked for together
 

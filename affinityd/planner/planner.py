@@ -148,7 +148,7 @@ def _rank_plans(
 
 
 def _widening(group: RankGroup, cores: Iterable[Core], options: Options) -> Widening | None:
-    """Return a group's far CPUs, and its request; None: all are near."""
+    """Return a rank's far CPUs, and its group's request; None: all are near."""
     if options.cpus is None:
         return None
     own = {core.cpus[0] for core in chain(*group.domain)}

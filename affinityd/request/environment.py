@@ -162,7 +162,7 @@ def _task_of_slurm(rank: Rank, environ: Environment, own: str | None) -> dict[st
         is_enough = seen * tasks <= gpus
         facts["gpu_bind"] = f"gpu:per_task:{seen}" if is_enough else f"gpu:single:{neighbours}"
     masks = environ.get("SLURM_CPU_BIND_LIST", "")
-    if masks.startswith("0x"):  # GPUs that a user chose have none
+    if masks.startswith("0x"):  # masks that a user chose have none
         facts["cpu_bind"] = masks
     return facts
 

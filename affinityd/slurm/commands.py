@@ -86,8 +86,7 @@ def find_slurm(named: str | None, *, is_live: bool) -> LocalSlurm | None:
     """Return this machine's Slurm; None where no slurm.conf is found.
 
     `named`: its slurm.conf; None: that of $SLURM_CONF, else the first of the usual places, both
-    only for this machine.
-    Raises InvalidRequestError for a named file that does not exist.
+    only for this machine. Raises InvalidRequestError for a named file that does not exist.
     """
     path = named or (os.environ.get("SLURM_CONF") if is_live else None)
     if path is not None and not Path(path).is_file():

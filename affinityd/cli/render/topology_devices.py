@@ -35,7 +35,7 @@ def _home(topology: Topology, device: Gpu | Nic) -> int | None:
 
 
 def _gpu_word(topology: Topology, gpu: Gpu) -> str:
-    """Return the key of an index: each vendor counts its own GPUs."""
+    """Return the word before an index: each vendor counts its own GPUs."""
     return "GPU" if _is_only_vendor(topology) else f"{gpu.vendor} GPU"
 
 

@@ -26,7 +26,7 @@ from affinityd.daemon.peers.connection import KEY, TCP, CallerKey, PeerConnectio
 
 log = logging.getLogger(__name__)
 
-#: Returns an earlier answer to the plan request of a query and, without one, a scope: the
+#: Returns an earlier answer to the plan request of a query and the rest of a scope: the
 #: answer's own headers, a line each, an empty line, and its body. It will be sent.
 FindAnswer = Callable[[bytes, Scope], bytes | None]
 

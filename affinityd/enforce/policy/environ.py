@@ -1,7 +1,7 @@
 """The environment with which a process was started, as far as it can be read.
 
 To read it the kernel takes the lock of the process's memory. Its user can keep that locked for
-ever: by an own file system (FUSE), or one that does not answer (NFS). So a thread reads it.
+ever: by a file system of its own (FUSE), or one that does not answer (NFS). So a thread reads it.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def paths(cgroup_text: str) -> tuple[str, ...]:
 
 
 #: Variables that count, besides those that rules name.
-CPULIST, LOCALITY = "AFFINITYD_CPULIST", "AFFINITYD_LOCALITY"  #: the variable of clients for a job
+CPULIST, LOCALITY = "AFFINITYD_CPULIST", "AFFINITYD_LOCALITY"  #: that clients set for a job
 ALWAYS = frozenset((switch.VARIABLE, CPULIST, LOCALITY))
 
 #: A process, by pid and start, and the requested variables.
