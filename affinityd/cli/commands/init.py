@@ -35,7 +35,7 @@ def add_arguments(parser: Parser) -> None:
     """Add the command's options."""
     parser.epilog = (
         "Then start the program with FOLDER/run. AFFINITYD_SOCKET and AFFINITYD_URL "
-        "also say where the daemon is; AFFINITYD_MODE, AFFINITYD_SHARE and so on apply "
+        "also say where the daemon is; AFFINITYD_MODE, AFFINITYD_NICS and so on apply "
         "to the whole pod."
     )
     parser.add_argument(
