@@ -62,6 +62,9 @@ def test_the_line_that_it_shows_answers_what_it_shows_and_ctrl_c_leaves_nothing(
         answer = subprocess.check_output(command, text=True)
         assert answer.splitlines()[:2] == ["48-55,176-183", "56-63,184-191"]
         assert answer.strip() in "\n".join(lines)
+        export = next(line for line in lines if line.startswith("    export "))
+        script = f"{export}; LOCAL_RANK=0 affinityd exec --verbose -- true 2>&1"
+        assert "planned from daemon" in subprocess.check_output(["sh", "-c", script], text=True)
         folder = Path(command[command.index("--unix-socket") + 1]).parent
         assert folder.is_dir()
 
