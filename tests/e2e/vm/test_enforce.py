@@ -19,11 +19,9 @@ FAR, HOME = "2", "7"  #: nodes of the pods
 def test_whose_cpuset_is_rewritten_runs_near_its_gpu_and_never_outside(
     seen: Document, cpuset: str
 ) -> None:
-    followed = seen["followed"][cpuset]
-    assert followed["met"][-1] == PLACES[cpuset]
-    assert all(parse_list(mask) <= parse_list(cpuset) for mask in followed["met"])
-    if cpuset != next(iter(PLACES)):  # at first it has just started
-        assert followed["scans"] <= 2
+    met = seen["followed"][cpuset]  # within how many scans: tests/e2e/daemon/test_enforce.py
+    assert met[-1] == PLACES[cpuset]
+    assert all(parse_list(mask) <= parse_list(cpuset) for mask in met)
     assert 'affinityd_enforce_pins_total{outcome="pinned"} 3.0' in seen["metrics"]
 
 
