@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from affinityd.config.switch import SWITCHES
@@ -56,7 +56,8 @@ class PlannedRank:
     cpulist: CpuList
     physical_cores: int
     memory_node: int | None
-    nics: Sequence[PlannedNic]  #: best first
+    #: Best first; a daemon of an earlier release names none.
+    nics: Sequence[PlannedNic] = field(default=(), kw_only=True)
     environment: Mapping[str, str]
     reasons: Sequence[str]
 

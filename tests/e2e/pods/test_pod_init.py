@@ -157,7 +157,14 @@ def plan_with(*names: str) -> bytes:
     done = affinityd("plan", "--machine=dgx-a100", "--gpus=0", "--whose=node", "--format=json")
     plan = json.loads(done.stdout)
     plan["ranks"][0]["gpu"]["names"] = names
+    del plan["ranks"][0]["nics"]  # as a daemon that knows none
     return json.dumps(plan).encode()
+
+
+def test_a_daemon_of_an_earlier_release_counts(tmp_path: Path) -> None:
+    with serving(tmp_path / "s", answering(http("200 OK", plan_with("0")))) as path:
+        done = init(tmp_path / "to", "--timeout=5", socket=path)
+    assert done.stdout.endswith(f"from the daemon at {path}\n")
 
 
 def test_what_answers_no_plan_is_told_and_not_waited_for(tree: Path, tmp_path: Path) -> None:
