@@ -159,7 +159,7 @@ def _rule(number: int, table: RuleTable, defaults: Treatment) -> Rule:
     unused = [name for name in SETTINGS if name in said and name != "leave"]
     if treatment.leave and unused:
         where, name = f"rule {number}{_first_key(said)}", unused[0]
-        why = "has no effect with leave = true; write leave = false with it"
+        why = "has no effect with leave = true; remove it, or write leave = false"
         raise PolicyError(one_line(f"{where}: {name} {why}"))
     asked: dict[str, Container[Any]] = {k: NamePatterns(said[k]) for k in NAMED if k in said}
     if table.uid is not None:

@@ -38,7 +38,7 @@ from affinityd.grouping import grouped
 from affinityd.json_codec import dumps
 from affinityd.topology.model import Gpu
 
-NOT_YOURS = "the file has an error; callers who see all processes are told which"
+NOT_YOURS = "the file has an error; only root and --admin-group see which"
 
 
 def document(enforced: Enforced, sees: Sees | None) -> EnforceDocument:

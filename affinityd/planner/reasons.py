@@ -61,7 +61,7 @@ class Reasons:
         distance = topology.distance(gpu.numa_node, home)
         shown = "unknown" if distance == float("inf") else f"{distance:.0f}"
         return (
-            f"that node has no {lack}; {node_name(home)} is nearest of those that do "
+            f"that node has no {lack}; {node_name(home)} is the nearest that has one "
             f"(distance {shown})"
         )
 

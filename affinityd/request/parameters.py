@@ -85,7 +85,7 @@ def parse_request(pairs: Iterable[tuple[str, str]]) -> Request:
         )
     if request.whose == "node" and request.cpuset is not None:
         raise InvalidRequestError(
-            "whose=node plans on all of the node, cpuset on CPUs of the caller's; give one of them"
+            "whose=node plans on the whole node, cpuset on some of its CPUs; give one of them"
         )
     return request
 

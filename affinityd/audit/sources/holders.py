@@ -26,7 +26,7 @@ NVIDIA, AMD = "nvidia", "amd"  #: Gpu.vendor, if its driver names the holders
 LEAST = 0.25
 
 NOT_ALL_PIDS = (
-    "its processes are not visible from a pid namespace of its own; share the "
+    "its processes are not visible here, in another pid namespace than the host's; share the "
     "host's (Kubernetes: hostPID: true; Podman and Docker: --pid=host)"
 )
 

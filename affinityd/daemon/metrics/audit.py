@@ -57,7 +57,7 @@ GPU_FAMILIES: tuple[MetricFamily[GpuRow], ...] = (
     ),
     MetricFamily(
         "affinityd_gpu_threads",
-        "Threads of these processes, each by its own placement.",
+        "Threads of the processes that use the GPU, and of their descendants, by placement.",
         lambda row: row.gpu.threads,
         "placement",
     ),
@@ -73,7 +73,7 @@ GPU_FAMILIES: tuple[MetricFamily[GpuRow], ...] = (
     ),
     MetricFamily(
         "affinityd_gpu_remote_cpu_seconds_total",
-        "CPU time of these processes on far CPUs; a thread's time counts for its last CPU.",
+        "CPU time of the GPU's processes on far CPUs; a thread's time counts for its last CPU.",
         lambda row: row.time.remote if row.time and row.gpu.near is not None else None,
     ),
 )

@@ -13,6 +13,7 @@ from pathlib import Path
 from affinityd.daemon.state.background import FailureLog, in_background
 from affinityd.daemon.state.plan_service import PlanService
 from affinityd.linux.files import sweep
+from affinityd.text import count
 from affinityd.topology import node_file as nodefile
 from affinityd.topology.model import Node
 
@@ -65,8 +66,8 @@ class NodePublisher:
 def _state(node: Node) -> str:
     topology = node.topology
     return (
-        f"{topology.name}: {len(topology.online)} CPUs, {len(topology.nodes)} NUMA nodes, "
-        f"{len(topology.gpus)} GPUs"
+        f"{topology.name}: {count(len(topology.online), 'CPU')}, "
+        f"{count(len(topology.nodes), 'NUMA node')}, {count(len(topology.gpus), 'GPU')}"
     )
 
 

@@ -52,7 +52,7 @@ def variables(facts: NodeFacts) -> CheckResults:
                 f"did you mean {near}?" if near else "leave it out; docs/settings.md lists them",
             )
     ours = sum(variable.name in NAMES for variable in facts.variables)
-    yield ok(f"every AFFINITYD_* variable, and key of {file.path()}, is one ({ours})")
+    yield ok(f"each AFFINITYD_* variable, and key of {file.path()}, is a setting ({ours} set)")
 
 
 def _meant(variable: NamedVariable) -> str | None:

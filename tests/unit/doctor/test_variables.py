@@ -52,7 +52,7 @@ def test_a_name_that_counts_for_nothing_is_found(
     facts = replace(facts_of(tmp_path), variables=variables, daemon=DaemonFacts("/none"))
     remedy = "leave it out" if meant == "-" else f"did you mean {meant}?"
     found = f"warn: {name} in {place} is not a setting of affinityd → {remedy}"
-    check("variables", facts, found if meant else "ok: every AFFINITYD_* variable")
+    check("variables", facts, found if meant else "ok: each AFFINITYD_* variable")
 
 
 def test_they_are_those_of_this_process_and_of_its_settings_file(

@@ -61,7 +61,7 @@ HEAD = """
 {"node": "made", "time": "2026-09-21T14:13:20.250Z", "sees": "counts", "enforce": "pin",
 "does": "observe", "hindrance": "another daemon pins", "notices": ["environments"],
 "policy": {"file": "/etc/p", "read": "2026-09-21T14:13:20.000Z", "rules": 2,
- "error": "the file has an error; callers who see all processes are told which"},
+ "error": "the file has an error; only root and --admin-group see which"},
 "totals": {"pins": {"pinned": 3, "cut": 0, "refused": 0, "unsettled": 0}, "threads": 40,
  "resets": 1, "migrations": {"moved": 2}},
 "unreached": 1, "seconds": 0.5}

@@ -34,12 +34,12 @@ share=node: each GPU of node 0 has its own block; balanced may leave cores of it
 not balanced        | share=node mode=exclusive | share=node: each GPU of node 0 has its own block
 other ranks         | gpus=0,0 mode=node  | node: 8 cores of the 8 of node 0, shared by 2 ranks
 another home        | cpuset=16-31        | \
-that node has no allowed CPU; node 1 is nearest of those that do (distance 20)
+that node has no allowed CPU; node 1 is the nearest that has one (distance 20)
 unknown             | gpus=1              | \
 the machine does not say on which NUMA node GPU 1 is
 spread              | gpus=0,1            | node 1 was home to the fewest ranks
 no CPUs             | gpus=2              | \
-that node has no CPU; node 0 is nearest of those that do (distance unknown)
+that node has no CPU; node 0 is the nearest that has one (distance unknown)
 even                | mode=even           | even: 16 cores of the 16 of node 0 and node 1
 even, elsewhere     | mode=even gpus=0,2  | its block begins on node 1
 """),

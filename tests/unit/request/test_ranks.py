@@ -63,7 +63,7 @@ NOT_THE_JOB_S = "job: the caller's GPU 0 (0000:47:00.0) is not among the job's: 
         ("cpu_bind=0x1", InvalidRequestError, "cpu_bind needs ranks and rank"),
         ("cpu_bind=0xg", InvalidRequestError, "cpu_bind: mask '0xg' is not hexadecimal"),
         ("job=foo", InvalidRequestError, "job: gpus: 'foo' is not an index"),
-        ("whose=node cpuset=0", InvalidRequestError, "whose=node plans on all of the node, cpuset"),
+        ("whose=node cpuset=0", InvalidRequestError, "whose=node plans on the whole node, cpuset"),
         ("job=8", NoSuchGpuError, "job: no GPU 8"),
         ("job=0,1 visible=2", NoSuchGpuError, NOT_THE_JOB_S),
     ],

@@ -172,7 +172,7 @@ def test_a_cgroups_paths_are_told_once_and_fit_for_people() -> None:
 
 RULE = "[[rule]]\n"
 TREE = "{'a': {'a': {'a': {'a': {'a': {'a': {...}}}}}}}"
-NO_EFFECT = "mode has no effect with leave = true; write leave = false"
+NO_EFFECT = "mode has no effect with leave = true; remove it, or write leave = false"
 
 
 @pytest.mark.parametrize(
