@@ -122,6 +122,13 @@ async def test_a_cpu_that_goes_is_read_once_and_does_not_wait_for_a_driver_that_
         assert (watched.readings, watched.watcher.generation()) == ([1, 2], 2)
 
 
+async def test_a_port_that_goes_down_is_read_and_no_driver_is_asked_for_it() -> None:
+    async with watching() as watched:
+        watched.topology, watched.seen_ports = FEWER, "1: DOWN"
+        await until(lambda: watched.readings == [1, 2])
+        assert watched.asked == 1
+
+
 async def test_a_machine_that_cannot_be_read_keeps_its_last_reading_and_is_told_once_a_time(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
