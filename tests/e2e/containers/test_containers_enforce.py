@@ -14,6 +14,7 @@ from tests.e2e.containers import images
 from tests.e2e.containers.rig import Container, running
 from tests.support.children import children_of
 from tests.support.cpusets import needs_cpuset
+from tests.support.daemons import eventually
 from tests.support.enforcing_node import enforcing
 from tests.support.puppets import ALL, GROWN_UP
 from tests.support.tiny import CPUS
@@ -48,6 +49,7 @@ def of_a_pod(tmp_path: Path) -> Iterator[Container]:
 
 
 def everybody(container: Container) -> list[int]:
+    eventually(lambda: children_of(container.pid), "it has started its worker")
     return [container.pid, *children_of(container.pid)]
 
 
