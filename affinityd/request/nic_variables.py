@@ -1,7 +1,8 @@
 """The variables that give communication libraries their RDMA devices. Pure.
 
 Sources: UCX docs/source/faq.md (UCX_NET_DEVICES), NVSHMEM's environment variables
-(NVSHMEM_HCA_LIST), NCCL's (NCCL_IB_HCA: prefixes, unless the list begins with `=`), UCCL's p2p.
+(NVSHMEM_HCA_LIST, which counts only with NVSHMEM_ENABLE_NIC_PE_MAPPING=1), NCCL's
+(NCCL_IB_HCA: prefixes, unless the list begins with `=`), UCCL's p2p.
 """
 
 from __future__ import annotations
