@@ -40,8 +40,9 @@ def gpu_nics(facts: NodeFacts) -> CheckResults:
     usable = usable_ports(topology.nics)
     if _ports(facts) and not usable:
         raise NotApplicableError("no port of an RDMA device is ACTIVE")
-    nearest = {gpu: nics_of_gpus(topology)[gpu.key].nearest[0].link for gpu in gpus}
-    far = [gpu for gpu, link in nearest.items() if link not in ON_SWITCH]
+    nics = nics_of_gpus(topology)
+    links = {gpu.key: nics[gpu.key].nearest[0].link for gpu in gpus}
+    far = [gpu for gpu in gpus if links[gpu.key] not in ON_SWITCH]
     lone = [it for nic, it in usable if all(topology.nearness(gpu, nic) == SYS for gpu in gpus)]
     if lone and far:  # where each GPU has a near one, the others are for storage
         yield warn(
@@ -54,8 +55,8 @@ def gpu_nics(facts: NodeFacts) -> CheckResults:
             "put a NIC into a slot of that switch, or give ranks that communicate most other GPUs",
             far,
         )
-    links = ", ".join(sorted({*nearest.values()}))
-    yield ok(f"every GPU has an RDMA device as near as others have ({links})")
+    near = ", ".join(sorted({*links.values()}))
+    yield ok(f"every GPU has an RDMA device as near as others have ({near})")
 
 
 def _ports(facts: NodeFacts) -> list[RdmaPort]:
