@@ -28,7 +28,7 @@ def libraries(said: str) -> tuple[str, ...]:
     for name in names:
         if name not in VARIABLES:
             raise InvalidRequestError(
-                f"nics: {quote(name)} is not one of {', '.join(VARIABLES)}; or write {NONE}, alone"
+                f"nics: {quote(name)} is not one of {', '.join(VARIABLES)} ({NONE} stands alone)"
             )
     return names
 

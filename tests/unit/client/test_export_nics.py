@@ -86,7 +86,7 @@ def test_what_the_user_has_set_stays_and_what_an_earlier_pin_set_does_not(
 @pytest.mark.parametrize(
     ("said", "ports", "line"),
     [
-        ("ucx,mpi", ["mlx5_0:1"], "nics: 'mpi' is not one of ucx, nvshmem, uccl, nccl; or write"),
+        ("ucx,mpi", ["mlx5_0:1"], "nics: 'mpi' is not one of ucx, nvshmem, uccl, nccl (none"),
         ("none,ucx", ["mlx5_0:1"], "nics: 'none' is not one of ucx"),
         ("ucx", None, "nics: the daemon is of an older release"),
         ("ucx", [], "not set: UCX_NET_DEVICES; the plan has no active device of InfiniBand"),
