@@ -1,7 +1,7 @@
 """Beside NVIDIA's dcgm-exporter: GPUs that are far from their CPUs and idle, by pod.
 
-Its labels are not affinityd's: `UUID` is `uuid` here, and `pci_bus_id` is `00000000:E1:00.0` for
-`0000:e1:00.0`. A join on what they seem to have in common finds nothing.
+Its labels differ from affinityd's: its `UUID` is `uuid` here, and its `pci_bus_id`,
+`00000000:E1:00.0`, is `0000:e1:00.0`. A join on labels of the same name finds nothing.
 """
 
 from __future__ import annotations

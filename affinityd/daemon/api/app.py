@@ -60,7 +60,10 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 _NO_DOCUMENT: dict[int | str, dict[str, Any]] = {
     422: {**_ERRORS[422], "description": "It takes no parameters."},
-    503: {**_ERRORS[503], "description": "There has been no scan yet, or there are none."},
+    503: {
+        **_ERRORS[503],
+        "description": "There has been no scan yet, or the daemon does not scan.",
+    },
 }
 
 
