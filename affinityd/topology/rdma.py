@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from affinityd.grouping import grouped
 from affinityd.topology.model import LINKS, Gpu, Nic, Node, RdmaPort, Topology
 
-NAME = re.compile(r"[A-Za-z0-9_.-]+")  #: of a device, that fits a list of a library's, and a shell
+NAME = re.compile(r"[A-Za-z0-9_.-]+")  #: of a device: it fits a list of a library's, and a shell
 
 GpuKey = tuple[str, int]
 
@@ -46,9 +47,7 @@ def nics_of_gpus(topology: Topology) -> Mapping[GpuKey, GpuNics]:
     """
     ports = usable_ports(topology.nics)
     nearest = {gpu.key: _nearest(topology, gpu, ports) for gpu in topology.gpus}
-    alike: dict[tuple[RdmaPort, ...], list[Gpu]] = {}
-    for gpu in topology.gpus:
-        alike.setdefault(_fastest(nearest[gpu.key]), []).append(gpu)
+    alike = grouped(topology.gpus, lambda gpu: _fastest(nearest[gpu.key]))
     return {
         gpu.key: _shared(nearest[gpu.key], len(fastest), place, len(gpus))
         for fastest, gpus in alike.items()
