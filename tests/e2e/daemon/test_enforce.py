@@ -127,11 +127,14 @@ def test_a_job_of_four_ranks_is_pinned_and_its_workers_again_when_they_unpin_the
         assert pin(node, *ranks) <= 2
         workers = [rank.workers[0] for rank in ranks]
         unpin(workers)
-        eventually(lambda: all(masks(it) == {ALL} for it in workers), "they have unpinned")
+        eventually(
+            lambda: all(node.processes()[it]["resets"] for it in workers), "they have unpinned"
+        )
         assert node.scans_until(lambda: all(map(fits, ranks, range(4))), "and are pinned") <= 2
         node.wait_for_scans(1)
         told = node.processes()
-        assert {(told[it]["pins"], told[it]["resets"]) for it in workers} == {(2, 1)}
+        # A scan may come between two of its threads: each reset is answered by a pin.
+        assert all(told[it]["pins"] == told[it]["resets"] + 1 for it in workers)
         assert {(told[it.pid]["pins"], told[it.pid]["resets"]) for it in ranks} == {(1, 0)}
         (said,) = lines(node, "slurm 7")
         assert said.endswith(
