@@ -75,6 +75,7 @@ def test_what_changes_on_the_machine_is_published_and_told_and_a_new_driver_noti
     """That later answers have it is held by the suites of faults and fuzz."""
     tree = write_tree(machine("dgx-a100"), tmp_path / "root")
     with running(tmp_path, "--root", str(tree)) as daemon:
+        eventually(daemon.socket.with_name("node.json").exists, "it is published, after the log")
         notices = daemon.says("warning:")
         assert notices
         (tree / ONLINE).write_text(f"{FEWER}\n")
