@@ -37,7 +37,9 @@ DAEMONS = frozenset(
     )
 )
 
-MOST_KEPT = 1024  #: sets of GPUs whose vicinity is kept; users may form very many sets
+MOST_KEPT = (
+    1024  #: vicinities that are kept, one for each set of GPUs: users may form very many sets
+)
 
 FIRST_USER = 1000  #: the uids below are the system's, login.defs(5): UID_MIN
 

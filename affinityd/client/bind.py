@@ -77,7 +77,7 @@ def bind(
     ranks, an entry each, as `/plan` takes them; None: those that are visible. `cpus` is how many
     CPUs each rank asked for; None: Slurm's or the pod's number. `memory` is a policy
     ("local", "preferred", "bind", "interleave"), set for the calling thread and its children from
-    now on. `nics` names the libraries ("ucx", "nvshmem", "uccl", "nccl") whose variables are set to
+    now on. `nics` names libraries ("ucx", "nvshmem", "uccl", "nccl"): their variables are set to
     the near RDMA devices; None: as AFFINITYD_NICS says. The others are the parameters of a plan, by
     their names.
 

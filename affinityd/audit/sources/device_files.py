@@ -118,7 +118,7 @@ class DeviceFileScanner:
         return held, 0
 
     def _keys(self, pid: int) -> set[GpuKey]:
-        """Return the GPUs whose files a process has open; containers keep device numbers."""
+        """Return the GPUs of a process, by its open files: containers keep device numbers."""
         folder = f"{self._proc}/{pid}/fd/"
         links = (folder + name for name in listed(folder))
         numbers = {_number(link) for link in links if self._files.is_one(_target(link))}

@@ -108,7 +108,7 @@ def _take_place(options: Options, start: float, chosen: str) -> None:
         remarks += export_nics.export_nics(libraries, found.rdma, variables)
     verbose = [apply.summary(found, cpus, given)] if "verbose" in options else []
     if verbose and libraries:
-        verbose.append(f"NICs for {libraries}: {os.environ.get('AFFINITYD_RDMA') or 'none'}")
+        verbose.append(f"NICs for {libraries}: {os.environ.get(export_nics.EXPORTED) or 'none'}")
     for line in (*verbose, *apply.gpus_far_apart(found, given), *remarks):
         say(f"{NAME}: {line}")
     if "omp" in options and not os.environ.get("OMP_NUM_THREADS"):

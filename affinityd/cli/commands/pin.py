@@ -43,7 +43,11 @@ def add_arguments(parser: Parser) -> None:
         "--force", action="store_true", help="also threads that were pinned elsewhere on purpose"
     )
     parser.add_argument("--dry-run", action="store_true", help="only print what would be done")
-    not_of_pin = {"whose", "nics", "cpus"}  # a process's environment stays; --cpus is its own
+    not_of_pin = {
+        "whose",
+        "nics",
+        "cpus",
+    }  # pin changes no environment, and has a --cpus of its own
     names = [name for name in plan_options.NAMES if name not in not_of_pin]
     plan_options.add_options(parser, "the plan", names)
 
