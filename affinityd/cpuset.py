@@ -40,13 +40,26 @@ def parse_list(text: str) -> CpuSet:
 
 def format_list(cpus: Iterable[int]) -> str:
     """Write the shortest cpulist: the inverse of `parse_list`."""
-    runs: list[tuple[int, int]] = []
-    for cpu in sorted(set(cpus)):
-        if runs and cpu == runs[-1][1] + 1:
-            runs[-1] = runs[-1][0], cpu
+    ordered = sorted(set(cpus))
+    parts = []
+    start = 0
+    while start < len(ordered):
+        end = _run_end(ordered, start)
+        first, last = ordered[start], ordered[end]
+        parts.append(str(first) if first == last else f"{first}-{last}")
+        start = end + 1
+    return ",".join(parts)
+
+
+def _run_end(ordered: Sequence[int], start: int) -> int:
+    """Return the index of a run's last CPU: ever larger steps, as most runs are long."""
+    end, step, lead = start, 1, ordered[start] - start
+    while step:
+        if end + step < len(ordered) and ordered[end + step] - end - step == lead:
+            end, step = end + step, step * 2
         else:
-            runs.append((cpu, cpu))
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+            step //= 2
+    return end
 
 
 def parse_mask(text: str) -> CpuSet:

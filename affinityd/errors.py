@@ -15,6 +15,7 @@ AffinityError
 ├── DaemonError           a daemon in trouble; plan without it                exit 1
 │   ├── NoDaemonError     there is none
 │   └── UntrustedError    another user may be in its place
+├── PrometheusError       a Prometheus in trouble, or without series            exit 2
 ├── ListenError           an address that cannot be listened on               exit 1
 └── FatalError            the daemon ends                                   exit 1
 
@@ -116,6 +117,12 @@ class NoDaemonError(DaemonError):
 
 class UntrustedError(DaemonError):
     """The user that listens, or could, is neither root nor named by the settings."""
+
+
+class PrometheusError(AffinityError):
+    """A Prometheus that does not answer, refuses a query, or has no series of jobs."""
+
+    exit_code = 2
 
 
 class ListenError(AffinityError):

@@ -18,6 +18,8 @@ def one_line(text: str) -> str:
 
 def printable(text: str) -> str:
     """Return a name that can be shown anywhere: unprintable characters become `?`."""
+    if text.isprintable():  # most are, and some are long
+        return text
     return "".join(char if char.isprintable() else "?" for char in text)
 
 

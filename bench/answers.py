@@ -1,133 +1,121 @@
-"""How many answers a second the daemon gives, beside a raw ASGI app on the same server.
+"""How many plans a second the daemon answers, and its CPU time for one, beside peers in one run.
 
-Both are uvicorn on uvloop and httptools over a unix socket, the raw app on uvicorn as it comes. The
-same client asks them in turn, pair by pair, over kept-open connections. The daemon reads a tree on
-disk, so that every answer looks whether a CPU has come or gone. What counts is the ratio, not the
-machine.
+A plan that was requested before is compared with a raw ASGI app that returns as many bytes, over 16
+connections that stay open. One that was never requested is compared with a FastAPI route that has
+the same parameters and plans nothing, over one connection. The daemon knows its callers: each
+answer looks up their mask and cpuset. Rounds go to the two in turn.
 
-    python -m bench.answers [--pairs N] [--seconds S]
+    python -m bench.answers [--rounds N]
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import contextlib
-import signal
-import subprocess
-import sys
+import random
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
-import uvicorn
-import uvloop
-from starlette.types import Receive, Scope, Send
+from bench.live import GPUS, cpu_seconds, live
+from bench.many import END, Crowd, burst, get, is_ok
+from bench.peers import peer
+from bench.ratio import Ratio
 
-from affinityd.daemon.sockets import BACKLOG, listen_unix
-from tests.support.machines.facts import machine
-from tests.support.machines.sysfs_tree import write_tree
-
-QUERY = b"/plan?gpus=0,1&mode=unique_contiguous&share=requested"
-CONNECTIONS = 8
-BODY_BYTES = 1100  #: about what QUERY's answer has
+CONNECTIONS = 16
+BEFORE = get("/plan?gpus=0,1&mode=unique_contiguous&share=requested")
+ASKED = 4000  #: requests of a round that were answered before
+FRESH = 400  #: requests of a round that were not
+MODES = ("node", "unique_contiguous", "unique_interleaved", "exclusive", "socket")
 
 
-def serve_raw(path: Path, size: int) -> None:
-    """Answer so many bytes to anything."""
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % size)]
-    body = b"x" * size
+@dataclass(frozen=True)
+class Server:
+    """A server under test: its socket and process."""
 
-    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+    path: str
+    pid: int
 
-    config = uvicorn.Config(
-        app,
-        http="httptools",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        backlog=BACKLOG,
+
+@dataclass(frozen=True)
+class Round:
+    """One server's part of a round."""
+
+    seconds: float  #: of all answers
+    cpu: float  #: seconds of the server's main thread
+
+
+def ask(server: Server, requests: Sequence[bytes], connections: int) -> Round:
+    """Send requests, one under way on each connection; each must be answered with 200."""
+    with closing(Crowd(server.path, connections)) as crowd:
+        cpu, began = cpu_seconds(server.pid), time.perf_counter()
+        crowd.ask((request, is_ok) for request in requests)
+        return Round(time.perf_counter() - began, cpu_seconds(server.pid) - cpu)
+
+
+def never_asked(seed: int) -> Iterator[bytes]:
+    """Yield requests that differ from each other and from those of other seeds."""
+    random_ = random.Random(seed)  # noqa: S311 - nothing secret
+    for number in range(FRESH):
+        gpus = ",".join(map(str, random_.sample(range(GPUS), random_.randint(1, GPUS))))
+        mode, share = random_.choice(MODES), random_.choice(("auto", "requested"))
+        most = 1 + (seed * FRESH + number) % 4096  # no two requests have it in common
+        yield get(
+            f"/plan?whose=node&gpus={gpus}&mode={mode}&share={share}&max_physical_cores={most}"
+        )
+
+
+def measure(rounds: int = 15) -> tuple[Ratio, ...]:
+    """Return the daemon's answers a second and CPU time, by the peers'."""
+    with tempfile.TemporaryDirectory(prefix="affinityd-bench-") as name:
+        folder = Path(name)
+        with live(folder / "live", "--scan-interval=off") as daemon:
+            ours = Server(str(daemon.socket), daemon.process.pid)
+            size = len(burst(ours.path, [BEFORE]).answers[0].partition(END)[2])
+            fresh_size = len(burst(ours.path, [next(never_asked(0))]).answers[0].partition(END)[2])
+            with (
+                peer("raw", folder / "raw.sock", size) as raw,
+                peer("route", folder / "route.sock", fresh_size) as route,
+            ):
+                servers = ours, Server(str(folder / "raw.sock"), raw.pid)
+                before = [
+                    [ask(it, [BEFORE] * ASKED, CONNECTIONS) for it in servers]
+                    for _ in range(rounds)
+                ]
+                servers = ours, Server(str(folder / "route.sock"), route.pid)
+                fresh = [
+                    [ask(it, list(never_asked(seed)), 1) for it in servers]
+                    for seed in range(1, rounds + 1)
+                ]
+    return (
+        Ratio(
+            "plans a second, answered before",
+            "raw ASGI app",
+            "≥ 1.0",
+            [b.seconds / a.seconds for a, b in before],
+        ),
+        Ratio(
+            "CPU time a plan, answered before",
+            "raw ASGI app",
+            "≤ 1.0",
+            [a.cpu / b.cpu for a, b in before],
+        ),
+        Ratio(
+            "plans a second, never requested",
+            "FastAPI route",
+            "≥ 0.8",
+            [b.seconds / a.seconds for a, b in fresh],
+        ),
     )
-    uvloop.run(uvicorn.Server(config).serve([listen_unix(path).socket]))
-
-
-async def ask(path: str, seconds: float) -> float:
-    """Return answers a second over CONNECTIONS connections, one question under way on each."""
-    request = b"GET " + QUERY + b" HTTP/1.1\r\nhost: localhost\r\naccept: */*\r\n\r\n"
-    end = time.perf_counter() + seconds
-
-    async def one() -> int:
-        reader, writer = await asyncio.open_unix_connection(path)
-        answers = 0
-        while time.perf_counter() < end:
-            writer.write(request)
-            head = await reader.readuntil(b"\r\n\r\n")
-            assert head.startswith(b"HTTP/1.1 200"), head
-            length = head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]
-            await reader.readexactly(int(length))
-            answers += 1
-        writer.close()
-        return answers
-
-    began = time.perf_counter()
-    counts = await asyncio.gather(*(one() for _ in range(CONNECTIONS)))
-    return sum(counts) / (time.perf_counter() - began)
-
-
-@contextlib.contextmanager
-def running(command: list[str], path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a server until its socket is there, and end it afterwards."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        while not path.exists():
-            assert process.poll() is None, command
-            time.sleep(0.05)
-        time.sleep(0.5)
-        yield process
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait()
-
-
-def measure(pairs: int, seconds: float) -> float:
-    """Return the median ratio, daemon by raw app."""
-    with tempfile.TemporaryDirectory() as folder:
-        raw, daemon = Path(folder, "raw.sock"), Path(folder, "affinityd.sock")
-        tree = write_tree(machine("dgx-a100"), Path(folder, "root"))
-        serve = [sys.executable, "-m", "affinityd", "serve", "--root", str(tree)]
-        with (
-            running(
-                [sys.executable, "-m", "bench.answers", "--raw", str(raw), str(BODY_BYTES)], raw
-            ),
-            running([*serve, "--socket", str(daemon), "--listen", "none"], daemon),
-        ):
-            uvloop.run(ask(str(daemon), seconds))  # the first answer is computed, not remembered
-            ratios = []
-            for _ in range(pairs):
-                answers = [uvloop.run(ask(str(path), seconds)) for path in (daemon, raw)]
-                ratios.append(answers[0] / answers[1])
-                print(f"daemon {answers[0]:.0f}/s  raw {answers[1]:.0f}/s  {ratios[-1]:.2f}")
-    return median(ratios)
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=15)
-    parser.add_argument("--seconds", type=float, default=0.4)
-    parser.add_argument("--raw", nargs=2, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.raw:
-        serve_raw(Path(arguments.raw[0]), int(arguments.raw[1]))
-    else:
-        print(f"ratio {measure(arguments.pairs, arguments.seconds):.2f} (goal 0.8)")
+    parser.add_argument("--rounds", type=int, default=15)
+    for ratio in measure(parser.parse_args().rounds):
+        print(ratio)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 A scan's cost is that of each process which holds no GPU: how much more CPU time scans take with
 many idle processes, where NVML tells which use the GPUs, and where open device files do. Its peer
-is ps(1), which reads a file or two for each process. Answers are timed in turn while the daemon
+is psutil, which reads the mask of each process. Answers are timed in turn while the daemon
 rests, and while it scans threads, is scraped and asked for `/audit` without a pause, with thousands
 of series; with `--every 15` it scans as often as usual, and is asked for nothing else.
 
@@ -20,21 +20,25 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
+
+import psutil
 
 from affinityd.audit.auditor import Auditor
 from affinityd.audit.model import CpuTime, GpuHolders, Holding, Job, Scan
 from affinityd.audit.sources.holders import HolderSources
 from affinityd.config.settings import Settings
 from affinityd.daemon import main as daemon
+from affinityd.daemon.state.scan_process import ScanProcess
 from affinityd.discovery.machine import Machine
 from affinityd.discovery.nvml.report import ProcessReport
 from affinityd.topology.model import Topology
-from tests.support.children import program
+from bench.ratio import Ratio
+from tests.support.children import children_of, program
 from tests.support.daemons import eventually
 from tests.support.machines.by_hand import made
 
@@ -62,42 +66,50 @@ def request(target: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def idle(processes: int) -> Iterator[None]:
-    """Run so many processes that do nothing."""
+def idle(processes: int) -> Iterator[Sequence[int]]:
+    """Run so many processes that do nothing; yield them."""
     with subprocess.Popen(
         ["sh", "-c", IDLE, str(processes)], stdout=subprocess.PIPE, start_new_session=True
     ) as shell:
         try:
             assert shell.stdout is not None
             assert shell.stdout.readline()
-            yield
+            yield children_of(shell.pid)
         finally:
             os.killpg(shell.pid, signal.SIGKILL)
 
 
-def cost(processes: int = 2000, tries: int = 2) -> dict[str, float]:
-    """Return what each idle process adds to a scan, by the GPUs' vendor, in what it adds to ps(1).
+def cost(processes: int = 2000, tries: int = 3) -> tuple[Ratio, ...]:
+    """Return what each idle process adds to a scan, by the GPUs' vendor, by what psutil takes.
 
-    It is CPU time, and the least of some tries: what else the machine does adds to it.
+    It is CPU time.
     """
-    measures = {vendor: partial(scan_seconds, vendor) for vendor in VENDORS} | {"ps": ps_seconds}
-    alone = {name: min(seconds() for _ in range(tries)) for name, seconds in measures.items()}
-    with idle(processes):
-        among = {name: min(seconds() for _ in range(tries)) for name, seconds in measures.items()}
-    added = {name: among[name] - alone[name] for name in measures}
-    return {vendor: added[vendor] / added["ps"] for vendor in VENDORS}
+    scans = {vendor: partial(scan_seconds, vendor) for vendor in VENDORS}
+    alone = {vendor: min(seconds() for _ in range(tries)) for vendor, seconds in scans.items()}
+    with idle(processes) as pids:
+        rounds = [
+            (psutil_seconds(pids), {vendor: seconds() for vendor, seconds in scans.items()})
+            for _ in range(tries)
+        ]
+    return tuple(
+        Ratio(
+            f"audit scan a process without a GPU, {vendor}",
+            "psutil's cpu_affinity",
+            "≤ 0.05",
+            [(its[vendor] - alone[vendor]) / psutils for psutils, its in rounds],
+        )
+        for vendor in VENDORS
+    )
 
 
-def ps_seconds() -> float:
-    """Return the CPU time of a ps that lists the numbers of all processes, the least of ten."""
-    silent = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
-    command = ("ps", "-e", "-o", "pid=")
+def psutil_seconds(pids: Sequence[int]) -> float:
+    """Return the CPU time in which psutil reads the mask of each process, the least of three."""
     spent = []
-    for _ in range(10):
-        pid = os.posix_spawnp(command[0], command, os.environ, file_actions=silent)
-        _, status, usage = os.wait4(pid, 0)
-        assert status == 0
-        spent.append(usage.ru_utime + usage.ru_stime)
+    for _ in range(3):
+        began = time.process_time()
+        for pid in pids:
+            psutil.Process(pid).cpu_affinity()
+        spent.append(time.process_time() - began)
     return min(spent)
 
 
@@ -152,7 +164,8 @@ def serve(path: Path, series: int, every: int, holders: list[int]) -> None:
     jobs = series // SERIES_A_JOB
     settings = Settings(socket=str(path), scan_interval=every, job_series=jobs)
     machine = Machine(replace(settings, machine="dgx-a100"))
-    daemon.run(settings, machine, Busy(jobs, holders, path.with_name("still")).scan)
+    scan = ScanProcess(lambda: (Busy(jobs, holders, path.with_name("still")).scan, {}), {})
+    daemon.run(settings, machine, scan)
 
 
 def bother(path: Path) -> None:
@@ -192,6 +205,13 @@ def latency(path: Path, seconds: float) -> Latency:
     took.sort()
     late = sum(it > LATE for it in took) / len(took)
     return Latency(median(took), took[len(took) * 99 // 100], took[-1], late)
+
+
+def tail(rounds: int = 4) -> Ratio:
+    """Return the 99th percentile of answers while the daemon scans and is scraped, by at rest."""
+    turns = zip(*answers(rounds=rounds), strict=True)
+    ratios = [working.p99 / resting.p99 for resting, working in turns]
+    return Ratio("p99 of a plan amid scans and scrapes", "without them", "≤ 2", ratios)
 
 
 def answers(
@@ -260,8 +280,8 @@ def main() -> None:
     elif arguments.bother:
         bother(arguments.bother)
     else:
-        for vendor, ratio in cost(arguments.processes).items():
-            print(f"{vendor}: {ratio:.2f} of what ps takes for a process that holds no GPU")
+        for ratio in cost(arguments.processes):
+            print(ratio)
         answers(arguments.series, arguments.rounds, arguments.every, arguments.threads)
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,9 +23,10 @@ from itertools import count
 from pathlib import Path
 from statistics import median
 
-from bench.answers import running
 from bench.live import GPUS, cpu_seconds, live
 from bench.many import END, burst, burst_of_processes, get
+from bench.peers import peer
+from bench.ratio import Ratio
 
 RANKS = 128
 WAYS = ("again", "processes", "new")
@@ -72,9 +72,8 @@ def servers(ranks: int) -> Iterator[Mapping[str, tuple[str, int]]]:
         daemon = stack.enter_context(live(Path(folder, "live"), "--scan-interval=off"))
         answers = burst(str(daemon.socket), job(0, ranks)).answers
         size, raw = len(answers[0].partition(END)[2]), Path(folder, "raw.sock")
-        command = [sys.executable, "-m", "bench.answers", "--raw", str(raw), str(size)]
-        peer = stack.enter_context(running(command, raw))
-        yield {"daemon": (str(daemon.socket), daemon.process.pid), "raw": (str(raw), peer.pid)}
+        other = stack.enter_context(peer("raw", raw, size))
+        yield {"daemon": (str(daemon.socket), daemon.process.pid), "raw": (str(raw), other.pid)}
 
 
 def measure(
@@ -85,11 +84,11 @@ def measure(
     with servers(ranks) as there:
 
         def pair(requests: Sequence[bytes], ask: Ask) -> Pair:
-            (path, process), (raw, peer) = there["daemon"], there["raw"]
-            before = [cpu_seconds(it) for it in (process, peer)]
+            (path, process), (raw, other) = there["daemon"], there["raw"]
+            before = [cpu_seconds(it) for it in (process, other)]
             cpu, ours, now = time.process_time(), ask(path, requests), time.process_time()
             theirs = ask(raw, requests)
-            after = [cpu_seconds(it) for it in (process, peer)]
+            after = [cpu_seconds(it) for it in (process, other)]
             spent = (now - then for now, then in zip(after, before, strict=True))
             return Pair(ours, theirs, now - cpu, *spent)
 
@@ -103,6 +102,21 @@ def measure(
 
 def _at_once(path: str, requests: Sequence[bytes]) -> float:
     return burst(path, requests).seconds
+
+
+def ratios(pairs: int = 20) -> tuple[Ratio, ...]:
+    """Return how long the ranks of a job wait, by the raw app's, for jobs seen before and new."""
+    found = measure(pairs)
+    names = {"again": "seen before", "new": "new", "processes": "seen before, a process a rank"}
+    return tuple(
+        Ratio(
+            f"last answer to {RANKS} ranks of a job, {names[way]}",
+            "raw ASGI app",
+            "≤ 2",
+            [it.ratio for it in found[way]],
+        )
+        for way in WAYS
+    )
 
 
 def ratio(pairs: Sequence[Pair]) -> float:

@@ -1,9 +1,9 @@
-"""One discovery of a 256-CPU DGX A100 against lstopo's, on the same tree, in one run.
+"""Discovery, and `affinityd topology` as a whole process, against lstopo on one tree, in turns.
 
-    python -m bench.discovery [--runs N]
+    python -m bench.discovery [--rounds N]
 
-Prints medians in milliseconds and the ratio. lstopo is Debian's hwloc-nox; its time includes
-the start of its process, which each caller pays for.
+The trees are of a DGX A100 and of a machine of 1,024 CPUs. lstopo is Debian's hwloc-nox; its time
+includes the start of its process.
 """
 
 from __future__ import annotations
@@ -12,48 +12,26 @@ import argparse
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 
 from affinityd.discovery import discover, open_tree
+from bench import planning
+from bench.ratio import Ratio
 from tests.support.machines.facts import machine
 from tests.support.machines.sysfs_tree import BRIDGE_CLASS, put, write_tree
 
 LSTOPO = "lstopo-no-graphics"
+OURS = (sys.executable, Path(__file__).parents[1] / "bin/affinityd", "topology", "--format", "json")
 
 #: Where a tree is read from memory, as sysfs is.
 MEMORY = "/dev/shm"  # noqa: S108 - a folder of its own is made in it
 
 #: Host bridges and functions that a machine of this size has besides GPUs and adapters.
 OTHER_DEVICES = 200
-
-
-@dataclass(frozen=True)
-class Times:
-    """Medians in seconds."""
-
-    discovery: float
-    lstopo: float
-
-    @property
-    def ratio(self) -> float:
-        """Discovery's time as a part of lstopo's."""
-        return self.discovery / self.lstopo
-
-
-def measure(runs: int) -> Times:
-    """Time both, in turns, on one tree. Raises FileNotFoundError without lstopo."""
-    root = Path(tempfile.mkdtemp(prefix="affinityd-bench-", dir=MEMORY))
-    try:
-        write_dgx(root)
-        discover(open_tree(str(root)), None)  # the first time pays for imports and caches
-        pairs = [(_time_discovery(root), _time_lstopo(root)) for _ in range(runs)]
-    finally:
-        shutil.rmtree(root)
-    return Times(*(median(times) for times in zip(*pairs, strict=True)))
 
 
 def write_dgx(root: Path) -> None:
@@ -74,7 +52,7 @@ def lstopo_environment(root: Path) -> dict[str, str]:
     return {**os.environ, **tree}
 
 
-def _time_discovery(root: Path) -> float:
+def time_discovery(root: Path) -> float:
     tree = open_tree(str(root))
     start = perf_counter()
     discover(tree, None)
@@ -88,13 +66,52 @@ def _time_lstopo(root: Path) -> float:
     return perf_counter() - start
 
 
+def _time_command(root: Path) -> float:
+    start = perf_counter()
+    subprocess.run([*OURS, "--root", root], check=True, capture_output=True)
+    return perf_counter() - start
+
+
+def compared(
+    rounds: int, ours: Callable[[Path], float], write: Callable[[Path], object] = write_dgx
+) -> Sequence[float]:
+    """Return our time by lstopo's, on one tree, in turns.
+
+    Raises FileNotFoundError without lstopo.
+    """
+    root = Path(tempfile.mkdtemp(prefix="affinityd-bench-", dir=MEMORY))
+    try:
+        write(root)
+        ours(root)  # the first time pays for imports and caches
+        return [ours(root) / _time_lstopo(root) for _ in range(rounds)]
+    finally:
+        shutil.rmtree(root)
+
+
+def measure(rounds: int = 11) -> tuple[Ratio, ...]:
+    """Return the whole process's time, and that of discovery alone, by lstopo's process."""
+    large = planning.machine().topology
+
+    def write_large(root: Path) -> None:
+        write_tree(large, root)
+
+    return (
+        Ratio("discovery, 256 CPUs", "lstopo", "≤ 0.25", compared(rounds, time_discovery)),
+        Ratio("affinityd topology, 256 CPUs", "lstopo", "≤ 0.25", compared(rounds, _time_command)),
+        Ratio(
+            f"affinityd topology, {planning.CPUS} CPUs",
+            "lstopo",
+            "≤ 0.1",
+            compared(rounds, _time_command, write_large),
+        ),
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=15)
-    times = measure(parser.parse_args().runs)
-    print(f"discovery {times.discovery * 1e3:.1f} ms")
-    print(f"lstopo    {times.lstopo * 1e3:.1f} ms")
-    print(f"ratio     {times.ratio:.2f}")
+    parser.add_argument("--rounds", type=int, default=11)
+    for ratio in measure(parser.parse_args().rounds):
+        print(ratio)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from resource import RUSAGE_CHILDREN, getrusage
 from statistics import median
 from time import perf_counter
 
+from bench.ratio import Ratio
 from tests.e2e.slurm.alone import BARE_DEV
 from tests.e2e.slurm.node import CONF, INSTALLED, SCRIPTS, copied
 from tests.e2e.slurm.rig import Setup, Slurm, slurm
@@ -113,6 +114,16 @@ def launch(rounds: int) -> Launches:
                 clusters[way].run(*SRUN, *WAYS[way].launcher, "true")
                 seconds[way].append(perf_counter() - began)
     return Launches(seconds)
+
+
+def ratios(rounds: int = 40) -> tuple[Ratio, ...]:
+    """Return what a TaskProlog adds to a launch, by what an empty one adds."""
+    seconds = launch(rounds).seconds
+    empty = median(one - bare for one, bare in zip(seconds[EMPTY], seconds[NONE], strict=True))
+    added = [(one - bare) / empty for one, bare in zip(seconds[OURS], seconds[NONE], strict=True)]
+    return (
+        Ratio("what the TaskProlog adds to srun -n1", "an empty sh TaskProlog", "≤ 1.4", added),
+    )
 
 
 @contextmanager

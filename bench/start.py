@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,23 +22,39 @@ from pathlib import Path
 from statistics import median
 
 from affinityd.client.find_plan import TIMEOUT
+from bench.compare import fetch
+from bench.ratio import Ratio
 from tests.support import servers
 from tests.support.daemons import BELIEVED, running
 from tests.support.tiny import tiny_tree
 
 PROGRAM = Path(__file__).parents[1] / "bin/affinityd"
 BARE = "python3 -c pass"
-EXEC = "affinityd exec"
+EXEC = "affinityd exec -- true"
+EXEC_ALONE = "affinityd exec -- true, without a daemon"
 RUN = "run"
 ALONE = "run, without a daemon"
 COMMAND = "true"
+EXEC_WORDS = (sys.executable, str(PROGRAM), "exec", "--gpus=1", "--", COMMAND)
 
-#: How often a start's cost of a bare Python, by name.
-Ratios = Mapping[str, float]
+#: What NVIDIA's package is called by, in a script of its own: NVML says that there is one GPU.
+PEER = "a script with gpu_affinity"
+PEER_SCRIPT = """
+import os, sys
+sys.path.insert(0, {path!r})
+import pynvml
+pynvml.nvmlInit = lambda: None
+pynvml.nvmlDeviceGetCount = lambda: 1
+pynvml.nvmlDeviceGetHandleByIndex = lambda index: index
+pynvml.nvmlDeviceGetCpuAffinityWithinScope = lambda *_: [3]
+import gpu_affinity
+gpu_affinity.set_affinity(0, 1)
+os.execvp("true", ["true"])
+"""
 
 
-def measure(pairs: int) -> Ratios:
-    """Start all of them, in turns, with their byte code at hand."""
+def measure(pairs: int) -> Mapping[str, Sequence[float]]:
+    """Return the CPU time of each command, in seconds, without that of the command it starts."""
     with tempfile.TemporaryDirectory(prefix="affinityd-bench-") as temporary:
         folder = Path(temporary)
         with running(folder, "--root", str(tiny_tree(folder / "machine"))) as daemon:
@@ -49,14 +64,28 @@ def measure(pairs: int) -> Ratios:
                 env.pop(variable, None)
             init = [sys.executable, str(PROGRAM), "init", "--to", str(folder / "to")]
             subprocess.run(init, env=env, stdout=subprocess.DEVNULL, check=True)
-            commands = _commands(folder / "to/run")
+            commands = _commands(folder / "to/run", folder / "machine")
             costs: dict[str, list[float]] = {name: [] for name in commands}
             for _ in range(pairs + 1):
                 for name, command in commands.items():
                     costs[name].append(_cost(command, env))
-    medians = {name: median(times[1:]) for name, times in costs.items()}
-    bare, own = medians.pop(BARE), medians.pop(COMMAND)
-    return {name: (cost - own) / bare for name, cost in medians.items()}
+    own = costs.pop(COMMAND)
+    return {
+        name: [cost - command for cost, command in zip(its[1:], own[1:], strict=True)]
+        for name, its in costs.items()
+    }
+
+
+def ratios(pairs: int = 60) -> tuple[Ratio, ...]:
+    """Return what starts cost, by what a bare Python, or NVIDIA's package, costs."""
+    costs = measure(pairs)
+
+    def ratio(name: str, peer: str, goal: str) -> Ratio:
+        rounds = zip(costs[name], costs[peer], strict=True)
+        return Ratio(f"CPU time of {name}", peer, goal, [one / other for one, other in rounds])
+
+    rows = [ratio(EXEC, BARE, "≤ 1.3"), ratio(EXEC_ALONE, BARE, "≤ 3"), ratio(RUN, BARE, "≤ 1.3")]
+    return (*rows, *([ratio(EXEC, PEER, "≤ 0.5")] if PEER in costs else ()))
 
 
 def hanging(rounds: int) -> float:
@@ -77,16 +106,18 @@ def _elapsed(command: Sequence[str], env: Mapping[str, str]) -> float:
     return time.perf_counter() - began
 
 
-def _commands(run: Path) -> dict[str, Sequence[str]]:
+def _commands(run: Path, root: Path) -> dict[str, Sequence[str]]:
     commands: dict[str, Sequence[str]] = {
         BARE: (sys.executable, "-c", "pass"),
         COMMAND: (COMMAND,),
-        EXEC: (sys.executable, str(PROGRAM), "exec", "--gpus=1", "--", COMMAND),
+        EXEC: EXEC_WORDS,
+        EXEC_ALONE: ("env", "AFFINITYD_SOCKET=/nonexistent", f"AFFINITYD_ROOT={root}", *EXEC_WORDS),
         RUN: (str(run), COMMAND),
         ALONE: ("env", "AFFINITYD_SOCKET=/nonexistent", "sh", "-c", f"{run} {COMMAND} 2>/dev/null"),
     }
-    if shutil.which("hwloc-bind"):
-        commands["hwloc-bind"] = ("hwloc-bind", "pu:1", "--", COMMAND)
+    if fetch.gpu_affinity() is None:
+        script = PEER_SCRIPT.format(path=str(fetch.GPU_AFFINITY))
+        commands[PEER] = (sys.executable, "-c", script)
     return commands
 
 
@@ -99,8 +130,8 @@ def _cost(command: Sequence[str], env: Mapping[str, str]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=100)
-    for name, ratio in measure(parser.parse_args().pairs).items():
-        print(f"{name:22}{ratio:5.2f}")
+    for ratio in ratios(parser.parse_args().pairs):
+        print(ratio)
     print(f"{'a daemon that hangs':22}{hanging(rounds=5):5.2f}")
 
 

@@ -107,6 +107,6 @@ if [ -r "$trust" ]; then
         done
     fi
 fi
-say "no daemon is ready at $socket: tasks on this node stay unpinned ($problem)"
+say "no daemon is ready at $socket: tasks on this node are pinned by node.json, or not at all ($problem)"
 case $(setting AFFINITYD_DRAIN) in yes | true | 1 | on) exit 1 ;; esac
 exit 0

@@ -47,6 +47,7 @@ export LC_ALL
 settings=/etc/affinityd.conf
 proc=/proc sys=/sys dev=/dev ls=/bin/ls id=/usr/bin/id
 curl=/usr/bin/curl taskset=/usr/bin/taskset python=/usr/bin/python3
+limit=/usr/bin/timeout affinityd=/usr/bin/affinityd
 clean='/usr/bin/env -i' # libraries may hang while they read
 [ -x /usr/bin/env ] || clean=''
 
@@ -96,9 +97,13 @@ done
 # A user's daemon could send the task anywhere.
 socket=${AFFINITYD_SOCKET:-$run/affinityd.sock}
 case $socket in /*) ;; *) leave "AFFINITYD_SOCKET=$socket is not an absolute path" ;; esac
-[ -S "$socket" ] || leave "no plan from $socket"
-found=$(trusted_socket "$socket" "$AFFINITYD_DAEMON_UID") || leave "$found"
-socket=$found
+file=${socket%/*}/node.json # of a daemon that has ended
+{ has "$affinityd" && has "$limit" && [ -f "$file" ]; } || file=''
+[ -S "$socket" ] || [ -n "$file" ] || leave "no plan from $socket"
+if [ -S "$socket" ]; then
+    found=$(trusted_socket "$socket" "$AFFINITYD_DAEMON_UID") || leave "$found"
+    socket=$found
+fi
 
 # Its GPUs in the node's numbering, and those that other jobs have, too.
 note=$run/jobs/${SLURM_JOB_ID-} job_gpus='' job_shared=''
@@ -107,9 +112,12 @@ find_devices /dev/nvidia minor
 [ -n "$granted" ] || [ -e /dev/nvidiactl ] || find_devices /dev/dri/renderD drm
 [ "$switch" = on ] || observe=$mask
 cpuset=$mask job=$job_gpus
-ask "$socket" 0.7 "CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES SLURM_JOB_ID SLURM_STEP_ID SLURM_LOCALID
+passed="CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES SLURM_JOB_ID SLURM_STEP_ID SLURM_LOCALID
     SLURM_GTIDS SLURM_NTASKS SLURM_CPUS_PER_TASK SLURM_JOB_CPUS_PER_NODE SLURM_GPUS_ON_NODE
     SLURMD_TRES_BIND $masks"
+asked=7
+[ ! -S "$socket" ] || ask "$socket" 0.7 "$passed"
+[ "$asked" != 7 ] || [ -z "$file" ] || ask "$file" 0.6 "$passed"
 understand || leave "${reason:-no plan from $socket}"
 case ${SLURM_GTIDS-},,$job_gpus,$warnings, in
 *,*,,,*share_unavailable,*) leave 'no note of the job, and fewer cores than GPUs' ;;

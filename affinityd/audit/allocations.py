@@ -57,7 +57,7 @@ class Shares:
         )
         sharing = [it for it in holders if it.cpuset and not it.cpuset.isdisjoint(cpus)]
         gpus = {gpu for gpu, its in held if not its.isdisjoint(cpus)}
-        gpus.update(gpu for it in sharing for gpu in it.gpus)
+        gpus.update(gpu for it in sharing for gpu in it.gpus_given)
         return Share(cpus, tuple(sorted(gpus)), _granted(sharing, cpus))
 
     def _asked(self, share: Share) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -12,7 +12,14 @@ from affinityd.audit.allocations import with_allocations
 from affinityd.audit.cpu_time import CpuTimeCounters
 from affinityd.audit.gather import TICKS, ProcessWalk
 from affinityd.audit.judge import Judge
-from affinityd.audit.model import AuditedProcess, GpuHolders, GpuKey, ProcessFacts, Scan
+from affinityd.audit.model import (
+    AuditedProcess,
+    GpuHolders,
+    GpuKey,
+    NamedPods,
+    ProcessFacts,
+    Scan,
+)
 from affinityd.audit.orphans import IdleTimes
 from affinityd.audit.overlap import divided, overlap
 from affinityd.audit.owners import ProcessOwners
@@ -32,6 +39,24 @@ HIDDEN = "some of its processes are hidden here, by hidepid= of /proc: run this 
 FirstMasks = Recent[tuple[int, int], CpuSet]
 
 
+#: Returns the processes, with what kubelet gave their containers.
+NamePods = Callable[[Topology, list[AuditedProcess]], NamedPods]
+
+
+def unnamed(_topology: Topology, found: list[AuditedProcess]) -> NamedPods:
+    """Return the processes as they are: kubelet is not asked."""
+    return NamedPods(found)
+
+
+#: Returns the measured ratios of GPUs, as `Scan.ratios` has them, and notices for people.
+Measured = Callable[[Topology], tuple[Mapping[GpuKey, Mapping[int, float]], tuple[str, ...]]]
+
+
+def unmeasured(_topology: Topology) -> tuple[Mapping[GpuKey, Mapping[int, float]], tuple[str, ...]]:
+    """Return no ratios: no measurement is read."""
+    return {}, ()
+
+
 class HolderSource(Protocol):
     """A source of the processes that use GPUs."""
 
@@ -43,10 +68,21 @@ class Auditor:
     """Scans the processes repeatedly, and keeps some facts from scan to scan."""
 
     def __init__(
-        self, holders: HolderSource, proc: str = PROC, *, reserved: CpuSet = frozenset()
+        self,
+        holders: HolderSource,
+        proc: str = PROC,
+        *,
+        reserved: CpuSet = frozenset(),
+        name_pods: NamePods = unnamed,
+        measured: Measured = unmeasured,
     ) -> None:
-        """Take the source of holders, the path of /proc, and the CPUs that no plan gives."""
+        """Take the source of holders, the path of /proc, and the CPUs that no plan gives.
+
+        `name_pods` adds the facts of kubelet, `measured` those of a measurement.
+        """
         self._holders = holders
+        self._name_pods = name_pods
+        self._measured = measured
         self._proc = proc
         self._cpu_time = CpuTimeCounters(TICKS)
         self._idle = IdleTimes()
@@ -58,8 +94,7 @@ class Auditor:
     def scan(self, topology: Topology) -> Scan:
         """Scan once, within the time of the holders' query and READING seconds.
 
-        Most of that is waiting for the kernel. The same interpreter makes plans meanwhile: so each
-        process is judged as it is read, and no loop over all of them holds it for long.
+        Most of that is waiting for the kernel.
         """
         now, boot = time.time(), since_boot()
         judge = self._judge(topology)
@@ -70,11 +105,13 @@ class Auditor:
         judged = [*self._audited(judge, walk, ProcessOwners(processes))]
         # The walk is over: the processes it has not seen are known.
         judged += map(orphans.missing_process, self._missing.found(walk.unseen, held.asked))
-        found = with_allocations(topology, self._reserved, judged)
+        named = self._name_pods(topology, judged)
+        found = with_allocations(topology, self._reserved, named.processes)
         # Stable, so that descendants stay with those that have started them.
         found.sort(key=lambda it: (it.facts.gpu, it.facts.holder or it.facts.pid))
         near, balancing = judge.near, text(f"{self._proc}/sys/kernel/numa_balancing")
         unknown = {**_missed(walk), **held.unknown}
+        ratios, remarks = self._measured(topology)
         self._cpu_time.book(found, near, boot)
         return Scan(
             time=now,
@@ -90,8 +127,10 @@ class Auditor:
             job_time=self._cpu_time.job_time,
             since=self._cpu_time.note(found, unknown, now),
             numa_balancing=int(balancing) if balancing.isdigit() else None,
-            notices=held.notices,
+            notices=(*held.notices, *named.notices, *remarks),
+            kubelet=named.kubelet,
             idle=self._idle.seconds(found, boot),
+            ratios=ratios,
             boot=boot,
         )
 

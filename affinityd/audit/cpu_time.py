@@ -63,7 +63,7 @@ class CpuTimeCounters:
         """
         self._gpus = {**dict.fromkeys(gpus, CpuTime()), **self._gpus}
         for process in processes:
-            facts, job = process.facts, process.facts.membership.job
+            facts, job = process.facts, process.facts.part
             if process.is_daemon:
                 continue
             ticks = spent(facts, process.near, self._before, self._looked)
@@ -84,13 +84,13 @@ class CpuTimeCounters:
         A mismatch goes on while its GPU, or all processes of its job, cannot be seen.
         """
         counted = [process for process in processes if not process.is_daemon]
-        seen = {process.facts.membership.job for process in counted}
+        seen = {process.facts.part for process in counted}
         not_seen = {*unknown, *(self._jobs.keys() - seen if unknown else ())}
         mismatched = {
             key
             for process in counted
             if process.is_mismatch
-            for key in (process.facts.gpu, process.facts.membership.job)
+            for key in (process.facts.gpu, process.facts.part)
             if key is not None
         }
         since = {key: self._since.get(key, now) for key in mismatched}

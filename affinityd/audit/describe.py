@@ -14,11 +14,12 @@ from affinityd.audit.document import (
     AuditGpuDocument,
     AuditJobDocument,
     AuditOverlapDocument,
+    AuditPodDocument,
     AuditProcessDocument,
     AuditThreadDocument,
     GpuBesideDocument,
 )
-from affinityd.audit.model import AuditedProcess, CpuTime, GpuKey, Scan
+from affinityd.audit.model import AuditedProcess, ContainerResources, CpuTime, GpuKey, Scan
 from affinityd.audit.remedies import Remedies
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.json_codec import dumps
@@ -124,6 +125,7 @@ def _gpu(gpu: Gpu, scan: Scan, counted: Counts) -> AuditGpuDocument:
         near=None if near is None else format_list(near),
         audited=gpu.key not in scan.unknown,
         unknown=scan.unknown.get(gpu.key),
+        measured_ratio=scan.ratios.get(gpu.key),
         **(dict.fromkeys(known) if gpu.key in scan.unknown else known),
     )
 
@@ -154,6 +156,7 @@ def _process(
         mig=None if holding is None else holding.mig,
         job=AuditJobDocument(job.scheduler, job.id, facts.membership.step) if job else None,
         container=facts.membership.container,
+        pod=None if facts.given is None else _pod(facts.given),
         cpuset=None if facts.cpuset is None else cpulist(facts.cpuset),
         placement=process.placement,
         cause=process.cause,
@@ -167,3 +170,8 @@ def _process(
             for thread, placement, itself in process.placed
         ],
     )
+
+
+def _pod(given: ContainerResources) -> AuditPodDocument:
+    cpus = format_list(given.cpus)
+    return AuditPodDocument(given.namespace, given.pod, given.container, exclusive_cpus=cpus)

@@ -37,6 +37,8 @@ class AuditGpuDocument:
     orphans: int | None
     cpu_seconds: float | None
     remote_cpu_seconds: float | None
+    #: NUMA node of CPUs → near's host-to-device bandwidth over that node's; None: not measured
+    measured_ratio: Mapping[int, float] | None = left_out()
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,16 @@ class AuditJobDocument:
     scheduler: Annotated[str, OneOf((SLURM, KUBERNETES))]
     id: str
     step: str | None
+
+
+@dataclass(frozen=True)
+class AuditPodDocument:
+    """The container of a process, by kubelet, and the CPUs that it has for itself."""
+
+    namespace: str
+    name: str
+    container: str
+    exclusive_cpus: CpuList  #: empty: it has the shared ones
 
 
 @dataclass  # frozen would take twice as long to make, and there are thousands
@@ -85,6 +97,7 @@ class AuditProcessDocument:
     mig: str | None
     job: AuditJobDocument | None
     container: str | None
+    pod: AuditPodDocument | None
     cpuset: CpuList | None
     placement: Placement
     cause: Cause | None

@@ -19,6 +19,7 @@ _HEX = "[0-9a-f]"
 #: A pod's uid; of a static pod, the hash of its manifest.
 _UID = rf"{_HEX}{{8}}(?:[-_]{_HEX}{{4}}){{3}}[-_]{_HEX}{{12}}|{_HEX}{{32}}"
 _ID = rf"{_HEX}{{64}}"
+SHORT = 12  #: characters of a container's id
 
 # For paths that end with a slash: a part that begins with one is a folder's full name.
 
@@ -69,6 +70,11 @@ def is_slurms(job: Job | None) -> bool:
 def chosen_for(folder: str | None) -> Job | None:
     """Return the job that a cgroup is of, by its folder."""
     return None if folder is None else _of_path(folder).job
+
+
+def short_id(path: str) -> str:
+    """Return the id of the outermost container in a path as runtimes show it: 12 characters."""
+    return (_container(f"{path}/") or path)[:SHORT]
 
 
 def _of_path(path: str) -> Membership:

@@ -15,12 +15,31 @@ GpuKey = tuple[str, int]
 SLURM, KUBERNETES = "slurm", "kubernetes"
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Job:
     """The job or pod of a process, by its cgroup's path."""
 
     scheduler: str  #: SLURM or KUBERNETES
     id: str  #: Slurm's job number, or the pod's uid with its dashes
+
+    @property
+    def names(self) -> tuple[str, str, str]:
+        """The namespace, pod and container, where kubelet names them; else empty ones."""
+        return "", "", ""
+
+
+@dataclass(frozen=True)
+class PodContainer(Job):
+    """A container of a pod, as kubelet names it; it equals no Job."""
+
+    namespace: str
+    pod: str
+    container: str
+
+    @property
+    def names(self) -> tuple[str, str, str]:
+        """The namespace, pod and container."""
+        return self.namespace, self.pod, self.container
 
 
 @dataclass(frozen=True)
@@ -71,6 +90,33 @@ class GpuHolders:
 
 
 @dataclass(frozen=True)
+class ContainerResources:
+    """The devices and CPUs that kubelet gave a container."""
+
+    namespace: str
+    pod: str
+    container: str
+    devices: Mapping[str, frozenset[str]]  #: resource, as nvidia.com/gpu → ids of its devices
+    claims: frozenset[str]  #: devices by DRA, with their drivers: gpu.nvidia.com/gpu-0
+    cpus: CpuSet  #: exclusive ones; none in the shared pool
+    nodes: frozenset[int]  #: the NUMA nodes of its devices, where kubelet knows them
+    gpus: tuple[GpuKey, ...] = ()  #: of this node, among its devices
+    containers: int = 1  #: of its pod
+
+
+@dataclass(frozen=True)
+class KubeletConfig:
+    """The settings by which kubelet chooses a container's CPUs and devices. None: unknown."""
+
+    cpu_policy: str | None = None  #: cpuManagerPolicy: none, static
+    cpu_options: Mapping[str, str] | None = None  #: full-pcpus-only … → "true"
+    #: topologyManagerPolicy: none, best-effort, restricted, single-numa-node
+    topology_policy: str | None = None
+    topology_scope: str | None = None  #: container, pod
+    topology_options: Mapping[str, str] | None = None  #: prefer-closest-numa-nodes … → "true"
+
+
+@dataclass(frozen=True)
 class ProcessFacts:
     """One process as it was found."""
 
@@ -93,12 +139,32 @@ class ProcessFacts:
     #: The cpuset was chosen for its job; else a Slurm job may have been given less, by masks alone.
     is_confined: bool = True
     cpu_limit: int | None = None  #: CPUs' worth of time that its cgroup may use; None: not limited
+    given: ContainerResources | None = None  #: by kubelet, to its container; None: not known
     first_mask: CpuSet | None = None  #: its main thread's when first seen; None: unknown
 
     @property
     def gpus(self) -> tuple[GpuKey, ...]:
         """All of its GPUs, that of most memory first."""
         return (self.gpu, *self.beside)
+
+    @property
+    def gpus_given(self) -> tuple[GpuKey, ...]:
+        """All of its GPUs, and those that kubelet gave its container: others may use these."""
+        return self.gpus if self.given is None else (*self.gpus, *self.given.gpus)
+
+    @property
+    def owner(self) -> str | None:
+        """Its job or container, as people read it: `pod team/train-0` where kubelet names it."""
+        given = self.given
+        return self.membership.owner if given is None else f"pod {given.namespace}/{given.pod}"
+
+    @property
+    def part(self) -> Job | None:
+        """Its container of a pod, where kubelet names it; else its job."""
+        job, given = self.membership.job, self.given
+        if job is None or given is None:
+            return job
+        return PodContainer(job.scheduler, job.id, given.namespace, given.pod, given.container)
 
     @property
     def running(self) -> tuple[Thread, ...]:
@@ -143,6 +209,15 @@ class AuditedProcess:
 
 
 @dataclass(frozen=True)
+class NamedPods:
+    """Processes, those of pods with what kubelet gave their containers."""
+
+    processes: list[AuditedProcess]
+    notices: tuple[str, ...] = ()  #: why some are not named, for people
+    kubelet: KubeletConfig | None = None  #: its settings; None: it was not asked
+
+
+@dataclass(frozen=True)
 class CpuTime:
     """Seconds of CPU time since this daemon's first scan."""
 
@@ -170,10 +245,14 @@ class Scan:
     divided: frozenset[int] = frozenset()  #: pids: one below them holds another GPU
     late: Mapping[GpuKey, int] = field(default_factory=dict)  #: processes known to use a GPU
     gpu_time: Mapping[GpuKey, CpuTime] = field(default_factory=dict)  #: of every GPU
-    job_time: Mapping[Job, CpuTime] = field(default_factory=dict)  #: of jobs seen lately
-    #: GPUs and jobs with a mismatch → since when, seconds since the epoch
+    #: Of the jobs seen lately, and of containers of pods in their place where kubelet names them
+    job_time: Mapping[Job, CpuTime] = field(default_factory=dict)
+    #: GPUs and these jobs with a mismatch → since when, seconds since the epoch
     since: Mapping[GpuKey | Job, float] = field(default_factory=dict)
     numa_balancing: int | None = None  #: /proc/sys/kernel/numa_balancing; None: there is none
     idle: Mapping[int, float] = field(default_factory=dict)  #: pid of an orphan → seconds
+    #: Of GPUs that `affinityd measure` has measured here: near's bandwidth over each node's
+    ratios: Mapping[GpuKey, Mapping[int, float]] = field(default_factory=dict)
     notices: tuple[str, ...] = ()  #: more remarks, for people
+    kubelet: KubeletConfig | None = None  #: the settings of the node's; None: it was not asked
     boot: float = float("inf")  #: when it began, seconds since boot

@@ -25,7 +25,7 @@ def overlap(processes: Iterable[AuditedProcess]) -> Mapping[PinOwners, CpuSet]:
             session = facts.pid if facts.session is None else facts.session
             could_have = process.near if facts.cpuset is None else process.near & facts.cpuset
             unique = (mask for mask in process.judged_masks if mask < could_have)
-            pins[facts.membership.owner or f"session {session}"].update(*unique)
+            pins[facts.owner or f"session {session}"].update(*unique)
     cpus: defaultdict[PinOwners, set[int]] = defaultdict(set)
     for cpu in sorted(set[int]().union(*pins.values())):
         owners = tuple(sorted(owner for owner, pinned in pins.items() if cpu in pinned))

@@ -9,28 +9,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from affinityd.audit import kubelet_settings
 from affinityd.audit.judge import Judge
+from affinityd.audit.kubelet_settings import PodPlacement
 from affinityd.audit.model import KUBERNETES, SLURM, AuditedProcess, GpuKey, Scan
 from affinityd.audit.orphans import GONE, has_ended
-from affinityd.cpuset import CpuSet, format_list
+from affinityd.cpuset import format_list
 from affinityd.linux.processes import INIT
 from affinityd.slurm.cores import CoreAffinity, SlurmCores, affinities
-from affinityd.text import count
+from affinityd.slurm.sockets import Sockets
 from affinityd.topology.model import Gpu, Topology
 from affinityd.topology.nearness import ALLOCATION, MASK, UNPINNED, Vicinity
 
-#: Sources: gres.conf(5), srun(1); Kubernetes' "Control Topology Management Policies on a Node".
+#: Sources: gres.conf(5), srun(1).
 ALLOCATED = {
     SLURM: (
         "{near}, and its job was given {given} there: put {cores} in {lines} of "
-        "gres.conf (affinityd slurm gres-conf prints it), and submit with "
+        "gres.conf (affinityd slurm gres-conf prints it), {sockets}and submit with "
         "--gres-flags=enforce-binding"
     ),
-    KUBERNETES: (
-        "{near}, and its pod was given {given} there: set kubelet's "
-        "topologyManagerPolicy: {policy} and cpuManagerPolicy: static, and give the "
-        "pod whole CPUs in the Guaranteed QoS class"
-    ),
+    KUBERNETES: "{near}, and {placement} there: {kubelet}",
     None: (
         "{near}, and its cpuset, {cpuset}{owner}, has {given} there: set a cpuset with near CPUs"
     ),
@@ -80,6 +78,7 @@ class Remedies:
             if any(mask != target.facts.threads[0].mask for mask in process.judged_masks)
         }
         self._idle = scan.idle
+        self._kubelet = scan.kubelet or kubelet_settings.UNKNOWN
         self._near = Judge(topology).vicinity
 
     def of(self, process: AuditedProcess) -> Remedy | None:
@@ -124,16 +123,23 @@ class Remedies:
     def _allocated(self, process: AuditedProcess, near: Vicinity, place: str) -> str:
         facts = process.facts
         job, container = facts.membership.job, facts.membership.container
+        placement = PodPlacement(self._topology, near, facts.cpuset, facts.given, self._kubelet)
         fields = dict.fromkeys(self._affinities[gpu.key].field for gpu in near.gpus)
         return ALLOCATED[job.scheduler if job else None].format(
             near=place,
-            given=near_part(facts.cpuset, near),
+            placement=placement,
+            kubelet=kubelet_settings.remedy(placement),
+            given=near.part_of(facts.cpuset),
             cores=" and ".join(field or "the right Cores=" for field in fields),
+            sockets=f"{self._sockets} in slurm.conf, " if self._sockets else "",
             lines="the GPU's line" if len(near.gpus) == 1 else "the GPUs' lines",
-            policy="single-numa-node (or best-effort)" if len(near.nodes) == 1 else "best-effort",
             cpuset=format_list(facts.cpuset or ()),
             owner=f" (container {container[:12]})" if container else "",
         )
+
+    @cached_property
+    def _sockets(self) -> str | None:
+        return Sockets(SlurmCores(self._topology)).settings()
 
     @cached_property
     def _affinities(self) -> Mapping[GpuKey, CoreAffinity]:
@@ -143,9 +149,3 @@ class Remedies:
 def pin_command(pid: int, gpus: str, *, tree: bool, force: bool) -> str:
     """Return the command that pins a process or its tree; `gpus`: options that name its GPUs."""
     return f"affinityd pin {'--tree ' if tree else ''}{'--force ' if force else ''}{gpus}{pid}"
-
-
-def near_part(cpuset: CpuSet | None, near: Vicinity) -> str:
-    """Return how many near CPUs a cpuset has that has too few of them."""
-    there = len((cpuset or frozenset()) & near.cpus)
-    return f"only {count(there, 'CPU')}" if there else "no CPU"

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from affinityd.audit.judge import Judge
 from affinityd.audit.model import AuditedProcess, ProcessFacts
-from affinityd.audit.remedies import near_part, pin_command
+from affinityd.audit.remedies import pin_command
 from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.linux.memory_policy import MemoryPolicy
 from affinityd.linux.processes import Thread
@@ -78,6 +78,11 @@ class Verification:
         )
 
     @property
+    def is_judged(self) -> bool:
+        """Whether it is known which CPUs are near the GPUs that it uses."""
+        return bool(self.near.nodes) and not self.doubts
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Remarks that are no mismatch, but worth a look."""
         return (
@@ -98,7 +103,7 @@ class Verification:
 
     def _allocation(self) -> str:
         cpuset = self.process.facts.cpuset
-        few, cpus = near_part(cpuset, self.near), format_list(cpuset or ())
+        few, cpus = self.near.part_of(cpuset), format_list(cpuset or ())
         return (
             f"{self.near}, and its cpuset, {cpus}, has {few} there: no pin fixes that; an "
             "allocation near the GPU does (Slurm: --gres-flags=enforce-binding; "
@@ -138,6 +143,13 @@ def by_plan(judge: Judge, facts: ProcessFacts, ranks: Sequence[RankPlan]) -> Ver
     widened = frozenset[int]().union(*widened_cpus(ranks).values())
     cause = cause_of(process.judged, near.cpus, facts.cpuset, widened)
     return Verification(replace(process, cause=cause), near)
+
+
+def matches(found: Sequence[Verification]) -> bool | None:
+    """Return whether all processes are near their GPUs; None: that is not known."""
+    if any(it.mismatches for it in found):
+        return False
+    return True if all(it.is_judged for it in found) else None
 
 
 def with_remedy(found: Sequence[Verification], options: str) -> Sequence[Verification]:

@@ -13,7 +13,7 @@ from affinityd.client import local_plan
 from affinityd.client.process_context import ProcessContext
 from affinityd.config import file
 from affinityd.cpuset import CpuSet
-from affinityd.errors import AffinityError, TargetError
+from affinityd.errors import AffinityError, InvalidRequestError, TargetError
 from affinityd.linux.processes import Stat, cgroups_of, process_of, stat_of
 from affinityd.request.reply import Reply
 from affinityd.request.resolve import Caller
@@ -62,6 +62,20 @@ def known_node() -> Node:
     if known.doubt is not None:
         say(f"affinityd: {known.doubt}; the node is known from {known.source}")
     return known.node
+
+
+def this_machine(lack: str) -> Node:
+    """Return the machine that this command runs on.
+
+    Raises AffinityError for a replayed one, with its `lack`.
+    """
+    node = known_node()
+    if node.replayed:
+        raise InvalidRequestError(
+            f"{quote(node.topology.name)} is a replayed machine, which {lack}: "
+            "unset the AFFINITYD_ROOT, AFFINITYD_MACHINE or AFFINITYD_SOCKET that names it"
+        )
+    return node
 
 
 @dataclass(frozen=True)

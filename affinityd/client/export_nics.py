@@ -74,12 +74,17 @@ def export_nics(
 def is_usable(port: str, root: str = "/") -> bool:
     """Whether a port is active, and its device can be opened here."""
     device, _, _ = port.partition(":")
-    files = f"{root}sys/class/infiniband/{device}/device/infiniband_verbs"
     return _is_active(port, root) and any(
         os.access(f"{root}dev/infiniband/{name}", os.R_OK | os.W_OK)
-        for name in listed(files)
-        if text(f"{files}/{name}/ibdev") == device  # an adapter may have several
+        for name in verbs_files(device, root)
     )
+
+
+def verbs_files(device: str, root: str = "/") -> list[str]:
+    """Return the names of an RDMA device's files in /dev/infiniband."""
+    files = f"{root}sys/class/infiniband/{device}/device/infiniband_verbs"
+    # An adapter may have several devices.
+    return [name for name in listed(files) if text(f"{files}/{name}/ibdev") == device]
 
 
 def _is_active(port: str, root: str) -> bool:

@@ -7,6 +7,7 @@ moves a training script over. Source: https://github.com/NVIDIA/gpu_affinity, RE
 
 from __future__ import annotations
 
+import warnings
 from enum import Enum
 
 from affinityd.client.bind import bind_process, texts
@@ -64,6 +65,9 @@ def set_affinity(
     `gpu_id` is the GPU's index as this process sees it, and its rank among `nproc_per_node`
     processes of one GPU each, which divide the cores among themselves.
 
+    Deviations are told by `warnings.warn`: a process that may use no CPU near its GPU gets the
+    nearest that it may use. NVIDIA's package raises GPUAffinityError there, on every rank.
+
     Raises AffinityError (also as GPUAffinityError) where there is no such GPU or rank, too few
     cores, or no plan at all; `affinityd.bind` raises no error.
     """
@@ -87,4 +91,7 @@ def set_affinity(
         "min_physical_cores": min_physical_cores,
         "max_physical_cores": max_physical_cores,
     }
-    return set(bind_process(texts(chosen)).cpus)
+    binding = bind_process(texts(chosen))
+    for warning in binding.warnings:
+        warnings.warn(f"affinityd: {warning}", stacklevel=2)
+    return set(binding.cpus)

@@ -15,12 +15,14 @@ from affinityd.config import file, settings
 from affinityd.config.settings import Settings
 from affinityd.discovery import discover, open_tree
 from affinityd.discovery.snapshot import snapshot_nvml
-from affinityd.errors import UntrustedError
+from affinityd.errors import REFUSALS, AffinityError, UntrustedError
+from affinityd.request import formats
 from affinityd.request.environment import first_answer
 from affinityd.request.parameters import parse_request
+from affinityd.request.query import parse_query
 from affinityd.request.reply import Reply
 from affinityd.request.resolve import Caller, answer
-from affinityd.text import quote
+from affinityd.text import one_line, quote
 from affinityd.topology import node_file
 from affinityd.topology.model import Node, Topology
 
@@ -48,21 +50,45 @@ def find_node(sockets: Sequence[str]) -> SourcedNode:
     """
     doubt = None
     for path in sockets:
-        published = Path(path).with_name(node_file.NAME)
         try:
-            published.lstat()  # a missing file is no reason for distrust
-            trust.check_path(str(published))
-            node = node_file.read(published)
+            node = published_node(Path(path).with_name(node_file.NAME))
         except UntrustedError as error:
             doubt = doubt or str(error)
             continue
         except (OSError, ValueError):
             continue
-        if not (node.replayed and path in (file.SYSTEM_SOCKET, file.default_socket())):
-            return SourcedNode(node, node_file.NAME)
+        return SourcedNode(node, node_file.NAME)
     chosen = settings.load({}, names=("root", "machine", "node_name", "reserved_cpus"))
     node = Node(_read(chosen), chosen.reserved_cpus, replayed=chosen.replays)
     return SourcedNode(node, "sysfs", doubt, _replayed(chosen))
+
+
+def published_node(published: Path) -> Node:
+    """Return the node in a daemon's node.json.
+
+    Raises UntrustedError; OSError; ValueError if it is no node, or one that was replayed and
+    published beside a default socket.
+    """
+    published.lstat()  # a missing file is no reason for distrust
+    trust.check_path(str(published))
+    node = node_file.read(published)
+    usual = (Path(it).parent for it in (file.SYSTEM_SOCKET, file.default_socket()))
+    if node.replayed and published.parent in usual:
+        raise ValueError(f"{published} is another machine's, which was replayed")
+    return node
+
+
+def answer_query(published: Path, pairs: Iterable[tuple[str, str]]) -> str:
+    """Return a daemon's answer to the query of a plan, a refusal too, from its node.json."""
+    try:
+        requests = parse_query(pairs)
+        node = published_node(published)
+        reply = first_answer(requests, lambda request: answer(node, request))
+        return formats.render(reply, requests[0].format or "json")
+    except REFUSALS as error:
+        return f"{error.title}: {error}\n"
+    except (AffinityError, OSError, ValueError) as error:
+        return f"{one_line(str(error))}\n"
 
 
 def plan_on_node(node: Node, questions: Iterable[Question], caller: Caller | None = None) -> Reply:

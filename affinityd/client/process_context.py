@@ -96,7 +96,7 @@ def _with_cpu_limit(environ: Mapping[str, str]) -> Mapping[str, str]:
     """Return an environment, with its container's number of CPUs if no variable has that."""
     if {"SLURM_JOB_ID", JOB_CPUS} & environ.keys():
         return environ
-    limit = own_cpu_limit()
+    limit = own_cpu_limit(len(os.sched_getaffinity(0)))
     return environ if limit is None else {**environ, JOB_CPUS: f"{limit}"}
 
 

@@ -62,6 +62,18 @@ def node_name(text: str) -> str:
     return text
 
 
+def names(text: str) -> frozenset[str]:
+    """Read names, separated by commas."""
+    return frozenset(name.strip() for name in text.split(",") if name.strip())
+
+
+def absolute(text: str) -> str:
+    """Read an absolute path."""
+    if not text.startswith("/"):
+        raise ValueError(f"{quote(text)} is no absolute path, as /run/affinityd is")
+    return text
+
+
 def host_and_port(text: str) -> tuple[str, int]:
     """Read HOST:PORT."""
     host, colon, port = text.rpartition(":")

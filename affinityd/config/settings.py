@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from affinityd.config import file
 from affinityd.config import setting_readers as read
@@ -17,9 +17,11 @@ from affinityd.text import quote
 DEFAULT_LISTEN = ("127.0.0.1", 9465)
 EXCLUSIVE = {"root", "machine"}  #: settings that exclude each other
 OFF = "off"
+MEASURED = "/var/lib/affinityd/measure.json"  #: where `affinityd measure --save` leaves its result
 #: The values of `enforce`: it is off, or reports what it would pin, or pins.
 OBSERVE, PIN = "observe", "pin"
 ENFORCE_VALUES = (OFF, OBSERVE, PIN)
+REPLAYS = "replays another machine"  #: why a setting contradicts another
 MAX_INTERVAL = 3600  #: seconds
 MAX_JOB_SERIES = 1000
 
@@ -84,13 +86,41 @@ SETTINGS: Mapping[str, Setting] = {
         "also move the memory of pinned processes near their GPU (default: off)",
         read.on_or_off,
     ),
+    "pod_resources": Setting(
+        "SOCKET|off",
+        "kubelet's podresources socket, which names the pods of processes (default: off)",
+        read.unless(OFF, str),
+    ),
+    "nri": Setting(
+        "SOCKET|off",
+        "the container runtime's NRI socket: adjust containers with GPUs (default: off)",
+        read.unless(OFF, str),
+    ),
+    "nri_namespaces": Setting(
+        "NAMES", "the namespaces of these containers, or * (default: pods with a label)", read.names
+    ),
+    "nri_mount": Setting(
+        "DIR|off",
+        "the node's folder of the daemon's socket, mounted in these containers (default: off)",
+        read.unless(OFF, read.absolute),
+    ),
+    "measured": Setting(
+        "FILE|off",
+        f"a result of affinityd measure, to weigh remote CPU time by (default: {MEASURED})",
+        read.unless(OFF, str),
+    ),
     "log_format": Setting(
         "text|json", "the format of log lines (default: text)", read.one_of("text", "json")
     ),
 }
 NAMES = tuple(SETTINGS)
 #: Settings of the daemon only; clients ignore them in variables and file.
-DAEMON_ONLY = frozenset(("enforce", "enforce_policy", "migrate_memory"))
+DAEMON_ONLY = frozenset(
+    (
+        *("enforce", "enforce_policy", "migrate_memory", "pod_resources"),
+        *("nri", "nri_mount", "nri_namespaces", "measured"),
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -110,6 +140,11 @@ class Settings:
     enforce: str = OFF  #: of ENFORCE_VALUES
     enforce_policy: str | None = None  #: a file that has to be there; None: the usual one, if it is
     migrate_memory: bool = False  #: whether the pages of a pinned process are moved near, too
+    pod_resources: str | None = None  #: kubelet's socket; None: kubelet is not asked
+    nri: str | None = None  #: the runtime's socket; None: no container is adjusted
+    nri_namespaces: frozenset[str] = frozenset()  #: `*` is all of them
+    nri_mount: str | None = None  #: a folder of the node; None: none is mounted
+    measured: str | None = MEASURED  #: a file that need not be there; None: none is read
     log_format: str = "text"
     switch: str = ON  #: AFFINITYD, of the daemon only: its word to clients
 
@@ -150,6 +185,8 @@ def load(
     made = Settings(**{"socket": file.default_socket(environ), "listen": DEFAULT_LISTEN, **values})
     if made.enforce != OFF:
         _check_enforce(made, chosen)
+    if made.nri is not None and made.replays:
+        _refuse(chosen["nri"], "containers", "nri", _replaying(chosen), REPLAYS)
     return made
 
 
@@ -162,16 +199,21 @@ def _value(name: str, given: SettingText) -> Any:  # noqa: ANN401 - of Settings
 
 def _check_enforce(settings: Settings, chosen: Mapping[str, SettingText]) -> None:
     """Raise InvalidRequestError if there are no processes to pin."""
-    enforce = chosen["enforce"]
     if settings.replays:
-        other, why = chosen.get("machine") or chosen["root"], "replays another machine"
-    elif settings.scan_interval is None:
-        other, why = chosen["scan_interval"], "turns scans off"
-    else:
-        return
+        _refuse(chosen["enforce"], "processes", "enforce", _replaying(chosen), REPLAYS)
+    if settings.scan_interval is None:
+        interval = chosen["scan_interval"]
+        _refuse(chosen["enforce"], "processes", "enforce", interval, "turns scans off")
+
+
+def _replaying(chosen: Mapping[str, SettingText]) -> SettingText:
+    return chosen.get("machine") or chosen["root"]
+
+
+def _refuse(given: SettingText, needed: str, flag: str, other: SettingText, why: str) -> NoReturn:
     raise InvalidRequestError(
-        f"{enforce.name}: {quote(enforce.text)} needs this machine's processes, and "
-        f"{other.name} {why}; give --enforce off, or leave {other.name} out"
+        f"{given.name}: {quote(given.text)} needs this machine's {needed}, and {other.name} {why}; "
+        f"give --{flag} off, or leave {other.name} out"
     )
 
 

@@ -9,7 +9,7 @@ from affinityd.audit.model import GpuKey, Job
 from affinityd.config.settings import OBSERVE, PIN
 from affinityd.cpuset import several
 from affinityd.enforce.enforcer import Enforced
-from affinityd.enforce.model import GIVEN_UP, PINNED, REFUSED, Decision, PinAttempt
+from affinityd.enforce.model import GIVEN_UP, PINNED, REFUSED, Decision, PinAttempt, job_name
 from affinityd.enforce.policy.model import PolicyState
 from affinityd.grouping import grouped
 from affinityd.recent import Recent
@@ -34,6 +34,7 @@ class EnforceLog:
         """Log the wanted mode, and why nothing can be pinned, if so."""
         self._hindrance: str | None = None
         self._policy = PolicyState()
+        self._pods: Mapping[Job | None, str | None] = {}  # a job → its NAMESPACE/NAME
         self._told: Recent[tuple[Job | None, str], None] = Recent()  # notices, kinds of a job's
         log.info("enforce %s: %s", wanted, AT_START[wanted])
         self._note_hindrance(hindrance)
@@ -47,6 +48,7 @@ class EnforceLog:
         self._note_hindrance(enforced.hindrance)
         for notice in enforced.notices:
             self._tell(None, notice, logging.WARNING, notice)
+        self._pods = {it.job: it.pod for it in enforced.decisions if it.pod is not None}
         for job in {it.job for it in enforced.decisions if it.job is not None}:
             for kind in KINDS:
                 self._told.get((job, kind))  # as long as the job is seen it is remembered
@@ -76,8 +78,8 @@ class EnforceLog:
     def _tell(self, job: Job | None, kind: str, level: int, line: str) -> None:
         """Log a line of a job, or a notice, which is a kind of its own, if it is news."""
         if (job, kind) not in self._told:
-            of = "" if job is None else f"{job.scheduler} {job.id}: "
-            log.log(level, "%s", one_line(of + line))
+            of = job and f"{job_name(job.scheduler, job.id, self._pods.get(job))}: "
+            log.log(level, "%s", one_line((of or "") + line))
         self._told[job, kind] = None
 
 

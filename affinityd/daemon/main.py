@@ -123,6 +123,12 @@ async def _serve(
         if enforcement is not None:
             consumers.append(enforcement.scanned)
         works.append(scan_regularly(scan, service, consumers, metrics.scan_failed, every=every))
+    if settings.nri is not None:
+        from affinityd.daemon.nri import NriPlugin  # noqa: PLC0415 - most daemons have none
+
+        plugin = NriPlugin(settings, service)
+        metrics.show("nri", plugin.metrics)
+        plugin.start()
     _take_signals(servers.stop, watcher.want_reading)
     log.info("affinityd %s answers %s", __version__, listeners)
     if settings.switch != ON:
@@ -151,8 +157,8 @@ def _let_answers_pass() -> None:
     imported modules stay: a full collection need not scan them, 30 ms in which nothing else runs.
     """
     sys.setswitchinterval(SWITCH_SECONDS)
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def _enforcement(settings: Settings, metrics: Metrics) -> Enforcement | None:

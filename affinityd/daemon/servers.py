@@ -16,6 +16,7 @@ from affinityd.daemon.http.connections import Connections
 from affinityd.daemon.http.protocol import FindAnswer, Protocol
 from affinityd.daemon.http.refusals import MOST_IN_ALL
 from affinityd.daemon.sockets import BACKLOG, Listeners
+from affinityd.daemon.state.background import until_multiple
 from affinityd.errors import FatalError
 
 CHECK_SECONDS = 1.0  #: how often late connections are ended, and the socket's file is looked for
@@ -32,6 +33,7 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: ASGIApp, connections: Connections, find_answer: FindAnswer) -> None:
         """Take the app, the callers' limits, and the lookup of earlier answers."""
+        self._end = asyncio.Event()
         super().__init__(
             uvicorn.Config(
                 app,
@@ -49,6 +51,22 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=DRAIN_SECONDS,
             )
         )
+
+    async def main_loop(self) -> None:
+        """Wait for the end.
+
+        uvicorn's own looks for it ten times a second, and each time wakes up an idle CPU.
+        `main_loop` and `on_tick` have been its hooks for subclasses since its first releases; a
+        release without them would fail mypy, and the tests of the daemon's end.
+        """
+        await self.on_tick(0)
+        await self._end.wait()
+
+    def end(self) -> None:
+        """Answer the pending requests and end; when called twice, end at once."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+        self._end.set()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -87,17 +105,18 @@ class Servers:
     def stop(self) -> None:
         """Answer the pending requests and end; when called twice, end at once."""
         for server in self._sockets:
-            server.force_exit = server.should_exit
-            server.should_exit = True
+            server.end()
 
     async def watch(self) -> None:
-        """Once a second end late connections; never returns.
+        """Once a second end late connections, and set the Date of answers; never returns.
 
         Raises FatalError when the socket's file is deleted or replaced: no client could connect.
         """
         while self._unix.is_reachable():
             self._connections.sweep(asyncio.get_running_loop().time())
-            await asyncio.sleep(CHECK_SECONDS)
+            for server in self._sockets:
+                await server.on_tick(0)
+            await asyncio.sleep(until_multiple(CHECK_SECONDS))
         raise FatalError(f"{self._unix.path} is gone, or another process's")
 
 

@@ -42,15 +42,17 @@ def read_nics(tree: Tree, devices: Sequence[PciDevice], locator: NumaLocator) ->
             interfaces = tuple(_interfaces(tree, device.folder, names))
             physical = _target(tree, f"{device.folder}/{PHYSICAL}") if PHYSICAL in names else None
             bond = _bond(tree, interfaces)
+            node, source = locator.locate(device)
             yield Nic(
                 pci_bus_id=device.address,
-                numa_node=locator.locate(device)[0],
+                numa_node=node,
                 kind=_KINDS.get(device.class_code or 0, "network"),
                 names=tuple(printable(name) for _, name in interfaces),
                 pci_path=device.path,
                 ports=tuple(_ports(tree, device.folder, interfaces, bond)),
                 physical=physical,
                 bond=bond,
+                numa_source=source,
             )
 
 

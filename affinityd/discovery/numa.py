@@ -13,7 +13,7 @@ from affinityd.cpuset import CpuSet
 from affinityd.discovery.pci import DEVICES, PciDevice
 from affinityd.discovery.tree import Tree
 from affinityd.discovery.values import number, numbered, read_cpus, read_fields, read_number
-from affinityd.topology.model import NumaNode
+from affinityd.topology.model import BY_NVML, NUMA_NODE, NumaNode
 
 NODES = "sys/devices/system/node"
 
@@ -70,20 +70,20 @@ class NumaLocator:
     node_of_cpu: Mapping[int, int]  #: online CPU → its node
 
     def locate(self, device: PciDevice, nvml_cpus: CpuSet = frozenset()) -> Place:
-        """Return a device's node and its source: "numa_node", "NVML", "local_cpulist".
+        """Return a device's node and its source: NUMA_NODE, BY_NVML, "local_cpulist".
 
         A `numa_node` decides if that node exists, even without CPUs. Else the first source
         does whose CPUs are all in one node.
         """
         named = read_number(self.tree, f"{device.folder}/numa_node")
         if named is not None and named in self.nodes:
-            return named, "numa_node"
+            return named, NUMA_NODE
         hints = ((self._only_node(cpus), source) for source, cpus in self._hints(device, nvml_cpus))
         return next(((node, source) for node, source in hints if node is not None), (None, None))
 
     def _hints(self, device: PciDevice, nvml_cpus: CpuSet) -> Iterator[tuple[str, CpuSet]]:
         """Yield the sources that name CPUs near a device, best first."""
-        yield "NVML", nvml_cpus
+        yield BY_NVML, nvml_cpus
         yield "local_cpulist", self._local_cpus(device.address)
         for bridge in device.path[-2:0:-1]:
             yield f"local_cpulist of bridge {bridge}", self._local_cpus(bridge)

@@ -7,7 +7,6 @@ step fails, the process is left alone, for a reason.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 
 from affinityd.audit.allocations import Shares
 from affinityd.audit.model import KUBERNETES, AuditedProcess, Job, ProcessFacts, Scan
@@ -17,7 +16,6 @@ from affinityd.cpuset import CpuSet, format_list
 from affinityd.enforce.jobs import Identify, ScanJobs
 from affinityd.enforce.model import (
     ALLOCATION,
-    CGROUP,
     DAEMON,
     DRIFTED,
     FITS,
@@ -89,7 +87,6 @@ class _Deciding:
         self._policy = policy
         self._identify = identify
         self._treatments: dict[int, Treatment] = {}  # by pid of the holder
-        self._switch = cache(self._switch_of)
 
     def decision(self, process: AuditedProcess) -> Decision:
         """Return the decision about a process."""
@@ -100,7 +97,7 @@ class _Deciding:
             holder = self._jobs.holder(process).facts
             treatment = self._treatment(holder)
             found = replace(found, treatment=treatment)
-            word, pid = self._switch(job, process.facts.uid)
+            word, pid = self._switch(process, job)
             _check_wanted(treatment, word, pid)
             target = self._places.target(process, job, treatment)
             found = judged(found, target)
@@ -170,13 +167,10 @@ class _Deciding:
         identities = (self._identify(facts) for facts in self._jobs.holders.get(job, ()))
         return next((f"{it.namespace}/{it.pod}" for it in identities if it.pod is not None), None)
 
-    def _switch_of(self, job: Job, uid: int | None) -> tuple[str, int | None]:
-        """Return the least AFFINITYD among a job's holders, and the pid of that holder.
-
-        In a cgroup that a rule names there may be several users: each one's own processes count.
-        """
-        its = (it for it in self._jobs.holders[job] if job.scheduler != CGROUP or it.uid == uid)
-        words = ((self._identify(facts).switch, facts.pid) for facts in its)
+    def _switch(self, process: AuditedProcess, job: Job) -> tuple[str, int | None]:
+        """Return the least AFFINITYD that counts for a process, and the pid of its holder."""
+        speakers = self._jobs.speakers(process, job)
+        words = ((self._identify(facts).switch, facts.pid) for facts in speakers)
         return min(words, key=lambda it: SWITCHES.index(it[0]), default=(ON, None))
 
 

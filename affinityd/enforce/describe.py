@@ -145,6 +145,7 @@ def _process(
         pid=facts.pid,
         name=facts.name,
         uid=facts.uid,
+        container=None if facts.given is None else facts.given.container,
         vendor=vendor,
         gpu=index,
         gpus_beside=beside(facts.beside),

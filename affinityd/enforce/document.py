@@ -98,6 +98,7 @@ class EnforceProcessDocument:
     pid: int
     name: str
     uid: int | None
+    container: str | None  #: of its pod, where kubelet names it
     vendor: str
     gpu: int
     gpus_beside: Sequence[GpuBesideDocument]

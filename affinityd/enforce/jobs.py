@@ -6,9 +6,9 @@ A job is a scheduler's, a container that none started, or a cgroup that a rule o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 
 from affinityd.audit.model import AuditedProcess, GpuKey, Job, ProcessFacts
 from affinityd.enforce.model import CGROUP, CONTAINER
@@ -34,6 +34,7 @@ class ScanJobs:
             for pid, process in self._processes.items()
             if self.holder(process) is process
         }
+        self._of_user = cache(self._holders_of)
 
     def holder(self, process: AuditedProcess) -> AuditedProcess:
         """Return the process that this one works for, where it was found; else itself."""
@@ -54,6 +55,23 @@ class ScanJobs:
                 found[job] += (process.facts,)
         return found
 
+    def speakers(self, process: AuditedProcess, job: Job) -> Iterator[ProcessFacts]:
+        """Yield the holders of a job's GPUs whose AFFINITYD counts for a process.
+
+        That is the job's first, its own holder, and the holders among the ancestors of that. In a
+        cgroup that a rule names there may be several users: of the first, its own user's counts.
+        """
+        uid = process.facts.uid if job.scheduler == CGROUP else None
+        its = self._of_user(job, uid)
+        yield from list(its.values())[:1]
+        above: set[int] = set()  # parents may seem a circle
+        pid = self.holder(process).facts.pid
+        while pid in self._processes and pid not in above:
+            above.add(pid)
+            if pid in its:
+                yield its[pid]
+            pid = self._processes[pid].facts.parent
+
     def gpus(self, facts: ProcessFacts) -> tuple[GpuKey, ...]:
         """Return the GPUs of a process, its own first, and of its descendants."""
         return (*facts.gpus, *sorted(self._below[facts.pid].difference(facts.gpus)))
@@ -70,6 +88,11 @@ class ScanJobs:
                 gpus[parent].update(facts.gpus)
                 parent = self._processes[parent].facts.parent
         return gpus
+
+    def _holders_of(self, job: Job, uid: int | None) -> Mapping[int, ProcessFacts]:
+        """Return a job's holders by pid, the first one that started first; None: of all users."""
+        its = (it for it in self.holders[job] if uid is None or it.uid == uid)
+        return {it.pid: it for it in sorted(its, key=lambda it: (it.start, it.pid))}
 
     def _named(self, facts: ProcessFacts) -> Job | None:
         """Return the job of a holder; it is identified only where a rule may name its cgroup."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from affinityd.audit.membership import short_id
 from affinityd.audit.model import AuditedProcess, Job, ProcessFacts
 from affinityd.cpuset import CpuSet
 from affinityd.enforce.policy.model import Treatment
@@ -47,6 +48,13 @@ CUT = "cut"  #: a thread got less than was asked: its cpuset has become smaller
 REFUSED = "refused"  #: the kernel refused a thread
 UNSETTLED = "unsettled"  #: it starts threads faster than they can be pinned: the next scan goes on
 PIN_OUTCOMES = (PINNED, CUT, REFUSED, UNSETTLED)
+
+
+def job_name(scheduler: str, job_id: str, pod: str | None) -> str:
+    """Return a job as people read it: `slurm 7`, `pod vision/train-0`, `container cd34cd34cd34`."""
+    if pod is not None:
+        return f"pod {pod}"
+    return f"{scheduler} {short_id(job_id) if scheduler == CONTAINER else job_id}"
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""The files of a pod with which its containers pin themselves."""
+"""Pods: what their containers are given, by kubelet, by NRI and by themselves."""

@@ -64,20 +64,21 @@ def find(
     """Return the plan of the first daemon that answers, else by this node's own files.
 
     A daemon is waited for until `deadline`, of time.monotonic; `tell` gets the reason if it does
-    not answer. Raises AffinityError.
+    not answer. Raises AffinityError: a daemon's refusal, since a container may see no GPU.
     """
     try:
         return _of_first(asked, addresses, deadline)
     except AffinityError as error:  # another release may refuse a right request
-        trouble = str(error)
+        trouble = error
     try:
         known = local_plan.find_node(list(addresses.values()))
         reply = local_plan.plan_on_node(known.node, [asked])
-    except AffinityError as error:
-        if str(error) != trouble:
-            tell(trouble)
+    except AffinityError:
+        if not isinstance(trouble, DaemonError):
+            raise trouble from None
+        tell(str(trouble))
         raise
-    tell(trouble)
+    tell(str(trouble))
     return NodePlan(render(reply, "json"), document(reply), known.source)
 
 

@@ -44,6 +44,8 @@ MOST_LEVELS = 64
 #: The kernel appends it to the path of a removed cgroup.
 DELETED = " (deleted)"
 
+SLICE = ".slice"  #: ends the names of systemd's slices: a-b.slice is in a.slice
+
 MOST_CPUS = 8192  #: the most that an x86 kernel is built for; the kernel passes over the rest
 
 
@@ -109,6 +111,17 @@ class Cgroups:
 def cpuset_of(pid: int, root: str = "/") -> CpuSet | None:
     """Return the CPUs that a process's cgroup allows, as `Cgroups.cpuset`."""
     return Cgroups.of(pid, root).cpuset
+
+
+def cpuset_at(path: str, root: str = "/") -> CpuSet | None:
+    """Return the CPUs that a cgroup allows, by its path, or its name as a slice of systemd.
+
+    Where it is not seen, the nearest one above it counts, or that of this process. None: unknown.
+    """
+    if path.endswith(SLICE) and "/" not in path:
+        parts = path.removesuffix(SLICE).split("-")
+        path = "".join(f"/{'-'.join(parts[: end + 1])}{SLICE}" for end in range(len(parts)))
+    return Cgroups(f"1:cpuset:{path}\n0::{path}\n", root).cpuset or cpuset_of(os.getpid(), root)
 
 
 def widest_mask() -> CpuSet:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import cycle, zip_longest
 from typing import TypeVar
 
@@ -35,11 +35,13 @@ def usable(cores: Iterable[Core], allowed: CpuSet) -> tuple[Core, ...]:
 
     A core counts if any of its CPUs is allowed.
     """
-    return tuple(
-        core if allowed.issuperset(core.cpus) else replace(core, cpus=cpus)
-        for core in cores
-        if (cpus := tuple(cpu for cpu in core.cpus if cpu in allowed))
-    )
+    found = []
+    for core in cores:
+        if allowed.issuperset(core.cpus):
+            found.append(core)
+        elif cpus := tuple(cpu for cpu in core.cpus if cpu in allowed):
+            found.append(Core(cpus, core.node, core.package, core.die, core.llc))
+    return tuple(found)
 
 
 def home_nodes(topology: Topology, gpus: Sequence[Gpu], allowed: CpuSet) -> list[int | None]:
@@ -142,6 +144,8 @@ def best_first(bundles: Iterable[Bundle]) -> tuple[Core, ...]:
 
 def restrict(domain: Domain, allowed: CpuSet) -> Domain:
     """Return the part of a domain in a narrower cpuset; its remaining partners are dealt again."""
+    if all(allowed.issuperset(core.cpus) for bundle in domain for core in bundle):
+        return domain
     near_cores = usable((bundle[0] for bundle in domain), allowed)
     partners = usable(best_first(bundle[1:] for bundle in domain), allowed)
     return deal(near_cores, partners)
@@ -154,7 +158,7 @@ def single_bundles(cores: Iterable[Core]) -> Domain:
 
 def grouped(keys: Iterable[K]) -> dict[K, tuple[int, ...]]:
     """Return the positions of each key, keys in order of first appearance."""
-    positions: dict[K, tuple[int, ...]] = {}
+    positions: dict[K, list[int]] = {}
     for position, key in enumerate(keys):
-        positions[key] = (*positions.get(key, ()), position)
-    return positions
+        positions.setdefault(key, []).append(position)
+    return {key: tuple(its) for key, its in positions.items()}

@@ -122,7 +122,8 @@ def _rank_plans(
     most = options.max_physical_cores if mode.counts else None
     cores_of = division.cores_of
     cut = {rank: cores[:most] for rank, cores in sorted(cores_of.items())}
-    ranks_on = Counter(core.cpus[0] for cores in cut.values() for core in cores)
+    first_cpus = {rank: [core.cpus[0] for core in cores] for rank, cores in cut.items()}
+    ranks_on = Counter(chain.from_iterable(first_cpus.values()))
     reasons = Reasons(topology, demand, mode, cores_of, share=division.share)
     group_of = {rank: group for group in division.groups for rank in group.ranks}
     for rank, cores in cut.items():
@@ -141,7 +142,7 @@ def _rank_plans(
             home_node=home,
             locality="mixed" if widening and where == "local" else where,
             memory_node=topology.memory_node(home),
-            threads=max(1, len(cores) // max(ranks_on[core.cpus[0]] for core in cores)),
+            threads=max(1, len(cores) // max(map(ranks_on.__getitem__, first_cpus[rank]))),
             reasons=tuple(reasons.of(rank, home, widening)),
             widening=widening,
         )

@@ -30,7 +30,7 @@ class Reasons:
     @cached_property
     def ranks_on(self) -> Counter[int]:
         """How many ranks hold a core, by its lowest CPU."""
-        return Counter(core.cpus[0] for cores in self.cores_of.values() for core in cores)
+        return Counter([core.cpus[0] for cores in self.cores_of.values() for core in cores])
 
     def of(self, rank: int, home: int | None, widening: Widening | None) -> Iterator[str]:
         """Yield why a rank has its CPUs, and why others were left out."""
@@ -68,10 +68,10 @@ class Reasons:
     def _division(self, cores: Sequence[Core]) -> str:
         topology, mode = self.topology, self.demand.options.mode
         held = {core.node for core in cores}
-        nodes = [number for number in topology.node_of if number in held]
+        nodes = sorted(held, key=lambda number: topology.node_of[number].order)
         total = sum(len(topology.node_cores[number]) for number in nodes)
         where = " and ".join(node_name(number) for number in nodes)
-        sharers = max(self.ranks_on[core.cpus[0]] for core in cores)
+        sharers = max([self.ranks_on[core.cpus[0]] for core in cores])
         together = f", shared by {sharers} ranks" if sharers > 1 else ""
         return f"{mode}: {count(len(cores), 'core')} of the {total} of {where}{together}"
 

@@ -16,8 +16,9 @@ RankCores = Mapping[int, tuple[Core, ...]]  #: each rank's cores, best first
 
 def given_cpus(cores: Iterable[Core], options: Options) -> CpuSet:
     """Return the CPUs that a rank with these cores is given."""
-    wanted = slice(1) if options.multithreading == "single_logical" else slice(None)
-    return frozenset(cpu for core in cores for cpu in core.cpus[wanted])
+    if options.multithreading == "single_logical":
+        return frozenset(core.cpus[0] for core in cores)
+    return frozenset(chain.from_iterable([core.cpus for core in cores]))
 
 
 def widened(

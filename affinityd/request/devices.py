@@ -13,11 +13,13 @@ from dataclasses import dataclass
 
 from affinityd.errors import InvalidRequestError, NoSuchGpuError
 from affinityd.text import quote
+from affinityd.topology.derived import derived
 from affinityd.topology.model import Gpu, Topology
 
 _PCI = re.compile(r"([0-9a-f]{4}|[0-9a-f]{8}):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE)
 _INDEX = re.compile(r"[0-9]+", re.ASCII)
 MAX_DIGITS = 9  #: of an index that some machine could have
+_MIG = re.compile(r"MIG-[^,;/\s]+")
 _UUID = re.compile(r"(?:GPU|MIG)-.+")
 
 
@@ -43,6 +45,7 @@ class VisibleDevices:
     by_name: bool  #: the numbering comes from a list of UUIDs, so its order is certain
 
 
+@derived
 def all_devices(topology: Topology) -> VisibleDevices:
     """Return the view of a caller that may use every GPU: the node's own numbering.
 
@@ -85,8 +88,8 @@ def is_ambiguous(seen: VisibleDevices, entries: Sequence[str] | None) -> bool:
 
 def names_unknown_mig(topology: Topology, *texts: str | None) -> bool:
     """Return whether a text names a MIG instance that the topology does not have."""
+    named = [it for text in texts if text and "MIG-" in text for it in _MIG.findall(text)]
     known = [instance.uuid for gpu in topology.gpus for instance in gpu.mig]
-    named = [name for text in texts if text for name in re.findall(r"MIG-[^,;/\s]+", text)]
     return any(not any(uuid.startswith(name) for uuid in known) for name in named)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Annotated
 
 from affinityd.config.switch import SWITCHES
@@ -122,6 +123,10 @@ class ProblemDocument:
     detail: str
 
 
+#: The ranks of a job are told the same allowed CPUs.
+_cpulist = lru_cache(maxsize=16)(format_list)
+
+
 def document(reply: Reply) -> PlanDocument:
     """Return a plan as its JSON document has it."""
     request = reply.request
@@ -134,9 +139,9 @@ def document(reply: Reply) -> PlanDocument:
             gpus=reply.entries, **options, visible=request.visible, granted=request.granted
         ),
         allowed=AllowedCpus(
-            format_list(reply.allowed),
+            _cpulist(reply.allowed),
             reply.source,
-            within=None if reply.within is None else format_list(reply.within),
+            within=None if reply.within is None else _cpulist(reply.within),
         ),
         cpulist=format_list(reply.cpus),
         ranks=[_rank(rank, reply.nics[rank.rank], with_names=is_of_node) for rank in reply.ranks],

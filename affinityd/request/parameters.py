@@ -112,7 +112,8 @@ def plain(text: str) -> str:
     """Return a value that can be read in no time and answered as JSON."""
     if len(text) > MAX_LENGTH:
         raise ValueError(f"{len(text)} characters are too many; the most is {MAX_LENGTH}")
-    if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
+    is_utf8 = text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)
+    if "\0" in text or not is_utf8:
         raise ValueError(f"{quote(text)} is not text: it has a NUL or bytes that are no UTF-8")
     return text
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from affinityd.cpuset import CpuSet, several
 from affinityd.errors import InvalidRequestError, NoSuchGpuError
@@ -35,6 +35,22 @@ class Ranks:
     ambiguous: bool  #: an index depends on CUDA_DEVICE_ORDER
     gpus_per_task: int  #: how many ranks of the plan one task is
     tasks_per_gpu: int  #: how many tasks one rank of the plan stands for
+    of_step: tuple[Gpu, ...] = ()  #: the GPUs of the task's step, in its order; (): unknown
+
+    @property
+    def own(self) -> Ranks:
+        """The requested ranks as if there were no others, a GPU each."""
+        devices = {self.entries[rank][1]: self.entries[rank] for rank in sorted(self.asked)}
+        count = len(devices)
+        asked = frozenset(range(count))
+        return replace(
+            self, entries=(*devices.values(),), asked=asked, gpus_per_task=count, tasks_per_gpu=1
+        )
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """The GPU of each rank."""
+        return tuple(device.gpu for _, device in self.entries)
 
 
 def ranks_of(topology: Topology, request: Request, mask: CpuSet, cpus: CpuSet) -> Ranks:
@@ -50,14 +66,16 @@ def ranks_of(topology: Topology, request: Request, mask: CpuSet, cpus: CpuSet) -
     ambiguous = is_ambiguous(seen, request.gpus)
     all_gpus = all_devices(topology)
     job = None if request.job is None else _of_job(all_gpus, request.job)
-    slot = _bound_slot(topology, request, mask, len(own), job)
+    of_step = job if job and len(job) == request.step_gpus else ()
+    gpus_of_step = tuple(device.gpu for _, device in of_step)
+    slot = _bound_slot(topology, request, mask, len(own), gpus_of_step)
     is_task = job is not None or slot is not None
     if not is_task or (request.ranks is not None and request.options.mode in BY_RANK):
         ranks = tuple(own[rank % len(own)] for rank in range(request.ranks or len(own)))
         says_cpus = request.task_cpus is not None and request.task_cpus.cpus is not None
         is_one = request.ranks is not None or (request.rank is not None and says_cpus)
         gpus = 1 if is_one else len(own)
-        return Ranks(_checked(ranks), _asked_for(request, len(ranks)), ambiguous, gpus, 1)
+        return Ranks(_checked(ranks), asked_ranks(request.rank, len(ranks)), ambiguous, gpus, 1)
     task_entries, (number, of) = (own, slot) if slot is not None else _round_robin(request, own)
     tasks = 1
     if MODES[request.options.mode].shares:
@@ -67,7 +85,7 @@ def ranks_of(topology: Topology, request: Request, mask: CpuSet, cpus: CpuSet) -
     ranks = _checked(tuple(entry for entry in job for _ in range(of)))
     asked = {place * of + number for entry in task_entries for place in _places(entry, job)}
     ambiguous = ambiguous or is_ambiguous(all_gpus, request.job)
-    return Ranks(ranks, frozenset(asked), ambiguous, len(task_entries), tasks)
+    return Ranks(ranks, frozenset(asked), ambiguous, len(task_entries), tasks, gpus_of_step)
 
 
 def _has_cpus_of_its_own(request: Request, cpus: CpuSet, seen: int) -> bool:
@@ -79,18 +97,22 @@ def _has_cpus_of_its_own(request: Request, cpus: CpuSet, seen: int) -> bool:
 
 
 def _bound_slot(
-    topology: Topology, request: Request, mask: CpuSet, seen: int, job: tuple[Entry, ...] | None
+    topology: Topology, request: Request, mask: CpuSet, seen: int, of_step: tuple[Gpu, ...]
 ) -> Slot | None:
     """Return a task's slot on the GPUs that it was given; None where tasks deal them out."""
     if request.ranks is None or not request.gpu_bind:
         return None
-    (task,), tasks = _asked_for(request, request.ranks), request.ranks
-    of_step = job if job and len(job) == request.step_gpus else ()
-    ways = zip(*(_cores_in_gres_conf(topology, device.gpu) for _, device in of_step), strict=True)
-    slot = gpu_slot(request, mask, task=task, tasks=tasks, seen=seen, cores=[*ways])
+    (task,), tasks = asked_ranks(request.rank, request.ranks), request.ranks
+    cores = cores_in_gres_conf(topology, of_step)
+    slot = gpu_slot(request, mask, task=task, tasks=tasks, seen=seen, cores=cores)
     # The GPUs it names divide all cores, also those of its siblings, which are unknown.
-    is_alone = slot is not None and job is None and request.options.share == "requested"
+    is_alone = slot is not None and request.job is None and request.options.share == "requested"
     return (task, tasks) if is_alone else slot
+
+
+def cores_in_gres_conf(topology: Topology, gpus: Sequence[Gpu]) -> list[tuple[CpuSet, ...]]:
+    """Return the CPUs of each GPU, for each form that a gres.conf may have."""
+    return [*zip(*(_cores_in_gres_conf(topology, gpu) for gpu in gpus), strict=True)]
 
 
 def _cores_in_gres_conf(topology: Topology, gpu: Gpu) -> tuple[CpuSet, CpuSet, CpuSet]:
@@ -105,14 +127,17 @@ def _round_robin(request: Request, own: tuple[Entry, ...]) -> tuple[tuple[Entry,
     """Return which of the GPUs that all tasks see is one's own, and its slot on it."""
     if request.ranks is None:  # a lone task
         return own, (0, 1)
-    (task,) = _asked_for(request, request.ranks)
+    (task,) = asked_ranks(request.rank, request.ranks)
     turn, place = divmod(task, len(own))
     return own[place : place + 1], (turn, -(-request.ranks // len(own)))
 
 
 def _named(seen: VisibleDevices, names: tuple[str, ...] | None) -> tuple[Entry, ...]:
-    devices = select_devices(seen, names)
-    return tuple(zip(names or map(str, seen.by_index), devices, strict=True))
+    if names is None:
+        return tuple(zip(map(str, seen.by_index), select_devices(seen, None), strict=True))
+    different = tuple(dict.fromkeys(names))  # each rank of a large job names its GPU
+    device = dict(zip(different, select_devices(seen, different), strict=True))
+    return tuple((name, device[name]) for name in names)
 
 
 def _of_job(all_gpus: VisibleDevices, names: tuple[str, ...] | None) -> tuple[Entry, ...]:
@@ -128,15 +153,16 @@ def _checked(ranks: tuple[Entry, ...]) -> tuple[Entry, ...]:
     return ranks
 
 
-def _asked_for(request: Request, count: int) -> frozenset[int]:
-    if request.rank is None:
+def asked_ranks(asked: Sequence[int] | None, count: int) -> frozenset[int]:
+    """Return the requested ones of so many ranks; None: all. Raises InvalidRequestError."""
+    if asked is None:
         return frozenset(range(count))
-    beyond = [rank for rank in request.rank if rank >= count]
+    beyond = [rank for rank in asked if rank >= count]
     if beyond:
         raise InvalidRequestError(
             f"rank: there is no rank {beyond[0]}; the request has {several('rank', range(count))}"
         )
-    return frozenset(request.rank)
+    return frozenset(asked)
 
 
 def _places(own: Entry, job: Sequence[Entry]) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from affinityd.config.switch import OBSERVE, ON, least
@@ -12,11 +13,19 @@ from affinityd.planner.model import Demand, Plan, PlanWarning
 from affinityd.planner.planner import plan
 from affinityd.request.asked_cpus import asked_cpus
 from affinityd.request.parameters import Request
-from affinityd.request.ranks import ranks_of
+from affinityd.request.ranks import Ranks, cores_in_gres_conf, ranks_of
 from affinityd.request.reply import Reply
-from affinityd.request.slurm_binding import cpus_of_step
+from affinityd.request.slurm_binding import (
+    CLOSEST,
+    SINGLE,
+    chose_gpus,
+    cpus_of_step,
+    kept_by_others,
+    own_slice,
+)
 from affinityd.text import quote
 from affinityd.topology.model import ON_SWITCH, Node, Topology
+from affinityd.topology.nearness import vicinity
 from affinityd.topology.rdma import NearNic, nics_of_node
 
 AMBIGUOUS = PlanWarning(
@@ -24,6 +33,25 @@ AMBIGUOUS = PlanWarning(
     "this machine has GPUs of several models, which CUDA numbers fastest first; an index here "
     "follows the PCI bus: set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name GPUs by their UUIDs",
 )
+
+
+#: Modes that divide cores, and the mode of a task that has cores of its own.
+ALONE = {
+    "unique_contiguous": "all",
+    "unique_interleaved": "all",
+    "exclusive": "all",
+    "single_unique": "single",
+}
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan, and the ranks and CPUs that it is for."""
+
+    ranks: Ranks
+    allowed: CpuSet
+    asked: int | None  #: logical CPUs that each rank asked for; None: unknown
+    plan: Plan
 
 
 @dataclass(frozen=True)
@@ -47,7 +75,6 @@ def answer(
     `caller` is None where it is not known. Raises AffinityError.
     """
     topology = node.topology
-    usable_cpus = topology.online - node.reserved
     caller = None if request.whose == "node" else caller
     within = caller.cpuset if caller else None
     mask, source = _cpuset(request, caller, topology)
@@ -55,11 +82,17 @@ def answer(
     if within is not None:
         cpuset &= within
     ranks = ranks_of(topology, request, mask, cpuset)
-    gpus = tuple(device.gpu for _, device in ranks.entries)
-    allowed = usable_cpus & cpuset
-    asked = asked_cpus(topology, request, ranks, allowed, usable_cpus)
-    request = replace(request, options=replace(request.options, cpus=asked))
-    made = planner(topology, Demand(gpus, allowed, usable_cpus, request.options))
+    allowed = node.usable & cpuset
+
+    def planned(ranks: Ranks, allowed: CpuSet, mode: str) -> Planned:
+        asked = asked_cpus(topology, request, ranks, allowed, node.usable)
+        options = replace(request.options, mode=mode, cpus=asked)
+        made = planner(topology, Demand(ranks.gpus, allowed, node.usable, options))
+        return Planned(ranks, allowed, asked, made)
+
+    found = _beside_siblings(topology, request, mask, ranks, allowed, planned=planned)
+    ranks, allowed, made = found.ranks, found.allowed, found.plan
+    request = replace(request, options=replace(request.options, cpus=found.asked))
     said = (AMBIGUOUS,) if ranks.ambiguous else ()
     of_gpus = nics_of_node(node)
     nics = {it.rank: of_gpus[it.gpu.key].best(request.nics) for it in made.ranks}
@@ -76,6 +109,59 @@ def answer(
         nics=nics,
         switch=least(node.switch, ON if request.observe is None else OBSERVE),
     )
+
+
+def _beside_siblings(
+    topology: Topology,
+    request: Request,
+    mask: CpuSet,
+    ranks: Ranks,
+    allowed: CpuSet,
+    *,
+    planned: Callable[[Ranks, CpuSet, str], Planned],
+) -> Planned:
+    """Plan a task beside the others of its step: those that keep their slices, and those that move.
+
+    In a mode that divides cores, a task keeps a slice that is no other task's. It does if Slurm
+    chose the task's GPUs by it: with `closest` always, with `single` if it is near them. It also
+    does where cores are too few to be divided, if it is near.
+    """
+    mode = request.options.mode
+    slice_ = own_slice(request, mask) if mode in ALONE else None
+    if slice_ is None:
+        return planned(ranks, allowed, mode)
+
+    def alone(cpus: CpuSet) -> Planned:
+        if len(ranks.own.entries) > 1 and mode == "single_unique":  # a core for each of its GPUs
+            with suppress(UnsatisfiableError):
+                return planned(ranks.own, cpus, mode)
+        return planned(ranks.own, cpus, ALONE[mode])
+
+    near = vicinity(topology, ranks.own.gpus).cpus
+    kept, chosen_by = slice_ & allowed, chose_gpus(request)
+    is_near, is_single = bool(kept) and kept <= near, chosen_by == SINGLE and ranks.of_step != ()
+    if chosen_by == CLOSEST or (is_single and is_near):
+        return alone(kept)
+    try:
+        found = planned(ranks, allowed, mode)
+    except UnsatisfiableError:
+        if is_near and request.job is not None:  # then all tasks of the step are refused
+            return alone(kept)
+        raise
+    own = frozenset().union(*(found.plan.ranks[rank].cpus for rank in found.ranks.asked))
+    others = _kept_by_others(topology, request, ranks) if is_single else frozenset()
+    if own.isdisjoint(others):
+        return found
+    if own <= others:
+        raise UnsatisfiableError("the CPUs near the GPU are those of other tasks, by --cpu-bind")
+    return alone(own - others)
+
+
+def _kept_by_others(topology: Topology, request: Request, ranks: Ranks) -> CpuSet:
+    gpus = ranks.of_step
+    near = [vicinity(topology, [gpu]).cpus for gpu in gpus]
+    place = gpus.index(ranks.own.gpus[0])
+    return kept_by_others(request, place, cores_in_gres_conf(topology, gpus), near)
 
 
 def _far_nics(made: Plan, nics: Mapping[int, tuple[NearNic, ...]]) -> Iterator[PlanWarning]:

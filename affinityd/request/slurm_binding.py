@@ -19,6 +19,7 @@ GpuCores = Sequence[CpuSet]
 NearGpus = Sequence[Sequence[int]]
 
 CLOSEST = "closest"
+SINGLE = "single"
 LARGEST = 4096  #: number of GPUs that a node may have
 
 
@@ -44,7 +45,7 @@ def gpu_slot(
         return _slot([places[masks[it % len(masks)]] for it in range(tasks)], task)
     if kind in {"none", CLOSEST}:  # where CPUs are not bound, all GPUs are equally close
         return None
-    ways = [[_meeting(each, cpus) or [0] for cpus in masks or [mask]] for each in cores]
+    ways = [_near_gpus(each, masks or [mask]) for each in cores]
     try:
         groups, given = _bound(
             kind, argument, task, tasks, ways or [[range(request.step_gpus or 0)]]
@@ -65,6 +66,47 @@ def cpus_of_step(request: Request, mask: CpuSet) -> CpuSet:
     """
     stays = _kind(request.gpu_bind)[0] == CLOSEST or not _is_slice(request, mask)
     return mask if stays else frozenset().union(*request.cpu_bind)
+
+
+def own_slice(request: Request, mask: CpuSet) -> CpuSet | None:
+    """Return the slice of the caller's task; None: it may leave it, or another task is on it."""
+    masks, tasks, task = (
+        request.cpu_bind,
+        request.ranks or 1,
+        request.rank[0] if request.rank else 0,
+    )
+    if not _is_slice(request, mask) or not task < tasks <= len(masks):
+        return None
+    others = (masks[it] for it in range(tasks) if it != task)
+    return masks[task] if all(map(masks[task].isdisjoint, others)) else None
+
+
+def chose_gpus(request: Request) -> str | None:
+    """Return the word for how Slurm chose a task's GPUs by its slice; None: it did not."""
+    kind, _ = _kind(request.gpu_bind)
+    return kind if kind in {CLOSEST, SINGLE} else None
+
+
+def kept_by_others(request: Request, gpu: int, cores: Sequence[GpuCores], near: GpuCores) -> CpuSet:
+    """Return the slices of other tasks of the step that may be near the GPU of their task.
+
+    By `single`, in each way in which the caller's task is given the GPU at its place `gpu`; `near`
+    are the CPUs near each GPU of the step. The others as in `gpu_slot`.
+    """
+    masks, each = request.cpu_bind, int(_kind(request.gpu_bind)[1])
+    kept: CpuSet = frozenset()
+    for way in cores:
+        choices = _near_gpus(way, masks)
+        places = [_single(choices, task, each) for task in range(request.ranks or 0)]
+        if request.rank and places[request.rank[0]] == gpu:
+            kept = kept.union(
+                *(
+                    masks[task]
+                    for task, place in enumerate(places)
+                    if task not in request.rank and masks[task] <= near[place]
+                )
+            )
+    return kept
 
 
 def _is_slice(request: Request, mask: CpuSet) -> bool:
@@ -122,11 +164,20 @@ def _dealt(each: int, tasks: int, ways: Sequence[NearGpus]) -> list[int]:
     for near in ways:
         first: dict[int, int] = {}
         for task in range(tasks):
-            choice = near[task % len(near)]
-            gpu = choice[task // each % len(choice)]
+            gpu = _single(near, task, each)
             one, other = groups[first.setdefault(gpu, task)], groups[task]
             groups = [one if group == other else group for group in groups]
     return groups
+
+
+def _single(near: NearGpus, task: int, each: int) -> int:
+    """Return the place of the GPU that a task is given."""
+    choice = near[task % len(near)]
+    return choice[task // each % len(choice)]
+
+
+def _near_gpus(cores: GpuCores, masks: Sequence[CpuSet]) -> NearGpus:
+    return [_meeting(cores, cpus) or [0] for cpus in masks]
 
 
 def _meeting(cores: GpuCores, cpus: CpuSet) -> list[int]:

@@ -14,10 +14,9 @@ from affinityd.slurm.slurmd import GresEntry, SlurmdGres
 from affinityd.text import count, quote
 from affinityd.topology.model import Gpu, Topology
 
-#: Source: src/interfaces/gres.c (_check_core_range_matches_sock).
 NARROW = (
-    "Cores= that are a part of a package need SlurmdParameters=numa_node_as_socket in slurm.conf: "
-    "without it Slurm takes the package's cores, and since 24.11 drains the node"
+    "Cores= that are a part of a socket give jobs far cores, or drain the node: slurm.conf needs "
+    "{settings}; or print lines with --scope socket"
 )
 
 #: Slurm numbers GPUs type by type: seen with Slurm 22.05, 24.11 and 26.05.
@@ -74,12 +73,18 @@ class GresCheck:
         """Whether the device file of each GPU is known: else Slurm's cannot be matched."""
         return not self.right.unknown
 
+    @property
+    def has_sockets(self) -> bool:
+        """Whether slurmctld's sockets are known."""
+        return self.expected is not None and self.expected.cores_per_socket is not None
+
     def findings(self) -> list[GresFinding]:
         """Return all that is wrong: GPU by GPU, then about the node."""
         if not self.gres.is_complete:
             return []  # slurmd has no GPUs: its own messages have the reason
         counts = miscounts(self.expected, self.gres, self.right) if self.expected else ()
-        of_node = (*self.gres.warnings, *self._strangers(), *self._order(), *counts)
+        sockets = self._sockets() if self.has_sockets else ()
+        of_node = (*self.gres.warnings, *self._strangers(), *self._order(), *counts, *sockets)
         return [
             *(
                 GresFinding(text, gpu.index)
@@ -92,9 +97,8 @@ class GresCheck:
     def notes(self) -> Iterator[str]:
         """Yield the checks that were not possible, and why."""
         yield from self.gres.notes
-        cores = ((entry.cores or frozenset()) & self.right.cores.all for entry in self.gres.entries)
-        if not all(map(self.right.are_whole_sockets, cores)):
-            yield NARROW
+        if not self.has_sockets:
+            yield from self._sockets()
         runs = self.right.types.runs(self.topology.gpus)
         if len(set(runs)) < len(runs):
             yield ALTERNATING
@@ -130,6 +134,12 @@ class GresCheck:
             yield f"Type={entry.kind} is not in {self.expected}: {DRAINED}; right is {remedy}"
         elif right not in {None, entry.kind}:
             yield f"Type={entry.kind}, and it is {quote(gpu.model or '?')}; right is {remedy}"
+
+    def _sockets(self) -> Iterator[str]:
+        cores = ((entry.cores or frozenset()) & self.right.cores.all for entry in self.gres.entries)
+        settings = self.right.sockets.settings()
+        if settings and not all(map(self.right.sockets.fit, cores)):
+            yield NARROW.format(settings=settings)
 
     def _strangers(self) -> Iterator[str]:
         for file, entry in self.devices if self.is_judged else ():

@@ -17,7 +17,13 @@ from subprocess import CompletedProcess
 from tempfile import TemporaryDirectory
 
 from affinityd.errors import InvalidRequestError
-from affinityd.slurm.expected import ExpectedNode, expected, gres_of, node_lines
+from affinityd.slurm.expected import (
+    ExpectedNode,
+    expected,
+    gres_of,
+    node_lines,
+    slurmd_parameters,
+)
 from affinityd.text import one_line
 
 #: Folders of slurm.conf: Slurm's own, Debian's old one, that of configless Slurm.
@@ -113,7 +119,9 @@ def expected_node(slurm: LocalSlurm, names: str) -> tuple[ExpectedNode | None, s
     shown, why = _show_nodes(slurm, names)
     lines = node_lines(slurm.conf)
     nodes: dict[str, ExpectedNode] = {}
-    for name, values in (shown or {names: {"state": INVALID}}).items():
+    parameters = slurmd_parameters(slurm.conf)
+    for name, told in (shown or {names: {"state": INVALID}}).items():
+        values = {"slurmdparameters": parameters, **told}
         gres = gres_of(name, lines)
         if gres is not None:
             nodes[name] = expected(f"{slurm.conf}", {**values, "gres": gres})

@@ -39,6 +39,7 @@ class ExpectedNode:
     counts: TypeCounts
     cores: int | None = None  #: the cores that slurmctld counts; None: unknown
     cores_per_socket: int | None = None  #: of its sockets; None: unknown
+    parameters: frozenset[str] = frozenset()  #: words of SlurmdParameters=, in lower case
 
     @cached_property
     def types(self) -> tuple[str, ...]:
@@ -51,12 +52,17 @@ class ExpectedNode:
 
 
 def expected(source: str, values: Mapping[str, str]) -> ExpectedNode:
-    """Return the configuration in a node's values, as scontrol shows them; keys in lower case."""
+    """Return the configuration in a node's values, as scontrol shows them; keys in lower case.
+
+    `slurmdparameters` is slurm.conf's; `parameters` the node's own, since 26.05.
+    """
     gres = values.get("gres", "")
     gres = "" if gres == "(null)" else _SOCKETS.sub("", gres)
     sockets, per_socket = (_number(values.get(key)) for key in ("sockets", "corespersocket"))
     cores = sockets * per_socket if sockets and per_socket else None
-    return ExpectedNode(source, gres, _counts(gres), cores, per_socket if cores else None)
+    lists = (values.get(key, "").lower() for key in ("slurmdparameters", "parameters"))
+    words = frozenset(",".join(lists).split(","))
+    return ExpectedNode(source, gres, _counts(gres), cores, per_socket if cores else None, words)
 
 
 def written(counts: TypeCounts) -> str:
@@ -96,6 +102,13 @@ def node_lines(conf: Path) -> list[tuple[str, str]]:
         elif "nodename" in values and next(iter(values)) == "nodename":
             found.append((values["nodename"], values.get("gres", default)))
     return found
+
+
+def slurmd_parameters(conf: Path) -> str:
+    """Return the value of SlurmdParameters= in a slurm.conf; of several lines the last counts."""
+    pairs = (_PAIR.findall(line) for line in _lines(conf, conf.parent, 0))
+    values = {key.lower(): plain or quoted for found in pairs for key, quoted, plain in found}
+    return str(values.get("slurmdparameters", ""))
 
 
 def gres_of(node: str, lines: Sequence[tuple[str, str]]) -> str | None:

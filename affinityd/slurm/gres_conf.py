@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from affinityd.slurm.cores import CoreAffinity, CoreNumbers, SlurmCores, affinities
+from affinityd.slurm.cores import CoreAffinity, SlurmCores, affinities
 from affinityd.slurm.devices import Key, device_file, links, naming
 from affinityd.slurm.expected import ExpectedNode, written
 from affinityd.slurm.gpu_types import GpuTypes, Present, types
+from affinityd.slurm.sockets import Sockets
 from affinityd.topology.model import Gpu, Topology
 
 ORDER = "# In this order Slurm's gpu numbers are {runtime}'s: keep it."
@@ -21,10 +22,10 @@ ALTERNATING = "# Slurm numbers GPUs type by type, so its gpu numbers cannot be {
 
 TYPES = "# Type= as in {expected}: any other drains the node."
 
-NODES = (
-    "# Cores= of NUMA nodes need SlurmdParameters=numa_node_as_socket in slurm.conf. Else Slurm",
-    "# takes a whole package's cores, and drains the node from 24.11 on; or print --scope socket.",
-)
+NODES = """\
+# Cores= of NUMA nodes need in slurm.conf:
+#   {settings}
+# Else jobs get far cores, or Slurm drains the node; or print --scope socket."""
 
 #: Source: src/interfaces/gres.c (_links_str2array).
 LINKS = "# Links= have {gpus} numbers: in slurm.conf, a smaller Gres=gpu: makes the node invalid."
@@ -95,15 +96,16 @@ class GresConf:
         is_useful = any(number > 0 for numbers in self.links.values() for number in numbers)
         return links_written(self.links[gpu.key]) if is_useful else None
 
-    def are_whole_sockets(self, cores: CoreNumbers) -> bool:
-        """Return whether cores are whole sockets to slurmctld: packages, if that is unknown.
+    @cached_property
+    def sockets(self) -> Sockets:
+        """Slurm's sockets."""
+        return Sockets(self.cores, self.expected)
 
-        Source: Slurm's src/interfaces/gres.c (_check_core_range_matches_sock).
-        """
-        size = None if self.expected is None else self.expected.cores_per_socket
-        if size is None:
-            return self.cores.of_packages(cores) == cores
-        return len(cores) == size * len({core // size for core in cores})
+    @cached_property
+    def settings(self) -> str | None:
+        """The settings of slurm.conf that the `Cores=` lack; None: none."""
+        rights = [it.right for it in self.affinities.values() if it.right is not None]
+        return None if all(map(self.sockets.fit, rights)) else self.sockets.settings()
 
     def _order(self) -> Iterator[str]:
         """Yield the remedy that makes Slurm's numbers those of a job, if there is one."""
@@ -120,9 +122,8 @@ class GresConf:
         gpus = self.topology.gpus
         if gpus and self.expected is not None and self.expected.types:
             yield TYPES.format(expected=self.expected)
-        rights = [it.right for it in self.affinities.values() if it.right is not None]
-        if not all(map(self.are_whole_sockets, rights)):
-            yield from NODES
+        if self.settings is not None:
+            yield from NODES.format(settings=self.settings).splitlines()
         if any(map(self.links_field, gpus)):
             yield LINKS.format(gpus=len(gpus))
 

@@ -19,6 +19,7 @@ from affinityd.topology.model import Topology
 from affinityd.topology.nearness import vicinity
 
 REMEDY = "give it --gres-flags=enforce-binding, and gres.conf the right Cores="
+SOCKETS = "; slurm.conf needs {settings}"
 
 NOTES = "run/affinityd/jobs"  #: a file a job, by its number; its first line is like gpus=2,3
 
@@ -89,8 +90,12 @@ def _gpus(note: Path) -> tuple[str, ...] | None:
     return tuple(entries)
 
 
-def far(topology: Topology, job: SlurmJob) -> Iterator[str]:
-    """Yield the errors of a job: each GPU with none of the job's CPUs near it."""
+def far(topology: Topology, job: SlurmJob, settings: str | None = None) -> Iterator[str]:
+    """Yield the errors of a job: each GPU with none of the job's CPUs near it.
+
+    `settings`: what slurm.conf lacks for the right `Cores=`.
+    """
+    remedy = REMEDY + (SOCKETS.format(settings=settings) if settings else "")
     gpus = [gpu for gpu in topology.gpus if gpu.vendor == topology.vendor]
     # From 26.05 on Slurm may call a GPU by its UUID, and by those of its parts.
     named = {
@@ -109,7 +114,7 @@ def far(topology: Topology, job: SlurmJob) -> Iterator[str]:
             home = _place(topology, own) if own else named_nodes([gpu.numa_node])
             yield (
                 f"job {job.number} has gpu {gpu.index} ({home}) and CPUs {format_list(job.cpus)} "
-                f"({_place(topology, job.cpus)}), none of them near it; {REMEDY}"
+                f"({_place(topology, job.cpus)}), none of them near it; {remedy}"
             )
 
 

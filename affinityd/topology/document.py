@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import TypeVar
 
 from affinityd.cpuset import format_list, parse_list
 from affinityd.json_codec import CpuList
+from affinityd.topology.dra import DraAttributes, attributes_of
 from affinityd.topology.model import Core, Gpu, Nic, NumaNode, Topology
+
+Device = TypeVar("Device", Gpu, Nic)
 
 
 @dataclass(frozen=True)
@@ -44,10 +48,18 @@ class CoreDocument:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GpuDocument(Gpu):
+    """A GPU, and the attributes that a driver of DRA publishes for it."""
+
+    dra: DraAttributes | None  #: None: of an earlier release
+
+
+@dataclass(frozen=True, kw_only=True)
 class NicDocument(Nic):
     """A network or InfiniBand adapter, and how near it is to each GPU, by its PCI bus id."""
 
     nearness: Mapping[str, str]
+    dra: DraAttributes | None  #: as a GPU's
 
 
 @dataclass(frozen=True)
@@ -60,7 +72,7 @@ class TopologyDocument:
     packages: Sequence[PackageDocument]
     nodes: Sequence[NodeDocument]
     cores: Sequence[CoreDocument]
-    gpus: Sequence[Gpu]
+    gpus: Sequence[GpuDocument]
     nics: Sequence[NicDocument]
     notices: Sequence[str]  #: parts that could not be read, for people
 
@@ -93,8 +105,13 @@ def to_document(topology: Topology) -> TopologyDocument:
             CoreDocument(format_list(core.cpus), core.node, core.package, core.die, core.llc)
             for core in topology.cores
         ],
-        gpus=topology.gpus,
-        nics=[NicDocument(**vars(nic), nearness=_nearness(topology, nic)) for nic in topology.nics],
+        gpus=[GpuDocument(**vars(it), dra=attributes_of(topology, it)) for it in topology.gpus],
+        nics=[
+            NicDocument(
+                **vars(nic), nearness=_nearness(topology, nic), dra=attributes_of(topology, nic)
+            )
+            for nic in topology.nics
+        ],
         notices=topology.notices,
     )
 
@@ -107,13 +124,16 @@ def from_document(document: TopologyDocument) -> Topology:
         nodes=tuple(
             NumaNode(node.number, node.memory_bytes, node.distances) for node in document.nodes
         ),
-        gpus=tuple(document.gpus),
-        nics=tuple(
-            Nic(**{it.name: getattr(nic, it.name) for it in fields(Nic)}) for nic in document.nics
-        ),
+        gpus=tuple(_as(Gpu, gpu) for gpu in document.gpus),
+        nics=tuple(_as(Nic, nic) for nic in document.nics),
         possible=parse_list(document.possible),
         notices=tuple(document.notices),
     )
+
+
+def _as(kind: type[Device], described: Device) -> Device:
+    """Return a device without the values that its document adds."""
+    return kind(**{it.name: getattr(described, it.name) for it in fields(kind)})
 
 
 def _packages(cores: Iterable[Core]) -> Iterator[PackageDocument]:

@@ -6,7 +6,7 @@ No file is read here: discovery makes a Topology, the other folders use it.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import takewhile
 
@@ -14,6 +14,8 @@ from affinityd.config.switch import ON
 from affinityd.cpuset import CpuSet
 
 SLINGSHOT = "Slingshot"  #: the link layer of HPE's NICs
+#: Sources of a device's node: the kernel's file, which comes first; NVIDIA's library.
+NUMA_NODE, BY_NVML = "numa_node", "NVML"
 
 #: How near a NIC is to a GPU, nearest first, in the words of `nvidia-smi topo -m`.
 LINKS = PIX, PXB, PHB, NODE, SYS = "PIX", "PXB", "PHB", "NODE", "SYS"
@@ -122,6 +124,7 @@ class Nic:
     ports: tuple[RdmaPort, ...] = ()  #: of its RDMA devices
     physical: str | None = None  #: of a virtual function: the PCI bus id of the physical one
     bond: str | None = None  #: the bond that its interfaces are in
+    numa_source: str | None = None  #: the source of its node
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,10 @@ class Topology:
     nics: tuple[Nic, ...] = ()
     possible: CpuSet = frozenset()
     notices: tuple[str, ...] = ()  #: parts that could not be read, for people
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return its fields: the values derived from them may be added by another thread."""
+        return {it.name: getattr(self, it.name) for it in fields(self)}
 
     @cached_property
     def online(self) -> CpuSet:
@@ -173,7 +180,14 @@ class Topology:
 
     def cpus_of_node(self, number: int | None) -> CpuSet:
         """Return the online CPUs of a node."""
-        return frozenset(cpu for core in self.node_cores.get(number, ()) for cpu in core.cpus)
+        return self._node_cpus.get(number, frozenset())
+
+    @cached_property
+    def _node_cpus(self) -> Mapping[int | None, CpuSet]:
+        return {
+            number: frozenset(cpu for core in cores for cpu in core.cpus)
+            for number, cores in self.node_cores.items()
+        }
 
     def distance(self, start: int | None, end: int | None) -> float:
         """Return the SLIT distance between two nodes; a missing one is farthest."""
@@ -224,3 +238,8 @@ class Node:
     generation: int = 1
     replayed: bool = False  #: it is not the machine that it was read on
     switch: str = ON  #: the node's AFFINITYD
+
+    @cached_property
+    def usable(self) -> CpuSet:
+        """The online CPUs that are not reserved: one set for the plans of all callers."""
+        return self.topology.online - self.reserved

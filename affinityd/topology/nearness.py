@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from affinityd.cpuset import CpuSet, several
+from affinityd.text import count
 from affinityd.topology.model import Gpu, Topology
 
 LOCAL = "local"  #: may run only near its GPUs
@@ -39,6 +40,11 @@ class Vicinity:
         names, verb = several("GPU", (gpu.index for gpu in gpus)), "is" if len(gpus) == 1 else "are"
         on = {gpu.numa_node for gpu in gpus if gpu.numa_node is not None}
         return f"{names} {verb} on {several('node', on) if on else 'an unknown node'}"
+
+    def part_of(self, cpuset: CpuSet | None) -> str:
+        """Return how many near CPUs a cpuset has that has too few of them."""
+        there = len((cpuset or frozenset()) & self.cpus)
+        return f"only {count(there, 'CPU')}" if there else "no CPU"
 
 
 def vicinity(

@@ -17,7 +17,7 @@ from deploy.grafana.fleet_series import (
     REFUSED,
     of,
 )
-from deploy.grafana.fleet_tables import HINDERED, JOBS, NODES, NODES_OF_JOBS, UNSEEN
+from deploy.grafana.fleet_tables import HINDERED, JOBS, NODES, NODES_OF_JOBS, PLACED_FAR, UNSEEN
 from deploy.grafana.frame import ANY, FLEET, dashboard_of, nodes_of, variable_of
 from deploy.grafana.panels import graph_of, stat_of, words_of
 from deploy.grafana.queries import UP, Query, or_none, rate, share
@@ -147,7 +147,7 @@ def fleet() -> Dashboard:
         FLEET,
         {
             "How bad is it?": NOW,
-            "Where, and since when?": [NODES, JOBS, NODES_OF_JOBS],
+            "Where, and since when?": [NODES, PLACED_FAR, JOBS, NODES_OF_JOBS],
             "Why?": WHY,
             "Enforcement": [*pinning(of), HINDERED],
             "Can all nodes be seen?": SIGHT,

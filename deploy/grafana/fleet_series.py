@@ -18,5 +18,16 @@ FAR, BUSY = f"avg_over_time({RATE_FAR}[$__range])", f"avg_over_time({RATE_BUSY}[
 
 JOB_FAR = increase(of_job("affinityd_job_remote_cpu_seconds_total"), "$__range")
 JOB_BUSY = increase(of_job("affinityd_job_cpu_seconds_total"), "$__range")
+
+
+def gpu_hours(record: str, by: str) -> str:
+    """Return the GPU-hours of jobs in the time range: the records are rates of 5 minutes."""
+    return f"sum by ({by}) (sum_over_time({of_job(record)}[$__range:5m])) / 12"
+
+
+WHOSE = "namespace, pod, container, job_id, scheduler"  #: the labels of a job
+HELD = "node_job:affinityd_job_gpu_seconds:rate5m"
+HELD_FAR = "node_job_cause:affinityd_job_mismatched_gpu_seconds:rate5m"
+
 PLANNED = of("affinityd_plans_total", 'result="ok"')
 REFUSED = of("affinityd_plans_total", 'result!="ok"')

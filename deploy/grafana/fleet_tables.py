@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 from deploy.grafana import looks
-from deploy.grafana.fleet_series import BUSY, CAUSES, FAR, JOB_BUSY, JOB_FAR, MISMATCHED, of, of_job
+from deploy.grafana.fleet_series import (
+    BUSY,
+    CAUSES,
+    FAR,
+    HELD,
+    HELD_FAR,
+    JOB_BUSY,
+    JOB_FAR,
+    MISMATCHED,
+    WHOSE,
+    gpu_hours,
+    of,
+    of_job,
+)
 from deploy.grafana.frame import FLEET, NODE, SAME_TIME, way_to
 from deploy.grafana.queries import UP, increase, share
 from deploy.grafana.tables import Column, Link, table_of
@@ -72,6 +85,34 @@ JOBS = table_of(
     links={"Job": TO_JOB},
     empty=NO_JOBS,
     width=14,
+)
+
+FAR_HOURS = gpu_hours(HELD_FAR, f"{WHOSE}, cause")
+
+PLACED_FAR = table_of(
+    "Which jobs were placed far, why, and for how many GPU-hours?",
+    {name: name.capitalize() for name in ("namespace", "pod", "container")}
+    | {"job_id": "Job", "scheduler": "Scheduler", "cause": "Cause"},
+    [
+        Column("GPU-hours far", f"{FAR_HOURS} > 0", looks.HOURS),
+        Column(
+            "of its GPU-hours",
+            f"{FAR_HOURS} / on ({WHOSE}) group_left () ({gpu_hours(HELD, WHOSE)} > 0)",
+            looks.SHARE,
+            looks.SHARE_LEVELS,
+        ),
+        Column(
+            "Nodes",
+            f"count by ({WHOSE}, cause) (count by ({WHOSE}, cause, node) "
+            f"(last_over_time({of_job(HELD_FAR)}[$__range])))",
+        ),
+    ],
+    about="Jobs of the time range above, also those that have ended. A GPU counts once, by its "
+    "first cause. allocation: by kubelet or Slurm; mask: by the job's own mask; unpinned: by no "
+    "pin at all. `affinityd fleet` has the remedies. Without --pod-resources pods have no names.",
+    sort="GPU-hours far",
+    links={"Job": TO_JOB},
+    empty=f"none, or {NO_JOBS}, or {NO_RULES.removeprefix('no rows: ')}",
 )
 
 NODES_OF_JOBS = table_of(

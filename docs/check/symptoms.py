@@ -9,8 +9,12 @@ from docs.check.messages import SCRIPTS, messages
 from docs.check.pages import ROOT
 
 TABLES = ("docs/slurm.md", "docs/kubernetes-troubles.md")
-#: Messages of the kernel and of container runtimes.
-OTHERS = {"Permission denied", "/affinity/run: no such file or directory"}
+CHARTS_TEST = "deploy/helm/affinityd/templates/tests/plan.yaml"
+#: Messages of the kernel, of container runtimes and of kubelet.
+OTHERS = {
+    *("Permission denied", "/affinity/run: no such file or directory"),
+    "hostPath type check failed",
+}
 
 SYMPTOM = re.compile(r"^\| ([^|]*) \|", re.MULTILINE)
 #: The values in a message, and the name of the program before it.
@@ -19,7 +23,8 @@ FILLED_IN = re.compile(r"…|^AFFINITYD_UNPINNED=|^affinityd run: ")
 
 def unknown_symptoms() -> Iterator[str]:
     """Yield the parts of quoted messages that no program prints."""
-    scripts = (path.read_text() for pattern in SCRIPTS for path in ROOT.glob(pattern))
+    patterns = (*SCRIPTS, CHARTS_TEST)
+    scripts = (path.read_text() for pattern in patterns for path in ROOT.glob(pattern))
     printed = " ".join((*scripts, *(text for _, text in messages())))
     for page in TABLES:
         for quoted in re.findall(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from affinityd.audit.nic_use import NicUse
+from affinityd.audit.sources.nic_use import NicUse
 from affinityd.linux.files import environment_of, listed, text
 from affinityd.request.nic_variables import VARIABLES
 

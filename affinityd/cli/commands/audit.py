@@ -10,18 +10,17 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
-from affinityd.audit.auditor import Auditor
 from affinityd.audit.describe import document, everything
 from affinityd.audit.model import GpuKey, Scan
-from affinityd.audit.nic_use import NicJudge
 from affinityd.audit.overlap import overlap
 from affinityd.audit.sources import resident_memory
-from affinityd.audit.sources.holders import HolderSources
+from affinityd.audit.sources.nic_use import NicJudge
 from affinityd.audit.sources.rdma_files import nic_use
+from affinityd.cli.auditors import auditor_by
 from affinityd.cli.console import give_up_stdout
-from affinityd.cli.parser import Parser, add_format
+from affinityd.cli.parser import Parser, add_format, add_settings, load_settings
 from affinityd.cli.render import audit
-from affinityd.cli.target import known_node
+from affinityd.cli.target import this_machine
 from affinityd.discovery.nvml import processes as nvml_processes
 from affinityd.errors import InvalidRequestError, NoSuchGpuError
 from affinityd.json_codec import dumps
@@ -62,6 +61,7 @@ def add_arguments(parser: Parser) -> None:
         "--all", action="store_true", help="a row for each process, even if workers are alike"
     )
     parser.add_argument("--gpus", metavar="LIST", help="only these, by index, UUID or PCI bus id")
+    add_settings(parser, ["pod_resources", "measured"])
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -70,10 +70,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise InvalidRequestError(
             "--memory pauses each process, and --watch would do so again and again; use one of them"
         )
-    topology = _this_machine()
+    node = this_machine("has no processes")
+    topology = node.topology
     keys = _chosen(topology, arguments.gpus)
     # The holders are sought on all GPUs: a process's first is the one with most of its memory.
-    auditor = Auditor(HolderSources(nvml_processes.query))
+    auditor = auditor_by(load_settings(arguments), nvml_processes.query, node.reserved)
     seen, before = _only(auditor.scan(topology), keys), None
     try:
         _print(arguments, topology, seen, before)
@@ -96,17 +97,6 @@ def _seconds(text: str) -> float:
             f"{quote(text)} is not a number of seconds from {SHORTEST:g} to {LONGEST:g}"
         )
     return seconds
-
-
-def _this_machine() -> Topology:
-    """Return the machine that the processes run on. Raises AffinityError."""
-    node = known_node()
-    if node.replayed:
-        raise InvalidRequestError(
-            f"{quote(node.topology.name)} is a replayed machine, which has no processes: "
-            "unset the AFFINITYD_ROOT, AFFINITYD_MACHINE or AFFINITYD_SOCKET that names it"
-        )
-    return node.topology
 
 
 def _chosen(topology: Topology, listed: str | None) -> AbstractSet[GpuKey]:

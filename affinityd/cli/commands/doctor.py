@@ -13,6 +13,7 @@ from affinityd.cli.console import aligned
 from affinityd.cli.parser import Parser, add_format, add_settings, load_settings
 from affinityd.config import file as conffile
 from affinityd.config.settings import Settings
+from affinityd.cpuset import CpuSet
 from affinityd.discovery.machine import Machine
 from affinityd.discovery.tree import FolderTree
 from affinityd.doctor.checks.registry import CHECKS, check_name, run_checks
@@ -22,6 +23,7 @@ from affinityd.doctor.result import FAIL, STATUSES, CheckResult, worst
 from affinityd.json_codec import dumps
 from affinityd.text import one_line
 from affinityd.topology import node_file
+from affinityd.topology.model import Node
 
 NVML_SECONDS = 5.0  #: that NVML may take to answer: a person waits
 
@@ -70,13 +72,14 @@ def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> N
     if maintenance is None and any(CHECKS[name].asks_nvml for name in names or CHECKS):
         machine.query_drivers(NVML_SECONDS)
     topology = machine.read()
+    daemon = _daemon(settings) if machine.is_live else None
     return NodeFacts(
         topology=topology,
         tree=FolderTree(NO_ROOT, topology.name) if settings.machine else machine.tree,
-        reserved=settings.reserved_cpus,
+        reserved=settings.reserved_cpus if daemon is None else _reserved(daemon, settings),
         nvml=machine.report,
         variables=tuple(_variables()) if machine.is_live else (),
-        daemon=_daemon(settings) if machine.is_live else None,
+        daemon=daemon,
         maintenance=maintenance,
         hold_seconds=file_age(hold) if machine.is_live else None,
     )
@@ -96,6 +99,12 @@ def _daemon(settings: Settings) -> DaemonFacts:
     if may_exist(Path(own)):
         return probe(own)
     return DaemonFacts(conffile.SYSTEM_SOCKET, absent=(conffile.SYSTEM_SOCKET, own))
+
+
+def _reserved(daemon: DaemonFacts, settings: Settings) -> CpuSet:
+    """Return the CPUs that no rank is given: as a daemon published them, else as set here."""
+    node = daemon.published
+    return node.reserved if isinstance(node, Node) else settings.reserved_cpus
 
 
 def _variables() -> Iterator[NamedVariable]:

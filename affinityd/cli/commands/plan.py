@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from affinityd.cli import exec_options, plan_options
 from affinityd.cli.console import aligned, say
 from affinityd.cli.parser import Parser, add_settings, load_settings
+from affinityd.cli.render.picture import add_svg, write_svg
+from affinityd.client import local_plan
 from affinityd.client.process_context import ProcessContext
 from affinityd.config import file
 from affinityd.cpuset import format_list, several
 from affinityd.discovery.machine import Machine
 from affinityd.errors import AffinityError, InvalidRequestError
 from affinityd.grouping import grouped
+from affinityd.picture.marks import marks_of
 from affinityd.planner.model import Options, PlanWarning, RankPlan
 from affinityd.request import environment, launchers
 from affinityd.request.formats import render
@@ -38,11 +42,29 @@ def add_arguments(parser: Parser) -> None:
     text = "the same as --format json"
     parser.add_argument("--json", dest="format", action="append_const", const="json", help=text)
     parser.add_argument("--explain", action="store_true", help="print the reasons below each rank")
+    add_svg(parser)
+    parser.add_argument(
+        "--node-file",
+        type=Path,
+        metavar="FILE",
+        help="a daemon's node.json: print the answer to --query, as the daemon would give it",
+    )
+    parser.add_argument(
+        "--query",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="with --node-file: a parameter of GET /plan, given once for each",
+    )
     add_settings(parser, ("root", "machine", "reserved_cpus"))
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan."""
+    if arguments.node_file is not None:
+        pairs = [text.partition("=")[::2] for text in arguments.query]
+        print(local_plan.answer_query(arguments.node_file, pairs), end="")
+        return 0
     chosen = plan_options.given(arguments, (*plan_options.NAMES, "format"))
     form = chosen.pop("format", TABLE)
     if form not in FORMS:
@@ -55,6 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     caller = Caller(process.mask, process.cpuset) if process else None
     node = Node(machine.read(), settings.reserved_cpus)
     reply = answer(node, request, caller)
+    write_svg(arguments, node.topology, marks_of(reply, node.reserved))
     if form == TABLE:
         for line in _table(reply, explain=arguments.explain):
             print(line)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
-from affinityd.audit.auditor import Auditor
-from affinityd.audit.sources.holders import HolderSources
+from affinityd.audit.model import Scan
+from affinityd.cli.auditors import auditor_by
 from affinityd.cli.parser import Parser, add_settings, load_settings
 from affinityd.config import file, settings, switch
+from affinityd.daemon.state.scan_process import ScanProcess
 from affinityd.discovery.machine import Machine
 from affinityd.discovery.nvml import gpus, processes
 from affinityd.discovery.nvml.report import R
+from affinityd.errors import NotScannedError
+from affinityd.topology.model import Topology
 
 TOPOLOGY, PROCESSES = "topology", "processes"  #: the purpose of a call of NVML
 
@@ -24,16 +29,29 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT."""
+    gc.disable()  # until all is imported: what is imported stays
     chosen = narrowed(load_settings(arguments), file.chosen_switch())
     failures = dict.fromkeys((TOPOLOGY, PROCESSES), 0)
+    scans = chosen.scan_interval is not None and not chosen.replays
+    scan = ScanProcess(partial(_scanner, chosen), failures) if scans else no_scan
     machine = Machine(chosen, counting(failures, TOPOLOGY, gpus.query))
     machine.start_query()
     from affinityd.daemon import main  # noqa: PLC0415 - takes about as long as a driver to answer
 
-    holders = HolderSources(counting(failures, PROCESSES, processes.query))
-    auditor = Auditor(holders, reserved=chosen.reserved_cpus)
-    main.run(chosen, machine, auditor.scan, nvml_failures=failures)
+    main.run(chosen, machine, scan, nvml_failures=failures)
     return 0
+
+
+def _scanner(chosen: settings.Settings) -> tuple[Callable[[Topology], Scan], Mapping[str, int]]:
+    """Return the function that scans, and its count of NVML's failures."""
+    failures = {PROCESSES: 0}
+    query = counting(failures, PROCESSES, processes.query_in_fork)
+    return auditor_by(chosen, query, chosen.reserved_cpus).scan, failures
+
+
+def no_scan(_topology: Topology) -> Scan:
+    """Stand for scans where none are made."""
+    raise NotScannedError("this daemon scans no processes")
 
 
 def counting(

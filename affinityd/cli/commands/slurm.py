@@ -190,7 +190,7 @@ def _check(arguments: argparse.Namespace) -> int:
         gpus=len(topology.gpus),
         faults=gres.faults,
         findings=tuple(check.findings()),
-        far_jobs=tuple(text for job in judged for text in far(topology, job)),
+        far_jobs=tuple(text for job in judged for text in far(topology, job, check.right.settings)),
         jobs=sum(bool(job.gpus) for job in judged),
         notes=tuple(notes),
         is_judged=check.is_judged,

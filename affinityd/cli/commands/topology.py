@@ -1,4 +1,4 @@
-"""`affinityd topology`: the node as a tree or as JSON."""
+"""`affinityd topology`: the node as a tree, as JSON, and as a picture."""
 
 from __future__ import annotations
 
@@ -8,20 +8,25 @@ import sys
 
 from affinityd.cli.parser import Parser, add_format, add_settings, load_settings
 from affinityd.cli.render import topology as drawing
+from affinityd.cli.render.picture import add_svg, write_svg
 from affinityd.discovery.machine import read_once
 from affinityd.json_codec import dumps
+from affinityd.picture.marks import Marks
 from affinityd.topology.document import to_document
 
 
 def add_arguments(parser: Parser) -> None:
     """Add the command's options."""
     add_format(parser, "tree")
-    add_settings(parser, ("root", "machine"))
+    add_svg(parser)
+    add_settings(parser, ("root", "machine", "reserved_cpus"))
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the node."""
-    topology = read_once(load_settings(arguments))
+    settings = load_settings(arguments)
+    topology = read_once(settings)
+    write_svg(arguments, topology, Marks(settings.reserved_cpus))
     if arguments.format == "json":
         document = to_document(topology)
         print(dumps(document, indent=1, ensure_ascii=False))

@@ -5,34 +5,31 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from affinityd.audit.gather import ProcessWalk
 from affinityd.audit.judge import Judge
 from affinityd.audit.model import GpuHolders, Holding, ProcessFacts
-from affinityd.audit.nic_use import NicJudge
+from affinityd.audit.sources.nic_use import NicJudge
 from affinityd.audit.sources.rdma_files import nic_use
-from affinityd.audit.verify import Verification, by_plan, with_remedy
+from affinityd.audit.verify import Verification, by_plan, matches, with_remedy
 from affinityd.cli import plan_options, target
 from affinityd.cli.console import give_up_stdout, say
 from affinityd.cli.parser import Parser, add_format
 from affinityd.cli.render import verify
 from affinityd.cli.render.audit_rows import process_name
-from affinityd.cpuset import several
+from affinityd.cli.used_gpus import UsedGpus, gpus_of, used_gpus
 from affinityd.errors import TargetError
+from affinityd.grouping import grouped
 from affinityd.linux import memory_policy
-from affinityd.linux.process_table import ProcessTable, descendants
+from affinityd.linux.process_table import ProcessTable
 from affinityd.linux.processes import Stat
-from affinityd.request.reply import Reply
+from affinityd.planner.model import RankPlan
 from affinityd.text import one_line
 
 TROUBLE = 2  #: exit code of every error: 1 is an answer
-#: A process may use fewer GPUs than it is judged by.
-NOT_NAMED = (
-    "its environment names none of {gpus}, so CPUs near any of them count as near: "
-    "affinityd audit asks the driver which one it uses; or name it with --gpus N"
-)
+EXIT = {True: 0, False: 1, None: TROUBLE}  #: by whether the processes are near their GPUs
 
 
 def add_arguments(parser: Parser) -> None:
@@ -52,17 +49,18 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print where the process is; 0: near its GPUs, or not known; 1: not all; 2: not judged."""
+    """Print where the process is; 0: near its GPUs; 1: not all of it; 2: not known, or no plan."""
     process = target.living(arguments.pid or os.getpid())
     # Nearness does not depend on how cores would be divided: no site's choice is read.
     planner = target.ProcessPlanner(plan_options.given(arguments), divides=False)
     options = plan_options.devices(arguments)
-    first, *below = _verifications(process, planner, with_resident=arguments.resident)
-    is_named = options or planner.context(process).visible is not None
-    if not is_named and len(first.near.nodes) > 1:
-        gpus = several("GPU", (gpu.index for gpu in first.near.gpus))
-        first = replace(first, doubts=(NOT_NAMED.format(gpus=gpus),))
-    found = with_remedy([first, *below], options)
+    used = used_gpus(process, planner, is_named=bool(options))
+    found = list(_verifications(process, planner, used, with_resident=arguments.resident))
+    if used.by_driver:  # a pin is told which they are, of each process with its helpers
+        families = grouped(found, lambda it: it.process.facts.holder or it.process.facts.pid)
+        found = [it for its in families.values() for it in with_remedy(its, _named(its[0]))]
+    else:
+        found = [*with_remedy(found, options)]
     if doubt := planner.doubt(process):
         say(f"affinityd verify: {doubt}")
     try:
@@ -72,22 +70,14 @@ def run(arguments: argparse.Namespace) -> int:
             print("\n".join(map(one_line, verify.table(found))), flush=True)
     except BrokenPipeError:  # the reader has ended; the result counts all the same
         give_up_stdout()
-    return 1 if any(it.mismatches for it in found) else 0
+    return EXIT[matches(found)]
 
 
 def _verifications(
-    process: Stat, planner: target.ProcessPlanner, *, with_resident: bool
+    process: Stat, planner: target.ProcessPlanner, used: UsedGpus, *, with_resident: bool
 ) -> Iterator[Verification]:
-    """Yield the judgment of the process, then of its descendants.
-
-    Each is judged by its own GPU, as a launcher's ranks have them; one that has none works for
-    its parent. Raises AffinityError if there is no plan for the process itself.
-    """
-    plans = {process.number: planner.plan(process)}
-    for child in descendants(process.number):
-        if plan := planner.plan_or_none(child):
-            plans[child.number] = plan
-    holders = GpuHolders(tuple(_holding(pid, plan) for pid, plan in plans.items()))
+    """Yield the judgment of the process, then of its descendants, each by its own GPUs."""
+    holders = GpuHolders(tuple(_holding(pid, ranks) for pid, ranks in used.ranks.items()))
     judge, unlimited = Judge(planner.topology), float("inf")
     nic_judge = NicJudge(planner.topology)
     found = list(ProcessWalk(holders, unlimited, ProcessTable(), family=unlimited))
@@ -96,8 +86,9 @@ def _verifications(
     for facts in found:
         is_self = facts.pid == os.getpid()
         known = replace(facts, cpuset=facts.cpuset or planner.cpuset(process))
-        judged = by_plan(judge, known, plans[facts.holder or facts.pid].ranks)
+        judged = by_plan(judge, known, used.ranks[facts.holder or facts.pid])
         use, gpus = nic_use(facts.pid), judged.near.gpus
+        doubt = used.doubts.get(facts.pid)
         yield replace(
             judged,
             far_nics=tuple(nic_judge.findings(gpus, use)),
@@ -105,11 +96,16 @@ def _verifications(
             policy=memory_policy.own_policy() if is_self else memory_policy.policy_of(facts.pid),
             resident=_resident(facts) if with_resident else None,
             is_self=is_self,
+            doubts=(doubt,) if doubt else (),
         )
 
 
-def _holding(pid: int, plan: Reply) -> Holding:
-    first, *beside = dict.fromkeys(rank.gpu.key for rank in plan.ranks)
+def _named(found: Verification) -> str:
+    return f"--gpus {','.join(gpu.pci_bus_id for gpu in found.near.gpus)} "
+
+
+def _holding(pid: int, ranks: Sequence[RankPlan]) -> Holding:
+    first, *beside = (gpu.key for gpu in gpus_of(ranks))
     return Holding(pid, first, beside=tuple(beside))
 
 

@@ -10,6 +10,7 @@ from affinityd.audit.sources.resident_memory import ByNode
 from affinityd.cli.render import audit_rows
 from affinityd.cli.render.audit_rows import amounts, process_name
 from affinityd.cpuset import several
+from affinityd.measure.ratios import ALIKE
 from affinityd.topology.model import Topology
 
 MOST_COMMANDS = 8  #: for processes that are alike
@@ -30,6 +31,7 @@ def table(
     remedies = Remedies(topology, scan)
     yield from _orphans(scan, remedies, names)
     yield from _said(scan, names)
+    yield from _measured(scan, names)
     yield from _mending(scan, remedies)
 
 
@@ -62,6 +64,18 @@ def _said(scan: Scan, names: Mapping[GpuKey, str]) -> Iterator[str]:
     if scan.skipped:
         yield f"not scanned, as the time limit was reached: {scan.skipped} processes or more"
     yield from scan.notices
+
+
+def _measured(scan: Scan, names: Mapping[GpuKey, str]) -> Iterator[str]:
+    """Yield a line for each GPU with far processes whose copies near CPUs make faster."""
+    far = {it.facts.gpu for it in scan.processes if it.is_mismatch}
+    for key, ratios in scan.ratios.items():
+        most = max(ratios.values())
+        if key in far and most >= ALIKE:
+            yield (
+                f"GPU {names[key]}: near CPUs copy to it up to {most:.1f} times as fast as far "
+                "ones (affinityd measure)"
+            )
 
 
 def _mending(scan: Scan, remedies: Remedies) -> Iterator[str]:

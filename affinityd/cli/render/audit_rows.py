@@ -11,13 +11,14 @@ from affinityd.audit.gather import TICKS
 from affinityd.audit.model import AuditedProcess, GpuKey, Holding, ProcessFacts, Scan
 from affinityd.cli.console import aligned
 from affinityd.cpuset import format_list
+from affinityd.topology.nearness import FAR
 
 COLUMNS = (
-    *("gpu", "pid", "name", "user", "job", "threads", "placement", "cause", "cpulist"),
+    *("gpu", "pid", "name", "user", "job", "threads", "far", "placement", "cause", "cpulist"),
     *("ran last on", "gpu memory"),
 )
 SINCE_BEFORE = "remote time"  #: of a second look
-NUMBERS = {"pid", "threads", "gpu memory", SINCE_BEFORE}
+NUMBERS = {"pid", "threads", "far", "gpu memory", SINCE_BEFORE}
 NONE, NOT_KNOWN = "-", "?"
 
 LEVEL = "  "  #: before the name of a process, for each of its ancestors in the table
@@ -99,14 +100,24 @@ def _row(those: Alike, names: Mapping[GpuKey, str], level: int) -> tuple[str, ..
         str(facts.pid),
         f"{LEVEL * level}{facts.name}{more}",
         _user(facts.uid),
-        f"{of.owner or NONE}{step}",
+        f"{facts.owner or NONE}{step}",
         str(len(threads)),
+        _far(those),
         first.placement,
         "known daemon" if first.is_daemon else first.cause or NONE,
         format_list(frozenset().union(*first.judged_masks)) or NONE,
         format_list({thread.last_cpu for thread in threads}) or NONE,
         memory(facts.holding),
     )
+
+
+def _far(those: Alike) -> str:
+    """Return how many threads may run far away, by any pin, and the CPU time spent there."""
+    if those[0].near is None:
+        return NOT_KNOWN
+    far = sum(word in FAR for process in those for word in process.placements)
+    ticks = sum(spent(process.facts, process.near, {}, since=0)[1] for process in those)
+    return f"{far} ({ticks / TICKS:.0f} s)" if far else NONE
 
 
 def _gpus(facts: ProcessFacts, names: Mapping[GpuKey, str]) -> str:

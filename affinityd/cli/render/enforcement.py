@@ -16,7 +16,7 @@ from affinityd.enforce.document import (
     EnforceProcessDocument,
     PolicyDocument,
 )
-from affinityd.enforce.model import ALLOCATION, CONTAINER, DAEMON, DRIFTED, FITS, LEFT
+from affinityd.enforce.model import ALLOCATION, DAEMON, DRIFTED, FITS, LEFT, job_name
 from affinityd.grouping import grouped
 from affinityd.text import count
 
@@ -105,7 +105,9 @@ def _table(
     for job in document.jobs or ():
         shown = [process for process in job.processes if is_shown(process)]
         for said in grouped(shown, lambda it: (it.verdict, it.cause, it.reason, it.why)).values():
-            places = grouped(said, lambda it: (it.mode, it.rule, it.masks, it.cpulist))
+            places = grouped(
+                said, lambda it: (it.container, it.mode, it.rule, it.masks, it.cpulist)
+            )
             rows += [_row(job, alike) for alike in places.values()]
             sentences[len(rows)] = said[0].why or ""
     if rows:
@@ -118,7 +120,7 @@ def _row(job: EnforceJobDocument, alike: Alike) -> tuple[str, ...]:
     first = alike[0]
     rule = "" if first.rule is None else f", rule {first.rule}"
     return (
-        _job(job),
+        f"{_job(job)}{f' ({first.container})' if first.container else ''}",
         _gpus(key for process in alike for key in process.gpus),
         _some(format_list(process.pid for process in alike).split(","), MOST_PIDS),
         _some(list(dict.fromkeys(process.name for process in alike)), MOST_NAMES),
@@ -132,9 +134,7 @@ def _row(job: EnforceJobDocument, alike: Alike) -> tuple[str, ...]:
 def _job(job: EnforceJobDocument) -> str:
     if job.scheduler is None or job.id is None:
         return "no job"
-    if job.pod is not None:
-        return f"pod {job.pod}"
-    return f"{job.scheduler} {job.id[:12] if job.scheduler == CONTAINER else job.id}"
+    return job_name(job.scheduler, job.id, job.pod)
 
 
 def _some(texts: Sequence[str], most: int) -> str:

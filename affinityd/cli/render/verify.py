@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from affinityd.audit.verify import Verification
+from affinityd.audit.verify import Verification, matches
 from affinityd.cli.console import aligned
 from affinityd.cli.render.audit_rows import NOT_KNOWN, amounts, process_name
 from affinityd.cpuset import CpuSet, format_list
@@ -23,7 +23,7 @@ def table(found: Sequence[Verification]) -> Iterator[str]:
     """Yield lines: the threads of every process, then the remarks on each."""
     yield from aligned(COLUMNS, [row for it in found for row in _rows(it)], NUMBERS)
     far = [it for it in found if it.far]
-    is_tree = len(far) > 1
+    is_tree = len(far) > 1 and len({it.remedy for it in far}) == 1
     for it in found:
         name = process_name(it.process.facts)
         if it.resident is not None:
@@ -65,7 +65,7 @@ def document(topology: Topology, found: Sequence[Verification]) -> dict[str, Any
     node_of = {cpu: core.node for core in topology.cores for cpu in core.cpus}
     return {
         "node": topology.name,
-        "matches": not any(it.mismatches for it in found),
+        "matches": matches(found),
         "processes": [_process(it, node_of) for it in found],
     }
 

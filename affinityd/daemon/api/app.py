@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from time import perf_counter
 from typing import Any
 from urllib.parse import parse_qsl
 
 from fastapi import FastAPI, Request
+from fastapi.routing import APIRoute
 from pydantic import TypeAdapter
 from starlette.responses import PlainTextResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from affinityd import __version__
 from affinityd.daemon.api import problems
 from affinityd.daemon.api.answer_cache import AnswerCache
 from affinityd.daemon.api.documents import Documents, add_document
+from affinityd.daemon.api.page.routes import PICTURE_HEADERS, SVG, add_page
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.state.background import SingleFlight
 from affinityd.daemon.state.plan_service import PlanService
 from affinityd.daemon.state.topology_watcher import TopologyWatcher
 from affinityd.errors import AffinityError, InvalidRequestError
+from affinityd.picture.marks import Marks, marks_of
+from affinityd.picture.svg import draw
 from affinityd.request.devices import names_unknown_mig
 from affinityd.request.document import PlanDocument, ProblemDocument
 from affinityd.request.environment import first_answer
@@ -87,22 +92,21 @@ def create_app(
         redirect_slashes=False,  # a redirect would name the request's host, which may be any
     )
     problems.install(app)
-    _add_list(app)
+    add_page(app, service, refresh=watcher.refresh, listed=lambda: _listed(app))
     _add_plan(app, service, watcher, metrics, answers)
     _add_node(app, service, watcher, metrics)
+    _add_picture(app, service, watcher, answers)
     for path, source in documents.items():
         add_document(app, path, source, admin_group, _NO_DOCUMENT)
     return app
 
 
-def _add_list(app: FastAPI) -> None:
-    @app.get("/", summary="This list", response_class=PlainTextResponse)
-    async def served() -> Response:
-        paths = {path: its["get"]["summary"] for path, its in app.openapi()["paths"].items()}
-        rows = {**paths, "/openapi.json": "This API, with parameters and schemas, for programs"}
-        width = max(map(len, rows))
-        lines = (f"GET {path:<{width}}  {summary}" for path, summary in rows.items())
-        return PlainTextResponse("\n".join((f"affinityd {__version__} answers", "", *lines, "")))
+def _listed(app: FastAPI) -> str:
+    paths = {path: its["get"]["summary"] for path, its in app.openapi()["paths"].items()}
+    rows = {**paths, "/openapi.json": "This API, with parameters and schemas, for programs"}
+    width = max(map(len, rows))
+    lines = (f"GET {path:<{width}}  {summary}" for path, summary in rows.items())
+    return "\n".join((f"affinityd {__version__} answers", "", *lines, ""))
 
 
 def _add_plan(
@@ -134,6 +138,22 @@ def _add_plan(
         answers.remember(request.scope, answer)
         metrics.planned(answer, perf_counter() - began)
         return Response(answer.body, headers={"content-type": answer.media_type})
+
+    _shorten(app, "/plan", plan)
+
+
+def _shorten(app: FastAPI, path: str, answer: Callable[[Request], Awaitable[Response]]) -> None:
+    """Have a route call its function at once: FastAPI's way to parameters takes as long as a plan.
+
+    The route describes the function in OpenAPI as before, and errors are answered as before.
+    """
+
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
+        response = await answer(Request(scope, receive))
+        await response(scope, receive, send)
+
+    (route,) = (it for it in app.routes if isinstance(it, APIRoute) and it.path == path)
+    route.app = call
 
 
 def _add_node(
@@ -168,6 +188,31 @@ def _add_node(
     )
     async def readyz() -> Response:
         return Response(f"ready: {service.node.topology.name}\n", media_type="text/plain")
+
+
+def _add_picture(
+    app: FastAPI, service: PlanService, watcher: TopologyWatcher, answers: AnswerCache
+) -> None:
+    @app.get(
+        "/topology.svg",
+        summary="The node as a picture, with the parameters of /plan also a plan",
+        response_class=Response,
+        responses={**_ERRORS, 200: {"content": {SVG: {"schema": {"type": "string"}}}}},
+        openapi_extra={"parameters": [it for it in _PARAMETERS if it["name"] != "format"]},
+    )
+    async def picture(request: Request) -> Response:
+        await watcher.refresh()
+        marks = Marks(service.node.reserved)
+        if query := request.scope["query_string"]:
+            requests = parse_query(_pairs(query))
+            if requests[0].format is not None:
+                raise InvalidRequestError("format: this is always SVG; leave it out")
+            await _bring_up_to_date(service, watcher, requests[0])
+            caller = answers.callers.of_request(request.scope)
+            reply = first_answer(requests, lambda asked: service.reply(asked, caller))
+            marks = marks_of(reply, service.node.reserved)
+        svg = draw(service.node.topology, marks)
+        return Response(svg, media_type=SVG, headers=PICTURE_HEADERS)
 
 
 async def _bring_up_to_date(

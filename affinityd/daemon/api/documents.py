@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any, Generic, TypeVar
 
 from fastapi import FastAPI, Request
@@ -57,14 +58,30 @@ class Viewer:
         return None if self.uid is None else lambda process: process.facts.uid == self.uid
 
 
-def viewer(connection: PeerConnection | None, admin_group: int | None) -> Viewer:
-    """Return the view of a caller: over TCP, or from other namespaces, only counts."""
+def is_foreign(host: str) -> bool:
+    """Whether a Host header has a site's name: neither an IP address nor a name without a dot.
+
+    A site whose name resolves to an address of a user's port forwarding is asked as that user.
+    """
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+    try:
+        ip_address(name.strip("[]"))
+    except ValueError:
+        return "." in name
+    return False
+
+
+def viewer(
+    connection: PeerConnection | None, admin_group: int | None, host: str = "localhost"
+) -> Viewer:
+    """Return the view of a caller: over TCP, from other namespaces or of a site, only counts."""
     credentials = None if connection is None else connection.credentials
     if (
         connection is None
         or credentials is None
         or credentials.pid <= 0
         or credentials.uid == overflow_uid()
+        or is_foreign(host)
     ):
         return Viewer()
     if credentials.uid == ROOT or admin_group in connection.groups:
@@ -126,5 +143,6 @@ def add_document(
             raise InvalidRequestError(f"{path} takes no parameters, and was given {quote(query)}")
         if documents is None:
             raise NotEnforcedError(NOT_ENFORCING)
-        body = await documents.document(viewer(connection_of(request.scope), admin_group))
+        host = request.headers.get("host", "")
+        body = await documents.document(viewer(connection_of(request.scope), admin_group, host))
         return Response(body, media_type="application/json")

@@ -9,7 +9,7 @@ from prometheus_client.core import Metric
 
 from affinityd.audit.describe import document
 from affinityd.audit.document import AuditGpuDocument
-from affinityd.audit.model import CpuTime, Scan
+from affinityd.audit.model import CpuTime, Job, Scan
 from affinityd.daemon.metrics.families import GPU_LABELS, MetricFamily, filled, gpu_labels, whole
 from affinityd.daemon.metrics.job_series import JobRow
 from affinityd.daemon.state.scanner import Audit
@@ -76,15 +76,38 @@ GPU_FAMILIES: tuple[MetricFamily[GpuRow], ...] = (
         "CPU time of the GPU's processes on far CPUs; a thread's time counts for its last CPU.",
         lambda row: row.time.remote if row.time and row.gpu.near is not None else None,
     ),
+    MetricFamily(
+        "affinityd_measured_ratio",
+        (
+            "How many times faster near CPUs copied pinned memory to the GPU than those of "
+            "numa_node, by affinityd measure --save; no sample if that was not measured."
+        ),
+        lambda row: {str(node): it for node, it in (row.gpu.measured_ratio or {}).items()},
+        "numa_node",
+    ),
 )
 
-JOB_LABELS = ("scheduler", "job_id")
+JOB_LABELS = ("scheduler", "job_id", "namespace", "pod", "container")
 JOB_FAMILIES: tuple[MetricFamily[JobRow], ...] = (
     MetricFamily("affinityd_job_gpus", "GPUs of the node that the job uses.", lambda row: row.gpus),
     MetricFamily(
         "affinityd_job_mismatched_gpus",
         "GPUs of the node with a process of the job that may run on far CPUs.",
         lambda row: row.mismatched,
+    ),
+    MetricFamily(
+        "affinityd_job_gpu_seconds_total",
+        "How long the job has used GPUs of the node, summed over the GPUs.",
+        lambda row: row.gpu_seconds,
+    ),
+    MetricFamily(
+        "affinityd_job_mismatched_gpu_seconds_total",
+        (
+            "How much of affinityd_job_gpu_seconds_total had a process of the job that may run on "
+            "far CPUs, by the first cause of such processes: allocation, mask, unpinned."
+        ),
+        lambda row: row.mismatched_gpu_seconds,
+        "cause",
     ),
     MetricFamily(
         "affinityd_job_numa_mismatch_start_timestamp_seconds",
@@ -135,8 +158,12 @@ def metrics(audit: Audit, jobs: Iterable[JobRow]) -> Iterator[Metric]:
         GPU_FAMILIES, [(gpu_labels(gpu), _row(gpu, audit.scan)) for gpu in gpus], GPU_LABELS
     )
     yield from whole(SCAN_FAMILIES, audit.scan)
-    if rows := [((row.job.scheduler, one_line(row.job.id)), row) for row in jobs]:
+    if rows := [(_job_labels(row.job), row) for row in jobs]:
         yield from filled(JOB_FAMILIES, rows, JOB_LABELS)
+
+
+def _job_labels(job: Job) -> tuple[str, ...]:
+    return job.scheduler, one_line(job.id), *map(one_line, job.names)
 
 
 def _row(gpu: AuditGpuDocument, scan: Scan) -> GpuRow:

@@ -25,6 +25,11 @@ async def in_background(work: Callable[[], T]) -> T:
     Unlike asyncio.to_thread's, the thread does not delay the process's end: a driver may block
     the caller for longer than a stop may take.
     """
+    return await asyncio.wrap_future(started(work))
+
+
+def started(work: Callable[[], T]) -> Future[T]:
+    """Return the result to come of `work`, or its exception, from a thread of its own."""
     result: Future[T] = Future()
     result.set_running_or_notify_cancel()  # a caller that leaves does not end the thread
 
@@ -35,7 +40,12 @@ async def in_background(work: Callable[[], T]) -> T:
             result.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
-    return await asyncio.wrap_future(result)
+    return result
+
+
+def until_multiple(seconds: float) -> float:
+    """Return how long it is until the loop's time is a multiple: such waits wake up together."""
+    return seconds - asyncio.get_running_loop().time() % seconds
 
 
 async def pause(event: asyncio.Event, seconds: float) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from affinityd.config.switch import OBSERVE
 from affinityd.daemon.state.cache import Cache
-from affinityd.errors import NotReadyError
+from affinityd.errors import NotReadyError, UnsatisfiableError
 from affinityd.planner.model import Demand, Plan
 from affinityd.planner.planner import plan
 from affinityd.request.formats import render
 from affinityd.request.parameters import Request
+from affinityd.request.ranks import asked_ranks
 from affinityd.request.reply import Reply
 from affinityd.request.resolve import Caller, answer
 from affinityd.topology.model import Node, Topology
@@ -41,7 +42,9 @@ class PlanService:
     def __init__(self, node: Node | None = None) -> None:
         self.known = node  #: as it is known now; None before the first reading
         self.has_read = asyncio.Event()
-        self._plans: Cache[tuple[int, Demand], Plan] = Cache(PLANNED_BYTES)  # by generation
+        #: By generation; a text is why there is no plan.
+        self._plans: Cache[tuple[int, Demand], Plan | str] = Cache(PLANNED_BYTES)
+        self._jobs: Cache[tuple[int, Request, Caller | None], Reply] = Cache(PLANNED_BYTES)
 
     @property
     def node(self) -> Node:
@@ -60,8 +63,7 @@ class PlanService:
 
         Raises AffinityError; its kind is the reason.
         """
-        node = self.node
-        reply = answer(node, request, caller, planner=self._planned)
+        node, reply = self.node, self.reply(request, caller)
         return Answer(
             body=render(reply, format_name).encode(),
             media_type=MEDIA_TYPES.get(format_name, "text/plain; charset=utf-8"),
@@ -70,15 +72,54 @@ class PlanService:
             observed=_observed(node.topology, reply, caller, format_name),
         )
 
+    def reply(self, request: Request, caller: Caller | None) -> Reply:
+        """Return the reply to a request; ranks that differ in their number alone share it.
+
+        Raises AffinityError.
+        """
+        if request.rank is None or request.ranks is not None:
+            return answer(self.node, request, caller, planner=self._planned)
+        job = replace(request, rank=(0,))
+        question = self.node.generation, job, caller
+        reply = self._jobs.get(question)
+        if reply is None:
+            try:
+                reply = answer(self.node, job, caller, planner=self._planned)
+            except UnsatisfiableError:  # a rank that is not there is told first
+                return answer(self.node, request, caller, planner=self._planned)
+            cpus = CPU_BYTES * len(reply.allowed)
+            self._jobs.put(question, reply, _asked(job, caller) + cpus + _weight(reply.plan))
+        return replace(reply, asked_ranks=asked_ranks(request.rank, len(reply.entries)))
+
     def _planned(self, topology: Topology, demand: Demand) -> Plan:
-        """Return a plan, made once for all the ranks of a job, each of which requests it."""
+        """Return a plan, made once for all the ranks of a job, each of which requests it.
+
+        Raises UnsatisfiableError, found once, too.
+        """
         question = self.node.generation, demand
         made = self._plans.get(question)
         if made is None:
-            made = plan(topology, demand)
-            cpus = len(demand.allowed) + sum(len(rank.cpus) for rank in made.ranks)
-            self._plans.put(question, made, CPU_BYTES * cpus + RANK_BYTES * len(made.ranks))
+            try:
+                made = plan(topology, demand)
+            except UnsatisfiableError as error:
+                made = str(error)
+            weight = RANK_BYTES if isinstance(made, str) else _weight(made)
+            self._plans.put(question, made, CPU_BYTES * len(demand.allowed) + weight)
+        if isinstance(made, str):
+            raise UnsatisfiableError(made)
         return made
+
+
+def _asked(request: Request, caller: Caller | None) -> int:
+    """Return the size of a request and its caller in bytes, about: eight letters name 8192 CPUs."""
+    parts = (*vars(request).values(), *(vars(caller).values() if caller else ()))
+    cpus = sum(len(it) for it in parts if isinstance(it, frozenset))
+    return CPU_BYTES * cpus + sum(len(it) for it in parts if isinstance(it, str))
+
+
+def _weight(made: Plan) -> int:
+    """Return a plan's size in bytes, about."""
+    return sum(CPU_BYTES * len(rank.cpus) + RANK_BYTES for rank in made.ranks)
 
 
 def _observed(

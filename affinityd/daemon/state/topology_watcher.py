@@ -14,7 +14,7 @@ from typing import Protocol
 
 from affinityd.config.switch import ON
 from affinityd.cpuset import CpuSet
-from affinityd.daemon.state.background import FailureLog, in_background, pause
+from affinityd.daemon.state.background import FailureLog, in_background, pause, until_multiple
 from affinityd.daemon.state.plan_service import PlanService
 from affinityd.errors import AffinityError
 from affinityd.topology.model import Node, Topology
@@ -114,14 +114,20 @@ class TopologyWatcher:
         """
         self._wanted.set()
         while True:
-            await pause(self._wanted, DRIVER_CHECK_SECONDS)
+            await pause(self._wanted, until_multiple(DRIVER_CHECK_SECONDS))
             unread = self._service.known is None
             if unread or self._wanted.is_set() or self._drivers_differ():
                 self._wanted.clear()
                 async with self._asking:
                     await self._ask_and_read()
-            elif await in_background(self._machine.ports) != self._seen_ports:
+            elif await self._ports() != self._seen_ports:
                 await self._read(unless=lambda: False)
+
+    async def _ports(self) -> object:
+        """Return the ports' states; where there are some, from a thread: adapters may be slow."""
+        return (
+            await in_background(self._machine.ports) if self._seen_ports else self._machine.ports()
+        )
 
     def _drivers_differ(self) -> bool:
         if self._machine.drivers() != self._seen_drivers:

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from affinityd.discovery.nvml.report import GpuProcesses, NvmlProcess, ProcessReport
-from affinityd.discovery.nvml.session import NvmlDevice, ask, devices, print_report
+from affinityd.discovery.nvml.session import NvmlDevice, ask, ask_fork, devices, print_report
 from affinityd.text import printable
 
 #: Kind → nvidia-ml-py's names for its list, the newest first: a driver before R510 has no _v3. Its
@@ -33,6 +33,11 @@ def query(timeout: float) -> ProcessReport:
     Every failure is in the report; none is raised.
     """
     return ask(__name__, ProcessReport, timeout)
+
+
+def query_in_fork(timeout: float) -> ProcessReport:
+    """Do as `query`, for a process of one thread that asks again and again: no Python starts."""
+    return ask_fork(_report, ProcessReport, timeout)
 
 
 def main() -> None:

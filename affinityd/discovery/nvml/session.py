@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TypeVar
 
+from affinityd.discovery.nvml.fork import forked_output
 from affinityd.discovery.nvml.report import R, read_report
 from affinityd.discovery.nvml.subprocess import ChildError, output
 from affinityd.errors import NVML_EXTRA
@@ -101,8 +102,22 @@ def as_sysfs(bus_id: str) -> str:
 
 def ask(module: str, report: type[R], timeout: float) -> R:
     """Return the report that `module.main` prints in a child. Every failure is in the report."""
+    return _read(report, lambda: output(module, "main", timeout))
+
+
+def ask_fork(read: Callable[[ModuleType], R], report: type[R], timeout: float) -> R:
+    """Return the report by `read`, in a fork of this process. Every failure is in the report.
+
+    This process imports pynvml, which loads no library, once for all forks.
+    """
+    with suppress(ImportError):
+        import pynvml  # noqa: F401, PLC0415
+    return _read(report, lambda: forked_output(lambda: _answer(report, read), timeout))
+
+
+def _read(report: type[R], answer: Callable[[], str]) -> R:
     try:
-        return read_report(report, output(module, "main", timeout))
+        return read_report(report, answer())
     except ChildError as error:
         return report(gpus=None, error=f"NVML {error}")
     except ValueError as error:
@@ -111,12 +126,15 @@ def ask(module: str, report: type[R], timeout: float) -> R:
 
 def print_report(report: type[R], read: Callable[[ModuleType], R]) -> None:
     """Run in the child: start NVML, print the result of `read`, shut it down."""
+    sys.stdout.write(_answer(report, read))
+
+
+def _answer(report: type[R], read: Callable[[ModuleType], R]) -> str:
     try:
         with _session() as nvml:
-            found = read(nvml)
+            return dumps(read(nvml))
     except NvmlUnavailableError as error:
-        found = report(gpus=None, error=str(error), remedy=error.remedy)
-    sys.stdout.write(dumps(found))
+        return dumps(report(gpus=None, error=str(error), remedy=error.remedy))
 
 
 def devices(nvml: ModuleType) -> list[NvmlDevice]:

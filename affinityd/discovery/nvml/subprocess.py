@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from typing import Protocol
 
 #: Seconds for a killed child to end. One that a driver holds in the kernel stays longer.
 GRACE = 1.0
@@ -21,8 +22,19 @@ CODE = (
 )
 
 
+class Child(Protocol):
+    """A process that this one has started."""
+
+    @property
+    def pid(self) -> int:
+        """Its pid."""
+
+    def poll(self) -> int | None:
+        """Return its exit status; None: it has not ended."""
+
+
 #: Children that could not be ended, by all callers: each would leave another.
-_stuck: set[subprocess.Popen[str]] = set()
+_stuck: set[Child] = set()
 
 
 class ChildError(Exception):
@@ -36,10 +48,7 @@ def output(module: str, function: str, timeout: float) -> str:
     started, hangs (it is killed, with all that it started), crashes, or ends with a failure; and at
     once, while an earlier child hangs and cannot be killed.
     """
-    for earlier in tuple(_stuck):
-        if earlier.poll() is None:
-            raise ChildError(f"still hangs in an earlier query, in process {earlier.pid}")
-        _stuck.discard(earlier)
+    check_stuck()
     child = _start(module, function, timeout)
     try:
         printed, complaint = child.communicate(timeout=timeout)
@@ -47,12 +56,29 @@ def output(module: str, function: str, timeout: float) -> str:
         raise ChildError(f"did not answer within {timeout:g} s") from error
     finally:
         _end(child)
-    if child.returncode < 0:
-        raise ChildError(f"crashed: {signal.strsignal(-child.returncode)}")
-    if child.returncode > 0:
-        last_line = complaint.strip().rpartition("\n")[2]
-        raise ChildError(f"failed: {last_line or f'exit status {child.returncode}'}")
+    if child.returncode:
+        raise ChildError(said_of(child.returncode, complaint))
     return printed
+
+
+def check_stuck() -> None:
+    """Raise ChildError while an earlier child hangs and cannot be killed."""
+    for earlier in tuple(_stuck):
+        if earlier.poll() is None:
+            raise ChildError(f"still hangs in an earlier query, in process {earlier.pid}")
+        _stuck.discard(earlier)
+
+
+def hung(child: Child) -> None:
+    """Start no other while this one, which was killed, has not ended."""
+    _stuck.add(child)
+
+
+def said_of(status: int, complaint: str) -> str:
+    """Return how a child ended that did not succeed."""
+    if status < 0:
+        return f"crashed: {signal.strsignal(-status)}"
+    return f"failed: {complaint.strip().rpartition(chr(10))[2] or f'exit status {status}'}"
 
 
 def _start(module: str, function: str, timeout: float) -> subprocess.Popen[str]:
@@ -80,6 +106,6 @@ def _end(child: subprocess.Popen[str]) -> None:
         try:
             child.wait(GRACE)
         except subprocess.TimeoutExpired:
-            _stuck.add(child)
+            hung(child)
     for stream in filter(None, (child.stdout, child.stderr)):
         stream.close()

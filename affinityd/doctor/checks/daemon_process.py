@@ -8,10 +8,12 @@ PrivateDevices= and PrivateUsers=; user_namespaces(7) for uid_map.
 from __future__ import annotations
 
 from affinityd.cpuset import several
+from affinityd.discovery.nvidia import VENDOR
 from affinityd.discovery.values import read_fields
 from affinityd.doctor.facts import NodeFacts
-from affinityd.doctor.result import CheckResults, NotApplicableError, ok, warn
+from affinityd.doctor.result import CheckResults, NotApplicableError, named, ok, warn
 from affinityd.linux.processes import INITIAL_PIDS, mask_of
+from affinityd.topology.model import BY_NVML, Gpu
 
 SYS_PTRACE = 1 << 19  #: kernel include/uapi/linux/capability.h
 OFF = ("0", "off")  #: hidepid=: nothing is hidden
@@ -20,7 +22,7 @@ PRIVATE = "tmpfs"  #: the mounts of systemd and of a container at /dev
 
 
 def daemon_cpuset(facts: NodeFacts) -> CheckResults:
-    """Judge whether the daemon itself is kept from CPUs."""
+    """Judge whether the daemon is kept from CPUs, where NVML alone knows where a GPU is."""
     pid, cpuset = facts.daemon_pid(), facts.own_daemon().cpuset
     mask = mask_of(pid)
     unit = "remove CPUAffinity= from its unit, or from /etc/systemd/system.conf"
@@ -28,19 +30,26 @@ def daemon_cpuset(facts: NodeFacts) -> CheckResults:
         "remove AllowedCPUs= from its unit and the slices above it; in Kubernetes the "
         "CPU manager takes CPUs from its pod: use firmware that names the GPUs' nodes"
     )
+    gpus = [it for it in facts.topology.gpus if it.vendor == VENDOR and _needs_nvml(it)]
     for what, cpus, remedy in (("cpuset", cpuset, slices), ("mask", mask, unit)):
         if cpus is not None and (missing := facts.topology.online - cpus):
+            lacks = f"the {what} of the daemon (process {pid}) lacks {several('CPU', missing)}"
+            if not gpus or not facts.has_several_nodes:
+                yield ok(f"{lacks}; it needs none of them: sysfs says where the GPUs are")
+                return
             yield warn(
-                (
-                    f"the {what} of the daemon (process {pid}) lacks {several('CPU', missing)}: "
-                    "NVML's CPUs cannot be trusted there, and only sysfs says where the GPUs are"
-                ),
+                f"{lacks}: NVML leaves them out of its answers, and only it places {named(gpus)}",
                 remedy,
+                gpus,
             )
             return
     if mask is None:
         raise NotApplicableError(f"process {pid} does not show its mask")
     yield ok(f"the daemon (process {pid}) may use every CPU that is online")
+
+
+def _needs_nvml(gpu: Gpu) -> bool:
+    return gpu.numa_node is None or gpu.numa_source == BY_NVML
 
 
 def hidepid(facts: NodeFacts) -> CheckResults:

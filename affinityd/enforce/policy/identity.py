@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 
 from affinityd.audit.membership import is_slurms
-from affinityd.audit.model import KUBERNETES, ProcessFacts
+from affinityd.audit.model import KUBERNETES, Job, ProcessFacts
 from affinityd.config import switch
 from affinityd.config.switch import ON
 from affinityd.cpuset import CpuSet, parse_list
@@ -110,7 +110,7 @@ class ProcessIdentities:
         if environ is None and is_slurms(job):
             unread |= {name for name, text in its.items() if text is None}
         if job is not None and job.scheduler == KUBERNETES:
-            its |= self._pods(self._folder).get(job.id, NO_POD)
+            its |= self._pod(facts, job)
             unread |= {name for name in NO_POD if its[name] is None}
         return ProcessIdentity(
             uid=facts.uid,
@@ -121,6 +121,16 @@ class ProcessIdentities:
             given=_given(said),
             unread=frozenset(unread),
         )
+
+    def _pod(self, facts: ProcessFacts, job: Job) -> Mapping[str, str | None]:
+        """Return the names of a process's pod: by its folder of logs, else by kubelet.
+
+        The folder has the pod's uid, and so does its cgroup. Kubelet's is found by GPUs.
+        """
+        names = self._pods(self._folder).get(job.id)
+        if names is None and facts.given is not None:
+            return {"namespace": facts.given.namespace, "pod": facts.given.pod}
+        return names or NO_POD
 
     def _environment(
         self, facts: ProcessFacts, variables: frozenset[str]

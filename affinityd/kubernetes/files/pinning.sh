@@ -81,7 +81,7 @@ find_devices() { # PREFIX KIND: granted, the device files that this process may 
     done
 }
 
-ask() { # ADDRESS SECONDS VARIABLES: answer; of a socket's path, or http://HOST:PORT
+ask() { # ADDRESS SECONDS VARIABLES: answer, and the status asked; of a socket's path, http://HOST:PORT, or a node.json
     address=$1 seconds=$2 variables=$3
     set -- --data-urlencode format=shell
     for name in cpuset observe granted job nvidia_visible; do
@@ -90,10 +90,20 @@ ask() { # ADDRESS SECONDS VARIABLES: answer; of a socket's path, or http://HOST:
     for name in $variables $plan_variables; do
         eval "set -- \"\$@\" \${$name+--data-urlencode \"env=$name=\$$name\"}"
     done
-    answer=$(fetch "$@") && [ "${#answer}" -lt 65536 ] || answer='' # a plan that was cut off does not count
+    answer=$(fetch "$@")
+    asked=$?
+    [ "$asked,$((${#answer} < 65536))" = 0,1 ] || answer='' # a plan that was cut off does not count
 }
-fetch() { # --data-urlencode PARAMETER...
-    if has "$curl"; then
+fetch() { # --data-urlencode PARAMETER...; 7: nothing listens
+    if [ -f "$address" ]; then
+        for it; do
+            shift
+            [ "$it" != --data-urlencode ] || it=--query
+            set -- "$@" "$it"
+        done
+        ${clean:+$clean "AFFINITYD_DAEMON_UID=$AFFINITYD_DAEMON_UID"} "$limit" -s KILL "$seconds" \
+            "$affinityd" plan --node-file "$address" "$@"
+    elif has "$curl"; then
         tries=1
         case $address in
         /*)
@@ -107,6 +117,7 @@ fetch() { # --data-urlencode PARAMETER...
             status=$?
             [ "$status" = 7 ] || return "$status"
         done
+        return 7
     elif has "$python"; then
         $clean "$python" -I -S -c '
 import http.client, os, signal, socket, sys, urllib.parse
@@ -116,7 +127,8 @@ signal.setitimer(signal.ITIMER_REAL, float(sys.argv[2]))  # and that is the end
 daemon = http.client.HTTPConnection(sys.argv[1].partition("//")[2] or "localhost")
 if sys.argv[1].startswith("/"):
     daemon.sock = socket.socket(socket.AF_UNIX)
-    daemon.sock.connect(sys.argv[1])
+    if daemon.sock.connect_ex(sys.argv[1]):
+        sys.exit(7)
 query = "&".join(urllib.parse.quote(os.fsencode(it), "=") for it in sys.argv[4::2])
 daemon.request("GET", "/plan?" + query)
 print(daemon.getresponse().read(65536).decode())

@@ -48,13 +48,24 @@ find_gpus() { # granted: by device files, else by the container runtime
     granted=${granted:-$nvidia_visible}
     [ -n "$granted" ] || leave 'no device file of a GPU is here'
 }
-find_limit() { # AFFINITYD_JOB_CPUS: the container's CPU request, else its limit
+find_limit() { # AFFINITYD_JOB_CPUS: the container's CPU request, else its limit, else its exclusive CPUs
     ! is_number "${AFFINITYD_JOB_CPUS-}" || return 0
-    AFFINITYD_JOB_CPUS='' quota='' period=''
+    AFFINITYD_JOB_CPUS='' quota='' period='' weight=''
     read -r quota period <"$sys/fs/cgroup/cpu.max" ||
         { read -r quota <"$sys/fs/cgroup/cpu/cpu.cfs_quota_us" &&
             read -r period <"$sys/fs/cgroup/cpu/cpu.cfs_period_us"; }
-    ! is_number "$quota" || ! is_number "$period" || AFFINITYD_JOB_CPUS=$(((quota + period - 1) / period))
+    if is_number "$quota" && is_number "$period"; then
+        AFFINITYD_JOB_CPUS=$(((quota + period - 1) / period))
+        return
+    fi
+    # Since 1.33 kubelet sets no limit for exclusive CPUs: the weight is then of all of the cpuset.
+    allowed=$mask blanks=$IFS IFS=,
+    cut_to_allowed "$mask"
+    IFS=$blanks
+    [ "$size" -le 256 ] && shares=$((1024 * size)) || shares=262144 # more has no weight
+    { read -r weight <"$sys/fs/cgroup/cpu.weight" && shares=$((1 + (shares - 2) * 9999 / 262142)); } ||
+        read -r weight <"$sys/fs/cgroup/cpu/cpu.shares"
+    ! is_number "$weight" || [ "$weight" -lt "$shares" ] || AFFINITYD_JOB_CPUS=$size
 }
 
 ask_daemon() { # cpulist, locality, allowed; trouble

@@ -78,6 +78,35 @@ def test_a_daemon_is_told_what_was_chosen_and_may_do_what_that_takes_and_no_more
     assert step["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN"]}
 
 
+def test_kubelets_socket_takes_root_without_a_capability_and_no_folders_of_logs() -> None:
+    asks = "audit.enabled=true kubernetes.podResources=true kubernetes.kubeletRoot=/data/kubelet/"
+    daemon, made = container(asks), pod(asks)
+    socket = "/var/lib/kubelet/pod-resources/kubelet.sock"
+    assert {"name": "AFFINITYD_POD_RESOURCES", "value": socket} in daemon["env"]
+    context = daemon["securityContext"]
+    assert (context["runAsUser"], context["capabilities"]) == (0, {"drop": ["ALL"]})
+    folders = {it["name"]: it.get("hostPath", {}).get("path") for it in made["volumes"]}
+    assert folders["pod-resources"] == "/data/kubelet/pod-resources"
+    (mount,) = (it for it in daemon["volumeMounts"] if it["name"] == "pod-resources")
+    assert mount["readOnly"]
+    policy = {"mode": "observe", "policy": '[[rule]]\nnamespace = "a"'}
+    values = {"audit": {"enabled": True}, "kubernetes": {"podResources": True}, "enforce": policy}
+    its = with_values(values)["DaemonSet/affinityd"]["spec"]["template"]["spec"]
+    assert "pods" not in {it["name"] for it in its["volumes"]}
+
+
+@pytest.mark.parametrize(
+    ("socket", "mounted"),
+    [
+        ("socket.enabled=false", []),
+        ("socket.hostPath=/srv/affinityd", ["--nri-mount=/srv/affinityd"]),
+    ],
+)
+def test_containers_get_the_nodes_folder_of_the_socket(socket: str, mounted: list[str]) -> None:
+    arguments = container(f"kubernetes.nri.enabled=true {socket}")["args"]
+    assert [it for it in arguments if it.startswith("--nri-")] == mounted
+
+
 def test_one_value_sets_what_the_older_ones_set_together() -> None:
     assert rendered("audit.enabled=true") == rendered("hostPID=true runtimeClassName=nvidia")
 

@@ -27,6 +27,8 @@ CUSTOM = "monitoring.coreos.com/v1"
 #: What a container sees of the node → the file of the table of privileges that it is.
 SEEN = {"/host/cgroup": "/sys/fs/cgroup", "/var/log/pods": "/var/log/pods"}
 POLICY, SOCKET = "/etc/affinityd", "/run/affinityd"
+#: Folders that take root, and no capability.
+KUBELET, NRI = "/var/lib/kubelet/pod-resources", "/run/nri"
 
 
 @EVERY_OPTION
@@ -103,7 +105,9 @@ def test_it_sees_files_that_a_feature_reads_and_writes_to_its_folder_alone(optio
     mounts = {
         it["mountPath"]: it.get("readOnly", False) for it in container(option)["volumeMounts"]
     }
-    assert mounts.keys() <= {SOCKET, POLICY, *SEEN} | ({"/node"} if option == "extras" else set())
+    assert mounts.keys() <= {SOCKET, POLICY, KUBELET, NRI, *SEEN} | (
+        {"/node"} if option == "extras" else set()
+    )
     assert [place for place, read_only in mounts.items() if not read_only] == [SOCKET]
     assert {SEEN[it] for it in mounts if it in SEEN} <= set(privileges.items("reads"))
     assert set(privileges.items("writes")) == {SOCKET}

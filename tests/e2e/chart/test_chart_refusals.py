@@ -60,6 +60,7 @@ def test_an_interval_is_seconds_or_off(text: str) -> None:
 CONTRADICTIONS = r"""
 socket.enabled=false plan.enabled=false \
  → socket.enabled and plan.enabled are both false: no pod could reach the daemon; enable one of them
+kubernetes=null → kubernetes has no value, as if those of an earlier chart are reused; give --reset
 ports.http=9466 → ports.http and ports.plan are both 9466; give each a port of its own
 updateStrategy.rollingUpdate.maxSurge=25% \
  → updateStrategy.rollingUpdate.maxSurge is 25%: two daemons cannot own one socket; leave it at 0
@@ -76,6 +77,7 @@ audit.enabled=true settings.scanInterval=off \
  → audit.enabled is true and settings.scanInterval is off: the audit would scan no process
 settings.scanInterval=30 → settings.scanInterval is 30, and audit.enabled is false; set
 settings.jobSeries=20 → settings.jobSeries is 20, but no process is scanned; set audit.enabled
+kubernetes.podResources=true → kubernetes.podResources is true, but no process is scanned; set
 enforce.mode=pin → enforce.mode is pin, but no process is scanned; set audit.enabled: true
 image.repository=localhost:5000/a:b → image.repository is "localhost:5000/a:b": name HOST/REPOSITORY
 image.repository= → image.repository is "": name HOST/REPOSITORY alone, in lower case; the tag goes
@@ -113,7 +115,7 @@ def test_every_argument_that_the_chart_sets_is_its_own() -> None:
     templates = CHART / "templates"
     sets = re.findall(r"^ +- (--[a-z-]+)", (templates / "daemonset.yaml").read_text(), re.MULTILINE)
     remedies = re.findall(r'"(--[a-z-]+)" "[;:] ', (templates / "_own.tpl").read_text())
-    assert {*remedies} == {*sets, "--node-name"}
+    assert {*remedies} == {*sets, "--node-name", "--pod-resources"}  # these by variable
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,28 @@ FITTING = {left("allocation"): "0x9", left("young"): "0x9", would_pin("mask"): "
 LEFT, PIN = {**MASK, **FITTING}, {would_pin("mask"): "1x9"}
 
 
+#: A job, by two instances of a daemon; a container of a pod without a mismatch is beside it.
+JOB = {"scheduler": "slurm", "job_id": "7"}
+OF_POD = {
+    "scheduler": "kubernetes",
+    "job_id": "8a1f",
+    "namespace": "n",
+    "pod": "p",
+    "container": "c",
+}
+HELD, HELD_FAR = (f"affinityd_job_{it}gpu_seconds_total" for it in ("", "mismatched_"))
+JOBS_GPUS = {
+    series("affinityd_job_gpus", **JOB): "2x9",
+    series("affinityd_job_gpus", **OF_POD): "4x9",
+}
+JOBS_HELD = {series(HELD, **JOB): "0+120x9", series(HELD, **OF_POD): "0+240x9"}
+JOBS_FAR = {
+    series(HELD_FAR, **JOB, cause="mask"): "0+60x9",
+    f"{HELD_FAR}{labels({**GPU07, 'instance': 'b'}, **JOB, cause='mask')}": "0+30x9",
+    series(HELD_FAR, **OF_POD, cause="mask"): "0x9",
+}
+
+
 def by_cause(**counts: float) -> Mapping[str, float]:
     return {labels(NODE, cause=cause): count for cause, count in counts.items()}
 
@@ -150,6 +172,21 @@ RECORDED: tuple[tuple[str, Series, Mapping[str, float]], ...] = (
     ("node_cause:affinityd_gpu_numa_mismatch:sum", TWO_FAR, by_cause(mask=2, unpinned=1)),
     ("node:affinityd_gpu_cpu_seconds:rate5m", FAR_TIME, {labels(NODE): 2}),
     ("node:affinityd_gpu_remote_cpu_seconds:rate5m", FAR_TIME, {labels(NODE): 0.5}),
+    (
+        "node_job:affinityd_job_gpus:max",
+        JOBS_GPUS,
+        {labels(NODE, **JOB): 2, labels(NODE, **OF_POD): 4},
+    ),
+    (
+        "node_job:affinityd_job_gpu_seconds:rate5m",
+        JOBS_HELD,
+        {labels(NODE, **JOB): 2, labels(NODE, **OF_POD): 4},
+    ),
+    (
+        "node_job_cause:affinityd_job_mismatched_gpu_seconds:rate5m",
+        JOBS_FAR,
+        {labels(NODE, **JOB, cause="mask"): 1.5},
+    ),
     # Near, on another's CPUs; nobody enforces; it fits by the policy.
     (REMEDY, {mismatch("mask"): "0x9", would_pin("share"): "1x9", left("young"): "0x9"}, {}),
     (REMEDY, MASK, {}),

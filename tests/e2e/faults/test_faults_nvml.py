@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 from functools import partial
@@ -79,7 +80,8 @@ def test_an_nvml_that_hangs_in_a_scan_leaves_plans_alone_and_the_last_scan(tmp_p
     ):
         eventually(lambda: daemon.get("/audit").status == 200, "it has looked")
         node.says(of_gpu=HANGS_IN_A_SCAN)
-        eventually(lambda: children_of(daemon.process.pid), "it is asked")
+        (scans,) = children_of(daemon.process.pid)
+        eventually(lambda: children_of(scans), "it is asked")
         last = daemon.get("/audit").json["time"]
         asked.more()
         assert daemon.get("/audit").json["time"] == last
@@ -96,3 +98,13 @@ def test_a_scan_that_hangs_for_too_long_ends_the_daemon_with_one_line(tmp_path: 
         told = "a scan of the processes has hung for 0.5 s: the daemon exits, to be restarted"
         assert daemon.says("critical") == [f"critical: {told}"]
         assert (daemon.complaints, daemon.socket.exists()) == ([], False)
+
+
+def test_a_process_of_scans_that_is_killed_ends_the_daemon_with_one_line(tmp_path: Path) -> None:
+    with LiveNode(tmp_path).running("--scan-interval", "1") as daemon:
+        eventually(lambda: daemon.get("/audit").status == 200, "it has looked")
+        (scans,) = children_of(daemon.process.pid)
+        os.kill(scans, signal.SIGKILL)
+        assert daemon.process.wait(PATIENCE) == 1
+        told = "the process that scans the processes has ended: the daemon exits, to be restarted"
+        assert daemon.says("critical") == [f"critical: {told}"]

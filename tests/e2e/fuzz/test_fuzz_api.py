@@ -21,7 +21,17 @@ schemathesis: Any = pytest.importorskip("schemathesis", reason=LACKS)
 #: what is not known yet the document says 503; that there is no other is a check of its own.
 LEFT_OUT = [checks.positive_data_acceptance, checks.not_a_server_error]
 
-PATHS = ("/", "/plan", "/topology", "/metrics", "/healthz", "/readyz", "/audit", "/enforce")
+PATHS = (
+    "/",
+    "/plan",
+    "/topology",
+    "/topology.svg",
+    "/metrics",
+    "/healthz",
+    "/readyz",
+    "/audit",
+    "/enforce",
+)
 
 
 @pytest.fixture(scope="module", params=["dgx-a100", None])

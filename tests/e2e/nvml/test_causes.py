@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from affinityd.discovery.nvml.session import REMEDIES
+from tests.support.children import sleeping
 from tests.support.made_nodes import entering
 from tests.support.nvml.shared_object import environment
-from tests.support.tiny import tiny
+from tests.support.tiny import FAR, NEAR, tiny
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a machine")
 
@@ -57,3 +58,17 @@ def test_the_doctor_waits_for_nvml_5_s_and_asks_it_for_the_checks_alone_that_wan
     assert not asked.exists()
     assert f"NVML did not answer within 5 s: {FROM_SYSFS}" in said("doctor", "nvml", "--json")
     assert asked.read_text() == "+"
+
+
+def test_audit_and_verify_agree_on_the_gpu_of_a_process_whose_environment_names_none(
+    tmp_path: Path,
+) -> None:
+    with sleeping(env={}) as child:
+        pid = f"{child.pid}"
+        used = f"uuid GPU-0\n pci 00000000:10:00.0\n process compute {pid} 1048576"
+        said = node(tmp_path, f"gpu\n {used}\ngpu\n uuid GPU-1\n pci 00000000:11:00.0\n")
+        for cpu, placement in ((NEAR, "local"), (FAR, "remote")):
+            os.sched_setaffinity(child.pid, {int(cpu)})
+            for words in (["audit"], ["verify", pid]):
+                (row,) = (it for it in said(*words).splitlines() if f"{pid}  python" in it)
+                assert placement in row.split()

@@ -5,12 +5,15 @@ An NVML that hangs, and a driver that goes, are among the faults and the audit's
 
 from __future__ import annotations
 
+import re
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from tests.support.children import children_of
 from tests.support.daemons import eventually, is_ready, open_files
 from tests.support.live_node import MODEL, UUID, LiveNode, gpu_address
 
@@ -47,6 +50,34 @@ def test_nvmls_gpu_is_planned_and_an_unknown_mig_instance_looked_for_once_in_a_w
         node.says(of_gpu=f"mig {OTHER}")
         refusal = daemon.get(f"/plan?gpus={OTHER}")
         assert (refusal.status, OTHER in refusal.json["detail"]) == (404, True)
+
+
+def test_between_scans_nothing_holds_the_driver_and_the_daemon_wakes_up_once_a_second(
+    node: Node,
+) -> None:
+    with node.running("--scan-interval", "3600") as daemon:
+        eventually(lambda: daemon.get("/audit").status == 200, "there is a scan")
+        (scanner,) = children_of(daemon.process.pid)
+        for pid in (daemon.process.pid, scanner):
+            assert node.device not in open_files(pid)
+            assert "libnvidia-ml" not in Path(f"/proc/{pid}/maps").read_text()
+        assert children_of(scanner) == []
+        assert wakes_a_second(daemon.process.pid) < 4  # two of uvicorn's own loops would be 20
+
+
+def wakes_a_second(pid: int) -> float:
+    """Return how often the threads of a process have ended a wait, proc_pid_status(5)."""
+
+    def waits() -> int:
+        tasks = Path(f"/proc/{pid}/task").glob("*/status")
+        found = re.findall(
+            r"^voluntary_ctxt_switches:\s+(\d+)", "".join(map(Path.read_text, tasks)), re.MULTILINE
+        )
+        return sum(map(int, found))
+
+    before, began = waits(), time.monotonic()
+    time.sleep(4)
+    return (waits() - before) / (time.monotonic() - began)
 
 
 def test_an_nvml_that_fails_leaves_a_daemon_that_says_why(node: Node) -> None:

@@ -187,6 +187,16 @@ def test_what_answers_no_plan_is_told_and_not_waited_for(tree: Path, tmp_path: P
         assert (to / TABLE).read_text() == WHOLE
 
 
+def test_a_daemon_s_refusal_is_the_reason_where_the_container_sees_no_gpu(tmp_path: Path) -> None:
+    reason = "exclusive: 2 ranks on node 0 have 1 core"
+    refusal = http("409 Cannot", f"Cannot be satisfied: {reason}\n".encode())
+    with serving(tmp_path / "s", answering(refusal)) as path:
+        done = init(tmp_path / "to", "--timeout=1", socket=path)
+    left = f"no plan was left in {tmp_path}/to: programs ask when they start"
+    told = f"affinityd init: {reason}; {left}"
+    assert (done.status, done.lines) == (0, [told])
+
+
 def test_what_the_daemon_refuses_leaves_no_plan_but_the_script(
     daemon: Daemon, tmp_path: Path
 ) -> None:

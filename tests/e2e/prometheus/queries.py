@@ -52,6 +52,9 @@ QUERIES = [
 
 
 def filled_in(expr: str, chosen: Mapping[str, str]) -> str:
-    """Return a query over the last seconds; each variable must be chosen. `$1` is Prometheus's."""
+    """Return a query over the last seconds; each variable must be chosen. `$1` is Prometheus's.
+
+    A sample every five minutes is one a second: there are no five minutes.
+    """
     every = {"__rate_interval": "10s", "__range": f"{RANGE:.0f}s", **chosen}
-    return re.sub(r"\$([a-z_]\w*)", lambda name: every[name[1]], expr)
+    return re.sub(r"\$([a-z_]\w*)", lambda name: every[name[1]], expr).replace(":5m]", ":1s]")

@@ -163,7 +163,7 @@ OFFERED: Mapping[str, Sequence[str]] = {
     "cluster": [],
     "job": ["affinityd"],
     "node": [AUDITED, GONE, DEFAULT],
-    "job_id": ["77", "78", "79"],
+    "job_id": ["77", "78", "79", "80"],
 }
 
 
@@ -183,7 +183,7 @@ def test_every_rule_can_be_followed_and_every_record_is_of_the_node(server: Prom
     eventually(followed, "every rule was evaluated")
     assert [rule["lastError"] for rule in server.rules().values() if "lastError" in rule] == []
     records = [name for name, rule in server.rules().items() if rule["type"] == "recording"]
-    assert len(records) == 6
+    assert len(records) == 9
     for record in records:
         assert AUDITED in {it["metric"]["node"] for it in server.query(record)}
 

@@ -98,10 +98,13 @@ exec "$@"
 """
 
 
-#: Has a program run in slurmd's namespace.
+#: Has a program run in slurmd's namespace, on the hardware that slurmd sees.
 INSIDE = """\
 #!/bin/sh
-exec nsenter --target {pid} --mount --wdns=/ {program} "$@"
+IFS='
+'
+seen=$(tr '\\0' '\\n' </proc/{pid}/environ | grep ^HWLOC_)
+exec env $seen nsenter --target {pid} --mount --wdns=/ {program} "$@"
 """
 
 
@@ -116,6 +119,7 @@ class Setup:
     by_cgroup: bool = False  #: jobs have cgroups even where no task plugin makes any
     conf: Sequence[str] = ()  #: more lines of slurm.conf
     topology: str = ""  #: of the node, where its CPUs are not to be all alike: Sockets=2 …
+    hwloc: str = ""  #: what slurmd is to see of the hardware, as hwloc(7) has HWLOC_SYNTHETIC
     state: str = "idle"  #: to which the node comes
     gres_conf: str | None = None  #: its text; None: a line for each GPU, without Cores=
     gres: Mapping[str, int] = field(default_factory=dict)  #: more of them, and how many
@@ -250,7 +254,8 @@ def slurm(setup: Setup, user: str | None = None) -> Iterator[Slurm]:
             daemons.append(_start(folder, *inside, "slurmctld", "-D", "-i", "-c", "-f", conf))
             apart = [*inside, "unshare", "--mount", "--propagation=private", "sh", "-c"]
             apart += [NAMESPACE.format(major=MAJOR), f"{folder}"]
-            slurmd = ["slurmd", "-D", "-c", "-N", _node(folder), "-f", conf]
+            seen = [f"HWLOC_SYNTHETIC={setup.hwloc}"] if setup.hwloc else []
+            slurmd = ["env", *seen, "slurmd", "-D", "-c", "-N", _node(folder), "-f", conf]
             daemons.append(_start(folder, *apart, *slurmd))
             eventually(lambda: setup.state in cluster.state(), f"{setup.state}{logs(folder)}")
             yield cluster

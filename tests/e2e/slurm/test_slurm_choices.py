@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.slurm.alone import JOB, Node, beside, said
+from tests.e2e.slurm.alone import JOB, SHELLS, Node, beside, said
 from tests.e2e.slurm.node import GPU_NODES, MINORS, SCRIPTS
 from tests.support.daemons import PATIENCE, Daemon, running
 from tests.support.tiny import BOTH, FAR, tiny_tree
@@ -117,6 +118,66 @@ def test_a_site_chooses_for_all_jobs_and_a_job_otherwise(it: Node) -> None:
     assert said(site_s, {**GPU, "AFFINITYD_MODE": "node", "AFFINITYD_SCOPE": "node"}) == NEAR_IT
 
 
+# Without a daemon.
+
+#: /usr/bin/affinityd, as a site installs it.
+COMMAND = """\
+mkdir /run/bin
+ln -s {} /run/bin/affinityd
+{}
+mount -t overlay -o lowerdir=/run/bin:/usr/bin overlay /usr/bin
+"""
+INSTALLED = Path(sys.executable).with_name("affinityd")
+#: A busy machine is slow; what is held here is the answer.
+PATIENT = """\
+printf '#!/bin/sh\\nshift 3\\nexec "$@"\\n' >/run/bin/timeout
+chmod 755 /run/bin/timeout
+"""
+#: The daemon's folder; beside its usual socket no replayed machine counts, as this one is.
+FOLDER = "mkdir /run/other\nmount --bind /run/affinityd /run/other\n"
+OTHER = "/run/other/affinityd.sock"
+NONE = left(f"no plan from {OTHER}")
+
+
+@pytest.fixture
+def ended(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """Yield a node whose daemon was killed: its socket and its node.json are still there."""
+    run = tmp_path_factory.mktemp("ended") / "run"
+    with running(run, "--root", f"{tree}") as daemon:
+        note(daemon, "gpus=1\n")
+        daemon.process.kill()
+        daemon.process.wait()
+        more = FOLDER + COMMAND.format(INSTALLED, PATIENT)
+        yield Node(run=run, devices=DEVICES, more=more, settings=f"AFFINITYD_SOCKET={OTHER}")
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_task_is_planned_from_the_node_json_that_a_daemon_left(ended: Node, shell: str) -> None:
+    run = ended.run
+    assert run
+    it = replace(ended, shell=shell)
+    assert (run / "affinityd.sock").is_socket()
+    assert said(it, GPU) == NEAR_IT
+    assert said(it, {**GPU, "AFFINITYD": "observe"}) == WOULD
+    assert said(it, {**GPU, "AFFINITYD_MODE": "x"})[0].startswith(
+        left(f"{MALFORMED} mode: ")[0][:-1]
+    )
+    (run / "affinityd.sock").unlink()  # as a daemon that was stopped leaves it
+    assert said(it, GPU) == NEAR_IT
+    assert "which was replayed" in said(replace(it, settings=""), GPU)[0]
+    assert said(replace(it, more=FOLDER), GPU) == NONE  # affinityd is not installed there
+    file = run / "node.json"
+    file.chmod(0o666)
+    assert "other users may write to" in said(it, GPU)[0]
+    file.unlink()
+    assert said(it, GPU) == NONE
+
+
+def test_a_command_that_hangs_ends_with_the_task_s_time(ended: Node) -> None:
+    hanging = FOLDER + COMMAND.format("/usr/bin/yes", "")
+    assert said(replace(ended, more=hanging), GPU) == NONE
+
+
 # A job's note.
 
 
@@ -146,7 +207,8 @@ def test_where_others_could_listen_nothing_is_asked(it: Node, daemon: Daemon) ->
         done = it.run_script("prolog.sh", {**JOB, **GPU})
     finally:
         daemon.socket.parent.chmod(0o755)
-    told = f"no daemon is ready at {SOCKET}: tasks on this node stay unpinned ({why})"
+    told = f"no daemon is ready at {SOCKET}: tasks on this node are pinned by node.json, or not"
+    told += f" at all ({why})"
     assert (done.status, done.lines) == (0, [f"affinityd: {told}"])
 
 

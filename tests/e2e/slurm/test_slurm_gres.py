@@ -6,15 +6,20 @@ import os
 import re
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from affinityd.slurm.commands import LocalSlurm, expected_node
 from affinityd.slurm.gres_counts import DRAINED
+from tests.e2e.slurm.release import HOST
 from tests.e2e.slurm.rig import USER, Setup, Slurm, slurm
-from tests.support.tiny import Ended, affinityd, tiny_tree
+from tests.support.machines.by_hand import made
+from tests.support.machines.sysfs_tree import write_tree
+from tests.support.tiny import FAR, NEAR, Ended, affinityd, tiny_tree
+from tests.support.tiny import LOOK as WHERE
 
 A100 = ("a100:0", "a100:1")
 UNTYPED = "Name=gpu File=/dev/nvidia0 Cores=0\nName=gpu File=/dev/nvidia1 Cores=1\n"
@@ -29,8 +34,12 @@ LOOK = ("sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
 @pytest.fixture(scope="module")
 def tree() -> Iterator[Path]:
     """Write a machine with two GPUs, which has this host's name: that is its NodeHostname=."""
+    nodes = {0: NEAR, 1: FAR}
     with tempfile.TemporaryDirectory() as folder:
-        yield tiny_tree(Path(folder) / socket.gethostname(), 0, 1)
+        machine = made(nodes, gpus=(0, 1), packages=nodes)
+        gpus = (replace(gpu, minor=gpu.index) for gpu in machine.gpus)
+        named = replace(machine, gpus=tuple(gpus))
+        yield write_tree(named, Path(folder) / socket.gethostname())
 
 
 def told(command: str, cluster: Slurm, tree: Path, *flags: str) -> Ended:
@@ -72,7 +81,7 @@ TOO_FEW = f"Gres=gpu:2 has 2 GPUs, and slurmd 1: {DRAINED}"
         pytest.param(PAIR, UNTYPED.splitlines()[0], TOO_FEW, id="too few"),
         (PAIR, UNTYPED.replace("gpu", "GPU"), f"Name='GPU' is not gpu: {DRAINED}"),
         pytest.param(PAIR, TYPED, TOO_MUCH, id="a type too much"),
-        (PAIR, UNTYPED.replace("=0\n", "=1\n"), "gpu 0: Cores=1 is node 1, the GPU is on"),
+        (PAIR, UNTYPED.replace("=0\n", "=1\n"), "gpu 0: Cores=1 is package 1, the GPU is on"),
     ],
 )
 def test_a_node_is_drained_by_the_lines_that_the_check_says_so_of(
@@ -96,6 +105,34 @@ def test_a_job_has_another_gpu_than_cudas_where_the_types_are_not_in_the_order_o
     with slurm(Setup(gpus=("big:0", "small:1"), gres_conf=lines, release=release)) as cluster:
         assert cluster.srun("--gres=gpu:big:1", *LOOK) == "0: 0\n"
         assert told("check", cluster, tree).stdout == FITS
+
+
+PACKAGE = "Sockets=1 CoresPerSocket=2 ThreadsPerCore=1"
+ONE_GPU = ("-n1", "--gres=gpu:1", "--gres-flags=enforce-binding")
+
+
+def test_a_job_gets_the_near_core_of_a_package_of_two_nodes_by_the_settings_that_are_printed(
+    tmp_path: Path, release: str
+) -> None:
+    """The GPUs are on the second node, and of the whole package Slurm takes the first core."""
+    tree = tiny_tree(tmp_path / socket.gethostname(), 1, 1)
+    lines = affinityd("slurm", "gres-conf", "--root", f"{tree}").stdout
+    found = re.search(r"(SlurmdParameters=\S+) and, in the node's line, (Sockets=.*)", lines)
+    assert found, lines
+
+    def cluster(conf: Sequence[str], topology: str, state: str = "idle") -> Setup:
+        setup = Setup(conf=conf, topology=topology, gres_conf=lines, state=state, release=release)
+        return replace(setup, task_plugin="task/cgroup", hwloc="pack:1 numa:2 core:1 pu:1")
+
+    is_drained = release != HOST
+    with slurm(cluster((), PACKAGE, "inval" if is_drained else "idle"), USER) as lacking:
+        if not is_drained:
+            assert FAR not in lacking.srun(*ONE_GPU, *WHERE)
+        check = told("check", lacking, tree)
+        assert (check.status, found[0] in check.stdout) == (1, True), check
+    with slurm(cluster((found[1],), found[2]), USER) as mended:
+        assert mended.srun(*ONE_GPU, *WHERE).split()[-1] == FAR
+        assert told("check", mended, tree).stdout == FITS
 
 
 @pytest.fixture(scope="module")

@@ -70,4 +70,5 @@ def test_a_running_job_whose_note_names_uuids_is_judged(it: Node) -> None:
     assert re.search(r"^job 8\d+ has gpu [0-3] \(", checked, re.MULTILINE), checked
     order = "/dev/nvidia3 is gpu 3 to Slurm and 0 to CUDA; /dev/nvidia0 belongs in its place"
     assert order in checked  # as are the other three: the cores that it detected are right
-    assert checked.endswith("4 GPUs, 4 findings, 1 finding about jobs\n")
+    assert "slurm.conf needs SlurmdParameters=numa_node_as_socket" in checked
+    assert checked.endswith("4 GPUs, 5 findings, 1 finding about jobs\n")

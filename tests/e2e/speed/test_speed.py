@@ -6,14 +6,16 @@ from bench import answers, audit, prolog, start
 
 
 def test_a_remembered_answer_costs_little_more_than_a_raw_asgi_apps() -> None:
-    ratio = answers.measure(pairs=15, seconds=0.4)
-    assert ratio >= 0.8
+    a_second, cpu, fresh = answers.measure(rounds=9)
+    assert a_second.middle >= 0.5
+    assert cpu.middle <= 2.0
+    assert fresh.middle >= 0.4
 
 
 def test_to_take_a_place_costs_little_more_than_to_start_an_interpreter() -> None:
-    costs = start.measure(pairs=40)
-    assert costs[start.EXEC] <= 1.5
-    assert costs[start.RUN] <= 1.5  # a pod's, which has no affinityd in it
+    of_exec, _, of_run, *_ = start.ratios(pairs=40)
+    assert of_exec.middle <= 1.5
+    assert of_run.middle <= 1.5  # a pod's, which has no affinityd in it
 
 
 def test_the_task_prolog_costs_little_more_than_hwloc_bind() -> None:
@@ -31,12 +33,10 @@ def test_a_daemon_that_hangs_costs_a_start_little_more_than_its_time_limit() -> 
     assert start.hanging(rounds=5) <= 1.5
 
 
-def test_a_scan_costs_a_process_that_holds_no_gpu_a_third_of_what_ps_does() -> None:
-    ratios = audit.cost(processes=2000)
-    assert max(ratios.values()) <= 1 / 3, ratios
+def test_a_scan_costs_a_process_that_holds_no_gpu_a_tenth_of_what_psutil_takes() -> None:
+    assert [it for it in audit.cost(processes=2000) if it.middle > 0.1] == []
 
 
 def test_scans_and_scrapes_without_a_pause_delay_answers_little() -> None:
     turns = list(zip(*audit.answers(series=10_000, rounds=3), strict=True))
-    # With Python's own switch interval half of the answers take 15 times as long.
-    assert min(working.p50 / resting.p50 for resting, working in turns) <= 8
+    assert min(working.p50 / resting.p50 for resting, working in turns) <= 2

@@ -10,6 +10,7 @@ import pytest
 
 from tests.e2e.vm.image import MachineError
 from tests.e2e.vm.machine import boot
+from tests.support.gpu_driver.shared_object import libraries
 from tests.support.nvml.shared_object import environment
 
 #: The tests that `scripts/test all` runs, in the order in which their scripts run.
@@ -44,9 +45,9 @@ def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def booted(folder: Path, names: Sequence[str]) -> Mapping[str, Document]:
-    library = Path(environment("", folder)["LD_LIBRARY_PATH"], "libnvidia-ml.so.1")
+    nvml = Path(environment("", folder)["LD_LIBRARY_PATH"], "libnvidia-ml.so.1")
     try:
-        return boot(folder, names, built=[library])
+        return boot(folder, names, built=[nvml, libraries() / "libcuda.so.1"])
     except MachineError as error:
         trouble = str(error)
     pytest.fail(trouble, pytrace=False)

@@ -10,6 +10,7 @@ from tests.e2e.vm.inside import PCI_FOLDER, output
 
 FACTS = Path("/tmp/nvml.facts")  # noqa: S108 - nobody else is here
 LIBRARY = "/built"  #: the folder of the library
+NAME = "libnvidia-ml.so.1"
 
 
 def addresses() -> list[str]:
@@ -21,6 +22,10 @@ def addresses() -> list[str]:
 def have_driver() -> None:
     """Have NVIDIA's driver hold the GPUs, and its library answer to what is started from here."""
     hold_gpus()
+    # Where the dynamic linker looks by default: programs here are forks, which read no new path.
+    link = Path("/usr/lib", NAME)
+    link.unlink(missing_ok=True)
+    link.symlink_to(Path(LIBRARY, NAME))
     os.environ.update(LD_LIBRARY_PATH=LIBRARY, NVML_FACTS=str(FACTS))
 
 

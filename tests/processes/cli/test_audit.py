@@ -14,12 +14,14 @@ from typing import Any
 
 import pytest
 
+from affinityd.audit.allocations import with_allocations
+from affinityd.audit.model import AuditedProcess
 from affinityd.audit.sources import resident_memory
-from affinityd.cli import main
-from affinityd.cli.commands import audit
-from affinityd.cpuset import format_list
+from affinityd.cli import auditors, main
+from affinityd.cpuset import CpuSet, format_list
 from affinityd.linux.processes import mask_of
 from affinityd.topology import node_file
+from affinityd.topology.model import Node, Topology
 from tests.support.audit_facts import Known
 from tests.support.children import children_of, parent_of, sleeping
 from tests.support.machines.by_hand import made
@@ -39,7 +41,7 @@ def _small_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> Known:
     holders = Known()
-    monkeypatch.setattr(audit, "HolderSources", lambda _ask: holders)
+    monkeypatch.setattr(auditors, "HolderSources", lambda _ask: holders)
     return holders
 
 
@@ -70,6 +72,22 @@ def test_what_is_remote_fails_and_what_it_says_mends_a_mask_does(
         assert said == f"  affinityd pin --gpus 0000:10:00.0 {child.pid}"
         assert main(said.split()[1:]) == 0
         assert main(["audit"]) == 0
+
+
+def test_the_cpus_that_the_daemon_reserves_count_as_in_its_own_audit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, known: Known
+) -> None:
+    node_file.write(tmp_path / node_file.NAME, Node(TOPOLOGY, frozenset({1})))
+    known.now = Known(os.getpid()).now
+    reserved: list[CpuSet] = []
+
+    def allocations(topology: Topology, its: CpuSet, found: list[AuditedProcess]) -> object:
+        reserved.append(its)
+        return with_allocations(topology, its, found)
+
+    monkeypatch.setattr("affinityd.audit.auditor.with_allocations", allocations)
+    main(["audit"])
+    assert reserved == [{1}]
 
 
 def test_one_command_mends_a_rank_and_its_workers_wherever_it_left_them(

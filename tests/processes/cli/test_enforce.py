@@ -80,7 +80,7 @@ MADE = (
         replace(drifted(pid), job=Job(kind, name))
         for pid, kind, name in (
             (301, "kubernetes", "0a1b-2c3d"),
-            (302, model.CONTAINER, "0123456789abcdef"),
+            (302, model.CONTAINER, f"/libpod_parent/libpod-{'0123456789abcdef' * 4}"),
             (303, model.CGROUP, "/system.slice/a.service"),
         )
     ),

@@ -8,20 +8,25 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from affinityd.cli import main
+from affinityd.audit.model import GpuKey, Holding
+from affinityd.cli import main, used_gpus
 from affinityd.cli.render import verify
 from affinityd.cpuset import CpuSet
 from affinityd.linux.processes import thread_ids
+from tests.support.audit_facts import GPU, Known
 from tests.support.children import children_of, parent_of, program, sleeping
 from tests.support.machines.by_hand import made
 from tests.support.machines.sysfs_tree import write_tree
 from tests.support.paths import REPOSITORY
-from tests.support.small_node import ALL, FAR, NEAR, refused, use_small_node
+from tests.support.small_node import ALL, FAR, NEAR, TOPOLOGY, publish, refused, use_small_node
+
+OTHER: GpuKey = ("nvidia", 1)
 
 #: Three threads: the main one on CPU 1, others on 1 and, by their own choice, on 0.
 THREADS = """
@@ -53,9 +58,10 @@ input()
 """
 
 DOUBT = (
-    "its environment names none of GPUs 0-1, so CPUs near any of them count as "
-    "near: affinityd audit asks the driver which one it uses; or name it with --gpus N"
+    "its environment names none of GPUs 0-1, and {}: it is not judged, since CPUs near any of "
+    "them count as near; name the one that it uses with --gpus N"
 )
+REPLAYED = DOUBT.format("which one it uses is not known (the machine is replayed)")
 REMEDIES = [
     "start commands here with affinityd exec -- COMMAND",
     "start it with affinityd exec --memory preferred",
@@ -73,7 +79,7 @@ def verified(capsys: Capture, pid: int, *flags: str) -> tuple[int, list[dict[str
     """Return the exit code and what is told of each process."""
     code = main(["verify", str(pid), "--format", "json", *flags])
     document = json.loads(capsys.readouterr().out)
-    assert document["matches"] is (code == 0)
+    assert document["matches"] is {0: True, 1: False, 2: None}[code]
     return code, document["processes"]
 
 
@@ -101,13 +107,71 @@ def test_a_mask_is_judged_against_the_gpu_that_the_environment_names(capsys: Cap
         ({"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, (), False),
     ],
 )
-def test_a_process_that_may_use_any_gpu_is_judged_by_all_of_them_with_a_note(
+def test_a_process_that_may_use_any_gpu_is_not_judged_and_a_note_says_so(
     capsys: Capture, env: dict[str, str], flags: tuple[str, ...], is_doubtful: bool
 ) -> None:
     with sleeping(env=env) as child:
         os.sched_setaffinity(child.pid, FAR)
         code, (process,) = verified(capsys, child.pid, *flags)
-    assert (code, process["notes"]) == (0, [DOUBT] * is_doubtful)
+    assert (code, process["notes"]) == ((2, [REPLAYED]) if is_doubtful else (0, []))
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Known:
+    """Holders by the driver of a node that is live, as its daemon has published it."""
+    monkeypatch.delenv("AFFINITYD_ROOT")
+    publish(tmp_path, TOPOLOGY)
+    holders = Known()
+    monkeypatch.setattr(used_gpus, "HolderSources", lambda _ask: holders)
+    return holders
+
+
+def test_where_the_environment_names_no_gpu_the_driver_does(capsys: Capture, known: Known) -> None:
+    with sleeping(env={}) as child:
+        known.now = Known(child.pid).now  # GPU 0
+        for mask, code in ((NEAR, 0), (FAR, 1)):
+            os.sched_setaffinity(child.pid, mask)
+            found, (process,) = verified(capsys, child.pid)
+            assert (found, process["notes"], used([process])) == (code, [], [[0]])
+        pin = f"affinityd pin --gpus 0000:10:00.0 {child.pid}"
+        assert process["mismatches"][0].endswith(f"; {pin} fixes that")
+        assert main(pin.split()[1:]) == 0
+        assert main(["verify", str(child.pid)]) == 0
+
+
+def test_the_ranks_of_a_launcher_are_judged_by_the_gpus_that_the_driver_names(
+    capsys: Capture, known: Known
+) -> None:
+    with parent_of({}, {}, {}) as child:
+        zero, one, helper = children_of(child.pid)
+        known.now = replace(Known(zero).now, holdings=(Holding(zero, GPU), Holding(one, OTHER)))
+        for pid, mask in ((zero, NEAR), (one, NEAR), (helper, FAR)):
+            os.sched_setaffinity(pid, mask)
+        code, processes = verified(capsys, child.pid)
+        assert (code, used(processes)) == (1, [[0, 1], [0], [1], [0, 1]])
+        (far,) = [it for it in processes if it["mismatches"]]
+        assert far["pid"] == one
+        pin = f"affinityd pin --gpus 0000:11:00.0 {one} fixes that"
+        assert far["mismatches"][0].endswith(pin)
+        assert not any(it["notes"] for it in processes)
+
+
+@pytest.mark.parametrize(
+    ("unknown", "why"),
+    [
+        ({}, "by the driver it uses none of them now"),
+        ({GPU: "NVML is on hold"}, "which one it uses is not known (NVML is on hold)"),
+    ],
+)
+def test_where_neither_names_a_gpu_it_is_not_judged(
+    capsys: Capture, known: Known, unknown: dict[GpuKey, str], why: str
+) -> None:
+    known.now = replace(known.now, unknown=unknown)
+    with sleeping(env={}) as child:
+        os.sched_setaffinity(child.pid, NEAR)
+        code, (process,) = verified(capsys, child.pid)
+        assert (code, process["notes"]) == (2, [DOUBT.format(why)])
+        assert verified(capsys, child.pid, "--gpus", "0")[0] == 0
 
 
 def test_gpus_near_the_same_cpus_need_no_telling_apart(

@@ -160,6 +160,16 @@ def test_nvidia_s_call_moves_over_by_one_line(here: Mapping[str, str]) -> None:
     assert said == ["set", CPU[FAR], CPU[FAR]]
 
 
+def test_nvidia_s_call_warns_of_far_cpus_where_nvidia_s_package_raises(
+    here: Mapping[str, str],
+) -> None:
+    code = f"os.sched_setaffinity(0, {{{FAR}}}); say(sorted(affinityd.set_affinity(0, 1)))"
+    cpus, stderr = python(code, here)
+    assert cpus == CPU[FAR]
+    said = f"CPUs {FAR} are not near the GPU; allowed are {FAR}"
+    assert stderr.startswith(f"<string>:6: UserWarning: affinityd: {said}")
+
+
 @pytest.mark.parametrize(
     ("bound", "env", "mask"),
     [

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from affinityd.cli import main
 from affinityd.client import local_plan
 from affinityd.config import file
 from affinityd.discovery import discover, open_tree
@@ -42,6 +43,31 @@ def test_the_node_is_the_one_that_a_daemon_published(socket: str) -> None:
     known = local_plan.find_node(["/nowhere/affinityd.sock", socket])
     assert (known.source, known.doubt) == ("node.json", None)
     assert (known.node.topology, known.node.reserved) == (NODE.topology, NODE.reserved)
+
+
+def query(*more: str) -> list[str]:
+    pairs = ("format=shell", "cpuset=0-255", "granted=minor:1", *more)
+    return [word for pair in pairs for word in ("--query", pair)]
+
+
+def test_a_script_has_a_daemon_s_answer_from_its_file(
+    published: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its refusal, too; and why there is none."""
+    others = "is not trusted: other users may write to"
+    for pairs, mode, said in (
+        ((), 0o644, "AFFINITYD_CPULIST="),
+        (("env=SLURM_JOB_ID=7", "env=CUDA_VISIBLE_DEVICES=0"), 0o644, "AFFINITYD_CPULIST="),
+        (("mode=x",), 0o644, "Malformed request: mode: 'x' is not one of"),
+        (("env=CUDA_VISIBLE_DEVICES=9",), 0o644, "No such GPU: "),
+        ((), 0o666, f"{published} {others}"),
+    ):
+        published.chmod(mode)
+        assert main(["plan", "--node-file", f"{published}", *query(*pairs)]) == 0
+        assert capsys.readouterr().out.startswith(said)
+    published.unlink()
+    main(["plan", "--node-file", f"{published}", *query()])
+    assert "No such file" in capsys.readouterr().out
 
 
 def test_what_others_could_have_put_there_is_not_believed(socket: str, published: Path) -> None:

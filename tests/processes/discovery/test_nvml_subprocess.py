@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+import fcntl
 import os
+import resource
+import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from affinityd.discovery.nvml.fork import forked_output
 from affinityd.discovery.nvml.subprocess import ChildError, output
+from tests.support.children import children_of
 from tests.support.daemons import eventually
 
 Work = Callable[..., str]
@@ -57,6 +63,87 @@ def test_a_failure_is_one_line(run: Work, statement: str, error: str) -> None:
     with pytest.raises(ChildError) as failure:
         run(statement)
     assert str(failure.value) == error
+
+
+# The same, in a fork of this process.
+
+
+def sleep() -> str:
+    time.sleep(60)
+    return ""
+
+
+def open_files() -> list[str]:
+    return sorted(file.name for file in Path("/proc/self/fd").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("work", "found"),
+    [
+        (lambda: "x" * 1_000_000, "x" * 1_000_000),
+        (lambda: str(os.write(1, b"noise")), "5"),
+        (lambda: str(os.getpgrp() == os.getpid()), "True"),
+        (lambda: " ".join(open_files()), "0 1 2 3 4"),  # the last is the folder's
+    ],
+    ids=["size", "noise", "process group", "open files"],
+)
+def test_what_a_function_returns_in_a_fork_is_returned(work: Callable[[], str], found: str) -> None:
+    assert forked_output(work, 10) == found
+
+
+def test_a_fork_may_end_where_its_parent_ignores_that() -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # as the daemon's parent may have had it
+    try:
+        assert forked_output(lambda: "done", 10) == "done"
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def test_a_fork_keeps_no_file_beyond_the_limit_of_files() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with Path(os.devnull).open() as held:
+        fcntl.fcntl(held, fcntl.F_DUPFD, 300)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, limits[1]))
+        try:
+            assert forked_output(lambda: " ".join(open_files()), 10) == "0 1 2 3 4"
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            os.close(300)
+
+
+@pytest.mark.parametrize(
+    ("work", "error"),
+    [
+        (os.abort, "crashed: Aborted"),
+        (lambda: os._exit(3), "failed: exit status 3"),
+        (lambda: str(1 // 0), "failed: ZeroDivisionError: integer division or modulo by zero"),
+        (sleep, "did not answer within 0.2 s"),
+    ],
+)
+def test_a_fork_that_fails_is_one_line_and_leaves_nothing(
+    work: Callable[[], str], error: str
+) -> None:
+    files = open_files()
+    with pytest.raises(ChildError) as failure:
+        forked_output(work, 0.2 if "0.2" in error else 10)
+    assert str(failure.value) == error
+    assert (open_files(), children_of(os.getpid())) == (files, [])
+
+
+@pytest.mark.skipif(not os.access(FREEZER, os.W_OK), reason="no cgroup v1 freezer to write to")
+def test_while_a_fork_hangs_in_the_kernel_no_other_is_made(freezer: Path) -> None:
+    def hang() -> str:
+        for file, text in (("cgroup.procs", "0"), ("freezer.state", "FROZEN")):
+            (freezer / file).write_text(text)
+        return ""
+
+    for error in (r"^did not answer within 1 s$", r"^still hangs in an earlier query"):
+        with pytest.raises(ChildError, match=error):
+            forked_output(hang, 1)
+    (stuck,) = (freezer / "cgroup.procs").read_text().split()
+    (freezer / "freezer.state").write_text("THAWED")
+    eventually(lambda: Path(f"/proc/{stuck}/stat").read_text().split()[2] == "Z", "it has ended")
+    assert forked_output(lambda: "done", 10) == "done"
 
 
 @pytest.fixture

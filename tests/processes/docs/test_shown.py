@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.audit.describe import everything
+from affinityd.audit.gather import TICKS
 from affinityd.audit.model import AuditedProcess, GpuKey, Holding, Job, Membership, ProcessFacts
 from affinityd.audit.remedies import Remedies
 from affinityd.cli import main
@@ -45,7 +46,8 @@ def test_the_audit_of_a_rank_on_the_wrong_node_with_its_workers(page: str) -> No
     node = replace(node, gpus=(replace(first, uuid=uuid), second))
 
     def process(pid: int, gpu: GpuKey, mib: int, holder: int | None = None) -> AuditedProcess:
-        threads = (audit_facts.thread("32-63", pid, last_cpu=32 + pid % 32),)
+        ticks = (57 if holder else 412) * TICKS
+        threads = (audit_facts.thread("32-63", pid, last_cpu=32 + pid % 32, ticks=ticks),)
         facts = audit_facts.process(
             pid=pid, gpu=gpu, uid=0, cpuset="0-63", holder=holder, threads=threads
         )

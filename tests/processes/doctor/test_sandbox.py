@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from affinityd.discovery import discover, open_tree
+from affinityd.discovery import open_tree
 from affinityd.doctor.facts import NO_ANSWER, DaemonFacts, NodeFacts
 from affinityd.linux.cgroup import cpuset_of
 from affinityd.linux.processes import INITIAL_PIDS
@@ -18,6 +18,7 @@ from affinityd.request.document import AllowedCpus
 from tests.support.children import children_of
 from tests.support.cpusets import cpuset, needs_cpuset
 from tests.support.doctor_facts import TWO, check
+from tests.support.tiny import FAR, tiny
 
 CPUS = sorted(os.sched_getaffinity(0))
 
@@ -121,23 +122,42 @@ def test_what_its_surroundings_keep_from_it_is_found(
         check(name, facts(pid, answer), expected)
 
 
-def cpus_of(pid: int, expected: str) -> None:
-    """Hold what is found of the CPUs of a daemon's process on this machine."""
-    topology = discover(open_tree("/"), None)
-    check("daemon-cpuset", replace(facts(pid), topology=topology), expected)
+HERE = tiny()
+LACKS = "the mask of the daemon (process {pid}) lacks CPU {missing}"
+NEEDED = "leaves them out of its answers, and only it places"
 
 
 @needs_two_cpus
-def test_a_daemon_with_a_mask_is_a_warning() -> None:
+@pytest.mark.parametrize(
+    ("places", "expected"),
+    [
+        ([(0, "numa_node"), (1, "numa_node")], f"ok: {LACKS}"),
+        ([(0, "numa_node"), (1, "local_cpulist")], f"ok: {LACKS}"),
+        ([(0, "numa_node"), (1, "NVML")], f"warn 1: {NEEDED} GPU 1 → remove CPUAffinity="),
+        ([(None, None), (None, None)], f"warn 0-1: {NEEDED} GPUs 0-1 → remove CPUAffinity="),
+        ([], f"ok: {LACKS}"),
+    ],
+)
+def test_a_mask_of_the_daemon_matters_if_nvml_alone_places_a_gpu(
+    places: Sequence[tuple[int | None, str | None]], expected: str
+) -> None:
+    gpus = tuple(
+        replace(gpu, numa_node=node, numa_source=source)
+        for gpu, (node, source) in zip(HERE.gpus, places, strict=False)
+    )
     with waiting("taskset", "-c", str(CPUS[0])) as pid:
-        cpus_of(pid, f"warn: the mask of the daemon (process {pid}) → remove CPUAffinity=")
+        its = replace(facts(pid), topology=replace(HERE, gpus=gpus))
+        check("daemon-cpuset", its, expected.format(pid=pid, missing=FAR))
 
 
 @needs_cpuset
 @needs_two_cpus
-def test_a_daemon_in_a_cpuset_is_a_warning() -> None:
+def test_and_so_does_its_cpuset() -> None:
+    topology = replace(HERE, gpus=tuple(replace(it, numa_source="NVML") for it in HERE.gpus))
     with cpuset() as group:
         (group / "cpuset.cpus").write_text(str(CPUS[0]))
         enter = 'echo $$ > "$0/tasks" && exec "$@"'
         with waiting("sh", "-c", enter, os.fspath(group)) as pid:
-            cpus_of(pid, "warn: the cpuset of the daemon → remove AllowedCPUs= from its")
+            its = replace(facts(pid), topology=topology)
+            warning = "warn 0-1: the cpuset of the daemon → remove AllowedCPUs= from its"
+            check("daemon-cpuset", its, warning)

@@ -120,6 +120,7 @@ def test_a_container_s_gpus_are_its_device_files_and_what_its_runtime_lists_as_i
 
 
 V2, QUOTA, PERIOD = "cpu.max", "cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"
+WEIGHT, SHARES = "cpu.weight", "cpu/cpu.shares"
 JOB, CHOSEN = "AFFINITYD_JOB_CPUS", "AFFINITYD_CPUS"
 NEAR, EIGHT_CPUS = "20-23", "20-23,32-35"  #: near GPU 2, and with the four others that there are
 TWO_RANKS = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
@@ -137,6 +138,10 @@ TWO_RANKS = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
         ({}, {V2: "max 100000"}, NEAR),
         ({}, {QUOTA: "450000", PERIOD: "100000"}, "20-23,32"),
         ({}, {QUOTA: "-1", PERIOD: "100000"}, NEAR),
+        ({}, {QUOTA: "-1", SHARES: "8192"}, EIGHT_CPUS),  # exclusive ones have no limit
+        ({}, {QUOTA: "-1", SHARES: "8191"}, NEAR),
+        ({}, {V2: "max 100000", WEIGHT: "313"}, EIGHT_CPUS),
+        ({}, {V2: "max 100000", WEIGHT: "312"}, NEAR),
         ({CHOSEN: "none"}, {V2: "800000 100000"}, NEAR),
         ({CHOSEN: "06"}, {V2: "800000 100000"}, "20-23,32-33"),
         ({JOB: "8", **TWO_RANKS}, {}, EIGHT_CPUS),

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from affinityd.audit.cpu_time import REMEMBERED, CpuTimeCounters
-from affinityd.audit.model import AuditedProcess, CpuTime, GpuKey, Job, Membership
+from affinityd.audit.model import (
+    AuditedProcess,
+    ContainerResources,
+    CpuTime,
+    GpuKey,
+    Job,
+    Membership,
+    PodContainer,
+)
 from affinityd.linux.processes import Thread
 from tests.support.audit_facts import GPU, audited, process, thread
 
@@ -76,6 +85,17 @@ def test_known_daemons_cost_nothing_and_what_is_of_no_job_counts_for_its_gpu_alo
 
     ledger = booked(look(0), look(100))
     assert (ledger.gpu_time[GPU], ledger.job_time) == (CpuTime(1, 1), {})
+
+
+def test_a_container_that_kubelet_names_counts_for_itself() -> None:
+    pod = Job("kubernetes", "b7")
+    given = ContainerResources("team", "train", "main", {}, frozenset(), frozenset(), frozenset())
+    scans = [[of(far(ticks), membership=Membership(pod))] for ticks in (0, 100, 300)]
+    for it in scans[1:]:
+        it[0] = replace(it[0], facts=replace(it[0].facts, given=given))
+    named = PodContainer("kubernetes", "b7", "team", "train", "main")
+    ledger = booked(*scans)
+    assert ledger.job_time == {pod: CpuTime(), named: CpuTime(3, 3)}
 
 
 def test_a_job_is_remembered_for_a_while_after_its_last_process() -> None:

@@ -59,7 +59,8 @@ HEAD = """
 RANK = """
 {"pid": 100, "name": "python", "uid": 1000, "parent": 50, "state": "S", "vendor": "nvidia",
  "gpu": 0, "gpus_beside": [], "holds_gpu": true, "gpu_memory_bytes": 1073741824, "mig": null,
- "job": {"scheduler": "slurm", "id": "7", "step": "0"}, "container": null, "cpuset": "0-7",
+ "job": {"scheduler": "slurm", "id": "7", "step": "0"}, "container": null,
+ "pod": null, "cpuset": "0-7",
  "placement": "remote", "cause": "mask",
  "remedy": "GPU 0 is on node 1, near CPUs 4-7, and its cpuset has CPUs there; \
 affinityd pin --gpus 0000:10:00.0 100 fixes it now",
@@ -85,6 +86,11 @@ def test_a_scan_is_told_by_gpu_and_process() -> None:
     assert (worker["placement"], worker["cause"], worker["remedy"]) == ("local", None, None)
     assert (daemon["daemon"], daemon["cause"]) == (True, "unpinned")  # and it is not counted
     assert (lost["orphan"], lost["gpu_memory_bytes"]) == ("not owned", 2**30)
+
+
+def test_a_gpu_that_was_measured_has_its_ratios_and_another_none() -> None:
+    told = document(TWO, replace(SCAN, ratios={GPU: {0: 1.8, 1: 1.0}}), None)
+    assert [it.get("measured_ratio") for it in told["gpus"]] == [{"0": 1.8, "1": 1.0}, None]
 
 
 def test_of_a_gpu_whose_place_is_not_known_no_time_is_remote() -> None:

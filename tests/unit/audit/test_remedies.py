@@ -32,7 +32,11 @@ def remedies(*processes: ProcessFacts, topology: Topology = TWO) -> list[str | N
     return [None if it is None else str(it) for it in map(known.of, judged)]
 
 
-GRES = "put {cores} of gres.conf (affinityd slurm gres-conf prints it), and submit with"
+GRES = "put {cores} of gres.conf (affinityd slurm gres-conf prints it), {sockets}and submit with"
+SOCKETS = (
+    "SlurmdParameters=numa_node_as_socket and, in the node's line, Sockets={} CoresPerSocket=4 "
+    "ThreadsPerCore=1 in slurm.conf, "
+)
 KUBELET = "set kubelet's topologyManagerPolicy: {policy} and cpuManagerPolicy: static, and give"
 CHOOSE = "has no CPU there: set a cpuset with near CPUs"
 GUARANTEED = "the pod whole CPUs in the Guaranteed QoS class"
@@ -52,7 +56,10 @@ def test_an_allocation_is_mended_by_what_made_it(membership: Membership, said: s
     beside = replace(far, beside=(OTHER,))
     one = "Cores=4-7 in the GPU's line", "single-numa-node (or best-effort)"
     two = "Cores=4-7 and Cores=8-11 in the GPUs' lines", "best-effort"
-    of_one, of_two = (said.format(cores=cores, policy=policy) for cores, policy in (one, two))
+    of_one, of_two = (
+        said.format(cores=cores, policy=policy, sockets=SOCKETS.format(nodes))
+        for (cores, policy), nodes in ((one, 2), (two, 3))
+    )
     assert remedies(far) == [f"{PLACE}, and its {of_one}"]
     assert remedies(beside, topology=APART) == [f"{BOTH}, and its {of_two}"]
 

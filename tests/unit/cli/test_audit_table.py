@@ -60,14 +60,15 @@ FAMILIES = scan(
     process("4-7", pid=500, gpu=OTHER, name="nv-hostengine", uid=0),
 )
 TABLE = """
-gpu | pid | name | user | job | threads | placement | cause | cpulist | ran last on | gpu memory
-0 | 100 | python | root | slurm 7.0 | 2 | local | - | 4-7 | 4 | 1024 MiB
-0 | 200 | python +4 alike | root | - | 5 | remote | mask | 0-3 | 0 | -
-0 | 205 | python | root | - | 1 | remote | mask | 0-3 | 0 | -
-0 | 300 | python | root | - | 1 | remote | mask | 0-3 | 0 | -
-0 | 206 | python | root | - | 1 | local | - | 4 | 4 | -
-1+0 | 400 | python | root | - | 1 | local | - | 0-7 | 0 | 1024 MiB
-1 | 500 | nv-hostengine | root | - | 1 | remote | known daemon | 4-7 | 4 | 1024 MiB
+gpu | pid | name | user | job | threads | far | placement | cause | cpulist | \
+ran last on | gpu memory
+0 | 100 | python | root | slurm 7.0 | 2 | - | local | - | 4-7 | 4 | 1024 MiB
+0 | 200 | python +4 alike | root | - | 5 | 5 (0 s) | remote | mask | 0-3 | 0 | -
+0 | 205 | python | root | - | 1 | 1 (0 s) | remote | mask | 0-3 | 0 | -
+0 | 300 | python | root | - | 1 | 1 (0 s) | remote | mask | 0-3 | 0 | -
+0 | 206 | python | root | - | 1 | - | local | - | 4 | 4 | -
+1+0 | 400 | python | root | - | 1 | - | local | - | 0-7 | 0 | 1024 MiB
+1 | 500 | nv-hostengine | root | - | 1 | 1 (0 s) | remote | known daemon | 4-7 | 4 | 1024 MiB
 """
 
 
@@ -84,6 +85,25 @@ def test_workers_that_are_alike_and_have_started_none_share_a_row_below_their_ra
     assert command == "  affinityd pin --tree --force --gpus 0000:10:00.0 100"
     pids = [it.facts.pid for it in FAMILIES.processes]
     assert [int(line.split()[1]) for line in shown(FAMILIES, fold=False)[1:-2]] == pids
+
+
+@pytest.mark.parametrize(
+    ("threads", "said"),
+    [
+        ((("4-7", 4, 900), ("5", 5, 900)), "local | -"),
+        ((("4-7", 4, 900), ("0", 0, 83 * TICKS)), "local | 1 (83 s)"),  # a library pinned it
+        ((("0-7", 1, 7 * TICKS), ("0-7", 4, 900)), "unpinned | 2 (7 s)"),
+    ],
+)
+def test_a_row_says_how_many_threads_are_far_and_what_they_cost(
+    threads: Sequence[tuple[str, int, int]], said: str
+) -> None:
+    its = (
+        thread(mask, 100 + at, last_cpu=on, ticks=used)
+        for at, (mask, on, used) in enumerate(threads)
+    )
+    cells = rows(shown(scan(process(threads=tuple(its)))))[1].split(" | ")
+    assert f"{cells[7]} | {cells[6]}" == said
 
 
 def test_of_many_commands_the_first_are_printed() -> None:
@@ -223,3 +243,19 @@ def test_a_second_look_says_which_part_of_the_time_was_spent_far_from_all_of_its
     assert head.endswith(" | remote time")
     assert [line.rpartition(" | ")[2] for line in lines] == ["75%", "0%", "?", "75%", "50%"]
     assert rows(shown(after, after))[1].endswith(" | -")
+
+
+@pytest.mark.parametrize(
+    ("mask", "ratio", "said"),
+    [
+        ("0-3", 1.8, ["GPU 0: near CPUs copy to it up to 1.8 times as fast as far ones"]),
+        ("0-3", 1.02, []),
+        ("4-7", 1.8, []),  # it is near
+    ],
+)
+def test_what_near_gains_is_said_of_a_gpu_with_far_processes_that_was_measured(
+    mask: str, ratio: float, said: list[str]
+) -> None:
+    found = replace(scan(process(mask, cpuset="0-7")), ratios={GPU: {0: ratio, 1: 1.0}})
+    lines = [it for it in shown(found) if "affinityd measure" in it]
+    assert lines == [f"{it} (affinityd measure)" for it in said]

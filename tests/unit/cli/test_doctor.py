@@ -14,10 +14,13 @@ import pytest
 from affinityd.cli import main
 from affinityd.cli.commands.doctor import gather
 from affinityd.config.settings import Settings
+from affinityd.cpuset import parse_list
 from affinityd.discovery import open_tree
 from affinityd.discovery.snapshot import write_snapshot
 from affinityd.doctor.checks.registry import CHECKS
 from affinityd.machines import NAMES
+from affinityd.topology import node_file
+from affinityd.topology.model import Node
 from tests.support.doctor_facts import CPU, TWO, Files
 from tests.support.machines.sysfs_tree import nvml_report, put, write_tree
 from tests.support.paths import REPOSITORY
@@ -100,6 +103,15 @@ def test_nvml_is_asked_for_the_checks_that_want_it_and_while_nothing_works_on_it
     facts = gather(here, hold=str(hold))
     held = f"NVML calls are on hold by 'an upgrade', until {hold} is removed"
     assert (facts.nvml, facts.maintenance, facts.hold_seconds is None) == (None, held, False)
+
+
+def test_reserved_cpus_are_those_of_the_daemon_and_without_one_those_of_its_own_settings(
+    tmp_path: Path,
+) -> None:
+    here = Settings(socket=os.fspath(tmp_path / "d.sock"), reserved_cpus=parse_list("1"))
+    assert gather(here, ["isolcpus"]).reserved == parse_list("1")
+    node_file.write(tmp_path / node_file.NAME, Node(TWO, reserved=parse_list("3")))
+    assert gather(here, ["isolcpus"]).reserved == parse_list("3")
 
 
 def test_a_check_that_there_is_not_is_named_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:

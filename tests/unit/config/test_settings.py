@@ -88,6 +88,7 @@ def test_a_machine_in_one_place_sets_another_in_a_lesser_one_aside(sources: Sour
         ("admin_group", "root", 0),
         ("admin_group", "4000000000", 4000000000),
         ("enforce", "pin", "pin"),
+        ("nri_namespaces", "a, b", frozenset({"a", "b"})),
         ("migrate_memory", "on", True),
     ],
 )
@@ -106,6 +107,15 @@ def test_where_no_processes_are_looked_at_none_can_be_pinned(sources: Sources) -
         begin = f"--enforce: 'observe' needs this machine's processes, and {told}; give --enforce o"
         assert sources.refusal({flag: text, "enforce": "observe"}).startswith(begin)
         assert sources.load({flag: text, "enforce": "off"}).enforce == "off"
+
+
+@pytest.mark.parametrize(("flag", "text"), [("machine", "dgx-a100"), ("root", "/tree")])
+def test_no_container_is_created_on_a_replayed_machine(
+    sources: Sources, flag: str, text: str
+) -> None:
+    begin = "--nri: '/run/nri/nri.sock' needs this machine's containers, and --"
+    assert sources.refusal({flag: text, "nri": "/run/nri/nri.sock"}).startswith(begin)
+    assert sources.load({flag: text, "nri": "off"}).nri is None
 
 
 def test_a_client_does_not_mind_what_is_for_the_daemon_alone(
@@ -155,6 +165,7 @@ NAME = "is not a node's name; give a line of 253 characters at most"
         ("admin_group", "no such", "--admin-group: there is no group 'no such' here"),
         ("admin_group", "4294967295", "--admin-group: there is no group '4294967295' here"),
         ("enforce", "on", "--enforce: 'on' is none of off, observe, pin"),
+        ("nri_mount", "run", "--nri-mount: 'run' is no absolute path, as /run/affinityd is"),
         ("migrate_memory", "yes", "--migrate-memory: 'yes' is neither on nor off"),
     ],
 )

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from affinityd.audit.model import Job
 from affinityd.config.settings import OBSERVE, PIN
 from affinityd.daemon.enforce_log import EnforceLog
 from affinityd.enforce.enforcer import Enforced
@@ -32,6 +33,28 @@ def told(
 def pinning(*decisions: Decision) -> Enforced:
     """Return a report of having pinned these."""
     return enforced(*decisions, done=tuple(done(it, pinned=2) for it in decisions))
+
+
+ID = "cd34" * 16
+
+
+@pytest.mark.parametrize(
+    ("job", "pod", "name"),
+    [
+        (Job("container", f"/libpod_parent/libpod-{ID}"), None, "container cd34cd34cd34"),
+        (Job("container", f"/machine.slice/libpod-{ID}.scope"), None, "container cd34cd34cd34"),
+        (Job("container", f"/system.slice/docker-{ID}.scope"), None, "container cd34cd34cd34"),
+        (Job("container", f"/docker/{ID}"), None, "container cd34cd34cd34"),
+        (Job("container", f"/k8s.io/cri-containerd-{ID}.scope"), None, "container cd34cd34cd34"),
+        (Job("kubernetes", "0a1b-2c3d"), "vision/train-0", "pod vision/train-0"),
+        (Job("kubernetes", "0a1b-2c3d"), None, "kubernetes 0a1b-2c3d"),
+    ],
+)
+def test_a_job_has_the_name_that_people_know(
+    caplog: pytest.LogCaptureFixture, job: Job, pod: str | None, name: str
+) -> None:
+    _, line = told(caplog, pinning(replace(drifted(1), job=job, pod=pod)))
+    assert line.startswith(f"INFO: {name}: pinned 1 process")
 
 
 FITS, GONE, ONE, TWO = enforced(fits()), enforced(), pinning(drifted(1)), pinning(drifted(2))

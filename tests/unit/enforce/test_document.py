@@ -90,7 +90,8 @@ def test_what_is_in_the_policy_is_told_to_those_who_see_all() -> None:
 
 
 PROCESS_2 = """
-{"pid": 2, "name": "python", "uid": 1001, "vendor": "nvidia", "gpu": 0, "gpus_beside": [],
+{"pid": 2, "name": "python", "uid": 1001, "container": null,
+"vendor": "nvidia", "gpu": 0, "gpus_beside": [],
 "placement": "remote", "verdict": "drifted", "cause": "mask", "reason": null, "why": null,
 "observed": false, "masks": "0", "cpulist": "0-3", "cpuset": null, "mode": "node",
 "share": "auto", "scope": "node", "rule": 3, "threads_drifted": 2, "threads_on_purpose": 0,

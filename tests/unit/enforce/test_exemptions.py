@@ -159,7 +159,7 @@ def test_what_is_observed_is_not_pinned(policy: str, who: Who, because: str | No
     ("policy", "words", "process", "expected"),
     [
         (PILOT, {100: "off"}, FAR, "left opted_out"),
-        ("", {100: "observe", 200: "off"}, FAR, "left opted_out"),  # the least in its job counts
+        ("", {100: "observe", 50: "off"}, replace(FAR, parent=50), "left opted_out"),  # the least
         ("leave = true", {}, FAR, "left policy"),
         (PILOT, {}, RANK, "fits"),
     ],
@@ -168,11 +168,13 @@ def test_what_is_left_alone_or_fits_is_not_observed(
     policy: str, words: Mapping[int, str], process: ProcessFacts, expected: str
 ) -> None:
     identities = {pid: Who(switch=word) for pid, word in words.items()}
-    decision, _ = Site(TWO, policy, identities=identities).look(process, rank("0-3", gpu=1))
+    parent = rank("0-3", gpu=1, pid=50)
+    decision, _ = Site(TWO, policy, identities=identities).look(process, parent)
     assert (said(decision), decision.is_observed) == ([expected], False)
 
 
-def test_a_process_is_observed_as_another_rank_of_its_job_says() -> None:
+def test_a_process_is_observed_as_the_first_of_its_job_says() -> None:
     identities = {200: Who(switch="observe")}
-    decisions = Site(TWO, identities=identities).look(FAR, rank("0-3", gpu=1))
+    first = rank("0-3", gpu=1, start=4)
+    decisions = Site(TWO, identities=identities).look(FAR, first)
     assert [it.is_observed for it in decisions] == [True, True]

@@ -18,10 +18,24 @@ OFF = {200: Who(switch="off")}
 CONTAINER = "ab12" * 16
 
 
-def test_a_rank_opts_out_for_all_of_its_job() -> None:
-    other = rank("0-7", pid=300, membership=KUBERNETES_POD)
-    decisions = Site(TWO, identities=OFF).look(other, WIDE, MATE, worker("0-7", of=WIDE))
-    assert said(*decisions) == ["drifted unpinned", *["left opted_out"] * 3]
+@pytest.mark.parametrize(
+    ("off", "left"),
+    [
+        pytest.param(100, {100, 200, 210, 220, 230, 900}, id="the job's first: all of the job"),
+        pytest.param(200, {200, 210, 220, 230}, id="another: itself and its descendants"),
+        pytest.param(220, {220, 230}, id="its ancestors do not count"),
+        pytest.param(300, {300}, id="another job's is no concern of this one"),
+    ],
+)
+def test_a_process_opts_out_for_itself_and_its_descendants(off: int, left: set[int]) -> None:
+    helper = replace(worker("0-7", of=MATE), pid=210)
+    nested = replace(MATE, pid=220, parent=210)
+    decisions = Site(TWO, identities={off: Who(switch="off")}).look(
+        rank("0-7", pid=300, membership=KUBERNETES_POD),
+        *(MATE, helper, nested, replace(worker("0-7", of=nested), pid=230)),
+        *(WIDE, worker("0-7", of=WIDE)),  # it has started with MATE, and has the lower pid
+    )
+    assert {it.process.facts.pid for it in decisions if it.reason == "opted_out"} == left
 
 
 def test_no_process_takes_part_in_anothers_container_by_its_id() -> None:

@@ -117,6 +117,11 @@ def test_whose_choice_of_cpus_a_process_has(
     v1 | 4:cpu,cpuacct:/p | v1's CPU | p/cpu.cfs_quota_us=150000; p/cpu.cfs_period_us=50000 | 3
     v1: none | 4:cpu,cpuacct:/p | v1's CPU | p/cpu.cfs_quota_us=-1; p/cpu.cfs_period_us=100000 |
     v1: no period | 4:cpu,cpuacct:/p | v1's CPU | p/cpu.cfs_quota_us=5 |
+    exclusive CPUs | 0::/a | v2 | a/EFF=0-7; a/cpu.weight=313; a/cpu.max=max 100000 | 8
+    … by a newer runc | 0::/pod/a | v2 | pod/a/EFF=0-7; pod/a/cpu.weight=532 | 8
+    … the weight of fewer | 0::/pod/a | v2 | pod/a/EFF=0-7; pod/a/cpu.weight=312 |
+    … with the most weight | 0::/pod/a | v2 | pod/a/EFF=0-299; pod/a/cpu.weight=10000 | 300
+    … the pod's weight is no container's | 0::/pod/a | v2 | pod/EFF=0-7; pod/cpu.weight=313 |
     a process that is gone | | none | |
     """),
 )
@@ -133,8 +138,13 @@ def test_the_least_limit_of_a_cgroup_and_those_above_it_counts(
         ("cpu.max=250000 100000", 3),
         (f"cpu.max={'9' * 5000} 1", None),
         ("cpu/cpu.cfs_quota_us=4; cpu/cpu.cfs_period_us=2", 2),
+        ("cpu.max=max 100000; cpu.weight=157", 4),  # exclusive CPUs
+        ("cpu.max=max 100000; cpu.weight=156", None),
+        ("cpu/cpu.cfs_quota_us=-1; cpu/cpu.cfs_period_us=2; cpu/cpu.shares=4096", 4),
+        ("cpu/cpu.cfs_quota_us=-1; cpu/cpu.cfs_period_us=2; cpu/cpu.shares=4095", None),
+        ("cpu/cpu.shares=4096; cpu/release_agent=", None),  # the root of a node
         ("", None),
     ],
 )
 def test_a_container_sees_its_own_limit(tmp_path: Path, files: str, expected: int | None) -> None:
-    assert own_cpu_limit(f"{written(tmp_path, '', 'none', files)}/cg") == expected
+    assert own_cpu_limit(4, f"{written(tmp_path, '', 'none', files)}/cg") == expected

@@ -18,8 +18,9 @@ from affinityd.request.query import parse_query
 from affinityd.request.reply import Reply
 from affinityd.request.resolve import answer
 from affinityd.request.slurm_binding import Slot, cpus_of_step, gpu_slot
-from affinityd.topology.model import Node
-from tests.support.asking import ask, lists, try_to_ask
+from affinityd.topology.model import Node, Topology
+from tests.support.asking import ask, cpulists, lists, try_to_ask
+from tests.support.machines.by_hand import made
 from tests.support.tables import rows, words
 
 DGX = machines.load("dgx-a100")  # GPUs in pairs on nodes 3, 1, 7, 5
@@ -139,14 +140,22 @@ def steps(draw: st.DrawFn) -> tuple[str, list[str], int]:
     steps(),
     st.sampled_from(["unique_contiguous", "unique_interleaved", "exclusive", "single_unique"]),
     st.sampled_from(["node", "socket"]),
-    st.booleans(),
+    st.none() | st.permutations(range(16)),
     st.booleans(),
 )
 def test_tasks_of_a_job_never_overlap_whatever_each_one_sees(
-    step: tuple[str, list[str], int], mode: str, scope: str, is_sliced: bool, has_cores: bool
+    step: tuple[str, list[str], int],
+    mode: str,
+    scope: str,
+    places: list[int] | None,
+    has_cores: bool,
 ) -> None:
+    """Its slices are 8 or 32 CPUs of any place: near to the task's GPU, or partly, or not."""
     bind, gpus, tasks = step
-    slices = [range(32 * task, 32 * task + 32) for task in range(tasks)]
+    is_sliced, width = places is not None, 8 if places and places[0] % 2 else 32
+    starts = [width * (place % (256 // width)) for place in places or range(16)]
+    starts = list(dict.fromkeys(starts))[:tasks]
+    slices = [range(start, start + width) for start in starts]
     facts = {"gpu_bind": bind, "step_gpus": f"{len(gpus)}", "job": ",".join(gpus)}
     facts |= {"ranks": f"{tasks}", "mode": mode, "scope": scope}
     if is_sliced:
@@ -256,6 +265,60 @@ def test_tasks_never_overlap_whose_gpus_were_chosen_by_their_slices(slices: str,
     ]
     assert not overlap(replies)
     assert {reply.locality for reply in replies} == {"local"}
+
+
+SMALL = made({0: "0-3", 1: "4-7"}, gpus=[0, 0, 1, 1])
+H100 = machines.load("dgx-h100")  # 56 cores a package, and four GPUs on each
+
+
+def slices_of(topology: Topology, tasks: int) -> list[CpuSet]:
+    """Return the cores of each task, by turns from each package, as Slurm binds tasks."""
+    nodes = [[it.cpus for it in topology.cores if it.node == node] for node in (0, 1)]
+    each = len(topology.cores) // tasks
+    parts = [cores[start : start + each] for cores in nodes for start in range(0, len(cores), each)]
+    halves = zip(parts[: tasks // 2], parts[tasks // 2 :], strict=True)
+    turns = [part for pair in halves for part in pair]
+    return [frozenset().union(*cores) for cores in turns]
+
+
+@pytest.mark.parametrize("mode", ["exclusive", "unique-contiguous", "unique-interleaved"])
+@pytest.mark.parametrize("bind", ["gpu:single:2", "gpu:closest"])
+@pytest.mark.parametrize(("topology", "tasks", "cpus"), [(SMALL, 8, 1), (H100, 16, 14)])
+def test_a_task_keeps_the_slice_by_which_slurm_chose_its_gpu(
+    topology: Topology, tasks: int, cpus: int, bind: str, mode: str
+) -> None:
+    slices, gpus = slices_of(topology, tasks), len(topology.gpus)
+    for task, slice_ in enumerate(slices):
+        first = task % 2 * gpus // 2  # of the GPUs near the slice
+        near = [first + it for it in range(gpus // 2)]
+        sees = near if "closest" in bind else near[task // 2 % len(near) :][:1]
+        step = f"job={','.join(map(str, range(gpus)))} step_gpus={gpus} ranks={tasks} rank={task}"
+        facts = words(f"{step} cpuset={format_list(slice_)} mode={mode} gpu_bind={bind}")
+        facts |= {"cpu_bind": ",".join(map(format_mask, slices))}
+        reply = ask(topology, **facts, visible=",".join(map(str, sees)))
+        assert (reply.cpus, reply.locality, len(slice_)) == (slice_, "local", cpus)
+
+
+def test_where_cores_are_too_few_to_be_divided_a_near_task_keeps_its_slice() -> None:
+    """Three tasks that all see two GPUs of one node: two more than each has cores for."""
+    node = made({0: "0-2", 1: "3-5"}, gpus=[0, 0])
+    step = words("job=0,1 step_gpus=2 ranks=3 visible=0,1 mode=exclusive cpu_bind=0x1,0x2,0x8")
+    near = ask(node, **step, rank="1", cpuset="1")
+    assert (cpulists(near), near.locality) == (["1"], "local")
+    far = try_to_ask(node, **step, rank="2", cpuset="3")
+    assert "fewer than 1" in str(far)
+
+
+@pytest.mark.parametrize(
+    ("sees", "cores"), [("0", "48,176"), ("0,1", "48-49,176-177"), ("0,1,2", "48,176")]
+)
+def test_a_task_with_several_gpus_in_its_slice_has_a_core_for_each(sees: str, cores: str) -> None:
+    """With fewer cores than GPUs, one for all of them."""
+    slices = [parse_list(it) for it in ("48-49,176-177", "50-51,178-179")]
+    facts = words(f"ranks=2 rank=0 gpu_bind=gpu:closest job={sees} mode=single_unique")
+    facts |= {"cpu_bind": ",".join(map(format_mask, slices)), "visible": sees}
+    reply = ask(DGX, **facts, cpuset=format_list(slices[0]))
+    assert format_list(reply.cpus) == cores
 
 
 def test_what_slurm_says_of_a_step_leads_no_caller_out_of_its_cpuset() -> None:

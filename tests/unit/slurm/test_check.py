@@ -214,6 +214,16 @@ def test_lines_of_gres_conf_are_judged(case: str) -> None:
 BOTH = f"{ZERO}\n{ONE}"
 
 
+BY_NODE = "slurmdparameters=numa_node_as_socket"
+LINE = "Sockets=4 CoresPerSocket=4 ThreadsPerCore=2"
+LACKING = f"SlurmdParameters=numa_node_as_socket and, in the node's line, {LINE}"
+SOCKETS = NARROW.format(settings=LACKING)
+COUNTS = (
+    "slurmctld counts 32 cores, and the node has 16: it takes Cores= for other cores; write the "
+    "node's line as `slurmd -C` prints it"
+)
+
+
 def test_types_that_alternate_on_the_bus_are_worth_a_note() -> None:
     four = node(0, 0, 3, 3, models=(A100, V100, A100, V100))
     wanted = expected("s", {"gres": "gpu:a100:2,gpu:v100:2"})
@@ -222,20 +232,20 @@ def test_types_that_alternate_on_the_bus_are_worth_a_note() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "finding", "notes"),
+    ("values", "findings", "notes"),
     [
-        ("sockets=2 corespersocket=8", None, [NARROW]),
-        ("sockets=4 corespersocket=4", None, []),  # cores of nodes are whole sockets
-        ("sockets=32 corespersocket=1", "slurmctld counts 32 cores, and the node has 16: ", []),
+        ("", [], [SOCKETS]),  # they are not known
+        ("sockets=2 corespersocket=8", [SOCKETS], []),
+        (f"sockets=4 corespersocket=4 {BY_NODE}", [], []),
+        (f"sockets=32 corespersocket=1 {BY_NODE}", [COUNTS, SOCKETS], []),
     ],
 )
 def test_the_node_s_cores_and_sockets_are_compared(
-    values: str, finding: str | None, notes: list[str]
+    values: str, findings: list[str], notes: list[str]
 ) -> None:
     wanted = expected("s", {"gres": "gpu:2", **words(values)})
     check = GresCheck(slurmd(BOTH), MACHINES["two"], expected=wanted)
-    cause = "it takes Cores= for other cores; write the node's line as `slurmd -C` prints it"
-    assert list(map(str, check.findings())) == ([f"{finding}{cause}"] if finding else [])
+    assert list(map(str, check.findings())) == findings
     assert list(check.notes()) == notes
 
 
@@ -298,6 +308,11 @@ def test_a_job_has_cpus_near_each_of_its_gpus(
     assert list(far(topology, SlurmJob(4711, parse_list(cpus), gpus))) == [
         f"job 4711 has gpu {finding}, none of them near it; {REMEDY}" for finding in findings
     ]
+
+
+def test_a_far_job_s_remedy_has_what_slurm_conf_lacks() -> None:
+    (said,) = far(node(3), SlurmJob(4711, frozenset({0}), ("0",)), LACKING)
+    assert said.endswith(f"; {REMEDY}; slurm.conf needs {LACKING}")
 
 
 def test_a_job_with_a_gpu_that_the_node_has_not_is_told() -> None:

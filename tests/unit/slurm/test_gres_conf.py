@@ -11,7 +11,7 @@ from hypothesis import given
 from affinityd.cpuset import format_list
 from affinityd.slurm.cores import SlurmCores, affinities, in_slurms_order
 from affinityd.slurm.expected import expected
-from affinityd.slurm.gres_conf import NODES, GresConf
+from affinityd.slurm.gres_conf import GresConf
 from affinityd.topology.model import Core, Gpu, MigInstance, Topology
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
@@ -22,10 +22,12 @@ from tests.support.machines.nvlinks import (
     with_nvlinks,
 )
 
-MI250X = """\
+LUMI = "Sockets=4 CoresPerSocket=16 ThreadsPerCore=2"  # of a node of LUMI
+MI250X = f"""\
 # In this order Slurm's gpu numbers are ROCm's: keep it.
-# Cores= of NUMA nodes need SlurmdParameters=numa_node_as_socket in slurm.conf. Else Slurm
-# takes a whole package's cores, and drains the node from 24.11 on; or print --scope socket.
+# Cores= of NUMA nodes need in slurm.conf:
+#   SlurmdParameters=numa_node_as_socket and, in the node's line, {LUMI}
+# Else jobs get far cores, or Slurm drains the node; or print --scope socket.
 Name=gpu File=/dev/dri/renderD128 Cores=48-63
 Name=gpu File=/dev/dri/renderD129 Cores=48-63
 Name=gpu File=/dev/dri/renderD130 Cores=16-31
@@ -79,7 +81,7 @@ def test_a_node_of_lumi_has_these_lines() -> None:
     node = with_minors(machine("mi250x"), range(128, 136))
     assert GresConf(node).lines() == MI250X.splitlines()
     named = [f"NodeName=n1 {line}" for line in MI250X.splitlines() if line[0] != "#"]
-    assert GresConf(node).lines("n1")[3:] == named
+    assert GresConf(node).lines("n1")[4:] == named
 
 
 def test_a_dgx_1_has_these_lines() -> None:
@@ -161,11 +163,43 @@ def test_the_cores_of_a_gpu(node: Topology, scope: str, cores: list[str | None])
 
 def test_nodes_are_explained_only_where_they_are_no_packages() -> None:
     a100 = machine("dgx-a100")
-    wanted = expected("s", {"sockets": "8", "corespersocket": "16"})
-    assert set(NODES) <= set(GresConf(a100).lines())
     h100 = GresConf(with_minors(machine("dgx-h100"), range(8)))
-    for conf in h100, GresConf(a100, scope="socket"), GresConf(a100, expected=wanted):
-        assert not set(NODES) & set(conf.lines())
+    for conf in h100, GresConf(a100, scope="socket"):
+        assert conf.settings is None
+        assert not any("slurm.conf" in line for line in conf.lines())
+
+
+PARAMETER, OTHER = "numa_node_as_socket", "l3cache_as_socket"
+
+
+@pytest.mark.parametrize(
+    ("sockets", "parameters", "fits"),
+    [
+        (None, "", False),
+        ("2 64", "", False),
+        ("2 64", PARAMETER, False),  # idle and far before 26.05, which drains it
+        ("8 16", "", False),  # drained by 24.11
+        ("128 1", PARAMETER, False),  # of CPUs= alone: drained by 26.05
+        ("8 16", PARAMETER, True),
+        ("8 16", f"Test,{PARAMETER.upper()}", True),
+        ("8 16", "config_overrides", True),
+        ("8 16", OTHER, False),
+        ("32 4", OTHER, True),  # a node is four caches, which only 26.05 refuses
+    ],
+)
+def test_nodes_are_sockets_where_slurmd_and_the_node_s_line_count_so(
+    sockets: str | None, parameters: str, fits: bool
+) -> None:
+    values = dict(zip(("sockets", "corespersocket"), (sockets or "").split(), strict=False))
+    wanted = expected("s", {**values, "slurmdparameters": parameters})
+    needed = f"SlurmdParameters={PARAMETER} and, in the node's line, Sockets=8 CoresPerSocket=16 "
+    said = GresConf(machine("dgx-a100"), expected=wanted).settings
+    assert said == (None if fits else f"{needed}ThreadsPerCore=2")
+
+
+def test_nodes_of_unlike_size_are_no_sockets_of_one_number() -> None:
+    node = made({0: "0-3", 1: "4-5"}, gpus=[0, 1])
+    assert GresConf(node).settings == f"SlurmdParameters={PARAMETER}"
 
 
 def test_a_gpu_whose_device_file_is_not_known_has_a_comment_and_no_line() -> None:
@@ -173,7 +207,7 @@ def test_a_gpu_whose_device_file_is_not_known_has_a_comment_and_no_line() -> Non
     node = replace(node, gpus=(replace(node.gpus[0], minor=None), *node.gpus[1:]))
     conf = GresConf(node)
     assert conf.unknown == [node.gpus[0]]
-    assert conf.lines()[3] == (
+    assert conf.lines()[4] == (
         "# gpu 0 (0000:07:00.0): its minor is not known (NVIDIA's driver would tell it): "
         "Name=gpu File=/dev/nvidia? Cores=48-63"
     )

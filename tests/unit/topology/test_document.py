@@ -55,6 +55,15 @@ def test_an_adapter_tells_how_near_it_is_to_each_gpu() -> None:
     assert nic["nearness"].items() >= near.items()
 
 
+def test_a_device_has_the_attributes_that_a_driver_of_dra_publishes() -> None:
+    data = to_json(machine("mi250x"))
+    place = {"numaNode": [3, 0, 1, 2], "pcieRoot": "pci0000:c0", "pciBusID": "0000:c1:00.0"}
+    assert data["gpus"][0]["dra"] == place
+    assert [nic["dra"]["pciBusID"] for nic in data["nics"]] == [
+        nic["pci_bus_id"] for nic in data["nics"]
+    ]
+
+
 def test_links_are_told_by_where_they_lead() -> None:
     first, *_ = to_json(dgx_1v())["gpus"]
     ends = {"0000:07:00.0": 1, "0000:0a:00.0": 1, "0000:0b:00.0": 2, "0000:85:00.0": 2}
@@ -62,10 +71,12 @@ def test_links_are_told_by_where_they_lead() -> None:
     assert to_json(machine("dgx-1v"))["gpus"][0]["nvlinks"] is None
 
 
-def test_of_a_file_from_before_links_were_told_none_are_known() -> None:
+def test_of_a_file_of_an_earlier_release_the_rest_is_read() -> None:
     data = to_json(dgx_1v())
     for gpu in data["gpus"]:
-        del gpu["nvlinks"]
+        del gpu["nvlinks"], gpu["dra"]
+    for nic in data["nics"]:
+        del nic["dra"], nic["numa_source"]
     assert {gpu.nvlinks for gpu in from_json(data).gpus} == {None}
 
 

@@ -1,5 +1,8 @@
 {{- /* Values that contradict each other: the render ends with the remedy. */}}
 {{- define "affinityd.contradictions" -}}
+{{- if not .Values.kubernetes }}
+{{- fail "kubernetes has no value, as if those of an earlier chart are reused; give --reset-then-reuse-values instead of --reuse-values" }}
+{{- end }}
 {{- if not (or .Values.socket.enabled .Values.plan.enabled) }}
 {{- fail "socket.enabled and plan.enabled are both false: no pod could reach the daemon; enable one of them" }}
 {{- end }}
@@ -42,6 +45,9 @@
 {{- end }}
 {{- if and .jobSeries (not $looks) }}
 {{- fail (printf "settings.jobSeries is %v, but no process is scanned; set audit.enabled: true and leave scanInterval empty, or set jobSeries: 0" .jobSeries) }}
+{{- end }}
+{{- if and $.Values.kubernetes.podResources (not (or $looks $.Values.kubernetes.nri.enabled)) }}
+{{- fail "kubernetes.podResources is true, but no process is scanned; set audit.enabled: true and leave settings.scanInterval empty, or kubernetes.nri.enabled: true, or set kubernetes.podResources: false" }}
 {{- end }}
 {{- $mode := include "affinityd.enforce" $ }}
 {{- if and (ne $mode "off") (not $looks) }}

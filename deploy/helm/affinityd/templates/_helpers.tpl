@@ -99,6 +99,7 @@ tolerations:
 {{- /* The endpoint of both monitors; takes the monitor's values. */}}
 {{- define "affinityd.endpoint" -}}
 path: /metrics
+honorLabels: true # namespace, pod and container of a job are not those of the daemon
 {{- with .interval }}
 interval: {{ . }}
 {{- end }}
@@ -153,18 +154,20 @@ metricRelabelings:
 65532
 {{- end }}
 
-{{- /* The user of the daemon and of its socket's folder: only root has capabilities. */}}
+{{- /* The user of the daemon and of its socket's folder: only root has capabilities, and kubelet's and the runtime's sockets. */}}
 {{- define "affinityd.user" -}}
-{{- if include "affinityd.capabilities" . }}0{{ else }}{{ include "affinityd.nobody" . }}{{ end }}
+{{- if or (include "affinityd.capabilities" .) .Values.kubernetes.podResources .Values.kubernetes.nri.enabled }}0{{ else }}{{ include "affinityd.nobody" . }}{{ end }}
 {{- end }}
 
 {{- /* The security context of the daemon's container. */}}
 {{- define "affinityd.daemonSecurityContext" -}}
-{{- with include "affinityd.capabilities" . | trim -}}
+{{- if eq (include "affinityd.user" .) "0" -}}
 allowPrivilegeEscalation: false
 capabilities:
   drop: [ALL]
+  {{- with include "affinityd.capabilities" . | trim }}
   add: [{{ splitList " " . | join ", " }}]
+  {{- end }}
 readOnlyRootFilesystem: true
 runAsNonRoot: false
 runAsUser: 0

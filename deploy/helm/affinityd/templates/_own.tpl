@@ -8,6 +8,10 @@
       "--scan-interval" "; set settings.scanInterval instead"
       "--job-series" "; set settings.jobSeries instead"
       "--log-format" "; set settings.logFormat instead"
+      "--pod-resources" "; set kubernetes.podResources instead"
+      "--nri" "; set kubernetes.nri.enabled instead"
+      "--nri-namespaces" "; set kubernetes.nri.namespaces instead"
+      "--nri-mount" "; set kubernetes.nri.enabled and socket.enabled instead"
       "--enforce" "; set enforce.mode instead"
       "--enforce-policy" "; set enforce.policy instead"
       "--migrate-memory" "; set enforce.migrateMemory instead"
@@ -36,7 +40,7 @@
 {{- end }}
 {{- end }}
 
-{{- $volumes := dict "socket" ", or set socket.hostPath" "policy" ", or set enforce.policy" "cgroups" "" "pods" "" }}
+{{- $volumes := dict "socket" ", or set socket.hostPath" "policy" ", or set enforce.policy" "cgroups" "" "pods" "" "pod-resources" "" "nri" ", or set kubernetes.nri.socketFolder" }}
 {{- range .Values.extraVolumes }}
 {{- if hasKey $volumes .name }}
 {{- fail (printf "extraVolumes: %s is the chart's own; give yours another name%s" .name (get $volumes .name)) }}

@@ -46,6 +46,18 @@ def test_who_sees_what(peer: PeerConnection | None, admin_group: int | None, see
     assert viewer(peer, admin_group) == sees
 
 
+@pytest.mark.parametrize(
+    ("host", "sees"),
+    [
+        *((name, ALL) for name in ("localhost", "localhost:9465", "127.0.0.1:9465", "[::1]:9465")),
+        *((name, ALL) for name in ("", "::1", "node7", "unix")),
+        *((name, COUNTS) for name in ("a.site", "a.site:9465", "127.0.0.1.a.site")),
+    ],
+)
+def test_a_site_whose_name_leads_to_the_socket_sees_only_counts(host: str, sees: Viewer) -> None:
+    assert viewer(peer(0, 0), None, host) == sees
+
+
 FOUND = audit(process(1, uid=7), process(2, uid=8), process(3, uid=None))
 
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from affinityd.audit.model import CpuTime, Job
+from affinityd.audit.model import CpuTime, Job, PodContainer
 from affinityd.cli.commands.serve import counting
 from affinityd.daemon.metrics import enforcement
 from affinityd.daemon.metrics.registry import Metrics
@@ -60,6 +60,8 @@ FOUND = Audit(
 UNKNOWN = Audit(MACHINE, scan(unknown=dict.fromkeys((GPU0, GPU1), "NVML did not answer")))
 NOWHERE = Audit(MACHINE, scan(process(1, placement="unknown"), near={**NEAR, GPU0: None}))
 
+MEASURED = Audit(MACHINE, scan(process(1), ratios={GPU0: {0: 1.0, 1: 1.8}}))
+
 NONE = dict.fromkeys(("local", "mixed", "remote", "unpinned", "unknown"), 0.0)
 SINCE = "gpu_numa_mismatch_start_timestamp_seconds"
 
@@ -81,6 +83,9 @@ SINCE = "gpu_numa_mismatch_start_timestamp_seconds"
         (FOUND, None, "scan_duration_seconds", {"": 0.25}),
         (FOUND, None, "scan_skipped_processes", {"": 1}),
         (FOUND, None, "numa_balancing", {"": 1}),
+        (FOUND, "0", "measured_ratio", {}),
+        (MEASURED, "0", "measured_ratio", {"0": 1.0, "1": 1.8}),
+        (MEASURED, "1", "measured_ratio", {}),
         # Its processes are not known; what they have used stays.
         (UNKNOWN, "0", "gpu_audited", {"": 0}),
         (UNKNOWN, "0", "gpu_numa_mismatch", {}),
@@ -166,17 +171,20 @@ def test_failures_are_counted_from_0_on() -> None:
 
 
 def test_jobs_have_metrics_where_they_may() -> None:
-    job_time = {ONE: CpuTime(4.0, 1.0), Job("kubernetes", "b7"): CpuTime(2.0, 0.0)}
+    train = PodContainer("kubernetes", "b7", "team", "train-0", "main")
+    job_time = {ONE: CpuTime(4.0, 1.0), train: CpuTime(2.0, 0.0)}
     far = process(1, job=ONE, cause="mask", placement="remote")
     audit = Audit(MACHINE, scan(far, job_time=job_time, since={ONE: 1700000000.0}))
     assert not [line for line in scraped(audit) if "affinityd_job_" in line]
     lines = scraped(audit, job_series=1)
-    own, other = "1,slurm", "other,"
+    own, other = ",1,,,slurm", ",other,,,"
     assert samples(lines, "job_gpus") == {own: 1, other: 0}
     assert samples(lines, "job_mismatched_gpus") == {own: 1, other: 0}
     assert samples(lines, "job_cpu_seconds_total") == {own: 4, other: 2}
     assert samples(lines, "job_remote_cpu_seconds_total") == {own: 1, other: 0}
     assert samples(lines, "job_numa_mismatch_start_timestamp_seconds") == {own: 1700000000}
+    named = samples(scraped(audit, job_series=2), "job_cpu_seconds_total")
+    assert named == {own: 4, "main,b7,team,train-0,kubernetes": 2}
 
 
 @pytest.mark.parametrize("job_id", ['a"b', "a\\b", "a\nb", "a\udcffb", "a\x1b[31m"])

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from affinityd.audit.model import CpuTime, Job, Scan
+import pytest
+
+from affinityd.audit.model import AuditedProcess, CpuTime, Job, Scan
 from affinityd.daemon.metrics.job_series import OTHERS, JobRow, JobSeries
+from affinityd.topology.nearness import CAUSES
 from tests.support.scans import GPU0, GPU1, process, scan
 
 ONE, TWO, THREE, FOUR = (Job("slurm", str(number)) for number in range(1, 5))
@@ -50,7 +53,47 @@ def test_a_row_tells_the_jobs_gpus_and_those_that_it_is_far_from_and_since_when(
         job_time={ONE: CpuTime(2.0, 1.0), TWO: CpuTime(4.0, 0.0), THREE: CpuTime()},
         since={ONE: 1700000000.0, TWO: 1700000001.0},
     )
+    none = dict.fromkeys(CAUSES, 0.0)
     assert JobSeries(1).scanned(found) == (
-        JobRow(ONE, 2, 1, CpuTime(2.0, 1.0), 1700000000.0),
-        JobRow(OTHERS, 1, 1, CpuTime(4.0, 0.0), None),
+        JobRow(ONE, 2, 1, CpuTime(2.0, 1.0), 1700000000.0, 0.0, none),
+        JobRow(OTHERS, 1, 1, CpuTime(4.0, 0.0), None, 0.0, none),
     )
+
+
+FAR, UNPINNED = (
+    process(cause=cause, job=ONE, placement=placement)
+    for cause, placement in (("mask", "remote"), ("unpinned", "unpinned"))
+)
+NEAR, ON_BOTH = process(job=ONE), process(job=ONE, gpu=GPU1)
+SHARES = process(job=TWO, cause="mask", placement="remote", gpu=GPU1)
+Held = tuple[float, dict[str, float]]  #: seconds of GPUs, and of those with a mismatch
+
+
+@pytest.mark.parametrize(
+    ("scans", "own", "shared"),
+    [
+        ([[NEAR]], (0, {}), None),  # the counters begin at 0
+        ([[NEAR], [NEAR]], (10, {}), None),
+        ([[FAR], [NEAR]], (10, {"mask": 10}), None),  # a finding holds until the next scan
+        ([[NEAR, FAR], [NEAR, FAR]], (10, {"mask": 10}), None),  # a GPU counts once,
+        ([[UNPINNED, FAR], [FAR]], (10, {"mask": 10}), None),  # by its first cause
+        ([[UNPINNED], [FAR], []], (20, {"mask": 10, "unpinned": 10}), None),
+        ([[FAR, ON_BOTH], [NEAR, ON_BOTH]], (20, {"mask": 10}), None),
+        ([[FAR], [], [], [FAR], [FAR]], (20, {"mask": 20}), None),
+        ([[NEAR, SHARES], [NEAR, SHARES], [NEAR]], (20, {}), (20, {"mask": 20})),
+    ],
+)
+def test_the_seconds_of_gpus_are_counted_and_those_of_a_mismatch_by_its_cause(
+    scans: list[list[AuditedProcess]], own: Held, shared: Held | None
+) -> None:
+    series, rows = JobSeries(1), {}
+    jobs = {ONE: CpuTime(), **({TWO: CpuTime()} if shared else {})}
+    for number, processes in enumerate(scans):
+        found = scan(*processes, job_time=jobs, boot=1000.0 + 10 * number)
+        for _ in range(2):  # a scan that is told twice counts once
+            rows = {row.job: row for row in series.scanned(found)}
+    expected = {ONE: own} | ({OTHERS: shared} if shared else {})
+    assert {
+        job: (row.gpu_seconds, {it: by for it, by in row.mismatched_gpu_seconds.items() if by})
+        for job, row in rows.items()
+    } == expected

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from affinityd.cpuset import format_list, parse_list
-from affinityd.daemon.state.plan_service import PlanService
+from affinityd.daemon.state.plan_service import PLANNED_BYTES, PlanService
 from affinityd.errors import AffinityError, InvalidRequestError, NotReadyError, UnsatisfiableError
 from affinityd.json_codec import dumps
 from affinityd.planner.model import Demand, Plan
@@ -59,10 +61,49 @@ def test_the_ranks_of_a_job_are_planned_once_and_each_gets_what_it_would_get_alo
         for mode in ("node", "unique_contiguous")
         for rank in range(4)
     ]
+    few = Caller(parse_list("0-3,48-51"))
     alone = [PlanService(A100).answer(rank, "json").body for rank in ranks]
+    of_few = [PlanService(A100).answer(rank, "json", few).body for rank in ranks]
     monkeypatch.setattr("affinityd.daemon.state.plan_service.plan", planned)
     assert [service.answer(rank, "json").body for rank in ranks] == alone
-    assert [demand.options.mode for demand in asked] == ["node", "unique_contiguous"]
+    assert [service.answer(rank, "json", few).body for rank in ranks] == of_few
+    assert [demand.options.mode for demand in asked] == ["node", "unique_contiguous"] * 2
+    with pytest.raises(InvalidRequestError, match="there is no rank 4; the request has ranks 0-3"):
+        service.answer(replace(ranks[0], rank=(4,)), "json")
+
+
+def test_a_rank_that_is_not_there_is_told_before_that_the_job_cannot_be_planned() -> None:
+    pairs = [("gpus", "0,1"), ("mode", "exclusive"), ("cpuset", "48"), ("rank", "7")]
+    with pytest.raises(InvalidRequestError, match="there is no rank 7; the request has ranks 0-1"):
+        PlanService(A100).answer(parse_request(pairs), "json")
+
+
+def test_a_job_that_cannot_be_planned_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def refused(_topology: Topology, demand: Demand) -> Plan:
+        tried.append(demand)
+        raise UnsatisfiableError("too few cores")
+
+    monkeypatch.setattr("affinityd.daemon.state.plan_service.plan", refused)
+    service = PlanService(A100)
+    for rank in range(2):
+        with pytest.raises(UnsatisfiableError, match=r"\Atoo few cores\Z"):
+            service.answer(replace(TWO_GPUS, rank=(rank,)), "json")
+    assert len(tried) == 1
+
+
+def test_requests_that_name_many_cpus_fill_no_memory() -> None:
+    service = PlanService(A100)
+    tracemalloc.start()
+    try:
+        for cpu in range(8000, 8050):
+            wide = [("rank", "0"), ("observe", f"0-{cpu}"), ("cpuset", f"0-{cpu}")]
+            service.answer(parse_request(wide), "cpulist")
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 3 * PLANNED_BYTES
 
 
 def test_there_is_an_answer_from_the_first_reading_on_and_a_new_one_counts_at_once() -> None:

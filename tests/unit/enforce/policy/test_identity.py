@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.audit.model import Job, Membership, ProcessFacts
+from affinityd.audit.model import ContainerResources, Job, Membership, ProcessFacts
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.enforce.policy import environ, identity
 from affinityd.enforce.policy.environ import MOST_STUCK, TimedCalls
@@ -157,6 +157,18 @@ def test_a_user_is_looked_up_anew_after_a_while(
     for boot, name in ((REMEMBERED, None), (REMEMBERED + 15, None), (2 * REMEMBERED, "bob")):
         known.begin(boot)
         assert known.of(its, SLURM).user == name
+
+
+def test_a_pod_that_kubelet_names_needs_neither_folder_nor_environment(tmp_path: Path) -> None:
+    given = ContainerResources("team", "train-0", "main", {}, frozenset(), frozenset(), frozenset())
+    facts = replace(process("0"), membership=Membership(Job("kubernetes", POD)), given=given)
+    known = ProcessIdentities(root=str(tmp_path), pods=str(tmp_path / "none")).of(facts, ())
+    assert (known.namespace, known.pod) == ("team", "train-0")
+    assert known.unread == {"environment"}
+    assert facts.owner == "pod team/train-0"
+    (tmp_path / f"other_a-pod-with-its-gpu_{POD}").mkdir()
+    by_uid = ProcessIdentities(root=str(tmp_path), pods=str(tmp_path)).of(facts, ())
+    assert (by_uid.namespace, by_uid.pod) == ("other", "a-pod-with-its-gpu"), "its uid is proof"
 
 
 def test_a_process_of_a_pod_has_its_name_from_the_next_scan_on(tmp_path: Path) -> None:

@@ -1,0 +1,100 @@
+"""`affinityd measure`: how much nearer near is on this machine, for memory and GPUs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from affinityd.audit.auditor import Auditor
+from affinityd.audit.describe import rfc3339
+from affinityd.audit.model import GpuKey, Scan
+from affinityd.audit.sources.holders import HolderSources
+from affinityd.cli.commands.topology import wants_color
+from affinityd.cli.console import say
+from affinityd.cli.parser import Parser, add_format
+from affinityd.cli.render.measure import lines
+from affinityd.cli.target import this_machine
+from affinityd.config.settings import MEASURED
+from affinityd.discovery.nvml import processes as nvml_processes
+from affinityd.json_codec import dumps
+from affinityd.measure.document import Figure
+from affinityd.measure.run import measure
+from affinityd.measure.saved import save
+from affinityd.text import one_line
+from affinityd.topology.model import Topology
+
+FORCE = "--force measures it all the same, and disturbs what runs there"
+CLEAR_LINE = "\r\x1b[K"  #: ECMA-48
+
+
+def add_arguments(parser: Parser) -> None:
+    """Add the command's options."""
+    add_format(parser, "table")
+    parser.add_argument(
+        "--force", action="store_true", help="also GPUs that processes use, or may use"
+    )
+    parser.add_argument(
+        "--save",
+        metavar="FILE",
+        nargs="?",
+        const=MEASURED,
+        help=f"also write the JSON document, which the daemon reads (default: {MEASURED})",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the measurement; 0: something was measured, 1: nothing was."""
+    topology = this_machine("cannot be measured").topology
+    busy = {} if arguments.force or not topology.gpus else _busy(topology)
+    progress = ProgressLine()
+    found = measure(topology, busy, rfc3339(time.time()), progress.show)
+    progress.clear()
+    if arguments.format == "json":
+        print(dumps(found, indent=1, ensure_ascii=False))
+    else:
+        print("\n".join(lines(found, color=wants_color())))
+    if arguments.save is not None:
+        save(found, Path(arguments.save))
+        say(f"{arguments.save}: written")
+    return 0 if any(it.value is not None for it in found.figures) else 1
+
+
+class ProgressLine:
+    """A line on stderr, if that is a terminal, that each figure replaces."""
+
+    def __init__(self) -> None:
+        """Begin with no figure."""
+        self._is_shown = sys.stderr is not None and sys.stderr.isatty()
+        self._done = 0
+
+    def show(self, figure: Figure, total: int) -> None:
+        """Show the figure that has just been measured."""
+        self._done += 1
+        if self._is_shown:
+            of = f"memory {figure.memory_node}" if figure.gpu is None else f"GPU {figure.gpu}"
+            line = f"{self._done} of {total}: node {figure.numa_node} to {of}"
+            sys.stderr.write(f"{CLEAR_LINE}{line}")
+            sys.stderr.flush()
+
+    def clear(self) -> None:
+        """Remove it."""
+        if self._is_shown:
+            sys.stderr.write(CLEAR_LINE)
+
+
+def _busy(topology: Topology) -> Mapping[GpuKey, str]:
+    """Return the GPUs that must be left alone, and why; known daemons do not count."""
+    scan = Auditor(HolderSources(nvml_processes.query)).scan(topology)
+    return {**_users(scan), **{key: f"{why}; {FORCE}" for key, why in scan.unknown.items()}}
+
+
+def _users(scan: Scan) -> dict[GpuKey, str]:
+    return {
+        key: one_line(f"process {it.facts.pid} ({it.facts.name}) uses it; {FORCE}")
+        for it in scan.processes
+        if it.facts.holding is not None and not it.is_daemon
+        for key in it.facts.gpus
+    }

@@ -1,0 +1,28 @@
+"""A machine as an SVG file."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from affinityd.cli.parser import Parser
+from affinityd.errors import OutputError
+from affinityd.picture.marks import Marks
+from affinityd.picture.svg import draw
+from affinityd.topology.model import Topology
+
+
+def add_svg(parser: Parser) -> None:
+    """Add --svg."""
+    parser.add_argument("--svg", metavar="FILE", type=Path, help="also draw a picture, as SVG")
+
+
+def write_svg(arguments: argparse.Namespace, topology: Topology, marks: Marks) -> None:
+    """Write the picture where --svg says. Raises OutputError."""
+    path: Path | None = arguments.svg
+    if path is None:
+        return
+    try:
+        path.write_text(draw(topology, marks), encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror}") from None

@@ -1,0 +1,1 @@
+"""The node's page: what a browser gets of a daemon."""

@@ -1,0 +1,84 @@
+// Shows plans and processes on a picture that the daemon drew, by setting classes of its elements.
+
+const COLORS = 8; // in picture.css: .r0 to .r7
+const LETTERS = 6; // below a core
+
+export function parseList(text) {
+  const cpus = [];
+  for (const part of text ? text.split(",") : []) {
+    const [first, last = first] = part.split("-").map(Number);
+    for (let cpu = first; cpu <= last; cpu++) cpus.push(cpu);
+  }
+  return cpus;
+}
+
+export function formatList(numbers) {
+  const ordered = [...new Set(numbers)].sort((a, b) => a - b);
+  const parts = [];
+  for (let start = 0, end; start < ordered.length; start = end + 1) {
+    for (end = start; ordered[end + 1] === ordered[end] + 1; ) end++;
+    parts.push(start === end ? `${ordered[start]}` : `${ordered[start]}-${ordered[end]}`);
+  }
+  return parts.join(",");
+}
+
+// The eight ranks after the first ones are shifted, so that a GPU's second rank has another color.
+export const color = (rank) => `r${(rank + Math.floor(rank / COLORS)) % COLORS}`;
+
+// One picture: its elements, by name, and the ranks of each CPU.
+export class Picture {
+  constructor(svg) {
+    const named = (kind) => new Map([...svg.querySelectorAll(`.${kind}[data-name]`)].map((it) => [it.dataset.name, it]));
+    this.svg = svg;
+    this.cpus = named("cpu");
+    this.gpus = named("gpu");
+    this.cores = [...svg.querySelectorAll(".core")].map((core) => ({
+      label: core.querySelector(".rank"),
+      cpus: [...core.querySelectorAll(".cpu")].map((it) => it.dataset.name),
+    }));
+    this.ranks = new Map();
+  }
+
+  // Shows a plan; null: none.
+  plan(plan) {
+    const allowed = plan && new Set(parseList(plan.allowed.cpulist));
+    this.ranks = new Map([...this.cpus.keys()].map((cpu) => [cpu, []]));
+    for (const rank of plan ? plan.ranks : []) {
+      for (const cpu of parseList(rank.cpulist)) this.ranks.get(String(cpu))?.push(rank.rank);
+    }
+    for (const [cpu, element] of this.cpus) {
+      const [rank] = this.ranks.get(cpu);
+      for (const name of [...element.classList].filter((it) => /^(r\d|disallowed|differs)$/.test(it))) element.classList.remove(name);
+      if (rank !== undefined) element.classList.add(color(rank));
+      const isOut = allowed && !allowed.has(Number(cpu)) && !element.matches(".reserved, .offline *");
+      if (isOut) element.classList.add("disallowed");
+    }
+    for (const { label, cpus } of this.cores) {
+      const ranks = cpus.flatMap((cpu) => this.ranks.get(cpu));
+      const text = ranks.length ? `r${formatList(ranks)}` : "";
+      label.textContent = text.length > LETTERS ? `${text.slice(0, LETTERS - 1)}…` : text;
+    }
+    const planned = new Set((plan ? plan.ranks : []).map((it) => `${it.gpu.vendor}:${it.gpu.index}`));
+    for (const [name, element] of this.gpus) element.classList.toggle("chosen", planned.has(name));
+  }
+
+  // Marks the CPUs that have other ranks in another picture.
+  differ(other) {
+    for (const [cpu, element] of this.cpus) {
+      element.classList.toggle("differs", String(this.ranks.get(cpu)) !== String(other.ranks.get(cpu)));
+    }
+  }
+
+  // Shows where threads run: CPU → whether one of them is far; and GPUs' words: name → {text, far}.
+  running(cpus, gpus) {
+    for (const [cpu, element] of this.cpus) {
+      element.classList.toggle("runs", cpus.has(cpu));
+      element.classList.toggle("far", cpus.get(cpu) === true);
+    }
+    for (const [name, element] of this.gpus) {
+      const said = gpus.get(name);
+      element.classList.toggle("far", Boolean(said?.far));
+      element.querySelector(".job").textContent = said ? said.text : "";
+    }
+  }
+}

@@ -1,0 +1,147 @@
+"""A kubelet's settings about CPUs and NUMA nodes, by its command line, its files and its state.
+
+Sources: Kubernetes cmd/kubelet/app/server.go (the files of --config-dir are merged by their names,
+flags win), staging/src/k8s.io/kubelet/config/v1beta1/types.go, pkg/kubelet/cm/cpumanager/state. To
+read a kubelet's files by its /proc/PID/root takes all of its capabilities, or CAP_SYS_PTRACE.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+
+from affinityd.audit.model import KubeletConfig
+from affinityd.linux.files import content, read_regular
+from affinityd.linux.processes import PROC
+
+NAME = "kubelet"
+KIND = "KubeletConfiguration"
+FOLDER = "/var/lib/kubelet"
+LARGEST = 2**20  #: bytes of a file
+
+#: Setting → its flag, and its default.
+POLICIES = {
+    "cpuManagerPolicy": ("cpu-manager-policy", "none"),
+    "topologyManagerPolicy": ("topology-manager-policy", "none"),
+    "topologyManagerScope": ("topology-manager-scope", "container"),
+}
+OPTIONS = {
+    "cpuManagerPolicyOptions": "cpu-manager-policy-options",
+    "topologyManagerPolicyOptions": "topology-manager-policy-options",
+}
+
+#: The texts in a file, by their names; of a mapping's, the names of both: a.b.
+Texts = Mapping[str, str]
+
+
+def read(pid: int, proc: str = PROC) -> KubeletConfig:
+    """Return the settings of a kubelet; of another program that contains one, as k3s, its state.
+
+    What cannot be read is None. The state has the CPU policy: kubelet starts with no other.
+    """
+    words = os.fsdecode(content(f"{proc}/{pid}/cmdline") or b"").split("\0")
+    is_kubelet = words[0].rpartition("/")[2] == NAME
+    flags = _flags(words) if is_kubelet else {}
+    try:
+        files = _files(f"{proc}/{pid}", flags) if is_kubelet else None
+    except (OSError, ValueError):
+        files = None
+    state = content(f"{proc}/{pid}/root{flags.get('root-dir', FOLDER)}/cpu_manager_state")
+    return KubeletConfig(
+        cpu_policy=_policy(state) or _text("cpuManagerPolicy", flags, files),
+        cpu_options=_options("cpuManagerPolicyOptions", flags, files),
+        topology_policy=_text("topologyManagerPolicy", flags, files),
+        topology_scope=_text("topologyManagerScope", flags, files),
+        topology_options=_options("topologyManagerPolicyOptions", flags, files),
+    )
+
+
+def _flags(words: list[str]) -> Texts:
+    """Return the values of flags: --name=value, --name value; the last one counts."""
+    found = {}
+    for word, following in zip(words[1:], [*words[2:], ""], strict=True):
+        if word.startswith("-"):
+            name, equals, value = word.lstrip("-").partition("=")
+            found[name] = value if equals else following
+    return found
+
+
+def _files(process: str, flags: Texts) -> Texts:
+    """Return the settings of --config, and over them those of --config-dir.
+
+    Raises OSError, and ValueError for a file of another kind.
+    """
+
+    def here(path: str) -> str:
+        return f"{process}/root{path}" if path.startswith("/") else f"{process}/cwd/{path}"
+
+    paths = [here(path) for path in (flags.get("config"),) if path]
+    if folder := flags.get("config-dir"):
+        walk = os.walk(here(folder), onerror=_raise)
+        found = (f"{place}/{name}" for place, _, names in walk for name in names)
+        paths += sorted((it for it in found if it.endswith(".conf")), key=lambda it: it.split("/"))
+    texts: dict[str, str] = {}
+    for path in paths:
+        its = dict(_texts(read_regular(path, LARGEST).decode()))
+        if its.get("kind") != KIND:
+            raise ValueError(f"{path} is no {KIND}")
+        texts |= its
+    return texts
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _texts(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the texts of a JSON document or of simple YAML. Raises ValueError."""
+    if text.lstrip().startswith("{"):
+        for name, value in json.loads(text).items():
+            its = value.items() if isinstance(value, dict) else ()
+            yield from ((f"{name}.{key}", str(it)) for key, it in its)
+            yield name, value if isinstance(value, str) else ""
+        return
+    parent = ""
+    for line in text.splitlines():
+        key, colon, value = re.sub(r"(^|\s)#.*", "", line).partition(":")
+        if not (key and colon):
+            continue
+        if not key[0].isspace():
+            parent = _plain(key)
+            yield parent, _plain(value)
+        elif ":" not in value:
+            yield f"{parent}.{_plain(key)}", _plain(value)
+        if not key[0].isspace() and value.lstrip().startswith("{"):
+            pairs = (pair.partition(":") for pair in value.strip(" {}").split(","))
+            yield from ((f"{parent}.{_plain(it)}", _plain(its)) for it, _, its in pairs)
+
+
+def _plain(text: str) -> str:
+    """Return a text of YAML without its quotes; "" for null, which means the default."""
+    plain = text.strip(" \t\"',")
+    return "" if plain in {"null", "~"} else plain
+
+
+def _policy(state: bytes | None) -> str | None:
+    try:
+        name = json.loads(state or b"{}").get("policyName")
+    except (ValueError, AttributeError):
+        return None
+    return name if isinstance(name, str) else None
+
+
+def _text(setting: str, flags: Texts, files: Texts | None) -> str | None:
+    flag, default = POLICIES[setting]
+    return flags.get(flag) or (None if files is None else files.get(setting) or default)
+
+
+def _options(setting: str, flags: Texts, files: Texts | None) -> Texts | None:
+    if given := flags.get(OPTIONS[setting]):
+        pairs = (pair.partition("=") for pair in given.split(","))
+        return {name: value for name, _, value in pairs}
+    if files is None:
+        return None
+    its = f"{setting}."
+    return {name[len(its) :]: text for name, text in files.items() if name.startswith(its)}

@@ -1,0 +1,181 @@
+"""The variables, folder and cpuset of a container with GPUs, before it starts. Pure.
+
+A container about which there is a doubt gets nothing, and starts as it would without this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from affinityd.client.export_nics import VARIABLE as NICS
+from affinityd.client.export_nics import libraries
+from affinityd.config import switch
+from affinityd.cpuset import CpuSet, format_list, parse_list
+from affinityd.errors import InvalidRequestError
+from affinityd.kubernetes.nri.devices import listed
+from affinityd.kubernetes.nri.messages import CPU_SHARES, MOUNT_POINT, Container, Pod
+from affinityd.planner.model import Options
+from affinityd.request.launchers import JOB_CPUS
+from affinityd.request.nic_variables import VARIABLES, value
+from affinityd.request.parameters import Request
+from affinityd.request.reply import Reply
+from affinityd.request.resolve import answer
+from affinityd.request.visible_devices import visible_devices
+from affinityd.topology.model import Node
+
+LABEL = "affinityd"  #: of a pod: on, observe or off, before the list of namespaces
+ANY = "*"  #: in that list: every namespace
+
+#: The outcomes of requests.
+ADJUSTED, OBSERVED, OFF = "adjusted", "observed", "off"
+NOT_CHOSEN, NO_GPU, UNKNOWN = "not_chosen", "no_gpu", "unknown"
+LATE, FAILED = "late", "failed"
+OUTCOMES = (ADJUSTED, OBSERVED, OFF, NOT_CHOSEN, NO_GPU, UNKNOWN, LATE, FAILED)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The settings of the plugin."""
+
+    namespaces: frozenset[str]
+    folder: str | None = None  #: of the daemon's socket, on the node; None: it is not mounted
+    nics: str = ""  #: libraries that are told the NICs near a GPU, like `ucx,nccl`
+    #: Returns the files in /dev/infiniband of an RDMA device.
+    verbs: Callable[[str], Collection[str]] = lambda _device: ()
+
+
+@dataclass(frozen=True)
+class Adjustment:
+    """The changes to a container, and their outcome."""
+
+    outcome: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    folder: str | None = None  #: of the node, mounted read only; None: none is
+    cpus: CpuSet = frozenset()  #: its cpuset; empty: as it is
+    note: str = ""  #: for the log; empty: the container is not worth a line
+
+
+def chosen(pod: Pod, rules: Rules) -> bool:
+    """Whether a pod's containers may be adjusted: by its label, else by its namespace."""
+    if (said := pod.labels.get(LABEL)) is not None:
+        return switch.read_or_off(said) != switch.OFF
+    return not rules.namespaces.isdisjoint((pod.namespace, ANY))
+
+
+def adjust(
+    node: Node, pod: Pod, container: Container, rules: Rules, granted: str, *, within: CpuSet | None
+) -> Adjustment:
+    """Return the changes to a container with these GPUs.
+
+    `within`: the CPUs that its pod may use; None: they are not known. Raises AffinityError where
+    no plan can be made: for a GPU that this node has not, or if no CPU is allowed.
+    """
+    word = switch.least(
+        node.switch,
+        switch.read_or_off(pod.labels.get(LABEL, "")),
+        switch.read_or_off(container.environment.get(switch.VARIABLE, "")),
+    )
+    if word == switch.OFF:
+        return Adjustment(OFF)
+    asked = max(container.requested or 0, container.limit or 0)
+    # A cpuset is another's: of kubelet's static policy, which gives every container one.
+    is_taken, own = bool(container.cpus), parse_list(container.cpus)
+    usable = within if not is_taken else own if within is None else own & within
+    reply = _planned(node, container, granted, usable, asked)
+    if any(rank.locality == "unknown" for rank in reply.ranks):
+        return Adjustment(UNKNOWN, note="it stays, since the NUMA node of a GPU is not known")
+    where = f"CPUs {format_list(reply.cpus)} ({reply.locality})"
+    if word == switch.OBSERVE:
+        note = f"observe: would run on {where}"
+        return _given(container, OBSERVED, {"AFFINITYD_UNPINNED": note}, note)
+    is_enough = len(reply.cpus) >= min(asked, len(reply.allowed))
+    pins = is_enough and not is_taken and within is not None
+    environment = {
+        **_facts(container, reply),
+        **_nics(container, reply, rules),
+        **(_placed(reply) if pins else {}),
+    }
+    made = _given(container, ADJUSTED, environment, where if pins else "its CPUs stay")
+    cpus = reply.cpus if pins else frozenset[int]()
+    return replace(made, folder=_folder(pod, container, rules), cpus=cpus)
+
+
+def _planned(
+    node: Node, container: Container, granted: str, within: CpuSet | None, asked: int
+) -> Reply:
+    """Return the plan of all CPUs near its GPUs, and of others if it asked for more.
+
+    More than near ones also if these are too few for all containers with GPUs there.
+    """
+    request = Request(granted=granted, nvidia_visible=listed(container), cpuset=within)
+    ranks = visible_devices(node.topology, request).by_index.values()
+    near = {rank.gpu.numa_node for rank in ranks}
+    gpus = len({rank.gpu.key for rank in ranks})
+    # The containers of the other GPUs there may have requested as much for each.
+    others = sum(gpu.numa_node in near for gpu in node.topology.gpus)
+    together = -(-container.shares * others // (CPU_SHARES * gpus)) if gpus else 0
+    each = -(-max(asked, together) // len(ranks)) if gpus else None
+    return answer(node, replace(request, options=Options(mode="node", cpus=each or None)))
+
+
+def _given(
+    container: Container, outcome: str, environment: Mapping[str, str], note: str
+) -> Adjustment:
+    """Return variables, without those that the container has already."""
+    new = {name: it for name, it in environment.items() if name not in container.environment}
+    return Adjustment(outcome, new, note=note)
+
+
+def _placed(reply: Reply) -> dict[str, str]:
+    cpus = format_list(reply.cpus)
+    return {
+        "AFFINITYD_CPULIST": cpus,
+        "AFFINITYD_ALLOWED": cpus,
+        "AFFINITYD_LOCALITY": reply.locality,
+    }
+
+
+def _facts(container: Container, reply: Reply) -> dict[str, str]:
+    """Return variables for programs, and for affinityd's own commands in the container."""
+    asked = container.requested or container.limit
+    homes = {rank.home_node for rank in reply.ranks if rank.home_node is not None}
+    memory = {rank.memory_node for rank in reply.ranks if rank.memory_node is not None}
+    found = {
+        JOB_CPUS: str(asked or ""),
+        "AFFINITYD_NODES": format_list(homes),
+        "AFFINITYD_MEMORY_NODES": format_list(memory),
+    }
+    return {name: text for name, text in found.items() if text}
+
+
+def _nics(container: Container, reply: Reply, rules: Rules) -> dict[str, str]:
+    """Return the variables of libraries, where the container is one rank's.
+
+    Only devices are named that the container can open.
+    """
+    own = {it.removeprefix("/dev/infiniband/") for it in container.devices}
+    ports = [it for it in reply.rdma_ports if own & {*rules.verbs(it.partition(":")[0])}]
+    try:
+        names = libraries(container.environment.get(NICS, rules.nics) or "none")
+    except InvalidRequestError:
+        return {}
+    if len(reply.ranks) != 1 or not ports or not names:
+        return {}
+    told = {VARIABLES[name]: value(name, ports) for name in names}
+    return {**told, "AFFINITYD_RDMA": ",".join(ports)}
+
+
+def _folder(pod: Pod, container: Container, rules: Rules) -> str | None:
+    """Return the folder of the daemon's socket, if it can be mounted for this pod.
+
+    Only for namespaces that the site lists: a label is its user's. Never where the container has
+    mounted something itself.
+    """
+    is_listed = not rules.namespaces.isdisjoint((pod.namespace, ANY))
+    taken = any(_overlap(MOUNT_POINT, it.rstrip("/")) for it in container.mounts)
+    return rules.folder if is_listed and not taken else None
+
+
+def _overlap(folder: str, other: str) -> bool:
+    return f"{folder}/".startswith(f"{other}/") or f"{other}/".startswith(f"{folder}/")

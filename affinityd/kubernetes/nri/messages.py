@@ -1,0 +1,108 @@
+"""The messages of NRI that a plugin needs. Pure.
+
+Source: containerd/nri pkg/api/api.proto, whose field numbers these are. A field that is not set is
+empty, 0 or None here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from affinityd.linux.protobuf import Message, embedded, field, messages, number, read, text, texts
+
+CREATE_CONTAINER = 1 << 3  #: of a subscription: its event is number 4
+CPU_SHARES = 1024  #: of one CPU that was requested
+LEAST_SHARES = 2  #: of a container without a request
+MOUNT_POINT = "/run/affinityd"  #: where programs look for the daemon's socket
+UNLIMITED = 1 << 63  #: a quota from here on is negative: there is none
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A pod, as far as it is needed."""
+
+    namespace: str
+    name: str
+    labels: Mapping[str, str]
+    cgroup: str  #: the parent of its containers'; of systemd only the last part, a slice
+
+
+@dataclass(frozen=True)
+class Container:
+    """A container that is being created, with what other plugins have made of it."""
+
+    name: str
+    environment: Mapping[str, str]
+    annotations: Mapping[str, str]
+    mounts: tuple[str, ...]  #: their destinations
+    devices: tuple[str, ...]  #: device files
+    cdi_devices: tuple[str, ...]  #: CDI names; older runtimes tell none
+    shares: int  #: of a CPU that it requested, CPU_SHARES each; 0: it requested none
+    limit: int | None  #: CPUs, rounded up
+    cpus: str  #: its cpuset; empty: the runtime sets none
+
+    @property
+    def requested(self) -> int | None:
+        """The CPUs that it requested, rounded up."""
+        return -(-self.shares // CPU_SHARES) or None
+
+
+def created(request: bytes) -> tuple[Pod, Container]:
+    """Return the pod and container of a CreateContainerRequest. Raises ValueError for others."""
+    whole = read(request)
+    return _pod(embedded(whole, 1)), _container(embedded(whole, 2))
+
+
+def _pod(pod: Message) -> Pod:
+    return Pod(
+        namespace=text(pod, 4),
+        name=text(pod, 2),
+        labels=_mapping(pod, 5),
+        cgroup=text(embedded(pod, 8), 3),
+    )
+
+
+def _container(container: Message) -> Container:
+    linux = embedded(container, 11)
+    cpu = embedded(embedded(linux, 3), 2)
+    shares, quota, period = (number(embedded(cpu, it), 1) for it in (1, 2, 3))
+    return Container(
+        name=text(container, 3),
+        environment=dict(it.partition("=")[::2] for it in texts(container, 8)),
+        annotations=_mapping(container, 6),
+        mounts=tuple(text(it, 1) for it in messages(container, 9)),
+        devices=tuple(text(it, 1) for it in messages(linux, 2)),
+        cdi_devices=tuple(text(it, 1) for it in messages(container, 20)),
+        shares=shares if shares > LEAST_SHARES else 0,
+        limit=-(-quota // period) if 0 < quota < UNLIMITED and period else None,
+        cpus=text(cpu, 6),
+    )
+
+
+def _mapping(message: Message, number: int) -> dict[str, str]:
+    return {text(it, 1): text(it, 2) for it in messages(message, number)}
+
+
+def adjusted(environment: Mapping[str, str], folder: str | None, cpus: str) -> bytes:
+    """Return a CreateContainerResponse: variables, a folder to mount, and a cpuset.
+
+    A folder of the node is mounted at MOUNT_POINT; None: none is; empty `cpus`: no cpuset.
+    """
+    made = b"".join(
+        [
+            *(field(3, it) for it in _mount(folder)),
+            *(
+                field(4, field(1, name) + field(2, value))
+                for name, value in sorted(environment.items())
+            ),
+            *(field(6, field(2, field(2, field(6, it)))) for it in filter(None, [cpus])),
+        ]
+    )
+    return field(1, made) if made else b""
+
+
+def _mount(folder: str | None) -> Iterator[bytes]:
+    if folder is not None:
+        options = b"".join(field(4, it) for it in ("rbind", "ro", "nosuid", "nodev", "noexec"))
+        yield field(1, MOUNT_POINT) + field(2, "bind") + field(3, folder) + options

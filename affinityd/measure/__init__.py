@@ -1,0 +1,1 @@
+"""Measurements of memory and GPUs from each NUMA node: near against far."""

@@ -1,0 +1,71 @@
+"""A machine in words: names and amounts for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from affinityd.cpuset import format_list
+from affinityd.text import count
+from affinityd.topology.model import Gpu, Nic, NumaNode, Topology
+
+#: Amounts of memory below this many GiB have a tenth.
+LITTLE = 10
+
+
+def totals(topology: Topology) -> Iterator[str]:
+    """Yield how many CPUs, cores, packages, NUMA nodes, LLC groups and GPUs there are."""
+    nodes = [node.number for node in topology.nodes if node.number is not None]
+    with_cpus = sum(1 for number in nodes if topology.node_cores[number])
+    yield count(len(topology.online), "CPU")
+    yield count(len(topology.cores), "core")
+    threads = {len(core.cpus) for core in topology.cores}
+    yield "no SMT" if threads <= {1} else f"SMT{format_list(threads)}"
+    yield count(len({core.package for core in topology.cores} - {None}), "package")
+    yield count(len(nodes), "NUMA node") + (
+        f" ({with_cpus} with CPUs)" if with_cpus < len(nodes) else ""
+    )
+    yield count(len({core.llc for core in topology.cores}), "LLC group")
+    yield count(len(topology.gpus), "GPU")
+
+
+def memory(node: NumaNode) -> str:
+    """Return a node's amount of memory; empty: unknown."""
+    if node.memory_bytes is None:
+        return ""
+    if node.memory_bytes == 0:
+        return "no memory"
+    gib = node.memory_bytes / 2**30
+    return f"{gib:.0f} GiB" if gib >= LITTLE else f"{gib:.1f} GiB"
+
+
+def home(topology: Topology, device: Gpu | Nic) -> int | None:
+    """Return the number of the node that a device is drawn at; None: unknown."""
+    return device.numa_node if device.numa_node in topology.node_of else None
+
+
+def gpu_word(topology: Topology, gpu: Gpu) -> str:
+    """Return the word before an index: each vendor counts its own GPUs."""
+    return "GPU" if _is_only_vendor(topology) else f"{gpu.vendor} GPU"
+
+
+def gpu_model(topology: Topology, gpu: Gpu) -> str:
+    """Return the model, and the vendor if neither the model nor the name has it."""
+    model = gpu.model or gpu.pci_id or ""
+    is_said = gpu.vendor in model.lower() or not _is_only_vendor(topology)
+    return model if is_said else f"{gpu.vendor} {model}".rstrip()
+
+
+def nic_kind(nic: Nic) -> Iterator[str]:
+    """Yield the kind of an adapter, its speed, and why plans do not name it."""
+    yield nic.kind
+    yield from dict.fromkeys(f"{it.gbps} Gb/s" for it in nic.ports if it.is_active and it.gbps)
+    if nic.ports and not any(port.is_active for port in nic.ports):
+        yield "down"
+    if nic.physical is not None:
+        yield f"virtual function of {nic.physical}"
+    if nic.bond is not None:
+        yield f"in {nic.bond}"
+
+
+def _is_only_vendor(topology: Topology) -> bool:
+    return len({gpu.vendor for gpu in topology.gpus}) == 1

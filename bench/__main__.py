@@ -1,0 +1,117 @@
+"""Runs every comparison, prints it, and writes bench/results.md and bench/growth.svg.
+
+scripts/bench
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+from bench import answers, audit, burst, discovery, planning, prolog, serving, start
+from bench.compare import fetch
+from bench.ratio import Ratio
+
+FOLDER = Path(__file__).parent
+
+#: What is run, in this order: quick ones first.
+PARTS: dict[str, Callable[[], tuple[Ratio, ...]]] = {
+    "planning": lambda: planning.beside_gpu_affinity(rounds=30),
+    "starts": start.ratios,
+    "discovery": discovery.measure,
+    "answers": answers.measure,
+    "bursts": burst.ratios,
+    "answers amid scans": lambda: (audit.tail(),),
+    "scans": audit.cost,
+    "the daemon as a process": serving.measure,
+    "Slurm's launches": prolog.ratios,
+}
+
+HEAD = """# On the clock
+
+What affinityd takes, by what a peer takes in the same run: the median of all rounds, and the first
+and third quartile. `scripts/bench` measures it anew.
+
+| affinityd | peer | median | quartiles | goal | |
+| --- | --- | --- | --- | --- | --- |
+"""
+
+
+def main() -> int:
+    """Measure all; a part that cannot run here is left out, with its reason."""
+    ratios, left_out = list[Ratio](), list[str]()
+    began = time.monotonic()
+    for name in PARTS:
+        found, why = _measured(name)
+        ratios += found
+        if why is not None:
+            left_out.append(f"{name}: {why}")
+    curves = planning.growth()
+    planning.plot(curves, FOLDER / "growth.svg")
+    lines = [*_rows(ratios), *_facts(left_out, time.monotonic() - began), *_growth(curves)]
+    (FOLDER / "results.md").write_text(HEAD + "\n".join(lines) + "\n")
+    return 0
+
+
+def _measured(name: str) -> tuple[tuple[Ratio, ...], str | None]:
+    """Return the ratios of a part, or why there are none here."""
+    print(f"{name}:", flush=True)
+    try:
+        found = PARTS[name]()
+    except (OSError, RuntimeError, AssertionError) as error:
+        why = (str(error) or repr(error)).splitlines()[0]
+        print(f"left out: {why}", flush=True)
+        return (), why
+    print(*found, sep="\n", flush=True)
+    return found, None
+
+
+def _rows(ratios: list[Ratio]) -> Iterator[str]:
+    for it in ratios:
+        first, last = it.spread
+        figures = f"{it.middle:.2f} | {first:.2f} to {last:.2f} | {it.goal}"
+        yield f"| {it.measured} | {it.peer} | {figures} | {'' if it.is_met else 'missed'} |"
+
+
+def _facts(left_out: list[str], seconds: float) -> Iterator[str]:
+    cpu = next(
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    )
+    packages = ("fastapi", "uvicorn", "uvloop", "httptools", "pydantic", "psutil")
+    lstopo = subprocess.run(
+        [discovery.LSTOPO, "--version"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    facts = (
+        f"{os.cpu_count()} CPUs of {cpu}",
+        f"Linux {platform.release()}",
+        f"Python {platform.python_version()}",
+        *(f"{it} {version(it)}" for it in packages),
+        lstopo,
+        f"gpu_affinity {fetch.GPU_AFFINITY_COMMIT[:7]}",
+    )
+    yield from (
+        "",
+        f"{time.strftime('%Y-%m-%d')}, in {seconds / 60:.0f} minutes: {', '.join(facts)}.",
+    )
+    yield from ("", "Left out here:", "") if left_out else ()
+    yield from (f"- {it}" for it in left_out)
+
+
+def _growth(curves: dict[str, list[tuple[int, float]]]) -> Iterator[str]:
+    yield from ("", "## Growth", "", "![Time by size](growth.svg)", "")
+    yield from ("The last three points grow by this power of the size; 1 is linear.", "")
+    yield from ("| | from | to | power |", "| --- | --- | --- | --- |")
+    for name, curve in curves.items():
+        yield f"| {name} | {curve[0][0]} | {curve[-1][0]} | {planning.exponent(curve):.2f} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""Asks tools where ranks belong on reported machines, and judges their answers.
+
+scripts/compare                     all of it: writes the tables into bench/machines.md
+scripts/compare TOOL                one tool: each answer that is not right
+scripts/compare TOOL SOURCE         one tool on one machine, named as its report: each rank
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from affinityd.cpuset import format_list
+from bench.compare.judge import Answer, Verdict, judge
+from bench.compare.reported import Machine, Question, machines, questions
+from bench.compare.table import tables
+from bench.compare.tools import TOOLS, Tool
+from tests.support.machines.sysfs_tree import put, write_tree
+from tests.support.paths import REPOSITORY
+
+PAGE = REPOSITORY / "bench" / "machines.md"
+BEGIN, END = "<!-- tables -->\n", "<!-- end of tables -->"
+
+
+@contextmanager
+def tree_of(machine: Machine) -> Iterator[Path]:
+    """Write the machine, with an installed numactl, and the folder in which threads are listed."""
+    with tempfile.TemporaryDirectory() as folder:
+        tree = write_tree(machine.topology, Path(folder))
+        (tree / "proc/self/task").mkdir(parents=True)
+        put(tree / "usr/bin/numactl", "")
+        (tree / "usr/bin/numactl").chmod(0o755)
+        yield tree
+
+
+def ask(tool: Tool, question: Question, tree: Path) -> Answer:
+    """Ask for each of the question's jobs; one that cannot start is the answer."""
+    answers = [tool.ask(job, tree) for job in question.jobs]
+    errors = (answer.error for answer in answers if answer.error is not None)
+    return Answer([cpus for answer in answers for cpus in answer.ranks], next(errors, None))
+
+
+def judged(
+    chosen: Iterable[Machine], tools: Iterable[Tool]
+) -> Iterator[tuple[Tool, Question, Answer, Verdict]]:
+    for machine in chosen:
+        able = [tool for tool in tools if machine.vendor in tool.vendors]
+        with tree_of(machine) as tree:
+            for question in questions(machine):
+                for tool in able:
+                    answer = ask(tool, question, tree)
+                    yield tool, question, answer, judge(question, answer, unique=tool.unique)
+
+
+def write_page(chosen: list[Machine], tools: list[Tool]) -> None:
+    """Write the tables between their marks."""
+    counts: defaultdict[str, Counter[tuple[str, Verdict]]] = defaultdict(Counter)
+    for tool, question, _, verdict in judged(chosen, tools):
+        counts[tool.name][question.kind, verdict] += 1
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    text = tables(counts, tools)
+    PAGE.write_text(f"{before}{BEGIN}\n{text}\n\n{END}{rest.partition(END)[2]}")
+    print(text)
+
+
+def explain(question: Question, answer: Answer, verdict: Verdict) -> None:
+    machine = question.machine
+    print(f"{machine.source}  {machine.name}: {question.kind}: {verdict}")
+    seen = " and ".join(f"CUDA_VISIBLE_DEVICES={job.visible}" for job in question.jobs)
+    print(f"  CPUs {format_list(question.allowed)}; {seen}")
+    if answer.error is not None:
+        print(f"  {answer.error}")
+        return
+    for gpu, cpus in zip(question.order, answer.ranks, strict=True):
+        where = "left as it was" if cpus is None else format_list(cpus)
+        print(f"  GPU {gpu} on node {machine.gpu_node(gpu)}: {where}")
+
+
+def available(tools: Iterable[Tool]) -> Iterator[Tool]:
+    """Yield the tools whose code is at hand, and print one line for each other."""
+    for tool in tools:
+        fault = tool.missing()
+        if fault is None:
+            yield tool
+        else:
+            print(f"{tool.name} is left out: {fault}", file=sys.stderr)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="scripts/compare", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("tool", nargs="?", choices=[tool.name for tool in TOOLS])
+    parser.add_argument("source", nargs="?")
+    arguments = parser.parse_args()
+    if os.geteuid():
+        parser.error("tools run with a machine's tree as their root: chroot(2) needs root")
+    fit = [machine for machine in machines() if machine.unfit is None]
+    tools = list(available(it for it in TOOLS if arguments.tool in {None, it.name}))
+    if arguments.tool is None:
+        write_page(fit, tools)
+        return
+    chosen = [it for it in fit if arguments.source in {None, it.source}]
+    if not chosen:
+        parser.error(f"no machine that can be judged has the source {arguments.source!r}")
+    for _, question, answer, verdict in judged(chosen, tools):
+        if arguments.source is not None or verdict != "right":
+            explain(question, answer, verdict)
+
+
+if __name__ == "__main__":
+    main()

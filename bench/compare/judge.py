@@ -1,0 +1,53 @@
+"""The one judge of every tool, which knows the report and nothing of affinityd's planner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Literal, get_args
+
+from affinityd.cpuset import CpuSet
+from bench.compare.reported import Machine, Question, union
+
+Verdict = Literal["right", "far", "overlapping", "split", "error", "unpinned"]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Each rank's CPUs (None: the tool left it as it was), or the error that ended the launch."""
+
+    ranks: Sequence[CpuSet | None] = ()
+    error: str | None = None
+
+
+def near(machine: Machine, gpu: int, allowed: CpuSet) -> CpuSet:
+    """Return the allowed CPUs of the GPU's own node, else those of the nearest that has any."""
+    own = machine.gpu_node(gpu)
+    inside = {node: cpus & allowed for node, cpus in machine.nodes.items() if cpus & allowed}
+    best = min(machine.distance(own, node) for node in inside)
+    return union(cpus for node, cpus in inside.items() if machine.distance(own, node) == best)
+
+
+def judge(question: Question, answer: Answer, *, unique: bool) -> Verdict:
+    """Return the worst that is true of an answer; `unique`: no two ranks may share a core.
+
+    A rank that was left as it was counts as unpinned only where it may run on a far CPU, or where
+    it was promised cores of its own: on a machine of one node it has nothing to be far from.
+    """
+    if answer.error is not None:
+        return "error"
+    machine, allowed = question.machine, question.allowed
+    wanted = [near(machine, gpu, allowed) for gpu in question.order]
+    given = [allowed if cpus is None else cpus for cpus in answer.ranks]
+    for cpus, left, best in zip(given, answer.ranks, wanted, strict=True):
+        if left is None and (unique or not cpus <= best):
+            return "unpinned"
+    if not all(cpus and cpus <= best for cpus, best in zip(given, wanted, strict=True)):
+        return "far"
+    cores = [frozenset(machine.core_of[cpu] for cpu in cpus) for cpus in given]
+    if unique and any(one & other for one, other in combinations(cores, 2)):
+        return "overlapping"
+    whole = (cpus == union(own) & allowed for cpus, own in zip(given, cores, strict=True))
+    return "right" if all(whole) else "split"

@@ -1,0 +1,134 @@
+"""A daemon that a real containerd knows, and the containers that it asks it about."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from affinityd.linux.files import environment_of
+from tests.e2e.kubernetes.cluster import CHROOT, IMAGE, Cluster
+from tests.support.asked_node import AskedNode
+from tests.support.daemons import eventually
+from tests.support.daemons import running as daemon_running
+from tests.support.enforcing_node import facts
+from tests.support.made_nodes import entering
+from tests.support.nvml.shared_object import environment
+from tests.support.paths import REPOSITORY
+from tests.support.tiny import tiny
+
+#: As the page has it, for the namespaces `training` and `serving`.
+PAGE = (REPOSITORY / "docs/kubernetes-nri.md").read_text()
+SWITCH_ON = PAGE[PAGE.index("printf 'AFFINITYD_NRI") : PAGE.index("systemctl restart")]
+CHOSEN, OTHER = "training", "other"
+RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
+SOCKET = "run/affinityd/affinityd.sock"
+#: What the restricted Pod Security Standard asks for.
+UNPRIVILEGED = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "readOnlyRootFilesystem": True,
+    "runAsNonRoot": True,
+    "runAsUser": 1000,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+
+
+def make_namespaces(cluster: Cluster) -> None:
+    for name in (CHOSEN, OTHER):
+        metadata = {"name": name, "labels": RESTRICTED}
+        cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+        account = {"apiVersion": "v1", "kind": "ServiceAccount"}
+        cluster.apply({**account, "metadata": {"name": "default", "namespace": name}})
+
+
+@contextmanager
+def serving(cluster: Cluster, folder: Path) -> Iterator[AskedNode]:
+    """Run a daemon that containerd knows, with the node's own /run."""
+    (folder / "run").symlink_to(CHROOT / "run")
+    (cluster.root / SOCKET).parent.mkdir(exist_ok=True)
+    config = folder / "affinityd.conf"
+    cluster.run(SWITCH_ON.replace("/etc/affinityd.conf", os.fspath(config)))
+    settings = (f"--socket=/{SOCKET}", "--scan-interval=off")
+    env = {
+        **environment(facts({}), folder),
+        "AFFINITYD_CONFIG": os.fspath(config),
+        "AFFINITYD_SOCKET": os.fspath(cluster.root / SOCKET),
+    }
+    before = [*cluster.mounts, *entering(tiny(), folder)]
+    with daemon_running(folder, *settings, env=env, before=before) as daemon:
+        node = AskedNode(daemon, folder)
+        eventually(lambda: node.samples("nri_connected")[""] == 1, "containerd knows the plugin")
+        yield node
+
+
+@dataclass(frozen=True)
+class Process:
+    """The process of a container."""
+
+    pid: int
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return environment_of(self.pid) or {}
+
+    @property
+    def told(self) -> Mapping[str, str]:
+        """What affinityd told it."""
+        return {name: it for name, it in self.environment.items() if name.startswith("AFFINITYD")}
+
+    @property
+    def cpus(self) -> str:
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return status.split("Cpus_allowed_list:")[1].split()[0]
+
+    @property
+    def gpu(self) -> int:
+        """Its only GPU."""
+        return int(self.environment["NVIDIA_VISIBLE_DEVICES"].removeprefix("GPU-")[0])
+
+    @property
+    def has_socket(self) -> bool:
+        return Path(f"/proc/{self.pid}/root/{SOCKET}").is_socket()
+
+
+def container(name: str, *, gpus: int = 1, limit: str = "500m", **env: str) -> Mapping[str, Any]:
+    amount = {"nvidia.com/gpu": str(gpus)} if gpus else {}
+    variables = [{"name": key, "value": it} for key, it in {"WHO": name, **env}.items()]
+    return {
+        "name": name,
+        "image": IMAGE,
+        "imagePullPolicy": "Never",
+        "env": variables,
+        "resources": {"requests": {"cpu": "10m", **amount}, "limits": {"cpu": limit, **amount}},
+        "securityContext": UNPRIVILEGED,
+    }
+
+
+def started(
+    cluster: Cluster,
+    name: str,
+    *containers: Mapping[str, Any],
+    namespace: str = CHOSEN,
+    **labels: str,
+) -> dict[str, Process]:
+    """Run a pod; return the process of each of its containers."""
+    metadata = {"name": name, "namespace": namespace, "labels": labels}
+    spec = {"containers": containers, "terminationGracePeriodSeconds": 0}
+    cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+
+    def its() -> Any:  # noqa: ANN401 - a document
+        return cluster.get("pod", "-n", namespace, name)
+
+    eventually(lambda: its()["status"]["phase"] == "Running", f"the pod {name} runs")
+    processes = map(Process, cluster.pids(its()["metadata"]["uid"]))
+    return {it.environment["WHO"]: it for it in processes}
+
+
+def removed(cluster: Cluster) -> None:
+    """Remove all pods: their GPUs are free again."""
+    for namespace in (CHOSEN, OTHER):
+        cluster.run(f"kubectl delete pods --all --now -n {namespace}")

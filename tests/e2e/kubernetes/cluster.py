@@ -1,0 +1,235 @@
+"""A real Kubernetes of one node, by the rig that lies beside the checkout."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from affinityd import __version__
+from tests.e2e.chart.tools import helm
+from tests.e2e.containers import images
+from tests.e2e.containers.podman import podman
+from tests.support.daemons import PATIENCE
+from tests.support.paths import REPOSITORY
+from tests.support.tiny import Ended
+
+RIGS = Path(os.environ.get("RIGS", REPOSITORY.parent / "shared/rigs"))
+CHROOT = Path(os.environ.get("RIG_CHROOT", "/var/cache/rigs/forky"))
+KUBELET = CHROOT / "var/lib/kubelet"
+POD_RESOURCES = KUBELET / "pod-resources/kubelet.sock"
+#: What the rig's README says that its chroot has.
+PACKAGES = (
+    *("containerd", "runc", "containernetworking-plugins", "etcd-server", "kubernetes-client"),
+    *("iptables", "conntrack", "iproute2", "mount"),
+)
+IMAGE = "localhost/busybox:tests"
+CPUSETS = Path("/sys/fs/cgroup/cpuset")
+NVIDIA = 195  #: the major of /dev/nvidia*, kernel Documentation/admin-guide/devices.txt
+
+
+NODE = "rig0"
+HELM_FOLDERS = ("CACHE", "CONFIG", "DATA")  #: of its own, not the user's
+#: The names that the pages, the examples and the chart's values have for our image.
+AFFINITYD = tuple(f"{place}/affinityd:{__version__}" for place in ("localhost", "registry.example"))
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A running cluster; `environment`: of the rig's commands."""
+
+    environment: Mapping[str, str]
+    folder: Path
+
+    @property
+    def _namespaces(self) -> Path:
+        pid = Path(self.environment["RIG_DIR"], "pid/ns").read_text().strip()
+        return Path("/proc", pid)
+
+    @property
+    def root(self) -> Path:
+        """The node's root folder: what a hostPath begins with."""
+        return self._namespaces / "root" / CHROOT.relative_to("/")
+
+    @property
+    def network(self) -> list[str]:
+        """What runs a command in the node's network, where pods and the API server answer."""
+        return ["nsenter", f"--net={self._namespaces}/ns/net"]
+
+    @property
+    def mounts(self) -> list[str]:
+        """What runs a command with the node's mounts."""
+        return ["nsenter", f"--mount={self._namespaces}/ns/mnt"]
+
+    def shell(self, script: str, text: str | None = None) -> Ended:
+        """Run a script as an administrator, who has kubectl and helm, in a checkout."""
+        programs = self.folder / "bin"
+        done = subprocess.run(
+            [*self.network, "sh", "-c", script],
+            cwd=REPOSITORY,
+            env={
+                **self.environment,
+                "PATH": f"{programs}:{self.environment['PATH']}",
+                "KUBECONFIG": os.fspath(programs / "kubeconfig"),
+                **{f"HELM_{it}_HOME": os.fspath(self.folder / it) for it in HELM_FOLDERS},
+            },
+            input=text,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=4 * PATIENCE,
+        )
+        return Ended(done.returncode, done.stdout, done.stderr)
+
+    def run(self, script: str, text: str | None = None) -> str:
+        """Run one that succeeds; return what it prints."""
+        ended = self.shell(script, text)
+        assert ended.status == 0, f"{script}: {ended.stdout}{ended.stderr}"
+        return ended.stdout
+
+    def load(self, image: str, *names: str) -> None:
+        """Have the node know an image of tests/e2e/containers, by its own name and by others."""
+        archive = self.folder / "archive.tar"
+        podman("save", "--quiet", f"--output={archive}", image)
+        self.rig("load", os.fspath(archive))
+        archive.unlink()
+        for name in names:
+            self.rig("run", "/usr/bin/ctr", "-n", "k8s.io", "images", "tag", "--force", image, name)
+
+    def load_affinityd(self) -> None:
+        """Have the node know the image of the working tree."""
+        self.load(images.affinityd(), *AFFINITYD)
+
+    def rig(self, *words: str, text: str | None = None) -> str:
+        """Run a command of the rig, and return what it prints."""
+        done = subprocess.run(
+            [os.fspath(RIGS / "k8s/k8s-rig.sh"), *words],
+            env=self.environment,
+            input=text,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def get(self, *words: str) -> Any:  # noqa: ANN401 - a document
+        return json.loads(self.rig("kubectl", "get", *words, "-o", "json"))
+
+    def apply(self, document: Mapping[str, Any]) -> None:
+        self.rig("kubectl", "apply", "-f", "-", text=json.dumps(document))
+
+    def pids(self, uid: str) -> list[int]:
+        """Return the processes of a pod's containers."""
+        try:
+            files = CPUSETS.glob(f"**/pod{uid}/*/cgroup.procs")
+            named = [int(pid) for file in files for pid in file.read_text().split()]
+            return [pid for pid in named if "pause" not in Path(f"/proc/{pid}/comm").read_text()]
+        except (FileNotFoundError, ProcessLookupError):  # a cgroup, or a process, is gone meanwhile
+            return []
+
+
+@contextmanager
+def running(folder: Path, **settings: str) -> Iterator[Cluster]:
+    """Run a cluster; `settings`: the rig's, like RIG_CPU."""
+    CHROOT.parent.mkdir(parents=True, exist_ok=True)
+    with CHROOT.with_suffix(".lock").open("w") as lock:  # a chroot has room for one cluster
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        make = [os.fspath(RIGS / "release.sh"), "make", "forky", *PACKAGES]
+        subprocess.run(make, check=True, capture_output=True)
+        path = f"/usr/local/bin:{os.environ['PATH']}"
+        ours = {"RIG_DIR": os.fspath(folder / "rig"), "PATH": path, **settings}
+        cluster = Cluster({**os.environ, **ours}, folder)
+        try:
+            _mend_exec()
+            cluster.rig("up")
+            _give_programs(folder / "bin")
+            cluster.rig("load", os.fspath(_image(folder)))
+            yield cluster
+        finally:
+            cluster.rig("down")
+
+
+def _mend_exec() -> None:
+    """Have containerd find a runc in PATH whose containers `kubectl exec` can enter."""
+    program = CHROOT / "usr/local/bin/runc"
+    shutil.copy(Path(__file__).with_name("runc.sh"), program)
+    program.chmod(0o755)
+    (CHROOT / "rig").mkdir(exist_ok=True)
+    (CHROOT / "rig/root").write_text(os.fspath(CHROOT))
+
+
+def _give_programs(folder: Path) -> None:
+    """Make an administrator's folder of programs, with the key to the cluster."""
+    folder.mkdir()
+    (folder / "helm").symlink_to(helm())
+    (folder / "kubectl").symlink_to(CHROOT / "usr/bin/kubectl")
+    config = (CHROOT / "rig/kubeconfig").read_text()
+    (folder / "kubeconfig").write_text(config.replace("/rig/", f"{CHROOT}/rig/"))
+    (folder / "kubeconfig").chmod(0o600)
+
+
+@contextmanager
+def plugin(cluster: Cluster, devices: Mapping[str, int], first: int = 0) -> Iterator[None]:
+    """Announce GPUs by their ids, each on a NUMA node; `first`: the first's device minor."""
+    program = Path(__file__).with_name("device_plugin.py")
+    minors = range(first, first + len(devices))
+    words = [
+        f"{it}={node}:{minor}" for minor, (it, node) in zip(minors, devices.items(), strict=True)
+    ]
+    files = CHROOT / "rig/dev"
+    files.mkdir(exist_ok=True)
+    for minor in minors:
+        with suppress(FileExistsError):
+            os.mknod(files / f"nvidia{minor}", stat.S_IFCHR | 0o666, os.makedev(NVIDIA, minor))
+            (files / f"nvidia{minor}").chmod(0o666)
+    with subprocess.Popen(
+        [sys.executable, program, KUBELET / "device-plugins", "/rig/dev", *words],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            field = r"jsonpath='{.status.allocatable.nvidia\.com/gpu}'"
+            wait = f"kubectl wait node {NODE} --for={field}={len(devices)}"
+            cluster.run(f"{wait} --timeout={PATIENCE:.0f}s")
+            yield
+        finally:
+            process.terminate()
+
+
+def _image(folder: Path) -> Path:
+    """Return an archive of an image that has busybox alone, and sleeps."""
+    busybox = Path(shutil.which("busybox") or "busybox").read_bytes()
+    layer = _tar({"bin/busybox": busybox})
+    rootfs = {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]}
+    command = {"Entrypoint": ["/bin/busybox", "sleep", "100000"]}
+    config = {"architecture": "amd64", "os": "linux", "config": command, "rootfs": rootfs}
+    manifest = [{"Config": "config.json", "RepoTags": [IMAGE], "Layers": ["layer.tar"]}]
+    parts = {"config.json": json.dumps(config).encode(), "layer.tar": layer}
+    archive = folder / "image.tar"
+    archive.write_bytes(_tar({**parts, "manifest.json": json.dumps(manifest).encode()}))
+    return archive
+
+
+def _tar(files: Mapping[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(data), 0o755
+            archive.addfile(member, io.BytesIO(data))
+    return buffer.getvalue()

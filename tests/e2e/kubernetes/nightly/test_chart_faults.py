@@ -1,0 +1,169 @@
+"""The chart's daemon while its node and its cluster change around it; and how it is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.faults.test_faults_upgrade import PREVIOUS, git
+from tests.e2e.kubernetes import machine
+from tests.e2e.kubernetes.chart import Chart, installed
+from tests.e2e.kubernetes.cluster import NODE, Cluster, plugin, running
+from tests.e2e.kubernetes.jobs import SLEEPS, Job
+from tests.e2e.kubernetes.services import named
+from tests.e2e.kubernetes.two_nodes import restart
+from tests.support.daemons import eventually
+from tests.support.tiny import NEAR
+
+RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
+PINNED = f"Cpus_allowed_list:\t{NEAR}"
+#: What has the daemon name pods by kubelet: kubelet's socket is root's.
+PODS = {
+    "audit": {"enabled": True, "runtimeClassName": ""},
+    "enforce": {"mode": "pin"},
+    "settings": {"scanInterval": 1},
+    "kubernetes": {"podResources": True},
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def values(cluster: Cluster) -> Mapping[str, Any]:
+    assert cluster.root.exists()  # written into it
+    return machine.values()
+
+
+@pytest.fixture(scope="module")
+def chart(cluster: Cluster, values: Mapping[str, Any]) -> Iterator[Chart]:
+    with installed(cluster, values) as chart:
+        yield chart
+
+
+def started(cluster: Cluster, name: str) -> Job:
+    job = Job(cluster, name)
+    job.start()
+    return job
+
+
+def test_jobs_start_while_their_daemon_is_deleted_again_and_again(chart: Chart) -> None:
+    jobs = []
+    for number in range(6):
+        if number % 2 == 0:
+            chart.cluster.run(f"kubectl -n {chart.namespace} delete pod --all --wait=false")
+        jobs.append(started(chart.cluster, f"one-of-many-{number}"))
+    for job in jobs:
+        said = job.says()
+        assert PINNED in said
+        assert len(said) <= 2, said
+    chart.cluster.run("kubectl delete pods --all --grace-period=0 --force")
+
+
+def test_the_daemon_outlives_kubelet_and_finds_its_new_socket(
+    chart: Chart, values: Mapping[str, Any]
+) -> None:
+    chart.helm("upgrade", {**values, **PODS})
+    before = chart.pod()
+
+    for name in ("before", "after"):
+        with plugin(chart.cluster, {machine.uuid(0): 0}):
+            plain = Job(chart.cluster, name)
+            plain.start(SLEEPS, gpus=1)
+            plain.wait_for("app")
+            machine.use(0, plain.pids[0])
+            listed = partial(chart.exec, "affinityd enforce --all")
+            eventually(lambda: f"default/{name}" in listed(), f"{name} has its name")  # noqa: B023
+            chart.cluster.run(f"kubectl delete pod {name} --grace-period=0 --force")
+        restart(chart.cluster, {})
+    now = chart.pod()
+    assert now["metadata"]["uid"] == before["metadata"]["uid"]
+    (status,) = now["status"]["containerStatuses"]
+    assert (status["ready"], status["restartCount"]) == (True, 0)
+    assert started(chart.cluster, "pinned-after").says() == [PINNED]
+
+
+def test_the_daemon_stays_on_a_node_that_is_drained(chart: Chart) -> None:
+    started(chart.cluster, "drained").says()
+    uid = chart.pod()["metadata"]["uid"]
+    chart.cluster.run(
+        f"kubectl drain {NODE} --ignore-daemonsets --force --delete-emptydir-data --timeout=120s"
+    )
+    assert chart.cluster.get("pods")["items"] == []
+    assert chart.pod()["metadata"]["uid"] == uid
+    assert chart.ask("/healthz")
+    chart.cluster.run(f"kubectl uncordon {NODE}")
+    assert started(chart.cluster, "uncordoned").says() == [PINNED]
+
+
+def test_the_chart_of_an_earlier_release_is_upgraded_while_jobs_run(
+    chart: Chart, values: Mapping[str, Any], tmp_path: Path
+) -> None:
+    if git("rev-parse", "--is-shallow-repository").stdout != b"false\n":
+        pytest.skip("a checkout without its history: git fetch --unshallow")
+    chart.uninstall()
+    archive = git("archive", PREVIOUS, "deploy/helm/affinityd").stdout
+    subprocess.run(["tar", "-x", "-C", tmp_path], input=archive, check=True)
+    chart.helm("install", values, chart=str(tmp_path / "deploy/helm/affinityd"))
+    job = started(chart.cluster, "of-an-earlier-release")
+    assert job.says() == [PINNED]
+    chart.cluster.run(
+        "helm upgrade affinityd deploy/helm/affinityd --namespace affinityd --wait "
+        "--reset-then-reuse-values"
+    )
+    assert job.says() == [PINNED]
+    assert started(chart.cluster, "of-this-release").says() == [PINNED]
+
+
+def test_helm_test_says_that_the_service_has_no_daemon(chart: Chart) -> None:
+    with named(chart, endpoint="10.88.7.250"):
+        ended = chart.cluster.shell("helm test affinityd --namespace affinityd --logs")
+    assert ended.status == 1
+    said = "http://affinityd.affinityd:9466 does not answer: "
+    assert len([it for it in ended.stdout.splitlines() if it.startswith(said)]) == 1
+    assert "Traceback" not in ended.stdout
+
+
+def test_without_the_socket_it_runs_in_a_restricted_namespace(cluster: Cluster) -> None:
+    cluster.run(f"kubectl create namespace strict; kubectl label namespace strict {RESTRICTED}")
+    chart = Chart(cluster, "strict")
+    only = {"socket": {"enabled": False}, "extraArgs": ["--machine=dgx-a100"]}
+    chart.helm("install", only)
+    with named(chart):
+        ended = cluster.shell("helm test affinityd --namespace strict --logs")
+    assert "48-63,176-191" in ended.stdout
+    chart.uninstall()
+
+
+#: What the page of troubles has the cluster say of pods, by the values that lead to it. The folder
+#: of the socket is the first release's.
+REFUSALS: Mapping[str, Mapping[str, Any]] = {
+    "violates PodSecurity": {},
+    'RuntimeClass "nvidia" not found': {"audit": {"enabled": True}},
+    "ImagePullBackOff": {"image": {"repository": "localhost/other"}},
+    "listens there already": {},
+}
+
+
+@pytest.mark.parametrize("said", REFUSALS)
+def test_a_refusal_is_where_the_page_says(chart: Chart, said: str) -> None:
+    name = f"refused-{len(said)}"
+    label = RESTRICTED if "PodSecurity" in said else "tried=yes"
+    run = chart.cluster.run
+    run(f"kubectl create namespace {name} && kubectl label namespace {name} {label}")
+    install = f"helm install affinityd deploy/helm/affinityd --namespace {name} --values -"
+    run(install, json.dumps(REFUSALS[said]))
+    look = (
+        f"kubectl --namespace {name} get events,pods; kubectl --namespace {name} logs ds/affinityd"
+    )
+    eventually(lambda: said in chart.cluster.shell(look).stdout, said)
+    run(f"helm uninstall affinityd --namespace {name} && kubectl delete namespace {name}")

@@ -1,0 +1,160 @@
+"""Every command of docs/kubernetes*.md, and of the chart's notes, in the order of the pages."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from docs.check.blocks import BLOCKS
+from tests.e2e.kubernetes import machine
+from tests.e2e.kubernetes.adjusted import container, make_namespaces, removed, started
+from tests.e2e.kubernetes.chart import LABEL, Chart
+from tests.e2e.kubernetes.cluster import NODE, Cluster, running
+from tests.e2e.kubernetes.jobs import Job
+from tests.e2e.kubernetes.services import named
+from tests.support.daemons import eventually
+from tests.support.paths import REPOSITORY
+from tests.support.tiny import CPUS, NEAR
+
+#: No page sets these: the class is the operator's, whose runtime the rig has not.
+CLASS = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "handler": "runc"}
+POLICY = '[[rule]]\nname = "all"\nmatch = {namespace = "default"}\nmode = "node"\n'
+
+
+@dataclass(frozen=True)
+class Site:
+    """A cluster, and an administrator's folder."""
+
+    cluster: Cluster
+    folder: Path
+
+    @property
+    def chart(self) -> Chart:
+        return Chart(self.cluster)
+
+    def run(self, *lines: str) -> str:
+        """Run a page's commands, by which the chart's daemon has the machine's files, too."""
+        text = "\n".join(lines).replace(
+            " deploy/helm/affinityd ", " deploy/helm/affinityd -f machine.json "
+        )
+        return self.cluster.run(f"set -e\ncd {self.folder}\n{text}")
+
+    @contextmanager
+    def running(self, line: str) -> Iterator[None]:
+        """Run a command that ends in &, for as long as the block takes."""
+        programs = self.folder.parent / "bin"
+        path = f"{programs}:{os.environ['PATH']}"
+        variables = {**os.environ, "PATH": path, "KUBECONFIG": f"{programs}/kubeconfig"}
+        command = [*self.cluster.network, "sh", "-c", f"exec {line.removesuffix('&')}"]
+        with subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL) as process:
+            answers = "curl -sf http://127.0.0.1:9465/healthz"
+            eventually(lambda: self.cluster.shell(answers).status == 0, "the port is forwarded")
+            yield
+            process.terminate()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with running(tmp_path_factory.mktemp("cluster")) as cluster:
+        folder = cluster.folder / "site"
+        folder.mkdir()
+        (folder / "deploy").symlink_to(REPOSITORY / "deploy")
+        (folder / "machine.json").write_text(json.dumps(machine.values()))
+        (folder / "policy.toml").write_text(POLICY)
+        cluster.load_affinityd()
+        cluster.run(f"kubectl label node {NODE} {LABEL}")
+        cluster.apply({**CLASS, "metadata": {"name": "nvidia"}})
+        yield Site(cluster, folder)
+
+
+def lines(page: str, place: int, **names: str) -> list[str]:
+    """Return the commands of a page's block `sh`, by its place among these.
+
+    No registry is here: the node has the image. `names`: the words that a reader replaces.
+    """
+    blocks = [it.text for it in BLOCKS if (it.page, it.kind) == (f"docs/{page}.md", "sh")]
+    text = blocks[place].replace("\\\n", " ")
+    for name, word in names.items():
+        text = re.sub(rf"\b{name}\b", word, text)
+    return [it for it in text.splitlines() if not it.startswith("image=")]
+
+
+def test_install(site: Site) -> None:
+    *commands, test = lines("kubernetes", 0)
+    site.run(*commands)
+    with named(site.chart):
+        assert "Phase:          Succeeded" in site.run(test)
+
+
+def test_check(site: Site) -> None:
+    *shown, forward, ask = lines("kubernetes", 1)
+    assert "GPU 1" in site.run(*shown)
+    with site.running(forward):
+        assert site.run(ask).split() == [str(cpu) for cpu in CPUS]
+    job = Job(site.cluster, "early")
+    job.start()
+    job.says()
+    printed = site.run(*lines("kubernetes", 2, POD=job.name))
+    for said in (f"AFFINITYD_CPULIST={NEAR}", "AFFINITYD_LOCALITY=local", "from the daemon at"):
+        assert said in printed
+
+
+def test_notes(site: Site) -> None:
+    notes = site.cluster.run("helm get notes affinityd --namespace affinityd").splitlines()
+    commands = [it.strip() for it in notes if it.startswith("    ")]
+    (forward,) = (it for it in commands if it.endswith("&"))
+    with site.running(forward), named(site.chart):
+        site.run(*(it for it in commands if it != forward))
+
+
+def test_audit_and_enforcement(site: Site) -> None:
+    (pid, *_) = Job(site.cluster, "early").pids
+    for place, printed in ((0, "default"), (1, "GPU"), (2, "observes")):
+        upgrade, *rest = lines("kubernetes-audit", place, NODE=NODE, PID=str(pid))
+        site.run(upgrade, "kubectl -n affinityd rollout status daemonset/affinityd")
+        name = site.chart.pod()["metadata"]["name"]
+        assert printed in site.run(*(re.sub(r"\bPOD\b", name, it) for it in rest))
+
+
+def test_with_nothing_changed_in_the_pod(site: Site) -> None:
+    """The daemon in its pod sees no cgroup but its own, and adjusts a container of another."""
+    make_namespaces(site.cluster)
+    (upgrade,) = lines("kubernetes-nri", 0)
+    site.run(upgrade, "kubectl -n affinityd rollout status daemonset/affinityd")
+    known = "affinityd_nri_connected 1.0"
+    eventually(lambda: known in site.chart.ask("/metrics"), "the runtime knows the plugin")
+    app = container("app", gpus=0, NVIDIA_VISIBLE_DEVICES="0")
+    (its,) = started(site.cluster, "plain", app).values()
+    assert (its.cpus, its.told["AFFINITYD_LOCALITY"], its.has_socket) == (NEAR, "local", True)
+    removed(site.cluster)
+
+
+def test_policies(site: Site) -> None:
+    """The API server itself changes the pod."""
+    (site.folder / "pod.yaml").write_text(
+        "{apiVersion: v1, kind: Pod, metadata: {name: changed}, spec: {containers: [{name: app, "
+        "image: app, command: [train], resources: {limits: {nvidia.com/gpu: 1}}}]}}"
+    )
+    apply, label = lines("kubernetes-policies", 0)
+    site.run("kubectl create namespace team-a", apply, label)
+
+    def is_changed() -> bool:
+        made = site.run(*lines("kubernetes-policies", 1))
+        return "- /affinity/run" in made and "path: /run/affinityd" in made
+
+    eventually(is_changed, "the policy is in effect")
+
+
+def test_upgrade_and_remove(site: Site) -> None:
+    site.run(*lines("kubernetes", 3))
+    site.run("kubectl -n affinityd rollout status daemonset/affinityd")
+    site.run(*lines("kubernetes", 4))
+    assert site.cluster.shell("kubectl get namespace affinityd").status == 1

@@ -1,0 +1,13 @@
+#!/bin/sh
+# runc of the rig. runc leaves the old root by pivot_root(2), which a chroot has exchange another mount
+# than its namespace's root: a later `runc exec`, and so `kubectl exec`, would be in the machine's own root.
+# So a container is created in a mount namespace whose root is the chroot's.
+case " $* " in
+*' create '*)
+    # shellcheck disable=SC2016 # the inner shell expands them
+    exec unshare --mount --propagation slave nsenter --mount=/proc/self/ns/mnt sh -c '
+        mkdir -p "$0/rig/old" && cd "$0" && pivot_root . rig/old && umount -l rig/old && exec /usr/bin/runc "$@"
+    ' "$(cat /rig/root)" "$@"
+    ;;
+esac
+exec /usr/bin/runc "$@"

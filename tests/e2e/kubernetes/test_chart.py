@@ -1,0 +1,134 @@
+"""The chart on a real cluster, from `helm install` to `helm uninstall`, with jobs beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from affinityd.linux.processes import mask_of
+from tests.e2e.kubernetes import machine
+from tests.e2e.kubernetes.chart import LABEL, Chart, installed
+from tests.e2e.kubernetes.cluster import NODE, Cluster, running
+from tests.e2e.kubernetes.jobs import SLEEPS, Job
+from tests.e2e.kubernetes.services import named
+from tests.support.daemons import eventually
+from tests.support.tiny import BOTH, CPUS, NEAR
+
+PLAN = "/plan?gpus=all&mode=node&format=cpulist"
+PINNED, UNPINNED = (f"Cpus_allowed_list:\t{cpus}" for cpus in (NEAR, BOTH))
+
+#: `run`, where no daemon is.
+ALONE = "affinityd run: no affinityd is here to be asked; planned from /affinity/gpu"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def values(cluster: Cluster) -> Mapping[str, Any]:
+    assert cluster.root.exists()  # written into it
+    return machine.values()
+
+
+@pytest.fixture(scope="module")
+def chart(cluster: Cluster, values: Mapping[str, Any]) -> Iterator[Chart]:
+    with installed(cluster, values) as chart:
+        yield chart
+
+
+@pytest.fixture(scope="module")
+def job(chart: Chart) -> Job:
+    """A job that runs through all of this."""
+    job = Job(chart.cluster, "early")
+    job.start()
+    return job
+
+
+def test_a_job_is_pinned_by_the_daemon_behind_the_sockets_folder(job: Job) -> None:
+    assert job.says() == [PINNED]
+    (said,) = job.log("affinity")
+    assert said.endswith("2 GPUs, from the daemon at /run/affinityd/affinityd.sock")
+
+
+def test_both_ports_of_the_daemons_pod_answer(chart: Chart) -> None:
+    assert chart.ask(PLAN) == chart.ask(PLAN, 9466) == "".join(f"{cpu}\n" for cpu in CPUS)
+
+
+def helm_test(chart: Chart) -> tuple[int, str]:
+    """Return the status of `helm test`, and what its pod printed."""
+    ended = chart.cluster.shell(f"helm test affinityd --namespace {chart.namespace} --logs")
+    return ended.status, ended.stdout.partition("POD LOGS: affinityd-test\n")[2].strip()
+
+
+def test_helm_test_prints_a_plan_that_came_over_the_service(chart: Chart) -> None:
+    with named(chart):
+        assert helm_test(chart) == (0, chart.ask(PLAN).strip())
+
+
+def test_helm_test_names_the_obstacle_in_a_line(chart: Chart) -> None:
+    status, printed = helm_test(chart)  # the rig has no DNS
+    assert status == 1
+    assert printed == (
+        "http://affinityd.affinityd:9466 has no address: Temporary failure in name resolution; "
+        "check the cluster's DNS, and kubectl --namespace affinityd get service affinityd"
+    )
+
+
+def test_an_upgrade_leaves_running_jobs_alone_and_can_turn_enforcement_on(
+    chart: Chart, values: Mapping[str, Any], job: Job
+) -> None:
+    """A job without the init container, which uses the far GPU, is moved to it."""
+    before = {pid: mask_of(pid) for pid in job.pids}
+    old = chart.pod()["metadata"]["uid"]
+    audit = {"enabled": True, "runtimeClassName": ""}
+    more = {"audit": audit, "enforce": {"mode": "pin"}, "settings": {"scanInterval": 1}}
+    chart.helm("upgrade", {**values, **more})
+    pod = chart.pod()
+    assert pod["metadata"]["uid"] != old
+    assert pod["spec"]["hostPID"] is True
+    assert {pid: mask_of(pid) for pid in job.pids} == before
+    plain = Job(chart.cluster, "plain")
+    plain.start(command=SLEEPS)
+    plain.wait_for("app")
+    (pid, *_) = plain.pids
+    assert mask_of(pid) == frozenset(CPUS)
+    machine.use(1, pid)
+    eventually(lambda: mask_of(pid) == frozenset({CPUS[1]}), "it runs near its GPU")
+    eventually(lambda: "0 drifted" in chart.exec("affinityd enforce --all"), "it says so")
+    assert {pid: mask_of(pid) for pid in job.pids} == before
+
+
+def test_a_job_starts_while_its_daemon_is_replaced(chart: Chart) -> None:
+    job = Job(chart.cluster, "meanwhile")
+    job.start(held=True)
+    job.wait_for("hold")
+    chart.cluster.run(f"kubectl label node {NODE} {LABEL.split('=')[0]}-")
+    eventually(lambda: not chart.pods(), "the daemon has gone")
+    job.go()
+    assert job.says() == [ALONE, PINNED]
+    late = Job(chart.cluster, "late")
+    late.start()
+    late.wait_for("affinity")
+    chart.cluster.run(f"kubectl label node {NODE} {LABEL}")
+    assert late.says() == [PINNED]
+    assert "from the daemon" in late.log("affinity")[-1]
+
+
+def test_nothing_of_the_chart_is_left_and_jobs_start_without_it(chart: Chart) -> None:
+    chart.uninstall()
+    eventually(lambda: not chart.pods(), "the daemon has gone")
+    kinds = chart.cluster.run("kubectl api-resources --verbs=list --namespaced -o name").split()
+    label = f"app.kubernetes.io/instance=affinityd {','.join(kinds)}"
+    left = chart.cluster.run(f"kubectl get -A -o name -l {label}")
+    assert left == "pod/affinityd-test\n"  # as the page says
+    job = Job(chart.cluster, "orphan")
+    job.start()
+    assert job.says() == [ALONE, PINNED]
+    absent, planned = job.log("affinity")
+    assert "no daemon at /run/affinityd/affinityd.sock" in absent
+    assert planned == "affinityd init: /affinity has the CPUs near 2 GPUs, from node.json"

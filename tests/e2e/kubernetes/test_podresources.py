@@ -1,0 +1,205 @@
+"""The daemon names pods by a real kubelet: who has which GPU, and which setting is wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from affinityd.kubernetes import kubelet_config
+from tests.e2e.kubernetes import two_nodes
+from tests.e2e.kubernetes.chart import installed
+from tests.e2e.kubernetes.cluster import IMAGE, KUBELET, NODE, POD_RESOURCES, Cluster, running
+from tests.support.cpusets import needs_cpuset
+from tests.support.daemons import eventually
+from tests.support.enforcing_node import EnforcingNode, enforcing, uuid
+from tests.support.paths import REPOSITORY
+from tests.support.tiny import CPUS
+
+pytestmark = needs_cpuset
+
+SHARED, EXCLUSIVE = CPUS  #: kubelet's own and the shared ones; what it gives away
+FAR_GPU, DRA_GPU = 0, 2  #: of tests/support/enforcing_node: 0 is near SHARED, 2 near EXCLUSIVE
+DRIVER, POOL = "gpu.nvidia.com", "gpus"
+RESOURCES = "resource.k8s.io/v1"
+#: Objects of DRA: a class, a device of this node, and a claim of one.
+OF_DRA: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
+    ("DeviceClass", DRIVER, {}),
+    (
+        "ResourceSlice",
+        "gpus",
+        {
+            "driver": DRIVER,
+            "nodeName": NODE,
+            "pool": {"name": POOL, "generation": 1, "resourceSliceCount": 1},
+            "devices": [{"name": f"gpu-{DRA_GPU}"}],
+        },
+    ),
+    (
+        "ResourceClaim",
+        "one",
+        {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": DRIVER}}]}},
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Run a cluster whose only GPU by a device plugin is far from the CPUs that kubelet gives."""
+    with running(tmp_path_factory.mktemp("cluster")) as cluster:
+        two_nodes.mount(cluster)
+        with two_nodes.kubelet(cluster, gpus={uuid(FAR_GPU): 0}):
+            yield cluster
+
+
+@pytest.fixture(scope="module")
+def far(cluster: Cluster) -> int:
+    """Run a pod with the CPU that is far from its GPU; return its process."""
+    amount = {"cpu": "1", "memory": "64Mi", "nvidia.com/gpu": "1"}
+    return created(cluster, "far", {"requests": amount, "limits": amount})
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[EnforcingNode]:
+    words = ("--pod-resources", str(POD_RESOURCES), "--job-series", "5")
+    with enforcing("observe", *words) as node:
+        yield node
+
+
+def created(cluster: Cluster, name: str, resources: Mapping[str, Any], **more: object) -> int:
+    """Run a pod of one container; return its process."""
+    container = {"name": "main", "image": IMAGE, "imagePullPolicy": "Never", "resources": resources}
+    spec = {"containers": [container], "terminationGracePeriodSeconds": 0, **more}
+    metadata = {"name": name, "namespace": "default"}
+    cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+
+    def runs() -> bool:
+        status = cluster.get("pod", name)["status"]
+        assert status["phase"] != "Failed", status
+        return bool(status["phase"] == "Running" and pids())
+
+    def pids() -> list[int]:
+        return cluster.pids(cluster.get("pod", name)["metadata"]["uid"])
+
+    eventually(runs, f"the pod {name} runs")
+    return pids()[0]
+
+
+def told(node: EnforcingNode, pid: int) -> Any:  # noqa: ANN401 - a document
+    """Return the process at /audit, once the pod of it is known."""
+    found: list[Any] = []
+
+    def is_named() -> bool:
+        found[:] = [it for it in node.audit()["processes"] if it["pid"] == pid and it["pod"]]
+        return bool(found)
+
+    eventually(is_named, f"process {pid} has its pod")
+    return found[0]
+
+
+def test_who_placed_a_pod_far_is_told_and_which_setting_it_takes(
+    cluster: Cluster, far: int, node: EnforcingNode
+) -> None:
+    node.say({FAR_GPU: [far]})
+    found = told(node, far)
+    assert found["pod"] == {
+        "namespace": "default",
+        "name": "far",
+        "container": "main",
+        "exclusive_cpus": f"{EXCLUSIVE}",
+    }
+    assert found["cause"] == "allocation"
+    said = (
+        f"GPU {FAR_GPU} is on node {SHARED}, near CPUs {SHARED}, and kubelet gave default/far the "
+        f"exclusive CPU {EXCLUSIVE}, no CPU there: set kubelet's topologyManagerPolicy: "
+    )
+    assert found["remedy"] == f"{said}single-numa-node (or best-effort) (it is none)"
+    (job,) = node.enforce()["jobs"]
+    (process,) = job["processes"]
+    assert (job["pod"], process["container"]) == ("default/far", "main")
+    uid = cluster.get("pod", "far")["metadata"]["uid"]
+    (line,) = (
+        it
+        for it in node.daemon.get("/metrics").text.splitlines()
+        if it.startswith("affinityd_job_mismatched_gpus{")
+    )
+    assert line == (
+        f'affinityd_job_mismatched_gpus{{container="main",job_id="{uid}",namespace="default",'
+        'pod="far",scheduler="kubernetes"} 1.0'
+    )
+    two_nodes.restart(cluster, {"topologyManagerPolicy": "best-effort"}, forgets=False)
+    stricter = f"{said}restricted (it is best-effort)"
+    eventually(lambda: told(node, far)["remedy"] == stricter, "it asks the new kubelet")
+
+
+def test_its_settings_are_those_that_kubelet_has(cluster: Cluster) -> None:
+    pid = int(Path(cluster.environment["RIG_DIR"], "pid/kubelet").read_text())
+    known = kubelet_config.read(pid)
+    has = json.loads(cluster.rig("kubectl", "get", "--raw", f"/api/v1/nodes/{NODE}/proxy/configz"))
+    its = has["kubeletconfig"]
+    assert (known.cpu_policy, known.topology_policy, known.topology_scope) == (
+        its["cpuManagerPolicy"],
+        its["topologyManagerPolicy"],
+        its["topologyManagerScope"],
+    )
+    assert (known.cpu_options, known.topology_options) == ({}, {})
+
+
+def test_a_pod_has_its_gpu_by_dra(cluster: Cluster, node: EnforcingNode) -> None:
+    with dra_driver():
+        for kind, name, spec in OF_DRA:
+            about = {"apiVersion": RESOURCES, "kind": kind, "metadata": {"name": name}}
+            cluster.apply({**about, "spec": spec})
+        claims = [{"name": "gpu", "resourceClaimName": "one"}]
+        try:
+            resources = {"claims": [{"name": "gpu"}]}
+            more = {"resourceClaims": claims, "terminationGracePeriodSeconds": 1}
+            pid = created(cluster, "by-dra", resources, **more)
+            node.say({DRA_GPU: [pid]})
+            assert told(node, pid)["pod"]["name"] == "by-dra"
+        finally:  # without its driver it could not end
+            cluster.run("kubectl delete pod by-dra --wait")
+
+
+@contextmanager
+def dra_driver() -> Iterator[None]:
+    words = ("/var/lib/kubelet", KUBELET, DRIVER, POOL, f"gpu-{DRA_GPU}")
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.e2e.kubernetes.dra_driver", *words],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        try:
+            yield
+        finally:
+            process.terminate()
+
+
+ASKS = """
+import os
+from affinityd.kubernetes.podresources import containers, list_pods
+found = containers(list_pods("/var/lib/kubelet/pod-resources/kubelet.sock"))
+print(os.getuid(), *(it.pod for it in found))
+"""
+
+
+def test_the_charts_daemon_may_ask_kubelet_and_has_no_capability(
+    cluster: Cluster, far: int
+) -> None:
+    assert far
+    values = {"audit": {"enabled": True, "runtimeClassName": ""}, **two_nodes.VALUES}
+    with installed(cluster, {**values, "kubernetes": {"podResources": True}}) as chart:
+        name = chart.pod()["metadata"]["name"]
+        inside = f"kubectl exec -n {chart.namespace} {name} -c affinityd -i --"
+        uid, *pods = cluster.run(f"{inside} python3 -", ASKS).split()
+        assert (uid, "far" in pods) == ("0", True)
+        assert "CapEff:\t0000000000000000" in cluster.run(f"{inside} cat /proc/self/status")

@@ -1,0 +1,88 @@
+"""A cluster whose node seems to have two NUMA nodes, a CPU and a GPU on each.
+
+kubelet finds NUMA nodes in /sys, so files mounted there have its Topology Manager decide over both.
+The CPUs are this machine's, and the cpusets are real.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.e2e.kubernetes.cluster import CHROOT, KUBELET, NODE, Cluster, plugin
+from tests.support.daemons import eventually
+from tests.support.machines.sysfs_tree import write_tree
+from tests.support.tiny import CPUS, tiny
+
+NODES = "sys/devices/system/node"
+MACHINE = "/rig/machine"  #: the files of the machine, on the node
+#: GPU → its NUMA node, which is the place of its CPU in CPUS.
+GPUS = {f"GPU-{gpu}a1f0c3e-51aa-9d02-4c1e-0b7de3f1a001": gpu for gpu in range(2)}
+SOONER = {"nodeStatusUpdateFrequency": "1s"}  #: else 10 s until the node has its GPUs
+#: What has the chart's daemon see the machine.
+VALUES: Mapping[str, Any] = {
+    "extraArgs": [f"--root={MACHINE}"],
+    "extraVolumes": [{"name": "machine", "hostPath": {"path": MACHINE}}],
+    "extraVolumeMounts": [{"name": "machine", "mountPath": MACHINE, "readOnly": True}],
+}
+
+
+def mount(cluster: Cluster) -> None:
+    """Have the node's /sys show two NUMA nodes, to a kubelet that starts after this."""
+    tree = CHROOT / MACHINE.lstrip("/")
+    shutil.rmtree(tree, ignore_errors=True)
+    machine = tiny()
+    named = zip(machine.gpus, GPUS, strict=True)
+    write_tree(replace(machine, gpus=tuple(replace(gpu, uuid=it) for gpu, it in named)), tree)
+    for node, cpu in enumerate(CPUS):
+        (tree / NODES / f"node{node}/cpu{cpu}").symlink_to(f"../../cpu/cpu{cpu}")
+    cluster.rig("run", "mount", "--bind", f"{MACHINE}/{NODES}", f"/{NODES}")
+
+
+@contextmanager
+def kubelet(
+    cluster: Cluster, *, cpu: str = "static", topology: str = "none", gpus: Mapping[str, int] = GPUS
+) -> Iterator[None]:
+    """Restart kubelet with these policies, and announce the GPUs to it.
+
+    The static policy keeps the first CPU for the pool.
+    """
+    reserved = {"cpu": "100m"} if cpu == "static" else {}
+    policies = {"cpuManagerPolicy": cpu, "topologyManagerPolicy": topology}
+    restart(cluster, {**policies, "systemReserved": reserved, "reservedSystemCPUs": ""})
+    with plugin(cluster, gpus, first=[*GPUS].index(next(iter(gpus)))):
+        yield
+
+
+def restart(cluster: Cluster, settings: Mapping[str, object], *, forgets: bool = True) -> None:
+    """Restart kubelet; `settings`: of its KubeletConfiguration; `forgets`: without checkpoints."""
+    file, pids = CHROOT / "rig/kubelet.yaml", Path(cluster.environment["RIG_DIR"], "pid")
+    pid = int((pids / "kubelet").read_text())
+    words = Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")
+    os.kill(pid, signal.SIGTERM)
+    eventually(lambda: not Path(f"/proc/{pid}").exists(), "kubelet has ended")
+    file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), **SOONER, **settings}))
+    gone = {amount: {"nvidia.com/gpu": None} for amount in ("capacity", "allocatable")}
+    patch = json.dumps({"status": gone})  # another plugin's, which kubelet leaves as they were
+    cluster.run(f"kubectl patch node {NODE} --subresource status --type merge --patch '{patch}'")
+    plugins = KUBELET / "device-plugins"
+    states = (KUBELET / f"{name}_manager_state" for name in ("cpu", "dra"))
+    for path in (*states, *plugins.iterdir()) if forgets else ():
+        path.unlink(missing_ok=True)
+    log = pids.parent / "log/kubelet.log"
+    start = f'setsid nsenter -m -n -t {(pids / "ns").read_text().strip()} chroot {CHROOT} "$@"'
+    cluster.run(
+        f"set -- {' '.join(words)}; {start} >>{log} 2>&1 </dev/null & echo $! >{pids}/kubelet"
+    )
+    if not forgets:
+        return
+    eventually((plugins / "kubelet.sock").exists, "kubelet listens to device plugins")

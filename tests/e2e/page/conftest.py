@@ -1,0 +1,91 @@
+"""Debian's chromium, and the pages of daemons on several machines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, sync_playwright
+
+from affinityd.machines import load
+from affinityd.topology.model import Nic, Topology
+from tests.e2e.page.browsing import Node, Tab
+from tests.support.daemons import PATIENCE, running
+from tests.support.machines.by_hand import made
+from tests.support.machines.facts import machine
+from tests.support.machines.sysfs_tree import write_tree
+from tests.support.ports import free_port
+
+CHROMIUM = "/usr/bin/chromium"  #: Debian's; playwright's own cannot be installed everywhere
+HOSTILE = '<img src=x onerror="document.title=1">'
+
+
+def _strange() -> Topology:
+    """Return a machine whose parts have names that would act in HTML."""
+    topology = machine("two-vendors")
+    gpus = tuple(replace(gpu, model=HOSTILE) for gpu in topology.gpus)
+    nics = (Nic("0000:99:00.0", 0, "ethernet", (HOSTILE.replace("/", ""),)),)
+    return replace(topology, gpus=gpus, nics=nics)
+
+
+MACHINES: dict[str, Callable[[], Topology]] = {
+    "dgx-a100": lambda: load("dgx-a100"),
+    "one-node": lambda: machine("cloud-vm"),
+    "thousand": lambda: made(
+        {
+            node: f"{node * 64}-{node * 64 + 63},{512 + node * 64}-{node * 64 + 575}"
+            for node in range(8)
+        },
+        gpus=range(8),
+        threads=2,
+        packages={0: "0-255,512-767", 1: "256-511,768-1023"},
+        cores_per_llc=8,
+    ),
+    "<b>strange": _strange,
+}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(
+            executable_path=CHROMIUM,
+            args=["--no-sandbox"],  # in a container, and as root
+        )
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Node]]:
+    """Return the running daemon of a machine, started where it is first asked for."""
+    started: dict[str, Node] = {}
+    with ExitStack() as stack:
+
+        def node(name: str) -> Node:
+            if name not in started:
+                folder, port = tmp_path_factory.mktemp("node"), free_port()
+                root = write_tree(MACHINES[name](), folder / name)
+                daemon = running(
+                    folder, "--root", str(root), "--reserved-cpus", "0", listen=f"127.0.0.1:{port}"
+                )
+                started[name] = Node(stack.enter_context(daemon), f"http://127.0.0.1:{port}")
+            return started[name]
+
+        yield node
+
+
+@pytest.fixture
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    context = browser.new_context(viewport={"width": 1024, "height": 768})
+    context.set_default_timeout(1000 * PATIENCE)
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def open_tab(context: BrowserContext, nodes: Callable[[str], Node]) -> Callable[..., Tab]:
+    """Return how to open a machine's page with a question."""
+    return lambda name="dgx-a100", query="": Tab.open(context, nodes(name), query)

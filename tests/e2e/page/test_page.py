@@ -1,0 +1,279 @@
+"""The node's page in a real browser: each control, by mouse and by keyboard, and what it shows."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Literal
+from xml.etree import ElementTree as ET
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, BrowserContext
+
+from affinityd.cpuset import parse_list
+from tests.e2e.page.browsing import Node, Tab
+from tests.e2e.page.conftest import HOSTILE, MACHINES
+from tests.support.daemons import eventually, running
+from tests.support.machines.facts import machine
+from tests.support.machines.sysfs_tree import write_tree
+from tests.support.ports import free_port
+
+SVG = "{http://www.w3.org/2000/svg}"
+Opens = Callable[..., Tab]
+Scheme = Literal["light", "dark"]
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_the_picture_has_the_machine_and_the_plan_of_all_gpus(name: str, open_tab: Opens) -> None:
+    tab = open_tab(name)
+    topology = tab.node.daemon.get("/topology").json["topology"]
+    drawn = tab.drawn()
+    assert drawn.keys() == parse_list(topology["possible"])
+    assert "reserved" in drawn[0]
+    cores = tab.page.locator(".picture .core").evaluate_all(
+        "all => all.map(core => [...core.querySelectorAll('.cpu')].map(it => +it.dataset.name))"
+    )
+    assert sorted(cores) == sorted(sorted(parse_list(it["cpulist"])) for it in topology["cores"])
+    assert tab.page.locator(".picture .gpu").count() == len(topology["gpus"])
+    assert tab.page.locator(".picture .nic").count() == len(topology["nics"])
+    tab.comes_to_show("")
+    assert tab.errors == []
+    assert {url.rpartition("/")[0].split("?")[0] for url in tab.requests} == {tab.node.origin}
+
+
+CONTROLS = [
+    ("mode", "node", "mode=node"),
+    ("mode", "unique_interleaved", "mode=unique_interleaved"),
+    ("scope", "socket", "scope=socket"),
+    ("multithreading", "single_logical", "multithreading=single_logical"),
+    ("balanced", "false", "balanced=false"),
+    ("share", "requested", "share=requested"),
+    ("gpus", "5,0", "gpus=5,0"),
+    ("cpuset", "16-31,48-52", "cpuset=16-31,48-52"),
+    ("visible", "2,3", "visible=2,3"),
+    ("more", "ranks=4&max_physical_cores=2", "ranks=4&max_physical_cores=2"),
+]
+
+
+def test_each_control_asks_another_plan_and_the_address_has_the_question(open_tab: Opens) -> None:
+    tab = open_tab()
+    for name, value, query in CONTROLS:
+        control = tab.page.locator(f"[name={name}]")
+        is_choice = control.evaluate("it => it.tagName") == "SELECT"
+        (control.select_option if is_choice else control.fill)(value)
+        tab.comes_to_show(query)
+        eventually(lambda: tab.query, "the address has the question")
+        assert open_tab(query=tab.query).shows(query)
+        tab.page.get_by_role("button", name="Reset").click()
+        tab.comes_to_show("")
+        eventually(lambda: tab.query == "", "the address has no question")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "mode=node&share=requested",
+        "ranks=24&mode=node",
+        "gpus=0,1,4&cpuset=8-60,112-200&multithreading=single_logical",
+        "gpus=7&scope=socket&max_physical_cores=3",
+    ],
+)
+def test_the_script_marks_a_plan_as_the_daemons_picture_of_it_does(
+    query: str, open_tab: Opens
+) -> None:
+    tab = open_tab(query=f"?{query}")
+    root = ET.fromstring(tab.node.daemon.get(f"/topology.svg?{query}").text)  # noqa: S314
+    groups = [it for it in root.iter(f"{SVG}g") if "data-name" in it.attrib]
+    cpus = {it.attrib["data-name"]: {*it.attrib["class"].split()} for it in groups}
+    marked = {int(cpu): words - {"cpu"} for cpu, words in cpus.items() if "cpu" in words}
+    labels = [it.text or "" for it in root.iter(f"{SVG}text") if it.get("class") == "rank"]
+    eventually(lambda: tab.drawn() == marked, "its CPUs have the same classes")
+    assert tab.page.locator(".picture .rank").all_text_contents() == labels
+    assert len({*labels}) > 1
+
+
+def test_gpus_are_chosen_on_the_picture_in_the_order_of_their_ranks(open_tab: Opens) -> None:
+    tab = open_tab()
+    for number in (3, 0, 5, 3):  # the second click takes GPU 3 out again
+        tab.page.locator(f'.picture .gpu[data-name="nvidia:{number}"]').click()
+    tab.comes_to_show("gpus=0,5")
+    assert tab.page.get_by_label("GPU 5", exact=True).is_checked()
+    assert not tab.page.get_by_label("GPU 3", exact=True).is_checked()
+    assert "gpus=0%2C5" in tab.query
+
+
+def test_everything_is_reached_and_done_by_keyboard_alone(open_tab: Opens) -> None:
+    tab = open_tab()
+    keyboard = tab.page.keyboard
+    names = []
+    while "A" not in names:  # the footer's link
+        keyboard.press("Tab")
+        focused = "document.activeElement.name || document.activeElement.tagName"
+        names.append(tab.page.evaluate(focused))
+        if names[-1] == "mode":
+            keyboard.type("node")
+        if tab.page.evaluate("document.activeElement.dataset.gpu") == "nvidia:2":
+            keyboard.press("Space")
+    assert {"gpus", "cpuset", "visible", "more", "mode", "share", "compare", "running"} <= {*names}
+    assert {"BUTTON", "SUMMARY", "DIV"} <= {*names}
+    tab.comes_to_show("gpus=2&mode=node")
+
+
+def test_two_plans_are_compared_and_what_differs_is_marked(open_tab: Opens) -> None:
+    tab = open_tab(query="?gpus=0,1&compare=on&b.mode=node")
+    tab.comes_to_show("gpus=0,1")
+    tab.comes_to_show("gpus=0,1&mode=node", view=1)
+    (near,) = {it["cpulist"] for it in tab.plan("gpus=0,1&mode=node")["ranks"]}
+    differ = parse_list(near)
+    for view in (0, 1):
+        assert {cpu for cpu, words in tab.drawn(view).items() if "differs" in words} == differ
+    tab.page.locator('[name="b.mode"]').select_option("unique_contiguous")
+    eventually(lambda: "differs" not in set().union(*tab.drawn().values()), "they are the same")
+    tab.page.locator("[name=compare]").uncheck()
+    eventually(lambda: len(tab.views) == 1, "there is one plan again")
+
+
+def test_a_ranks_commands_give_it_its_cpus(open_tab: Opens) -> None:
+    tab = open_tab(query="?gpus=1,0&mode=unique_interleaved&cpuset=40-63")
+    tab.comes_to_show("gpus=1,0&mode=unique_interleaved&cpuset=40-63")
+    tab.page.locator("tbody details summary").nth(1).click()
+    curl, taskset, numactl, exec_ = (
+        tab.page.locator("tbody details").nth(1).locator("code").all_inner_texts()
+    )
+    cpulist = tab.cpulists()[1]
+    done = subprocess.run(shlex.split(curl), capture_output=True, text=True, check=True)
+    assert done.stdout == f"{cpulist}\n"
+    assert taskset == f"taskset -c {cpulist} COMMAND"
+    assert numactl == f"numactl --physcpubind={cpulist} --localalloc COMMAND"
+    words = shlex.split(exec_)
+    assert words[:2] == ["affinityd", "exec"]
+    options = words[2 : words.index("--")]
+    command = [sys.executable, "-m", "affinityd", "plan", "--machine", "dgx-a100"]
+    options += ["--reserved-cpus", "0", "--format", "cpulist"]
+    planned = subprocess.run([*command, *options], capture_output=True, text=True, check=True)
+    assert planned.stdout == f"{cpulist}\n"
+
+
+def test_a_cpulist_is_copied(open_tab: Opens, context: BrowserContext) -> None:
+    tab = open_tab(query="?gpus=0")
+    context.grant_permissions(["clipboard-read", "clipboard-write"], origin=tab.node.origin)
+    tab.page.locator("td.list button").first.click()
+    assert tab.page.locator("td.list button").first.inner_text() == "copied"
+    assert tab.page.evaluate("navigator.clipboard.readText()") == tab.cpulists()[0]
+
+
+@pytest.mark.parametrize(
+    ("query", "says"),
+    [
+        ("?gpus=99", "no GPU 99"),
+        (f"?mode={HOSTILE}", "<img"),
+        (f"?{HOSTILE}=1", "<img"),
+        ("?cpuset=9999", "cpuset"),
+        ("?more=x", "unknown parameter 'more'"),
+        ("?gpus=%27;alert(1)//", "alert"),
+    ],
+)
+def test_what_cannot_be_planned_is_said_in_the_daemons_words(
+    query: str, says: str, open_tab: Opens
+) -> None:
+    tab = open_tab(query=query)
+    assert says in tab.answers[0]
+    assert tab.colors() == {}
+    assert tab.page.title().startswith("dgx-a100")
+    assert tab.page.locator("img").count() == 0
+
+
+def test_strange_names_of_parts_are_text(open_tab: Opens) -> None:
+    tab = open_tab("<b>strange")
+    tab.comes_to_show("")
+    assert tab.page.locator("img").count() == 0
+    assert tab.page.locator("h1").inner_text() == "<b>strange"
+    assert HOSTILE[:12] in tab.page.locator(".picture .nic").first.text_content()
+    assert tab.errors == []
+
+
+#: Clicks GPUs; returns the milliseconds from each click until its plan is drawn.
+CLICKS = """async () => {
+    const times = [];
+    const lists = () => [...document.querySelectorAll("td.list code")];
+    const drawn = () => lists().map(it => it.textContent).join();
+    const next = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+    for (const number of [0, 5, 3, 7]) {
+        const gpu = document.querySelector(`.picture .gpu[data-name="nvidia:${number}"] rect`);
+        const [began, before] = [performance.now(), drawn()];
+        gpu.dispatchEvent(new MouseEvent("click", { bubbles: true }));
+        while (drawn() === before) await next();
+        await next();
+        times.push(performance.now() - began);
+    }
+    return times;
+}"""
+
+
+def test_a_plan_on_a_thousand_cpus_is_drawn_within_a_third_of_a_second(open_tab: Opens) -> None:
+    tab = open_tab("thousand")
+    tab.comes_to_show("")
+    assert median(tab.page.evaluate(CLICKS)) < 300  # milliseconds
+
+
+def test_a_machine_of_256_cpus_is_on_one_screen(open_tab: Opens) -> None:
+    tab = open_tab("dgx-a100")
+    picture = tab.page.locator(".picture").first
+    picture.scroll_into_view_if_needed()
+    box = picture.bounding_box()
+    assert box is not None
+    assert (box["x"] + box["width"] <= 1024, box["height"] <= 768) == (True, True)
+    sizes = picture.locator(".cpu > text").evaluate_all("all => all.map(it => it.getBBox().height)")
+    assert min(sizes) * box["width"] / float(picture.get_attribute("width") or 0) > 8  # pixels
+
+
+def test_a_machine_that_was_read_again_and_differs_is_to_be_loaded_again(
+    context: BrowserContext, tmp_path: Path
+) -> None:
+    root, port = write_tree(machine("cloud-vm"), tmp_path / "machine"), free_port()
+    with running(tmp_path, "--root", str(root), listen=f"127.0.0.1:{port}") as daemon:
+        tab = Tab.open(context, Node(daemon, f"http://127.0.0.1:{port}"))
+        assert not tab.page.locator("#news").is_visible()
+        (root / "sys/devices/system/cpu/online").write_text("0-5\n")
+        daemon.signal(signal.SIGHUP)
+        eventually(lambda: daemon.get("/topology").json["generation"] == 2, "it was read again")
+        tab.page.locator("[name=mode]").select_option("node")
+        eventually(tab.page.locator("#news").is_visible, "that is said")
+        tab.page.reload()
+        eventually(lambda: tab.drawn().keys() == set(range(8)), "all are drawn")
+        assert tab.page.locator(".picture .offline .cpu").count() == 2
+        assert not tab.page.locator("#news").is_visible()
+
+
+LOOKS: list[tuple[str, int, Scheme]] = [
+    ("dgx-a100", 1024, "light"),
+    ("dgx-a100", 1024, "dark"),
+    ("dgx-a100", 360, "light"),
+    ("thousand", 1024, "light"),
+    ("one-node", 360, "dark"),
+]
+
+
+@pytest.mark.parametrize(("name", "width", "scheme"), LOOKS)
+def test_nothing_is_amiss_for_people_with_other_eyes_and_on_small_screens(
+    name: str,
+    width: int,
+    scheme: Scheme,
+    browser: Browser,
+    nodes: Callable[[str], Node],
+) -> None:
+    context = browser.new_context(viewport={"width": width, "height": 768}, color_scheme=scheme)
+    tab = Tab.open(context, nodes(name), "?compare=on&b.mode=node&running=on")
+    tab.comes_to_show("mode=node", view=1)
+    for summary in tab.page.locator("summary").all():
+        summary.click()
+    found = Axe().run(tab.page).response["violations"]
+    assert [(it["id"], it["impact"], it["nodes"][0]["html"][:200]) for it in found] == []
+    assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
+    context.close()

@@ -1,0 +1,92 @@
+"""What runs now, on the page: processes over a forwarded socket, counts over TCP."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import BrowserContext
+
+from tests.e2e.page.browsing import Node, Tab
+from tests.e2e.page.forwarding import forwarded
+from tests.support.children import sleeping
+from tests.support.cpusets import cgroup, needs_cpuset, step_parts
+from tests.support.daemons import eventually
+from tests.support.enforcing_node import EnforcingNode, scanning
+from tests.support.ports import free_port
+from tests.support.tiny import FAR, NEAR
+
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="mounts, and makes cgroups"),
+    needs_cpuset,
+]
+JOB = 4711
+
+
+@pytest.fixture(scope="module")
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def node(port: int) -> Iterator[EnforcingNode]:
+    with scanning(listen=f"127.0.0.1:{port}") as node:
+        yield node
+
+
+@pytest.fixture
+def pid(node: EnforcingNode) -> Iterator[int]:
+    """Run a process of a Slurm job far from its GPU."""
+    with cgroup(*step_parts(JOB)) as folder, sleeping() as child:
+        (folder / "cgroup.procs").write_text(str(child.pid))
+        subprocess.run(["taskset", "-cp", FAR, str(child.pid)], check=True, capture_output=True)
+        node.say({0: [child.pid]})
+        eventually(lambda: node.audit()["gpus"][0]["processes"]["remote"] == 1, "it is seen")
+        yield child.pid
+
+
+def words(tab: Tab) -> list[str]:
+    return list(tab.page.locator("#running tbody td").all_inner_texts())
+
+
+def test_a_forwarded_socket_shows_ones_processes_their_jobs_and_which_are_far(
+    node: EnforcingNode, pid: int, context: BrowserContext
+) -> None:
+    with forwarded(node.daemon.socket) as port:
+        tab = Tab.open(context, Node(node.daemon, f"http://127.0.0.1:{port}"), "?running=on")
+        eventually(lambda: str(pid) in words(tab), "it is listed")
+        assert {f"slurm {JOB}", "remote", FAR} <= {*words(tab)}
+        eventually(lambda: {"runs", "far"} <= tab.drawn()[int(FAR)], "it is drawn")
+        assert "runs" not in tab.drawn()[int(NEAR)]
+        gpu = tab.page.locator('.picture .gpu[data-name="nvidia:0"]')
+        assert gpu.locator(".job").text_content() == f"slurm {JOB}"
+        assert "far" in (gpu.get_attribute("class") or "")
+        frame = tab.page.locator(f'.picture .cpu[data-name="{FAR}"] > rect')
+        assert frame.evaluate("it => getComputedStyle(it).stroke") == "rgb(176, 0, 32)"
+        # It is moved near its GPU: the next scan, and so the page, shows that.
+        subprocess.run(["taskset", "-cp", NEAR, str(pid)], check=True, capture_output=True)
+        eventually(lambda: "local" in words(tab), "it is near")
+        assert "far" not in set().union(*tab.drawn().values())
+        tab.page.locator("[name=running]").uncheck()
+        eventually(lambda: "runs" not in set().union(*tab.drawn().values()), "none is drawn")
+        assert not tab.page.locator("#running").is_visible()
+
+
+def test_a_site_whose_name_leads_to_the_forwarded_port_sees_only_counts(
+    node: EnforcingNode, pid: int
+) -> None:
+    assert node.audit()["processes"][0]["pid"] == pid
+    answer = node.daemon.get("/audit", Host="site.example:9465").json
+    assert (answer["sees"], "processes" in answer) == ("counts", False)
+
+
+@pytest.mark.usefixtures("pid")
+def test_over_tcp_there_are_counts(node: EnforcingNode, port: int, context: BrowserContext) -> None:
+    tab = Tab.open(context, Node(node.daemon, f"http://127.0.0.1:{port}"), "?running=on")
+    eventually(lambda: words(tab)[:6] == ["0", "0", "0", "1", "0", "0"], "one is remote")
+    assert "no process is named" in tab.page.locator("#running .answer").inner_text()
+    gpu = tab.page.locator('.picture .gpu[data-name="nvidia:0"]')
+    assert gpu.locator(".job").text_content() == "1 proc."
+    assert "far" in (gpu.get_attribute("class") or "")

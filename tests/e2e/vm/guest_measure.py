@@ -1,0 +1,42 @@
+"""Runs in the virtual machine: measures some of its nodes, and prints the result.
+
+It judges nothing: that does test_measure.py. Memory is real; NVIDIA's driver is made (driver.py),
+and its CUDA has one GPU, whose memory is the host's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from tests.e2e.vm.driver import addresses, have_driver, tell
+from tests.e2e.vm.hardware import BARE_NODE, GPU_NODES, cpus_of
+from tests.e2e.vm.inside import AFFINITYD, Ended, bring, cgroup, ran, stage
+from tests.e2e.vm.stand_ins import program, running
+
+USED, MEASURED = 0, 2  #: GPUs, by index; CUDA shows only the latter
+NODES = (0, GPU_NODES[MEASURED], BARE_NODE)  #: those in the cpuset
+
+
+def main() -> None:
+    """Measure within a cpuset, while a process uses a GPU."""
+    bring("31", online=True)
+    have_driver()
+    os.environ["GPU_ADDRESS"] = addresses()[MEASURED]
+    cpuset = cgroup("job", cpus=",".join(map(cpus_of, NODES)))
+    with running(program("train"), "1000", group=cgroup("train")) as pid:
+        tell({pid: [USED]})
+        stage("the measurement")
+        ended = measured(f"{cpuset}/cgroup.procs")
+    stage("done")
+    json.dump({"pid": pid, "measured": ended}, sys.stdout)
+
+
+def measured(procs: str) -> Ended:
+    """Return what the command said, once NVML has answered in time: an emulated CPU is slow."""
+    join = ("sh", "-c", f'echo 0 > {procs} && exec "$@"', "sh")
+    ended = ran((*join, *AFFINITYD, "measure", "--json"))
+    while "NVML did not answer" in ended["stdout"]:
+        ended = ran((*join, *AFFINITYD, "measure", "--json"))
+    return ended

@@ -1,0 +1,82 @@
+"""A real kernel on a machine with many NUMA nodes: which of its figures are measured.
+
+The measurement within a cpuset of three nodes (guest_measure.py) is judged here. How fast emulated
+memory is says nothing.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from affinityd.measure.document import OF_GPUS, OF_MEMORY
+from tests.e2e.vm.guest_measure import MEASURED, NODES, USED
+from tests.e2e.vm.hardware import BARE_NODE, GPU_NODES, MEMORY_NODE
+from tests.e2e.vm.hardware import NODES as WITH_CPUS
+from tests.e2e.vm.inside import Document
+
+WITH_MEMORY = {*range(WITH_CPUS), MEMORY_NODE} - {BARE_NODE}
+#: Figures, by node of the CPUs and target: whether they were measured, or why not.
+Figures = dict[tuple[int, object], set[str | None]]
+
+
+@pytest.fixture(scope="module")
+def document(seen: Document) -> Document:
+    return dict(json.loads(seen["measured"]["stdout"]))
+
+
+@pytest.fixture(scope="module")
+def figures(document: Document) -> Figures:
+    found: Figures = {}
+    for it in document["figures"]:
+        assert (it["value"] is None) == (it["why"] is not None)
+        target = it["memory_node"] if it["gpu"] is None else it["gpu"]
+        found.setdefault((it["numa_node"], target), set()).add(it["why"])
+    return found
+
+
+def test_memory_is_measured_from_each_node_of_the_cpuset_where_it_has_room(
+    figures: Figures,
+) -> None:
+    """The root's files fill one node. Where a figure has a value, its memory was on the node."""
+    found = {pair: why for pair, why in figures.items() if isinstance(pair[1], int)}
+    assert found.keys() == {(node, of) for node in range(WITH_CPUS) for of in WITH_MEMORY}
+    inside = {pair: why for pair, why in found.items() if pair[0] in NODES}
+    full = {of for (_, of), why in inside.items() if why != {None}}
+    assert len(full) <= 1
+    for (_, of), (why,) in inside.items():
+        assert (why is None) == (of not in full)
+        assert why is None or f"came to node {of}: it has too little free memory" in why
+
+
+def test_nodes_outside_the_cpuset_say_so(document: Document, figures: Figures) -> None:
+    used = document["gpus"][USED]["pci_bus_id"]
+    for node in {*range(WITH_CPUS)} - {*NODES}:
+        reasons = [why for (start, of), why in figures.items() if start == node and of != used]
+        said = {"its CPUs are outside this process's cpuset"}
+        assert reasons == [said] * (len(WITH_MEMORY) + len(GPU_NODES) - 1)
+
+
+def test_a_gpu_is_measured_from_each_node_also_from_one_without_memory(
+    document: Document, figures: Figures
+) -> None:
+    gpu = document["gpus"][MEASURED]
+    assert gpu["near"] == [GPU_NODES[MEASURED]]
+    reasons = {node: figures[node, gpu["pci_bus_id"]] for node in NODES}
+    measured = [node for node, why in reasons.items() if why == {None}]
+    assert {*measured} >= {GPU_NODES[MEASURED], BARE_NODE}
+    assert len(document["figures"]) == WITH_CPUS * (
+        len(WITH_MEMORY) * len(OF_MEMORY) + len(GPU_NODES) * len(OF_GPUS)
+    )
+    assert document["sentence"].startswith("near is ")
+    assert "host-to-device" in document["sentence"]
+
+
+def test_a_gpu_in_use_is_left_alone_and_names_its_process(
+    seen: Document, document: Document, figures: Figures
+) -> None:
+    used = document["gpus"][USED]["pci_bus_id"]
+    (why,) = {it for node in NODES for it in figures[node, used]}
+    assert f"process {seen['pid']} (train) uses it; --force" in str(why)
+    assert seen["measured"]["status"] == 0

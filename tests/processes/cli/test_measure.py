@@ -1,0 +1,135 @@
+"""`affinityd measure` on this machine, as if its two CPUs were two nodes, with made drivers."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from subprocess import CompletedProcess, run
+from typing import Any
+
+import pytest
+
+from affinityd.cli.commands import measure
+from affinityd.measure.document import LAUNCH, OF_GPUS, OF_MEMORY
+from affinityd.measure.saved import gpu_ratios
+from affinityd.topology.model import Topology
+from tests.support.audit_facts import Known
+from tests.support.children import sleeping
+from tests.support.gpu_driver.shared_object import libraries
+from tests.support.machines.by_hand import made
+from tests.support.measurements import copies, memory
+from tests.support.paths import REPOSITORY
+from tests.support.small_node import publish, refused, use_small_node
+
+#: Node 1 has no memory, so that all of it is on the one node that this machine may have.
+MACHINE = made({0: "0,2", 1: "1,3"}, gpus=[1, 0], memoryless=[1])
+FIRST, SECOND = (gpu.pci_bus_id for gpu in MACHINE.gpus)
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    use_small_node(monkeypatch, tmp_path)
+    monkeypatch.delenv("AFFINITYD_ROOT")
+    monkeypatch.setenv("LD_LIBRARY_PATH", os.fspath(libraries()))
+    monkeypatch.setenv("GPU_ADDRESS", FIRST)
+    publish(tmp_path, MACHINE)
+
+
+def ran(*arguments: str) -> CompletedProcess[str]:
+    command = [sys.executable, "-m", "affinityd", "measure", *arguments]
+    return run(command, check=False, capture_output=True, text=True, cwd=REPOSITORY)
+
+
+def figures(document: dict[str, Any], gpu: str | None) -> list[tuple[str, int, str | bool]]:
+    """Return of each figure whether it is one, or why it is none."""
+    of = [it for it in document["figures"] if it["gpu"] == gpu]
+    return [(it["quantity"], it["numa_node"], it["why"] or it["value"] > 0) for it in of]
+
+
+def test_every_node_measures_memory_and_the_gpus_and_the_daemon_can_read_the_result(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "folder/measure.json"
+    done = ran("--force", "--json", "--save", os.fspath(path))
+    assert (done.returncode, done.stderr) == (0, f"{path}: written\n"), "no progress in a pipe"
+    document = json.loads(done.stdout)
+    assert json.loads(path.read_text()) == document
+    assert figures(document, None) == [(it, node, True) for node in (0, 1) for it in OF_MEMORY]
+    assert sorted(figures(document, FIRST)) == sorted(
+        (it, node, True) for node in (0, 1) for it in OF_GPUS
+    )
+    assert {why for *_, why in figures(document, SECOND)} == {
+        "cuDeviceGetByPCIBusId: ERROR_INVALID_DEVICE"
+    }
+    assert document["sentence"].startswith("near is ")
+    (ratios,), notices = [gpu_ratios(os.fspath(path), MACHINE)[0].values()], ()
+    assert [{*its} for its in ratios] == [{0, 1}]
+    assert notices == ()
+
+
+def test_a_gpu_whose_processes_are_not_known_is_left_alone() -> None:
+    done = ran()
+    assert done.returncode == 0
+    assert "GPUs 0-1 from nodes 0-1: NVIDIA's driver is not loaded; --force" in done.stdout
+    assert LAUNCH not in done.stdout
+
+
+def test_a_gpu_that_a_process_uses_is_left_alone_and_an_idle_one_is_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: dict[str, dict[tuple[str, int], str]] = {}
+
+    def note(_topology: Topology, busy: dict[tuple[str, int], str], *_: object) -> None:
+        asked.update(busy=busy)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measure, "measure", note)
+    with sleeping() as child:
+        monkeypatch.setattr(measure, "HolderSources", lambda _ask: Known(child.pid))
+        with pytest.raises(KeyboardInterrupt):
+            measure.run(_arguments())
+    (why,) = asked["busy"].values()
+    assert list(asked["busy"]) == [("nvidia", 0)]
+    assert why.startswith(f"process {child.pid} (")
+    assert "uses it; --force measures it all the same" in why
+    assert capsys.readouterr().out == ""
+
+
+def _arguments() -> Any:  # noqa: ANN401 - argparse's
+    from affinityd.cli.parser import Parser  # noqa: PLC0415
+
+    parser = Parser()
+    measure.add_arguments(parser)
+    return parser.parse_args([])
+
+
+def test_the_progress_is_one_line_of_a_terminal_that_goes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    line = measure.ProgressLine()
+    line.show(memory(0, 1, 20.0), 3)
+    line.show(copies(1, 20.0), 3)
+    line.clear()
+    clear = "\r\x1b[K"
+    assert capsys.readouterr().err == (
+        f"{clear}1 of 3: node 0 to memory 1{clear}2 of 3: node 1 to GPU 0000:10:00.0{clear}"
+    )
+
+
+def test_a_replayed_machine_is_not_measured(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    publish(tmp_path, MACHINE, replayed=True)
+    assert "is a replayed machine, which cannot be measured" in refused(capsys, "measure")
+
+
+def test_nothing_measured_is_a_failure(tmp_path: Path) -> None:
+    far = {0: "3000", 1: "3001"}
+    publish(tmp_path, replace(made(far, gpus=[]), gpus=()))
+    done = ran()
+    assert done.returncode == 1
+    assert "outside this process's cpuset" in done.stdout

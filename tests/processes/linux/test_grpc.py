@@ -1,0 +1,194 @@
+"""One gRPC call over a unix socket, whatever the server answers: frames that a test writes."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from affinityd.linux import grpc
+from affinityd.linux.grpc import (
+    ACK,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
+    HEADERS,
+    PADDED,
+    PING,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+)
+
+Answer = Callable[[socket.socket], None]
+METHOD, TIMEOUT = "/v1.Test/Ask", 0.5
+CONTINUATION, UNKNOWN = 9, 0x2A
+SAID = bytes(range(256)) * 60  #: what fits into a frame
+STATUS_OK = b"\x88"  #: of HPACK's static table
+
+
+def frame(kind: int, payload: bytes = b"", flags: int = 0, stream: int = 1) -> bytes:
+    head = len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big")
+    return head + payload
+
+
+def message(data: bytes = SAID, *, flag: int = 0, more: int = 0) -> bytes:
+    return bytes([flag]) + (len(data) + more).to_bytes(4, "big") + data
+
+
+def in_parts(data: bytes, flags: int = 0, size: int = 16000) -> bytes:
+    parts = (data[at : at + size] for at in range(0, len(data), size))
+    return b"".join(frame(DATA, part, flags) for part in parts)
+
+
+def padded(data: bytes) -> bytes:
+    return bytes([5]) + data + bytes(5)
+
+
+BEGIN = frame(SETTINGS, stream=0) + frame(HEADERS, STATUS_OK, END_HEADERS)
+END = frame(HEADERS, STATUS_OK, END_HEADERS | END_STREAM)
+LEAVING = (1).to_bytes(4, "big") + bytes(4)  #: the last stream that it answers; NO_ERROR
+
+
+@contextmanager
+def server(path: Path, answer: Answer) -> Iterator[None]:
+    """Answer one client."""
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"{path}")
+        listening.listen()
+
+        def serve() -> None:
+            connection, _ = listening.accept()
+            with connection, suppress(OSError):  # the client has left
+                answer(connection)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield
+        thread.join()
+
+
+def sends(data: bytes) -> Answer:
+    """Send this to a client, once it has asked, until it closes."""
+
+    def answer(connection: socket.socket) -> None:
+        connection.recv(2**16)
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(2**16):
+            pass
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        BEGIN + in_parts(message()) + END,
+        BEGIN + in_parts(message(), size=1000) + END,
+        BEGIN + frame(DATA, message()[:9000]) + frame(DATA, message()[9000:], END_STREAM),
+        BEGIN + frame(DATA, padded(message()), PADDED) + END,
+        BEGIN
+        + frame(UNKNOWN, b"x")
+        + frame(WINDOW_UPDATE, bytes(4), 0, 0)
+        + in_parts(message())
+        + END,
+        BEGIN + frame(DATA, b"of another", 0, 3) + in_parts(message()) + END,
+        frame(SETTINGS, stream=0)
+        + frame(HEADERS, STATUS_OK)
+        + frame(CONTINUATION, b"", END_HEADERS)
+        + in_parts(message())
+        + END,
+        BEGIN + frame(GOAWAY, LEAVING, 0, 0) + in_parts(message()) + END,
+    ],
+)
+def test_a_message_comes_in_any_frames(tmp_path: Path, data: bytes) -> None:
+    with server(tmp_path / "s", sends(data)):
+        assert grpc.call(f"{tmp_path}/s", METHOD, b"", TIMEOUT) == SAID
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "said"),
+    [
+        (BEGIN + END, ValueError, "with an error"),  # the trailers have the status
+        (frame(HEADERS, STATUS_OK, END_HEADERS | END_STREAM), ValueError, "with an error"),
+        (BEGIN + frame(RST_STREAM, bytes(4)), ValueError, "refused"),
+        (frame(GOAWAY, bytes(8), 0, 0), ValueError, "refused"),
+        (BEGIN + in_parts(message(flag=1)) + END, ValueError, "no whole message"),
+        (BEGIN + in_parts(message(more=1)) + END, ValueError, "no whole message"),
+        (
+            BEGIN + frame(DATA, b"", PADDED) + frame(DATA, b"\xff", PADDED) + END,
+            ValueError,
+            "error",
+        ),
+        (BEGIN + frame(DATA, b"\0\0") + END, ValueError, "no whole message"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", ValueError, "no HTTP/2"),
+        (b"\xff" * 100, ValueError, "no HTTP/2"),
+        (b"", ConnectionResetError, "closed"),
+        (BEGIN + in_parts(message()), ConnectionResetError, "closed"),
+        (BEGIN + frame(DATA, message()[:100])[:50], ConnectionResetError, "closed"),
+    ],
+)
+def test_another_answer_is_an_error_of_one_line(
+    tmp_path: Path, data: bytes, error: type[Exception], said: str
+) -> None:
+    with server(tmp_path / "s", sends(data)), pytest.raises(error, match=said) as found:
+        grpc.call(f"{tmp_path}/s", METHOD, b"", TIMEOUT)
+    assert "\n" not in str(found.value)
+
+
+def test_a_ping_and_settings_are_acknowledged(tmp_path: Path) -> None:
+    seen = bytearray()
+
+    def answer(connection: socket.socket) -> None:
+        connection.recv(2**16)
+        connection.sendall(BEGIN + frame(PING, b"12345678", 0, 0))
+        while frame(PING, b"12345678", ACK, 0) not in seen:
+            seen.extend(connection.recv(2**16))
+        connection.sendall(in_parts(message()) + END)
+
+    with server(tmp_path / "s", answer):
+        assert grpc.call(f"{tmp_path}/s", METHOD, b"", TIMEOUT) == SAID
+    assert frame(SETTINGS, b"", ACK, 0) in seen
+
+
+def _hangs(connection: socket.socket) -> None:
+    while connection.recv(2**16):
+        pass
+
+
+def _drips(connection: socket.socket) -> None:
+    for byte in BEGIN + in_parts(message()):
+        connection.sendall(bytes([byte]))
+        time.sleep(TIMEOUT / 20)
+
+
+@pytest.mark.parametrize("answer", [_hangs, _drips])
+def test_a_slow_server_takes_no_more_than_the_time_for_the_whole_call(
+    tmp_path: Path, answer: Answer
+) -> None:
+    began = time.monotonic()
+    with server(tmp_path / "s", answer), pytest.raises(TimeoutError):
+        grpc.call(f"{tmp_path}/s", METHOD, b"", TIMEOUT)
+    assert time.monotonic() - began < 4 * TIMEOUT
+
+
+def test_an_endless_answer_is_refused(tmp_path: Path) -> None:
+    def answer(connection: socket.socket) -> None:
+        connection.sendall(BEGIN)
+        while True:
+            connection.sendall(frame(DATA, bytes(16000)))
+
+    with server(tmp_path / "s", answer), pytest.raises(ValueError, match="with over"):
+        grpc.call(f"{tmp_path}/s", METHOD, b"", 20 * TIMEOUT)
+
+
+def test_without_a_server_there_is_no_answer(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        grpc.call(f"{tmp_path}/s", METHOD, b"", TIMEOUT)

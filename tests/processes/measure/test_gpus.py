@@ -1,0 +1,123 @@
+"""GPUs by libcuda and libamdhip64: stand-ins built here, whose memory is the host's."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from affinityd.measure.document import (
+    LAUNCH,
+    OF_GPUS,
+    TO_DEVICE,
+    TO_DEVICE_PAGEABLE,
+    TO_HOST,
+    TO_HOST_PAGEABLE,
+)
+from tests.support.child_python import said
+from tests.support.gpu_driver.shared_object import libraries
+
+ADDRESS = "0000:10:00.0"
+
+#: Measures a GPU in a child of a child: the libraries are found by a variable of its start.
+CODE = """
+import json, os, sys
+from affinityd.measure import child, tasks, timing
+from affinityd.topology.model import Gpu
+
+child.PATIENCE, timing.SECONDS = float(sys.argv[3]), 0.0
+gpus = tuple(Gpu(index, sys.argv[1], it, 0) for index, it in enumerate(sys.argv[2].split(",")))
+here = frozenset(os.sched_getaffinity(0))
+task = tasks.NodeTask(0, here, (), gpus, home=0, is_one_node=True)
+found = [*child.measured(task)]
+print(json.dumps([
+    {it.quantity: it.why or it.value > 0 for it in found if it.gpu == gpu.pci_bus_id}
+    for gpu in gpus
+]))
+"""
+NO_KERNEL = "HIP takes no kernel that is not compiled for this very GPU"
+HIDDEN = "cuDeviceGetByPCIBusId: ERROR_INVALID_DEVICE"
+WHOLE = dict.fromkeys(OF_GPUS, True)
+PINNED, COPIES_BACK = (TO_DEVICE, TO_HOST), (TO_HOST, TO_HOST_PAGEABLE)
+
+
+def measured(
+    vendor: str, fail: str = "", address: str = ADDRESS, patience: float = 60
+) -> list[dict[str, object]]:
+    """Return of each GPU, and each figure, whether it is one, or why it is none."""
+    environment = (f"LD_LIBRARY_PATH={libraries()}", f"GPU_ADDRESS={ADDRESS}", f"GPU_FAIL={fail}")
+    arguments = (vendor, address, str(patience))
+    return list(json.loads(said(CODE, *arguments, within=("env", *environment))))
+
+
+def test_each_figure_is_measured_on_both_vendors_libraries() -> None:
+    assert measured("nvidia") == [WHOLE]
+    assert measured("amd") == [{**WHOLE, LAUNCH: NO_KERNEL}]
+
+
+@pytest.mark.parametrize(
+    ("vendor", "fail", "missing", "why"),
+    [
+        ("nvidia", "cuInit 100", OF_GPUS, "cuInit: error 100"),
+        (
+            "nvidia",
+            "cuDeviceGetByPCIBusId 101",
+            OF_GPUS,
+            "cuDeviceGetByPCIBusId: ERROR_INVALID_DEVICE",
+        ),
+        (
+            "nvidia",
+            "cuDevicePrimaryCtxRetain 2",
+            OF_GPUS,
+            "cuDevicePrimaryCtxRetain: ERROR_OUT_OF_MEMORY",
+        ),
+        ("nvidia", "cuCtxSetCurrent 201", OF_GPUS, "cuCtxSetCurrent: error 201"),
+        ("nvidia", "cuMemAlloc_v2 2", OF_GPUS, "cuMemAlloc_v2: ERROR_OUT_OF_MEMORY"),
+        ("nvidia", "cuMemHostRegister_v2 2", PINNED, "cuMemHostRegister_v2: ERROR_OUT_OF_MEMORY"),
+        ("nvidia", "cuMemcpyDtoH_v2 719", COPIES_BACK, "cuMemcpyDtoH_v2: error 719"),
+        ("nvidia", "cuModuleLoadData 218", (LAUNCH,), "cuModuleLoadData: error 218"),
+        ("nvidia", "cuModuleGetFunction 500", (LAUNCH,), "cuModuleGetFunction: error 500"),
+        ("nvidia", "cuLaunchKernel 2", (LAUNCH,), "cuLaunchKernel: ERROR_OUT_OF_MEMORY"),
+        ("nvidia", "cuCtxSynchronize 719", OF_GPUS, "cuCtxSynchronize: error 719"),
+        ("nvidia", "cuMemFree_v2 719", (), ""),
+        ("nvidia", "cuMemHostUnregister 719", (), ""),
+        ("nvidia", "cuDevicePrimaryCtxRelease_v2 719", (), ""),
+        (
+            *("nvidia", "cuLaunchKernel crash", (LAUNCH,)),
+            "the measuring process crashed: Segmentation fault",
+        ),
+        ("amd", "hipSetDevice 101", OF_GPUS, "hipSetDevice: ERROR_INVALID_DEVICE"),
+        ("amd", "hipMalloc 2", OF_GPUS, "hipMalloc: ERROR_OUT_OF_MEMORY"),
+        ("amd", "hipHostRegister 2", PINNED, "hipHostRegister: ERROR_OUT_OF_MEMORY"),
+    ],
+)
+def test_a_call_that_fails_costs_its_own_figures_and_is_named(
+    vendor: str, fail: str, missing: tuple[str, ...], why: str
+) -> None:
+    usual = {LAUNCH: NO_KERNEL} if vendor == "amd" else {}
+    assert measured(vendor, fail) == [{**WHOLE, **usual, **dict.fromkeys(missing, why)}]
+
+
+def test_a_driver_that_hangs_is_ended_and_the_figures_before_it_count() -> None:
+    found = measured("nvidia", "cuMemHostRegister_v2 hang", patience=5)
+    hung = dict.fromkeys((*PINNED, LAUNCH), "the measuring process hung: no figure within 5 s")
+    assert found == [{TO_DEVICE_PAGEABLE: True, TO_HOST_PAGEABLE: True, **hung}]
+
+
+def test_a_crash_costs_the_figures_of_one_gpu() -> None:
+    crashed, hidden = measured("nvidia", "cuMemAlloc_v2 crash", address=f"{ADDRESS},0000:11:00.0")
+    assert crashed == dict.fromkeys(OF_GPUS, "the measuring process crashed: Segmentation fault")
+    assert hidden == dict.fromkeys(OF_GPUS, HIDDEN)
+
+
+@pytest.mark.parametrize(
+    ("vendor", "address", "why"),
+    [
+        ("nvidia", "0000:11:00.0", HIDDEN),
+        ("huawei", ADDRESS, "no library is known to copy to a GPU of huawei"),
+    ],
+)
+def test_a_gpu_that_is_hidden_or_of_another_vendor_is_not_measured(
+    vendor: str, address: str, why: str
+) -> None:
+    assert measured(vendor, address=address) == [dict.fromkeys(OF_GPUS, why)]

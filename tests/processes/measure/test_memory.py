@@ -1,0 +1,84 @@
+"""Memory of this machine, measured in children: what is true of any machine's figures."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from affinityd.cpuset import CpuSet
+from affinityd.linux.processes import mask_of
+from affinityd.measure.child import measured
+from affinityd.measure.document import OF_MEMORY
+from affinityd.measure.tasks import MemoryTarget, NodeTask
+from tests.support.child_python import SECCOMP, said
+from tests.support.children import children_of
+
+HERE = frozenset(os.sched_getaffinity(0))
+NOT_HERE = 1000  #: no machine of these tests has as many nodes, or CPUs
+
+
+def task(*nodes: int, cpus: CpuSet = HERE) -> NodeTask:
+    memory = tuple(MemoryTarget(node, HERE if node == 0 else frozenset()) for node in nodes)
+    return NodeTask(0, cpus, memory, (), home=0, is_one_node=len(nodes) == 1)
+
+
+def test_memory_has_a_bandwidth_and_a_latency() -> None:
+    read, latency = measured(task(0))
+    assert (read.why, latency.why) == (None, None)
+    assert read.value is not None
+    assert latency.value is not None
+    # In any machine a load of memory takes longer than reading a line's 64 bytes in order.
+    assert latency.value > 64 / read.value
+
+
+def test_it_is_also_measured_where_sigchld_is_ignored() -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert [it.why for it in measured(task(0))] == [None, None]
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def test_memory_that_does_not_come_to_its_node_is_not_measured_as_if_it_had() -> None:
+    *local, read, latency = measured(task(0, NOT_HERE))
+    assert all(it.value is not None for it in local)
+    assert (read.value, latency.value) == (None, None)
+    assert read.why is not None
+    assert read.why.startswith("not all of ")
+    assert f"MiB came to node {NOT_HERE}: preferred on node {NOT_HERE} was refused" in read.why
+
+
+def test_where_seccomp_refuses_memory_policies_the_cpus_of_a_node_fill_its_memory() -> None:
+    code = f"""{SECCOMP}
+refuse("set_mempolicy")
+from affinityd.measure.child import measured
+from tests.processes.measure.test_memory import task
+print(*(it.why for it in measured(task(0, {NOT_HERE}))), sep="\\n")
+"""
+    *local, read, latency = said(code).splitlines()
+    assert local == ["None", "None"]
+    assert read == latency
+    assert read.endswith("was refused (EPERM: Operation not permitted); default holds")
+
+
+def test_cpus_outside_the_cpuset_leave_each_figure_with_a_reason() -> None:
+    found = [*measured(task(0, cpus=frozenset({NOT_HERE})))]
+    assert [it.quantity for it in found] == [*OF_MEMORY]
+    assert {it.why for it in found} == {"its CPUs are outside this process's cpuset"}
+
+
+def test_the_measuring_process_runs_on_the_cpus_of_its_node_and_ends_first_without_memory() -> None:
+    cpus = frozenset({max(HERE)})
+    for _ in measured(task(0, cpus=cpus)):
+        for child in children_of(os.getpid()):  # none, once it has ended
+            assert mask_of(child) == cpus
+            assert Path(f"/proc/{child}/oom_score_adj").read_text() == "1000\n"
+            return
+    raise AssertionError("it was not seen")
+
+
+def test_a_measurement_leaves_no_process_and_changes_no_mask() -> None:
+    list(measured(task(0)))
+    assert os.sched_getaffinity(0) == HERE
+    assert children_of(os.getpid()) == []

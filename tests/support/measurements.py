@@ -1,0 +1,29 @@
+"""Measurements for tests, as short as a table needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from affinityd.measure.document import READ, TO_DEVICE, VERSION, Figure, MeasuredGpu, Measurement
+
+GPU = MeasuredGpu("nvidia", 0, None, "0000:10:00.0", [0])
+UNPLACED = MeasuredGpu("nvidia", 1, None, "0000:11:00.0", [])
+
+
+def copies(node: int, value: float | None, gpu: MeasuredGpu = GPU, **more: Any) -> Figure:  # noqa: ANN401
+    """Return a figure of copies to a GPU from the CPUs of a node."""
+    return Figure(more.pop("quantity", TO_DEVICE), node, None, gpu.pci_bus_id, value, **more)
+
+
+def memory(
+    node: int, of: int, value: float | None, quantity: str = READ, *, why: str | None = None
+) -> Figure:
+    """Return a figure of a node's memory from the CPUs of another."""
+    return Figure(quantity, node, of, None, value, why)
+
+
+def measurement(figures: Sequence[Figure], **changes: Any) -> Measurement:  # noqa: ANN401
+    """Return a measurement with these figures."""
+    its = {"version": VERSION, "node": "made", "time": "now", "sentence": "it is so", **changes}
+    return Measurement(gpus=its.pop("gpus", [GPU]), figures=figures, **its)

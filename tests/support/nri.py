@@ -1,0 +1,128 @@
+"""The runtime's side of NRI, as containerd speaks it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from affinityd.kubernetes.nri.wire import PLUGIN, REQUEST, RESPONSE, RUNTIME, Message, Trunk, packed
+from affinityd.linux import protobuf as wire
+from affinityd.linux.protobuf import Message as Fields
+from affinityd.linux.protobuf import embedded, messages, read, text
+from tests.support.daemons import PATIENCE
+
+
+def pairs(of: int, values: Mapping[str, str]) -> bytes:
+    return b"".join(
+        wire.field(of, wire.field(1, key) + wire.field(2, it)) for key, it in values.items()
+    )
+
+
+def created(
+    namespace: str = "training",
+    labels: Mapping[str, str] | None = None,
+    *,
+    env: Sequence[str] = (),
+    devices: Sequence[str] = ("/dev/nvidia0",),
+    mounts: Sequence[str] = ("/proc",),
+    annotations: Mapping[str, str] | None = None,
+    shares: int = 2,
+    quota: int = 0,
+    cpus: str = "",
+    cgroup: str = "",
+) -> bytes:
+    """Return a CreateContainerRequest."""
+    parent = wire.field(8, wire.field(3, cgroup))
+    names = wire.field(2, "job") + wire.field(4, namespace)
+    pod = names + pairs(5, labels or {}) + parent
+    cpu = wire.field(1, wire.field(1, shares)) + wire.field(6, cpus)
+    if quota:
+        cpu += wire.field(2, wire.field(1, quota)) + wire.field(3, wire.field(1, 100000))
+    files = b"".join(wire.field(2, wire.field(1, it)) for it in devices)
+    its = wire.field(3, "main") + pairs(6, annotations or {})
+    its += b"".join(wire.field(8, it) for it in env)
+    its += b"".join(wire.field(9, wire.field(1, it)) for it in mounts)
+    its += wire.field(11, files + wire.field(3, wire.field(2, cpu)))
+    return wire.field(1, pod) + wire.field(2, its)
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a CreateContainerResponse gives a container."""
+
+    cpus: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    mounts: tuple[tuple[str, str], ...] = ()  #: source and destination
+
+
+def given(response: bytes) -> Given:
+    adjust = embedded(read(response), 1)
+    cpu = embedded(embedded(embedded(adjust, 6), 2), 2)
+    return Given(
+        text(cpu, 6),
+        {text(it, 1): text(it, 2) for it in messages(adjust, 4)},
+        tuple((text(it, 3), text(it, 1)) for it in messages(adjust, 3)),
+    )
+
+
+class Runtime:
+    """A runtime that has one plugin."""
+
+    def __init__(self, path: Path) -> None:
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.settimeout(PATIENCE)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._stream = -1
+
+    def accept(self) -> Fields:
+        """Take a plugin in; return how it registered."""
+        self._trunk, self._waiting = Trunk(), list[Message]()
+        self.connection, _ = self._listener.accept()
+        self.connection.settimeout(PATIENCE)
+        request = self._received()
+        assert (request.connection, request.kind) == (RUNTIME, REQUEST)
+        self.connection.sendall(packed(Message(RUNTIME, request.stream, RESPONSE, b"")))
+        return embedded(read(request.data), 3)
+
+    def ask(self, *requests: tuple[str, bytes]) -> list[bytes]:
+        """Return the plugin's answers to requests that are sent at once, none of them an error."""
+        streams = []
+        data = b""
+        for method, payload in requests:
+            self._stream += 2
+            streams.append(self._stream)
+            asked = wire.field(1, "nri.pkg.api.v1alpha1.Plugin") + wire.field(2, method)
+            asked += wire.field(3, payload) + wire.field(4, 2 * 10**9)
+            data += packed(Message(PLUGIN, self._stream, REQUEST, asked))
+        self.connection.sendall(data)
+        answers = [self._received() for _ in requests]
+        assert [it.stream for it in answers] == streams
+        return [self._payload(it) for it in answers]
+
+    def create(self, request: bytes) -> Given:
+        (answer,) = self.ask(("CreateContainer", request))
+        return given(answer)
+
+    def close(self) -> None:
+        """Close the connection; another plugin may come."""
+        self.connection.close()
+
+    def end(self) -> None:
+        self.close()
+        self._listener.close()
+
+    def _received(self) -> Message:
+        while not self._waiting:
+            self._waiting += self._trunk.received(self.connection.recv(4096))
+        return self._waiting.pop(0)
+
+    def _payload(self, response: Message) -> bytes:
+        assert (response.connection, response.kind) == (PLUGIN, RESPONSE)
+        answered = read(response.data)
+        assert 1 not in answered, "an error would fail the container"
+        payload = answered.get(2, (b"",))[-1]
+        assert isinstance(payload, bytes)
+        return payload

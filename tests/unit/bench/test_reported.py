@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from affinityd.cpuset import CpuSet, format_list, parse_list
+from bench.compare.judge import Answer, judge
+from bench.compare.reported import KINDS, Machine, Question, machines, questions
+from tests.support.asking import ask
+from tests.support.paths import REPOSITORY
+from tests.support.reports import ONE_NODE, TWO_NODES
+
+FIT = [machine for machine in machines() if machine.unfit is None]
+ASKED = [question for machine in FIT for question in questions(machine)]
+
+
+def planned(question: Question, mode: str) -> list[CpuSet]:
+    """Return affinityd's plan for each rank of each job."""
+    cpuset = format_list(question.allowed)
+    replies = (
+        ask(job.machine.topology, cpuset=cpuset, visible=job.visible, mode=mode)
+        for job in question.jobs
+    )
+    return [frozenset(rank.cpus) for reply in replies for rank in reply.ranks]
+
+
+@pytest.mark.parametrize("mode", ["unique_contiguous", "unique_interleaved", "exclusive", "node"])
+def test_affinityd_is_right_on_every_reported_machine(mode: str) -> None:
+    wrong = [
+        (question.machine.source, question.kind, verdict)
+        for question in ASKED
+        for verdict in [judge(question, Answer(planned(question, mode)), unique=mode != "node")]
+        if verdict != "right"
+    ]
+    assert wrong == []
+
+
+def test_the_pages_have_these_counts() -> None:
+    page = (REPOSITORY / "bench/machines.md").read_text()
+    kinds = Counter(question.kind for question in ASKED)
+    right = " | ".join(f"{kinds[kind]} of {kinds[kind]}" for kind in KINDS)
+    assert f"| affinityd | {right} |" in page
+    asked = f"on {len(FIT)} machines from public issues, affinityd was right in {len(ASKED)} of"
+    assert asked in (REPOSITORY / "README.md").read_text()
+    unfit = Counter(machine.unfit for machine in machines())
+    assert f"{unfit.pop(None)} of the {len(machines())} machines" in page
+    assert all(f"- {count}: {reason}" in page for reason, count in unfit.items())
+
+
+def of(source: str) -> Machine:
+    return next(machine for machine in machines() if machine.source == source)
+
+
+@pytest.mark.parametrize(
+    ("source", "cpu", "core"),
+    [
+        ("vllm-project/vllm#17568", 0, "0,64"),
+        ("vllm-project/vllm#6276", 0, "0-1"),
+        ("vllm-project/vllm#6918", 0, "0"),
+        ("vllm-project/vllm#20716", 1, "1,113"),
+    ],
+)
+def test_hyperthreads_are_numbered_so_that_no_core_is_on_two_nodes(
+    source: str, cpu: int, core: str
+) -> None:
+    assert of(source).core_of[cpu] == parse_list(core)
+
+
+def test_what_a_report_says_is_read() -> None:
+    offline, aurora = of("vllm-project/vllm#7772"), of("geopm/geopm#3593")
+    assert format_list(offline.online) == "0-11,24-75,88-127"
+    assert (aurora.cpu_nodes, sorted(aurora.nodes)) == ([0, 1], [0, 1, 2, 3])
+    google = of("google/go-tpm-tools#846")
+    assert google.gpus[0].pci_bus_id == "0000:0c:00.0"
+    assert [google.gpu_node(gpu) for gpu in range(7)] == [0, 0, 0, 0, 1, 1, 1]
+
+
+def test_a_machine_is_asked_what_differs_on_it() -> None:
+    found = [
+        (question.kind, format_list(question.allowed), [job.visible for job in question.jobs])
+        for question in questions(replace(TWO_NODES, cpuset=parse_list("2-5")))
+    ]
+    assert found == [
+        ("whole", "0-15", ["0,1,2,3"]),
+        ("reversed", "0-15", ["3,2,1,0"]),
+        ("apart", "0-15", ["0", "1", "2", "3"]),
+        ("reporter's", "2-5", ["0,1,2,3"]),
+        ("one node's", "0-3,8-11", ["0,1,2,3"]),
+    ]
+    alone = replace(ONE_NODE, gpus=ONE_NODE.gpus[:1])
+    assert [question.kind for question in questions(alone)] == ["whole"]

@@ -1,0 +1,224 @@
+"""What a container with GPUs is given as it is created, by the request of a runtime."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from affinityd.cpuset import format_list, parse_list
+from affinityd.errors import NoSuchGpuError, UnsatisfiableError
+from affinityd.kubernetes.nri import messages
+from affinityd.kubernetes.nri.adjust import Adjustment, Rules, adjust, chosen
+from affinityd.kubernetes.nri.devices import granted
+from affinityd.topology.model import Node
+from tests.support import nri
+from tests.support.machines.facts import machine
+
+A100 = machine("dgx-a100")  # GPUs 0 and 1 are on node 3, 2 and 3 on node 1: 16 cores each
+GPUS = tuple(replace(gpu, uuid=f"GPU-{gpu.index}", minor=gpu.index) for gpu in A100.gpus)
+NODE = Node(replace(A100, gpus=GPUS))
+NEAR_0, NEAR_2 = "48-63,176-191", "16-31,144-159"
+RULES = Rules(frozenset({"training"}))
+UUIDS = "NVIDIA_VISIBLE_DEVICES=GPU-0"
+
+
+def made(
+    rules: Rules = RULES,
+    node: Node = NODE,
+    within: str | None = "0-255",
+    **request: Any,  # noqa: ANN401
+) -> Adjustment:
+    pod, container = messages.created(nri.created(**request))
+    cpus = None if within is None else parse_list(within)
+    return adjust(node, pod, container, rules, granted(container), within=cpus)
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        ({"devices": ["/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm"]}, "minor:0"),
+        ({"devices": ["/dev/nvidia2", "/dev/nvidia0"], "env": [UUIDS]}, "minor:2,minor:0"),
+        ({"devices": ["/dev/kfd", "/dev/dri/renderD129"]}, "drm:129"),
+        ({"devices": ["/dev/davinci3", "/dev/davinci_manager"]}, "3"),
+        ({"devices": [], "env": [UUIDS]}, "GPU-0"),
+        ({"devices": [], "env": ["NVIDIA_VISIBLE_DEVICES=0,1"]}, "0,1"),
+        ({"devices": [], "env": ["NVIDIA_VISIBLE_DEVICES=all"]}, ""),
+        ({"devices": [], "env": ["NVIDIA_VISIBLE_DEVICES=void"]}, ""),
+        ({"devices": [], "env": ["NVIDIA_VISIBLE_DEVICES=/var/run/x"]}, ""),
+        ({"devices": [], "env": ["ASCEND_VISIBLE_DEVICES=4,5"]}, "4,5"),
+        ({"devices": [], "mounts": ["/var/run/nvidia-container-devices/GPU-7"]}, "GPU-7"),
+        ({"devices": [], "annotations": {"cdi.k8s.io/x": "nvidia.com/gpu=GPU-3"}}, "GPU-3"),
+        ({"devices": [], "annotations": {"cdi.k8s.io/x": "nvidia.com/gpu=all"}}, ""),
+        ({"devices": [], "annotations": {"cdi.k8s.io/x": "rdma.io/nic=0"}}, ""),
+        (
+            {"devices": [], "annotations": {"cdi.k8s.io/x": "k8s.gpu.nvidia.com/claim=9a-gpu-5"}},
+            "minor:5",
+        ),
+        ({"devices": []}, ""),
+    ],
+)
+def test_its_gpus_are_known_before_it_runs(request_: dict[str, Any], expected: str) -> None:
+    _, container = messages.created(nri.created(**request_))
+    assert granted(container) == expected
+
+
+@pytest.mark.parametrize(
+    ("request_", "cpus"),
+    [
+        ({}, NEAR_0),
+        ({"devices": ["/dev/nvidia0", "/dev/nvidia1"]}, NEAR_0),
+        ({"devices": ["/dev/nvidia0", "/dev/nvidia2"]}, "16-31,48-63,144-159,176-191"),
+        ({"shares": 16 * 1024}, NEAR_0),
+        # A privileged container may open every device; the variable has its own.
+        ({"devices": ["/dev/nvidia0", "/dev/nvidia2"], "env": [UUIDS]}, NEAR_0),
+        ({"within": "0-15,48-50"}, "48-50"),
+        ({"within": "0-15"}, "0-15"),
+        ({"within": None}, ""),  # its pod's are not known: none are chosen
+        ({"cpus": "0-127"}, ""),  # kubelet's static policy, or another plugin, chose them
+    ],
+)
+def test_its_cpuset_is_near_its_gpus(request_: dict[str, Any], cpus: str) -> None:
+    adjusted = made(**request_)
+    assert format_list(adjusted.cpus) == cpus
+    told = {name: adjusted.environment.get(name) for name in ("AFFINITYD_CPULIST",)}
+    assert told == {"AFFINITYD_CPULIST": cpus or None}
+
+
+@pytest.mark.parametrize(
+    ("request_", "least"),
+    [
+        ({"shares": 100 * 1024}, 100),
+        ({"shares": 2048, "quota": 40 * 100000}, 40),
+        ({"shares": 40 * 1024 + 1, "devices": ["/dev/nvidia0", "/dev/nvidia2"]}, 41),
+        ({"shares": 24 * 1024}, 48),  # of the node's 32, as another's GPU is there
+        ({"shares": 90 * 1024, "devices": ["/dev/nvidia0", "/dev/nvidia2"]}, 90),
+        ({"quota": 1 << 63}, 1),  # -1: no limit
+    ],
+)
+def test_it_has_never_fewer_cpus_than_it_asked_for(request_: dict[str, Any], least: int) -> None:
+    adjusted = made(**request_)
+    assert len(adjusted.cpus) >= least
+    assert parse_list(NEAR_0) <= adjusted.cpus
+
+
+@pytest.mark.parametrize("devices", [["/dev/nvidia0"], ["/dev/nvidia0", "/dev/nvidia1"]])
+def test_it_stays_if_the_place_of_a_gpu_is_not_known(devices: list[str]) -> None:
+    gpus = (replace(GPUS[0], numa_node=None), *GPUS[1:])
+    adjusted = made(node=replace(NODE, topology=replace(A100, gpus=gpus)), devices=devices)
+    assert (adjusted.outcome, adjusted.environment, adjusted.cpus) == ("unknown", {}, frozenset())
+
+
+def test_reserved_cpus_are_not_in_it() -> None:
+    adjusted = made(node=replace(NODE, reserved=parse_list("48-49")))
+    assert format_list(adjusted.cpus) == "50-63,176-191"
+
+
+@pytest.mark.parametrize(
+    ("env", "labels", "site", "outcome"),
+    [
+        ([], {}, "on", "adjusted"),
+        (["AFFINITYD=off"], {}, "on", "off"),
+        ([], {"affinityd": "off"}, "on", "off"),
+        ([], {}, "off", "off"),
+        (["AFFINITYD=observe"], {}, "on", "observed"),
+        ([], {"affinityd": "observe"}, "on", "observed"),
+        (["AFFINITYD=on"], {}, "observe", "observed"),
+        (["AFFINITYD=nonsense"], {}, "on", "off"),
+    ],
+)
+def test_the_least_switch_counts(
+    env: list[str], labels: dict[str, str], site: str, outcome: str
+) -> None:
+    adjusted = made(node=replace(NODE, switch=site), env=env, labels=labels)
+    assert adjusted.outcome == outcome
+    assert bool(adjusted.cpus) == (outcome == "adjusted")
+    unpinned = f"observe: would run on CPUs {NEAR_0} (local)"
+    expected = {"AFFINITYD_UNPINNED": unpinned} if outcome == "observed" else {}
+    assert outcome == "adjusted" or adjusted.environment == expected
+
+
+@pytest.mark.parametrize(
+    ("namespace", "labels", "expected"),
+    [
+        ("training", {}, True),
+        ("other", {}, False),
+        ("other", {"affinityd": "on"}, True),
+        ("other", {"affinityd": "observe"}, True),
+        ("training", {"affinityd": "off"}, False),
+        ("training", {"affinityd": "nonsense"}, False),
+    ],
+)
+def test_the_label_of_a_pod_is_before_the_list_of_namespaces(
+    namespace: str, labels: dict[str, str], *, expected: bool
+) -> None:
+    pod, _ = messages.created(nri.created(namespace, labels))
+    assert chosen(pod, RULES) is expected
+    assert chosen(pod, Rules(frozenset("*"))) is (expected or not labels)
+
+
+def test_what_it_has_set_itself_stays() -> None:
+    adjusted = made(env=["AFFINITYD_LOCALITY=mine", "AFFINITYD_JOB_CPUS="], shares=4096)
+    assert not {"AFFINITYD_LOCALITY", "AFFINITYD_JOB_CPUS"} & adjusted.environment.keys()
+    assert adjusted.environment["AFFINITYD_NODES"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "request_", "mounted"),
+    [
+        ("training", {}, True),
+        ("*", {"namespace": "other"}, True),
+        ("training", {"namespace": "other", "labels": {"affinityd": "on"}}, False),
+        ("training", {"mounts": ["/run/affinityd"]}, False),
+        ("training", {"mounts": ["/run"]}, False),
+        ("training", {"mounts": ["/run/affinityd/deeper/"]}, False),
+        ("training", {"mounts": ["/run/affinityd-too", "/"]}, False),
+        ("training", {"mounts": ["/run/affinityd-too"]}, True),
+    ],
+)
+def test_the_sockets_folder_is_mounted_where_it_harms_nothing(
+    namespaces: str, request_: dict[str, Any], *, mounted: bool
+) -> None:
+    rules = Rules(frozenset({namespaces}), folder="/srv/affinityd")
+    assert made(rules, **request_).folder == ("/srv/affinityd" if mounted else None)
+
+
+@pytest.mark.parametrize(
+    ("nics", "request_", "expected"),
+    [
+        ("ucx,nccl", {}, {"UCX_NET_DEVICES": "mlx5_0:1", "NCCL_IB_HCA": "=mlx5_0:1"}),
+        ("ucx", {"env": ["UCX_NET_DEVICES=mine"]}, {}),
+        ("ucx", {"env": ["AFFINITYD_NICS=none"]}, {}),
+        ("", {"env": ["AFFINITYD_NICS=uccl"]}, {"UCCL_P2P_RDMA_DEV": "mlx5_0"}),
+        ("", {}, {}),
+        ("ucx,nonsense", {}, {}),
+        ("ucx", {"devices": ["/dev/nvidia0"]}, {}),  # it can open none
+        ("ucx", {"devices": ["/dev/nvidia0", "/dev/nvidia1", "/dev/infiniband/uverbs0"]}, {}),
+    ],
+)
+def test_a_rank_alone_in_its_container_is_told_its_nics(
+    nics: str, request_: dict[str, Any], expected: dict[str, str]
+) -> None:
+    near = machine("dgx-h100")
+    gpus = tuple(replace(gpu, minor=gpu.index) for gpu in near.gpus)
+    files = {"devices": ["/dev/nvidia0", "/dev/infiniband/uverbs0"]}
+    verbs = {"mlx5_0": ("uverbs0",)}
+    rules = replace(RULES, nics=nics, verbs=lambda device: verbs.get(device, ()))
+    adjusted = made(rules, Node(replace(near, gpus=gpus)), **{**files, **request_})
+    told = {name: it for name, it in adjusted.environment.items() if "AFFINITYD" not in name}
+    assert told == expected
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        ({"devices": ["/dev/nvidia9"]}, NoSuchGpuError),
+        ({"within": "300"}, UnsatisfiableError),
+    ],
+)
+def test_what_is_not_of_this_node_is_no_plan(
+    request_: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        made(**request_)
