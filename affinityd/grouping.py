@@ -1,4 +1,4 @@
-"""Groups equal items."""
+"""Groups equal items, or counts them."""
 
 from __future__ import annotations
 
@@ -17,3 +17,11 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return groups
+
+
+def counted(items: Iterable[T]) -> dict[T, int]:
+    """Return how often each item is there, in the order of their first ones."""
+    counts: dict[T, int] = {}
+    for item in items:
+        counts[item] = counts.get(item, 0) + 1
+    return counts

@@ -142,7 +142,7 @@ def plan_locally(
 
     Raises AffinityError, with the errors before it.
     """
-    # Imported here: the planner takes several times as long to import as Python to start.
+    # Imported here: the planner takes as long to import as Python to start.
     from affinityd.client import local_plan  # noqa: PLC0415
     from affinityd.request import formats  # noqa: PLC0415
 

@@ -1,38 +1,39 @@
 """Planning without a daemon: by its node.json, else by this machine's files.
 
-NVML is never called here: every rank would call it at once.
+NVML is never called here: every rank would call it at once. Imports here delay the start of a
+rank that finds no daemon: no re, json, dataclasses or pathlib, unless there is a file to read.
 """
+
+# ruff: noqa: PTH113, PTH118, PTH120, PLC0415
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+import os
 
-from affinityd import machines
 from affinityd.client import trust
 from affinityd.config import file, settings
 from affinityd.config.settings import Settings
 from affinityd.discovery import discover, open_tree
-from affinityd.discovery.snapshot import snapshot_nvml
+from affinityd.discovery.recorded_nvml import snapshot_nvml
 from affinityd.errors import REFUSALS, AffinityError, UntrustedError
+from affinityd.record import Record
 from affinityd.request import formats
 from affinityd.request.environment import first_answer
 from affinityd.request.parameters import parse_request
-from affinityd.request.query import parse_query
 from affinityd.request.reply import Reply
 from affinityd.request.resolve import Caller, answer
 from affinityd.text import one_line, quote
-from affinityd.topology import node_file
 from affinityd.topology.model import Node, Topology
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
     from affinityd.request.environment import Question
 
 
-@dataclass(frozen=True)
-class SourcedNode:
+class SourcedNode(Record):
     """A node, and where it was read."""
 
     node: Node
@@ -51,38 +52,47 @@ def find_node(sockets: Sequence[str]) -> SourcedNode:
     doubt = None
     for path in sockets:
         try:
-            node = published_node(Path(path).with_name(node_file.NAME))
+            node = published_node(_beside(path))
         except UntrustedError as error:
             doubt = doubt or str(error)
             continue
         except (OSError, ValueError):
             continue
-        return SourcedNode(node, node_file.NAME)
+        return SourcedNode(node, file.NODE_FILE)
     chosen = settings.load({}, names=("root", "machine", "node_name", "reserved_cpus"))
     node = Node(_read(chosen), chosen.reserved_cpus, replayed=chosen.replays)
     return SourcedNode(node, "sysfs", doubt, _replayed(chosen))
 
 
-def published_node(published: Path) -> Node:
+def _beside(path: str) -> str:
+    return os.path.join(os.path.dirname(path), file.NODE_FILE)
+
+
+def published_node(published: str) -> Node:
     """Return the node in a daemon's node.json.
 
     Raises UntrustedError; OSError; ValueError if it is no node, or one that was replayed and
     published beside a default socket.
     """
-    published.lstat()  # a missing file is no reason for distrust
-    trust.check_path(str(published))
-    node = node_file.read(published)
-    usual = (Path(it).parent for it in (file.SYSTEM_SOCKET, file.default_socket()))
-    if node.replayed and published.parent in usual:
+    os.lstat(published)  # a missing file is no reason for distrust
+    trust.check_path(published)
+    from pathlib import Path
+
+    from affinityd.topology import node_file
+
+    node = node_file.read(Path(published))
+    if node.replayed and published in map(_beside, (file.SYSTEM_SOCKET, file.default_socket())):
         raise ValueError(f"{published} is another machine's, which was replayed")
     return node
 
 
 def answer_query(published: Path, pairs: Iterable[tuple[str, str]]) -> str:
     """Return a daemon's answer to the query of a plan, a refusal too, from its node.json."""
+    from affinityd.request.query import parse_query
+
     try:
         requests = parse_query(pairs)
-        node = published_node(published)
+        node = published_node(str(published))
         reply = first_answer(requests, lambda request: answer(node, request))
         return formats.render(reply, requests[0].format or "json")
     except REFUSALS as error:
@@ -105,7 +115,7 @@ def _replayed(chosen: Settings) -> str | None:
     """
     if chosen.machine:
         setting = f"{file.PREFIX}MACHINE is {quote(chosen.machine)}"
-    elif Path(chosen.root).is_file():
+    elif os.path.isfile(chosen.root):
         setting = f"{file.PREFIX}ROOT is {quote(chosen.root)}"
     else:
         return None
@@ -114,6 +124,8 @@ def _replayed(chosen: Settings) -> str | None:
 
 def _read(chosen: Settings) -> Topology:
     if chosen.machine:
+        from affinityd import machines
+
         return machines.load(chosen.machine)
     tree = open_tree(chosen.root, chosen.node_name)
     return discover(tree, None if tree.live else snapshot_nvml(tree))

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 DEFAULT_PATH = "/etc/affinityd.conf"
 PREFIX = "AFFINITYD_"
 SYSTEM_SOCKET = "/run/affinityd/affinityd.sock"
+NODE_FILE = "node.json"  #: beside the socket: the daemon's topology
 RUNTIME_FOLDERS = "/run/user"  #: pam_systemd(8)
 #: The parameters of a plan that a site or user may also set as AFFINITYD_*.
 PLAN_PARAMETERS = (

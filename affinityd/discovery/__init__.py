@@ -4,15 +4,12 @@ One module a source: `cpus`, `numa` and `pci` read kernel folders, `nvidia` and 
 drivers' files, `nvml` calls NVIDIA's library. They read only the facts that a plan needs.
 """
 
-# ruff: noqa: PTH116, PTH207 - pathlib costs more to import than a machine to read
+# ruff: noqa: PTH112, PTH116, PTH207 - pathlib costs more to import than a machine to read
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from glob import escape, glob
 
 from affinityd.cpuset import format_list
 from affinityd.discovery import nvidia
@@ -20,7 +17,6 @@ from affinityd.discovery.cpus import read_cores, read_online, read_possible
 from affinityd.discovery.gpus import read_gpus
 from affinityd.discovery.nics import read_nics
 from affinityd.discovery.numa import NumaLocator, read_node_of_cpu, read_nodes
-from affinityd.discovery.nvml.report import NvmlReport
 from affinityd.discovery.pci import PciDevice, read_devices
 from affinityd.discovery.tree import (
     MARK,
@@ -31,8 +27,15 @@ from affinityd.discovery.tree import (
     tree_name,
 )
 from affinityd.errors import TreeError
+from affinityd.record import replace
 from affinityd.text import printable
 from affinityd.topology.model import Core, Gpu, MigInstance, NumaNode, Topology
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from affinityd.discovery.nvml.report import NvmlReport
 
 __all__ = ["Tree", "discover", "open_tree"]
 
@@ -57,10 +60,16 @@ def open_tree(root: str, node_name: str | None = None) -> Tree:
     path = os.path.realpath(root)
     if path == "/":
         return FolderTree("/", node_name or os.uname().nodename, live=True)
-    places = [f"{escape(path)}/{'*/' * depth}" for depth in range(SEARCH_DEPTH + 1)]
-    marks = (mark for place in places for mark in glob(f"{place}{MARK}/"))
-    machine = the_machine(root, (mark.removesuffix(f"{MARK}/") for mark in marks))
+    machine = f"{path}/" if os.path.isdir(f"{path}/{MARK}") else _machine_below(root, path)
     return FolderTree(machine, tree_name(path))
+
+
+def _machine_below(root: str, path: str) -> str:
+    from glob import escape, glob  # noqa: PLC0415 - exec seldom plans on a captured machine
+
+    places = [f"{escape(path)}/{'*/' * depth}" for depth in range(1, SEARCH_DEPTH + 1)]
+    marks = (mark for place in places for mark in glob(f"{place}{MARK}/"))
+    return the_machine(root, (mark.removesuffix(f"{MARK}/") for mark in marks))
 
 
 def discover(tree: Tree, nvml: NvmlReport | None) -> Topology:

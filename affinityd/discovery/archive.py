@@ -19,7 +19,6 @@ from typing import Any
 from affinityd.discovery.tree import (
     MARK,
     SEARCH_DEPTH,
-    Keep,
     as_text,
     every,
     the_machine,
@@ -27,6 +26,10 @@ from affinityd.discovery.tree import (
 )
 from affinityd.errors import TreeError
 from affinityd.linux.files import read
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from affinityd.discovery.tree import Keep
 
 #: The largest capture in bytes, unpacked; every file of a machine of 2,000 CPUs is half of it.
 MAX_BYTES = 256 * 1024 * 1024

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from affinityd.discovery import amd, nvidia
-from affinityd.discovery.nvml.report import NvmlReport
 from affinityd.discovery.pci import ACCELERATOR, DISPLAY, PciDevice
 from affinityd.discovery.tree import Tree
 from affinityd.topology.model import Gpu
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from affinityd.discovery.nvml.report import NvmlReport
 
 #: PCI vendor → the name of its GPUs, first in the topology's list; others have their digits.
 VENDORS = {"10de": nvidia.VENDOR, "1002": amd.VENDOR, "19e5": "huawei"}

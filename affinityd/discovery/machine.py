@@ -14,7 +14,7 @@ from affinityd.discovery import discover, open_tree
 from affinityd.discovery.nics import is_of_port, port_states
 from affinityd.discovery.nvml.gpus import query
 from affinityd.discovery.nvml.report import NvmlReport
-from affinityd.discovery.snapshot import snapshot_nvml
+from affinityd.discovery.recorded_nvml import snapshot_nvml
 from affinityd.discovery.tree import FolderTree, Tree
 from affinityd.errors import TreeError
 from affinityd.linux.files import SCARCE

@@ -6,23 +6,25 @@ Source: the NVIDIA driver's README, "The /proc Interface".
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-
 from affinityd.cpuset import CpuSet
-from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport
 from affinityd.discovery.pci import PciDevice, is_pci_address
 from affinityd.discovery.tree import Tree
 from affinityd.discovery.values import number, read_fields
+from affinityd.record import Record, replace
 from affinityd.topology.model import Gpu, MigInstance, NvLinks
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport
 
 VENDOR = "nvidia"
 
 DRIVER_GPUS = "proc/driver/nvidia/gpus"
 
 
-@dataclass(frozen=True)
-class DriverGpu:
+class DriverGpu(Record):
     """A GPU that the driver holds: /proc/driver/nvidia/gpus/ADDRESS/information."""
 
     uuid: str | None = None  #: GPU UUID
@@ -71,7 +73,7 @@ def enumerate_gpus(
         notices.append(f"NVIDIA's driver does not list {unknown}: no UUID and no minor are known")
     known = [(device, driver_gpus.get(device.address, DriverGpu())) for device in devices]
     seen = [(device, driver) for device, driver in known if not driver.excluded]
-    gpus = [_gpu(NvmlGpu(index), device, driver) for index, (device, driver) in enumerate(seen)]
+    gpus = [_by_driver(index, device, driver) for index, (device, driver) in enumerate(seen)]
     return gpus, notices
 
 
@@ -98,14 +100,20 @@ def _by_nvml(
     return gpus, notices
 
 
+def _by_driver(index: int, device: PciDevice, driver: DriverGpu) -> Gpu:
+    """Return a GPU as its driver has it."""
+    gpu = device.as_gpu(VENDOR, index)
+    return replace(gpu, uuid=driver.uuid, minor=driver.minor, model=driver.model)
+
+
 def _gpu(gpu: NvmlGpu, device: PciDevice, driver: DriverGpu) -> Gpu:
     """Return a GPU as NVML has it; the driver fills in missing facts."""
-    links = gpu.nvlinks
+    links, known = gpu.nvlinks, _by_driver(gpu.index, device, driver)
     return replace(
-        device.as_gpu(VENDOR, gpu.index),
-        uuid=gpu.uuid or driver.uuid,
-        minor=driver.minor if gpu.minor is None else gpu.minor,
-        model=gpu.model or driver.model,
+        known,
+        uuid=gpu.uuid or known.uuid,
+        minor=known.minor if gpu.minor is None else gpu.minor,
+        model=gpu.model or known.model,
         mig=tuple(MigInstance(uuid) for uuid in gpu.mig),
         nvlinks=None if links is None else tuple(NvLinks(*it) for it in links.items()),
     )

@@ -6,12 +6,15 @@ Assignment Specification.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
 from itertools import dropwhile
 
 from affinityd.discovery.tree import Tree
+from affinityd.record import Record
 from affinityd.topology.model import Gpu
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 DEVICES = "sys/bus/pci/devices"
 
@@ -24,8 +27,7 @@ _HEX_DIGITS = "0123456789abcdef"
 _ID_DIGITS = 4  #: of a vendor, of a device
 
 
-@dataclass(frozen=True)
-class PciDevice:
+class PciDevice(Record):
     """A PCI function, as the kernel lists it."""
 
     address: str  #: 0000:07:00.0

@@ -17,14 +17,16 @@ from pathlib import Path
 
 from affinityd.discovery import Tree, discover
 from affinityd.discovery.archive import NOWHERE, resolve
-from affinityd.discovery.nvml.report import NvmlReport, read_report
-from affinityd.discovery.tree import Keep, every
+from affinityd.discovery.nvml.report import NvmlReport
+from affinityd.discovery.recorded_nvml import NVML_FILE
+from affinityd.discovery.tree import every
 from affinityd.errors import TreeError
 from affinityd.json_codec import dumps
 from affinityd.linux.files import write_whole
 
-#: Where a snapshot keeps NVML's answers, beside `sys` and `proc`.
-NVML_FILE = "nvml.json"
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from affinityd.discovery.tree import Keep
 
 #: How an output's name ends → how it is compressed.
 COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
@@ -84,18 +86,6 @@ def write_snapshot(tree: Tree, nvml: NvmlReport | None, output: Path) -> None:
     if nvml is not None:
         recorder.found[tarfile.REGTYPE][NVML_FILE] = f"{dumps(nvml)}\n"
     write_whole(output, COMPRESSIONS[suffix](_archive(recorder.found)), mode=None)
-
-
-def snapshot_nvml(tree: Tree) -> NvmlReport | None:
-    """Return NVML's report in a snapshot; None for other trees.
-
-    Raises TreeError where that cannot be read.
-    """
-    text = tree.read(NVML_FILE)
-    try:
-        return None if text is None else read_report(NvmlReport, text)
-    except ValueError as error:
-        raise TreeError(f"{NVML_FILE} of machine {tree.name!r} cannot be read: {error}") from None
 
 
 def _archive(found: Mapping[bytes, Mapping[str, str]]) -> bytes:

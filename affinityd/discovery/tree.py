@@ -10,13 +10,20 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
 
 from affinityd.cpuset import PADDING
 from affinityd.errors import TreeError
 from affinityd.linux.files import SCARCE, read
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Protocol, TypeVar
+
+    T = TypeVar("T")
+    Keep = Callable[[str], bool]
+else:
+    Protocol = object
 
 #: Only a machine's root has it: it distinguishes a machine from a folder around one.
 MARK = "sys/devices/system/cpu"
@@ -26,10 +33,6 @@ SEARCH_DEPTH = 3
 
 #: The suffixes of an archive, after its machine's name.
 ARCHIVE_SUFFIXES = (".tar.xz", ".tar.gz", ".tar.bz2", ".txz", ".tgz", ".tar")
-
-T = TypeVar("T")
-
-Keep = Callable[[str], bool]
 
 #: The bytes that are read of a file: far more than the kernel writes into one, and a limit
 #: for endless ones.
@@ -68,15 +71,16 @@ class Tree(Protocol):
         """Return where a symbolic link points; None if it is none."""
 
 
-@dataclass(frozen=True)
 class FolderTree:
     """A machine's files in a folder, or the running machine's in `/`."""
 
-    root: str  #: ends in a slash
-    name: str
-    live: bool = False
-    #: Path → the error of an existing file that could not be read, until it is cleared.
-    broken: dict[str, OSError] = field(default_factory=dict, compare=False)
+    def __init__(self, root: str, name: str, *, live: bool = False) -> None:
+        """Take the machine in `root`, which ends in a slash."""
+        self.root = root
+        self.name = name
+        self.live = live
+        #: Path → the error of an existing file that could not be read, until it is cleared.
+        self.broken: dict[str, OSError] = {}
 
     def read(self, path: str, *beginnings: str) -> str | None:
         """See `Tree.read`."""

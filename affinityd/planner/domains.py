@@ -6,23 +6,24 @@ partners (cores of the same package that are near to no planned rank).
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import cycle, zip_longest
-from typing import TypeVar
 
 from affinityd.cpuset import CpuSet
+from affinityd.record import Record
 from affinityd.topology.model import Core, Gpu, Topology
 
-K = TypeVar("K")
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+    from typing import TypeVar
+
+    K = TypeVar("K")
 
 Bundle = tuple[Core, ...]
 Domain = tuple[Bundle, ...]
 
 
-@dataclass(frozen=True)
-class RankGroup:
+class RankGroup(Record):
     """Ranks that divide one domain, in request order."""
 
     ranks: tuple[int, ...]
@@ -57,7 +58,7 @@ def home_nodes(topology: Topology, gpus: Sequence[Gpu], allowed: CpuSet) -> list
     ]
     nearest = [topology.nearest(gpu.numa_node, candidates) for gpu in gpus]
     homes: dict[int, int | None] = {}
-    ranks_at: Counter[int | None] = Counter()
+    ranks_at: dict[int | None, int] = dict.fromkeys(candidates, 0)
     for rank in sorted(range(len(gpus)), key=lambda rank: len(nearest[rank]) > 1):
         home = min(
             nearest[rank], key=lambda number: (ranks_at[number], topology.node_of[number].order)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-
 from affinityd.cpuset import CpuSet
+from affinityd.record import Record
 from affinityd.topology.model import Gpu
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
-@dataclass(frozen=True)
-class Options:
+
+class Options(Record):
     """How to plan; the defaults are the API's."""
 
     mode: str = "unique_contiguous"
@@ -24,8 +25,7 @@ class Options:
     cpus: int | None = None  #: logical CPUs that each rank asked for; None: unknown
 
 
-@dataclass(frozen=True)
-class Demand:
+class Demand(Record):
     """The input of a plan: rank i drives `gpus[i]`."""
 
     gpus: tuple[Gpu, ...]
@@ -34,8 +34,7 @@ class Demand:
     options: Options = Options()
 
 
-@dataclass(frozen=True)
-class PlanWarning:
+class PlanWarning(Record):
     """A warning, by its stable code; `rank` None: about the whole plan."""
 
     code: str
@@ -43,8 +42,7 @@ class PlanWarning:
     rank: int | None = None
 
 
-@dataclass(frozen=True)
-class Widening:
+class Widening(Record):
     """Why a rank has far CPUs: its home node had too few for its ranks' requests."""
 
     cpus: CpuSet  #: the rank's far CPUs
@@ -52,8 +50,7 @@ class Widening:
     asked: int  #: logical CPUs that these ranks asked for together
 
 
-@dataclass(frozen=True)
-class RankPlan:
+class RankPlan(Record):
     """One rank's place."""
 
     rank: int
@@ -68,8 +65,7 @@ class RankPlan:
     widening: Widening | None = None  #: None: every CPU is near, or the home is remote
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(Record):
     """Every rank's place."""
 
     ranks: tuple[RankPlan, ...]

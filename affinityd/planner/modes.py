@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 from affinityd.planner.domains import Bundle, Domain
+from affinityd.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Split = Callable[[Domain, "Position"], Domain]
 
 
-@dataclass(frozen=True)
-class Position:
+class Position(Record):
     """Which part of a domain is requested."""
 
     index: int  #: of the rank among those that divide the domain, from 0
     ranks: int  #: how many divide it
     quota: int  #: how many bundles each may have
     balanced: bool
-
-
-Split = Callable[[Domain, Position], Domain]
 
 
 def all_cores(domain: Domain, _position: Position) -> Domain:
@@ -65,8 +65,7 @@ def complexes(domain: Domain, position: Position) -> Domain:
     return tuple(groups[ranked[position.index % len(ranked)]])
 
 
-@dataclass(frozen=True)
-class PlanMode:
+class PlanMode(Record):
     """A row of the table."""
 
     split: Split

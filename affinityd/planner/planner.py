@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 
 from affinityd.cpuset import format_list
 from affinityd.errors import UnsatisfiableError
+from affinityd.grouping import counted
 from affinityd.planner.domains import (
     RankGroup,
     best_first,
@@ -24,12 +22,18 @@ from affinityd.planner.model import Demand, Options, Plan, RankPlan, Widening
 from affinityd.planner.modes import MODES, PlanMode, Position
 from affinityd.planner.reasons import Reasons, too_few_cores
 from affinityd.planner.warnings import warnings
-from affinityd.planner.widening import RankCores, given_cpus, topped_up, widened
+from affinityd.planner.widening import given_cpus, topped_up, widened
+from affinityd.record import Record
 from affinityd.topology.model import Core, Topology
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
 
-@dataclass(frozen=True)
-class Division:
+    from affinityd.planner.widening import RankCores
+
+
+class Division(Record):
     """The cores of every rank, and the groups that were divided."""
 
     groups: tuple[RankGroup, ...]  #: with their own domains, before others' cores came in
@@ -123,7 +127,7 @@ def _rank_plans(
     cores_of = division.cores_of
     cut = {rank: cores[:most] for rank, cores in sorted(cores_of.items())}
     first_cpus = {rank: [core.cpus[0] for core in cores] for rank, cores in cut.items()}
-    ranks_on = Counter(chain.from_iterable(first_cpus.values()))
+    ranks_on = counted(chain.from_iterable(first_cpus.values()))
     reasons = Reasons(topology, demand, mode, cores_of, share=division.share)
     group_of = {rank: group for group in division.groups for rank in group.ranks}
     for rank, cores in cut.items():

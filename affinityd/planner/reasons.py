@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-
 from affinityd.cpuset import CpuSet, format_list
+from affinityd.grouping import counted
 from affinityd.planner.domains import socket, usable
 from affinityd.planner.model import Demand, Widening
 from affinityd.planner.modes import PlanMode
-from affinityd.planner.widening import RankCores
+from affinityd.record import Record, cached_property
 from affinityd.text import count, node_name
 from affinityd.topology.model import Core, Gpu, Topology
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
-@dataclass(frozen=True)
-class Reasons:
+    from affinityd.planner.widening import RankCores
+
+
+class Reasons(Record):
     """Explains the places of one plan's ranks; common reasons are found once."""
 
     topology: Topology
@@ -25,12 +26,16 @@ class Reasons:
     mode: PlanMode
     cores_of: RankCores  #: before `max_physical_cores` cuts them
     share: str  #: the plan's
-    of_node: dict[int | None, tuple[str, ...]] = field(default_factory=dict)
 
     @cached_property
-    def ranks_on(self) -> Counter[int]:
+    def of_node(self) -> dict[int | None, tuple[str, ...]]:
+        """The reasons that ranks of a node have in common; `of` adds to them."""
+        return {}
+
+    @cached_property
+    def ranks_on(self) -> dict[int, int]:
         """How many ranks hold a core, by its lowest CPU."""
-        return Counter([core.cpus[0] for cores in self.cores_of.values() for core in cores])
+        return counted(core.cpus[0] for cores in self.cores_of.values() for core in cores)
 
     def of(self, rank: int, home: int | None, widening: Widening | None) -> Iterator[str]:
         """Yield why a rank has its CPUs, and why others were left out."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
-
 from affinityd.cpuset import format_list
+from affinityd.grouping import counted
 from affinityd.planner.gpu_blocks import shares_node
 from affinityd.planner.model import Demand, Options, PlanWarning, RankPlan
 from affinityd.planner.modes import PlanMode
 from affinityd.text import count, node_name
 from affinityd.topology.model import Topology
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 
 def warnings(
@@ -27,7 +29,7 @@ def warnings(
                 "jobs on other GPUs may get the same ones"
             ),
         )
-    entries = Counter(gpu.key for gpu in demand.gpus)
+    entries = counted(gpu.key for gpu in demand.gpus)
     for rank in ranks:
         for code, message in _of_rank(rank, entries[rank.gpu.key], demand.options.cpus, share):
             yield PlanWarning(code, f"rank {rank.rank}{message}", rank.rank)

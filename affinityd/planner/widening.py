@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 
 from affinityd.cpuset import CpuSet
 from affinityd.planner.domains import RankGroup, nearest_first, single_bundles, usable
 from affinityd.planner.model import Demand, Options
+from affinityd.record import replace
 from affinityd.topology.model import Core, Topology
 
-RankCores = Mapping[int, tuple[Core, ...]]  #: each rank's cores, best first
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    RankCores = Mapping[int, tuple[Core, ...]]  #: each rank's cores, best first
 
 
 def given_cpus(cores: Iterable[Core], options: Options) -> CpuSet:

@@ -7,24 +7,22 @@ Programming Guide "CUDA Environment Variables"; ROCm documentation "GPU isolatio
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-
 from affinityd.errors import InvalidRequestError, NoSuchGpuError
+from affinityd.record import Record
 from affinityd.text import quote
 from affinityd.topology.derived import derived
 from affinityd.topology.model import Gpu, Topology
 
-_PCI = re.compile(r"([0-9a-f]{4}|[0-9a-f]{8}):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE)
-_INDEX = re.compile(r"[0-9]+", re.ASCII)
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+UUID_KINDS = ("GPU-", "MIG-")
 MAX_DIGITS = 9  #: of an index that some machine could have
-_MIG = re.compile(r"MIG-[^,;/\s]+")
-_UUID = re.compile(r"(?:GPU|MIG)-.+")
+DOMAINS = (4, 8)  #: digits of a PCI domain: the kernel's, NVML's
 
 
-@dataclass(frozen=True)
-class ComputeDevice:
+class ComputeDevice(Record):
     """A device that a process can drive: a GPU, or a MIG instance of one."""
 
     gpu: Gpu
@@ -36,8 +34,7 @@ class ComputeDevice:
         return self.mig or self.gpu.uuid
 
 
-@dataclass(frozen=True)
-class VisibleDevices:
+class VisibleDevices(Record):
     """The devices that a caller sees."""
 
     by_index: Mapping[int, ComputeDevice]  #: ascending
@@ -76,7 +73,7 @@ def is_ambiguous(seen: VisibleDevices, entries: Sequence[str] | None) -> bool:
 
     CUDA's default order is FASTEST_FIRST, not PCI_BUS_ID: on mixed models only CUDA knows it.
     """
-    by_index = entries is None or any(_INDEX.fullmatch(entry) for entry in entries)
+    by_index = entries is None or any(map(is_number, entries))
     numbered = {device.gpu.vendor for device in seen.by_index.values()}
     models = {
         device.gpu.model or device.gpu.pci_id
@@ -88,24 +85,28 @@ def is_ambiguous(seen: VisibleDevices, entries: Sequence[str] | None) -> bool:
 
 def names_unknown_mig(topology: Topology, *texts: str | None) -> bool:
     """Return whether a text names a MIG instance that the topology does not have."""
-    named = [it for text in texts if text and "MIG-" in text for it in _MIG.findall(text)]
+    said = [text for text in texts if text and "MIG-" in text]
+    if not said:
+        return False
+    import re  # noqa: PLC0415 - few name one
+
+    named = [it for text in said for it in re.findall(r"MIG-[^,;/\s]+", text)]
     known = [instance.uuid for gpu in topology.gpus for instance in gpu.mig]
     return any(not any(uuid.startswith(name) for uuid in known) for name in named)
 
 
 def device_named(seen: VisibleDevices, entry: str) -> ComputeDevice:
     """Return the device that an index, UUID or PCI bus id names. Raises as `select_devices`."""
-    if _INDEX.fullmatch(entry):
+    if is_number(entry):
         index = int(entry) if len(entry) <= MAX_DIGITS else None
         if index is not None and index in seen.by_index:
             return seen.by_index[index]
         raise NoSuchGpuError(
             f"no GPU {entry if index is not None else quote(entry)}; {_present(seen)}"
         )
-    if pci := _PCI.fullmatch(entry):
-        bus_id = f"{int(pci[1], 16):04x}:{pci[2].lower()}"
+    if bus_id := _pci_bus_id(entry):
         found = [device for device in seen.nameable if device.gpu.pci_bus_id == bus_id][:1]
-    elif _UUID.fullmatch(entry):
+    elif entry.startswith(UUID_KINDS) and entry not in UUID_KINDS and "\n" not in entry:
         found = [device for device in seen.nameable if (device.uuid or "").startswith(entry)]
     else:
         raise InvalidRequestError(
@@ -117,6 +118,24 @@ def device_named(seen: VisibleDevices, entry: str) -> ComputeDevice:
     name = quote(entry)
     problem = f"{len(found)} GPUs begin with {name}" if found else f"no GPU {name}"
     raise NoSuchGpuError(f"{problem}; {_present(seen)}")
+
+
+def is_number(entry: str) -> bool:
+    """Whether an entry is digits alone."""
+    return entry.isascii() and entry.isdigit()
+
+
+def _pci_bus_id(entry: str) -> str | None:
+    """Return a PCI bus id as the kernel writes it, like 0000:07:00.0; None where it is none."""
+    domain, _, place = entry.lower().partition(":")
+    digits = [domain, place[:2], place[3:5], place[6:]]
+    is_one = (
+        len(domain) in DOMAINS
+        and place == f"{digits[1]}:{digits[2]}.{digits[3]}"
+        and digits[3] in tuple("01234567")
+        and all(digit in "0123456789abcdef" for digit in "".join(digits))
+    )
+    return f"{int(domain, 16):04x}:{place}" if is_one else None
 
 
 def with_instances(devices: Sequence[ComputeDevice]) -> Iterator[ComputeDevice]:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields
-from typing import Any
-
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.errors import InvalidRequestError
 from affinityd.planner.model import Options
 from affinityd.planner.modes import MODES
+from affinityd.record import Record
 from affinityd.request import parsers
 from affinityd.text import quote
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Any
 
 MAX_LENGTH = 32768  #: of a value, in characters; every second one of 8192 CPUs takes 20,000
 #: Parameters about one task among others.
@@ -20,8 +21,7 @@ OF_TASKS = frozenset(("job", "gpu_bind", "cpu_bind", "step_gpus"))
 FORMATS = ("json", "cpulist", "mask", "numactl", "shell", "lines", "nics", "vllm")
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(Record):
     """A request as understood; equal requests have equal answers."""
 
     gpus: tuple[str, ...] | None = None  #: None: all visible
@@ -41,16 +41,15 @@ class Request:
     nics: int | None = None  #: how many of each rank; None: its GPU's part
     whose: str = "caller"  #: "node": plan as for an unidentified caller
     format: str | None = None  #: None: the client's Accept header decides
-    options: Options = field(default_factory=Options)
+    options: Options = Options()
 
 
-@dataclass(frozen=True)
-class Parameter:
+class Parameter(Record):
     """One parameter: how its text is read, and its help."""
 
     read: Callable[[str], Any]
     help: str
-    schema: dict[str, Any] = field(default_factory=lambda: {"type": "string"})  #: of OpenAPI
+    schema: Mapping[str, Any] = {"type": "string"}  #: of OpenAPI
     may_be_empty: bool = False
 
 
@@ -104,6 +103,8 @@ def _check_task(request: Request, given: frozenset[str]) -> None:
 
 
 def _suggestion(name: str) -> str:
+    import difflib  # noqa: PLC0415 - a rank has no use for it
+
     near = difflib.get_close_matches(name[:64], PARAMETERS, n=1)
     return f"did you mean {near[0]}?" if near else f"known are {', '.join(PARAMETERS)}"
 
@@ -224,4 +225,4 @@ PARAMETERS = {
     "format": _choice("how the answer is written", *FORMATS),
 }
 
-_OPTION_NAMES = frozenset(option.name for option in fields(Options))
+_OPTION_NAMES = frozenset(Options.__annotations__)

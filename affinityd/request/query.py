@@ -6,8 +6,6 @@ interpreting them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-
 from affinityd.config.file import PARAMETER_VARIABLES, plan_parameters
 from affinityd.cpuset import parse_list
 from affinityd.errors import InvalidRequestError
@@ -18,6 +16,8 @@ from affinityd.text import quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
     from affinityd.request.environment import Question
 
 SLURM = "SLURM_JOB_ID"  #: is set where TaskProlog= runs

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-
 from affinityd.cpuset import CpuSet, several
 from affinityd.errors import InvalidRequestError, NoSuchGpuError
 from affinityd.planner import BY_RANK
 from affinityd.planner.modes import MODES
+from affinityd.record import Record, replace
 from affinityd.request.devices import (
     ComputeDevice,
     VisibleDevices,
@@ -22,12 +20,15 @@ from affinityd.request.slurm_binding import Slot, gpu_slot
 from affinityd.request.visible_devices import visible_devices
 from affinityd.topology.model import Gpu, Topology
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 #: How a request names a device, or would have, and the device.
 Entry = tuple[str, ComputeDevice]
 
 
-@dataclass(frozen=True)
-class Ranks:
+class Ranks(Record):
     """The ranks that divide the cores."""
 
     entries: tuple[Entry, ...]  #: rank i drives the i-th

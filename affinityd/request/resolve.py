@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, replace
-
 from affinityd.config.switch import OBSERVE, ON, least
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.errors import UnsatisfiableError
 from affinityd.planner.model import Demand, Plan, PlanWarning
 from affinityd.planner.planner import plan
+from affinityd.record import Record, replace
 from affinityd.request.asked_cpus import asked_cpus
 from affinityd.request.parameters import Request
 from affinityd.request.ranks import Ranks, cores_in_gres_conf, ranks_of
@@ -26,7 +23,11 @@ from affinityd.request.slurm_binding import (
 from affinityd.text import quote
 from affinityd.topology.model import ON_SWITCH, Node, Topology
 from affinityd.topology.nearness import vicinity
-from affinityd.topology.rdma import NearNic, nics_of_node
+from affinityd.topology.rdma import NearNic, nics_of_gpus
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
 
 AMBIGUOUS = PlanWarning(
     "ambiguous_index",
@@ -44,8 +45,7 @@ ALONE = {
 }
 
 
-@dataclass(frozen=True)
-class Planned:
+class Planned(Record):
     """A plan, and the ranks and CPUs that it is for."""
 
     ranks: Ranks
@@ -54,8 +54,7 @@ class Planned:
     plan: Plan
 
 
-@dataclass(frozen=True)
-class Caller:
+class Caller(Record):
     """The process that requests a plan, as far as it is known."""
 
     mask: CpuSet  #: its affinity mask
@@ -94,7 +93,7 @@ def answer(
     ranks, allowed, made = found.ranks, found.allowed, found.plan
     request = replace(request, options=replace(request.options, cpus=found.asked))
     said = (AMBIGUOUS,) if ranks.ambiguous else ()
-    of_gpus = nics_of_node(node)
+    of_gpus = nics_of_gpus(topology)
     nics = {it.rank: of_gpus[it.gpu.key].best(request.nics) for it in made.ranks}
     return Reply(
         node=topology.name,
@@ -133,8 +132,10 @@ def _beside_siblings(
 
     def alone(cpus: CpuSet) -> Planned:
         if len(ranks.own.entries) > 1 and mode == "single_unique":  # a core for each of its GPUs
-            with suppress(UnsatisfiableError):
+            try:
                 return planned(ranks.own, cpus, mode)
+            except UnsatisfiableError:
+                pass
         return planned(ranks.own, cpus, ALONE[mode])
 
     near = vicinity(topology, ranks.own.gpus).cpus

@@ -6,17 +6,20 @@ tells each task, in SLURMD_TRES_BIND and SLURM_CPU_BIND_LIST.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from affinityd.cpuset import CpuSet
 from affinityd.request.parameters import Request
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    #: For each GPU of a step the CPUs that a gres.conf has for it.
+    GpuCores = Sequence[CpuSet]
+    #: For each slice of the CPUs the places of the GPUs that Slurm takes for near to it.
+    NearGpus = Sequence[Sequence[int]]
+
 #: A task's place among the tasks with the same GPUs: its number, and theirs.
 Slot = tuple[int, int]
-#: For each GPU of a step the CPUs that a gres.conf has for it.
-GpuCores = Sequence[CpuSet]
-#: For each slice of the CPUs the places of the GPUs that Slurm takes for near to it.
-NearGpus = Sequence[Sequence[int]]
 
 CLOSEST = "closest"
 SINGLE = "single"

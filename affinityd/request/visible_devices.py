@@ -8,17 +8,18 @@ Container Toolkit, "NVIDIA_VISIBLE_DEVICES"; and as devices.py has them.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import takewhile
 
 from affinityd.errors import InvalidRequestError, NoSuchGpuError
+from affinityd.record import replace
 from affinityd.request.devices import (
+    MAX_DIGITS,
+    UUID_KINDS,
     ComputeDevice,
     VisibleDevices,
     all_devices,
     device_named,
+    is_number,
     with_instances,
 )
 from affinityd.request.environment import VISIBLE
@@ -26,15 +27,17 @@ from affinityd.request.parameters import Request
 from affinityd.text import quote
 from affinityd.topology.model import Topology
 
-_FILE = re.compile(r"(minor|drm):[0-9]{1,9}", re.ASCII)
-_INSTANCE = re.compile(r"([0-9]+):([0-9]{1,3})", re.ASCII)
-UUID_KINDS = ("GPU-", "MIG-")
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+FILE_KINDS = ("minor", "drm")
+MAX_INSTANCE = 3  #: digits of an instance's number
+BLANKS = " \t\n\r\f\v"  #: isspace(3)
 
 ULONG_MAX = 2**64 - 1
 #: More digits than ULONG_MAX has: a number cut down to so many is still above it.
 ENOUGH_DIGITS = 21
-
-_STRTOUL = re.compile(r"\s*([+-]?)([0-9]+)", re.ASCII)
 
 
 def visible_devices(topology: Topology, request: Request) -> VisibleDevices:
@@ -67,7 +70,7 @@ def _grant(
     }
     entries = granted.split(",")
     if not files.keys().isdisjoint(entries):  # a GPU that is lost leaves its file behind
-        entries = [entry for entry in entries if entry in files or not _FILE.fullmatch(entry)]
+        entries = [entry for entry in entries if entry in files or _file_kind(entry) is None]
     return _in_order(everything, {_granted(everything, files, entry) for entry in entries})
 
 
@@ -97,8 +100,9 @@ def _in_order(everything: VisibleDevices, wanted: set[ComputeDevice]) -> tuple[C
 
 def _at(everything: VisibleDevices, entry: str) -> ComputeDevice:
     """Return a listed device: an index, UUID or PCI bus id, or 0:1, GPU 0's instance 1."""
-    if instance := _INSTANCE.fullmatch(entry):
-        gpu, number = device_named(everything, instance[1]).gpu, int(instance[2])
+    index, _, instance = entry.partition(":")
+    if is_number(index) and is_number(instance) and len(instance) <= MAX_INSTANCE:
+        gpu, number = device_named(everything, index).gpu, int(instance)
         return ComputeDevice(gpu, gpu.mig[number].uuid if number < len(gpu.mig) else None)
     return device_named(everything, entry)
 
@@ -108,8 +112,8 @@ def _granted(
 ) -> ComputeDevice:
     if entry in files:
         return files[entry]
-    if file := _FILE.fullmatch(entry):
-        numbers = sorted(int(it.partition(":")[2]) for it in files if it.startswith(file[1]))
+    if kind := _file_kind(entry):
+        numbers = sorted(int(it.partition(":")[2]) for it in files if it.startswith(kind))
         have = ", ".join(map(str, numbers)) or "none"
         raise NoSuchGpuError(f"granted: no GPU has {entry}; this machine has {have}")
     try:
@@ -121,6 +125,12 @@ def _granted(
             f"granted: {quote(entry)} is not a device; write a comma list of indices, UUIDs, "
             "minor:N or drm:N, or none"
         ) from None
+
+
+def _file_kind(entry: str) -> str | None:
+    """Return the kind of device file that an entry names, as `minor:3` does; None: no file."""
+    kind, _, number = entry.partition(":")
+    return kind if kind in FILE_KINDS and is_number(number) and len(number) <= MAX_DIGITS else None
 
 
 def read_visible(value: str | None, given: VisibleDevices) -> VisibleDevices:
@@ -167,12 +177,13 @@ def _indices(entries: Sequence[str], present: Collection[int]) -> list[int]:
 
 def _strtoul(entry: str) -> int:
     """Read the number that an entry begins with; negative where it begins with none."""
-    match = _STRTOUL.match(entry)
-    if match is None:
+    text = entry.lstrip(BLANKS)
+    unsigned = text[1:] if text.startswith(("+", "-")) else text
+    digits = unsigned[: len(unsigned) - len(unsigned.lstrip("0123456789"))]
+    if not digits:
         return -1
-    sign, digits = match[1], match[2].lstrip("0") or "0"
-    number = min(int(digits[:ENOUGH_DIGITS]), ULONG_MAX)
-    return -number if sign == "-" else number
+    number = min(int((digits.lstrip("0") or "0")[:ENOUGH_DIGITS]), ULONG_MAX)
+    return -number if text.startswith("-") else number
 
 
 def _named(

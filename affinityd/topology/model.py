@@ -5,13 +5,15 @@ No file is read here: discovery makes a Topology, the other folders use it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields
-from functools import cached_property
 from itertools import takewhile
 
 from affinityd.config.switch import ON
 from affinityd.cpuset import CpuSet
+from affinityd.record import Record, cached_property
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
 
 SLINGSHOT = "Slingshot"  #: the link layer of HPE's NICs
 #: Sources of a device's node: the kernel's file, which comes first; NVIDIA's library.
@@ -22,8 +24,7 @@ LINKS = PIX, PXB, PHB, NODE, SYS = "PIX", "PXB", "PHB", "NODE", "SYS"
 ON_SWITCH = (PIX, PXB)  #: beneath one PCI switch
 
 
-@dataclass(frozen=True)
-class Core:
+class Core(Record):
     """A physical core: the online CPUs that share `thread_siblings_list`, ascending."""
 
     cpus: tuple[int, ...]
@@ -33,13 +34,12 @@ class Core:
     llc: int  #: the lowest CPU of the core's LLC group: the group's name
 
 
-@dataclass(frozen=True)
-class NumaNode:
+class NumaNode(Record):
     """A NUMA node; number None is the one that holds the CPUs that no node lists."""
 
     number: int | None
     memory_bytes: int | None = None  #: MemTotal; None: unknown
-    distances: Mapping[int, int] = field(default_factory=dict)  #: node number → SLIT distance
+    distances: Mapping[int, int] = {}  #: node number → SLIT distance
 
     @property
     def order(self) -> tuple[bool, int]:
@@ -47,23 +47,20 @@ class NumaNode:
         return self.number is None, self.number or 0
 
 
-@dataclass(frozen=True)
-class MigInstance:
+class MigInstance(Record):
     """A slice of an NVIDIA GPU; its place is its parent's."""
 
     uuid: str
 
 
-@dataclass(frozen=True)
-class NvLinks:
+class NvLinks(Record):
     """The NVLinks of a GPU that are up to one other end."""
 
     pci_bus_id: str  #: of a GPU or a switch
     links: int  #: how many
 
 
-@dataclass(frozen=True)
-class Gpu:
+class Gpu(Record):
     """An accelerator, numbered as its vendor numbers it."""
 
     index: int  #: per vendor: NVML's, KFD's, else PCI bus order
@@ -79,7 +76,7 @@ class Gpu:
     pci_path: tuple[str, ...] = ()  #: host bridge first, the device's parents, itself last
     mig: tuple[MigInstance, ...] = ()
     #: None: unknown to the driver
-    nvlinks: tuple[NvLinks, ...] | None = field(default=None, hash=False)
+    nvlinks: tuple[NvLinks, ...] | None = None
 
     @property
     def key(self) -> tuple[str, int]:
@@ -95,8 +92,7 @@ class Gpu:
         return (*files, *filter(None, [self.uuid]), self.pci_bus_id, *uuids)
 
 
-@dataclass(frozen=True)
-class RdmaPort:
+class RdmaPort(Record):
     """A port of an RDMA device: InfiniBand, RoCE, EFA or Slingshot."""
 
     device: str  #: as libraries call it: mlx5_2, rdmap16s27, cxi0
@@ -112,8 +108,7 @@ class RdmaPort:
         return self.link_layer != SLINGSHOT
 
 
-@dataclass(frozen=True)
-class Nic:
+class Nic(Record):
     """A network or InfiniBand adapter (PCI class 02xx)."""
 
     pci_bus_id: str
@@ -127,8 +122,7 @@ class Nic:
     numa_source: str | None = None  #: the source of its node
 
 
-@dataclass(frozen=True)
-class Topology:
+class Topology(Record):
     """One machine, read once. Cores are ordered by their lowest CPU, nodes by their number."""
 
     name: str
@@ -138,10 +132,6 @@ class Topology:
     nics: tuple[Nic, ...] = ()
     possible: CpuSet = frozenset()
     notices: tuple[str, ...] = ()  #: parts that could not be read, for people
-
-    def __getstate__(self) -> dict[str, object]:
-        """Return its fields: the values derived from them may be added by another thread."""
-        return {it.name: getattr(self, it.name) for it in fields(self)}
 
     @cached_property
     def online(self) -> CpuSet:
@@ -229,8 +219,7 @@ class Topology:
         return NODE if same_node else SYS
 
 
-@dataclass(frozen=True, eq=False)  # to compare two would compare two machines, core by core
-class Node:
+class Node(Record):
     """The node that plans are made on; replaced, never changed."""
 
     topology: Topology
@@ -238,6 +227,9 @@ class Node:
     generation: int = 1
     replayed: bool = False  #: it is not the machine that it was read on
     switch: str = ON  #: the node's AFFINITYD
+
+    __eq__ = object.__eq__  # to compare fields would compare two machines, core by core
+    __hash__ = object.__hash__
 
     @cached_property
     def usable(self) -> CpuSet:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-
 from affinityd.cpuset import CpuSet, several
+from affinityd.record import Record
 from affinityd.text import count
 from affinityd.topology.model import Gpu, Topology
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
 
 LOCAL = "local"  #: may run only near its GPUs
 MIXED = "mixed"  #: near and far
@@ -23,8 +25,7 @@ MASK = "mask"  #: its cpuset has near CPUs, and its mask others
 CAUSES = (ALLOCATION, MASK, UNPINNED)
 
 
-@dataclass(frozen=True)
-class Vicinity:
+class Vicinity(Record):
     """The CPUs and memory near GPUs: near any of them."""
 
     gpus: tuple[Gpu, ...]

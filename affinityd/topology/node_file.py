@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from affinityd.config import switch
+from affinityd.config import file, switch
 from affinityd.cpuset import format_list, parse_list
 from affinityd.errors import InvalidRequestError
 from affinityd.json_codec import CpuList, decode, dumps, parsed
@@ -14,7 +14,7 @@ from affinityd.linux.files import read_regular, text, write_whole
 from affinityd.topology.document import TopologyDocument, from_document, to_document
 from affinityd.topology.model import Node
 
-NAME = "node.json"
+NAME = file.NODE_FILE
 VERSION = 1
 BOOT_ID = "/proc/sys/kernel/random/boot_id"  #: random(4): another one after each boot
 MAX_BYTES = 64 * 1024 * 1024  #: 65,536 CPUs take 10
@@ -48,7 +48,7 @@ class NodeFile(NodeFileHead):
 
 def write(path: Path, node: Node) -> None:
     """Write a node atomically, readable by every user. Raises OSError."""
-    file = NodeFile(
+    its = NodeFile(
         version=VERSION,
         boot_id=text(BOOT_ID) or None,
         generation=node.generation,
@@ -56,7 +56,7 @@ def write(path: Path, node: Node) -> None:
         settings=NodeSettings(format_list(node.reserved), node.switch),
         topology=to_document(node.topology),
     )
-    write_whole(path, f"{dumps(file)}\n".encode())
+    write_whole(path, f"{dumps(its)}\n".encode())
 
 
 def read(path: Path) -> Node:
@@ -67,15 +67,15 @@ def read(path: Path) -> Node:
         raise ValueError(f"{path.name} is of version {head.version}, not {VERSION}")
     if head.boot_id and here and head.boot_id != here:  # a sandbox may hide either
         raise ValueError(f"{path.name} is another machine's, or from before this one was booted")
-    file = decode(NodeFile, data, path.name)
-    if file.generation < 1:
-        raise ValueError(f"{path.name}.generation is {file.generation}; the first is 1")
+    its = decode(NodeFile, data, path.name)
+    if its.generation < 1:
+        raise ValueError(f"{path.name}.generation is {its.generation}; the first is 1")
     return Node(
-        topology=from_document(file.topology),
-        reserved=parse_list(file.settings.reserved_cpus),
-        generation=file.generation,
-        replayed=file.replayed,
-        switch=_switch(file.settings.switch, f"{path.name}.settings.switch"),
+        topology=from_document(its.topology),
+        reserved=parse_list(its.settings.reserved_cpus),
+        generation=its.generation,
+        replayed=its.replayed,
+        switch=_switch(its.settings.switch, f"{path.name}.settings.switch"),
     )
 
 

@@ -5,21 +5,20 @@ Source of the share: NCCL 2.30, src/graph/topo.cc, ncclTopoGetLocalNetType.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-
 from affinityd.grouping import grouped
-from affinityd.topology.model import LINKS, Gpu, Nic, Node, RdmaPort, Topology
+from affinityd.record import Record
+from affinityd.topology.derived import derived
+from affinityd.topology.model import LINKS, Gpu, Nic, RdmaPort, Topology
 
-NAME = re.compile(r"[A-Za-z0-9_.-]+")  #: of a device: it fits a list of a library's, and a shell
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 GpuKey = tuple[str, int]
+_PUNCTUATION = str.maketrans("_.-", "000")  #: of a device's name
 
 
-@dataclass(frozen=True)
-class NearNic:
+class NearNic(Record):
     """A port of an RDMA device, as a GPU sees it."""
 
     nic: Nic
@@ -27,8 +26,7 @@ class NearNic:
     link: str  #: one of LINKS
 
 
-@dataclass(frozen=True)
-class GpuNics:
+class GpuNics(Record):
     """The RDMA devices for a GPU."""
 
     nearest: tuple[NearNic, ...] = ()  #: all of the nearest, best first
@@ -39,6 +37,7 @@ class GpuNics:
         return self.nearest[: self.share if number is None else number]
 
 
+@derived
 def nics_of_gpus(topology: Topology) -> Mapping[GpuKey, GpuNics]:
     """Return the RDMA devices of every GPU; none where the machine has no active port.
 
@@ -55,17 +54,16 @@ def nics_of_gpus(topology: Topology) -> Mapping[GpuKey, GpuNics]:
     }
 
 
-@lru_cache(maxsize=2)
-def nics_of_node(node: Node) -> Mapping[GpuKey, GpuNics]:
-    """Return `nics_of_gpus` of a node, found once for each reading of it."""
-    return nics_of_gpus(node.topology)
-
-
 def verbs_ports(nics: Iterable[NearNic]) -> tuple[str, ...]:
     """Return the ports as libraries of verbs name them, mlx5_2:1, each once; Slingshot has none."""
     ports = (it.port for it in nics if it.port.has_verbs)
-    named = (f"{it.device}:{it.number}" for it in ports if NAME.fullmatch(it.device))
+    named = (f"{it.device}:{it.number}" for it in ports if is_plain(it.device))
     return tuple(dict.fromkeys(named))
+
+
+def is_plain(device: str) -> bool:
+    """Whether a device's name fits a list of a library's, and a shell."""
+    return device.isascii() and device.translate(_PUNCTUATION).isalnum()
 
 
 def usable_ports(nics: Sequence[Nic]) -> tuple[tuple[Nic, RdmaPort], ...]:

@@ -7,7 +7,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from affinityd.daemon.metrics.families import GPU_LABELS, gpu_labels
 from affinityd.text import one_line
 from affinityd.topology.model import Node
-from affinityd.topology.rdma import nics_of_node
+from affinityd.topology.rdma import nics_of_gpus
 
 
 def gpu_nics(node: Node) -> Metric:
@@ -20,7 +20,7 @@ def gpu_nics(node: Node) -> Metric:
         "1 for each RDMA port that plans give a GPU, by its link to the GPU.",
         labels=(*GPU_LABELS, "device", "port", "link"),
     )
-    found = nics_of_node(node)
+    found = nics_of_gpus(node.topology)
     for gpu in node.topology.gpus:
         for near in found[gpu.key].best():
             names = one_line(near.port.device), str(near.port.number), near.link

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from affinityd.discovery import discover, open_tree
 from affinityd.discovery.nvml.report import NvmlReport
-from affinityd.discovery.snapshot import snapshot_nvml, write_snapshot
+from affinityd.discovery.recorded_nvml import snapshot_nvml
+from affinityd.discovery.snapshot import write_snapshot
 from affinityd.errors import TreeError
 from tests.e2e.fuzz.inputs import SOME, damaged, read_or_refused, words
 from tests.e2e.fuzz.test_fuzz_documents import use

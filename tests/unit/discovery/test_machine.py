@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 
 from affinityd.discovery import discover, open_tree
-from affinityd.discovery.snapshot import RecordingTree, snapshot_nvml, write_snapshot
+from affinityd.discovery.recorded_nvml import snapshot_nvml
+from affinityd.discovery.snapshot import RecordingTree, write_snapshot
 from affinityd.topology.model import Gpu, Topology
 from tests.support.machines.facts import ALL_NAMES, machine
 from tests.support.machines.strategies import machines

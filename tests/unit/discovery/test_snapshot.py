@@ -10,7 +10,8 @@ import pytest
 
 from affinityd.discovery import discover, open_tree
 from affinityd.discovery.nvml.report import NvmlReport
-from affinityd.discovery.snapshot import COMPRESSIONS, snapshot_nvml, write_snapshot
+from affinityd.discovery.recorded_nvml import snapshot_nvml
+from affinityd.discovery.snapshot import COMPRESSIONS, write_snapshot
 from affinityd.discovery.tree import Tree
 from affinityd.errors import TreeError
 from affinityd.topology.model import Nic

@@ -32,7 +32,7 @@ CROSSED = "Name=gpu File=/dev/nvidia0 Cores=4-7\nName=gpu File=/dev/nvidia1 Core
 def live(facts: NodeFacts) -> NodeFacts:
     """Return facts as of this machine."""
     assert isinstance(facts.tree, FolderTree)
-    return replace(facts, tree=replace(facts.tree, live=True))
+    return replace(facts, tree=FolderTree(facts.tree.root, facts.tree.name, live=True))
 
 
 def facts_with(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from html import escape
 from importlib.resources import files
 from string import Template
@@ -66,7 +66,7 @@ def _select(name: str, prefix: str) -> str:
     )
 
 
-def _values(schema: dict[str, Any]) -> Iterator[str]:
+def _values(schema: Mapping[str, Any]) -> Iterator[str]:
     """Yield a parameter's values, the default first."""
     every = [schema["default"], *schema.get("enum", (True, False))]
     return (str(it).lower() if isinstance(it, bool) else it for it in dict.fromkeys(every))
