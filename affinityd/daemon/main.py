@@ -37,6 +37,7 @@ from affinityd.daemon.state.plan_service import PlanService
 from affinityd.daemon.state.scanner import ScanProcesses, scan_regularly
 from affinityd.daemon.state.topology_watcher import TopologySource, TopologyWatcher
 from affinityd.errors import AffinityError, FatalError
+from affinityd.record import compile_records
 from affinityd.topology import node_file
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def run(
     with log_on_stdout(settings.log_format):
         _let_answers_pass()
         raise_file_limit()
+        compile_records()
         try:
             with listening(settings) as listeners:
                 uvloop.run(_serve(settings, machine, scan, listeners, nvml_failures))
