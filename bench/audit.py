@@ -33,7 +33,9 @@ from affinityd.audit.model import CpuTime, GpuHolders, Holding, Job, Scan
 from affinityd.audit.sources.holders import HolderSources
 from affinityd.config.settings import Settings
 from affinityd.daemon import main as daemon
+from affinityd.daemon.audit_reports import AuditReports
 from affinityd.daemon.state.scan_process import ScanProcess
+from affinityd.daemon.state.worker import Worker
 from affinityd.discovery.machine import Machine
 from affinityd.discovery.nvml.report import ProcessReport
 from affinityd.topology.model import Topology
@@ -165,7 +167,8 @@ def serve(path: Path, series: int, every: int, holders: list[int]) -> None:
     settings = Settings(socket=str(path), scan_interval=every, job_series=jobs)
     machine = Machine(replace(settings, machine="dgx-a100"))
     scan = ScanProcess(lambda: (Busy(jobs, holders, path.with_name("still")).scan, {}), {})
-    daemon.run(settings, machine, scan)
+    reports = Worker("tells of the scans", lambda: AuditReports(jobs))
+    daemon.run(settings, machine, daemon.Audits(scan, reports))
 
 
 def bother(path: Path) -> None:

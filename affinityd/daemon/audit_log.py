@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 
 from affinityd.audit.describe import counts
-from affinityd.daemon.state.scanner import Audit
+from affinityd.daemon.state.audits import Audit
 from affinityd.topology.model import Gpu
 
 log = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ from affinityd.daemon.enforce_log import EnforceLog
 from affinityd.daemon.metrics import enforcement
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.policy_document import parse
+from affinityd.daemon.state.audits import PackedAudit
 from affinityd.daemon.state.background import FailureLog
-from affinityd.daemon.state.scanner import Audit
 from affinityd.enforce.describe import render
 from affinityd.enforce.enforcer import Enforced, Enforcer
 from affinityd.enforce.hindrances import NodeLock, lacking
@@ -55,13 +55,16 @@ class Enforcement:
         self._metrics = metrics
         self._failures = FailureLog("enforcement failed; its last result stays")
         self.documents: Documents[Enforced] = Documents(
-            render, NotEnforcedError, "nothing has been enforced yet; try again in a moment"
+            lambda enforced, viewer: render(enforced, viewer.sees),
+            NotEnforcedError,
+            "nothing has been enforced yet; try again in a moment",
         )
 
-    def scanned(self, audit: Audit) -> None:
+    def scanned(self, audit: PackedAudit) -> None:
         """Enforce by a new scan. Raises nothing: after any failure the next scan comes."""
         with self._failures.logged():
-            enforced = self._enforcer.enforce(audit.topology, audit.scan)
+            found = audit.unpacked()
+            enforced = self._enforcer.enforce(found.topology, found.scan)
             self.documents.update(enforced)
             self._metrics.show("enforce", lambda: enforcement.metrics(enforced))
             self._log.enforced(enforced)

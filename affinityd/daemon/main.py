@@ -9,7 +9,7 @@ import logging
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -22,21 +22,24 @@ from affinityd.config.switch import ON
 from affinityd.daemon import signals
 from affinityd.daemon.api.answer_cache import AnswerCache
 from affinityd.daemon.api.app import create_app
-from affinityd.daemon.api.documents import audit_documents
+from affinityd.daemon.api.documents import Documents
 from affinityd.daemon.api.plan_only import PlanOnly
-from affinityd.daemon.audit_log import AuditLog
+from affinityd.daemon.audit_reports import AuditReports
 from affinityd.daemon.http.connections import Connections
 from affinityd.daemon.http.refusals import RefusalLog
 from affinityd.daemon.logging import log_on_stdout
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.peers.callers import Callers
+from affinityd.daemon.peers.viewer import Viewer
 from affinityd.daemon.servers import Servers, most_connections, raise_file_limit
 from affinityd.daemon.sockets import Listeners, listening
+from affinityd.daemon.state.audits import PackedAudit
 from affinityd.daemon.state.node_publisher import NodePublisher, notify
 from affinityd.daemon.state.plan_service import PlanService
 from affinityd.daemon.state.scanner import ScanProcesses, scan_regularly
 from affinityd.daemon.state.topology_watcher import TopologySource, TopologyWatcher
-from affinityd.errors import AffinityError, FatalError
+from affinityd.daemon.state.worker import Worker
+from affinityd.errors import AffinityError, FatalError, NotScannedError
 from affinityd.record import compile_records
 from affinityd.topology import node_file
 
@@ -48,10 +51,30 @@ log = logging.getLogger(__name__)
 SWITCH_SECONDS = 0.0002  #: after so long a running thread yields to another
 
 
+@dataclass(frozen=True)
+class Audits:
+    """The processes that scan, and that tell of the scans."""
+
+    scan: ScanProcesses
+    reports: Worker[AuditReports]
+
+    def exposition(self, accept: str) -> bytes:
+        """Return the last scan's metrics in a form that an Accept header takes."""
+        return self.reports.call(AuditReports.exposition, accept)
+
+    def document(self, _scan: float, viewer: Viewer) -> bytes:
+        """Return the last scan's document."""
+        return self.reports.call(AuditReports.document, viewer)
+
+    def scanned(self, audit: PackedAudit) -> None:
+        """Tell of a new scan from now on."""
+        self.reports.call(AuditReports.scanned, audit)
+
+
 def run(
     settings: Settings,
     machine: TopologySource,
-    scan: ScanProcesses,
+    audits: Audits | None,
     *,
     nvml_failures: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
@@ -66,7 +89,7 @@ def run(
         compile_records()
         try:
             with listening(settings) as listeners:
-                uvloop.run(_serve(settings, machine, scan, listeners, nvml_failures))
+                uvloop.run(_serve(settings, machine, audits, listeners, nvml_failures))
         except FatalError as error:
             log.critical("%s: the daemon exits, to be restarted", error)
             sys.exit(error.exit_code)
@@ -80,21 +103,23 @@ def run(
 async def _serve(
     settings: Settings,
     machine: TopologySource,
-    scan: ScanProcesses,
+    audits: Audits | None,
     listeners: Listeners,
     nvml_failures: Mapping[str, int],
 ) -> None:
     service = PlanService()
-    if settings.replays:
+    if audits is None:
         settings = replace(settings, scan_interval=None)
     metrics = Metrics(
         lambda: service.known,
-        job_series=settings.job_series,
+        of_scan=audits.exposition if audits else _nothing,
         scan_interval=settings.scan_interval,
         nvml_failures=nvml_failures,
     )
     enforcement = _enforcement(settings, metrics)
-    audits = audit_documents(_why_no_audit(settings))
+    documents = Documents[float](
+        audits.document if audits else _nothing, NotScannedError, _why_no_audit(settings)
+    )
     path = Path(settings.socket).with_name(node_file.NAME)
     publisher = NodePublisher(service, path, replayed=settings.replays)
     watcher = TopologyWatcher(
@@ -114,17 +139,18 @@ async def _serve(
         watcher,
         metrics,
         answers,
-        {"/audit": audits, "/enforce": enforcement.documents if enforcement else None},
+        {"/audit": documents, "/enforce": enforcement.documents if enforcement else None},
         admin_group=settings.admin_group,
     )
     connections = Connections(RefusalLog(metrics.refused_connection), most=most_connections())
     servers = Servers(app, PlanOnly(app), listeners, connections, answers.find)
     works = [watcher.watch(), publisher.run(), servers.watch()]
-    if (every := settings.scan_interval) is not None:
-        consumers = [audits.update, metrics.scanned, AuditLog().scanned]
+    if audits is not None and (every := settings.scan_interval) is not None:
+        consumers = [audits.scanned, lambda audit: documents.update(audit.boot), metrics.scanned]
         if enforcement is not None:
             consumers.append(enforcement.scanned)
-        works.append(scan_regularly(scan, service, consumers, metrics.scan_failed, every=every))
+        failed = metrics.scan_failed
+        works.append(scan_regularly(audits.scan, service, consumers, failed, every=every))
     if settings.nri is not None:
         from affinityd.daemon.nri import NriPlugin  # noqa: PLC0415 - most daemons have none
 
@@ -169,6 +195,11 @@ def _enforcement(settings: Settings, metrics: Metrics) -> Enforcement | None:
     from affinityd.daemon.enforcement import Enforcement  # noqa: PLC0415 - most daemons enforce nothing
 
     return Enforcement(settings, metrics)
+
+
+def _nothing(*_: object) -> bytes:
+    """Stand for metrics and documents of scans where there are none."""
+    return b""
 
 
 def _why_no_audit(settings: Settings) -> str:

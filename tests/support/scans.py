@@ -9,7 +9,7 @@ from typing import Any
 
 from affinityd.audit.model import AuditedProcess, CpuTime, GpuKey, Job, Membership, Scan
 from affinityd.cpuset import CpuSet
-from affinityd.daemon.state.scanner import Audit
+from affinityd.daemon.state.audits import Audit
 from affinityd.linux.processes import since_boot
 from tests.support import audit_facts
 from tests.support.machines.by_hand import made

@@ -7,17 +7,20 @@ import gc
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
-from affinityd.audit.model import Scan
-from affinityd.cli.auditors import auditor_by
 from affinityd.cli.parser import Parser, add_settings, load_settings
 from affinityd.config import file, settings, switch
 from affinityd.daemon.state.scan_process import ScanProcess
+from affinityd.daemon.state.worker import Worker
 from affinityd.discovery.machine import Machine
 from affinityd.discovery.nvml import gpus, processes
 from affinityd.discovery.nvml.report import R
-from affinityd.errors import NotScannedError
-from affinityd.topology.model import Topology
+
+if TYPE_CHECKING:
+    from affinityd.audit.model import Scan
+    from affinityd.daemon.audit_reports import AuditReports
+    from affinityd.topology.model import Topology
 
 TOPOLOGY, PROCESSES = "topology", "processes"  #: the purpose of a call of NVML
 
@@ -33,25 +36,30 @@ def run(arguments: argparse.Namespace) -> int:
     chosen = narrowed(load_settings(arguments), file.chosen_switch())
     failures = dict.fromkeys((TOPOLOGY, PROCESSES), 0)
     scans = chosen.scan_interval is not None and not chosen.replays
-    scan = ScanProcess(partial(_scanner, chosen), failures) if scans else no_scan
+    scan = ScanProcess(partial(_scanner, chosen), failures) if scans else None
+    reports = Worker("tells of the scans", partial(_reports, chosen)) if scans else None
     machine = Machine(chosen, counting(failures, TOPOLOGY, gpus.query))
     machine.start_query()
     from affinityd.daemon import main  # noqa: PLC0415 - takes about as long as a driver to answer
 
-    main.run(chosen, machine, scan, nvml_failures=failures)
+    audits = main.Audits(scan, reports) if scan and reports else None
+    main.run(chosen, machine, audits, nvml_failures=failures)
     return 0
 
 
 def _scanner(chosen: settings.Settings) -> tuple[Callable[[Topology], Scan], Mapping[str, int]]:
     """Return the function that scans, and its count of NVML's failures."""
+    from affinityd.cli.auditors import auditor_by  # noqa: PLC0415 - in its process
+
     failures = {PROCESSES: 0}
     query = counting(failures, PROCESSES, processes.query_in_fork)
     return auditor_by(chosen, query, chosen.reserved_cpus).scan, failures
 
 
-def no_scan(_topology: Topology) -> Scan:
-    """Stand for scans where none are made."""
-    raise NotScannedError("this daemon scans no processes")
+def _reports(chosen: settings.Settings) -> AuditReports:
+    from affinityd.daemon.audit_reports import AuditReports  # noqa: PLC0415 - in its process
+
+    return AuditReports(chosen.job_series)
 
 
 def counting(

@@ -12,7 +12,7 @@ from affinityd.audit.document import AuditGpuDocument
 from affinityd.audit.model import CpuTime, Job, Scan
 from affinityd.daemon.metrics.families import GPU_LABELS, MetricFamily, filled, gpu_labels, whole
 from affinityd.daemon.metrics.job_series import JobRow
-from affinityd.daemon.state.scanner import Audit
+from affinityd.daemon.state.audits import Audit
 from affinityd.text import one_line
 
 

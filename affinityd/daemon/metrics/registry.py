@@ -15,16 +15,14 @@ from prometheus_client import (
     disable_created_metrics,
 )
 from prometheus_client.core import Metric
-from prometheus_client.exposition import choose_encoder
 
 from affinityd import __version__
 from affinityd.daemon.http.refusals import Refusal
-from affinityd.daemon.metrics import audit as audit_metrics
+from affinityd.daemon.metrics.exposition import encoder, joined
 from affinityd.daemon.metrics.families import GPU_LABELS, MetricFamily, filled, gpu_labels, whole
-from affinityd.daemon.metrics.job_series import JobSeries
 from affinityd.daemon.metrics.nics import gpu_nics
+from affinityd.daemon.state.audits import PackedAudit
 from affinityd.daemon.state.plan_service import Answer
-from affinityd.daemon.state.scanner import Audit
 from affinityd.linux.processes import since_boot
 from affinityd.topology.model import Gpu, Node
 
@@ -94,19 +92,20 @@ class Metrics:
         self,
         node: Callable[[], Node | None],
         *,
-        job_series: int = 0,
+        of_scan: Callable[[str], bytes] = lambda _accept: b"",
         scan_interval: float | None = None,
         nvml_failures: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """Take the source of the node, read at each scrape, and the cap on job labels.
+        """Take the source of the node, read at each scrape.
 
+        `of_scan`: writes the last scan's metrics in a form that an Accept header takes.
         `scan_interval`: seconds between two scans; None: there are none. `nvml_failures`: how often
         NVML did not answer, by query.
         """
         self.nvml_failures: Mapping[str, int] = nvml_failures
         self.scan_interval: float | None = scan_interval
         self._node = node
-        self._jobs = JobSeries(job_series)
+        self._of_scan = of_scan
         self._last_scan: float | None = None  # since_boot()
         self._found: Mapping[str, Callable[[], Iterator[Metric]]] = {}
         self._registry = registry = CollectorRegistry()
@@ -154,11 +153,9 @@ class Metrics:
         """Seconds since the last finished scan began; None: there was none."""
         return None if self._last_scan is None else since_boot() - self._last_scan
 
-    def scanned(self, audit: Audit) -> None:
-        """Describe a new scan from now on; one after the other."""
-        rows = self._jobs.scanned(audit.scan)
-        self.show("scan", lambda: audit_metrics.metrics(audit, rows))
-        self._last_scan = audit.scan.boot
+    def scanned(self, audit: PackedAudit) -> None:
+        """Take when the last finished scan began."""
+        self._last_scan = audit.boot
 
     def scan_failed(self) -> None:
         """Count a scan that failed."""
@@ -184,11 +181,8 @@ class Metrics:
 
         Thousands of series take a while: not on the event loop.
         """
-        try:
-            encode, media_type = choose_encoder(accept)
-        except TypeError:  # its own, over a version that is no number
-            encode, media_type = choose_encoder("")
-        return encode(self._registry), media_type
+        encode, media_type = encoder(accept)
+        return joined(self._of_scan(accept), encode(self._registry)), media_type
 
     def planned(self, answer: Answer, seconds: float) -> None:
         """Count a request that was planned, and the time that it took."""

@@ -9,32 +9,23 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from affinityd.audit.model import Scan
+from affinityd.daemon.state.audits import PackedAudit
 from affinityd.daemon.state.background import FailureLog, in_background
 from affinityd.daemon.state.plan_service import PlanService
 from affinityd.errors import FatalError
 from affinityd.topology.model import Topology
 
-ScanProcesses = Callable[[Topology], Scan]  #: scans the processes, which takes a while
+ScanProcesses = Callable[[Topology], PackedAudit]  #: scans the processes, which takes a while
 
 #: A scan takes at most 20 s, and the work on it a few: a thread that takes longer hangs.
 HUNG_SECONDS = 120.0
 
 
-@dataclass(frozen=True, eq=False)  # to compare two would compare two machines, core by core
-class Audit:
-    """A scan, and the topology that it judged by."""
-
-    topology: Topology
-    scan: Scan
-
-
 async def scan_regularly(
     scan: ScanProcesses,
     service: PlanService,
-    consumers: Sequence[Callable[[Audit], None]],
+    consumers: Sequence[Callable[[PackedAudit], None]],
     on_failure: Callable[[], None],
     *,
     every: float,
@@ -46,8 +37,7 @@ async def scan_regularly(
     """
 
     def scan_once() -> None:
-        topology = service.node.topology
-        audit = Audit(topology, scan(topology))
+        audit = scan(service.node.topology)
         for consume in consumers:
             consume(audit)
 

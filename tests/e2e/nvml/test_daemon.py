@@ -57,8 +57,8 @@ def test_between_scans_nothing_holds_the_driver_and_the_daemon_wakes_up_once_a_s
 ) -> None:
     with node.running("--scan-interval", "3600") as daemon:
         eventually(lambda: daemon.get("/audit").status == 200, "there is a scan")
-        (scanner,) = children_of(daemon.process.pid)
-        for pid in (daemon.process.pid, scanner):
+        scanner, reports = children_of(daemon.process.pid)
+        for pid in (daemon.process.pid, scanner, reports):
             assert node.device not in open_files(pid)
             assert "libnvidia-ml" not in Path(f"/proc/{pid}/maps").read_text()
         assert children_of(scanner) == []

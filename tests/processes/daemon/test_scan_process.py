@@ -1,4 +1,4 @@
-"""Scans in a process of their own: what it finds, fails at, and how it ends."""
+"""Scans in a process of their own, and what another tells of them: what they find and fail at."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from affinityd.audit.model import Scan
-from affinityd.daemon.state import scan_process
+from affinityd.daemon.state import audits
 from affinityd.daemon.state.scan_process import ScanProcess
 from affinityd.errors import FatalError
 from affinityd.topology.model import Topology
@@ -40,15 +40,19 @@ def scanning(work: Callable[[Topology], Scan]) -> Iterator[tuple[ScanProcess, in
     try:
         yield scans, pid, counts
     finally:
-        vars(scans)["_pipe"].close()  # as the end of the daemon does
+        vars(vars(scans)["_worker"])["_pipe"].close()  # as the end of the daemon does
         os.waitpid(pid, 0)
+
+
+def found_by(scans: ScanProcess) -> Scan:
+    return scans(MACHINE).unpacked().scan
 
 
 def test_a_scan_is_as_it_was_found_in_pieces_or_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     for piece in (1, 10**6):
-        monkeypatch.setattr(scan_process, "PIECE", piece)
+        monkeypatch.setattr(audits, "PIECE", piece)
         with scanning(lambda _: FOUND) as (scans, _, counts):
-            assert [scans(MACHINE), scans(MACHINE)] == [FOUND, FOUND]
+            assert [found_by(scans), found_by(scans)] == [FOUND, FOUND]
             assert counts == {"processes": 2, "topology": 2}
 
 
@@ -61,7 +65,10 @@ def test_a_machine_that_is_as_it_was_is_the_same_object_there() -> None:
         return replace(FOUND, skipped=len({id(it) for it in seen}))
 
     with scanning(found) as (scans, _, _):
-        told = [scans(it).skipped for it in (MACHINE, MACHINE, replace(MACHINE, name="new"))]
+        told = [
+            scans(it).unpacked().scan.skipped
+            for it in (MACHINE, MACHINE, replace(MACHINE, name="new"))
+        ]
         assert told == [1, 1, 2]
 
 
@@ -76,7 +83,7 @@ def test_a_scan_that_fails_has_its_traceback_and_the_next_one_is_made() -> None:
     with scanning(fails_once) as (scans, _, _):
         with pytest.raises(RuntimeError, match=r"(?s)in fails_once.*ValueError: a bug of the test"):
             scans(MACHINE)
-        assert scans(MACHINE) == FOUND
+        assert found_by(scans) == FOUND
 
 
 def test_one_that_has_ended_is_fatal_in_one_line() -> None:
@@ -88,7 +95,7 @@ def test_one_that_has_ended_is_fatal_in_one_line() -> None:
 
 def test_it_ignores_the_signals_that_end_the_daemon_and_ends_with_the_daemon() -> None:
     with scanning(lambda _: FOUND) as (scans, pid, _):
-        assert scans(MACHINE) == FOUND
+        assert found_by(scans) == FOUND
         for number in (signal.SIGINT, signal.SIGTERM):
             os.kill(pid, number)
-        assert scans(MACHINE) == FOUND
+        assert found_by(scans) == FOUND

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from affinityd.daemon.audit_log import AuditLog
-from affinityd.daemon.state.scanner import Audit
+from affinityd.daemon.state.audits import Audit
 from tests.support.scans import GPU0, GPU1, audit, process
 
 REMOTE = process(1, cause="mask", placement="remote")

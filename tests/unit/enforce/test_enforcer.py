@@ -17,11 +17,11 @@ import pytest
 from affinityd.audit.model import ProcessFacts
 from affinityd.config.settings import OBSERVE, PIN, Settings
 from affinityd.cpuset import CpuSet, parse_list
-from affinityd.daemon.api.documents import Viewer
 from affinityd.daemon.enforcement import Enforcement, site
 from affinityd.daemon.metrics.registry import Metrics
+from affinityd.daemon.peers.viewer import Viewer
 from affinityd.daemon.policy_document import parse
-from affinityd.daemon.state.scanner import Audit
+from affinityd.daemon.state.audits import Audit, PackedAudit
 from affinityd.enforce import enforcer as module
 from affinityd.enforce import pinner
 from affinityd.enforce.enforcer import NO_ENVIRONMENTS, Enforced, Enforcer, notices, outcomes
@@ -215,11 +215,11 @@ def test_what_fails_is_told_once_and_the_last_report_stands(
 
     with pytest.raises(NotEnforcedError, match="nothing has been enforced yet"):
         document()
-    enforcement.scanned(Audit(TWO, scan))
+    enforcement.scanned(PackedAudit.of(Audit(TWO, scan)))
     stands = document()
     assert json.loads(stands)["jobs"][0]["id"] == "7"
     assert b'affinityd_enforce_mode{mode="observe"} 1.0' in metrics.exposition("")[0]
-    broken = Audit(TWO, replace(scan, processes=None))  # type: ignore[arg-type] # a bug of ours
+    broken = replace(PackedAudit.of(Audit(TWO, scan)), without_processes=b"")  # a bug of ours
     with caplog.at_level(logging.ERROR):
         enforcement.scanned(broken)
         enforcement.scanned(broken)

@@ -8,9 +8,11 @@ import json
 import pytest
 
 from affinityd.audit.document import AuditDocument
-from affinityd.daemon.api.documents import Documents, Viewer, audit_documents, viewer
+from affinityd.daemon.api.documents import Documents
+from affinityd.daemon.audit_reports import AuditReports
 from affinityd.daemon.peers.connection import PeerConnection
-from affinityd.daemon.state.scanner import Audit
+from affinityd.daemon.peers.viewer import Viewer, viewer
+from affinityd.daemon.state.audits import Audit, PackedAudit
 from affinityd.errors import NotScannedError
 from affinityd.linux.peercred import Credentials
 from tests.support.documents import exactly
@@ -61,9 +63,14 @@ def test_a_site_whose_name_leads_to_the_socket_sees_only_counts(host: str, sees:
 FOUND = audit(process(1, uid=7), process(2, uid=8), process(3, uid=None))
 
 
-def seen(audit: Audit) -> Documents[Audit]:
-    documents = audit_documents("")
-    documents.update(audit)
+def documents_of(*audits: Audit) -> Documents[float]:
+    reports = AuditReports(job_series=0)
+    documents = Documents[float](
+        lambda _scan, reader: reports.document(reader), NotScannedError, "none yet"
+    )
+    for one in audits:
+        reports.scanned(packed := PackedAudit.of(one))
+        documents.update(packed.boot)
     return documents
 
 
@@ -84,7 +91,7 @@ def pids(body: bytes) -> list[int] | None:
 async def test_the_document_shows_those_processes_and_counts_all(
     who: Viewer, sees: str, shown: list[int] | None
 ) -> None:
-    body = await seen(FOUND).document(who)
+    body = await documents_of(FOUND).document(who)
     answer = exactly(AuditDocument, body)
     assert (answer.sees, pids(body)) == (sees, shown)
     assert (answer.gpus[0].processes or {})["local"] == 3
@@ -92,13 +99,16 @@ async def test_the_document_shows_those_processes_and_counts_all(
 
 async def test_before_the_first_scan_it_is_said_why_there_is_none() -> None:
     with pytest.raises(NotScannedError, match="none yet"):
-        await audit_documents("none yet").document(ALL)
+        await documents_of().document(ALL)
 
 
-async def test_a_document_is_of_the_scan_that_there_was_when_it_was_asked_for() -> None:
-    documents = seen(FOUND)
+async def test_a_document_is_of_the_result_that_there_was_when_it_was_asked_for() -> None:
+    documents: Documents[str] = Documents(
+        lambda found, reader: f"{found} of {reader.uid}".encode(), NotScannedError, ""
+    )
+    documents.update("first")
     before = asyncio.create_task(documents.document(OWN))
     await asyncio.sleep(0)  # it is being written
-    documents.update(audit(process(4, uid=7)))
-    await documents.document(COUNTS)
-    assert (pids(await before), pids(await documents.document(OWN))) == ([1], [4])
+    documents.update("second")
+    after = await documents.document(OWN)
+    assert (await before, after) == (b"first of 7\n", b"second of 7\n")

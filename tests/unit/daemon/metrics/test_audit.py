@@ -9,9 +9,10 @@ import pytest
 
 from affinityd.audit.model import CpuTime, Job, PodContainer
 from affinityd.cli.commands.serve import counting
+from affinityd.daemon.audit_reports import AuditReports
 from affinityd.daemon.metrics import enforcement
 from affinityd.daemon.metrics.registry import Metrics
-from affinityd.daemon.state.scanner import Audit
+from affinityd.daemon.state.audits import Audit, PackedAudit
 from affinityd.discovery.nvml.report import NvmlReport
 from affinityd.topology.model import Node
 from tests.support.enforce_reports import enforced
@@ -28,10 +29,17 @@ def told(metrics: Metrics, accept: str = "") -> list[str]:
 
 def scraped(*audits: Audit, job_series: int = 0) -> list[str]:
     """Return the lines of a scrape after these scans."""
-    metrics = Metrics(lambda: None, job_series=job_series)
+    return told(scanned(*audits, job_series=job_series))
+
+
+def scanned(*audits: Audit, node: Node | None = None, job_series: int = 0) -> Metrics:
+    """Return the metrics of a daemon after these scans."""
+    reports = AuditReports(job_series)
+    metrics = Metrics(lambda: node, of_scan=reports.exposition)
     for audit in audits:
-        metrics.scanned(audit)
-    return told(metrics)
+        reports.scanned(PackedAudit.of(audit))
+        metrics.scanned(PackedAudit.of(audit))
+    return metrics
 
 
 def samples(lines: list[str], name: str, gpu: str | None = None) -> dict[str, float]:
@@ -120,8 +128,7 @@ def test_before_the_first_scan_there_are_no_samples_of_it_but_its_interval() -> 
 
 
 def test_the_age_grows_although_there_is_no_newer_scan(monkeypatch: pytest.MonkeyPatch) -> None:
-    metrics = Metrics(lambda: None)
-    metrics.scanned(FOUND)
+    metrics = scanned(FOUND)
     for passed in (3.0, 60.0):
         now = FOUND.scan.boot + passed
         monkeypatch.setattr("affinityd.daemon.metrics.registry.since_boot", lambda now=now: now)
@@ -129,8 +136,7 @@ def test_the_age_grows_although_there_is_no_newer_scan(monkeypatch: pytest.Monke
 
 
 def test_every_metric_of_a_gpu_names_it_and_no_label_is_a_pid_or_a_name() -> None:
-    metrics = Metrics(lambda: Node(MACHINE))
-    metrics.scanned(FOUND)
+    metrics = scanned(FOUND, node=Node(MACHINE))
     metrics.show("enforce", lambda: enforcement.metrics(enforced()))
     lines = told(metrics)
     labels = 'gpu="1",pci_bus_id="0000:11:00.0",uuid="",vendor="nvidia"'
@@ -197,8 +203,7 @@ def test_whatever_a_job_is_called_its_label_is_a_line_of_text(job_id: str) -> No
 
 
 def test_each_scraper_has_its_own_form_whatever_another_had_before() -> None:
-    metrics = Metrics(lambda: None)
-    metrics.scanned(FOUND)
+    metrics = scanned(FOUND)
     metrics.show("enforce", lambda: enforcement.metrics(enforced()))
     for accept, counter in (
         ("", "affinityd_gpu_cpu_seconds_total"),

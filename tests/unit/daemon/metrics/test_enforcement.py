@@ -10,18 +10,16 @@ import pytest
 
 from affinityd.config.settings import OBSERVE
 from affinityd.daemon.metrics import enforcement
-from affinityd.daemon.metrics.registry import Metrics
 from affinityd.enforce.enforcer import Enforced
 from affinityd.enforce.policy.model import PolicyState
 from tests.support.enforce_reports import drifted, enforced, fits, left, totals
 from tests.support.scans import GPU0, GPU1
-from tests.unit.daemon.metrics.test_audit import FOUND, samples, told
+from tests.unit.daemon.metrics.test_audit import FOUND, samples, scanned, told
 
 
 def scraped(*reports: Enforced) -> list[str]:
     """Return the lines of a scrape after these."""
-    metrics = Metrics(lambda: None)
-    metrics.scanned(FOUND)
+    metrics = scanned(FOUND)
     for found in reports:
         metrics.show("enforce", partial(enforcement.metrics, found))
     return told(metrics)
