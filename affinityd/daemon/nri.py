@@ -21,7 +21,7 @@ from affinityd.config import file
 from affinityd.config.settings import Settings
 from affinityd.cpuset import format_list
 from affinityd.daemon.metrics.families import MetricFamily, each, whole
-from affinityd.daemon.state.background import FailureLog, started
+from affinityd.daemon.state.background import FailureLog
 from affinityd.daemon.state.plan_service import PlanService
 from affinityd.errors import AffinityError
 from affinityd.kubernetes import podresources
@@ -42,6 +42,7 @@ from affinityd.kubernetes.nri.adjust import (
 from affinityd.kubernetes.nri.devices import granted
 from affinityd.kubernetes.nri.messages import Container, Pod
 from affinityd.linux.cgroup import cpuset_at
+from affinityd.threads import started
 from affinityd.topology.model import Topology
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,9 @@ https_proxy and no_proxy.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import TimeoutError as LateError
 from dataclasses import dataclass, field
+from functools import partial
 from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -18,8 +20,9 @@ from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_o
 from affinityd.errors import PrometheusError
 from affinityd.json_codec import loads
 from affinityd.text import one_line, quote
+from affinityd.threads import started
 
-TIMEOUT = 120.0  #: seconds: Prometheus ends its own queries after two minutes
+TIMEOUT = 150.0  #: seconds of a query, all of it: Prometheus ends its own after two minutes
 MOST = 256 * 2**20  #: bytes of an answer
 LARGEST = 1e15  #: of a value: GPU-hours, or seconds since the epoch
 SHOWN = 200  #: characters of an error of the server's
@@ -86,10 +89,19 @@ class Prometheus:
             f"{self.url}/api/v1/query?{urlencode(parameters)}", headers=dict(self.headers)
         )
         try:
+            return started(partial(self._asked, request)).result(TIMEOUT)
+        except LateError:
+            why = f"did not answer in full within {TIMEOUT:.0f} s; shorten --since"
+            raise PrometheusError(f"{self.url} {why}") from None
+
+    def _asked(self, request: Request) -> Sequence[Sample]:
+        try:
             with self._opener.open(request, timeout=TIMEOUT) as response:
                 text = response.read(MOST + 1)
         except HTTPError as error:
-            raise PrometheusError(f"{self.url} answered {self._refusal(error)}") from None
+            with error:
+                refusal = self._refusal(error)
+            raise PrometheusError(f"{self.url} answered {refusal}") from None
         except URLError as error:
             reason = getattr(error.reason, "strerror", None) or error.reason
             raise PrometheusError(f"{self.url} cannot be asked: {reason}") from None

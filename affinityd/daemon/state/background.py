@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Callable, Hashable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from typing import Generic, TypeVar
 
 from affinityd.errors import FatalError
+from affinityd.threads import started
 
 log = logging.getLogger(__name__)
 
@@ -26,21 +25,6 @@ async def in_background(work: Callable[[], T]) -> T:
     the caller for longer than a stop may take.
     """
     return await asyncio.wrap_future(started(work))
-
-
-def started(work: Callable[[], T]) -> Future[T]:
-    """Return the result to come of `work`, or its exception, from a thread of its own."""
-    result: Future[T] = Future()
-    result.set_running_or_notify_cancel()  # a caller that leaves does not end the thread
-
-    def run() -> None:
-        try:
-            result.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - it is raised where it is awaited
-            result.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return result
 
 
 def until_multiple(seconds: float) -> float:

@@ -6,7 +6,6 @@ ever: by a file system of its own (FUSE), or one that does not answer (NFS). So 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -15,6 +14,7 @@ from typing import Generic, TypeVar
 from affinityd.audit.model import ProcessFacts
 from affinityd.linux.files import environment_of
 from affinityd.linux.processes import cgroups_of, stat_of
+from affinityd.threads import started
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -62,15 +62,9 @@ class TimedCalls(Generic[K, T]):
                 self._late = {it: late for it, late in self._late.items() if not late.done()}
             if len(self._late) >= MOST_STUCK:
                 raise TimeoutError
-            future, seconds = _begun(work), SECONDS
+            future, seconds = started(work), SECONDS
         try:
             return future.result(seconds)
         except FutureTimeoutError:  # Python 3.10 has one of its own
             self._late[key] = future
             raise TimeoutError from None
-
-
-def _begun(work: Callable[[], T]) -> Future[T]:
-    future = Future[T]()
-    threading.Thread(target=lambda: future.set_result(work()), daemon=True).start()
-    return future

@@ -22,6 +22,7 @@ LOCAL, REMOTE, REFUSED = (
     series("affinityd_plans_total", mode="node", result=result, locality=locality)
     for result, locality in (("ok", "local"), ("ok", "remote"), ("404", ""))
 )
+NRI = series("affinityd_nri_connected")
 OTHER_UP = 'up{job="node",instance="a"}'
 
 #: Alerts of one series, which fire when it was above 0 for so many minutes.
@@ -57,6 +58,9 @@ DAEMON: tuple[Case, ...] = (
     ("RefusesPlans", {LOCAL: "0+3x90", REFUSED: "0+1x90"}, 80, False),
     ("TopologyKeepsChanging", {GENERATION: "1+1x20"}, 20, True),
     ("TopologyKeepsChanging", {GENERATION: "1x20 2x20"}, 40, False),
+    ("NriIsLost", {NRI: "0x20"}, 6, True),
+    ("NriIsLost", {NRI: "0x3 1 0x20"}, 6, False),
+    ("NriIsLost", {NRI: "1x20", BUILD: "1x20"}, 6, False),
 )
 
 AGE, EVERY = series("affinityd_scan_age_seconds"), series("affinityd_scan_interval_seconds")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
 from affinityd.cli import main
+from affinityd.fleet import prometheus
+from tests.support.daemons import eventually
 from tests.support.ports import free_port
 
 TOKEN = "Bearer dGVzdA"  # noqa: S105 - of this test
@@ -148,3 +151,29 @@ def test_a_server_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[st
     url = f"http://127.0.0.1:{free_port()}"
     line = said(capsys, "--prometheus", url)
     assert line == f"affinityd fleet: {url} cannot be asked: Connection refused\n"
+
+
+@pytest.mark.parametrize("start", [b"", b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 500 No\r\n\r\n"])
+def test_a_server_that_never_ends_its_answer_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, start: bytes
+) -> None:
+    monkeypatch.setattr(prometheus, "TIMEOUT", 1.0)
+    over, before = threading.Event(), threading.active_count()
+
+    def drip() -> None:
+        connection, _ = listener.accept()
+        with connection, suppress(OSError):
+            connection.sendall(start)
+            while not over.wait(0.1):
+                connection.sendall(b"x")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=drip)
+        thread.start()
+        url = "http://{}:{}".format(*listener.getsockname())
+        line = said(capsys, "--prometheus", url)
+        over.set()
+        thread.join()
+    eventually(lambda: threading.active_count() == before, "the query has ended")
+    end = "did not answer in full within 1 s; shorten --since"
+    assert line == f"affinityd fleet: {url} {end}\n"
