@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,20 +46,22 @@ def make_namespaces(cluster: Cluster) -> None:
 
 
 @contextmanager
-def serving(cluster: Cluster, folder: Path) -> Iterator[AskedNode]:
-    """Run a daemon that containerd knows, with the node's own /run."""
+def serving(
+    cluster: Cluster, folder: Path, *arguments: str, before: Sequence[str] = ()
+) -> Iterator[AskedNode]:
+    """Run a daemon that containerd knows, with the node's own /run; `before`: what runs it."""
     (folder / "run").symlink_to(CHROOT / "run")
     (cluster.root / SOCKET).parent.mkdir(exist_ok=True)
     config = folder / "affinityd.conf"
     cluster.run(SWITCH_ON.replace("/etc/affinityd.conf", os.fspath(config)))
-    settings = (f"--socket=/{SOCKET}", "--scan-interval=off")
+    settings = (f"--socket=/{SOCKET}", "--scan-interval=off", *arguments)
     env = {
         **environment(facts({}), folder),
         "AFFINITYD_CONFIG": os.fspath(config),
         "AFFINITYD_SOCKET": os.fspath(cluster.root / SOCKET),
     }
-    before = [*cluster.mounts, *entering(tiny(), folder)]
-    with daemon_running(folder, *settings, env=env, before=before) as daemon:
+    words = [*cluster.mounts, *entering(tiny(), folder), *before]
+    with daemon_running(folder, *settings, env=env, before=words) as daemon:
         node = AskedNode(daemon, folder)
         eventually(lambda: node.samples("nri_connected")[""] == 1, "containerd knows the plugin")
         yield node

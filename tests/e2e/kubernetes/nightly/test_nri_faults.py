@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -35,7 +35,7 @@ from tests.e2e.kubernetes.adjusted import (
 )
 from tests.e2e.kubernetes.cluster import Cluster, running
 from tests.support.cpusets import needs_cpuset
-from tests.support.daemons import eventually
+from tests.support.daemons import PATIENCE, eventually, with_constants
 from tests.support.tiny import BOTH, FAR, NEAR
 
 pytestmark = needs_cpuset
@@ -167,6 +167,37 @@ def test_containers_start_while_the_daemon_hangs_and_are_adjusted_when_it_goes_o
         eventually(lambda: len(node.daemon.says(known)) == 2, "the plugin is back")
         adjusted, _ = forty(cluster)
         assert adjusted == ADJUSTED
+
+
+def test_a_container_starts_when_the_daemon_is_killed_in_the_middle_of_its_request(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """The daemon waits for a kubelet that does not answer, for longer than the runtime does."""
+    path = tmp_path / "kubelet.sock"
+    asks_kubelet = f"--pod-resources={path}"
+    waits = with_constants(daemon__nri__DEADLINE=PATIENCE, daemon__nri__KUBELET_SECONDS=PATIENCE)
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(os.fspath(path))
+        listener.listen()
+        listener.settimeout(PATIENCE)
+        (tmp_path / "daemon").mkdir()
+        node = stack.enter_context(
+            serving(cluster, tmp_path / "daemon", asks_kubelet, before=waits)
+        )
+
+        def kill() -> None:
+            asked, _ = listener.accept()
+            with asked:
+                node.daemon.signal(signal.SIGKILL)
+
+        thread = threading.Thread(target=kill)
+        thread.start()
+        (its,) = started(cluster, "killed", container("c", gpus=0)).values()
+        thread.join()
+        assert node.daemon.process.wait(PATIENCE) == -signal.SIGKILL
+        assert (its.cpus, its.told) == (BOTH, {})
+        removed(cluster)
 
 
 @pytest.mark.parametrize("misdeed", [says_nonsense, dies])
