@@ -69,11 +69,11 @@ def suite_of(path: Path) -> str:
 
 
 class Scheduling(LoadFileScheduling):  # type: ignore[misc] # xdist ships no types
-    """Gives a worker a file, or all files of vm, which share a machine, or of images, likewise."""
+    """Gives a worker a file, or all files that use one machine, image or cluster at a time."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = str(super()._split_scope(nodeid))
-        share = "/vm/" in file or "/test_containers_" in file
+        share = any(it in file for it in ("/vm/", "/test_containers_", "/kubernetes/"))
         return os.path.dirname(file) if share else file  # noqa: PTH120 - no path
 
 
