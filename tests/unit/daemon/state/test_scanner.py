@@ -28,6 +28,7 @@ class Scans:
     def __init__(self, every: float) -> None:
         self.begun: list[float] = []
         self.under_way = self.most_under_way = 0
+        self.waits = False  #: whether a scan waits until it may end
         self.fault: Exception | None = None
         self.may_end, self.may_act = threading.Event(), threading.Event()
         for event in (self.may_end, self.may_act):
@@ -46,6 +47,7 @@ class Scans:
         self.begun.append(time.monotonic())
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)
+        self.waits = not self.may_end.is_set()
         self.may_end.wait(SOON)
         self.under_way -= 1
         if self.fault is not None:
@@ -108,7 +110,7 @@ async def test_a_scan_that_takes_long_leaves_the_last_one_and_no_other_begins_be
     async with scanning() as scans:
         await until(lambda: len(scans.acted) == 1)
         scans.may_end.clear()
-        await until(lambda: scans.under_way == 1)
+        await until(lambda: scans.waits)
         last = scans.latest
         await asyncio.sleep(5 * EVERY)
         assert scans.latest is last
