@@ -141,6 +141,7 @@ async def _serve(
         answers,
         {"/audit": documents, "/enforce": enforcement.documents if enforcement else None},
         admin_group=settings.admin_group,
+        socket=settings.socket,
     )
     connections = Connections(RefusalLog(metrics.refused_connection), most=most_connections())
     servers = Servers(app, PlanOnly(app), listeners, connections, answers.find)

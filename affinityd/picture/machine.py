@@ -7,28 +7,36 @@ from dataclasses import replace
 
 from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.grouping import grouped
-from affinityd.picture.boxes import Box, alike, flow, framed, stacked
+from affinityd.picture.boxes import LETTER, Box, alike, flow, framed, stacked
 from affinityd.text import count, printable
 from affinityd.topology.model import Core, Gpu, Nic, NumaNode, Topology
 from affinityd.topology.places import Place, places
 from affinityd.topology.words import gpu_model, gpu_word, home, memory, nic_kind
 
-WIDTH = 960  #: pixels of a picture, about
+WIDTH, NARROW = 960, 472  #: pixels of a picture, about; the narrow one has a package in a row
 CPU_WIDTH, CPU_HEIGHT, RANK_HEIGHT = 24, 15, 11
-DEVICE_WIDTH, DEVICE_HEIGHT, DEVICE_LETTERS = 111, 30, 20
+DEVICE_WIDTH, DEVICE_HEIGHT = 111, 30
+DEVICE_LETTERS = (15, 20)  #: of a device's lines, the second in smaller ones
 #: CPUs that are not online are drawn one by one up to so many.
 MOST_OFFLINE = 256
 
 
 def machine(topology: Topology) -> Box:
     """Return the picture of a machine."""
-    there = list(places(topology))
-    width = WIDTH if len(there) == 1 else WIDTH / 2 - 8
+    return _machine(topology, WIDTH, WIDTH if len(list(places(topology))) == 1 else WIDTH / 2 - 8)
+
+
+def narrow_machine(topology: Topology) -> Box:
+    """Return the picture for a narrow place: a phone, or half a window."""
+    return _machine(topology, NARROW, NARROW)
+
+
+def _machine(topology: Topology, width: float, of_place: float) -> Box:
     rows = (
-        flow(alike(_place(topology, place, width) for place in there), WIDTH, 8),
-        flow(_nodes_without_cpus(topology), WIDTH, 8),
-        _unplaced(topology),
-        _offline(topology.possible - topology.online),
+        flow(alike(_place(topology, place, of_place) for place in places(topology)), width, 8),
+        flow(_nodes_without_cpus(topology, width), width, 8),
+        _unplaced(topology, width),
+        _offline(topology.possible - topology.online, width),
     )
     return stacked(rows, 8)
 
@@ -73,10 +81,10 @@ def _cpu(number: int) -> Box:
     return Box("cpu", CPU_WIDTH, CPU_HEIGHT, (str(number),), name=str(number))
 
 
-def _nodes_without_cpus(topology: Topology) -> Iterator[Box]:
+def _nodes_without_cpus(topology: Topology, width: float) -> Iterator[Box]:
     """Yield the nodes without CPUs; those that differ only in their number share a box."""
     bare = [node for node in topology.nodes if not topology.node_cores[node.number]]
-    devices = {it.number: _devices(topology, it.number, WIDTH / 2) for it in bare}
+    devices = {it.number: _devices(topology, it.number, min(width, WIDTH / 2)) for it in bare}
 
     def same(node: NumaNode) -> object:
         return memory(node), node.number if devices[node.number].inside else None
@@ -87,8 +95,8 @@ def _nodes_without_cpus(topology: Topology) -> Iterator[Box]:
         yield framed("node", devices[nodes[0].number], lines=[text])
 
 
-def _unplaced(topology: Topology) -> Box:
-    devices = _devices(topology, None, WIDTH - 8)
+def _unplaced(topology: Topology, width: float) -> Box:
+    devices = _devices(topology, None, width - 8)
     if not devices.inside:
         return devices
     return stacked([framed("node", devices, lines=["NUMA node unknown"])])
@@ -115,21 +123,21 @@ def _nic(nic: Nic) -> Box:
 
 def _device(kind: str, lines: tuple[str, ...], parts: Iterable[object], name: str) -> Box:
     title = printable(", ".join(str(part) for part in parts if part))
-    short = tuple(_shortened(printable(line)) for line in lines)
+    short = tuple(map(_shortened, map(printable, lines), DEVICE_LETTERS))
     return Box(kind, DEVICE_WIDTH, DEVICE_HEIGHT, short, title, name)
 
 
-def _shortened(text: str) -> str:
-    return text if len(text) <= DEVICE_LETTERS else f"{text[: DEVICE_LETTERS - 1]}…"
+def _shortened(text: str, letters: int) -> str:
+    return text if len(text) <= letters else f"{text[: letters - 1]}…"
 
 
-def _offline(cpus: CpuSet) -> Box:
+def _offline(cpus: CpuSet, width: float) -> Box:
     if not cpus:
         return Box("", 0, 0)
     shown = sorted(cpus) if len(cpus) <= MOST_OFFLINE else []
-    inside = flow(map(_cpu, shown), WIDTH - 8, 1)
+    inside = flow(map(_cpu, shown), width - 8, 1)
     listed = f"not online: {several('CPU', cpus)}"
-    line = listed if len(listed) <= WIDTH / 8 else f"not online: {count(len(cpus), 'CPU')}"
+    line = listed if len(listed) <= width / LETTER else f"not online: {count(len(cpus), 'CPU')}"
     return stacked([framed("offline", inside, lines=[line], title=listed)])
 
 

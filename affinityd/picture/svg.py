@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
 from importlib.resources import files
 
 from affinityd.picture.boxes import Box
-from affinityd.picture.machine import machine
+from affinityd.picture.machine import machine, narrow_machine
 from affinityd.picture.marks import Marks, color
 from affinityd.picture.sentences import sentences, summary
 from affinityd.text import printable
@@ -22,7 +22,7 @@ HEADING = (("", 5, 13),)
 #: Lines that explain classes of CPUs, where these occur.
 MEANINGS = {"reserved": "reserved for the system", "disallowed": "not allowed by the cpuset"}
 
-boxes = derived(machine)
+wide_boxes, narrow_boxes = derived(machine), derived(narrow_machine)
 
 
 def stylesheet() -> str:
@@ -30,30 +30,48 @@ def stylesheet() -> str:
     return (files(__package__) / "picture.css").read_text(encoding="utf-8")
 
 
-def draw(topology: Topology, marks: Marks | None = None, *, style: bool = True) -> str:
-    """Return a machine as an SVG document, with a plan's marks.
+def draw(topology: Topology, marks: Marks | None = None) -> str:
+    """Return a machine as an SVG document to be shown alone, with a plan's marks.
 
-    `style`: with its style and the lines that explain the marks, to be shown alone.
+    It has its style, and lines that explain the marks.
     """
     marks = marks or Marks()
-    root = boxes(topology)
-    legend = list(_legend(topology, marks)) if style else []
+    legend = list(_legend(topology, marks))
+    style = f'<style>{stylesheet()}</style>\n<rect class="paper" width="100%" height="100%"/>'
+    return _picture(topology, wide_boxes(topology), marks, legend=legend, style=style)
+
+
+def draw_within(topology: Topology, marks: Marks) -> str:
+    """Return a machine as two SVG elements of a page, which shows the one that it has room for."""
+    return "".join(
+        _picture(topology, boxes, marks, kind=f" {kind}")
+        for kind, boxes in (("wide", wide_boxes(topology)), ("narrow", narrow_boxes(topology)))
+    )
+
+
+def _picture(
+    topology: Topology,
+    root: Box,
+    marks: Marks,
+    *,
+    kind: str = "",
+    legend: Sequence[tuple[str, str]] = (),
+    style: str = "",
+) -> str:
     width = root.width + 2 * MARGIN
     height = root.height + 2 * MARGIN + LINE * len(legend)
     lines = [
-        '<svg xmlns="http://www.w3.org/2000/svg" class="picture" role="img"',
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="picture{kind}" role="img"',
         f'aria-label="{_text(summary(topology))}" width="{width:g}" height="{height:g}"',
         f'viewBox="0 0 {width:g} {height:g}">',
         f"<desc>{_text(' '.join(sentences(topology)))}</desc>",
     ]
-    if style:
-        lines.append(f"<style>{stylesheet()}</style>")
-        lines.append('<rect class="paper" width="100%" height="100%"/>')
+    lines += [style] if style else []
     lines.extend(_drawn(root, MARGIN, MARGIN, marks))
-    for place, (kind, line) in enumerate(legend):
+    for place, (mark, line) in enumerate(legend):
         y = root.height + 2 * MARGIN + LINE * place
         lines.append(
-            f'<g class="{kind}"><rect x="{MARGIN}" y="{y:g}" width="12" height="12"/></g>'
+            f'<g class="{mark}"><rect x="{MARGIN}" y="{y:g}" width="12" height="12"/></g>'
             f'<text class="legend" x="{MARGIN + 18}" y="{y + 10:g}">{_text(line)}</text>'
         )
     return "\n".join((*lines, "</svg>", ""))

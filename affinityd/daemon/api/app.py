@@ -80,8 +80,12 @@ def create_app(
     documents: Mapping[str, Documents[Any] | None],
     *,
     admin_group: int | None = None,
+    socket: str = "",
 ) -> FastAPI:
-    """Return the ASGI app that answers on one node; `documents` are by their path."""
+    """Return the ASGI app that answers on one node; `documents` are by their path.
+
+    `socket` is the path of the daemon's, for people.
+    """
     app = FastAPI(
         title="affinityd",
         version=__version__,
@@ -92,7 +96,7 @@ def create_app(
         redirect_slashes=False,  # a redirect would name the request's host, which may be any
     )
     problems.install(app)
-    add_page(app, service, refresh=watcher.refresh, listed=lambda: _listed(app))
+    add_page(app, service, refresh=watcher.refresh, listed=lambda: _listed(app), socket=socket)
     _add_plan(app, service, watcher, metrics, answers)
     _add_node(app, service, watcher, metrics)
     _add_picture(app, service, watcher, answers)

@@ -31,6 +31,8 @@ DOCUMENTS: dict[str, tuple[str, type]] = {
     ),
 }
 
+#: A browser keeps them out of other sites' pages: Fetch, Cross-Origin-Resource-Policy.
+HEADERS = {"cross-origin-resource-policy": "same-origin", "x-content-type-options": "nosniff"}
 NOT_ENFORCING = (
     "this daemon does not enforce: start it with --enforce observe or pin, and without "
     "AFFINITYD=off"
@@ -86,4 +88,4 @@ def add_document(
             raise NotEnforcedError(NOT_ENFORCING)
         host = request.headers.get("host", "")
         body = await documents.document(viewer(connection_of(request.scope), admin_group, host))
-        return Response(body, media_type="application/json")
+        return Response(body, media_type="application/json", headers=HEADERS)

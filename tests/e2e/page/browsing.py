@@ -11,6 +11,10 @@ from affinityd.cpuset import parse_list
 from affinityd.picture.marks import COLORS, color
 from tests.support.daemons import Daemon, eventually
 
+#: Returns the names and classes of each picture's CPUs.
+CLASSES = """all => all.map(svg => [...svg.querySelectorAll(".cpu[data-name]")]
+    .map(it => [it.dataset.name, it.getAttribute("class")]))"""
+
 
 @dataclass(frozen=True)
 class Node:
@@ -55,11 +59,16 @@ class Tab:
         """The address's question, which is the plan's."""
         return str(self.page.evaluate("location.search"))
 
+    @property
+    def picture(self) -> Locator:
+        """The picture of the first view that is shown: there are a wide one and a narrow one."""
+        return self.page.locator("svg.wide:visible, svg.narrow:visible").first
+
     def drawn(self, view: int = 0) -> dict[int, set[str]]:
-        """Return each CPU's classes in a view's picture."""
-        script = "all => all.map(it => [it.dataset.name, it.getAttribute('class')])"
-        pairs = self.views[view].locator(".picture .cpu[data-name]").evaluate_all(script)
-        return {int(name): {*classes.split()} - {"cpu"} for name, classes in pairs}
+        """Return each CPU's classes in a view's pictures, which are the same in both of them."""
+        wide, narrow = map(dict, self.views[view].locator("svg[role=img]").evaluate_all(CLASSES))
+        assert wide == narrow
+        return {int(name): {*classes.split()} - {"cpu"} for name, classes in wide.items()}
 
     def colors(self, view: int = 0) -> dict[int, str]:
         """Return the class of each colored CPU."""

@@ -36,12 +36,12 @@ def test_the_picture_has_the_machine_and_the_plan_of_all_gpus(name: str, open_ta
     drawn = tab.drawn()
     assert drawn.keys() == parse_list(topology["possible"])
     assert "reserved" in drawn[0]
-    cores = tab.page.locator(".picture .core").evaluate_all(
+    cores = tab.picture.locator(".core").evaluate_all(
         "all => all.map(core => [...core.querySelectorAll('.cpu')].map(it => +it.dataset.name))"
     )
     assert sorted(cores) == sorted(sorted(parse_list(it["cpulist"])) for it in topology["cores"])
-    assert tab.page.locator(".picture .gpu").count() == len(topology["gpus"])
-    assert tab.page.locator(".picture .nic").count() == len(topology["nics"])
+    assert tab.picture.locator(".gpu").count() == len(topology["gpus"])
+    assert tab.picture.locator(".nic").count() == len(topology["nics"])
     tab.comes_to_show("")
     assert tab.errors == []
     assert {url.rpartition("/")[0].split("?")[0] for url in tab.requests} == {tab.node.origin}
@@ -94,14 +94,14 @@ def test_the_script_marks_a_plan_as_the_daemons_picture_of_it_does(
     marked = {int(cpu): words - {"cpu"} for cpu, words in cpus.items() if "cpu" in words}
     labels = [it.text or "" for it in root.iter(f"{SVG}text") if it.get("class") == "rank"]
     eventually(lambda: tab.drawn() == marked, "its CPUs have the same classes")
-    assert tab.page.locator(".picture .rank").all_text_contents() == labels
+    assert tab.picture.locator(".rank").all_text_contents() == labels
     assert len({*labels}) > 1
 
 
 def test_gpus_are_chosen_on_the_picture_in_the_order_of_their_ranks(open_tab: Opens) -> None:
     tab = open_tab()
     for number in (3, 0, 5, 3):  # the second click takes GPU 3 out again
-        tab.page.locator(f'.picture .gpu[data-name="nvidia:{number}"]').click()
+        tab.picture.locator(f'.gpu[data-name="nvidia:{number}"]').click()
     tab.comes_to_show("gpus=0,5")
     assert tab.page.get_by_label("GPU 5", exact=True).is_checked()
     assert not tab.page.get_by_label("GPU 3", exact=True).is_checked()
@@ -142,10 +142,8 @@ def test_two_plans_are_compared_and_what_differs_is_marked(open_tab: Opens) -> N
 def test_a_ranks_commands_give_it_its_cpus(open_tab: Opens) -> None:
     tab = open_tab(query="?gpus=1,0&mode=unique_interleaved&cpuset=40-63")
     tab.comes_to_show("gpus=1,0&mode=unique_interleaved&cpuset=40-63")
-    tab.page.locator("tbody details summary").nth(1).click()
-    curl, taskset, numactl, exec_ = (
-        tab.page.locator("tbody details").nth(1).locator("code").all_inner_texts()
-    )
+    tab.page.get_by_role("button", name="reasons and commands of rank 1").click()
+    curl, taskset, numactl, exec_ = tab.page.locator("td[colspan] code:visible").all_inner_texts()
     cpulist = tab.cpulists()[1]
     done = subprocess.run(shlex.split(curl), capture_output=True, text=True, check=True)
     assert done.stdout == f"{cpulist}\n"
@@ -194,7 +192,7 @@ def test_strange_names_of_parts_are_text(open_tab: Opens) -> None:
     tab.comes_to_show("")
     assert tab.page.locator("img").count() == 0
     assert tab.page.locator("h1").inner_text() == "<b>strange"
-    assert HOSTILE[:12] in tab.page.locator(".picture .nic").first.text_content()
+    assert HOSTILE[:12] in tab.picture.locator(".nic").first.text_content()
     assert tab.errors == []
 
 
@@ -224,7 +222,7 @@ def test_a_plan_on_a_thousand_cpus_is_drawn_within_a_third_of_a_second(open_tab:
 
 def test_a_machine_of_256_cpus_is_on_one_screen(open_tab: Opens) -> None:
     tab = open_tab("dgx-a100")
-    picture = tab.page.locator(".picture").first
+    picture = tab.picture
     picture.scroll_into_view_if_needed()
     box = picture.bounding_box()
     assert box is not None
@@ -247,8 +245,47 @@ def test_a_machine_that_was_read_again_and_differs_is_to_be_loaded_again(
         eventually(tab.page.locator("#news").is_visible, "that is said")
         tab.page.reload()
         eventually(lambda: tab.drawn().keys() == set(range(8)), "all are drawn")
-        assert tab.page.locator(".picture .offline .cpu").count() == 2
+        assert tab.picture.locator(".offline .cpu").count() == 2
         assert not tab.page.locator("#news").is_visible()
+
+
+#: What the page makes of an address, and the address that it has then.
+ADDRESSES = [
+    ("?job=3%2C4&gpus=3", "gpus=3&job=3%2C4", ""),
+    ("?job=3%2B4%25%26%3D", "job=3%2B4%25%26%3D", "job"),
+    ("?gpus=0&gpus=1", "gpus=0&gpus=1", "gpus"),
+    ("?mode=unique_contiguous&balanced=true", "", ""),
+    ("?compare=yes", "compare=yes", "compare"),
+    ("?more=gpus%3D1", "more=gpus%3D1", "more"),
+]
+
+
+@pytest.mark.parametrize(("query", "address", "refused"), ADDRESSES)
+def test_an_address_keeps_its_question_and_nothing_of_it_is_left_out(
+    query: str, address: str, refused: str, open_tab: Opens
+) -> None:
+    tab = open_tab(query=query)
+    assert tab.query.removeprefix("?") == address
+    if refused:
+        assert refused in tab.answers[0]
+        assert tab.colors() == {}
+    else:
+        tab.comes_to_show(address)
+
+
+def test_what_is_opened_stays_open_and_the_caption_says_which_options_are_not_the_default(
+    open_tab: Opens,
+) -> None:
+    tab = open_tab(query="?gpus=0,1")
+    tab.page.get_by_role("button", name="reasons and commands of rank 1").click()
+    commands = tab.page.locator("td[colspan]:visible")
+    assert "taskset" in commands.inner_text()
+    tab.page.locator("[name=balanced]").select_option("false")
+    tab.page.locator("[name=scope]").select_option("socket")
+    tab.comes_to_show("gpus=0,1&balanced=false&scope=socket")
+    assert "--balanced=false" in commands.inner_text()
+    (said,) = tab.answers
+    assert said.startswith("unique_contiguous, scope=socket, balanced=false, share=")
 
 
 LOOKS: list[tuple[str, int, Scheme]] = [
@@ -271,9 +308,31 @@ def test_nothing_is_amiss_for_people_with_other_eyes_and_on_small_screens(
     context = browser.new_context(viewport={"width": width, "height": 768}, color_scheme=scheme)
     tab = Tab.open(context, nodes(name), "?compare=on&b.mode=node&running=on")
     tab.comes_to_show("mode=node", view=1)
-    for summary in tab.page.locator("summary").all():
-        summary.click()
+    tab.page.locator("details").evaluate_all("all => all.forEach(it => it.open = true)")
+    tab.page.locator("button[aria-expanded=false]").evaluate_all("all => all.map(it => it.click())")
     found = Axe().run(tab.page).response["violations"]
     assert [(it["id"], it["impact"], it["nodes"][0]["html"][:200]) for it in found] == []
     assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
+    wider = tab.page.locator(".scroll").evaluate_all(
+        "all => all.filter(it => it.scrollWidth > it.clientWidth).map(it => it.ariaLabel)"
+    )
+    assert wider == []
+    context.close()
+
+
+def test_on_a_phone_the_picture_comes_first_and_options_are_opened_when_they_are_set(
+    browser: Browser, nodes: Callable[[str], Node]
+) -> None:
+    context = browser.new_context(
+        viewport={"width": 390, "height": 844}, is_mobile=True, has_touch=True
+    )
+    tab = Tab.open(context, nodes("dgx-a100"))
+    box = tab.picture.bounding_box()
+    assert box is not None
+    assert (box["y"] < 844 / 2, box["x"] >= 0, box["x"] + box["width"] <= 390) == (True,) * 3
+    assert not tab.page.locator("[name=mode]").is_visible()
+    tab.picture.locator('.gpu[data-name="nvidia:6"]').tap()
+    tab.comes_to_show("gpus=6")
+    assert not Tab.open(context, tab.node, "?gpus=1").page.locator("[name=mode]").is_visible()
+    assert Tab.open(context, tab.node, "?mode=node").page.locator("[name=mode]").is_visible()
     context.close()

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import BrowserContext
+from playwright.sync_api import BrowserContext, Route
 
 from tests.e2e.page.browsing import Node, Tab
 from tests.e2e.page.forwarding import forwarded
@@ -60,10 +60,10 @@ def test_a_forwarded_socket_shows_ones_processes_their_jobs_and_which_are_far(
         assert {f"slurm {JOB}", "remote", FAR} <= {*words(tab)}
         eventually(lambda: {"runs", "far"} <= tab.drawn()[int(FAR)], "it is drawn")
         assert "runs" not in tab.drawn()[int(NEAR)]
-        gpu = tab.page.locator('.picture .gpu[data-name="nvidia:0"]')
+        gpu = tab.picture.locator('.gpu[data-name="nvidia:0"]')
         assert gpu.locator(".job").text_content() == f"slurm {JOB}"
         assert "far" in (gpu.get_attribute("class") or "")
-        frame = tab.page.locator(f'.picture .cpu[data-name="{FAR}"] > rect')
+        frame = tab.picture.locator(f'.cpu[data-name="{FAR}"] > rect')
         assert frame.evaluate("it => getComputedStyle(it).stroke") == "rgb(176, 0, 32)"
         # It is moved near its GPU: the next scan, and so the page, shows that.
         subprocess.run(["taskset", "-cp", NEAR, str(pid)], check=True, capture_output=True)
@@ -74,19 +74,64 @@ def test_a_forwarded_socket_shows_ones_processes_their_jobs_and_which_are_far(
         assert not tab.page.locator("#running").is_visible()
 
 
+def test_processes_are_asked_for_no_more_once_they_are_not_shown(
+    node: EnforcingNode, pid: int, context: BrowserContext
+) -> None:
+    held: list[Route] = []
+    with forwarded(node.daemon.socket) as port:
+        tab = Tab.open(context, Node(node.daemon, f"http://127.0.0.1:{port}"), "?running=on")
+        eventually(lambda: str(pid) in words(tab), "it is listed")
+        tab.page.get_by_role("button", name="Reset").click()
+        eventually(lambda: "runs" not in set().union(*tab.drawn().values()), "none is drawn")
+        assert not tab.page.locator("#running").is_visible()
+        # It is switched off while an answer is on its way.
+        tab.page.route("**/audit", lambda route: held.append(route))  # noqa: PLW0108 - playwright marks it
+        tab.page.locator("[name=running]").check()
+        eventually(lambda: held or tab.page.wait_for_timeout(10), "it asks")
+        tab.page.locator("[name=running]").uncheck()
+        with tab.page.expect_response("**/audit"):
+            held[0].continue_()
+        tab.page.wait_for_timeout(100)
+        assert "runs" not in set().union(*tab.drawn().values())
+        assert not tab.page.locator("#see_more, #scanned").locator("visible=true").count()
+
+
+def test_without_processes_and_without_a_daemon_that_is_said_and_none_is_drawn(
+    node: EnforcingNode, context: BrowserContext
+) -> None:
+    node.say({})
+    eventually(lambda: node.audit()["processes"] == [], "there are none")
+    answer = "#running .answer"
+    with forwarded(node.daemon.socket) as port:
+        tab = Tab.open(context, Node(node.daemon, f"http://127.0.0.1:{port}"), "?running=on")
+        said = tab.page.locator(answer).inner_text
+        eventually(lambda: "none uses a GPU" in said(), "that is said")
+        assert tab.page.locator("#scanned").is_visible()
+        tab.page.route("**/audit", lambda route: route.abort())
+        eventually(lambda: said() == "The daemon does not answer.", "that is said, too")
+        assert not tab.page.locator("#scanned").is_visible()
+
+
 def test_a_site_whose_name_leads_to_the_forwarded_port_sees_only_counts(
     node: EnforcingNode, pid: int
 ) -> None:
     assert node.audit()["processes"][0]["pid"] == pid
-    answer = node.daemon.get("/audit", Host="site.example:9465").json
-    assert (answer["sees"], "processes" in answer) == ("counts", False)
+    reply = node.daemon.get("/audit", Host="site.example:9465")
+    assert (reply.json["sees"], "processes" in reply.json) == ("counts", False)
+    # Nor may a site's page have it as a part.
+    assert reply.headers["cross-origin-resource-policy"] == "same-origin"
+    assert reply.headers["x-content-type-options"] == "nosniff"
 
 
 @pytest.mark.usefixtures("pid")
-def test_over_tcp_there_are_counts(node: EnforcingNode, port: int, context: BrowserContext) -> None:
+def test_over_tcp_there_are_counts_and_how_to_see_more(
+    node: EnforcingNode, port: int, context: BrowserContext
+) -> None:
     tab = Tab.open(context, Node(node.daemon, f"http://127.0.0.1:{port}"), "?running=on")
     eventually(lambda: words(tab)[:6] == ["0", "0", "0", "1", "0", "0"], "one is remote")
     assert "no process is named" in tab.page.locator("#running .answer").inner_text()
-    gpu = tab.page.locator('.picture .gpu[data-name="nvidia:0"]')
+    how = tab.page.locator("#see_more").inner_text()
+    assert f"ssh -N -L 127.0.0.1:9465:{node.daemon.socket} vm" in how
+    gpu = tab.picture.locator('.gpu[data-name="nvidia:0"]')
     assert gpu.locator(".job").text_content() == "1 proc."
     assert "far" in (gpu.get_attribute("class") or "")

@@ -12,9 +12,10 @@ from hypothesis import given
 
 from affinityd.cpuset import parse_list
 from affinityd.picture.boxes import Box
-from affinityd.picture.machine import machine as boxes_of
+from affinityd.picture.machine import NARROW, narrow_machine
+from affinityd.picture.machine import machine as wide_machine
 from affinityd.picture.marks import Marks, marks_of
-from affinityd.picture.svg import draw
+from affinityd.picture.svg import draw, draw_within
 from affinityd.request.parameters import parse_request
 from affinityd.request.reply import Reply
 from affinityd.request.resolve import answer
@@ -93,8 +94,20 @@ def overlaps(box: Box) -> Iterator[str]:
 def test_on_any_machine_every_cpu_is_drawn_once_and_nothing_lies_on_anything_else(
     topology: Topology,
 ) -> None:
-    assert list(overlaps(boxes_of(topology))) == []
+    for boxes in (wide_machine(topology), narrow_machine(topology)):
+        assert list(overlaps(boxes)) == []
     assert Counter(cpus(parsed(topology))) == Counter(topology.possible | topology.online)
+
+
+@pytest.mark.parametrize("name", ALL_NAMES)
+def test_a_page_has_the_same_parts_in_a_wide_and_in_a_narrow_picture(name: str) -> None:
+    topology, marks = machine(name), Marks(frozenset({0}))
+    wide, narrow = ET.fromstring(f"<p>{draw_within(topology, marks)}</p>")  # noqa: S314 - our own
+    assert sorted(cpus(wide)) == sorted(cpus(narrow)) == sorted(topology.possible)
+    for kind in ("package", "node", "llc", "core", "gpu", "nic", "reserved"):
+        assert len(groups(wide, kind)) == len(groups(narrow, kind)), kind
+    assert float(narrow.attrib["width"]) <= NARROW + 40
+    assert float(narrow.attrib["width"]) <= float(wide.attrib["width"])
 
 
 @pytest.mark.parametrize(

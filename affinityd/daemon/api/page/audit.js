@@ -9,26 +9,39 @@ const LETTERS = 11; // in a GPU's box
 const section = document.getElementById("running");
 let timer;
 
-// Asks for the scan now and every few seconds; `pictures` returns those to show it on.
+// Asks for the scan now and every few seconds, or no more; `pictures` returns those to show it on.
 export function watch(isOn, pictures) {
-  clearTimeout(timer);
+  if (section.hidden !== isOn) return;
   section.hidden = !isOn;
   if (isOn) return look(pictures);
+  clearTimeout(timer);
   for (const picture of pictures()) picture.running(new Map(), new Map());
 }
 
 async function look(pictures) {
   if (!document.hidden) {
-    try {
-      const reply = await fetch("/audit");
-      const answer = await reply.json();
-      reply.ok ? show(answer, pictures()) : say(answer.detail);
-    } catch {
-      say("The daemon does not answer.");
-    }
+    const answer = await asked();
+    if (section.hidden) return; // meanwhile
+    answer.gpus ? show(answer, pictures()) : refuse(answer.detail, pictures());
   }
   clearTimeout(timer);
   timer = setTimeout(look, SECONDS * 1000, pictures);
+}
+
+async function asked() {
+  try {
+    return await (await fetch("/audit")).json();
+  } catch {
+    return { detail: "The daemon does not answer." };
+  }
+}
+
+// Shows no processes: those of an earlier scan may have ended.
+function refuse(text, pictures) {
+  for (const picture of pictures) picture.running(new Map(), new Map());
+  fill([], []);
+  for (const id of ["see_more", "scanned"]) document.getElementById(id).hidden = true;
+  say(text);
 }
 
 function say(text) {
@@ -43,7 +56,12 @@ function show(audit, pictures) {
   for (const picture of pictures) picture.running(cpus, gpus);
   audit.processes ? tableOfProcesses(processes) : tableOfGpus(audit.gpus);
   const seen = { all: "all processes", own: "your processes", counts: "counts only: over TCP no process is named" };
-  say(`${seen[audit.sees]}${audit.notices.length ? `; ${audit.notices.join("; ")}` : ""}`);
+  const none = audit.processes && !processes.length ? ": none uses a GPU" : "";
+  say([`${seen[audit.sees]}${none}`, ...audit.notices].join("; "));
+  document.getElementById("see_more").hidden = audit.sees !== "counts";
+  const scanned = document.getElementById("scanned");
+  scanned.hidden = false;
+  scanned.querySelector("time").textContent = new Date(audit.time).toLocaleTimeString();
 }
 
 // Each CPU that threads may run on, and whether one of them is far from its GPU there. Of an unpinned
@@ -87,19 +105,24 @@ function jobOf(process) {
 }
 
 function tableOfProcesses(processes) {
-  const rows = processes.map((it) => [
-    it.pid, it.name, jobOf(it), it.gpu, it.placement, [...new Set(it.threads.map((one) => one.cpulist))].join(" "),
-    [it.cause, it.remedy].filter(Boolean).join(": "),
-  ]);
-  fill(["pid", "name", "job", "GPU", "placement", "may run on", "cause"], rows, 4);
+  const rows = processes.flatMap((it) => {
+    const lists = [...new Set(it.threads.map((one) => one.cpulist))].join(" ");
+    const cause = [it.cause, it.remedy].filter(Boolean).join(": ");
+    return [[it.pid, it.name, jobOf(it), it.gpu, it.placement, lists], ...(cause ? [[cause]] : [])];
+  });
+  fill(["pid", "name", "job", "GPU", "placement", "may run on"], rows, 4);
 }
 
 function tableOfGpus(gpus) {
   const words = ["local", "mixed", "remote", "unpinned", "unknown"];
-  const rows = gpus.map((it) => [it.index, ...words.map((word) => it.processes?.[word] ?? "?"), it.unknown ?? ""]);
-  fill(["GPU", ...words, ""], rows, 99);
+  const rows = gpus.flatMap((it) => {
+    const counts = words.map((word) => it.processes?.[word] ?? "?");
+    return [[it.index, ...counts], ...(it.unknown ? [[it.unknown]] : [])];
+  });
+  fill(["GPU", ...words], rows);
 }
 
+// Fills the table; a row of one cell is a note on the one above.
 function fill(heads, rows, placement) {
   const table = section.querySelector("table");
   const line = (kind, cells) => {
@@ -108,6 +131,7 @@ function fill(heads, rows, placement) {
       const cell = row.appendChild(document.createElement(kind));
       cell.textContent = text;
       if (kind === "th") cell.scope = "col";
+      if (cells.length === 1) cell.colSpan = heads.length;
       if (kind === "td" && place === placement && FAR.has(text)) cell.className = "bad";
     });
     return row;

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from html import escape
 from importlib.resources import files
+from shlex import quote
 from string import Template
 from typing import Any
 
 from affinityd import __version__
 from affinityd.picture.marks import Marks
 from affinityd.picture.sentences import sentences
-from affinityd.picture.svg import draw
+from affinityd.picture.svg import draw_within
 from affinityd.request.parameters import PARAMETERS
 from affinityd.text import printable
 from affinityd.topology.model import Gpu, Node, Topology
@@ -22,8 +23,8 @@ OPTIONS = ("mode", "scope", "multithreading", "balanced", "share")
 OTHER = "b."  #: before the names of the second plan's options
 
 
-def page(node: Node) -> str:
-    """Return the page of a node."""
+def page(node: Node, socket: str) -> str:
+    """Return the page of a node; `socket`: the daemon's, over which it names processes."""
     topology = node.topology
     template = Template((files(__package__) / "page.html").read_text(encoding="utf-8"))
     return template.substitute(
@@ -31,10 +32,11 @@ def page(node: Node) -> str:
         name=_text(topology.name),
         totals=_text(", ".join(totals(topology))),
         generation=node.generation,
+        forward=_text(f"ssh -N -L {quote(f'127.0.0.1:9465:{socket}')} {quote(topology.name)}"),
         gpus="\n".join(_checkbox(topology, gpu) for gpu in topology.gpus),
         options="\n".join(_select(name, "") for name in OPTIONS),
         other_options="\n".join(_select(name, OTHER) for name in OPTIONS),
-        picture=draw(topology, Marks(node.reserved), style=False),
+        pictures=draw_within(topology, Marks(node.reserved)),
         sentences="\n".join(f"<li>{_text(it)}</li>" for it in sentences(topology)),
         notices="\n".join(f"<li>{_text(it)}</li>" for it in topology.notices),
     )

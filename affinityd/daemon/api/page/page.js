@@ -9,6 +9,7 @@ const NOT_OF_EXEC = ["whose", "observe", "env", "nics", "format"]; // parameters
 const WAIT = 120; // milliseconds after a key
 
 const form = document.getElementById("question");
+const options = document.getElementById("options");
 const views = document.getElementById("views");
 const first = new View(views.querySelector(".view"));
 let second = null;
@@ -16,7 +17,8 @@ let timer;
 
 function View(section) {
   this.section = section;
-  this.picture = new Picture(section.querySelector(".picture"));
+  this.picture = new Picture(section);
+  this.opened = new Set(); // ranks with their commands
 }
 
 // The parameters of /plan that the form asks for; the second plan's options where they are given.
@@ -31,20 +33,24 @@ function question(isSecond) {
 
 // Fills the form from the address; what it has no control for is among "more".
 function load() {
-  const more = new URLSearchParams();
+  const more = [];
+  const filled = new Set(["more"]);
   for (const [name, value] of new URLSearchParams(location.search)) {
-    const control = PAGE_ONLY.includes(name) && name === "more" ? null : form.elements.namedItem(name);
-    if (!control?.name) more.append(name, value);
-    else if (control.type === "checkbox") control.checked = true;
-    else {
-      control.value = value;
-      if (control.value !== value) {
-        control.value = "";
-        if (value !== control.dataset.default) more.append(name, value);
-      }
-    }
+    const control = filled.has(name) ? null : form.elements.namedItem(name);
+    if (!control?.name || !put(control, value)) more.push([name, value]);
+    filled.add(name); // once more, it is refused
   }
-  form.elements.more.value = decodeURIComponent(more.toString().replaceAll("+", " "));
+  const escaped = (text) => text.replace(/[%&+#=]/g, encodeURIComponent);
+  form.elements.more.value = more.map((pair) => pair.map(escaped).join("=")).join("&");
+  const isSet = [...options.querySelectorAll("[name]")].some((it) => it.value && it.name !== "gpus");
+  options.open = isSet || matchMedia("(min-width: 46rem)").matches;
+}
+
+// Gives a control a value; returns whether it takes it.
+function put(control, value) {
+  if (control.type === "checkbox") control.checked = value === control.value;
+  else control.value = value === control.dataset.default ? "" : value;
+  return control.type === "checkbox" ? control.checked : [control.value, control.dataset.default].includes(value);
 }
 
 function save() {
@@ -72,6 +78,7 @@ function update() {
     second = null;
   }
   views.classList.toggle("two", isCompared);
+  watch(form.elements.running.checked, pictures);
   save();
   ask(first, question(false));
   if (second) ask(second, question(true));
@@ -98,8 +105,10 @@ function refuse(view, text) {
 function show(view, plan, query) {
   view.picture.plan(plan);
   const { mode, share } = plan.request;
-  say(view, `${mode}, share=${share}, allowed CPUs ${plan.allowed.cpulist}`, false);
-  fill(view, plan.ranks.map((rank) => row(rank, query)), plan.warnings);
+  const others = ["scope", "multithreading", "balanced"].filter((name) => String(plan.request[name]) !== form.elements[name].dataset.default);
+  const said = [mode, ...others.map((name) => `${name}=${plan.request[name]}`), `share=${share}`];
+  say(view, `${said.join(", ")}, allowed CPUs ${plan.allowed.cpulist}`, false);
+  fill(view, plan.ranks.flatMap((rank) => rows(view, rank, query)), plan.warnings);
   const news = document.getElementById("news");
   news.hidden = String(plan.generation) === document.body.dataset.generation;
   if (!news.hidden) news.textContent = "The machine was read again and differs: reload this page.";
@@ -130,24 +139,41 @@ function made(tag, text = "", name = "") {
   return element;
 }
 
-function row(rank, query) {
+// A rank's row, and one below it with its reasons and commands, which a button shows.
+function rows(view, rank, query) {
   const number = made("th", String(rank.rank));
   number.scope = "row";
   number.prepend(mark(rank.rank));
-  const details = made("details");
-  details.append(made("summary", `rank ${rank.rank}`), ...rank.reasons.map((it) => made("p", it)));
-  details.append(...commands(rank, query).map((it) => copied(made("code", it))));
   const list = made("td", "", "list");
-  list.append(copied(made("code", rank.cpulist)));
-  const last = made("td");
-  last.append(details);
+  list.append(copied(listed(rank.cpulist)));
   const locality = made("td", rank.locality, rank.locality === "local" ? "" : "bad");
   const gpu = made("td", String(rank.gpu.index));
   gpu.title = rank.gpu.pci_bus_id;
-  const cells = [gpu, locality, made("td", String(rank.physical_cores))];
-  const line = made("tr");
-  line.append(number, ...cells, list, last);
-  return line;
+  const button = made("button", "show");
+  const [line, below, last, why] = [made("tr"), made("tr"), made("td"), made("td")];
+  last.append(button);
+  line.append(number, gpu, locality, made("td", String(rank.physical_cores)), list, last);
+  why.colSpan = line.cells.length;
+  why.append(...rank.reasons.map((it) => made("p", it)), ...commands(rank, query).map((it) => copied(made("code", it))));
+  below.append(why);
+  const open = (isOpen) => {
+    below.hidden = !isOpen;
+    button.setAttribute("aria-expanded", String(isOpen));
+    button.textContent = isOpen ? "hide" : "show";
+    view.opened[isOpen ? "add" : "delete"](rank.rank);
+  };
+  button.type = "button";
+  button.setAttribute("aria-label", `reasons and commands of rank ${rank.rank}`);
+  button.addEventListener("click", () => open(below.hidden));
+  open(view.opened.has(rank.rank));
+  return [line, below];
+}
+
+// A cpulist, which may be broken after its commas.
+function listed(cpulist) {
+  const code = made("code");
+  code.append(...cpulist.split(/(?<=,)/).flatMap((part) => [made("span", part), made("wbr")]));
+  return code;
 }
 
 // A rank's color, as the picture has it.
@@ -209,7 +235,6 @@ form.addEventListener("input", (event) => {
   clearTimeout(timer);
   if (event.target.dataset.gpu) toggle(event.target.value);
   else timer = setTimeout(update, event.target.tagName === "INPUT" && event.target.type !== "checkbox" ? WAIT : 0);
-  if (event.target.name === "running") watch(event.target.checked, pictures);
 });
 form.addEventListener("reset", () => setTimeout(update));
 views.addEventListener("click", (event) => {
@@ -220,4 +245,3 @@ views.addEventListener("click", (event) => {
 
 load();
 update();
-watch(form.elements.running.checked, pictures);

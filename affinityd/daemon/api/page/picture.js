@@ -25,14 +25,23 @@ export function formatList(numbers) {
 // The eight ranks after the first ones are shifted, so that a GPU's second rank has another color.
 export const color = (rank) => `r${(rank + Math.floor(rank / COLORS)) % COLORS}`;
 
-// One picture: its elements, by name, and the ranks of each CPU.
+// The elements of a kind, by name: one in each picture of a section.
+function named(section, kind) {
+  const elements = new Map();
+  for (const it of section.querySelectorAll(`.${kind}[data-name]`)) {
+    if (!elements.get(it.dataset.name)?.push(it)) elements.set(it.dataset.name, [it]);
+  }
+  return elements;
+}
+
+const each = (elements) => [...elements].flatMap(([name, those]) => those.map((it) => [name, it]));
+
+// A machine's picture, wide and narrow: its elements, by name, and the ranks of each CPU.
 export class Picture {
-  constructor(svg) {
-    const named = (kind) => new Map([...svg.querySelectorAll(`.${kind}[data-name]`)].map((it) => [it.dataset.name, it]));
-    this.svg = svg;
-    this.cpus = named("cpu");
-    this.gpus = named("gpu");
-    this.cores = [...svg.querySelectorAll(".core")].map((core) => ({
+  constructor(section) {
+    this.cpus = named(section, "cpu");
+    this.gpus = named(section, "gpu");
+    this.cores = [...section.querySelectorAll(".core")].map((core) => ({
       label: core.querySelector(".rank"),
       cpus: [...core.querySelectorAll(".cpu")].map((it) => it.dataset.name),
     }));
@@ -46,7 +55,7 @@ export class Picture {
     for (const rank of plan ? plan.ranks : []) {
       for (const cpu of parseList(rank.cpulist)) this.ranks.get(String(cpu))?.push(rank.rank);
     }
-    for (const [cpu, element] of this.cpus) {
+    for (const [cpu, element] of each(this.cpus)) {
       const [rank] = this.ranks.get(cpu);
       for (const name of [...element.classList].filter((it) => /^(r\d|disallowed|differs)$/.test(it))) element.classList.remove(name);
       if (rank !== undefined) element.classList.add(color(rank));
@@ -59,23 +68,23 @@ export class Picture {
       label.textContent = text.length > LETTERS ? `${text.slice(0, LETTERS - 1)}…` : text;
     }
     const planned = new Set((plan ? plan.ranks : []).map((it) => `${it.gpu.vendor}:${it.gpu.index}`));
-    for (const [name, element] of this.gpus) element.classList.toggle("chosen", planned.has(name));
+    for (const [name, element] of each(this.gpus)) element.classList.toggle("chosen", planned.has(name));
   }
 
   // Marks the CPUs that have other ranks in another picture.
   differ(other) {
-    for (const [cpu, element] of this.cpus) {
+    for (const [cpu, element] of each(this.cpus)) {
       element.classList.toggle("differs", String(this.ranks.get(cpu)) !== String(other.ranks.get(cpu)));
     }
   }
 
   // Shows where threads run: CPU → whether one of them is far; and GPUs' words: name → {text, far}.
   running(cpus, gpus) {
-    for (const [cpu, element] of this.cpus) {
+    for (const [cpu, element] of each(this.cpus)) {
       element.classList.toggle("runs", cpus.has(cpu));
       element.classList.toggle("far", cpus.get(cpu) === true);
     }
-    for (const [name, element] of this.gpus) {
+    for (const [name, element] of each(this.gpus)) {
       const said = gpus.get(name);
       element.classList.toggle("far", Boolean(said?.far));
       element.querySelector(".job").textContent = said ? said.text : "";

@@ -11,6 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 from affinityd.daemon.api.page.document import page
 from affinityd.daemon.state.plan_service import PlanService
 from affinityd.picture.svg import stylesheet
+from affinityd.topology.model import Node
 
 SCRIPTS = ("page.js", "picture.js", "audit.js")
 #: The page loads nothing from elsewhere, runs and styles nothing that is inside a document, sends
@@ -42,15 +43,23 @@ def add_page(
     *,
     refresh: Callable[[], Awaitable[None]],
     listed: Callable[[], str],
+    socket: str,
 ) -> None:
-    """Answer / with the page for browsers, and with the list `listed` for other clients."""
+    """Answer / with the page for browsers, and with the list `listed` for other clients.
+
+    `socket`: the daemon's, which the page names.
+    """
+    made: tuple[Node, str] | None = None
 
     @app.get("/", summary="This list, and the page for browsers", response_class=PlainTextResponse)
     async def root(request: Request) -> Response:
         if "text/html" not in request.headers.get("accept", ""):
             return PlainTextResponse(listed(), headers={"vary": "accept"})
         await refresh()
-        return Response(page(service.node), media_type="text/html", headers=HEADERS)
+        nonlocal made
+        if made is None or made[0] is not service.node:  # else plans would wait for each page
+            made = service.node, page(service.node, socket)
+        return Response(made[1], media_type="text/html", headers=HEADERS)
 
     for name in SCRIPTS:
         _add_file(app, name, (files(__package__) / name).read_text(encoding="utf-8"))
