@@ -31,7 +31,7 @@ from affinityd.daemon.logging import log_on_stdout
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.peers.callers import Callers
 from affinityd.daemon.peers.viewer import Viewer
-from affinityd.daemon.servers import Servers, most_connections, raise_file_limit
+from affinityd.daemon.servers import Servers, most_connections, most_open_callers, raise_file_limit
 from affinityd.daemon.sockets import Listeners, listening
 from affinityd.daemon.state.audits import PackedAudit
 from affinityd.daemon.state.node_publisher import NodePublisher, notify
@@ -130,7 +130,7 @@ async def _serve(
         on_read=publisher.has_been_read.set,
     )
     answers = AnswerCache(
-        Callers(replayed=settings.replays),
+        Callers(replayed=settings.replays, most_open=most_open_callers()),
         generation=watcher.generation,
         counter=metrics.counter,
     )

@@ -13,8 +13,10 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from affinityd.daemon.http.connections import Connections
-from affinityd.daemon.http.protocol import FindAnswer, Protocol
+from affinityd.daemon.http.plan_heads import FindAnswer, PlanHeads
+from affinityd.daemon.http.protocol import Protocol
 from affinityd.daemon.http.refusals import MOST_IN_ALL
+from affinityd.daemon.peers.callers import FILES_OF_ONE
 from affinityd.daemon.sockets import BACKLOG, Listeners
 from affinityd.daemon.state.background import until_multiple
 from affinityd.errors import FatalError
@@ -22,6 +24,8 @@ from affinityd.errors import FatalError
 CHECK_SECONDS = 1.0  #: how often late connections are ended, and the socket's file is looked for
 DRAIN_SECONDS = 5  #: how long requests that are under way at SIGTERM may take
 SPARE_FILES = 96  #: files that the daemon needs besides connections
+
+MOST_OPEN_CALLERS = 64  #: whose files stay open, for their next requests
 
 #: How many connections are taken in a turn of the loop. libuv takes one a socket, and before the
 #: next one answers every request: the last ones of many would wait for all the others.
@@ -39,7 +43,10 @@ class Server(uvicorn.Server):
                 app,
                 # uvicorn calls it as it would the class.
                 http=partial(  # type: ignore[arg-type]
-                    Protocol, connections=connections, find_answer=find_answer
+                    Protocol,
+                    connections=connections,
+                    find_answer=find_answer,
+                    heads=PlanHeads(),
                 ),
                 ws="none",
                 lifespan="off",
@@ -136,5 +143,14 @@ def raise_file_limit() -> None:
 
 def most_connections() -> int:
     """Return how many connections there is room for, with as many files as may be open."""
+    return min(max(_room() - FILES_OF_ONE * most_open_callers(), 1), MOST_IN_ALL)
+
+
+def most_open_callers() -> int:
+    """Return of how many callers files may stay open besides."""
+    return max(min(_room() // 8, MOST_OPEN_CALLERS), 1)
+
+
+def _room() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return min(max(soft - SPARE_FILES, 1), MOST_IN_ALL)
+    return soft - SPARE_FILES

@@ -19,7 +19,8 @@ from typing import Any, cast
 from starlette.types import Receive, Scope, Send
 
 from affinityd.daemon.http.connections import Connections
-from affinityd.daemon.http.protocol import FindAnswer, Protocol
+from affinityd.daemon.http.plan_heads import FindAnswer
+from affinityd.daemon.http.protocol import Protocol
 from affinityd.daemon.http.refusals import RefusalLog
 from affinityd.daemon.peers.connection import connection_of
 from affinityd.daemon.servers import Server

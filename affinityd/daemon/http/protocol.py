@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import Any
 
 from httptools import HttpParserError, HttpParserUpgrade, parse_url
@@ -14,6 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from affinityd.daemon.http.connections import Connections
+from affinityd.daemon.http.plan_heads import FindAnswer, PlanHead, PlanHeads, plan_head
 from affinityd.daemon.http.refusals import (
     ANSWER_SECONDS,
     IDLE_SECONDS,
@@ -26,10 +26,6 @@ from affinityd.daemon.peers.connection import KEY, TCP, CallerKey, PeerConnectio
 
 log = logging.getLogger(__name__)
 
-#: Returns an earlier answer to the plan request of a query and the rest of a scope: the
-#: answer's own headers, a line each, an empty line, and its body. It will be sent.
-FindAnswer = Callable[[bytes, Scope], bytes | None]
-
 LARGE = 64 * 1024  #: bytes of an answer that is not taken: that caller's are weighed
 
 
@@ -41,11 +37,13 @@ class Protocol(HttpToolsProtocol):
     """
 
     caller: CallerKey = TCP
+    _peer: PeerConnection | None = None  #: of one that is not refused
     deadline = 0.0  #: of the awaited event: a request, or that an answer has been taken
     _received = 0  #: bytes of a request that has not ended
     _lines = 0  #: and its lines
     _has_begun = False  #: the last received data completed a request
     _is_new = True  #: no request has been answered yet
+    _answered: PlanHead | None = None  #: from the cache, of the data that is being parsed
 
     def __init__(
         self,
@@ -56,11 +54,13 @@ class Protocol(HttpToolsProtocol):
         *,
         connections: Connections,
         find_answer: FindAnswer,
+        heads: PlanHeads,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.app = self._ask_in_turn
         self._connections = connections
         self._find_answer = find_answer
+        self._heads = heads
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin with a new connection, unless there are too many."""
@@ -78,6 +78,8 @@ class Protocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget a connection that has ended, once no request of it waits any more."""
         super().connection_lost(exc)
+        if self._peer is not None:
+            self._peer.close()
         self.app = self.config.loaded_app  # not a method of this object, which nothing then keeps
         if not self._is_under_way:
             self._connections.remove(self)
@@ -92,12 +94,14 @@ class Protocol(HttpToolsProtocol):
             self._end_after_answer()
             return
         begins = not self._received
+        if begins and self._is_answered_again(data):
+            return
         self._received += len(data)
         self._lines += data.count(b"\n")
         if self._received > MAX_HEAD or self._lines > MAX_LINES:
             self._refuse(Refusal.HEAD_SIZE)
             return
-        self._has_begun = False
+        self._has_begun, self._answered = False, None
         try:
             self.parser.feed_data(data)
         except HttpParserUpgrade:
@@ -107,6 +111,9 @@ class Protocol(HttpToolsProtocol):
                 self._end_after_answer()
             else:
                 self._refuse(Refusal.MALFORMED)
+        else:
+            if begins and self._answered is not None:
+                self._heads.put(data, self._answered)
         if begins and self._received:
             self._await(REQUEST_SECONDS)
 
@@ -131,13 +138,14 @@ class Protocol(HttpToolsProtocol):
             return
         try:
             self._answer()
-        except Exception as error:
-            log.exception("a request could not be read: this is a bug", exc_info=error)
-            self._refuse(Refusal.BUG)
+        except Exception as error:  # noqa: BLE001 - the log has it
+            self._refuse_for_bug(error)
 
     def _answer(self) -> None:
         self.scope["state"][KEY] = self._peer
-        if self._is_answered_from_cache():
+        head = plan_head(self.url, self.headers, self.parser)
+        if head is not None and self._is_answered_from_cache(head, self.scope):  # type: ignore[arg-type]
+            self._answered = head
             return
         if self._has_path():
             self._await(ANSWER_SECONDS)
@@ -146,26 +154,32 @@ class Protocol(HttpToolsProtocol):
         else:
             self._refuse(Refusal.MALFORMED)
 
-    def _is_answered_from_cache(self) -> bool:
-        """Send an earlier answer to the same plan request.
+    def _is_answered_again(self, data: bytes) -> bool:
+        """Send an earlier answer to a request that came before in the same bytes, without parsing.
 
-        That saves a task, and the app's parsing and routing.
+        The parser stands between two requests: nothing of this one has come before.
         """
-        path, _, query = self.url.partition(b"?")
-        if path != b"/plan" or b"#" in query or self.parser.should_upgrade():
+        head = self._heads.get(data)
+        if head is None or self.transport.is_closing():
             return False
-        if self.parser.get_method() != b"GET" or self.parser.get_http_version() != "1.1":
-            return False
+        try:
+            scope = {"headers": head.headers, "state": {KEY: self._peer}}
+            return self._is_answered_from_cache(head, scope)
+        except Exception as error:  # noqa: BLE001 - the log has it
+            self._refuse_for_bug(error)
+            return True
+
+    def _is_answered_from_cache(self, head: PlanHead, scope: Scope) -> bool:
+        """Send an earlier answer to the same plan request, without a task, and without the app."""
         if self.flow.write_paused:  # the app's answers wait until the last one is taken
             return False
-        answer = self._find_answer(query, self.scope)  # type: ignore[arg-type]
+        answer = self._find_answer(head.query, scope)
         if answer is None:
             return False
-        stays = self.parser.should_keep_alive()
-        lines = [b"%b: %b\r\n" % header for header in self.server_state.default_headers]
-        lines += [] if stays else [b"connection: close\r\n"]
-        self.transport.write(b"".join((b"HTTP/1.1 200 OK\r\n", *lines, answer)))
-        if not stays:
+        begin = self._heads.answer_begin(self.server_state.default_headers)
+        end = b"" if head.stays else b"connection: close\r\n"
+        self.transport.write(b"".join((begin, end, answer)))
+        if not head.stays:
             self.transport.close()
         self.on_response_complete()
         return True
@@ -225,6 +239,10 @@ class Protocol(HttpToolsProtocol):
             self.flow.pause_reading()
         else:
             self._close()
+
+    def _refuse_for_bug(self, error: Exception) -> None:
+        log.error("a request could not be read: this is a bug", exc_info=error)
+        self._refuse(Refusal.BUG)
 
     def _refuse(self, refusal: Refusal) -> None:
         if not self.transport.is_closing():  # else it has been refused, or answered

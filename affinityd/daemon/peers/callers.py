@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections import OrderedDict
 from functools import cached_property, lru_cache
 
 from starlette.types import Scope
@@ -17,11 +18,12 @@ from affinityd.cpuset import CpuSet, parse_list
 from affinityd.daemon.peers.connection import PeerConnection, connection_of
 from affinityd.daemon.peers.cpuset_cache import CpusetFiles
 from affinityd.errors import BusyError
-from affinityd.linux.files import present
 from affinityd.linux.processes import exists, mask_of
 from affinityd.request.resolve import Caller
 
 log = logging.getLogger(__name__)
+
+FILES_OF_ONE = 2  #: open files of a caller: PeerConnection's
 
 CALLER = "caller"  #: where a request's scope has the caller's CPUs, among its `state`
 
@@ -43,9 +45,14 @@ HIDDEN = (
 class Callers:
     """Reads which CPUs the process may use that made a connection."""
 
-    def __init__(self, *, replayed: bool = False) -> None:
-        """Begin; `replayed`: the machine is not this one, so that no caller's CPUs are known."""
+    def __init__(self, *, replayed: bool = False, most_open: int = 1) -> None:
+        """Begin; `replayed`: the machine is not this one, so that no caller's CPUs are known.
+
+        `most_open`: of how many callers, the latest, the files stay open, FILES_OF_ONE of each.
+        """
         self._replayed = replayed
+        self._most_open = most_open
+        self._open: OrderedDict[PeerConnection, None] = OrderedDict()
         self._told: set[str] = set()
         self._now: dict[bytes, bytes | None] = {}
 
@@ -68,8 +75,9 @@ class Callers:
         if pid <= 0 or not self._sees_own_pids:
             self._say_once(OTHER_PROC if pid > 0 else OTHER_PIDS)
             return None
+        self._keep_open(connection)
         try:
-            found = self._read(pid)
+            found = self._read(connection, pid)
             if found is not None and connection.is_same_process():
                 return found
         except OSError as error:
@@ -80,10 +88,17 @@ class Callers:
             self._say_once(HIDDEN)
         return None
 
-    def _read(self, pid: int) -> Caller | None:
+    def _keep_open(self, connection: PeerConnection) -> None:
+        """Let this connection have files open, and the one that asked longest ago no more."""
+        self._open[connection] = None
+        self._open.move_to_end(connection)
+        if len(self._open) > self._most_open:
+            self._open.popitem(last=False)[0].close()
+
+    def _read(self, connection: PeerConnection, pid: int) -> Caller | None:
         """Return the CPUs of a pid's process now; None where it is not seen."""
         try:
-            mask, membership = mask_of(pid), present(f"/proc/{pid}/cgroup")
+            mask, membership = mask_of(pid), connection.membership()
         except PermissionError:  # hidepid=, proc(5)
             return None
         if mask is None or membership is None:
@@ -94,8 +109,7 @@ class Callers:
             return Caller(mask, mask)
         if cpus is None:
             return Caller(mask)
-        cpuset = _parsed(cpus)  # which may have been changed since the mask was read
-        return Caller(mask & cpuset or cpuset, cpuset)
+        return _within(mask, cpus)
 
     def _cpuset(self, membership: bytes) -> bytes | None:
         """Return a cgroup's cpuset, read once in a turn of the event loop for a job's ranks."""
@@ -123,5 +137,7 @@ class Callers:
 
 
 @lru_cache(maxsize=64)  # for every request
-def _parsed(cpus: bytes) -> CpuSet:
-    return parse_list(cpus.decode())
+def _within(mask: CpuSet, cpus: bytes) -> Caller:
+    """Return a caller by its mask and its cpuset, which may have changed since then."""
+    cpuset = parse_list(cpus.decode())
+    return Caller(mask & cpuset or cpuset, cpuset)

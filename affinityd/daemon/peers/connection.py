@@ -25,6 +25,9 @@ TCP = "TCP"
 #: the daemon's memory.
 SEND_BUFFER = 8192
 
+#: Bytes of a /proc/PID/cgroup: in each of a dozen hierarchies a path, of 4096 bytes at most.
+MAX_MEMBERSHIP = 65536
+
 #: kernel 6.5, include/uapi/asm-generic/socket.h; Python has no name for it.
 SO_PEERPIDFD = 77
 
@@ -47,6 +50,19 @@ class PeerConnection:
         told = self.credentials
         return frozenset() if told is None else groups(self._socket, told.gid)
 
+    def membership(self) -> bytes | None:
+        """Return the /proc/PID/cgroup of the process now; None if it has ended.
+
+        The file stays open: it is of that process, not of another that is given its pid. Raises
+        OSError as above, and PermissionError where /proc hides the process.
+        """
+        try:
+            return os.pread(self._membership, MAX_MEMBERSHIP, 0)
+        except OSError as error:
+            if error.errno in SCARCE or isinstance(error, PermissionError):
+                raise
+            return None
+
     def is_same_process(self) -> bool:
         """Whether the pid still is that of the process that connected. Raises OSError as above.
 
@@ -57,17 +73,34 @@ class PeerConnection:
         if not has_peer_pidfd():
             return self._start is not None and _start(self.credentials.pid) == self._start
         try:
-            process = self._socket.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
+            return not self._end.poll(0)  # as long as it lives its pid is no other's
         except OSError as error:
             if error.errno in SCARCE:
                 raise
             return False  # it has ended, and its parent has noticed
-        try:
-            ended = select.poll()
-            ended.register(process, select.POLLIN)
-            return not ended.poll(0)  # as long as it lives its pid is no other's
-        finally:
-            os.close(process)
+
+    def close(self) -> None:
+        """Close the files of the process. The next question opens them again."""
+        self.__dict__.pop("_end", None)
+        for name in ("_handle", "_membership"):
+            if (file := self.__dict__.pop(name, None)) is not None:
+                os.close(file)
+
+    @cached_property
+    def _membership(self) -> int:
+        told = self.credentials
+        return os.open(f"/proc/{told.pid if told else None}/cgroup", os.O_RDONLY)
+
+    @cached_property
+    def _handle(self) -> int:
+        handle: int = self._socket.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
+        return handle
+
+    @cached_property
+    def _end(self) -> select.poll:
+        end = select.poll()
+        end.register(self._handle, select.POLLIN)
+        return end
 
 
 @cache

@@ -137,7 +137,7 @@ def connect():
     os.read(may_end, 1)
 first = child(connect)
 accepted, _ = listener.accept()
-connection = PeerConnection(Accepted(accepted))
+connection, unasked = (PeerConnection(Accepted(accepted)) for _ in range(2))
 before = told(connection)
 os.write(end, b"x")
 os.waitpid(first, 0)
@@ -145,8 +145,8 @@ time.sleep(0.05)  # the start of a process is known by 10 ms
 open("/proc/sys/kernel/ns_last_pid", "w").write(str(first - 1))
 second = child(lambda: time.sleep(60))
 after = told(connection)
-connection.is_same_process = lambda: True
-print(second == first, before is not None, after, told(connection) == before)
+connection.is_same_process = unasked.is_same_process = lambda: True
+print(second == first, before is not None, after, told(connection), told(unasked) == before)
 os.kill(second, 9)
 """
 
@@ -159,6 +159,23 @@ from tests.support.servers import Accepted
 async def ask():
     return Callers().of_connection(PeerConnection(Accepted(socket.socketpair(socket.AF_UNIX)[0])))
 print(asyncio.run(ask()))
+"""
+
+#: Three connections of one process, asked twice: what is opened for the second time.
+OPENED = """
+import asyncio, socket, sys
+from affinityd.daemon.peers.callers import Callers
+from affinityd.daemon.peers.connection import PeerConnection
+from tests.support.servers import Accepted
+pairs = [socket.socketpair(socket.AF_UNIX) for _ in range(3)]
+connections = [PeerConnection(Accepted(mine)) for mine, _ in pairs]
+callers = Callers(most_open=int(sys.argv[1]))
+async def ask():
+    return [callers.of_connection(it) for it in connections]
+before, opened = asyncio.run(ask()), []
+sys.addaudithook(lambda event, told: opened.append(told[0]) if event == "open" else None)
+assert asyncio.run(ask()) == before and None not in before
+print(sum("/proc" in it for it in opened), len(opened))
 """
 
 #: In a mount namespace of its own: the cgroups are mounted elsewhere.
@@ -184,7 +201,7 @@ def test_a_process_with_the_pid_of_one_that_has_ended_is_not_taken_for_it(
 ) -> None:
     apart = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
     arguments = (str(tmp_path / "s"), str(by_pidfd))
-    assert said(REUSED, *arguments, within=apart) == "True True None True"
+    assert said(REUSED, *arguments, within=apart) == "True True None None True"
 
 
 @as_root
@@ -197,6 +214,15 @@ def test_a_caller_whose_cgroups_folder_is_shut_is_bound_by_its_mask_and_by_nothi
         enter = 'echo $$ >"$0/cgroup.procs" && exec "$@"'
         before = ("sh", "-c", enter, str(folder), *user)
         assert said(SHUT, within=before) == f"{known(FAR, FAR)}"
+
+
+@has_handles
+@needs_cpuset
+@pytest.mark.parametrize(("most_open", "opened"), [(3, "0 1"), (2, "3 4")])
+def test_of_callers_that_ask_again_nothing_is_opened_but_their_common_cpuset_once(
+    most_open: int, opened: str
+) -> None:
+    assert said(OPENED, str(most_open)) == opened
 
 
 @as_root
@@ -232,14 +258,15 @@ async def test_where_no_more_files_can_be_opened_there_is_no_answer_rather_than_
     unknown = {"query_string": b"gpus=0", "headers": [], "state": {}}
     answers.remember(unknown, Answer(b"{}", "application/json", "node", "local"))
 
+    other = PeerConnection(Accepted(caller.accepted))
     assert callers.of_connection(caller.connection) is not None
     assert answers.find(b"gpus=0", unknown) is not None
     with no_more_files():
         with pytest.raises(BusyError, match="Too many open files; try again in a moment"):
-            callers.of_connection(caller.connection)
-        of_caller = {**unknown, "state": {KEY: caller.connection}}
-        assert answers.find(b"gpus=0", of_caller) is None
-    assert callers.of_connection(caller.connection) is not None
+            callers.of_connection(other)
+        of_other = {**unknown, "state": {KEY: other}}
+        assert answers.find(b"gpus=0", of_other) is None
+    assert callers.of_connection(other) is not None
     monkeypatch.setattr(connections, "has_peer_pidfd", lambda: False)
     with no_more_files(), pytest.raises(OSError, match="Too many open files"):
         PeerConnection(Accepted(caller.accepted))

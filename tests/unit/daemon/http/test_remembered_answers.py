@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import cast
+
 import pytest
+from httptools import HttpRequestParser
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Scope
 
-from tests.support.connection_scripts import DATE, Memory, Story, cut, sent
+from tests.support.connection_scripts import DATE, Memory, Story, cut, sent, telling
 
 
 def asking(target: str = "/plan?gpus=0", *fields: str, begin: str = "GET {} HTTP/1.1") -> bytes:
@@ -83,6 +87,29 @@ def test_what_comes_in_one_piece_with_a_request_is_not_answered_and_ends_the_con
     memory = Memory()
     assert sent(*pieces, find_answer=memory).outcome == ([200], True, {})
     assert memory.asked == 1
+
+
+def test_a_request_that_came_before_is_answered_as_the_cache_has_it_now() -> None:
+    """Though its bytes are known: a head that was parsed before is no answer."""
+    forgets = iter([False, False, True, True, False, False])
+
+    def find(query: bytes, scope: Scope) -> bytes | None:
+        return None if next(forgets) else memory(query, scope)
+
+    memory = Memory()
+    story = sent(PLAN, PLAN, PLAN, OTHER, PLAN[:9], PLAN[9:], find_answer=find)
+    assert (story.statuses, len(story.asked), memory.asked) == ([200] * 5, 1, 4)
+
+
+def test_heads_that_came_before_are_answered_without_the_parser() -> None:
+    async def run() -> None:
+        async with telling(find_answer=Memory()) as story:
+            await story.send(PLAN)
+            story.protocol.parser = cast("HttpRequestParser", None)
+            await story.send(PLAN, PLAN)
+            assert story.outcome == ([200] * 3, False, {})
+
+    asyncio.run(run())
 
 
 def test_what_is_not_remembered_is_asked_of_the_app() -> None:
