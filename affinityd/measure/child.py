@@ -22,6 +22,7 @@ from affinityd.linux.children import exit_status
 from affinityd.measure.document import LATENCY, OF_MEMORY, READ, Figure
 from affinityd.measure.gpus import gpu_results
 from affinityd.measure.memory import (
+    LIBC,
     NotMeasuredError,
     last_level_cache,
     latency,
@@ -33,7 +34,7 @@ from affinityd.measure.tasks import MemoryTarget, NodeTask
 PATIENCE = 30.0  #: seconds for one figure, with the start of a driver
 GRACE = 2.0  #: seconds for a child to end by itself, and for a killed one
 PAUSE = 0.01  #: seconds between two looks whether it has ended
-LIFETIME = 600  #: seconds after which a child ends whose parent has not ended it
+PR_SET_PDEATHSIG = 1  #: prctl(2): the signal that a process gets when its parent has ended
 OOM_FIRST = "1000"  #: oom_score_adj, proc(5): where memory is short, this process ends, no job
 
 
@@ -45,9 +46,9 @@ def measured(task: NodeTask) -> Iterator[Figure]:
     """
     ours, theirs = Pipe(duplex=False)
     missing = {_name(blank): blank for blank in task.blanks}
-    pid = os.fork()
+    parent, pid = os.getpid(), os.fork()
     if pid == 0:
-        _be_child(task, theirs)
+        _be_child(task, theirs, parent)
     theirs.close()
     grace, hung = 0.0, f"hung: no figure within {PATIENCE:g} s"
     try:
@@ -87,10 +88,12 @@ def _end(pid: int, grace: float) -> str:
     return "cannot be ended: it waits in the kernel"
 
 
-def _be_child(task: NodeTask, pipe: Connection) -> NoReturn:
+def _be_child(task: NodeTask, pipe: Connection, parent: int) -> NoReturn:
     """Report the figures, and end without what the parent would do at its end."""
     try:
-        signal.alarm(LIFETIME)
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # also where a driver hangs
+        if os.getppid() != parent:  # it ended before that
+            os._exit(0)
         os.dup2(2, 1)  # output of a driver's library is no part of the answer
         for figure in _figures(task):
             pipe.send(figure)

@@ -7,6 +7,7 @@ hip_runtime_api.h. Both libraries have the same parameters where the names agree
 from __future__ import annotations
 
 import ctypes
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import ClassVar
@@ -21,7 +22,7 @@ class DriverError(Exception):
     """A call that failed, with the driver's name of its error; one line."""
 
 
-class Driver:
+class Driver(ABC):
     """A vendor's library, loaded and initialized."""
 
     LIBRARIES: ClassVar[tuple[str, ...]]  #: of which one is enough
@@ -50,17 +51,17 @@ class Driver:
         if code:
             raise DriverError(f"{name}: {self.error_name(code)}")
 
+    @abstractmethod
     def error_name(self, code: int) -> str:
         """Return the driver's name of an error."""
-        raise NotImplementedError
 
+    @abstractmethod
     def use(self, device: int, stack: ExitStack) -> None:
         """Make a GPU the current one; `stack` undoes it. Raises DriverError."""
-        raise NotImplementedError
 
+    @abstractmethod
     def kernel(self) -> Callable[[], None]:
         """Return a launch of an empty kernel on the current GPU. Raises DriverError."""
-        raise NotImplementedError
 
     def quietly(self, name: str, *arguments: object) -> None:
         """Call a function whose failure changes nothing."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from math import inf
 from pathlib import Path
 
 from affinityd.errors import OutputError
@@ -41,8 +42,8 @@ def gpu_ratios(
     """Return the ratios of host-to-device copies from pinned memory, and notices for people.
 
     They are by a GPU's key and the NUMA node of CPUs: near's bandwidth over that node's. A GPU that
-    is not the measured one, by its PCI bus id and UUID, has none. Without a file there are neither;
-    one that cannot be read is a notice.
+    is not the measured one, by its PCI bus id and UUID, has none, and no node that is not here.
+    Without a file there are neither; one that cannot be read is a notice.
     """
     try:
         found = read(path)
@@ -54,7 +55,11 @@ def gpu_ratios(
     there = {(it.pci_bus_id, it.uuid) for it in found.gpus}
     its = ratios(found.figures, found.gpus, TO_DEVICE)
     return {
-        gpu.key: its[gpu.pci_bus_id]
+        gpu.key: {
+            node: ratio
+            for node, ratio in its[gpu.pci_bus_id].items()
+            if node in topology.nodes_with_cpus and 0 < ratio < inf
+        }
         for gpu in topology.gpus
         if (gpu.pci_bus_id, gpu.uuid) in there and gpu.pci_bus_id in its
     }, ()

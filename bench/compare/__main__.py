@@ -58,15 +58,17 @@ def judged(
                     yield tool, question, answer, judge(question, answer, unique=tool.unique)
 
 
-def write_page(chosen: list[Machine], tools: list[Tool]) -> None:
-    """Write the tables between their marks."""
+def write_page(chosen: list[Machine], tools: list[Tool], *, is_whole: bool) -> None:
+    """Print the tables, and write them between their marks if no tool is left out of them."""
     counts: defaultdict[str, Counter[tuple[str, Verdict]]] = defaultdict(Counter)
     for tool, question, _, verdict in judged(chosen, tools):
         counts[tool.name][question.kind, verdict] += 1
-    before, _, rest = PAGE.read_text().partition(BEGIN)
     text = tables(counts, tools)
-    PAGE.write_text(f"{before}{BEGIN}\n{text}\n\n{END}{rest.partition(END)[2]}")
     print(text)
+    if not is_whole:
+        sys.exit(f"{PAGE.relative_to(REPOSITORY)} stays as it was: a tool is left out")
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}\n{text}\n\n{END}{rest.partition(END)[2]}")
 
 
 def explain(question: Question, answer: Answer, verdict: Verdict) -> None:
@@ -102,10 +104,13 @@ def main() -> None:
     if os.geteuid():
         parser.error("tools run with a machine's tree as their root: chroot(2) needs root")
     fit = [machine for machine in machines() if machine.unfit is None]
-    tools = list(available(it for it in TOOLS if arguments.tool in {None, it.name}))
+    wanted = [it for it in TOOLS if arguments.tool in {None, it.name}]
+    tools = list(available(wanted))
     if arguments.tool is None:
-        write_page(fit, tools)
+        write_page(fit, tools, is_whole=tools == wanted)
         return
+    if not tools:
+        sys.exit(1)
     chosen = [it for it in fit if arguments.source in {None, it.source}]
     if not chosen:
         parser.error(f"no machine that can be judged has the source {arguments.source!r}")

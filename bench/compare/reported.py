@@ -159,7 +159,7 @@ class Question:
 
 
 #: bench/machines.md explains them.
-KINDS = ("whole", "reversed", "reporter's", "one node's", "apart")
+KINDS = ("whole", "reversed", "reporter's", "one node's", "other nodes'", "apart")
 
 
 def questions(machine: Machine) -> Iterator[Question]:
@@ -175,6 +175,9 @@ def questions(machine: Machine) -> Iterator[Question]:
         yield replace(whole, kind="reporter's", allowed=machine.cpuset)
     if len(machine.cpu_nodes) > 1:
         yield replace(whole, kind="one node's", allowed=first)
+    if len(machine.cpu_nodes) > 2:
+        others = machine.online - machine.nodes[machine.gpu_node(0)]
+        yield replace(whole, kind="other nodes'", allowed=others)
 
 
 def machines() -> list[Machine]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from subprocess import CompletedProcess, run
+from signal import SIGKILL, SIGTERM, Signals
+from subprocess import DEVNULL, CompletedProcess, Popen, run
 from typing import Any
 
 import pytest
@@ -17,7 +19,8 @@ from affinityd.measure.document import LAUNCH, OF_GPUS, OF_MEMORY
 from affinityd.measure.saved import gpu_ratios
 from affinityd.topology.model import Topology
 from tests.support.audit_facts import Known
-from tests.support.children import sleeping
+from tests.support.children import children_of, sleeping
+from tests.support.daemons import eventually
 from tests.support.gpu_driver.shared_object import libraries
 from tests.support.machines.by_hand import made
 from tests.support.measurements import copies, memory
@@ -26,6 +29,7 @@ from tests.support.small_node import publish, refused, use_small_node
 
 #: Node 1 has no memory, so that all of it is on the one node that this machine may have.
 MACHINE = made({0: "0,2", 1: "1,3"}, gpus=[1, 0], memoryless=[1])
+COMMAND = (sys.executable, "-m", "affinityd", "measure")
 FIRST, SECOND = (gpu.pci_bus_id for gpu in MACHINE.gpus)
 
 
@@ -39,7 +43,7 @@ def _here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def ran(*arguments: str) -> CompletedProcess[str]:
-    command = [sys.executable, "-m", "affinityd", "measure", *arguments]
+    command = [*COMMAND, *arguments]
     return run(command, check=False, capture_output=True, text=True, cwd=REPOSITORY)
 
 
@@ -68,6 +72,25 @@ def test_every_node_measures_memory_and_the_gpus_and_the_daemon_can_read_the_res
     (ratios,), notices = [gpu_ratios(os.fspath(path), MACHINE)[0].values()], ()
     assert [{*its} for its in ratios] == [{0, 1}]
     assert notices == ()
+
+
+@pytest.mark.parametrize("number", [SIGKILL, SIGTERM], ids=lambda it: it.name)
+def test_the_child_of_a_measurement_that_is_killed_ends_even_in_a_driver_that_hangs(
+    number: Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPU_FAIL", "cuInit hang")
+    with Popen([*COMMAND, "--force"], cwd=REPOSITORY, stdout=DEVNULL) as parent:
+        eventually(lambda: any(map(hangs, children_of(parent.pid))), "a child hangs")
+        (child,) = children_of(parent.pid)
+        parent.send_signal(number)
+    eventually(lambda: not hangs(child), "it has ended")
+
+
+def hangs(pid: int) -> bool:
+    """Return whether a process waits in the made driver: in its pause(2)."""
+    with suppress(OSError):
+        return "libcuda" in Path(f"/proc/{pid}/maps").read_text()
+    return False
 
 
 def test_a_gpu_whose_processes_are_not_known_is_left_alone() -> None:

@@ -89,5 +89,9 @@ def test_a_machine_is_asked_what_differs_on_it() -> None:
         ("reporter's", "2-5", ["0,1,2,3"]),
         ("one node's", "0-3,8-11", ["0,1,2,3"]),
     ]
+    third = replace(TWO_NODES, nodes={**TWO_NODES.nodes, 2: parse_list("16-17")}, cores=9)
+    third = replace(third, online=parse_list("0-17"))
+    asked = {question.kind: format_list(question.allowed) for question in questions(third)}
+    assert asked["other nodes'"] == "4-7,12-17"
     alone = replace(ONE_NODE, gpus=ONE_NODE.gpus[:1])
     assert [question.kind for question in questions(alone)] == ["whole"]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.errors import OutputError
+from affinityd.measure.document import Figure
 from affinityd.measure.saved import gpu_ratios, read, save
 from tests.support.machines.by_hand import made
 from tests.support.measurements import GPU, copies, measurement
@@ -28,6 +29,15 @@ def test_it_is_read_back_as_it_was_written_where_no_folder_was(tmp_path: Path) -
     back = read(os.fspath(path))
     assert (list(back.figures), back.sentence) == (FOUND.figures, FOUND.sentence)
     assert gpu_ratios(os.fspath(path), HERE) == ({("nvidia", 0): {0: 1.0, 1: 1.8}}, ())
+
+
+@pytest.mark.parametrize(
+    "odd", [copies(7, 30.0), copies(1, 5e-324)], ids=["a node that is not here", "infinitely far"]
+)
+def test_a_figure_that_no_machine_has_gives_no_ratio(tmp_path: Path, odd: Figure) -> None:
+    path = tmp_path / "measure.json"
+    save(replace(FOUND, figures=[copies(0, 54.0), odd]), path)
+    assert gpu_ratios(os.fspath(path), HERE) == ({("nvidia", 0): {0: 1.0}}, ())
 
 
 def test_a_place_that_cannot_be_written_is_an_error_of_one_line(tmp_path: Path) -> None:
