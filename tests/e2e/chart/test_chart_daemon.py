@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from affinityd.config.settings import ENFORCE_VALUES
+from affinityd.config.settings import ENFORCE_VALUES, MEASURED
 from affinityd.daemon.policy_document import parse
 from tests.e2e.chart.rendering import container, objects, pod, rendered, with_values
 from tests.support import privileges
@@ -76,6 +78,15 @@ def test_a_daemon_is_told_what_was_chosen_and_may_do_what_that_takes_and_no_more
     (step,) = made["initContainers"]
     assert f"chown -R {user}:{user} /run/affinityd\n" in step["args"][0]
     assert step["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN"]}
+
+
+def test_the_folder_of_a_measurement_is_where_the_daemon_looks_for_it() -> None:
+    asks = "audit.enabled=true audit.measuredFolder=/data/measured"
+    assert {it["name"] for it in pod("audit.enabled=true")["volumes"]} == {"socket", "cgroups"}
+    (volume,) = (it for it in pod(asks)["volumes"] if it["name"] == "measured")
+    assert volume["hostPath"] == {"path": "/data/measured", "type": "DirectoryOrCreate"}
+    (mount,) = (it for it in container(asks)["volumeMounts"] if it["name"] == "measured")
+    assert (mount["mountPath"], mount["readOnly"]) == (os.path.dirname(MEASURED), True)  # noqa: PTH120
 
 
 def test_kubelets_socket_takes_root_without_a_capability_and_no_folders_of_logs() -> None:

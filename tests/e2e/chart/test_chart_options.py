@@ -29,6 +29,7 @@ SEEN = {"/host/cgroup": "/sys/fs/cgroup", "/var/log/pods": "/var/log/pods"}
 POLICY, SOCKET = "/etc/affinityd", "/run/affinityd"
 #: Folders that take root, and no capability.
 KUBELET, NRI = "/var/lib/kubelet/pod-resources", "/run/nri"
+MEASURED = "/var/lib/affinityd"  #: of a file that any user may read
 
 
 @EVERY_OPTION
@@ -105,7 +106,7 @@ def test_it_sees_files_that_a_feature_reads_and_writes_to_its_folder_alone(optio
     mounts = {
         it["mountPath"]: it.get("readOnly", False) for it in container(option)["volumeMounts"]
     }
-    assert mounts.keys() <= {SOCKET, POLICY, KUBELET, NRI, *SEEN} | (
+    assert mounts.keys() <= {SOCKET, POLICY, KUBELET, NRI, MEASURED, *SEEN} | (
         {"/node"} if option == "extras" else set()
     )
     assert [place for place, read_only in mounts.items() if not read_only] == [SOCKET]

@@ -78,6 +78,9 @@ audit.enabled=true settings.scanInterval=off \
 settings.scanInterval=30 → settings.scanInterval is 30, and audit.enabled is false; set
 settings.jobSeries=20 → settings.jobSeries is 20, but no process is scanned; set audit.enabled
 kubernetes.podResources=true → kubernetes.podResources is true, but no process is scanned; set
+audit.measuredFolder=/a → audit.measuredFolder is /a, but no process is scanned; set audit.enabled
+extraVolumes[0].name=measured extraVolumes[0].emptyDir.medium= \
+ → extraVolumes: measured is the chart's own; give yours another name, or set audit.measuredFolder
 enforce.mode=pin → enforce.mode is pin, but no process is scanned; set audit.enabled: true
 image.repository=localhost:5000/a:b → image.repository is "localhost:5000/a:b": name HOST/REPOSITORY
 image.repository= → image.repository is "": name HOST/REPOSITORY alone, in lower case; the tag goes
