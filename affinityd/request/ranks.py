@@ -16,13 +16,18 @@ from affinityd.request.devices import (
 )
 from affinityd.request.parameters import Request
 from affinityd.request.parsers import MAX_ENTRIES
-from affinityd.request.slurm_binding import Slot, gpu_slot
+from affinityd.request.slurm_binding import deals_of
+from affinityd.request.step.shares import Dealt
+from affinityd.request.step.slots import slots
 from affinityd.request.visible_devices import visible_devices
 from affinityd.topology.model import Gpu, Topology
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from affinityd.request.step.deals import Deal
+    from affinityd.request.step.slots import Slot
 
 #: How a request names a device, or would have, and the device.
 Entry = tuple[str, ComputeDevice]
@@ -37,6 +42,8 @@ class Ranks(Record):
     gpus_per_task: int  #: how many ranks of the plan one task is
     tasks_per_gpu: int  #: how many tasks one rank of the plan stands for
     of_step: tuple[Gpu, ...] = ()  #: the GPUs of the task's step, in its order; (): unknown
+    #: For each deal of these that may be, each task's GPUs and ranks; (): unknown.
+    deals: tuple[tuple[Dealt, ...], ...] = ()
 
     @property
     def own(self) -> Ranks:
@@ -47,6 +54,14 @@ class Ranks(Record):
         return replace(
             self, entries=(*devices.values(),), asked=asked, gpus_per_task=count, tasks_per_gpu=1
         )
+
+    @property
+    def dealt(self) -> Dealt:
+        """The GPUs and ranks that the caller was dealt."""
+        keys = {gpu.key for gpu in self.own.gpus}
+        places = frozenset(place for place, gpu in enumerate(self.of_step) if gpu.key in keys)
+        known = (it for deal in self.deals for it in deal if it.ranks == self.asked)
+        return next(known, Dealt(self.asked, places))
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
@@ -68,25 +83,69 @@ def ranks_of(topology: Topology, request: Request, mask: CpuSet, cpus: CpuSet) -
     all_gpus = all_devices(topology)
     job = None if request.job is None else _of_job(all_gpus, request.job)
     of_step = job if job and len(job) == request.step_gpus else ()
-    gpus_of_step = tuple(device.gpu for _, device in of_step)
-    slot = _bound_slot(topology, request, mask, len(own), gpus_of_step)
-    is_task = job is not None or slot is not None
-    if not is_task or (request.ranks is not None and request.options.mode in BY_RANK):
-        ranks = tuple(own[rank % len(own)] for rank in range(request.ranks or len(own)))
-        says_cpus = request.task_cpus is not None and request.task_cpus.cpus is not None
-        is_one = request.ranks is not None or (request.rank is not None and says_cpus)
-        gpus = 1 if is_one else len(own)
-        return Ranks(_checked(ranks), asked_ranks(request.rank, len(ranks)), ambiguous, gpus, 1)
-    task_entries, (number, of) = (own, slot) if slot is not None else _round_robin(request, own)
-    tasks = 1
-    if MODES[request.options.mode].shares:
-        number, of, tasks = 0, 1, of
-    if job is None or _has_cpus_of_its_own(request, cpus, len(own)):
-        job = own
-    ranks = _checked(tuple(entry for entry in job for _ in range(of)))
-    asked = {place * of + number for entry in task_entries for place in _places(entry, job)}
+    bound = _bound(topology, request, mask, len(own), of_step)
+    if (job is None and bound is None) or (
+        request.ranks is not None and request.options.mode in BY_RANK
+    ):
+        return _by_number(request, own, ambiguous=ambiguous)
     ambiguous = ambiguous or is_ambiguous(all_gpus, request.job)
-    return Ranks(ranks, frozenset(asked), ambiguous, len(task_entries), tasks, gpus_of_step)
+    if job is None or _has_cpus_of_its_own(request, cpus, len(own)):
+        job, of_step = own, own if len(own) == len(of_step) else ()
+    task, mine = request.rank[0] if request.ranks and request.rank else 0, own
+    if bound is None and request.ranks is not None:  # all tasks see the same, and take turns
+        bound, of_step, mine = _turns(request.ranks, len(own)), own, own[task % len(own) :][:1]
+    slot_of = slots(bound or [], request.ranks or 1)
+    (number, of), tasks = slot_of[task], 1
+    if MODES[request.options.mode].shares:
+        number, of, tasks, bound = 0, 1, of, []
+    places = [frozenset(place * of for place in _places(entry, job)) for entry in of_step]
+    deals = [deal for deal in bound or () if _fits(deal, places)]
+    return Ranks(
+        entries=_checked(tuple(entry for entry in job for _ in range(of))),
+        asked=frozenset(place * of + number for entry in mine for place in _places(entry, job)),
+        ambiguous=ambiguous,
+        gpus_per_task=len(mine),
+        tasks_per_gpu=tasks,
+        of_step=tuple(device.gpu for _, device in of_step),
+        deals=tuple(_dealt(deal, slot_of, places) for deal in deals),
+    )
+
+
+def _by_number(request: Request, own: tuple[Entry, ...], *, ambiguous: bool) -> Ranks:
+    """Return the ranks of a request that are not told apart by their GPUs."""
+    ranks = tuple(own[rank % len(own)] for rank in range(request.ranks or len(own)))
+    says_cpus = request.task_cpus is not None and request.task_cpus.cpus is not None
+    is_one = request.ranks is not None or (request.rank is not None and says_cpus)
+    gpus = 1 if is_one else len(own)
+    turns = _turns(request.ranks or 0, len(own))
+    return Ranks(
+        _checked(ranks),
+        asked_ranks(request.rank, len(ranks)),
+        ambiguous,
+        gpus_per_task=gpus,
+        tasks_per_gpu=1,
+        of_step=tuple(device.gpu for _, device in own),
+        deals=(tuple(Dealt(frozenset((task,)), it) for task, it in enumerate(turns[0])),),
+    )
+
+
+def _turns(tasks: int, gpus: int) -> list[Deal]:
+    """Return the one deal of GPUs to tasks that all see the same ones."""
+    return [[frozenset((task % gpus,)) for task in range(tasks)]]
+
+
+def _fits(deal: Deal, places: Sequence[frozenset[int]]) -> bool:
+    return frozenset().union(*deal) <= frozenset(range(len(places)))
+
+
+def _dealt(
+    deal: Deal, slot_of: Sequence[Slot], places: Sequence[frozenset[int]]
+) -> tuple[Dealt, ...]:
+    """Return each task's GPUs and ranks: its slot of those that each GPU has from `places` on."""
+    return tuple(
+        Dealt(frozenset(first + slot for gpu in gpus for first in places[gpu]), gpus)
+        for gpus, (slot, _) in zip(deal, slot_of, strict=True)
+    )
 
 
 def _has_cpus_of_its_own(request: Request, cpus: CpuSet, seen: int) -> bool:
@@ -97,18 +156,20 @@ def _has_cpus_of_its_own(request: Request, cpus: CpuSet, seen: int) -> bool:
     return len(cpus) < (request.job_cpus or 0) and seen == request.step_gpus
 
 
-def _bound_slot(
-    topology: Topology, request: Request, mask: CpuSet, seen: int, of_step: tuple[Gpu, ...]
-) -> Slot | None:
-    """Return a task's slot on the GPUs that it was given; None where tasks deal them out."""
+def _bound(
+    topology: Topology, request: Request, mask: CpuSet, seen: int, of_step: tuple[Entry, ...]
+) -> list[Deal] | None:
+    """Return how Slurm may have dealt GPUs to the tasks; None where tasks deal them out."""
+    if request.ranks is not None:
+        asked_ranks(request.rank, request.ranks)
     if request.ranks is None or not request.gpu_bind:
         return None
-    (task,), tasks = asked_ranks(request.rank, request.ranks), request.ranks
-    cores = cores_in_gres_conf(topology, of_step)
-    slot = gpu_slot(request, mask, task=task, tasks=tasks, seen=seen, cores=cores)
+    gpus = tuple(device.gpu for _, device in of_step)
+    cores, indices = cores_in_gres_conf(topology, gpus), [gpu.index for gpu in gpus]
+    dealt = deals_of(request, mask, seen=seen, cores=cores, indices=indices)
     # The GPUs it names divide all cores, also those of its siblings, which are unknown.
-    is_alone = slot is not None and request.job is None and request.options.share == "requested"
-    return (task, tasks) if is_alone else slot
+    is_alone = dealt is not None and request.job is None and request.options.share == "requested"
+    return [] if is_alone else dealt
 
 
 def cores_in_gres_conf(topology: Topology, gpus: Sequence[Gpu]) -> list[tuple[CpuSet, ...]]:
@@ -122,15 +183,6 @@ def _cores_in_gres_conf(topology: Topology, gpu: Gpu) -> tuple[CpuSet, CpuSet, C
     packages = {core.package for core in topology.cores if near & set(core.cpus)}
     beside = (core.cpus for core in topology.cores if core.package in packages)
     return topology.online, near, frozenset().union(*beside)
-
-
-def _round_robin(request: Request, own: tuple[Entry, ...]) -> tuple[tuple[Entry, ...], Slot]:
-    """Return which of the GPUs that all tasks see is one's own, and its slot on it."""
-    if request.ranks is None:  # a lone task
-        return own, (0, 1)
-    (task,) = asked_ranks(request.rank, request.ranks)
-    turn, place = divmod(task, len(own))
-    return own[place : place + 1], (turn, -(-request.ranks // len(own)))
 
 
 def _named(seen: VisibleDevices, names: tuple[str, ...] | None) -> tuple[Entry, ...]:

@@ -5,21 +5,22 @@ from __future__ import annotations
 from affinityd.config.switch import OBSERVE, ON, least
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.errors import UnsatisfiableError
+from affinityd.planner.domains import usable
 from affinityd.planner.model import Demand, Plan, PlanWarning
 from affinityd.planner.planner import plan
 from affinityd.record import Record, replace
 from affinityd.request.asked_cpus import asked_cpus
 from affinityd.request.parameters import Request
-from affinityd.request.ranks import Ranks, cores_in_gres_conf, ranks_of
+from affinityd.request.ranks import Ranks, ranks_of
 from affinityd.request.reply import Reply
 from affinityd.request.slurm_binding import (
-    CLOSEST,
-    SINGLE,
-    chose_gpus,
     cpus_of_step,
-    kept_by_others,
-    own_slice,
+    is_closest,
+    is_on_slice,
+    own_slices,
+    parts_of_slices,
 )
+from affinityd.request.step.shares import StepShares
 from affinityd.text import quote
 from affinityd.topology.model import ON_SWITCH, Node, Topology
 from affinityd.topology.nearness import vicinity
@@ -119,16 +120,15 @@ def _beside_siblings(
     *,
     planned: Callable[[Ranks, CpuSet, str], Planned],
 ) -> Planned:
-    """Plan a task beside the others of its step: those that keep their slices, and those that move.
+    """Plan a task beside the others of its step, which Slurm gave slices of the CPUs.
 
-    In a mode that divides cores, a task keeps a slice that is no other task's. It does if Slurm
-    chose the task's GPUs by it: with `closest` always, with `single` if it is near them. It also
-    does where cores are too few to be divided, if it is near.
+    In a mode that divides cores no plan is narrower than a near slice: see `step/shares`.
     """
     mode = request.options.mode
-    slice_ = own_slice(request, mask) if mode in ALONE else None
-    if slice_ is None:
+    if mode not in ALONE or request.ranks is None or not is_on_slice(request, mask):
         return planned(ranks, allowed, mode)
+    task = request.rank[0] if request.rank else 0
+    own = own_slices(request)
 
     def alone(cpus: CpuSet) -> Planned:
         if len(ranks.own.entries) > 1 and mode == "single_unique":  # a core for each of its GPUs
@@ -138,31 +138,35 @@ def _beside_siblings(
                 pass
         return planned(ranks.own, cpus, ALONE[mode])
 
-    near = vicinity(topology, ranks.own.gpus).cpus
-    kept, chosen_by = slice_ & allowed, chose_gpus(request)
-    is_near, is_single = bool(kept) and kept <= near, chosen_by == SINGLE and ranks.of_step != ()
-    if chosen_by == CLOSEST or (is_single and is_near):
-        return alone(kept)
+    if is_closest(request) and own[task]:
+        return alone(own[task] & allowed)
+    cores = usable(topology.cores, allowed)
+    last = parts_of_slices(request, cores)
     try:
         found = planned(ranks, allowed, mode)
-    except UnsatisfiableError:
-        if is_near and request.job is not None:  # then all tasks of the step are refused
-            return alone(kept)
+    except UnsatisfiableError:  # so are all tasks of the step, where each knows the same GPUs
+        if last[task] and (request.job is not None or ranks.deals):
+            return alone(last[task])
         raise
-    own = frozenset().union(*(found.plan.ranks[rank].cpus for rank in found.ranks.asked))
-    others = _kept_by_others(topology, request, ranks) if is_single else frozenset()
-    if own.isdisjoint(others):
+    if not ranks.deals or ALONE[mode] == "single":
         return found
-    if own <= others:
-        raise UnsatisfiableError("the CPUs near the GPU are those of other tasks, by --cpu-bind")
-    return alone(own - others)
 
+    def suffices(cpus: CpuSet) -> bool:
+        least = request.options.min_physical_cores
+        return bool(cpus) if least == 1 else len(usable(cores, cpus)) >= least
 
-def _kept_by_others(topology: Topology, request: Request, ranks: Ranks) -> CpuSet:
-    gpus = ranks.of_step
-    near = [vicinity(topology, [gpu]).cpus for gpu in gpus]
-    place = gpus.index(ranks.own.gpus[0])
-    return kept_by_others(request, place, cores_in_gres_conf(topology, gpus), near)
+    near = [vicinity(topology, [gpu]).cpus for gpu in ranks.of_step]
+    cpus_of = [it.cpus for it in found.plan.ranks]
+    step = StepShares(
+        own=[it & allowed for it in own],
+        last=last,
+        deals=ranks.deals,
+        near=lambda its: [near[gpu] for gpu in its.gpus],
+        part=lambda its: frozenset().union(*(cpus_of[it] for it in its.ranks)),
+        suffices=suffices,
+    )
+    share = step.share(task, ranks.dealt)
+    return found if share == step.part(ranks.dealt) else alone(share)
 
 
 def _far_nics(made: Plan, nics: Mapping[int, tuple[NearNic, ...]]) -> Iterator[PlanWarning]:

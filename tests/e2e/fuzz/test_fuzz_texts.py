@@ -23,7 +23,8 @@ from affinityd.linux.processes import parse_stat
 from affinityd.request.devices import all_devices
 from affinityd.request.launchers import local_rank
 from affinityd.request.parameters import PARAMETERS, Request, parse_request
-from affinityd.request.slurm_binding import cpus_of_step, gpu_slot
+from affinityd.request.slurm_binding import cpus_of_step, deals_of
+from affinityd.request.step.slots import slots
 from affinityd.request.visible_devices import read_visible
 from affinityd.slurm import slurmd
 from affinityd.slurm.expected import gres_of, has_host, node_lines
@@ -48,16 +49,15 @@ def a_slurm_conf(text: str) -> object:
 
 
 def a_seat(text: str) -> object:
-    request = Request(gpu_bind=text, step_gpus=8)
-    mask = frozenset({0})
-    return [gpu_slot(request, mask, task=it, tasks=256, seen=1) for it in (0, 255)]
+    request = Request(gpu_bind=text, step_gpus=8, ranks=256, rank=(255,))
+    return slots(deals_of(request, frozenset({0}), seen=1) or [], 256)
 
 
 def a_seat_on_slices(text: str) -> object:
     slices = tuple(frozenset({cpu}) for cpu in range(256))
-    request = Request(gpu_bind=text, cpu_bind=slices, rank=(3,), step_gpus=256)
-    slot = gpu_slot(request, slices[3], task=3, tasks=256, seen=1, cores=[slices])
-    return slot, cpus_of_step(request, slices[3])
+    request = Request(gpu_bind=text, cpu_bind=slices, ranks=256, rank=(3,), step_gpus=256)
+    dealt = deals_of(request, slices[3], seen=1, cores=[slices], indices=range(256))
+    return slots(dealt or [], 256), cpus_of_step(request, slices[3])
 
 
 def a_launchers_environment(text: str) -> object:

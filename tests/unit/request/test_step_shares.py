@@ -1,0 +1,117 @@
+"""The shares of tasks beside each other, on random steps, as each release of Slurm deals GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain, combinations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from affinityd import machines
+from affinityd.cpuset import CpuSet, format_list, format_mask
+from affinityd.request.ranks import cores_in_gres_conf
+from affinityd.request.reply import Reply
+from affinityd.request.step.deals import Deal, deals, parse_binding
+from affinityd.topology.model import Topology
+from affinityd.topology.nearness import vicinity
+from tests.support.asking import ask
+from tests.support.machines.by_hand import made
+
+MODES = ("exclusive", "unique-contiguous", "unique-interleaved")
+MACHINES = (
+    made({0: "0-3", 1: "4-7"}, gpus=[0, 0, 1, 1]),
+    made({0: "0-7", 1: "8-15"}, gpus=[0, 1]),
+    machines.load("dgx-a100"),
+    machines.load("dgx-h100"),
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step, and what Slurm gave each of its tasks."""
+
+    topology: Topology
+    bind: str
+    mode: str
+    slices: list[CpuSet]
+    gpus: list[list[int]]  #: of each task, by their indices
+
+    def ask(self, task: int) -> Reply:
+        """Return the plan of a task, which knows its own GPUs only."""
+        every = range(len(self.topology.gpus))
+        facts = {} if self.bind == "gpu:none" else {"gpu_bind": self.bind}
+        return ask(
+            self.topology,
+            mode=self.mode,
+            job=",".join(map(str, every)),
+            step_gpus=f"{len(every)}",
+            ranks=f"{len(self.slices)}",
+            rank=f"{task}",
+            cpu_bind=",".join(map(format_mask, self.slices)),
+            cpuset=format_list(self.slices[task]),
+            visible=",".join(map(str, self.gpus[task])),
+            **facts,
+        )
+
+    def is_near(self, task: int) -> bool:
+        """Return whether a task's slice is near each GPU that the task uses."""
+        shared = self.gpus[task] if self.bind != "gpu:none" else [task % len(self.topology.gpus)]
+        near = [vicinity(self.topology, [self.topology.gpus[it]]).cpus for it in shared]
+        own = self.slices[task]
+        is_own = self.slices.count(own) == 1
+        return is_own and own <= frozenset().union(*near) and not any(map(own.isdisjoint, near))
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> Step:
+    """Return a step whose tasks have slices of their own, or share some."""
+    topology = draw(st.sampled_from(MACHINES))
+    cores = [core.cpus for core in topology.cores]
+    tasks = draw(st.integers(2, min(16, len(cores))))
+    width = draw(st.integers(1, len(cores) // tasks))
+    each = len(cores) // tasks
+    in_order = range(0, tasks * each, each)
+    by_turns = [*in_order[::2], *in_order[1::2]]
+    starts = draw(st.sampled_from([in_order, by_turns]) | st.permutations(in_order))
+    slices = [frozenset(chain(*cores[start : start + width])) for start in starts]
+    if width > 1 and draw(st.booleans()):
+        slices[0] = slices[1]
+    bind, gpus = draw(bindings(topology, slices))
+    return Step(topology, bind, draw(st.sampled_from(MODES)), slices, gpus)
+
+
+@st.composite
+def bindings(
+    draw: st.DrawFn, topology: Topology, slices: list[CpuSet]
+) -> tuple[str, list[list[int]]]:
+    """Return a binding, and the GPUs that a release of Slurm gives by it."""
+    count, tasks = len(topology.gpus), len(slices)
+    place = st.integers(0, count - 1)
+    most = -(-tasks // count)
+    kinds = [
+        st.just("gpu:none"),
+        st.integers(most, most + 1).map("single:{}".format),
+        st.lists(place, min_size=1).map(lambda it: "map_gpu:" + ",".join(map(str, it))),
+        st.lists(st.integers(1, 2**count - 1), min_size=1).map(
+            lambda it: "mask_gpu:" + ",".join(map(hex, it))
+        ),
+    ]
+    if tasks <= count:
+        kinds.append(st.integers(1, count // tasks).map("per_task:{}".format))
+    kind = draw(st.one_of(kinds))
+    if kind == "gpu:none":
+        return kind, [list(range(count))] * tasks
+    bind = draw(st.sampled_from(["gpu:", "gres/gpu:"])) + kind
+    ways = cores_in_gres_conf(topology, topology.gpus)
+    deal: Deal = draw(st.sampled_from(deals(parse_binding(bind), slices, ways, range(count))))
+    return bind, [sorted(its) for its in deal]
+
+
+@given(steps())
+def test_a_near_slice_is_kept_no_plan_is_lost_and_none_overlap(step: Step) -> None:
+    replies = [step.ask(task) for task in range(len(step.slices))]  # none raises
+    for task, (slice_, reply) in enumerate(zip(step.slices, replies, strict=True)):
+        if step.is_near(task):
+            assert (reply.cpus, reply.locality) == (slice_, "local")
+    assert not any(one.cpus & other.cpus for one, other in combinations(replies, 2))
