@@ -12,7 +12,7 @@ from affinityd import machines
 from affinityd.cpuset import CpuSet, format_list, format_mask
 from affinityd.request.ranks import cores_in_gres_conf
 from affinityd.request.reply import Reply
-from affinityd.request.step.deals import Deal, deals, parse_binding
+from affinityd.request.step.deals import deals, parse_binding
 from affinityd.topology.model import Topology
 from affinityd.topology.nearness import vicinity
 from tests.support.asking import ask
@@ -104,7 +104,7 @@ def bindings(
         return kind, [list(range(count))] * tasks
     bind = draw(st.sampled_from(["gpu:", "gres/gpu:"])) + kind
     ways = cores_in_gres_conf(topology, topology.gpus)
-    deal: Deal = draw(st.sampled_from(deals(parse_binding(bind), slices, ways, range(count))))
+    deal = draw(st.sampled_from(deals(parse_binding(bind), slices, ways, range(count))))
     return bind, [sorted(its) for its in deal]
 
 
