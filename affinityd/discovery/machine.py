@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -12,13 +11,16 @@ from affinityd import machines
 from affinityd.config.settings import Settings
 from affinityd.discovery import discover, open_tree
 from affinityd.discovery.nics import is_of_port, port_states
-from affinityd.discovery.nvml.gpus import query
 from affinityd.discovery.nvml.report import NvmlReport
 from affinityd.discovery.recorded_nvml import snapshot_nvml
 from affinityd.discovery.tree import FolderTree, Tree
 from affinityd.errors import TreeError
 from affinityd.linux.files import SCARCE
 from affinityd.topology.model import Topology
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import threading
 
 MAX_LIST = 65536  #: bytes; more than any kernel writes into one file of sysfs
 NVML_SECONDS = 20.0  #: that NVML may take to answer; idle GPUs wake up first
@@ -57,9 +59,9 @@ class Machine:
     """A live or replayed machine. Its drivers' answers are kept between readings."""
 
     def __init__(
-        self, settings: Settings, query_nvml: Callable[[float], NvmlReport] = query
+        self, settings: Settings, query_nvml: Callable[[float], NvmlReport] | None = None
     ) -> None:
-        """Open the machine. `query_nvml` calls NVML, within so many seconds.
+        """Open the machine. `query_nvml` calls NVML, within so many seconds; None: in a child.
 
         Raises TreeError where there is no such root or machine.
         """
@@ -93,6 +95,8 @@ class Machine:
 
     def start_query(self) -> None:
         """Query the drivers in a thread; the next `query_drivers` waits for that one's answer."""
+        import threading  # noqa: PLC0415 - only the daemon does
+
         self._querying = threading.Thread(target=self._query, args=(NVML_SECONDS,), daemon=True)
         self._querying.start()
 
@@ -115,7 +119,15 @@ class Machine:
         elif (version := self._tree.read(NVIDIA_DRIVER)) is None:
             self._report = NvmlReport(None, error="NVIDIA's driver is not loaded")
         else:
-            self._keep(self._query_nvml(timeout), version)
+            self._keep(self._asked(timeout), version)
+
+    def _asked(self, timeout: float) -> NvmlReport:
+        if self._query_nvml is None:
+            # Imported here: to call NVML takes many modules, and few machines that are read do.
+            from affinityd.discovery.nvml.gpus import query  # noqa: PLC0415
+
+            self._query_nvml = query
+        return self._query_nvml(timeout)
 
     def _keep(self, report: NvmlReport, version: str) -> None:
         """Keep a report; if NVML fails and the driver is the same, only the error is new."""

@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     caller = Caller(process.mask, process.cpuset) if process else None
     node = Node(machine.read(), settings.reserved_cpus)
     reply = answer(node, request, caller)
-    write_svg(arguments, node.topology, marks_of(reply, node.reserved))
+    write_svg(arguments, node.topology, lambda: marks_of(reply, node.reserved))
     if form == TABLE:
         for line in _table(reply, explain=arguments.explain):
             print(line)

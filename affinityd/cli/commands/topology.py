@@ -1,4 +1,9 @@
-"""`affinityd topology`: the node as a tree, as JSON, and as a picture."""
+"""`affinityd topology`: the node as a tree, as JSON, and as a picture.
+
+Each imports what it needs itself: that takes most of the time.
+"""
+
+# ruff: noqa: PLC0415
 
 from __future__ import annotations
 
@@ -7,12 +12,13 @@ import os
 import sys
 
 from affinityd.cli.parser import Parser, add_format, add_settings, load_settings
-from affinityd.cli.render import topology as drawing
 from affinityd.cli.render.picture import add_svg, write_svg
 from affinityd.discovery.machine import read_once
-from affinityd.json_codec import dumps
-from affinityd.picture.marks import Marks
-from affinityd.topology.document import to_document
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from affinityd.cpuset import CpuSet
+    from affinityd.picture.marks import Marks
 
 
 def add_arguments(parser: Parser) -> None:
@@ -26,14 +32,25 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the node."""
     settings = load_settings(arguments)
     topology = read_once(settings)
-    write_svg(arguments, topology, Marks(settings.reserved_cpus))
+    write_svg(arguments, topology, lambda: _marks(settings.reserved_cpus))
     if arguments.format == "json":
+        from affinityd.json_codec import dumps
+        from affinityd.topology.document import to_document
+
         document = to_document(topology)
         print(dumps(document, indent=1, ensure_ascii=False))
     else:
+        from affinityd.cli.render import topology as drawing
+
         for line in drawing.draw(topology, color=wants_color()):
             print(line)
     return 0
+
+
+def _marks(reserved: CpuSet) -> Marks:
+    from affinityd.picture.marks import Marks
+
+    return Marks(reserved)
 
 
 def wants_color() -> bool:

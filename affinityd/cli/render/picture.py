@@ -7,9 +7,13 @@ from pathlib import Path
 
 from affinityd.cli.parser import Parser
 from affinityd.errors import OutputError
-from affinityd.picture.marks import Marks
-from affinityd.picture.svg import draw
-from affinityd.topology.model import Topology
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from affinityd.picture.marks import Marks
+    from affinityd.topology.model import Topology
 
 
 def add_svg(parser: Parser) -> None:
@@ -17,12 +21,16 @@ def add_svg(parser: Parser) -> None:
     parser.add_argument("--svg", metavar="FILE", type=Path, help="also draw a picture, as SVG")
 
 
-def write_svg(arguments: argparse.Namespace, topology: Topology, marks: Marks) -> None:
-    """Write the picture where --svg says. Raises OutputError."""
+def write_svg(
+    arguments: argparse.Namespace, topology: Topology, marks: Callable[[], Marks]
+) -> None:
+    """Write the picture where --svg says, with its marks. Raises OutputError."""
     path: Path | None = arguments.svg
     if path is None:
         return
+    from affinityd.picture.svg import draw  # noqa: PLC0415 - few ask for a picture
+
     try:
-        path.write_text(draw(topology, marks), encoding="utf-8")
+        path.write_text(draw(topology, marks()), encoding="utf-8")
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {error.strerror}") from None
