@@ -22,6 +22,7 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
 def counted(items: Iterable[T]) -> dict[T, int]:
     """Return how often each item is there, in the order of their first ones."""
     counts: dict[T, int] = {}
+    count_of = counts.get  # planners count every core of every rank
     for item in items:
-        counts[item] = counts.get(item, 0) + 1
+        counts[item] = count_of(item, 0) + 1
     return counts

@@ -62,18 +62,22 @@ def main() -> int:
 def _measured(name: str) -> tuple[tuple[Ratio, ...], str | None]:
     """Return the ratios of a part, or why there are none here."""
     print(f"{name}:", flush=True)
+    began = time.monotonic()
     try:
         found = PARTS[name]()
-    except (OSError, RuntimeError, AssertionError) as error:
+    except (OSError, RuntimeError, AssertionError, subprocess.SubprocessError) as error:
         why = (str(error) or repr(error)).splitlines()[0]
         print(f"left out: {why}", flush=True)
         return (), why
-    print(*found, sep="\n", flush=True)
+    print(*found, f"in {time.monotonic() - began:.0f} s", sep="\n", flush=True)
     return found, None
 
 
 def _rows(ratios: list[Ratio]) -> Iterator[str]:
     for it in ratios:
+        if it.lack is not None:
+            yield f"| {it.measured} | {it.peer} | not measured | | {it.goal} | {it.lack} |"
+            continue
         first, last = it.spread
         figures = f"{it.middle:.2f} | {first:.2f} to {last:.2f} | {it.goal}"
         yield f"| {it.measured} | {it.peer} | {figures} | {'' if it.is_met else 'missed'} |"

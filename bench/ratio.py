@@ -14,7 +14,8 @@ class Ratio:
     measured: str  #: of affinityd
     peer: str
     goal: str  #: like "≤ 1.3"
-    rounds: Sequence[float]
+    rounds: Sequence[float] = ()
+    lack: str | None = None  #: why it was not measured; then there are no rounds
 
     @property
     def middle(self) -> float:
@@ -28,11 +29,15 @@ class Ratio:
 
     @property
     def is_met(self) -> bool:
-        """Whether the goal is reached."""
+        """Whether the goal is reached; what was not measured misses none."""
+        if self.lack is not None:
+            return True
         sign, limit = self.goal.split()
         return self.middle <= float(limit) if sign == "≤" else self.middle >= float(limit)
 
     def __str__(self) -> str:
+        if self.lack is not None:
+            return f"not measured: {self.lack}   {self.measured} / {self.peer}"
         first, last = self.spread
         verdict = "" if self.is_met else "   missed"
         figures = f"{self.middle:6.2f}  ({first:.2f} to {last:.2f}, goal {self.goal})"

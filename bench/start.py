@@ -85,7 +85,9 @@ def ratios(pairs: int = 60) -> tuple[Ratio, ...]:
         return Ratio(f"CPU time of {name}", peer, goal, [one / other for one, other in rounds])
 
     rows = [ratio(EXEC, BARE, "≤ 1.3"), ratio(EXEC_ALONE, BARE, "≤ 3"), ratio(RUN, BARE, "≤ 1.3")]
-    return (*rows, *([ratio(EXEC, PEER, "≤ 0.5")] if PEER in costs else ()))
+    if fault := fetch.gpu_affinity():
+        return (*rows, Ratio(f"CPU time of {EXEC}", PEER, "≤ 0.5", lack=fault))
+    return (*rows, ratio(EXEC, PEER, "≤ 0.5"))
 
 
 def hanging(rounds: int) -> float:
