@@ -29,7 +29,9 @@ from statistics import median
 import psutil
 
 from affinityd.audit.auditor import Auditor
-from affinityd.audit.model import CpuTime, GpuHolders, Holding, Job, Scan
+from affinityd.audit.facts.holding import GpuHolders, Holding
+from affinityd.audit.facts.job import Job
+from affinityd.audit.model import CpuTime, Scan
 from affinityd.audit.sources.holders import HolderSources
 from affinityd.config.settings import Settings
 from affinityd.daemon import main as daemon

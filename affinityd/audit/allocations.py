@@ -12,7 +12,10 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from affinityd.audit.model import SLURM, AuditedProcess, GpuKey, Job, ProcessFacts
+from affinityd.audit.facts.holding import GpuKey
+from affinityd.audit.facts.job import SLURM, Job
+from affinityd.audit.facts.process import ProcessFacts
+from affinityd.audit.model import AuditedProcess
 from affinityd.cpuset import CpuSet
 from affinityd.errors import UnsatisfiableError
 from affinityd.planner.model import Demand, Options, RankPlan

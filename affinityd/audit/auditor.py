@@ -10,16 +10,11 @@ from typing import Protocol
 from affinityd.audit import orphans
 from affinityd.audit.allocations import with_allocations
 from affinityd.audit.cpu_time import CpuTimeCounters
-from affinityd.audit.gather import TICKS, ProcessWalk
+from affinityd.audit.facts.gather import TICKS, ProcessWalk
+from affinityd.audit.facts.holding import GpuHolders, GpuKey
+from affinityd.audit.facts.process import ProcessFacts
 from affinityd.audit.judge import Judge
-from affinityd.audit.model import (
-    AuditedProcess,
-    GpuHolders,
-    GpuKey,
-    NamedPods,
-    ProcessFacts,
-    Scan,
-)
+from affinityd.audit.model import AuditedProcess, NamedPods, Scan
 from affinityd.audit.orphans import IdleTimes
 from affinityd.audit.overlap import divided, overlap
 from affinityd.audit.owners import ProcessOwners

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from affinityd.audit.model import AuditedProcess, CpuTime, GpuKey, Job, ProcessFacts
+from affinityd.audit.facts.holding import GpuKey
+from affinityd.audit.facts.job import Job
+from affinityd.audit.facts.process import ProcessFacts
+from affinityd.audit.model import AuditedProcess, CpuTime
 from affinityd.cpuset import CpuSet
 
 REMEMBERED = 300.0  #: seconds for which an ended job keeps its counters, to be scraped

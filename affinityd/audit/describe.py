@@ -19,7 +19,9 @@ from affinityd.audit.document import (
     AuditThreadDocument,
     GpuBesideDocument,
 )
-from affinityd.audit.model import AuditedProcess, ContainerResources, CpuTime, GpuKey, Scan
+from affinityd.audit.facts.holding import GpuKey
+from affinityd.audit.facts.kubelet import ContainerResources
+from affinityd.audit.model import AuditedProcess, CpuTime, Scan
 from affinityd.audit.remedies import Remedies
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.json_codec import dumps

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from affinityd.audit.model import KUBERNETES, SLURM
+from affinityd.audit.facts.job import KUBERNETES, SLURM
 from affinityd.json_codec import CpuList, OneOf, left_out
 from affinityd.topology.nearness import CAUSES, PLACEMENTS
 

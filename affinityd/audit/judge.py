@@ -12,7 +12,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import lru_cache
 
-from affinityd.audit.model import SLURM, AuditedProcess, GpuKey, ProcessFacts
+from affinityd.audit.facts.holding import GpuKey
+from affinityd.audit.facts.job import SLURM
+from affinityd.audit.facts.process import ProcessFacts
+from affinityd.audit.model import AuditedProcess
 from affinityd.cpuset import CpuSet
 from affinityd.topology.model import Topology
 from affinityd.topology.nearness import (

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from affinityd.audit.model import ContainerResources, KubeletConfig
+from affinityd.audit.facts.kubelet import ContainerResources, KubeletConfig
 from affinityd.cpuset import CpuSet, several
 from affinityd.topology.model import Topology
 from affinityd.topology.nearness import Vicinity

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 
-from affinityd.audit.membership import is_slurms
-from affinityd.audit.model import AuditedProcess, Holding, ProcessFacts
+from affinityd.audit.facts.holding import Holding
+from affinityd.audit.facts.membership import is_slurms
+from affinityd.audit.facts.process import ProcessFacts
+from affinityd.audit.model import AuditedProcess
 from affinityd.audit.owners import ProcessOwners
 from affinityd.linux.processes import INIT, ZOMBIE, exists
 from affinityd.topology.nearness import UNKNOWN

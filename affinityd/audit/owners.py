@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from functools import cached_property
 
+from affinityd.audit.facts.job import SLURM, Job
+from affinityd.audit.facts.membership import membership
+from affinityd.audit.facts.process import ProcessFacts
 from affinityd.audit.judge import FIRST_USER
-from affinityd.audit.membership import membership
-from affinityd.audit.model import SLURM, Job, ProcessFacts
 from affinityd.linux.process_table import ProcessTable, ancestors
 from affinityd.linux.processes import INIT, ROOT, cgroups_of, title_of, uid_of
 

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from affinityd.audit import kubelet_settings
+from affinityd.audit.facts.holding import GpuKey
+from affinityd.audit.facts.job import KUBERNETES, SLURM
 from affinityd.audit.judge import Judge
 from affinityd.audit.kubelet_settings import PodPlacement
-from affinityd.audit.model import KUBERNETES, SLURM, AuditedProcess, GpuKey, Scan
+from affinityd.audit.model import AuditedProcess, Scan
 from affinityd.audit.orphans import GONE, has_ended
 from affinityd.cpuset import format_list
 from affinityd.linux.processes import INIT

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from affinityd.audit.model import GpuKey, Job
+from affinityd.audit.facts.holding import GpuKey
+from affinityd.audit.facts.job import Job
 from affinityd.config.settings import OBSERVE, PIN
 from affinityd.cpuset import several
 from affinityd.enforce.enforcer import Enforced

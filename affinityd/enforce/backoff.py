@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from affinityd.audit.gather import TICKS
-from affinityd.audit.model import ProcessFacts
+from affinityd.audit.facts.gather import TICKS
+from affinityd.audit.facts.process import ProcessFacts
 from affinityd.cpuset import CpuSet
 from affinityd.enforce.model import (
     DRIFTED,

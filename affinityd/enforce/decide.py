@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from affinityd.audit.allocations import Shares
-from affinityd.audit.model import KUBERNETES, AuditedProcess, Job, ProcessFacts, Scan
+from affinityd.audit.facts.job import KUBERNETES, Job
+from affinityd.audit.facts.process import ProcessFacts
+from affinityd.audit.model import AuditedProcess, Scan
 from affinityd.audit.remedies import Remedies
 from affinityd.config.switch import OBSERVE, OFF, ON, SWITCHES
 from affinityd.cpuset import CpuSet, format_list

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 
 from affinityd.audit.describe import Sees, beside, everything, rfc3339, seen
-from affinityd.audit.model import GpuKey
+from affinityd.audit.facts.holding import GpuKey
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.enforce.document import (
     BY_PIN,

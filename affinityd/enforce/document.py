@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from affinityd.audit.document import GpuBesideDocument, Placement, Seen
-from affinityd.audit.model import GpuKey
+from affinityd.audit.facts.holding import GpuKey
 from affinityd.config.settings import OBSERVE, PIN
 from affinityd.enforce.model import (
     ALLOCATION,

@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from affinityd.audit.model import GpuKey, Scan
+from affinityd.audit.facts.holding import GpuKey
+from affinityd.audit.model import Scan
 from affinityd.config.settings import OBSERVE, PIN
 from affinityd.cpuset import CpuSet, several
 from affinityd.enforce import pinner

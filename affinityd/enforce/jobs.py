@@ -10,7 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache, cached_property
 
-from affinityd.audit.model import AuditedProcess, GpuKey, Job, ProcessFacts
+from affinityd.audit.facts.holding import GpuKey
+from affinityd.audit.facts.job import Job
+from affinityd.audit.facts.process import ProcessFacts
+from affinityd.audit.model import AuditedProcess
 from affinityd.enforce.model import CGROUP, CONTAINER
 from affinityd.enforce.policy.identity import ProcessIdentity, paths
 from affinityd.enforce.policy.policy import Policy

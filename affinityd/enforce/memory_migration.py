@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from queue import Full, Queue
 
-from affinityd.audit.model import ProcessFacts
+from affinityd.audit.facts.process import ProcessFacts
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.linux import syscalls
 from affinityd.linux.memory_policy import MemoryPolicy, policy_of

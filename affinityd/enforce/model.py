@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from affinityd.audit.membership import short_id
-from affinityd.audit.model import AuditedProcess, Job, ProcessFacts
+from affinityd.audit.facts.job import Job
+from affinityd.audit.facts.membership import short_id
+from affinityd.audit.facts.process import ProcessFacts
+from affinityd.audit.model import AuditedProcess
 from affinityd.cpuset import CpuSet
 from affinityd.enforce.policy.model import Treatment
 from affinityd.linux.processes import Thread
 from affinityd.topology.nearness import MASK, UNPINNED
 
-#: Owners of jobs besides the schedulers of `affinityd.audit.model`: `Job.scheduler` of a container
+#: Owners of jobs besides the schedulers of `affinityd.audit.facts.job`: `Job.scheduler` of a container
 #: that none started, and of a cgroup that a rule names.
 CONTAINER, CGROUP = "container", "cgroup"
 

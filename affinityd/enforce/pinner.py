@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from affinityd.audit.model import ProcessFacts
+from affinityd.audit.facts.process import ProcessFacts
 from affinityd.cpuset import CpuSet
 from affinityd.enforce.model import DRIFTED, FITS, ON_PURPOSE, PinOutcome, TargetCpus
 from affinityd.linux.pinning import (

@@ -11,7 +11,10 @@ from dataclasses import replace
 from functools import cache
 
 from affinityd.audit.allocations import HeldGpus, Share, Shares
-from affinityd.audit.model import AuditedProcess, GpuKey, Job, ProcessFacts, Scan
+from affinityd.audit.facts.holding import GpuKey
+from affinityd.audit.facts.job import Job
+from affinityd.audit.facts.process import ProcessFacts
+from affinityd.audit.model import AuditedProcess, Scan
 from affinityd.audit.remedies import Remedies
 from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.enforce.jobs import ScanJobs

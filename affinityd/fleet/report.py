@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from affinityd.audit.model import KUBERNETES, SLURM
+from affinityd.audit.facts.job import KUBERNETES, SLURM
 from affinityd.errors import PrometheusError
 from affinityd.fleet.prometheus import Sample
 from affinityd.fleet.queries import CAUSE, DAEMONS, RULES, STEP, Queries, Source

@@ -9,14 +9,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from affinityd.audit.model import (
-    KUBERNETES,
-    AuditedProcess,
-    ContainerResources,
-    GpuKey,
-    Job,
-    ProcessFacts,
-)
+from affinityd.audit.facts.holding import GpuKey
+from affinityd.audit.facts.job import KUBERNETES, Job
+from affinityd.audit.facts.kubelet import ContainerResources
+from affinityd.audit.facts.process import ProcessFacts
+from affinityd.audit.model import AuditedProcess
 from affinityd.kubernetes.device_ids import Device, devices
 from affinityd.topology.model import Topology
 

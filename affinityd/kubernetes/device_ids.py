@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from affinityd.audit.model import ContainerResources, GpuKey
+from affinityd.audit.facts.holding import GpuKey
+from affinityd.audit.facts.kubelet import ContainerResources
 from affinityd.topology.model import Gpu, Topology
 
 #: A GPU, and a MIG instance of it; None: all of it, or an unknown one.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from affinityd.audit.model import ContainerResources
+from affinityd.audit.facts.kubelet import ContainerResources
 from affinityd.linux import grpc
 from affinityd.linux.protobuf import Message, Value, messages, number, numbers, read, text, texts
 

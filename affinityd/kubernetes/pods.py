@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from affinityd.audit.model import AuditedProcess, GpuKey, Job, KubeletConfig, NamedPods
+from affinityd.audit.facts.holding import GpuKey
+from affinityd.audit.facts.job import Job
+from affinityd.audit.facts.kubelet import KubeletConfig
+from affinityd.audit.model import AuditedProcess, NamedPods
 from affinityd.kubernetes import kubelet_config, podresources
 from affinityd.kubernetes.container_match import Candidate, is_of_pod, with_containers
 from affinityd.linux.files import numbered

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-#: cause → its meaning for the process, and its remedy; CAUSES of affinityd.audit.model
+#: cause → its meaning for the process, and its remedy; CAUSES of affinityd.topology.nearness
 REMEDIES = {
     "allocation": (
         "was given no CPU near its GPU; no pin can help",

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from affinityd.audit.model import AuditedProcess, CpuTime, GpuKey, Job, Membership, Scan
+from affinityd.audit.facts.holding import GpuKey
+from affinityd.audit.facts.job import Job, Membership
+from affinityd.audit.model import AuditedProcess, CpuTime, Scan
 from affinityd.cpuset import CpuSet
 from affinityd.daemon.state.audits import Audit
 from affinityd.linux.processes import since_boot

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from affinityd.audit.model import GpuHolders, GpuKey, Holding
+from affinityd.audit.facts.holding import GpuHolders, GpuKey, Holding
 from affinityd.linux.files import listed, numbered
 from affinityd.linux.processes import INIT
 from affinityd.topology.model import Gpu

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from affinityd.audit.model import GpuHolders, Holding
+from affinityd.audit.facts.holding import GpuHolders, Holding
 from affinityd.audit.sources import kfd
 from affinityd.audit.sources.device_files import DeviceFileScanner
 from affinityd.audit.sources.driver_maintenance import HOLD, DriverMaintenance

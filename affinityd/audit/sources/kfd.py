@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from affinityd.audit.model import GpuHolders, Holding
+from affinityd.audit.facts.holding import GpuHolders, Holding
 from affinityd.linux.files import listed, numbered, text
 from affinityd.topology.model import Gpu
 

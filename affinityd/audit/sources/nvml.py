@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from affinityd.audit.model import GpuHolders, Holding
+from affinityd.audit.facts.holding import GpuHolders, Holding
 from affinityd.audit.sources.driver_maintenance import DriverMaintenance
 from affinityd.discovery.nvml.report import GpuProcesses, NvmlProcess, ProcessReport
 from affinityd.topology.model import Gpu

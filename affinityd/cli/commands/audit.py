@@ -11,7 +11,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from affinityd.audit.describe import document, everything
-from affinityd.audit.model import GpuKey, Scan
+from affinityd.audit.facts.holding import GpuKey
+from affinityd.audit.model import Scan
 from affinityd.audit.overlap import overlap
 from affinityd.audit.sources import resident_memory
 from affinityd.audit.sources.nic_use import NicJudge

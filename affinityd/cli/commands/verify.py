@@ -8,9 +8,10 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from affinityd.audit.gather import ProcessWalk
+from affinityd.audit.facts.gather import ProcessWalk
+from affinityd.audit.facts.holding import GpuHolders, Holding
+from affinityd.audit.facts.process import ProcessFacts
 from affinityd.audit.judge import Judge
-from affinityd.audit.model import GpuHolders, Holding, ProcessFacts
 from affinityd.audit.sources.nic_use import NicJudge
 from affinityd.audit.sources.rdma_files import nic_use
 from affinityd.audit.verify import Verification, by_plan, matches, with_remedy

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from affinityd.audit.model import AuditedProcess, GpuKey, Scan
+from affinityd.audit.facts.holding import GpuKey
+from affinityd.audit.model import AuditedProcess, Scan
 from affinityd.audit.remedies import Remedies, Remedy
 from affinityd.audit.sources.resident_memory import ByNode
 from affinityd.cli.render import audit_rows

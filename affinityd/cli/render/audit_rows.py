@@ -7,8 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 
 from affinityd.audit.cpu_time import ThreadName, spent, ticks_of
-from affinityd.audit.gather import TICKS
-from affinityd.audit.model import AuditedProcess, GpuKey, Holding, ProcessFacts, Scan
+from affinityd.audit.facts.gather import TICKS
+from affinityd.audit.facts.holding import GpuKey, Holding
+from affinityd.audit.facts.process import ProcessFacts
+from affinityd.audit.model import AuditedProcess, Scan
 from affinityd.cli.console import aligned
 from affinityd.cpuset import format_list
 from affinityd.topology.nearness import FAR

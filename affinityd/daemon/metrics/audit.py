@@ -9,7 +9,8 @@ from prometheus_client.core import Metric
 
 from affinityd.audit.describe import document
 from affinityd.audit.document import AuditGpuDocument
-from affinityd.audit.model import CpuTime, Job, Scan
+from affinityd.audit.facts.job import Job
+from affinityd.audit.model import CpuTime, Scan
 from affinityd.daemon.metrics.families import GPU_LABELS, MetricFamily, filled, gpu_labels, whole
 from affinityd.daemon.metrics.job_series import JobRow
 from affinityd.daemon.state.audits import Audit

@@ -9,7 +9,9 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from affinityd.audit.model import CpuTime, GpuKey, Job, Scan
+from affinityd.audit.facts.holding import GpuKey
+from affinityd.audit.facts.job import Job
+from affinityd.audit.model import CpuTime, Scan
 from affinityd.topology.nearness import CAUSES
 
 OTHERS = Job("", "other")  #: how the shared row is called

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Generic, TypeVar
 
-from affinityd.audit.model import ProcessFacts
+from affinityd.audit.facts.process import ProcessFacts
 from affinityd.linux.files import environment_of
 from affinityd.linux.processes import cgroups_of, stat_of
 from affinityd.threads import started

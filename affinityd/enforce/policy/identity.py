@@ -8,8 +8,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
-from affinityd.audit.membership import is_slurms
-from affinityd.audit.model import KUBERNETES, Job, ProcessFacts
+from affinityd.audit.facts.job import KUBERNETES, Job
+from affinityd.audit.facts.membership import is_slurms
+from affinityd.audit.facts.process import ProcessFacts
 from affinityd.config import switch
 from affinityd.config.switch import ON
 from affinityd.cpuset import CpuSet, parse_list

@@ -10,9 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from affinityd.audit import gather
-from affinityd.audit.gather import TICKS, ProcessWalk
-from affinityd.audit.model import GpuHolders, GpuKey, Holding, Job, ProcessFacts
+from affinityd.audit.facts import gather
+from affinityd.audit.facts.gather import TICKS, ProcessWalk
+from affinityd.audit.facts.holding import GpuHolders, GpuKey, Holding
+from affinityd.audit.facts.job import Job
+from affinityd.audit.facts.process import ProcessFacts
 from affinityd.linux import processes
 from affinityd.linux.process_table import ProcessTable
 from affinityd.linux.processes import stat_of

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from affinityd.audit.model import GpuKey, Holding
+from affinityd.audit.facts.holding import GpuKey, Holding
 from affinityd.cli import main, used_gpus
 from affinityd.cli.render import verify
 from affinityd.cpuset import CpuSet

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from affinityd.audit.model import CpuTime, Job
+from affinityd.audit.facts.job import Job
+from affinityd.audit.model import CpuTime
 from affinityd.daemon.audit_reports import AuditReports
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.peers.viewer import Viewer

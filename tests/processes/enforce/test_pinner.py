@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from affinityd.audit.model import ProcessFacts
+from affinityd.audit.facts.process import ProcessFacts
 from affinityd.enforce import pinner
 from affinityd.enforce.model import PinOutcome, TargetCpus
 from affinityd.linux.pinning import QUIET_PASSES

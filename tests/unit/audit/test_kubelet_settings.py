@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from affinityd.audit.facts.kubelet import ContainerResources, KubeletConfig
 from affinityd.audit.kubelet_settings import BY_DRA, PodPlacement, remedy
-from affinityd.audit.model import ContainerResources, KubeletConfig
 from affinityd.cpuset import parse_list
 from affinityd.topology.model import NumaNode, Topology
 from affinityd.topology.nearness import vicinity

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.audit.model import AuditedProcess, Holding, Membership, ProcessFacts
+from affinityd.audit.facts.holding import Holding
+from affinityd.audit.facts.job import Membership
+from affinityd.audit.facts.process import ProcessFacts
+from affinityd.audit.model import AuditedProcess
 from affinityd.audit.orphans import IdleTimes, MissingProcesses, missing_process, why
 from affinityd.audit.owners import ProcessOwners
 from affinityd.linux.process_table import ProcessTable

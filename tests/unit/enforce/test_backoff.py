@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from affinityd.audit.gather import TICKS
+from affinityd.audit.facts.gather import TICKS
 from affinityd.cpuset import parse_list
 from affinityd.enforce.backoff import WAITS
 from affinityd.enforce.model import PinAttempt, PinOutcome

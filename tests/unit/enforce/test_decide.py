@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from affinityd.audit.model import ProcessFacts
+from affinityd.audit.facts.process import ProcessFacts
 from affinityd.cpuset import parse_list
 from affinityd.topology.model import Topology
 from tests.support.enforced_node import NEAR_ALONE, NOW, TWO, Site, masks, moved, rank, said, worker

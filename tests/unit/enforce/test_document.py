@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from affinityd.audit.describe import Sees, everything
-from affinityd.audit.model import GpuKey
+from affinityd.audit.facts.holding import GpuKey
 from affinityd.config.settings import OBSERVE
 from affinityd.cpuset import parse_list
 from affinityd.enforce import describe

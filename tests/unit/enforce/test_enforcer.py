@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from affinityd.audit.model import ProcessFacts
+from affinityd.audit.facts.process import ProcessFacts
 from affinityd.config.settings import OBSERVE, PIN, Settings
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.daemon.enforcement import Enforcement, site

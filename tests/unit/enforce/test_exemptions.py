@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from affinityd.audit.model import ProcessFacts
+from affinityd.audit.facts.process import ProcessFacts
 from affinityd.cpuset import parse_list
 from affinityd.daemon.metrics.enforcement import drifts_of
 from affinityd.enforce.policy.identity import ProcessIdentity as Who

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from affinityd.audit.model import Job, Membership, ProcessFacts
+from affinityd.audit.facts.job import Job, Membership
+from affinityd.audit.facts.process import ProcessFacts
 from affinityd.enforce.policy.identity import ProcessIdentity as Who
 from tests.support.audit_facts import KUBERNETES_POD, LONE_CONTAINER, SLURM_JOB
 from tests.support.enforced_node import NO_JOB, TWO, Site, rank, said, worker

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from affinityd.audit.model import ContainerResources, Job, Membership, ProcessFacts
+from affinityd.audit.facts.job import Job, Membership
+from affinityd.audit.facts.kubelet import ContainerResources
+from affinityd.audit.facts.process import ProcessFacts
 from affinityd.enforce.policy.identity import ProcessIdentity
 from affinityd.topology.model import Topology
 from tests.support.asking import ask, cpulists

@@ -6,8 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from affinityd.audit.facts.holding import GpuKey
+from affinityd.audit.facts.job import Job, Membership
+from affinityd.audit.facts.kubelet import ContainerResources
 from affinityd.audit.judge import Judge
-from affinityd.audit.model import AuditedProcess, ContainerResources, GpuKey, Job, Membership
+from affinityd.audit.model import AuditedProcess
 from affinityd.cpuset import parse_list
 from affinityd.kubernetes.container_match import Candidate, with_containers
 from affinityd.topology.model import MigInstance

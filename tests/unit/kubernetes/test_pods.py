@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from affinityd.audit.facts.job import Job
 from affinityd.audit.judge import Judge
-from affinityd.audit.model import AuditedProcess, Job, NamedPods
+from affinityd.audit.model import AuditedProcess, NamedPods
 from affinityd.kubernetes import podresources
 from affinityd.kubernetes.pods import KubeletPods
 from affinityd.linux.protobuf import field

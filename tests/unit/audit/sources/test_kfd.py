@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.audit.model import GpuHolders, Holding
+from affinityd.audit.facts.holding import GpuHolders, Holding
 from affinityd.audit.sources import kfd
 from affinityd.audit.sources.kfd import NO_KFD, NOT_LISTED
 from affinityd.linux.files import text

@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from affinityd.audit.model import CpuTime, Job, PodContainer
+from affinityd.audit.facts.job import Job, PodContainer
+from affinityd.audit.model import CpuTime
 from affinityd.cli.commands.serve import counting
 from affinityd.daemon.audit_reports import AuditReports
 from affinityd.daemon.metrics import enforcement

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from affinityd.audit.model import AuditedProcess, CpuTime, Job, Scan
+from affinityd.audit.facts.job import Job
+from affinityd.audit.model import AuditedProcess, CpuTime, Scan
 from affinityd.daemon.metrics.job_series import OTHERS, JobRow, JobSeries
 from affinityd.topology.nearness import CAUSES
 from tests.support.scans import GPU0, GPU1, process, scan

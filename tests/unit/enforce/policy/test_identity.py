@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.audit.model import ContainerResources, Job, Membership, ProcessFacts
+from affinityd.audit.facts.job import Job, Membership
+from affinityd.audit.facts.kubelet import ContainerResources
+from affinityd.audit.facts.process import ProcessFacts
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.enforce.policy import environ, identity
 from affinityd.enforce.policy.environ import MOST_STUCK, TimedCalls

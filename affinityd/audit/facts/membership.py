@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 
-from affinityd.audit.model import KUBERNETES, SLURM, Job, Membership
+from affinityd.audit.facts.job import KUBERNETES, SLURM, Job, Membership
 from affinityd.linux.cgroup import hierarchies
 
 _HEX = "[0-9a-f]"

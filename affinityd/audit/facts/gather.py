@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from affinityd.audit.membership import chosen_for, is_slurms, membership, service
-from affinityd.audit.model import GpuHolders, GpuKey, Holding, ProcessFacts
+from affinityd.audit.facts.holding import GpuHolders, GpuKey, Holding
+from affinityd.audit.facts.membership import chosen_for, is_slurms, membership, service
+from affinityd.audit.facts.process import ProcessFacts
 from affinityd.cpuset import CpuSet
 from affinityd.linux.cgroup import Cgroups
 from affinityd.linux.cpu_limit import cpu_limit_of

@@ -1,0 +1,1 @@
+"""Processes as they are found: of which job, on which GPUs, on which CPUs."""
