@@ -13,8 +13,8 @@ from affinityd.enforce.policy.model import Treatment
 from affinityd.linux.processes import Thread
 from affinityd.topology.nearness import MASK, UNPINNED
 
-#: Owners of jobs besides the schedulers of `affinityd.audit.facts.job`: `Job.scheduler` of a container
-#: that none started, and of a cgroup that a rule names.
+#: Owners of jobs besides the schedulers of `affinityd.audit.facts.job`: `Job.scheduler` of a
+#: container that none started, and of a cgroup that a rule names.
 CONTAINER, CGROUP = "container", "cgroup"
 
 SHARE = "share"  #: near its GPU, on CPUs that are another rank's by its mode, or reserved
