@@ -16,7 +16,7 @@ from affinityd.request.devices import (
 )
 from affinityd.request.parameters import Request
 from affinityd.request.parsers import MAX_ENTRIES
-from affinityd.request.slurm_binding import deals_of
+from affinityd.request.slurm_binding import deals_of, is_closest
 from affinityd.request.step.shares import Dealt
 from affinityd.request.step.slots import slots
 from affinityd.request.visible_devices import visible_devices
@@ -97,9 +97,10 @@ def ranks_of(topology: Topology, request: Request, mask: CpuSet, cpus: CpuSet) -
     slot_of = slots(bound or [], request.ranks or 1)
     (number, of), tasks = slot_of[task], 1
     if MODES[request.options.mode].shares:
-        number, of, tasks, bound = 0, 1, of, []
+        number, of, tasks = 0, 1, of
     places = [frozenset(place * of for place in _places(entry, job)) for entry in of_step]
-    deals = [deal for deal in bound or () if _fits(deal, places)]
+    is_dealt = not MODES[request.options.mode].shares and not is_closest(request)
+    deals = [deal for deal in bound or () if is_dealt and _fits(deal, places)]
     return Ranks(
         entries=_checked(tuple(entry for entry in job for _ in range(of))),
         asked=frozenset(place * of + number for entry in mine for place in _places(entry, job)),

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import chain, combinations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from affinityd import machines
-from affinityd.cpuset import CpuSet, format_list, format_mask
+from affinityd.cpuset import CpuSet, format_list, format_mask, parse_list
 from affinityd.request.ranks import cores_in_gres_conf
 from affinityd.request.reply import Reply
 from affinityd.request.step.deals import deals, parse_binding
@@ -109,9 +109,39 @@ def bindings(
 
 
 @given(steps())
+@settings(max_examples=max(300, settings().max_examples))  # few have tasks that disagree
 def test_a_near_slice_is_kept_no_plan_is_lost_and_none_overlap(step: Step) -> None:
     replies = [step.ask(task) for task in range(len(step.slices))]  # none raises
     for task, (slice_, reply) in enumerate(zip(step.slices, replies, strict=True)):
         if step.is_near(task):
             assert (reply.cpus, reply.locality) == (slice_, "local")
     assert not any(one.cpus & other.cpus for one, other in combinations(replies, 2))
+
+
+def test_what_is_in_no_part_goes_to_the_task_on_whose_slice_it_is() -> None:
+    """Each GPU has two of CPUs 0-5 for its part; the third task keeps CPU 2, and leaves 4-5."""
+    node = made({0: "0-5", 1: "6-11"}, gpus=[0, 0, 0])
+    slices, gpus = [*map(parse_list, ("1,3-7", "0,8", "2"))], [[0], [1], [2]]
+    step = Step(node, "gpu:per_task:1", "exclusive", slices, gpus)
+    shares = [format_list(step.ask(task).cpus) for task in range(3)]
+    assert shares == ["0-1,4-5", "3", "2"]
+
+
+def test_a_task_whose_gpus_are_the_closest_has_all_near_cpus_of_its_slice() -> None:
+    """Of two slices that straddle nodes: the other GPUs of the job have no part in them."""
+    dgx = machines.load("dgx-a100")
+    slices = [*map(parse_list, ("40-55", "56-71"))]
+    step = Step(dgx, "gpu:closest", "exclusive", slices, [[0, 1], [0, 1]])
+    assert [format_list(step.ask(task).cpus) for task in range(2)] == ["48-55", "56-63"]
+
+
+def test_a_gpu_that_no_gres_conf_known_here_gives_leaves_a_task_its_slice() -> None:
+    """It finds itself on GPU 1, on which the other one is by the map: that keeps CPUs 0-3."""
+    node = made({0: "0-3", 1: "4-7"}, gpus=[0, 0])
+    slices = [*map(parse_list, ("4-7", "0-3"))]
+    step = Step(node, "gpu:map_gpu:0,1", "exclusive", slices, [[1], [1]])
+    replies = [step.ask(task) for task in range(2)]
+    assert [(format_list(it.cpus), it.locality) for it in replies] == [
+        ("4-7", "remote"),
+        ("0-3", "local"),
+    ]
