@@ -24,7 +24,6 @@ from affinityd.daemon.api.answer_cache import AnswerCache
 from affinityd.daemon.api.app import create_app
 from affinityd.daemon.api.documents import Documents
 from affinityd.daemon.api.plan_only import PlanOnly
-from affinityd.daemon.audit_reports import AuditReports
 from affinityd.daemon.http.connections import Connections
 from affinityd.daemon.http.refusals import RefusalLog
 from affinityd.daemon.logging import log_on_stdout
@@ -44,6 +43,7 @@ from affinityd.record import compile_records
 from affinityd.topology import node_file
 
 if TYPE_CHECKING:
+    from affinityd.daemon.audit_reports import AuditReports
     from affinityd.daemon.enforcement import Enforcement
 
 log = logging.getLogger(__name__)
@@ -60,15 +60,17 @@ class Audits:
 
     def exposition(self, accept: str) -> bytes:
         """Return the last scan's metrics in a form that an Accept header takes."""
-        return self.reports.call(AuditReports.exposition, accept)
+        metrics: bytes = self.reports.call("exposition", accept)
+        return metrics
 
     def document(self, _scan: float, viewer: Viewer) -> bytes:
         """Return the last scan's document."""
-        return self.reports.call(AuditReports.document, viewer)
+        document: bytes = self.reports.call("document", viewer)
+        return document
 
     def scanned(self, audit: PackedAudit) -> None:
         """Tell of a new scan from now on."""
-        self.reports.call(AuditReports.scanned, audit)
+        self.reports.call("scanned", audit)
 
 
 def run(

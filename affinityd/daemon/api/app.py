@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import cache, partial
 from time import perf_counter
 from typing import Any
 from urllib.parse import parse_qsl
 
 from fastapi import FastAPI, Request
 from fastapi.routing import APIRoute
-from pydantic import TypeAdapter
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
@@ -23,10 +23,10 @@ from affinityd.daemon.state.background import SingleFlight
 from affinityd.daemon.state.plan_service import PlanService
 from affinityd.daemon.state.topology_watcher import TopologyWatcher
 from affinityd.errors import AffinityError, InvalidRequestError
+from affinityd.json_codec import dumps
 from affinityd.picture.marks import Marks, marks_of
 from affinityd.picture.svg import draw
 from affinityd.request.devices import names_unknown_mig
-from affinityd.request.document import PlanDocument, ProblemDocument
 from affinityd.request.environment import first_answer
 from affinityd.request.parameters import PARAMETERS
 from affinityd.request.parameters import Request as PlanRequest
@@ -50,10 +50,7 @@ _TEXT = {"text/plain": {"schema": {"type": "string"}}}
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {
         "description": text,
-        "content": {
-            "application/problem+json": {"schema": TypeAdapter(ProblemDocument).json_schema()},
-            **_TEXT,
-        },
+        "content": _TEXT,
     }
     for status, text in (
         (404, "No such GPU, or none visible; says which exist."),
@@ -102,12 +99,22 @@ def create_app(
     _add_picture(app, service, watcher, answers)
     for path, source in documents.items():
         add_document(app, path, source, admin_group, _NO_DOCUMENT)
+    app.openapi = cache(partial(_described, app))  # type: ignore[method-assign]
     return app
 
 
+def _described(app: FastAPI) -> dict[str, Any]:
+    from affinityd.daemon.api.openapi import described  # noqa: PLC0415 - takes as long as the app
+
+    return described(app)
+
+
 def _listed(app: FastAPI) -> str:
-    paths = {path: its["get"]["summary"] for path, its in app.openapi()["paths"].items()}
-    rows = {**paths, "/openapi.json": "This API, with parameters and schemas, for programs"}
+    listed = (it for it in app.routes if isinstance(it, APIRoute) and it.include_in_schema)
+    rows = {
+        **{it.path: it.summary for it in listed},
+        "/openapi.json": "This API, with parameters and schemas, for programs",
+    }
     width = max(map(len, rows))
     lines = (f"GET {path:<{width}}  {summary}" for path, summary in rows.items())
     return "\n".join((f"affinityd {__version__} answers", "", *lines, ""))
@@ -123,7 +130,7 @@ def _add_plan(
     @app.get(
         "/plan",
         summary="The CPUs of each rank",
-        responses={**_ERRORS, 200: {"model": PlanDocument, "content": _TEXT}},
+        responses={**_ERRORS, 200: {"content": _TEXT}},
         openapi_extra={"parameters": _PARAMETERS},
     )
     async def plan(request: Request) -> Response:
@@ -166,9 +173,11 @@ def _add_node(
     exposition = SingleFlight(metrics.exposition)
 
     @app.get("/topology", summary="The node as it was read", responses={503: _ERRORS[503]})
-    async def topology() -> TopologyAnswer:
+    async def topology() -> Response:
         await watcher.refresh()
-        return TopologyAnswer(service.node.generation, to_document(service.node.topology))
+        node = service.node
+        answer = TopologyAnswer(node.generation, to_document(node.topology))
+        return Response(dumps(answer), media_type="application/json")
 
     @app.get(
         "/metrics",

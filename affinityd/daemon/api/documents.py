@@ -8,11 +8,9 @@ from typing import Any, Generic, TypeVar
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from affinityd.audit.document import AuditDocument
 from affinityd.daemon.peers.connection import connection_of
 from affinityd.daemon.peers.viewer import Viewer, viewer
 from affinityd.daemon.state.background import SingleFlight
-from affinityd.enforce.document import EnforceDocument
 from affinityd.errors import (
     InvalidRequestError,
     NotEnforcedError,
@@ -22,13 +20,10 @@ from affinityd.text import quote
 
 T = TypeVar("T")
 
-#: Path → its answer, in a line and as a dataclass.
-DOCUMENTS: dict[str, tuple[str, type]] = {
-    "/audit": ("The processes that use GPUs, and where they may run", AuditDocument),
-    "/enforce": (
-        "Which processes of GPU jobs are pinned, which are left alone, and why",
-        EnforceDocument,
-    ),
+#: Path → its answer, in a line.
+DOCUMENTS = {
+    "/audit": "The processes that use GPUs, and where they may run",
+    "/enforce": "Which processes of GPU jobs are pinned, which are left alone, and why",
 }
 
 #: A browser keeps them out of other sites' pages: Fetch, Cross-Origin-Resource-Policy.
@@ -78,9 +73,8 @@ def add_document(
 
     `errors`: its refusals, for OpenAPI.
     """
-    summary, kind = DOCUMENTS[path]
 
-    @app.get(path, name=path[1:], summary=summary, responses={**errors, 200: {"model": kind}})
+    @app.get(path, name=path[1:], summary=DOCUMENTS[path], responses=errors)
     async def document(request: Request) -> Response:
         if query := request.scope["query_string"].decode("ascii", errors="replace"):
             raise InvalidRequestError(f"{path} takes no parameters, and was given {quote(query)}")

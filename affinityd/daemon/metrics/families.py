@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from affinityd.audit.document import AuditGpuDocument
 from affinityd.text import one_line
 from affinityd.topology.model import Gpu
+
+if TYPE_CHECKING:
+    from affinityd.audit.document import AuditGpuDocument
 
 T = TypeVar("T")
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
-from affinityd.audit.describe import Sees, everything
 from affinityd.linux.peercred import overflow_uid
 
 if TYPE_CHECKING:
+    from affinityd.audit.describe import Sees
     from affinityd.daemon.peers.connection import PeerConnection
 
 ROOT = 0
@@ -25,6 +25,8 @@ class Viewer:
     @property
     def sees(self) -> Sees | None:
         """The processes that are shown; None: only counts."""
+        from affinityd.audit.describe import everything  # noqa: PLC0415 - where they are described
+
         if self.is_admin:
             return everything
         return None if self.uid is None else lambda process: process.facts.uid == self.uid

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from affinityd.audit.model import AuditedProcess, Scan
-from affinityd.topology.model import Topology
+if TYPE_CHECKING:
+    from affinityd.audit.model import AuditedProcess, Scan
+    from affinityd.topology.model import Topology
 
 #: Threads whose facts are read in one piece: the interpreter does nothing else meanwhile.
 PIECE = 500
@@ -46,7 +48,8 @@ class PackedAudit:
 
 def _cut(processes: tuple[AuditedProcess, ...]) -> Iterator[list[AuditedProcess]]:
     """Yield the processes in pieces of about PIECE threads."""
-    piece, threads = list[AuditedProcess](), 0
+    piece: list[AuditedProcess] = []
+    threads = 0
     for process in processes:
         piece.append(process)
         threads += len(process.facts.threads)

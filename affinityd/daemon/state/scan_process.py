@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
-from affinityd.audit.model import Scan
 from affinityd.daemon.state.audits import Audit, PackedAudit
 from affinityd.daemon.state.worker import Worker
-from affinityd.topology.model import Topology
+
+if TYPE_CHECKING:
+    from affinityd.audit.model import Scan
+    from affinityd.topology.model import Topology
 
 #: Makes the function that scans, and the counts that it changes.
-Make = Callable[[], tuple[Callable[[Topology], Scan], Mapping[str, int]]]
+Make = Callable[[], "tuple[Callable[[Topology], Scan], Mapping[str, int]]"]
 
 
 class ScanProcess:
@@ -25,7 +28,8 @@ class ScanProcess:
     def __call__(self, topology: Topology) -> PackedAudit:
         """Return a scan. Raises RuntimeError for one that failed, with its traceback."""
         changed = None if topology is self._sent else topology
-        found, counts = self._worker.call(Scanning.audit, changed)
+        found: PackedAudit
+        found, counts = self._worker.call("audit", changed)
         self._sent = topology
         self._counts.update(counts)
         return found

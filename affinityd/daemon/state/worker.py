@@ -15,16 +15,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
 from traceback import format_exc
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from affinityd.errors import FatalError
 
-if TYPE_CHECKING:
-    from typing import Concatenate, ParamSpec
-
-    P = ParamSpec("P")
-
-R = TypeVar("R")
 T = TypeVar("T")
 
 
@@ -44,15 +38,14 @@ class Worker(Generic[T]):
                 os._exit(0)
         theirs.close()
 
-    def call(self, method: Callable[Concatenate[T, P], R], *args: P.args, **named: P.kwargs) -> R:
+    def call(self, method: str, *arguments: object) -> Any:  # noqa: ANN401 - what that returns
         """Return the result of a method of the object; its log records are logged here.
 
         Raises RuntimeError for a method that failed, with its traceback.
         """
         try:
             with self._turn:
-                self._pipe.send((method, args, named))
-                answer: R
+                self._pipe.send((method, arguments))
                 answer, traceback, records = self._pipe.recv()
         except (OSError, EOFError):
             raise FatalError(f"the process that {self._task} has ended") from None
@@ -86,10 +79,10 @@ def _serve(pipe: Connection, make: Callable[[], Any]) -> None:
     with suppress(OSError, EOFError):
         while True:
             answer, traceback, records.kept = None, None, []
-            method, args, named = pipe.recv()
+            method, arguments = pipe.recv()
             try:
                 made = made or make()
-                answer = method(made, *args, **named)
+                answer = getattr(made, method)(*arguments)
             except Exception:  # noqa: BLE001 - the daemon logs it
                 traceback = format_exc()
             pipe.send((answer, traceback, records.kept))

@@ -45,8 +45,8 @@ def test_one_that_cannot_start_has_a_traceback_and_tries_again() -> None:
     with working(make) as worker:
         for told in ("no such module", "still not"):
             with pytest.raises(RuntimeError, match=rf"(?s)in make.*ImportError: {told}"):
-                worker.call(list.copy)
-        assert worker.call(list.copy) == [3]
+                worker.call("copy")
+        assert worker.call("copy") == [3]
 
 
 def test_its_log_lines_are_the_daemons(caplog: pytest.LogCaptureFixture) -> None:
@@ -57,7 +57,7 @@ def test_its_log_lines_are_the_daemons(caplog: pytest.LogCaptureFixture) -> None
     )
     with working(lambda: AuditReports(0)) as worker:
         for found in (far, near, near):
-            worker.call(AuditReports.scanned, PackedAudit.of(found))
+            worker.call("scanned", PackedAudit.of(found))
     name = "affinityd.daemon.audit_log"
     assert [(it.name, it.levelname) for it in caplog.records] == [(name, "WARNING"), (name, "INFO")]
     assert caplog.records[0].message.startswith("nvidia GPU 0 (0000:10:00.0): 1 of its processes")
@@ -81,15 +81,13 @@ def calls_of_daemon(jobs: int, processes: int) -> int:
         calls += event == "call"
 
     with working(lambda: AuditReports(jobs)) as worker:
-        metrics = Metrics(
-            lambda: None, of_scan=lambda accept: worker.call(AuditReports.exposition, accept)
-        )
+        metrics = Metrics(lambda: None, of_scan=lambda accept: worker.call("exposition", accept))
         sys.setprofile(count)
         try:
-            worker.call(AuditReports.scanned, packed)
+            worker.call("scanned", packed)
             metrics.scanned(packed)
             body, _ = metrics.exposition("")
-            document = worker.call(AuditReports.document, Viewer(is_admin=True))
+            document = worker.call("document", Viewer(is_admin=True))
         finally:
             sys.setprofile(None)
     assert body.count(b"affinityd_job_gpus{") == jobs
