@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from affinityd import __version__
 from affinityd.daemon.api import problems
 from affinityd.daemon.api.answer_cache import AnswerCache
+from affinityd.daemon.api.description import described, listed
 from affinityd.daemon.api.documents import Documents, add_document
 from affinityd.daemon.api.page.routes import PICTURE_HEADERS, SVG, add_page
 from affinityd.daemon.metrics.registry import Metrics
@@ -93,31 +94,14 @@ def create_app(
         redirect_slashes=False,  # a redirect would name the request's host, which may be any
     )
     problems.install(app)
-    add_page(app, service, refresh=watcher.refresh, listed=lambda: _listed(app), socket=socket)
+    add_page(app, service, refresh=watcher.refresh, listed=lambda: listed(app), socket=socket)
     _add_plan(app, service, watcher, metrics, answers)
     _add_node(app, service, watcher, metrics)
     _add_picture(app, service, watcher, answers)
     for path, source in documents.items():
         add_document(app, path, source, admin_group, _NO_DOCUMENT)
-    app.openapi = cache(partial(_described, app))  # type: ignore[method-assign]
+    app.openapi = cache(partial(described, app))  # type: ignore[method-assign]
     return app
-
-
-def _described(app: FastAPI) -> dict[str, Any]:
-    from affinityd.daemon.api.openapi import described  # noqa: PLC0415 - takes as long as the app
-
-    return described(app)
-
-
-def _listed(app: FastAPI) -> str:
-    listed = (it for it in app.routes if isinstance(it, APIRoute) and it.include_in_schema)
-    rows = {
-        **{it.path: it.summary for it in listed},
-        "/openapi.json": "This API, with parameters and schemas, for programs",
-    }
-    width = max(map(len, rows))
-    lines = (f"GET {path:<{width}}  {summary}" for path, summary in rows.items())
-    return "\n".join((f"affinityd {__version__} answers", "", *lines, ""))
 
 
 def _add_plan(
