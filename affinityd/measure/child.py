@@ -76,10 +76,12 @@ def _name(figure: Figure) -> tuple[object, ...]:
 
 def _end(pid: int, grace: float) -> str:
     """Wait for a child, kill one that goes on after `grace` seconds; return how it ended."""
-    for seconds in (grace, GRACE):
+    for seconds, is_killed in ((grace, False), (GRACE, True)):
         end = time.monotonic() + seconds
         while True:
-            if (code := exit_status(pid)) is not None:
+            if (code := exit_status(pid)) == -signal.SIGKILL and not is_killed:
+                return "was killed, as the kernel does where memory is short"
+            if code is not None:
                 return f"crashed: {signal.strsignal(-code)}" if code < 0 else "ended early"
             if time.monotonic() >= end:
                 break

@@ -88,7 +88,8 @@ class Cuda(Driver):
     def error_name(self, code: int) -> str:
         """Return cuGetErrorName's."""
         name = ctypes.c_char_p()
-        self._library.cuGetErrorName(code, ctypes.byref(name))
+        with suppress(AttributeError):  # a library without it
+            self._library.cuGetErrorName(code, ctypes.byref(name))
         return (name.value or b"error %d" % code).decode(errors="replace")
 
     def use(self, device: int, stack: ExitStack) -> None:
@@ -121,10 +122,12 @@ class Hip(Driver):
 
     def error_name(self, code: int) -> str:
         """Return hipGetErrorName's."""
-        function = self._library.hipGetErrorName
-        function.restype = ctypes.c_char_p
-        name: bytes = function(code) or b"error %d" % code
-        return name.decode(errors="replace")
+        name: bytes | None = None
+        with suppress(AttributeError):  # a library without it
+            function = self._library.hipGetErrorName
+            function.restype = ctypes.c_char_p
+            name = function(code)
+        return (name or b"error %d" % code).decode(errors="replace")
 
     def use(self, device: int, stack: ExitStack) -> None:  # noqa: ARG002 - nothing to undo
         """Call hipSetDevice."""

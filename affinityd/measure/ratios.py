@@ -79,6 +79,11 @@ def _far(figures: Sequence[Figure], gpus: Sequence[MeasuredGpu], quantity: str) 
 
 
 def _said(ratio: float, words: str) -> str:
+    if ratio < 1 / ALIKE:
+        return (
+            f"far is {1 / ratio:.1f} × near for {words} on this node: other work disturbed the "
+            "measurement, or the machine reports wrong nodes"
+        )
     if ratio < ALIKE:
         return f"near is {ratio:.2f} × far for {words} on this node: they are alike"
     return (

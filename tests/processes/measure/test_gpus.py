@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from subprocess import run
 
 import pytest
 
@@ -42,10 +44,18 @@ PINNED, COPIES_BACK = (TO_DEVICE, TO_HOST), (TO_HOST, TO_HOST_PAGEABLE)
 
 
 def measured(
-    vendor: str, fail: str = "", address: str = ADDRESS, patience: float = 60
+    vendor: str,
+    fail: str = "",
+    address: str = ADDRESS,
+    patience: float = 60,
+    folder: Path | None = None,
 ) -> list[dict[str, object]]:
     """Return of each GPU, and each figure, whether it is one, or why it is none."""
-    environment = (f"LD_LIBRARY_PATH={libraries()}", f"GPU_ADDRESS={ADDRESS}", f"GPU_FAIL={fail}")
+    environment = (
+        f"LD_LIBRARY_PATH={folder or libraries()}",
+        f"GPU_ADDRESS={ADDRESS}",
+        f"GPU_FAIL={fail}",
+    )
     arguments = (vendor, address, str(patience))
     return list(json.loads(said(CODE, *arguments, within=("env", *environment))))
 
@@ -86,6 +96,10 @@ def test_each_figure_is_measured_on_both_vendors_libraries() -> None:
             *("nvidia", "cuLaunchKernel crash", (LAUNCH,)),
             "the measuring process crashed: Segmentation fault",
         ),
+        (
+            *("nvidia", "cuLaunchKernel kill", (LAUNCH,)),
+            "the measuring process was killed, as the kernel does where memory is short",
+        ),
         ("amd", "hipSetDevice 101", OF_GPUS, "hipSetDevice: ERROR_INVALID_DEVICE"),
         ("amd", "hipMalloc 2", OF_GPUS, "hipMalloc: ERROR_OUT_OF_MEMORY"),
         ("amd", "hipHostRegister 2", PINNED, "hipHostRegister: ERROR_OUT_OF_MEMORY"),
@@ -96,6 +110,22 @@ def test_a_call_that_fails_costs_its_own_figures_and_is_named(
 ) -> None:
     usual = {LAUNCH: NO_KERNEL} if vendor == "amd" else {}
     assert measured(vendor, fail) == [{**WHOLE, **usual, **dict.fromkeys(missing, why)}]
+
+
+@pytest.mark.parametrize(
+    ("vendor", "name", "code", "why"),
+    [
+        ("nvidia", "libcuda.so.1", "int cuInit(int f) { return 3; }", "cuInit: error 3"),
+        ("nvidia", "libcuda.so.1", "int none;", "libcuda.so.1 has no cuInit"),
+        ("amd", "libamdhip64.so", "int hipInit(int f) { return 3; }", "hipInit: error 3"),
+    ],
+)
+def test_a_library_that_lacks_functions_is_named(
+    tmp_path: Path, vendor: str, name: str, code: str, why: str
+) -> None:
+    (tmp_path / "driver.c").write_text(code)
+    run(["gcc", "-shared", "-fPIC", "-o", name, "driver.c"], check=True, cwd=tmp_path)
+    assert measured(vendor, folder=tmp_path) == [dict.fromkeys(OF_GPUS, why)]
 
 
 def test_a_driver_that_hangs_is_ended_and_the_figures_before_it_count() -> None:

@@ -3,7 +3,7 @@
  *
  * It exports what affinityd calls, with the types of cuda.h and hip_runtime_api.h. Its one GPU is
  * $GPU_ADDRESS; its memory is the host's, and copies are real. $GPU_FAIL is `FUNCTION ACTION`, what
- * a function does instead: return a code, crash, or hang. Calls that a driver refuses, as a copy
+ * a function does instead: return a code, crash, be killed, or hang. Calls that a driver refuses, as a copy
  * beyond an allocation, or without a current GPU, end with INVALID_VALUE or INVALID_CONTEXT.
  */
 
@@ -29,6 +29,8 @@ static int failing(const char *function)
         return SUCCESS;
     if (!strcmp(fail + length + 1, "crash"))
         raise(SIGSEGV);
+    if (!strcmp(fail + length + 1, "kill"))
+        raise(SIGKILL);
     while (!strcmp(fail + length + 1, "hang"))
         pause();
     return atoi(fail + length + 1);
