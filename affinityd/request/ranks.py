@@ -24,7 +24,7 @@ from affinityd.topology.model import Gpu, Topology
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from affinityd.request.step.deals import Deal
     from affinityd.request.step.slots import Slot
@@ -54,6 +54,16 @@ class Ranks(Record):
         return replace(
             self, entries=(*devices.values(),), asked=asked, gpus_per_task=count, tasks_per_gpu=1
         )
+
+    def of_tasks(self, tasks: Collection[int]) -> Ranks:
+        """Return the ranks of some tasks, the caller among them, as if there were no others."""
+        ranks = sorted(rank for task in tasks for rank in self.deals[0][task].ranks)
+        asked = frozenset(ranks.index(rank) for rank in self.asked)
+        return replace(self, entries=tuple(self.entries[rank] for rank in ranks), asked=asked)
+
+    def is_certain(self, task: int) -> bool:
+        """Return whether each task's GPUs are known, those of the caller's task as they are."""
+        return len(set(self.deals)) == 1 and self.deals[0][task] == self.dealt
 
     @property
     def dealt(self) -> Dealt:

@@ -84,8 +84,9 @@ def answer(
     ranks = ranks_of(topology, request, mask, cpuset)
     allowed = node.usable & cpuset
 
-    def planned(ranks: Ranks, allowed: CpuSet, mode: str) -> Planned:
-        asked = asked_cpus(topology, request, ranks, allowed, node.usable)
+    def planned(ranks: Ranks, allowed: CpuSet, mode: str, asked: int | None = None) -> Planned:
+        if asked is None:
+            asked = asked_cpus(topology, request, ranks, allowed, node.usable)
         options = replace(request.options, mode=mode, cpus=asked)
         made = planner(topology, Demand(ranks.gpus, allowed, node.usable, options))
         return Planned(ranks, allowed, asked, made)
@@ -118,7 +119,7 @@ def _beside_siblings(
     ranks: Ranks,
     allowed: CpuSet,
     *,
-    planned: Callable[[Ranks, CpuSet, str], Planned],
+    planned: Callable[..., Planned],
 ) -> Planned:
     """Plan a task beside the others of its step, which Slurm gave slices of the CPUs.
 
@@ -140,33 +141,65 @@ def _beside_siblings(
 
     if is_closest(request) and own[task]:
         return alone(own[task] & allowed)
-    cores = usable(topology.cores, allowed)
-    last = parts_of_slices(request, cores)
     try:
         found = planned(ranks, allowed, mode)
     except UnsatisfiableError:  # so are all tasks of the step, where each knows the same GPUs
-        if last[task] and (request.job is not None or ranks.deals):
-            return alone(last[task])
+        last = parts_of_slices(request, usable(topology.cores, allowed))[task]
+        if last and (request.job is not None or ranks.deals):
+            return alone(last)
         raise
     if not ranks.deals or ALONE[mode] == "single":
         return found
+    step = _step(topology, request, ranks, allowed, found)
+    if rest := _rest_divided(request, step, found, allowed, planned=planned):
+        return rest
+    share = step.share(task, ranks.dealt)
+    return found if share == step.part(ranks.dealt) else alone(share)
+
+
+def _rest_divided(
+    request: Request,
+    step: StepShares,
+    division: Planned,
+    allowed: CpuSet,
+    *,
+    planned: Callable[..., Planned],
+) -> Planned | None:
+    """Divide the CPUs anew among the tasks that keep no slice, if each knows which ones do.
+
+    None: one of them does not, the caller keeps its own, or these CPUs cannot be divided.
+    """
+    ranks, (task, *_), tasks = division.ranks, request.rank or (0,), request.ranks or 1
+    kept = step.kept_in_all() if ranks.is_certain(task) else {}
+    if not kept or task in kept:
+        return None
+    others = ranks.of_tasks(frozenset(range(tasks)) - kept.keys())
+    rest = allowed.difference(*kept.values())
+    try:
+        return planned(others, rest, request.options.mode, division.asked)
+    except UnsatisfiableError:  # all of them are refused, and keep their slices, too
+        return None
+
+
+def _step(
+    topology: Topology, request: Request, ranks: Ranks, allowed: CpuSet, division: Planned
+) -> StepShares:
+    """Return the tasks of a step, whose cores would be divided so."""
+    cores, least = usable(topology.cores, allowed), request.options.min_physical_cores
+    near = [vicinity(topology, [gpu]).cpus for gpu in ranks.of_step]
+    cpus_of = [it.cpus for it in division.plan.ranks]
 
     def suffices(cpus: CpuSet) -> bool:
-        least = request.options.min_physical_cores
         return bool(cpus) if least == 1 else len(usable(cores, cpus)) >= least
 
-    near = [vicinity(topology, [gpu]).cpus for gpu in ranks.of_step]
-    cpus_of = [it.cpus for it in found.plan.ranks]
-    step = StepShares(
-        own=[it & allowed for it in own],
-        last=last,
+    return StepShares(
+        own=[it & allowed for it in own_slices(request)],
+        last=parts_of_slices(request, cores),
         deals=ranks.deals,
         near=lambda its: [near[gpu] for gpu in its.gpus],
         part=lambda its: frozenset().union(*(cpus_of[it] for it in its.ranks)),
         suffices=suffices,
     )
-    share = step.share(task, ranks.dealt)
-    return found if share == step.part(ranks.dealt) else alone(share)
 
 
 def _far_nics(made: Plan, nics: Mapping[int, tuple[NearNic, ...]]) -> Iterator[PlanWarning]:

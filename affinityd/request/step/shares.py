@@ -53,6 +53,12 @@ class StepShares(Record):
         rest = (self.own[task] & near).difference(*parts)
         return self._left(task, dealt, self._taken(kept)) | rest or self.last[task]
 
+    def kept_in_all(self) -> dict[int, CpuSet]:
+        """Return the near slices by task, which is kept in each deal."""
+        tasks = range(len(self.own))
+        near = (it for it in tasks if all(self._is_near(it, deal[it]) for deal in self.deals))
+        return {task: self.own[task] for task in near}
+
     def _kept(self) -> dict[Place, CpuSet]:
         """Return the slices that tasks keep, by what these may have been dealt."""
         waiting = dict.fromkeys(place for deal in self.deals for place in enumerate(deal))

@@ -13,6 +13,7 @@ from affinityd.cpuset import CpuSet, format_list, format_mask, parse_list
 from affinityd.request.ranks import cores_in_gres_conf
 from affinityd.request.reply import Reply
 from affinityd.request.step.deals import deals, parse_binding
+from affinityd.request.step.shares import Dealt, StepShares
 from affinityd.topology.model import Topology
 from affinityd.topology.nearness import vicinity
 from tests.support.asking import ask
@@ -118,12 +119,27 @@ def test_a_near_slice_is_kept_no_plan_is_lost_and_none_overlap(step: Step) -> No
     assert not any(one.cpus & other.cpus for one, other in combinations(replies, 2))
 
 
-def test_what_is_in_no_part_goes_to_the_task_on_whose_slice_it_is() -> None:
-    """Each GPU has two of CPUs 0-5 for its part; the third task keeps CPU 2, and leaves 4-5."""
+def test_where_it_is_known_which_slices_are_kept_the_rest_is_divided_anew() -> None:
+    """The third task keeps CPU 2; it leaves its part of CPUs 0-5 to the others."""
     node = made({0: "0-5", 1: "6-11"}, gpus=[0, 0, 0])
     slices, gpus = [*map(parse_list, ("1,3-7", "0,8", "2"))], [[0], [1], [2]]
     step = Step(node, "gpu:per_task:1", "exclusive", slices, gpus)
-    shares = [format_list(step.ask(task).cpus) for task in range(3)]
+    assert [format_list(step.ask(task).cpus) for task in range(3)] == ["0-1,3", "4-5", "2"]
+
+
+def test_what_is_in_no_part_goes_to_the_task_on_whose_slice_it_is() -> None:
+    """Of CPUs 0-5, near all GPUs, two are each task's part; the third task keeps CPU 2."""
+    slices, near = [*map(parse_list, ("1,3-7", "0,8", "2"))], parse_list("0-5")
+    deal = [Dealt(frozenset({task}), frozenset({task})) for task in range(3)]
+    step = StepShares(
+        own=slices,
+        last=slices,
+        deals=[deal],
+        near=lambda _: [near],
+        part=lambda its: frozenset(2 * it + more for it in its.ranks for more in (0, 1)),
+        suffices=bool,
+    )
+    shares = [format_list(step.share(task, deal[task])) for task in range(3)]
     assert shares == ["0-1,4-5", "3", "2"]
 
 
