@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import BrowserContext, Route
@@ -94,6 +96,23 @@ def test_processes_are_asked_for_no_more_once_they_are_not_shown(
         tab.page.wait_for_timeout(100)
         assert "runs" not in set().union(*tab.drawn().values())
         assert not tab.page.locator("#see_more, #scanned").locator("visible=true").count()
+
+
+def test_a_processs_name_neither_acts_nor_turns_the_line_around(
+    node: EnforcingNode, context: BrowserContext, tmp_path: Path
+) -> None:
+    program = shutil.copy("/bin/sleep", tmp_path / "<b>\u202eab\x1b[1")
+    with forwarded(node.daemon.socket) as port, subprocess.Popen([program, "999"]) as child:
+        try:
+            node.say({0: [child.pid]})
+            tab = Tab.open(
+                context, Node(node.daemon, f"http://127.0.0.1:{port}"), "?running=on&gpus=0"
+            )
+            eventually(lambda: str(child.pid) in words(tab), "it is listed")
+            assert "<b>?ab?[1" in words(tab)
+            assert tab.errors == []
+        finally:
+            child.kill()
 
 
 def test_without_processes_and_without_a_daemon_that_is_said_and_none_is_drawn(

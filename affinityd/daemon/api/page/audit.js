@@ -87,6 +87,9 @@ function whereTheyRun(gpus, processes) {
   return cpus;
 }
 
+// A name that acts on nothing around it: without controls, and marks of direction.
+const printable = (name) => String(name).replace(/\p{C}/gu, "?");
+
 // The words in a GPU's box: its jobs, or how many processes it has.
 function ofGpu(gpu, processes) {
   const its = processes.filter((it) => it.vendor === gpu.vendor && it.gpu === gpu.index && !it.daemon);
@@ -94,7 +97,7 @@ function ofGpu(gpu, processes) {
   const far = [...FAR].reduce((sum, word) => sum + (counts[word] ?? 0), 0);
   const number = Object.values(counts).reduce((sum, count) => sum + count, 0);
   const jobs = [...new Set(its.map(jobOf).filter(Boolean))].join(" ");
-  const text = jobs || (number ? `${number} proc.` : gpu.audited ? "" : "?");
+  const text = printable(jobs) || (number ? `${number} proc.` : gpu.audited ? "" : "?");
   return { far: far > 0, text: text.length > LETTERS ? `${text.slice(0, LETTERS - 1)}…` : text };
 }
 
@@ -129,7 +132,7 @@ function fill(heads, rows, placement) {
     const row = document.createElement("tr");
     cells.forEach((text, place) => {
       const cell = row.appendChild(document.createElement(kind));
-      cell.textContent = text;
+      cell.textContent = printable(text);
       if (kind === "th") cell.scope = "col";
       if (cells.length === 1) cell.colSpan = heads.length;
       if (kind === "td" && place === placement && FAR.has(text)) cell.className = "bad";
