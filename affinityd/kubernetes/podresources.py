@@ -16,6 +16,7 @@ from affinityd.linux.protobuf import Message, Value, messages, number, numbers, 
 
 SERVICE = "/v1.PodResourcesLister"
 TIMEOUT = 2.0  #: seconds
+MOST = 10_000  #: containers of a node
 
 
 def list_pods(socket: str, timeout: float = TIMEOUT) -> bytes:
@@ -47,8 +48,12 @@ def containers(answer: bytes) -> tuple[ContainerResources, ...]:
 
 
 def _containers(answer: Value) -> Iterator[ContainerResources]:
+    total = 0
     for pod in messages(read(answer), 1):
         its = messages(pod, 3)
+        total += len(its)
+        if total > MOST:
+            raise ValueError(f"over {MOST} containers")
         for container in its:
             yield _of_container(text(pod, 2), text(pod, 1), container, len(its))
 

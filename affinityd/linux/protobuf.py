@@ -13,6 +13,7 @@ from affinityd.text import printable
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5  #: wire types
 SIZES = {FIXED64: 8, FIXED32: 4}
 MOST_BITS = 64
+MOST_FIELDS = 2**16  #: of a message, or numbers of a field: memory is a hundred times the bytes
 
 Value = int | bytes  #: a number; or a message, a text, packed numbers, a number of fixed size
 Message = Mapping[int, Sequence[Value]]  #: the values of each field, by its number
@@ -21,7 +22,9 @@ Message = Mapping[int, Sequence[Value]]  #: the values of each field, by its num
 def read(data: Value) -> Message:
     """Return the fields of a message by their numbers."""
     found: dict[int, list[Value]] = {}
-    for number, value in _fields(_bytes(data)):
+    for count, (number, value) in enumerate(_fields(_bytes(data))):
+        if count == MOST_FIELDS:
+            raise ValueError(f"over {MOST_FIELDS} fields")
         found.setdefault(number, []).append(value)
     return found
 
@@ -115,9 +118,12 @@ def _unpacked(value: Value) -> Iterator[int]:
     if isinstance(value, int):
         yield value
         return
-    place = 0
+    place = count = 0
     while place < len(value):
+        if count == MOST_FIELDS:
+            raise ValueError(f"over {MOST_FIELDS} numbers")
         number, place = _varint(value, place)
+        count += 1
         yield number
 
 

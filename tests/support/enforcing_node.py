@@ -103,10 +103,12 @@ def enforcing(
     users: Users | None = None,
     run: Path | None = None,
     before: Sequence[str] = (),
+    listen: str = "none",
 ) -> Iterator[EnforcingNode]:
     """Run a daemon that enforces, likewise, and lets what starts alone for one second."""
     sooner = with_constants(enforce__backoff__GRACE=GRACE)
     settings = ("--enforce", way, *arguments)
-    with scanning(*settings, users=users, run=run, before=(*before, *sooner)) as node:
+    words = (*before, *sooner)
+    with scanning(*settings, users=users, run=run, before=words, listen=listen) as node:
         eventually(lambda: node.daemon.get("/enforce").status == 200, "it has enforced")
         yield node

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -75,11 +76,17 @@ class Runtime:
         self._listener.settimeout(PATIENCE)
         self._listener.bind(str(path))
         self._listener.listen()
+        self.connection = socket.socket(socket.AF_UNIX)  # to be the plugin's
         self._stream = -1
+
+    def has_caller(self) -> bool:
+        """Whether a plugin waits to be taken in."""
+        return bool(select.select([self._listener], [], [], 0)[0])
 
     def accept(self) -> Fields:
         """Take a plugin in; return how it registered."""
         self._trunk, self._waiting = Trunk(), list[Message]()
+        self.connection.close()
         self.connection, _ = self._listener.accept()
         self.connection.settimeout(PATIENCE)
         request = self._received()

@@ -87,9 +87,11 @@ SAID = {
     "/proc/PID/stat": "some of its processes are hidden here",
     "/proc/driver/nvidia": "NVIDIA's driver is not loaded",
     "/proc/self/mountinfo": "mount the node's cgroups where the daemon runs",
+    "/run/nri": "no container is adjusted; check that the runtime has NRI on at /run/nri/nri.sock",
     "/sys/class/kfd": "AMD's KFD lists no processes",
     "/sys/devices/system/cpu": "has no online CPU in sys/devices/system/cpu",
     "/sys/devices/system/node": "The kernel shows no NUMA nodes",
+    "/var/lib/kubelet/pod-resources": "pods that began since are not named",
     "/sys/fs/cgroup": "mount the node's cgroups where the daemon runs",
 }
 

@@ -7,7 +7,9 @@ import hashlib
 import io
 import json
 import os
+import shlex
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -22,7 +24,7 @@ from affinityd import __version__
 from tests.e2e.chart.tools import helm
 from tests.e2e.containers import images
 from tests.e2e.containers.podman import podman
-from tests.support.daemons import PATIENCE
+from tests.support.daemons import PATIENCE, eventually
 from tests.support.paths import REPOSITORY
 from tests.support.tiny import Ended
 
@@ -55,8 +57,28 @@ class Cluster:
 
     @property
     def _namespaces(self) -> Path:
-        pid = Path(self.environment["RIG_DIR"], "pid/ns").read_text().strip()
-        return Path("/proc", pid)
+        return Path("/proc", f"{self.pid('ns')}")
+
+    def pid(self, name: str) -> int:
+        """Return the process of one of the rig's programs."""
+        return int(self._pid_file(name).read_text())
+
+    def _pid_file(self, name: str) -> Path:
+        return Path(self.environment["RIG_DIR"], "pid", name)
+
+    def stop(self, name: str) -> str:
+        """End one of the rig's programs; return its command."""
+        process = Path("/proc", f"{self.pid(name)}")
+        command = shlex.join((process / "cmdline").read_text().rstrip("\0").split("\0"))
+        os.kill(self.pid(name), signal.SIGTERM)
+        eventually(lambda: not process.exists(), f"{name} has ended")
+        return command
+
+    def start(self, name: str, command: str) -> None:
+        """Start one that has ended."""
+        log = Path(self.environment["RIG_DIR"], "log", f"{name}.log")
+        inside = f"setsid nsenter -m -n -t {self.pid('ns')} chroot {CHROOT} {command}"
+        self.run(f"{inside} >>{log} 2>&1 </dev/null & echo $! >{self._pid_file(name)}")
 
     @property
     def root(self) -> Path:

@@ -1,12 +1,16 @@
-"""A cluster needs root, and the rig that makes it."""
+"""A cluster needs root, and the rig that makes it. A module may have a cluster of its own kind."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
 
-from tests.e2e.kubernetes.cluster import RIGS
+from tests.e2e.kubernetes import machine
+from tests.e2e.kubernetes.chart import Chart, installed
+from tests.e2e.kubernetes.cluster import RIGS, Cluster, running
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -16,3 +20,22 @@ def rig() -> None:
         pytest.skip("runs a cluster")
     if not RIGS.exists():
         pytest.skip("the rig of a cluster is not beside the checkout")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def values(cluster: Cluster) -> Mapping[str, Any]:
+    """Return the values by which the chart's daemon is on a machine with two NUMA nodes."""
+    assert cluster.root.exists()  # written into it
+    return machine.values()
+
+
+@pytest.fixture(scope="module")
+def chart(cluster: Cluster, values: Mapping[str, Any]) -> Iterator[Chart]:
+    with installed(cluster, values) as chart:
+        yield chart

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from affinityd.linux.processes import mask_of
 from tests.e2e.kubernetes import machine
-from tests.e2e.kubernetes.chart import LABEL, Chart, installed
-from tests.e2e.kubernetes.cluster import NODE, Cluster, running
+from tests.e2e.kubernetes.chart import LABEL, Chart
+from tests.e2e.kubernetes.cluster import NODE
 from tests.e2e.kubernetes.jobs import SLEEPS, Job
 from tests.e2e.kubernetes.services import named
 from tests.support.daemons import eventually
@@ -21,24 +21,6 @@ PINNED, UNPINNED = (f"Cpus_allowed_list:\t{cpus}" for cpus in (NEAR, BOTH))
 
 #: `run`, where no daemon is.
 ALONE = "affinityd run: no affinityd is here to be asked; planned from /affinity/gpu"
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
-def values(cluster: Cluster) -> Mapping[str, Any]:
-    assert cluster.root.exists()  # written into it
-    return machine.values()
-
-
-@pytest.fixture(scope="module")
-def chart(cluster: Cluster, values: Mapping[str, Any]) -> Iterator[Chart]:
-    with installed(cluster, values) as chart:
-        yield chart
 
 
 @pytest.fixture(scope="module")

@@ -16,16 +16,24 @@ from affinityd.kubernetes import kubelet_config
 from tests.e2e.kubernetes import two_nodes
 from tests.e2e.kubernetes.chart import installed
 from tests.e2e.kubernetes.cluster import IMAGE, KUBELET, NODE, POD_RESOURCES, Cluster, running
+from tests.e2e.prometheus.server import Series, running_prometheus
+from tests.e2e.prometheus.test_fleet_report import OF_DAEMON, fleet
 from tests.support.cpusets import needs_cpuset
 from tests.support.daemons import eventually
 from tests.support.enforcing_node import EnforcingNode, enforcing, uuid
 from tests.support.paths import REPOSITORY
+from tests.support.ports import free_port
 from tests.support.tiny import CPUS
 
 pytestmark = needs_cpuset
 
 SHARED, EXCLUSIVE = CPUS  #: kubelet's own and the shared ones; what it gives away
 FAR_GPU, DRA_GPU = 0, 2  #: of tests/support/enforcing_node: 0 is near SHARED, 2 near EXCLUSIVE
+#: A remedy, as far as kubelet's policy.
+SAID = (
+    f"GPU {FAR_GPU} is on node {SHARED}, near CPUs {SHARED}, and kubelet gave default/far the "
+    f"exclusive CPU {EXCLUSIVE}, no CPU there: set kubelet's topologyManagerPolicy: "
+)
 DRIVER, POOL = "gpu.nvidia.com", "gpus"
 RESOURCES = "resource.k8s.io/v1"
 #: Objects of DRA: a class, a device of this node, and a claim of one.
@@ -54,7 +62,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Run a cluster whose only GPU by a device plugin is far from the CPUs that kubelet gives."""
     with running(tmp_path_factory.mktemp("cluster")) as cluster:
         two_nodes.mount(cluster)
-        with two_nodes.kubelet(cluster, gpus={uuid(FAR_GPU): 0}):
+        with two_nodes.kubelet(cluster, topology="best-effort", gpus={uuid(FAR_GPU): 0}):
             yield cluster
 
 
@@ -66,9 +74,14 @@ def far(cluster: Cluster) -> int:
 
 
 @pytest.fixture(scope="module")
-def node() -> Iterator[EnforcingNode]:
+def address() -> str:
+    return f"127.0.0.1:{free_port()}"
+
+
+@pytest.fixture(scope="module")
+def node(address: str) -> Iterator[EnforcingNode]:
     words = ("--pod-resources", str(POD_RESOURCES), "--job-series", "5")
-    with enforcing("observe", *words) as node:
+    with enforcing("observe", *words, listen=address) as node:
         yield node
 
 
@@ -103,8 +116,8 @@ def told(node: EnforcingNode, pid: int) -> Any:  # noqa: ANN401 - a document
     return found[0]
 
 
-def test_who_placed_a_pod_far_is_told_and_which_setting_it_takes(
-    cluster: Cluster, far: int, node: EnforcingNode
+def test_a_pod_that_best_effort_placed_far_has_the_settings_that_prevent_it(
+    far: int, node: EnforcingNode
 ) -> None:
     node.say({FAR_GPU: [far]})
     found = told(node, far)
@@ -115,32 +128,51 @@ def test_who_placed_a_pod_far_is_told_and_which_setting_it_takes(
         "exclusive_cpus": f"{EXCLUSIVE}",
     }
     assert found["cause"] == "allocation"
-    said = (
-        f"GPU {FAR_GPU} is on node {SHARED}, near CPUs {SHARED}, and kubelet gave default/far the "
-        f"exclusive CPU {EXCLUSIVE}, no CPU there: set kubelet's topologyManagerPolicy: "
-    )
-    assert found["remedy"] == f"{said}single-numa-node (or best-effort) (it is none)"
+    assert found["remedy"] == f"{SAID}restricted (it is best-effort)"
+    eventually(lambda: node.enforce()["jobs"], "it has enforced")
     (job,) = node.enforce()["jobs"]
     (process,) = job["processes"]
     assert (job["pod"], process["container"]) == ("default/far", "main")
+
+
+def test_a_real_prometheus_has_a_pods_names_and_not_its_daemons(
+    cluster: Cluster, far: int, node: EnforcingNode, address: str, tmp_path: Path
+) -> None:
+    node.say({FAR_GPU: [far]})
+    told(node, far)
     uid = cluster.get("pod", "far")["metadata"]["uid"]
-    (line,) = (
-        it
-        for it in node.daemon.get("/metrics").text.splitlines()
-        if it.startswith("affinityd_job_mismatched_gpus{")
-    )
-    assert line == (
-        f'affinityd_job_mismatched_gpus{{container="main",job_id="{uid}",namespace="default",'
-        'pod="far",scheduler="kubernetes"} 1.0'
-    )
-    two_nodes.restart(cluster, {"topologyManagerPolicy": "best-effort"}, forgets=False)
-    stricter = f"{said}restricted (it is best-effort)"
-    eventually(lambda: told(node, far)["remedy"] == stricter, "it asks the new kubelet")
+    targets = [{"targets": [address], "labels": OF_DAEMON}]
+    with running_prometheus(tmp_path, targets) as prometheus:
+        for series in ("mismatched_gpus", "gpus", "gpu_seconds_total", "cpu_seconds_total"):
+            found: list[Series] = []
+
+            def is_there() -> bool:
+                found[:] = prometheus.query(f"affinityd_job_{series}")  # noqa: B023
+                return bool(found)  # noqa: B023
+
+            eventually(is_there, f"affinityd_job_{series} is scraped")
+            assert len(found) == 1, found
+            (labels,) = (it["metric"] for it in found)
+            assert labels["scheduler"] == "kubernetes"
+            its = ("job_id", "namespace", "pod", "container")
+            assert [labels[name] for name in its] == [uid, "default", "far", "main"]
+
+        def row() -> str:
+            return fleet(prometheus.url, "--since=1m").stdout
+
+        eventually(lambda: "default/far/main " in row(), "the fleet's report has its name")
+
+
+def test_a_kubelet_that_has_started_again_is_asked_for_its_settings(
+    cluster: Cluster, far: int, node: EnforcingNode
+) -> None:
+    two_nodes.restart(cluster, {"topologyManagerPolicy": "none"}, forgets=False)
+    looser = f"{SAID}single-numa-node (or best-effort) (it is none)"
+    eventually(lambda: told(node, far)["remedy"] == looser, "it asks the new kubelet")
 
 
 def test_its_settings_are_those_that_kubelet_has(cluster: Cluster) -> None:
-    pid = int(Path(cluster.environment["RIG_DIR"], "pid/kubelet").read_text())
-    known = kubelet_config.read(pid)
+    known = kubelet_config.read(cluster.pid("kubelet"))
     has = json.loads(cluster.rig("kubectl", "get", "--raw", f"/api/v1/nodes/{NODE}/proxy/configz"))
     its = has["kubeletconfig"]
     assert (known.cpu_policy, known.topology_policy, known.topology_scope) == (

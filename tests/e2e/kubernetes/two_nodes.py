@@ -7,13 +7,10 @@ The CPUs are this machine's, and the cpusets are real.
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -65,11 +62,7 @@ def kubelet(
 
 def restart(cluster: Cluster, settings: Mapping[str, object], *, forgets: bool = True) -> None:
     """Restart kubelet; `settings`: of its KubeletConfiguration; `forgets`: without checkpoints."""
-    file, pids = CHROOT / "rig/kubelet.yaml", Path(cluster.environment["RIG_DIR"], "pid")
-    pid = int((pids / "kubelet").read_text())
-    words = Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")
-    os.kill(pid, signal.SIGTERM)
-    eventually(lambda: not Path(f"/proc/{pid}").exists(), "kubelet has ended")
+    file, command = CHROOT / "rig/kubelet.yaml", cluster.stop("kubelet")
     file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), **SOONER, **settings}))
     gone = {amount: {"nvidia.com/gpu": None} for amount in ("capacity", "allocatable")}
     patch = json.dumps({"status": gone})  # another plugin's, which kubelet leaves as they were
@@ -78,11 +71,7 @@ def restart(cluster: Cluster, settings: Mapping[str, object], *, forgets: bool =
     states = (KUBELET / f"{name}_manager_state" for name in ("cpu", "dra"))
     for path in (*states, *plugins.iterdir()) if forgets else ():
         path.unlink(missing_ok=True)
-    log = pids.parent / "log/kubelet.log"
-    start = f'setsid nsenter -m -n -t {(pids / "ns").read_text().strip()} chroot {CHROOT} "$@"'
-    cluster.run(
-        f"set -- {' '.join(words)}; {start} >>{log} 2>&1 </dev/null & echo $! >{pids}/kubelet"
-    )
+    cluster.start("kubelet", command)
     if not forgets:
         return
     eventually((plugins / "kubelet.sock").exists, "kubelet listens to device plugins")

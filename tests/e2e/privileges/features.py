@@ -16,6 +16,7 @@ from tests.e2e.privileges.actors import JOB, Actors
 from tests.support import privileges
 from tests.support.asked_node import AskedNode
 from tests.support.daemons import eventually, is_ready
+from tests.support.nri import Runtime, created
 from tests.support.tiny import BOTH, CPUS, NEAR
 
 OK = 200  #: HTTP's
@@ -25,6 +26,7 @@ GPUS = (
     Gpu(0, "amd", "0000:e2:00.0", numa_node=0, render_minor=128),
     Gpu(0, "huawei", "0000:e3:00.0", numa_node=0),
 )
+BY_KUBELET = "elsewhere"  #: not as in /var/log/pods: it shows which of both named a pod
 BY_POD, BY_USER = 1, 2  #: numbers of the rules that are about them
 
 
@@ -34,6 +36,8 @@ class Node(AskedNode):
 
     actors: Actors
     port: int
+    runtime: Runtime
+    is_known: bool = False  #: to the container runtime
 
     def settle(self) -> None:
         """Wait until the daemon has looked, acted on it, and looked again."""
@@ -119,6 +123,19 @@ def _is_answered_over_tcp(node: Node) -> bool:
     return asked.returncode == 0
 
 
+def _is_named(node: Node) -> bool:
+    named: bool = _audited(node, node.actors.pod)["pod"]["namespace"] == BY_KUBELET
+    return named
+
+
+def _adjusts(node: Node) -> bool:
+    if not node.is_known and node.runtime.has_caller():
+        node.runtime.accept()
+        node.is_known = True
+    asked = created(devices=[], env=["NVIDIA_VISIBLE_DEVICES=0"])
+    return node.is_known and node.runtime.create(asked).cpus == NEAR
+
+
 def _is_pinned(node: Node) -> bool:
     return os.sched_getaffinity(node.actors.job) == {int(NEAR)}
 
@@ -143,6 +160,8 @@ WORKS: Mapping[str, Callable[[Node], bool]] = {
     "the audit of device files": lambda node: bool(_audited(node, node.actors.of_npu)),
     "jobs": lambda node: _audited(node, node.actors.job)["job"]["id"] == str(JOB),
     "enforce observe": lambda node: _enforced(node, node.actors.job)["cpulist"] == NEAR,
+    "names of pods": _is_named,
+    "containers by NRI": _adjusts,
     "rules by pod": lambda node: _enforced(node, node.actors.pod)["rule"] == BY_POD,
     "rules by user": lambda node: _enforced(node, node.actors.job)["rule"] == BY_USER,
     "environments": lambda node: _enforced(node, node.actors.off)["reason"] == "opted_out",

@@ -9,20 +9,25 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from affinityd.linux.grpc import DATA, END_STREAM, STREAM
+from affinityd.linux.grpc import _frame as frame
+from affinityd.linux.protobuf import field
 from affinityd.topology.model import Topology
 from tests.e2e.privileges.actors import POD, USER, Actors
-from tests.e2e.privileges.features import GPUS, UUID, Node
+from tests.e2e.privileges.features import BY_KUBELET, GPUS, UUID, Node
 from tests.support import privileges
 from tests.support.confined import Confinement
 from tests.support.daemons import spawn
 from tests.support.machines.sysfs_tree import put, write_tree
 from tests.support.made_nodes import DRIVER
+from tests.support.nri import Runtime
 from tests.support.nvml.shared_object import environment
 from tests.support.ports import free_port
+from tests.support.servers import answering, serving
 from tests.support.tiny import NEAR, tiny
 
 KFD_ID = 50432  #: KFD's own number of AMD's GPU
@@ -56,7 +61,17 @@ def _write_files(folder: Path, actors: Actors) -> None:
     put(folder / "etc/affinityd-policy.toml", POLICY)
     (folder / f"pods/{NAMESPACE}_chat-0_{POD}").mkdir(parents=True)
     (folder / "run/affinityd").mkdir(parents=True)
-    (folder / "root").mkdir()
+    for name in ("root", "kubelet", "nri"):
+        (folder / name).mkdir()
+
+
+def _pods() -> bytes:
+    """Return kubelet's answer: it gave one container NVIDIA's GPU."""
+    gpu = field(2, field(1, "nvidia.com/gpu") + field(2, UUID))
+    container = field(3, field(1, "main") + gpu)
+    pods = field(1, field(1, "chat-0") + field(2, BY_KUBELET) + container)
+    message = bytes([0]) + len(pods).to_bytes(4, "big") + pods
+    return frame(DATA, END_STREAM, STREAM, message)
 
 
 def _places(folder: Path, dev: Path) -> Mapping[str, Path]:
@@ -70,6 +85,8 @@ def _places(folder: Path, dev: Path) -> Mapping[str, Path]:
         "/dev/nvidiactl": dev / "nvidiactl",
         "/dev/davinci0": dev / "davinci0",
         "/var/log/pods": folder / "pods",
+        "/var/lib/kubelet/pod-resources": folder / "kubelet",
+        "/run/nri": folder / "nri",
         "/etc/passwd": folder / "etc/passwd",
     }
 
@@ -84,11 +101,14 @@ def confined(actors: Actors, kind: str = "", lacks: str = "", only: str = "") ->
         return all_of - {lacks} if what == kind else all_of
 
     actors.rest()
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         folder.chmod(0o755)
         _write_files(folder, actors)
         port = free_port()
+        stack.enter_context(serving(folder / "kubelet/kubelet.sock", answering(_pods())))
+        runtime = Runtime(folder / "nri/nri.sock")
+        stack.callback(runtime.end)
         daemon = spawn(
             folder / "run/affinityd",
             *("--scan-interval", "1", "--enforce", "pin", "--migrate-memory"),
@@ -97,6 +117,9 @@ def confined(actors: Actors, kind: str = "", lacks: str = "", only: str = "") ->
                 "AFFINITYD_CPUS": "none",  # its three jobs have a CPU between them near their GPUs
                 "AFFINITYD_ENFORCE_POLICY": "/etc/affinityd-policy.toml",
                 "AFFINITYD_CONFIG": "/nonexistent",
+                "AFFINITYD_POD_RESOURCES": "/var/lib/kubelet/pod-resources/kubelet.sock",
+                "AFFINITYD_NRI": "/run/nri/nri.sock",
+                "AFFINITYD_NRI_NAMESPACES": "training",
                 "PYTHONDONTWRITEBYTECODE": "1",
                 **environment(_facts(actors), folder),
             },
@@ -105,7 +128,7 @@ def confined(actors: Actors, kind: str = "", lacks: str = "", only: str = "") ->
         )
         daemon.socket = folder / "run/affinityd/affinityd.sock"  # as it is called outside
         try:
-            yield Node(daemon, folder, actors, port)
+            yield Node(daemon, folder, actors, port, runtime)
         finally:
             daemon.process.kill()
             daemon.process.wait()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from affinityd.cpuset import parse_list
-from affinityd.kubernetes.podresources import _containers
+from affinityd.kubernetes.podresources import MOST, _containers, containers
+from affinityd.linux import protobuf as wire
+from affinityd.linux.protobuf import MOST_FIELDS
 
 
 def field(number: int, data: bytes) -> bytes:
@@ -48,3 +50,20 @@ def test_what_kubelet_says_of_a_container(
 def test_what_is_cut_off_is_no_list(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"cut off|bits"):
         list(_containers(data))
+
+
+def test_as_many_pods_as_a_node_has_are_read() -> None:
+    assert len(containers(pod() * 500)) == 500
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pod() * (MOST + 1),
+        b"\x0a\x00" * (MOST_FIELDS + 1),
+        wire.field(1, wire.field(3, wire.field(3, b"\x01" * (MOST_FIELDS + 1)))),
+    ],
+)
+def test_more_than_a_node_can_have_is_no_list(answer: bytes) -> None:
+    with pytest.raises(ValueError, match=r"^the answer is no list of pods: over [0-9]+ "):
+        containers(answer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,8 @@ import pytest
 
 from tests.e2e.faults.test_faults_upgrade import PREVIOUS, git
 from tests.e2e.kubernetes import machine
-from tests.e2e.kubernetes.chart import Chart, installed
-from tests.e2e.kubernetes.cluster import NODE, Cluster, plugin, running
+from tests.e2e.kubernetes.chart import Chart
+from tests.e2e.kubernetes.cluster import NODE, Cluster, plugin
 from tests.e2e.kubernetes.jobs import SLEEPS, Job
 from tests.e2e.kubernetes.services import named
 from tests.e2e.kubernetes.two_nodes import restart
@@ -30,24 +30,6 @@ PODS = {
     "settings": {"scanInterval": 1},
     "kubernetes": {"podResources": True},
 }
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
-def values(cluster: Cluster) -> Mapping[str, Any]:
-    assert cluster.root.exists()  # written into it
-    return machine.values()
-
-
-@pytest.fixture(scope="module")
-def chart(cluster: Cluster, values: Mapping[str, Any]) -> Iterator[Chart]:
-    with installed(cluster, values) as chart:
-        yield chart
 
 
 def started(cluster: Cluster, name: str) -> Job:

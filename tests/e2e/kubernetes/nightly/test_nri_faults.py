@@ -43,6 +43,7 @@ pytestmark = needs_cpuset
 CONTAINERS = 20  #: of a pod
 PODS = 2
 PLAIN, ADJUSTED = {(BOTH, False)}, {(NEAR, True)}
+GPU_0 = {"NVIDIA_VISIBLE_DEVICES": "0"}  #: no device plugin has forty
 MISDEEDS = 5  #: the runtime waits for 2 s for some
 SLOWER = 2.0  #: at most so many times the time of containers without a plugin
 
@@ -58,11 +59,8 @@ def forty(cluster: Cluster) -> tuple[set[tuple[str, bool]], float]:
     """Start the containers of two pods; return the states of these, and the seconds that it took.
 
     A state is the CPUs, and whether affinityd told it anything.
-
-    Each has GPU 0 by its variable: no device plugin has forty.
     """
-    gpu = {"NVIDIA_VISIBLE_DEVICES": "0"}
-    its = [container(f"c{number}", gpus=0, **gpu) for number in range(CONTAINERS)]
+    its = [container(f"c{number}", gpus=0, **GPU_0) for number in range(CONTAINERS)]
     began = time.monotonic()
     found = [started(cluster, f"pod-{number}", *its) for number in range(PODS)]
     seconds = time.monotonic() - began
@@ -200,6 +198,19 @@ def test_a_container_starts_when_the_daemon_is_killed_in_the_middle_of_its_reque
         removed(cluster)
 
 
+def test_containers_are_adjusted_again_when_the_runtime_has_started_again(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    with serving(cluster, tmp_path) as node:
+        command = cluster.stop("containerd")
+        eventually(lambda: node.samples("nri_connected")[""] == 0, "the daemon knows")
+        cluster.start("containerd", command)
+        eventually(lambda: node.samples("nri_connected")[""] == 1, "the plugin is back")
+        (its,) = started(cluster, "again", container("c", gpus=0, **GPU_0)).values()
+        assert its.cpus == NEAR
+        removed(cluster)
+
+
 @pytest.mark.parametrize("misdeed", [says_nonsense, dies])
 def test_containers_start_whatever_the_plugin_does_on_its_connection(
     cluster: Cluster, misdeed: Misdeed
@@ -211,8 +222,7 @@ def test_containers_start_whatever_the_plugin_does_on_its_connection(
 
 def test_a_cpuset_of_another_plugin_stays(cluster: Cluster, tmp_path: Path) -> None:
     with serving(cluster, tmp_path), misbehaving(cluster, pins) as count:
-        gpu = {"NVIDIA_VISIBLE_DEVICES": "0"}
-        (its,) = started(cluster, "pinned", container("c", gpus=0, **gpu)).values()
+        (its,) = started(cluster, "pinned", container("c", gpus=0, **GPU_0)).values()
         assert (its.cpus, count[0]) == (FAR, 1)
         assert "AFFINITYD_NODES" in its.told
         assert "AFFINITYD_CPULIST" not in its.told
