@@ -73,8 +73,7 @@ class Scheduling(LoadFileScheduling):  # type: ignore[misc] # xdist ships no typ
 
     def _split_scope(self, nodeid: str) -> str:
         file = str(super()._split_scope(nodeid))
-        share = any(it in file for it in ("/vm/", "/test_containers_", "/kubernetes/"))
-        return os.path.dirname(file) if share else file  # noqa: PTH120 - no path
+        return next((it for it in ("/vm/", "/test_containers_", "/kubernetes/") if it in file), file)
 
 
 @pytest.hookimpl(optionalhook=True)
