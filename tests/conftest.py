@@ -73,7 +73,9 @@ class Scheduling(LoadFileScheduling):  # type: ignore[misc] # xdist ships no typ
 
     def _split_scope(self, nodeid: str) -> str:
         file = str(super()._split_scope(nodeid))
-        return next((it for it in ("/vm/", "/test_containers_", "/kubernetes/") if it in file), file)
+        return next(
+            (it for it in ("/vm/", "/test_containers_", "/kubernetes/") if it in file), file
+        )
 
 
 @pytest.hookimpl(optionalhook=True)
