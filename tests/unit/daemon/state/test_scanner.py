@@ -48,7 +48,8 @@ class Scans:
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)
         self.waits = not self.may_end.is_set()
-        self.may_end.wait(SOON)
+        if self.waits:
+            self.may_end.wait(SOON)
         self.under_way -= 1
         if self.fault is not None:
             raise self.fault
