@@ -91,12 +91,16 @@ def test_a_file_that_is_no_node_is_passed_over(socket: str, published: Path) -> 
 def test_what_was_replayed_beside_the_default_socket_is_no_other_s_node(
     socket: str, published: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """However many slashes a setting has."""
+    otherwise = socket.replace("/run/", "//run/./")
     for default, replayed, source in (
         *((socket, True, "sysfs"), (socket, False, "node.json"), ("/other", True, "node.json")),
+        (otherwise, True, "sysfs"),
     ):
         monkeypatch.setattr(file, "SYSTEM_SOCKET", default)
         node_file.write(published, replace(NODE, replayed=replayed))
-        assert local_plan.find_node([socket]).source == source
+        for spelled in (socket, otherwise):
+            assert local_plan.find_node([spelled]).source == source
 
 
 def test_settings_say_which_machine_this_is(socket: str, monkeypatch: pytest.MonkeyPatch) -> None:
