@@ -67,8 +67,15 @@ def items(kind: str) -> list[str]:
 
 
 def lost_without(kind: str, item: str) -> frozenset[str]:
-    """Return the features that need something."""
-    return frozenset(name for name in FEATURES if item in needs(name, kind))
+    """Return the features that need something.
+
+    A file of /proc/self is hidden from the daemon, and not from the process that scans for it.
+    """
+    lost = frozenset(name for name in FEATURES if item in needs(name, kind))
+    if not item.startswith("/proc/self/"):
+        return lost
+    scanning = FEATURES["enforce observe"]
+    return frozenset(name for name in lost if scanning not in whole(name))
 
 
 #: What the daemon says where one of these is missing: in its log, at /audit, /enforce or /readyz.
@@ -86,7 +93,6 @@ SAID = {
     "/proc/PID/environ": "environments of jobs' processes cannot be read",
     "/proc/PID/stat": "some of its processes are hidden here",
     "/proc/driver/nvidia": "NVIDIA's driver is not loaded",
-    "/proc/self/mountinfo": "mount the node's cgroups where the daemon runs",
     "/run/nri": "no container is adjusted; check that the runtime has NRI on at /run/nri/nri.sock",
     "/sys/class/kfd": "AMD's KFD lists no processes",
     "/sys/devices/system/cpu": "has no online CPU in sys/devices/system/cpu",
@@ -98,5 +104,6 @@ SAID = {
 #: What cannot be told from what is not there: a machine without them, or a process that has ended.
 SILENT = {
     *("/etc/passwd", "/proc/PID/fd", "/proc/PID/status", "/proc/PID/task"),
+    "/proc/self/mountinfo",  # a plan by the caller's mask
     *("/sys/bus/pci/devices", "/var/log/pods"),
 }
