@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from functools import cache, partial
 from time import perf_counter
 from typing import Any
 from urllib.parse import parse_qsl
@@ -16,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from affinityd import __version__
 from affinityd.daemon.api import problems
 from affinityd.daemon.api.answer_cache import AnswerCache
-from affinityd.daemon.api.description import described, listed
+from affinityd.daemon.api.description import add_description, listed
 from affinityd.daemon.api.documents import Documents, add_document
 from affinityd.daemon.api.page.routes import PICTURE_HEADERS, SVG, add_page
 from affinityd.daemon.metrics.registry import Metrics
@@ -91,6 +90,7 @@ def create_app(
         # Their pages would load scripts from elsewhere, which a compute node cannot reach.
         docs_url=None,
         redoc_url=None,
+        openapi_url=None,  # FastAPI's own would be made on the event loop
         redirect_slashes=False,  # a redirect would name the request's host, which may be any
     )
     problems.install(app)
@@ -100,7 +100,7 @@ def create_app(
     _add_picture(app, service, watcher, answers)
     for path, source in documents.items():
         add_document(app, path, source, admin_group, _NO_DOCUMENT)
-    app.openapi = cache(partial(described, app))  # type: ignore[method-assign]
+    add_description(app)
     return app
 
 
