@@ -99,18 +99,29 @@ class WarningDocument:
 
 
 @dataclass(frozen=True)
-class PlanDocument:
-    """The answer to `GET /plan`."""
+class JobPart:
+    """What all ranks of a job are told."""
 
     node: str
     generation: int
     request: UnderstoodRequest
     allowed: AllowedCpus
+
+
+@dataclass(frozen=True)
+class RanksPart:
+    """What the requested ranks are told."""
+
     cpulist: CpuList
     ranks: Sequence[PlannedRank]
     warnings: Sequence[WarningDocument]
     #: The node's AFFINITYD. With whose=node.
     switch: Annotated[str, OneOf(SWITCHES)] | None = left_out()
+
+
+@dataclass(frozen=True)
+class PlanDocument(RanksPart, JobPart):
+    """The answer to `GET /plan`: the job's part first, as dataclasses order inherited fields."""
 
 
 @dataclass(frozen=True)
@@ -129,10 +140,14 @@ _cpulist = lru_cache(maxsize=16)(format_list)
 
 def document(reply: Reply) -> PlanDocument:
     """Return a plan as its JSON document has it."""
+    return PlanDocument(**vars(job_part(reply)), **vars(ranks_part(reply)))
+
+
+def job_part(reply: Reply) -> JobPart:
+    """Return what does not depend on which of the job's ranks are requested."""
     request = reply.request
-    is_of_node = request.whose == "node"
     options = {**vars(request.options), "share": reply.plan.share}
-    return PlanDocument(
+    return JobPart(
         node=reply.node,
         generation=reply.generation,
         request=UnderstoodRequest(
@@ -143,6 +158,13 @@ def document(reply: Reply) -> PlanDocument:
             reply.source,
             within=None if reply.within is None else _cpulist(reply.within),
         ),
+    )
+
+
+def ranks_part(reply: Reply) -> RanksPart:
+    """Return what depends on it."""
+    is_of_node = reply.request.whose == "node"
+    return RanksPart(
         cpulist=format_list(reply.cpus),
         ranks=[_rank(rank, reply.nics[rank.rank], with_names=is_of_node) for rank in reply.ranks],
         warnings=[WarningDocument(warn.code, warn.message) for warn in reply.warnings],

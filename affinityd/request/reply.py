@@ -6,7 +6,7 @@ from affinityd.config.switch import ON
 from affinityd.cpuset import CpuSet
 from affinityd.planner import LOCALITIES
 from affinityd.planner.model import Plan, PlanWarning, RankPlan
-from affinityd.record import Record
+from affinityd.record import Record, cached_property
 from affinityd.request.parameters import Request
 from affinityd.topology.rdma import NearNic, verbs_ports
 
@@ -30,7 +30,7 @@ class Reply(Record):
     nics: Mapping[int, tuple[NearNic, ...]]  #: of each rank, best first
     switch: str = ON  #: of the node and of the caller, together
 
-    @property
+    @cached_property
     def ranks(self) -> tuple[RankPlan, ...]:
         """The requested ranks."""
         return tuple(rank for rank in self.plan.ranks if rank.rank in self.asked_ranks)

@@ -6,20 +6,23 @@ from collections.abc import Callable
 
 from starlette.types import Scope
 
+from affinityd.daemon.api.rank_query import JobQuery, job_and_rank
 from affinityd.daemon.peers.callers import Callers
 from affinityd.daemon.state.cache import Cache
-from affinityd.daemon.state.plan_service import CPU_BYTES, Answer
+from affinityd.daemon.state.plan_service import CPU_BYTES, Answer, PlannedJob
 from affinityd.errors import BusyError
 from affinityd.request.resolve import Caller
 
 #: The inputs of an answer to a plan request: the node's generation, the request's query and
 #: Accept header, and its caller.
 Key = tuple[int, bytes, bytes, Caller | None]
+JobKey = tuple[int, JobQuery, bytes, Caller | None]
 
 #: Its own headers, a line each, an empty line and its body; and its counter.
 Remembered = tuple[bytes, Callable[[], None]]
 
 MAX_BYTES = 16 * 1024 * 1024  #: of answers and their questions
+MAX_JOB_BYTES = 4 * 1024 * 1024  #: of the jobs whose other ranks are answered, too
 ENTRY_BYTES = 1024  #: the rest of an entry, about
 
 
@@ -41,9 +44,12 @@ class AnswerCache:
         self._generation = generation
         self._counter = counter
         self._answers: Cache[Key, Remembered] = Cache(MAX_BYTES)
+        self._jobs: Cache[JobKey, PlannedJob] = Cache(MAX_JOB_BYTES)
 
     def find(self, query: bytes, scope: Scope) -> bytes | None:
-        """Return, and count, an earlier answer to a plan request; None: call the app.
+        """Return, and count, the answer to a plan request that needs no plan; None: call the app.
+
+        It is an earlier one, or that of another rank of a job that has been planned.
 
         The scope has the headers and, from here on, the caller.
         """
@@ -51,25 +57,46 @@ class AnswerCache:
             key = self._key(query, scope)
         except BusyError:  # which the app will say
             return None
-        found = None if key is None else self._answers.get(key)
+        found = None if key is None else self._answers.get(key) or self._of_job(key)
         if found is None:
             return None
         answer, count = found
         count()
         return answer
 
-    def remember(self, scope: Scope, answer: Answer) -> None:
-        """Keep an answer for the same question, as long as there is room."""
+    def remember(self, scope: Scope, answer: Answer, job: PlannedJob | None = None) -> None:
+        """Keep an answer for the same question, and its job for the other ranks' questions.
+
+        They are kept as long as there is room. In the job's query nothing but `rank` depends on
+        the rank.
+        """
         key = self._key(scope["query_string"], scope)
         if key is None:
             return
+        self._put(key, answer)
+        if job is not None and (parts := job_and_rank(key[1])):
+            generation, query, accept, caller = key
+            weight = len(query) + len(accept) + ENTRY_BYTES + job.weight
+            self._jobs.put((generation, parts[0], accept, caller), job, weight)
+
+    def _of_job(self, key: Key) -> Remembered | None:
+        """Return the answer to a rank of a job whose plan is known."""
+        generation, query, accept, caller = key
+        parts = job_and_rank(query)
+        job = self._jobs.get((generation, parts[0], accept, caller)) if parts else None
+        answer = job.answer(parts[1]) if job and parts else None
+        return None if answer is None else self._put(key, answer)
+
+    def _put(self, key: Key, answer: Answer) -> Remembered:
         size = len(answer.body)
         headers = f"content-type: {answer.media_type}\r\ncontent-length: {size}\r\n\r\n"
         _, query, accept, caller = key
         weight = size + len(query) + len(accept) + ENTRY_BYTES
         if caller is not None:
             weight += CPU_BYTES * (len(caller.mask) + len(caller.cpuset or ()))
-        self._answers.put(key, (headers.encode() + answer.body, self._counter(answer)), weight)
+        kept = headers.encode() + answer.body, self._counter(answer)
+        self._answers.put(key, kept, weight)
+        return kept
 
     def _key(self, query: bytes, scope: Scope) -> Key | None:
         caller, generation = self.callers.of_request(scope), self._generation()

@@ -121,7 +121,8 @@ def _add_plan(
         await watcher.first_reading()
         began, mode = perf_counter(), ""
         try:
-            requests = parse_query(_pairs(request.scope["query_string"]))
+            pairs = _pairs(request.scope["query_string"])
+            requests = parse_query(pairs)
             mode = requests[0].options.mode
             await _bring_up_to_date(service, watcher, requests[0])
             caller = answers.callers.of_request(request.scope)
@@ -130,7 +131,9 @@ def _add_plan(
         except AffinityError as error:
             metrics.refused(mode, error.status)
             raise
-        answers.remember(request.scope, answer)
+        has_env = any(name == ENV for name, _ in pairs)  # where more may depend on the rank
+        job = None if has_env else service.job(requests[0], kind, caller)
+        answers.remember(request.scope, answer, job)
         metrics.planned(answer, perf_counter() - began)
         return Response(answer.body, headers={"content-type": answer.media_type})
 

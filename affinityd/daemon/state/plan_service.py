@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from affinityd.config.switch import OBSERVE
 from affinityd.daemon.state.cache import Cache
 from affinityd.errors import NotReadyError, UnsatisfiableError
 from affinityd.planner.model import Demand, Plan
 from affinityd.planner.planner import plan
-from affinityd.request.formats import render
+from affinityd.request.formats import json_after, json_begin, render
 from affinityd.request.parameters import Request
 from affinityd.request.ranks import asked_ranks
 from affinityd.request.reply import Reply
@@ -34,6 +35,45 @@ class Answer:
     locality: str  #: the worst of any rank
     #: Where the caller is that stays there, one of `nearness.PLACEMENTS`; None: it takes its plan.
     observed: str | None = None
+
+
+@dataclass(frozen=True)
+class PlannedJob:
+    """The reply to a rank of a job, from which those to the others follow, and its form."""
+
+    topology: Topology
+    reply: Reply
+    format_name: str
+    caller: Caller | None
+
+    @property
+    def weight(self) -> int:
+        """Its size in bytes, about."""
+        reply = self.reply
+        cpus = CPU_BYTES * len(reply.allowed)
+        return _asked(reply.request, self.caller) + cpus + _weight(reply.plan)
+
+    @cached_property
+    def _begin(self) -> str:
+        return json_begin(self.reply)
+
+    def answer(self, rank: int) -> Answer | None:
+        """Return the answer to one of its ranks; None for one that is not there."""
+        if rank >= len(self.reply.entries):
+            return None
+        return self.written(replace(self.reply, asked_ranks=frozenset((rank,))))
+
+    def written(self, reply: Reply) -> Answer:
+        """Return the answer to some of its ranks."""
+        is_json = self.format_name == "json"
+        text = json_after(self._begin, reply) if is_json else render(reply, self.format_name)
+        return Answer(
+            body=text.encode(),
+            media_type=MEDIA_TYPES.get(self.format_name, "text/plain; charset=utf-8"),
+            mode=reply.request.options.mode,
+            locality=reply.locality,
+            observed=_observed(self.topology, reply, self.caller, self.format_name),
+        )
 
 
 class PlanService:
@@ -64,13 +104,14 @@ class PlanService:
         Raises AffinityError; its kind is the reason.
         """
         node, reply = self.node, self.reply(request, caller)
-        return Answer(
-            body=render(reply, format_name).encode(),
-            media_type=MEDIA_TYPES.get(format_name, "text/plain; charset=utf-8"),
-            mode=request.options.mode,
-            locality=reply.locality,
-            observed=_observed(node.topology, reply, caller, format_name),
-        )
+        return PlannedJob(node.topology, reply, format_name, caller).written(reply)
+
+    def job(self, request: Request, format_name: str, caller: Caller | None) -> PlannedJob | None:
+        """Return an answered request's job; None unless its ranks share a plan."""
+        if request.rank is None or request.ranks is not None:
+            return None
+        reply = self._jobs.get(self._question(request, caller))
+        return None if reply is None else PlannedJob(self.node.topology, reply, format_name, caller)
 
     def reply(self, request: Request, caller: Caller | None) -> Reply:
         """Return the reply to a request; ranks that differ in their number alone share it.
@@ -79,17 +120,23 @@ class PlanService:
         """
         if request.rank is None or request.ranks is not None:
             return answer(self.node, request, caller, planner=self._planned)
-        job = replace(request, rank=(0,))
-        question = self.node.generation, job, caller
+        question = self._question(request, caller)
+        _, job, _ = question
         reply = self._jobs.get(question)
         if reply is None:
             try:
                 reply = answer(self.node, job, caller, planner=self._planned)
             except UnsatisfiableError:  # a rank that is not there is told first
                 return answer(self.node, request, caller, planner=self._planned)
-            cpus = CPU_BYTES * len(reply.allowed)
-            self._jobs.put(question, reply, _asked(job, caller) + cpus + _weight(reply.plan))
+            self._jobs.put(
+                question, reply, PlannedJob(self.node.topology, reply, "", caller).weight
+            )
         return replace(reply, asked_ranks=asked_ranks(request.rank, len(reply.entries)))
+
+    def _question(
+        self, request: Request, caller: Caller | None
+    ) -> tuple[int, Request, Caller | None]:
+        return self.node.generation, replace(request, rank=(0,)), caller
 
     def _planned(self, topology: Topology, demand: Demand) -> Plan:
         """Return a plan, made once for all the ranks of a job, each of which requests it.
