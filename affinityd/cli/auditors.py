@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 from affinityd.audit.auditor import Auditor, unmeasured, unnamed
 from affinityd.audit.sources.holders import HolderSources
@@ -11,7 +10,7 @@ from affinityd.config.settings import Settings
 from affinityd.cpuset import CpuSet
 from affinityd.discovery.nvml.report import ProcessReport
 from affinityd.kubernetes.pods import KubeletPods
-from affinityd.measure.saved import gpu_ratios
+from affinityd.measure.saved import GpuRatios
 
 
 def auditor_by(
@@ -25,5 +24,5 @@ def auditor_by(
         HolderSources(query),
         reserved=reserved,
         name_pods=KubeletPods(chosen.pod_resources).name if chosen.pod_resources else unnamed,
-        measured=partial(gpu_ratios, chosen.measured) if chosen.measured else unmeasured,
+        measured=GpuRatios(chosen.measured) if chosen.measured else unmeasured,
     )

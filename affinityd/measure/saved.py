@@ -30,28 +30,57 @@ def save(found: Measurement, path: Path) -> None:
 
 def read(path: str) -> Measurement:
     """Read it back. Raises OSError; ValueError, one line."""
-    found = loads(Measurement, read_regular(path, MAX_BYTES), os.path.basename(path))  # noqa: PTH119
+    return _parsed(path, read_regular(path, MAX_BYTES))
+
+
+def _parsed(path: str, content: bytes) -> Measurement:
+    found = loads(Measurement, content, os.path.basename(path))  # noqa: PTH119
     if found.version != VERSION:
         raise ValueError(f"{path} is of version {found.version}, not {VERSION}")
     return found
 
 
-def gpu_ratios(
-    path: str, topology: Topology
-) -> tuple[Mapping[tuple[str, int], Mapping[int, float]], tuple[str, ...]]:
-    """Return the ratios of host-to-device copies from pinned memory, and notices for people.
+class GpuRatios:
+    """The ratios of a file, which is read again only when its inode, size or time has changed."""
 
-    They are by a GPU's key and the NUMA node of CPUs: near's bandwidth over that node's. A GPU that
-    is not the measured one, by its PCI bus id and UUID, has none, and no node that is not here.
-    Without a file there are neither; one that cannot be read is a notice.
-    """
-    try:
-        found = read(path)
-    except FileNotFoundError:
-        return {}, ()
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else str(error)
-        return {}, (f"{path} is not used: {why}",)
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._seen: tuple[int, int, int] | None = None
+        self._found: Measurement | None = None
+        self._notices: tuple[str, ...] = ()
+
+    def __call__(
+        self, topology: Topology
+    ) -> tuple[Mapping[tuple[str, int], Mapping[int, float]], tuple[str, ...]]:
+        """Return the ratios of host-to-device copies from pinned memory, and notices for people.
+
+        They are by a GPU's key and the NUMA node of CPUs: near's bandwidth over that node's. A GPU
+        that is not the measured one, by its PCI bus id and UUID, has none, and no node that is not
+        here. Without a file there are neither; one that cannot be read is a notice.
+        """
+        try:
+            self._look()
+        except FileNotFoundError:
+            self._seen, self._found, self._notices = None, None, ()
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else str(error)
+            self._found, self._notices = None, (f"{self._path} is not used: {why}",)
+        return _of_gpus(self._found, topology) if self._found else {}, self._notices
+
+    def _look(self) -> None:
+        """Read the file if it has changed. Raises OSError, ValueError."""
+        status = os.stat(self._path)  # noqa: PTH116 - the path is a str
+        now = status.st_ino, status.st_size, status.st_mtime_ns
+        if now != self._seen:
+            self._seen = None  # a file that cannot be opened is tried again
+            content = read_regular(self._path, MAX_BYTES)
+            self._seen = now
+            self._found, self._notices = _parsed(self._path, content), ()
+
+
+def _of_gpus(
+    found: Measurement, topology: Topology
+) -> Mapping[tuple[str, int], Mapping[int, float]]:
     there = {(it.pci_bus_id, it.uuid) for it in found.gpus}
     its = ratios(found.figures, found.gpus, TO_DEVICE)
     return {
@@ -62,4 +91,4 @@ def gpu_ratios(
         }
         for gpu in topology.gpus
         if (gpu.pci_bus_id, gpu.uuid) in there and gpu.pci_bus_id in its
-    }, ()
+    }
