@@ -18,7 +18,16 @@ if TYPE_CHECKING:
 
 def add_svg(parser: Parser) -> None:
     """Add --svg."""
-    parser.add_argument("--svg", metavar="FILE", type=Path, help="also draw a picture, as SVG")
+    parser.add_argument("--svg", metavar="FILE", type=_file, help="also draw a picture, as SVG")
+
+
+def _file(text: str) -> Path:
+    """Return the path. Raises ArgumentTypeError for "-": stdout has the text already."""
+    if text == "-":
+        raise argparse.ArgumentTypeError(
+            "'-' is no file, and stdout has the text; name a file like plan.svg"
+        )
+    return Path(text)
 
 
 def write_svg(
