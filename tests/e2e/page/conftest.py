@@ -22,6 +22,15 @@ CHROMIUM = "/usr/bin/chromium"  #: Debian's; playwright's own cannot be installe
 HOSTILE = '<img src=x onerror="document.title=1">'
 
 
+def with_uuids(topology: Topology) -> Topology:
+    """Return the machine with a UUID for each GPU."""
+    gpus = (
+        replace(it, uuid=f"GPU-{it.index}a1f0c3e-51aa-9d02-4c1e-0b7de3f1a001")
+        for it in topology.gpus
+    )
+    return replace(topology, gpus=tuple(gpus))
+
+
 def _strange() -> Topology:
     """Return a machine whose parts have names that would act in HTML."""
     topology = machine("two-vendors")
@@ -31,7 +40,7 @@ def _strange() -> Topology:
 
 
 MACHINES: dict[str, Callable[[], Topology]] = {
-    "dgx-a100": lambda: load("dgx-a100"),
+    "dgx-a100": lambda: with_uuids(load("dgx-a100")),
     "one-node": lambda: machine("cloud-vm"),
     "thousand": lambda: made(
         {

@@ -51,8 +51,9 @@ def _checkbox(topology: Topology, gpu: Gpu) -> str:
     key = _text("{}:{}".format(*gpu.key))
     entry = _text(gpu_entry(topology, gpu))
     name = _text(f"{gpu_word(topology, gpu)} {gpu.index}")
+    names = f'data-uuid="{_text(gpu.uuid or "")}" data-pci="{_text(gpu.pci_bus_id)}"'
     return (
-        f'<label class="choice"><input type="checkbox" data-gpu="{key}" value="{entry}"> '
+        f'<label class="choice"><input type="checkbox" data-gpu="{key}" {names} value="{entry}"> '
         f"{name}</label>"
     )
 

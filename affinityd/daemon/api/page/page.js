@@ -62,9 +62,15 @@ function save() {
 
 const entries = () => form.elements.gpus.value.split(",").map((it) => it.trim()).filter((it) => it && it !== "all");
 
+// Whether an entry of "gpus" names a checkbox's GPU: by index, the UUID or its beginning, or the PCI bus id.
+function names(entry, { value, dataset }) {
+  const pci = entry.toLowerCase().replace(/^0+(?=[0-9a-f]{4,}:)/, "");
+  return entry === value || pci === dataset.pci || (/^GPU-./.test(entry) && dataset.uuid.startsWith(entry));
+}
+
 function update() {
   const chosen = entries();
-  for (const box of form.querySelectorAll("[data-gpu]")) box.checked = chosen.includes(box.value);
+  for (const box of form.querySelectorAll("[data-gpu]")) box.checked = chosen.some((it) => names(it, box));
   const isCompared = form.elements.compare.checked;
   document.getElementById("other").hidden = !isCompared;
   if (isCompared && !second) {
@@ -222,9 +228,10 @@ function copied(code) {
   return line;
 }
 
-function toggle(entry) {
+function toggle(box) {
   const chosen = entries();
-  form.elements.gpus.value = (chosen.includes(entry) ? chosen.filter((it) => it !== entry) : [...chosen, entry]).join(",");
+  const others = chosen.filter((it) => !names(it, box));
+  form.elements.gpus.value = (others.length < chosen.length ? others : [...chosen, box.value]).join(",");
   update();
 }
 
@@ -233,14 +240,14 @@ const pictures = () => [first, second].filter(Boolean).map((it) => it.picture);
 form.addEventListener("submit", (event) => event.preventDefault());
 form.addEventListener("input", (event) => {
   clearTimeout(timer);
-  if (event.target.dataset.gpu) toggle(event.target.value);
+  if (event.target.dataset.gpu) toggle(event.target);
   else timer = setTimeout(update, event.target.tagName === "INPUT" && event.target.type !== "checkbox" ? WAIT : 0);
 });
 form.addEventListener("reset", () => setTimeout(update));
 views.addEventListener("click", (event) => {
   const name = event.target.closest(".gpu[data-name]")?.dataset.name;
   const box = name && form.querySelector(`[data-gpu="${CSS.escape(name)}"]`);
-  if (box) toggle(box.value);
+  if (box) toggle(box);
 });
 
 load();
