@@ -22,6 +22,7 @@ from affinityd.daemon.state.background import until_multiple
 from affinityd.errors import FatalError
 
 CHECK_SECONDS = 1.0  #: how often late connections are ended, and the socket's file is looked for
+REST_SECONDS = 2.0  #: that often without connections, with the watcher's checks: one wake-up
 DRAIN_SECONDS = 5  #: how long requests that are under way at SIGTERM may take
 SPARE_FILES = 96  #: files that the daemon needs besides connections
 
@@ -115,7 +116,7 @@ class Servers:
             server.end()
 
     async def watch(self) -> None:
-        """Once a second end late connections, and set the Date of answers; never returns.
+        """Regularly end late connections, and set the Date of answers; never returns.
 
         Raises FatalError when the socket's file is deleted or replaced: no client could connect.
         """
@@ -123,7 +124,8 @@ class Servers:
             self._connections.sweep(asyncio.get_running_loop().time())
             for server in self._sockets:
                 await server.on_tick(0)
-            await asyncio.sleep(until_multiple(CHECK_SECONDS))
+            every = CHECK_SECONDS if len(self._connections) else REST_SECONDS
+            await asyncio.sleep(until_multiple(every))
         raise FatalError(f"{self._unix.path} is gone, or another process's")
 
 
