@@ -1,8 +1,10 @@
-"""The end of a child process: wait(2)."""
+"""The end of a child process: by itself, wait(2), or with its parent, prctl(2)."""
 
 from __future__ import annotations
 
 import os
+
+from affinityd.linux.syscalls import kill_with_parent
 
 
 def exit_status(pid: int) -> int | None:
@@ -15,3 +17,10 @@ def exit_status(pid: int) -> int | None:
     except ChildProcessError:
         return 0
     return os.waitstatus_to_exitcode(status) if ended else None
+
+
+def end_with(parent: int) -> None:
+    """End when the parent has ended, also in the middle of a call that hangs. Raises OSError."""
+    kill_with_parent()
+    if os.getppid() != parent:  # it ended before that
+        os._exit(0)

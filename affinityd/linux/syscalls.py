@@ -10,14 +10,14 @@ import errno
 import os
 import sys
 
-CALLS = ("set_mempolicy", "get_mempolicy", "migrate_pages", "capget", "capset")
+CALLS = ("set_mempolicy", "get_mempolicy", "migrate_pages", "capget", "capset", "prctl")
 
 #: Of each, by `uname -m`. Source: kernel include/uapi/asm-generic/unistd.h and the syscall tables
 #: of arch/x86 and arch/powerpc. All of them are little-endian.
 NUMBERS = {
-    "x86_64": (238, 239, 256, 125, 126),
-    "aarch64": (237, 236, 238, 90, 91),
-    "ppc64le": (261, 260, 258, 183, 184),
+    "x86_64": (238, 239, 256, 125, 126, 157),
+    "aarch64": (237, 236, 238, 90, 91, 167),
+    "ppc64le": (261, 260, 258, 183, 184, 171),
 }
 
 MAX_NODES = 1024  #: as many as any kernel is built for: CONFIG_NODES_SHIFT is at most 10
@@ -28,6 +28,8 @@ PREFERRED_MANY = 5  #: a mode since 5.15
 NO_NODE = "nonexistent, without memory, or outside Mems_allowed"
 
 SYS_NICE = 23  #: kernel include/uapi/linux/capability.h
+PR_SET_PDEATHSIG = 1  #: prctl(2)
+SIGKILL = 9  #: signal(7); the module of this name takes long to import
 CAPABILITY_VERSION_3 = 0x20080522  #: capget(2); its sets are of 24 bytes, the effective one first
 
 
@@ -81,6 +83,11 @@ def lay_down(capability: int) -> None:
     effective = int.from_bytes(sets[:4], "little") & ~(1 << capability)
     sets[:4] = effective.to_bytes(4, "little")
     _call("capset", header, sets)
+
+
+def kill_with_parent() -> None:
+    """Have the kernel kill the calling process when its parent thread ends. Raises OSError."""
+    _call("prctl", PR_SET_PDEATHSIG, SIGKILL)
 
 
 def _mask(nodes: frozenset[int]) -> bytearray:

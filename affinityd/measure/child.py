@@ -18,11 +18,10 @@ from pathlib import Path
 from traceback import print_exc
 from typing import NoReturn
 
-from affinityd.linux.children import exit_status
+from affinityd.linux.children import end_with, exit_status
 from affinityd.measure.document import LATENCY, OF_MEMORY, READ, Figure
 from affinityd.measure.gpus import gpu_results
 from affinityd.measure.memory import (
-    LIBC,
     NotMeasuredError,
     last_level_cache,
     latency,
@@ -34,7 +33,6 @@ from affinityd.measure.tasks import MemoryTarget, NodeTask
 PATIENCE = 30.0  #: seconds for one figure, with the start of a driver
 GRACE = 2.0  #: seconds for a child to end by itself, and for a killed one
 PAUSE = 0.01  #: seconds between two looks whether it has ended
-PR_SET_PDEATHSIG = 1  #: prctl(2): the signal that a process gets when its parent has ended
 OOM_FIRST = "1000"  #: oom_score_adj, proc(5): where memory is short, this process ends, no job
 
 
@@ -93,9 +91,7 @@ def _end(pid: int, grace: float) -> str:
 def _be_child(task: NodeTask, pipe: Connection, parent: int) -> NoReturn:
     """Report the figures, and end without what the parent would do at its end."""
     try:
-        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # also where a driver hangs
-        if os.getppid() != parent:  # it ended before that
-            os._exit(0)
+        end_with(parent)  # also where a driver hangs
         os.dup2(2, 1)  # output of a driver's library is no part of the answer
         for figure in _figures(task):
             pipe.send(figure)

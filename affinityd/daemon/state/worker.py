@@ -18,6 +18,7 @@ from traceback import format_exc
 from typing import Any, Generic, TypeVar
 
 from affinityd.errors import FatalError
+from affinityd.linux.children import end_with
 
 T = TypeVar("T")
 
@@ -30,9 +31,12 @@ class Worker(Generic[T]):
         self._task = task
         self._turn = threading.Lock()
         self._pipe, theirs = Pipe()
+        daemon = os.getpid()
         if os.fork() == 0:
             try:
                 self._pipe.close()
+                with suppress(OSError):  # without it, a process that hangs ends later
+                    end_with(daemon)
                 _serve(theirs, make)
             finally:
                 os._exit(0)

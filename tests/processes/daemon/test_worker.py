@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +18,9 @@ from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.peers.viewer import Viewer
 from affinityd.daemon.state.audits import PackedAudit
 from affinityd.daemon.state.worker import T, Worker
+from affinityd.linux.processes import exists
 from tests.support.children import children_of
+from tests.support.daemons import eventually
 from tests.support.scans import audit, process
 
 
@@ -47,6 +50,28 @@ def test_one_that_cannot_start_has_a_traceback_and_tries_again() -> None:
             with pytest.raises(RuntimeError, match=rf"(?s)in make.*ImportError: {told}"):
                 worker.call("copy")
         assert worker.call("copy") == [3]
+
+
+HANGING = """
+import os, signal, threading, time
+from affinityd.daemon.state.worker import Worker
+
+class Hangs:
+    def hang(self):
+        os.write(1, f"{os.getpid()}\\n".encode())
+        time.sleep(600)
+
+Worker("is of a test", Hangs).call("hang")
+"""
+
+
+def test_one_that_hangs_ends_with_the_daemon() -> None:
+    command = [sys.executable, "-c", HANGING]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as daemon:
+        assert daemon.stdout
+        pid = int(daemon.stdout.readline())
+        daemon.kill()
+    eventually(lambda: not exists(pid), "it has ended")
 
 
 def test_its_log_lines_are_the_daemons(caplog: pytest.LogCaptureFixture) -> None:
