@@ -52,7 +52,7 @@ def test_nvmls_gpu_is_planned_and_an_unknown_mig_instance_looked_for_once_in_a_w
         assert (refusal.status, OTHER in refusal.json["detail"]) == (404, True)
 
 
-def test_between_scans_nothing_holds_the_driver_and_the_daemon_wakes_up_once_a_second(
+def test_between_scans_nothing_holds_the_driver_and_the_daemon_seldom_wakes_up(
     node: Node,
 ) -> None:
     with node.running("--scan-interval", "3600") as daemon:
