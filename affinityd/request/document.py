@@ -100,7 +100,7 @@ class WarningDocument:
 
 @dataclass(frozen=True)
 class JobPart:
-    """What all ranks of a job are told."""
+    """The fields that all ranks of a job have in common."""
 
     node: str
     generation: int
@@ -110,7 +110,7 @@ class JobPart:
 
 @dataclass(frozen=True)
 class RanksPart:
-    """What the requested ranks are told."""
+    """The fields that depend on which ranks are requested."""
 
     cpulist: CpuList
     ranks: Sequence[PlannedRank]
@@ -144,7 +144,7 @@ def document(reply: Reply) -> PlanDocument:
 
 
 def job_part(reply: Reply) -> JobPart:
-    """Return what does not depend on which of the job's ranks are requested."""
+    """Return the fields that are the same for each rank of the job."""
     request = reply.request
     options = {**vars(request.options), "share": reply.plan.share}
     return JobPart(
@@ -162,7 +162,7 @@ def job_part(reply: Reply) -> JobPart:
 
 
 def ranks_part(reply: Reply) -> RanksPart:
-    """Return what depends on it."""
+    """Return the fields of the requested ranks."""
     is_of_node = reply.request.whose == "node"
     return RanksPart(
         cpulist=format_list(reply.cpus),

@@ -14,7 +14,7 @@ _RANK = re.compile(rb"(?:^|&)rank=(0|[1-9][0-9]{0,4})(?=&|$)")
 def job_and_rank(query: bytes) -> tuple[JobQuery, int] | None:
     """Return both parts; None for a query that names no rank, or several.
 
-    A job's part that has a rank, too, is one that the app refuses, whatever the number.
+    The app refuses a query whose job's part has a rank, too, for each number.
     """
     found = _RANK.search(query)
     if found is None:
