@@ -165,7 +165,7 @@ def _rest_divided(
     *,
     planned: Callable[..., Planned],
 ) -> Planned | None:
-    """Divide the CPUs anew among the tasks that keep no slice, if each knows which ones do.
+    """Divide the CPUs among the tasks that keep no slice, if each knows which ones do.
 
     None: one of them does not, the caller keeps its own, or these CPUs cannot be divided.
     """
