@@ -155,6 +155,11 @@ def machine(tree: Path) -> list[str]:
     return [f"--volume={tree}/sys/{folder}:/sys/{folder}:ro" for folder in seen]
 
 
+def pods_cgroup(uid: str) -> str:
+    """Return a pod's cgroup; in /kubepods a kubelet ends the processes of pods unknown to it."""
+    return f"/test-containers/kubepods/burstable/pod{uid}"
+
+
 def unique_name() -> str:
     """Return a name that no other container or pod has."""
     return f"affinityd-test-{os.getpid()}-{next(_numbers)}"

@@ -11,7 +11,7 @@ import pytest
 
 from affinityd.linux.processes import mask_of
 from tests.e2e.containers import images
-from tests.e2e.containers.rig import Container, running
+from tests.e2e.containers.rig import Container, pods_cgroup, running
 from tests.support.children import children_of
 from tests.support.cpusets import needs_cpuset
 from tests.support.daemons import eventually
@@ -41,7 +41,7 @@ def alone(tmp_path: Path) -> Iterator[Container]:
 @pytest.fixture
 def of_a_pod(tmp_path: Path) -> Iterator[Container]:
     """Run one with the cgroup that the kubelet would give it."""
-    options = (f"--cgroup-parent=/kubepods/burstable/pod{POD}", "--user=1000:1000")
+    options = (f"--cgroup-parent={pods_cgroup(POD)}", "--user=1000:1000")
     with running(
         tmp_path / "pod", images.client("busybox"), *PROGRAM, options=options
     ) as container:

@@ -19,6 +19,7 @@ from tests.e2e.containers.rig import (
     daemon,
     machine,
     mount,
+    pods_cgroup,
     running,
 )
 from tests.support.tiny import BOTH, FAR, LOOK, Ended, tiny_tree
@@ -32,7 +33,7 @@ CLIENTS = {
 }
 
 #: What the chart gives its daemon: a pod's cgroup, and to see the node's.
-POD = ("--cgroupns=private", "--cgroup-parent=/kubepods/burstable/podA")
+POD = ("--cgroupns=private", f"--cgroup-parent={pods_cgroup('A')}")
 CGROUPS = "--volume=/sys/fs/cgroup:/host/cgroup:ro"
 
 
@@ -100,7 +101,7 @@ def test_with_the_node_s_pids_and_cgroups_it_knows_the_processes_of_another_cont
     node: Container, tree: Path, tmp_path: Path
 ) -> None:
     """`kubectl exec ds/affinityd -- affinityd verify --gpus 0 PID`."""
-    job = [f"--cpuset-cpus={FAR}", "--cgroup-parent=/kubepods/burstable/podB"]
+    job = [f"--cpuset-cpus={FAR}", f"--cgroup-parent={pods_cgroup('B')}"]
     with (
         daemon(tmp_path / "node", options=[*machine(tree), *POD]) as without,
         running(tmp_path / "job", images.client("busybox"), "sleep", "60", options=job) as other,
