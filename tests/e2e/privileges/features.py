@@ -21,7 +21,6 @@ from tests.support.tiny import BOTH, CPUS, NEAR
 
 OK = 200  #: HTTP's
 UUID = "GPU-8a1f0c3e-51aa-9d02-4c1e-0b7de3f1a001"
-AMDS = "/dev/dri/renderD128"
 GPUS = (
     Gpu(0, "nvidia", "0000:e1:00.0", numa_node=0, minor=0),
     Gpu(0, "amd", "0000:e2:00.0", numa_node=0, render_minor=128),
@@ -133,7 +132,7 @@ def _adjusts(node: Node) -> bool:
     if not node.is_known and node.runtime.has_caller():
         node.runtime.accept()
         node.is_known = True
-    asked = created(devices=["/dev/kfd", AMDS])  # NVML would name NVIDIA's without sysfs
+    asked = created(devices=[], env=[f"NVIDIA_VISIBLE_DEVICES={UUID}"])  # by the device plugin
     return node.is_known and node.runtime.create(asked).cpus == NEAR
 
 
