@@ -65,13 +65,13 @@ def test_it_leaves_another_daemons_socket_alone(
     tmp_path: Path, is_ended: bool, status: int
 ) -> None:
     """As of a daemon of a later release that is started before this one ends."""
-    with running(tmp_path, "--machine", MACHINE) as daemon:
-        daemon.socket.unlink()
-        with serving(daemon.socket, hanging):
-            if is_ended:
-                daemon.signal(signal.SIGTERM)
-            assert daemon.process.wait(PATIENCE) == status
-            assert daemon.socket.exists()
+    later = tmp_path / "later.sock"
+    with running(tmp_path, "--machine", MACHINE) as daemon, serving(later, hanging):
+        later.rename(daemon.socket)  # at once, or the daemon might find it before it is ended
+        if is_ended:
+            daemon.signal(signal.SIGTERM)
+        assert daemon.process.wait(PATIENCE) == status
+        assert daemon.socket.exists()
 
 
 def test_of_daemons_that_start_at_once_where_one_was_killed_one_stays(tmp_path: Path) -> None:
