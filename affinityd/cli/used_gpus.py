@@ -58,8 +58,9 @@ def used_gpus(process: Stat, planner: ProcessPlanner, *, is_named: bool) -> Used
     for helper in _helpers(tree, unclear, using.keys()):
         del ranks[helper]
     why = next((NOT_KNOWN.format(why=why) for why in held.unknown.values()), USES_NONE)
-    launchers = _launchers(tree, ranks.keys() - unclear)
-    doubtful = () if using else unclear - launchers
+    clear = (ranks.keys() - unclear) | using.keys()
+    is_told = using and not held.unknown  # the others of the tree use none: they are helpers
+    doubtful = () if is_told else (unclear & ranks.keys()) - clear - _launchers(tree, clear)
     names = {pid: several("GPU", (gpu.index for gpu in gpus_of(ranks[pid]))) for pid in doubtful}
     doubts = {pid: NOT_NAMED.format(gpus=its, why=why) for pid, its in names.items()}
     return UsedGpus(ranks, doubts, by_driver=bool(using))
@@ -89,7 +90,7 @@ def _helpers(
 
 
 def _launchers(tree: Sequence[Stat], known: AbstractSet[int]) -> AbstractSet[int]:
-    """Return the ancestors of processes whose GPUs are known."""
+    """Return the ancestors of processes with known GPUs."""
     found: set[int] = set()
     for stat in reversed(tree):
         if stat.number in known | found:

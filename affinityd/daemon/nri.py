@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import TimeoutError as LateError
+from dataclasses import replace
 from functools import partial
 
 from prometheus_client.core import Metric
@@ -105,8 +106,12 @@ class NriPlugin:
         try:
             made = started(partial(self._adjusted, request)).result(DEADLINE)
         except LateError:
-            made = Adjustment(LATE)
+            made = Adjustment(
+                LATE, note=f"a container starts as it is: {DEADLINE} s were too short"
+            )
         self.outcomes[made.outcome] += 1
+        if made.note:
+            log.info("%s", made.note)
         return messages.adjusted(made.environment, made.folder, format_list(made.cpus))
 
     def _failed(self) -> None:
@@ -127,9 +132,7 @@ class NriPlugin:
         except (AffinityError, OSError, ValueError) as error:
             log.warning("container %s is not adjusted: %s", name, error)
             return Adjustment(UNKNOWN)
-        if made.note:
-            log.info("container %s: %s", name, made.note)
-        return made
+        return replace(made, note=made.note and f"container {name}: {made.note}")
 
     def _by_kubelet(self, topology: Topology, pod: Pod, container: Container) -> str:
         """Return the GPUs that kubelet gave the container. Raises OSError, ValueError."""

@@ -62,17 +62,21 @@ class GpuRatios:
             self._look()
         except FileNotFoundError:
             self._seen, self._found, self._notices = None, None, ()
-        except (OSError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) else str(error)
-            self._found, self._notices = None, (f"{self._path} is not used: {why}",)
+        except OSError as error:  # it is tried again: its file may be as it was
+            self._seen = None
+            self._leave(error.strerror)
+        except ValueError as error:
+            self._leave(error)
         return _of_gpus(self._found, topology) if self._found else {}, self._notices
+
+    def _leave(self, why: object) -> None:
+        self._found, self._notices = None, (f"{self._path} is not used: {why}",)
 
     def _look(self) -> None:
         """Read the file if it has changed. Raises OSError, ValueError."""
         status = os.stat(self._path)  # noqa: PTH116 - the path is a str
         now = status.st_ino, status.st_size, status.st_mtime_ns
         if now != self._seen:
-            self._seen = None  # a file that cannot be opened is tried again
             content = read_regular(self._path, MAX_BYTES)
             self._seen = now
             self._found, self._notices = _parsed(self._path, content), ()
@@ -83,7 +87,7 @@ def _of_gpus(
 ) -> Mapping[tuple[str, int], Mapping[int, float]]:
     there = {(it.pci_bus_id, it.uuid) for it in found.gpus}
     its = ratios(found.figures, found.gpus, TO_DEVICE)
-    return {
+    here = {
         gpu.key: {
             node: ratio
             for node, ratio in its[gpu.pci_bus_id].items()
@@ -92,3 +96,4 @@ def _of_gpus(
         for gpu in topology.gpus
         if (gpu.pci_bus_id, gpu.uuid) in there and gpu.pci_bus_id in its
     }
+    return {key: by_node for key, by_node in here.items() if by_node}

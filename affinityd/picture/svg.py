@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from html import escape
 from importlib.resources import files
 
@@ -25,6 +26,7 @@ MEANINGS = {"reserved": "reserved for the system", "disallowed": "not allowed by
 wide_boxes, narrow_boxes = derived(machine), derived(narrow_machine)
 
 
+@cache
 def stylesheet() -> str:
     """Return the style of pictures, which also holds for those in the daemon's page."""
     return (files(__package__) / "picture.css").read_text(encoding="utf-8")

@@ -13,11 +13,11 @@ from affinityd.grouping import counted
 from affinityd.planner.domains import single_bundles, usable
 from affinityd.planner.modes import Position, blocks
 from affinityd.request.parameters import Request
-from affinityd.request.step.deals import CLOSEST, deals, parse_binding
+from affinityd.request.step.deals import CLOSEST, LARGEST, deals, parse_binding
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from affinityd.request.step.deals import Deal, GpuCores
     from affinityd.topology.model import Core
@@ -47,7 +47,7 @@ def deals_of(
     if binding.kind in {"none", CLOSEST}:  # where CPUs are not bound, all GPUs are equally close
         return None
     slices = (slices_of(request) or [mask] * tasks) if cores else [ANY] * tasks
-    ways = cores or [[ANY] * (request.step_gpus or 0)]
+    ways = cores or [[ANY] * min(request.step_gpus or 0, LARGEST)]
     try:
         dealt = deals(binding, slices, ways, indices)
     except (ValueError, ZeroDivisionError):  # Slurm would refuse it
@@ -87,14 +87,26 @@ def own_slices(request: Request) -> list[CpuSet]:
 def parts_of_slices(request: Request, cores: Sequence[Core]) -> list[CpuSet]:
     """Return for each task CPUs that no other has: its part of its slice, by cores."""
     slices = slices_of(request)
-    others = {it: frozenset().union(*({*slices} - {it})) for it in slices}
-    domain = {it: single_bundles(usable(cores, it - others[it])) for it in others}
+    domain = {it: single_bundles(its) for it, its in _exclusive(slices, cores).items()}
     parts = []
     for task, slice_ in enumerate(slices):
         position = Position(slices[:task].count(slice_), slices.count(slice_), 0, balanced=False)
         part = blocks(domain[slice_], position)
         parts.append(frozenset(cpu for (core,) in part for cpu in core.cpus))
     return parts
+
+
+def _exclusive(slices: Sequence[CpuSet], cores: Sequence[Core]) -> Mapping[CpuSet, Sequence[Core]]:
+    """Return the cores of each slice, without CPUs that another slice has, too."""
+    distinct = dict.fromkeys(slices)
+    holders = counted(chain.from_iterable(distinct))
+    only = {it: frozenset(cpu for cpu in it if holders[cpu] == 1) for it in distinct}
+    holder = {cpu: slice_ for slice_, cpus in only.items() for cpu in cpus}
+    there: dict[CpuSet, list[Core]] = {it: [] for it in distinct}
+    for core in cores:
+        for slice_ in {holder[cpu] for cpu in core.cpus if cpu in holder}:
+            there[slice_].append(core)
+    return {it: usable(its, only[it]) for it, its in there.items()}
 
 
 def slices_of(request: Request) -> list[CpuSet]:

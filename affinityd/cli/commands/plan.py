@@ -60,12 +60,10 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the plan."""
-    if arguments.node_file is not None:
-        pairs = [text.partition("=")[::2] for text in arguments.query]
-        print(local_plan.answer_query(arguments.node_file, pairs), end="")
-        return 0
+    """Print the plan. Raises AffinityError."""
     chosen = plan_options.given(arguments, (*plan_options.NAMES, "format"))
+    if arguments.node_file is not None or arguments.query:
+        return _of_file(arguments, chosen)
     form = chosen.pop("format", TABLE)
     if form not in FORMS:
         raise InvalidRequestError(f"format: {quote(form)} is not one of {', '.join(FORMS)}")
@@ -92,6 +90,17 @@ def run(arguments: argparse.Namespace) -> int:
     if form != "json":
         for line in _warnings(reply):
             say(f"affinityd: {line}")
+    return 0
+
+
+def _of_file(arguments: argparse.Namespace, chosen: Mapping[str, str]) -> int:
+    """Print the answer of a daemon's file. Raises AffinityError."""
+    if arguments.node_file is None:
+        raise InvalidRequestError("--query is for --node-file; without it, give --gpus, --mode, …")
+    if chosen or arguments.explain or arguments.svg is not None:
+        raise InvalidRequestError("--node-file takes no option but --query NAME=VALUE")
+    pairs = [text.partition("=")[::2] for text in arguments.query]
+    print(local_plan.answer_query(arguments.node_file, pairs), end="")
     return 0
 
 

@@ -68,7 +68,7 @@ def _said(scan: Scan, names: Mapping[GpuKey, str]) -> Iterator[str]:
 
 
 def _measured(scan: Scan, names: Mapping[GpuKey, str]) -> Iterator[str]:
-    """Yield a line for each GPU with far processes whose copies near CPUs make faster."""
+    """Yield a line for each GPU with far processes, if its copies are faster from near CPUs."""
     far = {it.facts.gpu for it in scan.processes if it.is_mismatch}
     for key, ratios in scan.ratios.items():
         most = max(ratios.values())

@@ -22,7 +22,7 @@ JobKey = tuple[int, JobQuery, bytes, Caller | None]
 Remembered = tuple[bytes, Callable[[], None]]
 
 MAX_BYTES = 16 * 1024 * 1024  #: of answers and their questions
-MAX_JOB_BYTES = 4 * 1024 * 1024  #: of the jobs whose other ranks are answered, too
+MAX_JOB_BYTES = 4 * 1024 * 1024  #: of planned jobs, from which their other ranks are answered
 ENTRY_BYTES = 1024  #: the rest of an entry, about
 
 
@@ -80,7 +80,7 @@ class AnswerCache:
             self._jobs.put((generation, parts[0], accept, caller), job, weight)
 
     def _of_job(self, key: Key) -> Remembered | None:
-        """Return the answer to a rank of a job whose plan is known."""
+        """Return the answer to a rank of a job that has been planned."""
         generation, query, accept, caller = key
         parts = job_and_rank(query)
         job = self._jobs.get((generation, parts[0], accept, caller)) if parts else None

@@ -14,7 +14,7 @@ _RANK = re.compile(rb"(?:^|&)rank=(0|[1-9][0-9]{0,4})(?=&|$)")
 def job_and_rank(query: bytes) -> tuple[JobQuery, int] | None:
     """Return both parts; None for a query that names no rank, or several.
 
-    The app refuses a query whose job's part has a rank, too, for each number.
+    If a rank is left in the job's part, the app refuses the query, with any number.
     """
     found = _RANK.search(query)
     if found is None:

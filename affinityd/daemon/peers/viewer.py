@@ -35,7 +35,7 @@ class Viewer:
 def is_foreign(host: str) -> bool:
     """Whether a Host header has a site's name: neither an IP address nor a name without a dot.
 
-    A site whose name resolves to an address of a user's port forwarding is asked as that user.
+    A site can have its name resolve to a user's port forwarding: a browser then asks as that user.
     """
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
     try:

@@ -36,8 +36,8 @@ class GpuBinding(Record):
 
     @property
     def number(self) -> int:
-        """The number of TYPE:1, or of 1. Raises ValueError."""
-        return int(self.argument.rpartition(":")[2])
+        """The number of TYPE:1, or of 1, as far as a node has GPUs. Raises ValueError."""
+        return min(int(self.argument.rpartition(":")[2]), LARGEST)
 
 
 def parse_binding(text: str) -> GpuBinding:
@@ -102,7 +102,7 @@ def _by_slots(each: int, slices: Sequence[CpuSet], cores: GpuCores) -> Deal:
 
 def _in_order(each: int, slices: Sequence[CpuSet], _cores: GpuCores) -> Deal:
     """`per_task` to 23.02: the first task has the first GPUs."""
-    return [frozenset(range(task * each, (task + 1) * each)) for task in range(len(slices))]
+    return [_own(each, task) for task in range(len(slices))]
 
 
 def _nearest_first(each: int, slices: Sequence[CpuSet], cores: GpuCores) -> Deal:
@@ -112,8 +112,12 @@ def _nearest_first(each: int, slices: Sequence[CpuSet], cores: GpuCores) -> Deal
         far = {place: cores[place].isdisjoint(cpus) for place in left}
         given = sorted(left, key=far.__getitem__)[:each]
         left = [place for place in left if place not in given]
-        dealt.append(frozenset(given or range(task * each, (task + 1) * each)))
+        dealt.append(frozenset(given) or _own(each, task))
     return dealt
+
+
+def _own(each: int, task: int) -> frozenset[int]:
+    return frozenset(range(task * each, min((task + 1) * each, LARGEST)))
 
 
 #: By kind, and whether Slurm is 23.11 or newer.

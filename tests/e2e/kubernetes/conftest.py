@@ -17,7 +17,7 @@ from tests.e2e.kubernetes.cluster import RIGS, Cluster, running
 def rig() -> None:
     """Skip where no cluster can be made."""
     if os.geteuid() != 0:
-        pytest.skip("runs a cluster")
+        pytest.skip("only root runs a cluster")
     if not RIGS.exists():
         pytest.skip("the rig of a cluster is not beside the checkout")
 

@@ -174,6 +174,20 @@ def test_where_neither_names_a_gpu_it_is_not_judged(
         assert verified(capsys, child.pid, "--gpus", "0")[0] == 0
 
 
+def test_a_rank_beside_one_that_the_driver_names_is_not_judged_where_a_gpu_is_unknown(
+    capsys: Capture, known: Known
+) -> None:
+    with parent_of({}, {}) as child:
+        zero, other = children_of(child.pid)
+        known.now = replace(Known(zero).now, unknown={OTHER: "NVML is on hold"})
+        for pid in (zero, other):
+            os.sched_setaffinity(pid, NEAR)
+        code, processes = verified(capsys, child.pid)
+    why = DOUBT.format("which one it uses is not known (NVML is on hold)")
+    assert code == 2
+    assert {it["pid"]: it["notes"] for it in processes if it["notes"]} == {other: [why]}
+
+
 def test_gpus_near_the_same_cpus_need_no_telling_apart(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

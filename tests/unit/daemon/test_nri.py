@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,14 +93,22 @@ def test_a_bug_is_one_line_and_an_empty_answer(
 
 
 def test_an_answer_that_takes_long_is_an_empty_one_in_time(
-    runtime: Runtime, plugin: NriPlugin, monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime,
+    plugin: NriPlugin,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    goes_on = threading.Event()
-    monkeypatch.setattr(nri, "cpuset_at", lambda _path: goes_on.wait(PATIENCE))
+    caplog.set_level(logging.INFO)
+    goes_on, before = threading.Event(), set(threading.enumerate())
+    monkeypatch.setattr(nri, "cpuset_at", lambda _path: goes_on.wait(PATIENCE) and None)
     for _ in range(2):
         assert runtime.create(created()) == Given()
     assert plugin.outcomes == {"late": 2}
     goes_on.set()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(PATIENCE)
+    logged = [it.message for it in caplog.records if it.message.startswith(("a cont", "cont"))]
+    assert logged == ["a container starts as it is: 0.2 s were too short"] * 2
 
 
 @pytest.mark.parametrize(

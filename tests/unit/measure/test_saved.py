@@ -52,6 +52,7 @@ def test_a_place_that_cannot_be_written_is_an_error_of_one_line(tmp_path: Path) 
         ({"gpus": [replace(GPU, pci_bus_id="0000:20:00.0")]}, None),
         ({"gpus": [replace(GPU, uuid="GPU-another")]}, None),
         ({"version": 2}, "is of version 2, not 1"),
+        ({"figures": [copies(7, 30.0)]}, None),
     ],
 )
 def test_what_is_not_of_this_machine_gives_no_ratio(
@@ -96,5 +97,11 @@ def test_a_file_is_read_again_only_when_its_inode_size_or_time_has_changed(tmp_p
     assert [len(notices) for _, notices in (measured(HERE), measured(HERE))] == [1, 1]
     save(FOUND, path)
     assert measured(HERE) == (first, ())
+    hidden = path.parent.rename(tmp_path.with_name("hidden"))
+    path.parent.touch()  # the file's folder is none: NotADirectoryError
+    assert [len(notices) for _, notices in (measured(HERE), measured(HERE))] == [1, 1]
+    path.parent.unlink()
+    hidden.rename(path.parent)
+    assert measured(HERE) == (first, ()), "the file is as it was"
     path.unlink()
     assert measured(HERE) == ({}, ())

@@ -185,15 +185,21 @@ def test_tasks_of_a_job_never_overlap_whatever_each_one_sees(
         ("mask_gpu:" + "f" * 32000, "0x1"),
         ("single:1", ",".join(format_mask([cpu]) for cpu in range(256))),
         ("closest", ",".join(["0xff"] * 256)),
+        (f"single:{10**7}", ""),
+        (f"per_task:{10**7}", ""),
     ],
-    ids=["map", "mask", "many masks", "equal masks"],
+    ids=["map", "mask", "many masks", "equal masks", "single", "per task"],
 )
-def test_what_is_huge_is_read_in_no_time(bind: str, masks: str) -> None:
+@pytest.mark.parametrize("new", ["", "gres/"])
+def test_what_is_huge_is_read_in_no_time(bind: str, masks: str, new: str) -> None:
     """In CPU time; only an enemy of the daemon sends it."""
-    facts = {"ranks": "256", "rank": "255", "visible": "0", "step_gpus": "256", "cpuset": "255"}
+    facts = {"ranks": "256", "rank": "255", "visible": "0", "cpuset": "255"}
     job = ",".join(f"{gpu % 8}" for gpu in range(256))
     start = time.process_time()
-    try_to_ask(DGX, **facts, job=job, gpu_bind=f"gpu:{bind}", cpu_bind=masks)
+    for gpus in ("256", f"{10**7}"):
+        of_step = {"step_gpus": gpus, "gpu_bind": f"{new}gpu:{bind}"}
+        try_to_ask(DGX, **facts, **of_step, job=job, **({"cpu_bind": masks} if masks else {}))
+        try_to_ask(DGX, gpus="0", rank="0", ranks="1", **of_step)
     assert time.process_time() - start < 2
 
 
