@@ -5,6 +5,8 @@ In a training script: `affinityd.bind()`, or `affinityd.set_affinity(gpu_id, npr
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 __version__ = "0.1.0"
 __all__ = [
     "AffinityError",
@@ -18,7 +20,6 @@ __all__ = [
     "worker_init_fn",
 ]
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from affinityd.client.bind import Binding, bind, worker_init_fn
     from affinityd.client.gpu_affinity import Mode, Multithreading, Scope, set_affinity

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from affinityd.cli.console import flag
 from affinityd.client.find_plan import TIMEOUT
 from affinityd.config.file import PLAN_PARAMETERS, plan_parameters
 from affinityd.errors import InvalidRequestError
 from affinityd.text import quote
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 #: The parameters of a plan that it takes.
 PARAMETERS = (

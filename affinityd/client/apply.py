@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from affinityd.client.process_context import ProcessContext
 from affinityd.config import switch
@@ -12,10 +14,7 @@ from affinityd.request import launchers
 from affinityd.request.launchers import local_rank
 from affinityd.text import one_line
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from affinityd.client.find_plan import ProcessPlan
     from affinityd.linux.memory_policy import MemoryPolicy
     from affinityd.request.environment import Question

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping, Sequence
 
 from affinityd.config.file import PREFIX
 from affinityd.errors import InvalidRequestError
 from affinityd.linux.files import listed, text
 from affinityd.request.nic_variables import VARIABLES, value
 from affinityd.text import quote
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 NONE = "none"
 VARIABLE = f"{PREFIX}NICS"  #: which libraries the site or the user wants to be told

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
 from affinityd.client import http as client
 from affinityd.config import switch
 from affinityd.cpuset import CpuSet, format_list, parse_list
@@ -16,10 +19,7 @@ from affinityd.planner import LOCALITIES
 from affinityd.request.environment import first_answer
 from affinityd.text import quote
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from affinityd.request.environment import Question
 
     #: Lines of the `shell` format; the other fields of a ProcessPlan: source, trouble, replayed.

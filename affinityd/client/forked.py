@@ -12,15 +12,13 @@ import _socket
 import marshal
 import os
 import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from affinityd import errors
 from affinityd.client.http import received
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any, NoReturn, TypeVar
-
     T = TypeVar("T")
 
 LINGER = 0.05  #: seconds that a killed child is waited for; one that waits for a device stays

@@ -12,14 +12,11 @@ from __future__ import annotations
 import _socket
 import errno
 import time
+from collections.abc import Iterator, Mapping, Sequence
 
 from affinityd.client import trust
 from affinityd.errors import REFUSALS, AffinityError, DaemonError, NoDaemonError
 from affinityd.text import one_line, quote
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:  # typing takes as long to import as Python to start
-    from collections.abc import Iterator, Mapping, Sequence
 
 MAX_ANSWER = 1024 * 1024  #: bytes; a plan for 256 ranks has 60,000
 MAX_REFUSAL = 1000  #: characters of one that are passed on

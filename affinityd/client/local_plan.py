@@ -9,6 +9,10 @@ rank that finds no daemon: no re, json, dataclasses or pathlib, unless there is 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from affinityd.client import trust
 from affinityd.config import file, settings
@@ -16,7 +20,6 @@ from affinityd.config.settings import Settings
 from affinityd.discovery import discover, open_tree
 from affinityd.discovery.recorded_nvml import snapshot_nvml
 from affinityd.errors import REFUSALS, AffinityError, UntrustedError
-from affinityd.record import Record
 from affinityd.request import formats
 from affinityd.request.environment import first_answer
 from affinityd.request.parameters import parse_request
@@ -25,15 +28,12 @@ from affinityd.request.resolve import Caller, answer
 from affinityd.text import one_line, quote
 from affinityd.topology.model import Node, Topology
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
-
     from affinityd.request.environment import Question
 
 
-class SourcedNode(Record):
+@dataclass(frozen=True)
+class SourcedNode:
     """A node, and where it was read."""
 
     node: Node

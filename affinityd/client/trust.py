@@ -11,19 +11,16 @@ container.
 
 from __future__ import annotations
 
+import _socket
 import errno
 import os
 import stat
+from collections.abc import Mapping
 
 from affinityd.config import file as conffile
 from affinityd.errors import InvalidRequestError, UntrustedError
 from affinityd.linux.files import text
 from affinityd.linux.peercred import credentials, overflow_uid
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import _socket
-    from collections.abc import Mapping
 
 ROOT = 0
 VARIABLE = f"{conffile.PREFIX}DAEMON_UID"

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import codecs
 import os
+from collections.abc import Mapping
 
 from affinityd.config import switch
 from affinityd.errors import InvalidRequestError
 from affinityd.text import quote
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 DEFAULT_PATH = "/etc/affinityd.conf"
 PREFIX = "AFFINITYD_"

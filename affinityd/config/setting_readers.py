@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from affinityd.text import quote
 from affinityd.text import whole_number as number_of
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:  # clients read a user's name by this
     from collections.abc import Callable
     from typing import Any

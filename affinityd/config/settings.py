@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 from affinityd.config import file
 from affinityd.config import setting_readers as read
 from affinityd.config.switch import ON
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.errors import InvalidRequestError
-from affinityd.record import Record
 from affinityd.text import quote
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-    from typing import Any, NoReturn
 
 DEFAULT_LISTEN = ("127.0.0.1", 9465)
 EXCLUSIVE = {"root", "machine"}  #: settings that exclude each other
@@ -29,7 +26,8 @@ MAX_INTERVAL = 3600  #: seconds
 MAX_JOB_SERIES = 1000
 
 
-class Setting(Record):
+@dataclass(frozen=True)
+class Setting:
     """How a setting is read, and its help."""
 
     metavar: str
@@ -125,7 +123,8 @@ DAEMON_ONLY = frozenset(
 )
 
 
-class Settings(Record):
+@dataclass(frozen=True)
+class Settings:
     """Every setting, checked."""
 
     root: str = "/"
@@ -155,7 +154,8 @@ class Settings(Record):
         return self.machine is not None or os.path.realpath(self.root) != "/"
 
 
-class SettingText(Record):
+@dataclass(frozen=True)
+class SettingText:
     """A setting's text, and the name that it was given by."""
 
     text: str

@@ -39,7 +39,6 @@ from affinityd.daemon.state.scanner import ScanProcesses, scan_regularly
 from affinityd.daemon.state.topology_watcher import TopologySource, TopologyWatcher
 from affinityd.daemon.state.worker import Worker
 from affinityd.errors import AffinityError, FatalError, NotScannedError
-from affinityd.record import compile_records
 from affinityd.topology import node_file
 
 if TYPE_CHECKING:
@@ -88,7 +87,6 @@ def run(
     with log_on_stdout(settings.log_format):
         _let_answers_pass()
         raise_file_limit()
-        compile_records()
         try:
             with listening(settings) as listeners:
                 uvloop.run(_serve(settings, machine, audits, listeners, nvml_failures))

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from affinityd.cpuset import format_list
 from affinityd.discovery import nvidia
@@ -27,14 +30,10 @@ from affinityd.discovery.tree import (
     tree_name,
 )
 from affinityd.errors import TreeError
-from affinityd.record import replace
 from affinityd.text import printable
 from affinityd.topology.model import Core, Gpu, MigInstance, NumaNode, Topology
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from affinityd.discovery.nvml.report import NvmlReport
 
 __all__ = ["Tree", "discover", "open_tree"]

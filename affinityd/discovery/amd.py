@@ -5,22 +5,21 @@ Source: kernel `drivers/gpu/drm/amd/amdkfd/kfd_topology.c` (node_show, kfd_topol
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
 from affinityd.discovery.pci import PciDevice
 from affinityd.discovery.tree import Tree
 from affinityd.discovery.values import number, numbered, read_fields
-from affinityd.record import Record, replace
 from affinityd.topology.model import Gpu
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 VENDOR = "amd"
 
 KFD_NODES = "sys/class/kfd/kfd/topology/nodes"
 
 
-class KfdGpu(Record):
+@dataclass(frozen=True)
+class KfdGpu:
     """A GPU as ROCm counts it; a device that is partitioned has several."""
 
     address: str

@@ -14,7 +14,7 @@ import tarfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from posixpath import normpath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from affinityd.discovery.tree import (
     MARK,
@@ -27,7 +27,6 @@ from affinityd.discovery.tree import (
 from affinityd.errors import TreeError
 from affinityd.linux.files import read
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from affinityd.discovery.tree import Keep
 

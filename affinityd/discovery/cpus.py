@@ -6,15 +6,13 @@ Sources: kernel `Documentation/ABI/stable/sysfs-devices-system-cpu` and
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from affinityd.cpuset import MAX_CPUS, CpuSet
 from affinityd.discovery.tree import MARK as CPUS
 from affinityd.discovery.tree import Tree
 from affinityd.discovery.values import numbered, read_cpus, read_number
 from affinityd.topology.model import Core
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 #: The cache types that hold data; an Instruction cache says nothing about memory.
 _DATA_CACHES = ("Unified", "Data")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
 from affinityd.discovery import amd, nvidia
 from affinityd.discovery.pci import ACCELERATOR, DISPLAY, PciDevice
 from affinityd.discovery.tree import Tree
 from affinityd.topology.model import Gpu
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from affinityd.discovery.nvml.report import NvmlReport
 
 #: PCI vendor → the name of its GPUs, first in the topology's list; others have their digits.

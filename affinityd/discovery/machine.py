@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -17,10 +18,6 @@ from affinityd.discovery.tree import FolderTree, Tree
 from affinityd.errors import TreeError
 from affinityd.linux.files import SCARCE
 from affinityd.topology.model import Topology
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import threading
 
 MAX_LIST = 65536  #: bytes; more than any kernel writes into one file of sysfs
 NVML_SECONDS = 20.0  #: that NVML may take to answer; idle GPUs wake up first

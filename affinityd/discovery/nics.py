@@ -7,15 +7,13 @@ HPE's Slingshot driver has port/link and port/speed below the PCI device.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from affinityd.discovery.numa import NumaLocator
 from affinityd.discovery.pci import NETWORK, PciDevice
 from affinityd.discovery.tree import Tree
 from affinityd.text import printable
 from affinityd.topology.model import SLINGSHOT, Nic, RdmaPort
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 #: PCI class, its first two bytes → the kind of adapter.
 _KINDS = {0x0200: "ethernet", 0x0207: "infiniband"}

@@ -6,16 +6,14 @@ Sources: kernel `Documentation/ABI/stable/sysfs-devices-node` and `testing/sysfs
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
 from affinityd.cpuset import CpuSet
 from affinityd.discovery.pci import DEVICES, PciDevice
 from affinityd.discovery.tree import Tree
 from affinityd.discovery.values import number, numbered, read_cpus, read_fields, read_number
-from affinityd.record import Record
 from affinityd.topology.model import BY_NVML, NUMA_NODE, NumaNode
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
 
 NODES = "sys/devices/system/node"
 
@@ -62,7 +60,8 @@ def _memory_bytes(tree: Tree, node: int) -> int | None:
 Place = tuple[int | None, str | None]
 
 
-class NumaLocator(Record):
+@dataclass(frozen=True)
+class NumaLocator:
     """Finds devices on a machine of these nodes and CPUs."""
 
     tree: Tree

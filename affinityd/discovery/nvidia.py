@@ -6,17 +6,17 @@ Source: the NVIDIA driver's README, "The /proc Interface".
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
 from affinityd.cpuset import CpuSet
 from affinityd.discovery.pci import PciDevice, is_pci_address
 from affinityd.discovery.tree import Tree
 from affinityd.discovery.values import number, read_fields
-from affinityd.record import Record, replace
 from affinityd.topology.model import Gpu, MigInstance, NvLinks
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport
 
 VENDOR = "nvidia"
@@ -24,7 +24,8 @@ VENDOR = "nvidia"
 DRIVER_GPUS = "proc/driver/nvidia/gpus"
 
 
-class DriverGpu(Record):
+@dataclass(frozen=True)
+class DriverGpu:
     """A GPU that the driver holds: /proc/driver/nvidia/gpus/ADDRESS/information."""
 
     uuid: str | None = None  #: GPU UUID

@@ -6,15 +6,12 @@ Assignment Specification.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass
 from itertools import dropwhile
 
 from affinityd.discovery.tree import Tree
-from affinityd.record import Record
 from affinityd.topology.model import Gpu
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 DEVICES = "sys/bus/pci/devices"
 
@@ -27,7 +24,8 @@ _HEX_DIGITS = "0123456789abcdef"
 _ID_DIGITS = 4  #: of a vendor, of a device
 
 
-class PciDevice(Record):
+@dataclass(frozen=True)
+class PciDevice:
     """A PCI function, as the kernel lists it."""
 
     address: str  #: 0000:07:00.0

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from affinityd.errors import TreeError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from affinityd.discovery.nvml.report import NvmlReport
     from affinityd.discovery.tree import Tree

@@ -14,6 +14,7 @@ import tarfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from affinityd.discovery import Tree, discover
 from affinityd.discovery.archive import NOWHERE, resolve
@@ -24,7 +25,6 @@ from affinityd.errors import TreeError
 from affinityd.json_codec import dumps
 from affinityd.linux.files import write_whole
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from affinityd.discovery.tree import Keep
 

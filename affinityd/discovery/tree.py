@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from affinityd.cpuset import PADDING
 from affinityd.errors import TreeError
 from affinityd.linux.files import SCARCE, read
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from typing import Protocol, TypeVar
-
     T = TypeVar("T")
     Keep = Callable[[str], bool]
 else:

@@ -5,13 +5,11 @@ Missing and malformed are the same to a reader: None. So is the kernel's -1.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from affinityd.cpuset import CpuSet, parse_list, parse_mask
 from affinityd.discovery.tree import Tree
 from affinityd.text import whole_number
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 #: The largest number that the kernel writes: 64 bits.
 _MAX_NUMBER = 2**64 - 1

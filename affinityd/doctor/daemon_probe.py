@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _socket
 import os
 import stat
 import time
@@ -29,10 +30,6 @@ PLAN = "/plan?mode=all&format=json"  #: of the cheapest mode; it has this proces
 TIMEOUT = 1.0  #: seconds, as any client of the daemon waits
 
 T = TypeVar("T")
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import _socket
 
 
 @dataclass(frozen=True)

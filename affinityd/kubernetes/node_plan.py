@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import cycle
+from typing import TYPE_CHECKING
 
 from affinityd.client import http as client
 from affinityd.client import local_plan
@@ -18,7 +19,6 @@ from affinityd.planner import BY_RANK
 from affinityd.request.document import PlanDocument, document
 from affinityd.request.formats import render
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from affinityd.request.environment import Question
 

@@ -10,10 +10,11 @@ utils.go, ConvertCPUSharesToCgroupV2Value, whose weights are larger since runc 1
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from affinityd.linux.files import content, text
 from affinityd.text import whole_number
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from affinityd.linux.cgroup import Cgroups
 

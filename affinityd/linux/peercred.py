@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import _socket
 import sys
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from typing import Any
 
 NUMBER = 4  #: bytes of each of the three, and of a group
 

@@ -6,24 +6,23 @@ partners (cores of the same package that are near to no planned rank).
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import cycle, zip_longest
+from typing import TYPE_CHECKING, TypeVar
 
 from affinityd.cpuset import CpuSet
-from affinityd.record import Record
 from affinityd.topology.model import Core, Gpu, Topology
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
-    from typing import TypeVar
-
     K = TypeVar("K")
 
 Bundle = tuple[Core, ...]
 Domain = tuple[Bundle, ...]
 
 
-class RankGroup(Record):
+@dataclass(frozen=True)
+class RankGroup:
     """Ranks that divide one domain, in request order."""
 
     ranks: tuple[int, ...]

@@ -6,17 +6,15 @@ overlap.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
 from affinityd.cpuset import CpuSet
 from affinityd.planner.domains import Domain, domains_of, grouped, home_nodes, restrict
 from affinityd.planner.model import Demand
 from affinityd.planner.modes import PlanMode, Position, blocks
-from affinityd.record import Record
 from affinityd.topology.derived import derived
 from affinityd.topology.model import Topology
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 
 def shares_node(demand: Demand, mode: PlanMode) -> bool:
@@ -44,7 +42,8 @@ def gpu_blocks(
     return found
 
 
-class NodeBlocks(Record):
+@dataclass(frozen=True)
+class NodeBlocks:
     """A node's domain, and the block of each GPU whose home it is."""
 
     gpus: tuple[tuple[str, int], ...]  #: their keys

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
 from affinityd.cpuset import CpuSet
-from affinityd.record import Record
 from affinityd.topology.model import Gpu
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
-
-class Options(Record):
+@dataclass(frozen=True)
+class Options:
     """How to plan; the defaults are the API's."""
 
     mode: str = "unique_contiguous"
@@ -25,16 +24,18 @@ class Options(Record):
     cpus: int | None = None  #: logical CPUs that each rank asked for; None: unknown
 
 
-class Demand(Record):
+@dataclass(frozen=True)
+class Demand:
     """The input of a plan: rank i drives `gpus[i]`."""
 
     gpus: tuple[Gpu, ...]
     allowed: CpuSet  #: online ∩ cpuset − reserved
     unreserved: CpuSet  #: online − reserved
-    options: Options = Options()
+    options: Options = field(default_factory=Options)
 
 
-class PlanWarning(Record):
+@dataclass(frozen=True)
+class PlanWarning:
     """A warning, by its stable code; `rank` None: about the whole plan."""
 
     code: str
@@ -42,7 +43,8 @@ class PlanWarning(Record):
     rank: int | None = None
 
 
-class Widening(Record):
+@dataclass(frozen=True)
+class Widening:
     """Why a rank has far CPUs: its home node had too few for its ranks' requests."""
 
     cpus: CpuSet  #: the rank's far CPUs
@@ -50,7 +52,8 @@ class Widening(Record):
     asked: int  #: logical CPUs that these ranks asked for together
 
 
-class RankPlan(Record):
+@dataclass(frozen=True)
+class RankPlan:
     """One rank's place."""
 
     rank: int
@@ -65,7 +68,8 @@ class RankPlan(Record):
     widening: Widening | None = None  #: None: every CPU is near, or the home is remote
 
 
-class Plan(Record):
+@dataclass(frozen=True)
+class Plan:
     """Every rank's place."""
 
     ranks: tuple[RankPlan, ...]

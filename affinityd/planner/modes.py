@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 from affinityd.planner.domains import Bundle, Domain
-from affinityd.record import Record
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     Split = Callable[[Domain, "Position"], Domain]
 
 
-class Position(Record):
+@dataclass(frozen=True)
+class Position:
     """Which part of a domain is requested."""
 
     index: int  #: of the rank among those that divide the domain, from 0
@@ -65,7 +66,8 @@ def complexes(domain: Domain, position: Position) -> Domain:
     return tuple(groups[ranked[position.index % len(ranked)]])
 
 
-class PlanMode(Record):
+@dataclass(frozen=True)
+class PlanMode:
     """A row of the table."""
 
     split: Split

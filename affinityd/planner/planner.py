@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from affinityd.cpuset import format_list
 from affinityd.errors import UnsatisfiableError
@@ -23,17 +26,14 @@ from affinityd.planner.modes import MODES, PlanMode, Position
 from affinityd.planner.reasons import Reasons, too_few_cores
 from affinityd.planner.warnings import warnings
 from affinityd.planner.widening import given_cpus, topped_up, widened
-from affinityd.record import Record
 from affinityd.topology.model import Core, Topology
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from affinityd.planner.widening import RankCores
 
 
-class Division(Record):
+@dataclass(frozen=True)
+class Division:
     """The cores of every rank, and the groups that were divided."""
 
     groups: tuple[RankGroup, ...]  #: with their own domains, before others' cores came in

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.grouping import counted
 from affinityd.planner.domains import socket, usable
 from affinityd.planner.model import Demand, Widening
 from affinityd.planner.modes import PlanMode
-from affinityd.record import Record, cached_property
 from affinityd.text import count, node_name
 from affinityd.topology.model import Core, Gpu, Topology
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from affinityd.planner.widening import RankCores
 
 
-class Reasons(Record):
+@dataclass(frozen=True)
+class Reasons:
     """Explains the places of one plan's ranks; common reasons are found once."""
 
     topology: Topology

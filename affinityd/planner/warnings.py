@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from affinityd.cpuset import format_list
 from affinityd.grouping import counted
 from affinityd.planner.gpu_blocks import shares_node
@@ -9,10 +11,6 @@ from affinityd.planner.model import Demand, Options, PlanWarning, RankPlan
 from affinityd.planner.modes import PlanMode
 from affinityd.text import count, node_name
 from affinityd.topology.model import Topology
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 
 def warnings(

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from affinityd.cpuset import CpuSet
 from affinityd.planner.domains import RankGroup, nearest_first, single_bundles, usable
 from affinityd.planner.model import Demand, Options
-from affinityd.record import replace
 from affinityd.topology.model import Core, Topology
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     RankCores = Mapping[int, tuple[Core, ...]]  #: each rank's cores, best first
 
 

@@ -7,22 +7,21 @@ Programming Guide "CUDA Environment Variables"; ROCm documentation "GPU isolatio
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
 from affinityd.errors import InvalidRequestError, NoSuchGpuError
-from affinityd.record import Record
 from affinityd.text import quote
 from affinityd.topology.derived import derived
 from affinityd.topology.model import Gpu, Topology
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 UUID_KINDS = ("GPU-", "MIG-")
 MAX_DIGITS = 9  #: of an index that some machine could have
 DOMAINS = (4, 8)  #: digits of a PCI domain: the kernel's, NVML's
 
 
-class ComputeDevice(Record):
+@dataclass(frozen=True)
+class ComputeDevice:
     """A device that a process can drive: a GPU, or a MIG instance of one."""
 
     gpu: Gpu
@@ -34,7 +33,8 @@ class ComputeDevice(Record):
         return self.mig or self.gpu.uuid
 
 
-class VisibleDevices(Record):
+@dataclass(frozen=True)
+class VisibleDevices:
     """The devices that a caller sees."""
 
     by_index: Mapping[int, ComputeDevice]  #: ascending

@@ -6,6 +6,9 @@ srun(1), sbatch(1), "OUTPUT ENVIRONMENT VARIABLES"; slurm.conf(5), "TaskProlog".
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, TypeVar
+
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.errors import REFUSALS, AffinityError, NoSuchGpuError
 from affinityd.planner import BY_RANK
@@ -18,11 +21,7 @@ from affinityd.request.launchers import (
     with_asked_cpus,
 )
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:  # typing takes as long to import as Python to start
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-    from typing import TypeVar
-
+if TYPE_CHECKING:
     from affinityd.request.launchers import Environment
 
     A = TypeVar("A")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 from affinityd.config.switch import ON, VARIABLE
 from affinityd.cpuset import CpuSet, format_list, format_mask
 from affinityd.request.nic_variables import UNASKED, VARIABLES, VLLM_SELECTION, value
 from affinityd.request.reply import Reply
 from affinityd.topology.rdma import NearNic
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 def _json(reply: Reply) -> Iterator[str]:

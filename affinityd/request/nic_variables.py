@@ -7,9 +7,7 @@ Sources: UCX docs/source/faq.md (UCX_NET_DEVICES), NVSHMEM's environment variabl
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from collections.abc import Sequence
 
 #: A library → its variable.
 VARIABLES = {

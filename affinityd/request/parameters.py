@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.errors import InvalidRequestError
 from affinityd.planner.model import Options
 from affinityd.planner.modes import MODES
-from affinityd.record import Record
 from affinityd.request import parsers
 from affinityd.text import quote
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from typing import Any
 
 MAX_LENGTH = 32768  #: of a value, in characters; every second one of 8192 CPUs takes 20,000
 #: Parameters about one task among others.
@@ -21,7 +19,8 @@ OF_TASKS = frozenset(("job", "gpu_bind", "cpu_bind", "step_gpus"))
 FORMATS = ("json", "cpulist", "mask", "numactl", "shell", "lines", "nics", "vllm")
 
 
-class Request(Record):
+@dataclass(frozen=True)
+class Request:
     """A request as understood; equal requests have equal answers."""
 
     gpus: tuple[str, ...] | None = None  #: None: all visible
@@ -41,15 +40,16 @@ class Request(Record):
     nics: int | None = None  #: how many of each rank; None: its GPU's part
     whose: str = "caller"  #: "node": plan as for an unidentified caller
     format: str | None = None  #: None: the client's Accept header decides
-    options: Options = Options()
+    options: Options = field(default_factory=Options)
 
 
-class Parameter(Record):
+@dataclass(frozen=True)
+class Parameter:
     """One parameter: how its text is read, and its help."""
 
     read: Callable[[str], Any]
     help: str
-    schema: Mapping[str, Any] = {"type": "string"}  #: of OpenAPI
+    schema: Mapping[str, Any] = field(default_factory=lambda: {"type": "string"})  #: of OpenAPI
     may_be_empty: bool = False
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from affinityd.cpuset import CpuSet, parse_list, parse_mask
 from affinityd.planner.modes import MODES
-from affinityd.record import Record
 from affinityd.request.environment import BY_VALUE
 from affinityd.text import quote, whole_number
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MAX_ENTRIES = 256
 MAX_NUMBER = 2**31
@@ -62,7 +60,8 @@ def nics(text: str) -> int:
     return number
 
 
-class TaskCpus(Record):
+@dataclass(frozen=True)
+class TaskCpus:
     """A task's request: a number of CPUs, or an equal part of those that so many tasks may use."""
 
     cpus: int | None = None

@@ -6,6 +6,9 @@ interpreting them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
 from affinityd.config.file import PARAMETER_VARIABLES, plan_parameters
 from affinityd.cpuset import parse_list
 from affinityd.errors import InvalidRequestError
@@ -14,10 +17,7 @@ from affinityd.request.launchers import JOB_CPUS, SLURM_TASK, VARIABLES, cpus_to
 from affinityd.request.parameters import Parameter, Request, parse_request, plain
 from affinityd.text import quote
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     from affinityd.request.environment import Question
 
 SLURM = "SLURM_JOB_ID"  #: is set where TaskProlog= runs

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
 from affinityd.cpuset import CpuSet, several
 from affinityd.errors import InvalidRequestError, NoSuchGpuError
 from affinityd.planner import BY_RANK
 from affinityd.planner.modes import MODES
-from affinityd.record import Record, replace
 from affinityd.request.devices import (
     ComputeDevice,
     VisibleDevices,
@@ -22,10 +25,7 @@ from affinityd.request.step.slots import slots
 from affinityd.request.visible_devices import visible_devices
 from affinityd.topology.model import Gpu, Topology
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
     from affinityd.request.step.deals import Deal
     from affinityd.request.step.slots import Slot
 
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 Entry = tuple[str, ComputeDevice]
 
 
-class Ranks(Record):
+@dataclass(frozen=True)
+class Ranks:
     """The ranks that divide the cores."""
 
     entries: tuple[Entry, ...]  #: rank i drives the i-th

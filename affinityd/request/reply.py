@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
 from affinityd.config.switch import ON
 from affinityd.cpuset import CpuSet
 from affinityd.planner import LOCALITIES
 from affinityd.planner.model import Plan, PlanWarning, RankPlan
-from affinityd.record import Record, cached_property
 from affinityd.request.parameters import Request
 from affinityd.topology.rdma import NearNic, verbs_ports
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
-
-class Reply(Record):
+@dataclass(frozen=True)
+class Reply:
     """A plan with all that its document says about it."""
 
     node: str

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
 from affinityd.config.switch import OBSERVE, ON, least
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.errors import UnsatisfiableError
 from affinityd.planner.domains import usable
 from affinityd.planner.model import Demand, Plan, PlanWarning
 from affinityd.planner.planner import plan
-from affinityd.record import Record, replace
 from affinityd.request.asked_cpus import asked_cpus
 from affinityd.request.parameters import Request
 from affinityd.request.ranks import Ranks, ranks_of
@@ -26,10 +28,6 @@ from affinityd.topology.model import ON_SWITCH, Node, Topology
 from affinityd.topology.nearness import vicinity
 from affinityd.topology.rdma import NearNic, nics_of_gpus
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
 AMBIGUOUS = PlanWarning(
     "ambiguous_index",
     "this machine has GPUs of several models, which CUDA numbers fastest first; an index here "
@@ -46,7 +44,8 @@ ALONE = {
 }
 
 
-class Planned(Record):
+@dataclass(frozen=True)
+class Planned:
     """A plan, and the ranks and CPUs that it is for."""
 
     ranks: Ranks
@@ -55,7 +54,8 @@ class Planned(Record):
     plan: Plan
 
 
-class Caller(Record):
+@dataclass(frozen=True)
+class Caller:
     """The process that requests a plan, as far as it is known."""
 
     mask: CpuSet  #: its affinity mask

@@ -6,7 +6,9 @@ tells each task, in SLURMD_TRES_BIND and SLURM_CPU_BIND_LIST.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from affinityd.cpuset import CpuSet
 from affinityd.grouping import counted
@@ -15,10 +17,7 @@ from affinityd.planner.modes import Position, blocks
 from affinityd.request.parameters import Request
 from affinityd.request.step.deals import CLOSEST, LARGEST, deals, parse_binding
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from affinityd.request.step.deals import Deal, GpuCores
     from affinityd.topology.model import Core
 

@@ -8,10 +8,11 @@ Container Toolkit, "NVIDIA_VISIBLE_DEVICES"; and as devices.py has them.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import takewhile
 
 from affinityd.errors import InvalidRequestError, NoSuchGpuError
-from affinityd.record import replace
 from affinityd.request.devices import (
     MAX_DIGITS,
     UUID_KINDS,
@@ -26,10 +27,6 @@ from affinityd.request.environment import VISIBLE
 from affinityd.request.parameters import Request
 from affinityd.text import quote
 from affinityd.topology.model import Topology
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
 
 FILE_KINDS = ("minor", "drm")
 MAX_INSTANCE = 3  #: digits of an instance's number

@@ -52,15 +52,15 @@ class GpuDocument(Gpu):
     """A GPU, and the attributes that a driver of DRA publishes for it."""
 
     #: None: of an earlier release
-    dra: DraAttributes | None  # type: ignore[misc]  # mypy reads kw_only of no record's
+    dra: DraAttributes | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class NicDocument(Nic):
     """A network or InfiniBand adapter, and how near it is to each GPU, by its PCI bus id."""
 
-    nearness: Mapping[str, str]  # type: ignore[misc]
-    dra: DraAttributes | None  # type: ignore[misc]  #: as a GPU's
+    nearness: Mapping[str, str]
+    dra: DraAttributes | None
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,13 @@ No file is read here: discovery makes a Topology, the other folders use it.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import takewhile
 
 from affinityd.config.switch import ON
 from affinityd.cpuset import CpuSet
-from affinityd.record import Record, cached_property
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
 
 SLINGSHOT = "Slingshot"  #: the link layer of HPE's NICs
 #: Sources of a device's node: the kernel's file, which comes first; NVIDIA's library.
@@ -24,7 +22,8 @@ LINKS = PIX, PXB, PHB, NODE, SYS = "PIX", "PXB", "PHB", "NODE", "SYS"
 ON_SWITCH = (PIX, PXB)  #: beneath one PCI switch
 
 
-class Core(Record):
+@dataclass(frozen=True)
+class Core:
     """A physical core: the online CPUs that share `thread_siblings_list`, ascending."""
 
     cpus: tuple[int, ...]
@@ -34,12 +33,13 @@ class Core(Record):
     llc: int  #: the lowest CPU of the core's LLC group: the group's name
 
 
-class NumaNode(Record):
+@dataclass(frozen=True)
+class NumaNode:
     """A NUMA node; number None is the one that holds the CPUs that no node lists."""
 
     number: int | None
     memory_bytes: int | None = None  #: MemTotal; None: unknown
-    distances: Mapping[int, int] = {}  #: node number → SLIT distance
+    distances: Mapping[int, int] = field(default_factory=dict)  #: node number → SLIT distance
 
     @property
     def order(self) -> tuple[bool, int]:
@@ -47,20 +47,23 @@ class NumaNode(Record):
         return self.number is None, self.number or 0
 
 
-class MigInstance(Record):
+@dataclass(frozen=True)
+class MigInstance:
     """A slice of an NVIDIA GPU; its place is its parent's."""
 
     uuid: str
 
 
-class NvLinks(Record):
+@dataclass(frozen=True)
+class NvLinks:
     """The NVLinks of a GPU that are up to one other end."""
 
     pci_bus_id: str  #: of a GPU or a switch
     links: int  #: how many
 
 
-class Gpu(Record):
+@dataclass(frozen=True)
+class Gpu:
     """An accelerator, numbered as its vendor numbers it."""
 
     index: int  #: per vendor: NVML's, KFD's, else PCI bus order
@@ -92,7 +95,8 @@ class Gpu(Record):
         return (*files, *filter(None, [self.uuid]), self.pci_bus_id, *uuids)
 
 
-class RdmaPort(Record):
+@dataclass(frozen=True)
+class RdmaPort:
     """A port of an RDMA device: InfiniBand, RoCE, EFA or Slingshot."""
 
     device: str  #: as libraries call it: mlx5_2, rdmap16s27, cxi0
@@ -108,7 +112,8 @@ class RdmaPort(Record):
         return self.link_layer != SLINGSHOT
 
 
-class Nic(Record):
+@dataclass(frozen=True)
+class Nic:
     """A network or InfiniBand adapter (PCI class 02xx)."""
 
     pci_bus_id: str
@@ -122,7 +127,8 @@ class Nic(Record):
     numa_source: str | None = None  #: the source of its node
 
 
-class Topology(Record):
+@dataclass(frozen=True)
+class Topology:
     """One machine, read once. Cores are ordered by their lowest CPU, nodes by their number."""
 
     name: str
@@ -132,6 +138,10 @@ class Topology(Record):
     nics: tuple[Nic, ...] = ()
     possible: CpuSet = frozenset()
     notices: tuple[str, ...] = ()  #: parts that could not be read, for people
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return the fields alone: another thread may add a derived value while this is pickled."""
+        return {name: vars(self)[name] for name in self.__dataclass_fields__}
 
     @cached_property
     def online(self) -> CpuSet:
@@ -219,7 +229,8 @@ class Topology(Record):
         return NODE if same_node else SYS
 
 
-class Node(Record):
+@dataclass(frozen=True)
+class Node:
     """The node that plans are made on; replaced, never changed."""
 
     topology: Topology

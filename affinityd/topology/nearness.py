@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
 from affinityd.cpuset import CpuSet, several
-from affinityd.record import Record
 from affinityd.text import count
 from affinityd.topology.model import Gpu, Topology
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 LOCAL = "local"  #: may run only near its GPUs
 MIXED = "mixed"  #: near and far
@@ -25,7 +23,8 @@ MASK = "mask"  #: its cpuset has near CPUs, and its mask others
 CAUSES = (ALLOCATION, MASK, UNPINNED)
 
 
-class Vicinity(Record):
+@dataclass(frozen=True)
+class Vicinity:
     """The CPUs and memory near GPUs: near any of them."""
 
     gpus: tuple[Gpu, ...]

@@ -5,20 +5,19 @@ Source of the share: NCCL 2.30, src/graph/topo.cc, ncclTopoGetLocalNetType.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
 from affinityd.grouping import grouped
-from affinityd.record import Record
 from affinityd.topology.derived import derived
 from affinityd.topology.model import LINKS, Gpu, Nic, RdmaPort, Topology
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 GpuKey = tuple[str, int]
 _PUNCTUATION = str.maketrans("_.-", "000")  #: of a device's name
 
 
-class NearNic(Record):
+@dataclass(frozen=True)
+class NearNic:
     """A port of an RDMA device, as a GPU sees it."""
 
     nic: Nic
@@ -26,7 +25,8 @@ class NearNic(Record):
     link: str  #: one of LINKS
 
 
-class GpuNics(Record):
+@dataclass(frozen=True)
+class GpuNics:
     """The RDMA devices for a GPU."""
 
     nearest: tuple[NearNic, ...] = ()  #: all of the nearest, best first

@@ -10,6 +10,8 @@ import _signal  # type: ignore[import-not-found]  # `signal` takes half as long 
 import errno
 import os
 import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from affinityd.cli import exec_options
 from affinityd.cli.console import say
@@ -19,10 +21,7 @@ from affinityd.errors import AffinityError, InvalidRequestError
 from affinityd.linux.files import environment_of
 from affinityd.text import quote
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from affinityd.cli.exec_options import Options
 
 NAME = "affinityd exec"

@@ -16,7 +16,6 @@ from affinityd.daemon.state.worker import Worker
 from affinityd.discovery.machine import Machine
 from affinityd.discovery.nvml import gpus, processes
 from affinityd.discovery.nvml.report import R
-from affinityd.record import compile_records
 
 if TYPE_CHECKING:
     from affinityd.audit.model import Scan
@@ -52,7 +51,6 @@ def _scanner(chosen: settings.Settings) -> tuple[Callable[[Topology], Scan], Map
     """Return the function that scans, and its count of NVML's failures."""
     from affinityd.cli.auditors import auditor_by  # noqa: PLC0415 - in its process
 
-    compile_records()
     failures = {PROCESSES: 0}
     query = counting(failures, PROCESSES, processes.query_in_fork)
     return auditor_by(chosen, query, chosen.reserved_cpus).scan, failures

@@ -10,12 +10,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from affinityd.cli.parser import Parser, add_format, add_settings, load_settings
 from affinityd.cli.render.picture import add_svg, write_svg
 from affinityd.discovery.machine import read_once
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from affinityd.cpuset import CpuSet
     from affinityd.picture.marks import Marks

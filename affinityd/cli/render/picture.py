@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from affinityd.cli.parser import Parser
 from affinityd.errors import OutputError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from affinityd.picture.marks import Marks
     from affinityd.topology.model import Topology
 

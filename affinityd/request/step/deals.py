@@ -8,13 +8,13 @@ Sources: Slurm's _get_usable_gres and what that calls, in src/interfaces/gres.c 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 from affinityd.cpuset import CpuSet
-from affinityd.record import Record
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     #: For each task of a step the places of its GPUs among the step's.
     Deal = Sequence[frozenset[int]]
     #: For each GPU of a step the CPUs that a gres.conf has for it.
@@ -27,7 +27,8 @@ BASES = {"map_gpu": 10, "mask_gpu": 16, "map": 10, "mask": 16}  #: of the number
 LARGEST = 256  #: number of GPUs that a node may have
 
 
-class GpuBinding(Record):
+@dataclass(frozen=True)
+class GpuBinding:
     """SLURMD_TRES_BIND: `gpu:verbose,single:2`, from 23.11 on `gres/gpu:single:2+gres/nic:…`."""
 
     kind: str  #: `none` where tasks are not bound

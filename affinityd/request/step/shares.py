@@ -10,24 +10,26 @@ may have.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 from affinityd.cpuset import CpuSet
-from affinityd.record import Record
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     Place = tuple[int, "Dealt"]  #: a task, and its GPUs
 
 
-class Dealt(Record):
+@dataclass(frozen=True)
+class Dealt:
     """A task's ranks in the division, and its GPUs."""
 
     ranks: frozenset[int]
     gpus: frozenset[int]  #: their places among the step's
 
 
-class StepShares(Record):
+@dataclass(frozen=True)
+class StepShares:
     """The tasks of a step, as each of them knows it."""
 
     own: Sequence[CpuSet]  #: each task's slice; no CPU: another task has some of it

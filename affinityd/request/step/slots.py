@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+if TYPE_CHECKING:
     from affinityd.request.step.deals import Deal
 
 #: A task's place among those that a GPU's cores are divided among: its number, and theirs.

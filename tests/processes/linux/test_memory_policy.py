@@ -190,15 +190,3 @@ for place in range(0, len(area), mmap.PAGESIZE):
 after = resident_bytes(os.getpid())[0]
 print(json.dumps([none, 64 << 20 <= after - before < 66 << 20]))
 """) == [[], True]
-
-
-# What it costs.
-
-
-def test_no_slow_module_is_imported_to_set_a_policy() -> None:
-    module = "affinityd.linux.memory_policy"
-    code = f"import sys, {module} as it; it.set_policy('bind', {{0}}); print(*sys.modules)"
-    imported = set(said(code, flags=("-S",)).split())
-    assert imported >= {module, "ctypes"}
-    slow = {"re", "json", "typing", "dataclasses", "enum", "functools", "pathlib", "subprocess"}
-    assert not imported & slow
