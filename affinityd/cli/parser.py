@@ -12,8 +12,6 @@ from affinityd.cli.console import flag
 from affinityd.config import file, settings
 from affinityd.text import one_line
 
-ALONE = {"migrate_memory": "on"}  #: the values of flags without one
-
 
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser with errors of one line, and without abbreviations."""
@@ -55,8 +53,6 @@ def add_settings(parser: Parser, names: Iterable[str]) -> None:
         group.add_argument(
             flag(name),
             metavar=setting.metavar,
-            nargs="?" if name in ALONE else None,
-            const=ALONE.get(name),
             help=setting.help.format(machines=", ".join(machines.NAMES)),
         )
 

@@ -32,11 +32,6 @@ def one_of(*values: str) -> Reader:
     return read
 
 
-def on_or_off(text: str) -> bool:
-    """Read a switch."""
-    return bool(one_of("on", "off")(text) == "on")
-
-
 def whole_number(within: range, unit: str) -> Reader:
     """Return a reader of a number of a range; `unit` ends the error's line."""
 

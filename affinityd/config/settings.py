@@ -81,11 +81,6 @@ SETTINGS: Mapping[str, Setting] = {
         "FILE",
         "which jobs, and how (default: /etc/affinityd-policy.toml, if it exists)",
     ),
-    "migrate_memory": Setting(
-        "on|off",
-        "also move the memory of pinned processes near their GPU (default: off)",
-        read.on_or_off,
-    ),
     "pod_resources": Setting(
         "SOCKET|off",
         "kubelet's podresources socket, which names the pods of processes (default: off)",
@@ -117,7 +112,7 @@ NAMES = tuple(SETTINGS)
 #: Settings of the daemon only; clients ignore them in variables and file.
 DAEMON_ONLY = frozenset(
     (
-        *("enforce", "enforce_policy", "migrate_memory", "pod_resources"),
+        *("enforce", "enforce_policy", "pod_resources"),
         *("nri", "nri_mount", "nri_namespaces", "measured"),
     )
 )
@@ -139,7 +134,6 @@ class Settings:
     admin_group: int | None = None  #: gid of users that see every process; None: only root does
     enforce: str = OFF  #: of ENFORCE_VALUES
     enforce_policy: str | None = None  #: a file that has to be there; None: the usual one, if it is
-    migrate_memory: bool = False  #: whether the pages of a pinned process are moved near, too
     pod_resources: str | None = None  #: kubelet's socket; None: kubelet is not asked
     nri: str | None = None  #: the runtime's socket; None: no container is adjusted
     nri_namespaces: frozenset[str] = frozenset()  #: `*` is all of them

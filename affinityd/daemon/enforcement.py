@@ -21,7 +21,6 @@ from affinityd.daemon.state.background import FailureLog
 from affinityd.enforce.describe import render
 from affinityd.enforce.enforcer import Enforced, Enforcer
 from affinityd.enforce.hindrances import NodeLock, lacking
-from affinityd.enforce.memory_migration import MemoryMigrations
 from affinityd.enforce.policy.file import FILE, PolicyFile
 from affinityd.enforce.policy.model import GRANTED, NOTHING, Treatment
 from affinityd.errors import NotEnforcedError
@@ -50,7 +49,6 @@ class Enforcement:
             ),
             why_not_pin=why_not_pin,
             reserved=settings.reserved_cpus,
-            migrations=MemoryMigrations(enabled=settings.migrate_memory),
         )
         self._metrics = metrics
         self._failures = FailureLog("enforcement failed; its last result stays")

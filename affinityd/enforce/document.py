@@ -88,7 +88,6 @@ class TotalsDocument:
     pins: Mapping[Annotated[str, OneOf(PIN_OUTCOMES)], int]
     threads: int
     resets: int
-    migrations: Mapping[str, int]
 
 
 @dataclass(frozen=True)

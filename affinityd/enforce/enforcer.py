@@ -18,14 +18,12 @@ from affinityd.enforce import pinner
 from affinityd.enforce.backoff import Backoff, PinRecord
 from affinityd.enforce.decide import decide
 from affinityd.enforce.document import TotalsDocument
-from affinityd.enforce.memory_migration import MemoryMigrations
 from affinityd.enforce.model import (
     CUT,
     DRIFTED,
     PIN_OUTCOMES,
     PINNED,
     REFUSED,
-    SHARE,
     UNSETTLED,
     Decision,
     PinAttempt,
@@ -79,12 +77,10 @@ class Enforcer:
         *,
         why_not_pin: Callable[[], str | None],
         reserved: CpuSet = frozenset(),
-        migrations: MemoryMigrations,
     ) -> None:
         """Take the wanted mode, of ENFORCE_VALUES, and the policy.
 
-        `why_not_pin`: tells why the daemon cannot pin now; `migrations`: moves the memory of a
-        process after its first pin.
+        `why_not_pin`: tells why the daemon cannot pin now.
         """
         self._wanted = wanted
         self._policy = policy
@@ -93,7 +89,6 @@ class Enforcer:
         self._identities = ProcessIdentities()
         self._backoff = Backoff()
         self._history: JobHistory = Recent()
-        self._migrations = migrations
         self._pins = Counter[str]()
         self._threads = 0
 
@@ -105,8 +100,7 @@ class Enforcer:
         decisions = self._decide(topology, scan)
         drifted = [it for it in decisions if it.verdict == DRIFTED and not it.is_observed]
         drifted = drifted if does == PIN else []
-        done = self._pin(topology, drifted)
-        is_blind, refusal = self._identities.is_blind, self._migrations.refusal
+        done = self._pin(drifted)
         return Enforced(
             topology,
             scan,
@@ -120,10 +114,9 @@ class Enforcer:
                 {outcome: self._pins[outcome] for outcome in PIN_OUTCOMES},
                 threads=self._threads,
                 resets=self._backoff.resets,
-                migrations=self._migrations.totals,
             ),
             done=done,
-            notices=[*notices(scan.unknown, is_blind=is_blind, refusal=refusal)],
+            notices=[*notices(scan.unknown, is_blind=self._identities.is_blind)],
             unreached=len(drifted) - len(done),
             seconds=time.monotonic() - began,
         )
@@ -144,27 +137,24 @@ class Enforcer:
         )
         return [*map(self._backoff.after_waiting, decisions)]
 
-    def _pin(self, topology: Topology, drifted: Iterable[Decision]) -> list[PinAttempt]:
+    def _pin(self, drifted: Iterable[Decision]) -> list[PinAttempt]:
         """Pin the drifted processes, until the deadline."""
         end = time.monotonic() + PASS
         done = []
         for decision in drifted:
             if time.monotonic() >= end:
                 break
-            done.append(self._pin_one(topology, decision, end))
+            done.append(self._pin_one(decision, end))
         return done
 
-    def _pin_one(self, topology: Topology, decision: Decision, end: float) -> PinAttempt:
-        """Pin a process; after its first pin its memory follows."""
+    def _pin_one(self, decision: Decision, end: float) -> PinAttempt:
+        """Pin a process, and count it."""
         facts, target = decision.process.facts, decision.target
         assert target is not None  # noqa: S101 - a drifted process has a place
-        is_first = self._backoff.record(facts).pins == 0
         done = PinAttempt(decision, pinner.pin_process(facts, target, end))
         self._threads += done.outcome.pinned
         self._pins.update(outcomes(done.outcome))
         self._backoff.note(done)
-        if is_first and done.outcome.pinned and decision.cause != SHARE:  # else it was near before
-            self._migrations.add(topology, facts, target.cpus)
         return done
 
 
@@ -179,16 +169,13 @@ def outcomes(outcome: PinOutcome) -> Sequence[str]:
     return [name for name, is_so in worst if is_so and not outcome.is_gone][:1]
 
 
-def notices(unknown: Mapping[GpuKey, str], *, is_blind: bool, refusal: str | None) -> Iterator[str]:
+def notices(unknown: Mapping[GpuKey, str], *, is_blind: bool) -> Iterator[str]:
     """Yield the limits of this look, for people.
 
-    `unknown`: GPUs with unknown processes → why; `is_blind`: an environment could not be
-    read; `refusal`: why memory could not be moved.
+    `unknown`: GPUs with unknown processes → why; `is_blind`: an environment could not be read.
     """
     if is_blind:
         yield NO_ENVIRONMENTS
-    if refusal is not None:
-        yield refusal
     alike = grouped(sorted(unknown), lambda gpu: (gpu[0], unknown[gpu]))
     for (vendor, why), gpus in alike.items():
         yield NOT_SEEN.format(gpus=f"{vendor} {several('GPU', (it for _, it in gpus))}", why=why)

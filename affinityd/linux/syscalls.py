@@ -1,4 +1,4 @@
-"""System calls that Python has no function for: memory policies, pages, capabilities.
+"""System calls that Python has no function for: memory policies, the end of a parent.
 
 Modes and nodes are as the kernel takes them. A failure is an OSError, also
 on machines and Pythons that cannot make the call at all.
@@ -10,14 +10,14 @@ import errno
 import os
 import sys
 
-CALLS = ("set_mempolicy", "get_mempolicy", "migrate_pages", "capget", "capset", "prctl")
+CALLS = ("set_mempolicy", "get_mempolicy", "prctl")
 
 #: Of each, by `uname -m`. Source: kernel include/uapi/asm-generic/unistd.h and the syscall tables
 #: of arch/x86 and arch/powerpc. All of them are little-endian.
 NUMBERS = {
-    "x86_64": (238, 239, 256, 125, 126, 157),
-    "aarch64": (237, 236, 238, 90, 91, 167),
-    "ppc64le": (261, 260, 258, 183, 184, 171),
+    "x86_64": (238, 239, 157),
+    "aarch64": (237, 236, 167),
+    "ppc64le": (261, 260, 171),
 }
 
 MAX_NODES = 1024  #: as many as any kernel is built for: CONFIG_NODES_SHIFT is at most 10
@@ -30,7 +30,6 @@ NO_NODE = "nonexistent, without memory, or outside Mems_allowed"
 SYS_NICE = 23  #: kernel include/uapi/linux/capability.h
 PR_SET_PDEATHSIG = 1  #: prctl(2)
 SIGKILL = 9  #: signal(7); the module of this name takes long to import
-CAPABILITY_VERSION_3 = 0x20080522  #: capget(2); its sets are of 24 bytes, the effective one first
 
 
 def set_mempolicy(mode: int, nodes: frozenset[int]) -> None:
@@ -59,30 +58,6 @@ def get_mempolicy() -> tuple[int, frozenset[int]]:
     bits = int.from_bytes(mask, "little")
     nodes = frozenset(node for node in range(MAX_NODES) if bits >> node & 1)
     return int.from_bytes(mode, "little") & ~MODE_FLAGS, nodes
-
-
-def migrate_pages(pid: int, old: frozenset[int], new: frozenset[int]) -> int:
-    """Move a process's pages from some nodes to others; return how many could not be moved.
-
-    Waits until they are. A caller with CAP_SYS_NICE also moves pages that other processes map.
-    Raises OSError: ESRCH; EPERM (another user's takes CAP_SYS_PTRACE; seccomp); EINVAL (none of the
-    new nodes is in the caller's own Mems_allowed; a zombie); ENOMEM.
-    """
-    return _call("migrate_pages", pid, MASK_BITS, _mask(old), _mask(new))
-
-
-def lay_down(capability: int) -> None:
-    """Take one of the lower 32 capabilities from the calling thread alone, capabilities(7).
-
-    It stays permitted, which counts when one process reads another, ptrace(2).
-    Raises OSError: EPERM (seccomp).
-    """
-    calling_thread = CAPABILITY_VERSION_3.to_bytes(8, "little")  # with 0 for its number
-    header, sets = bytearray(calling_thread), bytearray(24)
-    _call("capget", header, sets)
-    effective = int.from_bytes(sets[:4], "little") & ~(1 << capability)
-    sets[:4] = effective.to_bytes(4, "little")
-    _call("capset", header, sets)
 
 
 def kill_with_parent() -> None:

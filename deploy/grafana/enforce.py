@@ -103,7 +103,6 @@ def pinning(of: Selector) -> Sequence[Builder[Any]]:
             "What were the results of the pins?",
             Query(_grown(of, "pins_total", "outcome"), "{{outcome}}"),
             Query(_grown(of, "resets_total"), "reset by something else"),
-            Query(_grown(of, "migrations_total", "outcome"), "memory {{outcome}}"),
             about="Each pin of a process counts. Cut: the cpuset had shrunk. Unsettled: the "
             "process starts threads faster than they are pinned; the next scan continues. Many "
             "resets: a runtime such as OpenMP binds its threads; the daemon then gives up.",

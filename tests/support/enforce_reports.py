@@ -91,9 +91,7 @@ def enforced(
     return replace(base, **more)
 
 
-def totals(
-    *, threads: int = 0, resets: int = 0, migrations: Mapping[str, int] | None = None, **pins: int
-) -> TotalsDocument:
+def totals(*, threads: int = 0, resets: int = 0, **pins: int) -> TotalsDocument:
     """Return what was done; `pins` by outcome."""
     counted = {outcome: pins.get(outcome, 0) for outcome in PIN_OUTCOMES}
-    return TotalsDocument(counted, threads, resets, migrations or {})
+    return TotalsDocument(counted, threads, resets)

@@ -82,10 +82,8 @@ def lost_without(kind: str, item: str) -> frozenset[str]:
 SAID = {
     "DAC_READ_SEARCH": "environments of jobs' processes cannot be read",
     "SYS_NICE": "observes instead of pinning: the daemon has no CAP_SYS_NICE",
-    "SYS_PTRACE": "another user's memory needs CAP_SYS_PTRACE",
+    "SYS_PTRACE": "environments of jobs' processes cannot be read",
     "sched_setaffinity": "observes instead of pinning: sched_setaffinity(2) is refused",
-    "capset": "a seccomp filter must allow capset",
-    "migrate_pages": "a seccomp filter must allow capset and migrate_pages",
     "pid": "hostPID: true, --pid=host",
     "/dev/davinci0": "its device file is not known",
     "/dev/nvidiactl": "a user who may open /dev/nvidiactl",

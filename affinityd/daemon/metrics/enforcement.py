@@ -125,12 +125,6 @@ FAMILIES: tuple[MetricFamily[Enforced], ...] = (
         "How long deciding and pinning took after the last scan.",
         lambda enforced: enforced.seconds,
     ),
-    MetricFamily(
-        "affinityd_enforce_migrations_total",
-        "Moves of memory after a process's first pin, by outcome.",
-        lambda enforced: enforced.totals.migrations,
-        "outcome",
-    ),
 )
 
 

@@ -29,15 +29,12 @@ hostPID=true settings.jobSeries=20 | --job-series=20 | callers |
 settings.reservedCpus=0 | --reserved-cpus=0 --scan-interval=off | |
 settings.reservedCpus=null | --scan-interval=off | |
 enforce.mode=false enforce.policy=x | --scan-interval=off | |
-hostPID=true enforce.readEnvironments=true enforce.migrateMemory=true | | callers |
-hostPID=true enforce.mode=observe enforce.migrateMemory=true \
- | --enforce=observe | enforce observe |
+hostPID=true enforce.readEnvironments=true | | callers |
+hostPID=true enforce.mode=observe | --enforce=observe | enforce observe |
 hostPID=true enforce.mode=observe enforce.readEnvironments=true \
  | --enforce=observe | enforce observe, environments |
 hostPID=true enforce.mode=pin enforce.policy=x \
  | --enforce=pin --enforce-policy=/etc/affinityd/policy.toml | enforce pin |
-hostPID=true enforce.mode=pin enforce.migrateMemory=true \
- | --enforce=pin --migrate-memory | enforce pin, memory that follows |
 hostPID=true enforce.mode=pin enforce.readEnvironments=true \
  | --enforce=pin | enforce pin, environments |
 """

@@ -140,10 +140,6 @@ def _is_pinned(node: Node) -> bool:
     return os.sched_getaffinity(node.actors.job) == {int(NEAR)}
 
 
-def _has_moved(node: Node) -> bool:
-    return node.samples("enforce_migrations_total", "outcome")["moved"] > 0
-
-
 #: Feature → whether it does what it is for.
 WORKS: Mapping[str, Callable[[Node], bool]] = {
     "a socket": lambda node: node.daemon.get("/healthz").status == 200,
@@ -166,5 +162,4 @@ WORKS: Mapping[str, Callable[[Node], bool]] = {
     "rules by user": lambda node: _enforced(node, node.actors.job)["rule"] == BY_USER,
     "environments": lambda node: _enforced(node, node.actors.off)["reason"] == "opted_out",
     "enforce pin": _is_pinned,
-    "memory that follows": lambda node: _is_pinned(node) and _has_moved(node),
 }

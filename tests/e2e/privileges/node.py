@@ -111,7 +111,7 @@ def confined(actors: Actors, kind: str = "", lacks: str = "", only: str = "") ->
         stack.callback(runtime.end)
         daemon = spawn(
             folder / "run/affinityd",
-            *("--scan-interval", "1", "--enforce", "pin", "--migrate-memory"),
+            *("--scan-interval", "1", "--enforce", "pin"),
             env={
                 "AFFINITYD_SOCKET": "/run/affinityd/affinityd.sock",
                 "AFFINITYD_CPUS": "none",  # its three jobs have a CPU between them near their GPUs

@@ -49,7 +49,6 @@ SETTINGS = {
     "AFFINITYD_SCAN_INTERVAL": "1",
     "AFFINITYD_JOB_SERIES": "10",
     "AFFINITYD_ENFORCE": "pin",
-    "AFFINITYD_MIGRATE_MEMORY": "on",
 }
 UUID = "GPU-{gpu}a1f0c3e-51aa-9d02-4c1e-0b7de3f1a001"
 #: Of GPU 0, to which near CPUs copy 1.8 times as fast as far ones.

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from affinityd.cli import main
-from affinityd.cli.parser import Parser, add_settings
-from affinityd.config.settings import NAMES, SETTINGS, Settings, load
+from affinityd.config.settings import SETTINGS, Settings, load
 from affinityd.enforce.policy.file import FILE
 from affinityd.errors import InvalidRequestError
 
@@ -63,7 +62,6 @@ def test_without_any_the_defaults_hold(sources: Sources, monkeypatch: pytest.Mon
         admin_group=None,
         enforce="off",
         enforce_policy=None,
-        migrate_memory=False,
         log_format="text",
     )
 
@@ -89,7 +87,6 @@ def test_a_machine_in_one_place_sets_another_in_a_lesser_one_aside(sources: Sour
         ("admin_group", "4000000000", 4000000000),
         ("enforce", "pin", "pin"),
         ("nri_namespaces", "a, b", frozenset({"a", "b"})),
-        ("migrate_memory", "on", True),
     ],
 )
 def test_a_setting_is_read(sources: Sources, name: str, text: str, value: object) -> None:
@@ -122,21 +119,10 @@ def test_a_client_does_not_mind_what_is_for_the_daemon_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("AFFINITYD_ENFORCE", "pin")
-    monkeypatch.setenv("AFFINITYD_MIGRATE_MEMORY", "nonsense")
+    monkeypatch.setenv("AFFINITYD_NRI_MOUNT", "nonsense")
     assert main(["plan", "--machine", "ascend-910b", "--gpus", "0"]) == 0
     assert main(["serve", "--machine", "mi250x"]) == 2
-    assert capsys.readouterr().err.startswith("affinityd serve: AFFINITYD_MIGRATE_MEMORY: 'non")
-
-
-def test_a_switch_may_stand_by_itself() -> None:
-    parser = Parser()
-    add_settings(parser, NAMES)
-    for words, value in (
-        ([], None),
-        (["--migrate-memory"], "on"),
-        (["--migrate-memory", "off"], "off"),
-    ):
-        assert parser.parse_args(["--enforce", "pin", *words]).migrate_memory == value
+    assert capsys.readouterr().err.startswith("affinityd serve: AFFINITYD_NRI_MOUNT: 'non")
 
 
 def test_help_names_the_file_that_counts_where_none_is_named() -> None:
@@ -166,7 +152,6 @@ NAME = "is not a node's name; give a line of 253 characters at most"
         ("admin_group", "4294967295", "--admin-group: there is no group '4294967295' here"),
         ("enforce", "on", "--enforce: 'on' is none of off, observe, pin"),
         ("nri_mount", "run", "--nri-mount: 'run' is no absolute path, as /run/affinityd is"),
-        ("migrate_memory", "yes", "--migrate-memory: 'yes' is neither on nor off"),
     ],
 )
 def test_a_wrong_value_is_quoted_with_what_would_be_right(

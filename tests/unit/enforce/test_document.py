@@ -35,7 +35,7 @@ FOUND = enforced(
     notices=("environments",),
     unknown={GPU1: "no NVML"},
     policy=PolicyState("/etc/p", 1_790_000_000.0, 2, "rule 1: no"),
-    totals=totals(pinned=3, threads=40, resets=1, migrations={"moved": 2}),
+    totals=totals(pinned=3, threads=40, resets=1),
     unreached=1,
     seconds=0.5,
 )
@@ -63,7 +63,7 @@ HEAD = """
 "policy": {"file": "/etc/p", "read": "2026-09-21T14:13:20.000Z", "rules": 2,
  "error": "the file has an error; only root and --admin-group see which"},
 "totals": {"pins": {"pinned": 3, "cut": 0, "refused": 0, "unsettled": 0}, "threads": 40,
- "resets": 1, "migrations": {"moved": 2}},
+ "resets": 1},
 "unreached": 1, "seconds": 0.5}
 """
 

@@ -25,14 +25,12 @@ from affinityd.daemon.state.audits import Audit, PackedAudit
 from affinityd.enforce import enforcer as module
 from affinityd.enforce import pinner
 from affinityd.enforce.enforcer import NO_ENVIRONMENTS, Enforced, Enforcer, notices, outcomes
-from affinityd.enforce.memory_migration import MemoryMigrations
 from affinityd.enforce.model import PinOutcome, TargetCpus
 from affinityd.enforce.policy import identity
 from affinityd.enforce.policy.file import PolicyFile
 from affinityd.enforce.policy.model import Treatment
 from affinityd.errors import InvalidRequestError, NotEnforcedError
 from affinityd.planner.model import Options
-from affinityd.topology.model import Topology
 from tests.support.audit_facts import scan_of
 from tests.support.enforced_node import NOW, TWO, Site, rank
 
@@ -45,24 +43,18 @@ class Look:
 
     def __init__(self, policy: Path, *, way: str = PIN, reserved: CpuSet = frozenset()) -> None:
         self.hindrance: str | None = None
-        self.migrations = MemoryMigrations(enabled=False)
         self.pinned = list[tuple[int, CpuSet]]()
-        self.followed = list[tuple[int, CpuSet]]()  #: whose memory is to follow it
         self.outcome = PinOutcome(pinned=1)
         self.enforcer = Enforcer(
             way,
             PolicyFile(str(policy), parse=parse, is_optional=False),
             why_not_pin=lambda: self.hindrance,
             reserved=reserved,
-            migrations=self.migrations,
         )
 
     def pin(self, facts: ProcessFacts, to: TargetCpus, _deadline: float) -> PinOutcome:
         self.pinned.append((facts.pid, to.cpus))
         return self.outcome
-
-    def follow(self, _topology: Topology, facts: ProcessFacts, cpus: CpuSet) -> None:
-        self.followed.append((facts.pid, cpus))
 
     def enforce(self, facts: ProcessFacts = DRIFTED) -> Enforced:
         scan = replace(scan_of(TWO, Site(TWO).audited(facts)), boot=NOW)
@@ -86,12 +78,10 @@ def policy(tmp_path: Path) -> Path:
 def look(policy: Path, monkeypatch: pytest.MonkeyPatch) -> Look:
     look = Look(policy)
     monkeypatch.setattr(pinner, "pin_process", look.pin)
-    monkeypatch.setattr(look.migrations, "add", look.follow)
     return look
 
 
 def test_what_has_drifted_is_pinned_and_counted(look: Look) -> None:
-    """Its memory is to follow the first pin."""
     assert what(look.enforce()) == ("drifted", True, 0, PIN)
     assert what(look.enforce(FITS)) == ("fits", False, 0, PIN)
     found = look.enforce()
@@ -99,7 +89,6 @@ def test_what_has_drifted_is_pinned_and_counted(look: Look) -> None:
     totals, record = found.totals, found.records[100]
     assert (totals.pins["pinned"], totals.threads, totals.resets) == (2, 2, 1)
     assert (record.pins, record.resets) == (2, 1)
-    assert look.followed == [(100, NEAR)]
 
 
 def test_where_it_is_hindered_it_observes_for_as_long_as_that_lasts(look: Look) -> None:
@@ -140,31 +129,14 @@ def test_when_time_is_up_the_rest_is_told_and_left_to_the_next_scan(
     assert what(look.enforce()) == ("drifted", True, 0, PIN)
 
 
-@pytest.mark.parametrize(
-    ("text", "facts", "outcome"),
-    [
-        ("mode = 'single'", rank("0-3", first_mask=NEAR), PinOutcome(pinned=1)),
-        ("", DRIFTED, PinOutcome(refused=1, error="EPERM")),
-    ],
-)
-def test_no_memory_follows_what_was_near_or_was_refused(
-    policy: Path, look: Look, text: str, facts: ProcessFacts, outcome: PinOutcome
-) -> None:
-    policy.write_text(text)
-    look.outcome = outcome
-    assert what(look.enforce(facts)) == ("drifted", True, 0, PIN)
-    assert look.followed == []
-
-
 def test_what_cannot_be_read_or_seen_is_noticed(
     look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not look.enforce().notices
     monkeypatch.setattr(identity, "is_running", lambda *_: True)  # and its environment is not read
-    look.migrations.refusal = "memory was not moved"
-    assert look.enforce().notices == [NO_ENVIRONMENTS, "memory was not moved"]
+    assert look.enforce().notices == [NO_ENVIRONMENTS]
     unknown = {("nvidia", 1): "no NVML", ("nvidia", 0): "no NVML", ("amd", 0): "no KFD"}
-    assert [*notices(unknown, is_blind=False, refusal=None)] == [
+    assert [*notices(unknown, is_blind=False)] == [
         "the processes of amd GPU 0 are not known: no KFD",
         "the processes of nvidia GPUs 0-1 are not known: no NVML",
     ]

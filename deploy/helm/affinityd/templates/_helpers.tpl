@@ -144,10 +144,8 @@ metricRelabelings:
 {{- define "affinityd.capabilities" -}}
 {{- $mode := include "affinityd.enforce" . }}
 {{- $looks := and .Values.enforce.readEnvironments (ne $mode "off") }}
-{{- $moves := and .Values.enforce.migrateMemory (eq $mode "pin") }}
 {{- if eq $mode "pin" }} SYS_NICE{{ end }}
-{{- if or $looks $moves }} SYS_PTRACE{{ end }}
-{{- if $looks }} DAC_READ_SEARCH{{ end }}
+{{- if $looks }} SYS_PTRACE DAC_READ_SEARCH{{ end }}
 {{- end }}
 
 {{- define "affinityd.nobody" -}}
@@ -174,10 +172,6 @@ runAsUser: 0
 runAsGroup: 0
 {{- else -}}
 {{ include "affinityd.securityContext" . }}
-{{- end }}
-{{- if and .Values.enforce.migrateMemory (eq (include "affinityd.enforce" .) "pin") }}
-seccompProfile:
-  type: Unconfined
 {{- end }}
 {{- end }}
 

@@ -14,7 +14,6 @@
       "--nri-mount" "; set kubernetes.nri.enabled and socket.enabled instead"
       "--enforce" "; set enforce.mode instead"
       "--enforce-policy" "; set enforce.policy instead"
-      "--migrate-memory" "; set enforce.migrateMemory instead"
       "--node-name" ": the Node's name; leave it out" }}
 {{- range .Values.extraArgs }}
 {{- $flag := index (splitList "=" .) 0 }}

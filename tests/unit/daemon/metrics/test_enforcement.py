@@ -72,7 +72,6 @@ def test_a_gpu_whose_processes_are_not_known_has_no_samples() -> None:
 
 
 TOTALS = {"totals": totals(pinned=3, refused=1, threads=40, resets=2)}
-MOVED = {"totals": totals(migrations={"moved": 1, "partly": 0})}
 POLICY = {"policy": PolicyState("/etc/p", 1700000000.5, 2, "line 3")}
 HINDERED = {"does": OBSERVE, "hindrance": "no"}
 
@@ -87,8 +86,6 @@ HINDERED = {"does": OBSERVE, "hindrance": "no"}
         (TOTALS, "pins_total", {"pinned": 3, "cut": 0, "refused": 1, "unsettled": 0}),
         (TOTALS, "pinned_threads_total", {"": 40}),
         (TOTALS, "resets_total", {"": 2}),
-        (TOTALS, "migrations_total", {}),
-        (MOVED, "migrations_total", {"moved": 1, "partly": 0}),
         (POLICY, "policy_error", {"": 1}),
         (POLICY, "policy_read_timestamp_seconds", {"": 1700000000.5}),
         ({}, "policy_read_timestamp_seconds", {}),
