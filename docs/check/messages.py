@@ -1,4 +1,6 @@
-"""All messages in one list: python -m docs.check.messages prints it, to be read as one text.
+"""All messages in one list: python -m docs.check.messages prints them, each with its place.
+
+With --write it writes their texts, sorted and without places, to the golden file.
 
 A message is a text of three words or more that a program may print: a string of the package that is
 no docstring, a quoted text of the shell scripts, a text of an alert or of a dashboard's panel, a
@@ -10,7 +12,8 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import yaml
@@ -20,6 +23,8 @@ from docs.check.pages import ROOT
 LEAST_WORDS = 3
 SCRIPTS = ("affinityd/kubernetes/files/*.sh", "slurm/*.sh")
 CHART = ROOT / "deploy/helm/affinityd"
+GOLDEN = ROOT / "tests/data/golden/messages.txt"
+VALUE = re.compile(r"\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}")
 
 #: The place of a message, and its text; {expression} for values.
 Message = tuple[str, str]
@@ -114,11 +119,21 @@ def messages() -> Iterator[Message]:
             yield from of_chart(path)
 
 
-def main() -> None:
-    """Print them."""
+def texts() -> str:
+    """Return the golden file: a text a line, `{}` in place of values."""
+    return "".join(
+        sorted({f"{VALUE.sub('{}', ' '.join(text.split()))}\n" for _, text in messages()})
+    )
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print them, or write the golden file."""
+    if "--write" in arguments:
+        GOLDEN.write_text(texts())
+        return
     for place, text in messages():
         print(f"{place}\t{' '.join(text.split())}")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
