@@ -45,9 +45,8 @@ LABEL org.opencontainers.image.title="affinityd" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.base.name="${BASE_IMAGE}"
-# Where a daemon that is not root's has its socket, and whose daemon clients believe besides root's.
+# Where a daemon that is not root's has its socket.
 ENV XDG_RUNTIME_DIR=/run/affinityd \
-    AFFINITYD_DAEMON_UID=65532 \
     PATH=/opt/affinityd/bin:$PATH
 EXPOSE 9465 9466
 USER 65532:65532

@@ -2,6 +2,7 @@
 
 AffinityError
 ├── InvalidRequestError   the request is malformed                       422, exit 2
+│   └── UnknownParameterError    of another release, or misspelled      422, exit 2
 ├── NoSuchGpuError        no such GPU, or none visible                   404, exit 1
 ├── UnsatisfiableError    understood, but this machine cannot give it    409, exit 1
 ├── NotReadyError         no topology yet                                503, exit 1
@@ -13,8 +14,7 @@ AffinityError
 ├── OutputError           a file that cannot be written                       exit 1
 ├── ApplyError            a plan that could not be applied                    exit 1
 ├── DaemonError           a daemon in trouble; plan without it                exit 1
-│   ├── NoDaemonError     there is none
-│   └── UntrustedError    another user may be in its place
+│   └── NoDaemonError     there is none
 ├── PrometheusError       a Prometheus in trouble, or without series            exit 2
 ├── ListenError           an address that cannot be listened on               exit 1
 └── FatalError            the daemon ends                                   exit 1
@@ -46,6 +46,12 @@ class InvalidRequestError(AffinityError):
     status = 422
     title = "Malformed request"
     exit_code = 2
+
+
+class UnknownParameterError(InvalidRequestError):
+    """A parameter has no meaning in this release."""
+
+    title = "Unknown parameter"
 
 
 class NoSuchGpuError(AffinityError):
@@ -115,10 +121,6 @@ class NoDaemonError(DaemonError):
     """No process listens where a daemon would."""
 
 
-class UntrustedError(DaemonError):
-    """The user that listens, or could, is neither root nor named by the settings."""
-
-
 class PrometheusError(AffinityError):
     """A Prometheus that does not answer, refuses a query, or has no series of jobs."""
 
@@ -134,4 +136,4 @@ class FatalError(AffinityError):
 
 
 #: The errors that refuse a request, in the daemon or in a client.
-REFUSALS = (InvalidRequestError, NoSuchGpuError, UnsatisfiableError)
+REFUSALS = (InvalidRequestError, UnknownParameterError, NoSuchGpuError, UnsatisfiableError)

@@ -25,7 +25,7 @@ from affinityd.client.find_plan import TIMEOUT
 from bench.compare import fetch
 from bench.ratio import Ratio
 from tests.support import servers
-from tests.support.daemons import BELIEVED, running
+from tests.support.daemons import running
 from tests.support.tiny import tiny_tree
 
 PROGRAM = Path(__file__).parents[1] / "bin/affinityd"
@@ -58,7 +58,7 @@ def measure(pairs: int) -> Mapping[str, Sequence[float]]:
     with tempfile.TemporaryDirectory(prefix="affinityd-bench-") as temporary:
         folder = Path(temporary)
         with running(folder, "--root", str(tiny_tree(folder / "machine"))) as daemon:
-            env = {**os.environ, **BELIEVED, "AFFINITYD_SOCKET": str(daemon.socket)}
+            env = {**os.environ, "AFFINITYD_SOCKET": str(daemon.socket)}
             env |= {"PYTHONPYCACHEPREFIX": str(folder / "bytecode"), "NVIDIA_VISIBLE_DEVICES": "1"}
             for variable in ("PYTHONDONTWRITEBYTECODE", "CUDA_VISIBLE_DEVICES"):
                 env.pop(variable, None)
@@ -95,7 +95,7 @@ def hanging(rounds: int) -> float:
     with tempfile.TemporaryDirectory(prefix="affinityd-bench-") as temporary:
         path = Path(temporary, "socket")
         with servers.serving(path, servers.hanging):
-            env = {**os.environ, **BELIEVED, "AFFINITYD_SOCKET": str(path)}
+            env = {**os.environ, "AFFINITYD_SOCKET": str(path)}
             start = (sys.executable, str(PROGRAM), "exec", "--gpus=1", "--", COMMAND)
             curl = f"curl -s --max-time {TIMEOUT} --unix-socket {path} http://localhost".split()
             took = [(_elapsed(start, env), _elapsed(curl, env)) for _ in range(rounds)]

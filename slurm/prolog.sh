@@ -91,22 +91,11 @@ setting() { # NAME
 case $(setting AFFINITYD) in '' | [Oo][Nn] | 1 | [Yy][Ee][Ss] | [Tt][Rr][Uu][Ee]) ;; *) exit 0 ;; esac
 socket=$(setting AFFINITYD_SOCKET)
 socket=${socket:-$run/affinityd.sock}
-proc=/proc ls=ls id=id
-self=$(readlink -f "$0") # a site may link it into the folder of Prolog=/etc/slurm/prolog.d/*
-trust=${self%/*}/pinning.sh problem="${self%/*}/pinning.sh cannot be read"
-tries='1 2 3 4 5 6 7 8 9 10 11 12' # of ms: curl waits for no room in a queue, unix(7)
-if [ -r "$trust" ]; then
-    # shellcheck source=affinityd/kubernetes/files/pinning.sh
-    . "$trust"
-    if problem=$(trusted_socket "$socket" "$(setting AFFINITYD_DAEMON_UID)" 2>/dev/null); then
-        found=$problem
-        for _ in $tries; do
-            problem=$(curl -q -sS --fail --noproxy '*' -m 1 -o /dev/null --unix-socket "$found" \
-                http://localhost/readyz 2>&1) && exit 0
-            [ $? = 7 ] || break
-        done
-    fi
-fi
+for _ in 1 2 3 4 5 6 7 8 9 10 11 12; do # of ms: curl waits for no room in a queue, unix(7)
+    problem=$(curl -q -sS --fail --noproxy '*' -m 1 -o /dev/null --unix-socket "$socket" \
+        http://localhost/readyz 2>&1) && exit 0
+    [ $? = 7 ] || break
+done
 say "no daemon is ready at $socket: tasks on this node are pinned by node.json, or not at all ($problem)"
 case $(setting AFFINITYD_DRAIN) in yes | true | 1 | on) exit 1 ;; esac
 exit 0

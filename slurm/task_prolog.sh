@@ -45,7 +45,7 @@ LC_ALL=C
 export LC_ALL
 
 settings=/etc/affinityd.conf
-proc=/proc sys=/sys dev=/dev ls=/bin/ls id=/usr/bin/id
+proc=/proc sys=/sys dev=/dev
 curl=/usr/bin/curl taskset=/usr/bin/taskset python=/usr/bin/python3
 limit=/usr/bin/timeout affinityd=/usr/bin/affinityd
 clean='/usr/bin/env -i' # libraries may hang while they read
@@ -90,20 +90,15 @@ has "$taskset" || has "$python" || leave 'neither taskset nor python3 is here, t
 [ ! -f "$settings" ] || read_lines site "$settings"
 heed "$site_AFFINITYD" || leave "AFFINITYD in $settings $no_switch"
 [ "$switch" != off ] || leave "AFFINITYD=off in $settings"
-for name in $plan_variables AFFINITYD_NICS AFFINITYD_SOCKET AFFINITYD_DAEMON_UID; do
+for name in $plan_variables AFFINITYD_NICS AFFINITYD_SOCKET; do
     eval "$name=\${$name:-\${site_$name-}}"
 done
 
-# A user's daemon could send the task anywhere.
 socket=${AFFINITYD_SOCKET:-$run/affinityd.sock}
 case $socket in /*) ;; *) leave "AFFINITYD_SOCKET=$socket is not an absolute path" ;; esac
 file=${socket%/*}/node.json # of a daemon that has ended
 { has "$affinityd" && has "$limit" && [ -f "$file" ]; } || file=''
 [ -S "$socket" ] || [ -n "$file" ] || leave "no plan from $socket"
-if [ -S "$socket" ]; then
-    found=$(trusted_socket "$socket" "$AFFINITYD_DAEMON_UID") || leave "$found"
-    socket=$found
-fi
 
 # Its GPUs in the node's numbering, and those that other jobs have, too.
 note=$run/jobs/${SLURM_JOB_ID-} job_gpus='' job_shared=''

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
-from tests.support.daemons import BELIEVED, PATIENCE, Daemon, running
+from tests.support.daemons import PATIENCE, Daemon, running
 from tests.support.paths import REPOSITORY
 
 #: What public planners answer, where it lies beside the checkout; no test needs it.
@@ -29,7 +29,6 @@ collect_ignore = [] if CONFORMANCE.is_dir() else ["unit/planner/test_conformance
 #: Where a file's suite is in its path: tests/SUITE, or tests/e2e/SUITE.
 TESTS = Path(__file__).parent
 
-os.environ.update(BELIEVED)
 
 # The programs that tests start are not to be compiled anew by each.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -111,4 +110,4 @@ def tiny_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 def here(tiny_daemon: Daemon) -> Mapping[str, str]:
     """Return the environment that leads to that daemon, and says nothing else."""
     socket = str(tiny_daemon.socket)
-    return {"AFFINITYD_SOCKET": socket, "AFFINITYD_CONFIG": "/nonexistent", **BELIEVED}
+    return {"AFFINITYD_SOCKET": socket, "AFFINITYD_CONFIG": "/nonexistent"}

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from affinityd.cli import exec_options
-from affinityd.cli.console import say
 from affinityd.client import local_plan
 from affinityd.client.process_context import ProcessContext
 from affinityd.config import file
@@ -54,14 +53,8 @@ def shown(stat: Stat) -> str:
 
 
 def known_node() -> Node:
-    """Return the node as commands know it, and print why node.json was not trusted, if so.
-
-    Raises AffinityError.
-    """
-    known = local_plan.find_node(file.sockets(file.variables()))
-    if known.doubt is not None:
-        say(f"affinityd: {known.doubt}; the node is known from {known.source}")
-    return known.node
+    """Return the node as commands know it. Raises AffinityError."""
+    return local_plan.find_node(file.sockets(file.variables())).node
 
 
 def this_machine(lack: str) -> Node:

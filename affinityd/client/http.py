@@ -1,10 +1,11 @@
 """Requests to a daemon: HTTP/1.1, one request a connection, a deadline for all of it.
 
-An address is the path of a unix socket, or http://HOST:PORT, whose host is a number: names are
-looked up by `affinityd init`, the only one that asks over TCP. Over a unix socket only a trusted
-daemon is asked for a plan; over TCP the server is not identified.
+An address is the path of a unix socket, or http://HOST:PORT, whose host is a number: `affinityd
+init`, the only command that asks over TCP, looks names up. A socket's place is its trust: only root
+can make /run/affinityd, and only the user can make the others that a client asks.
 
-Neither `socket` nor `http.client` nor `urllib` is imported: each costs as much as Python's start.
+It is written on `_socket`: `http.client` and `socket` take longer to import than Python to start,
+which every rank would wait for.
 """
 
 from __future__ import annotations
@@ -12,28 +13,20 @@ from __future__ import annotations
 import _socket
 import errno
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from affinityd.client import trust
 from affinityd.errors import REFUSALS, AffinityError, DaemonError, NoDaemonError
 from affinityd.text import one_line, quote
 
 MAX_ANSWER = 1024 * 1024  #: bytes; a plan for 256 ranks has 60,000
 MAX_REFUSAL = 1000  #: characters of one that are passed on
 CHUNK = 65536
-DIGITS = 3  #: of a status
-LENGTH = b"content-length"
 PAUSE = 0.005  #: seconds between two tries while the daemon's queue is full
 
 #: No process can listen there; None: a path that is too long for a socket, a host that is a name.
 ABSENT = (
-    errno.ENOENT,
-    errno.ENOTDIR,
-    errno.ECONNREFUSED,
-    errno.EACCES,
-    errno.EHOSTUNREACH,
-    errno.ENETUNREACH,
-    None,
+    *(errno.ENOENT, errno.ENOTDIR, errno.ECONNREFUSED, errno.EACCES),
+    *(errno.EHOSTUNREACH, errno.ENETUNREACH, None),
 )
 HTTP = "http://"
 #: Of every request; refusals come as a line of text.
@@ -44,10 +37,7 @@ PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 def ask_plan(
     address: str, parameters: Mapping[str, str], deadline: float, form: str = "shell"
 ) -> str:
-    """Return a plan, in a format of the request's.
-
-    `deadline` is of time.monotonic. Raises the exceptions of `fetch`.
-    """
+    """Return a plan, in a format of the request's. Raises as `fetch`; `deadline` is as there."""
     query = "&".join(f"{name}={_percent_encoded(text)}" for name, text in parameters.items())
     return fetch(address, f"/plan?{query}&format={form}", deadline)
 
@@ -60,14 +50,20 @@ def fetch(
     refusals: Sequence[type[AffinityError]] = REFUSALS,
     most: int = MAX_ANSWER,
 ) -> str:
-    """Return a trusted daemon's answer at a path, `most` bytes of it.
+    """Return a daemon's answer at a path, of at most `most` bytes.
 
-    Raises NoDaemonError where no process listens, UntrustedError where another user's does,
-    DaemonError if the server is too slow, fails or is no affinityd, and that of `refusals`
-    with which the daemon refuses the request.
+    `deadline` is of time.monotonic. Raises NoDaemonError where no process listens, DaemonError if
+    the server is too slow, fails, or is no affinityd, and that of `refusals` with which the daemon
+    refuses the request.
     """
     try:
-        answer = _ask_trusted(address, target, deadline, most)
+        connection = connect(address, deadline)
+        try:
+            answer = get(connection, target, deadline, most)
+        finally:
+            connection.close()
+        status, body = parse(answer)
+        text = body.decode()
     except TimeoutError:
         raise DaemonError(f"the daemon at {address} did not answer in time") from None
     except OSError as error:
@@ -76,7 +72,8 @@ def fetch(
         raise DaemonError(
             f"the daemon at {address} closed the connection: {error.strerror}"
         ) from None
-    status, text = _parsed(answer, address)
+    except ValueError as error:
+        raise DaemonError(f"the server at {address} is not affinityd: {error}") from None
     title, _, detail = text.strip().partition(": ")
     for refusal in refusals:
         if (status, title) == (refusal.status, refusal.title):
@@ -86,54 +83,8 @@ def fetch(
     return text
 
 
-def _ask_trusted(address: str, target: str, deadline: float, most: int) -> bytes:
-    connection = connect(address, deadline)
-    try:
-        if connection.family == _socket.AF_UNIX:
-            trust.check_daemon(address, connection)
-        return get(connection, target, deadline, most)
-    finally:
-        connection.close()
-
-
-def parse(answer: bytes) -> tuple[int, bytes | None]:
-    """Return a status, and the body; None if its length differs from the head's.
-
-    Raises ValueError if it is not HTTP.
-    """
-    head, separator, body = answer.partition(b"\r\n\r\n")
-    first, *fields = head.lower().split(b"\r\n")
-    version, _, rest = first.partition(b" ")
-    status, _, _ = rest.partition(b" ")
-    is_status = status.isdigit() and len(status) == DIGITS
-    if not (separator and version.startswith(b"http/1.") and is_status):
-        raise ValueError("it does not speak HTTP")
-    lengths = [
-        text.strip() for name, _, text in (it.partition(b":") for it in fields) if name == LENGTH
-    ]
-    return int(status), body if lengths == [b"%d" % len(body)] else None
-
-
-def _parsed(answer: bytes, address: str) -> tuple[int, str]:
-    """Return an answer's status and body, all of it. Raises DaemonError."""
-    try:
-        status, body = parse(answer)
-        if body is not None:
-            return status, body.decode()
-    except UnicodeDecodeError:
-        raise DaemonError(
-            f"the daemon at {address} answered with something other than text"
-        ) from None
-    except ValueError:
-        pass
-    raise DaemonError(f"the server at {address} is not affinityd: {quote(repr(answer[:60]))}")
-
-
 def connect(address: str, deadline: float) -> _socket.socket:
-    """Return a connection, once the server's queue has room; the server may not be trusted.
-
-    Raises OSError, TimeoutError among them.
-    """
+    """Return a connection, once the server's queue has room. Raises OSError, also TimeoutError."""
     family, target = _target(address)
     while True:
         connection = _socket.socket(family, _socket.SOCK_STREAM)
@@ -150,6 +101,33 @@ def connect(address: str, deadline: float) -> _socket.socket:
             return connection
 
 
+def get(connection: _socket.socket, target: str, deadline: float, most: int = MAX_ANSWER) -> bytes:
+    """Return all data of the server, little more than `most` bytes. Raises OSError, as connect."""
+    connection.settimeout(_left(deadline))
+    connection.sendall(f"GET {target} HTTP/1.1\r\n{FIELDS}\r\n".encode(), _socket.MSG_NOSIGNAL)
+    answer = bytearray()
+    while len(answer) <= most:
+        connection.settimeout(_left(deadline))
+        part = connection.recv(CHUNK)
+        if not part:
+            break
+        answer += part
+    return bytes(answer)
+
+
+def parse(answer: bytes) -> tuple[int, bytes]:
+    """Return the status and the body. Raises ValueError for anything but a whole HTTP answer."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    first, *fields = head.split(b"\r\n")
+    version, _, rest = first.partition(b" ")
+    status, _, _ = rest.partition(b" ")
+    values = {name.lower(): value for name, _, value in (it.partition(b":") for it in fields)}
+    is_whole = values.get(b"content-length", b"").strip() == b"%d" % len(body)
+    if not (is_whole and version.startswith(b"HTTP/1.") and status.isdigit() and len(status) == 3):  # noqa: PLR2004
+        raise ValueError(quote(repr(answer[:60])))
+    return int(status), body
+
+
 def _target(address: str) -> tuple[int, str | tuple[str, int]]:
     """Return an address as socket(2) and connect(2) have it. Raises OSError for a host's name."""
     if not address.startswith(HTTP):
@@ -162,27 +140,6 @@ def _target(address: str) -> tuple[int, str | tuple[str, int]]:
         return family, (host, int(port))
     except (OSError, ValueError):
         raise OSError("give host and port by their numbers, like http://127.0.0.1:9465") from None
-
-
-def get(connection: _socket.socket, target: str, deadline: float, most: int = MAX_ANSWER) -> bytes:
-    """Return the data of a path until the other side closes. Raises OSError, as connect."""
-    connection.settimeout(_left(deadline))
-    connection.sendall(f"GET {target} HTTP/1.1\r\n{FIELDS}\r\n".encode(), _socket.MSG_NOSIGNAL)
-    return b"".join(received(connection, deadline, most))
-
-
-def received(
-    connection: _socket.socket, deadline: float, most: int = MAX_ANSWER
-) -> Iterator[bytes]:
-    """Yield the data until the other side closes, little more than `most` bytes of it."""
-    size = 0
-    while size <= most:
-        connection.settimeout(_left(deadline))
-        chunk = connection.recv(CHUNK)
-        if not chunk:
-            return
-        size += len(chunk)
-        yield chunk
 
 
 def _left(deadline: float) -> float:

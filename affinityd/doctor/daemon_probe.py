@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _socket
 import os
 import stat
 import time
@@ -12,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from affinityd.client import http, trust
+from affinityd.client import http
 from affinityd.config import file as conffile
 from affinityd.doctor.facts import DaemonFacts
 from affinityd.enforce.document import MAX_BYTES, PATH, EnforceDocument
@@ -54,6 +53,7 @@ def probe(path: str, timeout: float = TIMEOUT) -> DaemonFacts:
         daemon,
         cpuset=cpuset_of(daemon.pid) if daemon.pid else None,
         closed=tuple(_closed(Path(path))),
+        open_mode=_open_to_others(Path(path).parent),
         published=_published(Path(path).with_name(node_file.NAME)),
     )
 
@@ -68,7 +68,6 @@ def _listener(path: str, timeout: float) -> DaemonFacts:
                 found,
                 listens=True,
                 pid=credentials(connection).pid or None,
-                distrust=_distrust(path, connection),
             )
             answer = http.get(connection, READY, deadline)
         return replace(found, status=http.parse(answer)[0])
@@ -83,19 +82,18 @@ def _listener(path: str, timeout: float) -> DaemonFacts:
         return replace(found, error=str(error))
 
 
-def _distrust(path: str, connection: _socket.socket) -> str | None:
-    """Return why a client does not trust the daemon; None: it does."""
+def _open_to_others(folder: Path) -> int | None:
+    """Return the mode of /run/affinityd if others than its owner may write to it."""
     try:
-        trust.check_daemon(path, connection)
-    except AffinityError as error:
-        return str(error)
-    except OSError as error:
-        return f"a part of {path} cannot be seen: {error.strerror}"
-    return None
+        mode = stat.S_IMODE(folder.stat().st_mode)
+    except OSError:
+        return None
+    is_open = mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return mode if is_open and folder == Path(conffile.SYSTEM_SOCKET).parent else None
 
 
 def _answer(kind: type[T], path: str, target: str, timeout: float) -> T | str:
-    """Return a trusted daemon's answer, or why there is none."""
+    """Return a daemon's answer, or why there is none."""
     name = target[1:].partition("?")[0]
     refusals = (*REFUSALS, NotEnforcedError)
     try:

@@ -35,7 +35,7 @@ class DaemonFacts:
     pid: int | None = None  #: SO_PEERCRED; None: no process listens, or it is not seen from here
     cpuset: CpuSet | None = None  #: the CPUs that its cgroup allows; None: unknown
     closed: tuple[str, ...] = ()  #: paths that bar other users, with their modes
-    distrust: str | None = None  #: why clients do not trust it; None: they do
+    open_mode: int | None = None  #: of a /run/affinityd that others may write to
     published: Node | str = "there is none"  #: node.json, or why it is not to be read
     enforcement: EnforceDocument | str = NO_ANSWER  #: /enforce, or why it is not known
     allowed: AllowedCpus | str = NO_ANSWER  #: this process in /plan, or why it is not there

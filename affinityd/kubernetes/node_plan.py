@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from affinityd.client import http as client
 from affinityd.client import local_plan
-from affinityd.client.forked import run_forked
 from affinityd.config import switch
 from affinityd.errors import AffinityError, DaemonError, NoDaemonError
 from affinityd.json_codec import loads
+from affinityd.linux.children import run
 from affinityd.planner import BY_RANK
 from affinityd.request.document import PlanDocument, document
 from affinityd.request.formats import render
@@ -124,7 +124,7 @@ def numeric(address: str, deadline: float) -> str:
     if not address.startswith(client.HTTP):
         return address
     try:
-        return run_forked(lambda: _looked_up(address), deadline)
+        return run(lambda: _looked_up(address).encode(), deadline).decode()
     except TimeoutError:
         raise DaemonError(f"the daemon at {address} was not found in time") from None
 

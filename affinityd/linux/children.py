@@ -1,10 +1,129 @@
-"""The end of a child process: by itself, wait(2), or with its parent, prctl(2)."""
+"""A function in a forked child, which may hang or crash without harm to this process.
+
+Nothing is imported anew, and the child is killed once it takes too long. Only for a process of one
+thread, fork(2): locks of other threads would stay closed in the child. The child keeps no file but
+its pipe, so that no reader of this process's output, and no client of its sockets, waits for one
+that a driver holds in the kernel.
+"""
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # `signal` takes half as long as Python's start
 import os
+import select
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import NoReturn
 
+from affinityd import errors
+from affinityd.errors import AffinityError
+from affinityd.linux.files import numbered
 from affinityd.linux.syscalls import kill_with_parent
+
+CHUNK = 65536
+PIPE = 3  #: its number in the child, behind the three streams
+GRACE = (
+    1.0  #: seconds for a killed child to end: one that a driver holds in the kernel stays longer
+)
+PAUSE = 0.0002  #: seconds between two looks whether a child has ended
+RETURNED, RAISED = b"0", b"1"  #: begin what a child of `run` writes
+
+#: Seconds for a killed child to end; one that a driver holds in the kernel stays.
+GRACE = 1.0
+stuck: list[int] = []
+
+
+class ChildError(AffinityError):
+    """A child that did not do its work; one line that begins with a verb."""
+
+
+class Child:
+    """A forked child that writes the parts which a function yields to a pipe."""
+
+    def __init__(self, work: Callable[[], Iterable[bytes]], patience: float) -> None:
+        """Fork it. It ends itself where a part takes longer than `patience` seconds, and a second.
+
+        Raises ChildError where it cannot be forked, and while an earlier one cannot be ended.
+        """
+        check_stuck()
+        try:
+            self._pipe, theirs = os.pipe()
+            try:
+                self.pid = os.fork()
+                if self.pid == 0:
+                    _be_child(work, theirs, patience)
+            except OSError:
+                os.close(self._pipe)
+                raise
+            finally:
+                os.close(theirs)
+        except OSError as error:
+            raise ChildError(f"could not be started: {error.strerror}") from None
+
+    def read(self, deadline: float) -> bytes:
+        """Return the next bytes that it wrote; b"" at its end.
+
+        `deadline` is of time.monotonic. Raises TimeoutError.
+        """
+        ready = select.poll()
+        ready.register(self._pipe, select.POLLIN)
+        if not ready.poll(max(deadline - time.monotonic(), 0.0) * 1000):
+            raise TimeoutError
+        return os.read(self._pipe, CHUNK)
+
+    def end(self, grace: float = 0.0) -> int | None:
+        """Wait `grace` seconds for its end, kill it, and return its status, negative for a signal.
+
+        None: it cannot be ended, as the kernel waits for a device.
+        """
+        os.close(self._pipe)
+        status = self._ended(grace)
+        if status is None:
+            for kill in (os.killpg, os.kill):  # it may not be a group yet
+                with suppress(ProcessLookupError):
+                    kill(self.pid, _signal.SIGKILL)
+            status = self._ended(GRACE)
+        if status is None:
+            stuck.append(self.pid)
+        return status
+
+    def _ended(self, patience: float) -> int | None:
+        limit = time.monotonic() + patience
+        while (status := exit_status(self.pid)) is None and time.monotonic() < limit:
+            time.sleep(PAUSE)
+        return status
+
+
+def run(work: Callable[[], bytes], deadline: float) -> bytes:
+    """Return what a function returns in a child.
+
+    `deadline` is of time.monotonic. Raises TimeoutError after it; the AffinityError that the
+    function raises; ChildError for another exception, a crash, and as Child.
+    """
+    child = Child(lambda: [_outcome(work)], max(deadline - time.monotonic(), 0.0))
+    outcome, grace = bytearray(), 0.0
+    try:
+        while part := child.read(deadline):
+            outcome += part
+        grace = GRACE
+    finally:
+        status = child.end(grace)
+    kind, text = bytes(outcome[:1]), bytes(outcome[1:])
+    if kind == RETURNED:
+        return text
+    if kind != RAISED:
+        raise ChildError(ending(status))
+    name, _, message = text.decode(errors="replace").partition(": ")
+    raised = getattr(errors, name, None)
+    raise raised(message) if raised else ChildError(f"failed: {name}: {message}")
+
+
+def ending(status: int | None) -> str:
+    """Return how a child ended that did not do its work, by its status."""
+    if status is None:
+        return "cannot be ended: it waits in the kernel"
+    return f"crashed: {_signal.strsignal(-status)}" if status < 0 else "ended early"
 
 
 def exit_status(pid: int) -> int | None:
@@ -24,3 +143,48 @@ def end_with(parent: int) -> None:
     kill_with_parent()
     if os.getppid() != parent:  # it ended before that
         os._exit(0)
+
+
+def check_stuck() -> None:
+    """Raise ChildError while an earlier child, which was killed, has not ended."""
+    for pid in tuple(stuck):
+        if exit_status(pid) is None:
+            raise ChildError(f"still hangs in an earlier query, in process {pid}")
+        stuck.remove(pid)
+
+
+def _outcome(work: Callable[[], bytes]) -> bytes:
+    try:
+        return RETURNED + work()
+    except Exception as error:  # noqa: BLE001 - the parent raises it
+        return RAISED + f"{type(error).__name__}: {error}".encode(errors="replace")
+
+
+def _be_child(work: Callable[[], Iterable[bytes]], pipe: int, patience: float) -> NoReturn:
+    """Write the function's parts, and end without what the parent would do at its end."""
+    try:
+        _signal.signal(_signal.SIGALRM, _signal.SIG_DFL)
+        _signal.pthread_sigmask(_signal.SIG_UNBLOCK, [_signal.SIGALRM])
+        _signal.setitimer(_signal.ITIMER_REAL, patience + GRACE)
+        _keep_only(pipe)
+        for part in work():
+            rest = memoryview(part)
+            while rest:
+                rest = rest[os.write(PIPE, rest) :]
+            _signal.setitimer(_signal.ITIMER_REAL, patience + GRACE)
+    except BrokenPipeError:  # the parent has ended
+        pass
+    finally:
+        os._exit(0)
+
+
+def _keep_only(pipe: int) -> None:
+    """Be a process group, with no file but the pipe; the streams lead nowhere."""
+    os.setsid()
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    kept = os.dup(pipe)  # beyond the numbers that are overwritten here
+    last = numbered("/proc/self/fd")[-1]  # the limit may be lower, or a thousand million
+    for stream in range(PIPE):
+        os.dup2(nowhere, stream)
+    os.dup2(kept, PIPE)
+    os.closerange(PIPE + 1, last + 1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from affinityd.cpuset import CpuSet, parse_list
-from affinityd.errors import InvalidRequestError
+from affinityd.errors import InvalidRequestError, UnknownParameterError
 from affinityd.planner.model import Options
 from affinityd.planner.modes import MODES
 from affinityd.request import parsers
@@ -59,7 +59,7 @@ def parse_request(pairs: Iterable[tuple[str, str]]) -> Request:
     for name, text in pairs:
         parameter = PARAMETERS.get(name)
         if parameter is None:
-            raise InvalidRequestError(f"unknown parameter {quote(name)}; {_suggestion(name)}")
+            raise UnknownParameterError(f"{quote(name)} is no parameter; {_suggestion(name)}")
         if name in values:
             raise InvalidRequestError(f"{name} is given twice; give it once")
         if not text.strip() and not parameter.may_be_empty:

@@ -21,10 +21,6 @@ PATIENCE = 90.0  #: seconds that anything here may take; a busy machine is slow
 COMPLAINTS = "complaints"  #: what a daemon's stderr goes to, beside its log
 
 
-#: What has commands believe the daemons of the tests, which are not always root's.
-BELIEVED = {} if os.geteuid() == 0 else {"AFFINITYD_DAEMON_UID": str(os.geteuid())}
-
-
 @dataclass(frozen=True)
 class Reply:
     """What the daemon answered."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from affinityd.topology.model import Topology
-from tests.support.daemons import BELIEVED, PATIENCE
+from tests.support.daemons import PATIENCE
 from tests.support.machines.by_hand import made
 from tests.support.machines.sysfs_tree import write_tree
 from tests.support.paths import REPOSITORY
@@ -72,7 +72,6 @@ def affinityd(
             "PATH": os.environ["PATH"],
             "AFFINITYD_CONFIG": "/nonexistent",
             "AFFINITYD_TIMEOUT": "60",  # seconds; a busy machine is slow
-            **BELIEVED,
             **(env or {}),
         },
         cwd=checkout,  # Python imports from where it starts

@@ -17,7 +17,6 @@ from affinityd.errors import (
     InvalidRequestError,
     NoDaemonError,
     NotEnforcedError,
-    UntrustedError,
 )
 from affinityd.json_codec import loads
 from affinityd.text import one_line
@@ -86,6 +85,6 @@ def _asked(sockets: list[str]) -> str:
     for path in sockets:
         try:
             return http.fetch(path, PATH, deadline, refusals=[NotEnforcedError], most=MAX_BYTES)
-        except (NoDaemonError, UntrustedError) as error:  # noqa: PERF203 - two paths at most
+        except NoDaemonError as error:  # noqa: PERF203 - two paths at most
             troubles.append(str(error))
     raise NoDaemonError("; ".join(troubles))

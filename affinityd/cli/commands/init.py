@@ -15,7 +15,6 @@ from affinityd.cli.console import say
 from affinityd.cli.exec_options import parameters, seconds
 from affinityd.cli.parser import Parser
 from affinityd.client import http as client
-from affinityd.client import trust
 from affinityd.client.export_nics import NONE, libraries
 from affinityd.client.export_nics import VARIABLE as NICS
 from affinityd.config import file, switch
@@ -86,10 +85,8 @@ def _leave_plan(folder: Path, addresses: Mapping[str, str], deadline: float) -> 
         _tell(str(error))
     addresses = {**_in_variables(said), **addresses} or {SOCKET: file.SYSTEM_SOCKET}
     chosen = parameters({}, said)
-    trusted = ",".join(map(str, sorted(trust.trusted_uids(said))))  # the image has other names
     settings = {
         **addresses,
-        **({trust.VARIABLE: trusted} if trusted else {}),
         **{file.PARAMETER_VARIABLES[name]: text for name, text in chosen.items()},
         **({NICS: said[NICS]} if NICS in said else {}),
     }

@@ -52,7 +52,7 @@ def _scanner(chosen: settings.Settings) -> tuple[Callable[[Topology], Scan], Map
     from affinityd.cli.auditors import auditor_by  # noqa: PLC0415 - in its process
 
     failures = {PROCESSES: 0}
-    query = counting(failures, PROCESSES, processes.query_in_fork)
+    query = counting(failures, PROCESSES, processes.query)
     return auditor_by(chosen, query, chosen.reserved_cpus).scan, failures
 
 

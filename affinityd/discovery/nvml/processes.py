@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from affinityd.discovery.nvml.report import GpuProcesses, NvmlProcess, ProcessReport
-from affinityd.discovery.nvml.session import NvmlDevice, ask, ask_fork, devices, print_report
+from affinityd.discovery.nvml.session import NvmlDevice, ask_fork, devices
 from affinityd.text import printable
 
 #: Kind → nvidia-ml-py's names for its list, the newest first: a driver before R510 has no _v3. Its
@@ -30,19 +30,9 @@ NO_LIST = (
 def query(timeout: float) -> ProcessReport:
     """Return which processes NVML names now, after `timeout` seconds and a little grace at most.
 
-    Every failure is in the report; none is raised.
+    Every failure is in the report; none is raised. Only for a process of one thread.
     """
-    return ask(__name__, ProcessReport, timeout)
-
-
-def query_in_fork(timeout: float) -> ProcessReport:
-    """Do as `query`, for a process of one thread that asks again and again: no Python starts."""
     return ask_fork(_report, ProcessReport, timeout)
-
-
-def main() -> None:
-    """Be the child: print a report."""
-    print_report(ProcessReport, _report)
 
 
 def _report(nvml: ModuleType) -> ProcessReport:

@@ -9,20 +9,32 @@ This is the only importer of pynvml, the module that the distribution nvidia-ml-
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TypeVar
 
-from affinityd.discovery.nvml.fork import forked_output
 from affinityd.discovery.nvml.report import R, read_report
-from affinityd.discovery.nvml.subprocess import ChildError, output
-from affinityd.errors import NVML_EXTRA
+from affinityd.errors import NVML_EXTRA, AffinityError
 from affinityd.json_codec import dumps
+from affinityd.linux.children import GRACE, ChildError, check_stuck, ending, run, stuck
 
 T = TypeVar("T")
+
+#: Isolated (-I), so neither the environment nor the working folder brings code into the child; it
+#: imports from where its parent does. The timer ends a child that hangs although its parent has
+#: ended. A driver library's stdout goes to stderr.
+CODE = (
+    "import importlib, os, signal, sys; signal.setitimer(signal.ITIMER_REAL, float(sys.argv[1])); "
+    "sys.stdout = open(os.dup(1), 'w', encoding='utf-8', errors='replace'); os.dup2(2, 1); "
+    "sys.path[:] = sys.argv[3:]; importlib.import_module(sys.argv[2]).main()"
+)
 
 #: nvmlReturn_t of nvmlInit → the remedy.
 REMEDIES = {
@@ -102,7 +114,7 @@ def as_sysfs(bus_id: str) -> str:
 
 def ask(module: str, report: type[R], timeout: float) -> R:
     """Return the report that `module.main` prints in a child. Every failure is in the report."""
-    return _read(report, lambda: output(module, "main", timeout))
+    return _read(report, lambda: _printed_by(module, timeout))
 
 
 def ask_fork(read: Callable[[ModuleType], R], report: type[R], timeout: float) -> R:
@@ -112,16 +124,59 @@ def ask_fork(read: Callable[[ModuleType], R], report: type[R], timeout: float) -
     """
     with suppress(ImportError):
         import pynvml  # noqa: F401, PLC0415
-    return _read(report, lambda: forked_output(lambda: _answer(report, read), timeout))
+
+    def answer() -> str:
+        return run(lambda: _answer(report, read).encode(), time.monotonic() + timeout).decode()
+
+    return _read(report, answer)
 
 
 def _read(report: type[R], answer: Callable[[], str]) -> R:
     try:
         return read_report(report, answer())
-    except ChildError as error:
+    except TimeoutError:
+        return report(gpus=None, error="NVML did not answer in time")
+    except AffinityError as error:
         return report(gpus=None, error=f"NVML {error}")
     except ValueError as error:
         return report(gpus=None, error=f"NVML's child printed no report: {error}")
+
+
+def _printed_by(module: str, timeout: float) -> str:
+    """Return what a module's `main` prints in a new interpreter, as a process of threads needs.
+
+    Raises ChildError, TimeoutError.
+    """
+    check_stuck()
+    own_end = str(timeout + GRACE)
+    command = [sys.executable, "-I", "-c", CODE, own_end, module, *map(os.path.abspath, sys.path)]
+    try:
+        child = subprocess.Popen(  # noqa: S603 - this very interpreter, with the code above
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # a process group, to be killed as one
+        )
+    except OSError as error:
+        raise ChildError(f"could not be started: {error}") from None
+    try:
+        printed, complaint = child.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)
+        try:
+            child.communicate(timeout=GRACE)
+        except subprocess.TimeoutExpired:
+            stuck.append(child.pid)
+        raise TimeoutError from None
+    if child.returncode < 0:
+        raise ChildError(ending(child.returncode))
+    if child.returncode:
+        raise ChildError(
+            f"failed: {complaint.decode(errors='replace').strip().rpartition(chr(10))[2]}"
+        )
+    return printed.decode(errors="replace")
 
 
 def print_report(report: type[R], read: Callable[[ModuleType], R]) -> None:

@@ -44,13 +44,11 @@ def socket(facts: NodeFacts) -> CheckResults:
             "exec and bind plan by themselves; if it listens elsewhere, name it with --socket"
         )
     yield from _silence(daemon)
-    if daemon.distrust:
-        yield fail(
-            f"clients skip it, and plan by themselves: {daemon.distrust}",
-            (
-                "run it as root, in folders that only root may write to (RuntimeDirectory= of "
-                "the unit), or set AFFINITYD_DAEMON_UID in /etc/affinityd.conf and in jobs"
-            ),
+    if daemon.open_mode is not None:
+        folder = Path(daemon.path).parent
+        yield warn(
+            f"others may put a socket into {folder}, which is {daemon.open_mode:04o}",
+            f"chmod 755 {folder}; in the unit RuntimeDirectoryMode=0755",
         )
     if daemon.closed:
         yield warn(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 
-from affinityd.client import trust
 from affinityd.config import file, settings
 from affinityd.doctor.facts import ENVIRONMENT, NamedVariable, NodeFacts
 from affinityd.doctor.result import CheckResults, ok, warn
@@ -22,7 +21,7 @@ WRITTEN = (
 )
 #: Every name without a number in it.
 NAMES = (
-    *("AFFINITYD", trust.VARIABLE),
+    "AFFINITYD",
     *(
         f"{file.PREFIX}{name.upper()}"
         for name in (*settings.NAMES, *file.PLAN_PARAMETERS, *READ, *WRITTEN)

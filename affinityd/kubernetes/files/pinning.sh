@@ -1,7 +1,7 @@
 # Sourced by slurm/task_prolog.sh and by a pod's run: they ask affinityd, and pin by its answer.
-# They pass variables on as they are: the daemon interprets them. prolog.sh uses only trusted_socket.
+# They pass variables on as they are: the daemon interprets them.
 #
-# The script sets the paths (proc, ls, id, curl, taskset, python; clean starts a tool), and has a switch
+# The script sets the paths (proc, curl, taskset, python; clean starts a tool), and has a switch
 # and `leave REASON`, which ends it.
 # shellcheck shell=sh disable=SC2034,SC2154 # variables of the scripts, and those that eval reads
 
@@ -9,48 +9,6 @@
 plan_variables='AFFINITYD_MODE AFFINITYD_SCOPE AFFINITYD_SHARE AFFINITYD_MULTITHREADING AFFINITYD_BALANCED
 AFFINITYD_STRICT AFFINITYD_MIN_PHYSICAL_CORES AFFINITYD_MAX_PHYSICAL_CORES AFFINITYD_CPUS'
 cpuset='' observe='' granted='' job='' nvidia_visible='' # other parameters, if known
-
-# A socket is trusted if it is root's, or of a user that AFFINITYD_DAEMON_UID names. A user that can
-# write to a folder above it could listen there, too. In a user namespace all users of the node have one number,
-# the overflow uid, which counts as root's; folders further up may belong to the container's user.
-trusted_socket() ( # SOCKET UIDS: prints its path without links, or else why it is not trusted
-    cd -P "${1%/*}/" || refuse "$1 is not there, or cannot be looked at"
-    plain=${PWD%/}/${1##*/} above=${PWD%/}/ trusted=0 own=''
-    set -f
-    IFS=",$IFS"
-    for user in $2; do
-        case $user in *[!0-9]*) user=$("$id" -u "$user") ;; esac
-        trusted=$trusted${user:+,$user}
-    done
-    read -r first second third <"$proc/self/uid_map"
-    if [ "$first,$second,$third" != 0,0,4294967295 ] && read_status Uid: self; then
-        own=$value trusted=$trusted,65534 # unless it was changed in /proc/sys/kernel/overflowuid
-    fi
-    set -- "$plain"
-    while [ "$above" ]; do
-        set -- "$above" "$@"
-        above=${above%/} && above=${above%"${above##*/}"}
-    done
-    listed=$("$ls" -ldn -- "$@") || refuse "the owner of $plain cannot be seen"
-    while read -r bits _ uid _ && [ $# -gt 0 ]; do
-        case ,$trusted, in
-        *,"$uid",*) ;;
-        *) [ "$uid,$(($# > 2))" = "$own,1" ] || refuse "$1 belongs to uid $uid, and is not trusted" ;;
-        esac
-        case $#,$bits in
-        1,s* | *,d????????[tT]*) ;;
-        1,l*) refuse "$1 is a link; name the socket itself" ;;
-        1,*) refuse "$1 is no socket" ;;
-        *,?????w* | *,????????w*) refuse "other users may write to $1, which is not trusted" ;;
-        esac
-        shift
-    done <<END
-$listed
-END
-    [ $# = 0 ] || refuse "the owner of $plain cannot be seen"
-    printf %s "$plain"
-)
-refuse() { printf %s "$1"; exit 1; }
 
 heed() { # WORD: switch, the least of its value and AFFINITYD=WORD
     case $1 in
@@ -101,8 +59,7 @@ fetch() { # --data-urlencode PARAMETER...; 7: nothing listens
             [ "$it" != --data-urlencode ] || it=--query
             set -- "$@" "$it"
         done
-        ${clean:+$clean "AFFINITYD_DAEMON_UID=$AFFINITYD_DAEMON_UID"} "$limit" -s KILL "$seconds" \
-            "$affinityd" plan --node-file "$address" "$@"
+        $clean "$limit" -s KILL "$seconds" "$affinityd" plan --node-file "$address" "$@"
     elif has "$curl"; then
         tries=1
         case $address in

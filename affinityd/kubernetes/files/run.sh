@@ -10,7 +10,7 @@
 # All of it runs in a subshell: its variables may be names of the command's environment.
 find_place() { # prints what the command is told, nothing if off, or what kept it from its place
     unset -f [ printf read cd command # exported functions of the job, where sh is bash
-    dev=/dev sys=/sys proc=/proc ls=ls id=id curl=curl taskset=taskset python=python3 clean=''
+    dev=/dev sys=/sys proc=/proc curl=curl taskset=taskset python=python3 clean=''
     set +e +f +u # of a job's SHELLOPTS
     LC_ALL=C
     trap '' PIPE # of a stderr that is not read
@@ -76,10 +76,7 @@ ask_daemon() { # cpulist, locality, allowed; trouble
         '') continue ;;
         http://*:[0-9]*) ;;
         /*)
-            [ -S "$place" ] || continue
-            trouble=$(trusted_socket "$place" "${AFFINITYD_DAEMON_UID-}") || continue
-            place=$trouble
-            ;;
+            [ -S "$place" ] || continue ;;
         *) trouble="$place is neither http://HOST:PORT nor the path of a socket from /" && continue ;;
         esac
         trouble="neither curl nor python3 is here to ask $place"
@@ -91,7 +88,6 @@ ask_daemon() { # cpulist, locality, allowed; trouble
         trouble="no answer from ${place%/}" timeout=0.2
         ! understand || return 0
         case $reason in
-        'Malformed request: unknown parameter'*) ;; # of another release
         'Malformed request: '* | 'No such GPU: '* | 'Cannot be satisfied: '*)
             leave "$(printf %.300s "$reason")${CUDA_VISIBLE_DEVICES+ (CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES)}"
             ;;

@@ -82,8 +82,7 @@ def ask(folder: Path, address: str) -> Script:
 
 def prolog(folder: Path, address: str) -> Script:
     """Return a copy of the Prolog, which looks for all things in the folder."""
-    trusted = f"AFFINITYD_SOCKET={address}\nAFFINITYD_DAEMON_UID={os.geteuid()}\n"
-    (folder / "settings").write_text(trusted)
+    (folder / "settings").write_text(f"AFFINITYD_SOCKET={address}\n")
     text = (SLURM / "prolog.sh").read_text()
     for name, was, now in (
         ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin", f"{folder}:/usr/bin:/bin"),
@@ -93,7 +92,6 @@ def prolog(folder: Path, address: str) -> Script:
         assert f"\n{name}={was}\n" in text
         text = text.replace(f"{name}={was}", f"{name}={now}")
     (folder / "prolog.sh").write_text(text)
-    shutil.copy(SLURM / "pinning.sh", folder)
     job = ("env", "SLURM_JOB_ID=1", "SLURM_JOB_GPUS=0")
     command = (*job, "sh", str(folder / "prolog.sh"))
     return Script(folder, command, f"affinityd: no daemon is ready at {address}: ")

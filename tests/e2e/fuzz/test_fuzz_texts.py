@@ -17,7 +17,7 @@ from affinityd.daemon.policy_document import parse
 from affinityd.discovery.pci import bus_order, is_pci_address
 from affinityd.enforce.policy.identity import ProcessIdentity
 from affinityd.enforce.policy.policy import Policy, PolicyError
-from affinityd.errors import AffinityError, DaemonError
+from affinityd.errors import AffinityError
 from affinityd.linux.memory_policy import parse_policy
 from affinityd.linux.processes import parse_stat
 from affinityd.request.devices import all_devices
@@ -134,8 +134,8 @@ READERS: dict[str, tuple[Callable[[str], object], tuple[str, ...], type[Exceptio
     "cgroups of a service": (service, CGROUPS, None),
     "a stat file": (lambda text: parse_stat(text.encode(errors="replace")), STAT, None),
     "an HTTP answer": (
-        lambda text: client._parsed(text.encode(errors="surrogatepass"), "/run/a.sock"),
-        *(HTTP, DaemonError),
+        lambda text: client.parse(text.encode(errors="surrogatepass")),
+        *(HTTP, None),
     ),
     "a memory policy": (parse_policy, POLICY, None),
     "what launchers say": (a_launchers_environment, ("0", "1", "4", "(x2)", ",", "-1"), None),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 from collections.abc import Iterator
@@ -80,7 +79,6 @@ MALFORMED = "Malformed request:"
         ("_MIN_PHYSICAL_CORES", "2", "Cannot be satisfied: "),
         ("_SOCKET", "/nonexistent", left("no plan from /nonexistent")),
         ("_SOCKET", "--help", left("AFFINITYD_SOCKET=--help is not an absolute path")),
-        ("_DAEMON_UID", "$(id)", NEAR_IT),
     ],
 )
 def test_a_user_chooses_by_the_job_s_environment(
@@ -167,8 +165,6 @@ def test_a_task_is_planned_from_the_node_json_that_a_daemon_left(ended: Node, sh
     assert "which was replayed" in said(replace(it, settings=""), GPU)[0]
     assert said(replace(it, more=FOLDER), GPU) == NONE  # affinityd is not installed there
     file = run / "node.json"
-    file.chmod(0o666)
-    assert "other users may write to" in said(it, GPU)[0]
     file.unlink()
     assert said(it, GPU) == NONE
 
@@ -194,30 +190,6 @@ def test_a_note_that_is_no_note_is_passed_over(it: Node, daemon: Daemon, text: s
     assert said(it, GPU) == pinned(FAR, IDLE)
     unique = {**GPU, **TWO_TASKS, "AFFINITYD_MODE": "exclusive"}
     assert said(it, unique) == left("no note of the job, and fewer cores than GPUs")
-
-
-# Whose daemon is asked.
-
-
-def test_where_others_could_listen_nothing_is_asked(it: Node, daemon: Daemon) -> None:
-    why = "other users may write to /run/affinityd/, which is not trusted"
-    daemon.socket.parent.chmod(0o777)
-    try:
-        assert said(it, GPU) == left(why)
-        done = it.run_script("prolog.sh", {**JOB, **GPU})
-    finally:
-        daemon.socket.parent.chmod(0o755)
-    told = f"no daemon is ready at {SOCKET}: tasks on this node are pinned by node.json, or not"
-    told += f" at all ({why})"
-    assert (done.status, done.lines) == (0, [f"affinityd: {told}"])
-
-
-def test_another_user_s_daemon_is_asked_where_its_user_is_named(it: Node, daemon: Daemon) -> None:
-    os.chown(daemon.socket.parent, 1234, 1234)
-    try:
-        assert said(it, {**GPU, "AFFINITYD_DAEMON_UID": "7,1234"}) == NEAR_IT
-    finally:
-        os.chown(daemon.socket.parent, 0, 0)
 
 
 # The prolog, whose status other than 0 has Slurm drain the node.

@@ -18,7 +18,7 @@ import pytest
 
 from affinityd.cpuset import CpuSet, parse_list
 from tests.support.children import threads
-from tests.support.daemons import BELIEVED, PATIENCE, Daemon, eventually, running
+from tests.support.daemons import PATIENCE, Daemon, eventually, running
 from tests.support.paths import REPOSITORY
 from tests.support.tiny import BOTH, FAR, NEAR, affinityd, tiny_tree
 
@@ -44,7 +44,6 @@ def here(daemon: Daemon) -> Mapping[str, str]:
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "AFFINITYD_CONFIG": "/nonexistent",
         "AFFINITYD_SOCKET": str(daemon.socket),
-        **BELIEVED,
         "OMP_NUM_THREADS": "2",  # else torchrun sets 1, and there would be no such threads
     }
 

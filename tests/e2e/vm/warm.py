@@ -24,7 +24,7 @@ from tests.support.daemons import Daemon, eventually, is_ready
 
 #: What the commands import when they need it.
 for _module in (
-    *("client.forked", "client.local_plan", "linux.memory_policy", "request.formats"),
+    *("linux.children", "client.local_plan", "linux.memory_policy", "request.formats"),
     *("cli.commands.exec", "cli.commands.pin", "cli.commands.verify", "cli.commands.audit"),
     *("cli.commands.serve", "daemon.main"),
 ):

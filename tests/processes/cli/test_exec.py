@@ -97,20 +97,6 @@ def test_a_machine_that_a_variable_left_behind_is_told() -> None:
         assert replayed in done.lines[0]
 
 
-def test_of_a_file_that_is_not_there_it_says_nothing(tmp_path: Path) -> None:
-    """A folder of a user's own holds neither a daemon's socket nor its node.json."""
-    (tmp_path / "run").mkdir(mode=0o770)
-    if os.geteuid() == 0:
-        os.chown(tmp_path / "run", 1234, 1234)
-    env = {
-        "AFFINITYD_SOCKET": str(tmp_path / "run" / "affinityd.sock"),
-        "AFFINITYD_ROOT": str(tiny_tree(tmp_path / "machine")),
-        "AFFINITYD_DAEMON_UID": "",
-    }
-    done = exec_("--rank=1", "--", *LOOK, env=env)
-    assert (done.cpus, done.stderr) == (FAR, "")
-
-
 def test_a_module_of_the_job_s_does_not_stand_in_for_python_s(
     here: Mapping[str, str], tmp_path: Path
 ) -> None:
@@ -265,8 +251,8 @@ def imported(*words: str, env: Mapping[str, str]) -> set[str]:
 #: The plan of a process that finds no daemon; the child that makes it says nothing itself.
 ALONE = """
 from affinityd.client import apply, find_plan
-lines, source, _, _ = find_plan.plan_locally(apply.own_questions({'gpus': '1'}), ['/none/s'])
-assert (lines['AFFINITYD_GPUS'], source) == ('1', 'sysfs')
+plan = find_plan.find_plan(apply.own_questions({'gpus': '1'}), ['/none/s'], 0, 0, bounded=False)
+assert (plan.gpus, plan.source) == ({1}, 'sysfs')
 """
 
 
@@ -274,7 +260,7 @@ assert (lines['AFFINITYD_GPUS'], source) == ('1', 'sysfs')
     ("words", "part", "most"),
     [
         ((str(PROGRAM), "exec", "--gpus=1", "--", "true"), "affinityd.client.find_plan", 29),
-        (("-c", ALONE), "affinityd.client.local_plan", 66),
+        (("-c", ALONE), "affinityd.client.local_plan", 68),
     ],
     ids=["with a daemon", "without a daemon"],
 )

@@ -31,7 +31,7 @@ from affinityd.errors import (
 from affinityd.request.formats import render
 from affinityd.topology.model import Node
 from tests.support.asking import is_one_short_line
-from tests.support.daemons import BELIEVED, PATIENCE, Daemon, running
+from tests.support.daemons import PATIENCE, Daemon, running
 from tests.support.servers import Behaviour, answering, hanging, http, serving
 
 TIMEOUT = 0.3  #: seconds that a client has where nothing is answered
@@ -161,7 +161,7 @@ NO_DAEMON = [
     ("answer", "told"),
     [
         *((it, "is not affinityd: ") for it in [*NO_DAEMON, endless]),
-        (http("200 OK", b"\xff"), "answered with something other than text"),
+        (http("200 OK", b"\xff"), "is not affinityd: "),
         (http("500 Oh", b"a\nb\x1b[2J"), "answered 500: 'a\\nb\\x1b[2J'"),
         (http("503 Oh", b"x" * 999), "answered 503: 'xxx"),
         (http("422 Oh", b""), "answered 422: ''"),  # a refusal's status without its words
@@ -189,7 +189,7 @@ signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 try: client.ask_plan(sys.argv[1], {"visible": "0," * 10**6}, time.monotonic() + 60)
 except client.DaemonError as error: print(error)
 """
-    env = {"PYTHONPATH": os.pathsep.join(sys.path), **BELIEVED}
+    env = {"PYTHONPATH": os.pathsep.join(sys.path)}
 
     def hang_up(connection: socket.socket, _over: threading.Event) -> None:
         connection.recv(1)

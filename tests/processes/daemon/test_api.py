@@ -70,7 +70,7 @@ def test_the_answers_form(
 @pytest.mark.parametrize(
     ("target", "status", "line"),
     [
-        ("/plan?gpu=0", 422, "unknown parameter 'gpu'; did you mean gpus?"),
+        ("/plan?gpu=0", 422, "'gpu' is no parameter; did you mean gpus?"),
         ("/plan?mode=node&gpus", 422, "'gpus' has no value; write NAME=VALUE"),
         ("/plan?gpus=%ff", 422, "the query string cannot be read"),
         ("/plan?visible=" + "9" * 5000, 404, "no GPU is visible to the caller"),

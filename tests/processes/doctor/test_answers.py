@@ -40,7 +40,7 @@ SHOWN = repr(CLEARS * 100).replace("'", "")
         ("caller", plan(source=["caller"]), "n/a: source is"),
         ("caller", refusal("no such GPU"), "n/a: 409: 'no such GPU'"),
         ("caller", refusal("Cannot be satisfied: too few"), "n/a: too few"),
-        ("caller", http("409 Conflict", b"\xff"), "n/a: other than text"),
+        ("caller", http("409 Conflict", b"\xff"), "n/a: is not affinityd"),
         ("caller", ENDLESS, f"n/a: {SHOWN}"),
         ("enforce", http("200 OK", b"ready\n"), "n/a: enforce is 'ready\\n', not JSON"),
         ("enforce", http("404 Not Found", b"no"), "n/a: answered 404: 'no'"),  # an older daemon

@@ -107,11 +107,14 @@ def test_a_user_who_names_no_socket_is_told_of_roots_daemon(
         check("socket", here(users), expected)
 
 
-def test_a_daemon_that_clients_do_not_believe_fails(daemon: Daemon) -> None:
+def test_a_system_folder_that_others_may_write_to_is_a_warning(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = daemon.socket.parent
     with mode(folder, 0o777):
-        others = f"fail: other users may write to {folder} → set AFFINITYD_DAEMON_UID"
-        check("socket", here(daemon.socket), others)
+        check("socket", here(daemon.socket), "ok: answers")
+        monkeypatch.setattr(file, "SYSTEM_SOCKET", os.fspath(daemon.socket))
+        check("socket", here(daemon.socket), f"warn: {folder}, which is 0777 → chmod 755 {folder}")
 
 
 def test_a_user_s_runtime_folder_is_that_user_s_alone(
@@ -142,7 +145,7 @@ END_IT = "fail: {} → end the process that listens"
     ("behave", "timeout", "expected"),
     [
         (hanging, 0.2, "fail: ready daemon: no answer within 0.2 s → systemctl restart"),
-        (answering(b"220 mail\r\n"), PATIENCE, END_IT.format("it does not speak HTTP")),
+        (answering(b"220 mail\r\n"), PATIENCE, END_IT.format("220 mail")),
         (answering(http("404 No", b"")), PATIENCE, END_IT.format("it answered 404")),
         (answering(http("503 No", b"")), PATIENCE, "fail: not read the machine yet → journalctl"),
     ],

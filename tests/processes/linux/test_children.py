@@ -1,0 +1,203 @@
+"""A function in a child of this process, which may hang or crash."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from affinityd.errors import AffinityError, NoSuchGpuError
+from affinityd.linux import children
+from affinityd.linux.children import Child, ChildError, run
+from tests.support.children import children_of
+from tests.support.daemons import PATIENCE, eventually
+
+FREEZER = Path("/sys/fs/cgroup/freezer")
+
+needs_freezer = pytest.mark.skipif(
+    not os.access(FREEZER, os.W_OK), reason="no cgroup v1 freezer to write to"
+)
+
+
+@pytest.fixture(autouse=True)
+def _a_busy_machine_is_slow_to_end_a_child(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "freezer" not in request.fixturenames:
+        monkeypatch.setattr(children, "GRACE", PATIENCE)
+
+
+@pytest.fixture
+def freezer() -> Iterator[Path]:
+    """Return a cgroup whose processes no signal ends, as if a driver held them in the kernel."""
+    folder = FREEZER / f"test-{os.getpid()}"
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        (folder / "freezer.state").write_text("THAWED")
+        eventually(lambda: not (folder / "cgroup.procs").read_text(), "all have ended")
+        folder.rmdir()
+
+
+def within(seconds: float = PATIENCE) -> float:
+    return time.monotonic() + seconds
+
+
+def open_files() -> list[str]:
+    return sorted(file.name for file in Path("/proc/self/fd").iterdir())
+
+
+def refuse() -> bytes:
+    raise NoSuchGpuError("no GPU 9")
+
+
+def ignore_signals() -> bytes:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        with suppress(BaseException):
+            time.sleep(10)
+
+
+def look_up() -> bytes:
+    return os.environ["NOWHERE"].encode()
+
+
+def kill_itself() -> bytes:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return b""
+
+
+def answer_too_late() -> bytes:
+    time.sleep(0.3)
+    return b"x" * 10**6
+
+
+@pytest.mark.parametrize(
+    ("work", "result"),
+    [
+        pytest.param(lambda: b"x" * 10**6, b"x" * 10**6, id="more than a pipe holds"),
+        pytest.param(lambda: b"%d" % os.write(1, b"noise"), b"5", id="its output goes nowhere"),
+        pytest.param(lambda: b"%d" % (os.getpgrp() == os.getpid()), b"1", id="a process group"),
+        pytest.param(lambda: " ".join(open_files()).encode(), b"0 1 2 3 4", id="no other files"),
+    ],
+)
+def test_a_result_is_returned_and_nothing_stays(work: Callable[[], bytes], result: bytes) -> None:
+    files, before = open_files(), children_of(os.getpid())
+    assert run(work, within()) == result
+    assert (open_files(), children_of(os.getpid())) == (files, before)
+
+
+@pytest.mark.parametrize(
+    ("work", "error", "text"),
+    [
+        (refuse, NoSuchGpuError, "no GPU 9"),
+        (lambda: b"%d" % (1 // 0), ChildError, "failed: ZeroDivisionError: .*"),
+        (look_up, ChildError, "failed: KeyError: 'NOWHERE'"),
+        (kill_itself, ChildError, "crashed: Killed"),
+        (os.abort, ChildError, "crashed: Aborted"),
+        (sys.exit, ChildError, "ended early"),
+    ],
+)
+def test_an_exception_is_raised_again_and_a_crash_is_an_error(
+    work: Callable[[], bytes], error: type[AffinityError], text: str
+) -> None:
+    with pytest.raises(error, match=f"^{text}$"):
+        run(work, within())
+
+
+@pytest.mark.parametrize("seconds", [0.1, -1])
+@pytest.mark.parametrize("slow", [ignore_signals, answer_too_late])
+def test_a_child_that_takes_too_long_is_killed(slow: Callable[[], bytes], seconds: float) -> None:
+    files, before, deadline = open_files(), children_of(os.getpid()), within(seconds)
+    with pytest.raises(TimeoutError):
+        run(slow, deadline)
+    assert time.monotonic() >= deadline
+    assert (open_files(), children_of(os.getpid())) == (files, before)
+
+
+def test_parts_are_read_as_they_come() -> None:
+    def parts() -> Iterator[bytes]:
+        for number in range(2):
+            yield b"%d" % number
+            time.sleep(0.2)
+        os.abort()
+
+    child = Child(parts, PATIENCE)
+    assert [child.read(within()) for _ in range(3)] == [b"0", b"1", b""]
+    assert child.end(PATIENCE) == -signal.SIGABRT
+
+
+def test_a_child_keeps_no_file_beyond_the_limit_of_files() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with Path(os.devnull).open() as file:
+        fcntl.fcntl(file, fcntl.F_DUPFD, 300)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, limits[1]))
+        try:
+            assert run(lambda: " ".join(open_files()).encode(), within()) == b"0 1 2 3 4"
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            os.close(300)
+
+
+@needs_freezer
+def test_while_a_child_hangs_in_the_kernel_no_other_is_started(freezer: Path) -> None:
+    def hang() -> bytes:
+        for file, text in (("cgroup.procs", "0"), ("freezer.state", "FROZEN")):
+            (freezer / file).write_text(text)
+        return b""
+
+    with pytest.raises(TimeoutError):
+        run(hang, within(1))
+    (stuck,) = (freezer / "cgroup.procs").read_text().split()
+    with pytest.raises(ChildError, match=f"^still hangs in an earlier query, in process {stuck}$"):
+        run(lambda: b"", within())
+    (freezer / "freezer.state").write_text("THAWED")
+    eventually(lambda: Path(f"/proc/{stuck}/stat").read_text().split()[2] == "Z", "it has ended")
+    assert run(lambda: b"done", within()) == b"done"
+
+
+# Programs that fork so: what becomes of them.
+
+STUCK = """
+print("here", flush=True)
+run(lambda: os.kill(os.getppid(), signal.SIGKILL) or time.sleep(600), time.monotonic() + 600)
+"""
+IGNORING = """
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+print(run(lambda: b"1", time.monotonic() + 600))
+try: run(lambda: time.sleep(600), time.monotonic() + 0.3)
+except TimeoutError: print("late")
+"""
+#: alarm(2) outlives execve(2): that is how a shell's `timeout` of old worked.
+ALARMED = """
+signal.setitimer(signal.ITIMER_REAL, 0.3)
+run(lambda: b"", time.monotonic() + 60)
+os.execvp("sleep", ["sleep", "600"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "printed"),
+    [
+        pytest.param(STUCK, -signal.SIGKILL, "here\n", id="a stuck child keeps no output open"),
+        pytest.param(IGNORING, 0, "b'1'\nlate\n", id="children's ends may be ignored"),
+        pytest.param(ALARMED, -signal.SIGALRM, "", id="an alarm ends the command"),
+    ],
+)
+def test_a_program_that_forks_ends_as_it_would_without(
+    code: str, status: int, printed: str
+) -> None:
+    head = "import os, signal, time\nfrom affinityd.linux.children import run\n"
+    command = [sys.executable, "-c", head + code]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stdout) == (status, printed)
