@@ -1,6 +1,6 @@
 """A function in a forked child, which may hang or crash without harm to this process.
 
-Nothing is imported anew, and the child is killed once it takes too long. Only for a process of one
+No Python starts, and the child is killed once it takes too long. Only for a process of one
 thread, fork(2): locks of other threads would stay closed in the child. The child keeps no file but
 its pipe, so that no reader of this process's output, and no client of its sockets, waits for one
 that a driver holds in the kernel.
@@ -96,7 +96,7 @@ class Child:
 
 
 def run(work: Callable[[], bytes], deadline: float) -> bytes:
-    """Return what a function returns in a child.
+    """Run a function in a child, and return its result.
 
     `deadline` is of time.monotonic. Raises TimeoutError after it; the AffinityError that the
     function raises; ChildError for another exception, a crash, and as Child.

@@ -143,7 +143,7 @@ def _read(report: type[R], answer: Callable[[], str]) -> R:
 
 
 def _printed_by(module: str, timeout: float) -> str:
-    """Return what a module's `main` prints in a new interpreter, as a process of threads needs.
+    """Return the output of `main` of a module, in a new interpreter, as a process of threads needs.
 
     Raises ChildError, TimeoutError.
     """
