@@ -21,14 +21,23 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from affinityd.client.bind import Binding, bind, worker_init_fn
-    from affinityd.client.gpu_affinity import Mode, Multithreading, Scope, set_affinity
+    from affinityd.client.bind import (
+        Binding,
+        Mode,
+        Multithreading,
+        Scope,
+        bind,
+        set_affinity,
+        worker_init_fn,
+    )
     from affinityd.errors import AffinityError, GPUAffinityError
 
 #: The module of each name: imported on first use, as `affinityd exec` needs none of them.
 _HOMES = {
-    "client.bind": ("Binding", "bind", "worker_init_fn"),
-    "client.gpu_affinity": ("Mode", "Multithreading", "Scope", "set_affinity"),
+    "client.bind": (
+        *("Binding", "bind", "worker_init_fn"),
+        *("Mode", "Multithreading", "Scope", "set_affinity"),
+    ),
     "errors": ("AffinityError", "GPUAffinityError"),
 }
 

@@ -20,8 +20,7 @@ from affinityd.audit.overlap import divided, overlap
 from affinityd.audit.owners import ProcessOwners
 from affinityd.cpuset import CpuSet
 from affinityd.linux.files import text
-from affinityd.linux.process_table import ProcessTable
-from affinityd.linux.processes import PROC, exists, since_boot
+from affinityd.linux.processes import PROC, ProcessTable, exists, since_boot
 from affinityd.recent import Recent
 from affinityd.topology.model import Topology
 

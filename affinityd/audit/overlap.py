@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from affinityd.audit.model import AuditedProcess
 from affinityd.cpuset import CpuSet
-from affinityd.linux.process_table import ancestors
+from affinityd.linux.processes import ancestors
 
 PinOwners = tuple[str, ...]  #: whose pins: `slurm 7`, `container cd34cd34cd34`, `session 4711`
 

@@ -19,8 +19,15 @@ from affinityd.audit.facts.job import SLURM, Job
 from affinityd.audit.facts.membership import membership
 from affinityd.audit.facts.process import ProcessFacts
 from affinityd.audit.judge import FIRST_USER
-from affinityd.linux.process_table import ProcessTable, ancestors
-from affinityd.linux.processes import INIT, ROOT, cgroups_of, title_of, uid_of
+from affinityd.linux.processes import (
+    INIT,
+    ROOT,
+    ProcessTable,
+    ancestors,
+    cgroups_of,
+    title_of,
+    uid_of,
+)
 
 SLURMD = "slurmd"  #: Slurm's daemon of a node that runs jobs
 STEPD = "slurmstepd"  #: runs each step of a job, as root, from its beginning to its end

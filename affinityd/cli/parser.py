@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import shlex
 from collections.abc import Iterable
 from typing import NoReturn
 
-from affinityd import machines
+from affinityd import config, machines
 from affinityd.cli.console import flag
-from affinityd.config import file, settings
+from affinityd.config import settings
+from affinityd.errors import InvalidRequestError
+from affinityd.request.parameters import PARAMETERS
 from affinityd.text import one_line
 
 
@@ -46,7 +49,7 @@ def add_format(parser: argparse.ArgumentParser, plain: str, json: str = "a JSON 
 def add_settings(parser: Parser, names: Iterable[str]) -> None:
     """Add flags for settings, each of which is also a variable and a line of the file."""
     group = parser.add_argument_group(
-        "settings", f"also AFFINITYD_* variables and lines of {file.DEFAULT_PATH}"
+        "settings", f"also AFFINITYD_* variables and lines of {config.DEFAULT_PATH}"
     )
     for name in names:
         setting = settings.SETTINGS[name]
@@ -65,3 +68,45 @@ def load_settings(arguments: argparse.Namespace) -> settings.Settings:
     flags = vars(arguments)
     others = settings.DAEMON_ONLY - flags.keys()
     return settings.load(flags, names=[name for name in settings.NAMES if name not in others])
+
+
+#: The format of an answer is each command's own, and the options of a client are those of `exec`.
+NAMES = tuple(name for name in PARAMETERS if name not in {"format", "observe"})
+#: Options that choose GPUs.
+DEVICES = ("gpus", "rank", "ranks", "job", "visible", "granted", "nvidia_visible")
+
+
+def add_options(parser: Parser, title: str, names: Iterable[str], mode: str = "node") -> None:
+    """Add parameters of a plan; `mode` is the default one, for the help."""
+    group = parser.add_argument_group(title)
+    for name in names:
+        add_option(group, name, mode)
+
+
+def add_option(group: argparse._ActionsContainer, name: str, mode: str = "node") -> None:
+    """Add a parameter of a plan; a flag without a value means true."""
+    parameter = PARAMETERS[name]
+    text = f"{parameter.help} (default: {mode})" if name == "mode" else parameter.help
+    if parameter.schema["type"] == "boolean":
+        group.add_argument(flag(name), nargs="?", const="true", action="append", help=text)
+    else:
+        metavar = "|".join(parameter.schema.get("enum", ())) or name.upper()
+        group.add_argument(flag(name), metavar=metavar, action="append", help=text)
+
+
+def given(arguments: argparse.Namespace, names: Iterable[str] = NAMES) -> dict[str, str]:
+    """Return the parameters that were given: options, by the API's names.
+
+    Raises InvalidRequestError for one that is given twice.
+    """
+    texts = {name: said for name in names if (said := getattr(arguments, name, None))}
+    for name, said in texts.items():
+        if len(said) > 1:
+            raise InvalidRequestError(f"{name} is given twice; give it once")
+    return {name: said[0] for name, said in texts.items()}
+
+
+def devices(arguments: argparse.Namespace) -> str:
+    """Return the options that choose GPUs, quoted for a shell."""
+    said = given(arguments)
+    return "".join(f"{flag(name)} {shlex.quote(said[name])} " for name in DEVICES if name in said)

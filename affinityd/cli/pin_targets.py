@@ -6,8 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 
 from affinityd.cpuset import CpuSet
 from affinityd.linux.pinning import CHANGE, LEFT_ALONE, Rule, Target
-from affinityd.linux.process_table import descendants
-from affinityd.linux.processes import Stat, mask_of, stat_of
+from affinityd.linux.processes import Stat, descendants, mask_of, stat_of
 
 #: The CPUs of a descendant with its own place, as a launcher's ranks; None: its parent's.
 OwnCpus = Callable[[Stat], CpuSet | None]

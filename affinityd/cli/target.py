@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
-from affinityd.cli import exec_options
+from affinityd import config
 from affinityd.client import local_plan
 from affinityd.client.process_context import ProcessContext
-from affinityd.config import file
 from affinityd.cpuset import CpuSet
 from affinityd.errors import AffinityError, InvalidRequestError, TargetError
 from affinityd.linux.processes import Stat, cgroups_of, process_of, stat_of
@@ -54,7 +53,7 @@ def shown(stat: Stat) -> str:
 
 def known_node() -> Node:
     """Return the node as commands know it. Raises AffinityError."""
-    return local_plan.find_node(file.sockets(file.variables())).node
+    return local_plan.find_node(config.sockets(config.variables())).node
 
 
 def this_machine(lack: str) -> Node:
@@ -135,8 +134,8 @@ class ProcessPlanner:
 
     def _given(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the chosen parameters, and those that variables choose for a process."""
-        variables = {**file.variables(), **{name: it for name, it in environ.items() if it}}
+        variables = {**config.variables(), **{name: it for name, it in environ.items() if it}}
         if not self.divides:  # the number of CPUs is no choice of how to divide them
-            asked = file.PARAMETER_VARIABLES["task_cpus"]
+            asked = config.PARAMETER_VARIABLES["task_cpus"]
             variables = {name: it for name, it in variables.items() if name == asked}
-        return exec_options.parameters(self.chosen, variables)
+        return config.plan_parameters(variables, self.chosen)

@@ -11,8 +11,7 @@ from affinityd.audit.sources.holders import HolderSources
 from affinityd.cli.target import ProcessPlanner
 from affinityd.cpuset import several
 from affinityd.discovery.nvml import processes as nvml_processes
-from affinityd.linux.process_table import descendants
-from affinityd.linux.processes import Stat
+from affinityd.linux.processes import Stat, descendants
 from affinityd.planner.model import RankPlan
 from affinityd.topology.model import Gpu
 from affinityd.topology.nearness import vicinity

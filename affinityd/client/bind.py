@@ -1,26 +1,31 @@
-"""`affinityd.bind`: a running Python process applies its plan, and reports the result."""
+"""`affinityd.bind`: a running Python process applies its plan, and reports the result.
+
+`set_affinity` and its enums have the names and results of NVIDIA's gpu_affinity package:
+`import affinityd as gpu_affinity` moves a training script over. Source:
+https://github.com/NVIDIA/gpu_affinity, README.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
 
+from affinityd import config
 from affinityd.client import apply, find_plan
-from affinityd.client.export_nics import VARIABLE, export_nics
-from affinityd.client.find_plan import TIMEOUT, ProcessPlan
-from affinityd.config import file, switch
+from affinityd.client.find_plan import TIMEOUT
 from affinityd.cpuset import CpuSet, parse_list
-from affinityd.errors import AffinityError
+from affinityd.errors import AffinityError, InvalidRequestError
 from affinityd.linux import pinning
 from affinityd.linux.memory_policy import MemoryPolicy, checked_policy, own_policy
 from affinityd.linux.processes import mask_of, stat_of
+from affinityd.request.parsers import MAX_ENTRIES
 
 NOT_OF_PLAN = frozenset(("memory", "nics", "timeout", "fail_closed"))  #: arguments of bind()
-TASK_PARAMETERS = frozenset(("rank", "ranks", "gpus"))  #: parameters that identify the process
 
 logger = logging.getLogger("affinityd")
 
@@ -34,17 +39,6 @@ class Binding:
     memory: MemoryPolicy | None  #: the calling thread's policy; None: it cannot be read
     source: str | None  #: of the plan: "daemon", "node.json", "sysfs"; None: there was no plan
     warnings: tuple[str, ...] = ()  #: deviations from the request, a line each
-    plan_of_exec: Callable[[], CpuSet | None] = field(
-        default=lambda: None, repr=False, compare=False
-    )
-
-    @cached_property
-    def exec_cpus(self) -> CpuSet | None:
-        """The CPUs `affinityd exec` would give this process; None: the same, or unknown.
-
-        It is planned on first use.
-        """
-        return self.plan_of_exec()
 
     @property
     def pinned(self) -> bool:
@@ -57,15 +51,15 @@ def bind(
     ranks: int | None = None,
     *,
     gpus: str | int | Sequence[int | str] | None = None,
-    mode: str = "unique_contiguous",
-    scope: str = "node",
-    multithreading: str = "all_logical",
-    balanced: bool = True,
-    min_physical_cores: int = 1,
+    mode: str | None = None,
+    scope: str | None = None,
+    multithreading: str | None = None,
+    balanced: bool | None = None,
+    min_physical_cores: int | None = None,
     max_physical_cores: int | None = None,
     cpus: int | None = None,
-    share: str = "auto",
-    strict: bool = False,
+    share: str | None = None,
+    strict: bool | None = None,
     memory: str | None = None,
     nics: str | Sequence[str] | None = None,
     timeout: float = TIMEOUT,
@@ -78,8 +72,8 @@ def bind(
     CPUs each rank asked for; None: Slurm's or the pod's number. `memory` is a policy
     ("local", "preferred", "bind", "interleave"), set for the calling thread and its children from
     now on. `nics` names libraries ("ucx", "nvshmem", "uccl", "nccl"): their variables are set to
-    the near RDMA devices; None: as AFFINITYD_NICS says. The others are the parameters of a plan, by
-    their names.
+    the near RDMA devices. The others are the parameters of a plan, by their names; None, also of
+    `cpus` and `nics`: as AFFINITYD_* variables say, as for `affinityd exec`.
 
     Children see it in AFFINITYD_* variables in the environment. A second call plans as the
     first one did. Without a plan the process stays as it is, with a warning in the result and in
@@ -101,7 +95,7 @@ def bind(
 
 
 def bind_process(
-    given: Mapping[str, str],
+    chosen: Mapping[str, str],
     policy: str | None = None,
     timeout: float = TIMEOUT,
     libraries: str | None = None,
@@ -110,66 +104,50 @@ def bind_process(
 
     `libraries` are told their RDMA devices; None: those that AFFINITYD_NICS names.
     """
-    chosen = file.chosen_switch()
-    if chosen == switch.OFF:
+    switch = config.chosen_switch()
+    if switch == config.OFF:
         return _unbound()
     try:
-        return _plan_and_pin(given, policy, timeout, chosen, libraries)
+        return _plan_and_pin(chosen, policy, timeout, switch, libraries)
     except AffinityError as error:
-        if chosen != switch.OBSERVE:
+        if switch != config.OBSERVE:
             raise
         apply.export_unpinned(str(error))
         return _unbound()
 
 
 def _plan_and_pin(
-    given: Mapping[str, str], policy: str | None, timeout: float, chosen: str, libraries: str | None
+    chosen: Mapping[str, str],
+    policy: str | None,
+    timeout: float,
+    switch: str,
+    libraries: str | None,
 ) -> Binding:
+    start = time.monotonic()
     checked_policy(policy)
-    variables = file.variables()
-    if "cpus" not in given and (asked := variables.get("AFFINITYD_CPUS")):
-        given = {"task_cpus": asked, **given}
-    plan = _own_plan(given, chosen, timeout)
-    if plan.switch != switch.ON:
+    variables = config.variables()
+    parameters = config.plan_parameters(variables, chosen)
+    questions = apply.own_questions(parameters, switch)
+    plan = find_plan.find_plan(questions, config.sockets(variables), start, timeout, bounded=False)
+    if plan.switch != config.ON:
         apply.export_observed(plan)
         return _unbound()
-    cpus, held, remarks = apply.apply_plan(plan, policy)
-    far_apart = apply.gpus_far_apart(plan, given)
-    said = variables.get(VARIABLE) if libraries is None else libraries
-    untold = export_nics(said, plan.rdma, variables) if said else ()
+    cpus, memory, remarks = apply.apply_plan(plan, policy)
+    libraries = variables.get(apply.NICS) if libraries is None else libraries
+    unset = apply.export_nics(libraries, plan.rdma, variables) if libraries else ()
+    far_apart = apply.gpus_far_apart(plan, parameters)
     return Binding(
         cpus=cpus,
         locality=plan.locality,
-        memory=held or own_policy(),
+        memory=memory or own_policy(),
         source=plan.source,
-        warnings=(*far_apart, *remarks, *untold, *_pin_threads(plan.cpus)),
-        plan_of_exec=partial(_cpus_of_exec, plan, given, chosen, timeout),
+        warnings=(*far_apart, *remarks, *unset, *_pin_threads(plan.cpus)),
     )
 
 
-def _own_plan(given: Mapping[str, str], chosen: str, timeout: float) -> ProcessPlan:
-    start = time.monotonic()
-    questions = apply.own_questions(given, chosen)
-    sockets = file.sockets(file.variables())
-    return find_plan.find_plan(questions, sockets, start, timeout, bounded=False)
-
-
-def _cpus_of_exec(
-    plan: ProcessPlan, given: Mapping[str, str], chosen: str, timeout: float
-) -> CpuSet | None:
-    """Return the CPUs of `exec`, whose mode variables choose; None: the same."""
-    of_task = {name: given[name] for name in TASK_PARAMETERS & given.keys()}
-    try:
-        given = {**file.plan_parameters(file.variables()), **of_task}
-        cpus = _own_plan(given, chosen, timeout).cpus
-    except AffinityError:
-        return None
-    return None if cpus == plan.cpus else cpus
-
-
-def _unbound(*warnings: str) -> Binding:
+def _unbound(*reasons: str) -> Binding:
     """Return the binding of a process that stays as it is."""
-    return Binding(frozenset(os.sched_getaffinity(0)), None, own_policy(), None, warnings)
+    return Binding(frozenset(os.sched_getaffinity(0)), None, own_policy(), None, reasons)
 
 
 def _pin_threads(cpus: CpuSet) -> Iterator[str]:
@@ -183,7 +161,7 @@ def _pin_threads(cpus: CpuSet) -> Iterator[str]:
         yield "threads start faster than they are pinned; some may run elsewhere"
 
 
-def worker_init_fn(_worker_id: int) -> None:
+def worker_init_fn(worker_id: int) -> None:
     """Give a worker of PyTorch's DataLoader the CPUs of its training process.
 
     Workers inherit them, but OpenMP runtimes change them after a fork. Does nothing where
@@ -191,10 +169,10 @@ def worker_init_fn(_worker_id: int) -> None:
     """
     try:
         cpus = parse_list(os.environ.get("AFFINITYD_CPULIST", ""))
-        if cpus and file.chosen_switch() == switch.ON and cpus in _masks_above():
+        if cpus and config.chosen_switch() == config.ON and cpus in _masks_above():
             apply.set_own_mask(cpus)
     except (ValueError, AffinityError) as error:
-        logger.warning("affinityd: DataLoader worker %d stays unpinned: %s", _worker_id, error)
+        logger.warning("affinityd: DataLoader worker %d stays unpinned: %s", worker_id, error)
 
 
 def _masks_above() -> list[CpuSet | None]:
@@ -203,12 +181,94 @@ def _masks_above() -> list[CpuSet | None]:
     return [] if parent is None else [mask_of(parent.number), mask_of(parent.parent)]
 
 
-def texts(chosen: Mapping[str, object]) -> dict[str, str]:
-    """Return parameters as a request has them; those that are None are not given."""
+def texts(arguments: Mapping[str, object]) -> dict[str, str]:
+    """Return parameters as a request has them; those that are None are left out."""
 
     def text(value: object) -> str:
         if isinstance(value, (list, tuple)):
             return ",".join(map(str, value))
         return str(value).lower() if isinstance(value, bool) else str(value)
 
-    return {name: text(value) for name, value in chosen.items() if value is not None}
+    return {name: text(value) for name, value in arguments.items() if value is not None}
+
+
+class _Name(Enum):
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+class Mode(_Name):
+    """How ranks divide the cores: `affinityd.planner.modes`."""
+
+    ALL = "all"
+    SINGLE = "single"
+    SINGLE_UNIQUE = "single_unique"
+    UNIQUE_INTERLEAVED = "unique_interleaved"
+    UNIQUE_CONTIGUOUS = "unique_contiguous"
+    NODE = "node"
+    SOCKET = "socket"
+    EXCLUSIVE = "exclusive"
+    CORE_COMPLEX = "core_complex"
+    EVEN = "even"
+
+
+class Scope(_Name):
+    """The cores of the NUMA node, or of its whole package."""
+
+    NODE = "node"
+    SOCKET = "socket"
+
+
+class Multithreading(_Name):
+    """All CPUs of a core, or only its lowest allowed one."""
+
+    ALL_LOGICAL = "all_logical"
+    SINGLE_LOGICAL = "single_logical"
+
+
+def set_affinity(
+    gpu_id: int,
+    nproc_per_node: int,
+    *,
+    mode: Mode = Mode.UNIQUE_CONTIGUOUS,
+    scope: Scope = Scope.NODE,
+    multithreading: Multithreading = Multithreading.ALL_LOGICAL,
+    balanced: bool = True,
+    min_physical_cores: int = 1,
+    max_physical_cores: int | None = None,
+) -> set[int]:
+    """Pin this process to the CPUs near a GPU, and return them as read back.
+
+    `gpu_id` is the GPU's index as this process sees it, and its rank among `nproc_per_node`
+    processes of one GPU each, which divide the cores among themselves.
+
+    Deviations are told by `warnings.warn`: a process that may use no CPU near its GPU gets the
+    nearest that it may use. NVIDIA's package raises GPUAffinityError there, on every rank.
+
+    Raises AffinityError (also as GPUAffinityError) where there is no such GPU or rank, too few
+    cores, or no plan at all; `affinityd.bind` raises no error.
+    """
+    if not 0 <= gpu_id < nproc_per_node:
+        raise InvalidRequestError(
+            f"gpu_id={gpu_id} is not from 0 to nproc_per_node - 1, which is {nproc_per_node - 1}"
+        )
+    if nproc_per_node > MAX_ENTRIES:
+        raise InvalidRequestError(
+            f"nproc_per_node={nproc_per_node} is too many; the most is {MAX_ENTRIES}"
+        )
+    parameters = {
+        "gpus": [*range(nproc_per_node)],
+        "ranks": nproc_per_node,
+        "rank": gpu_id,
+        "share": "requested",
+        "mode": mode,
+        "scope": scope,
+        "multithreading": multithreading,
+        "balanced": balanced,
+        "min_physical_cores": min_physical_cores,
+        "max_physical_cores": max_physical_cores,
+    }
+    binding = bind_process(texts(parameters))
+    for warning in binding.warnings:
+        warnings.warn(f"affinityd: {warning}", stacklevel=2)
+    return set(binding.cpus)

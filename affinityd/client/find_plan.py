@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from affinityd import config
 from affinityd.client import http
-from affinityd.config import switch
 from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.errors import (
     AffinityError,
@@ -139,7 +139,7 @@ def parse_plan(text: str) -> ProcessPlan:
             threads=int(values["AFFINITYD_THREADS"]),
             rdma=_words(values.get("AFFINITYD_RDMA", "")),
             warnings=_words(values.get("AFFINITYD_WARNINGS", "")),
-            switch=switch.read(values.get(switch.VARIABLE, "")),
+            switch=config.read_switch(values.get(config.SWITCH, "")),
         )
     except KeyError as error:
         raise ValueError(f"a plan without {error}") from None

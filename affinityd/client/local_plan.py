@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from affinityd import machines
-from affinityd.config import file, settings
+from affinityd import config, machines
+from affinityd.config import settings
 from affinityd.config.settings import Settings
 from affinityd.discovery import discover, open_tree
 from affinityd.discovery.recorded_nvml import snapshot_nvml
@@ -45,9 +45,9 @@ def find_node(sockets: Sequence[str]) -> SourcedNode:
     Raises InvalidRequestError for settings, TreeError for a machine, that cannot be read.
     """
     for path in sockets:
-        published = Path(path).with_name(file.NODE_FILE)
+        published = Path(path).with_name(config.NODE_FILE)
         try:
-            return SourcedNode(published_node(published), file.NODE_FILE)
+            return SourcedNode(published_node(published), config.NODE_FILE)
         except (OSError, ValueError):
             continue
     chosen = settings.load({}, names=("root", "machine", "node_name", "reserved_cpus"))
@@ -61,7 +61,7 @@ def published_node(published: Path) -> Node:
     Raises OSError; ValueError if it is no node, or another machine's beside a default socket.
     """
     node = node_file.read(published)
-    usual = (Path(path).parent for path in (file.SYSTEM_SOCKET, file.default_socket()))
+    usual = (Path(path).parent for path in (config.SYSTEM_SOCKET, config.default_socket()))
     if node.replayed and published.parent in usual:
         raise ValueError(f"{published} is another machine's, which was replayed")
     return node
@@ -107,9 +107,9 @@ def _replayed(chosen: Settings) -> str | None:
     A root that is a folder may be this machine's own, mounted elsewhere.
     """
     if chosen.machine:
-        setting = f"{file.PREFIX}MACHINE is {quote(chosen.machine)}"
+        setting = f"{config.PREFIX}MACHINE is {quote(chosen.machine)}"
     elif Path(chosen.root).is_file():
-        setting = f"{file.PREFIX}ROOT is {quote(chosen.root)}"
+        setting = f"{config.PREFIX}ROOT is {quote(chosen.root)}"
     else:
         return None
     return f"{setting}: planned on a replayed machine, not on this one"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from affinityd.cpuset import CpuSet
-from affinityd.linux.cpu_limit import own_cpu_limit
+from affinityd.linux.cgroup import own_cpu_limit
 from affinityd.linux.files import environment_of, numbered, text
 from affinityd.request import environment
 from affinityd.request.launchers import JOB_CPUS

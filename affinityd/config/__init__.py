@@ -1,1 +1,174 @@
-"""Settings: the file, the environment, the command line."""
+"""The settings file, AFFINITYD_* variables, where a daemon's socket is, and the switch.
+
+The file, /etc/affinityd.conf, is written as a systemd EnvironmentFile, systemd.exec(5). The switch
+is AFFINITYD=on|observe|off: whether plans are applied. A job's environment, the settings file and
+the daemon may each set it; the least of them counts. `slurm/task_prolog.sh` and `kubernetes/run.sh`
+read the same words.
+"""
+
+# ruff: noqa: PTH110 - as `os` has it, of a folder that cannot be entered, too
+
+from __future__ import annotations
+
+import codecs
+import os
+from collections.abc import Mapping
+
+from affinityd.errors import InvalidRequestError
+from affinityd.linux.files import read_regular
+from affinityd.text import quote
+
+DEFAULT_PATH = "/etc/affinityd.conf"
+PREFIX = "AFFINITYD_"
+SYSTEM_SOCKET = "/run/affinityd/affinityd.sock"
+NODE_FILE = "node.json"  #: beside the socket: the daemon's topology
+RUNTIME_FOLDERS = "/run/user"  #: pam_systemd(8)
+#: The parameters of a plan that a site or user may also set as AFFINITYD_*.
+PLAN_PARAMETERS = (
+    *("mode", "scope", "multithreading", "balanced", "min_physical_cores", "max_physical_cores"),
+    *("share", "strict"),
+)
+#: Their variables; that of a task's number of CPUs has a shorter name.
+PARAMETER_VARIABLES = {
+    **{name: f"{PREFIX}{name.upper()}" for name in PLAN_PARAMETERS},
+    "task_cpus": f"{PREFIX}CPUS",
+}
+MAX_FILE = 1024 * 1024  #: bytes
+QUOTING = frozenset("'\"\\")
+
+SWITCH = "AFFINITYD"
+OFF = "off"  #: nothing is touched
+OBSERVE = "observe"  #: no mask is changed; the plan is in the environment, and the daemon counts it
+ON = "on"
+SWITCHES = (OFF, OBSERVE, ON)  #: from the least
+
+_SWITCH_WORDS = {
+    **dict.fromkeys(("off", "0", "no", "false"), OFF),
+    "observe": OBSERVE,
+    **dict.fromkeys(("on", "1", "yes", "true", ""), ON),
+}
+
+
+def path(environ: Mapping[str, str] = os.environ) -> str:
+    """Return where the settings file is."""
+    return environ.get("AFFINITYD_CONFIG") or DEFAULT_PATH
+
+
+def default_socket(environ: Mapping[str, str] = os.environ) -> str:
+    """Return where a daemon of this user listens."""
+    return SYSTEM_SOCKET if os.geteuid() == 0 else f"{runtime_folder(environ)}/affinityd.sock"
+
+
+def runtime_folder(environ: Mapping[str, str] = os.environ) -> str:
+    """Return this user's folder for sockets, mode 0700: XDG Base Directory Specification."""
+    return environ.get("XDG_RUNTIME_DIR") or f"{RUNTIME_FOLDERS}/{os.geteuid()}"
+
+
+def sockets(variables: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Return where a client looks for a daemon, by its AFFINITYD_* variables.
+
+    The configured socket; without one, root's, then its user's own.
+    """
+    configured = variables.get(f"{PREFIX}SOCKET")
+    return [configured] if configured else list({SYSTEM_SOCKET: 1, default_socket(environ): 1})
+
+
+def variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the AFFINITYD_* variables: the environment's, else the file's, without empty ones.
+
+    Raises InvalidRequestError for a file that cannot be read.
+    """
+    layers = (read_file(path(environ)), environ)
+    return {
+        name: text
+        for layer in layers
+        for name, text in layer.items()
+        if name.startswith(PREFIX) and text
+    }
+
+
+def plan_parameters(
+    variables: Mapping[str, str], options: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return the parameters of a plan: options, else those of AFFINITYD_* variables."""
+    chosen = {
+        name: variables[variable]
+        for name, variable in PARAMETER_VARIABLES.items()
+        if variable in variables
+    }
+    if options and "cpus" in options:
+        chosen.pop("task_cpus", None)
+    return {**chosen, **(options or {})}
+
+
+def chosen_switch(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the AFFINITYD that counts here: the least of the environment's and the file's.
+
+    Raises InvalidRequestError for another word, or a file that cannot be read.
+    """
+    switch = read_switch(environ.get(SWITCH, ""))
+    if switch == OFF:  # no file can change that
+        return switch
+    name = path(environ)
+    of_site = read_file(name).get(SWITCH, "")
+    return least_switch(switch, read_switch(of_site, f"{SWITCH} in {name}"))
+
+
+def read_switch(text: str, name: str = SWITCH) -> str:
+    """Return the meaning of a value; an empty one is on. Raises InvalidRequestError."""
+    try:
+        return _SWITCH_WORDS[text.lower()]
+    except KeyError:
+        raise InvalidRequestError(f"{name}: {quote(text)} is none of on, observe, off") from None
+
+
+def read_switch_or_off(text: str) -> str:
+    """Return the meaning of another process's value; an unknown word counts as off."""
+    return _SWITCH_WORDS.get(text.lower(), OFF)
+
+
+def least_switch(*switches: str) -> str:
+    """Return the switch that counts of several."""
+    return min(switches, key=SWITCHES.index)
+
+
+def read_file(name: str) -> dict[str, str]:
+    """Read the file's assignments; a missing file has none. Raises InvalidRequestError."""
+    if not os.path.exists(name):
+        return {}
+    try:
+        data = read_regular(name, MAX_FILE)
+    except OSError as error:
+        raise InvalidRequestError(f"{name} cannot be read: {error.strerror}") from None
+    try:
+        text = data.removeprefix(codecs.BOM_UTF8).decode().replace("\r\n", "\n")
+    except UnicodeDecodeError:
+        raise InvalidRequestError(f"{name} is not UTF-8") from None
+    if "\0" in text:
+        raise InvalidRequestError(f"{name} has a NUL in it")
+    text = text.replace("\\\n", "")
+    return dict(
+        _assignment(line, f"{name}:{number}")
+        for number, line in enumerate(text.split("\n"), start=1)
+        if line.strip() and not line.lstrip().startswith(("#", ";"))
+    )
+
+
+def _assignment(line: str, place: str) -> tuple[str, str]:
+    name, equals, value = (part.strip() for part in line.partition("="))
+    shown = quote(name if equals else name.split()[0])  # the rest may be a secret
+    if not equals or not name.isidentifier():
+        raise InvalidRequestError(f"{place}: {shown} is not written as NAME=value")
+    try:
+        return name, " ".join(_words(value))
+    except ValueError as error:
+        raise InvalidRequestError(f"{place}: {shown}: {error}") from None
+
+
+def _words(value: str) -> list[str]:
+    """Split a value as a shell would. Raises ValueError."""
+    if not QUOTING & set(value):
+        return value.split()
+    import shlex  # noqa: PLC0415 - takes as long to import as Python to start, and few files quote
+
+    return shlex.split(value)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import grp
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from affinityd.config import file
-from affinityd.config import setting_readers as read
-from affinityd.config.switch import ON
+from affinityd import config
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.errors import InvalidRequestError
 from affinityd.text import quote
+from affinityd.text import whole_number as number_of
 
 DEFAULT_LISTEN = ("127.0.0.1", 9465)
 EXCLUSIVE = {"root", "machine"}  #: settings that exclude each other
@@ -26,13 +26,98 @@ MAX_INTERVAL = 3600  #: seconds
 MAX_JOB_SERIES = 1000
 
 
+#: Reads a text; raises ValueError, one line that quotes it.
+Reader = Callable[[str], Any]
+
+MAX_PORT = 65535
+MAX_ID = 2**32 - 2  #: of a user or group; the last number means none, chown(2)
+MAX_NAME = 253  #: characters of a DNS name, RFC 1035, and so of a node of Kubernetes
+
+
+def one_of(*values: str) -> Reader:
+    """Return a reader of one of several words."""
+    is_pair = len(values) == 2  # noqa: PLR2004
+    known = f"neither {' nor '.join(values)}" if is_pair else f"none of {', '.join(values)}"
+
+    def read(text: str) -> str:
+        if text not in values:
+            raise ValueError(f"{quote(text)} is {known}")
+        return text
+
+    return read
+
+
+def whole_number(within: range, unit: str) -> Reader:
+    """Return a reader of a number of a range; `unit` ends the error's line."""
+
+    def read(text: str) -> int:
+        if not (_is_number(text, within[-1]) and int(text) in within):
+            known = f"a whole number from {within[0]} to {within[-1]}{unit}"
+            raise ValueError(f"{quote(text)} is not {known}")
+        return int(text)
+
+    return read
+
+
+def unless(word: str, reader: Reader) -> Reader:
+    """Return a reader that also takes a word that means None."""
+    return lambda text: None if text == word else reader(text)
+
+
+def node_name(text: str) -> str:
+    """Read the name of a node."""
+    if not text.isprintable() or len(text) > MAX_NAME:
+        raise ValueError(
+            f"{quote(text)} is not a node's name; give a line of {MAX_NAME} characters at most"
+        )
+    return text
+
+
+def names(text: str) -> frozenset[str]:
+    """Read names, separated by commas."""
+    return frozenset(name.strip() for name in text.split(",") if name.strip())
+
+
+def absolute(text: str) -> str:
+    """Read an absolute path."""
+    if not text.startswith("/"):
+        raise ValueError(f"{quote(text)} is no absolute path, as /run/affinityd is")
+    return text
+
+
+def host_and_port(text: str) -> tuple[str, int]:
+    """Read HOST:PORT."""
+    host, colon, port = text.rpartition(":")
+    if not (colon and host and _is_number(port, MAX_PORT)):
+        raise ValueError(f"{quote(text)} is not HOST:PORT; write it like 127.0.0.1:9465, or none")
+    return host.strip("[]"), int(port)
+
+
+def group(text: str) -> int:
+    """Read a group's name, or its number, even of no existing group."""
+    return _account(text, "group", lambda: grp.getgrnam(text).gr_gid)
+
+
+def _account(text: str, kind: str, look_up: Callable[[], int]) -> int:
+    try:
+        return int(text) if _is_number(text, MAX_ID) else look_up()
+    except (KeyError, ValueError):  # the latter if it cannot be a name
+        raise ValueError(
+            f"there is no {kind} {quote(text)} here; give a {kind}'s name or number"
+        ) from None
+
+
+def _is_number(text: str, most: int) -> bool:
+    return number_of(text, most) is not None
+
+
 @dataclass(frozen=True)
 class Setting:
     """How a setting is read, and its help."""
 
     metavar: str
     help: str
-    read: read.Reader = str
+    read: Reader = str
 
 
 #: By name. `{machines}` are the shipped machines' names.
@@ -41,33 +126,33 @@ SETTINGS: Mapping[str, Setting] = {
         "DIR|ARCHIVE", "the machine's files: a captured folder or archive (default: /)"
     ),
     "machine": Setting("NAME", "a built-in machine instead: {machines}"),
-    "node_name": Setting("NAME", "the name of this node (default: its host name)", read.node_name),
+    "node_name": Setting("NAME", "the name of this node (default: its host name)", node_name),
     "socket": Setting("PATH", "the unix socket (default, as root: /run/affinityd/affinityd.sock)"),
     "listen": Setting(
         "HOST:PORT|none",
         "the TCP address (default: 127.0.0.1:9465)",
-        read.unless("none", read.host_and_port),
+        unless("none", host_and_port),
     ),
     "listen_plan": Setting(
         "HOST:PORT|none",
         "a TCP address that answers only GET /plan (default: none)",
-        read.unless("none", read.host_and_port),
+        unless("none", host_and_port),
     ),
     "reserved_cpus": Setting("LIST", "CPUs that no plan uses, like 0,64", parse_list),
     "scan_interval": Setting(
         "SECONDS|off",
         "how often the GPUs' processes are scanned (default: 15)",
-        read.unless(OFF, read.whole_number(range(1, MAX_INTERVAL + 1), " seconds, or off")),
+        unless(OFF, whole_number(range(1, MAX_INTERVAL + 1), " seconds, or off")),
     ),
     "job_series": Setting(
         "N",
         "how many jobs have metrics of their own (default: 0)",
-        read.whole_number(range(MAX_JOB_SERIES + 1), " jobs"),
+        whole_number(range(MAX_JOB_SERIES + 1), " jobs"),
     ),
     "admin_group": Setting(
         "NAME|GID",
         "the group that sees all users' processes, as root does (default: none)",
-        read.group,
+        group,
     ),
     "enforce": Setting(
         "off|observe|pin",
@@ -75,7 +160,7 @@ SETTINGS: Mapping[str, Setting] = {
             "pin GPU jobs that run far from their GPUs, or only report what that would "
             "do (default: off)"
         ),
-        read.one_of(*ENFORCE_VALUES),
+        one_of(*ENFORCE_VALUES),
     ),
     "enforce_policy": Setting(
         "FILE",
@@ -84,28 +169,28 @@ SETTINGS: Mapping[str, Setting] = {
     "pod_resources": Setting(
         "SOCKET|off",
         "kubelet's podresources socket, which names the pods of processes (default: off)",
-        read.unless(OFF, str),
+        unless(OFF, str),
     ),
     "nri": Setting(
         "SOCKET|off",
         "the container runtime's NRI socket: adjust containers with GPUs (default: off)",
-        read.unless(OFF, str),
+        unless(OFF, str),
     ),
     "nri_namespaces": Setting(
-        "NAMES", "the namespaces of these containers, or * (default: pods with a label)", read.names
+        "NAMES", "the namespaces of these containers, or * (default: pods with a label)", names
     ),
     "nri_mount": Setting(
         "DIR|off",
         "the node's folder of the daemon's socket, mounted in these containers (default: off)",
-        read.unless(OFF, read.absolute),
+        unless(OFF, absolute),
     ),
     "measured": Setting(
         "FILE|off",
         f"a result of affinityd measure, to weigh remote CPU time by (default: {MEASURED})",
-        read.unless(OFF, str),
+        unless(OFF, str),
     ),
     "log_format": Setting(
-        "text|json", "the format of log lines (default: text)", read.one_of("text", "json")
+        "text|json", "the format of log lines (default: text)", one_of("text", "json")
     ),
 }
 NAMES = tuple(SETTINGS)
@@ -140,7 +225,7 @@ class Settings:
     nri_mount: str | None = None  #: a folder of the node; None: none is mounted
     measured: str | None = MEASURED  #: a file that need not be there; None: none is read
     log_format: str = "text"
-    switch: str = ON  #: AFFINITYD, of the daemon only: its word to clients
+    switch: str = config.ON  #: AFFINITYD, of the daemon only: its word to clients
 
     @property
     def replays(self) -> bool:
@@ -165,8 +250,8 @@ def load(
 
     Raises InvalidRequestError with one line that names the value and its source.
     """
-    path = file.path(environ)
-    in_file = _variables(file.read(path), f" in {path}")
+    path = config.path(environ)
+    in_file = _variables(config.read_file(path), f" in {path}")
     chosen: dict[str, SettingText] = {}
     for whole in (_flags(flags), _variables(environ), in_file):
         layer = {name: given for name, given in whole.items() if name in names}
@@ -176,7 +261,9 @@ def load(
         settled = EXCLUSIVE if chosen.keys() & EXCLUSIVE else set()
         chosen = {**{name: layer[name] for name in layer.keys() - settled}, **chosen}
     values = {name: _value(name, it) for name, it in chosen.items()}
-    made = Settings(**{"socket": file.default_socket(environ), "listen": DEFAULT_LISTEN, **values})
+    made = Settings(
+        **{"socket": config.default_socket(environ), "listen": DEFAULT_LISTEN, **values}
+    )
     if made.enforce != OFF:
         _check_enforce(made, chosen)
     if made.nri is not None and made.replays:
@@ -221,7 +308,7 @@ def _flags(flags: Mapping[str, str | None]) -> dict[str, SettingText]:
 
 def _variables(values: Mapping[str, str], where: str = "") -> dict[str, SettingText]:
     """Return the settings among variables; an empty one is not set."""
-    names = {name: file.PREFIX + name.upper() for name in NAMES}
+    names = {name: config.PREFIX + name.upper() for name in NAMES}
     return {
         name: SettingText(text, variable + where)
         for name, variable in names.items()

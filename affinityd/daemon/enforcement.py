@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from affinityd.config import file
-from affinityd.config.file import PREFIX
+from affinityd import config
+from affinityd.config import PREFIX
 from affinityd.config.settings import PIN, Settings
 from affinityd.daemon.api.documents import Documents
 from affinityd.daemon.enforce_log import EnforceLog
@@ -44,7 +44,7 @@ class Enforcement:
             settings.enforce,
             PolicyFile(
                 settings.enforce_policy or FILE,
-                parse=partial(parse, site=site(file.variables())),
+                parse=partial(parse, site=site(config.variables())),
                 is_optional=not settings.enforce_policy,
             ),
             why_not_pin=why_not_pin,

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from affinityd import __version__
+from affinityd.config import ON
 from affinityd.config.settings import OFF, Settings
-from affinityd.config.switch import ON
 from affinityd.daemon import signals
 from affinityd.daemon.api.answer_cache import AnswerCache
 from affinityd.daemon.api.app import create_app

@@ -16,9 +16,8 @@ from functools import partial
 
 from prometheus_client.core import Metric
 
-from affinityd.client.export_nics import VARIABLE as NICS
-from affinityd.client.export_nics import verbs_files
-from affinityd.config import file
+from affinityd import config
+from affinityd.client.apply import NICS, verbs_files
 from affinityd.config.settings import Settings
 from affinityd.cpuset import format_list
 from affinityd.daemon.metrics.families import MetricFamily, each, whole
@@ -65,7 +64,7 @@ class NriPlugin:
         self._rules = Rules(
             namespaces=settings.nri_namespaces,
             folder=settings.nri_mount,
-            nics=file.variables().get(NICS, ""),
+            nics=config.variables().get(NICS, ""),
             verbs=verbs_files,
         )
         self.outcomes: Counter[str] = Counter()

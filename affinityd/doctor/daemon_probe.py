@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from affinityd import config
 from affinityd.client import http
-from affinityd.config import file as conffile
 from affinityd.doctor.facts import DaemonFacts
 from affinityd.enforce.document import MAX_BYTES, PATH, EnforceDocument
 from affinityd.errors import REFUSALS, AffinityError, NotEnforcedError
@@ -89,7 +89,7 @@ def _open_to_others(folder: Path) -> int | None:
     except OSError:
         return None
     is_open = mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return mode if is_open and folder == Path(conffile.SYSTEM_SOCKET).parent else None
+    return mode if is_open and folder == Path(config.SYSTEM_SOCKET).parent else None
 
 
 def _answer(kind: type[T], path: str, target: str, timeout: float) -> T | str:
@@ -112,7 +112,7 @@ def _closed(path: Path) -> Iterator[str]:
     A user's runtime folder is for that user alone: XDG Base Directory Specification, mode 0700.
     """
     path = path.absolute()
-    own = (conffile.RUNTIME_FOLDERS, conffile.runtime_folder())
+    own = (config.RUNTIME_FOLDERS, config.runtime_folder())
     if any(map(path.is_relative_to, own)) or not may_exist(path):
         return
     for place in (*reversed(path.parents), path):

@@ -13,7 +13,7 @@ from affinityd.audit.facts.job import KUBERNETES, Job
 from affinityd.audit.facts.process import ProcessFacts
 from affinityd.audit.model import AuditedProcess, Scan
 from affinityd.audit.remedies import Remedies
-from affinityd.config.switch import OBSERVE, OFF, ON, SWITCHES
+from affinityd.config import OBSERVE, OFF, ON, SWITCHES
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.enforce.jobs import Identify, ScanJobs
 from affinityd.enforce.model import (

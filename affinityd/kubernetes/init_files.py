@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from shlex import quote
 
-from affinityd.config.switch import ON
+from affinityd.config import ON
 from affinityd.errors import OutputError
 from affinityd.kubernetes.node_plan import NodePlan
 from affinityd.linux.files import EXECUTABLE, READABLE, write_whole

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from typing import TYPE_CHECKING
 
+from affinityd import config
 from affinityd.client import http as client
 from affinityd.client import local_plan
-from affinityd.config import switch
 from affinityd.errors import AffinityError, DaemonError, NoDaemonError
 from affinityd.json_codec import loads
 from affinityd.linux.children import run
@@ -42,7 +42,7 @@ class NodePlan:
     @property
     def switch(self) -> str:
         """The node's AFFINITYD."""
-        return switch.read_or_off(self.document.switch or "")
+        return config.read_switch_or_off(self.document.switch or "")
 
 
 def node_question(chosen: Question) -> Question:

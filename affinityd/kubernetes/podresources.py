@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from affinityd.audit.facts.kubelet import ContainerResources
-from affinityd.linux import grpc
+from affinityd.linux import protobuf as grpc
 from affinityd.linux.protobuf import Message, Value, messages, number, numbers, read, text, texts
 
 SERVICE = "/v1.PodResourcesLister"

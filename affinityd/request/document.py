@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Annotated
 
-from affinityd.config.switch import SWITCHES
+from affinityd.config import SWITCHES
 from affinityd.cpuset import format_list
 from affinityd.json_codec import CpuList, OneOf, left_out
 from affinityd.planner import LOCALITIES, WARNINGS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from affinityd.config.switch import ON, VARIABLE
+from affinityd.config import ON, SWITCH
 from affinityd.cpuset import CpuSet, format_list, format_mask
 from affinityd.request.nic_variables import UNASKED, VARIABLES, VLLM_SELECTION, value
 from affinityd.request.reply import Reply
@@ -23,7 +23,7 @@ def _shell(reply: Reply) -> Iterator[str]:
     memory = {rank.memory_node for rank in reply.ranks if rank.memory_node is not None}
     homes = {rank.home_node for rank in reply.ranks if rank.home_node is not None}
     if reply.switch != ON:
-        yield f"{VARIABLE}={reply.switch}"
+        yield f"{SWITCH}={reply.switch}"
     yield f"AFFINITYD_CPULIST={format_list(reply.cpus)}"
     yield f"AFFINITYD_LOCALITY={reply.locality}"
     yield f"AFFINITYD_ALLOWED={format_list(reply.allowed)}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from affinityd.config.file import PARAMETER_VARIABLES, plan_parameters
+from affinityd.config import PARAMETER_VARIABLES, plan_parameters
 from affinityd.cpuset import parse_list
 from affinityd.errors import InvalidRequestError
 from affinityd.request.environment import VISIBLE, process_questions

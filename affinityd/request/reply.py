@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from affinityd.config.switch import ON
+from affinityd.config import ON
 from affinityd.cpuset import CpuSet
 from affinityd.planner import LOCALITIES
 from affinityd.planner.model import Plan, PlanWarning, RankPlan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from affinityd.config.switch import OBSERVE, ON, least
+from affinityd.config import OBSERVE, ON, least_switch
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.errors import UnsatisfiableError
 from affinityd.planner.domains import usable
@@ -108,7 +108,7 @@ def answer(
         within=within,
         plan=replace(made, warnings=(*made.warnings, *said, *_far_nics(made, nics))),
         nics=nics,
-        switch=least(node.switch, ON if request.observe is None else OBSERVE),
+        switch=least_switch(node.switch, ON if request.observe is None else OBSERVE),
     )
 
 

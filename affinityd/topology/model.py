@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
 
-from affinityd.config.switch import ON
+from affinityd.config import ON
 from affinityd.cpuset import CpuSet
 
 SLINGSHOT = "Slingshot"  #: the link layer of HPE's NICs

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from affinityd.config import file, switch
+from affinityd import config
 from affinityd.cpuset import format_list, parse_list
 from affinityd.errors import InvalidRequestError
 from affinityd.json_codec import CpuList, decode, dumps, parsed
@@ -14,7 +14,7 @@ from affinityd.linux.files import read_regular, text, write_whole
 from affinityd.topology.document import TopologyDocument, from_document, to_document
 from affinityd.topology.model import Node
 
-NAME = file.NODE_FILE
+NAME = config.NODE_FILE
 VERSION = 1
 BOOT_ID = "/proc/sys/kernel/random/boot_id"  #: random(4): another one after each boot
 MAX_BYTES = 64 * 1024 * 1024  #: 65,536 CPUs take 10
@@ -33,7 +33,7 @@ class NodeSettings:
     """The daemon's settings that count for a plan."""
 
     reserved_cpus: CpuList
-    switch: str = switch.ON  #: an earlier release does not write it
+    switch: str = config.ON  #: an earlier release does not write it
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,6 @@ def read(path: Path) -> Node:
 
 def _switch(said: str, where: str) -> str:
     try:
-        return switch.read(said, where)
+        return config.read_switch(said, where)
     except InvalidRequestError as error:
         raise ValueError(str(error)) from None

@@ -13,7 +13,8 @@ from importlib import import_module
 
 import yaml
 
-from affinityd.cli import COMMANDS, exec_options
+from affinityd.cli import COMMANDS
+from affinityd.cli.commands import exec as exec_options
 from affinityd.cli.parser import Parser
 from affinityd.config import settings
 from affinityd.errors import AffinityError, InvalidRequestError

@@ -48,9 +48,6 @@ PURE_MODULES = (
     "affinityd.enforce.policy.policy",
 )
 
-ENTRIES = range(3, 17)  #: files and folders in a folder, besides its __init__.py
-LONGEST = 260  #: lines of a module
-
 
 TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
 
@@ -129,19 +126,8 @@ def test_the_daemon_is_handed_its_readings() -> None:
     assert [name for name in its if any(top(it) == "discovery" for it in INSIDE[name])] == []
 
 
-def test_a_folder_is_neither_a_drawer_nor_a_warehouse() -> None:
-    folders = {path.parent for path in MODULES.values()} - {PACKAGE}
-    entries = {it: sum(1 for _ in it.glob("[!_]*")) for it in folders}
-    assert {it.name: count for it, count in entries.items() if count not in ENTRIES} == {}
-
-
 def test_a_class_name_means_one_thing() -> None:
     names = Counter(
         it.name for tree in TREES.values() for it in ast.walk(tree) if isinstance(it, ast.ClassDef)
     )
     assert [name for name, count in names.items() if count > 1] == []
-
-
-def test_modules_stay_small() -> None:
-    lengths = {name: len(path.read_text().splitlines()) for name, path in MODULES.items()}
-    assert {name: length for name, length in lengths.items() if length > LONGEST} == {}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from affinityd.config.file import PLAN_PARAMETERS
+from affinityd.config import PLAN_PARAMETERS
 from affinityd.config.settings import NAMES
 from affinityd.discovery import gpus
 from affinityd.doctor.checks import kernel

@@ -17,11 +17,10 @@ from affinityd.audit.facts.holding import GpuHolders, GpuKey, Holding
 from affinityd.audit.facts.membership import chosen_for, is_slurms, membership, service
 from affinityd.audit.facts.process import ProcessFacts
 from affinityd.cpuset import CpuSet
-from affinityd.linux.cgroup import Cgroups
-from affinityd.linux.cpu_limit import cpu_limit_of
-from affinityd.linux.process_table import ProcessTable
+from affinityd.linux.cgroup import Cgroups, cpu_limit_of
 from affinityd.linux.processes import (
     ENDED,
+    ProcessTable,
     Stat,
     Thread,
     cgroups_of,

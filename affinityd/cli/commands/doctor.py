@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from affinityd import config
 from affinityd.audit.sources.driver_maintenance import HOLD, DriverMaintenance
 from affinityd.cli.console import aligned
 from affinityd.cli.parser import Parser, add_format, add_settings, load_settings
-from affinityd.config import file as conffile
 from affinityd.config.settings import Settings
 from affinityd.cpuset import CpuSet
 from affinityd.discovery.machine import Machine
@@ -90,15 +90,15 @@ def _daemon(settings: Settings) -> DaemonFacts:
 
     If neither exists, only root reads that a daemon is missing: commands need none.
     """
-    own = conffile.default_socket()
-    if settings.socket != own or own == conffile.SYSTEM_SOCKET:
+    own = config.default_socket()
+    if settings.socket != own or own == config.SYSTEM_SOCKET:
         return probe(settings.socket)
-    roots = Path(conffile.SYSTEM_SOCKET)
+    roots = Path(config.SYSTEM_SOCKET)
     if may_exist(roots) or may_exist(roots.with_name(node_file.NAME)):
-        return probe(conffile.SYSTEM_SOCKET)
+        return probe(config.SYSTEM_SOCKET)
     if may_exist(Path(own)):
         return probe(own)
-    return DaemonFacts(conffile.SYSTEM_SOCKET, absent=(conffile.SYSTEM_SOCKET, own))
+    return DaemonFacts(config.SYSTEM_SOCKET, absent=(config.SYSTEM_SOCKET, own))
 
 
 def _reserved(daemon: DaemonFacts, settings: Settings) -> CpuSet:
@@ -109,9 +109,9 @@ def _reserved(daemon: DaemonFacts, settings: Settings) -> CpuSet:
 
 def _variables() -> Iterator[NamedVariable]:
     """Yield the names of variables, and of the settings file's lines."""
-    file = conffile.path()
+    file = config.path()
     yield from (NamedVariable(name, ENVIRONMENT) for name in sorted(os.environ))
-    yield from (NamedVariable(name, file) for name in conffile.read(file))
+    yield from (NamedVariable(name, file) for name in config.read_file(file))
 
 
 def _table(node: str, results: Sequence[CheckResult]) -> Iterator[str]:

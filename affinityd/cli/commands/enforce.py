@@ -6,10 +6,10 @@ import argparse
 import json
 import time
 
+from affinityd import config
 from affinityd.cli.parser import Parser, add_format, add_settings
 from affinityd.cli.render.enforcement import lines
 from affinityd.client import http
-from affinityd.config import file
 from affinityd.enforce.document import MAX_BYTES, PATH, EnforceDocument
 from affinityd.errors import (
     DAEMON_EXTRA,
@@ -63,10 +63,10 @@ def _check(path: str) -> int:
 
 
 def _enforce(arguments: argparse.Namespace) -> int:
-    said = file.variables()
+    said = config.variables()
     if arguments.socket is not None:
-        said[f"{file.PREFIX}SOCKET"] = arguments.socket
-    text = _asked(file.sockets(said))
+        said[f"{config.PREFIX}SOCKET"] = arguments.socket
+    text = _asked(config.sockets(said))
     try:
         enforced = loads(EnforceDocument, text, "enforce")
     except ValueError as error:

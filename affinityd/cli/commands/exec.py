@@ -1,7 +1,6 @@
 """`affinityd exec`: pins itself to the CPUs near its GPU, then becomes the command.
 
-Imports here delay every rank's start: no argparse, re, json, dataclasses or socket on
-the way to execve(2).
+Each rank waits for its imports: no argparse, json or socket on the way to execve(2).
 """
 
 from __future__ import annotations
@@ -10,19 +9,14 @@ import _signal  # type: ignore[import-not-found]  # `signal` takes half as long 
 import errno
 import os
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
-from affinityd.cli import exec_options
-from affinityd.cli.console import say
+from affinityd import config
+from affinityd.cli.console import flag, say
 from affinityd.client import apply, find_plan
-from affinityd.config import file, switch
 from affinityd.errors import AffinityError, InvalidRequestError
 from affinityd.linux.files import environment_of
 from affinityd.text import quote
-
-if TYPE_CHECKING:
-    from affinityd.cli.exec_options import Options
 
 NAME = "affinityd exec"
 #: As env(1) and timeout(1) have it; the first: the command was not tried.
@@ -38,22 +32,54 @@ SEARCH_ON = frozenset(
 
 LC_CTYPE, COERCED = "LC_CTYPE", frozenset(("C.UTF-8", "C.utf8", "UTF-8"))  #: PEP 538
 
+#: The parameters of a plan that it takes.
+PARAMETERS = (
+    *("gpus", "rank", "ranks", "job", "gpu_bind", "cpu_bind", "step_gpus", "job_cpus", "cpuset"),
+    *("cpus", "task_cpus", "visible", "granted", "nvidia_visible", *config.PLAN_PARAMETERS),
+)
+CLIENT_OPTIONS = {
+    "rank": ("RANK", "which rank this process is (default: as its launcher's variables say)"),
+    "memory": (
+        "local|preferred|bind|interleave",
+        "also set a memory policy (default: none; the kernel takes near memory)",
+    ),
+    "nics": (
+        "ucx,nvshmem,uccl,nccl",
+        "set the variables of these libraries to the RDMA devices near the GPU",
+    ),
+    "timeout": ("SECONDS", "how long a plan may take (default: 1)"),
+    "omp": (None, "export OMP_NUM_THREADS, unless it is set"),
+    "fail_closed": (None, "fail if the command cannot be pinned"),
+    "verbose": (None, "print the rank, GPU, node, CPUs and NICs on stderr"),
+}
+FLAGS = frozenset(name for name, (metavar, _) in CLIENT_OPTIONS.items() if metavar is None)
+#: Options for people, the first in the help; launchers and schedulers set the rest.
+COMMON = (
+    *("gpus", "rank", "mode", "memory", "nics", "omp", "verbose", "strict", "fail_closed"),
+    "timeout",
+)
+BOOLEANS = frozenset(("balanced", "strict"))  #: may take one
+FAIL_CLOSED = "--fail-closed"
+OPTIONS = {flag(name): name for name in (*PARAMETERS, *CLIENT_OPTIONS)}
+SHORT = {"-v": "verbose"}
+LEAST_TIMEOUT, MOST_TIMEOUT = 0.001, 3600.0  #: seconds
+
 
 def main(argv: Sequence[str]) -> int:
     """Execute the command; return only if that fails: 125, 126 or 127."""
     start = time.monotonic()
     if argv and argv[0] in {"-h", "--help"}:
-        exec_options.print_help()
+        _print_help()
         return 0
     try:
-        words, command = exec_options.split(argv)
+        words, command = split(argv)
     except InvalidRequestError as error:
         say(f"{NAME}: {error}")
         return FAILED
     trouble = _trouble(words, start)
     if trouble is None:
         return become(command)
-    if exec_options.fails_closed(words):
+    if any(word.partition("=")[0] == FAIL_CLOSED for word in words):  # however wrong the rest is
         say(f"{NAME}: {trouble}; the command was not started")
         return FAILED
     say(f"{NAME}: {trouble}; the command runs unpinned")
@@ -62,11 +88,11 @@ def main(argv: Sequence[str]) -> int:
 
 def _trouble(words: Sequence[str], start: float) -> str | None:
     """Pin this process, if the switch is on; return why it was not pinned, if so."""
-    chosen = switch.ON
+    switch = config.ON
     try:
-        chosen = file.chosen_switch()
-        if chosen != switch.OFF:
-            _take_place(exec_options.parse(words), start, chosen)
+        switch = config.chosen_switch()
+        if switch != config.OFF:
+            _pin(parse(words), start, switch)
     except AffinityError as error:
         trouble = str(error)
     except KeyboardInterrupt:
@@ -75,72 +101,164 @@ def _trouble(words: Sequence[str], start: float) -> str | None:
         trouble = f"{type(error).__name__}: {error}"
     else:
         return None
-    if chosen == switch.OBSERVE:
+    if switch == config.OBSERVE:
         apply.export_unpinned(trouble)
         return None
     return trouble
 
 
-def _take_place(options: Options, start: float, chosen: str) -> None:
+def _pin(options: Mapping[str, str], start: float, switch: str) -> None:
     """Find this process's CPUs, pin it there, and tell the command. Raises AffinityError.
 
-    Where only observing was `chosen`, here or by the daemon, it stays where it is.
+    With the switch at observe, here or in the daemon, it stays where it is.
     """
-    variables = file.variables()
-    timeout = exec_options.seconds(options.get("timeout") or variables.get("AFFINITYD_TIMEOUT"))
+    variables = config.variables()
+    timeout = seconds(options.get("timeout") or variables.get("AFFINITYD_TIMEOUT"))
     policy = options.get("memory") or variables.get("AFFINITYD_MEMORY")
-    if policy is not None:
-        from affinityd.linux.memory_policy import checked_policy  # noqa: PLC0415 - few ask for one
-
-        policy = checked_policy(policy)
-    libraries = options.get("nics") or variables.get("AFFINITYD_NICS") or ""
-    given = exec_options.parameters(options, variables)
-    questions = apply.own_questions(given, chosen)
-    found = find_plan.find_plan(questions, file.sockets(variables), start, timeout, bounded=True)
-    if found.switch != switch.ON:
-        apply.export_observed(found)
+    libraries = options.get("nics") or variables.get("AFFINITYD_NICS")
+    apply.check_policy(policy)
+    chosen = {name: text for name, text in options.items() if name in PARAMETERS}
+    parameters = config.plan_parameters(variables, chosen)
+    questions = apply.own_questions(parameters, switch)
+    plan = find_plan.find_plan(questions, config.sockets(variables), start, timeout, bounded=True)
+    if plan.switch != config.ON:
+        apply.export_observed(plan)
         return
-    cpus, _, remarks = apply.apply_plan(found, policy)
+    cpus, _, remarks = apply.apply_plan(plan, policy)
     if libraries:
-        from affinityd.client import export_nics  # noqa: PLC0415 - few ask for it
-
-        remarks += export_nics.export_nics(libraries, found.rdma, variables)
-    verbose = [apply.summary(found, cpus, given)] if "verbose" in options else []
-    if verbose and libraries:
-        verbose.append(f"NICs for {libraries}: {os.environ.get(export_nics.EXPORTED) or 'none'}")
-    for line in (*verbose, *apply.gpus_far_apart(found, given), *remarks):
+        remarks += apply.export_nics(libraries, plan.rdma, variables)
+    if "verbose" in options:
+        say(f"{NAME}: {apply.summary(plan, cpus, parameters)}")
+        if libraries:
+            ports = os.environ.get(apply.EXPORTED_NICS) or "none"
+            say(f"{NAME}: NICs for {libraries}: {ports}")
+    for line in (*apply.gpus_far_apart(plan, parameters), *remarks):
         say(f"{NAME}: {line}")
     if "omp" in options and not os.environ.get("OMP_NUM_THREADS"):
-        os.environ["OMP_NUM_THREADS"] = str(min(found.threads, len(cpus)))
+        os.environ["OMP_NUM_THREADS"] = str(min(plan.threads, len(cpus)))
+
+
+def split(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Return affinityd's words and the command's. Raises InvalidRequestError without a command."""
+    if argv and not argv[0].startswith("-"):
+        words, command = argv[:0], argv
+    elif "--" in argv:
+        place = argv.index("--")
+        words, command = argv[:place], argv[place + 1 :]
+    else:
+        raise InvalidRequestError("-- is missing before the command; write affinityd exec -- CMD …")
+    if not command:
+        raise InvalidRequestError("the command is missing; write affinityd exec -- CMD …")
+    return words, command
+
+
+def parse(words: Sequence[str]) -> dict[str, str]:
+    """Read affinityd's words: `--name value`, `--name=value`, or a flag, which is true.
+
+    Raises InvalidRequestError, which names the first that is wrong.
+    """
+    options: dict[str, str] = {}
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        option, has_value, value = word.partition("=")
+        name = OPTIONS.get(option) or SHORT.get(option)
+        if name is None:
+            raise InvalidRequestError(_unknown(word))
+        if name in options:
+            raise InvalidRequestError(f"{option} is given twice; give it once")
+        if has_value and name in FLAGS:
+            raise InvalidRequestError(f"{quote(word)}: {option} takes no value")
+        options[name] = value if has_value else _value(name, rest)
+    return options
+
+
+def _value(name: str, rest: list[str]) -> str:
+    """Take an option's value from the next words; a flag is true."""
+    if name in FLAGS or (name in BOOLEANS and (not rest or rest[0].startswith("-"))):
+        return "true"
+    if not rest:
+        raise InvalidRequestError(f"{flag(name)} has no value; write it like {flag(name)}=VALUE")
+    return rest.pop(0)
+
+
+def _unknown(word: str) -> str:
+    import difflib  # noqa: PLC0415 - only where something is wrong
+
+    near = difflib.get_close_matches(word[:64].partition("=")[0], OPTIONS, n=1)
+    known = f"did you mean {near[0]}?" if near else f"known are {', '.join(OPTIONS)}"
+    return f"{quote(word)} is not an option; {known}"
+
+
+def seconds(text: str | None) -> float:
+    """Read a timeout. Raises InvalidRequestError."""
+    try:
+        number = find_plan.TIMEOUT if text is None else float(text)
+    except ValueError:
+        number = 0.0
+    if not LEAST_TIMEOUT <= number <= MOST_TIMEOUT:
+        raise InvalidRequestError(
+            f"timeout: {quote(text or '')} is not a number of seconds from {LEAST_TIMEOUT:g} to "
+            f"{MOST_TIMEOUT:g}"
+        )
+    return number
+
+
+def _print_help() -> None:
+    from affinityd.cli.parser import Parser, add_option  # noqa: PLC0415
+
+    parser = Parser(
+        prog=NAME,
+        usage="affinityd exec [OPTION …] -- CMD …",
+        description=(
+            "Run CMD on the CPUs near this process's GPU. A launcher starts one for each rank: "
+            "torchrun --nproc_per_node 8 --no-python affinityd exec -- python train.py"
+        ),
+        epilog=(
+            "AFFINITYD_MODE and so on do the same. AFFINITYD=off runs CMD as it is; so "
+            "does AFFINITYD=observe, and says in AFFINITYD_UNPINNED where it would run."
+        ),
+        add_help=False,
+    )
+    others = parser.add_argument_group("options of the plan, most of which launchers set")
+    for name in dict.fromkeys((*COMMON, *OPTIONS.values())):
+        group = parser if name in COMMON else others
+        metavar, text = CLIENT_OPTIONS.get(name, (None, ""))
+        flags = [*(short for short in SHORT if SHORT[short] == name), flag(name)]
+        if name in FLAGS:
+            group.add_argument(*flags, action="store_true", help=text)
+        elif metavar:
+            group.add_argument(*flags, metavar=metavar, help=text)
+        else:
+            add_option(group, name)
+    parser.print_help()
 
 
 def become(command: Sequence[str]) -> int:
     """Execute a command, execvp(3). If that fails, print why, and return 126 or 127."""
     _undo_python()
-    trouble = _execute(*command)
-    say(f"{NAME}: {quote(command[0])} cannot be run: {os.strerror(trouble)}")
-    return NOT_FOUND if trouble == errno.ENOENT else CANNOT_RUN
+    number = _execute(*command)
+    say(f"{NAME}: {quote(command[0])} cannot be run: {os.strerror(number)}")
+    return NOT_FOUND if number == errno.ENOENT else CANNOT_RUN
 
 
 def _execute(program: str, *arguments: str) -> int:
     """Execute a program as execvp(3) does. Return the error number where it fails."""
-    trouble = errno.ENOENT
-    for path in _candidates(program):
+    error = errno.ENOENT
+    if "/" in program or not program:
+        paths = [program]
+    else:
+        folders = os.environ.get("PATH", os.defpath).split(":")
+        paths = [f"{folder or '.'}/{program}" for folder in folders]
+    for path in paths:
         number = _try(path, [program, *arguments])
         if number == errno.ENOEXEC:  # a script without #!, which is the shell's
             return _try("/bin/sh", ["sh", path, *arguments])
-        if trouble != errno.EACCES or number not in SEARCH_ON:
-            trouble = number
+        if error != errno.EACCES or number not in SEARCH_ON:
+            error = number
         if number not in SEARCH_ON:
             break
-    return trouble
-
-
-def _candidates(program: str) -> list[str]:
-    if "/" in program or not program:
-        return [program]
-    folders = os.environ.get("PATH", os.defpath).split(":")
-    return [f"{folder or '.'}/{program}" for folder in folders]
+    return error
 
 
 def _try(path: str, words: list[str]) -> int:

@@ -11,14 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
+from affinityd import config
+from affinityd.cli.commands.exec import seconds
 from affinityd.cli.console import say
-from affinityd.cli.exec_options import parameters, seconds
 from affinityd.cli.parser import Parser
 from affinityd.client import http as client
-from affinityd.client.export_nics import NONE, libraries
-from affinityd.client.export_nics import VARIABLE as NICS
-from affinityd.config import file, switch
-from affinityd.config.setting_readers import host_and_port
+from affinityd.client.apply import NICS, NO_LIBRARY, nic_libraries
+from affinityd.config.settings import host_and_port
 from affinityd.errors import AffinityError, InvalidRequestError
 from affinityd.kubernetes import node_plan
 from affinityd.kubernetes.init_files import write_plan, write_scripts, write_settings
@@ -27,7 +26,7 @@ from affinityd.text import count, quote
 
 NAME = "affinityd init"
 WAIT = "10"  #: seconds that a pod's start may be held up for
-SOCKET, URL = f"{file.PREFIX}SOCKET", f"{file.PREFIX}URL"
+SOCKET, URL = f"{config.PREFIX}SOCKET", f"{config.PREFIX}URL"
 
 
 def add_arguments(parser: Parser) -> None:
@@ -43,7 +42,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--socket",
         metavar="PATH",
-        help=f"the node's daemon's socket (default: {file.SYSTEM_SOCKET}, if no URL is given)",
+        help=f"the node's daemon's socket (default: {config.SYSTEM_SOCKET}, if no URL is given)",
     )
     parser.add_argument(
         "--url", metavar="URL", help="the daemons' Service, like http://affinityd.affinityd:9466"
@@ -80,19 +79,19 @@ def _leave_plan(folder: Path, addresses: Mapping[str, str], deadline: float) -> 
     """Find the node's plan, and write it for programs. Raises AffinityError."""
     said, here = _said()
     try:
-        libraries(said.get(NICS) or NONE)
+        nic_libraries(said.get(NICS) or NO_LIBRARY)
     except InvalidRequestError as error:
         _tell(str(error))
-    addresses = {**_in_variables(said), **addresses} or {SOCKET: file.SYSTEM_SOCKET}
-    chosen = parameters({}, said)
+    addresses = {**_in_variables(said), **addresses} or {SOCKET: config.SYSTEM_SOCKET}
+    chosen = config.plan_parameters(said)
     settings = {
         **addresses,
-        **{file.PARAMETER_VARIABLES[name]: text for name, text in chosen.items()},
+        **{config.PARAMETER_VARIABLES[name]: text for name, text in chosen.items()},
         **({NICS: said[NICS]} if NICS in said else {}),
     }
     write_settings(folder, settings, here)
     plan = node_plan.find(node_plan.node_question(chosen), addresses, deadline, _tell)
-    write_settings(folder, {**settings, **plan.answered}, switch.least(here, plan.switch))
+    write_settings(folder, {**settings, **plan.answered}, config.least_switch(here, plan.switch))
     write_plan(folder, plan)
     return plan
 
@@ -109,11 +108,11 @@ def _said() -> tuple[Mapping[str, str], str]:
     For a pod must start all the same.
     """
     try:
-        return file.variables(), file.chosen_switch()
+        return config.variables(), config.chosen_switch()
     except InvalidRequestError as error:
         _tell(str(error))
-    its = {name: text for name, text in os.environ.items() if name.startswith(file.PREFIX)}
-    return its, switch.OFF
+    its = {name: text for name, text in os.environ.items() if name.startswith(config.PREFIX)}
+    return its, config.OFF
 
 
 def _in_variables(said: Mapping[str, str]) -> dict[str, str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Iterator
 
-from affinityd.cli import plan_options, target
+from affinityd.cli import parser as plan_options
+from affinityd.cli import target
 from affinityd.cli.console import flag, say
 from affinityd.cli.parser import Parser
 from affinityd.cli.pin_targets import OwnCpus, PinTargets

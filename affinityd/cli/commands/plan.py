@@ -6,13 +6,13 @@ import argparse
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from affinityd.cli import exec_options, plan_options
+from affinityd import config
+from affinityd.cli import parser as plan_options
 from affinityd.cli.console import aligned, say
 from affinityd.cli.parser import Parser, add_settings, load_settings
 from affinityd.cli.render.picture import add_svg, write_svg
 from affinityd.client import local_plan
 from affinityd.client.process_context import ProcessContext
-from affinityd.config import file
 from affinityd.cpuset import format_list, several
 from affinityd.discovery.machine import Machine
 from affinityd.errors import AffinityError, InvalidRequestError
@@ -138,7 +138,7 @@ def _of_exec(
     reply: Reply,
 ) -> str | None:
     """Return the CPUs `affinityd exec` would give the same ranks; None: the same."""
-    given = exec_options.parameters(chosen, file.variables())
+    given = config.plan_parameters(config.variables(), chosen)
     given = {"mode": environment.default_mode(given), **given}
     given = launchers.with_asked_cpus(given, environ)
     try:

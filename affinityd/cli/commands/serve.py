@@ -9,8 +9,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from affinityd import config
 from affinityd.cli.parser import Parser, add_settings, load_settings
-from affinityd.config import file, settings, switch
+from affinityd.config import settings
 from affinityd.daemon.state.scan_process import ScanProcess
 from affinityd.daemon.state.worker import Worker
 from affinityd.discovery.machine import Machine
@@ -33,7 +34,7 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT."""
     gc.disable()  # until all is imported: what is imported stays
-    chosen = narrowed(load_settings(arguments), file.chosen_switch())
+    chosen = narrowed(load_settings(arguments), config.chosen_switch())
     failures = dict.fromkeys((TOPOLOGY, PROCESSES), 0)
     scans = chosen.scan_interval is not None and not chosen.replays
     scan = ScanProcess(partial(_scanner, chosen), failures) if scans else None
@@ -77,5 +78,5 @@ def counting(
 
 def narrowed(chosen: settings.Settings, said: str) -> settings.Settings:
     """Return the settings with the switch: it pins no more from outside than clients may."""
-    is_free = said == switch.ON or chosen.enforce == settings.OFF
+    is_free = said == config.ON or chosen.enforce == settings.OFF
     return replace(chosen, switch=said, enforce=chosen.enforce if is_free else said)

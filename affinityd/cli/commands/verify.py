@@ -15,7 +15,8 @@ from affinityd.audit.judge import Judge
 from affinityd.audit.sources.nic_use import NicJudge
 from affinityd.audit.sources.rdma_files import nic_use
 from affinityd.audit.verify import Verification, by_plan, matches, with_remedy
-from affinityd.cli import plan_options, target
+from affinityd.cli import parser as plan_options
+from affinityd.cli import target
 from affinityd.cli.console import give_up_stdout, say
 from affinityd.cli.parser import Parser, add_format
 from affinityd.cli.render import verify
@@ -24,8 +25,7 @@ from affinityd.cli.used_gpus import UsedGpus, gpus_of, used_gpus
 from affinityd.errors import TargetError
 from affinityd.grouping import grouped
 from affinityd.linux import memory_policy
-from affinityd.linux.process_table import ProcessTable
-from affinityd.linux.processes import Stat
+from affinityd.linux.processes import ProcessTable, Stat
 from affinityd.planner.model import RankPlan
 from affinityd.text import one_line
 

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from affinityd.config.switch import OBSERVE
+from affinityd.config import OBSERVE
 from affinityd.daemon.state.cache import Cache
 from affinityd.errors import NotReadyError, UnsatisfiableError
 from affinityd.planner.model import Demand, Plan

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from affinityd.config.switch import ON
+from affinityd.config import ON
 from affinityd.cpuset import CpuSet
 from affinityd.daemon.state.background import FailureLog, in_background, pause, until_multiple
 from affinityd.daemon.state.plan_service import PlanService

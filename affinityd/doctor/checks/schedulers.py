@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from affinityd.discovery.tree import Tree
 from affinityd.doctor.facts import NodeFacts
 from affinityd.doctor.result import CheckResults, NotApplicableError, fail, ok, warn
-from affinityd.linux.mounts import Mount
+from affinityd.linux.files import Mount
 from affinityd.slurm import slurmd
 from affinityd.slurm.check import GresCheck
 from affinityd.slurm.commands import FOLDERS, expected_node, find_slurm, node_name

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 
-from affinityd.config import file, settings
+from affinityd import config
+from affinityd.config import settings
 from affinityd.doctor.facts import ENVIRONMENT, NamedVariable, NodeFacts
 from affinityd.doctor.result import CheckResults, ok, warn
 
@@ -23,14 +24,14 @@ WRITTEN = (
 NAMES = (
     "AFFINITYD",
     *(
-        f"{file.PREFIX}{name.upper()}"
-        for name in (*settings.NAMES, *file.PLAN_PARAMETERS, *READ, *WRITTEN)
+        f"{config.PREFIX}{name.upper()}"
+        for name in (*settings.NAMES, *config.PLAN_PARAMETERS, *READ, *WRITTEN)
     ),
 )
-RANKS = f"{file.PREFIX}RANK_"  #: of the `shell` format: AFFINITYD_RANK_0_CPULIST
+RANKS = f"{config.PREFIX}RANK_"  #: of the `shell` format: AFFINITYD_RANK_0_CPULIST
 
 #: The names by the part after the prefix, which makes all of them similar.
-SHORT = {name.removeprefix(file.PREFIX): name for name in NAMES}
+SHORT = {name.removeprefix(config.PREFIX): name for name in NAMES}
 
 #: Words in variables that Kubernetes gives pods for a Service, as …_SERVICE_HOST and …_PORT.
 OF_SERVICES = frozenset(("SERVICE", "PORT"))
@@ -51,7 +52,7 @@ def variables(facts: NodeFacts) -> CheckResults:
                 f"did you mean {near}?" if near else "leave it out; docs/settings.md lists them",
             )
     ours = sum(variable.name in NAMES for variable in facts.variables)
-    yield ok(f"each AFFINITYD_* variable, and key of {file.path()}, is a setting ({ours} set)")
+    yield ok(f"each AFFINITYD_* variable, and key of {config.path()}, is a setting ({ours} set)")
 
 
 def _meant(variable: NamedVariable) -> str | None:
@@ -65,7 +66,7 @@ def _meant(variable: NamedVariable) -> str | None:
         return None
     if variable.where != ENVIRONMENT and name in SHORT:
         return SHORT[name]
-    if name.startswith(file.PREFIX):
-        near = difflib.get_close_matches(name.removeprefix(file.PREFIX), SHORT, n=1)
+    if name.startswith(config.PREFIX):
+        near = difflib.get_close_matches(name.removeprefix(config.PREFIX), SHORT, n=1)
         return SHORT[near[0]] if near else ""
     return next(iter(difflib.get_close_matches(name, NAMES, n=1, cutoff=ALIKE)), None)

@@ -8,11 +8,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
+from affinityd import config
 from affinityd.audit.facts.job import KUBERNETES, Job
 from affinityd.audit.facts.membership import is_slurms
 from affinityd.audit.facts.process import ProcessFacts
-from affinityd.config import switch
-from affinityd.config.switch import ON
+from affinityd.config import ON
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.enforce.policy.environ import TimedCalls, environment
 from affinityd.linux.cgroup import hierarchies
@@ -66,7 +66,7 @@ def paths(cgroup_text: str) -> tuple[str, ...]:
 
 #: Variables that count, besides those that rules name.
 CPULIST, LOCALITY = "AFFINITYD_CPULIST", "AFFINITYD_LOCALITY"  #: that clients set for a job
-ALWAYS = frozenset((switch.VARIABLE, CPULIST, LOCALITY))
+ALWAYS = frozenset((config.SWITCH, CPULIST, LOCALITY))
 
 #: A process, by pid and start, and the requested variables.
 Key = tuple[int, int, frozenset[str]]
@@ -118,7 +118,7 @@ class ProcessIdentities:
             **its,
             cgroups=paths(facts.cgroups),
             environment=environ,
-            switch=switch.read_or_off(said.get(switch.VARIABLE, "")),
+            switch=config.read_switch_or_off(said.get(config.SWITCH, "")),
             given=_given(said),
             unread=frozenset(unread),
         )

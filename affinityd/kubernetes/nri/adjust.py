@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from affinityd.client.export_nics import VARIABLE as NICS
-from affinityd.client.export_nics import libraries
-from affinityd.config import switch
+from affinityd import config
+from affinityd.client.apply import NICS, nic_libraries
 from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.errors import InvalidRequestError
 from affinityd.kubernetes.nri.devices import listed
@@ -59,7 +58,7 @@ class Adjustment:
 def chosen(pod: Pod, rules: Rules) -> bool:
     """Whether a pod's containers may be adjusted: by its label, else by its namespace."""
     if (said := pod.labels.get(LABEL)) is not None:
-        return switch.read_or_off(said) != switch.OFF
+        return config.read_switch_or_off(said) != config.OFF
     return not rules.namespaces.isdisjoint((pod.namespace, ANY))
 
 
@@ -71,12 +70,12 @@ def adjust(
     `within`: the CPUs that its pod may use; None: they are not known. Raises AffinityError where
     no plan can be made: for a GPU that this node has not, or if no CPU is allowed.
     """
-    word = switch.least(
+    word = config.least_switch(
         node.switch,
-        switch.read_or_off(pod.labels.get(LABEL, "")),
-        switch.read_or_off(container.environment.get(switch.VARIABLE, "")),
+        config.read_switch_or_off(pod.labels.get(LABEL, "")),
+        config.read_switch_or_off(container.environment.get(config.SWITCH, "")),
     )
-    if word == switch.OFF:
+    if word == config.OFF:
         return Adjustment(OFF)
     asked = max(container.requested or 0, container.limit or 0)
     # A cpuset is another's: of kubelet's static policy, which gives every container one.
@@ -86,7 +85,7 @@ def adjust(
     if any(rank.locality == "unknown" for rank in reply.ranks):
         return Adjustment(UNKNOWN, note="it stays, since the NUMA node of a GPU is not known")
     where = f"CPUs {format_list(reply.cpus)} ({reply.locality})"
-    if word == switch.OBSERVE:
+    if word == config.OBSERVE:
         note = f"observe: would run on {where}"
         return _given(container, OBSERVED, {"AFFINITYD_UNPINNED": note}, note)
     is_enough = len(reply.cpus) >= min(asked, len(reply.allowed))
@@ -157,7 +156,7 @@ def _nics(container: Container, reply: Reply, rules: Rules) -> dict[str, str]:
     own = {it.removeprefix("/dev/infiniband/") for it in container.devices}
     ports = [it for it in reply.rdma_ports if own & {*rules.verbs(it.partition(":")[0])}]
     try:
-        names = libraries(container.environment.get(NICS, rules.nics) or "none")
+        names = nic_libraries(container.environment.get(NICS, rules.nics) or "none")
     except InvalidRequestError:
         return {}
     if len(reply.ranks) != 1 or not ports or not names:

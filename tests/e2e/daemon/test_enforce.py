@@ -18,8 +18,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.cpuset import CpuSet, parse_list
-from affinityd.linux.process_table import descendants
-from affinityd.linux.processes import mask_of, thread_ids
+from affinityd.linux.processes import descendants, mask_of, thread_ids
 from tests.support.cpusets import needs_cpuset, pod_parts, step_parts
 from tests.support.daemons import eventually
 from tests.support.enforcing_node import EnforcingNode, enforcing

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from affinityd import config
 from affinityd.audit.describe import everything
 from affinityd.audit.facts.job import Membership
 from affinityd.audit.facts.process import ProcessFacts
 from affinityd.cli.render.enforcement import lines
 from affinityd.cli.render.topology import draw
-from affinityd.config import file, settings
+from affinityd.config import settings
 from affinityd.discovery.nvml.report import (
     GpuProcesses,
     NvmlGpu,
@@ -139,7 +140,7 @@ def test_any_settings_are_read_or_refused(
     path.write_bytes(content)
     in_file = {"AFFINITYD_CONFIG": os.fspath(path)}
     environ = {f"AFFINITYD_{name.upper()}": text for name, text in values.items()}
-    read_or_refused(lambda: file.variables(in_file), InvalidRequestError)
+    read_or_refused(lambda: config.variables(in_file), InvalidRequestError)
     environ["AFFINITYD_CONFIG"] = "/none"
     read_or_refused(lambda: settings.load({}, in_file), InvalidRequestError)
     read_or_refused(lambda: settings.load({}, environ), InvalidRequestError)

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from affinityd.linux.cgroup import Cgroups
-from affinityd.linux.cpu_limit import cpu_limit_of
+from affinityd.linux.cgroup import Cgroups, cpu_limit_of
 from tests.e2e.kubernetes import two_nodes
 from tests.e2e.kubernetes.cluster import Cluster
 from tests.e2e.kubernetes.placed import check, created, pods, prepared

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from affinityd.linux.grpc import LARGEST, call
+from affinityd.linux.protobuf import LARGEST, call
 
 Handler = Callable[[bytes, Any], bytes]
 LONG = 30.0  #: seconds

@@ -13,9 +13,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from affinityd.linux.grpc import DATA, END_STREAM, STREAM
-from affinityd.linux.grpc import _frame as frame
-from affinityd.linux.protobuf import field
+from affinityd.linux.protobuf import DATA, END_STREAM, STREAM, field
+from affinityd.linux.protobuf import _frame as frame
 from affinityd.topology.model import Topology
 from tests.e2e.privileges.actors import POD, USER, Actors
 from tests.e2e.privileges.features import BY_KUBELET, GPUS, UUID, Node

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.config import file
+from affinityd import config
 from tests.e2e.slurm.node import HOME, LOOK, SCRIPTS, Node, check, node, read_tasks
 from tests.e2e.slurm.rig import Setup
 from tests.support.daemons import eventually
@@ -170,7 +170,7 @@ def test_the_page_s_commands_do_what_it_says(it: Node, conf: Path) -> None:
     for commands, word in ((ON, "on"), (OFF, "off"), (ON, "on")):
         done(commands)
         said = dict(line.split("=") for line in (*ours, f"AFFINITYD={word}"))
-        assert file.read(f"{copy}") == said  # of a name that is there twice, the last counts
+        assert config.read_file(f"{copy}") == said  # of a name that is there twice, the last counts
     conf.write_text(copy.read_text())
     assert [task.cpus for task in it.tasks(*TWO)] == THEIRS
     (query,) = re.findall(r"`(sinfo [^`]*)`", SECTION)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.config import file, settings
+from affinityd import config
+from affinityd.config import settings
 from tests.e2e.systemd.unit_manager import UNIT, installed, needs_manager, started
 from tests.support.daemons import eventually, is_ready
 
@@ -67,8 +68,8 @@ OF_JOBS = {"mode", "nics", "scope", "drain", "daemon_uid"}
 
 def test_the_sample_settings_are_the_defaults_and_affinityd_knows_them_all(tmp_path: Path) -> None:
     lines = (DEPLOY / "affinityd.conf").read_text().splitlines()
-    assignments = [line[1:] for line in lines if line.startswith("#" + file.PREFIX)]
-    names = [line.split("=")[0].removeprefix(file.PREFIX).lower() for line in assignments]
+    assignments = [line[1:] for line in lines if line.startswith("#" + config.PREFIX)]
+    names = [line.split("=")[0].removeprefix(config.PREFIX).lower() for line in assignments]
     assert set(names) == (set(settings.NAMES) - {"root", "machine"}) | OF_JOBS
     sample, empty = tmp_path / "affinityd.conf", tmp_path / "empty.conf"
     sample.write_text("\n".join(assignments))

@@ -16,8 +16,7 @@ from affinityd.audit.facts.holding import GpuHolders, GpuKey, Holding
 from affinityd.audit.facts.job import Job
 from affinityd.audit.facts.process import ProcessFacts
 from affinityd.linux import processes
-from affinityd.linux.process_table import ProcessTable
-from affinityd.linux.processes import stat_of
+from affinityd.linux.processes import ProcessTable, stat_of
 from tests.support.audit_facts import GPU
 from tests.support.child_python import said
 from tests.support.children import HEADLESS, ZOMBIE, children_of, copied, program, sleeping

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.cli import main, plan_options, target
+from affinityd.cli import main, target
+from affinityd.cli import parser as plan_options
 from affinityd.cli.commands import pin
 from affinityd.cli.parser import Parser
-from affinityd.linux.process_table import descendants
-from affinityd.linux.processes import mask_of, stat_of, thread_ids
+from affinityd.linux.processes import descendants, mask_of, stat_of, thread_ids
 from affinityd.request.parameters import PARAMETERS
 from tests.support.children import ZOMBIE, children_of, parent_of, program, sleeping
 from tests.support.cpusets import cpuset, needs_cpuset

@@ -60,22 +60,15 @@ def test_without_a_plan_the_process_stays_as_it_is_and_is_warned(here: Mapping[s
     assert stderr == f"affinityd: {NO_GPU}\n"
 
 
-@pytest.mark.parametrize(
-    ("mode", "cpus"), [("", f"{sorted(CPUS)}"), ("single_unique", "None"), ("no-such-mode", "None")]
-)
-def test_what_exec_would_give_is_said_where_it_differs(
-    tmp_path: Path, mode: str, cpus: str
+@pytest.mark.parametrize(("call", "cpus"), [("", [int(NEAR)]), ("mode='node'", sorted(CPUS))])
+def test_variables_count_for_arguments_that_are_not_given(
+    tmp_path: Path, call: str, cpus: list[int]
 ) -> None:
-    """By default that is all near CPUs."""
     machine = tiny_tree(tmp_path, 0, 0)
     (machine / "sys/devices/system/node/node0/cpulist").write_text(BOTH)
-    env = {"AFFINITYD_SOCKET": "/nonexistent", "AFFINITYD_ROOT": str(machine), "LOCAL_RANK": "1"}
-    said = python(
-        "b = affinityd.bind(); exec = b.exec_cpus\n"
-        "say(sorted(b.cpus), str(exec and sorted(exec)), b.warnings)",
-        {**env, "AFFINITYD_MODE": mode},
-    )
-    assert said == [CPU[FAR], cpus, []]
+    env = {"AFFINITYD_SOCKET": "/nonexistent", "AFFINITYD_ROOT": str(machine), "LOCAL_RANK": "0"}
+    unique = {**env, "LOCAL_WORLD_SIZE": "2", "AFFINITYD_MODE": "single_unique"}
+    assert python(f"b = affinityd.bind({call}); say(sorted(b.cpus))", unique) == [cpus]
 
 
 def test_threads_that_run_already_are_bound_too_and_later_ones_inherit(

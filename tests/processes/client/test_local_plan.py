@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from affinityd import config
 from affinityd.cli import main
 from affinityd.client import local_plan
-from affinityd.config import file
 from affinityd.discovery import discover, open_tree
 from affinityd.discovery.snapshot import write_snapshot
 from affinityd.topology import node_file
@@ -87,7 +87,7 @@ def test_what_was_replayed_beside_the_default_socket_is_no_other_s_node(
         *((socket, True, "sysfs"), (socket, False, "node.json"), ("/other", True, "node.json")),
         (otherwise, True, "sysfs"),
     ):
-        monkeypatch.setattr(file, "SYSTEM_SOCKET", default)
+        monkeypatch.setattr(config, "SYSTEM_SOCKET", default)
         node_file.write(published, replace(NODE, replayed=replayed))
         for spelled in (socket, otherwise):
             assert local_plan.find_node([spelled]).source == source

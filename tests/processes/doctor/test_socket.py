@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from affinityd import config
 from affinityd.cli.commands.doctor import gather
-from affinityd.config import file
 from affinityd.config.settings import Settings
 from affinityd.cpuset import format_list
 from affinityd.discovery import open_tree
@@ -102,8 +102,8 @@ def test_a_user_who_names_no_socket_is_told_of_roots_daemon(
         (left, own, f"fail: no daemon at {left} → {MISSING}"),
         (none, none, f"fail: no daemon at {none} → {MISSING}"),  # to root
     ):
-        monkeypatch.setattr(file, "default_socket", lambda path=users: os.fspath(path))
-        monkeypatch.setattr(file, "SYSTEM_SOCKET", os.fspath(roots))
+        monkeypatch.setattr(config, "default_socket", lambda path=users: os.fspath(path))
+        monkeypatch.setattr(config, "SYSTEM_SOCKET", os.fspath(roots))
         check("socket", here(users), expected)
 
 
@@ -113,7 +113,7 @@ def test_a_system_folder_that_others_may_write_to_is_a_warning(
     folder = daemon.socket.parent
     with mode(folder, 0o777):
         check("socket", here(daemon.socket), "ok: answers")
-        monkeypatch.setattr(file, "SYSTEM_SOCKET", os.fspath(daemon.socket))
+        monkeypatch.setattr(config, "SYSTEM_SOCKET", os.fspath(daemon.socket))
         check("socket", here(daemon.socket), f"warn: {folder}, which is 0777 → chmod 755 {folder}")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.client.export_nics import export_nics
+from affinityd.client.apply import export_nics
 from affinityd.request.nic_variables import VARIABLES
 from tests.support.machines.sysfs_tree import put
 from tests.support.paths import REPOSITORY

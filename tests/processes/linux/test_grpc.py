@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.linux import grpc
-from affinityd.linux.grpc import (
+from affinityd.linux import protobuf as grpc
+from affinityd.linux.protobuf import (
     ACK,
     DATA,
     END_HEADERS,

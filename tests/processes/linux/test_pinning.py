@@ -14,8 +14,7 @@ from affinityd.cli.pin_targets import PinTargets
 from affinityd.cpuset import CpuSet
 from affinityd.linux import pinning
 from affinityd.linux.pinning import LEFT_ALONE, PINNED, PinResult, Target, pin_threads
-from affinityd.linux.process_table import descendants
-from affinityd.linux.processes import everyone, mask_of, stat_of, thread_ids
+from affinityd.linux.processes import descendants, everyone, mask_of, stat_of, thread_ids
 from tests.support.children import CHURN, HEADLESS, program, sleeping
 from tests.support.cpusets import cpuset, needs_cpuset
 from tests.support.daemons import eventually

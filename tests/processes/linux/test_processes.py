@@ -9,7 +9,7 @@ import pytest
 
 from affinityd.linux import processes
 from affinityd.linux.files import environment_of
-from affinityd.linux.process_table import ProcessTable, ancestors, descendants
+from affinityd.linux.processes import ProcessTable, ancestors, descendants
 from tests.support.child_python import said
 from tests.support.children import CHURN, HEADLESS, ZOMBIE, children_of, program, sleeping, threads
 

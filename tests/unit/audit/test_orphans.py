@@ -14,7 +14,7 @@ from affinityd.audit.facts.process import ProcessFacts
 from affinityd.audit.model import AuditedProcess
 from affinityd.audit.orphans import IdleTimes, MissingProcesses, missing_process, why
 from affinityd.audit.owners import ProcessOwners
-from affinityd.linux.process_table import ProcessTable
+from affinityd.linux.processes import ProcessTable
 from tests.support.audit_facts import (
     GPU,
     KUBERNETES_POD,

@@ -6,12 +6,11 @@ import re
 
 import pytest
 
-from affinityd.cli.exec_options import (
+from affinityd import config
+from affinityd.cli.commands.exec import (
     PARAMETERS,
-    fails_closed,
-    parameters,
+    main,
     parse,
-    print_help,
     seconds,
     split,
 )
@@ -72,9 +71,9 @@ def test_the_command_comes_after_two_dashes_unless_it_comes_first(
 def test_an_option_counts_before_a_variable() -> None:
     said = {"AFFINITYD_MODE": "even", "AFFINITYD_CPUS": "4", "AFFINITYD_MAX_PHYSICAL_CORES": "1"}
     expected = {"mode": "even", "task_cpus": "4", "max_physical_cores": "1"}
-    assert parameters({"omp": "true"}, said) == expected
+    assert config.plan_parameters(said) == expected
     chosen = {"mode": "node", "cpus": "2"}
-    assert parameters(chosen, said) == {"max_physical_cores": "1", **chosen}
+    assert config.plan_parameters(said, chosen) == {"max_physical_cores": "1", **chosen}
 
 
 @pytest.mark.parametrize("text", ["soon", "nan", "0", "-1", "3601", "inf", ""])
@@ -84,16 +83,11 @@ def test_a_timeout_is_a_number_of_seconds(text: str) -> None:
         seconds(text)
 
 
-def test_that_it_fails_closed_is_known_however_wrong_the_rest_is() -> None:
-    assert fails_closed(["--nonsense", "--fail-closed=x"])
-    assert not fails_closed(["--fail", "--fail_closed"])
-
-
 def test_its_options_are_a_plan_s_and_the_help_begins_with_what_a_person_chooses(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert set(PLAN_S) - set(PARAMETERS) == {"format", "nics", "observe", "whose"}
-    print_help()
+    assert main(["--help"]) == 0
     printed = capsys.readouterr().out
     assert all(f"--{name.replace('_', '-')}" in printed for name in PARAMETERS)
     chosen, others = printed.split("\noptions of the plan")

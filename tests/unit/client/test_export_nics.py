@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.client.export_nics import export_nics
+from affinityd.client.apply import export_nics
 from affinityd.request.nic_variables import VARIABLES
 from tests.support.machines.sysfs_tree import put
 
@@ -88,12 +88,11 @@ def test_what_the_user_has_set_stays_and_what_an_earlier_pin_set_does_not(
     [
         ("ucx,mpi", ["mlx5_0:1"], "nics: 'mpi' is not one of ucx, nvshmem, uccl, nccl (none"),
         ("none,ucx", ["mlx5_0:1"], "nics: 'none' is not one of ucx"),
-        ("ucx", None, "nics: the daemon is of an older release"),
         ("ucx", [], "not set: UCX_NET_DEVICES; the plan has no active device of InfiniBand"),
     ],
 )
 def test_a_line_says_why_nothing_is_told(
-    root: dict[str, str], said: str, ports: list[str] | None, line: str
+    root: dict[str, str], said: str, ports: list[str], line: str
 ) -> None:
     (found,) = export_nics(said, ports, root)
     assert found.startswith(line)

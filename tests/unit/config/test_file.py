@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.config import file as conffile
+from affinityd import config
 from affinityd.errors import InvalidRequestError
 
 SYSTEM = "/run/affinityd/affinityd.sock"
@@ -40,20 +40,20 @@ def test_a_variable_counts_before_the_file(
 ) -> None:
     path = tmp_path / "affinityd.conf"
     path.write_text(file)
-    told = conffile.variables({**environ, "AFFINITYD_CONFIG": str(path)})
+    told = config.variables({**environ, "AFFINITYD_CONFIG": str(path)})
     assert told == {**expected, "AFFINITYD_CONFIG": str(path)}
 
 
 def test_the_file_is_the_system_s_unless_another_is_named_and_need_not_be_there() -> None:
-    assert conffile.path({}) == conffile.path({"AFFINITYD_CONFIG": ""}) == "/etc/affinityd.conf"
-    assert conffile.path({"AFFINITYD_CONFIG": "/etc/other"}) == "/etc/other"
-    assert conffile.read("/nowhere/none") == {}
+    assert config.path({}) == config.path({"AFFINITYD_CONFIG": ""}) == "/etc/affinityd.conf"
+    assert config.path({"AFFINITYD_CONFIG": "/etc/other"}) == "/etc/other"
+    assert config.read_file("/nowhere/none") == {}
 
 
 def refusal(path: Path) -> str:
     """Return what is said of a file."""
     with pytest.raises(InvalidRequestError) as caught:
-        conffile.read(str(path))
+        config.read_file(str(path))
     return str(caught.value).replace(str(path), "FILE")
 
 
@@ -78,7 +78,7 @@ def test_what_is_wrong_with_a_file_is_told_in_a_line(
 
 def test_a_file_of_a_mebibyte_is_read(tmp_path: Path) -> None:
     (tmp_path / "affinityd.conf").write_bytes(b"#" * 2**20)
-    assert conffile.read(str(tmp_path / "affinityd.conf")) == {}
+    assert config.read_file(str(tmp_path / "affinityd.conf")) == {}
 
 
 def test_what_is_no_file_is_not_read_and_what_has_nothing_yet_is_not_waited_for(
@@ -108,6 +108,6 @@ def test_a_client_asks_at_the_configured_socket_alone_else_the_system_s_before_i
     ):
         monkeypatch.setattr(os, "geteuid", lambda it=user: it)
         environ = {"XDG_RUNTIME_DIR": folder}
-        assert conffile.default_socket(environ) == own
-        assert conffile.sockets({}, environ) == ([SYSTEM, own] if user else [SYSTEM])
-        assert conffile.sockets({"AFFINITYD_SOCKET": "/x"}, environ) == ["/x"]
+        assert config.default_socket(environ) == own
+        assert config.sockets({}, environ) == ([SYSTEM, own] if user else [SYSTEM])
+        assert config.sockets({"AFFINITYD_SOCKET": "/x"}, environ) == ["/x"]

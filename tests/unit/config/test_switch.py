@@ -7,8 +7,8 @@ from urllib.parse import parse_qsl
 
 import pytest
 
+from affinityd import config
 from affinityd.cli.commands.serve import narrowed
-from affinityd.config import file, switch
 from affinityd.config.settings import ENFORCE_VALUES, Settings
 from affinityd.cpuset import parse_list
 from affinityd.daemon.state.plan_service import PlanService
@@ -22,14 +22,14 @@ from tests.support.switch_words import OTHERS, WORDS
 
 @pytest.mark.parametrize(("meant", "words"), WORDS.items(), ids=str)
 def test_a_word_means(meant: str, words: tuple[str, ...]) -> None:
-    assert {switch.read(word) for word in words} == {meant}
+    assert {config.read_switch(word) for word in words} == {meant}
 
 
 @pytest.mark.parametrize("word", OTHERS)
 def test_another_word_is_refused_and_of_another_process_it_is_off(word: str) -> None:
     with pytest.raises(InvalidRequestError, match=r"none of on, observe, off$"):
-        switch.read(word)
-    assert switch.read_or_off(word) == "off"
+        config.read_switch(word)
+    assert config.read_switch_or_off(word) == "off"
 
 
 def test_the_least_of_what_job_and_site_say_counts(tmp_path: Path) -> None:
@@ -40,15 +40,15 @@ def test_the_least_of_what_job_and_site_say_counts(tmp_path: Path) -> None:
         for job in order:
             least = order[min(order.index(job), order.index(site), 2)]
             environ = {"AFFINITYD": job, "AFFINITYD_CONFIG": str(conf)}
-            assert file.chosen_switch(environ) == least
+            assert config.chosen_switch(environ) == least
 
 
 def test_a_word_of_the_file_that_is_none_is_told_with_its_place(tmp_path: Path) -> None:
     conf = tmp_path / "affinityd.conf"
     conf.write_text("AFFINITYD=obsreve\n")
     with pytest.raises(InvalidRequestError, match=f"^AFFINITYD in {conf}: 'obsreve' is none of"):
-        file.chosen_switch({"AFFINITYD_CONFIG": str(conf)})
-    assert file.chosen_switch({"AFFINITYD": "off", "AFFINITYD_CONFIG": str(conf)}) == "off"
+        config.chosen_switch({"AFFINITYD_CONFIG": str(conf)})
+    assert config.chosen_switch({"AFFINITYD": "off", "AFFINITYD_CONFIG": str(conf)}) == "off"
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from affinityd import config
 from affinityd.cli.commands.doctor import gather
-from affinityd.config import file as conffile
 from affinityd.config.settings import Settings
 from affinityd.doctor.checks.variables import NAMES, RANKS
 from affinityd.doctor.facts import ENVIRONMENT, DaemonFacts, NamedVariable
@@ -81,5 +81,5 @@ def test_every_name_that_anything_here_reads_or_writes_is_known() -> None:
 def test_what_a_user_sets_is_explained() -> None:
     explaining = (*(REPOSITORY / "docs").glob("*.md"), REPOSITORY / "slurm/README.md")
     pages = "".join(path.read_text() for path in explaining)
-    assert conffile.DEFAULT_PATH in pages
+    assert config.DEFAULT_PATH in pages
     assert {name for name in NAMES if name not in pages} <= {"AFFINITYD_CPUS"}

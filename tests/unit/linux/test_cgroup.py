@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.cpuset import parse_list
-from affinityd.linux.cgroup import MOST_LEVELS, Cgroups, cpuset_of
-from affinityd.linux.cpu_limit import cpu_limit_of, own_cpu_limit
+from affinityd.linux.cgroup import MOST_LEVELS, Cgroups, cpu_limit_of, cpuset_of, own_cpu_limit
 from tests.support.machines.sysfs_tree import files_of, put
 from tests.support.tables import rows
 

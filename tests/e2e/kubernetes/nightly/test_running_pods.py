@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from affinityd.linux.cgroup import Cgroups
-from affinityd.linux.cpu_limit import cpu_limit_of
+from affinityd.linux.cgroup import Cgroups, cpu_limit_of
 from tests.e2e.kubernetes import two_nodes
 from tests.e2e.kubernetes.cluster import IMAGE, Cluster
 from tests.e2e.kubernetes.placed import Pod, created, pods, prepared
