@@ -15,7 +15,6 @@ AffinityError
 ├── ApplyError            a plan that could not be applied                    exit 1
 ├── DaemonError           a daemon in trouble; plan without it                exit 1
 │   └── NoDaemonError     there is none
-├── PrometheusError       a Prometheus in trouble, or without series            exit 2
 ├── ListenError           an address that cannot be listened on               exit 1
 └── FatalError            the daemon ends                                   exit 1
 
@@ -119,12 +118,6 @@ class DaemonError(AffinityError):
 
 class NoDaemonError(DaemonError):
     """No process listens where a daemon would."""
-
-
-class PrometheusError(AffinityError):
-    """A Prometheus that does not answer, refuses a query, or has no series of jobs."""
-
-    exit_code = 2
 
 
 class ListenError(AffinityError):

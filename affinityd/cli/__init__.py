@@ -18,7 +18,6 @@ COMMANDS = {
     "verify": "check whether a process runs near its GPU",
     "audit": "show the processes of each GPU, and which run far from it",
     "enforce": "show what the daemon pins, what it leaves alone, and why",
-    "fleet": "show which jobs of a fleet were placed far, and why",
     "measure": "measure how much faster near is than far on this node",
     "doctor": "check this node for what keeps ranks from their CPUs",
     "topology": "show the node as a tree: packages, NUMA nodes, GPUs, NICs",

@@ -109,7 +109,8 @@ PLACED_FAR = table_of(
     ],
     about="Jobs of the time range above, also those that have ended. A GPU counts once, by its "
     "first cause. allocation: by kubelet or Slurm; mask: by the job's own mask; unpinned: by no "
-    "pin at all. `affinityd fleet` has the remedies. Without --pod-resources pods have no names.",
+    'pin at all. The panel "What to do" has the remedies. Without --pod-resources pods have no '
+    "names.",
     sort="GPU-hours far",
     links={"Job": TO_JOB},
     empty=f"none, or {NO_JOBS}, or {NO_RULES.removeprefix('no rows: ')}",

@@ -25,7 +25,7 @@ LAYERS = (
     ("machines", "planner"),
     ("discovery", "request", "slurm"),
     ("audit", "client", "measure", "picture"),
-    ("enforce", "fleet", "kubernetes"),
+    ("enforce", "kubernetes"),
     ("daemon", "doctor"),
     ("cli",),
 )
@@ -41,7 +41,6 @@ PURE_MODULES = (
     *(name for name in MODULES if name.split(".")[1:2] in [[folder] for folder in PURE]),
     *("affinityd.cpuset", "affinityd.text", "affinityd.topology.model"),
     "affinityd.topology.nearness",
-    *(f"affinityd.fleet.{name}" for name in ("queries", "report")),
     *(f"affinityd.measure.{name}" for name in ("document", "ratios", "tasks")),
     *(f"affinityd.audit.{name}" for name in ("judge", "allocations", "verify")),
     *(f"affinityd.enforce.{name}" for name in ("jobs", "placement", "verdict", "decide")),

@@ -145,10 +145,6 @@ OF_POD = {
     "container": "c",
 }
 HELD, HELD_FAR = (f"affinityd_job_{it}gpu_seconds_total" for it in ("", "mismatched_"))
-JOBS_GPUS = {
-    series("affinityd_job_gpus", **JOB): "2x9",
-    series("affinityd_job_gpus", **OF_POD): "4x9",
-}
 JOBS_HELD = {series(HELD, **JOB): "0+120x9", series(HELD, **OF_POD): "0+240x9"}
 JOBS_FAR = {
     series(HELD_FAR, **JOB, cause="mask"): "0+60x9",
@@ -172,11 +168,6 @@ RECORDED: tuple[tuple[str, Series, Mapping[str, float]], ...] = (
     ("node_cause:affinityd_gpu_numa_mismatch:sum", TWO_FAR, by_cause(mask=2, unpinned=1)),
     ("node:affinityd_gpu_cpu_seconds:rate5m", FAR_TIME, {labels(NODE): 2}),
     ("node:affinityd_gpu_remote_cpu_seconds:rate5m", FAR_TIME, {labels(NODE): 0.5}),
-    (
-        "node_job:affinityd_job_gpus:max",
-        JOBS_GPUS,
-        {labels(NODE, **JOB): 2, labels(NODE, **OF_POD): 4},
-    ),
     (
         "node_job:affinityd_job_gpu_seconds:rate5m",
         JOBS_HELD,

@@ -16,8 +16,8 @@ from affinityd.kubernetes import kubelet_config
 from tests.e2e.kubernetes import two_nodes
 from tests.e2e.kubernetes.chart import installed
 from tests.e2e.kubernetes.cluster import IMAGE, KUBELET, NODE, POD_RESOURCES, Cluster, running
+from tests.e2e.prometheus.queries import QUERIES
 from tests.e2e.prometheus.server import Series, running_prometheus
-from tests.e2e.prometheus.test_fleet_report import OF_DAEMON, fleet
 from tests.support.cpusets import needs_cpuset
 from tests.support.daemons import eventually
 from tests.support.enforcing_node import EnforcingNode, enforcing, uuid
@@ -36,6 +36,8 @@ SAID = (
 )
 DRIVER, POOL = "gpu.nvidia.com", "gpus"
 RESOURCES = "resource.k8s.io/v1"
+#: Labels that the scraped target has: those of the daemon's pod, and of no job.
+OF_DAEMON = {"namespace": "gpu", "pod": "affinityd-x7k2p", "container": "affinityd"}
 #: Objects of DRA: a class, a device of this node, and a claim of one.
 OF_DRA: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
     ("DeviceClass", DRIVER, {}),
@@ -157,10 +159,14 @@ def test_a_real_prometheus_has_a_pods_names_and_not_its_daemons(
             its = ("job_id", "namespace", "pod", "container")
             assert [labels[name] for name in its] == [uid, "default", "far", "main"]
 
-        def row() -> str:
-            return fleet(prometheus.url, "--since=1m").stdout
+        chosen = {"cluster": "", "job": "affinityd", "node": ".*", "job_id": ".*"}
+        hours = next(it for it in QUERIES if it.panel.startswith("Which jobs were placed far"))
 
-        eventually(lambda: "default/far/main " in row(), "the fleet's report has its name")
+        def names() -> list[list[str]]:
+            rows = [row["metric"] for row in hours.put_to(prometheus, chosen)]
+            return [[row.get(name, "") for name in its[1:]] for row in rows]
+
+        eventually(lambda: names() == [["default", "far", "main"]], "the table has its name")
 
 
 def test_a_kubelet_that_has_started_again_is_asked_for_its_settings(

@@ -159,6 +159,27 @@ def test_a_table_has_a_row_for_each_of_its_keys_and_no_label_besides(server: Pro
                     assert set(series["metric"]) <= keys, target["expr"]
 
 
+def test_jobs_that_were_placed_far_are_rows_of_the_table_by_their_cause(server: Prometheus) -> None:
+    """Job 80 is near its GPU."""
+    hours, share, nodes = (
+        it for it in QUERIES if it.panel.startswith("Which jobs were placed far")
+    )
+    causes = {"77": "allocation", "78": "mask", "79": "unpinned"}
+
+    def rows(query: Asked) -> dict[str, float]:
+        found = query.put_to(server, FLEET)
+        assert {it["metric"]["scheduler"] for it in found} <= {"slurm"}
+        return {
+            f"{it['metric']['job_id']} {it['metric']['cause']}": float(it["value"][1])
+            for it in found
+        }
+
+    expected = {f"{job} {cause}" for job, cause in causes.items()}
+    eventually(lambda: rows(hours).keys() == expected, "three jobs were placed far")
+    assert set(rows(nodes).values()) == {1}
+    assert all(0.5 < part <= 1 for part in rows(share).values())
+
+
 OFFERED: Mapping[str, Sequence[str]] = {
     "cluster": [],
     "job": ["affinityd"],
@@ -183,7 +204,7 @@ def test_every_rule_can_be_followed_and_every_record_is_of_the_node(server: Prom
     eventually(followed, "every rule was evaluated")
     assert [rule["lastError"] for rule in server.rules().values() if "lastError" in rule] == []
     records = [name for name, rule in server.rules().items() if rule["type"] == "recording"]
-    assert len(records) == 9
+    assert len(records) == 8
     for record in records:
         assert AUDITED in {it["metric"]["node"] for it in server.query(record)}
 
