@@ -19,7 +19,6 @@ from affinityd.audit.orphans import GONE, has_ended
 from affinityd.cpuset import format_list
 from affinityd.linux.processes import INIT
 from affinityd.slurm.cores import CoreAffinity, SlurmCores, affinities
-from affinityd.slurm.sockets import Sockets
 from affinityd.topology.model import Gpu, Topology
 from affinityd.topology.nearness import ALLOCATION, MASK, UNPINNED, Vicinity
 
@@ -141,7 +140,7 @@ class Remedies:
 
     @cached_property
     def _sockets(self) -> str | None:
-        return Sockets(SlurmCores(self._topology)).settings()
+        return SlurmCores(self._topology).settings()
 
     @cached_property
     def _affinities(self) -> Mapping[GpuKey, CoreAffinity]:

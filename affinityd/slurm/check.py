@@ -1,162 +1,186 @@
-"""Checks slurmd's GPUs against the node. Pure: entries and topology in, findings out."""
+"""Compares a node's GPUs in Slurm with the lines of gres.conf that affinityd prints for it.
+
+Only Slurm is asked: slurmd for its GPUs, slurmctld for the node's state and for jobs.
+
+Sources: scontrol(1); Slurm's src/api/job_info.c (CPU_IDs= number the threads core by core, in the
+order of Cores=; IDX: of GPUs).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
-from affinityd.slurm.devices import device_file, naming
-from affinityd.slurm.expected import ExpectedNode
-from affinityd.slurm.gres_conf import GresConf, links_written
-from affinityd.slurm.gres_counts import DRAINED, miscounts
-from affinityd.slurm.slurmd import GresEntry, SlurmdGres
-from affinityd.text import count, quote
+from affinityd.cpuset import CpuSet, format_list, named_nodes, named_packages, parse_list
+from affinityd.slurm.commands import GresEntry, LocalSlurm, ShownNode, SlurmdGres
+from affinityd.slurm.cores import SlurmCores
+from affinityd.slurm.gres_conf import GresConf, device_file, gres_of
+from affinityd.text import count
 from affinityd.topology.model import Gpu, Topology
+from affinityd.topology.nearness import vicinity
 
-NARROW = (
-    "Cores= that are a part of a socket give jobs far cores, or drain the node: slurm.conf needs "
-    "{settings}; or print lines with --scope socket"
-)
-
-#: Slurm numbers GPUs type by type: seen with Slurm 22.05, 24.11 and 26.05.
-ALTERNATING = (
-    "GPUs of one type are not side by side on the bus: Slurm's gpu numbers, which go type by type, "
-    "cannot be CUDA's"
-)
+PRINTED = "affinityd slurm gres-conf prints"
+REMEDY = "give it --gres-flags=enforce-binding, and gres.conf the right Cores="
 
 #: The files that MultipleFiles= names besides the GPU's own.
 MIG_FILES = "/dev/nvidia-caps/"
 
+_JOB = re.compile(r"JobId=(\d+) ")
+_DETAILS = re.compile(r" Nodes=(\S+) CPU_IDs=(\S+) Mem=\S+ GRES=(\S*)")
+_INDEXES = re.compile(r"(?:^|,)gpu(?::[^(),]+)?\(IDX:([\d,-]+)\)")
+
+
+def differences(conf: GresConf, slurmd: SlurmdGres) -> Iterator[str]:
+    """Yield slurmd's errors, and how its GPUs differ from the printed lines if it has read all."""
+    yield from slurmd.messages
+    if not slurmd.is_complete:
+        return
+    devices = [(file, entry) for entry in slurmd.entries for file in entry.files]
+    files = {file: gpu for gpu in conf.topology.gpus if (file := device_file(gpu))}
+    for file, gpu in files.items():
+        entries = [entry for device, entry in devices if device == file]
+        yield from dict.fromkeys(f"gpu {gpu.index}: {text}" for text in _of_gpu(conf, gpu, entries))
+    if conf.unknown:
+        return
+    for file, entry in devices:
+        if file not in files and not (entry.is_slice and MIG_FILES in file):
+            yield f"{file} is not a GPU of this node; there are {', '.join(files) or 'none'}"
+    order = [file for file, _ in devices]
+    if sorted(order) == sorted(files) and order != [*files] and not conf.is_alternating:
+        yield f"Slurm's order is {', '.join(order)}; {PRINTED} {', '.join(files)}"
+
+
+def _of_gpu(conf: GresConf, gpu: Gpu, entries: Sequence[GresEntry]) -> Iterator[str]:
+    """Yield how the entries of a GPU's file differ from its line."""
+    if not entries:
+        yield f"Slurm has no {device_file(gpu)}; {PRINTED} {conf.line(gpu)}"
+    if len(entries) > 1 and not all(entry.is_slice for entry in entries):
+        yield f"Slurm has {device_file(gpu)} {len(entries)} times"
+    for entry in entries:
+        fields = [*_fields(conf, gpu, entry)]
+        if fields:
+            has, right = (" ".join(words) for words in zip(*fields, strict=True))
+            yield f"Slurm has {has}; {PRINTED} {right}"
+
+
+def _fields(conf: GresConf, gpu: Gpu, entry: GresEntry) -> Iterator[tuple[str, str]]:
+    """Yield the fields in which an entry differs from a GPU's line, as both have them."""
+    affinity, kinds = conf.affinities[gpu.key], conf.types.of
+    if entry.name != "gpu":
+        yield f"Name={entry.name}", "Name=gpu"
+    if gpu.key in kinds and not entry.is_slice and entry.kind != kinds[gpu.key]:
+        kind = kinds[gpu.key]
+        yield f"Type={entry.kind or ''}", f"Type={kind}" if kind else "no Type="
+    if entry.cores not in {affinity.right, *affinity.near} and (affinity.near or entry.cores):
+        cores = "no Cores=" if entry.cores is None else f"Cores={format_list(entry.cores)}"
+        yield cores, affinity.field or "no Cores="
+
+
+def counts(conf: GresConf, node: ShownNode) -> Iterator[str]:
+    """Yield how slurmctld's numbers of GPUs and cores differ from the node's."""
+    gpus, kinds, cores = conf.topology.gpus, conf.types.of, len(conf.topology.cores)
+    if all(gpu.key in kinds and not gpu.mig for gpu in gpus):
+        right, has = Counter(kinds[gpu.key] for gpu in gpus), node.gres.counts
+        if right != has or ([*right] != [*has] and not conf.is_alternating):
+            yield f"slurmctld has {node.gres}; right is Gres={gres_of(right) or '(none)'}"
+    if node.cores not in {0, cores}:
+        yield (
+            f"slurmctld counts {count(node.cores, 'core')}, and the node has {cores}: it takes "
+            "Cores= for other cores; write the node's line as `slurmd -C` prints it"
+        )
+
 
 @dataclass(frozen=True)
-class GresFinding:
-    """An error in Slurm's configuration."""
+class SlurmJob:
+    """A running job's part on one node."""
 
-    text: str
-    gpu: int | None = None  #: its index; None: it is about the node
-
-    def __str__(self) -> str:
-        """Return `gpu 3: …`; about the node, only the text."""
-        return self.text if self.gpu is None else f"gpu {self.gpu}: {self.text}"
+    number: int
+    node: str
+    cpus: CpuSet  #: numbers of threads, core by core in Slurm's order
+    gpus: CpuSet  #: Slurm's numbers
 
 
-@dataclass(frozen=True)
-class GresCheck:
-    """slurmd's GPUs of a node, against its topology and slurmctld's configuration.
+def running_jobs(slurm: LocalSlurm) -> Iterator[SlurmJob]:
+    """Yield the jobs with GPUs, node by node. Raises SlurmError."""
+    for line in slurm.scontrol("--details", "--oneliner", "show", "job").splitlines():
+        job = _JOB.match(line)
+        if job is None or " JobState=RUNNING " not in line:
+            continue
+        for hosts, cpus, gres in _DETAILS.findall(line):
+            gpus = frozenset[int]().union(*map(parse_list, _INDEXES.findall(gres)))
+            for node in slurm.names(hosts) if gpus else ():
+                yield SlurmJob(int(job[1]), node, parse_list(cpus), gpus)
 
-    `scope`: the domain of the right cores, of `SCOPES`.
+
+def in_slurms_numbers(topology: Topology, slurmd: SlurmdGres | None = None) -> Mapping[int, Gpu]:
+    """Return the GPUs under Slurm's numbers: slurmd's order, else that of the bus."""
+    if slurmd is None:
+        return {gpu.index: gpu for gpu in topology.gpus}
+    files = {device_file(gpu): gpu for gpu in topology.gpus}
+    order = [file for entry in slurmd.entries for file in entry.files]
+    return {number: files[file] for number, file in enumerate(order) if file in files}
+
+
+def far(topology: Topology, gpus: Mapping[int, Gpu], threads: int, job: SlurmJob) -> Iterator[str]:
+    """Yield each GPU of a job with none of the job's CPUs near it.
+
+    `gpus`: by Slurm's numbers; `threads`: of a core, as slurmctld counts them.
     """
+    order = SlurmCores(topology).order
+    places = {number // threads for number in job.cpus}
+    cores = [order[place] for place in sorted(places) if place < len(order)]
+    cpus = frozenset(cpu for core in cores for cpu in core.cpus)
+    for number in sorted(job.gpus):
+        gpu = gpus.get(number)
+        near = vicinity(topology, [gpu]) if gpu else None
+        if gpu and near and near.nodes and cpus and cpus.isdisjoint(near.cpus):
+            own = topology.cpus_of_node(gpu.numa_node)
+            home = _place(topology, own) if own else named_nodes([gpu.numa_node])
+            yield (
+                f"job {job.number} has gpu {gpu.index} ({home}) and CPUs {format_list(cpus)} "
+                f"({_place(topology, cpus)}), none of them near it; {REMEDY}"
+            )
 
-    gres: SlurmdGres
-    topology: Topology
-    scope: str = "node"
-    expected: ExpectedNode | None = None  #: None: it is not known
 
-    @cached_property
-    def gpus(self) -> Mapping[str, Gpu]:
-        """The GPU of each device file that is known."""
-        return {file: gpu for gpu in self.topology.gpus if (file := device_file(gpu))}
+def _place(topology: Topology, cpus: CpuSet) -> str:
+    """Return where CPUs are: `package 0, nodes 0-1`."""
+    cores = [core for core in topology.cores if not cpus.isdisjoint(core.cpus)]
+    packages = named_packages({core.package for core in cores})
+    nodes = named_nodes({core.node for core in cores})
+    return f"{packages}, {nodes}" if packages else nodes
 
-    @cached_property
-    def devices(self) -> list[tuple[str, GresEntry]]:
-        """The device files that slurmd has, in the order of Slurm's numbers."""
-        return [(file, entry) for entry in self.gres.entries for file in entry.files]
 
-    @cached_property
-    def right(self) -> GresConf:
-        """The right lines."""
-        return GresConf(self.topology, self.scope, self.expected, self.gres.types)
+@dataclass(frozen=True)
+class JobsReport:
+    """The running jobs with GPUs, on some nodes."""
 
-    @property
-    def is_judged(self) -> bool:
-        """Whether the device file of each GPU is known: else Slurm's cannot be matched."""
-        return not self.right.unknown
+    judged: int = 0
+    far: Sequence[str] = ()  #: a text for each GPU that is far from its job
+    left_out: Sequence[str] = ()  #: nodes with such jobs that are unlike the known machine
 
-    @property
-    def has_sockets(self) -> bool:
-        """Whether slurmctld's sockets are known."""
-        return self.expected is not None and self.expected.cores_per_socket is not None
 
-    def findings(self) -> list[GresFinding]:
-        """Return all that is wrong: GPU by GPU, then about the node."""
-        if not self.gres.is_complete:
-            return []  # slurmd has no GPUs: its own messages have the reason
-        counts = miscounts(self.expected, self.gres, self.right) if self.expected else ()
-        sockets = self._sockets() if self.has_sockets else ()
-        of_node = (*self.gres.warnings, *self._strangers(), *self._order(), *counts, *sockets)
-        return [
-            *(
-                GresFinding(text, gpu.index)
-                for gpu in self.topology.gpus
-                for text in dict.fromkeys(self._gpu(gpu))
-            ),
-            *map(GresFinding, of_node),
-        ]
+def judge_jobs(
+    slurm: LocalSlurm, topology: Topology, nodes: Mapping[str, ShownNode], gpus: Mapping[int, Gpu]
+) -> JobsReport:
+    """Judge the jobs on nodes that have as many cores and GPUs to slurmctld as a machine has.
 
-    def notes(self) -> Iterator[str]:
-        """Yield the checks that were not possible, and why."""
-        yield from self.gres.notes
-        if not self.has_sockets:
-            yield from self._sockets()
-        runs = self.right.types.runs(self.topology.gpus)
-        if len(set(runs)) < len(runs):
-            yield ALTERNATING
-        if not self.is_judged:
-            unknown = count(len(self.right.unknown), "GPU")
-            yield f"the device files of {unknown} are not known: not judged"
-
-    def _gpu(self, gpu: Gpu) -> Iterator[str]:
-        """Yield the errors of a GPU."""
-        file = device_file(gpu)
-        entries = [entry for it, entry in self.devices if it == file]
-        if file is not None and not entries:
-            yield f"Slurm has no {file}; its line is {self.right.line(gpu)}"
-        if len(entries) > 1 and not all(entry.is_slice for entry in entries):
-            yield f"Slurm has {file} {len(entries)} times"
-        for entry in entries:
-            yield from self._type(gpu, entry)
-            if fault := self.right.affinities[gpu.key].fault(entry.cores):
-                yield fault
-            links = self.right.links.get(gpu.key)
-            if entry.links and links and entry.links != links:
-                right = self.right.links_field(gpu) or "no Links="
-                yield f"{links_written(entry.links)} is not what NVML counts; right is {right}"
-
-    def _type(self, gpu: Gpu, entry: GresEntry) -> Iterator[str]:
-        if entry.name != "gpu":
-            yield f"Name={quote(entry.name)} is not gpu: {DRAINED}; write Name=gpu"
-        if self.expected is None or not self.expected.types or entry.is_slice:
-            return
-        right = self.right.types.of.get(gpu.key)
-        remedy = f"Type={right}" if right else f"the Type= of {' or '.join(self.expected.types)}"
-        if entry.kind not in self.expected.types:
-            yield f"Type={entry.kind} is not in {self.expected}: {DRAINED}; right is {remedy}"
-        elif right not in {None, entry.kind}:
-            yield f"Type={entry.kind}, and it is {quote(gpu.model or '?')}; right is {remedy}"
-
-    def _sockets(self) -> Iterator[str]:
-        cores = ((entry.cores or frozenset()) & self.right.cores.all for entry in self.gres.entries)
-        settings = self.right.sockets.settings()
-        if settings and not all(map(self.right.sockets.fit, cores)):
-            yield NARROW.format(settings=settings)
-
-    def _strangers(self) -> Iterator[str]:
-        for file, entry in self.devices if self.is_judged else ():
-            if file not in self.gpus and not (entry.is_slice and MIG_FILES in file):
-                there = ", ".join(self.gpus) or "none"
-                yield f"{file} is not a GPU of this node; there are {there}"
-
-    def _order(self) -> Iterator[str]:
-        """Yield the GPUs with another number in Slurm than among those of their type."""
-        kinds = list(dict.fromkeys(entry.kind for _, entry in self.devices))
-        entry_of = dict(self.devices)
-        right = [file for file in self.gpus if file in entry_of]
-        right.sort(key=lambda file: kinds.index(entry_of[file].kind))
-        if len(self.devices) != len(right):  # one is there twice, or is none of the node's
-            return
-        for number, ((file, _), belongs) in enumerate(zip(self.devices, right, strict=True)):
-            gpu = self.gpus[file]
-            if file != belongs:
-                numbers = f"gpu {number} to Slurm and {gpu.index} to {naming(gpu).runtime}"
-                yield f"{file} is {numbers}; {belongs} belongs in its place"
+    `nodes`: by name; `gpus`: by Slurm's numbers. Raises SlurmError.
+    """
+    judged, left_out = 0, set()
+    texts: list[str] = []
+    for job in running_jobs(slurm):
+        node = nodes.get(job.node)
+        if node is None:
+            continue
+        if (node.cores, sum(node.gres.counts.values())) == (
+            len(topology.cores),
+            len(topology.gpus),
+        ):
+            judged += 1
+            where = f"{node.name}: " if len(nodes) > 1 else ""
+            texts += (f"{where}{text}" for text in far(topology, gpus, node.threads, job))
+        else:
+            left_out.add(node.name)
+    return JobsReport(judged, texts, sorted(left_out))

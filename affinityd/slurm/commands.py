@@ -1,6 +1,13 @@
-"""Slurm's commands on this machine, which read its slurm.conf and gres.conf.
+"""Slurm's commands on this machine: slurmd's reading of gres.conf, and slurmctld's nodes.
 
-Source: scontrol(1).
+`slurmd -G` merges gres.conf with Gres= of slurm.conf, or with the GPUs AutoDetect= finds, in the
+order of Slurm's GPU numbers. It leaves out GPUs that do not fit Gres=. All its output is on stderr:
+a line a device, and errors: seen with Slurm 22.05, 24.11 and 26.05. From 24.11 on munged must run.
+It opens slurmd's log and rewrites hwloc's file in the spool folder; 26.05 lifts the memory limit of
+its own cgroup, as root.
+
+Sources: scontrol(1); slurm.conf(5) "Gres", "NodeName", "INCLUDE MODIFIER"; Slurm's
+src/common/parse_config.c.
 """
 
 from __future__ import annotations
@@ -9,34 +16,96 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import CompletedProcess
 from tempfile import TemporaryDirectory
 
+from affinityd.cpuset import parse_list
 from affinityd.errors import InvalidRequestError
-from affinityd.slurm.expected import (
-    ExpectedNode,
-    expected,
-    gres_of,
-    node_lines,
-    slurmd_parameters,
-)
-from affinityd.text import one_line
+from affinityd.slurm.cores import CoreNumbers
+from affinityd.slurm.gres_conf import NodeGres, Present
+from affinityd.text import one_line, whole_number
 
 #: Folders of slurm.conf: Slurm's own, Debian's old one, that of configless Slurm.
 FOLDERS = ("/etc/slurm", "/etc/slurm-llnl", "/run/slurm/conf")
+SBIN = ("/usr/sbin", "/usr/local/sbin", "/opt/slurm/sbin")  #: that a user's PATH may lack
 
-#: Folders that a user's PATH may lack.
-SBIN = ("/usr/sbin", "/usr/local/sbin", "/opt/slurm/sbin")
+SCONTROL_SECONDS = 10.0  #: that slurmctld may take to answer
+#: slurmd waits 20 s for a device file that is missing; NVML takes a few to wake GPUs up.
+SLURMD_SECONDS = 40.0
 
-SECONDS = 5.0  #: that slurmctld may take to answer
-NOT_STARTED = 127  #: the status of a program that was not
-INVALID = "INVALID_REG"  #: of a state: scontrol shows what registered, not what was configured
+MAX_DEPTH = 8  #: of files that include one another
+MOST = 10**7  #: cores, or threads, of a node
+INVALID = "INVALID_REG"  #: of a state: Gres= is then what registered, not what was configured
 
-_PAIR = re.compile(r"(?:^|\s)([A-Za-z]+)=(\S+)", re.ASCII)
+_PAIR = re.compile(r'([A-Za-z]+)\s*=\s*(?:"([^"]*)"|(\S+))', re.ASCII)
+_INCLUDE = re.compile(r"\s*include\s+(\S+)\s*$", re.IGNORECASE)
+_CONTINUED = re.compile(r"\\[ \t]*\n")
+_COMMENT = re.compile(r"(?<!\\)#.*")
+_REASON = re.compile(r" Reason=(.*?)(?: \[\S+@[^]]*\]|$)")
+
+_DEVICE = "Gres Name="
+_PREFIX = re.compile(r"(?:\[[^\]]*\]|slurmd\S*:)\s*")
+_LEVEL = re.compile(r"(error|fatal|warning): ", re.IGNORECASE)
+_FILE = re.compile(r"([^,\[\]]+)(?:\[([^\]]*)\])?(?:,|$)")
+#: Words of a message about GPUs, and not about slurmd's log or cgroups.
+_ABOUT_GPUS = re.compile(r"gres|gpu|autodetect|functionality", re.IGNORECASE)
+#: Of 22.05, which gives no reason if slurm.conf does not have the node.
+FAILED = "slurmd -G failed; --node-name names the node as slurm.conf has it"
+
+
+class SlurmError(InvalidRequestError):
+    """A command of Slurm that cannot be run, or that refuses its question."""
+
+
+@dataclass(frozen=True)
+class ShownNode:
+    """A node as `scontrol show node` has it."""
+
+    name: str
+    state: str  #: such as IDLE+DRAIN
+    reason: str  #: of its state; empty: there is none
+    gres: NodeGres
+    cores: int  #: that slurmctld counts; 0: not known
+    threads: int  #: of a core; 1 at least
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether slurmctld refuses what the node registered of its GPUs."""
+        return INVALID in self.state or self.reason.startswith("gres/")
+
+    def __str__(self) -> str:
+        """Return `State=IDLE`, with the reason of a state that has one."""
+        return f"State={self.state}{f' Reason={self.reason}' if self.reason else ''}"
+
+
+@dataclass(frozen=True)
+class GresEntry:
+    """GPUs that slurmd has: those of one line of gres.conf, or a detected one."""
+
+    name: str  #: Slurm's is gpu, and no other case
+    kind: str | None  #: Type=, of which case counts; None: there is none
+    files: tuple[str, ...]  #: (): none is named
+    cores: CoreNumbers | None  #: None: no Cores=
+    is_slice: bool  #: a MIG instance: one GPU may have several
+
+
+@dataclass(frozen=True)
+class SlurmdGres:
+    """The GPUs of one node, and slurmd's messages about them."""
+
+    entries: tuple[GresEntry, ...]  #: in Slurm's order
+    messages: tuple[str, ...] = ()  #: errors and warnings
+    is_complete: bool = True  #: slurmd read gres.conf to its end
+
+    @property
+    def types(self) -> Present:
+        """The type of each device file, without those of MIG instances."""
+        whole = [entry for entry in self.entries if not entry.is_slice]
+        return {file: entry.kind for entry in whole for file in entry.files}
 
 
 @dataclass(frozen=True)
@@ -46,16 +115,87 @@ class LocalSlurm:
     conf: Path
     gres_conf: Path | None = None  #: the file that stands for its own beside `conf`
 
-    def run(self, program: str, *arguments: str, seconds: float) -> CompletedProcess[str]:
-        """Run one of Slurm's programs; its status is NOT_STARTED where it cannot be started."""
+    def nodes(self, name: str = "") -> list[ShownNode]:
+        """Return nodes as slurmctld has them; without a name all. Raises SlurmError."""
+        words = ("show", "node", *filter(None, [name]))
+        source = f"scontrol {' '.join(words)}"
+        lines = self.scontrol("--oneliner", *words).splitlines()
+        nodes = [_shown(line, source) for line in lines if "NodeName=" in line]
+        if not nodes:
+            raise SlurmError(f"{source} shows no node; slurm.conf must name one with GPUs")
+        return nodes
+
+    def names(self, hosts: str) -> list[str]:
+        """Return the names of a hostlist, `gpu[01-04,7],login2`. Raises SlurmError."""
+        is_list = {*"[,"} & {*hosts}
+        return self.scontrol("show", "hostnames", hosts).split() if is_list else [hosts]
+
+    def node_name(self, host: str) -> str:
+        """Return a host's name in slurm.conf: its NodeHostname= may differ, and has no domain."""
+        short, aliases = host.partition(".")[0], []
+        with suppress(SlurmError):
+            aliases = self.scontrol("show", "aliases", short).split()
+        return aliases[0] if aliases and short not in aliases else short
+
+    def configured(self, hosts: str) -> NodeGres:
+        """Return the Gres= of nodes, a hostlist: slurm.conf's, else slurmctld's.
+
+        slurmctld drains a node that registers with fewer GPUs of a type, and scontrol then shows
+        what registered: seen with 22.05, 24.11 and 26.05. Raises SlurmError if it is not known,
+        and InvalidRequestError if the nodes differ.
+        """
+        lines = node_lines(self.conf)
+        first, *others = [(name, self._configured(name, lines)) for name in self.names(hosts)]
+        for name, gres in others:
+            if gres.counts != first[1].counts:
+                raise InvalidRequestError(
+                    f"{first[0]} has {first[1]}, and {name} has {gres}: lines for both cannot be "
+                    "equal; name nodes that are"
+                )
+        return first[1]
+
+    def _configured(self, name: str, lines: list[tuple[str, str]]) -> NodeGres:
+        for hosts, gres in reversed(lines):
+            if name in self.names(hosts):
+                return NodeGres(f"{self.conf}", gres)
+        for node in self.nodes(name):
+            if INVALID not in node.state:
+                return node.gres
+        raise SlurmError(
+            f"scontrol show node {name}: the node is {INVALID}, and {self.conf} does not have it"
+        )
+
+    def slurmd_gres(self, node: str) -> SlurmdGres:
+        """Return slurmd's GPUs of a node. Raises SlurmError if there is no slurmd."""
+        answer = self._run("slurmd", "-G", "-N", node, "-f", f"{self.conf}", seconds=SLURMD_SECONDS)
+        text, named = answer.stderr, self.gres_conf
+        if named is not None:
+            text = text.replace(f"{self.conf.with_name('gres.conf')}", f"{named}")
+        return parse(text, is_complete=answer.returncode == 0)
+
+    def scontrol(self, *words: str) -> str:
+        """Return the output of scontrol. Raises SlurmError with its last line."""
+        answer = self._run("scontrol", *words, seconds=SCONTROL_SECONDS)
+        if answer.returncode:
+            why = one_line((answer.stderr or answer.stdout).strip().split("\n")[-1]) or "no answer"
+            command = " ".join(word for word in words if not word.startswith("-"))
+            raise SlurmError(
+                f"scontrol {command}: {why}; {self.conf} must name a slurmctld that runs, and "
+                "--node-name a node as it has it"
+            )
+        return answer.stdout
+
+    def _run(self, program: str, *words: str, seconds: float) -> CompletedProcess[str]:
         path = os.pathsep.join((os.environ.get("PATH", os.defpath), *SBIN))
-        found = shutil.which(program, path=path)
-        if found is None:
-            fault = f"there is no {program} on this machine; it is part of Slurm"
-            return CompletedProcess(arguments, NOT_STARTED, stdout="", stderr=fault)
+        file = shutil.which(program, path=path)
+        if file is None:
+            raise SlurmError(
+                f"there is no {program} on this machine; it is part of Slurm: add its folder to "
+                "PATH"
+            )
         try:
             return subprocess.run(  # noqa: S603 - one of Slurm's programs; no argument is a shell's
-                (found, *arguments),
+                (file, *words),
                 check=False,
                 capture_output=True,
                 errors="replace",
@@ -63,13 +203,11 @@ class LocalSlurm:
                 timeout=seconds,
                 env={**os.environ, "SLURM_CONF": os.fspath(self.conf)},
             )
-        except subprocess.TimeoutExpired as error:  # whose texts are bytes all the same
-            so_far = (error.stderr or b"").decode(errors="replace")
-            fault = f"{so_far}\nfatal: no answer within {seconds:g} s"
-            return CompletedProcess(arguments, 1, stdout="", stderr=fault)
+        except subprocess.TimeoutExpired:
+            why = f"no answer within {seconds:g} s; is its slurmctld, or munged, hung?"
         except OSError as error:
-            fault = f"{found} cannot be run: {error.strerror}"
-            return CompletedProcess(arguments, NOT_STARTED, stdout="", stderr=fault)
+            why = f"cannot be run: {error.strerror}"
+        raise SlurmError(f"{file}: {why}")
 
     @contextmanager
     def with_gres_conf(self, file: Path | None) -> Iterator[LocalSlurm]:
@@ -98,53 +236,90 @@ def find_slurm(named: str | None, *, is_live: bool) -> LocalSlurm | None:
     if path is not None and not Path(path).is_file():
         raise InvalidRequestError(f"{path} is not a file; name a slurm.conf")
     usual = [f"{folder}/slurm.conf" for folder in FOLDERS] if is_live else []
-    found = path or next(filter(os.path.isfile, usual), None)
-    return LocalSlurm(Path(found)) if found else None
+    conf = path or next(filter(os.path.isfile, usual), None)
+    return LocalSlurm(Path(conf)) if conf else None
 
 
-def node_name(slurm: LocalSlurm, host: str) -> str:
-    """Return a host's name in slurm.conf: its NodeHostname= may differ, and has no domain."""
-    short = host.partition(".")[0]
-    aliases = slurm.run("scontrol", "show", "aliases", short, seconds=SECONDS).stdout.split()
-    return aliases[0] if aliases and short not in aliases else short
+def _shown(line: str, source: str) -> ShownNode:
+    """Read a node's line of `scontrol --oneliner show node`."""
+    values = dict(re.findall(r"(?:^|\s)([A-Za-z]+)=(\S+)", line))
+    sockets, per_socket, threads = (
+        whole_number(values.get(key), MOST) or 0
+        for key in ("Sockets", "CoresPerSocket", "ThreadsPerCore")
+    )
+    reason = _REASON.search(line)
+    gres = values.get("Gres", "").replace("(null)", "")
+    return ShownNode(
+        name=values["NodeName"],
+        state=values.get("State", ""),
+        reason=reason[1].strip() if reason else "",
+        gres=NodeGres(source, re.sub(r"\([^()]*\)", "", gres)),
+        cores=sockets * per_socket,
+        threads=max(1, threads),
+    )
 
 
-def expected_node(slurm: LocalSlurm, names: str) -> tuple[ExpectedNode | None, str]:
-    """Return slurmctld's configuration of nodes, a hostlist, or None and why it is unknown.
+def node_lines(conf: Path) -> list[tuple[str, str]]:
+    """Return the NodeName= lines of a slurm.conf and of the files that it includes.
 
-    The nodes must be equal: raises InvalidRequestError if their Gres= differ. Gres= is
-    slurm.conf's, and where that has no such node slurmctld's.
+    Of each the hostlist, and the value of Gres=; empty: the line has none. What cannot be read is
+    passed over.
     """
-    command = f"scontrol show node {names}"
-    shown, why = _show_nodes(slurm, names)
-    lines = node_lines(slurm.conf)
-    nodes: dict[str, ExpectedNode] = {}
-    parameters = slurmd_parameters(slurm.conf)
-    for name, told in (shown or {names: {"state": INVALID}}).items():
-        values = {"slurmdparameters": parameters, **told}
-        gres = gres_of(name, lines)
-        if gres is not None:
-            nodes[name] = expected(f"{slurm.conf}", {**values, "gres": gres})
-        elif INVALID not in values.get("state", ""):
-            nodes[name] = expected(command, values)
-    if not nodes:
-        return None, f"{command}: {f'the node is {INVALID}' if shown else why}"
-    (first, one), *others = nodes.items()
-    for name, other in others:
-        if other.counts != one.counts:
-            raise InvalidRequestError(
-                f"{first} has {one}, and {name} has {other}: lines for both cannot be equal; name "
-                "nodes that are"
-            )
-    return one, ""
+    default, lines = "", []
+    for line in _lines(conf, conf.parent, 0):
+        values = {key.lower(): plain or quoted for key, quoted, plain in _PAIR.findall(line)}
+        if values.get("nodename", "").upper() == "DEFAULT":
+            default = values.get("gres", default)
+        elif "nodename" in values and next(iter(values)) == "nodename":
+            lines.append((values["nodename"], values.get("gres", default)))
+    return lines
 
 
-def _show_nodes(slurm: LocalSlurm, names: str) -> tuple[Mapping[str, Mapping[str, str]], str]:
-    """Return the values of each node, and why there are none."""
-    told = slurm.run("scontrol", "--oneliner", "show", "node", names, seconds=SECONDS)
-    why = one_line((told.stderr or told.stdout).strip().split("\n")[-1]) or "no answer"
-    found = [
-        {key.lower(): value for key, value in _PAIR.findall(line)}
-        for line in ([] if told.returncode else told.stdout.splitlines())
+def _lines(file: Path, folder: Path, depth: int) -> Iterator[str]:
+    """Yield the lines, those of included files where they are named, without comments."""
+    try:
+        text = file.read_text(errors="replace") if depth <= MAX_DEPTH else ""
+    except (OSError, ValueError):  # a NUL in its name
+        return
+    for line in _CONTINUED.sub(" ", text).splitlines():
+        plain = _COMMENT.sub("", line)
+        if included := _INCLUDE.match(plain):
+            yield from _lines(folder / included[1], folder, depth + 1)
+        else:
+            yield plain
+
+
+def parse(text: str, *, is_complete: bool = True) -> SlurmdGres:
+    """Read what `slurmd -G` prints. `is_complete`: it ended with success."""
+    lines = [_PREFIX.sub("", line, count=1).strip() for line in text.splitlines()]
+    entries = [
+        _entry({key: value for key, _, value in _PAIR.findall(line) if value != "(null)"})
+        for line in lines
+        if line.lower().startswith(f"{_DEVICE}gpu ".lower())
     ]
-    return {values["nodename"]: values for values in found if "nodename" in values}, why
+    messages = [line for line in dict.fromkeys(lines) if _LEVEL.match(line)]
+    if is_complete:
+        messages = [line for line in messages if _ABOUT_GPUS.search(line)]
+    return SlurmdGres(
+        tuple(entries), tuple(messages or ([] if is_complete else [FAILED])), is_complete
+    )
+
+
+def _entry(values: dict[str, str]) -> GresEntry:
+    files: list[str] = []  # of `/dev/nvidia[0-3]`, or `/dev/nvidia0,/dev/nvidia-caps/cap[21-22]`
+    for name, numbers in _FILE.findall(values.get("File", "")):
+        files += (f"{name}{at}" for at in sorted(_numbers(numbers))) if numbers else (name,)
+    return GresEntry(
+        name=values["Name"],
+        kind=values.get("Type"),
+        files=tuple(files),
+        cores=_numbers(values["Cores"]) if "Cores" in values else None,
+        is_slice=len(files) > 1 and values.get("Count") == "1",
+    )
+
+
+def _numbers(text: str) -> CoreNumbers:
+    try:
+        return parse_list(text)
+    except ValueError:  # slurmd says so, too
+        return frozenset()

@@ -10,12 +10,12 @@ Source: Slurm's src/slurmd/common/xcpuinfo.c (xcpuinfo_hwloc_topo_get), gres.con
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 
-from affinityd.cpuset import format_list, named_nodes, named_packages
+from affinityd.cpuset import format_list
 from affinityd.planner.domains import home_nodes
 from affinityd.topology.model import Core, Gpu, Topology
 
@@ -55,24 +55,32 @@ class SlurmCores:
 
     def of_packages(self, cores: CoreNumbers) -> CoreNumbers:
         """Return all cores of the packages that these are in."""
-        packages = self.packages(cores)
+        packages = {self.order[place].package for place in cores}
         return frozenset(place for place, core in enumerate(self.order) if core.package in packages)
 
-    def nodes(self, cores: CoreNumbers) -> frozenset[int | None]:
-        """Return the numbers of the NUMA nodes that these are in."""
-        return frozenset(self.order[place].node for place in cores)
+    def settings(self) -> str | None:
+        """Return the settings of slurm.conf for `Cores=` of NUMA nodes; None: each is a package.
 
-    def packages(self, cores: CoreNumbers) -> frozenset[int | None]:
-        """Return the numbers of the packages that these are in."""
-        return frozenset(self.order[place].package for place in cores)
+        A GPU's jobs get the cores of its line where these are whole sockets: packages, unless
+        slurmd and the node's line of slurm.conf count NUMA nodes. NUMA nodes with unlike numbers
+        of cores cannot be sockets: the text names no numbers. Source: slurm.conf(5).
+        """
+        sizes = Counter(core.node for core in self.order)
+        if len(sizes) <= len({core.package for core in self.order}):
+            return None
+        text = "SlurmdParameters=numa_node_as_socket"
+        if len(set(sizes.values())) > 1:
+            return text
+        threads = max(len(core.cpus) for core in self.order)
+        cores = len(self.order) // len(sizes)
+        line = f"Sockets={len(sizes)} CoresPerSocket={cores} ThreadsPerCore={threads}"
+        return f"{text} and, in the node's line, {line}"
 
 
 @dataclass(frozen=True)
 class CoreAffinity:
     """The right `Cores=` of one GPU."""
 
-    gpu: Gpu
-    cores: SlurmCores
     right: CoreNumbers | None  #: None: no Cores=, as every core will do, or it is not known which
     #: The home node's, and equally right ones: a tied node's, a package's; (): unknown.
     near: tuple[CoreNumbers, ...] = ()
@@ -81,46 +89,6 @@ class CoreAffinity:
     def field(self) -> str | None:
         """As it is written: `Cores=0-31`."""
         return None if self.right is None else f"Cores={format_list(self.right)}"
-
-    def fault(self, said: CoreNumbers | None) -> str | None:
-        """Return the error of a line's Cores=; None: it has none, or that is unknown."""
-        if said is None:
-            return self.field and f"the line has no Cores=, {self._home()}; add {self.field}"
-        if said in self.near:
-            return None
-        fault = self._beyond(said) or self._elsewhere(said)
-        return fault and f"Cores={format_list(said)} {fault}; right is {self.field or 'no Cores='}"
-
-    def _beyond(self, said: CoreNumbers) -> str | None:
-        cpus_of = [[self.cores.order[place].cpus for place in cores] for cores in self.near]
-        if any(said in ({*chain(*cpus)}, {*map(min, cpus)}) for cpus in cpus_of):
-            return "are the CPU numbers of the right cores, and Slurm counts cores"
-        if said <= self.cores.all:
-            return None
-        last = len(self.cores.order) - 1
-        guess = ": CPU numbers? Slurm counts cores" if said <= self.cores.topology.online else ""
-        return f"goes beyond core {last}, the last of this node{guess}"
-
-    def _elsewhere(self, said: CoreNumbers) -> str | None:
-        if not self.near:
-            return None
-        own, home, cores = self.near[0], self._home(), self.cores
-        elsewhere = named_packages(cores.packages(said))
-        if elsewhere and not cores.packages(said) & cores.packages(own):
-            return f"is {elsewhere}, {home}"
-        if said.isdisjoint(own):
-            return f"is {named_nodes(cores.nodes(said))}, {home}"
-        if said < own:
-            return f"leaves out cores {format_list(own - said)}, {home}"
-        others = said - own
-        return f"has cores {format_list(others)} of {named_nodes(cores.nodes(others))}, {home}"
-
-    def _home(self) -> str:
-        nodes = self.cores.nodes(self.near[0])
-        package = named_packages(self.cores.packages(self.near[0]))
-        place = f"{package} ({named_nodes(nodes)})" if package else named_nodes(nodes)
-        is_own = self.gpu.numa_node in nodes
-        return f"the GPU is on {place}" if is_own else f"the nearest cores are on {place}"
 
 
 def affinities(cores: SlurmCores, scope: str) -> Mapping[tuple[str, int], CoreAffinity]:
@@ -139,15 +107,15 @@ def affinities(cores: SlurmCores, scope: str) -> Mapping[tuple[str, int], CoreAf
 def _affinity(cores: SlurmCores, gpu: Gpu, home: int | None, scope: str) -> CoreAffinity:
     with_cpus = cores.topology.nodes_with_cpus
     if gpu.numa_node is None and len(with_cpus) > 1:
-        return CoreAffinity(gpu, cores, None)
+        return CoreAffinity(None)
     nodes = cores.topology.nearest(gpu.numa_node, with_cpus)
     own = [cores.of_node(node) for node in (home, *nodes) if node in nodes]
     wider = map(cores.of_packages, own)
     right = own[0] if scope == "node" else cores.of_packages(own[0])
     if right == cores.all:
-        return CoreAffinity(gpu, cores, None, (*own, *wider))
+        return CoreAffinity(None, (*own, *wider))
     near = (*own, *(package for package in wider if package != cores.all))
-    return CoreAffinity(gpu, cores, right, near)
+    return CoreAffinity(right, near)
 
 
 def in_slurms_order(topology: Topology) -> tuple[Core, ...]:

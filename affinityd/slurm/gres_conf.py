@@ -1,50 +1,239 @@
-"""The right lines of gres.conf for a node."""
+"""The right lines of gres.conf for a node.
+
+Slurm numbers GPUs type by type, in the order of Gres=: seen with Slurm 22.05, 24.11 and 26.05.
+
+Sources: gres.conf(5); kernel Documentation/admin-guide/devices.txt; Slurm's
+src/plugins/gres/gpu/gres_gpu.c (_normalize_sys_gres_types), src/plugins/gpu/nvml/gpu_nvml.c
+(_nvml_get_nvlink_info), src/interfaces/gres.c (_get_gres_cnt, _links_str2array).
+"""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
 
+from affinityd.errors import InvalidRequestError
 from affinityd.slurm.cores import CoreAffinity, SlurmCores, affinities
-from affinityd.slurm.devices import Key, device_file, links, naming
-from affinityd.slurm.expected import ExpectedNode, written
-from affinityd.slurm.gpu_types import GpuTypes, Present, types
-from affinityd.slurm.sockets import Sockets
+from affinityd.text import quote, whole_number
 from affinityd.topology.model import Gpu, Topology
 
 ORDER = "# In this order Slurm's gpu numbers are {runtime}'s: keep it."
-
-#: Slurm numbers GPUs type by type, in the order of Gres=: seen with Slurm 22.05, 24.11 and 26.05.
 BY_TYPE = "# In this order, and with Gres={gres}, Slurm's gpu numbers are {runtime}'s: keep it."
 ALTERNATING = "# Slurm numbers GPUs type by type, so its gpu numbers cannot be {runtime}'s."
-
-TYPES = "# Type= as in {expected}: any other drains the node."
-
+TYPES = "# Type= as in {gres}: any other drains the node."
 NODES = """\
 # Cores= of NUMA nodes need in slurm.conf:
 #   {settings}
 # Else jobs get far cores, or Slurm drains the node; or print --scope socket."""
-
-#: Source: src/interfaces/gres.c (_links_str2array).
 LINKS = "# Links= have {gpus} numbers: in slurm.conf, a smaller Gres=gpu: makes the node invalid."
+
+#: The types of such GPUs, a100_3g.20gb, are those of the instances.
+SLICES = "MIG instances are GPUs to Slurm, which AutoDetect=nvml in gres.conf finds"
+
+ITSELF = -1  #: stands in Links= where a GPU's own number of links would
+MOST_GPUS = 999_999  #: of a type in Gres=
+
+_SOCKETS = re.compile(r"\([^()]*\)")  #: that `scontrol show node` appends: (S:0-1)
+
+GpuKey = tuple[str, int]
+Present = Mapping[str, str | None]  #: device file → type; None: its line has none
+TypeCounts = Mapping[str | None, int]  #: type → GPUs, in the order of Gres=; None: without a type
+
+
+@dataclass(frozen=True)
+class NodeGres:
+    """A node's Gres= to slurmctld."""
+
+    source: str  #: slurm.conf, or the command
+    value: str  #: empty: there is none
+
+    @cached_property
+    def counts(self) -> TypeCounts:
+        """The GPUs of `gpu:a100:2,gpu:v100,shard:8`; without a number it is one."""
+        counts: dict[str | None, int] = {}
+        for entry in _SOCKETS.sub("", self.value).replace(":no_consume", "").split(","):
+            name, *words = entry.split(":")
+            number = whole_number(words[-1], MOST_GPUS) if words else None
+            kind = ":".join(words if number is None else words[:-1]) or None
+            if name == "gpu" and number != 0:
+                counts[kind] = counts.get(kind, 0) + (1 if number is None else number)
+        return counts
+
+    @cached_property
+    def types(self) -> tuple[str, ...]:
+        """The types in their order, which is that of Slurm's GPU numbers."""
+        return tuple(kind for kind in self.counts if kind is not None)
+
+    def __str__(self) -> str:
+        """Return `Gres=gpu:a100:2 (/etc/slurm/slurm.conf)`."""
+        return f"Gres={self.value or '(none)'} ({self.source})"
+
+
+def gres_of(counts: TypeCounts) -> str:
+    """Return `gpu:a100:2,gpu:v100:1`."""
+    return ",".join(
+        f"gpu:{kind}:{number}" if kind else f"gpu:{number}" for kind, number in counts.items()
+    )
+
+
+@dataclass(frozen=True)
+class DeviceNaming:
+    """How a vendor's driver names its device files."""
+
+    prefix: str
+    minor: Callable[[Gpu], int | None]
+    unknown: str  #: why a minor is not known
+    runtime: str  #: the source of the GPUs' numbers in a job, in the order of affinityd
+
+
+NAMINGS: Mapping[str, DeviceNaming] = {
+    "nvidia": DeviceNaming(
+        "/dev/nvidia",
+        lambda gpu: gpu.minor,
+        "its minor is not known (NVIDIA's driver would tell it)",
+        "CUDA",
+    ),
+    "amd": DeviceNaming(
+        "/dev/dri/renderD",
+        lambda gpu: gpu.render_minor,
+        "its minor is not known (KFD would tell it)",
+        "ROCm",
+    ),
+}
+
+
+def _naming(gpu: Gpu) -> DeviceNaming:
+    why = f"how the device files of vendor {gpu.vendor} are numbered is not known"
+    return NAMINGS.get(gpu.vendor) or DeviceNaming("", lambda _: None, why, "affinityd")
+
+
+def device_file(gpu: Gpu) -> str | None:
+    """Return a GPU's device file; None where the machine does not tell which it is."""
+    minor = _naming(gpu).minor(gpu)
+    return None if minor is None else f"{_naming(gpu).prefix}{minor}"
+
+
+@dataclass(frozen=True)
+class GpuTypes:
+    """The types of a node's GPUs."""
+
+    of: Mapping[GpuKey, str | None]  #: None: no type. A GPU that is left out is undecided
+    why: str | None = None  #: why GPUs are left out
+
+    def runs(self, gpus: Sequence[Gpu]) -> tuple[str, ...]:
+        """Return the types along the GPUs, neighbors' once; () where one is undecided."""
+        kinds = [self.of.get(gpu.key) for gpu in gpus]
+        return tuple(kind for kind, _ in groupby(kinds) if kind) if all(kinds) else ()
+
+
+def gpu_types(
+    gpus: Sequence[Gpu], gres: NodeGres | None, present: Present, named: Sequence[str] = ()
+) -> GpuTypes:
+    """Return the types that are named, else those of slurmctld's Gres=, else slurmd's.
+
+    `named`: one type for all GPUs, or one for each in their order. Raises InvalidRequestError for a
+    number of types that is neither, and for a type that Gres= does not have.
+    """
+    if named:
+        return _named(gpus, gres, named)
+    lines = {gpu.key: kind for gpu in gpus if (kind := present.get(device_file(gpu) or ""))}
+    if gres is None:
+        kinds = {*present.values()}
+        if len(kinds) > 1:
+            return GpuTypes(lines, "slurmd has several types, and none for it")
+        return _all(gpus, next(iter(kinds), None))
+    if any(gpu.mig and not _fitting(gpu, gres.types) for gpu in gpus) and gres.types:
+        return GpuTypes({}, SLICES)
+    if len(gres.counts) < 2:  # noqa: PLR2004
+        return _all(gpus, next(iter(gres.counts), None))
+    kinds_of = lines if _agree(lines, gpus, gres) else _by_name(gpus, gres.counts)
+    return GpuTypes(kinds_of, f"{gres} has several types, and no GPU's name tells which it is")
+
+
+def _all(gpus: Sequence[Gpu], kind: str | None) -> GpuTypes:
+    return GpuTypes({gpu.key: kind for gpu in gpus})
+
+
+def _named(gpus: Sequence[Gpu], gres: NodeGres | None, named: Sequence[str]) -> GpuTypes:
+    if len(named) not in {1, len(gpus)}:
+        raise InvalidRequestError(
+            f"--type names {len(named)} types, and there are {len(gpus)} GPUs; name one for all, "
+            "or one for each"
+        )
+    unknown = [kind for kind in named if gres and kind not in gres.types]
+    if unknown:
+        raise InvalidRequestError(
+            f"--type {quote(unknown[0])} is not in {gres}, and slurmctld drains a node with "
+            "other types; change that first, or leave --type out"
+        )
+    kinds = named if len(named) > 1 else [*named] * len(gpus)
+    return GpuTypes({gpu.key: kind for gpu, kind in zip(gpus, kinds, strict=True)})
+
+
+def _agree(lines: Mapping[GpuKey, str], gpus: Sequence[Gpu], gres: NodeGres) -> bool:
+    """Return whether the types of the present lines are those of Gres=, and fit the GPUs' names.
+
+    A type that is a part of no GPU's name may be any GPU's.
+    """
+    fitting = {kind: [gpu.key for gpu in gpus if _fitting(gpu, [kind])] for kind in gres.types}
+    is_whole = Counter(lines.values()) == gres.counts
+    return is_whole and all(
+        key in fitting[kind] or not fitting[kind] for key, kind in lines.items()
+    )
+
+
+def _by_name(gpus: Sequence[Gpu], counts: TypeCounts) -> Mapping[GpuKey, str]:
+    """Return the types that are parts of the GPUs' names: the longest that has a GPU left.
+
+    Where each type has its number, GPUs beyond them have the longest.
+    """
+    left = Counter(counts)
+    fitting = {gpu.key: _fitting(gpu, [kind for kind in counts if kind]) for gpu in gpus}
+    kinds: dict[GpuKey, str] = {}
+    for gpu in sorted(gpus, key=_slurms_order):
+        kind = next((kind for kind in fitting[gpu.key] if left[kind] > 0), None)
+        if kind is not None:
+            left[kind] -= 1
+            kinds[gpu.key] = kind
+    beyond = {key: names[0] for key, names in fitting.items() if names}
+    return kinds if any(left.values()) else {**beyond, **kinds}
+
+
+def _slurms_order(gpu: Gpu) -> tuple[int, str, int]:
+    """Return the key by which Slurm sorts GPUs before it gives types: longest names first."""
+    name = gpu.model or ""
+    return -len(name), name, gpu.index if gpu.minor is None else gpu.minor
+
+
+def _fitting(gpu: Gpu, kinds: Collection[str]) -> list[str]:
+    """Return the types that are parts of a GPU's name, the longest first.
+
+    As in AutoDetect, in any case and with _ for blanks: nvidia_a100-sxm4-40gb.
+    """
+    name = (gpu.model or "").replace(" ", "_").lower()
+    return sorted(
+        (kind for kind in kinds if kind.lower() in name), key=lambda kind: (-len(kind), kind)
+    )
 
 
 @dataclass(frozen=True)
 class GresConf:
-    """The right lines, by a node's topology and slurmctld's configuration."""
+    """The right lines, by a node's topology and its Gres=."""
 
     topology: Topology
     scope: str = "node"  #: the domain of the right cores, of `SCOPES`
-    expected: ExpectedNode | None = None  #: None: it is not known
+    gres: NodeGres | None = None  #: None: it is not known
     present: Present = field(default_factory=dict)
-    said: tuple[str, ...] = ()  #: the types, as a person names them
+    named: tuple[str, ...] = ()  #: the types of --type
 
     @cached_property
     def types(self) -> GpuTypes:
         """The `Type=` of each GPU. Raises InvalidRequestError for impossible types."""
-        return types(self.topology.gpus, self.expected, self.present, self.said)
+        return gpu_types(self.topology.gpus, self.gres, self.present, self.named)
 
     @cached_property
     def cores(self) -> SlurmCores:
@@ -52,19 +241,47 @@ class GresConf:
         return SlurmCores(self.topology)
 
     @cached_property
-    def affinities(self) -> Mapping[Key, CoreAffinity]:
+    def affinities(self) -> Mapping[GpuKey, CoreAffinity]:
         """The `Cores=` of each GPU."""
         return affinities(self.cores, self.scope)
 
     @cached_property
-    def links(self) -> Mapping[Key, tuple[int, ...]]:
-        """The numbers of each GPU's `Links=`; empty: they are not known."""
-        return links(self.topology)
+    def links(self) -> Mapping[GpuKey, tuple[int, ...]]:
+        """The numbers of each GPU's `Links=`, GPU by GPU; empty: they are not known or all 0.
+
+        NVLinks that are up, as gpu/nvml counts them; those to a switch lead to no GPU. With
+        AutoDetect=, Slurm ignores a GPU whose line differs from its plugin's numbers. So AMD's have
+        none: gpu/rsmi always has 0, even with XGMI. None are known where a GPU is left out of
+        Slurm's numbers, as its device file is not known, or counts as several, its MIG instances.
+        """
+        gpus = self.topology.gpus
+        links: dict[GpuKey, tuple[int, ...]] = {}
+        for gpu in gpus:
+            if gpu.nvlinks is None or device_file(gpu) is None or gpu.mig:
+                return {}
+            to = {link.pci_bus_id: link.links for link in gpu.nvlinks}
+            links[gpu.key] = tuple(
+                ITSELF if other.key == gpu.key else to.get(other.pci_bus_id, 0) for other in gpus
+            )
+        return links if any(max(numbers) > 0 for numbers in links.values()) else {}
 
     @cached_property
     def unknown(self) -> list[Gpu]:
         """The GPUs without a known device file, which have no line."""
         return [gpu for gpu in self.topology.gpus if device_file(gpu) is None]
+
+    @property
+    def settings(self) -> str | None:
+        """The settings that slurm.conf needs for `Cores=` that are no packages; None: none."""
+        rights = [it.right for it in self.affinities.values() if it.right is not None]
+        is_packages = all(self.cores.of_packages(right) == right for right in rights)
+        return None if is_packages else self.cores.settings()
+
+    @property
+    def is_alternating(self) -> bool:
+        """Whether GPUs of a type are not side by side on the bus."""
+        runs = self.types.runs(self.topology.gpus)
+        return len(set(runs)) < len(runs)
 
     def lines(self, node_name: str | None = None) -> list[str]:
         """Return comments, then a line for each GPU, in the order of their numbers."""
@@ -77,57 +294,36 @@ class GresConf:
         A guess would give jobs a GPU that is another's.
         """
         file, kind = device_file(gpu), self.types.of.get(gpu.key, "?")
+        links = self.links.get(gpu.key)
         fields = (
             node_name and f"NodeName={node_name}",
             "Name=gpu",
             kind and f"Type={kind}",
-            f"File={file or f'{naming(gpu).prefix}?'}",
+            f"File={file or f'{_naming(gpu).prefix}?'}",
             self.affinities[gpu.key].field,
-            self.links_field(gpu),
+            f"Links={','.join(map(str, links))}" if links else None,
         )
         text = " ".join(filter(None, fields))
         if file and gpu.key in self.types.of:
             return text
-        why = self.types.why if file else naming(gpu).unknown
+        why = self.types.why if file else _naming(gpu).unknown
         return f"# gpu {gpu.index} ({gpu.pci_bus_id}): {why}: {text}"
-
-    def links_field(self, gpu: Gpu) -> str | None:
-        """Return `Links=-1,4,4`; None where it is not known, or no link leads to a GPU."""
-        is_useful = any(number > 0 for numbers in self.links.values() for number in numbers)
-        return links_written(self.links[gpu.key]) if is_useful else None
-
-    @cached_property
-    def sockets(self) -> Sockets:
-        """Slurm's sockets."""
-        return Sockets(self.cores, self.expected)
-
-    @cached_property
-    def settings(self) -> str | None:
-        """The settings of slurm.conf that the `Cores=` lack; None: none."""
-        rights = [it.right for it in self.affinities.values() if it.right is not None]
-        return None if all(map(self.sockets.fit, rights)) else self.sockets.settings()
 
     def _order(self) -> Iterator[str]:
         """Yield the remedy that makes Slurm's numbers those of a job, if there is one."""
         gpus = self.topology.gpus
-        runtimes = {naming(gpu).runtime for gpu in gpus}
+        runtimes = {_naming(gpu).runtime for gpu in gpus}
         if len(runtimes) == 1:  # of two vendors, each counts from 0 and Slurm goes on
             runs, numbers = self.types.runs(gpus), Counter(self.types.of.values())
-            alternates = len(set(runs)) < len(runs)
-            text = ALTERNATING if alternates else BY_TYPE if len(runs) > 1 else ORDER
-            gres = written({kind: numbers[kind] for kind in runs})
+            text = ALTERNATING if self.is_alternating else BY_TYPE if len(runs) > 1 else ORDER
+            gres = gres_of({kind: numbers[kind] for kind in runs})
             yield text.format(runtime=runtimes.pop(), gres=gres)
 
     def _comments(self) -> Iterator[str]:
         gpus = self.topology.gpus
-        if gpus and self.expected is not None and self.expected.types:
-            yield TYPES.format(expected=self.expected)
+        if gpus and self.gres is not None and self.gres.types:
+            yield TYPES.format(gres=self.gres)
         if self.settings is not None:
             yield from NODES.format(settings=self.settings).splitlines()
-        if any(map(self.links_field, gpus)):
+        if self.links:
             yield LINKS.format(gpus=len(gpus))
-
-
-def links_written(numbers: tuple[int, ...]) -> str:
-    """Return `Links=-1,4,4,4`."""
-    return f"Links={','.join(map(str, numbers))}"

@@ -21,6 +21,8 @@ SCONTROL = """\
 #!/bin/sh
 case "$*" in
 *aliases*) cat {folder}/aliases ;;
+*hostnames*) cat {folder}/hostnames ;;
+*job) cat {folder}/jobs ;;
 *) [ -e {folder}/nodes ] && cat {folder}/nodes || {{ echo "Node not found" >&2; exit 1; }} ;;
 esac
 """
@@ -45,7 +47,20 @@ class RecordedSlurm:
     def expects(self, gres: str, *nodes: str) -> None:
         """Have slurm.conf give each of the nodes that slurmctld knows this Gres=."""
         self.conf.write_text(f"NodeName={','.join(nodes)} Gres={gres}\n")
-        self.shows(*(f"NodeName={node} State=IDLE" for node in nodes))
+        (self.folder / "hostnames").write_text("\n".join(nodes))
+        self.shows(*(f"NodeName={node} Gres={gres} State=IDLE" for node in nodes))
+
+    def runs(self, *jobs: str) -> None:
+        """Have slurmctld show these jobs: `NUMBER NODES CPU_IDs GPUs`."""
+        lines = []
+        for job in jobs:
+            number, nodes, cpus, gpus = job.split()
+            gres = f"gpu:a100:1(IDX:{gpus})"
+            lines.append(
+                f"JobId={number} JobName=x JobState=RUNNING Reason=None JOB_GRES=gpu:1 "
+                f"  Nodes={nodes} CPU_IDs={cpus} Mem=0 GRES={gres} MinCPUsNode=1\n"
+            )
+        (self.folder / "jobs").write_text("".join(lines))
 
     def shows(self, *nodes: str) -> None:
         """Have slurmctld show these nodes."""
@@ -65,6 +80,6 @@ def recorded_slurm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> RecordedSlu
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}", prepend=":")
     monkeypatch.delenv("SLURM_CONF", raising=False)
-    for name in ("slurm.conf", "aliases"):
+    for name in ("slurm.conf", "aliases", "jobs"):
         (folder / name).write_text("")
     return RecordedSlurm(folder)

@@ -1,11 +1,11 @@
-"""`affinityd slurm`: prints a node's lines of gres.conf, or checks them."""
+"""`affinityd slurm`: prints a node's lines of gres.conf, or compares them with Slurm's."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -15,24 +15,15 @@ from affinityd.cli.parser import Parser, add_format, add_settings, load_settings
 from affinityd.config.settings import Settings
 from affinityd.discovery.machine import read_once
 from affinityd.errors import InvalidRequestError
-from affinityd.slurm import slurmd
-from affinityd.slurm.check import GresCheck
-from affinityd.slurm.commands import (
-    FOLDERS,
-    LocalSlurm,
-    expected_node,
-    find_slurm,
-    node_name,
-)
+from affinityd.slurm.check import JobsReport, counts, differences, in_slurms_numbers, judge_jobs
+from affinityd.slurm.commands import FOLDERS, LocalSlurm, SlurmError, find_slurm
 from affinityd.slurm.cores import SCOPES
-from affinityd.slurm.gres_conf import GresConf
-from affinityd.slurm.jobs import NOTES, far, jobs
-from affinityd.slurm.report import CheckReport
+from affinityd.slurm.gres_conf import GresConf, Present
 from affinityd.text import count, one_line, quote
 
 COMMANDS = {
     "gres-conf": "print this node's lines of gres.conf",
-    "check": ("ask slurmd what is wrong in gres.conf, and list jobs that are far from their GPUs"),
+    "check": "compare Slurm's GPUs with these lines, and list jobs that are far from their GPUs",
 }
 
 NO_NODES = set(" \t\n\"'#=\\")  #: characters that no node's name has
@@ -70,6 +61,11 @@ def add_arguments(parser: Parser) -> None:
         dest="node",
         type=partial(_name, NO_NODE, "is not a node's name"),
         help="the node's name in slurm.conf (default: this host)",
+    )
+    check.add_argument(
+        "--cluster",
+        action="store_true",
+        help="the state and the jobs of all nodes; jobs are judged on nodes like this one",
     )
     check.add_argument(
         "--gres-conf",
@@ -116,87 +112,107 @@ def _gres_conf(arguments: argparse.Namespace) -> int:
     """Print the lines; 0: of every GPU, 1: not of all."""
     settings = load_settings(arguments)
     topology = read_once(settings)
-    slurm = _slurm(settings, arguments.slurm_conf)
-    own = node_name(slurm, topology.name) if slurm else topology.name
-    names = arguments.nodes or own
-    expected, why = expected_node(slurm, names) if slurm else (None, "")
-    is_decided = expected is not None and len(expected.counts) < 2  # noqa: PLR2004 - types
-    present: Mapping[str, str | None] = {}
-    if slurm is not None and not is_decided:
-        with suppress(InvalidRequestError):
-            present = slurmd.ask(slurm, own).types
-    right = GresConf(topology, arguments.scope, expected, present, arguments.type)
-    for line in right.lines(arguments.nodes):
+    slurm = _find_slurm(settings, arguments.slurm_conf)
+    this_node = slurm.node_name(topology.name) if slurm else topology.name
+    gres, why = None, ""
+    present: Present = {}
+    if slurm is not None:
+        try:
+            gres = slurm.configured(arguments.nodes or this_node)
+        except SlurmError as error:
+            why = str(error)
+        if gres is None or len(gres.counts) > 1:
+            with suppress(SlurmError):
+                present = slurm.slurmd_gres(this_node).types
+    conf = GresConf(topology, arguments.scope, gres, present, arguments.type)
+    for line in conf.lines(arguments.nodes):
         print(line)
-    faults = list(_lacking(right))
+    faults = list(_faults(conf))
     for fault in faults:
         say(f"affinityd slurm gres-conf: {fault}")
     if why and not (faults or arguments.type):
         say(
-            f"affinityd slurm gres-conf: the Gres= of node {names} is not known here "
-            f"({why}); if it has a type, name it with --type"
+            f"affinityd slurm gres-conf: the Gres= of {arguments.nodes or this_node} is not known: "
+            f"{why}; if it has a type, name it with --type"
         )
     return int(bool(faults))
 
 
-def _lacking(right: GresConf) -> Iterator[str]:
-    gpus, kinds = right.topology.gpus, right.types
+def _faults(conf: GresConf) -> Iterator[str]:
+    gpus = conf.topology.gpus
     if not gpus:
         yield "this node has no GPU"
-    if right.unknown:
-        of_all = f"{len(right.unknown)} of {count(len(gpus), 'GPU')}"
+    if conf.unknown:
+        of_all = f"{len(conf.unknown)} of {count(len(gpus), 'GPU')}"
         yield f"the device files of {of_all} are not known"
-    if untyped := len(gpus) - len(kinds.of):
+    if untyped := len(gpus) - len(conf.types.of):
         yield (
-            f"the types of {untyped} of {count(len(gpus), 'GPU')} are not known: {kinds.why}; "
+            f"the types of {untyped} of {count(len(gpus), 'GPU')} are not known: {conf.types.why}; "
             "name one for each with --type"
         )
 
 
-def _slurm(settings: Settings, slurm_conf: str | None) -> LocalSlurm | None:
-    """Return the Slurm to query: for another machine's topology only a named one."""
+def _find_slurm(settings: Settings, slurm_conf: str | None) -> LocalSlurm | None:
+    """Return the Slurm to ask: for another machine's topology only a named one."""
     is_live = settings.machine is None and os.path.realpath(settings.root) == "/"
     return find_slurm(slurm_conf, is_live=is_live)
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    """Print the errors; 0: none, 1: some, 2: slurmd does not accept gres.conf."""
+    """Print the differences; 0: there are none, 1: some, 2: slurmd does not accept gres.conf."""
     settings = load_settings(arguments)
     topology = read_once(settings)
-    root = Path(settings.root)
-    slurm = _slurm(settings, arguments.slurm_conf)
+    slurm = _find_slurm(settings, arguments.slurm_conf)
     if slurm is None:
         raise InvalidRequestError(
             f"there is no slurm.conf in {', '.join(FOLDERS)}; name it with --slurm-conf"
         )
-    node = arguments.node or node_name(slurm, topology.name)
-    expected, why = expected_node(slurm, node)
-    with slurm.with_gres_conf(arguments.gres_conf) as asked:
-        gres = slurmd.ask(asked, node)
-    check = GresCheck(gres, topology, arguments.scope, expected)
-    # A built-in machine has no jobs: this node's jobs are not its jobs.
-    running = [] if settings.machine else list(jobs(root))
-    judged = [job for job in running if job.gpus is not None]
-    notes = list(check.notes())
-    if why:
-        notes.append(
-            f"Type= and the number of GPUs are not compared: the Gres= of node {node} is not known "
-            f"here ({why}); give --slurm-conf or --node-name"
-        )
-    if passed := len(running) - len(judged):
-        notes.append(f"{count(passed, 'job')} skipped: {root / NOTES} does not list the GPUs")
-    report = CheckReport(
-        node=node,
-        gpus=len(topology.gpus),
-        faults=gres.faults,
-        findings=tuple(check.findings()),
-        far_jobs=tuple(text for job in judged for text in far(topology, job, check.right.settings)),
-        jobs=sum(bool(job.gpus) for job in judged),
-        notes=tuple(notes),
-        is_judged=check.is_judged,
-    )
-    if arguments.format == "json":
-        print(json.dumps(report.document(), indent=1))
+    findings: list[str] = []
+    notes: list[str] = []
+    jobs, gpus, is_complete = JobsReport(), in_slurms_numbers(topology), True
+    if arguments.cluster:
+        nodes = {node.name: node for node in slurm.nodes() if node.gres.counts}
     else:
-        print("\n".join(map(one_line, report.lines())))
-    return report.exit_code
+        name = arguments.node or slurm.node_name(topology.name)
+        with slurm.with_gres_conf(arguments.gres_conf) as asked:
+            slurmd = asked.slurmd_gres(name)
+        nodes = {node.name: node for node in slurm.nodes(name)}
+        conf = GresConf(topology, arguments.scope, slurm.configured(name), slurmd.types)
+        findings += differences(conf, slurmd)
+        gpus, is_complete = in_slurms_numbers(topology, slurmd), slurmd.is_complete
+        if conf.unknown:
+            unknown = count(len(conf.unknown), "GPU")
+            notes.append(f"the device files of {unknown} are not known: they are not compared")
+        if arguments.gres_conf is None:
+            findings += counts(conf, next(iter(nodes.values())))
+    if arguments.gres_conf is None:  # of another file slurmctld knows nothing
+        for node in nodes.values():
+            (findings if node.is_refused else notes if node.reason else []).append(
+                f"{node.name}: {node}"
+            )
+        jobs = judge_jobs(slurm, topology, nodes, gpus)
+    if jobs.left_out:
+        notes.append(
+            f"jobs on {', '.join(jobs.left_out)} are not judged: cores or GPUs are other numbers "
+            "than this machine's; --machine or --root names another"
+        )
+    if arguments.format == "json":
+        document = {
+            "nodes": [*nodes],
+            "findings": findings,
+            "jobs": {"judged": jobs.judged, "findings": [*jobs.far]},
+            "notes": notes,
+        }
+        print(json.dumps(document, indent=1))
+    else:
+        lines = [*findings, *jobs.far, *(f"note: {note}" for note in notes)]
+        print("\n".join(map(one_line, [*lines, _sum([*nodes], findings, jobs)])))
+    return int(bool(findings or jobs.far)) if is_complete else 2
+
+
+def _sum(nodes: Sequence[str], findings: Sequence[str], jobs: JobsReport) -> str:
+    about = nodes[0] if len(nodes) == 1 else count(len(nodes), "node")
+    wrong = f"{about}: {count(len(findings), 'finding')}, {count(len(jobs.far), 'far GPU')} of jobs"
+    fits = f"{about}: Slurm has the GPUs as they are"
+    judged = f"; {count(jobs.judged, 'running job')} judged" if jobs.judged else ""
+    return f"{wrong if findings or jobs.far else fits}{judged}"

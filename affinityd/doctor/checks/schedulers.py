@@ -12,11 +12,10 @@ from affinityd.discovery.tree import Tree
 from affinityd.doctor.facts import NodeFacts
 from affinityd.doctor.result import CheckResults, NotApplicableError, fail, ok, warn
 from affinityd.linux.files import Mount
-from affinityd.slurm import slurmd
-from affinityd.slurm.check import GresCheck
-from affinityd.slurm.commands import FOLDERS, expected_node, find_slurm, node_name
+from affinityd.slurm.check import counts, differences
+from affinityd.slurm.commands import FOLDERS, SlurmError, find_slurm
 from affinityd.slurm.cores import SCOPES
-from affinityd.slurm.expected import ExpectedNode
+from affinityd.slurm.gres_conf import GresConf
 
 CHECK = "affinityd slurm check"
 SHOWN = 3  #: findings; more are counted
@@ -26,7 +25,7 @@ JOBS = ("slurmstepd.scope", "kubepods.slice", "kubepods")
 
 
 def gres_conf(facts: NodeFacts) -> CheckResults:
-    """Judge whether the GPUs that slurmd has fit the node."""
+    """Judge whether the GPUs that slurmd has are the node's."""
     if not facts.tree.live:
         raise NotApplicableError("a captured or built-in machine has no slurmd")
     if facts.maintenance is not None:  # AutoDetect= has slurmd ask the driver
@@ -34,28 +33,27 @@ def gres_conf(facts: NodeFacts) -> CheckResults:
     slurm = find_slurm(None, is_live=True)
     if slurm is None:
         raise NotApplicableError(f"no Slurm: there is no slurm.conf in {', '.join(FOLDERS)}")
-    name = node_name(slurm, facts.topology.name)
-    expected, why = expected_node(slurm, name)
-    if expected is not None:
-        yield from _of_gpus(facts, name, slurmd.ask(slurm, name), expected)
-    elif facts.topology.gpus:
-        yield warn(why, f"the name {name} was used for this node; {CHECK} --node-name NAME")
-    else:
-        raise NotApplicableError(f"not a node of Slurm: {why}")
-
-
-def _of_gpus(
-    facts: NodeFacts, name: str, gres: slurmd.SlurmdGres, expected: ExpectedNode
-) -> CheckResults:
+    name = slurm.node_name(facts.topology.name)
+    try:
+        (node,), gres = slurm.nodes(name), slurm.configured(name)
+        slurmd = slurm.slurmd_gres(name)
+    except SlurmError as error:
+        if not facts.topology.gpus:
+            raise NotApplicableError(f"not a node of Slurm: {error}") from None
+        yield warn(str(error), f"{CHECK} --node-name NAME, if the node's name is not {name}")
+        return
     # By NUMA node or by package: whichever way it was written.
-    found = [GresCheck(gres, facts.topology, scope, expected).findings() for scope in SCOPES]
-    misfits = min(found, key=len)
-    if gres.faults:
-        yield fail(_listed(gres.faults), f"write it as in gres.conf(5); {CHECK} lists everything")
-    if misfits:
+    conf = min(
+        (GresConf(facts.topology, scope, gres, slurmd.types) for scope in SCOPES),
+        key=lambda conf: len([*differences(conf, slurmd)]),
+    )
+    findings = [*differences(conf, slurmd), *counts(conf, node), *([f"{node}"] * node.is_refused)]
+    if not slurmd.is_complete:
+        yield fail(_listed(findings), f"write it as in gres.conf(5); {CHECK} lists everything")
+    elif findings:
         yield warn(
-            _listed(list(map(str, misfits))),
-            (f"affinityd slurm gres-conf prints right lines for {name}; {CHECK} lists everything"),
+            _listed(findings),
+            f"affinityd slurm gres-conf prints right lines for {name}; {CHECK} lists everything",
         )
     yield ok("gres.conf fits the node")
 

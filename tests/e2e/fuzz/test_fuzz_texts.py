@@ -26,8 +26,8 @@ from affinityd.request.parameters import PARAMETERS, Request, parse_request
 from affinityd.request.slurm_binding import cpus_of_step, deals_of
 from affinityd.request.step.slots import slots
 from affinityd.request.visible_devices import read_visible
-from affinityd.slurm import slurmd
-from affinityd.slurm.expected import gres_of, has_host, node_lines
+from affinityd.slurm.commands import node_lines
+from affinityd.slurm.commands import parse as parse_slurmd
 from tests.e2e.fuzz.inputs import MANY, long_texts, read_or_refused, texts, words
 from tests.support.asking import ask
 from tests.support.machines.facts import machine
@@ -45,7 +45,7 @@ def a_slurm_conf(text: str) -> object:
     with TemporaryDirectory() as folder:
         path = Path(folder, "slurm.conf")
         path.write_bytes(text.encode(errors="replace"))
-        return gres_of("gpu01", node_lines(path))
+        return node_lines(path)
 
 
 def a_seat(text: str) -> object:
@@ -115,7 +115,6 @@ STAT = ("1", " ", "(", ")", "(a)", "S", "-1", "0 ", "1 (a) S 0 1 1 0 -1 0 ", "0 
 OF_PARAMETERS = {"cpuset": CPULIST, "rank": CPULIST, "gpu_bind": BINDING}
 MASK = ("f", "0x", "00000000", ",", "ffffffff", "g")
 POLICY = ("bind", ":", "0-3", ",", "prefer", "=", "static")
-HOSTS = ("gpu", "[", "]", "01-04", ",", "-", "1", "[0-99]")
 PCI = ("0000:", "07:", "00", ".0", "f", ":", ".", "g")
 
 #: What reads a text, the tokens of its grammar, and what it may raise.
@@ -124,9 +123,8 @@ READERS: dict[str, tuple[Callable[[str], object], tuple[str, ...], type[Exceptio
     "a mask": (parse_mask, MASK, ValueError),
     "a visible-device list": (lambda text: read_visible(text, all_devices(DGX)), DEVICES, None),
     "a PCI address": (lambda text: is_pci_address(text) and bus_order(text), PCI, None),
-    "a hostlist": (lambda text: has_host(text, "gpu01"), HOSTS, None),
     "slurm.conf": (a_slurm_conf, SLURM_CONF, None),
-    "what slurmd prints": (slurmd.parse, SLURMD, None),
+    "what slurmd prints": (parse_slurmd, SLURMD, None),
     "a binding of GPUs": (a_seat, BINDING, None),
     "a binding of CPUs": (a_seat_on_slices, BINDING, None),
     "a policy": (a_policy, TOML, PolicyError),

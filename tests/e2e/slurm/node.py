@@ -84,18 +84,14 @@ def _task(lines: Sequence[str]) -> Task:
     return Task(mask, variables, rest)
 
 
-def check(made: Node) -> str:
-    """Return what `affinityd slurm check` finds, on the replayed machine with real cgroups."""
-    tree = made.folder.parent / "machine"
-    script = (
-        "mkdir -p sys/fs/cgroup run/affinityd && mount --rbind /sys/fs/cgroup sys/fs/cgroup &&"
-        f" mount --bind {made.folder} run/affinityd && exec {sys.executable} -m affinityd slurm"
-        f" check --root . --slurm-conf {made.cluster.folder}/slurm.conf"
-        f" --node-name {made.cluster.node}"
-    )
+def check(made: Node, *options: str) -> str:
+    """Return what `affinityd slurm check` finds, on the replayed machine; it finds something."""
+    command = [sys.executable, "-m", "affinityd", "slurm", "check"]
+    command += ["--root", f"{made.folder.parent / 'machine'}"]
+    command += ["--slurm-conf", f"{made.cluster.folder}/slurm.conf"]
+    command += options or ["--node-name", made.cluster.node]
     done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", script],
-        cwd=tree,
+        command,
         env={
             "PATH": f"{made.cluster.programs()}:{os.environ['PATH']}",
             "PYTHONPATH": f"{SCRIPTS.parent}",

@@ -134,10 +134,11 @@ def test_jobs_that_share_a_gpu_are_told_that_they_share_its_cpus(it: Node, kind:
 def test_a_running_job_without_a_cpu_near_its_gpu_is_named(it: Node) -> None:
     """Of two free cores Slurm gives a lone task the second, which is far from GPU 0."""
     with it.cluster.job(1, "--gres=gpu:big:1"):
-        checked = check(it)
-    assert "gpu 0: the line has no Cores=" in checked
-    far = rf"^job 7\d+ has gpu 0 \(package 0, node 0\) and CPUs {FAR} \(package 0, node 1\)"
-    assert re.search(far, checked, re.MULTILINE), checked
+        checked, cluster = check(it), check(it, "--cluster")
+    assert "gpu 0: Slurm has no Cores=" in checked
+    far = rf"job 7\d+ has gpu 0 \(package 0, node 0\) and CPUs {FAR} \(package 0, node 1\)"
+    assert re.search(f"^{far}", checked, re.MULTILINE), checked
+    assert re.search(f"^{far}", cluster, re.MULTILINE), cluster
     it.tasks("-n1")  # has waited until the job has ended
     assert "job 7" not in check(it)
 

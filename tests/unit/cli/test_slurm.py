@@ -12,15 +12,12 @@ from typing import NamedTuple
 import pytest
 
 from affinityd.cli import main
-from affinityd.slurm.jobs import REMEDY
 from tests.support.machines.by_hand import made
 from tests.support.machines.sysfs_tree import put, write_tree
 from tests.support.paths import REPOSITORY
 from tests.support.recorded_slurm import RecordedSlurm, recorded_slurm
 
 RIGHT = "Name=gpu File=/dev/nvidia0 Cores=0-3\nName=gpu File=/dev/nvidia1 Cores=4-7"
-V1 = "sys/fs/cgroup/cpuset"
-V2 = "sys/fs/cgroup/system.slice"
 
 
 class Said(NamedTuple):
@@ -145,11 +142,11 @@ def test_gpus_whose_type_nothing_tells_are_comments_until_the_flag_names_them(
 
 def test_a_node_that_slurm_does_not_have_is_named(node: SlurmNode) -> None:
     node.slurm.has(RIGHT)
-    unknown = "of node gpu07 is not known here (scontrol show node gpu07: Node not found)"
     checked, printed = node.check(), node.run("gres-conf")
-    assert (checked.code, printed.code) == (0, 0)
-    assert unknown in checked.out[0]
-    assert unknown in printed.err
+    assert (checked.code, checked.out, printed.code) == (2, [], 0)
+    for said in (checked, printed):
+        assert "scontrol show node gpu07: Node not found; " in said.err
+        assert said.err.count("\n") == 1
     assert printed.err.endswith("if it has a type, name it with --type\n")
 
 
@@ -163,31 +160,50 @@ def test_what_a_dgx_a100_is_shown_to_print_is_what_it_prints_for_equal_nodes_too
     assert node.printed(*nodes) == [f"NodeName=gpu[001-500] {line}" for line in lines]
 
 
-def test_what_is_wrong_is_summed_up_and_is_the_exit_status(node: SlurmNode) -> None:
+def test_what_differs_is_summed_up_and_is_the_exit_status(node: SlurmNode) -> None:
     node.slurm.expects("gpu:2", "gpu07")
     for lines, code, said in (
-        (RIGHT, 0, "gres.conf fits this node"),
-        (RIGHT.replace("0-3", "4-7"), 1, "2 GPUs, 1 finding"),
-        ("error: Parse error\nfatal: x", 2, "2 GPUs, 2 errors of slurmd"),
+        (RIGHT, 0, "gpu07: Slurm has the GPUs as they are"),
+        (RIGHT.replace("0-3", "4-7"), 1, "gpu07: 1 finding, 0 far GPUs of jobs"),
+        ("error: Parse error\nfatal: x", 2, "gpu07: 2 findings, 0 far GPUs of jobs"),
     ):
         node.slurm.has(lines)
         told = node.check()
         assert (told.code, told.out[-1]) == (code, said)
 
 
+REFUSED = "State=IDLE+DRAIN+INVALID_REG Reason=gres/gpu:a100 count too low (0 < 2)"
+
+
+def test_slurmctld_s_state_is_a_finding_if_it_refuses_the_gpus_and_else_a_note(
+    node: SlurmNode,
+) -> None:
+    node.slurm.expects("gpu:2", "gpu07")
+    node.slurm.has(RIGHT)
+    node.slurm.shows(f"NodeName=gpu07 Gres=gpu:2 {REFUSED} [root@2026-11-23T23:12:39]")
+    assert node.check()[:2] == (1, [f"gpu07: {REFUSED}", "gpu07: 1 finding, 0 far GPUs of jobs"])
+    node.slurm.shows("NodeName=gpu07 Gres=gpu:2 State=DOWN Reason=new fans [root@2026-11-23T23]")
+    assert node.check()[:2] == (
+        0,
+        ["note: gpu07: State=DOWN Reason=new fans", "gpu07: Slurm has the GPUs as they are"],
+    )
+
+
 def test_the_scope_says_whose_cores_are_right(node: SlurmNode, tmp_path: Path) -> None:
     halves = made({0: "0-1", 1: "2-3", 2: "4-7"}, gpus=[1], packages={0: "0-3", 1: "4-7"})
     halves = replace(halves, gpus=(replace(halves.gpus[0], minor=0),))
     node = replace(node, root=write_tree(halves, tmp_path / "halves"))
+    node.slurm.expects("gpu:1", "halves")
     node.slurm.has("Name=gpu File=/dev/nvidia0")
     for scope, right in (("node", "2-3"), ("socket", "0-3")):
         assert node.printed("--scope", scope) == [f"Name=gpu File=/dev/nvidia0 Cores={right}"]
-        assert node.check("--scope", scope).out[0].endswith(f"add Cores={right}")
+        assert node.check("--scope", scope).out[0].endswith(f"prints Cores={right}")
 
 
 def test_another_gres_conf_may_be_asked_about_beside_the_same_slurm_conf(
     node: SlurmNode, tmp_path: Path
 ) -> None:
+    node.slurm.expects("gpu:2", "gpu07")
     node.slurm.has(RIGHT)
     (tmp_path / "new").write_text("")
     script = node.slurm.folder / "programs/slurmd"
@@ -230,72 +246,49 @@ def test_gpus_without_device_files_are_counted_and_a_node_without_gpus_is_told(
     assert login.run("gres-conf") == (1, [], "affinityd slurm gres-conf: this node has no GPU\n")
 
 
-BY_SLUID = f"{V2}/slurmstepd.scope/sEKNKTV3WPV500"
+CONFIGURED = "Gres=gpu:a100:2 State=IDLE Sockets=2 CoresPerSocket=4 ThreadsPerCore=1"
 
 
-@pytest.mark.parametrize(
-    "files",
-    [
-        {f"{V1}/slurm_gpu07/uid_0/job_4711/cpuset.effective_cpus": "0-3"},
-        {
-            f"{V1}/slurm/uid_1000/job_4711/cpuset.cpus": "",
-            f"{V1}/slurm/uid_1000/job_4711/step_0/cpuset.cpus": "0-1",
-            f"{V1}/slurm/uid_1000/job_4711/step_batch/cpuset.cpus": "2-3",
-        },
-        {f"{V2}/gpu07_slurmstepd.scope/job_4711/cpuset.cpus.effective": "0-3"},
-        {"sys/fs/cgroup/slurmstepd.scope/job_4711/cpuset.cpus.effective": "0-3"},
-        {"sys/fs/cgroup/a/b/slurmstepd.scope/job_4711/cpuset.cpus.effective": "0-3"},
-        {
-            f"{BY_SLUID}/cpuset.cpus.effective": "0-3",
-            f"{BY_SLUID}/step_0/user/task_0/cgroup.procs": "97\n98\n99",
-            "proc/97/environ": f"SLURM_JOB_ID={'9' * 5000}\0",  # it lies, and so does the next
-            "proc/98/environ": "SLURM_JOB_ID=²\0SLURM_JOB_ID=12345678901\0",
-            "proc/99/environ": "HOME=/\0SLURM_JOB_ID=4711\0",
-            f"{V2}/slurmstepd.scope/system/cpuset.cpus.effective": "0-7",
-        },
-    ],
-    ids=["v1 named", "v1 steps", "v2 named", "v2 top", "v2 in a container", "v2 by SLUID"],
-)
-def test_a_job_far_from_its_gpu_is_found_under_either_version_of_cgroups(
-    node: SlurmNode, files: dict[str, str]
-) -> None:
-    node.slurm.expects("gpu:2", "gpu07")
-    node.slurm.has(RIGHT)
-    node.write({**files, "run/affinityd/jobs/4711": "gpus=1"})
+def test_a_running_job_that_is_far_from_its_gpu_is_named(node: SlurmNode) -> None:
+    node.slurm.expects("gpu:a100:2", "gpu07")
+    node.slurm.shows(f"NodeName=gpu07 {CONFIGURED}")
+    node.slurm.has("\n".join(typed("a100")))
+    node.slurm.runs("4711 gpu07 0-3 1", "4712 gpu07 4-7 1", "4713 gpu08 0 1")
+    said = node.check()
     far = "job 4711 has gpu 1 (package 1, node 1) and CPUs 0-3 (package 0, node 0), none of them"
-    assert node.check()[:2] == (1, [f"{far} near it; {REMEDY}", "2 GPUs, 1 finding about jobs"])
+    assert (said.code, len(said.out)) == (1, 2)
+    assert said.out[0].startswith(far)
+    assert said.out[1] == "gpu07: 0 findings, 1 far GPU of jobs; 2 running jobs judged"
 
 
-def job(number: int, cpus: str, gpus: str | None) -> dict[str, str]:
-    """Return the files of a job under cgroup v2, and its note."""
-    note = {} if gpus is None else {f"run/affinityd/jobs/{number}": f"gpus={gpus}\nmore"}
-    return {f"{V2}/slurmstepd.scope/job_{number}/cpuset.cpus.effective": cpus, **note}
-
-
-def test_jobs_near_their_gpus_are_counted_and_those_without_a_note_passed_over(
+def test_of_a_cluster_every_node_s_state_is_told_and_jobs_are_judged_on_nodes_like_this_one(
     node: SlurmNode,
 ) -> None:
-    node.slurm.expects("gpu:2", "gpu07")
-    node.slurm.has(RIGHT)
-    near = [("0-3", "0"), ("3-4", "0,1"), ("4", "")]
-    unknown = [("0", gpus) for gpus in (None, "all", "²", "٣", "9" * 5000)]
-    for number, (cpus, gpus) in enumerate([*near, *unknown], start=1):
-        node.write(job(number, cpus, gpus))
-    skipped = f"5 jobs skipped: {node.root / 'run/affinityd/jobs'} does not list the GPUs"
-    fits = "gres.conf fits this node; 2 running jobs near the GPUs"
-    assert node.check()[:2] == (0, [f"note: {skipped}", fits])
+    node.slurm.shows(
+        f"NodeName=gpu07 {CONFIGURED}",
+        f"NodeName=gpu08 {CONFIGURED.replace('State=IDLE ', '')} {REFUSED}",
+        "NodeName=big01 Gres=gpu:8 State=IDLE Sockets=2 CoresPerSocket=64 ThreadsPerCore=2",
+        "NodeName=login Gres=(null) State=DOWN Reason=x",
+    )
+    (node.slurm.folder / "hostnames").write_text("gpu07\ngpu08\n")
+    node.slurm.runs("4711 gpu[07-08] 0-3 1", "4712 big01 0 0")
+    said = node.check("--cluster")
+    assert said.code == 1
+    assert said.out[0] == f"gpu08: {REFUSED}"
+    assert [line.partition(" has ")[0] for line in said.out[1:3]] == [
+        "gpu07: job 4711",
+        "gpu08: job 4711",
+    ]
+    assert said.out[3].startswith("note: jobs on big01 are not judged: ")
+    assert said.out[4] == "3 nodes: 1 finding, 2 far GPUs of jobs; 2 running jobs judged"
 
 
 def test_the_findings_are_there_as_json(node: SlurmNode) -> None:
-    node.slurm.expects("gpu:1", "gpu07")
-    node.slurm.has(RIGHT.splitlines()[0].replace("0-3", "0-x"))
-    node.write(job(1, "0", "1"))
+    node.slurm.expects("gpu:2", "gpu07")
+    node.slurm.has(RIGHT.splitlines()[0].replace("0-3", "0-1"))
     said = node.check("--format", "json")
-    assert said.code == 2
+    assert said.code == 1
     document = json.loads("".join(said.out))
-    assert (document["node"], document["fits"]) == ("gpu07", False)
-    assert document["faults"][0].startswith("Cores='0-x' is not a list")
-    assert [it["gpu"] for it in document["findings"]] == [0, 1, None]
-    assert document["jobs"]["judged"] == len(document["jobs"]["findings"]) == 1
-    shipped = json.loads("".join(node.check("--machine", "dgx-a100", "--format", "json").out))
-    assert shipped["jobs"] == {"judged": 0, "findings": []}
+    assert document["nodes"] == ["gpu07"]
+    assert [text[:5] for text in document["findings"]] == ["gpu 0", "gpu 1"]
+    assert (document["jobs"], document["notes"]) == ({"judged": 0, "findings": []}, [])

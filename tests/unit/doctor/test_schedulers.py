@@ -58,10 +58,10 @@ MISTYPED = RIGHT.replace("gpu ", "gpu Type=A100 ", 1).replace("gpu F", "gpu Type
     [
         (NODE, RIGHT, FITS),
         (HALVES, RIGHT.replace("0-3", "0-1"), FITS),
-        (NODE, CROSSED, "warn: gpu 0: Cores=4-7 is → affinityd slurm gres-conf prints"),
+        (NODE, CROSSED, "warn: gpu 0: Slurm has Cores=4-7; → affinityd slurm gres-conf prints"),
         (NODE, GARBAGE, 'fail: gres.conf line 3: "foo" → gres.conf(5)'),
         (NODE, MISSING, "warn: ; and 6 more → affinityd slurm check lists everything"),
-        (NODE, MISTYPED, "warn: (INVALID_REG); right is Type=a100 → for gpu07"),
+        (NODE, MISTYPED, "warn: gpu 0: Slurm has Type=A100; → for gpu07"),
     ],
 )
 def test_gres_conf(
@@ -75,10 +75,9 @@ def test_a_node_that_slurm_does_not_have_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     facts = facts_with("gpu:2", RIGHT, NODE, tmp_path, monkeypatch)
-    for name in ("slurm.conf", "nodes"):
-        (tmp_path / "slurm" / name).write_text("")
-    looked_for = "the name gpu07 was used for this node; affinityd slurm check --node-name NAME"
-    check("gres-conf", facts, f"warn: scontrol show node gpu07:  → {looked_for}")
+    (tmp_path / "slurm" / "nodes").unlink()
+    looked_for = "affinityd slurm check --node-name NAME, if the node's name is not gpu07"
+    check("gres-conf", facts, f"warn: scontrol show node gpu07: Node not found → {looked_for}")
     no_gpu = replace(facts, topology=NO_GPU)
     check("gres-conf", no_gpu, "n/a: not a node of Slurm: scontrol show node gpu07: ")
 

@@ -1,4 +1,4 @@
-"""What is wrong about the GPUs that Slurm has, and about jobs that are far from theirs."""
+"""How the GPUs that Slurm has differ from the printed lines, and which jobs are far from theirs."""
 
 from __future__ import annotations
 
@@ -9,19 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from affinityd.cpuset import parse_list
-from affinityd.slurm.check import ALTERNATING, NARROW, GresCheck
+from affinityd.slurm.check import SlurmJob, counts, differences, far, in_slurms_numbers
+from affinityd.slurm.commands import ShownNode, SlurmdGres, parse
 from affinityd.slurm.cores import SCOPES
-from affinityd.slurm.expected import ExpectedNode, expected
-from affinityd.slurm.gres_conf import GresConf
-from affinityd.slurm.gres_counts import DRAINED
-from affinityd.slurm.jobs import REMEDY, SlurmJob, far
-from affinityd.slurm.slurmd import SlurmdGres, parse
-from affinityd.topology.model import MigInstance, Topology
+from affinityd.slurm.gres_conf import GresConf, NodeGres
+from affinityd.topology.model import Topology
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
-from tests.support.machines.nvlinks import linked_machines, switched, with_nvlinks
+from tests.support.machines.nvlinks import linked_machines
 from tests.support.machines.strategies import machines
-from tests.support.tables import words
 
 #: Two packages of two NUMA nodes each, 16 cores, 32 CPUs: core c has the CPUs c and c + 16.
 NODES = {0: "0-3,16-19", 1: "4-7,20-23", 2: "8-11,24-27", 3: "12-15,28-31"}
@@ -29,30 +25,18 @@ PACKAGES = {0: "0-7,16-23", 1: "8-15,24-31"}
 A100, V100 = "NVIDIA A100-SXM4-40GB", "Tesla V100-PCIE-16GB"
 
 
-def with_minors(topology: Topology, *models: str) -> Topology:
-    """Return a machine with /dev/nvidia0 and on, the first of these models."""
-    gpus = topology.gpus
-    named = (*models, *[None] * len(gpus))
-    pairs = zip(gpus, named, strict=False)
-    return replace(
-        topology,
-        gpus=tuple(replace(gpu, minor=gpu.index, model=model) for gpu, model in pairs),
-    )
-
-
 def node(*gpu_nodes: int | None, models: tuple[str, ...] = ()) -> Topology:
-    """Return that machine with a GPU on each of these nodes."""
-    return with_minors(made(NODES, gpus=gpu_nodes, threads=2, packages=PACKAGES), *models)
+    """Return that machine with a GPU on each of these nodes, /dev/nvidia0 and on."""
+    topology = made(NODES, gpus=gpu_nodes, threads=2, packages=PACKAGES)
+    named = (*models, *[None] * len(gpu_nodes))
+    gpus = (
+        replace(gpu, minor=gpu.index, model=model)
+        for gpu, model in zip(topology.gpus, named, strict=False)
+    )
+    return replace(topology, gpus=tuple(gpus))
 
 
-MACHINES = {
-    "two": node(0, 3, models=(A100, A100)),
-    "several": node(0, 3, models=(A100, V100)),
-    "linked": with_nvlinks(node(0, 3), "X 4\n4 X"),
-    "switched": switched(node(0, 3), links=12),
-    # The GPU's node has no cores, and node 1 is the nearest.
-    "barren": with_minors(made({0: "0-3", 1: "4-7", 2: ""}, gpus=[2], distances=[("2", "1", 20)])),
-}
+MACHINES = {"two": node(0, 3, models=(A100, A100)), "several": node(0, 3, models=(A100, V100))}
 
 
 def slurmd(lines: str) -> SlurmdGres:
@@ -62,37 +46,10 @@ def slurmd(lines: str) -> SlurmdGres:
 
 
 def found(
-    lines: str, topology: Topology, scope: str = "node", expected: ExpectedNode | None = None
+    lines: str, topology: Topology, scope: str = "node", gres: NodeGres | None = None
 ) -> list[str]:
-    """Return what is found in lines of gres.conf."""
-    return list(map(str, GresCheck(slurmd(lines), topology, scope, expected).findings()))
-
-
-RIGHT = "right is Cores=12-15"
-AT = f"the GPU is on package 1 (node 3); {RIGHT}"
-BEYOND = "goes beyond core 15, the last of this node"
-CPUS = "are the CPU numbers of the right cores, and Slurm counts cores"
-
-
-@pytest.mark.parametrize(
-    ("gpu_node", "cores", "fault"),
-    [
-        (3, "12-15", None),
-        (3, "8-15", None),
-        (3, "0-7", f"is package 0, {AT}"),
-        (3, "8-11", f"is node 2, {AT}"),
-        (3, "12-14", f"leaves out cores 15, {AT}"),
-        (3, "10-15", f"has cores 10-11 of node 2, {AT}"),
-        (3, "12-15,28-31", f"{CPUS}; {RIGHT}"),
-        (3, "24-31", f"{BEYOND}: CPU numbers? Slurm counts cores; {RIGHT}"),
-        (None, "0-3", None),
-        (None, "0-40", f"{BEYOND}; right is no Cores="),
-    ],
-)
-def test_the_cores_of_a_gpu_are_judged(gpu_node: int | None, cores: str, fault: str | None) -> None:
-    text = f"Name=gpu File=/dev/nvidia0 Cores={cores}"
-    expected = [] if fault is None else [f"gpu 0: Cores={cores} {fault}"]
-    assert found(text, node(gpu_node)) == expected
+    has = slurmd(lines)
+    return list(differences(GresConf(topology, scope, gres, has.types), has))
 
 
 ZERO = "Name=gpu File=/dev/nvidia0 Cores=0-3"
@@ -101,27 +58,34 @@ BIG, SMALL = ZERO.replace(" ", " Type=a100 ", 1), ONE.replace(" ", " Type=v100 "
 TYPED = f"< {BIG}\n< {ONE.replace(' ', ' Type=a100 ', 1)}"
 TWO = f"< {ZERO}\n< {ONE}"
 CAPS = "/dev/nvidia-caps/nvidia-cap"
+PRINTS = "affinityd slurm gres-conf prints"
 
-#: A case a paragraph: what it shows @ the machine, and the Gres= of slurmctld, where that is known;
-#: the lines of gres.conf; what is found.
+#: A case a paragraph: what it shows @ the machine, and Gres=, where that is known; the lines that
+#: slurmd has; what is found.
 CASES = f"""
 other devices are passed over @ two
 {TWO}
 < Name=nic Count=2
 < Name=shard Count=8 File=/dev/nvidia0 Cores=9
 
+the cores of the GPU's package @ two
+< {ZERO.replace("0-3", "0-7")}
+< {ONE}
+
 no Cores= @ two
 < Name=gpu Count=2 File=/dev/nvidia[0-1]
-> gpu 0: the line has no Cores=, the GPU is on package 0 (node 0); add Cores=0-3
-> gpu 1: the line has no Cores=, the GPU is on package 1 (node 3); add Cores=12-15
+> gpu 0: Slurm has no Cores=; {PRINTS} Cores=0-3
+> gpu 1: Slurm has no Cores=; {PRINTS} Cores=12-15
 
-not the nearest cores @ barren
-< {ZERO}
-> gpu 0: Cores=0-3 is node 0, the nearest cores are on package 0 (node 1); right is Cores=4-7
+a part of the cores, and numbers of CPUs @ two
+< {ZERO.replace("0-3", "0-2")}
+< {ONE.replace("12-15", "12-15,28-31")}
+> gpu 0: Slurm has Cores=0-2; {PRINTS} Cores=0-3
+> gpu 1: Slurm has Cores=12-15,28-31; {PRINTS} Cores=12-15
 
 a GPU that Slurm has not @ two
 < {ZERO}
-> gpu 1: Slurm has no /dev/nvidia1; its line is {ONE}
+> gpu 1: Slurm has no /dev/nvidia1; {PRINTS} {ONE}
 
 a device that is no GPU @ two
 {TWO}
@@ -136,139 +100,90 @@ a GPU twice @ two
 not in bus order @ two
 < {ONE}
 < {ZERO}
-> /dev/nvidia1 is gpu 0 to Slurm and 1 to CUDA; /dev/nvidia0 belongs in its place
-> /dev/nvidia0 is gpu 1 to Slurm and 0 to CUDA; /dev/nvidia1 belongs in its place
+> Slurm's order is /dev/nvidia1, /dev/nvidia0; {PRINTS} /dev/nvidia0, /dev/nvidia1
 
 instances of one GPU @ two
 < Name=gpu Count=1 File=/dev/nvidia0,{CAPS}[21-22] Cores=0-3
 < Name=gpu Count=1 File=/dev/nvidia0,{CAPS}[30-31] Cores=0-3
 < Name=gpu Count=1 File=/dev/nvidia1 Cores=12-15
 
-another case @ two gpu:a100:2
+another case of a type @ two gpu:a100:2
 {TYPED.replace("a100", "A100", 1)}
-> gpu 0: Type=A100 is not in Gres=gpu:a100:2 (s): {DRAINED}; right is Type=a100
-> Gres=gpu:a100:2 has 2 GPUs of type a100, and slurmd 1: {DRAINED}; write lines for all, or write \
-Gres=gpu:a100:1
-
-too few lines @ two gpu:3
-{TWO}
-> Gres=gpu:3 has 3 GPUs, and slurmd 2: {DRAINED}; write lines for all, or write Gres=gpu:2
-
-too small a number @ two gpu:a100:1
-{TYPED}
-> Gres=gpu:a100:1 has 1 GPU of type a100, and the node 2: Slurm gives no job the other 1; write \
-Gres=gpu:a100:2
-
-no GPUs in Gres= @ two (null)
-{TYPED}
-> Gres= has no gpu: Slurm gives no job the node's GPUs; write Gres=gpu:2
+> gpu 0: Slurm has Type=A100; {PRINTS} Type=a100
 
 another case of gpu @ two gpu:2
 < {ZERO.replace("=gpu", "=GPU")}
 < {ONE}
-> gpu 0: Name='GPU' is not gpu: {DRAINED}; write Name=gpu
-> Gres=gpu:2 has 2 GPUs, and slurmd 1: {DRAINED}; write lines for all, or write Gres=gpu:1
+> gpu 0: Slurm has Name=GPU; {PRINTS} Name=gpu
 
-crossed types @ several gpu:a100:1,gpu:v100:1
-< {BIG.replace("a100", "v100")}
+crossed types and other cores @ several gpu:a100:1,gpu:v100:1
+< {BIG.replace("a100", "v100").replace("0-3", "4-7")}
 < {SMALL.replace("v100", "a100")}
-> gpu 0: Type=v100, and it is '{A100}'; right is Type=a100
-> gpu 1: Type=a100, and it is '{V100}'; right is Type=v100
-
-another order than the bus @ several gpu:v100:1,gpu:a100:1
-< {SMALL}
-< {BIG}
-> Gres=gpu:v100:1,gpu:a100:1: Slurm numbers GPUs in the order of these types, which is not their \
-order on the bus; write Gres=gpu:a100:1,gpu:v100:1
-
-and its links @ linked
-< {ZERO}
-> gpu 1: Slurm has no /dev/nvidia1; its line is {ONE} Links=4,-1
-
-those of another GPU, and no Links= @ linked
-< {ZERO} Links=4,-1
-< {ONE}
-> gpu 0: Links=4,-1 is not what NVML counts; right is Links=-1,4
-
-zeros where all links lead to a switch @ switched
-< {ZERO} Links=-1,0
-< {ONE}
-
-and others @ switched
-< {ZERO} Links=-1,12
-< {ONE}
-> gpu 0: Links=-1,12 is not what NVML counts; right is no Links=
+> gpu 0: Slurm has Type=v100 Cores=4-7; {PRINTS} Type=a100 Cores=0-3
+> gpu 1: Slurm has Type=a100; {PRINTS} Type=v100
 """
 
 
-@pytest.mark.parametrize("case", CASES.strip().split("\n\n"), ids=lambda it: it.split(" @")[0])
-def test_lines_of_gres_conf_are_judged(case: str) -> None:
+@pytest.mark.parametrize("case", CASES.strip().split("\n\n"), ids=lambda case: case.split(" @")[0])
+def test_slurmd_s_gpus_are_compared_with_the_printed_lines(case: str) -> None:
     title, *lines = case.splitlines()
-    name, _, gres = title.partition(" @ ")[2].partition(" ")
-    wanted = expected("s", {"gres": gres}) if gres else None
-    given = "\n".join(line[2:] for line in lines if line[0] == "<")
+    name, _, value = title.partition(" @ ")[2].partition(" ")
+    gres = NodeGres("s", value) if value else None
+    has = "\n".join(line[2:] for line in lines if line[0] == "<")
     findings = [line[2:] for line in lines if line[0] == ">"]
-    assert found(given, MACHINES[name], expected=wanted) == findings
+    assert found(has, MACHINES[name], gres=gres) == findings
 
 
-BOTH = f"{ZERO}\n{ONE}"
+def test_errors_of_slurmd_come_first_and_alone_if_it_ended_with_them() -> None:
+    error = "error: Invalid GRES data for gpu, Cores=1-9"
+    conf = GresConf(node(0))
+    for is_complete, number in ((True, 2), (False, 1)):
+        findings = list(differences(conf, parse(f"slurmd: {error}", is_complete=is_complete)))
+        assert (findings[0], len(findings)) == (error, number)
 
 
-BY_NODE = "slurmdparameters=numa_node_as_socket"
-LINE = "Sockets=4 CoresPerSocket=4 ThreadsPerCore=2"
-LACKING = f"SlurmdParameters=numa_node_as_socket and, in the node's line, {LINE}"
-SOCKETS = NARROW.format(settings=LACKING)
-COUNTS = (
-    "slurmctld counts 32 cores, and the node has 16: it takes Cores= for other cores; write the "
-    "node's line as `slurmd -C` prints it"
-)
-
-
-def test_types_that_alternate_on_the_bus_are_worth_a_note() -> None:
-    four = node(0, 0, 3, 3, models=(A100, V100, A100, V100))
-    wanted = expected("s", {"gres": "gpu:a100:2,gpu:v100:2"})
-    notes = list(GresCheck(slurmd(f"{BIG}\n{SMALL}"), four, expected=wanted).notes())
-    assert notes[-1] == ALTERNATING
+def shown(gres: str, cores: int = 16) -> ShownNode:
+    return ShownNode("gpu07", "IDLE", "", NodeGres("scontrol show node gpu07", gres), cores, 2)
 
 
 @pytest.mark.parametrize(
-    ("values", "findings", "notes"),
+    ("name", "gres", "right"),
     [
-        ("", [], [SOCKETS]),  # they are not known
-        ("sockets=2 corespersocket=8", [SOCKETS], []),
-        (f"sockets=4 corespersocket=4 {BY_NODE}", [], []),
-        (f"sockets=32 corespersocket=1 {BY_NODE}", [COUNTS, SOCKETS], []),
+        ("two", "gpu:a100:2", None),
+        ("two", "gpu:a100:1", "gpu:a100:2"),
+        ("two", "", "gpu:2"),
+        ("several", "gpu:v100:1,gpu:a100:1", "gpu:a100:1,gpu:v100:1"),
     ],
 )
-def test_the_node_s_cores_and_sockets_are_compared(
-    values: str, findings: list[str], notes: list[str]
-) -> None:
-    wanted = expected("s", {"gres": "gpu:2", **words(values)})
-    check = GresCheck(slurmd(BOTH), MACHINES["two"], expected=wanted)
-    assert list(map(str, check.findings())) == findings
-    assert list(check.notes()) == notes
+def test_slurmctld_s_numbers_of_gpus_are_compared(name: str, gres: str, right: str | None) -> None:
+    conf = GresConf(MACHINES[name], gres=NodeGres("s", gres))
+    assert [text.partition("right is ")[2] for text in counts(conf, shown(gres))] == (
+        [f"Gres={right}"] if right else []
+    )
 
 
-def test_cores_of_a_whole_package_are_worth_no_note() -> None:
-    check = GresCheck(slurmd(ZERO.replace("0-3", "0-7")), node(0))
-    assert (check.findings(), list(check.notes())) == ([], [])
+def test_slurmctld_s_number_of_cores_is_compared_if_it_tells_it() -> None:
+    conf = GresConf(MACHINES["two"], gres=NodeGres("s", "gpu:a100:2"))
+    (text,) = counts(conf, shown("gpu:a100:2", cores=32))
+    assert "slurmctld counts 32 cores, and the node has 16" in text
+    assert list(counts(conf, shown("gpu:a100:2", cores=0))) == []
 
 
-def test_where_the_machine_does_not_tell_a_gpus_file_nothing_is_called_wrong() -> None:
-    check = GresCheck(slurmd(BOTH), machine("dgx-h100"))
-    assert check.findings() == []
-    assert list(check.notes())[-1] == "the device files of 8 GPUs are not known: not judged"
-    assert not check.is_judged
+def test_types_that_alternate_on_the_bus_can_be_in_no_order_and_are_not_a_finding() -> None:
+    four = node(0, 0, 3, 3, models=(A100, V100, A100, V100))
+    gres = NodeGres("s", "gpu:a100:2,gpu:v100:2")
+    lines = [line for line in GresConf(four, gres=gres).lines() if line[0] != "#"]
+    text = "\n".join(lines[number] for number in (0, 2, 1, 3))
+    assert found(text, four, gres=gres) == []
+    assert list(counts(GresConf(four, gres=gres), shown(gres.value))) == []
 
 
-def test_where_slurmd_ends_its_words_count_alone() -> None:
-    gres = parse("slurmd: fatal: Invalid GRES record for gpu", is_complete=False)
-    assert GresCheck(gres, node(0)).findings() == []
-    assert gres.faults == ("fatal: Invalid GRES record for gpu",)
+def test_gpus_whose_device_files_are_not_known_are_not_compared() -> None:
+    assert found(f"{ZERO}\n{ONE}", machine("dgx-h100")) == []
 
 
 @given(machines() | linked_machines(), st.sampled_from(SCOPES), st.sampled_from([None, "gpu07"]))
-def test_what_gres_conf_prints_is_always_found_right(
+def test_what_gres_conf_prints_differs_in_nothing(
     topology: Topology, scope: str, name: str | None
 ) -> None:
     text = "\n".join(GresConf(topology, scope).lines(name))
@@ -276,45 +191,43 @@ def test_what_gres_conf_prints_is_always_found_right(
 
 
 @given(machines(), st.data())
-def test_cores_away_from_every_near_node_are_always_found_wrong(
+def test_cores_away_from_every_near_node_are_always_found(
     topology: Topology, data: st.DataObject
 ) -> None:
-    check = GresCheck(slurmd(""), topology)
+    conf = GresConf(topology)
     gpu = data.draw(st.sampled_from(topology.gpus))
-    near = frozenset().union(*check.right.affinities[gpu.key].near)
-    away = check.right.cores.all - near
+    near = frozenset[int]().union(*conf.affinities[gpu.key].near)
+    away = conf.cores.all - near
     if near and away:
         cores = data.draw(st.frozensets(st.sampled_from(sorted(away)), min_size=1))
         line = f"Name=gpu File=/dev/nvidia{gpu.minor} Cores={','.join(map(str, cores))}"
-        assert any(f"gpu {gpu.index}: Cores=" in text for text in found(line, topology))
+        start = f"gpu {gpu.index}: Slurm has Cores="
+        assert any(text.startswith(start) for text in found(line, topology))
+
+
+REMEDY = "give it --gres-flags=enforce-binding, and gres.conf the right Cores="
 
 
 @pytest.mark.parametrize(
-    ("gpus", "cpus", "findings"),
+    ("gpus", "cpu_ids", "findings"),
     [
-        (("0", "1"), "3,31", []),  # a CPU near each
-        (None, "0", []),  # they are not noted
-        (("0", "GPU-1"), "0-7", ["1 (package 1, node 3) and CPUs 0-7 (package 0, nodes 0-1)"]),
-        (("MIG-1", "1"), "0,16", ["1 (package 1, node 3) and CPUs 0,16 (package 0, node 0)"]),
-        (("2",), "0", []),  # it may be anywhere
+        ("0-1", "6,24", []),  # cores 3 and 12, a CPU near each
+        ("0-1", "0-15", ["1 (package 1, node 3) and CPUs 0-7,16-23 (package 0, nodes 0-1)"]),
+        ("1", "1", ["1 (package 1, node 3) and CPUs 0,16 (package 0, node 0)"]),
+        ("2", "0", []),  # it may be anywhere
+        ("8", "0", []),  # the node has no such GPU
     ],
 )
-def test_a_job_has_cpus_near_each_of_its_gpus(
-    gpus: tuple[str, ...] | None, cpus: str, findings: list[str]
-) -> None:
-    first, second, third = node(0, 3, None).gpus
-    second = replace(second, uuid="GPU-1", mig=(MigInstance("MIG-1"),))
-    topology = replace(node(0, 3, None), gpus=(first, second, third))
-    assert list(far(topology, SlurmJob(4711, parse_list(cpus), gpus))) == [
+def test_a_job_has_cpus_near_each_of_its_gpus(gpus: str, cpu_ids: str, findings: list[str]) -> None:
+    topology = node(0, 3, None)
+    job = SlurmJob(4711, "gpu07", parse_list(cpu_ids), parse_list(gpus))
+    assert list(far(topology, in_slurms_numbers(topology), 2, job)) == [
         f"job 4711 has gpu {finding}, none of them near it; {REMEDY}" for finding in findings
     ]
 
 
-def test_a_far_job_s_remedy_has_what_slurm_conf_lacks() -> None:
-    (said,) = far(node(3), SlurmJob(4711, frozenset({0}), ("0",)), LACKING)
-    assert said.endswith(f"; {REMEDY}; slurm.conf needs {LACKING}")
-
-
-def test_a_job_with_a_gpu_that_the_node_has_not_is_told() -> None:
-    job = SlurmJob(1, frozenset({0}), ("8",))
-    assert list(far(node(0, 3), job)) == ["job 1 has gpu 8, and this node has 0-1"]
+def test_slurm_s_numbers_follow_its_own_order() -> None:
+    topology = node(0, 3)
+    assert [gpu.index for gpu in in_slurms_numbers(topology).values()] == [0, 1]
+    reverse = in_slurms_numbers(topology, slurmd(f"{ONE}\n{ZERO}"))
+    assert [gpu.index for gpu in reverse.values()] == [1, 0]

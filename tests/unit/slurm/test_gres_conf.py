@@ -10,8 +10,7 @@ from hypothesis import given
 
 from affinityd.cpuset import format_list
 from affinityd.slurm.cores import SlurmCores, affinities, in_slurms_order
-from affinityd.slurm.expected import expected
-from affinityd.slurm.gres_conf import GresConf
+from affinityd.slurm.gres_conf import SLICES, GpuTypes, GresConf, NodeGres, gpu_types
 from affinityd.topology.model import Core, Gpu, MigInstance, Topology
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
@@ -21,6 +20,7 @@ from tests.support.machines.nvlinks import (
     switched,
     with_nvlinks,
 )
+from tests.support.tables import rows
 
 LUMI = "Sockets=4 CoresPerSocket=16 ThreadsPerCore=2"  # of a node of LUMI
 MI250X = f"""\
@@ -169,37 +169,9 @@ def test_nodes_are_explained_only_where_they_are_no_packages() -> None:
         assert not any("slurm.conf" in line for line in conf.lines())
 
 
-PARAMETER, OTHER = "numa_node_as_socket", "l3cache_as_socket"
-
-
-@pytest.mark.parametrize(
-    ("sockets", "parameters", "fits"),
-    [
-        (None, "", False),
-        ("2 64", "", False),
-        ("2 64", PARAMETER, False),  # idle and far before 26.05, which drains it
-        ("8 16", "", False),  # drained by 24.11
-        ("128 1", PARAMETER, False),  # of CPUs= alone: drained by 26.05
-        ("8 16", PARAMETER, True),
-        ("8 16", f"Test,{PARAMETER.upper()}", True),
-        ("8 16", "config_overrides", True),
-        ("8 16", OTHER, False),
-        ("32 4", OTHER, True),  # a node is four caches, which only 26.05 refuses
-    ],
-)
-def test_nodes_are_sockets_where_slurmd_and_the_node_s_line_count_so(
-    sockets: str | None, parameters: str, fits: bool
-) -> None:
-    values = dict(zip(("sockets", "corespersocket"), (sockets or "").split(), strict=False))
-    wanted = expected("s", {**values, "slurmdparameters": parameters})
-    needed = f"SlurmdParameters={PARAMETER} and, in the node's line, Sockets=8 CoresPerSocket=16 "
-    said = GresConf(machine("dgx-a100"), expected=wanted).settings
-    assert said == (None if fits else f"{needed}ThreadsPerCore=2")
-
-
 def test_nodes_of_unlike_size_are_no_sockets_of_one_number() -> None:
     node = made({0: "0-3", 1: "4-5"}, gpus=[0, 1])
-    assert GresConf(node).settings == f"SlurmdParameters={PARAMETER}"
+    assert GresConf(node).settings == "SlurmdParameters=numa_node_as_socket"
 
 
 def test_a_gpu_whose_device_file_is_not_known_has_a_comment_and_no_line() -> None:
@@ -239,4 +211,67 @@ def test_several_types_are_numbered_as_cuda_does_only_in_its_order(
     kinds: str, comment: str
 ) -> None:
     gpus = with_minors(made({0: "0-7"}, gpus=[0, 0, 0]), range(3))
-    assert GresConf(gpus, said=tuple(kinds.split())).lines()[0] == f"# {comment}"
+    assert GresConf(gpus, named=tuple(kinds.split())).lines()[0] == f"# {comment}"
+
+
+MODELS = {
+    "A": "NVIDIA A100-SXM4-40GB",
+    "B": "NVIDIA A100-SXM4-80GB",
+    "V": "Tesla V100-PCIE-16GB",
+    "-": None,
+}
+
+
+def gpus_of(models: str) -> tuple[Gpu, ...]:
+    """Return GPUs of these models, the first is /dev/nvidia0."""
+    found = made({0: "0-7"}, gpus=[0] * len(models)).gpus
+    pairs = enumerate(zip(found, models, strict=True))
+    return tuple(replace(gpu, minor=number, model=MODELS[it]) for number, (gpu, it) in pairs)
+
+
+@pytest.mark.parametrize(
+    ("models", "gres", "present", "kinds"),
+    rows("""
+one type                            | AA  | gpu:a100:2             |           | a100 a100
+one type that is no model           | -V  | gpu:big:2              |           | big big
+any case, and blanks                | VA  | gpu:A100:1,gpu:Tesla_V100:1 |      | Tesla_V100 A100
+of two types that fit, the longest  | BA  | gpu:a100:1,gpu:a100-sxm4-40gb:1 |  | a100 a100-sxm4-40gb
+more GPUs than Gres= has            | AAV | gpu:a100:1,gpu:v100:1  |           | a100 a100 v100
+what is no model is not guessed     | AA  | gpu:a100:1,gpu:debug:1 |           | a100 ?
+nor needs to be with the present lines | AA | gpu:a100:1,gpu:debug:1 | debug a100 | debug a100
+the present lines are crossed       | AV  | gpu:a100:1,gpu:v100:1  | v100 a100 | a100 v100
+no names, and the present lines     | --  | gpu:a100:1,gpu:v100:1  | v100 a100 | v100 a100
+which have other numbers            | --  | gpu:a100:1,gpu:v100:1  | v100 v100 | ? ?
+types of MIG instances              | AA  | gpu:a100_3g.20gb:2,gpu:a100_1g.5gb:2 | | ? ?
+Gres= has no type                   | AA  | gpu:2                  | x x       | None None
+nothing is known                    | AA  |                        |           | None None
+the present lines alone             | AA  |                        | x         | x x
+which have no type                  | AA  |                        | None None | None None
+which have several                  | AAA |                        | x y       | x y ?
+"""),
+)
+def test_the_types_of_gpus(models: str, gres: str, present: str, kinds: str) -> None:
+    """`present`: the types in slurmd's lines; `?`: undecided, and the reason says so."""
+    wanted = NodeGres("slurm.conf", gres) if gres else None
+    lines = enumerate(None if it == "None" else it for it in present.split())
+    types = gpu_types(gpus_of(models), wanted, {f"/dev/nvidia{at}": kind for at, kind in lines})
+    assert " ".join(f"{types.of.get(gpu.key, '?')}" for gpu in gpus_of(models)) == kinds
+    assert types.why is not None or "?" not in kinds
+
+
+def test_whole_gpus_are_not_given_the_types_of_their_mig_instances() -> None:
+    sliced = tuple(replace(gpu, mig=(MigInstance("MIG-0"),)) for gpu in gpus_of("AA"))
+    wanted = NodeGres("slurm.conf", "gpu:a100_3g.20gb:4")
+    assert gpu_types(sliced, wanted, {}) == GpuTypes({}, SLICES)
+    whole = NodeGres("slurm.conf", "gpu:a100:2")
+    assert set(gpu_types(sliced, whole, {}).of.values()) == {"a100"}
+
+
+def test_gres_is_read_in_its_order() -> None:
+    for gres, counts in (
+        ("gpu:a100:2,gpu:v100,gpu:a100:1", [("a100", 3), ("v100", 1)]),
+        ("nic:2,gpu:1g.10gb:4(S:0-1)", [("1g.10gb", 4)]),
+        ("gpu:no_consume:2", [(None, 2)]),
+        ("gpu:0,(null)", []),
+    ):
+        assert list(NodeGres("s", gres).counts.items()) == counts
