@@ -5,8 +5,6 @@ In a training script: `affinityd.bind()`, or `affinityd.set_affinity(gpu_id, npr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 __version__ = "0.1.0"
 __all__ = [
     "AffinityError",
@@ -20,6 +18,7 @@ __all__ = [
     "worker_init_fn",
 ]
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from affinityd.client.bind import (
         Binding,

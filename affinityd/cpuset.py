@@ -5,9 +5,11 @@ Sources: cpuset(7) "Formats", taskset(1), kernel `lib/bitmap-str.c` (bitmap_pars
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-
 from affinityd.text import node_name, quote
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
 
 CpuSet = frozenset[int]
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from io import TextIOWrapper
 
 from affinityd.cli.console import give_up_stdout, say
 from affinityd.errors import DAEMON_EXTRA, AffinityError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 COMMANDS = {
     "serve": "run the daemon: plans, audits, metrics, enforcement",

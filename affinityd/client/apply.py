@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from affinityd import config
 from affinityd.client.process_context import ProcessContext
@@ -16,7 +14,10 @@ from affinityd.request.launchers import local_rank
 from affinityd.request.nic_variables import VARIABLES, value
 from affinityd.text import one_line, quote
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
     from affinityd.client.find_plan import ProcessPlan
     from affinityd.linux.memory_policy import MemoryPolicy
     from affinityd.request.environment import Question

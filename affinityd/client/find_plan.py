@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING
-
 from affinityd import config
 from affinityd.client import http
 from affinityd.cpuset import CpuSet, format_list, parse_list
@@ -21,7 +16,10 @@ from affinityd.planner import LOCALITIES
 from affinityd.request.environment import first_answer
 from affinityd.text import quote
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from affinityd.request.environment import Question
 
 TIMEOUT = 1.0  #: seconds that a plan may take by default
@@ -29,23 +27,47 @@ TOO_LATE = "finding a plan took too long"
 DAEMON_SHARE = 0.75  #: the daemon's part of a plan's time; the rest is for a plan without it
 
 
-@dataclass(frozen=True)
 class ProcessPlan:
-    """A process's plan."""
+    """A process's plan, read from the lines of the `shell` format."""
 
-    cpus: CpuSet
-    allowed: CpuSet
-    memory_nodes: frozenset[int]
-    gpus: frozenset[int]  #: the node's own indices
-    nodes: frozenset[int]  #: the home nodes
-    locality: str
-    threads: int
-    rdma: tuple[str, ...]  #: ports of RDMA devices, like "mlx5_2:1"
-    warnings: tuple[str, ...]
-    switch: str  #: the plan is applied if this is on
-    source: str = "daemon"  #: of the topology: or "node.json" or "sysfs"
-    trouble: str | None = None  #: why no daemon planned it; None: there was none, or no trouble
-    replayed: str | None = None  #: the setting that names another machine than this one
+    def __init__(
+        self,
+        text: str,
+        source: str = "daemon",
+        trouble: str | None = None,
+        replayed: str | None = None,
+    ) -> None:
+        """Raise ValueError, one line, for a text that is no plan.
+
+        `source` is that of the topology: or "node.json" or "sysfs". `trouble` is why no daemon
+        planned it; None: there was none, or no trouble. `replayed` is the setting that names
+        another machine than this one.
+        """
+        values = dict(line.partition("=")[::2] for line in text.splitlines())
+        try:
+            self.cpus: CpuSet = parse_list(values["AFFINITYD_CPULIST"])
+            self.allowed: CpuSet = parse_list(values["AFFINITYD_ALLOWED"])
+            self.memory_nodes = parse_list(values["AFFINITYD_MEMORY_NODES"])
+            self.gpus = parse_list(values.get("AFFINITYD_GPUS", ""))  # the node's own indices
+            self.nodes = parse_list(values.get("AFFINITYD_NODES", ""))  # the home nodes
+            self.locality = values["AFFINITYD_LOCALITY"]
+            self.threads = int(values["AFFINITYD_THREADS"])
+            self.switch = config.read_switch(values.get(config.SWITCH, ""))
+        except KeyError as error:
+            raise ValueError(f"a plan without {error}") from None
+        except AffinityError as error:
+            raise ValueError(str(error)) from None
+        self.rdma = _words(values.get("AFFINITYD_RDMA", ""))  # ports, like mlx5_2:1
+        self.warnings = _words(values.get("AFFINITYD_WARNINGS", ""))
+        if not self.cpus or not self.cpus <= self.allowed:
+            raise ValueError(f"a plan for {quote(values['AFFINITYD_CPULIST'])}")
+        if self.threads < 1:
+            raise ValueError(f"{self.threads} threads")
+        if self.locality not in LOCALITIES:
+            raise ValueError(f"locality {quote(self.locality)}")
+        self.source = source
+        self.trouble = trouble
+        self.replayed = replayed
 
 
 def find_plan(
@@ -87,7 +109,7 @@ def find_plan(
 
 def _from_text(text: str, trouble: str | None) -> ProcessPlan:
     source, replayed, lines = text.split("\n", 2)
-    return replace(parse_plan(lines), source=source, trouble=trouble, replayed=replayed or None)
+    return ProcessPlan(lines, source, trouble, replayed or None)
 
 
 def ask_daemons(
@@ -101,7 +123,7 @@ def ask_daemons(
     trouble: DaemonError = NoDaemonError(f"no daemon at {' or '.join(sockets)}")
     for path in sockets:
         try:
-            return first_answer(questions, partial(_ask_daemon, path, deadline))
+            return first_answer(questions, _asker(path, deadline))
         except NoDaemonError:  # noqa: PERF203 - two paths at most
             continue
         except DaemonError as error:
@@ -110,9 +132,13 @@ def ask_daemons(
     raise trouble
 
 
+def _asker(path: str, deadline: float) -> Callable[[Question], ProcessPlan]:
+    return lambda question: _ask_daemon(path, deadline, question)
+
+
 def _ask_daemon(path: str, deadline: float, question: Question) -> ProcessPlan:
     try:
-        plan = parse_plan(http.ask_plan(path, question, deadline))
+        plan = ProcessPlan(http.ask_plan(path, question, deadline))
         beyond = plan.cpus - parse_list(question["cpuset"])
     except UnknownParameterError as error:
         raise DaemonError(f"the daemon at {path} runs another release: {error}") from None
@@ -122,35 +148,6 @@ def _ask_daemon(path: str, deadline: float, question: Question) -> ProcessPlan:
         raise DaemonError(
             f"the daemon at {path} gave CPUs that are not allowed: {format_list(beyond)}"
         )
-    return plan
-
-
-def parse_plan(text: str) -> ProcessPlan:
-    """Read the `shell` format. Raises ValueError, one line, if it is no plan."""
-    values = dict(line.partition("=")[::2] for line in text.splitlines())
-    try:
-        plan = ProcessPlan(
-            cpus=parse_list(values["AFFINITYD_CPULIST"]),
-            allowed=parse_list(values["AFFINITYD_ALLOWED"]),
-            memory_nodes=parse_list(values["AFFINITYD_MEMORY_NODES"]),
-            gpus=parse_list(values.get("AFFINITYD_GPUS", "")),
-            nodes=parse_list(values.get("AFFINITYD_NODES", "")),
-            locality=values["AFFINITYD_LOCALITY"],
-            threads=int(values["AFFINITYD_THREADS"]),
-            rdma=_words(values.get("AFFINITYD_RDMA", "")),
-            warnings=_words(values.get("AFFINITYD_WARNINGS", "")),
-            switch=config.read_switch(values.get(config.SWITCH, "")),
-        )
-    except KeyError as error:
-        raise ValueError(f"a plan without {error}") from None
-    except AffinityError as error:
-        raise ValueError(str(error)) from None
-    if not plan.cpus or not plan.cpus <= plan.allowed:
-        raise ValueError(f"a plan for {quote(values['AFFINITYD_CPULIST'])}")
-    if plan.threads < 1:
-        raise ValueError(f"{plan.threads} threads")
-    if plan.locality not in LOCALITIES:
-        raise ValueError(f"locality {quote(plan.locality)}")
     return plan
 
 

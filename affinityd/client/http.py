@@ -13,10 +13,13 @@ from __future__ import annotations
 import _socket
 import errno
 import time
-from collections.abc import Mapping, Sequence
 
 from affinityd.errors import REFUSALS, AffinityError, DaemonError, NoDaemonError
 from affinityd.text import one_line, quote
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 MAX_ANSWER = 1024 * 1024  #: bytes; a plan for 256 ranks has 60,000
 MAX_REFUSAL = 1000  #: characters of one that are passed on

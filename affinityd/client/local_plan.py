@@ -1,16 +1,21 @@
 """Planning without a daemon: by its node.json, else by this machine's files.
 
-NVML is never called here: every rank would call it at once.
+NVML is never called here: every rank would call it at once. Modules that few ranks need are
+imported where they are needed: the others would wait for them.
 """
+
+# ruff: noqa: PLC0415
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from affinityd import config, machines
+from affinityd import config
 from affinityd.config import settings
 from affinityd.config.settings import Settings
 from affinityd.discovery import discover, open_tree
@@ -19,11 +24,9 @@ from affinityd.errors import REFUSALS, AffinityError
 from affinityd.request import formats
 from affinityd.request.environment import first_answer
 from affinityd.request.parameters import parse_request
-from affinityd.request.query import parse_query
 from affinityd.request.reply import Reply
 from affinityd.request.resolve import Caller, answer
 from affinityd.text import one_line, quote
-from affinityd.topology import node_file
 from affinityd.topology.model import Node, Topology
 
 if TYPE_CHECKING:
@@ -60,6 +63,10 @@ def published_node(published: Path) -> Node:
 
     Raises OSError; ValueError if it is no node, or another machine's beside a default socket.
     """
+    if not published.exists():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    from affinityd.topology import node_file
+
     node = node_file.read(published)
     usual = (Path(path).parent for path in (config.SYSTEM_SOCKET, config.default_socket()))
     if node.replayed and published.parent in usual:
@@ -69,6 +76,8 @@ def published_node(published: Path) -> Node:
 
 def answer_query(published: Path, pairs: Iterable[tuple[str, str]]) -> str:
     """Return a daemon's answer to the query of a plan, a refusal too, from its node.json."""
+    from affinityd.request.query import parse_query
+
     try:
         requests = parse_query(pairs)
         node = published_node(published)
@@ -117,6 +126,8 @@ def _replayed(chosen: Settings) -> str | None:
 
 def _read(chosen: Settings) -> Topology:
     if chosen.machine:
+        from affinityd import machines
+
         return machines.load(chosen.machine)
     tree = open_tree(chosen.root, chosen.node_name)
     return discover(tree, None if tree.live else snapshot_nvml(tree))

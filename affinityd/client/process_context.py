@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from affinityd.cpuset import CpuSet
 from affinityd.linux.cgroup import own_cpu_limit
@@ -15,7 +13,10 @@ from affinityd.linux.files import environment_of, numbered, text
 from affinityd.request import environment
 from affinityd.request.launchers import JOB_CPUS
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from affinityd.linux.processes import Stat
     from affinityd.request.environment import Question
 

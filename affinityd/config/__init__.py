@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import codecs
 import os
-from collections.abc import Mapping
 
 from affinityd.errors import InvalidRequestError
 from affinityd.linux.files import read_regular
 from affinityd.text import quote
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 DEFAULT_PATH = "/etc/affinityd.conf"
 PREFIX = "AFFINITYD_"

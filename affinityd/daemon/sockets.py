@@ -18,7 +18,7 @@ from pathlib import Path
 
 from affinityd.config.settings import Settings
 from affinityd.errors import ListenError
-from affinityd.linux.peercred import credentials
+from affinityd.linux.processes import credentials
 
 log = logging.getLogger(__name__)
 

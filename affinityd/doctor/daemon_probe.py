@@ -18,7 +18,7 @@ from affinityd.enforce.document import MAX_BYTES, PATH, EnforceDocument
 from affinityd.errors import REFUSALS, AffinityError, NotEnforcedError
 from affinityd.json_codec import loads
 from affinityd.linux.cgroup import cpuset_of
-from affinityd.linux.peercred import credentials
+from affinityd.linux.processes import credentials
 from affinityd.request.document import AllowedCpus
 from affinityd.topology import node_file
 from affinityd.topology.model import Node

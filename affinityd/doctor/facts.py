@@ -12,7 +12,7 @@ from affinityd.discovery.nvml.report import NvmlReport
 from affinityd.discovery.tree import Tree
 from affinityd.doctor.result import NotApplicableError
 from affinityd.enforce.document import EnforceDocument
-from affinityd.linux.files import Mount, parse_mounts
+from affinityd.linux.cgroup import Mount, parse_mounts
 from affinityd.request.document import AllowedCpus
 from affinityd.topology.model import Gpu, Node, Topology
 from affinityd.topology.nearness import Vicinity, vicinity

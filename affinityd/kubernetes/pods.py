@@ -15,8 +15,7 @@ from affinityd.audit.model import AuditedProcess, NamedPods
 from affinityd.kubernetes import kubelet_config, podresources
 from affinityd.kubernetes.container_match import Candidate, is_of_pod, with_containers
 from affinityd.linux.files import numbered
-from affinityd.linux.peercred import credentials
-from affinityd.linux.processes import PROC
+from affinityd.linux.processes import PROC, credentials
 from affinityd.topology.model import Topology
 
 UNKNOWN = (

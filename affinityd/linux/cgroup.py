@@ -1,39 +1,32 @@
-"""The cpuset of a process: the CPUs that its cgroup allows.
+"""The cgroups of a process: the CPUs and the CPU time that they allow.
+
+Since 1.33 kubelet sets no limit for exclusive CPUs (DisableCPUQuotaWithExclusiveCPUs). Their
+container's weight is then of as many CPUs as its cpuset has, which is taken for the limit.
 
 Sources: cgroups(7), cpuset(7), kernel Documentation/admin-guide/cgroup-v1/cpusets.rst and
-cgroup-v2.rst.
+cgroup-v2.rst, scheduler/sched-bwc.rst; proc(5) for mountinfo; Kubernetes
+pkg/kubelet/cm/helpers_linux.go, MilliCPUToShares; opencontainers/cgroups utils.go,
+ConvertCPUSharesToCgroupV2Value, whose weights are larger since runc 1.3.2.
 """
-
-# ruff: noqa: PTH207 - pathlib takes longer to import than these to run
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass
-from glob import escape, glob
 
 from affinityd.cpuset import CpuSet, parse_list
-from affinityd.linux.files import content, parse_mounts, text
-from affinityd.linux.processes import cgroups_of
+from affinityd.linux.files import content, listed, text
 from affinityd.text import whole_number
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
-@dataclass(frozen=True)
-class Version:
-    """Where one version of cgroups keeps the cpuset, in the order in which files are tried."""
-
-    file_system: str
-    controller: str  #: its name in a line of /proc/PID/cgroup; "" in that of v2, one for all
-    files: tuple[str, ...]
-
-
-#: A controller is in one version or the other: where v1 has the cpuset, v2 has no files of it.
+#: Where each version of cgroups has the cpuset: the file system, the controller's name in a line of
+#: /proc/PID/cgroup ("" in that of v2, one for all), and the files in the order in which they are
+#: tried. A controller is in one version alone: where v1 has the cpuset, v2 has no files of it.
 VERSIONS = (
-    Version("cgroup", "cpuset", ("cpuset.effective_cpus", "cpuset.cpus")),
-    Version("cgroup2", "", ("cpuset.cpus.effective",)),
+    ("cgroup", "cpuset", ("cpuset.effective_cpus", "cpuset.cpus")),
+    ("cgroup2", "", ("cpuset.cpus.effective",)),
 )
 
 CHOSEN = "cpuset.cpus"  #: of either version: the CPUs that were chosen for a cgroup
@@ -47,6 +40,49 @@ DELETED = " (deleted)"
 SLICE = ".slice"  #: ends the names of systemd's slices: a-b.slice is in a.slice
 
 MOST_CPUS = 8192  #: the most that an x86 kernel is built for; the kernel passes over the rest
+
+QUOTA, PERIOD = "cpu.cfs_quota_us", "cpu.cfs_period_us"  #: of v1; v2 has both in one file
+MAX = "cpu.max"
+SHARES, WEIGHT = "cpu.shares", "cpu.weight"  #: of v1, and of v2
+OF_ROOT = "release_agent"  #: a file that v1 has in the root cgroup alone, cgroups(7)
+SHARES_OF_A_CPU, MOST_SHARES = 1024, 262144
+MOST_TIME = 10**12 - 1  #: microseconds; more than a kernel writes here
+
+
+class Mount:
+    """A line of mountinfo."""
+
+    def __init__(self, root: str, point: str, kind: str, options: tuple[str, ...]) -> None:
+        self.root = root  # the folder of the file system at `point`: of a hierarchy of cgroups, one
+        self.point = point
+        self.kind = kind  # of file system: proc, cgroup2
+        self.options = options  # of the mount, then of the file system: v1's controllers
+
+
+def parse_mounts(text: str) -> list[Mount]:
+    """Return the lines of a mountinfo, in its order: of two at one point the later hides the other.
+
+    Malformed lines are left out.
+    """
+    return [mount for line in text.split("\n") if (mount := _mount(line))]
+
+
+def _mount(line: str) -> Mount | None:
+    """Read `ID PARENT MAJ:MIN ROOT POINT OPTIONS [TAG …] - TYPE SOURCE OPTIONS`."""
+    here, _, there = line.partition(" - ")
+    try:
+        _, _, _, root, point, of_mount, *_ = here.split(" ")
+        kind, _, of_file_system = there.split(" ", 2)
+        options = (*of_mount.split(","), *of_file_system.split(","))
+        return Mount(_unescaped(root), _unescaped(point), kind, options)
+    except ValueError:
+        return None
+
+
+def _unescaped(text: str) -> str:
+    r"""Undo the kernel's \040 for a blank, and the like: a backslash is \134."""
+    first, *escaped = text.split("\\")
+    return first + "".join(chr(int(part[:3], 8)) + part[3:] for part in escaped)
 
 
 class Cgroups:
@@ -62,7 +98,8 @@ class Cgroups:
     @classmethod
     def of(cls, pid: int, root: str = "/") -> Cgroups:
         """Return those of a process; an ended one has none."""
-        return cls(cgroups_of(pid, f"{root.rstrip('/')}/proc"), root)
+        membership = content(f"{root.rstrip('/')}/proc/{pid}/cgroup") or b""
+        return cls(os.fsdecode(membership), root)
 
     @property
     def cpuset(self) -> CpuSet | None:
@@ -76,9 +113,9 @@ class Cgroups:
 
     def cpuset_files(self) -> Iterator[str]:
         """Yield the files of which the first that is there, and not empty, has the cpuset."""
-        for version in VERSIONS:
-            for folder in self.folders(version):
-                yield from (f"{folder}/{file}" for file in version.files)
+        for file_system, controller, files in VERSIONS:
+            for folder in self.folders(file_system, controller):
+                yield from (f"{folder}/{file}" for file in files)
 
     @property
     def confining(self) -> str | None:
@@ -86,18 +123,29 @@ class Cgroups:
 
         That is its own, or one above it. On v2 most have made none.
         """
-        folders = (folder for version in VERSIONS for folder in self.folders(version))
+        folders = (folder for kind, name, _ in VERSIONS for folder in self.folders(kind, name))
         return next((folder for folder in folders if cpus_listed_in(f"{folder}/{CHOSEN}")), None)
 
-    def folders(self, version: Version) -> Iterator[str]:
+    def cpu_limit(self) -> int | None:
+        """Return the CPU time as a number of CPUs, rounded up: the least of it and its parents.
+
+        None where there is no limit, or it cannot be read.
+        """
+        folders = [*self.folders("cgroup", "cpu"), *self.folders("cgroup2", "")]
+        limits = [limit for folder in folders if (limit := _limit(folder))]
+        if limits or not folders:
+            return min(limits, default=None)
+        return _exclusive(folders[0], len(self.cpuset or ()))
+
+    def folders(self, file_system: str, controller: str) -> Iterator[str]:
         """Yield the folders of the cgroup in a hierarchy and of its parents, its own first.
 
         Of a very deep one, only those of its parents: they have the same CPUs, or more.
         """
-        path = _path(self._membership, version.controller)
+        path = _path(self._membership, controller)
         for mount in self._mounts:
-            has_it = not version.controller or version.controller in mount.options
-            if path is not None and mount.kind == version.file_system and has_it:
+            has_controller = not controller or controller in mount.options
+            if path is not None and mount.kind == file_system and has_controller:
                 point = self._base + mount.point.rstrip("/")
                 is_outside = "/../" in f"{path}/"  # beside or above this cgroup namespace
                 below = (
@@ -129,15 +177,21 @@ def widest_mask() -> CpuSet:
 
     For environments without visible cgroups, as in a chroot.
     """
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        return pool.submit(_widened_mask).result()
+    import threading  # noqa: PLC0415 - few need it, and a starting rank imports this module
 
+    masks: list[CpuSet] = []
 
-def _widened_mask() -> CpuSet:
-    """Widen the mask of the calling thread, and of no other, as far as the kernel allows."""
-    with suppress(OSError):
-        os.sched_setaffinity(0, range(MOST_CPUS))
-    return frozenset(os.sched_getaffinity(0))
+    def widen() -> None:
+        try:  # noqa: SIM105 - contextlib takes long to import
+            os.sched_setaffinity(0, range(MOST_CPUS))
+        except OSError:
+            pass
+        masks.append(frozenset(os.sched_getaffinity(0)))
+
+    thread = threading.Thread(target=widen)  # the masks of other threads stay
+    thread.start()
+    thread.join()
+    return masks[0]
 
 
 def hierarchies(membership: str) -> Iterator[tuple[list[str], str]]:
@@ -153,8 +207,8 @@ def hierarchies(membership: str) -> Iterator[tuple[list[str], str]]:
 
 def _path(membership: str, controller: str) -> str | None:
     """Return the process's cgroup in one hierarchy."""
-    found = hierarchies(membership)
-    return next((path for controllers, path in found if controller in controllers), None)
+    cgroups = hierarchies(membership)
+    return next((path for controllers, path in cgroups if controller in controllers), None)
 
 
 def _below(path: str, root: str) -> str | None:
@@ -174,8 +228,11 @@ def _from_above(path: str, root: str, point: str) -> str | None:
     if root != "/.." * ups or shared < 0:
         return None
     rest = _capped("".join(f"/{part}" for part in parts if part != ".."))
-    found = glob(escape(point) + "/*" * shared + escape(rest))
-    return found[0][len(point) :] if len(found) == 1 else None
+    folders = [""]
+    for _ in range(shared):
+        folders = [f"{above}/{name}" for above in folders for name in listed(point + above)]
+    paths = [f"{above}{rest}" for above in folders if os.access(f"{point}{above}{rest}", os.F_OK)]
+    return paths[0] if len(paths) == 1 else None
 
 
 def _capped(path: str) -> str:
@@ -190,39 +247,15 @@ def cpus_listed_in(path: str) -> CpuSet:
         return frozenset()
 
 
-QUOTA, PERIOD = "cpu.cfs_quota_us", "cpu.cfs_period_us"  #: of v1; v2 has both in one file
-MAX = "cpu.max"
-SHARES, WEIGHT = "cpu.shares", "cpu.weight"  #: of v1, and of v2
-OF_ROOT = "release_agent"  #: a file that v1 has in the root cgroup alone, cgroups(7)
-SHARES_OF_A_CPU, MOST_SHARES = 1024, 262144
-MOST = 10**12 - 1  #: microseconds; more than a kernel writes here
-
-
-def cpu_limit_of(cgroups: Cgroups) -> int | None:
-    """Return the limit in CPUs, rounded up: the least of a process's cgroup and its parents.
-
-    None where there is none, or it cannot be read.
-    """
-    # Imported here: a starting rank needs only its own limit.
-    from affinityd.linux.cgroup import Version  # noqa: PLC0415
-
-    versions = Version("cgroup", "cpu", ()), Version("cgroup2", "", ())
-    folders = [folder for version in versions for folder in cgroups.folders(version)]
-    limits = [limit for folder in folders if (limit := _limit(folder))]
-    if limits or not folders:
-        return min(limits, default=None)
-    return _exclusive(folders[0], len(cgroups.cpuset or ()))
-
-
 def own_cpu_limit(cpus: int, mount: str = "/sys/fs/cgroup") -> int | None:
-    """Return the limit of this process's container, which sees its own cgroup as the root.
+    """Return the CPU limit of this process's container, which sees its own cgroup as the root.
 
     `cpus`: how many it may use. None where there is none; on a node itself the root has no limit.
     """
     folders = (mount, f"{mount}/cpu")
-    limits = (find for folder in folders if (find := _limit(folder)))
-    exclusive = (find for folder in folders if (find := _exclusive(folder, cpus)))
-    return next(limits, None) or next(exclusive, None)
+    limits = [_limit(folder) for folder in folders]
+    exclusive = [_exclusive(folder, cpus) for folder in folders]
+    return next((limit for limit in (*limits, *exclusive) if limit), None)
 
 
 def _exclusive(folder: str, cpus: int) -> int | None:
@@ -235,15 +268,15 @@ def _exclusive(folder: str, cpus: int) -> int | None:
     shares = min(SHARES_OF_A_CPU * cpus, MOST_SHARES)
     of_v2 = 1 + (shares - 2) * 9999 // (MOST_SHARES - 2)
     for file, least in ((WEIGHT, of_v2), (SHARES, shares)):
-        weight = whole_number(text(f"{folder}/{file}") or "", MOST)
+        weight = whole_number(text(f"{folder}/{file}") or "", MOST_TIME)
         if cpus and weight is not None:
             return cpus if weight >= least else None
     return None
 
 
 def _limit(folder: str) -> int | None:
-    own = text(f"{folder}/{MAX}") or f"{text(f'{folder}/{QUOTA}')} {text(f'{folder}/{PERIOD}')}"
-    numbers = [whole_number(word, MOST) for word in own.split(" ")]
+    limit = text(f"{folder}/{MAX}") or f"{text(f'{folder}/{QUOTA}')} {text(f'{folder}/{PERIOD}')}"
+    numbers = [whole_number(word, MOST_TIME) for word in limit.split(" ")]
     quota, period = numbers if len(numbers) == 2 else (None, None)  # noqa: PLR2004
     if quota is None or not period:  # v2's `max`, v1's -1
         return None

@@ -19,7 +19,6 @@ from typing import NoReturn
 from affinityd import errors
 from affinityd.errors import AffinityError
 from affinityd.linux.files import numbered
-from affinityd.linux.syscalls import kill_with_parent
 
 CHUNK = 65536
 PIPE = 3  #: its number in the child, behind the three streams
@@ -136,13 +135,6 @@ def exit_status(pid: int) -> int | None:
     except ChildProcessError:
         return 0
     return os.waitstatus_to_exitcode(status) if ended else None
-
-
-def end_with(parent: int) -> None:
-    """End when the parent has ended, also in the middle of a call that hangs. Raises OSError."""
-    kill_with_parent()
-    if os.getppid() != parent:  # it ended before that
-        os._exit(0)
 
 
 def check_stuck() -> None:

@@ -60,9 +60,11 @@ def get_mempolicy() -> tuple[int, frozenset[int]]:
     return int.from_bytes(mode, "little") & ~MODE_FLAGS, nodes
 
 
-def kill_with_parent() -> None:
-    """Have the kernel kill the calling process when its parent thread ends. Raises OSError."""
+def end_with(parent: int) -> None:
+    """End when the parent has ended, also in the middle of a call that hangs. Raises OSError."""
     _call("prctl", PR_SET_PDEATHSIG, SIGKILL)
+    if os.getppid() != parent:  # it ended before that
+        os._exit(0)
 
 
 def _mask(nodes: frozenset[int]) -> bytearray:

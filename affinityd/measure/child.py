@@ -18,7 +18,8 @@ from pathlib import Path
 from traceback import print_exc
 from typing import NoReturn
 
-from affinityd.linux.children import end_with, exit_status
+from affinityd.linux.children import exit_status
+from affinityd.linux.syscalls import end_with
 from affinityd.measure.document import LATENCY, OF_MEMORY, READ, Figure
 from affinityd.measure.gpus import gpu_results
 from affinityd.measure.memory import (

@@ -6,9 +6,6 @@ srun(1), sbatch(1), "OUTPUT ENVIRONMENT VARIABLES"; slurm.conf(5), "TaskProlog".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, TypeVar
-
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.errors import REFUSALS, AffinityError, NoSuchGpuError
 from affinityd.planner import BY_RANK
@@ -21,7 +18,11 @@ from affinityd.request.launchers import (
     with_asked_cpus,
 )
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from typing import TypeVar
+
     from affinityd.request.launchers import Environment
 
     A = TypeVar("A")

@@ -6,13 +6,13 @@ Hydra; Cray PALS; flux-run(1); srun(1) and sbatch(1) "OUTPUT ENVIRONMENT VARIABL
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
-
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.text import whole_number
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     Environment = Mapping[str, str]
 
 MOST = 2**32 - 1  #: that Slurm and launchers write

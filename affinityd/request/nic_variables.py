@@ -7,7 +7,10 @@ Sources: UCX docs/source/faq.md (UCX_NET_DEVICES), NVSHMEM's environment variabl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 #: A library → its variable.
 VARIABLES = {

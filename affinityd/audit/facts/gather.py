@@ -17,7 +17,7 @@ from affinityd.audit.facts.holding import GpuHolders, GpuKey, Holding
 from affinityd.audit.facts.membership import chosen_for, is_slurms, membership, service
 from affinityd.audit.facts.process import ProcessFacts
 from affinityd.cpuset import CpuSet
-from affinityd.linux.cgroup import Cgroups, cpu_limit_of
+from affinityd.linux.cgroup import Cgroups
 from affinityd.linux.processes import (
     ENDED,
     ProcessTable,
@@ -150,7 +150,7 @@ class ProcessWalk:
                 service=service(cgroups),
                 cpuset=seen.cpuset,
                 is_confined=not is_slurms(its.job) or chosen_for(seen.confining) == its.job,
-                cpu_limit=None if is_slurms(its.job) else cpu_limit_of(seen),
+                cpu_limit=None if is_slurms(its.job) else seen.cpu_limit(),
             )
         return self._groups[cgroups]
 

@@ -9,7 +9,6 @@ import _signal  # type: ignore[import-not-found]  # `signal` takes half as long 
 import errno
 import os
 import time
-from collections.abc import Mapping, Sequence
 
 from affinityd import config
 from affinityd.cli.console import flag, say
@@ -17,6 +16,10 @@ from affinityd.client import apply, find_plan
 from affinityd.errors import AffinityError, InvalidRequestError
 from affinityd.linux.files import environment_of
 from affinityd.text import quote
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 NAME = "affinityd exec"
 #: As env(1) and timeout(1) have it; the first: the command was not tried.

@@ -12,8 +12,7 @@ from typing import Any
 from starlette.types import Scope
 
 from affinityd.linux.files import SCARCE, present
-from affinityd.linux.peercred import Credentials, credentials, groups
-from affinityd.linux.processes import parse_stat
+from affinityd.linux.processes import Credentials, credentials, groups, parse_stat
 
 KEY = "connection"  #: where a request's scope has it, among its `state`
 

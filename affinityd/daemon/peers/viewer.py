@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
-from affinityd.linux.peercred import overflow_uid
+from affinityd.linux.processes import overflow_uid
 
 if TYPE_CHECKING:
     from affinityd.audit.describe import Sees

@@ -18,7 +18,7 @@ from traceback import format_exc
 from typing import Any, Generic, TypeVar
 
 from affinityd.errors import FatalError
-from affinityd.linux.children import end_with
+from affinityd.linux.syscalls import end_with
 
 T = TypeVar("T")
 

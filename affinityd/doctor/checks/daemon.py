@@ -23,7 +23,7 @@ from affinityd.doctor.result import (
     ok,
     warn,
 )
-from affinityd.linux.files import Mount
+from affinityd.linux.cgroup import Mount
 from affinityd.topology import node_file
 from affinityd.topology.model import Node, Topology
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from affinityd.discovery.tree import Tree
 from affinityd.doctor.facts import NodeFacts
 from affinityd.doctor.result import CheckResults, NotApplicableError, fail, ok, warn
-from affinityd.linux.files import Mount
+from affinityd.linux.cgroup import Mount
 from affinityd.slurm.check import counts, differences
 from affinityd.slurm.commands import FOLDERS, SlurmError, find_slurm
 from affinityd.slurm.cores import SCOPES

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from affinityd.linux.cgroup import Cgroups, cpu_limit_of
+from affinityd.linux.cgroup import Cgroups
 from tests.e2e.kubernetes import two_nodes
 from tests.e2e.kubernetes.cluster import Cluster
 from tests.e2e.kubernetes.placed import check, created, pods, prepared
@@ -55,7 +55,7 @@ def test_pods_at_once_never_share_a_cpu_and_the_pools_program_returns_to_its_own
             assert own.now["status"]["qosClass"] == "Guaranteed"
             eventually(lambda: program.cpuset == POOL, "the pool shrinks")
             assert (other.cpus, program.cpus) == (EXCLUSIVE, POOL)
-            limits = [cpu_limit_of(Cgroups.of(it.pid)) for it in (other, program)]
+            limits = [Cgroups.of(it.pid).cpu_limit() for it in (other, program)]
             assert limits == [1, None]  # kubelet sets none for exclusive CPUs either
         eventually(lambda: program.cpuset == POOL | EXCLUSIVE, "the pool has its CPU again")
         assert program.cpus == program.near

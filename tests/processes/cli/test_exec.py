@@ -260,7 +260,7 @@ assert (plan.gpus, plan.source) == ({1}, 'sysfs')
     ("words", "part", "most"),
     [
         ((str(PROGRAM), "exec", "--gpus=1", "--", "true"), "affinityd.client.find_plan", 29),
-        (("-c", ALONE), "affinityd.client.local_plan", 68),
+        (("-c", ALONE), "affinityd.client.local_plan", 60),
     ],
     ids=["with a daemon", "without a daemon"],
 )

@@ -8,14 +8,13 @@ import stat
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from affinityd.client import apply
-from affinityd.client.find_plan import parse_plan
+from affinityd.client.find_plan import ProcessPlan
 from affinityd.client.process_context import granted_gpus
 from affinityd.cpuset import format_list, parse_list
 from tests.support.cpusets import cpuset, needs_cpuset
@@ -159,7 +158,7 @@ def test_children_are_told_where_they_are_and_what_is_not_as_it_should_be_is_rem
     monkeypatch.setenv("CUDA_DEVICE_ORDER", order)
     monkeypatch.setattr(apply, "set_own_mask", lambda _cpus: parse_list(cpus))
     text = "".join(f"AFFINITYD_{name}={value}\n" for name, value in lines.items())
-    plan = replace(parse_plan(text), source="sysfs", trouble=trouble)
+    plan = ProcessPlan(text, "sysfs", trouble)
     assert apply.apply_plan(plan, None) == (parse_list(cpus), None, remarks)
     told = subprocess.check_output(["env"], text=True).splitlines()
     ours = ("AFFINITYD_CPU", "AFFINITYD_A", "AFFINITYD_L", "AFFINITYD_U")

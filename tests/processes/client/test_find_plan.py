@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.client import find_plan, local_plan
-from affinityd.client.find_plan import ProcessPlan, parse_plan
+from affinityd.client.find_plan import ProcessPlan
 from affinityd.cpuset import parse_list
 from affinityd.errors import (
     REFUSALS,
@@ -88,9 +88,9 @@ def shown(lines: Mapping[str, str]) -> str:
 
 
 def test_a_plan_is_read_from_its_lines() -> None:
-    found = parse_plan(shown({**LINES, "AFFINITYD_RANK_0_CPULIST": "4-7", "LATER": "?"}))
+    found = ProcessPlan(shown({**LINES, "AFFINITYD_RANK_0_CPULIST": "4-7", "LATER": "?"}))
     assert facts(found) == [parse_list("4-7"), parse_list("0-7"), "local", frozenset({1}), 4]
-    nowhere = parse_plan(shown({**LINES, "AFFINITYD_MEMORY_NODES": ""}))
+    nowhere = ProcessPlan(shown({**LINES, "AFFINITYD_MEMORY_NODES": ""}))
     assert nowhere.memory_nodes == frozenset()
 
 
@@ -108,7 +108,7 @@ def test_what_is_no_plan_is_a_value_error_of_one_line(line: str) -> None:
     name, is_there, text = line.partition("=")
     lines = {**LINES, name: text} if is_there else {it: LINES[it] for it in LINES if it != name}
     with pytest.raises(ValueError, match=r"^.{1,299}$") as caught:
-        parse_plan(shown(lines))
+        ProcessPlan(shown(lines))
     assert str(caught.value).isprintable()
 
 

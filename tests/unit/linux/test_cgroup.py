@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.cpuset import parse_list
-from affinityd.linux.cgroup import MOST_LEVELS, Cgroups, cpu_limit_of, cpuset_of, own_cpu_limit
+from affinityd.linux.cgroup import MOST_LEVELS, Cgroups, cpuset_of, own_cpu_limit
 from tests.support.machines.sysfs_tree import files_of, put
 from tests.support.tables import rows
 
@@ -127,7 +127,7 @@ def test_whose_choice_of_cpus_a_process_has(
 def test_the_least_limit_of_a_cgroup_and_those_above_it_counts(
     tmp_path: Path, cgroups: str, mounts: str, files: str, expected: str
 ) -> None:
-    limit = cpu_limit_of(Cgroups.of(PID, written(tmp_path, cgroups, mounts, files)))
+    limit = Cgroups.of(PID, written(tmp_path, cgroups, mounts, files)).cpu_limit()
     assert limit == (int(expected) if expected else None)
 
 

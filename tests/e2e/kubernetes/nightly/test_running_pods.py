@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from affinityd.linux.cgroup import Cgroups, cpu_limit_of
+from affinityd.linux.cgroup import Cgroups
 from tests.e2e.kubernetes import two_nodes
 from tests.e2e.kubernetes.cluster import IMAGE, Cluster
 from tests.e2e.kubernetes.placed import Pod, created, pods, prepared
@@ -84,9 +84,9 @@ def test_without_it_a_resize_changes_the_cpu_limit_that_audit_reads_and_no_pin(
     (manifest,) = pods(cluster, "one-gpu")
     with two_nodes.kubelet(cluster, cpu="none"), created(cluster, manifest) as pod:
         (process,) = pod.processes()
-        assert cpu_limit_of(Cgroups.of(process.pid)) == 1
+        assert Cgroups.of(process.pid).cpu_limit() == 1
         resize(pod, requests={"cpu": "1500m"}, limits={"cpu": "1500m"})
-        eventually(lambda: cpu_limit_of(Cgroups.of(process.pid)) == 1 + 1, "its limit is larger")
+        eventually(lambda: Cgroups.of(process.pid).cpu_limit() == 1 + 1, "its limit is larger")
         assert (process.cpuset, process.cpus) == (POOL | EXCLUSIVE, process.near)
 
 

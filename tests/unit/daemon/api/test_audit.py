@@ -14,7 +14,7 @@ from affinityd.daemon.peers.connection import PeerConnection
 from affinityd.daemon.peers.viewer import Viewer, viewer
 from affinityd.daemon.state.audits import Audit, PackedAudit
 from affinityd.errors import NotScannedError
-from affinityd.linux.peercred import Credentials
+from affinityd.linux.processes import Credentials
 from tests.support.documents import exactly
 from tests.support.scans import audit, process
 
