@@ -81,6 +81,8 @@ case ${SLURM_STEP_ID:+${SLURM_CPU_BIND_TYPE-}${SLURM_CPU_BIND_LIST-}} in
 mask_cpu:0x*) masks=SLURM_CPU_BIND_LIST ;;
 none* | rank* | map_* | mask_*) leave 'its CPUs are bound by --cpu-bind, or by the CpuBind= of the site' ;;
 esac
+# Its pages would stay where Slurm bound them.
+case ${SLURM_MEM_BIND_TYPE:-none} in none* | quiet,none*) ;; *) leave 'its memory is bound by --mem-bind' ;; esac
 read_mask "${SLURM_TASK_PID-}" || leave "/proc/${SLURM_TASK_PID-}/status cannot be read"
 
 # A container's image may have less than the node.
@@ -109,7 +111,7 @@ find_devices /dev/nvidia minor
 cpuset=$mask job=$job_gpus
 passed="CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES SLURM_JOB_ID SLURM_STEP_ID SLURM_LOCALID
     SLURM_GTIDS SLURM_NTASKS SLURM_CPUS_PER_TASK SLURM_JOB_CPUS_PER_NODE SLURM_GPUS_ON_NODE
-    SLURMD_TRES_BIND $masks"
+    SLURM_CPUS_ON_NODE $masks"
 asked=7
 [ ! -S "$socket" ] || ask "$socket" 0.7 "$passed"
 [ "$asked" != 7 ] || [ -z "$file" ] || ask "$file" 0.6 "$passed"

@@ -73,7 +73,7 @@ def load_settings(arguments: argparse.Namespace) -> settings.Settings:
 #: The format of an answer is each command's own, and the options of a client are those of `exec`.
 NAMES = tuple(name for name in PARAMETERS if name not in {"format", "observe"})
 #: Options that choose GPUs.
-DEVICES = ("gpus", "rank", "ranks", "job", "visible", "granted", "nvidia_visible")
+DEVICES = ("gpus", "rank", "ranks", "job", "visible", "granted")
 
 
 def add_options(parser: Parser, title: str, names: Iterable[str], mode: str = "node") -> None:

@@ -102,8 +102,8 @@ class ProcessPlanner:
                 f"the environment of {shown(stat)} cannot be read: it is another user's, or has "
                 "ended; give --gpus, or run this as root"
             )
-        questions = process.questions(self._given(process.environ or {}), cpus)
-        return local_plan.plan_on_node(self.node, questions, Caller(mask=cpus, cpuset=cpus))
+        query = process.query(self._given(process.environ or {}), cpus)
+        return local_plan.plan_on_node(self.node, query, Caller(mask=cpus, cpuset=cpus))
 
     def plan_or_none(self, stat: Stat) -> Reply | None:
         """Return the plan for a process; None where there is none."""
@@ -136,6 +136,5 @@ class ProcessPlanner:
         """Return the chosen parameters, and those that variables choose for a process."""
         variables = {**config.variables(), **{name: it for name, it in environ.items() if it}}
         if not self.divides:  # the number of CPUs is no choice of how to divide them
-            asked = config.PARAMETER_VARIABLES["task_cpus"]
-            variables = {name: it for name, it in variables.items() if name == asked}
+            variables = {name: it for name, it in variables.items() if name == config.CPUS}
         return config.plan_parameters(variables, self.chosen)

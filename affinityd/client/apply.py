@@ -1,4 +1,4 @@
-"""Applies a plan to this process: its questions, its mask and memory policy, its environment."""
+"""Applies a plan to this process: its query, its mask and memory policy, its environment."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from affinityd.client.process_context import ProcessContext
 from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.errors import ApplyError, InvalidRequestError
 from affinityd.linux.files import listed, text
-from affinityd.request import launchers
-from affinityd.request.launchers import local_rank
+from affinityd.request.environment import cpus_to_plan_on, local_rank
 from affinityd.request.nic_variables import VARIABLES, value
 from affinityd.text import one_line, quote
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
     from affinityd.client.find_plan import ProcessPlan
     from affinityd.linux.memory_policy import MemoryPolicy
-    from affinityd.request.environment import Question
+    from affinityd.request.environment import Pairs
 
 UNPINNED = "AFFINITYD_UNPINNED"  #: why a process was not pinned
 NICS = (
@@ -44,13 +43,13 @@ REMARKS = {
 }
 
 
-def own_questions(chosen: Mapping[str, str], switch: str = config.ON) -> list[Question]:
+def own_query(chosen: Mapping[str, str], switch: str = config.ON) -> Pairs:
     """Return the plan requests for this process; `chosen` parameters override its own."""
     process = ProcessContext.of_self()
     mask = process.mask
     observed = {"observe": format_list(mask)} if switch == config.OBSERVE else {}
-    cpus = launchers.cpus_to_plan_on(os.environ, mask)
-    return process.questions({**observed, **chosen}, cpus)
+    cpus = cpus_to_plan_on(os.environ, mask)
+    return process.query({**observed, **chosen}, cpus)
 
 
 def check_policy(policy: str | None) -> None:

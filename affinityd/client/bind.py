@@ -23,7 +23,7 @@ from affinityd.errors import AffinityError, InvalidRequestError
 from affinityd.linux import pinning
 from affinityd.linux.memory_policy import MemoryPolicy, checked_policy, own_policy
 from affinityd.linux.processes import mask_of, stat_of
-from affinityd.request.parsers import MAX_ENTRIES
+from affinityd.request.parameters import MAX_ENTRIES
 
 NOT_OF_PLAN = frozenset(("memory", "nics", "timeout", "fail_closed"))  #: arguments of bind()
 
@@ -127,8 +127,8 @@ def _plan_and_pin(
     checked_policy(policy)
     variables = config.variables()
     parameters = config.plan_parameters(variables, chosen)
-    questions = apply.own_questions(parameters, switch)
-    plan = find_plan.find_plan(questions, config.sockets(variables), start, timeout, bounded=False)
+    query = apply.own_query(parameters, switch)
+    plan = find_plan.find_plan(query, config.sockets(variables), start, timeout, bounded=False)
     if plan.switch != config.ON:
         apply.export_observed(plan)
         return _unbound()

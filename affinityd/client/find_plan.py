@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from affinityd import config
 from affinityd.client import http
-from affinityd.cpuset import CpuSet, format_list, parse_list
+from affinityd.cpuset import CpuSet, parse_list
 from affinityd.errors import (
     AffinityError,
     ApplyError,
@@ -13,14 +13,13 @@ from affinityd.errors import (
     UnknownParameterError,
 )
 from affinityd.planner import LOCALITIES
-from affinityd.request.environment import first_answer
 from affinityd.text import quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from affinityd.request.environment import Question
+    from affinityd.request.environment import Pairs
 
 TIMEOUT = 1.0  #: seconds that a plan may take by default
 TOO_LATE = "finding a plan took too long"
@@ -71,14 +70,14 @@ class ProcessPlan:
 
 
 def find_plan(
-    questions: Sequence[Question],
+    query: Pairs,
     sockets: Sequence[str],
     start: float,
     timeout: float,
     *,
     bounded: bool,
 ) -> ProcessPlan:
-    """Return the plan of the process that the questions are about.
+    """Return the plan of the process that the query is about.
 
     `start` is of time.monotonic, `timeout` in seconds. Without a daemon, to read the machine's
     files may take longer, unless it is `bounded`: then a forked child plans, as a process of one
@@ -86,7 +85,7 @@ def find_plan(
     """
     trouble = None
     try:
-        return ask_daemons(questions, sockets, start + timeout * DAEMON_SHARE)
+        return ask_daemons(query, sockets, start + timeout * DAEMON_SHARE)
     except NoDaemonError:
         pass
     except DaemonError as error:
@@ -95,12 +94,12 @@ def find_plan(
     from affinityd.client import local_plan  # noqa: PLC0415
 
     if not bounded:
-        return _from_text(local_plan.plan_text(questions, sockets, trouble), trouble)
+        return _from_text(local_plan.plan_text(query, sockets, trouble), trouble)
     from affinityd.linux import children  # noqa: PLC0415
 
     try:
         text = children.run(
-            lambda: local_plan.plan_text(questions, sockets, trouble).encode(), start + timeout
+            lambda: local_plan.plan_text(query, sockets, trouble).encode(), start + timeout
         )
     except TimeoutError:
         raise ApplyError("; ".join(filter(None, (TOO_LATE, trouble)))) from None
@@ -112,9 +111,7 @@ def _from_text(text: str, trouble: str | None) -> ProcessPlan:
     return ProcessPlan(lines, source, trouble, replayed or None)
 
 
-def ask_daemons(
-    questions: Sequence[Question], sockets: Sequence[str], deadline: float
-) -> ProcessPlan:
+def ask_daemons(query: Pairs, sockets: Sequence[str], deadline: float) -> ProcessPlan:
     """Return the answer of the first daemon that answers; `deadline` is of time.monotonic.
 
     Raises DaemonError if none answers, NoDaemonError if there is none, and the refusal of the
@@ -123,7 +120,7 @@ def ask_daemons(
     trouble: DaemonError = NoDaemonError(f"no daemon at {' or '.join(sockets)}")
     for path in sockets:
         try:
-            return first_answer(questions, _asker(path, deadline))
+            return _ask_daemon(path, query, deadline)
         except NoDaemonError:  # noqa: PERF203 - two paths at most
             continue
         except DaemonError as error:
@@ -132,23 +129,13 @@ def ask_daemons(
     raise trouble
 
 
-def _asker(path: str, deadline: float) -> Callable[[Question], ProcessPlan]:
-    return lambda question: _ask_daemon(path, deadline, question)
-
-
-def _ask_daemon(path: str, deadline: float, question: Question) -> ProcessPlan:
+def _ask_daemon(path: str, query: Pairs, deadline: float) -> ProcessPlan:
     try:
-        plan = ProcessPlan(http.ask_plan(path, question, deadline))
-        beyond = plan.cpus - parse_list(question["cpuset"])
+        return ProcessPlan(http.ask_plan(path, query, deadline))
     except UnknownParameterError as error:
         raise DaemonError(f"the daemon at {path} runs another release: {error}") from None
     except ValueError as error:
         raise DaemonError(f"the daemon at {path} answered {error}") from None
-    if beyond:
-        raise DaemonError(
-            f"the daemon at {path} gave CPUs that are not allowed: {format_list(beyond)}"
-        )
-    return plan
 
 
 def _words(text: str) -> tuple[str, ...]:

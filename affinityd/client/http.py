@@ -19,7 +19,7 @@ from affinityd.text import one_line, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
 MAX_ANSWER = 1024 * 1024  #: bytes; a plan for 256 ranks has 60,000
 MAX_REFUSAL = 1000  #: characters of one that are passed on
@@ -38,11 +38,11 @@ PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 
 
 def ask_plan(
-    address: str, parameters: Mapping[str, str], deadline: float, form: str = "shell"
+    address: str, query: Iterable[tuple[str, str]], deadline: float, form: str = "shell"
 ) -> str:
     """Return a plan, in a format of the request's. Raises as `fetch`; `deadline` is as there."""
-    query = "&".join(f"{name}={_percent_encoded(text)}" for name, text in parameters.items())
-    return fetch(address, f"/plan?{query}&format={form}", deadline)
+    encoded = "&".join(f"{name}={_percent_encoded(text)}" for name, text in query)
+    return fetch(address, f"/plan?{encoded}&format={form}", deadline)
 
 
 def fetch(

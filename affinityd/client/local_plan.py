@@ -22,15 +22,14 @@ from affinityd.discovery import discover, open_tree
 from affinityd.discovery.recorded_nvml import snapshot_nvml
 from affinityd.errors import REFUSALS, AffinityError
 from affinityd.request import formats
-from affinityd.request.environment import first_answer
-from affinityd.request.parameters import parse_request
+from affinityd.request.query import parse_query
 from affinityd.request.reply import Reply
-from affinityd.request.resolve import Caller, answer
+from affinityd.request.resolve import Caller, first_answer
 from affinityd.text import one_line, quote
 from affinityd.topology.model import Node, Topology
 
 if TYPE_CHECKING:
-    from affinityd.request.environment import Question
+    from affinityd.request.environment import Pairs
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ def answer_query(published: Path, pairs: Iterable[tuple[str, str]]) -> str:
     try:
         requests = parse_query(pairs)
         node = published_node(published)
-        reply = first_answer(requests, lambda request: answer(node, request))
+        reply = first_answer(node, requests)
         return formats.render(reply, requests[0].format or "json")
     except REFUSALS as error:
         return f"{error.title}: {error}\n"
@@ -89,7 +88,7 @@ def answer_query(published: Path, pairs: Iterable[tuple[str, str]]) -> str:
         return f"{one_line(str(error))}\n"
 
 
-def plan_text(questions: Sequence[Question], sockets: Sequence[str], trouble: str | None) -> str:
+def plan_text(query: Pairs, sockets: Sequence[str], trouble: str | None) -> str:
     """Return a plan in the `shell` format, below its source and the machine that it replays.
 
     The latter is an empty line where that is this machine. Raises AffinityError, whose message
@@ -97,17 +96,15 @@ def plan_text(questions: Sequence[Question], sockets: Sequence[str], trouble: st
     """
     node = find_node(sockets)
     try:
-        reply = plan_on_node(node.node, questions)
+        reply = plan_on_node(node.node, query)
     except AffinityError as error:
         raise type(error)("; ".join(filter(None, (str(error), trouble, node.replayed)))) from None
     return f"{node.source}\n{node.replayed or ''}\n{formats.render(reply, 'shell')}"
 
 
-def plan_on_node(node: Node, questions: Iterable[Question], caller: Caller | None = None) -> Reply:
-    """Return the answer to the first question that is not refused. Raises AffinityError."""
-    return first_answer(
-        questions, lambda question: answer(node, parse_request(question.items()), caller)
-    )
+def plan_on_node(node: Node, query: Pairs, caller: Caller | None = None) -> Reply:
+    """Return a daemon's answer to a query. Raises AffinityError."""
+    return first_answer(node, parse_query(query), caller)
 
 
 def _replayed(chosen: Settings) -> str | None:

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import os
 
-from affinityd.cpuset import CpuSet
+from affinityd.config import CPUS
+from affinityd.cpuset import CpuSet, format_list
 from affinityd.linux.cgroup import own_cpu_limit
 from affinityd.linux.files import environment_of, numbered, text
 from affinityd.request import environment
-from affinityd.request.launchers import JOB_CPUS
+from affinityd.request.environment import ENV, JOB_CPUS, OF_TASK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from affinityd.linux.processes import Stat
-    from affinityd.request.environment import Question
+    from affinityd.request.environment import Pairs
 
 
 #: A file that each vendor's driver makes.
@@ -84,12 +85,31 @@ class ProcessContext:
         """The request's `visible`: the GPUs that its environment names; None: it names none."""
         return environment.visible(self.environ or {}, _vendors())
 
-    def questions(self, given: Mapping[str, str], cpus: CpuSet) -> list[Question]:
-        """Return the plan requests of the process on these CPUs; `given` parameters count more."""
-        facts = {} if self.devices is None else {"granted": self.devices}
-        given = {**facts, **given}
-        environ, parent = self.environ or {}, self.parent_environ
-        return list(environment.process_questions(given, environ, cpus, parent, _vendors()))
+    def query(self, chosen: Mapping[str, str], cpus: CpuSet) -> Pairs:
+        """Return the query for a plan of the process on these CPUs.
+
+        `chosen` are parameters and, in capitals, variables; they override the process's own.
+        """
+        environ, visible = {**(self.environ or {}), **chosen}, self.visible
+        facts = {"cpuset": format_list(cpus), "granted": self.devices, "visible": visible}
+        stated = {name: text for name, text in facts.items() if text is not None}
+        stated |= {name: text for name, text in chosen.items() if not name.isupper()}
+        if not {"gpus", "rank"} & chosen.keys() and self._shares(visible):
+            rank = environment.local_rank(environ)
+            if rank is not None and rank.variable != environment.SLURM_TASK:
+                stated["rank"] = f"{rank.number}"
+                stated |= {} if rank.size is None else {"ranks": f"{rank.size}"}
+        variables = [name for name in (*OF_TASK, CPUS) if name in environ]
+        return (*stated.items(), *((ENV, f"{name}={environ[name]}") for name in variables))
+
+    def _shares(self, visible: str | None) -> bool:
+        """Return whether its single visible GPU is its siblings', too: their parent has the same.
+
+        Slurm says by itself which GPUs a task has.
+        """
+        if visible is None or self.parent_environ is None or environment.gpus_in(visible) > 1:
+            return False
+        return environment.visible(self.parent_environ, _vendors()) == visible
 
 
 def _with_cpu_limit(environ: Mapping[str, str]) -> Mapping[str, str]:

@@ -31,11 +31,8 @@ PLAN_PARAMETERS = (
     *("mode", "scope", "multithreading", "balanced", "min_physical_cores", "max_physical_cores"),
     *("share", "strict"),
 )
-#: Their variables; that of a task's number of CPUs has a shorter name.
-PARAMETER_VARIABLES = {
-    **{name: f"{PREFIX}{name.upper()}" for name in PLAN_PARAMETERS},
-    "task_cpus": f"{PREFIX}CPUS",
-}
+PARAMETER_VARIABLES = {name: f"{PREFIX}{name.upper()}" for name in PLAN_PARAMETERS}
+CPUS = f"{PREFIX}CPUS"  #: how many CPUs each task asked for, or none
 MAX_FILE = 1024 * 1024  #: bytes
 QUOTING = frozenset("'\"\\")
 
@@ -93,14 +90,14 @@ def variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 def plan_parameters(
     variables: Mapping[str, str], options: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the parameters of a plan: options, else those of AFFINITYD_* variables."""
+    """Return the parameters of a plan, and AFFINITYD_CPUS: options, else AFFINITYD_* variables."""
     chosen = {
         name: variables[variable]
         for name, variable in PARAMETER_VARIABLES.items()
         if variable in variables
     }
-    if options and "cpus" in options:
-        chosen.pop("task_cpus", None)
+    if CPUS in variables and "cpus" not in (options or {}):
+        chosen[CPUS] = variables[CPUS]
     return {**chosen, **(options or {})}
 
 

@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 from affinityd.enforce.policy.model import NODE, Treatment
 from affinityd.enforce.policy.policy import NAMED, NamePatterns, Policy, PolicyError, Rule
 from affinityd.planner.modes import MODES
-from affinityd.request.parsers import MAX_NUMBER
+from affinityd.request.parameters import MAX_NUMBER
 from affinityd.text import one_line, quote
 
 if sys.version_info >= (3, 11):

@@ -15,16 +15,16 @@ from affinityd.client import local_plan
 from affinityd.errors import AffinityError, DaemonError, NoDaemonError
 from affinityd.json_codec import loads
 from affinityd.linux.children import run
-from affinityd.planner import BY_RANK
+from affinityd.planner.modes import MODES
 from affinityd.request.document import PlanDocument, document
 from affinityd.request.formats import render
 
 if TYPE_CHECKING:
-    from affinityd.request.environment import Question
+    from affinityd.request.environment import Pairs
 
 PAUSE = 0.2  #: seconds between two tries
 #: Conditions for a container's plan, which the whole node's need not meet.
-REFUSING = {"strict", "min_physical_cores", "task_cpus"}
+REFUSING = {"strict", "min_physical_cores", config.CPUS}
 
 #: Addresses of a daemon: a socket's path or a URL, by source.
 Addresses = Mapping[str, str]
@@ -45,21 +45,19 @@ class NodePlan:
         return config.read_switch_or_off(self.document.switch or "")
 
 
-def node_question(chosen: Question) -> Question:
+def node_query(chosen: Mapping[str, str]) -> Pairs:
     """Return the request: every GPU of the node, and where modes divide, a block for each.
 
     That is stated, since it is the default only for a process that may use all of the node.
     """
-    mode = "all" if "scope" in chosen else "node"
-    asked = {"mode": mode, "whose": "node"} | {
-        name: chosen[name] for name in chosen if name not in REFUSING
-    }
-    is_by_rank = asked["mode"].replace("-", "_") in BY_RANK
-    return asked if is_by_rank else {"share": "node", **asked}
+    asked = {name: chosen[name] for name in chosen if name not in REFUSING}
+    mode = MODES.get(asked.get("mode", "node").replace("-", "_"))
+    share = {"share": "node"} if mode and mode.shares_node else {}
+    return tuple({"whose": "node", **share, **asked}.items())
 
 
 def find(
-    asked: Question, addresses: Addresses, deadline: float, tell: Callable[[str], None]
+    asked: Pairs, addresses: Addresses, deadline: float, tell: Callable[[str], None]
 ) -> NodePlan:
     """Return the plan of the first daemon that answers, else by this node's own files.
 
@@ -72,7 +70,7 @@ def find(
         trouble = error
     try:
         known = local_plan.find_node(list(addresses.values()))
-        reply = local_plan.plan_on_node(known.node, [asked])
+        reply = local_plan.plan_on_node(known.node, asked)
     except AffinityError:
         if not isinstance(trouble, DaemonError):
             raise trouble from None
@@ -82,7 +80,7 @@ def find(
     return NodePlan(render(reply, "json"), document(reply), known.source)
 
 
-def _of_first(asked: Question, addresses: Addresses, deadline: float) -> NodePlan:
+def _of_first(asked: Pairs, addresses: Addresses, deadline: float) -> NodePlan:
     """Ask repeatedly. Raises DaemonError after the deadline, and the refusal of a request."""
     trouble = DaemonError("there was no time to ask a daemon")
     names = cycle(addresses)
@@ -96,7 +94,7 @@ def _of_first(asked: Question, addresses: Addresses, deadline: float) -> NodePla
     raise trouble
 
 
-def _of_daemon(asked: Question, name: str, address: str, deadline: float) -> NodePlan:
+def _of_daemon(asked: Pairs, name: str, address: str, deadline: float) -> NodePlan:
     """Ask for the node: this container's CPUs and GPUs are not those of the pod's others."""
     address = numeric(address, deadline)
     text = client.ask_plan(address, asked, deadline, "json")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from affinityd.cpuset import CpuSet
@@ -13,7 +13,7 @@ from affinityd.topology.model import Gpu
 class Options:
     """How to plan; the defaults are the API's."""
 
-    mode: str = "unique_contiguous"
+    mode: str = "node"
     scope: str = "node"
     multithreading: str = "all_logical"
     balanced: bool = True
@@ -32,6 +32,8 @@ class Demand:
     allowed: CpuSet  #: online ∩ cpuset − reserved
     unreserved: CpuSet  #: online − reserved
     options: Options = field(default_factory=Options)
+    #: Logical CPUs that the ranks with a home node ask for together; missing: `options.cpus` each.
+    together: Mapping[int | None, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,7 @@ class PlanMode:
     balances: bool = False  #: uses `balanced`
     counts: bool = True  #: uses `min_physical_cores` and `max_physical_cores`
     widens: bool = True  #: uses `cpus`
+    by_rank: bool = False  #: divides by the ranks' numbers: no GPU has cores of its own
 
     @property
     def shares_node(self) -> bool:
@@ -99,6 +100,6 @@ MODES = {
     "socket": PlanMode(all_cores, scope="socket"),
     "exclusive": PlanMode(blocks, unique=True),
     # Ranks on the caches of another node would have only far CPUs.
-    "core_complex": PlanMode(complexes, scope="node", widens=False),
-    "even": PlanMode(blocks, scope="node", everywhere=True, unique=True),
+    "core_complex": PlanMode(complexes, scope="node", widens=False, by_rank=True),
+    "even": PlanMode(blocks, scope="node", everywhere=True, unique=True, by_rank=True),
 }

@@ -25,7 +25,7 @@ from affinityd.planner.model import Demand, Options, Plan, RankPlan, Widening
 from affinityd.planner.modes import MODES, PlanMode, Position
 from affinityd.planner.reasons import Reasons, too_few_cores
 from affinityd.planner.warnings import warnings
-from affinityd.planner.widening import given_cpus, topped_up, widened
+from affinityd.planner.widening import asked_together, given_cpus, topped_up, widened
 from affinityd.topology.model import Core, Topology
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def _rank_plans(
         gpu, group = demand.gpus[rank], group_of[rank]
         home = cores[0].node if mode.everywhere else group.home
         nodes = {core.node for core in cores} if mode.everywhere else {home}
-        widening = None if mode.everywhere else _widening(group, cores, options)
+        widening = None if mode.everywhere else _widening(demand, group, cores)
         where = locality(topology, gpu, nodes)
         yield RankPlan(
             rank=rank,
@@ -152,8 +152,9 @@ def _rank_plans(
         )
 
 
-def _widening(group: RankGroup, cores: Iterable[Core], options: Options) -> Widening | None:
+def _widening(demand: Demand, group: RankGroup, cores: Iterable[Core]) -> Widening | None:
     """Return a rank's far CPUs, and its group's request; None: all are near."""
+    options = demand.options
     if options.cpus is None:
         return None
     own = {core.cpus[0] for core in chain(*group.domain)}
@@ -161,4 +162,6 @@ def _widening(group: RankGroup, cores: Iterable[Core], options: Options) -> Wide
     if not further:
         return None
     near_cpus = len(given_cpus(chain(*group.domain), options))
-    return Widening(given_cpus(further, options), near_cpus, options.cpus * len(group.ranks))
+    return Widening(
+        given_cpus(further, options), near_cpus, asked_together(demand, group, options.cpus)
+    )

@@ -37,10 +37,15 @@ def widened(
     for group in groups:
         has = len(given_cpus(chain(*group.domain), demand.options))
         is_short = not divides or len(group.domain) < len(group.ranks)
-        lack = asked * len(group.ranks) - has if is_short else 0
+        lack = asked_together(demand, group, asked) - has if is_short else 0
         further = _take(free, topology, group.home, lack, demand.options)
         wider.append(replace(group, domain=(*group.domain, *single_bundles(further))))
     return tuple(wider)
+
+
+def asked_together(demand: Demand, group: RankGroup, asked: int) -> int:
+    """Return how many logical CPUs the ranks of a group ask for, `asked` each if none says it."""
+    return demand.together.get(group.home, asked * len(group.ranks))
 
 
 def topped_up(

@@ -25,23 +25,13 @@ def asked_cpus(
     asked = request.task_cpus
     if asked is None:
         return request.options.cpus
-    together = min(len(allowed), request.job_cpus or len(allowed))
-    each = max(1, together // _tasks(request, allowed))
+    together = min(len(allowed), asked.of_job or len(allowed))
+    each = max(1, together // (asked.tasks or request.ranks or 1))
     if asked.cpus is not None:  # a variable may be of the job's script, and more than a step's
         each = min(each, asked.cpus)
     else:
-        each = _of_whole_node(topology, each, together, allowed, usable_cpus)
+        each = at_most_of_whole_node(topology, each, together, allowed, usable_cpus)
     return -(-each * ranks.tasks_per_gpu // ranks.gpus_per_task)
-
-
-def _tasks(request: Request, allowed: CpuSet) -> int:
-    """Return how many tasks divide the allowed CPUs: of a slice, the tasks with the same one."""
-    tasks = (request.task_cpus and request.task_cpus.tasks) or request.ranks or 1
-    masks = request.cpu_bind
-    own = masks[request.rank[0] % len(masks)] if masks and request.rank else None
-    if own is None or not allowed <= own:
-        return tasks
-    return sum(masks[task % len(masks)] == own for task in range(tasks))
 
 
 def asked_each(
@@ -51,10 +41,10 @@ def asked_each(
 
     The job may use `cpus`.
     """
-    return _of_whole_node(topology, -(-granted // ranks), granted, cpus, usable_cpus)
+    return at_most_of_whole_node(topology, -(-granted // ranks), granted, cpus, usable_cpus)
 
 
-def _of_whole_node(
+def at_most_of_whole_node(
     topology: Topology, each: int, granted: int, cpus: CpuSet, usable_cpus: CpuSet
 ) -> int:
     """Return `each`, at most a GPU's part of the cores where a job has the machine for itself.

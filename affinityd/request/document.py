@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Annotated
 
 from affinityd.config import SWITCHES
@@ -99,29 +98,18 @@ class WarningDocument:
 
 
 @dataclass(frozen=True)
-class JobPart:
-    """The fields that all ranks of a job have in common."""
+class PlanDocument:
+    """The answer to `GET /plan`."""
 
     node: str
     generation: int
     request: UnderstoodRequest
     allowed: AllowedCpus
-
-
-@dataclass(frozen=True)
-class RanksPart:
-    """The fields that depend on which ranks are requested."""
-
     cpulist: CpuList
     ranks: Sequence[PlannedRank]
     warnings: Sequence[WarningDocument]
     #: The node's AFFINITYD. With whose=node.
     switch: Annotated[str, OneOf(SWITCHES)] | None = left_out()
-
-
-@dataclass(frozen=True)
-class PlanDocument(RanksPart, JobPart):
-    """The answer to `GET /plan`: the job's part first, as dataclasses order inherited fields."""
 
 
 @dataclass(frozen=True)
@@ -134,37 +122,21 @@ class ProblemDocument:
     detail: str
 
 
-#: The ranks of a job are told the same allowed CPUs.
-_cpulist = lru_cache(maxsize=16)(format_list)
-
-
 def document(reply: Reply) -> PlanDocument:
     """Return a plan as its JSON document has it."""
-    return PlanDocument(**vars(job_part(reply)), **vars(ranks_part(reply)))
-
-
-def job_part(reply: Reply) -> JobPart:
-    """Return the fields that are the same for each rank of the job."""
-    request = reply.request
+    request, is_of_node = reply.request, reply.request.whose == "node"
     options = {**vars(request.options), "share": reply.plan.share}
-    return JobPart(
+    return PlanDocument(
         node=reply.node,
         generation=reply.generation,
         request=UnderstoodRequest(
             gpus=reply.entries, **options, visible=request.visible, granted=request.granted
         ),
         allowed=AllowedCpus(
-            _cpulist(reply.allowed),
+            format_list(reply.allowed),
             reply.source,
-            within=None if reply.within is None else _cpulist(reply.within),
+            within=None if reply.within is None else format_list(reply.within),
         ),
-    )
-
-
-def ranks_part(reply: Reply) -> RanksPart:
-    """Return the fields of the requested ranks."""
-    is_of_node = reply.request.whose == "node"
-    return RanksPart(
         cpulist=format_list(reply.cpus),
         ranks=[_rank(rank, reply.nics[rank.rank], with_names=is_of_node) for rank in reply.ranks],
         warnings=[WarningDocument(warn.code, warn.message) for warn in reply.warnings],

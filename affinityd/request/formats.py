@@ -88,22 +88,6 @@ _WRITERS: dict[str, Callable[[Reply], Iterator[str]]] = {
 }
 
 
-def json_begin(reply: Reply) -> str:
-    """Return the beginning of a plan's JSON, which the ranks of a job share."""
-    from affinityd.json_codec import dumps  # noqa: PLC0415 - as above
-    from affinityd.request.document import job_part  # noqa: PLC0415
-
-    return dumps(job_part(reply), ensure_ascii=False)[:-1]
-
-
-def json_after(begin: str, reply: Reply) -> str:
-    """Return a plan in JSON, as `render` does, from its beginning on."""
-    from affinityd.json_codec import dumps  # noqa: PLC0415 - as above
-    from affinityd.request.document import ranks_part  # noqa: PLC0415
-
-    return f"{begin}, {dumps(ranks_part(reply), ensure_ascii=False)[1:]}\n"
-
-
 def render(reply: Reply, format_name: str) -> str:
     """Return a plan in one of the request's formats, ended by a newline."""
     return "".join(f"{line}\n" for line in _WRITERS[format_name](reply))

@@ -10,13 +10,32 @@ from affinityd.cpuset import CpuSet, parse_list
 from affinityd.errors import InvalidRequestError, UnknownParameterError
 from affinityd.planner.model import Options
 from affinityd.planner.modes import MODES
-from affinityd.request import parsers
-from affinityd.text import quote
+from affinityd.request.environment import BY_VALUE
+from affinityd.text import quote, whole_number
 
 MAX_LENGTH = 32768  #: of a value, in characters; every second one of 8192 CPUs takes 20,000
-#: Parameters about one task among others.
-OF_TASKS = frozenset(("job", "gpu_bind", "cpu_bind", "step_gpus"))
+MAX_ENTRIES = 256
+MAX_NUMBER = 2**31
 FORMATS = ("json", "cpulist", "mask", "numactl", "shell", "lines", "nics", "vllm")
+
+
+@dataclass(frozen=True)
+class TaskCpus:
+    """The CPUs that a task asked for, as its variables say. A task is a launcher's process."""
+
+    cpus: int | None = None  #: a number
+    tasks: int | None = None  #: or an equal part of those that so many tasks may use
+    of_job: int | None = None  #: how many the job, or the container, has on this node
+
+
+@dataclass(frozen=True)
+class SlurmTask:
+    """A task of a Slurm step on this node, as its variables say."""
+
+    number: int  #: of the task on this node
+    tasks: int  #: how many there are on this node
+    step_gpus: int | None  #: how many the step has on this node
+    slices: tuple[CpuSet, ...]  #: the CPUs that Slurm gave each task; (): Slurm bound none
 
 
 @dataclass(frozen=True)
@@ -27,20 +46,18 @@ class Request:
     rank: tuple[int, ...] | None = None  #: None: all
     ranks: int | None = None  #: None: as many as `gpus`
     job: tuple[str, ...] | None = None  #: None: `gpus` are all that count
-    gpu_bind: str = ""  #: how Slurm gave the ranks their GPUs
-    cpu_bind: tuple[CpuSet, ...] = ()  #: the CPUs that Slurm gave each of the ranks
-    step_gpus: int | None = None  #: how many the ranks have together; None: not known
-    job_cpus: int | None = None  #: how many the job has on this node; None: not known
-    task_cpus: parsers.TaskCpus | None = None  #: each task's request; None: unknown
     cpuset: CpuSet | None = None
     visible: str | None = None
     granted: str | None = None
-    nvidia_visible: str | None = None  #: the variable of NVIDIA's container runtime
     observe: CpuSet | None = None  #: where the caller runs, and stays; None: it takes its plan
     nics: int | None = None  #: how many of each rank; None: its GPU's part
     whose: str = "caller"  #: "node": plan as for an unidentified caller
     format: str | None = None  #: None: the client's Accept header decides
     options: Options = field(default_factory=Options)
+    # From the caller's variables (environment.py), and no parameters:
+    nvidia_visible: str | None = None  #: NVIDIA_VISIBLE_DEVICES, of NVIDIA's container runtime
+    task_cpus: TaskCpus | None = None  #: None: unknown
+    slurm: SlurmTask | None = None  #: None: it is none, or its GPUs were named
 
 
 @dataclass(frozen=True)
@@ -68,6 +85,8 @@ def parse_request(pairs: Iterable[tuple[str, str]]) -> Request:
             values[name] = parameter.read(plain(text))
         except ValueError as error:
             raise InvalidRequestError(f"{name}: {error}") from None
+    if "scope" in values:
+        values.setdefault("mode", "all")  # node is all of the node, for any scope
     options = Options(**{name: values.pop(name) for name in _OPTION_NAMES & values.keys()})
     most = options.max_physical_cores
     if most is not None and options.min_physical_cores > most:
@@ -75,31 +94,22 @@ def parse_request(pairs: Iterable[tuple[str, str]]) -> Request:
             f"min_physical_cores={options.min_physical_cores} is more than "
             f"max_physical_cores={most}; make it no more than that"
         )
-    request = Request(**values, options=options)
-    _check_task(request, OF_TASKS & values.keys())
-    if request.task_cpus is not None and options.cpus is not None:
+    return _checked(Request(**values, options=options))
+
+
+def _checked(request: Request) -> Request:
+    """Return a request whose parameters fit each other. Raises InvalidRequestError."""
+    if request.job is not None and request.ranks is not None and len(request.rank or ()) != 1:
         raise InvalidRequestError(
-            f"cpus={options.cpus} is what each rank asked for, task_cpus what each task did; give "
-            "one of them"
+            f"job needs one rank, of {request.ranks}: which of them asks, like rank=0"
         )
+    if request.job is not None and request.ranks is None and request.rank is not None:
+        raise InvalidRequestError("job needs ranks and rank: how many tasks, and which")
     if request.whose == "node" and request.cpuset is not None:
         raise InvalidRequestError(
             "whose=node plans on the whole node, cpuset on some of its CPUs; give one of them"
         )
     return request
-
-
-def _check_task(request: Request, given: frozenset[str]) -> None:
-    """Raise InvalidRequestError for a parameter of one task without the task's rank."""
-    bound = sorted(given & {"gpu_bind", "cpu_bind"})
-    if request.ranks is None and (bound or (given and request.rank is not None)):
-        raise InvalidRequestError(
-            f"{(bound or sorted(given))[0]} needs ranks and rank: how many tasks, and which"
-        )
-    if given and request.ranks is not None and len(request.rank or ()) != 1:
-        raise InvalidRequestError(
-            f"{min(given)} needs one rank, of {request.ranks}: which of them asks, like rank=0"
-        )
 
 
 def _suggestion(name: str) -> str:
@@ -119,20 +129,127 @@ def plain(text: str) -> str:
     return text
 
 
+_BOOLEANS = {
+    **dict.fromkeys(("true", "1", "yes", "on"), True),
+    **dict.fromkeys(("false", "0", "no", "off"), False),
+}
+
+
+def one_of(*choices: str) -> Callable[[str], str]:
+    """Return a reader of one of these words."""
+
+    def read(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"{quote(text)} is not one of {', '.join(choices)}")
+        return text
+
+    return read
+
+
+def mode(text: str) -> str:
+    """Read a mode; `-` and `_` are the same."""
+    name = text.replace("-", "_")
+    return name if name in MODES else one_of(*MODES)(text)
+
+
+def boolean(text: str) -> bool:
+    """Read true or false."""
+    if text.lower() not in _BOOLEANS:
+        raise ValueError(f"{quote(text)} is neither true nor false")
+    return _BOOLEANS[text.lower()]
+
+
+def positive(text: str) -> int:
+    """Read a whole number from 1."""
+    value = whole_number(text, MAX_NUMBER)
+    if not value:
+        raise ValueError(f"{quote(text)} is not a whole number from 1 to {MAX_NUMBER}")
+    return value
+
+
+def nics(text: str) -> int:
+    """Read how many NICs a rank gets: a whole number from 1, all or none."""
+    words = {"all": MAX_NUMBER, "none": 0}
+    number = words[text] if text in words else whole_number(text, MAX_NUMBER) or None
+    if number is None:
+        raise ValueError(f"{quote(text)} is neither all, none nor a whole number from 1")
+    return number
+
+
+def count(text: str) -> int:
+    """Read a number of entries."""
+    return _few(positive(text), "ranks")
+
+
+def entries(text: str) -> tuple[str, ...]:
+    """Read a comma list of names."""
+    names = tuple(entry.strip() for entry in listed(text).split(","))
+    if "" in names:
+        raise ValueError(f"{quote(text)} has an empty entry; write it like 0,1")
+    return names
+
+
+def gpus(text: str) -> tuple[str, ...] | None:
+    """Read a list of devices; None for `all`."""
+    names = entries(text)
+    if names == ("all",):
+        return None
+    if "all" in names:
+        raise ValueError(f"{quote(text)}: all stands alone, not in a list")
+    return names
+
+
+def ranks(text: str) -> tuple[int, ...]:
+    """Read a list of rank numbers."""
+    try:
+        numbers = parse_list(text)
+    except ValueError:
+        raise ValueError(
+            f"{quote(text)} is not a list of ranks; write it like 0,1 or 0-3"
+        ) from None
+    _few(len(numbers), "ranks")
+    return tuple(sorted(numbers))
+
+
+def listed(text: str) -> str:
+    """Read a comma list to the letter."""
+    _few(text.count(",") + 1, "entries")
+    return text
+
+
+def visible(text: str) -> str:
+    """Read a visible-device variable's value, to the letter."""
+    name, is_assignment, value = text.partition("=")
+    if is_assignment and name in BY_VALUE:
+        raise ValueError(f"{quote(text)} names its variable; give the value alone: {quote(value)}")
+    return listed(text)
+
+
+def granted(text: str) -> str:
+    """Read a list of granted devices."""
+    return ",".join(entries(text))
+
+
+def _few(number: int, noun: str) -> int:
+    if number > MAX_ENTRIES:
+        raise ValueError(f"{number} {noun} are too many; the most is {MAX_ENTRIES}")
+    return number
+
+
 def _choice(text: str, *words: str) -> Parameter:
     """Return a parameter that is one of these words, the first by default."""
     schema = {"type": "string", "enum": list(words), "default": words[0]}
-    return Parameter(parsers.one_of(*words), text, schema)
+    return Parameter(one_of(*words), text, schema)
 
 
 def _flag(text: str, *, default: bool) -> Parameter:
-    return Parameter(parsers.boolean, text, {"type": "boolean", "default": default})
+    return Parameter(boolean, text, {"type": "boolean", "default": default})
 
 
 def _number(
     text: str,
-    read: Callable[[str], int] = parsers.positive,
-    most: int = parsers.MAX_NUMBER,
+    read: Callable[[str], int] = positive,
+    most: int = MAX_NUMBER,
     **schema: int,
 ) -> Parameter:
     return Parameter(read, text, {"type": "integer", "minimum": 1, "maximum": most, **schema})
@@ -142,41 +259,28 @@ _DEFAULTS = Options()
 
 PARAMETERS = {
     "gpus": Parameter(
-        parsers.gpus,
+        gpus,
         (
             "one entry for each rank, in local-rank order: index, UUID, UUID prefix, PCI "
             "bus id; or just all"
         ),
         {"type": "string", "default": "all"},
     ),
-    "rank": Parameter(parsers.ranks, "answer only for these ranks of the request"),
+    "rank": Parameter(ranks, "answer only for these ranks of the request"),
     "ranks": _number(
         "how many ranks there are: rank i drives entry i of gpus, modulo their number",
-        read=parsers.count,
-        most=parsers.MAX_ENTRIES,
+        read=count,
+        most=MAX_ENTRIES,
     ),
     "job": Parameter(
-        parsers.entries,
+        entries,
         (
             "all GPUs of the caller's job, in node numbering: they divide the cores, and "
             "the answer is for gpus"
         ),
     ),
-    "gpu_bind": Parameter(str, "how Slurm gave the ranks their GPUs, as in SLURMD_TRES_BIND"),
-    "cpu_bind": Parameter(
-        parsers.masks, "the CPUs that Slurm gave each of the ranks, as in SLURM_CPU_BIND_LIST"
-    ),
-    "step_gpus": _number("how many GPUs the ranks have together, as in SLURM_GPUS_ON_NODE"),
-    "job_cpus": _number(
-        "how many CPUs the job has on this node: a step that has fewer, and sees only its own "
-        "GPUs, divides its CPUs without the job's other GPUs"
-    ),
-    "task_cpus": Parameter(
-        parsers.task_cpus,
-        "how many CPUs each task asked for, or 1/8: of the CPUs of eight tasks; its GPUs divide it",
-    ),
     "mode": Parameter(
-        parsers.mode,
+        mode,
         "how ranks divide the cores",
         {"type": "string", "enum": list(MODES), "default": _DEFAULTS.mode},
     ),
@@ -195,21 +299,14 @@ PARAMETERS = {
     "cpuset": Parameter(parse_list, "the CPUs to plan on, as a list like 0-3,8"),
     "whose": _choice("plan on the caller's CPUs, if known, or on the node's", "caller", "node"),
     "visible": Parameter(
-        parsers.visible,
+        visible,
         "the caller's CUDA_VISIBLE_DEVICES (or ROCR/HIP, ASCEND_RT); empty: none",
         may_be_empty=True,
     ),
     "granted": Parameter(
-        parsers.granted,
+        granted,
         "the devices the caller was given, in node numbering: indices, UUIDs, minor:N, drm:N, or "
         "none",
-    ),
-    "nvidia_visible": Parameter(
-        parsers.listed,
-        (
-            "the caller's NVIDIA_VISIBLE_DEVICES, the devices requested for its container: used "
-            "if all of them are granted"
-        ),
     ),
     "observe": Parameter(parse_list, "count the plan only: the caller stays on these CPUs"),
     "share": _choice(
@@ -217,7 +314,7 @@ PARAMETERS = {
         *("auto", "requested", "node"),
     ),
     "nics": Parameter(
-        parsers.nics,
+        nics,
         "how many of the nearest RDMA devices each rank gets: a number, all, or none (default: "
         "the GPU's share)",
     ),

@@ -1,42 +1,47 @@
-"""The query of a plan: its parameters, and variables of an environment. Pure.
-
-Scripts that start programs pass their raw variables on as `env=NAME=VALUE`, without
-interpreting them.
-"""
+"""The query of a plan: its parameters, and what the caller's variables say about it. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from affinityd.config import PARAMETER_VARIABLES, plan_parameters
-from affinityd.cpuset import parse_list
+from affinityd.config import CPUS, PARAMETER_VARIABLES
+from affinityd.cpuset import CpuSet, parse_mask
 from affinityd.errors import InvalidRequestError
-from affinityd.request.environment import VISIBLE, process_questions
-from affinityd.request.launchers import JOB_CPUS, SLURM_TASK, VARIABLES, cpus_to_plan_on
-from affinityd.request.parameters import Parameter, Request, parse_request, plain
+from affinityd.planner.modes import MODES
+from affinityd.request.environment import (
+    ENV,
+    JOB_CPUS,
+    JOB_GPUS,
+    NVIDIA_VISIBLE,
+    READ,
+    SLURM_JOB,
+    SLURM_SPECIAL_STEP,
+    SLURM_TASK,
+    Rank,
+    cpus_to_plan_on,
+    gpus_in,
+    local_rank,
+    number,
+    visible,
+)
+from affinityd.request.parameters import (
+    Parameter,
+    Request,
+    SlurmTask,
+    TaskCpus,
+    parse_request,
+    plain,
+)
 from affinityd.text import quote
 
 if TYPE_CHECKING:
-    from affinityd.request.environment import Question
+    from affinityd.request.environment import Environment
 
-SLURM = "SLURM_JOB_ID"  #: is set where TaskProlog= runs
-#: Variables that may be passed on.
-PASSED = frozenset(
-    (
-        *(name for names in VISIBLE.values() for name in names),
-        *VARIABLES,
-        *PARAMETER_VARIABLES.values(),
-        *(JOB_CPUS, "AFFINITYD_CPULIST", "AFFINITYD_ALLOWED"),
-        *(SLURM, "SLURM_STEP_ID", "SLURM_NTASKS", "SLURM_GTIDS", "SLURM_GPUS_ON_NODE"),
-        *("SLURM_CPUS_PER_TASK", "SLURM_JOB_CPUS_PER_NODE", "SLURM_CPU_BIND_LIST"),
-        "SLURMD_TRES_BIND",
-    )
-)
-OTHERS = frozenset(VARIABLES) - {SLURM_TASK}  #: do not count where TaskProlog= runs
+CHOSEN_RANK = "--rank"  #: where a rank comes from that no launcher gave
 #: The vendor of granted GPUs, by their names; of others any vendor's variables count.
 VENDORS = {"minor:": "nvidia", "drm:": "amd"}
-ENV = "env"
 VARIABLE = Parameter(
     str,
     "a variable of the caller's environment, like LOCAL_RANK=3; given once for each variable",
@@ -47,16 +52,20 @@ VARIABLE = Parameter(
 def parse_query(pairs: Iterable[tuple[str, str]]) -> tuple[Request, ...]:
     """Read (name, value) pairs: the request, or several, each for where the one before is retried.
 
-    Raises InvalidRequestError, which names the first that is wrong.
+    Stated parameters override variables. Raises InvalidRequestError, which names the first that is
+    wrong.
     """
-    given = list(pairs)
-    variables = [text for name, text in given if name == ENV]
-    stated = [(name, text) for name, text in given if name != ENV]
-    request = parse_request(stated)
-    if not variables:
-        return (request,)
-    meant = _questions(dict(stated), _environment(variables))
-    return tuple(parse_request(question.items()) for question in meant)
+    query = list(pairs)
+    environ = _environment(text for name, text in query if name == ENV)
+    stated = [(name, text) for name, text in query if name != ENV]
+    names = {name for name, _ in stated}
+    chosen = [
+        (name, environ[variable])
+        for name, variable in PARAMETER_VARIABLES.items()
+        if environ.get(variable) and name not in names
+    ]
+    request = parse_request([*stated, *chosen])
+    return tuple(_requests(request, environ, names)) if environ else (request,)
 
 
 def _environment(assignments: Iterable[str]) -> dict[str, str]:
@@ -66,8 +75,8 @@ def _environment(assignments: Iterable[str]) -> dict[str, str]:
         name, equals, value = text.partition("=")
         if not equals:
             raise InvalidRequestError(f"env: {quote(text)} is not NAME=VALUE")
-        if name not in PASSED:
-            known = ", ".join(sorted(PASSED))
+        if name not in READ:
+            known = ", ".join(sorted(READ))
             raise InvalidRequestError(f"env: {quote(name)} is not read; known are {known}")
         if name in environ:
             raise InvalidRequestError(f"env: {name} is given twice; give it once")
@@ -78,17 +87,166 @@ def _environment(assignments: Iterable[str]) -> dict[str, str]:
     return environ
 
 
-def _questions(stated: Mapping[str, str], environ: Mapping[str, str]) -> Iterator[Question]:
-    """Yield the requests of an environment; stated parameters override it."""
-    said = {name: text for name, text in environ.items() if text}
-    given = {**plan_parameters(said), **stated}
-    mask = given.pop("cpuset", None)
-    cpus = None if mask is None else cpus_to_plan_on(environ, parse_list(mask))
-    granted = given.get("granted", "")
+def _requests(request: Request, environ: Environment, stated: Collection[str]) -> Iterator[Request]:
+    """Yield a request, completed by a process's variables, and what to try if that is refused."""
+    request, rank = _completed(request, environ), local_rank(environ)
+    if request.rank is not None and len(request.rank) == 1:
+        rank = Rank(request.rank[0], rank.size if rank else None, CHOSEN_RANK)
+    is_alone = rank is None or _is_alone(rank)
+    if rank and not {"gpus", "rank"} & set(stated):
+        if rank.size and rank.variable == SLURM_TASK:
+            yield _of_slurm_task(request, rank, rank.size, environ)
+            return
+        if not is_alone and _has_own_gpus(request, environ):
+            yield from _kept_apart(request, rank, environ)
+            return
+    if request.job is not None:
+        yield _granted_job(request, environ)
+        request = replace(request, job=None)
+    if rank is None or is_alone:
+        yield request
+        return
+    number, size = request.rank or (rank.number,), request.ranks or rank.size
+    yield replace(request, rank=number, ranks=size)
+    if size is None:  # as many as GPUs; a rank beyond those shares one with another
+        yield replace(request, rank=number, ranks=rank.number + 1)
+
+
+def _completed(request: Request, environ: Environment) -> Request:
+    """Return a request with the devices and CPUs that a process's variables name."""
+    granted = request.granted or ""
     vendors = [vendor for prefix, vendor in VENDORS.items() if granted.startswith(prefix)]
-    is_slurm_s = SLURM in environ
-    own = {name: it for name, it in environ.items() if not (is_slurm_s and name in OTHERS)}
-    for question in process_questions(given, own, cpus, None, vendors, leaves_slice=is_slurm_s):
-        # Without a note of the job's GPUs tasks keep to their GPU's own block of the node.
-        has_siblings = is_slurm_s and "ranks" in question and "job" not in question
-        yield {"share": "node", **question} if has_siblings else question
+    if request.visible is None:
+        request = replace(request, visible=visible(environ, vendors))
+    if request.cpuset is not None:
+        request = replace(request, cpuset=cpus_to_plan_on(environ, request.cpuset))
+    request = replace(request, nvidia_visible=environ.get(NVIDIA_VISIBLE) or None)
+    if request.options.cpus is None:
+        request = replace(request, task_cpus=asked_cpus(environ, request.ranks))
+    return request
+
+
+def _of_slurm_task(request: Request, rank: Rank, tasks: int, environ: Environment) -> Request:
+    """Return the request of a task of srun, whose own facts its plan follows from."""
+    job = _gpus_of_job(environ)
+    if request.job is None and job is not None:
+        request = replace(request, job=tuple(job.split(",")))
+    task = SlurmTask(
+        number=rank.number,
+        tasks=tasks,
+        step_gpus=number(environ.get("SLURM_GPUS_ON_NODE")),
+        slices=_slices(environ.get("SLURM_CPU_BIND_LIST", "")),
+    )
+    return replace(_granted_job(request, environ), slurm=task)
+
+
+def _slices(text: str) -> tuple[CpuSet, ...]:
+    """Read the masks that Slurm chose for the tasks; a user's do not begin with 0x."""
+    if not text.startswith("0x"):
+        return ()
+    try:
+        return tuple(parse_mask(mask) for mask in text.split(","))
+    except ValueError as error:
+        raise InvalidRequestError(f"env: SLURM_CPU_BIND_LIST: {error}") from None
+
+
+def _granted_job(request: Request, environ: Environment) -> Request:
+    """Return a request granted the job's GPUs if its task may open more than its own.
+
+    Such a task is not bound, and the node's other devices are open to it.
+    """
+    of_step = number(environ.get("SLURM_GPUS_ON_NODE"))
+    files = (request.granted or "").count(",") + 1
+    if request.job is None or request.visible is not None or of_step in {None, files}:
+        return request
+    return replace(request, granted=",".join(request.job))
+
+
+def _kept_apart(request: Request, rank: Rank, environ: Environment) -> Iterator[Request]:
+    """Yield the ways to keep a rank with a GPU of its own from its siblings' cores.
+
+    By the job's GPUs, if known; else by each GPU's own block of cores. With more ranks than GPUs,
+    scripts deal the GPUs out in turn.
+    """
+    noted = _gpus_of_job(environ)
+    job = request.job or (tuple(noted.split(",")) if noted else None)
+    gpus = (len(job) if job else number(environ.get("SLURM_GPUS_ON_NODE"))) or rank.size or 1
+    sharing = -(-(rank.size or 1) // gpus)
+    by_block = request.options
+    if by_block.share == "auto":
+        by_block = replace(by_block, share="node")
+    alone = replace(request, job=None, options=by_block)
+    if sharing > 1:
+        yield replace(alone, ranks=sharing, rank=(rank.number // gpus,))
+        return
+    if job:
+        yield replace(request, job=job)
+    yield alone
+
+
+def _has_own_gpus(request: Request, environ: Environment) -> bool:
+    """Return whether the process sees a GPU that its siblings do not, which keeps them apart.
+
+    It is a single one, unless the container has no other: that is the siblings', too. A process
+    whose parent has the same variable states its rank (affinityd.client.process_context).
+    """
+    options = request.options
+    if request.visible is None or MODES[options.mode].by_rank or options.share == "requested":
+        return False
+    container = request.nvidia_visible or request.granted
+    in_slurm = SLURM_JOB in environ
+    is_only_one = not in_slurm and container not in (None, "all") and "," not in (container or "")
+    return gpus_in(request.visible) == 1 and not is_only_one
+
+
+def _is_alone(rank: Rank) -> bool:
+    """Return whether a lone task has all the GPUs that it sees: a launcher, DataParallel, vLLM.
+
+    torchrun's worker has its GPU from LOCAL_RANK, even if there is only one worker.
+    """
+    return rank.size == 1 and rank.variable not in {"LOCAL_RANK", CHOSEN_RANK}
+
+
+def _gpus_of_job(environ: Environment) -> str | None:
+    """Return the GPUs of the job on this node, in its own numbering, where they are known.
+
+    A site sets AFFINITYD_JOB_GPUS. Slurm's variable is right only in the batch script: the steps
+    inherit it from there, also on other nodes.
+    """
+    slurm = environ.get("SLURM_JOB_GPUS") if "SLURM_STEP_ID" not in environ else None
+    return environ.get(JOB_GPUS) or slurm
+
+
+def asked_cpus(environ: Environment, ranks: int | None = None) -> TaskCpus | None:
+    """Return how many CPUs a process's task asked for; None: unknown.
+
+    `ranks` divide its CPUs; None: as many as its launcher started. AFFINITYD_CPUS says it; else
+    under Slurm SLURM_CPUS_PER_TASK, which is set where -c was given; a batch script asked for that
+    of all its tasks. Else it is its part of its tasks' CPUs. In a pod it is a part of
+    AFFINITYD_JOB_CPUS, the container's CPU request. Raises InvalidRequestError for an
+    AFFINITYD_CPUS that is neither none nor a number.
+    """
+    request = number(environ.get(JOB_CPUS))
+    in_slurm = SLURM_JOB in environ
+    of_job = request or (cpus_of_job(environ) if in_slurm else None)
+    if stated := environ.get(CPUS):
+        each = number(stated)
+        if not each and stated != "none":
+            raise InvalidRequestError(f"{CPUS}: {quote(stated)} is neither none nor a number")
+        return TaskCpus(cpus=each, of_job=of_job) if each else None
+    rank = local_rank(environ)
+    tasks = ranks or (rank and rank.size) or 1
+    by_slurm = not request and in_slurm and (rank is None or rank.variable == SLURM_TASK)
+    if by_slurm and (each := number(environ.get("SLURM_CPUS_PER_TASK"))):
+        step = number(environ.get("SLURM_STEP_ID"))
+        if step is None or step >= SLURM_SPECIAL_STEP:  # a script has the CPUs of all its tasks
+            each *= number(environ.get("SLURM_NTASKS")) or 1
+        return TaskCpus(cpus=each, of_job=of_job)
+    return TaskCpus(tasks=tasks, of_job=of_job) if request or in_slurm else None
+
+
+def cpus_of_job(environ: Environment) -> int | None:
+    """Return how many CPUs Slurm gave on this node, of `8(x2)` 8; None where nodes differ."""
+    each = environ.get("SLURM_JOB_CPUS_PER_NODE", "")
+    alike = None if "," in each else each.partition("(")[0]
+    return number(environ.get("SLURM_CPUS_ON_NODE") or alike)

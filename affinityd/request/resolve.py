@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from affinityd.config import OBSERVE, ON, least_switch
 from affinityd.cpuset import CpuSet, format_list
-from affinityd.errors import UnsatisfiableError
-from affinityd.planner.domains import usable
+from affinityd.errors import (
+    AffinityError,
+    JobGpuError,
+    NoSuchGpuError,
+    NoSuchRankError,
+    UnsatisfiableError,
+)
 from affinityd.planner.model import Demand, Plan, PlanWarning
 from affinityd.planner.planner import plan
 from affinityd.request.asked_cpus import asked_cpus
 from affinityd.request.parameters import Request
-from affinityd.request.ranks import Ranks, ranks_of
+from affinityd.request.ranks import Planned, gpus_of, ranks_of
 from affinityd.request.reply import Reply
-from affinityd.request.slurm_binding import (
-    cpus_of_step,
-    is_closest,
-    is_on_slice,
-    own_slices,
-    parts_of_slices,
-)
-from affinityd.request.step.shares import StepShares
+from affinityd.request.slurm_task import plan_task, step_cpus
 from affinityd.text import quote
 from affinityd.topology.model import ON_SWITCH, Node, Topology
-from affinityd.topology.nearness import vicinity
 from affinityd.topology.rdma import NearNic, nics_of_gpus
 
 AMBIGUOUS = PlanWarning(
@@ -33,25 +30,6 @@ AMBIGUOUS = PlanWarning(
     "this machine has GPUs of several models, which CUDA numbers fastest first; an index here "
     "follows the PCI bus: set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name GPUs by their UUIDs",
 )
-
-
-#: Modes that divide cores, and the mode of a task that has cores of its own.
-ALONE = {
-    "unique_contiguous": "all",
-    "unique_interleaved": "all",
-    "exclusive": "all",
-    "single_unique": "single",
-}
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A plan, and the ranks and CPUs that it is for."""
-
-    ranks: Ranks
-    allowed: CpuSet
-    asked: int | None  #: logical CPUs that each rank asked for; None: unknown
-    plan: Plan
 
 
 @dataclass(frozen=True)
@@ -63,13 +41,21 @@ class Caller:
     cpuset: CpuSet | None = None
 
 
-def answer(
-    node: Node,
-    request: Request,
-    caller: Caller | None = None,
-    *,
-    planner: Callable[[Topology, Demand], Plan] = plan,
-) -> Reply:
+def first_answer(node: Node, requests: Iterable[Request], caller: Caller | None = None) -> Reply:
+    """Return the reply to the first request, or to the next one if that may know better.
+
+    Raises AffinityError.
+    """
+    refusal: AffinityError = NoSuchGpuError("nothing was asked for")
+    for request in requests:
+        try:
+            return answer(node, request, caller)
+        except (NoSuchRankError, JobGpuError) as error:  # noqa: PERF203 - three at most
+            refusal = error
+    raise refusal
+
+
+def answer(node: Node, request: Request, caller: Caller | None = None) -> Reply:
     """Plan one request: devices meant, CPUs allowed, plan.
 
     `caller` is None where it is not known. Raises AffinityError.
@@ -78,128 +64,36 @@ def answer(
     caller = None if request.whose == "node" else caller
     within = caller.cpuset if caller else None
     mask, source = _cpuset(request, caller, topology)
-    cpuset = cpus_of_step(request, mask)
-    if within is not None:
-        cpuset &= within
-    ranks = ranks_of(topology, request, mask, cpuset)
-    allowed = node.usable & cpuset
-
-    def planned(ranks: Ranks, allowed: CpuSet, mode: str, asked: int | None = None) -> Planned:
-        if asked is None:
-            asked = asked_cpus(topology, request, ranks, allowed, node.usable)
-        options = replace(request.options, mode=mode, cpus=asked)
-        made = planner(topology, Demand(ranks.gpus, allowed, node.usable, options))
-        return Planned(ranks, allowed, asked, made)
-
-    found = _beside_siblings(topology, request, mask, ranks, allowed, planned=planned)
-    ranks, allowed, made = found.ranks, found.allowed, found.plan
-    request = replace(request, options=replace(request.options, cpus=found.asked))
-    said = (AMBIGUOUS,) if ranks.ambiguous else ()
-    of_gpus = nics_of_gpus(topology)
-    nics = {it.rank: of_gpus[it.gpu.key].best(request.nics) for it in made.ranks}
+    cpuset = step_cpus(request.slurm, mask)
+    allowed = node.usable & (cpuset if within is None else cpuset & within)
+    if request.slurm is not None:
+        planned = plan_task(node, request, request.slurm, allowed)
+    else:
+        planned = _plan_ranks(node, request, allowed)
+    made, of_gpus = planned.plan, nics_of_gpus(topology)
+    ambiguous = (AMBIGUOUS,) if planned.ambiguous else ()
+    nics = {rank.rank: of_gpus[rank.gpu.key].best(request.nics) for rank in made.ranks}
     return Reply(
         node=topology.name,
         generation=node.generation,
-        request=request,
-        entries=tuple(name for name, _ in ranks.entries),
-        asked_ranks=ranks.asked,
+        request=replace(request, options=planned.options),
+        entries=tuple(name for name, _ in planned.entries),
+        asked_ranks=planned.asked,
         allowed=allowed,
         source=source,
         within=within,
-        plan=replace(made, warnings=(*made.warnings, *said, *_far_nics(made, nics))),
+        plan=replace(made, warnings=(*made.warnings, *ambiguous, *_far_nics(made, nics))),
         nics=nics,
         switch=least_switch(node.switch, ON if request.observe is None else OBSERVE),
     )
 
 
-def _beside_siblings(
-    topology: Topology,
-    request: Request,
-    mask: CpuSet,
-    ranks: Ranks,
-    allowed: CpuSet,
-    *,
-    planned: Callable[..., Planned],
-) -> Planned:
-    """Plan a task beside the others of its step, which Slurm gave slices of the CPUs.
-
-    In a mode that divides cores no plan is narrower than a near slice: see `step/shares`.
-    """
-    mode = request.options.mode
-    if mode not in ALONE or request.ranks is None or not is_on_slice(request, mask):
-        return planned(ranks, allowed, mode)
-    task = request.rank[0] if request.rank else 0
-    own = own_slices(request)
-
-    def alone(cpus: CpuSet) -> Planned:
-        if len(ranks.own.entries) > 1 and mode == "single_unique":  # a core for each of its GPUs
-            try:
-                return planned(ranks.own, cpus, mode)
-            except UnsatisfiableError:
-                pass
-        return planned(ranks.own, cpus, ALONE[mode])
-
-    if is_closest(request) and own[task]:
-        return alone(own[task] & allowed)
-    try:
-        found = planned(ranks, allowed, mode)
-    except UnsatisfiableError:  # so are all tasks of the step, where each knows the same GPUs
-        last = parts_of_slices(request, usable(topology.cores, allowed))[task]
-        if last and (request.job is not None or ranks.deals):
-            return alone(last)
-        raise
-    if not ranks.deals or ALONE[mode] == "single":
-        return found
-    step = _step(topology, request, ranks, allowed, found)
-    if rest := _rest_divided(request, step, found, allowed, planned=planned):
-        return rest
-    share = step.share(task, ranks.dealt)
-    return found if share == step.part(ranks.dealt) else alone(share)
-
-
-def _rest_divided(
-    request: Request,
-    step: StepShares,
-    division: Planned,
-    allowed: CpuSet,
-    *,
-    planned: Callable[..., Planned],
-) -> Planned | None:
-    """Divide the CPUs among the tasks that keep no slice, if each knows which ones do.
-
-    None: one of them does not, the caller keeps its own, or these CPUs cannot be divided.
-    """
-    ranks, (task, *_), tasks = division.ranks, request.rank or (0,), request.ranks or 1
-    kept = step.kept_in_all() if ranks.is_certain(task) else {}
-    if not kept or task in kept:
-        return None
-    others = ranks.of_tasks(frozenset(range(tasks)) - kept.keys())
-    rest = allowed.difference(*kept.values())
-    try:
-        return planned(others, rest, request.options.mode, division.asked)
-    except UnsatisfiableError:  # all of them are refused, and keep their slices, too
-        return None
-
-
-def _step(
-    topology: Topology, request: Request, ranks: Ranks, allowed: CpuSet, division: Planned
-) -> StepShares:
-    """Return the tasks of a step, whose cores would be divided so."""
-    cores, least = usable(topology.cores, allowed), request.options.min_physical_cores
-    near = [vicinity(topology, [gpu]).cpus for gpu in ranks.of_step]
-    cpus_of = [it.cpus for it in division.plan.ranks]
-
-    def suffices(cpus: CpuSet) -> bool:
-        return bool(cpus) if least == 1 else len(usable(cores, cpus)) >= least
-
-    return StepShares(
-        own=[it & allowed for it in own_slices(request)],
-        last=parts_of_slices(request, cores),
-        deals=ranks.deals,
-        near=lambda its: [near[gpu] for gpu in its.gpus],
-        part=lambda its: frozenset().union(*(cpus_of[it] for it in its.ranks)),
-        suffices=suffices,
-    )
+def _plan_ranks(node: Node, request: Request, allowed: CpuSet) -> Planned:
+    topology, ranks = node.topology, ranks_of(node.topology, request)
+    asked = asked_cpus(topology, request, ranks, allowed, node.usable)
+    options = replace(request.options, cpus=asked)
+    made = plan(topology, Demand(gpus_of(ranks.entries), allowed, node.usable, options))
+    return Planned(ranks.entries, ranks.asked, ranks.ambiguous, options, made)
 
 
 def _far_nics(made: Plan, nics: Mapping[int, tuple[NearNic, ...]]) -> Iterator[PlanWarning]:

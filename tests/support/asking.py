@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from affinityd.cpuset import format_list, parse_list
 from affinityd.errors import AffinityError
-from affinityd.request.parameters import parse_request
+from affinityd.request.query import parse_query
 from affinityd.request.reply import Reply
-from affinityd.request.resolve import Caller, answer
+from affinityd.request.resolve import Caller, first_answer
 from affinityd.topology.model import Node, Topology
 from tests.support.tables import words
 
@@ -19,15 +19,23 @@ def ask(
     may_use: str | None = None,
     **parameters: str,
 ) -> Reply:
-    """Return the reply to a request; all are cpulists.
+    """Return the reply to a request; the other arguments are cpulists.
 
-    `mask` is the caller's, `may_use` its cpuset, where that is wider.
+    `mask` is the caller's, `may_use` its cpuset, where that is wider. Names in capitals are of
+    variables. The mode is one that divides the cores, unless one is named.
     """
-    return answer(
+    query = {"mode": "unique_contiguous", **parameters}.items()
+    return first_answer(
         Node(topology, parse_list(reserved)),
-        parse_request(parameters.items()),
+        parse_query(
+            ("env", f"{name}={it}") if name.isupper() else (name, it) for name, it in query
+        ),
         None if mask is None else Caller(parse_list(mask), parse_list(may_use or mask)),
     )
+
+
+def _pair(name: str, text: str) -> tuple[str, str]:
+    return ("env", f"{name}={text}") if name.isupper() else (name, text)
 
 
 def try_to_ask(

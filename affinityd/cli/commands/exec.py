@@ -37,8 +37,8 @@ LC_CTYPE, COERCED = "LC_CTYPE", frozenset(("C.UTF-8", "C.utf8", "UTF-8"))  #: PE
 
 #: The parameters of a plan that it takes.
 PARAMETERS = (
-    *("gpus", "rank", "ranks", "job", "gpu_bind", "cpu_bind", "step_gpus", "job_cpus", "cpuset"),
-    *("cpus", "task_cpus", "visible", "granted", "nvidia_visible", *config.PLAN_PARAMETERS),
+    *("gpus", "rank", "ranks", "job", "cpuset"),
+    *("cpus", "visible", "granted", *config.PLAN_PARAMETERS),
 )
 CLIENT_OPTIONS = {
     "rank": ("RANK", "which rank this process is (default: as its launcher's variables say)"),
@@ -122,8 +122,8 @@ def _pin(options: Mapping[str, str], start: float, switch: str) -> None:
     apply.check_policy(policy)
     chosen = {name: text for name, text in options.items() if name in PARAMETERS}
     parameters = config.plan_parameters(variables, chosen)
-    questions = apply.own_questions(parameters, switch)
-    plan = find_plan.find_plan(questions, config.sockets(variables), start, timeout, bounded=True)
+    query = apply.own_query(parameters, switch)
+    plan = find_plan.find_plan(query, config.sockets(variables), start, timeout, bounded=True)
     if plan.switch != config.ON:
         apply.export_observed(plan)
         return

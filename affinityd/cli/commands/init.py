@@ -86,11 +86,11 @@ def _leave_plan(folder: Path, addresses: Mapping[str, str], deadline: float) -> 
     chosen = config.plan_parameters(said)
     settings = {
         **addresses,
-        **{config.PARAMETER_VARIABLES[name]: text for name, text in chosen.items()},
+        **{config.PARAMETER_VARIABLES.get(name, name): text for name, text in chosen.items()},
         **({NICS: said[NICS]} if NICS in said else {}),
     }
     write_settings(folder, settings, here)
-    plan = node_plan.find(node_plan.node_question(chosen), addresses, deadline, _tell)
+    plan = node_plan.find(node_plan.node_query(chosen), addresses, deadline, _tell)
     write_settings(folder, {**settings, **plan.answered}, config.least_switch(here, plan.switch))
     write_plan(folder, plan)
     return plan

@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from affinityd import config
 from affinityd.cli import parser as plan_options
 from affinityd.cli.console import aligned, say
 from affinityd.cli.parser import Parser, add_settings, load_settings
@@ -15,11 +14,10 @@ from affinityd.client import local_plan
 from affinityd.client.process_context import ProcessContext
 from affinityd.cpuset import format_list, several
 from affinityd.discovery.machine import Machine
-from affinityd.errors import AffinityError, InvalidRequestError
+from affinityd.errors import InvalidRequestError
 from affinityd.grouping import grouped
 from affinityd.picture.marks import marks_of
 from affinityd.planner.model import Options, PlanWarning, RankPlan
-from affinityd.request import environment, launchers
 from affinityd.request.formats import render
 from affinityd.request.parameters import FORMATS, PARAMETERS, parse_request
 from affinityd.request.reply import Reply
@@ -79,9 +77,6 @@ def run(arguments: argparse.Namespace) -> int:
     if form == TABLE:
         for line in _table(reply, explain=arguments.explain):
             print(line)
-        environ = (process and process.environ) or {}
-        if other := _of_exec(node, chosen, caller, environ, reply):
-            print(other)
     else:
         text = render(reply, form)
         print(text, end="")
@@ -128,30 +123,6 @@ def _table(reply: Reply, *, explain: bool) -> Iterator[str]:
         yield line
         if explain:
             yield from (f"      {reason}" for reason in rank.reasons)
-
-
-def _of_exec(
-    node: Node,
-    chosen: Mapping[str, str],
-    caller: Caller | None,
-    environ: Mapping[str, str],
-    reply: Reply,
-) -> str | None:
-    """Return the CPUs `affinityd exec` would give the same ranks; None: the same."""
-    given = config.plan_parameters(config.variables(), chosen)
-    given = {"mode": environment.default_mode(given), **given}
-    given = launchers.with_asked_cpus(given, environ)
-    try:
-        other = answer(node, parse_request(given.items()), caller)
-    except AffinityError:  # as by an invalid variable: exec would report it
-        return None
-    if [rank.cpus for rank in other.ranks] == [rank.cpus for rank in reply.ranks]:
-        return None
-    places = (
-        f"{several('rank', (rank.rank for rank in its))} CPUs {format_list(cpus)}"
-        for cpus, its in grouped(other.ranks, lambda rank: rank.cpus).items()
-    )
-    return f"affinityd exec, by mode {given['mode']}, would give {'; '.join(places)}"
 
 
 def _row(rank: RankPlan) -> tuple[str, ...]:

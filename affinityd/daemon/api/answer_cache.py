@@ -6,23 +6,21 @@ from collections.abc import Callable
 
 from starlette.types import Scope
 
-from affinityd.daemon.api.rank_query import JobQuery, job_and_rank
 from affinityd.daemon.peers.callers import Callers
 from affinityd.daemon.state.cache import Cache
-from affinityd.daemon.state.plan_service import CPU_BYTES, Answer, PlannedJob
+from affinityd.daemon.state.plan_service import Answer
 from affinityd.errors import BusyError
 from affinityd.request.resolve import Caller
 
 #: The inputs of an answer to a plan request: the node's generation, the request's query and
 #: Accept header, and its caller.
 Key = tuple[int, bytes, bytes, Caller | None]
-JobKey = tuple[int, JobQuery, bytes, Caller | None]
 
 #: Its own headers, a line each, an empty line and its body; and its counter.
 Remembered = tuple[bytes, Callable[[], None]]
 
 MAX_BYTES = 16 * 1024 * 1024  #: of answers and their questions
-MAX_JOB_BYTES = 4 * 1024 * 1024  #: of planned jobs, from which their other ranks are answered
+CPU_BYTES = 128  #: an element of a set, about
 ENTRY_BYTES = 1024  #: the rest of an entry, about
 
 
@@ -44,12 +42,9 @@ class AnswerCache:
         self._generation = generation
         self._counter = counter
         self._answers: Cache[Key, Remembered] = Cache(MAX_BYTES)
-        self._jobs: Cache[JobKey, PlannedJob] = Cache(MAX_JOB_BYTES)
 
     def find(self, query: bytes, scope: Scope) -> bytes | None:
-        """Return, and count, the answer to a plan request that needs no plan; None: call the app.
-
-        It is an earlier one, or that of another rank of a job that has been planned.
+        """Return, and count, the earlier answer to a plan request; None: call the app.
 
         The scope has the headers and, from here on, the caller.
         """
@@ -57,35 +52,18 @@ class AnswerCache:
             key = self._key(query, scope)
         except BusyError:  # which the app will say
             return None
-        found = None if key is None else self._answers.get(key) or self._of_job(key)
+        found = None if key is None else self._answers.get(key)
         if found is None:
             return None
         answer, count = found
         count()
         return answer
 
-    def remember(self, scope: Scope, answer: Answer, job: PlannedJob | None = None) -> None:
-        """Keep an answer for the same question, and its job for the other ranks' questions.
-
-        They are kept as long as there is room. In the job's query nothing but `rank` depends on
-        the rank.
-        """
+    def remember(self, scope: Scope, answer: Answer) -> None:
+        """Keep an answer for the same question, as long as there is room."""
         key = self._key(scope["query_string"], scope)
-        if key is None:
-            return
-        self._put(key, answer)
-        if job is not None and (parts := job_and_rank(key[1])):
-            generation, query, accept, caller = key
-            weight = len(query) + len(accept) + ENTRY_BYTES + job.weight
-            self._jobs.put((generation, parts[0], accept, caller), job, weight)
-
-    def _of_job(self, key: Key) -> Remembered | None:
-        """Return the answer to a rank of a job that has been planned."""
-        generation, query, accept, caller = key
-        parts = job_and_rank(query)
-        job = self._jobs.get((generation, parts[0], accept, caller)) if parts else None
-        answer = job.answer(parts[1]) if job and parts else None
-        return None if answer is None else self._put(key, answer)
+        if key is not None:
+            self._put(key, answer)
 
     def _put(self, key: Key, answer: Answer) -> Remembered:
         size = len(answer.body)

@@ -27,10 +27,11 @@ from affinityd.json_codec import dumps
 from affinityd.picture.marks import Marks, marks_of
 from affinityd.picture.svg import draw
 from affinityd.request.devices import names_unknown_mig
-from affinityd.request.environment import first_answer
+from affinityd.request.environment import ENV
 from affinityd.request.parameters import PARAMETERS
 from affinityd.request.parameters import Request as PlanRequest
-from affinityd.request.query import ENV, VARIABLE, parse_query
+from affinityd.request.query import VARIABLE, parse_query
+from affinityd.request.resolve import first_answer
 from affinityd.text import quote
 from affinityd.topology.document import TopologyAnswer, to_document
 
@@ -121,19 +122,16 @@ def _add_plan(
         await watcher.first_reading()
         began, mode = perf_counter(), ""
         try:
-            pairs = _pairs(request.scope["query_string"])
-            requests = parse_query(pairs)
+            requests = parse_query(_pairs(request.scope["query_string"]))
             mode = requests[0].options.mode
             await _bring_up_to_date(service, watcher, requests[0])
             caller = answers.callers.of_request(request.scope)
             kind = _format(requests[0], request)
-            answer = first_answer(requests, lambda asked: service.answer(asked, kind, caller))
+            answer = service.answer(requests, kind, caller)
         except AffinityError as error:
             metrics.refused(mode, error.status)
             raise
-        has_env = any(name == ENV for name, _ in pairs)  # where more may depend on the rank
-        job = None if has_env else service.job(requests[0], kind, caller)
-        answers.remember(request.scope, answer, job)
+        answers.remember(request.scope, answer)
         metrics.planned(answer, perf_counter() - began)
         return Response(answer.body, headers={"content-type": answer.media_type})
 
@@ -209,7 +207,7 @@ def _add_picture(
                 raise InvalidRequestError("format: this is always SVG; leave it out")
             await _bring_up_to_date(service, watcher, requests[0])
             caller = answers.callers.of_request(request.scope)
-            reply = first_answer(requests, lambda asked: service.reply(asked, caller))
+            reply = first_answer(service.node, requests, caller)
             marks = marks_of(reply, service.node.reserved)
         svg = draw(service.node.topology, marks)
         return Response(svg, media_type=SVG, headers=PICTURE_HEADERS)

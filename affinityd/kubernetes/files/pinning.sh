@@ -8,7 +8,7 @@
 # Parameters that site and job may choose.
 plan_variables='AFFINITYD_MODE AFFINITYD_SCOPE AFFINITYD_SHARE AFFINITYD_MULTITHREADING AFFINITYD_BALANCED
 AFFINITYD_STRICT AFFINITYD_MIN_PHYSICAL_CORES AFFINITYD_MAX_PHYSICAL_CORES AFFINITYD_CPUS'
-cpuset='' observe='' granted='' job='' nvidia_visible='' # other parameters, if known
+cpuset='' observe='' granted='' job='' # other parameters, if known
 
 heed() { # WORD: switch, the least of its value and AFFINITYD=WORD
     case $1 in
@@ -42,7 +42,7 @@ find_devices() { # PREFIX KIND: granted, the device files that this process may 
 ask() { # ADDRESS SECONDS VARIABLES: answer, and the status asked; of a socket's path, http://HOST:PORT, or a node.json
     address=$1 seconds=$2 variables=$3
     set -- --data-urlencode format=shell
-    for name in cpuset observe granted job nvidia_visible; do
+    for name in cpuset observe granted job; do
         eval "set -- \"\$@\" \${$name:+--data-urlencode \"$name=\$$name\"}"
     done
     for name in $variables $plan_variables; do

@@ -42,10 +42,10 @@ find_gpus() { # granted: by device files, else by the container runtime
     find_devices "$dev/nvidia" minor
     [ -n "$granted" ] || find_devices "$dev/dri/renderD" drm
     case $granted,,${NVIDIA_VISIBLE_DEVICES-} in # all, void, none or a folder prove nothing
-    drm:*) ;;
-    *,,[0-9]* | *,,GPU-* | *,,MIG-*) nvidia_visible=$NVIDIA_VISIBLE_DEVICES ;;
+    drm:*) unset NVIDIA_VISIBLE_DEVICES ;;
+    *,,[0-9]* | *,,GPU-* | *,,MIG-*) granted=${granted:-$NVIDIA_VISIBLE_DEVICES} ;;
+    *) unset NVIDIA_VISIBLE_DEVICES ;;
     esac
-    granted=${granted:-$nvidia_visible}
     [ -n "$granted" ] || leave 'no device file of a GPU is here'
 }
 find_limit() { # AFFINITYD_JOB_CPUS: the container's CPU request, else its limit, else its exclusive CPUs
@@ -81,8 +81,8 @@ ask_daemon() { # cpulist, locality, allowed; trouble
         esac
         trouble="neither curl nor python3 is here to ask $place"
         has curl || has python3 || { has wget && has timeout && [ "${place#/}" = "$place" ]; } || continue
-        ask "${place%/}" "$timeout" 'CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES
-            AFFINITYD_JOB_CPUS AFFINITYD_CPULIST AFFINITYD_ALLOWED LOCAL_RANK LOCAL_WORLD_SIZE LOCAL_SIZE
+        ask "${place%/}" "$timeout" 'NVIDIA_VISIBLE_DEVICES CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES
+            HIP_VISIBLE_DEVICES AFFINITYD_JOB_CPUS AFFINITYD_JOB_GPUS AFFINITYD_CPULIST AFFINITYD_ALLOWED LOCAL_RANK LOCAL_WORLD_SIZE LOCAL_SIZE
             OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS
             PMI_LOCAL_RANK PMI_LOCAL_SIZE FLUX_TASK_LOCAL_ID FLUX_JOB_SIZE FLUX_JOB_NNODES'
         trouble="no answer from ${place%/}" timeout=0.2

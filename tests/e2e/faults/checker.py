@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from http.client import HTTPException, IncompleteRead
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 from affinityd.client.local_plan import plan_on_node
 from affinityd.request import formats
@@ -38,8 +39,7 @@ LIVE_QUERIES = tuple(
 
 def right_answer(topology: Topology, query: str) -> str:
     """Return what a daemon is to answer."""
-    question = dict(parameter.split("=") for parameter in query.split("&"))
-    return formats.render(plan_on_node(Node(topology), [question]), "cpulist")
+    return formats.render(plan_on_node(Node(topology), parse_qsl(query)), "cpulist")
 
 
 def exchange(path: Path, query: str) -> tuple[int, str]:

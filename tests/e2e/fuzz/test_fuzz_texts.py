@@ -21,13 +21,14 @@ from affinityd.errors import AffinityError
 from affinityd.linux.memory_policy import parse_policy
 from affinityd.linux.processes import parse_stat
 from affinityd.request.devices import all_devices
-from affinityd.request.launchers import local_rank
-from affinityd.request.parameters import PARAMETERS, Request, parse_request
-from affinityd.request.slurm_binding import cpus_of_step, deals_of
-from affinityd.request.step.slots import slots
+from affinityd.request.environment import OF_TASK, local_rank
+from affinityd.request.parameters import PARAMETERS, parse_request
+from affinityd.request.query import parse_query
+from affinityd.request.resolve import first_answer
 from affinityd.request.visible_devices import read_visible
 from affinityd.slurm.commands import node_lines
 from affinityd.slurm.commands import parse as parse_slurmd
+from affinityd.topology.model import Node
 from tests.e2e.fuzz.inputs import MANY, long_texts, read_or_refused, texts, words
 from tests.support.asking import ask
 from tests.support.machines.facts import machine
@@ -48,16 +49,12 @@ def a_slurm_conf(text: str) -> object:
         return node_lines(path)
 
 
-def a_seat(text: str) -> object:
-    request = Request(gpu_bind=text, step_gpus=8, ranks=256, rank=(255,))
-    return slots(deals_of(request, frozenset({0}), seen=1) or [], 256)
-
-
-def a_seat_on_slices(text: str) -> object:
-    slices = tuple(frozenset({cpu}) for cpu in range(256))
-    request = Request(gpu_bind=text, cpu_bind=slices, ranks=256, rank=(3,), step_gpus=256)
-    dealt = deals_of(request, slices[3], seen=1, cores=[slices], indices=range(256))
-    return slots(dealt or [], 256), cpus_of_step(request, slices[3])
+def a_task_of_slurm(text: str) -> object:
+    """Plan a task whose variables are its number, and this text."""
+    environ = dict.fromkeys((name for name in OF_TASK if name.startswith("SLURM")), text[:300])
+    environ |= {"SLURM_LOCALID": "1", "SLURM_GTIDS": "0,1", "SLURM_STEP_ID": "0"}
+    query = [("env", f"{name}={value}") for name, value in environ.items()]
+    return first_answer(Node(DGX), parse_query(query))
 
 
 def a_launchers_environment(text: str) -> object:
@@ -70,7 +67,7 @@ def asking(name: str) -> Callable[[str], object]:
 
     def read(text: str) -> object:
         pairs = [(name, text[:32768])]  # it is longer than any other text that strangers send
-        if name in {"job", "gpu_bind", "cpu_bind", "step_gpus", "job_cpus"}:
+        if name == "job":
             pairs += [("ranks", "4"), ("rank", "1")]
         parse_request(pairs)
         return [ask(topology, **dict(pairs)) for topology in (DGX, MIXED, AMD)]
@@ -82,10 +79,6 @@ CPULIST = words("0 1 3 255 65535 65536 4294967295 - , : / 0-65535:65535,")
 DEVICES = (
     *words("0 1 7 , -1 GPU- MIG- none all void minor:0 drm:128 / ; 0000:07:00.0 00000000:07:00.0"),
     *("ROCR_VISIBLE_DEVICES=", "HIP_VISIBLE_DEVICES=", DGX.gpus[0].uuid or "GPU-0"),
-)
-BINDING = words(
-    "gpu: gres/ single: map_gpu: mask_gpu: per_task: closest none + verbose, 0 1 2 - * , 0x f 256 "
-    "99999999"
 )
 CGROUPS = (
     *words("0:: 5:cpuset: 1:name=systemd: / .. kubepods kubepods.slice : slurm uid_1 job_7"),
@@ -112,7 +105,7 @@ HTTP = (
     *("Malformed request: ", "\ud800", "HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n"),
 )
 STAT = ("1", " ", "(", ")", "(a)", "S", "-1", "0 ", "1 (a) S 0 1 1 0 -1 0 ", "0 " * 40, "9" * 5000)
-OF_PARAMETERS = {"cpuset": CPULIST, "rank": CPULIST, "gpu_bind": BINDING}
+OF_PARAMETERS = {"cpuset": CPULIST, "rank": CPULIST}
 MASK = ("f", "0x", "00000000", ",", "ffffffff", "g")
 POLICY = ("bind", ":", "0-3", ",", "prefer", "=", "static")
 PCI = ("0000:", "07:", "00", ".0", "f", ":", ".", "g")
@@ -125,8 +118,7 @@ READERS: dict[str, tuple[Callable[[str], object], tuple[str, ...], type[Exceptio
     "a PCI address": (lambda text: is_pci_address(text) and bus_order(text), PCI, None),
     "slurm.conf": (a_slurm_conf, SLURM_CONF, None),
     "what slurmd prints": (parse_slurmd, SLURMD, None),
-    "a binding of GPUs": (a_seat, BINDING, None),
-    "a binding of CPUs": (a_seat_on_slices, BINDING, None),
+    "a task of Slurm": (a_task_of_slurm, CPULIST, None),
     "a policy": (a_policy, TOML, PolicyError),
     "cgroups of a job": (membership, CGROUPS, None),
     "cgroups of a service": (service, CGROUPS, None),

@@ -54,25 +54,6 @@ def test_a_command_that_prints_json_takes_both_ways_to_say_so(run: Run, words: s
     assert err or json.loads(out)
 
 
-@pytest.mark.parametrize(
-    ("mode", "flags", "line"),
-    [
-        ("", " --scope=socket", "by mode all, would give ranks 0-1 CPUs 0-63,128-191"),
-        ("single", "", "by mode single, would give ranks 0-1 CPUs 48,176"),
-        ("unique-contiguous", "", None),
-        ("", " --format=cpulist", None),
-    ],
-)
-def test_a_table_says_in_a_last_line_what_exec_would_give_where_that_differs(
-    run: Run, monkeypatch: pytest.MonkeyPatch, mode: str, flags: str, line: str | None
-) -> None:
-    if mode:
-        monkeypatch.setenv("AFFINITYD_MODE", mode)
-    _, out, _ = run(f"plan {DGX} --gpus=0,1{flags}")
-    last = out.splitlines()[-1]
-    assert last == f"affinityd exec, {line}" if line else "exec" not in last
-
-
 def test_without_a_daemon_a_plan_and_a_topology_are_the_daemon_s(tmp_path: Path, run: Run) -> None:
     with running(tmp_path, *DGX.split()) as daemon:
         for form in FORMATS:

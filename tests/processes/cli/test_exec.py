@@ -195,7 +195,7 @@ LATE = "finding a plan took too long; the daemon at {} did not answer in time; t
 @pytest.mark.parametrize(
     ("behave", "timeout", "cpus", "told"),
     [
-        (answering(http("200 OK", PLAN.format(4000).encode())), "60", FAR, "planned from sysfs"),
+        (answering(http("200 OK", PLAN.format(4000).encode())), "60", BOTH, "were refused"),
         (hanging, "0.01", BOTH, LATE),
     ],
     ids=["answers another job's CPUs", "hangs"],
@@ -251,7 +251,7 @@ def imported(*words: str, env: Mapping[str, str]) -> set[str]:
 #: The plan of a process that finds no daemon; the child that makes it says nothing itself.
 ALONE = """
 from affinityd.client import apply, find_plan
-plan = find_plan.find_plan(apply.own_questions({'gpus': '1'}), ['/none/s'], 0, 0, bounded=False)
+plan = find_plan.find_plan(apply.own_query({'gpus': '1'}), ['/none/s'], 0, 0, bounded=False)
 assert (plan.gpus, plan.source) == ({1}, 'sysfs')
 """
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,10 +23,10 @@ FIRST = str(CPUS[0])
 ALL = format_list(CPUS)
 REFUSED = "were refused: Invalid argument; the cpuset may hold none of them"
 
-#: Prints the requests of the process that it runs in.
+#: Prints the query of the process that it runs in.
 ASK = (
-    "import json, sys; from affinityd.client.apply import own_questions;"
-    "print(json.dumps(own_questions(json.loads(sys.argv[1]))))"
+    "import json, sys; from affinityd.client.apply import own_query;"
+    "print(json.dumps(own_query(json.loads(sys.argv[1]))))"
 )
 #: Sets the mask of a thread of its, once it is in its cgroup, and prints what came of it.
 PIN = """
@@ -55,8 +54,13 @@ def run(code: str, word: str, env: Mapping[str, str], before: Sequence[str] = ()
     )
 
 
-def asked(env: Mapping[str, str], before: Sequence[str] = (), **given: str) -> Any:  # noqa: ANN401 - JSON
-    return json.loads(run(ASK, json.dumps(given), env, before))
+def asked(
+    env: Mapping[str, str], before: Sequence[str] = (), **given: str
+) -> tuple[dict[str, str], list[str]]:
+    """Return the parameters of a process's query, and its variables."""
+    query = json.loads(run(ASK, json.dumps(given), env, before))
+    parameters = {name: text for name, text in query if name != "env"}
+    return parameters, [text for name, text in query if name == "env"]
 
 
 def pinned(cpus: str, before: Sequence[str] = ()) -> list[str]:
@@ -65,7 +69,7 @@ def pinned(cpus: str, before: Sequence[str] = ()) -> list[str]:
 
 
 #: What is asked by every process here that nothing else is known of.
-HERE = {"mode": "node", "cpuset": ALL, **({"granted": it} if (it := granted_gpus()) else {})}
+HERE = {"cpuset": ALL, **({"granted": it} if (it := granted_gpus()) else {})}
 RANK = {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
 RANKS = {"ranks": "4", "rank": "1"}
 OWN = {"visible": "2", "mode": "exclusive"}
@@ -82,9 +86,9 @@ CHOSEN = {"mode": "even", "cpuset": "5", "visible": "", "granted": "1"}
     [
         pytest.param(ON_FIRST, {}, {}, {"cpuset": FIRST}, id="its mask"),
         pytest.param(ON_FIRST, PINNED, {}, {"cpuset": ALL}, id="which an earlier pin set"),
-        pytest.param((), RANK, CHOSEN, {**CHOSEN, **RANKS}, id="what is chosen"),
+        pytest.param((), RANK, CHOSEN, CHOSEN, id="what is chosen"),
         (SHELL, {**RANK, "CUDA_VISIBLE_DEVICES": "2"}, {"mode": "exclusive"}, {**OWN, **RANKS}),
-        (WRAPPER, RANK, {"mode": "exclusive"}, {**OWN, "share": "node"}),
+        (WRAPPER, RANK, {"mode": "exclusive"}, OWN),
     ],
 )
 def test_a_process_asks_by_what_it_knows_of_itself(
@@ -93,7 +97,8 @@ def test_a_process_asks_by_what_it_knows_of_itself(
     given: Mapping[str, str],
     expected: Mapping[str, str],
 ) -> None:
-    assert asked(env, before, **given) == [{**HERE, **expected}]
+    variables = [f"{name}={text}" for name, text in env.items() if name in RANK]
+    assert asked(env, before, **given) == ({**HERE, **expected}, variables)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes device files")
@@ -102,8 +107,8 @@ def test_the_devices_that_it_may_open_are_in_each_request(tmp_path: Path) -> Non
     for minor in (0, 3):
         os.mknod(tmp_path / f"nvidia{minor}", stat.S_IFCHR, os.makedev(240, minor))
     own_dev = ("unshare", "--mount", "sh", "-c", f'mount --bind {tmp_path} /dev; "$@"', "sh")
-    (question,) = asked(RANK, own_dev)
-    assert question["granted"] == "minor:0,minor:3"
+    parameters, _ = asked(RANK, own_dev)
+    assert parameters["granted"] == "minor:0,minor:3"
 
 
 # Setting its mask.

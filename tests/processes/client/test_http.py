@@ -40,7 +40,7 @@ PLAN = b"AFFINITYD_CPULIST=0\n"
 
 
 def ask(path: Path | str, timeout: float = PATIENCE, **parameters: str) -> str:
-    return client.ask_plan(str(path), parameters, time.monotonic() + timeout)
+    return client.ask_plan(str(path), parameters.items(), time.monotonic() + timeout)
 
 
 def refused(path: Path | str, timeout: float = PATIENCE, **parameters: str) -> DaemonError:
@@ -186,7 +186,7 @@ def test_what_hangs_up_does_not_end_a_process_that_takes_sigpipe(tmp_path: Path)
 import signal, sys, time
 from affinityd.client import http as client
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-try: client.ask_plan(sys.argv[1], {"visible": "0," * 10**6}, time.monotonic() + 60)
+try: client.ask_plan(sys.argv[1], [("visible", "0," * 10**6)], time.monotonic() + 60)
 except client.DaemonError as error: print(error)
 """
     env = {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -250,4 +250,4 @@ def test_whatever_is_asked_the_daemon_answers_as_the_planner_does(
     """The planner in this process."""
     node, question = Node(machines.load("dgx-a100")), {name: text}
     told = outcome(lambda: ask(daemon.socket, PATIENCE, **question))
-    assert told == outcome(lambda: render(plan_on_node(node, [question]), "shell"))
+    assert told == outcome(lambda: render(plan_on_node(node, [*question.items()]), "shell"))

@@ -75,7 +75,7 @@ def test_the_answers_form(
         ("/plan?gpus=%ff", 422, "the query string cannot be read"),
         ("/plan?visible=" + "9" * 5000, 404, "no GPU is visible to the caller"),
         ("/plan?gpus=8", 404, "no GPU 8; visible are 0 (0000:07:00.0), 1 (0000:0f:00.0)"),
-        ("/plan?gpus=0&min_physical_cores=99", 409, "min_physical_cores=8 would work"),
+        ("/plan?gpus=0&min_physical_cores=99", 409, "min_physical_cores=16 would work"),
         ("/audit", 503, "a replayed machine has no processes to scan"),
         ("/audit?%zz", 422, "/audit takes no parameters, and was given '%zz'"),
         ("/enforce", 503, f"{HOW}, and without AFFINITYD=off"),

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from affinityd.cpuset import parse_list
 from affinityd.json_codec import dumps
-from affinityd.request.query import PASSED
+from affinityd.request.environment import READ
 from tests.support.daemons import running
 from tests.support.machines.sysfs_tree import nvml_report, write_tree
 from tests.support.pods import Pod, unreachable
@@ -73,7 +73,11 @@ def expected(minors: Sequence[int], listed: str | None) -> Asked | None:
     """Return how a container's GPUs are told: `all`, `void` and a folder prove nothing."""
     names = [listed] if listed and re.match(r"[0-9]|GPU-|MIG-", listed) else []
     granted = ",".join(f"minor:{minor}" for minor in sorted(minors)) or "".join(names)
-    return [("granted", granted), *(("nvidia_visible", it) for it in names)] if granted else None
+    return (
+        [("granted", granted), *(("env", f"NVIDIA_VISIBLE_DEVICES={it}") for it in names)]
+        if granted
+        else None
+    )
 
 
 def test_amd_s_gpus_are_its_render_nodes_whatever_is_said_to_nvidia_s_runtime(
@@ -88,7 +92,7 @@ def test_every_variable_that_says_something_of_a_plan_is_passed_on(
     pod: Pod, listener: Listener
 ) -> None:
     pod.has("nvidia5")
-    of_pods = {name for name in PASSED if not name.startswith(("SLURM", "ASCEND_RT"))}
+    of_pods = {name for name in READ if not name.startswith(("SLURM", "ASCEND_RT"))}
     asked = listener.asked(pod, **dict.fromkeys(of_pods, "1"))
     assert {*(asked or ())} == {("granted", "minor:5"), *(("env", f"{it}=1") for it in of_pods)}
 

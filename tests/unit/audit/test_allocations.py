@@ -111,7 +111,9 @@ def test_enforcement_never_takes_a_cpu_that_was_asked_for() -> None:
 
 def test_what_a_plan_gave_for_more_than_a_machine_s_share_is_not_taken_back() -> None:
     """As `srun --exclusive -c64` of one task: no cgroup tells how many it asked for."""
-    given = of_slurm(format_list(ask(DGX, gpus="0", mode="node", task_cpus="64").cpus), "0-255")
+    given = of_slurm(
+        format_list(ask(DGX, gpus="0", mode="node", AFFINITYD_CPUS="64").cpus), "0-255"
+    )
     assert said(*Site(DGX).look(given)) == ["left allocation"]
     assert causes(given, on=DGX) == ["allocation"]
     moved = of_slurm("0-63", "0-255")  # as many, and not the nearest

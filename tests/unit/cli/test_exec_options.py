@@ -23,7 +23,7 @@ from affinityd.request.parameters import PARAMETERS as PLAN_S
     ("words", "options"),
     [
         ("", {}),
-        ("--gpus 1 --cpu-bind=x", {"gpus": "1", "cpu_bind": "x"}),
+        ("--gpus 1 --cpuset=x", {"gpus": "1", "cpuset": "x"}),
         ("--omp -v --fail-closed", {"omp": "true", "verbose": "true", "fail_closed": "true"}),
         ("--strict --verbose", {"strict": "true", "verbose": "true"}),
         ("--strict false --balanced", {"strict": "false", "balanced": "true"}),
@@ -70,7 +70,7 @@ def test_the_command_comes_after_two_dashes_unless_it_comes_first(
 
 def test_an_option_counts_before_a_variable() -> None:
     said = {"AFFINITYD_MODE": "even", "AFFINITYD_CPUS": "4", "AFFINITYD_MAX_PHYSICAL_CORES": "1"}
-    expected = {"mode": "even", "task_cpus": "4", "max_physical_cores": "1"}
+    expected = {"mode": "even", "AFFINITYD_CPUS": "4", "max_physical_cores": "1"}
     assert config.plan_parameters(said) == expected
     chosen = {"mode": "node", "cpus": "2"}
     assert config.plan_parameters(said, chosen) == {"max_physical_cores": "1", **chosen}

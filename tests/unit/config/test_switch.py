@@ -84,7 +84,7 @@ def test_an_observed_plan_is_counted_by_where_its_process_is_and_would_be(
 ) -> None:
     request = parse_request(parse_qsl(query))
     for format_name in ("shell", "json"):
-        found = PlanService(Node(machine)).answer(request, format_name)
+        found = PlanService(Node(machine)).answer([request], format_name)
         assert (found.observed, found.locality) == (before, after)
         assert (b"AFFINITYD=observe" in found.body) == (format_name == "shell")
 
@@ -106,6 +106,6 @@ def test_what_the_node_says_is_told_to_clients_that_would_apply_its_plan(
     request = parse_request(parse_qsl(f"gpus=0&{query}"))
     who = None if caller is None else Caller(parse_list(caller))
     service = PlanService(Node(MACHINE, switch=site))
-    answer = service.answer(request, request.format or "shell", who)
+    answer = service.answer([request], request.format or "shell", who)
     lines = dict(line.partition("=")[::2] for line in answer.body.decode().splitlines())
     assert (answer.observed, lines.get("AFFINITYD")) == (observed, told)

@@ -9,9 +9,8 @@ import pytest
 
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.errors import NoSuchGpuError
-from affinityd.request.environment import first_answer
 from affinityd.request.query import parse_query
-from affinityd.request.resolve import answer
+from affinityd.request.resolve import first_answer
 from affinityd.topology.model import Node, Topology
 from tests.support.asking import ask
 from tests.support.machines.facts import machine
@@ -60,12 +59,12 @@ CONTAINERS = """
 def meant(topology: Topology, granted: str, listed: str = "", **said: str) -> CpuSet | None:
     """Return the CPUs that are answered; None where there is no such GPU."""
     stated = {"cpuset": format_list(topology.online), "granted": granted or listed}
-    stated |= {"nvidia_visible": listed} if listed else {}
+    said |= {"NVIDIA_VISIBLE_DEVICES": listed} if listed else {}
     said = {"AFFINITYD_MODE": "unique_contiguous", **said}
     variables = [("env", f"{name}={text}") for name, text in said.items()]
     requests = parse_query([*stated.items(), *variables])
     try:
-        return first_answer(requests, lambda it: answer(Node(topology), it)).cpus
+        return first_answer(Node(topology), requests).cpus
     except NoSuchGpuError:
         return None
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from affinityd.planner import BY_RANK
 from affinityd.planner.modes import MODES
 from affinityd.topology.model import Core, Topology
 from tests.support.asking import ask, cpulists, homes, lists
@@ -42,7 +41,9 @@ def test_three_ranks_on_one_node(mode: str) -> None:
 
 def test_modes_whose_ranks_have_the_same_share_and_the_others_are_unique() -> None:
     same = {name for name, given in THREE_RANKS.items() if len(set(given)) == 1}
-    assert {name for name, mode in MODES.items() if mode.shares} == same - BY_RANK
+    assert {name for name, mode in MODES.items() if mode.shares} == same - {
+        name for name, mode in MODES.items() if mode.by_rank
+    }
     assert {name for name, mode in MODES.items() if mode.unique} == {*MODES} - same
 
 

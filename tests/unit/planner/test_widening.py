@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from affinityd.errors import AffinityError, UnsatisfiableError
+from affinityd.errors import UnsatisfiableError
 from affinityd.request.document import document
 from tests.support.asking import ask, cpulists
 from tests.support.machines.by_hand import made
@@ -107,36 +107,29 @@ def test_strict_refuses_a_rank_that_would_be_widened() -> None:
 @pytest.mark.parametrize(
     ("node", "asked", "each"),
     rows("""
-a task with one GPU              | pair | task_cpus=4 cpuset=0-7                    | 4
-a task's GPUs divide them        | pair | gpus=0,0 task_cpus=4                      | 2
-none gets less than its part     | pair | gpus=0,0 task_cpus=3                      | 2
-two tasks on a GPU               | pair | gpus=0 ranks=2 rank=1 task_cpus=2         | 2
-sharing, a rank is both tasks    | pair | job=0 ranks=2 rank=1 task_cpus=2 mode=node | 4
-else each is one                 | pair | job=0 ranks=2 rank=1 task_cpus=2          | 2
-a lone task: all it may use      | pair | task_cpus=1/1 cpuset=2-7                  | 6
-whole CPUs                       | pair | ranks=4 rank=0 task_cpus=1/4 cpuset=2-7   | 1
-no more than the job's           | pair | task_cpus=1/1 cpuset=2-7 job_cpus=3       | 3
-nor than there are               | pair | task_cpus=9 cpuset=2-7                    | 6
-a node of its own, by a number   | pair | task_cpus=8                               | 8
-by a part: the node's cores a GPU | pair | task_cpus=1/1                            | 8
-a rank of an unknown number      | pair | gpus=0,0 rank=1 task_cpus=4               | 4
-on its slice: gpu:closest        | pair | cpuset=4-7 task_cpus=1/2 gpus=0 ranks=2 rank=1 \
-gpu_bind=gpu:closest cpu_bind=0xf,0xf0 | 4
+a task with one GPU              | pair | AFFINITYD_CPUS=4 cpuset=0-7                    | 4
+a task's GPUs divide them        | pair | gpus=0,0 AFFINITYD_CPUS=4                      | 2
+none gets less than its part     | pair | gpus=0,0 AFFINITYD_CPUS=3                      | 2
+two tasks on a GPU               | pair | gpus=0 ranks=2 rank=1 AFFINITYD_CPUS=2         | 2
+sharing, a rank is both tasks    | pair | job=0 ranks=2 rank=1 AFFINITYD_CPUS=2 mode=node | 4
+else each is one                 | pair | job=0 ranks=2 rank=1 AFFINITYD_CPUS=2          | 2
+a lone task: all it may use      | pair | SLURM_JOB_ID=1 cpuset=2-7                  | 6
+whole CPUs                       | pair | ranks=4 rank=0 SLURM_JOB_ID=1 cpuset=2-7   | 1
+no more than the job's           | pair | SLURM_JOB_ID=1 cpuset=2-7 SLURM_CPUS_ON_NODE=3       | 3
+nor than there are               | pair | AFFINITYD_CPUS=9 cpuset=2-7                    | 6
+a node of its own, by a number   | pair | AFFINITYD_CPUS=8                               | 8
+by a part: the node's cores a GPU | pair | SLURM_JOB_ID=1                            | 8
+a rank of an unknown number      | pair | gpus=0,0 rank=1 AFFINITYD_CPUS=4               | 4
 cpus is each rank's as it stands | pair | cpus=3                                    | 3
 nothing                          | pair |                                           | None
-all of a node: its GPU's part    | dgx | task_cpus=1/1                              | 16
-all but a core that Slurm keeps  | dgx | task_cpus=1/1 cpuset=1-127,129-255         | 16
-one thread of each core          | dgx | task_cpus=1/1 cpuset=0-127                 | 16
-a number that was asked for      | dgx | task_cpus=64                               | 64
-a pod's request, among others    | dgx | task_cpus=1/1 job_cpus=64                  | 64
-a part of a node was counted out | dgx | task_cpus=1/1 cpuset=0-63                  | 64
+all of a node: its GPU's part    | dgx | SLURM_JOB_ID=1                              | 16
+all but a core that Slurm keeps  | dgx | SLURM_JOB_ID=1 cpuset=1-127,129-255         | 16
+one thread of each core          | dgx | SLURM_JOB_ID=1 cpuset=0-127                 | 16
+a number that was asked for      | dgx | AFFINITYD_CPUS=64                               | 64
+a pod's request, among others    | dgx | SLURM_JOB_ID=1 SLURM_CPUS_ON_NODE=64                  | 64
+a part of a node was counted out | dgx | SLURM_JOB_ID=1 cpuset=0-63                  | 64
 """),
 )
 def test_what_a_task_asked_for_is_told_for_each_rank(node: str, asked: str, each: str) -> None:
     how = words(f"gpus=0 mode=node {asked}" if node == "dgx" else asked)
     assert str(ask(NODES[node], **how).request.options.cpus) == each
-
-
-def test_what_a_task_and_what_its_ranks_asked_for_are_not_given_together() -> None:
-    with pytest.raises(AffinityError, match=r"^cpus=2 is what each rank asked for, task_cpus what"):
-        ask(PAIR, cpus="2", task_cpus="3")

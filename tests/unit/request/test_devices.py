@@ -76,10 +76,10 @@ an instance of a granted GPU            | granted=5 gpus=MIG-a1        | 5
 an instance by its GPU and number       | granted=2,5:1 gpus=MIG-a2    | 5
 one that is not there: the whole GPU    | granted=5:2 gpus=MIG-a1      | 5
 a file of a GPU that was lost           | granted=minor:7,minor:99     | 0
-what a container was to be given        | nvidia_visible=4,2           | 2 4
-of the files that are open to it        | granted=2,4,6 nvidia_visible=4,2 | 2 4
-which prove more than a list of others  | granted=2,4 nvidia_visible=6 | 2 4
-or than one of none                     | granted=2,4 nvidia_visible=all | 2 4
+what a container was to be given        | NVIDIA_VISIBLE_DEVICES=4,2           | 2 4
+of the files that are open to it        | granted=2,4,6 NVIDIA_VISIBLE_DEVICES=4,2 | 2 4
+which prove more than a list of others  | granted=2,4 NVIDIA_VISIBLE_DEVICES=6 | 2 4
+or than one of none                     | granted=2,4 NVIDIA_VISIBLE_DEVICES=all | 2 4
 and indices what is left                | granted=2,4,6 visible=2,0 gpus=1 | 2
 a granted GPU, visible or not           | granted=2,4,6 visible=0 gpus=GPU-36 | 6
 """),
@@ -122,7 +122,7 @@ one that is not unique      | models | gpus=GPU-0                   | \
 2 GPUs begin with 'GPU-0'; {BOTH}
 not granted, by UUID        | models | gpus=GPU-01 granted=0        | no GPU 'GPU-01'; {FIRST}
 another instance            | eight  | granted=5:0 gpus=MIG-a2      | {INSTANCE}
-not the container's own     | eight  | granted=5 nvidia_visible=5:0 gpus=MIG-a2 | {INSTANCE}
+not the container's own     | eight  | granted=5 NVIDIA_VISIBLE_DEVICES=5:0 gpus=MIG-a2 | {INSTANCE}
 a minor that is not here    | models | granted=minor:5              | \
 granted: no GPU has minor:5; this machine has 6, 7
 no render node is known     | models | granted=drm:128              | \

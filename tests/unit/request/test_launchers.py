@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from affinityd.request.launchers import LAUNCHERS, local_rank, number
+from affinityd.request.environment import LAUNCHERS, local_rank, number
 from tests.support.tables import rows, words
 
 #: What a job's script has, which everything that it starts inherits (Slurm 22.05).

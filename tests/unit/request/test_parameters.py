@@ -14,8 +14,15 @@ from affinityd.cpuset import parse_list
 from affinityd.errors import InvalidRequestError
 from affinityd.planner.modes import MODES
 from affinityd.request.environment import CUDA
-from affinityd.request.parameters import FORMATS, MAX_LENGTH, PARAMETERS, Request, parse_request
-from affinityd.request.parsers import MAX_ENTRIES, MAX_NUMBER
+from affinityd.request.parameters import (
+    FORMATS,
+    MAX_ENTRIES,
+    MAX_LENGTH,
+    MAX_NUMBER,
+    PARAMETERS,
+    Request,
+    parse_request,
+)
 from tests.support.asking import is_one_short_line
 
 KNOWN = f"known are {', '.join(PARAMETERS)}"
@@ -33,7 +40,7 @@ def test_every_default_is_the_contract_s() -> None:
     request = parse_request([])
     assert request == Request()
     assert " ".join(f"{name}={value}" for name, value in asdict(request.options).items()) == (
-        "mode=unique_contiguous scope=node multithreading=all_logical balanced=True "
+        "mode=node scope=node multithreading=all_logical balanced=True "
         "min_physical_cores=1 max_physical_cores=None share=auto strict=False cpus=None"
     )
 
@@ -82,7 +89,6 @@ def test_a_value_is_read(name: str, text: str, value: object) -> None:
         *(("cpus", text, NO_NUMBER) for text in ("0", "00", "-1", "+1", "1.0", "1_0", "x", "٣")),
         ("cpus", f"{MAX_NUMBER + 1}", NO_NUMBER),
         ("nics", "ALL", "{} is neither all, none nor a whole number from 1"),
-        ("task_cpus", "2/8", "{} is neither a number like 4 nor a part like 1/8"),
         ("cpuset", "0-x", "{} is not a CPU number or range; write it like 0-3,8,10-11"),
         ("visible", f"{CUDA}=0,1", "{} names its variable; give the value alone: '0,1'"),
         ("visible", "0\0", "{} is not text: it has a NUL or bytes that are no UTF-8"),
@@ -139,7 +145,7 @@ def test_equal_requests_are_one_key_of_a_cache() -> None:
 
 def read(name: str, text: str) -> Request:
     """Read a parameter, with those that it needs."""
-    needs = [("ranks", "2"), ("rank", "0")] if name in {"job", "cpu_bind", "gpu_bind"} else []
+    needs = [("ranks", "2"), ("rank", "0")] if name == "job" else []
     return parse_request([(name, text), *needs])
 
 
@@ -148,7 +154,7 @@ def read(name: str, text: str) -> Request:
     [
         *(
             (name, lambda number: ",".join("0" * number))
-            for name in ("gpus", "job", "granted", "visible", "nvidia_visible", "cpu_bind")
+            for name in ("gpus", "job", "granted", "visible")
         ),
         ("rank", lambda number: ",".join(map(str, range(number)))),
         ("rank", lambda number: f"0-{number - 1}"),
@@ -162,7 +168,7 @@ def test_a_list_has_256_entries_at_most(name: str, write: Callable[[int], str]) 
         read(name, write(MAX_ENTRIES + 1))
 
 
-@pytest.mark.parametrize("name", ["visible", "nvidia_visible", "gpu_bind"])
+@pytest.mark.parametrize("name", ["visible"])
 def test_what_drivers_and_slurm_write_is_bounded_by_its_letters(name: str) -> None:
     read(name, "0" * MAX_LENGTH)
     message = rf"\A{name}: 32769 characters are too many; the most is 32768\Z"
@@ -174,7 +180,7 @@ def test_what_drivers_and_slurm_write_is_bounded_by_its_letters(name: str) -> No
     ("name", "part"),
     [
         *(("cpuset", f"0-65535{stride}") for stride in (":65535", ":32768/65535", "")),
-        *(("cpuset", "0"), ("rank", "0-65535:65535"), ("cpu_bind", "f" * 1000)),
+        *(("cpuset", "0"), ("rank", "0-65535:65535")),
     ],
 )
 def test_the_longest_list_takes_no_longer_than_a_few_plans(name: str, part: str) -> None:

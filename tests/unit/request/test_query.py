@@ -1,24 +1,28 @@
-"""What follows from the raw variables that scripts pass on with `env`."""
+"""What the variables of a process say about its plan."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from affinityd.cpuset import format_list
 from affinityd.errors import AffinityError, InvalidRequestError
-from affinityd.request.parameters import Request, parse_request
-from affinityd.request.query import PASSED, parse_query
+from affinityd.request.environment import READ
+from affinityd.request.parameters import Request, TaskCpus, parse_request
+from affinityd.request.query import asked_cpus, parse_query
 from tests.support.tables import rows, words
 
-TASK = "SLURM_JOB_ID=1"
-STEP = "SLURM_STEP_ID=0 SLURM_GTIDS=4,5 SLURM_LOCALID=1"
+TORCHRUN = "LOCAL_RANK=1 LOCAL_WORLD_SIZE=4"
+MPIRUN = "OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=4"
+BATCH = "SLURM_JOB_ID=9 SLURM_LOCALID=0 SLURM_GTIDS=0"
+SRUN = f"{BATCH} SLURM_STEP_ID=0 SLURM_LOCALID=1 SLURM_GTIDS=4,5,6,7 SLURM_GPUS_ON_NODE=4"
+CUDA, PER_TASK = "CUDA_VISIBLE_DEVICES", "SLURM_CPUS_PER_TASK"
+ALL_FOUR, ONE = f"{CUDA}=0,1,2,3", f"{CUDA}=2"
 NVIDIA, AMD = "granted=minor:0,minor:1", "granted=drm:128,drm:129"
-ONE = "CUDA_VISIBLE_DEVICES=1"
-SECOND = "visible=1 ranks=2 rank=1 task_cpus=1/2"
+SECOND = "rank=1/4"
 
 
 def read(environ: Mapping[str, str], stated: str = "") -> tuple[Request, ...]:
@@ -26,55 +30,141 @@ def read(environ: Mapping[str, str], stated: str = "") -> tuple[Request, ...]:
     return parse_query([*words(stated).items(), *variables])
 
 
-def requests(*questions: Mapping[str, str]) -> tuple[Request, ...]:
-    return tuple(parse_request(question.items()) for question in questions)
+def told(request: Request) -> str:
+    """Return the ranks of a request, as far as they are not the default."""
+    rank = "" if request.rank is None else format_list(request.rank)
+    ranks = "" if request.ranks is None else f"/{request.ranks}"
+    share = request.options.share
+    task = request.slurm
+    parts = {
+        "gpus": request.gpus and ",".join(request.gpus),
+        "job": request.job and ",".join(request.job),
+        "rank": rank + ranks,
+        "share": share if share != "auto" else "",
+        "task": task and f"{task.number}/{task.tasks}",
+        "of": task and task.step_gpus,
+        "slices": task and "+".join(map(format_list, task.slices)),
+    }
+    return " ".join(f"{name}={text}" for name, text in parts.items() if text)
 
 
 @pytest.mark.parametrize(
     ("environ", "expected"),
     rows(f"""
-a task of a job without a note | {STEP} {ONE} SLURMD_TRES_BIND=gpu:single:1 | \
-{SECOND} gpu_bind=gpu:single:1 share=node
-one that sees what all see | {STEP} CUDA_VISIBLE_DEVICES=0,1 SLURM_GPUS_ON_NODE=2 | \
-visible=0,1 ranks=2 rank=1 step_gpus=2 task_cpus=1/2 share=node
-slices of the CPUs, a share that was chosen | {STEP} {ONE} SLURM_GPUS_ON_NODE=2 \
-SLURM_CPU_BIND_LIST=0x1,0x2 AFFINITYD_SHARE=requested | \
-{SECOND} step_gpus=2 gpu_bind=gpu:per_task:1 cpu_bind=0x1,0x2 share=requested
-all that can be chosen | {ONE} AFFINITYD_MODE=exclusive AFFINITYD_SCOPE=socket \
-AFFINITYD_MULTITHREADING=single_logical AFFINITYD_BALANCED=no AFFINITYD_STRICT=yes \
-AFFINITYD_MIN_PHYSICAL_CORES=2 AFFINITYD_MAX_PHYSICAL_CORES=4 AFFINITYD_CPUS=3 | \
-visible=1 mode=exclusive scope=socket multithreading=single_logical balanced=no strict=yes \
-min_physical_cores=2 max_physical_cores=4 task_cpus=3
-what is empty is not | {ONE} AFFINITYD_SCOPE=socket AFFINITYD_MODE= | \
-visible=1 mode=all scope=socket
-whatever other launchers say | {STEP} {ONE} LOCAL_RANK=0 LOCAL_WORLD_SIZE=4 | \
-{SECOND} gpu_bind=gpu:per_task:1 share=node
-no numbers     | {ONE} SLURM_CPUS_PER_TASK=many SLURM_NTASKS=$(id) | visible=1
-no number of GPUs | {ONE} SLURM_GPUS_ON_NODE=0 | visible=1
+no scheduler             | {TORCHRUN} |
+srun -c3                 | {SRUN} {PER_TASK}=3 SLURM_CPUS_ON_NODE=12 | cpus=3 of_job=12
+a batch script's tasks   | {BATCH} {PER_TASK}=3 SLURM_NTASKS=2 | cpus=6
+or what they may use     | {BATCH} | tasks=1
+torchrun's workers in it | {BATCH} {TORCHRUN} {PER_TASK}=3 | tasks=4
+an interactive step      | {BATCH} SLURM_STEP_ID=4294967290 {PER_TASK}=3 | cpus=3
+and in srun's task       | {SRUN} {TORCHRUN} LOCAL_WORLD_SIZE=8 {PER_TASK}=64 | tasks=8
+a pod's request          | AFFINITYD_JOB_CPUS=6 | tasks=1 of_job=6
+a pod without one        | AFFINITYD_JOB_CPUS=0 |
+the job's on each node   | {BATCH} SLURM_JOB_CPUS_PER_NODE=8(x2) | tasks=1 of_job=8
+where nodes differ       | {BATCH} SLURM_JOB_CPUS_PER_NODE=8,4 | tasks=1
+a number of the user's   | {SRUN} {PER_TASK}=3 AFFINITYD_CPUS=5 | cpus=5
+none                     | {SRUN} {PER_TASK}=3 AFFINITYD_CPUS=none |
 """),
 )
-def test_a_task_of_slurm_is_known_by_its_variables(environ: str, expected: str) -> None:
-    meant = words(f"mode=node task_cpus=1/1 {expected}")
-    assert read(words(f"{TASK} {environ}")) == requests(meant)
+def test_the_scheduler_says_how_many_cpus_a_task_asked_for(environ: str, expected: str) -> None:
+    numbers = {name: int(text) for name, text in words(expected).items()}
+    assert asked_cpus(words(environ)) == (TaskCpus(**numbers) if numbers else None)
+
+
+def test_a_stated_number_of_cpus_overrides_the_scheduler_s() -> None:
+    (request,) = read(words(SRUN), "cpus=2")
+    assert (request.options.cpus, request.task_cpus) == (2, None)
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    rows(f"""
+no launcher: all that are visible | HOME_IS=x |
+a rank of as many as are stated | {TORCHRUN} | {SECOND}
+torchrun's lone worker: one GPU | LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 | rank=0/1
+mpirun's lone rank: all | OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=1 |
+as many as GPUs, else as there must be | FLUX_TASK_LOCAL_ID=5 FLUX_JOB_SIZE=16 FLUX_JOB_NNODES=2 \
+| rank=5 ; rank=5/6
+a batch script: all that are visible | {BATCH} |
+a task of srun                  | {SRUN} {ALL_FOUR} | task=1/4 of=4
+with a GPU of its own           | {SRUN} {ONE} | task=1/4 of=4
+a lone task                     | {SRUN} SLURM_LOCALID=0 SLURM_GTIDS=4 | task=0/1 of=4
+on a slice                      | {SRUN} SLURM_CPU_BIND_LIST=0x3,0xc | task=1/4 of=4 slices=0-1+2-3
+on CPUs that the user named     | {SRUN} SLURM_CPU_BIND_LIST=0,8 | task=1/4 of=4
+of a step without GPUs          | {SRUN} SLURM_GPUS_ON_NODE=many | task=1/4
+the script's job GPUs, inherited | {SRUN} {ONE} SLURM_JOB_GPUS=0,1,2,3 | task=1/4 of=4
+the site names the job's GPUs   | {SRUN} {ONE} AFFINITYD_JOB_GPUS=0,1 | job=0,1 task=1/4 of=4
+torchrun under srun             | {SRUN} {TORCHRUN} {ALL_FOUR} | {SECOND}
+mpirun: all see the same        | {MPIRUN} {ALL_FOUR} | {SECOND}
+a wrapper gave it its own       | {MPIRUN} {ONE} | share=node
+unless all divide by number     | {MPIRUN} {ONE} AFFINITYD_MODE=core-complex | {SECOND}
+or among the requested alone    | {MPIRUN} {ONE} AFFINITYD_SHARE=requested | \
+{SECOND} share=requested
+a wrapper in a batch script     | {BATCH} {MPIRUN} {ONE} SLURM_JOB_GPUS=2,3,4,5 | \
+job=2,3,4,5 ; share=node
+that deals GPUs out by turns    | {BATCH} {MPIRUN} {ONE} SLURM_JOB_GPUS=2,3 | rank=0/2 share=node
+"""),
+)
+def test_the_launcher_and_the_visible_devices_say_who_divides_the_cores(
+    environ: str, expected: str
+) -> None:
+    found = [told(request) for request in read(words(environ.replace("HOME_IS=x", CUDA + "=0")))]
+    assert found == [text.strip() for text in expected.split(";")]
+
+
+@pytest.mark.parametrize(
+    ("environ", "stated", "expected"),
+    rows(f"""
+a rank                        | {CUDA}=0      | rank=2    | rank=2 ; rank=2/3
+ranks                         | {TORCHRUN}    | rank=0,1  | rank=0-1/4
+a rank, whatever is visible   | {SRUN} {ONE}  | rank=1    | {SECOND}
+GPUs, one a rank              | {SRUN} {ONE}  | gpus=4,5  | gpus=4,5 {SECOND}
+the job's GPUs                | {TORCHRUN}    | job=0,1   | job=0,1 ; {SECOND}
+a note of the job's GPUs      | {SRUN} {ONE}  | job=0,1   | job=0,1 task=1/4 of=4
+a container with one GPU      | {TORCHRUN} {ONE} | granted=minor:2 | {SECOND}
+"""),
+)
+def test_what_is_stated_overrides_variables(environ: str, stated: str, expected: str) -> None:
+    found = [told(request) for request in read(words(environ), stated)]
+    assert found == [text.strip() for text in expected.split(";")]
+
+
+@pytest.mark.parametrize(
+    ("stated", "mode"),
+    [("", "node"), ("scope=socket", "all"), ("mode=exclusive scope=socket", "exclusive")],
+)
+def test_the_default_mode_takes_no_cpus_away(stated: str, mode: str) -> None:
+    """Mode node is all of the node in any scope, so a stated scope has the mode all."""
+    for query in [("env", "LOCAL_RANK=0")], []:
+        request, *_ = parse_query([*words(stated).items(), *query])
+        assert request.options.mode == mode
+
+
+def test_variables_choose_all_parameters_of_a_plan() -> None:
+    environ = (
+        "AFFINITYD_MODE=exclusive AFFINITYD_SCOPE=socket AFFINITYD_MULTITHREADING=single_logical "
+        "AFFINITYD_BALANCED=no AFFINITYD_STRICT=yes AFFINITYD_MIN_PHYSICAL_CORES=2 "
+        "AFFINITYD_MAX_PHYSICAL_CORES=4 AFFINITYD_SHARE="
+    )
+    stated = (
+        "mode=exclusive scope=socket multithreading=single_logical balanced=no strict=yes "
+        "min_physical_cores=2 max_physical_cores=4"
+    )
+    assert read(words(environ)) == (parse_request(words(stated).items()),)
 
 
 @pytest.mark.parametrize(
     ("granted", "own"), [(NVIDIA, "1"), (AMD, "ROCR_VISIBLE_DEVICES=0;HIP_VISIBLE_DEVICES=1")]
 )
 def test_the_variable_counts_of_the_vendor_whose_files_were_granted(granted: str, own: str) -> None:
-    visible = read(words(f"ROCR_VISIBLE_DEVICES=0 {ONE}"), granted)
-    assert visible == requests(words(f"mode=node visible={own} {granted}"))
+    (request,) = read(words(f"ROCR_VISIBLE_DEVICES=0 {CUDA}=1"), granted)
+    assert request.visible == own
 
 
 def test_what_is_visible_is_taken_to_the_letter() -> None:
     odd = "MIG-1a/2 &visible=3#\n4"
-    assert read({"CUDA_VISIBLE_DEVICES": odd}) == requests({"visible": odd, "mode": "node"})
-
-
-def test_the_gpus_of_a_job_count_unless_they_are_others() -> None:
-    noted, without = read(words(f"{TASK} {STEP} {ONE}"), "job=0,1")
-    assert (noted.job, noted.options.share) == (("0", "1"), "auto")
-    assert without == replace(noted, job=None, options=replace(without.options, share="node"))
+    (request,) = read({CUDA: odd})
+    assert request.visible == odd
 
 
 def test_a_task_that_is_not_bound_has_its_step_s_devices_else_its_job_s() -> None:
@@ -83,26 +173,8 @@ def test_a_task_that_is_not_bound_has_its_step_s_devices_else_its_job_s() -> Non
         ("SLURM_GPUS_ON_NODE=2", "minor:0,minor:1"),
         (f"SLURM_GPUS_ON_NODE=1 {ONE}", "minor:0,minor:1"),
     ):
-        request, *_ = read(words(f"{TASK} {environ}"), f"job=2,3 {NVIDIA}")
+        request, *_ = read(words(f"{BATCH} {environ}"), f"job=2,3 {NVIDIA}")
         assert request.granted == granted
-
-
-@pytest.mark.parametrize(
-    ("environ", "expected"),
-    rows(f"""
-a GPU of its own each | LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 {ONE} | visible=1 share=node
-a mode that divides by numbers | LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 {ONE} AFFINITYD_MODE=core-complex \
-| visible=1 ranks=2 rank=1 mode=core-complex
-its part of the CPU request | AFFINITYD_JOB_CPUS=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 | \
-ranks=2 rank=1 job_cpus=8 task_cpus=1/2
-the mask of an earlier pin is no limit | AFFINITYD_CPULIST=0-3 AFFINITYD_ALLOWED=0-7 | cpuset=0-7
-"""),
-)
-def test_a_container_s_process_is_known_by_its_launcher_and_devices(
-    environ: str, expected: str
-) -> None:
-    container = f"{NVIDIA} cpuset=0-3"
-    assert read(words(environ), container) == requests(words(f"mode=node {container} {expected}"))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +195,7 @@ def test_what_is_no_variable_of_a_plan_s_is_refused(texts: list[str], told: str)
 
 
 @given(
-    environ=st.dictionaries(st.sampled_from(sorted(PASSED)), st.text(max_size=8)),
+    environ=st.dictionaries(st.sampled_from(sorted(READ)), st.text(max_size=8)),
     stated=st.dictionaries(st.sampled_from(["granted", "job", "cpuset"]), st.text("0123,-")),
 )
 def test_any_environment_is_read_or_refused(
@@ -133,7 +205,3 @@ def test_any_environment_is_read_or_refused(
         assert parse_query([*stated.items(), *(("env", f"{n}={it}") for n, it in environ.items())])
     except AffinityError:
         return
-
-
-def test_without_variables_a_query_is_its_parameters() -> None:
-    assert parse_query([("gpus", "0"), ("rank", "0")]) == requests({"gpus": "0", "rank": "0"})

@@ -3,119 +3,55 @@
 from __future__ import annotations
 
 import json
-import tracemalloc
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from affinityd.cpuset import format_list, parse_list
-from affinityd.daemon.state.plan_service import PLANNED_BYTES, PlanService
+from affinityd.daemon.state.plan_service import PlanService
 from affinityd.errors import AffinityError, InvalidRequestError, NotReadyError, UnsatisfiableError
 from affinityd.json_codec import dumps
-from affinityd.planner.model import Demand, Plan
-from affinityd.planner.planner import plan
 from affinityd.request.document import document
 from affinityd.request.formats import render
-from affinityd.request.parameters import FORMATS, PARAMETERS, parse_request
-from affinityd.request.parsers import MAX_ENTRIES
+from affinityd.request.parameters import FORMATS, MAX_ENTRIES, PARAMETERS, parse_request
 from affinityd.request.resolve import Caller, answer
 from affinityd.topology.model import Node, Topology
 from tests.support.asking import ask, is_one_short_line, try_to_ask
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
 from tests.support.machines.strategies import machines
+from tests.support.tables import words
 
 A100 = Node(machine("dgx-a100"))
-TWO_GPUS = parse_request([("gpus", "0,1"), ("share", "requested")])
+TWO_GPUS = parse_request([("gpus", "0,1"), ("share", "requested"), ("mode", "unique_contiguous")])
 
 
 def test_an_answer_is_bytes_and_what_metrics_say_of_it() -> None:
     """Its format and its caller are part of the question."""
     service, cpus = PlanService(A100), parse_list("48-51")
-    told = service.answer(TWO_GPUS, "cpulist")
+    told = service.answer([TWO_GPUS], "cpulist")
     assert told.body == b"48-55,176-183\n56-63,184-191\n"
     assert told.media_type == "text/plain; charset=utf-8"
     assert (told.mode, told.locality) == ("unique_contiguous", "local")
-    assert service.answer(TWO_GPUS, "cpulist", Caller(cpus, cpus)).body == b"48-49\n50-51\n"
-    assert service.answer(TWO_GPUS, "cpulist") == told
-    told = service.answer(TWO_GPUS, "json")
+    assert service.answer([TWO_GPUS], "cpulist", Caller(cpus, cpus)).body == b"48-49\n50-51\n"
+    assert service.answer([TWO_GPUS], "cpulist") == told
+    told = service.answer([TWO_GPUS], "json")
     assert told.media_type == "application/json"
     reply = ask(A100.topology, gpus="0,1", share="requested")
     assert json.loads(told.body) == json.loads(dumps(document(reply)))
 
 
-def test_the_ranks_of_a_job_are_planned_once_and_each_gets_what_it_would_get_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked = []
-
-    def planned(topology: Topology, demand: Demand) -> Plan:
-        asked.append(demand)
-        return plan(topology, demand)
-
-    service = PlanService(A100)
-    ranks = [
-        parse_request([("gpus", "0,1,0,5"), ("mode", mode), ("rank", str(rank))])
-        for mode in ("node", "unique_contiguous")
-        for rank in range(4)
-    ]
-    few = Caller(parse_list("0-3,48-51"))
-    alone = [PlanService(A100).answer(rank, "json").body for rank in ranks]
-    of_few = [PlanService(A100).answer(rank, "json", few).body for rank in ranks]
-    monkeypatch.setattr("affinityd.daemon.state.plan_service.plan", planned)
-    assert [service.answer(rank, "json").body for rank in ranks] == alone
-    assert [service.answer(rank, "json", few).body for rank in ranks] == of_few
-    assert [demand.options.mode for demand in asked] == ["node", "unique_contiguous"] * 2
-    with pytest.raises(InvalidRequestError, match="there is no rank 4; the request has ranks 0-3"):
-        service.answer(replace(ranks[0], rank=(4,)), "json")
-
-
-def test_a_rank_that_is_not_there_is_told_before_that_the_job_cannot_be_planned() -> None:
-    pairs = [("gpus", "0,1"), ("mode", "exclusive"), ("cpuset", "48"), ("rank", "7")]
-    with pytest.raises(InvalidRequestError, match="there is no rank 7; the request has ranks 0-1"):
-        PlanService(A100).answer(parse_request(pairs), "json")
-
-
-def test_a_job_that_cannot_be_planned_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = []
-
-    def refused(_topology: Topology, demand: Demand) -> Plan:
-        tried.append(demand)
-        raise UnsatisfiableError("too few cores")
-
-    monkeypatch.setattr("affinityd.daemon.state.plan_service.plan", refused)
-    service = PlanService(A100)
-    for rank in range(2):
-        with pytest.raises(UnsatisfiableError, match=r"\Atoo few cores\Z"):
-            service.answer(replace(TWO_GPUS, rank=(rank,)), "json")
-    assert len(tried) == 1
-
-
-def test_requests_that_name_many_cpus_fill_no_memory() -> None:
-    service = PlanService(A100)
-    tracemalloc.start()
-    try:
-        for cpu in range(8000, 8050):
-            wide = [("rank", "0"), ("observe", f"0-{cpu}"), ("cpuset", f"0-{cpu}")]
-            service.answer(parse_request(wide), "cpulist")
-        kept, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert kept < 3 * PLANNED_BYTES
-
-
 def test_there_is_an_answer_from_the_first_reading_on_and_a_new_one_counts_at_once() -> None:
     service = PlanService()
     with pytest.raises(NotReadyError):
-        service.answer(TWO_GPUS, "json")
+        service.answer([TWO_GPUS], "json")
     for node, generation, allowed in (
         (A100, 1, "0-255"),
         (Node(A100.topology, parse_list("48"), generation=2), 2, "0-47,49-255"),
     ):
         service.swap(node)
-        told = json.loads(service.answer(TWO_GPUS, "json").body)
+        told = json.loads(service.answer([TWO_GPUS], "json").body)
         assert (told["generation"], told["allowed"]["cpulist"]) == (generation, allowed)
 
 
@@ -171,17 +107,13 @@ def test_a_cpuset_parameter_may_be_wider_than_the_mask_and_not_than_the_cpuset()
     "stated",
     [
         "cpuset=0-255",
-        "ranks=2 rank=0 cpu_bind=0xffff000000000000,0xffff",
-        "ranks=2 rank=1 cpu_bind=0xffff,0xffff000000000000",
-        "ranks=2 rank=0 gpu_bind=single:1 cpuset=0-63",
-        "job=0,1,2,3 job_cpus=256 mode=node",
+        "LOCAL_RANK=1 SLURM_JOB_ID=1",
+        "SLURM_STEP_ID=0 SLURM_LOCALID=0 SLURM_GTIDS=0,1 SLURM_CPU_BIND_LIST=0x3000000000000,0xf",
         "granted=0,1,2,3 visible=3,2",
     ],
 )
-def test_whatever_is_stated_no_cpu_beyond_the_callers_cpuset_is_allowed(stated: str) -> None:
-    caller = Caller(parse_list("48-49"), parse_list("48-51"))
-    pairs = [tuple(pair.split("=")) for pair in f"gpus=0 {stated}".split()]
-    reply = answer(A100, parse_request((name, text) for name, text in pairs), caller)
+def test_no_cpu_beyond_the_callers_cpuset_is_allowed(stated: str) -> None:
+    reply = ask(A100.topology, mask="48-49", may_use="48-51", mode="node", **words(stated))
     assert reply.allowed <= parse_list("48-51")
     assert all(rank.cpus <= parse_list("48-51") for rank in reply.plan.ranks)
 

@@ -1,0 +1,182 @@
+"""The plan of a task of a Slurm step, by the task's own facts alone. Pure.
+
+The rule is in docs/slurm.md, "What each task gets". Slurm's own distribution of GPUs is not derived
+again: a task knows its GPUs, its number, how many tasks the step has on the node, and their CPUs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from affinityd.cpuset import CpuSet
+from affinityd.errors import JobGpuError, UnsatisfiableError
+from affinityd.planner.domains import home_nodes, usable
+from affinityd.planner.model import Demand, Options, Plan, PlanWarning
+from affinityd.planner.modes import MODES
+from affinityd.planner.planner import plan
+from affinityd.request.asked_cpus import at_most_of_whole_node
+from affinityd.request.devices import VisibleDevices, all_devices, is_ambiguous
+from affinityd.request.parameters import Request, SlurmTask
+from affinityd.request.ranks import Entry, Planned, checked, gpus_of, job_entries, named, place_of
+from affinityd.request.visible_devices import visible_devices
+from affinityd.topology.model import Node
+
+
+def step_cpus(task: SlurmTask | None, mask: CpuSet) -> CpuSet:
+    """Return the CPUs of a task's step: all slices, where the task still runs on its own.
+
+    Another mask is the user's choice, or was inherited from another step.
+    """
+    if task is None or not task.slices:
+        return mask
+    own = task.slices[task.number % len(task.slices)]
+    return frozenset().union(*task.slices) if mask == own else mask
+
+
+@dataclass(frozen=True)
+class TaskGpus:
+    """The GPUs of a task, and those that it is planned among."""
+
+    visible: tuple[Entry, ...]
+    own: tuple[Entry, ...]
+    job: tuple[Entry, ...]  #: of its job; (): no note has them, or these are not here
+    places: tuple[int, ...]  #: of its own among the job's
+    is_bound: bool  #: Slurm chose its own; else all tasks of the step see the same ones
+
+
+def plan_task(node: Node, request: Request, task: SlurmTask, allowed: CpuSet) -> Planned:
+    """Plan a task of a step that may use these CPUs. Raises AffinityError."""
+    mode, seen = MODES[request.options.mode], visible_devices(node.topology, request)
+    gpus, ambiguous = _task_gpus(node, request, task, seen), is_ambiguous(seen, None)
+    options = replace(request.options, cpus=_asked(node, request, task, allowed))
+    if mode.by_rank and task.tasks > 1:
+        own = gpus.own
+        entries = checked(tuple(own[rank % len(own)] for rank in range(task.tasks)))
+        made = plan(node.topology, Demand(gpus_of(entries), allowed, node.usable, options))
+        return Planned(entries, frozenset((task.number,)), ambiguous, options, made)
+    divides = mode.shares_node and task.tasks > 1
+    if divides and (block := _in_own_block(node, task, options, gpus, allowed)):
+        entries, ranks, made = block
+        return Planned(entries, ranks, ambiguous, options, made)
+    made = _beside_neighbors(node, task, options, gpus, allowed)
+    if mode.unique and task.tasks > 1:
+        made = replace(made, warnings=(*made.warnings, _not_unique(options.mode)))
+    return Planned(gpus.own, frozenset(range(len(gpus.own))), ambiguous, options, made)
+
+
+def _task_gpus(node: Node, request: Request, task: SlurmTask, seen: VisibleDevices) -> TaskGpus:
+    """Return a task's GPUs: those that Slurm bound to it, else its part of those that all see."""
+    visible = named(seen, None)
+    is_bound = len(visible) < (task.step_gpus or 0)
+    own = visible
+    if not is_bound and task.tasks >= len(visible):
+        own = (visible[task.number % len(visible)],)
+    elif not is_bound:  # a block of them, the remainder one each to the first tasks
+        size, more = divmod(len(visible), task.tasks)
+        first = task.number * size + min(task.number, more)
+        own = visible[first : first + size + (task.number < more)]
+    names = request.job
+    everything = all_devices(node.topology).by_index
+    if names is None and task.step_gpus == len(everything):
+        names = tuple(map(str, everything))  # a step with all GPUs needs no note
+    try:
+        job = () if names is None else job_entries(node.topology, names)
+        places = tuple(place_of(entry, job)[0] for entry in own) if job else ()
+    except JobGpuError:  # a note of another node, or of GPUs that are lost since then
+        job, places = (), ()
+    return TaskGpus(visible, own, job, places, is_bound)
+
+
+def _asked(node: Node, request: Request, task: SlurmTask, allowed: CpuSet) -> int | None:
+    """Return how many logical CPUs the task asked for: -c, else its part of the step's."""
+    if request.task_cpus is None:
+        return request.options.cpus
+    together = min(len(allowed), request.task_cpus.of_job or len(allowed))
+    each = max(1, together // task.tasks)
+    if request.task_cpus.cpus is not None:  # a variable may be of the job's script, and too many
+        return min(each, request.task_cpus.cpus)
+    return at_most_of_whole_node(node.topology, each, together, allowed, node.usable)
+
+
+def _beside_neighbors(
+    node: Node, task: SlurmTask, options: Options, gpus: TaskGpus, allowed: CpuSet
+) -> Plan:
+    """Plan a task on the CPUs near its GPUs, which the tasks of one home node share.
+
+    They ask together for the CPUs of so many of the step's tasks as the node has of the job's GPUs.
+    """
+    if MODES[options.mode].unique:
+        options = replace(options, mode="node")
+    asked, known = options.cpus, gpus_of(gpus.job or gpus.visible)
+    together = {}
+    if asked is not None and allowed:
+        for home, count in Counter(home_nodes(node.topology, known, allowed)).items():
+            together[home] = asked * -(-task.tasks * count // len(known))
+    return plan(node.topology, Demand(gpus_of(gpus.own), allowed, node.usable, options, together))
+
+
+def _in_own_block(
+    node: Node, task: SlurmTask, options: Options, gpus: TaskGpus, allowed: CpuSet
+) -> tuple[tuple[Entry, ...], frozenset[int], Plan] | None:
+    """Return the ranks that divide the CPUs, the task's, and the plan of its GPUs' blocks.
+
+    None where no block keeps other tasks out, is near, and has as many CPUs as were asked for.
+    Without a note of the job's GPUs all GPUs of the node have blocks.
+    """
+    sharing, slot = _slot(task, gpus)
+    knows_step = gpus.is_bound and len(gpus.job) == task.step_gpus
+    if sharing > 1 and knows_step and gpus.places != (task.number // sharing,):
+        return None  # not its neighbors have the same GPU, but unknown ones
+    job, places = gpus.job, gpus.places
+    if not job:
+        job, places = gpus.own, tuple(range(len(gpus.own)))
+        options = replace(options, share="node")
+    entries = checked(tuple(entry for entry in job for _ in range(sharing)))
+    ranks = frozenset(place * sharing + slot for place in places)
+    least = _least(node, options, allowed)
+    options = replace(options, cpus=None)
+    try:
+        made = plan(node.topology, Demand(gpus_of(entries), allowed, node.usable, options))
+    except UnsatisfiableError:
+        return None
+    mine = [rank for rank in made.ranks if rank.rank in ranks]
+    is_far = any(rank.locality == "remote" for rank in mine)
+    is_shared = options.share == "node" != made.share
+    cpus = frozenset[int]().union(*(rank.cpus for rank in mine))
+    is_enough = len(_of_whole_cores(node, cpus, allowed)) >= least
+    return None if is_far or is_shared or not is_enough else (entries, ranks, made)
+
+
+def _slot(task: SlurmTask, gpus: TaskGpus) -> tuple[int, int]:
+    """Return how many tasks divide the block of a GPU, and which part is the task's."""
+    if not gpus.is_bound:  # they take turns
+        return -(-task.tasks // len(gpus.visible)), task.number // len(gpus.visible)
+    sharing = -(-task.tasks * len(gpus.own) // (task.step_gpus or 1))
+    return sharing, task.number % sharing  # neighbors share a GPU: --ntasks-per-gpu
+
+
+def _least(node: Node, options: Options, allowed: CpuSet) -> int:
+    """Return the fewest CPUs of a block: those asked for, as far as these are whole cores.
+
+    The user may want fewer: a core, or no more than a number of cores.
+    """
+    wants_fewer = not MODES[options.mode].counts or options.max_physical_cores is not None
+    if wants_fewer or options.cpus is None:
+        return 1
+    threads = max(len(core.cpus) for core in usable(node.topology.cores, allowed))
+    return max(1, options.cpus // threads * threads)
+
+
+def _of_whole_cores(node: Node, cpus: CpuSet, allowed: CpuSet) -> CpuSet:
+    """Return CPUs with the allowed siblings that `multithreading` left out."""
+    cores = usable(node.topology.cores, allowed)
+    return frozenset(cpu for core in cores if not cpus.isdisjoint(core.cpus) for cpu in core.cpus)
+
+
+def _not_unique(mode: str) -> PlanWarning:
+    return PlanWarning(
+        "not_unique",
+        f"mode {mode} has too few CPUs near this task's GPUs to give it as many as it asked for: "
+        "it has those of mode node, which other tasks may share",
+    )
