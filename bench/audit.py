@@ -35,9 +35,8 @@ from affinityd.audit.model import CpuTime, Scan
 from affinityd.audit.sources.holders import HolderSources
 from affinityd.config.settings import Settings
 from affinityd.daemon import main as daemon
-from affinityd.daemon.audit_reports import AuditReports
-from affinityd.daemon.state.scan_process import ScanProcess
-from affinityd.daemon.state.worker import Worker
+from affinityd.daemon.scanning import Scanning
+from affinityd.daemon.state.scans import ScanChild
 from affinityd.discovery.machine import Machine
 from affinityd.discovery.nvml.report import ProcessReport
 from affinityd.topology.model import Topology
@@ -168,9 +167,8 @@ def serve(path: Path, series: int, every: int, holders: list[int]) -> None:
     jobs = series // SERIES_A_JOB
     settings = Settings(socket=str(path), scan_interval=every, job_series=jobs)
     machine = Machine(replace(settings, machine="dgx-a100"))
-    scan = ScanProcess(lambda: (Busy(jobs, holders, path.with_name("still")).scan, {}), {})
-    reports = Worker("tells of the scans", lambda: AuditReports(jobs))
-    daemon.run(settings, machine, daemon.Audits(scan, reports))
+    busy = Busy(jobs, holders, path.with_name("still"))
+    daemon.run(settings, machine, ScanChild(lambda: Scanning(settings, busy.scan, {}), {}))
 
 
 def bother(path: Path) -> None:

@@ -1,42 +1,45 @@
-"""Enforcement after each scan, and its metrics, log lines and document.
+"""Enforcement by each scan, in the child, and its metrics, document and log lines.
 
 This module imports all of enforcement: a daemon that does not enforce does not import it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 
+from prometheus_client.core import Metric
+
 from affinityd import config
-from affinityd.config import PREFIX
-from affinityd.config.settings import PIN, Settings
-from affinityd.daemon.api.documents import Documents
-from affinityd.daemon.enforce_log import EnforceLog
-from affinityd.daemon.metrics import enforcement
-from affinityd.daemon.metrics.registry import Metrics
+from affinityd.audit.facts.holding import GpuKey
+from affinityd.audit.facts.job import Job
+from affinityd.audit.model import Scan
+from affinityd.config.settings import OBSERVE, PIN, Settings
+from affinityd.cpuset import several
+from affinityd.daemon.metrics import enforcement as enforcement_metrics
+from affinityd.daemon.peers.viewer import Viewer
 from affinityd.daemon.policy_document import parse
-from affinityd.daemon.state.audits import PackedAudit
 from affinityd.daemon.state.background import FailureLog
 from affinityd.enforce.describe import render
 from affinityd.enforce.enforcer import Enforced, Enforcer
 from affinityd.enforce.hindrances import NodeLock, lacking
+from affinityd.enforce.model import GIVEN_UP, PINNED, REFUSED, Decision, PinAttempt, job_name
 from affinityd.enforce.policy.file import FILE, PolicyFile
-from affinityd.enforce.policy.model import GRANTED, NOTHING, Treatment
-from affinityd.errors import NotEnforcedError
-from affinityd.request.parameters import parse_request
+from affinityd.enforce.policy.model import PolicyState
+from affinityd.enforce.policy.site import site
+from affinityd.grouping import grouped
+from affinityd.recent import Recent
+from affinityd.text import count, one_line
+from affinityd.topology.model import Topology
 
-#: Parameters of a plan that a site may set; `strict` would refuse processes that no plan helps.
-SITE = (
-    *("mode", "scope", "share", "multithreading", "balanced"),
-    *("min_physical_cores", "max_physical_cores"),
-)
+log = logging.getLogger(__name__)
 
 
 class Enforcement:
     """Enforces by one scan after the other, and keeps the result of the last."""
 
-    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, settings: Settings) -> None:
         """Log the daemon's mode, and why it cannot pin, if so."""
         why_not_pin = _why_not_pin(settings)
         self._log = EnforceLog(settings.enforce, why_not_pin())
@@ -50,36 +53,25 @@ class Enforcement:
             why_not_pin=why_not_pin,
             reserved=settings.reserved_cpus,
         )
-        self._metrics = metrics
         self._failures = FailureLog("enforcement failed; its last result stays")
-        self.documents: Documents[Enforced] = Documents(
-            lambda enforced, viewer: render(enforced, viewer.sees),
-            NotEnforcedError,
-            "nothing has been enforced yet; try again in a moment",
-        )
+        self._last: Enforced | None = None
 
-    def scanned(self, audit: PackedAudit) -> None:
-        """Enforce by a new scan. Raises nothing: after any failure the next scan comes."""
+    def enforce(self, topology: Topology, scan: Scan) -> Enforced | None:
+        """Enforce by a scan; return the last result. Raises nothing: the next scan comes."""
         with self._failures.logged():
-            found = audit.unpacked()
-            enforced = self._enforcer.enforce(found.topology, found.scan)
-            self.documents.update(enforced)
-            self._metrics.show("enforce", lambda: enforcement.metrics(enforced))
-            self._log.enforced(enforced)
+            self._last = self._enforcer.enforce(topology, scan)
+            self._log.enforced(self._last)
+        return self._last
 
+    def metrics(self) -> Iterator[Metric]:
+        """Yield the metrics of the last result."""
+        if self._last is not None:
+            yield from enforcement_metrics.metrics(self._last)
 
-def site(said: Mapping[str, str]) -> Treatment:
-    """Return the defaults of a policy, by a site's AFFINITYD_* variables.
-
-    They are those of `affinityd exec` and the TaskProlog: both then pin to the same CPUs. Raises
-    InvalidRequestError.
-    """
-    given = {name: said[text] for name in SITE if (text := PREFIX + name.upper()) in said}
-    mode = "all" if "scope" in given else "node"  # as of exec: node is one node, for any scope
-    # A number of the site's is each task's, and several may share a GPU, which is a rank here.
-    cpus = NOTHING if said.get(f"{PREFIX}CPUS") == NOTHING else GRANTED
-    options = parse_request({"mode": mode, **given}.items()).options
-    return Treatment(options, cpus)
+    def document(self, viewer: Viewer) -> bytes:
+        """Return the document of the last result, of which there is one."""
+        assert self._last is not None  # noqa: S101 - the daemon asks after a result
+        return render(self._last, viewer.sees)
 
 
 def _why_not_pin(settings: Settings) -> Callable[[], str | None]:
@@ -88,3 +80,103 @@ def _why_not_pin(settings: Settings) -> Callable[[], str | None]:
         return lambda: None
     lacks = lacking()
     return NodeLock().acquire if lacks is None else lambda: lacks
+
+
+AT_START: Mapping[str, str] = {
+    OBSERVE: "changes no process, and reports at /enforce what it would pin",
+    PIN: "pins processes of GPU jobs that run in the wrong place",
+}
+NOTHING_COUNTS = "nothing is pinned until it is correct"
+OLD_COUNTS = "the last good one applies"
+
+KINDS = (PINNED, REFUSED, GIVEN_UP)  #: of news about a job
+
+
+class EnforceLog:
+    """Logs each finding once, and once more when it is over."""
+
+    def __init__(self, wanted: str, hindrance: str | None) -> None:
+        """Log the wanted mode, and why nothing can be pinned, if so."""
+        self._hindrance: str | None = None
+        self._policy = PolicyState()
+        self._pods: Mapping[Job | None, str | None] = {}  # a job → its NAMESPACE/NAME
+        self._told: Recent[tuple[Job | None, str], None] = Recent()  # notices, kinds of a job's
+        log.info("enforce %s: %s", wanted, AT_START[wanted])
+        self._note_hindrance(hindrance)
+
+    def enforced(self, enforced: Enforced) -> None:
+        """Tell of a new report."""
+        self._told.begin(enforced.scan.boot)
+        for level, line in _of_policy(self._policy, enforced.policy):
+            log.log(level, "%s", line)
+        self._policy = enforced.policy
+        self._note_hindrance(enforced.hindrance)
+        for notice in enforced.notices:
+            self._tell(None, notice, logging.WARNING, notice)
+        self._pods = {it.job: it.pod for it in enforced.decisions if it.pod is not None}
+        for job in {it.job for it in enforced.decisions if it.job is not None}:
+            for kind in KINDS:
+                self._told.get((job, kind))  # as long as the job is seen it is remembered
+        for of, its in grouped(enforced.done, lambda it: it.decision.job).items():
+            self._tell_of_pins(of, [it for it in its if not it.outcome.is_gone])
+        for decision in enforced.decisions:
+            if decision.reason == GIVEN_UP:
+                line = f"{_process(decision)} is no longer pinned: {decision.why}"
+                self._tell(decision.job, GIVEN_UP, logging.WARNING, line)
+
+    def _note_hindrance(self, hindrance: str | None) -> None:
+        if hindrance not in {None, self._hindrance}:
+            log.warning("observes instead of pinning: %s", hindrance)
+        elif self._hindrance is not None and hindrance is None:
+            log.info("pins from now on: nothing hinders it any more")
+        self._hindrance = hindrance
+
+    def _tell_of_pins(self, job: Job | None, its: Sequence[PinAttempt]) -> None:
+        """Tell of a job how many processes were pinned, and one refusal."""
+        if pinned := [it for it in its if it.outcome.pinned]:
+            self._tell(job, PINNED, logging.INFO, _pinned(pinned))
+        for it in [it for it in its if it.outcome.refused][:1]:
+            threads = count(it.outcome.refused, "thread")
+            line = f"{_process(it.decision)}: {threads} cannot be pinned: {it.outcome.error}"
+            self._tell(job, REFUSED, logging.WARNING, line)
+
+    def _tell(self, job: Job | None, kind: str, level: int, line: str) -> None:
+        """Log a line of a job, or a notice, which is a kind of its own, if it is news."""
+        if (job, kind) not in self._told:
+            of = job and f"{job_name(job.scheduler, job.id, self._pods.get(job))}: "
+            log.log(level, "%s", one_line((of or "") + line))
+        self._told[job, kind] = None
+
+
+def _of_policy(before: PolicyState, now: PolicyState) -> Iterator[tuple[int, str]]:
+    if now.error is not None and now.error != before.error:
+        stands = NOTHING_COUNTS if now.read is None else OLD_COUNTS
+        yield (
+            logging.WARNING,
+            f"the policy {now.file} has an error: {now.error}; {stands}",
+        )
+    elif now.error is None and before.file is not None and now.file is None:
+        yield logging.INFO, f"the policy {before.file} was removed: the defaults apply"
+    elif now.error is None and now.file is not None and now != before:
+        yield logging.INFO, f"the policy {now.file} applies, with {count(now.rules, 'rule')}"
+
+
+def _pinned(done: Sequence[PinAttempt]) -> str:
+    processes = "1 process" if len(done) == 1 else f"{len(done)} processes"
+    threads = count(sum(it.outcome.pinned for it in done), "thread")
+    near = _gpus({gpu for it in done for gpu in it.decision.process.facts.gpus})
+    modes = sorted({it.decision.treatment.options.mode for it in done if it.decision.treatment})
+    return f"pinned {processes} ({threads}) near {near}, mode {', '.join(modes)}"
+
+
+def _process(decision: Decision) -> str:
+    return f"{decision.process.facts.name} (pid {decision.process.facts.pid})"
+
+
+def _gpus(keys: Collection[GpuKey]) -> str:
+    """Return GPUs as people name them, like `nvidia GPUs 0-3`."""
+    by_vendor = grouped(keys, lambda key: key[0])
+    return ", ".join(
+        f"{vendor} {several('GPU', (index for _, index in by_vendor[vendor]))}"
+        for vendor in sorted(by_vendor)
+    )

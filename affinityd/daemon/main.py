@@ -9,10 +9,9 @@ import logging
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import uvloop
 
@@ -29,53 +28,24 @@ from affinityd.daemon.http.refusals import RefusalLog
 from affinityd.daemon.logging import log_on_stdout
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.peers.callers import Callers
-from affinityd.daemon.peers.viewer import Viewer
 from affinityd.daemon.servers import Servers, most_connections, most_open_callers, raise_file_limit
 from affinityd.daemon.sockets import Listeners, listening
-from affinityd.daemon.state.audits import PackedAudit
 from affinityd.daemon.state.node_publisher import NodePublisher, notify
 from affinityd.daemon.state.plan_service import PlanService
-from affinityd.daemon.state.scanner import ScanProcesses, scan_regularly
+from affinityd.daemon.state.scans import ScanChild, ScanResult, scan_regularly
 from affinityd.daemon.state.topology_watcher import TopologySource, TopologyWatcher
-from affinityd.daemon.state.worker import Worker
-from affinityd.errors import AffinityError, FatalError, NotScannedError
+from affinityd.errors import AffinityError, FatalError, NotEnforcedError, NotScannedError
 from affinityd.topology import node_file
-
-if TYPE_CHECKING:
-    from affinityd.daemon.audit_reports import AuditReports
-    from affinityd.daemon.enforcement import Enforcement
 
 log = logging.getLogger(__name__)
 
 SWITCH_SECONDS = 0.0002  #: after so long a running thread yields to another
 
 
-@dataclass(frozen=True)
-class Audits:
-    """The processes that scan, and that tell of the scans."""
-
-    scan: ScanProcesses
-    reports: Worker[AuditReports]
-
-    def exposition(self, accept: str) -> bytes:
-        """Return the last scan's metrics in a form that an Accept header takes."""
-        metrics: bytes = self.reports.call("exposition", accept)
-        return metrics
-
-    def document(self, _scan: float, viewer: Viewer) -> bytes:
-        """Return the last scan's document."""
-        document: bytes = self.reports.call("document", viewer)
-        return document
-
-    def scanned(self, audit: PackedAudit) -> None:
-        """Tell of a new scan from now on."""
-        self.reports.call("scanned", audit)
-
-
 def run(
     settings: Settings,
     machine: TopologySource,
-    audits: Audits | None,
+    scans: ScanChild | None,
     *,
     nvml_failures: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
@@ -89,7 +59,7 @@ def run(
         raise_file_limit()
         try:
             with listening(settings) as listeners:
-                uvloop.run(_serve(settings, machine, audits, listeners, nvml_failures))
+                uvloop.run(_serve(settings, machine, scans, listeners, nvml_failures))
         except FatalError as error:
             log.critical("%s: the daemon exits, to be restarted", error)
             sys.exit(error.exit_code)
@@ -103,22 +73,27 @@ def run(
 async def _serve(
     settings: Settings,
     machine: TopologySource,
-    audits: Audits | None,
+    scans: ScanChild | None,
     listeners: Listeners,
     nvml_failures: Mapping[str, int],
 ) -> None:
     service = PlanService()
-    if audits is None:
+    if scans is None:
         settings = replace(settings, scan_interval=None)
     metrics = Metrics(
         lambda: service.known,
-        of_scan=audits.exposition if audits else _nothing,
         scan_interval=settings.scan_interval,
         nvml_failures=nvml_failures,
     )
-    enforcement = _enforcement(settings, metrics)
-    documents = Documents[float](
-        audits.document if audits else _nothing, NotScannedError, _why_no_audit(settings)
+    audits = Documents[float](
+        lambda _boot, viewer: scans.document("/audit", **asdict(viewer)) if scans else b"",
+        NotScannedError,
+        _why_no_audit(settings),
+    )
+    enforced = Documents[float](
+        lambda _boot, viewer: scans.document("/enforce", **asdict(viewer)) if scans else b"",
+        NotEnforcedError,
+        "nothing has been enforced yet; try again in a moment",
     )
     path = Path(settings.socket).with_name(node_file.NAME)
     publisher = NodePublisher(service, path, replayed=settings.replays)
@@ -139,19 +114,22 @@ async def _serve(
         watcher,
         metrics,
         answers,
-        {"/audit": documents, "/enforce": enforcement.documents if enforcement else None},
+        {"/audit": audits, "/enforce": None if settings.enforce == OFF else enforced},
         admin_group=settings.admin_group,
         socket=settings.socket,
     )
     connections = Connections(RefusalLog(metrics.refused_connection), most=most_connections())
     servers = Servers(app, PlanOnly(app), listeners, connections, answers.find)
     works = [watcher.watch(), publisher.run(), servers.watch()]
-    if audits is not None and (every := settings.scan_interval) is not None:
-        consumers = [audits.scanned, lambda audit: documents.update(audit.boot), metrics.scanned]
-        if enforcement is not None:
-            consumers.append(enforcement.scanned)
-        failed = metrics.scan_failed
-        works.append(scan_regularly(audits.scan, service, consumers, failed, every=every))
+    if scans is not None and (every := settings.scan_interval) is not None:
+
+        def scanned(result: ScanResult) -> None:
+            metrics.scanned(result)
+            audits.update(result.boot)
+            if result.enforced is not None:
+                enforced.update(result.enforced)
+
+        works.append(scan_regularly(scans.scan, service, scanned, metrics.scan_failed, every=every))
     if settings.nri is not None:
         from affinityd.daemon.nri import NriPlugin  # noqa: PLC0415 - most daemons have none
 
@@ -188,19 +166,6 @@ def _let_answers_pass() -> None:
     sys.setswitchinterval(SWITCH_SECONDS)
     gc.freeze()
     gc.enable()
-
-
-def _enforcement(settings: Settings, metrics: Metrics) -> Enforcement | None:
-    if settings.enforce == OFF:
-        return None
-    from affinityd.daemon.enforcement import Enforcement  # noqa: PLC0415 - most daemons enforce nothing
-
-    return Enforcement(settings, metrics)
-
-
-def _nothing(*_: object) -> bytes:
-    """Stand for metrics and documents of scans where there are none."""
-    return b""
 
 
 def _why_no_audit(settings: Settings) -> str:

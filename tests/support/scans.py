@@ -5,20 +5,30 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from affinityd.audit.facts.holding import GpuKey
 from affinityd.audit.facts.job import Job, Membership
 from affinityd.audit.model import AuditedProcess, CpuTime, Scan
+from affinityd.config.settings import Settings
 from affinityd.cpuset import CpuSet
-from affinityd.daemon.state.audits import Audit
+from affinityd.daemon.scanning import Scanning
+from affinityd.daemon.state.scans import ScanResult
 from affinityd.linux.processes import since_boot
+from affinityd.topology.model import Topology
 from tests.support import audit_facts
 from tests.support.machines.by_hand import made
 
 MACHINE = made({0: "0-3", 1: "4-7"}, gpus=[0, 1])
 GPU0, GPU1 = (gpu.key for gpu in MACHINE.gpus)
 NEAR: Mapping[GpuKey, CpuSet | None] = {GPU0: frozenset(range(4)), GPU1: frozenset(range(4, 8))}
+
+
+class Audit(NamedTuple):
+    """A scan, and the machine that it is of."""
+
+    topology: Topology
+    scan: Scan
 
 
 def process(
@@ -57,3 +67,10 @@ def scan(*processes: AuditedProcess, **changes: Any) -> Scan:  # noqa: ANN401 - 
 def audit(*processes: AuditedProcess, **changes: Any) -> Audit:  # noqa: ANN401 - fields of a Scan
     """Return a scan of MACHINE that found these."""
     return Audit(MACHINE, scan(*processes, **changes))
+
+
+def scanned(*audits: Audit, **settings: Any) -> tuple[Scanning, list[ScanResult]]:  # noqa: ANN401
+    """Return the object that made these scans, and the results; `settings`: of the daemon."""
+    scans = iter(audits)
+    scanning = Scanning(Settings(**settings), lambda _: next(scans).scan, {})
+    return scanning, [scanning.scan(topology) for topology, _ in audits]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -12,16 +12,13 @@ from typing import TYPE_CHECKING
 from affinityd import config
 from affinityd.cli.parser import Parser, add_settings, load_settings
 from affinityd.config import settings
-from affinityd.daemon.state.scan_process import ScanProcess
-from affinityd.daemon.state.worker import Worker
+from affinityd.daemon.state.scans import ScanChild
 from affinityd.discovery.machine import Machine
 from affinityd.discovery.nvml import gpus, processes
 from affinityd.discovery.nvml.report import R
 
 if TYPE_CHECKING:
-    from affinityd.audit.model import Scan
-    from affinityd.daemon.audit_reports import AuditReports
-    from affinityd.topology.model import Topology
+    from affinityd.daemon.scanning import Scanning
 
 TOPOLOGY, PROCESSES = "topology", "processes"  #: the purpose of a call of NVML
 
@@ -36,31 +33,28 @@ def run(arguments: argparse.Namespace) -> int:
     gc.disable()  # until all is imported: what is imported stays
     chosen = narrowed(load_settings(arguments), config.chosen_switch())
     failures = dict.fromkeys((TOPOLOGY, PROCESSES), 0)
-    scans = chosen.scan_interval is not None and not chosen.replays
-    scan = ScanProcess(partial(_scanner, chosen), failures) if scans else None
-    reports = Worker("tells of the scans", partial(_reports, chosen)) if scans else None
+    is_scanning = chosen.scan_interval is not None and not chosen.replays
+    if chosen.enforce != settings.OFF:
+        from affinityd.enforce.policy.site import site  # noqa: PLC0415 - most daemons enforce nothing
+
+        site(config.variables())  # an invalid one ends the daemon now
+    scans = ScanChild(partial(_scanning, chosen), failures) if is_scanning else None
     machine = Machine(chosen, counting(failures, TOPOLOGY, gpus.query))
     machine.start_query()
     from affinityd.daemon import main  # noqa: PLC0415 - takes about as long as a driver to answer
 
-    audits = main.Audits(scan, reports) if scan and reports else None
-    main.run(chosen, machine, audits, nvml_failures=failures)
+    main.run(chosen, machine, scans, nvml_failures=failures)
     return 0
 
 
-def _scanner(chosen: settings.Settings) -> tuple[Callable[[Topology], Scan], Mapping[str, int]]:
-    """Return the function that scans, and its count of NVML's failures."""
+def _scanning(chosen: settings.Settings) -> Scanning:
+    """Return the object that scans, with its count of NVML's failures."""
     from affinityd.cli.auditors import auditor_by  # noqa: PLC0415 - in its process
+    from affinityd.daemon.scanning import Scanning  # noqa: PLC0415 - in its process
 
     failures = {PROCESSES: 0}
     query = counting(failures, PROCESSES, processes.query)
-    return auditor_by(chosen, query, chosen.reserved_cpus).scan, failures
-
-
-def _reports(chosen: settings.Settings) -> AuditReports:
-    from affinityd.daemon.audit_reports import AuditReports  # noqa: PLC0415 - in its process
-
-    return AuditReports(chosen.job_series)
+    return Scanning(chosen, auditor_by(chosen, query, chosen.reserved_cpus).scan, failures)
 
 
 def counting(

@@ -13,8 +13,8 @@ from affinityd.audit.facts.job import Job
 from affinityd.audit.model import CpuTime, Scan
 from affinityd.daemon.metrics.families import GPU_LABELS, MetricFamily, filled, gpu_labels, whole
 from affinityd.daemon.metrics.job_series import JobRow
-from affinityd.daemon.state.audits import Audit
 from affinityd.text import one_line
+from affinityd.topology.model import Topology
 
 
 @dataclass(frozen=True)
@@ -152,13 +152,13 @@ SCAN_FAMILIES: tuple[MetricFamily[Scan], ...] = (
 )
 
 
-def metrics(audit: Audit, jobs: Iterable[JobRow]) -> Iterator[Metric]:
+def metrics(topology: Topology, scan: Scan, jobs: Iterable[JobRow]) -> Iterator[Metric]:
     """Yield every metric of a scan."""
-    gpus = document(audit.topology, audit.scan, None).gpus
+    gpus = document(topology, scan, None).gpus
     yield from filled(
-        GPU_FAMILIES, [(gpu_labels(gpu), _row(gpu, audit.scan)) for gpu in gpus], GPU_LABELS
+        GPU_FAMILIES, [(gpu_labels(gpu), _row(gpu, scan)) for gpu in gpus], GPU_LABELS
     )
-    yield from whole(SCAN_FAMILIES, audit.scan)
+    yield from whole(SCAN_FAMILIES, scan)
     if rows := [(_job_labels(row.job), row) for row in jobs]:
         yield from filled(JOB_FAMILIES, rows, JOB_LABELS)
 

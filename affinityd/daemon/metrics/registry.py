@@ -18,11 +18,11 @@ from prometheus_client.core import Metric
 
 from affinityd import __version__
 from affinityd.daemon.http.refusals import Refusal
-from affinityd.daemon.metrics.exposition import encoder, joined
+from affinityd.daemon.metrics.exposition import OPEN_METRICS, encoder, joined
 from affinityd.daemon.metrics.families import GPU_LABELS, MetricFamily, filled, gpu_labels, whole
 from affinityd.daemon.metrics.nics import gpu_nics
-from affinityd.daemon.state.audits import PackedAudit
 from affinityd.daemon.state.plan_service import Answer
+from affinityd.daemon.state.scans import ScanResult
 from affinityd.linux.processes import since_boot
 from affinityd.topology.model import Gpu, Node
 
@@ -92,21 +92,18 @@ class Metrics:
         self,
         node: Callable[[], Node | None],
         *,
-        of_scan: Callable[[str], bytes] = lambda _accept: b"",
         scan_interval: float | None = None,
         nvml_failures: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """Take the source of the node, read at each scrape.
 
-        `of_scan`: writes the last scan's metrics in a form that an Accept header takes.
         `scan_interval`: seconds between two scans; None: there are none. `nvml_failures`: how often
         NVML did not answer, by query.
         """
         self.nvml_failures: Mapping[str, int] = nvml_failures
         self.scan_interval: float | None = scan_interval
         self._node = node
-        self._of_scan = of_scan
-        self._last_scan: float | None = None  # since_boot()
+        self._last_scan: ScanResult | None = None
         self._found: Mapping[str, Callable[[], Iterator[Metric]]] = {}
         self._registry = registry = CollectorRegistry()
         self._plans = Counter(
@@ -151,11 +148,11 @@ class Metrics:
     @property
     def scan_age(self) -> float | None:
         """Seconds since the last finished scan began; None: there was none."""
-        return None if self._last_scan is None else since_boot() - self._last_scan
+        return None if self._last_scan is None else since_boot() - self._last_scan.boot
 
-    def scanned(self, audit: PackedAudit) -> None:
-        """Take when the last finished scan began."""
-        self._last_scan = audit.boot
+    def scanned(self, result: ScanResult) -> None:
+        """Show the metrics of a finished scan from now on."""
+        self._last_scan = result
 
     def scan_failed(self) -> None:
         """Count a scan that failed."""
@@ -182,7 +179,11 @@ class Metrics:
         Thousands of series take a while: not on the event loop.
         """
         encode, media_type = encoder(accept)
-        return joined(self._of_scan(accept), encode(self._registry)), media_type
+        parts = [encode(self._registry)]
+        if (scan := self._last_scan) is not None:
+            is_open = media_type.startswith(OPEN_METRICS)
+            parts.insert(0, scan.open_metrics if is_open else scan.text)
+        return joined(*parts), media_type
 
     def planned(self, answer: Answer, seconds: float) -> None:
         """Count a request that was planned, and the time that it took."""

@@ -5,23 +5,19 @@ What a pin does to processes is in tests/processes/enforce; here none is touched
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from affinityd.audit.facts.process import ProcessFacts
-from affinityd.config.settings import OBSERVE, PIN, Settings
+from affinityd.config.settings import OBSERVE, PIN
 from affinityd.cpuset import CpuSet, parse_list
-from affinityd.daemon.enforcement import Enforcement, site
-from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.peers.viewer import Viewer
 from affinityd.daemon.policy_document import parse
-from affinityd.daemon.state.audits import Audit, PackedAudit
 from affinityd.enforce import enforcer as module
 from affinityd.enforce import pinner
 from affinityd.enforce.enforcer import NO_ENVIRONMENTS, Enforced, Enforcer, notices, outcomes
@@ -29,13 +25,16 @@ from affinityd.enforce.model import PinOutcome, TargetCpus
 from affinityd.enforce.policy import identity
 from affinityd.enforce.policy.file import PolicyFile
 from affinityd.enforce.policy.model import Treatment
-from affinityd.errors import InvalidRequestError, NotEnforcedError
+from affinityd.enforce.policy.site import site
+from affinityd.errors import InvalidRequestError
 from affinityd.planner.model import Options
 from tests.support.audit_facts import scan_of
 from tests.support.enforced_node import NOW, TWO, Site, rank
+from tests.support.scans import Audit, scanned
 
 DRIFTED, FITS = rank("4-7"), rank("0-3")
 NEAR = parse_list("0-3")
+ADMIN = Viewer(is_admin=True)
 
 
 class Look:
@@ -175,25 +174,19 @@ def test_what_a_policy_does_not_say_is_what_exec_and_the_prolog_have() -> None:
         site({"AFFINITYD_MODE": "nod"})
 
 
-def test_what_fails_is_told_once_and_the_last_report_stands(
-    policy: Path, caplog: pytest.LogCaptureFixture
+def test_enforcement_that_fails_is_logged_once_and_its_last_result_stays(
+    policy: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = Settings(enforce=OBSERVE, enforce_policy=str(policy))
-    enforcement = Enforcement(settings, metrics := Metrics(lambda: None))
-    scan = scan_of(TWO, Site(TWO).audited(DRIFTED))
-
-    def document() -> bytes:
-        return asyncio.run(enforcement.documents.document(Viewer(is_admin=True)))
-
-    with pytest.raises(NotEnforcedError, match="nothing has been enforced yet"):
-        document()
-    enforcement.scanned(PackedAudit.of(Audit(TWO, scan)))
-    stands = document()
-    assert json.loads(stands)["jobs"][0]["id"] == "7"
-    assert b'affinityd_enforce_mode{mode="observe"} 1.0' in metrics.exposition("")[0]
-    broken = replace(PackedAudit.of(Audit(TWO, scan)), without_processes=b"")  # a bug of ours
+    audit = Audit(TWO, scan_of(TWO, Site(TWO).audited(DRIFTED)))
+    scanning, (first,) = scanned(audit, enforce=OBSERVE, enforce_policy=str(policy))
+    document = scanning.document("/enforce", **asdict(ADMIN))
+    assert json.loads(document)["jobs"][0]["id"] == "7"
+    assert b'affinityd_enforce_mode{mode="observe"} 1.0' in first.text
+    monkeypatch.setattr(Enforcer, "enforce", lambda *_: 1 / 0)  # a bug of ours
+    monkeypatch.setattr(scanning, "_scan", lambda _: replace(audit.scan, boot=NOW + 15))
     with caplog.at_level(logging.ERROR):
-        enforcement.scanned(broken)
-        enforcement.scanned(broken)
-    assert document() == stands
-    assert [it.message for it in caplog.records] == ["enforcement failed; its last result stays"]
+        results = [scanning.scan(TWO) for _ in range(2)]
+    assert [(it.boot, it.enforced) for it in results] == [(NOW + 15, first.boot)] * 2
+    assert scanning.document("/enforce", **asdict(ADMIN)) == document
+    failures = [it.message for it in caplog.records if it.levelname == "ERROR"]
+    assert failures == ["enforcement failed; its last result stays"]

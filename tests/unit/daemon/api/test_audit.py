@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import asdict
 
 import pytest
 
 from affinityd.audit.document import AuditDocument
 from affinityd.daemon.api.documents import Documents
-from affinityd.daemon.audit_reports import AuditReports
 from affinityd.daemon.peers.connection import PeerConnection
 from affinityd.daemon.peers.viewer import Viewer, viewer
-from affinityd.daemon.state.audits import Audit, PackedAudit
 from affinityd.errors import NotScannedError
 from affinityd.linux.processes import Credentials
 from tests.support.documents import exactly
-from tests.support.scans import audit, process
+from tests.support.scans import Audit, audit, process, scanned
 
 ADMINS = 500
 ALL, OWN, COUNTS = Viewer(is_admin=True), Viewer(uid=7), Viewer()
@@ -64,13 +63,14 @@ FOUND = audit(process(1, uid=7), process(2, uid=8), process(3, uid=None))
 
 
 def documents_of(*audits: Audit) -> Documents[float]:
-    reports = AuditReports(job_series=0)
+    scanning, results = scanned(*audits)
     documents = Documents[float](
-        lambda _scan, reader: reports.document(reader), NotScannedError, "none yet"
+        lambda _boot, reader: scanning.document("/audit", **asdict(reader)),
+        NotScannedError,
+        "none yet",
     )
-    for one in audits:
-        reports.scanned(packed := PackedAudit.of(one))
-        documents.update(packed.boot)
+    for result in results:
+        documents.update(result.boot)
     return documents
 
 

@@ -10,14 +10,13 @@ import pytest
 from affinityd.audit.facts.job import Job, PodContainer
 from affinityd.audit.model import CpuTime
 from affinityd.cli.commands.serve import counting
-from affinityd.daemon.audit_reports import AuditReports
 from affinityd.daemon.metrics import enforcement
 from affinityd.daemon.metrics.registry import Metrics
-from affinityd.daemon.state.audits import Audit, PackedAudit
 from affinityd.discovery.nvml.report import NvmlReport
 from affinityd.topology.model import Node
 from tests.support.enforce_reports import enforced
-from tests.support.scans import GPU0, GPU1, MACHINE, NEAR, process, scan
+from tests.support.scans import GPU0, GPU1, MACHINE, NEAR, Audit, process, scan
+from tests.support.scans import scanned as scanned_by
 
 OPEN_METRICS = "application/openmetrics-text;version=1.0.0"
 ONE = Job("slurm", "1")
@@ -35,11 +34,10 @@ def scraped(*audits: Audit, job_series: int = 0) -> list[str]:
 
 def scanned(*audits: Audit, node: Node | None = None, job_series: int = 0) -> Metrics:
     """Return the metrics of a daemon after these scans."""
-    reports = AuditReports(job_series)
-    metrics = Metrics(lambda: node, of_scan=reports.exposition)
-    for audit in audits:
-        reports.scanned(PackedAudit.of(audit))
-        metrics.scanned(PackedAudit.of(audit))
+    metrics = Metrics(lambda: node)
+    _, results = scanned_by(*audits, job_series=job_series)
+    for result in results:
+        metrics.scanned(result)
     return metrics
 
 

@@ -1,4 +1,4 @@
-"""What the log says of scans: what has come, once, and that it is gone, once."""
+"""The log lines about scans: one when a mismatch begins, one when it is over."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from affinityd.daemon.audit_log import AuditLog
-from affinityd.daemon.state.audits import Audit
-from tests.support.scans import GPU0, GPU1, audit, process
+from tests.support.scans import GPU0, GPU1, Audit, audit, process, scanned
 
 REMOTE = process(1, cause="mask", placement="remote")
 BOTH = audit(REMOTE, process(2, cause="allocation", placement="remote"))
@@ -49,7 +47,5 @@ def test_the_log_says(
     caplog: pytest.LogCaptureFixture, audits: list[Audit], lines: list[str]
 ) -> None:
     caplog.set_level(logging.INFO)
-    log = AuditLog()
-    for one in audits:
-        log.scanned(one)
+    scanned(*audits)
     assert [f"{record.levelname}: {record.message}" for record in caplog.records] == lines

@@ -9,7 +9,7 @@ import pytest
 
 from affinityd.audit.facts.job import Job
 from affinityd.config.settings import OBSERVE, PIN
-from affinityd.daemon.enforce_log import EnforceLog
+from affinityd.daemon.enforcement import EnforceLog
 from affinityd.enforce.enforcer import Enforced
 from affinityd.enforce.model import Decision
 from affinityd.enforce.policy.model import PolicyState

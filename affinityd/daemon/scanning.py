@@ -1,0 +1,115 @@
+"""A scan in the child process: judged, enforced, described by metrics, documents and log lines."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import Metric
+
+from affinityd.audit.describe import counts, render
+from affinityd.audit.model import Scan
+from affinityd.config.settings import OFF, Settings
+from affinityd.daemon.metrics import audit as audit_metrics
+from affinityd.daemon.metrics.exposition import expositions
+from affinityd.daemon.metrics.job_series import JobRow, JobSeries
+from affinityd.daemon.peers.viewer import Viewer
+from affinityd.daemon.state.scans import ScanResult
+from affinityd.topology.model import Gpu, Topology
+
+if TYPE_CHECKING:
+    from affinityd.daemon.enforcement import Enforcement
+
+log = logging.getLogger(__name__)
+
+
+class Scanning:
+    """Scans, enforces if it should, and keeps the last results."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        scan: Callable[[Topology], Scan],
+        counts: Mapping[str, int],
+    ) -> None:
+        """Take the function that scans, and the counts that it changes."""
+        self.counts = counts
+        self._scan = scan
+        self._log = AuditLog()
+        self._jobs = JobSeries(settings.job_series)
+        self._rows: tuple[JobRow, ...] = ()
+        self._last: tuple[Topology, Scan] | None = None
+        self._enforcement = _enforcement(settings)
+
+    def scan(self, topology: Topology) -> ScanResult:
+        """Scan once, and enforce by that scan."""
+        scan = self._scan(topology)
+        self._rows, self._last = self._jobs.scanned(scan), (topology, scan)
+        self._log.scanned(topology, scan)
+        enforced = None
+        if self._enforcement is not None:
+            enforced = self._enforcement.enforce(topology, scan)
+        return ScanResult(scan.boot, enforced.scan.boot if enforced else None, *expositions(self))
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of the last scan."""
+        if self._last is not None:
+            yield from audit_metrics.metrics(*self._last, self._rows)
+        if self._enforcement is not None:
+            yield from self._enforcement.metrics()
+
+    def document(self, path: str, *, is_admin: bool, uid: int | None) -> bytes:
+        """Return the document at a path, of which there is one, as a viewer may see it."""
+        viewer = Viewer(is_admin=is_admin, uid=uid)
+        if path == "/enforce" and self._enforcement is not None:
+            return self._enforcement.document(viewer)
+        assert self._last is not None  # noqa: S101 - the daemon asks after a scan
+        return render(*self._last, viewer.sees)
+
+
+def _enforcement(settings: Settings) -> Enforcement | None:
+    if settings.enforce == OFF:
+        return None
+    from affinityd.daemon.enforcement import Enforcement  # noqa: PLC0415 - most daemons enforce nothing
+
+    return Enforcement(settings)
+
+
+class AuditLog:
+    """Logs a line when a GPU's processes come to run far from it, and one when that is over."""
+
+    def __init__(self) -> None:
+        # By GPU, also by its address: when one is gone, its index may be another GPU's.
+        self._mismatched: dict[str, Counter[str]] = {}  # how many processes, by cause
+        self._notices: tuple[str, ...] = ()
+
+    def scanned(self, topology: Topology, scan: Scan) -> None:
+        """Tell of a new scan."""
+        for notice in scan.notices:
+            if notice not in self._notices:
+                log.warning("%s", notice)
+        self._notices = scan.notices
+        before, self._mismatched = self._mismatched, {}
+        counted = counts(scan)
+        for gpu in topology.gpus:
+            name, causes = _name(gpu), counted[gpu.key].causes
+            if gpu.key in scan.unknown:  # unseen processes stay as they were
+                causes = before.get(name, Counter())
+            if causes:
+                self._mismatched[name] = causes
+            if causes and name not in before:
+                log.warning("%s", _appeared(name, causes))
+            elif name in before and not causes:
+                log.info("%s: its processes are near it again, or have ended", name)
+
+
+def _appeared(name: str, causes: Counter[str]) -> str:
+    listed = ", ".join(f"{cause}: {number}" for cause, number in sorted(causes.items()))
+    processes = f"{causes.total()} of its processes may run far from it"
+    return f"{name}: {processes} ({listed}); see affinityd audit"
+
+
+def _name(gpu: Gpu) -> str:
+    return f"{gpu.vendor} GPU {gpu.index} ({gpu.pci_bus_id})"

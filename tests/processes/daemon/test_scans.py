@@ -1,0 +1,226 @@
+"""The child process that scans: its results, its failures, its log lines and its end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+
+import pytest
+
+from affinityd.audit.facts.job import Job
+from affinityd.audit.model import CpuTime, Scan
+from affinityd.config.settings import Settings
+from affinityd.daemon.metrics.registry import Metrics
+from affinityd.daemon.peers.viewer import Viewer
+from affinityd.daemon.scanning import Scanning
+from affinityd.daemon.state import scans as module
+from affinityd.daemon.state.scans import ScanChild
+from affinityd.errors import FatalError
+from affinityd.linux.processes import exists
+from affinityd.threads import started
+from affinityd.topology.model import Topology
+from tests.support.children import children_of
+from tests.support.daemons import eventually
+from tests.support.scans import MACHINE, process, scan
+
+FOUND = scan(*(process(pid, threads=3) for pid in range(100, 105)))
+FAR = scan(process(1, cause="mask", placement="remote"))
+ADMIN = Viewer(is_admin=True)
+
+
+@contextmanager
+def child_with(make: Callable[[], Scanning]) -> Iterator[tuple[ScanChild, int, dict[str, int]]]:
+    """Run a child until the daemon would end; yield it, its pid, and the daemon's counts."""
+    counts, before = {"processes": 0, "topology": 2}, {*children_of(os.getpid())}
+    child = ScanChild(make, counts)
+    (pid,) = {*children_of(os.getpid())} - before
+    try:
+        yield child, pid, counts
+    finally:
+        for pipe in ("_scans", "_documents"):
+            vars(child)[pipe].close()  # as the end of the daemon does
+        os.waitpid(pid, 0)
+
+
+@contextmanager
+def scanning(work: Callable[[Topology], Scan], jobs: int = 0) -> Iterator[tuple[ScanChild, int]]:
+    """Run a child that scans by this function."""
+    with child_with(lambda: Scanning(Settings(job_series=jobs), work, {})) as (child, pid, _):
+        yield child, pid
+
+
+def pids(child: ScanChild, viewer: Viewer = ADMIN) -> list[int]:
+    document = json.loads(child.document("/audit", **asdict(viewer)))
+    return [it["pid"] for it in document["processes"]]
+
+
+def test_metrics_documents_and_counts_of_a_scan_come_back() -> None:
+    failures = {"processes": 0}
+
+    def found(_: Topology) -> Scan:
+        failures["processes"] += 1
+        return FOUND
+
+    with child_with(lambda: Scanning(Settings(), found, failures)) as (child, _, counts):
+        results = [child.scan(MACHINE), child.scan(MACHINE)]
+        assert [(it.boot, it.enforced) for it in results] == [(FOUND.boot, None)] * 2
+        assert b"affinityd_gpu_processes" in results[0].text
+        assert results[0].open_metrics.endswith(b"# EOF\n")
+        assert pids(child) == [100, 101, 102, 103, 104]
+        assert pids(child, Viewer(uid=7)) == []
+        assert "processes" not in json.loads(child.document("/audit", is_admin=False, uid=None))
+        assert counts == {"processes": 2, "topology": 2}
+
+
+def test_an_unchanged_topology_is_the_same_object_there() -> None:
+    """By that the auditor knows that it was not read again."""
+    seen: list[Topology] = []
+
+    def found(topology: Topology) -> Scan:
+        seen.append(topology)
+        return replace(FOUND, boot=len({id(it) for it in seen}))
+
+    with scanning(found) as (child, _):
+        machines = (MACHINE, MACHINE, replace(MACHINE, name="new"))
+        assert [child.scan(it).boot for it in machines] == [1, 1, 2]
+
+
+def test_a_document_does_not_wait_for_a_scan() -> None:
+    scans = iter((0.0, 600.0))
+
+    def found(_: Topology) -> Scan:
+        time.sleep(next(scans))
+        return FOUND
+
+    with scanning(found) as (child, pid):
+        child.scan(MACHINE)
+        under_way = started(lambda: child.scan(MACHINE))
+        assert len(pids(child)) == 5
+        os.kill(pid, signal.SIGKILL)
+        assert isinstance(under_way.exception(), FatalError)
+
+
+def test_a_failed_scan_has_its_traceback_and_the_next_one_is_made() -> None:
+    failing = [True]
+
+    def fails_once(_: Topology) -> Scan:
+        if failing.pop() if failing else False:
+            raise ValueError("a bug of the test")
+        return FOUND
+
+    with scanning(fails_once) as (child, _):
+        with pytest.raises(RuntimeError, match=r"(?s)in fails_once.*ValueError: a bug of the test"):
+            child.scan(MACHINE)
+        assert child.scan(MACHINE).boot == FOUND.boot
+
+
+def test_a_start_that_fails_has_its_traceback_and_is_tried_again() -> None:
+    failures = [ImportError("no such module"), ImportError("still not")]
+
+    def make() -> Scanning:
+        if failures:
+            raise failures.pop(0)
+        return Scanning(Settings(), lambda _: FOUND, {})
+
+    with child_with(make) as (child, _, _):
+        for message in ("no such module", "still not"):
+            with pytest.raises(RuntimeError, match=rf"(?s)in make.*ImportError: {message}"):
+                child.scan(MACHINE)
+        assert child.scan(MACHINE).boot == FOUND.boot
+
+
+def test_a_child_that_has_ended_is_fatal_in_one_line() -> None:
+    with scanning(lambda _: os._exit(1)) as (child, _):
+        for _ in range(2):
+            with pytest.raises(FatalError, match=r"\Athe process that scans .* has ended\Z"):
+                child.scan(MACHINE)
+        with pytest.raises(FatalError, match=r"has ended\Z"):
+            child.document("/audit", **asdict(ADMIN))
+
+
+def test_a_child_that_hangs_is_killed_and_fatal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HUNG_SECONDS", 0.1)
+    with (
+        scanning(lambda _: time.sleep(600)) as (child, _),  # type: ignore[arg-type,return-value]
+        pytest.raises(FatalError, match=r"\Aa scan of the processes has hung for 0\.1 s\Z"),
+    ):
+        child.scan(MACHINE)
+
+
+def test_the_child_ignores_the_signals_that_end_the_daemon() -> None:
+    with scanning(lambda _: FOUND) as (child, pid):
+        child.scan(MACHINE)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(pid, number)
+        assert child.scan(MACHINE).boot == FOUND.boot
+
+
+HANGING = """
+import os, time
+from affinityd.daemon.state.scans import ScanChild
+
+def hang():
+    os.write(1, f"{os.getpid()}\\n".encode())
+    time.sleep(600)
+
+ScanChild(hang, {}).scan(None)
+"""
+
+
+def test_a_child_that_hangs_ends_with_the_daemon() -> None:
+    command = [sys.executable, "-c", HANGING]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as daemon:
+        assert daemon.stdout
+        pid = int(daemon.stdout.readline())
+        daemon.kill()
+    eventually(lambda: not exists(pid), "it has ended")
+
+
+def test_its_log_lines_are_the_daemons(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    found = iter((FAR, scan(process(1)), scan(process(1))))
+    with scanning(lambda _: next(found)) as (child, _):
+        for _ in range(3):
+            child.scan(MACHINE)
+    name = "affinityd.daemon.scanning"
+    assert [(it.name, it.levelname) for it in caplog.records] == [(name, "WARNING"), (name, "INFO")]
+    assert caplog.records[0].message.startswith("nvidia GPU 0 (0000:10:00.0): 1 of its processes")
+
+
+def test_a_large_scan_costs_the_daemon_no_more_calls_than_a_small_one() -> None:
+    """A plan waits for the daemon's interpreter, whatever thread it runs."""
+    calls_of_daemon(jobs=4, processes=1)  # imports
+    few = calls_of_daemon(jobs=4, processes=1)
+    assert calls_of_daemon(jobs=400, processes=100) < few + 10
+
+
+def calls_of_daemon(jobs: int, processes: int) -> int:
+    """Return how many functions the daemon calls for a scan, a scrape and a document of it."""
+    job_time = {Job("slurm", str(number)): CpuTime(2.0, 1.0) for number in range(jobs)}
+    found = scan(*(process(pid + 1, threads=50) for pid in range(processes)), job_time=job_time)
+    metrics, calls = Metrics(lambda: None), 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    with scanning(lambda _: found, jobs) as (child, _):
+        child.scan(MACHINE)
+        sys.setprofile(count)
+        try:
+            metrics.scanned(child.scan(MACHINE))
+            body, _ = metrics.exposition("")
+            document = child.document("/audit", **asdict(ADMIN))
+        finally:
+            sys.setprofile(None)
+    assert body.count(b"affinityd_job_gpus{") == jobs
+    assert document.count(b'"tid"') == processes * 50
+    return calls
