@@ -1,21 +1,85 @@
-"""The facts that the checks judge: the machine, its files, its drivers, its daemon."""
+"""The facts that the checks judge, and the result of a check with its status."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
-from affinityd.cpuset import CpuSet
+from affinityd.cpuset import CpuSet, several
 from affinityd.discovery.nvml.report import NvmlReport
 from affinityd.discovery.tree import Tree
-from affinityd.doctor.result import NotApplicableError
 from affinityd.enforce.document import EnforceDocument
+from affinityd.errors import InvalidRequestError
 from affinityd.linux.cgroup import Mount, parse_mounts
 from affinityd.request.document import AllowedCpus
 from affinityd.topology.model import Gpu, Node, Topology
 from affinityd.topology.nearness import Vicinity, vicinity
+
+NOT_APPLICABLE = "n/a"  #: nothing to look at here, or no source tells: neither good nor bad
+OK = "ok"
+WARN = "warn"  #: ranks may be slower for it
+FAIL = "fail"  #: something does not work
+
+#: From best to worst.
+STATUSES = (NOT_APPLICABLE, OK, WARN, FAIL)
+
+
+class NotApplicableError(Exception):
+    """There is nothing to judge, with the reason. A check raises it before it yields anything."""
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """One result of a check: an entry of the document in JSON."""
+
+    name: str = field(default="", kw_only=True)  #: the check's, where it ran by that
+    status: str  #: of STATUSES
+    found: str  #: a sentence, with the name of the setting and its value
+    remedy: str | None = None  #: the remedy; None: none is needed
+    gpus: tuple[int, ...] = ()  #: indices of the GPUs that it is about
+
+
+CheckResults = Iterator[CheckResult]
+
+
+def ok(found: str) -> CheckResult:
+    """Return that all is well, which counts if nothing else was found."""
+    return CheckResult(OK, found)
+
+
+def warn(found: str, remedy: str, gpus: Iterable[Gpu] = ()) -> CheckResult:
+    """Return a finding that may slow ranks down."""
+    return CheckResult(WARN, found, remedy, tuple(gpu.index for gpu in gpus))
+
+
+def fail(found: str, remedy: str, gpus: Iterable[Gpu] = ()) -> CheckResult:
+    """Return a fault: something that does not work."""
+    return CheckResult(FAIL, found, remedy, tuple(gpu.index for gpu in gpus))
+
+
+def concluded(results: CheckResults) -> list[CheckResult]:
+    """Return the results of a check: its findings, else that all is well.
+
+    A program that cannot be run, as Slurm's, is no fault.
+    """
+    try:
+        found = list(results)
+    except (NotApplicableError, InvalidRequestError) as why:
+        return [CheckResult(NOT_APPLICABLE, str(why))]
+    return [it for it in found if it.status != OK] or found
+
+
+def worst(results: Iterable[CheckResult]) -> str:
+    """Return the worst status."""
+    return max((result.status for result in results), key=STATUSES.index, default=NOT_APPLICABLE)
+
+
+def named(gpus: Iterable[Gpu]) -> str:
+    """Return `GPU 0`, or `GPUs 0-3`."""
+    return several("GPU", (gpu.index for gpu in gpus))
+
 
 #: The root of a machine without files, as of a built-in one: nothing is below a device.
 NO_ROOT = f"{os.devnull}/"
@@ -83,12 +147,6 @@ class NodeFacts:
         if self.daemon is None:
             raise NotApplicableError("the machine is replayed, and has no daemon")
         return self.daemon
-
-    def daemon_pid(self) -> int:
-        """Return the daemon's process. Raises NotApplicableError where it is not seen."""
-        if (pid := self.own_daemon().pid) is None:
-            raise NotApplicableError("the daemon's process is not visible")
-        return pid
 
     def mounts(self, pid: int | str) -> Mapping[str, Mount]:
         """Return the mounts that a process, or `self`, sees, by path; empty if they cannot be read.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from affinityd.cpuset import format_list, parse_list
 from affinityd.discovery.nvml.report import NvmlReport
-from affinityd.doctor.checks.registry import run_checks
-from affinityd.doctor.facts import NodeFacts
+from affinityd.doctor.checks import run_checks
+from affinityd.doctor.facts import CheckResult, CheckResults, NodeFacts
 from affinityd.topology.model import Topology
 from tests.support.machines.by_hand import made
 from tests.support.machines.sysfs_tree import tree_of
@@ -45,7 +45,16 @@ def check(name: str, facts: NodeFacts, *expected: str) -> None:
 
     `ok: found`, or `warn 0-1: found → remedy`, where the numbers are those of GPUs.
     """
-    findings = run_checks(facts, [name])
+    compare(run_checks(facts, [name]), expected)
+
+
+def judged(results: CheckResults, *expected: str) -> None:
+    """Hold that a part of a check has just these findings; `ok` stands for none."""
+    compare([*results], [text for text in expected if text != "ok"])
+
+
+def compare(findings: Sequence[CheckResult], expected: Sequence[str]) -> None:
+    """Hold that these are the findings."""
     assert len(findings) == len(expected), findings
     for finding, text in zip(findings, expected, strict=True):
         head, _, sentences = text.partition(": ")
@@ -55,7 +64,3 @@ def check(name: str, facts: NodeFacts, *expected: str) -> None:
         assert found in finding.found
         assert remedy in (finding.remedy or "")
         assert bool(finding.remedy) == bool(remedy)
-
-
-def n_a(why: str) -> str:
-    return f"n/a: {why}"

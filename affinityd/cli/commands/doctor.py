@@ -16,10 +16,19 @@ from affinityd.config.settings import Settings
 from affinityd.cpuset import CpuSet
 from affinityd.discovery.machine import Machine
 from affinityd.discovery.tree import FolderTree
-from affinityd.doctor.checks.registry import CHECKS, check_name, run_checks
+from affinityd.doctor.checks import CHECKS, check_name, run_checks
 from affinityd.doctor.daemon_probe import file_age, may_exist, probe
-from affinityd.doctor.facts import ENVIRONMENT, NO_ROOT, DaemonFacts, NamedVariable, NodeFacts
-from affinityd.doctor.result import FAIL, STATUSES, CheckResult, worst
+from affinityd.doctor.facts import (
+    ENVIRONMENT,
+    FAIL,
+    NO_ROOT,
+    STATUSES,
+    CheckResult,
+    DaemonFacts,
+    NamedVariable,
+    NodeFacts,
+    worst,
+)
 from affinityd.json_codec import dumps
 from affinityd.text import one_line
 from affinityd.topology import node_file

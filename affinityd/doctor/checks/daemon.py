@@ -1,65 +1,130 @@
-"""Whether all users' jobs reach the daemon, and its answers: plans, and enforcement.
+"""Whether all users' jobs reach the daemon, its answers are right, and it may see this node.
 
-It plans within the cpuset of a caller that states none, and is asked here as any job asks; what its
-process is kept from seeing is the cause where it does not know. Sources: unix(7), for connect(2)
-and SO_PEERCRED; pid_namespaces(7); proc(5); cgroups(7).
+It plans within the cpuset of a caller that states none, and is asked here as any job asks. Commands
+ignore unknown settings silently: a job inherits many variables, and the file may have lines for
+other programs.
+
+Sources: unix(7), for connect(2) and SO_PEERCRED; pid_namespaces(7); cgroups(7); proc(5) for
+hidepid=, subset= and gid=, kernel fs/proc/base.c `has_pid_permissions`;
+systemd.resource-control(5) for AllowedCPUs=, systemd.exec(5) for CPUAffinity=, ProcSubset=,
+PrivateDevices= and PrivateUsers=; user_namespaces(7) for uid_map.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import difflib
 from pathlib import Path
 
-from affinityd.config.settings import PIN
-from affinityd.cpuset import format_list
-from affinityd.doctor.checks.daemon_process import hidepid
-from affinityd.doctor.facts import DaemonFacts, NodeFacts
-from affinityd.doctor.result import (
-    WARN,
+from affinityd import config
+from affinityd.config import settings
+from affinityd.cpuset import format_list, several
+from affinityd.discovery.nvidia import VENDOR
+from affinityd.discovery.values import read_fields
+from affinityd.doctor.facts import (
+    ENVIRONMENT,
     CheckResults,
+    DaemonFacts,
+    NamedVariable,
+    NodeFacts,
     NotApplicableError,
-    concluded,
     fail,
+    named,
     ok,
     warn,
 )
 from affinityd.linux.cgroup import Mount
+from affinityd.linux.processes import INITIAL_PIDS, mask_of
 from affinityd.topology import node_file
-from affinityd.topology.model import Node, Topology
+from affinityd.topology.model import BY_NVML, Gpu, Node, Topology
 
 READY = 200  #: HTTP's status of /readyz once it can plan
 UNREADY = 503
-KNOWN = "caller"  #: `allowed.source` of a plan for a caller that is identified
-UNKNOWN = (
-    "the daemon cannot identify callers: jobs that state no cpuset are planned on the whole node"
+IDENTIFIED = "caller"  #: `allowed.source` of a plan for a caller that is identified
+
+SYS_PTRACE = 1 << 19  #: kernel include/uapi/linux/capability.h
+OFF = ("0", "off")  #: hidepid=: nothing is hidden
+NO_EXEMPTION = ("4", "ptraceable")  #: hidepid=: from every user, for any gid=
+PRIVATE = "tmpfs"  #: the mounts of systemd and of a container at /dev
+
+#: Variables that commands, prologs and pods read, besides the settings.
+READ = ("CONFIG", "CPUS", "DRAIN", "JOB_CPUS", "JOB_GPUS", "MEMORY", "NICS", "TIMEOUT", "URL")
+#: Variables that affinityd sets for jobs.
+WRITTEN = (
+    *("ALLOWED", "CPULIST", "GPUS", "LOCALITY", "MEMORY_NODES", "NODES", "THREADS", "UNPINNED"),
+    *("RDMA", "WARNINGS"),
 )
+#: Every name without a number in it.
+NAMES = (
+    "AFFINITYD",
+    *(
+        f"{config.PREFIX}{name.upper()}"
+        for name in (*settings.NAMES, *config.PLAN_PARAMETERS, *READ, *WRITTEN)
+    ),
+)
+RANKS = f"{config.PREFIX}RANK_"  #: of the `shell` format: AFFINITYD_RANK_0_CPULIST
+
+#: The names by the part after the prefix, which makes all of them similar.
+SHORT = {name.removeprefix(config.PREFIX): name for name in NAMES}
+
+#: Words in variables that Kubernetes gives pods for a Service, as …_SERVICE_HOST and …_PORT.
+OF_SERVICES = frozenset(("SERVICE", "PORT"))
+
+ALIKE = 0.9  #: of difflib; names of other programs are less similar
 
 
-def socket(facts: NodeFacts) -> CheckResults:
-    """Judge whether a daemon answers, every user reaches it, and node.json tells of this node."""
+def daemon(facts: NodeFacts) -> CheckResults:
+    """Judge the daemon of this machine: its socket, node.json, its answers and its process."""
     daemon = facts.own_daemon()
-    if daemon.absent:
+    misspelled = [*variables(facts)]
+    if daemon.absent and not misspelled:
         raise NotApplicableError(
             f"no daemon listens at {' or '.join(daemon.absent)}, and none is needed: affinityd "
             "exec and bind plan by themselves; if it listens elsewhere, name it with --socket"
         )
-    yield from _silence(daemon)
-    if daemon.open_mode is not None:
-        folder = Path(daemon.path).parent
-        yield warn(
-            f"others may put a socket into {folder}, which is {daemon.open_mode:04o}",
-            f"chmod 755 {folder}; in the unit RuntimeDirectoryMode=0755",
-        )
-    if daemon.closed:
-        yield warn(
-            f"not all users' jobs reach {daemon.path}: {', '.join(daemon.closed)}",
-            "chmod 755 the folders and 666 the socket; in the unit RuntimeDirectoryMode=0755",
-        )
-    yield from _node_file(daemon, facts.topology)
+    yield from misspelled
+    if daemon.absent:
+        return
+    yield from socket(daemon)
+    yield from published_node(daemon, facts.topology)
+    if daemon.pid is not None:
+        yield from cpus_of_process(facts, daemon, daemon.pid)
+        yield from visible_processes(facts, daemon.pid)
+        yield from sandbox(facts, daemon.pid)
+    yield from callers(facts, daemon)
+    yield from enforcement(daemon)
     yield ok(f"{daemon.path} answers (process {daemon.pid or 'unknown'})")
 
 
-def _silence(daemon: DaemonFacts) -> CheckResults:
+def variables(facts: NodeFacts) -> CheckResults:
+    """Judge the names of AFFINITYD_* variables, and of the settings file's keys."""
+    for variable in facts.variables:
+        if (near := _meant(variable)) is not None:
+            yield warn(
+                f"{variable.name} in {variable.where} is not a setting of affinityd, and is "
+                "ignored",
+                f"did you mean {near}?" if near else "leave it out; docs/settings.md lists them",
+            )
+
+
+def _meant(variable: NamedVariable) -> str | None:
+    """Return the likely name, "" if none is near; None: it is known, or another program's."""
+    name = variable.name.upper()
+    if variable.name in NAMES or variable.name.startswith(RANKS):
+        return None
+    if name in NAMES:
+        return name
+    if variable.where == ENVIRONMENT and OF_SERVICES.intersection(name.split("_")):
+        return None
+    if variable.where != ENVIRONMENT and name in SHORT:
+        return SHORT[name]
+    if name.startswith(config.PREFIX):
+        near = difflib.get_close_matches(name.removeprefix(config.PREFIX), SHORT, n=1)
+        return SHORT[near[0]] if near else ""
+    return next(iter(difflib.get_close_matches(name, NAMES, n=1, cutoff=ALIKE)), None)
+
+
+def socket(daemon: DaemonFacts) -> CheckResults:
+    """Judge whether a daemon answers, and every user reaches it."""
     if daemon.is_denied:
         yield fail(
             f"this user may not connect to {daemon.path}: {daemon.error}",
@@ -78,15 +143,25 @@ def _silence(daemon: DaemonFacts) -> CheckResults:
         )
     elif daemon.status != READY:
         yield fail(
-            (
-                f"the server at {daemon.path} (process {daemon.pid or 'unknown'}) is not a "
-                f"ready daemon: {daemon.error or f'it answered {daemon.status}'}"
-            ),
+            f"the server at {daemon.path} (process {daemon.pid or 'unknown'}) is not a "
+            f"ready daemon: {daemon.error or f'it answered {daemon.status}'}",
             "systemctl restart affinityd, or end the process that listens there",
+        )
+    if daemon.open_mode is not None:
+        folder = Path(daemon.path).parent
+        yield warn(
+            f"others may put a socket into {folder}, which is {daemon.open_mode:04o}",
+            f"chmod 755 {folder}; in the unit RuntimeDirectoryMode=0755",
+        )
+    if daemon.closed:
+        yield warn(
+            f"not all users' jobs reach {daemon.path}: {', '.join(daemon.closed)}",
+            "chmod 755 the folders and 666 the socket; in the unit RuntimeDirectoryMode=0755",
         )
 
 
-def _node_file(daemon: DaemonFacts, topology: Topology) -> CheckResults:
+def published_node(daemon: DaemonFacts, topology: Topology) -> CheckResults:
+    """Judge whether node.json, from which ranks plan without the daemon, is of this machine."""
     file, node = Path(daemon.path).with_name(node_file.NAME), daemon.published
     if not isinstance(node, str):
         stale = _difference(node.topology, topology) or ("it was replayed" if node.replayed else "")
@@ -106,60 +181,140 @@ def _node_file(daemon: DaemonFacts, topology: Topology) -> CheckResults:
 
 def _difference(published: Topology, here: Topology) -> str:
     """Return a difference of a published node from this one that changes plans; "" for none."""
-    its, ours = (
+    texts, ours = (
         {
-            "name": it.name,
-            "online CPUs": format_list(it.online),
-            "GPUs": ", ".join(gpu.pci_bus_id for gpu in it.gpus) or "none",
+            "name": topology.name,
+            "online CPUs": format_list(topology.online),
+            "GPUs": ", ".join(gpu.pci_bus_id for gpu in topology.gpus) or "none",
         }
-        for it in (published, here)
+        for topology in (published, here)
     )
-    texts = (
-        f"its {what}: {its[what]}, here: {ours[what]}" for what in its if its[what] != ours[what]
-    )
-    return next(texts, "")
+    differing = (name for name in texts if texts[name] != ours[name])
+    return next((f"its {name}: {texts[name]}, here: {ours[name]}" for name in differing), "")
 
 
-def caller(facts: NodeFacts) -> CheckResults:
+def cpus_of_process(facts: NodeFacts, daemon: DaemonFacts, pid: int) -> CheckResults:
+    """Judge whether the daemon is kept from CPUs, where NVML alone knows where a GPU is.
+
+    NVML leaves the CPUs that its caller may not use out of its answers.
+    """
+    gpus = [gpu for gpu in facts.topology.gpus if gpu.vendor == VENDOR and _needs_nvml(gpu)]
+    if not gpus or not facts.has_several_nodes:
+        return
+    unit = "remove CPUAffinity= from its unit, or from /etc/systemd/system.conf"
+    slices = (
+        "remove AllowedCPUs= from its unit and the slices above it; in Kubernetes the "
+        "CPU manager takes CPUs from its pod: use firmware that names the GPUs' nodes"
+    )
+    for name, cpus, remedy in (("cpuset", daemon.cpuset, slices), ("mask", mask_of(pid), unit)):
+        if cpus is not None and (missing := facts.topology.online - cpus):
+            yield warn(
+                f"the {name} of the daemon (process {pid}) lacks {several('CPU', missing)}: NVML "
+                f"leaves them out of its answers, and only it places {named(gpus)}",
+                remedy,
+                gpus,
+            )
+            return
+
+
+def _needs_nvml(gpu: Gpu) -> bool:
+    return gpu.numa_node is None or gpu.numa_source == BY_NVML
+
+
+def visible_processes(facts: NodeFacts, pid: int) -> CheckResults:
+    """Judge whether /proc shows every user's processes to the daemon."""
+    process = f"the daemon (process {pid})"
+    proc = facts.mounts(pid).get("/proc")
+    if proc is None:
+        return
+    status = read_fields(facts.tree, f"proc/{pid}/status", "NSpid", "CapEff", "Gid", "Groups")
+    numbers = status.get("NSpid", "").split()
+    namespace = facts.tree.link(f"proc/{pid}/ns/pid")  # only root sees the link of another's
+    if len(numbers) > 1 or namespace not in {None, INITIAL_PIDS}:
+        yield warn(
+            f"{process} is in a pid namespace of its own: it sees no process outside, and "
+            "NVML's pids are other processes there",
+            "hostPID: true in its pod; podman run --pid=host; remove PrivatePIDs= from its unit",
+        )
+    options = {name: value for name, _, value in (text.partition("=") for text in proc.options)}
+    hidden = options.get("hidepid", "off")
+    is_capable = int(status.get("CapEff", "0"), 16) & SYS_PTRACE
+    groups = f"{status.get('Gid', '')} {status.get('Groups', '')}".split()
+    is_exempt = hidden not in NO_EXEMPTION and options.get("gid", "0") in groups
+    if hidden not in OFF and not (is_capable or is_exempt):
+        yield warn(
+            f"/proc is mounted with hidepid={hidden}: {process} does not see other users' "
+            "processes, neither their cpusets nor their masks",
+            "remove ProtectProc= from its unit; if the machine's /proc is mounted so: "
+            "mount -o remount,hidepid=off /proc, or CapabilityBoundingSet=CAP_SYS_PTRACE "
+            "in its unit",
+        )
+    if subset := options.get("subset"):
+        yield warn(
+            f"/proc is mounted with subset={subset}: {process} sees neither NVIDIA's driver nor "
+            "kernel.numa_balancing",
+            "remove ProcSubset=pid from its unit",
+        )
+
+
+def sandbox(facts: NodeFacts, pid: int) -> CheckResults:
+    """Judge whether the daemon has the device files, and the users, of this machine.
+
+    A /dev without GPUs is systemd's work; a container's is its runtime's affair.
+    """
+    theirs, ours = facts.mounts(pid), facts.mounts("self")
+    roots = {mounts["/"].kind if "/" in mounts else None for mounts in (theirs, ours)}
+    devices = theirs.get("/dev")
+    is_private = devices is not None and devices.kind == PRIVATE
+    if is_private and devices != ours.get("/dev") and len(roots) == 1:
+        yield warn(
+            f"the daemon (process {pid}) has a /dev of its own, without the files of GPUs: "
+            "NVML does not answer it, and processes that hold such a file are not found",
+            "remove PrivateDevices= from its unit; DevicePolicy= and DeviceAllow= are "
+            "there for that",
+        )
+    users, own_users = (facts.tree.read(f"proc/{name}/uid_map") for name in (pid, "self"))
+    if users is not None and users.split() != (own_users or "").split():
+        yield warn(
+            f"the daemon (process {pid}) is in a user namespace of its own: users that it "
+            "does not map have no uid there, and /audit shows them only counts",
+            "remove PrivateUsers= from its unit; hostUsers: true in its pod, podman run "
+            "without --userns",
+        )
+
+
+def callers(facts: NodeFacts, daemon: DaemonFacts) -> CheckResults:
     """Judge whether a daemon identifies this process by its request."""
-    daemon = facts.own_daemon()
     allowed, published = daemon.allowed, daemon.published
-    if isinstance(allowed, str):
-        raise NotApplicableError(allowed)
-    if allowed.source != KNOWN:
-        if isinstance(published, Node) and published.replayed:
-            name = published.topology.name
-            raise NotApplicableError(f"the daemon replays {name}, where no caller's CPUs are known")
-        causes = [it for it in concluded(hidepid(facts)) if it.status == WARN]
-        yield from (replace(it, found=f"{UNKNOWN}: {it.found}") for it in causes)
-        if not causes:
-            yield warn(UNKNOWN, "its log says why: journalctl -u affinityd")
+    if isinstance(allowed, str) or (isinstance(published, Node) and published.replayed):
+        return
+    if allowed.source != IDENTIFIED:
+        yield warn(
+            "the daemon cannot identify callers: jobs that state no cpuset are planned on the "
+            "whole node",
+            "its log says why: journalctl -u affinityd",
+        )
     elif allowed.within is None and daemon.own_cpuset is not None:
         mounts = facts.mounts(daemon.pid) if daemon.pid else {}
         has_none = mounts and not any(map(_has_cpusets, mounts.values()))
         why = "no cgroups are mounted where it runs" if has_none else "it cannot see its cgroup"
         yield warn(
-            (
-                f"the daemon knows the caller's mask, and not its cpuset: {why}; this process "
-                f"has CPUs {format_list(daemon.own_cpuset)}"
-            ),
+            f"the daemon knows the caller's mask, and not its cpuset: {why}; this process "
+            f"has CPUs {format_list(daemon.own_cpuset)}",
             "mount the node's /sys/fs/cgroup where it runs, as hostPID: true of the chart does; in "
             "a unit leave out InaccessiblePaths=/sys and the like",
         )
-    else:
-        within = f" within its cpuset, CPUs {allowed.within}" if allowed.within else ""
-        yield ok(f"the daemon identifies callers: this process is planned{within}")
 
 
 def _has_cpusets(mount: Mount) -> bool:
     return mount.kind == "cgroup2" or (mount.kind == "cgroup" and "cpuset" in mount.options)
 
 
-def enforce(facts: NodeFacts) -> CheckResults:
+def enforcement(daemon: DaemonFacts) -> CheckResults:
     """Judge the daemon's answer at /enforce."""
-    report = facts.own_daemon().enforcement
+    report = daemon.enforcement
     if isinstance(report, str):
-        raise NotApplicableError(report)
+        return
     if report.hindrance is not None:
         yield warn(
             f"the daemon was told to pin, and can only observe: {report.hindrance}",
@@ -173,4 +328,3 @@ def enforce(facts: NodeFacts) -> CheckResults:
         )
     for notice in report.notices:
         yield warn(notice, "affinityd enforce says which processes are left alone meanwhile")
-    yield ok(f"the daemon {'pins' if report.does == PIN else 'observes what it would pin'}")

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from affinityd.discovery.tree import Tree
-from affinityd.doctor.facts import NodeFacts
-from affinityd.doctor.result import CheckResults, NotApplicableError, fail, ok, warn
+from affinityd.doctor.facts import CheckResults, NodeFacts, NotApplicableError, fail, ok, warn
 from affinityd.linux.cgroup import Mount
 from affinityd.slurm.check import counts, differences
 from affinityd.slurm.commands import FOLDERS, SlurmError, find_slurm

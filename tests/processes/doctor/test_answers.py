@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from affinityd.cli import main
-from affinityd.discovery import open_tree
 from affinityd.doctor.daemon_probe import probe
-from affinityd.doctor.facts import NodeFacts
-from tests.support.doctor_facts import TWO, check
+from affinityd.request.document import AllowedCpus
 from tests.support.servers import answering, http, serving
 
 
@@ -31,37 +29,50 @@ SHOWN = repr(CLEARS * 100).replace("'", "")
 
 
 @pytest.mark.parametrize(
-    ("name", "answer", "expected"),
+    ("answer", "why"),
     [
-        ("caller", plan(), "ok: CPUs 0-3"),
-        ("caller", http("200 OK", b"[" * 200_000), "n/a: nested too deeply"),
-        ("caller", http("200 OK", b"[]"), "n/a: plan is [], not an object"),
-        ("caller", plan(within=CLEARS), "n/a: plan.allowed.within: "),
-        ("caller", plan(source=["caller"]), "n/a: source is"),
-        ("caller", refusal("no such GPU"), "n/a: 409: 'no such GPU'"),
-        ("caller", refusal("Cannot be satisfied: too few"), "n/a: too few"),
-        ("caller", http("409 Conflict", b"\xff"), "n/a: is not affinityd"),
-        ("caller", ENDLESS, f"n/a: {SHOWN}"),
-        ("enforce", http("200 OK", b"ready\n"), "n/a: enforce is 'ready\\n', not JSON"),
-        ("enforce", http("404 Not Found", b"no"), "n/a: answered 404: 'no'"),  # an older daemon
-        ("enforce", b"220 mail\r\n", "n/a: no daemon answers"),
+        (http("200 OK", b"[" * 200_000), "nested too deeply"),
+        (http("200 OK", b"[]"), "plan is [], not an object"),
+        (plan(within=CLEARS), "plan.allowed.within: "),
+        (plan(source=["caller"]), "source is"),
+        (refusal("no such GPU"), "409: 'no such GPU'"),
+        (refusal("Cannot be satisfied: too few"), "too few"),
+        (http("409 Conflict", b"\xff"), "is not affinityd"),
+        (ENDLESS, SHOWN),
     ],
     ids=lambda it: ascii(it[:40]) if isinstance(it, bytes) else it[:20],
 )
-def test_what_a_daemon_answers_is_told_in_lines_that_do_no_harm(
-    *,
-    name: str,
+def test_an_answer_that_is_no_plan_is_told_in_lines_that_do_no_harm(
     answer: bytes,
-    expected: str,
+    why: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("AFFINITYD_CONFIG", os.fspath(tmp_path / "none"))
     with serving(tmp_path / "s", answering(answer)) as path:
-        daemon = probe(os.fspath(path))
-        main(["doctor", "socket", "caller", "enforce", "--socket", os.fspath(path)])
-    check(name, NodeFacts(TWO, open_tree("/"), daemon=daemon), expected)
+        assert why in str(probe(os.fspath(path)).allowed)
+        main(["doctor", "daemon", "--socket", os.fspath(path)])
     printed = capsys.readouterr()
     assert printed.err == ""
     assert all(line.isprintable() and len(line) < 5000 for line in printed.out.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (http("200 OK", b"ready\n"), "enforce is 'ready\\n', not JSON"),
+        (http("404 Not Found", b"no"), "answered 404: 'no'"),  # an older daemon
+        (b"220 mail\r\n", "no daemon answers"),
+    ],
+)
+def test_an_answer_that_is_no_report_on_enforcement_is_told(
+    tmp_path: Path, answer: bytes, why: str
+) -> None:
+    with serving(tmp_path / "s", answering(answer)) as path:
+        assert why in str(probe(os.fspath(path)).enforcement)
+
+
+def test_a_plan_has_the_callers_cpus(tmp_path: Path) -> None:
+    with serving(tmp_path / "s", answering(plan())) as path:
+        assert probe(os.fspath(path)).allowed == AllowedCpus("0-3", "caller", "0-3")

@@ -11,14 +11,15 @@ from dataclasses import replace
 import pytest
 
 from affinityd.discovery import open_tree
+from affinityd.doctor.checks.daemon import callers, cpus_of_process, sandbox, visible_processes
 from affinityd.doctor.facts import NO_ANSWER, DaemonFacts, NodeFacts
 from affinityd.linux.cgroup import cpuset_of
 from affinityd.linux.processes import INITIAL_PIDS
 from affinityd.request.document import AllowedCpus
 from tests.support.children import children_of
 from tests.support.cpusets import cpuset, needs_cpuset
-from tests.support.doctor_facts import TWO, check
-from tests.support.tiny import FAR, tiny
+from tests.support.doctor_facts import TWO, judged
+from tests.support.tiny import tiny
 
 CPUS = sorted(os.sched_getaffinity(0))
 
@@ -66,7 +67,6 @@ OF_GROUP = ("setpriv", "--groups=4711", *POWERLESS[1:])
 OWN_PIDS = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 OWN_DEV = mounting("mount -t tmpfs tmpfs /dev")
 OWN_USERS = ("unshare", "--user", "--map-root-user")
-HIDDEN = (*mounting_proc("hidepid=ptraceable"), *POWERLESS)
 NO_CGROUPS = mounting("umount -l /sys/fs/cgroup")
 
 
@@ -79,9 +79,9 @@ def hides(how: str, remedy: str) -> str:
 @pytest.mark.parametrize(
     ("options", "before", "expected"),
     [
-        ("hidepid=2", POWERLESS, "ok: (hidepid=invisible)"),  # root's group is exempt
-        ("hidepid=2,gid=4711", (), "ok: (hidepid=invisible)"),  # a capability sees all
-        ("hidepid=2,gid=4711", OF_GROUP, "ok: (hidepid=invisible)"),
+        ("hidepid=2", POWERLESS, "ok"),  # root's group is exempt
+        ("hidepid=2,gid=4711", (), "ok"),  # a capability sees all
+        ("hidepid=2,gid=4711", OF_GROUP, "ok"),
         ("hidepid=1,gid=4711", POWERLESS, hides("noaccess", "CAP_SYS_PTRACE")),
         ("hidepid=2,gid=4711", POWERLESS, hides("invisible", "remount,hidepid=off /proc")),
         ("hidepid=4", POWERLESS, hides("ptraceable", "CAP_SYS_PTRACE")),  # from every group
@@ -90,40 +90,38 @@ def hides(how: str, remedy: str) -> str:
 )
 def test_a_proc_that_hides_processes(options: str, before: Sequence[str], expected: str) -> None:
     with waiting(*mounting_proc(options), *before) as pid:
-        check("hidepid", facts(pid), expected)
+        judged(visible_processes(facts(pid), pid), expected)
 
 
-@needs_host_pid
-def test_without_a_daemon_proc_is_judged_by_this_process() -> None:
-    check("hidepid", facts(None), "ok: /proc shows this process every process")
-
-
-UNKNOWN = AllowedCpus("0-3", "node", None)
 BY_ITS_MASK = AllowedCpus("0-3", "caller", None)
 
 
 @needs_root
 @pytest.mark.parametrize(
-    ("name", "answer", "before", "expected"),
+    ("before", "expected"),
     [
-        ("sandbox", NO_ANSWER, (), "ok: has the users and devices of this machine"),
-        ("sandbox", NO_ANSWER, OWN_DEV, "warn: a /dev of its own → remove PrivateDevices="),
-        ("sandbox", NO_ANSWER, OWN_USERS, "warn: in a user namespace → remove PrivateUsers="),
-        ("hidepid", NO_ANSWER, OWN_PIDS, "warn: in a pid namespace of its own → hostPID: true"),
-        ("caller", UNKNOWN, OWN_PIDS, "warn: in a pid namespace of its own → remove PrivatePIDs="),
-        ("caller", UNKNOWN, HIDDEN, "warn: with hidepid=ptraceable → remove ProtectProc="),
-        ("caller", BY_ITS_MASK, NO_CGROUPS, "warn: no cgroups are mounted → /sys/fs/cgroup"),
+        ((), "ok"),
+        (OWN_DEV, "warn: a /dev of its own → remove PrivateDevices="),
+        (OWN_USERS, "warn: in a user namespace → remove PrivateUsers="),
     ],
 )
-def test_what_its_surroundings_keep_from_it_is_found(
-    name: str, answer: AllowedCpus | str, before: Sequence[str], expected: str
-) -> None:
+def test_a_sandbox_of_the_daemon_is_found(before: Sequence[str], expected: str) -> None:
     with waiting(*before) as pid:
-        check(name, facts(pid, answer), expected)
+        judged(sandbox(facts(pid), pid), expected)
+
+
+@needs_root
+def test_a_pid_namespace_and_a_lack_of_cgroups_are_found() -> None:
+    with waiting(*OWN_PIDS) as pid:
+        found = "warn: in a pid namespace of its own → hostPID: true"
+        judged(visible_processes(facts(pid), pid), found)
+    with waiting(*NO_CGROUPS) as pid:
+        its = facts(pid, BY_ITS_MASK)
+        found = "warn: no cgroups are mounted → /sys/fs/cgroup"
+        judged(callers(its, its.own_daemon()), found)
 
 
 HERE = tiny()
-LACKS = "the mask of the daemon (process {pid}) lacks CPU {missing}"
 NEEDED = "leaves them out of its answers, and only it places"
 
 
@@ -131,11 +129,11 @@ NEEDED = "leaves them out of its answers, and only it places"
 @pytest.mark.parametrize(
     ("places", "expected"),
     [
-        ([(0, "numa_node"), (1, "numa_node")], f"ok: {LACKS}"),
-        ([(0, "numa_node"), (1, "local_cpulist")], f"ok: {LACKS}"),
+        ([(0, "numa_node"), (1, "numa_node")], "ok"),
+        ([(0, "numa_node"), (1, "local_cpulist")], "ok"),
         ([(0, "numa_node"), (1, "NVML")], f"warn 1: {NEEDED} GPU 1 → remove CPUAffinity="),
         ([(None, None), (None, None)], f"warn 0-1: {NEEDED} GPUs 0-1 → remove CPUAffinity="),
-        ([], f"ok: {LACKS}"),
+        ([], "ok"),
     ],
 )
 def test_a_mask_of_the_daemon_matters_if_nvml_alone_places_a_gpu(
@@ -147,7 +145,7 @@ def test_a_mask_of_the_daemon_matters_if_nvml_alone_places_a_gpu(
     )
     with waiting("taskset", "-c", str(CPUS[0])) as pid:
         its = replace(facts(pid), topology=replace(HERE, gpus=gpus))
-        check("daemon-cpuset", its, expected.format(pid=pid, missing=FAR))
+        judged(cpus_of_process(its, its.own_daemon(), pid), expected)
 
 
 @needs_cpuset
@@ -160,4 +158,4 @@ def test_and_so_does_its_cpuset() -> None:
         with waiting("sh", "-c", enter, os.fspath(group)) as pid:
             its = replace(facts(pid), topology=topology)
             warning = "warn 0-1: the cpuset of the daemon → remove AllowedCPUs= from its"
-            check("daemon-cpuset", its, warning)
+            judged(cpus_of_process(its, its.own_daemon(), pid), warning)

@@ -17,7 +17,7 @@ from affinityd.config.settings import Settings
 from affinityd.cpuset import parse_list
 from affinityd.discovery import open_tree
 from affinityd.discovery.snapshot import write_snapshot
-from affinityd.doctor.checks.registry import CHECKS
+from affinityd.doctor.checks import CHECKS
 from affinityd.machines import NAMES
 from affinityd.topology import node_file
 from affinityd.topology.model import Node
@@ -87,7 +87,7 @@ def test_a_snapshot_is_examined_as_far_as_it_goes(doctor: Doctor, tmp_path: Path
     write_snapshot(open_tree(os.fspath(node(tmp_path, {}))), nvml_report(TWO), archive)
     code, document = found(doctor, "--root", archive)
     status = {it["name"]: it["status"] for it in document["checks"]}
-    judged = (code, status["nvml"], status["gpu-numa-node"], status["socket"])
+    judged = (code, status["nvml"], status["gpu-numa-node"], status["daemon"])
     assert judged == (0, "ok", "ok", "n/a")
 
 
@@ -117,7 +117,7 @@ def test_reserved_cpus_are_those_of_the_daemon_and_without_one_those_of_its_own_
 def test_a_check_that_there_is_not_is_named_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "cpus"]) == 2
     out, err = capsys.readouterr()
-    line = "affinityd doctor: 'cpus' is not a check; there are socket, variables, "
+    line = "affinityd doctor: 'cpus' is not a check; there are daemon, gpu-numa-node, "
     assert (out, err[: len(line)], err.count("\n")) == ("", line, 1)
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from affinityd.audit.describe import everything
-from affinityd.doctor.facts import DaemonFacts
+from affinityd.doctor.checks.daemon import callers, enforcement, published_node
+from affinityd.doctor.facts import DaemonFacts, NamedVariable
 from affinityd.enforce.describe import render
 from affinityd.enforce.document import EnforceDocument
 from affinityd.enforce.enforcer import Enforced
@@ -16,24 +17,30 @@ from affinityd.enforce.policy.model import PolicyState
 from affinityd.json_codec import loads
 from affinityd.request.document import AllowedCpus
 from affinityd.topology.model import Node
-from tests.support.doctor_facts import TWO, check, facts_of
+from tests.support.doctor_facts import TWO, check, facts_of, judged
 from tests.support.enforce_reports import drifted, enforced
 from tests.support.machines.by_hand import made
 
 NODES = {0: "0-3", 1: "4-7"}
 
 
-@pytest.mark.parametrize(
-    "name", ["socket", "variables", "daemon-cpuset", "hidepid", "caller", "sandbox", "enforce"]
-)
-def test_a_replayed_machine_has_no_daemon_to_judge(tmp_path: Path, name: str) -> None:
-    check(name, facts_of(tmp_path), "n/a: the machine is replayed")
+def test_a_replayed_machine_has_no_daemon_to_judge(tmp_path: Path) -> None:
+    check("daemon", facts_of(tmp_path), "n/a: the machine is replayed")
 
 
-def test_a_daemon_whose_process_is_not_seen_is_not_judged(tmp_path: Path) -> None:
-    facts = replace(facts_of(tmp_path), daemon=DaemonFacts("/s", listens=True))
-    for name in ("daemon-cpuset", "sandbox"):
-        check(name, facts, "n/a: the daemon's process is not visible")
+def test_of_a_daemon_whose_process_is_not_seen_the_rest_is_judged(tmp_path: Path) -> None:
+    daemon = DaemonFacts("/s", listens=True, status=200, published=Node(TWO))
+    facts = replace(facts_of(tmp_path), daemon=daemon)
+    check("daemon", facts, "ok: /s answers (process unknown)")
+
+
+def test_a_daemon_that_is_not_needed_is_no_finding_and_a_misspelled_setting_is(
+    tmp_path: Path,
+) -> None:
+    facts = replace(facts_of(tmp_path), daemon=DaemonFacts("/s", absent=("/s", "/t")))
+    check("daemon", facts, "n/a: no daemon listens at /s or /t, and none is needed")
+    misspelled = replace(facts, variables=(NamedVariable("AFFINITYD_MDOE", "x.conf"),))
+    check("daemon", misspelled, "warn: AFFINITYD_MDOE in x.conf → AFFINITYD_MODE")
 
 
 RENAMED = Node(replace(TWO, name="gpu08"))
@@ -46,7 +53,7 @@ A_FOLDER = "run a replaying daemon on a socket in a folder of its own"
 @pytest.mark.parametrize(
     ("published", "expected"),
     [
-        (Node(TWO), "ok: /run/s answers (process unknown)"),
+        (Node(TWO), "ok"),
         (RENAMED, f"warn: out of date: its name: gpu08, here: made → {RELOAD}"),
         (OTHER_CPUS, f"warn: its online CPUs: 0-6, here: 0-7 → {RELOAD}"),
         (Node(OTHER_GPUS), f"warn: its GPUs: 0000:10:00.0, here: 0000:10:00.0, 0000:11 → {RELOAD}"),
@@ -54,11 +61,9 @@ A_FOLDER = "run a replaying daemon on a socket in a folder of its own"
         ("there is none", "warn: /run/node.json: there is none → let the daemon write to its fol"),
     ],
 )
-def test_a_node_file_is_of_this_machine(
-    tmp_path: Path, published: Node | str, expected: str
-) -> None:
+def test_a_node_file_is_of_this_machine(published: Node | str, expected: str) -> None:
     daemon = DaemonFacts("/run/s", listens=True, status=200, published=published)
-    check("socket", replace(facts_of(tmp_path), daemon=daemon), expected)
+    judged(published_node(daemon, TWO), expected)
 
 
 REPLAYED = Node(TWO, replayed=True)
@@ -71,15 +76,15 @@ NO_CPUSET = "and not its cpuset: it cannot see its cgroup; this process has CPUs
 @pytest.mark.parametrize(
     ("answer", "cpuset", "published", "expected"),
     [
-        (WITHIN, {0, 1}, "", "ok: within its cpuset, CPUs 0-3"),
-        (OF_CALLER, None, "", "ok: the daemon identifies callers"),
+        (WITHIN, {0, 1}, "", "ok"),
+        (OF_CALLER, None, "", "ok"),
         (OF_CALLER, {0, 1}, "", f"warn: {NO_CPUSET} → mount the node's /sys"),
         (OF_NODE, {0, 1}, "", f"warn: {UNKNOWN} → its log says why"),
-        (OF_NODE, None, REPLAYED, "n/a: the daemon replays made"),
-        ("this node has no GPU", {0, 1}, "", "n/a: this node has no GPU"),
+        (OF_NODE, None, REPLAYED, "ok"),
+        ("this node has no GPU", {0, 1}, "", "ok"),
     ],
 )
-def test_what_the_daemon_says_of_who_asks(
+def test_a_daemon_that_does_not_identify_its_callers_is_found(
     tmp_path: Path,
     answer: AllowedCpus | str,
     cpuset: set[int] | None,
@@ -88,8 +93,7 @@ def test_what_the_daemon_says_of_who_asks(
 ) -> None:
     own = None if cpuset is None else frozenset(cpuset)
     daemon = DaemonFacts("/s", listens=True, pid=7, allowed=answer, own_cpuset=own)
-    facts = replace(facts_of(tmp_path), daemon=replace(daemon, published=published))
-    check("caller", facts, expected)
+    judged(callers(facts_of(tmp_path), replace(daemon, published=published)), expected)
 
 
 OBSERVES = enforced(wanted="observe", does="observe")
@@ -101,8 +105,8 @@ BLIND = enforced(notices=("no environment can be read", "NVML says nothing"))
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        (enforced(drifted()), ["ok: the daemon pins"]),
-        (OBSERVES, ["ok: the daemon observes what it would pin"]),
+        (enforced(drifted()), ["ok"]),
+        (OBSERVES, ["ok"]),
         (HINDERED, ["warn: pin, and can only observe: CAP_SYS_NICE is missing → enforce.conf"]),
         (BROKEN, ["warn: /p.toml has an error: rule 1: unknown 'mod' → --check"]),
         (BLIND, [f"warn: {it} → affinityd enforce" for it in BLIND.notices]),
@@ -115,9 +119,7 @@ BLIND = enforced(notices=("no environment can be read", "NVML says nothing"))
         "blind in two ways",
     ],
 )
-def test_what_keeps_the_daemon_from_pinning_is_found(
-    tmp_path: Path, found: Enforced, expected: list[str]
-) -> None:
+def test_what_keeps_the_daemon_from_pinning_is_found(found: Enforced, expected: list[str]) -> None:
     report = loads(EnforceDocument, render(found, everything), "enforce")
     daemon = DaemonFacts("/s", listens=True, enforcement=report)
-    check("enforce", replace(facts_of(tmp_path), daemon=daemon), *expected)
+    judged(enforcement(daemon), *expected)

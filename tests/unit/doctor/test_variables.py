@@ -11,9 +11,9 @@ import pytest
 from affinityd import config
 from affinityd.cli.commands.doctor import gather
 from affinityd.config.settings import Settings
-from affinityd.doctor.checks.variables import NAMES, RANKS
-from affinityd.doctor.facts import ENVIRONMENT, DaemonFacts, NamedVariable
-from tests.support.doctor_facts import check, facts_of
+from affinityd.doctor.checks.daemon import NAMES, RANKS, variables
+from affinityd.doctor.facts import ENVIRONMENT, NamedVariable
+from tests.support.doctor_facts import facts_of, judged
 from tests.support.paths import REPOSITORY
 
 FILE = "/etc/affinityd.conf"
@@ -48,11 +48,10 @@ def test_a_name_that_counts_for_nothing_is_found(
     tmp_path: Path, name: str, where: str, meant: str | None
 ) -> None:
     place = FILE if where == "file" else ENVIRONMENT
-    variables = (NamedVariable(name, place),)
-    facts = replace(facts_of(tmp_path), variables=variables, daemon=DaemonFacts("/none"))
+    facts = replace(facts_of(tmp_path), variables=(NamedVariable(name, place),))
     remedy = "leave it out" if meant == "-" else f"did you mean {meant}?"
     found = f"warn: {name} in {place} is not a setting of affinityd → {remedy}"
-    check("variables", facts, found if meant else "ok: each AFFINITYD_* variable")
+    judged(variables(facts), found if meant else "ok")
 
 
 def test_they_are_those_of_this_process_and_of_its_settings_file(
@@ -64,7 +63,7 @@ def test_they_are_those_of_this_process_and_of_its_settings_file(
     monkeypatch.setenv("AFFINITYD_SHAER", "node")
     found = f"warn: AFFINITYD_MOODE in {file} → AFFINITYD_MODE"
     inherited = "warn: AFFINITYD_SHAER in the environment → AFFINITYD_SHARE"
-    check("variables", gather(Settings(), ["variables"]), inherited, found)
+    judged(variables(gather(Settings(), ["daemon"])), inherited, found)
 
 
 def test_every_name_that_anything_here_reads_or_writes_is_known() -> None:

@@ -1,0 +1,277 @@
+"""Where the GPUs and RDMA devices are, their CPUs, and their links.
+
+A GPU that idles lowers its link's speed, and NVIDIA says that of the width too (nvidia-smi(1),
+"pcie.link.gen.gpucurrent", "pcie.link.width.current": "may be reduced when the GPU is not in use").
+Data-center GPUs keep their lanes: lost ones are a warning, and a lower speed is only mentioned.
+
+Sources: kernel Documentation/ABI/testing/sysfs-bus-pci (numa_node, current_link_width,
+max_link_width, …), stable/sysfs-devices-node, testing/sysfs-devices-system-cpu (present,
+smt/control, cpuX/nodeY), stable/sysfs-class-infiniband (ports/N/state, rate); drivers/pci/pci.c
+`pcie_bandwidth_available`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from affinityd.cpuset import several
+from affinityd.discovery.numa import NODES
+from affinityd.discovery.pci import DEVICES, is_pci_address
+from affinityd.discovery.tree import MARK as CPUS
+from affinityd.discovery.tree import Tree
+from affinityd.discovery.values import numbered, read_cpus, read_number
+from affinityd.doctor.facts import (
+    CheckResult,
+    CheckResults,
+    NodeFacts,
+    NotApplicableError,
+    named,
+    ok,
+    warn,
+)
+from affinityd.grouping import grouped
+from affinityd.text import count, node_name
+from affinityd.topology.model import ON_SWITCH, SYS, Gpu, RdmaPort
+from affinityd.topology.rdma import nics_of_gpus, usable_ports
+
+#: smt/control where each core's other threads are offline by choice.
+SMT_OFF = ("off", "forceoff")
+
+ONLINE = "echo 1 > /sys/devices/system/cpu/cpuN/online for each"
+
+
+def gpu_numa_node(facts: NodeFacts) -> CheckResults:
+    """Judge whether the NUMA node of each GPU is known."""
+    gpus = facts.some_gpus()
+    if not facts.has_several_nodes:
+        yield ok("all CPUs are in one NUMA node")
+        return
+    if lost := [gpu for gpu in gpus if gpu.numa_node is None]:
+        addresses = ", ".join(gpu.pci_bus_id for gpu in lost)
+        yield warn(
+            f"numa_node of {named(lost)} ({addresses}) is unknown: plans spread their ranks over "
+            "all nodes",
+            "update the firmware, which must name the NUMA node of each PCI root (ACPI _PXM); in a "
+            "virtual machine put each GPU below a PCI root of its node (QEMU: pxb-pcie with "
+            "numa_node=)",
+            lost,
+        )
+    nodes = grouped(gpus, lambda gpu: gpu.numa_node)
+    yield ok("; ".join(f"{named(its)} on {node_name(node)}" for node, its in nodes.items()))
+
+
+def gpu_node_cpus(facts: NodeFacts) -> CheckResults:
+    """Judge whether anything can run on the node of each GPU."""
+    gpus_of = grouped(facts.some_gpus(), lambda gpu: gpu.numa_node)
+    if not gpus_of.keys() - {None}:
+        raise NotApplicableError("no GPU's NUMA node is known")
+    for node, gpus in gpus_of.items():
+        if node is None or facts.topology.cpus_of_node(node):
+            continue
+        offline = [cpu for cpu, its in _offline(facts).items() if its == node]
+        nearest = facts.topology.nearest(node, facts.topology.nodes_with_cpus)
+        where = " or ".join(map(node_name, nearest))
+        yield warn(
+            f"node {node} of {named(gpus)} has no CPU online: its ranks go to {where}",
+            f"its {several('CPU', offline)} are present and offline: {ONLINE}"
+            if offline
+            else (
+                "nothing, if the hardware is built so; else update the firmware: each package "
+                "should be a NUMA node with its memory and its devices"
+            ),
+            gpus,
+        )
+    yield ok("the node of every GPU has CPUs")
+
+
+def offline_cpus(facts: NodeFacts) -> CheckResults:
+    """Judge whether CPUs near a GPU are offline."""
+    gpus = facts.some_gpus()
+    if read_cpus(facts.tree, f"{CPUS}/present") is None:
+        raise NotApplicableError("there is no /sys/devices/system/cpu/present to read")
+    offline = _offline(facts)
+    lost: set[int] = set()
+    losers: list[Gpu] = []
+    for gpu in gpus:
+        near = {*facts.near(gpu).nodes, gpu.numa_node} - {None}
+        if its := {cpu for cpu, node in offline.items() if node in near}:
+            lost |= its
+            losers.append(gpu)
+    found = f"offline near {named(losers)}: {several('CPU', lost)}"
+    control = facts.tree.read(f"{CPUS}/smt/control")
+    if not losers:
+        yield ok("every CPU near a GPU is online")
+    elif control in SMT_OFF:
+        yield ok(f"{found}, as smt/control is {control}")
+    else:
+        yield warn(
+            f"{found}, which no rank can use",
+            (
+                f"{ONLINE}; look for maxcpus= and nr_cpus= on the kernel's command line, and "
+                "for a program that takes them offline"
+            ),
+            losers,
+        )
+
+
+def _offline(facts: NodeFacts) -> Mapping[int, int | None]:
+    """Return each present CPU that is offline → its node; None: unknown."""
+    present = read_cpus(facts.tree, f"{CPUS}/present") or frozenset()
+    return {cpu: _node(facts, cpu) for cpu in sorted(present - facts.topology.online)}
+
+
+def _node(facts: NodeFacts, cpu: int) -> int | None:
+    """Return a CPU's node: its folder names it though it is offline, as do lists of old kernels."""
+    of_folder = numbered(facts.tree, f"{CPUS}/cpu{cpu}", "node")
+    listing = (
+        node
+        for node in numbered(facts.tree, NODES, "node")
+        if cpu in (read_cpus(facts.tree, f"{NODES}/node{node}/cpulist") or ())
+    )
+    return next(iter((*of_folder, *listing)), None)
+
+
+def rdma_ports(facts: NodeFacts) -> CheckResults:
+    """Judge whether ports are down, or slower than those of adapters of the same kind."""
+    ports = _ports(facts)
+    down = [port for port in ports if not port.is_active]
+    if down:
+        yield warn(
+            f"not ACTIVE, and so in no plan: {_ports_named(down)}",
+            "look at the cable, the switch port and the subnet manager (ibstat, rdma link); "
+            "nothing, if the port is not meant to be used",
+        )
+    rated = [port for port in ports if port.is_active and port.gbps is not None]
+    for alike in grouped(rated, lambda port: port.link_layer).values():
+        most = max(port.gbps or 0 for port in alike)
+        for slow in (port for port in alike if port.gbps != most):
+            yield warn(
+                f"{slow.device} runs at {slow.gbps} Gb/s, others at {most}",
+                "look at its cable and switch port; nothing, if it is another model",
+            )
+    yield ok(f"{count(len(ports) - len(down), 'port')} ACTIVE, all equally fast")
+
+
+def gpu_nics(facts: NodeFacts) -> CheckResults:
+    """Judge whether each GPU has an RDMA device near it, and each device a GPU."""
+    topology, gpus = facts.topology, facts.some_gpus()
+    usable = usable_ports(topology.nics)
+    if _ports(facts) and not usable:
+        raise NotApplicableError("no port of an RDMA device is ACTIVE")
+    nics = nics_of_gpus(topology)
+    links = {gpu.key: nics[gpu.key].nearest[0].link for gpu in gpus}
+    far = [gpu for gpu in gpus if links[gpu.key] not in ON_SWITCH]
+    lone = [it for nic, it in usable if all(topology.nearness(gpu, nic) == SYS for gpu in gpus)]
+    if lone and far:  # where each GPU has a near one, the others are for storage
+        yield warn(
+            f"on another NUMA node than every GPU: {_ports_named(lone)}",
+            "move the adapter to a slot of a node with GPUs; nothing, if it is for storage",
+        )
+    if far and len(far) < len(gpus):
+        yield warn(
+            f"no RDMA device is on the PCI switch of {named(far)}; other GPUs have one there",
+            "put a NIC into a slot of that switch, or give ranks that communicate most other GPUs",
+            far,
+        )
+    near = ", ".join(sorted({*links.values()}))
+    yield ok(f"every GPU has an RDMA device as near as others have ({near})")
+
+
+def _ports(facts: NodeFacts) -> list[RdmaPort]:
+    """Return the ports of the machine. Raises NotApplicableError for none."""
+    ports = [port for nic in facts.topology.nics for port in nic.ports]
+    if not ports:
+        raise NotApplicableError("this node has no RDMA device")
+    return ports
+
+
+def _ports_named(ports: list[RdmaPort]) -> str:
+    return ", ".join(f"{port.device} port {port.number}" for port in ports)
+
+
+#: The kernel's width of a missing link: it is down, or the device is on no link.
+NO_WIDTH = {0, 255}
+
+
+@dataclass(frozen=True)
+class PcieLink:
+    """A link, seen from the device at its lower end; None: unknown."""
+
+    device: str
+    port: str | None  #: the device at its upper end
+    lanes: int  #: of the device: current_link_width
+    max_lanes: int  #: of the device: max_link_width
+    port_lanes: int | None  #: of the port: max_link_width
+    speeds: str | None  #: current_link_speed, where that is below the max_link_speed of both ends
+
+
+def pcie_link(facts: NodeFacts) -> CheckResults:
+    """Judge whether the link of every GPU, and of every switch above it, has all its lanes."""
+    users: dict[PcieLink, list[Gpu]] = {}  # the GPUs at and below a link's device
+    for gpu in facts.topology.gpus:
+        for link in _links(facts.tree, gpu):
+            users.setdefault(link, []).append(gpu)
+    if not users:
+        raise NotApplicableError("no current_link_width of a GPU can be read")
+    for link, gpus in users.items():
+        if link.lanes < link.max_lanes:
+            yield _narrow(link, gpus)
+    slow = grouped((link for link in users if link.speeds), lambda link: link.speeds)
+    idle = (
+        f"; {named(gpu for link in its for gpu in users[link])} at {speeds}, as is usual while idle"
+        for speeds, its in slow.items()
+    )
+    yield ok(f"every link of a GPU has all its lanes{''.join(idle)}")
+
+
+def _narrow(link: PcieLink, gpus: list[Gpu]) -> CheckResult:
+    own = [gpu for gpu in gpus if gpu.pci_bus_id == link.device]
+    name = f"{named(own)} ({link.device})" if own else f"switch {link.device} above {named(gpus)}"
+    if link.port_lanes is not None and link.port_lanes <= link.lanes:
+        cause = f", as many as the port above it, {link.port}, has"
+        remedy = f"put the card into a slot with {link.max_lanes} lanes, if the machine has one"
+    else:
+        cause = ""
+        remedy = (
+            "check again while the GPU works; then reseat card, riser and cable, and check "
+            "the slot's bifurcation in the firmware"
+        )
+    return warn(f"{name}: link of {link.lanes} lanes of {link.max_lanes}{cause}", remedy, gpus)
+
+
+def _links(tree: Tree, gpu: Gpu) -> Iterator[PcieLink]:
+    """Yield the links between a GPU and the processor that tell their width, its own first.
+
+    A switch is two devices on the way, its upstream port and a downstream one: no link is between
+    those.
+    """
+    way = [part for part in gpu.pci_path if is_pci_address(part)][::-1] or [gpu.pci_bus_id]
+    for device, port in zip(way[::2], [*way[1::2], None], strict=False):
+        lanes = _width(tree, device, "current_link_width")
+        max_lanes = _width(tree, device, "max_link_width")
+        port_lanes = _width(tree, port, "max_link_width") if port else None
+        if lanes is not None and max_lanes is not None:
+            yield PcieLink(device, port, lanes, max_lanes, port_lanes, _speeds(tree, device, port))
+
+
+def _width(tree: Tree, device: str, name: str) -> int | None:
+    width = read_number(tree, f"{DEVICES}/{device}/{name}")
+    return None if width in NO_WIDTH else width
+
+
+def _speeds(tree: Tree, device: str, port: str | None) -> str | None:
+    """Return `2.5 GT/s of 16` where a link is slower than its ends; None: it is not."""
+    now = _speed(tree, device, "current_link_speed")
+    ends = [_speed(tree, end, "max_link_speed") for end in (device, port) if end]
+    top = min((speed for speed in ends if speed is not None), default=None)
+    return f"{now:g} GT/s of {top:g}" if now is not None and top is not None and now < top else None
+
+
+def _speed(tree: Tree, device: str, name: str) -> float | None:
+    """Read `16.0 GT/s PCIe`; None for `Unknown`."""
+    text = tree.read(f"{DEVICES}/{device}/{name}") or ""
+    try:
+        return float(text.partition(" ")[0])
+    except ValueError:
+        return None
