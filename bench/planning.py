@@ -22,7 +22,7 @@ from time import perf_counter, process_time
 from typing import Any
 
 from affinityd.discovery import discover, open_tree
-from affinityd.planner.model import Demand, Options
+from affinityd.planner import Demand, Options
 from affinityd.planner.planner import plan
 from affinityd.topology.model import Topology
 from bench.compare import fetch, stand_ins

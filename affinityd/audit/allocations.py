@@ -18,7 +18,7 @@ from affinityd.audit.facts.process import ProcessFacts
 from affinityd.audit.model import AuditedProcess
 from affinityd.cpuset import CpuSet
 from affinityd.errors import UnsatisfiableError
-from affinityd.planner.model import Demand, Options, RankPlan
+from affinityd.planner import Demand, Options, RankPlan
 from affinityd.planner.planner import plan
 from affinityd.request.asked_cpus import asked_each
 from affinityd.topology.model import Topology

@@ -16,7 +16,7 @@ from affinityd.audit.remedies import pin_command
 from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.linux.memory_policy import MemoryPolicy
 from affinityd.linux.processes import Thread
-from affinityd.planner.model import RankPlan, widened_cpus
+from affinityd.planner import RankPlan, widened_cpus
 from affinityd.text import count
 from affinityd.topology.nearness import ALLOCATION, FAR, Vicinity, cause_of, vicinity
 

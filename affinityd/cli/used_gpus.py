@@ -10,9 +10,9 @@ from affinityd.audit.facts.holding import GpuHolders
 from affinityd.audit.sources.holders import HolderSources
 from affinityd.cli.target import ProcessPlanner
 from affinityd.cpuset import several
-from affinityd.discovery.nvml import processes as nvml_processes
+from affinityd.discovery.nvml.query import query_processes
 from affinityd.linux.processes import Stat, descendants
-from affinityd.planner.model import RankPlan
+from affinityd.planner import RankPlan
 from affinityd.topology.model import Gpu
 from affinityd.topology.nearness import vicinity
 
@@ -74,7 +74,7 @@ def _held(planner: ProcessPlanner) -> GpuHolders:
     """Return the holders of the GPUs, by the sources of the audit."""
     if planner.node.replayed:
         return GpuHolders.unknown_of(planner.topology.gpus, REPLAYED)
-    return HolderSources(nvml_processes.query).held(planner.topology)
+    return HolderSources(query_processes).held(planner.topology)
 
 
 def _helpers(

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 from affinityd import config
 from affinityd.config import settings
 from affinityd.config.settings import Settings
-from affinityd.discovery import discover, open_tree
-from affinityd.discovery.recorded_nvml import snapshot_nvml
+from affinityd.discovery import discover, open_tree, snapshot_nvml
 from affinityd.errors import REFUSALS, AffinityError
 from affinityd.request import formats
 from affinityd.request.query import parse_query

@@ -1,7 +1,7 @@
 """Discovery: a machine's files and NVML's answers, joined to a Topology.
 
-One module a source: `cpus`, `numa` and `pci` read kernel folders, `nvidia` and `amd` their
-drivers' files, `nvml` calls NVIDIA's library. They read only the facts that a plan needs.
+`cpus`, `pci` and `nics` read kernel folders, `gpus` the vendors' drivers' files, `nvml` calls
+NVIDIA's library. They read only the facts that a plan needs.
 """
 
 # ruff: noqa: PTH112, PTH116, PTH207 - pathlib costs more to import than a machine to read
@@ -15,12 +15,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from affinityd.cpuset import format_list
-from affinityd.discovery import nvidia
-from affinityd.discovery.cpus import read_cores, read_online, read_possible
-from affinityd.discovery.gpus import read_gpus
+from affinityd.discovery.cpus import (
+    read_cores,
+    read_node_of_cpu,
+    read_nodes,
+    read_online,
+    read_possible,
+)
+from affinityd.discovery.gpus import cpus_near, nvidia_addresses, read_driver, read_gpus
 from affinityd.discovery.nics import read_nics
-from affinityd.discovery.numa import NumaLocator, read_node_of_cpu, read_nodes
-from affinityd.discovery.pci import PciDevice, read_devices
+from affinityd.discovery.pci import NumaLocator, PciDevice, read_devices
 from affinityd.discovery.tree import (
     MARK,
     SEARCH_DEPTH,
@@ -36,7 +40,10 @@ from affinityd.topology.model import Core, Gpu, MigInstance, NumaNode, Topology
 if TYPE_CHECKING:
     from affinityd.discovery.nvml.report import NvmlReport
 
-__all__ = ["Tree", "discover", "open_tree"]
+__all__ = ["Tree", "discover", "open_tree", "snapshot_nvml"]
+
+#: Where a snapshot keeps NVML's answers, beside `sys` and `proc`.
+NVML_FILE = "nvml.json"
 
 
 def open_tree(root: str, node_name: str | None = None) -> Tree:
@@ -71,6 +78,22 @@ def _machine_below(root: str, path: str) -> str:
     return the_machine(root, (mark.removesuffix(f"{MARK}/") for mark in marks))
 
 
+def snapshot_nvml(tree: Tree) -> NvmlReport | None:
+    """Return NVML's report in a snapshot; None for other trees.
+
+    Raises TreeError where that cannot be read.
+    """
+    text = tree.read(NVML_FILE)
+    if text is None:
+        return None
+    from affinityd.discovery.nvml.report import NvmlReport, read_report  # noqa: PLC0415 - rare
+
+    try:
+        return read_report(NvmlReport, text)
+    except ValueError as error:
+        raise TreeError(f"{NVML_FILE} of machine {tree.name!r} cannot be read: {error}") from None
+
+
 def discover(tree: Tree, nvml: NvmlReport | None) -> Topology:
     """Read a machine, once. `nvml`: NVML's report; None: it was not called.
 
@@ -83,8 +106,8 @@ def discover(tree: Tree, nvml: NvmlReport | None) -> Topology:
     nodes = read_nodes(tree)
     node_of_cpu = read_node_of_cpu(tree, nodes, online)
     cores = read_cores(tree, online, node_of_cpu)
-    driver_gpus = nvidia.read_driver(tree)
-    devices = read_devices(tree, nvidia.addresses(driver_gpus, nvml))
+    driver_gpus = read_driver(tree)
+    devices = read_devices(tree, nvidia_addresses(driver_gpus, nvml))
     locator = NumaLocator(tree, {node.number for node in nodes}, online, node_of_cpu)
     gpus, gpu_notices = read_gpus(tree, devices, driver_gpus, nvml)
     placed = tuple(_placed(gpus, devices, locator, nvml))
@@ -108,7 +131,7 @@ def _placed(
 ) -> Iterator[Gpu]:
     """Yield the GPUs with their NUMA nodes, and the sources of these."""
     at = {device.address: device for device in devices}
-    nearby = nvidia.nearby(nvml)
+    nearby = cpus_near(nvml)
     for gpu in gpus:
         nvml_cpus = nearby.get(gpu.pci_bus_id, frozenset())
         node, source = locator.locate(at[gpu.pci_bus_id], nvml_cpus)

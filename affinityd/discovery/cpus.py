@@ -1,18 +1,17 @@
-"""CPUs, cores and caches: /sys/devices/system/cpu.
+"""CPUs, cores, caches and NUMA nodes: /sys/devices/system/cpu and /sys/devices/system/node.
 
-Sources: kernel `Documentation/ABI/stable/sysfs-devices-system-cpu` and
+Sources: kernel `Documentation/ABI/stable/sysfs-devices-system-cpu`, `sysfs-devices-node` and
 `Documentation/admin-guide/cputopology.rst`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from affinityd.cpuset import MAX_CPUS, CpuSet
 from affinityd.discovery.tree import MARK as CPUS
-from affinityd.discovery.tree import Tree
-from affinityd.discovery.values import numbered, read_cpus, read_number
-from affinityd.topology.model import Core
+from affinityd.discovery.tree import Tree, number, numbered, read_cpus, read_fields, read_number
+from affinityd.topology.model import Core, NumaNode
 
 #: The cache types that hold data; an Instruction cache says nothing about memory.
 _DATA_CACHES = ("Unified", "Data")
@@ -106,3 +105,44 @@ class _Caches:
             if self._tree.read(f"{path}/type") in _DATA_CACHES:
                 return read_cpus(self._tree, f"{path}/shared_cpu_list", f"{path}/shared_cpu_map")
         return None
+
+
+NODES = "sys/devices/system/node"
+
+
+def read_nodes(tree: Tree) -> tuple[NumaNode, ...]:
+    """Read every node that exists, with CPUs or without, ascending."""
+    existing = numbered(tree, NODES, "node")
+    # The node of each column in `nodeN/distance`.
+    columns = sorted(read_cpus(tree, f"{NODES}/online") or existing)
+    return tuple(
+        NumaNode(node, _memory_bytes(tree, node), _distances(tree, node, columns))
+        for node in existing
+    )
+
+
+def read_node_of_cpu(tree: Tree, nodes: tuple[NumaNode, ...], online: CpuSet) -> Mapping[int, int]:
+    """Return CPU → its node, the lowest that lists it; a CPU that no node lists is missing."""
+    node_of_cpu: dict[int, int] = {}
+    for node in nodes:
+        folder = f"{NODES}/node{node.number}"
+        cpus = read_cpus(tree, f"{folder}/cpulist", f"{folder}/cpumap") or frozenset()
+        for cpu in cpus & online:
+            if node.number is not None:
+                node_of_cpu.setdefault(cpu, node.number)
+    return node_of_cpu
+
+
+def _distances(tree: Tree, node: int, columns: Iterable[int]) -> Mapping[int, int]:
+    """Read `nodeN/distance`; a row may be shorter or longer than the nodes that exist."""
+    row = (tree.read(f"{NODES}/node{node}/distance") or "").split()
+    values = ((column, number(text)) for column, text in zip(columns, row, strict=False))
+    return {column: value for column, value in values if value is not None}
+
+
+def _memory_bytes(tree: Tree, node: int) -> int | None:
+    """Read `nodeN/meminfo`, whose lines are like `Node 0 MemTotal:  16772456 kB`."""
+    name = f"Node {node} MemTotal"
+    text = read_fields(tree, f"{NODES}/node{node}/meminfo", name).get(name, "")
+    kilobytes = number(text.removesuffix("kB").strip())
+    return None if kilobytes is None else kilobytes * 1024

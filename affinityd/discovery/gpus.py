@@ -1,20 +1,218 @@
-"""Which PCI devices are GPUs, the vendor and the number of each."""
+"""Which PCI devices are GPUs, the vendor and the number of each.
+
+NVIDIA's: if NVML answers, its list counts; else the bus's, in bus order, which is NVML's order too.
+AMD's are numbered as ROCm numbers them: in the order of KFD's nodes.
+
+Sources: the NVIDIA driver's README, "The /proc Interface"; kernel
+drivers/gpu/drm/amd/amdkfd/kfd_topology.c (node_show, kfd_topology_add_device).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from affinityd.discovery import amd, nvidia
-from affinityd.discovery.pci import ACCELERATOR, DISPLAY, PciDevice
-from affinityd.discovery.tree import Tree
-from affinityd.topology.model import Gpu
+from affinityd.cpuset import CpuSet
+from affinityd.discovery.pci import ACCELERATOR, DISPLAY, PciDevice, is_pci_address
+from affinityd.discovery.tree import Tree, number, numbered, read_fields
+from affinityd.topology.model import Gpu, MigInstance, NvLinks
 
+if TYPE_CHECKING:
+    from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport
 if TYPE_CHECKING:
     from affinityd.discovery.nvml.report import NvmlReport
 
+
+NVIDIA, AMD = "nvidia", "amd"
+
+DRIVER_GPUS = "proc/driver/nvidia/gpus"
+
+
+@dataclass(frozen=True)
+class DriverGpu:
+    """A GPU that the driver holds: /proc/driver/nvidia/gpus/ADDRESS/information."""
+
+    uuid: str | None = None  #: GPU UUID
+    minor: int | None = None  #: Device Minor
+    model: str | None = None  #: Model
+    excluded: bool = False  #: GPU Excluded: held back from CUDA and NVML by the driver's settings
+
+
+def read_driver(tree: Tree) -> Mapping[str, DriverGpu]:
+    """Return PCI address → the driver's facts of its GPU."""
+    return {
+        address: _driver_gpu(tree, address) for address in tree.list(DRIVER_GPUS, is_pci_address)
+    }
+
+
+def nvidia_addresses(driver_gpus: Mapping[str, DriverGpu], nvml: NvmlReport | None) -> set[str]:
+    """Return the PCI addresses that are NVIDIA's on its driver's or NVML's word."""
+    named = (gpu.pci_bus_id for gpu in (nvml and nvml.gpus) or ())
+    return {*driver_gpus, *(address for address in named if address and is_pci_address(address))}
+
+
+def cpus_near(nvml: NvmlReport | None) -> Mapping[str, CpuSet]:
+    """Return PCI address → the CPUs near it by NVML's word, of the smallest scope known."""
+    return {
+        gpu.pci_bus_id: gpu.node_cpus or gpu.socket_cpus
+        for gpu in (nvml and nvml.gpus) or ()
+        if gpu.pci_bus_id
+    }
+
+
+def _nvidia_gpus(
+    devices: Sequence[PciDevice], driver_gpus: Mapping[str, DriverGpu], nvml: NvmlReport | None
+) -> tuple[list[Gpu], list[str]]:
+    """Return NVIDIA's devices, which come in bus order, with their numbers, and notices for people.
+
+    `driver_gpus`: the result of `read_driver`. `nvml`: None: it was not called.
+    """
+    if nvml is not None and nvml.gpus is not None:
+        return _by_nvml(nvml.gpus, devices, driver_gpus)
+    notices = []
+    if devices:
+        cause = (nvml and nvml.said) or "NVML was not asked"
+        notices.append(f"{cause}; NVIDIA's GPUs are numbered in PCI bus order")
+    unknown = ", ".join(device.address for device in devices if device.address not in driver_gpus)
+    if unknown:
+        notices.append(f"NVIDIA's driver does not list {unknown}: no UUID and no minor are known")
+    known = [(device, driver_gpus.get(device.address, DriverGpu())) for device in devices]
+    seen = [(device, driver) for device, driver in known if not driver.excluded]
+    gpus = [_by_driver(index, device, driver) for index, (device, driver) in enumerate(seen)]
+    return gpus, notices
+
+
+def _by_nvml(
+    listed: Sequence[NvmlGpu], devices: Sequence[PciDevice], driver_gpus: Mapping[str, DriverGpu]
+) -> tuple[list[Gpu], list[str]]:
+    """Join NVML's GPUs to the bus's by PCI address, and the lost ones by elimination."""
+    at = {device.address: device for device in devices}
+    named = {gpu.index: at[gpu.pci_bus_id] for gpu in listed if gpu.pci_bus_id in at}
+    lost = [gpu.index for gpu in listed if gpu.pci_bus_id is None]
+    left = [device for device in devices if device not in named.values()]
+    # Both are in bus order: where they are equally many, there is one way to pair them.
+    paired = dict(zip(lost, left, strict=True)) if len(lost) == len(left) else {}
+    found = named | paired
+    gpus = [
+        _gpu(gpu, found[gpu.index], driver_gpus.get(found[gpu.index].address, DriverGpu()))
+        for gpu in listed
+        if gpu.index in found
+    ]
+    notices = list(_notices_of_nvml(listed, found))
+    unlisted = ", ".join(device.address for device in left if device not in paired.values())
+    if unlisted:
+        notices.append(f"NVML does not list NVIDIA's {unlisted}: left out")
+    return gpus, notices
+
+
+def _by_driver(index: int, device: PciDevice, driver: DriverGpu) -> Gpu:
+    """Return a GPU as its driver has it."""
+    gpu = device.as_gpu(NVIDIA, index)
+    return replace(gpu, uuid=driver.uuid, minor=driver.minor, model=driver.model)
+
+
+def _gpu(gpu: NvmlGpu, device: PciDevice, driver: DriverGpu) -> Gpu:
+    """Return a GPU as NVML has it; the driver fills in missing facts."""
+    links, known = gpu.nvlinks, _by_driver(gpu.index, device, driver)
+    return replace(
+        known,
+        uuid=gpu.uuid or known.uuid,
+        minor=known.minor if gpu.minor is None else gpu.minor,
+        model=gpu.model or known.model,
+        mig=tuple(MigInstance(uuid) for uuid in gpu.mig),
+        nvlinks=None if links is None else tuple(NvLinks(*it) for it in links.items()),
+    )
+
+
+def _notices_of_nvml(listed: Sequence[NvmlGpu], found: Mapping[int, PciDevice]) -> Iterator[str]:
+    """Yield the facts that NVML lacks about a GPU, and their replacements."""
+    for gpu in listed:
+        name, error = f"NVIDIA GPU {gpu.index}", gpu.error or "NVML does not say where it is"
+        if gpu.index not in found:
+            yield f"{name}: {error}; left out: its PCI device is not known"
+        elif gpu.pci_bus_id is None:
+            address = found[gpu.index].address
+            yield f"{name}: {error}; assumed to be {address}, which NVML does not list"
+        elif gpu.error:
+            yield f"{name} ({gpu.pci_bus_id}): {error}"
+
+
+def _driver_gpu(tree: Tree, address: str) -> DriverGpu:
+    names = ("Model", "GPU UUID", "Device Minor", "GPU Excluded")
+    fields = read_fields(tree, f"{DRIVER_GPUS}/{address}/information", *names)
+    uuid = fields.get("GPU UUID", "?")
+    return DriverGpu(
+        uuid=None if "?" in uuid else uuid,  # GPU-????????-… until a process opens the device
+        minor=number(fields.get("Device Minor")),
+        model=fields.get("Model") or None,
+        excluded=fields.get("GPU Excluded") == "Yes",
+    )
+
+
+KFD_NODES = "sys/class/kfd/kfd/topology/nodes"
+
+
+@dataclass(frozen=True)
+class KfdGpu:
+    """A GPU as ROCm counts it; a device that is partitioned has several."""
+
+    address: str
+    uuid: str | None
+    render_minor: int | None
+
+
+def _amd_gpus(tree: Tree, devices: Sequence[PciDevice]) -> tuple[list[Gpu], list[str]]:
+    """Return AMD's devices, which come in bus order, with their numbers, and notices for people.
+
+    GPUs that KFD does not list come last.
+    """
+    at = {device.address: device for device in devices}
+    nodes = numbered(tree, KFD_NODES, "") if devices else ()
+    seen = (_kfd_gpu(tree, f"{KFD_NODES}/{node}/properties") for node in nodes)
+    listed = [gpu for gpu in seen if gpu is not None and gpu.address in at]
+    addresses = {gpu.address for gpu in listed}
+    unlisted = [device for device in devices if device.address not in addresses]
+    gpus = [
+        replace(
+            at[gpu.address].as_gpu(AMD, index),
+            uuid=gpu.uuid,
+            render_minor=gpu.render_minor,
+        )
+        for index, gpu in enumerate(listed)
+    ] + [device.as_gpu(AMD, index) for index, device in enumerate(unlisted, len(listed))]
+    # The name that amdgpu found on the board, often none.
+    models = [tree.read(f"{at[gpu.pci_bus_id].folder}/product_name") or None for gpu in gpus]
+    named = [replace(gpu, model=model) for gpu, model in zip(gpus, models, strict=True)]
+    return named, list(_kfd_notices(listed, unlisted))
+
+
+def _kfd_notices(listed: Sequence[KfdGpu], unlisted: Sequence[PciDevice]) -> Iterator[str]:
+    names = ", ".join(device.address for device in unlisted)
+    if names and not listed:
+        yield f"AMD's KFD lists no GPU (is amdgpu loaded?): {names} are numbered in PCI bus order"
+    elif names:
+        yield f"AMD's KFD does not list {names}: numbered last, in PCI bus order"
+
+
+def _kfd_gpu(tree: Tree, path: str) -> KfdGpu | None:
+    """Read one node; None if it is one of CPUs, or one that a device cgroup hides."""
+    names = ("simd_count", "location_id", "domain", "unique_id", "drm_render_minor")
+    values = {name: number(text) for name, text in read_fields(tree, path, *names).items()}
+    location, unique_id = values.get("location_id"), values.get("unique_id")
+    if not values.get("simd_count") or location is None:
+        return None
+    # The bits above these tell the partitions of a device apart.
+    bus, device, function = location >> 8 & 0xFF, location >> 3 & 0x1F, location & 0x7
+    return KfdGpu(
+        address=f"{values.get('domain') or 0:04x}:{bus:02x}:{device:02x}.{function}",
+        uuid=f"GPU-{unique_id:016x}" if unique_id else None,
+        render_minor=values.get("drm_render_minor") or None,
+    )
+
+
 #: PCI vendor → the name of its GPUs, first in the topology's list; others have their digits.
-VENDORS = {"10de": nvidia.VENDOR, "1002": amd.VENDOR, "19e5": "huawei"}
+VENDORS = {"10de": NVIDIA, "1002": AMD, "19e5": "huawei"}
 
 #: Vendors whose displays compute; others', such as a BMC's, only show.
 _COMPUTING_DISPLAYS = ("10de", "1002")
@@ -23,7 +221,7 @@ _COMPUTING_DISPLAYS = ("10de", "1002")
 def read_gpus(
     tree: Tree,
     devices: Sequence[PciDevice],
-    driver_gpus: Mapping[str, nvidia.DriverGpu],
+    driver_gpus: Mapping[str, DriverGpu],
     nvml: NvmlReport | None,
 ) -> tuple[list[Gpu], list[str]]:
     """Return the GPUs among the devices, which come in bus order, and notices for people.
@@ -31,18 +229,16 @@ def read_gpus(
     NVIDIA's come first, then AMD's, Huawei's and all others', each by index. `driver_gpus`: those
     of NVIDIA's driver. Their NUMA nodes are not looked for.
     """
-    nvidias = nvidia.addresses(driver_gpus, nvml)
+    nvidias = nvidia_addresses(driver_gpus, nvml)
     groups: dict[str, list[PciDevice]] = {name: [] for name in VENDORS.values()}
     for device in devices:
         is_nvidias = device.address in nvidias
         if (is_nvidias or _computes(device)) and not _is_given_away(tree, device):
             code = device.vendor or "unknown"
-            vendor = nvidia.VENDOR if is_nvidias else VENDORS.get(code, code)
+            vendor = NVIDIA if is_nvidias else VENDORS.get(code, code)
             groups.setdefault(vendor, []).append(device)
-    from_nvidia, nvidia_notices = nvidia.enumerate_gpus(
-        groups.pop(nvidia.VENDOR), driver_gpus, nvml
-    )
-    from_amd, amd_notices = amd.enumerate_gpus(tree, groups.pop(amd.VENDOR))
+    from_nvidia, nvidia_notices = _nvidia_gpus(groups.pop(NVIDIA), driver_gpus, nvml)
+    from_amd, amd_notices = _amd_gpus(tree, groups.pop(AMD))
     from_others = [
         device.as_gpu(vendor, index)
         for vendor, group in groups.items()

@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 
 from affinityd import machines
 from affinityd.config.settings import Settings
-from affinityd.discovery import discover, open_tree
+from affinityd.discovery import discover, open_tree, snapshot_nvml
 from affinityd.discovery.nics import is_of_port, port_states
 from affinityd.discovery.nvml.report import NvmlReport
-from affinityd.discovery.recorded_nvml import snapshot_nvml
 from affinityd.discovery.tree import FolderTree, Tree
 from affinityd.errors import TreeError
 from affinityd.linux.files import SCARCE
@@ -121,9 +120,9 @@ class Machine:
     def _asked(self, timeout: float) -> NvmlReport:
         if self._query_nvml is None:
             # Imported here: to call NVML takes many modules, and few machines that are read do.
-            from affinityd.discovery.nvml.gpus import query  # noqa: PLC0415
+            from affinityd.discovery.nvml.query import query_gpus  # noqa: PLC0415
 
-            self._query_nvml = query
+            self._query_nvml = query_gpus
         return self._query_nvml(timeout)
 
     def _keep(self, report: NvmlReport, version: str) -> None:

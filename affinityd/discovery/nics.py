@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from affinityd.discovery.numa import NumaLocator
-from affinityd.discovery.pci import NETWORK, PciDevice
+from affinityd.discovery.pci import NETWORK, NumaLocator, PciDevice
 from affinityd.discovery.tree import Tree
 from affinityd.text import printable
 from affinityd.topology.model import SLINGSHOT, Nic, RdmaPort

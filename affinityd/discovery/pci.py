@@ -1,17 +1,18 @@
-"""PCI devices: /sys/bus/pci/devices, only those that a plan needs.
+"""PCI devices and their NUMA nodes: /sys/bus/pci/devices, only those that a plan needs.
 
-Source: kernel `Documentation/ABI/testing/sysfs-bus-pci`; classes from the PCI Code and ID
-Assignment Specification.
+Source: kernel `Documentation/ABI/testing/sysfs-bus-pci` (class, numa_node, local_cpulist,
+local_cpus); classes from the PCI Code and ID Assignment Specification.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import dropwhile
 
-from affinityd.discovery.tree import Tree
-from affinityd.topology.model import Gpu
+from affinityd.cpuset import CpuSet
+from affinityd.discovery.tree import Tree, read_cpus, read_number
+from affinityd.topology.model import BY_NVML, NUMA_NODE, Gpu
 
 DEVICES = "sys/bus/pci/devices"
 
@@ -109,3 +110,46 @@ def _hex(tree: Tree, address: str, name: str) -> str | None:
 def _path(link: str) -> tuple[str, ...]:
     """Return the part of a device's link that is PCI: pci0000:17/0000:17:00.0/0000:18:00.0."""
     return tuple(dropwhile(lambda part: not part.startswith("pci"), link.split("/")))
+
+
+#: A NUMA node and the source that decided it; both None: unknown.
+Place = tuple[int | None, str | None]
+
+
+@dataclass(frozen=True)
+class NumaLocator:
+    """Finds devices on a machine of these nodes and CPUs."""
+
+    tree: Tree
+    nodes: Collection[int | None]  #: the numbers of the nodes that exist
+    online: CpuSet
+    node_of_cpu: Mapping[int, int]  #: online CPU → its node
+
+    def locate(self, device: PciDevice, nvml_cpus: CpuSet = frozenset()) -> Place:
+        """Return a device's node and its source: NUMA_NODE, BY_NVML, "local_cpulist".
+
+        A `numa_node` decides if that node exists, even without CPUs. Else the first source
+        does whose CPUs are all in one node.
+        """
+        named = read_number(self.tree, f"{device.folder}/numa_node")
+        if named is not None and named in self.nodes:
+            return named, NUMA_NODE
+        hints = ((self._only_node(cpus), source) for source, cpus in self._hints(device, nvml_cpus))
+        return next(((node, source) for node, source in hints if node is not None), (None, None))
+
+    def _hints(self, device: PciDevice, nvml_cpus: CpuSet) -> Iterator[tuple[str, CpuSet]]:
+        """Yield the sources that name CPUs near a device, best first."""
+        yield BY_NVML, nvml_cpus
+        yield "local_cpulist", self._local_cpus(device.address)
+        for bridge in device.path[-2:0:-1]:
+            yield f"local_cpulist of bridge {bridge}", self._local_cpus(bridge)
+
+    def _local_cpus(self, address: str) -> CpuSet:
+        folder = f"{DEVICES}/{address}"
+        cpus = read_cpus(self.tree, f"{folder}/local_cpulist", f"{folder}/local_cpus")
+        return cpus or frozenset()
+
+    def _only_node(self, cpus: CpuSet) -> int | None:
+        """Return the node of all these CPUs that are online; None where that is not just one."""
+        nodes = {self.node_of_cpu.get(cpu) for cpu in cpus & self.online}
+        return nodes.pop() if len(nodes) == 1 else None

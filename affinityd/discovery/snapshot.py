@@ -16,10 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from affinityd.discovery import Tree, discover
+from affinityd.discovery import NVML_FILE, Tree, discover
 from affinityd.discovery.archive import NOWHERE, resolve
 from affinityd.discovery.nvml.report import NvmlReport
-from affinityd.discovery.recorded_nvml import NVML_FILE
 from affinityd.discovery.tree import every
 from affinityd.errors import TreeError
 from affinityd.json_codec import dumps

@@ -1,1 +1,195 @@
-"""A machine, and a plan on it, as a picture: SVG for the daemon's page, tickets and papers."""
+"""A machine as an SVG picture, with the marks of a plan, and in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from html import escape
+from importlib.resources import files
+
+from affinityd.cpuset import CpuSet, format_list, several
+from affinityd.picture.boxes import Box, machine, narrow_machine
+from affinityd.request.reply import Reply
+from affinityd.text import count, node_name, printable
+from affinityd.topology.model import Topology
+from affinityd.topology.words import gpu_word, home, memory, totals
+
+COLORS = 8  #: in picture.css: .r0 to .r7
+LETTERS = 6  #: below a core
+
+
+def color(rank: int) -> str:
+    """Return the CSS class of a rank: with one more rank a GPU, its ranks differ."""
+    return f"r{(rank + rank // COLORS) % COLORS}"
+
+
+@dataclass(frozen=True)
+class Marks:
+    """The marks; by default there are none."""
+
+    reserved: CpuSet = frozenset()
+    allowed: CpuSet | None = None  #: by the plan's request; None: all
+    ranks: Mapping[int, Collection[int]] = field(default_factory=dict)  #: CPU → ranks, ascending
+    legend: tuple[tuple[int, str], ...] = ()  #: ranks, and a line for each
+
+    def of_cpu(self, cpu: int) -> str:
+        """Return the CSS classes of a CPU."""
+        ranks = self.ranks.get(cpu)
+        words = ["cpu"]
+        if cpu in self.reserved:
+            words.append("reserved")
+        elif self.allowed is not None and cpu not in self.allowed:
+            words.append("disallowed")
+        return " ".join([*words, *([color(min(ranks))] if ranks else [])])
+
+    def of_core(self, cpus: Collection[int]) -> str:
+        """Return the ranks of a core, as short as its width: r0, r0-1; empty: none."""
+        ranks = {rank for cpu in cpus for rank in self.ranks.get(cpu, ())}
+        text = f"r{format_list(ranks)}" if ranks else ""
+        return text if len(text) <= LETTERS else f"{text[: LETTERS - 1]}…"
+
+
+def marks_of(reply: Reply, reserved: CpuSet) -> Marks:
+    """Return the marks of a plan."""
+    ranks: dict[int, list[int]] = {}
+    for rank in reply.ranks:
+        for cpu in rank.cpus:
+            ranks.setdefault(cpu, []).append(rank.rank)
+    lines = (
+        f"rank {it.rank}: GPU {it.gpu.index}, {it.locality}, {count(it.physical_cores, 'core')}, "
+        f"CPUs {format_list(it.cpus)}"
+        for it in reply.ranks
+    )
+    legend = tuple(zip((it.rank for it in reply.ranks), lines, strict=True))
+    return Marks(reserved, reply.allowed, ranks, legend)
+
+
+def summary(topology: Topology) -> str:
+    """Return the machine's name, and how many of what it has."""
+    return f"{topology.name}: {', '.join(totals(topology))}"
+
+
+def sentences(topology: Topology) -> Iterator[str]:
+    """Yield a sentence for each NUMA node, and for what has none."""
+    for node in topology.nodes:
+        cores = topology.node_cores[node.number]
+        cpus = (
+            f"{count(len(cores), 'core')}, CPUs {format_list(topology.cpus_of_node(node.number))}"
+        )
+        parts = (memory(node), cpus if cores else "no CPUs", *_devices(topology, node.number))
+        name = node_name(node.number)
+        yield f"{name[0].upper()}{name[1:]}: {'; '.join(filter(None, parts))}."
+    if None not in topology.node_of and (devices := list(_devices(topology, None))):
+        yield f"Node unknown: {'; '.join(devices)}."
+    if offline := topology.possible - topology.online:
+        yield f"Not online: {several('CPU', offline)}."
+
+
+def _devices(topology: Topology, number: int | None) -> Iterator[str]:
+    for gpu in topology.gpus:
+        if home(topology, gpu) == number:
+            yield f"{gpu_word(topology, gpu)} {gpu.index}"
+    for nic in topology.nics:
+        if home(topology, nic) == number:
+            yield f"NIC {nic.names[0] if nic.names else nic.pci_bus_id}"
+
+
+MARGIN, LINE = 6, 15
+#: A box's lines of text: attributes, and the place from its left and top, in pixels.
+DEVICE = (("", 5, 13), (' class="more"', 5, 25))
+TEXTS = {"gpu": DEVICE, "nic": DEVICE, "cpu": (("", 12, 11),)}
+HEADING = (("", 5, 13),)
+#: Lines that explain classes of CPUs, where these occur.
+MEANINGS = {"reserved": "reserved for the system", "disallowed": "not allowed by the cpuset"}
+
+
+@cache
+def stylesheet() -> str:
+    """Return the style of pictures, which also holds for those in the daemon's page."""
+    return (files(__package__) / "picture.css").read_text(encoding="utf-8")
+
+
+def draw(topology: Topology, marks: Marks | None = None) -> str:
+    """Return a machine as an SVG document to be shown alone, with a plan's marks.
+
+    It has its style, and lines that explain the marks.
+    """
+    marks = marks or Marks()
+    legend = list(_legend(topology, marks))
+    style = f'<style>{stylesheet()}</style>\n<rect class="paper" width="100%" height="100%"/>'
+    return _picture(topology, machine(topology), marks, legend=legend, style=style)
+
+
+def draw_within(topology: Topology, marks: Marks) -> str:
+    """Return a machine as two SVG elements of a page, which shows the one that it has room for."""
+    return "".join(
+        _picture(topology, boxes, marks, kind=f" {kind}")
+        for kind, boxes in (("wide", machine(topology)), ("narrow", narrow_machine(topology)))
+    )
+
+
+def _picture(
+    topology: Topology,
+    root: Box,
+    marks: Marks,
+    *,
+    kind: str = "",
+    legend: Sequence[tuple[str, str]] = (),
+    style: str = "",
+) -> str:
+    width = root.width + 2 * MARGIN
+    height = root.height + 2 * MARGIN + LINE * len(legend)
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="picture{kind}" role="img"',
+        f'aria-label="{_text(summary(topology))}" width="{width:g}" height="{height:g}"',
+        f'viewBox="0 0 {width:g} {height:g}">',
+        f"<desc>{_text(' '.join(sentences(topology)))}</desc>",
+    ]
+    lines += [style] if style else []
+    lines.extend(_drawn(root, MARGIN, MARGIN, marks))
+    for place, (mark, line) in enumerate(legend):
+        y = root.height + 2 * MARGIN + LINE * place
+        lines.append(
+            f'<g class="{mark}"><rect x="{MARGIN}" y="{y:g}" width="12" height="12"/></g>'
+            f'<text class="legend" x="{MARGIN + 18}" y="{y + 10:g}">{_text(line)}</text>'
+        )
+    return "\n".join((*lines, "</svg>", ""))
+
+
+def _drawn(box: Box, x: float, y: float, marks: Marks) -> Iterator[str]:
+    """Yield a box and those inside, as elements with absolute places."""
+    if not box.kind:
+        for dx, dy, inner in box.inside:
+            yield from _drawn(inner, x + dx, y + dy, marks)
+        return
+    is_cpu = box.kind == "cpu"
+    kind = marks.of_cpu(int(box.name)) if is_cpu else box.kind
+    name = f' data-name="{_text(box.name)}"' if box.name else ""
+    title = f"<title>{_text(box.title)}</title>" if box.title else ""
+    yield (
+        f'<g class="{kind}"{name}>{title}'
+        f'<rect x="{x:g}" y="{y:g}" width="{box.width:g}" height="{box.height:g}"/>'
+    )
+    for (kind, dx, dy), line in zip(TEXTS.get(box.kind, HEADING), box.lines, strict=False):
+        yield f'<text{kind} x="{x + dx:g}" y="{y + dy:g}">{_text(line)}</text>'
+    for dx, dy, inner in box.inside:
+        yield from _drawn(inner, x + dx, y + dy, marks)
+    if box.kind == "core":
+        ranks = marks.of_core([int(cpu.name) for _, _, cpu in box.inside])
+        middle, bottom = x + box.width / 2, y + box.height - 2
+        yield f'<text class="rank" x="{middle:g}" y="{bottom:g}">{ranks}</text>'
+    if box.kind == "gpu":
+        yield f'<text class="job" x="{x + box.width - 5:g}" y="{y + 13:g}"></text>'
+    yield "</g>"
+
+
+def _legend(topology: Topology, marks: Marks) -> Iterator[tuple[str, str]]:
+    """Yield a class and a line for each mark that occurs."""
+    yield from ((f"cpu {color(rank)}", line) for rank, line in marks.legend)
+    found = {word for cpu in topology.online for word in marks.of_cpu(cpu).split()}
+    yield from ((f"cpu {word}", line) for word, line in MEANINGS.items() if word in found)
+
+
+def _text(text: str) -> str:
+    return escape(printable(text))

@@ -1,6 +1,88 @@
-"""From a demand to a plan. Pure."""
+"""From a demand to a plan: the planner's input and output. Pure."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from affinityd.cpuset import CpuSet
+from affinityd.topology.model import Gpu
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to plan; the defaults are the API's."""
+
+    mode: str = "node"
+    scope: str = "node"
+    multithreading: str = "all_logical"
+    balanced: bool = True
+    min_physical_cores: int = 1
+    max_physical_cores: int | None = None
+    share: str = "auto"
+    strict: bool = False
+    cpus: int | None = None  #: logical CPUs that each rank asked for; None: unknown
+
+
+@dataclass(frozen=True)
+class Demand:
+    """The input of a plan: rank i drives `gpus[i]`."""
+
+    gpus: tuple[Gpu, ...]
+    allowed: CpuSet  #: online ∩ cpuset − reserved
+    unreserved: CpuSet  #: online − reserved
+    options: Options = field(default_factory=Options)
+    #: Logical CPUs that the ranks with a home node ask for together; missing: `options.cpus` each.
+    together: Mapping[int | None, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PlanWarning:
+    """A warning, by its stable code; `rank` None: about the whole plan."""
+
+    code: str
+    message: str
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class Widening:
+    """Why a rank has far CPUs: its home node had too few for its ranks' requests."""
+
+    cpus: CpuSet  #: the rank's far CPUs
+    near: int  #: near allowed logical CPUs, for all ranks of this home node
+    asked: int  #: logical CPUs that these ranks asked for together
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """One rank's place."""
+
+    rank: int
+    gpu: Gpu
+    cpus: CpuSet
+    physical_cores: int
+    home_node: int | None
+    locality: str  #: "local", "mixed", "remote" or "unknown"
+    memory_node: int | None
+    threads: int  #: physical cores ÷ the ranks that share them, at least 1
+    reasons: tuple[str, ...]
+    widening: Widening | None = None  #: None: every CPU is near, or the home is remote
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every rank's place."""
+
+    ranks: tuple[RankPlan, ...]
+    share: str  #: among which GPUs the cores were divided: "requested" or "node"
+    warnings: tuple[PlanWarning, ...] = ()
+
+
+def widened_cpus(ranks: Iterable[RankPlan]) -> dict[tuple[str, int], CpuSet]:
+    """Return the CPUs, near and far, of the GPUs whose ranks asked for more than are near."""
+    return {rank.gpu.key: rank.cpus for rank in ranks if rank.widening}
+
 
 #: The localities of a rank, from best to worst; a plan's is the worst of its ranks'.
 LOCALITIES = ("local", "unknown", "mixed", "remote")

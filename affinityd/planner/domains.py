@@ -2,23 +2,27 @@
 
 A domain is a sequence of bundles. A bundle is dealt as one: a near core, and after it its
 partners (cores of the same package that are near to no planned rank).
+
+With share=node every GPU of the machine has a block of cores of its own, which depends on the
+machine and its reserved CPUs alone, so unrelated jobs do not overlap.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
-from itertools import cycle, zip_longest
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import chain, cycle, zip_longest
 from typing import TYPE_CHECKING, TypeVar
 
 from affinityd.cpuset import CpuSet
+from affinityd.planner import Demand, Options
+from affinityd.planner.modes import Bundle, Domain, PlanMode, Position, blocks
 from affinityd.topology.model import Core, Gpu, Topology
 
 if TYPE_CHECKING:
     K = TypeVar("K")
-
-Bundle = tuple[Core, ...]
-Domain = tuple[Bundle, ...]
+    RankCores = Mapping[int, tuple[Core, ...]]  #: each rank's cores, best first
 
 
 @dataclass(frozen=True)
@@ -156,9 +160,154 @@ def single_bundles(cores: Iterable[Core]) -> Domain:
     return tuple((core,) for core in cores)
 
 
-def grouped(keys: Iterable[K]) -> dict[K, tuple[int, ...]]:
+def positions(keys: Iterable[K]) -> dict[K, tuple[int, ...]]:
     """Return the positions of each key, keys in order of first appearance."""
-    positions: dict[K, list[int]] = {}
+    listed: dict[K, list[int]] = {}
     for position, key in enumerate(keys):
-        positions.setdefault(key, []).append(position)
-    return {key: tuple(its) for key, its in positions.items()}
+        listed.setdefault(key, []).append(position)
+    return {key: tuple(places) for key, places in listed.items()}
+
+
+def shares_node(demand: Demand, mode: PlanMode) -> bool:
+    """Return whether a plan must keep to the blocks."""
+    share, is_unconfined = demand.options.share, demand.allowed == demand.unreserved
+    return mode.shares_node and (share == "node" or (share == "auto" and is_unconfined))
+
+
+def gpu_blocks(
+    topology: Topology, demand: Demand, mode: PlanMode
+) -> Mapping[tuple[str, int], Domain]:
+    """Return each GPU's block, within the demand's allowed CPUs, by its key.
+
+    A GPU is missing if its node has fewer allowed cores than GPUs.
+    """
+    options = demand.options
+    of_nodes = _of_nodes(topology, mode.scope or options.scope, demand.unreserved)
+    smallest = min(len(block) for node in of_nodes for block in node.blocks)
+    # A node with fewer cores than GPUs has empty blocks, which do not count for the others.
+    keep = smallest or None if mode.balances and options.balanced else None
+    found: dict[tuple[str, int], Domain] = {}
+    allowed = None if demand.allowed == demand.unreserved else demand.allowed
+    for node in of_nodes:
+        found.update(zip(node.gpus, _allowed(node, allowed, keep), strict=False))
+    return found
+
+
+@dataclass(frozen=True)
+class NodeBlocks:
+    """A node's domain, and the block of each GPU whose home it is."""
+
+    gpus: tuple[tuple[str, int], ...]  #: their keys
+    domain: Domain
+    blocks: tuple[Domain, ...]
+
+
+@lru_cache(maxsize=8)
+def _of_nodes(topology: Topology, scope: str, unreserved: CpuSet) -> tuple[NodeBlocks, ...]:
+    """Return the blocks of every node, found once for all jobs."""
+    gpus_at = positions(home_nodes(topology, topology.gpus, unreserved))
+    domains = domains_of(topology, gpus_at, unreserved, scope=scope, unique=True)
+    return tuple(
+        NodeBlocks(
+            tuple(topology.gpus[place].key for place in places),
+            domains[home],
+            _cut(domains[home], len(places)),
+        )
+        for home, places in gpus_at.items()
+    )
+
+
+def _cut(domain: Domain, pieces: int) -> tuple[Domain, ...]:
+    return tuple(
+        blocks(domain, Position(index, pieces, 0, balanced=False)) for index in range(pieces)
+    )
+
+
+def _allowed(node: NodeBlocks, allowed: CpuSet | None, keep: int | None) -> Sequence[Domain]:
+    """Return the cores that a node's GPUs may use: each block's first `keep` cores.
+
+    If one may use none of its block, the node is divided again; with too few cores, nothing.
+    The blocks must not depend on `keep`: jobs that differ in `balanced` must find the same ones.
+    """
+    cut = node.blocks
+    if allowed is None:
+        return [block[:keep] for block in cut] if all(cut) else ()
+    if all(restrict(block, allowed) for block in cut):
+        return [restrict(b[:keep], allowed) or restrict(b, allowed)[:keep] for b in cut]
+    again = restrict(node.domain, allowed)
+    return _cut(again, len(cut)) if len(again) >= len(cut) else ()
+
+
+def given_cpus(cores: Iterable[Core], options: Options) -> CpuSet:
+    """Return the CPUs that a rank with these cores is given."""
+    if options.multithreading == "single_logical":
+        return frozenset(core.cpus[0] for core in cores)
+    return frozenset(chain.from_iterable([core.cpus for core in cores]))
+
+
+def widened(
+    topology: Topology, demand: Demand, groups: Sequence[RankGroup], *, asked: int, divides: bool
+) -> tuple[RankGroup, ...]:
+    """Return the groups, whose domains hold the CPUs that their ranks asked for, `asked` each.
+
+    A domain is filled with the nearest allowed cores that are in no other group's domain, behind
+    its own, until it holds enough or none are left. A domain with a core for each of
+    its ranks stays as it is: cores added behind its end would leave the last ranks no near core.
+    """
+    free = _free_cores(topology, demand, (core for it in groups for core in chain(*it.domain)))
+    wider = []
+    for group in groups:
+        has = len(given_cpus(chain(*group.domain), demand.options))
+        is_short = not divides or len(group.domain) < len(group.ranks)
+        lack = asked_together(demand, group, asked) - has if is_short else 0
+        further = _take(free, topology, group.home, lack, demand.options)
+        wider.append(replace(group, domain=(*group.domain, *single_bundles(further))))
+    return tuple(wider)
+
+
+def asked_together(demand: Demand, group: RankGroup, asked: int) -> int:
+    """Return how many logical CPUs the ranks of a group ask for, `asked` each if none says it."""
+    return demand.together.get(group.home, asked * len(group.ranks))
+
+
+def topped_up(
+    topology: Topology,
+    demand: Demand,
+    groups: Sequence[RankGroup],
+    cores_of: RankCores,
+    *,
+    asked: int,
+) -> RankCores:
+    """Return the cores of a unique mode, where no rank lacks CPUs while allowed ones are idle.
+
+    A division leaves cores idle that one rank lacks: cores are not cut in two, and no group takes
+    cores of another's domain.
+    """
+    free = _free_cores(topology, demand, chain(*cores_of.values()))
+    home = {rank: group.home for group in groups for rank in group.ranks}
+    full = {}
+    for rank, cores in sorted(cores_of.items()):
+        lack = asked - len(given_cpus(cores, demand.options))
+        full[rank] = (*cores, *_take(free, topology, home[rank], lack, demand.options))
+    return full
+
+
+def _free_cores(topology: Topology, demand: Demand, taken: Iterable[Core]) -> list[Core]:
+    """Return the allowed cores that no rank has yet."""
+    those = {core.cpus[0] for core in taken}
+    return [core for core in usable(topology.cores, demand.allowed) if core.cpus[0] not in those]
+
+
+def _take(
+    free: list[Core], topology: Topology, home: int | None, lack: int, options: Options
+) -> tuple[Core, ...]:
+    """Take the free cores nearest to a node, until they have so many CPUs, or all."""
+    if lack <= 0:
+        return ()
+    order = nearest_first(topology, home)
+    free.sort(key=lambda core: order.index(core.node))
+    found = []
+    while lack > 0 and free:
+        found.append(free.pop(0))
+        lack -= len(given_cpus(found[-1:], options))
+    return tuple(found)

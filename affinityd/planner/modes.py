@@ -6,7 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from affinityd.planner.domains import Bundle, Domain
+from affinityd.topology.model import Core
+
+Bundle = tuple[Core, ...]
+Domain = tuple[Bundle, ...]
 
 if TYPE_CHECKING:
     Split = Callable[[Domain, "Position"], Domain]

@@ -10,26 +10,29 @@ from typing import TYPE_CHECKING
 from affinityd.cpuset import format_list
 from affinityd.errors import UnsatisfiableError
 from affinityd.grouping import counted
+from affinityd.planner import Demand, Options, Plan, RankPlan, Widening
 from affinityd.planner.domains import (
     RankGroup,
+    asked_together,
     best_first,
     domains_of,
-    grouped,
+    given_cpus,
+    gpu_blocks,
     home_nodes,
     locality,
+    positions,
+    shares_node,
     single_bundles,
+    topped_up,
     usable,
+    widened,
 )
-from affinityd.planner.gpu_blocks import gpu_blocks, shares_node
-from affinityd.planner.model import Demand, Options, Plan, RankPlan, Widening
 from affinityd.planner.modes import MODES, PlanMode, Position
-from affinityd.planner.reasons import Reasons, too_few_cores
-from affinityd.planner.warnings import warnings
-from affinityd.planner.widening import asked_together, given_cpus, topped_up, widened
+from affinityd.planner.reasons import Reasons, too_few_cores, warnings
 from affinityd.topology.model import Core, Topology
 
 if TYPE_CHECKING:
-    from affinityd.planner.widening import RankCores
+    from affinityd.planner.domains import RankCores
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ def _divided(topology: Topology, demand: Demand, mode: PlanMode) -> Division:
 def _by_gpu(topology: Topology, demand: Demand, mode: PlanMode) -> tuple[RankGroup, ...]:
     """Group ranks by GPU, each on its GPU's own block; nothing if one of them has none."""
     blocks = gpu_blocks(topology, demand, mode)
-    ranks_of = grouped(gpu.key for gpu in demand.gpus)
+    ranks_of = positions(gpu.key for gpu in demand.gpus)
     if not ranks_of.keys() <= blocks.keys():
         return ()
     return tuple(
@@ -98,7 +101,7 @@ def _by_home(topology: Topology, demand: Demand, mode: PlanMode) -> tuple[RankGr
     if mode.everywhere:
         domain = single_bundles(usable(topology.cores, allowed))
         return (RankGroup(tuple(range(len(demand.gpus))), domain, None),)
-    ranks_at = grouped(home_nodes(topology, demand.gpus, allowed))
+    ranks_at = positions(home_nodes(topology, demand.gpus, allowed))
     scope = mode.scope or demand.options.scope
     domains = domains_of(topology, ranks_at, allowed, scope=scope, unique=mode.unique)
     return tuple(RankGroup(ranks, domains[home], home) for home, ranks in ranks_at.items())

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from affinityd.errors import InvalidRequestError, NoSuchGpuError
 from affinityd.text import quote
-from affinityd.topology.derived import derived
 from affinityd.topology.model import Gpu, Topology
 
 UUID_KINDS = ("GPU-", "MIG-")
@@ -42,7 +42,7 @@ class VisibleDevices:
     by_name: bool  #: the numbering comes from a list of UUIDs, so its order is certain
 
 
-@derived
+@lru_cache(maxsize=4)
 def all_devices(topology: Topology) -> VisibleDevices:
     """Return the view of a caller that may use every GPU: the node's own numbering.
 

@@ -9,8 +9,7 @@ from typing import Annotated
 from affinityd.config import SWITCHES
 from affinityd.cpuset import format_list
 from affinityd.json_codec import CpuList, OneOf, left_out
-from affinityd.planner import LOCALITIES, WARNINGS
-from affinityd.planner.model import RankPlan
+from affinityd.planner import LOCALITIES, WARNINGS, RankPlan
 from affinityd.planner.modes import MODES
 from affinityd.request.reply import Reply
 from affinityd.topology.model import LINKS

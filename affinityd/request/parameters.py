@@ -8,7 +8,7 @@ from typing import Any
 
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.errors import InvalidRequestError, UnknownParameterError
-from affinityd.planner.model import Options
+from affinityd.planner import Options
 from affinityd.planner.modes import MODES
 from affinityd.request.environment import BY_VALUE
 from affinityd.text import quote, whole_number

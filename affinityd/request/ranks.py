@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from affinityd.cpuset import several
 from affinityd.errors import InvalidRequestError, JobGpuError, NoSuchGpuError, NoSuchRankError
-from affinityd.planner.model import Options, Plan
+from affinityd.planner import Options, Plan
 from affinityd.planner.modes import MODES
 from affinityd.request.devices import (
     ComputeDevice,

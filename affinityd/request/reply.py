@@ -8,8 +8,7 @@ from functools import cached_property
 
 from affinityd.config import ON
 from affinityd.cpuset import CpuSet
-from affinityd.planner import LOCALITIES
-from affinityd.planner.model import Plan, PlanWarning, RankPlan
+from affinityd.planner import LOCALITIES, Plan, PlanWarning, RankPlan
 from affinityd.request.parameters import Request
 from affinityd.topology.rdma import NearNic, verbs_ports
 

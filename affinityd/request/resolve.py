@@ -14,7 +14,7 @@ from affinityd.errors import (
     NoSuchRankError,
     UnsatisfiableError,
 )
-from affinityd.planner.model import Demand, Plan, PlanWarning
+from affinityd.planner import Demand, Plan, PlanWarning
 from affinityd.planner.planner import plan
 from affinityd.request.asked_cpus import asked_cpus
 from affinityd.request.parameters import Request

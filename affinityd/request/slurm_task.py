@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from affinityd.cpuset import CpuSet
 from affinityd.errors import JobGpuError, UnsatisfiableError
+from affinityd.planner import Demand, Options, Plan, PlanWarning
 from affinityd.planner.domains import home_nodes, usable
-from affinityd.planner.model import Demand, Options, Plan, PlanWarning
 from affinityd.planner.modes import MODES
 from affinityd.planner.planner import plan
 from affinityd.request.asked_cpus import at_most_of_whole_node

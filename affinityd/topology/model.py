@@ -139,6 +139,10 @@ class Topology:
     possible: CpuSet = frozenset()
     notices: tuple[str, ...] = ()  #: parts that could not be read, for people
 
+    def __hash__(self) -> int:
+        """Hash the name alone: caches of functions of a topology find it by its identity."""
+        return hash(self.name)
+
     def __getstate__(self) -> dict[str, object]:
         """Return the fields alone: another thread may add a derived value while this is pickled."""
         return {name: vars(self)[name] for name in self.__dataclass_fields__}

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from affinityd.grouping import grouped
-from affinityd.topology.derived import derived
 from affinityd.topology.model import LINKS, Gpu, Nic, RdmaPort, Topology
 
 GpuKey = tuple[str, int]
@@ -37,7 +37,7 @@ class GpuNics:
         return self.nearest[: self.share if number is None else number]
 
 
-@derived
+@lru_cache(maxsize=4)
 def nics_of_gpus(topology: Topology) -> Mapping[GpuKey, GpuNics]:
     """Return the RDMA devices of every GPU; none where the machine has no active port.
 

@@ -1,8 +1,9 @@
-"""A machine in words: names and amounts for people."""
+"""A machine for people: names, amounts, and packages with their NUMA nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from affinityd.cpuset import format_list
 from affinityd.text import count
@@ -69,3 +70,30 @@ def nic_kind(nic: Nic) -> Iterator[str]:
 
 def _is_only_vendor(topology: Topology) -> bool:
     return len({gpu.vendor for gpu in topology.gpus}) == 1
+
+
+@dataclass(frozen=True)
+class Place:
+    """Packages, and the NUMA nodes that have CPUs there: of one of the two there is only one."""
+
+    packages: tuple[int, ...]  #: (): not known
+    nodes: tuple[int | None, ...]  #: None: the CPUs that no node lists
+
+
+def places(topology: Topology) -> Iterator[Place]:
+    """Yield packages by number, then the nodes that are on several, or on unknown ones."""
+    owners = {
+        number: {core.package for core in topology.node_cores[number]}
+        for number in topology.nodes_with_cpus
+    }
+    # A core of no package belongs beneath none.
+    torn = {None}.union(*(packages for packages in owners.values() if len(packages) > 1))
+    for package in sorted(_known({core.package for core in topology.cores} - torn)):
+        yield Place((package,), tuple(node for node in owners if package in owners[node]))
+    for node, packages in owners.items():
+        if packages & torn:
+            yield Place(tuple(sorted(_known(packages))), (node,))
+
+
+def _known(packages: set[int | None]) -> set[int]:
+    return {package for package in packages if package is not None}

@@ -111,7 +111,7 @@ def test_other_packages_are_imported_by_the_daemon_alone() -> None:
     known = {*sys.stdlib_module_names, "typing_extensions"}  # the latter by type checkers alone
     foreign = {name: its - known for name, its in OUTSIDE.items()}
     wrong = {name: its for name, its in foreign.items() if its and top(name) != "daemon"}
-    assert wrong == {"affinityd.discovery.nvml.session": {"pynvml"}}
+    assert wrong == {"affinityd.discovery.nvml.query": {"pynvml"}}
     assert not any("pynvml" in its for name, its in foreign.items() if top(name) == "daemon")
 
 

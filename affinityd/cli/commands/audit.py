@@ -22,7 +22,7 @@ from affinityd.cli.console import give_up_stdout
 from affinityd.cli.parser import Parser, add_format, add_settings, load_settings
 from affinityd.cli.render import audit
 from affinityd.cli.target import this_machine
-from affinityd.discovery.nvml import processes as nvml_processes
+from affinityd.discovery.nvml.query import query_processes
 from affinityd.errors import InvalidRequestError, NoSuchGpuError
 from affinityd.json_codec import dumps
 from affinityd.request import devices
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     topology = node.topology
     keys = _chosen(topology, arguments.gpus)
     # The holders are sought on all GPUs: a process's first is the one with most of its memory.
-    auditor = auditor_by(load_settings(arguments), nvml_processes.query, node.reserved)
+    auditor = auditor_by(load_settings(arguments), query_processes, node.reserved)
     seen, before = _only(auditor.scan(topology), keys), None
     try:
         _print(arguments, topology, seen, before)

@@ -19,7 +19,7 @@ from affinityd.cli.parser import Parser, add_format
 from affinityd.cli.render.measure import lines
 from affinityd.cli.target import this_machine
 from affinityd.config.settings import MEASURED
-from affinityd.discovery.nvml import processes as nvml_processes
+from affinityd.discovery.nvml.query import query_processes
 from affinityd.json_codec import dumps
 from affinityd.measure.document import Figure
 from affinityd.measure.run import measure
@@ -88,7 +88,7 @@ class ProgressLine:
 
 def _busy(topology: Topology) -> Mapping[GpuKey, str]:
     """Return the GPUs that must be left alone, and why; known daemons do not count."""
-    scan = Auditor(HolderSources(nvml_processes.query)).scan(topology)
+    scan = Auditor(HolderSources(query_processes)).scan(topology)
     return {**_users(scan), **{key: f"{why}; {FORCE}" for key, why in scan.unknown.items()}}
 
 

@@ -16,8 +16,8 @@ from affinityd.cpuset import format_list, several
 from affinityd.discovery.machine import Machine
 from affinityd.errors import InvalidRequestError
 from affinityd.grouping import grouped
-from affinityd.picture.marks import marks_of
-from affinityd.planner.model import Options, PlanWarning, RankPlan
+from affinityd.picture import marks_of
+from affinityd.planner import Options, PlanWarning, RankPlan
 from affinityd.request.formats import render
 from affinityd.request.parameters import FORMATS, PARAMETERS, parse_request
 from affinityd.request.reply import Reply

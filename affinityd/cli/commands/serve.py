@@ -14,7 +14,7 @@ from affinityd.cli.parser import Parser, add_settings, load_settings
 from affinityd.config import settings
 from affinityd.daemon.state.scans import ScanChild
 from affinityd.discovery.machine import Machine
-from affinityd.discovery.nvml import gpus, processes
+from affinityd.discovery.nvml.query import query_gpus, query_processes
 from affinityd.discovery.nvml.report import R
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         site(config.variables())  # an invalid one ends the daemon now
     scans = ScanChild(partial(_scanning, chosen), failures) if is_scanning else None
-    machine = Machine(chosen, counting(failures, TOPOLOGY, gpus.query))
+    machine = Machine(chosen, counting(failures, TOPOLOGY, query_gpus))
     machine.start_query()
     from affinityd.daemon import main  # noqa: PLC0415 - takes about as long as a driver to answer
 
@@ -53,7 +53,7 @@ def _scanning(chosen: settings.Settings) -> Scanning:
     from affinityd.daemon.scanning import Scanning  # noqa: PLC0415 - in its process
 
     failures = {PROCESSES: 0}
-    query = counting(failures, PROCESSES, processes.query)
+    query = counting(failures, PROCESSES, query_processes)
     return Scanning(chosen, auditor_by(chosen, query, chosen.reserved_cpus).scan, failures)
 
 

@@ -18,7 +18,7 @@ from affinityd.discovery.machine import read_once
 
 if TYPE_CHECKING:
     from affinityd.cpuset import CpuSet
-    from affinityd.picture.marks import Marks
+    from affinityd.picture import Marks
 
 
 def add_arguments(parser: Parser) -> None:
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _marks(reserved: CpuSet) -> Marks:
-    from affinityd.picture.marks import Marks
+    from affinityd.picture import Marks
 
     return Marks(reserved)
 

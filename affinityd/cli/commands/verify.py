@@ -26,7 +26,7 @@ from affinityd.errors import TargetError
 from affinityd.grouping import grouped
 from affinityd.linux import memory_policy
 from affinityd.linux.processes import ProcessTable, Stat
-from affinityd.planner.model import RankPlan
+from affinityd.planner import RankPlan
 from affinityd.text import one_line
 
 TROUBLE = 2  #: exit code of every error: 1 is an answer

@@ -11,7 +11,7 @@ from affinityd.cli.parser import Parser
 from affinityd.errors import OutputError
 
 if TYPE_CHECKING:
-    from affinityd.picture.marks import Marks
+    from affinityd.picture import Marks
     from affinityd.topology.model import Topology
 
 
@@ -36,7 +36,7 @@ def write_svg(
     path: Path | None = arguments.svg
     if path is None:
         return
-    from affinityd.picture.svg import draw  # noqa: PLC0415 - few ask for a picture
+    from affinityd.picture import draw  # noqa: PLC0415 - few ask for a picture
 
     try:
         path.write_text(draw(topology, marks()), encoding="utf-8")

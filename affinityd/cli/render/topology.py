@@ -12,8 +12,7 @@ from affinityd.cpuset import format_list, several
 from affinityd.grouping import grouped
 from affinityd.text import count
 from affinityd.topology.model import Core, NumaNode, Topology
-from affinityd.topology.places import Place, places
-from affinityd.topology.words import memory, totals
+from affinityd.topology.words import Place, memory, places, totals
 
 PLACE = Kind("place", amounts=(1, 2))
 SHARE, BARE, UNPLACED = Kind("share"), Kind("bare"), Kind("unplaced")

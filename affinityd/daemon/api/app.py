@@ -24,8 +24,7 @@ from affinityd.daemon.state.plan_service import PlanService
 from affinityd.daemon.state.topology_watcher import TopologyWatcher
 from affinityd.errors import AffinityError, InvalidRequestError
 from affinityd.json_codec import dumps
-from affinityd.picture.marks import Marks, marks_of
-from affinityd.picture.svg import draw
+from affinityd.picture import Marks, draw, marks_of
 from affinityd.request.devices import names_unknown_mig
 from affinityd.request.environment import ENV
 from affinityd.request.parameters import PARAMETERS

@@ -18,8 +18,8 @@ from pathlib import Path
 from affinityd import config
 from affinityd.config import settings
 from affinityd.cpuset import format_list, several
-from affinityd.discovery.nvidia import VENDOR
-from affinityd.discovery.values import read_fields
+from affinityd.discovery.gpus import NVIDIA
+from affinityd.discovery.tree import read_fields
 from affinityd.doctor.facts import (
     ENVIRONMENT,
     CheckResults,
@@ -198,7 +198,7 @@ def cpus_of_process(facts: NodeFacts, daemon: DaemonFacts, pid: int) -> CheckRes
 
     NVML leaves the CPUs that its caller may not use out of its answers.
     """
-    gpus = [gpu for gpu in facts.topology.gpus if gpu.vendor == VENDOR and _needs_nvml(gpu)]
+    gpus = [gpu for gpu in facts.topology.gpus if gpu.vendor == NVIDIA and _needs_nvml(gpu)]
     if not gpus or not facts.has_several_nodes:
         return
     unit = "remove CPUAffinity= from its unit, or from /etc/systemd/system.conf"

@@ -16,11 +16,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from affinityd.cpuset import several
-from affinityd.discovery.numa import NODES
+from affinityd.discovery.cpus import NODES
 from affinityd.discovery.pci import DEVICES, is_pci_address
 from affinityd.discovery.tree import MARK as CPUS
-from affinityd.discovery.tree import Tree
-from affinityd.discovery.values import numbered, read_cpus, read_number
+from affinityd.discovery.tree import Tree, numbered, read_cpus, read_number
 from affinityd.doctor.facts import (
     CheckResult,
     CheckResults,

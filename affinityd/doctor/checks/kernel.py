@@ -18,8 +18,7 @@ from affinityd.cpuset import CpuSet, format_list, parse_list, parse_mask, severa
 from affinityd.discovery.nvml.report import NvmlGpu
 from affinityd.discovery.pci import DEVICES
 from affinityd.discovery.tree import MARK as CPUS
-from affinityd.discovery.tree import Tree
-from affinityd.discovery.values import numbered, read_cpus, read_fields, read_number
+from affinityd.discovery.tree import Tree, numbered, read_cpus, read_fields, read_number
 from affinityd.doctor.facts import (
     CheckResults,
     NodeFacts,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from affinityd.planner.model import Options
+from affinityd.planner import Options
 
 GRANTED = "granted"  #: its part of its job's CPUs, if known
 NOTHING = "none"  #: near CPUs are all that counts, however few

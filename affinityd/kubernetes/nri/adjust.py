@@ -14,7 +14,7 @@ from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.errors import InvalidRequestError
 from affinityd.kubernetes.nri.devices import listed
 from affinityd.kubernetes.nri.messages import CPU_SHARES, MOUNT_POINT, Container, Pod
-from affinityd.planner.model import Options
+from affinityd.planner import Options
 from affinityd.request.environment import JOB_CPUS
 from affinityd.request.nic_variables import VARIABLES, value
 from affinityd.request.parameters import Request

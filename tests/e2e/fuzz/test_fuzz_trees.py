@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from affinityd.discovery import discover, open_tree
+from affinityd.discovery import discover, open_tree, snapshot_nvml
 from affinityd.discovery.nvml.report import NvmlReport
-from affinityd.discovery.recorded_nvml import snapshot_nvml
 from affinityd.discovery.snapshot import write_snapshot
 from affinityd.errors import TreeError
 from tests.e2e.fuzz.inputs import SOME, damaged, read_or_refused, words

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.discovery.nvml.session import REMEDIES
+from affinityd.discovery.nvml.query import REMEDIES
 from tests.support.children import sleeping
 from tests.support.made_nodes import entering
 from tests.support.nvml.shared_object import environment

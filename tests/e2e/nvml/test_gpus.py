@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from affinityd.cpuset import MAX_CPUS, CpuSet, format_list, parse_list
-from affinityd.discovery.nvml.gpus import _may_run_on, _online, query
+from affinityd.discovery.nvml.query import REMEDIES, _may_run_on, _online, ask
+from affinityd.discovery.nvml.query import query_gpus as query
 from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport, read_report
-from affinityd.discovery.nvml.session import REMEDIES, ask
 from affinityd.errors import NVML_EXTRA
 from tests.support.daemons import PATIENCE, eventually, open_files
 from tests.support.paths import REPOSITORY
@@ -155,7 +155,7 @@ def test_a_child_that_may_not_run_on_every_cpu_names_none(facts: Facts) -> None:
     """An online CPU that no kernel has stands for one that the asker's cpuset leaves out."""
     facts("gpu\n uuid GPU-0\n node 48-63\n socket 0-63")
     code = (
-        "from affinityd.discovery.nvml import gpus as nvml; "
+        "from affinityd.discovery.nvml import query as nvml; "
         f"nvml._online = lambda: frozenset({{0, {MAX_CPUS - 1}}}); nvml.main()"
     )
     printed = subprocess.check_output([sys.executable, "-c", code], cwd=REPOSITORY, text=True)
@@ -167,7 +167,7 @@ def test_a_hang_of_nvml_or_of_what_it_started_ends_and_leaves_nothing_behind(
     facts: Facts, actions: list[str]
 ) -> None:
     device = facts("\n".join(f"fail nvmlDeviceGetCount_v2 {action}" for action in actions))
-    assert query(timeout=1) == NvmlReport(gpus=None, error="NVML did not answer within 1 s")
+    assert query(timeout=1) == NvmlReport(gpus=None, error="NVML did not answer in time")
     eventually(lambda: not holders(device), "no process outlives the asking")
 
 
@@ -185,7 +185,7 @@ def test_only_the_child_ever_holds_the_driver_open(facts: Facts, tmp_path: Path)
 
 def test_a_child_whose_asker_was_killed_ends_by_itself(facts: Facts) -> None:
     device = facts("fail nvmlDeviceGetCount_v2 hang")
-    code = "from affinityd.discovery.nvml.gpus import query; query(1)"
+    code = "from affinityd.discovery.nvml.query import query_gpus; query_gpus(1)"
     with subprocess.Popen([sys.executable, "-c", code], cwd=REPOSITORY) as asker:
         eventually(lambda: holders(device), "the driver is open")
         asker.kill()

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.discovery.nvml.processes import NO_LIST, query
+from affinityd.discovery.nvml.query import NO_LIST
+from affinityd.discovery.nvml.query import query_processes as query
 from affinityd.discovery.nvml.report import GpuProcesses, NvmlProcess, ProcessReport
 
 Facts = Callable[[str], Path]

@@ -8,7 +8,7 @@ from typing import Any
 from playwright.sync_api import BrowserContext, Locator, Page
 
 from affinityd.cpuset import parse_list
-from affinityd.picture.marks import COLORS, color
+from affinityd.picture import COLORS, color
 from tests.support.daemons import Daemon, eventually
 
 #: Returns the names and classes of each picture's CPUs.

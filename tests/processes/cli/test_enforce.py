@@ -25,7 +25,7 @@ from affinityd.enforce.model import Decision
 from affinityd.enforce.policy.file import MAX_FILE
 from affinityd.enforce.policy.model import PolicyState, Treatment
 from affinityd.json_codec import loads
-from affinityd.planner.model import Options
+from affinityd.planner import Options
 from tests.support.enforce_reports import drifted, enforced, fits, left
 from tests.support.paths import REPOSITORY
 from tests.support.scans import GPU0, GPU1

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
-from affinityd.discovery import discover, open_tree
-from affinityd.discovery.recorded_nvml import snapshot_nvml
+from affinityd.discovery import discover, open_tree, snapshot_nvml
 from affinityd.discovery.snapshot import RecordingTree, write_snapshot
 from affinityd.topology.model import Gpu, Topology
 from tests.support.machines.facts import ALL_NAMES, machine

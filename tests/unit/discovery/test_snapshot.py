@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.discovery import discover, open_tree
+from affinityd.discovery import discover, open_tree, snapshot_nvml
 from affinityd.discovery.nvml.report import NvmlReport
-from affinityd.discovery.recorded_nvml import snapshot_nvml
 from affinityd.discovery.snapshot import COMPRESSIONS, write_snapshot
 from affinityd.discovery.tree import Tree
 from affinityd.errors import TreeError

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from affinityd.discovery.nvml.query import REMEDIES
 from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport
-from affinityd.discovery.nvml.session import REMEDIES
 from affinityd.doctor.daemon_probe import file_age
 from affinityd.topology.model import Topology
 from tests.support.doctor_facts import NO_GPU, PCI, TWO, check, facts_of

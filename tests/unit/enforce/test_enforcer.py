@@ -27,7 +27,7 @@ from affinityd.enforce.policy.file import PolicyFile
 from affinityd.enforce.policy.model import Treatment
 from affinityd.enforce.policy.site import site
 from affinityd.errors import InvalidRequestError
-from affinityd.planner.model import Options
+from affinityd.planner import Options
 from tests.support.audit_facts import scan_of
 from tests.support.enforced_node import NOW, TWO, Site, rank
 from tests.support.scans import Audit, scanned

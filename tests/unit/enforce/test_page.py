@@ -11,7 +11,7 @@ from affinityd.enforce import backoff
 from affinityd.enforce.model import CAUSES, PIN_OUTCOMES, REASONS
 from affinityd.enforce.policy.identity import ProcessIdentity as Who
 from affinityd.enforce.policy.model import Treatment
-from affinityd.planner.model import Options
+from affinityd.planner import Options
 from tests.support.paths import REPOSITORY
 
 NAMES = [*(it.name for it in GPU_FAMILIES), *(it.name for it in FAMILIES)]

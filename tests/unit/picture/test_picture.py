@@ -11,11 +11,9 @@ import pytest
 from hypothesis import given
 
 from affinityd.cpuset import parse_list
-from affinityd.picture.boxes import Box
-from affinityd.picture.machine import NARROW, narrow_machine
-from affinityd.picture.machine import machine as wide_machine
-from affinityd.picture.marks import Marks, marks_of
-from affinityd.picture.svg import draw, draw_within
+from affinityd.picture import Marks, draw, draw_within, marks_of
+from affinityd.picture.boxes import NARROW, Box, narrow_machine
+from affinityd.picture.boxes import machine as wide_machine
 from affinityd.request.parameters import parse_request
 from affinityd.request.reply import Reply
 from affinityd.request.resolve import answer

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from affinityd.cpuset import format_list
 from affinityd.errors import UnsatisfiableError
+from affinityd.planner import RankPlan
 from affinityd.planner.domains import usable
-from affinityd.planner.model import RankPlan
 from affinityd.planner.modes import MODES
 from affinityd.request.reply import Reply
 from affinityd.topology.model import Core, Topology

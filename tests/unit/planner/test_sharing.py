@@ -7,7 +7,7 @@ from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
 from affinityd.cpuset import format_list
-from affinityd.planner.model import PlanWarning
+from affinityd.planner import PlanWarning
 from affinityd.request.reply import Reply
 from affinityd.topology.model import Topology
 from tests.support.asking import ask, codes, cpulists, lists

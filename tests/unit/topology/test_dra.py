@@ -9,7 +9,7 @@ import pytest
 
 from affinityd.cpuset import parse_list
 from affinityd.discovery import discover, open_tree
-from affinityd.topology.dra import attributes_of
+from affinityd.topology.document import attributes_of
 from affinityd.topology.model import Gpu, Nic, Topology
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import ALL_NAMES, machine

@@ -10,9 +10,7 @@ from string import Template
 from typing import Any
 
 from affinityd import __version__
-from affinityd.picture.marks import Marks
-from affinityd.picture.sentences import sentences
-from affinityd.picture.svg import draw_within
+from affinityd.picture import Marks, draw_within, sentences
 from affinityd.request.parameters import PARAMETERS
 from affinityd.text import printable
 from affinityd.topology.model import Gpu, Node, Topology

@@ -10,7 +10,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from affinityd.daemon.api.page.document import page
 from affinityd.daemon.state.plan_service import PlanService
-from affinityd.picture.svg import stylesheet
+from affinityd.picture import stylesheet
 from affinityd.topology.model import Node
 
 SCRIPTS = ("page.js", "picture.js", "audit.js")

@@ -12,7 +12,7 @@ from affinityd.enforce.policy.identity import ProcessIdentity as Who
 from affinityd.enforce.policy.identity import paths
 from affinityd.enforce.policy.model import Treatment
 from affinityd.enforce.policy.policy import NAMED, PolicyError
-from affinityd.planner.model import Options
+from affinityd.planner import Options
 from affinityd.planner.modes import MODES
 from tests.support.asking import is_one_short_line
 

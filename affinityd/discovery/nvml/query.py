@@ -1,10 +1,12 @@
-"""NVML in a child process: initialized, called, shut down.
+"""NVML, called by short-lived children: facts about GPUs, and the processes that use them.
 
 A process that holds NVML open blocks GPU resets, MIG changes and driver upgrades, and a faulty
-driver hangs or crashes its caller. So a short-lived child starts NVML, reads, shuts it down, prints
-a report and ends; the caller never loads the library.
+driver hangs or crashes its caller. So a child starts NVML, reads, shuts it down, hands over a
+report and ends; the caller never loads the library.
 
 This is the only importer of pynvml, the module that the distribution nvidia-ml-py provides.
+Sources: nvml.h on nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses and
+nvmlDeviceGetMPSComputeRunningProcesses (privileges, MIG handles), nvidia-ml-py's calls of them.
 """
 
 from __future__ import annotations
@@ -14,16 +16,28 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from affinityd.discovery.nvml.report import R, read_report
+from affinityd.cpuset import CpuSet, parse_list, parse_mask
+from affinityd.discovery.nvml.report import (
+    GpuProcesses,
+    NvmlGpu,
+    NvmlProcess,
+    NvmlReport,
+    ProcessReport,
+    R,
+    read_report,
+)
 from affinityd.errors import NVML_EXTRA, AffinityError
 from affinityd.json_codec import dumps
 from affinityd.linux.children import GRACE, ChildError, check_stuck, ending, run, stuck
+from affinityd.linux.files import text
+from affinityd.text import printable
 
 T = TypeVar("T")
 
@@ -179,11 +193,6 @@ def _printed_by(module: str, timeout: float) -> str:
     return printed.decode(errors="replace")
 
 
-def print_report(report: type[R], read: Callable[[ModuleType], R]) -> None:
-    """Run in the child: start NVML, print the result of `read`, shut it down."""
-    sys.stdout.write(_answer(report, read))
-
-
 def _answer(report: type[R], read: Callable[[ModuleType], R]) -> str:
     try:
         with _session() as nvml:
@@ -192,7 +201,7 @@ def _answer(report: type[R], read: Callable[[ModuleType], R]) -> str:
         return dumps(report(gpus=None, error=str(error), remedy=error.remedy))
 
 
-def devices(nvml: ModuleType) -> list[NvmlDevice]:
+def _devices(nvml: ModuleType) -> list[NvmlDevice]:
     """Return the GPUs by index. Raises NvmlUnavailableError."""
     try:
         return [_device(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
@@ -225,3 +234,173 @@ def _session() -> Iterator[ModuleType]:
     finally:
         with suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
+
+
+#: 64 CPUs a word: 8192 CPUs, the most that an x86 kernel is built for.
+AFFINITY_WORDS = 128
+
+
+def query_gpus(timeout: float = 20.0) -> NvmlReport:
+    """Return NVML's report, after `timeout` seconds and a little grace at most.
+
+    Every failure is in the report; none is raised.
+    """
+    return ask(__name__, NvmlReport, timeout)
+
+
+def main() -> None:
+    """Be the child: print a report."""
+    sys.stdout.write(_answer(NvmlReport, _report_gpus))
+
+
+def _may_run_on(cpus: CpuSet) -> bool:
+    """Widen this process's mask to `cpus`; return whether the kernel allowed them all.
+
+    NVML leaves out the CPUs that its caller's cpuset does not hold: from a narrow one, its answer
+    about affinity is wrong.
+    """
+    with suppress(OSError):
+        os.sched_setaffinity(0, cpus)
+    return bool(cpus) and cpus <= os.sched_getaffinity(0)
+
+
+def _report_gpus(nvml: ModuleType) -> NvmlReport:
+    trusted = _may_run_on(_online())
+    gpus = tuple(_facts(index, gpu, trusted) for index, gpu in enumerate(_devices(nvml)))
+    return NvmlReport(gpus, _driver_version(nvml))
+
+
+def _online() -> CpuSet:
+    """Return /sys/devices/system/cpu/online; empty where it cannot be read."""
+    try:
+        return parse_list(text("/sys/devices/system/cpu/online"))
+    except ValueError:
+        return frozenset()
+
+
+def _driver_version(nvml: ModuleType) -> str | None:
+    with suppress(nvml.NVMLError):
+        return str(nvml.nvmlSystemGetDriverVersion())
+    return None
+
+
+def _facts(index: int, gpu: NvmlDevice, trusted: bool) -> NvmlGpu:
+    nvml = gpu.nvml
+    return NvmlGpu(
+        index,
+        uuid=gpu.uuid(),
+        pci_bus_id=gpu.pci_bus_id(),
+        minor=gpu.query(nvml.nvmlDeviceGetMinorNumber),
+        model=gpu.query(nvml.nvmlDeviceGetName),
+        mig=tuple(uuid for device in gpu.mig_devices() if (uuid := device.uuid())),
+        node_cpus=_cpus(gpu, nvml.NVML_AFFINITY_SCOPE_NODE) if trusted else frozenset(),
+        socket_cpus=_cpus(gpu, nvml.NVML_AFFINITY_SCOPE_SOCKET) if trusted else frozenset(),
+        nvlinks=gpu.query(_nvlinks, nvml),
+        persistence=_persistence(gpu),
+        error=gpu.error,
+    )
+
+
+def _cpus(gpu: NvmlDevice, scope: int) -> CpuSet:
+    """Return the CPUs near the GPU; empty where NVML does not know."""
+    words = gpu.query(gpu.nvml.nvmlDeviceGetCpuAffinityWithinScope, AFFINITY_WORDS, scope)
+    return parse_mask(bytes(words)[::-1].hex()) if words else frozenset()
+
+
+def _persistence(gpu: NvmlDevice) -> bool | None:
+    mode = gpu.query(gpu.nvml.nvmlDeviceGetPersistenceMode)
+    return None if mode is None else mode == gpu.nvml.NVML_FEATURE_ENABLED
+
+
+def _nvlinks(handle: object, nvml: ModuleType) -> dict[str, int]:
+    """Return the PCI bus id at the other end, a GPU or a switch → how many NVLinks are up."""
+    ends = (nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link) for link in _up(handle, nvml))
+    return dict(Counter(as_sysfs(end.busId) for end in ends))
+
+
+def _up(handle: object, nvml: ModuleType) -> Iterator[int]:
+    """Yield the numbers of the NVLinks that are up."""
+    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+        try:
+            is_up = nvml.nvmlDeviceGetNvLinkState(handle, link)
+        except nvml.NVMLError_NotSupported:
+            return  # the GPU has no NVLink: one question is enough
+        except nvml.NVMLError_InvalidArgument:
+            continue  # it has fewer than the newest GPUs
+        if is_up:
+            yield link
+
+
+#: Kind → nvidia-ml-py's names for its list, the newest first: a driver before R510 has no _v3. Its
+#: names without a version mean only the newest.
+LISTS = {
+    kind: tuple(f"nvmlDeviceGet{name}RunningProcesses_{version}" for version in ("v3", "v2"))
+    for kind, name in {"compute": "Compute", "graphics": "Graphics", "mps": "MPSCompute"}.items()
+}
+
+NO_LIST = (
+    "NVML lists no processes here: the driver is older than R470, or the GPU cannot report them"
+)
+
+
+def query_processes(timeout: float) -> ProcessReport:
+    """Return which processes NVML names now, after `timeout` seconds and a little grace at most.
+
+    Every failure is in the report; none is raised. Only for a process of one thread.
+    """
+    return ask_fork(_report_processes, ProcessReport, timeout)
+
+
+def _report_processes(nvml: ModuleType) -> ProcessReport:
+    devices = _devices(nvml)
+    gpus = tuple(_processes(index, gpu) for index, gpu in enumerate(devices))
+    changes = (_change(index, gpu) for index, gpu in enumerate(devices))
+    return ProcessReport(gpus, next(filter(None, changes), None))
+
+
+def _change(index: int, gpu: NvmlDevice) -> str | None:
+    """Return a GPU's pending change of MIG mode: it waits for a reset, which its users prevent."""
+    is_on, is_to_be = gpu.mig_modes()
+    if is_on == is_to_be:
+        return None
+    return f"GPU {index}'s MIG mode will be {'enabled' if is_to_be else 'disabled'}"
+
+
+def _processes(index: int, gpu: NvmlDevice) -> GpuProcesses:
+    uuid = gpu.uuid()
+    return GpuProcesses(
+        index,
+        uuid=uuid and printable(uuid),  # as discovery has it, which it is compared with
+        pci_bus_id=gpu.pci_bus_id(),
+        processes=tuple(process for part, mig in _parts(gpu) for process in _listed(part, mig)),
+        error=gpu.error,
+    )
+
+
+def _parts(gpu: NvmlDevice) -> list[tuple[NvmlDevice, str | None]]:
+    """Return the devices to query, each with its MIG UUID.
+
+    Only a privileged process may query a divided GPU itself, and no process runs outside its
+    parts.
+    """
+    is_divided, _ = gpu.mig_modes()
+    return [(part, part.uuid()) for part in gpu.mig_devices()] if is_divided else [(gpu, None)]
+
+
+def _listed(device: NvmlDevice, mig: str | None) -> Iterator[NvmlProcess]:
+    """Yield a device's processes; without a list of the computing ones, note an error."""
+    lists = {kind: device.query(_first, device.nvml, names) for kind, names in LISTS.items()}
+    if lists["compute"] is None:
+        device.errors.append(NO_LIST)
+    for kind, processes in lists.items():
+        for process in processes or ():
+            yield NvmlProcess(process.pid, kind, process.usedGpuMemory, mig)
+
+
+def _first(handle: object, nvml: ModuleType, names: Sequence[str]) -> list[Any]:
+    """Return the answer of the first function that the driver has."""
+    *newer, oldest = names
+    for name in newer:
+        with suppress(nvml.NVMLError_FunctionNotFound):
+            return list(getattr(nvml, name)(handle))
+    return list(getattr(nvml, oldest)(handle))
