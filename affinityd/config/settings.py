@@ -5,14 +5,17 @@ from __future__ import annotations
 import grp
 import os
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple, NoReturn
 
 from affinityd import config
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.errors import InvalidRequestError
 from affinityd.text import quote
 from affinityd.text import whole_number as number_of
+
+#: Reads a text. Raises ValueError, one line that quotes the text.
+Reader = Callable[[str], Any]
 
 DEFAULT_LISTEN = ("127.0.0.1", 9465)
 EXCLUSIVE = {"root", "machine"}  #: settings that exclude each other
@@ -24,11 +27,6 @@ ENFORCE_VALUES = (OFF, OBSERVE, PIN)
 REPLAYS = "replays another machine"  #: why a setting contradicts another
 MAX_INTERVAL = 3600  #: seconds
 MAX_JOB_SERIES = 1000
-
-
-#: Reads a text; raises ValueError, one line that quotes it.
-Reader = Callable[[str], Any]
-
 MAX_PORT = 65535
 MAX_ID = 2**32 - 2  #: of a user or group; the last number means none, chown(2)
 MAX_NAME = 253  #: characters of a DNS name, RFC 1035, and so of a node of Kubernetes
@@ -37,11 +35,11 @@ MAX_NAME = 253  #: characters of a DNS name, RFC 1035, and so of a node of Kuber
 def one_of(*values: str) -> Reader:
     """Return a reader of one of several words."""
     is_pair = len(values) == 2  # noqa: PLR2004
-    known = f"neither {' nor '.join(values)}" if is_pair else f"none of {', '.join(values)}"
+    choices = f"neither {' nor '.join(values)}" if is_pair else f"none of {', '.join(values)}"
 
     def read(text: str) -> str:
         if text not in values:
-            raise ValueError(f"{quote(text)} is {known}")
+            raise ValueError(f"{quote(text)} is {choices}")
         return text
 
     return read
@@ -51,10 +49,11 @@ def whole_number(within: range, unit: str) -> Reader:
     """Return a reader of a number of a range; `unit` ends the error's line."""
 
     def read(text: str) -> int:
-        if not (_is_number(text, within[-1]) and int(text) in within):
-            known = f"a whole number from {within[0]} to {within[-1]}{unit}"
-            raise ValueError(f"{quote(text)} is not {known}")
-        return int(text)
+        number = number_of(text, within[-1])
+        if number is None or number not in within:
+            limits = f"from {within[0]} to {within[-1]}{unit}"
+            raise ValueError(f"{quote(text)} is not a whole number {limits}")
+        return number
 
     return read
 
@@ -88,110 +87,144 @@ def absolute(text: str) -> str:
 def host_and_port(text: str) -> tuple[str, int]:
     """Read HOST:PORT."""
     host, colon, port = text.rpartition(":")
-    if not (colon and host and _is_number(port, MAX_PORT)):
+    if not (colon and host) or number_of(port, MAX_PORT) is None:
         raise ValueError(f"{quote(text)} is not HOST:PORT; write it like 127.0.0.1:9465, or none")
     return host.strip("[]"), int(port)
 
 
 def group(text: str) -> int:
     """Read a group's name, or its number, even of no existing group."""
-    return _account(text, "group", lambda: grp.getgrnam(text).gr_gid)
-
-
-def _account(text: str, kind: str, look_up: Callable[[], int]) -> int:
+    number = number_of(text, MAX_ID)
     try:
-        return int(text) if _is_number(text, MAX_ID) else look_up()
+        return grp.getgrnam(text).gr_gid if number is None else number
     except (KeyError, ValueError):  # the latter if it cannot be a name
         raise ValueError(
-            f"there is no {kind} {quote(text)} here; give a {kind}'s name or number"
+            f"there is no group {quote(text)} here; give a group's name or number"
         ) from None
 
 
-def _is_number(text: str, most: int) -> bool:
-    return number_of(text, most) is not None
-
-
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """How a setting is read, and its help."""
 
     metavar: str
     help: str
-    read: Reader = str
+    read: Reader
 
 
-#: By name. `{machines}` are the shipped machines' names.
-SETTINGS: Mapping[str, Setting] = {
-    "root": Setting(
-        "DIR|ARCHIVE", "the machine's files: a captured folder or archive (default: /)"
-    ),
-    "machine": Setting("NAME", "a built-in machine instead: {machines}"),
-    "node_name": Setting("NAME", "the name of this node (default: its host name)", node_name),
-    "socket": Setting("PATH", "the unix socket (default, as root: /run/affinityd/affinityd.sock)"),
-    "listen": Setting(
-        "HOST:PORT|none",
-        "the TCP address (default: 127.0.0.1:9465)",
-        unless("none", host_and_port),
-    ),
-    "listen_plan": Setting(
+def _setting(default: object, metavar: str, text: str, read: Reader = str) -> Any:  # noqa: ANN401
+    return field(default=default, metadata={"setting": Setting(metavar, text, read)})
+
+
+_address = unless("none", host_and_port)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Every setting, checked. `{machines}` in a help are the shipped machines' names."""
+
+    root: str = _setting(
+        "/", "DIR|ARCHIVE", "the machine's files: a captured folder or archive (default: /)"
+    )
+    machine: str | None = _setting(None, "NAME", "a built-in machine instead: {machines}")
+    node_name: str | None = _setting(
+        None, "NAME", "the name of this node (default: its host name)", node_name
+    )
+    socket: str = _setting(
+        "affinityd.sock",
+        "PATH",
+        "the unix socket (default, as root: /run/affinityd/affinityd.sock)",
+    )
+    #: Host and port; None: no TCP. So is the next one.
+    listen: tuple[str, int] | None = _setting(
+        None, "HOST:PORT|none", "the TCP address (default: 127.0.0.1:9465)", _address
+    )
+    listen_plan: tuple[str, int] | None = _setting(
+        None,
         "HOST:PORT|none",
         "a TCP address that answers only GET /plan (default: none)",
-        unless("none", host_and_port),
-    ),
-    "reserved_cpus": Setting("LIST", "CPUs that no plan uses, like 0,64", parse_list),
-    "scan_interval": Setting(
+        _address,
+    )
+    reserved_cpus: CpuSet = _setting(  # noqa: RUF009
+        frozenset(), "LIST", "CPUs that no plan uses, like 0,64", parse_list
+    )
+    #: Seconds; None: processes are not looked at.
+    scan_interval: int | None = _setting(
+        15,
         "SECONDS|off",
         "how often the GPUs' processes are scanned (default: 15)",
         unless(OFF, whole_number(range(1, MAX_INTERVAL + 1), " seconds, or off")),
-    ),
-    "job_series": Setting(
+    )
+    job_series: int = _setting(
+        0,
         "N",
         "how many jobs have metrics of their own (default: 0)",
         whole_number(range(MAX_JOB_SERIES + 1), " jobs"),
-    ),
-    "admin_group": Setting(
+    )
+    #: Its gid; None: only root sees every process.
+    admin_group: int | None = _setting(
+        None,
         "NAME|GID",
         "the group that sees all users' processes, as root does (default: none)",
         group,
-    ),
-    "enforce": Setting(
+    )
+    enforce: str = _setting(
+        OFF,
         "off|observe|pin",
-        (
-            "pin GPU jobs that run far from their GPUs, or only report what that would "
-            "do (default: off)"
-        ),
+        "pin GPU jobs that run far from their GPUs, or only report what that would do "
+        "(default: off)",
         one_of(*ENFORCE_VALUES),
-    ),
-    "enforce_policy": Setting(
-        "FILE",
-        "which jobs, and how (default: /etc/affinityd-policy.toml, if it exists)",
-    ),
-    "pod_resources": Setting(
+    )
+    #: A file that has to be there; None: the usual one, if it is.
+    enforce_policy: str | None = _setting(
+        None, "FILE", "which jobs, and how (default: /etc/affinityd-policy.toml, if it exists)"
+    )
+    pod_resources: str | None = _setting(
+        None,
         "SOCKET|off",
         "kubelet's podresources socket, which names the pods of processes (default: off)",
         unless(OFF, str),
-    ),
-    "nri": Setting(
+    )
+    nri: str | None = _setting(
+        None,
         "SOCKET|off",
         "the container runtime's NRI socket: adjust containers with GPUs (default: off)",
         unless(OFF, str),
-    ),
-    "nri_namespaces": Setting(
-        "NAMES", "the namespaces of these containers, or * (default: pods with a label)", names
-    ),
-    "nri_mount": Setting(
+    )
+    nri_namespaces: frozenset[str] = _setting(
+        frozenset(),
+        "NAMES",
+        "the namespaces of these containers, or * (default: pods with a label)",
+        names,
+    )
+    nri_mount: str | None = _setting(
+        None,
         "DIR|off",
         "the node's folder of the daemon's socket, mounted in these containers (default: off)",
         unless(OFF, absolute),
-    ),
-    "measured": Setting(
+    )
+    #: A file that need not be there; None: none is read.
+    measured: str | None = _setting(
+        MEASURED,
         "FILE|off",
         f"a result of affinityd measure, to weigh remote CPU time by (default: {MEASURED})",
         unless(OFF, str),
-    ),
-    "log_format": Setting(
-        "text|json", "the format of log lines (default: text)", one_of("text", "json")
-    ),
+    )
+    log_format: str = _setting(
+        "text",
+        "text|json",
+        "the format of log lines (default: text)",
+        one_of("text", "json"),
+    )
+    switch: str = config.ON  #: AFFINITYD, of the daemon only: its word to clients
+
+    @property
+    def replays(self) -> bool:
+        """Whether the machine is not this one."""
+        return self.machine is not None or os.path.realpath(self.root) != "/"
+
+
+SETTINGS: Mapping[str, Setting] = {
+    setting.name: setting.metadata["setting"] for setting in fields(Settings) if setting.metadata
 }
 NAMES = tuple(SETTINGS)
 #: Settings of the daemon only; clients ignore them in variables and file.
@@ -203,42 +236,11 @@ DAEMON_ONLY = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Every setting, checked."""
-
-    root: str = "/"
-    machine: str | None = None  #: a shipped machine, instead of `root`
-    node_name: str | None = None  #: this machine's name; None: that of uname(2)
-    socket: str = "affinityd.sock"
-    listen: tuple[str, int] | None = None  #: host and port; None: no TCP
-    listen_plan: tuple[str, int] | None = None  #: the address that answers only GET /plan
-    reserved_cpus: CpuSet = frozenset()
-    scan_interval: int | None = 15  #: seconds; None: processes are not looked at
-    job_series: int = 0  #: how many jobs have metrics of their own
-    admin_group: int | None = None  #: gid of users that see every process; None: only root does
-    enforce: str = OFF  #: of ENFORCE_VALUES
-    enforce_policy: str | None = None  #: a file that has to be there; None: the usual one, if it is
-    pod_resources: str | None = None  #: kubelet's socket; None: kubelet is not asked
-    nri: str | None = None  #: the runtime's socket; None: no container is adjusted
-    nri_namespaces: frozenset[str] = frozenset()  #: `*` is all of them
-    nri_mount: str | None = None  #: a folder of the node; None: none is mounted
-    measured: str | None = MEASURED  #: a file that need not be there; None: none is read
-    log_format: str = "text"
-    switch: str = config.ON  #: AFFINITYD, of the daemon only: its word to clients
-
-    @property
-    def replays(self) -> bool:
-        """Whether the machine is not this one."""
-        return self.machine is not None or os.path.realpath(self.root) != "/"
-
-
-@dataclass(frozen=True)
-class SettingText:
-    """A setting's text, and the name that it was given by."""
+class SettingText(NamedTuple):
+    """A setting's text, and its source: `--root`, AFFINITYD_ROOT, or that in a file."""
 
     text: str
-    name: str
+    source: str
 
 
 def load(
@@ -253,64 +255,62 @@ def load(
     path = config.path(environ)
     in_file = _variables(config.read_file(path), f" in {path}")
     chosen: dict[str, SettingText] = {}
-    for whole in (_flags(flags), _variables(environ), in_file):
-        layer = {name: given for name, given in whole.items() if name in names}
-        if layer.keys() >= EXCLUSIVE:
-            names = " and ".join(layer[name].name for name in sorted(EXCLUSIVE, reverse=True))
-            raise InvalidRequestError(f"{names} both name a machine; give one of them")
+    for layer in (_flags(flags), _variables(environ), in_file):
+        texts = {name: text for name, text in layer.items() if name in names}
+        if texts.keys() >= EXCLUSIVE:
+            sources = f"{texts['root'].source} and {texts['machine'].source}"
+            raise InvalidRequestError(f"{sources} both name a machine; give one of them")
         settled = EXCLUSIVE if chosen.keys() & EXCLUSIVE else set()
-        chosen = {**{name: layer[name] for name in layer.keys() - settled}, **chosen}
-    values = {name: _value(name, it) for name, it in chosen.items()}
-    made = Settings(
-        **{"socket": config.default_socket(environ), "listen": DEFAULT_LISTEN, **values}
-    )
-    if made.enforce != OFF:
-        _check_enforce(made, chosen)
-    if made.nri is not None and made.replays:
-        _refuse(chosen["nri"], "containers", "nri", _replaying(chosen), REPLAYS)
-    return made
+        chosen = {**{name: texts[name] for name in texts.keys() - settled}, **chosen}
+    values = {name: _value(name, text) for name, text in chosen.items()}
+    defaults = {"socket": config.default_socket(environ), "listen": DEFAULT_LISTEN}
+    settings = Settings(**{**defaults, **values})
+    _check_live(settings, chosen)
+    return settings
 
 
-def _value(name: str, given: SettingText) -> Any:  # noqa: ANN401 - of Settings
+def _value(name: str, text: SettingText) -> Any:  # noqa: ANN401 - of Settings
     try:
-        return SETTINGS[name].read(given.text)
+        return SETTINGS[name].read(text.text)
     except ValueError as error:
-        raise InvalidRequestError(f"{given.name}: {error}") from None
+        raise InvalidRequestError(f"{text.source}: {error}") from None
 
 
-def _check_enforce(settings: Settings, chosen: Mapping[str, SettingText]) -> None:
-    """Raise InvalidRequestError if there are no processes to pin."""
-    if settings.replays:
-        _refuse(chosen["enforce"], "processes", "enforce", _replaying(chosen), REPLAYS)
-    if settings.scan_interval is None:
-        interval = chosen["scan_interval"]
-        _refuse(chosen["enforce"], "processes", "enforce", interval, "turns scans off")
+def _check_live(settings: Settings, chosen: Mapping[str, SettingText]) -> None:
+    """Raise InvalidRequestError if there are no processes to pin, or containers to adjust."""
+    machine = chosen.get("machine") or chosen.get("root")
+    if settings.enforce != OFF:
+        if settings.replays and machine:
+            _refuse("enforce", chosen["enforce"], "processes", machine.source, REPLAYS)
+        if settings.scan_interval is None:
+            interval = chosen["scan_interval"].source
+            _refuse("enforce", chosen["enforce"], "processes", interval, "turns scans off")
+    if settings.nri is not None and settings.replays and machine:
+        _refuse("nri", chosen["nri"], "containers", machine.source, REPLAYS)
 
 
-def _replaying(chosen: Mapping[str, SettingText]) -> SettingText:
-    return chosen.get("machine") or chosen["root"]
-
-
-def _refuse(given: SettingText, needed: str, flag: str, other: SettingText, why: str) -> NoReturn:
+def _refuse(flag: str, text: SettingText, needed: str, other: str, why: str) -> NoReturn:
     raise InvalidRequestError(
-        f"{given.name}: {quote(given.text)} needs this machine's {needed}, and {other.name} {why}; "
-        f"give --{flag} off, or leave {other.name} out"
+        f"{text.source}: {quote(text.text)} needs this machine's {needed}, and {other} {why}; "
+        f"give --{flag} off, or leave {other} out"
     )
 
 
 def _flags(flags: Mapping[str, str | None]) -> dict[str, SettingText]:
-    given = {name: text for name in NAMES if (text := flags.get(name)) is not None}
-    names = {name: f"--{name.replace('_', '-')}" for name in given}
-    if empty := next((names[name] for name, text in given.items() if not text), None):
+    texts = {name: text for name in NAMES if (text := flags.get(name)) is not None}
+    chosen = {
+        name: SettingText(text, f"--{name.replace('_', '-')}") for name, text in texts.items()
+    }
+    if empty := next((text.source for text in chosen.values() if not text.text), None):
         raise InvalidRequestError(f"{empty} is empty; give it a value")
-    return {name: SettingText(text, names[name]) for name, text in given.items()}
+    return chosen
 
 
 def _variables(values: Mapping[str, str], where: str = "") -> dict[str, SettingText]:
     """Return the settings among variables; an empty one is not set."""
-    names = {name: config.PREFIX + name.upper() for name in NAMES}
+    variables = {name: config.PREFIX + name.upper() for name in NAMES}
     return {
         name: SettingText(text, variable + where)
-        for name, variable in names.items()
+        for name, variable in variables.items()
         if (text := values.get(variable))
     }

@@ -7,6 +7,8 @@ afterwards, inherit it: set_mempolicy(2). Another process's is in /proc/PID/numa
 from __future__ import annotations
 
 import errno
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from affinityd.cpuset import format_list, parse_list, several
 from affinityd.errors import InvalidRequestError
@@ -35,45 +37,26 @@ SPELLINGS = {
 #: it walks the pages of one mapping, and those without pages before it: fs/seq_file.c.
 FIRST_MAPPING = 64
 
-
 #: A refused policy → its replacement.
 FALLBACKS = {"bind": "preferred", "preferred_many": "local"}
 
 
+@dataclass(frozen=True)
 class MemoryPolicy:
-    """A memory policy, and the refused parts of the request.
+    """A memory policy, and the refused parts of the request."""
 
-    `policy` is one of MODES, "mode N" for what came after them, None where it cannot be read;
-    `nodes` are empty for "default" and "local"; `refusals` are short sentences: the refused
-    parts of the request, and why.
-    """
-
-    __slots__ = ("nodes", "policy", "refusals")
-
-    def __init__(
-        self, policy: str | None, nodes: frozenset[int], refusals: tuple[str, ...] = ()
-    ) -> None:
-        self.policy = policy
-        self.nodes = nodes
-        self.refusals = refusals
-
-    def __eq__(self, other: object) -> bool:
-        """Return whether the same holds, for the same reasons."""
-        return isinstance(other, MemoryPolicy) and repr(self) == repr(other)
-
-    def __hash__(self) -> int:
-        """Agree with `==`."""
-        return hash((self.policy, self.nodes, self.refusals))
-
-    def __repr__(self) -> str:
-        """Return all of it."""
-        nodes = format_list(self.nodes)
-        return f"MemoryPolicy({self.policy!r}, {nodes!r}, {self.refusals!r})"
+    policy: str | None  #: of MODES, "mode N" for what came after them; None: it cannot be read
+    nodes: frozenset[int] = frozenset()  #: empty for "default" and "local"
+    refusals: tuple[str, ...] = ()  #: short sentences: the refused parts of the request, and why
 
     def __str__(self) -> str:
         """Return it in a few words: `bind on node 3`, without the refusals."""
         policy = self.policy or "unknown"
         return f"{policy} on {several('node', self.nodes)}" if self.nodes else policy
+
+    def __repr__(self) -> str:
+        """Return all of it."""
+        return f"MemoryPolicy({self.policy!r}, {format_list(self.nodes)!r}, {self.refusals!r})"
 
 
 def checked_policy(text: str | None) -> str | None:
@@ -90,18 +73,25 @@ def set_policy(policy: str, nodes: frozenset[int]) -> MemoryPolicy:
     and `refusals` says so. `preferred` with several nodes is the kernel's preferred_many; a kernel
     that has none (before 5.15) holds local instead. `local` ignores `nodes`.
     """
-    lacks_nodes = not nodes and policy != "local"
-    wish = None if lacks_nodes else _wish(policy, nodes)
-    refusals = [f"{policy} needs a node and was given none"] if lacks_nodes else []
-    while wish and (refusal := _refusal(wish)):
-        refusals.append(f"{wish} was refused ({_reason(refusal)})")
-        wish = _fallback(wish, refusal)
-    now = own_policy() or MemoryPolicy(None, frozenset())
+    refusals: list[str] = []
+    wish: MemoryPolicy | None = _wish(policy, nodes)
+    if not nodes and policy != "local":
+        wish = None
+        refusals.append(f"{policy} needs a node and was given none")
+    while wish and (error := _set(wish)):
+        name = errno.errorcode.get(error.errno or 0, error.errno)
+        refusals.append(f"{wish} was refused ({name}: {error.strerror})")
+        wish = _fallback(wish, error)
+    now = own_policy() or MemoryPolicy(None)
+    outcome = f"{now} holds" if now.policy else "the policy that holds cannot be read"
     if refusals:
-        refusals[-1] += f"; {_outcome(now)}"
-    if wish and (difference := _difference(wish, now)):
-        refusals.append(difference)
-    return MemoryPolicy(now.policy, now.nodes, tuple(refusals))
+        refusals[-1] += f"; {outcome}"
+    if wish and now.policy != wish.policy:
+        refusals.append(f"{wish} was accepted, but {outcome}")
+    elif wish and (missing := wish.nodes - now.nodes):
+        why = "without memory, or outside Mems_allowed"
+        refusals.append(f"{wish} left out {several('node', missing)}: {why}")
+    return replace(now, refusals=tuple(refusals))
 
 
 def own_policy() -> MemoryPolicy | None:
@@ -135,11 +125,22 @@ def resident_bytes(pid: int) -> dict[int, int]:
     for hundreds of GB. Raises OSError.
     """
     total: dict[int, int] = {}
-    with open(f"/proc/{pid}/numa_maps", "rb") as mappings:  # noqa: PTH123  pathlib is slow to import
+    with Path(f"/proc/{pid}/numa_maps").open("rb") as mappings:
         for mapping in mappings:
-            for node, amount in _amounts(mapping).items():
-                total[node] = total.get(node, 0) + amount
+            for node, size in bytes_by_node(mapping).items():
+                total[node] = total.get(node, 0) + size
     return total
+
+
+def bytes_by_node(mapping: bytes) -> dict[int, int]:
+    """Read a line of numa_maps: `N3=17` pages, of `kernelpagesize_kB=4` each."""
+    values = dict(word.partition(b"=")[::2] for word in mapping.strip().split(b" "))
+    page = int(values.get(b"kernelpagesize_kB", 0)) * 1024
+    return {
+        int(name[1:]): int(pages) * page
+        for name, pages in values.items()
+        if name[:1] == b"N" and name[1:].isdigit()
+    }
 
 
 def parse_policy(text: str) -> MemoryPolicy | None:
@@ -147,7 +148,7 @@ def parse_policy(text: str) -> MemoryPolicy | None:
 
     Flags (`bind=static:3`) are passed over. Source: kernel mm/mempolicy.c, mpol_to_str.
     """
-    spelling = next((it for it in SPELLINGS if text.startswith(it)), "")
+    spelling = next((name for name in SPELLINGS if text.startswith(name)), "")
     flags, _, numbers = text[len(spelling) :].partition(" ")[0].strip().partition(":")
     if not spelling or (flags and flags[0] != "="):
         return None
@@ -162,13 +163,12 @@ def parse_policy(text: str) -> MemoryPolicy | None:
 def _wish(policy: str, nodes: frozenset[int]) -> MemoryPolicy:
     """Return a policy as the kernel has it."""
     if policy == "local":
-        return MemoryPolicy("local", frozenset())
-    return MemoryPolicy(
-        "preferred_many" if policy == "preferred" and len(nodes) > 1 else policy, nodes
-    )
+        return MemoryPolicy("local")
+    is_many = policy == "preferred" and len(nodes) > 1
+    return MemoryPolicy("preferred_many" if is_many else policy, nodes)
 
 
-def _refusal(wish: MemoryPolicy) -> OSError | None:
+def _set(wish: MemoryPolicy) -> OSError | None:
     """Set a policy; return why it was not."""
     try:
         syscalls.set_mempolicy(MODES.index(str(wish.policy)), wish.nodes)
@@ -177,31 +177,12 @@ def _refusal(wish: MemoryPolicy) -> OSError | None:
     return None
 
 
-def _fallback(wish: MemoryPolicy, refusal: OSError) -> MemoryPolicy | None:
+def _fallback(wish: MemoryPolicy, error: OSError) -> MemoryPolicy | None:
     """Return the replacement of a refused policy; None: no more."""
-    if wish.policy == "preferred_many" and refusal.errno != errno.EINVAL:  # as all others would be
+    if wish.policy == "preferred_many" and error.errno != errno.EINVAL:  # as all others would be
         return None
     policy = FALLBACKS.get(wish.policy or "")
     return None if policy is None else _wish(policy, wish.nodes)
-
-
-def _difference(wish: MemoryPolicy, now: MemoryPolicy) -> str | None:
-    """Return how the policy read back differs from the accepted one."""
-    if now.policy != wish.policy:
-        return f"{wish} was accepted, but {_outcome(now)}"
-    if missing := wish.nodes - now.nodes:
-        return (
-            f"{wish} left out {several('node', missing)}: without memory, or outside Mems_allowed"
-        )
-    return None
-
-
-def _outcome(now: MemoryPolicy) -> str:
-    return f"{now} holds" if now.policy else "the policy that holds cannot be read"
-
-
-def _reason(error: OSError) -> str:
-    return f"{errno.errorcode.get(error.errno or 0, error.errno)}: {error.strerror}"
 
 
 def _first_policy(path: str) -> MemoryPolicy | None:
@@ -213,14 +194,3 @@ def _first_policy(path: str) -> MemoryPolicy | None:
     if not is_whole:
         mapping = mapping[: mapping.rfind(" ")]  # the last word may be cut short
     return parse_policy(mapping.partition(" ")[2])
-
-
-def _amounts(mapping: bytes) -> dict[int, int]:
-    """Return the bytes by node of one line: `N3=17` pages, of `kernelpagesize_kB=4` each."""
-    values = dict(word.partition(b"=")[::2] for word in mapping.strip().split(b" "))
-    page = int(values.get(b"kernelpagesize_kB", 0)) * 1024
-    return {
-        int(name[1:]): int(count) * page
-        for name, count in values.items()
-        if name[:1] == b"N" and name[1:].isdigit()
-    }

@@ -59,7 +59,7 @@ class Target:
     pid: int
     start: int  #: clock ticks since boot: another process may have its pid by now
     cpus: CpuSet
-    rule: Rule = lambda _mask, _given: CHANGE
+    rule: Rule = lambda _mask, _masks: CHANGE
 
 
 @dataclass(frozen=True)
@@ -139,11 +139,11 @@ class _Passes:
         self._dry_run = dry_run
         self._set: set[int] = set()  # the threads whose mask was replaced
         self._user_time: dict[int, int] = {}  # of threads, when they were first seen pinned
-        self._given: dict[CpuSet, set[CpuSet]] = {}  # as requested: that, or its result
+        self._masks: dict[CpuSet, set[CpuSet]] = {}  # as requested: that, or its result
 
     def pin_all(self, targets: Iterable[Target]) -> bool:
         """Pin the present threads; return whether any mask was set."""
-        earlier = {it.tid: it for it in self.results}
+        earlier = {result.tid: result for result in self.results}
         self.results = []
         before = len(self._set)
         for target in targets:
@@ -162,12 +162,14 @@ class _Passes:
 
         One that has computed since then has finished such a clone(2).
         """
-        own = threading.get_native_id()
-        pinned = [it for it in self.results if it.was_set and it.tid != own]
-        stats = [thread_stat(thread.pid, thread.tid) for thread in pinned]
-        awake = [stat for stat in stats if stat is not None and stat.state in AWAKE]
-        since = [it.user_time - self._user_time.setdefault(it.number, it.user_time) for it in awake]
-        return any(ticks < COMPUTED for ticks in since)
+        this_thread, may_start = threading.get_native_id(), False
+        for result in self.results:
+            if result.was_set and result.tid != this_thread:
+                stat = thread_stat(result.pid, result.tid)
+                if stat is not None and stat.state in AWAKE:
+                    first = self._user_time.setdefault(result.tid, stat.user_time)
+                    may_start |= stat.user_time - first < COMPUTED
+        return may_start
 
     def _pin(self, target: Target, tid: int) -> ThreadResult | None:
         """Pin a thread; None: it has ended."""
@@ -175,12 +177,12 @@ class _Passes:
         if mask is None:
             return None
         was_set = tid in self._set
-        is_held = mask in self._given.setdefault(target.cpus, {target.cpus})
+        is_held = mask in self._masks.setdefault(target.cpus, {target.cpus})
         result = ThreadResult(target.pid, tid, PINNED, target.cpus, mask, was_set=was_set)
         if is_held or (was_set and mask < target.cpus):  # the cpuset may have shrunk since
             return result
-        given = frozenset[CpuSet]().union(*self._given.values())
-        outcome = LEFT_ALONE if was_set else target.rule(mask, given)
+        masks = frozenset[CpuSet]().union(*self._masks.values())
+        outcome = LEFT_ALONE if was_set else target.rule(mask, masks)
         if outcome != CHANGE:
             return replace(result, outcome=outcome)
         return replace(result, held=target.cpus) if self._dry_run else self._set_mask(result)
@@ -196,7 +198,7 @@ class _Passes:
         if held is None:
             return None
         if held <= wish.asked:  # else it has just pinned itself
-            self._given[wish.asked].add(held)
+            self._masks[wish.asked].add(held)
         self._set.add(wish.tid)
         return replace(wish, held=held, was_set=True)
 

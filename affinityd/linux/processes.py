@@ -1,20 +1,22 @@
-"""Facts of /proc about running processes and their threads.
+"""Facts about running processes and their threads: of /proc, and of the peer of a unix socket.
 
 A file may vanish, or refuse to be read, at any moment: that is None, or missing in a list, and
-never an error. Sources: proc(5), sched_getaffinity(2), kernel fs/proc/array.c `do_task_stat`.
+never an error; and a pid may be reused. Sources: proc(5), sched_getaffinity(2), kernel
+fs/proc/array.c `do_task_stat`; unix(7), SO_PEERCRED; struct ucred of kernel include/linux/socket.h.
 """
 
 from __future__ import annotations
 
-import _socket
 import os
-import sys
+import socket
+import struct
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from affinityd.cpuset import CpuSet
 from affinityd.linux.files import content, numbered
@@ -36,6 +38,12 @@ PF_NO_SETAFFINITY = 0x04000000
 
 #: The fields of `Stat` from `parent` on, as proc_pid_stat(5) numbers them.
 FIELDS = (4, 6, 7, 9, 14, 15, 20, 22, 39)
+
+#: kernel include/uapi/asm-generic/socket.h; Python has no name for it.
+SO_PEERGROUPS = 59
+MAX_GROUPS = 1024  #: bytes, the most that Python reads of a socket: 256 groups
+
+OVERFLOW_UID = Path("/proc/sys/kernel/overflowuid")
 
 
 @dataclass(frozen=True)
@@ -78,7 +86,7 @@ class Stat:
 
 @dataclass(frozen=True)
 class Thread:
-    """One thread as it was found."""
+    """One thread at the moment of a scan."""
 
     tid: int
     name: str
@@ -105,6 +113,11 @@ def stat_of(pid: int, proc: str = PROC) -> Stat | None:
     return parse_stat(content(f"{proc}/{pid}/stat"))
 
 
+def thread_stat(pid: int, tid: int, proc: str = PROC) -> Stat | None:
+    """Return a thread's `stat`; None where the process has no such thread."""
+    return parse_stat(content(f"{proc}/{pid}/task/{tid}/stat"))
+
+
 def since_boot() -> float:
     """Return the seconds since boot, with those of sleep, as in the start times of `stat`."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -125,11 +138,6 @@ def is_running(pid: int, start: int) -> bool:
     """Return whether a process that started then still runs: another may have its pid by now."""
     stat = stat_of(pid)
     return stat is not None and stat.start == start and not stat.is_zombie
-
-
-def thread_stat(pid: int, tid: int, proc: str = PROC) -> Stat | None:
-    """Return a thread's `stat`; None where the process has no such thread."""
-    return parse_stat(content(f"{proc}/{pid}/task/{tid}/stat"))
 
 
 def thread_ids(pid: int, proc: str = PROC) -> list[int]:
@@ -159,8 +167,8 @@ def status_of(pid: int | str, name: str, proc: str = PROC) -> str:
     """
     beginning = f"{name}:".encode()
     lines = (content(f"{proc}/{pid}/status") or b"").split(b"\n")
-    found = next((line for line in lines if line.startswith(beginning)), beginning)
-    return found.removeprefix(beginning).decode(errors="replace").strip()
+    line = next((line for line in lines if line.startswith(beginning)), beginning)
+    return line.removeprefix(beginning).decode(errors="replace").strip()
 
 
 def uid_of(pid: int, proc: str = PROC) -> int | None:
@@ -199,12 +207,13 @@ def descendants(pid: int, proc: str = PROC) -> list[Stat]:
     The calling process is not among them, nor is a process with an ended parent: it has another
     parent now.
     """
-    living = (it for it in everyone(proc) if not it.is_zombie and it.number != os.getpid())
-    children = _by_parent(living)
-    found = children.pop(pid, [])
-    for stat in found:  # which grows during the loop
-        found += children.pop(stat.number, [])
-    return found
+    children = _by_parent(
+        stat for stat in everyone(proc) if not stat.is_zombie and stat.number != os.getpid()
+    )
+    below = children.pop(pid, [])
+    for stat in below:  # which grows during the loop
+        below += children.pop(stat.number, [])
+    return below
 
 
 def _by_parent(stats: Iterable[Stat]) -> defaultdict[int, list[Stat]]:
@@ -214,8 +223,20 @@ def _by_parent(stats: Iterable[Stat]) -> defaultdict[int, list[Stat]]:
     return children
 
 
+def ancestors(pid: int, parents: Mapping[int, int]) -> Iterator[int]:
+    """Yield a process, its parent, and so on, as far as they are known, by the parent of each.
+
+    They were read one after the other, and may form a circle: each is yielded once.
+    """
+    met: set[int] = set()
+    while pid in parents and pid not in met:
+        met.add(pid)
+        yield pid
+        pid = parents[pid]
+
+
 class ProcessTable:
-    """All processes, read on first use."""
+    """All processes at one moment, read on first use."""
 
     def __init__(self, proc: str = PROC) -> None:
         self.proc = proc
@@ -239,7 +260,7 @@ class ProcessTable:
         if not self._lists_children:
             return [stat.number for stat in self._children[pid]]
         lists = (content(f"{self.proc}/{pid}/task/{tid}/children") or b"" for tid in tids)
-        return [int(word) for listed in lists for word in listed.split() if word.isdigit()]
+        return [int(word) for children in lists for word in children.split() if word.isdigit()]
 
     @cached_property
     def _lists_children(self) -> bool:
@@ -255,67 +276,33 @@ class ProcessTable:
         return INIT in self.by_pid
 
 
-def ancestors(pid: int, parents: Mapping[int, int]) -> Iterator[int]:
-    """Yield a process, its parent, and so on, as far as they are known, by the parent of each.
+class Credentials(NamedTuple):
+    """The process at the other end of a unix socket, in the numbers of this one's namespaces."""
 
-    They were read one after the other, and may form a circle: each is yielded once.
-    """
-    met: set[int] = set()
-    while pid in parents and pid not in met:
-        met.add(pid)
-        yield pid
-        pid = parents[pid]
-
-
-NUMBER = 4  #: bytes of each of the three, and of a group
-
-#: kernel include/uapi/asm-generic/socket.h; Python has no name for it.
-SO_PEERGROUPS = 59
-MAX_GROUPS = 1024  #: bytes, the most that Python reads of a socket: 256 groups
-
-OVERFLOW_UID = "/proc/sys/kernel/overflowuid"
-
-
-class Credentials:
-    """A process, in the numbers of this process's namespaces.
-
-    `pid` is 0 if it is in a pid namespace that is neither this one nor below it.
-    """
-
-    __slots__ = ("gid", "pid", "uid")
-
-    def __init__(self, pid: int, uid: int, gid: int) -> None:
-        self.pid = pid
-        self.uid = uid
-        self.gid = gid
+    pid: int  #: 0 if it is in a pid namespace that is neither this one nor below it
+    uid: int
+    gid: int
 
 
 def credentials(connection: Any) -> Credentials:  # noqa: ANN401 - a socket, or uvloop's view of one
     """Return the peer. Raises OSError if the kernel does not know it."""
-    told = connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 3 * NUMBER)
     return Credentials(
-        int.from_bytes(told[:NUMBER], sys.byteorder, signed=True),
-        int.from_bytes(told[NUMBER : 2 * NUMBER], sys.byteorder),
-        int.from_bytes(told[2 * NUMBER :], sys.byteorder),
+        *struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     )
 
 
 def groups(connection: Any, own: int) -> frozenset[int]:  # noqa: ANN401 - as above
     """Return the gids of the process there: its own and, where there is room, the others."""
     try:
-        told = connection.getsockopt(_socket.SOL_SOCKET, SO_PEERGROUPS, MAX_GROUPS)
+        data = connection.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, MAX_GROUPS)
     except OSError:  # a kernel before 4.13, or more groups than there is room for
-        told = b""
-    numbers = range(0, len(told), NUMBER)
-    return frozenset(
-        {own, *(int.from_bytes(told[it : it + NUMBER], sys.byteorder) for it in numbers)}
-    )
+        data = b""
+    return frozenset({own, *struct.unpack(f"{len(data) // 4}I", data)})
 
 
 def overflow_uid() -> int:
     """Return the uid of users that this user namespace does not know, user_namespaces(7)."""
     try:
-        with open(OVERFLOW_UID, encoding="ascii") as file:  # noqa: PTH123
-            return int(file.read())
+        return int(OVERFLOW_UID.read_text())
     except (OSError, ValueError):
         return 65534

@@ -1,7 +1,11 @@
-"""Messages of Protocol Buffers, read and written without their descriptions.
+"""Messages of Protocol Buffers without their descriptions, and one gRPC call over a unix socket.
 
-Source: https://protobuf.dev/programming-guides/encoding. A field that has its default is not in a
-message. Readers raise ValueError, one line, for bytes that are no message, and nothing else.
+Sources: https://protobuf.dev/programming-guides/encoding; HTTP/2 (RFC 9113), with a window that no
+answer exhausts and no dynamic table (RFC 7541), so that no header of the answer has to be decoded;
+gRPC over HTTP/2 (grpc/doc/PROTOCOL-HTTP2.md).
+
+A field that has its default is not in a message. Readers raise ValueError, one line, for bytes that
+are no message, and nothing else.
 """
 
 from __future__ import annotations
@@ -17,23 +21,35 @@ SIZES = {FIXED64: 8, FIXED32: 4}
 MOST_BITS = 64
 MOST_FIELDS = 2**16  #: of a message, or numbers of a field: memory is a hundred times the bytes
 
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
+END_STREAM, ACK, END_HEADERS, PADDED = 0x1, 0x1, 0x4, 0x8  #: flags of frames
+STREAM = 1  #: the only one
+HEAD = 9  #: bytes before a frame's payload
+MAX_FRAME = 2**14  #: bytes of a payload, where a client has not allowed more
+PREFIX = 5  #: bytes before a message: whether it is compressed, and its length
+WINDOW = 2**31 - 1
+DEFAULT_WINDOW = 65535
+LARGEST = 16 * 2**20  #: bytes of an answer; kubelet's clients take as many
+
 Value = int | bytes  #: a number; or a message, a text, packed numbers, a number of fixed size
 Message = Mapping[int, Sequence[Value]]  #: the values of each field, by its number
+Frame = tuple[int, int, int, bytes]  #: type, flags, stream, payload
 
 
 def read(data: Value) -> Message:
     """Return the fields of a message by their numbers."""
-    found: dict[int, list[Value]] = {}
+    fields: dict[int, list[Value]] = {}
     for count, (number, value) in enumerate(_fields(_bytes(data))):
         if count == MOST_FIELDS:
             raise ValueError(f"over {MOST_FIELDS} fields")
-        found.setdefault(number, []).append(value)
-    return found
+        fields.setdefault(number, []).append(value)
+    return fields
 
 
 def messages(message: Message, number: int) -> list[Message]:
     """Return the messages of a repeated field."""
-    return [read(it) for it in message.get(number, ())]
+    return [read(value) for value in message.get(number, ())]
 
 
 def embedded(outer: Message, number: int) -> Message:
@@ -43,18 +59,18 @@ def embedded(outer: Message, number: int) -> Message:
 
 def texts(message: Message, number: int) -> list[str]:
     """Return the texts of a repeated field, as they can be shown anywhere."""
-    return [printable(_bytes(it).decode(errors="replace")) for it in message.get(number, ())]
+    values = message.get(number, ())
+    return [printable(_bytes(value).decode(errors="replace")) for value in values]
 
 
 def text(message: Message, number: int) -> str:
     """Return the text of a field, as it can be shown anywhere."""
-    last = message.get(number, (b"",))[-1]
-    return printable(_bytes(last).decode(errors="replace"))
+    return (texts(message, number) or [""])[-1]
 
 
 def numbers(message: Message, number: int) -> list[int]:
     """Return the numbers of a repeated field, packed into one or each by itself."""
-    return [it for value in message.get(number, ()) for it in _unpacked(value)]
+    return [unpacked for value in message.get(number, ()) for unpacked in _unpacked(value)]
 
 
 def number(message: Message, number: int) -> int:
@@ -135,20 +151,6 @@ def _bytes(value: Value) -> bytes:
     return value
 
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
-END_STREAM, ACK, END_HEADERS, PADDED = 0x1, 0x1, 0x4, 0x8  #: flags of frames
-STREAM = 1  #: the only one
-HEAD = 9  #: bytes before a frame's payload
-MAX_FRAME = 2**14  #: bytes of a payload, where a client has not allowed more
-PREFIX = 5  #: bytes before a message: whether it is compressed, and its length
-WINDOW = 2**31 - 1
-DEFAULT_WINDOW = 65535
-LARGEST = 16 * 2**20  #: bytes of an answer; kubelet's clients take as many
-
-Frame = tuple[int, int, int, bytes]  #: type, flags, stream, payload
-
-
 def call(path: str, method: str, message: bytes, timeout: float) -> bytes:
     """Return the answer of the server at a unix socket to one call, like /v1.Service/Method.
 
@@ -156,62 +158,58 @@ def call(path: str, method: str, message: bytes, timeout: float) -> bytes:
     ValueError, one line, for another answer than a message.
     """
     deadline = time.monotonic() + timeout
+    answer = bytearray()
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(timeout)
         connection.connect(path)
         connection.sendall(_request(method, message))
-        answer = bytearray()
         for kind, flags, stream, payload in _frames(connection, deadline):
+            last = int.from_bytes(payload[:4], "big") & WINDOW  # of the streams that it answers
+            is_ours = stream == STREAM
             if kind in {SETTINGS, PING} and not flags & ACK:
-                connection.sendall(_frame(kind, ACK, 0, payload if kind == PING else b""))
-            elif _is_refusal(kind, stream, payload):
+                connection.sendall(frame(kind, ACK, 0, payload if kind == PING else b""))
+            elif (kind == GOAWAY and last < STREAM) or (kind == RST_STREAM and is_ours):
                 raise ValueError(f"{path} refused {method}")
-            elif kind == DATA and stream == STREAM:
-                answer += _unpadded(payload) if flags & PADDED else payload
+            elif kind == DATA and is_ours:
+                padding = int.from_bytes(payload[:1], "big")
+                answer += payload[1 : len(payload) - padding] if flags & PADDED else payload
                 if len(answer) > LARGEST + PREFIX:
                     raise ValueError(f"{path} answered {method} with over {LARGEST} bytes")
-            if kind in {DATA, HEADERS} and stream == STREAM and flags & END_STREAM:
+            if kind in {DATA, HEADERS} and is_ours and flags & END_STREAM:
                 break
-    return _message(bytes(answer), f"{path} answered {method}")
-
-
-def _unpadded(payload: bytes) -> bytes:
-    """Return a payload without its padding, whose length comes first."""
-    return payload[1 : len(payload) - int.from_bytes(payload[:1], "big")]
-
-
-def _is_refusal(kind: int, stream: int, payload: bytes) -> bool:
-    """Return whether the call gets no answer: a server that leaves may answer it all the same."""
-    last = int.from_bytes(payload[:4], "big") & WINDOW
-    return (kind == GOAWAY and last < STREAM) or (kind == RST_STREAM and stream == STREAM)
+    is_compressed, size = answer[:1] != b"\0", int.from_bytes(answer[1:PREFIX], "big")
+    if is_compressed or len(answer) < PREFIX or size != len(answer) - PREFIX:
+        why = "no whole message" if answer else "an error"  # which its trailers tell
+        raise ValueError(f"{path} answered {method} with {why}")
+    return bytes(answer[PREFIX:])
 
 
 def _request(method: str, message: bytes) -> bytes:
     """Return all that a client sends: its settings, the headers, and the message."""
     settings = b"\x00\x01" + bytes(4) + b"\x00\x04" + WINDOW.to_bytes(4, "big")
     # Of the static table: 3 :method POST, 6 :scheme http, 4 :path, 1 :authority. Others in full.
-    headers = b"\x83\x86" + b"\x04" + _text(method) + b"\x01" + _text("localhost")
+    headers = b"\x83\x86" + b"\x04" + _literal(method) + b"\x01" + _literal("localhost")
     for name, value in (("content-type", "application/grpc"), ("te", "trailers")):
-        headers += b"\x00" + _text(name) + _text(value)
+        headers += b"\x00" + _literal(name) + _literal(value)
     body = b"\x00" + len(message).to_bytes(4, "big") + message
     frames = (
-        _frame(SETTINGS, 0, 0, settings),
-        _frame(WINDOW_UPDATE, 0, 0, (WINDOW - DEFAULT_WINDOW).to_bytes(4, "big")),
-        _frame(HEADERS, END_HEADERS, STREAM, headers),
-        _frame(DATA, END_STREAM, STREAM, body),
+        frame(SETTINGS, 0, 0, settings),
+        frame(WINDOW_UPDATE, 0, 0, (WINDOW - DEFAULT_WINDOW).to_bytes(4, "big")),
+        frame(HEADERS, END_HEADERS, STREAM, headers),
+        frame(DATA, END_STREAM, STREAM, body),
     )
     return PREFACE + b"".join(frames)
 
 
-def _text(text: str) -> bytes:
+def _literal(text: str) -> bytes:
     """Return a string literal, of less than 127 bytes."""
     return bytes([len(text)]) + text.encode()
 
 
-def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    return (
-        len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
-    )
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    """Return a frame of HTTP/2."""
+    head = len(payload).to_bytes(3, "big") + bytes([kind, flags])
+    return head + stream.to_bytes(4, "big") + payload
 
 
 def _frames(connection: socket.socket, deadline: float) -> Iterator[Frame]:
@@ -240,13 +238,3 @@ def _exactly(connection: socket.socket, size: int, deadline: float) -> bytes:
             raise ConnectionResetError("the server closed the connection")
         data += part
     return bytes(data)
-
-
-def _message(answer: bytes, where: str) -> bytes:
-    """Return the message of an answer. Without one, its trailers say what went wrong."""
-    is_whole = (
-        len(answer) >= PREFIX and int.from_bytes(answer[1:PREFIX], "big") == len(answer) - PREFIX
-    )
-    if not is_whole or answer[0]:
-        raise ValueError(f"{where} with {'an error' if not answer else 'no whole message'}")
-    return answer[PREFIX:]

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
-
-CALLS = ("set_mempolicy", "get_mempolicy", "prctl")
 
 #: Of each, by `uname -m`. Source: kernel include/uapi/asm-generic/unistd.h and the syscall tables
 #: of arch/x86 and arch/powerpc. All of them are little-endian.
 NUMBERS = {
-    "x86_64": (238, 239, 157),
-    "aarch64": (237, 236, 167),
-    "ppc64le": (261, 260, 171),
+    "x86_64": {"set_mempolicy": 238, "get_mempolicy": 239, "prctl": 157},
+    "aarch64": {"set_mempolicy": 237, "get_mempolicy": 236, "prctl": 167},
+    "ppc64le": {"set_mempolicy": 261, "get_mempolicy": 260, "prctl": 171},
 }
 
 MAX_NODES = 1024  #: as many as any kernel is built for: CONFIG_NODES_SHIFT is at most 10
@@ -29,7 +28,6 @@ NO_NODE = "nonexistent, without memory, or outside Mems_allowed"
 
 SYS_NICE = 23  #: kernel include/uapi/linux/capability.h
 PR_SET_PDEATHSIG = 1  #: prctl(2)
-SIGKILL = 9  #: signal(7); the module of this name takes long to import
 
 
 def set_mempolicy(mode: int, nodes: frozenset[int]) -> None:
@@ -38,7 +36,9 @@ def set_mempolicy(mode: int, nodes: frozenset[int]) -> None:
     The kernel leaves out nodes without memory and those outside Mems_allowed, silently.
     Raises OSError: EPERM (seccomp), EINVAL (no node is left, or the kernel has no such mode).
     """
-    mask = _mask(nodes)
+    if not nodes.issubset(range(MAX_NODES)):
+        raise OSError(errno.EINVAL, NO_NODE)
+    mask = bytearray(sum(1 << node for node in nodes).to_bytes(MASK_BYTES, "little"))
     try:
         _call("set_mempolicy", mode, mask if nodes else 0, MASK_BITS)
     except OSError as error:
@@ -62,16 +62,9 @@ def get_mempolicy() -> tuple[int, frozenset[int]]:
 
 def end_with(parent: int) -> None:
     """End when the parent has ended, also in the middle of a call that hangs. Raises OSError."""
-    _call("prctl", PR_SET_PDEATHSIG, SIGKILL)
+    _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before that
         os._exit(0)
-
-
-def _mask(nodes: frozenset[int]) -> bytearray:
-    """Return nodes as the kernel takes them. Raises OSError for numbers above any kernel's."""
-    if not nodes.issubset(range(MAX_NODES)):
-        raise OSError(errno.EINVAL, NO_NODE)
-    return bytearray(sum(1 << node for node in nodes).to_bytes(MASK_BYTES, "little"))
 
 
 def _call(name: str, *arguments: int | bytearray) -> int:
@@ -81,16 +74,18 @@ def _call(name: str, *arguments: int | bytearray) -> int:
         known = f"is known on {machine}, only on 64-bit {', '.join(NUMBERS)}"
         raise OSError(errno.ENOSYS, f"no number of {name} {known}")
     try:
-        import ctypes  # noqa: PLC0415  only where a call is made
-    except Exception as error:  # noqa: BLE001 - no libffi, or a host that forbids it
+        import ctypes  # noqa: PLC0415 - a Python without libffi has none
+    except Exception as error:  # noqa: BLE001 - or a host that forbids it
         raise OSError(errno.ENOSYS, str(error)) from None
     words = [
-        ctypes.c_ulong(it) if isinstance(it, int) else (ctypes.c_char * len(it)).from_buffer(it)
-        for it in arguments
+        ctypes.c_ulong(word)
+        if isinstance(word, int)
+        else (ctypes.c_char * len(word)).from_buffer(word)
+        for word in arguments
     ]
     syscall = ctypes.CDLL(None, use_errno=True).syscall
     syscall.restype = ctypes.c_long
-    result: int = syscall(ctypes.c_long(NUMBERS[machine][CALLS.index(name)]), *words)
+    result: int = syscall(ctypes.c_long(NUMBERS[machine][name]), *words)
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

@@ -12,15 +12,16 @@ from tests.support.paths import REPOSITORY
 #: first argument is `first`, where one is named. Numbers of sched_*: see affinityd.linux.syscalls.
 SECCOMP = """
 import ctypes, errno, os, struct, sys
-from affinityd.linux.syscalls import CALLS, NUMBERS
+from affinityd.linux.syscalls import NUMBERS
 
-AFFINITY = {"x86_64": (203, 204), "aarch64": (122, 123), "ppc64le": (222, 223)}
+SET_GET = {"x86_64": (203, 204), "aarch64": (122, 123), "ppc64le": (222, 223)}
 LOAD, JUMP_IF_EQUAL, RETURN, ERRNO, ALLOW = 0x20, 0x15, 0x06, 0x50000, 0x7FFF0000
 NO_NEW_PRIVS, SECCOMP_ON, FILTER = 38, 22, 2
 
 def refuse(call, error=errno.EPERM, first=None):
-    names, machine = (*CALLS, "sched_setaffinity", "sched_getaffinity"), os.uname().machine
-    number = (*NUMBERS[machine], *AFFINITY[machine])[names.index(call)]
+    machine = os.uname().machine
+    affinity = zip(("sched_setaffinity", "sched_getaffinity"), SET_GET[machine])
+    number = {**NUMBERS[machine], **dict(affinity)}[call]
     tests = [(0, number)] + ([] if first is None else [(16, first)])
     steps = []
     for place, (offset, value) in enumerate(tests):

@@ -13,8 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from affinityd.linux.protobuf import DATA, END_STREAM, STREAM, field
-from affinityd.linux.protobuf import _frame as frame
+from affinityd.linux.protobuf import DATA, END_STREAM, STREAM, field, frame
 from affinityd.topology.model import Topology
 from tests.e2e.privileges.actors import POD, USER, Actors
 from tests.e2e.privileges.features import BY_KUBELET, GPUS, UUID, Node

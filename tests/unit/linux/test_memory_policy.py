@@ -58,7 +58,7 @@ def test_a_list_that_is_cut_short_is_unreadable(tmp_path: Path, address: str) ->
     ],
 )
 def test_a_mapping_tells_its_bytes_by_node(mapping: bytes, amounts: dict[int, int]) -> None:
-    assert memory_policy._amounts(mapping) == amounts
+    assert memory_policy.bytes_by_node(mapping) == amounts
 
 
 def test_what_other_kernels_tell_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
