@@ -24,8 +24,7 @@ from affinityd.daemon.metrics.families import MetricFamily, each, whole
 from affinityd.daemon.state.background import FailureLog
 from affinityd.daemon.state.plan_service import PlanService
 from affinityd.errors import AffinityError
-from affinityd.kubernetes import podresources
-from affinityd.kubernetes.device_ids import devices
+from affinityd.kubernetes import pods
 from affinityd.kubernetes.nri import messages, session
 from affinityd.kubernetes.nri.adjust import (
     FAILED,
@@ -38,9 +37,10 @@ from affinityd.kubernetes.nri.adjust import (
     Rules,
     adjust,
     chosen,
+    granted,
 )
-from affinityd.kubernetes.nri.devices import granted
 from affinityd.kubernetes.nri.messages import Container, Pod
+from affinityd.kubernetes.pods import devices
 from affinityd.linux.cgroup import cpuset_at
 from affinityd.threads import started
 from affinityd.topology.model import Topology
@@ -138,10 +138,10 @@ class NriPlugin:
         if self._kubelet is None:
             return ""
         mine = pod.namespace, pod.name, container.name
-        answer = podresources.list_pods(self._kubelet, KUBELET_SECONDS)
+        answer = pods.list_pods(self._kubelet, KUBELET_SECONDS)
         given = {
             key
-            for its in podresources.containers(answer)
+            for its in pods.containers(answer)
             if (its.namespace, its.pod, its.container) == mine
             for key, _ in devices(its, topology)
         }

@@ -1,22 +1,245 @@
-"""Names the pods of processes, by kubelet's podresources: asked once for a scan."""
+"""The GPUs and exclusive CPUs that kubelet gave each container, and which processes are in it.
+
+kubelet's podresources API is asked once for a scan. It names no pod's uid, and a cgroup has nothing
+else: what both know is which container has which GPU. NUMA node 0 is the default, and not in a
+message. Its `Get` of 1.36 answers for one pod by its name, which only `List` can tell here, and
+that has all pods at once.
+
+Sources: Kubernetes staging/src/k8s.io/kubelet/pkg/apis/podresources/v1/api.proto; ids of GPUs:
+NVIDIA/k8s-device-plugin (UUIDs, or indices; `::N` behind a shared one), container-engine-
+accelerators of GKE (`nvidia0`, `nvidia0/vgpu1`), ROCm/k8s-device-plugin (PCI bus ids), Ascend's
+(`Ascend910-0`); of DRA, NVIDIA's (`gpu-0`, N of /dev/nvidiaN) and ROCm/k8s-gpu-dra-driver's
+(`gpu-1-129`: card, renderD).
+"""
 
 from __future__ import annotations
 
+import re
 import socket
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from affinityd.audit.facts.holding import GpuKey
-from affinityd.audit.facts.job import Job
-from affinityd.audit.facts.kubelet import KubeletConfig
+from affinityd.audit.facts.job import KUBERNETES, Job
+from affinityd.audit.facts.kubelet import ContainerResources, KubeletConfig
+from affinityd.audit.facts.process import ProcessFacts
 from affinityd.audit.model import AuditedProcess, NamedPods
-from affinityd.kubernetes import kubelet_config, podresources
-from affinityd.kubernetes.container_match import Candidate, is_of_pod, with_containers
+from affinityd.kubernetes import kubelet_config
+from affinityd.linux import protobuf as grpc
 from affinityd.linux.files import numbered
 from affinityd.linux.processes import PROC, credentials
-from affinityd.topology.model import Topology
+from affinityd.linux.protobuf import Message, Value, messages, number, numbers, read, text, texts
+from affinityd.topology.model import Gpu, Topology
+
+SERVICE = "/v1.PodResourcesLister"
+TIMEOUT = 2.0  #: seconds
+MOST = 10_000  #: containers of a node
+
+
+def list_pods(socket: str, timeout: float = TIMEOUT) -> bytes:
+    """Return kubelet's answer about the pods of this node.
+
+    Raises OSError where kubelet does not answer, ValueError, one line, for no answer to that.
+    """
+    return grpc.call(socket, f"{SERVICE}/List", b"", timeout)
+
+
+def gives_cpus(socket: str, timeout: float = TIMEOUT) -> bool | None:
+    """Return whether kubelet gives exclusive CPUs; None: it does not say, as before 1.28.
+
+    Only the CPU manager's policy none has no CPUs to give. Raises OSError as above.
+    """
+    try:
+        answer = grpc.call(socket, f"{SERVICE}/GetAllocatableResources", b"", timeout)
+        return bool(numbers(read(answer), 2))
+    except ValueError:
+        return None
+
+
+def containers(answer: bytes) -> tuple[ContainerResources, ...]:
+    """Return the containers of the pods in kubelet's answer. Raises ValueError, one line."""
+    try:
+        return tuple(_containers(answer))
+    except ValueError as error:
+        raise ValueError(f"the answer is no list of pods: {error}") from None
+
+
+def _containers(answer: Value) -> Iterator[ContainerResources]:
+    total = 0
+    for pod in messages(read(answer), 1):
+        its = messages(pod, 3)
+        total += len(its)
+        if total > MOST:
+            raise ValueError(f"over {MOST} containers")
+        for container in its:
+            yield _of_container(text(pod, 2), text(pod, 1), container, len(its))
+
+
+def _of_container(namespace: str, pod: str, its: Message, containers: int) -> ContainerResources:
+    devices = messages(its, 2)
+    names: defaultdict[str, frozenset[str]] = defaultdict(frozenset)
+    for device in devices:
+        names[text(device, 1)] |= frozenset(texts(device, 2))
+    return ContainerResources(
+        namespace,
+        pod,
+        container=text(its, 1),
+        devices=names,
+        claims=frozenset(
+            f"{text(device, 2)}/{text(device, 4)}"
+            for claim in messages(its, 5)
+            for device in messages(claim, 4)
+        ),
+        cpus=frozenset(numbers(its, 3)),
+        nodes=frozenset(
+            number(node, 1)
+            for device in devices
+            for place in messages(device, 3)
+            for node in messages(place, 1)
+        ),
+        containers=containers,
+    )
+
+
+#: A GPU, and a MIG instance of it; None: all of it, or an unknown one.
+Device = tuple[GpuKey, str | None]
+
+REPLICA = "::"  #: before the number of a shared device's replica
+INDEX, MINOR, RENDER = "index of {}: {}", "/dev/nvidia{}", "/dev/dri/renderD{}"
+#: RESOURCE/ID or DRIVER/DEVICE → the GPU's name here. Other ids are UUIDs and PCI bus ids.
+NAMES = {
+    re.compile(r"(nvidia)\.com/[^/]+/(\d+)"): INDEX,
+    re.compile(r"nvidia\.com/[^/]+/nvidia(\d+)(?:/.*)?"): MINOR,
+    re.compile(r"(huawei)\.com/[^/]+/Ascend.*-(\d+)"): INDEX,
+    re.compile(r"gpu\.nvidia\.com/gpu-(\d+)(?:-mig-.*)?"): MINOR,
+    re.compile(r"gpu\.amd\.com/gpu-\d+-(\d+)"): RENDER,
+}
+
+
+def devices(container: ContainerResources, topology: Topology) -> frozenset[Device]:
+    """Return which of the node's GPUs, and MIG instances, a container was given."""
+    by_plugins = (
+        f"{resource}/{it.partition(REPLICA)[0]}"
+        for resource, its in container.devices.items()
+        for it in its
+    )
+    named = {_name(it) for it in (*by_plugins, *container.claims)}
+    return frozenset(
+        (gpu.key, mig) for gpu in topology.gpus for name, mig in _names(gpu) if name in named
+    )
+
+
+def _name(device: str) -> str:
+    """Return the name here of RESOURCE/ID."""
+    found = ((name, pattern.fullmatch(device)) for pattern, name in NAMES.items())
+    whole = (name.format(*match.groups()) for name, match in found if match)
+    return next(whole, device.rpartition("/")[2])
+
+
+def _names(gpu: Gpu) -> Iterator[tuple[str, str | None]]:
+    """Yield the names of a GPU and of its MIG instances, each with the instance."""
+    files = {MINOR: gpu.minor, RENDER: gpu.render_minor}
+    yield INDEX.format(gpu.vendor, gpu.index), None
+    yield from ((name.format(it), None) for name, it in files.items() if it is not None)
+    yield from ((name, None) for name in (gpu.pci_bus_id, gpu.uuid) if name)
+    yield from ((it.uuid, it.uuid) for it in gpu.mig)
+
+
+#: Returns the GPUs whose files a process has in its /dev; none where that cannot be read.
+DeviceFiles = Callable[[int], frozenset[GpuKey]]
+
+
+def is_of_pod(process: AuditedProcess) -> bool:
+    """Return whether a process is in a container of a pod, and no known daemon."""
+    job = process.facts.membership.job
+    return job is not None and job.scheduler == KUBERNETES and not process.is_daemon
+
+
+def with_containers(
+    candidates: Sequence[Candidate], found: Sequence[AuditedProcess], device_files: DeviceFiles
+) -> list[AuditedProcess]:
+    """Return the processes, those of pods with what kubelet gave their containers.
+
+    Where several containers fit, or processes of several pods fit one, it is not known.
+    `device_files` is called where no exclusive CPUs decide.
+    """
+    groups: defaultdict[tuple[Job | None, str | None], list[ProcessFacts]] = defaultdict(list)
+    for process in filter(is_of_pod, found):
+        of = process.facts.membership
+        groups[of.job, of.container].append(process.facts)
+    matches = {of: _match(its, candidates, device_files) for of, its in groups.items()}
+    pods: defaultdict[Candidate | None, set[Job | None]] = defaultdict(set)
+    for (job, _), match in matches.items():
+        pods[match].add(job)
+    given = {
+        facts.pid: match.its
+        for of, match in matches.items()
+        if match is not None and len(pods[match]) == 1
+        for facts in groups[of]
+    }
+    return [
+        replace(it, facts=replace(it.facts, given=given[it.facts.pid]))
+        if it.facts.pid in given
+        else it
+        for it in found
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A container that kubelet gave GPUs of this node."""
+
+    its: ContainerResources
+    devices: frozenset[Device]
+
+    @classmethod
+    def all_of(
+        cls, containers: Iterable[ContainerResources], topology: Topology
+    ) -> Sequence[Candidate]:
+        """Return those with GPUs."""
+        with_devices = ((it, devices(it, topology)) for it in containers)
+        return [
+            cls(replace(it, gpus=tuple(sorted({gpu for gpu, _ in its}))), its)
+            for it, its in with_devices
+            if its
+        ]
+
+    def fits(self, facts: ProcessFacts) -> bool:
+        """Return whether a process uses no other device than these, and no other CPU."""
+        holding = facts.holding
+        mig = None if holding is None else holding.mig
+        used = ((gpu, mig if gpu == facts.gpu else None) for gpu in facts.gpus)
+        cpus, cpuset = self.its.cpus, facts.cpuset
+        return all(map(self._has, used)) and (not cpus or cpuset is None or cpuset <= cpus)
+
+    def _has(self, device: Device) -> bool:
+        gpu, mig = device
+        if mig is None:
+            return gpu in self.its.gpus
+        return not self.devices.isdisjoint({device, (gpu, None)})
+
+
+def _match(
+    processes: Sequence[ProcessFacts], candidates: Iterable[Candidate], device_files: DeviceFiles
+) -> Candidate | None:
+    """Return the only container that fits; None: there is none, or there are several.
+
+    Exclusive CPUs tell containers apart, else the files in a container's /dev: one with files of
+    other GPUs got them by another way than kubelet.
+    """
+    fitting = [it for it in candidates if all(map(it.fits, processes))]
+    exclusive = [it for it in fitting if it.its.cpus]
+    if exclusive and any(it.cpuset for it in processes):
+        fitting = exclusive
+    elif fitting and (files := device_files(processes[0].pid)):
+        fitting = [it for it in fitting if files.issubset(it.its.gpus)]
+        if len(fitting) > 1:
+            fitting = [it for it in fitting if files.issuperset(it.its.gpus)]
+    return fitting[0] if len(fitting) == 1 else None
+
 
 UNKNOWN = (
     "kubelet's podresources at {socket}: {error}: pods that began since are not named; "
@@ -51,7 +274,7 @@ class KubeletPods:
             return NamedPods(found)
         notices = []
         try:
-            deadline = time.monotonic() + podresources.TIMEOUT
+            deadline = time.monotonic() + TIMEOUT
             self._ask(topology, deadline)
             self._jobs = jobs
             self._ask_settings(deadline)
@@ -74,9 +297,9 @@ class KubeletPods:
 
     def _ask(self, topology: Topology, deadline: float) -> None:
         """Read the answer. Raises OSError, ValueError."""
-        answer = podresources.list_pods(self._path, _left(deadline))
+        answer = list_pods(self._path, _left(deadline))
         if answer != self._answer or topology is not self._topology:
-            self._candidates = Candidate.all_of(podresources.containers(answer), topology)
+            self._candidates = Candidate.all_of(containers(answer), topology)
             self._answer, self._topology = answer, topology
 
     def _ask_settings(self, deadline: float) -> None:
@@ -94,7 +317,7 @@ class KubeletPods:
         config = kubelet_config.read(pid, self._proc)
         if config.cpu_policy is not None:
             return config
-        gives = podresources.gives_cpus(self._path, _left(deadline))
+        gives = gives_cpus(self._path, _left(deadline))
         return replace(config, cpu_policy=POLICIES[gives])
 
 

@@ -8,7 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from affinityd.kubernetes.nri.wire import PLUGIN, REQUEST, RESPONSE, RUNTIME, Message, Trunk, packed
+from affinityd.kubernetes.nri.messages import (
+    PLUGIN,
+    REQUEST,
+    RESPONSE,
+    RUNTIME,
+    Trunk,
+    Ttrpc,
+    packed,
+)
 from affinityd.linux import protobuf as wire
 from affinityd.linux.protobuf import Message as Fields
 from affinityd.linux.protobuf import embedded, messages, read, text
@@ -85,13 +93,13 @@ class Runtime:
 
     def accept(self) -> Fields:
         """Take a plugin in; return how it registered."""
-        self._trunk, self._waiting = Trunk(), list[Message]()
+        self._trunk, self._waiting = Trunk(), list[Ttrpc]()
         self.connection.close()
         self.connection, _ = self._listener.accept()
         self.connection.settimeout(PATIENCE)
         request = self._received()
         assert (request.connection, request.kind) == (RUNTIME, REQUEST)
-        self.connection.sendall(packed(Message(RUNTIME, request.stream, RESPONSE, b"")))
+        self.connection.sendall(packed(Ttrpc(RUNTIME, request.stream, RESPONSE, b"")))
         return embedded(read(request.data), 3)
 
     def ask(self, *requests: tuple[str, bytes]) -> list[bytes]:
@@ -103,7 +111,7 @@ class Runtime:
             streams.append(self._stream)
             asked = wire.field(1, "nri.pkg.api.v1alpha1.Plugin") + wire.field(2, method)
             asked += wire.field(3, payload) + wire.field(4, 2 * 10**9)
-            data += packed(Message(PLUGIN, self._stream, REQUEST, asked))
+            data += packed(Ttrpc(PLUGIN, self._stream, REQUEST, asked))
         self.connection.sendall(data)
         answers = [self._received() for _ in requests]
         assert [it.stream for it in answers] == streams
@@ -121,12 +129,12 @@ class Runtime:
         self.close()
         self._listener.close()
 
-    def _received(self) -> Message:
+    def _received(self) -> Ttrpc:
         while not self._waiting:
             self._waiting += self._trunk.received(self.connection.recv(4096))
         return self._waiting.pop(0)
 
-    def _payload(self, response: Message) -> bytes:
+    def _payload(self, response: Ttrpc) -> bytes:
         assert (response.connection, response.kind) == (PLUGIN, RESPONSE)
         answered = read(response.data)
         assert 1 not in answered, "an error would fail the container"

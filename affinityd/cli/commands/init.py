@@ -20,8 +20,7 @@ from affinityd.client.apply import NICS, NO_LIBRARY, nic_libraries
 from affinityd.config.settings import host_and_port
 from affinityd.errors import AffinityError, InvalidRequestError
 from affinityd.kubernetes import node_plan
-from affinityd.kubernetes.init_files import write_plan, write_scripts, write_settings
-from affinityd.kubernetes.node_plan import NodePlan
+from affinityd.kubernetes.node_plan import NodePlan, write_plan, write_scripts, write_settings
 from affinityd.text import count, quote
 
 NAME = "affinityd init"

@@ -1,13 +1,15 @@
-"""The messages of NRI that a plugin needs. Pure.
+"""The messages of NRI that a plugin needs, and the bytes on its socket. Pure.
 
-Source: containerd/nri pkg/api/api.proto, whose field numbers these are. A field that is not set is
-empty, 0 or None here.
+Sources: containerd/nri pkg/api/api.proto, whose field numbers these are, and
+pkg/net/multiplex/mux.go (frames: two connections in one); containerd/ttrpc PROTOCOL.md (messages).
+A field that is not set is empty, 0 or None here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from struct import Struct
 
 from affinityd.linux.protobuf import Message, embedded, field, messages, number, read, text, texts
 
@@ -106,3 +108,71 @@ def _mount(folder: str | None) -> Iterator[bytes]:
     if folder is not None:
         options = b"".join(field(4, it) for it in ("rbind", "ro", "nosuid", "nodev", "noexec"))
         yield field(1, MOUNT_POINT) + field(2, "bind") + field(3, folder) + options
+
+
+PLUGIN, RUNTIME = 1, 2  #: connections, by the side that answers
+REQUEST, RESPONSE = 1, 2  #: kinds of messages
+
+FRAME = Struct(">II")  #: before a part of a message: its connection, and its length
+HEAD = Struct(">IIBB")  #: before a message's data: its length, stream, kind and flags
+LARGEST = 4 * 2**20  #: bytes of a message's data
+#: Bytes in a frame that is sent. The runtime reads into a buffer of Go's bufio, and closes the
+#: connection on a longer frame.
+ROOM = 4096
+
+
+@dataclass(frozen=True)
+class Ttrpc:
+    """A request, or the response to the one of the same stream."""
+
+    connection: int
+    stream: int
+    kind: int
+    data: bytes
+
+
+class Trunk:
+    """Puts the received parts of messages together."""
+
+    def __init__(self) -> None:
+        self._received = bytearray()
+        self._parts = {PLUGIN: bytearray(), RUNTIME: bytearray()}
+
+    def received(self, data: bytes) -> list[Ttrpc]:
+        """Return the messages that these bytes complete. Raises ValueError for one too long."""
+        self._received += data
+        return [it for connection in self._frames() for it in self._messages(connection)]
+
+    def _frames(self) -> Iterator[int]:
+        """Move the parts of messages to their connections, and yield these."""
+        while (body := _body(self._received, FRAME, LARGEST + HEAD.size)) is not None:
+            connection, _ = FRAME.unpack_from(self._received)
+            del self._received[: FRAME.size + len(body)]
+            if connection in self._parts:  # as the runtime, it passes over others
+                self._parts[connection] += body
+                yield connection
+
+    def _messages(self, connection: int) -> Iterator[Ttrpc]:
+        parts = self._parts[connection]
+        while (data := _body(parts, HEAD, LARGEST)) is not None:
+            _, stream, kind, _ = HEAD.unpack_from(parts)
+            del parts[: HEAD.size + len(data)]
+            yield Ttrpc(connection, stream, kind, data)
+
+
+def packed(message: Ttrpc) -> bytes:
+    """Return the bytes of a message, which must be sent without others between them."""
+    data = HEAD.pack(len(message.data), message.stream, message.kind, 0) + message.data
+    parts = (data[place : place + ROOM] for place in range(0, len(data), ROOM))
+    return b"".join(FRAME.pack(message.connection, len(it)) + it for it in parts)
+
+
+def _body(data: bytearray, head: Struct, most: int) -> bytes | None:
+    """Return the bytes behind a head that has their length; None: they are not all there yet."""
+    if len(data) < head.size:
+        return None
+    length = int.from_bytes(data[4:8] if head is FRAME else data[:4], "big")
+    if length > most:
+        raise ValueError(f"{length} bytes are too long for NRI: {most} are the most")
+    whole = head.size + length
+    return bytes(data[head.size : whole]) if len(data) >= whole else None

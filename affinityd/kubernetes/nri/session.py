@@ -10,14 +10,14 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 
-from affinityd.kubernetes.nri.messages import CREATE_CONTAINER
-from affinityd.kubernetes.nri.wire import (
+from affinityd.kubernetes.nri.messages import (
+    CREATE_CONTAINER,
     PLUGIN,
     REQUEST,
     RESPONSE,
     RUNTIME,
-    Message,
     Trunk,
+    Ttrpc,
     packed,
 )
 from affinityd.linux.protobuf import embedded, field, number, read, text
@@ -46,7 +46,7 @@ def serve(path: str, create_container: Answer, guard: Guard) -> Iterator[None]:
     trunk = Trunk()
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
-        connection.sendall(packed(Message(RUNTIME, 1, REQUEST, _registration())))
+        connection.sendall(packed(Ttrpc(RUNTIME, 1, REQUEST, _registration())))
         while data := connection.recv(PART):
             for message in trunk.received(data):
                 if message.connection == RUNTIME:
@@ -54,7 +54,7 @@ def serve(path: str, create_container: Answer, guard: Guard) -> Iterator[None]:
                     yield
                 elif message.kind == REQUEST:
                     answered = reply(message.data, answers, guard)
-                    connection.sendall(packed(Message(PLUGIN, message.stream, RESPONSE, answered)))
+                    connection.sendall(packed(Ttrpc(PLUGIN, message.stream, RESPONSE, answered)))
 
 
 def reply(request: bytes, answers: Mapping[str, Answer], guard: Guard) -> bytes:
@@ -75,7 +75,7 @@ def _registration() -> bytes:
     return field(1, SERVICE) + field(2, "RegisterPlugin") + field(3, plugin)
 
 
-def _check(response: Message) -> None:
+def _check(response: Ttrpc) -> None:
     """Raise ValueError for a ttrpc.Response with an error."""
     status = embedded(read(response.data), 1)
     if number(status, 1):

@@ -12,9 +12,9 @@ from affinityd.config.settings import Settings
 from affinityd.daemon.nri import NriPlugin
 from affinityd.daemon.state.plan_service import PlanService
 from affinityd.kubernetes.nri import messages
+from affinityd.kubernetes.nri.messages import PLUGIN, REQUEST, Trunk, Ttrpc, packed
 from affinityd.kubernetes.nri.session import reply
-from affinityd.kubernetes.nri.wire import PLUGIN, REQUEST, Message, Trunk, packed
-from affinityd.kubernetes.podresources import containers
+from affinityd.kubernetes.pods import containers
 from affinityd.linux.protobuf import field, read
 from affinityd.topology.model import Node
 from tests.e2e.fuzz.inputs import MANY, SOME, damaged
@@ -23,7 +23,7 @@ from tests.support.tiny import tiny
 
 REQUESTS = (created(), created(cgroup="kubepods-pod1.slice", env=["A=b"], quota=100000, cpus="0"))
 BYTES = st.binary(max_size=64) | st.sampled_from(REQUESTS).flatmap(damaged)
-PARTS = packed(Message(PLUGIN, 1, REQUEST, REQUESTS[1]))
+PARTS = packed(Ttrpc(PLUGIN, 1, REQUEST, REQUESTS[1]))
 ASKED = field(1, "nri.pkg.api.v1alpha1.Plugin") + field(2, "CreateContainer")
 
 

@@ -224,7 +224,7 @@ def dra_driver() -> Iterator[None]:
 
 ASKS = """
 import os
-from affinityd.kubernetes.podresources import containers, list_pods
+from affinityd.kubernetes.pods import containers, list_pods
 found = containers(list_pods("/var/lib/kubelet/pod-resources/kubelet.sock"))
 print(os.getuid(), *(it.pod for it in found))
 """

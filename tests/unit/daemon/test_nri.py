@@ -13,7 +13,7 @@ from affinityd.config.settings import Settings
 from affinityd.daemon import nri
 from affinityd.daemon.nri import NriPlugin
 from affinityd.daemon.state.plan_service import PlanService
-from affinityd.kubernetes import podresources
+from affinityd.kubernetes import pods
 from affinityd.linux.protobuf import field, number, read, text
 from affinityd.topology.model import Node
 from tests.support.daemons import PATIENCE, eventually
@@ -124,7 +124,7 @@ def test_gpus_that_kubelet_alone_knows_count(
     if name is not None:
         gpu = field(2, field(1, "nvidia.com/gpu") + field(2, "0"))
         pod = field(1, "job") + field(2, "training") + field(3, field(1, name) + gpu)
-        monkeypatch.setattr(podresources, "list_pods", lambda *_: field(1, pod))
+        monkeypatch.setattr(pods, "list_pods", lambda *_: field(1, pod))
     plugin._kubelet = "/nonexistent"
     given = runtime.create(created(devices=[]))
     assert given.cpus == (NEAR if outcome == "adjusted" else "")

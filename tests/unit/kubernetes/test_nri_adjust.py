@@ -10,8 +10,7 @@ import pytest
 from affinityd.cpuset import format_list, parse_list
 from affinityd.errors import NoSuchGpuError, UnsatisfiableError
 from affinityd.kubernetes.nri import messages
-from affinityd.kubernetes.nri.adjust import Adjustment, Rules, adjust, chosen
-from affinityd.kubernetes.nri.devices import granted
+from affinityd.kubernetes.nri.adjust import Adjustment, Rules, adjust, chosen, granted
 from affinityd.topology.model import Node
 from tests.support import nri
 from tests.support.machines.facts import machine

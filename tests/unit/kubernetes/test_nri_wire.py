@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from affinityd.kubernetes.nri.wire import FRAME, LARGEST, PLUGIN, RESPONSE, Message, Trunk, packed
+from affinityd.kubernetes.nri.messages import (
+    FRAME,
+    LARGEST,
+    PLUGIN,
+    RESPONSE,
+    Trunk,
+    Ttrpc,
+    packed,
+)
 
-SHORT, LONG = (Message(PLUGIN, 7, RESPONSE, b"x" * size) for size in (3, 3 * 4096))
+SHORT, LONG = (Ttrpc(PLUGIN, 7, RESPONSE, b"x" * size) for size in (3, 3 * 4096))
 
 
 @pytest.mark.parametrize("part", [1, 7, 4096, 10**6])

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from affinityd.kubernetes.nri import messages
-from affinityd.kubernetes.nri.wire import (
+from affinityd.kubernetes.nri.messages import (
     FRAME,
     PLUGIN,
     REQUEST,
     RESPONSE,
     RUNTIME,
-    Message,
     Trunk,
+    Ttrpc,
     packed,
 )
 from affinityd.linux.protobuf import field, read, text
@@ -85,17 +85,17 @@ def dies(connection: socket.socket, _stream: int) -> None:
 
 def refuses(connection: socket.socket, stream: int) -> None:
     status = field(1, field(1, 2) + field(2, "no"))
-    connection.sendall(packed(Message(PLUGIN, stream, RESPONSE, status)))
+    connection.sendall(packed(Ttrpc(PLUGIN, stream, RESPONSE, status)))
 
 
 def muddles(connection: socket.socket, stream: int) -> None:
-    connection.sendall(packed(Message(PLUGIN, stream, RESPONSE, os.urandom(64) + b"\xff")))
+    connection.sendall(packed(Ttrpc(PLUGIN, stream, RESPONSE, os.urandom(64) + b"\xff")))
 
 
 def pins(connection: socket.socket, stream: int) -> None:
     """Answer rightly, as another plugin does that sets cpusets."""
     answer = field(2, messages.adjusted({}, None, FAR))
-    connection.sendall(packed(Message(PLUGIN, stream, RESPONSE, answer)))
+    connection.sendall(packed(Ttrpc(PLUGIN, stream, RESPONSE, answer)))
 
 
 @contextmanager
@@ -109,7 +109,7 @@ def misbehaving(cluster: Cluster, misdeed: Misdeed) -> Iterator[list[int]]:
             connection.connect(os.fspath(cluster.root / "run/nri/nri.sock"))
             named = field(1, "misbehaving") + field(2, "50")
             service = field(1, "nri.pkg.api.v1alpha1.Runtime") + field(2, "RegisterPlugin")
-            request = Message(RUNTIME, 1, REQUEST, service + field(3, named))
+            request = Ttrpc(RUNTIME, 1, REQUEST, service + field(3, named))
             connection.sendall(packed(request))
             connection.settimeout(1)
             while not ends.is_set():
@@ -124,7 +124,7 @@ def misbehaving(cluster: Cluster, misdeed: Misdeed) -> Iterator[list[int]]:
                             count[0] += 1
                             misdeed(connection, it.stream)
                         else:
-                            answer = packed(Message(PLUGIN, it.stream, RESPONSE, field(2, b"")))
+                            answer = packed(Ttrpc(PLUGIN, it.stream, RESPONSE, field(2, b"")))
                             connection.sendall(answer)
 
     def live_on() -> None:
