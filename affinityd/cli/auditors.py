@@ -10,7 +10,7 @@ from affinityd.config.settings import Settings
 from affinityd.cpuset import CpuSet
 from affinityd.discovery.nvml.report import ProcessReport
 from affinityd.kubernetes.pods import KubeletPods
-from affinityd.measure.saved import GpuRatios
+from affinityd.measure.document import GpuRatios
 
 
 def auditor_by(

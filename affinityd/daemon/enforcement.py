@@ -21,13 +21,10 @@ from affinityd.daemon.metrics import enforcement as enforcement_metrics
 from affinityd.daemon.peers.viewer import Viewer
 from affinityd.daemon.policy_document import parse
 from affinityd.daemon.state.background import FailureLog
-from affinityd.enforce.describe import render
-from affinityd.enforce.enforcer import Enforced, Enforcer
-from affinityd.enforce.hindrances import NodeLock, lacking
+from affinityd.enforce.document import Enforced, render
+from affinityd.enforce.enforcer import Enforcer, NodeLock, lacking
 from affinityd.enforce.model import GIVEN_UP, PINNED, REFUSED, Decision, PinAttempt, job_name
-from affinityd.enforce.policy.file import FILE, PolicyFile
-from affinityd.enforce.policy.model import PolicyState
-from affinityd.enforce.policy.site import site
+from affinityd.enforce.policy import FILE, PolicyFile, PolicyState, site
 from affinityd.grouping import grouped
 from affinityd.recent import Recent
 from affinityd.text import count, one_line

@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from affinityd.enforce.policy.model import NODE, Treatment
-from affinityd.enforce.policy.policy import NAMED, NamePatterns, Policy, PolicyError, Rule
+from affinityd.enforce.policy import NAMED, NODE, NamePatterns, Policy, PolicyError, Rule, Treatment
 from affinityd.planner.modes import MODES
 from affinityd.request.parameters import MAX_NUMBER
 from affinityd.text import one_line, quote

@@ -13,8 +13,8 @@ from affinityd.audit.describe import counts, render
 from affinityd.audit.model import Scan
 from affinityd.config.settings import OFF, Settings
 from affinityd.daemon.metrics import audit as audit_metrics
-from affinityd.daemon.metrics.exposition import expositions
-from affinityd.daemon.metrics.job_series import JobRow, JobSeries
+from affinityd.daemon.metrics.audit import JobRow, JobSeries
+from affinityd.daemon.metrics.families import expositions
 from affinityd.daemon.peers.viewer import Viewer
 from affinityd.daemon.state.scans import ScanResult
 from affinityd.topology.model import Gpu, Topology

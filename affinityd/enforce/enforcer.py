@@ -1,26 +1,31 @@
 """Enforcement after a scan: a decision about each process, then its pins.
 
-One look after the other, in one thread. The result of a look is frozen, and other threads read it.
+One scan after the other, in one thread. Two daemons with different settings would move a job's
+threads back and forth for ever: one has the lock of a file, flock(2), and the others observe.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from affinityd.audit.facts.holding import GpuKey
+from affinityd.audit.facts.process import ProcessFacts
 from affinityd.audit.model import Scan
 from affinityd.config.settings import OBSERVE, PIN
 from affinityd.cpuset import CpuSet, several
-from affinityd.enforce import pinner
-from affinityd.enforce.backoff import Backoff, PinRecord
-from affinityd.enforce.decide import decide
-from affinityd.enforce.document import TotalsDocument
+from affinityd.enforce.decide import Backoff, decide
+from affinityd.enforce.document import Enforced, TotalsDocument
 from affinityd.enforce.model import (
     CUT,
     DRIFTED,
+    FITS,
+    ON_PURPOSE,
     PIN_OUTCOMES,
     PINNED,
     REFUSED,
@@ -28,14 +33,164 @@ from affinityd.enforce.model import (
     Decision,
     PinAttempt,
     PinOutcome,
+    TargetCpus,
 )
 from affinityd.enforce.placement import JobHistory
-from affinityd.enforce.policy.file import PolicyFile
+from affinityd.enforce.policy import PolicyFile
 from affinityd.enforce.policy.identity import ProcessIdentities
-from affinityd.enforce.policy.model import PolicyState
 from affinityd.grouping import grouped
+from affinityd.linux import pinning
+from affinityd.linux.processes import INITIAL_PIDS, PROC, status_of
+from affinityd.linux.syscalls import SYS_NICE
 from affinityd.recent import Recent
 from affinityd.topology.model import Topology
+
+#: /proc/self/ns/user if capabilities count for every process: PROC_USER_INIT_INO,
+#: kernel include/linux/proc_ns.h.
+INITIAL_USERS = "user:[4026531837]"
+
+NO_THREAD = 2**31 - 1  #: above any kernel's PID_MAX_LIMIT
+
+NOT_ALL_PIDS = (
+    "the daemon is in a pid namespace of its own, and sees no job's processes: set hostPID: true "
+    "in its pod, or podman run --pid=host"
+)
+NOT_ALL_USERS = (
+    "the daemon is in a user namespace of its own, and has no CAP_SYS_NICE over processes outside: "
+    "set hostUsers: true in its pod, or run podman as the node's root and without --userns"
+)
+NO_SYS_NICE = (
+    "the daemon has no CAP_SYS_NICE, by which it pins other users' processes: use "
+    "affinityd.service.d/enforce.conf for systemd, enforce.mode: pin in the chart, "
+    "or podman run --cap-add=SYS_NICE"
+)
+CALL_REFUSED = (
+    "sched_setaffinity(2) is refused to the daemon ({error}): use affinityd.service.d/enforce.conf "
+    "for systemd (SystemCallFilter=sched_setaffinity), elsewhere a seccomp profile that allows it"
+)
+
+LOCK = "/run/affinityd/enforce.lock"
+
+#: No link leads to another file, and no child inherits the lock.
+FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+
+TAKEN = (
+    "another daemon pins on this node (fuser {path} names it): this daemon observes until the "
+    "other has ended"
+)
+NO_LOCK = "the lock of the one daemon that pins on a node cannot be taken: {path}: {why}"
+
+
+def lacking(proc: str = PROC) -> str | None:
+    """Return why this process cannot pin processes of jobs, with the remedy; None: it can."""
+    if _is_apart(f"{proc}/self/ns/pid", INITIAL_PIDS):
+        return NOT_ALL_PIDS
+    if _is_apart(f"{proc}/self/ns/user", INITIAL_USERS):
+        return NOT_ALL_USERS
+    if not int(status_of("self", "CapEff", proc) or "0", 16) >> SYS_NICE & 1:
+        return NO_SYS_NICE
+    return _refusal()
+
+
+def _is_apart(namespace: str, initial: str) -> bool:
+    try:
+        return os.fspath(Path(namespace).readlink()) != initial
+    except OSError:  # a kernel without such namespaces
+        return False
+
+
+def _refusal() -> str | None:
+    """Return why the call is refused for any process; None: it reaches the kernel.
+
+    The call is for a thread that cannot exist, which the kernel reports. The daemon's own mask, set
+    again, would persist when its cpuset changes: since Linux 6.2 the kernel keeps the request.
+    """
+    try:
+        os.sched_setaffinity(NO_THREAD, {0})
+    except OSError as error:
+        if error.errno != errno.ESRCH:
+            name = errno.errorcode.get(error.errno or 0, "")
+            return CALL_REFUSED.format(error=f"{name}: {error.strerror}")
+    return None
+
+
+class NodeLock:
+    """The lock, once it is free; the kernel frees it, however a daemon ends."""
+
+    def __init__(self, path: str = LOCK) -> None:
+        """Take where the lock is."""
+        self._path = Path(path)
+        self._file: int | None = None  # this process has the lock
+
+    def acquire(self) -> str | None:
+        """Return why this daemon must not pin; None: it has the lock. Call it before each pass.
+
+        A removed or replaced file is no lock between two daemons.
+        """
+        if self._file is not None and not self._is_there(self._file):
+            os.close(self._file)
+            self._file = None
+        try:
+            self._file = self._file or self._locked()
+        except BlockingIOError:
+            return TAKEN.format(path=self._path)
+        except OSError as error:
+            return NO_LOCK.format(path=self._path, why=error.strerror)
+        return None
+
+    def _locked(self) -> int:
+        """Return the file, locked. Raises OSError: BlockingIOError where another daemon has it."""
+        folder = self._path.parent
+        if not folder.exists():
+            folder.mkdir()
+            folder.chmod(0o755)  # independent of the umask: sockets are there, too
+        file = os.open(self._path, FLAGS, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not self._is_there(file):
+                raise BlockingIOError  # another daemon that pins has replaced it
+        except OSError:
+            os.close(file)
+            raise
+        return file
+
+    def _is_there(self, file: int) -> bool:
+        """Whether a path still leads to the open file."""
+        try:
+            return os.path.samestat(os.fstat(file), self._path.lstat())
+        except OSError:
+            return False
+
+
+MAX_PASSES = 6  #: the next scan goes on with a process that starts threads faster
+
+RULES = {FITS: pinning.PINNED, DRIFTED: pinning.CHANGE, ON_PURPOSE: pinning.LEFT_ALONE}
+
+
+def pin_process(facts: ProcessFacts, to: TargetCpus, deadline: float) -> PinOutcome:
+    """Give every thread of a drifted process its target CPUs; read them back.
+
+    `deadline`: when to stop, time.monotonic(). An ended process is left alone, and so is
+    another one with its pid. No process makes it raise.
+    """
+
+    def rule(mask: CpuSet, _given: Collection[CpuSet]) -> str:
+        return RULES[to.of(mask)]
+
+    target = pinning.Target(facts.pid, facts.start, to.cpus, rule)
+    result = pinning.pin_threads(lambda: [target], deadline=deadline, max_passes=MAX_PASSES)
+    was_set = [thread for thread in result.threads if thread.was_set]
+    refused = result.having(pinning.REFUSED)
+    return PinOutcome(
+        pinned=len(was_set),
+        refused=len(refused),
+        cut=next((thread.held for thread in was_set if thread.held < thread.asked), None),
+        error=refused[0].reason if refused else None,
+        is_gone=not result.threads and not result.is_late,
+        is_settled=result.is_settled,
+        is_late=result.is_late,
+    )
+
 
 PASS = 2.0  #: seconds that the pins after one scan may take together; the next begins with the rest
 
@@ -46,25 +201,6 @@ NO_ENVIRONMENTS = (
     "enforce.readEnvironments in the chart)"
 )
 NOT_SEEN = "the processes of {gpus} are not known: {why}"
-
-
-@dataclass(frozen=True, eq=False)  # to compare two would compare two machines, core by core
-class Enforced:
-    """One look at all processes that use GPUs, after a scan, with its inputs."""
-
-    topology: Topology
-    scan: Scan
-    wanted: str  #: of ENFORCE_VALUES: as it was set
-    does: str  #: of ENFORCE_VALUES: its actual mode
-    hindrance: str | None  #: why it observes where it was to pin
-    policy: PolicyState
-    decisions: Sequence[Decision]  #: in the scan's order
-    records: Mapping[int, PinRecord]  #: the history of the processes, by pid
-    totals: TotalsDocument
-    done: Sequence[PinAttempt] = ()
-    notices: Sequence[str] = ()  #: its limits, for people
-    unreached: int = 0  #: processes that should have been pinned and were not reached in time
-    seconds: float = 0.0  #: how long it took, without the scan
 
 
 class Enforcer:
@@ -151,7 +287,7 @@ class Enforcer:
         """Pin a process, and count it."""
         facts, target = decision.process.facts, decision.target
         assert target is not None  # noqa: S101 - a drifted process has a place
-        done = PinAttempt(decision, pinner.pin_process(facts, target, end))
+        done = PinAttempt(decision, pin_process(facts, target, end))
         self._threads += done.outcome.pinned
         self._pins.update(outcomes(done.outcome))
         self._backoff.note(done)

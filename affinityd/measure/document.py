@@ -1,12 +1,20 @@
-"""The document of `affinityd measure --json` and of the file that the daemon reads."""
+"""The document of `affinityd measure --json`, and its file, which the daemon reads."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from statistics import median
 from typing import Annotated
 
-from affinityd.json_codec import OneOf
+from affinityd.errors import OutputError
+from affinityd.grouping import grouped
+from affinityd.json_codec import OneOf, dumps, loads
+from affinityd.linux.files import EXECUTABLE, read_regular, write_whole
+from affinityd.topology.model import Topology
 
 VERSION = 1
 
@@ -63,3 +71,164 @@ class Measurement:
     gpus: Sequence[MeasuredGpu]
     figures: Sequence[Figure]
     notices: Sequence[str] = ()  #: for people
+
+
+ALIKE = 1.05  #: a smaller ratio is within what measurements of a tenth of a second vary
+
+#: The quantities of the sentence, the first that was measured near and far, and its words.
+SAID = {
+    TO_DEVICE: "host-to-device copies from pinned memory",
+    TO_DEVICE_PAGEABLE: "host-to-device copies from pageable memory",
+    READ: "reading memory with one thread",
+}
+
+ONE_NODE = "one NUMA node has CPUs here: no CPU is far, and placement by node gains nothing"
+NOT_COMPARED = "near and far cannot be compared: no quantity was measured from both"
+UNMEASURED = "; no GPU was measured"
+
+
+def near_nodes(figure: Figure, gpus: Iterable[MeasuredGpu]) -> Collection[int]:
+    """Return the nodes whose CPUs are near a figure's target: memory's own, or those of a GPU."""
+    if figure.memory_node is not None:
+        return (figure.memory_node,)
+    return next((gpu.near for gpu in gpus if gpu.pci_bus_id == figure.gpu), ())
+
+
+def ratios(
+    figures: Iterable[Figure], gpus: Collection[MeasuredGpu], quantity: str
+) -> Mapping[Target, Mapping[int, float]]:
+    """Return GPU or memory node → NUMA node of CPUs → near's figure over that node's.
+
+    1.8: near copies 1.8 times as many bytes per second, or takes a 1.8th of the time. Near is the
+    median of the near nodes; a target without a near figure is left out.
+    """
+    known = [it for it in figures if it.quantity == quantity and it.value]
+    found: dict[Target, Mapping[int, float]] = {}
+    for target, its in grouped(known, lambda it: it.target).items():
+        homes = near_nodes(its[0], gpus)
+        values = {it.numa_node: it.value for it in its if it.value}
+        at_home = [value for node, value in values.items() if node in homes]
+        if at_home:
+            best, power = median(at_home), -1 if quantity in TIMES else 1
+            found[target] = {node: (best / value) ** power for node, value in values.items()}
+    return found
+
+
+def sentence(figures: Sequence[Figure], gpus: Sequence[MeasuredGpu], *, nodes: int) -> str:
+    """Compare near with far, on one line; `nodes`: how many have CPUs."""
+    if nodes <= 1:
+        return ONE_NODE
+    for quantity, words in SAID.items():
+        far = list(_far(figures, gpus, quantity))
+        if far:
+            without = UNMEASURED if quantity == READ and gpus else ""
+            return _said(median(far), words) + without
+    return NOT_COMPARED
+
+
+def _far(figures: Sequence[Figure], gpus: Sequence[MeasuredGpu], quantity: str) -> Iterator[float]:
+    """Yield the ratio of each pair of far nodes, or of a GPU and a node far from it."""
+    found = ratios(figures, gpus, quantity)
+    for it in figures:
+        ratio = found.get(it.target, {}).get(it.numa_node)
+        if it.quantity == quantity and ratio and it.numa_node not in near_nodes(it, gpus):
+            yield ratio
+
+
+def _said(ratio: float, words: str) -> str:
+    if ratio < 1 / ALIKE:
+        return (
+            f"far is {1 / ratio:.1f} × near for {words} on this node: other work disturbed the "
+            "measurement, or the machine reports wrong nodes"
+        )
+    if ratio < ALIKE:
+        return f"near is {ratio:.2f} × far for {words} on this node: they are alike"
+    return (
+        f"near is {ratio:.1f} × far for {words} on this node; a job that waits for nothing else "
+        f"gains up to {ratio - 1:.0%}"
+    )
+
+
+MAX_BYTES = 16 * 1024 * 1024
+
+
+def save(found: Measurement, path: Path) -> None:
+    """Write it atomically, readable by every user, with its folder. Raises OutputError."""
+    try:
+        if not path.parent.is_dir():
+            path.parent.mkdir(parents=True)
+            path.parent.chmod(EXECUTABLE)  # independent of the umask
+        write_whole(path, f"{dumps(found)}\n".encode())
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def read(path: str) -> Measurement:
+    """Read it back. Raises OSError; ValueError, one line."""
+    return _parsed(path, read_regular(path, MAX_BYTES))
+
+
+def _parsed(path: str, content: bytes) -> Measurement:
+    found = loads(Measurement, content, os.path.basename(path))  # noqa: PTH119
+    if found.version != VERSION:
+        raise ValueError(f"{path} is of version {found.version}, not {VERSION}")
+    return found
+
+
+class GpuRatios:
+    """The ratios of a file, which is read again only when its inode, size or time has changed."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._seen: tuple[int, int, int] | None = None
+        self._found: Measurement | None = None
+        self._notices: tuple[str, ...] = ()
+
+    def __call__(
+        self, topology: Topology
+    ) -> tuple[Mapping[tuple[str, int], Mapping[int, float]], tuple[str, ...]]:
+        """Return the ratios of host-to-device copies from pinned memory, and notices for people.
+
+        They are by a GPU's key and the NUMA node of CPUs: near's bandwidth over that node's. A GPU
+        that is not the measured one, by its PCI bus id and UUID, has none, and no node that is not
+        here. Without a file there are neither; one that cannot be read is a notice.
+        """
+        try:
+            self._look()
+        except FileNotFoundError:
+            self._seen, self._found, self._notices = None, None, ()
+        except OSError as error:  # it is tried again: its file may be as it was
+            self._seen = None
+            self._leave(error.strerror)
+        except ValueError as error:
+            self._leave(error)
+        return _of_gpus(self._found, topology) if self._found else {}, self._notices
+
+    def _leave(self, why: object) -> None:
+        self._found, self._notices = None, (f"{self._path} is not used: {why}",)
+
+    def _look(self) -> None:
+        """Read the file if it has changed. Raises OSError, ValueError."""
+        status = os.stat(self._path)  # noqa: PTH116 - the path is a str
+        now = status.st_ino, status.st_size, status.st_mtime_ns
+        if now != self._seen:
+            content = read_regular(self._path, MAX_BYTES)
+            self._seen = now
+            self._found, self._notices = _parsed(self._path, content), ()
+
+
+def _of_gpus(
+    found: Measurement, topology: Topology
+) -> Mapping[tuple[str, int], Mapping[int, float]]:
+    there = {(it.pci_bus_id, it.uuid) for it in found.gpus}
+    its = ratios(found.figures, found.gpus, TO_DEVICE)
+    here = {
+        gpu.key: {
+            node: ratio
+            for node, ratio in its[gpu.pci_bus_id].items()
+            if node in topology.nodes_with_cpus and 0 < ratio < inf
+        }
+        for gpu in topology.gpus
+        if (gpu.pci_bus_id, gpu.uuid) in there and gpu.pci_bus_id in its
+    }
+    return {key: by_node for key, by_node in here.items() if by_node}

@@ -13,13 +13,32 @@ import mmap
 import os
 import random
 import struct
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from statistics import median
 
 from affinityd.cpuset import CpuSet
 from affinityd.linux.files import listed, text
 from affinityd.linux.memory_policy import resident_bytes, set_policy
-from affinityd.measure.timing import median_seconds
+
+SECONDS = 0.1  #: that a figure may take, unless one action takes longer
+
+
+def median_seconds(
+    action: Callable[[], object], before: Callable[[], object] | None = None
+) -> float:
+    """Return the median time of an action; `before` precedes each, and is not timed."""
+    took: list[float] = []
+    end = time.perf_counter() + SECONDS
+    while not took or time.perf_counter() < end:
+        if before is not None:
+            before()
+        began = time.perf_counter()
+        action()
+        took.append(time.perf_counter() - began)
+    return median(took)
+
 
 MIB = 1024 * 1024
 LEAST, MOST = 64 * MIB, 512 * MIB  #: of the part that is read in order

@@ -1,16 +1,224 @@
-"""Measures the node: a process for each NUMA node with CPUs, one after another."""
+"""Measures the node: a process for each NUMA node with CPUs, one after another.
+
+A process is forked from one with one thread, and reports figure by figure. A driver that crashes or
+hangs costs the figures that were not reported yet.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from traceback import print_exc
+from typing import NoReturn
 
+from affinityd.cpuset import CpuSet
+from affinityd.linux.children import exit_status
 from affinityd.linux.files import text
-from affinityd.measure.child import measured
-from affinityd.measure.document import VERSION, Figure, Measurement
-from affinityd.measure.ratios import sentence
-from affinityd.measure.tasks import NodeTask, measured_gpu, tasks
-from affinityd.topology.model import Topology
+from affinityd.linux.syscalls import end_with
+from affinityd.measure.document import (
+    LATENCY,
+    OF_GPUS,
+    OF_MEMORY,
+    READ,
+    VERSION,
+    Figure,
+    MeasuredGpu,
+    Measurement,
+    Target,
+    sentence,
+)
+from affinityd.measure.gpus import gpu_results
+from affinityd.measure.memory import (
+    NotMeasuredError,
+    last_level_cache,
+    latency,
+    memory_on,
+    read_rate,
+)
+from affinityd.topology.model import Gpu, Topology
+from affinityd.topology.nearness import vicinity
+
+
+@dataclass(frozen=True)
+class MemoryTarget:
+    """A node whose memory is read, and its CPUs, from which it is filled; it may have none."""
+
+    node: int
+    cpus: CpuSet
+
+
+@dataclass(frozen=True)
+class NodeTask:
+    """The work of one process, on the CPUs of one node."""
+
+    node: int
+    cpus: CpuSet
+    memory: tuple[MemoryTarget, ...]
+    gpus: tuple[Gpu, ...]
+    home: int | None  #: the node of the memory that is copied: its own, else the nearest
+    is_one_node: bool  #: one node alone has memory: then the place of memory is not checked
+
+    @property
+    def blanks(self) -> Iterator[Figure]:
+        """The figures to be measured, in order, without values."""
+        for target in self.memory:
+            for quantity in OF_MEMORY:
+                yield Figure(quantity, self.node, target.node, None)
+        for gpu in self.gpus:
+            for quantity in OF_GPUS:
+                yield Figure(quantity, self.node, None, gpu.pci_bus_id)
+
+    def after(self, target: Target) -> NodeTask:
+        """Return the rest of it, after a target."""
+        order = list(dict.fromkeys(it.target for it in self.blanks))
+        left = order[order.index(target) + 1 :]
+        return replace(
+            self,
+            memory=tuple(it for it in self.memory if it.node in left),
+            gpus=tuple(it for it in self.gpus if it.pci_bus_id in left),
+        )
+
+
+def tasks(topology: Topology, gpus: Collection[Gpu]) -> list[NodeTask]:
+    """Return the tasks for a machine and these GPUs of it, by ascending node."""
+    memory = tuple(
+        MemoryTarget(node, topology.cpus_of_node(node)) for node in topology.nodes_with_memory
+    )
+    return [
+        NodeTask(
+            node,
+            topology.cpus_of_node(node),
+            memory,
+            tuple(gpus),
+            home=topology.memory_node(node),
+            is_one_node=len(memory) == 1,
+        )
+        for node in topology.nodes_with_cpus
+        if node is not None
+    ]
+
+
+def measured_gpu(topology: Topology, gpu: Gpu) -> MeasuredGpu:
+    """Return a GPU with the nodes of its near CPUs."""
+    near = [node for node in vicinity(topology, [gpu]).nodes if node is not None]
+    return MeasuredGpu(gpu.vendor, gpu.index, gpu.uuid, gpu.pci_bus_id, near)
+
+
+PATIENCE = 30.0  #: seconds for one figure, with the start of a driver
+GRACE = 2.0  #: seconds for a child to end by itself, and for a killed one
+PAUSE = 0.01  #: seconds between two looks whether it has ended
+OOM_FIRST = "1000"  #: oom_score_adj, proc(5): where memory is short, this process ends, no job
+
+
+def measured(task: NodeTask) -> Iterator[Figure]:
+    """Yield the task's figures as they are measured.
+
+    A child that crashes costs its present target, and another goes on with the next one. A child
+    that hangs costs the rest.
+    """
+    ours, theirs = Pipe(duplex=False)
+    missing = {_name(blank): blank for blank in task.blanks}
+    parent, pid = os.getpid(), os.fork()
+    if pid == 0:
+        _be_child(task, theirs, parent)
+    theirs.close()
+    grace, hung = 0.0, f"hung: no figure within {PATIENCE:g} s"
+    try:
+        while ours.poll(PATIENCE):
+            figure = ours.recv()
+            missing.pop(_name(figure), None)
+            yield figure
+    except EOFError:
+        grace, hung = GRACE, ""
+    finally:
+        ours.close()
+        how = _end(pid, grace)
+    if missing:
+        first = next(iter(missing.values())).target
+        why = f"the measuring process {hung or how}"
+        lost = [it for it in missing.values() if hung or it.target == first]
+        yield from (replace(it, why=why) for it in lost)
+        if len(lost) < len(missing):
+            yield from measured(task.after(first))
+
+
+def _name(figure: Figure) -> tuple[object, ...]:
+    return figure.quantity, figure.target
+
+
+def _end(pid: int, grace: float) -> str:
+    """Wait for a child, kill one that goes on after `grace` seconds; return how it ended."""
+    for seconds, is_killed in ((grace, False), (GRACE, True)):
+        end = time.monotonic() + seconds
+        while True:
+            if (code := exit_status(pid)) == -signal.SIGKILL and not is_killed:
+                return "was killed, as the kernel does where memory is short"
+            if code is not None:
+                return f"crashed: {signal.strsignal(-code)}" if code < 0 else "ended early"
+            if time.monotonic() >= end:
+                break
+            time.sleep(PAUSE)
+        os.kill(pid, signal.SIGKILL)
+    return "cannot be ended: it waits in the kernel"
+
+
+def _be_child(task: NodeTask, pipe: Connection, parent: int) -> NoReturn:
+    """Report the figures, and end without what the parent would do at its end."""
+    try:
+        end_with(parent)  # also where a driver hangs
+        os.dup2(2, 1)  # output of a driver's library is no part of the answer
+        for figure in _figures(task):
+            pipe.send(figure)
+    except OSError:  # the parent has ended
+        pass
+    except Exception:  # noqa: BLE001 - the parent's code must not go on here
+        print_exc()
+    finally:
+        os._exit(0)
+
+
+def _figures(task: NodeTask) -> Iterator[Figure]:
+    with suppress(OSError), Path("/proc/self/oom_score_adj").open("w") as file:
+        file.write(OOM_FIRST)
+    try:
+        os.sched_setaffinity(0, task.cpus)
+    except OSError:
+        why = "its CPUs are outside this process's cpuset"
+        yield from (replace(blank, why=why) for blank in task.blanks)
+        return
+    cache = last_level_cache(min(task.cpus))
+    for target in task.memory:
+        yield from _memory_figures(task, target, cache)
+    if task.gpus and task.home is not None:
+        yield from _gpu_figures(task, task.home, cache)
+
+
+def _memory_figures(task: NodeTask, target: MemoryTarget, cache: int) -> Iterator[Figure]:
+    blank = partial(Figure, numa_node=task.node, memory_node=target.node, gpu=None)
+    try:
+        with memory_on(target.node, target.cpus, cache, is_one=task.is_one_node) as buffer:
+            yield blank(READ, value=read_rate(buffer))
+            yield blank(LATENCY, value=latency(buffer))
+    except NotMeasuredError as error:
+        yield from (blank(quantity, why=str(error)) for quantity in OF_MEMORY)
+
+
+def _gpu_figures(task: NodeTask, home: int, cache: int) -> Iterator[Figure]:
+    try:
+        with memory_on(home, task.cpus, cache, is_one=task.is_one_node) as buffer:
+            for gpu in task.gpus:
+                for quantity, value, why in gpu_results(gpu.vendor, gpu.pci_bus_id, buffer):
+                    yield Figure(quantity, task.node, None, gpu.pci_bus_id, value, why)
+    except NotMeasuredError as error:
+        yield from (replace(it, why=str(error)) for it in task.blanks if it.gpu is not None)
+
 
 CPUINFO = "/proc/cpuinfo"
 VIRTUAL = "this is a virtual machine, which may hide the host's NUMA nodes, or invent some"
@@ -30,7 +238,7 @@ def measure(
     total = sum(len([*task.blanks]) for task in whole)
     figures: list[Figure] = []
     for task in whole:
-        for figure in _figures(task, busy):
+        for figure in _measured(task, busy):
             figures.append(figure)
             progress(figure, total)
     gpus = [measured_gpu(topology, gpu) for gpu in topology.gpus]
@@ -51,7 +259,7 @@ def is_virtual(cpuinfo: str) -> bool:
     return "hypervisor" in flags.split()
 
 
-def _figures(task: NodeTask, busy: Mapping[tuple[str, int], str]) -> Iterator[Figure]:
+def _measured(task: NodeTask, busy: Mapping[tuple[str, int], str]) -> Iterator[Figure]:
     """Yield the figures of a task; those of busy GPUs say so."""
     idle = tuple(gpu for gpu in task.gpus if gpu.key not in busy)
     yield from measured(replace(task, gpus=idle))

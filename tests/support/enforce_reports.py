@@ -10,9 +10,8 @@ from affinityd.audit.facts.holding import GpuKey
 from affinityd.audit.facts.job import Job
 from affinityd.config.settings import PIN
 from affinityd.cpuset import parse_list
-from affinityd.enforce.backoff import PinRecord
-from affinityd.enforce.document import TotalsDocument
-from affinityd.enforce.enforcer import Enforced
+from affinityd.enforce.decide import PinRecord
+from affinityd.enforce.document import Enforced, TotalsDocument
 from affinityd.enforce.model import (
     DRIFTED,
     FITS,
@@ -23,7 +22,7 @@ from affinityd.enforce.model import (
     PinOutcome,
     TargetCpus,
 )
-from affinityd.enforce.policy.model import PolicyState, Treatment
+from affinityd.enforce.policy import PolicyState, Treatment
 from tests.support.scans import MACHINE, process, scan
 
 TIME = 1_790_000_000.25  #: of the scan; it is 100 s since boot then

@@ -15,8 +15,7 @@ from affinityd.audit.judge import Judge
 from affinityd.audit.model import AuditedProcess
 from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.daemon.policy_document import parse
-from affinityd.enforce.backoff import Backoff
-from affinityd.enforce.decide import decide
+from affinityd.enforce.decide import Backoff, decide
 from affinityd.enforce.model import DRIFTED, Decision, PinAttempt, PinOutcome
 from affinityd.enforce.placement import JobHistory
 from affinityd.enforce.policy.identity import ProcessIdentity, paths

@@ -41,10 +41,8 @@ PURE_MODULES = (
     *(name for name in MODULES if name.split(".")[1:2] in [[folder] for folder in PURE]),
     *("affinityd.cpuset", "affinityd.text", "affinityd.topology.model"),
     "affinityd.topology.nearness",
-    *(f"affinityd.measure.{name}" for name in ("document", "ratios", "tasks")),
     *(f"affinityd.audit.{name}" for name in ("judge", "allocations", "verify")),
-    *(f"affinityd.enforce.{name}" for name in ("jobs", "placement", "verdict", "decide")),
-    "affinityd.enforce.policy.policy",
+    *(f"affinityd.enforce.{name}" for name in ("model", "placement", "decide")),
 )
 
 

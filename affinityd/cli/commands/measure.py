@@ -21,9 +21,8 @@ from affinityd.cli.target import this_machine
 from affinityd.config.settings import MEASURED
 from affinityd.discovery.nvml.query import query_processes
 from affinityd.json_codec import dumps
-from affinityd.measure.document import Figure
+from affinityd.measure.document import Figure, save
 from affinityd.measure.run import measure
-from affinityd.measure.saved import save
 from affinityd.text import one_line
 from affinityd.topology.model import Topology
 

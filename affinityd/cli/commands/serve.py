@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     failures = dict.fromkeys((TOPOLOGY, PROCESSES), 0)
     is_scanning = chosen.scan_interval is not None and not chosen.replays
     if chosen.enforce != settings.OFF:
-        from affinityd.enforce.policy.site import site  # noqa: PLC0415 - most daemons enforce nothing
+        from affinityd.enforce.policy import site  # noqa: PLC0415 - most daemons enforce nothing
 
         site(config.variables())  # an invalid one ends the daemon now
     scans = ScanChild(partial(_scanning, chosen), failures) if is_scanning else None

@@ -11,7 +11,7 @@ from affinityd.audit.sources.resident_memory import ByNode
 from affinityd.cli.render import audit_rows
 from affinityd.cli.render.audit_rows import amounts, process_name
 from affinityd.cpuset import several
-from affinityd.measure.ratios import ALIKE
+from affinityd.measure.document import ALIKE
 from affinityd.topology.model import Topology
 
 MOST_COMMANDS = 8  #: for processes that are alike

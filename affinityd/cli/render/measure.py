@@ -19,8 +19,9 @@ from affinityd.measure.document import (
     Figure,
     Measurement,
     Target,
+    near_nodes,
+    ratios,
 )
-from affinityd.measure.ratios import near_nodes, ratios
 
 #: Ratios of near to a figure, from the worst, and the colors of its cell.
 HEAT = ((1.5, "97;41"), (1.1, "30;43"), (0.0, "30;42"))

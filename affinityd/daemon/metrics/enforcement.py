@@ -18,7 +18,7 @@ from affinityd.daemon.metrics.families import (
     gpu_labels,
     whole,
 )
-from affinityd.enforce.enforcer import Enforced
+from affinityd.enforce.document import Enforced
 from affinityd.enforce.model import (
     CAUSES,
     DRIFTED,

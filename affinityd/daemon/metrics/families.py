@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
 from affinityd.text import one_line
-from affinityd.topology.model import Gpu
+from affinityd.topology.model import Gpu, Node
+from affinityd.topology.rdma import nics_of_gpus
 
 if TYPE_CHECKING:
     from affinityd.audit.document import AuditGpuDocument
@@ -65,3 +68,45 @@ def filled(
 def whole(families: Iterable[MetricFamily[T]], thing: T) -> Iterator[Metric]:
     """Yield metrics without labels."""
     return filled(families, [((), thing)])
+
+
+END = b"# EOF\n"  #: of OpenMetrics
+OPEN_METRICS = "application/openmetrics-text"
+
+
+def encoder(accept: str) -> tuple[Callable[[Collector], bytes], str]:
+    """Return the writer of a form that an Accept header takes, and that form's media type."""
+    try:
+        return choose_encoder(accept)
+    except TypeError:  # its own, over a version that is no number
+        return choose_encoder("")
+
+
+def joined(*parts: bytes) -> bytes:
+    """Return expositions of one form as one; each metric is in one of them."""
+    end = END if parts[-1].endswith(END) else b""
+    return b"".join(part.removesuffix(END) for part in parts) + end
+
+
+def expositions(collector: Collector) -> tuple[bytes, bytes]:
+    """Return the metrics of a collector in Prometheus' text form, and as OpenMetrics."""
+    (text, _), (open_metrics, _) = encoder(""), encoder(f"{OPEN_METRICS}; version=1.0.0")
+    return text(collector), open_metrics(collector)
+
+
+def gpu_nics(node: Node) -> Metric:
+    """Return a sample for each GPU and each RDMA port that plans give it.
+
+    `device` and `port` are those of node_exporter's infiniband collector.
+    """
+    metric = GaugeMetricFamily(
+        "affinityd_gpu_nic_info",
+        "1 for each RDMA port that plans give a GPU, by its link to the GPU.",
+        labels=(*GPU_LABELS, "device", "port", "link"),
+    )
+    found = nics_of_gpus(node.topology)
+    for gpu in node.topology.gpus:
+        for near in found[gpu.key].best():
+            names = one_line(near.port.device), str(near.port.number), near.link
+            metric.add_metric([*gpu_labels(gpu), *names], 1)
+    return metric

@@ -18,9 +18,17 @@ from prometheus_client.core import Metric
 
 from affinityd import __version__
 from affinityd.daemon.http.refusals import Refusal
-from affinityd.daemon.metrics.exposition import OPEN_METRICS, encoder, joined
-from affinityd.daemon.metrics.families import GPU_LABELS, MetricFamily, filled, gpu_labels, whole
-from affinityd.daemon.metrics.nics import gpu_nics
+from affinityd.daemon.metrics.families import (
+    GPU_LABELS,
+    OPEN_METRICS,
+    MetricFamily,
+    encoder,
+    filled,
+    gpu_labels,
+    gpu_nics,
+    joined,
+    whole,
+)
 from affinityd.daemon.state.plan_service import Answer
 from affinityd.daemon.state.scans import ScanResult
 from affinityd.linux.processes import since_boot

@@ -27,9 +27,8 @@ from affinityd.discovery.nvml.report import (
     ProcessReport,
     read_report,
 )
-from affinityd.enforce.describe import document
-from affinityd.enforce.document import EnforceDocument
-from affinityd.enforce.policy.environ import environment
+from affinityd.enforce.document import EnforceDocument, document
+from affinityd.enforce.policy.identity import environment
 from affinityd.errors import AffinityError, InvalidRequestError
 from affinityd.json_codec import dumps, loads
 from affinityd.linux.cgroup import Cgroups, cpuset_of

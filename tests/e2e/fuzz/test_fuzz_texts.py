@@ -15,8 +15,8 @@ from affinityd.client import http as client
 from affinityd.cpuset import parse_list, parse_mask
 from affinityd.daemon.policy_document import parse
 from affinityd.discovery.pci import bus_order, is_pci_address
+from affinityd.enforce.policy import Policy, PolicyError
 from affinityd.enforce.policy.identity import ProcessIdentity
-from affinityd.enforce.policy.policy import Policy, PolicyError
 from affinityd.errors import AffinityError
 from affinityd.linux.memory_policy import parse_policy
 from affinityd.linux.processes import parse_stat

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from affinityd.enforce.backoff import GRACE
+from affinityd.enforce.decide import GRACE
 from tests.support.children import program, sleeping
 from tests.support.cpusets import cgroup, pod_parts, step_parts
 from tests.support.tiny import BOTH, CPUS

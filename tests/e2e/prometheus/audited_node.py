@@ -24,8 +24,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from affinityd.cpuset import format_list
-from affinityd.measure.document import MeasuredGpu
-from affinityd.measure.saved import save
+from affinityd.measure.document import MeasuredGpu, save
 from tests.support.cpusets import cgroup, step_parts
 from tests.support.daemons import Daemon, eventually
 from tests.support.machines.by_hand import made

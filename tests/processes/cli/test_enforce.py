@@ -18,12 +18,9 @@ from affinityd.cli import main
 from affinityd.cli.commands import enforce
 from affinityd.cli.render.enforcement import lines
 from affinityd.enforce import model
-from affinityd.enforce.describe import render
-from affinityd.enforce.document import EnforceDocument
-from affinityd.enforce.enforcer import Enforced
+from affinityd.enforce.document import Enforced, EnforceDocument, render
 from affinityd.enforce.model import Decision
-from affinityd.enforce.policy.file import MAX_FILE
-from affinityd.enforce.policy.model import PolicyState, Treatment
+from affinityd.enforce.policy import MAX_FILE, PolicyState, Treatment
 from affinityd.json_codec import loads
 from affinityd.planner import Options
 from tests.support.enforce_reports import drifted, enforced, fits, left
@@ -288,7 +285,7 @@ def test_a_policy_that_is_none_is_one_line(
 def test_without_pydantic_it_says_what_brings_it(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("affinityd.cli.policy_check", "affinityd.daemon.policy_document"):
+    for name in ("affinityd.cli.commands.enforce", "affinityd.daemon.policy_document"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "pydantic", None)
     assert main(["enforce", "--check", "/none"]) == 2

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from affinityd.cli.commands import measure
-from affinityd.measure.document import LAUNCH, OF_GPUS, OF_MEMORY
-from affinityd.measure.saved import GpuRatios
+from affinityd.measure.document import LAUNCH, OF_GPUS, OF_MEMORY, GpuRatios
 from affinityd.topology.model import Topology
 from tests.support.audit_facts import Known
 from tests.support.children import children_of, sleeping

@@ -20,10 +20,9 @@ from affinityd.audit.remedies import Remedies
 from affinityd.cli import main
 from affinityd.cli.render import enforcement
 from affinityd.cli.render.audit import table
-from affinityd.enforce.describe import render
-from affinityd.enforce.document import EnforceDocument
-from affinityd.enforce.policy.model import PolicyState, Treatment
-from affinityd.enforce.verdict import ELSEWHERE
+from affinityd.enforce.document import EnforceDocument, render
+from affinityd.enforce.model import ELSEWHERE
+from affinityd.enforce.policy import PolicyState, Treatment
 from affinityd.json_codec import loads
 from docs.check.blocks import BLOCKS
 from tests.support import audit_facts

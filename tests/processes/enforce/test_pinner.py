@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from affinityd.audit.facts.process import ProcessFacts
-from affinityd.enforce import pinner
+from affinityd.enforce import enforcer
 from affinityd.enforce.model import PinOutcome, TargetCpus
 from affinityd.linux.pinning import QUIET_PASSES
 from tests.processes.linux.test_pinning import ALL, FAMILY, FIRST, SECOND, masks
@@ -23,7 +23,7 @@ TO_FIRST = TargetCpus(cpus=FIRST, cpuset=ALL, usual=frozenset({ALL}))
 
 
 def pin(facts: ProcessFacts, target: TargetCpus = TO_FIRST, seconds: float = 10) -> PinOutcome:
-    return pinner.pin_process(facts, target, time.monotonic() + seconds)
+    return enforcer.pin_process(facts, target, time.monotonic() + seconds)
 
 
 def test_threads_that_drifted_are_pinned_once_and_one_that_was_pinned_on_purpose_is_not() -> None:
@@ -83,6 +83,6 @@ def test_when_time_is_up_nothing_more_is_set_and_it_says_so() -> None:
 def test_where_the_last_pass_set_something_it_is_not_settled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pinner, "MAX_PASSES", QUIET_PASSES)
+    monkeypatch.setattr(enforcer, "MAX_PASSES", QUIET_PASSES)
     with sleeping() as child:
         assert pin(facts_of(child.pid)) == PinOutcome(pinned=1, is_settled=False)

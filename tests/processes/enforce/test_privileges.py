@@ -7,11 +7,17 @@ import subprocess
 
 import pytest
 
-from affinityd.enforce.hindrances import NO_SYS_NICE, NOT_ALL_PIDS, NOT_ALL_USERS, REFUSED, lacking
+from affinityd.enforce.enforcer import (
+    CALL_REFUSED,
+    NO_SYS_NICE,
+    NOT_ALL_PIDS,
+    NOT_ALL_USERS,
+    lacking,
+)
 from tests.support.child_python import SECCOMP, said
 
 EPERM = "EPERM: Operation not permitted"
-ASK = "from affinityd.enforce.hindrances import lacking; print(lacking())"
+ASK = "from affinityd.enforce.enforcer import lacking; print(lacking())"
 
 needs_freedom = pytest.mark.skipif(
     lacking() is not None, reason="this process may not pin others itself"
@@ -28,7 +34,7 @@ needs_freedom = pytest.mark.skipif(
         ("", ("setpriv", "--reuid=65534"), NO_SYS_NICE),
         ("", ("unshare", "--pid", "--fork", "--mount-proc"), NOT_ALL_PIDS),
         ("", ("unshare", "--user", "--map-root-user"), NOT_ALL_USERS),
-        (f'{SECCOMP}\nrefuse("sched_setaffinity")', (), REFUSED.format(error=EPERM)),
+        (f'{SECCOMP}\nrefuse("sched_setaffinity")', (), CALL_REFUSED.format(error=EPERM)),
     ],
     ids=["root", "one capability", "all but that", "user", "own pids", "own users", "filter"],
 )

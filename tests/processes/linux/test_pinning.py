@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from affinityd.cli.pin_targets import PinTargets
+from affinityd.cli.commands.pin import PinTargets
 from affinityd.cpuset import CpuSet
 from affinityd.linux import pinning
 from affinityd.linux.pinning import LEFT_ALONE, PINNED, PinResult, Target, pin_threads

@@ -24,14 +24,14 @@ ADDRESS = "0000:10:00.0"
 #: Measures a GPU in a child of a child: the libraries are found by a variable of its start.
 CODE = """
 import json, os, sys
-from affinityd.measure import child, tasks, timing
+from affinityd.measure import memory, run
 from affinityd.topology.model import Gpu
 
-child.PATIENCE, timing.SECONDS = float(sys.argv[3]), 0.0
+run.PATIENCE, memory.SECONDS = float(sys.argv[3]), 0.0
 gpus = tuple(Gpu(index, sys.argv[1], it, 0) for index, it in enumerate(sys.argv[2].split(",")))
 here = frozenset(os.sched_getaffinity(0))
-task = tasks.NodeTask(0, here, (), gpus, home=0, is_one_node=True)
-found = [*child.measured(task)]
+task = run.NodeTask(0, here, (), gpus, home=0, is_one_node=True)
+found = [*run.measured(task)]
 print(json.dumps([
     {it.quantity: it.why or it.value > 0 for it in found if it.gpu == gpu.pci_bus_id}
     for gpu in gpus

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from affinityd.cpuset import CpuSet
 from affinityd.linux.processes import mask_of
-from affinityd.measure.child import measured
 from affinityd.measure.document import OF_MEMORY
-from affinityd.measure.tasks import MemoryTarget, NodeTask
+from affinityd.measure.run import MemoryTarget, NodeTask, measured
 from tests.support.child_python import SECCOMP, said
 from tests.support.children import children_of
 
@@ -52,7 +51,7 @@ def test_memory_that_does_not_come_to_its_node_is_not_measured_as_if_it_had() ->
 def test_where_seccomp_refuses_memory_policies_the_cpus_of_a_node_fill_its_memory() -> None:
     code = f"""{SECCOMP}
 refuse("set_mempolicy")
-from affinityd.measure.child import measured
+from affinityd.measure.run import measured
 from tests.processes.measure.test_memory import task
 print(*(it.why for it in measured(task(0, {NOT_HERE}))), sep="\\n")
 """

@@ -11,7 +11,7 @@ import pytest
 
 from affinityd.cli import main
 from affinityd.config.settings import SETTINGS, Settings, load
-from affinityd.enforce.policy.file import FILE
+from affinityd.enforce.policy import FILE
 from affinityd.errors import InvalidRequestError
 
 

@@ -10,9 +10,9 @@ import pytest
 from affinityd.audit.facts.job import Job
 from affinityd.config.settings import OBSERVE, PIN
 from affinityd.daemon.enforcement import EnforceLog
-from affinityd.enforce.enforcer import Enforced
+from affinityd.enforce.document import Enforced
 from affinityd.enforce.model import Decision
-from affinityd.enforce.policy.model import PolicyState
+from affinityd.enforce.policy import PolicyState
 from affinityd.recent import REMEMBERED
 from tests.support.enforce_reports import done, drifted, enforced, fits, left
 from tests.support.scans import GPU1

@@ -10,10 +10,8 @@ import pytest
 from affinityd.audit.describe import everything
 from affinityd.doctor.checks.daemon import callers, enforcement, published_node
 from affinityd.doctor.facts import DaemonFacts, NamedVariable
-from affinityd.enforce.describe import render
-from affinityd.enforce.document import EnforceDocument
-from affinityd.enforce.enforcer import Enforced
-from affinityd.enforce.policy.model import PolicyState
+from affinityd.enforce.document import Enforced, EnforceDocument, render
+from affinityd.enforce.policy import PolicyState
 from affinityd.json_codec import loads
 from affinityd.request.document import AllowedCpus
 from affinityd.topology.model import Node

@@ -9,7 +9,7 @@ import pytest
 
 from affinityd.audit.facts.gather import TICKS
 from affinityd.cpuset import parse_list
-from affinityd.enforce.backoff import WAITS
+from affinityd.enforce.decide import WAITS
 from affinityd.enforce.model import PinAttempt, PinOutcome
 from tests.support.enforced_node import NEAR_ALONE, NOW, TWO, Site, masks, moved, rank, said, worker
 

@@ -12,13 +12,10 @@ from affinityd.audit.describe import Sees, everything
 from affinityd.audit.facts.holding import GpuKey
 from affinityd.config.settings import OBSERVE
 from affinityd.cpuset import parse_list
-from affinityd.enforce import describe
-from affinityd.enforce.backoff import PinRecord
-from affinityd.enforce.describe import render
-from affinityd.enforce.document import EnforceDocument
-from affinityd.enforce.enforcer import Enforced
+from affinityd.enforce.decide import PinRecord
+from affinityd.enforce.document import Enforced, EnforceDocument, render, summary
 from affinityd.enforce.model import REASONS, Decision
-from affinityd.enforce.policy.model import PolicyState
+from affinityd.enforce.policy import PolicyState
 from tests.support.documents import exactly, in_json
 from tests.support.enforce_reports import drifted, enforced, fits, left, totals
 from tests.support.scans import GPU0, GPU1, MACHINE
@@ -131,7 +128,7 @@ def far(reason: str, pid: int = 2, gpu: GpuKey = GPU0) -> Decision:
     ],
 )
 def test_the_fates_of_gpus_with_a_mismatch(decisions: list[Decision], fates: set[str]) -> None:
-    told = in_json(describe.summary(enforced(*decisions)))
+    told = in_json(summary(enforced(*decisions)))
     assert {fate for fate in (MEND, ALLOCATE, LEAVE) if told[fate]} == fates
     assert told["gpus_mismatched"] == len(fates)
 

@@ -19,13 +19,10 @@ from affinityd.cpuset import CpuSet, parse_list
 from affinityd.daemon.peers.viewer import Viewer
 from affinityd.daemon.policy_document import parse
 from affinityd.enforce import enforcer as module
-from affinityd.enforce import pinner
-from affinityd.enforce.enforcer import NO_ENVIRONMENTS, Enforced, Enforcer, notices, outcomes
+from affinityd.enforce.document import Enforced
+from affinityd.enforce.enforcer import NO_ENVIRONMENTS, Enforcer, notices, outcomes
 from affinityd.enforce.model import PinOutcome, TargetCpus
-from affinityd.enforce.policy import identity
-from affinityd.enforce.policy.file import PolicyFile
-from affinityd.enforce.policy.model import Treatment
-from affinityd.enforce.policy.site import site
+from affinityd.enforce.policy import PolicyFile, Treatment, identity, site
 from affinityd.errors import InvalidRequestError
 from affinityd.planner import Options
 from tests.support.audit_facts import scan_of
@@ -76,7 +73,7 @@ def policy(tmp_path: Path) -> Path:
 @pytest.fixture
 def look(policy: Path, monkeypatch: pytest.MonkeyPatch) -> Look:
     look = Look(policy)
-    monkeypatch.setattr(pinner, "pin_process", look.pin)
+    monkeypatch.setattr(module, "pin_process", look.pin)
     return look
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.enforce.hindrances import INITIAL_USERS as USERS
-from affinityd.enforce.hindrances import NO_SYS_NICE, NOT_ALL_PIDS, NOT_ALL_USERS, NodeLock, lacking
+from affinityd.enforce.enforcer import INITIAL_USERS as USERS
+from affinityd.enforce.enforcer import NO_SYS_NICE, NOT_ALL_PIDS, NOT_ALL_USERS, NodeLock, lacking
 from affinityd.linux.processes import INITIAL_PIDS as PIDS
 
 ALL = "CapEff:\t000001ffffffffff\n"

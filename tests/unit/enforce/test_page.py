@@ -7,10 +7,10 @@ import re
 from affinityd.config.settings import ENFORCE_VALUES
 from affinityd.daemon.metrics.enforcement import FAMILIES, GPU_FAMILIES
 from affinityd.daemon.policy_document import KEYS, SETTINGS, parse
-from affinityd.enforce import backoff
+from affinityd.enforce import decide
 from affinityd.enforce.model import CAUSES, PIN_OUTCOMES, REASONS
+from affinityd.enforce.policy import Treatment
 from affinityd.enforce.policy.identity import ProcessIdentity as Who
-from affinityd.enforce.policy.model import Treatment
 from affinityd.planner import Options
 from tests.support.paths import REPOSITORY
 
@@ -44,8 +44,8 @@ def test_it_explains_every_word() -> None:
 
 
 def test_its_seconds_are_those_that_count() -> None:
-    assert f"less than {backoff.GRACE:.0f} s" in TEXT
-    *waits, last = backoff.WAITS[2:]
+    assert f"less than {decide.GRACE:.0f} s" in TEXT
+    *waits, last = decide.WAITS[2:]
     assert f"then {', '.join(map(str, waits))} and {last} s after" in TEXT
-    assert backoff.REST == 3600
+    assert decide.REST == 3600
     assert "An hour without a reset" in TEXT

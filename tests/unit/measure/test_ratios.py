@@ -6,8 +6,18 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from affinityd.measure.document import LATENCY, LAUNCH, READ, TO_DEVICE, TO_DEVICE_PAGEABLE, Figure
-from affinityd.measure.ratios import NOT_COMPARED, ONE_NODE, ratios, sentence
+from affinityd.measure.document import (
+    LATENCY,
+    LAUNCH,
+    NOT_COMPARED,
+    ONE_NODE,
+    READ,
+    TO_DEVICE,
+    TO_DEVICE_PAGEABLE,
+    Figure,
+    ratios,
+    sentence,
+)
 from tests.support.measurements import GPU, UNPLACED, copies, memory
 
 TO_GPU = GPU.pci_bus_id

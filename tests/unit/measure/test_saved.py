@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.errors import OutputError
-from affinityd.measure.document import Figure
-from affinityd.measure.saved import GpuRatios, read, save
+from affinityd.measure.document import Figure, GpuRatios, read, save
 from tests.support.machines.by_hand import made
 from tests.support.measurements import GPU, copies, measurement
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from affinityd.measure.document import OF_GPUS, OF_MEMORY
-from affinityd.measure.run import is_virtual
-from affinityd.measure.tasks import measured_gpu, tasks
+from affinityd.measure.run import is_virtual, measured_gpu, tasks
 from tests.support.machines.by_hand import made
 
 #: Node 1 has no memory, node 2 no CPUs, and the second GPU is in an unknown place.

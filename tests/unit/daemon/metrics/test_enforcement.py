@@ -10,8 +10,8 @@ import pytest
 
 from affinityd.config.settings import OBSERVE
 from affinityd.daemon.metrics import enforcement
-from affinityd.enforce.enforcer import Enforced
-from affinityd.enforce.policy.model import PolicyState
+from affinityd.enforce.document import Enforced
+from affinityd.enforce.policy import PolicyState
 from tests.support.enforce_reports import drifted, enforced, fits, left, totals
 from tests.support.scans import GPU0, GPU1
 from tests.unit.daemon.metrics.test_audit import FOUND, samples, scanned, told

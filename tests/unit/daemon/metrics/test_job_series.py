@@ -8,7 +8,7 @@ import pytest
 
 from affinityd.audit.facts.job import Job
 from affinityd.audit.model import AuditedProcess, CpuTime, Scan
-from affinityd.daemon.metrics.job_series import OTHERS, JobRow, JobSeries
+from affinityd.daemon.metrics.audit import OTHERS, JobRow, JobSeries
 from affinityd.topology.nearness import CAUSES
 from tests.support.scans import GPU0, GPU1, process, scan
 

@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.daemon.policy_document import parse
-from affinityd.enforce.policy.file import MAX_FILE, PolicyFile
-from affinityd.enforce.policy.model import PolicyState
-from affinityd.enforce.policy.policy import Policy
+from affinityd.enforce.policy import MAX_FILE, Policy, PolicyFile, PolicyState
 
 ALL, EVEN = 'mode = "all"\n', 'mode = "even"\n'
 

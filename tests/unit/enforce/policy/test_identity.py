@@ -13,9 +13,13 @@ from affinityd.audit.facts.job import Job, Membership
 from affinityd.audit.facts.kubelet import ContainerResources
 from affinityd.audit.facts.process import ProcessFacts
 from affinityd.cpuset import CpuSet, parse_list
-from affinityd.enforce.policy import environ, identity
-from affinityd.enforce.policy.environ import MOST_STUCK, TimedCalls
-from affinityd.enforce.policy.identity import ProcessIdentities, ProcessIdentity
+from affinityd.enforce.policy import identity
+from affinityd.enforce.policy.identity import (
+    MOST_STUCK,
+    ProcessIdentities,
+    ProcessIdentity,
+    TimedCalls,
+)
 from affinityd.linux import files
 from affinityd.recent import REMEMBERED
 from tests.support.audit_facts import POD, SLURM_JOB, process
@@ -113,13 +117,13 @@ def test_an_environment_that_comes_late_is_known_to_the_next_scan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     its, known = facts(tmp_path, b"AFFINITYD=off\0"), ProcessIdentities(str(tmp_path))
-    answer, here = threading.Event(), environ.environment
+    answer, here = threading.Event(), identity.environment
 
     def late(facts: ProcessFacts, root: str) -> Mapping[str, str] | None:
         answer.wait(PATIENCE)
         return here(facts, root)
 
-    monkeypatch.setattr(environ, "SECONDS", 0.01)
+    monkeypatch.setattr(identity, "SECONDS", 0.01)
     monkeypatch.setattr(identity, "environment", late)
     assert (known.of(its, ()).environment, known.of(its, ()).switch) == (None, "on")
     answer.set()
@@ -129,7 +133,7 @@ def test_an_environment_that_comes_late_is_known_to_the_next_scan(
 def test_what_hangs_answers_later_and_little_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     calls, hang = TimedCalls[int, bool](), threading.Event()
     assert calls.result(0, lambda: False) is False
-    monkeypatch.setattr(environ, "SECONDS", 0.01)
+    monkeypatch.setattr(identity, "SECONDS", 0.01)
     for key in (*range(MOST_STUCK), 0, MOST_STUCK):  # 0 is asked for again, and is none more
         with pytest.raises(TimeoutError):
             calls.result(key, lambda: hang.wait(PATIENCE))

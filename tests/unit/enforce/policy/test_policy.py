@@ -8,10 +8,9 @@ from dataclasses import fields, replace
 import pytest
 
 from affinityd.daemon.policy_document import KEYS, PLANNED, SETTINGS, parse
+from affinityd.enforce.policy import NAMED, PolicyError, Treatment
 from affinityd.enforce.policy.identity import ProcessIdentity as Who
 from affinityd.enforce.policy.identity import paths
-from affinityd.enforce.policy.model import Treatment
-from affinityd.enforce.policy.policy import NAMED, PolicyError
 from affinityd.planner import Options
 from affinityd.planner.modes import MODES
 from tests.support.asking import is_one_short_line
