@@ -20,7 +20,7 @@ from affinityd.cpuset import CpuSet
 from affinityd.errors import UnsatisfiableError
 from affinityd.planner import Demand, Options, RankPlan
 from affinityd.planner.planner import plan
-from affinityd.request.asked_cpus import asked_each
+from affinityd.request.ranks import asked_each
 from affinityd.topology.model import Topology
 from affinityd.topology.nearness import cause_of
 

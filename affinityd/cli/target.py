@@ -13,8 +13,7 @@ from affinityd.client.process_context import ProcessContext
 from affinityd.cpuset import CpuSet
 from affinityd.errors import AffinityError, InvalidRequestError, TargetError
 from affinityd.linux.processes import Stat, cgroups_of, process_of, stat_of
-from affinityd.request.reply import Reply
-from affinityd.request.resolve import Caller
+from affinityd.request.resolve import Caller, Reply
 from affinityd.text import quote
 from affinityd.topology.model import Node, Topology
 

@@ -9,8 +9,7 @@ from affinityd.client.process_context import ProcessContext
 from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.errors import ApplyError, InvalidRequestError
 from affinityd.linux.files import listed, text
-from affinityd.request.environment import cpus_to_plan_on, local_rank
-from affinityd.request.nic_variables import VARIABLES, value
+from affinityd.request.environment import NIC_VARIABLES, cpus_to_plan_on, local_rank, nic_value
 from affinityd.text import one_line, quote
 
 TYPE_CHECKING = False
@@ -163,9 +162,9 @@ def nic_libraries(names: str) -> tuple[str, ...]:
     if libraries == (NO_LIBRARY,):
         return ()
     for name in libraries:
-        if name not in VARIABLES:
+        if name not in NIC_VARIABLES:
             raise InvalidRequestError(
-                f"nics: {quote(name)} is not one of {', '.join(VARIABLES)} "
+                f"nics: {quote(name)} is not one of {', '.join(NIC_VARIABLES)} "
                 f"({NO_LIBRARY} stands alone)"
             )
     return libraries
@@ -190,9 +189,9 @@ def export_nics(names: str, ports: Sequence[str], settings: Mapping[str, str]) -
     former = os.environ.get(EXPORTED_NICS, "").split(",")
     unset = []
     for library in libraries:
-        variable, near = VARIABLES[library], value(library, usable)
+        variable, near = NIC_VARIABLES[library], nic_value(library, usable)
         set_before = os.environ.get(variable)
-        if set_before and set_before not in {near, value(library, former)}:
+        if set_before and set_before not in {near, nic_value(library, former)}:
             yield f"{variable}={quote(set_before)} was set before, and stays"
         elif usable:
             os.environ[variable] = near

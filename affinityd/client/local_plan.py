@@ -22,8 +22,7 @@ from affinityd.discovery import discover, open_tree, snapshot_nvml
 from affinityd.errors import REFUSALS, AffinityError
 from affinityd.request import formats
 from affinityd.request.query import parse_query
-from affinityd.request.reply import Reply
-from affinityd.request.resolve import Caller, first_answer
+from affinityd.request.resolve import Caller, Reply, first_answer
 from affinityd.text import one_line, quote
 from affinityd.topology.model import Node, Topology
 

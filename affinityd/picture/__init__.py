@@ -10,7 +10,7 @@ from importlib.resources import files
 
 from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.picture.boxes import Box, machine, narrow_machine
-from affinityd.request.reply import Reply
+from affinityd.request.resolve import Reply
 from affinityd.text import count, node_name, printable
 from affinityd.topology.model import Topology
 from affinityd.topology.words import gpu_word, home, memory, totals

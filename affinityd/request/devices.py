@@ -1,23 +1,37 @@
-"""Names of GPUs: from the numbers a process sees to the node's own.
+"""Names of GPUs, and the devices that a caller sees: its granted ones, less those it hides.
 
-Two renumberings separate a process's index from the node's: those of a container runtime or device
-cgroup, and of the vendor's variable (visible_devices.py). Sources: CUDA C++
-Programming Guide "CUDA Environment Variables"; ROCm documentation "GPU isolation techniques".
+Two renumberings separate a process's index from the node's: that of a container runtime or device
+cgroup, and that of the vendor's variable, which is read as the driver reads it.
+CUDA_VISIBLE_DEVICES and ASCEND_RT_VISIBLE_DEVICES are one list; ROCm's ROCR_VISIBLE_DEVICES filters
+and HIP_VISIBLE_DEVICES indexes the rest, written `ROCR_VISIBLE_DEVICES=…;HIP_VISIBLE_DEVICES=…`.
+
+Sources: CUDA C++ Programming Guide "CUDA Environment Variables"; ROCm documentation "GPU isolation
+techniques"; NVIDIA Container Toolkit, "NVIDIA_VISIBLE_DEVICES".
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import takewhile
 
 from affinityd.errors import InvalidRequestError, NoSuchGpuError
+from affinityd.request.environment import VISIBLE
+from affinityd.request.parameters import Request
 from affinityd.text import quote
 from affinityd.topology.model import Gpu, Topology
 
 UUID_KINDS = ("GPU-", "MIG-")
+FILE_KINDS = ("minor", "drm")
 MAX_DIGITS = 9  #: of an index that some machine could have
+MAX_INSTANCE = 3  #: digits of an instance's number
 DOMAINS = (4, 8)  #: digits of a PCI domain: the kernel's, NVML's
+BLANKS = " \t\n\r\f\v"  #: isspace(3)
+ULONG_MAX = 2**64 - 1
+#: More digits than ULONG_MAX has: a number cut down to so many is still above it.
+ENOUGH_DIGITS = 21
 
 
 @dataclass(frozen=True)
@@ -85,14 +99,9 @@ def is_ambiguous(seen: VisibleDevices, entries: Sequence[str] | None) -> bool:
 
 def names_unknown_mig(topology: Topology, *texts: str | None) -> bool:
     """Return whether a text names a MIG instance that the topology does not have."""
-    said = [text for text in texts if text and "MIG-" in text]
-    if not said:
-        return False
-    import re  # noqa: PLC0415 - few name one
-
-    named = [it for text in said for it in re.findall(r"MIG-[^,;/\s]+", text)]
-    known = [instance.uuid for gpu in topology.gpus for instance in gpu.mig]
-    return any(not any(uuid.startswith(name) for uuid in known) for name in named)
+    names = [name for text in texts if text for name in re.findall(r"MIG-[^,;/\s]+", text)]
+    uuids = [instance.uuid for gpu in topology.gpus for instance in gpu.mig]
+    return any(not any(uuid.startswith(name) for uuid in uuids) for name in names)
 
 
 def device_named(seen: VisibleDevices, entry: str) -> ComputeDevice:
@@ -158,3 +167,164 @@ def _present(seen: VisibleDevices) -> str:
 
 def _name(device: ComputeDevice) -> str:
     return device.mig or device.gpu.pci_bus_id
+
+
+def visible_devices(topology: Topology, request: Request) -> VisibleDevices:
+    """Return the devices a caller sees, by those granted and by its visible-device variable.
+
+    Raises InvalidRequestError for a malformed grant, NoSuchGpuError for one of a device that is not
+    here.
+    """
+    everything, granted = all_devices(topology), request.granted
+    given = None if granted is None else _grant(topology, everything, granted)
+    if request.nvidia_visible:
+        given = _listed(everything, request.nvidia_visible, given) or given
+    if given is None:
+        return read_visible(request.visible, everything)
+    numbered = dict(enumerate(d for d in given if d.gpu.vendor == given[0].gpu.vendor))
+    nameable = tuple(dict.fromkeys(with_instances(given)))
+    return read_visible(request.visible, VisibleDevices(numbered, nameable, by_name=False))
+
+
+def _grant(
+    topology: Topology, everything: VisibleDevices, granted: str
+) -> tuple[ComputeDevice, ...]:
+    if granted == "none":
+        raise NoSuchGpuError("granted=none: the caller was given no GPU")
+    files = {
+        f"{kind}:{number}": ComputeDevice(gpu)
+        for gpu in topology.gpus
+        for kind, number in (("minor", gpu.minor), ("drm", gpu.render_minor))
+        if number is not None
+    }
+    entries = granted.split(",")
+    if not files.keys().isdisjoint(entries):  # a GPU that is lost leaves its file behind
+        entries = [entry for entry in entries if entry in files or _file_kind(entry) is None]
+    return _in_order(everything, {_granted(everything, files, entry) for entry in entries})
+
+
+def _listed(
+    everything: VisibleDevices, listed: str, given: tuple[ComputeDevice, ...] | None
+) -> tuple[ComputeDevice, ...] | None:
+    """Return the devices of an NVIDIA_VISIBLE_DEVICES; None where it proves nothing.
+
+    That is if it lists none (`all`, `void`, `none`, a folder), or not only granted ones: a
+    runtime that takes devices from elsewhere (CDI) leaves it as the image or the pod has it. To a
+    privileged container all devices are open, and the list says which are its own.
+    """
+    try:
+        wanted = {_at(everything, entry.strip()) for entry in listed.split(",")}
+    except (InvalidRequestError, NoSuchGpuError):
+        return None
+    mine = None if given is None else {device.gpu.key for device in given}
+    if mine is not None and not mine >= {device.gpu.key for device in wanted}:
+        return None
+    return _in_order(everything, wanted)
+
+
+def _in_order(everything: VisibleDevices, wanted: set[ComputeDevice]) -> tuple[ComputeDevice, ...]:
+    """Return devices in the node's order, by which a process with these devices counts them."""
+    return tuple(device for device in everything.nameable if device in wanted)
+
+
+def _at(everything: VisibleDevices, entry: str) -> ComputeDevice:
+    """Return a listed device: an index, UUID or PCI bus id, or 0:1, GPU 0's instance 1."""
+    index, _, instance = entry.partition(":")
+    if is_number(index) and is_number(instance) and len(instance) <= MAX_INSTANCE:
+        gpu, number = device_named(everything, index).gpu, int(instance)
+        return ComputeDevice(gpu, gpu.mig[number].uuid if number < len(gpu.mig) else None)
+    return device_named(everything, entry)
+
+
+def _granted(
+    everything: VisibleDevices, files: Mapping[str, ComputeDevice], entry: str
+) -> ComputeDevice:
+    if entry in files:
+        return files[entry]
+    if kind := _file_kind(entry):
+        numbers = sorted(int(it.partition(":")[2]) for it in files if it.startswith(kind))
+        have = ", ".join(map(str, numbers)) or "none"
+        raise NoSuchGpuError(f"granted: no GPU has {entry}; this machine has {have}")
+    try:
+        return _at(everything, entry)
+    except NoSuchGpuError as error:
+        raise NoSuchGpuError(f"granted: {error}") from None
+    except InvalidRequestError:
+        raise InvalidRequestError(
+            f"granted: {quote(entry)} is not a device; write a comma list of indices, UUIDs, "
+            "minor:N or drm:N, or none"
+        ) from None
+
+
+def _file_kind(entry: str) -> str | None:
+    """Return the kind of device file that an entry names, as `minor:3` does; None: no file."""
+    kind, _, number = entry.partition(":")
+    return kind if kind in FILE_KINDS and is_number(number) and len(number) <= MAX_DIGITS else None
+
+
+def read_visible(value: str | None, given: VisibleDevices) -> VisibleDevices:
+    """Return the devices a variable's value leaves visible; None: unset, so all granted ones.
+
+    Indices count in `by_index`, UUIDs name any that is `nameable`.
+    """
+    seen = given
+    for part in _lists(value):
+        devices = _read_list(part, seen.by_index, seen.nameable)
+        by_name = seen.by_name or part.startswith(UUID_KINDS)
+        seen = VisibleDevices(dict(enumerate(devices)), devices, by_name)
+    return replace(seen, nameable=given.nameable)
+
+
+def _lists(value: str | None) -> Iterator[str]:
+    """Yield the lists that are applied one after the other."""
+    if value is None:
+        return
+    assigned = dict(part.strip().partition("=")[::2] for part in value.split(";"))
+    if assigned.keys() <= set(VISIBLE["amd"]):
+        yield from (assigned[name] for name in VISIBLE["amd"] if name in assigned)
+    else:
+        yield value
+
+
+def _read_list(
+    value: str, numbered: Mapping[int, ComputeDevice], nameable: Sequence[ComputeDevice]
+) -> tuple[ComputeDevice, ...]:
+    entries = value.split(",")
+    kind = next((kind for kind in UUID_KINDS if value.startswith(kind)), None)
+    if kind is not None:
+        return tuple(_named(entries, kind, nameable))
+    return tuple(numbered[index] for index in _indices(entries, numbered))
+
+
+def _indices(entries: Sequence[str], present: Collection[int]) -> list[int]:
+    """Return a list's indices: it ends at the first that is unreadable, negative or not here."""
+    numbers = list(takewhile(lambda number: number >= 0, map(_strtoul, entries)))
+    if len(set(numbers)) < len(numbers):
+        return []
+    return list(takewhile(lambda number: number in present, numbers))
+
+
+def _strtoul(entry: str) -> int:
+    """Read the number that an entry begins with; negative where it begins with none."""
+    text = entry.lstrip(BLANKS)
+    unsigned = text[1:] if text.startswith(("+", "-")) else text
+    digits = unsigned[: len(unsigned) - len(unsigned.lstrip("0123456789"))]
+    if not digits:
+        return -1
+    number = min(int((digits.lstrip("0") or "0")[:ENOUGH_DIGITS]), ULONG_MAX)
+    return -number if text.startswith("-") else number
+
+
+def _named(
+    entries: Sequence[str], kind: str, nameable: Sequence[ComputeDevice]
+) -> list[ComputeDevice]:
+    """Return the devices that UUIDs or unique prefixes name; blanks are part of an entry."""
+    names = list(takewhile(lambda entry: entry.startswith(kind), entries))
+    found: list[ComputeDevice] = []
+    for name in names:
+        matches = [device for device in nameable if (device.uuid or "").startswith(name)]
+        if len(matches) != 1:
+            break
+        found += matches
+    repeated = len(set(names)) < len(names) or len({device.uuid for device in found}) < len(found)
+    return [] if repeated else found

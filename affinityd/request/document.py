@@ -11,7 +11,7 @@ from affinityd.cpuset import format_list
 from affinityd.json_codec import CpuList, OneOf, left_out
 from affinityd.planner import LOCALITIES, WARNINGS, RankPlan
 from affinityd.planner.modes import MODES
-from affinityd.request.reply import Reply
+from affinityd.request.resolve import Reply
 from affinityd.topology.model import LINKS
 from affinityd.topology.rdma import NearNic
 

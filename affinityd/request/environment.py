@@ -1,11 +1,14 @@
-"""The variables of launchers, schedulers and drivers: the local rank, the visible devices. Pure.
+"""The variables of launchers, schedulers, drivers and communication libraries. Pure.
 
 Scripts and commands send them to the daemon as they are, as `env=NAME=VALUE`; query.py says what
 they mean for a plan.
 
 Sources: CUDA C++ Programming Guide "CUDA Environment Variables"; ROCm "GPU isolation techniques";
 PyTorch "torchrun: Environment Variables"; mpirun(1) of Open MPI; Intel MPI and MPICH Hydra; Cray
-PALS; flux-run(1); srun(1) and sbatch(1) "OUTPUT ENVIRONMENT VARIABLES".
+PALS; flux-run(1); srun(1) and sbatch(1) "OUTPUT ENVIRONMENT VARIABLES"; UCX docs/source/faq.md
+(UCX_NET_DEVICES); NVSHMEM's environment variables (NVSHMEM_HCA_LIST, which counts only with
+NVSHMEM_ENABLE_NIC_PE_MAPPING=1); NCCL's (NCCL_IB_HCA: prefixes, unless the list begins with `=`);
+UCCL's p2p.
 """
 
 from __future__ import annotations
@@ -64,6 +67,18 @@ READ = frozenset(
         *PARAMETER_VARIABLES.values(),
     )
 )
+
+#: A library → its variable.
+NIC_VARIABLES = {
+    "ucx": "UCX_NET_DEVICES",
+    "nvshmem": "NVSHMEM_HCA_LIST",
+    "uccl": "UCCL_P2P_RDMA_DEV",
+    "nccl": "NCCL_IB_HCA",
+}
+#: Those that do not choose near devices by themselves; NCCL does.
+UNASKED = ("ucx", "nvshmem", "uccl")
+#: VLLM_NIC_SELECTION_VARS: the same, each with what vLLM appends to a device (vllm#42083).
+VLLM_SELECTION = "UCX_NET_DEVICES:1,NVSHMEM_HCA_LIST:1,UCCL_P2P_RDMA_DEV"
 
 
 class Rank:
@@ -157,3 +172,10 @@ def cpus_to_plan_on(environ: Environment, mask: CpuSet) -> CpuSet:
     except ValueError:
         return mask
     return allowed if pinned == mask and pinned <= allowed else mask
+
+
+def nic_value(library: str, ports: Sequence[str]) -> str:
+    """Return the value of a library's variable for ports, each like `mlx5_2:1`."""
+    if library == "uccl":
+        return ",".join(dict.fromkeys(port.partition(":")[0] for port in ports))
+    return ("=" if library == "nccl" else "") + ",".join(ports)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 from affinityd.config import ON, SWITCH
 from affinityd.cpuset import CpuSet, format_list, format_mask
-from affinityd.request.nic_variables import UNASKED, VARIABLES, VLLM_SELECTION, value
-from affinityd.request.reply import Reply
+from affinityd.request.environment import NIC_VARIABLES, UNASKED, VLLM_SELECTION, nic_value
+from affinityd.request.resolve import Reply
 from affinityd.topology.rdma import NearNic
 
 
@@ -50,7 +50,7 @@ def _lines(reply: Reply) -> Iterator[str]:
 def _nics(reply: Reply) -> Iterator[str]:
     """Yield the variables that give libraries the ranks' RDMA devices."""
     if ports := reply.rdma_ports:
-        yield from (f"{VARIABLES[it]}={value(it, ports)}" for it in UNASKED)
+        yield from (f"{NIC_VARIABLES[it]}={nic_value(it, ports)}" for it in UNASKED)
 
 
 def _vllm(reply: Reply) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from affinityd.config import OBSERVE, ON, least_switch
 from affinityd.cpuset import CpuSet, format_list
@@ -14,16 +15,14 @@ from affinityd.errors import (
     NoSuchRankError,
     UnsatisfiableError,
 )
-from affinityd.planner import Demand, Plan, PlanWarning
+from affinityd.planner import LOCALITIES, Demand, Plan, PlanWarning, RankPlan
 from affinityd.planner.planner import plan
-from affinityd.request.asked_cpus import asked_cpus
 from affinityd.request.parameters import Request
-from affinityd.request.ranks import Planned, gpus_of, ranks_of
-from affinityd.request.reply import Reply
+from affinityd.request.ranks import Planned, asked_cpus, gpus_of, ranks_of
 from affinityd.request.slurm_task import plan_task, step_cpus
 from affinityd.text import quote
 from affinityd.topology.model import ON_SWITCH, Node, Topology
-from affinityd.topology.rdma import NearNic, nics_of_gpus
+from affinityd.topology.rdma import NearNic, nics_of_gpus, verbs_ports
 
 AMBIGUOUS = PlanWarning(
     "ambiguous_index",
@@ -39,6 +38,49 @@ class Caller:
     mask: CpuSet  #: its affinity mask
     #: The CPUs that its cgroup allows, never narrower than the mask; None: unknown.
     cpuset: CpuSet | None = None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A plan with all that its document says about it."""
+
+    node: str
+    generation: int
+    request: Request
+    entries: tuple[str, ...]  #: each rank's GPU, as the request names it, or would have
+    asked_ranks: frozenset[int]  #: the requested ranks
+    allowed: CpuSet
+    source: str  #: of the allowed CPUs: "request", "caller" or "node"
+    within: CpuSet | None  #: the caller's cpuset, which bounds them; None: it is not known
+    plan: Plan
+    nics: Mapping[int, tuple[NearNic, ...]]  #: of each rank, best first
+    switch: str = ON  #: of the node and of the caller, together
+
+    @cached_property
+    def ranks(self) -> tuple[RankPlan, ...]:
+        """The requested ranks."""
+        return tuple(rank for rank in self.plan.ranks if rank.rank in self.asked_ranks)
+
+    @property
+    def warnings(self) -> tuple[PlanWarning, ...]:
+        """The warnings that concern them."""
+        concerned = {None, *self.asked_ranks}
+        return tuple(warning for warning in self.plan.warnings if warning.rank in concerned)
+
+    @property
+    def rdma_ports(self) -> tuple[str, ...]:
+        """The ranks' ports as libraries of verbs name them."""
+        return verbs_ports(it for rank in self.ranks for it in self.nics[rank.rank])
+
+    @property
+    def cpus(self) -> CpuSet:
+        """The union over the ranks."""
+        return frozenset().union(*(rank.cpus for rank in self.ranks))
+
+    @property
+    def locality(self) -> str:
+        """The worst of any rank."""
+        return max((rank.locality for rank in self.ranks), key=LOCALITIES.index)
 
 
 def first_answer(node: Node, requests: Iterable[Request], caller: Caller | None = None) -> Reply:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from affinityd.cpuset import format_list, parse_list
 from affinityd.errors import AffinityError
 from affinityd.request.query import parse_query
-from affinityd.request.reply import Reply
-from affinityd.request.resolve import Caller, first_answer
+from affinityd.request.resolve import Caller, Reply, first_answer
 from affinityd.topology.model import Node, Topology
 from tests.support.tables import words
 

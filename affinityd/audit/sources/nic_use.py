@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from affinityd.cpuset import several
-from affinityd.request.nic_variables import VARIABLES, value
+from affinityd.request.environment import NIC_VARIABLES, nic_value
 from affinityd.topology.model import LINKS, SYS, Gpu, Topology
 from affinityd.topology.rdma import GpuKey, GpuNics, nics_of_gpus, verbs_ports
 
@@ -23,7 +23,7 @@ LIBFABRIC = "FI_CXI_DEVICE_NAME"  #: names Slingshot's devices
 class NicUse:
     """The RDMA devices that a process names, and those that it has open."""
 
-    variables: Mapping[str, str] = field(default_factory=dict)  #: those of VARIABLES that are set
+    variables: Mapping[str, str] = field(default_factory=dict)  #: of NIC_VARIABLES the set ones
     opened: tuple[str, ...] = ()  #: devices
 
 
@@ -48,14 +48,14 @@ class NicJudge:
             return
         ports, first = verbs_ports(best), best[0].port.device
         nearer = f"{first} is nearer ({best[0].link})"
-        for library, variable in VARIABLES.items():
+        for library, variable in NIC_VARIABLES.items():
             said = use.variables.get(variable, "")
             if library == NCCL:
                 yield from self._prefixes(variable, said)
             if ports and self._is_far(gpus, self._named(library, said)):
                 yield (
                     f"{variable}={said} names no NIC on the NUMA node of {_names(gpus)}; {nearer}: "
-                    f"set {variable}={value(library, ports)}, or start it with "
+                    f"set {variable}={nic_value(library, ports)}, or start it with "
                     f"affinityd exec --nics {library}"
                 )
         if self._is_far(gpus, use.opened):

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from affinityd.audit.sources.nic_use import NicUse
 from affinityd.linux.files import environment_of, listed, text
-from affinityd.request.nic_variables import VARIABLES
+from affinityd.request.environment import NIC_VARIABLES
 
 VERBS, SLINGSHOT = "/dev/infiniband/uverbs", "/dev/cxi"
 
@@ -21,7 +21,7 @@ VERBS, SLINGSHOT = "/dev/infiniband/uverbs", "/dev/cxi"
 def nic_use(pid: int, root: str = "") -> NicUse:
     """Return a process's choice of RDMA devices, and those that it has open, where readable."""
     environ = environment_of(pid, root) or {}
-    variables = {name: said for name in VARIABLES.values() if (said := environ.get(name))}
+    variables = {name: said for name in NIC_VARIABLES.values() if (said := environ.get(name))}
     return NicUse(variables, tuple(sorted(_opened(f"{root}/proc/{pid}/fd", root))))
 
 

@@ -20,8 +20,7 @@ from affinityd.picture import marks_of
 from affinityd.planner import Options, PlanWarning, RankPlan
 from affinityd.request.formats import render
 from affinityd.request.parameters import FORMATS, PARAMETERS, parse_request
-from affinityd.request.reply import Reply
-from affinityd.request.resolve import Caller, answer
+from affinityd.request.resolve import Caller, Reply, answer
 from affinityd.text import quote
 from affinityd.topology.model import Node
 

@@ -10,8 +10,7 @@ from affinityd.config import OBSERVE
 from affinityd.errors import NotReadyError
 from affinityd.request.formats import render
 from affinityd.request.parameters import Request
-from affinityd.request.reply import Reply
-from affinityd.request.resolve import Caller, first_answer
+from affinityd.request.resolve import Caller, Reply, first_answer
 from affinityd.topology.model import Node, Topology
 from affinityd.topology.nearness import UNKNOWN, placement, vicinity
 

@@ -20,12 +20,10 @@ from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.errors import InvalidRequestError
 from affinityd.kubernetes.nri.messages import CPU_SHARES, MOUNT_POINT, Container, Pod
 from affinityd.planner import Options
-from affinityd.request.environment import JOB_CPUS
-from affinityd.request.nic_variables import VARIABLES, value
+from affinityd.request.devices import visible_devices
+from affinityd.request.environment import JOB_CPUS, NIC_VARIABLES, nic_value
 from affinityd.request.parameters import Request
-from affinityd.request.reply import Reply
-from affinityd.request.resolve import answer
-from affinityd.request.visible_devices import visible_devices
+from affinityd.request.resolve import Reply, answer
 from affinityd.topology.model import Node
 
 NVIDIA_VISIBLE, ASCEND_VISIBLE = "NVIDIA_VISIBLE_DEVICES", "ASCEND_VISIBLE_DEVICES"
@@ -221,7 +219,7 @@ def _nics(container: Container, reply: Reply, rules: Rules) -> dict[str, str]:
         return {}
     if len(reply.ranks) != 1 or not ports or not names:
         return {}
-    told = {VARIABLES[name]: value(name, ports) for name in names}
+    told = {NIC_VARIABLES[name]: nic_value(name, ports) for name in names}
     return {**told, "AFFINITYD_RDMA": ",".join(ports)}
 
 

@@ -20,12 +20,11 @@ from affinityd.enforce.policy.identity import ProcessIdentity
 from affinityd.errors import AffinityError
 from affinityd.linux.memory_policy import parse_policy
 from affinityd.linux.processes import parse_stat
-from affinityd.request.devices import all_devices
+from affinityd.request.devices import all_devices, read_visible
 from affinityd.request.environment import OF_TASK, local_rank
 from affinityd.request.parameters import PARAMETERS, parse_request
 from affinityd.request.query import parse_query
 from affinityd.request.resolve import first_answer
-from affinityd.request.visible_devices import read_visible
 from affinityd.slurm.commands import node_lines
 from affinityd.slurm.commands import parse as parse_slurmd
 from affinityd.topology.model import Node

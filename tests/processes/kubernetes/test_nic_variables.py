@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from affinityd.client.apply import export_nics
-from affinityd.request.nic_variables import VARIABLES
+from affinityd.request.environment import NIC_VARIABLES
 from tests.support.machines.sysfs_tree import put
 from tests.support.paths import REPOSITORY
 from tests.support.tables import rows, words
 
 SCRIPT = REPOSITORY / "slurm/pinning.sh"
 SHELLS = (("dash",), ("bash", "--posix"), ("busybox", "sh"))
-NAMES = (*VARIABLES.values(), "AFFINITYD_RDMA")
+NAMES = (*NIC_VARIABLES.values(), "AFFINITYD_RDMA")
 
 #: A device whose port 1 is active, one that is down, and one without a device file here.
 STATES = {"mlx5_0": "4: ACTIVE", "mlx5_1": "1: DOWN", "mlx5_2": "4: ACTIVE"}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.errors import AffinityError, UnsatisfiableError
 from affinityd.planner.modes import MODES
-from affinityd.request.reply import Reply
+from affinityd.request.resolve import Reply
 from affinityd.topology.model import Core, Gpu, MigInstance, NumaNode, Topology
 from tests.support.asking import is_one_short_line, try_to_ask
 

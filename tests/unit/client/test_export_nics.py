@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.client.apply import export_nics
-from affinityd.request.nic_variables import VARIABLES
+from affinityd.request.environment import NIC_VARIABLES
 from tests.support.machines.sysfs_tree import put
 
 #: A device whose port 1 is active, one that is down, and one without a device file here.
@@ -22,7 +22,7 @@ ALL = "ucx,nvshmem,uccl,nccl"
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    for name in (*VARIABLES.values(), "AFFINITYD_RDMA"):
+    for name in (*NIC_VARIABLES.values(), "AFFINITYD_RDMA"):
         monkeypatch.setenv(name, "")  # so that it is restored
         monkeypatch.delenv(name)
     files = tmp_path / "dev/infiniband"
@@ -38,7 +38,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 def told() -> dict[str, str]:
-    return {name: os.environ[name] for name in VARIABLES.values() if name in os.environ}
+    return {name: os.environ[name] for name in NIC_VARIABLES.values() if name in os.environ}
 
 
 def test_each_library_is_told_in_its_own_way(root: dict[str, str]) -> None:

@@ -14,7 +14,7 @@ from affinityd import machines
 from affinityd.client.local_plan import plan_on_node
 from affinityd.client.process_context import ProcessContext
 from affinityd.cpuset import CpuSet
-from affinityd.request.reply import Reply
+from affinityd.request.resolve import Reply
 from affinityd.topology.model import Node, Topology
 from tests.support.asking import codes
 from tests.support.machines.facts import machine

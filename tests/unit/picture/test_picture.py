@@ -15,8 +15,7 @@ from affinityd.picture import Marks, draw, draw_within, marks_of
 from affinityd.picture.boxes import NARROW, Box, narrow_machine
 from affinityd.picture.boxes import machine as wide_machine
 from affinityd.request.parameters import parse_request
-from affinityd.request.reply import Reply
-from affinityd.request.resolve import answer
+from affinityd.request.resolve import Reply, answer
 from affinityd.topology.model import Core, Node, NumaNode, Topology
 from tests.support.machines.facts import ALL_NAMES, machine
 from tests.support.machines.strategies import machines

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from affinityd.request.devices import ComputeDevice, VisibleDevices
-from affinityd.request.visible_devices import read_visible
+from affinityd.request.devices import ComputeDevice, VisibleDevices, read_visible
 from affinityd.topology.model import Core, Gpu, NumaNode, Topology
 from tests.support.asking import ask, cpulists
 from tests.support.paths import REPOSITORY

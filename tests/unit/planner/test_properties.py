@@ -13,7 +13,7 @@ from affinityd.errors import UnsatisfiableError
 from affinityd.planner import RankPlan
 from affinityd.planner.domains import usable
 from affinityd.planner.modes import MODES
-from affinityd.request.reply import Reply
+from affinityd.request.resolve import Reply
 from affinityd.topology.model import Core, Topology
 from tests.support.asking import codes
 from tests.support.machines.strategies import UNIQUE, Question, questions

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from affinityd.cpuset import format_list
 from affinityd.planner import PlanWarning
-from affinityd.request.reply import Reply
+from affinityd.request.resolve import Reply
 from affinityd.topology.model import Topology
 from tests.support.asking import ask, codes, cpulists, lists
 from tests.support.machines.by_hand import made

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from affinityd.cpuset import parse_list
 from affinityd.request import environment
+from affinityd.request.environment import LAUNCHERS, local_rank, number
 from tests.support.tables import rows, words
 
 CUDA, ROCR, HIP, ASCEND = (
@@ -54,3 +57,96 @@ no pin                      |                                             | 0-3 
 )
 def test_a_mask_that_an_earlier_pin_set_is_no_limit(environ: str, mask: str, cpus: str) -> None:
     assert environment.cpus_to_plan_on(words(environ), parse_list(mask)) == parse_list(cpus)
+
+
+#: What a job's script has, which everything that it starts inherits (Slurm 22.05).
+BATCH = (
+    "SLURM_JOB_ID=9 SLURM_LOCALID=0 SLURM_PROCID=0 SLURM_NODEID=0 SLURM_GTIDS=0 "
+    "SLURM_NTASKS=4 SLURM_JOB_GPUS=0,1 SLURM_GPUS_ON_NODE=2"
+)
+#: What srun adds for task 5 of 3 + 3 on the second node.
+STEP = (
+    "SLURM_STEP_ID=0 SLURM_LOCALID=2 SLURM_PROCID=5 SLURM_NODEID=1 SLURM_GTIDS=3,4,5 "
+    "SLURM_STEP_TASKS_PER_NODE=3(x2) SLURM_TASKS_PER_NODE=3(x2)"
+)
+#: What srun adds where it only starts another launcher's helper on a node, or a lone task.
+HELPER = "SLURM_STEP_ID=2 SLURM_LOCALID=0 SLURM_NODEID=1 SLURM_GTIDS=1"
+TORCHRUN = "LOCAL_RANK=2 LOCAL_WORLD_SIZE=4 RANK=6 WORLD_SIZE=8 GROUP_RANK=1 ROLE_RANK=6"
+OPEN_MPI = (
+    "OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2 OMPI_COMM_WORLD_RANK=3 "
+    "OMPI_COMM_WORLD_NODE_RANK=1 OMPI_COMM_WORLD_SIZE=4 OMPI_UNIVERSE_SIZE=4 PMIX_RANK=3"
+)
+HYDRA = "MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 PMI_RANK=3 PMI_SIZE=4 PMI_FD=6"
+PALS = "PMI_LOCAL_RANK=3 PMI_LOCAL_SIZE=12 PMI_RANK=15 PALS_LOCAL_RANKID=3 PALS_RANKID=15"
+FLUX = "FLUX_TASK_LOCAL_ID=1 FLUX_TASK_RANK=1 FLUX_JOB_SIZE=2 FLUX_JOB_NNODES=1 FLUX_JOB_ID=f1"
+
+
+def read(environ: dict[str, str]) -> str:
+    """Return a local rank as `number/size variable`."""
+    rank = local_rank(environ)
+    return "" if rank is None else f"{rank.number}/{rank.size} {rank.variable}"
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    rows(f"""
+torchrun                      | {TORCHRUN}                  | 2/4 LOCAL_RANK
+srun                          | {BATCH} {STEP}              | 2/3 SLURM_LOCALID
+Open MPI                      | {OPEN_MPI}                  | 1/2 OMPI_COMM_WORLD_LOCAL_RANK
+MPICH's and Intel MPI's hydra | {HYDRA}                     | 1/2 MPI_LOCALRANKID
+Cray PALS                     | {PALS}                      | 3/12 PMI_LOCAL_RANK
+flux run                      | {FLUX}                      | 1/2 FLUX_TASK_LOCAL_ID
+flux run over several nodes   | {FLUX} FLUX_JOB_NNODES=2    | 1/None FLUX_TASK_LOCAL_ID
+torchrun under srun           | {BATCH} {STEP} {TORCHRUN}   | 2/4 LOCAL_RANK
+mpirun, by srun's helper      | {BATCH} {HELPER} {OPEN_MPI} | 1/2 OMPI_COMM_WORLD_LOCAL_RANK
+mpiexec, by srun's helper     | {BATCH} {HELPER} {HYDRA}    | 1/2 MPI_LOCALRANKID
+torchrun that mpirun started  | {OPEN_MPI} {TORCHRUN}       | 2/4 LOCAL_RANK
+trainers' word for no rank    | {BATCH} {STEP} LOCAL_RANK=-1 | 2/3 SLURM_LOCALID
+no launcher                   |                             |
+a batch script                | {BATCH}                     |
+salloc's shell, where it runs | SLURM_JOB_ID=10 SLURM_NTASKS=2 |
+as an interactive step        | {BATCH} SLURM_STEP_ID=4294967290 |
+the batch step by its number  | {BATCH} SLURM_STEP_ID=4294967291 |
+srun's lone task              | {BATCH} SLURM_STEP_ID=0     | 0/1 SLURM_LOCALID
+another than the first task   | {BATCH} SLURM_LOCALID=3     | 3/None SLURM_LOCALID
+srun that does not say how many | SLURM_JOB_ID=9 SLURM_LOCALID=1 SLURM_STEP_ID=0 | \
+1/None SLURM_LOCALID
+deepspeed                     | LOCAL_RANK=1 LOCAL_SIZE=4   | 1/4 LOCAL_RANK
+under a lone task of srun     | {HELPER} LOCAL_RANK=0       | 0/None LOCAL_RANK
+a script's own LOCAL_RANK     | {BATCH} {STEP} LOCAL_RANK=1 | 1/None LOCAL_RANK
+that is srun's                | {BATCH} {STEP} LOCAL_RANK=2 | 2/3 SLURM_LOCALID
+"""),
+)
+def test_the_nearest_launcher_says_the_rank(environ: str, expected: str) -> None:
+    assert read(words(environ)) == expected
+
+
+def test_what_is_no_number_is_no_rank() -> None:
+    for text in ("", " 0", "-1", "+1", "1.0", "0x1", "one", "١", "1" * 11, "\udcff", "²"):
+        assert [read({variable: text}) for variable in LAUNCHERS] == [""] * len(LAUNCHERS)
+    assert (number("0"), number(str(2**32 - 1))) == (0, 2**32 - 1)
+
+
+def test_a_number_of_ranks_that_the_rank_is_not_among_is_not_known() -> None:
+    for size in ("2", "0", "-4", "", "four"):
+        assert read({"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": size}) == "2/None LOCAL_RANK"
+
+
+SIZES = (
+    *("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
+    *("FLUX_JOB_SIZE", "FLUX_JOB_NNODES", "SLURM_GTIDS"),
+)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([*LAUNCHERS, *SIZES]),
+        st.sampled_from(["0", "1", "2", "3", "x", ""]),
+        min_size=4,
+    )
+)
+def test_whatever_the_variables_are_a_rank_is_within_its_size(environ: dict[str, str]) -> None:
+    rank = local_rank(environ)
+    if rank is not None:
+        assert str(rank.number) == environ[rank.variable]
+        assert rank.size is None or rank.number < rank.size

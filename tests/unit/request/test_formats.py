@@ -15,7 +15,7 @@ from affinityd.cpuset import parse_list, parse_mask
 from affinityd.errors import UnsatisfiableError
 from affinityd.request.formats import render
 from affinityd.request.parameters import FORMATS
-from affinityd.request.reply import Reply
+from affinityd.request.resolve import Reply
 from tests.support.asking import ask
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
