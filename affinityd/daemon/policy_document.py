@@ -5,17 +5,18 @@ from __future__ import annotations
 import difflib
 import reprlib
 import sys
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
+from affinityd.cpuset import several
 from affinityd.enforce.policy import NAMED, NODE, NamePatterns, Policy, PolicyError, Rule, Treatment
 from affinityd.planner.modes import MODES
 from affinityd.request.parameters import MAX_NUMBER
-from affinityd.text import one_line, quote
+from affinityd.text import count, one_line, quote
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -23,6 +24,12 @@ else:
     import tomli as tomllib
 
 T = TypeVar("T")
+
+#: Keys that match a process's environment, which takes privileges to read.
+OF_ENVIRONMENTS = ("partition", "account", "environment")
+
+#: Settings that are not printed by name and value.
+OF_THEIR_OWN = ("mode", "observe", "leave")
 
 MAX_UID = 2**32 - 2  #: the last number means no user, chown(2)
 MAX_NAME = 256  #: characters: a glob of many stars takes its time
@@ -212,3 +219,50 @@ def _suggestion(name: str, known: Collection[str]) -> str:
     near = difflib.get_close_matches(name[:64], known, n=1)
     alike = [it for it in known if name and name in it] or near
     return f"did you mean {' or '.join(alike)}?" if alike else f"known are {', '.join(known)}"
+
+
+def described(text: str) -> list[str]:
+    """Return lines that tell what a policy matches and does. Raises PolicyError."""
+    parse(text)
+    return list(_lines(document(text).model_dump(exclude_none=True)))
+
+
+def _lines(document: Mapping[str, Any]) -> Iterator[str]:
+    rules = document["rule"]
+    yield count(len(rules), "rule")
+    for number, rule in enumerate(rules, start=1):
+        matched = " and ".join(_matched(key, rule[key]) for key in KEYS if key in rule)
+        yield f"rule {number}: {matched}: {_done({**document, **rule})}"
+    yield f"{'all others' if rules else 'all jobs'}: {_done(document)}"
+    asking = [
+        number
+        for number, rule in enumerate(rules, start=1)
+        if not rule.keys().isdisjoint(OF_ENVIRONMENTS)
+    ]
+    if asking:
+        yield (
+            f"note: for {several('rule', asking)} environments must be readable: the daemon needs "
+            "CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"
+        )
+
+
+def _matched(key: str, value: dict[str, list[object]] | list[object]) -> str:
+    """Return the condition of a key: `account 'debug' or 'bench-*'`."""
+    if isinstance(value, dict):
+        return " and ".join(f"{key} {name} {_any(globs)}" for name, globs in value.items())
+    return f"{key} {_any(value)}"
+
+
+def _any(values: list[object]) -> str:
+    return " or ".join(map(shown, values))
+
+
+def _done(settings: Mapping[str, Any]) -> str:
+    """Return the treatment of a process."""
+    if settings.get("leave"):
+        return "left alone"
+    mode = settings.get("mode")
+    others = [name for name in SETTINGS if name in settings and name not in OF_THEIR_OWN]
+    said = [f"{name} {settings[name]}" for name in others]
+    said += ["only observed"] if settings.get("observe") else []
+    return ", ".join([f"mode {mode}" if mode else "the site's mode", *said])

@@ -13,15 +13,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from traceback import print_exc
-from typing import NoReturn
 
 from affinityd.cpuset import CpuSet
-from affinityd.linux.children import exit_status
+from affinityd.json_codec import dumps, loads
+from affinityd.linux.children import Child, ChildError, ending
 from affinityd.linux.files import text
-from affinityd.linux.syscalls import end_with
 from affinityd.measure.document import (
     LATENCY,
     OF_GPUS,
@@ -112,8 +109,7 @@ def measured_gpu(topology: Topology, gpu: Gpu) -> MeasuredGpu:
 
 
 PATIENCE = 30.0  #: seconds for one figure, with the start of a driver
-GRACE = 2.0  #: seconds for a child to end by itself, and for a killed one
-PAUSE = 0.01  #: seconds between two looks whether it has ended
+GRACE = 2.0  #: seconds for a child to end by itself
 OOM_FIRST = "1000"  #: oom_score_adj, proc(5): where memory is short, this process ends, no job
 
 
@@ -123,65 +119,38 @@ def measured(task: NodeTask) -> Iterator[Figure]:
     A child that crashes costs its present target, and another goes on with the next one. A child
     that hangs costs the rest.
     """
-    ours, theirs = Pipe(duplex=False)
-    missing = {_name(blank): blank for blank in task.blanks}
-    parent, pid = os.getpid(), os.fork()
-    if pid == 0:
-        _be_child(task, theirs, parent)
-    theirs.close()
-    grace, hung = 0.0, f"hung: no figure within {PATIENCE:g} s"
+    missing = {(blank.quantity, blank.target): blank for blank in task.blanks}
     try:
-        while ours.poll(PATIENCE):
-            figure = ours.recv()
-            missing.pop(_name(figure), None)
+        for figure in _from_child(task):
+            missing.pop((figure.quantity, figure.target), None)
             yield figure
-    except EOFError:
-        grace, hung = GRACE, ""
-    finally:
-        ours.close()
-        how = _end(pid, grace)
-    if missing:
+    except ChildError as error:
         first = next(iter(missing.values())).target
-        why = f"the measuring process {hung or how}"
-        lost = [it for it in missing.values() if hung or it.target == first]
-        yield from (replace(it, why=why) for it in lost)
+        lost = [blank for blank in missing.values() if blank.target == first]
+        yield from (replace(blank, why=f"the measuring process {error}") for blank in lost)
         if len(lost) < len(missing):
             yield from measured(task.after(first))
+    except TimeoutError:
+        why = f"the measuring process hung: no figure within {PATIENCE:g} s"
+        yield from (replace(blank, why=why) for blank in missing.values())
 
 
-def _name(figure: Figure) -> tuple[object, ...]:
-    return figure.quantity, figure.target
-
-
-def _end(pid: int, grace: float) -> str:
-    """Wait for a child, kill one that goes on after `grace` seconds; return how it ended."""
-    for seconds, is_killed in ((grace, False), (GRACE, True)):
-        end = time.monotonic() + seconds
-        while True:
-            if (code := exit_status(pid)) == -signal.SIGKILL and not is_killed:
-                return "was killed, as the kernel does where memory is short"
-            if code is not None:
-                return f"crashed: {signal.strsignal(-code)}" if code < 0 else "ended early"
-            if time.monotonic() >= end:
-                break
-            time.sleep(PAUSE)
-        os.kill(pid, signal.SIGKILL)
-    return "cannot be ended: it waits in the kernel"
-
-
-def _be_child(task: NodeTask, pipe: Connection, parent: int) -> NoReturn:
-    """Report the figures, and end without what the parent would do at its end."""
+def _from_child(task: NodeTask) -> Iterator[Figure]:
+    """Yield a child's figures. Raises ChildError where some are missing, and TimeoutError."""
+    child = Child(lambda: (f"{dumps(figure)}\n".encode() for figure in _figures(task)), PATIENCE)
+    rest, grace, reported = b"", 0.0, 0
     try:
-        end_with(parent)  # also where a driver hangs
-        os.dup2(2, 1)  # output of a driver's library is no part of the answer
-        for figure in _figures(task):
-            pipe.send(figure)
-    except OSError:  # the parent has ended
-        pass
-    except Exception:  # noqa: BLE001 - the parent's code must not go on here
-        print_exc()
+        while part := child.read(time.monotonic() + PATIENCE):
+            *lines, rest = (rest + part).split(b"\n")
+            for line in lines:
+                reported += 1
+                yield loads(Figure, line.decode(), "figure")
+        grace = GRACE
     finally:
-        os._exit(0)
+        status = child.end(grace)
+    if reported < len([*task.blanks]):
+        killed = "was killed, as the kernel does where memory is short"
+        raise ChildError(killed if status == -signal.SIGKILL else ending(status))
 
 
 def _figures(task: NodeTask) -> Iterator[Figure]:

@@ -8,16 +8,12 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from affinityd import config
 from affinityd.cli.parser import Parser, add_format, add_settings
 from affinityd.cli.render.enforcement import lines
 from affinityd.client import http
-from affinityd.cpuset import several
-from affinityd.daemon.policy_document import KEYS, SETTINGS, document, parse, shown
 from affinityd.enforce.document import MAX_BYTES, PATH, EnforceDocument
 from affinityd.enforce.policy import MAX_FILE, PolicyError, decoded
 from affinityd.errors import (
@@ -28,70 +24,7 @@ from affinityd.errors import (
     NotEnforcedError,
 )
 from affinityd.json_codec import loads
-from affinityd.text import count, one_line
-
-#: Keys that match a process's environment, which takes privileges to read.
-OF_ENVIRONMENTS = ("partition", "account", "environment")
-
-#: Settings that are not printed by name and value.
-OF_THEIR_OWN = ("mode", "observe", "leave")
-
-Table = Mapping[str, Any]
-
-
-def check(path: str) -> Iterator[str]:
-    """Return lines that describe a policy. Raises InvalidRequestError if it is invalid."""
-    try:
-        with Path(path).open("rb") as file:
-            text = decoded(file.read(MAX_FILE + 1))
-        parse(text)
-        return _said(path, document(text).model_dump(exclude_none=True))
-    except OSError as error:
-        raise InvalidRequestError(f"{path} cannot be read: {error.strerror}") from None
-    except PolicyError as error:
-        raise InvalidRequestError(f"{path}: {error}") from None
-
-
-def _said(path: str, document: Table) -> Iterator[str]:
-    rules = document["rule"]
-    yield f"{path}: {count(len(rules), 'rule')}"
-    for number, rule in enumerate(rules, start=1):
-        matched = " and ".join(_matched(key, rule[key]) for key in KEYS if key in rule)
-        yield f"rule {number}: {matched}: {_done({**document, **rule})}"
-    yield f"{'all others' if rules else 'all jobs'}: {_done(document)}"
-    asking = [
-        number
-        for number, rule in enumerate(rules, start=1)
-        if not rule.keys().isdisjoint(OF_ENVIRONMENTS)
-    ]
-    if asking:
-        yield (
-            f"note: for {several('rule', asking)} environments must be readable: the daemon needs "
-            "CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"
-        )
-
-
-def _matched(key: str, value: dict[str, list[object]] | list[object]) -> str:
-    """Return the condition of a key: `account 'debug' or 'bench-*'`."""
-    if isinstance(value, dict):
-        return " and ".join(f"{key} {name} {_any(globs)}" for name, globs in value.items())
-    return f"{key} {_any(value)}"
-
-
-def _any(values: list[object]) -> str:
-    return " or ".join(map(shown, values))
-
-
-def _done(settings: Table) -> str:
-    """Return the treatment of a process."""
-    if settings.get("leave"):
-        return "left alone"
-    mode = settings.get("mode")
-    others = [name for name in SETTINGS if name in settings and name not in OF_THEIR_OWN]
-    said = [f"{name} {settings[name]}" for name in others]
-    said += ["only observed"] if settings.get("observe") else []
-    return ", ".join([f"mode {mode}" if mode else "the site's mode", *said])
-
+from affinityd.text import one_line
 
 TROUBLE = 2  #: exit code of every error: 1 is an answer
 TIMEOUT = 5.0  #: seconds: a person waits
@@ -125,12 +58,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check(path: str) -> int:
     try:
-        from affinityd.cli.commands.enforce import check  # noqa: PLC0415 - wants pydantic
+        from affinityd.daemon.policy_document import described  # noqa: PLC0415 - wants pydantic
     except ModuleNotFoundError as error:
         raise InvalidRequestError(
             f"{error.name} is needed to read policies, and is not installed; {DAEMON_EXTRA}"
         ) from None
-    print("\n".join(map(one_line, check(path))))
+    try:
+        with Path(path).open("rb") as file:
+            rules = described(decoded(file.read(MAX_FILE + 1)))
+    except OSError as error:
+        raise InvalidRequestError(f"{path} cannot be read: {error.strerror}") from None
+    except PolicyError as error:
+        raise InvalidRequestError(f"{path}: {error}") from None
+    print("\n".join(one_line(line) for line in (f"{path}: {rules[0]}", *rules[1:])))
     return 0
 
 
