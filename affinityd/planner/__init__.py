@@ -33,7 +33,9 @@ class Demand:
     unreserved: CpuSet  #: online − reserved
     options: Options = field(default_factory=Options)
     #: Logical CPUs that the ranks with a home node ask for together; missing: `options.cpus` each.
+    #: Of a node without ranks other processes of the job ask.
     together: Mapping[int | None, int] = field(default_factory=dict)
+    homes: tuple[int | None, ...] | None = None  #: each rank's home node; None: the nearest
 
 
 @dataclass(frozen=True)

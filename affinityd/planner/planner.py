@@ -101,7 +101,7 @@ def _by_home(topology: Topology, demand: Demand, mode: PlanMode) -> tuple[RankGr
     if mode.everywhere:
         domain = single_bundles(usable(topology.cores, allowed))
         return (RankGroup(tuple(range(len(demand.gpus))), domain, None),)
-    ranks_at = positions(home_nodes(topology, demand.gpus, allowed))
+    ranks_at = positions(demand.homes or home_nodes(topology, demand.gpus, allowed))
     scope = mode.scope or demand.options.scope
     domains = domains_of(topology, ranks_at, allowed, scope=scope, unique=mode.unique)
     return tuple(RankGroup(ranks, domains[home], home) for home, ranks in ranks_at.items())

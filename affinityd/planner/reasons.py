@@ -193,8 +193,9 @@ def _of_rank(
 
 def _idle(topology: Topology, demand: Demand, ranks: Sequence[RankPlan]) -> Iterator[PlanWarning]:
     """Yield a warning where allowed CPUs stay idle, as they are near none of the GPUs."""
-    near = frozenset().union(*(topology.cpus_of_node(rank.home_node) for rank in ranks))
-    idle = demand.allowed - near - frozenset().union(*(rank.cpus for rank in ranks))
+    homes = {*demand.together, *(rank.home_node for rank in ranks)}
+    used = (rank.cpus for rank in ranks)
+    idle = demand.allowed.difference(*map(topology.cpus_of_node, homes), *used)
     if idle:
         yield PlanWarning(
             "idle_cpus",

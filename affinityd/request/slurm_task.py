@@ -6,8 +6,9 @@ again: a task knows its GPUs, its number, how many tasks the step has on the nod
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from affinityd.cpuset import CpuSet
 from affinityd.errors import JobGpuError, UnsatisfiableError
@@ -114,13 +115,42 @@ def _beside_neighbors(
     They ask together for the CPUs of so many of the step's tasks as the node has of the job's GPUs.
     """
     if MODES[options.mode].unique:
-        options = replace(options, mode="node")
-    asked, known = options.cpus, gpus_of(gpus.job or gpus.visible)
+        options = replace(options, mode="all")  # of the scope
+    demand = Demand(gpus_of(gpus.own), allowed, node.usable, options)
+    if not allowed:
+        return plan(node.topology, demand)
+    divided = gpus.job or gpus.visible
+    homes = home_nodes(node.topology, gpus_of(divided), allowed)
     together = {}
-    if asked is not None and allowed:
-        for home, count in Counter(home_nodes(node.topology, known, allowed)).items():
-            together[home] = asked * -(-task.tasks * count // len(known))
-    return plan(node.topology, Demand(gpus_of(gpus.own), allowed, node.usable, options, together))
+    if options.cpus is not None:
+        asked = _at_least_its_slice(task, options.cpus, allowed)
+        together = {home: asked * _tasks_at(home, homes, task, gpus) for home in homes}
+    own = tuple(homes[place_of(entry, divided)[0]] for entry in gpus.own)
+    return plan(node.topology, replace(demand, together=together, homes=own))
+
+
+def _tasks_at(
+    home: int | None, homes: Sequence[int | None], task: SlurmTask, gpus: TaskGpus
+) -> int:
+    """Return how many tasks have GPUs of a home node, of the home nodes of all GPUs.
+
+    It is the node's part of them. Tasks that take turns on the GPUs that all see are counted.
+    """
+    part = -(-task.tasks * homes.count(home) // len(homes))
+    seen = len(gpus.visible)
+    if gpus.is_bound or task.tasks < seen or seen != len(homes):
+        return part
+    return max(part, sum(homes[other % seen] == home for other in range(task.tasks)))
+
+
+def _at_least_its_slice(task: SlurmTask, asked: int, allowed: CpuSet) -> int:
+    """Return how many CPUs a task asked for: not fewer than Slurm bound it to.
+
+    A job that has the node to itself was given more than it asked for.
+    """
+    if not task.slices or asked < len(allowed) // task.tasks:
+        return asked
+    return max(asked, len(task.slices[task.number % len(task.slices)] & allowed))
 
 
 def _in_own_block(
@@ -132,6 +162,9 @@ def _in_own_block(
     Without a note of the job's GPUs all GPUs of the node have blocks.
     """
     sharing, slot = _slot(task, gpus)
+    by_slice = gpus.is_bound and sharing > 1 and len(task.slices) > 1
+    if by_slice:  # Slurm chose by their slices which tasks share a GPU
+        sharing, slot = 1, 0
     knows_step = gpus.is_bound and len(gpus.job) == task.step_gpus
     if sharing > 1 and knows_step and gpus.places != (task.number // sharing,):
         return None  # not its neighbors have the same GPU, but unknown ones
@@ -145,6 +178,13 @@ def _in_own_block(
     options = replace(options, cpus=None)
     try:
         made = plan(node.topology, Demand(gpus_of(entries), allowed, node.usable, options))
+        if by_slice:
+            block = frozenset[int]().union(*(made.ranks[place].cpus for place in places))
+            part, share = block & _own_slice(node, task), made.share
+            entries, ranks = gpus.own, frozenset(range(len(gpus.own)))
+            by_part = replace(options, share="requested")
+            made = plan(node.topology, Demand(gpus_of(entries), part, node.usable, by_part))
+            made = replace(made, share=share)
     except UnsatisfiableError:
         return None
     mine = [rank for rank in made.ranks if rank.rank in ranks]
@@ -153,6 +193,14 @@ def _in_own_block(
     cpus = frozenset[int]().union(*(rank.cpus for rank in mine))
     is_enough = len(_of_whole_cores(node, cpus, allowed)) >= least
     return None if is_far or is_shared or not is_enough else (entries, ranks, made)
+
+
+def _own_slice(node: Node, task: SlurmTask) -> CpuSet:
+    """Return the CPUs of a task's slice, without cores of which another task has a part."""
+    slices = [task.slices[other % len(task.slices)] for other in range(task.tasks)]
+    others = frozenset[int]().union(*slices[: task.number], *slices[task.number + 1 :])
+    cores = (core.cpus for core in node.topology.cores)
+    return slices[task.number].intersection(*[chain(*filter(others.isdisjoint, cores))])
 
 
 def _slot(task: SlurmTask, gpus: TaskGpus) -> tuple[int, int]:

@@ -1,0 +1,209 @@
+"""The tasks of Slurm's steps: each plans from what it knows, and they do not take CPUs away."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from affinityd import machines
+from affinityd.cpuset import CpuSet, format_list, format_mask, parse_list
+from affinityd.request.query import parse_query
+from affinityd.request.resolve import Reply, first_answer
+from affinityd.topology.model import Node, Topology
+from tests.support.asking import codes
+from tests.support.tables import rows, words
+
+UNIQUE = ("unique_contiguous", "unique_interleaved", "exclusive", "single_unique")
+VARIABLES = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "ROCR_VISIBLE_DEVICES"}
+VARIABLES["huawei"] = "ASCEND_RT_VISIBLE_DEVICES"
+
+topology_of = cache(machines.load)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step that has all GPUs of its job."""
+
+    topology: Topology
+    job: Sequence[int]
+    seen: Sequence[Sequence[int]]  #: by each task
+    slices: Sequence[CpuSet]  #: of each task; one for all: Slurm bound none
+    mode: str = "node"
+    is_noted: bool = True
+    variables: str = ""
+
+    def reply(self, task: int) -> Reply:
+        """Return the plan of a task."""
+        tasks, step = len(self.seen), frozenset[int]().union(*self.slices)
+        is_bound = len(self.slices) > 1
+        environ = {
+            "SLURM_JOB_ID": "9",
+            "SLURM_STEP_ID": "0",
+            "SLURM_LOCALID": f"{task}",
+            "SLURM_GTIDS": ",".join(map(str, range(tasks))),
+            "SLURM_GPUS_ON_NODE": f"{len(self.job)}",
+            "SLURM_JOB_CPUS_PER_NODE": f"{len(step)}",
+            VARIABLES[self.topology.gpus[0].vendor]: ",".join(map(str, self.seen[task])),
+            "AFFINITYD_MODE": self.mode,
+            **words(self.variables),
+        }
+        if is_bound:
+            environ["SLURM_CPU_BIND_LIST"] = ",".join(map(format_mask, self.slices))
+        pairs = [("cpuset", format_list(self.slices[task] if is_bound else step))]
+        if self.is_noted:
+            pairs.append(("job", ",".join(map(str, self.job))))
+        pairs += [("env", f"{name}={text}") for name, text in environ.items()]
+        return first_answer(Node(self.topology), parse_query(pairs))
+
+    @property
+    def replies(self) -> list[Reply]:
+        """The plans of all its tasks."""
+        return [self.reply(task) for task in range(len(self.seen))]
+
+
+def step(described: str) -> Step:
+    """Return a step on a DGX A100, whose GPUs are in pairs on nodes 3, 1, 7 and 5.
+
+    `job=0-1 seen=0,1/0,1 slices=0-7/8-15 mode=node` and variables of its tasks.
+    """
+    facts = words(described)
+    seen = [[*map(int, gpus.split(","))] for gpus in facts.pop("seen").split("/")]
+    return Step(
+        topology_of("dgx-a100"),
+        job=sorted(parse_list(facts.pop("job"))),
+        seen=seen,
+        slices=[parse_list(cpus) for cpus in facts.pop("slices").split("/")],
+        mode=facts.pop("mode", "node"),
+        is_noted=facts.pop("note", "yes") == "yes",
+        variables=" ".join(f"{name}={text}" for name, text in facts.items()),
+    )
+
+
+BOTH = "slices=16-23/48-55"  #: eight cores of node 1 and of node 3
+ON_3, ON_1 = "48-55", "16-23"
+
+
+@pytest.mark.parametrize(
+    ("described", "expected"),
+    rows(f"""
+all see all: task i has GPU i | job=0,2 seen=0,2/0,2 {BOTH} | {ON_3} {ON_1}
+with more tasks they take turns | job=0,2 seen=0,2/0,2/0,2 slices=16-23,48-55 AFFINITYD_CPUS=none \
+| {ON_3} {ON_1} {ON_3}
+with fewer, each has a block of GPUs | job=0-3 seen=0,1,2,3/0,1,2,3 {BOTH} | {ON_3} {ON_1}
+the first blocks have one more | job=0-2 seen=0,1,2/0,1,2 {BOTH} AFFINITYD_CPUS=none | {ON_3} {ON_1}
+GPUs of its own, on another's slice | job=0,2 seen=2/0 {BOTH} | {ON_1} {ON_3}
+on slices of two nodes both ask one | job=0-1 seen=0/1 {BOTH} | 16-23,48-55 16-23,48-55
+so without a note of the job | job=0,2 seen=0/0 {BOTH} note=no | 16-23,48-55 16-23,48-55
+CPUs that were not asked for stay idle | job=0-1 seen=0/1 {BOTH} SLURM_CPUS_PER_TASK=4 \
+AFFINITYD_CPUS=none | {ON_3} {ON_3}
+a lone task has the CPUs near any of its GPUs | job=0,2 seen=0,2 slices=16-23,48-55 | 16-23,48-55
+in a unique mode, too | job=0,2 seen=0,2 slices=16-23,48-55 mode=exclusive | 16-23,48-55
+GPUs divide what the job has | job=0-1 seen=0/1 slices=48-51/52-55 mode=exclusive | 48-51 52-55
+whatever slice each has | job=0-1 seen=1/0 slices=48-51/52-55 mode=exclusive | 52-55 48-51
+tasks on one GPU divide its block | job=0-1 seen=0,1/0,1/0,1/0,1 slices=48-55 mode=exclusive | \
+48-49 52-53 50-51 54-55
+a slice tells which part, if Slurm chose the GPU | job=0-1 seen=0/1/0/1 \
+slices=48-49/52-53/50-51/54-55 mode=exclusive | 48-49 52-53 50-51 54-55
+without a note the node's GPUs divide the node's | job=0-1 seen=0/1 note=no \
+slices=48-55,176-183/56-63,184-191 mode=exclusive | 48-55,176-183 56-63,184-191
+one core for each GPU | job=0-1 seen=0/1 slices=48-51/52-55 mode=single_unique | 48 49
+a maximum is no lack | job=0-1 seen=0/1 slices=48-51/52-55 mode=exclusive \
+AFFINITYD_MAX_PHYSICAL_CORES=1 | 48 52
+modes that go by ranks | job=0-1 seen=0/1 slices=48-51/52-55 mode=even | 48-51 52-55
+"""),
+)
+def test_each_task_of_a_step_has_these_cpus(described: str, expected: str) -> None:
+    replies = step(described).replies
+    assert " ".join(format_list(reply.cpus) for reply in replies) == expected
+    assert all("not_unique" not in codes(reply) for reply in replies)
+
+
+@pytest.mark.parametrize(
+    ("described", "expected"),
+    rows("""
+fewer than were asked for | job=0-3 seen=0/1 slices=48-51/52-55 mode=exclusive | 48-55 48-55
+none near | job=0,2 seen=0/2 slices=48-51/52-55 mode=exclusive | 48-51 48-55
+too few cores for its tasks | job=0 seen=0/0/0 slices=48-49 mode=exclusive | 48-49 48-49 48-49
+"""),
+)
+def test_what_a_unique_mode_cannot_give_is_that_of_mode_node_with_a_warning(
+    described: str, expected: str
+) -> None:
+    replies = step(described).replies
+    assert " ".join(format_list(reply.cpus) for reply in replies) == expected
+    assert any("not_unique" in codes(reply) for reply in replies)
+
+
+def test_cpus_are_idle_that_are_near_none_of_the_job_s_gpus() -> None:
+    described = f"job=0,2 seen=0/2 {BOTH} AFFINITYD_CPUS=1"
+    assert all("idle_cpus" not in codes(reply) for reply in step(described).replies)
+    described = f"job=0,1 seen=0/1 {BOTH} AFFINITYD_CPUS=1"
+    assert all("idle_cpus" in codes(reply) for reply in step(described).replies)
+
+
+def test_a_task_that_inherited_the_slices_of_another_step_stays_where_it_is() -> None:
+    pairs = [("cpuset", "48-51"), ("env", "SLURM_CPU_BIND_LIST=0x1,0x2")]
+    pairs += [("env", f"{name}={text}") for name, text in TASK_OF_TWO.items()]
+    reply = first_answer(Node(topology_of("dgx-a100")), parse_query(pairs))
+    assert format_list(reply.allowed) == "48-51"
+
+
+TASK_OF_TWO = words("SLURM_JOB_ID=9 SLURM_STEP_ID=0 SLURM_LOCALID=0 SLURM_GTIDS=0,1")
+
+
+@st.composite
+def steps(draw: st.DrawFn, modes: Sequence[str]) -> Step:
+    """Draw a step: tasks that see all GPUs, or as many of their own each."""
+    topology = topology_of(draw(st.sampled_from(machines.NAMES)))
+    gpus = st.sampled_from(range(len(topology.gpus)))
+    job = sorted(draw(st.sets(gpus, min_size=1)))
+    tasks, has_own = draw(st.integers(1, 8)), draw(st.booleans())
+    if has_own:
+        tasks = draw(st.sampled_from([number for number in (1, 2, 4, 8) if len(job) % number == 0]))
+        each = len(job) // tasks
+        seen = [job[task * each : (task + 1) * each] for task in range(tasks)]
+    else:
+        seen = [job] * tasks
+    cores = draw(st.permutations(topology.cores))[: tasks * draw(st.integers(1, 6))]
+    if draw(st.booleans()):
+        cores.sort(key=lambda core: core.cpus)
+    each = len(cores) // tasks
+    dealt = [cores[task * each : (task + 1) * each] for task in range(tasks)] if each else [cores]
+    slices = [frozenset(cpu for core in its for cpu in core.cpus) for its in dealt]
+    if draw(st.booleans()):
+        slices = [frozenset[int]().union(*slices)]
+    return Step(topology, job, seen, slices, draw(st.sampled_from(modes)), draw(st.booleans()))
+
+
+@given(steps(UNIQUE))
+def test_in_a_unique_mode_no_two_tasks_with_gpus_of_their_own_share_a_core(drawn: Step) -> None:
+    """But for tasks that are told so."""
+    if len(drawn.seen) == 1:
+        return
+    first = {cpu: core.cpus[0] for core in drawn.topology.cores for cpu in core.cpus}
+    apart = [
+        {first[cpu] for cpu in reply.cpus}
+        for reply in drawn.replies
+        if "not_unique" not in codes(reply)
+    ]
+    assert all(one.isdisjoint(other) for one, other in combinations(apart, 2))
+
+
+@given(steps(["node"]))
+def test_in_mode_node_the_tasks_of_a_node_have_no_fewer_cpus_than_slurm_gave_them(
+    drawn: Step,
+) -> None:
+    """A job that has the machine to itself was given more than it asked for."""
+    tasks, step_cpus = len(drawn.seen), frozenset[int]().union(*drawn.slices)
+    if 8 * len(step_cpus) > 7 * len(drawn.topology.online):
+        return
+    replies = drawn.replies
+    for reply in replies:
+        together = sum(other.cpus == reply.cpus for other in replies)
+        assert len(reply.cpus) >= len(step_cpus) * together // tasks
