@@ -36,3 +36,9 @@ class Recent(Generic[K, V]):
     def __setitem__(self, key: K, value: V) -> None:
         """Set the value of a key."""
         self._values[key] = value, self._now
+
+    def is_news(self: Recent[K, None], key: K) -> bool:
+        """Return whether a key is not there, and add it: to log a line once."""
+        is_new = key not in self
+        self[key] = None
+        return is_new

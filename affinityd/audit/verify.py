@@ -15,6 +15,7 @@ from affinityd.audit.model import AuditedProcess
 from affinityd.audit.remedies import pin_command
 from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.linux.memory_policy import MemoryPolicy
+from affinityd.linux.pinning import is_on_purpose
 from affinityd.linux.processes import Thread
 from affinityd.planner import RankPlan, widened_cpus
 from affinityd.text import count
@@ -162,8 +163,7 @@ def with_remedy(found: Sequence[Verification], options: str) -> Sequence[Verific
     far = [it for it in found if it.far]
     is_tree = len(far) > 1
     first = found[0] if is_tree or not far else far[0]
-    # As for `affinityd pin`: a thread with a smaller mask than the first may have it on purpose.
-    is_forced = any(it.is_uneven or not it.main >= first.main for it in far)
+    is_forced = any(it.is_uneven or is_on_purpose(it.main, (first.main,), first.main) for it in far)
     pin = pin_command(first.process.facts.pid, options, tree=is_tree, force=is_forced)
     remedy = f"{pin} fixes that"
     if first.is_self:

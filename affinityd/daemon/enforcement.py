@@ -37,7 +37,6 @@ class Enforcement:
     """Enforces by one scan after the other, and keeps the result of the last."""
 
     def __init__(self, settings: Settings) -> None:
-        """Log the daemon's mode, and why it cannot pin, if so."""
         why_not_pin = _why_not_pin(settings)
         self._log = EnforceLog(settings.enforce, why_not_pin())
         self._enforcer = Enforcer(
@@ -72,7 +71,6 @@ class Enforcement:
 
 
 def _why_not_pin(settings: Settings) -> Callable[[], str | None]:
-    """Return a function that tells why this daemon cannot pin now; its privileges stay the same."""
     if settings.enforce != PIN:
         return lambda: None
     lacks = lacking()
@@ -93,33 +91,31 @@ class EnforceLog:
     """Logs each finding once, and once more when it is over."""
 
     def __init__(self, wanted: str, hindrance: str | None) -> None:
-        """Log the wanted mode, and why nothing can be pinned, if so."""
         self._hindrance: str | None = None
         self._policy = PolicyState()
-        self._pods: Mapping[Job | None, str | None] = {}  # a job → its NAMESPACE/NAME
         self._told: Recent[tuple[Job | None, str], None] = Recent()  # notices, kinds of a job's
         log.info("enforce %s: %s", wanted, AT_START[wanted])
         self._note_hindrance(hindrance)
 
     def enforced(self, enforced: Enforced) -> None:
-        """Tell of a new report."""
+        """Log the news of a result."""
         self._told.begin(enforced.scan.boot)
         for level, line in _of_policy(self._policy, enforced.policy):
             log.log(level, "%s", line)
         self._policy = enforced.policy
         self._note_hindrance(enforced.hindrance)
         for notice in enforced.notices:
-            self._tell(None, notice, logging.WARNING, notice)
-        self._pods = {it.job: it.pod for it in enforced.decisions if it.pod is not None}
-        for job in {it.job for it in enforced.decisions if it.job is not None}:
+            if self._told.is_news((None, notice)):
+                log.warning("%s", one_line(notice))
+        pods = {one.job: one.pod for one in enforced.decisions if one.pod is not None}
+        for seen in {one.job for one in enforced.decisions if one.job is not None}:
             for kind in KINDS:
-                self._told.get((job, kind))  # as long as the job is seen it is remembered
-        for of, its in grouped(enforced.done, lambda it: it.decision.job).items():
-            self._tell_of_pins(of, [it for it in its if not it.outcome.is_gone])
-        for decision in enforced.decisions:
-            if decision.reason == GIVEN_UP:
-                line = f"{_process(decision)} is no longer pinned: {decision.why}"
-                self._tell(decision.job, GIVEN_UP, logging.WARNING, line)
+                self._told.get((seen, kind))  # as long as the job is seen it is remembered
+        for job, kind, line in _of_jobs(enforced):
+            if self._told.is_news((job, kind)):
+                name = job and f"{job_name(job.scheduler, job.id, pods.get(job))}: "
+                level = logging.INFO if kind == PINNED else logging.WARNING
+                log.log(level, "%s", one_line((name or "") + line))
 
     def _note_hindrance(self, hindrance: str | None) -> None:
         if hindrance not in {None, self._hindrance}:
@@ -128,21 +124,22 @@ class EnforceLog:
             log.info("pins from now on: nothing hinders it any more")
         self._hindrance = hindrance
 
-    def _tell_of_pins(self, job: Job | None, its: Sequence[PinAttempt]) -> None:
-        """Tell of a job how many processes were pinned, and one refusal."""
-        if pinned := [it for it in its if it.outcome.pinned]:
-            self._tell(job, PINNED, logging.INFO, _pinned(pinned))
-        for it in [it for it in its if it.outcome.refused][:1]:
-            threads = count(it.outcome.refused, "thread")
-            line = f"{_process(it.decision)}: {threads} cannot be pinned: {it.outcome.error}"
-            self._tell(job, REFUSED, logging.WARNING, line)
 
-    def _tell(self, job: Job | None, kind: str, level: int, line: str) -> None:
-        """Log a line of a job, or a notice, which is a kind of its own, if it is news."""
-        if (job, kind) not in self._told:
-            of = job and f"{job_name(job.scheduler, job.id, self._pods.get(job))}: "
-            log.log(level, "%s", one_line((of or "") + line))
-        self._told[job, kind] = None
+def _of_jobs(enforced: Enforced) -> Iterator[tuple[Job | None, str, str]]:
+    """Yield jobs with a kind of news and its line: pins, one refusal, processes given up."""
+    living = [attempt for attempt in enforced.done if not attempt.outcome.is_gone]
+    for job, attempts in grouped(living, lambda attempt: attempt.decision.job).items():
+        if pinned := [attempt for attempt in attempts if attempt.outcome.pinned]:
+            yield job, PINNED, _pinned(pinned)
+        for attempt in attempts:
+            if attempt.outcome.refused:
+                threads = count(attempt.outcome.refused, "thread")
+                why = f"{threads} cannot be pinned: {attempt.outcome.error}"
+                yield job, REFUSED, f"{_process(attempt.decision)}: {why}"
+    for decision in enforced.decisions:
+        if decision.reason == GIVEN_UP:
+            line = f"{_process(decision)} is no longer pinned: {decision.why}"
+            yield decision.job, GIVEN_UP, line
 
 
 def _of_policy(before: PolicyState, now: PolicyState) -> Iterator[tuple[int, str]]:
@@ -160,9 +157,10 @@ def _of_policy(before: PolicyState, now: PolicyState) -> Iterator[tuple[int, str
 
 def _pinned(done: Sequence[PinAttempt]) -> str:
     processes = "1 process" if len(done) == 1 else f"{len(done)} processes"
-    threads = count(sum(it.outcome.pinned for it in done), "thread")
-    near = _gpus({gpu for it in done for gpu in it.decision.process.facts.gpus})
-    modes = sorted({it.decision.treatment.options.mode for it in done if it.decision.treatment})
+    threads = count(sum(attempt.outcome.pinned for attempt in done), "thread")
+    near = _gpus({gpu for attempt in done for gpu in attempt.decision.process.facts.gpus})
+    treatments = {attempt.decision.treatment for attempt in done}
+    modes = sorted({treatment.options.mode for treatment in treatments if treatment})
     return f"pinned {processes} ({threads}) near {near}, mode {', '.join(modes)}"
 
 
@@ -171,7 +169,6 @@ def _process(decision: Decision) -> str:
 
 
 def _gpus(keys: Collection[GpuKey]) -> str:
-    """Return GPUs as people name them, like `nvidia GPUs 0-3`."""
     by_vendor = grouped(keys, lambda key: key[0])
     return ", ".join(
         f"{vendor} {several('GPU', (index for _, index in by_vendor[vendor]))}"

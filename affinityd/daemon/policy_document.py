@@ -46,7 +46,6 @@ RIGHT = {
 
 
 def _listed(value: object) -> object:
-    """Return a list that may be written without its brackets."""
     return value if isinstance(value, list) else [value]
 
 
@@ -200,7 +199,6 @@ def _line(error: ErrorDetails, tables: Mapping[str, Any]) -> str:
 
 
 def _first_key(table: Mapping[str, object]) -> str:
-    """Return a rule's first condition, by which it is found in the file."""
     return next((f" ({key} = {shown(it)})" for key, it in table.items() if key in KEYS), "")
 
 
@@ -215,7 +213,6 @@ def shown(value: object) -> str:
 
 
 def _suggestion(name: str, known: Collection[str]) -> str:
-    """Return which of the known names was probably meant."""
     near = difflib.get_close_matches(name[:64], known, n=1)
     alike = [it for it in known if name and name in it] or near
     return f"did you mean {' or '.join(alike)}?" if alike else f"known are {', '.join(known)}"
@@ -258,7 +255,6 @@ def _any(values: list[object]) -> str:
 
 
 def _done(settings: Mapping[str, Any]) -> str:
-    """Return the treatment of a process."""
     if settings.get("leave"):
         return "left alone"
     mode = settings.get("mode")

@@ -17,6 +17,7 @@ from affinityd.daemon.metrics.audit import JobRow, JobSeries
 from affinityd.daemon.metrics.families import expositions
 from affinityd.daemon.peers.viewer import Viewer
 from affinityd.daemon.state.scans import ScanResult
+from affinityd.recent import Recent
 from affinityd.topology.model import Gpu, Topology
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ class Scanning:
         scan: Callable[[Topology], Scan],
         counts: Mapping[str, int],
     ) -> None:
-        """Take the function that scans, and the counts that it changes."""
         self.counts = counts
         self._scan = scan
         self._log = AuditLog()
@@ -83,14 +83,13 @@ class AuditLog:
     def __init__(self) -> None:
         # By GPU, also by its address: when one is gone, its index may be another GPU's.
         self._mismatched: dict[str, Counter[str]] = {}  # how many processes, by cause
-        self._notices: tuple[str, ...] = ()
+        self._notices: Recent[str, None] = Recent()
 
     def scanned(self, topology: Topology, scan: Scan) -> None:
         """Tell of a new scan."""
-        for notice in scan.notices:
-            if notice not in self._notices:
-                log.warning("%s", notice)
-        self._notices = scan.notices
+        self._notices.begin(scan.boot)
+        for notice in filter(self._notices.is_news, scan.notices):
+            log.warning("%s", notice)
         before, self._mismatched = self._mismatched, {}
         counted = counts(scan)
         for gpu in topology.gpus:

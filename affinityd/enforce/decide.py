@@ -75,8 +75,6 @@ def decide(
 
 
 class _Deciding:
-    """The decisions about the processes of one scan."""
-
     def __init__(
         self,
         jobs: ScanJobs,
@@ -191,7 +189,6 @@ def _observed(found: Decision, why: str) -> Decision:
 
 
 def _source(treatment: Treatment) -> str:
-    """Return which part of the policy a treatment is from."""
     return "the top level" if treatment.rule is None else f"rule {treatment.rule}"
 
 
@@ -303,7 +300,6 @@ class Backoff:
 
 
 def _waiting(decision: Decision, record: PinRecord, since_pin: float) -> Decision:
-    """Return the decision about a process that was reset, or refused, so often in a row."""
     happened = (RESET if record.refusal is None else AGAIN).format(
         times=count(record.in_a_row, "time"), refusal=record.refusal
     )

@@ -270,7 +270,6 @@ def _gpu(
 
 
 def _fate(mismatches: Sequence[Decision]) -> str:
-    """Return the fate of a GPU, by its processes that may run far from it."""
     if any(it.reason == ALLOCATION for it in mismatches):
         return ALLOCATION
     if all(it.verdict == DRIFTED or it.reason in {YOUNG, WAITING} for it in mismatches):
@@ -279,7 +278,6 @@ def _fate(mismatches: Sequence[Decision]) -> str:
 
 
 def _policy(state: PolicyState, sees: Sees | None) -> PolicyDocument:
-    """Return the policy's state; the file's content is for readers that see all processes."""
     is_secret = state.error is not None and sees is not everything
     error = NOT_YOURS if is_secret else state.error
     read = None if state.read is None else rfc3339(state.read)
@@ -287,7 +285,6 @@ def _policy(state: PolicyState, sees: Sees | None) -> PolicyDocument:
 
 
 def _jobs(enforced: Enforced, sees: Sees) -> Iterator[EnforceJobDocument]:
-    """Yield the jobs that have a visible process, and these processes."""
     seen_ones = (it for it in enforced.decisions if sees(it.process))
     cpulist = cache(format_list)  # there are many processes and few masks
     for job, decisions in grouped(seen_ones, lambda it: it.job).items():

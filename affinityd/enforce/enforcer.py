@@ -118,20 +118,13 @@ class NodeLock:
     """The lock, once it is free; the kernel frees it, however a daemon ends."""
 
     def __init__(self, path: str = LOCK) -> None:
-        """Take where the lock is."""
         self._path = Path(path)
         self._file: int | None = None  # this process has the lock
 
     def acquire(self) -> str | None:
-        """Return why this daemon must not pin; None: it has the lock. Call it before each pass.
-
-        A removed or replaced file is no lock between two daemons.
-        """
-        if self._file is not None and not self._is_there(self._file):
-            os.close(self._file)
-            self._file = None
+        """Return why this daemon must not pin; None: it has the lock. Call it before each pass."""
         try:
-            self._file = self._file or self._locked()
+            self._file = self._locked() if self._file is None else self._file
         except BlockingIOError:
             return TAKEN.format(path=self._path)
         except OSError as error:
@@ -139,7 +132,6 @@ class NodeLock:
         return None
 
     def _locked(self) -> int:
-        """Return the file, locked. Raises OSError: BlockingIOError where another daemon has it."""
         folder = self._path.parent
         if not folder.exists():
             folder.mkdir()
@@ -147,19 +139,10 @@ class NodeLock:
         file = os.open(self._path, FLAGS, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not self._is_there(file):
-                raise BlockingIOError  # another daemon that pins has replaced it
         except OSError:
             os.close(file)
             raise
         return file
-
-    def _is_there(self, file: int) -> bool:
-        """Whether a path still leads to the open file."""
-        try:
-            return os.path.samestat(os.fstat(file), self._path.lstat())
-        except OSError:
-            return False
 
 
 MAX_PASSES = 6  #: the next scan goes on with a process that starts threads faster
@@ -274,7 +257,6 @@ class Enforcer:
         return [*map(self._backoff.after_waiting, decisions)]
 
     def _pin(self, drifted: Iterable[Decision]) -> list[PinAttempt]:
-        """Pin the drifted processes, until the deadline."""
         end = time.monotonic() + PASS
         done = []
         for decision in drifted:
@@ -284,7 +266,6 @@ class Enforcer:
         return done
 
     def _pin_one(self, decision: Decision, end: float) -> PinAttempt:
-        """Pin a process, and count it."""
         facts, target = decision.process.facts, decision.target
         assert target is not None  # noqa: S101 - a drifted process has a place
         done = PinAttempt(decision, pin_process(facts, target, end))

@@ -11,6 +11,7 @@ from affinityd.audit.facts.process import ProcessFacts
 from affinityd.audit.model import AuditedProcess
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.enforce.policy import Treatment
+from affinityd.linux.pinning import is_on_purpose
 from affinityd.linux.processes import Thread
 from affinityd.text import count
 from affinityd.topology.nearness import MASK, UNPINNED
@@ -79,7 +80,7 @@ class TargetCpus:
         """
         if mask == self.cpus or (mask < self.cpus and mask not in self.given):
             return FITS
-        return DRIFTED if mask in self.usual or mask >= self.cpuset else ON_PURPOSE
+        return ON_PURPOSE if is_on_purpose(mask, self.usual, self.cpuset) else DRIFTED
 
     def verdicts(self, facts: ProcessFacts) -> list[tuple[Thread, str]]:
         """Return the running threads of a process, each with what `of` returns for its mask."""
@@ -183,7 +184,6 @@ class ExemptError(Exception):
     """A process is left alone."""
 
     def __init__(self, reason: str, why: str | None = None, **said: object) -> None:
-        """Take one of REASONS, and a sentence, or the values for its sentence of WHY."""
         super().__init__(WHY[reason].format(**said) if why is None else why)
         self.reason = reason
 

@@ -45,7 +45,6 @@ class ScanJobs:
     def __init__(
         self, processes: Iterable[AuditedProcess], policy: Policy | None, identify: Identify
     ) -> None:
-        """Take the processes; `policy` None: none could be read yet."""
         self._processes = {it.facts.pid: it for it in processes}
         self._policy = policy
         self._identify = identify
@@ -98,7 +97,6 @@ class ScanJobs:
 
     @cached_property
     def _below(self) -> Mapping[int, set[GpuKey]]:
-        """The GPUs of each process and of its descendants, by its pid."""
         gpus = {pid: {*process.facts.gpus} for pid, process in self._processes.items()}
         for pid in self._of_holder:
             facts = self._processes[pid].facts
@@ -181,7 +179,6 @@ class Places:
         history: JobHistory,
         given: Given,
     ) -> None:
-        """Take the results of a scan; `history` has its jobs already."""
         self._scan = scan
         self._shares = shares
         self._jobs = jobs
@@ -227,7 +224,6 @@ class Places:
         return place
 
     def _planned(self, share: Share, treatment: Treatment) -> dict[GpuKey, CpuSet]:
-        """Return the CPUs of every rank. Raises ExemptError where there is no plan."""
         asked = treatment.cpus if isinstance(treatment.cpus, int) else None
         if treatment.cpus == GRANTED:
             asked = self._shares.asked(share)
@@ -238,7 +234,6 @@ class Places:
         return {rank.gpu.key: rank.cpus for rank in ranks}
 
     def _near(self, gpus: tuple[GpuKey, ...]) -> CpuSet:
-        """Return the CPUs near any of the GPUs. Raises ExemptError if a node is unknown."""
         near = {gpu: self._scan.near.get(gpu) for gpu in gpus}
         known = [cpus for cpus in near.values() if cpus is not None]
         if len(known) < len(near):
@@ -261,7 +256,6 @@ def _main_masks(holder: ProcessFacts) -> frozenset[CpuSet]:
 
 
 def _cpuset(facts: ProcessFacts) -> CpuSet:
-    """Return the CPUs a process may use. Raises ExemptError if they are unknown."""
     if facts.cpuset is None:
         raise ExemptError(UNKNOWN_CPUSET, pid=facts.pid)
     return facts.cpuset

@@ -52,6 +52,15 @@ REASONS = {
 Rule = Callable[[CpuSet, Collection[CpuSet]], str]
 
 
+def is_on_purpose(mask: CpuSet, usual: Collection[CpuSet], cpuset: CpuSet) -> bool:
+    """Return whether a mask was probably chosen for its thread, and a pin should leave it.
+
+    `usual`: masks that were chosen for the whole process, or that affinityd gave. A thread with
+    all CPUs that its process may use, `cpuset`, has not been pinned.
+    """
+    return mask not in usual and not mask >= cpuset
+
+
 @dataclass(frozen=True)
 class Target:
     """A process with threads to pin."""

@@ -127,7 +127,6 @@ def sentence(figures: Sequence[Figure], gpus: Sequence[MeasuredGpu], *, nodes: i
 
 
 def _far(figures: Sequence[Figure], gpus: Sequence[MeasuredGpu], quantity: str) -> Iterator[float]:
-    """Yield the ratio of each pair of far nodes, or of a GPU and a node far from it."""
     found = ratios(figures, gpus, quantity)
     for it in figures:
         ratio = found.get(it.target, {}).get(it.numa_node)
@@ -208,7 +207,6 @@ class GpuRatios:
         self._found, self._notices = None, (f"{self._path} is not used: {why}",)
 
     def _look(self) -> None:
-        """Read the file if it has changed. Raises OSError, ValueError."""
         status = os.stat(self._path)  # noqa: PTH116 - the path is a str
         now = status.st_ino, status.st_size, status.st_mtime_ns
         if now != self._seen:

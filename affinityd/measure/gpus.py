@@ -46,7 +46,6 @@ class Driver(ABC):
     SYNCHRONIZE: ClassVar[str]
 
     def __init__(self) -> None:
-        """Load it. Raises DriverError."""
         self._library = self._load()
         self.call(self.INIT, 0)
 
@@ -154,7 +153,6 @@ class GpuMemory:
     """Memory of the current GPU, as large as a buffer of the host."""
 
     def __init__(self, driver: Driver, buffer: Buffer, stack: ExitStack) -> None:
-        """Allocate it; `stack` frees it. Raises DriverError."""
         self._driver, (address, size) = driver, buffer.swept
         self._host, self._size = ctypes.c_void_p(address), ctypes.c_size_t(size)
         self._device = ctypes.c_void_p()
@@ -194,7 +192,6 @@ Result = tuple[str, "float | None", "str | None"]
 
 @cache
 def _driver(vendor: str) -> Driver:
-    """Load a vendor's library, once. Raises DriverError."""
     if vendor not in DRIVERS:
         raise DriverError(f"no library is known to copy to a GPU of {vendor}")
     return DRIVERS[vendor]()
@@ -224,7 +221,6 @@ def gpu_results(vendor: str, pci_bus_id: str, buffer: Buffer) -> Iterator[Result
 
 
 def _launch(driver: Driver) -> float:
-    """Return seconds from an empty kernel's launch until it has ended, as the host sees it."""
     launch = driver.kernel()
 
     def launch_and_wait() -> None:

@@ -66,7 +66,6 @@ class Buffer:
     """
 
     def __init__(self, memory: mmap.mmap) -> None:
-        """Fill it, which decides where it is, with a byte that is not 0."""
         view = ctypes.c_char.from_buffer(memory)
         self.address = ctypes.addressof(view)
         self.size = len(memory)
@@ -132,7 +131,6 @@ def last_level_cache(cpu: int) -> int:
 
 
 def _write_chain(start: int) -> tuple[int, int]:
-    """Write the chain through the pages in random order; return its ends' addresses."""
     chosen = random.Random(LINKS)  # noqa: S311 - the same order each time
     pages = chosen.sample(range(LINKS), LINKS)
     nodes = [start + page * STRIDE + chosen.randrange(0, STRIDE, LINE) for page in pages]

@@ -136,7 +136,6 @@ def measured(task: NodeTask) -> Iterator[Figure]:
 
 
 def _from_child(task: NodeTask) -> Iterator[Figure]:
-    """Yield a child's figures. Raises ChildError where some are missing, and TimeoutError."""
     child = Child(lambda: (f"{dumps(figure)}\n".encode() for figure in _figures(task)), PATIENCE)
     rest, grace, reported = b"", 0.0, 0
     try:
@@ -229,7 +228,6 @@ def is_virtual(cpuinfo: str) -> bool:
 
 
 def _measured(task: NodeTask, busy: Mapping[tuple[str, int], str]) -> Iterator[Figure]:
-    """Yield the figures of a task; those of busy GPUs say so."""
     idle = tuple(gpu for gpu in task.gpus if gpu.key not in busy)
     yield from measured(replace(task, gpus=idle))
     left = {gpu.pci_bus_id: busy[gpu.key] for gpu in task.gpus if gpu.key in busy}

@@ -91,7 +91,6 @@ def _enforce(arguments: argparse.Namespace) -> int:
 
 
 def _asked(sockets: list[str]) -> str:
-    """Return the answer of the first daemon found. Raises AffinityError if none answers."""
     deadline = time.monotonic() + TIMEOUT
     troubles = []
     for path in sockets:

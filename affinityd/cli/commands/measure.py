@@ -66,7 +66,6 @@ class ProgressLine:
     """A line on stderr, if that is a terminal, that each figure replaces."""
 
     def __init__(self) -> None:
-        """Begin with no figure."""
         self._is_shown = sys.stderr is not None and sys.stderr.isatty()
         self._done = 0
 
@@ -86,7 +85,6 @@ class ProgressLine:
 
 
 def _busy(topology: Topology) -> Mapping[GpuKey, str]:
-    """Return the GPUs that must be left alone, and why; known daemons do not count."""
     scan = Auditor(HolderSources(query_processes)).scan(topology)
     return {**_users(scan), **{key: f"{why}; {FORCE}" for key, why in scan.unknown.items()}}
 

@@ -21,6 +21,7 @@ from affinityd.linux.pinning import (
     Rule,
     Target,
     ThreadResult,
+    is_on_purpose,
     pin_threads,
 )
 from affinityd.linux.processes import Stat, descendants, mask_of, stat_of
@@ -41,7 +42,6 @@ class PinTargets:
     def __init__(
         self, process: Stat, cpus: CpuSet, own_cpus: OwnCpus | None = None, *, force: bool = False
     ) -> None:
-        """Read the mask that the process has before it is pinned."""
         self._process = process
         self._cpus = cpus
         self._own_cpus = own_cpus
@@ -67,22 +67,21 @@ class PinTargets:
         return known
 
     def _asked(self, process: Stat) -> CpuSet:
-        """Return the CPUs of a process: its own place's, else its parent's."""
         if process.number == self._process.number or self._own_cpus is None:
             return self._cpus
         parent = self._targets.get(process.parent)
         return self._own_cpus(process) or (self._cpus if parent is None else parent.cpus)
 
     def _rule(self, main: CpuSet | None) -> Rule:
-        """Return the rule for a process, by the mask of its main thread when first seen."""
-        # One that may run on all CPUs of the first process was not confined.
-        is_wide = main is not None and main >= self._before
+        before = self._before
 
         def rule(mask: CpuSet, given: Collection[CpuSet]) -> str:
-            usual = (self._before, *given)
-            is_confined = main not in usual and not is_wide
-            is_on_purpose = is_confined or (mask != main and mask not in usual)
-            return LEFT_ALONE if is_on_purpose and not self._force else CHANGE
+            usual = {before, *given}
+            if self._force or main is None:
+                return CHANGE
+            is_confined = is_on_purpose(main, usual, before)
+            is_alone = is_on_purpose(mask, {main, *usual}, before)
+            return LEFT_ALONE if is_confined or is_alone else CHANGE
 
         return rule
 
@@ -167,8 +166,6 @@ def _listed(arguments: argparse.Namespace) -> CpuSet:
 
 
 def _groups(threads: tuple[ThreadResult, ...]) -> Iterable[Group]:
-    """Return the threads with the same result together, in the order of their first ones."""
-
     def fate(thread: ThreadResult) -> object:
         # Threads that were left alone may each have a mask of their own.
         held = None if thread.outcome == LEFT_ALONE else thread.held

@@ -72,7 +72,6 @@ def _policy(policy: PolicyDocument) -> str:
 
 
 def _far(document: EnforceDocument) -> str:
-    """Return which GPUs are used from far away, by their fate."""
     by_fate = grouped(document.summary.gpus, lambda gpu: gpu.fate)
     unknown = by_fate.get(UNKNOWN)
     end = f"; the processes of {_gpus(it.key for it in unknown)} are not known" if unknown else ""
@@ -89,7 +88,6 @@ def _far(document: EnforceDocument) -> str:
 
 
 def _gpus(keys: Iterable[GpuKey]) -> str:
-    """Return `nvidia 0-3`: indices count per vendor."""
     by_vendor = grouped(keys, lambda key: key[0])
     return " + ".join(
         f"{vendor} {format_list(index for _, index in its)}" for vendor, its in by_vendor.items()

@@ -94,7 +94,6 @@ def _has(figures: Collection[tuple[int, Target]], target: Target) -> bool:
 
 
 def _names(found: Measurement) -> dict[Target, str]:
-    """Return the names of targets, in the order of columns: memory, then GPUs."""
     nodes = sorted({it.memory_node for it in found.figures if it.memory_node is not None})
     return {
         **{node: f"memory {node}" for node in nodes},
@@ -116,7 +115,6 @@ def _heat(ratio: float | None) -> str:
 
 
 def _missing(found: Measurement) -> Iterator[str]:
-    """Yield why figures are missing: a line for each reason."""
     missing = [it for it in found.figures if it.why is not None]
     gpus = {gpu.pci_bus_id: gpu.index for gpu in found.gpus}
     for why, its in grouped(missing, lambda it: it.why).items():

@@ -47,7 +47,6 @@ class JobSeries:
     """Follows the jobs from scan to scan."""
 
     def __init__(self, most: int) -> None:
-        """Take how many jobs may have a row of their own; with 0 there are no rows at all."""
         self._most = most
         self._own: list[Job] = []
         self._sharing: dict[Job, CpuTime] = {}  # a job → its time as of the last scan
@@ -85,7 +84,6 @@ class JobSeries:
         self._gpus, self._looked = self._causes(scan), scan.boot
 
     def _admit(self, scan: Scan) -> None:
-        """Remove ended jobs, add new ones, and sum up the CPU time of jobs that share a row."""
         known = {*self._own, *self._sharing}
         self._own = [job for job in self._own if job in scan.job_time]
         before = {job: time for job, time in self._sharing.items() if job in scan.job_time}
@@ -115,7 +113,6 @@ class JobSeries:
 
 
 def _first(*causes: str | None) -> str | None:
-    """Return the first of CAUSES; None: there is none."""
     return min((cause for cause in causes if cause is not None), key=CAUSES.index, default=None)
 
 

@@ -65,7 +65,6 @@ class ScanChild:
     """The child; one thread at a time may ask for a scan, any thread for documents."""
 
     def __init__(self, make: Callable[[], Scanner], counts: dict[str, int]) -> None:
-        """Fork it; `make` is called there before the first scan. `counts` follow its counts."""
         self._scans, scans = Pipe()
         self._documents, documents = Pipe()
         self._turn = threading.Lock()  # of the pipe for documents
@@ -150,8 +149,6 @@ async def scan_regularly(
 
 
 class _Records(logging.Handler):
-    """Keeps what is logged until the daemon takes it."""
-
     def __init__(self) -> None:
         super().__init__()
         self.setFormatter(logging.Formatter())  # the message and its traceback alone

@@ -66,7 +66,6 @@ class NamePatterns:
     """Names, and globs for names: `*`, `?`, `[abc]`, `[!abc]`, as fnmatch(3) has them."""
 
     def __init__(self, globs: Iterable[str]) -> None:
-        """Take them."""
         self._matches = re.compile("|".join(map(translate, globs))).match
 
     def __contains__(self, name: object) -> bool:
@@ -102,7 +101,6 @@ class Rule:
         return identity.unread & asked
 
     def _may_match(self, identity: ProcessIdentity) -> bool:
-        """Whether all of it that is known is so."""
         unread, environment = identity.unread, identity.environment or {}
         fields = self.fields.items()
         return (
@@ -175,7 +173,6 @@ class PolicyFile:
     def __init__(
         self, path: str = FILE, *, parse: Callable[[str], Policy], is_optional: bool
     ) -> None:
-        """Take its path, its parser, and whether it may be missing."""
         self._path = path
         self._parse = parse
         self._is_optional = is_optional
@@ -204,7 +201,6 @@ class PolicyFile:
         return self._policy
 
     def _content(self) -> bytes | None:
-        """Return the file's bytes; None where it is not there, and need not be. Raises OSError."""
         try:
             return read_regular(self._path, MAX_FILE)
         except FileNotFoundError:

@@ -138,7 +138,6 @@ class ProcessIdentities:
     """The identities of processes. An environment is read once: that takes a lock of its memory."""
 
     def __init__(self, root: str = "", pods: str = PODS) -> None:
-        """Take where the machine's files are, and the pods' folders."""
         self.is_blind = False  #: the environment of a process could not be read in this scan
         self._root = root
         self._folder = pods

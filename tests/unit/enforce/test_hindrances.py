@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -84,28 +83,6 @@ def test_the_file_is_for_its_user_alone_and_its_new_folder_for_all(tmp_path: Pat
     finally:
         os.umask(before)
     assert (lock.stat().st_mode & 0o777, lock.parent.stat().st_mode & 0o777) == (0o600, 0o755)
-
-
-def test_a_lock_that_was_taken_away_is_had_anew(lock: Path) -> None:
-    with daemon(lock) as first, daemon(lock) as second:
-        assert first.acquire() is None
-        lock.unlink()
-        assert second.acquire() is None
-        assert first.acquire() == taken(lock)
-
-
-def test_a_lock_that_is_replaced_while_it_is_taken_is_not_had(
-    lock: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def replaced(file: int, operation: int) -> None:
-        lock.rename(lock.with_name("before"))
-        lock.touch()
-        flock(file, operation)
-
-    flock = fcntl.flock
-    monkeypatch.setattr(fcntl, "flock", replaced)
-    with daemon(lock) as first:
-        assert first.acquire() == taken(lock)
 
 
 @pytest.mark.parametrize(
