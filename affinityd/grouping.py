@@ -1,4 +1,4 @@
-"""Groups equal items, or counts them."""
+"""Groups of items."""
 
 from __future__ import annotations
 
@@ -16,12 +16,3 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return groups
-
-
-def counted(items: Iterable[T]) -> dict[T, int]:
-    """Return how often each item is there, in the order of their first ones."""
-    counts: dict[T, int] = {}
-    count_of = counts.get  # planners count every core of every rank
-    for item in items:
-        counts[item] = count_of(item, 0) + 1
-    return counts

@@ -1,8 +1,5 @@
 """Home nodes and their domains: the cores that the ranks of a node may get, in order.
 
-A domain is a sequence of bundles. A bundle is dealt as one: a near core, and after it its
-partners (cores of the same package that are near to no planned rank).
-
 With share=node every GPU of the machine has a block of cores of its own, which depends on the
 machine and its reserved CPUs alone, so unrelated jobs do not overlap.
 """
@@ -39,13 +36,13 @@ def usable(cores: Iterable[Core], allowed: CpuSet) -> tuple[Core, ...]:
 
     A core counts if any of its CPUs is allowed.
     """
-    found = []
+    usable_cores = []
     for core in cores:
         if allowed.issuperset(core.cpus):
-            found.append(core)
+            usable_cores.append(core)
         elif cpus := tuple(cpu for cpu in core.cpus if cpu in allowed):
-            found.append(Core(cpus, core.node, core.package, core.die, core.llc))
-    return tuple(found)
+            usable_cores.append(Core(cpus, core.node, core.package, core.die, core.llc))
+    return tuple(usable_cores)
 
 
 def home_nodes(topology: Topology, gpus: Sequence[Gpu], allowed: CpuSet) -> list[int | None]:
@@ -186,11 +183,11 @@ def gpu_blocks(
     smallest = min(len(block) for node in of_nodes for block in node.blocks)
     # A node with fewer cores than GPUs has empty blocks, which do not count for the others.
     keep = smallest or None if mode.balances and options.balanced else None
-    found: dict[tuple[str, int], Domain] = {}
+    block_of: dict[tuple[str, int], Domain] = {}
     allowed = None if demand.allowed == demand.unreserved else demand.allowed
     for node in of_nodes:
-        found.update(zip(node.gpus, _allowed(node, allowed, keep), strict=False))
-    return found
+        block_of.update(zip(node.gpus, _allowed(node, allowed, keep), strict=False))
+    return block_of
 
 
 @dataclass(frozen=True)
@@ -254,7 +251,9 @@ def widened(
     its own, until it holds enough or none are left. A domain with a core for each of
     its ranks stays as it is: cores added behind its end would leave the last ranks no near core.
     """
-    free = _free_cores(topology, demand, (core for it in groups for core in chain(*it.domain)))
+    free = _free_cores(
+        topology, demand, (core for group in groups for core in chain(*group.domain))
+    )
     wider = []
     for group in groups:
         has = len(given_cpus(chain(*group.domain), demand.options))
@@ -294,8 +293,10 @@ def topped_up(
 
 def _free_cores(topology: Topology, demand: Demand, taken: Iterable[Core]) -> list[Core]:
     """Return the allowed cores that no rank has yet."""
-    those = {core.cpus[0] for core in taken}
-    return [core for core in usable(topology.cores, demand.allowed) if core.cpus[0] not in those]
+    first_cpus = {core.cpus[0] for core in taken}
+    return [
+        core for core in usable(topology.cores, demand.allowed) if core.cpus[0] not in first_cpus
+    ]
 
 
 def _take(
@@ -306,8 +307,8 @@ def _take(
         return ()
     order = nearest_first(topology, home)
     free.sort(key=lambda core: order.index(core.node))
-    found = []
+    cores: list[Core] = []
     while lack > 0 and free:
-        found.append(free.pop(0))
-        lack -= len(given_cpus(found[-1:], options))
-    return tuple(found)
+        cores.append(free.pop(0))
+        lack -= len(given_cpus(cores[-1:], options))
+    return tuple(cores)

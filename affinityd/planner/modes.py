@@ -1,4 +1,8 @@
-"""Modes: how the ranks of one domain divide it. A mode is a row of `MODES`, never a branch."""
+"""Modes: how the ranks of one domain divide it. A mode is a row of `MODES`, never a branch.
+
+A domain is a sequence of bundles. A bundle is dealt as one: a near core, and after it its
+partners (cores of the same package that are near to no planned rank).
+"""
 
 from __future__ import annotations
 
@@ -63,45 +67,37 @@ def complexes(domain: Domain, position: Position) -> Domain:
     groups: dict[int, list[Bundle]] = {}
     for bundle in domain:
         groups.setdefault(bundle[0].llc, []).append(bundle)
-    ranked = sorted(
+    largest_first = sorted(
         groups, key=lambda llc: (-sum(len(bundle[0].cpus) for bundle in groups[llc]), llc)
     )
-    return tuple(groups[ranked[position.index % len(ranked)]])
+    return tuple(groups[largest_first[position.index % len(largest_first)]])
 
 
 @dataclass(frozen=True)
 class PlanMode:
-    """A row of the table."""
+    """A row of the table: every fact about a mode."""
 
     split: Split
     scope: str | None = None  #: its scope; the request's does not count
     everywhere: bool = False  #: its domain is every allowed core, not the home node's
     unique: bool = False  #: ranks never overlap
+    shares: bool = False  #: ranks of a home node have the same cores, however many there are
+    shares_node: bool = False  #: uses `share`: with share=node each GPU has a block of its own
+    by_rank: bool = False  #: divides by the ranks' numbers: no GPU has cores of its own
     balances: bool = False  #: uses `balanced`
     counts: bool = True  #: uses `min_physical_cores` and `max_physical_cores`
     widens: bool = True  #: uses `cpus`
-    by_rank: bool = False  #: divides by the ranks' numbers: no GPU has cores of its own
-
-    @property
-    def shares_node(self) -> bool:
-        """Whether `share=node` means something to it."""
-        return self.unique and not self.everywhere
-
-    @property
-    def shares(self) -> bool:
-        """Whether ranks share the near CPUs: then their number changes nothing."""
-        return self.split in {all_cores, first_core}
 
 
 MODES = {
-    "all": PlanMode(all_cores),
-    "single": PlanMode(first_core, scope="node", counts=False),
-    "single_unique": PlanMode(one_each, scope="node", unique=True, counts=False),
-    "unique_contiguous": PlanMode(contiguous, unique=True, balances=True),
-    "unique_interleaved": PlanMode(interleaved, unique=True, balances=True),
-    "node": PlanMode(all_cores, scope="node"),
-    "socket": PlanMode(all_cores, scope="socket"),
-    "exclusive": PlanMode(blocks, unique=True),
+    "all": PlanMode(all_cores, shares=True),
+    "single": PlanMode(first_core, scope="node", shares=True, counts=False),
+    "single_unique": PlanMode(one_each, scope="node", unique=True, shares_node=True, counts=False),
+    "unique_contiguous": PlanMode(contiguous, unique=True, shares_node=True, balances=True),
+    "unique_interleaved": PlanMode(interleaved, unique=True, shares_node=True, balances=True),
+    "node": PlanMode(all_cores, scope="node", shares=True),
+    "socket": PlanMode(all_cores, scope="socket", shares=True),
+    "exclusive": PlanMode(blocks, unique=True, shares_node=True),
     # Ranks on the caches of another node would have only far CPUs.
     "core_complex": PlanMode(complexes, scope="node", widens=False, by_rank=True),
     "even": PlanMode(blocks, scope="node", everywhere=True, unique=True, by_rank=True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -9,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from affinityd.cpuset import format_list
 from affinityd.errors import UnsatisfiableError
-from affinityd.grouping import counted
 from affinityd.planner import Demand, Options, Plan, RankPlan, Widening
 from affinityd.planner.domains import (
     RankGroup,
@@ -58,12 +58,16 @@ def plan(topology: Topology, demand: Demand) -> Plan:
     mode = MODES[demand.options.mode]
     division = _divided(topology, demand, mode)
     ranks = tuple(_rank_plans(topology, demand, mode, division))
-    said = tuple(warnings(topology, demand, mode, ranks, division.share))
+    plan_warnings = tuple(warnings(topology, demand, mode, ranks, division.share))
     # Of a rank that is both, the last one counts.
-    far = {it.rank: it.message for it in said if it.code in {"remote_home", "widened"}}
+    far = {
+        warning.rank: warning.message
+        for warning in plan_warnings
+        if warning.code in {"remote_home", "widened"}
+    }
     if demand.options.strict and far:
         raise UnsatisfiableError(f"strict: {next(iter(far.values()))}; strict=false allows it")
-    return Plan(ranks, division.share, said)
+    return Plan(ranks, division.share, plan_warnings)
 
 
 def _divided(topology: Topology, demand: Demand, mode: PlanMode) -> Division:
@@ -130,7 +134,7 @@ def _rank_plans(
     cores_of = division.cores_of
     cut = {rank: cores[:most] for rank, cores in sorted(cores_of.items())}
     first_cpus = {rank: [core.cpus[0] for core in cores] for rank, cores in cut.items()}
-    ranks_on = counted(chain.from_iterable(first_cpus.values()))
+    ranks_on = Counter(chain.from_iterable(first_cpus.values()))
     reasons = Reasons(topology, demand, mode, cores_of, share=division.share)
     group_of = {rank: group for group in division.groups for rank in group.ranks}
     for rank, cores in cut.items():
@@ -160,8 +164,8 @@ def _widening(demand: Demand, group: RankGroup, cores: Iterable[Core]) -> Wideni
     options = demand.options
     if options.cpus is None:
         return None
-    own = {core.cpus[0] for core in chain(*group.domain)}
-    further = [core for core in cores if core.node != group.home and core.cpus[0] not in own]
+    near = {core.cpus[0] for core in chain(*group.domain)}
+    further = [core for core in cores if core.node != group.home and core.cpus[0] not in near]
     if not further:
         return None
     near_cpus = len(given_cpus(chain(*group.domain), options))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from affinityd.cpuset import CpuSet, format_list
-from affinityd.grouping import counted
 from affinityd.planner import Demand, Options, PlanWarning, RankPlan, Widening
 from affinityd.planner.domains import shares_node, socket, usable
 from affinityd.planner.modes import PlanMode
@@ -37,7 +37,7 @@ class Reasons:
     @cached_property
     def ranks_on(self) -> dict[int, int]:
         """How many ranks hold a core, by its lowest CPU."""
-        return counted(core.cpus[0] for cores in self.cores_of.values() for core in cores)
+        return Counter(core.cpus[0] for cores in self.cores_of.values() for core in cores)
 
     def of(self, rank: int, home: int | None, widening: Widening | None) -> Iterator[str]:
         """Yield why a rank has its CPUs, and why others were left out."""
@@ -160,7 +160,7 @@ def warnings(
                 "jobs on other GPUs may get the same ones"
             ),
         )
-    entries = counted(gpu.key for gpu in demand.gpus)
+    entries = Counter(gpu.key for gpu in demand.gpus)
     for rank in ranks:
         for code, message in _of_rank(rank, entries[rank.gpu.key], demand.options.cpus, share):
             yield PlanWarning(code, f"rank {rank.rank}{message}", rank.rank)

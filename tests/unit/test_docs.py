@@ -17,7 +17,9 @@ from affinityd.planner.modes import MODES
 from affinityd.request.parameters import PARAMETERS
 from docs.check.blocks import BLOCKS
 from docs.check.messages import GOLDEN, texts
+from tests.support.asking import ask, cpulists
 from tests.support.doctor_facts import facts_of
+from tests.support.machines.facts import machine
 from tests.support.paths import REPOSITORY
 
 MODE, VENDORS, HUGE_PAGES, ROW = (
@@ -48,9 +50,13 @@ def defined(text: str, module: object) -> dict[str, Any]:
     return names
 
 
-def test_the_example_of_a_mode_gives_every_rank_the_last_core() -> None:
-    mode = defined(MODE, modes)["MODES"]["last"]
-    assert mode.split(("first", "last"), None) == ("last",)
+def test_the_example_of_a_mode_gives_every_rank_the_last_core(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(MODES, "last", defined(MODE, modes)["MODES"]["last"])
+    reply = ask(machine("dgx-1v"), gpus="0,1,4", mode="last")
+    assert cpulists(reply) == ["19,59", "19,59", "39,79"]
+    assert [rank.threads for rank in reply.ranks] == [1, 1, 1]
 
 
 def test_the_example_of_a_vendor_has_one_more() -> None:
