@@ -118,8 +118,8 @@ def _number(text: str, part: str) -> int:
 
 def several(noun: str, numbers: Iterable[int]) -> str:
     """Return `node 3`, or `nodes 3-5`."""
-    those = set(numbers)
-    return f"{noun if len(those) == 1 else f'{noun}s'} {format_list(those)}"
+    distinct = set(numbers)
+    return f"{noun if len(distinct) == 1 else f'{noun}s'} {format_list(distinct)}"
 
 
 def named_nodes(numbers: Collection[int | None]) -> str:

@@ -71,7 +71,9 @@ class ArchiveTree:
         prefix = the_machine(path, _machine_folders(members))
         inside = (name for name in members if name.startswith(prefix))
         self._contents = {name.removeprefix(prefix): members[name] for name in inside}
-        self._links = {name: it for name, it in self._contents.items() if isinstance(it, str)}
+        self._links = {
+            name: target for name, target in self._contents.items() if isinstance(target, str)
+        }
         self._folders = _folders(self.name, self._contents)
 
     def read(self, path: str, *beginnings: str) -> str | None:

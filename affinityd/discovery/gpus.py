@@ -20,9 +20,6 @@ from affinityd.topology.model import Gpu, MigInstance, NvLinks
 
 if TYPE_CHECKING:
     from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport
-if TYPE_CHECKING:
-    from affinityd.discovery.nvml.report import NvmlReport
-
 
 NVIDIA, AMD = "nvidia", "amd"
 
@@ -77,9 +74,9 @@ def _nvidia_gpus(
     unknown = ", ".join(device.address for device in devices if device.address not in driver_gpus)
     if unknown:
         notices.append(f"NVIDIA's driver does not list {unknown}: no UUID and no minor are known")
-    known = [(device, driver_gpus.get(device.address, DriverGpu())) for device in devices]
-    seen = [(device, driver) for device, driver in known if not driver.excluded]
-    gpus = [_by_driver(index, device, driver) for index, (device, driver) in enumerate(seen)]
+    drivers = [(device, driver_gpus.get(device.address, DriverGpu())) for device in devices]
+    usable = [(device, driver) for device, driver in drivers if not driver.excluded]
+    gpus = [_by_driver(index, device, driver) for index, (device, driver) in enumerate(usable)]
     return gpus, notices
 
 
@@ -93,13 +90,13 @@ def _by_nvml(
     left = [device for device in devices if device not in named.values()]
     # Both are in bus order: where they are equally many, there is one way to pair them.
     paired = dict(zip(lost, left, strict=True)) if len(lost) == len(left) else {}
-    found = named | paired
+    device_of = named | paired
     gpus = [
-        _gpu(gpu, found[gpu.index], driver_gpus.get(found[gpu.index].address, DriverGpu()))
+        _gpu(gpu, device, driver_gpus.get(device.address, DriverGpu()))
         for gpu in listed
-        if gpu.index in found
+        if (device := device_of.get(gpu.index))
     ]
-    notices = list(_notices_of_nvml(listed, found))
+    notices = list(_notices_of_nvml(listed, device_of))
     unlisted = ", ".join(device.address for device in left if device not in paired.values())
     if unlisted:
         notices.append(f"NVML does not list NVIDIA's {unlisted}: left out")
@@ -114,25 +111,27 @@ def _by_driver(index: int, device: PciDevice, driver: DriverGpu) -> Gpu:
 
 def _gpu(gpu: NvmlGpu, device: PciDevice, driver: DriverGpu) -> Gpu:
     """Return a GPU as NVML has it; the driver fills in missing facts."""
-    links, known = gpu.nvlinks, _by_driver(gpu.index, device, driver)
+    links, of_driver = gpu.nvlinks, _by_driver(gpu.index, device, driver)
     return replace(
-        known,
-        uuid=gpu.uuid or known.uuid,
-        minor=known.minor if gpu.minor is None else gpu.minor,
-        model=gpu.model or known.model,
+        of_driver,
+        uuid=gpu.uuid or of_driver.uuid,
+        minor=of_driver.minor if gpu.minor is None else gpu.minor,
+        model=gpu.model or of_driver.model,
         mig=tuple(MigInstance(uuid) for uuid in gpu.mig),
-        nvlinks=None if links is None else tuple(NvLinks(*it) for it in links.items()),
+        nvlinks=None if links is None else tuple(NvLinks(*link) for link in links.items()),
     )
 
 
-def _notices_of_nvml(listed: Sequence[NvmlGpu], found: Mapping[int, PciDevice]) -> Iterator[str]:
+def _notices_of_nvml(
+    listed: Sequence[NvmlGpu], device_of: Mapping[int, PciDevice]
+) -> Iterator[str]:
     """Yield the facts that NVML lacks about a GPU, and their replacements."""
     for gpu in listed:
         name, error = f"NVIDIA GPU {gpu.index}", gpu.error or "NVML does not say where it is"
-        if gpu.index not in found:
+        if gpu.index not in device_of:
             yield f"{name}: {error}; left out: its PCI device is not known"
         elif gpu.pci_bus_id is None:
-            address = found[gpu.index].address
+            address = device_of[gpu.index].address
             yield f"{name}: {error}; assumed to be {address}, which NVML does not list"
         elif gpu.error:
             yield f"{name} ({gpu.pci_bus_id}): {error}"
@@ -169,8 +168,8 @@ def _amd_gpus(tree: Tree, devices: Sequence[PciDevice]) -> tuple[list[Gpu], list
     """
     at = {device.address: device for device in devices}
     nodes = numbered(tree, KFD_NODES, "") if devices else ()
-    seen = (_kfd_gpu(tree, f"{KFD_NODES}/{node}/properties") for node in nodes)
-    listed = [gpu for gpu in seen if gpu is not None and gpu.address in at]
+    kfd_gpus = (_kfd_gpu(tree, f"{KFD_NODES}/{node}/properties") for node in nodes)
+    listed = [gpu for gpu in kfd_gpus if gpu is not None and gpu.address in at]
     addresses = {gpu.address for gpu in listed}
     unlisted = [device for device in devices if device.address not in addresses]
     gpus = [

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import os
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 
 from affinityd import machines
 from affinityd.config.settings import Settings
@@ -18,37 +16,11 @@ from affinityd.errors import TreeError
 from affinityd.linux.files import SCARCE
 from affinityd.topology.model import Topology
 
-MAX_LIST = 65536  #: bytes; more than any kernel writes into one file of sysfs
 NVML_SECONDS = 20.0  #: that NVML may take to answer; idle GPUs wake up first
 ONLINE = "sys/devices/system/cpu/online"
 NVIDIA_DRIVER = "proc/driver/nvidia/version"
 #: Differ when a GPU driver came, went or was exchanged.
 DRIVERS = (NVIDIA_DRIVER, "sys/class/kfd/kfd/topology/generation_id")
-
-
-@dataclass(frozen=True)
-class _ReadOutcome:
-    """Which files could not be read, and the CPUs that were online meanwhile."""
-
-    online: bytes | None  #: the list of online CPUs
-    broken: Mapping[str, OSError]  #: path → the error of reading it
-
-    def check(self, former: _ReadOutcome | None) -> None:
-        """Raise TreeError if the reading must not be used.
-
-        An unreadable file looks as if it were missing. So a reading that lacks
-        more than the former one is refused, unless CPUs came or went. An RDMA port that
-        cannot be read has failed: it is down, and the rest counts.
-        """
-        known = former.broken if former and former.online == self.online else self.broken
-        for path, error in self.broken.items():
-            if error.errno in SCARCE or not (path in known or is_of_port(path)):
-                raise TreeError(f"/{path}: {error.strerror}")
-
-    def notices(self) -> Iterator[str]:
-        """Yield the unreadable files, for people."""
-        for path, error in sorted(self.broken.items()):
-            yield f"/{path} could not be read: {error.strerror}"
 
 
 class Machine:
@@ -68,9 +40,9 @@ class Machine:
         )
         self._report: NvmlReport | None = None
         self._answered_by: str | None = None  # the driver's version when NVML last answered
-        self._last: _ReadOutcome | None = None
-        self._querying: threading.Thread | None = None
-        self._online = _keep_open(self._tree)
+        #: Of the last reading: the online CPUs, and the files that could not be read.
+        self._last_online: str | None = None
+        self._last_broken: Collection[str] | None = None
 
     @property
     def tree(self) -> Tree:
@@ -89,25 +61,11 @@ class Machine:
         """Whether it is this machine."""
         return self._tree is not None and self._tree.live
 
-    def start_query(self) -> None:
-        """Query the drivers in a thread; the next `query_drivers` waits for that one's answer."""
-        import threading  # noqa: PLC0415 - only the daemon does
-
-        self._querying = threading.Thread(target=self._query, args=(NVML_SECONDS,), daemon=True)
-        self._querying.start()
-
     def query_drivers(self, timeout: float = NVML_SECONDS) -> None:
         """Query NVML, or a snapshot of its report.
 
         NVML is called only if its driver is loaded: it would load the driver during its upgrade.
         """
-        querying, self._querying = self._querying, None
-        if querying is None:
-            self._query(timeout)
-        else:
-            querying.join()
-
-    def _query(self, timeout: float) -> None:
         if self._tree is None:
             return
         if not self._tree.live:
@@ -144,30 +102,38 @@ class Machine:
         if not isinstance(self._tree, FolderTree):
             return discover(self._tree, self._report)
         online = self.online()
-        self._tree.broken.clear()
+        broken = self._tree.broken
+        broken.clear()
         try:
             topology = discover(self._tree, self._report)
         except TreeError as error:
-            causes = _ReadOutcome(online, dict(self._tree.broken)).notices()
-            raise TreeError("; ".join((str(error), *itertools.islice(causes, 1)))) from None
-        reading = _ReadOutcome(online, dict(self._tree.broken))
-        reading.check(self._last)
-        self._last = reading
-        return replace(topology, notices=(*topology.notices, *self._of_nvml(), *reading.notices()))
+            causes = itertools.islice(_notices(broken), 1)
+            raise TreeError("; ".join((str(error), *causes))) from None
+        self._check(online, broken)
+        self._last_online, self._last_broken = online, {*broken}
+        return replace(topology, notices=(*topology.notices, *self._of_nvml(), *_notices(broken)))
+
+    def _check(self, online: str | None, broken: Mapping[str, OSError]) -> None:
+        """Raise TreeError if a reading must not be used.
+
+        An unreadable file looks as if it were missing. So a reading that lacks more than the last
+        one is refused, unless CPUs came or went. An RDMA port that cannot be read has failed: it
+        is down, and the rest counts.
+        """
+        is_comparable = self._last_broken is not None and online == self._last_online
+        may_lack = (self._last_broken or ()) if is_comparable else broken
+        for path, error in broken.items():
+            if error.errno in SCARCE or not (path in may_lack or is_of_port(path)):
+                raise TreeError(f"/{path}: {error.strerror}")
 
     def _of_nvml(self) -> Iterator[str]:
         report = self._report
         if report is not None and report.gpus is not None and report.error:
             yield f"{report.said}; its last answer is used"
 
-    def online(self) -> bytes | None:
+    def online(self) -> str | None:
         """Return the kernel's list of online CPUs, as it is: one small read."""
-        if self._online is None:  # /sys may come late
-            self._online = _keep_open(self._tree)
-        try:
-            return None if self._online is None else os.pread(self._online, MAX_LIST, 0)
-        except OSError:  # a folder or pipe in a captured machine
-            return None
+        return self._tree.read(ONLINE) if self._tree else None
 
     def drivers(self) -> tuple[str | None, ...]:
         """Return a value that changes when a driver comes or goes."""
@@ -184,14 +150,10 @@ class Machine:
         return self.is_live and not answered and self.drivers()[0] is not None
 
 
-def _keep_open(tree: Tree | None) -> int | None:
-    """Open the list of online CPUs for good: to read it then costs a third of opening it again."""
-    if not isinstance(tree, FolderTree):
-        return None
-    try:
-        return os.open(tree.root + ONLINE, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:  # kernels before 2.6.28 have none
-        return None
+def _notices(broken: Mapping[str, OSError]) -> Iterator[str]:
+    """Yield the unreadable files, for people."""
+    for path, error in sorted(broken.items()):
+        yield f"/{path} could not be read: {error.strerror}"
 
 
 def read_once(settings: Settings) -> Topology:

@@ -87,7 +87,7 @@ def _interfaces(tree: Tree, folder: str, names: Sequence[str]) -> Iterator[tuple
 
     A virtual machine's adapter has them a device further down.
     """
-    for kind in (it for it in KINDS if it in names):
+    for kind in (kind for kind in KINDS if kind in names):
         for name in tree.list(f"{folder}/{kind}", is_anonymous):
             yield f"{folder}/{kind}", name
     for below in (f"{folder}/{name}" for name in names if name.startswith(VIRTUAL)):
@@ -125,8 +125,8 @@ def _netdev(tree: Tree, port: str, nets: Sequence[str], bond: str | None) -> str
     No other name is read: it could have a hardware address.
     """
     names = nets if bond is None else (*nets, bond)
-    said = tree.read(f"{port}/gid_attrs/ndevs/0", *names) if len(names) > 1 else None
-    return printable(said) if said else nets[0] if len(nets) == 1 else None
+    netdev = tree.read(f"{port}/gid_attrs/ndevs/0", *names) if len(names) > 1 else None
+    return printable(netdev) if netdev else nets[0] if len(nets) == 1 else None
 
 
 def _port(tree: Tree, folder: str, device: str, number: int, netdev: str | None) -> RdmaPort:

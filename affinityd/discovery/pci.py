@@ -57,13 +57,13 @@ class PciDevice:
         )
 
 
-def read_devices(tree: Tree, known: Collection[str]) -> tuple[PciDevice, ...]:
+def read_devices(tree: Tree, held: Collection[str]) -> tuple[PciDevice, ...]:
     """Read the network adapters, displays and accelerators, in bus order.
 
-    And the `known`: the addresses of devices that a driver holds, of any class; those that
-    the kernel does not list have nothing but their address.
+    And those that a driver holds, of any class, by the addresses in `held`; what the kernel does
+    not list has nothing but its address.
     """
-    addresses = {*tree.list(DEVICES, is_pci_address), *known}
+    addresses = {*tree.list(DEVICES, is_pci_address), *held}
     devices = ((address, _class_code(tree, address)) for address in addresses)
     wanted = (
         PciDevice(
@@ -74,7 +74,7 @@ def read_devices(tree: Tree, known: Collection[str]) -> tuple[PciDevice, ...]:
             _path(tree.link(f"{DEVICES}/{address}") or ""),
         )
         for address, code in devices
-        if address in known or (code is not None and code >> 8 in _WANTED)
+        if address in held or (code is not None and code >> 8 in _WANTED)
     )
     return tuple(sorted(wanted, key=lambda device: bus_order(device.address)))
 

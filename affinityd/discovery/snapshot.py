@@ -47,26 +47,26 @@ class RecordingTree:
         self.name = tree.name
         self.live = tree.live
         #: Kind of member → path → content, or a link's target.
-        self.found: dict[bytes, dict[str, str]] = {kind: {} for kind in _PERMISSIONS}
+        self.members: dict[bytes, dict[str, str]] = {kind: {} for kind in _PERMISSIONS}
 
     def read(self, path: str, *beginnings: str) -> str | None:
         """See `Tree.read`."""
         text = self._tree.read(path, *beginnings)
         if text is not None:
-            self.found[tarfile.REGTYPE][path] = f"{text}\n"
+            self.members[tarfile.REGTYPE][path] = f"{text}\n"
         return text
 
     def list(self, path: str, keep: Keep = every) -> tuple[str, ...]:
         """See `Tree.list`."""
         names = self._tree.list(path, keep)
-        self.found[tarfile.DIRTYPE].update((f"{path}/{name}", "") for name in names)
+        self.members[tarfile.DIRTYPE].update((f"{path}/{name}", "") for name in names)
         return names
 
     def link(self, path: str) -> str | None:
         """See `Tree.link`."""
         target = self._tree.link(path)
         if target is not None:
-            self.found[tarfile.SYMTYPE][path] = target
+            self.members[tarfile.SYMTYPE][path] = target
         return target
 
 
@@ -83,15 +83,15 @@ def write_snapshot(tree: Tree, nvml: NvmlReport | None, output: Path) -> None:
     recorder = RecordingTree(tree)
     discover(recorder, nvml)
     if nvml is not None:
-        recorder.found[tarfile.REGTYPE][NVML_FILE] = f"{dumps(nvml)}\n"
-    write_whole(output, COMPRESSIONS[suffix](_archive(recorder.found)), mode=None)
+        recorder.members[tarfile.REGTYPE][NVML_FILE] = f"{dumps(nvml)}\n"
+    write_whole(output, COMPRESSIONS[suffix](_archive(recorder.members)), mode=None)
 
 
-def _archive(found: Mapping[bytes, Mapping[str, str]]) -> bytes:
+def _archive(recorded: Mapping[bytes, Mapping[str, str]]) -> bytes:
     """Return the archive; without owners and times, so that only the machine's files are in it."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name, (kind, content) in sorted(_members(found).items()):
+        for name, (kind, content) in sorted(_resolved(recorded).items()):
             member = tarfile.TarInfo(name)
             member.type = kind
             member.mode = _PERMISSIONS[kind]
@@ -102,15 +102,15 @@ def _archive(found: Mapping[bytes, Mapping[str, str]]) -> bytes:
     return buffer.getvalue()
 
 
-def _members(found: Mapping[bytes, Mapping[str, str]]) -> dict[str, tuple[bytes, str]]:
+def _resolved(recorded: Mapping[bytes, Mapping[str, str]]) -> dict[str, tuple[bytes, str]]:
     """Return name → kind and content, each at the place that the links on the way to it lead to.
 
     A listed name may be a file or a link: the later kind counts.
     """
-    links = found[tarfile.SYMTYPE]
+    links = recorded[tarfile.SYMTYPE]
     members = {
         resolve(path, links, last=kind != tarfile.SYMTYPE): (kind, content)
-        for kind, contents in found.items()
+        for kind, contents in recorded.items()
         for path, content in contents.items()
     }
     members.pop(NOWHERE, None)

@@ -112,13 +112,15 @@ def tree_name(path: str) -> str:
     return name.removesuffix(suffix)
 
 
-def the_machine(root: str, found: Iterable[str]) -> str:
+def the_machine(root: str, candidates: Iterable[str]) -> str:
     """Return the only machine below a root; machines within a machine do not count.
 
     Each is named by the path before `MARK`. Raises TreeError where there is not just one.
     """
-    known = {*found}
-    machines = sorted(it for it in known if not any(map(it.startswith, known - {it})))
+    folders = {*candidates}
+    machines = sorted(
+        folder for folder in folders if not any(map(folder.startswith, folders - {folder}))
+    )
     if not machines:
         raise TreeError(
             f"root {root!r} holds no machine: {MARK} is neither in it"
@@ -170,8 +172,8 @@ def read_cpus(tree: Tree, list_path: str, mask_path: str | None = None) -> CpuSe
 def read_fields(tree: Tree, path: str, *names: str) -> Mapping[str, str]:
     """Read the named lines of a file of `name value` or `name: value` lines."""
     lines = (tree.read(path, *names) or "").split("\n")
-    found = ((name, line.removeprefix(name)) for line in lines for name in names)
-    return {name: rest.strip(": \t") for name, rest in found if rest.startswith((":", " ", "\t"))}
+    rests = ((name, line.removeprefix(name)) for line in lines for name in names)
+    return {name: rest.strip(": \t") for name, rest in rests if rest.startswith((":", " ", "\t"))}
 
 
 def numbered(tree: Tree, folder: str, prefix: str) -> tuple[int, ...]:

@@ -57,11 +57,11 @@ def marks_of(reply: Reply, reserved: CpuSet) -> Marks:
         for cpu in rank.cpus:
             ranks.setdefault(cpu, []).append(rank.rank)
     lines = (
-        f"rank {it.rank}: GPU {it.gpu.index}, {it.locality}, {count(it.physical_cores, 'core')}, "
-        f"CPUs {format_list(it.cpus)}"
-        for it in reply.ranks
+        f"rank {rank.rank}: GPU {rank.gpu.index}, {rank.locality}, "
+        f"{count(rank.physical_cores, 'core')}, CPUs {format_list(rank.cpus)}"
+        for rank in reply.ranks
     )
-    legend = tuple(zip((it.rank for it in reply.ranks), lines, strict=True))
+    legend = tuple(zip((rank.rank for rank in reply.ranks), lines, strict=True))
     return Marks(reserved, reply.allowed, ranks, legend)
 
 
@@ -187,8 +187,8 @@ def _drawn(box: Box, x: float, y: float, marks: Marks) -> Iterator[str]:
 def _legend(topology: Topology, marks: Marks) -> Iterator[tuple[str, str]]:
     """Yield a class and a line for each mark that occurs."""
     yield from ((f"cpu {color(rank)}", line) for rank, line in marks.legend)
-    found = {word for cpu in topology.online for word in marks.of_cpu(cpu).split()}
-    yield from ((f"cpu {word}", line) for word, line in MEANINGS.items() if word in found)
+    classes = {word for cpu in topology.online for word in marks.of_cpu(cpu).split()}
+    yield from ((f"cpu {word}", line) for word, line in MEANINGS.items() if word in classes)
 
 
 def _text(text: str) -> str:

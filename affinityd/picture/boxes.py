@@ -58,9 +58,9 @@ def framed(kind: str, inside: Box, *, lines: Sequence[str] = (), title: str = ""
 
 def alike(boxes: Iterable[Box]) -> Iterator[Box]:
     """Yield boxes as wide as the widest of them."""
-    those = list(boxes)
-    width = max((box.width for box in those), default=0)
-    return (replace(box, width=width) for box in those)
+    boxes = list(boxes)
+    width = max((box.width for box in boxes), default=0)
+    return (replace(box, width=width) for box in boxes)
 
 
 WIDTH, NARROW = 960, 472  #: pixels of a picture, about; the narrow one has a package in a row
@@ -115,10 +115,9 @@ def _node(
     return framed("node", stacked(parts), lines=[heading], title=f"{named}: CPUs {_cpus(cores)}")
 
 
-def _llc(cores: Iterable[Core], width: float) -> Box:
-    those = list(cores)
-    title = f"LLC group of {count(len(those), 'core')}: CPUs {_cpus(those)}"
-    return framed("llc", flow(map(_core, those), width, 3), title=title)
+def _llc(cores: Sequence[Core], width: float) -> Box:
+    title = f"LLC group of {count(len(cores), 'core')}: CPUs {_cpus(cores)}"
+    return framed("llc", flow(map(_core, cores), width, 3), title=title)
 
 
 def _core(core: Core) -> Box:
@@ -136,13 +135,13 @@ def _cpu(number: int) -> Box:
 def _nodes_without_cpus(topology: Topology, width: float) -> Iterator[Box]:
     """Yield the nodes without CPUs; those that differ only in their number share a box."""
     bare = [node for node in topology.nodes if not topology.node_cores[node.number]]
-    devices = {it.number: _devices(topology, it.number, min(width, WIDTH / 2)) for it in bare}
+    devices = {node.number: _devices(topology, node.number, min(width, WIDTH / 2)) for node in bare}
 
     def same(node: NumaNode) -> object:
         return memory(node), node.number if devices[node.number].inside else None
 
     for nodes in grouped(bare, same).values():
-        named = several("NUMA node", (it.number for it in nodes if it.number is not None))
+        named = several("NUMA node", (node.number for node in nodes if node.number is not None))
         text = "  ·  ".join(filter(None, [named, memory(nodes[0]), "no CPUs"]))
         yield framed("node", devices[nodes[0].number], lines=[text])
 

@@ -47,13 +47,14 @@ def _with_nodes_beside(topology: Topology, node: int) -> Sequence[int]:
     Nodes at an equal distance are equally near. A node whose package is unknown, since it has no
     CPUs, counts as one of the same package. No distances: the node alone.
     """
-    known = topology.node_of.get(node)
-    distances = {it: far for it, far in known.distances.items() if it != node} if known else {}
-    own = _package(topology, node)
+    numa_node, package = topology.node_of.get(node), _package(topology, node)
+    others = {**numa_node.distances} if numa_node else {}
+    others.pop(node, None)
+    nearest = sorted(other for other in others if others[other] == min(others.values()))
     return node, *(
-        it
-        for it, far in sorted(distances.items())
-        if far == min(distances.values()) and (own is None or _package(topology, it) in (own, None))
+        other
+        for other in nearest
+        if package is None or _package(topology, other) in (package, None)
     )
 
 
@@ -152,7 +153,7 @@ def to_document(topology: Topology) -> TopologyDocument:
             CoreDocument(format_list(core.cpus), core.node, core.package, core.die, core.llc)
             for core in topology.cores
         ],
-        gpus=[GpuDocument(**vars(it), dra=attributes_of(topology, it)) for it in topology.gpus],
+        gpus=[GpuDocument(**vars(gpu), dra=attributes_of(topology, gpu)) for gpu in topology.gpus],
         nics=[
             NicDocument(
                 **vars(nic), nearness=_nearness(topology, nic), dra=attributes_of(topology, nic)
@@ -180,7 +181,7 @@ def from_document(document: TopologyDocument) -> Topology:
 
 def _as(kind: type[Device], described: Device) -> Device:
     """Return a device without the values that its document adds."""
-    return kind(**{it.name: getattr(described, it.name) for it in fields(kind)})
+    return kind(**{field.name: getattr(described, field.name) for field in fields(kind)})
 
 
 def _packages(cores: Iterable[Core]) -> Iterator[PackageDocument]:
@@ -197,14 +198,14 @@ def _nearness(topology: Topology, nic: Nic) -> Mapping[str, str]:
 
 
 def _cores(document: TopologyDocument) -> Iterator[Core]:
-    known = {node.number for node in document.nodes}
+    numbers = {node.number for node in document.nodes}
     for place, core in enumerate(document.cores):
         cpus = tuple(sorted(parse_list(core.cpulist)))
         if not cpus:
             raise ValueError(
                 f"topology.cores[{place}].cpulist is empty; a core has at least one CPU"
             )
-        if core.numa_node not in known:
+        if core.numa_node not in numbers:
             raise ValueError(
                 f"topology.nodes has no number {core.numa_node}, which CPU {cpus[0]} is on"
             )

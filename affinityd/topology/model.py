@@ -91,7 +91,7 @@ class Gpu:
         """Its names in containers: device files, UUIDs, PCI bus id."""
         minors = {"minor": self.minor, "drm": self.render_minor}
         files = (f"{kind}:{number}" for kind, number in minors.items() if number is not None)
-        uuids = (it.uuid for it in self.mig)
+        uuids = (instance.uuid for instance in self.mig)
         return (*files, *filter(None, [self.uuid]), self.pci_bus_id, *uuids)
 
 

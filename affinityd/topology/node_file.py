@@ -48,7 +48,7 @@ class NodeFile(NodeFileHead):
 
 def write(path: Path, node: Node) -> None:
     """Write a node atomically, readable by every user. Raises OSError."""
-    its = NodeFile(
+    file = NodeFile(
         version=VERSION,
         boot_id=text(BOOT_ID) or None,
         generation=node.generation,
@@ -56,7 +56,7 @@ def write(path: Path, node: Node) -> None:
         settings=NodeSettings(format_list(node.reserved), node.switch),
         topology=to_document(node.topology),
     )
-    write_whole(path, f"{dumps(its)}\n".encode())
+    write_whole(path, f"{dumps(file)}\n".encode())
 
 
 def read(path: Path) -> Node:
@@ -67,20 +67,20 @@ def read(path: Path) -> Node:
         raise ValueError(f"{path.name} is of version {head.version}, not {VERSION}")
     if head.boot_id and here and head.boot_id != here:  # a sandbox may hide either
         raise ValueError(f"{path.name} is another machine's, or from before this one was booted")
-    its = decode(NodeFile, data, path.name)
-    if its.generation < 1:
-        raise ValueError(f"{path.name}.generation is {its.generation}; the first is 1")
+    file = decode(NodeFile, data, path.name)
+    if file.generation < 1:
+        raise ValueError(f"{path.name}.generation is {file.generation}; the first is 1")
     return Node(
-        topology=from_document(its.topology),
-        reserved=parse_list(its.settings.reserved_cpus),
-        generation=its.generation,
-        replayed=its.replayed,
-        switch=_switch(its.settings.switch, f"{path.name}.settings.switch"),
+        topology=from_document(file.topology),
+        reserved=parse_list(file.settings.reserved_cpus),
+        generation=file.generation,
+        replayed=file.replayed,
+        switch=_switch(file.settings.switch, f"{path.name}.settings.switch"),
     )
 
 
-def _switch(said: str, where: str) -> str:
+def _switch(text: str, where: str) -> str:
     try:
-        return config.read_switch(said, where)
+        return config.read_switch(text, where)
     except InvalidRequestError as error:
         raise ValueError(str(error)) from None

@@ -56,9 +56,8 @@ def nics_of_gpus(topology: Topology) -> Mapping[GpuKey, GpuNics]:
 
 def verbs_ports(nics: Iterable[NearNic]) -> tuple[str, ...]:
     """Return the ports as libraries of verbs name them, mlx5_2:1, each once; Slingshot has none."""
-    ports = (it.port for it in nics if it.port.has_verbs)
-    named = (f"{it.device}:{it.number}" for it in ports if is_plain(it.device))
-    return tuple(dict.fromkeys(named))
+    ports = (nic.port for nic in nics if nic.port.has_verbs and is_plain(nic.port.device))
+    return tuple(dict.fromkeys(f"{port.device}:{port.number}" for port in ports))
 
 
 def is_plain(device: str) -> bool:
@@ -83,7 +82,9 @@ def usable_ports(nics: Sequence[Nic]) -> tuple[tuple[Nic, RdmaPort], ...]:
         and (nic.bond is None or nic.bond not in bonds or _is_bond(nic, port))
     ]
     fastest = max((port.gbps or 0 for _, port in active), default=0)
-    return tuple(it for it in active if it[1].gbps is None or 2 * it[1].gbps >= fastest)
+    return tuple(
+        (nic, port) for nic, port in active if port.gbps is None or 2 * port.gbps >= fastest
+    )
 
 
 def _pci_order(nic: Nic) -> tuple[str, ...]:
@@ -100,13 +101,13 @@ def _nearest(
 ) -> tuple[NearNic, ...]:
     """Return the ports with the nearest link, the fastest first."""
     near = [NearNic(nic, port, topology.nearness(gpu, nic)) for nic, port in ports]
-    best = min((LINKS.index(it.link) for it in near), default=0)
-    nearest = (it for it in near if LINKS.index(it.link) == best)
-    return tuple(sorted(nearest, key=lambda it: -(it.port.gbps or 0)))
+    best = min((LINKS.index(nic.link) for nic in near), default=0)
+    nearest = (nic for nic in near if LINKS.index(nic.link) == best)
+    return tuple(sorted(nearest, key=lambda nic: -(nic.port.gbps or 0)))
 
 
 def _fastest(nearest: Sequence[NearNic]) -> tuple[RdmaPort, ...]:
-    return tuple(it.port for it in nearest if it.port.gbps == nearest[0].port.gbps)
+    return tuple(nic.port for nic in nearest if nic.port.gbps == nearest[0].port.gbps)
 
 
 def _places(gpus: Sequence[Gpu]) -> Iterator[int]:

@@ -59,7 +59,9 @@ def gpu_model(topology: Topology, gpu: Gpu) -> str:
 def nic_kind(nic: Nic) -> Iterator[str]:
     """Yield the kind of an adapter, its speed, and why plans do not name it."""
     yield nic.kind
-    yield from dict.fromkeys(f"{it.gbps} Gb/s" for it in nic.ports if it.is_active and it.gbps)
+    yield from dict.fromkeys(
+        f"{port.gbps} Gb/s" for port in nic.ports if port.is_active and port.gbps
+    )
     if nic.ports and not any(port.is_active for port in nic.ports):
         yield "down"
     if nic.physical is not None:

@@ -40,7 +40,6 @@ def run(arguments: argparse.Namespace) -> int:
         site(config.variables())  # an invalid one ends the daemon now
     scans = ScanChild(partial(_scanning, chosen), failures) if is_scanning else None
     machine = Machine(chosen, counting(failures, TOPOLOGY, query_gpus))
-    machine.start_query()
     from affinityd.daemon import main  # noqa: PLC0415 - takes about as long as a driver to answer
 
     main.run(chosen, machine, scans, nvml_failures=failures)

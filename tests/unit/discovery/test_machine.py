@@ -79,7 +79,7 @@ def test_no_more_is_read_than_a_plan_needs(tmp_path: Path) -> None:
     mi250x = machine("mi250x")
     recorder = RecordingTree(open_tree(str(write_tree(mi250x, tmp_path))))
     discover(recorder, None)
-    reads = Counter(path.rpartition("/")[2] for path in recorder.found[tarfile.REGTYPE])
+    reads = Counter(path.rpartition("/")[2] for path in recorder.members[tarfile.REGTYPE])
     cores, groups = len(mi250x.cores), len({core.llc for core in mi250x.cores})
     assert reads["thread_siblings_list"] == reads["physical_package_id"] == cores
     assert reads["shared_cpu_list"] == reads["type"] == groups
