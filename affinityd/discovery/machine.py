@@ -132,8 +132,8 @@ class Machine:
             yield f"{report.said}; its last answer is used"
 
     def online(self) -> str | None:
-        """Return the kernel's list of online CPUs, as it is: one small read."""
-        return self._tree.read(ONLINE) if self._tree else None
+        """Return the kernel's list of online CPUs, as it is; the last one if it is unreadable."""
+        return (self._tree and self._tree.read(ONLINE)) or self._last_online
 
     def drivers(self) -> tuple[str | None, ...]:
         """Return a value that changes when a driver comes or goes."""

@@ -56,7 +56,7 @@ def test_the_doctor_waits_for_nvml_5_s_and_asks_it_for_the_checks_alone_that_wan
     said = node(tmp_path, f"fail nvmlInitWithFlags note {asked}\nfail nvmlInitWithFlags hang\n")
     said("doctor", "isolcpus")
     assert not asked.exists()
-    assert f"NVML did not answer within 5 s: {FROM_SYSFS}" in said("doctor", "nvml", "--json")
+    assert f"NVML did not answer in time: {FROM_SYSFS}" in said("doctor", "nvml", "--json")
     assert asked.read_text() == "+"
 
 

@@ -57,8 +57,8 @@ def test_between_scans_nothing_holds_the_driver_and_the_daemon_seldom_wakes_up(
 ) -> None:
     with node.running("--scan-interval", "3600") as daemon:
         eventually(lambda: daemon.get("/audit").status == 200, "there is a scan")
-        scanner, reports = children_of(daemon.process.pid)
-        for pid in (daemon.process.pid, scanner, reports):
+        (scanner,) = children_of(daemon.process.pid)
+        for pid in (daemon.process.pid, scanner):
             assert node.device not in open_files(pid)
             assert "libnvidia-ml" not in Path(f"/proc/{pid}/maps").read_text()
         assert children_of(scanner) == []
@@ -114,14 +114,11 @@ def test_a_plan_that_is_asked_for_at_once_waits_for_the_first_reading(node: Node
     eventually(are_answered, "the first reading is waited for")
 
 
-def test_nvml_is_asked_once_and_while_the_daemon_is_imported(node: Node) -> None:
+def test_nvml_is_asked_once(node: Node) -> None:
     begun, go = node.waits()
     go.touch()
     with node.started() as daemon:
-        eventually(daemon.socket.exists, "it listens")
-        listens = daemon.socket.stat().st_ctime_ns
         eventually(lambda: is_ready(daemon), "it is ready")
-        assert begun.stat().st_mtime_ns < listens
         assert daemon.get("/plan?gpus=0").status == 200
         assert begun.read_text() == "+"
 

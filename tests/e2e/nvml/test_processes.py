@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,10 +11,28 @@ from pathlib import Path
 import pytest
 
 from affinityd.discovery.nvml.query import NO_LIST
-from affinityd.discovery.nvml.query import query_processes as query
-from affinityd.discovery.nvml.report import GpuProcesses, NvmlProcess, ProcessReport
+from affinityd.discovery.nvml.report import (
+    GpuProcesses,
+    NvmlProcess,
+    ProcessReport,
+    read_report,
+)
+from tests.support.paths import REPOSITORY
 
 Facts = Callable[[str], Path]
+
+QUERY = """
+from affinityd.discovery.nvml.query import query_processes
+from affinityd.json_codec import dumps
+print(dumps(query_processes(10)))
+"""
+
+
+def query() -> ProcessReport:
+    """Ask in a new Python: a fork has the library path with which its parent was started."""
+    printed = subprocess.check_output([sys.executable, "-c", QUERY], cwd=REPOSITORY, text=True)
+    return read_report(ProcessReport, printed)
+
 
 ELEVEN = NvmlProcess(11, "compute", 1)
 NOBODY = GpuProcesses(0)
@@ -66,7 +86,7 @@ def test_the_processes_of_every_gpu_are_named_and_one_that_refuses_costs_its_own
     )
     facts("\n".join(f"gpu\n {lines}" for lines, _ in rows))
     gpus = tuple(replace(gpu, index=index) for index, (_, gpu) in enumerate(rows))
-    assert query(10) == ProcessReport(gpus)
+    assert query() == ProcessReport(gpus)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +94,7 @@ def test_the_processes_of_every_gpu_are_named_and_one_that_refuses_costs_its_own
 )
 def test_a_mig_mode_that_waits_for_a_reset_is_told(facts: Facts, gpu: str, change: str) -> None:
     facts(f"gpu\ngpu\n {gpu}")
-    assert query(10).changing == f"GPU 1's MIG mode will be {change}"
+    assert query().changing == f"GPU 1's MIG mode will be {change}"
 
 
 def test_an_nvml_that_does_not_start_is_one_line_that_says_what_would_be_right(
@@ -82,4 +102,4 @@ def test_an_nvml_that_does_not_start_is_one_line_that_says_what_would_be_right(
 ) -> None:
     facts("fail nvmlInitWithFlags 9\ngpu")
     error = "NVML did not start: Driver Not Loaded"
-    assert query(10) == ProcessReport(None, error=error, remedy="load the driver: modprobe nvidia")
+    assert query() == ProcessReport(None, error=error, remedy="load the driver: modprobe nvidia")
