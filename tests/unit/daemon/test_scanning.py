@@ -1,4 +1,4 @@
-"""The log lines about scans: one when a mismatch begins, one when it is over."""
+"""The log lines about scans and enforcement: each finding once."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ from dataclasses import replace
 
 import pytest
 
+from affinityd.audit.facts.job import Job
+from affinityd.config.settings import OBSERVE, PIN
+from affinityd.daemon.enforcement import EnforceLog
+from affinityd.enforce.document import Enforced
+from affinityd.enforce.model import Decision
+from affinityd.enforce.policy import PolicyState
+from affinityd.recent import REMEMBERED
+from tests.support.enforce_reports import done, drifted, enforced, fits, left
 from tests.support.scans import GPU0, GPU1, Audit, audit, process, scanned
 
 REMOTE = process(1, cause="mask", placement="remote")
@@ -49,3 +57,126 @@ def test_the_log_says(
     caplog.set_level(logging.INFO)
     scanned(*audits)
     assert [f"{record.levelname}: {record.message}" for record in caplog.records] == lines
+
+
+def told(
+    caplog: pytest.LogCaptureFixture, *reports: Enforced, wanted: str = PIN, why: str | None = None
+) -> list[str]:
+    """Return the lines of these reports, one after the other, a minute apart."""
+    caplog.set_level(logging.INFO)
+    log = EnforceLog(wanted, why)
+    for minute, one in enumerate(reports):
+        scan = replace(one.scan, boot=one.scan.boot + 60 * minute)
+        log.enforced(replace(one, scan=scan))
+    return [f"{record.levelname}: {record.message}" for record in caplog.records]
+
+
+def pinning(*decisions: Decision) -> Enforced:
+    """Return a report of having pinned these."""
+    return enforced(*decisions, done=tuple(done(it, pinned=2) for it in decisions))
+
+
+ID = "cd34" * 16
+
+
+@pytest.mark.parametrize(
+    ("job", "pod", "name"),
+    [
+        (Job("container", f"/libpod_parent/libpod-{ID}"), None, "container cd34cd34cd34"),
+        (Job("container", f"/machine.slice/libpod-{ID}.scope"), None, "container cd34cd34cd34"),
+        (Job("container", f"/system.slice/docker-{ID}.scope"), None, "container cd34cd34cd34"),
+        (Job("container", f"/docker/{ID}"), None, "container cd34cd34cd34"),
+        (Job("container", f"/k8s.io/cri-containerd-{ID}.scope"), None, "container cd34cd34cd34"),
+        (Job("kubernetes", "0a1b-2c3d"), "vision/train-0", "pod vision/train-0"),
+        (Job("kubernetes", "0a1b-2c3d"), None, "kubernetes 0a1b-2c3d"),
+    ],
+)
+def test_a_job_has_the_name_that_people_know(
+    caplog: pytest.LogCaptureFixture, job: Job, pod: str | None, name: str
+) -> None:
+    _, line = told(caplog, pinning(replace(drifted(1), job=job, pod=pod)))
+    assert line.startswith(f"INFO: {name}: pinned 1 process")
+
+
+FITS, NO_PROCESS, ONE, TWO = enforced(fits()), enforced(), pinning(drifted(1)), pinning(drifted(2))
+ON_BOTH = pinning(drifted(1), drifted(2, gpu=GPU1))
+ENDED = enforced(drifted(1), done=(done(drifted(1), pinned=1, is_gone=True),))
+EPERM = "EPERM: it is another user's"
+GIVEN_UP = enforced(left(1, "given_up", would="mask"), left(2, "given_up", would="mask"))
+REFUSED = enforced(drifted(1), done=(done(drifted(1), refused=2, error=EPERM),))
+OF_NO_JOB = enforced(left(1, "no_job", job=None))
+BLIND = enforced(notices=("it cannot be read\n",))
+LONG = int(REMEMBERED) // 60 + 1  #: reports after which what was told is news again
+
+PINNED_ONE = "INFO: slurm 7: pinned 1 process (2 threads) near nvidia GPU 0, mode node"
+PINNED_TWO = "INFO: slurm 7: pinned 2 processes (4 threads) near nvidia GPUs 0-1, mode node"
+SAID_GIVEN_UP = "WARNING: slurm 7: python (pid 1) is no longer pinned: so it is"
+SAID_REFUSED = f"WARNING: slurm 7: python (pid 1): 2 threads cannot be pinned: {EPERM}"
+SAID_BLIND = "WARNING: it cannot be read\\n"
+
+FREE, TAKEN = enforced(), enforced(does=OBSERVE, hindrance="another daemon pins")
+OBSERVES = "WARNING: observes instead of pinning: another daemon pins"
+PINS = "INFO: pins from now on: nothing hinders it any more"
+
+
+@pytest.mark.parametrize(
+    ("reports", "lines"),
+    [
+        ([FITS, enforced(drifted()), ENDED, OF_NO_JOB], []),
+        ([ONE, TWO, ONE], [PINNED_ONE]),
+        ([ONE, *[FITS] * LONG, ONE], [PINNED_ONE]),  # remembered as long as it is seen
+        ([ONE, *[NO_PROCESS] * LONG, ONE], [PINNED_ONE] * 2),
+        ([ON_BOTH], [PINNED_TWO]),
+        ([GIVEN_UP, GIVEN_UP], [SAID_GIVEN_UP]),
+        ([REFUSED, REFUSED], [SAID_REFUSED]),
+        ([BLIND, BLIND, FITS, BLIND], [SAID_BLIND]),
+        ([BLIND, *[FITS] * LONG, BLIND], [SAID_BLIND] * 2),
+        ([FREE, TAKEN, TAKEN], [OBSERVES]),
+        ([TAKEN, FREE, FREE], [OBSERVES, PINS]),
+    ],
+)
+def test_news_is_told_once(
+    caplog: pytest.LogCaptureFixture, reports: list[Enforced], lines: list[str]
+) -> None:
+    assert told(caplog, *reports)[1:] == lines
+
+
+FILE = "/etc/affinityd-policy.toml"
+NO_POLICY, READ, AGAIN = PolicyState(), PolicyState(FILE, 5.0, 3), PolicyState(FILE, 6.0, 1)
+BROKEN = PolicyState(FILE, 5.0, 3, "rule 1: so")
+WORSE = replace(BROKEN, error="rule 2: so")
+NEVER = PolicyState(FILE, None, 0, "there is no such file")
+
+COUNTS = f"INFO: the policy {FILE} applies, with 3 rules"
+COUNTS_AGAIN = f"INFO: the policy {FILE} applies, with 1 rule"
+BAD = f"WARNING: the policy {FILE} has an error"
+STANDS = "the last good one applies"
+BAD_1, BAD_2 = f"{BAD}: rule 1: so; {STANDS}", f"{BAD}: rule 2: so; {STANDS}"
+REMOVED = f"INFO: the policy {FILE} was removed: the defaults apply"
+
+
+@pytest.mark.parametrize(
+    ("states", "lines"),
+    [
+        ([NO_POLICY, NO_POLICY], []),
+        ([READ, READ, AGAIN], [COUNTS, COUNTS_AGAIN]),
+        ([READ, BROKEN, BROKEN, WORSE], [COUNTS, BAD_1, BAD_2]),
+        ([NEVER], [f"{BAD}: there is no such file; nothing is pinned until it is correct"]),
+        ([READ, BROKEN, READ], [COUNTS, BAD_1, COUNTS]),
+        ([READ, NO_POLICY], [COUNTS, REMOVED]),
+    ],
+)
+def test_of_the_policy_the_log_says(
+    caplog: pytest.LogCaptureFixture, states: list[PolicyState], lines: list[str]
+) -> None:
+    assert told(caplog, *(enforced(policy=state) for state in states))[1:] == lines
+
+
+def test_at_the_start_the_log_says_what_is_wanted(caplog: pytest.LogCaptureFixture) -> None:
+    (observes,) = told(caplog, wanted=OBSERVE)
+    does = "changes no process, and reports at /enforce what it would pin"
+    assert observes == f"INFO: enforce observe: {does}"
+    caplog.clear()
+    pins, hindered = told(caplog, wanted=PIN, why="another daemon pins")
+    assert pins == "INFO: enforce pin: pins processes of GPU jobs that run in the wrong place"
+    assert hindered == OBSERVES

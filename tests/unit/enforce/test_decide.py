@@ -1,15 +1,35 @@
-"""What becomes of processes: verdicts, causes and reasons, as tables."""
+"""Which processes enforcement pins, which it leaves alone and why, and when it tries again."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
+from affinityd.audit.facts.gather import TICKS
 from affinityd.audit.facts.process import ProcessFacts
 from affinityd.cpuset import parse_list
+from affinityd.daemon.metrics.enforcement import drifts_of
+from affinityd.enforce.decide import WAITS
+from affinityd.enforce.model import PinAttempt, PinOutcome
+from affinityd.enforce.policy.identity import ProcessIdentity as Who
 from affinityd.topology.model import Topology
-from tests.support.enforced_node import NEAR_ALONE, NOW, TWO, Site, masks, moved, rank, said, worker
+from tests.support.audit_facts import KUBERNETES_POD, LONE_CONTAINER
+from tests.support.enforced_node import (
+    NEAR_ALONE,
+    NO_JOB,
+    NOW,
+    TWO,
+    Site,
+    masks,
+    moved,
+    rank,
+    said,
+    worker,
+)
+from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
 
 DGX = machine("dgx-a100")  # GPU 0 is on node 3
@@ -146,3 +166,344 @@ def test_a_mask_of_ours_that_the_cpuset_has_outgrown_is_widened_and_no_other() -
     assert site.backoff.resets == 0
     assert said(*site.look(again, boot=NOW + 30)) == ["fits"]
     assert said(*site.look(moved(again, "2"), boot=NOW + 45)) == ["fits"]
+
+
+LOST = made({0: "0-3", 1: "4-7"}, gpus=[0, None])
+OVER = "Slurm job 7 has ended: it has no slurmstepd any more"
+OFF = {100: Who(switch="off")}
+
+
+LONE = rank("0-7", membership=NO_JOB)
+IN_A = replace(LONE, cgroups="3:cpuset:/\n0::/a\n")
+IN_CONTAINER = rank("4-7", cpuset="4-7", membership=LONE_CONTAINER)
+NO_JOB_WHY = (
+    "it is in no job, or has left its parent's job (its cgroups are {}): start it by "
+    "Slurm or in a container, or name its cgroup in a rule of the policy"
+)
+FAR_FROM_0 = "GPU 0 is on node 0, near CPUs 0-3, and"
+CONTAINERS = f"{FAR_FROM_0} its cpuset, 4-7 (container cd34cd34cd34), has no CPU there: set a"
+IS_RESERVED = "all CPUs of its cpuset that are near GPU 0, 2"
+RULE_2 = "[[rule]]\nuid = 0\n[[rule]]\nuid = 1000\nleave = true"
+TOO_MANY = Site(TWO, "min_physical_cores = 5")
+
+
+@pytest.mark.parametrize(
+    ("site", "facts", "why"),
+    [
+        (Site(TWO), IN_A, NO_JOB_WHY.format("'/a'")),
+        (Site(TWO), LONE, NO_JOB_WHY.format("roots of their hierarchies")),
+        (Site(TWO, None), RANK, "no policy could be read since the start: correct the policy file"),
+        (Site(TWO, "leave = true"), RANK, "the top level of the policy leaves it alone"),
+        (Site(TWO, RULE_2), RANK, "rule 2 of the policy leaves it alone"),
+        (Site(TWO, identities=OFF), RANK, "AFFINITYD=off is in the environment of process 100 of"),
+        (Site(LOST), rank("0-7", beside=(("nvidia", 1),)), "the NUMA node of GPU 1 is not known: "),
+        (Site(TWO), rank("0-7", cpuset=None), "the cpuset of process 100 cannot be read here: mo"),
+        (Site(TWO), rank("4-7", cpuset="4-7"), f"{FAR_FROM_0} its job was given no CPU there: put"),
+        (Site(TWO), IN_CONTAINER, CONTAINERS),
+        (Site(TWO, reserved="0-2"), rank("2-7", cpuset="2,4-7"), f"{IS_RESERVED}, are reserved: "),
+        (TOO_MANY, RANK, "mode node: rank 0 (GPU 0) would have 4 physical cores, fewer than 5"),
+    ],
+)
+def test_it_is_said_why_and_what_would_help(site: Site, facts: ProcessFacts, why: str) -> None:
+    (decision,) = site.look(facts)
+    assert decision.verdict == "left"
+    assert str(decision.why).startswith(why)
+    assert decision.cause == ("allocation" if decision.reason == "allocation" else None)
+
+
+@pytest.mark.parametrize("way", ["leave", "observe"])
+def test_what_a_rule_may_leave_or_observe_for_all_that_is_known_is_left(way: str) -> None:
+    unread = Who(unread=frozenset(("partition",)))
+    site = Site(TWO, f'[[rule]]\npartition = "debug"\n{way} = true', identities={100: unread})
+    assert said(*site.look(RANK)) == ["fits"]
+    (decision,) = site.look(rank("0-7"))
+    assert (said(decision), decision.cause) == (["left policy"], "unpinned")
+    assert str(decision.why).startswith(
+        "rule 1 of the policy may leave it alone or observe it, but a key of the rule cannot be "
+        "read here (partition): give the daemon CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH for "
+    )
+
+
+@pytest.mark.parametrize(
+    ("threads", "is_confined", "verdict"),
+    [
+        ("4-5", True, "drifted mask"),  # its cpuset is its allocation
+        ("4-5", False, "left unknown_cpuset"),  # its mask may be
+        ("4-5 0-7", False, "left unknown_cpuset"),  # whatever a thread has
+        ("0-1", False, "fits"),
+        ("0-7", False, "drifted unpinned"),  # it was given no part
+    ],
+)
+def test_a_job_that_masks_confine_is_left(threads: str, is_confined: bool, verdict: str) -> None:
+    facts = replace(rank(*threads.split()), is_confined=is_confined)
+    assert said(*Site(TWO).look(facts)) == [verdict]
+
+
+FEW = rank("2-5", cpuset="2-5")
+ASKED = "it asked for more CPUs than are near its GPUs, and was given CPUs 0-3,6-7: give its job"
+
+
+@pytest.mark.parametrize(
+    ("policy", "facts", "verdict", "why"),
+    [
+        ("", FEW, "left allocation", "GPU 0 is on node 0, near CPUs 0-3"),
+        ("cpus = 'none'", rank("0-3,6"), "left allocation", ASKED),  # by its environment
+        ("cpus = 'none'", rank("0-3,5-6"), "drifted mask", "it may run on CPUs 0-3,5-6, and sh"),
+    ],
+)
+def test_what_was_given_the_cpus_that_it_asked_for_is_left(
+    policy: str, facts: ProcessFacts, verdict: str, why: str
+) -> None:
+    given = {100: Who(given=parse_list("0-3,6-7"))}
+    (decision,) = Site(TWO, policy, identities=given).look(facts)
+    assert said(decision) == [verdict]
+    assert str(decision.why).startswith(why)
+
+
+def test_what_was_seen_with_the_whole_machine_is_pinned_again_after_a_reset() -> None:
+    site = Site(TWO)
+    (pinned,) = site.pin(replace(rank("0-7"), is_confined=False))
+    assert masks(pinned) == ["0-3"]
+    assert said(*site.look(moved(pinned, "4-5"), boot=NOW + 1)) == ["drifted mask"]
+
+
+def test_an_orphan_or_a_known_daemon_and_what_works_for_it_are_not_pinned() -> None:
+    site = Site(TWO)
+    found = site.audited(rank("0-7", membership=KUBERNETES_POD))
+    decisions = site.look(replace(found, orphan=OVER), worker("0-7", of=found.facts))
+    assert said(*decisions) == ["left orphan"] * 2
+    assert all(str(it.why).startswith(f"{OVER}; it may still compute: ") for it in decisions)
+    decisions = site.look(replace(found, is_daemon=True), worker("0-7", of=found.facts))
+    assert said(*decisions) == ["left daemon"] * 2
+
+
+# What is only observed: what a pin would do is said, and nothing is pinned.
+
+PILOT = 'observe = true\n[[rule]]\npartition = "pilot"\nobserve = false'
+TRIAL = '[[rule]]\npartition = "trial"\nobserve = true'
+UNREAD = Who(unread=frozenset(("partition", "account", "user", "environment")))
+BY_JOB = "AFFINITYD=observe is in the environment of process 100 of its job"
+BY_TOP = "the top level of the policy says observe"
+BY_RULE = "rule 1 of the policy says observe"
+
+
+@pytest.mark.parametrize(
+    ("policy", "who", "because"),
+    [
+        ("", Who(switch="observe"), BY_JOB),
+        (TRIAL, Who(partition="trial"), BY_RULE),
+        (PILOT, Who(partition="a"), BY_TOP),
+        (PILOT, Who(partition="pilot"), None),
+        (PILOT, Who(partition="pilot", switch="observe"), BY_JOB),
+        (PILOT, UNREAD, BY_TOP),  # whether the rule means it is not known
+    ],
+)
+def test_what_is_observed_is_not_pinned(policy: str, who: Who, because: str | None) -> None:
+    where = "it may run on CPUs 4-7, and should run on 0-3"
+    decisions = Site(TWO, policy, identities={100: who}).look(FAR, worker("4-7", of=FAR))
+    assert said(*decisions) == ["drifted mask"] * 2
+    why = f"{where}; it is not pinned: {because}" if because else where
+    assert {(it.is_observed, it.why) for it in decisions} == {(because is not None, why)}
+    assert drifts_of(decisions)["nvidia", 0].would_pin == {"mask": 2}
+
+
+@pytest.mark.parametrize(
+    ("policy", "words", "process", "expected"),
+    [
+        (PILOT, {100: "off"}, FAR, "left opted_out"),
+        ("", {100: "observe", 50: "off"}, replace(FAR, parent=50), "left opted_out"),  # the least
+        ("leave = true", {}, FAR, "left policy"),
+        (PILOT, {}, RANK, "fits"),
+    ],
+)
+def test_what_is_left_alone_or_fits_is_not_observed(
+    policy: str, words: Mapping[int, str], process: ProcessFacts, expected: str
+) -> None:
+    identities = {pid: Who(switch=word) for pid, word in words.items()}
+    parent = rank("0-3", gpu=1, pid=50)
+    decision, _ = Site(TWO, policy, identities=identities).look(process, parent)
+    assert (said(decision), decision.is_observed) == ([expected], False)
+
+
+def test_a_process_is_observed_as_the_first_of_its_job_says() -> None:
+    identities = {200: Who(switch="observe")}
+    first = rank("0-3", gpu=1, start=4)
+    decisions = Site(TWO, identities=identities).look(FAR, first)
+    assert [it.is_observed for it in decisions] == [True, True]
+
+
+UNPINNED_RANK = rank("0-7", "0-7")
+IN_PLACE = moved(UNPINNED_RANK, "0-3")
+GIVEN_UP, DRIFTED, FITS = ["left given_up"], ["drifted unpinned"], ["fits"]
+
+
+@pytest.mark.parametrize(
+    ("age", "verdict"), [(0.0, ["left young"]), (9.9, ["left young"]), (10.1, DRIFTED)]
+)
+def test_a_process_that_has_just_started_may_yet_pin_itself(age: float, verdict: list[str]) -> None:
+    start = int((NOW - age) * TICKS)
+    (decision,) = Site(TWO).look(replace(UNPINNED_RANK, start=start))
+    assert (said(decision), decision.cause, decision.drifted) == (verdict, "unpinned", 2)
+    if age == 0:
+        assert decision.why == "it started 0 s ago, and is left alone for its first 10 s"
+    assert said(*Site(TWO).look(replace(rank("0-3"), start=start))) == FITS
+
+
+RESET = "its masks were reset 2 times in a row after a pin, by itself or by its scheduler: "
+REFUSED = "its pin was refused 2 times in a row (EPERM: it is another's): "
+
+
+@pytest.mark.parametrize(
+    ("outcome", "happened", "count"),
+    [
+        (PinOutcome(pinned=2), RESET, 6),
+        (PinOutcome(refused=2, error="EPERM: it is another's"), REFUSED, 0),
+    ],
+)
+def test_what_is_reset_or_refused_is_given_up(
+    outcome: PinOutcome, happened: str, count: int
+) -> None:
+    """There is a scan every 15 s; a reset that several of them see counts once."""
+    site, tries, found = Site(TWO), [], {}
+    for boot in range(0, 6000, 15):
+        (found[boot],) = site.look(UNPINNED_RANK, boot=NOW + boot)
+        if found[boot].verdict == "drifted":
+            tries.append(boot)
+            site.backoff.note(PinAttempt(found[boot], outcome))
+    assert [later - one for one, later in pairwise(tries)] == [15, 30, 60, 120, 240]
+    assert found[30].why == f"{happened}the next pin is in 15 s"
+    assert (found[30].cause, found[30].drifted) == ("unpinned", 2)
+    end = f"{happened.replace('2', '6')}it is not pinned again until its cpuset changes"
+    why = found[5985].why or ""
+    assert why.startswith(f"{end}; check what it sets (OMP_PROC_BIND") if count else why == end
+    assert {said(it)[0] for boot, it in found.items() if boot > tries[-1]} == {*GIVEN_UP}
+    record = site.backoff.record(UNPINNED_RANK)
+    assert (site.backoff.resets, record.resets, record.pins) == (count, count, count)
+
+
+def reset(times: int, policy: str = "") -> tuple[Site, float]:
+    """Pin a process and have it reset so often, as soon as it is pinned again; return when."""
+    site, boot = Site(TWO, policy), NOW
+    site.pin(UNPINNED_RANK, boot=boot)
+    for wait in (*WAITS[1:], 0.0)[:times]:
+        boot += wait + 1
+        site.pin(UNPINNED_RANK, boot=boot)
+    return site, boot
+
+
+@pytest.mark.parametrize("times", [1, 5])
+def test_a_cpuset_that_was_rewritten_begins_the_count_anew(times: int) -> None:
+    site, boot = reset(times, NEAR_ALONE)
+    assert said(*site.look(UNPINNED_RANK, boot=boot + 1)) in (["left waiting"], GIVEN_UP)
+    rewritten = moved(replace(UNPINNED_RANK, cpuset=parse_list("0-5")), "0-5")
+    (pinned,) = site.pin(rewritten, boot=boot + 2)
+    assert masks(pinned) == ["0-3", "0-3"]
+    assert said(*site.look(rewritten, boot=boot + 3)) == ["left waiting"]
+    assert said(*site.look(rewritten, boot=boot + 33)) == ["drifted mask"]
+
+
+def test_an_hours_rest_in_place_begins_the_count_anew() -> None:
+    site, boot = reset(5)
+    for seconds, process, verdict in (
+        (1, UNPINNED_RANK, GIVEN_UP),
+        (15, IN_PLACE, FITS),
+        (3600, UNPINNED_RANK, GIVEN_UP),
+        (3610, IN_PLACE, FITS),
+        (7200, UNPINNED_RANK, DRIFTED),
+    ):
+        assert said(*site.look(process, boot=boot + seconds)) == verdict
+    assert site.backoff.resets == 5 + 3  # each time that it had been in place
+
+
+def test_a_plan_that_changes_is_followed_at_once_and_is_no_reset() -> None:
+    site, its = Site(TWO), UNPINNED_RANK
+    plans = [(Site(TWO, f"mode = '{mode}'").policy, mode) for mode in ("single", "node")]
+    for second in range(20):
+        site.policy, mode = plans[second % 2]
+        (its,) = site.pin(its, boot=NOW + second)
+        assert masks(its) == [{"single": "0", "node": "0-3"}[mode]] * 2
+    assert (site.backoff.resets, site.backoff.record(its).pins) == (0, 20)
+
+
+def test_observing_never_counts() -> None:
+    site = Site(TWO)
+    for second in range(0, 600, 15):
+        assert said(*site.look(UNPINNED_RANK, boot=NOW + second)) == DRIFTED
+    assert (site.backoff.resets, site.backoff.record(UNPINNED_RANK).pins) == (0, 0)
+
+
+def test_a_process_that_was_not_seen_is_remembered_for_a_while_and_by_its_start() -> None:
+    site, boot = reset(5)
+    site.look(boot=boot + 599)
+    assert said(*site.look(UNPINNED_RANK, boot=boot + 600)) == GIVEN_UP
+    assert (
+        said(*site.look(replace(UNPINNED_RANK, start=UNPINNED_RANK.start + 1), boot=boot + 600))
+        == DRIFTED
+    )
+    site.look(boot=boot + 1201)
+    assert said(*site.look(UNPINNED_RANK, boot=boot + 1202)) == DRIFTED
+
+
+def test_a_process_that_re_applies_an_older_mask_of_ours_waits_as_any_other() -> None:
+    site = Site(TWO, 'mode = "single"')
+    (once,) = site.pin(UNPINNED_RANK)
+    site.policy = Site(TWO).policy
+    (now,) = site.pin(once, boot=NOW + 15)
+    assert (masks(once), masks(now), site.backoff.resets) == (["0"] * 2, ["0-3"] * 2, 0)
+    pins = 0
+    for boot in range(30, 1200, 15):
+        pins += said(*site.look(once, boot=NOW + boot)) == ["drifted share"]
+        site.pin(once, boot=NOW + boot)
+    assert pins == 5
+    assert said(*site.look(once, boot=NOW + 1200)) == GIVEN_UP
+
+
+# What came of a pin.
+
+
+@pytest.mark.parametrize(
+    ("outcome", "pins"),
+    [
+        (PinOutcome(is_gone=True), 0),
+        (PinOutcome(), 0),  # it found its place by itself
+        (PinOutcome(pinned=1, is_settled=False, is_late=True), 1),
+        (PinOutcome(pinned=1, refused=1, error="EBUSY"), 1),  # one of its threads
+    ],
+)
+def test_what_was_pinned_in_part_has_reset_nothing(outcome: PinOutcome, pins: int) -> None:
+    site = Site(TWO)
+    (decision,) = site.look(UNPINNED_RANK)
+    for number in range(1, 11 if outcome.is_late else 2):
+        site.backoff.note(PinAttempt(decision, outcome))
+        assert site.backoff.record(UNPINNED_RANK).pins == number * pins
+        half = moved(UNPINNED_RANK, "0-3", "0-7")
+        assert said(*site.look(half, boot=NOW + 15 * number)) == DRIFTED
+    assert site.backoff.resets == 0
+
+
+def test_a_mask_that_the_kernel_cut_is_ours_too() -> None:
+    site = Site(TWO)
+    loader = worker("0-7", of=UNPINNED_RANK)
+    _, decision = site.look(UNPINNED_RANK, loader)
+    site.backoff.note(PinAttempt(decision, PinOutcome(pinned=1, cut=parse_list("2"))))
+    site.policy = Site(TWO, 'mode = "single"').policy
+    assert said(*site.look(UNPINNED_RANK, moved(loader, "2"))) == [*DRIFTED, "drifted share"]
+    assert said(*site.look(UNPINNED_RANK, moved(loader, "3"))) == [*DRIFTED, "left on_purpose"]
+
+
+@pytest.mark.parametrize(("masks_in_turn", "kept"), [(40, 16), (2, 4)])
+def test_the_latest_masks_of_ours_are_remembered_each_once(masks_in_turn: int, kept: int) -> None:
+    """Two plans in turn push no earlier one out."""
+    site = Site(TWO)
+    (decision,) = site.look(UNPINNED_RANK)
+    for turn in range(-1, 40):
+        cut = parse_list("7" if turn < 0 else f"0,{turn % masks_in_turn + 1}")
+        site.backoff.note(PinAttempt(decision, PinOutcome(pinned=2, cut=cut)))
+    assert len(site.backoff.record(UNPINNED_RANK).given) == kept
+    assert parse_list("0-3") in site.backoff.given(UNPINNED_RANK)
+    assert (parse_list("7") in site.backoff.given(UNPINNED_RANK)) == (masks_in_turn == 2)
+
+
+def test_a_daemon_that_starts_anew_pins_nothing_that_fits() -> None:
+    pinned = Site(TWO).pin(UNPINNED_RANK, worker("0-7", of=UNPINNED_RANK), rank("0-7", gpu=1))
+    assert said(*Site(TWO).look(*pinned)) == FITS * 3

@@ -1,0 +1,244 @@
+"""The document of a measurement: ratios of near to far, the sentence, the file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from affinityd.errors import OutputError
+from affinityd.measure.document import (
+    LATENCY,
+    LAUNCH,
+    NOT_COMPARED,
+    OF_GPUS,
+    OF_MEMORY,
+    ONE_NODE,
+    READ,
+    TO_DEVICE,
+    TO_DEVICE_PAGEABLE,
+    Figure,
+    GpuRatios,
+    ratios,
+    read,
+    save,
+    sentence,
+)
+from affinityd.measure.run import is_virtual, measured_gpu, tasks
+from tests.support.machines.by_hand import made
+from tests.support.measurements import GPU, UNPLACED, copies, measurement, memory
+
+TO_GPU = GPU.pci_bus_id
+
+
+@pytest.mark.parametrize(
+    ("figures", "quantity", "expected"),
+    [
+        ([copies(0, 54.0), copies(1, 30.0)], TO_DEVICE, {TO_GPU: {0: 1.0, 1: 1.8}}),
+        (
+            [copies(0, 10e-6, quantity=LAUNCH), copies(1, 15e-6, quantity=LAUNCH)],
+            LAUNCH,
+            {TO_GPU: {0: 1.0, 1: 1.5}},
+        ),
+        (
+            [memory(0, 0, 20.0), memory(1, 0, 10.0), memory(0, 1, 8.0), memory(1, 1, 16.0)],
+            READ,
+            {0: {0: 1.0, 1: 2.0}, 1: {0: 2.0, 1: 1.0}},
+        ),
+        (
+            [memory(0, 0, 1e-7, LATENCY), memory(1, 0, 2e-7, LATENCY)],
+            LATENCY,
+            {0: {0: 1.0, 1: 2.0}},
+        ),
+        # Nothing to compare with: near was not measured, or is not known, or has no CPUs.
+        ([copies(0, None), copies(1, 30.0)], TO_DEVICE, {}),
+        ([copies(0, 54.0, UNPLACED), copies(1, 30.0, UNPLACED)], TO_DEVICE, {}),
+        ([memory(0, 8, 20.0)], READ, {}),
+        ([copies(0, 0.0), copies(1, 30.0)], TO_DEVICE, {}),  # as a file may say
+        ([copies(0, 54.0)], TO_DEVICE_PAGEABLE, {}),
+    ],
+)
+def test_a_ratio_says_how_many_times_better_near_is_than_each_node(
+    figures: Sequence[Figure], quantity: str, expected: Mapping[object, Mapping[int, float]]
+) -> None:
+    found = ratios(figures, [GPU, UNPLACED], quantity)
+    assert {
+        target: {node: pytest.approx(it) for node, it in its.items()}
+        for target, its in expected.items()
+    } == found
+
+
+BOTH = [memory(0, 0, 20.0), memory(1, 0, 10.0)]
+
+
+@pytest.mark.parametrize(
+    ("figures", "nodes", "said"),
+    [
+        (
+            [copies(0, 54.0), copies(1, 30.0), *BOTH],
+            2,
+            (
+                "near is 1.8 × far for host-to-device copies from pinned memory on this node; "
+                "a job that waits for nothing else gains up to 80%"
+            ),
+        ),
+        (
+            [copies(0, 54.0), copies(1, 53.0)],
+            2,
+            (
+                "near is 1.02 × far for host-to-device copies from pinned memory on this node: "
+                "they are alike"
+            ),
+        ),
+        (
+            [copies(0, 30.0), copies(1, 54.0)],
+            2,
+            (
+                "far is 1.8 × near for host-to-device copies from pinned memory on this node: "
+                "other work disturbed the measurement, or the machine reports wrong nodes"
+            ),
+        ),
+        (
+            [copies(0, None), copies(1, None), *BOTH],
+            2,
+            (
+                "near is 2.0 × far for reading memory with one thread on this node; a job that "
+                "waits for nothing else gains up to 100%; no GPU was measured"
+            ),
+        ),
+        ([copies(1, 30.0)], 2, NOT_COMPARED),
+        ([copies(0, 54.0)], 1, ONE_NODE),
+    ],
+)
+def test_one_sentence_says_what_the_first_comparable_quantity_says(
+    figures: Sequence[Figure], nodes: int, said: str
+) -> None:
+    assert sentence(figures, [GPU], nodes=nodes) == said
+
+
+FOUND = measurement([copies(0, 54.0), copies(1, 30.0), copies(1, None, why="no")])
+HERE = made({0: "0-1", 1: "2-3"}, gpus=[0])
+
+
+def test_it_is_read_back_as_it_was_written_where_no_folder_was(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "measure.json"
+    usual = os.umask(0o077)
+    try:
+        save(FOUND, path)
+    finally:
+        os.umask(usual)
+    assert [it.stat().st_mode & 0o777 for it in (path.parent, path)] == [0o755, 0o644]
+    back = read(os.fspath(path))
+    assert (list(back.figures), back.sentence) == (FOUND.figures, FOUND.sentence)
+    assert GpuRatios(os.fspath(path))(HERE) == ({("nvidia", 0): {0: 1.0, 1: 1.8}}, ())
+
+
+@pytest.mark.parametrize(
+    "odd", [copies(7, 30.0), copies(1, 5e-324)], ids=["a node that is not here", "infinitely far"]
+)
+def test_a_figure_that_no_machine_has_gives_no_ratio(tmp_path: Path, odd: Figure) -> None:
+    path = tmp_path / "measure.json"
+    save(replace(FOUND, figures=[copies(0, 54.0), odd]), path)
+    assert GpuRatios(os.fspath(path))(HERE) == ({("nvidia", 0): {0: 1.0}}, ())
+
+
+def test_a_place_that_cannot_be_written_is_an_error_of_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match="cannot be written: "):
+        save(FOUND, tmp_path / "file" / "measure.json")
+
+
+@pytest.mark.parametrize(
+    ("changes", "notice"),
+    [
+        ({"gpus": [replace(GPU, pci_bus_id="0000:20:00.0")]}, None),
+        ({"gpus": [replace(GPU, uuid="GPU-another")]}, None),
+        ({"version": 2}, "is of version 2, not 1"),
+        ({"figures": [copies(7, 30.0)]}, None),
+    ],
+)
+def test_what_is_not_of_this_machine_gives_no_ratio(
+    tmp_path: Path, changes: dict[str, object], notice: str | None
+) -> None:
+    path = tmp_path / "measure.json"
+    save(replace(FOUND, **changes), path)  # type: ignore[arg-type]
+    found, notices = GpuRatios(os.fspath(path))(HERE)
+    assert found == {}
+    assert [str(notice) in it for it in notices] == [True] * (notice is not None)
+
+
+@pytest.mark.parametrize(
+    ("text", "notice"), [(None, None), ("{", "not JSON"), ("{}", "has no 'version'")]
+)
+def test_a_file_that_cannot_be_read_is_a_notice_and_a_missing_one_is_none(
+    tmp_path: Path, text: str | None, notice: str | None
+) -> None:
+    path = tmp_path / "measure.json"
+    if text is not None:
+        path.write_text(text)
+    found, notices = GpuRatios(os.fspath(path))(HERE)
+    assert found == {}
+    assert len(notices) == (notice is not None)
+    assert all(str(notice) in it and it.startswith(f"{path} is not used") for it in notices)
+
+
+def test_a_file_is_read_again_only_when_its_inode_size_or_time_has_changed(tmp_path: Path) -> None:
+    path = tmp_path / "measure.json"
+    measured = GpuRatios(os.fspath(path))
+    first, second = ({("nvidia", 0): {0: 1.0, 1: ratio}} for ratio in (1.8, 2.0))
+    assert measured(HERE) == ({}, ())
+    save(FOUND, path)
+    assert measured(HERE) == (first, ())
+    before = path.stat()
+    path.write_text(path.read_text().replace("30.0", "27.0"))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert measured(HERE) == (first, ()), "it looks the same"
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    assert measured(HERE) == (second, ())
+    path.write_text("{")
+    assert [len(notices) for _, notices in (measured(HERE), measured(HERE))] == [1, 1]
+    save(FOUND, path)
+    assert measured(HERE) == (first, ())
+    hidden = path.parent.rename(tmp_path.with_name("hidden"))
+    path.parent.touch()  # the file's folder is none: NotADirectoryError
+    assert [len(notices) for _, notices in (measured(HERE), measured(HERE))] == [1, 1]
+    path.parent.unlink()
+    hidden.rename(path.parent)
+    assert measured(HERE) == (first, ()), "the file is as it was"
+    path.unlink()
+    assert measured(HERE) == ({}, ())
+
+
+#: Node 1 has no memory, node 2 no CPUs, and the second GPU is in an unknown place.
+ODD = made({0: "0-1", 1: "2-3", 2: ""}, gpus=[1, None], memoryless=[1])
+
+
+def test_each_node_with_cpus_measures_each_memory_and_each_gpu() -> None:
+    found = tasks(ODD, ODD.gpus)
+    assert [(it.node, it.cpus, it.home) for it in found] == [
+        (0, frozenset({0, 1}), 0),
+        (1, frozenset({2, 3}), 0),
+    ]
+    for task in found:
+        assert [(it.node, it.cpus) for it in task.memory] == [
+            (0, frozenset({0, 1})),
+            (2, frozenset()),
+        ]
+        assert [(it.quantity, it.target) for it in task.blanks] == [
+            *((quantity, node) for node in (0, 2) for quantity in OF_MEMORY),
+            *((quantity, gpu.pci_bus_id) for gpu in ODD.gpus for quantity in OF_GPUS),
+        ]
+        assert {it.numa_node for it in task.blanks} == {task.node}
+
+
+def test_a_gpu_names_its_near_nodes_if_they_are_known() -> None:
+    assert [measured_gpu(ODD, gpu).near for gpu in ODD.gpus] == [[1], []]
+
+
+def test_a_virtual_machine_is_known_by_the_flag_of_its_cpus() -> None:
+    assert is_virtual("processor\t: 0\nflags\t\t: fpu hypervisor lahf_lm\n")
+    assert not is_virtual("processor\t: 0\nflags\t\t: fpu lahf_lm\n")
+    assert not is_virtual("processor\t: 0\nFeatures\t: fp asimd\n")
