@@ -435,11 +435,9 @@ def test_observing_never_counts() -> None:
 def test_a_process_that_was_not_seen_is_remembered_for_a_while_and_by_its_start() -> None:
     site, boot = reset(5)
     site.look(boot=boot + 599)
+    another = replace(UNPINNED_RANK, start=UNPINNED_RANK.start + 1)
     assert said(*site.look(UNPINNED_RANK, boot=boot + 600)) == GIVEN_UP
-    assert (
-        said(*site.look(replace(UNPINNED_RANK, start=UNPINNED_RANK.start + 1), boot=boot + 600))
-        == DRIFTED
-    )
+    assert said(*site.look(another, boot=boot + 600)) == DRIFTED
     site.look(boot=boot + 1201)
     assert said(*site.look(UNPINNED_RANK, boot=boot + 1202)) == DRIFTED
 

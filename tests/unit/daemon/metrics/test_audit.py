@@ -275,7 +275,7 @@ FAR, UNPINNED = (
     process(cause=cause, job=ONE, placement=placement)
     for cause, placement in (("mask", "remote"), ("unpinned", "unpinned"))
 )
-NEAR, ON_BOTH = process(job=ONE), process(job=ONE, gpu=GPU1)
+NEAR_ITS_GPU, ON_BOTH = process(job=ONE), process(job=ONE, gpu=GPU1)
 SHARES = process(job=TWO, cause="mask", placement="remote", gpu=GPU1)
 Held = tuple[float, dict[str, float]]  #: seconds of GPUs, and of those with a mismatch
 
@@ -283,15 +283,23 @@ Held = tuple[float, dict[str, float]]  #: seconds of GPUs, and of those with a m
 @pytest.mark.parametrize(
     ("scans", "own", "shared"),
     [
-        ([[NEAR]], (0, {}), None),  # the counters begin at 0
-        ([[NEAR], [NEAR]], (10, {}), None),
-        ([[FAR], [NEAR]], (10, {"mask": 10}), None),  # a finding holds until the next scan
-        ([[NEAR, FAR], [NEAR, FAR]], (10, {"mask": 10}), None),  # a GPU counts once,
+        ([[NEAR_ITS_GPU]], (0, {}), None),  # the counters begin at 0
+        ([[NEAR_ITS_GPU], [NEAR_ITS_GPU]], (10, {}), None),
+        ([[FAR], [NEAR_ITS_GPU]], (10, {"mask": 10}), None),  # a finding holds until the next scan
+        (
+            [[NEAR_ITS_GPU, FAR], [NEAR_ITS_GPU, FAR]],
+            (10, {"mask": 10}),
+            None,
+        ),  # a GPU counts once,
         ([[UNPINNED, FAR], [FAR]], (10, {"mask": 10}), None),  # by its first cause
         ([[UNPINNED], [FAR], []], (20, {"mask": 10, "unpinned": 10}), None),
-        ([[FAR, ON_BOTH], [NEAR, ON_BOTH]], (20, {"mask": 10}), None),
+        ([[FAR, ON_BOTH], [NEAR_ITS_GPU, ON_BOTH]], (20, {"mask": 10}), None),
         ([[FAR], [], [], [FAR], [FAR]], (20, {"mask": 20}), None),
-        ([[NEAR, SHARES], [NEAR, SHARES], [NEAR]], (20, {}), (20, {"mask": 20})),
+        (
+            [[NEAR_ITS_GPU, SHARES], [NEAR_ITS_GPU, SHARES], [NEAR_ITS_GPU]],
+            (20, {}),
+            (20, {"mask": 20}),
+        ),
     ],
 )
 def test_the_seconds_of_gpus_are_counted_and_those_of_a_mismatch_by_its_cause(

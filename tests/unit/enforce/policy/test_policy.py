@@ -298,7 +298,7 @@ def test_what_the_file_says_counts_and_when_it_was_read_is_known(path: Path) -> 
     assert (file.current() is policy, file.state) == (True, state)  # it is not parsed again
 
 
-def replace(path: Path) -> None:
+def write_anew(path: Path) -> None:
     new = path.with_name("new")
     new.write_text(EVEN)
     new.rename(path)
@@ -311,7 +311,7 @@ def rewrite_with_the_old_time(path: Path) -> None:
     assert (path.stat().st_mtime_ns, path.stat().st_size) == (stat.st_mtime_ns, stat.st_size)
 
 
-@pytest.mark.parametrize("change", [replace, rewrite_with_the_old_time])
+@pytest.mark.parametrize("change", [write_anew, rewrite_with_the_old_time])
 def test_a_file_that_changes_is_read(path: Path, change: Callable[[Path], None]) -> None:
     file = opened(path)
     assert modes(file) == ["all"]
@@ -369,7 +369,7 @@ def test_what_was_read_stands_when_the_file_is_harmed_and_else_nothing_counts(
         assert file.current() is policy
         assert (file.state.error or "").startswith(error)
         assert file.state == PolicyState(str(path), read, error=file.state.error)
-    replace(path)
+    write_anew(path)
     assert modes(file, 2)[1] == "even"
     assert file.state.error is None
 
