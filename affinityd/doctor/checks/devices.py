@@ -106,10 +106,8 @@ def offline_cpus(facts: NodeFacts) -> CheckResults:
     else:
         yield warn(
             f"{found}, which no rank can use",
-            (
-                f"{ONLINE}; look for maxcpus= and nr_cpus= on the kernel's command line, and "
-                "for a program that takes them offline"
-            ),
+            f"{ONLINE}; look for maxcpus= and nr_cpus= on the kernel's command line, and "
+            "for a program that takes them offline",
             losers,
         )
 

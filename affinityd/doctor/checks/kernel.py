@@ -42,10 +42,8 @@ def numa_balancing(facts: NodeFacts) -> CheckResults:
         if not facts.topology.gpus:
             raise NotApplicableError(f"kernel.numa_balancing is {value}, and there is no GPU")
         yield warn(
-            (
-                f"kernel.numa_balancing is {value}: the kernel unmaps pages of running ranks to "
-                "see which CPUs use them, which stalls the ranks for milliseconds"
-            ),
+            f"kernel.numa_balancing is {value}: the kernel unmaps pages of running ranks to "
+            "see which CPUs use them, which stalls the ranks for milliseconds",
             "sysctl -w kernel.numa_balancing=0, and the same line in /etc/sysctl.d",
         )
     yield ok(f"kernel.numa_balancing is {value}")
@@ -61,24 +59,18 @@ def isolcpus(facts: NodeFacts) -> CheckResults:
     gpus, taken = facts.used_by_ranks(isolated or frozenset())
     if gpus:
         yield fail(
-            (
-                f"isolcpus= takes {several('CPU', taken)} near {named(gpus)} out of load "
-                "balancing: all threads of a rank stay on the CPU where they began"
-            ),
-            (
-                "remove them from isolcpus= on the kernel's command line, or reserve them: "
-                f"--reserved-cpus {format_list(taken)}"
-            ),
+            f"isolcpus= takes {several('CPU', taken)} near {named(gpus)} out of load "
+            "balancing: all threads of a rank stay on the CPU where they began",
+            "remove them from isolcpus= on the kernel's command line, or reserve them: "
+            f"--reserved-cpus {format_list(taken)}",
             gpus,
         )
     gpus, taken = facts.used_by_ranks(without_tick or frozenset())
     if gpus:
         yield warn(
-            (
-                f"nohz_full= has {several('CPU', taken)} near {named(gpus)}: every system call "
-                "costs more there, and nothing is gained if a CPU has more than one thread to "
-                "run"
-            ),
+            f"nohz_full= has {several('CPU', taken)} near {named(gpus)}: every system call "
+            "costs more there, and nothing is gained if a CPU has more than one thread to "
+            "run",
             "remove them from nohz_full= on the kernel's command line",
             gpus,
         )
@@ -103,10 +95,8 @@ def nvml(facts: NodeFacts) -> CheckResults:
         if facts.hold_seconds is None or facts.hold_seconds < FORGOTTEN:
             raise NotApplicableError(f"NVML was not asked: {facts.maintenance}")
         yield warn(
-            (
-                f"{facts.maintenance}, which is {facts.hold_seconds / 3600:.0f} hours old: the "
-                "audit does not know which processes use the GPUs"
-            ),
+            f"{facts.maintenance}, which is {facts.hold_seconds / 3600:.0f} hours old: the "
+            "audit does not know which processes use the GPUs",
             f"rm {HOLD}, if no work on the driver is under way",
             _nvidia(facts),
         )
@@ -139,14 +129,10 @@ def persistence(facts: NodeFacts) -> CheckResults:
         )
     if off := [gpu for gpu, is_on in modes if not is_on]:
         yield warn(
-            (
-                f"persistence mode of {named(off)} is off: each scan of the audit, and each "
-                "start of a job, waits until the driver has initialized each idle GPU again"
-            ),
-            (
-                "systemctl enable --now nvidia-persistenced (if there is none: nvidia-smi -pm "
-                "1); else scan less often: --scan-interval 300"
-            ),
+            f"persistence mode of {named(off)} is off: each scan of the audit, and each "
+            "start of a job, waits until the driver has initialized each idle GPU again",
+            "systemctl enable --now nvidia-persistenced (if there is none: nvidia-smi -pm "
+            "1); else scan less often: --scan-interval 300",
             off,
         )
     yield ok(f"persistence mode of {named(gpu for gpu, _ in modes)} is on")
@@ -203,10 +189,8 @@ def _cpus_of_irqbalance(facts: NodeFacts, banned: CpuSet) -> CheckResults:
     gpus = [gpu for gpu in facts.topology.gpus if (near := facts.near(gpu).cpus) and near <= banned]
     if gpus:
         yield warn(
-            (
-                f"irqbalance does not use {several('CPU', banned)}, all that are near "
-                f"{named(gpus)}: their interrupts go to another node"
-            ),
+            f"irqbalance does not use {several('CPU', banned)}, all that are near "
+            f"{named(gpus)}: their interrupts go to another node",
             f"let it use a core of each node: shorten {LIST}= in {IN_FILES}",
             gpus,
         )

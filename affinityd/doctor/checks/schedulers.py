@@ -75,10 +75,8 @@ def cgroup(facts: NodeFacts) -> CheckResults:
         yield ok(f"cgroup {version}: the cpuset controller is v1's, at {with_cpusets.point}")
     elif v2 is None or "cpuset" not in _controllers(facts.tree, v2.point):
         yield warn(
-            (
-                f"cgroup {version}: no cpuset controller; no scheduler can confine jobs to "
-                "CPUs, and the daemon cannot read cpusets"
-            ),
+            f"cgroup {version}: no cpuset controller; no scheduler can confine jobs to "
+            "CPUs, and the daemon cannot read cpusets",
             "boot without cgroup_disable=cpuset; under v1 mount it: mount -t cgroup -o cpuset",
         )
     else:
@@ -92,15 +90,11 @@ def _second(facts: NodeFacts, v2: Mount) -> CheckResults:
         if "cpuset" not in _controllers(facts.tree, scope):
             above = scope.rpartition("/")[0]
             yield warn(
-                (
-                    f"cgroup v2: {scope}/cgroup.controllers has no cpuset: jobs are not confined "
-                    "to their CPUs"
-                ),
-                (
-                    f"echo +cpuset > {above}/cgroup.subtree_control; permanently, Slurm: "
-                    "Delegate=yes in slurmd's unit and ConstrainCores=yes in cgroup.conf, "
-                    "Kubernetes: restart kubelet, which enables it"
-                ),
+                f"cgroup v2: {scope}/cgroup.controllers has no cpuset: jobs are not confined "
+                "to their CPUs",
+                f"echo +cpuset > {above}/cgroup.subtree_control; permanently, Slurm: "
+                "Delegate=yes in slurmd's unit and ConstrainCores=yes in cgroup.conf, "
+                "Kubernetes: restart kubelet, which enables it",
                 facts.topology.gpus,
             )
     known = ", ".join(scopes) or "no job of Slurm or Kubernetes"
