@@ -60,26 +60,26 @@ def probe(path: str, timeout: float = TIMEOUT) -> DaemonFacts:
 
 def _listener(path: str, timeout: float) -> DaemonFacts:
     """Return the listening process, and whether it is ready."""
-    found = DaemonFacts(path)
+    daemon = DaemonFacts(path)
     deadline = time.monotonic() + timeout
     try:
         with closing(http.connect(path, deadline)) as connection:
-            found = replace(
-                found,
+            daemon = replace(
+                daemon,
                 listens=True,
                 pid=credentials(connection).pid or None,
             )
             answer = http.get(connection, READY, deadline)
-        return replace(found, status=http.parse(answer)[0])
+        return replace(daemon, status=http.parse(answer)[0])
     except TimeoutError:
-        error = f"no answer within {timeout:.1g} s" if found.listens else NO_ROOM
-        return replace(found, listens=True, error=error)
+        error = f"no answer within {timeout:.1g} s" if daemon.listens else NO_ROOM
+        return replace(daemon, listens=True, error=error)
     except PermissionError as error:
-        return replace(found, is_denied=True, error=error.strerror)
+        return replace(daemon, is_denied=True, error=error.strerror)
     except OSError as error:  # a path that is too long has no errno
-        return replace(found, error=error.strerror or str(error))
+        return replace(daemon, error=error.strerror or str(error))
     except ValueError as error:
-        return replace(found, error=str(error))
+        return replace(daemon, error=str(error))
 
 
 def _open_to_others(folder: Path) -> int | None:
@@ -112,8 +112,8 @@ def _closed(path: Path) -> Iterator[str]:
     A user's runtime folder is for that user alone: XDG Base Directory Specification, mode 0700.
     """
     path = path.absolute()
-    own = (config.RUNTIME_FOLDERS, config.runtime_folder())
-    if any(map(path.is_relative_to, own)) or not may_exist(path):
+    private = (config.RUNTIME_FOLDERS, config.runtime_folder())
+    if any(map(path.is_relative_to, private)) or not may_exist(path):
         return
     for place in (*reversed(path.parents), path):
         needed = stat.S_IXOTH if place != path else stat.S_IROTH | stat.S_IWOTH

@@ -65,10 +65,10 @@ def concluded(results: CheckResults) -> list[CheckResult]:
     A program that cannot be run, as Slurm's, is no fault.
     """
     try:
-        found = list(results)
+        judged = list(results)
     except (NotApplicableError, InvalidRequestError) as why:
         return [CheckResult(NOT_APPLICABLE, str(why))]
-    return [it for it in found if it.status != OK] or found
+    return [result for result in judged if result.status != OK] or judged
 
 
 def worst(results: Iterable[CheckResult]) -> str:
@@ -154,7 +154,7 @@ class NodeFacts:
         Of two mounts at one point the later hides the earlier.
         """
         text = self.tree.read(f"proc/{pid}/mountinfo") or ""
-        return {it.point: it for it in parse_mounts(text)}
+        return {mount.point: mount for mount in parse_mounts(text)}
 
     def near(self, *gpus: Gpu) -> Vicinity:
         """Return the vicinity of GPUs."""
@@ -163,8 +163,8 @@ class NodeFacts:
     def used_by_ranks(self, cpus: CpuSet) -> tuple[list[Gpu], CpuSet]:
         """Return the GPUs whose ranks are given any of these CPUs, and which of them those are."""
         taken = [
-            (gpu, its)
+            (gpu, theirs)
             for gpu in self.topology.gpus
-            if (its := (self.near(gpu).cpus - self.reserved) & cpus)
+            if (theirs := (self.near(gpu).cpus - self.reserved) & cpus)
         ]
-        return [gpu for gpu, _ in taken], frozenset().union(*(its for _, its in taken))
+        return [gpu for gpu, _ in taken], frozenset().union(*(theirs for _, theirs in taken))

@@ -60,12 +60,12 @@ def read(pid: int, proc: str = PROC) -> KubeletConfig:
 
 def _flags(words: list[str]) -> Texts:
     """Return the values of flags: --name=value, --name value; the last one counts."""
-    found = {}
+    flags = {}
     for word, following in zip(words[1:], [*words[2:], ""], strict=True):
         if word.startswith("-"):
             name, equals, value = word.lstrip("-").partition("=")
-            found[name] = value if equals else following
-    return found
+            flags[name] = value if equals else following
+    return flags
 
 
 def _files(process: str, flags: Texts) -> Texts:
@@ -80,14 +80,15 @@ def _files(process: str, flags: Texts) -> Texts:
     paths = [here(path) for path in (flags.get("config"),) if path]
     if folder := flags.get("config-dir"):
         walk = os.walk(here(folder), onerror=_raise)
-        found = (f"{place}/{name}" for place, _, names in walk for name in names)
-        paths += sorted((it for it in found if it.endswith(".conf")), key=lambda it: it.split("/"))
+        files = (f"{place}/{name}" for place, _, names in walk for name in names)
+        confs = [path for path in files if path.endswith(".conf")]
+        paths += sorted(confs, key=lambda path: path.split("/"))
     texts: dict[str, str] = {}
     for path in paths:
-        its = dict(_texts(read_regular(path, LARGEST).decode()))
-        if its.get("kind") != KIND:
+        settings = dict(_texts(read_regular(path, LARGEST).decode()))
+        if settings.get("kind") != KIND:
             raise ValueError(f"{path} is no {KIND}")
-        texts |= its
+        texts |= settings
     return texts
 
 
@@ -99,8 +100,8 @@ def _texts(text: str) -> Iterator[tuple[str, str]]:
     """Yield the texts of a JSON document or of simple YAML. Raises ValueError."""
     if text.lstrip().startswith("{"):
         for name, value in json.loads(text).items():
-            its = value.items() if isinstance(value, dict) else ()
-            yield from ((f"{name}.{key}", str(it)) for key, it in its)
+            members = value.items() if isinstance(value, dict) else ()
+            yield from ((f"{name}.{key}", str(text)) for key, text in members)
             yield name, value if isinstance(value, str) else ""
         return
     parent = ""
@@ -115,7 +116,7 @@ def _texts(text: str) -> Iterator[tuple[str, str]]:
             yield f"{parent}.{_plain(key)}", _plain(value)
         if not key[0].isspace() and value.lstrip().startswith("{"):
             pairs = (pair.partition(":") for pair in value.strip(" {}").split(","))
-            yield from ((f"{parent}.{_plain(it)}", _plain(its)) for it, _, its in pairs)
+            yield from ((f"{parent}.{_plain(key)}", _plain(text)) for key, _, text in pairs)
 
 
 def _plain(text: str) -> str:
@@ -138,10 +139,10 @@ def _text(setting: str, flags: Texts, files: Texts | None) -> str | None:
 
 
 def _options(setting: str, flags: Texts, files: Texts | None) -> Texts | None:
-    if given := flags.get(OPTIONS[setting]):
-        pairs = (pair.partition("=") for pair in given.split(","))
+    if options := flags.get(OPTIONS[setting]):
+        pairs = (pair.partition("=") for pair in options.split(","))
         return {name: value for name, _, value in pairs}
     if files is None:
         return None
-    its = f"{setting}."
-    return {name[len(its) :]: text for name, text in files.items() if name.startswith(its)}
+    prefix = f"{setting}."
+    return {name[len(prefix) :]: text for name, text in files.items() if name.startswith(prefix)}

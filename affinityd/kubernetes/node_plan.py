@@ -77,15 +77,15 @@ def find(
     except AffinityError as error:  # another release may refuse a right request
         trouble = error
     try:
-        known = local_plan.find_node(list(addresses.values()))
-        reply = local_plan.plan_on_node(known.node, asked)
+        node = local_plan.find_node(list(addresses.values()))
+        reply = local_plan.plan_on_node(node.node, asked)
     except AffinityError:
         if not isinstance(trouble, DaemonError):
             raise trouble from None
         tell(str(trouble))
         raise
     tell(str(trouble))
-    return NodePlan(render(reply, "json"), document(reply), known.source)
+    return NodePlan(render(reply, "json"), document(reply), node.source)
 
 
 def _of_first(asked: Pairs, addresses: Addresses, deadline: float) -> NodePlan:
@@ -138,10 +138,10 @@ def numeric(address: str, deadline: float) -> str:
 def _looked_up(address: str) -> str:
     name, _, port = address.removeprefix(client.HTTP).rpartition(":")
     try:
-        found = socket.getaddrinfo(name.strip("[]"), port, type=socket.SOCK_STREAM)
+        answers = socket.getaddrinfo(name.strip("[]"), port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise NoDaemonError(f"no daemon at {address}: {error}") from None
-    host = str(found[0][4][0])
+    host = str(answers[0][4][0])
     return f"{client.HTTP}[{host}]:{port}" if ":" in host else f"{client.HTTP}{host}:{port}"
 
 

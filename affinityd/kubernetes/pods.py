@@ -20,7 +20,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from affinityd.audit.facts.holding import GpuKey
 from affinityd.audit.facts.job import KUBERNETES, Job
@@ -70,30 +69,32 @@ def containers(answer: bytes) -> tuple[ContainerResources, ...]:
 def _containers(answer: Value) -> Iterator[ContainerResources]:
     total = 0
     for pod in messages(read(answer), 1):
-        its = messages(pod, 3)
-        total += len(its)
+        containers = messages(pod, 3)
+        total += len(containers)
         if total > MOST:
             raise ValueError(f"over {MOST} containers")
-        for container in its:
-            yield _of_container(text(pod, 2), text(pod, 1), container, len(its))
+        for container in containers:
+            yield _of_container(text(pod, 2), text(pod, 1), container, len(containers))
 
 
-def _of_container(namespace: str, pod: str, its: Message, containers: int) -> ContainerResources:
-    devices = messages(its, 2)
+def _of_container(
+    namespace: str, pod: str, container: Message, containers: int
+) -> ContainerResources:
+    devices = messages(container, 2)
     names: defaultdict[str, frozenset[str]] = defaultdict(frozenset)
     for device in devices:
         names[text(device, 1)] |= frozenset(texts(device, 2))
     return ContainerResources(
         namespace,
         pod,
-        container=text(its, 1),
+        container=text(container, 1),
         devices=names,
         claims=frozenset(
             f"{text(device, 2)}/{text(device, 4)}"
-            for claim in messages(its, 5)
+            for claim in messages(container, 5)
             for device in messages(claim, 4)
         ),
-        cpus=frozenset(numbers(its, 3)),
+        cpus=frozenset(numbers(container, 3)),
         nodes=frozenset(
             number(node, 1)
             for device in devices
@@ -122,11 +123,11 @@ NAMES = {
 def devices(container: ContainerResources, topology: Topology) -> frozenset[Device]:
     """Return which of the node's GPUs, and MIG instances, a container was given."""
     by_plugins = (
-        f"{resource}/{it.partition(REPLICA)[0]}"
-        for resource, its in container.devices.items()
-        for it in its
+        f"{resource}/{device.partition(REPLICA)[0]}"
+        for resource, ids in container.devices.items()
+        for device in ids
     )
-    named = {_name(it) for it in (*by_plugins, *container.claims)}
+    named = {_name(device) for device in (*by_plugins, *container.claims)}
     return frozenset(
         (gpu.key, mig) for gpu in topology.gpus for name, mig in _names(gpu) if name in named
     )
@@ -134,8 +135,8 @@ def devices(container: ContainerResources, topology: Topology) -> frozenset[Devi
 
 def _name(device: str) -> str:
     """Return the name here of RESOURCE/ID."""
-    found = ((name, pattern.fullmatch(device)) for pattern, name in NAMES.items())
-    whole = (name.format(*match.groups()) for name, match in found if match)
+    matches = ((name, pattern.fullmatch(device)) for pattern, name in NAMES.items())
+    whole = (name.format(*match.groups()) for name, match in matches if match)
     return next(whole, device.rpartition("/")[2])
 
 
@@ -143,9 +144,9 @@ def _names(gpu: Gpu) -> Iterator[tuple[str, str | None]]:
     """Yield the names of a GPU and of its MIG instances, each with the instance."""
     files = {MINOR: gpu.minor, RENDER: gpu.render_minor}
     yield INDEX.format(gpu.vendor, gpu.index), None
-    yield from ((name.format(it), None) for name, it in files.items() if it is not None)
+    yield from ((name.format(minor), None) for name, minor in files.items() if minor is not None)
     yield from ((name, None) for name in (gpu.pci_bus_id, gpu.uuid) if name)
-    yield from ((it.uuid, it.uuid) for it in gpu.mig)
+    yield from ((part.uuid, part.uuid) for part in gpu.mig)
 
 
 #: Returns the GPUs whose files a process has in its /dev; none where that cannot be read.
@@ -159,7 +160,7 @@ def is_of_pod(process: AuditedProcess) -> bool:
 
 
 def with_containers(
-    candidates: Sequence[Candidate], found: Sequence[AuditedProcess], device_files: DeviceFiles
+    candidates: Sequence[Candidate], processes: Sequence[AuditedProcess], device_files: DeviceFiles
 ) -> list[AuditedProcess]:
     """Return the processes, those of pods with what kubelet gave their containers.
 
@@ -167,24 +168,24 @@ def with_containers(
     `device_files` is called where no exclusive CPUs decide.
     """
     groups: defaultdict[tuple[Job | None, str | None], list[ProcessFacts]] = defaultdict(list)
-    for process in filter(is_of_pod, found):
+    for process in filter(is_of_pod, processes):
         of = process.facts.membership
         groups[of.job, of.container].append(process.facts)
-    matches = {of: _match(its, candidates, device_files) for of, its in groups.items()}
+    matches = {of: _match(facts, candidates, device_files) for of, facts in groups.items()}
     pods: defaultdict[Candidate | None, set[Job | None]] = defaultdict(set)
     for (job, _), match in matches.items():
         pods[match].add(job)
-    given = {
-        facts.pid: match.its
+    resources = {
+        facts.pid: match.container
         for of, match in matches.items()
         if match is not None and len(pods[match]) == 1
         for facts in groups[of]
     }
     return [
-        replace(it, facts=replace(it.facts, given=given[it.facts.pid]))
-        if it.facts.pid in given
-        else it
-        for it in found
+        replace(process, facts=replace(process.facts, given=resources[process.facts.pid]))
+        if process.facts.pid in resources
+        else process
+        for process in processes
     ]
 
 
@@ -192,7 +193,7 @@ def with_containers(
 class Candidate:
     """A container that kubelet gave GPUs of this node."""
 
-    its: ContainerResources
+    container: ContainerResources
     devices: frozenset[Device]
 
     @classmethod
@@ -200,11 +201,11 @@ class Candidate:
         cls, containers: Iterable[ContainerResources], topology: Topology
     ) -> Sequence[Candidate]:
         """Return those with GPUs."""
-        with_devices = ((it, devices(it, topology)) for it in containers)
+        with_devices = ((container, devices(container, topology)) for container in containers)
         return [
-            cls(replace(it, gpus=tuple(sorted({gpu for gpu, _ in its}))), its)
-            for it, its in with_devices
-            if its
+            cls(replace(container, gpus=tuple(sorted({gpu for gpu, _ in parts}))), parts)
+            for container, parts in with_devices
+            if parts
         ]
 
     def fits(self, facts: ProcessFacts) -> bool:
@@ -212,13 +213,13 @@ class Candidate:
         holding = facts.holding
         mig = None if holding is None else holding.mig
         used = ((gpu, mig if gpu == facts.gpu else None) for gpu in facts.gpus)
-        cpus, cpuset = self.its.cpus, facts.cpuset
+        cpus, cpuset = self.container.cpus, facts.cpuset
         return all(map(self._has, used)) and (not cpus or cpuset is None or cpuset <= cpus)
 
     def _has(self, device: Device) -> bool:
         gpu, mig = device
         if mig is None:
-            return gpu in self.its.gpus
+            return gpu in self.container.gpus
         return not self.devices.isdisjoint({device, (gpu, None)})
 
 
@@ -230,14 +231,14 @@ def _match(
     Exclusive CPUs tell containers apart, else the files in a container's /dev: one with files of
     other GPUs got them by another way than kubelet.
     """
-    fitting = [it for it in candidates if all(map(it.fits, processes))]
-    exclusive = [it for it in fitting if it.its.cpus]
-    if exclusive and any(it.cpuset for it in processes):
+    fitting = [candidate for candidate in candidates if all(map(candidate.fits, processes))]
+    exclusive = [candidate for candidate in fitting if candidate.container.cpus]
+    if exclusive and any(facts.cpuset for facts in processes):
         fitting = exclusive
     elif fitting and (files := device_files(processes[0].pid)):
-        fitting = [it for it in fitting if files.issubset(it.its.gpus)]
+        fitting = [some for some in fitting if files.issubset(some.container.gpus)]
         if len(fitting) > 1:
-            fitting = [it for it in fitting if files.issuperset(it.its.gpus)]
+            fitting = [some for some in fitting if files.issuperset(some.container.gpus)]
     return fitting[0] if len(fitting) == 1 else None
 
 
@@ -250,34 +251,32 @@ POLICIES = {True: "static", False: "none", None: None}
 
 
 class KubeletPods:
-    """Kubelet's last answer, and its settings, which are read again when it has started again."""
+    """Kubelet's last answer and its settings."""
 
     def __init__(self, path: str, proc: str = PROC) -> None:
         """Take kubelet's socket, and the path of /proc."""
         self._path = path
         self._proc = proc
-        self._answer: bytes | None = None
-        self._topology: Topology | None = None
         self._jobs: frozenset[Job | None] = frozenset()  # pods that there were at that answer
         self._candidates: Sequence[Candidate] = ()
-        self._started: tuple[int, int] | None = None  # by its socket, which it makes again
         self._config: KubeletConfig | None = None
 
-    def name(self, topology: Topology, found: list[AuditedProcess]) -> NamedPods:
+    def name(self, topology: Topology, processes: list[AuditedProcess]) -> NamedPods:
         """Return the processes, those of pods with what kubelet gave their containers.
 
         Without an answer, the last one counts, for the pods of that time: later ones may have been
         given the same devices. Kubelet is not asked if none of the processes is in a pod.
         """
-        jobs = frozenset(it.facts.membership.job for it in filter(is_of_pod, found))
+        jobs = frozenset(process.facts.membership.job for process in filter(is_of_pod, processes))
         if not jobs:
-            return NamedPods(found)
+            return NamedPods(processes)
         notices = []
         try:
             deadline = time.monotonic() + TIMEOUT
-            self._ask(topology, deadline)
+            answer = list_pods(self._path, _left(deadline))
+            self._candidates = Candidate.all_of(containers(answer), topology)
             self._jobs = jobs
-            self._ask_settings(deadline)
+            self._config = self._settings(deadline)
         except (OSError, ValueError) as error:
             notices = [UNKNOWN.format(socket=self._path, error=error)]
 
@@ -290,26 +289,14 @@ class KubeletPods:
                 if gpu.minor in minors or gpu.render_minor in renders
             )
 
-        known = [it for it in found if it.facts.membership.job in self._jobs]
-        named = {it.facts.pid: it for it in with_containers(self._candidates, known, device_files)}
-        processes = [named.get(it.facts.pid, it) for it in found]
-        return NamedPods(processes, tuple(notices), self._config)
-
-    def _ask(self, topology: Topology, deadline: float) -> None:
-        """Read the answer. Raises OSError, ValueError."""
-        answer = list_pods(self._path, _left(deadline))
-        if answer != self._answer or topology is not self._topology:
-            self._candidates = Candidate.all_of(containers(answer), topology)
-            self._answer, self._topology = answer, topology
-
-    def _ask_settings(self, deadline: float) -> None:
-        """Read the settings of a new kubelet. Raises OSError, ValueError."""
-        made = Path(self._path).stat()
-        if (made.st_ino, made.st_mtime_ns) != self._started:
-            self._config = self._settings(deadline)
-            self._started = made.st_ino, made.st_mtime_ns
+        then = [process for process in processes if process.facts.membership.job in self._jobs]
+        named = with_containers(self._candidates, then, device_files)
+        by_pid = {process.facts.pid: process for process in named}
+        all_processes = [by_pid.get(process.facts.pid, process) for process in processes]
+        return NamedPods(all_processes, tuple(notices), self._config)
 
     def _settings(self, deadline: float) -> KubeletConfig:
+        """Read the settings of the kubelet that listens. Raises OSError, ValueError."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(_left(deadline))
             connection.connect(self._path)

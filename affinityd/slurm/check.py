@@ -136,8 +136,8 @@ def far(topology: Topology, gpus: Mapping[int, Gpu], threads: int, job: SlurmJob
         gpu = gpus.get(number)
         near = vicinity(topology, [gpu]) if gpu else None
         if gpu and near and near.nodes and cpus and cpus.isdisjoint(near.cpus):
-            own = topology.cpus_of_node(gpu.numa_node)
-            home = _place(topology, own) if own else named_nodes([gpu.numa_node])
+            home_cpus = topology.cpus_of_node(gpu.numa_node)
+            home = _place(topology, home_cpus) if home_cpus else named_nodes([gpu.numa_node])
             yield (
                 f"job {job.number} has gpu {gpu.index} ({home}) and CPUs {format_list(cpus)} "
                 f"({_place(topology, cpus)}), none of them near it; {REMEDY}"

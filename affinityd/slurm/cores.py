@@ -109,12 +109,12 @@ def _affinity(cores: SlurmCores, gpu: Gpu, home: int | None, scope: str) -> Core
     if gpu.numa_node is None and len(with_cpus) > 1:
         return CoreAffinity(None)
     nodes = cores.topology.nearest(gpu.numa_node, with_cpus)
-    own = [cores.of_node(node) for node in (home, *nodes) if node in nodes]
-    wider = map(cores.of_packages, own)
-    right = own[0] if scope == "node" else cores.of_packages(own[0])
+    of_nodes = [cores.of_node(node) for node in (home, *nodes) if node in nodes]
+    packages = [cores.of_packages(numbers) for numbers in of_nodes]
+    right = of_nodes[0] if scope == "node" else packages[0]
     if right == cores.all:
-        return CoreAffinity(None, (*own, *wider))
-    near = (*own, *(package for package in wider if package != cores.all))
+        return CoreAffinity(None, (*of_nodes, *packages))
+    near = (*of_nodes, *(package for package in packages if package != cores.all))
     return CoreAffinity(right, near)
 
 
@@ -129,7 +129,7 @@ def in_slurms_order(topology: Topology) -> tuple[Core, ...]:
         nested += [
             frozenset(part)
             for part in members.values()
-            if all(part <= it or part >= it or part.isdisjoint(it) for it in nested)
+            if all(part <= other or part >= other or part.isdisjoint(other) for other in nested)
         ]
 
     def path(core: Core) -> list[int]:

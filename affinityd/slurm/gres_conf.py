@@ -273,7 +273,9 @@ class GresConf:
     @property
     def settings(self) -> str | None:
         """The settings that slurm.conf needs for `Cores=` that are no packages; None: none."""
-        rights = [it.right for it in self.affinities.values() if it.right is not None]
+        rights = [
+            affinity.right for affinity in self.affinities.values() if affinity.right is not None
+        ]
         is_packages = all(self.cores.of_packages(right) == right for right in rights)
         return None if is_packages else self.cores.settings()
 

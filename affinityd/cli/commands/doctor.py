@@ -99,15 +99,15 @@ def _daemon(settings: Settings) -> DaemonFacts:
 
     If neither exists, only root reads that a daemon is missing: commands need none.
     """
-    own = config.default_socket()
-    if settings.socket != own or own == config.SYSTEM_SOCKET:
+    default = config.default_socket()
+    if settings.socket != default or default == config.SYSTEM_SOCKET:
         return probe(settings.socket)
     roots = Path(config.SYSTEM_SOCKET)
     if may_exist(roots) or may_exist(roots.with_name(node_file.NAME)):
         return probe(config.SYSTEM_SOCKET)
-    if may_exist(Path(own)):
-        return probe(own)
-    return DaemonFacts(config.SYSTEM_SOCKET, absent=(config.SYSTEM_SOCKET, own))
+    if may_exist(Path(default)):
+        return probe(default)
+    return DaemonFacts(config.SYSTEM_SOCKET, absent=(config.SYSTEM_SOCKET, default))
 
 
 def _reserved(daemon: DaemonFacts, settings: Settings) -> CpuSet:
@@ -125,10 +125,12 @@ def _variables() -> Iterator[NamedVariable]:
 
 def _table(node: str, results: Sequence[CheckResult]) -> Iterator[str]:
     """Yield the lines: each result, below it its remedy, and the sum."""
-    rows = [row for it in results for row in _rows(it)]
+    rows = [row for result in results for row in _rows(result)]
     yield from aligned(COLUMNS, rows, ())
-    statuses = [it.status for it in results]
-    amounts = (f"{statuses.count(it)} {it}" for it in reversed(STATUSES) if it in statuses)
+    statuses = [result.status for result in results]
+    amounts = (
+        f"{statuses.count(status)} {status}" for status in reversed(STATUSES) if status in statuses
+    )
     yield f"{node}: {', '.join(amounts)}"
 
 

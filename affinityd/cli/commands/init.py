@@ -76,17 +76,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _leave_plan(folder: Path, addresses: Mapping[str, str], deadline: float) -> NodePlan:
     """Find the node's plan, and write it for programs. Raises AffinityError."""
-    said, here = _said()
+    variables, here = _variables()
     try:
-        nic_libraries(said.get(NICS) or NO_LIBRARY)
+        nic_libraries(variables.get(NICS) or NO_LIBRARY)
     except InvalidRequestError as error:
         _tell(str(error))
-    addresses = {**_in_variables(said), **addresses} or {SOCKET: config.SYSTEM_SOCKET}
-    chosen = config.plan_parameters(said)
+    addresses = {**_in_variables(variables), **addresses} or {SOCKET: config.SYSTEM_SOCKET}
+    chosen = config.plan_parameters(variables)
     settings = {
         **addresses,
         **{config.PARAMETER_VARIABLES.get(name, name): text for name, text in chosen.items()},
-        **({NICS: said[NICS]} if NICS in said else {}),
+        **({NICS: variables[NICS]} if NICS in variables else {}),
     }
     write_settings(folder, settings, here)
     plan = node_plan.find(node_plan.node_query(chosen), addresses, deadline, _tell)
@@ -97,11 +97,11 @@ def _leave_plan(folder: Path, addresses: Mapping[str, str], deadline: float) -> 
 
 def _addresses(socket: str | None, url: str | None, name: str) -> dict[str, str]:
     """Return the daemon's addresses; `name` is the URL's source. Raises InvalidRequestError."""
-    found = {SOCKET: socket, URL: url and _url(url, name)}
-    return {name: text for name, text in found.items() if text}
+    texts = {SOCKET: socket, URL: url and _url(url, name)}
+    return {name: text for name, text in texts.items() if text}
 
 
-def _said() -> tuple[Mapping[str, str], str]:
+def _variables() -> tuple[Mapping[str, str], str]:
     """Return the variables and the switch; an unreadable one is reported, and counts as off.
 
     For a pod must start all the same.
@@ -110,13 +110,13 @@ def _said() -> tuple[Mapping[str, str], str]:
         return config.variables(), config.chosen_switch()
     except InvalidRequestError as error:
         _tell(str(error))
-    its = {name: text for name, text in os.environ.items() if name.startswith(config.PREFIX)}
-    return its, config.OFF
+    inherited = os.environ.items()
+    return {k: v for k, v in inherited if k.startswith(config.PREFIX)}, config.OFF
 
 
-def _in_variables(said: Mapping[str, str]) -> dict[str, str]:
+def _in_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the daemon's addresses in variables; an invalid URL is reported, and left out."""
-    socket, url = said.get(SOCKET), said.get(URL)
+    socket, url = variables.get(SOCKET), variables.get(URL)
     try:
         return _addresses(socket, url, URL)
     except InvalidRequestError as error:

@@ -51,11 +51,11 @@ CHECKS: Mapping[str, Check] = {
 
 def run_checks(facts: NodeFacts, names: Sequence[str] = ()) -> list[CheckResult]:
     """Run these checks, or all, in the order of the table; a check may find several things."""
-    chosen = {name: it for name, it in CHECKS.items() if not names or name in names}
+    chosen = {name: check for name, check in CHECKS.items() if not names or name in names}
     return [
-        replace(found, name=name)
+        replace(result, name=name)
         for name, check in chosen.items()
-        for found in concluded(check.run(facts))
+        for result in concluded(check.run(facts))
     ]
 
 

@@ -57,7 +57,7 @@ def gpu_numa_node(facts: NodeFacts) -> CheckResults:
             lost,
         )
     nodes = grouped(gpus, lambda gpu: gpu.numa_node)
-    yield ok("; ".join(f"{named(its)} on {node_name(node)}" for node, its in nodes.items()))
+    yield ok("; ".join(f"{named(gpus)} on {node_name(node)}" for node, gpus in nodes.items()))
 
 
 def gpu_node_cpus(facts: NodeFacts) -> CheckResults:
@@ -68,7 +68,7 @@ def gpu_node_cpus(facts: NodeFacts) -> CheckResults:
     for node, gpus in gpus_of.items():
         if node is None or facts.topology.cpus_of_node(node):
             continue
-        offline = [cpu for cpu, its in _offline(facts).items() if its == node]
+        offline = [cpu for cpu, home in _offline(facts).items() if home == node]
         nearest = facts.topology.nearest(node, facts.topology.nodes_with_cpus)
         where = " or ".join(map(node_name, nearest))
         yield warn(
@@ -94,18 +94,18 @@ def offline_cpus(facts: NodeFacts) -> CheckResults:
     losers: list[Gpu] = []
     for gpu in gpus:
         near = {*facts.near(gpu).nodes, gpu.numa_node} - {None}
-        if its := {cpu for cpu, node in offline.items() if node in near}:
-            lost |= its
+        if near_and_off := {cpu for cpu, node in offline.items() if node in near}:
+            lost |= near_and_off
             losers.append(gpu)
-    found = f"offline near {named(losers)}: {several('CPU', lost)}"
+    text = f"offline near {named(losers)}: {several('CPU', lost)}"
     control = facts.tree.read(f"{CPUS}/smt/control")
     if not losers:
         yield ok("every CPU near a GPU is online")
     elif control in SMT_OFF:
-        yield ok(f"{found}, as smt/control is {control}")
+        yield ok(f"{text}, as smt/control is {control}")
     else:
         yield warn(
-            f"{found}, which no rank can use",
+            f"{text}, which no rank can use",
             f"{ONLINE}; look for maxcpus= and nr_cpus= on the kernel's command line, and "
             "for a program that takes them offline",
             losers,
@@ -159,7 +159,7 @@ def gpu_nics(facts: NodeFacts) -> CheckResults:
     nics = nics_of_gpus(topology)
     links = {gpu.key: nics[gpu.key].nearest[0].link for gpu in gpus}
     far = [gpu for gpu in gpus if links[gpu.key] not in ON_SWITCH]
-    lone = [it for nic, it in usable if all(topology.nearness(gpu, nic) == SYS for gpu in gpus)]
+    lone = [port for nic, port in usable if all(topology.nearness(gpu, nic) == SYS for gpu in gpus)]
     if lone and far:  # where each GPU has a near one, the others are for storage
         yield warn(
             f"on another NUMA node than every GPU: {_ports_named(lone)}",
@@ -215,16 +215,16 @@ def pcie_link(facts: NodeFacts) -> CheckResults:
         if link.lanes < link.max_lanes:
             yield _narrow(link, gpus)
     slow = grouped((link for link in users if link.speeds), lambda link: link.speeds)
-    idle = (
-        f"; {named(gpu for link in its for gpu in users[link])} at {speeds}, as is usual while idle"
-        for speeds, its in slow.items()
-    )
-    yield ok(f"every link of a GPU has all its lanes{''.join(idle)}")
+    idle = ""
+    for speeds, links in slow.items():
+        names = named(gpu for link in links for gpu in users[link])
+        idle += f"; {names} at {speeds}, as is usual while idle"
+    yield ok(f"every link of a GPU has all its lanes{idle}")
 
 
 def _narrow(link: PcieLink, gpus: list[Gpu]) -> CheckResult:
-    own = [gpu for gpu in gpus if gpu.pci_bus_id == link.device]
-    name = f"{named(own)} ({link.device})" if own else f"switch {link.device} above {named(gpus)}"
+    ends = [gpu for gpu in gpus if gpu.pci_bus_id == link.device]
+    name = f"{named(ends)} ({link.device})" if ends else f"switch {link.device} above {named(gpus)}"
     if link.port_lanes is not None and link.port_lanes <= link.lanes:
         cause = f", as many as the port above it, {link.port}, has"
         remedy = f"put the card into a slot with {link.max_lanes} lanes, if the machine has one"

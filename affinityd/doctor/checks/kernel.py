@@ -109,10 +109,10 @@ def nvml(facts: NodeFacts) -> CheckResults:
             report.remedy or LOAD,
             _nvidia(facts),
         )
-    for gpu, its in _reports(facts):
-        if its.error:
+    for gpu, answer in _reports(facts):
+        if answer.error:
             yield fail(
-                f"{named([gpu])} ({gpu.pci_bus_id}): NVML says {its.error}",
+                f"{named([gpu])} ({gpu.pci_bus_id}): NVML says {answer.error}",
                 "look for NVRM: Xid in the kernel's log, drain the node, reset the GPU or the "
                 "machine",
                 [gpu],
@@ -122,7 +122,8 @@ def nvml(facts: NodeFacts) -> CheckResults:
 
 def persistence(facts: NodeFacts) -> CheckResults:
     """Judge whether each GPU is kept initialized while it is idle."""
-    modes = [(gpu, it.persistence) for gpu, it in _reports(facts) if it.persistence is not None]
+    answers = _reports(facts)
+    modes = [(gpu, nvml.persistence) for gpu, nvml in answers if nvml.persistence is not None]
     if not modes:
         raise NotApplicableError(
             "NVML does not report persistence mode" if _nvidia(facts) else NO_NVIDIA
@@ -145,7 +146,7 @@ def _nvidia(facts: NodeFacts) -> list[Gpu]:
 def _reports(facts: NodeFacts) -> list[tuple[Gpu, NvmlGpu]]:
     """Return the GPUs with NVML's report of each."""
     reports = (facts.nvml.gpus if facts.nvml else None) or ()
-    by_index = {it.index: it for it in reports}
+    by_index = {report.index: report for report in reports}
     return [(gpu, by_index[gpu.index]) for gpu in _nvidia(facts) if gpu.index in by_index]
 
 
@@ -210,7 +211,7 @@ def _devices(facts: NodeFacts) -> Iterator[tuple[str, str, list[Gpu]]]:
     for gpu in facts.topology.gpus:
         yield f"{named([gpu])} ({gpu.pci_bus_id})", gpu.pci_bus_id, [gpu]
     for nic in facts.topology.nics:
-        gpus = [it for it in facts.topology.gpus if facts.topology.nearness(it, nic) != SYS]
+        gpus = [gpu for gpu in facts.topology.gpus if facts.topology.nearness(gpu, nic) != SYS]
         if gpus:
             names = ", ".join(nic.names) or nic.kind
             yield f"adapter {names} ({nic.pci_bus_id})", nic.pci_bus_id, gpus
@@ -218,12 +219,12 @@ def _devices(facts: NodeFacts) -> Iterator[tuple[str, str, list[Gpu]]]:
 
 def _interrupt_cpus(tree: Tree, address: str) -> CpuSet:
     """Return the CPUs that handle a device's interrupts."""
-    found = frozenset[int]()
+    cpus = frozenset[int]()
     for number in numbered(tree, f"{DEVICES}/{address}/msi_irqs", ""):
         folder = f"proc/irq/{number}"
         now = read_cpus(tree, f"{folder}/effective_affinity_list")  # empty before the first use
-        found |= now or read_cpus(tree, f"{folder}/smp_affinity_list") or frozenset()
-    return found
+        cpus |= now or read_cpus(tree, f"{folder}/smp_affinity_list") or frozenset()
+    return cpus
 
 
 def _irqbalance_pid(tree: Tree) -> int | None:
@@ -242,7 +243,7 @@ def _irqbalance_pid(tree: Tree) -> int | None:
 def _banned(tree: Tree, pid: int) -> CpuSet:
     """Return the CPUs that irqbalance keeps off: by its environment, else by the files of it."""
     text = tree.read(f"proc/{pid}/environ")  # only root reads another user's
-    text = text or next((it for file in FILES if (it := tree.read(file))), "")
+    text = text or next(filter(None, map(tree.read, FILES)), "")
     lines = (line.partition("=") for line in text.replace("\0", "\n").split("\n"))
     settings = {name.strip(): value.strip().strip("\"'") for name, _, value in lines}
     for name, parse in ((LIST, parse_list), (MASK, parse_mask)):

@@ -64,13 +64,13 @@ def _listed(wrong: Sequence[str]) -> str:
 
 def cgroup(facts: NodeFacts) -> CheckResults:
     """Tell the version of cgroups, and judge whether it can keep jobs on their CPUs."""
-    mounts = [it for it in facts.mounts("self").values() if it.kind.startswith("cgroup")]
+    mounts = [mount for mount in facts.mounts("self").values() if mount.kind.startswith("cgroup")]
     if not mounts:
         raise NotApplicableError("no cgroup is mounted, by /proc/self/mountinfo")
-    v2 = next((it for it in mounts if it.kind == "cgroup2"), None)
-    v1 = [it for it in mounts if it.kind == "cgroup"]
+    v2 = next((mount for mount in mounts if mount.kind == "cgroup2"), None)
+    v1 = [mount for mount in mounts if mount.kind == "cgroup"]
     version = "hybrid" if v1 and v2 else "v2" if v2 else "v1"
-    with_cpusets = next((it for it in v1 if "cpuset" in it.options), None)
+    with_cpusets = next((mount for mount in v1 if "cpuset" in mount.options), None)
     if with_cpusets:
         yield ok(f"cgroup {version}: the cpuset controller is v1's, at {with_cpusets.point}")
     elif v2 is None or "cpuset" not in _controllers(facts.tree, v2.point):
@@ -97,8 +97,8 @@ def _second(facts: NodeFacts, v2: Mount) -> CheckResults:
                 "Kubernetes: restart kubelet, which enables it",
                 facts.topology.gpus,
             )
-    known = ", ".join(scopes) or "no job of Slurm or Kubernetes"
-    yield ok(f"cgroup v2, cpuset controller enabled ({known})")
+    named = ", ".join(scopes) or "no job of Slurm or Kubernetes"
+    yield ok(f"cgroup v2, cpuset controller enabled ({named})")
 
 
 def _controllers(tree: Tree, folder: str) -> list[str]:

@@ -67,15 +67,15 @@ def _by_cdi(container: Container) -> list[str]:
     texts = (text for name, text in annotations if name.startswith(CDI_ANNOTATION))
     names = {*container.cdi_devices, *(name for text in texts for name in text.split(","))}
     return [
-        f"{kind}{found[1]}"
+        f"{kind}{match[1]}"
         for name in sorted(names)
         for pattern, kind in CDI
-        if (found := pattern.fullmatch(name))
+        if (match := pattern.fullmatch(name))
     ]
 
 
 def _by_variables(container: Container) -> Iterator[list[str]]:
-    yield [found[1] for it in container.mounts if (found := BY_MOUNT.fullmatch(it))]
+    yield [match[1] for path in container.mounts if (match := BY_MOUNT.fullmatch(path))]
     yield (listed(container) or "").split(",")
     ascend = container.environment.get(ASCEND_VISIBLE, "")
     yield ascend.split(",") if INDICES.fullmatch(ascend) else []
@@ -115,8 +115,8 @@ class Adjustment:
 
 def chosen(pod: Pod, rules: Rules) -> bool:
     """Whether a pod's containers may be adjusted: by its label, else by its namespace."""
-    if (said := pod.labels.get(LABEL)) is not None:
-        return config.read_switch_or_off(said) != config.OFF
+    if (label := pod.labels.get(LABEL)) is not None:
+        return config.read_switch_or_off(label) != config.OFF
     return not rules.namespaces.isdisjoint((pod.namespace, ANY))
 
 
@@ -137,15 +137,15 @@ def adjust(
         return Adjustment(OFF)
     asked = max(container.requested or 0, container.limit or 0)
     # A cpuset is another's: of kubelet's static policy, which gives every container one.
-    is_taken, own = bool(container.cpus), parse_list(container.cpus)
-    usable = within if not is_taken else own if within is None else own & within
+    is_taken, cpuset = bool(container.cpus), parse_list(container.cpus)
+    usable = within if not is_taken else cpuset if within is None else cpuset & within
     reply = _planned(node, container, granted, usable, asked)
     if any(rank.locality == "unknown" for rank in reply.ranks):
         return Adjustment(UNKNOWN, note="it stays, since the NUMA node of a GPU is not known")
     where = f"CPUs {format_list(reply.cpus)} ({reply.locality})"
     if word == config.OBSERVE:
         note = f"observe: would run on {where}"
-        return _given(container, OBSERVED, {"AFFINITYD_UNPINNED": note}, note)
+        return _with_variables(container, OBSERVED, {"AFFINITYD_UNPINNED": note}, note)
     is_enough = len(reply.cpus) >= min(asked, len(reply.allowed))
     pins = is_enough and not is_taken and within is not None
     environment = {
@@ -153,9 +153,11 @@ def adjust(
         **_nics(container, reply, rules),
         **(_placed(reply) if pins else {}),
     }
-    made = _given(container, ADJUSTED, environment, where if pins else "its CPUs stay")
+    adjustment = _with_variables(
+        container, ADJUSTED, environment, where if pins else "its CPUs stay"
+    )
     cpus = reply.cpus if pins else frozenset[int]()
-    return replace(made, folder=_folder(pod, container, rules), cpus=cpus)
+    return replace(adjustment, folder=_folder(pod, container, rules), cpus=cpus)
 
 
 def _planned(
@@ -176,11 +178,11 @@ def _planned(
     return answer(node, replace(request, options=Options(mode="node", cpus=each or None)))
 
 
-def _given(
+def _with_variables(
     container: Container, outcome: str, environment: Mapping[str, str], note: str
 ) -> Adjustment:
     """Return variables, without those that the container has already."""
-    new = {name: it for name, it in environment.items() if name not in container.environment}
+    new = {name: text for name, text in environment.items() if name not in container.environment}
     return Adjustment(outcome, new, note=note)
 
 
@@ -198,12 +200,12 @@ def _facts(container: Container, reply: Reply) -> dict[str, str]:
     asked = container.requested or container.limit
     homes = {rank.home_node for rank in reply.ranks if rank.home_node is not None}
     memory = {rank.memory_node for rank in reply.ranks if rank.memory_node is not None}
-    found = {
+    facts = {
         JOB_CPUS: str(asked or ""),
         "AFFINITYD_NODES": format_list(homes),
         "AFFINITYD_MEMORY_NODES": format_list(memory),
     }
-    return {name: text for name, text in found.items() if text}
+    return {name: text for name, text in facts.items() if text}
 
 
 def _nics(container: Container, reply: Reply, rules: Rules) -> dict[str, str]:
@@ -211,8 +213,8 @@ def _nics(container: Container, reply: Reply, rules: Rules) -> dict[str, str]:
 
     Only devices are named that the container can open.
     """
-    own = {it.removeprefix("/dev/infiniband/") for it in container.devices}
-    ports = [it for it in reply.rdma_ports if own & {*rules.verbs(it.partition(":")[0])}]
+    files = {path.removeprefix("/dev/infiniband/") for path in container.devices}
+    ports = [port for port in reply.rdma_ports if files & {*rules.verbs(port.partition(":")[0])}]
     try:
         names = nic_libraries(container.environment.get(NICS, rules.nics) or "none")
     except InvalidRequestError:
@@ -230,7 +232,7 @@ def _folder(pod: Pod, container: Container, rules: Rules) -> str | None:
     mounted something itself.
     """
     is_listed = not rules.namespaces.isdisjoint((pod.namespace, ANY))
-    taken = any(_overlap(MOUNT_POINT, it.rstrip("/")) for it in container.mounts)
+    taken = any(_overlap(MOUNT_POINT, path.rstrip("/")) for path in container.mounts)
     return rules.folder if is_listed and not taken else None
 
 

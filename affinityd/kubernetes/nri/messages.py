@@ -68,14 +68,14 @@ def _pod(pod: Message) -> Pod:
 def _container(container: Message) -> Container:
     linux = embedded(container, 11)
     cpu = embedded(embedded(linux, 3), 2)
-    shares, quota, period = (number(embedded(cpu, it), 1) for it in (1, 2, 3))
+    shares, quota, period = (number(embedded(cpu, at), 1) for at in (1, 2, 3))
     return Container(
         name=text(container, 3),
-        environment=dict(it.partition("=")[::2] for it in texts(container, 8)),
+        environment=dict(pair.partition("=")[::2] for pair in texts(container, 8)),
         annotations=_mapping(container, 6),
-        mounts=tuple(text(it, 1) for it in messages(container, 9)),
-        devices=tuple(text(it, 1) for it in messages(linux, 2)),
-        cdi_devices=tuple(text(it, 1) for it in messages(container, 20)),
+        mounts=tuple(text(mount, 1) for mount in messages(container, 9)),
+        devices=tuple(text(device, 1) for device in messages(linux, 2)),
+        cdi_devices=tuple(text(device, 1) for device in messages(container, 20)),
         shares=shares if shares > LEAST_SHARES else 0,
         limit=-(-quota // period) if 0 < quota < UNLIMITED and period else None,
         cpus=text(cpu, 6),
@@ -83,7 +83,7 @@ def _container(container: Message) -> Container:
 
 
 def _mapping(message: Message, number: int) -> dict[str, str]:
-    return {text(it, 1): text(it, 2) for it in messages(message, number)}
+    return {text(pair, 1): text(pair, 2) for pair in messages(message, number)}
 
 
 def adjusted(environment: Mapping[str, str], folder: str | None, cpus: str) -> bytes:
@@ -91,22 +91,24 @@ def adjusted(environment: Mapping[str, str], folder: str | None, cpus: str) -> b
 
     A folder of the node is mounted at MOUNT_POINT; None: none is; empty `cpus`: no cpuset.
     """
-    made = b"".join(
+    changes = b"".join(
         [
-            *(field(3, it) for it in _mount(folder)),
+            *(field(3, mount) for mount in _mount(folder)),
             *(
                 field(4, field(1, name) + field(2, value))
                 for name, value in sorted(environment.items())
             ),
-            *(field(6, field(2, field(2, field(6, it)))) for it in filter(None, [cpus])),
+            field(6, field(2, field(2, field(6, cpus)))) if cpus else b"",
         ]
     )
-    return field(1, made) if made else b""
+    return field(1, changes) if changes else b""
 
 
 def _mount(folder: str | None) -> Iterator[bytes]:
     if folder is not None:
-        options = b"".join(field(4, it) for it in ("rbind", "ro", "nosuid", "nodev", "noexec"))
+        options = b"".join(
+            field(4, option) for option in ("rbind", "ro", "nosuid", "nodev", "noexec")
+        )
         yield field(1, MOUNT_POINT) + field(2, "bind") + field(3, folder) + options
 
 
@@ -141,7 +143,7 @@ class Trunk:
     def received(self, data: bytes) -> list[Ttrpc]:
         """Return the messages that these bytes complete. Raises ValueError for one too long."""
         self._received += data
-        return [it for connection in self._frames() for it in self._messages(connection)]
+        return [whole for connection in self._frames() for whole in self._messages(connection)]
 
     def _frames(self) -> Iterator[int]:
         """Move the parts of messages to their connections, and yield these."""
@@ -164,7 +166,7 @@ def packed(message: Ttrpc) -> bytes:
     """Return the bytes of a message, which must be sent without others between them."""
     data = HEAD.pack(len(message.data), message.stream, message.kind, 0) + message.data
     parts = (data[place : place + ROOM] for place in range(0, len(data), ROOM))
-    return b"".join(FRAME.pack(message.connection, len(it)) + it for it in parts)
+    return b"".join(FRAME.pack(message.connection, len(part)) + part for part in parts)
 
 
 def _body(data: bytearray, head: Struct, most: int) -> bytes | None:

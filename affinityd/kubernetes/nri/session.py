@@ -62,10 +62,10 @@ def reply(request: bytes, answers: Mapping[str, Answer], guard: Guard) -> bytes:
     payload = b""
     with guard():
         asked = read(request)
-        given = asked.get(3, (b"",))[-1]
+        payload_of = asked.get(3, (b"",))[-1]
         answer = answers.get(text(asked, 2))
-        if answer is not None and isinstance(given, bytes):
-            payload = answer(given)
+        if answer is not None and isinstance(payload_of, bytes):
+            payload = answer(payload_of)
     return field(2, payload)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -105,7 +104,6 @@ class Kubelet:
         self.answer: bytes | Exception = b""
         self.asked = 0
         self.gives: bool | None = True
-        self.settings = 0
 
     def list_pods(self, _socket: str, _timeout: float) -> bytes:
         self.asked += 1
@@ -114,7 +112,6 @@ class Kubelet:
         return self.answer
 
     def gives_cpus(self, _socket: str, _timeout: float) -> bool | None:
-        self.settings += 1
         return self.gives
 
 
@@ -128,22 +125,10 @@ def kubelet(monkeypatch: pytest.MonkeyPatch) -> Kubelet:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Iterator[Path]:
-    with listening(tmp_path / "kubelet.sock"):
-        yield tmp_path / "kubelet.sock"
-
-
-@contextmanager
-def listening(path: Path) -> Iterator[None]:
     with socket.socket(socket.AF_UNIX) as server:
-        server.bind(f"{path}")
+        server.bind(f"{tmp_path}/kubelet.sock")
         server.listen()
-        yield
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
+        yield tmp_path / "kubelet.sock"
 
 
 def names(named: NamedPods) -> list[str | None]:
@@ -169,19 +154,13 @@ def test_the_last_answer_counts_while_kubelet_does_not_answer(kubelet: Kubelet, 
     assert names(pods.name(NODE, [IN_POD])) == ["train-1"]
 
 
-def test_its_settings_are_read_once_until_it_makes_its_socket_again(
-    kubelet: Kubelet, path: Path, stack: ExitStack
-) -> None:
+def test_its_settings_are_those_that_it_has_now(kubelet: Kubelet, path: Path) -> None:
     pods = KubeletPods(f"{path}", f"{path.parent}")
     for gives, policy in ((True, "static"), (False, "none"), (None, None)):
-        kubelet.gives, kubelet.settings = gives, 0
-        for _ in range(2):
-            known = pods.name(NODE, [IN_POD]).kubelet
-            assert known is not None
-            assert (known.cpu_policy, known.topology_policy) == (policy, None)
-        assert kubelet.settings == 1
-        path.rename(path.with_suffix(f".{policy}"))  # it keeps its inode
-        stack.enter_context(listening(path))
+        kubelet.gives = gives
+        config = pods.name(NODE, [IN_POD]).kubelet
+        assert config is not None
+        assert (config.cpu_policy, config.topology_policy) == (policy, None)
 
 
 @pytest.mark.parametrize(
