@@ -152,17 +152,19 @@ def _faults(conf: GresConf) -> Iterator[str]:
         )
 
 
-def _find_slurm(settings: Settings, slurm_conf: str | None) -> LocalSlurm | None:
-    """Return the Slurm to ask: for another machine's topology only a named one."""
+def _find_slurm(
+    settings: Settings, slurm_conf: str | None, *, is_own: bool = False
+) -> LocalSlurm | None:
+    """Return the Slurm to ask: about another machine only a named one, unless it `is_own`."""
     is_live = settings.machine is None and os.path.realpath(settings.root) == "/"
-    return find_slurm(slurm_conf, is_live=is_live)
+    return find_slurm(slurm_conf, is_live=is_live or is_own)
 
 
 def _check(arguments: argparse.Namespace) -> int:
     """Print the differences; 0: there are none, 1: some, 2: slurmd does not accept gres.conf."""
     settings = load_settings(arguments)
     topology = read_once(settings)
-    slurm = _find_slurm(settings, arguments.slurm_conf)
+    slurm = _find_slurm(settings, arguments.slurm_conf, is_own=arguments.cluster)
     if slurm is None:
         raise InvalidRequestError(
             f"there is no slurm.conf in {', '.join(FOLDERS)}; name it with --slurm-conf"
