@@ -12,7 +12,6 @@ from affinityd.errors import (
     NoDaemonError,
     UnknownParameterError,
 )
-from affinityd.planner import LOCALITIES
 from affinityd.text import quote
 
 TYPE_CHECKING = False
@@ -62,7 +61,7 @@ class ProcessPlan:
             raise ValueError(f"a plan for {quote(values['AFFINITYD_CPULIST'])}")
         if self.threads < 1:
             raise ValueError(f"{self.threads} threads")
-        if self.locality not in LOCALITIES:
+        if not self.locality.isalpha():
             raise ValueError(f"locality {quote(self.locality)}")
         self.source = source
         self.trouble = trouble

@@ -4,7 +4,7 @@ NVML is never called here: every rank would call it at once. Modules that few ra
 imported where they are needed: the others would wait for them.
 """
 
-# ruff: noqa: PLC0415
+# ruff: noqa: PLC0415, PTH110, PTH113, PTH118, PTH120 - so is pathlib
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import errno
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from affinityd import config
@@ -27,6 +26,8 @@ from affinityd.text import one_line, quote
 from affinityd.topology.model import Node, Topology
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from affinityd.request.environment import Pairs
 
 
@@ -45,7 +46,7 @@ def find_node(sockets: Sequence[str]) -> SourcedNode:
     Raises InvalidRequestError for settings, TreeError for a machine, that cannot be read.
     """
     for path in sockets:
-        published = Path(path).with_name(config.NODE_FILE)
+        published = os.path.join(os.path.dirname(path), config.NODE_FILE)
         try:
             return SourcedNode(published_node(published), config.NODE_FILE)
         except (OSError, ValueError):
@@ -55,29 +56,30 @@ def find_node(sockets: Sequence[str]) -> SourcedNode:
     return SourcedNode(node, "sysfs", _replayed(chosen))
 
 
-def published_node(published: Path) -> Node:
+def published_node(published: str) -> Node:
     """Return the node in a daemon's node.json.
 
     Raises OSError; ValueError if it is no node, or another machine's beside a default socket.
     """
-    if not published.exists():
+    if not os.path.exists(published):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    from pathlib import Path
+
     from affinityd.topology import node_file
 
-    node = node_file.read(published)
-    usual = (Path(path).parent for path in (config.SYSTEM_SOCKET, config.default_socket()))
-    if node.replayed and published.parent in usual:
+    path = Path(published)  # two of them are equal, however many slashes a setting has
+    node = node_file.read(path)
+    usual = (Path(socket).parent for socket in (config.SYSTEM_SOCKET, config.default_socket()))
+    if node.replayed and path.parent in usual:
         raise ValueError(f"{published} is another machine's, which was replayed")
     return node
 
 
 def answer_query(published: Path, pairs: Iterable[tuple[str, str]]) -> str:
     """Return a daemon's answer to the query of a plan, a refusal too, from its node.json."""
-    from affinityd.request.query import parse_query
-
     try:
         requests = parse_query(pairs)
-        node = published_node(published)
+        node = published_node(str(published))
         reply = first_answer(node, requests)
         return formats.render(reply, requests[0].format or "json")
     except REFUSALS as error:
@@ -112,7 +114,7 @@ def _replayed(chosen: Settings) -> str | None:
     """
     if chosen.machine:
         setting = f"{config.PREFIX}MACHINE is {quote(chosen.machine)}"
-    elif Path(chosen.root).is_file():
+    elif os.path.isfile(chosen.root):
         setting = f"{config.PREFIX}ROOT is {quote(chosen.root)}"
     else:
         return None

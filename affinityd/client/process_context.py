@@ -1,7 +1,4 @@
-"""The facts about a process for its plan: this process, or another one by its pid.
-
-`affinityd exec` imports this: no dataclasses, no module only for other processes.
-"""
+"""The facts about a process for its plan: this process, or another one by its pid."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import os
 
 from affinityd.config import CPUS
 from affinityd.cpuset import CpuSet, format_list
-from affinityd.linux.cgroup import own_cpu_limit
+from affinityd.linux.cgroup import cpuset_of, own_cpu_limit, widest_mask
 from affinityd.linux.files import environment_of, numbered, text
 from affinityd.request import environment
 from affinityd.request.environment import ENV, JOB_CPUS, OF_TASK
@@ -75,10 +72,8 @@ class ProcessContext:
     @property
     def cpuset(self) -> CpuSet | None:
         """The CPUs that its cgroup allows; None where that is not known."""
-        from affinityd.linux import cgroup  # noqa: PLC0415 - exec plans on its mask
-
-        found = cgroup.cpuset_of(self.pid)
-        return cgroup.widest_mask() if found is None and self.pid == os.getpid() else found
+        cpus = cpuset_of(self.pid)
+        return widest_mask() if cpus is None and self.pid == os.getpid() else cpus
 
     @property
     def visible(self) -> str | None:
@@ -135,12 +130,12 @@ def granted_gpus(dev: str = "/dev", sys: str = "/sys") -> str | None:
     """
     minors = numbered(dev, "nvidia")
     if minors:
-        mine = [minor for minor in minors if _may_open(f"{dev}/nvidia{minor}")]
-        return ",".join(f"minor:{minor}" for minor in mine) or "none"
-    own = [it for it in numbered(f"{dev}/dri", "renderD") if _may_open(f"{dev}/dri/renderD{it}")]
-    drm = f"{sys}/class/drm/renderD"
-    renders = [f"drm:{minor}" for minor in own if text(f"{drm}{minor}/device/vendor") == AMD]
-    return ",".join(renders) or None
+        usable = [minor for minor in minors if _may_open(f"{dev}/nvidia{minor}")]
+        return ",".join(f"minor:{minor}" for minor in usable) or "none"
+    minors = numbered(f"{dev}/dri", "renderD")
+    renders = [minor for minor in minors if _may_open(f"{dev}/dri/renderD{minor}")]
+    vendor = {minor: text(f"{sys}/class/drm/renderD{minor}/device/vendor") for minor in renders}
+    return ",".join(f"drm:{minor}" for minor in renders if vendor[minor] == AMD) or None
 
 
 def _may_open(path: str) -> bool:

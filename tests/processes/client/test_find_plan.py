@@ -99,7 +99,7 @@ def test_a_plan_is_read_from_its_lines() -> None:
     [
         *LINES,
         *("AFFINITYD_CPULIST=", "AFFINITYD_CPULIST=4-7,8", "AFFINITYD_CPULIST=four"),
-        *("AFFINITYD_LOCALITY=near", "AFFINITYD_MEMORY_NODES=x\n", "AFFINITYD=maybe"),
+        *("AFFINITYD_LOCALITY=near it", "AFFINITYD_MEMORY_NODES=x\n", "AFFINITYD=maybe"),
         *("AFFINITYD_THREADS=", "AFFINITYD_THREADS=0", "AFFINITYD_THREADS=" + "9" * 5000),
     ],
     ids=lambda line: line[:40],
