@@ -11,8 +11,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from affinityd import config
 from affinityd.config import settings
@@ -31,8 +30,7 @@ if TYPE_CHECKING:
     from affinityd.request.environment import Pairs
 
 
-@dataclass(frozen=True)
-class SourcedNode:
+class SourcedNode(NamedTuple):
     """A node, and where it was read."""
 
     node: Node

@@ -10,8 +10,8 @@ drivers/gpu/drm/amd/amdkfd/kfd_topology.c (node_show, kfd_topology_add_device).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from affinityd.cpuset import CpuSet
 from affinityd.discovery.pci import ACCELERATOR, DISPLAY, PciDevice, is_pci_address
@@ -26,8 +26,7 @@ NVIDIA, AMD = "nvidia", "amd"
 DRIVER_GPUS = "proc/driver/nvidia/gpus"
 
 
-@dataclass(frozen=True)
-class DriverGpu:
+class DriverGpu(NamedTuple):
     """A GPU that the driver holds: /proc/driver/nvidia/gpus/ADDRESS/information."""
 
     uuid: str | None = None  #: GPU UUID
@@ -152,8 +151,7 @@ def _driver_gpu(tree: Tree, address: str) -> DriverGpu:
 KFD_NODES = "sys/class/kfd/kfd/topology/nodes"
 
 
-@dataclass(frozen=True)
-class KfdGpu:
+class KfdGpu(NamedTuple):
     """A GPU as ROCm counts it; a device that is partitioned has several."""
 
     address: str

@@ -7,8 +7,8 @@ local_cpus); classes from the PCI Code and ID Assignment Specification.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import dropwhile
+from typing import NamedTuple
 
 from affinityd.cpuset import CpuSet
 from affinityd.discovery.tree import Tree, read_cpus, read_number
@@ -25,8 +25,7 @@ _HEX_DIGITS = "0123456789abcdef"
 _ID_DIGITS = 4  #: of a vendor, of a device
 
 
-@dataclass(frozen=True)
-class PciDevice:
+class PciDevice(NamedTuple):
     """A PCI function, as the kernel lists it."""
 
     address: str  #: 0000:07:00.0
@@ -116,8 +115,7 @@ def _path(link: str) -> tuple[str, ...]:
 Place = tuple[int | None, str | None]
 
 
-@dataclass(frozen=True)
-class NumaLocator:
+class NumaLocator(NamedTuple):
     """Finds devices on a machine of these nodes and CPUs."""
 
     tree: Tree

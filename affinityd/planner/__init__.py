@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from affinityd.cpuset import CpuSet
 from affinityd.topology.model import Gpu
@@ -38,8 +39,7 @@ class Demand:
     homes: tuple[int | None, ...] | None = None  #: each rank's home node; None: the nearest
 
 
-@dataclass(frozen=True)
-class PlanWarning:
+class PlanWarning(NamedTuple):
     """A warning, by its stable code; `rank` None: about the whole plan."""
 
     code: str
@@ -47,8 +47,7 @@ class PlanWarning:
     rank: int | None = None
 
 
-@dataclass(frozen=True)
-class Widening:
+class Widening(NamedTuple):
     """Why a rank has far CPUs: its home node had too few for its ranks' requests."""
 
     cpus: CpuSet  #: the rank's far CPUs
@@ -56,8 +55,7 @@ class Widening:
     asked: int  #: logical CPUs that these ranks asked for together
 
 
-@dataclass(frozen=True)
-class RankPlan:
+class RankPlan(NamedTuple):
     """One rank's place."""
 
     rank: int
@@ -72,8 +70,7 @@ class RankPlan:
     widening: Widening | None = None  #: None: every CPU is near, or the home is remote
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """Every rank's place."""
 
     ranks: tuple[RankPlan, ...]

@@ -7,10 +7,9 @@ machine and its reserved CPUs alone, so unrelated jobs do not overlap.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain, cycle, zip_longest
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from affinityd.cpuset import CpuSet
 from affinityd.planner import Demand, Options
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
     RankCores = Mapping[int, tuple[Core, ...]]  #: each rank's cores, best first
 
 
-@dataclass(frozen=True)
-class RankGroup:
+class RankGroup(NamedTuple):
     """Ranks that divide one domain, in request order."""
 
     ranks: tuple[int, ...]
@@ -190,8 +188,7 @@ def gpu_blocks(
     return block_of
 
 
-@dataclass(frozen=True)
-class NodeBlocks:
+class NodeBlocks(NamedTuple):
     """A node's domain, and the block of each GPU whose home it is."""
 
     gpus: tuple[tuple[str, int], ...]  #: their keys
@@ -260,7 +257,7 @@ def widened(
         is_short = not divides or len(group.domain) < len(group.ranks)
         lack = asked_together(demand, group, asked) - has if is_short else 0
         further = _take(free, topology, group.home, lack, demand.options)
-        wider.append(replace(group, domain=(*group.domain, *single_bundles(further))))
+        wider.append(group._replace(domain=(*group.domain, *single_bundles(further))))
     return tuple(wider)
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from affinityd.cpuset import format_list
 from affinityd.errors import UnsatisfiableError
@@ -35,8 +34,7 @@ if TYPE_CHECKING:
     from affinityd.planner.domains import RankCores
 
 
-@dataclass(frozen=True)
-class Division:
+class Division(NamedTuple):
     """The cores of every rank, and the groups that were divided."""
 
     groups: tuple[RankGroup, ...]  #: with their own domains, before others' cores came in

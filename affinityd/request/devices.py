@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import takewhile
+from typing import NamedTuple
 
 from affinityd.errors import InvalidRequestError, NoSuchGpuError
 from affinityd.request.environment import VISIBLE
@@ -34,8 +34,7 @@ ULONG_MAX = 2**64 - 1
 ENOUGH_DIGITS = 21
 
 
-@dataclass(frozen=True)
-class ComputeDevice:
+class ComputeDevice(NamedTuple):
     """A device that a process can drive: a GPU, or a MIG instance of one."""
 
     gpu: Gpu
@@ -47,8 +46,7 @@ class ComputeDevice:
         return self.mig or self.gpu.uuid
 
 
-@dataclass(frozen=True)
-class VisibleDevices:
+class VisibleDevices(NamedTuple):
     """The devices that a caller sees."""
 
     by_index: Mapping[int, ComputeDevice]  #: ascending
@@ -272,7 +270,7 @@ def read_visible(value: str | None, given: VisibleDevices) -> VisibleDevices:
         devices = _read_list(part, seen.by_index, seen.nameable)
         by_name = seen.by_name or part.startswith(UUID_KINDS)
         seen = VisibleDevices(dict(enumerate(devices)), devices, by_name)
-    return replace(seen, nameable=given.nameable)
+    return seen._replace(nameable=given.nameable)
 
 
 def _lists(value: str | None) -> Iterator[str]:

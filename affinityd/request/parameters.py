@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.errors import InvalidRequestError, UnknownParameterError
@@ -19,8 +19,7 @@ MAX_NUMBER = 2**31
 FORMATS = ("json", "cpulist", "mask", "numactl", "shell", "lines", "nics", "vllm")
 
 
-@dataclass(frozen=True)
-class TaskCpus:
+class TaskCpus(NamedTuple):
     """The CPUs that a task asked for, as its variables say. A task is a launcher's process."""
 
     cpus: int | None = None  #: a number
@@ -28,8 +27,7 @@ class TaskCpus:
     of_job: int | None = None  #: how many the job, or the container, has on this node
 
 
-@dataclass(frozen=True)
-class SlurmTask:
+class SlurmTask(NamedTuple):
     """A task of a Slurm step on this node, as its variables say."""
 
     number: int  #: of the task on this node
@@ -60,13 +58,12 @@ class Request:
     slurm: SlurmTask | None = None  #: None: it is none, or its GPUs were named
 
 
-@dataclass(frozen=True)
-class Parameter:
+class Parameter(NamedTuple):
     """One parameter: how its text is read, and its help."""
 
     read: Callable[[str], Any]
     help: str
-    schema: Mapping[str, Any] = field(default_factory=lambda: {"type": "string"})  #: of OpenAPI
+    schema: Mapping[str, Any] = {"type": "string"}  #: of OpenAPI
     may_be_empty: bool = False
 
 

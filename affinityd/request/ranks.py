@@ -7,7 +7,7 @@ several tasks may share a GPU.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from affinityd.cpuset import CpuSet, several
 from affinityd.errors import InvalidRequestError, JobGpuError, NoSuchGpuError, NoSuchRankError
@@ -31,8 +31,7 @@ TOLERATED = 8  #: one core in so many may be kept from a job that has a machine 
 Entry = tuple[str, ComputeDevice]
 
 
-@dataclass(frozen=True)
-class Planned:
+class Planned(NamedTuple):
     """A plan, and the ranks that it is for."""
 
     entries: tuple[Entry, ...]  #: rank i drives the i-th
@@ -42,8 +41,7 @@ class Planned:
     plan: Plan
 
 
-@dataclass(frozen=True)
-class Ranks:
+class Ranks(NamedTuple):
     """The ranks that divide the cores."""
 
     entries: tuple[Entry, ...]  #: rank i drives the i-th

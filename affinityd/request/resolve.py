@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from affinityd.config import OBSERVE, ON, least_switch
 from affinityd.cpuset import CpuSet, format_list
@@ -31,8 +32,7 @@ AMBIGUOUS = PlanWarning(
 )
 
 
-@dataclass(frozen=True)
-class Caller:
+class Caller(NamedTuple):
     """The process that requests a plan, as far as it is known."""
 
     mask: CpuSet  #: its affinity mask
@@ -124,7 +124,7 @@ def answer(node: Node, request: Request, caller: Caller | None = None) -> Reply:
         allowed=allowed,
         source=source,
         within=within,
-        plan=replace(made, warnings=(*made.warnings, *ambiguous, *_far_nics(made, nics))),
+        plan=made._replace(warnings=(*made.warnings, *ambiguous, *_far_nics(made, nics))),
         nics=nics,
         switch=least_switch(node.switch, ON if request.observe is None else OBSERVE),
     )

@@ -7,8 +7,9 @@ again: a task knows its GPUs, its number, how many tasks the step has on the nod
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
+from typing import NamedTuple
 
 from affinityd.cpuset import CpuSet
 from affinityd.errors import JobGpuError, UnsatisfiableError
@@ -42,8 +43,7 @@ def step_cpus(task: SlurmTask | None, mask: CpuSet) -> CpuSet:
     return frozenset().union(*task.slices) if mask == own else mask
 
 
-@dataclass(frozen=True)
-class TaskGpus:
+class TaskGpus(NamedTuple):
     """The GPUs of a task, and those that it is planned among."""
 
     visible: tuple[Entry, ...]
@@ -69,7 +69,7 @@ def plan_task(node: Node, request: Request, task: SlurmTask, allowed: CpuSet) ->
         return Planned(entries, ranks, ambiguous, options, made)
     made = _beside_neighbors(node, task, options, gpus, allowed)
     if mode.unique and task.tasks > 1:
-        made = replace(made, warnings=(*made.warnings, _not_unique(options.mode)))
+        made = made._replace(warnings=(*made.warnings, _not_unique(options.mode)))
     return Planned(gpus.own, frozenset(range(len(gpus.own))), ambiguous, options, made)
 
 
@@ -184,7 +184,7 @@ def _in_own_block(
             entries, ranks = gpus.own, frozenset(range(len(gpus.own)))
             by_part = replace(options, share="requested")
             made = plan(node.topology, Demand(gpus_of(entries), part, node.usable, by_part))
-            made = replace(made, share=share)
+            made = made._replace(share=share)
     except UnsatisfiableError:
         return None
     mine = [rank for rank in made.ranks if rank.rank in ranks]

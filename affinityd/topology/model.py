@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
+from typing import NamedTuple
 
 from affinityd.config import ON
 from affinityd.cpuset import CpuSet
@@ -22,8 +23,7 @@ LINKS = PIX, PXB, PHB, NODE, SYS = "PIX", "PXB", "PHB", "NODE", "SYS"
 ON_SWITCH = (PIX, PXB)  #: beneath one PCI switch
 
 
-@dataclass(frozen=True)
-class Core:
+class Core(NamedTuple):
     """A physical core: the online CPUs that share `thread_siblings_list`, ascending."""
 
     cpus: tuple[int, ...]

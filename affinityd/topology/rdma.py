@@ -6,8 +6,8 @@ Source of the share: NCCL 2.30, src/graph/topo.cc, ncclTopoGetLocalNetType.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from affinityd.grouping import grouped
 from affinityd.topology.model import LINKS, Gpu, Nic, RdmaPort, Topology
@@ -16,8 +16,7 @@ GpuKey = tuple[str, int]
 _PUNCTUATION = str.maketrans("_.-", "000")  #: of a device's name
 
 
-@dataclass(frozen=True)
-class NearNic:
+class NearNic(NamedTuple):
     """A port of an RDMA device, as a GPU sees it."""
 
     nic: Nic
@@ -25,8 +24,7 @@ class NearNic:
     link: str  #: one of LINKS
 
 
-@dataclass(frozen=True)
-class GpuNics:
+class GpuNics(NamedTuple):
     """The RDMA devices for a GPU."""
 
     nearest: tuple[NearNic, ...] = ()  #: all of the nearest, best first

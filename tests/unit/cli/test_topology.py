@@ -85,7 +85,7 @@ node 1    ?  ?"""
 
 LAPTOP, TWO_VENDORS = machine("laptop"), machine("two-vendors")
 POWER9, CLOUD = machine("power9"), machine("cloud-vm")
-ONE_THREAD = replace(LAPTOP.cores[0], cpus=(0,))
+ONE_THREAD = LAPTOP.cores[0]._replace(cpus=(0,))
 ON_A_BARE_NODE = """\
 ├─ NUMA nodes 250-251,253-255  15 GiB each  no CPUs
 └─ NUMA node 252               15 GiB       no CPUs
