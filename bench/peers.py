@@ -20,7 +20,7 @@ from fastapi import FastAPI, Query
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from affinityd.daemon.sockets import BACKLOG, listen_unix
+from affinityd.daemon.servers import BACKLOG, listen_unix
 from affinityd.request.parameters import PARAMETERS
 from tests.support.daemons import eventually
 

@@ -18,7 +18,7 @@ from affinityd.audit.model import Scan
 from affinityd.config.settings import OBSERVE, PIN, Settings
 from affinityd.cpuset import several
 from affinityd.daemon.metrics import enforcement as enforcement_metrics
-from affinityd.daemon.peers.viewer import Viewer
+from affinityd.daemon.peers import Viewer
 from affinityd.daemon.policy_document import parse
 from affinityd.daemon.state.background import FailureLog
 from affinityd.enforce.document import Enforced, render

@@ -19,17 +19,13 @@ from affinityd import __version__
 from affinityd.config import ON
 from affinityd.config.settings import OFF, Settings
 from affinityd.daemon import signals
-from affinityd.daemon.api.answer_cache import AnswerCache
 from affinityd.daemon.api.app import create_app
 from affinityd.daemon.api.documents import Documents
-from affinityd.daemon.api.plan_only import PlanOnly
-from affinityd.daemon.http.connections import Connections
-from affinityd.daemon.http.refusals import RefusalLog
+from affinityd.daemon.api.problems import PlanOnly
 from affinityd.daemon.logging import log_on_stdout
 from affinityd.daemon.metrics.registry import Metrics
-from affinityd.daemon.peers.callers import Callers
-from affinityd.daemon.servers import Servers, most_connections, most_open_callers, raise_file_limit
-from affinityd.daemon.sockets import Listeners, listening
+from affinityd.daemon.peers import Callers
+from affinityd.daemon.servers import Listeners, Servers, listening, raise_file_limit
 from affinityd.daemon.state.node_publisher import NodePublisher, notify
 from affinityd.daemon.state.plan_service import PlanService
 from affinityd.daemon.state.scans import ScanChild, ScanResult, scan_regularly
@@ -104,22 +100,16 @@ async def _serve(
         switch=settings.switch,
         on_read=publisher.has_been_read.set,
     )
-    answers = AnswerCache(
-        Callers(replayed=settings.replays, most_open=most_open_callers()),
-        generation=watcher.generation,
-        counter=metrics.counter,
-    )
     app = create_app(
         service,
         watcher,
         metrics,
-        answers,
+        Callers(replayed=settings.replays),
         {"/audit": audits, "/enforce": None if settings.enforce == OFF else enforced},
         admin_group=settings.admin_group,
         socket=settings.socket,
     )
-    connections = Connections(RefusalLog(metrics.refused_connection), most=most_connections())
-    servers = Servers(app, PlanOnly(app), listeners, connections, answers.find)
+    servers = Servers(app, PlanOnly(app), listeners, metrics.refused_connection)
     works = [watcher.watch(), publisher.run(), servers.watch()]
     if scans is not None and (every := settings.scan_interval) is not None:
 

@@ -15,7 +15,7 @@ from affinityd.config.settings import OFF, Settings
 from affinityd.daemon.metrics import audit as audit_metrics
 from affinityd.daemon.metrics.audit import JobRow, JobSeries
 from affinityd.daemon.metrics.families import expositions
-from affinityd.daemon.peers.viewer import Viewer
+from affinityd.daemon.peers import Viewer
 from affinityd.daemon.state.scans import ScanResult
 from affinityd.recent import Recent
 from affinityd.topology.model import Gpu, Topology

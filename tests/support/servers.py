@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-
-from affinityd.daemon.http.connections import Connections
 
 #: What a server does with a connection, until the test is over.
 Behaviour = Callable[[socket.socket, threading.Event], None]
@@ -59,19 +56,3 @@ def answering(answer: bytes) -> Behaviour:
 def hanging(_connection: socket.socket, over: threading.Event) -> None:
     """Accept, and answer nothing."""
     over.wait()
-
-
-class Accepted(asyncio.BaseTransport):
-    """What asyncio has for an accepted connection."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        super().__init__({"socket": connection})
-
-    def is_closing(self) -> bool:
-        return False
-
-
-def sweep(connections: Connections, now: float) -> None:
-    """Sweep as the server does: the first time notes who is late, the second ends them."""
-    for _ in range(2):
-        connections.sweep(now)

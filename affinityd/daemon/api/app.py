@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from time import perf_counter
 from typing import Any
-from urllib.parse import parse_qsl
 
 from fastapi import FastAPI, Request
-from fastapi.routing import APIRoute
 from starlette.responses import PlainTextResponse, Response
-from starlette.types import Receive, Scope, Send
 
 from affinityd import __version__
 from affinityd.daemon.api import problems
-from affinityd.daemon.api.answer_cache import AnswerCache
 from affinityd.daemon.api.description import add_description, listed
 from affinityd.daemon.api.documents import Documents, add_document
 from affinityd.daemon.api.page.routes import PICTURE_HEADERS, SVG, add_page
 from affinityd.daemon.metrics.registry import Metrics
+from affinityd.daemon.peers import Callers
 from affinityd.daemon.state.background import SingleFlight
-from affinityd.daemon.state.plan_service import PlanService
+from affinityd.daemon.state.plan_service import PlanService, mode_of, pairs_of
 from affinityd.daemon.state.topology_watcher import TopologyWatcher
 from affinityd.errors import AffinityError, InvalidRequestError
 from affinityd.json_codec import dumps
@@ -28,13 +25,9 @@ from affinityd.picture import Marks, draw, marks_of
 from affinityd.request.devices import names_unknown_mig
 from affinityd.request.environment import ENV
 from affinityd.request.parameters import PARAMETERS
-from affinityd.request.parameters import Request as PlanRequest
 from affinityd.request.query import VARIABLE, parse_query
 from affinityd.request.resolve import first_answer
-from affinityd.text import quote
 from affinityd.topology.document import TopologyAnswer, to_document
-
-MAX_FIELDS = 64
 
 _PARAMETERS = [
     {
@@ -73,7 +66,7 @@ def create_app(
     service: PlanService,
     watcher: TopologyWatcher,
     metrics: Metrics,
-    answers: AnswerCache,
+    callers: Callers,
     documents: Mapping[str, Documents[Any] | None],
     *,
     admin_group: int | None = None,
@@ -94,10 +87,11 @@ def create_app(
         redirect_slashes=False,  # a redirect would name the request's host, which may be any
     )
     problems.install(app)
+    app.add_middleware(problems.HeadAsGet)
     add_page(app, service, refresh=watcher.refresh, listed=lambda: listed(app), socket=socket)
-    _add_plan(app, service, watcher, metrics, answers)
+    _add_plan(app, service, watcher, metrics, callers)
     _add_node(app, service, watcher, metrics)
-    _add_picture(app, service, watcher, answers)
+    _add_picture(app, service, watcher, callers)
     for path, source in documents.items():
         add_document(app, path, source, admin_group, _NO_DOCUMENT)
     add_description(app)
@@ -109,7 +103,7 @@ def _add_plan(
     service: PlanService,
     watcher: TopologyWatcher,
     metrics: Metrics,
-    answers: AnswerCache,
+    callers: Callers,
 ) -> None:
     @app.get(
         "/plan",
@@ -119,36 +113,17 @@ def _add_plan(
     )
     async def plan(request: Request) -> Response:
         await watcher.first_reading()
-        began, mode = perf_counter(), ""
+        began, query = perf_counter(), request.scope["query_string"]
         try:
-            requests = parse_query(_pairs(request.scope["query_string"]))
-            mode = requests[0].options.mode
-            await _bring_up_to_date(service, watcher, requests[0])
-            caller = answers.callers.of_request(request.scope)
-            kind = _format(requests[0], request)
-            answer = service.answer(requests, kind, caller)
+            await _bring_up_to_date(service, watcher, query)
+            caller = callers.of_request(request.scope)
+            is_text = problems.wants_text(request.headers.get("accept"))
+            answer = service.answer(query, caller, is_text=is_text)
         except AffinityError as error:
-            metrics.refused(mode, error.status)
+            metrics.refused(mode_of(query), error.status)
             raise
-        answers.remember(request.scope, answer)
         metrics.planned(answer, perf_counter() - began)
         return Response(answer.body, headers={"content-type": answer.media_type})
-
-    _shorten(app, "/plan", plan)
-
-
-def _shorten(app: FastAPI, path: str, answer: Callable[[Request], Awaitable[Response]]) -> None:
-    """Have a route call its function at once: FastAPI's way to parameters takes as long as a plan.
-
-    The route describes the function in OpenAPI as before, and errors are answered as before.
-    """
-
-    async def call(scope: Scope, receive: Receive, send: Send) -> None:
-        response = await answer(Request(scope, receive))
-        await response(scope, receive, send)
-
-    (route,) = (it for it in app.routes if isinstance(it, APIRoute) and it.path == path)
-    route.app = call
 
 
 def _add_node(
@@ -188,7 +163,7 @@ def _add_node(
 
 
 def _add_picture(
-    app: FastAPI, service: PlanService, watcher: TopologyWatcher, answers: AnswerCache
+    app: FastAPI, service: PlanService, watcher: TopologyWatcher, callers: Callers
 ) -> None:
     @app.get(
         "/topology.svg",
@@ -201,49 +176,20 @@ def _add_picture(
         await watcher.refresh()
         marks = Marks(service.node.reserved)
         if query := request.scope["query_string"]:
-            requests = parse_query(_pairs(query))
+            requests = parse_query(pairs_of(query))
             if requests[0].format is not None:
                 raise InvalidRequestError("format: this is always SVG; leave it out")
-            await _bring_up_to_date(service, watcher, requests[0])
-            caller = answers.callers.of_request(request.scope)
-            reply = first_answer(service.node, requests, caller)
+            await _bring_up_to_date(service, watcher, query)
+            reply = first_answer(service.node, requests, callers.of_request(request.scope))
             marks = marks_of(reply, service.node.reserved)
         svg = draw(service.node.topology, marks)
         return Response(svg, media_type=SVG, headers=PICTURE_HEADERS)
 
 
-async def _bring_up_to_date(
-    service: PlanService, watcher: TopologyWatcher, asked: PlanRequest
-) -> None:
+async def _bring_up_to_date(service: PlanService, watcher: TopologyWatcher, query: bytes) -> None:
     await watcher.refresh()
-    texts = (*(asked.gpus or ()), asked.granted, asked.nvidia_visible, asked.visible)
-    if names_unknown_mig(service.node.topology, *texts):
-        await watcher.seek_mig()
-
-
-def _pairs(query: bytes) -> list[tuple[str, str]]:
-    """Read a query string. Raises InvalidRequestError if it is not percent-encoded UTF-8."""
-    if not query:
-        return []
-    try:
-        text = query.decode("ascii")
-        if bad := next((part for part in text.split("&") if "=" not in part), None):
-            raise InvalidRequestError(f"{quote(bad)} has no value; write NAME=VALUE")
-        return parse_qsl(
-            text,
-            keep_blank_values=True,
-            strict_parsing=True,
-            errors="strict",
-            max_num_fields=MAX_FIELDS,
-        )
-    except ValueError:
-        raise InvalidRequestError(
-            "the query string cannot be read; write it like gpus=0,1&mode=node, at most "
-            f"{MAX_FIELDS} parameters, percent-encoded as UTF-8"
-        ) from None
-
-
-def _format(asked: PlanRequest, request: Request) -> str:
-    if asked.format is not None:
-        return asked.format
-    return "cpulist" if problems.wants_text(request.headers.get("accept")) else "json"
+    if b"MIG-" in query:  # an instance that was made since the last reading
+        asked = parse_query(pairs_of(query))[0]
+        texts = (*(asked.gpus or ()), asked.granted, asked.nvidia_visible, asked.visible)
+        if names_unknown_mig(service.node.topology, *texts):
+            await watcher.seek_mig()

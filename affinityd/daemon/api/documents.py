@@ -8,8 +8,7 @@ from typing import Any, Generic, TypeVar
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from affinityd.daemon.peers.connection import connection_of
-from affinityd.daemon.peers.viewer import Viewer, viewer
+from affinityd.daemon.peers import Viewer, peer_of_request, viewer
 from affinityd.daemon.state.background import SingleFlight
 from affinityd.errors import (
     InvalidRequestError,
@@ -81,5 +80,5 @@ def add_document(
         if documents is None:
             raise NotEnforcedError(NOT_ENFORCING)
         host = request.headers.get("host", "")
-        body = await documents.document(viewer(connection_of(request.scope), admin_group, host))
+        body = await documents.document(viewer(peer_of_request(request.scope), admin_group, host))
         return Response(body, media_type="application/json", headers=HEADERS)

@@ -1,4 +1,4 @@
-"""Errors as clients get them: problem details (RFC 9457), or one line of text."""
+"""Errors as clients get them: problem details (RFC 9457), or one line of text; HEAD as GET."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from http import HTTPStatus
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from affinityd.errors import AffinityError, NotReadyError
 from affinityd.json_codec import dumps
@@ -60,3 +61,43 @@ def install(app: FastAPI) -> None:
 
 def _asks_for_lines(request: Request) -> bool:
     return request.query_params.get("format", "json") not in {"json", ""}
+
+
+class HeadAsGet:
+    """Has an app answer HEAD like GET: uvicorn leaves out the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, as ASGI has it."""
+        asked = {**scope, "method": "GET"} if scope.get("method") == "HEAD" else scope
+        await self._app(asked, receive, send)
+
+
+LISTED = """\
+affinityd answers only plans at this address.
+
+GET /plan  The CPUs of each rank, as in /plan?gpus=0,1&mode=node
+"""
+
+
+class PlanOnly:
+    """Passes only requests for /plan on to the app."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        """Take the app."""
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, as ASGI has it."""
+        if scope["path"] == "/plan":
+            await self._app(scope, receive, send)
+            return
+        if scope["path"] == "/" and scope["method"] in {"GET", "HEAD"}:
+            await PlainTextResponse(LISTED)(scope, receive, send)
+            return
+        asked = quote(scope["path"])
+        detail = f"{scope['method']} {asked} is not answered at this address; only GET /plan is"
+        answer = problem(Request(scope), 404, "Not Found", detail)
+        await answer(scope, receive, send)

@@ -17,7 +17,6 @@ from prometheus_client import (
 from prometheus_client.core import Metric
 
 from affinityd import __version__
-from affinityd.daemon.http.refusals import Refusal
 from affinityd.daemon.metrics.families import (
     GPU_LABELS,
     OPEN_METRICS,
@@ -136,12 +135,9 @@ class Metrics:
         )
         self._refused_connections = Counter(
             "affinityd_refused_connections",
-            "Connections that the daemon refused or closed, by reason.",
-            ("reason",),
+            "Connections that were refused, since their user had the most that one may have.",
             registry=registry,
         )
-        for refusal in Refusal:
-            self._refused_connections.labels(refusal.reason)  # from 0 on
         self._failed_scans = Counter(
             "affinityd_scan_failures",
             ("Scans of the processes that failed; the last good one stays, and its age grows."),
@@ -195,26 +191,15 @@ class Metrics:
 
     def planned(self, answer: Answer, seconds: float) -> None:
         """Count a request that was planned, and the time that it took."""
-        self.counter(answer)()
+        self._plans.labels(answer.mode, "ok", answer.locality).inc()
+        if answer.observed is not None:
+            self._observed.labels(answer.observed, answer.locality).inc()
         self._seconds.observe(seconds)
 
     def refused(self, mode: str, status: int) -> None:
         """Count a request that was refused; `mode` is empty where none could be read."""
         self._plans.labels(mode, str(status), "").inc()
 
-    def refused_connection(self, reason: str) -> None:
+    def refused_connection(self) -> None:
         """Count a connection that was refused."""
-        self._refused_connections.labels(reason).inc()
-
-    def counter(self, answer: Answer) -> Callable[[], None]:
-        """Return a cheap function that counts one more request with this answer."""
-        count = self._plans.labels(answer.mode, "ok", answer.locality).inc
-        if answer.observed is None:
-            return count
-        observe = self._observed.labels(answer.observed, answer.locality).inc
-
-        def both() -> None:
-            count()
-            observe()
-
-        return both
+        self._refused_connections.inc()

@@ -1,1 +1,289 @@
-"""The other end of a connection."""
+"""The process at the other end of a connection: who it is, its CPUs, and what it may see.
+
+The kernel notes which process connected: unix(7). Its mask is that of its main thread, its cpuset
+that of its cgroup, as the kernel has them at the request. Sources: sched_getaffinity(2),
+cgroups(7) for /proc/PID/cgroup, pid_namespaces(7).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import select
+import socket
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache
+from ipaddress import ip_address
+from typing import TYPE_CHECKING
+
+from starlette.types import Scope
+
+from affinityd.cpuset import CpuSet, parse_list
+from affinityd.errors import BusyError
+from affinityd.linux.cgroup import Cgroups
+from affinityd.linux.files import SCARCE, present
+from affinityd.linux.processes import (
+    Credentials,
+    credentials,
+    exists,
+    groups,
+    mask_of,
+    overflow_uid,
+    parse_stat,
+)
+from affinityd.request.resolve import Caller
+
+if TYPE_CHECKING:
+    from affinityd.audit.describe import Sees
+
+log = logging.getLogger(__name__)
+
+KEY = "peer"  #: where a request's scope has the peer, among its `state`
+ROOT = 0
+
+#: Bytes of a /proc/PID/cgroup: in each of a dozen hierarchies a path, of 4096 bytes at most.
+MAX_MEMBERSHIP = 65536
+MOST_CGROUPS = 256  #: whose cpuset files' paths are remembered
+#: kernel 6.5, include/uapi/asm-generic/socket.h; Python has no name for it.
+SO_PEERPIDFD = 77
+
+UNKNOWN = "the caller is unidentified; without a cpuset its plan is for the whole node"
+OTHER_PIDS = (
+    f"{UNKNOWN}: it is in a pid namespace that the daemon cannot see; run the daemon in the "
+    "node's: hostPID: true, --pid=host"
+)
+OTHER_PROC = (
+    f"{UNKNOWN}: /proc is of another pid namespace than the daemon; mount the daemon's own, or run "
+    "it in the node's: hostPID: true, --pid=host"
+)
+HIDDEN = (
+    f"{UNKNOWN}: /proc hides it from the daemon; give the daemon CAP_SYS_PTRACE, or mount /proc "
+    "without hidepid= and leave out ProtectProc="
+)
+
+
+class Peer:
+    """The process that made a connection to a unix socket."""
+
+    def __init__(self, accepted: socket.socket, told: Credentials) -> None:
+        """Take the connection's socket, and what the kernel says of it."""
+        self._socket = accepted
+        self.credentials = told
+        self._start = None if has_peer_pidfd() else _start(told.pid)
+
+    @cached_property
+    def groups(self) -> frozenset[int]:
+        """The gids of the process: its own and, where there are not too many, the others."""
+        return groups(self._socket, self.credentials.gid)
+
+    def membership(self) -> bytes | None:
+        """Return the /proc/PID/cgroup of the process now; None if it has ended.
+
+        Raises OSError if no file descriptor is left, PermissionError where /proc hides the process.
+        """
+        return present(f"/proc/{self.credentials.pid}/cgroup")
+
+    def is_same_process(self) -> bool:
+        """Whether the pid still is that of the process that connected. Raises OSError as above.
+
+        Facts read of the pid before this call are then of that process.
+        """
+        if not has_peer_pidfd():
+            return self._start is not None and _start(self.credentials.pid) == self._start
+        try:
+            handle: int = self._socket.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
+        except OSError as error:
+            if error.errno in SCARCE:
+                raise
+            return False  # it has ended, and its parent has noticed
+        end = select.poll()
+        end.register(handle, select.POLLIN)
+        try:
+            return not end.poll(0)  # as long as it lives its pid is no other's
+        finally:
+            os.close(handle)
+
+
+def peer_of(accepted: socket.socket) -> Peer | None:
+    """Return the peer of a connection; None if the kernel does not know, as over TCP."""
+    if accepted.family != socket.AF_UNIX:
+        return None
+    try:
+        return Peer(accepted, credentials(accepted))
+    except OSError:
+        return None
+
+
+def peer_of_request(scope: Scope) -> Peer | None:
+    """Return the peer of a request; None over TCP."""
+    peer: Peer | None = scope.get("state", {}).get(KEY)
+    return peer
+
+
+@cache
+def has_peer_pidfd() -> bool:
+    """Return whether this kernel has a handle of the peer. Raises OSError without descriptors."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    with ours, theirs:
+        try:
+            os.close(ours.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD))
+        except OSError as error:
+            if error.errno in SCARCE:
+                raise
+            return False
+    return True
+
+
+def _start(pid: int) -> int | None:
+    """Return when a process began; None where it has ended, or /proc hides it."""
+    try:
+        stat = parse_stat(present(f"/proc/{pid}/stat"))
+    except PermissionError:  # hidepid=, proc(5)
+        return None
+    return None if stat is None or stat.is_zombie else stat.start
+
+
+class Callers:
+    """Reads which CPUs the peers of a daemon may use."""
+
+    def __init__(self, *, replayed: bool = False) -> None:
+        """Begin; `replayed`: the machine is not this one, so that no caller's CPUs are known."""
+        self._replayed = replayed
+        self._told: set[str] = set()
+        self._cpusets: dict[bytes, bytes | None] = {}
+
+    def of_request(self, scope: Scope) -> Caller | None:
+        """Return the CPUs of a request's caller; None where the caller is not known.
+
+        Raises BusyError where no file is left to read them.
+        """
+        return self.of_peer(peer_of_request(scope))
+
+    def of_peer(self, peer: Peer | None) -> Caller | None:
+        """Return the CPUs of the process that made a connection, as `of_request` does."""
+        if self._replayed or peer is None:
+            return None
+        pid = peer.credentials.pid
+        if pid <= 0 or not self._sees_own_pids:
+            self._say_once(OTHER_PROC if pid > 0 else OTHER_PIDS)
+            return None
+        try:
+            caller = self._read(peer, pid)
+            if caller is not None and peer.is_same_process():
+                return caller
+        except OSError as error:
+            raise BusyError(
+                f"the caller cannot be identified now: {error.strerror}; try again in a moment"
+            ) from None
+        if exists(pid) and not os.path.exists(f"/proc/{pid}/cgroup"):  # noqa: PTH110
+            self._say_once(HIDDEN)
+        return None
+
+    def _read(self, peer: Peer, pid: int) -> Caller | None:
+        """Return the CPUs of a pid's process now; None where it is not seen."""
+        try:
+            mask, membership = mask_of(pid), peer.membership()
+        except PermissionError:  # hidepid=, proc(5)
+            return None
+        if mask is None or membership is None:
+            return None
+        try:
+            cpus = self._cpuset(membership[:MAX_MEMBERSHIP])
+        except PermissionError:  # its cgroup's folder is shut: the mask is within it, anyway
+            return Caller(mask, mask)
+        return Caller(mask) if cpus is None else _within(mask, cpus)
+
+    def _cpuset(self, membership: bytes) -> bytes | None:
+        """Return a cgroup's cpuset, read once in a turn of the event loop for a job's ranks.
+
+        Raises OSError if it cannot be read: a parent of an unreadable folder may allow more.
+        """
+        if membership not in self._cpusets:
+            asyncio.get_running_loop().call_soon(self._cpusets.clear)
+            files = _cpuset_files(membership, self._mounts)
+            texts = ((present(file) or b"").strip() for file in files)
+            self._cpusets[membership] = next(filter(None, texts), None)
+        return self._cpusets[membership]
+
+    @property
+    def _mounts(self) -> int:
+        """A number that grows whenever something is mounted or unmounted: proc(5)."""
+        self._changes += bool(self._mount_poll.poll(0))
+        return self._changes
+
+    _changes = 0
+
+    @cached_property
+    def _mount_poll(self) -> select.poll:
+        changes = select.poll()
+        changes.register(os.open("/proc/self/mountinfo", os.O_RDONLY), select.POLLPRI)
+        return changes
+
+    def _say_once(self, cause: str) -> None:
+        if cause not in self._told:
+            self._told.add(cause)
+            log.warning("%s", cause)
+
+    @cached_property
+    def _sees_own_pids(self) -> bool:
+        """Whether the pids in /proc are those of a socket's peers."""
+        try:
+            return os.readlink("/proc/self") == str(os.getpid())  # noqa: PTH115
+        except OSError:
+            return False
+
+
+@lru_cache(maxsize=MOST_CGROUPS)
+def _cpuset_files(membership: bytes, _mounts: int) -> tuple[str, ...]:
+    """Return where a cgroup has its cpuset, the nearest first: to find that reads all mounts."""
+    return tuple(Cgroups(os.fsdecode(membership)).cpuset_files())
+
+
+@lru_cache(maxsize=64)
+def _within(mask: CpuSet, cpus: bytes) -> Caller:
+    """Return a caller by its mask and its cpuset, which may have changed since then."""
+    cpuset = parse_list(cpus.decode())
+    return Caller(mask & cpuset or cpuset, cpuset)
+
+
+@dataclass(frozen=True)
+class Viewer:
+    """The processes that a caller may see; with neither field, only counts."""
+
+    is_admin: bool = False  #: all users'
+    uid: int | None = None  #: of this user
+
+    @property
+    def sees(self) -> Sees | None:
+        """The processes that are shown; None: only counts."""
+        from affinityd.audit.describe import everything  # noqa: PLC0415 - where they are described
+
+        if self.is_admin:
+            return everything
+        return None if self.uid is None else lambda process: process.facts.uid == self.uid
+
+
+def is_foreign(host: str) -> bool:
+    """Whether a Host header has a site's name: neither an IP address nor a name without a dot.
+
+    A site can have its name resolve to a user's port forwarding: a browser then asks as that user.
+    """
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+    try:
+        ip_address(name.strip("[]"))
+    except ValueError:
+        return "." in name
+    return False
+
+
+def viewer(peer: Peer | None, admin_group: int | None, host: str = "localhost") -> Viewer:
+    """Return the view of a caller: over TCP, from other namespaces or of a site, only counts."""
+    told = None if peer is None else peer.credentials
+    if peer is None or told is None or told.pid <= 0 or told.uid == overflow_uid():
+        return Viewer()
+    if is_foreign(host):
+        return Viewer()
+    if told.uid == ROOT or admin_group in peer.groups:
+        return Viewer(is_admin=True)
+    return Viewer(uid=told.uid)

@@ -1,19 +1,24 @@
-"""Answers plan requests on the node as it is known now."""
+"""Answers plan requests on the node as it is known now, by their query strings."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from urllib.parse import parse_qsl
 
 from affinityd.config import OBSERVE
-from affinityd.errors import NotReadyError
+from affinityd.errors import AffinityError, InvalidRequestError, NotReadyError
 from affinityd.request.formats import render
-from affinityd.request.parameters import Request
+from affinityd.request.query import parse_query
+from affinityd.request.ranks import asked_ranks
 from affinityd.request.resolve import Caller, Reply, first_answer
+from affinityd.text import quote
 from affinityd.topology.model import Node, Topology
 from affinityd.topology.nearness import UNKNOWN, placement, vicinity
 
+MAX_FIELDS = 64  #: of a query
+MOST_REPLIES = 256  #: that are remembered, for the ranks of a job and for repeated questions
 MEDIA_TYPES = {"json": "application/json"}
 
 
@@ -35,6 +40,7 @@ class PlanService:
     def __init__(self, node: Node | None = None) -> None:
         self.known = node  #: as it is known now; None before the first reading
         self.has_read = asyncio.Event()
+        self._reply = lru_cache(MOST_REPLIES)(first_answer)
 
     @property
     def node(self) -> Node:
@@ -46,24 +52,62 @@ class PlanService:
     def swap(self, node: Node) -> None:
         """Plan on a new reading of the node from now on."""
         self.known = node
+        self._reply.cache_clear()
         self.has_read.set()
 
     def answer(
-        self, requests: Iterable[Request], format_name: str, caller: Caller | None = None
+        self, query: bytes, caller: Caller | None = None, *, is_text: bool = False
     ) -> Answer:
-        """Return the answer to the first of the requests that is not to be retried.
+        """Return the answer to a query string, as JSON unless it names a format or `is_text`.
 
         `caller` is None where it is not known. Raises AffinityError; its kind is the reason.
         """
-        node = self.node
-        reply = first_answer(node, requests, caller)
+        node, requests = self.node, parse_query(pairs_of(query))
+        first, *_ = requests
+        form = first.format or ("cpulist" if is_text else "json")
+        is_of_job = first.rank is not None and first.job is None and first.task_cpus is None
+        if is_of_job and len(requests) == 1:  # the other ranks' replies differ in nothing else
+            reply = self._reply(node, (replace(first, rank=None),), caller)
+            reply = replace(reply, asked_ranks=asked_ranks(first.rank, len(reply.entries)))
+        else:
+            reply = self._reply(node, requests, caller)
         return Answer(
-            body=render(reply, format_name).encode(),
-            media_type=MEDIA_TYPES.get(format_name, "text/plain; charset=utf-8"),
+            body=render(reply, form).encode(),
+            media_type=MEDIA_TYPES.get(form, "text/plain; charset=utf-8"),
             mode=reply.request.options.mode,
             locality=reply.locality,
-            observed=_observed(node.topology, reply, caller, format_name),
+            observed=_observed(node.topology, reply, caller, form),
         )
+
+
+def pairs_of(query: bytes) -> list[tuple[str, str]]:
+    """Read a query string. Raises InvalidRequestError if it is not percent-encoded UTF-8."""
+    if not query:
+        return []
+    try:
+        text = query.decode("ascii")
+        if bad := next((part for part in text.split("&") if "=" not in part), None):
+            raise InvalidRequestError(f"{quote(bad)} has no value; write NAME=VALUE")
+        return parse_qsl(
+            text,
+            keep_blank_values=True,
+            strict_parsing=True,
+            errors="strict",
+            max_num_fields=MAX_FIELDS,
+        )
+    except ValueError:
+        raise InvalidRequestError(
+            "the query string cannot be read; write it like gpus=0,1&mode=node, at most "
+            f"{MAX_FIELDS} parameters, percent-encoded as UTF-8"
+        ) from None
+
+
+def mode_of(query: bytes) -> str:
+    """Return the mode that a query string names, or the default; empty: it cannot be read."""
+    try:
+        return parse_query(pairs_of(query))[0].options.mode
+    except AffinityError:
+        return ""
 
 
 def _observed(

@@ -78,11 +78,6 @@ class TopologyWatcher:
         self._reading = asyncio.Lock()
         self._wanted = asyncio.Event()
 
-    def generation(self) -> int | None:
-        """Return the node's; None where other CPUs are online than were read."""
-        known = self._service.known
-        return known.generation if known is not None and self._is_current() else None
-
     def _is_current(self) -> bool:
         return self._machine.online() == self._seen_online
 

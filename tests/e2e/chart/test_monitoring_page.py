@@ -48,9 +48,8 @@ gpu_numa_mismatch{instance="a",gpu="1",cause="mask"}                 1x70
 gpu_numa_mismatch_start_timestamp_seconds{instance="a",gpu="1"}      3000x70
 """)
 REFUSED = read("""
-refused_connections_total{instance="a",reason="caller"}     0+1x70
-refused_connections_total{instance="a",reason="head_size"}  0x70
-refused_connections_total{instance="b",reason="caller"}     5x70
+refused_connections_total{instance="a"}  0+1x70
+refused_connections_total{instance="b"}  5x70
 """)
 PLANS = read("""
 observed_plans_total{node="gpu07",before="remote",after="local"}  0+2x70
@@ -81,7 +80,7 @@ MONITORED = (
     (SHARE, {labels(job_id="4711"): 0.12}),
     (OF_PODS, {labels(job_id="8a1f", namespace="team", pod="train-0"): 2}),
     (FOR_AN_HOUR, {'affinityd_gpu_numa_mismatch{instance="a",gpu="0",cause="mask"}': 1}),
-    (REFUSED, {labels(instance="a", reason="caller"): 60}),
+    (REFUSED, {labels(instance="a"): 60}),
     (IDLE, {labels(POD, uuid="GPU-0a1f"): 6}),
 )
 ENFORCED = (

@@ -137,7 +137,7 @@ def test_without_the_daemon_extra_serve_says_so_and_plan_works(tmp_path: Path) -
     assert (served.returncode, served.stderr.count("\n")) == (1, 1)
     assert "pip install '.[daemon]' in a checkout" in served.stderr
     planned = affinityd("plan", "--machine", "dgx-a100", "--gpus", "0", "--format", "cpulist")
-    assert (planned.returncode, planned.stdout) == (0, "48-55,176-183\n")
+    assert (planned.returncode, planned.stdout) == (0, "48-63,176-191\n")
 
 
 def test_the_machine_at_hand_is_called_as_it_is_told_and_not_looked_at_where_it_is_not_to_be(

@@ -45,20 +45,11 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
 @pytest.mark.parametrize("target", ["/plan?gpus=0,5&mode=exclusive", "/plan?gpus=99"])
-def test_plan_is_answered_as_elsewhere_and_remembered_for_both(
-    node: Node, method: str, target: str
-) -> None:
-    def planned() -> list[str]:
-        lines = node.ask("/metrics", host=EVERYTHING).text.splitlines()
-        return [it for it in lines if it.startswith("affinityd_plan_duration_seconds_count")]
-
-    answers = [node.ask(target, method, host=EVERYTHING)]
-    before = planned()
-    answers += [node.ask(target, method, host=host) for host in (PLANS, EVERYTHING, PLANS)]
-    assert answers == answers[:1] * 4
+def test_plan_is_answered_as_elsewhere(node: Node, method: str, target: str) -> None:
+    answers = [node.ask(target, method, host=host) for host in (EVERYTHING, PLANS)]
+    assert answers[0] == answers[1]
     if method == "GET":
         assert answers[0].body == node.daemon.get(target).body
-        assert planned() == before
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])

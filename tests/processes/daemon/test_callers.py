@@ -6,26 +6,20 @@ import asyncio
 import os
 import resource
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from starlette.types import Scope
 
 from affinityd.cpuset import parse_list
-from affinityd.daemon.api.answer_cache import AnswerCache
-from affinityd.daemon.peers import connection as connections
-from affinityd.daemon.peers.callers import Callers
-from affinityd.daemon.peers.connection import KEY, TCP, PeerConnection, has_peer_pidfd
-from affinityd.daemon.peers.cpuset_cache import CpusetFiles
-from affinityd.daemon.state.plan_service import Answer
+from affinityd.daemon import peers
+from affinityd.daemon.peers import Callers, Peer, has_peer_pidfd, peer_of
 from affinityd.errors import BusyError
 from affinityd.request.resolve import Caller
 from tests.support.asking_processes import Asker, connected
 from tests.support.child_python import said
 from tests.support.cpusets import HIERARCHY, cpuset, needs_cpuset
-from tests.support.servers import Accepted
 from tests.support.tiny import BOTH, FAR, NEAR
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may do so to processes")
@@ -39,7 +33,7 @@ class Called:
         self.asker = asker
         self.process = asker.process
         self.accepted = accepted
-        self.connection = PeerConnection(Accepted(accepted))
+        self.peer = peer_of(accepted)
 
     def do(self, code: str) -> None:
         assert self.asker.do(f"{code}; print('done', flush=True)") == "done"
@@ -48,7 +42,7 @@ class Called:
 @pytest.fixture(params=[pytest.param(True, id="by handle", marks=has_handles), False])
 def by_pidfd(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Know processes again by a handle, or by their start."""
-    monkeypatch.setattr(connections, "has_peer_pidfd", lambda: request.param)
+    monkeypatch.setattr(peers, "has_peer_pidfd", lambda: request.param)
     return bool(request.param)
 
 
@@ -59,11 +53,11 @@ def caller(by_pidfd: bool) -> Iterator[Called]:  # noqa: ARG001 - it has an effe
         yield Called(asker, accepted)
 
 
-def told(connection: PeerConnection | None, callers: Callers | None = None) -> Caller | None:
+def told(peer: Peer | None, callers: Callers | None = None) -> Caller | None:
     """Return what the daemon would know, on its event loop."""
 
     async def ask() -> Caller | None:
-        return (callers or Callers()).of_connection(connection)
+        return (callers or Callers()).of_peer(peer)
 
     return asyncio.run(ask())
 
@@ -91,17 +85,17 @@ def test_a_living_caller_is_known_by_the_mask_and_the_cpuset_that_it_has_now(
         "import ctypes; ctypes.CDLL(None).prctl(15, b'x\\nUid:\\t7\\t7\\n\\rUid:\\t7', 0, 0, 0)"
     )
     callers = Callers()
-    assert told(caller.connection, callers) == known(BOTH, BOTH)
+    assert told(caller.peer, callers) == known(BOTH, BOTH)
     before = len([*Path("/proc/self/fd").iterdir()])
     for _ in range(20):
-        told(caller.connection, callers)
+        told(caller.peer, callers)
     assert len([*Path("/proc/self/fd").iterdir()]) == before
     caller.do(f"os.sched_setaffinity(0, {{{NEAR}}})")
     with cpuset() as folder:
         caller.asker.enter(folder)
-        assert told(caller.connection, callers) == known(NEAR, BOTH)
+        assert told(caller.peer, callers) == known(NEAR, BOTH)
         (folder / "cpuset.cpus").write_text(FAR)
-        assert told(caller.connection, callers) == known(FAR, FAR)
+        assert told(caller.peer, callers) == known(FAR, FAR)
         caller.process.kill()  # no cgroup goes that has a process
         caller.process.wait()
 
@@ -112,15 +106,15 @@ def test_a_caller_that_has_ended_is_not_known(caller: Called, is_reaped: bool) -
     os.waitid(os.P_PID, caller.process.pid, os.WEXITED | os.WNOWAIT)
     if is_reaped:
         caller.process.wait()
-    assert told(caller.connection) is None
+    assert told(caller.peer) is None
 
 
 #: In a pid namespace of its own: who connected ends, and another process is given its number.
 REUSED = """
 import os, socket, sys, time
-from tests.processes.daemon.test_callers import Accepted, PeerConnection, connections, told
+from tests.processes.daemon.test_callers import peer_of, peers, told
 path, by_pidfd = sys.argv[1:]
-connections.has_peer_pidfd = lambda: by_pidfd == "True"
+peers.has_peer_pidfd = lambda: by_pidfd == "True"
 listener = socket.socket(socket.AF_UNIX)
 listener.bind(path)
 listener.listen()
@@ -137,61 +131,42 @@ def connect():
     os.read(may_end, 1)
 first = child(connect)
 accepted, _ = listener.accept()
-connection, unasked = (PeerConnection(Accepted(accepted)) for _ in range(2))
-before = told(connection)
+peer = peer_of(accepted)
+before = told(peer)
 os.write(end, b"x")
 os.waitpid(first, 0)
 time.sleep(0.05)  # the start of a process is known by 10 ms
 open("/proc/sys/kernel/ns_last_pid", "w").write(str(first - 1))
 second = child(lambda: time.sleep(60))
-after = told(connection)
-connection.is_same_process = unasked.is_same_process = lambda: True
-print(second == first, before is not None, after, told(connection), told(unasked) == before)
+print(second == first, before is not None, told(peer))
 os.kill(second, 9)
 """
 
 #: As a user who may not look into its own cgroup's folder: asks itself.
 SHUT = """
 import asyncio, socket
-from affinityd.daemon.peers.callers import Callers
-from affinityd.daemon.peers.connection import PeerConnection
-from tests.support.servers import Accepted
+from affinityd.daemon.peers import Callers, peer_of
+mine, other = socket.socketpair(socket.AF_UNIX)
 async def ask():
-    return Callers().of_connection(PeerConnection(Accepted(socket.socketpair(socket.AF_UNIX)[0])))
+    return Callers().of_peer(peer_of(mine))
 print(asyncio.run(ask()))
-"""
-
-#: Three connections of one process, asked twice: what is opened for the second time.
-OPENED = """
-import asyncio, socket, sys
-from affinityd.daemon.peers.callers import Callers
-from affinityd.daemon.peers.connection import PeerConnection
-from tests.support.servers import Accepted
-pairs = [socket.socketpair(socket.AF_UNIX) for _ in range(3)]
-connections = [PeerConnection(Accepted(mine)) for mine, _ in pairs]
-callers = Callers(most_open=int(sys.argv[1]))
-async def ask():
-    return [callers.of_connection(it) for it in connections]
-before, opened = asyncio.run(ask()), []
-sys.addaudithook(lambda event, told: opened.append(told[0]) if event == "open" else None)
-assert asyncio.run(ask()) == before and None not in before
-print(sum("/proc" in it for it in opened), len(opened))
 """
 
 #: In a mount namespace of its own: the cgroups are mounted elsewhere.
 REMOUNTED = """
-import subprocess, sys
-from affinityd.daemon.peers.cpuset_cache import CpusetFiles
+import asyncio, socket, subprocess, sys
+from affinityd.daemon.peers import Callers, peer_of
 old, new = sys.argv[1:]
-files = CpusetFiles()
-def told():
-    return files.cpuset(b"1:cpuset:/\\n") is not None
-print(told(), told())
+mine, other = socket.socketpair(socket.AF_UNIX)
+callers, peer = Callers(), peer_of(mine)
+async def ask():
+    return callers.of_peer(peer).cpuset is not None
+print(asyncio.run(ask()), asyncio.run(ask()))
 subprocess.run(["mount", "--bind", old, new], check=True)
 subprocess.run(["umount", old], check=True)
-print(told(), told())
+print(asyncio.run(ask()), asyncio.run(ask()))
 subprocess.run(["umount", new], check=True)
-print(told(), told())
+print(asyncio.run(ask()), asyncio.run(ask()))
 """
 
 
@@ -201,7 +176,7 @@ def test_a_process_with_the_pid_of_one_that_has_ended_is_not_taken_for_it(
 ) -> None:
     apart = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
     arguments = (str(tmp_path / "s"), str(by_pidfd))
-    assert said(REUSED, *arguments, within=apart) == "True True None None True"
+    assert said(REUSED, *arguments, within=apart) == "True True None"
 
 
 @as_root
@@ -214,15 +189,6 @@ def test_a_caller_whose_cgroups_folder_is_shut_is_bound_by_its_mask_and_by_nothi
         enter = 'echo $$ >"$0/cgroup.procs" && exec "$@"'
         before = ("sh", "-c", enter, str(folder), *user)
         assert said(SHUT, within=before) == f"{known(FAR, FAR)}"
-
-
-@has_handles
-@needs_cpuset
-@pytest.mark.parametrize(("most_open", "opened"), [(3, "0 1"), (2, "3 4")])
-def test_of_callers_that_ask_again_nothing_is_opened_but_their_common_cpuset_once(
-    most_open: int, opened: str
-) -> None:
-    assert said(OPENED, str(most_open)) == opened
 
 
 @as_root
@@ -240,47 +206,19 @@ def test_over_tcp_on_a_replayed_machine_and_without_a_connection_no_caller_is_kn
         socket.create_connection(server.getsockname()),
         server.accept()[0] as accepted,
     ):
-        connection = PeerConnection(Accepted(accepted))
-        assert (connection.credentials, connection.groups) == (None, frozenset())
-        assert (connection.caller, told(connection)) == (TCP, None)
-    assert told(caller.connection, Callers(replayed=True)) is None
+        assert peer_of(accepted) is None
+    assert told(caller.peer, Callers(replayed=True)) is None
     assert told(None) is None
 
 
-async def test_where_no_more_files_can_be_opened_there_is_no_answer_rather_than_a_wrong_one(
-    caller: Called, monkeypatch: pytest.MonkeyPatch
+async def test_without_a_free_file_there_is_no_answer_rather_than_a_wrong_one(
+    caller: Called,
 ) -> None:
-    def not_counted(_answer: Answer) -> Callable[[], None]:
-        return lambda: None
-
     callers = Callers()
-    answers = AnswerCache(callers, generation=lambda: 1, counter=not_counted)
-    unknown = {"query_string": b"gpus=0", "headers": [], "state": {}}
-    answers.remember(unknown, Answer(b"{}", "application/json", "node", "local"))
-
-    other = PeerConnection(Accepted(caller.accepted))
-    assert callers.of_connection(caller.connection) is not None
-    assert answers.find(b"gpus=0", unknown) is not None
-    with no_more_files():
-        with pytest.raises(BusyError, match="Too many open files; try again in a moment"):
-            callers.of_connection(other)
-        of_other = {**unknown, "state": {KEY: other}}
-        assert answers.find(b"gpus=0", of_other) is None
-    assert callers.of_connection(other) is not None
-    monkeypatch.setattr(connections, "has_peer_pidfd", lambda: False)
-    with no_more_files(), pytest.raises(OSError, match="Too many open files"):
-        PeerConnection(Accepted(caller.accepted))
-
-
-async def test_the_cpus_of_a_requests_caller_are_read_once(caller: Called) -> None:
-    scope: Scope = {"state": {KEY: caller.connection}}
-    callers = Callers()
-
-    before = callers.of_request(scope)
-    assert before is not None
-    caller.do(f"os.sched_setaffinity(0, {{{NEAR}}})")
-    assert callers.of_request(scope) is before
-    assert callers.of_connection(caller.connection) != before
+    assert callers.of_peer(caller.peer) is not None
+    with no_more_files(), pytest.raises(BusyError, match="Too many open files; try again"):
+        callers.of_peer(caller.peer)
+    assert callers.of_peer(caller.peer) is not None
 
 
 @pytest.mark.parametrize(
@@ -289,6 +227,6 @@ async def test_the_cpus_of_a_requests_caller_are_read_once(caller: Called) -> No
 def test_a_mask_is_within_the_cpuset_that_was_read_after_it(
     caller: Called, monkeypatch: pytest.MonkeyPatch, within: str | None, mask: str
 ) -> None:
-    monkeypatch.setattr(CpusetFiles, "cpuset", lambda *_: within and within.encode())
+    monkeypatch.setattr(Callers, "_cpuset", lambda *_: within and within.encode())
     cpus = None if within is None else parse_list(within)
-    assert told(caller.connection) == Caller(parse_list(mask), cpus)
+    assert told(caller.peer) == Caller(parse_list(mask), cpus)

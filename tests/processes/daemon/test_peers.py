@@ -3,37 +3,43 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
 
-from affinityd.daemon.peers.connection import PeerConnection
+from affinityd.daemon.peers import Peer, peer_of
 from tests.support.asking_processes import connected
-from tests.support.servers import Accepted
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
 
 
 @contextmanager
-def another_user(groups: Sequence[int]) -> Iterator[tuple[int, PeerConnection]]:
+def another_user(groups: Sequence[int]) -> Iterator[tuple[int, Peer]]:
     """Yield the pid of a process of user 1234, whose group is 1235, and who it is on the socket."""
     its = ",".join(map(str, groups))
     with connected(("setpriv", "--reuid=1234", "--regid=1235", f"--groups={its}")) as (
         it,
         accepted,
     ):
-        yield it.process.pid, PeerConnection(Accepted(accepted))
+        yield it.process.pid, known(accepted)
 
 
-def numbers(peer: PeerConnection) -> list[int]:
+def known(accepted: socket.socket) -> Peer:
+    peer = peer_of(accepted)
+    assert peer is not None
+    return peer
+
+
+def numbers(peer: Peer) -> list[int]:
     told = peer.credentials
-    return [] if told is None else [told.pid, told.uid, told.gid]
+    return [told.pid, told.uid, told.gid]
 
 
 def test_a_process_is_known_by_its_pid_user_and_groups() -> None:
     with connected() as (it, accepted):
-        peer = PeerConnection(Accepted(accepted))
+        peer = known(accepted)
         assert numbers(peer) == [it.process.pid, os.getuid(), os.getgid()]
         assert peer.groups == {os.getgid(), *os.getgroups()}
 
@@ -52,10 +58,3 @@ def test_of_more_groups_than_there_is_room_for_the_first_alone_is_known(
 ) -> None:
     with another_user(range(2000, 2000 + groups)) as (_, peer):
         assert (len(peer.groups), 1235 in peer.groups) == (known, True)
-
-
-def test_little_of_an_answer_that_nobody_takes_waits_in_the_kernel() -> None:
-    with connected() as (_, accepted):
-        PeerConnection(Accepted(accepted))
-        accepted.settimeout(0)
-        assert 1024 <= accepted.send(b"x" * 1_000_000) <= 16384

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from urllib.parse import parse_qsl
 
 import pytest
 
@@ -13,7 +12,6 @@ from affinityd.config.settings import ENFORCE_VALUES, Settings
 from affinityd.cpuset import parse_list
 from affinityd.daemon.state.plan_service import PlanService
 from affinityd.errors import InvalidRequestError
-from affinityd.request.parameters import parse_request
 from affinityd.request.resolve import Caller
 from affinityd.topology.model import Node, Topology
 from tests.support.machines.by_hand import made
@@ -82,9 +80,8 @@ ONE_NODE = made({0: "0-7"}, gpus=(0,))
 def test_an_observed_plan_is_counted_by_where_its_process_is_and_would_be(
     machine: Topology, query: str, before: str, after: str
 ) -> None:
-    request = parse_request(parse_qsl(query))
     for format_name in ("shell", "json"):
-        found = PlanService(Node(machine)).answer([request], format_name)
+        found = PlanService(Node(machine)).answer(f"{query}&format={format_name}".encode())
         assert (found.observed, found.locality) == (before, after)
         assert (b"AFFINITYD=observe" in found.body) == (format_name == "shell")
 
@@ -103,9 +100,9 @@ def test_an_observed_plan_is_counted_by_where_its_process_is_and_would_be(
 def test_what_the_node_says_is_told_to_clients_that_would_apply_its_plan(
     site: str, query: str, caller: str | None, observed: str | None, told: str | None
 ) -> None:
-    request = parse_request(parse_qsl(f"gpus=0&{query}"))
+    query = query if "format" in query else f"format=shell&{query}".rstrip("&")
     who = None if caller is None else Caller(parse_list(caller))
     service = PlanService(Node(MACHINE, switch=site))
-    answer = service.answer([request], request.format or "shell", who)
+    answer = service.answer(f"gpus=0&{query}".encode(), who)
     lines = dict(line.partition("=")[::2] for line in answer.body.decode().splitlines())
     assert (answer.observed, lines.get("AFFINITYD")) == (observed, told)

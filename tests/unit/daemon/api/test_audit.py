@@ -10,8 +10,7 @@ import pytest
 
 from affinityd.audit.document import AuditDocument
 from affinityd.daemon.api.documents import Documents
-from affinityd.daemon.peers.connection import PeerConnection
-from affinityd.daemon.peers.viewer import Viewer, viewer
+from affinityd.daemon.peers import Peer, Viewer, viewer
 from affinityd.errors import NotScannedError
 from affinityd.linux.processes import Credentials
 from tests.support.documents import exactly
@@ -21,9 +20,9 @@ ADMINS = 500
 ALL, OWN, COUNTS = Viewer(is_admin=True), Viewer(uid=7), Viewer()
 
 
-def peer(uid: int, *groups: int, pid: int = 10) -> PeerConnection:
+def peer(uid: int, *groups: int, pid: int = 10) -> Peer:
     """Return a connection of a process of these numbers."""
-    connection = PeerConnection.__new__(PeerConnection)
+    connection = Peer.__new__(Peer)
     connection.credentials = Credentials(pid, uid, 0)
     connection.groups = frozenset(groups)
     return connection
@@ -43,7 +42,7 @@ def peer(uid: int, *groups: int, pid: int = 10) -> PeerConnection:
         (None, ADMINS, COUNTS),  # over TCP
     ],
 )
-def test_who_sees_what(peer: PeerConnection | None, admin_group: int | None, sees: Viewer) -> None:
+def test_who_sees_what(peer: Peer | None, admin_group: int | None, sees: Viewer) -> None:
     assert viewer(peer, admin_group) == sees
 
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from affinityd.daemon.api.answer_cache import AnswerCache
 from affinityd.daemon.api.app import create_app
 from affinityd.daemon.metrics.registry import Metrics
-from affinityd.daemon.peers.callers import Callers
+from affinityd.daemon.peers import Callers
 from affinityd.daemon.state.plan_service import Answer, PlanService
 from affinityd.daemon.state.topology_watcher import TopologyWatcher
 from affinityd.topology.model import Node
@@ -38,8 +37,7 @@ async def test_a_bug_is_a_500_of_one_line(accept: bytes) -> None:
     service = Broken(Node(machine("dgx-h100")))
     watcher = TopologyWatcher(service, StandIn(), reserved=frozenset(), on_read=lambda: None)
     metrics = Metrics(lambda: service.known)
-    answers = AnswerCache(Callers(), generation=watcher.generation, counter=metrics.counter)
-    app = create_app(service, watcher, metrics, answers, {})
+    app = create_app(service, watcher, metrics, Callers(), {})
     scope = {"type": "http", "method": "GET", "path": "/plan", "query_string": b"gpus=0"}
     with pytest.raises(RuntimeError, match="a bug"):
         await app({**scope, "headers": [(b"accept", accept)]}, receive, send)

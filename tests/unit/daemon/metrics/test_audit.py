@@ -151,7 +151,7 @@ def test_every_metric_of_a_gpu_names_it_and_no_label_is_a_pid_or_a_name() -> Non
     assert [line for line in of_gpus if 'vendor="nvidia"' not in line] == []
     found = {name for line in scraped(FOUND) for name in re.findall(r'(\w+)="', line)}
     of_gpu = {"vendor", "gpu", "uuid", "pci_bus_id"}
-    assert found == {*of_gpu, "cause", "placement", "version", "le", "reason"}
+    assert found == {*of_gpu, "cause", "placement", "version", "le"}
 
 
 def test_the_daemon_itself_is_measured_as_other_programs_are() -> None:

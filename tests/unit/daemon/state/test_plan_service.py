@@ -24,34 +24,43 @@ from tests.support.machines.strategies import machines
 from tests.support.tables import words
 
 A100 = Node(machine("dgx-a100"))
-TWO_GPUS = parse_request([("gpus", "0,1"), ("share", "requested"), ("mode", "unique_contiguous")])
+TWO_GPUS = b"gpus=0,1&share=requested&mode=unique_contiguous"
 
 
-def test_an_answer_is_bytes_and_what_metrics_say_of_it() -> None:
+def test_an_answer_is_bytes_and_the_labels_of_its_metrics() -> None:
     """Its format and its caller are part of the question."""
     service, cpus = PlanService(A100), parse_list("48-51")
-    told = service.answer([TWO_GPUS], "cpulist")
-    assert told.body == b"48-55,176-183\n56-63,184-191\n"
-    assert told.media_type == "text/plain; charset=utf-8"
-    assert (told.mode, told.locality) == ("unique_contiguous", "local")
-    assert service.answer([TWO_GPUS], "cpulist", Caller(cpus, cpus)).body == b"48-49\n50-51\n"
-    assert service.answer([TWO_GPUS], "cpulist") == told
-    told = service.answer([TWO_GPUS], "json")
-    assert told.media_type == "application/json"
+    text = service.answer(TWO_GPUS, is_text=True)
+    assert text.body == b"48-55,176-183\n56-63,184-191\n"
+    assert text.media_type == "text/plain; charset=utf-8"
+    assert (text.mode, text.locality) == ("unique_contiguous", "local")
+    assert service.answer(TWO_GPUS, Caller(cpus, cpus), is_text=True).body == b"48-49\n50-51\n"
+    answer = service.answer(TWO_GPUS)
+    assert answer.media_type == "application/json"
     reply = ask(A100.topology, gpus="0,1", share="requested")
-    assert json.loads(told.body) == json.loads(dumps(document(reply)))
+    assert json.loads(answer.body) == json.loads(dumps(document(reply)))
+
+
+@pytest.mark.parametrize("mode", ["node", "unique_contiguous"])
+def test_a_rank_gets_the_same_answer_whichever_rank_asked_before(mode: str) -> None:
+    service = PlanService(A100)
+    queries = [f"gpus=0,1,0,5&mode={mode}&rank={rank}".encode() for rank in range(4)]
+    alone = [PlanService(A100).answer(query).body for query in queries]
+    assert [service.answer(query).body for query in queries] == alone
+    with pytest.raises(InvalidRequestError, match="there is no rank 4; the request has ranks 0-3"):
+        service.answer(queries[0].replace(b"rank=0", b"rank=4"))
 
 
 def test_there_is_an_answer_from_the_first_reading_on_and_a_new_one_counts_at_once() -> None:
     service = PlanService()
     with pytest.raises(NotReadyError):
-        service.answer([TWO_GPUS], "json")
+        service.answer(TWO_GPUS)
     for node, generation, allowed in (
         (A100, 1, "0-255"),
         (Node(A100.topology, parse_list("48"), generation=2), 2, "0-47,49-255"),
     ):
         service.swap(node)
-        told = json.loads(service.answer([TWO_GPUS], "json").body)
+        told = json.loads(service.answer(TWO_GPUS).body)
         assert (told["generation"], told["allowed"]["cpulist"]) == (generation, allowed)
 
 
@@ -122,4 +131,5 @@ def test_where_the_cpuset_is_not_known_the_mask_is_no_bound() -> None:
     asked, caller = parse_request([("gpus", "0"), ("cpuset", "0-63")]), Caller(parse_list("48"))
     reply = answer(A100, asked, caller)
     assert (format_list(reply.allowed), reply.within) == ("0-63", None)
-    assert format_list(answer(A100, TWO_GPUS, Caller(parse_list("48-51"))).allowed) == "48-51"
+    reply = answer(A100, parse_request([("gpus", "0")]), Caller(parse_list("48-51")))
+    assert format_list(reply.allowed) == "48-51"

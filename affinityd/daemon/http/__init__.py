@@ -1,1 +1,0 @@
-"""Additions to uvicorn: limits of connections, heads and bodies, and cached answers."""
