@@ -9,7 +9,7 @@ from affinityd.text import node_name, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Iterator
 
 CpuSet = frozenset[int]
 
@@ -31,35 +31,21 @@ def parse_list(text: str) -> CpuSet:
     text = text.strip(PADDING)
     cpus: list[int] = []
     for part in text.split(",") if text else ():
-        for some in _parse_part(part.strip()):
-            cpus += some
-            if len(cpus) > MAX_CPUS:  # `0-65535,0-65535,…` must not take a minute
-                raise ValueError(f"the list names more than {MAX_CPUS} CPUs; name each once")
+        cpus += _parse_part(part.strip())
+        if len(cpus) > MAX_CPUS:  # `0-65535,0-65535,…` must not take a minute
+            raise ValueError(f"the list names more than {MAX_CPUS} CPUs; name each once")
     return frozenset(cpus)
 
 
 def format_list(cpus: Iterable[int]) -> str:
     """Write the shortest cpulist: the inverse of `parse_list`."""
-    ordered = sorted(set(cpus))
-    parts = []
-    start = 0
-    while start < len(ordered):
-        end = _run_end(ordered, start)
-        first, last = ordered[start], ordered[end]
-        parts.append(str(first) if first == last else f"{first}-{last}")
-        start = end + 1
-    return ",".join(parts)
-
-
-def _run_end(ordered: Sequence[int], start: int) -> int:
-    """Return the index of a run's last CPU: ever larger steps, as most runs are long."""
-    end, step, lead = start, 1, ordered[start] - start
-    while step:
-        if end + step < len(ordered) and ordered[end + step] - end - step == lead:
-            end, step = end + step, step * 2
+    runs: list[list[int]] = []
+    for cpu in sorted(set(cpus)):
+        if runs and cpu == runs[-1][-1] + 1:
+            runs[-1][1:] = [cpu]
         else:
-            step //= 2
-    return end
+            runs.append([cpu])
+    return ",".join("-".join(map(str, run)) for run in runs)
 
 
 def parse_mask(text: str) -> CpuSet:
@@ -83,13 +69,8 @@ def format_mask(cpus: Iterable[int]) -> str:
     return hex(sum(1 << cpu for cpu in set(cpus)))
 
 
-def _parse_part(part: str) -> Iterable[Sequence[int]]:
-    """Read `5`, `5-9`, `5-9:2` (every second) or `5-9:1/2` (the first one of every two).
-
-    Returned are few ranges: as much work as there are CPUs in them, not between them.
-    """
-    if part.isascii() and part.isdigit() and len(part) < len(str(MAX_CPUS)):  # the most are this
-        return ((int(part),),)
+def _parse_part(part: str) -> Iterator[int]:
+    """Read `5`, `5-9`, `5-9:2` (every second) or `5-9:1/2` (the first one of every two)."""
     span, has_stride, stride = part.partition(":")
     begin, is_range, end = span.partition("-")
     first = _number(begin, part)
@@ -97,10 +78,8 @@ def _parse_part(part: str) -> Iterable[Sequence[int]]:
     take, step = _stride(stride, part) if has_stride else (1, 1)
     if last < first or not 1 <= take <= step:
         raise ValueError(f"{quote(part)} is not a range of CPUs; {EXAMPLE}")
-    groups = range(first, last + 1, step)
-    if take < len(groups):
-        return (range(first + place, last + 1, step) for place in range(take))
-    return (range(low, min(low + take, last + 1)) for low in groups)
+    for start in range(first, last + 1, step):
+        yield from range(start, min(start + take, last + 1))
 
 
 def _stride(stride: str, part: str) -> tuple[int, int]:

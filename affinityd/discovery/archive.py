@@ -33,11 +33,9 @@ if TYPE_CHECKING:
 #: The largest capture in bytes, unpacked; every file of a machine of 2,000 CPUs is half of it.
 MAX_BYTES = 256 * 1024 * 1024
 
-#: The longest name of a member: PATH_MAX of Linux.
-MAX_NAME = 4096
-
-#: The memory of a folder without its name, in bytes, about.
-FOLDER_BYTES = 512
+#: The longest name of a member, and the most folders in it; the kernel's are half as long. Each
+#: folder takes memory, however few bytes name it.
+MAX_NAME, MAX_DEPTH = 512, 40
 
 #: As many links as Linux follows (path_resolution(7)).
 MAX_LINKS = 40
@@ -74,7 +72,7 @@ class ArchiveTree:
         self._links = {
             name: target for name, target in self._contents.items() if isinstance(target, str)
         }
-        self._folders = _folders(self.name, self._contents)
+        self._folders = _folders(self._contents)
 
     def read(self, path: str, *beginnings: str) -> str | None:
         """See `Tree.read`."""
@@ -90,20 +88,14 @@ class ArchiveTree:
         return self._links.get(resolve(path, self._links, last=False))
 
 
-def _folders(archive: str, names: Iterable[str]) -> Mapping[str, set[str]]:
-    """Return folder → the names in it. A few bytes of an archive may name a thousand folders."""
+def _folders(names: Iterable[str]) -> Mapping[str, set[str]]:
+    """Return folder → the names in it."""
     folders: dict[str, set[str]] = {}
-    room = MAX_BYTES
     for name in names:
         folder = name
         while folder:
             folder, _, child = folder.rpartition("/")
-            if folder not in folders:
-                room -= len(folder) + FOLDER_BYTES
-                folders[folder] = set()
-            folders[folder].add(child)
-        if room < 0:
-            raise TreeError(f"the folders of archive {archive!r} take more than {MAX_BYTES} bytes")
+            folders.setdefault(folder, set()).add(child)
     return folders
 
 
@@ -156,7 +148,9 @@ def _contents(archive: tarfile.TarFile) -> Iterator[tuple[str, bytes | str | Non
         if member.size < 0:  # before Python 3.11.14 tarfile goes back by it, and on for ever
             raise tarfile.ReadError(f"a member of {member.size} bytes")
         name = normpath(member.name).lstrip("/")
-        if len(name) > MAX_NAME or name.split("/")[0] in ("", ".", ".."):
+        if len(name) > MAX_NAME or name.count("/") > MAX_DEPTH:
+            continue
+        if name.split("/")[0] in ("", ".", ".."):
             continue
         if member.isfile() and not member.issparse():  # holes cost nothing to send, but memory here
             file = archive.extractfile(member)

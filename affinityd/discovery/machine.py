@@ -38,7 +38,7 @@ class Machine:
         self._tree: Tree | None = (
             None if self._shipped else open_tree(settings.root, settings.node_name)
         )
-        self._report: NvmlReport | None = None
+        self.report: NvmlReport | None = None  #: NVML's last
         self._answered_by: str | None = None  # the driver's version when NVML last answered
         #: Of the last reading: the online CPUs, and the files that could not be read.
         self._last_online: str | None = None
@@ -50,11 +50,6 @@ class Machine:
         if self._tree is None:
             raise TreeError("a built-in machine has no files; name a --root")
         return self._tree
-
-    @property
-    def report(self) -> NvmlReport | None:
-        """NVML's last report."""
-        return self._report
 
     @property
     def is_live(self) -> bool:
@@ -69,9 +64,9 @@ class Machine:
         if self._tree is None:
             return
         if not self._tree.live:
-            self._report = snapshot_nvml(self._tree)
+            self.report = snapshot_nvml(self._tree)
         elif (version := self._tree.read(NVIDIA_DRIVER)) is None:
-            self._report = NvmlReport(None, error="NVIDIA's driver is not loaded")
+            self.report = NvmlReport(None, error="NVIDIA's driver is not loaded")
         else:
             self._keep(self._asked(timeout), version)
 
@@ -87,9 +82,9 @@ class Machine:
         """Keep a report; if NVML fails and the driver is the same, only the error is new."""
         if report.gpus is not None:
             self._answered_by = version
-        elif self._report is not None and version == self._answered_by:
-            report = replace(self._report, error=report.error, remedy=report.remedy)
-        self._report = report
+        elif self.report is not None and version == self._answered_by:
+            report = replace(self.report, error=report.error, remedy=report.remedy)
+        self.report = report
 
     def read(self) -> Topology:
         """Return its topology, with the last answers of the drivers.
@@ -100,12 +95,12 @@ class Machine:
             assert self._shipped is not None  # noqa: S101 - one of the two is there
             return self._shipped
         if not isinstance(self._tree, FolderTree):
-            return discover(self._tree, self._report)
+            return discover(self._tree, self.report)
         online = self.online()
         broken = self._tree.broken
         broken.clear()
         try:
-            topology = discover(self._tree, self._report)
+            topology = discover(self._tree, self.report)
         except TreeError as error:
             causes = itertools.islice(_notices(broken), 1)
             raise TreeError("; ".join((str(error), *causes))) from None
@@ -127,7 +122,7 @@ class Machine:
                 raise TreeError(f"/{path}: {error.strerror}")
 
     def _of_nvml(self) -> Iterator[str]:
-        report = self._report
+        report = self.report
         if report is not None and report.gpus is not None and report.error:
             yield f"{report.said}; its last answer is used"
 
@@ -145,7 +140,7 @@ class Machine:
 
     def lacks_nvml(self) -> bool:
         """Whether NVIDIA's driver is there and NVML did not answer."""
-        report = self._report
+        report = self.report
         answered = report is not None and report.gpus is not None and report.error is None
         return self.is_live and not answered and self.drivers()[0] is not None
 

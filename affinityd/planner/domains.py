@@ -143,8 +143,6 @@ def best_first(bundles: Iterable[Bundle]) -> tuple[Core, ...]:
 
 def restrict(domain: Domain, allowed: CpuSet) -> Domain:
     """Return the part of a domain in a narrower cpuset; its remaining partners are dealt again."""
-    if all(allowed.issuperset(core.cpus) for bundle in domain for core in bundle):
-        return domain
     near_cores = usable((bundle[0] for bundle in domain), allowed)
     partners = usable(best_first(bundle[1:] for bundle in domain), allowed)
     return deal(near_cores, partners)

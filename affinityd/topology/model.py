@@ -143,10 +143,6 @@ class Topology:
         """Hash the name alone: caches of functions of a topology find it by its identity."""
         return hash(self.name)
 
-    def __getstate__(self) -> dict[str, object]:
-        """Return the fields alone: another thread may add a derived value while this is pickled."""
-        return {name: vars(self)[name] for name in self.__dataclass_fields__}
-
     @cached_property
     def online(self) -> CpuSet:
         """Every CPU that can run something now."""

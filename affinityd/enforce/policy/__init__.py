@@ -234,8 +234,7 @@ def site(said: Mapping[str, str]) -> Treatment:
     InvalidRequestError.
     """
     given = {name: said[text] for name in SITE if (text := PREFIX + name.upper()) in said}
-    mode = "all" if "scope" in given else "node"  # as of exec: node is one node, for any scope
     # A number of the site's is each task's, and several may share a GPU, which is a rank here.
     cpus = NOTHING if said.get(f"{PREFIX}CPUS") == NOTHING else GRANTED
-    options = parse_request({"mode": mode, **given}.items()).options
+    options = parse_request(given.items()).options
     return Treatment(options, cpus)
