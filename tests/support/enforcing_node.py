@@ -106,7 +106,7 @@ def enforcing(
     listen: str = "none",
 ) -> Iterator[EnforcingNode]:
     """Run a daemon that enforces, likewise, and lets what starts alone for one second."""
-    sooner = with_constants(enforce__backoff__GRACE=GRACE)
+    sooner = with_constants(enforce__decide__GRACE=GRACE)
     settings = ("--enforce", way, *arguments)
     words = (*before, *sooner)
     with scanning(*settings, users=users, run=run, before=words, listen=listen) as node:
