@@ -124,10 +124,10 @@ KEYS = tuple(name for name in RuleTable.model_fields if name not in SETTINGS)
 
 def parse(text: str, site: Treatment = NODE) -> Policy:
     """Read a policy's file; `site` has the defaults. Raises PolicyError."""
-    found = document(text)
-    defaults = _treatment(found, site)
+    table = document(text)
+    defaults = _treatment(table, site)
     return Policy(
-        defaults, tuple(_rule(number, it, defaults) for number, it in enumerate(found.rule, 1))
+        defaults, tuple(_rule(number, rule, defaults) for number, rule in enumerate(table.rule, 1))
     )
 
 
@@ -149,41 +149,45 @@ def document(text: str) -> PolicyTable:
 
 def _treatment(settings: PolicySettings, before: Treatment) -> Treatment:
     """Return a treatment with these fields; the mode `node` is one node, for any scope."""
-    said = settings.model_dump(include={*SETTINGS}, exclude_none=True)
-    planned = {name: said.pop(name) for name in PLANNED if name in said}
+    values = settings.model_dump(include={*SETTINGS}, exclude_none=True)
+    planned = {name: values.pop(name) for name in PLANNED if name in values}
     if "scope" in planned and "mode" not in planned and before.options.mode == NODE.options.mode:
         planned["mode"] = "all"
-    return replace(before, options=replace(before.options, **planned), **said)
+    return replace(before, options=replace(before.options, **planned), **values)
 
 
 def _rule(number: int, table: RuleTable, defaults: Treatment) -> Rule:
     treatment = replace(_treatment(table, defaults), rule=number)
-    said = table.model_dump(exclude_none=True)
-    if said.keys().isdisjoint(KEYS):
+    values = table.model_dump(exclude_none=True)
+    if values.keys().isdisjoint(KEYS):
         raise PolicyError(f"rule {number}: it selects nothing; give it one of {', '.join(KEYS)}")
-    unused = [name for name in SETTINGS if name in said and name != "leave"]
+    unused = [name for name in SETTINGS if name in values and name != "leave"]
     if treatment.leave and unused:
-        where, name = f"rule {number}{_first_key(said)}", unused[0]
+        where, name = f"rule {number}{_first_key(values)}", unused[0]
         why = "has no effect with leave = true; remove it, or write leave = false"
         raise PolicyError(one_line(f"{where}: {name} {why}"))
-    asked: dict[str, Container[Any]] = {k: NamePatterns(said[k]) for k in NAMED if k in said}
+    conditions: dict[str, Container[Any]] = {
+        k: NamePatterns(values[k]) for k in NAMED if k in values
+    }
     if table.uid is not None:
-        asked["uid"] = frozenset(table.uid)
+        conditions["uid"] = frozenset(table.uid)
     return Rule(
         treatment,
-        asked,
+        conditions,
         cgroup=NamePatterns(table.cgroup) if table.cgroup else None,
-        environment={key: NamePatterns(it) for key, it in said.get("environment", {}).items()},
+        environment={
+            key: NamePatterns(globs) for key, globs in values.get("environment", {}).items()
+        },
     )
 
 
 def _line(error: ErrorDetails, tables: Mapping[str, Any]) -> str:
     """Return the place of an error, the wrong value, and the remedy."""
-    place, rule, known = list(error["loc"]), "", ("rule", *SETTINGS)
+    place, rule, keys = list(error["loc"]), "", ("rule", *SETTINGS)
     match place:
         case ["rule", int(index), *in_rule] if in_rule:
             rule = f"rule {index + 1}{_first_key(tables['rule'][index])}: "
-            place, known = in_rule, (*KEYS, *SETTINGS)
+            place, keys = in_rule, (*KEYS, *SETTINGS)
     name = ".".join(part for part in place if isinstance(part, str) and part != "[key]")
     if name == "rule":
         return (
@@ -193,9 +197,9 @@ def _line(error: ErrorDetails, tables: Mapping[str, Any]) -> str:
     if error["type"] == "extra_forbidden" and name in KEYS:
         return f"{name} selects processes; write it below a line [[rule]]"
     if error["type"] == "extra_forbidden":
-        return f"{rule}unknown {quote(name)}; {_suggestion(name, known)}"
-    told = error.get("ctx", {}).get("error") or error["msg"].replace("Input", "it", 1)
-    return f"{rule}{name}: {shown(error['input'])}: {RIGHT.get(error['type'], told)}"
+        return f"{rule}unknown {quote(name)}; {_suggestion(name, keys)}"
+    why = error.get("ctx", {}).get("error") or error["msg"].replace("Input", "it", 1)
+    return f"{rule}{name}: {shown(error['input'])}: {RIGHT.get(error['type'], why)}"
 
 
 def _first_key(table: Mapping[str, object]) -> str:
@@ -212,10 +216,10 @@ def shown(value: object) -> str:
         return "a huge number"
 
 
-def _suggestion(name: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(name[:64], known, n=1)
-    alike = [it for it in known if name and name in it] or near
-    return f"did you mean {' or '.join(alike)}?" if alike else f"known are {', '.join(known)}"
+def _suggestion(name: str, keys: Collection[str]) -> str:
+    near = difflib.get_close_matches(name[:64], keys, n=1)
+    alike = [key for key in keys if name and name in key] or near
+    return f"did you mean {' or '.join(alike)}?" if alike else f"known are {', '.join(keys)}"
 
 
 def described(text: str) -> list[str]:
@@ -259,6 +263,6 @@ def _done(settings: Mapping[str, Any]) -> str:
         return "left alone"
     mode = settings.get("mode")
     others = [name for name in SETTINGS if name in settings and name not in OF_THEIR_OWN]
-    said = [f"{name} {settings[name]}" for name in others]
-    said += ["only observed"] if settings.get("observe") else []
-    return ", ".join([f"mode {mode}" if mode else "the site's mode", *said])
+    parts = [f"{name} {settings[name]}" for name in others]
+    parts += ["only observed"] if settings.get("observe") else []
+    return ", ".join([f"mode {mode}" if mode else "the site's mode", *parts])

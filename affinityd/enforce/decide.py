@@ -92,26 +92,26 @@ class _Deciding:
 
     def decision(self, process: AuditedProcess) -> Decision:
         """Return the decision about a process."""
-        found = Decision(process, LEFT)
+        decision = Decision(process, LEFT)
         try:
             job = self._job(process)
-            found = replace(found, job=job, pod=self._pod(job))
+            decision = replace(decision, job=job, pod=self._pod(job))
             holder = self._jobs.holder(process).facts
             treatment = self._treatment(holder)
-            found = replace(found, treatment=treatment)
+            decision = replace(decision, treatment=treatment)
             word, pid = self._switch(process, job)
             _check_wanted(treatment, word, pid)
             target = self._places.target(process, job, treatment)
-            found = judged(found, target)
-            self._check_judged(found, target, treatment, holder)
+            decision = judged(decision, target)
+            self._check_judged(decision, target, treatment, holder)
         except ExemptError as why:
-            cause = ALLOCATION if why.reason == ALLOCATION else found.cause
-            return replace(found, verdict=LEFT, cause=cause, reason=why.reason, why=str(why))
-        if found.verdict == DRIFTED and treatment.observe and not treatment.unread:
-            return _observed(found, BY_POLICY.format(which=_source(treatment)))
-        if found.verdict == DRIFTED and word == OBSERVE:
-            return _observed(found, BY_JOB.format(pid=pid))
-        return found
+            cause = ALLOCATION if why.reason == ALLOCATION else decision.cause
+            return replace(decision, verdict=LEFT, cause=cause, reason=why.reason, why=str(why))
+        if decision.verdict == DRIFTED and treatment.observe and not treatment.unread:
+            return _observed(decision, BY_POLICY.format(which=_source(treatment)))
+        if decision.verdict == DRIFTED and word == OBSERVE:
+            return _observed(decision, BY_JOB.format(pid=pid))
+        return decision
 
     def _job(self, process: AuditedProcess) -> Job:
         """Return the job of a process. Raises ExemptError where it is in none that lives."""
@@ -139,13 +139,13 @@ class _Deciding:
         return self._treatments[holder.pid]
 
     def _check_judged(
-        self, found: Decision, target: TargetCpus, treatment: Treatment, holder: ProcessFacts
+        self, decision: Decision, target: TargetCpus, treatment: Treatment, holder: ProcessFacts
     ) -> None:
         """Raise ExemptError if a process is elsewhere on purpose, or by request.
 
         Or if a drifted one must not be pinned.
         """
-        process, fits = found.process, found.verdict == FITS
+        process, fits = decision.process, decision.verdict == FITS
         if fits and not process.is_given:
             check_purpose(process, target)
         if process.cause == ALLOCATION and (fits or process.is_given):
@@ -153,7 +153,7 @@ class _Deciding:
         if fits:
             return
         # One that was never seen with all of its cpuset: its mask may be its allocation.
-        if not process.facts.is_confined and all(it < target.cpuset for it in target.usual):
+        if not process.facts.is_confined and all(mask < target.cpuset for mask in target.usual):
             raise ExemptError(UNKNOWN_CPUSET, BY_MASKS)
         if treatment.unread:
             unread = ", ".join(treatment.unread)
@@ -173,7 +173,7 @@ class _Deciding:
         """Return the least AFFINITYD that counts for a process, and the pid of its holder."""
         speakers = self._jobs.speakers(process, job)
         words = ((self._identify(facts).switch, facts.pid) for facts in speakers)
-        return min(words, key=lambda it: SWITCHES.index(it[0]), default=(ON, None))
+        return min(words, key=lambda speaker: SWITCHES.index(speaker[0]), default=(ON, None))
 
 
 def _check_wanted(treatment: Treatment, word: str, pid: int | None) -> None:
@@ -184,8 +184,8 @@ def _check_wanted(treatment: Treatment, word: str, pid: int | None) -> None:
         raise ExemptError(OPTED_OUT, pid=pid)
 
 
-def _observed(found: Decision, why: str) -> Decision:
-    return replace(found, is_observed=True, why=f"{found.why}; it is not pinned: {why}")
+def _observed(decision: Decision, why: str) -> Decision:
+    return replace(decision, is_observed=True, why=f"{decision.why}; it is not pinned: {why}")
 
 
 def _source(treatment: Treatment) -> str:

@@ -137,7 +137,7 @@ class EnforceProcessDocument:
     def gpus(self) -> Iterator[GpuKey]:
         """All of its GPUs, that of most memory first."""
         yield self.vendor, self.gpu
-        yield from ((it.vendor, it.gpu) for it in self.gpus_beside)
+        yield from ((gpu.vendor, gpu.gpu) for gpu in self.gpus_beside)
 
 
 @dataclass(frozen=True)
@@ -171,11 +171,11 @@ class EnforceDocument:
     @property
     def has_mismatch(self) -> bool:
         """Whether a process does not run where it should, or may run far from its GPU."""
-        processes = (it for job in self.jobs or () for it in job.processes)
+        processes = (process for job in self.jobs or () for process in job.processes)
         return (
             any(self.summary.processes.drifted.values())
             or any(gpu.fate in {BY_PIN, ALLOCATION, LEFT} for gpu in self.summary.gpus)
-            or any(it.verdict == LEFT and it.cause for it in processes)
+            or any(process.verdict == LEFT and process.cause for process in processes)
         )
 
     @property
@@ -234,12 +234,14 @@ def summary(enforced: Enforced) -> SummaryDocument:
     """Return the counts: GPUs with a mismatch by remedy, and all processes."""
     decisions, unknown = enforced.decisions, enforced.scan.unknown
     far = grouped(
-        (it for it in decisions if it.process.is_mismatch), lambda it: it.process.facts.gpu
+        (decision for decision in decisions if decision.process.is_mismatch),
+        lambda decision: decision.process.facts.gpu,
     )
-    fates = {gpu: _fate(its) for gpu, its in far.items()}
+    fates = {gpu: _fate(mismatches) for gpu, mismatches in far.items()}
     counted = Counter(fates.values())
     verdicts = Counter(
-        (it.verdict, it.cause if it.verdict == DRIFTED else it.reason) for it in decisions
+        (decision.verdict, decision.cause if decision.verdict == DRIFTED else decision.reason)
+        for decision in decisions
     )
     return SummaryDocument(
         gpus_mismatched=len(far),
@@ -270,9 +272,12 @@ def _gpu(
 
 
 def _fate(mismatches: Sequence[Decision]) -> str:
-    if any(it.reason == ALLOCATION for it in mismatches):
+    if any(decision.reason == ALLOCATION for decision in mismatches):
         return ALLOCATION
-    if all(it.verdict == DRIFTED or it.reason in {YOUNG, WAITING} for it in mismatches):
+    if all(
+        decision.verdict == DRIFTED or decision.reason in {YOUNG, WAITING}
+        for decision in mismatches
+    ):
         return BY_PIN
     return LEFT
 
@@ -285,14 +290,14 @@ def _policy(state: PolicyState, sees: Sees | None) -> PolicyDocument:
 
 
 def _jobs(enforced: Enforced, sees: Sees) -> Iterator[EnforceJobDocument]:
-    seen_ones = (it for it in enforced.decisions if sees(it.process))
+    seen_ones = (decision for decision in enforced.decisions if sees(decision.process))
     cpulist = cache(format_list)  # there are many processes and few masks
-    for job, decisions in grouped(seen_ones, lambda it: it.job).items():
+    for job, decisions in grouped(seen_ones, lambda decision: decision.job).items():
         yield EnforceJobDocument(
             scheduler=None if job is None else job.scheduler,
             id=None if job is None else job.id,
-            pod=next((it.pod for it in decisions if it.pod is not None), None),
-            processes=[_process(it, enforced, cpulist) for it in decisions],
+            pod=next((decision.pod for decision in decisions if decision.pod is not None), None),
+            processes=[_process(decision, enforced, cpulist) for decision in decisions],
         )
 
 

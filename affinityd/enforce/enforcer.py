@@ -217,7 +217,11 @@ class Enforcer:
         hindrance = self._why_not_pin()
         does = self._wanted if hindrance is None else OBSERVE
         decisions = self._decide(topology, scan)
-        drifted = [it for it in decisions if it.verdict == DRIFTED and not it.is_observed]
+        drifted = [
+            decision
+            for decision in decisions
+            if decision.verdict == DRIFTED and not decision.is_observed
+        ]
         drifted = drifted if does == PIN else []
         done = self._pin(drifted)
         return Enforced(
@@ -228,7 +232,9 @@ class Enforcer:
             hindrance=hindrance,
             policy=self._policy.state,
             decisions=decisions,
-            records={it.facts.pid: self._backoff.record(it.facts) for it in scan.processes},
+            records={
+                process.facts.pid: self._backoff.record(process.facts) for process in scan.processes
+            },
             totals=TotalsDocument(
                 {outcome: self._pins[outcome] for outcome in PIN_OUTCOMES},
                 threads=self._threads,

@@ -89,7 +89,9 @@ class TargetCpus:
 
     def drifted_masks(self, facts: ProcessFacts) -> frozenset[CpuSet]:
         """Return the masks of a process that a pin would replace."""
-        return frozenset(it.mask for it, verdict in self.verdicts(facts) if verdict == DRIFTED)
+        return frozenset(
+            thread.mask for thread, verdict in self.verdicts(facts) if verdict == DRIFTED
+        )
 
 
 @dataclass(frozen=True)
@@ -183,25 +185,27 @@ BY_POLICY = "{which} of the policy says observe"
 class ExemptError(Exception):
     """A process is left alone."""
 
-    def __init__(self, reason: str, why: str | None = None, **said: object) -> None:
-        super().__init__(WHY[reason].format(**said) if why is None else why)
+    def __init__(self, reason: str, why: str | None = None, **values: object) -> None:
+        super().__init__(WHY[reason].format(**values) if why is None else why)
         self.reason = reason
 
 
-def judged(found: Decision, target: TargetCpus) -> Decision:
+def judged(decision: Decision, target: TargetCpus) -> Decision:
     """Return the decision about a process that has a place: it fits, or has drifted."""
-    process = found.process
+    process = decision.process
     verdicts = [verdict for _, verdict in target.verdicts(process.facts)]
     drifted, on_purpose = verdicts.count(DRIFTED), verdicts.count(ON_PURPOSE)
-    found = replace(found, verdict=FITS, target=target, drifted=drifted, on_purpose=on_purpose)
+    decision = replace(
+        decision, verdict=FITS, target=target, drifted=drifted, on_purpose=on_purpose
+    )
     if not drifted:
-        return found
+        return decision
     # Where the audit finds no mismatch, it runs near its GPU, on CPUs of others.
     # ALLOCATION is judged by its own GPU, if a descendant's GPU has near CPUs.
     cause = {None: SHARE, UNPINNED: UNPINNED}.get(process.cause, MASK)
     masks = format_list(frozenset().union(*target.drifted_masks(process.facts)))
     why = ELSEWHERE.format(masks=masks, cpus=format_list(target.cpus))
-    return replace(found, verdict=DRIFTED, cause=cause, why=why)
+    return replace(decision, verdict=DRIFTED, cause=cause, why=why)
 
 
 def check_purpose(process: AuditedProcess, target: TargetCpus) -> None:

@@ -45,7 +45,7 @@ class ScanJobs:
     def __init__(
         self, processes: Iterable[AuditedProcess], policy: Policy | None, identify: Identify
     ) -> None:
-        self._processes = {it.facts.pid: it for it in processes}
+        self._processes = {process.facts.pid: process for process in processes}
         self._policy = policy
         self._identify = identify
         self._of_holder = {
@@ -67,12 +67,12 @@ class ScanJobs:
     @cached_property
     def holders(self) -> Mapping[Job, tuple[ProcessFacts, ...]]:
         """The holders of each job's GPUs: neither known daemons nor orphans."""
-        found: defaultdict[Job, tuple[ProcessFacts, ...]] = defaultdict(tuple)
+        holders: defaultdict[Job, tuple[ProcessFacts, ...]] = defaultdict(tuple)
         for pid, job in self._of_holder.items():
             process = self._processes[pid]
             if job is not None and not process.is_daemon and process.orphan is None:
-                found[job] += (process.facts,)
-        return found
+                holders[job] += (process.facts,)
+        return holders
 
     def speakers(self, process: AuditedProcess, job: Job) -> Iterator[ProcessFacts]:
         """Yield the holders of a job's GPUs whose AFFINITYD counts for a process.
@@ -81,14 +81,14 @@ class ScanJobs:
         cgroup that a rule names there may be several users: of the first, its own user's counts.
         """
         uid = process.facts.uid if job.scheduler == CGROUP else None
-        its = self._of_user(job, uid)
-        yield from list(its.values())[:1]
+        holders = self._of_user(job, uid)
+        yield from list(holders.values())[:1]
         above: set[int] = set()  # parents may seem a circle
         pid = self.holder(process).facts.pid
         while pid in self._processes and pid not in above:
             above.add(pid)
-            if pid in its:
-                yield its[pid]
+            if pid in holders:
+                yield holders[pid]
             pid = self._processes[pid].facts.parent
 
     def gpus(self, facts: ProcessFacts) -> tuple[GpuKey, ...]:
@@ -109,15 +109,18 @@ class ScanJobs:
 
     def _holders_of(self, job: Job, uid: int | None) -> Mapping[int, ProcessFacts]:
         """Return a job's holders by pid, the first one that started first; None: of all users."""
-        its = (it for it in self.holders[job] if uid is None or it.uid == uid)
-        return {it.pid: it for it in sorted(its, key=lambda it: (it.start, it.pid))}
+        holders = (holder for holder in self.holders[job] if uid is None or holder.uid == uid)
+        return {
+            holder.pid: holder
+            for holder in sorted(holders, key=lambda holder: (holder.start, holder.pid))
+        }
 
     def _named(self, facts: ProcessFacts) -> Job | None:
         """Return the job of a holder; it is identified only where a rule may name its cgroup."""
         policy = self._policy
-        told = _told(facts)
-        if told is not None or policy is None or not policy.may_name(paths(facts.cgroups)):
-            return told
+        job = _told(facts)
+        if job is not None or policy is None or not policy.may_name(paths(facts.cgroups)):
+            return job
         path = policy.names_cgroup(self._identify(facts))
         return None if path is None else Job(CGROUP, path)
 
@@ -161,9 +164,13 @@ def note(history: JobHistory, jobs: ScanJobs, boot: float) -> None:
     """Note which GPUs the processes of each job hold; `boot`: when, seconds since boot."""
     history.begin(boot)
     for job, holders in jobs.holders.items():
-        now = frozenset((gpu, it.cpuset) for it in holders if it.cpuset for gpu in it.gpus)
+        now = frozenset(
+            (gpu, holder.cpuset) for holder in holders if holder.cpuset for gpu in holder.gpus
+        )
         held = {gpu for gpu, _ in now}
-        history[job] = now.union(it for it in history.get(job) or () if it[0] not in held)
+        history[job] = now.union(
+            holder for holder in history.get(job) or () if holder[0] not in held
+        )
 
 
 class Places:
@@ -216,18 +223,18 @@ class Places:
             raise ExemptError(NO_PLAN, RESERVED.format(gpus=names, cpus=cpus))
         planned = self._planned(share, treatment)
         parts = [planned[gpu] for gpu in gpus if gpu in planned]
-        place = frozenset[int]().union(*(it & cpuset for it in parts if it & wanted))
+        place = frozenset[int]().union(*(part & cpuset for part in parts if part & wanted))
         if not place:
-            cpus, its = map(format_list, (frozenset[int]().union(*parts), cpuset))
-            why = NOT_ITS_OWN.format(gpus=names, cpus=cpus, mode=mode, cpuset=its)
+            cpus, allowed = map(format_list, (frozenset[int]().union(*parts), cpuset))
+            why = NOT_ITS_OWN.format(gpus=names, cpus=cpus, mode=mode, cpuset=allowed)
             raise ExemptError(NO_PLAN, why)
         return place
 
     def _planned(self, share: Share, treatment: Treatment) -> dict[GpuKey, CpuSet]:
-        asked = treatment.cpus if isinstance(treatment.cpus, int) else None
+        wanted = treatment.cpus if isinstance(treatment.cpus, int) else None
         if treatment.cpus == GRANTED:
-            asked = self._shares.asked(share)
-        options = replace(treatment.options, cpus=asked)
+            wanted = self._shares.asked(share)
+        options = replace(treatment.options, cpus=wanted)
         ranks = self._shares.ranks(share, options)
         if isinstance(ranks, str):
             raise ExemptError(NO_PLAN, f"mode {options.mode}: {ranks}")
@@ -235,11 +242,11 @@ class Places:
 
     def _near(self, gpus: tuple[GpuKey, ...]) -> CpuSet:
         near = {gpu: self._scan.near.get(gpu) for gpu in gpus}
-        known = [cpus for cpus in near.values() if cpus is not None]
-        if len(known) < len(near):
+        places = [cpus for cpus in near.values() if cpus is not None]
+        if len(places) < len(near):
             lost = several("GPU", (index for (_, index), cpus in near.items() if cpus is None))
             raise ExemptError(UNKNOWN_PLACE, gpus=lost)
-        return frozenset[int]().union(*known)
+        return frozenset[int]().union(*places)
 
     def _share_of(self, job: Job, cpuset: CpuSet) -> Share:
         held = self._history.get(job) or frozenset()

@@ -102,16 +102,16 @@ def ratios(
     1.8: near copies 1.8 times as many bytes per second, or takes a 1.8th of the time. Near is the
     median of the near nodes; a target without a near figure is left out.
     """
-    known = [it for it in figures if it.quantity == quantity and it.value]
-    found: dict[Target, Mapping[int, float]] = {}
-    for target, its in grouped(known, lambda it: it.target).items():
-        homes = near_nodes(its[0], gpus)
-        values = {it.numa_node: it.value for it in its if it.value}
+    of_quantity = [figure for figure in figures if figure.quantity == quantity and figure.value]
+    by_target: dict[Target, Mapping[int, float]] = {}
+    for target, alike in grouped(of_quantity, lambda figure: figure.target).items():
+        homes = near_nodes(alike[0], gpus)
+        values = {figure.numa_node: figure.value for figure in alike if figure.value}
         at_home = [value for node, value in values.items() if node in homes]
         if at_home:
             best, power = median(at_home), -1 if quantity in TIMES else 1
-            found[target] = {node: (best / value) ** power for node, value in values.items()}
-    return found
+            by_target[target] = {node: (best / value) ** power for node, value in values.items()}
+    return by_target
 
 
 def sentence(figures: Sequence[Figure], gpus: Sequence[MeasuredGpu], *, nodes: int) -> str:
@@ -127,10 +127,14 @@ def sentence(figures: Sequence[Figure], gpus: Sequence[MeasuredGpu], *, nodes: i
 
 
 def _far(figures: Sequence[Figure], gpus: Sequence[MeasuredGpu], quantity: str) -> Iterator[float]:
-    found = ratios(figures, gpus, quantity)
-    for it in figures:
-        ratio = found.get(it.target, {}).get(it.numa_node)
-        if it.quantity == quantity and ratio and it.numa_node not in near_nodes(it, gpus):
+    by_target = ratios(figures, gpus, quantity)
+    for figure in figures:
+        ratio = by_target.get(figure.target, {}).get(figure.numa_node)
+        if (
+            figure.quantity == quantity
+            and ratio
+            and figure.numa_node not in near_nodes(figure, gpus)
+        ):
             yield ratio
 
 
@@ -151,13 +155,13 @@ def _said(ratio: float, words: str) -> str:
 MAX_BYTES = 16 * 1024 * 1024
 
 
-def save(found: Measurement, path: Path) -> None:
+def save(measurement: Measurement, path: Path) -> None:
     """Write it atomically, readable by every user, with its folder. Raises OutputError."""
     try:
         if not path.parent.is_dir():
             path.parent.mkdir(parents=True)
             path.parent.chmod(EXECUTABLE)  # independent of the umask
-        write_whole(path, f"{dumps(found)}\n".encode())
+        write_whole(path, f"{dumps(measurement)}\n".encode())
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {error.strerror}") from None
 
@@ -168,10 +172,10 @@ def read(path: str) -> Measurement:
 
 
 def _parsed(path: str, content: bytes) -> Measurement:
-    found = loads(Measurement, content, os.path.basename(path))  # noqa: PTH119
-    if found.version != VERSION:
-        raise ValueError(f"{path} is of version {found.version}, not {VERSION}")
-    return found
+    measurement = loads(Measurement, content, os.path.basename(path))  # noqa: PTH119
+    if measurement.version != VERSION:
+        raise ValueError(f"{path} is of version {measurement.version}, not {VERSION}")
+    return measurement
 
 
 class GpuRatios:
@@ -216,17 +220,17 @@ class GpuRatios:
 
 
 def _of_gpus(
-    found: Measurement, topology: Topology
+    measurement: Measurement, topology: Topology
 ) -> Mapping[tuple[str, int], Mapping[int, float]]:
-    there = {(it.pci_bus_id, it.uuid) for it in found.gpus}
-    its = ratios(found.figures, found.gpus, TO_DEVICE)
+    measured = {(gpu.pci_bus_id, gpu.uuid) for gpu in measurement.gpus}
+    by_target = ratios(measurement.figures, measurement.gpus, TO_DEVICE)
     here = {
         gpu.key: {
             node: ratio
-            for node, ratio in its[gpu.pci_bus_id].items()
+            for node, ratio in by_target[gpu.pci_bus_id].items()
             if node in topology.nodes_with_cpus and 0 < ratio < inf
         }
         for gpu in topology.gpus
-        if (gpu.pci_bus_id, gpu.uuid) in there and gpu.pci_bus_id in its
+        if (gpu.pci_bus_id, gpu.uuid) in measured and gpu.pci_bus_id in by_target
     }
     return {key: by_node for key, by_node in here.items() if by_node}

@@ -127,7 +127,7 @@ def last_level_cache(cpu: int) -> int:
     """Return the bytes of a CPU's largest cache: cache/index*/size; 0: unknown."""
     folder = CACHES.format(cpu=cpu)
     sizes = (text(f"{folder}/{name}/size") for name in listed(folder) if name.startswith("index"))
-    return max((int(it[:-1]) * 1024 for it in sizes if it[:-1].isdigit()), default=0)
+    return max((int(size[:-1]) * 1024 for size in sizes if size[:-1].isdigit()), default=0)
 
 
 def _write_chain(start: int) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from affinityd.cpuset import CpuSet
 from affinityd.json_codec import dumps, loads
 from affinityd.linux.children import Child, ChildError, ending
 from affinityd.linux.files import text
+from affinityd.linux.syscalls import end_with
 from affinityd.measure.document import (
     LATENCY,
     OF_GPUS,
@@ -74,12 +75,12 @@ class NodeTask:
 
     def after(self, target: Target) -> NodeTask:
         """Return the rest of it, after a target."""
-        order = list(dict.fromkeys(it.target for it in self.blanks))
+        order = list(dict.fromkeys(figure.target for figure in self.blanks))
         left = order[order.index(target) + 1 :]
         return replace(
             self,
-            memory=tuple(it for it in self.memory if it.node in left),
-            gpus=tuple(it for it in self.gpus if it.pci_bus_id in left),
+            memory=tuple(target for target in self.memory if target.node in left),
+            gpus=tuple(gpu for gpu in self.gpus if gpu.pci_bus_id in left),
         )
 
 
@@ -136,7 +137,13 @@ def measured(task: NodeTask) -> Iterator[Figure]:
 
 
 def _from_child(task: NodeTask) -> Iterator[Figure]:
-    child = Child(lambda: (f"{dumps(figure)}\n".encode() for figure in _figures(task)), PATIENCE)
+    parent = os.getpid()
+
+    def work() -> Iterator[bytes]:
+        end_with(parent)  # also where a driver hangs
+        yield from (f"{dumps(figure)}\n".encode() for figure in _figures(task))
+
+    child = Child(work, PATIENCE)
     rest, grace, reported = b"", 0.0, 0
     try:
         while part := child.read(time.monotonic() + PATIENCE):
@@ -185,7 +192,9 @@ def _gpu_figures(task: NodeTask, home: int, cache: int) -> Iterator[Figure]:
                 for quantity, value, why in gpu_results(gpu.vendor, gpu.pci_bus_id, buffer):
                     yield Figure(quantity, task.node, None, gpu.pci_bus_id, value, why)
     except NotMeasuredError as error:
-        yield from (replace(it, why=str(error)) for it in task.blanks if it.gpu is not None)
+        yield from (
+            replace(blank, why=str(error)) for blank in task.blanks if blank.gpu is not None
+        )
 
 
 CPUINFO = "/proc/cpuinfo"
@@ -231,4 +240,4 @@ def _measured(task: NodeTask, busy: Mapping[tuple[str, int], str]) -> Iterator[F
     idle = tuple(gpu for gpu in task.gpus if gpu.key not in busy)
     yield from measured(replace(task, gpus=idle))
     left = {gpu.pci_bus_id: busy[gpu.key] for gpu in task.gpus if gpu.key in busy}
-    yield from (replace(it, why=left[it.gpu]) for it in task.blanks if it.gpu in left)
+    yield from (replace(blank, why=left[blank.gpu]) for blank in task.blanks if blank.gpu in left)

@@ -75,10 +75,10 @@ def _check(path: str) -> int:
 
 
 def _enforce(arguments: argparse.Namespace) -> int:
-    said = config.variables()
+    variables = config.variables()
     if arguments.socket is not None:
-        said[f"{config.PREFIX}SOCKET"] = arguments.socket
-    text = _asked(config.sockets(said))
+        variables[f"{config.PREFIX}SOCKET"] = arguments.socket
+    text = _asked(config.sockets(variables))
     try:
         enforced = loads(EnforceDocument, text, "enforce")
     except ValueError as error:

@@ -50,16 +50,16 @@ def run(arguments: argparse.Namespace) -> int:
     topology = this_machine("cannot be measured").topology
     busy = {} if arguments.force or not topology.gpus else _busy(topology)
     progress = ProgressLine()
-    found = measure(topology, busy, rfc3339(time.time()), progress.show)
+    measurement = measure(topology, busy, rfc3339(time.time()), progress.show)
     progress.clear()
     if arguments.format == "json":
-        print(dumps(found, indent=1, ensure_ascii=False))
+        print(dumps(measurement, indent=1, ensure_ascii=False))
     else:
-        print("\n".join(lines(found, color=wants_color())))
+        print("\n".join(lines(measurement, color=wants_color())))
     if arguments.save is not None:
-        save(found, Path(arguments.save))
+        save(measurement, Path(arguments.save))
         say(f"{arguments.save}: written")
-    return 0 if any(it.value is not None for it in found.figures) else 1
+    return 0 if any(figure.value is not None for figure in measurement.figures) else 1
 
 
 class ProgressLine:
@@ -91,8 +91,8 @@ def _busy(topology: Topology) -> Mapping[GpuKey, str]:
 
 def _users(scan: Scan) -> dict[GpuKey, str]:
     return {
-        key: one_line(f"process {it.facts.pid} ({it.facts.name}) uses it; {FORCE}")
-        for it in scan.processes
-        if it.facts.holding is not None and not it.is_daemon
-        for key in it.facts.gpus
+        key: one_line(f"process {process.facts.pid} ({process.facts.name}) uses it; {FORCE}")
+        for process in scan.processes
+        if process.facts.holding is not None and not process.is_daemon
+        for key in process.facts.gpus
     }

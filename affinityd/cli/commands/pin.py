@@ -59,12 +59,12 @@ class PinTargets:
             yield from map(self._target, descendants(root.number))
 
     def _target(self, process: Stat) -> Target:
-        known = self._targets.get(process.number)
-        if known is None or known.start != process.start:
+        target_there = self._targets.get(process.number)
+        if target_there is None or target_there.start != process.start:
             cpus, rule = self._asked(process), self._rule(mask_of(process.number))
-            known = Target(process.number, process.start, cpus, rule)
-            self._targets[process.number] = known
-        return known
+            target_there = Target(process.number, process.start, cpus, rule)
+            self._targets[process.number] = target_there
+        return target_there
 
     def _asked(self, process: Stat) -> CpuSet:
         if process.number == self._process.number or self._own_cpus is None:

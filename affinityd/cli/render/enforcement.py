@@ -50,13 +50,15 @@ def lines(document: EnforceDocument, *, fitting: bool) -> Iterator[str]:
     yield from (f"note: {notice}" for notice in document.notices)
     yield _far(document)
     counted = document.summary.processes
-    drifted, left = (sum(its.values()) for its in (counted.drifted, counted.left))
+    drifted, left = (sum(counts.values()) for counts in (counted.drifted, counted.left))
     yield f"processes: {counted.fits} fit, {drifted} drifted, {left} left"
     if document.unreached:
         yield f"not pinned yet, as the time limit was reached: {document.unreached} processes"
     if document.sees != "all":
         yield "other users' processes are not shown: root and --admin-group see them"
-    yield from _table(document, lambda it: fitting or (it.verdict != FITS and it.reason != DAEMON))
+    yield from _table(
+        document, lambda process: fitting or (process.verdict != FITS and process.reason != DAEMON)
+    )
 
 
 def _policy(policy: PolicyDocument) -> str:
@@ -79,12 +81,12 @@ def _far(document: EnforceDocument) -> str:
     number = sum(len(gpus) for gpus, *_ in far)
     if not number:
         return f"no GPU is used from far away{end}"
-    said = ", ".join(
+    fates = ", ".join(
         (one if len(gpus) == 1 else more).format(f"{len(gpus)} ({_gpus(gpu.key for gpu in gpus)})")
         for gpus, one, more in far
     )
     verb = "is" if number == 1 else "are"
-    return f"{count(number, 'GPU')} {verb} used from far away: {said}{end}"
+    return f"{count(number, 'GPU')} {verb} used from far away: {fates}{end}"
 
 
 def _gpus(keys: Iterable[GpuKey]) -> str:
@@ -102,12 +104,21 @@ def _table(
     sentences: dict[int, str] = {}  #: by the number of the row above it
     for job in document.jobs or ():
         shown = [process for process in job.processes if is_shown(process)]
-        for said in grouped(shown, lambda it: (it.verdict, it.cause, it.reason, it.why)).values():
+        for alike in grouped(
+            shown, lambda process: (process.verdict, process.cause, process.reason, process.why)
+        ).values():
             places = grouped(
-                said, lambda it: (it.container, it.mode, it.rule, it.masks, it.cpulist)
+                alike,
+                lambda process: (
+                    process.container,
+                    process.mode,
+                    process.rule,
+                    process.masks,
+                    process.cpulist,
+                ),
             )
             rows += [_row(job, alike) for alike in places.values()]
-            sentences[len(rows)] = said[0].why or ""
+            sentences[len(rows)] = alike[0].why or ""
     if rows:
         for number, line in enumerate(aligned(COLUMNS, rows, ())):
             yield line
@@ -143,7 +154,7 @@ def _verdict(alike: Alike) -> str:
     first = alike[0]
     drifted = sum(process.threads_drifted for process in alike) if first.verdict == DRIFTED else 0
     on_purpose = sum(process.threads_on_purpose for process in alike)
-    said = [": ".join(filter(None, (first.verdict, first.reason or first.cause)))]
-    said += [count(drifted, "thread")] if drifted else []
-    said += [f"{count(on_purpose, 'thread')} on purpose"] if on_purpose else []
-    return ", ".join(said)
+    parts = [": ".join(filter(None, (first.verdict, first.reason or first.cause)))]
+    parts += [count(drifted, "thread")] if drifted else []
+    parts += [f"{count(on_purpose, 'thread')} on purpose"] if on_purpose else []
+    return ", ".join(parts)

@@ -49,37 +49,42 @@ LOOKS: Mapping[str, Look] = {
 }
 
 
-def lines(found: Measurement, *, color: bool) -> Iterator[str]:
+def lines(measurement: Measurement, *, color: bool) -> Iterator[str]:
     """Yield the tables, the figures that are missing and why, and the sentence."""
     for quantity in LOOKS:
-        if any(it.quantity == quantity and it.value is not None for it in found.figures):
-            yield from (*_table(found, quantity, color=color), "")
-    notes = [*_missing(found), *found.notices]
+        if any(
+            figure.quantity == quantity and figure.value is not None
+            for figure in measurement.figures
+        ):
+            yield from (*_table(measurement, quantity, color=color), "")
+    notes = [*_missing(measurement), *measurement.notices]
     yield from (f"{paint('note:', YELLOW, color=color)} {note}" for note in notes)
-    yield found.sentence
+    yield measurement.sentence
 
 
-def _table(found: Measurement, quantity: str, *, color: bool) -> Iterator[str]:
+def _table(measurement: Measurement, quantity: str, *, color: bool) -> Iterator[str]:
     """Yield a row for each node of CPUs and a column for each target that has a figure."""
     figures = {
-        (it.numa_node, it.target): it
-        for it in found.figures
-        if it.quantity == quantity and it.value is not None
+        (figure.numa_node, figure.target): figure
+        for figure in measurement.figures
+        if figure.quantity == quantity and figure.value is not None
     }
-    columns = {target: name for target, name in _names(found).items() if _has(figures, target)}
+    columns = {
+        target: name for target, name in _names(measurement).items() if _has(figures, target)
+    }
     rows = sorted({node for node, _ in figures})
     cells = [
         ["CPUs of", *columns.values()],
         *(
-            [f"node {row}", *(_cell(found, figures.get((row, it))) for it in columns)]
+            [f"node {row}", *(_cell(measurement, figures.get((row, it))) for it in columns)]
             for row in rows
         ),
     ]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    worse = ratios(found.figures, found.gpus, quantity)
+    worse = ratios(measurement.figures, measurement.gpus, quantity)
     yield paint(f"{LOOKS[quantity].title} ({NEAR}: near)", BOLD, color=color)
     plain = [""] * len(columns)
-    heat = [[_heat(worse.get(it, {}).get(row)) for it in columns] for row in rows]
+    heat = [[_heat(worse.get(target, {}).get(row)) for target in columns] for row in rows]
     for texts, styles in zip(cells, [plain, *heat], strict=True):
         padded = (text.rjust(width) for text, width in zip(texts, widths, strict=True))
         drawn = (
@@ -93,19 +98,21 @@ def _has(figures: Collection[tuple[int, Target]], target: Target) -> bool:
     return any(of == target for _, of in figures)
 
 
-def _names(found: Measurement) -> dict[Target, str]:
-    nodes = sorted({it.memory_node for it in found.figures if it.memory_node is not None})
+def _names(measurement: Measurement) -> dict[Target, str]:
+    nodes = sorted(
+        {figure.memory_node for figure in measurement.figures if figure.memory_node is not None}
+    )
     return {
         **{node: f"memory {node}" for node in nodes},
-        **{gpu.pci_bus_id: f"GPU {gpu.index}" for gpu in found.gpus},
+        **{gpu.pci_bus_id: f"GPU {gpu.index}" for gpu in measurement.gpus},
     }
 
 
-def _cell(found: Measurement, figure: Figure | None) -> str:
+def _cell(measurement: Measurement, figure: Figure | None) -> str:
     """Return a figure, marked if it is near, in the width of an unmarked one."""
     if figure is None or figure.value is None:
         return f"{NONE} "
-    look, homes = LOOKS[figure.quantity], near_nodes(figure, found.gpus)
+    look, homes = LOOKS[figure.quantity], near_nodes(figure, measurement.gpus)
     mark = NEAR if figure.numa_node in homes else " "
     return f"{figure.value / look.scale:.{look.digits}f}{mark}"
 
@@ -114,15 +121,15 @@ def _heat(ratio: float | None) -> str:
     return "" if ratio is None else next(style for least, style in HEAT if ratio >= least)
 
 
-def _missing(found: Measurement) -> Iterator[str]:
-    missing = [it for it in found.figures if it.why is not None]
-    gpus = {gpu.pci_bus_id: gpu.index for gpu in found.gpus}
-    for why, its in grouped(missing, lambda it: it.why).items():
-        memory = {it.memory_node for it in its if it.memory_node is not None}
-        used = {gpus[it.gpu] for it in its if it.gpu in gpus}
+def _missing(measurement: Measurement) -> Iterator[str]:
+    missing = [figure for figure in measurement.figures if figure.why is not None]
+    gpus = {gpu.pci_bus_id: gpu.index for gpu in measurement.gpus}
+    for why, figures in grouped(missing, lambda figure: figure.why).items():
+        memory = {figure.memory_node for figure in figures if figure.memory_node is not None}
+        used = {gpus[figure.gpu] for figure in figures if figure.gpu in gpus}
         about = [
             *([f"memory of {several('node', memory)}"] if memory else []),
             *([several("GPU", used)] if used else []),
         ]
-        nodes = several("node", {it.numa_node for it in its})
+        nodes = several("node", {figure.numa_node for figure in figures})
         yield f"{', '.join(about)} from {nodes}: {why}"

@@ -84,10 +84,10 @@ class JobSeries:
         self._gpus, self._looked = self._causes(scan), scan.boot
 
     def _admit(self, scan: Scan) -> None:
-        known = {*self._own, *self._sharing}
+        jobs_before = {*self._own, *self._sharing}
         self._own = [job for job in self._own if job in scan.job_time]
         before = {job: time for job, time in self._sharing.items() if job in scan.job_time}
-        for job in (job for job in scan.job_time if job not in known):
+        for job in (job for job in scan.job_time if job not in jobs_before):
             if len(self._own) < self._most:
                 self._own.append(job)
             else:
@@ -106,9 +106,9 @@ class JobSeries:
         for process in scan.processes:
             job = process.facts.part
             if job is not None and not process.is_daemon:
-                its = gpus[OTHERS if job in self._sharing else job]
+                causes = gpus[OTHERS if job in self._sharing else job]
                 for gpu in process.facts.gpus:
-                    its[gpu] = _first(its.get(gpu), process.cause)
+                    causes[gpu] = _first(causes.get(gpu), process.cause)
         return gpus
 
 
@@ -182,7 +182,7 @@ GPU_FAMILIES: tuple[MetricFamily[GpuRow], ...] = (
             "How many times faster near CPUs copied pinned memory to the GPU than those of "
             "numa_node, by affinityd measure --save; no sample if that was not measured."
         ),
-        lambda row: {str(node): it for node, it in (row.gpu.measured_ratio or {}).items()},
+        lambda row: {str(node): ratio for node, ratio in (row.gpu.measured_ratio or {}).items()},
         "numa_node",
     ),
 )

@@ -142,11 +142,11 @@ def metrics(enforced: Enforced) -> Iterator[Metric]:
 
 def drifts_of(decisions: Iterable[Decision]) -> dict[GpuKey, GpuDrift]:
     """Return the counts of each GPU; a process that uses several counts for its first."""
-    found: dict[GpuKey, GpuDrift] = {}
+    drifts: dict[GpuKey, GpuDrift] = {}
     for decision in decisions:
-        its = found.setdefault(decision.process.facts.gpu, GpuDrift())
+        drift = drifts.setdefault(decision.process.facts.gpu, GpuDrift())
         if decision.verdict == DRIFTED:
-            its.would_pin.update([decision.cause or ""])
+            drift.would_pin.update([decision.cause or ""])
         elif decision.verdict == LEFT and (decision.cause or decision.process.is_mismatch):
-            its.left.update([decision.reason or ""])
-    return found
+            drift.left.update([decision.reason or ""])
+    return drifts

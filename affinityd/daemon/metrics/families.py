@@ -52,8 +52,8 @@ def filled(
     """Yield the metrics that have samples of these things, each with its values of `labels`."""
     for family in families:
         kind = CounterMetricFamily if family.name.endswith("_total") else GaugeMetricFamily
-        own = (family.label,) if family.label else ()
-        metric = kind(family.name, family.help, labels=(*labels, *own))
+        label = (family.label,) if family.label else ()
+        metric = kind(family.name, family.help, labels=(*labels, *label))
         for values, thing in things:
             read = family.read(thing)
             if isinstance(read, Mapping):
@@ -104,9 +104,9 @@ def gpu_nics(node: Node) -> Metric:
         "1 for each RDMA port that plans give a GPU, by its link to the GPU.",
         labels=(*GPU_LABELS, "device", "port", "link"),
     )
-    found = nics_of_gpus(node.topology)
+    nics = nics_of_gpus(node.topology)
     for gpu in node.topology.gpus:
-        for near in found[gpu.key].best():
+        for near in nics[gpu.key].best():
             names = one_line(near.port.device), str(near.port.number), near.link
             metric.add_metric([*gpu_labels(gpu), *names], 1)
     return metric

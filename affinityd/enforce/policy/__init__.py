@@ -97,18 +97,18 @@ class Rule:
         return unknown if unknown and self._may_match(identity) else frozenset()
 
     def _unknown(self, identity: ProcessIdentity) -> frozenset[str]:
-        asked = {*self.fields, *(["environment"] if self.environment else [])}
-        return identity.unread & asked
+        names = {*self.fields, *(["environment"] if self.environment else [])}
+        return identity.unread & names
 
     def _may_match(self, identity: ProcessIdentity) -> bool:
         unread, environment = identity.unread, identity.environment or {}
         fields = self.fields.items()
         return (
-            all(name in unread or getattr(identity, name) in its for name, its in fields)
+            all(name in unread or getattr(identity, name) in values for name, values in fields)
             and (self.cgroup is None or self.path(identity.cgroups) is not None)
             and (
                 "environment" in unread
-                or all(environment.get(name) in it for name, it in self.environment.items())
+                or all(environment.get(name) in globs for name, globs in self.environment.items())
             )
         )
 
@@ -227,14 +227,16 @@ SITE = (
 )
 
 
-def site(said: Mapping[str, str]) -> Treatment:
+def site(variables: Mapping[str, str]) -> Treatment:
     """Return the defaults of a policy, by a site's AFFINITYD_* variables.
 
     They are those of `affinityd exec` and the TaskProlog: both then pin to the same CPUs. Raises
     InvalidRequestError.
     """
-    given = {name: said[text] for name in SITE if (text := PREFIX + name.upper()) in said}
+    parameters = {
+        name: variables[text] for name in SITE if (text := PREFIX + name.upper()) in variables
+    }
     # A number of the site's is each task's, and several may share a GPU, which is a rank here.
-    cpus = NOTHING if said.get(f"{PREFIX}CPUS") == NOTHING else GRANTED
-    options = parse_request(given.items()).options
+    cpus = NOTHING if variables.get(f"{PREFIX}CPUS") == NOTHING else GRANTED
+    options = parse_request(parameters.items()).options
     return Treatment(options, cpus)

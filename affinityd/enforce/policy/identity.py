@@ -45,11 +45,11 @@ def environment(facts: ProcessFacts, root: str = "") -> Mapping[str, str] | None
     """
     proc, pid, start = f"{root}/proc", facts.pid, facts.start
     for _ in range(ANCESTORS):
-        found, stat = environment_of(pid, root), stat_of(pid, proc)
-        if found is None or stat is None or stat.start != start:
+        variables, stat = environment_of(pid, root), stat_of(pid, proc)
+        if variables is None or stat is None or stat.start != start:
             return None
-        if found:
-            return found
+        if variables:
+            return variables
         parent = stat_of(stat.parent, proc)
         if parent is None or cgroups_of(parent.number, proc) != facts.cgroups:
             return None
@@ -71,7 +71,7 @@ class TimedCalls(Generic[K, T]):
         future, seconds = self._late.pop(key, None), 0.0
         if future is None:
             if len(self._late) >= MOST_STUCK:
-                self._late = {it: late for it, late in self._late.items() if not late.done()}
+                self._late = {key: late for key, late in self._late.items() if not late.done()}
             if len(self._late) >= MOST_STUCK:
                 raise TimeoutError
             future, seconds = started(work), SECONDS
@@ -122,8 +122,8 @@ def paths(cgroup_text: str) -> tuple[str, ...]:
     folder: cgroup_namespaces(7).
     """
     text = cgroup_text.encode(errors="surrogateescape").decode(errors="replace")  # for people, too
-    told = (_beside.sub("", path) for _, path in hierarchies(text))
-    return tuple(dict.fromkeys(path for path in told if path))
+    names = (_beside.sub("", path) for _, path in hierarchies(text))
+    return tuple(dict.fromkeys(path for path in names if path))
 
 
 #: Variables that count, besides those that rules name.
@@ -163,24 +163,24 @@ class ProcessIdentities:
         environ = self._environment(facts, ALWAYS | frozenset(variables))
         if environ is None and is_running(facts.pid, facts.start):
             self.is_blind = True
-        said = environ or {}
-        its = {name: said.get(variable) for name, variable in SLURMS.items()}
+        values = environ or {}
+        names = {name: values.get(variable) for name, variable in SLURMS.items()}
         if SLURMS["user"] in variables and facts.uid is not None:
-            its["user"] = self._user(facts.uid) or its["user"]
+            names["user"] = self._user(facts.uid) or names["user"]
         unread = {"environment"} if environ is None else set[str]()
         job = facts.membership.job
         if environ is None and is_slurms(job):
-            unread |= {name for name, text in its.items() if text is None}
+            unread |= {name for name, text in names.items() if text is None}
         if job is not None and job.scheduler == KUBERNETES:
-            its |= self._pod(facts, job)
-            unread |= {name for name in NO_POD if its[name] is None}
+            names |= self._pod(facts, job)
+            unread |= {name for name in NO_POD if names[name] is None}
         return ProcessIdentity(
             uid=facts.uid,
-            **its,
+            **names,
             cgroups=paths(facts.cgroups),
             environment=environ,
-            switch=config.read_switch_or_off(said.get(config.SWITCH, "")),
-            given=_given(said),
+            switch=config.read_switch_or_off(values.get(config.SWITCH, "")),
+            given=_given(values),
             unread=frozenset(unread),
         )
 
@@ -200,12 +200,12 @@ class ProcessIdentities:
         key = facts.pid, facts.start, variables
         if key not in self._known:
             try:
-                its = self._timed_calls.result(key, lambda: environment(facts, self._root))
+                environ = self._timed_calls.result(key, lambda: environment(facts, self._root))
             except TimeoutError:
                 return None  # read again by the next scan: it may have AFFINITYD=off
-            if its is not None:
-                its = {name: its[name] for name in variables if name in its}
-            self._known[key] = its
+            if environ is not None:
+                environ = {name: environ[name] for name in variables if name in environ}
+            self._known[key] = environ
         return self._known.get(key)
 
 
@@ -225,11 +225,11 @@ def pods_of(folder: str) -> Mapping[str, Mapping[str, str | None]]:
     return pods
 
 
-def _given(said: Mapping[str, str]) -> CpuSet | None:
-    if said.get(LOCALITY) != "mixed":
+def _given(values: Mapping[str, str]) -> CpuSet | None:
+    if values.get(LOCALITY) != "mixed":
         return None
     try:
-        return parse_list(said.get(CPULIST, ""))
+        return parse_list(values.get(CPULIST, ""))
     except ValueError:
         return None
 
