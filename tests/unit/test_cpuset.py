@@ -53,7 +53,7 @@ NO_MASKS |= {"x" * 5000: f"{'x' * 60}…", "f" * 20000: "20000"}
     ],
     ids=lambda it: ascii(it)[:20] if isinstance(it, str) else "",
 )
-def test_what_is_malformed_is_refused_with_one_line_that_quotes_it(
+def test_a_malformed_list_or_mask_is_quoted_in_one_line(
     read: Callable[[str], CpuSet], text: str, quoted: str | None
 ) -> None:
     with pytest.raises(ValueError, match=r"\A.{1,200}\Z") as caught:
@@ -73,7 +73,7 @@ def test_reading_undoes_writing(cpus: frozenset[int]) -> None:
 
 
 @given(st.integers(0, 100), st.integers(0, 100), st.integers(1, 9), st.integers(1, 9))
-def test_a_group_is_the_first_ones_of_every_so_many(
+def test_a_stride_with_a_group_takes_the_first_of_each_group(
     first: int, length: int, used: int, group: int
 ) -> None:
     used, group = sorted((used, group))

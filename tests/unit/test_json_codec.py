@@ -52,13 +52,13 @@ def test_a_document_is_its_fields_in_their_order() -> None:
     assert loads(Host, dumps(HOST), "host") == HOST
 
 
-def test_a_field_that_is_left_out_is_there_where_it_is_known() -> None:
+def test_an_optional_field_is_left_out_where_it_is_none() -> None:
     assert "notes" not in dumps(HOST)
     noted = loads(Host, json.dumps({**IN_JSON, "notes": []}), "host")
     assert (noted.notes, json.loads(dumps(noted))["notes"]) == ((), [])
 
 
-def test_another_release_may_say_more_and_less() -> None:
+def test_documents_of_other_releases_are_read() -> None:
     needed = {name: IN_JSON[name] for name in ("up", "cores", "cpulist", "disks", "distances")}
     read = loads(Host, json.dumps({**needed, "color": "red"}), "host")
     assert (read.rack, read.limits, read.tags, read.cpus) == (None, None, (), frozenset())
@@ -91,7 +91,7 @@ NAN = float("nan")
     ],
     ids=str,
 )
-def test_what_is_not_expected_is_named(change: dict[str, object], said: str) -> None:
+def test_an_error_names_the_path_and_the_wrong_value(change: dict[str, object], said: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - the next line compares it all
         decode(Host, {**IN_JSON, **change}, "host")
     assert str(caught.value).removesuffix("10-11") == f"host{said}"
@@ -109,7 +109,7 @@ EMPTY = "not JSON: Expecting value: line 1 column 1 (char 0)"
     ],
     ids=["no JSON", "another JSON", "without an end", "no UTF-8"],
 )
-def test_what_is_no_document_is_refused_in_one_line(text: str | bytes, said: str) -> None:
+def test_a_text_that_is_no_document_is_refused_in_one_line(text: str | bytes, said: str) -> None:
     with pytest.raises(ValueError, match=r"\A.+\Z") as caught:
         loads(Host, text, "host")
     assert str(caught.value).startswith(f"host {said}")

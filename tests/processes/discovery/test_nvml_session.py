@@ -39,7 +39,7 @@ def said(folder: Path, statement: str, timeout: float = 10) -> str | None:
         ("print('?')", "NVML's child printed no report: "),
     ],
 )
-def test_the_report_is_the_printed_one_or_has_the_failure(
+def test_a_report_is_the_printed_one_or_names_the_failure(
     folder: Path, statement: str, error: str
 ) -> None:
     with Path(os.devnull).open() as file:

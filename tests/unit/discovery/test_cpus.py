@@ -1,4 +1,4 @@
-"""CPUs, cores and caches, as kernels of any age show them."""
+"""CPUs, cores, caches and NUMA nodes, as kernels of any age show them."""
 
 from __future__ import annotations
 
@@ -119,6 +119,83 @@ def test_a_machine_without_an_online_cpu_is_an_error_of_one_line(tmp_path: Path)
 
 
 @pytest.mark.parametrize("number", [65536, 10**20 - 1])
-def test_a_folder_of_a_cpu_that_no_kernel_has_is_passed_over(tmp_path: Path, number: int) -> None:
+def test_a_folder_with_too_large_a_cpu_number_is_ignored(tmp_path: Path, number: int) -> None:
     topology = read(tmp_path, cpus(f"cpu0/{T}=1; cpu65535/{T}=1; cpu{number}/{T}=1"))
     assert topology.online == topology.possible == {0, 65535}
+
+
+def read_nodes(tmp_path: Path, files: str, siblings: str = "0") -> Topology:
+    """Read a machine of four CPUs and these files below the folder of nodes."""
+    cpu = files_of(f"{SYSTEM}/cpu", f"online=0-3; cpu0/topology/thread_siblings_list={siblings}")
+    return discover(tree_of(tmp_path, {**cpu, **files_of(f"{SYSTEM}/node", files)}), None)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    rows("""
+    no node folder: one without a number | | None:0-3
+    sparse numbers | node0/cpulist=0-1; node8/cpulist=2-3 | 0:0-1 8:2-3
+    offline CPUs do not count | node0/cpulist=0-87; node1/cpulist=88-175 | 0:0-3 1:
+    the lowest that lists a CPU | node0/cpulist=0-3; node1/cpulist=0-3 | 0:0-3 1:
+    CPUs that no node lists come last | node1/cpulist=1,3 | 1:1,3 None:0,2
+    NULs, and an empty list | node0/cpulist=0-3\0; node1/cpulist=; online=0-1\0 | 0:0-3 1:
+    an old kernel has masks | node0/cpumap=00000000,00000003; node1/cpumap=c | 0:0-1 1:2-3
+    ordered as numbers | node10/cpulist=0-1; node9/cpulist=2-3; power/x= | 9:2-3 10:0-1
+    """),
+)
+def test_nodes_and_their_cpus(tmp_path: Path, files: str, expected: str) -> None:
+    topology = read_nodes(tmp_path, files)
+    cpus = (f"{it.number}:{format_list(topology.cpus_of_node(it.number))}" for it in topology.nodes)
+    assert [*cpus] == expected.split()
+
+
+def test_a_core_is_on_the_node_of_its_first_cpu(tmp_path: Path) -> None:
+    topology = read_nodes(tmp_path, "node0/cpulist=0-1; node1/cpulist=2-3", siblings="0,3")
+    assert [format_list(topology.cpus_of_node(node)) for node in (0, 1)] == ["0-1,3", "2"]
+
+
+NO_MORE = "node1/cpulist="
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        # Without node/online, the columns are the nodes that exist; else those of it, ascending.
+        ("node0/distance=10 21; node8/distance=21 10", {0: {0: 10, 8: 21}, 8: {0: 21, 8: 10}}),
+        ("online=8,0-1; node8/distance=21 31 10", {8: {0: 21, 1: 31, 8: 10}}),
+        # A row may be too short, or missing, or too long; what is no number is missing.
+        (f"node0/distance=10; {NO_MORE}", {0: {0: 10}, 1: {}}),
+        ("online=1; node1/distance=21 10", {1: {1: 21}}),
+        (f"online=?; node0/distance=x 20; {NO_MORE}", {0: {1: 20}, 1: {}}),
+    ],
+)
+def test_distances(tmp_path: Path, files: str, expected: dict[int, dict[int, int]]) -> None:
+    nodes = read_nodes(tmp_path, files).nodes
+    assert {it.number: it.distances for it in nodes if it.number is not None} == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "memory"),
+    [
+        ("Node 0 MemTotal:       16772456 kB\nNode 0 MemFree:  1 kB", 16772456 * 1024),
+        ("Node 0 MemTotal:              0 kB", 0),
+        ("Node 0 MemFree:  1 kB", None),
+        ("", None),
+    ],
+)
+def test_memory_is_in_bytes(tmp_path: Path, text: str, memory: int | None) -> None:
+    assert read_nodes(tmp_path, f"node0/meminfo={text}").node_of[0].memory_bytes == memory
+
+
+@pytest.mark.parametrize(
+    ("files", "notice"),
+    [
+        ("", "The kernel shows no NUMA nodes: all CPUs are treated as one node"),
+        (
+            "node1/cpulist=1,3",
+            "CPUs 0,2 are in no NUMA node: treated as one, far from all others",
+        ),
+    ],
+)
+def test_notices_name_cpus_without_a_node(tmp_path: Path, files: str, notice: str) -> None:
+    assert notice in read_nodes(tmp_path, files).notices

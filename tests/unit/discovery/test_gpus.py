@@ -38,7 +38,7 @@ def places(topology: Topology) -> list[tuple[str, int, str]]:
     return [(gpu.vendor, gpu.index, gpu.pci_bus_id) for gpu in topology.gpus]
 
 
-def test_gpus_come_by_vendor_and_each_vendors_are_counted_alone(tmp_path: Path) -> None:
+def test_each_vendor_s_gpus_are_numbered_from_0(tmp_path: Path) -> None:
     files = {
         **pci_devices("0x120000", "0x1ed5", "0000:01:00.0"),
         **pci_devices("0x120000", "0x19e5", "0000:02:00.0", "0000:04:00.0"),
@@ -75,11 +75,13 @@ TOLD = {"Model": "A100", "GPU_UUID": "GPU-1a", "Device_Minor": 3}
         (nvidia(A) | information(A, GPU_Excluded="No"), GPU),
     ],
 )
-def test_what_nvidias_driver_holds_is_a_gpu(tmp_path: Path, files: Files, expected: Gpu) -> None:
+def test_a_device_that_nvidia_s_driver_lists_is_a_gpu(
+    tmp_path: Path, files: Files, expected: Gpu
+) -> None:
     assert read(tmp_path, files, NvmlReport(gpus=None, error="no")).gpus == (expected,)
 
 
-def test_nvmls_list_is_the_list_and_its_answers_come_first(tmp_path: Path) -> None:
+def test_nvml_s_list_and_answers_come_before_the_driver_s(tmp_path: Path) -> None:
     files = {
         **nvidia(A, B, C),
         f"{PCI}/{B}/device": "0x20B0",
@@ -123,7 +125,7 @@ UNKNOWN = "left out: its PCI device is not known"
         ([], 0, f"NVML does not list NVIDIA's {A}, {B}, {C}: left out"),
     ],
 )
-def test_a_gpu_that_is_lost_is_the_device_that_is_left(
+def test_a_lost_gpu_is_the_only_device_that_nvml_does_not_list(
     tmp_path: Path, listed: list[NvmlGpu], found: int, notice: str
 ) -> None:
     topology = read(tmp_path, nvidia(A, B, C), NvmlReport(gpus=tuple(listed)))
@@ -131,7 +133,7 @@ def test_a_gpu_that_is_lost_is_the_device_that_is_left(
     assert notice in topology.notices
 
 
-def test_a_gpu_that_only_nvml_knows_has_no_more_than_nvml_says(tmp_path: Path) -> None:
+def test_a_gpu_that_only_nvml_lists_has_nvml_s_facts_alone(tmp_path: Path) -> None:
     nvml = NvmlReport(gpus=(NvmlGpu(0, "GPU-1", A), NvmlGpu(1, "GPU-2", "no address")))
     assert read(tmp_path, {}, nvml).gpus == (Gpu(0, "nvidia", A, None, uuid="GPU-1"),)
 
@@ -153,11 +155,13 @@ NO_KFD = f"AMD's KFD lists no GPU (is amdgpu loaded?): {A} are numbered in PCI b
         (pci_devices("0x038000", "0x1002", A), None, NO_KFD),
     ],
 )
-def test_lacks_are_said(tmp_path: Path, files: Files, nvml: NvmlReport | None, notice: str) -> None:
+def test_notices_name_missing_facts(
+    tmp_path: Path, files: Files, nvml: NvmlReport | None, notice: str
+) -> None:
     assert notice in read(tmp_path, files, nvml).notices
 
 
-def test_a_machine_that_lacks_nothing_has_no_notices(tmp_path: Path) -> None:
+def test_a_complete_machine_has_no_notices(tmp_path: Path) -> None:
     files = {**nvidia(A), **information(A), f"{PCI}/{A}/numa_node": "0"}
     nvml = NvmlReport(gpus=(NvmlGpu(0, "GPU-1", A, 0, "NVIDIA A100"),))
     node = {"sys/devices/system/node/node0/cpulist": "0"}
@@ -169,7 +173,7 @@ def kfd(node: int, location: int, **properties: int) -> Files:
     return {f"{KFD}/{node}/properties": "\n".join(f"{k} {v}" for k, v in lines.items())}
 
 
-def test_amds_gpus_are_numbered_by_kfds_nodes_and_the_others_after_them(tmp_path: Path) -> None:
+def test_amd_s_gpus_are_numbered_in_the_order_of_kfd_s_nodes(tmp_path: Path) -> None:
     """Each partition of one counts."""
     files = {
         **pci_devices("0x038000", "0x1002", "0000:03:00.0", "0000:c1:00.0", "0000:c6:00.1"),

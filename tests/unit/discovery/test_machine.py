@@ -21,7 +21,7 @@ from tests.support.machines.sysfs_tree import nvml_report, write_tree
 
 
 @pytest.mark.parametrize("name", ALL_NAMES)
-def test_a_named_machine_is_read_back_and_so_is_its_snapshot(name: str, tmp_path: Path) -> None:
+def test_a_named_machine_and_its_snapshot_are_read_back(name: str, tmp_path: Path) -> None:
     written, report = machine(name), nvml_report(machine(name))
     tree = open_tree(str(write_tree(written, tmp_path / "tree")))
     found = discover(tree, None)
@@ -75,7 +75,7 @@ def test_any_machine_is_read_back(
     assert plain(found) == plain(written)
 
 
-def test_no_more_is_read_than_a_plan_needs(tmp_path: Path) -> None:
+def test_each_core_and_cache_is_read_once(tmp_path: Path) -> None:
     mi250x = machine("mi250x")
     recorder = RecordingTree(open_tree(str(write_tree(mi250x, tmp_path))))
     discover(recorder, None)
@@ -86,7 +86,7 @@ def test_no_more_is_read_than_a_plan_needs(tmp_path: Path) -> None:
     assert reads["numa_node"] == reads["vendor"] == len(mi250x.gpus) + len(mi250x.nics)
 
 
-def test_a_replay_of_the_machine_at_hand_is_the_same_machine(tmp_path: Path) -> None:
+def test_a_snapshot_of_this_machine_replays_it(tmp_path: Path) -> None:
     here = open_tree("/")
     found = discover(here, None)
     assert len(found.online) == os.cpu_count()
@@ -96,7 +96,7 @@ def test_a_replay_of_the_machine_at_hand_is_the_same_machine(tmp_path: Path) -> 
     assert snapshot_nvml(replay) is None
 
 
-def test_names_with_control_characters_reach_nobody(tmp_path: Path) -> None:
+def test_control_characters_in_names_become_question_marks(tmp_path: Path) -> None:
     mi250x = machine("mi250x")
     tree = write_tree(mi250x, tmp_path / "na\udcffme\x1b")
     device = tree / f"sys/bus/pci/devices/{mi250x.gpus[1].pci_bus_id}"

@@ -78,7 +78,7 @@ def test_a_bridge_is_no_bond_and_an_address_in_a_name_is_not_read(root: Path) ->
         ("link_layer", "", RdmaPort("mlx5_1", 1, UP, 200, None, "eth1")),
     ],
 )
-def test_what_a_port_s_file_may_say(root: Path, file: str, text: str, port: RdmaPort) -> None:
+def test_a_port_is_read_from_its_files(root: Path, file: str, text: str, port: RdmaPort) -> None:
     ports = root / "sys/bus/pci/devices/0000:08:00.1/infiniband/mlx5_1/ports/1"
     (ports / file).write_text(f"{text}\n")
     assert read(root).nics[1].ports == (port,)

@@ -1,4 +1,4 @@
-"""Which PCI devices are GPUs and adapters, and where they are on the bus."""
+"""Which PCI devices are GPUs and adapters, where they are on the bus, and on which NUMA node."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from affinityd.cpuset import parse_list
 from affinityd.discovery import discover
+from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport
 from affinityd.topology.model import Topology
 from tests.support.machines.sysfs_tree import files_of, pci_devices, tree_of
 from tests.support.tables import rows
@@ -44,13 +46,15 @@ def test_which_devices_are_gpus(tmp_path: Path, code: str, vendor: str, expected
 
 
 @pytest.mark.parametrize("text", ["0x10d", "0x10de0", "0x10dg", "１２３４"])
-def test_what_is_no_vendors_number_is_nobody_s(tmp_path: Path, text: str) -> None:
+def test_a_malformed_vendor_id_is_unknown(tmp_path: Path, text: str) -> None:
     (gpu,) = read(tmp_path, pci_devices("0x120000", text, GPU)).gpus
     assert (gpu.vendor, gpu.pci_id) == ("unknown", None)
 
 
 @pytest.mark.parametrize(("driver", "is_gpu"), [("nvgrace_gpu_vfio_pci", False), ("nouveau", True)])
-def test_what_a_vm_may_have_is_no_gpu(tmp_path: Path, driver: str, is_gpu: bool) -> None:
+def test_a_device_that_is_bound_to_vfio_is_no_gpu(
+    tmp_path: Path, driver: str, is_gpu: bool
+) -> None:
     files = pci_devices("0x030200", "0x10de", GPU)
     links = {f"{PCI}/{GPU}/driver": f"../../../../bus/pci/drivers/{driver}"}
     assert bool(read(tmp_path, files, links).gpus) == is_gpu
@@ -84,3 +88,54 @@ def test_paths_begin_at_the_host_bridge(tmp_path: Path, folder: str, path: tuple
     links = {f"{PCI}/{GPU}": f"../../../devices/{folder}/{GPU}"}
     (gpu,) = read(tmp_path, files, links).gpus
     assert gpu.pci_path == path
+
+
+NEAR, FAR = "0000:02:00.0", "0000:00:01.0"
+#: The GPU's folder, below two bridges.
+REAL = f"sys/devices/pci0000:00/{FAR}/{NEAR}/{GPU}"
+
+#: Nodes 0 and 1 with two CPUs each, of which 5 is offline, and node 4 without any.
+MACHINE = {
+    "sys/devices/system/cpu/online": "0-3",
+    **files_of("sys/devices/system", "node/node0/cpulist=0-1,4; node/node1/cpulist=2-3,5"),
+    "sys/devices/system/node/node4/cpulist": "",
+    **files_of(REAL, "class=0x030200; vendor=0x10de"),
+}
+LOCAL, BRIDGE = "local_cpulist", "local_cpulist of bridge"
+
+
+@pytest.mark.parametrize(
+    ("of_gpu", "of_bridges", "nvml", "expected"),
+    rows(f"""
+    numa_node decides | numa_node=1 | | 0-1 | 1 numa_node
+    and may have no CPU | numa_node=4; {LOCAL}=0-1 | | | 4 numa_node
+    it is -1: NVML does | numa_node=-1; {LOCAL}=0-1 | | 2-3 | 1 NVML
+    no such node is there | numa_node=2; {LOCAL}=2 | | | 1 {LOCAL}
+    an old kernel has a mask | local_cpus=00000003 | | | 0 {LOCAL}
+    NVML's CPUs span nodes | {LOCAL}=0-1 | | 0-3 | 0 {LOCAL}
+    offline CPUs do not count | {LOCAL}=1,4-5 | | | 0 {LOCAL}
+    the bridge | {LOCAL}=0-3 | {NEAR}/{LOCAL}=2-3; {FAR}/{LOCAL}=0-1 | | 1 {BRIDGE} {NEAR}
+    the next bridge | | {NEAR}/{LOCAL}=1-2; {FAR}/local_cpus=3 | | 0 {BRIDGE} {FAR}
+    everything spans nodes | numa_node=-1; {LOCAL}=0-3 | | 0-3 | None None
+    only offline CPUs | {LOCAL}=4-5 | | | None None
+    nothing says anything | | | | None None
+    """),
+)
+def test_a_gpu_has_a_numa_node_and_the_source_of_it(
+    tmp_path: Path, of_gpu: str, of_bridges: str, nvml: str, expected: str
+) -> None:
+    files = {**MACHINE, **files_of(REAL, of_gpu), **files_of(PCI, of_bridges)}
+    tree = tree_of(tmp_path, files, {f"{PCI}/{GPU}": f"../../../{REAL.removeprefix('sys/')}"})
+    said = NvmlReport(gpus=(NvmlGpu(0, pci_bus_id=GPU, node_cpus=parse_list(nvml)),))
+    topology = discover(tree, said)
+    (gpu,) = topology.gpus
+    assert f"{gpu.numa_node} {gpu.numa_source}" == expected
+    assert gpu.pci_path == ("pci0000:00", FAR, NEAR, GPU)
+    notice = f"The machine does not say on which NUMA node these GPUs are: {GPU}"
+    assert (notice in topology.notices) == (gpu.numa_node is None)
+
+
+def test_without_a_node_nvml_s_socket_decides(tmp_path: Path) -> None:
+    said = NvmlReport(gpus=(NvmlGpu(0, pci_bus_id=GPU, socket_cpus=frozenset({2, 3})),))
+    (gpu,) = discover(tree_of(tmp_path, MACHINE), said).gpus
+    assert (gpu.numa_node, gpu.numa_source) == (1, "NVML")

@@ -28,7 +28,9 @@ def tree(tmp_path: Path) -> Tree:
 
 
 @pytest.mark.parametrize("suffix", COMPRESSIONS)
-def test_unpacked_or_taken_anew_a_snapshot_replays(tree: Tree, tmp_path: Path, suffix: str) -> None:
+def test_a_snapshot_replays_also_unpacked_or_taken_again(
+    tree: Tree, tmp_path: Path, suffix: str
+) -> None:
     first, second = tmp_path / f"first{suffix}", tmp_path / f"second{suffix}"
     write_snapshot(tree, None, first)
     write_snapshot(open_tree(str(first)), None, second)
@@ -79,7 +81,7 @@ def test_a_snapshots_members_have_no_owner_and_no_time(tree: Tree, tmp_path: Pat
     assert (tmp_path / "node.tar.gz").read_bytes()[4:8] == bytes(4)  # gzip's own time
 
 
-def test_a_snapshot_appears_whole_and_leaves_nothing_beside_it(tree: Tree, tmp_path: Path) -> None:
+def test_a_snapshot_is_written_atomically(tree: Tree, tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("kept")
     (tmp_path / "node.tar").symlink_to("precious")
     write_snapshot(tree, None, tmp_path / "node.tar")
@@ -92,12 +94,14 @@ def test_a_snapshot_appears_whole_and_leaves_nothing_beside_it(tree: Tree, tmp_p
     assert (tmp_path / "precious").read_text() == "kept"
 
 
-def test_an_output_whose_name_says_no_form_is_refused(tree: Tree, tmp_path: Path) -> None:
+def test_an_output_with_an_unknown_suffix_is_refused(tree: Tree, tmp_path: Path) -> None:
     with pytest.raises(TreeError, match=r"node\.zip' should end in one of \.tar\.xz, \.tar\.gz"):
         write_snapshot(tree, None, tmp_path / "node.zip")
 
 
-def test_nvml_answers_that_are_none_are_an_error_of_one_line(tree: Tree, tmp_path: Path) -> None:
+def test_a_malformed_nvml_report_in_a_snapshot_is_an_error_of_one_line(
+    tree: Tree, tmp_path: Path
+) -> None:
     put(tmp_path / "tree/nvml.json", "{]")
     with pytest.raises(TreeError, match=r"nvml\.json of machine 'tree' cannot be read: [^\n]*$"):
         snapshot_nvml(tree)

@@ -77,7 +77,7 @@ def test_the_root_folder_is_the_machine_at_hand(tmp_path: Path) -> None:
     assert open_tree(str(as_folder(tmp_path)), "gpu07").name == "node1"
 
 
-def test_files_are_read_as_text_and_names_and_links_are_told(tree: Tree) -> None:
+def test_a_tree_reads_files_lists_folders_and_reads_links(tree: Tree) -> None:
     assert (tree.name, tree.live) == ("node1", False)
     assert tree.read(f"{CPUS}/online") == "0"  # without its line's end
     assert tree.read("nul") == "0-7"
@@ -96,7 +96,7 @@ def test_files_are_read_as_text_and_names_and_links_are_told(tree: Tree) -> None
     assert tree.link(f"{CPUS}/online") is tree.link("no/such") is None
 
 
-def test_a_file_that_waits_or_has_no_end_holds_nothing_up(tmp_path: Path) -> None:
+def test_a_fifo_and_an_endless_file_read_as_empty(tmp_path: Path) -> None:
     root = as_folder(tmp_path)
     os.mkfifo(root / "pipe")
     (root / "endless").symlink_to("/dev/zero")
@@ -106,7 +106,7 @@ def test_a_file_that_waits_or_has_no_end_holds_nothing_up(tmp_path: Path) -> Non
     assert [tree.read(name) for name in ("pipe", "endless", "sparse")] == ["", "", ""]
 
 
-def test_a_list_that_the_kernel_gives_in_pieces_is_read_to_its_end() -> None:
+def test_a_kernel_file_of_several_pages_is_read_to_its_end() -> None:
     text = open_tree("/").read("proc/self/maps")
     assert text is not None
     assert len(text) > 4096
@@ -125,7 +125,9 @@ def test_a_list_that_the_kernel_gives_in_pieces_is_read_to_its_end() -> None:
     an empty archive | none.tar | holds no machine
     """),
 )
-def test_no_machine_is_an_error_of_one_line(tmp_path: Path, name: str, complaint: str) -> None:
+def test_a_root_without_a_machine_is_an_error_of_one_line(
+    tmp_path: Path, name: str, complaint: str
+) -> None:
     small_machine(tmp_path / "two/a")
     small_machine(tmp_path / "two/b")
     (tmp_path / "empty").mkdir()
@@ -144,14 +146,16 @@ def archive_of(path: Path, *names: str) -> str:
     return str(path)
 
 
-def test_an_archive_of_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_that_unpacks_to_too_much_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     large = as_archive(".tar.xz")(tmp_path)
     monkeypatch.setattr(archives, "MAX_BYTES", 8192)
     with pytest.raises(TreeError, match="larger than 8192 bytes"):
         open_tree(str(large))
 
 
-def test_a_hostile_archive_reaches_neither_what_is_outside_nor_all_memory(tmp_path: Path) -> None:
+def test_a_hostile_archive_reads_nothing_outside_itself(tmp_path: Path) -> None:
     links = {"absolute": "/nul", "above": "../../../../etc/hostname", "round": "round"}
     links |= {"ping": "pong/x", "pong": "ping/x"}
     with tarfile.open(tmp_path / "node1.tar", "w") as archive:
@@ -174,7 +178,7 @@ def test_a_hostile_archive_reaches_neither_what_is_outside_nor_all_memory(tmp_pa
     assert not (tmp_path.parent / "outside").exists()
 
 
-def test_a_member_of_less_than_nothing_is_not_read_for_ever(tmp_path: Path) -> None:
+def test_an_archive_member_of_negative_size_is_refused(tmp_path: Path) -> None:
     header = bytearray(tarfile.TarInfo("x").tobuf(tarfile.GNU_FORMAT))
     header[124:136] = (-512).to_bytes(12, "big", signed=True)
     header[148:156] = b" " * 8

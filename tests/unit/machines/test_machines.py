@@ -77,7 +77,7 @@ def test_an_unknown_machine_is_one_line_that_lists_the_known_ones(name: str) -> 
 
 
 @pytest.mark.parametrize("name", ALL_NAMES)
-def test_what_holds_of_any_machine_holds_of_a_named_one(name: str) -> None:
+def test_every_named_machine_is_consistent(name: str) -> None:
     topology = machine(name)
     cpus = [cpu for core in topology.cores for cpu in core.cpus]
     assert len(cpus) == len(set(cpus))
@@ -132,7 +132,7 @@ def test_each_adapter_of_a_p4d_shares_a_switch_with_two_gpus() -> None:
     assert [*near] == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
-def test_facts_of_a_few_cpus_some_of_them_offline() -> None:
+def test_facts_of_a_machine_with_offline_cpus() -> None:
     topology = build(SMALL)
     assert [core.cpus for core in topology.cores] == [(0, 1), (2, 3), (6, 7), (8, 9), (10,)]
     assert topology.possible == frozenset(range(12))

@@ -88,7 +88,7 @@ def overlaps(box: Box) -> Iterator[str]:
 
 
 @given(machines())
-def test_on_any_machine_every_cpu_is_drawn_once_and_nothing_lies_on_anything_else(
+def test_every_cpu_is_drawn_once_and_no_boxes_overlap(
     topology: Topology,
 ) -> None:
     for boxes in (wide_machine(topology), narrow_machine(topology)):
@@ -138,7 +138,7 @@ def test_the_readmes_picture_is_current() -> None:
     assert (REPOSITORY / "docs/dgx-a100.svg").read_text(encoding="utf-8") == drawn
 
 
-def test_strange_names_are_text_and_the_picture_stays_well_formed() -> None:
+def test_hostile_names_are_escaped() -> None:
     topology = machine("dgx-a100")
     gpus = tuple(replace(gpu, model=HOSTILE, uuid=HOSTILE) for gpu in topology.gpus)
     nics = tuple(replace(nic, names=(HOSTILE,), bond=HOSTILE) for nic in topology.nics)
@@ -148,7 +148,7 @@ def test_strange_names_are_text_and_the_picture_stays_well_formed() -> None:
     assert picture.attrib["aria-label"].startswith(HOSTILE.replace("\x1b", "?").replace("\0", "?"))
 
 
-def test_a_machine_of_a_thousand_cpus_is_drawn_and_one_with_many_offline_names_them() -> None:
+def test_many_offline_cpus_are_listed_and_not_drawn() -> None:
     cores = tuple(
         Core((number, number + 512), number // 64, number // 256, None, number // 8 * 8)
         for number in range(512)

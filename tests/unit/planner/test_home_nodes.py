@@ -8,7 +8,7 @@ from affinityd.topology.model import Topology
 from tests.support.asking import ask, codes, homes
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
-from tests.support.tables import rows, words
+from tests.support.tables import words
 
 TWO = {0: "0-3", 1: "4-7"}
 #: Node 2 has no CPUs.
@@ -71,16 +71,3 @@ def test_locality(topology: Topology, asked: str, expected: str) -> None:
     assert reply.ranks[0].locality == expected
     warned = {"local": [], "remote": ["remote_home"], "unknown": ["unknown_locality"]}
     assert codes(reply) == warned[expected]
-
-
-@pytest.mark.parametrize(
-    ("topology", "asked", "message"),
-    rows("""
-remote  | dgx-a100 | gpus=0,2 cpuset=0-31 mode=node | rank 0 has CPUs away from NUMA node 3, \
-where its GPU 0 is; its home is node 0
-unknown | flat     | gpus=3 | rank 0: the machine does not say on which NUMA node GPU 3 is
-shared  | dgx-a100 | gpus=0,0,1 rank=1              | rank 1 is one of 2 ranks on GPU 0
-"""),
-)
-def test_a_warning_says_which_rank_and_gpu(topology: str, asked: str, message: str) -> None:
-    assert [it.message for it in ask(machine(topology), **words(asked)).warnings] == [message]

@@ -39,7 +39,7 @@ def test_three_ranks_on_one_node(mode: str) -> None:
     assert cpulists(reply) == THREE_RANKS[mode]
 
 
-def test_modes_whose_ranks_have_the_same_share_and_the_others_are_unique() -> None:
+def test_the_table_says_which_modes_share_cores_and_which_are_unique() -> None:
     same = {name for name, given in THREE_RANKS.items() if len(set(given)) == 1}
     assert {name for name, mode in MODES.items() if mode.shares} == same - {
         name for name, mode in MODES.items() if mode.by_rank
@@ -118,7 +118,7 @@ def test_even_is_what_nproc_divided_by_ranks_gives() -> None:
         ([0], "max_physical_cores=4", ["local"]),  # what the maximum leaves
     ],
 )
-def test_even_is_local_only_where_all_cores_of_a_rank_are_on_its_gpu_s_node(
+def test_mode_even_is_local_only_with_all_cores_on_the_gpu_s_node(
     gpu_nodes: list[int | None], asked: str, localities: list[str]
 ) -> None:
     reply = ask(made({0: "0-3", 1: "4-7"}, gpus=gpu_nodes), **words(f"mode=even {asked}"))
@@ -140,7 +140,7 @@ def test_even_is_local_only_where_all_cores_of_a_rank_are_on_its_gpu_s_node(
         ("even", "max_physical_cores=2", "share=node"),
     ],
 )
-def test_a_parameter_that_means_nothing_to_a_mode_is_named(
+def test_a_parameter_that_a_mode_does_not_use_is_warned_of(
     mode: str, heeded: str, ignored: str | None
 ) -> None:
     asked = words(f"gpus=0 mode={mode} {heeded} {ignored or ''}")

@@ -49,7 +49,7 @@ def test_a_rank_has_allowed_cpus_of_whole_cores_of_its_domain(question: Question
 
 
 @given(questions())
-def test_a_home_node_is_the_nearest_and_locality_what_the_nodes_say(question: Question) -> None:
+def test_the_home_node_is_the_nearest_and_decides_the_locality(question: Question) -> None:
     topology, reply = question.topology, question.answered()
     mode = MODES[reply.request.options.mode]
     running = {core.node for core in topology.cores}
@@ -79,7 +79,7 @@ def test_ranks_of_a_unique_mode_have_no_core_in_common(question: Question) -> No
 
 
 @given(questions(("unique_contiguous", "exclusive", "even")))
-def test_blocks_follow_each_other_and_leave_nothing(question: Question) -> None:
+def test_blocks_are_contiguous_and_leave_no_core(question: Question) -> None:
     topology, reply = question.topology, question.answered(share="requested", scope="node")
     options = reply.request.options
     of_home: dict[int | None, list[list[Core]]] = {}
@@ -96,7 +96,7 @@ def test_blocks_follow_each_other_and_leave_nothing(question: Question) -> None:
 
 
 @given(questions(), st.integers(1, 4))
-def test_a_maximum_cuts_and_a_minimum_changes_nothing(question: Question, most: int) -> None:
+def test_a_maximum_cuts_and_a_minimum_only_refuses(question: Question, most: int) -> None:
     smaller, greater, plain = (
         question.answered(min_physical_cores="1", max_physical_cores=f"{number}")
         for number in (most, most + 1, 99)
@@ -113,7 +113,7 @@ def test_a_maximum_cuts_and_a_minimum_changes_nothing(question: Question, most: 
 
 
 @given(questions())
-def test_the_same_question_has_the_same_answer_however_it_is_put(question: Question) -> None:
+def test_the_same_request_has_the_same_answer(question: Question) -> None:
     reply = question.answered()
     assert question.ask() == reply
     for name in "uuid", "pci_bus_id":
@@ -132,7 +132,7 @@ CPUS = st.integers(1, 9).map(str)  #: that each rank asks for
 
 
 @given(questions(), CPUS | st.none())
-def test_what_is_odd_is_warned_of_and_strict_refuses_what_is_far(
+def test_far_and_shared_ranks_are_warned_of_and_strict_refuses_far_ones(
     question: Question, cpus: str | None
 ) -> None:
     more = {} if cpus is None else {"cpus": cpus}
@@ -173,7 +173,7 @@ def test_a_rank_has_what_it_asked_for_while_cores_are_idle(question: Question, c
 
 
 @given(questions(("node", "all", "socket")), CPUS)
-def test_ranks_that_share_keep_what_they_had(question: Question, cpus: str) -> None:
+def test_widening_takes_no_cpu_from_ranks_that_share(question: Question, cpus: str) -> None:
     limits = {"min_physical_cores": "1", "max_physical_cores": "999"}
     reply, narrow = question.answered(cpus=cpus, **limits), question.ask(**limits)
     for rank, had in zip(reply.ranks, narrow.ranks, strict=True):

@@ -44,7 +44,7 @@ even                | mode=even           | even: 16 cores of the 16 of node 0 a
 even, elsewhere     | mode=even gpus=0,2  | its block begins on node 1
 """),
 )
-def test_reasons_say_why_and_what_was_left_out_for_which_cause(asked: str, reason: str) -> None:
+def test_reasons_explain_the_cpus_and_what_was_left_out(asked: str, reason: str) -> None:
     topology = made(
         {0: "0-15", 1: "16-31", 2: ""},
         gpus=[0, None, 2],
@@ -56,7 +56,7 @@ def test_reasons_say_why_and_what_was_left_out_for_which_cause(asked: str, reaso
     assert reason in reply.ranks[-1].reasons
 
 
-def test_ranks_that_share_a_part_of_their_cores_are_counted_as_sharing() -> None:
+def test_ranks_that_share_some_cores_count_as_sharing() -> None:
     """GPU 0 is on the node of both packages, GPU 1 on a node of the first alone."""
     topology = made({0: "0,4", 1: "1-3"}, gpus=[0, 1], packages={0: "0-3", 1: "4"})
     reply = ask(topology, mode="socket")
@@ -74,7 +74,7 @@ def test_ranks_that_share_a_part_of_their_cores_are_counted_as_sharing() -> None
         (2, "mode=single", "single: 1 core of the 4 of node 0"),  # it leaves nothing to others
     ],
 )
-def test_nothing_is_said_to_be_left_out_where_nothing_is(
+def test_no_reason_names_left_out_cpus_where_none_are(
     threads: int, asked: str, division: str
 ) -> None:
     topology = made({0: "0-7"}, threads=threads)
@@ -82,7 +82,7 @@ def test_nothing_is_said_to_be_left_out_where_nothing_is(
     assert rank.reasons == ("GPU 0 is on NUMA node 0", division)
 
 
-def test_a_place_that_is_not_of_sysfs_has_its_source_and_an_only_node_is_no_choice() -> None:
+def test_a_reason_names_the_source_of_the_gpu_s_node() -> None:
     topology = made({0: "", 1: "0-3"}, gpus=[0])
     gpu = replace(topology.gpus[0], numa_source="NVML")
     (rank,) = ask(replace(topology, gpus=(gpu,))).ranks

@@ -7,7 +7,6 @@ from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
 from affinityd.cpuset import format_list
-from affinityd.planner import PlanWarning
 from affinityd.request.resolve import Reply
 from affinityd.topology.model import Topology
 from tests.support.asking import ask, codes, cpulists, lists
@@ -63,7 +62,7 @@ def node(name: str) -> Topology:
         ("mask=2-79 reserved=0", "requested"),
     ],
 )
-def test_who_divides_is_decided_and_told(asked: str, share: str) -> None:
+def test_share_auto_is_decided_by_mode_and_cpuset(asked: str, share: str) -> None:
     assert ask(machine("dgx-1v"), **words(f"gpus=0 {asked}")).plan.share == share
 
 
@@ -103,7 +102,7 @@ is not noticed by one that is not     | unlike | cpuset=2-4 gpus=1 balanced=no |
 nor by one that never is              | unlike | cpuset=2-4 gpus=1 mode=exclusive | 3-4
 """),
 )
-def test_blocks(name: str, asked: str, expected: str) -> None:
+def test_each_gpu_has_a_block_of_its_node(name: str, asked: str, expected: str) -> None:
     reply = ask(node(name), **words(f"share=node {asked}"))
     assert " ".join(cpulists(reply)) == expected
     assert "share_unavailable" not in codes(reply)
@@ -112,7 +111,7 @@ def test_blocks(name: str, asked: str, expected: str) -> None:
 @pytest.mark.parametrize(
     "asked", ["gpus=1 cpuset=2,4-7", "gpus=0,2 cpuset=2,4-7", "gpus=0,1 cpuset=4-7"]
 )
-def test_with_fewer_cores_than_gpus_the_requested_divide_and_are_warned(asked: str) -> None:
+def test_with_fewer_cores_than_gpus_only_the_requested_gpus_divide_them(asked: str) -> None:
     how = f"mode=unique_interleaved balanced=false {asked}"
     reply = ask(NODES["three"], **words(f"share=node {how}"))
     assert reply.plan.share == "requested"
@@ -120,17 +119,10 @@ def test_with_fewer_cores_than_gpus_the_requested_divide_and_are_warned(asked: s
     assert " ".join(cpulists(reply)) == lists(NODES["three"], f"share=requested {how}")
 
 
-UNAVAILABLE = (
-    "a node has fewer allowed cores than GPUs, or a GPU's block fewer CPUs than "
-    "were asked for: the cores were divided among the requested GPUs only, and "
-    "jobs on other GPUs may get the same ones"
-)
-
-
-def test_auto_is_warned_where_the_machine_has_too_few_cores_and_not_where_a_cpuset_has() -> None:
+def test_share_auto_warns_only_if_the_machine_has_fewer_cores_than_gpus() -> None:
     reply = ask(made({0: "0-1"}, gpus=[0, 0, 0]), gpus="0,1")
     assert (cpulists(reply), reply.plan.share) == (["0", "1"], "requested")
-    assert reply.warnings == (PlanWarning("share_unavailable", UNAVAILABLE),)
+    assert codes(reply) == ["share_unavailable"]
     assert codes(ask(made({0: "0-3"}, gpus=[0, 0, 0]), gpus="0", cpuset="0-1")) == []
 
 
@@ -164,7 +156,7 @@ def assert_disjoint_unless_warned(one: Reply, other: Reply) -> None:
 
 
 @given(two_jobs(), st.data())
-def test_jobs_of_one_cpuset_or_of_the_node_are_disjoint(jobs: Jobs, data: st.DataObject) -> None:
+def test_jobs_with_equal_cpusets_have_disjoint_cpus(jobs: Jobs, data: st.DataObject) -> None:
     one, other = jobs
     cpus = data.draw(subsets(one.whole or one.topology.online))
     within = {"share": "node", "cpuset": format_list(cpus)}
@@ -173,7 +165,7 @@ def test_jobs_of_one_cpuset_or_of_the_node_are_disjoint(jobs: Jobs, data: st.Dat
 
 
 @given(two_jobs(), st.data())
-def test_jobs_of_disjoint_cpusets_are_disjoint(jobs: Jobs, data: st.DataObject) -> None:
+def test_jobs_with_disjoint_cpusets_have_disjoint_cpus(jobs: Jobs, data: st.DataObject) -> None:
     online = jobs[0].topology.online
     cpus = data.draw(subsets(online))
     assume(cpus != online)
@@ -185,7 +177,7 @@ def test_jobs_of_disjoint_cpusets_are_disjoint(jobs: Jobs, data: st.DataObject) 
 
 
 @given(questions(SHARING))
-def test_a_gpu_s_block_is_the_same_whichever_others_are_asked_for(question: Question) -> None:
+def test_a_gpu_s_block_does_not_depend_on_the_other_requested_gpus(question: Question) -> None:
     every = question.answered(gpus="all", share="node", balanced="false")
     assume(every.plan.share == "node")
     for rank in every.ranks:

@@ -1,16 +1,18 @@
-"""The JSON form of a topology: nothing is lost in it, and garbage is told from it."""
+"""A topology in JSON, and the attributes of DRA: Kubernetes' own examples."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 
 from affinityd.json_codec import decode
-from affinityd.topology.document import TopologyDocument, from_document, to_document
+from affinityd.topology.document import TopologyDocument, attributes_of, from_document, to_document
 from affinityd.topology.model import Topology
 from tests.support.documents import in_json
+from tests.support.machines.by_hand import made
 from tests.support.machines.facts import ALL_NAMES, machine
 from tests.support.machines.nvlinks import dgx_1v, linked_machines
 
@@ -34,7 +36,7 @@ def test_any_machine_comes_back_as_it_was(topology: Topology) -> None:
     assert from_json(to_json(topology)) == topology
 
 
-def test_it_speaks_of_a_machine_in_the_fields_words() -> None:
+def test_the_document_has_these_fields() -> None:
     data = to_json(machine("power9"))
     fields = "name online possible packages nodes cores gpus nics notices"
     assert list(data) == fields.split()
@@ -48,7 +50,7 @@ def test_it_speaks_of_a_machine_in_the_fields_words() -> None:
     assert data["cores"][1] == core
 
 
-def test_an_adapter_tells_how_near_it_is_to_each_gpu() -> None:
+def test_a_nic_has_its_nearness_to_each_gpu() -> None:
     nic = to_json(machine("dgx-h100"))["nics"][5]
     assert nic["names"] == ["mlx5_9", "ibp192s0"]
     near = {"0000:1b:00.0": "SYS", "0000:9d:00.0": "NODE", "0000:c3:00.0": "PXB"}
@@ -64,14 +66,14 @@ def test_a_device_has_the_attributes_that_a_driver_of_dra_publishes() -> None:
     ]
 
 
-def test_links_are_told_by_where_they_lead() -> None:
+def test_nvlinks_are_listed_by_their_other_end() -> None:
     first, *_ = to_json(dgx_1v())["gpus"]
     ends = {"0000:07:00.0": 1, "0000:0a:00.0": 1, "0000:0b:00.0": 2, "0000:85:00.0": 2}
     assert first["nvlinks"] == [{"pci_bus_id": end, "links": n} for end, n in ends.items()]
     assert to_json(machine("dgx-1v"))["gpus"][0]["nvlinks"] is None
 
 
-def test_of_a_file_of_an_earlier_release_the_rest_is_read() -> None:
+def test_a_document_of_an_earlier_release_is_read() -> None:
     data = to_json(dgx_1v())
     for gpu in data["gpus"]:
         del gpu["nvlinks"], gpu["dra"]
@@ -95,7 +97,61 @@ CORES = to_json(machine("laptop"))["cores"]
         ({"possible": "0-70000"}, ".possible: CPU number in '0-70000' is too large; the largest"),
     ],
 )
-def test_garbage_is_said_in_one_line(change: dict[str, Any], said: str) -> None:
+def test_a_malformed_document_is_refused_in_one_line(change: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=r"\Atopology.*\Z") as caught:
         from_json(to_json(machine("laptop")) | change)
     assert str(caught.value).startswith(f"topology{said}")
+
+
+NODES = "sys/devices/system/node"
+PACKAGES = {0: "0-3", 1: "4-7"}
+
+
+def epyc(on: int) -> Topology:
+    """The KEP's EPYC 9825, NPS4: 12 between the nodes of a package, 32 between packages."""
+    distances = [("0-3", "0-3", 12), ("4-7", "4-7", 12), ("0-3", "4-7", 32)]
+    return made({n: f"{n}" for n in range(8)}, [on], packages=PACKAGES, distances=distances)
+
+
+def nodes(row: str, *packages: int | None, on: int = 0) -> Topology:
+    """A machine whose node `on` has these distances; a node without a package has no CPUs."""
+    cpus = {node: "" if package is None else f"{node}" for node, package in enumerate(packages)}
+    owned = {
+        package: ",".join(filter(None, (cpus[n] for n, it in enumerate(packages) if it == package)))
+        for package in packages
+        if package is not None
+    }
+    distances = [(f"{on}", f"{to}", int(far)) for to, far in enumerate(row.split()) if to != on]
+    return made(cpus, [on], packages=owned, distances=distances)
+
+
+@pytest.mark.parametrize(
+    ("topology", "expected"),
+    [
+        pytest.param(epyc(0), (0, 1, 2, 3), id="KEP-6072: an NVMe on node 0"),
+        pytest.param(epyc(6), (6, 4, 5, 7), id="KEP-6072: a NIC on node 6"),
+        pytest.param(epyc(5), (5, 4, 6, 7), id="KEP-6072: a GPU on node 5"),
+        pytest.param(nodes("32 10", 0, 1, on=1), (1,), id="NPS1: the other node is a package"),
+        pytest.param(nodes("12 10 12", 0, 0, 0, on=1), (1, 0, 2), id="helper: equidistant nodes"),
+        pytest.param(nodes("10", 0), (0,), id="helper: one node"),
+        pytest.param(nodes("10 12 12 20", 0, 0, 1, 0), (0, 1), id="helper: same-socket filter"),
+        pytest.param(nodes("10 12 12", 0, None, 1), (0, 1), id="a node without CPUs counts"),
+        pytest.param(nodes("10 20 12", 0, 0, 1), (0,), id="not the nearest of its own package"),
+        pytest.param(made({0: "0", 1: "1"}, [1]), (1,), id="no distances"),
+        pytest.param(made({0: "0", 1: "1"}, [None]), None, id="numa_node is -1"),
+    ],
+)
+def test_the_nodes_beside_a_device(topology: Topology, expected: tuple[int, ...] | None) -> None:
+    assert attributes_of(topology, topology.gpus[0]).numaNode == expected
+
+
+def test_only_the_kernel_s_numa_node_is_published() -> None:
+    (gpu,) = epyc(6).gpus
+    sources = {"numa_node": (6, 4, 5, 7), "NVML": None, "local_cpulist": None}
+    placed = {it: attributes_of(epyc(6), replace(gpu, numa_source=it)).numaNode for it in sources}
+    assert placed == sources
+
+
+def test_a_host_bridge_without_an_address_is_no_pcie_root() -> None:
+    roots = {attributes_of(machine("dgx-a100"), it).pcieRoot for it in machine("dgx-a100").gpus}
+    assert roots == {None}

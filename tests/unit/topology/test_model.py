@@ -24,7 +24,7 @@ ODD = made(
 )
 
 
-def test_a_node_knows_its_cores_in_order_and_its_cpus() -> None:
+def test_a_node_has_its_cores_in_order_and_its_cpus() -> None:
     assert [core.cpus for core in machine("dgx-1v").node_cores[1]][:2] == [(20, 60), (21, 61)]
     cpus = {number: format_list(ODD.cpus_of_node(number)) for number in (0, 1, 3, None, 17)}
     assert cpus == {0: "0-3", 1: "", 3: "4-7", None: "8-9", 17: ""}
@@ -32,7 +32,7 @@ def test_a_node_knows_its_cores_in_order_and_its_cpus() -> None:
     assert [it.order for it in ODD.nodes] == [(False, 0), (False, 1), (False, 3), (True, 0)]
 
 
-def test_what_is_not_known_is_farthest() -> None:
+def test_a_missing_distance_is_farthest() -> None:
     assert (ODD.distance(0, 3), ODD.distance(3, 3)) == (40, 10)
     unknown = (0, None), (None, 0), (0, 17), (17, 0)
     assert {ODD.distance(*ends) for ends in unknown} == {float("inf")}
@@ -68,7 +68,7 @@ def test_a_home_node_s_memory(topology: Topology, home: int | None, node: int | 
     assert topology.memory_node(home) == node
 
 
-def test_devices_of_unknown_nodes_are_not_on_one() -> None:
+def test_devices_of_unknown_nodes_are_far_from_each_other() -> None:
     """All other words are held by what `nvidia-smi topo -m` said of real machines."""
     gpu = Gpu(0, "nvidia", "GPU", None, pci_path=("h0", "GPU"))
     for node in (None, 0):
@@ -82,7 +82,7 @@ def test_an_index_means_the_first_gpu_s_vendor() -> None:
     assert replace(machine("two-vendors"), gpus=machine("mi250x").gpus).vendor == "amd"
 
 
-def test_a_gpu_with_links_is_still_a_key() -> None:
+def test_a_gpu_with_nvlinks_is_hashable() -> None:
     """What a request grants is looked up in sets of devices."""
     gpu = Gpu(0, "nvidia", "0000:01:00.0", numa_node=0, nvlinks=(NvLinks("0000:02:00.0", 4),))
     assert {gpu: 1}[replace(gpu)] == 1

@@ -66,7 +66,7 @@ def test_placement(topology: Topology, gpus: str, mask: str, expected: str) -> N
         pytest.param(THREE, "GPUs 0-1 are on nodes 0-1", "0-7", {0, 1}, {2}, id="several"),
     ],
 )
-def test_near_are_cpus_and_memory(
+def test_near_cpus_and_near_memory(
     topology: Topology, said: str, cpus: str, memory: set[int], far_memory: set[int]
 ) -> None:
     near = vicinity(topology, topology.gpus)
@@ -74,7 +74,7 @@ def test_near_are_cpus_and_memory(
     assert found == (said, cpus, memory, far_memory)
 
 
-def test_memory_that_was_planned_is_near_wherever_it_is() -> None:
+def test_planned_memory_nodes_count_as_near() -> None:
     near = vicinity(TWO, TWO.gpus, [0, None])
     assert (set(near.memory), set(near.far_memory)) == ({0, 1}, set())
 
@@ -94,7 +94,7 @@ def test_memory_that_was_planned_is_near_wherever_it_is() -> None:
         pytest.param(LOST, "0-3", "0-3", None, None, id="the GPU may be anywhere: none is far"),
     ],
 )
-def test_why_masks_are_far(
+def test_the_cause_of_far_masks(
     topology: Topology, masks: str, cpuset: str | None, granted: str | None, expected: str | None
 ) -> None:
     near = vicinity(topology, topology.gpus)

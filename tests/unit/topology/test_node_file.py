@@ -31,7 +31,7 @@ def change(path: Path, **fields: object) -> None:
     path.write_text(json.dumps({name: it for name, it in data.items() if it is not ...}))
 
 
-def test_a_node_is_read_back_as_it_was_and_a_replay_is_one(path: Path) -> None:
+def test_a_written_node_is_read_back(path: Path) -> None:
     node_file.write(path, Node(machine("mi250x"), replayed=True))
     assert node_file.read(path).replayed
     node_file.write(path, NODE)
@@ -40,7 +40,7 @@ def test_a_node_is_read_back_as_it_was_and_a_replay_is_one(path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o644  # all users may read it
 
 
-def test_one_of_a_daemon_that_knows_no_switch_is_on(path: Path) -> None:
+def test_a_node_file_without_a_switch_is_on(path: Path) -> None:
     change(path, settings={"reserved_cpus": ""})
     assert node_file.read(path).switch == "on"
     change(path, settings={"reserved_cpus": "", "switch": "obsreve"})
@@ -58,7 +58,9 @@ def test_one_of_a_daemon_that_knows_no_switch_is_on(path: Path) -> None:
         ('{"version": 1, "settings": {"reserved_cpus": 5}, "topology": {}, "generation": 1}', ""),
     ],
 )
-def test_what_is_no_node_is_a_value_error_of_one_line(path: Path, text: str, said: str) -> None:
+def test_a_malformed_node_file_is_a_value_error_of_one_line(
+    path: Path, text: str, said: str
+) -> None:
     path.write_text(text)
     with pytest.raises(ValueError, match=r"\A.+\Z") as caught:
         node_file.read(path)
@@ -82,7 +84,7 @@ def sparse(path: Path) -> None:
     ],
     ids=["a FIFO", "a folder", "a device", "a link to itself", "far too long"],
 )
-def test_what_is_no_file_or_without_end_is_neither_waited_for_nor_read(
+def test_a_path_that_is_no_regular_file_is_an_os_error(
     tmp_path: Path, make: Callable[[Path], None], told: str
 ) -> None:
     make(tmp_path / "node.json")
@@ -100,7 +102,7 @@ def test_what_is_no_file_or_without_end_is_neither_waited_for_nor_read(
         ({"boot_id": ...}, None),  # of an earlier release
     ],
 )
-def test_a_generation_is_a_number_from_one_and_the_boot_is_this_one(
+def test_a_node_file_of_another_boot_or_a_bad_generation_is_refused(
     path: Path, fields: Mapping[str, object], said: str | None
 ) -> None:
     change(path, **fields)

@@ -1,8 +1,8 @@
-"""Which RDMA devices each GPU is given: NCCL's published rule is the standard."""
+"""Which RDMA devices each GPU is given: by NCCL's published rule and `nvidia-smi topo -m`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -21,6 +21,7 @@ from affinityd.topology.model import (
     Topology,
 )
 from affinityd.topology.rdma import nics_of_gpus, usable_ports
+from tests.support.paths import REPOSITORY
 
 
 def made(gpus: Mapping[int, str], nics: Sequence[Nic]) -> Topology:
@@ -108,14 +109,14 @@ def test_a_request_may_bound_the_nearest(bound: str, expected: str) -> None:
         (nic("near", "host/switch/nics", bond="bond0", netdev="bond0"), "near"),
     ],
 )
-def test_which_devices_count(other: Nic, chosen: str) -> None:
+def test_idle_slow_virtual_and_bonded_devices_do_not_count(other: Nic, chosen: str) -> None:
     """The far one is a bond, and the physical function of another; a third one is down."""
     far = nic("far", "elsewhere", gbps=400, bond="bond0", netdev="bond0")
     down = nic("down", "host/switch/nics", is_active=False)
     assert first(made({0: "host/switch/gpus"}, [far, other, down])) == {0: [chosen]}
 
 
-def test_of_the_nearest_the_fastest_comes_first_and_farther_ones_do_not_come() -> None:
+def test_only_the_nearest_devices_are_named_the_fastest_first() -> None:
     nics = [nic("slow", "host/switch/nics", 200), nic("fast", "host/switch/nics", 400)]
     machine = made({0: "host/switch/gpus"}, [*nics, nic("faster", "host", 400)])
     assert first(machine) == {0: ["fast"]}
@@ -134,7 +135,7 @@ PLACES = st.sampled_from(("host/s/x", "host/s/y", "host/t/z", "other/u/v"))
     st.dictionaries(st.integers(0, 15), PLACES, min_size=1),
     st.lists(st.tuples(PLACES, st.booleans(), st.sampled_from((100, 200, 400))), max_size=8),
 )
-def test_equally_near_gpus_begin_apart_and_nothing_that_is_down_is_named(
+def test_equally_near_gpus_begin_with_different_active_devices(
     gpus: dict[int, str], ports: list[tuple[str, bool, int]]
 ) -> None:
     nics = [
@@ -160,3 +161,79 @@ def test_equally_near_gpus_begin_apart_and_nothing_that_is_down_is_named(
 
 def test_the_links_on_a_switch_are_the_nearest() -> None:
     assert LINKS[: len(ON_SWITCH)] == ON_SWITCH
+
+
+LETTERS = dict(zip("PXHNS", LINKS, strict=True))
+
+#: (GPU, NIC) → their link.
+Matrix = Mapping[tuple[str, str], str]
+
+
+def reported() -> Iterator[object]:
+    text = (REPOSITORY / "tests/data/reported_nics.tsv").read_text()
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            source, nics, gpus = line.split("\t")
+            links = {
+                (number, nic): LETTERS[letter]
+                for number, _, letters in (gpu.partition(":") for gpu in gpus.split())
+                for nic, letter in zip(nics.split(","), letters, strict=True)
+            }
+            yield pytest.param(links, id=source)
+
+
+def joined(links: Matrix, nearest: Iterable[str]) -> dict[str, str]:
+    """Return device → the name of its group: devices that these links join are in one."""
+    group = {device: device for pair in links for device in pair}
+    for (gpu, nic), link in links.items():
+        if link in nearest:
+            old, new = group[nic], group[gpu]
+            group = {device: new if its == old else its for device, its in group.items()}
+    return group
+
+
+def built(links: Matrix) -> Topology:
+    """Return a machine whose PCI tree and nodes have these links."""
+    bridge, switch, host, node = (joined(links, LINKS[: last + 1]) for last in range(4))
+    numbers = {name: number for number, name in enumerate(sorted({*node.values()}))}
+
+    def path(device: str) -> tuple[str, ...]:
+        parts = (f"pci{host[device]}", switch[device], f"bridge {bridge[device]}", f"port {device}")
+        return (*parts, device)
+
+    gpus = sorted({gpu for gpu, _ in links}, key=int)
+    nics = dict.fromkeys(nic for _, nic in links)
+    return Topology(
+        "reported",
+        tuple(Core((number,), number, 0, None, number) for number in numbers.values()),
+        tuple(NumaNode(number) for number in numbers.values()),
+        tuple(Gpu(int(gpu), "nvidia", gpu, numbers[node[gpu]], pci_path=path(gpu)) for gpu in gpus),
+        tuple(
+            Nic(
+                nic,
+                numbers[node[nic]],
+                "infiniband",
+                (nic,),
+                path(nic),
+                ports=(RdmaPort(nic, 1, is_active=True, gbps=400),),
+            )
+            for nic in nics
+        ),
+    )
+
+
+@pytest.mark.parametrize("links", list(reported()))
+def test_links_and_nearest_devices_are_those_that_were_reported(links: Matrix) -> None:
+    machine = built(links)
+    found = {
+        (gpu.pci_bus_id, nic.pci_bus_id): machine.nearness(gpu, nic)
+        for gpu in machine.gpus
+        for nic in machine.nics
+    }
+    assert found == links
+    for gpu in machine.gpus:
+        of_gpu = {nic: link for (index, nic), link in links.items() if index == gpu.pci_bus_id}
+        best = min(of_gpu.values(), key=LINKS.index)
+        nearest = nics_of_gpus(machine)[gpu.key].nearest
+        assert {it.link for it in nearest} == {best}
+        assert {it.port.device for it in nearest} == {n for n, it in of_gpu.items() if it == best}

@@ -63,7 +63,7 @@ def test_a_report_survives_being_written_and_read(report: NvmlReport | ProcessRe
         (ProcessReport, '{"gpus": [{"index": 0, "processes": [{}]}]}', "[0] has no 'pid'"),
     ],
 )
-def test_garbage_is_refused_in_one_line(kind: Kind, text: str, complaint: str) -> None:
+def test_a_malformed_report_is_refused_in_one_line(kind: Kind, text: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=r"\ANVML's report.*\Z") as refusal:
         read(kind, text)
     assert complaint in str(refusal.value)
