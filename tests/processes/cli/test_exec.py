@@ -53,7 +53,7 @@ BY_MPI = "rank 0 of 2 (OMPI_COMM_WORLD_LOCAL_RANK)"
         ({}, "-v --gpus=0,1 --", BOTH, f"no rank: GPUs 0-1, nodes 0-1, CPUs {BOTH} {BY_DAEMON}"),
     ],
 )
-def test_the_command_runs_beside_its_gpu(
+def test_the_command_runs_near_its_gpu(
     here: Mapping[str, str], task: dict[str, str], words: str, cpus: str, line: str
 ) -> None:
     done = exec_(*words.split(), *LOOK, env={**here, **task})
@@ -70,7 +70,7 @@ def test_the_command_runs_beside_its_gpu(
         (["--gpus=1"], {"AFFINITYD": "obsreve"}, "AFFINITYD: 'obsreve' is none of on, observe"),
     ],
 )
-def test_without_a_plan_the_command_runs_unpinned_with_one_line_unless_it_fails_closed(
+def test_without_a_plan_the_command_runs_unpinned_unless_it_fails_closed(
     here: Mapping[str, str], words: list[str], env: dict[str, str], line: str
 ) -> None:
     done = exec_(*words, "--", *LOOK, env={**here, **env})
@@ -82,14 +82,14 @@ def test_without_a_plan_the_command_runs_unpinned_with_one_line_unless_it_fails_
     assert (closed.status, closed.stdout, len(closed.lines)) == (125, "", 1)
 
 
-def test_without_a_command_there_is_nothing_to_run() -> None:
+def test_a_missing_command_is_an_error() -> None:
     done = exec_("--omp", env={})
     line = "affinityd exec: -- is missing before the command; write affinityd exec -- CMD …"
     assert (done.status, done.lines) == (125, [line])
     assert exec_("--help", env={}).status == 0
 
 
-def test_a_machine_that_a_variable_left_behind_is_told() -> None:
+def test_a_replayed_machine_is_reported() -> None:
     env = {"AFFINITYD_SOCKET": "/nonexistent", "AFFINITYD_MACHINE": "dgx-a100"}
     replayed = "AFFINITYD_MACHINE is 'dgx-a100': planned on a replayed machine, not on this one"
     for words in (["--rank=0"], ["--gpus=9"]):
@@ -97,7 +97,7 @@ def test_a_machine_that_a_variable_left_behind_is_told() -> None:
         assert replayed in done.lines[0]
 
 
-def test_a_module_of_the_job_s_does_not_stand_in_for_python_s(
+def test_modules_of_the_job_do_not_replace_python_s(
     here: Mapping[str, str], tmp_path: Path
 ) -> None:
     for name in ("types", "operator", "collections", "_socket", "json", "random"):
@@ -110,7 +110,7 @@ def test_a_module_of_the_job_s_does_not_stand_in_for_python_s(
         assert "Traceback" not in done.stderr
 
 
-def test_a_site_chooses_by_a_line_of_its_file(tiny_daemon: Daemon, tmp_path: Path) -> None:
+def test_the_site_s_file_chooses_mode_and_switch(tiny_daemon: Daemon, tmp_path: Path) -> None:
     conf = tmp_path / "affinityd.conf"
     settings = f"AFFINITYD_SOCKET={tiny_daemon.socket}\nAFFINITYD_CPUSET=none\n"
     env = {"AFFINITYD_CONFIG": str(conf)}
@@ -121,7 +121,7 @@ def test_a_site_chooses_by_a_line_of_its_file(tiny_daemon: Daemon, tmp_path: Pat
     assert done.stdout.splitlines() == [f"Cpus_allowed_list:\t{BOTH}", OBSERVED]
 
 
-def test_observing_leaves_the_mask_and_tells_the_command_alone(here: Mapping[str, str]) -> None:
+def test_observe_leaves_the_mask_and_exports_the_plan(here: Mapping[str, str]) -> None:
     for gpu, told in (("1", OBSERVED), ("9", "AFFINITYD_UNPINNED=no GPU 9; visible are ")):
         words = ("--fail-closed", f"--gpus={gpu}", "--")
         done = exec_(*words, *TOLD, env={**here, "AFFINITYD": "observe"})
@@ -129,7 +129,7 @@ def test_observing_leaves_the_mask_and_tells_the_command_alone(here: Mapping[str
         assert (cpus, line[: len(told)], done.lines) == (f"Cpus_allowed_list:\t{BOTH}", told, [])
 
 
-def test_what_its_daemon_says_counts_when_that_is_gone_too(tmp_path: Path) -> None:
+def test_the_daemon_s_switch_counts_after_it_has_ended_too(tmp_path: Path) -> None:
     env = {"AFFINITYD_SOCKET": str(tmp_path / "affinityd.sock"), "AFFINITYD": "on"}
     for switch, told in (("observe", [OBSERVED]), ("off", [])):
         node_file.write(tmp_path / "node.json", Node(tiny(), switch=switch))
@@ -143,7 +143,7 @@ def test_what_its_daemon_says_counts_when_that_is_gone_too(tmp_path: Path) -> No
             assert done.stderr == ""
 
 
-def test_where_its_interpreter_s_path_is_too_long_the_program_starts_all_the_same(
+def test_the_program_starts_although_its_interpreter_s_path_is_too_long(
     here: Mapping[str, str], tmp_path: Path
 ) -> None:
     """The kernel refuses the first line, and a shell takes the program for its own."""
@@ -164,7 +164,7 @@ def test_where_its_interpreter_s_path_is_too_long_the_program_starts_all_the_sam
 SEVEN = {"OMP_NUM_THREADS": "7"}
 
 
-def test_the_command_learns_where_it_is_and_how_many_threads_it_may_have_where_that_is_asked_for(
+def test_the_command_has_its_place_and_number_of_threads_in_variables(
     here: Mapping[str, str],
 ) -> None:
     for before, words, threads in (({}, [], None), ({}, ["--omp"], "1"), (SEVEN, ["--omp"], "7")):
@@ -174,7 +174,7 @@ def test_the_command_learns_where_it_is_and_how_many_threads_it_may_have_where_t
         assert [said.get(name) for name in names] == [FAR, "local", BOTH, threads]
 
 
-def test_memory_is_held_where_it_was_asked_for_and_what_cannot_be_had_is_no_end(
+def test_a_memory_policy_applies_or_its_refusal_is_a_line(
     here: Mapping[str, str],
 ) -> None:
     look = ("head", "-n1", "/proc/self/numa_maps")
@@ -200,7 +200,7 @@ LATE = "finding a plan took too long; the daemon at {} did not answer in time; t
     ],
     ids=["answers another job's CPUs", "hangs"],
 )
-def test_whatever_the_daemon_does_the_command_runs(
+def test_the_command_runs_although_the_daemon_hangs_or_errs(
     tmp_path: Path, behave: Behaviour, timeout: str, cpus: str, told: str
 ) -> None:
     env = {"AFFINITYD_ROOT": str(tiny_tree(tmp_path / "machine")), "AFFINITYD_TIMEOUT": timeout}
@@ -216,7 +216,7 @@ os.execv(sys.executable, [sys.executable, "-m", "affinityd", "exec", *sys.argv[1
 """
 
 
-def test_what_was_not_thought_of_is_no_end_either(here: Mapping[str, str]) -> None:
+def test_an_unexpected_error_does_not_end_the_command(here: Mapping[str, str]) -> None:
     """Not even the mask can be read: sched_getaffinity(2) is forbidden."""
     for flags, status, end in (
         ([], 7, "the command runs unpinned"),
@@ -230,7 +230,7 @@ def test_what_was_not_thought_of_is_no_end_either(here: Mapping[str, str]) -> No
 
 
 @pytest.mark.parametrize("words", [["--gpus=9", "--", "sh", "-c", "exit 7"], ["--", "/none"]])
-def test_a_stderr_that_takes_nothing_is_no_end(here: Mapping[str, str], words: list[str]) -> None:
+def test_a_full_stderr_does_not_end_the_command(here: Mapping[str, str], words: list[str]) -> None:
     program = [sys.executable, str(PROGRAM), "exec", *words]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(program, env={**os.environ, **here}, stderr=full, check=False)
@@ -264,7 +264,7 @@ assert (plan.gpus, plan.source) == ({1}, 'sysfs')
     ],
     ids=["with a daemon", "without a daemon"],
 )
-def test_few_modules_are_imported_on_the_way(
+def test_few_modules_are_imported(
     here: Mapping[str, str], tmp_path: Path, words: tuple[str, ...], part: str, most: int
 ) -> None:
     env = {**here, "AFFINITYD_ROOT": str(tiny_tree(tmp_path / "machine"))}

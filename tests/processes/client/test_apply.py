@@ -91,7 +91,7 @@ CHOSEN = {"mode": "even", "cpuset": "5", "visible": "", "granted": "1"}
         (WRAPPER, RANK, {"mode": "exclusive"}, OWN),
     ],
 )
-def test_a_process_asks_by_what_it_knows_of_itself(
+def test_a_query_has_the_process_s_own_facts(
     before: Sequence[str],
     env: Mapping[str, str],
     given: Mapping[str, str],
@@ -102,7 +102,7 @@ def test_a_process_asks_by_what_it_knows_of_itself(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes device files")
-def test_the_devices_that_it_may_open_are_in_each_request(tmp_path: Path) -> None:
+def test_a_query_has_the_devices_that_the_process_may_open(tmp_path: Path) -> None:
     (tmp_path / "null").touch()
     for minor in (0, 3):
         os.mknod(tmp_path / f"nvidia{minor}", stat.S_IFCHR, os.makedev(240, minor))
@@ -124,7 +124,7 @@ def test_a_cpu_that_no_machine_has_is_refused(cpus: str) -> None:
 
 
 @needs_cpuset
-def test_what_the_cpuset_does_not_allow_is_cut_off_and_where_all_would_be_it_is_told() -> None:
+def test_a_mask_is_cut_to_the_cpuset_or_refused() -> None:
     with cpuset() as group:
         (group / "cpuset.cpus").write_text(FIRST)
         enter = ("sh", "-c", f'echo $$ >{group}/cgroup.procs; exec "$@"', "sh")
@@ -147,7 +147,7 @@ def test_what_the_cpuset_does_not_allow_is_cut_off_and_where_all_would_be_it_is_
         ("", "4-7", "", "the daemon hangs", ["the daemon hangs; planned from sysfs"]),
     ],
 )
-def test_children_are_told_where_they_are_and_what_is_not_as_it_should_be_is_remarked(
+def test_children_have_the_plan_in_variables_and_deviations_are_remarks(
     monkeypatch: pytest.MonkeyPatch,
     *,
     line: str,

@@ -47,13 +47,13 @@ BINDING = (
 )
 
 
-def test_a_process_is_bound_beside_its_gpu_and_knows_it(here: Mapping[str, str]) -> None:
+def test_a_process_is_pinned_near_its_gpu(here: Mapping[str, str]) -> None:
     rank = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
     said = python(f"b = affinityd.bind(memory='bind'); say({BINDING})", {**here, **rank})
     assert said == [CPU[NEAR], CPU[NEAR], NEAR, "bind", [0], "daemon", "local", True, []]
 
 
-def test_without_a_plan_the_process_stays_as_it_is_and_is_warned(here: Mapping[str, str]) -> None:
+def test_without_a_plan_the_process_is_unchanged_and_warned(here: Mapping[str, str]) -> None:
     *said, stderr = python(f"b = affinityd.bind(gpus='9'); say({BINDING})", here)
     own = sorted(os.sched_getaffinity(0))
     assert said == [own, own, None, "default", [], None, None, False, [NO_GPU]]
@@ -71,7 +71,7 @@ def test_variables_count_for_arguments_that_are_not_given(
     assert python(f"b = affinityd.bind({call}); say(sorted(b.cpus))", unique) == [cpus]
 
 
-def test_threads_that_run_already_are_bound_too_and_later_ones_inherit(
+def test_running_threads_are_pinned_and_later_ones_inherit(
     here: Mapping[str, str],
 ) -> None:
     said = python(
@@ -86,7 +86,7 @@ def test_threads_that_run_already_are_bound_too_and_later_ones_inherit(
     assert said == [CPU[FAR]] * 10
 
 
-def test_a_second_call_plans_as_the_first_and_in_a_thread_it_binds_that_thread(
+def test_a_second_call_plans_as_the_first_also_in_a_thread(
     here: Mapping[str, str],
 ) -> None:
     """Whichever form its GPU is named in."""
@@ -111,9 +111,7 @@ def test_a_second_call_plans_as_the_first_and_in_a_thread_it_binds_that_thread(
         ("set_affinity(0, 10**9)", "nproc_per_node=1000000000 is too many"),
     ],
 )
-def test_errors_are_raised_where_they_are_asked_for(
-    here: Mapping[str, str], call: str, message: str
-) -> None:
+def test_fail_closed_raises_errors(here: Mapping[str, str], call: str, message: str) -> None:
     code = f"try: affinityd.{call}\nexcept affinityd.GPUAffinityError as error: say(error)"
     assert python(code, here)[0].startswith(message)
 
@@ -130,7 +128,7 @@ OBSERVED = f"observe: would run on CPUs {FAR} (local)"
         ("observe", "set_affinity(1, 2)", OBSERVED),
     ],
 )
-def test_opted_out_or_observing_it_does_nothing_but_tell_its_children(
+def test_off_and_observe_leave_the_mask(
     here: Mapping[str, str], switch: str, call: str, told: str | None
 ) -> None:
     code = (
@@ -140,7 +138,7 @@ def test_opted_out_or_observing_it_does_nothing_but_tell_its_children(
     assert python(code, {**here, "AFFINITYD": switch}) == [True, told]
 
 
-def test_nvidia_s_call_moves_over_by_one_line(here: Mapping[str, str]) -> None:
+def test_gpu_affinity_s_call_works_after_a_changed_import(here: Mapping[str, str]) -> None:
     said = python(
         "import affinityd as gpu_affinity\n"
         "cpus = gpu_affinity.set_affinity(1, 2, mode=gpu_affinity.Mode.UNIQUE_CONTIGUOUS,"
@@ -153,7 +151,7 @@ def test_nvidia_s_call_moves_over_by_one_line(here: Mapping[str, str]) -> None:
     assert said == ["set", CPU[FAR], CPU[FAR]]
 
 
-def test_nvidia_s_call_warns_of_far_cpus_where_nvidia_s_package_raises(
+def test_set_affinity_warns_of_far_cpus(
     here: Mapping[str, str],
 ) -> None:
     code = f"os.sched_setaffinity(0, {{{FAR}}}); say(sorted(affinityd.set_affinity(0, 1)))"
@@ -173,7 +171,7 @@ def test_nvidia_s_call_warns_of_far_cpus_where_nvidia_s_package_raises(
     ],
     ids=["bound", "it was not", "opted out", "observed"],
 )
-def test_a_worker_gets_the_cpus_back_of_a_training_process_that_was_bound(
+def test_a_dataloader_worker_gets_the_cpus_of_a_bound_process(
     here: Mapping[str, str], bound: str, env: dict[str, str], mask: list[int]
 ) -> None:
     worker = f"""
@@ -188,12 +186,12 @@ os.wait()
     assert python(worker, {**here, **env}) == [mask]
 
 
-def test_a_worker_that_is_told_nonsense_says_so() -> None:
+def test_a_worker_reports_a_malformed_cpulist() -> None:
     (stderr,) = python("affinityd.worker_init_fn(0); say()", {"AFFINITYD_CPULIST": "x"})
     assert "DataLoader worker 0 stays unpinned: 'x' is not a CPU number" in stderr
 
 
-def test_names_are_those_of_a_plan() -> None:
+def test_the_enums_have_the_names_of_plans() -> None:
     assert {str(mode) for mode in affinityd.Mode} == {*MODES}
     for choice, name in ((affinityd.Scope, "scope"), (affinityd.Multithreading, "multithreading")):
         assert {str(member) for member in choice} == {*PARAMETERS[name].schema["enum"]}
@@ -203,7 +201,7 @@ def test_names_are_those_of_a_plan() -> None:
         affinityd.blind  # noqa: B018
 
 
-def test_the_package_imports_nothing_until_it_is_asked() -> None:
+def test_importing_the_package_imports_no_module_of_it() -> None:
     code = "import sys; b = {*sys.modules}; import affinityd; print(*{*sys.modules} - b)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert {it for it in done.stdout.split() if it.startswith("affinityd")} == {"affinityd"}

@@ -63,7 +63,7 @@ def granted(machine: Path, before: Sequence[str] = ()) -> list[str]:
     ).split()
 
 
-def test_nvidia_s_minors_are_told_in_order_and_else_the_render_nodes_of_amd_s_vendor(
+def test_nvidia_s_minors_count_before_amd_s_render_nodes(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "dev").mkdir()
@@ -77,7 +77,7 @@ def test_nvidia_s_minors_are_told_in_order_and_else_the_render_nodes_of_amd_s_ve
     assert granted(tmp_path) == ["minor:0,minor:2,minor:10"] * 2
 
 
-def test_of_nvidia_s_files_none_to_be_opened_are_none_and_of_amd_s_nothing_is_known(
+def test_closed_files_are_none_for_nvidia_and_unknown_for_amd(
     tmp_path: Path,
 ) -> None:
     """AMD's may be closed to a user that is only in no group of theirs."""

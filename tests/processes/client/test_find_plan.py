@@ -104,7 +104,7 @@ def test_a_plan_is_read_from_its_lines() -> None:
     ],
     ids=lambda line: line[:40],
 )
-def test_what_is_no_plan_is_a_value_error_of_one_line(line: str) -> None:
+def test_a_malformed_plan_is_a_value_error_of_one_line(line: str) -> None:
     name, is_there, text = line.partition("=")
     lines = {**LINES, name: text} if is_there else {it: LINES[it] for it in LINES if it != name}
     with pytest.raises(ValueError, match=r"^.{1,299}$") as caught:
@@ -155,7 +155,7 @@ OLDER = "Unknown parameter: 'more' is no parameter; did you mean mode?"
         (OLDER, "422 No", "runs another release: 'more' is no parameter"),
     ],
 )
-def test_a_daemon_in_trouble_is_told_beside_the_plan_that_was_made_without_it(
+def test_a_plan_without_the_daemon_says_what_is_wrong_with_the_daemon(
     stopped: Path, body: str, status: str, told: str
 ) -> None:
     with answering(stopped, body, status) as path:
@@ -165,7 +165,7 @@ def test_a_daemon_in_trouble_is_told_beside_the_plan_that_was_made_without_it(
     assert found.cpus <= parse_list("0-5")
 
 
-def test_a_daemon_that_hangs_leaves_time_to_plan_without_it_and_is_the_one_that_is_named(
+def test_a_daemon_that_hangs_leaves_time_for_a_plan_without_it(
     stopped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(find_plan, "DAEMON_SHARE", 0.2 / PATIENCE)
@@ -175,7 +175,7 @@ def test_a_daemon_that_hangs_leaves_time_to_plan_without_it_and_is_the_one_that_
     assert (found.source, found.trouble) == ("node.json", trouble)
 
 
-def test_trouble_counts_more_than_that_there_is_no_daemon(tmp_path: Path) -> None:
+def test_a_failing_daemon_is_reported_rather_than_a_missing_one(tmp_path: Path) -> None:
     with pytest.raises(NoDaemonError, match=r"^no daemon at /nonexistent/1 or /nonexistent/2$"):
         find_plan.ask_daemons([], ["/nonexistent/1", "/nonexistent/2"], time.monotonic() + 1)
     with answering(tmp_path / "s", "", "500 Oh") as path:
@@ -184,16 +184,14 @@ def test_trouble_counts_more_than_that_there_is_no_daemon(tmp_path: Path) -> Non
                 find_plan.ask_daemons([], sockets, time.monotonic() + PATIENCE)
 
 
-def test_what_takes_too_long_is_cut_where_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bounded_plan_ends_at_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_plan, "find_node", lambda _sockets: time.sleep(1000))
     with pytest.raises(ApplyError, match="took too long"):
         find(NOWHERE, timeout=0.3, bounded=True)
 
 
 @pytest.mark.parametrize("refusal", [it for it in REFUSALS if it is not UnknownParameterError])
-def test_a_refusal_holds_though_it_could_be_planned_without_the_daemon(
-    stopped: Path, refusal: type[AffinityError]
-) -> None:
+def test_a_daemon_s_refusal_is_final(stopped: Path, refusal: type[AffinityError]) -> None:
     body = f"{refusal.title}: no"
     with answering(stopped, body, f"{refusal.status} No") as path, pytest.raises(refusal):
         find(path)

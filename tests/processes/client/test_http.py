@@ -61,7 +61,7 @@ def refused(path: Path | str, timeout: float = PATIENCE, **parameters: str) -> D
         ("/" + "x" * 200, "path too long"),
     ],
 )
-def test_where_nothing_listens_there_is_no_daemon(tmp_path: Path, path: str, reason: str) -> None:
+def test_no_listener_is_no_daemon(tmp_path: Path, path: str, reason: str) -> None:
     (tmp_path / "file").touch()
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(tmp_path / "left"))
@@ -98,7 +98,7 @@ def never_close(connection: socket.socket, over: threading.Event) -> None:
         pytest.param(answering(http("200 OK", PLAN)), 0, "", id="the time was over before"),
     ],
 )
-def test_what_is_too_slow_is_left_in_time(
+def test_a_slow_server_is_left_at_the_deadline(
     tmp_path: Path, behave: Behaviour, timeout: float, asked: str
 ) -> None:
     with serving(tmp_path / "s", behave) as path:
@@ -106,7 +106,7 @@ def test_what_is_too_slow_is_left_in_time(
     assert told == f"the daemon at {path} did not answer in time"
 
 
-def test_a_full_queue_is_waited_for_until_it_is_shorter_or_time_is_over(tmp_path: Path) -> None:
+def test_a_client_waits_for_room_in_the_queue_until_its_deadline(tmp_path: Path) -> None:
     path, waiting = tmp_path / "s", []
 
     def serve() -> None:
@@ -169,7 +169,7 @@ NO_DAEMON = [
     ],
     ids=lambda it: ascii(it[:40]) if isinstance(it, bytes) else "",
 )
-def test_what_is_no_daemon_is_told_apart(
+def test_another_answer_than_a_daemon_s_is_an_error_that_quotes_it(
     tmp_path: Path, answer: bytes | Behaviour, told: str
 ) -> None:
     behave = answering(answer) if isinstance(answer, bytes) else answer
@@ -180,7 +180,7 @@ def test_what_is_no_daemon_is_told_apart(
     assert str(path) in str(error)
 
 
-def test_what_hangs_up_does_not_end_a_process_that_takes_sigpipe(tmp_path: Path) -> None:
+def test_a_server_that_hangs_up_sends_no_sigpipe(tmp_path: Path) -> None:
     """As scripts do for `| head`; the request is long enough to be under way when it happens."""
     code = """
 import signal, sys, time
@@ -202,7 +202,9 @@ except client.DaemonError as error: print(error)
 
 
 @pytest.mark.parametrize("refusal", REFUSALS)
-def test_a_refusal_does_nothing_to_a_terminal(tmp_path: Path, refusal: type[AffinityError]) -> None:
+def test_a_refusal_is_one_bounded_printable_line(
+    tmp_path: Path, refusal: type[AffinityError]
+) -> None:
     body = f"{refusal.title}: \x1b[2Ja\nb\x9b\u202e".encode() + b"x" * 10**5
     with (
         serving(tmp_path / "s", answering(http(f"{refusal.status} Oh", body))) as path,
@@ -230,7 +232,7 @@ def outcome(answer: Callable[[], str]) -> str | tuple[type[AffinityError], str]:
 
 
 @pytest.mark.parametrize("text", ["0,\udce9", pytest.param("\ud800", id="half a surrogate pair")])
-def test_what_is_no_utf_8_is_malformed(daemon: Daemon, text: str) -> None:
+def test_a_value_that_is_not_utf_8_is_malformed(daemon: Daemon, text: str) -> None:
     assert outcome(lambda: ask(daemon.socket, visible=text))[0] is InvalidRequestError
 
 
@@ -244,7 +246,7 @@ ODD = (" 1, 2", "+1", "1%2C2", "%31", "1&gpus=0", "1#2", "1;2", "1=2", "é,1", "
 @example("min_physical_cores", "99")
 @example("color", "blue")
 @example("cpuset", format_list(range(0, 8192, 2)))  # of the largest machine, in one request
-def test_whatever_is_asked_the_daemon_answers_as_the_planner_does(
+def test_the_daemon_answers_any_query_as_the_planner_does(
     daemon: Daemon, name: str, text: str
 ) -> None:
     """The planner in this process."""

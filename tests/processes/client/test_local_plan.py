@@ -39,7 +39,7 @@ def published(socket: str) -> Path:
 
 
 @pytest.mark.usefixtures("published")
-def test_the_node_is_the_one_that_a_daemon_published(socket: str) -> None:
+def test_the_published_node_is_used(socket: str) -> None:
     known = local_plan.find_node(["/nowhere/affinityd.sock", socket])
     assert known.source == "node.json"
     assert (known.node.topology, known.node.reserved) == (NODE.topology, NODE.reserved)
@@ -50,7 +50,7 @@ def query(*more: str) -> list[str]:
     return [word for pair in pairs for word in ("--query", pair)]
 
 
-def test_a_script_has_a_daemon_s_answer_from_its_file(
+def test_a_script_gets_the_daemon_s_answer_from_node_json(
     published: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its refusal, too; and why there is none."""
@@ -78,7 +78,7 @@ def test_a_file_that_is_no_node_is_passed_over(socket: str, published: Path) -> 
     assert local_plan.find_node([socket]).source == "sysfs"
 
 
-def test_what_was_replayed_beside_the_default_socket_is_no_other_s_node(
+def test_a_replayed_node_beside_the_default_socket_is_passed_over(
     socket: str, published: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many slashes a setting has."""
@@ -93,7 +93,7 @@ def test_what_was_replayed_beside_the_default_socket_is_no_other_s_node(
             assert local_plan.find_node([spelled]).source == source
 
 
-def test_settings_say_which_machine_this_is(socket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_choose_the_machine(socket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AFFINITYD_MACHINE", "mi250x")
     monkeypatch.setenv("AFFINITYD_RESERVED_CPUS", "0,8")
     known = local_plan.find_node([socket])
@@ -102,7 +102,7 @@ def test_settings_say_which_machine_this_is(socket: str, monkeypatch: pytest.Mon
     assert (known.source, known.replayed) == ("sysfs", replayed)
 
 
-def test_a_snapshot_is_another_machine_and_a_folder_may_be_this_one(
+def test_a_snapshot_is_replayed_but_a_folder_may_be_this_machine(
     socket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree = write_tree(machine("mi250x"), tmp_path / "tree")

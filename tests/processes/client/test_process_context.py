@@ -26,7 +26,7 @@ HIDDEN = ("unshare", "--mount", "sh", "-c", 'umount -l /sys/fs/cgroup && exec "$
 
 
 @pytest.mark.parametrize("before", [(), pytest.param(HIDDEN, marks=as_root, id="without cgroups")])
-def test_this_process_knows_its_mask_and_the_cpuset_to_which_it_can_be_widened(
+def test_this_process_has_its_mask_and_its_cpuset(
     before: tuple[str, ...],
 ) -> None:
     command = [*before, sys.executable, "-c", NARROW]
@@ -39,7 +39,9 @@ def stat(pid: int) -> Stat:
     return found
 
 
-def test_this_process_by_its_pid_is_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_this_process_by_its_pid_has_its_present_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The environment as it is now, and not as the process was started with it."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     assert ProcessContext.of(stat(os.getpid())).visible == "3"
@@ -54,7 +56,7 @@ input()
 
 
 @as_root
-def test_another_process_is_known_by_its_own_environment_and_dev_and_its_parent_s_environment(
+def test_another_process_has_its_own_environment_dev_and_parent(
     tmp_path: Path,
 ) -> None:
     """A container has a /dev of its own."""
@@ -70,6 +72,6 @@ def test_another_process_is_known_by_its_own_environment_and_dev_and_its_parent_
     assert {("visible", "1"), ("granted", "minor:2"), ("mode", "even")} <= {*query}
 
 
-def test_of_a_process_whose_environment_cannot_be_read_nothing_is_visible() -> None:
+def test_a_process_with_an_unreadable_environment_has_no_visible_gpus() -> None:
     found = ProcessContext.of(replace(stat(os.getpid()), number=2**22 + 1, parent=2**22 + 1))
     assert (found.environ, found.visible, found.devices) == (None, None, None)

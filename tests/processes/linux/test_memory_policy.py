@@ -57,7 +57,9 @@ def child(code: str) -> list[object]:
         ("interleave", {0}, "interleave:0"),
     ],
 )
-def test_a_policy_is_held_and_seen_outside(policy: str, nodes: set[int], spelling: str) -> None:
+def test_a_policy_applies_and_is_seen_from_outside(
+    policy: str, nodes: set[int], spelling: str
+) -> None:
     code = f"held = set_policy({policy!r}, ON_0); assert held == own_policy(); tell(held); input()"
     with program(PRELUDE + code) as process:
         lines = Path(f"/proc/{process.pid}/numa_maps").read_text().splitlines()
@@ -66,7 +68,7 @@ def test_a_policy_is_held_and_seen_outside(policy: str, nodes: set[int], spellin
     assert seen == MemoryPolicy(policy, frozenset(nodes))
 
 
-def test_local_undoes_what_was_set_and_flags_that_came_with_a_mode_are_passed_over() -> None:
+def test_local_replaces_a_policy_with_flags() -> None:
     code = "from affinityd.linux.syscalls import set_mempolicy; set_mempolicy(2 | 1 << 15, ON_0)"
     told = child(f"{code}\ntell(own_policy(), set_policy('local', ON_1))")
     assert told == [["bind on node 0"], ["local"]]
@@ -87,14 +89,14 @@ def test_local_undoes_what_was_set_and_flags_that_came_with_a_mode_are_passed_ov
         ("bind", set(), "default", ["bind needs a node and was given none; default"]),
     ],
 )
-def test_what_is_refused_degrades_and_says_so(
+def test_a_refused_policy_falls_back_and_says_so(
     policy: str, nodes: set[int], held: str, refusals: list[str]
 ) -> None:
     told = child(f"tell(set_policy({policy!r}, frozenset({nodes})))")
     assert told == [[held, *refusals[:-1], f"{refusals[-1]} holds"]]
 
 
-def test_of_some_nodes_those_that_are_left_out_are_said_and_a_refusal_leaves_what_held() -> None:
+def test_nodes_that_the_kernel_leaves_out_are_reported() -> None:
     bound, preferred, kept = child(
         "tell(set_policy('bind', {0, 1, 1023}), set_policy('preferred', {0, 1}),"
         "set_policy('interleave', {1}))"
@@ -142,11 +144,11 @@ tell({BIND}, own_policy())"""
         ('"get_mempolicy"', IN_NO_FILE, [["unknown", f"{HOLDS} {ACCEPTED}{UNREAD}"], None]),
     ],
 )
-def test_what_a_seccomp_filter_refuses(refused: str, code: str, told: object) -> None:
+def test_a_policy_that_seccomp_refuses(refused: str, code: str, told: object) -> None:
     assert child(f"refuse({refused})\n{code}") == told
 
 
-def test_a_machine_whose_system_calls_are_not_known_is_refused() -> None:
+def test_an_unknown_machine_has_no_system_calls() -> None:
     told = child("""
 LINUX32 = 8  # personality(2): uname then tells the 32-bit machine
 ctypes.CDLL(None).personality(LINUX32)
@@ -158,7 +160,7 @@ print(json.dumps([os.uname().machine, *told(set_policy("preferred", ON_0))]))
     assert told[1:] == ["default", f"preferred on node 0 was refused ({why}); default holds"]
 
 
-def test_without_ctypes_it_is_refused() -> None:
+def test_a_python_without_ctypes_sets_no_policy() -> None:
     code = 'sys.modules["ctypes"] = None; held = set_policy("local", ON_0)'
     told = said(f"{PRELUDE}{code}; print(held, *held.refusals)")
     assert told.startswith("default local was refused (ENOSYS: ")
@@ -167,7 +169,7 @@ def test_without_ctypes_it_is_refused() -> None:
 # What other processes hold.
 
 
-def test_a_process_that_is_gone_or_anothers_has_no_readable_policy_and_memory() -> None:
+def test_the_policy_of_an_ended_or_another_user_s_process_is_none() -> None:
     assert child("""
 if os.geteuid() == 0:
     os.setuid(65534)

@@ -109,7 +109,7 @@ def go(child: subprocess.Popen[str], seconds: float) -> None:
 
 
 @pytest.mark.parametrize("milliseconds", [0, 5])
-def test_no_thread_is_missed_of_200_that_start_each_other_meanwhile(milliseconds: int) -> None:
+def test_200_threads_that_start_each_other_are_all_pinned(milliseconds: int) -> None:
     with program(CHAIN) as child:
         go(child, milliseconds / 1000)
         pinned = pin(child.pid, FIRST)
@@ -120,7 +120,7 @@ def test_no_thread_is_missed_of_200_that_start_each_other_meanwhile(milliseconds
 
 
 @pytest.mark.parametrize("milliseconds", [0.5, 1.5])
-def test_a_child_that_is_just_being_forked_is_not_missed(milliseconds: float) -> None:
+def test_a_child_that_is_being_forked_is_pinned(milliseconds: float) -> None:
     """It has its parent's old mask already, and is in no list of processes yet."""
     with program(SLOW_FORK) as child:
         go(child, milliseconds / 1000)
@@ -131,7 +131,7 @@ def test_a_child_that_is_just_being_forked_is_not_missed(milliseconds: float) ->
     assert [thread.pid for thread in pinned.threads] == [child.pid, forked.number]
 
 
-def test_threads_that_come_and_go_for_ever_do_not_keep_it_from_an_end() -> None:
+def test_a_pin_ends_although_threads_come_and_go() -> None:
     with program(CHURN) as child:
         assert pin(child.pid, FIRST).is_complete
         for _ in range(20):
@@ -146,7 +146,9 @@ def test_threads_that_come_and_go_for_ever_do_not_keep_it_from_an_end() -> None:
         (["tree", "force"], "FFF F FF F", []),
     ],
 )
-def test_what_is_pinned_on_purpose_stays(flags: list[str], expected: str, left: list[int]) -> None:
+def test_threads_and_processes_pinned_on_purpose_are_left_alone(
+    flags: list[str], expected: str, left: list[int]
+) -> None:
     """Of the process a thread, and of its descendants one with all of its threads."""
     with program(FAMILY, str(max(SECOND))) as child:
         pinned = pin(child.pid, FIRST, **dict.fromkeys(flags, True))
@@ -159,14 +161,14 @@ def test_what_is_pinned_on_purpose_stays(flags: list[str], expected: str, left: 
     assert {it.held for it in pinned.having(PINNED)} == {FIRST}
 
 
-def test_pinned_again_elsewhere_the_threads_follow_and_the_lone_one_still_does_not() -> None:
+def test_a_second_pin_leaves_the_same_thread_alone() -> None:
     with program(FAMILY, str(max(SECOND))) as child:
         pin(child.pid, FIRST)
         pin(child.pid, ALL)
         assert masks(child.pid) == [ALL, SECOND, ALL]
 
 
-def test_a_thread_that_has_the_mask_that_was_cut_is_pinned_and_not_on_purpose() -> None:
+def test_a_thread_with_the_cut_mask_counts_as_pinned() -> None:
     with program(FAMILY, str(max(FIRST))) as child:
         pinned = pin(child.pid, FIRST | {4000})
     assert outcomes(pinned) == [(PINNED, FIRST)] * 3
@@ -175,7 +177,7 @@ def test_a_thread_that_has_the_mask_that_was_cut_is_pinned_and_not_on_purpose() 
 
 
 @needs_cpuset
-def test_a_cpuset_that_shrinks_between_two_passes_shows_in_what_is_read_back() -> None:
+def test_a_cpuset_that_shrinks_between_passes_shows_in_the_result() -> None:
     with cpuset() as folder, sleeping() as child:
         (folder / "cgroup.procs").write_text(str(child.pid))
         os.sched_setaffinity(child.pid, FIRST)
@@ -188,7 +190,7 @@ def test_a_cpuset_that_shrinks_between_two_passes_shows_in_what_is_read_back() -
 
 
 @pytest.mark.parametrize("milliseconds", [0, 4])
-def test_a_process_that_ends_meanwhile_is_gone_and_no_error(milliseconds: int) -> None:
+def test_a_process_that_ends_during_a_pin_is_no_error(milliseconds: int) -> None:
     with program(CHURN) as child:
         kill = ["sh", "-c", f"sleep 0.00{milliseconds}; kill -9 {child.pid}"]
         with subprocess.Popen(kill):
@@ -211,7 +213,7 @@ def test_a_worker_of_the_kernel_is_left_alone_with_the_reason() -> None:
     assert pinned.threads[0].reason == "a kernel worker, whose mask the kernel sets"
 
 
-def test_another_process_or_its_thread_that_has_the_number_by_now_is_not_touched() -> None:
+def test_a_process_that_reuses_the_pid_is_not_pinned() -> None:
     with sleeping() as child, sleeping() as other:
         now = target_of(child.pid, FIRST)
         assert pin_threads(lambda: [replace(now, start=now.start - 1)]).threads == ()
@@ -221,13 +223,13 @@ def test_another_process_or_its_thread_that_has_the_number_by_now_is_not_touched
         assert pin_threads(lambda: [now]).is_complete
 
 
-def test_a_main_thread_that_has_ended_is_passed_over_and_the_others_are_pinned() -> None:
+def test_threads_are_pinned_although_the_main_one_has_ended() -> None:
     with program(HEADLESS) as child:
         assert outcomes(pin(child.pid, FIRST)) == [(PINNED, FIRST)]
         assert masks(child.pid) == [ALL, FIRST]
 
 
-def test_what_was_set_before_the_time_was_up_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_pin_reports_the_masks_that_it_set(monkeypatch: pytest.MonkeyPatch) -> None:
     with sleeping() as child:
         moments, targets = iter([0.0, 0.0, 2.0]), [target_of(child.pid, FIRST)]
         clock = SimpleNamespace(monotonic=lambda: next(moments))

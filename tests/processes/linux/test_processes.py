@@ -60,7 +60,7 @@ os.setuid(65534)
 print(environment_of(int(sys.argv[1])))"""
 
 
-def test_a_thread_is_told_by_its_name_mask_and_last_cpu_the_main_one_first() -> None:
+def test_threads_have_name_mask_and_last_cpu_the_main_one_first() -> None:
     with program(THREAD) as child:
         main, other = threads(child.pid)
         assert processes.thread_ids(child.pid) == [child.pid, other.tid]
@@ -71,7 +71,7 @@ def test_a_thread_is_told_by_its_name_mask_and_last_cpu_the_main_one_first() -> 
     assert {(it.mask, it.last_cpu) for it in (main, other)} == {(frozenset({cpu}), cpu)}
 
 
-def test_a_process_is_told_by_what_it_is_whatever_it_calls_itself() -> None:
+def test_a_strange_name_does_not_change_the_facts() -> None:
     with program(STRANGE) as child:
         stat = processes.stat_of(child.pid)
         assert b"\rUid:\t7" in Path(f"/proc/{child.pid}/status").read_bytes()
@@ -101,7 +101,7 @@ def test_a_table_of_processes_has_their_children_and_ancestors(*, lists_children
         assert os.getpid() not in {stat.number for stat in descendants(os.getppid())}  # that asks
 
 
-def test_a_tree_may_go_down_in_numbers_and_have_what_looks_like_a_circle(tmp_path: Path) -> None:
+def test_descendants_may_have_lower_pids_and_form_a_circle(tmp_path: Path) -> None:
     rest = "0 0 0 0 0 " + "0 " * 10 + "1 0 77 " + "0 " * 30
     for pid, parent in [(9, 1), (5, 9), (3, 5), (4, 9), (9000, 3), (20, 30), (30, 20)]:
         folder = tmp_path / str(pid)
@@ -114,7 +114,7 @@ def test_a_tree_may_go_down_in_numbers_and_have_what_looks_like_a_circle(tmp_pat
     assert (table.by_pid, table.children(7, [7]), table.has_all) == ({}, [], False)
 
 
-def test_a_zombie_is_no_descendant_and_one_whose_main_thread_alone_has_ended_is_none() -> None:
+def test_a_process_without_a_main_thread_is_no_zombie() -> None:
     with program(ZOMBIE) as child, program(HEADLESS) as headless:
         (zombie,) = children_of(child.pid)
         stats = [processes.stat_of(pid) for pid in (zombie, headless.pid)]
@@ -125,7 +125,7 @@ def test_a_zombie_is_no_descendant_and_one_whose_main_thread_alone_has_ended_is_
 
 
 @pytest.mark.parametrize("pid", [0, -1, 10**9, 10**12])
-def test_of_a_process_that_is_not_there_nothing_is_known(pid: int) -> None:
+def test_a_missing_process_has_no_facts(pid: int) -> None:
     """Nor is it that which asks: to the kernel 0 is."""
     nothing = (processes.stat_of, processes.process_of, processes.uid_of, processes.mask_of)
     assert {ask(pid) for ask in nothing} == {None}
@@ -134,7 +134,7 @@ def test_of_a_process_that_is_not_there_nothing_is_known(pid: int) -> None:
     assert descendants(pid) == [] or pid == 0  # 0 is the kernel's own, of /proc/1
 
 
-def test_a_process_that_ends_while_it_is_read_is_missing_and_no_error() -> None:
+def test_a_process_that_ends_during_a_read_is_no_error() -> None:
     with program(CHURN) as child:
         seen = [len(threads(child.pid)) for _ in range(300)]
         child.kill()
@@ -145,13 +145,13 @@ def test_a_process_that_ends_while_it_is_read_is_missing_and_no_error() -> None:
 
 
 @pytest.mark.skipif(processes.stat_of(2) is None, reason="no kernel threads in this pid namespace")
-def test_the_kernels_own_threads_are_known() -> None:
+def test_kernel_threads_are_recognized() -> None:
     kernel = [stat for stat in processes.everyone() if stat.is_kernel_thread]
     assert 2 in {stat.number for stat in kernel}
     assert {stat.takes_mask for stat in kernel} == {True, False}
 
 
-def test_a_process_is_known_by_the_variables_that_it_was_started_with() -> None:
+def test_the_environment_is_that_of_the_start() -> None:
     env = {"NAME": "a=b\n\udcff", "EMPTY": ""}
     with program(LATER, env=env) as child, program(NO_VARIABLES) as other:
         its = environment_of(child.pid) or {}

@@ -132,7 +132,7 @@ def test_siblings_never_overlap_in_a_unique_mode(name: str, data: st.DataObject)
 
 @pytest.mark.parametrize("mode", ["even", "core_complex"])
 @pytest.mark.parametrize("name", ["torchrun", "a wrapper below mpirun"])
-def test_modes_without_a_block_for_each_gpu_know_the_siblings(name: str, mode: str) -> None:
+def test_siblings_never_overlap_in_other_dividing_modes(name: str, mode: str) -> None:
     """GPUs 0 and 1 are on one node, of several LLC groups."""
     siblings = ranks(machine("dgx-a100"), name, 2, range(2))
     assert none_overlap([it.plan(mode=mode) for it in siblings])
@@ -140,7 +140,7 @@ def test_modes_without_a_block_for_each_gpu_know_the_siblings(name: str, mode: s
 
 @pytest.mark.parametrize("mode", ["node", "all", "socket"])
 @pytest.mark.parametrize("name", LAUNCHES)
-def test_modes_that_take_nothing_away_put_a_rank_near_its_gpu(name: str, mode: str) -> None:
+def test_shared_modes_give_all_cpus_near_the_gpu(name: str, mode: str) -> None:
     topology = machine("dgx-a100")
     for number, it in enumerate(ranks(topology, name, 8, range(8))):
         reply = it.plan(mode=mode)

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from affinityd.cli import main
-from affinityd.config.settings import SETTINGS, Settings, load
-from affinityd.enforce.policy import FILE
+from affinityd.config.settings import Settings, load
 from affinityd.errors import InvalidRequestError
 
 
@@ -40,14 +39,14 @@ def sources(tmp_path: Path) -> Sources:
     return Sources(tmp_path / "affinityd.conf")
 
 
-def test_a_flag_counts_before_a_variable_and_that_before_the_file(sources: Sources) -> None:
+def test_a_flag_overrides_a_variable_and_that_the_file(sources: Sources) -> None:
     file = "AFFINITYD_LISTEN=10.0.0.3:3\nAFFINITYD_SOCKET=/file\nAFFINITYD_LOG_FORMAT=json\n"
     env = {"AFFINITYD_LISTEN": "10.0.0.2:2", "AFFINITYD_SOCKET": "/variable"}
     made = sources.load({"listen": "10.0.0.1:1"}, env, file)
     assert (made.listen, made.socket, made.log_format) == (("10.0.0.1", 1), "/variable", "json")
 
 
-def test_without_any_the_defaults_hold(sources: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_defaults(sources: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     assert sources.load() == Settings(
         root="/",
@@ -66,7 +65,7 @@ def test_without_any_the_defaults_hold(sources: Sources, monkeypatch: pytest.Mon
     )
 
 
-def test_a_machine_in_one_place_sets_another_in_a_lesser_one_aside(sources: Sources) -> None:
+def test_a_machine_overrides_a_root_of_a_lesser_source(sources: Sources) -> None:
     made = sources.load({"machine": "mi250x"}, {"AFFINITYD_ROOT": "/captured"})
     assert (made.root, made.machine) == ("/", "mi250x")
     made = sources.load({"root": "/x"}, {"AFFINITYD_MACHINE": "mi250x"})
@@ -95,7 +94,7 @@ def test_a_setting_is_read(sources: Sources, name: str, text: str, value: object
     assert getattr(sources.load(env=variable), name) == value
 
 
-def test_where_no_processes_are_looked_at_none_can_be_pinned(sources: Sources) -> None:
+def test_enforcement_needs_this_machine_and_scans(sources: Sources) -> None:
     for flag, text, told in (
         ("machine", "mi250x", "--machine replays another machine"),
         ("root", "/x", "--root replays another machine"),
@@ -107,15 +106,13 @@ def test_where_no_processes_are_looked_at_none_can_be_pinned(sources: Sources) -
 
 
 @pytest.mark.parametrize(("flag", "text"), [("machine", "dgx-a100"), ("root", "/tree")])
-def test_no_container_is_created_on_a_replayed_machine(
-    sources: Sources, flag: str, text: str
-) -> None:
+def test_nri_needs_this_machine(sources: Sources, flag: str, text: str) -> None:
     begin = "--nri: '/run/nri/nri.sock' needs this machine's containers, and --"
     assert sources.refusal({flag: text, "nri": "/run/nri/nri.sock"}).startswith(begin)
     assert sources.load({flag: text, "nri": "off"}).nri is None
 
 
-def test_a_client_does_not_mind_what_is_for_the_daemon_alone(
+def test_a_client_ignores_settings_of_the_daemon(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("AFFINITYD_ENFORCE", "pin")
@@ -123,10 +120,6 @@ def test_a_client_does_not_mind_what_is_for_the_daemon_alone(
     assert main(["plan", "--machine", "ascend-910b", "--gpus", "0"]) == 0
     assert main(["serve", "--machine", "mi250x"]) == 2
     assert capsys.readouterr().err.startswith("affinityd serve: AFFINITYD_NRI_MOUNT: 'non")
-
-
-def test_help_names_the_file_that_counts_where_none_is_named() -> None:
-    assert FILE in SETTINGS["enforce_policy"].help
 
 
 ADDRESS = "is not HOST:PORT; write it like 127.0.0.1:9465, or none"
@@ -154,9 +147,7 @@ NAME = "is not a node's name; give a line of 253 characters at most"
         ("nri_mount", "run", "--nri-mount: 'run' is no absolute path, as /run/affinityd is"),
     ],
 )
-def test_a_wrong_value_is_quoted_with_what_would_be_right(
-    sources: Sources, name: str, text: str, line: str
-) -> None:
+def test_a_wrong_value_is_quoted(sources: Sources, name: str, text: str, line: str) -> None:
     assert sources.refusal({name: text}).startswith(line)
 
 
@@ -174,7 +165,7 @@ WRONG = "AFFINITYD_LISTEN=x\n"
         (({}, {"AFFINITYD_LISTEN": "y"}, WRONG), "AFFINITYD_LISTEN: 'y' is not"),
     ],
 )
-def test_what_is_wrong_is_told_with_the_place_that_it_stands_in(
+def test_an_error_names_the_source_of_the_value(
     sources: Sources, given: tuple[Any, ...], line: str
 ) -> None:
     assert sources.refusal(*given).startswith(line)

@@ -95,7 +95,7 @@ def test_cpuset_of(tmp_path: Path, cgroups: str, mounts: str, files: str, expect
     v1: the root's; the job has other cgroups | 5:freezer:/job 3:cpuset:/ | v1 | CPUS=0-7 | /
     """),
 )
-def test_whose_choice_of_cpus_a_process_has(
+def test_the_cgroup_that_confines_a_process(
     tmp_path: Path, cgroups: str, mounts: str, files: str, expected: str
 ) -> None:
     root = written(tmp_path, cgroups, mounts, files)
@@ -124,7 +124,7 @@ def test_whose_choice_of_cpus_a_process_has(
     a process that is gone | | none | |
     """),
 )
-def test_the_least_limit_of_a_cgroup_and_those_above_it_counts(
+def test_the_least_cpu_limit_of_a_cgroup_and_its_parents_counts(
     tmp_path: Path, cgroups: str, mounts: str, files: str, expected: str
 ) -> None:
     limit = Cgroups.of(PID, written(tmp_path, cgroups, mounts, files)).cpu_limit()
@@ -145,5 +145,7 @@ def test_the_least_limit_of_a_cgroup_and_those_above_it_counts(
         ("", None),
     ],
 )
-def test_a_container_sees_its_own_limit(tmp_path: Path, files: str, expected: int | None) -> None:
+def test_a_container_reads_its_own_cpu_limit(
+    tmp_path: Path, files: str, expected: int | None
+) -> None:
     assert own_cpu_limit(4, f"{written(tmp_path, '', 'none', files)}/cg") == expected

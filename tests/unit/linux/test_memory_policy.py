@@ -30,12 +30,12 @@ MIB = 1 << 20
         *((it, "None") for it in ("prefer", "local:3", "default:0")),
     ],
 )
-def test_the_policy_column_is_read_and_what_is_none_is_not_guessed_at(text: str, held: str) -> None:
+def test_the_policy_column_of_numa_maps_is_read(text: str, held: str) -> None:
     assert str(memory_policy.parse_policy(text)) == held
 
 
 @pytest.mark.parametrize("address", ["400000", "5566604d200", "5566604d2000"])
-def test_a_list_that_is_cut_short_is_unreadable(tmp_path: Path, address: str) -> None:
+def test_a_cut_list_of_nodes_is_unreadable(tmp_path: Path, address: str) -> None:
     file = tmp_path / "numa_maps"
     even = ",".join(str(node) for node in range(0, 40, 2))
     for spelling in ("bind", "prefer (many)", "weighted interleave"):
@@ -57,11 +57,11 @@ def test_a_list_that_is_cut_short_is_unreadable(tmp_path: Path, address: str) ->
         (b"7f00 default stack\n", {}),
     ],
 )
-def test_a_mapping_tells_its_bytes_by_node(mapping: bytes, amounts: dict[int, int]) -> None:
+def test_bytes_of_a_mapping_by_node(mapping: bytes, amounts: dict[int, int]) -> None:
     assert memory_policy.bytes_by_node(mapping) == amounts
 
 
-def test_what_other_kernels_tell_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_policies_of_other_kernels_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for mode, nodes, held in (
         (1, [], "local"),  # before 5.14
         (6, [0, 1], "weighted_interleave on nodes 0-1"),  # since 6.9

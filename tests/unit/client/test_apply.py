@@ -41,7 +41,7 @@ def told() -> dict[str, str]:
     return {name: os.environ[name] for name in NIC_VARIABLES.values() if name in os.environ}
 
 
-def test_each_library_is_told_in_its_own_way(root: dict[str, str]) -> None:
+def test_each_library_has_its_variable_set(root: dict[str, str]) -> None:
     assert list(export_nics(ALL, ["mlx5_0:1"], root)) == []
     assert told() == {
         "UCX_NET_DEVICES": "mlx5_0:1",
@@ -71,7 +71,7 @@ def test_a_port_that_is_down_or_cannot_be_opened_is_not_named(
     assert told() == {}
 
 
-def test_what_the_user_has_set_stays_and_what_an_earlier_pin_set_does_not(
+def test_a_user_s_variable_stays_but_that_of_an_earlier_pin_is_replaced(
     root: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UCX_NET_DEVICES", "mlx5_7:1")
@@ -91,7 +91,7 @@ def test_what_the_user_has_set_stays_and_what_an_earlier_pin_set_does_not(
         ("ucx", [], "not set: UCX_NET_DEVICES; the plan has no active device of InfiniBand"),
     ],
 )
-def test_a_line_says_why_nothing_is_told(
+def test_a_line_says_why_no_variable_is_set(
     root: dict[str, str], said: str, ports: list[str], line: str
 ) -> None:
     (found,) = export_nics(said, ports, root)
@@ -99,6 +99,6 @@ def test_a_line_says_why_nothing_is_told(
     assert told() == {}
 
 
-def test_none_means_none(root: dict[str, str]) -> None:
+def test_none_sets_no_variable(root: dict[str, str]) -> None:
     assert list(export_nics("none", ["mlx5_0:1"], root)) == []
     assert told() == {}

@@ -45,7 +45,7 @@ def test_options_are_read(words: str, options: dict[str, str]) -> None:
         ("--gpus 0 --gpus 1", "--gpus is given twice; give it once"),
     ],
 )
-def test_what_is_wrong_with_an_option_is_named(words: str, line: str) -> None:
+def test_a_wrong_option_is_quoted(words: str, line: str) -> None:
     with pytest.raises(InvalidRequestError, match=f"^{re.escape(line)}"):
         parse(words.split())
 
@@ -68,7 +68,7 @@ def test_the_command_comes_after_two_dashes_unless_it_comes_first(
         assert split(given) == (given[:ours], given[given.index("a") :])
 
 
-def test_an_option_counts_before_a_variable() -> None:
+def test_an_option_overrides_a_variable() -> None:
     said = {"AFFINITYD_MODE": "even", "AFFINITYD_CPUS": "4", "AFFINITYD_MAX_PHYSICAL_CORES": "1"}
     expected = {"mode": "even", "AFFINITYD_CPUS": "4", "max_physical_cores": "1"}
     assert config.plan_parameters(said) == expected
@@ -83,7 +83,7 @@ def test_a_timeout_is_a_number_of_seconds(text: str) -> None:
         seconds(text)
 
 
-def test_its_options_are_a_plan_s_and_the_help_begins_with_what_a_person_chooses(
+def test_the_help_lists_a_plan_s_parameters_the_common_ones_first(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert set(PLAN_S) - set(PARAMETERS) == {"format", "nics", "observe", "whose"}

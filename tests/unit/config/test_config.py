@@ -1,0 +1,206 @@
+"""The settings file, its variables, where a daemon is asked, and AFFINITYD=on|observe|off."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from affinityd import config
+from affinityd.cli.commands.serve import narrowed
+from affinityd.config.settings import ENFORCE_VALUES, Settings
+from affinityd.cpuset import parse_list
+from affinityd.daemon.state.plan_service import PlanService
+from affinityd.errors import InvalidRequestError
+from affinityd.request.resolve import Caller
+from affinityd.topology.model import Node, Topology
+from tests.support.machines.by_hand import made
+from tests.support.switch_words import OTHERS, WORDS
+
+SYSTEM = "/run/affinityd/affinityd.sock"
+EVEN, ALL = {"AFFINITYD_MODE": "even"}, {"AFFINITYD_MODE": "all"}
+
+
+@pytest.mark.parametrize(
+    ("file", "environ", "expected"),
+    [
+        ("AFFINITYD_MODE=even\nAFFINITYD_SHARE=node", ALL, {**ALL, "AFFINITYD_SHARE": "node"}),
+        ("AFFINITYD_MODE=even", {"AFFINITYD_MODE": ""}, EVEN),
+        ("AFFINITYD_MODE=", {}, {}),
+        ("AFFINITYD_MODE=even\nAFFINITYD_MODE=all", {}, ALL),
+        ("MODE=x\nXAFFINITYD_MODE=all\naffinityd_mode=node", {"MODE": "even", "PATH": "/bin"}, {}),
+        # It is a systemd EnvironmentFile.
+        ("AFFINITYD_MODE=even\r\nPATH='/bin'\r\n", {}, EVEN),
+        (r"AFFINITYD_VISIBLE=0\,1", {}, {"AFFINITYD_VISIBLE": "0,1"}),
+        ('AFFINITYD_MODE="even"', {}, EVEN),
+        ("  AFFINITYD_MODE = 'even'  ", {}, EVEN),
+        ("# AFFINITYD_MODE=even\n; AFFINITYD_MODE=even\n\n", {}, {}),
+        ("\ufeffAFFINITYD_MODE=even", {}, EVEN),
+        ("# a form feed\fAFFINITYD_MODE=even", {}, {}),
+        ("AFFINITYD_MODE=ev\\\nen", {}, EVEN),
+    ],
+)
+def test_a_variable_overrides_the_file(
+    tmp_path: Path, file: str, environ: Mapping[str, str], expected: Mapping[str, str]
+) -> None:
+    path = tmp_path / "affinityd.conf"
+    path.write_text(file)
+    told = config.variables({**environ, "AFFINITYD_CONFIG": str(path)})
+    assert told == {**expected, "AFFINITYD_CONFIG": str(path)}
+
+
+def test_the_file_is_in_etc_unless_another_is_named_and_may_be_missing() -> None:
+    assert config.path({}) == config.path({"AFFINITYD_CONFIG": ""}) == "/etc/affinityd.conf"
+    assert config.path({"AFFINITYD_CONFIG": "/etc/other"}) == "/etc/other"
+    assert config.read_file("/nowhere/none") == {}
+
+
+def refusal(path: Path) -> str:
+    """Return what is said of a file."""
+    with pytest.raises(InvalidRequestError) as caught:
+        config.read_file(str(path))
+    return str(caught.value).replace(str(path), "FILE")
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ("A=1\nnonsense of mine\n", "FILE:2: 'nonsense' is not written as NAME=value"),
+        ("export A_B=/\n", "FILE:1: 'export A_B' is not written as NAME=value"),
+        ("A_B='/open\n", "FILE:1: 'A_B': No closing quotation"),
+        ("A=\0", "FILE has a NUL in it"),
+        (b"AFFINITYD_MODE=\xff", "FILE is not UTF-8"),
+        (b"#" * (2**20 + 1), "FILE cannot be read: longer than 1048576 bytes"),
+    ],
+)
+def test_a_malformed_file_is_an_error_of_one_line(
+    tmp_path: Path, content: str | bytes, line: str
+) -> None:
+    path = tmp_path / "affinityd.conf"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    assert refusal(path) == line
+
+
+def test_only_a_regular_file_is_read_and_no_writer_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a FIFO, or /proc/kmsg, which is a regular file by its mode, and has a reader wait."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    for path in (tmp_path, fifo, Path("/dev/null")):
+        assert refusal(path) == "FILE cannot be read: not a regular file"
+    ends = os.open(fifo, os.O_RDWR)
+    monkeypatch.setattr("affinityd.linux.files.stat.S_ISREG", lambda _mode: True)
+    assert re.fullmatch(r"FILE cannot be read: .*temporarily unavailable", refusal(fifo))
+    os.close(ends)
+
+
+# Where a daemon is looked for.
+
+
+def test_a_client_asks_the_set_socket_or_the_system_s_then_its_user_s(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for user, folder, own in (
+        (0, "/run/me", SYSTEM),
+        (1000, "/run/me", "/run/me/affinityd.sock"),
+        (1000, "", "/run/user/1000/affinityd.sock"),
+    ):
+        monkeypatch.setattr(os, "geteuid", lambda it=user: it)
+        environ = {"XDG_RUNTIME_DIR": folder}
+        assert config.default_socket(environ) == own
+        assert config.sockets({}, environ) == ([SYSTEM, own] if user else [SYSTEM])
+        assert config.sockets({"AFFINITYD_SOCKET": "/x"}, environ) == ["/x"]
+
+
+@pytest.mark.parametrize(("meant", "words"), WORDS.items(), ids=str)
+def test_each_word_has_a_meaning(meant: str, words: tuple[str, ...]) -> None:
+    assert {config.read_switch(word) for word in words} == {meant}
+
+
+@pytest.mark.parametrize("word", OTHERS)
+def test_an_unknown_word_is_refused_but_counts_as_off_in_another_process(word: str) -> None:
+    with pytest.raises(InvalidRequestError, match=r"none of on, observe, off$"):
+        config.read_switch(word)
+    assert config.read_switch_or_off(word) == "off"
+
+
+def test_the_least_switch_of_job_and_site_counts(tmp_path: Path) -> None:
+    conf = tmp_path / "affinityd.conf"
+    order = ("off", "observe", "on", "")
+    for site in order:
+        conf.write_text(f"AFFINITYD={site}\n")
+        for job in order:
+            least = order[min(order.index(job), order.index(site), 2)]
+            environ = {"AFFINITYD": job, "AFFINITYD_CONFIG": str(conf)}
+            assert config.chosen_switch(environ) == least
+
+
+def test_an_unknown_word_in_the_file_is_reported_with_the_file(tmp_path: Path) -> None:
+    conf = tmp_path / "affinityd.conf"
+    conf.write_text("AFFINITYD=obsreve\n")
+    with pytest.raises(InvalidRequestError, match=f"^AFFINITYD in {conf}: 'obsreve' is none of"):
+        config.chosen_switch({"AFFINITYD_CONFIG": str(conf)})
+    assert config.chosen_switch({"AFFINITYD": "off", "AFFINITYD_CONFIG": str(conf)}) == "off"
+
+
+@pytest.mark.parametrize(
+    ("said", "ways"),
+    [("on", "off observe pin"), ("observe", "off observe observe"), ("off", "off off off")],
+)
+def test_enforcement_does_no_more_than_the_node_s_switch_allows(said: str, ways: str) -> None:
+    found = [narrowed(Settings(enforce=way), said) for way in ENFORCE_VALUES]
+    assert [it.enforce for it in found] == ways.split()
+    assert {it.switch for it in found} == {said}
+
+
+#: GPU 0 is near CPUs 0-3, GPU 1 near 4-7; where GPU 2 is, is not known.
+MACHINE = made({0: "0-3", 1: "4-7"}, gpus=(0, 1, None))
+ONE_NODE = made({0: "0-7"}, gpus=(0,))
+
+
+@pytest.mark.parametrize(
+    ("machine", "query", "before", "after"),
+    [
+        (MACHINE, "gpus=0&observe=0-1", "local", "local"),
+        (MACHINE, "gpus=0&observe=4", "remote", "local"),
+        (MACHINE, "gpus=0&observe=3-4", "mixed", "local"),
+        (MACHINE, "gpus=0&observe=0-7", "unpinned", "local"),
+        (MACHINE, "gpus=0,1&observe=2-5", "local", "local"),
+        (MACHINE, "gpus=0,1&rank=1&observe=0", "remote", "local"),
+        (MACHINE, "gpus=0,2&observe=4", "unknown", "unknown"),
+        (ONE_NODE, "gpus=0&observe=0-7", "local", "local"),
+    ],
+)
+def test_an_observed_plan_is_counted_before_and_after(
+    machine: Topology, query: str, before: str, after: str
+) -> None:
+    for format_name in ("shell", "json"):
+        found = PlanService(Node(machine)).answer(f"{query}&format={format_name}".encode())
+        assert (found.observed, found.locality) == (before, after)
+        assert (b"AFFINITYD=observe" in found.body) == (format_name == "shell")
+
+
+@pytest.mark.parametrize(
+    ("site", "query", "caller", "observed", "told"),
+    [
+        ("on", "", None, None, None),
+        ("observe", "", None, "unknown", "observe"),
+        ("observe", "", "4-7", "remote", "observe"),
+        ("observe", "whose=node", "4-7", None, "observe"),  # a pod's init
+        ("observe", "format=json", "4-7", None, None),  # a client that only asks
+        ("off", "observe=4-7", "4-7", None, "off"),
+    ],
+)
+def test_the_node_s_switch_is_sent_to_clients_that_apply_a_plan(
+    site: str, query: str, caller: str | None, observed: str | None, told: str | None
+) -> None:
+    query = query if "format" in query else f"format=shell&{query}".rstrip("&")
+    who = None if caller is None else Caller(parse_list(caller))
+    service = PlanService(Node(MACHINE, switch=site))
+    answer = service.answer(f"gpus=0&{query}".encode(), who)
+    lines = dict(line.partition("=")[::2] for line in answer.body.decode().splitlines())
+    assert (answer.observed, lines.get("AFFINITYD")) == (observed, told)
