@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
 from tests.support.daemons import PATIENCE, Daemon, running
+from tests.support.own_mounts import hide_the_machines_own
 from tests.support.paths import REPOSITORY
 
 #: What public planners answer, where it lies beside the checkout; no test needs it.
@@ -28,6 +29,8 @@ collect_ignore = [] if CONFORMANCE.is_dir() else ["unit/planner/test_conformance
 
 #: Where a file's suite is in its path: tests/SUITE, or tests/e2e/SUITE.
 TESTS = Path(__file__).parent
+
+hide_the_machines_own()
 
 
 # The programs that tests start are not to be compiled anew by each.

@@ -1,0 +1,72 @@
+"""Mounts that only the tests see, where root runs them.
+
+On a node on which affinityd runs, its folder and settings would be found by tests of a machine that
+has neither. In a checkout below a folder that other users cannot enter, as root's home is, what the
+tests run as other users would not start. Both are mounted over in a mount namespace of the tests'
+own; the machine stays as it is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from tests.support.paths import REPOSITORY
+
+RUN, CONFIG = Path("/run/affinityd"), Path("/etc/affinityd.conf")
+
+# Of <sched.h> and <sys/mount.h>.
+CLONE_NEWNS, MS_BIND, MS_REC, MS_SLAVE = 0x20000, 4096, 16384, 1 << 19
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def hide_the_machines_own() -> None:
+    """Hide a site's folder and settings, and let other users enter the folders above the checkout.
+
+    Does nothing where there is nothing to hide, or without the privilege to mount.
+    """
+    running = RUN.is_dir() and any(RUN.iterdir())
+    closed = [parent for parent in reversed(REPOSITORY.parents) if not _all_may_enter(parent)]
+    if os.geteuid() or not (running or CONFIG.exists() or closed):
+        return
+    folder = Path.cwd()
+    if _LIBC.unshare(CLONE_NEWNS):
+        return
+    _mount("none", Path("/"), None, MS_REC | MS_SLAVE)
+    if running:
+        _mount("tmpfs", RUN, "tmpfs")
+    if CONFIG.exists():
+        _mount("/dev/null", CONFIG, None, MS_BIND)
+    for path in closed:
+        _open(path)
+    os.chdir(folder)  # through the new mounts
+
+
+def _all_may_enter(folder: Path) -> bool:
+    return bool(folder.stat().st_mode & stat.S_IXOTH)
+
+
+def _open(folder: Path) -> None:
+    """Mount a folder that all may enter over this one, with the same entries."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        aside = Path(name)
+        _mount(os.fspath(folder), aside, None, MS_BIND | MS_REC)
+        _mount("tmpfs", folder, "tmpfs", data="mode=755")
+        for entry in aside.iterdir():
+            place = folder / entry.name
+            if entry.is_symlink():
+                place.symlink_to(entry.readlink())
+                continue
+            place.mkdir() if entry.is_dir() else place.touch()
+            _mount(os.fspath(entry), place, None, MS_BIND | MS_REC)
+        _LIBC.umount2(name.encode(), 2)  # MNT_DETACH
+
+
+def _mount(source: str, target: Path, kind: str | None, flags: int = 0, data: str = "") -> None:
+    words = (source.encode(), os.fsencode(target), kind and kind.encode())
+    if _LIBC.mount(*words, flags, data.encode()):
+        raise OSError(ctypes.get_errno(), f"mount {source}", os.fspath(target))
