@@ -1,4 +1,4 @@
-"""Runs every comparison, prints it, and writes bench/results.md and bench/growth.svg.
+"""Runs every comparison, prints it, and writes bench/results.md.
 
 scripts/bench
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-from bench import answers, audit, burst, discovery, planning, prolog, serving, start
+from bench import discovery, planning, plans, process, prolog, scans, start
 from bench.compare import fetch
 from bench.ratio import Ratio
 
@@ -22,21 +22,19 @@ FOLDER = Path(__file__).parent
 
 #: What is run, in this order: quick ones first.
 PARTS: dict[str, Callable[[], tuple[Ratio, ...]]] = {
-    "planning": lambda: planning.beside_gpu_affinity(rounds=30),
-    "starts": start.ratios,
+    "planning": planning.measure,
+    "starts": start.measure,
     "discovery": discovery.measure,
-    "answers": answers.measure,
-    "bursts": burst.ratios,
-    "answers amid scans": lambda: (audit.tail(),),
-    "scans": audit.cost,
-    "the daemon as a process": serving.measure,
-    "Slurm's launches": prolog.ratios,
+    "plans": plans.measure,
+    "scans": scans.measure,
+    "the daemon as a process": process.measure,
+    "Slurm's launches": prolog.measure,
 }
 
 HEAD = """# On the clock
 
 What affinityd takes, by what a peer takes in the same run: the median of all rounds, and the first
-and third quartile. `scripts/bench` measures it anew.
+and third quartile. `scripts/bench` measures it again.
 
 | affinityd | peer | median | quartiles | goal | |
 | --- | --- | --- | --- | --- | --- |
@@ -52,9 +50,7 @@ def main() -> int:
         ratios += found
         if why is not None:
             left_out.append(f"{name}: {why}")
-    curves = planning.growth()
-    planning.plot(curves, FOLDER / "growth.svg")
-    lines = [*_rows(ratios), *_facts(left_out, time.monotonic() - began), *_growth(curves)]
+    lines = [*_rows(ratios), *_facts(left_out, time.monotonic() - began)]
     (FOLDER / "results.md").write_text(HEAD + "\n".join(lines) + "\n")
     return 0
 
@@ -107,14 +103,6 @@ def _facts(left_out: list[str], seconds: float) -> Iterator[str]:
     )
     yield from ("", "Left out here:", "") if left_out else ()
     yield from (f"- {it}" for it in left_out)
-
-
-def _growth(curves: dict[str, list[tuple[int, float]]]) -> Iterator[str]:
-    yield from ("", "## Growth", "", "![Time by size](growth.svg)", "")
-    yield from ("The last three points grow by this power of the size; 1 is linear.", "")
-    yield from ("| | from | to | power |", "| --- | --- | --- | --- |")
-    for name, curve in curves.items():
-        yield f"| {name} | {curve[0][0]} | {curve[-1][0]} | {planning.exponent(curve):.2f} |"
 
 
 if __name__ == "__main__":

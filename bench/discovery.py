@@ -1,31 +1,26 @@
-"""Discovery, and `affinityd topology` as a whole process, against lstopo on one tree, in turns.
+"""Discovery beside lstopo on one tree, in turns.
 
     python -m bench.discovery [--rounds N]
 
-The trees are of a DGX A100 and of a machine of 1,024 CPUs. lstopo is Debian's hwloc-nox; its time
-includes the start of its process.
+The tree is of a DGX A100. lstopo is Debian's hwloc-nox; its time includes the start of its process.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 
 from affinityd.discovery import discover, open_tree
-from bench import planning
 from bench.ratio import Ratio
 from tests.support.machines.facts import machine
 from tests.support.machines.sysfs_tree import BRIDGE_CLASS, put, write_tree
 
 LSTOPO = "lstopo-no-graphics"
-OURS = (sys.executable, Path(__file__).parents[1] / "bin/affinityd", "topology", "--format", "json")
 
 #: Where a tree is read from memory, as sysfs is.
 MEMORY = "/dev/shm"  # noqa: S108 - a folder of its own is made in it
@@ -66,45 +61,21 @@ def _time_lstopo(root: Path) -> float:
     return perf_counter() - start
 
 
-def _time_command(root: Path) -> float:
-    start = perf_counter()
-    subprocess.run([*OURS, "--root", root], check=True, capture_output=True)
-    return perf_counter() - start
-
-
-def compared(
-    rounds: int, ours: Callable[[Path], float], write: Callable[[Path], object] = write_dgx
-) -> Sequence[float]:
-    """Return our time by lstopo's, on one tree, in turns.
+def compared(rounds: int) -> Sequence[float]:
+    """Return the time of discovery by lstopo's, on one tree, in turns.
 
     Raises FileNotFoundError without lstopo.
     """
-    root = Path(tempfile.mkdtemp(prefix="affinityd-bench-", dir=MEMORY))
-    try:
-        write(root)
-        ours(root)  # the first time pays for imports and caches
-        return [ours(root) / _time_lstopo(root) for _ in range(rounds)]
-    finally:
-        shutil.rmtree(root)
+    with tempfile.TemporaryDirectory(prefix="affinityd-bench-", dir=MEMORY) as name:
+        root = Path(name)
+        write_dgx(root)
+        time_discovery(root)  # the first time pays for imports and caches
+        return [time_discovery(root) / _time_lstopo(root) for _ in range(rounds)]
 
 
 def measure(rounds: int = 11) -> tuple[Ratio, ...]:
-    """Return the whole process's time, and that of discovery alone, by lstopo's process."""
-    large = planning.machine().topology
-
-    def write_large(root: Path) -> None:
-        write_tree(large, root)
-
-    return (
-        Ratio("discovery, 256 CPUs", "lstopo", "≤ 0.25", compared(rounds, time_discovery)),
-        Ratio("affinityd topology, 256 CPUs", "lstopo", "≤ 0.25", compared(rounds, _time_command)),
-        Ratio(
-            f"affinityd topology, {planning.CPUS} CPUs",
-            "lstopo",
-            "≤ 0.1",
-            compared(rounds, _time_command, write_large),
-        ),
-    )
+    """Return the row."""
+    return (Ratio("discovery, 256 CPUs", "lstopo", "≤ 0.25", compared(rounds)),)
 
 
 def main() -> None:

@@ -1,11 +1,9 @@
-"""What a thousand connections and a hundred thousand plans do to the daemon: errors, times, memory.
+"""A thousand connections and a hundred thousand plans: errors, times, and the daemon's memory.
 
-A crowd of connections, each with a question under way, asks for plans of three kinds: ones that are
-remembered, ones that nobody asked before, and ones that cannot be had. What differs between the
-distinct ones is all that an answer may depend on: parameters, a long `visible`, a `cpuset` of
-thousands of parts, the Accept header, the caller's mask. Each answer must have its status, and a
-remembered one its bytes. The times are those of a crowd: how long a question waits for those before
-it, too.
+Each connection has a question under way: plans that were asked for before, plans that were not, and
+questions that are refused. What differs between the distinct ones is all that an answer may depend
+on: parameters, a long `visible`, a `cpuset` of thousands of parts, the Accept header, the caller's
+mask. Each answer must have its status, and one that was given before the same bytes.
 
     python -m bench.load [--connections N] [--distinct N]
 """
@@ -15,15 +13,14 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 
-from bench.live import GPUS, live, resident
-from bench.many import END, Crowd, Question, burst, get, is_ok
+from bench.connections import END, Crowd, Question, burst, get, is_ok
+from bench.daemon import GPUS, live, resident
 
 CONNECTIONS = 1000
 DISTINCT = 100_000
@@ -49,7 +46,6 @@ class Load:
     """What came of it: seconds that answers took, and bytes of memory."""
 
     took: Sequence[float]
-    seconds: float
     settled: int  #: after SETTLED distinct questions
     after: int
 
@@ -106,7 +102,7 @@ def remembered(path: str) -> Sequence[Question]:
     bodies: list[set[bytes]] = [set() for _ in REMEMBERED]
     for mask in MASKS:
         os.sched_setaffinity(0, mask)
-        for known, answer in zip(bodies, burst(path, REMEMBERED).answers, strict=True):
+        for known, answer in zip(bodies, burst(path, REMEMBERED)[1], strict=True):
             known.add(answer.partition(END)[2])
     return [
         (request, lambda answer, known=known: answer.partition(END)[2] in known)  # type: ignore[misc]
@@ -116,7 +112,7 @@ def remembered(path: str) -> Sequence[Question]:
 
 def measure(connections: int = CONNECTIONS, number: int = DISTINCT) -> Load:
     """Ask it all. Raises AssertionError for an answer that is wrong, or does not come."""
-    began, took = time.perf_counter(), list[float]()
+    took = list[float]()
     with tempfile.TemporaryDirectory(prefix="affinityd-bench-") as folder, ExitStack() as stack:
         daemon = stack.enter_context(live(Path(folder, "live")))
         stack.callback(os.sched_setaffinity, 0, CPUS)
@@ -126,7 +122,7 @@ def measure(connections: int = CONNECTIONS, number: int = DISTINCT) -> Load:
         took += crowd.ask(mixed(range(SETTLED), known))
         settled = resident(process)
         took += crowd.ask(mixed(range(SETTLED, number), known))
-        return Load(took, time.perf_counter() - began, settled, resident(process))
+        return Load(took, settled, resident(process))
 
 
 def main() -> None:
@@ -135,10 +131,9 @@ def main() -> None:
     parser.add_argument("--distinct", type=int, default=DISTINCT)
     arguments = parser.parse_args()
     load = measure(arguments.connections, arguments.distinct)
-    print(f"{len(load.took)} answers, no error, {len(load.took) / load.seconds:.0f} a second")
-    print(f"p50 {load.quantile(0.5) * 1000:.0f} ms  p99 {load.quantile(0.99) * 1000:.0f} ms")
-    settled, after = load.settled / 2**20, load.after / 2**20
-    print(f"resident {settled:.1f} MiB, then {after:.1f} MiB: {load.growth:+.1%} (goal 10%)")
+    p50, p99 = (load.quantile(share) * 1000 for share in (0.5, 0.99))
+    print(f"{len(load.took)} answers, no error; p50 {p50:.0f} ms, p99 {p99:.0f} ms")
+    print(f"resident memory {load.growth:+.1%} (goal 10%)")
 
 
 if __name__ == "__main__":

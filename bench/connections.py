@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 END = b"\r\n\r\n"
 LENGTH = b"content-length: "
 SHOWN = 600  #: bytes of an answer that is wrong
-READ = 1 << 18  #: bytes; an answer hardly ever comes in two
+READ = 1 << 18  #: bytes
 SILENCE = 30.0  #: seconds in which nothing is answered
-FORKED = 0.05  #: seconds in which processes come to wait
 
 #: A request, and whether an answer to it, with its head, is right.
 Question = tuple[bytes, Callable[[bytes], bool]]
@@ -31,7 +28,7 @@ def get(target: str, accept: str = "*/*") -> bytes:
 
 
 class Connection:
-    """One connection: a question that is under way, and as much of its answer as there is."""
+    """One connection: a question that is under way, and the part of its answer that has come."""
 
     def __init__(self, path: str) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
@@ -49,7 +46,7 @@ class Connection:
         self._send()
 
     def take(self) -> bytes | None:
-        """Return the answer once it is whole."""
+        """Return the answer, None: it is not complete."""
         self._send()
         try:
             data = self.socket.recv(READ)
@@ -70,18 +67,12 @@ class Connection:
                 self._unsent = self._unsent[self.socket.send(self._unsent) :]
 
 
-@dataclass(frozen=True)
-class Burst:
-    """Questions that were asked all at once, each over a connection of its own."""
+def burst(path: str, requests: Sequence[bytes]) -> tuple[float, list[bytes]]:
+    """Ask all at once, each over a connection of its own; all answers must be 200.
 
-    seconds: float  #: from the first connect(2) to the last answer
-    cpu: float  #: seconds of the client's
-    answers: Sequence[bytes]
-
-
-def burst(path: str, requests: Sequence[bytes]) -> Burst:
-    """Connect, ask, and take all answers, which must be 200."""
-    cpu, began = time.process_time(), time.perf_counter()
+    Return the seconds from the first connect(2) to the last answer, and the answers.
+    """
+    began = time.perf_counter()
     answers = [b""] * len(requests)
     waiting: dict[int, tuple[int, Connection]] = {}
     with select.epoll() as poll:
@@ -97,51 +88,10 @@ def burst(path: str, requests: Sequence[bytes]) -> Burst:
                     answers[number] = answer
                     del waiting[file]
                     connection.socket.close()
-    took = Burst(time.perf_counter() - began, time.process_time() - cpu, answers)
+    seconds = time.perf_counter() - began
     for answer in answers:
         assert is_ok(answer), answer[:SHOWN]
-    return took
-
-
-def burst_of_processes(path: str, requests: Sequence[bytes]) -> float:
-    """Have a new process for each question, all let go at once; return the seconds that it takes.
-
-    They connect, ask, take their answers, which must be 200, and say so.
-    """
-    (gate, opens), (reports, report) = os.pipe(), os.pipe()
-    processes = [_fork(path, request, gate, opens, report) for request in requests]
-    os.close(report)
-    time.sleep(FORKED)
-    began = time.perf_counter()
-    os.close(opens)
-    said = b""
-    while part := os.read(reports, len(requests) - len(said)):
-        said += part
-    took = time.perf_counter() - began
-    for process in processes:
-        os.waitpid(process, 0)
-    os.close(gate)
-    os.close(reports)
-    assert said == b"." * len(requests), f"{len(requests) - len(said)} processes had no answer"
-    return took
-
-
-def _fork(path: str, request: bytes, gate: int, opens: int, report: int) -> int:
-    process = os.fork()
-    if process:
-        return process
-    try:
-        os.close(opens)
-        os.read(gate, 1)  # ends once nobody could write any more
-        connection = Connection(path)
-        connection.socket.settimeout(SILENCE)
-        connection.ask((request, is_ok))
-        while not (answer := connection.take()):
-            pass
-        assert is_ok(answer), answer[:SHOWN]
-        os.write(report, b".")
-    finally:
-        os._exit(0)
+    return seconds, answers
 
 
 class Crowd:
@@ -149,7 +99,7 @@ class Crowd:
 
     def __init__(self, path: str, size: int) -> None:
         self._connections = [Connection(path) for _ in range(size)]
-        self._by_file = {it.socket.fileno(): it for it in self._connections}
+        self._by_file = {connection.socket.fileno(): connection for connection in self._connections}
         # A loop accepts one a turn, and would serve those that it has all the while.
         self.ask(iter([(get("/healthz"), is_ok)] * size))
 
