@@ -1,8 +1,8 @@
 """The daemon of these measurements, and its peer; both over a unix socket.
 
 `live` runs affinityd on this machine as if it were a DGX A100: `/sys/devices/system` is mounted
-over in a mount namespace of the daemon's own, and a real library answers for NVML. So it finds out the
-mask and cgroup of each caller. Needs root and gcc.
+over in a mount namespace of the daemon's own, and a real library answers for NVML. So it finds
+out the mask and cgroup of each caller. Needs root and gcc.
 
 The peer is FastAPI with a route that returns a constant, on uvicorn as it comes:
 

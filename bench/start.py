@@ -3,8 +3,8 @@
     python -m bench.start [--pairs N]
 
 All are started in turns. Their user and system time is that of wait4(2), with the programs that
-they start, less that of the command, true(1). A daemon answers; its own time is not in it. `run` is what
-`affinityd init` leaves in a pod.
+they start, less that of the command, true(1). A daemon answers; its own time is not in it. `run` is
+what `affinityd init` leaves in a pod.
 """
 
 from __future__ import annotations
