@@ -94,7 +94,7 @@ def test_an_nvml_that_hangs_in_a_scan_leaves_plans_alone_and_the_last_scan(tmp_p
 def test_a_scan_that_hangs_for_too_long_ends_the_daemon_with_one_line(tmp_path: Path) -> None:
     node = LiveNode(tmp_path)
     node.says(of_gpu=HANGS_IN_A_SCAN)
-    hasty = shlex.join(with_constants(daemon__state__scanner__HUNG_SECONDS=0.5))
+    hasty = shlex.join(with_constants(daemon__state__scans__HUNG_SECONDS=0.5))
     with node.started("--scan-interval", "1", at_first=f'exec {hasty} "$@"') as daemon:
         assert daemon.process.wait(PATIENCE) == 1
         told = "a scan of the processes has hung for 0.5 s: the daemon exits, to be restarted"

@@ -1,20 +1,15 @@
-"""The checks of GPUs themselves: their links, and their driver."""
+"""The checks of devices: the links of GPUs, RDMA ports, and how near these are to the GPUs."""
 
 from __future__ import annotations
 
-import os
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from affinityd.discovery.nvml.query import REMEDIES
-from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport
-from affinityd.doctor.daemon_probe import file_age
 from affinityd.topology.model import Topology
 from tests.support.doctor_facts import NO_GPU, PCI, TWO, check, facts_of
-from tests.support.machines.sysfs_tree import nvml_report
+from tests.support.machines.facts import machine
 
 GPU_0, GPU_1 = (gpu.pci_bus_id for gpu in TWO.gpus)
 
@@ -69,73 +64,55 @@ def test_links(tmp_path: Path, files: dict[str, object], expected: str) -> None:
     check("pcie-link", facts_of(tmp_path, SWITCHED, files), expected)
 
 
-SAID = nvml_report(TWO)
-FIRST, SECOND = SAID.gpus or ()
-LOST = replace(SAID, gpus=(replace(FIRST, error="GPU is lost"), SECOND))
-ON = replace(SAID, gpus=(replace(FIRST, persistence=True), replace(SECOND, persistence=True)))
-OFF = replace(SAID, gpus=(replace(FIRST, persistence=False), replace(SECOND, persistence=False)))
-FIRST_OFF = replace(SAID, gpus=(replace(FIRST, persistence=False), SECOND))
-UNKNOWN_MODE = "n/a: NVML does not report persistence mode"
+A100, STORAGE = machine("dgx-a100"), ("mlx5_4", "mlx5_5")
 
 
-def silent(error: str, remedy: str | None = None) -> NvmlReport:
-    return NvmlReport(None, error=error, remedy=remedy)
+def with_ports(**changes: object) -> Topology:
+    """Return a machine whose first adapter's port differs so."""
+    first, *others = A100.nics
+    port = replace(first.ports[0], **changes)  # type: ignore[arg-type]
+    return replace(A100, nics=(replace(first, ports=(port,)), *others))
 
 
-@pytest.mark.parametrize(
-    ("name", "said", "expected"),
-    [
-        ("nvml", SAID, "ok: NVML answers; driver 570.00"),
-        ("nvml", None, "n/a: NVML was not asked"),
-        ("nvml", silent("It is old"), "warn 0-1: It is old: plans are made from sysfs → modprobe"),
-        ("nvml", silent("No library", REMEDIES[12]), "warn 0-1: No library: plans → libnvidia"),
-        ("nvml", LOST, f"fail 0: GPU 0 ({GPU_0}): NVML says GPU is lost → NVRM: Xid"),
-        ("persistence", ON, "ok: persistence mode of GPUs 0-1 is on"),
-        ("persistence", OFF, "warn 0-1: of GPUs 0-1 is off → enable --now nvidia-persistenced"),
-        ("persistence", FIRST_OFF, "warn 0: mode of GPU 0 is off → nvidia-smi -pm 1"),
-        ("persistence", SAID, UNKNOWN_MODE),
-        ("persistence", silent("NVML did not start"), UNKNOWN_MODE),
-    ],
-)
-def test_the_driver(tmp_path: Path, name: str, said: NvmlReport | None, expected: str) -> None:
-    check(name, facts_of(tmp_path, TWO, nvml=said), expected)
+def only(*names: str) -> Topology:
+    return replace(A100, nics=tuple(nic for nic in A100.nics if nic.names[0] in names))
 
 
-HELD = "NVML calls are on hold, until /run/affinityd/hold is removed"
-NOT_ASKED = f"n/a: NVML was not asked: {HELD}"
+def without(*names: str) -> Topology:
+    return replace(A100, nics=tuple(nic for nic in A100.nics if nic.names[0] not in names))
 
 
 @pytest.mark.parametrize(
-    ("topology", "hours", "expected"),
+    ("topology", "expected"),
     [
-        (TWO, 1, NOT_ASKED),
-        (TWO, 50, f"warn 0-1: {HELD}, which is 50 hours old → rm /run/affinityd"),
-        (TWO, None, NOT_ASKED),
-        (NO_GPU, 50, "n/a: there is no NVIDIA GPU"),
+        (A100, "ok: 10 ports ACTIVE"),
+        (TWO, "n/a: this node has no RDMA device"),
+        (with_ports(is_active=False), "warn: in no plan: mlx5_0 port 1 → ibstat"),
+        (with_ports(gbps=100), "warn: mlx5_0 runs at 100 Gb/s, others at 200 → cable"),
+        (with_ports(gbps=100, link_layer="Ethernet"), "ok: 10 ports ACTIVE"),
+        (with_ports(gbps=None), "ok: 10 ports ACTIVE"),
     ],
 )
-def test_nvml_that_was_not_asked(
-    tmp_path: Path, topology: Topology, hours: int | None, expected: str
+def test_ports_that_are_down_or_slower_than_their_like(
+    tmp_path: Path, topology: Topology, expected: str
 ) -> None:
-    seconds = None if hours is None else hours * 3600.0
-    facts = replace(facts_of(tmp_path, topology), maintenance=HELD, hold_seconds=seconds)
-    check("nvml", facts, expected)
+    check("rdma-ports", facts_of(tmp_path, topology), expected)
 
 
-def test_how_long_nvml_is_held_off_is_the_age_of_the_file(tmp_path: Path) -> None:
-    hold = tmp_path / "hold"
-    assert file_age(str(hold)) is None
-    hold.touch()
-    os.utime(hold, (time.time() - 7200,) * 2)
-    assert file_age(str(hold)) == pytest.approx(7200, abs=60)
-
-
-def test_without_an_nvidia_gpu_its_driver_is_of_no_interest(tmp_path: Path) -> None:
-    facts = facts_of(tmp_path, NO_GPU, nvml=silent("NVIDIA's driver is not loaded"))
-    for name in ("nvml", "persistence"):
-        check(name, facts, "n/a: there is no NVIDIA GPU")
-
-
-def test_a_gpu_that_nvml_alone_knows_counts(tmp_path: Path) -> None:
-    facts = facts_of(tmp_path, NO_GPU, nvml=NvmlReport((NvmlGpu(0, pci_bus_id="0000:99:00.0"),)))
-    check("nvml", facts, "ok: NVML answers; driver unknown")
+@pytest.mark.parametrize(
+    ("topology", "expected"),
+    [
+        (machine("dgx-h100"), "ok: every GPU has an RDMA device as near as others have (PXB)"),
+        (machine("mi250x"), "ok: every GPU has an RDMA device as near as others have (NODE, PHB)"),
+        (TWO, "n/a: this node has no RDMA device"),
+        (replace(NO_GPU, nics=A100.nics), "n/a: GPU"),
+        (A100, "ok: as near as others have (PXB)"),
+        (only(*STORAGE), "warn: than every GPU: mlx5_4 port 1, mlx5_5 port 1 → for storage"),
+        (
+            without(*STORAGE, "mlx5_0", "mlx5_1"),
+            "warn 0-1: switch of GPUs 0-1; → slot",
+        ),
+    ],
+)
+def test_gpus_and_devices_that_are_far(tmp_path: Path, topology: Topology, expected: str) -> None:
+    check("gpu-nics", facts_of(tmp_path, topology), expected)

@@ -1,0 +1,238 @@
+"""The checks of the CPUs near GPUs: where they are, and the kernel, interrupts and driver there."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from affinityd.discovery.nvml.query import REMEDIES
+from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport
+from affinityd.doctor.daemon_probe import file_age
+from affinityd.topology.model import Nic, Topology
+from tests.support.doctor_facts import CPU, NO_GPU, ONE, PCI, TWO, Files, check, facts_of
+from tests.support.machines.by_hand import made
+from tests.support.machines.facts import machine
+from tests.support.machines.sysfs_tree import nvml_report
+
+NODES = {0: "0-3", 1: "4-7"}
+UNKNOWN = made(NODES, gpus=[0, None])
+#: CPU 3 is on node 0 and offline.
+OFFLINE = made(NODES, gpus=[0, 1], online="0-2,4-7")
+OF_NODE_0 = {f"{CPU}/cpu3/node0/cpulist": "0-2"}
+#: All of node 1 is.
+NODE_OFFLINE = made(NODES, gpus=[0, 1], online="0-3")
+OF_NODE_1 = {f"{CPU}/cpu{cpu}/node1/cpulist": "" for cpu in range(4, 8)}
+#: What a kernel of old wrote for a node one of whose CPUs is offline.
+OLD_KERNEL = {"sys/devices/system/node/node0/cpulist": "0-3"}
+SMT_OFF = {**OF_NODE_0, f"{CPU}/smt/control": "off"}
+
+#: A node without CPUs, two of three GPUs on it, and node 1 beside it.
+DISTANCES = [("0-2", "0-2", 20), ("1", "2", 12), ("0", "0", 10), ("1", "1", 10), ("2", "2", 10)]
+BARE = made({**NODES, 2: ""}, gpus=[2, 0, 2], distances=DISTANCES)
+ALL_ONLINE = "ok: every CPU near a GPU is online"
+NONE_ISOLATED = "ok: ranks are given no CPU of isolcpus="
+TO_NODE_1 = "has no CPU online: its ranks go to node 1"
+ALL_OFFLINE = "its CPUs 4-7 are present and offline: echo 1"
+NO_TICKS = "nohz_full= has CPUs 3-4 near GPUs 0-1"
+
+
+def balancing(value: int) -> Files:
+    return {"proc/sys/kernel/numa_balancing": value}
+
+
+@pytest.mark.parametrize(
+    ("name", "topology", "files", "expected"),
+    [
+        ("gpu-numa-node", TWO, {}, "ok: GPU 0 on node 0; GPU 1 on node 1"),
+        ("gpu-numa-node", machine("cloud-vm"), {}, "ok: all CPUs are in one NUMA node"),
+        ("gpu-numa-node", machine("flat"), {}, "warn 0-3: numa_node of GPUs 0-3 → pxb-pcie"),
+        ("gpu-numa-node", UNKNOWN, {}, "warn 1: of GPU 1 (0000:11:00.0) → update the firm"),
+        ("gpu-node-cpus", TWO, {}, "ok: the node of every GPU has CPUs"),
+        ("gpu-node-cpus", made(NODES, [None]), {}, "n/a: no GPU's NUMA node is known"),
+        ("gpu-node-cpus", BARE, {}, f"warn 0,2: GPUs 0,2 {TO_NODE_1} → nothing, if the hard"),
+        ("gpu-node-cpus", NODE_OFFLINE, OF_NODE_1, f"warn 1: node 1 of GPU 1 → {ALL_OFFLINE}"),
+        ("offline-cpus", TWO, {}, ALL_ONLINE),
+        ("offline-cpus", TWO, {f"{CPU}/present": "?"}, "n/a: there is no /sys/devices/system/cpu/"),
+        ("offline-cpus", OFFLINE, OF_NODE_0, "warn 0: near GPU 0: CPU 3, which → echo 1 > "),
+        ("offline-cpus", OFFLINE, OLD_KERNEL, "warn 0: near GPU 0: CPU 3, which → maxcpus="),
+        ("offline-cpus", OFFLINE, {}, ALL_ONLINE),
+        ("offline-cpus", OFFLINE, SMT_OFF, "ok: near GPU 0: CPU 3, as smt/control is off"),
+        ("numa-balancing", TWO, balancing(0), "ok: kernel.numa_balancing is 0"),
+        ("numa-balancing", TWO, balancing(1), "warn: is 1 → sysctl -w kernel.numa_balancing=0"),
+        ("numa-balancing", TWO, balancing(2), "warn: is 2 → /etc/sysctl.d"),
+        ("numa-balancing", ONE, balancing(1), "ok: kernel.numa_balancing is 1"),
+        ("numa-balancing", TWO, {}, "n/a: no kernel.numa_balancing to read"),
+        ("isolcpus", TWO, {f"{CPU}/isolated": ""}, NONE_ISOLATED),
+        ("isolcpus", TWO, {}, "n/a: cpu/isolated"),
+        ("isolcpus", TWO, {f"{CPU}/nohz_full": "3-4"}, f"warn 0-1: {NO_TICKS} → nohz_full= on"),
+    ],
+)
+def test_places(tmp_path: Path, name: str, topology: Topology, files: Files, expected: str) -> None:
+    check(name, facts_of(tmp_path, topology, files), expected)
+
+
+def test_without_a_gpu_places_are_of_no_interest(tmp_path: Path) -> None:
+    facts = facts_of(tmp_path, NO_GPU, {**balancing(1), "proc/irq/0/smp_affinity_list": "0-7"})
+    for name in ("gpu-numa-node", "gpu-node-cpus", "offline-cpus", "numa-balancing", "irqbalance"):
+        check(name, facts, "n/a: there is no GPU")
+
+
+def test_isolated_cpus_that_no_rank_is_given_are_what_a_site_wants(tmp_path: Path) -> None:
+    for reserved, expected in (
+        ("", "fail 0-1: takes CPUs 2-4 near GPUs 0-1 out of → --reserved-cpus 2-4"),
+        ("2-3", "fail 1: takes CPU 4 near GPU 1 out of → --reserved-cpus 4"),
+        ("2-4", NONE_ISOLATED),
+    ):
+        facts = facts_of(tmp_path / reserved, TWO, {f"{CPU}/isolated": "2-4"}, reserved=reserved)
+        check("isolcpus", facts, expected)
+
+
+GPU_0, GPU_1 = (gpu.pci_bus_id for gpu in TWO.gpus)
+NIC = "0000:20:00.0"
+WITH_NIC = replace(TWO, nics=(Nic(NIC, numa_node=1, kind="infiniband", names=("mlx5_0",)),))
+LIST, MASK = "IRQBALANCE_BANNED_CPULIST", "IRQBALANCE_BANNED_CPUS"
+
+
+def irq(device: str, number: int, effective: str, asked: str = "0-7") -> dict[str, object]:
+    """Return the files of an interrupt."""
+    return {
+        f"{PCI}/{device}/msi_irqs/{number}": "msix",
+        f"proc/irq/{number}/effective_affinity_list": effective,
+        f"proc/irq/{number}/smp_affinity_list": asked,
+    }
+
+
+def called_irqbalance(pid: int, uid: int) -> dict[str, object]:
+    """Return the files of a user's process that is called irqbalance."""
+    status = f"Name:\tirqbalance\nUid:\t{uid}\t{uid}\t{uid}\t{uid}"
+    return {f"proc/{pid}/comm": "irqbalance", f"proc/{pid}/status": status}
+
+
+#: irqbalance does not run, though another user's process is called so.
+QUIET = {
+    "proc/irq/0/smp_affinity_list": "0-7",
+    "proc/1/comm": "systemd",
+    **called_irqbalance(9, uid=1000),
+}
+UNREADABLE = {**QUIET, **called_irqbalance(77, uid=0)}
+
+
+def running(*variables: str) -> dict[str, object]:
+    """Return the files of a running irqbalance with these variables."""
+    return {**UNREADABLE, "proc/77/environ": "\0".join(("LANG=C", *variables))}
+
+
+ISOLATED = {f"{CPU}/isolated": "1-3", f"{CPU}/nohz_full": "5-7"}
+SETTINGS = {"etc/sysconfig/irqbalance": f'#x=1\n{LIST}="1-3,5-7"'}
+RUNS = "ok: irqbalance runs (process 77)"
+KEEPS_OFF = f"{RUNS}, and does not use CPUs 1-3,5-7"
+USES_RANKS = (
+    "warn 1: may use CPUs 5-7, where ranks of GPU 1 run, though CPUs 0,4 are reserved → "
+    f"{LIST}=1-3,5-7 in /etc/default/irqbalance"
+)
+NOT_NEAR = f"warn 0: irqbalance does not use CPUs 0-3, all that are near GPU 0 → {LIST}="
+HANDLED = "its interrupts are handled on"
+FAR_FROM_GPU = f"warn 1: GPU 1 ({GPU_1}): {HANDLED} CPU 0, and CPUs 4-7 are near → enable --now irq"
+FAR_FROM_NIC = f"warn 1: adapter mlx5_0 ({NIC}): {HANDLED} CPUs 0-2 → let irqbalance use CPUs there"
+
+
+@pytest.mark.parametrize(
+    ("files", "reserved", "expected"),
+    [
+        ({}, "", "n/a: there is no /proc/irq to read"),
+        (QUIET, "", "ok: irqbalance does not run"),
+        (running(), "", RUNS),
+        (running(f"{LIST}=1-3,5-7"), "0,4", KEEPS_OFF),
+        (running(f"{MASK}=ee"), "0,4", KEEPS_OFF),
+        ({**running(), **ISOLATED}, "0,4", KEEPS_OFF),
+        ({**UNREADABLE, **SETTINGS}, "0,4", KEEPS_OFF),
+        (running(f"{LIST}=1-3"), "0,4", USES_RANKS),
+        (running(f"{LIST}=lots", f"{MASK}=f"), "", NOT_NEAR),
+        ({**QUIET, **irq(GPU_1, 40, "0"), **irq(GPU_0, 41, "1")}, "", FAR_FROM_GPU),
+        ({**running(), **irq(NIC, 40, "", "0-1"), **irq(NIC, 41, "2")}, "", FAR_FROM_NIC),
+        ({**running(), **irq(NIC, 40, "0"), **irq(NIC, 41, "4")}, "", RUNS),
+    ],
+)
+def test_interrupts(tmp_path: Path, files: dict[str, object], reserved: str, expected: str) -> None:
+    check("irqbalance", facts_of(tmp_path, WITH_NIC, files, reserved=reserved), expected)
+
+
+def test_on_one_node_no_interrupt_is_far(tmp_path: Path) -> None:
+    facts = facts_of(tmp_path, ONE, {**QUIET, **irq(GPU_0, 40, "0")})
+    check("irqbalance", facts, "ok: irqbalance does not run")
+
+
+SAID = nvml_report(TWO)
+FIRST, SECOND = SAID.gpus or ()
+LOST = replace(SAID, gpus=(replace(FIRST, error="GPU is lost"), SECOND))
+ON = replace(SAID, gpus=(replace(FIRST, persistence=True), replace(SECOND, persistence=True)))
+OFF = replace(SAID, gpus=(replace(FIRST, persistence=False), replace(SECOND, persistence=False)))
+FIRST_OFF = replace(SAID, gpus=(replace(FIRST, persistence=False), SECOND))
+UNKNOWN_MODE = "n/a: NVML does not report persistence mode"
+
+
+def silent(error: str, remedy: str | None = None) -> NvmlReport:
+    return NvmlReport(None, error=error, remedy=remedy)
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "expected"),
+    [
+        ("nvml", SAID, "ok: NVML answers; driver 570.00"),
+        ("nvml", None, "n/a: NVML was not asked"),
+        ("nvml", silent("It is old"), "warn 0-1: It is old: plans are made from sysfs → modprobe"),
+        ("nvml", silent("No library", REMEDIES[12]), "warn 0-1: No library: plans → libnvidia"),
+        ("nvml", LOST, f"fail 0: GPU 0 ({GPU_0}): NVML says GPU is lost → NVRM: Xid"),
+        ("persistence", ON, "ok: persistence mode of GPUs 0-1 is on"),
+        ("persistence", OFF, "warn 0-1: of GPUs 0-1 is off → enable --now nvidia-persistenced"),
+        ("persistence", FIRST_OFF, "warn 0: mode of GPU 0 is off → nvidia-smi -pm 1"),
+        ("persistence", SAID, UNKNOWN_MODE),
+        ("persistence", silent("NVML did not start"), UNKNOWN_MODE),
+    ],
+)
+def test_the_driver(tmp_path: Path, name: str, said: NvmlReport | None, expected: str) -> None:
+    check(name, facts_of(tmp_path, TWO, nvml=said), expected)
+
+
+HELD = "NVML calls are on hold, until /run/affinityd/hold is removed"
+NOT_ASKED = f"n/a: NVML was not asked: {HELD}"
+
+
+@pytest.mark.parametrize(
+    ("topology", "hours", "expected"),
+    [
+        (TWO, 1, NOT_ASKED),
+        (TWO, 50, f"warn 0-1: {HELD}, which is 50 hours old → rm /run/affinityd"),
+        (TWO, None, NOT_ASKED),
+        (NO_GPU, 50, "n/a: there is no NVIDIA GPU"),
+    ],
+)
+def test_nvml_that_was_not_asked(
+    tmp_path: Path, topology: Topology, hours: int | None, expected: str
+) -> None:
+    seconds = None if hours is None else hours * 3600.0
+    facts = replace(facts_of(tmp_path, topology), maintenance=HELD, hold_seconds=seconds)
+    check("nvml", facts, expected)
+
+
+def test_how_long_nvml_is_held_off_is_the_age_of_the_file(tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+    assert file_age(str(hold)) is None
+    hold.touch()
+    os.utime(hold, (time.time() - 7200,) * 2)
+    assert file_age(str(hold)) == pytest.approx(7200, abs=60)
+
+
+def test_without_an_nvidia_gpu_its_driver_is_of_no_interest(tmp_path: Path) -> None:
+    facts = facts_of(tmp_path, NO_GPU, nvml=silent("NVIDIA's driver is not loaded"))
+    for name in ("nvml", "persistence"):
+        check(name, facts, "n/a: there is no NVIDIA GPU")
+
+
+def test_a_gpu_that_nvml_alone_knows_counts(tmp_path: Path) -> None:
+    facts = facts_of(tmp_path, NO_GPU, nvml=NvmlReport((NvmlGpu(0, pci_bus_id="0000:99:00.0"),)))
+    check("nvml", facts, "ok: NVML answers; driver unknown")
