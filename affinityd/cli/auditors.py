@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from affinityd.audit.auditor import Auditor, unmeasured, unnamed
 from affinityd.audit.sources.holders import HolderSources
@@ -10,7 +11,7 @@ from affinityd.config.settings import Settings
 from affinityd.cpuset import CpuSet
 from affinityd.discovery.nvml.report import ProcessReport
 from affinityd.kubernetes.pods import KubeletPods
-from affinityd.measure.document import GpuRatios
+from affinityd.measure.document import gpu_ratios
 
 
 def auditor_by(
@@ -24,5 +25,5 @@ def auditor_by(
         HolderSources(query),
         reserved=reserved,
         name_pods=KubeletPods(chosen.pod_resources).name if chosen.pod_resources else unnamed,
-        measured=GpuRatios(chosen.measured) if chosen.measured else unmeasured,
+        measured=partial(gpu_ratios, chosen.measured) if chosen.measured else unmeasured,
     )

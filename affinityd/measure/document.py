@@ -168,55 +168,30 @@ def save(measurement: Measurement, path: Path) -> None:
 
 def read(path: str) -> Measurement:
     """Read it back. Raises OSError; ValueError, one line."""
-    return _parsed(path, read_regular(path, MAX_BYTES))
-
-
-def _parsed(path: str, content: bytes) -> Measurement:
+    content = read_regular(path, MAX_BYTES)
     measurement = loads(Measurement, content, os.path.basename(path))  # noqa: PTH119
     if measurement.version != VERSION:
         raise ValueError(f"{path} is of version {measurement.version}, not {VERSION}")
     return measurement
 
 
-class GpuRatios:
-    """The ratios of a file, which is read again only when its inode, size or time has changed."""
+def gpu_ratios(
+    path: str, topology: Topology
+) -> tuple[Mapping[tuple[str, int], Mapping[int, float]], tuple[str, ...]]:
+    """Return the ratios of host-to-device copies from pinned memory, and notices for people.
 
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._seen: tuple[int, int, int] | None = None
-        self._found: Measurement | None = None
-        self._notices: tuple[str, ...] = ()
-
-    def __call__(
-        self, topology: Topology
-    ) -> tuple[Mapping[tuple[str, int], Mapping[int, float]], tuple[str, ...]]:
-        """Return the ratios of host-to-device copies from pinned memory, and notices for people.
-
-        They are by a GPU's key and the NUMA node of CPUs: near's bandwidth over that node's. A GPU
-        that is not the measured one, by its PCI bus id and UUID, has none, and no node that is not
-        here. Without a file there are neither; one that cannot be read is a notice.
-        """
-        try:
-            self._look()
-        except FileNotFoundError:
-            self._seen, self._found, self._notices = None, None, ()
-        except OSError as error:  # it is tried again: its file may be as it was
-            self._seen = None
-            self._leave(error.strerror)
-        except ValueError as error:
-            self._leave(error)
-        return _of_gpus(self._found, topology) if self._found else {}, self._notices
-
-    def _leave(self, why: object) -> None:
-        self._found, self._notices = None, (f"{self._path} is not used: {why}",)
-
-    def _look(self) -> None:
-        status = os.stat(self._path)  # noqa: PTH116 - the path is a str
-        now = status.st_ino, status.st_size, status.st_mtime_ns
-        if now != self._seen:
-            content = read_regular(self._path, MAX_BYTES)
-            self._seen = now
-            self._found, self._notices = _parsed(self._path, content), ()
+    They are by a GPU's key and the NUMA node of CPUs: near's bandwidth over that node's. A GPU
+    that is not the measured one, by its PCI bus id and UUID, has none, and no node that is not
+    here. Without a file there are neither; one that cannot be read is a notice.
+    """
+    try:
+        return _of_gpus(read(path), topology), ()
+    except FileNotFoundError:
+        return {}, ()
+    except OSError as error:
+        return {}, (f"{path} is not used: {error.strerror}",)
+    except ValueError as error:
+        return {}, (f"{path} is not used: {error}",)
 
 
 def _of_gpus(

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from affinityd.cli.commands import measure
-from affinityd.measure.document import LAUNCH, OF_GPUS, OF_MEMORY, GpuRatios
+from affinityd.measure.document import LAUNCH, OF_GPUS, OF_MEMORY, gpu_ratios
 from affinityd.topology.model import Topology
 from tests.support.audit_facts import Known
 from tests.support.children import children_of, sleeping
@@ -68,7 +68,7 @@ def test_every_node_measures_memory_and_the_gpus_and_the_daemon_can_read_the_res
         "cuDeviceGetByPCIBusId: ERROR_INVALID_DEVICE"
     }
     assert document["sentence"].startswith(("near is ", "far is "))
-    (ratios,), notices = [GpuRatios(os.fspath(path))(MACHINE)[0].values()], ()
+    (ratios,), notices = [gpu_ratios(os.fspath(path), MACHINE)[0].values()], ()
     assert [{*its} for its in ratios] == [{0, 1}]
     assert notices == ()
 

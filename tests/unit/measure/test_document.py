@@ -21,7 +21,7 @@ from affinityd.measure.document import (
     TO_DEVICE,
     TO_DEVICE_PAGEABLE,
     Figure,
-    GpuRatios,
+    gpu_ratios,
     ratios,
     read,
     save,
@@ -133,7 +133,7 @@ def test_it_is_read_back_as_it_was_written_where_no_folder_was(tmp_path: Path) -
     assert [it.stat().st_mode & 0o777 for it in (path.parent, path)] == [0o755, 0o644]
     back = read(os.fspath(path))
     assert (list(back.figures), back.sentence) == (FOUND.figures, FOUND.sentence)
-    assert GpuRatios(os.fspath(path))(HERE) == ({("nvidia", 0): {0: 1.0, 1: 1.8}}, ())
+    assert gpu_ratios(os.fspath(path), HERE) == ({("nvidia", 0): {0: 1.0, 1: 1.8}}, ())
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_it_is_read_back_as_it_was_written_where_no_folder_was(tmp_path: Path) -
 def test_a_figure_that_no_machine_has_gives_no_ratio(tmp_path: Path, odd: Figure) -> None:
     path = tmp_path / "measure.json"
     save(replace(FOUND, figures=[copies(0, 54.0), odd]), path)
-    assert GpuRatios(os.fspath(path))(HERE) == ({("nvidia", 0): {0: 1.0}}, ())
+    assert gpu_ratios(os.fspath(path), HERE) == ({("nvidia", 0): {0: 1.0}}, ())
 
 
 def test_a_place_that_cannot_be_written_is_an_error_of_one_line(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_what_is_not_of_this_machine_gives_no_ratio(
 ) -> None:
     path = tmp_path / "measure.json"
     save(replace(FOUND, **changes), path)  # type: ignore[arg-type]
-    found, notices = GpuRatios(os.fspath(path))(HERE)
+    found, notices = gpu_ratios(os.fspath(path), HERE)
     assert found == {}
     assert [str(notice) in it for it in notices] == [True] * (notice is not None)
 
@@ -179,37 +179,10 @@ def test_a_file_that_cannot_be_read_is_a_notice_and_a_missing_one_is_none(
     path = tmp_path / "measure.json"
     if text is not None:
         path.write_text(text)
-    found, notices = GpuRatios(os.fspath(path))(HERE)
+    found, notices = gpu_ratios(os.fspath(path), HERE)
     assert found == {}
     assert len(notices) == (notice is not None)
     assert all(str(notice) in it and it.startswith(f"{path} is not used") for it in notices)
-
-
-def test_a_file_is_read_again_only_when_its_inode_size_or_time_has_changed(tmp_path: Path) -> None:
-    path = tmp_path / "measure.json"
-    measured = GpuRatios(os.fspath(path))
-    first, second = ({("nvidia", 0): {0: 1.0, 1: ratio}} for ratio in (1.8, 2.0))
-    assert measured(HERE) == ({}, ())
-    save(FOUND, path)
-    assert measured(HERE) == (first, ())
-    before = path.stat()
-    path.write_text(path.read_text().replace("30.0", "27.0"))
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert measured(HERE) == (first, ()), "it looks the same"
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
-    assert measured(HERE) == (second, ())
-    path.write_text("{")
-    assert [len(notices) for _, notices in (measured(HERE), measured(HERE))] == [1, 1]
-    save(FOUND, path)
-    assert measured(HERE) == (first, ())
-    hidden = path.parent.rename(tmp_path.with_name("hidden"))
-    path.parent.touch()  # the file's folder is none: NotADirectoryError
-    assert [len(notices) for _, notices in (measured(HERE), measured(HERE))] == [1, 1]
-    path.parent.unlink()
-    hidden.rename(path.parent)
-    assert measured(HERE) == (first, ()), "the file is as it was"
-    path.unlink()
-    assert measured(HERE) == ({}, ())
 
 
 #: Node 1 has no memory, node 2 no CPUs, and the second GPU is in an unknown place.
