@@ -9,7 +9,7 @@ from functools import cache
 
 from affinityd import config
 from affinityd.client import local_plan
-from affinityd.client.process_context import ProcessContext
+from affinityd.client.apply import ProcessContext
 from affinityd.cpuset import CpuSet
 from affinityd.errors import AffinityError, InvalidRequestError, TargetError
 from affinityd.linux.processes import Stat, cgroups_of, process_of, stat_of

@@ -1,15 +1,16 @@
-"""Applies a plan to this process: its query, its mask and memory policy, its environment."""
+"""A process: its facts and its query for a plan; and this one, to which a plan is applied."""
 
 from __future__ import annotations
 
 import os
 
 from affinityd import config
-from affinityd.client.process_context import ProcessContext
 from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.errors import ApplyError, InvalidRequestError
-from affinityd.linux.files import listed, text
-from affinityd.request.environment import NIC_VARIABLES, cpus_to_plan_on, local_rank, nic_value
+from affinityd.linux.cgroup import cpuset_of, own_cpu_limit, widest_mask
+from affinityd.linux.files import environment_of, listed, numbered, text
+from affinityd.request import environment
+from affinityd.request.environment import ENV, JOB_CPUS, NIC_VARIABLES, OF_TASK, local_rank
 from affinityd.text import one_line, quote
 
 TYPE_CHECKING = False
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
 
     from affinityd.client.find_plan import ProcessPlan
     from affinityd.linux.memory_policy import MemoryPolicy
+    from affinityd.linux.processes import Stat
     from affinityd.request.environment import Pairs
 
 UNPINNED = "AFFINITYD_UNPINNED"  #: why a process was not pinned
-NICS = (
-    f"{config.PREFIX}NICS"  #: which libraries are told their NICs: the site's or the user's choice
-)
+#: Which libraries are told their NICs: the choice of the site or the user.
+NICS = f"{config.PREFIX}NICS"
 NO_LIBRARY = "none"
 EXPORTED_NICS = f"{config.PREFIX}RDMA"  #: the ports of a process, for programs that it starts
 ACTIVE = "4:"  #: begins a port's state, enum ib_port_state
@@ -41,13 +42,135 @@ REMARKS = {
     ),
 }
 
+#: A file that each vendor's driver makes.
+DRIVERS = {"nvidia": "/dev/nvidiactl", "amd": "/dev/kfd", "huawei": "/dev/davinci_manager"}
+AMD = "0x1002"  #: the PCI vendor, in /sys/class/drm/renderDN/device/vendor
+
+
+class ProcessContext:
+    """A process: its environment, and the devices and CPUs it may use; all but the CPUs read once.
+
+    `environ` is None if it cannot be read, as of another user; so is `parent_environ`.
+    `devices` are the GPUs whose files it may open, as the request's `granted`: None where there
+    are no such files.
+    """
+
+    __slots__ = ("devices", "environ", "parent_environ", "pid")
+
+    def __init__(
+        self,
+        pid: int,
+        environ: Mapping[str, str] | None,
+        parent_environ: Mapping[str, str] | None,
+        devices: str | None,
+    ) -> None:
+        self.pid = pid
+        self.environ = environ
+        self.parent_environ = parent_environ
+        self.devices = devices
+
+    @classmethod
+    def of_self(cls) -> ProcessContext:
+        """Return the context of this process."""
+        environ = _with_cpu_limit(os.environ)
+        return cls(os.getpid(), environ, environment_of(os.getppid()), granted_gpus())
+
+    @classmethod
+    def of(cls, process: Stat) -> ProcessContext:
+        """Return the context of a process; the devices of another one are those in its /dev.
+
+        A container has only the devices that it was given.
+        """
+        pid, parent = process.number, process.parent
+        if pid == os.getpid():
+            return cls.of_self()
+        devices = granted_gpus(f"/proc/{pid}/root/dev")
+        return cls(pid, environment_of(pid), environment_of(parent), devices)
+
+    @property
+    def mask(self) -> CpuSet:
+        """The CPUs on which its main thread may run. Raises OSError if it has ended."""
+        return frozenset(os.sched_getaffinity(self.pid))
+
+    @property
+    def cpuset(self) -> CpuSet | None:
+        """The CPUs that its cgroup allows; None where that is not known."""
+        cpus = cpuset_of(self.pid)
+        return widest_mask() if cpus is None and self.pid == os.getpid() else cpus
+
+    @property
+    def visible(self) -> str | None:
+        """The request's `visible`: the GPUs that its environment names; None: it names none."""
+        return environment.visible(self.environ or {}, _vendors())
+
+    def query(self, chosen: Mapping[str, str], cpus: CpuSet) -> Pairs:
+        """Return the query for a plan of the process on these CPUs.
+
+        `chosen` are parameters and, in capitals, variables; they override the process's own.
+        """
+        environ, visible = {**(self.environ or {}), **chosen}, self.visible
+        facts = {"cpuset": format_list(cpus), "granted": self.devices, "visible": visible}
+        stated = {name: text for name, text in facts.items() if text is not None}
+        stated |= {name: text for name, text in chosen.items() if not name.isupper()}
+        if not {"gpus", "rank"} & chosen.keys() and self._shares(visible):
+            rank = local_rank(environ)
+            if rank is not None and rank.variable != environment.SLURM_TASK:
+                stated["rank"] = f"{rank.number}"
+                stated |= {} if rank.size is None else {"ranks": f"{rank.size}"}
+        variables = [name for name in (*OF_TASK, config.CPUS) if name in environ]
+        return (*stated.items(), *((ENV, f"{name}={environ[name]}") for name in variables))
+
+    def _shares(self, visible: str | None) -> bool:
+        """Return whether its single visible GPU is its siblings', too: their parent has the same.
+
+        Slurm says by itself which GPUs a task has.
+        """
+        if visible is None or self.parent_environ is None or environment.gpus_in(visible) > 1:
+            return False
+        return environment.visible(self.parent_environ, _vendors()) == visible
+
+
+def _with_cpu_limit(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Return an environment, with its container's number of CPUs if no variable has that."""
+    if {"SLURM_JOB_ID", JOB_CPUS} & environ.keys():
+        return environ
+    limit = own_cpu_limit(len(os.sched_getaffinity(0)))
+    return environ if limit is None else {**environ, JOB_CPUS: f"{limit}"}
+
+
+def _vendors() -> list[str]:
+    """Return the vendors with a loaded driver."""
+    return [vendor for vendor, path in DRIVERS.items() if os.path.exists(path)]  # noqa: PTH110
+
+
+def granted_gpus(dev: str = "/dev", sys: str = "/sys") -> str | None:
+    """Return the request's `granted`; None if no device files show it.
+
+    NVIDIA's /dev/nvidiaN, else AMD's /dev/dri/renderDN: N is the device's minor, not the
+    process's GPU number. access(2) honors the device cgroup and opens nothing. If NVIDIA's
+    files exist and none of them may be opened it is "none"; AMD's may also be closed to a user
+    that is in no group of theirs.
+    """
+    minors = numbered(dev, "nvidia")
+    if minors:
+        usable = [minor for minor in minors if _may_open(f"{dev}/nvidia{minor}")]
+        return ",".join(f"minor:{minor}" for minor in usable) or "none"
+    minors = numbered(f"{dev}/dri", "renderD")
+    renders = [minor for minor in minors if _may_open(f"{dev}/dri/renderD{minor}")]
+    vendor = {minor: text(f"{sys}/class/drm/renderD{minor}/device/vendor") for minor in renders}
+    return ",".join(f"drm:{minor}" for minor in renders if vendor[minor] == AMD) or None
+
+
+def _may_open(path: str) -> bool:
+    return os.access(path, os.R_OK | os.W_OK)
+
 
 def own_query(chosen: Mapping[str, str], switch: str = config.ON) -> Pairs:
     """Return the plan requests for this process; `chosen` parameters override its own."""
     process = ProcessContext.of_self()
     mask = process.mask
     observed = {"observe": format_list(mask)} if switch == config.OBSERVE else {}
-    cpus = cpus_to_plan_on(os.environ, mask)
+    cpus = environment.cpus_to_plan_on(os.environ, mask)
     return process.query({**observed, **chosen}, cpus)
 
 
@@ -189,9 +312,9 @@ def export_nics(names: str, ports: Sequence[str], settings: Mapping[str, str]) -
     former = os.environ.get(EXPORTED_NICS, "").split(",")
     unset = []
     for library in libraries:
-        variable, near = NIC_VARIABLES[library], nic_value(library, usable)
+        variable, near = NIC_VARIABLES[library], environment.nic_value(library, usable)
         set_before = os.environ.get(variable)
-        if set_before and set_before not in {near, nic_value(library, former)}:
+        if set_before and set_before not in {near, environment.nic_value(library, former)}:
             yield f"{variable}={quote(set_before)} was set before, and stays"
         elif usable:
             os.environ[variable] = near

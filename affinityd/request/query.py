@@ -188,7 +188,7 @@ def _has_own_gpus(request: Request, environ: Environment) -> bool:
     """Return whether the process sees a GPU that its siblings do not, which keeps them apart.
 
     It is a single one, unless the container has no other: that is the siblings', too. A process
-    whose parent has the same variable states its rank (affinityd.client.process_context).
+    whose parent has the same variable states its rank (affinityd.client.apply).
     """
     options = request.options
     if request.visible is None or MODES[options.mode].by_rank or options.share == "requested":

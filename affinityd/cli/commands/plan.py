@@ -11,7 +11,7 @@ from affinityd.cli.console import aligned, say
 from affinityd.cli.parser import Parser, add_settings, load_settings
 from affinityd.cli.render.picture import add_svg, write_svg
 from affinityd.client import local_plan
-from affinityd.client.process_context import ProcessContext
+from affinityd.client.apply import ProcessContext
 from affinityd.cpuset import format_list, several
 from affinityd.discovery.machine import Machine
 from affinityd.errors import InvalidRequestError

@@ -25,7 +25,7 @@ needs_cgroup = pytest.mark.skipif(
 #: Looks as root, and as a user that is in no group of theirs.
 LOOK = """
 import os
-from affinityd.client.process_context import granted_gpus
+from affinityd.client.apply import granted_gpus
 print(granted_gpus("dev", "sys"))
 os.setgroups([]), os.setgid(65534), os.setuid(65534)
 print(granted_gpus("dev", "sys"))

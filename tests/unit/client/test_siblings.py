@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from affinityd import machines
+from affinityd.client.apply import ProcessContext
 from affinityd.client.local_plan import plan_on_node
-from affinityd.client.process_context import ProcessContext
 from affinityd.cpuset import CpuSet
 from affinityd.request.resolve import Reply
 from affinityd.topology.model import Node, Topology
