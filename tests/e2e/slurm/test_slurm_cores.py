@@ -57,7 +57,7 @@ def of_a_job(cluster: Slurm) -> tuple[CpuSet, CpuSet]:
 
 
 @pytest.mark.parametrize(("sockets", "scope"), [(NODES, "node"), (PACKAGES, "socket")])
-def test_cores_that_are_a_socket_are_those_of_the_gpu_s_jobs(
+def test_a_gpu_s_jobs_get_its_cores_where_these_are_a_socket(
     release: str, sockets: str, scope: str
 ) -> None:
     with pretended(release, sockets, scope, "idle") as cluster:
@@ -65,7 +65,7 @@ def test_cores_that_are_a_socket_are_those_of_the_gpu_s_jobs(
     assert cores <= named
 
 
-def test_cores_that_are_no_socket_drain_the_node_and_before_24_11_count_as_the_whole_one(
+def test_cores_that_are_a_part_of_a_socket_drain_the_node_or_count_as_all_of_it_before_24_11(
     release: str,
 ) -> None:
     state = "idle" if release == HOST else "inval"

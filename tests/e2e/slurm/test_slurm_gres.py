@@ -49,7 +49,7 @@ def told(command: str, cluster: Slurm, tree: Path, *flags: str) -> Ended:
     return affinityd("slurm", command, "--root", f"{tree}", "--slurm-conf", conf, *flags, env=env)
 
 
-def test_a_node_whose_gres_has_a_type_is_drained_until_it_has_the_lines_that_are_printed(
+def test_the_printed_lines_end_the_drain_of_a_node_whose_gres_has_a_type(
     tree: Path, release: str
 ) -> None:
     with slurm(Setup(gpus=A100, gres_conf=UNTYPED, state="inval", release=release)) as cluster:
@@ -87,7 +87,7 @@ OTHER_CORES = f"gpu 0: Slurm has Cores=1; {PRINTS} Cores=0\n"
     ],
     ids=["another case", "too few", "another name", "a type too much", "other cores"],
 )
-def test_lines_that_differ_are_found_and_slurmctld_s_reason_if_it_drains_the_node(
+def test_check_finds_differing_lines_and_shows_why_slurmctld_drains_the_node(
     tree: Path, case: tuple[tuple[str, ...], str, str, str | None], release: str
 ) -> None:
     gpus, lines, finding, reason = case
@@ -100,9 +100,7 @@ def test_lines_that_differ_are_found_and_slurmctld_s_reason_if_it_drains_the_nod
     assert f" Reason={reason}" in check.stdout or reason is None
 
 
-def test_a_job_has_another_gpu_than_cudas_where_the_types_are_not_in_the_order_of_the_bus(
-    tree: Path, release: str
-) -> None:
+def test_check_finds_types_in_another_order_than_the_bus(tree: Path, release: str) -> None:
     lines = TYPED.replace("a100", "big", 1).replace("a100", "small")
     with slurm(Setup(gpus=("small:1", "big:0"), gres_conf=lines, release=release)) as cluster:
         assert cluster.srun("--gres=gpu:big:1", *LOOK) == "0: 1\n"
@@ -116,7 +114,7 @@ PACKAGE = "Sockets=1 CoresPerSocket=2 ThreadsPerCore=1"
 ONE_GPU = ("-n1", "--gres=gpu:1", "--gres-flags=enforce-binding")
 
 
-def test_a_job_gets_the_near_core_of_a_package_of_two_nodes_by_the_settings_that_are_printed(
+def test_by_the_printed_settings_a_job_gets_the_near_core_of_a_package_of_two_nodes(
     tmp_path: Path, release: str
 ) -> None:
     """The GPUs are on the second node, and of the whole package Slurm takes the first core."""
@@ -149,7 +147,7 @@ def typed(release: str) -> Iterator[Slurm]:
         yield cluster
 
 
-def test_what_slurmd_does_not_take_is_said_in_its_words_before_the_file_is_its_own(
+def test_check_shows_slurmd_s_errors_of_a_file_that_is_not_yet_installed(
     typed: Slurm, tree: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "new.conf"
@@ -164,7 +162,7 @@ def test_what_slurmd_does_not_take_is_said_in_its_words_before_the_file_is_its_o
     assert other.stdout.count("Slurm has Type=A100") == 2
 
 
-def test_slurmctld_tells_the_gres_of_a_node_that_slurm_conf_does_not_have(
+def test_the_gres_of_a_node_that_is_not_in_slurm_conf_is_slurmctld_s(
     typed: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", f"{typed.programs()}:{os.environ['PATH']}")

@@ -42,7 +42,7 @@ SHOWN = repr(CLEARS * 100).replace("'", "")
     ],
     ids=lambda it: ascii(it[:40]) if isinstance(it, bytes) else it[:20],
 )
-def test_an_answer_that_is_no_plan_is_told_in_lines_that_do_no_harm(
+def test_a_malformed_plan_is_reported_in_printable_lines(
     answer: bytes,
     why: str,
     tmp_path: Path,
@@ -66,13 +66,13 @@ def test_an_answer_that_is_no_plan_is_told_in_lines_that_do_no_harm(
         (b"220 mail\r\n", "no daemon answers"),
     ],
 )
-def test_an_answer_that_is_no_report_on_enforcement_is_told(
+def test_a_malformed_report_on_enforcement_is_reported(
     tmp_path: Path, answer: bytes, why: str
 ) -> None:
     with serving(tmp_path / "s", answering(answer)) as path:
         assert why in str(probe(os.fspath(path)).enforcement)
 
 
-def test_a_plan_has_the_callers_cpus(tmp_path: Path) -> None:
+def test_the_probe_reads_the_caller_s_cpus_from_a_plan(tmp_path: Path) -> None:
     with serving(tmp_path / "s", answering(plan())) as path:
         assert probe(os.fspath(path)).allowed == AllowedCpus("0-3", "caller", "0-3")

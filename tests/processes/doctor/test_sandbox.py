@@ -88,7 +88,9 @@ def hides(how: str, remedy: str) -> str:
         ("subset=pid", (), "warn: subset=pid: the daemon → remove ProcSubset=pid"),
     ],
 )
-def test_a_proc_that_hides_processes(options: str, before: Sequence[str], expected: str) -> None:
+def test_a_proc_that_hides_processes_from_the_daemon_is_found(
+    options: str, before: Sequence[str], expected: str
+) -> None:
     with waiting(*mounting_proc(options), *before) as pid:
         judged(visible_processes(facts(pid), pid), expected)
 
@@ -150,7 +152,7 @@ def test_a_mask_of_the_daemon_matters_if_nvml_alone_places_a_gpu(
 
 @needs_cpuset
 @needs_two_cpus
-def test_and_so_does_its_cpuset() -> None:
+def test_a_cpuset_of_the_daemon_matters_if_nvml_alone_places_a_gpu() -> None:
     topology = replace(HERE, gpus=tuple(replace(it, numa_source="NVML") for it in HERE.gpus))
     with cpuset() as group:
         (group / "cpuset.cpus").write_text(str(CPUS[0]))

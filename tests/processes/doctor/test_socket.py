@@ -82,7 +82,7 @@ def test_a_daemon_of_this_machine_passes(daemon: Daemon) -> None:
     assert facts.daemon.cpuset == cpuset_of(daemon.process.pid)
 
 
-def test_a_user_who_names_no_socket_is_told_of_roots_daemon(
+def test_without_a_named_socket_root_s_daemon_is_checked(
     folder: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     none, own, left = (folder / name / "affinityd.sock" for name in ("none", "own", "left"))
@@ -111,7 +111,7 @@ def test_a_system_folder_that_others_may_write_to_is_a_warning(
         check("daemon", here(daemon.socket), f"warn: {folder}, which is 0777 → chmod 755 {folder}")
 
 
-def test_a_user_s_runtime_folder_is_that_user_s_alone(
+def test_a_user_s_runtime_folder_may_bar_other_users(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = daemon.socket.parent
@@ -126,9 +126,7 @@ def test_a_user_s_runtime_folder_is_that_user_s_alone(
     ("name", "why"),
     [("none", "No such file or directory"), ("x" * 120, "AF_UNIX path too long"), ("x" * 6000, "")],
 )
-def test_where_nothing_listens_it_says_how_to_start_a_daemon(
-    folder: Path, name: str, why: str
-) -> None:
+def test_without_a_daemon_the_remedy_is_to_start_one(folder: Path, name: str, why: str) -> None:
     check("daemon", here(folder / name), f"fail: {folder / name}: {why} → {MISSING}")
 
 
@@ -145,7 +143,7 @@ END_IT = "fail: {} → end the process that listens"
     ],
     ids=["silent", "a mail server", "a web server", "not ready"],
 )
-def test_what_listens_and_does_not_answer_well_fails(
+def test_a_server_that_is_no_ready_daemon_fails(
     folder: Path, behave: Behaviour, timeout: float, expected: str
 ) -> None:
     node_file.write(folder / "node.json", Node(TWO))
@@ -156,7 +154,7 @@ def test_what_listens_and_does_not_answer_well_fails(
     check("daemon", facts, expected)
 
 
-def test_a_daemon_whose_queue_is_full_is_there_and_takes_no_more(folder: Path) -> None:
+def test_a_daemon_with_a_full_queue_is_seen_as_listening(folder: Path) -> None:
     path = os.fspath(folder / "s")
     with ExitStack() as stack:
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
@@ -181,7 +179,7 @@ def test_a_socket_that_not_every_user_reaches_is_a_warning(
     check("daemon", facts, f"warn: not all users' jobs reach {path}: {closed} → chmod 755")
 
 
-def test_a_node_file_that_is_none_is_a_warning(folder: Path) -> None:
+def test_a_malformed_node_json_is_a_warning(folder: Path) -> None:
     (folder / "node.json").write_text("{}")
     with serving(folder / "s", READY) as path:
         path.chmod(0o666)
@@ -198,7 +196,7 @@ entry()
 
 
 @needs_root
-def test_of_a_socket_that_refuses_this_user_it_is_not_said_that_no_daemon_is_there(
+def test_a_socket_that_refuses_this_user_is_not_reported_as_missing(
     folder: Path,
 ) -> None:
     """Others' checks are made all the same: what is in the way is a finding, and no error."""

@@ -54,7 +54,7 @@ def node(root: Path, files: Files) -> Path:
     return root / "gpu07"
 
 
-def test_what_fails_is_the_exit_status_and_a_warning_is_none(
+def test_the_exit_status_is_1_for_a_failure_and_0_for_a_warning(
     doctor: Doctor, tmp_path: Path
 ) -> None:
     for files, worst, code in (({}, "ok", 0), (BALANCED, "warn", 0), (ISOLATED, "fail", 1)):
@@ -82,7 +82,7 @@ def test_nothing_is_wrong_about_a_shipped_machine(doctor: Doctor, name: str) -> 
     assert {it["status"] for it in document["checks"]} == {"ok", "n/a"}
 
 
-def test_a_snapshot_is_examined_as_far_as_it_goes(doctor: Doctor, tmp_path: Path) -> None:
+def test_a_snapshot_is_checked_as_far_as_its_files_go(doctor: Doctor, tmp_path: Path) -> None:
     archive = tmp_path / "gpu07.tar.xz"
     write_snapshot(open_tree(os.fspath(node(tmp_path, {}))), nvml_report(TWO), archive)
     code, document = found(doctor, "--root", archive)
@@ -91,7 +91,7 @@ def test_a_snapshot_is_examined_as_far_as_it_goes(doctor: Doctor, tmp_path: Path
     assert judged == (0, "ok", "ok", "n/a")
 
 
-def test_nvml_is_asked_for_the_checks_that_want_it_and_while_nothing_works_on_its_driver(
+def test_nvml_is_asked_only_for_checks_that_need_it_and_not_on_hold(
     tmp_path: Path,
 ) -> None:
     hold = tmp_path / "hold"
@@ -105,7 +105,7 @@ def test_nvml_is_asked_for_the_checks_that_want_it_and_while_nothing_works_on_it
     assert (facts.nvml, facts.maintenance, facts.hold_seconds is None) == (None, held, False)
 
 
-def test_reserved_cpus_are_those_of_the_daemon_and_without_one_those_of_its_own_settings(
+def test_reserved_cpus_are_the_daemon_s_else_those_of_the_settings(
     tmp_path: Path,
 ) -> None:
     here = Settings(socket=os.fspath(tmp_path / "d.sock"), reserved_cpus=parse_list("1"))
@@ -114,7 +114,7 @@ def test_reserved_cpus_are_those_of_the_daemon_and_without_one_those_of_its_own_
     assert gather(here, ["isolcpus"]).reserved == parse_list("3")
 
 
-def test_a_check_that_there_is_not_is_named_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_check_is_an_error_of_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "cpus"]) == 2
     out, err = capsys.readouterr()
     line = "affinityd doctor: 'cpus' is not a check; there are daemon, gpu-numa-node, "

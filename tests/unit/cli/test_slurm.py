@@ -76,7 +76,7 @@ def typed(*kinds: str, before: str = "") -> list[str]:
     return [line.replace("Name=gpu", f"{before}Name=gpu Type={kind}") for line, kind in pairs]
 
 
-def test_types_are_those_of_slurm_conf_else_of_a_valid_node_else_the_flag_s_else_slurmd_s(
+def test_types_come_from_slurm_conf_then_scontrol_then_the_option_then_slurmd(
     node: SlurmNode,
 ) -> None:
     node.slurm.expects("gpu:a100:2", "gpu07")
@@ -103,7 +103,7 @@ def test_a_node_may_have_another_name_than_its_host(node: SlurmNode) -> None:
     assert asked == f"-G -N n7 -f {node.slurm.conf}\n"
 
 
-def test_nodes_that_are_named_are_equal(node: SlurmNode) -> None:
+def test_nodes_of_one_command_must_be_equal(node: SlurmNode) -> None:
     named = ("--node-name", "gpu[07-08]")
     node.slurm.expects("gpu:a100:2", "gpu07", "gpu08")
     assert node.printed(*named) == typed("a100", before="NodeName=gpu[07-08] ")
@@ -113,7 +113,7 @@ def test_nodes_that_are_named_are_equal(node: SlurmNode) -> None:
     assert f"gpu08 has Gres=gpu:4 ({node.slurm.conf})" in said.err
 
 
-def test_lines_that_would_drain_a_node_are_refused_in_one_line(node: SlurmNode) -> None:
+def test_types_that_would_drain_a_node_are_an_error_of_one_line(node: SlurmNode) -> None:
     node.slurm.expects("gpu:a100:2", "gpu07")
     for kinds, told in (
         ("h100", "--type 'h100' is not in Gres=gpu:a100:2 ("),
@@ -124,7 +124,7 @@ def test_lines_that_would_drain_a_node_are_refused_in_one_line(node: SlurmNode) 
         assert told in said.err
 
 
-def test_gpus_whose_type_nothing_tells_are_comments_until_the_flag_names_them(
+def test_gpus_of_unknown_type_are_comments_until_the_option_names_it(
     node: SlurmNode,
 ) -> None:
     node.slurm.expects("gpu:big:1,gpu:small:1", "gpu07")
@@ -150,7 +150,7 @@ def test_a_node_that_slurm_does_not_have_is_named(node: SlurmNode) -> None:
     assert printed.err.endswith("if it has a type, name it with --type\n")
 
 
-def test_what_a_dgx_a100_is_shown_to_print_is_what_it_prints_for_equal_nodes_too(
+def test_the_shown_lines_of_a_dgx_a100_are_what_is_printed(
     node: SlurmNode,
 ) -> None:
     shown = (REPOSITORY / "slurm/gres.conf").read_text().splitlines()
@@ -160,7 +160,7 @@ def test_what_a_dgx_a100_is_shown_to_print_is_what_it_prints_for_equal_nodes_too
     assert node.printed(*nodes) == [f"NodeName=gpu[001-500] {line}" for line in lines]
 
 
-def test_what_differs_is_summed_up_and_is_the_exit_status(node: SlurmNode) -> None:
+def test_the_last_line_counts_the_findings_and_the_exit_status_follows(node: SlurmNode) -> None:
     node.slurm.expects("gpu:2", "gpu07")
     for lines, code, said in (
         (RIGHT, 0, "gpu07: Slurm has the GPUs as they are"),
@@ -175,7 +175,7 @@ def test_what_differs_is_summed_up_and_is_the_exit_status(node: SlurmNode) -> No
 REFUSED = "State=IDLE+DRAIN+INVALID_REG Reason=gres/gpu:a100 count too low (0 < 2)"
 
 
-def test_slurmctld_s_state_is_a_finding_if_it_refuses_the_gpus_and_else_a_note(
+def test_a_state_is_a_finding_if_slurmctld_refuses_the_gpus_else_a_note(
     node: SlurmNode,
 ) -> None:
     node.slurm.expects("gpu:2", "gpu07")
@@ -189,7 +189,9 @@ def test_slurmctld_s_state_is_a_finding_if_it_refuses_the_gpus_and_else_a_note(
     )
 
 
-def test_the_scope_says_whose_cores_are_right(node: SlurmNode, tmp_path: Path) -> None:
+def test_the_scope_chooses_the_cores_of_a_node_or_of_a_package(
+    node: SlurmNode, tmp_path: Path
+) -> None:
     halves = made({0: "0-1", 1: "2-3", 2: "4-7"}, gpus=[1], packages={0: "0-3", 1: "4-7"})
     halves = replace(halves, gpus=(replace(halves.gpus[0], minor=0),))
     node = replace(node, root=write_tree(halves, tmp_path / "halves"))
@@ -200,7 +202,7 @@ def test_the_scope_says_whose_cores_are_right(node: SlurmNode, tmp_path: Path) -
         assert node.check("--scope", scope).out[0].endswith(f"prints Cores={right}")
 
 
-def test_another_gres_conf_may_be_asked_about_beside_the_same_slurm_conf(
+def test_slurmd_can_read_another_gres_conf_beside_the_same_slurm_conf(
     node: SlurmNode, tmp_path: Path
 ) -> None:
     node.slurm.expects("gpu:2", "gpu07")
@@ -215,14 +217,14 @@ def test_another_gres_conf_may_be_asked_about_beside_the_same_slurm_conf(
     assert (tmp_path / "read").read_text() == f"{tmp_path}/new\n{node.slurm.conf}\n"
 
 
-def test_a_file_that_is_not_there_or_no_file_is_an_error(node: SlurmNode) -> None:
+def test_a_missing_file_is_an_error(node: SlurmNode) -> None:
     for flag, file in (("--gres-conf", "/nowhere"), ("--slurm-conf", "/dev")):
         said = node.check(flag, file)
         assert said.code == 2
         assert f"{file} is not a file; name a {flag[2:].replace('-', '.')}" in said.err
 
 
-def test_without_slurm_there_is_no_check(node: SlurmNode) -> None:
+def test_check_without_slurm_is_an_error(node: SlurmNode) -> None:
     assert main(["slurm", "check", "--root", str(node.root)]) == 2
     said = node.capsys.readouterr().err
     assert "there is no slurm.conf in /etc/slurm, /etc/slurm-llnl, /run/slurm/conf; name" in said
@@ -230,12 +232,12 @@ def test_without_slurm_there_is_no_check(node: SlurmNode) -> None:
 
 @pytest.mark.parametrize("command", ["check", "gres-conf"])
 @pytest.mark.parametrize("name", ["", "a b", "a=b", "x\n"])
-def test_what_names_no_node_is_bad_usage(node: SlurmNode, command: str, name: str) -> None:
+def test_a_malformed_node_name_is_bad_usage(node: SlurmNode, command: str, name: str) -> None:
     with pytest.raises(SystemExit, match="2"):
         node.run(command, "--node-name", name)
 
 
-def test_gpus_without_device_files_are_counted_and_a_node_without_gpus_is_told(
+def test_missing_device_files_and_missing_gpus_are_reported(
     node: SlurmNode, tmp_path: Path
 ) -> None:
     said = node.run("gres-conf", "--machine", "dgx-h100")
@@ -261,7 +263,7 @@ def test_a_running_job_that_is_far_from_its_gpu_is_named(node: SlurmNode) -> Non
     assert said.out[1] == "gpu07: 0 findings, 1 far GPU of jobs; 2 running jobs judged"
 
 
-def test_of_a_cluster_every_node_s_state_is_told_and_jobs_are_judged_on_nodes_like_this_one(
+def test_check_cluster_shows_each_state_and_judges_jobs_on_nodes_like_this_one(
     node: SlurmNode,
 ) -> None:
     node.slurm.shows(
@@ -283,7 +285,7 @@ def test_of_a_cluster_every_node_s_state_is_told_and_jobs_are_judged_on_nodes_li
     assert said.out[4] == "3 nodes: 1 finding, 2 far GPUs of jobs; 2 running jobs judged"
 
 
-def test_the_findings_are_there_as_json(node: SlurmNode) -> None:
+def test_findings_are_printed_as_json(node: SlurmNode) -> None:
     node.slurm.expects("gpu:2", "gpu07")
     node.slurm.has(RIGHT.splitlines()[0].replace("0-3", "0-1"))
     said = node.check("--format", "json")

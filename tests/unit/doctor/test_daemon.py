@@ -38,13 +38,13 @@ def test_a_replayed_machine_has_no_daemon_to_judge(tmp_path: Path) -> None:
     check("daemon", facts_of(tmp_path), "n/a: the machine is replayed")
 
 
-def test_of_a_daemon_whose_process_is_not_seen_the_rest_is_judged(tmp_path: Path) -> None:
+def test_without_the_daemon_s_pid_the_rest_is_checked(tmp_path: Path) -> None:
     daemon = DaemonFacts("/s", listens=True, status=200, published=Node(TWO))
     facts = replace(facts_of(tmp_path), daemon=daemon)
     check("daemon", facts, "ok: /s answers (process unknown)")
 
 
-def test_a_daemon_that_is_not_needed_is_no_finding_and_a_misspelled_setting_is(
+def test_without_a_daemon_misspelled_settings_are_still_found(
     tmp_path: Path,
 ) -> None:
     facts = replace(facts_of(tmp_path), daemon=DaemonFacts("/s", absent=("/s", "/t")))
@@ -71,7 +71,7 @@ A_FOLDER = "run a replaying daemon on a socket in a folder of its own"
         ("there is none", "warn: /run/node.json: there is none → let the daemon write to its fol"),
     ],
 )
-def test_a_node_file_is_of_this_machine(published: Node | str, expected: str) -> None:
+def test_a_node_json_of_another_machine_is_found(published: Node | str, expected: str) -> None:
     daemon = DaemonFacts("/run/s", listens=True, status=200, published=published)
     judged(published_node(daemon, TWO), expected)
 
@@ -163,7 +163,7 @@ FINE_IN_FILE = "LANG HTTPS_PROXY AFFINITYD_MODE AFFINITYD_DRAIN"
         *((name, "file", None) for name in FINE_IN_FILE.split()),
     ],
 )
-def test_a_name_that_counts_for_nothing_is_found(
+def test_an_unknown_setting_is_found_with_its_likely_name(
     tmp_path: Path, name: str, where: str, meant: str | None
 ) -> None:
     place = FILE if where == "file" else ENVIRONMENT
@@ -173,7 +173,7 @@ def test_a_name_that_counts_for_nothing_is_found(
     judged(variables(facts), found if meant else "ok")
 
 
-def test_they_are_those_of_this_process_and_of_its_settings_file(
+def test_names_are_read_from_the_environment_and_the_settings_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "affinityd.conf"
@@ -185,7 +185,7 @@ def test_they_are_those_of_this_process_and_of_its_settings_file(
     judged(variables(gather(Settings(), ["daemon"])), inherited, found)
 
 
-def test_every_name_that_anything_here_reads_or_writes_is_known() -> None:
+def test_every_variable_that_this_project_names_is_known() -> None:
     places = ("affinityd", "bin", "deploy", "docs", "examples", "scripts", "slurm")
     files = (path for place in places for path in (REPOSITORY / place).rglob("*") if path.is_file())
     pages = [*files, *REPOSITORY.glob("*.md"), REPOSITORY / "Dockerfile"]
@@ -196,7 +196,7 @@ def test_every_name_that_anything_here_reads_or_writes_is_known() -> None:
     assert named - {*NAMES, "AFFINITYD_NAME", RANKS.rstrip("_")} == set()
 
 
-def test_what_a_user_sets_is_explained() -> None:
+def test_every_setting_is_on_a_page() -> None:
     explaining = (*(REPOSITORY / "docs").glob("*.md"), REPOSITORY / "slurm/README.md")
     pages = "".join(path.read_text() for path in explaining)
     assert config.DEFAULT_PATH in pages

@@ -60,7 +60,7 @@ NARROW_SWITCH = link(GPU_0, 16, 16) | link(GPU_1, 16, 16) | link(UP, 4, 16) | li
         (NO_LINK, ALL_LANES),
     ],
 )
-def test_links(tmp_path: Path, files: dict[str, object], expected: str) -> None:
+def test_pcie_links(tmp_path: Path, files: dict[str, object], expected: str) -> None:
     check("pcie-link", facts_of(tmp_path, SWITCHED, files), expected)
 
 
@@ -93,7 +93,7 @@ def without(*names: str) -> Topology:
         (with_ports(gbps=None), "ok: 10 ports ACTIVE"),
     ],
 )
-def test_ports_that_are_down_or_slower_than_their_like(
+def test_rdma_ports_that_are_down_or_slower_than_others(
     tmp_path: Path, topology: Topology, expected: str
 ) -> None:
     check("rdma-ports", facts_of(tmp_path, topology), expected)
@@ -114,5 +114,5 @@ def test_ports_that_are_down_or_slower_than_their_like(
         ),
     ],
 )
-def test_gpus_and_devices_that_are_far(tmp_path: Path, topology: Topology, expected: str) -> None:
+def test_rdma_devices_far_from_gpus(tmp_path: Path, topology: Topology, expected: str) -> None:
     check("gpu-nics", facts_of(tmp_path, topology), expected)

@@ -71,17 +71,19 @@ def balancing(value: int) -> Files:
         ("isolcpus", TWO, {f"{CPU}/nohz_full": "3-4"}, f"warn 0-1: {NO_TICKS} → nohz_full= on"),
     ],
 )
-def test_places(tmp_path: Path, name: str, topology: Topology, files: Files, expected: str) -> None:
+def test_checks_of_numa_nodes_and_their_cpus(
+    tmp_path: Path, name: str, topology: Topology, files: Files, expected: str
+) -> None:
     check(name, facts_of(tmp_path, topology, files), expected)
 
 
-def test_without_a_gpu_places_are_of_no_interest(tmp_path: Path) -> None:
+def test_without_a_gpu_its_numa_node_is_not_checked(tmp_path: Path) -> None:
     facts = facts_of(tmp_path, NO_GPU, {**balancing(1), "proc/irq/0/smp_affinity_list": "0-7"})
     for name in ("gpu-numa-node", "gpu-node-cpus", "offline-cpus", "numa-balancing", "irqbalance"):
         check(name, facts, "n/a: there is no GPU")
 
 
-def test_isolated_cpus_that_no_rank_is_given_are_what_a_site_wants(tmp_path: Path) -> None:
+def test_isolated_cpus_that_are_reserved_are_no_finding(tmp_path: Path) -> None:
     for reserved, expected in (
         ("", "fail 0-1: takes CPUs 2-4 near GPUs 0-1 out of → --reserved-cpus 2-4"),
         ("2-3", "fail 1: takes CPU 4 near GPU 1 out of → --reserved-cpus 4"),
@@ -157,7 +159,9 @@ FAR_FROM_NIC = f"warn 1: adapter mlx5_0 ({NIC}): {HANDLED} CPUs 0-2 → let irqb
         ({**running(), **irq(NIC, 40, "0"), **irq(NIC, 41, "4")}, "", RUNS),
     ],
 )
-def test_interrupts(tmp_path: Path, files: dict[str, object], reserved: str, expected: str) -> None:
+def test_interrupts_and_irqbalance(
+    tmp_path: Path, files: dict[str, object], reserved: str, expected: str
+) -> None:
     check("irqbalance", facts_of(tmp_path, WITH_NIC, files, reserved=reserved), expected)
 
 
@@ -194,7 +198,9 @@ def silent(error: str, remedy: str | None = None) -> NvmlReport:
         ("persistence", silent("NVML did not start"), UNKNOWN_MODE),
     ],
 )
-def test_the_driver(tmp_path: Path, name: str, said: NvmlReport | None, expected: str) -> None:
+def test_nvml_and_persistence_mode(
+    tmp_path: Path, name: str, said: NvmlReport | None, expected: str
+) -> None:
     check(name, facts_of(tmp_path, TWO, nvml=said), expected)
 
 
@@ -211,7 +217,7 @@ NOT_ASKED = f"n/a: NVML was not asked: {HELD}"
         (NO_GPU, 50, "n/a: there is no NVIDIA GPU"),
     ],
 )
-def test_nvml_that_was_not_asked(
+def test_nvml_on_hold_is_not_asked(
     tmp_path: Path, topology: Topology, hours: int | None, expected: str
 ) -> None:
     seconds = None if hours is None else hours * 3600.0
@@ -227,7 +233,7 @@ def test_how_long_nvml_is_held_off_is_the_age_of_the_file(tmp_path: Path) -> Non
     assert file_age(str(hold)) == pytest.approx(7200, abs=60)
 
 
-def test_without_an_nvidia_gpu_its_driver_is_of_no_interest(tmp_path: Path) -> None:
+def test_without_an_nvidia_gpu_its_driver_is_not_checked(tmp_path: Path) -> None:
     facts = facts_of(tmp_path, NO_GPU, nvml=silent("NVIDIA's driver is not loaded"))
     for name in ("nvml", "persistence"):
         check(name, facts, "n/a: there is no NVIDIA GPU")

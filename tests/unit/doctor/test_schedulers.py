@@ -82,7 +82,7 @@ def test_a_node_that_slurm_does_not_have_is_named(
     check("gres-conf", no_gpu, "n/a: not a node of Slurm: scontrol show node gpu07: ")
 
 
-def test_where_there_is_no_slurm_or_its_slurmd_may_not_ask_the_driver_nothing_is_judged(
+def test_gres_conf_is_not_checked_without_slurm_on_a_replay_or_during_driver_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SLURM_CONF", raising=False)

@@ -76,7 +76,7 @@ def blocks(topology: Topology, gpus: str) -> CpuSet | None:
 
 
 @pytest.mark.parametrize("row", CONTAINERS.strip().splitlines())
-def test_the_gpus_of_a_container_are_what_it_was_really_given(row: str) -> None:
+def test_the_gpus_of_a_container_follow_from_its_device_files(row: str) -> None:
     """Of a privileged one, which sees all device files, the runtime's list tells."""
     files, listed, visible, gpus = (cell.strip() for cell in row.split("|"))
     granted = ",".join(f"minor:{EIGHT.gpus[int(gpu)].minor}" for gpu in files)

@@ -15,7 +15,7 @@ from tests.support.daemons import PATIENCE
 NAME = "http://gpu-node.example:9465"
 
 
-def test_a_name_becomes_its_number() -> None:
+def test_a_host_s_name_is_resolved_to_its_address() -> None:
     found = numeric("http://localhost:9465", time.monotonic() + 5)
     assert found in {"http://127.0.0.1:9465", "http://[::1]:9465"}
 
@@ -23,17 +23,17 @@ def test_a_name_becomes_its_number() -> None:
 @pytest.mark.parametrize(
     "address", ["/run/affinityd/affinityd.sock", "http://127.0.0.1:9465", "http://[::1]:9465"]
 )
-def test_what_has_no_name_stays_as_it_is(address: str) -> None:
+def test_paths_and_numeric_addresses_stay_as_they_are(address: str) -> None:
     assert numeric(address, time.monotonic() + 5) == address
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1.1", "x" * 70 + ".y"], ids=["unknown", "no name"])
-def test_a_name_that_is_not_known_is_no_daemon(host: str) -> None:
+def test_an_unknown_host_is_no_daemon(host: str) -> None:
     with pytest.raises(NoDaemonError, match=f"^no daemon at http://{host}:9465: "):
         numeric(f"http://{host}:9465", time.monotonic() + 5)
 
 
-def test_a_name_server_that_does_not_answer_is_waited_for_until_the_deadline(
+def test_a_silent_name_server_is_waited_for_until_the_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: time.sleep(1000))
@@ -44,6 +44,6 @@ def test_a_name_server_that_does_not_answer_is_waited_for_until_the_deadline(
 
 
 @pytest.mark.parametrize("address", [NAME, "http://127.0.0.1:http", "http://:1"])
-def test_a_client_looks_up_no_name(address: str) -> None:
+def test_the_client_resolves_no_names(address: str) -> None:
     with pytest.raises(NoDaemonError, match="by their numbers"):
         client.ask_plan(address, {}, time.monotonic() + 5)

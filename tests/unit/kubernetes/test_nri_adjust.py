@@ -58,7 +58,9 @@ def made(
         ({"devices": []}, ""),
     ],
 )
-def test_its_gpus_are_known_before_it_runs(request_: dict[str, Any], expected: str) -> None:
+def test_the_gpus_of_a_new_container_follow_from_its_request(
+    request_: dict[str, Any], expected: str
+) -> None:
     _, container = messages.created(nri.created(**request_))
     assert granted(container) == expected
 
@@ -78,7 +80,7 @@ def test_its_gpus_are_known_before_it_runs(request_: dict[str, Any], expected: s
         ({"cpus": "0-127"}, ""),  # kubelet's static policy, or another plugin, chose them
     ],
 )
-def test_its_cpuset_is_near_its_gpus(request_: dict[str, Any], cpus: str) -> None:
+def test_a_container_s_cpuset_is_near_its_gpus(request_: dict[str, Any], cpus: str) -> None:
     adjusted = made(**request_)
     assert format_list(adjusted.cpus) == cpus
     told = {name: adjusted.environment.get(name) for name in ("AFFINITYD_CPULIST",)}
@@ -96,20 +98,22 @@ def test_its_cpuset_is_near_its_gpus(request_: dict[str, Any], cpus: str) -> Non
         ({"quota": 1 << 63}, 1),  # -1: no limit
     ],
 )
-def test_it_has_never_fewer_cpus_than_it_asked_for(request_: dict[str, Any], least: int) -> None:
+def test_a_container_gets_at_least_the_cpus_that_it_requested(
+    request_: dict[str, Any], least: int
+) -> None:
     adjusted = made(**request_)
     assert len(adjusted.cpus) >= least
     assert parse_list(NEAR_0) <= adjusted.cpus
 
 
 @pytest.mark.parametrize("devices", [["/dev/nvidia0"], ["/dev/nvidia0", "/dev/nvidia1"]])
-def test_it_stays_if_the_place_of_a_gpu_is_not_known(devices: list[str]) -> None:
+def test_a_container_stays_as_it_is_if_the_node_of_a_gpu_is_unknown(devices: list[str]) -> None:
     gpus = (replace(GPUS[0], numa_node=None), *GPUS[1:])
     adjusted = made(node=replace(NODE, topology=replace(A100, gpus=gpus)), devices=devices)
     assert (adjusted.outcome, adjusted.environment, adjusted.cpus) == ("unknown", {}, frozenset())
 
 
-def test_reserved_cpus_are_not_in_it() -> None:
+def test_a_container_gets_no_reserved_cpus() -> None:
     adjusted = made(node=replace(NODE, reserved=parse_list("48-49")))
     assert format_list(adjusted.cpus) == "50-63,176-191"
 
@@ -149,7 +153,7 @@ def test_the_least_switch_counts(
         ("training", {"affinityd": "nonsense"}, False),
     ],
 )
-def test_the_label_of_a_pod_is_before_the_list_of_namespaces(
+def test_a_pod_s_label_overrides_the_list_of_namespaces(
     namespace: str, labels: dict[str, str], *, expected: bool
 ) -> None:
     pod, _ = messages.created(nri.created(namespace, labels))
@@ -157,7 +161,7 @@ def test_the_label_of_a_pod_is_before_the_list_of_namespaces(
     assert chosen(pod, Rules(frozenset("*"))) is (expected or not labels)
 
 
-def test_what_it_has_set_itself_stays() -> None:
+def test_variables_that_a_container_has_set_stay() -> None:
     adjusted = made(env=["AFFINITYD_LOCALITY=mine", "AFFINITYD_JOB_CPUS="], shares=4096)
     assert not {"AFFINITYD_LOCALITY", "AFFINITYD_JOB_CPUS"} & adjusted.environment.keys()
     assert adjusted.environment["AFFINITYD_NODES"] == "3"
@@ -176,7 +180,7 @@ def test_what_it_has_set_itself_stays() -> None:
         ("training", {"mounts": ["/run/affinityd-too"]}, True),
     ],
 )
-def test_the_sockets_folder_is_mounted_where_it_harms_nothing(
+def test_the_socket_s_folder_is_mounted_only_in_listed_namespaces_and_over_no_mount(
     namespaces: str, request_: dict[str, Any], *, mounted: bool
 ) -> None:
     rules = Rules(frozenset({namespaces}), folder="/srv/affinityd")
@@ -196,7 +200,7 @@ def test_the_sockets_folder_is_mounted_where_it_harms_nothing(
         ("ucx", {"devices": ["/dev/nvidia0", "/dev/nvidia1", "/dev/infiniband/uverbs0"]}, {}),
     ],
 )
-def test_a_rank_alone_in_its_container_is_told_its_nics(
+def test_a_container_with_one_rank_gets_variables_of_its_nics(
     nics: str, request_: dict[str, Any], expected: dict[str, str]
 ) -> None:
     near = machine("dgx-h100")
@@ -216,7 +220,7 @@ def test_a_rank_alone_in_its_container_is_told_its_nics(
         ({"within": "300"}, UnsatisfiableError),
     ],
 )
-def test_what_is_not_of_this_node_is_no_plan(
+def test_a_gpu_of_another_node_is_an_error(
     request_: dict[str, Any], error: type[Exception]
 ) -> None:
     with pytest.raises(error):

@@ -43,6 +43,6 @@ def test_no_frame_is_longer_than_the_buffer_of_a_runtime() -> None:
         FRAME.pack(PLUGIN, 10) + (LARGEST + 1).to_bytes(4, "big") + bytes(6),
     ],
 )
-def test_what_is_too_long_is_not_waited_for(sent: bytes) -> None:
+def test_a_message_that_is_too_long_is_an_error(sent: bytes) -> None:
     with pytest.raises(ValueError, match="too long for NRI"):
         Trunk().received(sent)

@@ -53,7 +53,7 @@ def pod_of(*fields: bytes) -> bytes:
         ((field(15, b"later"), b"\x79" + bytes(8)), {}),
     ],
 )
-def test_what_kubelet_says_of_a_container(
+def test_a_container_is_read_from_kubelet_s_answer(
     fields: tuple[bytes, ...], expected: dict[str, object]
 ) -> None:
     (found,) = _containers(pod_of(*fields))
@@ -62,7 +62,7 @@ def test_what_kubelet_says_of_a_container(
 
 
 @pytest.mark.parametrize("data", [b"\x0a\x05ab", b"\x0a", b"\xff" * 12, b"\x0a\x02\x0a\x09"])
-def test_what_is_cut_off_is_no_list(data: bytes) -> None:
+def test_a_truncated_answer_is_an_error(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"cut off|bits"):
         list(_containers(data))
 
@@ -79,7 +79,7 @@ def test_as_many_pods_as_a_node_has_are_read() -> None:
         wire.field(1, wire.field(3, wire.field(3, b"\x01" * (MOST_FIELDS + 1)))),
     ],
 )
-def test_more_than_a_node_can_have_is_no_list(answer: bytes) -> None:
+def test_more_containers_than_a_node_can_have_are_an_error(answer: bytes) -> None:
     with pytest.raises(ValueError, match=r"^the answer is no list of pods: over [0-9]+ "):
         containers(answer)
 
@@ -135,7 +135,9 @@ def names(named: NamedPods) -> list[str | None]:
     return [None if it.facts.given is None else it.facts.given.pod for it in named.processes]
 
 
-def test_the_last_answer_counts_while_kubelet_does_not_answer(kubelet: Kubelet, path: Path) -> None:
+def test_the_last_answer_is_used_while_kubelet_does_not_answer(
+    kubelet: Kubelet, path: Path
+) -> None:
     pods = KubeletPods(f"{path}", f"{path.parent}")
     kubelet.answer = HANGS
     none = pods.name(NODE, [IN_POD])
@@ -154,7 +156,7 @@ def test_the_last_answer_counts_while_kubelet_does_not_answer(kubelet: Kubelet, 
     assert names(pods.name(NODE, [IN_POD])) == ["train-1"]
 
 
-def test_its_settings_are_those_that_it_has_now(kubelet: Kubelet, path: Path) -> None:
+def test_kubelet_s_settings_are_read_at_each_scan(kubelet: Kubelet, path: Path) -> None:
     pods = KubeletPods(f"{path}", f"{path.parent}")
     for gives, policy in ((True, "static"), (False, "none"), (None, None)):
         kubelet.gives = gives
@@ -167,7 +169,7 @@ def test_its_settings_are_those_that_it_has_now(kubelet: Kubelet, path: Path) ->
     "found",
     [[], [Judge(NODE).judge(process("0-3", gpu=("nvidia", 0)))], [replace(IN_POD, is_daemon=True)]],
 )
-def test_it_is_not_asked_where_no_process_is_in_a_pod(
+def test_kubelet_is_not_asked_if_no_process_is_in_a_pod(
     kubelet: Kubelet, path: Path, found: list[AuditedProcess]
 ) -> None:
     assert KubeletPods(f"{path}").name(NODE, found) == NamedPods(found)
@@ -243,7 +245,9 @@ def test_a_process_is_in_the_container_that_has_its_gpu(
 
 
 @pytest.mark.parametrize(("mig", "expected"), [("MIG-a", "a"), ("MIG-b", "b"), (None, None)])
-def test_mig_instances_of_a_gpu_are_told_apart(mig: str | None, expected: str | None) -> None:
+def test_mig_instances_tell_containers_of_a_gpu_apart(
+    mig: str | None, expected: str | None
+) -> None:
     its = in_pod(0)
     assert its.facts.holding is not None
     holding = replace(its.facts.holding, mig=mig)
@@ -265,7 +269,7 @@ def test_device_files_tell_containers_of_a_shared_gpu_apart(
     ("files", "cpus", "expected"),
     [((), "", "one"), ((0,), "", "one"), ((0, 1), "", None), ((0, 1), "0-255", "one")],
 )
-def test_a_container_with_files_of_other_gpus_is_not_kubelets(
+def test_a_container_with_device_files_of_other_gpus_matches_none_of_kubelet_s(
     files: tuple[int, ...], cpus: str, expected: str | None
 ) -> None:
     """Such as a pod that names GPUs in NVIDIA_VISIBLE_DEVICES; exclusive CPUs say more."""
@@ -289,7 +293,7 @@ def test_a_container_is_of_one_pod_unless_the_other_is_a_known_daemon() -> None:
     assert named(train, daemon, containers=containers) == ["train", None]
 
 
-def test_the_ranks_of_a_job_are_all_gpus_that_kubelet_gave_it() -> None:
+def test_a_matched_process_has_all_gpus_of_its_container() -> None:
     containers = (given("train", "GPU-0", "GPU-1"),)
     (its,) = with_containers(
         Candidate.all_of(containers, NODE), [in_pod(0)], lambda _pid: frozenset()

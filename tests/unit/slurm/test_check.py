@@ -134,7 +134,7 @@ def test_slurmd_s_gpus_are_compared_with_the_printed_lines(case: str) -> None:
     assert found(has, MACHINES[name], gres=gres) == findings
 
 
-def test_errors_of_slurmd_come_first_and_alone_if_it_ended_with_them() -> None:
+def test_errors_of_slurmd_come_first_and_are_all_if_it_failed() -> None:
     error = "error: Invalid GRES data for gpu, Cores=1-9"
     conf = GresConf(node(0))
     for is_complete, number in ((True, 2), (False, 1)):
@@ -169,7 +169,7 @@ def test_slurmctld_s_number_of_cores_is_compared_if_it_tells_it() -> None:
     assert list(counts(conf, shown("gpu:a100:2", cores=0))) == []
 
 
-def test_types_that_alternate_on_the_bus_can_be_in_no_order_and_are_not_a_finding() -> None:
+def test_the_order_of_types_that_alternate_on_the_bus_is_no_finding() -> None:
     four = node(0, 0, 3, 3, models=(A100, V100, A100, V100))
     gres = NodeGres("s", "gpu:a100:2,gpu:v100:2")
     lines = [line for line in GresConf(four, gres=gres).lines() if line[0] != "#"]
@@ -183,7 +183,7 @@ def test_gpus_whose_device_files_are_not_known_are_not_compared() -> None:
 
 
 @given(machines() | linked_machines(), st.sampled_from(SCOPES), st.sampled_from([None, "gpu07"]))
-def test_what_gres_conf_prints_differs_in_nothing(
+def test_printed_lines_have_no_differences(
     topology: Topology, scope: str, name: str | None
 ) -> None:
     text = "\n".join(GresConf(topology, scope).lines(name))
@@ -226,7 +226,7 @@ def test_a_job_has_cpus_near_each_of_its_gpus(gpus: str, cpu_ids: str, findings:
     ]
 
 
-def test_slurm_s_numbers_follow_its_own_order() -> None:
+def test_slurm_s_gpu_numbers_follow_slurmd_s_order() -> None:
     topology = node(0, 3)
     assert [gpu.index for gpu in in_slurms_numbers(topology).values()] == [0, 1]
     reverse = in_slurms_numbers(topology, slurmd(f"{ONE}\n{ZERO}"))

@@ -38,7 +38,7 @@ def test_the_gpus_of_each_release_are_read(text: str) -> None:
     assert gres.types == {"/dev/nvidia0": "a100", "/dev/nvidia1": "a100"}
 
 
-def test_a_line_may_be_of_several_gpus_or_of_an_instance_and_its_files() -> None:
+def test_a_line_may_have_several_gpus_or_a_mig_instance_with_several_files() -> None:
     text = """\
 slurmd: Gres Name=gpu Type=(null) Count=2 Index=0 ID=7696487 File=/dev/nvidia[0-1] Cores=0-3 \
 CoreCnt=8 (null)
@@ -81,9 +81,7 @@ OTHERS = f"""\
     ],
     ids=["no key", "no word", "an extra line", "what is not about GPUs"],
 )
-def test_errors_of_slurmd_are_kept_once_if_they_are_about_gpus(
-    text: str, messages: tuple[str, ...]
-) -> None:
+def test_errors_about_gpus_are_kept_once(text: str, messages: tuple[str, ...]) -> None:
     assert parse(text, is_complete=FATAL not in text and bool(text)).messages == messages
 
 
@@ -135,7 +133,7 @@ def test_a_node_is_read_as_slurmctld_shows_it(
     assert str(node).endswith("+INVALID_REG Reason=gres/gpu:a100 count too low (0 < 2)")
 
 
-def test_a_command_that_cannot_be_run_is_one_line_that_names_it(
+def test_a_command_that_fails_is_an_error_of_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurm = recorded_slurm(tmp_path, monkeypatch)

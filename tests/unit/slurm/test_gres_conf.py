@@ -107,7 +107,7 @@ FIRST = dgx_1v().gpus[0]
         with_nvlinks(made({0: "0-7"}), "X"),
     ],
 )
-def test_no_links_are_written_where_they_would_be_wrong_or_of_no_use(node: Topology) -> None:
+def test_links_are_left_out_where_they_are_unknown_or_lead_to_no_gpu(node: Topology) -> None:
     assert not any("Links=" in line for line in GresConf(node).lines())
 
 
@@ -161,7 +161,7 @@ def test_the_cores_of_a_gpu(node: Topology, scope: str, cores: list[str | None])
     assert cores_of(node, scope) == cores
 
 
-def test_nodes_are_explained_only_where_they_are_no_packages() -> None:
+def test_settings_are_printed_only_where_nodes_are_not_packages() -> None:
     a100 = machine("dgx-a100")
     h100 = GresConf(with_minors(machine("dgx-h100"), range(8)))
     for conf in h100, GresConf(a100, scope="socket"):
@@ -169,7 +169,7 @@ def test_nodes_are_explained_only_where_they_are_no_packages() -> None:
         assert not any("slurm.conf" in line for line in conf.lines())
 
 
-def test_nodes_of_unlike_size_are_no_sockets_of_one_number() -> None:
+def test_nodes_of_different_sizes_have_no_counts_in_the_settings() -> None:
     node = made({0: "0-3", 1: "4-5"}, gpus=[0, 1])
     assert GresConf(node).settings == "SlurmdParameters=numa_node_as_socket"
 
@@ -195,7 +195,7 @@ def test_of_a_vendor_whose_device_files_are_unknown_nothing_is_guessed() -> None
 ARE_CUDA_S = "Slurm's gpu numbers are CUDA's: keep it."
 
 
-def test_two_vendors_are_not_said_to_be_numbered_as_one() -> None:
+def test_two_vendors_have_no_comment_on_their_order() -> None:
     assert not any("keep it" in line for line in GresConf(machine("two-vendors")).lines())
 
 
@@ -207,9 +207,7 @@ def test_two_vendors_are_not_said_to_be_numbered_as_one() -> None:
         ("a100 a100 a100", f"In this order {ARE_CUDA_S}"),
     ],
 )
-def test_several_types_are_numbered_as_cuda_does_only_in_its_order(
-    kinds: str, comment: str
-) -> None:
+def test_the_comment_on_the_order_of_several_types(kinds: str, comment: str) -> None:
     gpus = with_minors(made({0: "0-7"}, gpus=[0, 0, 0]), range(3))
     assert GresConf(gpus, named=tuple(kinds.split())).lines()[0] == f"# {comment}"
 
@@ -267,7 +265,7 @@ def test_whole_gpus_are_not_given_the_types_of_their_mig_instances() -> None:
     assert set(gpu_types(sliced, whole, {}).of.values()) == {"a100"}
 
 
-def test_gres_is_read_in_its_order() -> None:
+def test_the_counts_of_gres_keep_its_order() -> None:
     for gres, counts in (
         ("gpu:a100:2,gpu:v100,gpu:a100:1", [("a100", 3), ("v100", 1)]),
         ("nic:2,gpu:1g.10gb:4(S:0-1)", [("1g.10gb", 4)]),
