@@ -15,7 +15,7 @@ import pytest
 from tests.e2e.slurm.node import HOME, LOOK, Node, Task, node, read_tasks
 from tests.e2e.slurm.release import HOST
 from tests.e2e.slurm.rig import Setup
-from tests.support.tiny import BOTH, FAR, NEAR
+from tests.support.tiny import BOTH
 
 PLUGINS = ("task/none", "task/affinity", "task/cgroup", "task/affinity,task/cgroup")
 #: By id: a plugin, and whether jobs can open their own GPUs' files alone.
@@ -111,28 +111,22 @@ def test_two_tasks_beside_one_near_cpu_keep_the_two_that_the_job_asked_for(
 ) -> None:
     made, setup = row
     words = words_for(setup, TOGETHER[style])
-    shared, apart = (placed(made, words, mode) for mode in ("node", "exclusive"))
-    assert [task.cpus for task in shared] == [BOTH] * 2
-    assert sorted(task.cpus for task in apart) == [NEAR, FAR]
-    assert {task.variables["LOCALITY"] for task in shared} == {"mixed"}
-    assert all("widened" in task.variables["WARNINGS"] for task in shared)
-    near, far = sorted(task.variables["LOCALITY"] for task in apart)
-    assert (near, far) in {("local", "mixed"), ("local", "remote")}  # given, or kept
+    shared, unique = (placed(made, words, mode) for mode in ("node", "exclusive"))
+    assert [task.cpus for task in (*shared, *unique)] == [BOTH] * 4
+    assert {task.variables["LOCALITY"] for task in (*shared, *unique)} == {"mixed"}
+    assert all("widened" in task.variables["WARNINGS"] for task in (*shared, *unique))
+    assert all("not_unique" in task.variables["WARNINGS"] for task in unique)
 
 
 def test_tasks_on_one_of_the_job_s_gpus_leave_what_is_near_the_other_one(
     row: tuple[Node, Setup],
 ) -> None:
+    """Neither knows that the other one has its GPU."""
     made, setup = row
-    words = words_for(setup, ONTO_ONE)
-    assert [task.cpus for task in placed(made, words, "node")] == [GPU[3]] * 2
-    unique = placed(made, words, "exclusive")
-    as_slurm_has_it = made.tasks(*words, env={"AFFINITYD": "off"})
-    assert [task.cpus for task in unique] == [task.cpus for task in as_slurm_has_it]
-    for task in unique:  # one has the near CPU for its slice
-        where = "local" if task.cpus == GPU[3] else "remote"
-        refused = "physical cores, fewer than 1" in (task.unpinned or "")
-        assert refused if setup.task_plugin == "task/none" else task.variables["LOCALITY"] == where
+    for mode in "node", "exclusive":
+        tasks = placed(made, words_for(setup, ONTO_ONE), mode)
+        assert [task.cpus for task in tasks] == [GPU[3]] * 2
+        assert {task.variables["LOCALITY"] for task in tasks} == {"local"}
 
 
 @pytest.mark.parametrize(
