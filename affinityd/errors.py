@@ -2,10 +2,8 @@
 
 AffinityError
 ├── InvalidRequestError   the request is malformed                       422, exit 2
-│   ├── UnknownParameterError    of another release, or misspelled      422, exit 2
-│   └── NoSuchRankError   a rank that the request does not have          422, exit 2
+│   └── UnknownParameterError    of another release, or misspelled      422, exit 2
 ├── NoSuchGpuError        no such GPU, or none visible                   404, exit 1
-│   └── JobGpuError       a job's GPU that is not here, or not the job's 404, exit 1
 ├── UnsatisfiableError    understood, but this machine cannot give it    409, exit 1
 ├── NotReadyError         no topology yet                                503, exit 1
 │   ├── BusyError         too little left of something to answer        503
@@ -55,19 +53,11 @@ class UnknownParameterError(InvalidRequestError):
     title = "Unknown parameter"
 
 
-class NoSuchRankError(InvalidRequestError):
-    """The request has no such rank."""
-
-
 class NoSuchGpuError(AffinityError):
     """A named GPU does not exist here, or the caller may not see it."""
 
     status = 404
     title = "No such GPU"
-
-
-class JobGpuError(NoSuchGpuError):
-    """A job's GPU does not exist here, or the caller's GPU is not the job's."""
 
 
 class UnsatisfiableError(AffinityError):

@@ -116,9 +116,6 @@ asked=7
 [ ! -S "$socket" ] || ask "$socket" 0.7 "$passed"
 [ "$asked" != 7 ] || [ -z "$file" ] || ask "$file" 0.6 "$passed"
 understand || leave "${reason:-no plan from $socket}"
-case ${SLURM_GTIDS-},,$job_gpus,$warnings, in
-*,*,,,*share_unavailable,*) leave 'no note of the job, and fewer cores than GPUs' ;;
-esac
 [ "$switch" != off ] || leave "AFFINITYD=off, from the daemon at $socket"
 apply "$SLURM_TASK_PID"
 [ -z "$job_shared" ] || warnings=${warnings:+$warnings,}shared_gpu

@@ -20,7 +20,7 @@ from affinityd.discovery import discover, open_tree, snapshot_nvml
 from affinityd.errors import REFUSALS, AffinityError
 from affinityd.request import formats
 from affinityd.request.query import parse_query
-from affinityd.request.resolve import Caller, Reply, first_answer
+from affinityd.request.resolve import Caller, Reply, answer
 from affinityd.text import one_line, quote
 from affinityd.topology.model import Node, Topology
 
@@ -76,10 +76,10 @@ def published_node(published: str) -> Node:
 def answer_query(published: Path, pairs: Iterable[tuple[str, str]]) -> str:
     """Return a daemon's answer to the query of a plan, a refusal too, from its node.json."""
     try:
-        requests = parse_query(pairs)
+        request = parse_query(pairs)
         node = published_node(str(published))
-        reply = first_answer(node, requests)
-        return formats.render(reply, requests[0].format or "json")
+        reply = answer(node, request)
+        return formats.render(reply, request.format or "json")
     except REFUSALS as error:
         return f"{error.title}: {error}\n"
     except (AffinityError, OSError, ValueError) as error:
@@ -102,7 +102,7 @@ def plan_text(query: Pairs, sockets: Sequence[str], trouble: str | None) -> str:
 
 def plan_on_node(node: Node, query: Pairs, caller: Caller | None = None) -> Reply:
     """Return a daemon's answer to a query. Raises AffinityError."""
-    return first_answer(node, parse_query(query), caller)
+    return answer(node, parse_query(query), caller)
 
 
 def _replayed(chosen: Settings) -> str | None:

@@ -56,6 +56,7 @@ class Request:
     nvidia_visible: str | None = None  #: NVIDIA_VISIBLE_DEVICES, of NVIDIA's container runtime
     task_cpus: TaskCpus | None = None  #: None: unknown
     slurm: SlurmTask | None = None  #: None: it is none, or its GPUs were named
+    is_of_process: bool = False  #: `job` may be another one's, and a rank beyond its GPUs
 
 
 class Parameter(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -49,11 +49,10 @@ VARIABLE = Parameter(
 )
 
 
-def parse_query(pairs: Iterable[tuple[str, str]]) -> tuple[Request, ...]:
-    """Read (name, value) pairs: the request, or several, each for where the one before is retried.
+def parse_query(pairs: Iterable[tuple[str, str]]) -> Request:
+    """Read (name, value) pairs, of which several may be variables; stated parameters override them.
 
-    Stated parameters override variables. Raises InvalidRequestError, which names the first that is
-    wrong.
+    Raises InvalidRequestError, which names the first that is wrong.
     """
     query = list(pairs)
     environ = _environment(text for name, text in query if name == ENV)
@@ -65,7 +64,7 @@ def parse_query(pairs: Iterable[tuple[str, str]]) -> tuple[Request, ...]:
         if environ.get(variable) and name not in names
     ]
     request = parse_request([*stated, *chosen])
-    return tuple(_requests(request, environ, names)) if environ else (request,)
+    return _of_process(request, environ, names) if environ else request
 
 
 def _environment(assignments: Iterable[str]) -> dict[str, str]:
@@ -87,29 +86,20 @@ def _environment(assignments: Iterable[str]) -> dict[str, str]:
     return environ
 
 
-def _requests(request: Request, environ: Environment, stated: Collection[str]) -> Iterator[Request]:
-    """Yield a request, completed by a process's variables, and what to try if that is refused."""
+def _of_process(request: Request, environ: Environment, stated: Collection[str]) -> Request:
+    """Return the request of a process: with what its variables say, and what was stated."""
     request, rank = _completed(request, environ), local_rank(environ)
     if request.rank is not None and len(request.rank) == 1:
         rank = Rank(request.rank[0], rank.size if rank else None, CHOSEN_RANK)
-    is_alone = rank is None or _is_alone(rank)
-    if rank and not {"gpus", "rank"} & set(stated):
-        if rank.size and rank.variable == SLURM_TASK:
-            yield _of_slurm_task(request, rank, rank.size, environ)
-            return
-        if not is_alone and _has_own_gpus(request, environ):
-            yield from _kept_apart(request, rank, environ)
-            return
-    if request.job is not None:
-        yield _granted_job(request, environ)
-        request = replace(request, job=None)
-    if rank is None or is_alone:
-        yield request
-        return
-    number, size = request.rank or (rank.number,), request.ranks or rank.size
-    yield replace(request, rank=number, ranks=size)
-    if size is None:  # as many as GPUs; a rank beyond those shares one with another
-        yield replace(request, rank=number, ranks=rank.number + 1)
+    request, is_named = replace(request, is_of_process=True), {"gpus", "rank"} & set(stated)
+    if rank and rank.size and rank.variable == SLURM_TASK and not is_named:
+        return _of_slurm_task(request, rank, rank.size, environ)
+    if rank is None or _is_alone(rank):
+        return _granted_job(request, environ)
+    if not is_named and _has_own_gpus(request, environ):
+        return _kept_apart(request, rank, environ)
+    ranks = request.ranks or rank.size  # None: as many as GPUs
+    return replace(request, job=None, rank=request.rank or (rank.number,), ranks=ranks)
 
 
 def _completed(request: Request, environ: Environment) -> Request:
@@ -162,8 +152,8 @@ def _granted_job(request: Request, environ: Environment) -> Request:
     return replace(request, granted=",".join(request.job))
 
 
-def _kept_apart(request: Request, rank: Rank, environ: Environment) -> Iterator[Request]:
-    """Yield the ways to keep a rank with a GPU of its own from its siblings' cores.
+def _kept_apart(request: Request, rank: Rank, environ: Environment) -> Request:
+    """Return the request of a rank with a GPU of its own, apart from its siblings' cores.
 
     By the job's GPUs, if known; else by each GPU's own block of cores. With more ranks than GPUs,
     scripts deal the GPUs out in turn.
@@ -172,16 +162,12 @@ def _kept_apart(request: Request, rank: Rank, environ: Environment) -> Iterator[
     job = request.job or (tuple(noted.split(",")) if noted else None)
     gpus = (len(job) if job else number(environ.get("SLURM_GPUS_ON_NODE"))) or rank.size or 1
     sharing = -(-(rank.size or 1) // gpus)
-    by_block = request.options
-    if by_block.share == "auto":
-        by_block = replace(by_block, share="node")
-    alone = replace(request, job=None, options=by_block)
     if sharing > 1:
-        yield replace(alone, ranks=sharing, rank=(rank.number // gpus,))
-        return
-    if job:
-        yield replace(request, job=job)
-    yield alone
+        job = None
+        request = replace(request, ranks=sharing, rank=(rank.number // gpus,))
+    if job is None and request.options.share == "auto":
+        request = replace(request, options=replace(request.options, share="node"))
+    return replace(request, job=job)
 
 
 def _has_own_gpus(request: Request, environ: Environment) -> bool:

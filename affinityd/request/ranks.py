@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from affinityd.cpuset import CpuSet, several
-from affinityd.errors import InvalidRequestError, JobGpuError, NoSuchGpuError, NoSuchRankError
+from affinityd.errors import InvalidRequestError, NoSuchGpuError
 from affinityd.planner import Options, Plan
 from affinityd.planner.domains import usable
 from affinityd.planner.modes import MODES
@@ -56,16 +56,16 @@ def ranks_of(topology: Topology, request: Request) -> Ranks:
 
     They are its `gpus`, dealt again from the first if there are more `ranks` than GPUs. Or,
     for a task of a job: the job's GPUs, each as often as tasks share one. Raises
-    NoSuchRankError for a rank that is not there, NoSuchGpuError for a device that is not here,
-    JobGpuError for one that is not the job's.
+    InvalidRequestError for a rank that is not there, NoSuchGpuError for a device that is not here,
+    or not the job's.
     """
     seen = visible_devices(topology, request)
     own = named(seen, request.gpus)
     ambiguous = is_ambiguous(seen, request.gpus)
     mode = MODES[request.options.mode]
-    if request.job is None or (request.ranks is not None and mode.by_rank):
+    job = () if request.ranks is not None and mode.by_rank else job_entries(topology, request, own)
+    if not job:
         return _by_number(request, own, ambiguous=ambiguous)
-    job = job_entries(topology, request.job)
     ambiguous = ambiguous or is_ambiguous(all_devices(topology), request.job)
     sharing, slot, mine = 1, 0, own
     if request.ranks is not None:  # all tasks see the same, and take turns
@@ -76,7 +76,7 @@ def ranks_of(topology: Topology, request: Request) -> Ranks:
     slot = 0 if mode.shares else slot
     return Ranks(
         entries=checked(tuple(entry for entry in job for _ in range(copies))),
-        asked=frozenset(place * copies + slot for entry in mine for place in place_of(entry, job)),
+        asked=frozenset(place * copies + slot for entry in mine for place in places_of(entry, job)),
         ambiguous=ambiguous,
         gpus_per_task=len(mine),
         tasks_per_gpu=sharing // copies,
@@ -85,12 +85,14 @@ def ranks_of(topology: Topology, request: Request) -> Ranks:
 
 def _by_number(request: Request, own: tuple[Entry, ...], *, ambiguous: bool) -> Ranks:
     """Return the ranks of a request that are not told apart by their GPUs."""
-    ranks = tuple(own[rank % len(own)] for rank in range(request.ranks or len(own)))
+    count = request.ranks or len(own)
+    if request.is_of_process and request.ranks is None and request.rank:
+        count = max(count, 1 + request.rank[-1])
     has_number = request.task_cpus is not None and request.task_cpus.cpus is not None
     is_one = request.ranks is not None or (request.rank is not None and has_number)
     return Ranks(
-        checked(ranks),
-        asked_ranks(request.rank, len(ranks)),
+        checked(tuple(own[rank % len(own)] for rank in range(count))),
+        asked_ranks(request.rank, count),
         ambiguous,
         gpus_per_task=1 if is_one else len(own),
     )
@@ -110,12 +112,23 @@ def named(seen: VisibleDevices, names: tuple[str, ...] | None) -> tuple[Entry, .
     return tuple((name, device[name]) for name in names)
 
 
-def job_entries(topology: Topology, names: tuple[str, ...]) -> tuple[Entry, ...]:
-    """Return a job's GPUs, by the node's numbering. Raises JobGpuError."""
+def job_entries(topology: Topology, request: Request, own: Sequence[Entry]) -> tuple[Entry, ...]:
+    """Return the GPUs of a request's job, by the node's numbering; (): it names none.
+
+    (), too, if a process's variables name others than its own, or such as are not here. Raises
+    InvalidRequestError or NoSuchGpuError if a caller does.
+    """
+    if request.job is None:
+        return ()
     try:
-        return named(all_devices(topology), names)
+        job = named(all_devices(topology), request.job)
+        for entry in own:
+            places_of(entry, job)
     except (InvalidRequestError, NoSuchGpuError) as error:
-        raise JobGpuError(f"job: {error}") from None
+        if request.is_of_process:
+            return ()
+        raise type(error)(f"job: {error}") from None
+    return job
 
 
 def checked(ranks: tuple[Entry, ...]) -> tuple[Entry, ...]:
@@ -126,27 +139,25 @@ def checked(ranks: tuple[Entry, ...]) -> tuple[Entry, ...]:
 
 
 def asked_ranks(asked: Sequence[int] | None, count: int) -> frozenset[int]:
-    """Return the requested ones of so many ranks; None: all. Raises NoSuchRankError."""
-    if asked is None:
-        return frozenset(range(count))
-    beyond = [rank for rank in asked if rank >= count]
-    if beyond:
-        raise NoSuchRankError(
+    """Return the requested ones of so many ranks; None: all. Raises InvalidRequestError."""
+    ranks = range(count) if asked is None else asked
+    if beyond := [rank for rank in ranks if rank >= count]:
+        raise InvalidRequestError(
             f"rank: there is no rank {beyond[0]}; the request has {several('rank', range(count))}"
         )
-    return frozenset(asked)
+    return frozenset(ranks)
 
 
-def place_of(own: Entry, job: Sequence[Entry]) -> list[int]:
-    """Return where a device is in a job's list: itself, else its GPU. Raises JobGpuError."""
-    name, device = own
-    itself = [place for place, (_, theirs) in enumerate(job) if theirs == device]
-    gpus = (place for place, (_, theirs) in enumerate(job) if theirs.gpu.key == device.gpu.key)
-    places = itself or list(gpus)
+def places_of(entry: Entry, job: Sequence[Entry]) -> list[int]:
+    """Return where a device is in a job's list: itself, else its GPU. Raises NoSuchGpuError."""
+    name, device = entry
+    places = [place for place, (_, other) in enumerate(job) if other == device]
+    gpus = (place for place, (_, other) in enumerate(job) if other.gpu.key == device.gpu.key)
+    places = places or list(gpus)
     if not places:
-        raise JobGpuError(
-            f"job: the caller's GPU {name} ({device.gpu.pci_bus_id}) is not among the job's: "
-            + ", ".join(f"{name} ({theirs.gpu.pci_bus_id})" for name, theirs in job)
+        raise NoSuchGpuError(
+            f"the caller's GPU {name} ({device.gpu.pci_bus_id}) is not among the job's: "
+            + ", ".join(f"{name} ({other.gpu.pci_bus_id})" for name, other in job)
         )
     return places
 

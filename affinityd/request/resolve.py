@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 from affinityd.config import OBSERVE, ON, least_switch
 from affinityd.cpuset import CpuSet, format_list
-from affinityd.errors import (
-    AffinityError,
-    JobGpuError,
-    NoSuchGpuError,
-    NoSuchRankError,
-    UnsatisfiableError,
-)
+from affinityd.errors import UnsatisfiableError
 from affinityd.planner import LOCALITIES, Demand, Plan, PlanWarning, RankPlan
 from affinityd.planner.planner import plan
 from affinityd.request.parameters import Request
@@ -81,20 +75,6 @@ class Reply:
     def locality(self) -> str:
         """The worst of any rank."""
         return max((rank.locality for rank in self.ranks), key=LOCALITIES.index)
-
-
-def first_answer(node: Node, requests: Iterable[Request], caller: Caller | None = None) -> Reply:
-    """Return the reply to the first request, or to the next one if that may know better.
-
-    Raises AffinityError.
-    """
-    refusal: AffinityError = NoSuchGpuError("nothing was asked for")
-    for request in requests:
-        try:
-            return answer(node, request, caller)
-        except (NoSuchRankError, JobGpuError) as error:  # noqa: PERF203 - three at most
-            refusal = error
-    raise refusal
 
 
 def answer(node: Node, request: Request, caller: Caller | None = None) -> Reply:

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from affinityd.cpuset import CpuSet
-from affinityd.errors import JobGpuError, UnsatisfiableError
+from affinityd.errors import UnsatisfiableError
 from affinityd.planner import Demand, Options, Plan, PlanWarning
 from affinityd.planner.domains import home_nodes, usable
 from affinityd.planner.modes import MODES
@@ -27,7 +27,7 @@ from affinityd.request.ranks import (
     gpus_of,
     job_entries,
     named,
-    place_of,
+    places_of,
 )
 from affinityd.topology.model import Node
 
@@ -84,15 +84,11 @@ def _task_gpus(node: Node, request: Request, task: SlurmTask, seen: VisibleDevic
         size, more = divmod(len(visible), task.tasks)
         first = task.number * size + min(task.number, more)
         own = visible[first : first + size + (task.number < more)]
-    names = request.job
     everything = all_devices(node.topology).by_index
-    if names is None and task.step_gpus == len(everything):
-        names = tuple(map(str, everything))  # a step with all GPUs needs no note
-    try:
-        job = () if names is None else job_entries(node.topology, names)
-        places = tuple(place_of(entry, job)[0] for entry in own) if job else ()
-    except JobGpuError:  # a note of another node, or of GPUs that are lost since then
-        job, places = (), ()
+    if request.job is None and task.step_gpus == len(everything):  # needs no note
+        request = replace(request, job=tuple(map(str, everything)))
+    job = job_entries(node.topology, request, visible)
+    places = tuple(places_of(entry, job)[0] for entry in own) if job else ()
     return TaskGpus(visible, own, job, places, is_bound)
 
 
@@ -125,7 +121,7 @@ def _beside_neighbors(
     if options.cpus is not None:
         asked = _at_least_its_slice(task, options.cpus, allowed)
         together = {home: asked * _tasks_at(home, homes, task, gpus) for home in homes}
-    own = tuple(homes[place_of(entry, divided)[0]] for entry in gpus.own)
+    own = tuple(homes[places_of(entry, divided)[0]] for entry in gpus.own)
     return plan(node.topology, replace(demand, together=together, homes=own))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from affinityd.cpuset import format_list, parse_list
 from affinityd.errors import AffinityError
 from affinityd.request.query import parse_query
-from affinityd.request.resolve import Caller, Reply, first_answer
+from affinityd.request.resolve import Caller, Reply, answer
 from affinityd.topology.model import Node, Topology
 from tests.support.tables import words
 
@@ -24,7 +24,7 @@ def ask(
     variables. The mode is one that divides the cores, unless one is named.
     """
     query = {"mode": "unique_contiguous", **parameters}.items()
-    return first_answer(
+    return answer(
         Node(topology, parse_list(reserved)),
         parse_query(
             ("env", f"{name}={it}") if name.isupper() else (name, it) for name, it in query

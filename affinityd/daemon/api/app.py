@@ -26,7 +26,7 @@ from affinityd.request.devices import names_unknown_mig
 from affinityd.request.environment import ENV
 from affinityd.request.parameters import PARAMETERS
 from affinityd.request.query import VARIABLE, parse_query
-from affinityd.request.resolve import first_answer
+from affinityd.request.resolve import answer
 from affinityd.topology.document import TopologyAnswer, to_document
 
 _PARAMETERS = [
@@ -176,11 +176,11 @@ def _add_picture(
         await watcher.refresh()
         marks = Marks(service.node.reserved)
         if query := request.scope["query_string"]:
-            requests = parse_query(pairs_of(query))
-            if requests[0].format is not None:
+            asked = parse_query(pairs_of(query))
+            if asked.format is not None:
                 raise InvalidRequestError("format: this is always SVG; leave it out")
             await _bring_up_to_date(service, watcher, query)
-            reply = first_answer(service.node, requests, callers.of_request(request.scope))
+            reply = answer(service.node, asked, callers.of_request(request.scope))
             marks = marks_of(reply, service.node.reserved)
         svg = draw(service.node.topology, marks)
         return Response(svg, media_type=SVG, headers=PICTURE_HEADERS)

@@ -12,7 +12,7 @@ from affinityd.errors import AffinityError, InvalidRequestError, NotReadyError
 from affinityd.request.formats import render
 from affinityd.request.query import parse_query
 from affinityd.request.ranks import asked_ranks
-from affinityd.request.resolve import Caller, Reply, first_answer
+from affinityd.request.resolve import Caller, Reply, answer
 from affinityd.text import quote
 from affinityd.topology.model import Node, Topology
 from affinityd.topology.nearness import UNKNOWN, placement, vicinity
@@ -40,7 +40,7 @@ class PlanService:
     def __init__(self, node: Node | None = None) -> None:
         self.known = node  #: as it is known now; None before the first reading
         self.has_read = asyncio.Event()
-        self._reply = lru_cache(MOST_REPLIES)(first_answer)
+        self._reply = lru_cache(MOST_REPLIES)(answer)
 
     @property
     def node(self) -> Node:
@@ -62,15 +62,15 @@ class PlanService:
 
         `caller` is None where it is not known. Raises AffinityError; its kind is the reason.
         """
-        node, requests = self.node, parse_query(pairs_of(query))
-        first, *_ = requests
-        form = first.format or ("cpulist" if is_text else "json")
-        is_of_job = first.rank is not None and first.job is None and first.task_cpus is None
-        if is_of_job and len(requests) == 1:  # the other ranks' replies differ in nothing else
-            reply = self._reply(node, (replace(first, rank=None),), caller)
-            reply = replace(reply, asked_ranks=asked_ranks(first.rank, len(reply.entries)))
+        node, request = self.node, parse_query(pairs_of(query))
+        form = request.format or ("cpulist" if is_text else "json")
+        is_of_job = request.rank is not None and request.job is None and request.task_cpus is None
+        if is_of_job and not (request.is_of_process and request.ranks is None):
+            # The other ranks' replies differ in nothing else.
+            reply = self._reply(node, replace(request, rank=None), caller)
+            reply = replace(reply, asked_ranks=asked_ranks(request.rank, len(reply.entries)))
         else:
-            reply = self._reply(node, requests, caller)
+            reply = self._reply(node, request, caller)
         return Answer(
             body=render(reply, form).encode(),
             media_type=MEDIA_TYPES.get(form, "text/plain; charset=utf-8"),
@@ -105,7 +105,7 @@ def pairs_of(query: bytes) -> list[tuple[str, str]]:
 def mode_of(query: bytes) -> str:
     """Return the mode that a query string names, or the default; empty: it cannot be read."""
     try:
-        return parse_query(pairs_of(query))[0].options.mode
+        return parse_query(pairs_of(query)).options.mode
     except AffinityError:
         return ""
 

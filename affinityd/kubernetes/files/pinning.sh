@@ -123,6 +123,7 @@ END
 }
 apply() { # PID: mask, which it then has
     [ "$switch" = on ] || leave "observe: would run on CPUs $cpulist ($locality)"
+    [ "$locality" != unknown ] || leave 'the machine does not say where its GPU is'
     pin "$cpulist" "$1" >/dev/null || leave "CPUs $cpulist were refused"
     read_mask "$1" || leave "CPUs $cpulist could not be read back"
 }

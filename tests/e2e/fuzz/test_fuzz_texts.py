@@ -24,7 +24,7 @@ from affinityd.request.devices import all_devices, read_visible
 from affinityd.request.environment import OF_TASK, local_rank
 from affinityd.request.parameters import PARAMETERS, parse_request
 from affinityd.request.query import parse_query
-from affinityd.request.resolve import first_answer
+from affinityd.request.resolve import answer
 from affinityd.slurm.commands import node_lines
 from affinityd.slurm.commands import parse as parse_slurmd
 from affinityd.topology.model import Node
@@ -53,7 +53,7 @@ def a_task_of_slurm(text: str) -> object:
     environ = dict.fromkeys((name for name in OF_TASK if name.startswith("SLURM")), text[:300])
     environ |= {"SLURM_LOCALID": "1", "SLURM_GTIDS": "0,1", "SLURM_STEP_ID": "0"}
     query = [("env", f"{name}={value}") for name, value in environ.items()]
-    return first_answer(Node(DGX), parse_query(query))
+    return answer(Node(DGX), parse_query(query))
 
 
 def a_launchers_environment(text: str) -> object:

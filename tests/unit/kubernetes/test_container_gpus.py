@@ -10,7 +10,7 @@ import pytest
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.errors import NoSuchGpuError
 from affinityd.request.query import parse_query
-from affinityd.request.resolve import first_answer
+from affinityd.request.resolve import answer
 from affinityd.topology.model import Node, Topology
 from tests.support.asking import ask
 from tests.support.machines.facts import machine
@@ -62,9 +62,9 @@ def meant(topology: Topology, granted: str, listed: str = "", **said: str) -> Cp
     said |= {"NVIDIA_VISIBLE_DEVICES": listed} if listed else {}
     said = {"AFFINITYD_MODE": "unique_contiguous", **said}
     variables = [("env", f"{name}={text}") for name, text in said.items()]
-    requests = parse_query([*stated.items(), *variables])
+    request = parse_query([*stated.items(), *variables])
     try:
-        return first_answer(Node(topology), requests).cpus
+        return answer(Node(topology), request).cpus
     except NoSuchGpuError:
         return None
 

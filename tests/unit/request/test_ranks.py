@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from affinityd import machines
-from affinityd.errors import AffinityError, InvalidRequestError, JobGpuError, NoSuchGpuError
+from affinityd.errors import AffinityError, InvalidRequestError, NoSuchGpuError
 from affinityd.topology.model import MigInstance
 from tests.support.asking import ask, lists
 from tests.support.tables import words
@@ -58,8 +58,8 @@ NOT_THE_JOB_S = "job: the caller's GPU 0 (0000:47:00.0) is not among the job's: 
         ("job=0 rank=0", InvalidRequestError, "job needs ranks and rank"),
         ("job=0 ranks=1", InvalidRequestError, "job needs one rank, of 1: which of them asks"),
         ("job=0 ranks=2 rank=0-1", InvalidRequestError, "job needs one rank"),
-        ("job=0 ranks=2 rank=2", InvalidRequestError, "rank: there is no rank 2"),
-        ("job=foo", JobGpuError, "job: gpus: 'foo' is not an index"),
+        ("job=0 gpus=0 ranks=2 rank=2", InvalidRequestError, "rank: there is no rank 2"),
+        ("job=foo", InvalidRequestError, "job: gpus: 'foo' is not an index"),
         ("whose=node cpuset=0", InvalidRequestError, "whose=node plans on the whole node, cpuset"),
         ("job=8", NoSuchGpuError, "job: no GPU 8"),
         ("job=0,1 visible=2", NoSuchGpuError, NOT_THE_JOB_S),
