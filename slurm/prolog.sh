@@ -11,9 +11,6 @@ export PATH
 run=/run/affinityd
 notes=$run/jobs
 settings=/etc/affinityd.conf
-# Minutes, after which a note counts no more of whose job nothing runs here.
-with_our_gpus=10 # it may not have started its tasks yet
-with_others=1440
 
 say() {
     printf 'affinityd: %s\n' "$1" >&2
@@ -35,18 +32,17 @@ for file in /dev/nvidiactl /dev/nvidia0 /dev/kfd /dev/davinci_manager /dev/dri/r
 done
 [ -n "$found" ] || exit 0 # sh has not parsed the rest yet
 
-gpus_of() { sed -n 's/^gpus=//p' "$1"; }
-has_one_of() { # GPUS GPUS
-    for gpu in $(printf %s "$1" | tr , ' '); do
-        case ,$2, in *,"$gpu",*) return 0 ;; esac
+has_one_of_ours() { # NOTE
+    for gpu in $(sed -n 's/^gpus=//p' "$1" | tr , ' '); do
+        case ,$gpus, in *,"$gpu",*) return 0 ;; esac
     done
     return 1
 }
-runs_here() { # JOB: has processes that Slurm started on this node
+is_over() { # NOTE: nothing runs here of its job, which had ten minutes to start its tasks
+    [ -n "$(find "$1" -mmin +10 2>/dev/null)" ] || return 1
     # Slurm 22.05 prints a title where nothing runs, newer ones only that, on stderr.
-    [ -n "${running+known}" ] || running=$(timeout 2 scontrol listpids 2>&1 |
-        awk '/^(PID|[0-9]|No job steps exist)/ { print $2 }')
-    [ -z "$running" ] || printf '%s\n' "$running" | grep -qx "$1"
+    running=$(timeout 2 scontrol listpids 2>&1 | awk '/^(PID|[0-9]|No job steps exist)/ { print $2 }')
+    [ -n "$running" ] && ! printf '%s\n' "$running" | grep -qx "${1##*/}"
 }
 
 umask 022
@@ -57,22 +53,16 @@ if ! { printf 'gpus=%s\n' "$gpus" >"$new" && mv -f "$new" "$notes/$SLURM_JOB_ID"
     say "$notes/$SLURM_JOB_ID could not be written: tasks in unique modes take their GPU's block"
 fi
 
-# A note outlives its job where the epilog did not run. Two that name one GPU are of jobs that share
-# it, by MPS or shards, unless one of them is such a note.
+# Two notes that name one GPU are of jobs that share it, by MPS or shards, unless one outlived its job:
+# where the epilog did not run.
 shared=''
 for note in "$notes"/[0-9]*; do
-    job=${note##*/}
-    [ -f "$note" ] || continue
-    [ "$job" != "$SLURM_JOB_ID" ] || continue
-    if has_one_of "$gpus" "$(gpus_of "$note")"; then
-        is_ours=yes age=$with_our_gpus
-    else
-        is_ours='' age=$with_others
-    fi
-    if [ -n "$(find "$note" -mmin +"$age" 2>/dev/null)" ] && ! runs_here "$job"; then
+    if ! [ -f "$note" ] || [ "${note##*/}" = "$SLURM_JOB_ID" ] || ! has_one_of_ours "$note"; then
+        continue
+    elif is_over "$note"; then
         rm -f "$note"
-    elif [ -n "$is_ours" ]; then
-        shared="$shared $job"
+    else
+        shared="$shared ${note##*/}"
         printf 'shared=%s\n' "$gpus" >>"$note"
     fi
 done

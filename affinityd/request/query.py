@@ -98,6 +98,8 @@ def _of_process(request: Request, environ: Environment, stated: Collection[str])
         return _granted_job(request, environ)
     if not is_named and _has_own_gpus(request, environ):
         return _kept_apart(request, rank, environ)
+    if request.rank and request.ranks:  # both are stated
+        return request
     ranks = request.ranks or rank.size  # None: as many as GPUs
     return replace(request, job=None, rank=request.rank or (rank.number,), ranks=ranks)
 

@@ -189,7 +189,7 @@ def _add_picture(
 async def _bring_up_to_date(service: PlanService, watcher: TopologyWatcher, query: bytes) -> None:
     await watcher.refresh()
     if b"MIG-" in query:  # an instance that was made since the last reading
-        asked = parse_query(pairs_of(query))[0]
+        asked = parse_query(pairs_of(query))
         texts = (*(asked.gpus or ()), asked.granted, asked.nvidia_visible, asked.visible)
         if names_unknown_mig(service.node.topology, *texts):
             await watcher.seek_mig()

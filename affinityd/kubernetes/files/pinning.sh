@@ -138,7 +138,7 @@ os.sched_setaffinity(int(sys.argv[2]), cpus)
 }
 # Libraries that AFFINITYD_NICS names are told which RDMA devices are near the GPUs. What the user has
 # set stays; a value of an earlier pin is replaced.
-nic_variables() { # prints NAME=value, a line each
+nic_variables() ( # prints NAME=value, a line each
     case ${AFFINITYD_NICS:-none},$rdma in none,* | *[!A-Za-z0-9_.:,\ -]*) return ;; esac
     for name in $(former_nics); do
         unset "$name"
@@ -150,36 +150,37 @@ nic_variables() { # prints NAME=value, a line each
     done
     for library in ${ports:+$AFFINITYD_NICS}; do
         case $library in
-        [Uu][Cc][Xx]) nic_variable UCX_NET_DEVICES "$ports" "${UCX_NET_DEVICES-}" ;;
-        [Nn][Vv][Ss][Hh][Mm][Ee][Mm]) nic_variable NVSHMEM_HCA_LIST "$ports" "${NVSHMEM_HCA_LIST-}" ;;
-        [Nn][Cc][Cc][Ll]) nic_variable NCCL_IB_HCA "=$ports" "${NCCL_IB_HCA-}" ;; # else it is a prefix
-        [Uu][Cc][Cc][Ll]) nic_variable UCCL_P2P_RDMA_DEV "$(devices "$ports")" "${UCCL_P2P_RDMA_DEV-}" ;;
+        [Uu][Cc][Xx]) name=UCX_NET_DEVICES ;;
+        [Nn][Vv][Ss][Hh][Mm][Ee][Mm]) name=NVSHMEM_HCA_LIST ;;
+        [Nn][Cc][Cc][Ll]) name=NCCL_IB_HCA ;;
+        [Uu][Cc][Cc][Ll]) name=UCCL_P2P_RDMA_DEV ;;
+        *) continue ;;
         esac
+        eval "[ -z \"\${$name-}\" ]" && set_one=yes && printf '%s\n' "$name=$(nic_value "$name" "$ports")"
     done
-    unset IFS
     [ -z "$set_one" ] || printf '%s\n' "AFFINITYD_RDMA=$ports"
-}
-nic_variable() { # NAME VALUE VALUE-NOW
-    [ -z "$3" ] || return
-    printf '%s=%s\n' "$1" "$2"
-    set_one=yes
-}
+)
 former_nics() ( # prints the variables that an earlier pin has set, by its AFFINITYD_RDMA
     former=${AFFINITYD_RDMA-}
     case $former in '' | *[!A-Za-z0-9_.:,-]*) return ;; esac
-    IFS=,
-    [ "${UCX_NET_DEVICES-}" != "$former" ] || printf 'UCX_NET_DEVICES\n'
-    [ "${NVSHMEM_HCA_LIST-}" != "$former" ] || printf 'NVSHMEM_HCA_LIST\n'
-    [ "${NCCL_IB_HCA-}" != "=$former" ] || printf 'NCCL_IB_HCA\n'
-    [ "${UCCL_P2P_RDMA_DEV-}" != "$(devices "$former")" ] || printf 'UCCL_P2P_RDMA_DEV\n'
-)
-devices() { # PORTS: their devices, each once
-    found=''
-    for port in $1; do
-        case ,$found, in *",${port%:*},"*) ;; *) found=${found:+$found,}${port%:*} ;; esac
+    for name in UCX_NET_DEVICES NVSHMEM_HCA_LIST NCCL_IB_HCA UCCL_P2P_RDMA_DEV; do
+        eval "value=\${$name-}"
+        [ "$value" != "$(nic_value "$name" "$former")" ] || printf '%s\n' "$name"
     done
-    printf %s "$found"
-}
+)
+nic_value() ( # NAME PORTS: prints the value of a library's variable
+    case $1 in
+    NCCL_IB_HCA) printf '=%s' "$2" ;; # else it is a prefix
+    UCCL_P2P_RDMA_DEV)
+        devices='' IFS=,
+        for port in $2; do
+            case ,$devices, in *",${port%:*},"*) ;; *) devices=${devices:+$devices,}${port%:*} ;; esac
+        done
+        printf %s "$devices"
+        ;;
+    *) printf %s "$2" ;;
+    esac
+)
 can_open() { # DEVICE PORT: whether a port is active, and this process may open its device
     folder=$sys/class/infiniband/$1 state=''
     IFS=' ' read -r state _ <"$folder/ports/$2/state"

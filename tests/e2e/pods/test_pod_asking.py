@@ -176,4 +176,4 @@ def test_where_nothing_listens_and_endless_garbage_and_no_path_at_all_the_files_
 def test_every_variable_that_counts_is_passed_on_by_this_script_or_by_slurm_s(pod: Pod) -> None:
     files = (pod.to / "run", pod.to / "pinning.sh", REPOSITORY / "slurm/task_prolog.sh")
     named = {word for it in files for word in re.findall(r"\b[A-Z_]+\b", it.read_text())}
-    assert READ - named == {"ASCEND_RT_VISIBLE_DEVICES"}
+    assert READ - named == {"ASCEND_RT_VISIBLE_DEVICES", "SLURM_JOB_GPUS"}  # exec sends these

@@ -55,7 +55,6 @@ def test_the_worst_locality_of_any_gpu_is_told_and_strict_forbids_the_far(pod: P
     pod.has("nvidia5", "nvidia6")
     for one, other, locality in (
         ("local", "remote", "remote"),
-        ("unknown", "local", "unknown"),
         ("remote", "unknown", "remote"),
     ):
         (pod.to / "gpu/5.locality").write_text(f"{one}\n")
@@ -66,6 +65,14 @@ def test_the_worst_locality_of_any_gpu_is_told_and_strict_forbids_the_far(pod: P
     strict = pod.run(cpus=ONLINE, AFFINITYD_STRICT="true", **unreachable(pod))
     assert strict.cpus is None
     assert "are far, which AFFINITYD_STRICT forbids" in strict.lines[0]
+
+
+def test_a_gpu_whose_place_is_not_known_moves_no_container(pod: Pod) -> None:
+    pod.has("nvidia5")
+    (pod.to / "gpu/5.locality").write_text("unknown\n")
+    told = pod.run(cpus=ONLINE, **unreachable(pod))
+    assert told.cpus is None
+    assert "does not say where its GPU is" in told.lines[-1]
 
 
 @pytest.mark.parametrize(
