@@ -108,7 +108,7 @@ cgroup /system.slice/a.service|nvidia 0|303|python|node|0|0-3|drifted: mask, 2 t
 """
 
 
-def test_it_says_what_is_in_its_way_then_job_by_job_what_does_not_fit_and_each_why_once() -> None:
+def test_the_report_has_the_hindrance_first_then_each_job_with_its_reason_once() -> None:
     hindered = {"does": "observe", "hindrance": "no right", "policy": BROKEN, "unreached": 3}
     lines = TOLD.strip().splitlines()
     every = shown(*MADE, fitting=True, notices=("blind",), **hindered)
@@ -120,7 +120,7 @@ def test_it_says_what_is_in_its_way_then_job_by_job_what_does_not_fit_and_each_w
     assert [re.sub("  +", "|", line) for line in (far, counts, *table)] == without_what_fits
 
 
-def test_it_says_which_policy_counts() -> None:
+def test_the_report_names_the_policy_in_force() -> None:
     good = shown(policy=PolicyState("/p", 1_790_000_000.0, 3))[1]
     assert good == "policy /p: 3 rules, read 2026-09-21T14:13:20.000Z"
     none = shown(policy=PolicyState("/p", error="no file"))[1]
@@ -130,7 +130,7 @@ def test_it_says_which_policy_counts() -> None:
 OTHER = replace(LONE, process=drifted(8, gpu=GPU1).process)
 
 
-def test_the_gpus_are_summed_up_and_named() -> None:
+def test_the_summary_counts_and_names_gpus_by_remedy() -> None:
     for decisions, unknown, line in (
         ([], {GPU0: "x"}, "no GPU is {}; the processes of nvidia 0 are not known"),
         ([drifted()], {}, "1 GPU is {}: a pin fixes 1 (nvidia 0)"),
@@ -140,7 +140,7 @@ def test_the_gpus_are_summed_up_and_named() -> None:
         assert shown(*decisions, unknown=unknown)[2] == line.format("used from far away")
 
 
-def test_a_reader_who_does_not_see_all_is_told_so() -> None:
+def test_a_report_without_other_users_processes_says_so() -> None:
     for sees in (lambda _: False, None):
         report = loads(EnforceDocument, render(enforced(OURS), sees), "enforce")
         told = list(lines(report, fitting=True))
@@ -171,14 +171,14 @@ def answered(folder: Path, answer: bytes | Behaviour, *flags: str) -> int:
         pytest.param(enforced(unknown={GPU0: "x", GPU1: "x"}), 2, id="all GPUs are unknown"),
     ],
 )
-def test_the_exit_status_says_whether_something_does_not_run_where_it_is_to(
+def test_the_exit_status_is_1_if_a_process_runs_in_the_wrong_place(
     tmp_path: Path, found: Enforced, code: int
 ) -> None:
     assert answered(tmp_path, render(found, everything)) == code
 
 
 @pytest.mark.parametrize("flags", [(), ("--json",)])
-def test_of_a_long_document_nothing_is_printed_that_a_terminal_obeys(
+def test_control_characters_of_a_document_are_escaped(
     tmp_path: Path, capsys: Capture, flags: tuple[str, ...]
 ) -> None:
     crowd = [called(OURS, pid, "\x9b2J\u202e") for pid in range(100, 3000)]
@@ -205,7 +205,7 @@ def test_json_is_the_daemons_document_unchanged(tmp_path: Path, capsys: Capture)
     ],
     ids=["another document", "slow"],
 )
-def test_an_answer_that_cannot_be_read_is_one_line(
+def test_an_unreadable_answer_is_an_error_of_one_line(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, behave: Behaviour, said: str
 ) -> None:
     monkeypatch.setattr(enforce, "TIMEOUT", 0.3 if behave is hanging else enforce.TIMEOUT)
@@ -221,7 +221,7 @@ def is_one_line(capsys: Capture, start: str, said: str) -> None:
     assert said in captured.err
 
 
-def test_a_file_that_is_not_there_is_named(capsys: Capture) -> None:
+def test_an_error_names_the_missing_file(capsys: Capture) -> None:
     for flag, said in (("--socket", "no daemon at /x/y"), ("--check", "/x/y cannot be read")):
         assert main(["enforce", flag, "/x/y"]) == 2
         error = f"affinityd enforce: {said}: No such file or directory\n"
@@ -244,7 +244,7 @@ OTHERS, SOCKET = "all others: the site's mode", "scope socket"
         (f"observe=true\n{EVE}observe=false", f"{EVES}the site's mode\n{OTHERS}, only observed"),
     ],
 )
-def test_settings_at_the_top_of_a_policy_are_those_of_all_that_a_rule_does_not_say(
+def test_top_level_settings_of_a_policy_are_the_defaults_of_its_rules(
     tmp_path: Path, capsys: Capture, content: str, printed: str
 ) -> None:
     file = tmp_path / "policy.toml"
@@ -253,7 +253,7 @@ def test_settings_at_the_top_of_a_policy_are_those_of_all_that_a_rule_does_not_s
     assert capsys.readouterr().out == f"{file}: {printed}\n"
 
 
-def test_the_page_shows_what_is_said_of_its_policy(
+def test_the_page_shows_the_output_of_check_for_its_policy(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = REPOSITORY.joinpath("docs/enforce-policy.md").read_text()
@@ -273,7 +273,7 @@ def test_the_page_shows_what_is_said_of_its_policy(
         (b"#" * (MAX_FILE + 1), f"is longer than {MAX_FILE} bytes"),
     ],
 )
-def test_a_policy_that_is_none_is_one_line(
+def test_an_invalid_policy_is_an_error_of_one_line(
     tmp_path: Path, capsys: Capture, content: bytes, said: str
 ) -> None:
     file = tmp_path / "policy.toml"
@@ -282,7 +282,7 @@ def test_a_policy_that_is_none_is_one_line(
     is_one_line(capsys, f"affinityd enforce: {file}", said)
 
 
-def test_without_pydantic_it_says_what_brings_it(
+def test_without_pydantic_the_error_names_the_extra_to_install(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("affinityd.cli.commands.enforce", "affinityd.daemon.policy_document"):
@@ -292,7 +292,7 @@ def test_without_pydantic_it_says_what_brings_it(
     assert capsys.readouterr().err.endswith("pip install '.[daemon]' in a checkout\n")
 
 
-def test_a_check_takes_nothing_of_a_daemon_and_lines_are_no_json(capsys: Capture) -> None:
+def test_check_excludes_the_options_of_a_report(capsys: Capture) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["enforce", "--check", "/p", "--all"])
     assert "not allowed with argument --check" in capsys.readouterr().err

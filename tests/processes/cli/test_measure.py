@@ -74,7 +74,7 @@ def test_every_node_measures_memory_and_the_gpus_and_the_daemon_can_read_the_res
 
 
 @pytest.mark.parametrize("number", [SIGKILL, SIGTERM], ids=lambda it: it.name)
-def test_the_child_of_a_measurement_that_is_killed_ends_even_in_a_driver_that_hangs(
+def test_a_measuring_child_ends_with_its_parent_even_in_a_driver_that_hangs(
     number: Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GPU_FAIL", "cuInit hang")
@@ -92,14 +92,14 @@ def hangs(pid: int) -> bool:
     return False
 
 
-def test_a_gpu_whose_processes_are_not_known_is_left_alone() -> None:
+def test_a_gpu_with_unknown_processes_is_not_measured() -> None:
     done = ran()
     assert done.returncode == 0
     assert "GPUs 0-1 from nodes 0-1: NVIDIA's driver is not loaded; --force" in done.stdout
     assert LAUNCH not in done.stdout
 
 
-def test_a_gpu_that_a_process_uses_is_left_alone_and_an_idle_one_is_not(
+def test_only_idle_gpus_are_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: dict[str, dict[tuple[str, int], str]] = {}
@@ -128,7 +128,7 @@ def _arguments() -> Any:  # noqa: ANN401 - argparse's
     return parser.parse_args([])
 
 
-def test_the_progress_is_one_line_of_a_terminal_that_goes(
+def test_progress_is_one_line_that_is_cleared_at_the_end(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)

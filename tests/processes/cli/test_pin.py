@@ -79,7 +79,7 @@ def test_the_cpuset_is_a_limit_to_the_plan(capsys: Capture) -> None:
     assert capsys.readouterr().err.startswith("affinityd: remote_home: rank 0 ")
 
 
-def test_flags_say_how_far_it_goes(capsys: Capture) -> None:
+def test_tree_pins_descendants_and_force_pins_all_threads(capsys: Capture) -> None:
     """The child follows, though its process went before."""
     with program(FAMILY) as child:
         tids = thread_ids(child.pid)
@@ -96,7 +96,7 @@ def test_flags_say_how_far_it_goes(capsys: Capture) -> None:
     assert lines[:3] == [*["1 thread would be pinned to CPUs 1"] * 2, left_alone]
 
 
-def test_with_a_list_no_plan_is_needed_and_less_than_was_asked_is_no_success(
+def test_with_cpus_no_plan_is_made_and_a_smaller_mask_is_a_failure(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("AFFINITYD_ROOT", os.fspath(tmp_path / "nowhere"))
@@ -111,7 +111,7 @@ def test_with_a_list_no_plan_is_needed_and_less_than_was_asked_is_no_success(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_of_another_users_process_the_gpus_must_be_named_and_nothing_is_pinned(
+def test_another_users_process_needs_gpus_and_is_not_pinned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of what is refused no more than ten lines are said."""
@@ -133,7 +133,7 @@ def test_of_another_users_process_the_gpus_must_be_named_and_nothing_is_pinned(
 
 
 @pytest.mark.parametrize("command", ["pin", "verify"])
-def test_what_is_no_process_is_one_line(capsys: Capture, command: str) -> None:
+def test_an_invalid_pid_is_an_error_of_one_line(capsys: Capture, command: str) -> None:
     for text in ("abc", "0", "-1", "1_0", "²"):
         said = f"affinityd {command}: argument PID: '{text}' is not a PID; a PID is a number from 1"
         assert refused(capsys, command, text).startswith(said)
@@ -143,7 +143,7 @@ def test_what_is_no_process_is_one_line(capsys: Capture, command: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["pin", "verify"])
-def test_a_thread_a_zombie_and_the_kernels_own_are_told_apart(
+def test_errors_distinguish_threads_zombies_and_kernel_threads(
     capsys: Capture, command: str
 ) -> None:
     with program(FAMILY) as child:
@@ -169,7 +169,7 @@ def test_a_thread_a_zombie_and_the_kernels_own_are_told_apart(
         ("--gpus 7", "no GPU 7; visible are 0"),
     ],
 )
-def test_options_that_cannot_be_are_bad_usage_and_nothing_is_done(
+def test_invalid_options_are_usage_errors_and_pin_nothing(
     capsys: Capture, flags: str, line: str
 ) -> None:
     status = 1 if line.startswith("no GPU") else 2
@@ -178,7 +178,7 @@ def test_options_that_cannot_be_are_bad_usage_and_nothing_is_done(
         assert mask_of(child.pid) == ALL
 
 
-def test_a_sites_mode_counts_and_the_jobs_more_and_the_command_line_most(
+def test_the_command_line_overrides_the_jobs_mode_which_overrides_the_sites(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("AFFINITYD_MODE", "even")
@@ -189,7 +189,7 @@ def test_a_sites_mode_counts_and_the_jobs_more_and_the_command_line_most(
             assert mask_of(child.pid) == cpus
 
 
-def test_every_parameter_of_a_plan_that_is_no_clients_own_is_an_option() -> None:
+def test_every_public_parameter_of_a_plan_is_an_option() -> None:
     parser = Parser()
     plan_options.add_options(parser, "the plan", plan_options.NAMES)
     options = {option for action in parser._actions for option in action.option_strings}
@@ -197,7 +197,7 @@ def test_every_parameter_of_a_plan_that_is_no_clients_own_is_an_option() -> None
     assert options == {f"--{name.replace('_', '-')}" for name in names} | {"-h", "--help"}
 
 
-def test_names_cannot_do_anything_to_a_terminal(capsys: Capture) -> None:
+def test_control_characters_of_a_process_name_are_escaped(capsys: Capture) -> None:
     code = "open('/proc/self/comm', 'w').write('\\x1b[31m) \\n'); print('x', flush=True); input()"
     with program(code) as child:
         assert main(["pin", str(child.pid), "--gpus", "0"]) == 0
@@ -205,7 +205,7 @@ def test_names_cannot_do_anything_to_a_terminal(capsys: Capture) -> None:
 
 
 @needs_cpuset
-def test_slurms_numbers_are_doubted_from_outside_of_its_job(capsys: Capture) -> None:
+def test_from_outside_a_slurm_job_its_gpu_numbers_get_a_warning(capsys: Capture) -> None:
     def said_of(devices: str, *flags: str, folder: Path | None = None) -> str:
         with sleeping(env={"SLURM_JOB_ID": "77", "CUDA_VISIBLE_DEVICES": devices}) as child:
             if folder is not None:

@@ -80,7 +80,7 @@ def test_metrics_documents_and_counts_of_a_scan_come_back() -> None:
         assert counts == {"processes": 2, "topology": 2}
 
 
-def test_an_unchanged_topology_is_the_same_object_there() -> None:
+def test_an_unchanged_topology_is_the_same_object_in_the_child() -> None:
     """By that the auditor knows that it was not read again."""
     seen: list[Topology] = []
 
@@ -122,7 +122,7 @@ def test_a_failed_scan_has_its_traceback_and_the_next_one_is_made() -> None:
         assert child.scan(MACHINE).boot == FOUND.boot
 
 
-def test_a_start_that_fails_has_its_traceback_and_is_tried_again() -> None:
+def test_a_failed_start_has_its_traceback_and_is_tried_again() -> None:
     failures = [ImportError("no such module"), ImportError("still not")]
 
     def make() -> Scanning:
@@ -184,7 +184,7 @@ def test_a_child_that_hangs_ends_with_the_daemon() -> None:
     eventually(lambda: not exists(pid), "it has ended")
 
 
-def test_its_log_lines_are_the_daemons(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_lines_of_the_child_are_logged_by_the_daemon(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     found = iter((FAR, scan(process(1)), scan(process(1))))
     with scanning(lambda _: next(found)) as (child, _):

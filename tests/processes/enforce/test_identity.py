@@ -25,7 +25,7 @@ sys.stdin.read()
 """
 
 
-def test_a_process_is_told_by_what_it_was_started_with_and_one_that_has_ended_by_nothing() -> None:
+def test_a_process_is_identified_by_its_initial_environment_while_it_runs() -> None:
     with sleeping({"TEAM": "vision"}) as child:
         facts = facts_of(child.pid)
         found = ProcessIdentities().of(facts, ("TEAM",))
@@ -36,7 +36,7 @@ def test_a_process_is_told_by_what_it_was_started_with_and_one_that_has_ended_by
     assert ProcessIdentities().of(facts, ()).environment is None
 
 
-def test_what_a_worker_wrote_over_is_asked_of_the_process_that_started_it() -> None:
+def test_an_overwritten_environment_is_read_from_the_parent() -> None:
     with program(LAUNCHER, LAUNCHER, env={"TEAM": "vision"}) as launcher:
         (worker,) = children_of(launcher.pid)
         assert set(Path(f"/proc/{worker}/environ").read_bytes()) == {0}

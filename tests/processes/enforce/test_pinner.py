@@ -26,7 +26,7 @@ def pin(facts: ProcessFacts, target: TargetCpus = TO_FIRST, seconds: float = 10)
     return enforcer.pin_process(facts, target, time.monotonic() + seconds)
 
 
-def test_threads_that_drifted_are_pinned_once_and_one_that_was_pinned_on_purpose_is_not() -> None:
+def test_drifted_threads_are_pinned_once_and_threads_pinned_on_purpose_stay() -> None:
     with program(FAMILY, str(max(SECOND))) as child:
         facts = facts_of(child.pid)
         assert pin(facts) == PinOutcome(pinned=2)
@@ -34,7 +34,7 @@ def test_threads_that_drifted_are_pinned_once_and_one_that_was_pinned_on_purpose
         assert pin(facts) == PinOutcome()
 
 
-def test_what_is_gone_or_another_process_by_now_is_told_as_gone() -> None:
+def test_an_ended_process_or_another_with_its_pid_is_reported_as_gone() -> None:
     with sleeping() as child:
         facts = facts_of(child.pid)
         assert pin(replace(facts, start=facts.start - 1)) == PinOutcome(is_gone=True)
@@ -44,14 +44,14 @@ def test_what_is_gone_or_another_process_by_now_is_told_as_gone() -> None:
         assert pin(facts) == PinOutcome(is_gone=True)
 
 
-def test_what_the_kernel_cuts_down_is_told_as_it_holds() -> None:
+def test_a_mask_that_the_kernel_narrows_is_reported_as_read_back() -> None:
     target = replace(TO_FIRST, cpus=FIRST | {1023})  # which no machine has that runs this
     with sleeping() as child:
         assert pin(facts_of(child.pid), target) == PinOutcome(pinned=1, cut=FIRST)
 
 
 @needs_cpuset
-def test_a_cpuset_that_was_rewritten_since_the_scan_refuses_and_says_so() -> None:
+def test_a_cpuset_rewritten_since_the_scan_is_a_refusal() -> None:
     with cpuset() as folder, sleeping() as child:
         (folder / "cgroup.procs").write_text(str(child.pid))
         facts = facts_of(child.pid)
@@ -63,7 +63,7 @@ def test_a_cpuset_that_was_rewritten_since_the_scan_refuses_and_says_so() -> Non
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("chrt"), reason="takes root, and chrt")
-def test_a_thread_that_runs_by_deadlines_is_refused_with_the_reason() -> None:
+def test_a_sched_deadline_thread_is_a_refusal_with_its_reason() -> None:
     times = ("--sched-runtime=1000000", "--sched-deadline=100000000", "--sched-period=100000000")
     with sleeping() as child:
         by_deadline = ["chrt", "--deadline", *times, "--pid", "0", str(child.pid)]
@@ -74,13 +74,13 @@ def test_a_thread_that_runs_by_deadlines_is_refused_with_the_reason() -> None:
     assert outcome == PinOutcome(refused=1, error=f"EBUSY: {why}")
 
 
-def test_when_time_is_up_nothing_more_is_set_and_it_says_so() -> None:
+def test_after_the_deadline_no_mask_is_set() -> None:
     with sleeping() as child:
         assert pin(facts_of(child.pid), seconds=0) == PinOutcome(is_settled=False, is_late=True)
         assert masks(child.pid) == [ALL]
 
 
-def test_where_the_last_pass_set_something_it_is_not_settled(
+def test_a_last_pass_that_set_a_mask_is_unsettled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(enforcer, "MAX_PASSES", QUIET_PASSES)

@@ -38,7 +38,7 @@ needs_freedom = pytest.mark.skipif(
     ],
     ids=["root", "one capability", "all but that", "user", "own pids", "own users", "filter"],
 )
-def test_a_process_that_is_really_confined_says_so(
+def test_a_confined_process_lacks_the_privileges(
     before: str, within: tuple[str, ...], expected: str
 ) -> None:
     if within and subprocess.run([*within, "true"], check=False).returncode != 0:
@@ -47,7 +47,7 @@ def test_a_process_that_is_really_confined_says_so(
 
 
 @needs_freedom
-def test_to_ask_changes_no_mask_of_our_own() -> None:
+def test_the_check_of_privileges_changes_no_mask() -> None:
     before = os.sched_getaffinity(0)
     assert lacking() is None
     assert os.sched_getaffinity(0) == before

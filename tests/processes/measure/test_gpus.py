@@ -60,7 +60,7 @@ def measured(
     return list(json.loads(said(CODE, *arguments, within=("env", *environment))))
 
 
-def test_each_figure_is_measured_on_both_vendors_libraries() -> None:
+def test_each_figure_is_measured_with_both_vendors_libraries() -> None:
     assert measured("nvidia") == [WHOLE]
     assert measured("amd") == [{**WHOLE, LAUNCH: NO_KERNEL}]
 
@@ -94,7 +94,7 @@ def test_each_figure_is_measured_on_both_vendors_libraries() -> None:
         ("amd", "hipHostRegister 2", PINNED, "hipHostRegister: ERROR_OUT_OF_MEMORY"),
     ],
 )
-def test_a_call_that_fails_costs_its_own_figures_and_is_named(
+def test_a_failed_call_costs_only_its_figures_and_is_named(
     vendor: str, fail: str, missing: tuple[str, ...], why: str
 ) -> None:
     usual = {LAUNCH: NO_KERNEL} if vendor == "amd" else {}
@@ -117,7 +117,7 @@ def test_a_library_that_lacks_functions_is_named(
     assert measured(vendor, folder=tmp_path) == [dict.fromkeys(OF_GPUS, why)]
 
 
-def test_a_driver_that_hangs_is_ended_and_the_figures_before_it_count() -> None:
+def test_a_driver_that_hangs_is_killed_and_earlier_figures_stay() -> None:
     found = measured("nvidia", "cuMemHostRegister_v2 hang", patience=5)
     hung = dict.fromkeys((*PINNED, LAUNCH), "the measuring process hung: no figure within 5 s")
     assert found == [{TO_DEVICE_PAGEABLE: True, TO_HOST_PAGEABLE: True, **hung}]

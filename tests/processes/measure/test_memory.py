@@ -31,7 +31,7 @@ def test_memory_has_a_bandwidth_and_a_latency() -> None:
     assert latency.value > 64 / read.value
 
 
-def test_it_is_also_measured_where_sigchld_is_ignored() -> None:
+def test_memory_is_measured_where_sigchld_is_ignored() -> None:
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         assert [it.why for it in measured(task(0))] == [None, None]
@@ -39,7 +39,7 @@ def test_it_is_also_measured_where_sigchld_is_ignored() -> None:
         signal.signal(signal.SIGCHLD, before)
 
 
-def test_memory_that_does_not_come_to_its_node_is_not_measured_as_if_it_had() -> None:
+def test_memory_on_another_node_is_not_measured() -> None:
     *local, read, latency = measured(task(0, NOT_HERE))
     assert all(it.value is not None for it in local)
     assert (read.value, latency.value) == (None, None)

@@ -51,7 +51,7 @@ OTHER_FAR = f"WARNING: nvidia GPU 1 (0000:11:00.0): 1 {SEE.format('unpinned: 1')
         ([audit(notices=("a",)), NONE, audit(notices=("a",))], ["WARNING: a"]),
     ],
 )
-def test_the_log_says(
+def test_the_log_has_these_lines_of_scans(
     caplog: pytest.LogCaptureFixture, audits: list[Audit], lines: list[str]
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -91,7 +91,7 @@ ID = "cd34" * 16
         (Job("kubernetes", "0a1b-2c3d"), None, "kubernetes 0a1b-2c3d"),
     ],
 )
-def test_a_job_has_the_name_that_people_know(
+def test_the_log_names_a_job_by_its_pod_container_or_id(
     caplog: pytest.LogCaptureFixture, job: Job, pod: str | None, name: str
 ) -> None:
     _, line = told(caplog, pinning(replace(drifted(1), job=job, pod=pod)))
@@ -135,7 +135,7 @@ PINS = "INFO: pins from now on: nothing hinders it any more"
         ([TAKEN, FREE, FREE], [OBSERVES, PINS]),
     ],
 )
-def test_news_is_told_once(
+def test_each_finding_is_logged_once(
     caplog: pytest.LogCaptureFixture, reports: list[Enforced], lines: list[str]
 ) -> None:
     assert told(caplog, *reports)[1:] == lines
@@ -166,13 +166,13 @@ REMOVED = f"INFO: the policy {FILE} was removed: the defaults apply"
         ([READ, NO_POLICY], [COUNTS, REMOVED]),
     ],
 )
-def test_of_the_policy_the_log_says(
+def test_changes_of_the_policy_are_logged(
     caplog: pytest.LogCaptureFixture, states: list[PolicyState], lines: list[str]
 ) -> None:
     assert told(caplog, *(enforced(policy=state) for state in states))[1:] == lines
 
 
-def test_at_the_start_the_log_says_what_is_wanted(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_start_logs_the_mode_and_a_hindrance(caplog: pytest.LogCaptureFixture) -> None:
     (observes,) = told(caplog, wanted=OBSERVE)
     does = "changes no process, and reports at /enforce what it would pin"
     assert observes == f"INFO: enforce observe: {does}"

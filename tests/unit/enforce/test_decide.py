@@ -79,7 +79,7 @@ def ended(*masks: str) -> ProcessFacts:
         (TWO, ended("4-7", "4-7"), "drifted mask", 1, 0),  # what it had
     ],
 )
-def test_a_rank_is_to_run_on_its_gpus_node_and_a_thread_that_was_pinned_on_purpose_is_left(
+def test_a_rank_belongs_on_its_gpus_node_and_threads_pinned_on_purpose_stay(
     topology: Topology, facts: ProcessFacts, verdict: str, drifted: int, on_purpose: int
 ) -> None:
     (decision,) = Site(topology).look(facts)
@@ -88,7 +88,7 @@ def test_a_rank_is_to_run_on_its_gpus_node_and_a_thread_that_was_pinned_on_purpo
 
 
 @pytest.mark.parametrize("other", ["5-6", "4-7"])
-def test_a_librarys_thread_stays_on_purpose_after_our_pin(other: str) -> None:
+def test_a_thread_pinned_by_a_library_stays_after_a_pin(other: str) -> None:
     """To the audit, too."""
     site = Site(TWO)
     (pinned,) = site.pin(rank("0-7", "0-7", other))
@@ -98,7 +98,7 @@ def test_a_librarys_thread_stays_on_purpose_after_our_pin(other: str) -> None:
     assert not decision.process.is_mismatch
 
 
-def test_a_worker_that_was_confined_is_left_and_one_that_inherited_is_not() -> None:
+def test_a_confined_worker_is_left_and_one_with_an_inherited_mask_is_pinned() -> None:
     site, launcher = Site(TWO), rank("0-7")
     masks_of = {901: "0-7", 902: "6 6", 903: "2"}
     started = [worker(*its.split(), of=launcher, pid=pid) for pid, its in masks_of.items()]
@@ -117,7 +117,7 @@ def test_a_worker_that_was_confined_is_left_and_one_that_inherited_is_not() -> N
         (worker("4-5", of=RANK, cpuset="4-7"), "left allocation", (0, 0)),
     ],
 )
-def test_a_worker_is_judged_by_itself(
+def test_a_worker_is_judged_by_its_own_masks(
     process: ProcessFacts, verdict: str, counts: tuple[int, int]
 ) -> None:
     of_rank, of_worker = Site(TWO).look(RANK, process)
@@ -125,13 +125,13 @@ def test_a_worker_is_judged_by_itself(
     assert (of_worker.drifted, of_worker.on_purpose) == counts
 
 
-def test_a_worker_with_what_its_rank_had_at_first_has_inherited_it() -> None:
+def test_a_worker_with_its_ranks_first_mask_has_inherited_it() -> None:
     site = Site(TWO)
     (pinned,) = site.pin(FAR)
     assert said(*site.look(pinned, worker("4-7", of=pinned))) == ["fits", "drifted mask"]
 
 
-def test_a_rank_that_collapses_later_is_pinned_with_its_threads() -> None:
+def test_a_rank_that_narrows_itself_later_is_pinned_with_its_threads() -> None:
     site = Site(TWO)
     facts = rank("0-3", "0-3", "5")
     assert said(*site.look(facts)) == ["fits"]
@@ -139,7 +139,7 @@ def test_a_rank_that_collapses_later_is_pinned_with_its_threads() -> None:
     assert (said(decision), decision.drifted, decision.on_purpose) == (["drifted mask"], 2, 1)
 
 
-def test_a_launcher_far_from_its_own_gpu_is_not_said_to_be_near() -> None:
+def test_a_launcher_far_from_its_gpu_has_drifted() -> None:
     """Below it is a process whose GPU has near CPUs in their cpuset."""
     launcher = rank("4-5", gpu=0, cpuset="4-7", pid=100)
     below = rank("4-7", gpu=1, cpuset="4-7", pid=200, parent=100)
@@ -147,7 +147,7 @@ def test_a_launcher_far_from_its_own_gpu_is_not_said_to_be_near() -> None:
     assert said(*Site(TWO, reserved="7").look(wide, below)) == ["drifted mask", "drifted share"]
 
 
-def test_it_is_told_which_threads_are_far_on_purpose() -> None:
+def test_the_reason_names_the_threads_pinned_on_purpose() -> None:
     (decision,) = Site(TWO).look(rank("0-3", "4-7", "4-7", "2"))
     assert decision.why == (
         "2 threads of it (first 101) may run on CPUs 4-7: they were pinned on purpose; "
@@ -155,7 +155,7 @@ def test_it_is_told_which_threads_are_far_on_purpose() -> None:
     )
 
 
-def test_a_mask_of_ours_that_the_cpuset_has_outgrown_is_widened_and_no_other() -> None:
+def test_only_a_mask_of_affinityd_is_widened_when_the_cpuset_grows() -> None:
     """The kernel keeps what was asked for, where it can (since Linux 6.2)."""
     site = Site(TWO, NEAR_ALONE)
     (pinned,) = site.pin(rank("0,4-7", cpuset="0,4-7"))
@@ -204,7 +204,9 @@ TOO_MANY = Site(TWO, "min_physical_cores = 5")
         (TOO_MANY, RANK, "mode node: rank 0 (GPU 0) would have 4 physical cores, fewer than 5"),
     ],
 )
-def test_it_is_said_why_and_what_would_help(site: Site, facts: ProcessFacts, why: str) -> None:
+def test_each_reason_has_a_sentence_with_a_remedy(
+    site: Site, facts: ProcessFacts, why: str
+) -> None:
     (decision,) = site.look(facts)
     assert decision.verdict == "left"
     assert str(decision.why).startswith(why)
@@ -212,7 +214,7 @@ def test_it_is_said_why_and_what_would_help(site: Site, facts: ProcessFacts, why
 
 
 @pytest.mark.parametrize("way", ["leave", "observe"])
-def test_what_a_rule_may_leave_or_observe_for_all_that_is_known_is_left(way: str) -> None:
+def test_a_drifted_process_that_an_unreadable_rule_may_exempt_is_left(way: str) -> None:
     unread = Who(unread=frozenset(("partition",)))
     site = Site(TWO, f'[[rule]]\npartition = "debug"\n{way} = true', identities={100: unread})
     assert said(*site.look(RANK)) == ["fits"]
@@ -234,7 +236,9 @@ def test_what_a_rule_may_leave_or_observe_for_all_that_is_known_is_left(way: str
         ("0-7", False, "drifted unpinned"),  # it was given no part
     ],
 )
-def test_a_job_that_masks_confine_is_left(threads: str, is_confined: bool, verdict: str) -> None:
+def test_a_job_confined_by_masks_alone_is_left(
+    threads: str, is_confined: bool, verdict: str
+) -> None:
     facts = replace(rank(*threads.split()), is_confined=is_confined)
     assert said(*Site(TWO).look(facts)) == [verdict]
 
@@ -251,7 +255,7 @@ ASKED = "it asked for more CPUs than are near its GPUs, and was given CPUs 0-3,6
         ("cpus = 'none'", rank("0-3,5-6"), "drifted mask", "it may run on CPUs 0-3,5-6, and sh"),
     ],
 )
-def test_what_was_given_the_cpus_that_it_asked_for_is_left(
+def test_a_process_widened_to_the_cpus_it_asked_for_is_left(
     policy: str, facts: ProcessFacts, verdict: str, why: str
 ) -> None:
     given = {100: Who(given=parse_list("0-3,6-7"))}
@@ -260,14 +264,14 @@ def test_what_was_given_the_cpus_that_it_asked_for_is_left(
     assert str(decision.why).startswith(why)
 
 
-def test_what_was_seen_with_the_whole_machine_is_pinned_again_after_a_reset() -> None:
+def test_a_process_once_seen_unconfined_is_pinned_again_after_a_reset() -> None:
     site = Site(TWO)
     (pinned,) = site.pin(replace(rank("0-7"), is_confined=False))
     assert masks(pinned) == ["0-3"]
     assert said(*site.look(moved(pinned, "4-5"), boot=NOW + 1)) == ["drifted mask"]
 
 
-def test_an_orphan_or_a_known_daemon_and_what_works_for_it_are_not_pinned() -> None:
+def test_orphans_and_known_daemons_and_their_workers_are_not_pinned() -> None:
     site = Site(TWO)
     found = site.audited(rank("0-7", membership=KUBERNETES_POD))
     decisions = site.look(replace(found, orphan=OVER), worker("0-7", of=found.facts))
@@ -298,7 +302,9 @@ BY_RULE = "rule 1 of the policy says observe"
         (PILOT, UNREAD, BY_TOP),  # whether the rule means it is not known
     ],
 )
-def test_what_is_observed_is_not_pinned(policy: str, who: Who, because: str | None) -> None:
+def test_an_observed_process_is_reported_and_not_pinned(
+    policy: str, who: Who, because: str | None
+) -> None:
     where = "it may run on CPUs 4-7, and should run on 0-3"
     decisions = Site(TWO, policy, identities={100: who}).look(FAR, worker("4-7", of=FAR))
     assert said(*decisions) == ["drifted mask"] * 2
@@ -316,7 +322,7 @@ def test_what_is_observed_is_not_pinned(policy: str, who: Who, because: str | No
         (PILOT, {}, RANK, "fits"),
     ],
 )
-def test_what_is_left_alone_or_fits_is_not_observed(
+def test_a_process_that_fits_or_is_left_is_not_observed(
     policy: str, words: Mapping[int, str], process: ProcessFacts, expected: str
 ) -> None:
     identities = {pid: Who(switch=word) for pid, word in words.items()}
@@ -325,7 +331,7 @@ def test_what_is_left_alone_or_fits_is_not_observed(
     assert (said(decision), decision.is_observed) == ([expected], False)
 
 
-def test_a_process_is_observed_as_the_first_of_its_job_says() -> None:
+def test_the_first_process_of_a_job_decides_whether_it_is_observed() -> None:
     identities = {200: Who(switch="observe")}
     first = rank("0-3", gpu=1, start=4)
     decisions = Site(TWO, identities=identities).look(FAR, first)
@@ -340,7 +346,7 @@ GIVEN_UP, DRIFTED, FITS = ["left given_up"], ["drifted unpinned"], ["fits"]
 @pytest.mark.parametrize(
     ("age", "verdict"), [(0.0, ["left young"]), (9.9, ["left young"]), (10.1, DRIFTED)]
 )
-def test_a_process_that_has_just_started_may_yet_pin_itself(age: float, verdict: list[str]) -> None:
+def test_a_young_process_is_left_since_it_may_pin_itself(age: float, verdict: list[str]) -> None:
     start = int((NOW - age) * TICKS)
     (decision,) = Site(TWO).look(replace(UNPINNED_RANK, start=start))
     assert (said(decision), decision.cause, decision.drifted) == (verdict, "unpinned", 2)
@@ -360,7 +366,7 @@ REFUSED = "its pin was refused 2 times in a row (EPERM: it is another's): "
         (PinOutcome(refused=2, error="EPERM: it is another's"), REFUSED, 0),
     ],
 )
-def test_what_is_reset_or_refused_is_given_up(
+def test_a_process_that_is_reset_or_refused_repeatedly_is_given_up(
     outcome: PinOutcome, happened: str, count: int
 ) -> None:
     """There is a scan every 15 s; a reset that several of them see counts once."""
@@ -392,7 +398,7 @@ def reset(times: int, policy: str = "") -> tuple[Site, float]:
 
 
 @pytest.mark.parametrize("times", [1, 5])
-def test_a_cpuset_that_was_rewritten_begins_the_count_anew(times: int) -> None:
+def test_a_rewritten_cpuset_restarts_the_count_of_resets(times: int) -> None:
     site, boot = reset(times, NEAR_ALONE)
     assert said(*site.look(UNPINNED_RANK, boot=boot + 1)) in (["left waiting"], GIVEN_UP)
     rewritten = moved(replace(UNPINNED_RANK, cpuset=parse_list("0-5")), "0-5")
@@ -402,7 +408,7 @@ def test_a_cpuset_that_was_rewritten_begins_the_count_anew(times: int) -> None:
     assert said(*site.look(rewritten, boot=boot + 33)) == ["drifted mask"]
 
 
-def test_an_hours_rest_in_place_begins_the_count_anew() -> None:
+def test_an_hour_without_a_reset_restarts_the_count() -> None:
     site, boot = reset(5)
     for seconds, process, verdict in (
         (1, UNPINNED_RANK, GIVEN_UP),
@@ -415,7 +421,7 @@ def test_an_hours_rest_in_place_begins_the_count_anew() -> None:
     assert site.backoff.resets == 5 + 3  # each time that it had been in place
 
 
-def test_a_plan_that_changes_is_followed_at_once_and_is_no_reset() -> None:
+def test_a_changed_plan_is_applied_at_once_and_is_no_reset() -> None:
     site, its = Site(TWO), UNPINNED_RANK
     plans = [(Site(TWO, f"mode = '{mode}'").policy, mode) for mode in ("single", "node")]
     for second in range(20):
@@ -425,14 +431,14 @@ def test_a_plan_that_changes_is_followed_at_once_and_is_no_reset() -> None:
     assert (site.backoff.resets, site.backoff.record(its).pins) == (0, 20)
 
 
-def test_observing_never_counts() -> None:
+def test_observing_counts_neither_pins_nor_resets() -> None:
     site = Site(TWO)
     for second in range(0, 600, 15):
         assert said(*site.look(UNPINNED_RANK, boot=NOW + second)) == DRIFTED
     assert (site.backoff.resets, site.backoff.record(UNPINNED_RANK).pins) == (0, 0)
 
 
-def test_a_process_that_was_not_seen_is_remembered_for_a_while_and_by_its_start() -> None:
+def test_an_unseen_process_is_remembered_for_ten_minutes() -> None:
     site, boot = reset(5)
     site.look(boot=boot + 599)
     another = replace(UNPINNED_RANK, start=UNPINNED_RANK.start + 1)
@@ -442,7 +448,7 @@ def test_a_process_that_was_not_seen_is_remembered_for_a_while_and_by_its_start(
     assert said(*site.look(UNPINNED_RANK, boot=boot + 1202)) == DRIFTED
 
 
-def test_a_process_that_re_applies_an_older_mask_of_ours_waits_as_any_other() -> None:
+def test_a_process_that_reapplies_an_older_mask_waits() -> None:
     site = Site(TWO, 'mode = "single"')
     (once,) = site.pin(UNPINNED_RANK)
     site.policy = Site(TWO).policy
@@ -468,7 +474,7 @@ def test_a_process_that_re_applies_an_older_mask_of_ours_waits_as_any_other() ->
         (PinOutcome(pinned=1, refused=1, error="EBUSY"), 1),  # one of its threads
     ],
 )
-def test_what_was_pinned_in_part_has_reset_nothing(outcome: PinOutcome, pins: int) -> None:
+def test_a_partial_pin_is_no_reset(outcome: PinOutcome, pins: int) -> None:
     site = Site(TWO)
     (decision,) = site.look(UNPINNED_RANK)
     for number in range(1, 11 if outcome.is_late else 2):
@@ -479,7 +485,7 @@ def test_what_was_pinned_in_part_has_reset_nothing(outcome: PinOutcome, pins: in
     assert site.backoff.resets == 0
 
 
-def test_a_mask_that_the_kernel_cut_is_ours_too() -> None:
+def test_a_mask_that_the_kernel_narrowed_counts_as_affinityds() -> None:
     site = Site(TWO)
     loader = worker("0-7", of=UNPINNED_RANK)
     _, decision = site.look(UNPINNED_RANK, loader)
@@ -490,7 +496,7 @@ def test_a_mask_that_the_kernel_cut_is_ours_too() -> None:
 
 
 @pytest.mark.parametrize(("masks_in_turn", "kept"), [(40, 16), (2, 4)])
-def test_the_latest_masks_of_ours_are_remembered_each_once(masks_in_turn: int, kept: int) -> None:
+def test_the_latest_masks_of_affinityd_are_remembered(masks_in_turn: int, kept: int) -> None:
     """Two plans in turn push no earlier one out."""
     site = Site(TWO)
     (decision,) = site.look(UNPINNED_RANK)
@@ -502,6 +508,6 @@ def test_the_latest_masks_of_ours_are_remembered_each_once(masks_in_turn: int, k
     assert (parse_list("7") in site.backoff.given(UNPINNED_RANK)) == (masks_in_turn == 2)
 
 
-def test_a_daemon_that_starts_anew_pins_nothing_that_fits() -> None:
+def test_a_restarted_daemon_pins_no_process_that_fits() -> None:
     pinned = Site(TWO).pin(UNPINNED_RANK, worker("0-7", of=UNPINNED_RANK), rank("0-7", gpu=1))
     assert said(*Site(TWO).look(*pinned)) == FITS * 3

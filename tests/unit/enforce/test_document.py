@@ -65,7 +65,7 @@ HEAD = """
 """
 
 
-def test_the_head_tells_what_it_does_by_which_policy_and_what_came_of_it() -> None:
+def test_the_document_has_the_mode_the_policy_and_the_totals() -> None:
     gpus = [
         {**named(0), "fate": "allocation", "why": None},
         {**named(1), "fate": "unknown", "why": "no NVML"},
@@ -80,7 +80,7 @@ def test_the_head_tells_what_it_does_by_which_policy_and_what_came_of_it() -> No
     assert document(FOUND, None) == {**json.loads(HEAD), "summary": summary}
 
 
-def test_what_is_in_the_policy_is_told_to_those_who_see_all() -> None:
+def test_a_policys_error_is_shown_only_to_readers_of_all_processes() -> None:
     assert document(FOUND, everything)["policy"]["error"] == "rule 1: no"
     assert "rule 1" not in document(FOUND, lambda _: True)["policy"]["error"]
     assert document(enforced(), None)["policy"]["error"] is None
@@ -96,7 +96,7 @@ PROCESS_2 = """
 """
 
 
-def test_a_process_is_told_by_its_job_with_where_it_is_to_run_and_what_was_done() -> None:
+def test_a_process_is_listed_in_its_job_with_its_cpus_and_pins() -> None:
     jobs = document(FOUND, everything)["jobs"]
     named = [[job[it] for it in ("scheduler", "id", "pod")] for job in jobs]
     assert named == [["slurm", "7", None], [None, None, None]]
@@ -127,7 +127,9 @@ def far(reason: str, pid: int = 2, gpu: GpuKey = GPU0) -> Decision:
         ([drifted(), far("policy", gpu=GPU1)], {MEND, LEAVE}),
     ],
 )
-def test_the_fates_of_gpus_with_a_mismatch(decisions: list[Decision], fates: set[str]) -> None:
+def test_gpus_with_a_mismatch_are_counted_by_remedy(
+    decisions: list[Decision], fates: set[str]
+) -> None:
     told = in_json(summary(enforced(*decisions)))
     assert {fate for fate in (MEND, ALLOCATE, LEAVE) if told[fate]} == fates
     assert told["gpus_mismatched"] == len(fates)
@@ -141,7 +143,9 @@ def test_the_fates_of_gpus_with_a_mismatch(decisions: list[Decision], fates: set
         (lambda _it: False, "own", []),
     ],
 )
-def test_a_reader_is_told_of_what_it_sees_alone(sees: Sees, word: str, pids: list[int]) -> None:
+def test_a_reader_gets_only_the_processes_that_it_may_see(
+    sees: Sees, word: str, pids: list[int]
+) -> None:
     told = document(FOUND, sees)
     assert told["sees"] == word
     assert [process["pid"] for job in told["jobs"] for process in job["processes"]] == pids

@@ -89,7 +89,7 @@ def look(policy: Path, monkeypatch: pytest.MonkeyPatch) -> Look:
     return look
 
 
-def test_what_has_drifted_is_pinned_and_counted(look: Look) -> None:
+def test_a_drifted_process_is_pinned_and_counted(look: Look) -> None:
     assert what(look.enforce()) == ("drifted", True, 0, PIN)
     assert what(look.enforce(FITS)) == ("fits", False, 0, PIN)
     found = look.enforce()
@@ -99,7 +99,7 @@ def test_what_has_drifted_is_pinned_and_counted(look: Look) -> None:
     assert (record.pins, record.resets) == (2, 1)
 
 
-def test_where_it_is_hindered_it_observes_for_as_long_as_that_lasts(look: Look) -> None:
+def test_a_hindered_daemon_observes_until_the_hindrance_is_over(look: Look) -> None:
     look.hindrance = "another daemon pins"
     found = look.enforce()
     assert (what(found), found.wanted) == (("drifted", False, 0, OBSERVE), PIN)
@@ -118,7 +118,7 @@ def test_where_it_is_hindered_it_observes_for_as_long_as_that_lasts(look: Look) 
         ("", {"reserved": NEAR}, "no_plan"),
     ],
 )
-def test_what_is_observed_or_left_alone_is_not_pinned(
+def test_a_process_that_is_observed_or_left_is_not_pinned(
     policy: Path, monkeypatch: pytest.MonkeyPatch, text: str, how: dict[str, Any], reason: str
 ) -> None:
     monkeypatch.setattr(identity, "environment", lambda *_: {"TEAM": "vision"})
@@ -128,7 +128,7 @@ def test_what_is_observed_or_left_alone_is_not_pinned(
     assert bool(found.policy.error) == (reason == "no_policy")
 
 
-def test_when_time_is_up_the_rest_is_told_and_left_to_the_next_scan(
+def test_processes_beyond_the_time_limit_are_reported_and_pinned_after_the_next_scan(
     look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
@@ -137,7 +137,7 @@ def test_when_time_is_up_the_rest_is_told_and_left_to_the_next_scan(
     assert what(look.enforce()) == ("drifted", True, 0, PIN)
 
 
-def test_what_cannot_be_read_or_seen_is_noticed(
+def test_unreadable_environments_and_unknown_processes_are_notices(
     look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not look.enforce().notices
@@ -171,7 +171,7 @@ def test_a_pin_is_counted_once(outcome: PinOutcome, names: list[str]) -> None:
 # What the daemon makes of it.
 
 
-def test_what_a_policy_does_not_say_is_what_exec_and_the_prolog_have() -> None:
+def test_the_defaults_of_a_policy_are_the_sites_settings() -> None:
     names = ("MODE", "SCOPE", "MIN_PHYSICAL_CORES", "BALANCED", "STRICT", "CPUS", "SOCKET")
     texts = ("unique-contiguous", "socket", "2", "false", "true", "none", "/x")
     unique = Options("unique_contiguous", scope="socket", min_physical_cores=2, balanced=False)
@@ -216,7 +216,7 @@ ALL = "CapEff:\t000001ffffffffff\n"
         (PIDS, USERS, "", NO_SYS_NICE),
     ],
 )
-def test_what_is_missing_is_said(
+def test_the_missing_privilege_is_named(
     tmp_path: Path, pids: str | None, users: str | None, status: str, expected: str | None
 ) -> None:
     namespaces = tmp_path / "self" / "ns"
@@ -252,7 +252,7 @@ def taken(lock: Path) -> str:
     return f"{told}: this daemon observes until the other has ended"
 
 
-def test_the_second_observes_until_the_first_has_ended(lock: Path) -> None:
+def test_a_second_daemon_observes_until_the_first_has_ended(lock: Path) -> None:
     lock.write_bytes(b"\xff4711\n")  # of one that was killed
     with daemon(lock) as second:
         with daemon(lock) as first:
@@ -262,7 +262,7 @@ def test_the_second_observes_until_the_first_has_ended(lock: Path) -> None:
             assert third.acquire() == taken(lock)
 
 
-def test_the_file_is_for_its_user_alone_and_its_new_folder_for_all(tmp_path: Path) -> None:
+def test_the_lock_is_private_and_its_new_folder_is_public(tmp_path: Path) -> None:
     lock = tmp_path / "run" / "lock"
     before = os.umask(0o077)
     try:
@@ -282,7 +282,7 @@ def test_the_file_is_for_its_user_alone_and_its_new_folder_for_all(tmp_path: Pat
         ("/proc/self/new/lock", "No such file or directory"),  # one that cannot be made
     ],
 )
-def test_where_no_file_can_be_it_is_said(tmp_path: Path, path: str, why: str) -> None:
+def test_a_lock_that_cannot_be_made_is_named(tmp_path: Path, path: str, why: str) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "folder").mkdir()
     with daemon(lock := tmp_path / path) as node_lock:

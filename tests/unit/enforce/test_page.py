@@ -22,7 +22,7 @@ TEXT = " ".join(PAGE.split())
 POLICY, DEGREES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 
 
-def test_its_policies_do_what_the_page_says() -> None:
+def test_the_policies_of_the_page_do_what_it_says() -> None:
     """What `affinityd enforce --check` says of the first is on the page, too."""
     trainer, policy = "/system.slice/trainer-7.service", parse(POLICY)
     cgroups = [policy.names_cgroup(Who(uid, cgroups=("/", trainer))) for uid in (1005, 1006)]
@@ -37,13 +37,13 @@ def test_its_policies_do_what_the_page_says() -> None:
     ]
 
 
-def test_it_explains_every_word() -> None:
+def test_the_page_explains_every_value() -> None:
     words = {*ENFORCE_VALUES, *REASONS, *CAUSES, *KEYS, *SETTINGS, *PIN_OUTCOMES, *METRICS}
     said = {word.removesuffix("_total") for word in re.findall(r"`(\w+)`", PAGE)}
     assert words <= said
 
 
-def test_its_seconds_are_those_that_count() -> None:
+def test_the_page_has_the_seconds_of_the_code() -> None:
     assert f"less than {decide.GRACE:.0f} s" in TEXT
     *waits, last = decide.WAITS[2:]
     assert f"then {', '.join(map(str, waits))} and {last} s after" in TEXT

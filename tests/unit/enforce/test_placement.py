@@ -47,7 +47,7 @@ CONTAINER = "ab12" * 16
         pytest.param(300, {300}, id="another job's is no concern of this one"),
     ],
 )
-def test_a_process_opts_out_for_itself_and_its_descendants(off: int, left: set[int]) -> None:
+def test_off_holds_for_a_process_and_its_descendants(off: int, left: set[int]) -> None:
     helper = replace(worker("0-7", of=MATE), pid=210)
     nested = replace(MATE, pid=220, parent=210)
     decisions = Site(TWO, identities={off: Who(switch="off")}).look(
@@ -58,7 +58,7 @@ def test_a_process_opts_out_for_itself_and_its_descendants(off: int, left: set[i
     assert {it.process.facts.pid for it in decisions if it.reason == "opted_out"} == left
 
 
-def test_no_process_takes_part_in_anothers_container_by_its_id() -> None:
+def test_a_cgroup_with_a_containers_id_is_not_that_container() -> None:
     """A user may call cgroups of their own as they like; a container's id is no secret."""
     own = Membership(container=CONTAINER)
     its = f"/system.slice/docker-{CONTAINER}.scope"
@@ -71,14 +71,14 @@ def test_no_process_takes_part_in_anothers_container_by_its_id() -> None:
     assert [it.job for it in decisions] == [Job("container", path) for path in (its, spoof, its)]
 
 
-def test_no_process_takes_part_in_a_job_of_slurm_from_within_a_container() -> None:
+def test_a_slurm_cgroup_in_a_container_is_not_the_nodes_job() -> None:
     within = replace(MATE, membership=replace(SLURM_JOB, outside=CONTAINER))
     decisions = Site(TWO, identities=OFF).look(WIDE, within)
     assert said(*decisions) == ["drifted unpinned", "left opted_out"]
     assert decisions[1].job == Job("slurm", f"7 in container {CONTAINER}")
 
 
-def test_in_a_cgroup_that_a_rule_names_each_user_opts_out_for_themselves() -> None:
+def test_in_a_cgroup_of_a_rule_off_holds_for_one_user() -> None:
     mine, theirs = (replace(it, membership=NO_JOB, cgroups="0::/shared\n") for it in (WIDE, MATE))
     words = {mine.pid: "on", theirs.pid: "off"}
     identities = {pid: Who(cgroups=("/shared",), switch=word) for pid, word in words.items()}
@@ -87,7 +87,7 @@ def test_in_a_cgroup_that_a_rule_names_each_user_opts_out_for_themselves() -> No
     assert said(*decisions) == ["drifted unpinned", "left opted_out"]
 
 
-def test_what_works_for_a_process_is_treated_as_that() -> None:
+def test_a_worker_is_treated_as_its_holder() -> None:
     identities = {100: Who(7), 900: Who(8)}
     site = Site(TWO, "[[rule]]\nuid = 7\nleave = true", identities=identities)
     assert said(*site.look(RANK, worker("0-7", of=RANK))) == ["left policy"] * 2
@@ -135,13 +135,15 @@ def test_cgroups_or_the_policy_name_a_job(
         (RENDER, {"cgroups": "0::/batch/other\n"}),
     ],
 )
-def test_what_has_left_its_holders_job_is_left(of: ProcessFacts, left: dict[str, Any]) -> None:
+def test_a_worker_that_has_left_its_holders_job_is_left(
+    of: ProcessFacts, left: dict[str, Any]
+) -> None:
     of_holder, of_worker = Site(TWO, NAMED).look(of, replace(worker("0-7", of=of), **left))
     assert of_holder.job is not None
     assert said(of_worker) == ["left no_job"]
 
 
-def test_a_worker_whose_holder_was_not_found_is_decided_by_itself() -> None:
+def test_a_worker_without_its_holder_is_decided_alone() -> None:
     assert said(*Site(TWO).look(worker("0-7", of=RANK))) == ["drifted unpinned"]
 
 
@@ -166,7 +168,7 @@ def ranks(*gpus: int, cpuset: str = EVERY) -> list[ProcessFacts]:
     ],
 )
 @pytest.mark.parametrize("reserved", ["", "16,48,80,112"])
-def test_ranks_have_what_plan_answers_for_their_gpus_and_cpuset(
+def test_ranks_get_the_plan_for_their_gpus_and_cpuset(
     gpus: Sequence[int], cpuset: str, asked: int, mode: str, reserved: str
 ) -> None:
     site = Site(DGX, f'mode = "{mode}"', reserved=reserved)
@@ -176,7 +178,7 @@ def test_ranks_have_what_plan_answers_for_their_gpus_and_cpuset(
 
 
 @pytest.mark.parametrize("share", ["node", "requested"])
-def test_share_and_scope_are_the_policys(share: str) -> None:
+def test_share_and_scope_come_from_the_policy(share: str) -> None:
     policy = f"mode = 'unique_contiguous'\nshare = '{share}'\nscope = 'socket'"
     found = places(Site(DGX, policy).look(*ranks(0, 2, cpuset="0-255")))
     assert found == cpulists(ask(DGX, gpus="0,2", share=share, scope="socket"))
@@ -232,11 +234,13 @@ CHAINED = [rank(its, gpu=gpu, cpuset=its) for gpu, its in enumerate(["0-4", "4-8
         (NO_CPUS, [rank("0-7")], "0-3"),  # a GPU's node without CPUs: the nearest
     ],
 )
-def test_what_is_divided(topology: Topology, processes: list[ProcessFacts], expected: str) -> None:
+def test_ranks_divide_the_cpus_of_their_job(
+    topology: Topology, processes: list[ProcessFacts], expected: str
+) -> None:
     assert places(Site(topology, f"{NEAR_ALONE}\n{UNIQUELY}").look(*processes)) == expected.split()
 
 
-def test_a_rank_that_ends_or_is_not_seen_for_a_while_moves_no_other() -> None:
+def test_the_end_of_a_rank_moves_no_other() -> None:
     site = Site(FOUR, UNIQUELY)
     _, second = site.pin(FIRST, SECOND)
     assert places(site.look(second)) == ["4-7"]
@@ -246,7 +250,7 @@ def test_a_rank_that_ends_or_is_not_seen_for_a_while_moves_no_other() -> None:
     assert places(site.look(second, boot=NOW + 1201)) == ["0-7"]  # it is another job by then
 
 
-def test_a_rank_that_joins_moves_the_others_once_and_that_is_no_reset() -> None:
+def test_a_new_rank_moves_the_others_once_and_is_no_reset() -> None:
     site = Site(FOUR, UNIQUELY)
     (pinned,) = site.pin(FIRST)
     assert masks(pinned) == ["0-7"]
@@ -257,7 +261,7 @@ def test_a_rank_that_joins_moves_the_others_once_and_that_is_no_reset() -> None:
     assert site.backoff.resets == 0
 
 
-def test_a_gpu_that_kubelet_gave_is_a_rank_before_it_is_opened() -> None:
+def test_a_gpu_granted_by_kubelet_is_a_rank_before_it_is_opened() -> None:
     gpus = (FIRST.gpu, SECOND.gpu)
     given = ContainerResources(
         "team", "train", "main", {}, frozenset(), frozenset(), frozenset(), gpus
@@ -270,14 +274,14 @@ def test_a_gpu_that_kubelet_gave_is_a_rank_before_it_is_opened() -> None:
     assert said(*site.look(pinned, second)) == ["fits", "drifted unpinned"]
 
 
-def test_the_end_of_a_container_changes_nothing_for_the_others_of_its_pod() -> None:
+def test_the_end_of_a_container_moves_no_other_of_its_pod() -> None:
     site = Site(FOUR, UNIQUELY)
     site.look(*POD)
     assert places(site.look(*POD[:1], *POD[2:])) == ["0-1", "8-11"]
     assert places(site.look(*POD[:2])) == ["0-1", "2-3"]
 
 
-def test_a_rank_that_has_moved_to_another_cpuset_is_none_in_its_old_one() -> None:
+def test_a_rank_that_moved_to_another_cpuset_leaves_the_old_one() -> None:
     site = Site(FOUR, UNIQUELY)
     mates = [rank("0-3", gpu=gpu, cpuset="0-3") for gpu in (0, 1)]
     assert places(site.look(*mates)) == ["0-1", "2-3"]
@@ -291,7 +295,7 @@ def test_daemons_and_orphans_are_no_ranks(aside: dict[str, Any]) -> None:
     assert places(site.look(FIRST, replace(site.audited(SECOND), **aside))) == ["0-7", None]
 
 
-def test_a_step_that_a_plan_for_all_gives_nothing_is_told_so() -> None:
+def test_a_step_without_cpus_in_the_plan_is_left_with_the_reason() -> None:
     first, second = Site(FOUR, UNIQUELY).look(FIRST, rank("0-3", gpu=1, cpuset="0-3"))
     assert (places([first]), said(second)) == (["0-3"], ["left no_plan"])
     assert second.why == (
@@ -305,11 +309,11 @@ def test_a_step_that_a_plan_for_all_gives_nothing_is_told_so() -> None:
     ("reserved", "mode", "place"),
     [("0-3", "node", "4-7"), ("0-7", "node", None), ("0-7", "even", "8-15")],
 )
-def test_no_reserved_cpu_is_given_out(reserved: str, mode: str, place: str | None) -> None:
+def test_no_reserved_cpu_is_planned(reserved: str, mode: str, place: str | None) -> None:
     assert places(Site(FOUR, f'mode = "{mode}"', reserved=reserved).look(FIRST)) == [place]
 
 
-def test_ranks_may_be_treated_each_in_its_own_way() -> None:
+def test_ranks_of_a_job_may_have_different_treatments() -> None:
     policy = f"{UNIQUELY}\n[[rule]]\nuid = 7\nmode = 'node'"
     site = Site(FOUR, policy, identities={200: ProcessIdentity(7)})
     assert places(site.look(FIRST, SECOND)) == ["0-3", "0-7"]
@@ -318,5 +322,5 @@ def test_ranks_may_be_treated_each_in_its_own_way() -> None:
 @pytest.mark.parametrize(
     ("policy", "place"), [("", "4-11"), ("cpus = 6", "4-9"), ("cpus = 'none'", "4-7")]
 )
-def test_a_rank_has_as_many_cpus_as_it_asked_for_by_the_policy(policy: str, place: str) -> None:
+def test_a_rank_has_the_cpus_that_the_policy_asks_for(policy: str, place: str) -> None:
     assert places(Site(FOUR, policy).look(*ranks(0, cpuset="4-11"))) == [place]

@@ -97,7 +97,7 @@ def decided(scene: Scene) -> list[Decision]:
 
 
 @given(scenes())
-def test_a_place_is_in_its_processs_cpuset_online_and_not_reserved(scene: Scene) -> None:
+def test_target_cpus_are_online_unreserved_and_in_the_cpuset(scene: Scene) -> None:
     near = scene.site().near
     for decision in decided(scene):
         facts, target = decision.process.facts, decision.target
@@ -123,7 +123,7 @@ def test_ranks_of_a_job_on_different_gpus_have_no_cpu_in_common(scene: Scene) ->
 
 
 @given(scenes())
-def test_what_was_pinned_fits_and_what_was_let_alone_has_its_masks(scene: Scene) -> None:
+def test_a_pinned_process_fits_and_others_keep_their_masks(scene: Scene) -> None:
     site = scene.site()
     before = site.look(*scene.processes)
     after = site.look(*site.pin(*scene.processes))
@@ -137,7 +137,7 @@ def test_what_was_pinned_fits_and_what_was_let_alone_has_its_masks(scene: Scene)
 
 
 @given(scenes(), st.randoms(use_true_random=False))
-def test_the_order_of_processes_changes_nothing(scene: Scene, chance: Random) -> None:
+def test_the_order_of_processes_does_not_matter(scene: Scene, chance: Random) -> None:
     shuffled = list(scene.processes)
     chance.shuffle(shuffled)
     other = replace(scene, processes=tuple(shuffled))

@@ -61,7 +61,7 @@ TO_GPU = GPU.pci_bus_id
         ([copies(0, 54.0)], TO_DEVICE_PAGEABLE, {}),
     ],
 )
-def test_a_ratio_says_how_many_times_better_near_is_than_each_node(
+def test_a_ratio_compares_near_with_each_node(
     figures: Sequence[Figure], quantity: str, expected: Mapping[object, Mapping[int, float]]
 ) -> None:
     found = ratios(figures, [GPU, UNPLACED], quantity)
@@ -113,7 +113,7 @@ BOTH = [memory(0, 0, 20.0), memory(1, 0, 10.0)]
         ([copies(0, 54.0)], 1, ONE_NODE),
     ],
 )
-def test_one_sentence_says_what_the_first_comparable_quantity_says(
+def test_the_sentence_is_about_the_first_comparable_quantity(
     figures: Sequence[Figure], nodes: int, said: str
 ) -> None:
     assert sentence(figures, [GPU], nodes=nodes) == said
@@ -123,7 +123,7 @@ FOUND = measurement([copies(0, 54.0), copies(1, 30.0), copies(1, None, why="no")
 HERE = made({0: "0-1", 1: "2-3"}, gpus=[0])
 
 
-def test_it_is_read_back_as_it_was_written_where_no_folder_was(tmp_path: Path) -> None:
+def test_a_saved_measurement_is_read_back_also_from_a_new_folder(tmp_path: Path) -> None:
     path = tmp_path / "new" / "measure.json"
     usual = os.umask(0o077)
     try:
@@ -139,13 +139,13 @@ def test_it_is_read_back_as_it_was_written_where_no_folder_was(tmp_path: Path) -
 @pytest.mark.parametrize(
     "odd", [copies(7, 30.0), copies(1, 5e-324)], ids=["a node that is not here", "infinitely far"]
 )
-def test_a_figure_that_no_machine_has_gives_no_ratio(tmp_path: Path, odd: Figure) -> None:
+def test_an_impossible_figure_gives_no_ratio(tmp_path: Path, odd: Figure) -> None:
     path = tmp_path / "measure.json"
     save(replace(FOUND, figures=[copies(0, 54.0), odd]), path)
     assert gpu_ratios(os.fspath(path), HERE) == ({("nvidia", 0): {0: 1.0}}, ())
 
 
-def test_a_place_that_cannot_be_written_is_an_error_of_one_line(tmp_path: Path) -> None:
+def test_an_unwritable_path_is_an_error_of_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match="cannot be written: "):
         save(FOUND, tmp_path / "file" / "measure.json")
@@ -160,7 +160,7 @@ def test_a_place_that_cannot_be_written_is_an_error_of_one_line(tmp_path: Path) 
         ({"figures": [copies(7, 30.0)]}, None),
     ],
 )
-def test_what_is_not_of_this_machine_gives_no_ratio(
+def test_a_measurement_of_another_machine_gives_no_ratio(
     tmp_path: Path, changes: dict[str, object], notice: str | None
 ) -> None:
     path = tmp_path / "measure.json"
@@ -173,7 +173,7 @@ def test_what_is_not_of_this_machine_gives_no_ratio(
 @pytest.mark.parametrize(
     ("text", "notice"), [(None, None), ("{", "not JSON"), ("{}", "has no 'version'")]
 )
-def test_a_file_that_cannot_be_read_is_a_notice_and_a_missing_one_is_none(
+def test_an_unreadable_file_is_a_notice_and_a_missing_one_is_not(
     tmp_path: Path, text: str | None, notice: str | None
 ) -> None:
     path = tmp_path / "measure.json"

@@ -45,11 +45,11 @@ note: virtual
 it is so"""
 
 
-def test_a_table_for_each_quantity_then_what_is_missing_then_the_sentence() -> None:
+def test_the_tables_come_first_then_missing_figures_then_the_sentence() -> None:
     assert "\n".join(lines(FOUND, color=False)) == TABLE
 
 
-def test_on_a_terminal_a_cell_is_colored_by_how_much_better_near_is() -> None:
+def test_on_a_terminal_the_color_of_a_cell_is_its_ratio_to_near() -> None:
     drawn = "\n".join(lines(FOUND, color=True))
     green, yellow, red = "30;42", "30;43", "97;41"
     for style, cell in (

@@ -111,7 +111,7 @@ SINCE = "gpu_numa_mismatch_start_timestamp_seconds"
         (NOWHERE, "0", "gpu_remote_cpu_seconds_total", {}),
     ],
 )
-def test_a_scan_is_told_as(
+def test_a_scan_has_these_metrics(
     audit: Audit, gpu: str | None, name: str, values: dict[str, float]
 ) -> None:
     assert samples(scraped(audit), name, gpu) == values
@@ -119,7 +119,7 @@ def test_a_scan_is_told_as(
     assert samples(scraped(before, audit), name, gpu) == values
 
 
-def test_before_the_first_scan_there_are_no_samples_of_it_but_its_interval() -> None:
+def test_before_the_first_scan_only_the_interval_has_a_sample() -> None:
     lines = told(Metrics(lambda: None, scan_interval=15))
     names = ("affinityd_gpu_audited", "affinityd_scan_", "affinityd_job_")
     assert {line.split()[0] for line in lines if line.startswith(names)} == {
@@ -129,7 +129,7 @@ def test_before_the_first_scan_there_are_no_samples_of_it_but_its_interval() -> 
     assert samples(lines, "scan_interval_seconds") == {"": 15}
 
 
-def test_the_age_grows_although_there_is_no_newer_scan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_age_of_the_last_scan_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics = scanned(FOUND)
     for passed in (3.0, 60.0):
         now = FOUND.scan.boot + passed
@@ -137,7 +137,7 @@ def test_the_age_grows_although_there_is_no_newer_scan(monkeypatch: pytest.Monke
         assert samples(told(metrics), "scan_age_seconds")[""] == pytest.approx(passed)
 
 
-def test_every_metric_of_a_gpu_names_it_and_no_label_is_a_pid_or_a_name() -> None:
+def test_metrics_of_a_gpu_have_its_labels_and_no_pid_or_process_name() -> None:
     metrics = scanned(FOUND, node=Node(MACHINE))
     metrics.show("enforce", lambda: enforcement.metrics(enforced()))
     lines = told(metrics)
@@ -154,7 +154,7 @@ def test_every_metric_of_a_gpu_names_it_and_no_label_is_a_pid_or_a_name() -> Non
     assert found == {*of_gpu, "cause", "placement", "version", "le"}
 
 
-def test_the_daemon_itself_is_measured_as_other_programs_are() -> None:
+def test_the_daemon_has_the_standard_process_metrics() -> None:
     found = dict(re.findall(r"^process_(\w+) (\S+)$", "\n".join(scraped()), re.MULTILINE))
     assert 0 < float(found["start_time_seconds"]) < time.time()
     assert 0 < float(found["open_fds"]) < 10_000
@@ -162,7 +162,7 @@ def test_the_daemon_itself_is_measured_as_other_programs_are() -> None:
     assert float(found["cpu_seconds_total"]) > 0
 
 
-def test_failures_are_counted_from_0_on() -> None:
+def test_failure_counters_begin_at_0() -> None:
     unanswered = dict.fromkeys(("topology", "processes"), 0)
     metrics = Metrics(lambda: None, scan_interval=15, nvml_failures=unanswered)
 
@@ -178,7 +178,7 @@ def test_failures_are_counted_from_0_on() -> None:
     assert counted() == [{"topology": 1, "processes": 0}, {"": 1}]
 
 
-def test_jobs_have_metrics_where_they_may() -> None:
+def test_jobs_have_metrics_up_to_the_limit() -> None:
     train = PodContainer("kubernetes", "b7", "team", "train-0", "main")
     job_time = {ONE: CpuTime(4.0, 1.0), train: CpuTime(2.0, 0.0)}
     far = process(1, job=ONE, cause="mask", placement="remote")
@@ -196,7 +196,7 @@ def test_jobs_have_metrics_where_they_may() -> None:
 
 
 @pytest.mark.parametrize("job_id", ['a"b', "a\\b", "a\nb", "a\udcffb", "a\x1b[31m"])
-def test_whatever_a_job_is_called_its_label_is_a_line_of_text(job_id: str) -> None:
+def test_a_jobs_label_is_one_printable_line(job_id: str) -> None:
     audit = Audit(MACHINE, scan(job_time={Job("kubernetes", job_id): CpuTime()}))
     rows = [line for line in scraped(audit, job_series=1) if line.startswith("affinityd_job_gpus{")]
     (row,) = rows
@@ -204,7 +204,7 @@ def test_whatever_a_job_is_called_its_label_is_a_line_of_text(job_id: str) -> No
     assert row.endswith(',scheduler="kubernetes"} 0.0')
 
 
-def test_each_scraper_has_its_own_form_whatever_another_had_before() -> None:
+def test_each_scraper_gets_the_format_that_it_accepts() -> None:
     metrics = scanned(FOUND)
     metrics.show("enforce", lambda: enforcement.metrics(enforced()))
     for accept, counter in (
@@ -234,7 +234,7 @@ def totals(rows: tuple[JobRow, ...]) -> dict[str, float]:
     return {row.job.id: row.time.total for row in rows}
 
 
-def test_the_jobs_that_were_seen_first_have_rows_and_the_others_share_one() -> None:
+def test_the_first_jobs_have_rows_and_later_ones_share_one() -> None:
     series = JobSeries(2)
     assert totals(series.scanned(ran({ONE: 1, TWO: 2}))) == {"1": 1, "2": 2}
     later = ran({THREE: 4, ONE: 1, TWO: 3, FOUR: 8})
@@ -242,7 +242,7 @@ def test_the_jobs_that_were_seen_first_have_rows_and_the_others_share_one() -> N
         assert totals(series.scanned(later)) == {"1": 1, "2": 3, "other": 12}
 
 
-def test_the_shared_counters_grow_by_what_is_used_and_never_fall_as_jobs_go() -> None:
+def test_shared_counters_never_fall_when_jobs_end() -> None:
     series = JobSeries(1)
     series.scanned(ran({ONE: 1, TWO: 2, THREE: 4}))
     assert totals(series.scanned(ran({ONE: 1, TWO: 3, THREE: 4})))["other"] == 7
@@ -252,7 +252,7 @@ def test_the_shared_counters_grow_by_what_is_used_and_never_fall_as_jobs_go() ->
     assert (row.job, row.time) == (OTHERS, CpuTime(8, 4))
 
 
-def test_a_row_tells_the_jobs_gpus_and_those_that_it_is_far_from_and_since_when() -> None:
+def test_a_row_has_a_jobs_gpus_and_its_mismatch_with_its_start() -> None:
     found = scan(
         process(1, GPU0, job=ONE, cause="mask", placement="remote"),
         process(2, GPU0, job=ONE),
@@ -302,7 +302,7 @@ Held = tuple[float, dict[str, float]]  #: seconds of GPUs, and of those with a m
         ),
     ],
 )
-def test_the_seconds_of_gpus_are_counted_and_those_of_a_mismatch_by_its_cause(
+def test_gpu_seconds_are_counted_in_total_and_by_cause_of_a_mismatch(
     scans: list[list[AuditedProcess]], own: Held, shared: Held | None
 ) -> None:
     series, rows = JobSeries(1), {}

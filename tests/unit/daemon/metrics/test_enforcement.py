@@ -53,19 +53,19 @@ WOULD, LEFT = "enforce_would_pin_processes", "enforce_left_processes"
         (LEFT, "1", {}),
     ],
 )
-def test_a_gpu_has_its_processes_by_cause_and_those_let_alone_that_matter_by_reason(
+def test_a_gpu_has_drifted_processes_by_cause_and_left_ones_by_reason(
     name: str, gpu: str, values: dict[str, float]
 ) -> None:
     assert some(samples(scraped(DRIFT), name, gpu)) == values
 
 
-def test_a_gpu_that_is_well_has_a_sample_of_0_for_each() -> None:
+def test_a_gpu_without_drift_has_samples_of_0() -> None:
     for name, number in ((WOULD, 3), (LEFT, 14)):
         found = samples(scraped(enforced()), name, "0")
         assert (len(found), set(found.values())) == (number, {0.0})
 
 
-def test_a_gpu_whose_processes_are_not_known_has_no_samples() -> None:
+def test_a_gpu_with_unknown_processes_has_no_samples() -> None:
     lines = scraped(enforced(drifted(1, gpu=GPU1), unknown={GPU0: "NVML is silent"}))
     assert samples(lines, WOULD, "0") == {}
     assert some(samples(lines, WOULD, "1")) == {"mask": 1}
@@ -93,9 +93,11 @@ HINDERED = {"does": OBSERVE, "hindrance": "no"}
         ({"seconds": 0.25}, "duration_seconds", {"": 0.25}),
     ],
 )
-def test_the_daemon_has(more: Mapping[str, Any], name: str, values: dict[str, float]) -> None:
+def test_the_metrics_of_enforcement_are(
+    more: Mapping[str, Any], name: str, values: dict[str, float]
+) -> None:
     assert samples(scraped(DRIFT, enforced(**more)), f"enforce_{name}") == values
 
 
-def test_a_daemon_that_does_not_enforce_has_none_of_them() -> None:
+def test_a_daemon_that_does_not_enforce_has_no_metrics_of_enforcement() -> None:
     assert not [line for line in scraped() if "enforce" in line]

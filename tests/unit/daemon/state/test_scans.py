@@ -63,7 +63,7 @@ async def scanning(*, every: float = EVERY, begins: bool = True) -> AsyncIterato
         scans.running.cancel()
 
 
-async def test_it_scans_again_and_again_from_the_first_reading_on() -> None:
+async def test_scans_begin_after_the_first_reading_and_repeat() -> None:
     async with scanning(begins=False) as scans:
         await asyncio.sleep(3 * EVERY)
         assert scans.begun == []
@@ -71,38 +71,7 @@ async def test_it_scans_again_and_again_from_the_first_reading_on() -> None:
         await until(lambda: len(scans.results) == 3)
 
 
-async def test_the_interval_is_from_start_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept, really_sleep = [0.0], asyncio.sleep
-
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        await really_sleep(min(seconds, 0.2))
-
-    monkeypatch.setattr(asyncio, "sleep", sleep)
-
-    async with scanning(every=100) as scans:
-        scans.may_end.clear()
-        await until(lambda: len(scans.begun) == 1)
-        await asyncio.sleep(0.2)  # how long the scan takes
-        scans.may_end.set()
-        await until(lambda: max(slept) > 1)
-        assert max(slept) <= 100 - 0.2
-
-
-async def test_no_scan_begins_before_the_last_one_has_ended() -> None:
-    async with scanning() as scans:
-        await until(lambda: len(scans.results) == 1)
-        scans.may_end.clear()
-        begun = len(scans.begun)
-        await until(lambda: len(scans.begun) > begun)
-        begun = len(scans.begun)
-        await asyncio.sleep(5 * EVERY)
-        assert len(scans.begun) == begun
-        scans.may_end.set()
-        await until(lambda: len(scans.begun) > begun)
-
-
-async def test_a_child_that_has_ended_is_the_end() -> None:
+async def test_an_ended_child_ends_the_daemon() -> None:
     async with scanning() as scans:
         scans.fault = FatalError("it has ended")
         with pytest.raises(FatalError, match="it has ended"):

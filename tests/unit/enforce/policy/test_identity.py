@@ -48,7 +48,7 @@ def told(root: Path, environ: bytes | None, *variables: str) -> ProcessIdentity:
     return ProcessIdentities(str(root)).of(facts(root, environ), variables)
 
 
-def test_a_job_is_told_by_the_environment_that_it_was_started_with(tmp_path: Path) -> None:
+def test_slurm_partition_account_and_user_come_from_the_initial_environment(tmp_path: Path) -> None:
     its, paths = replace(facts(tmp_path), cgroups="4:memory:/m\n0::/a/b\n"), ("/m", "/a/b")
     said = {name: text for name, text in JOB.items() if name != "SECRET"}
     known = ProcessIdentities(str(tmp_path))
@@ -72,7 +72,7 @@ def test_a_job_is_told_by_the_environment_that_it_was_started_with(tmp_path: Pat
         (b"AFFINITYD_LOCALITY=mixed", "on", frozenset()),
     ],
 )
-def test_a_job_may_say_that_it_is_left_alone_or_which_cpus_it_was_given_near_and_far(
+def test_the_environment_has_the_switch_and_cpus_that_a_job_asked_for(
     tmp_path: Path, said: bytes, switch: str, given: CpuSet | None
 ) -> None:
     found = told(tmp_path, said + b"\0")
@@ -88,7 +88,7 @@ def test_a_job_may_say_that_it_is_left_alone_or_which_cpus_it_was_given_near_and
         pytest.param(RETITLED, None, id="written over, and the parent is of other cgroups"),
     ],
 )
-def test_what_of_an_environment_can_be_read_is_known(
+def test_only_variables_that_rules_name_are_kept(
     tmp_path: Path, environ: bytes | None, environment: dict[str, str] | None
 ) -> None:
     facts(tmp_path, b"TEAM=of the first process\0", pid=1)
@@ -102,7 +102,7 @@ def test_what_of_an_environment_can_be_read_is_known(
     assert unread == (all_of_it if environment is None else set())
 
 
-def test_an_environment_is_read_once_unless_more_is_asked_for(tmp_path: Path) -> None:
+def test_an_environment_is_read_once_for_the_same_variables(tmp_path: Path) -> None:
     """Another process under the number is asked anew: it said nothing of what the first said."""
     known, its = ProcessIdentities(str(tmp_path)), facts(tmp_path, b"AFFINITYD=off\0" + ENVIRON)
     first = known.of(its, ("TEAM",))
@@ -113,7 +113,7 @@ def test_an_environment_is_read_once_unless_more_is_asked_for(tmp_path: Path) ->
     assert known.of(its, ("TEAM", "SIZE")).environment is None
 
 
-def test_an_environment_that_comes_late_is_known_to_the_next_scan(
+def test_a_late_environment_is_used_by_the_next_scan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     its, known = facts(tmp_path, b"AFFINITYD=off\0"), ProcessIdentities(str(tmp_path))
@@ -130,7 +130,7 @@ def test_an_environment_that_comes_late_is_known_to_the_next_scan(
     eventually(lambda: known.of(its, ()).switch == "off", "it says off")
 
 
-def test_what_hangs_answers_later_and_little_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_hangs_times_out_and_few_hang_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls, hang = TimedCalls[int, bool](), threading.Event()
     assert calls.result(0, lambda: False) is False
     monkeypatch.setattr(identity, "SECONDS", 0.01)
@@ -144,7 +144,7 @@ def test_what_hangs_answers_later_and_little_is_begun(monkeypatch: pytest.Monkey
     assert [calls.result(key, lambda: False) for key in (0, MOST_STUCK)] == [True, False]
 
 
-def test_an_environment_that_was_not_asked_for_in_a_while_is_forgotten(tmp_path: Path) -> None:
+def test_an_unused_environment_is_forgotten(tmp_path: Path) -> None:
     known, its = ProcessIdentities(str(tmp_path)), facts(tmp_path)
     assert known.of(its, SLURM).partition == "gpu"
     (tmp_path / "proc/7/environ").unlink()
@@ -153,7 +153,7 @@ def test_an_environment_that_was_not_asked_for_in_a_while_is_forgotten(tmp_path:
     assert known.of(its, SLURM).partition is None
 
 
-def test_a_user_is_looked_up_anew_after_a_while(
+def test_a_user_name_is_looked_up_again_after_ten_minutes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A directory that did not answer at first is asked again."""
@@ -165,7 +165,7 @@ def test_a_user_is_looked_up_anew_after_a_while(
         assert known.of(its, SLURM).user == name
 
 
-def test_a_pod_that_kubelet_names_needs_neither_folder_nor_environment(tmp_path: Path) -> None:
+def test_kubelet_names_a_pod_without_a_log_folder(tmp_path: Path) -> None:
     given = ContainerResources("team", "train-0", "main", {}, frozenset(), frozenset(), frozenset())
     facts = replace(process("0"), membership=Membership(Job("kubernetes", POD)), given=given)
     known = ProcessIdentities(root=str(tmp_path), pods=str(tmp_path / "none")).of(facts, ())
@@ -177,7 +177,7 @@ def test_a_pod_that_kubelet_names_needs_neither_folder_nor_environment(tmp_path:
     assert (by_uid.namespace, by_uid.pod) == ("other", "a-pod-with-its-gpu"), "its uid is proof"
 
 
-def test_a_process_of_a_pod_has_its_name_from_the_next_scan_on(tmp_path: Path) -> None:
+def test_a_new_pod_is_named_by_the_next_scan(tmp_path: Path) -> None:
     def named(known: ProcessIdentities, scheduler: str, job: str) -> tuple[str | None, str | None]:
         its = known.of(replace(process("0"), membership=Membership(Job(scheduler, job))), ())
         is_unread = scheduler == "kubernetes" and its.pod is None

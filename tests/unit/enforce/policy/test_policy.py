@@ -102,7 +102,9 @@ EXCLUSIVE = Treatment(Options("exclusive", scope="socket", balanced=False))
         (f"leave = true\n{ROOT}leave = false", DEFAULT, replace(DEFAULT, rule=1)),
     ],
 )
-def test_what_is_not_said_is_the_sites(text: str, site: Treatment, treatment: Treatment) -> None:
+def test_settings_that_a_policy_omits_are_the_sites(
+    text: str, site: Treatment, treatment: Treatment
+) -> None:
     assert parse(text, site).treatment(Who(uid=0)) == treatment
 
 
@@ -128,7 +130,9 @@ PROD = Who(1, namespace="prod", unread=NO_ENVIRONMENT)
         (PROD, 2, ()),  # an earlier one is known to match
     ],
 )
-def test_what_a_rule_may_leave_is_left(who: Who, rule: int | None, unread: tuple[str, ...]) -> None:
+def test_a_process_that_an_unreadable_rule_may_leave_is_left(
+    who: Who, rule: int | None, unread: tuple[str, ...]
+) -> None:
     treatment = parse(LEAVES).treatment(who)
     assert (treatment.rule, treatment.unread, treatment.leave) == (rule, unread, bool(unread))
 
@@ -170,12 +174,12 @@ def test_a_cgroup_that_a_rule_names_is_a_job(who: Who, path: str | None, *, may_
     assert (policy.names_cgroup(who), policy.may_name(who.cgroups)) == (path, may_name)
 
 
-def test_a_policy_says_which_variables_it_asks_for() -> None:
+def test_a_policy_lists_the_variables_of_its_rules() -> None:
     slurms = {f"SLURM_JOB_{name}" for name in ("PARTITION", "ACCOUNT", "USER")}
     assert parse(SITE).variables == slurms | {"TEAM", "SIZE"}
 
 
-def test_a_cgroups_paths_are_told_once_and_fit_for_people() -> None:
+def test_cgroup_paths_are_unique_and_printable() -> None:
     text = "12:cpuset:/a\n4:cpu,cpuacct:/a\n1:name=systemd:/b:c (deleted)\n0::/\udcff\nnonsense\n"
     assert paths(text) == ("/a", "/b:c", "/\N{REPLACEMENT CHARACTER}")
     assert paths("0::/../../system.slice/x\n1:a:/..\n2:b:/..x/y\n") == ("/system.slice/x", "/..x/y")
@@ -224,7 +228,7 @@ NO_EFFECT = "mode has no effect with leave = true; remove it, or write leave = f
         (f"leave = true\n{RULE}uid = 7\nmode = 'all'", f"rule 1 (uid = [7]): {NO_EFFECT}"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place_and_what_would_be_right(text: str, line: str) -> None:
+def test_an_error_names_its_rule_key_and_value_and_the_remedy(text: str, line: str) -> None:
     with pytest.raises(PolicyError) as caught:
         parse(text)
     assert str(caught.value).startswith(line)
@@ -248,12 +252,12 @@ def is_policy_or_one_line(text: str) -> bool:
 
 @pytest.mark.parametrize("name", [*KEYS, *SETTINGS, "rule", "environment.A", "''", "partion"])
 @pytest.mark.parametrize("head", ["", RULE, f"{RULE}user = 'x'\n", "[[rule.environment]]\n"])
-def test_whatever_is_written_is_a_policy_or_an_error_of_one_line(head: str, name: str) -> None:
+def test_any_text_is_a_policy_or_an_error_of_one_line(head: str, name: str) -> None:
     written = [f"{head}{name} = {value}" for value in VALUES.split()]
     assert [text for text in written if not is_policy_or_one_line(text)] == []
 
 
-def test_what_a_file_may_say_is_what_there_is_to_be_said() -> None:
+def test_the_keys_of_a_file_are_the_fields_of_a_treatment() -> None:
     assert {*PLANNED} < {field.name for field in fields(Options)}
     its = {field.name for field in fields(Treatment)}
     assert {*SETTINGS, "rule", "unread", "options"} == its.union(PLANNED)
@@ -281,7 +285,7 @@ def modes(file: PolicyFile, looks: int = 1) -> list[str | None]:
     return [None if it is None else it.defaults.options.mode for it in policies]
 
 
-def test_what_the_file_says_counts_and_when_it_was_read_is_known(path: Path) -> None:
+def test_a_policy_file_applies_and_its_time_is_known(path: Path) -> None:
     path.write_bytes(
         b'\xef\xbb\xbf# ours\r\nmode = "all"\r\n[[rule]]\r\nuser = "bob"\nleave = true'
     )
@@ -312,7 +316,7 @@ def rewrite_with_the_old_time(path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [write_anew, rewrite_with_the_old_time])
-def test_a_file_that_changes_is_read(path: Path, change: Callable[[Path], None]) -> None:
+def test_a_changed_file_is_read_again(path: Path, change: Callable[[Path], None]) -> None:
     file = opened(path)
     assert modes(file) == ["all"]
     change(path)
@@ -320,7 +324,7 @@ def test_a_file_that_changes_is_read(path: Path, change: Callable[[Path], None])
     assert file.state.error is None
 
 
-def test_half_a_file_never_counts_nor_is_it_an_error(path: Path) -> None:
+def test_a_half_written_file_neither_applies_nor_is_an_error(path: Path) -> None:
     file = opened(path)
     policy, state = file.current(), file.state
     for part in ("", f"{EVEN}[[rule]]\nus", f'{EVEN}[[rule]]\nuser = "bob"\nleave = true\n', ALL):
@@ -328,7 +332,7 @@ def test_half_a_file_never_counts_nor_is_it_an_error(path: Path) -> None:
         assert (file.current() is policy, file.state) == (True, state)
 
 
-def test_a_config_map_changes_by_a_link_to_a_folder(tmp_path: Path) -> None:
+def test_a_config_map_that_changes_by_its_link_is_read_again(tmp_path: Path) -> None:
     for folder, text in (("..1", ALL), ("..2", EVEN)):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "policy.toml").write_text(text)
@@ -357,7 +361,7 @@ MISSPELLED = "[[rule]]\nuser = 'b'\nmod = 1"
         (lambda path: path.write_text("#" * MAX_FILE + "#"), "it cannot be read: longer than 6553"),
     ],
 )
-def test_what_was_read_stands_when_the_file_is_harmed_and_else_nothing_counts(
+def test_the_last_good_policy_stays_when_the_file_breaks(
     path: Path, harm: Callable[[Path], object], error: str, *, was_read: bool
 ) -> None:
     file = opened(path)
@@ -374,7 +378,7 @@ def test_what_was_read_stands_when_the_file_is_harmed_and_else_nothing_counts(
     assert file.state.error is None
 
 
-def test_a_file_that_was_not_named_need_not_be_there(path: Path) -> None:
+def test_the_default_file_may_be_missing(path: Path) -> None:
     path.unlink()
     file = opened(path, is_optional=True)
     assert (file.current(), file.state) == (Policy(), PolicyState())
