@@ -1,13 +1,15 @@
-"""Groups of items."""
+"""Values by key: groups of items, and values that are kept from scan to scan."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, TypeVar
+from typing import Generic, TypeVar
 
-if TYPE_CHECKING:
-    K = TypeVar("K")
-    T = TypeVar("T")
+K = TypeVar("K")
+T = TypeVar("T")
+V = TypeVar("V")
+
+REMEMBERED = 600.0  #: seconds for which an unused value of `Recent` is kept
 
 
 def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
@@ -16,3 +18,37 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return groups
+
+
+class Recent(Generic[K, V]):
+    """Values by key; a value that was neither set nor read for a while is removed."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._values: dict[K, tuple[V, float]] = {}  # with when it was used last
+
+    def begin(self, now: float) -> None:
+        """Begin another scan: remove values that no scan has used for long."""
+        since, self._now = self._now - REMEMBERED, now
+        self._values = {key: it for key, it in self._values.items() if it[1] >= since}
+
+    def __contains__(self, key: K) -> bool:
+        """Whether there is a value, be it None."""
+        return key in self._values
+
+    def get(self, key: K) -> V | None:
+        """Return the value of a key; None: there is none."""
+        if key not in self._values:
+            return None
+        self[key] = value = self._values[key][0]
+        return value
+
+    def __setitem__(self, key: K, value: V) -> None:
+        """Set the value of a key."""
+        self._values[key] = value, self._now
+
+    def is_news(self: Recent[K, None], key: K) -> bool:
+        """Return whether a key is not there, and add it: to log a line once."""
+        is_new = key not in self
+        self[key] = None
+        return is_new

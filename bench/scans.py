@@ -23,7 +23,7 @@ import psutil
 
 from affinityd.audit.auditor import Auditor
 from affinityd.audit.sources.holders import HolderSources
-from affinityd.discovery.nvml.report import ProcessReport
+from affinityd.discovery.nvml import ProcessReport
 from bench.ratio import Ratio
 from tests.support.children import children_of
 from tests.support.machines.by_hand import made

@@ -19,9 +19,9 @@ from affinityd.audit.orphans import IdleTimes
 from affinityd.audit.overlap import divided, overlap
 from affinityd.audit.owners import ProcessOwners
 from affinityd.cpuset import CpuSet
+from affinityd.grouping import Recent
 from affinityd.linux.files import text
 from affinityd.linux.processes import PROC, ProcessTable, exists, since_boot
-from affinityd.recent import Recent
 from affinityd.topology.model import Topology
 
 READING = 5.0  #: seconds that a scan may read /proc

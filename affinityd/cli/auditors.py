@@ -9,7 +9,7 @@ from affinityd.audit.auditor import Auditor, unmeasured, unnamed
 from affinityd.audit.sources.holders import HolderSources
 from affinityd.config.settings import Settings
 from affinityd.cpuset import CpuSet
-from affinityd.discovery.nvml.report import ProcessReport
+from affinityd.discovery.nvml import ProcessReport
 from affinityd.kubernetes.pods import KubeletPods
 from affinityd.measure.document import gpu_ratios
 

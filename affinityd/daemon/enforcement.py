@@ -25,8 +25,7 @@ from affinityd.enforce.document import Enforced, render
 from affinityd.enforce.enforcer import Enforcer, NodeLock, lacking
 from affinityd.enforce.model import GIVEN_UP, PINNED, REFUSED, Decision, PinAttempt, job_name
 from affinityd.enforce.policy import FILE, PolicyFile, PolicyState, site
-from affinityd.grouping import grouped
-from affinityd.recent import Recent
+from affinityd.grouping import Recent, grouped
 from affinityd.text import count, one_line
 from affinityd.topology.model import Topology
 

@@ -17,7 +17,7 @@ from affinityd.daemon.metrics.audit import JobRow, JobSeries
 from affinityd.daemon.metrics.families import expositions
 from affinityd.daemon.peers import Viewer
 from affinityd.daemon.state.scans import ScanResult
-from affinityd.recent import Recent
+from affinityd.grouping import Recent
 from affinityd.topology.model import Gpu, Topology
 
 if TYPE_CHECKING:

@@ -23,8 +23,7 @@ from affinityd.discovery.cpus import (
     read_possible,
 )
 from affinityd.discovery.gpus import cpus_near, nvidia_addresses, read_driver, read_gpus
-from affinityd.discovery.nics import read_nics
-from affinityd.discovery.pci import NumaLocator, PciDevice, read_devices
+from affinityd.discovery.pci import NumaLocator, PciDevice, read_devices, read_nics
 from affinityd.discovery.tree import (
     MARK,
     SEARCH_DEPTH,
@@ -38,7 +37,7 @@ from affinityd.text import printable
 from affinityd.topology.model import Core, Gpu, MigInstance, NumaNode, Topology
 
 if TYPE_CHECKING:
-    from affinityd.discovery.nvml.report import NvmlReport
+    from affinityd.discovery.nvml import NvmlReport
 
 __all__ = ["Tree", "discover", "open_tree", "snapshot_nvml"]
 
@@ -86,7 +85,7 @@ def snapshot_nvml(tree: Tree) -> NvmlReport | None:
     text = tree.read(NVML_FILE)
     if text is None:
         return None
-    from affinityd.discovery.nvml.report import NvmlReport, read_report  # noqa: PLC0415 - rare
+    from affinityd.discovery.nvml import NvmlReport, read_report  # noqa: PLC0415 - rare
 
     try:
         return read_report(NvmlReport, text)

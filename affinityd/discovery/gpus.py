@@ -19,7 +19,7 @@ from affinityd.discovery.tree import Tree, number, numbered, read_fields
 from affinityd.topology.model import Gpu, MigInstance, NvLinks
 
 if TYPE_CHECKING:
-    from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport
+    from affinityd.discovery.nvml import NvmlGpu, NvmlReport
 
 NVIDIA, AMD = "nvidia", "amd"
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from affinityd import machines
 from affinityd.config.settings import Settings
 from affinityd.discovery import discover, open_tree, snapshot_nvml
-from affinityd.discovery.nics import is_of_port, port_states
-from affinityd.discovery.nvml.report import NvmlReport
+from affinityd.discovery.nvml import NvmlReport
+from affinityd.discovery.pci import is_of_port, port_states
 from affinityd.discovery.tree import FolderTree, Tree
 from affinityd.errors import TreeError
 from affinityd.linux.files import SCARCE

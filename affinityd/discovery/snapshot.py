@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from affinityd.discovery import NVML_FILE, Tree, discover
 from affinityd.discovery.archive import NOWHERE, resolve
-from affinityd.discovery.nvml.report import NvmlReport
+from affinityd.discovery.nvml import NvmlReport
 from affinityd.discovery.tree import every
 from affinityd.errors import TreeError
 from affinityd.json_codec import dumps

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from affinityd.cpuset import CpuSet, several
-from affinityd.discovery.nvml.report import NvmlReport
+from affinityd.discovery.nvml import NvmlReport
 from affinityd.discovery.tree import Tree
 from affinityd.enforce.document import EnforceDocument
 from affinityd.errors import InvalidRequestError

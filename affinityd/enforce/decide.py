@@ -46,7 +46,7 @@ from affinityd.enforce.model import (
 from affinityd.enforce.placement import Given, Identify, JobHistory, Places, ScanJobs, note
 from affinityd.enforce.policy import Policy, Treatment
 from affinityd.enforce.policy.identity import paths
-from affinityd.recent import Recent
+from affinityd.grouping import Recent
 from affinityd.text import count, quote
 from affinityd.topology.model import Topology
 

@@ -38,11 +38,10 @@ from affinityd.enforce.model import (
 from affinityd.enforce.placement import JobHistory
 from affinityd.enforce.policy import PolicyFile
 from affinityd.enforce.policy.identity import ProcessIdentities
-from affinityd.grouping import grouped
+from affinityd.grouping import Recent, grouped
 from affinityd.linux import pinning
 from affinityd.linux.processes import INITIAL_PIDS, PROC, status_of
 from affinityd.linux.syscalls import SYS_NICE
-from affinityd.recent import Recent
 from affinityd.topology.model import Topology
 
 #: /proc/self/ns/user if capabilities count for every process: PROC_USER_INIT_INO,

@@ -31,8 +31,8 @@ from affinityd.enforce.model import (
 )
 from affinityd.enforce.policy import GRANTED, Policy, Treatment
 from affinityd.enforce.policy.identity import ProcessIdentity, paths
+from affinityd.grouping import Recent
 from affinityd.planner.modes import MODES
-from affinityd.recent import Recent
 from affinityd.topology import nearness
 
 #: Returns the identity of a process, as far as a policy may ask.

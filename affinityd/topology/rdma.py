@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from affinityd.grouping import grouped
 from affinityd.topology.model import LINKS, Gpu, Nic, RdmaPort, Topology
 
 GpuKey = tuple[str, int]
@@ -44,7 +43,9 @@ def nics_of_gpus(topology: Topology) -> Mapping[GpuKey, GpuNics]:
     """
     ports = usable_ports(topology.nics)
     nearest = {gpu.key: _nearest(topology, gpu, ports) for gpu in topology.gpus}
-    alike = grouped(topology.gpus, lambda gpu: _fastest(nearest[gpu.key]))
+    alike: dict[tuple[RdmaPort, ...], list[Gpu]] = {}
+    for gpu in topology.gpus:
+        alike.setdefault(_fastest(nearest[gpu.key]), []).append(gpu)
     return {
         gpu.key: _shared(nearest[gpu.key], len(fastest), place, len(gpus))
         for fastest, gpus in alike.items()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from affinityd.cpuset import format_list, parse_list
-from affinityd.discovery.nvml.report import NvmlReport
+from affinityd.discovery.nvml import NvmlReport
 from affinityd.doctor.checks import run_checks
 from affinityd.doctor.facts import CheckResult, CheckResults, NodeFacts
 from affinityd.topology.model import Topology

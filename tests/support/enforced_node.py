@@ -19,7 +19,7 @@ from affinityd.enforce.decide import Backoff, decide
 from affinityd.enforce.model import DRIFTED, Decision, PinAttempt, PinOutcome
 from affinityd.enforce.placement import JobHistory
 from affinityd.enforce.policy.identity import ProcessIdentity, paths
-from affinityd.recent import Recent
+from affinityd.grouping import Recent
 from affinityd.topology.model import Topology
 from tests.support.audit_facts import SLURM_JOB, process, scan_of
 from tests.support.machines.by_hand import made

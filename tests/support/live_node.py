@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from affinityd.discovery import discover, open_tree
-from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport
+from affinityd.discovery.nvml import NvmlGpu, NvmlReport
 from affinityd.topology.model import Topology
 from tests.support.daemons import Daemon, eventually, is_ready, started
 from tests.support.made_nodes import DRIVER

@@ -16,7 +16,7 @@ from affinityd.audit.sources import kfd
 from affinityd.audit.sources.device_files import DeviceFileScanner
 from affinityd.audit.sources.driver_maintenance import HOLD, DriverMaintenance
 from affinityd.audit.sources.nvml import NvmlSource
-from affinityd.discovery.nvml.report import ProcessReport
+from affinityd.discovery.nvml import ProcessReport
 from affinityd.linux.processes import INITIAL_PIDS, process_of, since_boot
 from affinityd.topology.model import Topology
 

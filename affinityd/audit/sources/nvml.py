@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from affinityd.audit.facts.holding import GpuHolders, Holding
 from affinityd.audit.sources.driver_maintenance import DriverMaintenance
-from affinityd.discovery.nvml.report import GpuProcesses, NvmlProcess, ProcessReport
+from affinityd.discovery.nvml import GpuProcesses, NvmlProcess, ProcessReport
 from affinityd.topology.model import Gpu
 
 NVML_SECONDS = 10.0  #: that NVML may take to answer

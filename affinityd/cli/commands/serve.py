@@ -14,8 +14,8 @@ from affinityd.cli.parser import Parser, add_settings, load_settings
 from affinityd.config import settings
 from affinityd.daemon.state.scans import ScanChild
 from affinityd.discovery.machine import Machine
+from affinityd.discovery.nvml import R
 from affinityd.discovery.nvml.query import query_gpus, query_processes
-from affinityd.discovery.nvml.report import R
 
 if TYPE_CHECKING:
     from affinityd.daemon.scanning import Scanning

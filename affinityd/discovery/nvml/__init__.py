@@ -1,1 +1,90 @@
-"""NVIDIA's library: the only importer of pynvml."""
+"""NVML's answers as data, and as JSON: its child prints it, and a snapshot keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from affinityd.cpuset import CpuSet
+from affinityd.json_codec import loads
+
+
+@dataclass(frozen=True)
+class NvmlGpu:
+    """A GPU as NVML sees it; fields without an answer are None or empty."""
+
+    index: int  #: NVML's own, in PCI bus order
+    uuid: str | None = None  #: nvmlDeviceGetUUID
+    pci_bus_id: str | None = None  #: nvmlDeviceGetPciInfo, written as sysfs does: 0000:07:00.0
+    minor: int | None = None  #: nvmlDeviceGetMinorNumber, of /dev/nvidiaN
+    model: str | None = None  #: nvmlDeviceGetName
+    mig: tuple[str, ...] = ()  #: nvmlDeviceGetUUID of each MIG device
+    #: nvmlDeviceGetCpuAffinityWithinScope, scope node; empty: unknown, or not reliable
+    node_cpus: CpuSet = frozenset()
+    socket_cpus: CpuSet = frozenset()  #: the same, scope socket
+    #: nvmlDeviceGetNvLinkState, RemotePciInfo: PCI bus id at the other end → links that are up
+    nvlinks: Mapping[str, int] | None = None
+    persistence: bool | None = None  #: nvmlDeviceGetPersistenceMode: the driver stays loaded
+    error: str | None = None  #: NVML's first complaint about this GPU: "GPU is lost"
+
+
+@dataclass(frozen=True)
+class NvmlProcess:
+    """A process that uses a GPU, as NVML's lists have it (nvmlProcessInfo_t)."""
+
+    pid: int  #: as the host numbers it; newer drivers: as the asker's pid namespace does
+    kind: str  #: the list that has it: "compute", "graphics", "mps"
+    memory_bytes: int | None = None  #: usedGpuMemory; None: unknown to NVML
+    mig: str | None = None  #: UUID of the MIG device that it uses
+
+
+@dataclass(frozen=True)
+class GpuProcesses:
+    """The processes of one GPU, or why NVML did not list them."""
+
+    index: int  #: NVML's own, in PCI bus order
+    uuid: str | None = None  #: nvmlDeviceGetUUID
+    pci_bus_id: str | None = None  #: nvmlDeviceGetPciInfo, as sysfs writes it
+    processes: tuple[NvmlProcess, ...] = ()  #: one in two lists is there twice
+    error: str | None = None  #: why not all of them are known
+
+
+@dataclass(frozen=True, kw_only=True)
+class NvmlAnswer:
+    """Whether NVML answered; where it did not its lists are None."""
+
+    error: str | None = None  #: why not
+    remedy: str | None = None  #: of the error; None: none is known
+
+    @property
+    def said(self) -> str | None:
+        """The error with its remedy, on one line; None: there is no error."""
+        return f"{self.error}; {self.remedy}" if self.error and self.remedy else self.error
+
+
+@dataclass(frozen=True)
+class NvmlReport(NvmlAnswer):
+    """NVML's report on GPUs."""
+
+    gpus: tuple[NvmlGpu, ...] | None
+    driver_version: str | None = None  #: nvmlSystemGetDriverVersion
+
+
+@dataclass(frozen=True)
+class ProcessReport(NvmlAnswer):
+    """NVML's report on processes."""
+
+    gpus: tuple[GpuProcesses, ...] | None
+    changing: str | None = None  #: the MIG mode that waits for a reset to be changed
+
+
+R = TypeVar("R", NvmlReport, ProcessReport)
+
+
+def read_report(kind: type[R], text: str) -> R:
+    """Read a report in JSON. Raises ValueError, one line, on anything else."""
+    report = loads(kind, text, "NVML's report")
+    if len({gpu.index for gpu in report.gpus or ()}) < len(report.gpus or ()):
+        raise ValueError("NVML's report has two GPUs of one index")
+    return report

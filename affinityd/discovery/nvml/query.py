@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from affinityd.cpuset import CpuSet, parse_list, parse_mask
-from affinityd.discovery.nvml.report import (
+from affinityd.discovery.nvml import (
     GpuProcesses,
     NvmlGpu,
     NvmlProcess,

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from affinityd.audit.sources.driver_maintenance import HOLD
 from affinityd.cpuset import CpuSet, format_list, parse_list, parse_mask, several
-from affinityd.discovery.nvml.report import NvmlGpu
+from affinityd.discovery.nvml import NvmlGpu
 from affinityd.discovery.pci import DEVICES
 from affinityd.discovery.tree import MARK as CPUS
 from affinityd.discovery.tree import Tree, numbered, read_cpus, read_fields, read_number

@@ -22,10 +22,10 @@ from affinityd.audit.facts.membership import is_slurms
 from affinityd.audit.facts.process import ProcessFacts
 from affinityd.config import ON
 from affinityd.cpuset import CpuSet, parse_list
+from affinityd.grouping import REMEMBERED, Recent
 from affinityd.linux.cgroup import hierarchies
 from affinityd.linux.files import environment_of, listed
 from affinityd.linux.processes import cgroups_of, is_running, stat_of
-from affinityd.recent import REMEMBERED, Recent
 from affinityd.threads import started
 
 K = TypeVar("K", bound=Hashable)

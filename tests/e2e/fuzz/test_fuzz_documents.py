@@ -19,7 +19,7 @@ from affinityd.audit.facts.process import ProcessFacts
 from affinityd.cli.render.enforcement import lines
 from affinityd.cli.render.topology import draw
 from affinityd.config import settings
-from affinityd.discovery.nvml.report import (
+from affinityd.discovery.nvml import (
     GpuProcesses,
     NvmlGpu,
     NvmlProcess,

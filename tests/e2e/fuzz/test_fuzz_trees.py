@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from affinityd.discovery import discover, open_tree, snapshot_nvml
-from affinityd.discovery.nvml.report import NvmlReport
+from affinityd.discovery.nvml import NvmlReport
 from affinityd.discovery.snapshot import write_snapshot
 from affinityd.errors import TreeError
 from tests.e2e.fuzz.inputs import SOME, damaged, read_or_refused, words

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from affinityd.cpuset import MAX_CPUS, CpuSet, format_list, parse_list
+from affinityd.discovery.nvml import NvmlGpu, NvmlReport, read_report
 from affinityd.discovery.nvml.query import REMEDIES, _may_run_on, _online, ask
 from affinityd.discovery.nvml.query import query_gpus as query
-from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport, read_report
 from affinityd.errors import NVML_EXTRA
 from tests.support.daemons import PATIENCE, eventually, open_files
 from tests.support.paths import REPOSITORY

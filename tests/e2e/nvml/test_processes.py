@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.discovery.nvml.query import NO_LIST
-from affinityd.discovery.nvml.report import (
+from affinityd.discovery.nvml import (
     GpuProcesses,
     NvmlProcess,
     ProcessReport,
     read_report,
 )
+from affinityd.discovery.nvml.query import NO_LIST
 from tests.support.paths import REPOSITORY
 
 Facts = Callable[[str], Path]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from affinityd.discovery.nvml import ProcessReport
 from affinityd.discovery.nvml.query import ask
-from affinityd.discovery.nvml.report import ProcessReport
 
 NOISE = "os.write(1, b'NVRM: noise'), __import__('ctypes').CDLL(None).puts(b'more of it')"
 REPORT = 'print(\'{"gpus": [], "error": "%s"}\' % text)'

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from affinityd.cpuset import format_list
 from affinityd.discovery import Tree, open_tree
-from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport
+from affinityd.discovery.nvml import NvmlGpu, NvmlReport
 from affinityd.topology.model import Core, Gpu, Nic, NvLinks, Topology
 from tests.support.machines.nics import write_interfaces
 

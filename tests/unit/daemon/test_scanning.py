@@ -13,7 +13,7 @@ from affinityd.daemon.enforcement import EnforceLog
 from affinityd.enforce.document import Enforced
 from affinityd.enforce.model import Decision
 from affinityd.enforce.policy import PolicyState
-from affinityd.recent import REMEMBERED
+from affinityd.grouping import REMEMBERED
 from tests.support.enforce_reports import done, drifted, enforced, fits, left
 from tests.support.scans import GPU0, GPU1, Audit, audit, process, scanned
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.discovery import discover
-from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport
+from affinityd.discovery.nvml import NvmlGpu, NvmlReport
 from affinityd.topology.model import Gpu, MigInstance, NvLinks, Topology
 from tests.support.machines.sysfs_tree import pci_devices, tree_of
 

@@ -11,7 +11,7 @@ import pytest
 from affinityd.config.settings import Settings
 from affinityd.discovery import discover, open_tree
 from affinityd.discovery.machine import Machine
-from affinityd.discovery.nics import port_states
+from affinityd.discovery.pci import port_states
 from affinityd.topology.model import Nic, RdmaPort, Topology
 from tests.support.machines.facts import machine
 from tests.support.machines.sysfs_tree import write_tree

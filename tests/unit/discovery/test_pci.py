@@ -9,7 +9,7 @@ import pytest
 
 from affinityd.cpuset import parse_list
 from affinityd.discovery import discover
-from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport
+from affinityd.discovery.nvml import NvmlGpu, NvmlReport
 from affinityd.topology.model import Topology
 from tests.support.machines.sysfs_tree import files_of, pci_devices, tree_of
 from tests.support.tables import rows

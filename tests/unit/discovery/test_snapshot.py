@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.discovery import discover, open_tree, snapshot_nvml
-from affinityd.discovery.nvml.report import NvmlReport
+from affinityd.discovery.nvml import NvmlReport
 from affinityd.discovery.snapshot import COMPRESSIONS, write_snapshot
 from affinityd.discovery.tree import Tree
 from affinityd.errors import TreeError

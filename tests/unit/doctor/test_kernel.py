@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from affinityd.discovery.nvml import NvmlGpu, NvmlReport
 from affinityd.discovery.nvml.query import REMEDIES
-from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport
 from affinityd.doctor.daemon_probe import file_age
 from affinityd.topology.model import Nic, Topology
 from tests.support.doctor_facts import CPU, NO_GPU, ONE, PCI, TWO, Files, check, facts_of

@@ -17,7 +17,7 @@ from affinityd.audit.sources.nvml import (
     READ_AGAIN,
     processes_of,
 )
-from affinityd.discovery.nvml.report import GpuProcesses, NvmlProcess, ProcessReport
+from affinityd.discovery.nvml import GpuProcesses, NvmlProcess, ProcessReport
 from affinityd.linux.processes import INITIAL_PIDS, since_boot
 from affinityd.topology.model import Gpu, Topology
 from tests.support.machines.by_hand import made

@@ -14,7 +14,7 @@ from affinityd.cli.commands.serve import counting
 from affinityd.daemon.metrics import enforcement
 from affinityd.daemon.metrics.audit import OTHERS, JobRow, JobSeries
 from affinityd.daemon.metrics.registry import Metrics
-from affinityd.discovery.nvml.report import NvmlReport
+from affinityd.discovery.nvml import NvmlReport
 from affinityd.topology.model import Node
 from affinityd.topology.nearness import CAUSES
 from tests.support.enforce_reports import enforced

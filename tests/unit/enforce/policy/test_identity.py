@@ -20,8 +20,8 @@ from affinityd.enforce.policy.identity import (
     ProcessIdentity,
     TimedCalls,
 )
+from affinityd.grouping import REMEMBERED
 from affinityd.linux import files
-from affinityd.recent import REMEMBERED
 from tests.support.audit_facts import POD, SLURM_JOB, process
 from tests.support.daemons import PATIENCE, eventually
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from affinityd.cpuset import parse_list
-from affinityd.discovery.nvml.report import (
+from affinityd.discovery.nvml import (
     GpuProcesses,
     NvmlGpu,
     NvmlProcess,
