@@ -66,14 +66,19 @@ def _of_gpu(conf: GresConf, gpu: Gpu, entries: Sequence[GresEntry]) -> Iterator[
 
 
 def _fields(conf: GresConf, gpu: Gpu, entry: GresEntry) -> Iterator[tuple[str, str]]:
-    """Yield the fields in which an entry differs from a GPU's line, as both have them."""
-    affinity, kinds = conf.affinities[gpu.key], conf.types.of
+    """Yield the fields in which an entry differs from a GPU's line, as both have them.
+
+    slurmd drops types, and says so, where Gres= has none. A GPU of an unknown NUMA node has no
+    right cores.
+    """
+    affinity, types = conf.affinities[gpu.key], conf.gres.types if conf.gres else ()
     if entry.name != "gpu":
         yield f"Name={entry.name}", "Name=gpu"
-    if gpu.key in kinds and not entry.is_slice and entry.kind != kinds[gpu.key]:
-        kind = kinds[gpu.key]
-        yield f"Type={entry.kind or ''}", f"Type={kind}" if kind else "no Type="
-    if entry.cores not in {affinity.right, *affinity.near} and (affinity.near or entry.cores):
+    if types and gpu.key in conf.types.of and not entry.is_slice:
+        kind = conf.types.of[gpu.key]
+        if entry.kind != kind:
+            yield f"Type={entry.kind or ''}", f"Type={kind}"
+    if affinity.near and entry.cores not in {affinity.right, *affinity.near}:
         cores = "no Cores=" if entry.cores is None else f"Cores={format_list(entry.cores)}"
         yield cores, affinity.field or "no Cores="
 

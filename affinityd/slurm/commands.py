@@ -248,12 +248,12 @@ def _shown(line: str, source: str) -> ShownNode:
         for key in ("Sockets", "CoresPerSocket", "ThreadsPerCore")
     )
     reason = _REASON.search(line)
-    gres = values.get("Gres", "").replace("(null)", "")
+    gres = re.sub(r"\([^()]*\)", "", values.get("Gres", ""))  # (null), or (S:0-1) of sockets
     return ShownNode(
         name=values["NodeName"],
         state=values.get("State", ""),
         reason=reason[1].strip() if reason else "",
-        gres=NodeGres(source, re.sub(r"\([^()]*\)", "", gres)),
+        gres=NodeGres(source, gres),
         cores=sockets * per_socket,
         threads=max(1, threads),
     )

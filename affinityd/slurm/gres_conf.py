@@ -9,12 +9,12 @@ src/plugins/gres/gpu/gres_gpu.c (_normalize_sys_gres_types), src/plugins/gpu/nvm
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
+from typing import NamedTuple
 
 from affinityd.errors import InvalidRequestError
 from affinityd.slurm.cores import CoreAffinity, SlurmCores, affinities
@@ -37,8 +37,6 @@ SLICES = "MIG instances are GPUs to Slurm, which AutoDetect=nvml in gres.conf fi
 ITSELF = -1  #: stands in Links= where a GPU's own number of links would
 MOST_GPUS = 999_999  #: of a type in Gres=
 
-_SOCKETS = re.compile(r"\([^()]*\)")  #: that `scontrol show node` appends: (S:0-1)
-
 GpuKey = tuple[str, int]
 Present = Mapping[str, str | None]  #: device file → type; None: its line has none
 TypeCounts = Mapping[str | None, int]  #: type → GPUs, in the order of Gres=; None: without a type
@@ -55,7 +53,7 @@ class NodeGres:
     def counts(self) -> TypeCounts:
         """The GPUs of `gpu:a100:2,gpu:v100,shard:8`; without a number it is one."""
         counts: dict[str | None, int] = {}
-        for entry in _SOCKETS.sub("", self.value).replace(":no_consume", "").split(","):
+        for entry in self.value.replace(":no_consume", "").split(","):
             name, *words = entry.split(":")
             number = whole_number(words[-1], MOST_GPUS) if words else None
             kind = ":".join(words if number is None else words[:-1]) or None
@@ -80,41 +78,27 @@ def gres_of(counts: TypeCounts) -> str:
     )
 
 
-@dataclass(frozen=True)
-class DeviceNaming:
+class DeviceNaming(NamedTuple):
     """How a vendor's driver names its device files."""
 
     prefix: str
-    minor: Callable[[Gpu], int | None]
-    unknown: str  #: why a minor is not known
+    minor: str  #: the field of a GPU that has the number
+    source: str  #: of that number
     runtime: str  #: the source of the GPUs' numbers in a job, in the order of affinityd
 
 
-NAMINGS: Mapping[str, DeviceNaming] = {
-    "nvidia": DeviceNaming(
-        "/dev/nvidia",
-        lambda gpu: gpu.minor,
-        "its minor is not known (NVIDIA's driver would tell it)",
-        "CUDA",
-    ),
-    "amd": DeviceNaming(
-        "/dev/dri/renderD",
-        lambda gpu: gpu.render_minor,
-        "its minor is not known (KFD would tell it)",
-        "ROCm",
-    ),
+NAMINGS = {
+    "nvidia": DeviceNaming("/dev/nvidia", "minor", "NVIDIA's driver", "CUDA"),
+    "amd": DeviceNaming("/dev/dri/renderD", "render_minor", "KFD", "ROCm"),
 }
-
-
-def _naming(gpu: Gpu) -> DeviceNaming:
-    why = f"how the device files of vendor {gpu.vendor} are numbered is not known"
-    return NAMINGS.get(gpu.vendor) or DeviceNaming("", lambda _: None, why, "affinityd")
+NO_NAMING = DeviceNaming("", "", "", "affinityd")
 
 
 def device_file(gpu: Gpu) -> str | None:
     """Return a GPU's device file; None where the machine does not tell which it is."""
-    minor = _naming(gpu).minor(gpu)
-    return None if minor is None else f"{_naming(gpu).prefix}{minor}"
+    naming = NAMINGS.get(gpu.vendor)
+    minor = getattr(gpu, naming.minor) if naming else None
+    return f"{naming.prefix}{minor}" if naming and minor is not None else None
 
 
 @dataclass(frozen=True)
@@ -296,25 +280,30 @@ class GresConf:
         A guess would give jobs a GPU that is another's.
         """
         file, kind = device_file(gpu), self.types.of.get(gpu.key, "?")
-        links = self.links.get(gpu.key)
+        links, naming = self.links.get(gpu.key), NAMINGS.get(gpu.vendor, NO_NAMING)
         fields = (
             node_name and f"NodeName={node_name}",
             "Name=gpu",
             kind and f"Type={kind}",
-            f"File={file or f'{_naming(gpu).prefix}?'}",
+            f"File={file or f'{naming.prefix}?'}",
             self.affinities[gpu.key].field,
             f"Links={','.join(map(str, links))}" if links else None,
         )
         text = " ".join(filter(None, fields))
         if file and gpu.key in self.types.of:
             return text
-        why = self.types.why if file else _naming(gpu).unknown
+        if file:
+            why = self.types.why
+        elif naming.source:
+            why = f"its minor is not known ({naming.source} would tell it)"
+        else:
+            why = f"how the device files of vendor {gpu.vendor} are numbered is not known"
         return f"# gpu {gpu.index} ({gpu.pci_bus_id}): {why}: {text}"
 
     def _order(self) -> Iterator[str]:
         """Yield the remedy that makes Slurm's numbers those of a job, if there is one."""
         gpus = self.topology.gpus
-        runtimes = {_naming(gpu).runtime for gpu in gpus}
+        runtimes = {NAMINGS.get(gpu.vendor, NO_NAMING).runtime for gpu in gpus}
         if len(runtimes) == 1:  # of two vendors, each counts from 0 and Slurm goes on
             runs, numbers = self.types.runs(gpus), Counter(self.types.of.values())
             text = ALTERNATING if self.is_alternating else BY_TYPE if len(runs) > 1 else ORDER

@@ -34,7 +34,7 @@ def gres_conf(facts: NodeFacts) -> CheckResults:
         raise NotApplicableError(f"no Slurm: there is no slurm.conf in {', '.join(FOLDERS)}")
     name = slurm.node_name(facts.topology.name)
     try:
-        (node,), gres = slurm.nodes(name), slurm.configured(name)
+        node, gres = slurm.nodes(name)[0], slurm.configured(name)
         slurmd = slurm.slurmd_gres(name)
     except SlurmError as error:
         if not facts.topology.gpus:

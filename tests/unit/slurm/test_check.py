@@ -116,6 +116,9 @@ another case of gpu @ two gpu:2
 < {ONE}
 > gpu 0: Slurm has Name=GPU; {PRINTS} Name=gpu
 
+a detected type where Gres= has none @ two gpu:2
+{TYPED.replace("a100", "nvidia_a100-sxm4-40gb")}
+
 crossed types and other cores @ several gpu:a100:1,gpu:v100:1
 < {BIG.replace("a100", "v100").replace("0-3", "4-7")}
 < {SMALL.replace("v100", "a100")}
@@ -132,6 +135,10 @@ def test_slurmd_s_gpus_are_compared_with_the_printed_lines(case: str) -> None:
     has = "\n".join(line[2:] for line in lines if line[0] == "<")
     findings = [line[2:] for line in lines if line[0] == ">"]
     assert found(has, MACHINES[name], gres=gres) == findings
+
+
+def test_cores_of_a_gpu_whose_numa_node_is_unknown_are_not_compared() -> None:
+    assert found(ZERO, node(None)) == []
 
 
 def test_errors_of_slurmd_come_first_and_are_all_if_it_failed() -> None:
