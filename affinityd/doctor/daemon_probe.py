@@ -59,7 +59,6 @@ def probe(path: str, timeout: float = TIMEOUT) -> DaemonFacts:
 
 
 def _listener(path: str, timeout: float) -> DaemonFacts:
-    """Return the listening process, and whether it is ready."""
     daemon = DaemonFacts(path)
     deadline = time.monotonic() + timeout
     try:
@@ -93,7 +92,6 @@ def _open_to_others(folder: Path) -> int | None:
 
 
 def _answer(kind: type[T], path: str, target: str, timeout: float) -> T | str:
-    """Return a daemon's answer, or why there is none."""
     name = target[1:].partition("?")[0]
     refusals = (*REFUSALS, NotEnforcedError)
     try:
@@ -145,7 +143,6 @@ def file_age(path: str) -> float | None:
 
 
 def _published(file: Path) -> Node | str:
-    """Return the node that a daemon published, or why there is none."""
     try:  # to ask whether it is there may be refused, too
         return node_file.read(file) if file.exists() else "there is none"
     except OSError as error:

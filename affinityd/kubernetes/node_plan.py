@@ -115,7 +115,6 @@ def _of_daemon(asked: Pairs, name: str, address: str, deadline: float) -> NodePl
 
 
 def _check_names(plan: PlanDocument) -> None:
-    """Raise ValueError for a GPU without names, or with one that no file may have."""
     for gpu in (rank.gpu for rank in plan.ranks):
         if not gpu.names or not "".join(gpu.names).isprintable():
             raise ValueError(f"GPU {gpu.index} has no name that a file could have")
@@ -194,7 +193,6 @@ def _stem(name: str) -> str:
 
 
 def _write(path: Path, text: str, mode: int = READABLE) -> None:
-    """Write a file atomically. Raises OutputError."""
     try:
         if not path.parent.exists():
             path.parent.mkdir(parents=True)

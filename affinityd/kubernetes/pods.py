@@ -134,7 +134,6 @@ def devices(container: ContainerResources, topology: Topology) -> frozenset[Devi
 
 
 def _name(device: str) -> str:
-    """Return the name here of RESOURCE/ID."""
     matches = ((name, pattern.fullmatch(device)) for pattern, name in NAMES.items())
     whole = (name.format(*match.groups()) for name, match in matches if match)
     return next(whole, device.rpartition("/")[2])
@@ -309,7 +308,6 @@ class KubeletPods:
 
 
 def _left(deadline: float) -> float:
-    """Return the seconds until a deadline. Raises TimeoutError after it."""
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError("timed out")

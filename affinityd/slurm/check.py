@@ -150,7 +150,6 @@ def far(topology: Topology, gpus: Mapping[int, Gpu], threads: int, job: SlurmJob
 
 
 def _place(topology: Topology, cpus: CpuSet) -> str:
-    """Return where CPUs are: `package 0, nodes 0-1`."""
     cores = [core for core in topology.cores if not cpus.isdisjoint(core.cpus)]
     packages = named_packages({core.package for core in cores})
     nodes = named_nodes({core.node for core in cores})

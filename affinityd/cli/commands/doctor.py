@@ -111,20 +111,17 @@ def _daemon(settings: Settings) -> DaemonFacts:
 
 
 def _reserved(daemon: DaemonFacts, settings: Settings) -> CpuSet:
-    """Return the CPUs that no rank is given: as a daemon published them, else as set here."""
     node = daemon.published
     return node.reserved if isinstance(node, Node) else settings.reserved_cpus
 
 
 def _variables() -> Iterator[NamedVariable]:
-    """Yield the names of variables, and of the settings file's lines."""
     file = config.path()
     yield from (NamedVariable(name, ENVIRONMENT) for name in sorted(os.environ))
     yield from (NamedVariable(name, file) for name in config.read_file(file))
 
 
 def _table(node: str, results: Sequence[CheckResult]) -> Iterator[str]:
-    """Yield the lines: each result, below it its remedy, and the sum."""
     rows = [row for result in results for row in _rows(result)]
     yield from aligned(COLUMNS, rows, ())
     statuses = [result.status for result in results]

@@ -176,7 +176,6 @@ def gpu_nics(facts: NodeFacts) -> CheckResults:
 
 
 def _ports(facts: NodeFacts) -> list[RdmaPort]:
-    """Return the ports of the machine. Raises NotApplicableError for none."""
     ports = [port for nic in facts.topology.nics for port in nic.ports]
     if not ports:
         raise NotApplicableError("this node has no RDMA device")

@@ -144,7 +144,6 @@ def _nvidia(facts: NodeFacts) -> list[Gpu]:
 
 
 def _reports(facts: NodeFacts) -> list[tuple[Gpu, NvmlGpu]]:
-    """Return the GPUs with NVML's report of each."""
     reports = (facts.nvml.gpus if facts.nvml else None) or ()
     by_index = {report.index: report for report in reports}
     return [(gpu, by_index[gpu.index]) for gpu in _nvidia(facts) if gpu.index in by_index]
@@ -218,7 +217,6 @@ def _devices(facts: NodeFacts) -> Iterator[tuple[str, str, list[Gpu]]]:
 
 
 def _interrupt_cpus(tree: Tree, address: str) -> CpuSet:
-    """Return the CPUs that handle a device's interrupts."""
     cpus = frozenset[int]()
     for number in numbered(tree, f"{DEVICES}/{address}/msi_irqs", ""):
         folder = f"proc/irq/{number}"

@@ -84,7 +84,6 @@ def cgroup(facts: NodeFacts) -> CheckResults:
 
 
 def _second(facts: NodeFacts, v2: Mount) -> CheckResults:
-    """Yield the results for version 2."""
     scopes = list(_scopes(facts.tree, v2.point))
     for scope in scopes:
         if "cpuset" not in _controllers(facts.tree, scope):

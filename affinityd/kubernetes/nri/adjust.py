@@ -181,7 +181,6 @@ def _planned(
 def _with_variables(
     container: Container, outcome: str, environment: Mapping[str, str], note: str
 ) -> Adjustment:
-    """Return variables, without those that the container has already."""
     new = {name: text for name, text in environment.items() if name not in container.environment}
     return Adjustment(outcome, new, note=note)
 

@@ -70,7 +70,6 @@ def reply(request: bytes, answers: Mapping[str, Answer], guard: Guard) -> bytes:
 
 
 def _registration() -> bytes:
-    """Return a ttrpc.Request to register."""
     plugin = field(1, NAME) + field(2, INDEX)
     return field(1, SERVICE) + field(2, "RegisterPlugin") + field(3, plugin)
 
