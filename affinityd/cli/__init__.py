@@ -67,9 +67,9 @@ def _run(name: str, argv: Sequence[str]) -> int:
 def entry() -> None:
     """Run as a program."""
     if sys.argv[1:2] == ["serve"]:
-        from affinityd.daemon import signals  # noqa: PLC0415 - only the daemon needs it
+        from affinityd import daemon  # noqa: PLC0415 - only the daemon needs it
 
-        signals.hold()  # until there is a handler for them
+        daemon.hold_signals()  # until there is a handler for them
     for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a line shows a ?
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")

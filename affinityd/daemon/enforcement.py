@@ -17,8 +17,8 @@ from affinityd.audit.facts.job import Job
 from affinityd.audit.model import Scan
 from affinityd.config.settings import OBSERVE, PIN, Settings
 from affinityd.cpuset import several
+from affinityd.daemon.api.peers import Viewer
 from affinityd.daemon.metrics import enforcement as enforcement_metrics
-from affinityd.daemon.peers import Viewer
 from affinityd.daemon.policy_document import parse
 from affinityd.daemon.state.background import FailureLog
 from affinityd.enforce.document import Enforced, render

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
+from logging.handlers import QueueHandler, QueueListener
 from queue import SimpleQueue
 
 from affinityd.text import one_line
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class TextFormatter(logging.Formatter):
-    """LEVEL message; the time is the journal's business."""
+    """LEVEL message; the journal adds the time."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as one line."""
@@ -52,49 +53,54 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line).replace("\x7f", "\\u007f")
 
 
-class LineWriter(logging.Handler):
-    """Writes lines to a file from a thread; at most MOST_LINES wait.
+class LineQueue(QueueHandler):
+    """Formats records, and queues MOST_LINES of them at most."""
 
-    Once the file accepts lines again, a line tells how many are missing.
+    def __init__(self, formatter: logging.Formatter) -> None:
+        # Of the queues only this one bears a finalizer that logs while a line is being put.
+        self.waiting = SimpleQueue[logging.LogRecord]()
+        super().__init__(self.waiting)
+        self.setFormatter(formatter)
+        self.dropped = 0  #: lines that found no room
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        """Queue a record whose message is its line."""
+        if self.waiting.qsize() < MOST_LINES:
+            super().enqueue(record)
+        else:
+            self.dropped += 1
+
+
+class LineWriter(QueueListener):
+    """Writes the queued lines to a file, from a thread.
+
+    Once the file accepts lines again, a line tells how many are missing. No handler writes: at the
+    end, logging would wait for its lock.
     """
 
-    def __init__(self, file: int, formatter: logging.Formatter) -> None:
-        super().__init__()
-        self.setFormatter(formatter)
+    def __init__(self, lines: LineQueue, file: int) -> None:
+        super().__init__(lines.waiting)
+        self._lines = lines
         self._file = file
-        # Of the queues only this one bears a finalizer that logs while a line is being put.
-        self._lines: SimpleQueue[str | None] = SimpleQueue()
-        self._dropped = 0  # lines that found no room
-        self._thread = threading.Thread(target=self._write_lines, daemon=True)
-        self._thread.start()
+        self._missing = 0  # lines that were dropped or failed, as the log does not tell yet
 
-    def emit(self, record: logging.LogRecord) -> None:
-        """Format a record and queue it."""
-        if self._lines.qsize() >= MOST_LINES:
-            self._dropped += 1
-            return
-        try:
-            self._lines.put(self.format(record))
-        except Exception:  # noqa: BLE001 - as of every handler
-            self.handleError(record)
+    def handle(self, record: logging.LogRecord) -> None:
+        """Write a line, however long that takes."""
+        dropped, self._lines.dropped = self._lines.dropped, 0
+        self._missing += dropped + (not self._write(record.msg))
+        if self._missing and self._lines.waiting.empty():
+            text = f"{self._missing} lines are missing above: the log could not be written"
+            notice = logging.LogRecord(log.name, logging.WARNING, "", 0, text, (), None)
+            if self._write(self._lines.format(notice)):
+                self._missing = 0
 
     def end(self) -> None:
         """Wait for the unwritten lines, END_SECONDS at most."""
-        self._lines.put(None)
-        self._thread.join(END_SECONDS)
-
-    def _write_lines(self) -> None:
-        failed = reported = 0
-        while (line := self._lines.get()) is not None:
-            if not self._write(line):
-                failed += 1
-            elif self._lines.empty() and (lost := self._dropped + failed - reported):
-                text = "%d lines are missing above: the log could not be written"
-                notice = logging.LogRecord(log.name, logging.WARNING, "", 0, text, (lost,), None)
-                reported += lost if self._write(self.format(notice)) else 0
+        stop = threading.Thread(target=self.stop, daemon=True)
+        stop.start()
+        stop.join(END_SECONDS)
 
     def _write(self, line: str) -> bool:
-        """Write a line, however long that takes; return whether the file took it."""
         rest = f"{line}\n".encode(errors="replace")
         try:
             while rest:
@@ -116,13 +122,21 @@ def log_on_stdout(log_format: str) -> Iterator[None]:
         logging.basicConfig(handlers=[logging.NullHandler()], force=True)
         yield
         return
-    formatter = JsonFormatter() if log_format == "json" else TextFormatter()
-    handler = LineWriter(sys.stdout.fileno(), formatter)
-    logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
-    try:
+    with writing(sys.stdout.fileno(), log_format) as lines:
+        logging.basicConfig(handlers=[lines], level=logging.INFO, force=True)
         yield
+
+
+@contextmanager
+def writing(file: int, log_format: str) -> Iterator[LineQueue]:
+    """Yield a handler whose lines, "text" or "json", a thread writes to a file."""
+    lines = LineQueue(JsonFormatter() if log_format == "json" else TextFormatter())
+    writer = LineWriter(lines, file)
+    writer.start()
+    try:
+        yield lines
     finally:
-        handler.end()
+        writer.end()
 
 
 def _message(record: logging.LogRecord) -> str:

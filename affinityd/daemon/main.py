@@ -18,13 +18,12 @@ import uvloop
 from affinityd import __version__
 from affinityd.config import ON
 from affinityd.config.settings import OFF, Settings
-from affinityd.daemon import signals
-from affinityd.daemon.api.app import create_app
-from affinityd.daemon.api.documents import Documents
+from affinityd.daemon import release_signals
+from affinityd.daemon.api.app import Documents, create_app
+from affinityd.daemon.api.peers import Callers
 from affinityd.daemon.api.problems import PlanOnly
 from affinityd.daemon.logging import log_on_stdout
 from affinityd.daemon.metrics.registry import Metrics
-from affinityd.daemon.peers import Callers
 from affinityd.daemon.servers import Listeners, Servers, listening, raise_file_limit
 from affinityd.daemon.state.node_publisher import NodePublisher, notify
 from affinityd.daemon.state.plan_service import PlanService
@@ -81,13 +80,13 @@ async def _serve(
         scan_interval=settings.scan_interval,
         nvml_failures=nvml_failures,
     )
-    audits = Documents[float](
-        lambda _boot, viewer: scans.document("/audit", **asdict(viewer)) if scans else b"",
+    audits = Documents(
+        lambda viewer: scans.document("/audit", **asdict(viewer)) if scans else b"",
         NotScannedError,
         _why_no_audit(settings),
     )
-    enforced = Documents[float](
-        lambda _boot, viewer: scans.document("/enforce", **asdict(viewer)) if scans else b"",
+    enforced = Documents(
+        lambda viewer: scans.document("/enforce", **asdict(viewer)) if scans else b"",
         NotEnforcedError,
         "nothing has been enforced yet; try again in a moment",
     )
@@ -172,4 +171,4 @@ def _take_signals(stop: Callable[[], None], read_anew: Callable[[], None]) -> No
         loop.add_signal_handler(number, stop)
     # No handler of the loop's: where that ends, SIGHUP would be the process's end again.
     signal.signal(signal.SIGHUP, lambda _number, _frame: loop.call_soon_threadsafe(read_anew))
-    signals.release()
+    release_signals()

@@ -12,10 +12,10 @@ from prometheus_client.core import Metric
 from affinityd.audit.describe import counts, render
 from affinityd.audit.model import Scan
 from affinityd.config.settings import OFF, Settings
+from affinityd.daemon.api.peers import Viewer
 from affinityd.daemon.metrics import audit as audit_metrics
 from affinityd.daemon.metrics.audit import JobRow, JobSeries
 from affinityd.daemon.metrics.families import expositions
-from affinityd.daemon.peers import Viewer
 from affinityd.daemon.state.scans import ScanResult
 from affinityd.grouping import Recent
 from affinityd.topology.model import Gpu, Topology

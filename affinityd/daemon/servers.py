@@ -30,7 +30,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from affinityd.config.settings import Settings
-from affinityd.daemon.peers import KEY, peer_of
+from affinityd.daemon.api.peers import KEY, peer_of
 from affinityd.daemon.state.background import until_multiple
 from affinityd.errors import FatalError, ListenError
 from affinityd.linux.processes import credentials

@@ -1,8 +1,11 @@
-"""The FastAPI app: its paths and their answers."""
+"""The FastAPI app: its paths and their answers.
+
+`GET /audit` and `GET /enforce` show processes, as each caller may see them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any
 
@@ -12,14 +15,13 @@ from starlette.responses import PlainTextResponse, Response
 from affinityd import __version__
 from affinityd.daemon.api import problems
 from affinityd.daemon.api.description import add_description, listed
-from affinityd.daemon.api.documents import Documents, add_document
-from affinityd.daemon.api.page.routes import PICTURE_HEADERS, SVG, add_page
+from affinityd.daemon.api.page import PICTURE_HEADERS, SVG, add_page
+from affinityd.daemon.api.peers import Callers, Viewer, peer_of_request, viewer
 from affinityd.daemon.metrics.registry import Metrics
-from affinityd.daemon.peers import Callers
 from affinityd.daemon.state.background import SingleFlight
 from affinityd.daemon.state.plan_service import PlanService, mode_of, pairs_of
 from affinityd.daemon.state.topology_watcher import TopologyWatcher
-from affinityd.errors import AffinityError, InvalidRequestError
+from affinityd.errors import AffinityError, InvalidRequestError, NotEnforcedError, NotReadyError
 from affinityd.json_codec import dumps
 from affinityd.picture import Marks, draw, marks_of
 from affinityd.request.devices import names_unknown_mig
@@ -27,6 +29,7 @@ from affinityd.request.environment import ENV
 from affinityd.request.parameters import PARAMETERS
 from affinityd.request.query import VARIABLE, parse_query
 from affinityd.request.resolve import answer
+from affinityd.text import quote
 from affinityd.topology.document import TopologyAnswer, to_document
 
 _PARAMETERS = [
@@ -62,12 +65,51 @@ _NO_DOCUMENT: dict[int | str, dict[str, Any]] = {
 }
 
 
+#: Path → its answer, in a line.
+_DOCUMENTS = {
+    "/audit": "The processes that use GPUs, and where they may run",
+    "/enforce": "Which processes of GPU jobs are pinned, which are left alone, and why",
+}
+#: A browser keeps them out of other sites' pages: Fetch, Cross-Origin-Resource-Policy.
+_DOCUMENT_HEADERS = {
+    "cross-origin-resource-policy": "same-origin",
+    "x-content-type-options": "nosniff",
+}
+_NOT_ENFORCING = (
+    "this daemon does not enforce: start it with --enforce observe or pin, and without "
+    "AFFINITYD=off"
+)
+
+
+class Documents:
+    """The documents of the last scan, one for each kind of viewer; one is written at a time."""
+
+    def __init__(
+        self, write: Callable[[Viewer], bytes], error: type[NotReadyError], why_none: str
+    ) -> None:
+        """Take the writer of a document, and the error to raise before the first scan."""
+        self._write = SingleFlight[tuple[float, Viewer], bytes](lambda key: write(key[1]) + b"\n")
+        self._why_none = why_none
+        self._error = error
+        self._scanned: float | None = None
+
+    def update(self, scanned: float) -> None:
+        """Describe the scan that began at this time from now on."""
+        self._scanned = scanned
+
+    async def document(self, reader: Viewer) -> bytes:
+        """Return a viewer's document, as JSON. Raises NotReadyError if there is none yet."""
+        if self._scanned is None:
+            raise self._error(self._why_none)
+        return await self._write((self._scanned, reader))
+
+
 def create_app(
     service: PlanService,
     watcher: TopologyWatcher,
     metrics: Metrics,
     callers: Callers,
-    documents: Mapping[str, Documents[Any] | None],
+    documents: Mapping[str, Documents | None],
     *,
     admin_group: int | None = None,
     socket: str = "",
@@ -93,7 +135,7 @@ def create_app(
     _add_node(app, service, watcher, metrics)
     _add_picture(app, service, watcher, callers)
     for path, source in documents.items():
-        add_document(app, path, source, admin_group, _NO_DOCUMENT)
+        _add_document(app, path, source, admin_group)
     add_description(app)
     return app
 
@@ -184,6 +226,20 @@ def _add_picture(
             marks = marks_of(reply, service.node.reserved)
         svg = draw(service.node.topology, marks)
         return Response(svg, media_type=SVG, headers=PICTURE_HEADERS)
+
+
+def _add_document(
+    app: FastAPI, path: str, documents: Documents | None, admin_group: int | None
+) -> None:
+    @app.get(path, name=path[1:], summary=_DOCUMENTS[path], responses=_NO_DOCUMENT)
+    async def document(request: Request) -> Response:
+        if query := request.scope["query_string"].decode("ascii", errors="replace"):
+            raise InvalidRequestError(f"{path} takes no parameters, and was given {quote(query)}")
+        if documents is None:  # of a daemon that does not enforce
+            raise NotEnforcedError(_NOT_ENFORCING)
+        host = request.headers.get("host", "")
+        body = await documents.document(viewer(peer_of_request(request.scope), admin_group, host))
+        return Response(body, media_type="application/json", headers=_DOCUMENT_HEADERS)
 
 
 async def _bring_up_to_date(service: PlanService, watcher: TopologyWatcher, query: bytes) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from affinityd.daemon.peers import has_peer_pidfd
+from affinityd.daemon.api.peers import has_peer_pidfd
 from tests.e2e.vm import mending
 from tests.e2e.vm.driver import addresses
 from tests.e2e.vm.hardware import BARE_NODE, GPU_NODES, NODES, distance

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from affinityd.cpuset import parse_list
-from affinityd.daemon import peers
-from affinityd.daemon.peers import Callers, Peer, has_peer_pidfd, peer_of
+from affinityd.daemon.api import peers
+from affinityd.daemon.api.peers import Callers, Peer, has_peer_pidfd, peer_of
 from affinityd.errors import BusyError
 from affinityd.request.resolve import Caller
 from tests.support.asking_processes import Asker, connected
@@ -145,7 +145,7 @@ os.kill(second, 9)
 #: As a user who may not look into its own cgroup's folder: asks itself.
 SHUT = """
 import asyncio, socket
-from affinityd.daemon.peers import Callers, peer_of
+from affinityd.daemon.api.peers import Callers, peer_of
 mine, other = socket.socketpair(socket.AF_UNIX)
 async def ask():
     return Callers().of_peer(peer_of(mine))
@@ -155,7 +155,7 @@ print(asyncio.run(ask()))
 #: In a mount namespace of its own: the cgroups are mounted elsewhere.
 REMOUNTED = """
 import asyncio, socket, subprocess, sys
-from affinityd.daemon.peers import Callers, peer_of
+from affinityd.daemon.api.peers import Callers, peer_of
 old, new = sys.argv[1:]
 mine, other = socket.socketpair(socket.AF_UNIX)
 callers, peer = Callers(), peer_of(mine)

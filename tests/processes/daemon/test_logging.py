@@ -18,7 +18,7 @@ from contextlib import contextmanager
 import pytest
 
 from affinityd.daemon import logging as daemon_logging
-from affinityd.daemon.logging import MOST_LINES, JsonFormatter, LineWriter, TextFormatter
+from affinityd.daemon.logging import MOST_LINES, JsonFormatter, TextFormatter, writing
 from tests.support.daemons import PATIENCE
 
 NASTY = "asked for \x1b[31m\r\n'\x00' \x7f \u2028 \ud800"
@@ -83,13 +83,14 @@ LONG = "x" * 1000  #: of such lines a pipe holds fewer than are queued: pipe(7)
 
 
 @contextmanager
-def writing(file: int, formatter: logging.Formatter) -> Iterator[Callable[[str], None]]:
-    """Return what logs a message to a file."""
-    handler = LineWriter(file, formatter)
-    try:
-        yield lambda it: handler.emit(logging.LogRecord("x", logging.INFO, "f", 1, it, (), None))
-    finally:
-        handler.end()
+def telling(file: int, log_format: str = "text") -> Iterator[Callable[[str], None]]:
+    """Yield a function that logs a message to a file."""
+    with writing(file, log_format) as lines:
+
+        def tell(text: str) -> None:
+            lines.handle(logging.LogRecord("x", logging.INFO, "f", 1, text, (), None))
+
+        yield tell
 
 
 def read_lines(file: int, until: str) -> list[str]:
@@ -114,7 +115,7 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 def test_all_that_is_told_is_written_in_its_order_before_the_end(pipe: tuple[int, int]) -> None:
     reader, writer = pipe
-    with writing(writer, TextFormatter()) as tell:
+    with telling(writer) as tell:
         for number in range(100):
             tell(f"line {number}")
     assert os.read(reader, 65536).decode().splitlines() == [f"info: line {n}" for n in range(100)]
@@ -126,7 +127,7 @@ def test_a_reader_that_stops_holds_up_no_line_and_gets_the_number_that_it_missed
     """Once, and in the form of the log."""
     reader, writer = pipe
     told = 5 * MOST_LINES
-    with writing(writer, JsonFormatter()) as tell:
+    with telling(writer, "json") as tell:
         for number in range(told):
             tell(f"line {number} {LONG}")
         lines = [json.loads(line) for line in read_lines(reader, "are missing above")]
@@ -144,7 +145,7 @@ def test_a_reader_that_stops_does_not_hold_up_the_end(
     pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(daemon_logging, "END_SECONDS", 0.1)
-    with writing(pipe[1], TextFormatter()) as tell:
+    with telling(pipe[1]) as tell:
         for _ in range(MOST_LINES):
             tell(LONG)
 
@@ -161,7 +162,7 @@ def test_a_log_that_cannot_be_written_is_no_failure_and_tells_how_many_are_missi
         return really_write(file, data)
 
     monkeypatch.setattr(os, "write", write)
-    with writing(writer, TextFormatter()) as tell:
+    with telling(writer) as tell:
         for message in ("lost", "lost too", "after"):
             tell(message)
         lines = read_lines(reader, "missing")

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from affinityd.daemon.peers import Peer, peer_of
+from affinityd.daemon.api.peers import Peer, peer_of
 from tests.support.asking_processes import connected
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")

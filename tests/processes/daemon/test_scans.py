@@ -18,8 +18,8 @@ import pytest
 from affinityd.audit.facts.job import Job
 from affinityd.audit.model import CpuTime, Scan
 from affinityd.config.settings import Settings
+from affinityd.daemon.api.peers import Viewer
 from affinityd.daemon.metrics.registry import Metrics
-from affinityd.daemon.peers import Viewer
 from affinityd.daemon.scanning import Scanning
 from affinityd.daemon.state import scans as module
 from affinityd.daemon.state.scans import ScanChild

@@ -16,7 +16,7 @@ import pytest
 from affinityd.audit.facts.process import ProcessFacts
 from affinityd.config.settings import OBSERVE, PIN
 from affinityd.cpuset import CpuSet, parse_list
-from affinityd.daemon.peers import Viewer
+from affinityd.daemon.api.peers import Viewer
 from affinityd.daemon.policy_document import parse
 from affinityd.enforce import enforcer as module
 from affinityd.enforce.document import Enforced

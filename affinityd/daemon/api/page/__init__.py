@@ -1,1 +1,141 @@
-"""The node's page: what a browser gets of a daemon."""
+"""The node's page for browsers: its HTML, its files and their paths, and the plan as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from html import escape
+from importlib.resources import files
+from shlex import quote
+from string import Template
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.responses import PlainTextResponse, Response
+
+from affinityd import __version__
+from affinityd.daemon.state.plan_service import PlanService
+from affinityd.picture import Marks, draw_within, sentences, stylesheet
+from affinityd.request.parameters import PARAMETERS
+from affinityd.text import printable
+from affinityd.topology.model import Gpu, Node, Topology
+from affinityd.topology.words import gpu_word, totals
+
+FILES = ("page.js", "picture.js", "audit.js", "page.css")
+#: The page loads nothing from elsewhere, runs and styles nothing that is inside a document, sends
+#: nothing elsewhere, and is in no frame: CSP Level 3; Trusted Types.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+    "vary": "accept",
+}
+#: A picture has its style inside, and nothing else that could act.
+PICTURE_HEADERS = {
+    **HEADERS,
+    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'",
+}
+SVG = "image/svg+xml"
+
+#: The options that two plans, side by side, may differ in.
+OPTIONS = ("mode", "scope", "multithreading", "balanced", "share")
+OTHER = "b."  #: before the names of the second plan's options
+
+
+def add_page(
+    app: FastAPI,
+    service: PlanService,
+    *,
+    refresh: Callable[[], Awaitable[None]],
+    listed: Callable[[], str],
+    socket: str,
+) -> None:
+    """Answer / with the page for browsers, and with the list `listed` for other clients.
+
+    `socket`: the path of the daemon's, which the page names.
+    """
+    last: tuple[Node, str] | None = None
+
+    @app.get("/", summary="This list, and the page for browsers", response_class=PlainTextResponse)
+    async def root(request: Request) -> Response:
+        nonlocal last
+        if "text/html" not in request.headers.get("accept", ""):
+            return PlainTextResponse(listed(), headers={"vary": "accept"})
+        await refresh()
+        if last is None or last[0] is not service.node:  # else plans would wait for each page
+            last = service.node, page(service.node, socket)
+        return Response(last[1], media_type="text/html", headers=HEADERS)
+
+    for name in FILES:
+        _add_file(app, name, (files(__package__) / name).read_text(encoding="utf-8"))
+    _add_file(app, "picture.css", stylesheet())
+
+
+def _add_file(app: FastAPI, name: str, text: str) -> None:
+    media_type = "text/css" if name.endswith(".css") else "text/javascript"
+
+    @app.get(f"/{name}", include_in_schema=False)
+    async def file() -> Response:
+        return Response(text, media_type=media_type, headers=HEADERS)
+
+
+def page(node: Node, socket: str) -> str:
+    """Return the HTML of a node's page, which names the daemon's socket."""
+    topology = node.topology
+    template = Template((files(__package__) / "page.html").read_text(encoding="utf-8"))
+    return template.substitute(
+        version=escape(__version__),
+        name=_text(topology.name),
+        totals=_text(", ".join(totals(topology))),
+        generation=node.generation,
+        forward=_text(f"ssh -N -L {quote(f'127.0.0.1:9465:{socket}')} {quote(topology.name)}"),
+        gpus="\n".join(_checkbox(topology, gpu) for gpu in topology.gpus),
+        options="\n".join(_select(name, "") for name in OPTIONS),
+        other_options="\n".join(_select(name, OTHER) for name in OPTIONS),
+        pictures=draw_within(topology, Marks(node.reserved)),
+        sentences="\n".join(f"<li>{_text(sentence)}</li>" for sentence in sentences(topology)),
+        notices="\n".join(f"<li>{_text(notice)}</li>" for notice in topology.notices),
+    )
+
+
+def gpu_entry(topology: Topology, gpu: Gpu) -> str:
+    """Return a GPU as a plan's `gpus` names it: its index, else its UUID or PCI bus id."""
+    return str(gpu.index) if gpu.vendor == topology.vendor else gpu.uuid or gpu.pci_bus_id
+
+
+def _checkbox(topology: Topology, gpu: Gpu) -> str:
+    key = _text("{}:{}".format(*gpu.key))
+    entry = _text(gpu_entry(topology, gpu))
+    name = _text(f"{gpu_word(topology, gpu)} {gpu.index}")
+    names = f'data-uuid="{_text(gpu.uuid or "")}" data-pci="{_text(gpu.pci_bus_id)}"'
+    return (
+        f'<label class="choice"><input type="checkbox" data-gpu="{key}" {names} value="{entry}"> '
+        f"{name}</label>"
+    )
+
+
+def _select(name: str, prefix: str) -> str:
+    parameter = PARAMETERS[name]
+    default, *others = _values(parameter.schema)
+    options = "".join(f"<option>{word}</option>" for word in others)
+    return (
+        f'<label title="{_text(parameter.help)}">{name} '
+        f'<select name="{prefix}{name}" data-default="{default}">'
+        f'<option value="">{default}</option>{options}</select></label>'
+    )
+
+
+def _values(schema: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a parameter's values, the default first."""
+    values = [schema["default"], *schema.get("enum", (True, False))]
+    return (str(it).lower() if isinstance(it, bool) else it for it in dict.fromkeys(values))
+
+
+def _text(text: str) -> str:
+    return escape(printable(text))

@@ -9,8 +9,8 @@ from dataclasses import asdict
 import pytest
 
 from affinityd.audit.document import AuditDocument
-from affinityd.daemon.api.documents import Documents
-from affinityd.daemon.peers import Peer, Viewer, viewer
+from affinityd.daemon.api.app import Documents
+from affinityd.daemon.api.peers import Peer, Viewer, viewer
 from affinityd.errors import NotScannedError
 from affinityd.linux.processes import Credentials
 from tests.support.documents import exactly
@@ -61,10 +61,10 @@ def test_a_site_whose_name_leads_to_the_socket_sees_only_counts(host: str, sees:
 FOUND = audit(process(1, uid=7), process(2, uid=8), process(3, uid=None))
 
 
-def documents_of(*audits: Audit) -> Documents[float]:
+def documents_of(*audits: Audit) -> Documents:
     scanning, results = scanned(*audits)
-    documents = Documents[float](
-        lambda _boot, reader: scanning.document("/audit", **asdict(reader)),
+    documents = Documents(
+        lambda reader: scanning.document("/audit", **asdict(reader)),
         NotScannedError,
         "none yet",
     )
@@ -101,13 +101,14 @@ async def test_before_the_first_scan_it_is_said_why_there_is_none() -> None:
         await documents_of().document(ALL)
 
 
-async def test_a_document_is_of_the_result_that_there_was_when_it_was_asked_for() -> None:
-    documents: Documents[str] = Documents(
-        lambda found, reader: f"{found} of {reader.uid}".encode(), NotScannedError, ""
+async def test_a_document_is_of_the_scan_that_was_the_last_when_it_was_asked_for() -> None:
+    scans = ["first", "second"]
+    documents = Documents(
+        lambda reader: f"{scans.pop(0)} of {reader.uid}".encode(), NotScannedError, ""
     )
-    documents.update("first")
+    documents.update(1.0)
     before = asyncio.create_task(documents.document(OWN))
     await asyncio.sleep(0)  # it is being written
-    documents.update("second")
+    documents.update(2.0)
     after = await documents.document(OWN)
     assert (await before, after) == (b"first of 7\n", b"second of 7\n")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from affinityd.daemon.api.app import create_app
+from affinityd.daemon.api.peers import Callers
 from affinityd.daemon.metrics.registry import Metrics
-from affinityd.daemon.peers import Callers
 from affinityd.daemon.state.plan_service import Answer, PlanService
 from affinityd.daemon.state.topology_watcher import TopologyWatcher
 from affinityd.topology.model import Node
