@@ -27,8 +27,10 @@ UUID_KINDS = ("GPU-", "MIG-")
 FILE_KINDS = ("minor", "drm")
 MAX_DIGITS = 9  #: of an index that some machine could have
 MAX_INSTANCE = 3  #: digits of an instance's number
-DOMAINS = (4, 8)  #: digits of a PCI domain: the kernel's, NVML's
-BLANKS = " \t\n\r\f\v"  #: isspace(3)
+#: A domain has four digits as the kernel writes it, eight as NVML does.
+PCI_BUS_ID = re.compile(r"([0-9a-f]{4}|[0-9a-f]{8}):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
+#: As strtoul(3) reads: blanks of isspace(3), a sign, digits, of which leading zeros do not count.
+STRTOUL = re.compile(r"[ \t\n\r\f\v]*([+-]?)(?=[0-9])0*([0-9]*)")
 ULONG_MAX = 2**64 - 1
 #: More digits than ULONG_MAX has: a number cut down to so many is still above it.
 ENOUGH_DIGITS = 21
@@ -54,6 +56,10 @@ class VisibleDevices(NamedTuple):
     by_name: bool  #: the numbering comes from a list of UUIDs, so its order is certain
 
 
+#: How a request names a device, or would have, and the device.
+Entry = tuple[str, ComputeDevice]
+
+
 @lru_cache(maxsize=4)
 def all_devices(topology: Topology) -> VisibleDevices:
     """Return the view of a caller that may use every GPU: the node's own numbering.
@@ -65,19 +71,18 @@ def all_devices(topology: Topology) -> VisibleDevices:
     return VisibleDevices({gpu.index: ComputeDevice(gpu) for gpu in own}, everything, by_name=False)
 
 
-def select_devices(
-    seen: VisibleDevices, entries: Sequence[str] | None
-) -> tuple[ComputeDevice, ...]:
+def named(seen: VisibleDevices, names: Sequence[str] | None) -> tuple[Entry, ...]:
     """Return the device of each entry of a request's `gpus`, in rank order; None means all.
 
     Raises InvalidRequestError for an entry that is no index, UUID or PCI bus id, NoSuchGpuError
     for a name of no GPU that the caller sees.
     """
-    if entries is not None:
-        return tuple(device_named(seen, entry) for entry in entries)
-    if not seen.by_index:
-        raise NoSuchGpuError(f"no GPU is visible to the caller; {_present(seen)}")
-    return tuple(seen.by_index.values())
+    if names is None:
+        if not seen.by_index:
+            raise NoSuchGpuError(f"no GPU is visible to the caller; {_present(seen)}")
+        return tuple((str(index), device) for index, device in seen.by_index.items())
+    devices = {name: device_named(seen, name) for name in dict.fromkeys(names)}
+    return tuple((name, devices[name]) for name in names)
 
 
 def is_ambiguous(seen: VisibleDevices, entries: Sequence[str] | None) -> bool:
@@ -103,7 +108,7 @@ def names_unknown_mig(topology: Topology, *texts: str | None) -> bool:
 
 
 def device_named(seen: VisibleDevices, entry: str) -> ComputeDevice:
-    """Return the device that an index, UUID or PCI bus id names. Raises as `select_devices`."""
+    """Return the device that an index, UUID or PCI bus id names. Raises as `named`."""
     if is_number(entry):
         index = int(entry) if len(entry) <= MAX_DIGITS else None
         if index is not None and index in seen.by_index:
@@ -134,15 +139,8 @@ def is_number(entry: str) -> bool:
 
 def _pci_bus_id(entry: str) -> str | None:
     """Return a PCI bus id as the kernel writes it, like 0000:07:00.0; None where it is none."""
-    domain, _, place = entry.lower().partition(":")
-    digits = [domain, place[:2], place[3:5], place[6:]]
-    is_one = (
-        len(domain) in DOMAINS
-        and place == f"{digits[1]}:{digits[2]}.{digits[3]}"
-        and digits[3] in tuple("01234567")
-        and all(digit in "0123456789abcdef" for digit in "".join(digits))
-    )
-    return f"{int(domain, 16):04x}:{place}" if is_one else None
+    match = PCI_BUS_ID.fullmatch(entry.lower())
+    return f"{int(match[1], 16):04x}:{match[2]}" if match else None
 
 
 def with_instances(devices: Sequence[ComputeDevice]) -> Iterator[ComputeDevice]:
@@ -304,13 +302,11 @@ def _indices(entries: Sequence[str], present: Collection[int]) -> list[int]:
 
 def _strtoul(entry: str) -> int:
     """Read the number that an entry begins with; negative where it begins with none."""
-    text = entry.lstrip(BLANKS)
-    unsigned = text[1:] if text.startswith(("+", "-")) else text
-    digits = unsigned[: len(unsigned) - len(unsigned.lstrip("0123456789"))]
-    if not digits:
+    match = STRTOUL.match(entry)
+    if match is None:
         return -1
-    number = min(int((digits.lstrip("0") or "0")[:ENOUGH_DIGITS]), ULONG_MAX)
-    return -number if text.startswith("-") else number
+    number = min(int(match[2][:ENOUGH_DIGITS] or "0"), ULONG_MAX)
+    return -number if match[1] == "-" else number
 
 
 def _named(

@@ -92,17 +92,13 @@ def parse_request(pairs: Iterable[tuple[str, str]]) -> Request:
             f"min_physical_cores={options.min_physical_cores} is more than "
             f"max_physical_cores={most}; make it no more than that"
         )
-    return _checked(Request(**values, options=options))
-
-
-def _checked(request: Request) -> Request:
-    """Return a request whose parameters fit each other. Raises InvalidRequestError."""
-    if request.job is not None and request.ranks is not None and len(request.rank or ()) != 1:
-        raise InvalidRequestError(
-            f"job needs one rank, of {request.ranks}: which of them asks, like rank=0"
-        )
-    if request.job is not None and request.ranks is None and request.rank is not None:
-        raise InvalidRequestError("job needs ranks and rank: how many tasks, and which")
+    request = Request(**values, options=options)
+    if (
+        request.job
+        and (request.rank or request.ranks)
+        and not (request.ranks and len(request.rank or ()) == 1)
+    ):
+        raise InvalidRequestError("job needs ranks and one rank: how many tasks, and which")
     if request.whose == "node" and request.cpuset is not None:
         raise InvalidRequestError(
             "whose=node plans on the whole node, cpuset on some of its CPUs; give one of them"
@@ -133,9 +129,7 @@ _BOOLEANS = {
 }
 
 
-def one_of(*choices: str) -> Callable[[str], str]:
-    """Return a reader of one of these words."""
-
+def _read_one_of(*choices: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text not in choices:
             raise ValueError(f"{quote(text)} is not one of {', '.join(choices)}")
@@ -144,29 +138,25 @@ def one_of(*choices: str) -> Callable[[str], str]:
     return read
 
 
-def mode(text: str) -> str:
-    """Read a mode; `-` and `_` are the same."""
+def _read_mode(text: str) -> str:
     name = text.replace("-", "_")
-    return name if name in MODES else one_of(*MODES)(text)
+    return name if name in MODES else _read_one_of(*MODES)(text)
 
 
-def boolean(text: str) -> bool:
-    """Read true or false."""
+def _read_boolean(text: str) -> bool:
     if text.lower() not in _BOOLEANS:
         raise ValueError(f"{quote(text)} is neither true nor false")
     return _BOOLEANS[text.lower()]
 
 
-def positive(text: str) -> int:
-    """Read a whole number from 1."""
+def _read_positive(text: str) -> int:
     value = whole_number(text, MAX_NUMBER)
     if not value:
         raise ValueError(f"{quote(text)} is not a whole number from 1 to {MAX_NUMBER}")
     return value
 
 
-def nics(text: str) -> int:
-    """Read how many NICs a rank gets: a whole number from 1, all or none."""
+def _read_nics(text: str) -> int:
     words = {"all": MAX_NUMBER, "none": 0}
     number = words[text] if text in words else whole_number(text, MAX_NUMBER) or None
     if number is None:
@@ -174,22 +164,19 @@ def nics(text: str) -> int:
     return number
 
 
-def count(text: str) -> int:
-    """Read a number of entries."""
-    return _few(positive(text), "ranks")
+def _read_count(text: str) -> int:
+    return _few(_read_positive(text), "ranks")
 
 
-def entries(text: str) -> tuple[str, ...]:
-    """Read a comma list of names."""
-    names = tuple(entry.strip() for entry in listed(text).split(","))
+def _read_entries(text: str) -> tuple[str, ...]:
+    names = tuple(entry.strip() for entry in _read_listed(text).split(","))
     if "" in names:
         raise ValueError(f"{quote(text)} has an empty entry; write it like 0,1")
     return names
 
 
-def gpus(text: str) -> tuple[str, ...] | None:
-    """Read a list of devices; None for `all`."""
-    names = entries(text)
+def _read_gpus(text: str) -> tuple[str, ...] | None:
+    names = _read_entries(text)
     if names == ("all",):
         return None
     if "all" in names:
@@ -197,8 +184,7 @@ def gpus(text: str) -> tuple[str, ...] | None:
     return names
 
 
-def ranks(text: str) -> tuple[int, ...]:
-    """Read a list of rank numbers."""
+def _read_ranks(text: str) -> tuple[int, ...]:
     try:
         numbers = parse_list(text)
     except ValueError:
@@ -209,23 +195,20 @@ def ranks(text: str) -> tuple[int, ...]:
     return tuple(sorted(numbers))
 
 
-def listed(text: str) -> str:
-    """Read a comma list to the letter."""
+def _read_listed(text: str) -> str:
     _few(text.count(",") + 1, "entries")
     return text
 
 
-def visible(text: str) -> str:
-    """Read a visible-device variable's value, to the letter."""
+def _read_visible(text: str) -> str:
     name, is_assignment, value = text.partition("=")
     if is_assignment and name in BY_VALUE:
         raise ValueError(f"{quote(text)} names its variable; give the value alone: {quote(value)}")
-    return listed(text)
+    return _read_listed(text)
 
 
-def granted(text: str) -> str:
-    """Read a list of granted devices."""
-    return ",".join(entries(text))
+def _read_granted(text: str) -> str:
+    return ",".join(_read_entries(text))
 
 
 def _few(number: int, noun: str) -> int:
@@ -237,16 +220,16 @@ def _few(number: int, noun: str) -> int:
 def _choice(text: str, *words: str) -> Parameter:
     """Return a parameter that is one of these words, the first by default."""
     schema = {"type": "string", "enum": list(words), "default": words[0]}
-    return Parameter(one_of(*words), text, schema)
+    return Parameter(_read_one_of(*words), text, schema)
 
 
 def _flag(text: str, *, default: bool) -> Parameter:
-    return Parameter(boolean, text, {"type": "boolean", "default": default})
+    return Parameter(_read_boolean, text, {"type": "boolean", "default": default})
 
 
 def _number(
     text: str,
-    read: Callable[[str], int] = positive,
+    read: Callable[[str], int] = _read_positive,
     most: int = MAX_NUMBER,
     **schema: int,
 ) -> Parameter:
@@ -257,28 +240,28 @@ _DEFAULTS = Options()
 
 PARAMETERS = {
     "gpus": Parameter(
-        gpus,
+        _read_gpus,
         (
             "one entry for each rank, in local-rank order: index, UUID, UUID prefix, PCI "
             "bus id; or just all"
         ),
         {"type": "string", "default": "all"},
     ),
-    "rank": Parameter(ranks, "answer only for these ranks of the request"),
+    "rank": Parameter(_read_ranks, "answer only for these ranks of the request"),
     "ranks": _number(
         "how many ranks there are: rank i drives entry i of gpus, modulo their number",
-        read=count,
+        read=_read_count,
         most=MAX_ENTRIES,
     ),
     "job": Parameter(
-        entries,
+        _read_entries,
         (
             "all GPUs of the caller's job, in node numbering: they divide the cores, and "
             "the answer is for gpus"
         ),
     ),
     "mode": Parameter(
-        mode,
+        _read_mode,
         "how ranks divide the cores",
         {"type": "string", "enum": list(MODES), "default": _DEFAULTS.mode},
     ),
@@ -297,12 +280,12 @@ PARAMETERS = {
     "cpuset": Parameter(parse_list, "the CPUs to plan on, as a list like 0-3,8"),
     "whose": _choice("plan on the caller's CPUs, if known, or on the node's", "caller", "node"),
     "visible": Parameter(
-        visible,
+        _read_visible,
         "the caller's CUDA_VISIBLE_DEVICES (or ROCR/HIP, ASCEND_RT); empty: none",
         may_be_empty=True,
     ),
     "granted": Parameter(
-        granted,
+        _read_granted,
         "the devices the caller was given, in node numbering: indices, UUIDs, minor:N, drm:N, or "
         "none",
     ),
@@ -312,7 +295,7 @@ PARAMETERS = {
         *("auto", "requested", "node"),
     ),
     "nics": Parameter(
-        nics,
+        _read_nics,
         "how many of the nearest RDMA devices each rank gets: a number, all, or none (default: "
         "the GPU's share)",
     ),

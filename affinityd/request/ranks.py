@@ -7,6 +7,7 @@ several tasks may share a GPU.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from affinityd.cpuset import CpuSet, several
@@ -15,20 +16,16 @@ from affinityd.planner import Options, Plan
 from affinityd.planner.domains import usable
 from affinityd.planner.modes import MODES
 from affinityd.request.devices import (
-    ComputeDevice,
-    VisibleDevices,
+    Entry,
     all_devices,
     is_ambiguous,
-    select_devices,
+    named,
     visible_devices,
 )
 from affinityd.request.parameters import MAX_ENTRIES, Request
 from affinityd.topology.model import Gpu, Topology
 
 TOLERATED = 8  #: one core in so many may be kept from a job that has a machine for itself
-
-#: How a request names a device, or would have, and the device.
-Entry = tuple[str, ComputeDevice]
 
 
 class Planned(NamedTuple):
@@ -48,7 +45,6 @@ class Ranks(NamedTuple):
     asked: frozenset[int]  #: the requested ranks
     ambiguous: bool  #: an index depends on CUDA_DEVICE_ORDER
     gpus_per_task: int  #: how many ranks of the plan one task is
-    tasks_per_gpu: int = 1  #: how many tasks one rank of the plan stands for
 
 
 def ranks_of(topology: Topology, request: Request) -> Ranks:
@@ -72,14 +68,12 @@ def ranks_of(topology: Topology, request: Request) -> Ranks:
         (task,) = asked_ranks(request.rank, request.ranks)
         sharing, slot = -(-request.ranks // len(own)), task // len(own)
         mine = (own[task % len(own)],)
-    copies = 1 if mode.shares else sharing
-    slot = 0 if mode.shares else slot
+    places = [place for entry in mine for place in places_of(entry, job)]
     return Ranks(
-        entries=checked(tuple(entry for entry in job for _ in range(copies))),
-        asked=frozenset(place * copies + slot for entry in mine for place in places_of(entry, job)),
+        entries=checked(tuple(entry for entry in job for _ in range(sharing))),
+        asked=frozenset(place * sharing + slot for place in places),
         ambiguous=ambiguous,
         gpus_per_task=len(mine),
-        tasks_per_gpu=sharing // copies,
     )
 
 
@@ -103,32 +97,29 @@ def gpus_of(entries: Sequence[Entry]) -> tuple[Gpu, ...]:
     return tuple(device.gpu for _, device in entries)
 
 
-def named(seen: VisibleDevices, names: tuple[str, ...] | None) -> tuple[Entry, ...]:
-    """Return the visible devices of these names, in their order; None: all of them."""
-    if names is None:
-        return tuple(zip(map(str, seen.by_index), select_devices(seen, None), strict=True))
-    different = tuple(dict.fromkeys(names))  # each rank of a large job names its GPU
-    device = dict(zip(different, select_devices(seen, different), strict=True))
-    return tuple((name, device[name]) for name in names)
-
-
 def job_entries(topology: Topology, request: Request, own: Sequence[Entry]) -> tuple[Entry, ...]:
     """Return the GPUs of a request's job, by the node's numbering; (): it names none.
 
-    (), too, if a process's variables name others than its own, or such as are not here. Raises
-    InvalidRequestError or NoSuchGpuError if a caller does.
+    Raises InvalidRequestError or NoSuchGpuError for others than are here, or without its own.
     """
-    if request.job is None:
-        return ()
     try:
-        job = named(all_devices(topology), request.job)
-        for entry in own:
+        job = named(all_devices(topology), request.job) if request.job else ()
+        for entry in own if job else ():
             places_of(entry, job)
     except (InvalidRequestError, NoSuchGpuError) as error:
-        if request.is_of_process:
-            return ()
         raise type(error)(f"job: {error}") from None
     return job
+
+
+def with_fitting_job(topology: Topology, request: Request) -> Request:
+    """Return a request, without its job's GPUs if a note has them, and they do not fit."""
+    if request.is_of_process and request.job:
+        own = named(visible_devices(topology, request), request.gpus)
+        try:
+            job_entries(topology, request, own)
+        except (InvalidRequestError, NoSuchGpuError):
+            return replace(request, job=None)
+    return request
 
 
 def checked(ranks: tuple[Entry, ...]) -> tuple[Entry, ...]:
@@ -178,7 +169,7 @@ def asked_cpus(
         each = min(each, asked.cpus)
     else:
         each = at_most_of_whole_node(topology, each, together, allowed, usable_cpus)
-    return -(-each * ranks.tasks_per_gpu // ranks.gpus_per_task)
+    return -(-each // ranks.gpus_per_task)
 
 
 def asked_each(

@@ -13,7 +13,7 @@ from affinityd.errors import UnsatisfiableError
 from affinityd.planner import LOCALITIES, Demand, Plan, PlanWarning, RankPlan
 from affinityd.planner.planner import plan
 from affinityd.request.parameters import Request
-from affinityd.request.ranks import Planned, asked_cpus, gpus_of, ranks_of
+from affinityd.request.ranks import Planned, asked_cpus, gpus_of, ranks_of, with_fitting_job
 from affinityd.request.slurm_task import plan_task, step_cpus
 from affinityd.text import quote
 from affinityd.topology.model import ON_SWITCH, Node, Topology
@@ -83,6 +83,7 @@ def answer(node: Node, request: Request, caller: Caller | None = None) -> Reply:
     `caller` is None where it is not known. Raises AffinityError.
     """
     topology = node.topology
+    request = with_fitting_job(topology, request)
     caller = None if request.whose == "node" else caller
     within = caller.cpuset if caller else None
     mask, source = _cpuset(request, caller, topology)

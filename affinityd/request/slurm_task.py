@@ -17,16 +17,21 @@ from affinityd.planner import Demand, Options, Plan, PlanWarning
 from affinityd.planner.domains import home_nodes, usable
 from affinityd.planner.modes import MODES
 from affinityd.planner.planner import plan
-from affinityd.request.devices import VisibleDevices, all_devices, is_ambiguous, visible_devices
+from affinityd.request.devices import (
+    Entry,
+    VisibleDevices,
+    all_devices,
+    is_ambiguous,
+    named,
+    visible_devices,
+)
 from affinityd.request.parameters import Request, SlurmTask
 from affinityd.request.ranks import (
-    Entry,
     Planned,
     at_most_of_whole_node,
     checked,
     gpus_of,
     job_entries,
-    named,
     places_of,
 )
 from affinityd.topology.model import Node

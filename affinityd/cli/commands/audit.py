@@ -107,7 +107,7 @@ def _chosen(topology: Topology, listed: str | None) -> AbstractSet[GpuKey]:
     if listed in {None, "all"}:
         return {gpu.key for gpu in topology.gpus}
     entries = [entry.strip() for entry in str(listed).split(",")]
-    chosen = devices.select_devices(devices.all_devices(topology), entries)
+    chosen = [device for _, device in devices.named(devices.all_devices(topology), entries)]
     return {device.gpu.key for device in chosen}
 
 

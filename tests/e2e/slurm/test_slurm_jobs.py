@@ -70,7 +70,7 @@ def is_gone(path: Path) -> bool:
 
 def test_a_note_of_a_job_that_has_gone_goes_with_the_next_job_on_its_gpus(it: Node) -> None:
     """A young one may be of a job that is about to start: it shares the GPU."""
-    hour, stale = 3600, {"91": ("2", 0.1), "92": ("2", 1), "93": ("0", 1), "94": ("0", 48)}
+    hour, stale = 3600, {"91": ("2", 0.1), "92": ("2", 1), "93": ("0", 48)}
     for job, (gpu, age) in stale.items():
         it.note(job).write_text(f"gpus={gpu}\n")
         when = time.time() - age * hour

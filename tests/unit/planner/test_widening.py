@@ -108,8 +108,7 @@ a task with one GPU              | pair | AFFINITYD_CPUS=4 cpuset=0-7           
 a task's GPUs divide them        | pair | gpus=0,0 AFFINITYD_CPUS=4                      | 2
 none gets less than its part     | pair | gpus=0,0 AFFINITYD_CPUS=3                      | 2
 two tasks on a GPU               | pair | gpus=0 ranks=2 rank=1 AFFINITYD_CPUS=2         | 2
-sharing, a rank is both tasks    | pair | job=0 ranks=2 rank=1 AFFINITYD_CPUS=2 mode=node | 4
-else each is one                 | pair | job=0 ranks=2 rank=1 AFFINITYD_CPUS=2          | 2
+tasks on a GPU of the job's        | pair | job=0 ranks=2 rank=1 AFFINITYD_CPUS=2          | 2
 a lone task: all it may use      | pair | SLURM_JOB_ID=1 cpuset=2-7                  | 6
 whole CPUs                       | pair | ranks=4 rank=0 SLURM_JOB_ID=1 cpuset=2-7   | 1
 no more than the job's           | pair | SLURM_JOB_ID=1 cpuset=2-7 SLURM_CPUS_ON_NODE=3       | 3

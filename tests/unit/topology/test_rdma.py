@@ -90,7 +90,10 @@ def test_gpus_on_one_switch_share_its_devices_as_nccl_does(
 def test_a_request_may_bound_the_nearest(bound: str, expected: str) -> None:
     near = [nic("a", "host/switch/nics"), nic("b", "host/switch/nics"), nic("far", "other")]
     both = made({0: "host/switch/gpus", 1: "host/switch/gpus"}, near)
-    assert "".join(first(both, parameters.nics(bound) if bound else None)[1]) == expected
+    assert (
+        "".join(first(both, parameters.parse_request([("nics", bound)] if bound else []).nics)[1])
+        == expected
+    )
 
 
 @pytest.mark.parametrize(
