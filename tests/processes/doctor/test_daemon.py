@@ -1,0 +1,430 @@
+"""The check of the daemon: its socket, its answers, and the process that may see this node."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from affinityd import config
+from affinityd.cli import main
+from affinityd.cli.commands.doctor import gather
+from affinityd.config.settings import Settings
+from affinityd.discovery import open_tree
+from affinityd.doctor.checks.daemon import callers, cpus_of_process, sandbox, visible_processes
+from affinityd.doctor.daemon_probe import probe
+from affinityd.doctor.facts import NO_ANSWER, DaemonFacts, NodeFacts
+from affinityd.linux.cgroup import cpuset_of
+from affinityd.linux.processes import INITIAL_PIDS
+from affinityd.request.document import AllowedCpus
+from affinityd.topology import node_file
+from affinityd.topology.model import Node
+from tests.support.children import children_of
+from tests.support.cpusets import cpuset, needs_cpuset
+from tests.support.daemons import PATIENCE, Daemon, running
+from tests.support.doctor_facts import TWO, check, judged
+from tests.support.paths import REPOSITORY
+from tests.support.servers import Behaviour, answering, hanging, http, serving
+from tests.support.tiny import tiny
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="to be another user takes root")
+
+READY = answering(http("200 OK", b""))
+MISSING = "systemctl enable --now affinityd"
+
+
+@contextmanager
+def public_folder() -> Iterator[Path]:
+    """Make a folder that every user reaches, as /run/affinityd is one."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:  # pytest's are shut
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with public_folder() as path:
+        yield path
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with public_folder() as path, running(path) as daemon:
+        yield daemon
+
+
+@contextmanager
+def mode(path: Path, bits: int) -> Iterator[None]:
+    """Let a folder have this mode for a while."""
+    path.chmod(bits)
+    try:
+        yield
+    finally:
+        path.chmod(0o755)
+
+
+def here(path: Path) -> NodeFacts:
+    """Return the facts of this machine, whose daemon's socket is at a path."""
+    return gather(Settings(socket=os.fspath(path)))
+
+
+def seen(path: Path, timeout: float = PATIENCE) -> NodeFacts:
+    """Return the facts of the node that is published beside a socket."""
+    return NodeFacts(TWO, open_tree("/"), daemon=probe(os.fspath(path), timeout))
+
+
+def test_a_daemon_of_this_machine_passes(daemon: Daemon) -> None:
+    facts = here(daemon.socket)
+    process = f"(process {daemon.process.pid})"
+    check("daemon", facts, f"ok: {daemon.socket} answers {process}")
+    assert facts.daemon is not None
+    assert facts.daemon.cpuset == cpuset_of(daemon.process.pid)
+
+
+def test_without_a_named_socket_root_s_daemon_is_checked(
+    folder: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    none, own, left = (folder / name / "affinityd.sock" for name in ("none", "own", "left"))
+    left.parent.mkdir()
+    left.with_name("node.json").touch()  # jobs of this node reckon with a daemon
+    found = f"ok: {daemon.socket} answers"
+    for roots, users, expected in (
+        (none, own, f"n/a: no daemon listens at {none} or {own}, and none is needed"),
+        (daemon.socket, own, found),
+        (none, daemon.socket, found),
+        (left, own, f"fail: no daemon at {left} → {MISSING}"),
+        (none, none, f"fail: no daemon at {none} → {MISSING}"),  # to root
+    ):
+        monkeypatch.setattr(config, "default_socket", lambda path=users: os.fspath(path))
+        monkeypatch.setattr(config, "SYSTEM_SOCKET", os.fspath(roots))
+        check("daemon", here(users), expected)
+
+
+def test_a_system_folder_that_others_may_write_to_is_a_warning(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = daemon.socket.parent
+    with mode(folder, 0o777):
+        check("daemon", here(daemon.socket), "ok: answers")
+        monkeypatch.setattr(config, "SYSTEM_SOCKET", os.fspath(daemon.socket))
+        check("daemon", here(daemon.socket), f"warn: {folder}, which is 0777 → chmod 755 {folder}")
+
+
+def test_a_user_s_runtime_folder_may_bar_other_users(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = daemon.socket.parent
+    with mode(folder, 0o700):
+        assert probe(os.fspath(daemon.socket)).closed == (f"{folder} is 0700",)
+        assert probe(os.fspath(folder / "none.sock")).closed == ()
+        monkeypatch.setenv("XDG_RUNTIME_DIR", os.fspath(folder))
+        check("daemon", here(daemon.socket), "ok: answers")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("none", "No such file or directory"), ("x" * 120, "AF_UNIX path too long"), ("x" * 6000, "")],
+)
+def test_without_a_daemon_the_remedy_is_to_start_one(folder: Path, name: str, why: str) -> None:
+    check("daemon", here(folder / name), f"fail: {folder / name}: {why} → {MISSING}")
+
+
+END_IT = "fail: {} → end the process that listens"
+
+
+@pytest.mark.parametrize(
+    ("behave", "timeout", "expected"),
+    [
+        (hanging, 0.2, "fail: ready daemon: no answer within 0.2 s → systemctl restart"),
+        (answering(b"220 mail\r\n"), PATIENCE, END_IT.format("220 mail")),
+        (answering(http("404 No", b"")), PATIENCE, END_IT.format("it answered 404")),
+        (answering(http("503 No", b"")), PATIENCE, "fail: not read the machine yet → journalctl"),
+    ],
+    ids=["silent", "a mail server", "a web server", "not ready"],
+)
+def test_a_server_that_is_no_ready_daemon_fails(
+    folder: Path, behave: Behaviour, timeout: float, expected: str
+) -> None:
+    node_file.write(folder / "node.json", Node(TWO))
+    with serving(folder / "s", behave) as path:
+        path.chmod(0o666)
+        facts = seen(path, timeout)
+    assert facts.own_daemon().pid == os.getpid()
+    check("daemon", facts, expected)
+
+
+def test_a_daemon_with_a_full_queue_is_seen_as_listening(folder: Path) -> None:
+    path = os.fspath(folder / "s")
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(path)
+        listener.listen(0)
+        stack.enter_context(socket.socket(socket.AF_UNIX)).connect(path)
+        daemon = probe(path, timeout=0.1)
+    assert (daemon.listens, daemon.status) == (True, None)
+    assert daemon.error == "it accepts no more connections: its queue is full"
+
+
+@pytest.mark.parametrize(("shut", "bits"), [("", 0o750), ("s", 0o664)])
+def test_a_socket_that_not_every_user_reaches_is_a_warning(
+    folder: Path, shut: str, bits: int
+) -> None:
+    node_file.write(folder / "node.json", Node(TWO))
+    with serving(folder / "s", READY) as path:
+        path.chmod(0o666)
+        (folder / shut).chmod(bits)
+        facts = seen(path)
+    closed = f"{folder / shut} is {bits:04o}"
+    check("daemon", facts, f"warn: not all users' jobs reach {path}: {closed} → chmod 755")
+
+
+def test_a_malformed_node_json_is_a_warning(folder: Path) -> None:
+    (folder / "node.json").write_text("{}")
+    with serving(folder / "s", READY) as path:
+        path.chmod(0o666)
+        check("daemon", seen(path), "warn: node.json has no 'version' → let the daemon write")
+
+
+AS_NOBODY = """
+# Python itself may be where another user reads nothing: all that is needed comes first.
+import os, affinityd.cli.commands.doctor, affinityd.slurm.check
+from affinityd.cli import entry
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+entry()
+"""
+
+
+@needs_root
+def test_a_socket_that_refuses_this_user_is_not_reported_as_missing(
+    folder: Path,
+) -> None:
+    """Others' checks are made all the same: what is in the way is a finding, and no error."""
+    with serving(folder / "s", READY) as path:
+        folder.chmod(0o700)
+        words = [sys.executable, "-c", AS_NOBODY, "doctor", "daemon", "cgroup", "--socket"]
+        environ = {**os.environ, "PYTHONPATH": os.fspath(REPOSITORY)}
+        done = subprocess.run(
+            [*words, path], env=environ, capture_output=True, text=True, check=False
+        )
+    assert (done.returncode, done.stderr) == (1, "")
+    refused = f"^daemon +fail +this user may not connect to {path}: Permission denied"
+    assert re.search(refused, done.stdout, re.MULTILINE)
+    assert re.search("^cgroup ", done.stdout, re.MULTILINE)
+    assert f"{folder} is 0700" in done.stdout
+    assert "no daemon" not in done.stdout
+    assert "systemctl" not in done.stdout
+
+
+def plan(**allowed: object) -> bytes:
+    document = {"allowed": {"cpulist": "0-3", "source": "caller", "within": "0-3", **allowed}}
+    return http("200 OK", json.dumps(document).encode())
+
+
+def refusal(text: str) -> bytes:
+    return http("409 Conflict", text.encode())
+
+
+CLEARS = "\x1b[2J\n"  #: a screen, where it reaches one
+ENDLESS = refusal(f"Cannot be satisfied: {CLEARS * 20_000}")
+SHOWN = repr(CLEARS * 100).replace("'", "")
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (http("200 OK", b"[" * 200_000), "nested too deeply"),
+        (http("200 OK", b"[]"), "plan is [], not an object"),
+        (plan(within=CLEARS), "plan.allowed.within: "),
+        (plan(source=["caller"]), "source is"),
+        (refusal("no such GPU"), "409: 'no such GPU'"),
+        (refusal("Cannot be satisfied: too few"), "too few"),
+        (http("409 Conflict", b"\xff"), "is not affinityd"),
+        (ENDLESS, SHOWN),
+    ],
+    ids=lambda it: ascii(it[:40]) if isinstance(it, bytes) else it[:20],
+)
+def test_a_malformed_plan_is_reported_in_printable_lines(
+    answer: bytes,
+    why: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AFFINITYD_CONFIG", os.fspath(tmp_path / "none"))
+    with serving(tmp_path / "s", answering(answer)) as path:
+        assert why in str(probe(os.fspath(path)).allowed)
+        main(["doctor", "daemon", "--socket", os.fspath(path)])
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert all(line.isprintable() and len(line) < 5000 for line in printed.out.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (http("200 OK", b"ready\n"), "enforce is 'ready\\n', not JSON"),
+        (http("404 Not Found", b"no"), "answered 404: 'no'"),  # an older daemon
+        (b"220 mail\r\n", "no daemon answers"),
+    ],
+)
+def test_a_malformed_report_on_enforcement_is_reported(
+    tmp_path: Path, answer: bytes, why: str
+) -> None:
+    with serving(tmp_path / "s", answering(answer)) as path:
+        assert why in str(probe(os.fspath(path)).enforcement)
+
+
+def test_the_probe_reads_the_caller_s_cpus_from_a_plan(tmp_path: Path) -> None:
+    with serving(tmp_path / "s", answering(plan())) as path:
+        assert probe(os.fspath(path)).allowed == AllowedCpus("0-3", "caller", "0-3")
+
+
+CPUS = sorted(os.sched_getaffinity(0))
+
+needs_two_cpus = pytest.mark.skipif(len(CPUS) < 2, reason="one CPU cannot be less than all")
+needs_host_pid = pytest.mark.skipif(
+    open_tree("/").link("proc/self/ns/pid") != INITIAL_PIDS,
+    reason="here is a pid namespace of its own",
+)
+
+
+@contextmanager
+def waiting(*before: str) -> Iterator[int]:
+    """Run a process by way of a command; yield its pid."""
+    command = [*before, "sh", "-c", "echo ready && exec sleep 600"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield next(iter(children_of(process.pid)), process.pid)
+        finally:
+            process.kill()
+
+
+def mounting(*commands: str) -> Sequence[str]:
+    """Return what runs a command in a mount namespace in which these have been run."""
+    return ("unshare", "--mount", "sh", "-ec", "; ".join((*commands, 'exec "$@"')), "sh")
+
+
+def mounting_proc(options: str) -> Sequence[str]:
+    return mounting(f"mount -t proc -o {options} proc /proc")
+
+
+def facts_of_process(pid: int | None, answer: AllowedCpus | str = NO_ANSWER) -> NodeFacts:
+    """Return the facts of this machine whose daemon is a process, and answers this."""
+    within = cpuset_of(pid) if pid else None
+    own = frozenset({0})
+    daemon = DaemonFacts("s", listens=True, pid=pid, cpuset=within, allowed=answer, own_cpuset=own)
+    return NodeFacts(TWO, open_tree("/"), daemon=daemon)
+
+
+#: Without capabilities, as the unit's process.
+POWERLESS = ("setpriv", "--bounding-set=-all", "--inh-caps=-all")
+OF_GROUP = ("setpriv", "--groups=4711", *POWERLESS[1:])
+OWN_PIDS = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+OWN_DEV = mounting("mount -t tmpfs tmpfs /dev")
+OWN_USERS = ("unshare", "--user", "--map-root-user")
+NO_CGROUPS = mounting("umount -l /sys/fs/cgroup")
+
+
+def hides(how: str, remedy: str) -> str:
+    return f"warn: hidepid={how}: the daemon → {remedy}"
+
+
+@needs_root
+@needs_host_pid
+@pytest.mark.parametrize(
+    ("options", "before", "expected"),
+    [
+        ("hidepid=2", POWERLESS, "ok"),  # root's group is exempt
+        ("hidepid=2,gid=4711", (), "ok"),  # a capability sees all
+        ("hidepid=2,gid=4711", OF_GROUP, "ok"),
+        ("hidepid=1,gid=4711", POWERLESS, hides("noaccess", "CAP_SYS_PTRACE")),
+        ("hidepid=2,gid=4711", POWERLESS, hides("invisible", "remount,hidepid=off /proc")),
+        ("hidepid=4", POWERLESS, hides("ptraceable", "CAP_SYS_PTRACE")),  # from every group
+        ("subset=pid", (), "warn: subset=pid: the daemon → remove ProcSubset=pid"),
+    ],
+)
+def test_a_proc_that_hides_processes_from_the_daemon_is_found(
+    options: str, before: Sequence[str], expected: str
+) -> None:
+    with waiting(*mounting_proc(options), *before) as pid:
+        judged(visible_processes(facts_of_process(pid), pid), expected)
+
+
+BY_ITS_MASK = AllowedCpus("0-3", "caller", None)
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        ((), "ok"),
+        (OWN_DEV, "warn: a /dev of its own → remove PrivateDevices="),
+        (OWN_USERS, "warn: in a user namespace → remove PrivateUsers="),
+    ],
+)
+def test_a_sandbox_of_the_daemon_is_found(before: Sequence[str], expected: str) -> None:
+    with waiting(*before) as pid:
+        judged(sandbox(facts_of_process(pid), pid), expected)
+
+
+@needs_root
+def test_a_pid_namespace_and_a_lack_of_cgroups_are_found() -> None:
+    with waiting(*OWN_PIDS) as pid:
+        found = "warn: in a pid namespace of its own → hostPID: true"
+        judged(visible_processes(facts_of_process(pid), pid), found)
+    with waiting(*NO_CGROUPS) as pid:
+        its = facts_of_process(pid, BY_ITS_MASK)
+        found = "warn: no cgroups are mounted → /sys/fs/cgroup"
+        judged(callers(its, its.own_daemon()), found)
+
+
+HERE = tiny()
+NEEDED = "leaves them out of its answers, and only it places"
+
+
+@needs_two_cpus
+@pytest.mark.parametrize(
+    ("places", "expected"),
+    [
+        ([(0, "numa_node"), (1, "numa_node")], "ok"),
+        ([(0, "numa_node"), (1, "local_cpulist")], "ok"),
+        ([(0, "numa_node"), (1, "NVML")], f"warn 1: {NEEDED} GPU 1 → remove CPUAffinity="),
+        ([(None, None), (None, None)], f"warn 0-1: {NEEDED} GPUs 0-1 → remove CPUAffinity="),
+        ([], "ok"),
+    ],
+)
+def test_a_mask_of_the_daemon_matters_if_nvml_alone_places_a_gpu(
+    places: Sequence[tuple[int | None, str | None]], expected: str
+) -> None:
+    gpus = tuple(
+        replace(gpu, numa_node=node, numa_source=source)
+        for gpu, (node, source) in zip(HERE.gpus, places, strict=False)
+    )
+    with waiting("taskset", "-c", str(CPUS[0])) as pid:
+        its = replace(facts_of_process(pid), topology=replace(HERE, gpus=gpus))
+        judged(cpus_of_process(its, its.own_daemon(), pid), expected)
+
+
+@needs_cpuset
+@needs_two_cpus
+def test_a_cpuset_of_the_daemon_matters_if_nvml_alone_places_a_gpu() -> None:
+    topology = replace(HERE, gpus=tuple(replace(it, numa_source="NVML") for it in HERE.gpus))
+    with cpuset() as group:
+        (group / "cpuset.cpus").write_text(str(CPUS[0]))
+        enter = 'echo $$ > "$0/tasks" && exec "$@"'
+        with waiting("sh", "-c", enter, os.fspath(group)) as pid:
+            its = replace(facts_of_process(pid), topology=topology)
+            warning = "warn 0-1: the cpuset of the daemon → remove AllowedCPUs= from its"
+            judged(cpus_of_process(its, its.own_daemon(), pid), warning)
