@@ -103,12 +103,12 @@ def several(noun: str, numbers: Iterable[int]) -> str:
 
 def named_nodes(numbers: Collection[int | None]) -> str:
     """Return `node 3`, or `nodes 3-5`; None is the node of the CPUs that no node lists."""
-    known = [number for number in numbers if number is not None]
-    parts = [several("node", known)] if known else []
+    numbered = [number for number in numbers if number is not None]
+    parts = [several("node", numbered)] if numbered else []
     return " and ".join([*parts, *([node_name(None)] if None in numbers else [])])
 
 
 def named_packages(numbers: Collection[int | None]) -> str | None:
-    """Return `package 0`, or `packages 0-1`; None where the machine does not tell."""
-    known = [number for number in numbers if number is not None]
-    return several("package", known) if known else None
+    """Return `package 0`, or `packages 0-1`; None: unknown."""
+    numbered = [number for number in numbers if number is not None]
+    return several("package", numbered) if numbered else None

@@ -10,7 +10,7 @@ AffinityError
 │   ├── NotScannedError   no scan of the processes yet, or never         503
 │   └── NotEnforcedError  nothing enforced yet, or never                 503
 ├── TreeError             a root that cannot be read as a machine             exit 2
-├── TargetError           a process that is not there, or tells too little         exit 2
+├── TargetError           a process that does not exist or cannot be read          exit 2
 ├── OutputError           a file that cannot be written                       exit 1
 ├── ApplyError            a plan that could not be applied                    exit 1
 ├── DaemonError           a daemon in trouble; plan without it                exit 1
@@ -99,7 +99,7 @@ class TreeError(AffinityError):
 
 
 class TargetError(AffinityError):
-    """A process that is not there, or that tells too little of itself."""
+    """A process that does not exist, or whose files cannot be read."""
 
     exit_code = 2
 

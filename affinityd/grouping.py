@@ -30,7 +30,9 @@ class Recent(Generic[K, V]):
     def begin(self, now: float) -> None:
         """Begin another scan: remove values that no scan has used for long."""
         since, self._now = self._now - REMEMBERED, now
-        self._values = {key: it for key, it in self._values.items() if it[1] >= since}
+        self._values = {
+            key: (value, used) for key, (value, used) in self._values.items() if used >= since
+        }
 
     def __contains__(self, key: K) -> bool:
         """Whether there is a value, be it None."""

@@ -80,11 +80,13 @@ def _writer(kind: type) -> Callable[[Any], object]:
     """Return the JSON form of a document, or of a set of CPUs."""
     if kind is frozenset:
         return format_list
-    absent = {it.name for it in fields(kind) if _LEFT_OUT in it.metadata}
+    absent = {field.name for field in fields(kind) if _LEFT_OUT in field.metadata}
     if not absent:
         return vars
     return lambda value: {
-        name: it for name, it in vars(value).items() if it is not None or name not in absent
+        name: content
+        for name, content in vars(value).items()
+        if content is not None or name not in absent
     }
 
 
@@ -191,16 +193,18 @@ def _number_of(name: str) -> int:
 
 def _object(kind: type) -> Reader:
     hints = get_type_hints(kind, include_extras=True)
-    readers = {it.name: _reader(hints[it.name]) for it in fields(kind)}
-    needed = {it.name for it in fields(kind) if it.default is it.default_factory is MISSING}
+    readers = {field.name: _reader(hints[field.name]) for field in fields(kind)}
+    needed = {
+        field.name for field in fields(kind) if field.default is field.default_factory is MISSING
+    }
     empty = {name: None for name in needed if NoneType in get_args(hints[name])}
 
     def read_object(value: object) -> object:
-        given = _plain(dict, value)
+        listed = _plain(dict, value)
         read: dict[str, Any] = dict(empty)
         for name, reader in readers.items():
-            if name in given:
-                read[name] = _at(f".{name}", reader, given[name])
+            if name in listed:
+                read[name] = _at(f".{name}", reader, listed[name])
             elif name in needed and name not in empty:
                 raise ValueError(f" has no {name!r}")
         return kind(**read)

@@ -1,4 +1,4 @@
-"""Work in a thread of its own, which does not delay the process's end."""
+"""A function in a daemon thread, which does not delay the process's end."""
 
 from __future__ import annotations
 

@@ -43,13 +43,13 @@ def read_driver(tree: Tree) -> Mapping[str, DriverGpu]:
 
 
 def nvidia_addresses(driver_gpus: Mapping[str, DriverGpu], nvml: NvmlReport | None) -> set[str]:
-    """Return the PCI addresses that are NVIDIA's on its driver's or NVML's word."""
+    """Return the PCI addresses of the GPUs that NVIDIA's driver or NVML lists."""
     named = (gpu.pci_bus_id for gpu in (nvml and nvml.gpus) or ())
     return {*driver_gpus, *(address for address in named if address and is_pci_address(address))}
 
 
 def cpus_near(nvml: NvmlReport | None) -> Mapping[str, CpuSet]:
-    """Return PCI address → the CPUs near it by NVML's word, of the smallest scope known."""
+    """Return PCI address → the CPUs near it as NVML reports them, of the smallest scope known."""
     return {
         gpu.pci_bus_id: gpu.node_cpus or gpu.socket_cpus
         for gpu in (nvml and nvml.gpus) or ()
@@ -151,61 +151,49 @@ def _driver_gpu(tree: Tree, address: str) -> DriverGpu:
 KFD_NODES = "sys/class/kfd/kfd/topology/nodes"
 
 
-class KfdGpu(NamedTuple):
-    """A GPU as ROCm counts it; a device that is partitioned has several."""
-
-    address: str
-    uuid: str | None
-    render_minor: int | None
-
-
 def _amd_gpus(tree: Tree, devices: Sequence[PciDevice]) -> tuple[list[Gpu], list[str]]:
     """Return AMD's devices, which come in bus order, with their numbers, and notices for people.
 
-    GPUs that KFD does not list come last.
+    A partitioned device has a node of KFD for each partition; GPUs that KFD does not list come
+    last.
     """
     at = {device.address: device for device in devices}
-    nodes = numbered(tree, KFD_NODES, "") if devices else ()
-    kfd_gpus = (_kfd_gpu(tree, f"{KFD_NODES}/{node}/properties") for node in nodes)
-    listed = [gpu for gpu in kfd_gpus if gpu is not None and gpu.address in at]
-    addresses = {gpu.address for gpu in listed}
-    unlisted = [device for device in devices if device.address not in addresses]
-    gpus = [
-        replace(
-            at[gpu.address].as_gpu(AMD, index),
-            uuid=gpu.uuid,
-            render_minor=gpu.render_minor,
-        )
-        for index, gpu in enumerate(listed)
-    ] + [device.as_gpu(AMD, index) for index, device in enumerate(unlisted, len(listed))]
+    kfd_names = ("simd_count", "location_id", "domain", "unique_id", "drm_render_minor")
+    gpus: list[Gpu] = []
+    for node in numbered(tree, KFD_NODES, "") if devices else ():
+        fields = read_fields(tree, f"{KFD_NODES}/{node}/properties", *kfd_names)
+        values = {name: number(text) for name, text in fields.items()}
+        device = at.get(_kfd_address(values.get("domain"), values.get("location_id")))
+        if values.get("simd_count") and device:  # not of CPUs, nor hidden by a device cgroup
+            unique_id = values.get("unique_id")
+            gpu = replace(
+                device.as_gpu(AMD, len(gpus)),
+                uuid=f"GPU-{unique_id:016x}" if unique_id else None,
+                render_minor=values.get("drm_render_minor") or None,
+            )
+            gpus.append(gpu)
+    listed = {gpu.pci_bus_id for gpu in gpus}
+    unlisted = [device for device in devices if device.address not in listed]
+    gpus += [device.as_gpu(AMD, index) for index, device in enumerate(unlisted, len(gpus))]
     # The name that amdgpu found on the board, often none.
     models = [tree.read(f"{at[gpu.pci_bus_id].folder}/product_name") or None for gpu in gpus]
-    named = [replace(gpu, model=model) for gpu, model in zip(gpus, models, strict=True)]
-    return named, list(_kfd_notices(listed, unlisted))
+    notices = []
+    if names := ", ".join(device.address for device in unlisted):
+        notices.append(
+            f"AMD's KFD does not list {names}: numbered last, in PCI bus order"
+            if listed
+            else "AMD's KFD lists no GPU (is amdgpu loaded?): "
+            f"{names} are numbered in PCI bus order"
+        )
+    return [replace(gpu, model=model) for gpu, model in zip(gpus, models, strict=True)], notices
 
 
-def _kfd_notices(listed: Sequence[KfdGpu], unlisted: Sequence[PciDevice]) -> Iterator[str]:
-    names = ", ".join(device.address for device in unlisted)
-    if names and not listed:
-        yield f"AMD's KFD lists no GPU (is amdgpu loaded?): {names} are numbered in PCI bus order"
-    elif names:
-        yield f"AMD's KFD does not list {names}: numbered last, in PCI bus order"
-
-
-def _kfd_gpu(tree: Tree, path: str) -> KfdGpu | None:
-    """Read one node; None if it is one of CPUs, or one that a device cgroup hides."""
-    names = ("simd_count", "location_id", "domain", "unique_id", "drm_render_minor")
-    values = {name: number(text) for name, text in read_fields(tree, path, *names).items()}
-    location, unique_id = values.get("location_id"), values.get("unique_id")
-    if not values.get("simd_count") or location is None:
-        return None
-    # The bits above these tell the partitions of a device apart.
+def _kfd_address(domain: int | None, location: int | None) -> str:
+    if location is None:
+        return ""
+    # Higher bits are the partition's number.
     bus, device, function = location >> 8 & 0xFF, location >> 3 & 0x1F, location & 0x7
-    return KfdGpu(
-        address=f"{values.get('domain') or 0:04x}:{bus:02x}:{device:02x}.{function}",
-        uuid=f"GPU-{unique_id:016x}" if unique_id else None,
-        render_minor=values.get("drm_render_minor") or None,
-    )
+    return f"{domain or 0:04x}:{bus:02x}:{device:02x}.{function}"
 
 
 #: PCI vendor → the name of its GPUs, first in the topology's list; others have their digits.

@@ -34,7 +34,7 @@ class Vicinity:
     far_memory: frozenset[int]  #: nodes with memory near to other CPUs
 
     def __str__(self) -> str:
-        """Return it in a few words: `GPU 0 is on node 3`."""
+        """Return the GPUs' places: `GPU 0 is on node 3`."""
         unknown = tuple(gpu for gpu in self.gpus if gpu.numa_node is None)
         gpus = unknown or self.gpus
         names, verb = several("GPU", (gpu.index for gpu in gpus)), "is" if len(gpus) == 1 else "are"

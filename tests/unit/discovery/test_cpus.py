@@ -23,7 +23,7 @@ def read(tmp_path: Path, files: str) -> Topology:
 
 def cpus(text: str) -> str:
     """Write the paths below the folder of CPUs: cpu0/… and online as they are there."""
-    return "; ".join(f"cpu/{it.strip()}" for it in text.split(";"))
+    return "; ".join(f"cpu/{path.strip()}" for path in text.split(";"))
 
 
 T = "topology/thread_siblings"
@@ -43,8 +43,8 @@ T = "topology/thread_siblings"
     """),
 )
 def test_cores(tmp_path: Path, files: str, expected: str) -> None:
-    found = [format_list(core.cpus) for core in read(tmp_path, cpus(files)).cores]
-    assert found == expected.split()
+    cores = [format_list(core.cpus) for core in read(tmp_path, cpus(files)).cores]
+    assert cores == expected.split()
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,9 @@ def read_nodes(tmp_path: Path, files: str, siblings: str = "0") -> Topology:
 )
 def test_nodes_and_their_cpus(tmp_path: Path, files: str, expected: str) -> None:
     topology = read_nodes(tmp_path, files)
-    cpus = (f"{it.number}:{format_list(topology.cpus_of_node(it.number))}" for it in topology.nodes)
-    assert [*cpus] == expected.split()
+    numbers = [node.number for node in topology.nodes]
+    nodes = (f"{number}:{format_list(topology.cpus_of_node(number))}" for number in numbers)
+    assert [*nodes] == expected.split()
 
 
 def test_a_core_is_on_the_node_of_its_first_cpu(tmp_path: Path) -> None:
@@ -171,7 +172,7 @@ NO_MORE = "node1/cpulist="
 )
 def test_distances(tmp_path: Path, files: str, expected: dict[int, dict[int, int]]) -> None:
     nodes = read_nodes(tmp_path, files).nodes
-    assert {it.number: it.distances for it in nodes if it.number is not None} == expected
+    assert {node.number: node.distances for node in nodes if node.number is not None} == expected
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The numbers of GPUs, and what their drivers and NVML tell of them."""
+"""The numbers of GPUs, and their facts from drivers and NVML."""
 
 from __future__ import annotations
 

@@ -24,11 +24,11 @@ from tests.support.machines.sysfs_tree import nvml_report, write_tree
 def test_a_named_machine_and_its_snapshot_are_read_back(name: str, tmp_path: Path) -> None:
     written, report = machine(name), nvml_report(machine(name))
     tree = open_tree(str(write_tree(written, tmp_path / "tree")))
-    found = discover(tree, None)
-    assert plain(found) == plain(written)
-    assert (found.online, found.possible) == (written.online, written.possible)
-    assert nearnesses(found) == nearnesses(written)
-    assert [nic.ports for nic in found.nics] == [nic.ports for nic in written.nics]
+    topology = discover(tree, None)
+    assert plain(topology) == plain(written)
+    assert (topology.online, topology.possible) == (written.online, written.possible)
+    assert nearnesses(topology) == nearnesses(written)
+    assert [nic.ports for nic in topology.nics] == [nic.ports for nic in written.nics]
     write_snapshot(tree, report, tmp_path / "node7.tar")
     replay = open_tree(str(tmp_path / "node7.tar"))
     assert snapshot_nvml(replay) == report
@@ -71,8 +71,8 @@ def test_any_machine_is_read_back(
     written: Topology, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     root = write_tree(written, tmp_path_factory.mktemp("machine"))
-    found = discover(open_tree(str(root)), nvml_report(written))
-    assert plain(found) == plain(written)
+    topology = discover(open_tree(str(root)), nvml_report(written))
+    assert plain(topology) == plain(written)
 
 
 def test_each_core_and_cache_is_read_once(tmp_path: Path) -> None:
@@ -88,11 +88,11 @@ def test_each_core_and_cache_is_read_once(tmp_path: Path) -> None:
 
 def test_a_snapshot_of_this_machine_replays_it(tmp_path: Path) -> None:
     here = open_tree("/")
-    found = discover(here, None)
-    assert len(found.online) == os.cpu_count()
+    topology = discover(here, None)
+    assert len(topology.online) == os.cpu_count()
     write_snapshot(here, None, tmp_path / "here.tar.xz")
     replay = open_tree(str(tmp_path / "here.tar.xz"))
-    assert replace(discover(replay, None), name=here.name) == found
+    assert replace(discover(replay, None), name=here.name) == topology
     assert snapshot_nvml(replay) is None
 
 

@@ -1,4 +1,4 @@
-"""Adapters, their RDMA ports, bonds and virtual functions, as the kernel's files tell them."""
+"""Adapters, their RDMA ports, bonds and virtual functions, as the kernel's files describe them."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def test_a_bridge_is_no_bond_and_an_address_in_a_name_is_not_read(root: Path) ->
     (root / "sys/class/net/bond0/bonding/mode").unlink()
     ports = root / "sys/bus/pci/devices/0000:08:00.1/infiniband/mlx5_1/ports/1"
     (ports / "gid_attrs/ndevs/0").write_text("enx001122334455\n")
-    found = read(root).nics[1]
-    assert (found.bond, found.ports[0].netdev) == (None, "eth1")
+    nic = read(root).nics[1]
+    assert (nic.bond, nic.ports[0].netdev) == (None, "eth1")
 
 
 @pytest.mark.parametrize(
@@ -88,14 +88,14 @@ def test_a_port_that_cannot_be_read_is_down_and_the_rest_of_the_machine_counts(
     root: Path,
 ) -> None:
     """As after a device's firmware has failed; at address 0 of a process nothing can be read."""
-    known = Machine(Settings(root=str(root)))
-    assert known.read().nics == READ
+    watched = Machine(Settings(root=str(root)))
+    assert watched.read().nics == READ
     state = root / "sys/bus/pci/devices/0000:08:00.1/infiniband/mlx5_1/ports/1/state"
     state.unlink()
     state.symlink_to("/proc/self/mem")
-    found = known.read()
-    assert not found.nics[1].ports[0].is_active
-    assert found.notices[-1].endswith("ports/1/state could not be read: Input/output error")
+    topology = watched.read()
+    assert not topology.nics[1].ports[0].is_active
+    assert topology.notices[-1].endswith("ports/1/state could not be read: Input/output error")
 
 
 def _goes_down(root: Path) -> None:

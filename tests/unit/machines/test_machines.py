@@ -128,7 +128,7 @@ def test_adapters_are_as_near_as_published(
 
 def test_each_adapter_of_a_p4d_shares_a_switch_with_two_gpus() -> None:
     p4d = load("p4d-24xlarge")
-    near = ([gpu.index for gpu in p4d.gpus if p4d.nearness(gpu, it) == PIX] for it in p4d.nics)
+    near = ([gpu.index for gpu in p4d.gpus if p4d.nearness(gpu, nic) == PIX] for nic in p4d.nics)
     assert [*near] == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
@@ -138,7 +138,7 @@ def test_facts_of_a_machine_with_offline_cpus() -> None:
     assert topology.possible == frozenset(range(12))
     # Groups are counted in all cores, and named by those that are online.
     assert [core.llc for core in topology.cores] == [0, 0, 6, 8, 8]
-    # A later distance overrides an earlier one; memory that is not told is None.
+    # A later distance overrides an earlier one; unknown memory is None.
     assert topology.node_of[2].distances == {0: 20, 2: 10, 5: 40, 6: 40}
     assert [node.memory_bytes for node in topology.nodes] == [2 * 2**20, None, 0, 0]
 

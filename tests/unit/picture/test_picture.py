@@ -1,4 +1,4 @@
-"""The picture of a machine: every part once, where it sits, and a plan's marks as the plan says."""
+"""The picture of a machine: every part once, at its place, with a plan's marks."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ def parsed(topology: Topology, marks: Marks | None = None) -> ET.Element:
 
 
 def groups(within: ET.Element, kind: str) -> list[ET.Element]:
-    return [it for it in within.iter(f"{SVG}g") if kind in it.attrib["class"].split()]
+    return [group for group in within.iter(f"{SVG}g") if kind in group.attrib["class"].split()]
 
 
 def cpus(within: ET.Element) -> list[int]:
-    return [int(it.attrib["data-name"]) for it in groups(within, "cpu") if "data-name" in it.attrib]
+    drawn = (group.attrib for group in groups(within, "cpu"))
+    return [int(attributes["data-name"]) for attributes in drawn if "data-name" in attributes]
 
 
 def said(element: ET.Element) -> list[str | None]:
@@ -52,24 +53,26 @@ def test_every_part_of_a_machine_is_drawn_once_and_within_the_part_that_it_is_in
     assert sorted(cpus(picture)) == sorted(topology.possible)
     (offline,) = groups(picture, "offline") or [ET.Element("g")]
     assert {*cpus(offline)} == topology.possible - topology.online
-    assert sorted(tuple(cpus(it)) for it in groups(picture, "core")) == [
+    assert sorted(tuple(cpus(core)) for core in groups(picture, "core")) == [
         core.cpus for core in topology.cores
     ]
-    in_llcs = {frozenset(cpus(it)) for it in groups(picture, "llc")}
+    in_llcs = {frozenset(cpus(llc)) for llc in groups(picture, "llc")}
     parts = {(core.node, core.llc) for core in topology.cores}
     assert in_llcs == {
-        frozenset(cpu for it in topology.cores if (it.node, it.llc) == part for cpu in it.cpus)
+        frozenset(
+            cpu for core in topology.cores if (core.node, core.llc) == part for cpu in core.cpus
+        )
         for part in parts
     }
     for node in groups(picture, "node"):
         heading = said(node)[0] or ""
         number = heading.partition("NUMA node ")[2].split(" ")[0]
         if number.isdigit():
-            its = int(number)
-            assert {*cpus(node)} == topology.cpus_of_node(its)
-            gpus = {f"{it.vendor}:{it.index}" for it in topology.gpus if it.numa_node == its}
-            assert {it.attrib["data-name"] for it in groups(node, "gpu")} == gpus
-            nics = sum(1 for nic in topology.nics if nic.numa_node == its)
+            home = int(number)
+            assert {*cpus(node)} == topology.cpus_of_node(home)
+            gpus = {f"{gpu.vendor}:{gpu.index}" for gpu in topology.gpus if gpu.numa_node == home}
+            assert {gpu.attrib["data-name"] for gpu in groups(node, "gpu")} == gpus
+            nics = sum(1 for nic in topology.nics if nic.numa_node == home)
             assert len(groups(node, "nic")) == nics
     assert len(groups(picture, "gpu")) == len(topology.gpus)
     assert len(groups(picture, "nic")) == len(topology.nics)
@@ -115,9 +118,9 @@ def test_a_plan_is_marked_on_its_cpus_and_cores(mode: str) -> None:
     reply = planned(topology, mode=mode, gpus="0,1,4", cpuset="0-60,112-255")
     picture = parsed(topology, marks_of(reply, parse_list("0,128")))
     drawn = {
-        int(it.attrib["data-name"]): set(it.attrib["class"].split()) - {"cpu"}
-        for it in groups(picture, "cpu")
-        if "data-name" in it.attrib
+        int(cpu.attrib["data-name"]): set(cpu.attrib["class"].split()) - {"cpu"}
+        for cpu in groups(picture, "cpu")
+        if "data-name" in cpu.attrib
     }
     first = {cpu: rank.rank for rank in reversed(reply.ranks) for cpu in rank.cpus}
     assert {cpu: words for cpu, words in drawn.items() if words} == {
@@ -126,7 +129,7 @@ def test_a_plan_is_marked_on_its_cpus_and_cores(mode: str) -> None:
         **{cpu: {"reserved"} for cpu in (0, 128)},
     }
     ranks = {core: said(core)[-1] for core in groups(picture, "core")}
-    shared = {it.rank for it in reply.ranks if 48 in it.cpus}
+    shared = {rank.rank for rank in reply.ranks if 48 in rank.cpus}
     (label,) = [text for core, text in ranks.items() if 48 in cpus(core)]
     assert label == ("r0-1" if len(shared) == 2 else "r0")
 

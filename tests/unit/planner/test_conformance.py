@@ -36,8 +36,14 @@ def _topology(facts: Case) -> Topology:
     for core in facts["cores"]:
         caches.setdefault((core["node"], core["llc"]), min(core["cpus"]))
     cores = (
-        Core(tuple(it["cpus"]), it["node"], it["package"], None, caches[it["node"], it["llc"]])
-        for it in facts["cores"]
+        Core(
+            tuple(core["cpus"]),
+            core["node"],
+            core["package"],
+            None,
+            caches[core["node"], core["llc"]],
+        )
+        for core in facts["cores"]
     )
     nodes = (
         NumaNode(node, None, dict(enumerate(facts["distances"][node])))
@@ -73,8 +79,8 @@ DEVICES = tuple(
 
 @pytest.mark.parametrize("case", VISIBLE["cases"], ids=lambda case: repr(case["visible"]))
 def test_a_visible_device_list_is_read_as_by_the_driver(case: Case) -> None:
-    given = VisibleDevices(dict(enumerate(DEVICES)), DEVICES, by_name=False)
-    seen = read_visible(case["visible"], given).by_index.values()
+    every = VisibleDevices(dict(enumerate(DEVICES)), DEVICES, by_name=False)
+    seen = read_visible(case["visible"], every).by_index.values()
     assert [device.gpu.index for device in seen] == case["devices"]
 
 

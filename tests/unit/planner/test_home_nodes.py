@@ -1,4 +1,4 @@
-"""Home nodes and locality, as a caller is told of them."""
+"""Home nodes and locality in an answer."""
 
 from __future__ import annotations
 

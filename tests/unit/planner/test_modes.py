@@ -16,7 +16,7 @@ from tests.support.tables import rows, words
 #: Of the machine with 20 cores a node, siblings 40 apart.
 ALL_OF_NODE_0 = "0-19,40-59"
 
-#: What three ranks on node 0's GPUs are given.
+#: The cpulists of three ranks on node 0's GPUs.
 THREE_RANKS = {
     **dict.fromkeys(("all", "node", "socket"), [ALL_OF_NODE_0] * 3),
     "single": ["0,40"] * 3,
@@ -40,7 +40,7 @@ def test_three_ranks_on_one_node(mode: str) -> None:
 
 
 def test_the_table_says_which_modes_share_cores_and_which_are_unique() -> None:
-    same = {name for name, given in THREE_RANKS.items() if len(set(given)) == 1}
+    same = {name for name, cpulists in THREE_RANKS.items() if len(set(cpulists)) == 1}
     assert {name for name, mode in MODES.items() if mode.shares} == same - {
         name for name, mode in MODES.items() if mode.by_rank
     }

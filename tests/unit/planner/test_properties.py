@@ -32,12 +32,12 @@ def are_disjoint(cores: list[list[Core]]) -> bool:
 def test_a_rank_has_allowed_cpus_of_whole_cores_of_its_domain(question: Question) -> None:
     topology, reply = question.topology, question.answered()
     options, mode = reply.request.options, MODES[reply.request.options.mode]
-    given = slice(1) if options.multithreading == "single_logical" else slice(None)
+    threads = slice(1) if options.multithreading == "single_logical" else slice(None)
     for rank in reply.ranks:
         assert rank.cpus
         assert rank.cpus <= reply.allowed <= question.whole
         cores = usable(cores_of(rank, topology), reply.allowed)
-        assert rank.cpus == {cpu for core in cores for cpu in core.cpus[given]}
+        assert rank.cpus == {cpu for core in cores for cpu in core.cpus[threads]}
         assert rank.physical_cores == len(cores) <= (options.max_physical_cores or 999)
         assert 1 <= rank.threads <= rank.physical_cores
         if not mode.everywhere:
@@ -144,7 +144,9 @@ def test_far_and_shared_ranks_are_warned_of_and_strict_refuses_far_ones(
     assert warned.count("remote_home") == localities.count("remote")
     assert warned.count("unknown_locality") == localities.count("unknown")
     assert warned.count("shared_gpu") == sum(gpus.count(gpu) > 1 for gpu in gpus)
-    assert [it.rank for it in reply.warnings if it.code == "widened"] == [it.rank for it in widened]
+    assert [warning.rank for warning in reply.warnings if warning.code == "widened"] == [
+        rank.rank for rank in widened
+    ]
     assert all(len(warning.message.splitlines()) == 1 for warning in reply.warnings)
     for rank in reply.ranks:
         assert rank.locality != ("local" if rank.widening else "mixed")

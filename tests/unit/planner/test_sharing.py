@@ -1,4 +1,4 @@
-"""Who divides the cores: the requested GPUs alone, or all GPUs of the node."""
+"""The share of the cores: among the requested GPUs, or among all GPUs of the node."""
 
 from __future__ import annotations
 
@@ -171,9 +171,9 @@ def test_jobs_with_disjoint_cpusets_have_disjoint_cpus(jobs: Jobs, data: st.Data
     assume(cpus != online)
     halves = (format_list(cpus), format_list(online - cpus))
     replies = [job.try_to_ask(cpuset=half) for job, half in zip(jobs, halves, strict=True)]
-    given = [reply.cpus for reply in replies if isinstance(reply, Reply)]
-    event(f"{len(given)} of them were given CPUs")
-    assert len(frozenset().union(*given)) == sum(map(len, given))
+    cpu_sets = [reply.cpus for reply in replies if isinstance(reply, Reply)]
+    event(f"{len(cpu_sets)} of them have CPUs")
+    assert len(frozenset().union(*cpu_sets)) == sum(map(len, cpu_sets))
 
 
 @given(questions(SHARING))
