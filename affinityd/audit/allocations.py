@@ -12,10 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from affinityd.audit.facts.holding import GpuKey
-from affinityd.audit.facts.job import SLURM, Job
-from affinityd.audit.facts.process import ProcessFacts
-from affinityd.audit.model import AuditedProcess
+from affinityd.audit.model import SLURM, AuditedProcess, GpuKey, Job, ProcessFacts
 from affinityd.cpuset import CpuSet
 from affinityd.errors import UnsatisfiableError
 from affinityd.planner import Demand, Options, RankPlan

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from functools import cache
+from typing import Annotated, Any
 
-from affinityd.audit.facts.job import KUBERNETES, SLURM
-from affinityd.json_codec import CpuList, OneOf, left_out
+from affinityd.audit.model import (
+    KUBERNETES,
+    SLURM,
+    AuditedProcess,
+    ContainerResources,
+    CpuTime,
+    GpuKey,
+    Scan,
+)
+from affinityd.audit.remedies import Remedies
+from affinityd.cpuset import CpuSet, format_list
+from affinityd.json_codec import CpuList, OneOf, dumps, left_out
+from affinityd.topology.model import Gpu, Topology
 from affinityd.topology.nearness import CAUSES, PLACEMENTS
 
 Placement = Annotated[str, OneOf(PLACEMENTS)]
@@ -134,3 +148,154 @@ class AuditDocument:
     notices: Sequence[str]
     pin_overlaps: Sequence[AuditOverlapDocument] | None = left_out()
     processes: Sequence[AuditProcessDocument] | None = left_out()
+
+
+Sees = Callable[[AuditedProcess], bool]  #: whether a caller may see a process
+
+
+@dataclass
+class Counts:
+    """One GPU's processes, counted; known daemons are not."""
+
+    processes: Counter[str] = field(default_factory=Counter)  #: by placement
+    threads: Counter[str] = field(default_factory=Counter)  #: by placement
+    causes: Counter[str] = field(default_factory=Counter)  #: processes by cause
+    orphans: int = 0
+
+
+def everything(_process: AuditedProcess) -> bool:
+    """Show every process."""
+    return True
+
+
+def counts(scan: Scan) -> dict[GpuKey, Counts]:
+    """Return the counts of every GPU; a process that uses several counts for its first."""
+    found = {key: Counts() for key in scan.near}
+    for process in scan.processes:
+        if not process.is_daemon and process.facts.gpu in found:
+            its = found[process.facts.gpu]
+            its.processes[process.placement] += 1
+            its.threads.update(process.placements)
+            its.causes.update([process.cause] if process.cause else [])
+            its.orphans += process.orphan is not None
+    return found
+
+
+def document(topology: Topology, scan: Scan, sees: Sees | None) -> AuditDocument:
+    """Return the document for a reader that sees these processes; None: only counts."""
+    processes = None if sees is None else list(_processes(topology, scan, sees))
+    return replace(_without_processes(topology, scan, sees), processes=processes)
+
+
+def render(topology: Topology, scan: Scan, sees: Sees | None) -> bytes:
+    """Return the document as JSON, in one line; one process at a time."""
+    counted = dumps(_without_processes(topology, scan, sees))
+    if sees is None:
+        return counted.encode()
+    processes = ", ".join(map(dumps, _processes(topology, scan, sees)))
+    return f'{counted[:-1]}, "processes": [{processes}]}}'.encode()
+
+
+def _without_processes(topology: Topology, scan: Scan, sees: Sees | None) -> AuditDocument:
+    """Return the document; owners of overlapping pins are for readers that see all processes."""
+    counted, by_owners = counts(scan), scan.overlap.items()
+    overlaps = [AuditOverlapDocument(format_list(cpus), owners) for owners, cpus in by_owners]
+    return AuditDocument(
+        node=topology.name,
+        time=rfc3339(scan.time),
+        seconds=scan.seconds,
+        sees=seen(sees),
+        gpus=[_gpu(gpu, scan, counted[gpu.key]) for gpu in topology.gpus if gpu.key in counted],
+        pin_overlap=format_list(frozenset().union(*scan.overlap.values())),
+        skipped=scan.skipped,
+        numa_balancing=scan.numa_balancing,
+        notices=scan.notices,
+        pin_overlaps=overlaps if sees is everything else None,
+    )
+
+
+def seen(sees: Sees | None) -> str:
+    """Return the document's word for the processes it has."""
+    return "counts" if sees is None else "all" if sees is everything else "own"
+
+
+def rfc3339(seconds: float) -> str:
+    """Return a moment, seconds since the epoch, to the millisecond."""
+    moment = datetime.fromtimestamp(seconds, timezone.utc)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def beside(gpus: Sequence[GpuKey]) -> list[GpuBesideDocument]:
+    """Return a process's GPUs after the first."""
+    return [GpuBesideDocument(vendor, index) for vendor, index in gpus]
+
+
+def _gpu(gpu: Gpu, scan: Scan, counted: Counts) -> AuditGpuDocument:
+    near, time = scan.near[gpu.key], scan.gpu_time.get(gpu.key, CpuTime())
+    known: dict[str, Any] = {
+        "processes": {placement: counted.processes[placement] for placement in PLACEMENTS},
+        "threads": {placement: counted.threads[placement] for placement in PLACEMENTS},
+        "mismatch": {cause: counted.causes[cause] for cause in CAUSES},
+        "orphans": counted.orphans,
+        "cpu_seconds": time.total,
+        "remote_cpu_seconds": None if near is None else time.remote,
+    }
+    return AuditGpuDocument(
+        vendor=gpu.vendor,
+        index=gpu.index,
+        uuid=gpu.uuid,
+        pci_bus_id=gpu.pci_bus_id,
+        numa_node=gpu.numa_node,
+        near=None if near is None else format_list(near),
+        audited=gpu.key not in scan.unknown,
+        unknown=scan.unknown.get(gpu.key),
+        measured_ratio=scan.ratios.get(gpu.key),
+        **(dict.fromkeys(known) if gpu.key in scan.unknown else known),
+    )
+
+
+def _processes(topology: Topology, scan: Scan, sees: Sees) -> Iterator[AuditProcessDocument]:
+    cpulist = cache(format_list)  # there are many threads and few masks
+    remedies = Remedies(topology, scan)
+    return (_process(process, remedies, cpulist) for process in scan.processes if sees(process))
+
+
+def _process(
+    process: AuditedProcess, remedies: Remedies, cpulist: Callable[[CpuSet], str]
+) -> AuditProcessDocument:
+    facts, holding, job = process.facts, process.facts.holding, process.facts.membership.job
+    vendor, index = facts.gpu
+    said = (str(it) for it in (remedies.of(process), remedies.end(process)) if it is not None)
+    return AuditProcessDocument(
+        pid=facts.pid,
+        name=facts.name,
+        uid=facts.uid,
+        parent=facts.parent,
+        state=facts.state,
+        vendor=vendor,
+        gpu=index,
+        gpus_beside=beside(facts.beside),
+        holds_gpu=holding is not None,
+        gpu_memory_bytes=None if holding is None else holding.memory_bytes,
+        mig=None if holding is None else holding.mig,
+        job=AuditJobDocument(job.scheduler, job.id, facts.membership.step) if job else None,
+        container=facts.membership.container,
+        pod=None if facts.given is None else _pod(facts.given),
+        cpuset=None if facts.cpuset is None else cpulist(facts.cpuset),
+        placement=process.placement,
+        cause=process.cause,
+        remedy="; ".join(said) or None,
+        daemon=process.is_daemon,
+        orphan=process.orphan,
+        threads=[
+            AuditThreadDocument(
+                thread.tid, thread.name, cpulist(thread.mask), thread.last_cpu, placement, itself
+            )
+            for thread, placement, itself in process.placed
+        ],
+    )
+
+
+def _pod(given: ContainerResources) -> AuditPodDocument:
+    cpus = format_list(given.cpus)
+    return AuditPodDocument(given.namespace, given.pod, given.container, exclusive_cpus=cpus)

@@ -1,16 +1,176 @@
-"""The results of a scan, frozen: the judgments of processes, and what is counted of them."""
+"""The processes that use GPUs, as drivers and open files name them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from affinityd.audit.facts.holding import GpuKey
-from affinityd.audit.facts.job import Job
-from affinityd.audit.facts.kubelet import KubeletConfig
-from affinityd.audit.facts.process import ProcessFacts
 from affinityd.cpuset import CpuSet
 from affinityd.linux.processes import ENDED, Thread
+from affinityd.topology.model import Gpu
+
+#: A GPU's one name on its machine: `Gpu.key`, its vendor and index.
+GpuKey = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Holding:
+    """A process that uses a GPU: of several, first the one where it holds most memory."""
+
+    pid: int  #: as /proc here numbers it
+    gpu: GpuKey
+    memory_bytes: int | None = None  #: of the GPU's memory; None: not known
+    mig: str | None = None  #: UUID of the MIG instance
+    beside: tuple[GpuKey, ...] = ()  #: other GPUs that it works on as much, by index
+
+
+@dataclass(frozen=True)
+class GpuHolders:
+    """The holders of GPUs, as far as they are known: by one source, or by all of them."""
+
+    #: One a process; of one source, one for each of its GPUs.
+    holdings: tuple[Holding, ...] = ()
+    #: GPUs with unknown processes → why, and the remedy
+    unknown: Mapping[GpuKey, str] = field(default_factory=dict)
+    #: Seconds since boot; a pid that started later is another's. inf: within this scan.
+    asked: float = float("inf")
+    skipped: int = 0  #: processes: their files were not read within the time limit
+    notices: tuple[str, ...] = ()  #: remarks for people
+
+    @classmethod
+    def unknown_of(cls, gpus: Iterable[Gpu], why: str) -> GpuHolders:
+        """Return that nothing is known of these GPUs' processes."""
+        return cls(unknown={gpu.key: why for gpu in gpus})
+
+
+SLURM, KUBERNETES = "slurm", "kubernetes"
+
+
+@dataclass(frozen=True)
+class Job:
+    """The job or pod of a process, by its cgroup's path."""
+
+    scheduler: str  #: SLURM or KUBERNETES
+    id: str  #: Slurm's job number, or the pod's uid with its dashes
+
+    @property
+    def names(self) -> tuple[str, str, str]:
+        """The namespace, pod and container, where kubelet names them; else empty ones."""
+        return "", "", ""
+
+
+@dataclass(frozen=True)
+class PodContainer(Job):
+    """A container of a pod, as kubelet names it; it equals no Job."""
+
+    namespace: str
+    pod: str
+    container: str
+
+    @property
+    def names(self) -> tuple[str, str, str]:
+        """The namespace, pod and container."""
+        return self.namespace, self.pod, self.container
+
+
+@dataclass(frozen=True)
+class Membership:
+    """The job of a process, and its part of it; a container may be of no job."""
+
+    job: Job | None = None
+    step: str | None = None  #: Slurm's: "0", "batch", "extern", "interactive"
+    container: str | None = None  #: the runtime's id of it
+    outside: str | None = None  #: of the container in which Slurm itself runs
+
+    @property
+    def owner(self) -> str | None:
+        """Its job, else its container, as people read it: `slurm 7`, `container cd34cd34cd34`."""
+        if self.job is not None:
+            return f"{self.job.scheduler} {self.job.id}"
+        return f"container {self.container[:12]}" if self.container else None
+
+
+@dataclass(frozen=True)
+class ContainerResources:
+    """The devices and CPUs that kubelet gave a container."""
+
+    namespace: str
+    pod: str
+    container: str
+    devices: Mapping[str, frozenset[str]]  #: resource, as nvidia.com/gpu → ids of its devices
+    claims: frozenset[str]  #: devices by DRA, with their drivers: gpu.nvidia.com/gpu-0
+    cpus: CpuSet  #: exclusive ones; none in the shared pool
+    nodes: frozenset[int]  #: the NUMA nodes of its devices, where kubelet knows them
+    gpus: tuple[GpuKey, ...] = ()  #: of this node, among its devices
+    containers: int = 1  #: of its pod
+
+
+@dataclass(frozen=True)
+class KubeletConfig:
+    """The settings by which kubelet chooses a container's CPUs and devices. None: unknown."""
+
+    cpu_policy: str | None = None  #: cpuManagerPolicy: none, static
+    cpu_options: Mapping[str, str] | None = None  #: full-pcpus-only … → "true"
+    #: topologyManagerPolicy: none, best-effort, restricted, single-numa-node
+    topology_policy: str | None = None
+    topology_scope: str | None = None  #: container, pod
+    topology_options: Mapping[str, str] | None = None  #: prefer-closest-numa-nodes … → "true"
+
+
+@dataclass(frozen=True)
+class ProcessFacts:
+    """One process as it was found."""
+
+    pid: int
+    name: str
+    uid: int | None  #: real user id; None: its status could not be read
+    start: int  #: clock ticks since boot
+    parent: int
+    state: str  #: proc_pid_stat(5): R, S, D, Z …
+    gpu: GpuKey  #: its own, or that of the nearest ancestor that holds one
+    holding: Holding | None  #: None: a descendant that holds no GPU itself
+    membership: Membership = field(default_factory=Membership)
+    cpuset: CpuSet | None = None  #: the CPUs that its cgroup allows; None: unknown
+    threads: tuple[Thread, ...] = ()  #: the main one first; (): it has ended
+    session: int | None = None  #: pid of the process that began its session
+    service: str | None = None  #: systemd's unit of it, by its cgroup's path
+    holder: int | None = None  #: pid of the process that it works for; None: it holds a GPU itself
+    beside: tuple[GpuKey, ...] = ()  #: the GPUs besides `gpu` that it, or its holder, uses
+    cgroups: str = ""  #: /proc/PID/cgroup
+    #: The cpuset was chosen for its job; else a Slurm job may have been given less, by masks alone.
+    is_confined: bool = True
+    cpu_limit: int | None = None  #: CPUs' worth of time that its cgroup may use; None: not limited
+    given: ContainerResources | None = None  #: by kubelet, to its container; None: not known
+    first_mask: CpuSet | None = None  #: its main thread's when first seen; None: unknown
+
+    @property
+    def gpus(self) -> tuple[GpuKey, ...]:
+        """All of its GPUs, that of most memory first."""
+        return (self.gpu, *self.beside)
+
+    @property
+    def gpus_given(self) -> tuple[GpuKey, ...]:
+        """All of its GPUs, and those that kubelet gave its container: others may use these."""
+        return self.gpus if self.given is None else (*self.gpus, *self.given.gpus)
+
+    @property
+    def owner(self) -> str | None:
+        """Its job or container, as people read it: `pod team/train-0` where kubelet names it."""
+        given = self.given
+        return self.membership.owner if given is None else f"pod {given.namespace}/{given.pod}"
+
+    @property
+    def part(self) -> Job | None:
+        """Its container of a pod, where kubelet names it; else its job."""
+        job, given = self.membership.job, self.given
+        if job is None or given is None:
+            return job
+        return PodContainer(job.scheduler, job.id, given.namespace, given.pod, given.container)
+
+    @property
+    def running(self) -> tuple[Thread, ...]:
+        """The threads that run: the main one may have ended before the others."""
+        return self.threads[1:] if self.state in ENDED else self.threads
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from affinityd.audit.facts.process import ProcessFacts
 from affinityd.audit.judge import Judge
-from affinityd.audit.model import AuditedProcess
+from affinityd.audit.model import AuditedProcess, ProcessFacts
 from affinityd.audit.remedies import pin_command
 from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.linux.memory_policy import MemoryPolicy

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from affinityd.audit.facts.holding import GpuHolders
+from affinityd.audit.model import GpuHolders
 from affinityd.audit.sources.holders import HolderSources
 from affinityd.cli.target import ProcessPlanner
 from affinityd.cpuset import several

@@ -12,9 +12,7 @@ from functools import partial
 from prometheus_client.core import Metric
 
 from affinityd import config
-from affinityd.audit.facts.holding import GpuKey
-from affinityd.audit.facts.job import Job
-from affinityd.audit.model import Scan
+from affinityd.audit.model import GpuKey, Job, Scan
 from affinityd.config.settings import OBSERVE, PIN, Settings
 from affinityd.cpuset import several
 from affinityd.daemon.api.peers import Viewer

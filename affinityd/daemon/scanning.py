@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.core import Metric
 
-from affinityd.audit.describe import counts, render
+from affinityd.audit.document import counts, render
 from affinityd.audit.model import Scan
 from affinityd.config.settings import OFF, Settings
 from affinityd.daemon.api.peers import Viewer

@@ -16,10 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from affinityd.discovery import NVML_FILE, Tree, discover
+from affinityd.discovery import NVML_FILE, discover
 from affinityd.discovery.archive import NOWHERE, resolve
 from affinityd.discovery.nvml import NvmlReport
-from affinityd.discovery.tree import every
+from affinityd.discovery.tree import Tree, every
 from affinityd.errors import TreeError
 from affinityd.json_codec import dumps
 from affinityd.linux.files import write_whole

@@ -9,10 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from affinityd.audit.allocations import Shares
-from affinityd.audit.facts.gather import TICKS
-from affinityd.audit.facts.job import KUBERNETES, Job
-from affinityd.audit.facts.process import ProcessFacts
-from affinityd.audit.model import AuditedProcess, Scan
+from affinityd.audit.gather import TICKS
+from affinityd.audit.model import KUBERNETES, AuditedProcess, Job, ProcessFacts, Scan
 from affinityd.audit.remedies import Remedies
 from affinityd.config import OBSERVE, OFF, ON, SWITCHES
 from affinityd.cpuset import CpuSet, format_list

@@ -8,10 +8,17 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated
 
-from affinityd.audit.describe import Sees, beside, everything, rfc3339, seen
-from affinityd.audit.document import GpuBesideDocument, Placement, Seen
-from affinityd.audit.facts.holding import GpuKey
-from affinityd.audit.model import Scan
+from affinityd.audit.document import (
+    GpuBesideDocument,
+    Placement,
+    Seen,
+    Sees,
+    beside,
+    everything,
+    rfc3339,
+    seen,
+)
+from affinityd.audit.model import GpuKey, Scan
 from affinityd.config.settings import OBSERVE, PIN
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.enforce.decide import PinRecord

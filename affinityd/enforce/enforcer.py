@@ -14,9 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from affinityd.audit.facts.holding import GpuKey
-from affinityd.audit.facts.process import ProcessFacts
-from affinityd.audit.model import Scan
+from affinityd.audit.model import GpuKey, ProcessFacts, Scan
 from affinityd.config.settings import OBSERVE, PIN
 from affinityd.cpuset import CpuSet, several
 from affinityd.enforce.decide import Backoff, decide

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from affinityd.audit.facts.job import Job
-from affinityd.audit.facts.membership import short_id
-from affinityd.audit.facts.process import ProcessFacts
-from affinityd.audit.model import AuditedProcess
+from affinityd.audit.gather import short_id
+from affinityd.audit.model import AuditedProcess, Job, ProcessFacts
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.enforce.policy import Treatment
 from affinityd.linux.pinning import is_on_purpose
@@ -16,7 +14,7 @@ from affinityd.linux.processes import Thread
 from affinityd.text import count
 from affinityd.topology.nearness import MASK, UNPINNED
 
-#: Owners of jobs besides the schedulers of `affinityd.audit.facts.job`: `Job.scheduler` of a
+#: Owners of jobs besides the schedulers of `affinityd.audit.model`: `Job.scheduler` of a
 #: container that none started, and of a cgroup that a rule names.
 CONTAINER, CGROUP = "container", "cgroup"
 

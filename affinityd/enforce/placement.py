@@ -13,10 +13,7 @@ from dataclasses import replace
 from functools import cache, cached_property
 
 from affinityd.audit.allocations import HeldGpus, Share, Shares
-from affinityd.audit.facts.holding import GpuKey
-from affinityd.audit.facts.job import Job
-from affinityd.audit.facts.process import ProcessFacts
-from affinityd.audit.model import AuditedProcess, Scan
+from affinityd.audit.model import AuditedProcess, GpuKey, Job, ProcessFacts, Scan
 from affinityd.audit.remedies import Remedies
 from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.enforce.model import (

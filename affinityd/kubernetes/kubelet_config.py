@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 
-from affinityd.audit.facts.kubelet import KubeletConfig
+from affinityd.audit.model import KubeletConfig
 from affinityd.linux.files import content, read_regular
 from affinityd.linux.processes import PROC
 

@@ -21,11 +21,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from affinityd.audit.facts.holding import GpuKey
-from affinityd.audit.facts.job import KUBERNETES, Job
-from affinityd.audit.facts.kubelet import ContainerResources, KubeletConfig
-from affinityd.audit.facts.process import ProcessFacts
-from affinityd.audit.model import AuditedProcess, NamedPods
+from affinityd.audit.model import (
+    KUBERNETES,
+    AuditedProcess,
+    ContainerResources,
+    GpuKey,
+    Job,
+    KubeletConfig,
+    NamedPods,
+    ProcessFacts,
+)
 from affinityd.kubernetes import kubelet_config
 from affinityd.linux import protobuf as grpc
 from affinityd.linux.files import numbered

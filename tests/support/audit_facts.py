@@ -5,12 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from affinityd.audit.facts.holding import GpuHolders, GpuKey, Holding
-from affinityd.audit.facts.job import Job, Membership
-from affinityd.audit.facts.process import ProcessFacts
-from affinityd.audit.judge import Judge
-from affinityd.audit.model import AuditedProcess, Scan
-from affinityd.audit.overlap import divided
+from affinityd.audit.judge import Judge, divided
+from affinityd.audit.model import (
+    AuditedProcess,
+    GpuHolders,
+    GpuKey,
+    Holding,
+    Job,
+    Membership,
+    ProcessFacts,
+    Scan,
+)
 from affinityd.cpuset import parse_list
 from affinityd.linux.processes import Thread, cgroups_of, stat_of
 from affinityd.topology.model import Topology

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from affinityd.audit.facts.holding import GpuKey
-from affinityd.audit.facts.job import Job
+from affinityd.audit.model import GpuKey, Job
 from affinityd.config.settings import PIN
 from affinityd.cpuset import parse_list
 from affinityd.enforce.decide import PinRecord

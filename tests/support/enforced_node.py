@@ -8,11 +8,8 @@ from typing import Any
 
 from affinityd.audit.allocations import with_allocations
 from affinityd.audit.auditor import FirstMasks, with_first_mask
-from affinityd.audit.facts.holding import GpuKey
-from affinityd.audit.facts.job import Membership
-from affinityd.audit.facts.process import ProcessFacts
 from affinityd.audit.judge import Judge
-from affinityd.audit.model import AuditedProcess
+from affinityd.audit.model import AuditedProcess, GpuKey, Membership, ProcessFacts
 from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.daemon.policy_document import parse
 from affinityd.enforce.decide import Backoff, decide

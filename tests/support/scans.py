@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from affinityd.audit.facts.holding import GpuKey
-from affinityd.audit.facts.job import Job, Membership
-from affinityd.audit.model import AuditedProcess, CpuTime, Scan
+from affinityd.audit.model import AuditedProcess, CpuTime, GpuKey, Job, Membership, Scan
 from affinityd.config.settings import Settings
 from affinityd.cpuset import CpuSet
 from affinityd.daemon.scanning import Scanning

@@ -3,22 +3,25 @@
 NVIDIA: NVML, called in a child. AMD: KFD. All others: the holders of the device files.
 """
 
+# ruff: noqa: PTH115 - a scan is cheap
+# ruff: noqa: PTH115, PTH116, PTH208 - thousands of files are looked at; pathlib is slower
+
 from __future__ import annotations
 
-# ruff: noqa: PTH115 - a scan is cheap
 import os
-from collections import defaultdict
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+import re
+import stat
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from affinityd.audit.facts.holding import GpuHolders, Holding
-from affinityd.audit.sources import kfd
-from affinityd.audit.sources.device_files import DeviceFileScanner
-from affinityd.audit.sources.driver_maintenance import HOLD, DriverMaintenance
-from affinityd.audit.sources.nvml import NvmlSource
+from affinityd.audit.model import GpuHolders, GpuKey, Holding
+from affinityd.audit.sources.nvml import HOLD, DriverMaintenance, NvmlSource
 from affinityd.discovery.nvml import ProcessReport
-from affinityd.linux.processes import INITIAL_PIDS, process_of, since_boot
-from affinityd.topology.model import Topology
+from affinityd.linux.files import listed, numbered, text
+from affinityd.linux.processes import INIT, INITIAL_PIDS, process_of, since_boot
+from affinityd.topology.model import Gpu, Topology
 
 NVIDIA, AMD = "nvidia", "amd"  #: Gpu.vendor, if its driver names the holders
 
@@ -65,7 +68,7 @@ class HolderSources:
             return replace(GpuHolders.unknown_of(gpus, NOT_ALL_PIDS), asked=asked)
         found = (
             self._nvml.found([gpu for gpu in gpus if gpu.vendor == NVIDIA]),
-            kfd.found([gpu for gpu in gpus if gpu.vendor == AMD], self._sys),
+            kfd_holders([gpu for gpu in gpus if gpu.vendor == AMD], self._sys),
             self._files.found([gpu for gpu in gpus if gpu.vendor not in {NVIDIA, AMD}]),
         )
         return GpuHolders(
@@ -107,3 +110,230 @@ def _together(pid: int, first: Holding, *others: Holding) -> Holding:
     least = (first.memory_bytes or 0) * LEAST
     used = {it.gpu for it in others if it.memory_bytes is None or it.memory_bytes >= least}
     return replace(first, pid=pid, beside=tuple(sorted(used - {first.gpu})))
+
+
+# The holders of AMD's GPUs, by the files of its compute driver: /sys/class/kfd/kfd/proc/PID.
+#
+# Source: kernel drivers/gpu/drm/amd/amdkfd/kfd_process.c (kfd_create_process, kfd_procfs_show,
+# kfd_procfs_queue_show). A process has its folder from its first open of /dev/kfd on, with a file
+# vram_GPUID of every GPU that it may open: that proves no use. A GPU in which it holds memory, or
+# has a queue, it uses. The pids are the host's. Its sdma_GPUID is never read: that stops its queues
+# for a moment. Newer kernels have context_N folders in PID, with the same files, for programs that
+# open the GPU more than once.
+
+KFD = "class/kfd/kfd"
+
+NO_KFD = "AMD's KFD lists no processes; load amdgpu, or use a newer Linux"
+NOT_LISTED = "AMD's KFD does not list it"
+
+
+def kfd_holders(gpus: Sequence[Gpu], sys: str = "/sys") -> GpuHolders:
+    """Return the holders of AMD's GPUs."""
+    if not gpus:
+        return GpuHolders()
+    processes = f"{sys}/{KFD}/proc"
+    if not os.path.isdir(processes):  # noqa: PTH112
+        return GpuHolders.unknown_of(gpus, NO_KFD)
+    gpu_of = _by_id(gpus, sys)
+    unlisted = [gpu for gpu in gpus if gpu not in gpu_of.values()]
+    holdings = tuple(
+        Holding(pid, gpu_of[number].key, memory)
+        for pid in numbered(processes)
+        for number, memory in _uses(f"{processes}/{pid}").items()
+        if number in gpu_of
+    )
+    return replace(GpuHolders.unknown_of(unlisted, NOT_LISTED), holdings=holdings)
+
+
+def _by_id(gpus: Sequence[Gpu], sys: str) -> Mapping[str, Gpu]:
+    """Return KFD's gpu_id → GPU, by the render device that both name: each partition has its own.
+
+    Files: topology/nodes/N/gpu_id, and drm_render_minor in topology/nodes/N/properties.
+    """
+    nodes = f"{sys}/{KFD}/topology/nodes"
+    by_minor = {str(gpu.render_minor): gpu for gpu in gpus if gpu.render_minor is not None}
+    found = {
+        text(f"{nodes}/{node}/gpu_id"): by_minor.get(_render_minor(f"{nodes}/{node}"))
+        for node in listed(nodes)
+    }
+    return {number: gpu for number, gpu in found.items() if gpu is not None}
+
+
+def _render_minor(node: str) -> str:
+    lines = (line.split() for line in text(f"{node}/properties").splitlines())
+    return next((line[1] for line in lines if line[:1] == ["drm_render_minor"]), "")
+
+
+def _uses(folder: str) -> Mapping[str, int]:
+    """Return the gpu_ids of the GPUs that a process uses → bytes of their memory that it holds."""
+    contexts = (f"{folder}/{name}" for name in listed(folder) if name.startswith("context_"))
+    uses: Counter[str] = Counter()
+    for place in (folder, *contexts):
+        queues = f"{place}/queues"
+        queued = {text(f"{queues}/{queue}/gpuid") for queue in listed(queues)}
+        for name in listed(place):
+            kind, _, number = name.partition("_")
+            size = text(f"{place}/{name}") if kind == "vram" else ""
+            if size.isdigit() and (int(size) or number in queued):
+                uses[number] += int(size)
+    return uses
+
+
+# Holders by open device files, for drivers that list no processes: Ascend's, and others'.
+#
+# A file's place in sysfs tells its GPU: /sys/dev/char/MAJ:MIN, kernel
+# Documentation/ABI/testing/sysfs-dev. Ascend's files have no place there (the driver
+# calls device_create without a parent): they go by their names. /dev/davinciN is taken to be the
+# N-th NPU in PCI bus order. Open files: proc_pid_fd(5).
+
+#: A process that held none is looked at again at every such scan.
+EVERY = 8
+
+#: Seconds that a scan may take; new processes and holders that were not reached come next time.
+LIMIT = 2.0
+
+ROOT_ONLY = (
+    "the open files of other users' processes cannot be read; run this as root (CAP_SYS_PTRACE)"
+)
+TOO_MANY = f"not all processes' open files were read within {LIMIT:g} s; the next scan continues"
+NO_FILE = "its device file is not known; is its driver loaded?"
+
+#: Files of a GPU's that are opened to look after it, not to compute: /dev/accel/accel_controlD0,
+#: /dev/hl_controlD0, /dev/i2c-3, /dev/ptp0.
+_is_control = re.compile(r"(?:accel_control|hl_control|i2c-|ptp)").match
+
+#: Vendor → names of its device files, before a number, where sysfs does not tell their GPU.
+NAMES = {"huawei": "davinci"}
+
+#: The folder of device files, by default; and the files there that most processes have open.
+DEV = "/dev/"
+COMMON = ("/dev/null", "/dev/pts/", "/dev/shm/", "/dev/tty", "/dev/urandom")  # noqa: S108 - names
+
+
+@dataclass(frozen=True)
+class GpuDeviceFiles:
+    """The device files of GPUs."""
+
+    gpu_of: Mapping[int, GpuKey]  #: st_rdev → GPU
+    names: frozenset[str]  #: their names in /dev
+
+    def is_one(self, target: str) -> bool:
+        """Whether an open file, by its path, may be one of them.
+
+        Files elsewhere by other names are skipped: they may be on a file server that does
+        not answer, and stat(2) would wait for it.
+        """
+        return target.rpartition("/")[2] in self.names or (
+            target.startswith(DEV) and not target.startswith(COMMON)
+        )
+
+
+class DeviceFileScanner:
+    """Looks through the open files of processes: of holders and new ones at each scan."""
+
+    def __init__(
+        self,
+        proc: str = "/proc",
+        sys: str = "/sys",
+        dev: str = "/dev",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._proc, self._sys, self._dev, self._clock = proc, sys, dev, clock
+        self._scan = 0
+        self._files = GpuDeviceFiles({}, frozenset())
+        self._known: dict[int, bool] = {}  # pid → whether it held a file when it was looked at
+
+    def found(self, gpus: Sequence[Gpu]) -> GpuHolders:
+        """Return the holders of the GPUs' files, as far as they can be seen.
+
+        If another process has got a pid since the last scan, it counts as the old one.
+        """
+        if not gpus:
+            return GpuHolders()
+        files = device_files(gpus, self._sys, self._dev)
+        if files != self._files:
+            self._files, self._known = files, {}
+        held, skipped = self._look(self._due())
+        unknown = {gpu.key: TOO_MANY for gpu in gpus if skipped}
+        unknown |= {gpu.key: ROOT_ONLY for gpu in gpus if not _sees_all(self._proc)}
+        unknown |= {gpu.key: NO_FILE for gpu in gpus if gpu.key not in files.gpu_of.values()}
+        return GpuHolders(tuple(held), unknown, skipped=skipped)
+
+    def _due(self) -> list[int]:
+        """Return the processes to look at: new ones, holders, and of the others a part."""
+        self._scan += 1
+        there = numbered(self._proc)
+        self._known = {pid: self._known[pid] for pid in there if pid in self._known}
+        holders = [pid for pid, held in self._known.items() if held]
+        new = [pid for pid in there if pid not in self._known]
+        turn = self._scan % EVERY
+        others = [pid for pid, held in self._known.items() if not held and pid % EVERY == turn]
+        return [*new, *holders, *others]
+
+    def _look(self, pids: list[int]) -> tuple[list[Holding], int]:
+        end = self._clock() + LIMIT
+        held: list[Holding] = []
+        for place, pid in enumerate(pids):
+            if self._clock() >= end:
+                return held, len(pids) - place
+            keys = self._keys(pid)
+            held += [Holding(pid, key) for key in keys]
+            self._known[pid] = bool(keys)
+        return held, 0
+
+    def _keys(self, pid: int) -> set[GpuKey]:
+        """Return the GPUs of a process, by its open files: containers keep device numbers."""
+        folder = f"{self._proc}/{pid}/fd/"
+        links = (folder + name for name in listed(folder))
+        numbers = {_number(link) for link in links if self._files.is_one(_target(link))}
+        return {key for number, key in self._files.gpu_of.items() if number in numbers}
+
+
+def device_files(gpus: Sequence[Gpu], sys: str = "/sys", dev: str = "/dev") -> GpuDeviceFiles:
+    """Return the GPUs' device files: by sysfs, and of those that have no place there, by name."""
+    found = list(_by_place(gpus, sys))
+    placed = {key for _, _, key in found}
+    for gpu in gpus:
+        name = f"{NAMES.get(gpu.vendor)}{gpu.index}"
+        if gpu.key not in placed and (number := _number(f"{dev}/{name}")) is not None:
+            found.append((number, name, gpu.key))
+    return GpuDeviceFiles(
+        {number: key for number, _, key in found}, frozenset(name for _, name, _ in found)
+    )
+
+
+def _by_place(gpus: Sequence[Gpu], sys: str) -> Iterator[tuple[int, str, GpuKey]]:
+    """Yield device number, name and GPU, by links like ../../devices/pci…/0000:c1:00.0/…/accel0."""
+    at = {gpu.pci_bus_id: gpu.key for gpu in gpus}
+    folder = f"{sys}/dev/char"
+    for entry in listed(folder):
+        *place, name = _target(f"{folder}/{entry}").split("/")
+        key = next((at[part] for part in reversed(place) if part in at), None)
+        major, _, minor = entry.partition(":")
+        if key is not None and not _is_control(name):
+            yield os.makedev(int(major), int(minor)), name, key
+
+
+def _sees_all(proc: str) -> bool:
+    """Whether open files of other users, and of root's first process, can be read."""
+    try:
+        os.listdir(f"{proc}/{INIT}/fd")
+    except OSError:  # without the capabilities; or hidepid= of proc(5)
+        return False
+    return True
+
+
+def _target(link: str) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:  # it was closed, or the process has ended
+        return ""
+
+
+def _number(path: str) -> int | None:
+    """Return the number of a character device; None: there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:  # it was closed, or is not there
+        return None
+    return found.st_rdev if stat.S_ISCHR(found.st_mode) else None

@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
-from affinityd.audit.describe import document, everything
-from affinityd.audit.facts.holding import GpuKey
-from affinityd.audit.model import Scan
-from affinityd.audit.overlap import overlap
-from affinityd.audit.sources import resident_memory
-from affinityd.audit.sources.nic_use import NicJudge
-from affinityd.audit.sources.rdma_files import nic_use
-from affinityd.cli.auditors import auditor_by
+from affinityd.audit.auditor import Auditor, unmeasured, unnamed
+from affinityd.audit.document import document, everything
+from affinityd.audit.judge import overlap
+from affinityd.audit.model import AuditedProcess, GpuKey, Scan
+from affinityd.audit.sources.holders import HolderSources
+from affinityd.audit.sources.nics import NicJudge, nic_use
 from affinityd.cli.console import give_up_stdout
 from affinityd.cli.parser import Parser, add_format, add_settings, load_settings
 from affinityd.cli.render import audit
+from affinityd.cli.render.audit import ByNode
 from affinityd.cli.target import this_machine
+from affinityd.config.settings import Settings
+from affinityd.cpuset import CpuSet
+from affinityd.discovery.nvml import ProcessReport
 from affinityd.discovery.nvml.query import query_processes
 from affinityd.errors import InvalidRequestError, NoSuchGpuError
 from affinityd.json_codec import dumps
+from affinityd.kubernetes.pods import KubeletPods
+from affinityd.linux import memory_policy
+from affinityd.measure.document import gpu_ratios
 from affinityd.request import devices
 from affinityd.text import count, one_line, quote
 from affinityd.topology.model import Topology
@@ -133,7 +141,7 @@ def _exit_code(scan: Scan) -> int:
 def _print(
     arguments: argparse.Namespace, topology: Topology, scan: Scan, before: Scan | None
 ) -> None:
-    memory = resident_memory.read(scan.processes) if arguments.memory else {}
+    memory = resident_memory(scan.processes) if arguments.memory else {}
     nics = _far_nics(topology, scan)
     if arguments.format == "json":
         described = vars(document(topology, scan, everything))
@@ -179,3 +187,45 @@ def _cut(lines: list[str], width: int, height: int) -> list[str]:
         left_out = len(lines) - height + 1
         lines = [*lines[: height - 1], f"and {count(left_out, 'line')} more, in a larger window"]
     return [line[:width] for line in lines]
+
+
+def auditor_by(
+    chosen: Settings, query: Callable[[float], ProcessReport], reserved: CpuSet
+) -> Auditor:
+    """Return the auditor; `query` asks NVML for the processes of its GPUs.
+
+    `reserved`: the CPUs that no plan gives.
+    """
+    return Auditor(
+        HolderSources(query),
+        reserved=reserved,
+        name_pods=KubeletPods(chosen.pod_resources).name if chosen.pod_resources else unnamed,
+        measured=partial(gpu_ratios, chosen.measured) if chosen.measured else unmeasured,
+    )
+
+
+LARGEST = 16 * 2**30  #: bytes resident; the kernel walks them page by page, and the process waits
+LONGEST = 10.0  #: seconds for all of them; the last may end later
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def resident_memory(processes: Iterable[AuditedProcess]) -> Mapping[int, ByNode | str]:
+    """Return pid → its memory, or why it was not read: numa_maps, proc(5), one after the other.
+
+    Known daemons are skipped.
+    """
+    pids = [it.facts.pid for it in processes if not it.is_daemon and it.facts.threads]
+    deadline = time.monotonic() + LONGEST
+    return {pid: _resident(pid, deadline) for pid in pids}
+
+
+def _resident(pid: int, deadline: float) -> ByNode | str:
+    if time.monotonic() > deadline:
+        return f"the time limit for all processes, {LONGEST:g} s, has passed"
+    try:
+        size = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
+        if size > LARGEST:
+            return f"{size / 2**30:.0f} GiB are resident, more than {LARGEST / 2**30:.0f}"
+        return memory_policy.resident_bytes(pid)
+    except OSError as error:
+        return str(error.strerror)

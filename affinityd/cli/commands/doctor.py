@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from affinityd import config
-from affinityd.audit.sources.driver_maintenance import HOLD, DriverMaintenance
+from affinityd.audit.sources.nvml import HOLD, DriverMaintenance
 from affinityd.cli.console import aligned
 from affinityd.cli.parser import Parser, add_format, add_settings, load_settings
 from affinityd.config.settings import Settings

@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from affinityd.audit.auditor import Auditor
-from affinityd.audit.describe import rfc3339
-from affinityd.audit.facts.holding import GpuKey
-from affinityd.audit.model import Scan
+from affinityd.audit.document import rfc3339
+from affinityd.audit.model import GpuKey, Scan
 from affinityd.audit.sources.holders import HolderSources
 from affinityd.cli.commands.topology import wants_color
 from affinityd.cli.console import say

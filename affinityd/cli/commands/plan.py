@@ -9,7 +9,7 @@ from pathlib import Path
 from affinityd.cli import parser as plan_options
 from affinityd.cli.console import aligned, say
 from affinityd.cli.parser import Parser, add_settings, load_settings
-from affinityd.cli.render.picture import add_svg, write_svg
+from affinityd.cli.render.topology import add_svg, write_svg
 from affinityd.client import local_plan
 from affinityd.client.apply import ProcessContext
 from affinityd.cpuset import format_list, several

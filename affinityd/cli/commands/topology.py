@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from affinityd.cli.parser import Parser, add_format, add_settings, load_settings
-from affinityd.cli.render.picture import add_svg, write_svg
+from affinityd.cli.render.topology import add_svg, write_svg
 from affinityd.discovery.machine import read_once
 
 if TYPE_CHECKING:

@@ -8,19 +8,16 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from affinityd.audit.facts.gather import ProcessWalk
-from affinityd.audit.facts.holding import GpuHolders, Holding
-from affinityd.audit.facts.process import ProcessFacts
+from affinityd.audit.gather import ProcessWalk
 from affinityd.audit.judge import Judge
-from affinityd.audit.sources.nic_use import NicJudge
-from affinityd.audit.sources.rdma_files import nic_use
+from affinityd.audit.model import GpuHolders, Holding, ProcessFacts
+from affinityd.audit.sources.nics import NicJudge, nic_use
 from affinityd.audit.verify import Verification, by_plan, matches, with_remedy
 from affinityd.cli import parser as plan_options
 from affinityd.cli import target
 from affinityd.cli.console import give_up_stdout, say
 from affinityd.cli.parser import Parser, add_format
-from affinityd.cli.render import verify
-from affinityd.cli.render.audit_rows import process_name
+from affinityd.cli.render.audit import process_name, verify_document, verify_table
 from affinityd.cli.used_gpus import UsedGpus, gpus_of, used_gpus
 from affinityd.errors import TargetError
 from affinityd.grouping import grouped
@@ -66,9 +63,9 @@ def run(arguments: argparse.Namespace) -> int:
         say(f"affinityd verify: {doubt}")
     try:
         if arguments.format == "json":
-            print(json.dumps(verify.document(planner.topology, found), indent=1), flush=True)
+            print(json.dumps(verify_document(planner.topology, found), indent=1), flush=True)
         else:
-            print("\n".join(map(one_line, verify.table(found))), flush=True)
+            print("\n".join(map(one_line, verify_table(found))), flush=True)
     except BrokenPipeError:  # the reader has ended; the result counts all the same
         give_up_stdout()
     return EXIT[matches(found)]

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import pwd
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
 
-from affinityd.audit.facts.holding import GpuKey
-from affinityd.audit.model import AuditedProcess, Scan
+from affinityd.audit.auditor import ThreadName, spent, ticks_of
+from affinityd.audit.gather import TICKS
+from affinityd.audit.model import AuditedProcess, GpuKey, Holding, ProcessFacts, Scan
 from affinityd.audit.remedies import Remedies, Remedy
-from affinityd.audit.sources.resident_memory import ByNode
-from affinityd.cli.render import audit_rows
-from affinityd.cli.render.audit_rows import amounts, process_name
-from affinityd.cpuset import several
+from affinityd.audit.verify import Verification, matches
+from affinityd.cli.console import aligned
+from affinityd.cpuset import CpuSet, format_list, several
+from affinityd.linux.processes import Thread
 from affinityd.measure.document import ALIKE
+from affinityd.text import count
 from affinityd.topology.model import Topology
+from affinityd.topology.nearness import FAR
 
 MOST_COMMANDS = 8  #: for processes that are alike
+
+ByNode = Mapping[int, int]  #: NUMA node → bytes
 
 
 def table(
@@ -26,7 +34,7 @@ def table(
     """
     names = _names(topology)
     if scan.processes:
-        yield from audit_rows.table(scan, names, before, fold=fold)
+        yield from _rows_table(scan, names, before, fold=fold)
     elif len(scan.unknown) < len(scan.near):
         yield "no process uses a GPU"
     remedies = Remedies(topology, scan)
@@ -49,7 +57,7 @@ def _orphans(scan: Scan, remedies: Remedies, names: Mapping[GpuKey, str]) -> Ite
     for process in scan.processes:
         if process.orphan is not None:
             facts, remedy = process.facts, remedies.end(process)
-            held = f"{audit_rows.memory(facts.holding)} of GPU {names[facts.gpu]}"
+            held = f"{memory(facts.holding)} of GPU {names[facts.gpu]}"
             end = f"; {remedy}" if remedy else ""
             yield f"{process_name(process.facts)}: orphan, holds {held}: {process.orphan}{end}"
 
@@ -115,3 +123,226 @@ def nic_lines(scan: Scan, nics: Mapping[int, Sequence[str]]) -> Iterator[str]:
     """Yield a line for each finding on the RDMA devices of a process."""
     for facts in (process.facts for process in scan.processes):
         yield from (f"{process_name(facts)}: {said}" for said in nics.get(facts.pid, ()))
+
+
+COLUMNS = (
+    *("gpu", "pid", "name", "user", "job", "threads", "far", "placement", "cause", "cpulist"),
+    *("ran last on", "gpu memory"),
+)
+SINCE_BEFORE = "remote time"  #: of a second look
+NUMBERS = {"pid", "threads", "far", "gpu memory", SINCE_BEFORE}
+NONE, NOT_KNOWN = "-", "?"
+
+LEVEL = "  "  #: before the name of a process, for each of its ancestors in the table
+MOST_ALIKE = 4  #: more workers than these that are alike share a row
+
+Alike = list[AuditedProcess]  #: the first of them, and the others
+
+
+def _rows_table(
+    scan: Scan, names: Mapping[GpuKey, str], before: Scan | None, *, fold: bool
+) -> Iterator[str]:
+    """Return the lines of processes; with `before`, also which part of the time since was remote.
+
+    `fold`: workers that are alike may share a row.
+    """
+    levels = _levels(scan)
+    groups = list(_folded(scan)) if fold else [[it] for it in scan.processes]
+    rows = [_row(those, names, levels[those[0].facts.pid]) for those in groups]
+    if before is None:
+        return aligned(COLUMNS, rows, NUMBERS)
+    ticks, since = ticks_of(before.processes), before.boot * TICKS
+    parts = (_remote_part(those, ticks, since) for those in groups)
+    rows = [(*row, part) for row, part in zip(rows, parts, strict=True)]
+    return aligned((*COLUMNS, SINCE_BEFORE), rows, NUMBERS)
+
+
+def process_name(facts: ProcessFacts) -> str:
+    """Return a process as a line about it begins."""
+    return f"process {facts.pid} ({facts.name})"
+
+
+def amounts(resident: Mapping[int, int]) -> str:
+    """Return resident memory by NUMA node, in bytes, as a person reads it."""
+    return ", ".join(
+        f"node {node} {size / 2**20:.0f} MiB" for node, size in sorted(resident.items())
+    )
+
+
+def memory(holding: Holding | None) -> str:
+    """Return how much of its GPU's memory a process holds."""
+    if holding is None:
+        return NONE
+    size = holding.memory_bytes
+    return NOT_KNOWN if size is None else f"{size / 2**20:.0f} MiB"
+
+
+def _levels(scan: Scan) -> Mapping[int, int]:
+    """Return pid → how many ancestors it has in the table, up to the holder of its GPU."""
+    levels: dict[int, int] = {}
+    for facts in (process.facts for process in scan.processes):
+        levels[facts.pid] = 0 if facts.holder is None else levels.get(facts.parent, 0) + 1
+    return levels
+
+
+def _folded(scan: Scan) -> Iterator[Alike]:
+    """Yield the processes; equal children of one parent, without children, are together."""
+    parents = {process.facts.parent for process in scan.processes}
+    alike: dict[object, Alike] = {}
+    for process in scan.processes:
+        is_worker = process.facts.holder is not None and process.facts.pid not in parents
+        alike.setdefault(_look(process) if is_worker else process.facts.pid, []).append(process)
+    for those in alike.values():
+        yield from [those] if len(those) > MOST_ALIKE else ([process] for process in those)
+
+
+def _look(process: AuditedProcess) -> object:
+    facts = process.facts
+    return facts.parent, facts.name, process.placement, process.cause, process.judged_masks
+
+
+def _row(those: Alike, names: Mapping[GpuKey, str], level: int) -> tuple[str, ...]:
+    first, facts = those[0], those[0].facts
+    of = facts.membership
+    step = f".{of.step}" if of.job and of.step else ""
+    threads = [thread for process in those for thread in process.facts.threads]
+    more = f" +{len(those) - 1} alike" if len(those) > 1 else ""
+    return (
+        _gpus(facts, names),
+        str(facts.pid),
+        f"{LEVEL * level}{facts.name}{more}",
+        _user(facts.uid),
+        f"{facts.owner or NONE}{step}",
+        str(len(threads)),
+        _far(those),
+        first.placement,
+        "known daemon" if first.is_daemon else first.cause or NONE,
+        format_list(frozenset().union(*first.judged_masks)) or NONE,
+        format_list({thread.last_cpu for thread in threads}) or NONE,
+        memory(facts.holding),
+    )
+
+
+def _far(those: Alike) -> str:
+    """Return how many threads may run far away, by any pin, and the CPU time spent there."""
+    if those[0].near is None:
+        return NOT_KNOWN
+    far = sum(word in FAR for process in those for word in process.placements)
+    ticks = sum(spent(process.facts, process.near, {}, since=0)[1] for process in those)
+    return f"{far} ({ticks / TICKS:.0f} s)" if far else NONE
+
+
+def _gpus(facts: ProcessFacts, names: Mapping[GpuKey, str]) -> str:
+    """Return its GPUs: `0`, or `0+1-3`, that of most memory first."""
+    vendor, _ = facts.gpu
+    alike = format_list(index for its, index in facts.beside if its == vendor)
+    others = (names[key] for key in facts.beside if key[0] != vendor)
+    return "+".join(filter(None, (names[facts.gpu], alike, *others)))
+
+
+@cache
+def _user(uid: int | None) -> str:
+    if uid is None:
+        return NOT_KNOWN
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _remote_part(
+    those: Sequence[AuditedProcess], ticks: Mapping[ThreadName, int], since: float
+) -> str:
+    near = those[0].near
+    amounts = [spent(process.facts, near, ticks, since) for process in those]
+    total, remote = (sum(amount) for amount in zip(*amounts, strict=True))
+    if near is None:
+        return NOT_KNOWN
+    return f"{remote / total:.0%}" if total else NONE
+
+
+VERIFY_COLUMNS = (
+    *("pid", "name", "gpu", "node", "threads", "placement", "cpulist", "ran last on", "memory"),
+)
+VERIFY_NUMBERS = {"pid", "threads"}
+
+
+def verify_table(found: Sequence[Verification]) -> Iterator[str]:
+    """Yield lines: the threads of every process, then the remarks on each."""
+    yield from aligned(
+        VERIFY_COLUMNS, [row for it in found for row in _thread_rows(it)], VERIFY_NUMBERS
+    )
+    far = [it for it in found if it.far]
+    is_tree = len(far) > 1 and len({it.remedy for it in far}) == 1
+    for it in found:
+        name = process_name(it.process.facts)
+        if it.resident is not None:
+            yield f"{name}: resident memory: {amounts(it.resident)}"
+        yield from (f"{name}: note: {text}" for text in it.notes)
+        mismatches = it.others if is_tree else it.mismatches
+        yield from (f"{name}: mismatch: {text}" for text in mismatches)
+    if is_tree:
+        below = count(len([it for it in far if it is not found[0]]), "descendant")
+        first = process_name(found[0].process.facts)
+        who = f"{first} and {below}" if found[0].far else f"{below} of {first}"
+        words = ", ".join(sorted({word for it in far for word in it.far}))
+        yield f"{who}: mismatch: may run far from their GPUs ({words}); {far[0].remedy}"
+
+
+def _thread_rows(found: Verification) -> Iterator[tuple[str, ...]]:
+    """Yield a row for the threads of each mask, that of the main thread first."""
+    alike: dict[tuple[str, CpuSet], list[Thread]] = {}
+    for thread, placement, _ in found.process.placed:
+        alike.setdefault((placement, thread.mask), []).append(thread)
+    on = (gpu.numa_node for gpu in found.near.gpus)
+    nodes = ",".join(NOT_KNOWN if node is None else str(node) for node in on)
+    for (placement, mask), threads in alike.items():
+        yield (
+            str(found.process.facts.pid),
+            threads[0].name,
+            format_list(gpu.index for gpu in found.near.gpus),
+            nodes,
+            str(len(threads)),
+            placement,
+            format_list(mask),
+            format_list(thread.last_cpu for thread in threads),
+            NOT_KNOWN if found.policy is None else str(found.policy),
+        )
+
+
+def verify_document(topology: Topology, found: Sequence[Verification]) -> dict[str, Any]:
+    """Return the JSON document: every thread, masks as cpulists, resident memory in bytes."""
+    node_of = {cpu: core.node for core in topology.cores for cpu in core.cpus}
+    return {
+        "node": topology.name,
+        "matches": matches(found),
+        "processes": [_verified(it, node_of) for it in found],
+    }
+
+
+def _verified(found: Verification, node_of: Mapping[int, int | None]) -> dict[str, Any]:
+    near, policy = found.near, found.policy
+    return {
+        "pid": found.process.facts.pid,
+        "name": found.process.facts.name,
+        "gpus": [
+            {"index": gpu.index, "pci_bus_id": gpu.pci_bus_id, "numa_node": gpu.numa_node}
+            for gpu in near.gpus
+        ],
+        "near": {"cpulist": format_list(near.cpus), "memory_nodes": sorted(near.memory)},
+        "threads": [
+            {
+                "tid": thread.tid,
+                "name": thread.name,
+                "placement": placement,
+                "cpulist": format_list(thread.mask),
+                "last_cpu": thread.last_cpu,
+                "last_node": node_of.get(thread.last_cpu),
+            }
+            for thread, placement, _ in found.process.placed
+        ],
+        "memory": policy and {"policy": policy.policy, "nodes": sorted(policy.nodes)},
+        "resident": found.resident,
+        "mismatches": found.mismatches,
+        "notes": found.notes,
+    }

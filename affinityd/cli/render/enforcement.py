@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from affinityd.audit.facts.holding import GpuKey
+from affinityd.audit.model import GpuKey
 from affinityd.cli.console import aligned
 from affinityd.config.settings import OBSERVE, PIN
 from affinityd.cpuset import format_list

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from affinityd.cli.render.tree import BOLD, YELLOW, paint
+from affinityd.cli.render.topology import BOLD, YELLOW, paint
 from affinityd.cpuset import several
 from affinityd.grouping import grouped
 from affinityd.measure.document import (

@@ -2,17 +2,110 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from affinityd.cli.console import GAP, aligned
-from affinityd.cli.render.topology_devices import draw_devices
-from affinityd.cli.render.tree import BOLD, YELLOW, Branch, Kind, paint, render
+from affinityd.cli.console import GAP, aligned, justified
+from affinityd.cli.parser import Parser
 from affinityd.cpuset import format_list, several
+from affinityd.errors import OutputError
 from affinityd.grouping import grouped
 from affinityd.text import count
-from affinityd.topology.model import Core, NumaNode, Topology
-from affinityd.topology.words import Place, memory, places, totals
+from affinityd.topology.model import PHB, PIX, PXB, Core, Nic, NumaNode, Topology
+from affinityd.topology.words import (
+    Place,
+    gpu_model,
+    gpu_word,
+    home,
+    memory,
+    nic_kind,
+    places,
+    totals,
+)
+
+WIDTH = 100  #: columns, where the last cell of a line allows it
+
+#: SGR parameters (ECMA-48 §8.3.117).
+BOLD, DIM, GREEN, YELLOW, CYAN = "1", "2", "32", "33", "36"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Lines with aligned cells."""
+
+    name: str
+    amounts: tuple[int, ...] = ()  #: the columns that stand to the right
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A line of a tree: two cells or more, the last of which may wrap."""
+
+    kind: Kind
+    cells: tuple[str, ...]
+    color: str = ""  #: of the first cell
+    below: tuple[Branch, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Row:
+    branch: Branch
+    stem: str  #: connects the line to its parent's
+    rest: str  #: the text below the stem, where the line wraps
+
+
+def paint(text: str, style: str, *, color: bool) -> str:
+    """Return the text in a style, or as it is."""
+    return f"\x1b[{style}m{text}\x1b[0m" if color and style and text else text
+
+
+def render(branches: Sequence[Branch], *, color: bool) -> Iterator[str]:
+    """Yield the lines of a tree; the stem counts as part of a line's first cell."""
+    rows = list(_rows(branches, ""))
+    heads = {
+        kind: justified(
+            [(row.stem + row.branch.cells[0], *row.branch.cells[1:-1]) for row in its],
+            kind.amounts,
+        )
+        for kind, its in grouped(rows, lambda row: row.branch.kind).items()
+    }
+    for row in rows:
+        yield from _lines(row, f"{next(heads[row.branch.kind])}{GAP}", color=color)
+
+
+def _rows(branches: Sequence[Branch], indent: str) -> Iterator[_Row]:
+    for place, branch in enumerate(branches, start=1):
+        is_last = place == len(branches)
+        stem, rest = ("└─ ", "   ") if is_last else ("├─ ", "│  ")
+        yield _Row(branch, indent + stem, indent + rest + ("│" if branch.below else ""))
+        yield from _rows(branch.below, indent + rest)
+
+
+def _lines(row: _Row, head: str, *, color: bool) -> Iterator[str]:
+    """Yield a row's lines; `head` is the text before its last cell."""
+    name = row.branch.cells[0]
+    last, *wrapped = _wrap(row.branch.cells[-1], WIDTH - len(head))
+    stem, rest = (paint(text, DIM, color=color) for text in (row.stem, row.rest))
+    painted = paint(name, row.branch.color, color=color)
+    yield f"{stem}{painted}{head[len(row.stem + name) :]}{last}".rstrip()
+    for line in wrapped:
+        yield rest + " " * (len(head) - len(row.rest)) + line
+
+
+def _wrap(text: str, width: int) -> Iterator[str]:
+    """Yield the text in lines, broken between its words or else after a comma."""
+    while len(text) > width > 0:
+        cut = text.rfind(" ", 0, width + 1) + 1 or text.rfind(",", 0, width) + 1
+        if not cut:
+            break
+        yield text[:cut].rstrip()
+        text = text[cut:].lstrip()
+    yield text
+
 
 PLACE = Kind("place", amounts=(1, 2))
 SHARE, BARE, UNPLACED = Kind("share"), Kind("bare"), Kind("unplaced")
@@ -109,3 +202,69 @@ def _notes(topology: Topology, *, color: bool) -> Iterator[str]:
 
 def _cpulist(cores: Iterable[Core]) -> str:
     return format_list(cpu for core in cores for cpu in core.cpus)
+
+
+DEVICE = Kind("device")
+
+#: The nearness that is worth a word, nearest first: beneath one switch, or one host bridge.
+NEAR = (PIX, PXB, PHB)
+
+
+def draw_devices(topology: Topology, number: int | None) -> Iterator[Branch]:
+    """Yield the devices of a node; number None: the devices without a known node."""
+    for gpu in topology.gpus:
+        if home(topology, gpu) == number:
+            name = f"{gpu_word(topology, gpu)} {gpu.index}"
+            mig = f"{len(gpu.mig)} x MIG" if gpu.mig else ""
+            yield Branch(DEVICE, (name, gpu.pci_bus_id, gpu_model(topology, gpu), mig), GREEN)
+    for nic in topology.nics:
+        if home(topology, nic) == number:
+            kind = ", ".join(nic_kind(nic))
+            interfaces = f"{', '.join(nic.names)} ({kind})" if nic.names else kind
+            near = ", ".join(_near(topology, nic))
+            yield Branch(DEVICE, ("NIC", nic.pci_bus_id, interfaces, near), CYAN)
+
+
+def _near(topology: Topology, nic: Nic) -> Iterator[str]:
+    """Yield the GPUs that are near to a NIC, nearest first."""
+    for nearness in NEAR:
+        near = [gpu for gpu in topology.gpus if topology.nearness(gpu, nic) == nearness]
+        names = [
+            f"{word} {format_list(gpu.index for gpu in gpus)}"
+            for word, gpus in groupby(near, lambda gpu: gpu_word(topology, gpu))
+        ]
+        if names:
+            yield f"{nearness} to {', '.join(names)}"
+
+
+if TYPE_CHECKING:
+    from affinityd.picture import Marks
+
+
+def add_svg(parser: Parser) -> None:
+    """Add --svg."""
+    parser.add_argument("--svg", metavar="FILE", type=_file, help="also draw a picture, as SVG")
+
+
+def _file(text: str) -> Path:
+    """Return the path. Raises ArgumentTypeError for "-": stdout has the text already."""
+    if text == "-":
+        raise argparse.ArgumentTypeError(
+            "'-' is no file, and stdout has the text; name a file like plan.svg"
+        )
+    return Path(text)
+
+
+def write_svg(
+    arguments: argparse.Namespace, topology: Topology, marks: Callable[[], Marks]
+) -> None:
+    """Write the picture where --svg says, with its marks. Raises OutputError."""
+    path: Path | None = arguments.svg
+    if path is None:
+        return
+    from affinityd.picture import draw  # noqa: PLC0415 - few ask for a picture
+
+    try:
+        path.write_text(draw(topology, marks()), encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror}") from None

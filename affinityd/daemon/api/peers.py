@@ -35,7 +35,7 @@ from affinityd.linux.processes import (
 from affinityd.request.resolve import Caller
 
 if TYPE_CHECKING:
-    from affinityd.audit.describe import Sees
+    from affinityd.audit.document import Sees
 
 log = logging.getLogger(__name__)
 
@@ -257,7 +257,7 @@ class Viewer:
     @property
     def sees(self) -> Sees | None:
         """The processes that are shown; None: only counts."""
-        from affinityd.audit.describe import everything  # noqa: PLC0415 - where they are described
+        from affinityd.audit.document import everything  # noqa: PLC0415 - where they are described
 
         if self.is_admin:
             return everything

@@ -12,11 +12,8 @@ from dataclasses import dataclass, field
 
 from prometheus_client.core import Metric
 
-from affinityd.audit.describe import document
-from affinityd.audit.document import AuditGpuDocument
-from affinityd.audit.facts.holding import GpuKey
-from affinityd.audit.facts.job import Job
-from affinityd.audit.model import CpuTime, Scan
+from affinityd.audit.document import AuditGpuDocument, document
+from affinityd.audit.model import CpuTime, GpuKey, Job, Scan
 from affinityd.daemon.metrics.families import GPU_LABELS, MetricFamily, filled, gpu_labels, whole
 from affinityd.text import one_line
 from affinityd.topology.model import Topology

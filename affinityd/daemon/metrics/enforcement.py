@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client.core import Metric
 
-from affinityd.audit.facts.holding import GpuKey
+from affinityd.audit.model import GpuKey
 from affinityd.config.settings import OBSERVE, PIN
 from affinityd.daemon.metrics.families import (
     GPU_LABELS,

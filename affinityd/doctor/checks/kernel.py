@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 
-from affinityd.audit.sources.driver_maintenance import HOLD
+from affinityd.audit.sources.nvml import HOLD
 from affinityd.cpuset import CpuSet, format_list, parse_list, parse_mask, several
 from affinityd.discovery.nvml import NvmlGpu
 from affinityd.discovery.pci import DEVICES

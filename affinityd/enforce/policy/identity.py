@@ -17,9 +17,8 @@ from functools import cache, lru_cache
 from typing import Generic, TypeVar
 
 from affinityd import config
-from affinityd.audit.facts.job import KUBERNETES, Job
-from affinityd.audit.facts.membership import is_slurms
-from affinityd.audit.facts.process import ProcessFacts
+from affinityd.audit.gather import is_slurms
+from affinityd.audit.model import KUBERNETES, Job, ProcessFacts
 from affinityd.config import ON
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.grouping import REMEMBERED, Recent

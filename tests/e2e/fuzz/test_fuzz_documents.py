@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from affinityd import config
-from affinityd.audit.describe import everything
-from affinityd.audit.facts.job import Membership
-from affinityd.audit.facts.process import ProcessFacts
+from affinityd.audit.document import everything
+from affinityd.audit.model import Membership, ProcessFacts
 from affinityd.cli.render.enforcement import lines
 from affinityd.cli.render.topology import draw
 from affinityd.config import settings

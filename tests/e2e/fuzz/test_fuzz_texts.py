@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from affinityd.audit.facts.membership import membership, service
+from affinityd.audit.gather import membership, service
 from affinityd.client import http as client
 from affinityd.cpuset import parse_list, parse_mask
 from affinityd.daemon.policy_document import parse

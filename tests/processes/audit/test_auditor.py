@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.audit.auditor import HIDDEN, Auditor
-from affinityd.audit.facts.holding import GpuHolders, Holding
-from affinityd.audit.model import AuditedProcess, Scan
+from affinityd.audit.model import AuditedProcess, GpuHolders, Holding, Scan
 from affinityd.linux.processes import since_boot
 from tests.support.audit_facts import GPU, Known
 from tests.support.children import CHURN, children_of, compute, copied, program, sleeping

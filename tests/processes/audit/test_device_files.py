@@ -11,8 +11,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from affinityd.audit.facts.holding import Holding
-from affinityd.audit.sources.device_files import ROOT_ONLY, DeviceFileScanner
+from affinityd.audit.model import Holding
+from affinityd.audit.sources.holders import ROOT_ONLY, DeviceFileScanner
 from affinityd.topology.model import Gpu
 from tests.support.child_python import said
 from tests.support.children import program

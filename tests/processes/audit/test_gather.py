@@ -10,11 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from affinityd.audit.facts import gather
-from affinityd.audit.facts.gather import TICKS, ProcessWalk
-from affinityd.audit.facts.holding import GpuHolders, GpuKey, Holding
-from affinityd.audit.facts.job import Job
-from affinityd.audit.facts.process import ProcessFacts
+from affinityd.audit import gather
+from affinityd.audit.gather import TICKS, ProcessWalk
+from affinityd.audit.model import GpuHolders, GpuKey, Holding, Job, ProcessFacts
 from affinityd.linux import processes
 from affinityd.linux.processes import ProcessTable, stat_of
 from tests.support.audit_facts import GPU

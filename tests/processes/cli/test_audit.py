@@ -16,8 +16,8 @@ import pytest
 
 from affinityd.audit.allocations import with_allocations
 from affinityd.audit.model import AuditedProcess
-from affinityd.audit.sources import resident_memory
-from affinityd.cli import auditors, main
+from affinityd.cli import main
+from affinityd.cli.commands import audit as audit_command
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.linux.processes import mask_of
 from affinityd.topology import node_file
@@ -41,7 +41,7 @@ def _small_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> Known:
     holders = Known()
-    monkeypatch.setattr(auditors, "HolderSources", lambda _ask: holders)
+    monkeypatch.setattr(audit_command, "HolderSources", lambda _ask: holders)
     return holders
 
 
@@ -185,7 +185,7 @@ def test_memory_is_read_where_it_is_asked_for(
             ("LARGEST", 2**20, "GiB are resident, more than 0"),
             ("LONGEST", -1.0, "the time limit for all processes, -1 s, has passed"),
         ):
-            monkeypatch.setattr(resident_memory, name, limit)
+            monkeypatch.setattr(audit_command, name, limit)
             _, told = document(capsys, "--memory")
             assert told["processes"][0]["memory"] is None
             main(["audit", "--memory"])

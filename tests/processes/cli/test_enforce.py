@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from affinityd.audit.describe import everything
-from affinityd.audit.facts.job import Job
+from affinityd.audit.document import everything
+from affinityd.audit.model import Job
 from affinityd.cli import main
 from affinityd.cli.commands import enforce
 from affinityd.cli.render.enforcement import lines

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.audit.sources.nic_use import NicUse
-from affinityd.audit.sources.rdma_files import nic_use
+from affinityd.audit.sources.nics import NicUse, nic_use
 from affinityd.cli import main
 from affinityd.topology.model import Nic, RdmaPort
 from tests.support.children import sleeping

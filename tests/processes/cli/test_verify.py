@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from affinityd.audit.facts.holding import GpuKey, Holding
+from affinityd.audit.model import GpuKey, Holding
 from affinityd.cli import main, used_gpus
-from affinityd.cli.render import verify
+from affinityd.cli.render.audit import VERIFY_COLUMNS
 from affinityd.cpuset import CpuSet
 from affinityd.linux.processes import thread_ids
 from tests.support.audit_facts import GPU, Known
@@ -211,7 +211,7 @@ def test_each_thread_is_told_and_those_that_are_alike_share_a_row(capsys: Captur
     assert (code, [it["tid"] for it in process["threads"]]) == (1, tids)
     assert told == {("near (one)", "local", "1", 1, 1), ("far one", "remote", "0", 0, 0)}
     head, *rows, mismatch = capsys.readouterr().out.splitlines()
-    assert tuple(re.split("  +", head.strip())) == verify.COLUMNS
+    assert tuple(re.split("  +", head.strip())) == VERIFY_COLUMNS
     assert [" ".join(row.split()) for row in rows] == [
         f"{pid} {name} 0 1 2 local 1 1 default",
         f"{pid} far one 0 1 1 remote 0 0 default",

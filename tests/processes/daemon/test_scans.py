@@ -15,8 +15,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from affinityd.audit.facts.job import Job
-from affinityd.audit.model import CpuTime, Scan
+from affinityd.audit.model import CpuTime, Job, Scan
 from affinityd.config.settings import Settings
 from affinityd.daemon.api.peers import Viewer
 from affinityd.daemon.metrics.registry import Metrics

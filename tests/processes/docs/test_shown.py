@@ -10,12 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.audit.describe import everything
-from affinityd.audit.facts.gather import TICKS
-from affinityd.audit.facts.holding import GpuKey, Holding
-from affinityd.audit.facts.job import Job, Membership
-from affinityd.audit.facts.process import ProcessFacts
-from affinityd.audit.model import AuditedProcess
+from affinityd.audit.document import everything
+from affinityd.audit.gather import TICKS
+from affinityd.audit.model import AuditedProcess, GpuKey, Holding, Job, Membership, ProcessFacts
 from affinityd.audit.remedies import Remedies
 from affinityd.cli import main
 from affinityd.cli.render import enforcement

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from affinityd.audit.facts.process import ProcessFacts
+from affinityd.audit.model import ProcessFacts
 from affinityd.enforce import enforcer
 from affinityd.enforce.model import PinOutcome, TargetCpus
 from affinityd.linux.pinning import QUIET_PASSES

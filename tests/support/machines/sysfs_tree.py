@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from affinityd.cpuset import format_list
-from affinityd.discovery import Tree, open_tree
+from affinityd.discovery import open_tree
 from affinityd.discovery.nvml import NvmlGpu, NvmlReport
+from affinityd.discovery.tree import Tree
 from affinityd.topology.model import Core, Gpu, Nic, NvLinks, Topology
 from tests.support.machines.nics import write_interfaces
 

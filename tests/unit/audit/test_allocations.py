@@ -7,10 +7,8 @@ from dataclasses import replace
 import pytest
 
 from affinityd.audit.allocations import with_allocations
-from affinityd.audit.facts.holding import GpuKey
-from affinityd.audit.facts.process import ProcessFacts
 from affinityd.audit.judge import Judge
-from affinityd.audit.model import AuditedProcess
+from affinityd.audit.model import AuditedProcess, GpuKey, ProcessFacts
 from affinityd.audit.remedies import Remedies
 from affinityd.cpuset import format_list, parse_list
 from affinityd.enforce.policy.identity import ProcessIdentity

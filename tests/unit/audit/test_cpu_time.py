@@ -9,11 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from affinityd.audit.cpu_time import REMEMBERED, CpuTimeCounters
-from affinityd.audit.facts.holding import GpuKey
-from affinityd.audit.facts.job import Job, Membership, PodContainer
-from affinityd.audit.facts.kubelet import ContainerResources
-from affinityd.audit.model import AuditedProcess, CpuTime
+from affinityd.audit.auditor import REMEMBERED, CpuTimeCounters
+from affinityd.audit.model import (
+    AuditedProcess,
+    ContainerResources,
+    CpuTime,
+    GpuKey,
+    Job,
+    Membership,
+    PodContainer,
+)
 from affinityd.linux.processes import Thread
 from tests.support.audit_facts import GPU, audited, process, thread
 

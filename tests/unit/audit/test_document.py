@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from affinityd.audit import describe
-from affinityd.audit.describe import Sees, counts, everything, render
-from affinityd.audit.document import AuditDocument
+from affinityd.audit import document as described
+from affinityd.audit.document import AuditDocument, Sees, counts, everything, render
 from affinityd.audit.judge import Judge
 from affinityd.audit.model import CpuTime, Scan
 from affinityd.cpuset import parse_list
@@ -125,7 +124,7 @@ def test_what_is_written_process_by_process_is_what_its_reader_may_see_in_one_li
     sees: Sees | None, word: str, pids: list[int] | None
 ) -> None:
     written = render(TWO, SCAN, sees)
-    whole = dumps(describe.document(TWO, SCAN, sees))
+    whole = dumps(described.document(TWO, SCAN, sees))
     assert exactly(AuditDocument, written) == exactly(AuditDocument, whole)
     assert b"\n" not in written
     told, least = json.loads(written), document(TWO, SCAN, None)

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from affinityd.audit.facts.job import Membership
-from affinityd.audit.facts.process import ProcessFacts
 from affinityd.audit.judge import Judge, is_known_daemon
+from affinityd.audit.model import Membership, ProcessFacts
 from affinityd.audit.remedies import Remedies
 from affinityd.cpuset import format_list, parse_list
 from affinityd.topology.model import Topology

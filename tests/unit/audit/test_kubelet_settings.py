@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from affinityd.audit.facts.kubelet import ContainerResources, KubeletConfig
-from affinityd.audit.kubelet_settings import BY_DRA, PodPlacement, remedy
+from affinityd.audit.model import ContainerResources, KubeletConfig
+from affinityd.audit.remedies import BY_DRA, PodPlacement, kubelet_remedy
 from affinityd.cpuset import parse_list
 from affinityd.topology.model import NumaNode, Topology
 from affinityd.topology.nearness import vicinity
@@ -118,4 +118,4 @@ def test_who_placed_a_container(given: ContainerResources | None, said: str) -> 
     ],
 )
 def test_the_setting_that_prevents_it(placement: PodPlacement, said: str) -> None:
-    assert remedy(placement) == said
+    assert kubelet_remedy(placement) == said

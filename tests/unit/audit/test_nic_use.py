@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from affinityd.audit.sources.nic_use import NicJudge, NicUse
+from affinityd.audit.sources.nics import NicJudge, NicUse
 from tests.support.machines.facts import machine
 from tests.support.tables import rows
 

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.audit.facts.holding import Holding
-from affinityd.audit.facts.job import Membership
-from affinityd.audit.facts.process import ProcessFacts
-from affinityd.audit.model import AuditedProcess
-from affinityd.audit.orphans import IdleTimes, MissingProcesses, missing_process, why
-from affinityd.audit.owners import ProcessOwners
+from affinityd.audit.model import AuditedProcess, Holding, Membership, ProcessFacts
+from affinityd.audit.orphans import (
+    IdleTimes,
+    MissingProcesses,
+    ProcessOwners,
+    missing_process,
+    why_orphan,
+)
 from affinityd.linux.processes import ProcessTable
 from tests.support.audit_facts import (
     GPU,
@@ -71,7 +73,7 @@ def owners(proc: Path, *processes: str, says: str = "") -> ProcessOwners:
     ],
 )
 def test_what_is_an_orphan(facts: ProcessFacts, reason: str | None, tmp_path: Path) -> None:
-    assert why(facts, owners(tmp_path, INIT)) == reason
+    assert why_orphan(facts, owners(tmp_path, INIT)) == reason
 
 
 @pytest.mark.parametrize(
@@ -93,7 +95,7 @@ def test_what_is_an_orphan(facts: ProcessFacts, reason: str | None, tmp_path: Pa
 def test_what_nothing_owns_is_an_orphan(tmp_path: Path, others: str, reason: str) -> None:
     there = owners(tmp_path, INIT, "100 python 1 1000 0", *filter(None, others.split("; ")))
     expected = {"": None, "session": NO_SESSION, "job": NO_JOB}[reason]
-    assert why(process("0", parent=1), there) == expected
+    assert why_orphan(process("0", parent=1), there) == expected
 
 
 OF_JOB = "0::/system.slice/slurmstepd.scope/job_{}/step_0/slurm\n"
@@ -120,13 +122,13 @@ def test_a_job_of_slurms_lives_as_long_as_a_slurmstepd_of_it(
     tmp_path: Path, parent: int, stepd: str, says: str, is_orphan: bool
 ) -> None:
     there = owners(tmp_path, INIT, stepd, SHELL, says=says)
-    reason = why(process("0", parent=parent, membership=SLURM_JOB), there)
+    reason = why_orphan(process("0", parent=parent, membership=SLURM_JOB), there)
     assert reason == (ENDED if is_orphan else None)
 
 
 @pytest.mark.parametrize("task", [process("0", parent=1), process("0", membership=SLURM_JOB)])
 def test_where_root_is_hidden_nothing_has_ended(tmp_path: Path, task: ProcessFacts) -> None:
-    assert why(task, owners(tmp_path, "100 python 1 1000 0")) is None
+    assert why_orphan(task, owners(tmp_path, "100 python 1 1000 0")) is None
 
 
 NAMED = [Holding(ABSENT, GPU)]

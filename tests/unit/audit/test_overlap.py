@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from affinityd.audit.facts.job import Job, Membership
-from affinityd.audit.model import AuditedProcess
-from affinityd.audit.overlap import overlap
+from affinityd.audit.judge import overlap
+from affinityd.audit.model import AuditedProcess, Job, Membership
 from affinityd.cpuset import format_list
 from tests.support.audit_facts import KUBERNETES_POD, LONE_CONTAINER, POD, audited, process
 

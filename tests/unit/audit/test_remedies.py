@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from affinityd.audit.facts.job import Membership
-from affinityd.audit.facts.process import ProcessFacts
 from affinityd.audit.judge import Judge
+from affinityd.audit.model import Membership, ProcessFacts
 from affinityd.audit.remedies import Remedies
 from affinityd.slurm.gres_conf import GresConf
 from affinityd.topology.model import Topology

@@ -8,11 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from affinityd.audit.facts.gather import TICKS
-from affinityd.audit.facts.holding import GpuKey
-from affinityd.audit.facts.process import ProcessFacts
+from affinityd.audit.gather import TICKS
 from affinityd.audit.judge import Judge
-from affinityd.audit.model import AuditedProcess, Scan
+from affinityd.audit.model import AuditedProcess, GpuKey, ProcessFacts, Scan
 from affinityd.cli.commands import audit
 from affinityd.cli.render import audit as audit_table
 from affinityd.linux.processes import Thread

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from affinityd.cli.render.topology import draw
-from affinityd.cli.render.tree import Branch, Kind, render
+from affinityd.cli.render.topology import Branch, Kind, draw, render
 from affinityd.topology.model import Core, Gpu, MigInstance, Nic, NumaNode, Topology
 from tests.support.drawings import DRAWN, drawing, path
 from tests.support.machines.facts import ALL_NAMES, machine

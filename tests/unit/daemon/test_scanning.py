@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from affinityd.audit.facts.job import Job
+from affinityd.audit.model import Job
 from affinityd.config.settings import OBSERVE, PIN
 from affinityd.daemon.enforcement import EnforceLog
 from affinityd.enforce.document import Enforced

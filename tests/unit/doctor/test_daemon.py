@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from affinityd import config
-from affinityd.audit.describe import everything
+from affinityd.audit.document import everything
 from affinityd.cli.commands.doctor import gather
 from affinityd.config.settings import Settings
 from affinityd.doctor.checks.daemon import (

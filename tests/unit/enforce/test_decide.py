@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import pytest
 
-from affinityd.audit.facts.gather import TICKS
-from affinityd.audit.facts.process import ProcessFacts
+from affinityd.audit.gather import TICKS
+from affinityd.audit.model import ProcessFacts
 from affinityd.cpuset import parse_list
 from affinityd.daemon.metrics.enforcement import drifts_of
 from affinityd.enforce.decide import WAITS

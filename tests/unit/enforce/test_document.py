@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from affinityd.audit.describe import Sees, everything
-from affinityd.audit.facts.holding import GpuKey
+from affinityd.audit.document import Sees, everything
+from affinityd.audit.model import GpuKey
 from affinityd.config.settings import OBSERVE
 from affinityd.cpuset import parse_list
 from affinityd.enforce.decide import PinRecord

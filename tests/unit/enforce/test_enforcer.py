@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from affinityd.audit.facts.process import ProcessFacts
+from affinityd.audit.model import ProcessFacts
 from affinityd.config.settings import OBSERVE, PIN
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.daemon.api.peers import Viewer

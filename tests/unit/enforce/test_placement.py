@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from affinityd.audit.facts.job import Job, Membership
-from affinityd.audit.facts.kubelet import ContainerResources
-from affinityd.audit.facts.process import ProcessFacts
+from affinityd.audit.model import ContainerResources, Job, Membership, ProcessFacts
 from affinityd.enforce.policy.identity import ProcessIdentity
 from affinityd.enforce.policy.identity import ProcessIdentity as Who
 from affinityd.topology.model import Topology

@@ -9,9 +9,7 @@ from random import Random
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from affinityd.audit.facts.holding import GpuKey
-from affinityd.audit.facts.job import Job, Membership
-from affinityd.audit.facts.process import ProcessFacts
+from affinityd.audit.model import GpuKey, Job, Membership, ProcessFacts
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.enforce.model import ALLOCATION, DRIFTED, FITS, NO_JOB, ON_PURPOSE, Decision
 from affinityd.planner.modes import MODES

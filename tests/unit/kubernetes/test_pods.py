@@ -9,11 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.audit.facts.holding import GpuKey
-from affinityd.audit.facts.job import Job, Membership
-from affinityd.audit.facts.kubelet import ContainerResources
 from affinityd.audit.judge import Judge
-from affinityd.audit.model import AuditedProcess, NamedPods
+from affinityd.audit.model import (
+    AuditedProcess,
+    ContainerResources,
+    GpuKey,
+    Job,
+    Membership,
+    NamedPods,
+)
 from affinityd.cpuset import parse_list
 from affinityd.kubernetes import pods
 from affinityd.kubernetes.pods import (

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from affinityd.audit.facts.membership import membership, service
+from affinityd.audit.gather import membership, service
 from tests.support.tables import rows
 
 UID = "0d6f3a52-1c1e-4f0e-9d55-2f6f4b0c7a01"

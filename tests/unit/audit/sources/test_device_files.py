@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.audit.facts.holding import GpuHolders, Holding
-from affinityd.audit.sources import device_files
-from affinityd.audit.sources.device_files import DeviceFileScanner, GpuDeviceFiles
+from affinityd.audit.model import GpuHolders, Holding
+from affinityd.audit.sources import holders as device_files
+from affinityd.audit.sources.holders import DeviceFileScanner, GpuDeviceFiles
 from affinityd.topology.model import Gpu
 
 FULL, RANDOM = "/dev/full", "/dev/random"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.audit.sources.driver_maintenance import DriverMaintenance
+from affinityd.audit.sources.nvml import DriverMaintenance
 from tests.support.machines.sysfs_tree import put
 
 

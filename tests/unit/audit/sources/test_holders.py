@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.audit.facts.holding import GpuHolders, Holding
+from affinityd.audit.model import GpuHolders, Holding
 from affinityd.audit.sources.holders import NOT_ALL_PIDS, HolderSources, one_a_process
 from affinityd.audit.sources.nvml import (
     CHANGING_SECONDS,

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.audit.facts.holding import GpuHolders, Holding
-from affinityd.audit.sources import kfd
-from affinityd.audit.sources.kfd import NO_KFD, NOT_LISTED
+from affinityd.audit.model import GpuHolders, Holding
+from affinityd.audit.sources import holders
+from affinityd.audit.sources.holders import NO_KFD, NOT_LISTED, kfd_holders
 from affinityd.linux.files import text
 from affinityd.topology.model import Gpu
 from tests.support.machines.sysfs_tree import put
@@ -62,18 +62,18 @@ def test_a_process_uses_the_gpus_in_which_it_has_memory_or_a_queue(
 ) -> None:
     process(sys, "4711", *memory, queues=queues)
     (sys / KFD / "proc/4712").mkdir()  # its files are gone, and its folder is not yet
-    found = kfd.found(GPUS, str(sys))
+    found = kfd_holders(GPUS, str(sys))
     assert set(found.holdings) == {Holding(4711, *it) for it in holdings.items()}
     assert found.unknown == {}
     # Partitions of one device are told apart by their render devices.
     parts = tuple(replace(gpu, pci_bus_id="0000:01:00.0") for gpu in GPUS)
-    assert kfd.found(parts, str(sys)) == found
+    assert kfd_holders(parts, str(sys)) == found
 
 
 def test_what_a_process_holds_through_further_contexts_is_added(sys: Path) -> None:
     process(sys, "4711", 0, 4096, 0)
     process(sys, "4711/context_1", 8192, 1024, 0, queues=(2,))
-    memory = {it.gpu: it.memory_bytes for it in kfd.found(GPUS, str(sys)).holdings}
+    memory = {it.gpu: it.memory_bytes for it in kfd_holders(GPUS, str(sys)).holdings}
     assert memory == {FIRST: 8192, SECOND: 5120, THIRD: 0}
 
 
@@ -85,15 +85,15 @@ def test_what_costs_a_process_time_is_not_read(sys: Path, monkeypatch: pytest.Mo
         read.append(path.rpartition("/")[2].partition("_")[0])
         return text(path)
 
-    monkeypatch.setattr(kfd, "text", noted)
-    assert kfd.found(GPUS, str(sys)).holdings
+    monkeypatch.setattr(holders, "text", noted)
+    assert kfd_holders(GPUS, str(sys)).holdings
     assert {*read} == {"gpu", "properties", "vram"}
 
 
 def test_of_what_kfd_does_not_list_nothing_is_known(sys: Path) -> None:
     process(sys, "4711", 1, 0, 0)
     hidden = Gpu(3, "amd", "0000:09:00.0", numa_node=0)
-    found = kfd.found((*GPUS, hidden), str(sys))
+    found = kfd_holders((*GPUS, hidden), str(sys))
     assert found == GpuHolders((Holding(4711, FIRST, 1),), {hidden.key: NOT_LISTED})
-    assert kfd.found(GPUS, "/none") == GpuHolders(unknown={gpu.key: NO_KFD for gpu in GPUS})
-    assert kfd.found((), "/none") == GpuHolders()
+    assert kfd_holders(GPUS, "/none") == GpuHolders(unknown={gpu.key: NO_KFD for gpu in GPUS})
+    assert kfd_holders((), "/none") == GpuHolders()

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from affinityd.audit.facts.job import Job, PodContainer
-from affinityd.audit.model import AuditedProcess, CpuTime, Scan
+from affinityd.audit.model import AuditedProcess, CpuTime, Job, PodContainer, Scan
 from affinityd.cli.commands.serve import counting
 from affinityd.daemon.metrics import enforcement
 from affinityd.daemon.metrics.audit import OTHERS, JobRow, JobSeries

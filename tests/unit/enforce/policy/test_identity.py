@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.audit.facts.job import Job, Membership
-from affinityd.audit.facts.kubelet import ContainerResources
-from affinityd.audit.facts.process import ProcessFacts
+from affinityd.audit.model import ContainerResources, Job, Membership, ProcessFacts
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.enforce.policy import identity
 from affinityd.enforce.policy.identity import (
