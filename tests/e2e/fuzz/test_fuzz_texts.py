@@ -124,7 +124,7 @@ READERS: dict[str, tuple[Callable[[str], object], tuple[str, ...], type[Exceptio
     "a stat file": (lambda text: parse_stat(text.encode(errors="replace")), STAT, None),
     "an HTTP answer": (
         lambda text: client.parse(text.encode(errors="surrogatepass")),
-        *(HTTP, None),
+        *(HTTP, ValueError),
     ),
     "a memory policy": (parse_policy, POLICY, None),
     "what launchers say": (a_launchers_environment, ("0", "1", "4", "(x2)", ",", "-1"), None),
