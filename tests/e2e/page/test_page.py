@@ -49,7 +49,7 @@ def test_the_picture_has_the_machine_and_the_plan_of_all_gpus(name: str, open_ta
 
 
 CONTROLS = [
-    ("mode", "node", "mode=node"),
+    ("mode", "unique_contiguous", "mode=unique_contiguous"),
     ("mode", "unique_interleaved", "mode=unique_interleaved"),
     ("scope", "socket", "scope=socket"),
     ("multithreading", "single_logical", "multithreading=single_logical"),
@@ -152,14 +152,14 @@ def test_everything_is_reached_and_done_by_keyboard_alone(open_tab: Opens) -> No
 
 
 def test_two_plans_are_compared_and_what_differs_is_marked(open_tab: Opens) -> None:
-    tab = open_tab(query="?gpus=0,1&compare=on&b.mode=node")
+    tab = open_tab(query="?gpus=0,1&compare=on&b.mode=unique_contiguous")
     tab.comes_to_show("gpus=0,1")
-    tab.comes_to_show("gpus=0,1&mode=node", view=1)
+    tab.comes_to_show("gpus=0,1&mode=unique_contiguous", view=1)
     (near,) = {it["cpulist"] for it in tab.plan("gpus=0,1&mode=node")["ranks"]}
     differ = parse_list(near)
     for view in (0, 1):
         assert {cpu for cpu, words in tab.drawn(view).items() if "differs" in words} == differ
-    tab.page.locator('[name="b.mode"]').select_option("unique_contiguous")
+    tab.page.locator('[name="b.mode"]').select_option("node")
     eventually(lambda: "differs" not in set().union(*tab.drawn().values()), "they are the same")
     tab.page.locator("[name=compare]").uncheck()
     eventually(lambda: len(tab.views) == 1, "there is one plan again")
@@ -280,7 +280,7 @@ ADDRESSES = [
     ("?job=3%2C4&gpus=3", "gpus=3&job=3%2C4", ""),
     ("?job=3%2B4%25%26%3D", "job=3%2B4%25%26%3D", "job"),
     ("?gpus=0&gpus=1", "gpus=0&gpus=1", "gpus"),
-    ("?mode=unique_contiguous&balanced=true", "", ""),
+    ("?mode=node&balanced=true", "", ""),
     ("?compare=yes", "compare=yes", "compare"),
     ("?more=gpus%3D1", "more=gpus%3D1", "more"),
 ]
@@ -302,13 +302,13 @@ def test_an_address_keeps_its_question_and_nothing_of_it_is_left_out(
 def test_what_is_opened_stays_open_and_the_caption_says_which_options_are_not_the_default(
     open_tab: Opens,
 ) -> None:
-    tab = open_tab(query="?gpus=0,1")
+    tab = open_tab(query="?gpus=0,1&mode=unique_contiguous")
     tab.page.get_by_role("button", name="reasons and commands of rank 1").click()
     commands = tab.page.locator("td[colspan]:visible")
     assert "taskset" in commands.inner_text()
     tab.page.locator("[name=balanced]").select_option("false")
     tab.page.locator("[name=scope]").select_option("socket")
-    tab.comes_to_show("gpus=0,1&balanced=false&scope=socket")
+    tab.comes_to_show("gpus=0,1&mode=unique_contiguous&balanced=false&scope=socket")
     assert "--balanced=false" in commands.inner_text()
     (said,) = tab.answers
     assert said.startswith("unique_contiguous, scope=socket, balanced=false, share=")
@@ -360,5 +360,5 @@ def test_on_a_phone_the_picture_comes_first_and_options_are_opened_when_they_are
     tab.picture.locator('.gpu[data-name="nvidia:6"]').tap()
     tab.comes_to_show("gpus=6")
     assert not Tab.open(context, tab.node, "?gpus=1").page.locator("[name=mode]").is_visible()
-    assert Tab.open(context, tab.node, "?mode=node").page.locator("[name=mode]").is_visible()
+    assert Tab.open(context, tab.node, "?mode=exclusive").page.locator("[name=mode]").is_visible()
     context.close()
