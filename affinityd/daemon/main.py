@@ -25,10 +25,14 @@ from affinityd.daemon.api.problems import PlanOnly
 from affinityd.daemon.logging import log_on_stdout
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.servers import Listeners, Servers, listening, raise_file_limit
-from affinityd.daemon.state.node_publisher import NodePublisher, notify
 from affinityd.daemon.state.plan_service import PlanService
 from affinityd.daemon.state.scans import ScanChild, ScanResult, scan_regularly
-from affinityd.daemon.state.topology_watcher import TopologySource, TopologyWatcher
+from affinityd.daemon.state.topology_watcher import (
+    NodePublisher,
+    TopologySource,
+    TopologyWatcher,
+    notify,
+)
 from affinityd.errors import AffinityError, FatalError, NotEnforcedError, NotScannedError
 from affinityd.topology import node_file
 

@@ -1,9 +1,8 @@
 """The daemon's sockets, and uvicorn's servers on them: for the whole API, and for plans only.
 
-Sockets are bound before a server starts, so that errors are reported at once.
-
-Another process at the unix socket ends the start. One at a TCP address does not, as any user may
-have started it: jobs use the unix socket.
+Sockets are bound before a server starts, so that errors are reported at once. Another process at
+the unix socket ends the start. One at a TCP address does not, as any user may have started it:
+jobs use the unix socket.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import resource
 import socket
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -47,47 +46,29 @@ TOO_MANY = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain\r\nconnection: close\r\n\r\n"
     b"Too busy: this user has the largest allowed number of connections open; close some\n"
 )
-#: How many connections are taken in a turn of the loop. libuv takes one a socket, and before the
-#: next one answers every request: the last ones of many would wait for all the others.
-TAKEN_AT_ONCE = 8
-
-
-@dataclass(frozen=True)
-class UnixListener:
-    """A listening unix socket, and the file that leads to it."""
-
-    path: Path
-    socket: socket.socket
-    file: tuple[int, int]  #: its device and inode
-
-    def is_reachable(self) -> bool:
-        """Whether the path leads here: files under /run are cleaned away, and replaced."""
-        try:
-            status = self.path.lstat()
-        except OSError:
-            return False
-        return (status.st_dev, status.st_ino) == self.file
-
-    def close(self) -> None:
-        """Stop listening; the path goes too, unless another process's socket is there."""
-        if self.is_reachable():
-            self.path.unlink(missing_ok=True)
-        self.socket.close()
 
 
 @dataclass(frozen=True)
 class Listeners:
-    """The sockets of the whole API, and those for plans only."""
+    """The listening sockets: of the whole API, the unix socket first, and for plans only."""
 
-    unix: UnixListener
-    tcp: Sequence[socket.socket]
-    plan: Sequence[socket.socket]
+    path: Path  #: of the unix socket
+    file: tuple[int, int]  #: its device and inode
+    everything: list[socket.socket]
+    plans: list[socket.socket]
 
     def __str__(self) -> str:
         """Return where they listen."""
-        tcp = "".join(", {}:{}".format(*it.getsockname()) for it in self.tcp)
-        plan = "".join(", only plans on {}:{}".format(*it.getsockname()) for it in self.plan)
-        return f"on {self.unix.path}{tcp}{plan}"
+        tcp = "".join(", {}:{}".format(*tcp.getsockname()) for tcp in self.everything[1:])
+        plans = "".join(", only plans on {}:{}".format(*tcp.getsockname()) for tcp in self.plans)
+        return f"on {self.path}{tcp}{plans}"
+
+    def is_reachable(self) -> bool:
+        """Whether the path leads here: files under /run are cleaned away, and replaced."""
+        try:
+            return _identity(self.path) == self.file
+        except OSError:
+            return False
 
 
 @contextmanager
@@ -96,19 +77,29 @@ def listening(settings: Settings) -> Iterator[Listeners]:
 
     If another process listens at a TCP address, that address is skipped, with a line in the log.
     """
-    unix = listen_unix(Path(settings.socket))
+    path = Path(settings.socket)
+    everything = [listen_unix(path)]
+    listeners = Listeners(path, _identity(path), everything, [])
     try:
-        tcp = _listen_tcp("listen", settings.listen)
-        plan = _listen_tcp("listen-plan", settings.listen_plan, everything=tcp)
-        yield Listeners(unix, tcp, plan)
+        everything += _listen_tcp("listen", settings.listen)
+        ports = {tcp.getsockname()[1] for tcp in everything[1:]}
+        listeners.plans.extend(_listen_tcp("listen-plan", settings.listen_plan, ports))
+        yield listeners
     finally:
-        unix.close()
+        if listeners.is_reachable():  # else another daemon's socket is there
+            path.unlink(missing_ok=True)
+        everything[0].close()
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.lstat()
+    return status.st_dev, status.st_ino
 
 
 def _listen_tcp(
-    setting: str, address: tuple[str, int] | None, everything: Sequence[socket.socket] = ()
+    setting: str, address: tuple[str, int] | None, ports: Collection[int] = ()
 ) -> list[socket.socket]:
-    """Listen at an address of the settings, if that is free; `everything` listens elsewhere."""
+    """Listen at an address of the settings, if that is free; `ports` are taken by this daemon."""
     if address is None:
         return []
     host, port = address
@@ -121,7 +112,7 @@ def _listen_tcp(
             raise ListenError(line) from None
     except UnicodeError:  # from a name that can be no host's
         raise ListenError(f"{setting}: {host}:{port}: not a host name; {remedy}") from None
-    if any(it.getsockname()[1] == port for it in everything):
+    if port in ports:
         raise ListenError(f"{setting}: {host}:{port} is the address of the whole API; {remedy}")
     log.warning("%s; it is tried again at the next start; everything else is served", line)
     return []
@@ -144,7 +135,7 @@ def _bound(host: str, port: int) -> socket.socket:
     return listener
 
 
-def listen_unix(path: Path) -> UnixListener:
+def listen_unix(path: Path) -> socket.socket:
     """Listen on a path that every user can reach. A stale socket is taken over.
 
     Raises ListenError for a socket of another process, which is named, and for a folder that
@@ -159,11 +150,10 @@ def listen_unix(path: Path) -> UnixListener:
         listener.bind(os.fspath(path))
         path.chmod(WRITABLE_BY_ALL)
         listener.listen(BACKLOG)
-        status = path.stat()
     except OSError as error:
         cause = error.strerror or error  # a path that is too long has no number
         raise ListenError(f"socket: {path}: {cause}; give another by --socket") from None
-    return UnixListener(path, listener, (status.st_dev, status.st_ino))
+    return listener
 
 
 def _take(path: Path) -> None:
@@ -284,25 +274,20 @@ class Servers:
         self, app: ASGIApp, plan_only: ASGIApp, listeners: Listeners, refused: Callable[[], None]
     ) -> None:
         """Take the app, the app for plans only, the sockets, the counter of refused connections."""
-        self._unix = listeners.unix
+        self._listeners = listeners
         connections = Connections(refused)
-        self._sockets = {
-            Server(app, connections): (self._unix.socket, *listeners.tcp),
-            Server(plan_only, connections): listeners.plan,
-        }
+        self._servers = [
+            (Server(app, connections), listeners.everything),
+            (Server(plan_only, connections), listeners.plans),
+        ]
 
     async def run(self) -> None:
         """Serve; return when every request has ended. Raises the errors of a server."""
-        await asyncio.gather(
-            *(
-                server.serve([copy for listener in sockets for copy in _copies(listener)])
-                for server, sockets in self._sockets.items()
-            )
-        )
+        await asyncio.gather(*(server.serve(sockets) for server, sockets in self._servers))
 
     def stop(self) -> None:
         """Answer the pending requests and end; when called twice, end at once."""
-        for server in self._sockets:
+        for server, _ in self._servers:
             server.end()
 
     async def watch(self) -> None:
@@ -310,18 +295,11 @@ class Servers:
 
         Raises FatalError when the socket's file is deleted or replaced: no client could connect.
         """
-        while self._unix.is_reachable():
-            for server in self._sockets:
+        while self._listeners.is_reachable():
+            for server, _ in self._servers:
                 await server.on_tick(0)
             await asyncio.sleep(until_multiple(CHECK_SECONDS))
-        raise FatalError(f"{self._unix.path} is gone, or another process's")
-
-
-def _copies(listener: socket.socket) -> Iterator[socket.socket]:
-    """Yield a socket again and again, as far as there are files for it."""
-    yield listener
-    with suppress(OSError):
-        yield from (listener.dup() for _ in range(TAKEN_AT_ONCE - 1))
+        raise FatalError(f"{self._listeners.path} is gone, or another process's")
 
 
 def raise_file_limit() -> None:

@@ -1,4 +1,4 @@
-"""Keeps the daemon's topology current: decides when the machine is read again.
+"""Keeps the daemon's topology current, and publishes it: to clients, systemd and the log.
 
 A reading is swapped in whole, so a plan is made from one reading or the next, never from both.
 """
@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
 
 from affinityd.config import ON
@@ -17,6 +21,9 @@ from affinityd.cpuset import CpuSet
 from affinityd.daemon.state.background import FailureLog, in_background, pause, until_multiple
 from affinityd.daemon.state.plan_service import PlanService
 from affinityd.errors import AffinityError
+from affinityd.linux.files import sweep
+from affinityd.text import count
+from affinityd.topology import node_file
 from affinityd.topology.model import Node, Topology
 
 log = logging.getLogger(__name__)
@@ -116,7 +123,7 @@ class TopologyWatcher:
                 async with self._asking:
                     await self._ask_and_read()
             elif await self._ports() != self._seen_ports:
-                await self._read(unless=lambda: False)
+                await self._read()
 
     async def _ports(self) -> object:
         """Return the ports' states; where there are some, from a thread: adapters may be slow."""
@@ -134,9 +141,9 @@ class TopologyWatcher:
         self._seen_drivers = self._machine.drivers()
         await in_background(self._machine.query_drivers)
         self._asked_drivers = time.monotonic()
-        await self._read(unless=lambda: False)
+        await self._read()
 
-    async def _read(self, *, unless: Callable[[], bool]) -> None:
+    async def _read(self, *, unless: Callable[[], bool] = lambda: False) -> None:
         async with self._reading:
             if unless():  # another request has read it meanwhile
                 return
@@ -149,11 +156,74 @@ class TopologyWatcher:
                 self._on_read()
 
     def _swap(self, topology: Topology) -> None:
-        known = self._service.known
-        if known is None:
+        node = self._service.known
+        if node is None:
             self._service.swap(Node(topology, self._reserved, switch=self._switch))
-        elif topology != known.topology:
-            generation = known.generation + 1
-            self._service.swap(replace(known, topology=topology, generation=generation))
+        elif topology != node.topology:
+            generation = node.generation + 1
+            self._service.swap(replace(node, topology=topology, generation=generation))
         else:
             log.info("read again: nothing has changed")
+
+
+class NodePublisher:
+    """Publishes the node after each reading, off the event loop: no plan waits for a disk."""
+
+    def __init__(self, service: PlanService, path: Path, *, replayed: bool = False) -> None:
+        """Take the source of the node, `path` of node.json, and whether it is replayed."""
+        self._service = service
+        self._path = path
+        self._replayed = replayed
+        self.has_been_read = asyncio.Event()  #: set, it has the node published
+        self._published: Node | None = None
+        self._failures = FailureLog(f"{path} could not be written", expected=(OSError,))
+
+    async def run(self) -> None:
+        """Publish for ever; of readings meanwhile only the newest."""
+        await in_background(lambda: sweep(self._path))
+        while True:
+            await self.has_been_read.wait()
+            self.has_been_read.clear()
+            await in_background(self._publish)
+
+    def _publish(self) -> None:
+        node = self._service.known
+        if node is None:
+            return
+        if node is not self._published:
+            self._log(node)
+        # A file that was deleted, or that the disk had no room for, comes back with any reading.
+        with self._failures.logged():
+            node_file.write(self._path, replace(node, replayed=self._replayed))
+        notify(f"READY=1\nSTATUS={_state(node)}")
+        self._published = node
+
+    def _log(self, node: Node) -> None:
+        topology = node.topology
+        former = self._published.topology if self._published else None
+        if former is None or replace(former, nics=topology.nics) != topology:  # a port may flap
+            log.info("%s (generation %d)", _state(node), node.generation)
+        for notice in topology.notices:
+            if former is None or notice not in former.notices:  # a notice is news once
+                log.warning("%s", notice)
+        if topology.online <= node.reserved:
+            log.warning("every online CPU is reserved: no plan can be made")
+
+
+def _state(node: Node) -> str:
+    topology = node.topology
+    return (
+        f"{topology.name}: {count(len(topology.online), 'CPU')}, "
+        f"{count(len(topology.nodes), 'NUMA node')}, {count(len(topology.gpus), 'GPU')}"
+    )
+
+
+def notify(state: str) -> None:
+    """Tell the service manager, if one listens, a state like `READY=1`: sd_notify(3)."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    if address.startswith("@"):  # the abstract namespace, unix(7)
+        address = "\0" + address[1:]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager, suppress(OSError):
+        manager.sendto(state.encode(), address)
