@@ -17,7 +17,7 @@ from affinityd.cpuset import CpuSet
 from affinityd.errors import UnsatisfiableError
 from affinityd.planner import Demand, Options, RankPlan
 from affinityd.planner.planner import plan
-from affinityd.request.ranks import asked_each
+from affinityd.request.ranks import at_most_of_whole_node
 from affinityd.topology.model import Topology
 from affinityd.topology.nearness import cause_of
 
@@ -65,7 +65,8 @@ class Shares:
         if share.granted is None or not share.gpus:
             return None
         ranks = len(share.gpus)
-        return asked_each(self.topology, share.granted, ranks, share.cpus, self.whole)
+        each = -(-share.granted // ranks)
+        return at_most_of_whole_node(self.topology, each, share.granted, share.cpus, self.whole)
 
     def _ranks(self, share: Share, options: Options) -> tuple[RankPlan, ...] | str:
         """Return a plan's ranks, or why there is no plan."""

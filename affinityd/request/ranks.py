@@ -7,7 +7,6 @@ several tasks may share a GPU.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from affinityd.cpuset import CpuSet, several
@@ -18,12 +17,10 @@ from affinityd.planner.modes import MODES
 from affinityd.request.devices import (
     Entry,
     all_devices,
-    is_ambiguous,
     named,
-    visible_devices,
 )
 from affinityd.request.parameters import MAX_ENTRIES, Request
-from affinityd.topology.model import Gpu, Topology
+from affinityd.topology.model import Gpu, Node, Topology
 
 TOLERATED = 8  #: one core in so many may be kept from a job that has a machine for itself
 
@@ -33,7 +30,6 @@ class Planned(NamedTuple):
 
     entries: tuple[Entry, ...]  #: rank i drives the i-th
     asked: frozenset[int]  #: the requested ranks
-    ambiguous: bool  #: an index depends on CUDA_DEVICE_ORDER
     options: Options  #: as planned by
     plan: Plan
 
@@ -43,26 +39,18 @@ class Ranks(NamedTuple):
 
     entries: tuple[Entry, ...]  #: rank i drives the i-th
     asked: frozenset[int]  #: the requested ranks
-    ambiguous: bool  #: an index depends on CUDA_DEVICE_ORDER
     gpus_per_task: int  #: how many ranks of the plan one task is
 
 
-def ranks_of(topology: Topology, request: Request) -> Ranks:
-    """Return the ranks of a request.
+def ranks_of(request: Request, own: tuple[Entry, ...], job: tuple[Entry, ...]) -> Ranks:
+    """Return the ranks of a request, by its own devices and its job's; (): these are not known.
 
-    They are its `gpus`, dealt again from the first if there are more `ranks` than GPUs. Or,
+    They are its own, dealt again from the first if there are more `ranks` than GPUs. Or,
     for a task of a job: the job's GPUs, each as often as tasks share one. Raises
-    InvalidRequestError for a rank that is not there, NoSuchGpuError for a device that is not here,
-    or not the job's.
+    InvalidRequestError for a rank that is not there.
     """
-    seen = visible_devices(topology, request)
-    own = named(seen, request.gpus)
-    ambiguous = is_ambiguous(seen, request.gpus)
-    mode = MODES[request.options.mode]
-    job = () if request.ranks is not None and mode.by_rank else job_entries(topology, request, own)
-    if not job:
-        return _by_number(request, own, ambiguous=ambiguous)
-    ambiguous = ambiguous or is_ambiguous(all_devices(topology), request.job)
+    if not job or (request.ranks is not None and MODES[request.options.mode].by_rank):
+        return _by_number(request, own)
     sharing, slot, mine = 1, 0, own
     if request.ranks is not None:  # all tasks see the same, and take turns
         (task,) = asked_ranks(request.rank, request.ranks)
@@ -72,12 +60,11 @@ def ranks_of(topology: Topology, request: Request) -> Ranks:
     return Ranks(
         entries=checked(tuple(entry for entry in job for _ in range(sharing))),
         asked=frozenset(place * sharing + slot for place in places),
-        ambiguous=ambiguous,
         gpus_per_task=len(mine),
     )
 
 
-def _by_number(request: Request, own: tuple[Entry, ...], *, ambiguous: bool) -> Ranks:
+def _by_number(request: Request, own: tuple[Entry, ...]) -> Ranks:
     """Return the ranks of a request that are not told apart by their GPUs."""
     count = request.ranks or len(own)
     if request.is_of_process and request.ranks is None and request.rank:
@@ -87,7 +74,6 @@ def _by_number(request: Request, own: tuple[Entry, ...], *, ambiguous: bool) -> 
     return Ranks(
         checked(tuple(own[rank % len(own)] for rank in range(count))),
         asked_ranks(request.rank, count),
-        ambiguous,
         gpus_per_task=1 if is_one else len(own),
     )
 
@@ -98,28 +84,20 @@ def gpus_of(entries: Sequence[Entry]) -> tuple[Gpu, ...]:
 
 
 def job_entries(topology: Topology, request: Request, own: Sequence[Entry]) -> tuple[Entry, ...]:
-    """Return the GPUs of a request's job, by the node's numbering; (): it names none.
+    """Return the GPUs of a request's job, by the node's numbering; (): they are not known.
 
-    Raises InvalidRequestError or NoSuchGpuError for others than are here, or without its own.
+    So it is if a note has others than are here, or others than the caller's own. Raises
+    InvalidRequestError or NoSuchGpuError if a caller states such a job.
     """
     try:
         job = named(all_devices(topology), request.job) if request.job else ()
         for entry in own if job else ():
             places_of(entry, job)
     except (InvalidRequestError, NoSuchGpuError) as error:
+        if request.is_of_process:
+            return ()
         raise type(error)(f"job: {error}") from None
     return job
-
-
-def with_fitting_job(topology: Topology, request: Request) -> Request:
-    """Return a request, without its job's GPUs if a note has them, and they do not fit."""
-    if request.is_of_process and request.job:
-        own = named(visible_devices(topology, request), request.gpus)
-        try:
-            job_entries(topology, request, own)
-        except (InvalidRequestError, NoSuchGpuError):
-            return replace(request, job=None)
-    return request
 
 
 def checked(ranks: tuple[Entry, ...]) -> tuple[Entry, ...]:
@@ -153,33 +131,17 @@ def places_of(entry: Entry, job: Sequence[Entry]) -> list[int]:
     return places
 
 
-def asked_cpus(
-    topology: Topology, request: Request, ranks: Ranks, allowed: CpuSet, usable_cpus: CpuSet
-) -> int | None:
-    """Return how many logical CPUs each rank asked for; None: no number was given.
-
-    The tasks together may use `allowed`; the whole machine could give `usable_cpus`.
-    """
+def asked_cpus(node: Node, request: Request, allowed: CpuSet, tasks: int) -> int | None:
+    """Return how many logical CPUs each of the tasks on these CPUs asked for; None: unknown."""
     asked = request.task_cpus
     if asked is None:
-        return request.options.cpus
+        return None
     together = min(len(allowed), asked.of_job or len(allowed))
-    each = max(1, together // (asked.tasks or request.ranks or 1))
-    if asked.cpus is not None:  # a variable may be of the job's script, and more than a step's
-        each = min(each, asked.cpus)
-    else:
-        each = at_most_of_whole_node(topology, each, together, allowed, usable_cpus)
-    return -(-each // ranks.gpus_per_task)
-
-
-def asked_each(
-    topology: Topology, granted: int, ranks: int, cpus: CpuSet, usable_cpus: CpuSet
-) -> int:
-    """Return how many CPUs each rank of a job asked for, by the number granted to the job.
-
-    The job may use `cpus`.
-    """
-    return at_most_of_whole_node(topology, -(-granted // ranks), granted, cpus, usable_cpus)
+    each = max(1, together // tasks)
+    if asked.cpus is None:
+        return at_most_of_whole_node(node.topology, each, together, allowed, node.usable)
+    # Another launcher's ranks may have inherited the variable of a script, for all of them.
+    return min(asked.cpus, together if request.slurm else each)
 
 
 def at_most_of_whole_node(

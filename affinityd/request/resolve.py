@@ -12,8 +12,9 @@ from affinityd.cpuset import CpuSet, format_list
 from affinityd.errors import UnsatisfiableError
 from affinityd.planner import LOCALITIES, Demand, Plan, PlanWarning, RankPlan
 from affinityd.planner.planner import plan
+from affinityd.request.devices import Entry, all_devices, is_ambiguous, named, visible_devices
 from affinityd.request.parameters import Request
-from affinityd.request.ranks import Planned, asked_cpus, gpus_of, ranks_of, with_fitting_job
+from affinityd.request.ranks import Planned, asked_cpus, gpus_of, job_entries, ranks_of
 from affinityd.request.slurm_task import plan_task, step_cpus
 from affinityd.text import quote
 from affinityd.topology.model import ON_SWITCH, Node, Topology
@@ -83,18 +84,24 @@ def answer(node: Node, request: Request, caller: Caller | None = None) -> Reply:
     `caller` is None where it is not known. Raises AffinityError.
     """
     topology = node.topology
-    request = with_fitting_job(topology, request)
     caller = None if request.whose == "node" else caller
     within = caller.cpuset if caller else None
     mask, source = _cpuset(request, caller, topology)
     cpuset = step_cpus(request.slurm, mask)
     allowed = node.usable & (cpuset if within is None else cpuset & within)
+    seen = visible_devices(topology, request)
+    entries = named(seen, request.gpus)
+    job = job_entries(topology, request, entries)
+    request = replace(request, job=request.job if job else None)
     if request.slurm is not None:
-        planned = plan_task(node, request, request.slurm, allowed)
+        planned = plan_task(node, request, request.slurm, (entries, job), allowed)
     else:
-        planned = _plan_ranks(node, request, allowed)
+        planned = _plan_ranks(node, request, entries, job, allowed)
     made, of_gpus = planned.plan, nics_of_gpus(topology)
-    ambiguous = (AMBIGUOUS,) if planned.ambiguous else ()
+    is_unclear = is_ambiguous(seen, request.gpus) or (
+        request.job is not None and is_ambiguous(all_devices(topology), request.job)
+    )
+    ambiguous = (AMBIGUOUS,) if is_unclear else ()
     nics = {rank.rank: of_gpus[rank.gpu.key].best(request.nics) for rank in made.ranks}
     return Reply(
         node=topology.name,
@@ -111,12 +118,20 @@ def answer(node: Node, request: Request, caller: Caller | None = None) -> Reply:
     )
 
 
-def _plan_ranks(node: Node, request: Request, allowed: CpuSet) -> Planned:
-    topology, ranks = node.topology, ranks_of(node.topology, request)
-    asked = asked_cpus(topology, request, ranks, allowed, node.usable)
-    options = replace(request.options, cpus=asked)
-    made = plan(topology, Demand(gpus_of(ranks.entries), allowed, node.usable, options))
-    return Planned(ranks.entries, ranks.asked, ranks.ambiguous, options, made)
+def _plan_ranks(
+    node: Node,
+    request: Request,
+    entries: tuple[Entry, ...],
+    job: tuple[Entry, ...],
+    allowed: CpuSet,
+) -> Planned:
+    ranks, options = ranks_of(request, entries, job), request.options
+    tasks = (request.task_cpus and request.task_cpus.tasks) or request.ranks or 1
+    asked = asked_cpus(node, request, allowed, tasks)
+    if asked is not None:
+        options = replace(options, cpus=-(-asked // ranks.gpus_per_task))
+    made = plan(node.topology, Demand(gpus_of(ranks.entries), allowed, node.usable, options))
+    return Planned(ranks.entries, ranks.asked, options, made)
 
 
 def _far_nics(made: Plan, nics: Mapping[int, tuple[NearNic, ...]]) -> Iterator[PlanWarning]:

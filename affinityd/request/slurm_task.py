@@ -17,23 +17,9 @@ from affinityd.planner import Demand, Options, Plan, PlanWarning
 from affinityd.planner.domains import home_nodes, usable
 from affinityd.planner.modes import MODES
 from affinityd.planner.planner import plan
-from affinityd.request.devices import (
-    Entry,
-    VisibleDevices,
-    all_devices,
-    is_ambiguous,
-    named,
-    visible_devices,
-)
+from affinityd.request.devices import Entry, all_devices, named
 from affinityd.request.parameters import Request, SlurmTask
-from affinityd.request.ranks import (
-    Planned,
-    at_most_of_whole_node,
-    checked,
-    gpus_of,
-    job_entries,
-    places_of,
-)
+from affinityd.request.ranks import Planned, asked_cpus, checked, gpus_of, places_of
 from affinityd.topology.model import Node
 
 
@@ -48,6 +34,10 @@ def step_cpus(task: SlurmTask | None, mask: CpuSet) -> CpuSet:
     return frozenset().union(*task.slices) if mask == own else mask
 
 
+#: The devices that a caller sees, and those of its job; (): these are not known.
+Devices = tuple[tuple[Entry, ...], tuple[Entry, ...]]
+
+
 class TaskGpus(NamedTuple):
     """The GPUs of a task, and those that it is planned among."""
 
@@ -58,54 +48,39 @@ class TaskGpus(NamedTuple):
     is_bound: bool  #: Slurm chose its own; else all tasks of the step see the same ones
 
 
-def plan_task(node: Node, request: Request, task: SlurmTask, allowed: CpuSet) -> Planned:
+def plan_task(
+    node: Node, request: Request, task: SlurmTask, devices: Devices, allowed: CpuSet
+) -> Planned:
     """Plan a task of a step that may use these CPUs. Raises AffinityError."""
-    mode, seen = MODES[request.options.mode], visible_devices(node.topology, request)
-    gpus, ambiguous = _task_gpus(node, request, task, seen), is_ambiguous(seen, None)
-    options = replace(request.options, cpus=_asked(node, request, task, allowed))
+    mode, gpus = MODES[request.options.mode], _task_gpus(node, task, *devices)
+    options = request.options
+    if options.cpus is None:
+        options = replace(options, cpus=asked_cpus(node, request, allowed, task.tasks))
     if mode.by_rank and task.tasks > 1:
-        own = gpus.own
-        entries = checked(tuple(own[rank % len(own)] for rank in range(task.tasks)))
+        entries = checked(tuple(gpus.own[rank % len(gpus.own)] for rank in range(task.tasks)))
         made = plan(node.topology, Demand(gpus_of(entries), allowed, node.usable, options))
-        return Planned(entries, frozenset((task.number,)), ambiguous, options, made)
+        return Planned(entries, frozenset((task.number,)), options, made)
     divides = mode.shares_node and task.tasks > 1
-    if divides and (block := _in_own_block(node, task, options, gpus, allowed)):
+    if divides and allowed and (block := _in_own_block(node, task, options, gpus, allowed)):
         entries, ranks, made = block
-        return Planned(entries, ranks, ambiguous, options, made)
+        return Planned(entries, ranks, options, made)
     made = _beside_neighbors(node, task, options, gpus, allowed)
     if mode.unique and task.tasks > 1:
         made = made._replace(warnings=(*made.warnings, _not_unique(options.mode)))
-    return Planned(gpus.own, frozenset(range(len(gpus.own))), ambiguous, options, made)
+    return Planned(gpus.own, frozenset(range(len(gpus.own))), options, made)
 
 
-def _task_gpus(node: Node, request: Request, task: SlurmTask, seen: VisibleDevices) -> TaskGpus:
+def _task_gpus(
+    node: Node, task: SlurmTask, visible: tuple[Entry, ...], job: tuple[Entry, ...]
+) -> TaskGpus:
     """Return a task's GPUs: those that Slurm bound to it, else its part of those that all see."""
-    visible = named(seen, None)
     is_bound = len(visible) < (task.step_gpus or 0)
-    own = visible
-    if not is_bound and task.tasks >= len(visible):
-        own = (visible[task.number % len(visible)],)
-    elif not is_bound:  # a block of them, the remainder one each to the first tasks
-        size, more = divmod(len(visible), task.tasks)
-        first = task.number * size + min(task.number, more)
-        own = visible[first : first + size + (task.number < more)]
-    everything = all_devices(node.topology).by_index
-    if request.job is None and task.step_gpus == len(everything):  # needs no note
-        request = replace(request, job=tuple(map(str, everything)))
-    job = job_entries(node.topology, request, visible)
+    own = visible if is_bound else visible[_dealt(task.number, task.tasks, len(visible))]
+    everything = all_devices(node.topology)
+    if not job and task.step_gpus == len(everything.by_index):  # needs no note
+        job = named(everything, None)
     places = tuple(places_of(entry, job)[0] for entry in own) if job else ()
     return TaskGpus(visible, own, job, places, is_bound)
-
-
-def _asked(node: Node, request: Request, task: SlurmTask, allowed: CpuSet) -> int | None:
-    """Return how many logical CPUs the task asked for: -c, else its part of the step's."""
-    if request.task_cpus is None:
-        return request.options.cpus
-    together = min(len(allowed), request.task_cpus.of_job or len(allowed))
-    each = max(1, together // task.tasks)
-    if request.task_cpus.cpus is not None:  # a variable may be of the job's script, and too many
-        return min(each, request.task_cpus.cpus)
-    return at_most_of_whole_node(node.topology, each, together, allowed, node.usable)
 
 
 def _beside_neighbors(
@@ -130,18 +105,27 @@ def _beside_neighbors(
     return plan(node.topology, replace(demand, together=together, homes=own))
 
 
+def _dealt(number: int, tasks: int, gpus: int) -> slice:
+    """Return the part of a task of GPUs that all see: one in turn, or a block in order."""
+    if tasks >= gpus:
+        return slice(number % gpus, number % gpus + 1)
+    size, more = divmod(gpus, tasks)
+    start = number * size + min(number, more)
+    return slice(start, start + size + (number < more))
+
+
 def _tasks_at(
     home: int | None, homes: Sequence[int | None], task: SlurmTask, gpus: TaskGpus
 ) -> int:
     """Return how many tasks have GPUs of a home node, of the home nodes of all GPUs.
 
-    It is the node's part of them. Tasks that take turns on the GPUs that all see are counted.
+    It is the node's part of them. If all see the same GPUs, it is at least those that have them.
     """
-    part = -(-task.tasks * homes.count(home) // len(homes))
-    seen = len(gpus.visible)
-    if gpus.is_bound or task.tasks < seen or seen != len(homes):
+    part, seen = -(-task.tasks * homes.count(home) // len(homes)), len(gpus.visible)
+    if gpus.is_bound or seen != len(homes):
         return part
-    return max(part, sum(homes[other % seen] == home for other in range(task.tasks)))
+    dealt = (homes[_dealt(other, task.tasks, seen)] for other in range(task.tasks))
+    return max(part, sum(home in homes_of_task for homes_of_task in dealt))
 
 
 def _at_least_its_slice(task: SlurmTask, asked: int, allowed: CpuSet) -> int:
