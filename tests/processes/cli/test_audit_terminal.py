@@ -24,10 +24,10 @@ from tests.support.small_node import FAR, TOPOLOGY, publish, use_small_node
 COMMAND = """
 import os, sys
 from affinityd.cli import entry
-from affinityd.cli import auditors
+from affinityd.cli.commands import audit
 from tests.support.audit_facts import Known
 pid = int(sys.argv.pop())
-auditors.HolderSources = lambda _ask: Known(pid)
+audit.HolderSources = lambda _ask: Known(pid)
 """
 #: It becomes another user once the node has been read, from a folder of root's.
 AS_ANOTHER = """
