@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from affinityd.client.find_plan import TIMEOUT
+from affinityd.client.ask_daemon import TIMEOUT
 from bench.connections import END, burst, get
 from bench.daemon import GPUS, PEER, live, peer
 from bench.ratio import Ratio

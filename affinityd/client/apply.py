@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from affinityd.client.find_plan import ProcessPlan
+    from affinityd.client.ask_daemon import ProcessPlan
     from affinityd.linux.memory_policy import MemoryPolicy
     from affinityd.linux.processes import Stat
     from affinityd.request.environment import Pairs

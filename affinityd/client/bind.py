@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from affinityd import config
-from affinityd.client import apply, find_plan
-from affinityd.client.find_plan import TIMEOUT
+from affinityd.client import apply, ask_daemon
+from affinityd.client.ask_daemon import TIMEOUT
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.errors import AffinityError, InvalidRequestError
 from affinityd.linux import pinning
@@ -128,7 +128,7 @@ def _plan_and_pin(
     variables = config.variables()
     parameters = config.plan_parameters(variables, chosen)
     query = apply.own_query(parameters, switch)
-    plan = find_plan.find_plan(query, config.sockets(variables), start, timeout, bounded=False)
+    plan = ask_daemon.find_plan(query, config.sockets(variables), start, timeout, bounded=False)
     if plan.switch != config.ON:
         apply.export_observed(plan)
         return _unbound()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from affinityd import config
-from affinityd.client import http
+from affinityd.client import ask_daemon
 from affinityd.doctor.facts import DaemonFacts
 from affinityd.enforce.document import MAX_BYTES, PATH, EnforceDocument
 from affinityd.errors import REFUSALS, AffinityError, NotEnforcedError
@@ -62,14 +62,14 @@ def _listener(path: str, timeout: float) -> DaemonFacts:
     daemon = DaemonFacts(path)
     deadline = time.monotonic() + timeout
     try:
-        with closing(http.connect(path, deadline)) as connection:
+        with closing(ask_daemon.connect(path, deadline)) as connection:
             daemon = replace(
                 daemon,
                 listens=True,
                 pid=credentials(connection).pid or None,
             )
-            answer = http.get(connection, READY, deadline)
-        return replace(daemon, status=http.parse(answer)[0])
+            answer = ask_daemon.get(connection, READY, deadline)
+        return replace(daemon, status=ask_daemon.parse(answer)[0])
     except TimeoutError:
         error = f"no answer within {timeout:.1g} s" if daemon.listens else NO_ROOM
         return replace(daemon, listens=True, error=error)
@@ -96,7 +96,7 @@ def _answer(kind: type[T], path: str, target: str, timeout: float) -> T | str:
     refusals = (*REFUSALS, NotEnforcedError)
     try:
         deadline = time.monotonic() + timeout
-        text = http.fetch(path, target, deadline, refusals=refusals, most=MAX_BYTES)
+        text = ask_daemon.fetch(path, target, deadline, refusals=refusals, most=MAX_BYTES)
         return loads(kind, text, name)
     except AffinityError as error:
         return str(error)

@@ -16,8 +16,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from affinityd import config
-from affinityd.client import http as client
-from affinityd.client import local_plan
+from affinityd.client import ask_daemon, local_plan
 from affinityd.config import ON
 from affinityd.errors import AffinityError, DaemonError, NoDaemonError, OutputError
 from affinityd.json_codec import loads
@@ -105,7 +104,7 @@ def _of_first(asked: Pairs, addresses: Addresses, deadline: float) -> NodePlan:
 def _of_daemon(asked: Pairs, name: str, address: str, deadline: float) -> NodePlan:
     """Ask for the node: this container's CPUs and GPUs are not those of the pod's others."""
     address = numeric(address, deadline)
-    text = client.ask_plan(address, asked, deadline, "json")
+    text = ask_daemon.ask_plan(address, asked, deadline, "json")
     try:
         plan = loads(PlanDocument, text, "its plan")
         _check_names(plan)
@@ -126,7 +125,7 @@ def numeric(address: str, deadline: float) -> str:
     `deadline` is of time.monotonic: the resolver has deadlines of its own, of many seconds, and
     Python cannot cut it short. Raises DaemonError, NoDaemonError for a name that is not known.
     """
-    if not address.startswith(client.HTTP):
+    if not address.startswith(ask_daemon.HTTP):
         return address
     try:
         return run(lambda: _looked_up(address).encode(), deadline).decode()
@@ -135,13 +134,13 @@ def numeric(address: str, deadline: float) -> str:
 
 
 def _looked_up(address: str) -> str:
-    name, _, port = address.removeprefix(client.HTTP).rpartition(":")
+    name, _, port = address.removeprefix(ask_daemon.HTTP).rpartition(":")
     try:
         answers = socket.getaddrinfo(name.strip("[]"), port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise NoDaemonError(f"no daemon at {address}: {error}") from None
     host = str(answers[0][4][0])
-    return f"{client.HTTP}[{host}]:{port}" if ":" in host else f"{client.HTTP}{host}:{port}"
+    return f"{ask_daemon.HTTP}[{host}]:{port}" if ":" in host else f"{ask_daemon.HTTP}{host}:{port}"
 
 
 FILES = Path(__file__).with_name("files")

@@ -13,7 +13,7 @@ from pathlib import Path
 from affinityd import config
 from affinityd.cli.parser import Parser, add_format, add_settings
 from affinityd.cli.render.enforcement import lines
-from affinityd.client import http
+from affinityd.client import ask_daemon
 from affinityd.enforce.document import MAX_BYTES, PATH, EnforceDocument
 from affinityd.enforce.policy import MAX_FILE, PolicyError, decoded
 from affinityd.errors import (
@@ -95,7 +95,9 @@ def _asked(sockets: list[str]) -> str:
     troubles = []
     for path in sockets:
         try:
-            return http.fetch(path, PATH, deadline, refusals=[NotEnforcedError], most=MAX_BYTES)
+            return ask_daemon.fetch(
+                path, PATH, deadline, refusals=[NotEnforcedError], most=MAX_BYTES
+            )
         except NoDaemonError as error:  # noqa: PERF203 - two paths at most
             troubles.append(str(error))
     raise NoDaemonError("; ".join(troubles))

@@ -12,7 +12,7 @@ import time
 
 from affinityd import config
 from affinityd.cli.console import flag, say
-from affinityd.client import apply, find_plan
+from affinityd.client import apply, ask_daemon
 from affinityd.errors import AffinityError, InvalidRequestError
 from affinityd.linux.files import environment_of
 from affinityd.text import quote
@@ -123,7 +123,7 @@ def _pin(options: Mapping[str, str], start: float, switch: str) -> None:
     chosen = {name: text for name, text in options.items() if name in PARAMETERS}
     parameters = config.plan_parameters(variables, chosen)
     query = apply.own_query(parameters, switch)
-    plan = find_plan.find_plan(query, config.sockets(variables), start, timeout, bounded=True)
+    plan = ask_daemon.find_plan(query, config.sockets(variables), start, timeout, bounded=True)
     if plan.switch != config.ON:
         apply.export_observed(plan)
         return
@@ -196,7 +196,7 @@ def _unknown(word: str) -> str:
 def seconds(text: str | None) -> float:
     """Read a timeout. Raises InvalidRequestError."""
     try:
-        number = find_plan.TIMEOUT if text is None else float(text)
+        number = ask_daemon.TIMEOUT if text is None else float(text)
     except ValueError:
         number = 0.0
     if not LEAST_TIMEOUT <= number <= MOST_TIMEOUT:

@@ -15,7 +15,7 @@ from affinityd import config
 from affinityd.cli.commands.exec import seconds
 from affinityd.cli.console import say
 from affinityd.cli.parser import Parser
-from affinityd.client import http as client
+from affinityd.client import ask_daemon
 from affinityd.client.apply import NICS, NO_LIBRARY, nic_libraries
 from affinityd.config.settings import host_and_port
 from affinityd.errors import AffinityError, InvalidRequestError
@@ -128,10 +128,10 @@ def _url(text: str, name: str) -> str:
     """Return a URL without a last slash. Raises InvalidRequestError."""
     url = text.rstrip("/")
     try:
-        host, port = host_and_port(url.removeprefix(client.HTTP))
+        host, port = host_and_port(url.removeprefix(ask_daemon.HTTP))
     except ValueError:
         host, port = "", 0
-    if not url.startswith(client.HTTP) or set(host) & set("/ @?#") or not port:
+    if not url.startswith(ask_daemon.HTTP) or set(host) & set("/ @?#") or not port:
         raise InvalidRequestError(
             f"{name}: {quote(text)} is not http://HOST:PORT; write it like http://affinityd:9466"
         )

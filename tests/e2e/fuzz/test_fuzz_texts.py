@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from affinityd.audit.gather import membership, service
-from affinityd.client import http as client
+from affinityd.client import ask_daemon
 from affinityd.cpuset import parse_list, parse_mask
 from affinityd.daemon.policy_document import parse
 from affinityd.discovery.pci import bus_order, is_pci_address
@@ -123,7 +123,7 @@ READERS: dict[str, tuple[Callable[[str], object], tuple[str, ...], type[Exceptio
     "cgroups of a service": (service, CGROUPS, None),
     "a stat file": (lambda text: parse_stat(text.encode(errors="replace")), STAT, None),
     "an HTTP answer": (
-        lambda text: client.parse(text.encode(errors="surrogatepass")),
+        lambda text: ask_daemon.parse(text.encode(errors="surrogatepass")),
         *(HTTP, ValueError),
     ),
     "a memory policy": (parse_policy, POLICY, None),

@@ -250,8 +250,8 @@ def imported(*words: str, env: Mapping[str, str]) -> set[str]:
 
 #: The plan of a process that finds no daemon; the child that makes it says nothing itself.
 ALONE = """
-from affinityd.client import apply, find_plan
-plan = find_plan.find_plan(apply.own_query({'gpus': '1'}), ['/none/s'], 0, 0, bounded=False)
+from affinityd.client import apply, ask_daemon
+plan = ask_daemon.find_plan(apply.own_query({'gpus': '1'}), ['/none/s'], 0, 0, bounded=False)
 assert (plan.gpus, plan.source) == ({1}, 'sysfs')
 """
 
@@ -259,8 +259,8 @@ assert (plan.gpus, plan.source) == ({1}, 'sysfs')
 @pytest.mark.parametrize(
     ("words", "part", "most"),
     [
-        ((str(PROGRAM), "exec", "--gpus=1", "--", "true"), "affinityd.client.find_plan", 29),
-        (("-c", ALONE), "affinityd.client.local_plan", 60),
+        ((str(PROGRAM), "exec", "--gpus=1", "--", "true"), "affinityd.client.ask_daemon", 25),
+        (("-c", ALONE), "affinityd.client.local_plan", 40),
     ],
     ids=["with a daemon", "without a daemon"],
 )

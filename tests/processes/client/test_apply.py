@@ -15,7 +15,7 @@ import pytest
 
 from affinityd.client import apply
 from affinityd.client.apply import ProcessContext, granted_gpus
-from affinityd.client.find_plan import ProcessPlan
+from affinityd.client.ask_daemon import ProcessPlan
 from affinityd.cpuset import format_list, parse_list
 from affinityd.linux.processes import Stat, stat_of
 from tests.support.children import program

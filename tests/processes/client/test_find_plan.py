@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.client import find_plan, local_plan
-from affinityd.client.find_plan import ProcessPlan
+from affinityd.client import ask_daemon, local_plan
+from affinityd.client.ask_daemon import ProcessPlan
 from affinityd.cpuset import parse_list
 from affinityd.errors import (
     REFUSALS,
@@ -76,7 +76,7 @@ def find(
     bounded: bool = False,
 ) -> ProcessPlan:
     paths, query = [str(path) for path in sockets], {"cpuset": ALL, **words(asked)}
-    return find_plan.find_plan([*query.items()], paths, time.monotonic(), timeout, bounded=bounded)
+    return ask_daemon.find_plan([*query.items()], paths, time.monotonic(), timeout, bounded=bounded)
 
 
 def facts(found: ProcessPlan) -> list[object]:
@@ -138,7 +138,7 @@ def test_the_first_daemon_that_answers_is_asked(daemon: Daemon, tmp_path: Path) 
 def test_a_rank_beyond_the_gpus_shares_one_with_another(daemon: Daemon, stopped: Path) -> None:
     asked = [("cpuset", ALL), ("mode", "node"), ("env", "LOCAL_RANK=9")]
     for path in (daemon.socket, stopped):
-        found = find_plan.find_plan(asked, [str(path)], time.monotonic(), PATIENCE, bounded=False)
+        found = ask_daemon.find_plan(asked, [str(path)], time.monotonic(), PATIENCE, bounded=False)
         assert found.cpus == parse_list("48-63,176-191") - parse_list(RESERVED)
 
 
@@ -168,7 +168,7 @@ def test_a_plan_without_the_daemon_says_what_is_wrong_with_the_daemon(
 def test_a_daemon_that_hangs_leaves_time_for_a_plan_without_it(
     stopped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(find_plan, "DAEMON_SHARE", 0.2 / PATIENCE)
+    monkeypatch.setattr(ask_daemon, "DAEMON_SHARE", 0.2 / PATIENCE)
     with answering(stopped, None) as path:
         found = find(path, stopped.with_name("another"), bounded=True)
     trouble = f"the daemon at {path} did not answer in time"
@@ -177,11 +177,11 @@ def test_a_daemon_that_hangs_leaves_time_for_a_plan_without_it(
 
 def test_a_failing_daemon_is_reported_rather_than_a_missing_one(tmp_path: Path) -> None:
     with pytest.raises(NoDaemonError, match=r"^no daemon at /nonexistent/1 or /nonexistent/2$"):
-        find_plan.ask_daemons([], ["/nonexistent/1", "/nonexistent/2"], time.monotonic() + 1)
+        ask_daemon.ask_daemons([], ["/nonexistent/1", "/nonexistent/2"], time.monotonic() + 1)
     with answering(tmp_path / "s", "", "500 Oh") as path:
         for sockets in ([path, NOWHERE], [NOWHERE, path]):
             with pytest.raises(DaemonError, match="500"):
-                find_plan.ask_daemons([], sockets, time.monotonic() + PATIENCE)
+                ask_daemon.ask_daemons([], sockets, time.monotonic() + PATIENCE)
 
 
 def test_a_bounded_plan_ends_at_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from affinityd.client import http as client
+from affinityd.client import ask_daemon
 from affinityd.errors import DaemonError, NoDaemonError
 from affinityd.kubernetes.node_plan import numeric
 from tests.support.daemons import PATIENCE
@@ -46,4 +46,4 @@ def test_a_silent_name_server_is_waited_for_until_the_deadline(
 @pytest.mark.parametrize("address", [NAME, "http://127.0.0.1:http", "http://:1"])
 def test_the_client_resolves_no_names(address: str) -> None:
     with pytest.raises(NoDaemonError, match="by their numbers"):
-        client.ask_plan(address, {}, time.monotonic() + 5)
+        ask_daemon.ask_plan(address, {}, time.monotonic() + 5)

@@ -18,7 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from affinityd import machines
-from affinityd.client import http as client
+from affinityd.client import ask_daemon
 from affinityd.client.local_plan import plan_on_node
 from affinityd.cpuset import format_list
 from affinityd.errors import (
@@ -40,7 +40,7 @@ PLAN = b"AFFINITYD_CPULIST=0\n"
 
 
 def ask(path: Path | str, timeout: float = PATIENCE, **parameters: str) -> str:
-    return client.ask_plan(str(path), parameters.items(), time.monotonic() + timeout)
+    return ask_daemon.ask_plan(str(path), parameters.items(), time.monotonic() + timeout)
 
 
 def refused(path: Path | str, timeout: float = PATIENCE, **parameters: str) -> DaemonError:
@@ -184,10 +184,10 @@ def test_a_server_that_hangs_up_sends_no_sigpipe(tmp_path: Path) -> None:
     """As scripts do for `| head`; the request is long enough to be under way when it happens."""
     code = """
 import signal, sys, time
-from affinityd.client import http as client
+from affinityd.client import ask_daemon
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-try: client.ask_plan(sys.argv[1], [("visible", "0," * 10**6)], time.monotonic() + 60)
-except client.DaemonError as error: print(error)
+try: ask_daemon.ask_plan(sys.argv[1], [("visible", "0," * 10**6)], time.monotonic() + 60)
+except ask_daemon.DaemonError as error: print(error)
 """
     env = {"PYTHONPATH": os.pathsep.join(sys.path)}
 
