@@ -63,10 +63,10 @@ def published_node(published: str) -> Node:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     from pathlib import Path
 
-    from affinityd.topology import node_file
+    from affinityd.topology.document import read_node
 
     path = Path(published)  # two of them are equal, however many slashes a setting has
-    node = node_file.read(path)
+    node = read_node(path)
     usual = (Path(socket).parent for socket in (config.SYSTEM_SOCKET, config.default_socket()))
     if node.replayed and path.parent in usual:
         raise ValueError(f"{published} is another machine's, which was replayed")

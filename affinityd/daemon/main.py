@@ -16,7 +16,7 @@ from types import MappingProxyType
 import uvloop
 
 from affinityd import __version__
-from affinityd.config import ON
+from affinityd.config import NODE_FILE, ON
 from affinityd.config.settings import OFF, Settings
 from affinityd.daemon import release_signals
 from affinityd.daemon.api.app import Documents, create_app
@@ -34,7 +34,6 @@ from affinityd.daemon.state.topology_watcher import (
     notify,
 )
 from affinityd.errors import AffinityError, FatalError, NotEnforcedError, NotScannedError
-from affinityd.topology import node_file
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +93,7 @@ async def _serve(
         NotEnforcedError,
         "nothing has been enforced yet; try again in a moment",
     )
-    path = Path(settings.socket).with_name(node_file.NAME)
+    path = Path(settings.socket).with_name(NODE_FILE)
     publisher = NodePublisher(service, path, replayed=settings.replays)
     watcher = TopologyWatcher(
         service,

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from affinityd import config
 from affinityd.client import ask_daemon
+from affinityd.config import NODE_FILE
 from affinityd.doctor.facts import DaemonFacts
 from affinityd.enforce.document import MAX_BYTES, PATH, EnforceDocument
 from affinityd.errors import REFUSALS, AffinityError, NotEnforcedError
@@ -20,7 +21,7 @@ from affinityd.json_codec import loads
 from affinityd.linux.cgroup import cpuset_of
 from affinityd.linux.processes import credentials
 from affinityd.request.document import AllowedCpus
-from affinityd.topology import node_file
+from affinityd.topology.document import read_node
 from affinityd.topology.model import Node
 
 READY = "/readyz"
@@ -54,7 +55,7 @@ def probe(path: str, timeout: float = TIMEOUT) -> DaemonFacts:
         cpuset=cpuset_of(daemon.pid) if daemon.pid else None,
         closed=tuple(_closed(Path(path))),
         open_mode=_open_to_others(Path(path).parent),
-        published=_published(Path(path).with_name(node_file.NAME)),
+        published=_published(Path(path).with_name(NODE_FILE)),
     )
 
 
@@ -144,7 +145,7 @@ def file_age(path: str) -> float | None:
 
 def _published(file: Path) -> Node | str:
     try:  # to ask whether it is there may be refused, too
-        return node_file.read(file) if file.exists() else "there is none"
+        return read_node(file) if file.exists() else "there is none"
     except OSError as error:
         return error.strerror or str(error)
     except ValueError as error:

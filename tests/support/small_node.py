@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from affinityd.cli import main
-from affinityd.topology import node_file
+from affinityd.config import NODE_FILE
+from affinityd.topology.document import write_node
 from affinityd.topology.model import Node, Topology
 from tests.support.machines.by_hand import made
 from tests.support.machines.sysfs_tree import write_tree
@@ -33,7 +34,7 @@ def use_small_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def publish(tmp_path: Path, topology: Topology, *, replayed: bool = False) -> None:
     """Write what a daemon would have published beside the socket of `use_small_node`."""
-    node_file.write(tmp_path / node_file.NAME, Node(topology, replayed=replayed))
+    write_node(tmp_path / NODE_FILE, Node(topology, replayed=replayed))
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str, status: int = 2) -> str:

@@ -12,6 +12,7 @@ from affinityd import config
 from affinityd.audit.sources.nvml import HOLD, DriverMaintenance
 from affinityd.cli.console import aligned
 from affinityd.cli.parser import Parser, add_format, add_settings, load_settings
+from affinityd.config import NODE_FILE
 from affinityd.config.settings import Settings
 from affinityd.cpuset import CpuSet
 from affinityd.discovery.machine import Machine
@@ -31,7 +32,6 @@ from affinityd.doctor.facts import (
 )
 from affinityd.json_codec import dumps
 from affinityd.text import one_line
-from affinityd.topology import node_file
 from affinityd.topology.model import Node
 
 NVML_SECONDS = 5.0  #: that NVML may take to answer: a person waits
@@ -103,7 +103,7 @@ def _daemon(settings: Settings) -> DaemonFacts:
     if settings.socket != default or default == config.SYSTEM_SOCKET:
         return probe(settings.socket)
     roots = Path(config.SYSTEM_SOCKET)
-    if may_exist(roots) or may_exist(roots.with_name(node_file.NAME)):
+    if may_exist(roots) or may_exist(roots.with_name(NODE_FILE)):
         return probe(config.SYSTEM_SOCKET)
     if may_exist(Path(default)):
         return probe(default)

@@ -23,7 +23,7 @@ from affinityd.daemon.state.plan_service import PlanService
 from affinityd.errors import AffinityError
 from affinityd.linux.files import sweep
 from affinityd.text import count
-from affinityd.topology import node_file
+from affinityd.topology.document import write_node
 from affinityd.topology.model import Node, Topology
 
 log = logging.getLogger(__name__)
@@ -194,7 +194,7 @@ class NodePublisher:
             self._log(node)
         # A file that was deleted, or that the disk had no room for, comes back with any reading.
         with self._failures.logged():
-            node_file.write(self._path, replace(node, replayed=self._replayed))
+            write_node(self._path, replace(node, replayed=self._replayed))
         notify(f"READY=1\nSTATUS={_state(node)}")
         self._published = node
 

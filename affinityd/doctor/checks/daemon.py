@@ -16,7 +16,7 @@ import difflib
 from pathlib import Path
 
 from affinityd import config
-from affinityd.config import settings
+from affinityd.config import NODE_FILE, settings
 from affinityd.cpuset import format_list, several
 from affinityd.discovery.gpus import NVIDIA
 from affinityd.discovery.tree import read_fields
@@ -34,7 +34,6 @@ from affinityd.doctor.facts import (
 )
 from affinityd.linux.cgroup import Mount
 from affinityd.linux.processes import INITIAL_PIDS, mask_of
-from affinityd.topology import node_file
 from affinityd.topology.model import BY_NVML, Gpu, Node, Topology
 
 READY = 200  #: HTTP's status of /readyz once it can plan
@@ -162,7 +161,7 @@ def socket(daemon: DaemonFacts) -> CheckResults:
 
 def published_node(daemon: DaemonFacts, topology: Topology) -> CheckResults:
     """Judge whether node.json, from which ranks plan without the daemon, is of this machine."""
-    file, node = Path(daemon.path).with_name(node_file.NAME), daemon.published
+    file, node = Path(daemon.path).with_name(NODE_FILE), daemon.published
     if not isinstance(node, str):
         stale = _difference(node.topology, topology) or ("it was replayed" if node.replayed else "")
         if stale:

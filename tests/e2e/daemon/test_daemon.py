@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.cpuset import parse_list
-from affinityd.topology import node_file as nodefile
+from affinityd.topology.document import read_node
 from tests.support.daemons import PATIENCE, eventually, refused, running, spawn
 from tests.support.machines.facts import machine
 from tests.support.machines.sysfs_tree import write_tree
@@ -52,7 +52,7 @@ def test_from_its_start_to_its_end(tmp_path: Path) -> None:
         assert manager.recv(4096) == b"STOPPING=1"
     assert daemon.process.wait(PATIENCE) == 0
     assert not daemon.socket.exists()
-    left = nodefile.read(folder / "node.json")
+    left = read_node(folder / "node.json")
     assert (left.topology, left.reserved) == (machine("mi250x"), parse_list("0-127"))
     records = [json.loads(line) for line in daemon.lines]
     assert all({"time", "level", "logger", "message"} <= record.keys() for record in records)

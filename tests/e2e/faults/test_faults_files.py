@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from affinityd.config import NODE_FILE
 from affinityd.cpuset import parse_list
-from affinityd.topology import node_file
+from affinityd.topology.document import read_node, write_node
 from affinityd.topology.model import Node
 from tests.e2e.faults.checker import asking
 from tests.e2e.faults.ranks import start_ranks
@@ -45,8 +46,8 @@ def fill(disk: Path) -> Path:
 
 
 def test_ranks_pass_over_a_node_file_from_before_a_reboot(tmp_path: Path) -> None:
-    path = tmp_path / node_file.NAME
-    node_file.write(path, Node(tiny(1, 0)))  # its GPUs are elsewhere
+    path = tmp_path / NODE_FILE
+    write_node(path, Node(tiny(1, 0)))  # its GPUs are elsewhere
     stale = {"boot_id": "2b1f9a7e-0000-4000-8000-000000000000"}
     path.write_text(json.dumps(json.loads(path.read_text()) | stale))
     root = tiny_tree(tmp_path / "machine")
@@ -55,7 +56,7 @@ def test_ranks_pass_over_a_node_file_from_before_a_reboot(tmp_path: Path) -> Non
 
 def test_a_node_file_that_names_cpus_which_went_since_gives_none_of_them(tmp_path: Path) -> None:
     """A rank's own mask is asked of the kernel, which never names what is offline."""
-    node_file.write(tmp_path / node_file.NAME, Node(machine("dgx-a100")))
+    write_node(tmp_path / NODE_FILE, Node(machine("dgx-a100")))
     env = {"AFFINITYD_SOCKET": f"{tmp_path}/affinityd.sock"}
     done = exec_("--gpus", "7", "--verbose", "--", *LOOK, env=env)
     assert parse_list(done.cpus) <= os.sched_getaffinity(0)
@@ -65,7 +66,7 @@ def test_a_disk_that_fills_up_leaves_the_former_node_file_until_a_reading_finds_
     tmp_path: Path, small_disk: Path
 ) -> None:
     tree = write_tree(machine("dgx-a100"), tmp_path / "root")
-    socket, published = small_disk / "s", small_disk / node_file.NAME
+    socket, published = small_disk / "s", small_disk / NODE_FILE
     env = {"AFFINITYD_SOCKET": str(socket)}
     with running(tmp_path, "--root", str(tree), env=env) as daemon:
         filler = fill(small_disk)
@@ -75,13 +76,13 @@ def test_a_disk_that_fills_up_leaves_the_former_node_file_until_a_reading_finds_
             daemon.signal(signal.SIGHUP)
         told = "node.json could not be written: No space left on device"
         eventually(lambda: daemon.says(told), "it is told")
-        assert node_file.read(published).topology.online == machine("dgx-a100").online
+        assert read_node(published).topology.online == machine("dgx-a100").online
         assert sorted(file.name for file in small_disk.iterdir()) == ["full", "node.json", "s"]
         filler.unlink()
         published.unlink()
         daemon.signal(signal.SIGHUP)
         eventually(published.exists, "it is written again, as after it was deleted")
-        assert node_file.read(published).generation == 2
+        assert read_node(published).generation == 2
         assert len(daemon.says(told)) == 1
         assert daemon.stop() == 0
 

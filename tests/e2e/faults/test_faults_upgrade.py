@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.topology import node_file
+from affinityd.config import NODE_FILE
+from affinityd.topology.document import read_node
 from tests.e2e.faults.checker import QUERIES, asking
 from tests.e2e.faults.ranks import start_ranks, start_ranks_during
 from tests.support.daemons import PATIENCE, eventually, is_ready, running, spawn
@@ -70,7 +71,7 @@ def test_ranks_of_one_release_are_placed_by_the_others_daemon_and_its_node_file(
         assert start_ranks(4, daemon.socket, ranks_by) == set()
         daemon.signal(signal.SIGKILL)
         daemon.process.wait(PATIENCE)
-        left = node_file.read(daemon.socket.with_name(node_file.NAME))
+        left = read_node(daemon.socket.with_name(NODE_FILE))
         assert left.topology.online == tiny().online
         start_ranks(4, daemon.socket, ranks_by)
 

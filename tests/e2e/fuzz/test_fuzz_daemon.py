@@ -16,14 +16,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from affinityd.config import NODE_FILE
 from affinityd.cpuset import format_list, parse_list
 from affinityd.discovery import discover, open_tree
 from affinityd.errors import AffinityError
 from affinityd.request.formats import render
 from affinityd.request.parameters import FORMATS, parse_request
 from affinityd.request.resolve import answer
-from affinityd.topology import node_file
-from affinityd.topology.document import to_document
+from affinityd.topology.document import read_node, to_document
 from affinityd.topology.model import Gpu, Node, Topology
 from tests.e2e.fuzz.inputs import FEW
 from tests.support.daemons import PATIENCE, Reply, eventually, is_ready, spawn
@@ -161,7 +161,7 @@ class LivingDaemon(RuleBasedStateMachine):
     @invariant()
     def whole_node_file(self) -> None:
         with suppress(FileNotFoundError):
-            written = node_file.read(self.it.folder / node_file.NAME)
+            written = read_node(self.it.folder / NODE_FILE)
             assert written.topology.name == self.it.read.name
 
     @invariant()

@@ -17,7 +17,7 @@ from affinityd.audit.document import everything
 from affinityd.audit.model import Membership, ProcessFacts
 from affinityd.cli.render.enforcement import lines
 from affinityd.cli.render.topology import draw
-from affinityd.config import settings
+from affinityd.config import NODE_FILE, settings
 from affinityd.discovery.nvml import (
     GpuProcesses,
     NvmlGpu,
@@ -34,8 +34,13 @@ from affinityd.linux.cgroup import Cgroups, cpuset_of
 from affinityd.linux.processes import parse_stat, process_of, uid_of
 from affinityd.request.formats import render
 from affinityd.request.parameters import FORMATS
-from affinityd.topology import node_file
-from affinityd.topology.document import TopologyDocument, from_document, to_document
+from affinityd.topology.document import (
+    TopologyDocument,
+    from_document,
+    read_node,
+    to_document,
+    write_node,
+)
 from affinityd.topology.model import Node, Topology
 from tests.e2e.fuzz.inputs import MANY, SOME, damaged, mutants, read_or_refused, texts, words
 from tests.support.asking import ask
@@ -111,12 +116,12 @@ def test_a_machine_is_what_its_node_file_says(topology: Topology) -> None:
 def test_a_node_file_with_anything_in_it_is_a_machine_or_none(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    path = tmp_path_factory.getbasetemp() / node_file.NAME
-    node_file.write(path, Node(TWO_VENDORS, reserved=frozenset({1})))
+    path = tmp_path_factory.getbasetemp() / NODE_FILE
+    write_node(path, Node(TWO_VENDORS, reserved=frozenset({1})))
     whole = path.read_bytes()
     path.write_bytes(data.draw(mutants(json.loads(whole)).map(str.encode) | damaged(whole)))
     nodes: list[Node] = []
-    read_or_refused(lambda: nodes.append(node_file.read(path)), ValueError, OSError)
+    read_or_refused(lambda: nodes.append(read_node(path)), ValueError, OSError)
     for node in nodes:
         use(node.topology)
 

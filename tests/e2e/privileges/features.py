@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from affinityd.errors import AffinityError
+from affinityd.topology.document import read_node
 from affinityd.topology.model import Gpu
-from affinityd.topology.node_file import read
 from tests.e2e.privileges.actors import JOB, Actors
 from tests.support import privileges
 from tests.support.asked_node import AskedNode
@@ -113,8 +113,8 @@ def _has_gpus(node: Node) -> bool:
 
 
 def _is_published(node: Node) -> bool:
-    known = read(node.daemon.socket.with_name("node.json"))
-    return known.topology.online == frozenset(CPUS)
+    published = read_node(node.daemon.socket.with_name("node.json"))
+    return published.topology.online == frozenset(CPUS)
 
 
 def _is_answered_over_tcp(node: Node) -> bool:

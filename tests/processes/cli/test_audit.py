@@ -20,7 +20,7 @@ from affinityd.cli import main
 from affinityd.cli.commands import audit as audit_command
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.linux.processes import mask_of
-from affinityd.topology import node_file
+from affinityd.topology.document import write_node
 from affinityd.topology.model import Node, Topology
 from tests.support.audit_facts import Known
 from tests.support.children import children_of, parent_of, sleeping
@@ -77,7 +77,7 @@ def test_what_is_remote_fails_and_what_it_says_mends_a_mask_does(
 def test_the_cpus_that_the_daemon_reserves_count_as_in_its_own_audit(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, known: Known
 ) -> None:
-    node_file.write(tmp_path / node_file.NAME, Node(TOPOLOGY, frozenset({1})))
+    write_node(tmp_path / NODE_FILE, Node(TOPOLOGY, frozenset({1})))
     known.now = Known(os.getpid()).now
     reserved: list[CpuSet] = []
 
@@ -150,7 +150,7 @@ def test_the_processes_of_this_machine_are_not_judged_by_another(
     if setting is None:
         publish(tmp_path, TOPOLOGY, replayed=True)
     else:
-        (tmp_path / node_file.NAME).unlink()
+        (tmp_path / NODE_FILE).unlink()
         machine = {"AFFINITYD_ROOT": os.fspath(tmp_path / "root"), "AFFINITYD_MACHINE": "dgx-a100"}
         monkeypatch.setenv(setting, machine[setting])
     assert main(["audit"]) == 2

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.topology import node_file
+from affinityd.topology.document import write_node
 from affinityd.topology.model import Node
 from tests.support.child_python import SECCOMP
 from tests.support.daemons import Daemon
@@ -132,7 +132,7 @@ def test_observe_leaves_the_mask_and_exports_the_plan(here: Mapping[str, str]) -
 def test_the_daemon_s_switch_counts_after_it_has_ended_too(tmp_path: Path) -> None:
     env = {"AFFINITYD_SOCKET": str(tmp_path / "affinityd.sock"), "AFFINITYD": "on"}
     for switch, told in (("observe", [OBSERVED]), ("off", [])):
-        node_file.write(tmp_path / "node.json", Node(tiny(), switch=switch))
+        write_node(tmp_path / "node.json", Node(tiny(), switch=switch))
         plan = f"{PLAN.format(FAR)}AFFINITYD={switch}\n"
         with serving(tmp_path / "affinityd.sock", answering(http("200 OK", plan.encode()))) as path:
             there = exec_("--gpus=1", "--", *TOLD, env=env)

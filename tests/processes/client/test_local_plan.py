@@ -12,7 +12,7 @@ from affinityd.cli import main
 from affinityd.client import local_plan
 from affinityd.discovery import discover, open_tree
 from affinityd.discovery.snapshot import write_snapshot
-from affinityd.topology import node_file
+from affinityd.topology.document import write_node
 from affinityd.topology.model import Node
 from tests.support.machines.facts import machine
 from tests.support.machines.sysfs_tree import write_tree
@@ -34,7 +34,7 @@ def socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def published(socket: str) -> Path:
     """Return the file of a node that a daemon published."""
     path = Path(socket).with_name("node.json")
-    node_file.write(path, NODE)
+    write_node(path, NODE)
     return path
 
 
@@ -88,7 +88,7 @@ def test_a_replayed_node_beside_the_default_socket_is_passed_over(
         (otherwise, True, "sysfs"),
     ):
         monkeypatch.setattr(config, "SYSTEM_SOCKET", default)
-        node_file.write(published, replace(NODE, replayed=replayed))
+        write_node(published, replace(NODE, replayed=replayed))
         for spelled in (socket, otherwise):
             assert local_plan.find_node([spelled]).source == source
 

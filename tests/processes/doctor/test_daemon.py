@@ -27,7 +27,7 @@ from affinityd.doctor.facts import NO_ANSWER, DaemonFacts, NodeFacts
 from affinityd.linux.cgroup import cpuset_of
 from affinityd.linux.processes import INITIAL_PIDS
 from affinityd.request.document import AllowedCpus
-from affinityd.topology import node_file
+from affinityd.topology.document import write_node
 from affinityd.topology.model import Node
 from tests.support.children import children_of
 from tests.support.cpusets import cpuset, needs_cpuset
@@ -155,7 +155,7 @@ END_IT = "fail: {} → end the process that listens"
 def test_a_server_that_is_no_ready_daemon_fails(
     folder: Path, behave: Behaviour, timeout: float, expected: str
 ) -> None:
-    node_file.write(folder / "node.json", Node(TWO))
+    write_node(folder / "node.json", Node(TWO))
     with serving(folder / "s", behave) as path:
         path.chmod(0o666)
         facts = seen(path, timeout)
@@ -179,7 +179,7 @@ def test_a_daemon_with_a_full_queue_is_seen_as_listening(folder: Path) -> None:
 def test_a_socket_that_not_every_user_reaches_is_a_warning(
     folder: Path, shut: str, bits: int
 ) -> None:
-    node_file.write(folder / "node.json", Node(TWO))
+    write_node(folder / "node.json", Node(TWO))
     with serving(folder / "s", READY) as path:
         path.chmod(0o666)
         (folder / shut).chmod(bits)

@@ -13,13 +13,14 @@ import pytest
 
 from affinityd.cli import main
 from affinityd.cli.commands.doctor import gather
+from affinityd.config import NODE_FILE
 from affinityd.config.settings import Settings
 from affinityd.cpuset import parse_list
 from affinityd.discovery import open_tree
 from affinityd.discovery.snapshot import write_snapshot
 from affinityd.doctor.checks import CHECKS
 from affinityd.machines import NAMES
-from affinityd.topology import node_file
+from affinityd.topology.document import write_node
 from affinityd.topology.model import Node
 from tests.support.doctor_facts import CPU, TWO, Files
 from tests.support.machines.sysfs_tree import nvml_report, put, write_tree
@@ -110,7 +111,7 @@ def test_reserved_cpus_are_the_daemon_s_else_those_of_the_settings(
 ) -> None:
     here = Settings(socket=os.fspath(tmp_path / "d.sock"), reserved_cpus=parse_list("1"))
     assert gather(here, ["isolcpus"]).reserved == parse_list("1")
-    node_file.write(tmp_path / node_file.NAME, Node(TWO, reserved=parse_list("3")))
+    write_node(tmp_path / NODE_FILE, Node(TWO, reserved=parse_list("3")))
     assert gather(here, ["isolcpus"]).reserved == parse_list("3")
 
 

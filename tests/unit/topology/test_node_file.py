@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.topology import node_file
+from affinityd.topology.document import BOOT_ID, MAX_BYTES, read_node, write_node
 from affinityd.topology.model import Node
 from tests.support.machines.facts import machine
 
@@ -21,7 +21,7 @@ NODE = Node(machine("mi250x"), reserved=frozenset({0, 1}), generation=7, switch=
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """Return a node's file."""
-    node_file.write(tmp_path / "node.json", NODE)
+    write_node(tmp_path / "node.json", NODE)
     return tmp_path / "node.json"
 
 
@@ -32,20 +32,20 @@ def change(path: Path, **fields: object) -> None:
 
 
 def test_a_written_node_is_read_back(path: Path) -> None:
-    node_file.write(path, Node(machine("mi250x"), replayed=True))
-    assert node_file.read(path).replayed
-    node_file.write(path, NODE)
-    assert vars(node_file.read(path)) == vars(NODE)
+    write_node(path, Node(machine("mi250x"), replayed=True))
+    assert read_node(path).replayed
+    write_node(path, NODE)
+    assert vars(read_node(path)) == vars(NODE)
     assert list(path.parent.iterdir()) == [path]
     assert stat.S_IMODE(path.stat().st_mode) == 0o644  # all users may read it
 
 
 def test_a_node_file_without_a_switch_is_on(path: Path) -> None:
     change(path, settings={"reserved_cpus": ""})
-    assert node_file.read(path).switch == "on"
+    assert read_node(path).switch == "on"
     change(path, settings={"reserved_cpus": "", "switch": "obsreve"})
     with pytest.raises(ValueError, match="'obsreve' is none of"):
-        node_file.read(path)
+        read_node(path)
 
 
 @pytest.mark.parametrize(
@@ -63,14 +63,14 @@ def test_a_malformed_node_file_is_a_value_error_of_one_line(
 ) -> None:
     path.write_text(text)
     with pytest.raises(ValueError, match=r"\A.+\Z") as caught:
-        node_file.read(path)
+        read_node(path)
     assert said in str(caught.value)
 
 
 def sparse(path: Path) -> None:
     """Make a file that is longer than a node's, of nothing."""
     with path.open("wb") as file:
-        file.truncate(node_file.MAX_BYTES + 1)
+        file.truncate(MAX_BYTES + 1)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def sparse(path: Path) -> None:
         (Path.mkdir, "not a regular file"),
         (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
         (lambda path: path.symlink_to(path), os.strerror(errno.ELOOP)),
-        (sparse, f"longer than {node_file.MAX_BYTES} bytes"),
+        (sparse, f"longer than {MAX_BYTES} bytes"),
     ],
     ids=["a FIFO", "a folder", "a device", "a link to itself", "far too long"],
 )
@@ -89,7 +89,7 @@ def test_a_path_that_is_no_regular_file_is_an_os_error(
 ) -> None:
     make(tmp_path / "node.json")
     with pytest.raises(OSError, match=told):
-        node_file.read(tmp_path / "node.json")
+        read_node(tmp_path / "node.json")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_path_that_is_no_regular_file_is_an_os_error(
     [
         *(({"generation": it}, "generation") for it in ("one", None, -1, 0, True, 1.5)),
         ({"boot_id": "2b1f9a7e-0000-4000-8000-000000000000"}, "another machine's, or from before"),
-        ({"boot_id": Path(node_file.BOOT_ID).read_text().strip()}, None),
+        ({"boot_id": Path(BOOT_ID).read_text().strip()}, None),
         ({"boot_id": None}, None),  # from where that is hidden
         ({"boot_id": ...}, None),  # of an earlier release
     ],
@@ -107,7 +107,7 @@ def test_a_node_file_of_another_boot_or_a_bad_generation_is_refused(
 ) -> None:
     change(path, **fields)
     if said is None:
-        assert vars(node_file.read(path)) == vars(NODE)
+        assert vars(read_node(path)) == vars(NODE)
     else:
         with pytest.raises(ValueError, match=said):
-            node_file.read(path)
+            read_node(path)

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from affinityd.config import NODE_FILE
 from affinityd.daemon.state import topology_watcher
 from affinityd.daemon.state.plan_service import PlanService
 from affinityd.daemon.state.topology_watcher import NodePublisher, TopologyWatcher
 from affinityd.errors import TreeError
-from affinityd.topology import node_file
+from affinityd.topology.document import read_node
 from affinityd.topology.model import Node, Topology
 from tests.support.machines.facts import machine
 
@@ -209,7 +210,7 @@ class Published:
     """A publisher, and the file that it writes."""
 
     def __init__(self, folder: Path) -> None:
-        self.file = folder / node_file.NAME
+        self.file = folder / NODE_FILE
         self.service = PlanService()
         self.publisher = NodePublisher(self.service, self.file)
 
@@ -222,7 +223,7 @@ class Published:
         """Have a reading published, and wait for that."""
         self.begin(generation)
         await until(self.file.is_file)
-        await until(lambda: node_file.read(self.file).generation == generation)
+        await until(lambda: read_node(self.file).generation == generation)
 
 
 @asynccontextmanager
@@ -259,7 +260,7 @@ async def test_a_file_that_cannot_be_written_is_told_once_and_written_with_a_lat
         folder.mkdir()
         await published.read(1)
     told = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert told == [f"{folder / node_file.NAME} could not be written: No such file or directory"]
+    assert told == [f"{folder / NODE_FILE} could not be written: No such file or directory"]
 
 
 async def test_of_readings_that_come_while_a_disk_hangs_the_newest_is_published(
@@ -272,7 +273,7 @@ async def test_of_readings_that_come_while_a_disk_hangs_the_newest_is_published(
         may_write.wait()
         written.append(node.generation)
 
-    monkeypatch.setattr(node_file, "write", write)
+    monkeypatch.setattr(topology_watcher, "write_node", write)
 
     async with publishing(tmp_path) as published:
         for generation in range(1, 4):
@@ -293,6 +294,6 @@ async def test_a_port_that_flaps_is_published_and_is_no_line_of_the_log(
         await published.read(1)
         published.service.swap(down)
         published.publisher.has_been_read.set()
-        await until(lambda: node_file.read(published.file).generation == 2)
+        await until(lambda: read_node(published.file).generation == 2)
     (told,) = [record.message for record in caplog.records if "(generation" in record.message]
     assert told.endswith("(generation 1)")
