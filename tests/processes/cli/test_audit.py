@@ -18,6 +18,7 @@ from affinityd.audit.allocations import with_allocations
 from affinityd.audit.model import AuditedProcess
 from affinityd.cli import main
 from affinityd.cli.commands import audit as audit_command
+from affinityd.config import NODE_FILE
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.linux.processes import mask_of
 from affinityd.topology.document import write_node
