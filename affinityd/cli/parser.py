@@ -71,19 +71,19 @@ def load_settings(arguments: argparse.Namespace) -> settings.Settings:
 
 
 #: The format of an answer is each command's own, and the options of a client are those of `exec`.
-NAMES = tuple(name for name in PARAMETERS if name not in {"format", "observe"})
+PLAN_OPTIONS = tuple(name for name in PARAMETERS if name not in {"format", "observe"})
 #: Options that choose GPUs.
-DEVICES = ("gpus", "rank", "ranks", "job", "visible", "granted")
+DEVICE_OPTIONS = ("gpus", "rank", "ranks", "job", "visible", "granted")
 
 
-def add_options(parser: Parser, title: str, names: Iterable[str], mode: str = "node") -> None:
+def add_plan_options(parser: Parser, title: str, names: Iterable[str], mode: str = "node") -> None:
     """Add parameters of a plan; `mode` is the default one, for the help."""
     group = parser.add_argument_group(title)
     for name in names:
-        add_option(group, name, mode)
+        add_plan_option(group, name, mode)
 
 
-def add_option(group: argparse._ActionsContainer, name: str, mode: str = "node") -> None:
+def add_plan_option(group: argparse._ActionsContainer, name: str, mode: str = "node") -> None:
     """Add a parameter of a plan; a flag without a value means true."""
     parameter = PARAMETERS[name]
     text = f"{parameter.help} (default: {mode})" if name == "mode" else parameter.help
@@ -94,19 +94,21 @@ def add_option(group: argparse._ActionsContainer, name: str, mode: str = "node")
         group.add_argument(flag(name), metavar=metavar, action="append", help=text)
 
 
-def given(arguments: argparse.Namespace, names: Iterable[str] = NAMES) -> dict[str, str]:
-    """Return the parameters that were given: options, by the API's names.
+def plan_options(
+    arguments: argparse.Namespace, names: Iterable[str] = PLAN_OPTIONS
+) -> dict[str, str]:
+    """Return the parameters of a plan among the arguments, by the API's names.
 
     Raises InvalidRequestError for one that is given twice.
     """
-    texts = {name: said for name in names if (said := getattr(arguments, name, None))}
-    for name, said in texts.items():
-        if len(said) > 1:
+    values = {name: texts for name in names if (texts := getattr(arguments, name, None))}
+    for name, texts in values.items():
+        if len(texts) > 1:
             raise InvalidRequestError(f"{name} is given twice; give it once")
-    return {name: said[0] for name, said in texts.items()}
+    return {name: texts[0] for name, texts in values.items()}
 
 
-def devices(arguments: argparse.Namespace) -> str:
+def device_options(arguments: argparse.Namespace) -> str:
     """Return the options that choose GPUs, quoted for a shell."""
-    said = given(arguments)
-    return "".join(f"{flag(name)} {shlex.quote(said[name])} " for name in DEVICES if name in said)
+    options = plan_options(arguments, DEVICE_OPTIONS)
+    return "".join(f"{flag(name)} {shlex.quote(text)} " for name, text in options.items())

@@ -208,7 +208,7 @@ def seconds(text: str | None) -> float:
 
 
 def _print_help() -> None:
-    from affinityd.cli.parser import Parser, add_option  # noqa: PLC0415
+    from affinityd.cli.parser import Parser, add_plan_option  # noqa: PLC0415
 
     parser = Parser(
         prog=NAME,
@@ -233,7 +233,7 @@ def _print_help() -> None:
         elif metavar:
             group.add_argument(*flags, metavar=metavar, help=text)
         else:
-            add_option(group, name)
+            add_plan_option(group, name)
     parser.print_help()
 
 

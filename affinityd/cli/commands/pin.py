@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Collection, Iterable, Iterator
 
-from affinityd.cli import parser as plan_options
 from affinityd.cli import target
 from affinityd.cli.console import flag, say
-from affinityd.cli.parser import Parser
+from affinityd.cli.parser import PLAN_OPTIONS, Parser, add_plan_options, plan_options
 from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.errors import InvalidRequestError
 from affinityd.grouping import grouped
@@ -111,8 +110,8 @@ def add_arguments(parser: Parser) -> None:
         "nics",
         "cpus",
     }  # pin changes no environment, and has a --cpus of its own
-    names = [name for name in plan_options.NAMES if name not in not_of_pin]
-    plan_options.add_options(parser, "the plan", names)
+    names = [name for name in PLAN_OPTIONS if name not in not_of_pin]
+    add_plan_options(parser, "the plan", names)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -138,7 +137,7 @@ def _asked(arguments: argparse.Namespace, process: Stat) -> tuple[CpuSet, OwnCpu
     """
     if arguments.listed is not None:
         return _listed(arguments), lambda _child: None
-    planner = target.ProcessPlanner(plan_options.given(arguments), divides=True)
+    planner = target.ProcessPlanner(plan_options(arguments), divides=True)
 
     def own_cpus(child: Stat) -> CpuSet | None:
         plan = planner.plan_or_none(child)
@@ -154,7 +153,7 @@ def _asked(arguments: argparse.Namespace, process: Stat) -> tuple[CpuSet, OwnCpu
 
 
 def _listed(arguments: argparse.Namespace) -> CpuSet:
-    if named := plan_options.given(arguments):
+    if named := plan_options(arguments):
         raise InvalidRequestError(f"--cpus needs no plan; leave out {flag(next(iter(named)))}")
     try:
         cpus = parse_list(arguments.listed)

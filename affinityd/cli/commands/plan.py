@@ -6,9 +6,15 @@ import argparse
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from affinityd.cli import parser as plan_options
 from affinityd.cli.console import aligned, say
-from affinityd.cli.parser import Parser, add_settings, load_settings
+from affinityd.cli.parser import (
+    PLAN_OPTIONS,
+    Parser,
+    add_plan_options,
+    add_settings,
+    load_settings,
+    plan_options,
+)
 from affinityd.cli.render.topology import add_svg, write_svg
 from affinityd.client import local_plan
 from affinityd.client.apply import ProcessContext
@@ -33,7 +39,7 @@ COLUMNS = ("rank", "gpu", "pci bus id", "node", "home", "locality", "cores", "cp
 
 def add_arguments(parser: Parser) -> None:
     """Add the command's options."""
-    plan_options.add_options(parser, "the plan", plan_options.NAMES, Options().mode)
+    add_plan_options(parser, "the plan", PLAN_OPTIONS, Options().mode)
     text = PARAMETERS["format"].help
     parser.add_argument("--format", metavar="|".join(FORMS), action="append", help=text)
     text = "the same as --format json"
@@ -58,7 +64,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan. Raises AffinityError."""
-    chosen = plan_options.given(arguments, (*plan_options.NAMES, "format"))
+    chosen = plan_options(arguments, (*PLAN_OPTIONS, "format"))
     if arguments.node_file is not None or arguments.query:
         return _of_file(arguments, chosen)
     form = chosen.pop("format", TABLE)

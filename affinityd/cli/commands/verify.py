@@ -13,10 +13,16 @@ from affinityd.audit.judge import Judge
 from affinityd.audit.model import GpuHolders, Holding, ProcessFacts
 from affinityd.audit.sources.nics import NicJudge, nic_use
 from affinityd.audit.verify import Verification, by_plan, matches, with_remedy
-from affinityd.cli import parser as plan_options
 from affinityd.cli import target
 from affinityd.cli.console import give_up_stdout, say
-from affinityd.cli.parser import Parser, add_format
+from affinityd.cli.parser import (
+    DEVICE_OPTIONS,
+    Parser,
+    add_format,
+    add_plan_options,
+    device_options,
+    plan_options,
+)
 from affinityd.cli.render.audit import process_name, verify_document, verify_table
 from affinityd.cli.used_gpus import UsedGpus, gpus_of, used_gpus
 from affinityd.errors import TargetError
@@ -43,15 +49,15 @@ def add_arguments(parser: Parser) -> None:
         ),
     )
     add_format(parser, "table")
-    plan_options.add_options(parser, "the GPUs", plan_options.DEVICES)
+    add_plan_options(parser, "the GPUs", DEVICE_OPTIONS)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print where the process is; 0: near its GPUs; 1: not all of it; 2: not known, or no plan."""
     process = target.living(arguments.pid or os.getpid())
     # Nearness does not depend on how cores would be divided: no site's choice is read.
-    planner = target.ProcessPlanner(plan_options.given(arguments), divides=False)
-    options = plan_options.devices(arguments)
+    planner = target.ProcessPlanner(plan_options(arguments), divides=False)
+    options = device_options(arguments)
     used = used_gpus(process, planner, is_named=bool(options))
     found = list(_verifications(process, planner, used, with_resident=arguments.resident))
     if used.by_driver:  # a pin is told which they are, of each process with its helpers

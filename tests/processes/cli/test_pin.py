@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from affinityd.cli import main, target
-from affinityd.cli import parser as plan_options
 from affinityd.cli.commands import pin
-from affinityd.cli.parser import Parser
+from affinityd.cli.parser import PLAN_OPTIONS, Parser, add_plan_options
 from affinityd.linux.processes import descendants, mask_of, stat_of, thread_ids
 from affinityd.request.parameters import PARAMETERS
 from tests.support.children import ZOMBIE, children_of, parent_of, program, sleeping
@@ -191,7 +190,7 @@ def test_the_command_line_overrides_the_jobs_mode_which_overrides_the_sites(
 
 def test_every_public_parameter_of_a_plan_is_an_option() -> None:
     parser = Parser()
-    plan_options.add_options(parser, "the plan", plan_options.NAMES)
+    add_plan_options(parser, "the plan", PLAN_OPTIONS)
     options = {option for action in parser._actions for option in action.option_strings}
     names = PARAMETERS.keys() - {"format", "observe"}
     assert options == {f"--{name.replace('_', '-')}" for name in names} | {"-h", "--help"}
