@@ -1,23 +1,40 @@
-"""The running process that a command is about, and the plan for it."""
+"""The running process that a command is about: the plan for it, and the GPUs that it uses.
+
+The GPUs are known by environments, else by the driver.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cache
 
 from affinityd import config
+from affinityd.audit.model import GpuHolders
+from affinityd.audit.sources.holders import HolderSources
 from affinityd.client import local_plan
 from affinityd.client.apply import ProcessContext
-from affinityd.cpuset import CpuSet
+from affinityd.cpuset import CpuSet, several
+from affinityd.discovery.nvml.query import query_processes
 from affinityd.errors import AffinityError, InvalidRequestError, TargetError
-from affinityd.linux.processes import Stat, cgroups_of, process_of, stat_of
+from affinityd.linux.processes import Stat, cgroups_of, descendants, process_of, stat_of
+from affinityd.planner import RankPlan
 from affinityd.request.resolve import Caller, Reply
 from affinityd.text import quote
-from affinityd.topology.model import Node, Topology
+from affinityd.topology.model import Gpu, Node, Topology
+from affinityd.topology.nearness import vicinity
 
 MAX_DIGITS = 10  #: more than any pid has
+
+NOT_NAMED = (
+    "its environment names none of {gpus}, and {why}: it is not judged, since CPUs near any of "
+    "them count as near; name the one that it uses with --gpus N"
+)
+USES_NONE = "by the driver it uses none of them now"
+NOT_KNOWN = "which one it uses is not known ({why})"
+REPLAYED = "the machine is replayed"
 
 
 def process_id(text: str) -> int:
@@ -133,7 +150,83 @@ class ProcessPlanner:
 
     def _given(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the chosen parameters, and those that variables choose for a process."""
-        variables = {**config.variables(), **{name: it for name, it in environ.items() if it}}
+        variables = {**config.variables(), **{name: text for name, text in environ.items() if text}}
         if not self.divides:  # the number of CPUs is no choice of how to divide them
-            variables = {name: it for name, it in variables.items() if name == config.CPUS}
+            variables = {name: text for name, text in variables.items() if name == config.CPUS}
         return config.plan_parameters(variables, self.chosen)
+
+
+@dataclass(frozen=True)
+class UsedGpus:
+    """The GPUs of processes, by pid."""
+
+    ranks: Mapping[int, Sequence[RankPlan]]  #: a process that is left out works for its parent
+    doubts: Mapping[int, str]  #: why a process may use only some of them
+    by_driver: bool = False  #: it has named the GPUs of some
+
+
+def used_gpus(process: Stat, planner: ProcessPlanner, *, is_named: bool) -> UsedGpus:
+    """Return the GPUs of a process and its descendants, as a launcher's ranks have them.
+
+    Where the environment names none of GPUs on several NUMA nodes, the driver is asked, unless
+    the user has named them. Raises AffinityError if there is no plan for the process itself.
+    """
+    tree = [process, *descendants(process.number)]
+    plans = {process.number: planner.plan(process)}
+    plans |= {stat.number: plan for stat in tree[1:] if (plan := planner.plan_or_none(stat))}
+    ranks: dict[int, Sequence[RankPlan]] = {pid: plan.ranks for pid, plan in plans.items()}
+    unclear = {
+        stat.number
+        for stat in tree
+        if not is_named and stat.number in ranks and planner.context(stat).visible is None
+        if len(vicinity(planner.topology, gpus_of(ranks[stat.number])).nodes) > 1
+    }
+    held = _held(planner) if unclear else GpuHolders()
+    using = {
+        holding.pid: {holding.gpu, *holding.beside}
+        for holding in held.holdings
+        if holding.pid in unclear
+    }
+    for pid, keys in using.items():
+        ranks[pid] = [rank for rank in ranks[pid] if rank.gpu.key in keys] or ranks[pid]
+    for helper in _helpers(tree, unclear, using.keys()):
+        del ranks[helper]
+    why = next((NOT_KNOWN.format(why=why) for why in held.unknown.values()), USES_NONE)
+    clear = (ranks.keys() - unclear) | using.keys()
+    is_told = using and not held.unknown  # the others of the tree use none: they are helpers
+    doubtful = () if is_told else (unclear & ranks.keys()) - clear - _launchers(tree, clear)
+    names = {pid: several("GPU", (gpu.index for gpu in gpus_of(ranks[pid]))) for pid in doubtful}
+    doubts = {pid: NOT_NAMED.format(gpus=gpus, why=why) for pid, gpus in names.items()}
+    return UsedGpus(ranks, doubts, by_driver=bool(using))
+
+
+def gpus_of(ranks: Sequence[RankPlan]) -> tuple[Gpu, ...]:
+    """Return the GPUs of ranks, each once."""
+    return tuple({rank.gpu.key: rank.gpu for rank in ranks}.values())
+
+
+def _held(planner: ProcessPlanner) -> GpuHolders:
+    """Return the holders of the GPUs, by the sources of the audit."""
+    if planner.node.replayed:
+        return GpuHolders.unknown_of(planner.topology.gpus, REPLAYED)
+    return HolderSources(query_processes).held(planner.topology)
+
+
+def _helpers(
+    tree: Sequence[Stat], unclear: AbstractSet[int], using: AbstractSet[int]
+) -> AbstractSet[int]:
+    """Return the descendants, without a GPU of their own, of processes that use one."""
+    pids: set[int] = set()
+    for stat in tree:  # parents before children
+        if stat.number in unclear - using and stat.parent in using | pids:
+            pids.add(stat.number)
+    return pids
+
+
+def _launchers(tree: Sequence[Stat], known: AbstractSet[int]) -> AbstractSet[int]:
+    """Return the ancestors of processes with known GPUs."""
+    pids: set[int] = set()
+    for stat in reversed(tree):
+        if stat.number in known | pids:
+            pids.add(stat.parent)
+    return pids

@@ -117,18 +117,18 @@ def device_named(seen: VisibleDevices, entry: str) -> ComputeDevice:
             f"no GPU {entry if index is not None else quote(entry)}; {_present(seen)}"
         )
     if bus_id := _pci_bus_id(entry):
-        found = [device for device in seen.nameable if device.gpu.pci_bus_id == bus_id][:1]
+        matches = [device for device in seen.nameable if device.gpu.pci_bus_id == bus_id][:1]
     elif entry.startswith(UUID_KINDS) and entry not in UUID_KINDS and "\n" not in entry:
-        found = [device for device in seen.nameable if (device.uuid or "").startswith(entry)]
+        matches = [device for device in seen.nameable if (device.uuid or "").startswith(entry)]
     else:
         raise InvalidRequestError(
             f"gpus: {quote(entry)} is not an index, UUID or PCI bus id; write them like 0,1 or "
             "GPU-8a1f0c3e or 0000:07:00.0, or all alone"
         )
-    if len(found) == 1:
-        return found[0]
+    if len(matches) == 1:
+        return matches[0]
     name = quote(entry)
-    problem = f"{len(found)} GPUs begin with {name}" if found else f"no GPU {name}"
+    problem = f"{len(matches)} GPUs begin with {name}" if matches else f"no GPU {name}"
     raise NoSuchGpuError(f"{problem}; {_present(seen)}")
 
 
@@ -172,13 +172,15 @@ def visible_devices(topology: Topology, request: Request) -> VisibleDevices:
     here.
     """
     everything, granted = all_devices(topology), request.granted
-    given = None if granted is None else _grant(topology, everything, granted)
+    devices = None if granted is None else _grant(topology, everything, granted)
     if request.nvidia_visible:
-        given = _listed(everything, request.nvidia_visible, given) or given
-    if given is None:
+        devices = _listed(everything, request.nvidia_visible, devices) or devices
+    if devices is None:
         return read_visible(request.visible, everything)
-    numbered = dict(enumerate(d for d in given if d.gpu.vendor == given[0].gpu.vendor))
-    nameable = tuple(dict.fromkeys(with_instances(given)))
+    numbered = dict(
+        enumerate(device for device in devices if device.gpu.vendor == devices[0].gpu.vendor)
+    )
+    nameable = tuple(dict.fromkeys(with_instances(devices)))
     return read_visible(request.visible, VisibleDevices(numbered, nameable, by_name=False))
 
 
@@ -200,7 +202,7 @@ def _grant(
 
 
 def _listed(
-    everything: VisibleDevices, listed: str, given: tuple[ComputeDevice, ...] | None
+    everything: VisibleDevices, listed: str, granted: tuple[ComputeDevice, ...] | None
 ) -> tuple[ComputeDevice, ...] | None:
     """Return the devices of an NVIDIA_VISIBLE_DEVICES; None where it proves nothing.
 
@@ -212,8 +214,8 @@ def _listed(
         wanted = {_at(everything, entry.strip()) for entry in listed.split(",")}
     except (InvalidRequestError, NoSuchGpuError):
         return None
-    mine = None if given is None else {device.gpu.key for device in given}
-    if mine is not None and not mine >= {device.gpu.key for device in wanted}:
+    keys = None if granted is None else {device.gpu.key for device in granted}
+    if keys is not None and not keys >= {device.gpu.key for device in wanted}:
         return None
     return _in_order(everything, wanted)
 
@@ -238,7 +240,7 @@ def _granted(
     if entry in files:
         return files[entry]
     if kind := _file_kind(entry):
-        numbers = sorted(int(it.partition(":")[2]) for it in files if it.startswith(kind))
+        numbers = sorted(int(file.partition(":")[2]) for file in files if file.startswith(kind))
         have = ", ".join(map(str, numbers)) or "none"
         raise NoSuchGpuError(f"granted: no GPU has {entry}; this machine has {have}")
     try:
@@ -258,17 +260,17 @@ def _file_kind(entry: str) -> str | None:
     return kind if kind in FILE_KINDS and is_number(number) and len(number) <= MAX_DIGITS else None
 
 
-def read_visible(value: str | None, given: VisibleDevices) -> VisibleDevices:
+def read_visible(value: str | None, granted: VisibleDevices) -> VisibleDevices:
     """Return the devices a variable's value leaves visible; None: unset, so all granted ones.
 
     Indices count in `by_index`, UUIDs name any that is `nameable`.
     """
-    seen = given
+    seen = granted
     for part in _lists(value):
         devices = _read_list(part, seen.by_index, seen.nameable)
         by_name = seen.by_name or part.startswith(UUID_KINDS)
         seen = VisibleDevices(dict(enumerate(devices)), devices, by_name)
-    return seen._replace(nameable=given.nameable)
+    return seen._replace(nameable=granted.nameable)
 
 
 def _lists(value: str | None) -> Iterator[str]:
@@ -314,11 +316,13 @@ def _named(
 ) -> list[ComputeDevice]:
     """Return the devices that UUIDs or unique prefixes name; blanks are part of an entry."""
     names = list(takewhile(lambda entry: entry.startswith(kind), entries))
-    found: list[ComputeDevice] = []
+    devices: list[ComputeDevice] = []
     for name in names:
         matches = [device for device in nameable if (device.uuid or "").startswith(name)]
         if len(matches) != 1:
             break
-        found += matches
-    repeated = len(set(names)) < len(names) or len({device.uuid for device in found}) < len(found)
-    return [] if repeated else found
+        devices += matches
+    repeated = len(set(names)) < len(names) or len({device.uuid for device in devices}) < len(
+        devices
+    )
+    return [] if repeated else devices

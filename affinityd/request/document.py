@@ -154,7 +154,7 @@ def _rank(rank: RankPlan, nics: Iterable[NearNic], *, with_names: bool) -> Plann
         cpulist=format_list(rank.cpus),
         physical_cores=rank.physical_cores,
         memory_node=rank.memory_node,
-        nics=[_nic(it) for it in nics],
+        nics=[_nic(nic) for nic in nics],
         environment={"OMP_NUM_THREADS": str(rank.threads)},
         reasons=rank.reasons,
     )

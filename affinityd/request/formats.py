@@ -50,7 +50,7 @@ def _lines(reply: Reply) -> Iterator[str]:
 def _nics(reply: Reply) -> Iterator[str]:
     """Yield the variables that give libraries the ranks' RDMA devices."""
     if ports := reply.rdma_ports:
-        yield from (f"{NIC_VARIABLES[it]}={nic_value(it, ports)}" for it in UNASKED)
+        yield from (f"{NIC_VARIABLES[library]}={nic_value(library, ports)}" for library in UNASKED)
 
 
 def _vllm(reply: Reply) -> Iterator[str]:

@@ -75,8 +75,8 @@ def _environment(assignments: Iterable[str]) -> dict[str, str]:
         if not equals:
             raise InvalidRequestError(f"env: {quote(text)} is not NAME=VALUE")
         if name not in READ:
-            known = ", ".join(sorted(READ))
-            raise InvalidRequestError(f"env: {quote(name)} is not read; known are {known}")
+            names = ", ".join(sorted(READ))
+            raise InvalidRequestError(f"env: {quote(name)} is not read; known are {names}")
         if name in environ:
             raise InvalidRequestError(f"env: {name} is given twice; give it once")
         try:

@@ -51,16 +51,16 @@ def ranks_of(request: Request, own: tuple[Entry, ...], job: tuple[Entry, ...]) -
     """
     if not job or (request.ranks is not None and MODES[request.options.mode].by_rank):
         return _by_number(request, own)
-    sharing, slot, mine = 1, 0, own
+    sharing, slot, asking = 1, 0, own
     if request.ranks is not None:  # all tasks see the same, and take turns
         (task,) = asked_ranks(request.rank, request.ranks)
         sharing, slot = -(-request.ranks // len(own)), task // len(own)
-        mine = (own[task % len(own)],)
-    places = [place for entry in mine for place in places_of(entry, job)]
+        asking = (own[task % len(own)],)
+    places = [place for entry in asking for place in places_of(entry, job)]
     return Ranks(
         entries=checked(tuple(entry for entry in job for _ in range(sharing))),
         asked=frozenset(place * sharing + slot for place in places),
-        gpus_per_task=len(mine),
+        gpus_per_task=len(asking),
     )
 
 

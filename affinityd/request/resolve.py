@@ -65,7 +65,7 @@ class Reply:
     @property
     def rdma_ports(self) -> tuple[str, ...]:
         """The ranks' ports as libraries of verbs name them."""
-        return verbs_ports(it for rank in self.ranks for it in self.nics[rank.rank])
+        return verbs_ports(nic for rank in self.ranks for nic in self.nics[rank.rank])
 
     @property
     def cpus(self) -> CpuSet:
@@ -97,12 +97,12 @@ def answer(node: Node, request: Request, caller: Caller | None = None) -> Reply:
         planned = plan_task(node, request, request.slurm, (entries, job), allowed)
     else:
         planned = _plan_ranks(node, request, entries, job, allowed)
-    made, of_gpus = planned.plan, nics_of_gpus(topology)
+    result, of_gpus = planned.plan, nics_of_gpus(topology)
     is_unclear = is_ambiguous(seen, request.gpus) or (
         request.job is not None and is_ambiguous(all_devices(topology), request.job)
     )
     ambiguous = (AMBIGUOUS,) if is_unclear else ()
-    nics = {rank.rank: of_gpus[rank.gpu.key].best(request.nics) for rank in made.ranks}
+    nics = {rank.rank: of_gpus[rank.gpu.key].best(request.nics) for rank in result.ranks}
     return Reply(
         node=topology.name,
         generation=node.generation,
@@ -112,7 +112,7 @@ def answer(node: Node, request: Request, caller: Caller | None = None) -> Reply:
         allowed=allowed,
         source=source,
         within=within,
-        plan=made._replace(warnings=(*made.warnings, *ambiguous, *_far_nics(made, nics))),
+        plan=result._replace(warnings=(*result.warnings, *ambiguous, *_far_nics(result, nics))),
         nics=nics,
         switch=least_switch(node.switch, ON if request.observe is None else OBSERVE),
     )
@@ -130,13 +130,13 @@ def _plan_ranks(
     asked = asked_cpus(node, request, allowed, tasks)
     if asked is not None:
         options = replace(options, cpus=-(-asked // ranks.gpus_per_task))
-    made = plan(node.topology, Demand(gpus_of(ranks.entries), allowed, node.usable, options))
-    return Planned(ranks.entries, ranks.asked, options, made)
+    result = plan(node.topology, Demand(gpus_of(ranks.entries), allowed, node.usable, options))
+    return Planned(ranks.entries, ranks.asked, options, result)
 
 
-def _far_nics(made: Plan, nics: Mapping[int, tuple[NearNic, ...]]) -> Iterator[PlanWarning]:
+def _far_nics(result: Plan, nics: Mapping[int, tuple[NearNic, ...]]) -> Iterator[PlanWarning]:
     """Yield a warning for each rank whose GPU has no RDMA device on its PCI switch."""
-    for rank in made.ranks:
+    for rank in result.ranks:
         for best in nics[rank.rank][:1]:
             if best.link not in ON_SWITCH:
                 yield PlanWarning(
@@ -158,9 +158,9 @@ def _cpuset(request: Request, caller: Caller | None, topology: Topology) -> tupl
         return request.cpuset, "request"
     cpus = request.cpuset & caller.cpuset
     if not cpus:
-        asked, own = (quote(format_list(it)) for it in (request.cpuset, caller.cpuset))
+        asked, usable = (quote(format_list(cpus)) for cpus in (request.cpuset, caller.cpuset))
         raise UnsatisfiableError(
-            f"cpuset: none of {asked} is in the caller's own cpuset, {own}; name CPUs of that, or "
-            "leave cpuset out"
+            f"cpuset: none of {asked} is in the caller's own cpuset, {usable}; name CPUs of that, "
+            "or leave cpuset out"
         )
     return cpus, "request"

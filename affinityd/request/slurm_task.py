@@ -58,16 +58,16 @@ def plan_task(
         options = replace(options, cpus=asked_cpus(node, request, allowed, task.tasks))
     if mode.by_rank and task.tasks > 1:
         entries = checked(tuple(gpus.own[rank % len(gpus.own)] for rank in range(task.tasks)))
-        made = plan(node.topology, Demand(gpus_of(entries), allowed, node.usable, options))
-        return Planned(entries, frozenset((task.number,)), options, made)
+        result = plan(node.topology, Demand(gpus_of(entries), allowed, node.usable, options))
+        return Planned(entries, frozenset((task.number,)), options, result)
     divides = mode.shares_node and task.tasks > 1
     if divides and allowed and (block := _in_own_block(node, task, options, gpus, allowed)):
-        entries, ranks, made = block
-        return Planned(entries, ranks, options, made)
-    made = _beside_neighbors(node, task, options, gpus, allowed)
+        entries, ranks, result = block
+        return Planned(entries, ranks, options, result)
+    result = _beside_neighbors(node, task, options, gpus, allowed)
     if mode.unique and task.tasks > 1:
-        made = made._replace(warnings=(*made.warnings, _not_unique(options.mode)))
-    return Planned(gpus.own, frozenset(range(len(gpus.own))), options, made)
+        result = result._replace(warnings=(*result.warnings, _not_unique(options.mode)))
+    return Planned(gpus.own, frozenset(range(len(gpus.own))), options, result)
 
 
 def _task_gpus(
@@ -162,22 +162,22 @@ def _in_own_block(
     least = _least(node, options, allowed)
     options = replace(options, cpus=None)
     try:
-        made = plan(node.topology, Demand(gpus_of(entries), allowed, node.usable, options))
+        result = plan(node.topology, Demand(gpus_of(entries), allowed, node.usable, options))
         if by_slice:
-            block = frozenset[int]().union(*(made.ranks[place].cpus for place in places))
-            part, share = block & _own_slice(node, task), made.share
+            block = frozenset[int]().union(*(result.ranks[place].cpus for place in places))
+            part, share = block & _own_slice(node, task), result.share
             entries, ranks = gpus.own, frozenset(range(len(gpus.own)))
             by_part = replace(options, share="requested")
-            made = plan(node.topology, Demand(gpus_of(entries), part, node.usable, by_part))
-            made = made._replace(share=share)
+            result = plan(node.topology, Demand(gpus_of(entries), part, node.usable, by_part))
+            result = result._replace(share=share)
     except UnsatisfiableError:
         return None
-    mine = [rank for rank in made.ranks if rank.rank in ranks]
-    is_far = any(rank.locality == "remote" for rank in mine)
-    is_shared = options.share == "node" != made.share
-    cpus = frozenset[int]().union(*(rank.cpus for rank in mine))
+    asking = [rank for rank in result.ranks if rank.rank in ranks]
+    is_far = any(rank.locality == "remote" for rank in asking)
+    is_shared = options.share == "node" != result.share
+    cpus = frozenset[int]().union(*(rank.cpus for rank in asking))
     is_enough = len(_of_whole_cores(node, cpus, allowed)) >= least
-    return None if is_far or is_shared or not is_enough else (entries, ranks, made)
+    return None if is_far or is_shared or not is_enough else (entries, ranks, result)
 
 
 def _own_slice(node: Node, task: SlurmTask) -> CpuSet:

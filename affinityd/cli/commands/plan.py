@@ -107,7 +107,7 @@ def _of_file(arguments: argparse.Namespace, chosen: Mapping[str, str]) -> int:
 def _warnings(reply: Reply) -> Iterator[str]:
     """Yield a line for each warning; for ranks' with one code: the first, and the other ranks."""
     for first, *others in grouped(reply.warnings, _kind).values():
-        ranks = [it.rank for it in others if it.rank is not None]
+        ranks = [warning.rank for warning in others if warning.rank is not None]
         more = f"; likewise {several('rank', ranks)}" if ranks else ""
         yield f"{first.code}: {first.message}{more}"
 
@@ -144,4 +144,4 @@ def _row(rank: RankPlan) -> tuple[str, ...]:
 
 
 def _nics(reply: Reply, rank: RankPlan) -> str:
-    return ",".join(it.port.device for it in reply.nics[rank.rank]) or "-"
+    return ",".join(nic.port.device for nic in reply.nics[rank.rank]) or "-"

@@ -24,7 +24,7 @@ from affinityd.cli.parser import (
     plan_options,
 )
 from affinityd.cli.render.audit import process_name, verify_document, verify_table
-from affinityd.cli.used_gpus import UsedGpus, gpus_of, used_gpus
+from affinityd.cli.target import UsedGpus, gpus_of, used_gpus
 from affinityd.errors import TargetError
 from affinityd.grouping import grouped
 from affinityd.linux import memory_policy

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from affinityd.audit.model import GpuKey, Holding
-from affinityd.cli import main, used_gpus
+from affinityd.cli import main, target
 from affinityd.cli.render.audit import VERIFY_COLUMNS
 from affinityd.cpuset import CpuSet
 from affinityd.linux.processes import thread_ids
@@ -122,7 +122,7 @@ def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Known:
     monkeypatch.delenv("AFFINITYD_ROOT")
     publish(tmp_path, TOPOLOGY)
     holders = Known()
-    monkeypatch.setattr(used_gpus, "HolderSources", lambda _ask: holders)
+    monkeypatch.setattr(target, "HolderSources", lambda _ask: holders)
     return holders
 
 
