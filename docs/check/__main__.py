@@ -9,8 +9,17 @@ from collections.abc import Iterator
 from docs.check import commands, coverage
 from docs.check.blocks import BLOCKS
 from docs.check.comments import comments
+from docs.check.documents import undocumented
 from docs.check.messages import docstrings, messages
-from docs.check.pages import PAGES, ROOT, broken_links, missing_files, prose, too_long
+from docs.check.pages import (
+    PAGES,
+    ROOT,
+    broken_links,
+    malformed_rows,
+    missing_files,
+    prose,
+    too_long,
+)
 from docs.check.symptoms import unknown_symptoms
 from docs.check.words import long_sentences, nameless, wrong_words
 from docs.site.__main__ import pages
@@ -27,7 +36,7 @@ def faults() -> Iterator[str]:
             yield f"{place}: it is not in the navigation of docs/site/mkdocs.yml"
         of_prose = (wrong_words(text), long_sentences(text), commands.unknown_options(text))
         values = commands.unknown_values(page.read_text())
-        of_page = (broken_links(page), missing_files(page), too_long(page))
+        of_page = (broken_links(page), missing_files(page), too_long(page), malformed_rows(page))
         for found in (*of_page, *of_prose, values):
             yield from (f"{place}: {fault}" for fault in found)
     yield from (f"{CHANGELOG.name}: {fault}" for fault in wrong_words(prose(CHANGELOG)))
@@ -35,6 +44,7 @@ def faults() -> Iterator[str]:
         yield from (f"{block}: {fault}" for fault in commands.faults(block))
     yield from coverage.faults()
     yield from unknown_symptoms()
+    yield from undocumented()
     for where, text in messages():
         yield from (f"{where}: {fault}" for fault in wrong_words(text))
     for where, text in comments():

@@ -18,6 +18,7 @@ BLOCK = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 FILE = re.compile(r"`((?:affinityd|bench|deploy|docs|examples|scripts|slurm|tests)/[\w./*-]+)`")
 TEST = re.compile(r"`(test_\w+)`")
+CODE = re.compile(r"`[^`]*`")
 MOST_LINES = 250
 
 
@@ -61,3 +62,17 @@ def too_long(page: Path) -> Iterator[str]:
     lines = page.read_text().count("\n")
     if lines > MOST_LINES:
         yield f"{lines} lines are too many; the most is {MOST_LINES}: split the page"
+
+
+def malformed_rows(page: Path) -> Iterator[str]:
+    """Yield the rows of a page's tables that have other numbers of cells than their headers."""
+    cells = 0  #: of the header of the table; 0: outside of one
+    for line in prose(page).splitlines():
+        row = CODE.sub("", line.strip()).replace("\\|", "")
+        if not row.startswith("|"):
+            cells = 0
+            continue
+        cells = cells or row.count("|")
+        number = row.count("|")
+        if number != cells or not row.endswith("|"):
+            yield f"a row of {number - 1} cells in a table of {cells - 1}: {line.strip()[:60]}"
