@@ -193,6 +193,7 @@ class LocalSlurm:
                 f"there is no {program} on this machine; it is part of Slurm: add its folder to "
                 "PATH"
             )
+        conf = {"SLURM_CONF": os.fspath(self.conf)} if self.conf.exists() else {}
         try:
             return subprocess.run(  # noqa: S603 - one of Slurm's programs; no argument is a shell's
                 (file, *words),
@@ -201,7 +202,7 @@ class LocalSlurm:
                 errors="replace",
                 stdin=subprocess.DEVNULL,
                 timeout=seconds,
-                env={**os.environ, "SLURM_CONF": os.fspath(self.conf)},
+                env={**os.environ, **conf},
             )
         except subprocess.TimeoutExpired:
             why = f"no answer within {seconds:g} s; is its slurmctld, or munged, hung?"

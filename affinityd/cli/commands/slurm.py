@@ -23,7 +23,7 @@ from affinityd.text import count, one_line, quote
 
 COMMANDS = {
     "gres-conf": "print this node's lines of gres.conf",
-    "check": "compare Slurm's GPUs with these lines, and list jobs that are far from their GPUs",
+    "check": "compare Slurm's GPUs with the lines of gres-conf, and list jobs far from their GPUs",
 }
 
 NO_NODES = set(" \t\n\"'#=\\")  #: characters that no node's name has
@@ -165,6 +165,8 @@ def _check(arguments: argparse.Namespace) -> int:
     settings = load_settings(arguments)
     topology = read_once(settings)
     slurm = _find_slurm(settings, arguments.slurm_conf, is_own=arguments.cluster)
+    if slurm is None and arguments.cluster:
+        slurm = LocalSlurm(Path(FOLDERS[0], "slurm.conf"))  # scontrol may find one by DNS
     if slurm is None:
         raise InvalidRequestError(
             f"there is no slurm.conf in {', '.join(FOLDERS)}; name it with --slurm-conf"

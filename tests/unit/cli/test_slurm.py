@@ -274,6 +274,8 @@ def test_check_cluster_shows_each_state_and_judges_jobs_on_nodes_like_this_one(
     )
     (node.slurm.folder / "hostnames").write_text("gpu07\ngpu08\n")
     node.slurm.runs("4711 gpu[07-08] 0-3 1", "4712 big01 0 0")
+    assert main(["slurm", "check", "--cluster", "--root", str(node.root)]) == 1  # by scontrol alone
+    assert node.capsys.readouterr().out.splitlines() == node.check("--cluster").out
     said = node.check("--cluster")
     assert said.code == 1
     assert said.out[0] == f"gpu08: {REFUSED}"
