@@ -14,21 +14,17 @@ import tarfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from posixpath import normpath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from affinityd.discovery.tree import (
     MARK,
     SEARCH_DEPTH,
-    as_text,
-    every,
+    Tree,
     the_machine,
     tree_name,
 )
 from affinityd.errors import TreeError
 from affinityd.linux.files import read
-
-if TYPE_CHECKING:
-    from affinityd.discovery.tree import Keep
 
 #: The largest capture in bytes, unpacked; every file of a machine of 2,000 CPUs is half of it.
 MAX_BYTES = 256 * 1024 * 1024
@@ -57,14 +53,12 @@ _DAMAGED = (
 )
 
 
-class ArchiveTree:
+class ArchiveTree(Tree):
     """A machine's files in an archive. Raises TreeError where it cannot be read as one."""
-
-    live = False
 
     def __init__(self, path: str) -> None:
         """Read the archive at `path`: tar, plain or compressed with xz, gzip or bzip2."""
-        self.name = tree_name(path)
+        super().__init__(tree_name(path))
         members = _members(path)
         prefix = the_machine(path, _machine_folders(members))
         inside = (name for name in members if name.startswith(prefix))
@@ -74,18 +68,16 @@ class ArchiveTree:
         }
         self._folders = _folders(self._contents)
 
-    def read(self, path: str, *beginnings: str) -> str | None:
-        """See `Tree.read`."""
-        data = self._contents.get(resolve(path, self._links))
-        return as_text(data, beginnings) if isinstance(data, bytes) else None
-
-    def list(self, path: str, keep: Keep = every) -> tuple[str, ...]:
-        """See `Tree.list`."""
-        return tuple(sorted(filter(keep, self._folders.get(resolve(path, self._links), ()))))
-
     def link(self, path: str) -> str | None:
         """See `Tree.link`."""
         return self._links.get(resolve(path, self._links, last=False))
+
+    def _content(self, path: str) -> bytes | None:
+        content = self._contents.get(resolve(path, self._links))
+        return content if isinstance(content, bytes) else None
+
+    def _names(self, folder: str) -> Iterable[str]:
+        return self._folders.get(resolve(folder, self._links), ())
 
 
 def _folders(names: Iterable[str]) -> Mapping[str, set[str]]:

@@ -39,13 +39,12 @@ COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
 _PERMISSIONS = {tarfile.DIRTYPE: 0o755, tarfile.REGTYPE: 0o644, tarfile.SYMTYPE: 0o777}
 
 
-class RecordingTree:
+class RecordingTree(Tree):
     """Reads from a tree, and records the files that were read and found."""
 
     def __init__(self, tree: Tree) -> None:
+        super().__init__(tree.name, live=tree.live)
         self._tree = tree
-        self.name = tree.name
-        self.live = tree.live
         #: Kind of member → path → content, or a link's target.
         self.members: dict[bytes, dict[str, str]] = {kind: {} for kind in _PERMISSIONS}
 

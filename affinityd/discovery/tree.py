@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from affinityd.cpuset import PADDING, CpuSet, parse_list, parse_mask
 from affinityd.errors import TreeError
@@ -22,8 +22,6 @@ from affinityd.text import whole_number
 if TYPE_CHECKING:
     T = TypeVar("T")
     Keep = Callable[[str], bool]
-else:
-    Protocol = object
 
 
 #: Only a machine's root has it: it distinguishes a machine from a folder around one.
@@ -48,53 +46,61 @@ def every(_name: str) -> bool:
     return True
 
 
-class Tree(Protocol):
+class Tree:
     """The files of a machine, for discovery. No method raises: unreadable files are missing."""
 
-    @property
-    def name(self) -> str:
-        """The machine's name: its host name, or that of the folder or archive."""
-
-    @property
-    def live(self) -> bool:
-        """Whether this is the live machine."""
+    def __init__(self, name: str, *, live: bool = False) -> None:
+        self.name = name  #: the machine's: its host name, or that of the folder or archive
+        self.live = live  #: whether this is the live machine
 
     def read(self, path: str, *beginnings: str) -> str | None:
         """Return a file's text without the blanks and NULs around it; None if there is none.
 
         With `beginnings`, only the lines that begin with one of them.
         """
+        data = self._content(path)
+        try:
+            text = None if data is None else data.decode()
+        except UnicodeDecodeError:
+            return None
+        if text and beginnings:
+            text = "\n".join(line for line in text.split("\n") if line.startswith(beginnings))
+        return None if text is None else text.strip(PADDING)
 
     def list(self, path: str, keep: Keep = every) -> tuple[str, ...]:
         """Return the wanted names in a folder, sorted; () if there is no folder."""
+        return tuple(sorted(filter(keep, self._names(path))))
 
     def link(self, path: str) -> str | None:
         """Return where a symbolic link points; None if it is none."""
+        raise NotImplementedError
+
+    def _content(self, path: str) -> bytes | None:
+        raise NotImplementedError
+
+    def _names(self, folder: str) -> Iterable[str]:
+        raise NotImplementedError
 
 
-class FolderTree:
+class FolderTree(Tree):
     """A machine's files in a folder, or the running machine's in `/`."""
 
     def __init__(self, root: str, name: str, *, live: bool = False) -> None:
         """Take the machine in `root`, which ends in a slash."""
+        super().__init__(name, live=live)
         self.root = root
-        self.name = name
-        self.live = live
         #: Path → the error of an existing file that could not be read, until it is cleared.
         self.broken: dict[str, OSError] = {}
-
-    def read(self, path: str, *beginnings: str) -> str | None:
-        """See `Tree.read`."""
-        data = self._asked(path, lambda file: read(file, MAX_FILE))
-        return None if data is None else as_text(data, beginnings)
-
-    def list(self, path: str, keep: Keep = every) -> tuple[str, ...]:
-        """See `Tree.list`."""
-        return tuple(sorted(filter(keep, self._asked(path, os.listdir) or ())))
 
     def link(self, path: str) -> str | None:
         """See `Tree.link`."""
         return self._asked(path, os.readlink)
+
+    def _content(self, path: str) -> bytes | None:
+        return self._asked(path, lambda file: read(file, MAX_FILE))
+
+    def _names(self, folder: str) -> Iterable[str]:
+        return self._asked(folder, os.listdir) or ()
 
     def _asked(self, path: str, ask: Callable[[str], T]) -> T | None:
         try:
@@ -130,17 +136,6 @@ def the_machine(root: str, candidates: Iterable[str]) -> str:
         names = ", ".join(machine.rstrip("/") for machine in machines)
         raise TreeError(f"root {root!r} holds several machines; name one: {names}")
     return machines[0]
-
-
-def as_text(data: bytes, beginnings: tuple[str, ...]) -> str | None:
-    """Return a file's content as text, or its wanted lines; None if binary."""
-    try:
-        text = data.decode()
-    except UnicodeDecodeError:
-        return None
-    if beginnings:
-        text = "\n".join(line for line in text.split("\n") if line.startswith(beginnings))
-    return text.strip(PADDING)
 
 
 #: The largest number that the kernel writes: 64 bits.
