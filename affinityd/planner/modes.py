@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from affinityd.topology.model import Core
 
@@ -73,8 +73,7 @@ def complexes(domain: Domain, position: Position) -> Domain:
     return tuple(groups[largest_first[position.index % len(largest_first)]])
 
 
-@dataclass(frozen=True)
-class PlanMode:
+class PlanMode(NamedTuple):
     """A row of the table: every fact about a mode."""
 
     split: Split
