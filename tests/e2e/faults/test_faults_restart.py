@@ -27,7 +27,6 @@ MACHINE = "dgx-a100"
 #: Only what does not wait for them ends with connections that say nothing.
 ENDLESS = with_constants(
     daemon__servers__DRAIN_SECONDS=10 * PATIENCE,
-    daemon__http__protocol__REQUEST_SECONDS=10 * PATIENCE,
 )
 
 
