@@ -14,18 +14,14 @@ import tarfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from affinityd.discovery import NVML_FILE, discover
 from affinityd.discovery.archive import NOWHERE, resolve
 from affinityd.discovery.nvml import NvmlReport
-from affinityd.discovery.tree import Tree, every
+from affinityd.discovery.tree import Keep, Tree, every
 from affinityd.errors import TreeError
 from affinityd.json_codec import dumps
 from affinityd.linux.files import write_whole
-
-if TYPE_CHECKING:
-    from affinityd.discovery.tree import Keep
 
 #: How an output's name ends → how it is compressed.
 COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {

@@ -12,16 +12,15 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from affinityd.cpuset import PADDING, CpuSet, parse_list, parse_mask
 from affinityd.errors import TreeError
 from affinityd.linux.files import SCARCE, read
 from affinityd.text import whole_number
 
-if TYPE_CHECKING:
-    T = TypeVar("T")
-    Keep = Callable[[str], bool]
+T = TypeVar("T")
+Keep = Callable[[str], bool]
 
 
 #: Only a machine's root has it: it distinguishes a machine from a folder around one.

@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, cycle, zip_longest
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from affinityd.cpuset import CpuSet
 from affinityd.planner import Demand, Options
 from affinityd.planner.modes import Bundle, Domain, PlanMode, Position, blocks
 from affinityd.topology.model import Core, Gpu, Topology
 
-if TYPE_CHECKING:
-    K = TypeVar("K")
-    RankCores = Mapping[int, tuple[Core, ...]]  #: each rank's cores, best first
+K = TypeVar("K")
+RankCores = Mapping[int, tuple[Core, ...]]  #: each rank's cores, best first
 
 
 class RankGroup(NamedTuple):

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from affinityd.topology.model import Core
 
 Bundle = tuple[Core, ...]
 Domain = tuple[Bundle, ...]
-
-if TYPE_CHECKING:
-    Split = Callable[[Domain, "Position"], Domain]
 
 
 @dataclass(frozen=True)
@@ -27,6 +24,9 @@ class Position:
     ranks: int  #: how many divide it
     quota: int  #: how many bundles each may have
     balanced: bool
+
+
+Split = Callable[[Domain, Position], Domain]
 
 
 def all_cores(domain: Domain, _position: Position) -> Domain:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from affinityd.cpuset import format_list
 from affinityd.errors import UnsatisfiableError
 from affinityd.planner import Demand, Options, Plan, RankPlan, Widening
 from affinityd.planner.domains import (
+    RankCores,
     RankGroup,
     asked_together,
     best_first,
@@ -29,9 +30,6 @@ from affinityd.planner.domains import (
 from affinityd.planner.modes import MODES, PlanMode, Position
 from affinityd.planner.reasons import Reasons, too_few_cores, warnings
 from affinityd.topology.model import Core, Topology
-
-if TYPE_CHECKING:
-    from affinityd.planner.domains import RankCores
 
 
 class Division(NamedTuple):

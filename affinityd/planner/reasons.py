@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.planner import Demand, Options, PlanWarning, RankPlan, Widening
-from affinityd.planner.domains import shares_node, socket, usable
+from affinityd.planner.domains import RankCores, shares_node, socket, usable
 from affinityd.planner.modes import PlanMode
 from affinityd.text import count, node_name
 from affinityd.topology.model import Core, Gpu, Topology
-
-if TYPE_CHECKING:
-    from affinityd.planner.domains import RankCores
 
 
 @dataclass(frozen=True)
@@ -28,11 +24,8 @@ class Reasons:
     mode: PlanMode
     cores_of: RankCores  #: before `max_physical_cores` cuts them
     share: str  #: the plan's
-
-    @cached_property
-    def of_node(self) -> dict[int | None, tuple[str, ...]]:
-        """The reasons that ranks of a node have in common; `of` adds to them."""
-        return {}
+    #: Home node → the reasons that its ranks have in common; `of` adds them.
+    of_node: dict[int | None, tuple[str, ...]] = field(default_factory=dict)
 
     @cached_property
     def ranks_on(self) -> dict[int, int]:
