@@ -175,8 +175,7 @@ def _in_own_block(
     asking = [rank for rank in result.ranks if rank.rank in ranks]
     is_far = any(rank.locality == "remote" for rank in asking)
     is_shared = options.share == "node" != result.share
-    cpus = frozenset[int]().union(*(rank.cpus for rank in asking))
-    is_enough = len(_of_whole_cores(node, cpus, allowed)) >= least
+    is_enough = sum(rank.physical_cores for rank in asking) >= least
     return None if is_far or is_shared or not is_enough else (entries, ranks, result)
 
 
@@ -197,7 +196,7 @@ def _slot(task: SlurmTask, gpus: TaskGpus) -> tuple[int, int]:
 
 
 def _least(node: Node, options: Options, allowed: CpuSet) -> int:
-    """Return the fewest CPUs of a block: those asked for, as far as these are whole cores.
+    """Return the fewest cores of a block: those asked for, as far as these are whole ones.
 
     The user may want fewer: a core, or no more than a number of cores.
     """
@@ -205,13 +204,7 @@ def _least(node: Node, options: Options, allowed: CpuSet) -> int:
     if wants_fewer or options.cpus is None:
         return 1
     threads = max(len(core.cpus) for core in usable(node.topology.cores, allowed))
-    return max(1, options.cpus // threads * threads)
-
-
-def _of_whole_cores(node: Node, cpus: CpuSet, allowed: CpuSet) -> CpuSet:
-    """Return CPUs with the allowed siblings that `multithreading` left out."""
-    cores = usable(node.topology.cores, allowed)
-    return frozenset(cpu for core in cores if not cpus.isdisjoint(core.cpus) for cpu in core.cpus)
+    return max(1, options.cpus // threads)
 
 
 def _not_unique(mode: str) -> PlanWarning:

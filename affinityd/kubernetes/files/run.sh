@@ -3,8 +3,8 @@
 #
 # `affinityd init` puts it into a pod. It asks the node's affinityd, else reads the files beside
 # itself for the container's GPUs. Of the image it needs sh, and taskset or python3; it asks by curl,
-# python3 or, over TCP, wget, and checks a socket's owner by ls. After any error the command starts all
-# the same, and a line on stderr says why.
+# python3 or, over TCP, wget. After any error the command starts all the same, and a line on stderr says
+# why.
 # shellcheck disable=SC2034,SC2154 # variables that eval reads and sets
 
 # All of it runs in a subshell: its variables may be names of the command's environment.
