@@ -158,7 +158,7 @@ def _add_plan(
         began, query = perf_counter(), request.scope["query_string"]
         try:
             await _bring_up_to_date(service, watcher, query)
-            caller = callers.of_request(request.scope)
+            caller = callers.of_peer(peer_of_request(request.scope))
             is_text = problems.wants_text(request.headers.get("accept"))
             answer = service.answer(query, caller, is_text=is_text)
         except AffinityError as error:
@@ -222,7 +222,7 @@ def _add_picture(
             if asked.format is not None:
                 raise InvalidRequestError("format: this is always SVG; leave it out")
             await _bring_up_to_date(service, watcher, query)
-            reply = answer(service.node, asked, callers.of_request(request.scope))
+            reply = answer(service.node, asked, callers.of_peer(peer_of_request(request.scope)))
             marks = marks_of(reply, service.node.reserved)
         svg = draw(service.node.topology, marks)
         return Response(svg, media_type=SVG, headers=PICTURE_HEADERS)

@@ -1,4 +1,4 @@
-"""The process at the other end of a connection: who it is, its CPUs, and what it may see.
+"""The process at the other end of a connection: its user, its CPUs, and what it may see.
 
 The kernel notes which process connected: unix(7). Its mask is that of its main thread, its cpuset
 that of its cgroup, as the kernel has them at the request. Sources: sched_getaffinity(2),
@@ -7,7 +7,6 @@ cgroups(7) for /proc/PID/cgroup, pid_namespaces(7).
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import select
@@ -19,8 +18,9 @@ from typing import TYPE_CHECKING
 
 from starlette.types import Scope
 
-from affinityd.cpuset import CpuSet, parse_list
+from affinityd.cpuset import parse_list
 from affinityd.errors import BusyError
+from affinityd.grouping import Recent
 from affinityd.linux.cgroup import Cgroups
 from affinityd.linux.files import SCARCE, present
 from affinityd.linux.processes import (
@@ -42,8 +42,6 @@ log = logging.getLogger(__name__)
 KEY = "peer"  #: where a request's scope has the peer, among its `state`
 ROOT = 0
 
-#: Bytes of a /proc/PID/cgroup: in each of a dozen hierarchies a path, of 4096 bytes at most.
-MAX_MEMBERSHIP = 65536
 MOST_CGROUPS = 256  #: whose cpuset files' paths are remembered
 #: kernel 6.5, include/uapi/asm-generic/socket.h; Python has no name for it.
 SO_PEERPIDFD = 77
@@ -66,28 +64,22 @@ HIDDEN = (
 class Peer:
     """The process that made a connection to a unix socket."""
 
-    def __init__(self, accepted: socket.socket, told: Credentials) -> None:
-        """Take the connection's socket, and what the kernel says of it."""
+    def __init__(self, accepted: socket.socket, credentials: Credentials) -> None:
+        """Take the connection's socket, and the process that the kernel noted."""
         self._socket = accepted
-        self.credentials = told
-        self._start = None if has_peer_pidfd() else _start(told.pid)
+        self.credentials = credentials
+        self._start = None if has_peer_pidfd() else _start(credentials.pid)
 
     @cached_property
     def groups(self) -> frozenset[int]:
         """The gids of the process: its own and, where there are not too many, the others."""
         return groups(self._socket, self.credentials.gid)
 
-    def membership(self) -> bytes | None:
-        """Return the /proc/PID/cgroup of the process now; None if it has ended.
-
-        Raises OSError if no file descriptor is left, PermissionError where /proc hides the process.
-        """
-        return present(f"/proc/{self.credentials.pid}/cgroup")
-
     def is_same_process(self) -> bool:
-        """Whether the pid still is that of the process that connected. Raises OSError as above.
+        """Whether the pid still is that of the process that connected.
 
-        Facts read of the pid before this call are then of that process.
+        Facts read of the pid before this call are then of that process. Raises OSError if no file
+        descriptor is left.
         """
         if not has_peer_pidfd():
             return self._start is not None and _start(self.credentials.pid) == self._start
@@ -150,26 +142,21 @@ class Callers:
     def __init__(self, *, replayed: bool = False) -> None:
         """Begin; `replayed`: the machine is not this one, so that no caller's CPUs are known."""
         self._replayed = replayed
-        self._told: set[str] = set()
-        self._cpusets: dict[bytes, bytes | None] = {}
+        self._warned = Recent[str, None]()
 
-    def of_request(self, scope: Scope) -> Caller | None:
-        """Return the CPUs of a request's caller; None where the caller is not known.
+    def of_peer(self, peer: Peer | None) -> Caller | None:
+        """Return the CPUs of the process that made a connection; None where it is not known.
 
         Raises BusyError where no file is left to read them.
         """
-        return self.of_peer(peer_of_request(scope))
-
-    def of_peer(self, peer: Peer | None) -> Caller | None:
-        """Return the CPUs of the process that made a connection, as `of_request` does."""
         if self._replayed or peer is None:
             return None
         pid = peer.credentials.pid
         if pid <= 0 or not self._sees_own_pids:
-            self._say_once(OTHER_PROC if pid > 0 else OTHER_PIDS)
+            self._warn_once(OTHER_PROC if pid > 0 else OTHER_PIDS)
             return None
         try:
-            caller = self._read(peer, pid)
+            caller = _caller(pid)
             if caller is not None and peer.is_same_process():
                 return caller
         except OSError as error:
@@ -177,52 +164,11 @@ class Callers:
                 f"the caller cannot be identified now: {error.strerror}; try again in a moment"
             ) from None
         if exists(pid) and not os.path.exists(f"/proc/{pid}/cgroup"):  # noqa: PTH110
-            self._say_once(HIDDEN)
+            self._warn_once(HIDDEN)
         return None
 
-    def _read(self, peer: Peer, pid: int) -> Caller | None:
-        """Return the CPUs of a pid's process now; None where it is not seen."""
-        try:
-            mask, membership = mask_of(pid), peer.membership()
-        except PermissionError:  # hidepid=, proc(5)
-            return None
-        if mask is None or membership is None:
-            return None
-        try:
-            cpus = self._cpuset(membership[:MAX_MEMBERSHIP])
-        except PermissionError:  # its cgroup's folder is shut: the mask is within it, anyway
-            return Caller(mask, mask)
-        return Caller(mask) if cpus is None else _within(mask, cpus)
-
-    def _cpuset(self, membership: bytes) -> bytes | None:
-        """Return a cgroup's cpuset, read once in a turn of the event loop for a job's ranks.
-
-        Raises OSError if it cannot be read: a parent of an unreadable folder may allow more.
-        """
-        if membership not in self._cpusets:
-            asyncio.get_running_loop().call_soon(self._cpusets.clear)
-            files = _cpuset_files(membership, self._mounts)
-            texts = ((present(file) or b"").strip() for file in files)
-            self._cpusets[membership] = next(filter(None, texts), None)
-        return self._cpusets[membership]
-
-    @property
-    def _mounts(self) -> int:
-        """A number that grows whenever something is mounted or unmounted: proc(5)."""
-        self._changes += bool(self._mount_poll.poll(0))
-        return self._changes
-
-    _changes = 0
-
-    @cached_property
-    def _mount_poll(self) -> select.poll:
-        changes = select.poll()
-        changes.register(os.open("/proc/self/mountinfo", os.O_RDONLY), select.POLLPRI)
-        return changes
-
-    def _say_once(self, cause: str) -> None:
-        if cause not in self._told:
-            self._told.add(cause)
+    def _warn_once(self, cause: str) -> None:
+        if self._warned.is_news(cause):
             log.warning("%s", cause)
 
     @cached_property
@@ -234,17 +180,29 @@ class Callers:
             return False
 
 
+def _caller(pid: int) -> Caller | None:
+    """Return the CPUs of a pid's process now; None where it is not seen. Raises OSError."""
+    try:
+        mask, membership = mask_of(pid), present(f"/proc/{pid}/cgroup")
+    except PermissionError:  # hidepid=, proc(5)
+        return None
+    if mask is None or membership is None:
+        return None
+    try:
+        texts = ((present(file) or b"").strip() for file in _cpuset_files(membership))
+        cpus = next(filter(None, texts), None)
+    except PermissionError:  # its cgroup's folder is shut: the mask is within it, anyway
+        return Caller(mask, mask)
+    if cpus is None:
+        return Caller(mask)
+    cpuset = parse_list(cpus.decode())  # it may have changed since the mask was read
+    return Caller(mask & cpuset or cpuset, cpuset)
+
+
 @lru_cache(maxsize=MOST_CGROUPS)
-def _cpuset_files(membership: bytes, _mounts: int) -> tuple[str, ...]:
+def _cpuset_files(membership: bytes) -> tuple[str, ...]:
     """Return where a cgroup has its cpuset, the nearest first: to find that reads all mounts."""
     return tuple(Cgroups(os.fsdecode(membership)).cpuset_files())
-
-
-@lru_cache(maxsize=64)
-def _within(mask: CpuSet, cpus: bytes) -> Caller:
-    """Return a caller by its mask and its cpuset, which may have changed since then."""
-    cpuset = parse_list(cpus.decode())
-    return Caller(mask & cpuset or cpuset, cpuset)
 
 
 @dataclass(frozen=True)
@@ -279,11 +237,11 @@ def is_foreign(host: str) -> bool:
 
 def viewer(peer: Peer | None, admin_group: int | None, host: str = "localhost") -> Viewer:
     """Return the view of a caller: over TCP, from other namespaces or of a site, only counts."""
-    told = None if peer is None else peer.credentials
-    if peer is None or told is None or told.pid <= 0 or told.uid == overflow_uid():
+    if peer is None or is_foreign(host):
         return Viewer()
-    if is_foreign(host):
+    pid, uid = peer.credentials.pid, peer.credentials.uid
+    if pid <= 0 or uid == overflow_uid():
         return Viewer()
-    if told.uid == ROOT or admin_group in peer.groups:
+    if uid == ROOT or admin_group in peer.groups:
         return Viewer(is_admin=True)
-    return Viewer(uid=told.uid)
+    return Viewer(uid=uid)

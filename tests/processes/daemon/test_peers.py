@@ -1,18 +1,207 @@
-"""Who is at the other end of a unix socket. Real processes of real users, on real sockets."""
+"""Real processes of real users that connect, end, and have the pids of others.
+
+The daemon knows their users, their groups and their CPUs.
+"""
 
 from __future__ import annotations
 
 import os
+import resource
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from affinityd.daemon.api.peers import Peer, peer_of
-from tests.support.asking_processes import connected
+from affinityd.cpuset import parse_list
+from affinityd.daemon.api import peers
+from affinityd.daemon.api.peers import Callers, Peer, has_peer_pidfd, peer_of
+from affinityd.errors import BusyError
+from affinityd.request.resolve import Caller
+from tests.support.asking_processes import Asker, connected
+from tests.support.child_python import said
+from tests.support.cpusets import cpuset, needs_cpuset
+from tests.support.tiny import BOTH, FAR, NEAR
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may do so to processes")
+has_handles = pytest.mark.skipif(not has_peer_pidfd(), reason="a kernel before 6.5")
+
+
+class Called:
+    """A connection, and the process that made it."""
+
+    def __init__(self, asker: Asker, accepted: socket.socket) -> None:
+        self.asker = asker
+        self.process = asker.process
+        self.accepted = accepted
+        self.peer = peer_of(accepted)
+
+    def do(self, code: str) -> None:
+        assert self.asker.do(f"{code}; print('done', flush=True)") == "done"
+
+
+@pytest.fixture(params=[pytest.param(True, id="by handle", marks=has_handles), False])
+def by_pidfd(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Know processes again by a handle, or by their start."""
+    monkeypatch.setattr(peers, "has_peer_pidfd", lambda: request.param)
+    return bool(request.param)
+
+
+@pytest.fixture
+def caller(by_pidfd: bool) -> Iterator[Called]:  # noqa: ARG001 - it has an effect
+    """Yield a process that has connected."""
+    with connected() as (asker, accepted):
+        yield Called(asker, accepted)
+
+
+def told(peer: Peer | None) -> Caller | None:
+    """Return the CPUs that the daemon would know."""
+    return Callers().of_peer(peer)
+
+
+def known(mask: str, within: str) -> Caller:
+    return Caller(parse_list(mask), parse_list(within))
+
+
+@contextmanager
+def no_more_files() -> Iterator[None]:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@needs_cpuset
+def test_a_living_caller_is_known_by_the_mask_and_the_cpuset_that_it_has_now(
+    caller: Called,
+) -> None:
+    """Whatever lines of its status it forges; and to look leaves no file open."""
+    caller.do(
+        "import ctypes; ctypes.CDLL(None).prctl(15, b'x\\nUid:\\t7\\t7\\n\\rUid:\\t7', 0, 0, 0)"
+    )
+    assert told(caller.peer) == known(BOTH, BOTH)
+    before = len([*Path("/proc/self/fd").iterdir()])
+    for _ in range(20):
+        told(caller.peer)
+    assert len([*Path("/proc/self/fd").iterdir()]) == before
+    caller.do(f"os.sched_setaffinity(0, {{{NEAR}}})")
+    with cpuset() as folder:
+        caller.asker.enter(folder)
+        assert told(caller.peer) == known(NEAR, BOTH)
+        (folder / "cpuset.cpus").write_text(FAR)
+        assert told(caller.peer) == known(FAR, FAR)
+        caller.process.kill()  # no cgroup goes that has a process
+        caller.process.wait()
+
+
+@pytest.mark.parametrize("is_reaped", [False, True])
+def test_a_caller_that_has_ended_is_not_known(caller: Called, is_reaped: bool) -> None:
+    caller.process.kill()
+    os.waitid(os.P_PID, caller.process.pid, os.WEXITED | os.WNOWAIT)
+    if is_reaped:
+        caller.process.wait()
+    assert told(caller.peer) is None
+
+
+#: In a pid namespace of its own: who connected ends, and another process is given its number.
+REUSED = """
+import os, socket, sys, time
+from tests.processes.daemon.test_peers import peer_of, peers, told
+path, by_pidfd = sys.argv[1:]
+peers.has_peer_pidfd = lambda: by_pidfd == "True"
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(path)
+listener.listen()
+def child(work):
+    pid = os.fork()
+    if pid == 0:
+        work()
+        os._exit(0)
+    return pid
+may_end, end = os.pipe()
+def connect():
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(path)
+    os.read(may_end, 1)
+first = child(connect)
+accepted, _ = listener.accept()
+peer = peer_of(accepted)
+before = told(peer)
+os.write(end, b"x")
+os.waitpid(first, 0)
+time.sleep(0.05)  # the start of a process is known by 10 ms
+open("/proc/sys/kernel/ns_last_pid", "w").write(str(first - 1))
+second = child(lambda: time.sleep(60))
+print(second == first, before is not None, told(peer))
+os.kill(second, 9)
+"""
+
+#: As a user who may not look into its own cgroup's folder: asks itself.
+SHUT = """
+import socket
+from affinityd.daemon.api.peers import Callers, peer_of
+mine, other = socket.socketpair(socket.AF_UNIX)
+print(Callers().of_peer(peer_of(mine)))
+"""
+
+
+@as_root
+def test_a_process_with_the_pid_of_one_that_has_ended_is_not_taken_for_it(
+    tmp_path: Path, by_pidfd: bool
+) -> None:
+    apart = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+    arguments = (str(tmp_path / "s"), str(by_pidfd))
+    assert said(REUSED, *arguments, within=apart) == "True True None"
+
+
+@as_root
+@needs_cpuset
+def test_a_caller_whose_cgroups_folder_is_shut_is_bound_by_its_mask_and_by_nothing_wider() -> None:
+    with cpuset() as folder:
+        (folder / "cpuset.cpus").write_text(FAR)
+        folder.chmod(0o700)
+        user = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+        enter = 'echo $$ >"$0/cgroup.procs" && exec "$@"'
+        before = ("sh", "-c", enter, str(folder), *user)
+        assert said(SHUT, within=before) == f"{known(FAR, FAR)}"
+
+
+def test_over_tcp_on_a_replayed_machine_and_without_a_connection_no_caller_is_known(
+    caller: Called,
+) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()),
+        server.accept()[0] as accepted,
+    ):
+        assert peer_of(accepted) is None
+    assert Callers(replayed=True).of_peer(caller.peer) is None
+    assert told(None) is None
+
+
+def test_without_a_free_file_there_is_no_answer_rather_than_a_wrong_one(
+    caller: Called,
+) -> None:
+    callers = Callers()
+    assert callers.of_peer(caller.peer) is not None
+    with no_more_files(), pytest.raises(BusyError, match="Too many open files; try again"):
+        callers.of_peer(caller.peer)
+    assert callers.of_peer(caller.peer) is not None
+
+
+@pytest.mark.parametrize(
+    ("within", "mask"), [("0-65535", BOTH), (f"{NEAR},999", NEAR), ("999", "999"), ("", BOTH)]
+)
+def test_a_mask_is_within_the_cpuset_that_was_read_after_it(
+    caller: Called, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, within: str, mask: str
+) -> None:
+    file = tmp_path / "cpuset.cpus"
+    file.write_text(f"{within}\n")
+    monkeypatch.setattr(peers, "_cpuset_files", lambda _membership: [file])
+    assert told(caller.peer) == Caller(parse_list(mask), parse_list(within) if within else None)
 
 
 @contextmanager
@@ -20,27 +209,27 @@ def another_user(groups: Sequence[int]) -> Iterator[tuple[int, Peer]]:
     """Yield the pid of a process of user 1234, whose group is 1235, and who it is on the socket."""
     its = ",".join(map(str, groups))
     with connected(("setpriv", "--reuid=1234", "--regid=1235", f"--groups={its}")) as (
-        it,
+        asker,
         accepted,
     ):
-        yield it.process.pid, known(accepted)
+        yield asker.process.pid, identified(accepted)
 
 
-def known(accepted: socket.socket) -> Peer:
+def identified(accepted: socket.socket) -> Peer:
     peer = peer_of(accepted)
     assert peer is not None
     return peer
 
 
 def numbers(peer: Peer) -> list[int]:
-    told = peer.credentials
-    return [told.pid, told.uid, told.gid]
+    credentials = peer.credentials
+    return [credentials.pid, credentials.uid, credentials.gid]
 
 
 def test_a_process_is_known_by_its_pid_user_and_groups() -> None:
-    with connected() as (it, accepted):
-        peer = known(accepted)
-        assert numbers(peer) == [it.process.pid, os.getuid(), os.getgid()]
+    with connected() as (asker, accepted):
+        peer = identified(accepted)
+        assert numbers(peer) == [asker.process.pid, os.getuid(), os.getgid()]
         assert peer.groups == {os.getgid(), *os.getgroups()}
 
 
