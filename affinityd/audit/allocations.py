@@ -69,7 +69,6 @@ class Shares:
         return at_most_of_whole_node(self.topology, each, share.granted, share.cpus, self.whole)
 
     def _ranks(self, share: Share, options: Options) -> tuple[RankPlan, ...] | str:
-        """Return a plan's ranks, or why there is no plan."""
         gpus = tuple(self._gpus[gpu] for gpu in share.gpus if gpu in self._gpus)
         try:
             return plan(self.topology, Demand(gpus, share.cpus, self.whole, options)).ranks

@@ -163,7 +163,6 @@ class Auditor:
 
 
 def _missed(walk: ProcessWalk) -> dict[GpuKey, str]:
-    """Return each GPU that has processes which were not seen, and why they were not."""
     late = {gpu: LATE.format(number=number) for gpu, number in walk.late.items()}
     return late | {it.gpu: HIDDEN for it in walk.unseen if exists(it.pid)}
 

@@ -44,6 +44,21 @@ PINNED = {
     UNPINNED: "it may run on every CPU, and {near}; start it with affinityd exec",
 }
 
+#: The ends of the findings of `affinityd verify`.
+PIN_FIXES = "{pin} fixes that"
+START_HERE = "start commands here with affinityd exec {options}-- COMMAND"
+START_WITH_MEMORY = "start it with affinityd exec --memory preferred"
+MOVE_MEMORY = "migratepages {pid} {far} {near} moves it"
+ALLOCATE_NEAR = (
+    "no pin fixes that; an allocation near the GPU does (Slurm: --gres-flags=enforce-binding; "
+    "Kubernetes: kubelet's Topology Manager)"
+)
+#: And of those on NICs.
+NEARER_NICS = "set {variable}={value}, or start it with affinityd exec --nics {library}"
+WHOLE_NAMES = "set {variable}={sign}={names}"
+START_WITH_NICS = "start it with affinityd exec --nics ucx,nvshmem,uccl"
+SET_LIBFABRIC = "set FI_CXI_DEVICE_NAME={device}"
+
 #: Seconds without CPU time after which a process is taken to compute no more.
 IDLE = 60.0
 COMPUTES = (
@@ -222,7 +237,6 @@ def _has(options: Mapping[str, str] | None, name: str) -> bool:
 
 
 def _nodes(kubelet: KubeletConfig) -> int:
-    """Return on how many NUMA nodes its Topology Manager starts."""
     most = (kubelet.topology_options or {}).get("max-allowable-numa-nodes", "")
     return int(most) if most.isdecimal() else MOST_NODES
 

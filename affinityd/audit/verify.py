@@ -11,8 +11,16 @@ from functools import cached_property
 
 from affinityd.audit.judge import Judge
 from affinityd.audit.model import AuditedProcess, ProcessFacts
-from affinityd.audit.remedies import pin_command
+from affinityd.audit.remedies import (
+    ALLOCATE_NEAR,
+    MOVE_MEMORY,
+    PIN_FIXES,
+    START_HERE,
+    START_WITH_MEMORY,
+    pin_command,
+)
 from affinityd.cpuset import CpuSet, format_list, several
+from affinityd.grouping import grouped
 from affinityd.linux.memory_policy import MemoryPolicy
 from affinityd.linux.pinning import is_on_purpose
 from affinityd.linux.processes import Thread
@@ -25,8 +33,6 @@ from affinityd.topology.nearness import ALLOCATION, FAR, Vicinity, cause_of, vic
 MENTIONED = 0.1
 #: From this part on it is a mismatch: the process filled its memory before it was pinned.
 MOST = 0.5
-
-PREFERRED = "start it with affinityd exec --memory preferred"
 
 
 @dataclass(frozen=True)
@@ -46,11 +52,10 @@ class Verification:
     @cached_property
     def far(self) -> Mapping[str, Sequence[Thread]]:
         """The threads that may run far away, by placement; none where no pin fixes that."""
-        found: dict[str, list[Thread]] = {word: [] for word in FAR}
-        if self.process.cause != ALLOCATION:
-            for thread, word, _ in self.process.placed:
-                found.get(word, []).append(thread)
-        return {word: threads for word, threads in found.items() if threads}
+        if self.process.cause == ALLOCATION:
+            return {}
+        threads_of = grouped(self.process.placed, lambda placed: placed[1])
+        return {word: [it[0] for it in threads_of[word]] for word in FAR if word in threads_of}
 
     @property
     def main(self) -> CpuSet:
@@ -105,17 +110,13 @@ class Verification:
     def _allocation(self) -> str:
         cpuset = self.process.facts.cpuset
         few, cpus = self.near.part_of(cpuset), format_list(cpuset or ())
-        return (
-            f"{self.near}, and its cpuset, {cpus}, has {few} there: no pin fixes that; an "
-            "allocation near the GPU does (Slurm: --gres-flags=enforce-binding; "
-            "Kubernetes: kubelet's Topology Manager)"
-        )
+        return f"{self.near}, and its cpuset, {cpus}, has {few} there: {ALLOCATE_NEAR}"
 
     def _policy(self) -> Iterator[str]:
         policy = self.policy
         # One near node is enough: where it may choose, the kernel takes the nearest first.
         if policy is not None and policy.nodes and policy.nodes <= self.near.far_memory:
-            yield f"its memory policy is {policy}, and {self.near}; {PREFERRED}"
+            yield f"its memory policy is {policy}, and {self.near}; {START_WITH_MEMORY}"
 
     def _resident(self) -> Iterator[tuple[float, str]]:
         """Yield which part of its memory is far, and a sentence on it; nothing if little."""
@@ -123,9 +124,10 @@ class Verification:
         far = {node: size for node, size in resident.items() if node in self.near.far_memory}
         part = sum(far.values()) / (sum(resident.values()) or 1)
         if part >= MENTIONED:
-            moves = f"migratepages {self.process.facts.pid} {format_list(far)} {near} moves it"
+            pid = self.process.facts.pid
+            moves = MOVE_MEMORY.format(pid=pid, far=format_list(far), near=near)
             where = f"{part:.0%} of its resident memory is on {several('node', far)}"
-            yield part, f"{where}, and {self.near}; {PREFERRED if self.is_self else moves}"
+            yield part, f"{where}, and {self.near}; {START_WITH_MEMORY if self.is_self else moves}"
 
 
 def _linked(nics: Mapping[str, str]) -> str:
@@ -146,25 +148,25 @@ def by_plan(judge: Judge, facts: ProcessFacts, ranks: Sequence[RankPlan]) -> Ver
     return Verification(replace(process, cause=cause), near)
 
 
-def matches(found: Sequence[Verification]) -> bool | None:
+def matches(verifications: Sequence[Verification]) -> bool | None:
     """Return whether all processes are near their GPUs; None: that is not known."""
-    if any(it.mismatches for it in found):
+    if any(it.mismatches for it in verifications):
         return False
-    return True if all(it.is_judged for it in found) else None
+    return True if all(it.is_judged for it in verifications) else None
 
 
-def with_remedy(found: Sequence[Verification], options: str) -> Sequence[Verification]:
+def with_remedy(verifications: Sequence[Verification], options: str) -> Sequence[Verification]:
     """Return the findings about a process and its descendants, with one remedy for all.
 
     One pin of the tree moves all threads that may run far away. `options` are those with
     which a pin finds the same GPUs.
     """
-    far = [it for it in found if it.far]
+    far = [it for it in verifications if it.far]
     is_tree = len(far) > 1
-    first = found[0] if is_tree or not far else far[0]
+    first = verifications[0] if is_tree or not far else far[0]
     is_forced = any(it.is_uneven or is_on_purpose(it.main, (first.main,), first.main) for it in far)
     pin = pin_command(first.process.facts.pid, options, tree=is_tree, force=is_forced)
-    remedy = f"{pin} fixes that"
+    remedy = PIN_FIXES.format(pin=pin)
     if first.is_self:
-        remedy = f"start commands here with affinityd exec {options}-- COMMAND"
-    return [replace(it, remedy=remedy) for it in found]
+        remedy = START_HERE.format(options=options)
+    return [replace(it, remedy=remedy) for it in verifications]

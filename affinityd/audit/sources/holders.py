@@ -165,7 +165,6 @@ def _render_minor(node: str) -> str:
 
 
 def _uses(folder: str) -> Mapping[str, int]:
-    """Return the gpu_ids of the GPUs that a process uses → bytes of their memory that it holds."""
     contexts = (f"{folder}/{name}" for name in listed(folder) if name.startswith("context_"))
     uses: Counter[str] = Counter()
     for place in (folder, *contexts):
@@ -331,7 +330,6 @@ def _target(link: str) -> str:
 
 
 def _number(path: str) -> int | None:
-    """Return the number of a character device; None: there is none."""
     try:
         found = os.stat(path)
     except OSError:  # it was closed, or is not there

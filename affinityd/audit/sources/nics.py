@@ -14,6 +14,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from affinityd.audit.remedies import (
+    NEARER_NICS,
+    SET_LIBFABRIC,
+    START_WITH_NICS,
+    WHOLE_NAMES,
+)
 from affinityd.cpuset import several
 from affinityd.linux.files import environment_of, listed, text
 from affinityd.request.environment import NIC_VARIABLES, nic_value
@@ -21,7 +27,6 @@ from affinityd.topology.model import LINKS, SYS, Gpu, Topology
 from affinityd.topology.rdma import GpuKey, GpuNics, nics_of_gpus, verbs_ports
 
 NCCL = "nccl"
-LIBFABRIC = "FI_CXI_DEVICE_NAME"  #: names Slingshot's devices
 
 
 @dataclass(frozen=True)
@@ -60,15 +65,16 @@ class NicJudge:
             if ports and self._is_far(gpus, self._named(library, said)):
                 yield (
                     f"{variable}={said} names no NIC on the NUMA node of {_names(gpus)}; {nearer}: "
-                    f"set {variable}={nic_value(library, ports)}, or start it with "
-                    f"affinityd exec --nics {library}"
+                    + NEARER_NICS.format(
+                        variable=variable, value=nic_value(library, ports), library=library
+                    )
                 )
         if self._is_far(gpus, use.opened):
             opened = ", ".join(use.opened)
-            by_exec = "start it with affinityd exec --nics ucx,nvshmem,uccl"
+            remedy = START_WITH_NICS if ports else SET_LIBFABRIC.format(device=first)
             yield (
                 f"its only open RDMA devices, {opened}, are not on the NUMA node of "
-                f"{_names(gpus)}; {nearer}: {by_exec if ports else f'set {LIBFABRIC}={first}'}"
+                f"{_names(gpus)}; {nearer}: {remedy}"
             )
 
     def links(self, gpus: Sequence[Gpu], devices: Collection[str]) -> Mapping[str, str]:
@@ -89,7 +95,6 @@ class NicJudge:
         return links == {SYS} and nearest != {SYS}
 
     def _named(self, library: str, said: str) -> tuple[str, ...]:
-        """Return the devices that a variable names."""
         if said.startswith("^"):
             return ()
         names = _listed(said.removeprefix("="))
@@ -106,9 +111,10 @@ class NicJudge:
         exact = [name for name in names if name in self._devices]
         meant = (it for it in self._devices if it.startswith(tuple(exact)) and it not in names)
         if more := list(dict.fromkeys(meant)):
+            remedy = WHOLE_NAMES.format(variable=variable, sign=sign, names=said.removeprefix(sign))
             yield (
                 f"{variable}={said} is a list of prefixes, which {'ex' if sign else 'in'}cludes "
-                f"{', '.join(more)}, too: set {variable}={sign}={said.removeprefix(sign)}"
+                f"{', '.join(more)}, too: {remedy}"
             )
 
 

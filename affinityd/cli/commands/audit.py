@@ -109,7 +109,6 @@ def _seconds(text: str) -> float:
 
 
 def _chosen(topology: Topology, listed: str | None) -> AbstractSet[GpuKey]:
-    """Return the GPUs to be scanned. Raises AffinityError for none."""
     if not topology.gpus:
         raise NoSuchGpuError("this node has no GPU")
     if listed in {None, "all"}:
@@ -205,7 +204,7 @@ def auditor_by(
 
 
 LARGEST = 16 * 2**30  #: bytes resident; the kernel walks them page by page, and the process waits
-LONGEST = 10.0  #: seconds for all of them; the last may end later
+MOST_SECONDS = 10.0  #: seconds for all of them; the last may end later
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -215,13 +214,13 @@ def resident_memory(processes: Iterable[AuditedProcess]) -> Mapping[int, ByNode 
     Known daemons are skipped.
     """
     pids = [it.facts.pid for it in processes if not it.is_daemon and it.facts.threads]
-    deadline = time.monotonic() + LONGEST
+    deadline = time.monotonic() + MOST_SECONDS
     return {pid: _resident(pid, deadline) for pid in pids}
 
 
 def _resident(pid: int, deadline: float) -> ByNode | str:
     if time.monotonic() > deadline:
-        return f"the time limit for all processes, {LONGEST:g} s, has passed"
+        return f"the time limit for all processes, {MOST_SECONDS:g} s, has passed"
     try:
         size = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
         if size > LARGEST:

@@ -39,13 +39,12 @@ def table(
         yield "no process uses a GPU"
     remedies = Remedies(topology, scan)
     yield from _orphans(scan, remedies, names)
-    yield from _said(scan, names)
+    yield from _remarks(scan, names)
     yield from _measured(scan, names)
-    yield from _mending(scan, remedies)
+    yield from _remedies(scan, remedies)
 
 
 def _names(topology: Topology) -> Mapping[GpuKey, str]:
-    """Return the GPUs' names: indices count per vendor."""
     is_mixed = len({gpu.vendor for gpu in topology.gpus}) > 1
     return {
         gpu.key: f"{gpu.vendor} {gpu.index}" if is_mixed else f"{gpu.index}"
@@ -62,7 +61,7 @@ def _orphans(scan: Scan, remedies: Remedies, names: Mapping[GpuKey, str]) -> Ite
             yield f"{process_name(process.facts)}: orphan, holds {held}: {process.orphan}{end}"
 
 
-def _said(scan: Scan, names: Mapping[GpuKey, str]) -> Iterator[str]:
+def _remarks(scan: Scan, names: Mapping[GpuKey, str]) -> Iterator[str]:
     for owners, cpus in scan.overlap.items():
         yield f"{several('CPU', cpus)}: pinned for own use by {' and '.join(owners)}"
     for key, near in scan.near.items():
@@ -87,7 +86,7 @@ def _measured(scan: Scan, names: Mapping[GpuKey, str]) -> Iterator[str]:
             )
 
 
-def _mending(scan: Scan, remedies: Remedies) -> Iterator[str]:
+def _remedies(scan: Scan, remedies: Remedies) -> Iterator[str]:
     """Yield the remedies for the processes of each GPU, job and cause: why, then the commands."""
     alike: dict[object, list[tuple[AuditedProcess, Remedy]]] = {}
     for process in scan.processes:
@@ -267,64 +266,64 @@ VERIFY_COLUMNS = (
 VERIFY_NUMBERS = {"pid", "threads"}
 
 
-def verify_table(found: Sequence[Verification]) -> Iterator[str]:
+def verify_table(verifications: Sequence[Verification]) -> Iterator[str]:
     """Yield lines: the threads of every process, then the remarks on each."""
     yield from aligned(
-        VERIFY_COLUMNS, [row for it in found for row in _thread_rows(it)], VERIFY_NUMBERS
+        VERIFY_COLUMNS, [row for it in verifications for row in _thread_rows(it)], VERIFY_NUMBERS
     )
-    far = [it for it in found if it.far]
+    far = [it for it in verifications if it.far]
     is_tree = len(far) > 1 and len({it.remedy for it in far}) == 1
-    for it in found:
-        name = process_name(it.process.facts)
-        if it.resident is not None:
-            yield f"{name}: resident memory: {amounts(it.resident)}"
-        yield from (f"{name}: note: {text}" for text in it.notes)
-        mismatches = it.others if is_tree else it.mismatches
+    for verification in verifications:
+        name = process_name(verification.process.facts)
+        if verification.resident is not None:
+            yield f"{name}: resident memory: {amounts(verification.resident)}"
+        yield from (f"{name}: note: {text}" for text in verification.notes)
+        mismatches = verification.others if is_tree else verification.mismatches
         yield from (f"{name}: mismatch: {text}" for text in mismatches)
     if is_tree:
-        below = count(len([it for it in far if it is not found[0]]), "descendant")
-        first = process_name(found[0].process.facts)
-        who = f"{first} and {below}" if found[0].far else f"{below} of {first}"
+        below = count(len([it for it in far if it is not verifications[0]]), "descendant")
+        first = process_name(verifications[0].process.facts)
+        who = f"{first} and {below}" if verifications[0].far else f"{below} of {first}"
         words = ", ".join(sorted({word for it in far for word in it.far}))
         yield f"{who}: mismatch: may run far from their GPUs ({words}); {far[0].remedy}"
 
 
-def _thread_rows(found: Verification) -> Iterator[tuple[str, ...]]:
+def _thread_rows(verification: Verification) -> Iterator[tuple[str, ...]]:
     """Yield a row for the threads of each mask, that of the main thread first."""
     alike: dict[tuple[str, CpuSet], list[Thread]] = {}
-    for thread, placement, _ in found.process.placed:
+    for thread, placement, _ in verification.process.placed:
         alike.setdefault((placement, thread.mask), []).append(thread)
-    on = (gpu.numa_node for gpu in found.near.gpus)
+    on = (gpu.numa_node for gpu in verification.near.gpus)
     nodes = ",".join(NOT_KNOWN if node is None else str(node) for node in on)
     for (placement, mask), threads in alike.items():
         yield (
-            str(found.process.facts.pid),
+            str(verification.process.facts.pid),
             threads[0].name,
-            format_list(gpu.index for gpu in found.near.gpus),
+            format_list(gpu.index for gpu in verification.near.gpus),
             nodes,
             str(len(threads)),
             placement,
             format_list(mask),
             format_list(thread.last_cpu for thread in threads),
-            NOT_KNOWN if found.policy is None else str(found.policy),
+            NOT_KNOWN if verification.policy is None else str(verification.policy),
         )
 
 
-def verify_document(topology: Topology, found: Sequence[Verification]) -> dict[str, Any]:
+def verify_document(topology: Topology, verifications: Sequence[Verification]) -> dict[str, Any]:
     """Return the JSON document: every thread, masks as cpulists, resident memory in bytes."""
     node_of = {cpu: core.node for core in topology.cores for cpu in core.cpus}
     return {
         "node": topology.name,
-        "matches": matches(found),
-        "processes": [_verified(it, node_of) for it in found],
+        "matches": matches(verifications),
+        "processes": [_verified(it, node_of) for it in verifications],
     }
 
 
-def _verified(found: Verification, node_of: Mapping[int, int | None]) -> dict[str, Any]:
-    near, policy = found.near, found.policy
+def _verified(verification: Verification, node_of: Mapping[int, int | None]) -> dict[str, Any]:
+    near, policy = verification.near, verification.policy
     return {
-        "pid": found.process.facts.pid,
-        "name": found.process.facts.name,
+        "pid": verification.process.facts.pid,
+        "name": verification.process.facts.name,
         "gpus": [
             {"index": gpu.index, "pci_bus_id": gpu.pci_bus_id, "numa_node": gpu.numa_node}
             for gpu in near.gpus
@@ -339,10 +338,10 @@ def _verified(found: Verification, node_of: Mapping[int, int | None]) -> dict[st
                 "last_cpu": thread.last_cpu,
                 "last_node": node_of.get(thread.last_cpu),
             }
-            for thread, placement, _ in found.process.placed
+            for thread, placement, _ in verification.process.placed
         ],
         "memory": policy and {"policy": policy.policy, "nodes": sorted(policy.nodes)},
-        "resident": found.resident,
-        "mismatches": found.mismatches,
-        "notes": found.notes,
+        "resident": verification.resident,
+        "mismatches": verification.mismatches,
+        "notes": verification.notes,
     }

@@ -179,7 +179,6 @@ def _unplaced(topology: Topology) -> Iterator[Branch]:
 
 
 def _distances(topology: Topology) -> Iterator[str]:
-    """Yield a table of the SLIT distances between the nodes that have CPUs, if several."""
     numbers = [number for number in topology.nodes_with_cpus if number is not None]
     if len(numbers) > 1:
         heads = list(map(str, numbers))
@@ -226,7 +225,6 @@ def draw_devices(topology: Topology, number: int | None) -> Iterator[Branch]:
 
 
 def _near(topology: Topology, nic: Nic) -> Iterator[str]:
-    """Yield the GPUs that are near to a NIC, nearest first."""
     for nearness in NEAR:
         near = [gpu for gpu in topology.gpus if topology.nearness(gpu, nic) == nearness]
         names = [

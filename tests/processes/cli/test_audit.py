@@ -184,7 +184,7 @@ def test_memory_is_read_where_it_is_asked_for(
         assert re.search(r"\): resident memory: node 0 \d+ MiB", capsys.readouterr().out)
         for name, limit, said in (
             ("LARGEST", 2**20, "GiB are resident, more than 0"),
-            ("LONGEST", -1.0, "the time limit for all processes, -1 s, has passed"),
+            ("MOST_SECONDS", -1.0, "the time limit for all processes, -1 s, has passed"),
         ):
             monkeypatch.setattr(audit_command, name, limit)
             _, told = document(capsys, "--memory")

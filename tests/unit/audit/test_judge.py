@@ -9,13 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from affinityd.audit.judge import Judge, is_known_daemon
-from affinityd.audit.model import Membership, ProcessFacts
+from affinityd.audit.judge import Judge, is_known_daemon, overlap
+from affinityd.audit.model import AuditedProcess, Job, Membership, ProcessFacts
 from affinityd.audit.remedies import Remedies
 from affinityd.cpuset import format_list, parse_list
 from affinityd.topology.model import Topology
 from affinityd.topology.nearness import PLACEMENTS, placement, vicinity
-from tests.support.audit_facts import GPU, KUBERNETES_POD, SLURM_JOB, process, scan_of
+from tests.support.audit_facts import (
+    GPU,
+    KUBERNETES_POD,
+    LONE_CONTAINER,
+    POD,
+    SLURM_JOB,
+    audited,
+    process,
+    scan_of,
+)
 from tests.support.machines.by_hand import made
 from tests.support.machines.strategies import machines
 from tests.support.tables import rows
@@ -23,7 +32,7 @@ from tests.support.tables import rows
 TWO = made({0: "0-3", 1: "4-7"}, gpus=[1], threads=2, siblings="adjacent")
 LOST = made({0: "0-3", 1: "4-7"}, gpus=[None])
 THREE = made({0: "0-3", 1: "4-7", 2: "8-11"}, gpus=[1, 2, 1])
-SECOND = ("nvidia", 1)
+BESIDE = ("nvidia", 1)
 
 
 def judged(topology: Topology, facts: ProcessFacts) -> tuple[str, str]:
@@ -80,9 +89,9 @@ def test_a_process_is_where_those_of_its_threads_are_that_no_library_pinned(
 @pytest.mark.parametrize(
     "facts",
     [
-        process(beside=(SECOND,)),
-        process(gpu=SECOND, beside=(GPU,)),
-        process(beside=(SECOND,), holder=50),  # it works for what holds both
+        process(beside=(BESIDE,)),
+        process(gpu=BESIDE, beside=(GPU,)),
+        process(beside=(BESIDE,), holder=50),  # it works for what holds both
     ],
 )
 def test_near_several_gpus_is_what_is_near_any_of_them(
@@ -163,3 +172,65 @@ def test_a_thread_that_a_library_pinned_changes_nothing(known: Known, chance: Ra
     worker = replace(facts.threads[0], tid=9999, mask=frozenset({cpu}))
     more = replace(facts, threads=(*facts.threads, worker))
     assert judged(topology, more) == judged(topology, facts)
+
+
+#: Two jobs, which pin themselves to the same CPUs or not.
+FIRST = Membership(Job("slurm", "7"))
+SECOND = Membership(Job("slurm", "8"))
+OTHER = Membership(container="ef56" * 16)
+NEAR = "4-7"
+
+
+def of(
+    membership: Membership, *masks: str, cpuset: str | None = None, near: str | None = NEAR
+) -> AuditedProcess:
+    """Return a process whose second thread was pinned by a library."""
+    return audited(process(*masks, membership=membership, cpuset=cpuset), itself=(1,), near=near)
+
+
+def of_session(session: int | None, mask: str, pid: int = 100) -> AuditedProcess:
+    return audited(process(mask, pid=pid, session=session))
+
+
+@pytest.mark.parametrize(
+    ("processes", "expected"),
+    [
+        ([of(FIRST, "4-5"), of(SECOND, "6-7")], ""),
+        ([of(FIRST, "4-5"), of(SECOND, "5-6")], "5"),
+        ([of(FIRST, "4-5"), of(FIRST, "5-6")], ""),
+        # What takes all that is near, or all that its cpuset has of it, shares it.
+        ([of(FIRST, "4-7"), of(SECOND, "4-7")], ""),
+        ([of(FIRST, "4-5", cpuset="4-5"), of(SECOND, "4-5", cpuset="4-5")], ""),
+        # Far CPUs, what libraries pinned, known daemons and GPUs of unknown place do not count.
+        ([of(FIRST, "0-1"), of(SECOND, "0-1")], ""),
+        ([of(FIRST, "4-7", "4"), of(SECOND, "4-7", "4")], ""),
+        ([of(FIRST, "4"), audited(process("4", name="nv-hostengine"), is_daemon=True)], ""),
+        ([of(FIRST, "4", near=None), of(SECOND, "4", near=None)], ""),
+        # What is of no job is of its container, else of its session, else by itself.
+        ([of_session(10, "4"), of_session(11, "4")], "4"),
+        ([of_session(10, "4"), of_session(10, "4", pid=200)], ""),
+        ([of_session(None, "4"), of_session(None, "4", pid=200)], "4"),
+        ([of(LONE_CONTAINER, "4"), of(OTHER, "4")], "4"),
+        # Of GPUs on two nodes a part of both is unique, and all of both is not.
+        ([of(FIRST, "0-1,4-5", near="0-7"), of(SECOND, "1-2", near="0-3")], "1"),
+        ([of(FIRST, "0-7", near="0-7"), of(SECOND, "1-2", near="0-3")], ""),
+    ],
+)
+def test_overlap(processes: list[AuditedProcess], expected: str) -> None:
+    assert format_list(frozenset().union(*overlap(processes).values())) == expected
+
+
+def test_the_owners_of_an_overlap_are_named_once_for_all_of_its_cpus() -> None:
+    found = overlap(
+        [
+            *(of(FIRST, "4-5,8-9", near="4-10"), of(SECOND, "5-6,8-9", near="4-10")),
+            *(of(FIRST, "5"), of(KUBERNETES_POD, "6"), of(LONE_CONTAINER, "7")),
+            *(of_session(40, "7"), of_session(None, "4,7", pid=300)),
+        ]
+    )
+    assert found == {
+        ("session 300", "slurm 7"): {4},
+        ("slurm 7", "slurm 8"): {5, 8, 9},
+        (f"kubernetes {POD}", "slurm 8"): {6},
+        ("container cd34cd34cd34", "session 300", "session 40"): {7},
+    }

@@ -12,6 +12,7 @@ from affinityd.audit.gather import TICKS
 from affinityd.audit.judge import Judge
 from affinityd.audit.model import AuditedProcess, GpuKey, ProcessFacts, Scan
 from affinityd.cli.commands import audit
+from affinityd.cli.parser import Parser
 from affinityd.cli.render import audit as audit_table
 from affinityd.linux.processes import Thread
 from affinityd.text import one_line
@@ -104,6 +105,12 @@ def test_a_row_says_how_many_threads_are_far_and_what_they_cost(
     )
     cells = rows(shown(scan(process(threads=tuple(its)))))[1].split(" | ")
     assert f"{cells[7]} | {cells[6]}" == said
+
+
+def test_scans_may_be_up_to_an_hour_apart() -> None:
+    parser = Parser()
+    audit.add_arguments(parser)
+    assert [parser.parse_args(["--watch", text]).watch for text in ("0.1", "3600")] == [0.1, 3600]
 
 
 def test_of_many_commands_the_first_are_printed() -> None:
