@@ -90,7 +90,8 @@ def _of_process(request: Request, environ: Environment, stated: Collection[str])
     """Return the request of a process: with what its variables say, and what was stated."""
     request, rank = _completed(request, environ), local_rank(environ)
     if request.rank is not None and len(request.rank) == 1:
-        rank = Rank(request.rank[0], rank.size if rank else None, CHOSEN_RANK)
+        started = rank.size if rank and not _is_alone(rank) else None
+        rank = Rank(request.rank[0], started, CHOSEN_RANK)
     request, is_named = replace(request, is_of_process=True), {"gpus", "rank"} & set(stated)
     if rank and rank.size and rank.variable == SLURM_TASK and not is_named:
         return _of_slurm_task(request, rank, rank.size, environ)
@@ -114,7 +115,10 @@ def _completed(request: Request, environ: Environment) -> Request:
         request = replace(request, cpuset=cpus_to_plan_on(environ, request.cpuset))
     request = replace(request, nvidia_visible=environ.get(NVIDIA_VISIBLE) or None)
     if request.options.cpus is None:
-        request = replace(request, task_cpus=asked_cpus(environ, request.ranks))
+        asked = asked_cpus(environ, request.ranks)
+        if asked and asked.cpus and request.rank and not request.ranks and _starts_ranks(environ):
+            asked = TaskCpus(tasks=1, of_job=asked.cpus)  # they are for all of its ranks
+        request = replace(request, task_cpus=asked)
     return request
 
 
@@ -193,6 +197,12 @@ def _is_alone(rank: Rank) -> bool:
     torchrun's worker has its GPU from LOCAL_RANK, even if there is only one worker.
     """
     return rank.size == 1 and rank.variable not in {"LOCAL_RANK", CHOSEN_RANK}
+
+
+def _starts_ranks(environ: Environment) -> bool:
+    """Return whether a process in Slurm is no task beside others: a batch script, a lone task."""
+    rank = local_rank(environ)
+    return SLURM_JOB in environ and (rank is None or _is_alone(rank))
 
 
 def _gpus_of_job(environ: Environment) -> str | None:

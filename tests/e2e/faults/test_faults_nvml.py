@@ -8,8 +8,6 @@ import signal
 from functools import partial
 from pathlib import Path
 
-import pytest
-
 from tests.e2e.faults.checker import LIVE_QUERIES, asking
 from tests.support.children import children_of
 from tests.support.daemons import PATIENCE, eventually, with_constants
@@ -82,7 +80,7 @@ def test_an_nvml_that_hangs_in_a_scan_leaves_plans_alone_and_the_last_scan(tmp_p
     ):
         eventually(lambda: daemon.get("/audit").status == 200, "it has looked")
         node.says(of_gpu=HANGS_IN_A_SCAN)
-        scans, _ = children_of(daemon.process.pid)
+        (scans,) = children_of(daemon.process.pid)
         eventually(lambda: children_of(scans), "it is asked")
         last = daemon.get("/audit").json["time"]
         asked.more()
@@ -102,15 +100,11 @@ def test_a_scan_that_hangs_for_too_long_ends_the_daemon_with_one_line(tmp_path: 
         assert (daemon.complaints, daemon.socket.exists()) == ([], False)
 
 
-@pytest.mark.parametrize(
-    ("number", "task"), [(0, "scans the processes"), (1, "tells of the scans")]
-)
-def test_a_process_of_the_daemon_that_is_killed_ends_it_with_one_line(
-    tmp_path: Path, number: int, task: str
-) -> None:
+def test_a_scanning_child_that_is_killed_ends_the_daemon_with_one_line(tmp_path: Path) -> None:
     with LiveNode(tmp_path).running("--scan-interval", "1") as daemon:
         eventually(lambda: daemon.get("/audit").status == 200, "it has looked")
-        os.kill(children_of(daemon.process.pid)[number], signal.SIGKILL)
+        (scans,) = children_of(daemon.process.pid)
+        os.kill(scans, signal.SIGKILL)
         assert daemon.process.wait(PATIENCE) == 1
-        told = f"the process that {task} has ended: the daemon exits, to be restarted"
+        told = "the process that scans the processes has ended: the daemon exits, to be restarted"
         assert daemon.says("critical") == [f"critical: {told}"]

@@ -113,9 +113,10 @@ class LivingDaemon(RuleBasedStateMachine):
     @rule(asked=parameters)
     def plan(self, asked: dict[str, str]) -> None:
         reply = self.it.daemon.get(f"/plan?{urlencode(asked)}")
+        node = self.it.asked()
         try:
-            request = parse_request(asked.items())  # what is malformed has nothing read
-            expected = answer(self.it.asked(), request)
+            request = parse_request(asked.items())
+            expected = answer(node, request)
         except AffinityError as error:
             assert (reply.status, detail(reply)) == (error.status, str(error))  # noqa: PT017
             return

@@ -63,7 +63,7 @@ def test_its_exposure_is_no_more_than_so_many_tenths_of_10(
 
 
 #: What the file has for what starts jobs, besides the daemon's settings.
-OF_JOBS = {"mode", "nics", "scope", "drain", "daemon_uid"}
+OF_JOBS = {"mode", "nics", "scope", "drain"}
 
 
 def test_the_sample_settings_are_the_defaults_and_affinityd_knows_them_all(tmp_path: Path) -> None:

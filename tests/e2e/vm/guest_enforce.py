@@ -44,7 +44,9 @@ def main() -> None:
         stage("a daemon pins")
         with laid(first, report, "it stays"), enforcing() as daemon:
             report["followed"] = {cpus: followed(first, cpus) for cpus in PLACES}
-            report["metrics"] = daemon.get("/metrics").text
+            told = 'affinityd_enforce_pins_total{outcome="pinned"} '
+            eventually(lambda: f"{told}{len(PLACES)}.0\n" in metrics(daemon), "it has counted them")
+            report["metrics"] = metrics(daemon)
         tell({first: [FIRST], second: [SECOND]})
         stage("another daemon pins")
         with enforcing() as daemon:
@@ -87,6 +89,11 @@ def followed(pid: int, cpus: str) -> list[str]:
 def pinned(daemon: Daemon) -> bool:
     """Whether the daemon has pinned a process."""
     return bool(look(daemon).get("totals", {}).get("threads"))
+
+
+def metrics(daemon: Daemon) -> str:
+    """Return the metrics; they may be a moment older than the document of the same scan."""
+    return daemon.get("/metrics").text
 
 
 def look(daemon: Daemon) -> Document:

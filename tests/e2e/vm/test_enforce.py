@@ -22,7 +22,7 @@ def test_whose_cpuset_is_rewritten_runs_near_its_gpu_and_never_outside(
     met = seen["followed"][cpuset]  # within how many scans: tests/e2e/daemon/test_enforce.py
     assert met[-1] == PLACES[cpuset]
     assert all(parse_list(mask) <= parse_list(cpuset) for mask in met)
-    assert 'affinityd_enforce_pins_total{outcome="pinned"} 3.0' in seen["metrics"]
+    assert 'affinityd_enforce_pins_total{outcome="cut"} 0.0' in seen["metrics"]
 
 
 def test_the_memory_of_a_pinned_process_stays_where_it_is(seen: Document) -> None:

@@ -71,6 +71,12 @@ def test_the_scheduler_says_how_many_cpus_a_task_asked_for(environ: str, expecte
     assert asked_cpus(words(environ)) == (TaskCpus(**numbers) if numbers else None)
 
 
+@pytest.mark.parametrize("environ", [BATCH, f"{BATCH} SLURM_STEP_ID=0"], ids=["script", "lone"])
+def test_the_ranks_of_a_script_or_a_lone_task_divide_what_it_asked_for(environ: str) -> None:
+    request = read(words(f"{environ} {PER_TASK}=8"), "rank=1")
+    assert (request.task_cpus, request.ranks) == (TaskCpus(tasks=1, of_job=8), None)
+
+
 def test_a_stated_number_of_cpus_overrides_the_scheduler_s() -> None:
     request = read(words(SRUN), "cpus=2")
     assert (request.options.cpus, request.task_cpus) == (2, None)
