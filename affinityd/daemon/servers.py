@@ -14,22 +14,17 @@ import os
 import resource
 import socket
 import stat
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.server import ServerState
 
 from affinityd.config.settings import Settings
-from affinityd.daemon.api.peers import KEY, peer_of
+from affinityd.daemon.api.peers import Connections, PeerProtocol
 from affinityd.daemon.state.background import until_multiple
 from affinityd.errors import FatalError, ListenError
 from affinityd.linux.processes import credentials
@@ -40,12 +35,6 @@ BACKLOG = 2048
 WRITABLE_BY_ALL = 0o666  #: the job of every user of the node must reach the daemon
 CHECK_SECONDS = 2.0  #: how often the socket's file is looked for, with the watcher's checks
 DRAIN_SECONDS = 5  #: how long requests that are under way at SIGTERM may take
-SPARE_FILES = 96  #: files that the daemon needs besides connections
-MOST_OF_ONE = 512  #: connections at once of one user; all over TCP count as one
-TOO_MANY = (
-    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain\r\nconnection: close\r\n\r\n"
-    b"Too busy: this user has the largest allowed number of connections open; close some\n"
-)
 
 
 @dataclass(frozen=True)
@@ -175,55 +164,6 @@ def _take(path: Path) -> None:
             pid = credentials(probe).pid
             holder = f"process {pid}" if pid > 0 else "a process that is not visible here"
         raise ListenError(f"socket: {path}: {holder} listens there already; stop it first")
-
-
-class Connections:
-    """Counts each user's connections; one user may have a quarter of the daemon's files."""
-
-    def __init__(self, refused: Callable[[], None]) -> None:
-        """Take the counter of refused connections."""
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self.most = min(MOST_OF_ONE, max((soft - SPARE_FILES) // 4, 1))
-        self.of_user = Counter[int | None]()
-        self.refused = refused
-
-
-class PeerProtocol(HttpToolsProtocol):
-    """One connection: uvicorn's, with its peer in the scope of each request."""
-
-    def __init__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-        *,
-        connections: Connections,
-    ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
-        self._connections = connections
-        self._user: int | None = None  #: None: a connection over TCP
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin with a new connection, unless its user has too many."""
-        super().connection_made(transport)
-        # uvloop's view of a socket takes another file for each question.
-        view = transport.get_extra_info("socket")
-        self._accepted = socket.socket(view.family, view.type, view.proto, fileno=view.fileno())
-        peer = peer_of(self._accepted)
-        self._user = None if peer is None else peer.credentials.uid
-        self.app_state = {**self.app_state, KEY: peer}
-        self._connections.of_user[self._user] += 1
-        if self._connections.of_user[self._user] > self._connections.most:
-            self._connections.refused()
-            transport.write(TOO_MANY)
-            transport.close()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Forget a connection that has ended."""
-        super().connection_lost(exc)
-        self._accepted.detach()
-        self._connections.of_user[self._user] -= 1
 
 
 class Server(uvicorn.Server):

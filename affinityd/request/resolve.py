@@ -87,7 +87,7 @@ def answer(node: Node, request: Request, caller: Caller | None = None) -> Reply:
     caller = None if request.whose == "node" else caller
     within = caller.cpuset if caller else None
     mask, source = _cpuset(request, caller, topology)
-    cpuset = step_cpus(request.slurm, mask)
+    cpuset = step_cpus(request.slurm, mask) if request.slurm else mask
     allowed = node.usable & (cpuset if within is None else cpuset & within)
     seen = visible_devices(topology, request)
     entries = named(seen, request.gpus)

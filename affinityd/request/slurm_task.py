@@ -23,12 +23,12 @@ from affinityd.request.ranks import Planned, asked_cpus, checked, gpus_of, place
 from affinityd.topology.model import Node
 
 
-def step_cpus(task: SlurmTask | None, mask: CpuSet) -> CpuSet:
+def step_cpus(task: SlurmTask, mask: CpuSet) -> CpuSet:
     """Return the CPUs of a task's step: all slices, where the task still runs on its own.
 
     Another mask is the user's choice, or was inherited from another step.
     """
-    if task is None or not task.slices:
+    if not task.slices:
         return mask
     own = task.slices[task.number % len(task.slices)]
     return frozenset().union(*task.slices) if mask == own else mask

@@ -1,4 +1,4 @@
-"""The process at the other end of a connection: its user, its CPUs, and what it may see.
+"""Connections and the processes at their other ends: user, CPUs, and what they may see.
 
 The kernel notes which process connected: unix(7). Its mask is that of its main thread, its cpuset
 that of its cgroup, as the kernel has them at the request. Sources: sched_getaffinity(2),
@@ -7,16 +7,23 @@ cgroups(7) for /proc/PID/cgroup, pid_namespaces(7).
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
+import resource
 import select
 import socket
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from ipaddress import ip_address
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.types import Scope
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
 
 from affinityd.cpuset import parse_list
 from affinityd.errors import BusyError
@@ -45,6 +52,13 @@ ROOT = 0
 MOST_CGROUPS = 256  #: whose cpuset files' paths are remembered
 #: kernel 6.5, include/uapi/asm-generic/socket.h; Python has no name for it.
 SO_PEERPIDFD = 77
+
+SPARE_FILES = 96  #: files that the daemon needs besides connections
+MOST_OF_ONE = 512  #: connections at once of one user; all over TCP count as one
+TOO_MANY = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain\r\nconnection: close\r\n\r\n"
+    b"Too busy: this user has the largest allowed number of connections open; close some\n"
+)
 
 UNKNOWN = "the caller is unidentified; without a cpuset its plan is for the whole node"
 OTHER_PIDS = (
@@ -134,6 +148,55 @@ def _start(pid: int) -> int | None:
     except PermissionError:  # hidepid=, proc(5)
         return None
     return None if stat is None or stat.is_zombie else stat.start
+
+
+class Connections:
+    """Counts each user's connections; one user may have a quarter of the daemon's files."""
+
+    def __init__(self, refused: Callable[[], None]) -> None:
+        """Take the counter of refused connections."""
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self.most = min(MOST_OF_ONE, max((soft - SPARE_FILES) // 4, 1))
+        self.of_user = Counter[int | None]()
+        self.refused = refused
+
+
+class PeerProtocol(HttpToolsProtocol):
+    """One connection: uvicorn's, with its peer in the scope of each request."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        connections: Connections,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._connections = connections
+        self._user: int | None = None  #: None: a connection over TCP
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin with a new connection, unless its user has too many."""
+        super().connection_made(transport)
+        # uvloop's view of a socket takes another file for each question.
+        view = transport.get_extra_info("socket")
+        self._accepted = socket.socket(view.family, view.type, view.proto, fileno=view.fileno())
+        peer = peer_of(self._accepted)
+        self._user = None if peer is None else peer.credentials.uid
+        self.app_state = {**self.app_state, KEY: peer}
+        self._connections.of_user[self._user] += 1
+        if self._connections.of_user[self._user] > self._connections.most:
+            self._connections.refused()
+            transport.write(TOO_MANY)
+            transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget a connection that has ended."""
+        super().connection_lost(exc)
+        self._accepted.detach()
+        self._connections.of_user[self._user] -= 1
 
 
 class Callers:

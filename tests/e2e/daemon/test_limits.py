@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.daemon.servers import MOST_OF_ONE, TOO_MANY
+from affinityd.daemon.api.peers import MOST_OF_ONE, TOO_MANY
 from tests.e2e.daemon.crowds import (
     ANOTHER,
     ANSWER,
