@@ -29,6 +29,8 @@ NO_LIBRARY = "none"
 EXPORTED_NICS = f"{config.PREFIX}RDMA"  #: the ports of a process, for programs that it starts
 ACTIVE = "4:"  #: begins a port's state, enum ib_port_state
 
+UNKNOWN_PLACE = "the machine does not say on which NUMA node its GPU is"
+
 #: Remarks on a plan's warnings; the others follow from the question, or are reported anyway.
 REMARKS = {
     "widened": (
@@ -189,8 +191,10 @@ def apply_plan(
 
     Returns the result, as read back: its mask, its memory policy (None: none was requested),
     and the deviations, a line each. Raises ApplyError where the kernel refuses all of
-    its CPUs.
+    its CPUs, and where nothing says which CPUs are near.
     """
+    if plan.locality == "unknown":
+        raise ApplyError(UNKNOWN_PLACE)
     cpus, memory, refusals = set_own_mask(plan.cpus), None, []
     if policy is not None:
         from affinityd.linux.memory_policy import set_policy  # noqa: PLC0415 - few ask for one

@@ -8,8 +8,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from affinityd.cli import target
 from affinityd.cli.console import flag, say
 from affinityd.cli.parser import PLAN_OPTIONS, Parser, add_plan_options, plan_options
+from affinityd.client.apply import UNKNOWN_PLACE
 from affinityd.cpuset import CpuSet, format_list, parse_list
-from affinityd.errors import InvalidRequestError
+from affinityd.errors import ApplyError, InvalidRequestError
 from affinityd.grouping import grouped
 from affinityd.linux.pinning import (
     CHANGE,
@@ -141,9 +142,11 @@ def _asked(arguments: argparse.Namespace, process: Stat) -> tuple[CpuSet, OwnCpu
 
     def own_cpus(child: Stat) -> CpuSet | None:
         plan = planner.plan_or_none(child)
-        return None if plan is None else plan.cpus
+        return None if plan is None or plan.locality == "unknown" else plan.cpus
 
     reply = planner.plan(process)
+    if reply.locality == "unknown":
+        raise ApplyError(f"{UNKNOWN_PLACE}; name the CPUs: --cpus LIST")
     if doubt := planner.doubt(process):
         say(f"affinityd pin: {doubt}")
     for warning in reply.warnings:

@@ -15,7 +15,7 @@ from affinityd.topology.model import Node
 from tests.support.child_python import SECCOMP
 from tests.support.daemons import Daemon
 from tests.support.servers import Behaviour, answering, hanging, http, serving
-from tests.support.tiny import BOTH, FAR, LOOK, NEAR, PROGRAM, exec_, tiny, tiny_tree
+from tests.support.tiny import BOTH, FAR, LOOK, NEAR, PROGRAM, affinityd, exec_, tiny, tiny_tree
 
 #: What tells a command where it is, and why it was not pinned.
 TOLD = ("sh", "-c", "grep Cpus_allowed_list /proc/self/status; env | grep ^AFFINITYD_UNPINNED; :")
@@ -80,6 +80,31 @@ def test_without_a_plan_the_command_runs_unpinned_unless_it_fails_closed(
     assert said.endswith("; the command runs unpinned")
     closed = exec_("--fail-closed", *words, "--", *LOOK, env={**here, **env})
     assert (closed.status, closed.stdout, len(closed.lines)) == (125, "", 1)
+
+
+def test_a_gpu_whose_place_is_unknown_moves_no_process(tmp_path: Path) -> None:
+    root = tiny_tree(tmp_path, 0, 1)
+    for device in root.glob("sys/bus/pci/devices/*"):
+        (device / "numa_node").write_text("-1\n")
+        (device / "local_cpulist").write_text(f"{BOTH}\n")
+    env = {"AFFINITYD_SOCKET": "/nonexistent", "AFFINITYD_ROOT": str(root), "LOCAL_RANK": "0"}
+    unknown = "the machine does not say on which NUMA node its GPU is"
+    done = exec_("--strict", "--", *LOOK, env=env)
+    assert (done.cpus, done.lines) == (
+        BOTH,
+        [f"affinityd exec: {unknown}; the command runs unpinned"],
+    )
+    assert exec_("--fail-closed", "--", *LOOK, env=env).status == 125  # noqa: PLR2004
+    bind = "import affinityd, os; print(affinityd.bind().warnings, len(os.sched_getaffinity(0)))"
+    bound = subprocess.check_output(
+        [sys.executable, "-c", bind], env={**os.environ, **env}, text=True
+    )
+    assert bound == f"('{unknown}',) {len(os.sched_getaffinity(0))}\n"
+    pinned = affinityd("pin", "--gpus=0", str(os.getpid()), env=env)
+    assert (pinned.status, pinned.lines) == (
+        1,
+        [f"affinityd pin: {unknown}; name the CPUs: --cpus LIST"],
+    )
 
 
 def test_a_missing_command_is_an_error() -> None:
