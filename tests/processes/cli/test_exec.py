@@ -94,7 +94,7 @@ def test_a_gpu_whose_place_is_unknown_moves_no_process(tmp_path: Path) -> None:
         BOTH,
         [f"affinityd exec: {unknown}; the command runs unpinned"],
     )
-    assert exec_("--fail-closed", "--", *LOOK, env=env).status == 125  # noqa: PLR2004
+    assert exec_("--fail-closed", "--", *LOOK, env=env).status == 125
     bind = "import affinityd, os; print(affinityd.bind().warnings, len(os.sched_getaffinity(0)))"
     bound = subprocess.check_output(
         [sys.executable, "-c", bind], env={**os.environ, **env}, text=True
