@@ -137,7 +137,7 @@ def test_a_node_is_not_drained_while_its_scripts_are_installed_and_upgraded(
     made = nodes[kind]
     run_jobs(made, kind, pinned=True)
     if kind == CPU:
-        run(made, "[ ! -e /run/affinityd ]")  # no note
+        run(made, "[ ! -e /run/affinityd/jobs ]")  # no note
     assert printed(made.folder, "sh", "-ec", SHOW).count(INSTALLED) == 3
 
     new = tmp_path / "new"
