@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from _thread import allocate_lock, start_new_thread
 
 from affinityd import config
 from affinityd.cpuset import CpuSet, format_list, several
@@ -15,7 +16,7 @@ from affinityd.text import one_line, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from affinityd.client.ask_daemon import ProcessPlan
     from affinityd.linux.memory_policy import MemoryPolicy
@@ -44,6 +45,8 @@ REMARKS = {
     ),
 }
 
+PARENT_SECONDS = 0.3  #: for which the environment of the parent is waited for
+
 #: A file that each vendor's driver makes.
 DRIVERS = {"nvidia": "/dev/nvidiactl", "amd": "/dev/kfd", "huawei": "/dev/davinci_manager"}
 AMD = "0x1002"  #: the PCI vendor, in /sys/class/drm/renderDN/device/vendor
@@ -52,30 +55,30 @@ AMD = "0x1002"  #: the PCI vendor, in /sys/class/drm/renderDN/device/vendor
 class ProcessContext:
     """A process: its environment, and the devices and CPUs it may use; all but the CPUs read once.
 
-    `environ` is None if it cannot be read, as of another user; so is `parent_environ`.
+    `environ` is None if it cannot be read, as of another user; so is that of `parent_environ`.
     `devices` are the GPUs whose files it may open, as the request's `granted`: None where there
     are no such files.
     """
 
-    __slots__ = ("devices", "environ", "parent_environ", "pid")
+    __slots__ = ("_parent_environ", "devices", "environ", "pid")
 
     def __init__(
         self,
         pid: int,
         environ: Mapping[str, str] | None,
-        parent_environ: Mapping[str, str] | None,
+        parent_environ: Callable[[], Mapping[str, str] | None],
         devices: str | None,
     ) -> None:
         self.pid = pid
         self.environ = environ
-        self.parent_environ = parent_environ
+        self._parent_environ = parent_environ
         self.devices = devices
 
     @classmethod
     def of_self(cls) -> ProcessContext:
         """Return the context of this process."""
         environ = _with_cpu_limit(os.environ)
-        return cls(os.getpid(), environ, environment_of(os.getppid()), granted_gpus())
+        return cls(os.getpid(), environ, lambda: _read_soon(os.getppid()), granted_gpus())
 
     @classmethod
     def of(cls, process: Stat) -> ProcessContext:
@@ -87,7 +90,7 @@ class ProcessContext:
         if pid == os.getpid():
             return cls.of_self()
         devices = granted_gpus(f"/proc/{pid}/root/dev")
-        return cls(pid, environment_of(pid), environment_of(parent), devices)
+        return cls(pid, environment_of(pid), lambda: _read_soon(parent), devices)
 
     @property
     def mask(self) -> CpuSet:
@@ -114,11 +117,10 @@ class ProcessContext:
         facts = {"cpuset": format_list(cpus), "granted": self.devices, "visible": visible}
         stated = {name: text for name, text in facts.items() if text is not None}
         stated |= {name: text for name, text in chosen.items() if not name.isupper()}
-        if not {"gpus", "rank"} & chosen.keys() and self._shares(visible):
-            rank = local_rank(environ)
-            if rank is not None and rank.variable != environment.SLURM_TASK:
-                stated["rank"] = f"{rank.number}"
-                stated |= {} if rank.size is None else {"ranks": f"{rank.size}"}
+        rank = None if {"gpus", "rank"} & chosen.keys() else local_rank(environ)
+        if rank and rank.variable != environment.SLURM_TASK and self._shares(visible):
+            stated["rank"] = f"{rank.number}"
+            stated |= {} if rank.size is None else {"ranks": f"{rank.size}"}
         variables = [name for name in (*OF_TASK, config.CPUS) if name in environ]
         return (*stated.items(), *((ENV, f"{name}={environ[name]}") for name in variables))
 
@@ -127,9 +129,30 @@ class ProcessContext:
 
         Slurm says by itself which GPUs a task has.
         """
-        if visible is None or self.parent_environ is None or environment.gpus_in(visible) > 1:
+        if visible is None or environment.gpus_in(visible) > 1:
             return False
-        return environment.visible(self.parent_environ, _vendors()) == visible
+        parent_environ = self._parent_environ()
+        return parent_environ is not None and (
+            environment.visible(parent_environ, _vendors()) == visible
+        )
+
+
+def _read_soon(pid: int) -> Mapping[str, str] | None:
+    """Return the environment of another process; None if it cannot be read within PARENT_SECONDS.
+
+    The kernel lets the reader wait for a lock of that process, which a fault may hold for ever.
+    """
+    environs: list[Mapping[str, str] | None] = []
+    is_read = allocate_lock()
+    is_read.acquire()
+
+    def read() -> None:
+        environs.append(environment_of(pid))
+        is_read.release()
+
+    start_new_thread(read, ())
+    is_read.acquire(timeout=PARENT_SECONDS)
+    return environs[0] if environs else None
 
 
 def _with_cpu_limit(environ: Mapping[str, str]) -> Mapping[str, str]:

@@ -32,9 +32,8 @@ if TYPE_CHECKING:
 
     from affinityd.request.environment import Pairs
 
-TIMEOUT = 1.0  #: seconds that a plan may take by default
-TOO_LATE = "finding a plan took too long"
-DAEMON_SHARE = 0.75  #: the daemon's part of a plan's time; the rest is for a plan without it
+TIMEOUT = 1.0  #: seconds that asking a daemon may take by default
+READING = 5  #: times as long may it take to read the machine without one
 
 MAX_ANSWER = 1024 * 1024  #: bytes; a plan for 256 ranks has 60,000
 MAX_REFUSAL = 1000  #: characters of one that are passed on
@@ -105,13 +104,13 @@ def find_plan(
 ) -> ProcessPlan:
     """Return the plan of the process that the query is about.
 
-    `start` is of time.monotonic, `timeout` in seconds. Without a daemon, to read the machine's
-    files may take longer, unless it is `bounded`: then a forked child plans, as a process of one
-    thread may. Raises AffinityError.
+    `start` is of time.monotonic, `timeout` in seconds: to ask a daemon. Without one, to read the
+    machine's files may take READING times as long if it is `bounded`: then a forked child plans,
+    as a process of one thread may. Raises AffinityError.
     """
     trouble = None
     try:
-        return ask_daemons(query, sockets, start + timeout * DAEMON_SHARE)
+        return ask_daemons(query, sockets, start + timeout)
     except NoDaemonError:
         pass
     except DaemonError as error:
@@ -125,10 +124,14 @@ def find_plan(
 
     try:
         text = children.run(
-            lambda: local_plan.plan_text(query, sockets, trouble).encode(), start + timeout
+            lambda: local_plan.plan_text(query, sockets, trouble).encode(),
+            time.monotonic() + READING * timeout,
         )
     except TimeoutError:
-        raise ApplyError("; ".join(filter(None, (TOO_LATE, trouble)))) from None
+        late = (
+            f"this machine could not be read in {READING * timeout:g} s; --timeout gives it longer"
+        )
+        raise ApplyError("; ".join(filter(None, (late, trouble)))) from None
     return _from_text(text.decode(), trouble)
 
 

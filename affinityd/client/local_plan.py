@@ -1,7 +1,7 @@
 """Planning without a daemon: by its node.json, else by this machine's files.
 
-NVML is never called here: every rank would call it at once. Modules that few ranks need are
-imported where they are needed: the others would wait for them.
+NVML is called only for a MIG instance, which no file names: else every rank would call it at once.
+Modules that few ranks need are imported where they are needed: the others would wait for them.
 """
 
 # ruff: noqa: PLC0415, PTH110, PTH113, PTH118, PTH120 - so is pathlib
@@ -17,8 +17,9 @@ from affinityd import config
 from affinityd.config import settings
 from affinityd.config.settings import Settings
 from affinityd.discovery import discover, open_tree, snapshot_nvml
-from affinityd.errors import REFUSALS, AffinityError
+from affinityd.errors import REFUSALS, AffinityError, NoSuchGpuError
 from affinityd.request import formats
+from affinityd.request.devices import names_unknown_mig
 from affinityd.request.query import parse_query
 from affinityd.request.resolve import Caller, Reply, answer
 from affinityd.text import one_line, quote
@@ -102,7 +103,26 @@ def plan_text(query: Pairs, sockets: Sequence[str], trouble: str | None) -> str:
 
 def plan_on_node(node: Node, query: Pairs, caller: Caller | None = None) -> Reply:
     """Return a daemon's answer to a query. Raises AffinityError."""
-    return answer(node, parse_query(query), caller)
+    request = parse_query(query)
+    if not node.replayed and names_unknown_mig(node.topology, request):
+        node = _with_instances(node)
+    return answer(node, request, caller)
+
+
+def _with_instances(node: Node) -> Node:
+    """Return this machine's node with the MIG instances that NVML lists now.
+
+    Raises NoSuchGpuError where NVML does not answer.
+    """
+    from dataclasses import replace
+
+    from affinityd.discovery.machine import Machine
+
+    machine = Machine(settings.load({}, names=("root", "machine", "node_name")))
+    machine.query_drivers()
+    if machine.report and machine.report.error:
+        raise NoSuchGpuError(f"only NVML knows MIG instances: {machine.report.said}")
+    return replace(node, topology=machine.read())
 
 
 def _replayed(chosen: Settings) -> str | None:

@@ -25,6 +25,9 @@ from affinityd.topology.model import Gpu, Topology
 
 UUID_KINDS = ("GPU-", "MIG-")
 FILE_KINDS = ("minor", "drm")
+#: A MIG instance by its GPU's UUID and its numbers there: NVIDIA MIG User Guide, "CUDA Visible
+#: Devices"; so drivers before R470 name it.
+OLDER_MIG = re.compile(r"MIG-(GPU-[0-9a-f-]+)/[0-9]+/[0-9]+")
 MAX_DIGITS = 9  #: of an index that some machine could have
 MAX_INSTANCE = 3  #: digits of an instance's number
 #: A domain has four digits as the kernel writes it, eight as NVML does.
@@ -100,11 +103,25 @@ def is_ambiguous(seen: VisibleDevices, entries: Sequence[str] | None) -> bool:
     return by_index and not seen.by_name and "nvidia" in numbered and len(models) > 1
 
 
-def names_unknown_mig(topology: Topology, *texts: str | None) -> bool:
-    """Return whether a text names a MIG instance that the topology does not have."""
-    names = [name for text in texts if text for name in re.findall(r"MIG-[^,;/\s]+", text)]
-    uuids = [instance.uuid for gpu in topology.gpus for instance in gpu.mig]
-    return any(not any(uuid.startswith(name) for uuid in uuids) for name in names)
+def names_unknown_mig(topology: Topology, request: Request) -> bool:
+    """Return whether a request names a MIG instance that the topology does not have."""
+    texts = (*(request.gpus or ()), request.granted, request.nvidia_visible, request.visible)
+    names = [name for text in texts if text for name in re.findall(r"MIG-[^,;\s]+", text)]
+    nameable = all_devices(topology).nameable
+    return any(not _with_uuid(name, nameable) for name in names)
+
+
+def _with_uuid(name: str, nameable: Sequence[ComputeDevice]) -> list[ComputeDevice]:
+    """Return the devices whose UUIDs begin with a name; of an older one, the GPU's instance."""
+    devices = [device for device in nameable if (device.uuid or "").startswith(name)]
+    older = OLDER_MIG.fullmatch(name)
+    if older and not devices:
+        return [
+            ComputeDevice(device.gpu, name)
+            for device in nameable
+            if device.mig is None and device.gpu.uuid == older[1]
+        ]
+    return devices
 
 
 def device_named(seen: VisibleDevices, entry: str) -> ComputeDevice:
@@ -119,7 +136,7 @@ def device_named(seen: VisibleDevices, entry: str) -> ComputeDevice:
     if bus_id := _pci_bus_id(entry):
         matches = [device for device in seen.nameable if device.gpu.pci_bus_id == bus_id][:1]
     elif entry.startswith(UUID_KINDS) and entry not in UUID_KINDS and "\n" not in entry:
-        matches = [device for device in seen.nameable if (device.uuid or "").startswith(entry)]
+        matches = _with_uuid(entry, seen.nameable)
     else:
         raise InvalidRequestError(
             f"gpus: {quote(entry)} is not an index, UUID or PCI bus id; write them like 0,1 or "
@@ -318,7 +335,7 @@ def _named(
     names = list(takewhile(lambda entry: entry.startswith(kind), entries))
     devices: list[ComputeDevice] = []
     for name in names:
-        matches = [device for device in nameable if (device.uuid or "").startswith(name)]
+        matches = _with_uuid(name, nameable)
         if len(matches) != 1:
             break
         devices += matches

@@ -7,7 +7,8 @@ answers from facts: this machine's first PCI device is its GPU.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -59,12 +60,25 @@ class LiveNode:
     @contextmanager
     def started(self, *arguments: str, at_first: str = ":") -> Iterator[Daemon]:
         """Start the daemon, after a line of sh in its namespace; by default it scans nothing."""
-        then = f'mount --bind "$0" /proc/driver && {at_first} && exec "$@"'
-        mounting = ["sh", "-c", then, os.fspath(self.driver.parent)]
-        before = ["unshare", "--mount", "--map-root-user", *mounting]
         arguments = ("--scan-interval", "off", *arguments)
+        before = self._inside(at_first)
         with started(self.folder, *arguments, env=self._env, before=before) as daemon:
             yield daemon
+
+    def run(self, *command: str, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+        """Run a command here."""
+        return subprocess.run(
+            [*self._inside(), *command],
+            env={**os.environ, **self._env, **env},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def _inside(self, at_first: str = ":") -> list[str]:
+        then = f'mount --bind "$0" /proc/driver && {at_first} && exec "$@"'
+        mounting = ["sh", "-c", then, os.fspath(self.driver.parent)]
+        return ["unshare", "--mount", "--map-root-user", *mounting]
 
     @contextmanager
     def running(self, *arguments: str, at_first: str = ":") -> Iterator[Daemon]:

@@ -50,7 +50,10 @@ CLIENT_OPTIONS = {
         "ucx,nvshmem,uccl,nccl",
         "set the variables of these libraries to the RDMA devices near the GPU",
     ),
-    "timeout": ("SECONDS", "how long a plan may take (default: 1)"),
+    "timeout": (
+        "SECONDS",
+        "to ask a daemon (default: 1); to read the machine, 5 times as long",
+    ),
     "omp": (None, "export OMP_NUM_THREADS, unless it is set"),
     "fail_closed": (None, "fail if the command cannot be pinned"),
     "verbose": (None, "print the rank, GPU, node, CPUs and NICs on stderr"),

@@ -244,8 +244,6 @@ def _add_document(
 
 async def _bring_up_to_date(service: PlanService, watcher: TopologyWatcher, query: bytes) -> None:
     await watcher.refresh()
-    if b"MIG-" in query:  # an instance that was made since the last reading
-        asked = parse_query(pairs_of(query))
-        texts = (*(asked.gpus or ()), asked.granted, asked.nvidia_visible, asked.visible)
-        if names_unknown_mig(service.node.topology, *texts):
-            await watcher.seek_mig()
+    names_mig = b"MIG-" in query  # maybe of an instance that was made since the last reading
+    if names_mig and names_unknown_mig(service.node.topology, parse_query(pairs_of(query))):
+        await watcher.seek_mig()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -50,6 +51,20 @@ def test_nvmls_gpu_is_planned_and_an_unknown_mig_instance_looked_for_once_in_a_w
         node.says(of_gpu=f"mig {OTHER}")
         refusal = daemon.get(f"/plan?gpus={OTHER}")
         assert (refusal.status, OTHER in refusal.json["detail"]) == (404, True)
+
+
+@pytest.mark.parametrize("name", [MIG, f"MIG-{UUID}/1/0"])
+def test_a_mig_job_is_planned_without_a_daemon_or_told_what_is_missing(
+    node: Node, name: str
+) -> None:
+    env = {"AFFINITYD_SOCKET": "/nonexistent", "CUDA_VISIBLE_DEVICES": name}
+    job = (sys.executable, "-m", "affinityd", "exec", "-v", "--timeout=60", "--", "true")
+    node.says(of_gpu=f"mig {MIG}")
+    planned = node.run(*job, env=env)
+    assert (planned.returncode, "GPU 0" in planned.stderr) == (0, True), planned.stderr
+    node.says("nvmlInitWithFlags 9")
+    lines = node.run(*job, env=env).stderr
+    assert "only NVML knows MIG instances: NVML" in lines
 
 
 def test_between_scans_nothing_holds_the_driver_and_the_daemon_seldom_wakes_up(

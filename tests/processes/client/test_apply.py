@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from affinityd.cpuset import format_list, parse_list
 from affinityd.linux.processes import Stat, stat_of
 from tests.support.children import program
 from tests.support.cpusets import cpuset, needs_cpuset
+from tests.support.daemons import PATIENCE
 
 CPUS = sorted(os.sched_getaffinity(0))
 FIRST = str(CPUS[0])
@@ -230,9 +232,20 @@ def test_another_process_has_its_own_environment_dev_and_parent(
         found = ProcessContext.of(present_stat(child.pid))
         assert (found.pid, {*found.mask}) == (child.pid, os.sched_getaffinity(0))
     assert found.environ == environ
-    assert (found.parent_environ or {})["PATH"] == os.environ["PATH"]
     query = found.query({"mode": "even"}, frozenset({4}))
     assert {("visible", "1"), ("granted", "minor:2"), ("mode", "even")} <= {*query}
+
+
+def test_a_parent_whose_environment_cannot_be_read_in_time_counts_as_unread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As one whose memory is locked for ever; the kernel offers no way to wait for less."""
+    monkeypatch.setattr(apply, "environment_of", lambda _pid: time.sleep(PATIENCE))
+    environ = {"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "2"}
+    process = ProcessContext(0, environ, lambda: apply._read_soon(1), devices=None)
+    began = time.monotonic()
+    assert "rank" not in dict(process.query({}, frozenset({0})))
+    assert time.monotonic() - began < PATIENCE / 2
 
 
 def test_a_process_with_an_unreadable_environment_has_no_visible_gpus() -> None:

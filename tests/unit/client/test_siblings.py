@@ -83,7 +83,7 @@ class Rank:
         parent = self.launch.parent
         if parent:
             parent = {variable: parent[variable].format(**facts)}
-        process = ProcessContext(0, said, parent, devices=None)
+        process = ProcessContext(0, said, lambda: parent, devices=None)
         return plan_on_node(Node(self.topology), process.query(chosen, self.cpus))
 
 

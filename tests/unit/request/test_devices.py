@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from affinityd.errors import AffinityError, InvalidRequestError, NoSuchGpuError
 from affinityd.request.devices import ComputeDevice, VisibleDevices, names_unknown_mig, read_visible
+from affinityd.request.parameters import Request
 from affinityd.topology.model import Gpu, MigInstance, Topology
 from tests.support.asking import ask, codes, is_one_short_line
 from tests.support.machines.by_hand import made
@@ -213,9 +214,10 @@ def test_a_gpu_in_a_high_pci_domain_is_named_as_sysfs_and_nvml_name_it() -> None
 
 def test_an_unknown_mig_instance_is_noticed() -> None:
     """MIG-a is the beginning of some that are known."""
-    assert not names_unknown_mig(EIGHT, None, "", "GPU-00", "0", "MIG-a1", "MIG-a")
-    for text in ("MIG-b", "0,MIG-a1,MIG-b", "ROCR_VISIBLE_DEVICES=MIG-b;x"):
-        assert names_unknown_mig(EIGHT, None, text)
+    for known in ("", "GPU-00", "0", "MIG-a1", "MIG-a"):
+        assert not names_unknown_mig(EIGHT, Request(visible=known))
+    for text in ("MIG-b", "0,MIG-a1,MIG-b", "ROCR_VISIBLE_DEVICES=MIG-b;x", "MIG-GPU-ff/1/0"):
+        assert names_unknown_mig(EIGHT, Request(visible=text))
 
 
 def test_a_gpu_that_is_lost_leaves_a_gap_in_the_numbers_not_another_gpu() -> None:
