@@ -18,7 +18,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from affinityd.errors import InvalidRequestError, NoSuchGpuError
-from affinityd.request.environment import VISIBLE
+from affinityd.request.environment import ASCEND, CUDA, VISIBLE
 from affinityd.request.parameters import Request
 from affinityd.text import quote
 from affinityd.topology.model import Gpu, Topology
@@ -30,8 +30,8 @@ FILE_KINDS = ("minor", "drm")
 OLDER_MIG = re.compile(r"MIG-(GPU-[0-9a-f-]+)/[0-9]+/[0-9]+")
 MAX_DIGITS = 9  #: of an index that some machine could have
 MAX_INSTANCE = 3  #: digits of an instance's number
-#: A domain has four digits as the kernel writes it, eight as NVML does.
-PCI_BUS_ID = re.compile(r"([0-9a-f]{4}|[0-9a-f]{8}):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
+#: A domain has four digits or more as the kernel writes it, eight as NVML does.
+PCI_BUS_ID = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
 #: As strtoul(3) reads: blanks of isspace(3), a sign, digits, of which leading zeros do not count.
 STRTOUL = re.compile(r"[ \t\n\r\f\v]*([+-]?)(?=[0-9])0*([0-9]*)")
 ULONG_MAX = 2**64 - 1
@@ -57,6 +57,7 @@ class VisibleDevices(NamedTuple):
     by_index: Mapping[int, ComputeDevice]  #: ascending
     nameable: tuple[ComputeDevice, ...]  #: by UUID or PCI bus id
     by_name: bool  #: the numbering comes from a list of UUIDs, so its order is certain
+    hidden_by: str | None = None  #: the variable, with its value, that leaves none visible
 
 
 #: How a request names a device, or would have, and the device.
@@ -82,7 +83,8 @@ def named(seen: VisibleDevices, names: Sequence[str] | None) -> tuple[Entry, ...
     """
     if names is None:
         if not seen.by_index:
-            raise NoSuchGpuError(f"no GPU is visible to the caller; {_present(seen)}")
+            cause = f": {seen.hidden_by} names none" if seen.hidden_by else ""
+            raise NoSuchGpuError(f"no GPU is visible to the caller{cause}; {_present(seen)}")
         return tuple((str(index), device) for index, device in seen.by_index.items())
     devices = {name: device_named(seen, name) for name in dict.fromkeys(names)}
     return tuple((name, devices[name]) for name in names)
@@ -283,22 +285,25 @@ def read_visible(value: str | None, granted: VisibleDevices) -> VisibleDevices:
     Indices count in `by_index`, UUIDs name any that is `nameable`.
     """
     seen = granted
-    for part in _lists(value):
+    vendors = {device.gpu.vendor for device in granted.by_index.values()}
+    by_value = ASCEND if vendors == {"huawei"} else CUDA
+    for variable, part in _lists(value, by_value):
         devices = _read_list(part, seen.by_index, seen.nameable)
         by_name = seen.by_name or part.startswith(UUID_KINDS)
-        seen = VisibleDevices(dict(enumerate(devices)), devices, by_name)
+        hidden_by = seen.hidden_by or (None if devices else f"{variable}={quote(part)}")
+        seen = VisibleDevices(dict(enumerate(devices)), devices, by_name, hidden_by)
     return seen._replace(nameable=granted.nameable)
 
 
-def _lists(value: str | None) -> Iterator[str]:
-    """Yield the lists that are applied one after the other."""
+def _lists(value: str | None, variable: str) -> Iterator[tuple[str, str]]:
+    """Yield the variables and their lists that are applied one after the other."""
     if value is None:
         return
     assigned = dict(part.strip().partition("=")[::2] for part in value.split(";"))
     if assigned.keys() <= set(VISIBLE["amd"]):
-        yield from (assigned[name] for name in VISIBLE["amd"] if name in assigned)
+        yield from ((name, assigned[name]) for name in VISIBLE["amd"] if name in assigned)
     else:
-        yield value
+        yield variable, value
 
 
 def _read_list(

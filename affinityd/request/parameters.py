@@ -169,10 +169,20 @@ def _read_count(text: str) -> int:
 
 
 def _read_entries(text: str) -> tuple[str, ...]:
-    names = tuple(entry.strip() for entry in _read_listed(text).split(","))
+    names: list[str] = []
+    for entry in map(str.strip, _read_listed(text).split(",")):
+        begin, _, end = entry.partition("-")
+        first, last = whole_number(begin, MAX_NUMBER), whole_number(end, MAX_NUMBER)
+        if first is None or last is None:
+            names.append(entry)
+            continue
+        if last < first:
+            raise ValueError(f"{quote(entry)} is not a range; write it like 0-3")
+        _few(len(names) + last + 1 - first, "entries")
+        names += map(str, range(first, last + 1))
     if "" in names:
-        raise ValueError(f"{quote(text)} has an empty entry; write it like 0,1")
-    return names
+        raise ValueError(f"{quote(text)} has an empty entry; write it like 0,1 or 0-3")
+    return tuple(names)
 
 
 def _read_gpus(text: str) -> tuple[str, ...] | None:
@@ -243,7 +253,7 @@ PARAMETERS = {
         _read_gpus,
         (
             "one entry for each rank, in local-rank order: index, UUID, UUID prefix, PCI "
-            "bus id; or just all"
+            "bus id, range of indices; or just all"
         ),
         {"type": "string", "default": "all"},
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from affinityd.cli.console import aligned, say
@@ -77,6 +78,10 @@ def run(arguments: argparse.Namespace) -> int:
     process = ProcessContext.of_self() if machine.is_live else None
     caller = Caller(process.mask, process.cpuset) if process else None
     node = Node(machine.read(), settings.reserved_cpus)
+    if not node.topology.gpus and machine.is_live:
+        say("affinityd plan: this machine has no GPU; --machine plans on another, like dgx-a100")
+    if process and request.visible is None:  # as for exec and bind
+        request = replace(request, visible=process.visible)
     reply = answer(node, request, caller)
     write_svg(arguments, node.topology, lambda: marks_of(reply, node.reserved))
     if form == TABLE:

@@ -67,6 +67,13 @@ def test_a_mig_job_is_planned_without_a_daemon_or_told_what_is_missing(
     assert "only NVML knows MIG instances: NVML" in lines
 
 
+def test_plan_reads_the_caller_s_variable_as_exec_does(node: Node) -> None:
+    plan = (sys.executable, "-m", "affinityd", "plan")
+    assert node.run(*plan, env={"CUDA_VISIBLE_DEVICES": UUID}).returncode == 0
+    hidden = node.run(*plan, env={"CUDA_VISIBLE_DEVICES": "-1"})
+    assert (hidden.returncode, "CUDA_VISIBLE_DEVICES='-1' names none" in hidden.stderr) == (1, True)
+
+
 def test_between_scans_nothing_holds_the_driver_and_the_daemon_seldom_wakes_up(
     node: Node,
 ) -> None:

@@ -136,7 +136,7 @@ granted: no GPU 1; visible are 0 (0000:08:00.0)
 none granted                | eight  | granted=none                 | \
 granted=none: the caller was given no GPU
 none visible                | mixed-models | visible=               | \
-no GPU is visible to the caller; {NAMES}
+no GPU is visible to the caller: CUDA_VISIBLE_DEVICES='' names none; {NAMES}
 none                        | laptop |                              | \
 no GPU is visible to the caller; this machine has none
 """),
@@ -151,7 +151,7 @@ def test_a_gpu_that_is_not_here_is_told_with_those_that_are(
 
 NO_DEVICES = {
     "gpus": (
-        *("x", "-1", "1.0", "0-3", "٣", "GPU-", "gpu-000000", "07:00.0", "000:07:00.0"),
+        *("x", "-1", "1.0", "0-x", "٣", "GPU-", "gpu-000000", "07:00.0", "000:07:00.0"),
         *("0000:07:00.8", "0000:07:00.0\nx"),
     ),
     "granted": ("x", "0,none", "all", "minor:", "minor:-1", "minor:٣", "MINOR:1", "minor:1e9"),
@@ -209,7 +209,8 @@ def test_models_are_told_apart_by_pci_id_where_nothing_names_them() -> None:
 def test_a_gpu_in_a_high_pci_domain_is_named_as_sysfs_and_nvml_name_it() -> None:
     topology = made({0: "0-3"})
     gpu = replace(topology.gpus[0], pci_bus_id="10000:01:00.0")
-    assert indices(replace(topology, gpus=(gpu,)), "gpus=00010000:01:00.0") == "0"
+    for name in ("00010000:01:00.0", "10000:01:00.0"):
+        assert indices(replace(topology, gpus=(gpu,)), f"gpus={name}") == "0"
 
 
 def test_an_unknown_mig_instance_is_noticed() -> None:

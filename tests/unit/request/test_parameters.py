@@ -57,6 +57,7 @@ def test_every_default_is_the_contract_s() -> None:
         ("visible", "", ""),
         ("visible", " 0,x", " 0,x"),
         ("granted", "0, minor:3", "0,minor:3"),
+        ("gpus", "GPU-1-2,0-2, 7", ("GPU-1-2", "0", "1", "2", "7")),
         *(("format", name, name) for name in FORMATS),
         *(("mode", f"single{dash}unique", "single_unique") for dash in "-_"),
         *(("share", name, name) for name in ("requested", "node", "auto")),
@@ -74,7 +75,9 @@ def test_a_value_is_read(name: str, text: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "problem"),
     [
-        ("gpus", "0,,1", "{} has an empty entry; write it like 0,1"),
+        ("gpus", "0,,1", "{} has an empty entry; write it like 0,1 or 0-3"),
+        ("gpus", "3-0", "{} is not a range; write it like 0-3"),
+        ("gpus", "0-9999", "10000 entries are too many; the most is 256"),
         ("gpus", "all,0", "{}: all stands alone, not in a list"),
         ("rank", "1-0", "{} is not a list of ranks; write it like 0,1 or 0-3"),
         ("mode", "no-such", f"{{}} is not one of {', '.join(MODES)}"),
