@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.slurm.release import HOST, NIGHTLY, SUITES
+from tests.e2e.slurm.rig import HOST, NIGHTLY, SUITES
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

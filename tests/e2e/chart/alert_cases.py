@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.e2e.chart.series import (
+from tests.e2e.chart.promtool import (
     FAR,
     TOTAL,
     UNPLACED,

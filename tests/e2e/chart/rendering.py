@@ -1,18 +1,25 @@
-"""The chart, rendered by helm itself: once in a process for each choice of values."""
+"""The chart, rendered by helm itself: once in a process for each choice of values.
+
+`python -m tests.e2e.chart.rendering` writes the golden manifests again; review the difference as
+one who installs the chart would. Of each option there is what it changes.
+"""
 
 from __future__ import annotations
 
+import difflib
 import json
+import re
 import shlex
 import subprocess
 from collections.abc import Iterable, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from tests.e2e.chart import tools
-from tests.support.paths import REPOSITORY
+from tests.support.paths import DATA, REPOSITORY
 
 CHART = REPOSITORY / "deploy" / "helm" / "affinityd"
 #: One small file an option; a user of the chart may learn from them, too.
@@ -96,3 +103,30 @@ def container(text: str) -> Any:  # noqa: ANN401 - YAML
     """Return the daemon's container."""
     (only,) = pod(text)["containers"]
     return only
+
+
+# Golden manifests.
+
+
+#: The dashboards and rules, which nobody reads there.
+_files = re.compile(r"^(  [\w-]+\.json: \|\n|  groups:\n)(?: {4}.*\n)+", re.MULTILINE).sub
+_places = re.compile(r"^@@ .* @@$", re.MULTILINE).sub
+REMAKE = "python -m tests.e2e.chart.golden re-makes it"
+
+
+def golden_path(option: str) -> Path:
+    """Return where an option's golden manifests are."""
+    suffix = "yaml" if option == "default" else "diff"
+    return DATA / "golden" / "chart" / f"{option}.{suffix}"
+
+
+def looked_at(option: str) -> str:
+    """Return the default's manifests, or what another option changes of them."""
+    default, its = (_files(r"\1", rendered(it)).splitlines() for it in ("default", option))
+    lines = difflib.unified_diff(default, its, "default", option, lineterm="", n=2)
+    return "\n".join(default if option == "default" else [_places("@@", it) for it in lines]) + "\n"
+
+
+if __name__ == "__main__":
+    for option in OPTIONS:
+        golden_path(option).write_text(looked_at(option), encoding="utf-8")

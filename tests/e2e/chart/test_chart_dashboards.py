@@ -17,11 +17,25 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from affinityd.enforce.model import REASONS
 from affinityd.topology.nearness import CAUSES
 from deploy.grafana.__main__ import main as write
-from tests.e2e.chart import series as made
-from tests.e2e.chart.promtool import asked, play
+from tests.e2e.chart.promtool import (
+    FAR,
+    GPU07,
+    GPU08,
+    TOTAL,
+    UNPLACED,
+    Played,
+    Series,
+    asked,
+    clustered,
+    far_gpu,
+    labels,
+    of_gpu,
+    play,
+    remedied,
+    util,
+)
 from tests.e2e.chart.rendering import objects
-from tests.e2e.chart.series import Series, far_gpu, labels, remedied, util
-from tests.e2e.prometheus.queries import FOLDER, documents, filled_in
+from tests.e2e.prometheus.server import FOLDER, documents, filled_in
 
 Board = Mapping[str, Any]
 
@@ -29,7 +43,7 @@ BOARDS: Mapping[str, Board] = dict(documents())
 FLEET, NODE = BOARDS["fleet"], BOARDS["node"]
 EACH = pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
 #: Of GPU07, which has no label `cluster`.
-CHOSEN = {"cluster": "", **made.GPU07, "__range": "8m", "__rate_interval": "5m"}
+CHOSEN = {"cluster": "", **GPU07, "__range": "8m", "__rate_interval": "5m"}
 
 
 def exprs(board: Board) -> list[str]:
@@ -72,7 +86,7 @@ def test_a_gpu_whose_place_is_not_known_is_in_no_share(tmp_path: Path) -> None:
     shares = [it for it in exprs(NODE) if "remote_cpu_seconds" in it and "/" in it]
     shares = [filled_in(it, CHOSEN) for it in shares if "DCGM" not in it]
     assert len(shares) == 3
-    samples = {made.TOTAL: "0+120x9", made.FAR: "0+30x9", made.UNPLACED: "0+600x9"}
+    samples = {TOTAL: "0+120x9", FAR: "0+30x9", UNPLACED: "0+600x9"}
     gpu = labels(gpu="0", pci_bus_id="0000:00:00.0")
     answers = [{gpu if "sum by" in it else "{}": 0.25} for it in shares]
     play(tmp_path, *(asked(it, samples, 8, its) for it, its in zip(shares, answers, strict=True)))
@@ -81,9 +95,9 @@ def test_a_gpu_whose_place_is_not_known_is_in_no_share(tmp_path: Path) -> None:
 def test_far_time_is_weighed_by_the_largest_measured_ratio_of_its_gpu(tmp_path: Path) -> None:
     ratio = "affinityd_measured_ratio"
     samples = {
-        **{made.of_gpu(ratio, numa_node=node): f"{it}x9" for node, it in (("0", 1), ("1", 1.5))},
-        made.FAR: "0+30x9",
-        made.of_gpu("affinityd_gpu_remote_cpu_seconds_total", 1): "0+30x9",  # not measured
+        **{of_gpu(ratio, numa_node=node): f"{it}x9" for node, it in (("0", 1), ("1", 1.5))},
+        FAR: "0+30x9",
+        of_gpu("affinityd_gpu_remote_cpu_seconds_total", 1): "0+30x9",  # not measured
     }
     (query,) = (it for it in exprs(NODE) if ratio in it)
     gpu = labels(gpu="0", pci_bus_id="0000:00:00.0")
@@ -136,7 +150,7 @@ def test_a_far_gpu_that_dcgm_sees_idle_has_its_pod(tmp_path: Path) -> None:
 def test_what_the_nics_of_a_gpu_carry_is_joined_by_node_device_and_port(tmp_path: Path) -> None:
     """node_exporter's series name the node by a label, or by the instance alone."""
     samples = {
-        made.of_gpu("affinityd_gpu_nic_info", gpu, device=device, port="1", link="PIX"): "1x9"
+        of_gpu("affinityd_gpu_nic_info", gpu, device=device, port="1", link="PIX"): "1x9"
         for gpu, device in ((0, "mlx5_0"), (0, "mlx5_1"), (1, "mlx5_1"))
     }
     counter = "node_infiniband_port_data_received_bytes_total"
@@ -177,41 +191,6 @@ def test_each_query_is_of_the_prometheus_cluster_and_scrape_jobs_that_are_chosen
 
 
 @EACH
-def test_a_dashboards_panels_do_not_lie_upon_each_other(board: Board) -> None:
-    places = [panel["gridPos"] for panel in board["panels"]]
-    covered = [
-        (it["x"] + right, it["y"] + down)
-        for it in places
-        for right in range(it["w"])
-        for down in range(it["h"])
-    ]
-    assert len(covered) == len(set(covered))
-    assert max(x for x, _ in covered) < 24
-    assert len({panel["id"] for panel in board["panels"]}) == len(places)
-
-
-@EACH
-def test_a_panel_says_what_its_numbers_are_and_what_to_do_about_them(board: Board) -> None:
-    for panel in (it for it in board["panels"] if it["type"] not in {"row", "text"}):
-        defaults = panel["fieldConfig"]["defaults"]
-        looks = [it["id"] for of in panel["fieldConfig"]["overrides"] for it in of["properties"]]
-        assert "unit" in {*defaults, *looks} or defaults.get("mappings"), panel["title"]
-        assert panel["description"], panel["title"]
-
-
-@EACH
-def test_a_table_names_every_column_of_what_it_asks(board: Board) -> None:
-    for panel in (it for it in board["panels"] if it["type"] == "table"):
-        (organize,) = (it for it in panel["transformations"] if it["id"] == "organize")
-        renamed = organize["options"]["renameByName"]
-        values = {name for name in renamed if name.startswith("Value")}
-        assert values == {f"Value #{target['refId']}" for target in panel["targets"]}
-        (sorted_by,) = panel["options"]["sortBy"]
-        titled = {it["matcher"]["options"] for it in panel["fieldConfig"]["overrides"]}
-        assert titled == set(renamed.values()) >= {sorted_by["displayName"]}
-
-
-@EACH
 def test_links_lead_to_dashboards_that_are_there(board: Board) -> None:
     urls = re.findall(r'"url": "([^"]*)"', json.dumps(board))
     chosen = "?${datasource:queryparam}&${cluster:queryparam}&${job:queryparam}"
@@ -230,3 +209,63 @@ def test_texts_have_a_remedy_for_every_cause_and_explain_every_reason() -> None:
     assert bold(FLEET, "What to do") == set(CAUSES)
     for board in BOARDS.values():
         assert bold(board, "Left alone: why, and what to do") == set(REASONS)
+
+
+# The GPU-hours of the fleet dashboard's table of jobs, played by promtool.
+
+
+WINDOW, NOW = 7200, 80  #: seconds, and the minute of the question
+SLURM = {"scheduler": "slurm", "job_id": "4711"}
+POD = {"scheduler": "kubernetes", "job_id": "8a1f", "namespace": "team", "pod": "train-0"}
+GOOD = {"scheduler": "slurm", "job_id": "4712"}
+HOUR = "0+60x60 3600x5 stale"  #: of one GPU, and the five minutes that a daemon remembers a job
+
+
+def told(place: Mapping[str, str], job: Mapping[str, str], held: str, **far: str) -> Series:
+    """Return a daemon's series of a job: the seconds of its GPUs, and those far by cause."""
+    name, its = "affinityd_job_{}gpu_seconds_total", {**place, **job}
+    by_cause = {cause: far.get(cause, "0x65 stale") for cause in ("allocation", "mask")}
+    return {f"{name.format('')}{labels(its)}": held} | {
+        f"{name.format('mismatched_')}{labels(its, cause=cause)}": text
+        for cause, text in by_cause.items()
+    }
+
+
+#: A job on two nodes: on the second the daemon restarts after half an hour, and has a new address.
+SPANS = {
+    **told(GPU07, SLURM, "0+120x60 7200x5 stale", allocation="0+120x60 7200x5 stale"),
+    **told(GPU08, SLURM, "0+60x30 stale", mask="0+60x30 stale"),
+    **told(
+        {**GPU08, "instance": "c"},
+        SLURM,
+        "_x31 0+60x30 1800x5 stale",
+        mask="_x31 0+60x30 1800x5 stale",
+    ),
+}
+#: One whose daemon restarts at the same address; its second half is near.
+RESTARTS = told(GPU07, POD, "0+60x30 0+60x30 1800x5 stale", mask="0+60x30 0x36 stale")
+PLAYED = {**SPANS, **RESTARTS, **told(GPU08, GOOD, HOUR)}
+
+
+def rounded(expr: str, answers: Mapping[str, float]) -> Played:
+    """Return a test: to a tenth, a query of two clusters has these answers."""
+    return asked(f"round({expr}, 0.1)", {**PLAYED, **clustered(PLAYED, "east")}, NOW, answers)
+
+
+def test_gpu_hours_survive_restarts_and_new_addresses(tmp_path: Path) -> None:
+    chosen = {"$cluster": "", "$job": "affinityd", "$node": ".*", "$__range": f"{WINDOW}s"}
+    panels = (it for name, board in documents() if name == "fleet" for it in board["panels"])
+    (table,) = (it for it in panels if it["title"].startswith("Which jobs were placed far"))
+    rows = [
+        labels(SLURM, cause="allocation"),
+        labels(SLURM, cause="mask"),
+        labels(POD, cause="mask"),
+    ]
+    answers = ((2, 1, 0.5), (0.7, 0.3, 0.5), (1, 1, 1))  # hours, their share, nodes
+    tests = []
+    for target, values in zip(table["targets"], answers, strict=True):
+        expr = target["expr"].replace("$job_id", ".*")
+        for name, value in chosen.items():
+            expr = expr.replace(name, value)
+        tests.append(rounded(expr, dict(zip(rows, values, strict=True))))
+    play(tmp_path, *tests)

@@ -2,43 +2,48 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from affinityd.config.settings import NAMES
-from tests.e2e.chart import golden
-from tests.e2e.chart.pod_security import against_baseline, against_restricted
+from affinityd.config.settings import MEASURED, NAMES
+from affinityd.daemon.policy_document import parse
 from tests.e2e.chart.rendering import (
     CHART,
     NAMESPACE,
     OPTIONS,
+    REMAKE,
     chosen,
     container,
     daemon_set,
+    golden_path,
     helm,
+    looked_at,
     objects,
     pod,
+    rendered,
+    with_values,
 )
-from tests.e2e.chart.schemas import NEWEST, OLDEST, validate
+from tests.e2e.chart.standards import (
+    NEWEST,
+    OLDEST,
+    against_baseline,
+    against_restricted,
+    validate,
+)
 from tests.support import privileges
 
 EVERY_OPTION = pytest.mark.parametrize("option", OPTIONS)
 CUSTOM = "monitoring.coreos.com/v1"
 
-#: What a container sees of the node → the file of the table of privileges that it is.
-SEEN = {"/host/cgroup": "/sys/fs/cgroup", "/var/log/pods": "/var/log/pods"}
-POLICY, SOCKET = "/etc/affinityd", "/run/affinityd"
-#: Folders that take root, and no capability.
-KUBELET, NRI = "/var/lib/kubelet/pod-resources", "/run/nri"
-MEASURED = "/var/lib/affinityd"  #: of a file that any user may read
-
 
 @EVERY_OPTION
 def test_the_manifests_are_those_that_were_looked_at(option: str) -> None:
-    assert golden.looked_at(option) == golden.path(option).read_text(), golden.REMAKE
+    assert looked_at(option) == golden_path(option).read_text(), REMAKE
 
 
 def test_there_is_no_golden_of_another_option() -> None:
-    assert {*golden.path("default").parent.iterdir()} == {golden.path(it) for it in OPTIONS}
+    assert {*golden_path("default").parent.iterdir()} == {golden_path(it) for it in OPTIONS}
 
 
 @pytest.mark.parametrize("option", ["default", "everything"])
@@ -101,19 +106,6 @@ def test_a_monitor_finds_the_daemons(option: str) -> None:
     assert found[monitor["spec"]["jobLabel"]] == "affinityd"
 
 
-@EVERY_OPTION
-def test_it_sees_files_that_a_feature_reads_and_writes_to_its_folder_alone(option: str) -> None:
-    mounts = {
-        it["mountPath"]: it.get("readOnly", False) for it in container(option)["volumeMounts"]
-    }
-    assert mounts.keys() <= {SOCKET, POLICY, KUBELET, NRI, MEASURED, *SEEN} | (
-        {"/node"} if option == "extras" else set()
-    )
-    assert [place for place, read_only in mounts.items() if not read_only] == [SOCKET]
-    assert {SEEN[it] for it in mounts if it in SEEN} <= set(privileges.items("reads"))
-    assert set(privileges.items("writes")) == {SOCKET}
-
-
 AUDIT = ["hostPID", "hostPath", "hostPath"]
 READ, NICE, TRACE = (f"capability {it}" for it in ("DAC_READ_SEARCH", "SYS_NICE", "SYS_PTRACE"))
 
@@ -135,3 +127,122 @@ def test_what_the_baseline_pod_security_standard_bars(option: str, barred: list[
 def test_without_the_folder_the_daemon_meets_the_restricted_standard() -> None:
     assert list(against_restricted(pod("service-only"))) == []
     assert "root" in set(against_restricted(pod("default")))
+
+
+# What values make of the daemon: what it is told, and what it may do.
+
+
+START = ["serve", "--socket=/run/affinityd/affinityd.sock"]
+START += ["--listen=0.0.0.0:9465", "--listen-plan=0.0.0.0:9466", "--log-format=json"]
+
+#: Values, further arguments, what these are of the features in docs/privileges.md, and the
+#: RuntimeClass that brings NVML.
+ROWS = """
+ | --scan-interval=off | |
+audit.enabled=true | | callers | nvidia
+audit.enabled=true audit.runtimeClassName= | | callers |
+audit.runtimeClassName=nvidia | --scan-interval=off | |
+audit.enabled=true runtimeClassName=nvidia-legacy settings.scanInterval=60 \
+ | --scan-interval=60 | callers | nvidia-legacy
+hostPID=true settings.scanInterval=false | --scan-interval=off | callers |
+hostPID=true settings.scanInterval=null settings.jobSeries=0 | | callers |
+hostPID=true settings.jobSeries=20 | --job-series=20 | callers |
+settings.reservedCpus=0 | --reserved-cpus=0 --scan-interval=off | |
+settings.reservedCpus=null | --scan-interval=off | |
+enforce.mode=false enforce.policy=x | --scan-interval=off | |
+hostPID=true enforce.readEnvironments=true | | callers |
+hostPID=true enforce.mode=observe | --enforce=observe | enforce observe |
+hostPID=true enforce.mode=observe enforce.readEnvironments=true \
+ | --enforce=observe | enforce observe, environments |
+hostPID=true enforce.mode=pin enforce.policy=x \
+ | --enforce=pin --enforce-policy=/etc/affinityd/policy.toml | enforce pin |
+hostPID=true enforce.mode=pin enforce.readEnvironments=true \
+ | --enforce=pin | enforce pin, environments |
+"""
+
+
+@pytest.mark.parametrize(
+    ("values", "arguments", "features", "nvml"),
+    [[part.strip() for part in row.split("|")] for row in ROWS.strip("\n").splitlines()],
+)
+def test_a_daemon_is_told_what_was_chosen_and_may_do_what_that_takes_and_no_more(
+    values: str, arguments: str, features: str, nvml: str
+) -> None:
+    daemon, made = container(values), pod(values)
+    assert daemon["args"] == [*START, *arguments.split()]
+    variables = {it["name"]: it.get("value") for it in daemon["env"]}
+    brought = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "utility"}
+    assert variables == {"AFFINITYD_NODE_NAME": None, **(brought if nvml else {})}
+    assert made.get("runtimeClassName", "") == nvml
+    named = ("plans", *filter(None, features.split(", ")))
+    capabilities, namespaces = (
+        {item for name in named for item in privileges.needs(name, kind)}
+        for kind in ("capabilities", "namespaces")
+    )
+    assert made.get("hostPID", False) == ("pid" in namespaces)
+    context = {**made["securityContext"], **daemon["securityContext"]}
+    added = context["capabilities"].get("add", [])
+    assert set(added) == capabilities
+    user = 0 if added else 65532  # no other user than root has capabilities
+    assert context == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"], **({"add": added} if added else {})},
+        "readOnlyRootFilesystem": True,
+        "runAsNonRoot": not added,
+        "runAsUser": user,
+        "runAsGroup": user,
+        "seccompProfile": {"type": "Unconfined" if "memory" in features else "RuntimeDefault"},
+    }
+    (step,) = made["initContainers"]
+    assert f"chown -R {user}:{user} /run/affinityd\n" in step["args"][0]
+    assert step["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN"]}
+
+
+def test_the_folder_of_a_measurement_is_where_the_daemon_looks_for_it() -> None:
+    asks = "audit.enabled=true audit.measuredFolder=/data/measured"
+    assert {it["name"] for it in pod("audit.enabled=true")["volumes"]} == {"socket", "cgroups"}
+    (volume,) = (it for it in pod(asks)["volumes"] if it["name"] == "measured")
+    assert volume["hostPath"] == {"path": "/data/measured", "type": "DirectoryOrCreate"}
+    (mount,) = (it for it in container(asks)["volumeMounts"] if it["name"] == "measured")
+    assert (mount["mountPath"], mount["readOnly"]) == (os.path.dirname(MEASURED), True)  # noqa: PTH120
+
+
+@pytest.mark.parametrize(
+    ("socket", "mounted"),
+    [
+        ("socket.enabled=false", []),
+        ("socket.hostPath=/srv/affinityd", ["--nri-mount=/srv/affinityd"]),
+    ],
+)
+def test_containers_get_the_nodes_folder_of_the_socket(socket: str, mounted: list[str]) -> None:
+    arguments = container(f"kubernetes.nri.enabled=true {socket}")["args"]
+    assert [it for it in arguments if it.startswith("--nri-")] == mounted
+
+
+def test_one_value_sets_what_the_older_ones_set_together() -> None:
+    assert rendered("audit.enabled=true") == rendered("hostPID=true runtimeClassName=nvidia")
+
+
+@pytest.mark.parametrize(
+    ("mode", "policy"),
+    [
+        ("off", '[[rule]]\nnamespace = "a"'),
+        ("observe", f"\n\n#\ttab\n  mode = 'node'\n# {'a: b' * 99}\n"),
+        ("pin", '[[rule]]\nuser = "podman"'),
+        ("pin", '[[rule]]\nnamespace = "a"'),
+    ],
+)
+def test_a_policy_arrives_as_it_was_written_and_pods_where_it_asks_for_them(
+    mode: str, policy: str
+) -> None:
+    made = with_values({"hostPID": True, "enforce": {"mode": mode, "policy": policy}})
+    data = made.get("ConfigMap/affinityd-policy", {}).get("data")
+    assert data == (None if mode == "off" else {"policy.toml": policy})
+    its = made["DaemonSet/affinityd"]["spec"]["template"]["spec"]
+    volumes = [it["hostPath"]["path"] for it in its["volumes"] if it["name"] == "pods"]
+    assert volumes == ["/var/log/pods"] * (mode != "off" and "namespace" in policy)
+
+
+def test_the_policy_of_the_example_is_one() -> None:
+    policy = objects("pin")["ConfigMap/affinityd-policy"]["data"]["policy.toml"]
+    assert len(parse(policy).rules) == 2

@@ -9,31 +9,29 @@ from pathlib import Path
 from tests.e2e.chart.alert_cases import BUILD, CASES, GENERATION, OTHER_UP, UNTENDED
 from tests.e2e.chart.promtool import (
     ALERTS,
-    RECORDS,
-    RULES,
-    RUNBOOK,
-    Played,
-    alerted,
-    asked,
-    play,
-    promtool,
-)
-from tests.e2e.chart.rendering import loaded, objects
-from tests.e2e.chart.series import (
     FAR,
     FLEET,
     GPU07,
+    RECORDS,
     REMEDY,
+    RULES,
+    RUNBOOK,
     TOTAL,
     UNPLACED,
+    Played,
     Series,
+    alerted,
+    asked,
     clustered,
     labels,
     left,
     mismatch,
+    play,
+    promtool,
     series,
     would_pin,
 )
+from tests.e2e.chart.rendering import loaded, objects
 
 OTHERS = {"job": "pods", "instance": "a", "node": "gpu07"}  #: a scrape job of many kinds of pods
 POD_BUILD, POD_UP = (f"{name}{labels(OTHERS)}" for name in ("affinityd_build_info", "up"))

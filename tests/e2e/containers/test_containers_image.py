@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.e2e.containers.rig import UNPRIVILEGED, container, curl, running
 from tests.support.daemons import eventually
 from tests.support.paths import REPOSITORY
 from tests.support.tiny import Ended, affinityd
+from tests.unit.test_image_lock import PYTHONS, locked
 
 LABEL = "org.opencontainers.image."
 
@@ -148,3 +150,40 @@ def test_docker_builds_it_where_there_is_no_podman_and_else_it_says_what_is_miss
     arguments = f"--build-arg VERSION={__version__} --build-arg BASE_IMAGE=debian-python:12"
     told = f"build --tag registry.example.com/a:1 {arguments} --no-cache {REPOSITORY}\n"
     assert image() == Ended(0, "registry.example.com/a:1\n", told)
+
+
+# What is in the image is what its lock names, and that can be had for every node.
+
+
+LOCK = REPOSITORY / "deploy/image/requirements.txt"
+UV = Path(sys.executable).with_name("uv")
+
+INSTALLED = """\
+import importlib.metadata, json
+print(json.dumps({it.name: it.version for it in importlib.metadata.distributions()}))
+"""
+
+
+def test_the_image_has_what_the_lock_names_and_nothing_else() -> None:
+    ended = container(images.affinityd(), "-Ic", INSTALLED, options=["--entrypoint=python"])
+    assert ended.status == 0, ended.stderr
+    found = {name.lower().replace("_", "-"): it for name, it in json.loads(ended.stdout).items()}
+    found.pop("affinityd")
+    assert found == locked(LOCK.name)
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+@pytest.mark.parametrize("python", PYTHONS)
+def test_it_installs_from_wheels_alone(python: str, machine: str, tmp_path: Path) -> None:
+    """uv refuses, as pip does, what the lock has no hash of, what it lacks, and a source."""
+    wanted = [f"--python-version={python}", f"--python-platform={machine}-manylinux_2_28"]
+    strict = ["--require-hashes", "--only-binary=:all:"]
+    done = subprocess.run(
+        [UV, "pip", "install", "--dry-run", *wanted, *strict, f"--target={tmp_path}", "-r", LOCK],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    would = {line.split()[1] for line in done.stderr.splitlines() if line.startswith(" + ")}
+    assert would == {f"{name}=={version}" for name, version in locked(LOCK.name).items()}

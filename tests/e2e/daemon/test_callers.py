@@ -6,7 +6,6 @@ Its node has this machine's two CPUs, each on a NUMA node of its own with two GP
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 from tests.e2e.daemon.conftest import open_folder
 from tests.support.asking_processes import as_user, asking
 from tests.support.children import children_of
-from tests.support.cpusets import HIERARCHY, cgroup, needs_cpuset
+from tests.support.cpusets import cgroup, needs_cpuset
 from tests.support.daemons import Daemon, eventually
 from tests.support.enforcing_node import facts
 from tests.support.made_nodes import running_on
@@ -117,28 +116,6 @@ def test_what_counts_is_where_the_caller_is_at_each_request_of_a_connection(
         assert asker.allowed(f"{PLAIN}&cpuset={BOTH}") == allowed(FAR, FAR, "request")
 
 
-#: Another process, in another cpuset, has the connection, and asks when `fate` has been met.
-PASSED_ON = """
-met, fate = os.pipe()
-if os.fork() == 0:
-    os.close(fate)
-    open({procs!r}, 'w').write(str(os.getpid()))
-    os.read(met, 1)
-    print(ask(kept, '/plan?{query}'), flush=True)
-    os._exit(0)
-"""
-LIVES, ENDS = "os.close(fate)", "os._exit(0)"
-
-
-@pytest.mark.parametrize(("fate", "expected"), [(LIVES, allowed(BOTH, BOTH)), (ENDS, NODE)])
-def test_the_process_that_connected_counts_whichever_has_the_connection_now(
-    daemon: Daemon, far: Path, fate: str, expected: dict[str, str]
-) -> None:
-    passed_on = PASSED_ON.format(procs=str(far / "cgroup.procs"), query=PLAIN)
-    with asking(daemon.socket) as asker:
-        assert asker.reply(passed_on + fate).json["allowed"] == expected
-
-
 @pytest.mark.parametrize(
     ("namespaces", "is_blind", "cause"),
     [
@@ -164,13 +141,3 @@ def test_a_daemon_that_cannot_see_who_asks_says_so_once_and_goes_on(
         (warning,) = daemon.says("the caller")
         assert warning.startswith("warning: the caller is unidentified")
         assert cause in warning
-
-
-def test_of_a_daemon_that_sees_no_cgroups_the_mask_counts_and_is_no_bound(far: Path) -> None:
-    with node("--cgroup") as daemon:
-        leave = ("nsenter", f"--mount=/proc/{daemon.process.pid}/ns/mnt", "umount", HIERARCHY)
-        subprocess.run(leave, check=True)
-        with asking(daemon.socket, within=far) as asker:
-            assert asker.allowed(PLAIN) == allowed(FAR, None)
-            assert asker.allowed(f"{PLAIN}&cpuset={BOTH}")["cpulist"] == BOTH
-        assert daemon.says("the caller") == []

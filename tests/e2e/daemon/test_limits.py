@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from affinityd.daemon.api.peers import MOST_OF_ONE, TOO_MANY
-from tests.e2e.daemon.crowds import (
-    ANOTHER,
-    ANSWER,
-    MACHINE,
-    TARGET,
-    as_root,
-    connect,
-    crowd,
-    everything,
-)
-from tests.support.daemons import Daemon, running
+from tests.support.daemons import PATIENCE, Daemon, running
 
 REFUSED = r"^affinityd_refused_connections_total (\S+)$"
 
@@ -29,32 +23,7 @@ def refused(daemon: Daemon) -> float:
     return float(count)
 
 
-@pytest.mark.parametrize(
-    ("head", "status"),
-    [
-        (b"GET /plan%0A?gpus=0 HTTP/1.1", 200),
-        (b"GET //plan?gpus=0 HTTP/1.1", 404),
-        (b"GET http://x/plan?gpus=0 HTTP/1.1", 200),
-        (b"OPTIONS * HTTP/1.1", 404),
-        (b"TRACE /plan?gpus=0 HTTP/1.1", 405),
-        (b"GET /nope HTTP/1.1\r\nhost: [::1", 404),
-        (b"GET /plan?visible=%00 HTTP/1.1", 422),
-        (b"GET /plan?gpus=0 HTTP/1.1\r\naccept: \xff\xfe", 200),
-        (b"GET /plan?" + b"gpus=0&" * 64 + b"gpus=0 HTTP/1.1", 422),
-        (b"GET /plan?cpuset=0-65536 HTTP/1.1", 422),
-    ],
-)
-def test_whatever_is_asked_the_answer_is_http_and_one_line(
-    daemon: Daemon, head: bytes, status: int
-) -> None:
-    with connect(daemon) as connection:
-        connection.sendall(head + b"\r\nconnection: close\r\n\r\n")
-        top, _, body = everything(connection).partition(b"\r\n\r\n")
-    assert top.startswith(b"HTTP/1.1 %d " % status)
-    assert body.count(b"\n") == 1
-    assert status != 404 or b"is not answered here" in body
-    assert daemon.get("/healthz").status == 200
-    assert not daemon.says("bug")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 
 
 @as_root
@@ -81,3 +50,53 @@ def test_the_limit_of_files_is_raised_to_what_it_may_be(folder: Path) -> None:
     with running(folder, *MACHINE, before=("prlimit", "--nofile=128:4096")) as daemon:
         limits = Path(f"/proc/{daemon.process.pid}/limits").read_text()
         assert re.search(r"Max open files +4096 +4096", limits)
+
+
+# Connections to a daemon, many at once, of this user and of others; what is sent on them.
+
+
+MACHINE = ("--machine", "dgx-a100")
+TARGET = "/plan?gpus=0&mode=node&format=cpulist"
+ANSWER = b"48-63,176-191\n"
+
+ANOTHER = 65534  #: a user
+
+
+def get(target: str, *headers: str) -> bytes:
+    return "\r\n".join((f"GET {target} HTTP/1.1", "host: x", *headers, "", "")).encode()
+
+
+REQUEST = get(TARGET)
+
+
+def connect(daemon: Daemon) -> socket.socket:
+    """Connect, once there is room in the queue."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(os.fspath(daemon.socket))
+    connection.settimeout(PATIENCE)
+    return connection
+
+
+@contextmanager
+def crowd(daemon: Daemon, number: int, user: int | None = None) -> Iterator[list[socket.socket]]:
+    """Connect so often; as another user, who is the effective one to the kernel, unix(7)."""
+    with ExitStack() as stack:
+        if user is not None:
+            os.setegid(user)
+            os.seteuid(user)
+        try:
+            connections = [stack.enter_context(connect(daemon)) for _ in range(number)]
+        finally:
+            if user is not None:
+                os.seteuid(0)
+                os.setegid(0)
+        yield connections
+
+
+def everything(connection: socket.socket) -> bytes:
+    """Return what comes until the daemon closes."""
+    received = b""
+    with suppress(ConnectionResetError):
+        while part := connection.recv(65536):
+            received += part
+    return received

@@ -1,6 +1,6 @@
 """The daemon's addresses: its socket's file goes, or another process has it, or the TCP address.
 
-What starts a daemon again that ends for that is systemd, in tests/e2e/systemd/test_restart.py.
+What starts a daemon again that ends for that is systemd, in tests/e2e/systemd/test_unit.py.
 """
 
 from __future__ import annotations

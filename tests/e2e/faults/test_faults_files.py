@@ -16,8 +16,7 @@ from affinityd.config import NODE_FILE
 from affinityd.cpuset import parse_list
 from affinityd.topology.document import read_node, write_node
 from affinityd.topology.model import Node
-from tests.e2e.faults.checker import asking
-from tests.e2e.faults.ranks import start_ranks
+from tests.e2e.faults.checker import asking, start_ranks
 from tests.support.daemons import eventually, running
 from tests.support.machines.facts import machine
 from tests.support.machines.sysfs_tree import write_tree

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shlex
 import signal
 from functools import partial
 from pathlib import Path
 
 from tests.e2e.faults.checker import LIVE_QUERIES, asking
 from tests.support.children import children_of
-from tests.support.daemons import PATIENCE, eventually, with_constants
+from tests.support.daemons import eventually
 from tests.support.live_node import UUID, LiveNode
 
 DOES_NOT_START = "nvmlInitWithFlags 18"
@@ -87,24 +85,3 @@ def test_an_nvml_that_hangs_in_a_scan_leaves_plans_alone_and_the_last_scan(tmp_p
         assert daemon.get("/audit").json["time"] == last
         assert not asked.refused
         assert daemon.stop() == 0
-
-
-def test_a_scan_that_hangs_for_too_long_ends_the_daemon_with_one_line(tmp_path: Path) -> None:
-    node = LiveNode(tmp_path)
-    node.says(of_gpu=HANGS_IN_A_SCAN)
-    hasty = shlex.join(with_constants(daemon__state__scans__HUNG_SECONDS=0.5))
-    with node.started("--scan-interval", "1", at_first=f'exec {hasty} "$@"') as daemon:
-        assert daemon.process.wait(PATIENCE) == 1
-        told = "a scan of the processes has hung for 0.5 s: the daemon exits, to be restarted"
-        assert daemon.says("critical") == [f"critical: {told}"]
-        assert (daemon.complaints, daemon.socket.exists()) == ([], False)
-
-
-def test_a_scanning_child_that_is_killed_ends_the_daemon_with_one_line(tmp_path: Path) -> None:
-    with LiveNode(tmp_path).running("--scan-interval", "1") as daemon:
-        eventually(lambda: daemon.get("/audit").status == 200, "it has looked")
-        (scans,) = children_of(daemon.process.pid)
-        os.kill(scans, signal.SIGKILL)
-        assert daemon.process.wait(PATIENCE) == 1
-        told = "the process that scans the processes has ended: the daemon exits, to be restarted"
-        assert daemon.says("critical") == [f"critical: {told}"]

@@ -7,10 +7,9 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -47,54 +46,14 @@ while True:
 ASK = '. "$1"; curl=$2/curl clean=; ask "$3" 9 ""; echo "${answer:-no answer}"'
 
 
-@dataclass(frozen=True)
-class Script:
-    """Something that asks a socket by the curl of a folder."""
-
-    folder: Path
-    command: tuple[str, ...]
-    silence: str  #: what it says where nothing is answered
-
-    def run(self) -> tuple[str, int]:
-        """Return what it says, and how often it has asked."""
-        done = subprocess.run(
-            self.command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=PATIENCE,
-            check=True,
-        )
-        tries = self.folder / "tries"
-        number = tries.read_text().count("\n")
-        tries.unlink()
-        return done.stdout, number
-
-
-#: Folder, address → what asks there.
-Make = Callable[[Path, str], Script]
-
-
-def ask(folder: Path, address: str) -> Script:
-    words = (str(SLURM / "pinning.sh"), str(folder), address)
-    return Script(folder, ("sh", "-c", ASK, "sh", *words), "no answer")
-
-
-def prolog(folder: Path, address: str) -> Script:
-    """Return a copy of the Prolog, which looks for all things in the folder."""
-    (folder / "settings").write_text(f"AFFINITYD_SOCKET={address}\n")
-    text = (SLURM / "prolog.sh").read_text()
-    for name, was, now in (
-        ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin", f"{folder}:/usr/bin:/bin"),
-        ("run", "/run/affinityd", f"{folder}/run"),
-        ("settings", "/etc/affinityd.conf", f"{folder}/settings"),
-    ):
-        assert f"\n{name}={was}\n" in text
-        text = text.replace(f"{name}={was}", f"{name}={now}")
-    (folder / "prolog.sh").write_text(text)
-    job = ("env", "SLURM_JOB_ID=1", "SLURM_JOB_GPUS=0")
-    command = (*job, "sh", str(folder / "prolog.sh"))
-    return Script(folder, command, f"affinityd: no daemon is ready at {address}: ")
+def ask(folder: Path, address: str) -> tuple[str, int]:
+    """Return what the scripts of slurm/ and of pods are answered, and how often they have asked."""
+    command = ("sh", "-c", ASK, "sh", str(SLURM / "pinning.sh"), str(folder), address)
+    answer = subprocess.check_output(command, text=True, timeout=PATIENCE)
+    tries = folder / "tries"
+    number = tries.read_text().count("\n")
+    tries.unlink()
+    return answer, number
 
 
 @pytest.fixture
@@ -134,12 +93,7 @@ def test_a_client_that_finds_room_is_answered_while_another_connects_without_a_p
     assert asked.refused.keys() <= {"BlockingIOError"}  # there was no room for it, for the moment
 
 
-@pytest.mark.parametrize("make", [ask, prolog])
-def test_a_script_asks_again_where_there_was_no_room_for_it_and_else_once(
-    folder: Path, make: Make
-) -> None:
-    script = make(folder, f"{folder}/s")
-
+def test_a_script_asks_again_where_there_was_no_room_for_it_and_else_once(folder: Path) -> None:
     def serve() -> None:
         eventually((folder / "third").exists, "it tries a third time")
         listener.accept()[0].close()
@@ -151,22 +105,18 @@ def test_a_script_asks_again_where_there_was_no_room_for_it_and_else_once(
 
     with full(folder / "s") as listener, ThreadPoolExecutor(1) as server:
         serving = server.submit(serve)
-        for tries in (3, 1):
-            said, number = script.run()
-            assert (script.silence in said, number) == (False, tries)
+        assert ask(folder, f"{folder}/s") == ("ready\n", 3)
+        assert ask(folder, f"{folder}/s") == ("ready\n", 1)
         serving.result()
 
 
-@pytest.mark.parametrize("make", [ask, prolog])
-def test_a_script_gives_up_where_there_never_is_any_room(folder: Path, make: Make) -> None:
-    script = make(folder, f"{folder}/s")
+def test_a_script_gives_up_where_there_never_is_any_room(folder: Path) -> None:
     (folder / "room").touch()
     with full(folder / "s"):
-        said, number = script.run()
-        assert (script.silence in said, number) == (True, TRIES)
+        assert ask(folder, f"{folder}/s") == ("no answer\n", TRIES)
 
 
 def test_a_tcp_address_is_asked_once(folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    assert ask(folder, f"http://127.0.0.1:{port}").run() == ("no answer\n", 1)
+    assert ask(folder, f"http://127.0.0.1:{port}") == ("no answer\n", 1)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.e2e.faults.checker import QUERIES, asking
-from tests.e2e.faults.ranks import start_ranks, start_ranks_during
+import pytest
+
+from tests.e2e.faults.checker import QUERIES, asking, right_answer, start_ranks, start_ranks_during
 from tests.support.daemons import (
     PATIENCE,
     Daemon,
@@ -19,7 +21,9 @@ from tests.support.daemons import (
     spawn,
     with_constants,
 )
+from tests.support.live_node import LiveNode
 from tests.support.machines.facts import machine
+from tests.support.servers import answering, http, serving
 from tests.support.tiny import tiny, tiny_tree
 
 MACHINE = "dgx-a100"
@@ -74,22 +78,31 @@ def test_sigterm_cuts_no_answer_in_half_and_ends_well_whoever_says_nothing(tmp_p
         assert asked.cut == 0
 
 
-def test_signals_of_all_kinds_at_once_are_one_end(tmp_path: Path) -> None:
-    with running(tmp_path, "--machine", MACHINE) as daemon:
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
-            daemon.signal(number)
-        assert daemon.process.wait(PATIENCE) == 0
-        assert not daemon.socket.exists()
-        assert not daemon.says("bug")
+#: A clock that is set while the daemon runs is the virtual machine's business: tests/e2e/vm.
+AHEAD = ("unshare", "--time", f"--monotonic={60 * 365 * 86400}", f"--boottime={60 * 365 * 86400}")
 
 
-def test_a_storm_of_sighup_changes_no_answer_and_no_generation(tmp_path: Path) -> None:
-    with (
-        running(tmp_path, "--root", str(tiny_tree(tmp_path / "machine"))) as daemon,
-        asking(daemon.socket, tiny()) as asked,
-    ):
-        for _ in range(500):
-            daemon.signal(signal.SIGHUP)
-        asked.more(200)
-        assert not asked.refused
-        assert daemon.plan("gpus=0")["generation"] == 1
+def test_a_daemon_in_another_time_namespace_knows_its_caller(tmp_path: Path) -> None:
+    """The start of a process is told in the reader's time, proc(5)."""
+    with LiveNode(tmp_path).running(at_first=f'exec {" ".join(AHEAD)} "$@"') as daemon:
+        times = (Path(f"/proc/{who}/ns/time").readlink() for who in ("self", daemon.process.pid))
+        assert len({*times}) == 2
+        assert daemon.plan("gpus=0")["allowed"]["source"] == "caller"
+
+
+RIGHT, WRONG = (right_answer(machine, QUERIES[0]) for machine in (tiny(), tiny(1, 0)))
+
+
+def test_a_wrong_answer_behind_right_ones_fails_these_tests(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+
+    def answer_wrong_in_the_end() -> None:
+        with asking(path, tiny(), queries=QUERIES[:1]) as asked:
+            for body in (RIGHT, WRONG):
+                assert asked.wrong == []
+                with serving(path, answering(http("200 OK", body.encode()))):
+                    asked.more(3)
+                path.unlink()
+
+    with pytest.raises(AssertionError, match=re.escape(repr(WRONG)[1:-1])):
+        answer_wrong_in_the_end()

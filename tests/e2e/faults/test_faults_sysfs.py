@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import resource
 import signal
-import socket
 import subprocess
-from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
@@ -113,30 +109,3 @@ def test_cpus_that_come_and_go_in_a_storm_are_in_answers_only_while_they_are_the
                 assert asked_for(query) == right_answer(topology, query)
             asked.more(20)
         assert not asked.refused
-
-
-def test_when_no_more_files_can_be_opened_the_last_topology_stands_and_all_is_well_after(
-    tmp_path: Path,
-) -> None:
-    """The limit is lowered while it runs, below what it has open already."""
-    tree = write_tree(machine("mi250x"), tmp_path / "root")
-    topology = discover(open_tree(str(tree)), None)
-    with running(tmp_path, "--root", str(tree)) as daemon, ExitStack() as idle:
-        pid = daemon.process.pid
-        soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (8, hard))
-        for _ in range(100):
-            connection = idle.enter_context(socket.socket(socket.AF_UNIX))
-            connection.settimeout(1)
-            with suppress(OSError):
-                connection.connect(os.fspath(daemon.socket))
-        daemon.signal(signal.SIGHUP)
-        eventually(lambda: daemon.says("Too many open files"), "it is told")
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
-        idle.close()
-        with asking(daemon.socket, topology) as asked:
-            asked.more()
-        assert daemon.plan("gpus=0")["generation"] == 1
-        daemon.signal(signal.SIGHUP)
-        eventually(lambda: daemon.says("nothing has changed"), "it is read again")
-        assert len(daemon.says("Too many open files")) <= 2

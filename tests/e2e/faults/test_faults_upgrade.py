@@ -11,8 +11,7 @@ import pytest
 
 from affinityd.config import NODE_FILE
 from affinityd.topology.document import read_node
-from tests.e2e.faults.checker import QUERIES, asking
-from tests.e2e.faults.ranks import start_ranks, start_ranks_during
+from tests.e2e.faults.checker import QUERIES, asking, start_ranks, start_ranks_during
 from tests.support.daemons import PATIENCE, eventually, is_ready, running, spawn
 from tests.support.paths import REPOSITORY
 from tests.support.tiny import tiny, tiny_tree

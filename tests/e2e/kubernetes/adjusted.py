@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from affinityd.cpuset import format_list
 from affinityd.linux.files import environment_of
+from affinityd.linux.processes import mask_of
 from tests.e2e.kubernetes.cluster import CHROOT, IMAGE, Cluster
 from tests.support.asked_node import AskedNode
 from tests.support.daemons import eventually
@@ -80,12 +82,12 @@ class Process:
     @property
     def told(self) -> Mapping[str, str]:
         """What affinityd told it."""
-        return {name: it for name, it in self.environment.items() if name.startswith("AFFINITYD")}
+        variables = self.environment.items()
+        return {name: value for name, value in variables if name.startswith("AFFINITYD")}
 
     @property
     def cpus(self) -> str:
-        status = Path(f"/proc/{self.pid}/status").read_text()
-        return status.split("Cpus_allowed_list:")[1].split()[0]
+        return format_list(mask_of(self.pid) or ())
 
     @property
     def gpu(self) -> int:
@@ -118,16 +120,8 @@ def started(
     **labels: str,
 ) -> dict[str, Process]:
     """Run a pod; return the process of each of its containers."""
-    metadata = {"name": name, "namespace": namespace, "labels": labels}
-    spec = {"containers": containers, "terminationGracePeriodSeconds": 0}
-    cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
-
-    def its() -> Any:  # noqa: ANN401 - a document
-        return cluster.get("pod", "-n", namespace, name)
-
-    eventually(lambda: its()["status"]["phase"] == "Running", f"the pod {name} runs")
-    processes = map(Process, cluster.pids(its()["metadata"]["uid"]))
-    return {it.environment["WHO"]: it for it in processes}
+    pids = cluster.start_pod(name, {"containers": containers}, namespace=namespace, labels=labels)
+    return {process.environment["WHO"]: process for process in map(Process, pids)}
 
 
 def removed(cluster: Cluster) -> None:

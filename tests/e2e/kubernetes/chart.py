@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import shlex
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tests.e2e.kubernetes.cluster import NODE, Cluster
+from tests.e2e.kubernetes import machine
+from tests.e2e.kubernetes.cluster import AFFINITYD, IMAGE, NODE, Cluster
+from tests.support.daemons import PATIENCE, eventually
+from tests.support.tiny import Ended
 
 CHART = "deploy/helm/affinityd"
 LABEL = "nvidia.com/gpu.present=true"  #: of `gpuNodeLabels`
@@ -45,11 +50,14 @@ class Chart:
         (pod,) = (it for it in self.pods() if "deletionTimestamp" not in it["metadata"])
         return pod
 
+    def shell(self, command: str) -> Ended:
+        """Run a command in its daemon's container."""
+        name = self.pod()["metadata"]["name"]
+        return self.cluster.shell(f"kubectl -n {self.namespace} exec {name} -- {command}")
+
     def exec(self, command: str) -> str:
         """Return what a command prints in its daemon's container, whatever its status."""
-        name = self.pod()["metadata"]["name"]
-        script = f"kubectl -n {self.namespace} exec {name} -- {command}"
-        return self.cluster.shell(script).stdout
+        return self.shell(command).stdout
 
     def ask(self, path: str, port: int = 9465) -> str:
         """Ask its daemon, by the address of its pod."""
@@ -70,3 +78,138 @@ def installed(
         yield chart
     finally:
         chart.uninstall()
+
+
+# What the rig lacks of a cluster: CoreDNS's name and kube-proxy's address for a Service.
+
+
+DNS = "10.96.0.10"  #: kubelet's clusterDNS, in the rig
+PORT = 9466
+
+
+@contextmanager
+def named(chart: Chart) -> Iterator[None]:
+    """Have the name of the chart's Service answer DNS, and its address reach the daemon's pod."""
+    run = chart.cluster.run
+    service = chart.cluster.get("service", "affinityd", "-n", chart.namespace)
+    address, name = service["spec"]["clusterIP"], f"affinityd.{chart.namespace}"
+    rule = f"PREROUTING -d {address} -p tcp --dport {PORT} -j DNAT --to {_endpoint(chart)}:{PORT}"
+    run(f"sysctl -qw net.ipv4.ip_forward=1; ip address add {DNS}/32 dev lo")
+    run(f"iptables -t nat -A {rule}")
+    resolver = (
+        f"dnsmasq --keep-in-foreground --conf-file=/dev/null --pid-file= --user=root --no-hosts "
+        f"--no-resolv --bind-interfaces --listen-address={DNS} --host-record={name},{address}"
+    )
+    command = [*chart.cluster.network, *shlex.split(resolver)]
+    with subprocess.Popen(command) as process:
+        try:
+            eventually(lambda: _listens(chart), "the names are answered")
+            yield
+        finally:
+            process.terminate()
+            process.wait(PATIENCE)
+            run(f"iptables -t nat -D {rule}; ip address del {DNS}/32 dev lo")
+
+
+def _endpoint(chart: Chart) -> str:
+    """Return the address to which kube-proxy would send what comes for the Service."""
+    label = "kubernetes.io/service-name=affinityd"
+    (part,) = chart.cluster.get("endpointslices", "-n", chart.namespace, "-l", label)["items"]
+    (endpoint,) = part["endpoints"]
+    (address,) = endpoint["addresses"]
+    assert endpoint["conditions"]["ready"]
+    return str(address)
+
+
+def _listens(chart: Chart) -> bool:
+    return chart.cluster.shell(f"ss -Hlun src {DNS}:53 | grep -q .").status == 0
+
+
+# A job's pod as the page has it: an init container, and a program that /affinity/run starts.
+
+
+SLEEPS = ("sleep", "100000")  #: a program without /affinity/run
+#: Says where it runs, and stays there.
+LOOKS = (
+    "/affinity/run",
+    "sh",
+    "-c",
+    "grep Cpus_allowed_list /proc/self/status; sleep 100000 & wait",
+)
+HOLD = "until [ -e /affinity/go ]; do /bin/busybox sleep 0.1; done"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job's pod; its program has GPU 0."""
+
+    cluster: Cluster
+    name: str
+
+    def start(self, command: Sequence[str] = LOOKS, *, held: bool = False, gpus: int = 0) -> None:
+        """Create it; `held`: it waits between its init container and its program for `go`.
+
+        `gpus`: how many it asks kubelet for.
+        """
+        mounts = [
+            {"name": "affinity", "mountPath": "/affinity"},
+            {"name": "affinityd", "mountPath": "/run/affinityd", "readOnly": True},
+        ]
+        image: Mapping[str, Any] = {"image": AFFINITYD[0], "volumeMounts": mounts}
+        shell = ["/bin/busybox", "sh", "-c"]
+        hold = {"name": "hold", **image, "image": IMAGE, "command": [*shell, HOLD]}
+        app = {
+            "name": "app",
+            **image,
+            "command": [*command],
+            # Its one device file is what a device plugin gives.
+            "securityContext": {"privileged": True},
+            "resources": {"limits": {"nvidia.com/gpu": gpus}} if gpus else {},
+            "volumeMounts": [*mounts, {"name": "gpu", "mountPath": "/dev/dri/renderD128"}],
+        }
+        affinity = {"name": "affinity", **image, "args": ["init", "--to", "/affinity"]}
+        spec = {
+            "terminationGracePeriodSeconds": 0,
+            "initContainers": [affinity, *([hold] if held else [])],
+            "containers": [app],
+            "volumes": [
+                {"name": "affinity", "emptyDir": {}},
+                _host("affinityd", "/run/affinityd", "DirectoryOrCreate"),
+                _host("gpu", machine.device_file(0), "CharDevice"),
+            ],
+        }
+        about = {"name": self.name, "namespace": "default"}
+        self.cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": about, "spec": spec})
+
+    def wait_for(self, container: str) -> None:
+        """Wait until one of its containers runs, or has run."""
+
+        def is_running() -> bool:
+            status = self.cluster.get("pod", self.name)["status"]
+            kinds = ("initContainerStatuses", "containerStatuses")
+            parts = [part for kind in kinds for part in status.get(kind, ())]
+            return any("waiting" not in it["state"] for it in parts if it["name"] == container)
+
+        eventually(is_running, f"{container} of {self.name} runs")
+
+    def go(self) -> None:
+        """Let a held one go on."""
+        self.cluster.run(f"kubectl exec {self.name} -c hold -- /bin/busybox touch /affinity/go")
+
+    def log(self, container: str = "app") -> Sequence[str]:
+        return self.cluster.run(f"kubectl logs {self.name} -c {container}").splitlines()
+
+    def says(self) -> Sequence[str]:
+        """Return the lines of its program and of `run`, once it runs."""
+        self.wait_for("app")
+        eventually(lambda: "Cpus_allowed_list" in "".join(self.log()), f"{self.name} has looked")
+        return self.log()
+
+    @property
+    def pids(self) -> list[int]:
+        uid: str = self.cluster.get("pod", self.name)["metadata"]["uid"]
+        return self.cluster.pids(uid)
+
+
+def _host(name: str, path: str, kind: str) -> Mapping[str, Any]:
+    return {"name": name, "hostPath": {"path": path, "type": kind}}

@@ -153,6 +153,22 @@ class Cluster:
     def apply(self, document: Mapping[str, Any]) -> None:
         self.rig("kubectl", "apply", "-f", "-", text=json.dumps(document))
 
+    def start_pod(self, name: str, spec: Mapping[str, Any], **about: Any) -> list[int]:  # noqa: ANN401
+        """Create a pod; return the processes of its containers, once they run."""
+        spec = {"terminationGracePeriodSeconds": 0, **spec}
+        metadata = {"name": name, "namespace": "default", **about}
+        self.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+        pids: list[int] = []
+
+        def runs() -> bool:
+            pod = self.get("pod", "-n", metadata["namespace"], name)
+            assert pod["status"]["phase"] != "Failed", pod["status"]
+            pids[:] = self.pids(pod["metadata"]["uid"])
+            return bool(pod["status"]["phase"] == "Running" and pids)
+
+        eventually(runs, f"the pod {name} runs")
+        return pids
+
     def pids(self, uid: str) -> list[int]:
         """Return the processes of a pod's containers."""
         try:
@@ -206,7 +222,6 @@ def _give_programs(folder: Path) -> None:
 @contextmanager
 def plugin(cluster: Cluster, devices: Mapping[str, int], first: int = 0) -> Iterator[None]:
     """Announce GPUs by their ids, each on a NUMA node; `first`: the first's device minor."""
-    program = Path(__file__).with_name("device_plugin.py")
     minors = range(first, first + len(devices))
     words = [
         f"{it}={node}:{minor}" for minor, (it, node) in zip(minors, devices.items(), strict=True)
@@ -217,17 +232,25 @@ def plugin(cluster: Cluster, devices: Mapping[str, int], first: int = 0) -> Iter
         with suppress(FileExistsError):
             os.mknod(files / f"nvidia{minor}", stat.S_IFCHR | 0o666, os.makedev(NVIDIA, minor))
             (files / f"nvidia{minor}").chmod(0o666)
+    with kubelet_plugin("devices", KUBELET / "device-plugins", "/rig/dev", *words):
+        field = r"jsonpath='{.status.allocatable.nvidia\.com/gpu}'"
+        wait = f"kubectl wait node {NODE} --for={field}={len(devices)}"
+        cluster.run(f"{wait} --timeout={PATIENCE:.0f}s")
+        yield
+
+
+@contextmanager
+def kubelet_plugin(*words: str | Path) -> Iterator[None]:
+    """Run kubelet_plugins.py, from when kubelet knows it."""
     with subprocess.Popen(
-        [sys.executable, program, KUBELET / "device-plugins", "/rig/dev", *words],
+        [sys.executable, "-m", "tests.e2e.kubernetes.kubelet_plugins", *words],
+        cwd=REPOSITORY,
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
-            field = r"jsonpath='{.status.allocatable.nvidia\.com/gpu}'"
-            wait = f"kubectl wait node {NODE} --for={field}={len(devices)}"
-            cluster.run(f"{wait} --timeout={PATIENCE:.0f}s")
             yield
         finally:
             process.terminate()

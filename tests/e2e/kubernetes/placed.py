@@ -8,13 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from affinityd.cpuset import CpuSet, parse_list
+from affinityd.linux.files import environment_of
+from affinityd.linux.processes import mask_of
 from tests.e2e.containers import images
-from tests.e2e.kubernetes import examples, two_nodes
+from tests.e2e.kubernetes import two_nodes
 from tests.e2e.kubernetes.chart import Chart, installed
-from tests.e2e.kubernetes.cluster import CPUSETS, Cluster, running
+from tests.e2e.kubernetes.cluster import CHROOT, CPUSETS, Cluster, running
 from tests.e2e.kubernetes.two_nodes import GPUS
 from tests.support.daemons import PATIENCE, eventually
+from tests.support.paths import REPOSITORY
 from tests.support.tiny import CPUS
 
 TOLD = {"AFFINITYD_CPULIST", "AFFINITYD_UNPINNED"}  #: one of them is in a started program
@@ -29,9 +34,7 @@ class Process:
     @property
     def cpus(self) -> CpuSet:
         """Where it may run."""
-        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
-        (text,) = (line.split()[1] for line in lines if line.startswith("Cpus_allowed_list:"))
-        return parse_list(text)
+        return mask_of(self.pid) or frozenset()
 
     @property
     def cpuset(self) -> CpuSet:
@@ -42,8 +45,7 @@ class Process:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        entries = Path(f"/proc/{self.pid}/environ").read_text().rstrip("\0").split("\0")
-        return {name: value for name, _, value in (entry.partition("=") for entry in entries)}
+        return environment_of(self.pid) or {}
 
     @property
     def near(self) -> CpuSet:
@@ -106,14 +108,14 @@ def prepared(folder: Path) -> Iterator[Cluster]:
     with running(folder) as cluster:
         two_nodes.mount(cluster)  # before the daemon: another test's machine may be there still
         with installed(cluster, two_nodes.VALUES):
-            cluster.load(images.client("debian"), examples.PYTORCH)
+            cluster.load(images.client("debian"), PYTORCH)
             yield cluster
 
 
 def pods(cluster: Cluster, example: str) -> Iterator[dict[str, Any]]:
     """Yield the pods of an example, after its other objects are applied."""
     daemon: str = Chart(cluster).pod()["status"]["podIP"]
-    for it in examples.load(example, daemon):
+    for it in load_example(example, daemon):
         if it["kind"] == "Pod":
             yield it
         else:
@@ -141,3 +143,62 @@ def check(process: Process) -> None:
     assert process.cpus == (cpuset & near or cpuset)
     assert parse_list(said["AFFINITYD_CPULIST"]) == process.cpus
     assert said["AFFINITYD_LOCALITY"] == ("local" if cpuset & near else "remote")
+
+
+# The manifests of deploy/examples, as a node of two CPUs and two GPUs can run them.
+
+
+FOLDER = REPOSITORY / "deploy/examples"
+#: What stands for this on the node is an image with python3, curl and taskset, and no PyTorch.
+PYTORCH = "docker.io/pytorch/pytorch:2.5.1-cuda12.4-cudnn9-runtime"
+#: An amount of the examples → what this node has of it. Whole CPUs stay whole.
+AMOUNTS: Mapping[object, object] = {
+    "64": "1",
+    "8": "1",
+    "4": "500m",
+    8: 2,
+    "512Gi": "256Mi",
+    "32Gi": "256Mi",
+    "16Gi": "128Mi",
+}
+#: torchrun, as far as it starts the ranks of one node.
+TORCHRUN = """#!/usr/bin/python3
+import os, subprocess, sys
+command = sys.argv[sys.argv.index("--no-python") + 1 :]
+for rank in "01":
+    os.environ.update(LOCAL_RANK=rank, LOCAL_WORLD_SIZE="2")
+    last = subprocess.Popen(command)
+last.wait()
+"""
+#: Has a program stay after it has said where it runs.
+STAYS = "; import sys, time; sys.stdout.flush(); time.sleep(1e5)"
+
+
+def load_example(name: str, daemon: str) -> list[dict[str, Any]]:
+    """Return the objects of an example, fitted to the node; `daemon`: the address of its pod.
+
+    Images, volumes, variables and commands are as they are, but for the address of the Service,
+    which has no DNS here, torchrun, and the rule that a pair runs on two nodes.
+    """
+    objects: list[dict[str, Any]] = list(yaml.safe_load_all((FOLDER / f"{name}.yaml").read_text()))
+    for it in objects:
+        if it["kind"] == "Pod":
+            _fit(it["spec"], daemon)
+    return objects
+
+
+def _fit(spec: dict[str, Any], daemon: str) -> None:
+    spec.pop("affinity", None)
+    spec["hostAliases"] = [{"ip": daemon, "hostnames": ["affinityd.affinityd"]}]
+    for container in (*spec["initContainers"], *spec["containers"]):
+        for amounts in container["resources"].values():
+            amounts.update({name: AMOUNTS.get(it, it) for name, it in amounts.items()})
+    for container in spec["containers"]:
+        container["args"][-1] += STAYS
+        if container["command"][0] == "torchrun":
+            program = CHROOT / "rig/torchrun"
+            program.write_text(TORCHRUN)
+            program.chmod(0o755)
+            spec["volumes"].append({"name": "torchrun", "hostPath": {"path": "/rig/torchrun"}})
+            inside = {"name": "torchrun", "mountPath": "/usr/local/bin/torchrun"}
+            container["volumeMounts"].append(inside)

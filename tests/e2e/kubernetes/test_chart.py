@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import stat
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,18 +12,27 @@ import pytest
 
 from affinityd.linux.processes import mask_of
 from tests.e2e.kubernetes import machine
-from tests.e2e.kubernetes.chart import LABEL, Chart
-from tests.e2e.kubernetes.cluster import NODE
-from tests.e2e.kubernetes.jobs import SLEEPS, Job
-from tests.e2e.kubernetes.services import named
+from tests.e2e.kubernetes.chart import LABEL, SLEEPS, Chart, Job, named
+from tests.e2e.kubernetes.cluster import NODE, Cluster
 from tests.support.daemons import eventually
 from tests.support.tiny import BOTH, CPUS, NEAR
 
+USER, ANOTHER = 65532, 12345  #: the daemon's of the image, and one of an earlier daemon
 PLAN = "/plan?gpus=all&mode=node&format=cpulist"
 PINNED, UNPINNED = (f"Cpus_allowed_list:\t{cpus}" for cpus in (NEAR, BOTH))
 
 #: `run`, where no daemon is.
 ALONE = "affinityd run: no affinityd is here to be asked; planned from /affinity/gpu"
+
+
+@pytest.fixture(scope="module")
+def values(cluster: Cluster) -> Mapping[str, Any]:
+    """Return the chart's values on a node where another user's daemon has left its folder."""
+    folder = cluster.root / "run/affinityd"
+    folder.mkdir(mode=0o700)
+    (folder / "node.json").write_text("{}")
+    os.chown(folder, ANOTHER, ANOTHER)
+    return machine.values()
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +47,19 @@ def test_a_job_is_pinned_by_the_daemon_behind_the_sockets_folder(job: Job) -> No
     assert job.says() == [PINNED]
     (said,) = job.log("affinity")
     assert said.endswith("2 GPUs, from the daemon at /run/affinityd/affinityd.sock")
+
+
+def test_the_init_step_gives_the_folder_to_a_daemon_that_has_no_privileges(chart: Chart) -> None:
+    folder = chart.cluster.root / "run/affinityd"
+    files = (folder, folder / "affinityd.sock", folder / "node.json")
+    owned = [(file.stat().st_uid, stat.S_IMODE(file.stat().st_mode)) for file in files]
+    assert owned == [(USER, 0o755), (USER, 0o666), (USER, 0o644)]
+    assert json.loads(files[-1].read_text())["generation"] == 1
+    status = chart.exec("cat /proc/1/status")
+    uids = "\t".join(["Uid:", *([str(USER)] * 4)])
+    for fact in (uids, "CapBnd:\t0000000000000000", "NoNewPrivs:\t1"):
+        assert f"{fact}\n" in status
+    assert "Read-only file system" in chart.shell("touch /var/tmp/a").stderr
 
 
 def test_both_ports_of_the_daemons_pod_answer(chart: Chart) -> None:

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from affinityd.kubernetes import kubelet_config
+from affinityd.linux.protobuf import call
 from tests.e2e.kubernetes import two_nodes
 from tests.e2e.kubernetes.chart import installed
-from tests.e2e.kubernetes.cluster import IMAGE, KUBELET, NODE, POD_RESOURCES, Cluster, running
-from tests.e2e.prometheus.queries import QUERIES
-from tests.e2e.prometheus.server import Series, running_prometheus
+from tests.e2e.kubernetes.cluster import (
+    IMAGE,
+    KUBELET,
+    NODE,
+    POD_RESOURCES,
+    Cluster,
+    kubelet_plugin,
+    running,
+)
+from tests.e2e.prometheus.server import QUERIES, Series, running_prometheus
 from tests.support.cpusets import needs_cpuset
-from tests.support.daemons import eventually
+from tests.support.daemons import PATIENCE, eventually
 from tests.support.enforcing_node import EnforcingNode, enforcing, uuid
-from tests.support.paths import REPOSITORY
 from tests.support.ports import free_port
 from tests.support.tiny import CPUS
 
@@ -90,20 +96,7 @@ def node(address: str) -> Iterator[EnforcingNode]:
 def created(cluster: Cluster, name: str, resources: Mapping[str, Any], **more: object) -> int:
     """Run a pod of one container; return its process."""
     container = {"name": "main", "image": IMAGE, "imagePullPolicy": "Never", "resources": resources}
-    spec = {"containers": [container], "terminationGracePeriodSeconds": 0, **more}
-    metadata = {"name": name, "namespace": "default"}
-    cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
-
-    def runs() -> bool:
-        status = cluster.get("pod", name)["status"]
-        assert status["phase"] != "Failed", status
-        return bool(status["phase"] == "Running" and pids())
-
-    def pids() -> list[int]:
-        return cluster.pids(cluster.get("pod", name)["metadata"]["uid"])
-
-    eventually(runs, f"the pod {name} runs")
-    return pids()[0]
+    return cluster.start_pod(name, {"containers": [container], **more})[0]
 
 
 def told(node: EnforcingNode, pid: int) -> Any:  # noqa: ANN401 - a document
@@ -190,7 +183,8 @@ def test_its_settings_are_those_that_kubelet_has(cluster: Cluster) -> None:
 
 
 def test_a_pod_has_its_gpu_by_dra(cluster: Cluster, node: EnforcingNode) -> None:
-    with dra_driver():
+    driver = ("/var/lib/kubelet", KUBELET, DRIVER, POOL, f"gpu-{DRA_GPU}")
+    with kubelet_plugin("claims", *driver):
         for kind, name, spec in OF_DRA:
             about = {"apiVersion": RESOURCES, "kind": kind, "metadata": {"name": name}}
             cluster.apply({**about, "spec": spec})
@@ -203,23 +197,6 @@ def test_a_pod_has_its_gpu_by_dra(cluster: Cluster, node: EnforcingNode) -> None
             assert told(node, pid)["pod"]["name"] == "by-dra"
         finally:  # without its driver it could not end
             cluster.run("kubectl delete pod by-dra --wait")
-
-
-@contextmanager
-def dra_driver() -> Iterator[None]:
-    words = ("/var/lib/kubelet", KUBELET, DRIVER, POOL, f"gpu-{DRA_GPU}")
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.e2e.kubernetes.dra_driver", *words],
-        cwd=REPOSITORY,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        try:
-            yield
-        finally:
-            process.terminate()
 
 
 ASKS = """
@@ -241,3 +218,22 @@ def test_the_charts_daemon_may_ask_kubelet_and_has_no_capability(
         uid, *pods = cluster.run(f"{inside} python3 -", ASKS).split()
         assert (uid, "far" in pods) == ("0", True)
         assert "CapEff:\t0000000000000000" in cluster.run(f"{inside} cat /proc/self/status")
+
+
+def test_a_long_answer_and_an_error_of_grpcio_are_read(tmp_path: Path) -> None:
+    """Google's own library makes them; kubelet's are short."""
+    answers: dict[str, Callable[[bytes, Any], bytes]] = {
+        "Long": lambda request, _context: request * 25_000,  # hundreds of frames
+        "Fails": lambda _request, context: context.abort(grpc.StatusCode.UNAVAILABLE, "no list\n"),
+    }
+    handlers = {name: grpc.unary_unary_rpc_method_handler(it) for name, it in answers.items()}
+    server = grpc.server(ThreadPoolExecutor(1))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("v1.Test", handlers),))
+    path = f"{tmp_path}/s.sock"
+    server.add_insecure_port(f"unix:{path}")
+    server.start()
+    part = bytes(range(256))
+    assert call(path, "/v1.Test/Long", part, PATIENCE) == part * 25_000
+    with pytest.raises(ValueError, match="with an error"):
+        call(path, "/v1.Test/Fails", b"", PATIENCE)
+    server.stop(None)

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from tests.e2e.slurm.release import HOST
-from tests.e2e.slurm.rig import Setup, Slurm, slurm
+from tests.e2e.slurm.rig import HOST, Setup, Slurm, slurm
 from tests.support.paths import REPOSITORY
 from tests.support.tiny import BOTH, FAR, LOOK, NEAR
 

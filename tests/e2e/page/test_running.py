@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
+import socketserver
 import subprocess
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import BrowserContext, Route
 
 from tests.e2e.page.browsing import Node, Tab
-from tests.e2e.page.forwarding import forwarded
 from tests.support.children import sleeping
 from tests.support.cpusets import cgroup, needs_cpuset, step_parts
 from tests.support.daemons import eventually
@@ -154,3 +157,33 @@ def test_over_tcp_there_are_counts_and_how_to_see_more(
     gpu = tab.picture.locator('.gpu[data-name="nvidia:0"]')
     assert gpu.locator(".job").text_content() == "1 proc."
     assert "far" in (gpu.get_attribute("class") or "")
+
+
+# A port that leads to a unix socket, as `ssh -L` makes one.
+
+
+@contextmanager
+def forwarded(path: Path) -> Iterator[int]:
+    """Forward a port of 127.0.0.1 to a socket, and return it."""
+
+    class Connection(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as daemon:
+                daemon.connect(str(path))
+                back = threading.Thread(target=copy, args=(daemon, self.request), daemon=True)
+                back.start()
+                copy(self.request, daemon)
+                back.join()
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Connection) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()
+
+
+def copy(source: socket.socket, to: socket.socket) -> None:
+    with suppress(OSError), source.makefile("rb", buffering=0) as data, to.makefile("wb", 0) as out:
+        shutil.copyfileobj(data, out)
+    with suppress(OSError):
+        to.shutdown(socket.SHUT_WR)

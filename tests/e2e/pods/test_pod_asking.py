@@ -6,7 +6,6 @@ and what it makes of other answers by tests/e2e/slurm: both scripts share slurm/
 
 from __future__ import annotations
 
-import re
 import shutil
 import socket
 import threading
@@ -14,11 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.request.environment import READ
 from tests.support.daemons import Daemon
-from tests.support.paths import REPOSITORY
 from tests.support.pods import GPU_2, ONLINE, SHELLS, Pod, only, unreachable
-from tests.support.servers import answering, hanging, http, serving
+from tests.support.servers import hanging, serving
 
 BESIDES = ("head", "ls", "env", "sh")
 
@@ -115,27 +112,6 @@ def test_a_refusal_is_told_and_the_command_runs(
     assert told.lines[0].endswith("; the command runs unpinned")
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        b"",
-        http("200 OK", b"AFFINITYD_CPULIST=0\nAFFINITYD_ALLOWED=all\n"),
-        http("422 Malformed", b"Unknown parameter: 'nvidia_visible' is no parameter\n"),
-        b"\xff\x00\xfe" * 5000,
-    ],
-    ids=["nothing", "no list", "another release", "garbage"],
-)
-def test_an_answer_that_is_no_plan_is_none(pod: Pod, tmp_path: Path, answer: bytes) -> None:
-    with serving(tmp_path / "s", answering(answer)) as path:
-        for tool in ("curl", "python3"):
-            few = only(tmp_path / tool, tool, *BESIDES)
-            said = {"AFFINITYD_SOCKET": str(path), "NVIDIA_VISIBLE_DEVICES": "2"}
-            told = pod.run(cpus=ONLINE, path=few, **said)
-            assert told.environment["AFFINITYD_CPULIST"] == GPU_2
-            trouble = f"no answer from {path}"
-            assert told.lines == [f"affinityd run: {trouble}; planned from {pod.to}/gpu"]
-
-
 def endless(connection: socket.socket, over: threading.Event) -> None:
     connection.recv(65536)
     connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
@@ -171,9 +147,3 @@ def test_where_nothing_listens_and_endless_garbage_and_no_path_at_all_the_files_
         found = pod.run(cpus=ONLINE, **{name: text})
         assert found.environment["AFFINITYD_CPULIST"] == GPU_2
         assert found.lines == [f"affinityd run: {told}; planned from {pod.to}/gpu"]
-
-
-def test_every_variable_that_counts_is_passed_on_by_this_script_or_by_slurm_s(pod: Pod) -> None:
-    files = (pod.to / "run", pod.to / "pinning.sh", REPOSITORY / "slurm/task_prolog.sh")
-    named = {word for it in files for word in re.findall(r"\b[A-Z_]+\b", it.read_text())}
-    assert READ - named == {"ASCEND_RT_VISIBLE_DEVICES", "SLURM_JOB_GPUS"}  # exec sends these

@@ -161,12 +161,6 @@ def plan_with(*names: str) -> bytes:
     return json.dumps(plan).encode()
 
 
-def test_a_daemon_of_an_earlier_release_counts(tmp_path: Path) -> None:
-    with serving(tmp_path / "s", answering(http("200 OK", plan_with("0")))) as path:
-        done = init(tmp_path / "to", "--timeout=5", socket=path)
-    assert done.stdout.endswith(f"from the daemon at {path}\n")
-
-
 def test_what_answers_no_plan_is_told_and_not_waited_for(tree: Path, tmp_path: Path) -> None:
     refusal = b"Malformed request: mode: 'node' is not one of all\n"
     behaviors = (

@@ -16,8 +16,14 @@ import pytest
 import yaml
 
 from tests.e2e.prometheus.audited_node import audited
-from tests.e2e.prometheus.queries import QUERIES, Asked, documents, filled_in
-from tests.e2e.prometheus.server import Prometheus, running_prometheus
+from tests.e2e.prometheus.server import (
+    QUERIES,
+    Asked,
+    Prometheus,
+    documents,
+    filled_in,
+    running_prometheus,
+)
 from tests.support.cpusets import needs_cpuset
 from tests.support.daemons import Daemon, eventually, running
 from tests.support.paths import DATA

@@ -76,7 +76,7 @@ class Node:
         return Ended(done.returncode, done.stdout, done.stderr)
 
 
-def said(node: Node, env: Mapping[str, str]) -> tuple[str, str]:
+def task_prolog(node: Node, env: Mapping[str, str]) -> tuple[str, str]:
     """Return what task_prolog.sh prints before a task, and the task's CPUs then.
 
     Slurm reads both streams: on stderr is nothing that it would heed.

@@ -13,8 +13,7 @@ from itertools import product
 import pytest
 
 from tests.e2e.slurm.node import HOME, LOOK, Node, Task, node, read_tasks
-from tests.e2e.slurm.release import HOST
-from tests.e2e.slurm.rig import Setup
+from tests.e2e.slurm.rig import HOST, Setup
 from tests.support.tiny import BOTH
 
 PLUGINS = ("task/none", "task/affinity", "task/cgroup", "task/affinity,task/cgroup")
@@ -42,8 +41,10 @@ APART = {
     "a map": ([*TWO, "--gpu-bind=map_gpu:{0},{1}"], [GPU[2], GPU[3]]),
     "a map the other way round": ([*TWO, "--gpu-bind=map_gpu:{1},{0}"], [GPU[3], GPU[2]]),
     "a mask": ([*TWO, "--gpu-bind=mask_gpu:{2},{3}"], [GPU[2], GPU[3]]),
-    "Slurm tells how it binds": ([*TWO, "--cpu-bind=verbose"], [GPU[2], GPU[3]]),
-    "it tells of GPUs, too": ([*TWO, "--gpu-bind=verbose,single:1"], [GPU[2], GPU[3]]),
+    "Slurm prints how it binds": (
+        [*TWO, "--cpu-bind=verbose", "--gpu-bind=verbose,single:1"],
+        [GPU[2], GPU[3]],
+    ),
     "a lone task has several": (["--ntasks=1", "--cpus-per-task=2", TWO[1]], [BOTH]),
     "Slurm is told how to slice": ([*TWO, "--cpu-bind=cores"], [GPU[2], GPU[3]]),
     "no environment": ([*TWO, "--export=NONE"], [GPU[2], GPU[3]]),
@@ -55,13 +56,12 @@ TOGETHER = {
 }
 #: The job's other CPU is near its other GPU, which another step may use.
 ONTO_ONE = [*TWO, "--gpu-bind=map_gpu:{1},{1}"]
-#: What is none of our business.
+BINDS = ("map_cpu:0,1", "mask_cpu:0x1,0x2", "rank_ldom")
+#: Tasks that affinityd leaves as they are.
 ALONE = {
     "no GPU": ["--ntasks=2"],
     "--cpu-bind=none": [*TWO, "--cpu-bind=none"],
-    "--cpu-bind=map_cpu": [*TWO, "--cpu-bind=map_cpu:0,1"],
-    "--cpu-bind=mask_cpu": [*TWO, "--cpu-bind=mask_cpu:0x1,0x2"],
-    "--cpu-bind=rank_ldom": [*TWO, "--cpu-bind=rank_ldom"],
+    **{f"--cpu-bind={kind}": [*TWO, f"--cpu-bind={kind}"] for kind in BINDS},
 }
 BOUND = "its CPUs are bound by --cpu-bind, or by the CpuBind= of the site"
 

@@ -64,14 +64,11 @@ def installed(folder: Path, unit: str, drop_ins: Mapping[str, str]) -> Path:
 
 
 @contextmanager
-def started(
-    folder: Path, command: str, drop_ins: Mapping[str, str], mounts: str = ""
-) -> Iterator[Daemon]:
+def started(folder: Path, command: str, drop_ins: Mapping[str, str]) -> Iterator[Daemon]:
     """Start the unit, with this Python and a command in place of its own, by a manager.
 
-    `drop_ins` are by the names of their files; `mounts`: lines of sh that the manager's mount
-    namespace is made with, in which $0 is the folder. The unit's /run is FOLDER/run; what is
-    yielded may be asked if the command is a daemon.
+    `drop_ins` are by the names of their files. The unit's /run is FOLDER/run; what is yielded may
+    be asked if the command is a daemon.
     """
     (folder / "run").mkdir()
     log = folder / "log"
@@ -81,7 +78,7 @@ def started(
     paths = {"SYSTEMD_UNIT_PATH": f"{unit.parent}:", "XDG_CONFIG_HOME": str(folder)}
     with _cgroup() as cgroup, (folder / "manager").open("w") as said:
         manager = subprocess.Popen(
-            ["sh", "-c", ENTER, str(folder), str(cgroup), f"{mounts}\n{MANAGE}"],
+            ["sh", "-c", ENTER, str(folder), str(cgroup), MANAGE],
             env={**os.environ, **paths, "XDG_RUNTIME_DIR": "/run", "SYSTEMD_LOG_TARGET": "console"},
             stdout=said,
             stderr=said,

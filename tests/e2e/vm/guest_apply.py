@@ -13,12 +13,26 @@ from pathlib import Path
 from typing import Any
 
 from affinityd.daemon.api.peers import has_peer_pidfd
-from tests.e2e.vm import mending
-from tests.e2e.vm.driver import addresses
 from tests.e2e.vm.hardware import BARE_NODE, GPU_NODES, NODES, distance
-from tests.e2e.vm.inside import PCI_FOLDER, SOCKET, Ended, bring, cgroup, ran, stage
-from tests.e2e.vm.mending import FILL, FIRST_GPU
+from tests.e2e.vm.inside import (
+    FILL,
+    PCI_FOLDER,
+    SOCKET,
+    Ended,
+    addresses,
+    bring,
+    cgroup,
+    filled,
+    output,
+    program,
+    ran,
+    running,
+    stage,
+    thread_masks,
+)
 from tests.e2e.vm.warm import affinityd, serving
+
+FIRST_GPU = ("--gpus", "0")  #: is on node 3
 
 RANKS = range(len(GPU_NODES))
 MODES = ("node", "unique_contiguous")
@@ -49,6 +63,15 @@ FILLERS: dict[str, tuple[Sequence[str], str, str, str, str]] = {
 }
 
 
+#: The cpuset of a rank, and a command; then its mask, the command's status, and what that says.
+SHRINKING = {
+    "8-15": ("verify", "12-15", 0, ""),
+    "8-9": ("verify", "8-9", 1, "GPU 0 is on node 3, and its cpuset, 8-9, has no CPU there"),
+    "8-9, pinned": ("pin", "8-9", 0, "remote_home: rank 0 has CPUs away from NUMA node 3"),
+    "8-15, pinned": ("pin", "12-15", 0, "1 thread pinned to CPUs 12-15\n"),
+}
+
+
 def main() -> None:
     """Apply plans, in the order in which the machine is changed."""
     report: dict[str, Any] = {}
@@ -64,16 +87,16 @@ def main() -> None:
     stage("memory")
     groups = {OUTSIDE: cgroup("mems", mems="2")}
     report["memory"] = {
-        name: filled(exec_(options, SHOW_AND_FILL, group=groups.get(name)))
+        name: memory_of(exec_(options, SHOW_AND_FILL, group=groups.get(name)))
         for name, (options, *_) in FILLERS.items()
     }
     stage("cpusets")
     cgroup("site", cpus="8-15")
     for name, group in {"far": cgroup("far", cpus="16-19"), "below": cgroup("site/job")}.items():
         report[name] = place(exec_(FIRST_GPU, LOOK, group=group))
-    report["shrinking"] = mending.shrinking()
+    report["shrinking"] = shrinking()
     stage("mending")
-    report["far memory"] = mending.memory()
+    report["far memory"] = far_memory()
     stage("ranks, by node.json")
     daemon.stop()
     (PCI_FOLDER / addresses()[-1] / "remove").write_text("1")  # of which node.json goes on to tell
@@ -135,7 +158,7 @@ def place(ended: Ended) -> dict[str, str]:
     return {"mask": "".join(mask), **told, "said": ended["stderr"]}
 
 
-def filled(ended: Ended) -> dict[str, Any]:
+def memory_of(ended: Ended) -> dict[str, Any]:
     """Return the memory policy of a command by numactl and by numa_maps, and its pages by node.
 
     It printed `numactl --show`, and last the line of its largest mapping: numa(7).
@@ -146,3 +169,40 @@ def filled(ended: Ended) -> dict[str, Any]:
     found = {node: int(count) for node, count in re.findall(r" N(\d+)=(\d+)", pages)}
     said = ended["stderr"].splitlines()
     return {**by_numactl, "maps": policy, "pages": found, "said": said, "status": ended["status"]}
+
+
+# Processes that are not where their GPU is.
+
+
+def far_memory() -> dict[str, Any]:
+    """Return what is found of processes whose memory is, and is not, where their GPU is."""
+    seen: dict[str, Ended] = {}
+    with filled("taskset", "-c", "4-7") as pid:
+        output("taskset", "-acp", "12-15", pid)
+        seen["filled, then pinned"] = affinityd("verify", pid, *FIRST_GPU)
+        seen["resident"] = resident(pid, *FIRST_GPU)
+        remedy = re.search(r"migratepages [-\w ,]*\d", seen["resident"]["stdout"])
+        seen["migratepages"] = ran(remedy[0].split() if remedy else ["false"])
+        seen["its pages moved"] = resident(pid, *FIRST_GPU)
+    with filled("numactl", "--physcpubind=12-15", "--membind=1") as pid:
+        seen["bound far away"] = affinityd("verify", pid, *FIRST_GPU)
+    with filled("taskset", "-c", "20-23") as pid:
+        seen["no memory near"] = resident(pid, "--gpus", "6")
+    return {name: [it["status"], it["stdout"]] for name, it in seen.items()}
+
+
+def shrinking() -> dict[str, Any]:
+    """Return a rank's mask, and what is found of it, as its cpuset shrinks and grows."""
+    group = cgroup("job", cpus="8-15")
+    with running(program("rank"), group=group, cpus="12-15") as pid:
+
+        def moment(command: str, name: str) -> list[Any]:
+            cgroup("job", cpus=name.partition(",")[0])
+            ended = affinityd(command, f"{pid}", *FIRST_GPU)
+            return [thread_masks(pid), ended["status"], ended["stdout"] + ended["stderr"]]
+
+        return {name: moment(command, name) for name, (command, *_) in SHRINKING.items()}
+
+
+def resident(pid: str, *options: str) -> Ended:
+    return affinityd("verify", pid, "--resident", *options)

@@ -13,10 +13,18 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tests.e2e.vm.driver import have_driver, tell
-from tests.e2e.vm.inside import Ended, bring, nested, output, stage
-from tests.e2e.vm.mending import filled
-from tests.e2e.vm.stand_ins import program, running
+from tests.e2e.vm.inside import (
+    Ended,
+    bring,
+    filled,
+    have_driver,
+    nested,
+    output,
+    program,
+    running,
+    stage,
+    tell,
+)
 from tests.e2e.vm.warm import affinityd
 
 POD = "0d6f3a52-1c1e-4f0e-9d55-2f6f4b0c7a01"

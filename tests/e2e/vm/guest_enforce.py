@@ -14,9 +14,17 @@ from contextlib import contextmanager
 from http import HTTPStatus
 
 from affinityd.linux.memory_policy import resident_bytes
-from tests.e2e.vm.driver import have_driver, tell
-from tests.e2e.vm.inside import Document, bring, cgroup, nested, stage
-from tests.e2e.vm.mending import filled, thread_masks
+from tests.e2e.vm.inside import (
+    Document,
+    bring,
+    cgroup,
+    filled,
+    have_driver,
+    nested,
+    stage,
+    tell,
+    thread_masks,
+)
 from tests.e2e.vm.warm import serving
 from tests.support.daemons import Daemon, eventually
 

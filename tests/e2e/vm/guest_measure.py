@@ -10,10 +10,20 @@ import json
 import os
 import sys
 
-from tests.e2e.vm.driver import addresses, have_driver, tell
 from tests.e2e.vm.hardware import BARE_NODE, GPU_NODES, cpus_of
-from tests.e2e.vm.inside import AFFINITYD, Ended, bring, cgroup, ran, stage
-from tests.e2e.vm.stand_ins import program, running
+from tests.e2e.vm.inside import (
+    AFFINITYD,
+    Ended,
+    addresses,
+    bring,
+    cgroup,
+    have_driver,
+    program,
+    ran,
+    running,
+    stage,
+    tell,
+)
 
 USED, MEASURED = 0, 2  #: GPUs, by index; CUDA shows only the latter
 NODES = (0, GPU_NODES[MEASURED], BARE_NODE)  #: those in the cpuset

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.e2e.slurm.rig import USER, Setup, slurm
-from tests.e2e.vm.driver import hold_gpus
 from tests.e2e.vm.hardware import GPU_NODES
-from tests.e2e.vm.inside import AFFINITYD, GROUPS, bring, output, stage
+from tests.e2e.vm.inside import AFFINITYD, GROUPS, bring, hold_gpus, output, stage
 from tests.support.daemons import eventually, running
 
 #: Of /dev/nvidiaN, which is not the GPU's index, nor on its node.

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from affinityd.cpuset import format_list
+from tests.support.daemons import eventually
 
 AFFINITYD = (sys.executable, "-m", "affinityd")
 SOCKET = Path("/run/affinityd/affinityd.sock")  # the default; the daemon is told nothing
@@ -57,3 +63,108 @@ def ran(command: Sequence[str]) -> Ended:
 def output(*command: str) -> str:
     """Return what a command prints; it must succeed."""
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+# Programs of the guest that stand in for those of schedulers and trainings: all of them sleep.
+
+
+PROGRAMS = Path("/tmp/bin")  # noqa: S108 - nobody else is here
+
+
+def program(name: str) -> str:
+    """Return a program of this name that sleeps."""
+    PROGRAMS.mkdir(exist_ok=True)
+    path = PROGRAMS / name
+    if not path.exists():
+        shutil.copy("/usr/bin/sleep", path)
+    return os.fspath(path)
+
+
+@contextmanager
+def running(*command: str, group: Path, cpus: str | None = None) -> Iterator[int]:
+    """Run a program in a cgroup, on some CPUs; give its pid."""
+    words = command if len(command) > 1 else (*command, "1000")
+    confine = ("taskset", "-c", cpus) if cpus else ()
+    enter = ("sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', os.fspath(group))
+    with subprocess.Popen([*enter, *confine, *words]) as process:
+        is_there = lambda: Path(words[0]).name in _command_line(process.pid)  # noqa: E731
+        eventually(is_there, f"{words[0]} runs")
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def _command_line(pid: int) -> str:
+    """Return what runs, once it has become the last of the programs before it."""
+    text = Path(f"/proc/{pid}/cmdline").read_text()
+    return "" if "taskset" in text or "cgroup.procs" in text else text
+
+
+# NVIDIA's driver in the guest: a folder, and a library that answers from facts.
+
+
+FACTS = Path("/tmp/nvml.facts")  # noqa: S108 - nobody else is here
+LIBRARY = "/built"  #: the folder of the library
+NAME = "libnvidia-ml.so.1"
+
+
+def addresses() -> list[str]:
+    """Return where the GPUs are."""
+    is_gpu = (it.name for it in PCI_FOLDER.iterdir() if (it / "class").read_text() == "0x030000\n")
+    return sorted(is_gpu)
+
+
+def have_driver() -> None:
+    """Have NVIDIA's driver hold the GPUs, and its library answer to what is started from here."""
+    hold_gpus()
+    # Where the dynamic linker looks by default: programs here are forks, which read no new path.
+    link = Path("/usr/lib", NAME)
+    link.unlink(missing_ok=True)
+    link.symlink_to(Path(LIBRARY, NAME))
+    os.environ.update(LD_LIBRARY_PATH=LIBRARY, NVML_FACTS=str(FACTS))
+
+
+def hold_gpus(minors: Sequence[int] = range(8)) -> None:
+    """Have NVIDIA's driver hold the GPUs: they are its then, whoever made them."""
+    output("mount", "-t", "tmpfs", "tmpfs", "/proc/driver")
+    for address, minor in zip(addresses(), minors, strict=True):
+        folder = Path("/proc/driver/nvidia/gpus", address)
+        folder.mkdir(parents=True)
+        (folder / "information").write_text(f"Device Minor: \t {minor}\n")
+    Path("/proc/driver/nvidia/version").write_text("NVRM version: 550.54.15\n")
+
+
+def tell(users: Mapping[int, Sequence[int]]) -> None:
+    """Have NVML say which process uses which GPUs, a GiB of each."""
+    lines = ["driver 550.54.15"]
+    for index, address in enumerate(addresses()):
+        lines += ["gpu", f"uuid GPU-{index:08d}", f"pci 0000{address}", f"minor {index}"]
+        lines += [f"process compute {pid} {2**30}" for pid in users if index in users[pid]]
+    new = FACTS.with_suffix(".new")
+    new.write_text("\n".join((*lines, "")))
+    new.rename(FACTS)
+
+
+# Programs that fill memory.
+
+FILL = (sys.executable, "-I", "-S", os.fspath(Path(__file__).with_name("filling.py")))
+
+
+@contextmanager
+def filled(*before: str) -> Iterator[str]:
+    """Run a program that has filled memory, by way of a command; give its pid."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*before, *FILL], stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline(), "the program ended before it was ready"
+        try:
+            yield f"{process.pid}"
+        finally:
+            process.kill()
+
+
+def thread_masks(pid: int) -> list[str]:
+    """Return the mask of each thread, the main one first, as the kernel says."""
+    tids = sorted(int(path.name) for path in Path(f"/proc/{pid}/task").iterdir())
+    return [format_list(os.sched_getaffinity(tid)) for tid in tids]

@@ -26,7 +26,7 @@ TAIL = 40  #: lines of the console that an error shows
 #: What the guest has of the checkout.
 CARRIED = (
     *("affinityd", "slurm", "tests/support/daemons.py", "tests/support/paths.py"),
-    *("tests/e2e/slurm/rig.py", "tests/e2e/slurm/release.py", "tests/e2e/vm"),
+    *("tests/e2e/slurm/rig.py", "tests/e2e/vm"),
 )
 
 #: Where the guest has what is built here.

@@ -9,10 +9,9 @@ import re
 
 import pytest
 
-from tests.e2e.vm.guest_apply import FILLERS, OUTSIDE
+from tests.e2e.vm.guest_apply import FILLERS, OUTSIDE, SHRINKING
 from tests.e2e.vm.hardware import GPU_NODES, cpus_of
 from tests.e2e.vm.inside import Document
-from tests.e2e.vm.mending import SHRINKING
 
 FIRST = cpus_of(GPU_NODES[0])
 

@@ -13,10 +13,8 @@ import pytest
 
 from tests.e2e.faults.test_faults_upgrade import PREVIOUS, git
 from tests.e2e.kubernetes import machine
-from tests.e2e.kubernetes.chart import Chart
-from tests.e2e.kubernetes.cluster import NODE, Cluster, plugin
-from tests.e2e.kubernetes.jobs import SLEEPS, Job
-from tests.e2e.kubernetes.services import named
+from tests.e2e.kubernetes.chart import SLEEPS, Chart, Job, named
+from tests.e2e.kubernetes.cluster import Cluster, plugin
 from tests.e2e.kubernetes.two_nodes import restart
 from tests.support.daemons import eventually
 from tests.support.tiny import NEAR
@@ -36,19 +34,6 @@ def started(cluster: Cluster, name: str) -> Job:
     job = Job(cluster, name)
     job.start()
     return job
-
-
-def test_jobs_start_while_their_daemon_is_deleted_again_and_again(chart: Chart) -> None:
-    jobs = []
-    for number in range(6):
-        if number % 2 == 0:
-            chart.cluster.run(f"kubectl -n {chart.namespace} delete pod --all --wait=false")
-        jobs.append(started(chart.cluster, f"one-of-many-{number}"))
-    for job in jobs:
-        said = job.says()
-        assert PINNED in said
-        assert len(said) <= 2, said
-    chart.cluster.run("kubectl delete pods --all --grace-period=0 --force")
 
 
 def test_the_daemon_outlives_kubelet_and_finds_its_new_socket(
@@ -74,19 +59,6 @@ def test_the_daemon_outlives_kubelet_and_finds_its_new_socket(
     assert started(chart.cluster, "pinned-after").says() == [PINNED]
 
 
-def test_the_daemon_stays_on_a_node_that_is_drained(chart: Chart) -> None:
-    started(chart.cluster, "drained").says()
-    uid = chart.pod()["metadata"]["uid"]
-    chart.cluster.run(
-        f"kubectl drain {NODE} --ignore-daemonsets --force --delete-emptydir-data --timeout=120s"
-    )
-    assert chart.cluster.get("pods")["items"] == []
-    assert chart.pod()["metadata"]["uid"] == uid
-    assert chart.ask("/healthz")
-    chart.cluster.run(f"kubectl uncordon {NODE}")
-    assert started(chart.cluster, "uncordoned").says() == [PINNED]
-
-
 def test_the_chart_of_an_earlier_release_is_upgraded_while_jobs_run(
     chart: Chart, values: Mapping[str, Any], tmp_path: Path
 ) -> None:
@@ -104,15 +76,6 @@ def test_the_chart_of_an_earlier_release_is_upgraded_while_jobs_run(
     )
     assert job.says() == [PINNED]
     assert started(chart.cluster, "of-this-release").says() == [PINNED]
-
-
-def test_helm_test_says_that_the_service_has_no_daemon(chart: Chart) -> None:
-    with named(chart, endpoint="10.88.7.250"):
-        ended = chart.cluster.shell("helm test affinityd --namespace affinityd --logs")
-    assert ended.status == 1
-    said = "http://affinityd.affinityd:9466 does not answer: "
-    assert len([it for it in ended.stdout.splitlines() if it.startswith(said)]) == 1
-    assert "Traceback" not in ended.stdout
 
 
 def test_without_the_socket_it_runs_in_a_restricted_namespace(cluster: Cluster) -> None:

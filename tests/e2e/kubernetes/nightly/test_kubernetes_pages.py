@@ -16,10 +16,8 @@ import pytest
 from docs.check.blocks import BLOCKS
 from tests.e2e.kubernetes import machine
 from tests.e2e.kubernetes.adjusted import container, make_namespaces, removed, started
-from tests.e2e.kubernetes.chart import LABEL, Chart
+from tests.e2e.kubernetes.chart import LABEL, Chart, Job, named
 from tests.e2e.kubernetes.cluster import NODE, Cluster, running
-from tests.e2e.kubernetes.jobs import Job
-from tests.e2e.kubernetes.services import named
 from tests.support.daemons import eventually
 from tests.support.paths import REPOSITORY
 from tests.support.tiny import CPUS, NEAR

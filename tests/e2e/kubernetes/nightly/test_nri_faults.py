@@ -1,4 +1,4 @@
-"""Two hundred containers of a real containerd, with a plugin that works and with others."""
+"""Containers of a real containerd while the daemon fails, hangs, or is one of several plugins."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from affinityd.kubernetes.nri import messages
 from affinityd.kubernetes.nri.messages import (
-    FRAME,
     PLUGIN,
     REQUEST,
     RESPONSE,
@@ -26,7 +25,6 @@ from affinityd.kubernetes.nri.messages import (
 )
 from affinityd.linux.protobuf import field, read, text
 from tests.e2e.kubernetes.adjusted import (
-    CHOSEN,
     container,
     make_namespaces,
     removed,
@@ -44,7 +42,6 @@ CONTAINERS = 20  #: of a pod
 PODS = 2
 PLAIN, ADJUSTED = {(BOTH, False)}, {(NEAR, True)}
 GPU_0 = {"NVIDIA_VISIBLE_DEVICES": "0"}  #: no device plugin has forty
-MISDEEDS = 5  #: the runtime waits for 2 s for some
 SLOWER = 2.0  #: at most so many times the time of containers without a plugin
 
 
@@ -71,73 +68,32 @@ def forty(cluster: Cluster) -> tuple[set[tuple[str, bool]], float]:
     return states, seconds
 
 
-#: Does something instead of an answer: gets the connection, and the request's stream.
-Misdeed = Callable[[socket.socket, int], None]
-
-
-def says_nonsense(connection: socket.socket, _stream: int) -> None:
-    connection.sendall(FRAME.pack(PLUGIN, 64) + os.urandom(64))
-
-
-def dies(connection: socket.socket, _stream: int) -> None:
-    connection.shutdown(socket.SHUT_RDWR)
-
-
-def refuses(connection: socket.socket, stream: int) -> None:
-    status = field(1, field(1, 2) + field(2, "no"))
-    connection.sendall(packed(Ttrpc(PLUGIN, stream, RESPONSE, status)))
-
-
-def muddles(connection: socket.socket, stream: int) -> None:
-    connection.sendall(packed(Ttrpc(PLUGIN, stream, RESPONSE, os.urandom(64) + b"\xff")))
-
-
-def pins(connection: socket.socket, stream: int) -> None:
-    """Answer rightly, as another plugin does that sets cpusets."""
-    answer = field(2, messages.adjusted({}, None, FAR))
-    connection.sendall(packed(Ttrpc(PLUGIN, stream, RESPONSE, answer)))
-
-
 @contextmanager
-def misbehaving(cluster: Cluster, misdeed: Misdeed) -> Iterator[list[int]]:
-    """Have plugins come again and again, each until its first container; count these."""
-    count, ends = [0], threading.Event()
+def another_plugin(cluster: Cluster) -> Iterator[None]:
+    """Run a plugin that sets each new container's cpuset to FAR before the daemon is asked."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(os.fspath(cluster.root / "run/nri/nri.sock"))
+        name = field(1, "another") + field(2, "50")
+        service = field(1, "nri.pkg.api.v1alpha1.Runtime") + field(2, "RegisterPlugin")
+        connection.sendall(packed(Ttrpc(RUNTIME, 1, REQUEST, service + field(3, name))))
+        thread = threading.Thread(target=answer_requests, args=(connection,))
+        thread.start()
+        try:
+            yield
+        finally:
+            connection.shutdown(socket.SHUT_RDWR)
+            thread.join()
 
-    def live() -> None:
-        trunk = Trunk()
-        with socket.socket(socket.AF_UNIX) as connection, suppress(OSError):
-            connection.connect(os.fspath(cluster.root / "run/nri/nri.sock"))
-            named = field(1, "misbehaving") + field(2, "50")
-            service = field(1, "nri.pkg.api.v1alpha1.Runtime") + field(2, "RegisterPlugin")
-            request = Ttrpc(RUNTIME, 1, REQUEST, service + field(3, named))
-            connection.sendall(packed(request))
-            connection.settimeout(1)
-            while not ends.is_set():
-                with suppress(TimeoutError):
-                    data = connection.recv(65536)
-                    if not data:
-                        return
-                    for it in trunk.received(data):
-                        if it.connection == RUNTIME:
-                            continue
-                        if text(read(it.data), 2) == "CreateContainer":
-                            count[0] += 1
-                            misdeed(connection, it.stream)
-                        else:
-                            answer = packed(Ttrpc(PLUGIN, it.stream, RESPONSE, field(2, b"")))
-                            connection.sendall(answer)
 
-    def live_on() -> None:
-        while not ends.is_set() and count[0] < MISDEEDS:
-            live()
-
-    thread = threading.Thread(target=live_on)
-    thread.start()
-    try:
-        yield count
-    finally:
-        ends.set()
-        thread.join()
+def answer_requests(connection: socket.socket) -> None:
+    trunk = Trunk()
+    while data := connection.recv(65536):
+        for message in trunk.received(data):
+            if message.connection == RUNTIME:
+                continue
+            is_new = text(read(message.data), 2) == "CreateContainer"
+            answer = messages.adjusted({}, None, FAR) if is_new else b""
+            connection.sendall(packed(Ttrpc(PLUGIN, message.stream, RESPONSE, field(2, answer))))
 
 
 def test_a_container_starts_about_as_fast_with_the_plugin_as_without(
@@ -211,32 +167,28 @@ def test_containers_are_adjusted_again_when_the_runtime_has_started_again(
         removed(cluster)
 
 
-@pytest.mark.parametrize("misdeed", [says_nonsense, dies])
-def test_containers_start_whatever_the_plugin_does_on_its_connection(
-    cluster: Cluster, misdeed: Misdeed
-) -> None:
-    with misbehaving(cluster, misdeed) as count:
-        states, _ = forty(cluster)
-        assert (states, count[0]) == (PLAIN, MISDEEDS)
-
-
 def test_a_cpuset_of_another_plugin_stays(cluster: Cluster, tmp_path: Path) -> None:
-    with serving(cluster, tmp_path), misbehaving(cluster, pins) as count:
-        (its,) = started(cluster, "pinned", container("c", gpus=0, **GPU_0)).values()
-        assert (its.cpus, count[0]) == (FAR, 1)
-        assert "AFFINITYD_NODES" in its.told
-        assert "AFFINITYD_CPULIST" not in its.told
+    with serving(cluster, tmp_path), another_plugin(cluster):
+        (process,) = started(cluster, "pinned", container("c", gpus=0, **GPU_0)).values()
+        assert process.cpus == FAR
+        assert "AFFINITYD_NODES" in process.told
+        assert "AFFINITYD_CPULIST" not in process.told
         removed(cluster)
 
 
-@pytest.mark.parametrize("misdeed", [refuses, muddles])
-def test_an_error_fails_the_container_so_that_none_may_be_answered(
-    cluster: Cluster, misdeed: Misdeed
-) -> None:
-    with misbehaving(cluster, misdeed) as count:
-        pod = {"name": "refused", "namespace": CHOSEN}
-        spec = {"containers": [container("c", gpus=0)], "terminationGracePeriodSeconds": 0}
-        cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": pod, "spec": spec})
-        eventually(lambda: count[0] > 1, "kubelet tries again")  # 10 s later, and so on
-        assert cluster.get("pod", "-n", CHOSEN, "refused")["status"]["phase"] == "Pending"
-    removed(cluster)
+def test_a_cpuset_of_kubelet_s_static_policy_stays(tmp_path: Path) -> None:
+    """A cluster of its own kind; the daemon leaves the cpusets of kubelet, and tells the rest."""
+    settings = {"RIG_CPU": "static", "RIG_RESERVED": NEAR}  # it gives away the others
+    (tmp_path / "daemon").mkdir()
+    with running(tmp_path, **settings) as cluster, serving(cluster, tmp_path / "daemon"):
+        make_namespaces(cluster)
+        amount = {"cpu": "1", "memory": "64Mi"}
+        resources = {"requests": amount, "limits": amount}
+        whole = {**container("exclusive", gpus=0, **GPU_0), "resources": resources}
+        part = container("part", gpus=0, **GPU_0)
+        for asked, cpus in ((whole, FAR), (part, BOTH)):
+            (process,) = started(cluster, asked["name"], asked).values()
+            assert process.cpus == cpus  # GPU 0 is near the other CPU
+            assert {"AFFINITYD_NODES", "AFFINITYD_JOB_CPUS"} <= process.told.keys()
+            assert "AFFINITYD_CPULIST" not in process.told
+            removed(cluster)

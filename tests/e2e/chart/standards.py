@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any
+
+from kubernetes_validate import utils
+
+from tests.e2e.chart.rendering import Object
 
 Spec = Mapping[str, Any]
 
@@ -69,3 +74,20 @@ def _containers(pod: Spec) -> list[Spec]:
 def _context(part: Spec) -> Spec:
     context: Spec = part.get("securityContext") or {}
     return context
+
+
+# Kubernetes' own schemas of its objects.
+
+
+#: What the chart and the examples are for.
+OLDEST, NEWEST = "1.28", utils.major_minor(utils.latest_version())
+
+# It would read the same megabytes anew for each object.
+utils.schema_contents = cache(utils.schema_contents)
+
+
+def validate(objects: Iterable[Object], *versions: str) -> None:
+    """Let the schemas of these releases judge objects, none of which may have an unknown field."""
+    for it in objects:
+        for version in versions:
+            assert utils.validate(it, version, strict=True) == version

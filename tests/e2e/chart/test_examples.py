@@ -1,30 +1,134 @@
-"""The example policies: their schemas, which pods they change, and what they add."""
+"""The example manifests: their fields, what they may, and what they say of their cpusets."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
-import jmespath
-import yaml
+import pytest
 
-from tests.e2e.chart.pod_security import against_baseline, against_restricted
-from tests.e2e.chart.rendering import loaded
-from tests.e2e.chart.schemas import NEWEST, validate
+from tests.e2e.chart.rendering import NAMESPACE, Object, container, loaded, rendered
+from tests.e2e.chart.standards import (
+    NEWEST,
+    OLDEST,
+    against_baseline,
+    against_restricted,
+    validate,
+)
 from tests.support.paths import REPOSITORY
 
-EXAMPLES = REPOSITORY / "deploy" / "examples"
-ADMISSION = (EXAMPLES / "policies" / "mutating-admission-policy.yaml").read_text()
+FOLDER = REPOSITORY / "deploy" / "examples"
+EXAMPLES = sorted(FOLDER.glob("*.yaml"))
+NAMED = pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+GPU = "nvidia.com/gpu"
+URL = "http://affinityd.affinityd:9466"
+
+
+def documents(path: Path) -> list[Object]:
+    return loaded(path.read_text())
+
+
+def pods(path: Path) -> list[Mapping[str, Any]]:
+    return [it["spec"] for it in documents(path) if it["kind"] == "Pod"]
+
+
+def is_guaranteed(pod: Mapping[str, Any]) -> bool:
+    """Tell as kubelet does: every container has limits of both, and asks for as much."""
+    return all(
+        it["resources"]["limits"].get(of) == it["resources"]["requests"].get(of) is not None
+        for it in [*pod["initContainers"], *pod["containers"]]
+        for of in ("cpu", "memory")
+    )
+
+
+@NAMED
+def test_kubernetes_knows_every_field(path: Path) -> None:
+    validate(documents(path), OLDEST, NEWEST)
+
+
+@NAMED
+def test_it_says_where_its_cpuset_comes_from(path: Path) -> None:
+    head = path.read_text().partition("\napiVersion")[0]
+    (static,) = (line for line in head.splitlines() if line.startswith("#   static"))
+    own = all(is_guaranteed(pod) for pod in pods(path))
+    assert ("of its own" in static, "shared pool" in static) == (own, not own)
+    assert ("is Guaranteed" in head, "is Burstable" in head) == (own, not own)
+
+
+@NAMED
+def test_a_program_asks_for_whole_cpus_and_keeps_as_many(path: Path) -> None:
+    request = {"resourceFieldRef": {"resource": "requests.cpu"}}
+    for pod in pods(path):
+        (app,) = pod["containers"]
+        assert int(app["resources"]["requests"]["cpu"]) >= 1
+        assert app["resources"]["limits"][GPU] == app["resources"]["requests"][GPU] >= 1
+        assert {"name": "AFFINITYD_JOB_CPUS", "valueFrom": request} in app["env"]
+        assert "/affinity/run" in [*app["command"], *app["args"]]
+
+
+@NAMED
+def test_the_init_container_is_the_charts_image_and_costs_nothing(path: Path) -> None:
+    for pod in pods(path):
+        (init,) = pod["initContainers"]
+        assert init["image"] == container("default")["image"]
+        assert init["args"] == ["init", "--to", "/affinity"]
+        assert init["resources"]["requests"] == {"cpu": "500m", "memory": "128Mi"}
+        for it in (init, *pod["containers"]):
+            assert {"name": "affinity", "mountPath": "/affinity"} in it["volumeMounts"]
+
+
+@NAMED
+def test_it_reaches_the_daemon_as_pod_security_lets_it(path: Path) -> None:
+    for pod in pods(path):
+        folders = [it["hostPath"] for it in pod["volumes"] if "hostPath" in it]
+        both = [*pod["initContainers"], *pod["containers"]]
+        if path.stem == "restricted":
+            assert list(against_restricted(pod)) == folders == []
+            assert {"name": "AFFINITYD_URL", "value": URL} in pod["initContainers"][0]["env"]
+            assert pod["securityContext"]["runAsUser"] == 1000
+            assert all(it["securityContext"]["readOnlyRootFilesystem"] for it in both)
+        else:
+            assert list(against_baseline(pod)) == ["hostPath"]
+            assert folders == [{"path": "/run/affinityd", "type": "DirectoryOrCreate"}]
+            mount = {"name": "affinityd", "mountPath": "/run/affinityd", "readOnly": True}
+            assert all(mount in it["volumeMounts"] for it in both)
+
+
+def test_the_restricted_pod_asks_a_release_in_a_namespace_of_its_name() -> None:
+    namespace, pod = documents(FOLDER / "restricted.yaml")
+    assert namespace["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "restricted"}
+    assert pod["metadata"]["namespace"] == namespace["metadata"]["name"]
+    url = URL.replace(".affinityd:", f".{NAMESPACE}:")
+    assert f"- {url}\n" in rendered("default")  # an argument of the chart's own test
+
+
+def test_the_workers_of_the_pair_find_their_master() -> None:
+    service, *both = documents(FOLDER / "pytorchjob-pair.yaml")
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": service["metadata"]["name"]}
+    shared["MASTER_PORT"] = str(service["spec"]["ports"][0]["port"])
+    selector = service["spec"]["selector"].items()
+    for rank, pod in enumerate(both):
+        told = {it["name"]: it.get("value") for it in pod["spec"]["containers"][0]["env"]}
+        assert told.items() >= {**shared, "RANK": str(rank)}.items()
+        assert (selector <= pod["metadata"]["labels"].items()) == (rank == 0)
+    assert len(both) == 2
+
+
+# The example policies: their schemas, which pods they change, and what they add.
+
+
+ADMISSION = (FOLDER / "policies" / "mutating-admission-policy.yaml").read_text()
 
 POLICY, BINDING = loaded(ADMISSION)
-(CLUSTER_POLICY,) = loaded((EXAMPLES / "policies" / "kyverno.yaml").read_text())
+(CLUSTER_POLICY,) = loaded((FOLDER / "policies" / "kyverno.yaml").read_text())
 BY_FOLDER, BY_SERVICE = CLUSTER_POLICY["spec"]["rules"]
 ASKED = BY_FOLDER["preconditions"]
 EXPRESSIONS = {it["name"]: it["expression"] for it in POLICY["spec"]["variables"]}
 CONDITIONS = {it["name"]: it["expression"] for it in POLICY["spec"]["matchConditions"]}
-(ONE_GPU,) = (it["spec"] for it in loaded((EXAMPLES / "one-gpu.yaml").read_text()))
+(ONE_GPU,) = (it["spec"] for it in loaded((FOLDER / "one-gpu.yaml").read_text()))
 
 
 def added(rule: Mapping[str, Any]) -> Any:  # noqa: ANN401 - YAML
@@ -74,41 +178,6 @@ def test_both_know_a_gpu_by_the_name_of_its_resource() -> None:
         assert known == [resource in GPUS] * 5, resource
 
 
-GPU_POD: Mapping[str, Any] = {
-    "containers": [
-        {"name": "side", "volumeMounts": [{"mountPath": "/data"}]},
-        {"name": "app", "command": ["a"], "resources": {"limits": {"amd.com/gpu": 1, "cpu": 2}}},
-        {"name": "idle", "resources": {"requests": {"cpu": 1}}},
-    ],
-    "volumes": [{"name": "data"}],
-}
-
-
-def evaluated(conditions: Mapping[str, Any], document: object) -> list[object]:
-    """Return what Kyverno's variables are: its language is JMESPath."""
-    keys = [it["key"].removeprefix("{{").removesuffix("}}") for it in conditions["all"]]
-    return [jmespath.search(it, document) for it in keys]
-
-
-def test_kyvernos_conditions_are_of_names_of_resources_and_mounts_and_of_commands() -> None:
-    for spec, found in (
-        (GPU_POD, [["amd.com/gpu", "cpu"], ["data"], ["/data"]]),
-        ({"containers": [{"name": "app"}]}, [[], [], []]),
-    ):
-        assert evaluated(ASKED, {"request": {"object": {"spec": spec}}}) == found
-    conditions = BY_FOLDER["mutate"]["foreach"][0]["preconditions"]
-    of_each = [evaluated(conditions, {"element": it}) for it in GPU_POD["containers"]]
-    assert of_each == [[[], 0], [["amd.com/gpu", "cpu"], 1], [[], 0]]
-
-
-def test_the_pod_gets_what_the_example_with_one_gpu_has() -> None:
-    (init,), (its,) = added(BY_FOLDER)["initContainers"], ONE_GPU["initContainers"]
-    assert {name: init[name] for name in its} == its
-    assert added(BY_FOLDER)["volumes"] == ONE_GPU["volumes"]
-    (container,) = added(BY_FOLDER)["containers"]
-    assert container["volumeMounts"] == ONE_GPU["containers"][0]["volumeMounts"]
-
-
 def strings(value: object) -> Iterator[str]:
     """Yield all keys and strings of a document."""
     if isinstance(value, Mapping):
@@ -140,7 +209,7 @@ def test_where_a_standard_bars_the_folder_the_service_is_asked() -> None:
     assert list(against_baseline(added(BY_SERVICE))) == []
     (init,) = added(BY_SERVICE)["initContainers"]
     assert list(against_restricted({"containers": [init], "volumes": [{"emptyDir": {}}]})) == []
-    _, example = loaded((EXAMPLES / "restricted.yaml").read_text())
+    _, example = loaded((FOLDER / "restricted.yaml").read_text())
     assert init["env"] == example["spec"]["initContainers"][0]["env"]
 
 
@@ -168,14 +237,6 @@ def test_a_pod_that_has_it_is_left_alone_by_both() -> None:
     ours = added(BY_FOLDER)
     assert {*names["value"]} == {it["name"] for it in (*ours["volumes"], *ours["initContainers"])}
     assert {*mounts["value"]} == {it["mountPath"] for it in ours["containers"][0]["volumeMounts"]}
-
-
-def test_kyverno_prefixes_commands_before_a_merge_may_move_containers() -> None:
-    command, merge = BY_FOLDER["mutate"]["foreach"]
-    patches = yaml.safe_load(command["patchesJson6902"].replace("{{ elementIndex }}", "7"))
-    path = "/spec/containers/7/command/0"
-    assert patches == [{"op": "add", "path": path, "value": "/affinity/run"}]
-    assert "patchStrategicMerge" in merge
 
 
 def test_neither_is_the_reason_that_a_pod_is_refused() -> None:

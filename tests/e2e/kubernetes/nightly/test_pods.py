@@ -1,0 +1,243 @@
+"""Pods of a real kubelet: its policies, a resize, the shared pool, Pod Security Standards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from affinityd.cpuset import CpuSet
+from affinityd.linux.cgroup import Cgroups
+from tests.e2e.kubernetes import two_nodes
+from tests.e2e.kubernetes.cluster import IMAGE, Cluster
+from tests.e2e.kubernetes.placed import FOLDER, Pod, check, created, pods, prepared
+from tests.support.cpusets import needs_cpuset
+from tests.support.daemons import eventually
+from tests.support.enforcing_node import enforcing
+from tests.support.tiny import CPUS
+
+pytestmark = needs_cpuset
+
+POOL, EXCLUSIVE = (frozenset({cpu}) for cpu in CPUS)  #: kubelet's own and the shared ones; the rest
+
+
+@dataclass(frozen=True)
+class Policies:
+    """kubelet's policies, and what they come to."""
+
+    cpu: str
+    topology: str
+    own: CpuSet  #: the cpuset of a Guaranteed pod with a whole CPU
+    is_aligned: bool  #: whether its GPU is then near
+    is_one_node: bool | None  #: whether it refuses a pod with GPUs of two nodes; None: not tried
+
+
+TABLE = (
+    Policies("none", "none", POOL | EXCLUSIVE, is_aligned=False, is_one_node=False),
+    Policies("static", "none", EXCLUSIVE, is_aligned=False, is_one_node=None),
+    Policies("static", "best-effort", EXCLUSIVE, is_aligned=True, is_one_node=None),
+    Policies("static", "restricted", EXCLUSIVE, is_aligned=True, is_one_node=True),
+    Policies("static", "single-numa-node", EXCLUSIVE, is_aligned=True, is_one_node=True),
+)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with prepared(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+@pytest.mark.parametrize("policies", TABLE, ids=lambda it: f"{it.cpu}-{it.topology}")
+def test_a_program_has_the_cpus_near_its_gpu_of_those_that_kubelet_gave_it(
+    cluster: Cluster, policies: Policies
+) -> None:
+    with two_nodes.kubelet(cluster, cpu=policies.cpu, topology=policies.topology):
+        for name in ("one-gpu", "restricted", "pytorchjob-pair"):
+            for manifest in pods(cluster, name):
+                with created(cluster, manifest) as pod:
+                    (process,) = pod.processes()
+                    check(process)
+                    assert pod.now["status"]["qosClass"] == "Guaranteed"
+                    assert process.cpuset == policies.own
+                    assert process.near == process.cpus or not policies.is_aligned
+        (manifest,) = pods(cluster, "burstable-shared-pool")
+        with created(cluster, manifest) as pod:
+            (process,) = pod.processes()
+            check(process)
+            assert pod.now["status"]["qosClass"] == "Burstable"
+            assert process.cpuset == POOL | EXCLUSIVE  # while no other pod has CPUs of its own
+        if policies.is_one_node is None:
+            return  # two ranks with cores of their own cannot have one CPU
+        (manifest,) = pods(cluster, "torchrun-8gpu")
+        with created(cluster, manifest) as pod:
+            if policies.is_one_node:
+                assert pod.refusal == "TopologyAffinityError"
+            else:
+                for process in pod.processes(2):
+                    check(process)
+                    assert process.cpuset == policies.own
+                assert pod.now["status"]["qosClass"] == "Guaranteed"
+
+
+# What kubelet changes of running pods: a resize, the shared pool; and audit and enforce see it.
+
+
+_, SECOND = two_nodes.GPUS
+SECOND_GPU = {SECOND: 1}  #: a node with one GPU, near the CPU that kubelet gives away
+UNPINNED = {"name": "AFFINITYD_UNPINNED", "value": "by the test"}
+
+
+def neighbor() -> dict[str, Any]:
+    """Return a pod with a CPU of its own."""
+    amount = {"cpu": "1", "memory": "64Mi"}
+    resources = {"requests": amount, "limits": amount}
+    container = {"name": "main", "image": IMAGE, "imagePullPolicy": "Never", "resources": resources}
+    about = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "neighbor"}}
+    return {**about, "spec": {"containers": [container]}}
+
+
+def resize(pod: Pod, **resources: Mapping[str, str]) -> None:
+    """Resize the program's container in place."""
+    (container,) = (it["name"] for it in pod.now["spec"]["containers"])
+    patch = {"spec": {"containers": [{"name": container, "resources": resources}]}}
+    words = f"kubectl patch pod {pod.name} --namespace {pod.namespace} --subresource resize"
+    pod.cluster.run(f"{words} --patch '{json.dumps(patch)}'")
+
+
+def condition(pod: Pod, name: str) -> Mapping[str, str]:
+    found = pod.now["status"].get("conditions", ())
+    return next((it for it in found if it["type"] == name), {})
+
+
+def requested(pod: Pod) -> str:
+    """Return the CPUs that kubelet says the program's container has requested."""
+    (status,) = pod.now["status"]["containerStatuses"]
+    cpus: str = status["resources"]["requests"]["cpu"]
+    return cpus
+
+
+def test_under_static_a_resize_leaves_cpusets_and_pins(cluster: Cluster) -> None:
+    (burstable,) = pods(cluster, "burstable-shared-pool")
+    (guaranteed,) = pods(cluster, "one-gpu")
+    with (
+        two_nodes.kubelet(cluster, topology="single-numa-node"),
+        created(cluster, burstable) as shared,
+        created(cluster, guaranteed) as own,
+    ):
+        programs = [*shared.processes(), *own.processes()]
+        eventually(lambda: programs[0].cpuset == POOL, "the pool shrinks")
+        resize(shared, requests={"cpu": "700m"})
+        eventually(lambda: requested(shared) == "700m", "the Burstable pod is resized")
+        resize(own, requests={"cpu": "500m"}, limits={"cpu": "500m"})
+        eventually(lambda: condition(own, "PodResizePending"), "kubelet answers")
+        assert condition(own, "PodResizePending")["reason"] == "Infeasible"
+        assert [it.cpuset for it in programs] == [it.cpus for it in programs] == [POOL, EXCLUSIVE]
+
+
+def test_without_it_a_resize_changes_the_cpu_limit_that_audit_reads_and_no_pin(
+    cluster: Cluster,
+) -> None:
+    (manifest,) = pods(cluster, "one-gpu")
+    with two_nodes.kubelet(cluster, cpu="none"), created(cluster, manifest) as pod:
+        (process,) = pod.processes()
+        assert Cgroups.of(process.pid).cpu_limit() == 1
+        resize(pod, requests={"cpu": "1500m"}, limits={"cpu": "1500m"})
+        eventually(lambda: Cgroups.of(process.pid).cpu_limit() == 1 + 1, "its limit is larger")
+        assert (process.cpuset, process.cpus) == (POOL | EXCLUSIVE, process.near)
+
+
+@pytest.mark.parametrize("way", ["run", "enforce"])
+def test_a_pin_outlasts_kubelets_writing_to_the_pool(cluster: Cluster, way: str) -> None:
+    """A kernel from 6.2 on keeps the mask that was set, as far as the pool has it."""
+    (manifest,) = pods(cluster, "burstable-shared-pool")
+    if way == "enforce":
+        (container,) = manifest["spec"]["containers"]
+        container["command"].remove("/affinity/run")
+        container["env"].append(UNPINNED)
+    with two_nodes.kubelet(cluster, gpus=SECOND_GPU), created(cluster, manifest) as pod:
+        (process,) = pod.processes()
+        with enforcing("pin", users={2: [process.pid]}) as node:
+            node.wait_until("fits", process.pid)
+            assert process.cpus == EXCLUSIVE
+            with created(cluster, neighbor()):
+                eventually(lambda: process.cpuset == process.cpus == POOL, "the pool shrinks")
+                node.wait_until("allocation", process.pid)
+            eventually(lambda: process.cpuset == POOL | EXCLUSIVE, "the pool has its CPU again")
+            assert process.cpus == EXCLUSIVE
+            node.wait_until("fits", process.pid)
+
+
+# Namespaces that enforce a Pod Security Standard, and the policy that changes pods for them.
+
+
+@pytest.fixture(scope="module")
+def without_static(cluster: Cluster) -> Iterator[Cluster]:
+    """Yield the cluster while kubelet has no static CPU policy."""
+    with two_nodes.kubelet(cluster, cpu="none"):
+        yield cluster
+
+
+def namespace(cluster: Cluster, standard: str, **labels: str) -> str:
+    """Make a namespace that enforces a Pod Security Standard."""
+    name = "-".join((standard, *labels))
+    labels = {"pod-security.kubernetes.io/enforce": standard, **labels}
+    metadata = {"name": name, "labels": labels}
+    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+    cluster.run(f"until kubectl get serviceaccount default -n {name}; do sleep 0.1; done")
+    return name
+
+
+@pytest.mark.parametrize("standard", ["baseline", "restricted"])
+def test_a_standard_refuses_the_folder_and_admits_the_service(
+    without_static: Cluster, standard: str
+) -> None:
+    into = namespace(without_static, standard)
+    (by_folder,) = pods(without_static, "one-gpu")
+    (by_service,) = pods(without_static, "restricted")
+    for it in (by_folder, by_service):
+        it["metadata"]["namespace"] = into
+    refused = without_static.shell("kubectl create --filename -", json.dumps(by_folder))
+    assert f'violates PodSecurity "{standard}:latest"' in refused.stderr
+    assert '"affinityd"' in refused.stderr  # its volume
+    with created(without_static, by_service) as pod:
+        (process,) = pod.processes()
+        check(process)
+
+
+def plain(cluster: Cluster, into: str) -> dict[str, Any]:
+    """Return the restricted example without anything of affinityd."""
+    (pod,) = pods(cluster, "restricted")
+    pod["metadata"]["namespace"] = into
+    pod["spec"] = {**pod["spec"], "initContainers": [], "volumes": []}
+    (app,) = pod["spec"]["containers"]
+    app["command"].remove("/affinity/run")
+    del app["volumeMounts"], app["env"]
+    return pod
+
+
+def changed(cluster: Cluster, pod: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a document
+    """Return a pod as the API server would have it."""
+    words = "kubectl create --dry-run=server --output=json --filename -"
+    return json.loads(cluster.run(words, json.dumps(pod)))
+
+
+@pytest.mark.parametrize("standard", ["privileged", "baseline", "restricted"])
+def test_the_admission_policy_has_a_pod_placed_that_says_nothing_of_affinityd(
+    without_static: Cluster, standard: str
+) -> None:
+    policy = FOLDER / "policies/mutating-admission-policy.yaml"
+    without_static.run(f"kubectl apply --filename {policy}")
+    pod = plain(without_static, namespace(without_static, standard, affinityd="on"))
+    eventually(
+        lambda: "initContainers" in changed(without_static, pod)["spec"], "the policy is known"
+    )
+    with created(without_static, pod) as made:
+        (process,) = made.processes()
+        check(process)
+        spec = made.now["spec"]
+        by_folder = any("hostPath" in volume for volume in spec["volumes"])
+        assert by_folder == (standard == "privileged")
+        assert made.now["status"]["qosClass"] == "Guaranteed"

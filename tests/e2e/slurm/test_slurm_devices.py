@@ -1,0 +1,163 @@
+"""Slurm 26.05 finds NVIDIA's GPUs itself, and names them by UUID: AutoDetect=nvidia, env_uuid."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from affinityd.topology.model import Nic, RdmaPort
+from tests.e2e.slurm.node import (
+    CONF,
+    GPU_NODES,
+    HOME,
+    INSTALLED,
+    MINORS,
+    SCRIPTS,
+    Node,
+    check,
+    copied,
+)
+from tests.e2e.slurm.rig import USER, Setup, slurm
+from tests.support.daemons import running
+from tests.support.machines.sysfs_tree import write_tree
+from tests.support.tiny import tiny
+
+RELEASE = "26.05"
+UUIDS = tuple(f"GPU-{number:08x}-0000-0000-0000-000000000000" for number in range(4))
+DRIVERS = "/sys/bus/pci/drivers"
+
+#: Slurm numbers what it finds by their files: its first two are the node's last.
+FIRST_TWO = (3, 2)
+TWO = ("--ntasks=2", "--gres=gpu:2")
+
+
+@pytest.fixture(scope="module")
+def node_by_uuid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """Run a node whose driver says of its GPUs what the daemon reads, too."""
+    folder = tmp_path_factory.mktemp("uuids")
+    machine = tiny(*GPU_NODES, minors=MINORS)
+    gpus = tuple(replace(gpu, uuid=UUIDS[gpu.index]) for gpu in machine.gpus)
+    tree = write_tree(replace(machine, gpus=gpus), folder / "machine")
+    for gpu in gpus:
+        driven = folder / "drivers/nvidia" / gpu.pci_bus_id
+        driven.mkdir(parents=True)
+        (driven / "local_cpulist").write_text(f"{HOME[gpu.index]}\n")
+    run = folder / "run"
+    setup = Setup(
+        gpus=[str(minor) for minor in MINORS],
+        gres_conf="AutoDetect=nvidia\nName=gpu Flags=env_uuid\n",
+        task_plugin="task/affinity,task/cgroup",
+        conf=(*CONF, "FirstJobId=8000"),
+        binds={
+            run: "/run/affinityd",
+            copied(folder): INSTALLED,
+            tree / "proc/driver": "/proc/driver",
+            folder / "drivers": DRIVERS,
+        },
+        release=RELEASE,
+    )
+    with running(run, "--root", f"{tree}") as daemon, slurm(setup, USER) as cluster:
+        yield Node(cluster, daemon, run)
+
+
+@pytest.mark.parametrize("words", [TWO, ("--ntasks=2", "--gpus-per-task=1")], ids=" ".join)
+@pytest.mark.parametrize("mode", ["node", "unique-contiguous"])
+def test_each_task_is_near_the_gpu_that_is_named_by_uuid(
+    node_by_uuid: Node, words: tuple[str, ...], mode: str
+) -> None:
+    tasks = node_by_uuid.tasks(*words, env={"AFFINITYD_MODE": mode})
+    assert [task.cpus for task in tasks] == [HOME[gpu] for gpu in FIRST_TWO]
+    named = ",".join(UUIDS[gpu] for gpu in FIRST_TWO)
+    assert {task.variables["JOB_GPUS"] for task in tasks} == {named}
+
+
+def test_a_running_job_with_detected_gpus_is_judged(node_by_uuid: Node) -> None:
+    """It has one CPU, and three GPUs: not all of them are near it."""
+    with node_by_uuid.cluster.job(1, "--gres=gpu:3", "--gres-flags=disable-binding"):
+        checked = check(node_by_uuid)
+    assert re.search(r"^job 8\d+ has gpu [0-3] \(", checked, re.MULTILINE), checked
+    order = "Slurm's order is /dev/nvidia0, /dev/nvidia1, /dev/nvidia2, /dev/nvidia3; "
+    assert order in checked  # and of nothing else: the cores that it detected are right
+    assert ": 1 finding, 1 far GPU of jobs" in checked.splitlines()[-1]
+
+
+# A site's AFFINITYD_NICS: the libraries of each task are told of its own NICs.
+
+
+(SETTING,) = re.findall("printf '(AFFINITYD_NICS=.*)\\\\n'", (SCRIPTS / "README.md").read_text())
+
+LOOK = ("/bin/sh", "-c", "echo ${UCX_NET_DEVICES-none} ${NVSHMEM_HCA_LIST-none}")
+#: Of the GPUs 0 and 1, which are on two nodes: NCCL begins with these, too.
+OWN, BOTH = ["mlx5_0:1 mlx5_0:1", "mlx5_2:1 mlx5_2:1"], "mlx5_0:1,mlx5_2:1 mlx5_0:1,mlx5_2:1"
+NONE = ["none none"] * 2
+
+
+def write_machine(root: Path) -> Path:
+    """Write a node with as many NICs as GPUs, and the device files of the NICs."""
+    files = root / "dev/infiniband"
+    files.mkdir(parents=True)
+    nics = []
+    for number, node in enumerate(GPU_NODES):
+        port = RdmaPort(f"mlx5_{number}", 1, is_active=True, gbps=400, link_layer="InfiniBand")
+        nic = Nic(f"0000:{32 + number}:00.0", node, "infiniband", (port.device,), ports=(port,))
+        nics.append(nic)
+        (files / f"uverbs{number}").touch()
+        (files / f"uverbs{number}").chmod(0o666)
+    return write_tree(replace(tiny(*GPU_NODES), nics=tuple(nics)), root)
+
+
+@pytest.fixture(scope="module")
+def node_with_nics(release: str) -> Iterator[Node]:
+    with tempfile.TemporaryDirectory(prefix="nics-") as name:  # users look into it
+        folder = Path(name)
+        folder.chmod(0o755)
+        tree, scripts, run = write_machine(folder / "machine"), copied(folder), folder / "run"
+        script = scripts / "task_prolog.sh"
+        places = (f"{name}={tree}/{name}" for name in ("sys", "dev"))
+        script.write_text(script.read_text().replace("sys=/sys dev=/dev", " ".join(places)))
+        settings = folder / "affinityd.conf"
+        settings.write_text(SETTING)
+        binds = {run: "/run/affinityd", scripts: INSTALLED, settings: "/etc/affinityd.conf"}
+        setup = Setup(
+            gpus="0123", task_plugin="task/affinity", conf=CONF, binds=binds, release=release
+        )
+        with running(run, "--root", f"{tree}") as daemon, slurm(setup, USER) as cluster:
+            yield Node(cluster, daemon, run)
+
+
+def printed_by_tasks(printed: str) -> list[str]:
+    """Return what the tasks of a step printed, by their numbers."""
+    labeled = (line.partition(": ") for line in sorted(printed.splitlines()))
+    return [text for number, _, text in labeled if number.isdigit()]
+
+
+def test_each_task_is_told_of_its_own_nic_unless_its_user_has_chosen(node_with_nics: Node) -> None:
+    assert printed_by_tasks(node_with_nics.cluster.srun(*TWO, *LOOK)) == OWN
+    chosen = node_with_nics.cluster.srun(*TWO, *LOOK, env={"UCX_NET_DEVICES": "eth0"})
+    assert printed_by_tasks(chosen) == ["eth0 mlx5_0:1", "eth0 mlx5_2:1"]
+
+
+#: A step of a batch script, and what its tasks are told.
+STEPS = {
+    "srun": OWN,
+    "UCX_NET_DEVICES=eth0 srun": ["eth0 mlx5_0:1", "eth0 mlx5_2:1"],
+    "AFFINITYD_NICS=ucx srun": ["mlx5_0:1 none", "mlx5_2:1 none"],
+    "AFFINITYD=off srun": NONE,
+    "srun --gres=none": NONE,
+}
+
+
+def test_the_nics_of_a_batch_script_are_not_those_of_its_steps(node_with_nics: Node) -> None:
+    look = shlex.join(LOOK)
+    steps = [look, *(f"{step} --label --ntasks=2 {look}" for step in STEPS)]
+    script, *printed = node_with_nics.cluster.sbatch("\necho next\n".join(steps), *TWO).split(
+        "next\n"
+    )
+    assert script.strip() == BOTH
+    assert dict(zip(STEPS, map(printed_by_tasks, printed), strict=True)) == STEPS

@@ -1,0 +1,500 @@
+"""The scripts of slurm/ on their own: what they read, ask and answer; no Slurm needs to run."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
+
+import pytest
+
+from tests.e2e.slurm.alone import JOB, SHELLS, Node, beside, task_prolog
+from tests.e2e.slurm.node import GPU_NODES, MINORS, SCRIPTS
+from tests.support.daemons import PATIENCE, Daemon, running
+from tests.support.servers import Behaviour, answering, hanging, http
+from tests.support.tiny import BOTH, FAR, tiny_tree
+
+FAR_GPU = {"CUDA_VISIBLE_DEVICES": "1"}  #: near FAR
+DEVICES = "nvidiactl nvidia0 nvidia1 nvidia2 nvidia3"
+TWO_TASKS = {"SLURM_STEP_ID": "0", "SLURM_GTIDS": "0,1", "SLURM_LOCALID": "0"}
+SOCKET = "/run/affinityd/affinityd.sock"
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_tree(tmp_path_factory.mktemp("machine"), *GPU_NODES, minors=MINORS)
+
+
+@pytest.fixture(scope="module")
+def daemon(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with running(tmp_path_factory.mktemp("node") / "run", "--root", f"{tree}") as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def node(daemon: Daemon) -> Node:
+    """Return the daemon's node, where the job's prolog has noted its GPU."""
+    note(daemon, "gpus=1\n")
+    return Node(run=daemon.socket.parent, devices=DEVICES)
+
+
+def note(daemon: Daemon, text: str) -> None:
+    notes = daemon.socket.with_name("jobs")
+    notes.mkdir(exist_ok=True)
+    (notes / JOB["SLURM_JOB_ID"]).write_text(text)
+
+
+def pinned(cpus: str, *more: str) -> tuple[str, str]:
+    """Return what a task is told that has these CPUs, and the CPUs."""
+    lines = (f"CPULIST={cpus}", "LOCALITY=local", f"ALLOWED={BOTH}", *more)
+    return "".join(f"export AFFINITYD_{line}\n" for line in lines), cpus
+
+
+def left(why: str) -> tuple[str, str]:
+    """Return what a task is told that has not been pinned, and its CPUs."""
+    return f"export AFFINITYD_UNPINNED={why}\n", BOTH
+
+
+IDLE = "WARNINGS=idle_cpus"
+NEAR_IT, ALL = pinned(FAR, "JOB_GPUS=1", IDLE), pinned(BOTH, "JOB_GPUS=1")
+APART = pinned(FAR, "JOB_GPUS=1", f"{IDLE},share_unavailable")
+OFF, WOULD_PIN = left("AFFINITYD=off"), left(f"observe: would run on CPUs {FAR} (local)")
+NO_WORD = "is none of on, observe and off"
+OF_SITE = "AFFINITYD=off in /etc/affinityd.conf"
+MALFORMED = "Malformed request:"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("", "No", OFF),
+        ("", "on", NEAR_IT),
+        ("", "obsreve", left(f"AFFINITYD {NO_WORD}")),
+        ("_MODE", "unique-interleaved", APART),
+        ("_MODE", "", NEAR_IT),
+        ("_MODE", "all&scope=socket", f"{MALFORMED} mode: 'all&scope=socket' is not one of all"),
+        ("_MODE", "$(id)", f"{MALFORMED} mode: '$(id)' is not one of"),
+        ("_SCOPE", "x" * 5000, f"{MALFORMED} scope: 'xxxxx"),
+        ("_MIN_PHYSICAL_CORES", "2", "Cannot be satisfied: "),
+        ("_SOCKET", "/nonexistent", left("no plan from /nonexistent")),
+        ("_SOCKET", "--help", left("AFFINITYD_SOCKET=--help is not an absolute path")),
+    ],
+)
+def test_a_user_chooses_by_the_job_s_environment(
+    node: Node, name: str, text: str, expected: str | tuple[str, str]
+) -> None:
+    printed = task_prolog(node, {**FAR_GPU, f"AFFINITYD{name}": text})
+    if isinstance(expected, str):  # a refusal begins so
+        assert (printed[0].startswith(left(expected)[0][:-1]), printed[1]) == (True, BOTH), printed
+    else:
+        assert printed == expected
+
+
+@pytest.mark.parametrize(
+    ("site", "job", "expected"),
+    [
+        ("", "observe", WOULD_PIN),
+        ("AFFINITYD='Observe'", "on", WOULD_PIN),
+        ("AFFINITYD=observe", "off", OFF),
+        ("AFFINITYD=off", "observe", left(OF_SITE)),
+        ("AFFINITYD=off\nAFFINITYD=on", None, NEAR_IT),
+        ("AFFINITYD=obs reve", None, left(f"AFFINITYD in /etc/affinityd.conf {NO_WORD}")),
+    ],
+)
+def test_a_job_says_no_more_than_its_site(
+    node: Node, site: str, job: str | None, expected: tuple[str, str]
+) -> None:
+    env = {} if job is None else {"AFFINITYD": job}
+    assert task_prolog(replace(node, settings=site), {**FAR_GPU, **env}) == expected
+
+
+def test_a_site_chooses_for_all_jobs_and_a_job_otherwise(node: Node) -> None:
+    settings = "# ours\nAFFINITYD_MODE='all'\nAFFINITYD_SCOPE=\"socket\"\nOTHER=1\nPATH=/x"
+    site_s = replace(node, settings=settings)
+    assert task_prolog(site_s, FAR_GPU) == ALL
+    assert (
+        task_prolog(site_s, {**FAR_GPU, "AFFINITYD_MODE": "node", "AFFINITYD_SCOPE": "node"})
+        == NEAR_IT
+    )
+
+
+# Without a daemon.
+
+#: /usr/bin/affinityd, as a site installs it.
+COMMAND = """\
+mkdir /run/bin
+ln -s {} /run/bin/affinityd
+{}
+mount -t overlay -o lowerdir=/run/bin:/usr/bin overlay /usr/bin
+"""
+INSTALLED = Path(sys.executable).with_name("affinityd")
+#: A busy machine is slow; what is held here is the answer.
+PATIENT = """\
+printf '#!/bin/sh\\nshift 3\\nexec "$@"\\n' >/run/bin/timeout
+chmod 755 /run/bin/timeout
+"""
+#: The daemon's folder; beside its usual socket no replayed machine counts, as this one is.
+FOLDER = "mkdir /run/other\nmount --bind /run/affinityd /run/other\n"
+OTHER = "/run/other/affinityd.sock"
+NONE = left(f"no plan from {OTHER}")
+
+
+@pytest.fixture
+def ended(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """Yield a node whose daemon was killed: its socket and its node.json are still there."""
+    run = tmp_path_factory.mktemp("ended") / "run"
+    with running(run, "--root", f"{tree}") as daemon:
+        note(daemon, "gpus=1\n")
+        daemon.process.kill()
+        daemon.process.wait()
+        more = FOLDER + COMMAND.format(INSTALLED, PATIENT)
+        yield Node(run=run, devices=DEVICES, more=more, settings=f"AFFINITYD_SOCKET={OTHER}")
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_task_is_planned_from_the_node_json_that_a_daemon_left(ended: Node, shell: str) -> None:
+    run = ended.run
+    assert run
+    task = replace(ended, shell=shell)
+    assert (run / "affinityd.sock").is_socket()
+    assert task_prolog(task, FAR_GPU) == NEAR_IT
+    assert task_prolog(task, {**FAR_GPU, "AFFINITYD": "observe"}) == WOULD_PIN
+    assert task_prolog(task, {**FAR_GPU, "AFFINITYD_MODE": "x"})[0].startswith(
+        left(f"{MALFORMED} mode: ")[0][:-1]
+    )
+    (run / "affinityd.sock").unlink()  # as a daemon that was stopped leaves it
+    assert task_prolog(task, FAR_GPU) == NEAR_IT
+    assert "which was replayed" in task_prolog(replace(task, settings=""), FAR_GPU)[0]
+    assert (
+        task_prolog(replace(task, more=FOLDER), FAR_GPU) == NONE
+    )  # affinityd is not installed there
+    file = run / "node.json"
+    file.unlink()
+    assert task_prolog(task, FAR_GPU) == NONE
+
+
+def test_a_command_that_hangs_ends_with_the_task_s_time(ended: Node) -> None:
+    hanging = FOLDER + COMMAND.format("/usr/bin/yes", "")
+    assert task_prolog(replace(ended, more=hanging), FAR_GPU) == NONE
+
+
+# A job's note.
+
+
+def test_gpus_of_a_note_that_are_not_the_task_s_do_not_count(node: Node, daemon: Daemon) -> None:
+    """As where gres.conf names GPUs in another order than the node's."""
+    note(daemon, "gpus=0\n")
+    assert task_prolog(node, FAR_GPU) == pinned(FAR, IDLE)
+
+
+@pytest.mark.parametrize("text", ["gpus=$(id)", "x" * 100_000], ids=len)
+def test_a_note_that_is_no_note_is_passed_over(node: Node, daemon: Daemon, text: str) -> None:
+    """In a unique mode nothing else keeps tasks apart where cores are fewer than GPUs."""
+    note(daemon, text)
+    assert task_prolog(node, FAR_GPU) == pinned(FAR, IDLE)
+    unique, _ = task_prolog(node, {**FAR_GPU, **TWO_TASKS, "AFFINITYD_MODE": "exclusive"})
+    assert "AFFINITYD_WARNINGS=not_unique" in unique
+
+
+# The prolog, whose status other than 0 has Slurm drain the node.
+
+
+@pytest.mark.parametrize(
+    ("settings", "status", "tells"),
+    [
+        ("", 0, True),
+        ('AFFINITYD_DRAIN="yes"', 1, True),
+        ("AFFINITYD=observe\nAFFINITYD_DRAIN=yes", 0, False),
+    ],
+)
+def test_a_node_without_a_daemon_is_drained_only_where_the_site_says_so(
+    tmp_path: Path, settings: str, status: int, *, tells: bool
+) -> None:
+    line = f"affinityd: no daemon is ready at {SOCKET}: "
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as syslog, beside(None) as folder:
+        syslog.bind(f"{tmp_path}/log")
+        node = Node(run=folder, settings=settings, log=tmp_path / "log")
+        done = node.run_script("prolog.sh", {**JOB, **FAR_GPU})
+        assert (folder / "jobs/1").read_text() == "gpus=1\n"
+        assert (done.status, done.stderr[: len(line)]) == (status, line if tells else "")
+        if tells:
+            syslog.settimeout(PATIENCE)
+            assert line in syslog.recv(4096).decode()
+
+
+def test_a_prolog_that_is_linked_into_a_folder_of_prologs_finds_the_daemon(node: Node) -> None:
+    link = f"ln -s {SCRIPTS}/prolog.sh /run/50-affinityd"
+    linked = replace(node, settings="AFFINITYD_DRAIN=yes", more=link)
+    done = linked.run_script("/run/50-affinityd", {**JOB, **FAR_GPU})
+    assert (done.status, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("job", ["", "../../etc/passwd", "12x"])
+def test_a_prolog_without_a_job_touches_nothing(job: str) -> None:
+    with beside(None) as folder:
+        done = Node(run=folder).run_script("prolog.sh", {"SLURM_JOB_ID": job, **FAR_GPU})
+        assert [*folder.iterdir()] == []
+    line = f"affinityd: SLURM_JOB_ID={job} is not a job; Prolog= of slurm.conf runs this"
+    assert (done.status, done.lines) == (0, [line])
+
+
+# What task_prolog.sh asks, by what Slurm and the device files tell it; no Slurm needs to run.
+
+
+NVIDIA = "nvidiactl nvidia0 nvidia1 nvidia-uvm dri/renderD128"
+AMD = "kfd dri/renderD128 dri/renderD129 dri/card0"
+STEP = {"SLURM_STEP_ID": "0", "SLURM_GTIDS": "4,5", "SLURM_LOCALID": "1"}
+MASKS = {"SLURM_CPU_BIND_TYPE": "mask_cpu:", "SLURM_CPU_BIND_LIST": "0x1,0x2"}
+ODD = {"CUDA_VISIBLE_DEVICES": "MIG-1a/2 &visible=3#\n4", "SLURM_NTASKS": "$(id)"}
+
+#: By what it depends on: device files, variables, and what is said of the files.
+ASKED: dict[str, tuple[str, Mapping[str, str], str | None]] = {
+    "NVIDIA: the files that can be opened": (NVIDIA, FAR_GPU, "minor:0,minor:1"),
+    "NVIDIA without one: another GPU's is nothing": ("nvidiactl dri/renderD128", FAR_GPU, None),
+    "AMD: its variable, its files": (AMD, {"ROCR_VISIBLE_DEVICES": "1"}, "drm:128,drm:129"),
+    "to the letter": ("", ODD, None),
+    "a step": ("", {**FAR_GPU, **STEP, "SLURM_JOB_CPUS_PER_NODE": "8(x2)"}, None),
+    "masks that Slurm chose": ("", {**FAR_GPU, **STEP, **MASKS}, None),
+    "what was chosen": ("", {**FAR_GPU, "AFFINITYD_MODE": "even", "AFFINITYD_CPUS": "3"}, None),
+}
+
+
+def asked(devices: str, env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str], str]:
+    """Return the parameters of the first question, the variables in it, and the task's CPUs."""
+    lines: list[str] = []
+
+    def behave(connection: socket.socket, _over: threading.Event) -> None:
+        lines.append(connection.recv(65536).decode().splitlines()[0])
+        connection.sendall(http("404 Not Found", b"No such GPU: none\n"))
+
+    with beside(behave) as folder:
+        printed, cpus = task_prolog(Node(run=folder, devices=devices), env)
+    assert printed == "export AFFINITYD_UNPINNED=No such GPU: none\n"
+    (line,) = lines
+    query = urlsplit(line.split()[1]).query
+    pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True)
+    variables = dict(text.split("=", 1) for name, text in pairs if name == "env")
+    return {name: text for name, text in pairs if name != "env"}, variables, cpus
+
+
+@pytest.mark.parametrize("by", ASKED)
+def test_the_question_has_the_variables_and_device_files_of_the_task(by: str) -> None:
+    devices, env, granted = ASKED[by]
+    stated, variables, cpus = asked(devices, env)
+    files = {} if granted is None else {"granted": granted}
+    assert stated == {"format": "shell", "cpuset": cpus, **files}
+    expected = {name: text for name, text in env.items() if name != "SLURM_CPU_BIND_TYPE"}
+    assert {name: text for name, text in variables.items() if text} == {**JOB, **expected}
+
+
+@pytest.mark.parametrize(
+    "env", [{}, {"CUDA_VISIBLE_DEVICES": ""}, {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}]
+)
+def test_a_task_without_gpus_asks_nothing(env: Mapping[str, str]) -> None:
+    def behave(_connection: socket.socket, _over: threading.Event) -> None:
+        was_asked.set()
+
+    was_asked = threading.Event()
+    with beside(behave) as folder:
+        assert task_prolog(Node(run=folder), env)[0] == ""
+    assert not was_asked.is_set()
+
+
+#: A folder takes the place of /usr/bin. What runs the script, and its sh, are in /run.
+INSTEAD = """\
+cp -L /bin/sh /usr/bin/env /usr/bin/setpriv /run
+: >/run/started
+chmod 666 /run/started
+mount --bind {} /usr/bin
+"""
+LOOK = """\
+while read -r name; do echo "started $name"; done </run/started
+[ ! -e /run/affinityd ] || echo "left /run/affinityd"
+"""
+TELL = '#!/run/sh\necho "${0##*/}" >>/run/started\n'
+
+
+@pytest.fixture(scope="module")
+def telling() -> Iterator[Path]:
+    """Make a folder of programs that say that they were started."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "tell").write_text(TELL)
+        (folder / "tell").chmod(0o755)
+        for path in Path("/usr/bin").iterdir():
+            ours = path.name in {"sh", "env", "setpriv"}
+            (folder / path.name).symlink_to(f"/run/{path.name}" if ours else "tell")
+        yield folder
+
+
+def without_gpus(telling: Path, script: str, env: Mapping[str, str], more: str = "") -> str:
+    """Return what a script says on such a node, the programs that it starts, what it leaves."""
+    more += INSTEAD.format(telling)
+    done = Node(devices="", more=more, after=LOOK).run_script(script, {**JOB, **env})
+    assert (done.status, done.stderr) == (0, "")
+    return done.stdout
+
+
+@pytest.mark.parametrize("env", [{}, {"SLURM_GPUS_ON_NODE": "0"}, {"AFFINITYD": "off"}], ids=str)
+@pytest.mark.parametrize("script", ["prolog.sh", "epilog.sh", "task_prolog.sh"])
+def test_on_a_node_without_gpus_a_script_says_nothing_and_starts_nothing(
+    telling: Path, script: str, env: Mapping[str, str]
+) -> None:
+    assert without_gpus(telling, script, env) == ""
+
+
+def test_gpus_of_the_submitting_shell_are_none_of_a_node_without(telling: Path) -> None:
+    env = {"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_GPUS_ON_NODE": "2", "AFFINITYD_CPULIST": "7"}
+    env |= {"AFFINITYD_RDMA": "a:1,b:1", "UCCL_P2P_RDMA_DEV": "a,b", "NCCL_IB_HCA": "=c:1"}
+    unset = "AFFINITYD_CPULIST", "AFFINITYD_RDMA", "UCCL_P2P_RDMA_DEV"
+    printed = without_gpus(telling, "task_prolog.sh", env)
+    assert printed.splitlines() == [f"unset {name}" for name in unset]
+
+
+def test_an_epilog_starts_rm_where_there_is_a_note(telling: Path) -> None:
+    printed = without_gpus(telling, "epilog.sh", {}, "mkdir -p /run/affinityd/jobs/1\n")
+    assert printed == "started rm\nleft /run/affinityd\n"
+
+
+# What task_prolog.sh makes of whatever it is answered, in whichever environment and sh.
+
+
+GPU = {"CUDA_VISIBLE_DEVICES": "0"}
+MUCH = 10 * 1024 * 1024  #: bytes
+NO_PLAN, WOULD = f"no plan from {SOCKET}", f"observe: would run on CPUs {FAR} (local)"
+
+
+def plan(**lines: str) -> str:
+    """Return a plan for CPU FAR, but for these lines."""
+    answer = {"CPULIST": FAR, "LOCALITY": "local", "ALLOWED": "0-1", **lines}
+    return "".join(f"AFFINITYD_{name}={text}\n" for name, text in answer.items())
+
+
+def ok(body: str | bytes, *fields: str) -> Behaviour:
+    return answering(http("200 OK", body if isinstance(body, bytes) else body.encode(), *fields))
+
+
+def dribbling(connection: socket.socket, over: threading.Event) -> None:
+    """Answer a byte every 0.1 s."""
+    connection.recv(65536)
+    for byte in http("200 OK", plan().encode()):
+        connection.send(bytes([byte]))
+        if over.wait(0.1):
+            return
+
+
+#: What listens, by what is said of it.
+FAULTS: dict[str, tuple[Behaviour | None, str]] = {
+    "there is none": (None, NO_PLAN),
+    "it hangs": (hanging, NO_PLAN),
+    "it answers a byte at a time": (dribbling, NO_PLAN),
+    "it speaks no HTTP": (answering(os.urandom(4096)), NO_PLAN),
+    "it answers nothing": (ok(""), NO_PLAN),
+    "an error": (answering(http("500 Internal Server Error", b"Oh\nno\n")), "Oh"),
+    "an error in other letters": (answering(http("500 \xc3", "ä\n".encode())), "ä"),
+    "10 MB": (ok(b"0," * (MUCH // 2)), NO_PLAN),
+    "10 MB of a plan": (ok(plan() + "X" * MUCH, "connection: close"), NO_PLAN),
+    "no cpulist": (ok(plan(CPULIST="all")), NO_PLAN),
+    "an empty one": (ok(plan(CPULIST="")), NO_PLAN),
+    "a command": (ok(plan(CPULIST="0;touch /tmp/pwned")), NO_PLAN),
+    "a substitution": (ok(plan(CPULIST="$(touch /tmp/pwned)")), NO_PLAN),
+    "an option": (ok(plan(CPULIST="-1")), NO_PLAN),
+    "a list that ends early": (ok(plan(CPULIST="0,")), NO_PLAN),
+    "a CPU that is not here": (ok(plan(CPULIST="4095")), "CPUs 4095 were refused"),
+    "a CPU that no machine has": (ok(plan(CPULIST="0-9999999999999999999")), NO_PLAN),
+    "a range the wrong way round": (ok(plan(CPULIST="1-0")), "CPUs 1-0 were refused"),
+    "an unknown locality": (ok(plan(LOCALITY="far away")), NO_PLAN),
+    "it is off": (ok(plan() + "AFFINITYD=off\n"), f"AFFINITYD=off, from the daemon at {SOCKET}"),
+    "it observes": (ok(plan() + "AFFINITYD=observe\n"), WOULD),
+}
+
+
+@pytest.fixture(scope="module")
+def anywhere() -> str:
+    """Return the CPUs of a task that nothing has pinned."""
+    with beside(None) as folder:
+        return task_prolog(Node(run=folder), {})[1]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_without_a_valid_plan_a_task_stays_where_slurm_put_it(fault: str, anywhere: str) -> None:
+    behave, why = FAULTS[fault]
+    with beside(behave) as folder:
+        assert task_prolog(Node(run=folder), GPU) == (
+            f"export AFFINITYD_UNPINNED={why}\n",
+            anywhere,
+        )
+
+
+PINNED = "".join(f"export {line}\n" for line in plan().splitlines())
+
+
+def test_a_line_that_is_none_of_a_plan_s_is_not_exported() -> None:
+    with beside(ok(plan(ALLOWED="0\nexport X=1"))) as folder:
+        printed, cpus = task_prolog(Node(run=folder), GPU)
+    assert (printed, cpus) == (PINNED.replace("ALLOWED=0-1", "ALLOWED=0"), FAR)
+
+
+BAD_TOOL = "#!/bin/sh\necho export STOLEN=1\nsleep 5\n"
+FUNCTION = "() { echo export STOLEN=1; exit 3; }"
+FUNCTIONS = ("printf", "read", "[", "case", "exit", "eval", "set", "/usr/bin/curl", "curl")
+SCRIPT = "".join((SCRIPTS / name).read_text() for name in ("task_prolog.sh", "pinning.sh"))
+OWN_NAMES = {*re.findall(r"\b([a-z_]+)=", SCRIPT), "curl", "taskset", "proc"}
+TOLD = ("CPULIST", "LOCALITY", "ALLOWED", "JOB_GPUS", "WARNINGS", "UNPINNED", "RDMA")
+LIBRARIES = ("OPENSSL_CONF", "SSLKEYLOGFILE", "GNUTLS_SYSTEM_PRIORITY_FILE")
+
+#: A user's environment, where some files are in a folder.
+ENVIRONMENTS: dict[str, Callable[[Path], Mapping[str, str]]] = {
+    "tools of its own": lambda folder: {"PATH": f"{folder}:/usr/bin:/bin"},
+    "no PATH": lambda _: {"PATH": "/nonexistent"},
+    "a start-up file": lambda folder: {"BASH_ENV": f"{folder}/rc", "ENV": f"{folder}/rc"},
+    "functions": lambda _: {f"BASH_FUNC_{name}%%": FUNCTION for name in FUNCTIONS},
+    "options of the shell": lambda _: {"SHELLOPTS": "xtrace:noglob:errexit", "PS4": "export "},
+    "other separators": lambda _: {"IFS": "0123456789,=:"},
+    "a library that is not there": lambda _: {"LD_PRELOAD": "/nonexistent.so"},
+    "other libraries": lambda folder: {"LD_LIBRARY_PATH": f"{folder}"},
+    "a proxy": lambda _: {"http_proxy": "http://127.0.0.1:1", "ALL_PROXY": "socks5://127.0.0.1:1"},
+    "another language": lambda _: {"LC_ALL": "de_DE.UTF-8", "LANGUAGE": "tr"},
+    "settings that never end": lambda folder: dict.fromkeys(LIBRARIES, f"{folder}/fifo"),
+    "settings of curl": lambda folder: {"HOME": f"{folder}", "CURL_HOME": f"{folder}"},
+    "variables of the script": lambda _: dict.fromkeys(OWN_NAMES, "/nonexistent"),
+    "pins of another job": lambda _: {f"AFFINITYD_{name}": "7" for name in TOLD},
+}
+
+
+def fill(folder: Path) -> None:
+    """Write these files."""
+    for tool in ("curl", "taskset", "sh", "printf", "head", "ls", "id"):
+        (folder / tool).write_text(BAD_TOOL)
+        (folder / tool).chmod(0o755)
+    os.mkfifo(folder / "fifo", 0o666)
+    (folder / "rc").write_text("echo export STOLEN=1; exit 3\n")
+    (folder / ".curlrc").write_text("url = http://127.0.0.1:1/\noutput = /tmp/stolen\n")
+
+
+@pytest.fixture(scope="module")
+def user_s() -> Iterator[Path]:
+    with beside(None) as folder:
+        fill(folder)
+        yield folder
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("kind", ENVIRONMENTS)
+def test_a_user_s_environment_does_not_get_into_the_way(
+    user_s: Path, kind: str, shell: str
+) -> None:
+    with beside(ok(plan())) as folder:
+        env = {**GPU, **ENVIRONMENTS[kind](user_s)}
+        printed, cpus = task_prolog(Node(run=folder, shell=shell), env)
+    unset = TOLD if kind == "pins of another job" else ()
+    lines = "".join(f"unset AFFINITYD_{name}\n" for name in unset)
+    assert (printed, cpus) == (lines + PINNED, FAR)
