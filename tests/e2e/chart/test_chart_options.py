@@ -24,13 +24,7 @@ from tests.e2e.chart.rendering import (
     rendered,
     with_values,
 )
-from tests.e2e.chart.standards import (
-    NEWEST,
-    OLDEST,
-    against_baseline,
-    against_restricted,
-    validate,
-)
+from tests.e2e.chart.standards import NEWEST, OLDEST, against_baseline, against_restricted, validate
 from tests.support import privileges
 
 EVERY_OPTION = pytest.mark.parametrize("option", OPTIONS)
@@ -165,9 +159,7 @@ hostPID=true enforce.mode=pin enforce.readEnvironments=true \
     ("values", "arguments", "features", "nvml"),
     [[part.strip() for part in row.split("|")] for row in ROWS.strip("\n").splitlines()],
 )
-def test_a_daemon_is_told_what_was_chosen_and_may_do_what_that_takes_and_no_more(
-    values: str, arguments: str, features: str, nvml: str
-) -> None:
+def test_values_choose_privileges(values: str, arguments: str, features: str, nvml: str) -> None:
     daemon, made = container(values), pod(values)
     assert daemon["args"] == [*START, *arguments.split()]
     variables = {it["name"]: it.get("value") for it in daemon["env"]}
@@ -232,9 +224,7 @@ def test_one_value_sets_what_the_older_ones_set_together() -> None:
         ("pin", '[[rule]]\nnamespace = "a"'),
     ],
 )
-def test_a_policy_arrives_as_it_was_written_and_pods_where_it_asks_for_them(
-    mode: str, policy: str
-) -> None:
+def test_a_policy_is_mounted_and_pods_if_it_names_namespaces(mode: str, policy: str) -> None:
     made = with_values({"hostPID": True, "enforce": {"mode": mode, "policy": policy}})
     data = made.get("ConfigMap/affinityd-policy", {}).get("data")
     assert data == (None if mode == "off" else {"policy.toml": policy})

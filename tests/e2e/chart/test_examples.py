@@ -10,14 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.chart.rendering import NAMESPACE, Object, container, loaded, rendered
-from tests.e2e.chart.standards import (
-    NEWEST,
-    OLDEST,
-    against_baseline,
-    against_restricted,
-    validate,
-)
+from tests.e2e.chart.rendering import NAMESPACE, Object, loaded, rendered
+from tests.e2e.chart.standards import NEWEST, OLDEST, against_baseline, against_restricted, validate
 from tests.support.paths import REPOSITORY
 
 FOLDER = REPOSITORY / "deploy" / "examples"
@@ -35,49 +29,9 @@ def pods(path: Path) -> list[Mapping[str, Any]]:
     return [it["spec"] for it in documents(path) if it["kind"] == "Pod"]
 
 
-def is_guaranteed(pod: Mapping[str, Any]) -> bool:
-    """Tell as kubelet does: every container has limits of both, and asks for as much."""
-    return all(
-        it["resources"]["limits"].get(of) == it["resources"]["requests"].get(of) is not None
-        for it in [*pod["initContainers"], *pod["containers"]]
-        for of in ("cpu", "memory")
-    )
-
-
 @NAMED
 def test_kubernetes_knows_every_field(path: Path) -> None:
     validate(documents(path), OLDEST, NEWEST)
-
-
-@NAMED
-def test_it_says_where_its_cpuset_comes_from(path: Path) -> None:
-    head = path.read_text().partition("\napiVersion")[0]
-    (static,) = (line for line in head.splitlines() if line.startswith("#   static"))
-    own = all(is_guaranteed(pod) for pod in pods(path))
-    assert ("of its own" in static, "shared pool" in static) == (own, not own)
-    assert ("is Guaranteed" in head, "is Burstable" in head) == (own, not own)
-
-
-@NAMED
-def test_a_program_asks_for_whole_cpus_and_keeps_as_many(path: Path) -> None:
-    request = {"resourceFieldRef": {"resource": "requests.cpu"}}
-    for pod in pods(path):
-        (app,) = pod["containers"]
-        assert int(app["resources"]["requests"]["cpu"]) >= 1
-        assert app["resources"]["limits"][GPU] == app["resources"]["requests"][GPU] >= 1
-        assert {"name": "AFFINITYD_JOB_CPUS", "valueFrom": request} in app["env"]
-        assert "/affinity/run" in [*app["command"], *app["args"]]
-
-
-@NAMED
-def test_the_init_container_is_the_charts_image_and_costs_nothing(path: Path) -> None:
-    for pod in pods(path):
-        (init,) = pod["initContainers"]
-        assert init["image"] == container("default")["image"]
-        assert init["args"] == ["init", "--to", "/affinity"]
-        assert init["resources"]["requests"] == {"cpu": "500m", "memory": "128Mi"}
-        for it in (init, *pod["containers"]):
-            assert {"name": "affinity", "mountPath": "/affinity"} in it["volumeMounts"]
 
 
 @NAMED

@@ -206,7 +206,7 @@ def commands() -> Iterator[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize(("page", "words"), list(commands()), ids=str)
-def test_a_command_is_taken_as_it_is_written(
+def test_each_command_is_taken_as_it_is_written(
     page: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert words[2:6] == ["affinityd", "deploy/helm/affinityd", "--namespace", "affinityd"]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +16,7 @@ from tests.e2e.containers.podman import podman
 from tests.e2e.containers.rig import UNPRIVILEGED, container, curl, running
 from tests.support.daemons import eventually
 from tests.support.paths import REPOSITORY
-from tests.support.tiny import Ended, affinityd
+from tests.support.tiny import affinityd
 from tests.unit.test_image_lock import PYTHONS, locked
 
 LABEL = "org.opencontainers.image."
@@ -77,9 +75,7 @@ def test_it_serves_unless_told_otherwise_is_nobody_s_and_says_what_it_is(image: 
 
 
 @pytest.mark.parametrize("options", USERS.values(), ids=USERS)
-def test_it_plans_from_a_read_only_root_without_a_capability(
-    image: str, options: list[str]
-) -> None:
+def test_it_plans_without_privileges(image: str, options: list[str]) -> None:
     words = ("plan", "--machine=dgx-a100", "--gpus=0,1,7", "--format=json")
     inside = container(image, *words, options=[*RESTRICTED, *options])
     assert (inside.status, inside.stderr) == (0, "")
@@ -128,28 +124,6 @@ def test_a_build_that_fails_says_so_and_prints_no_name() -> None:
     built = images.build("localhost/affinityd:never", BASE_IMAGE="localhost/no-such-base")
     assert (built.returncode, built.stdout) == (1, "")
     assert built.stderr.splitlines()[-1] == "podman could not build localhost/affinityd:never."
-
-
-def test_docker_builds_it_where_there_is_no_podman_and_else_it_says_what_is_missing(
-    tmp_path: Path,
-) -> None:
-    """With options that docker has, too; it is none that builds here."""
-
-    def image() -> Ended:
-        tag = "registry.example.com/a:1"
-        environment = {"PATH": os.fspath(tmp_path), "BASE_IMAGE": "debian-python:12"}
-        command = ["/bin/sh", f"{REPOSITORY}/scripts/image", tag, "--no-cache"]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        return Ended(done.returncode, done.stdout, done.stderr)
-
-    for program in ("dirname", "sed"):
-        (tmp_path / program).symlink_to(shutil.which(program) or "/bin/true")
-    assert image() == Ended(1, "", "An image is built by podman or docker; neither is here.\n")
-    (tmp_path / "docker").write_text('#!/bin/sh\necho "$@" >&2\n')
-    (tmp_path / "docker").chmod(0o755)
-    arguments = f"--build-arg VERSION={__version__} --build-arg BASE_IMAGE=debian-python:12"
-    told = f"build --tag registry.example.com/a:1 {arguments} --no-cache {REPOSITORY}\n"
-    assert image() == Ended(0, "registry.example.com/a:1\n", told)
 
 
 # What is in the image is what its lock names, and that can be had for every node.

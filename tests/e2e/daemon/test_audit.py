@@ -98,9 +98,7 @@ def test_a_process_that_is_repinned_between_scans_turns_metric_and_log(node: Enf
     eventually(lambda: both.search("\n".join(node.daemon.says(gpu)[before:])), "both are logged")
 
 
-def test_root_sees_all_a_user_his_own_the_admins_all_and_tcp_counts(
-    node: EnforcingNode, port: int
-) -> None:
+def test_users_see_their_own_processes_and_tcp_only_counts(node: EnforcingNode, port: int) -> None:
     def seen_by(user: int, *groups: int) -> Any:  # noqa: ANN401 - a document
         with asking(node.daemon.socket, before=as_user(user, *groups)) as asker:
             return asker.ask("/audit").json
@@ -138,7 +136,7 @@ def test_while_nvml_is_silent_nothing_is_said_of_the_gpus_processes(node: Enforc
         assert of_gpu(node, "audited") == 1
 
 
-def test_while_the_driver_is_unloaded_there_is_no_gpu_and_nvml_is_not_asked(
+def test_without_a_driver_there_is_no_gpu_and_nvml_is_not_asked(
     node: EnforcingNode,
 ) -> None:
     version, asked = node.folder / "driver/nvidia/version", node.folder / "asked"

@@ -103,9 +103,7 @@ def test_a_caller_that_asks_for_the_node_is_bounded_by_nothing(daemon: Daemon, f
             assert asker.allowed(f"{PLAIN}&whose=caller") == allowed(FAR, FAR)
 
 
-def test_what_counts_is_where_the_caller_is_at_each_request_of_a_connection(
-    daemon: Daemon, far: Path
-) -> None:
+def test_each_request_is_planned_on_the_caller_s_present_cpus(daemon: Daemon, far: Path) -> None:
     with asking(daemon.socket) as asker:
         assert asker.allowed(PLAIN) == allowed(BOTH, BOTH)
         asker.do(f"os.sched_setaffinity(0, {{{NEAR}}}); print(flush=True)")

@@ -81,7 +81,7 @@ def test_another_process_on_the_socket_is_left_alone_and_named(tmp_path: Path) -
         assert (tmp_path / "affinityd.sock").exists()
 
 
-def test_what_changes_on_the_machine_is_published_and_told_and_a_new_driver_noticed(
+def test_changes_of_the_machine_are_published_and_logged(
     tmp_path: Path,
 ) -> None:
     """That later answers have it is held by the suites of faults and fuzz."""
@@ -126,9 +126,7 @@ def test_what_is_no_socket_is_left_alone(tmp_path: Path, is_link: bool) -> None:
         (["--sockets", "x"], "unrecognized arguments: --sockets x"),
     ],
 )
-def test_a_setting_that_is_wrong_ends_it_with_one_line(
-    tmp_path: Path, arguments: list[str], line: str
-) -> None:
+def test_a_wrong_setting_is_one_line(tmp_path: Path, arguments: list[str], line: str) -> None:
     assert line in refused(tmp_path, *arguments)
     assert not (tmp_path / "affinityd.sock").exists()
 
@@ -152,7 +150,7 @@ def test_without_the_daemon_extra_serve_says_so_and_plan_works(tmp_path: Path) -
     assert (planned.returncode, planned.stdout) == (0, "48-63,176-191\n")
 
 
-def test_the_machine_at_hand_is_called_as_it_is_told_and_not_looked_at_where_it_is_not_to_be(
+def test_a_live_machine_has_the_given_name_and_no_scan(
     tmp_path: Path,
 ) -> None:
     name, off = "gpu07.example.org", ("--scan-interval", "off")
@@ -197,7 +195,7 @@ def holds_signals(pid: int) -> bool:
 
 @in_both_ways
 @pytest.mark.parametrize(("number", "listens"), [(signal.SIGTERM, False), (signal.SIGINT, True)])
-def test_a_signal_that_comes_early_ends_it_well(
+def test_early_signals_end_it(
     tmp_path: Path, before: Sequence[str], number: int, listens: bool
 ) -> None:
     with starting(tmp_path, before) as (daemon, pid):
@@ -209,9 +207,7 @@ def test_a_signal_that_comes_early_ends_it_well(
 
 
 @in_both_ways
-def test_a_hangup_is_no_end_however_early_and_however_late_it_comes(
-    tmp_path: Path, before: Sequence[str]
-) -> None:
+def test_sighup_never_ends_the_daemon(tmp_path: Path, before: Sequence[str]) -> None:
     with starting(tmp_path, before) as (daemon, pid):
         os.kill(pid, signal.SIGHUP)
         eventually(lambda: is_ready(daemon), "the daemon is ready")

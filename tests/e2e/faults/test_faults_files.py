@@ -16,7 +16,7 @@ from affinityd.config import NODE_FILE
 from affinityd.cpuset import parse_list
 from affinityd.topology.document import read_node, write_node
 from affinityd.topology.model import Node
-from tests.e2e.faults.checker import asking, start_ranks
+from tests.e2e.faults.checker import start_ranks
 from tests.support.daemons import eventually, running
 from tests.support.machines.facts import machine
 from tests.support.machines.sysfs_tree import write_tree
@@ -61,9 +61,7 @@ def test_a_node_file_that_names_cpus_which_went_since_gives_none_of_them(tmp_pat
     assert parse_list(done.cpus) <= os.sched_getaffinity(0)
 
 
-def test_a_disk_that_fills_up_leaves_the_former_node_file_until_a_reading_finds_room(
-    tmp_path: Path, small_disk: Path
-) -> None:
+def test_a_full_disk_leaves_the_former_node_file(tmp_path: Path, small_disk: Path) -> None:
     tree = write_tree(machine("dgx-a100"), tmp_path / "root")
     socket, published = small_disk / "s", small_disk / NODE_FILE
     env = {"AFFINITYD_SOCKET": str(socket)}
@@ -84,27 +82,3 @@ def test_a_disk_that_fills_up_leaves_the_former_node_file_until_a_reading_finds_
         assert read_node(published).generation == 2
         assert len(daemon.says(told)) == 1
         assert daemon.stop() == 0
-
-
-@pytest.mark.parametrize("is_full", [True, False], ids=["a full device", "a pipe nobody reads"])
-def test_a_log_that_takes_nothing_holds_up_neither_answers_nor_the_end(
-    tmp_path: Path, is_full: bool
-) -> None:
-    """A pipe is full after 64 KiB, pipe(7): each SIGHUP is a line."""
-    fifo = tmp_path / "pipe"
-    os.mkfifo(fifo)
-    reader = os.open(fifo, os.O_RDWR)
-    env = {"LOG": "/dev/full" if is_full else str(fifo)}
-    into = ("sh", "-c", 'exec "$0" "$@" >"$LOG"')
-    try:
-        with running(tmp_path, "--machine", "dgx-a100", env=env, before=into) as daemon:
-            os.set_blocking(reader, False)
-            os.write(reader, bytes(65536 - 4096))  # nearly all that there is room for
-            with asking(daemon.socket, machine("dgx-a100")) as asked:
-                for _ in range(100):
-                    daemon.signal(signal.SIGHUP)
-                    asked.more(1)
-            assert daemon.stop() == 0
-            assert daemon.complaints == []
-    finally:
-        os.close(reader)

@@ -75,7 +75,7 @@ def full(path: Path) -> Iterator[socket.socket]:
         yield listener
 
 
-def test_a_client_that_finds_room_is_answered_while_another_connects_without_a_pause(
+def test_clients_are_answered_beside_one_that_connects_without_a_pause(
     tmp_path: Path,
 ) -> None:
     with (

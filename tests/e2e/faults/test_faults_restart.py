@@ -38,7 +38,7 @@ def answers(daemon: Daemon) -> list[bytes]:
     return [daemon.get(f"/plan?{query}").body for query in QUERIES]
 
 
-def test_killed_and_started_again_under_load_it_answers_right_or_not_at_all(
+def test_a_daemon_that_restarts_under_load_answers_right_or_not_at_all(
     tmp_path: Path,
 ) -> None:
     """And it ends well, as `systemctl restart` ends it: ranks are where they belong in any case."""

@@ -46,9 +46,7 @@ def by_checkout(folder: Path | None) -> list[str]:
     return [] if folder is None else ["env", "-C", os.fspath(folder)]
 
 
-def test_both_releases_answer_the_same_and_the_newer_one_may_say_more(
-    tmp_path: Path, previous: Path, root: str
-) -> None:
+def test_both_releases_answer_the_same(tmp_path: Path, previous: Path, root: str) -> None:
     def lines(by: Path | None) -> list[set[str]]:
         targets = [f"/plan?{query}&format=shell" for query in QUERIES]
         with running(tmp_path, "--root", root, before=by_checkout(by)) as daemon:

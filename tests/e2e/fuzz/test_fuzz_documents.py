@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -18,6 +19,9 @@ from affinityd.audit.model import Membership, ProcessFacts
 from affinityd.cli.render.enforcement import lines
 from affinityd.cli.render.topology import draw
 from affinityd.config import NODE_FILE, settings
+from affinityd.config.settings import Settings
+from affinityd.daemon.nri import NriPlugin
+from affinityd.daemon.state.plan_service import PlanService
 from affinityd.discovery.nvml import (
     GpuProcesses,
     NvmlGpu,
@@ -30,8 +34,13 @@ from affinityd.enforce.document import EnforceDocument, document
 from affinityd.enforce.policy.identity import environment
 from affinityd.errors import AffinityError, InvalidRequestError
 from affinityd.json_codec import dumps, loads
+from affinityd.kubernetes.nri import messages
+from affinityd.kubernetes.nri.messages import PLUGIN, REQUEST, Trunk, Ttrpc, packed
+from affinityd.kubernetes.nri.session import reply
+from affinityd.kubernetes.pods import containers
 from affinityd.linux.cgroup import Cgroups, cpuset_of
 from affinityd.linux.processes import parse_stat, process_of, uid_of
+from affinityd.linux.protobuf import field, read
 from affinityd.request.formats import render
 from affinityd.request.parameters import FORMATS
 from affinityd.topology.document import (
@@ -48,6 +57,8 @@ from tests.support.documents import in_json
 from tests.support.enforce_reports import drifted, enforced, fits, left
 from tests.support.machines.facts import machine
 from tests.support.machines.strategies import machines
+from tests.support.nri import created
+from tests.support.tiny import tiny
 
 TWO_VENDORS = machine("two-vendors")
 
@@ -181,3 +192,34 @@ def test_damaged_files_of_proc_tell_less_and_end_nothing(
     read = parse_stat(files["7/stat"])
     found = replace(FOUND, start=read.start if read else 0)
     read_or_refused(lambda: environment(found, os.fspath(root)))
+
+
+# Bytes of a container runtime, and of kubelet.
+
+REQUESTS = (created(), created(cgroup="kubepods-pod1.slice", env=["A=b"], quota=100000, cpus="0"))
+BYTES = st.binary(max_size=64) | st.sampled_from(REQUESTS).flatmap(damaged)
+PARTS = packed(Ttrpc(PLUGIN, 1, REQUEST, REQUESTS[1]))
+ASKED = field(1, "nri.pkg.api.v1alpha1.Plugin") + field(2, "CreateContainer")
+
+
+@given(BYTES, st.lists(st.binary(max_size=20) | damaged(PARTS), max_size=5))
+@MANY
+def test_any_bytes_are_read_or_a_value_error(data: bytes, parts: list[bytes]) -> None:
+    trunk = Trunk()
+    for reader in (read, messages.created, containers):
+        with suppress(ValueError):
+            reader(data)
+    with suppress(ValueError):
+        for part in parts:
+            trunk.received(part)
+
+
+@given(BYTES, BYTES)
+@SOME
+def test_a_runtime_never_gets_an_error(payload: bytes, request: bytes) -> None:
+    rules = Settings(nri="/nonexistent", nri_namespaces=frozenset("*"))
+    plugin = NriPlugin(rules, PlanService(Node(tiny())))
+    answers = {"CreateContainer": plugin._create_container}
+    for asked in (ASKED + field(3, payload), request):
+        answer = reply(asked, answers, lambda: suppress(Exception))
+        assert set(read(answer)) == {2}  # a payload, and no status

@@ -138,9 +138,7 @@ READERS: dict[str, tuple[Callable[[str], object], tuple[str, ...], type[Exceptio
 @pytest.mark.parametrize("name", READERS)
 @given(data=st.data())
 @MANY
-def test_any_text_is_read_or_refused_in_one_line_and_a_long_one_as_soon(
-    name: str, data: st.DataObject
-) -> None:
+def test_any_text_is_read_or_refused_in_one_line_soon(name: str, data: st.DataObject) -> None:
     read, tokens, refusal = READERS[name]
     is_long = data.draw(st.integers(0, 7)) == 7
     text = data.draw(long_texts(*tokens) if is_long else texts(*tokens))

@@ -86,7 +86,7 @@ def test_helm_test_names_the_obstacle_in_a_line(chart: Chart) -> None:
     )
 
 
-def test_an_upgrade_leaves_running_jobs_alone_and_can_turn_enforcement_on(
+def test_an_upgrade_can_turn_enforcement_on(
     chart: Chart, values: Mapping[str, Any], job: Job
 ) -> None:
     """A job without the init container, which uses the far GPU, is moved to it."""

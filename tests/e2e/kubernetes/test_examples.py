@@ -28,7 +28,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-def test_in_a_restricted_namespace_a_program_has_its_exclusive_cpu_near_its_gpu(
+def test_a_restricted_pod_has_its_exclusive_cpu_near_its_gpu(
     cluster: Cluster,
 ) -> None:
     (manifest,) = pods(cluster, "restricted")
@@ -39,7 +39,7 @@ def test_in_a_restricted_namespace_a_program_has_its_exclusive_cpu_near_its_gpu(
         assert process.cpuset == process.near == EXCLUSIVE
 
 
-def test_pods_at_once_never_share_a_cpu_and_the_pools_program_returns_to_its_own(
+def test_an_exclusive_cpu_is_taken_from_the_pool_and_returned(
     cluster: Cluster,
 ) -> None:
     (burstable,) = pods(cluster, "burstable-shared-pool")

@@ -32,9 +32,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-def test_containers_with_gpus_are_adjusted_where_the_site_or_the_pod_says_so(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_chosen_containers_with_gpus_are_adjusted(cluster: Cluster, tmp_path: Path) -> None:
     with serving(cluster, tmp_path) as node:
         job = started(
             cluster,

@@ -111,9 +111,7 @@ def told(node: EnforcingNode, pid: int) -> Any:  # noqa: ANN401 - a document
     return found[0]
 
 
-def test_a_pod_that_best_effort_placed_far_has_the_settings_that_prevent_it(
-    far: int, node: EnforcingNode
-) -> None:
+def test_a_pod_that_kubelet_placed_far_has_a_remedy(far: int, node: EnforcingNode) -> None:
     node.say({FAR_GPU: [far]})
     found = told(node, far)
     assert found["pod"] == {
@@ -130,7 +128,7 @@ def test_a_pod_that_best_effort_placed_far_has_the_settings_that_prevent_it(
     assert (job["pod"], process["container"]) == ("default/far", "main")
 
 
-def test_a_real_prometheus_has_a_pods_names_and_not_its_daemons(
+def test_a_real_prometheus_has_a_pod_s_names(
     cluster: Cluster, far: int, node: EnforcingNode, address: str, tmp_path: Path
 ) -> None:
     node.say({FAR_GPU: [far]})
@@ -162,7 +160,7 @@ def test_a_real_prometheus_has_a_pods_names_and_not_its_daemons(
         eventually(lambda: names() == [["default", "far", "main"]], "the table has its name")
 
 
-def test_a_kubelet_that_has_started_again_is_asked_for_its_settings(
+def test_a_restarted_kubelet_is_asked_again(
     cluster: Cluster, far: int, node: EnforcingNode
 ) -> None:
     two_nodes.restart(cluster, {"topologyManagerPolicy": "none"}, forgets=False)
@@ -207,9 +205,7 @@ print(os.getuid(), *(it.pod for it in found))
 """
 
 
-def test_the_charts_daemon_may_ask_kubelet_and_has_no_capability(
-    cluster: Cluster, far: int
-) -> None:
+def test_the_chart_s_daemon_asks_kubelet_without_a_capability(cluster: Cluster, far: int) -> None:
     assert far
     values = {"audit": {"enabled": True, "runtimeClassName": ""}, **two_nodes.VALUES}
     with installed(cluster, {**values, "kubernetes": {"podResources": True}}) as chart:

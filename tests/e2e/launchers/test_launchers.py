@@ -69,7 +69,7 @@ def test_a_rank_below_a_lone_task_has_its_gpu_and_a_batch_script_is_no_rank(
     assert masks(printed) == [BOTH]
 
 
-def test_srun_that_binds_nothing_leaves_each_task_all_of_the_job_s_cpus(
+def test_tasks_that_srun_does_not_bind_are_near_their_gpus(
     here: Mapping[str, str], release: str, entry: tuple[str, ...]
 ) -> None:
     """As the documentation has it, where task/affinity would give each a slice."""

@@ -49,7 +49,7 @@ def test_doctor_and_audit_name_the_remedy_of_the_cause(tmp_path: Path) -> None:
     assert f"{cause}; {remedy}" in said("audit")
 
 
-def test_the_doctor_waits_for_nvml_5_s_and_asks_it_for_the_checks_alone_that_want_it(
+def test_the_doctor_asks_nvml_only_where_a_check_needs_it(
     tmp_path: Path,
 ) -> None:
     asked = tmp_path / "asked"
@@ -60,7 +60,7 @@ def test_the_doctor_waits_for_nvml_5_s_and_asks_it_for_the_checks_alone_that_wan
     assert asked.read_text() == "+"
 
 
-def test_audit_and_verify_agree_on_the_gpu_of_a_process_whose_environment_names_none(
+def test_audit_and_verify_agree_on_the_gpu_of_a_process(
     tmp_path: Path,
 ) -> None:
     with sleeping(env={}) as child:

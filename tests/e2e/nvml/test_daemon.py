@@ -6,7 +6,6 @@ An NVML that hangs, and a driver that goes, are among the faults and the audit's
 from __future__ import annotations
 
 import re
-import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.children import children_of
-from tests.support.daemons import eventually, is_ready, open_files
+from tests.support.daemons import eventually, open_files
 from tests.support.live_node import MODEL, UUID, LiveNode, gpu_address
 
 MIG, OTHER = (f"MIG-{it}0c3e-51aa-9d02-4c1e-0b7de3f1a001" for it in ("5c1b", "0000"))
@@ -37,7 +36,7 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def test_nvmls_gpu_is_planned_and_an_unknown_mig_instance_looked_for_once_in_a_while(
+def test_a_new_mig_instance_is_looked_for(
     node: Node,
 ) -> None:
     with node.running() as daemon:
@@ -134,23 +133,3 @@ def test_a_plan_that_is_asked_for_at_once_waits_for_the_first_reading(node: Node
 
     # A machine that is busy enough may take longer to read than a plan waits.
     eventually(are_answered, "the first reading is waited for")
-
-
-def test_nvml_is_asked_once(node: Node) -> None:
-    begun, go = node.waits()
-    go.touch()
-    with node.started() as daemon:
-        eventually(lambda: is_ready(daemon), "it is ready")
-        assert daemon.get("/plan?gpus=0").status == 200
-        assert begun.read_text() == "+"
-
-
-def test_a_request_that_is_under_way_at_sigterm_is_answered(node: Node) -> None:
-    with node.running() as daemon, ThreadPoolExecutor(1) as asker:
-        begun, go = node.waits(of_gpu=f"mig {MIG}")
-        plan = asker.submit(daemon.get, f"/plan?gpus={MIG}")
-        eventually(begun.exists, "NVML is asked")
-        daemon.signal(signal.SIGTERM)
-        go.touch()
-        assert plan.result().status == 200
-        assert daemon.process.wait() == 0

@@ -106,17 +106,13 @@ def test_everything_that_a_plan_needs_is_read_and_a_broken_gpu_hides_no_other(fa
         ("Shutdown crash", "crashed: Segmentation fault", None),
     ],
 )
-def test_a_failure_is_told_with_what_would_be_right(
-    facts: Facts, failure: str, error: str, remedy: str | None
-) -> None:
+def test_a_failure_has_a_remedy(facts: Facts, failure: str, error: str, remedy: str | None) -> None:
     device = facts(f"fail nvml{failure}\ngpu")
     assert query() == NvmlReport(None, error=f"NVML {error}", remedy=remedy)
     assert not holders(device)
 
 
-def test_what_is_no_report_is_told_on_one_line(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_malformed_report_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "noisy.py").write_text("def main(): print('noise\\n' * 2)\n")
     monkeypatch.syspath_prepend(tmp_path)
     error = str(ask("noisy", NvmlReport, 10).error)
@@ -124,7 +120,7 @@ def test_what_is_no_report_is_told_on_one_line(
     assert "\n" not in error
 
 
-def test_without_the_library_or_pynvml_the_report_names_what_to_install(
+def test_the_report_names_a_missing_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "libnvidia-ml.so.1").write_text("not an ELF file\n" * 100)
@@ -170,9 +166,7 @@ def test_a_child_that_may_not_run_on_every_cpu_names_none(facts: Facts) -> None:
 
 
 @pytest.mark.parametrize("actions", [["helper", "hang"], ["helper"]])
-def test_a_hang_of_nvml_or_of_what_it_started_ends_and_leaves_nothing_behind(
-    facts: Facts, actions: list[str]
-) -> None:
+def test_an_nvml_that_hangs_is_ended(facts: Facts, actions: list[str]) -> None:
     device = facts("\n".join(f"fail nvmlDeviceGetCount_v2 {action}" for action in actions))
     assert query(timeout=1) == NvmlReport(gpus=None, error="NVML did not answer in time")
     eventually(lambda: not holders(device), "no process outlives the asking")
@@ -199,7 +193,7 @@ def test_a_child_whose_asker_was_killed_ends_by_itself(facts: Facts) -> None:
     eventually(lambda: not holders(device), "the child ends")
 
 
-def test_neither_working_folder_nor_environment_brings_code_in(
+def test_no_foreign_code_is_run(
     facts: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     facts("gpu")
@@ -253,7 +247,7 @@ def failed(error: str) -> GpuProcesses:
     return replace(NO_PROCESS, error=error)
 
 
-def test_the_processes_of_every_gpu_are_named_and_one_that_refuses_costs_its_own_alone(
+def test_the_processes_of_every_gpu_that_answers_are_named(
     facts: Facts,
 ) -> None:
     rows = (
@@ -289,7 +283,7 @@ def test_a_mig_mode_that_waits_for_a_reset_is_told(facts: Facts, gpu: str, chang
     assert query_processes().changing == f"GPU 1's MIG mode will be {change}"
 
 
-def test_an_nvml_that_does_not_start_is_one_line_that_says_what_would_be_right(
+def test_an_nvml_that_does_not_start_has_a_remedy(
     facts: Facts,
 ) -> None:
     facts("fail nvmlInitWithFlags 9\ngpu")

@@ -85,9 +85,7 @@ def test_each_control_asks_another_plan_and_the_address_has_the_question(open_ta
         "gpus=7&scope=socket&max_physical_cores=3",
     ],
 )
-def test_the_script_marks_a_plan_as_the_daemons_picture_of_it_does(
-    query: str, open_tab: Opens
-) -> None:
+def test_the_page_marks_a_plan_as_the_daemon_s_picture_does(query: str, open_tab: Opens) -> None:
     tab = open_tab(query=f"?{query}")
     root = ET.fromstring(tab.node.daemon.get(f"/topology.svg?{query}").text)  # noqa: S314
     groups = [it for it in root.iter(f"{SVG}g") if "data-name" in it.attrib]
@@ -118,9 +116,7 @@ def test_gpus_are_chosen_on_the_picture_in_the_order_of_their_ranks(open_tab: Op
         "0000{pci}",
     ],
 )
-def test_a_gpu_that_the_address_names_otherwise_is_ticked_and_a_click_takes_it_out(
-    entry: str, open_tab: Opens
-) -> None:
+def test_a_gpu_with_another_name_in_the_address_is_ticked(entry: str, open_tab: Opens) -> None:
     entry = entry.format(pci=load("dgx-a100").gpus[3].pci_bus_id.upper())
     tab = open_tab(query=f"?gpus=1,{entry}")
     tab.comes_to_show("gpus=1,3")
@@ -203,9 +199,7 @@ def test_a_cpulist_is_copied(open_tab: Opens, context: BrowserContext) -> None:
         ("?gpus=%27;alert(1)//", "alert"),
     ],
 )
-def test_what_cannot_be_planned_is_said_in_the_daemons_words(
-    query: str, says: str, open_tab: Opens
-) -> None:
+def test_a_refusal_has_the_daemon_s_words(query: str, says: str, open_tab: Opens) -> None:
     tab = open_tab(query=query)
     assert says in tab.answers[0]
     assert tab.colors() == {}
@@ -257,7 +251,7 @@ def test_a_machine_of_256_cpus_is_on_one_screen(open_tab: Opens) -> None:
     assert min(sizes) * box["width"] / float(picture.get_attribute("width") or 0) > 8  # pixels
 
 
-def test_a_machine_that_was_read_again_and_differs_is_to_be_loaded_again(
+def test_the_page_says_that_the_machine_has_changed(
     context: BrowserContext, tmp_path: Path
 ) -> None:
     root, port = write_tree(machine("cloud-vm"), tmp_path / "machine"), free_port()
@@ -287,7 +281,7 @@ ADDRESSES = [
 
 
 @pytest.mark.parametrize(("query", "address", "refused"), ADDRESSES)
-def test_an_address_keeps_its_question_and_nothing_of_it_is_left_out(
+def test_an_address_keeps_its_query(
     query: str, address: str, refused: str, open_tab: Opens
 ) -> None:
     tab = open_tab(query=query)
@@ -297,21 +291,6 @@ def test_an_address_keeps_its_question_and_nothing_of_it_is_left_out(
         assert tab.colors() == {}
     else:
         tab.comes_to_show(address)
-
-
-def test_what_is_opened_stays_open_and_the_caption_says_which_options_are_not_the_default(
-    open_tab: Opens,
-) -> None:
-    tab = open_tab(query="?gpus=0,1&mode=unique_contiguous")
-    tab.page.get_by_role("button", name="reasons and commands of rank 1").click()
-    commands = tab.page.locator("td[colspan]:visible")
-    assert "taskset" in commands.inner_text()
-    tab.page.locator("[name=balanced]").select_option("false")
-    tab.page.locator("[name=scope]").select_option("socket")
-    tab.comes_to_show("gpus=0,1&mode=unique_contiguous&balanced=false&scope=socket")
-    assert "--balanced=false" in commands.inner_text()
-    (said,) = tab.answers
-    assert said.startswith("unique_contiguous, scope=socket, balanced=false, share=")
 
 
 LOOKS: list[tuple[str, int, Scheme]] = [
@@ -346,9 +325,7 @@ def test_nothing_is_amiss_for_people_with_other_eyes_and_on_small_screens(
     context.close()
 
 
-def test_on_a_phone_the_picture_comes_first_and_options_are_opened_when_they_are_set(
-    browser: Browser, nodes: Callable[[str], Node]
-) -> None:
+def test_on_a_phone_the_picture_comes_first(browser: Browser, nodes: Callable[[str], Node]) -> None:
     context = browser.new_context(
         viewport={"width": 390, "height": 844}, is_mobile=True, has_touch=True
     )

@@ -28,9 +28,7 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize("shell", [*SHELLS, ["bash"]], ids=str)
-def test_every_shell_reads_it_alike_whatever_functions_the_job_exports(
-    pod: Pod, shell: list[str]
-) -> None:
+def test_each_shell_works_with_exported_functions(pod: Pod, shell: list[str]) -> None:
     exported = ["env", *(f"{name}={text}" for name, text in FUNCTIONS.items())]
     plan = {"CPULIST": GPU_2, "LOCALITY": "local", "ALLOWED": "0-255"}
     for away in ({}, unreachable(pod)):
@@ -41,9 +39,7 @@ def test_every_shell_reads_it_alike_whatever_functions_the_job_exports(
 
 
 @pytest.mark.parametrize("tools", [["curl"], ["python3"], ["wget", "timeout"]], ids=str)
-def test_it_asks_by_what_the_image_has(
-    daemon: Daemon, pod: Pod, tmp_path: Path, tools: list[str]
-) -> None:
+def test_each_client_asks_alike(daemon: Daemon, pod: Pod, tmp_path: Path, tools: list[str]) -> None:
     few = only(tmp_path / "few", *tools, *BESIDES)
     url = f"http://127.0.0.1:{daemon.lines[0].rsplit(':', 1)[1]}"
     (tmp_path / ".curlrc").write_text("output = /dev/null\n")
@@ -72,9 +68,7 @@ def test_a_second_run_below_the_first_plans_on_what_the_first_was_allowed(pod: P
     assert again.environment["AFFINITYD_ALLOWED"] == "0-255"
 
 
-def test_libraries_that_the_init_container_names_are_told_the_nics_that_the_app_may_open(
-    daemon: Daemon, tree: Path, tmp_path: Path
-) -> None:
+def test_chosen_libraries_are_told_their_nics(daemon: Daemon, tree: Path, tmp_path: Path) -> None:
     pod = Pod(tmp_path, daemon.socket, {"AFFINITYD_NICS": "ucx,nccl"})
     pod.has("nvidia5")  # GPU 2, on a switch with mlx5_2
     shutil.copytree(tree / "sys", tmp_path / "sys", symlinks=True, dirs_exist_ok=True)
@@ -103,9 +97,7 @@ def test_ranks_that_see_a_gpu_of_their_own_each_are_kept_apart(pod: Pod) -> None
         ("AFFINITYD_SCOPE", "a&b=\xe9%\n", "Malformed request: scope"),
     ],
 )
-def test_a_refusal_is_told_and_the_command_runs(
-    pod: Pod, name: str, text: str, reason: str
-) -> None:
+def test_a_refused_command_runs_unpinned(pod: Pod, name: str, text: str, reason: str) -> None:
     told = pod.run(cpus=ONLINE, **{name: text})
     assert (told.cpus, told.status, len(told.lines)) == (None, 0, 1)
     assert told.lines[0].startswith(f"affinityd run: {reason}")
@@ -120,9 +112,7 @@ def endless(connection: socket.socket, over: threading.Event) -> None:
 
 
 @pytest.mark.parametrize("tool", ["curl", "python3"])
-def test_an_answer_without_an_end_and_none_at_all_are_not_waited_for(
-    pod: Pod, tmp_path: Path, tool: str
-) -> None:
+def test_endless_answers_and_none_are_not_waited_for(pod: Pod, tmp_path: Path, tool: str) -> None:
     """A timer that the job ignores is not ours to ignore."""
     deaf = ["sh", "-c", 'trap "" ALRM; exec sh "$@"', "sh"]
     few = only(tmp_path / "few", tool, *BESIDES)
@@ -132,9 +122,7 @@ def test_an_answer_without_an_end_and_none_at_all_are_not_waited_for(
             assert told.environment["AFFINITYD_CPULIST"] == GPU_2
 
 
-def test_where_nothing_listens_and_endless_garbage_and_no_path_at_all_the_files_tell(
-    pod: Pod, tmp_path: Path
-) -> None:
+def test_files_are_read_where_no_daemon_can_answer(pod: Pod, tmp_path: Path) -> None:
     dead = str(tmp_path / "s")  # as a daemon leaves it that was killed
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(dead)

@@ -13,9 +13,7 @@ from tests.support.pods import GPU_2, ONLINE, SHELLS, Pod, only, unreachable
 TWO_GPUS = "16-23,80-87,144-151,208-215"
 
 
-def test_without_anything_to_ask_by_the_files_tell(
-    daemon: Daemon, pod: Pod, tmp_path: Path
-) -> None:
+def test_without_a_client_the_files_are_read(daemon: Daemon, pod: Pod, tmp_path: Path) -> None:
     told = pod.run(cpus=ONLINE, path=only(tmp_path / "few", "env", "sh", "ls"))
     assert told.environment["AFFINITYD_CPULIST"] == GPU_2
     cause = f"neither curl nor python3 is here to ask {daemon.socket}"

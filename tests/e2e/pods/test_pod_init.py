@@ -72,7 +72,7 @@ def test_a_pod_is_given_the_plan_of_the_whole_node(daemon: Daemon, tmp_path: Pat
         ("MODE=exclusive STRICT=true MIN_PHYSICAL_CORES=99", "mode=exclusive&share=node"),
     ],
 )
-def test_the_init_container_s_settings_choose(
+def test_settings_of_init_choose_a_plan(
     daemon: Daemon, tmp_path: Path, said: str, query: str
 ) -> None:
     env = {f"AFFINITYD_{name}": text for name, text in (it.split("=") for it in said.split())}
@@ -98,9 +98,7 @@ def test_settings_reach_a_shell_to_the_letter(daemon: Daemon, tmp_path: Path) ->
     assert subprocess.check_output(["sh", "-c", script], text=True) == str(odd / "s")
 
 
-def test_it_asks_by_the_service_and_leaves_no_name_to_look_up(
-    daemon: Daemon, tmp_path: Path
-) -> None:
+def test_settings_have_the_service_s_address(daemon: Daemon, tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{daemon.lines[0].rsplit(':', 1)[1]}"
     env = {"AFFINITYD_URL": f"{url.replace('127.0.0.1', 'localhost')}/"}
     env["AFFINITYD_SOCKET"] = "/nobody"
@@ -110,9 +108,7 @@ def test_it_asks_by_the_service_and_leaves_no_name_to_look_up(
     assert line in (tmp_path / "settings").read_text()
 
 
-def test_a_url_of_another_form_is_refused_and_in_a_variable_left_out(
-    tree: Path, tmp_path: Path
-) -> None:
+def test_a_malformed_url_is_refused_or_left_out(tree: Path, tmp_path: Path) -> None:
     said = "'affinityd:9466' is not http://HOST:PORT; write it like http://affinityd:9466"
     for words, told in (
         (["--to=to", "--url=affinityd:9466"], f"url: {said}"),
@@ -136,9 +132,7 @@ def test_it_waits_for_a_daemon_that_comes_late(tree: Path, tmp_path: Path) -> No
     assert waiting.returncode == 0
 
 
-def test_without_a_daemon_sysfs_tells_or_what_one_that_has_stopped_has_left(
-    tree: Path, tmp_path: Path
-) -> None:
+def test_without_a_daemon_sysfs_or_node_json_is_read(tree: Path, tmp_path: Path) -> None:
     env, to = {"AFFINITYD_ROOT": str(tree)}, tmp_path / "to"
     done = init(to, "--timeout=0.3", socket=tmp_path / "no", env=env)
     assert done.lines == [f"affinityd init: no daemon at {tmp_path}/no: No such file or directory"]
@@ -191,9 +185,7 @@ def test_a_daemon_s_refusal_is_the_reason_where_the_container_sees_no_gpu(tmp_pa
     assert (done.status, done.lines) == (0, [told])
 
 
-def test_what_the_daemon_refuses_leaves_no_plan_but_the_script(
-    daemon: Daemon, tmp_path: Path
-) -> None:
+def test_a_refusal_leaves_the_script_and_no_plan(daemon: Daemon, tmp_path: Path) -> None:
     done = init(tmp_path, socket=daemon.socket, env={"AFFINITYD_MODE": "best"})
     assert done.status == 0
     assert done.lines[0].startswith("affinityd init: mode: 'best' is not one of all, single")
@@ -201,9 +193,7 @@ def test_what_the_daemon_refuses_leaves_no_plan_but_the_script(
     assert set(contents(tmp_path)) == {"run", "pinning.sh", "settings"}
 
 
-def test_what_cannot_be_written_is_told_and_a_failure_where_nothing_can(
-    daemon: Daemon, tmp_path: Path
-) -> None:
+def test_a_file_that_cannot_be_written_is_named(daemon: Daemon, tmp_path: Path) -> None:
     (tmp_path / "plan.json").mkdir()
     done = init(tmp_path, socket=daemon.socket)
     reason = f"{tmp_path}/plan.json cannot be written: Is a directory"

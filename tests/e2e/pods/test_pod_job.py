@@ -65,9 +65,7 @@ def test_it_says_what_it_takes(pod: Pod) -> None:
     assert pod.run("--", "env", cpus=ONLINE).environment["AFFINITYD_CPULIST"] == GPU_2
 
 
-def test_without_a_tool_to_pin_by_or_with_a_mask_that_is_refused_the_command_runs(
-    pod: Pod, tmp_path: Path
-) -> None:
+def test_a_command_that_cannot_be_pinned_runs(pod: Pod, tmp_path: Path) -> None:
     (pod.folder / "bin/taskset").write_text("#!/bin/sh\nexit 1\n")
     refused = [f"affinityd run: CPUs {GPU_2} were refused; the command runs unpinned"]
     assert pod.run(cpus=ONLINE).lines == refused
@@ -78,9 +76,7 @@ def test_without_a_tool_to_pin_by_or_with_a_mask_that_is_refused_the_command_run
 
 
 @pytest.mark.parametrize("tool", ["taskset", "python3"])
-def test_a_process_is_pinned_by_what_the_image_has(
-    tiny_pod: Path, tmp_path: Path, tool: str
-) -> None:
+def test_a_process_is_pinned_by_either_tool(tiny_pod: Path, tmp_path: Path, tool: str) -> None:
     few = {"PATH": only(tmp_path / "few", tool, "grep", "sh", "env")}
     for said, cpus in (({}, FAR), ({"AFFINITYD": "off"}, BOTH)):
         command = ["/bin/sh", str(tiny_pod), *LOOK]
@@ -126,7 +122,7 @@ def test_a_stderr_that_is_closed_or_that_nobody_reads_is_no_end_of_a_job(tiny_po
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 @EACH_SHELL
-def test_who_is_ended_while_it_asks_starts_no_command(
+def test_a_script_that_is_ended_while_it_asks_starts_no_command(
     tiny_pod: Path, tmp_path: Path, shell: list[str], number: signal.Signals
 ) -> None:
     asked = tmp_path / "asked"
@@ -192,7 +188,7 @@ def test_observing_tells_the_command_what_would_keep_it_from_its_place(pod: Pod)
 @pytest.mark.parametrize(
     ("init", "unpinned"), [("observe", OBSERVED), ("off", None), ("obsreve", None)]
 )
-def test_a_program_cannot_turn_on_what_its_pod_turned_off(
+def test_a_pod_s_off_counts(
     tmp_path: Path, daemon: Daemon, init: str, unpinned: str | None
 ) -> None:
     pod = Pod(tmp_path, daemon.socket, {"AFFINITYD": init, **UNIQUE})

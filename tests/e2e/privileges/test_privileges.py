@@ -46,9 +46,7 @@ def test_with_what_it_needs_and_no_more_it_has(actors: Actors, feature: str) -> 
 
 
 @pytest.mark.parametrize(("kind", "item"), [it for it in EVERY if it[1] != CPUS])
-def test_without_something_it_loses_what_needs_it_and_nothing_else(
-    actors: Actors, kind: str, item: str
-) -> None:
+def test_each_loss_costs_only_what_needs_it(actors: Actors, kind: str, item: str) -> None:
     with confined(actors, kind, item) as node:
         node.settle()
         node.must_lose(privileges.lost_without(kind, item), item)

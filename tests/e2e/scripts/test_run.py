@@ -81,7 +81,7 @@ def test_it_takes_the_socket_that_it_is_given(tmp_path: Path) -> None:
     assert any(str(path) in line for line in lines)
 
 
-def test_without_root_it_names_the_one_command_that_installs_what_is_missing(
+def test_without_root_it_names_the_command_that_installs_the_rest(
     tmp_path: Path,
 ) -> None:
     """On a machine of apt-get and Python, where somebody else than root has no curl."""

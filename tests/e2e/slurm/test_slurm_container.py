@@ -103,7 +103,7 @@ def container(image: str = f"sh=dash ls=ls {CURL}", fstab: str = DROP_IN, missin
 
 
 @pytest.mark.parametrize(("shell", "programs", "why"), IMAGES)
-def test_a_task_in_a_container_is_near_its_gpu_or_runs_as_slurm_made_it_and_says_why(
+def test_a_task_in_a_container_is_near_its_gpu_or_says_why_not(
     containers: Node, shell: str, programs: str, why: str | None
 ) -> None:
     """What the script does in each sh is in test_slurm_answers."""

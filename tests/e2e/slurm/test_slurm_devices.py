@@ -68,7 +68,7 @@ def node_by_uuid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 @pytest.mark.parametrize("words", [TWO, ("--ntasks=2", "--gpus-per-task=1")], ids=" ".join)
 @pytest.mark.parametrize("mode", ["node", "unique-contiguous"])
-def test_each_task_is_near_the_gpu_that_is_named_by_uuid(
+def test_tasks_are_near_gpus_with_uuids(
     node_by_uuid: Node, words: tuple[str, ...], mode: str
 ) -> None:
     tasks = node_by_uuid.tasks(*words, env={"AFFINITYD_MODE": mode})

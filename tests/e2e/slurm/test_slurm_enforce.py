@@ -69,9 +69,7 @@ ITS_NAMES = f'user = "{USER}"\npartition = "al?"\naccount = "b*"\nleave = true'
 
 
 @pytest.mark.parametrize(("rule", "becomes"), [(OTHERS, "drifted"), (ITS_NAMES, "policy")])
-def test_a_job_is_told_by_its_number_and_rules_know_what_slurm_calls_it(
-    jobs: Jobs, tmp_path: Path, rule: str, becomes: str
-) -> None:
+def test_rules_know_the_names_of_a_job(jobs: Jobs, tmp_path: Path, rule: str, becomes: str) -> None:
     policy, pids = tmp_path / "policy.toml", jobs["whole node"]
     policy.write_text(f"[[rule]]\n{rule}\n")
     with enforcing("observe", "--enforce-policy", f"{policy}", users=users(pids)) as node:
@@ -96,9 +94,7 @@ def test_each_task_gets_the_cpus_near_its_gpu(jobs: Jobs) -> None:
         ("no cgroups", "no_job", ""),
     ],
 )
-def test_a_job_that_slurm_confines_is_left_and_told_what_its_configuration_lacks(
-    jobs: Jobs, job: str, becomes: str, lacks: str
-) -> None:
+def test_a_confined_job_is_left_alone(jobs: Jobs, job: str, becomes: str, lacks: str) -> None:
     (pid,) = jobs[job]
     before = masks([pid])
     with enforcing("pin", users={0: [pid]} if job == "no cgroups" else far_from(pid)) as node:

@@ -53,9 +53,7 @@ def told(command: str, cluster: Slurm, tree: Path, *flags: str) -> Ended:
     return affinityd("slurm", command, "--root", f"{tree}", "--slurm-conf", conf, *flags, env=env)
 
 
-def test_the_printed_lines_end_the_drain_of_a_node_whose_gres_has_a_type(
-    tree: Path, release: str
-) -> None:
+def test_the_printed_lines_end_the_drain_of_a_node(tree: Path, release: str) -> None:
     with slurm(Setup(gpus=A100, gres_conf=UNTYPED, state="inval", release=release)) as cluster:
         shown = cluster.run("scontrol", "show", "node")
         assert "INVALID_REG" in shown
@@ -114,9 +112,7 @@ PACKAGE = "Sockets=1 CoresPerSocket=2 ThreadsPerCore=1"
 ONE_GPU = ("-n1", "--gres=gpu:1", "--gres-flags=enforce-binding")
 
 
-def test_by_the_printed_settings_a_job_gets_the_near_core_of_a_package_of_two_nodes(
-    tmp_path: Path, release: str
-) -> None:
+def test_the_printed_settings_give_a_job_the_near_core(tmp_path: Path, release: str) -> None:
     """The GPUs are on the second node, and of the whole package Slurm takes the first core."""
     tree = tiny_tree(tmp_path / socket.gethostname(), 1, 1)
     lines = affinityd("slurm", "gres-conf", "--root", f"{tree}").stdout
@@ -147,9 +143,7 @@ def typed(release: str) -> Iterator[Slurm]:
         yield cluster
 
 
-def test_check_shows_slurmd_s_errors_of_a_file_that_is_not_yet_installed(
-    typed: Slurm, tree: Path, tmp_path: Path
-) -> None:
+def test_check_shows_slurmd_s_errors_of_a_file(typed: Slurm, tree: Path, tmp_path: Path) -> None:
     file = tmp_path / "new.conf"
     file.write_text(TYPED.replace("Cores=0", "Coress=0"))
     malformed = told("check", typed, tree, "--gres-conf", f"{file}")
@@ -162,7 +156,7 @@ def test_check_shows_slurmd_s_errors_of_a_file_that_is_not_yet_installed(
     assert other.stdout.count("Slurm has Type=A100") == 2
 
 
-def test_the_gres_of_a_node_that_is_not_in_slurm_conf_is_slurmctld_s(
+def test_gres_missing_in_slurm_conf_is_asked_of_slurmctld(
     typed: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", f"{typed.programs()}:{os.environ['PATH']}")
@@ -218,15 +212,13 @@ def of_a_job(cluster: Slurm) -> tuple[CpuSet, CpuSet]:
 
 
 @pytest.mark.parametrize(("sockets", "scope"), [(NODES, "node"), (PACKAGES, "socket")])
-def test_a_gpu_s_jobs_get_its_cores_where_these_are_a_socket(
-    release: str, sockets: str, scope: str
-) -> None:
+def test_jobs_get_cores_of_their_gpu_s_socket(release: str, sockets: str, scope: str) -> None:
     with pretended(release, sockets, scope, "idle") as cluster:
         cores, named = of_a_job(cluster)
     assert cores <= named
 
 
-def test_cores_that_are_a_part_of_a_socket_drain_the_node_or_count_as_all_of_it_before_24_11(
+def test_cores_that_are_a_part_of_a_socket_drain_the_node_since_24_11(
     release: str,
 ) -> None:
     state = "idle" if release == HOST else "inval"

@@ -110,14 +110,6 @@ def test_an_interactive_step_has_all_of_its_job_s(it: Node) -> None:
     assert re.search(rf"AFFINITYD_CPULIST={BOTH}\r?$", text, re.MULTILINE), text
 
 
-def test_a_script_that_a_step_submitted_is_pinned_on_its_own_job_s_cpus(it: Node) -> None:
-    """It inherits the step's variables, as if it were its second task."""
-    env = {"SLURM_STEP_ID": "0", "SLURM_CPU_BIND_TYPE": "mask_cpu:", "SLURM_CPU_BIND_LIST": "0x8"}
-    env |= {"SLURMD_TRES_BIND": "gpu:map_gpu:0", "SLURM_GPUS_ON_NODE": "8"}
-    (task,) = read_tasks(it.cluster.sbatch(SHOW, *TWO, env=env))
-    assert task.cpus == BOTH
-
-
 def test_the_documentation_s_example_prints_where_each_task_is(it: Node) -> None:
     (command,) = re.findall(r"^srun -l .*$", (SCRIPTS / "README.md").read_text(), re.MULTILINE)
     printed = it.cluster.run("/bin/sh", "-c", command, env={"AFFINITYD_MODE": "exclusive"})

@@ -106,9 +106,7 @@ def test_each_task_is_near_its_gpu(row: tuple[Node, Setup], style: str, mode: st
 
 
 @pytest.mark.parametrize("style", TOGETHER)
-def test_two_tasks_beside_one_near_cpu_keep_the_two_that_the_job_asked_for(
-    row: tuple[Node, Setup], style: str
-) -> None:
+def test_two_tasks_beside_one_near_cpu_keep_both_cpus(row: tuple[Node, Setup], style: str) -> None:
     made, setup = row
     words = words_for(setup, TOGETHER[style])
     shared, unique = (placed(made, words, mode) for mode in ("node", "exclusive"))
@@ -118,7 +116,7 @@ def test_two_tasks_beside_one_near_cpu_keep_the_two_that_the_job_asked_for(
     assert all("not_unique" in task.variables["WARNINGS"] for task in unique)
 
 
-def test_tasks_on_one_of_the_job_s_gpus_leave_what_is_near_the_other_one(
+def test_tasks_on_one_gpu_leave_the_cpus_near_the_other(
     row: tuple[Node, Setup],
 ) -> None:
     """Neither knows that the other one has its GPU."""
@@ -133,7 +131,7 @@ def test_tasks_on_one_of_the_job_s_gpus_leave_what_is_near_the_other_one(
     ("asked", "expected"),
     [({}, BOTH), ({"AFFINITYD_CPUS": "none"}, GPU[2]), ({"AFFINITYD_CPUS": "1"}, GPU[2])],
 )
-def test_a_task_with_two_cpus_keeps_both_unless_it_says_otherwise(
+def test_a_task_keeps_both_cpus(
     row: tuple[Node, Setup], asked: dict[str, str], expected: str
 ) -> None:
     made, _ = row
@@ -143,9 +141,7 @@ def test_a_task_with_two_cpus_keeps_both_unless_it_says_otherwise(
 
 
 @pytest.mark.parametrize("style", ALONE)
-def test_what_binds_itself_and_what_has_no_gpu_is_left_alone(
-    row: tuple[Node, Setup], style: str
-) -> None:
+def test_bound_tasks_and_tasks_without_gpus_stay(row: tuple[Node, Setup], style: str) -> None:
     made, _ = row
     tasks = made.tasks(*ALONE[style])
     as_slurm_has_it = made.tasks(*ALONE[style], env={"AFFINITYD": "off"})
@@ -164,7 +160,7 @@ def test_a_binding_by_rank_is_the_user_s_until_slurm_ignores_it(row: tuple[Node,
         assert [task.cpus for task in tasks] == [GPU[2], GPU[3]]
 
 
-def test_a_batch_script_has_all_of_its_job_s_and_its_steps_have_their_own(
+def test_steps_of_a_batch_script_have_their_own_cpus(
     row: tuple[Node, Setup],
 ) -> None:
     made, _ = row

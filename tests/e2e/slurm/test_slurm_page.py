@@ -131,9 +131,7 @@ def upgrading(made: Slurm, new: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kind", GPUS)
-def test_a_node_is_not_drained_while_its_scripts_are_installed_and_upgraded(
-    nodes: Mapping[str, Slurm], kind: str, tmp_path: Path
-) -> None:
+def test_an_upgrade_drains_no_node(nodes: Mapping[str, Slurm], kind: str, tmp_path: Path) -> None:
     made = nodes[kind]
     run_jobs(made, kind, pinned=True)
     if kind == CPU:
@@ -177,7 +175,7 @@ def test_scripts_that_slurm_conf_does_not_name_may_come_and_go(tiny_daemon: Daem
         (CPU, "rm *.sh", DRAINED),
     ],
 )
-def test_the_check_names_the_node_on_which_a_job_would_fail(
+def test_check_names_the_node(
     nodes: Mapping[str, Slurm], kind: str, spoil: str, becomes: str
 ) -> None:
     made = nodes[kind]

@@ -87,7 +87,7 @@ MALFORMED = "Malformed request:"
         ("_SOCKET", "--help", left("AFFINITYD_SOCKET=--help is not an absolute path")),
     ],
 )
-def test_a_user_chooses_by_the_job_s_environment(
+def test_variables_of_the_job_choose_its_plan(
     node: Node, name: str, text: str, expected: str | tuple[str, str]
 ) -> None:
     printed = task_prolog(node, {**FAR_GPU, f"AFFINITYD{name}": text})
@@ -108,7 +108,7 @@ def test_a_user_chooses_by_the_job_s_environment(
         ("AFFINITYD=obs reve", None, left(f"AFFINITYD in /etc/affinityd.conf {NO_WORD}")),
     ],
 )
-def test_a_job_says_no_more_than_its_site(
+def test_the_site_limits_a_job(
     node: Node, site: str, job: str | None, expected: tuple[str, str]
 ) -> None:
     env = {} if job is None else {"AFFINITYD": job}
@@ -214,7 +214,7 @@ def test_a_note_that_is_no_note_is_passed_over(node: Node, daemon: Daemon, text:
         ("AFFINITYD=observe\nAFFINITYD_DRAIN=yes", 0, False),
     ],
 )
-def test_a_node_without_a_daemon_is_drained_only_where_the_site_says_so(
+def test_a_site_may_drain_a_node(
     tmp_path: Path, settings: str, status: int, *, tells: bool
 ) -> None:
     line = f"affinityd: no daemon is ready at {SOCKET}: "
@@ -345,7 +345,7 @@ def without_gpus(telling: Path, script: str, env: Mapping[str, str], more: str =
 
 @pytest.mark.parametrize("env", [{}, {"SLURM_GPUS_ON_NODE": "0"}, {"AFFINITYD": "off"}], ids=str)
 @pytest.mark.parametrize("script", ["prolog.sh", "epilog.sh", "task_prolog.sh"])
-def test_on_a_node_without_gpus_a_script_says_nothing_and_starts_nothing(
+def test_scripts_do_nothing_without_gpus(
     telling: Path, script: str, env: Mapping[str, str]
 ) -> None:
     assert without_gpus(telling, script, env) == ""
@@ -489,9 +489,7 @@ def user_s() -> Iterator[Path]:
 
 @pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize("kind", ENVIRONMENTS)
-def test_a_user_s_environment_does_not_get_into_the_way(
-    user_s: Path, kind: str, shell: str
-) -> None:
+def test_a_user_s_environment_changes_no_pin(user_s: Path, kind: str, shell: str) -> None:
     with beside(ok(plan())) as folder:
         env = {**GPU, **ENVIRONMENTS[kind](user_s)}
         printed, cpus = task_prolog(Node(run=folder, shell=shell), env)

@@ -46,9 +46,7 @@ def complaints(root: Path, unit: str, drop_ins: Mapping[str, str] = ALONE) -> st
 
 
 @pytest.mark.parametrize("drop_ins", [ALONE, PINNING, ALL_OF_IT], ids=["alone", "pins", "all"])
-def test_systemd_has_nothing_to_say_about_the_unit(
-    tmp_path: Path, drop_ins: Mapping[str, str]
-) -> None:
+def test_systemd_accepts_the_unit(tmp_path: Path, drop_ins: Mapping[str, str]) -> None:
     unit = UNIT.read_text()
     assert complaints(tmp_path / "right", unit, drop_ins) == ""
     wrong = {name: text.replace("Bounding", "Binding") for name, text in drop_ins.items()}
@@ -58,9 +56,7 @@ def test_systemd_has_nothing_to_say_about_the_unit(
 
 
 @pytest.mark.parametrize(("drop_ins", "tenths"), [(ALONE, 20), (PINNING, 22)])
-def test_its_exposure_is_no_more_than_so_many_tenths_of_10(
-    tmp_path: Path, drop_ins: Mapping[str, str], tenths: int
-) -> None:
+def test_its_exposure_is_limited(tmp_path: Path, drop_ins: Mapping[str, str], tenths: int) -> None:
     if "--offline" not in run("systemd-analyze", "--help").stdout:
         pytest.skip("systemd judges units that are not installed since its version 250")
     unit = installed(tmp_path, UNIT.read_text(), drop_ins)
@@ -92,9 +88,7 @@ def test_the_sample_settings_are_the_defaults_and_affinityd_knows_them_all(tmp_p
 @pytest.mark.parametrize(
     ("drop_ins", "does"), [(ALONE, "observe"), (PINNING, "pin"), (ALL_OF_IT, "pin")]
 )
-def test_a_daemon_that_is_to_pin_observes_without_the_drop_in_and_says_why(
-    tmp_path: Path, drop_ins: Mapping[str, str], does: str
-) -> None:
+def test_pinning_needs_the_drop_in(tmp_path: Path, drop_ins: Mapping[str, str], does: str) -> None:
     asked = "[Service]\nEnvironment=AFFINITYD_ENFORCE=pin AFFINITYD_LISTEN=none\n"
     with started(tmp_path, "-m affinityd serve", {**drop_ins, "asked.conf": asked}) as daemon:
         eventually(lambda: is_ready(daemon), "the daemon is ready")

@@ -115,9 +115,7 @@ def printed(*command: str, env: Mapping[str, str]) -> str:
 
 
 @pytest.mark.parametrize("way", ["by number", "by what it sees"])
-def test_processes_that_were_spawned_far_away_bind_themselves(
-    here: Mapping[str, str], way: str
-) -> None:
+def test_spawned_processes_bind_themselves(here: Mapping[str, str], way: str) -> None:
     """As serving engines do, and Ray: their workers start behind a launcher that knows no rank."""
     exec_ = ("affinityd", "exec", "--gpus=1", "--")
     ranks = json.loads(printed(*exec_, sys.executable, SPAWN, way, env=here))

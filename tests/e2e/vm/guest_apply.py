@@ -34,7 +34,8 @@ from tests.e2e.vm.warm import affinityd, serving
 
 FIRST_GPU = ("--gpus", "0")  #: is on node 3
 
-RANKS = range(len(GPU_NODES))
+#: The ranks whose plan is made from each source.
+RANKS = {"sysfs": (0, 3, 7), "daemon": range(len(GPU_NODES)), "node.json": (0, 3, 7)}
 MODES = ("node", "unique_contiguous")
 
 #: A command that says where it is: its mask, and the environment that it was started with.
@@ -77,11 +78,11 @@ def main() -> None:
     report: dict[str, Any] = {}
     bring("31", online=True)
     stage("ranks, by sysfs")
-    report["ranks"] = {"sysfs": ranks()}
+    report["ranks"] = {"sysfs": ranks("sysfs")}
     stage("the daemon starts")
     daemon = serving()
     stage("ranks, by the daemon")
-    report["ranks"]["daemon"] = ranks()
+    report["ranks"]["daemon"] = ranks("daemon")
     stage("callers")
     report["callers"] = callers()
     stage("memory")
@@ -100,16 +101,16 @@ def main() -> None:
     stage("ranks, by node.json")
     daemon.stop()
     (PCI_FOLDER / addresses()[-1] / "remove").write_text("1")  # of which node.json goes on to tell
-    report["ranks"]["node.json"] = ranks()
+    report["ranks"]["node.json"] = ranks("node.json")
     Path("/sys/bus/pci/rescan").write_text("1")  # the machine is as it was, for the next script
     stage("done")
     json.dump(report, sys.stdout)
 
 
-def ranks() -> dict[str, Any]:
-    """Return where the ranks of a torchrun are."""
+def ranks(source: str) -> dict[str, Any]:
+    """Return where ranks of a torchrun are."""
     return {
-        mode: [place(exec_(("--mode", mode), LOOK, env=torchrun(rank))) for rank in RANKS]
+        mode: [place(exec_(("--mode", mode), LOOK, env=torchrun(rank))) for rank in RANKS[source]]
         for mode in MODES
     }
 
@@ -134,7 +135,7 @@ def allowed(group: Path, query: str, *before: str) -> Any:  # noqa: ANN401 - of 
 
 
 def torchrun(rank: int) -> dict[str, str]:
-    return {"LOCAL_RANK": f"{rank}", "LOCAL_WORLD_SIZE": f"{len(RANKS)}"}
+    return {"LOCAL_RANK": f"{rank}", "LOCAL_WORLD_SIZE": f"{len(GPU_NODES)}"}
 
 
 def exec_(

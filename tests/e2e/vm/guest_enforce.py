@@ -1,7 +1,7 @@
 """Runs in the virtual machine: a daemon keeps pods in place there; prints what became of them.
 
 It judges nothing: that does test_enforce.py. NVIDIA's library says from facts who uses which GPU;
-processes, cgroups and memory are real.
+processes and cgroups are real.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from http import HTTPStatus
 
-from affinityd.linux.memory_policy import resident_bytes
 from tests.e2e.vm.inside import (
     Document,
     bring,
     cgroup,
-    filled,
     have_driver,
     nested,
+    program,
+    running,
     stage,
     tell,
     thread_masks,
@@ -31,9 +31,7 @@ from tests.support.daemons import Daemon, eventually
 #: The cpusets of the first pod, one after the other, and where its process is to run.
 PLACES = {"8-11,28-31": "28-31", "8-11,30-31": "30-31", "0-31": "28-31"}
 
-#: The GPUs of the pods, on node 7. Their memory is on node 2.
-FIRST, SECOND = 4, 5
-FAR_MEMORY = ("taskset", "-c", "8-11")
+FIRST, SECOND = 4, 5  #: the GPUs of the pods, on node 7
 GROUP = (
     "kubepods.slice/kubepods-burstable.slice/"
     "kubepods-burstable-pod{}d6f3a52_1c1e_4f0e_9d55_2f6f4b0c7a01.slice/"
@@ -42,7 +40,7 @@ GROUP = (
 
 
 def main() -> None:
-    """Have one daemon after another pin, each in its own way."""
+    """Have one daemon after another pin."""
     bring("31", online=True)
     have_driver()
     os.environ["AFFINITYD_CPUS"] = "none"  # near CPUs alone, however few
@@ -50,53 +48,37 @@ def main() -> None:
     with pod(FIRST) as first, pod(SECOND) as second:
         tell({first: [FIRST]})
         stage("a daemon pins")
-        with laid(first, report, "it stays"), enforcing() as daemon:
+        with enforcing() as daemon:
             report["followed"] = {cpus: followed(first, cpus) for cpus in PLACES}
-            told = 'affinityd_enforce_pins_total{outcome="pinned"} '
-            eventually(lambda: f"{told}{len(PLACES)}.0\n" in metrics(daemon), "it has counted them")
+            counted = f'affinityd_enforce_pins_total{{outcome="pinned"}} {len(PLACES)}.0\n'
+            eventually(lambda: counted in metrics(daemon), "it has counted them")
             report["metrics"] = metrics(daemon)
         tell({first: [FIRST], second: [SECOND]})
         stage("another daemon pins")
         with enforcing() as daemon:
-            eventually(lambda: pinned(daemon), "it has pinned the second pod")
-            report["anew"] = look(daemon)["totals"]
+            eventually(lambda: enforced(daemon).get("threads"), "it has pinned the second pod")
+            report["anew"] = enforced(daemon)
     stage("done")
     json.dump(report, sys.stdout)
 
 
-@contextmanager
-def pod(gpu: int) -> Iterator[int]:
-    """Run a pod's process that has filled memory far away."""
-    with filled(*FAR_MEMORY) as pid:
-        (nested(GROUP.format(gpu), next(iter(PLACES))) / "cgroup.procs").write_text(pid)
-        yield int(pid)
-
-
-@contextmanager
-def laid(pid: int, report: Document, name: str) -> Iterator[None]:
-    """Report where a pod's memory is before and after."""
-    before = resident_bytes(pid)
-    yield
-    report[name] = [before, resident_bytes(pid)]
+def pod(gpu: int) -> AbstractContextManager[int]:
+    """Run a pod's process."""
+    return running(program("train"), group=nested(GROUP.format(gpu), next(iter(PLACES))))
 
 
 def followed(pid: int, cpus: str) -> list[str]:
     """Rewrite the first pod's cpuset, as its kubelet does; return what becomes of its mask."""
     stage(f"the cpuset becomes {cpus}")
     cgroup(GROUP.format(FIRST), cpus=cpus)
-    met: list[str] = []
+    masks: list[str] = []
 
-    def is_mended() -> bool:
-        met.extend(thread_masks(pid))
-        return met[-1] == PLACES[cpus]
+    def is_in_place() -> bool:
+        masks.extend(thread_masks(pid))
+        return masks[-1] == PLACES[cpus]
 
-    eventually(is_mended, "it is in place")
-    return met
-
-
-def pinned(daemon: Daemon) -> bool:
-    """Whether the daemon has pinned a process."""
-    return bool(look(daemon).get("totals", {}).get("threads"))
+    eventually(is_in_place, "it is in place")
+    return masks
 
 
 def metrics(daemon: Daemon) -> str:
@@ -104,10 +86,10 @@ def metrics(daemon: Daemon) -> str:
     return daemon.get("/metrics").text
 
 
-def look(daemon: Daemon) -> Document:
-    """Return what is told now; {} before the first scan."""
+def enforced(daemon: Daemon) -> Document:
+    """Return the totals of enforcement; {} before the first scan."""
     reply = daemon.get("/enforce")
-    return dict(reply.json) if reply.status == HTTPStatus.OK else {}
+    return dict(reply.json["totals"]) if reply.status == HTTPStatus.OK else {}
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from tests.e2e.vm.guest_apply import FILLERS, OUTSIDE, SHRINKING
+from tests.e2e.vm.guest_apply import FILLERS, OUTSIDE, RANKS, SHRINKING
 from tests.e2e.vm.hardware import GPU_NODES, cpus_of
 from tests.e2e.vm.inside import Document
 
@@ -31,15 +31,15 @@ def placed(cpus: str, allowed: str = "0-31", locality: str = "local", said: str 
 # Commands that take their place.
 
 
-@pytest.mark.parametrize("source", ["sysfs", "daemon", "node.json"])
+@pytest.mark.parametrize("source", RANKS)
 def test_each_rank_is_near_its_gpu_and_is_told_so(seen: Document, source: str) -> None:
     assert seen["ranks"][source] == {
-        "node": [placed(cpus_of(node)) for node in GPU_NODES],
-        "unique_contiguous": [placed(half_of(rank)) for rank in range(len(GPU_NODES))],
+        "node": [placed(cpus_of(GPU_NODES[rank])) for rank in RANKS[source]],
+        "unique_contiguous": [placed(half_of(rank)) for rank in RANKS[source]],
     }
 
 
-def test_the_daemon_knows_who_asks_by_his_cgroup_without_a_handle_of_the_kernels(
+def test_callers_are_known_by_their_cgroups_on_an_older_kernel(
     seen: Document,
 ) -> None:
     """Its kernel is older than SO_PEERPIDFD."""
@@ -87,9 +87,7 @@ def test_a_command_in_a_cpuset_stays_there_and_is_told(seen: Document) -> None:
 
 
 @pytest.mark.parametrize("moment", SHRINKING)
-def test_a_cpuset_takes_its_commands_along_and_a_pin_brings_them_back(
-    seen: Document, moment: str
-) -> None:
+def test_a_pin_follows_a_cpuset_that_grew_again(seen: Document, moment: str) -> None:
     _, mask, status, words = SHRINKING[moment]
     masks, ended, said = seen["shrinking"][moment]
     assert (masks, ended) == ([mask], status)
@@ -113,7 +111,7 @@ RESIDENT = r"mismatch: \d+% of its resident memory .*; migratepages \d+ .* 3 mov
         ("no memory near", 0, ""),  # on any of the nearest nodes that have some
     ],
 )
-def test_memory_that_is_far_is_found_and_moved_as_was_said(
+def test_far_memory_is_found_and_moved(
     seen: Document, moment: str, status: int, words: str
 ) -> None:
     ended, said = seen["far memory"][moment]

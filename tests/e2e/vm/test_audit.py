@@ -27,9 +27,7 @@ def document(seen: Document) -> Document:
 
 
 @pytest.mark.parametrize("name", RANKS)
-def test_each_process_is_judged_by_the_node_of_its_gpu_and_its_cgroup_names_the_job(
-    seen: Document, document: Document, name: str
-) -> None:
+def test_processes_are_judged(seen: Document, document: Document, name: str) -> None:
     rank = RANKS[name]
     (found,) = (it for it in document["processes"] if it["pid"] == seen["pids"][name])
     judged = (found["gpu"], found["placement"], found["cause"])
@@ -61,7 +59,7 @@ def test_memory_is_read_on_request(seen: Document, document: Document) -> None:
     assert "memory" not in document["processes"][0]
 
 
-def test_the_table_says_what_mends_each_and_fails_as_long_as_something_is_remote(
+def test_the_table_has_remedies_and_fails_while_a_process_is_remote(
     seen: Document,
 ) -> None:
     assert (seen["found"]["status"], seen["table"]["status"]) == (1, 1)

@@ -121,9 +121,7 @@ def test_a_gpu_s_home_is_its_node_and_its_memory_a_nearest_one_s(seen: Document)
 
 
 @pytest.mark.parametrize(("generation", "moment"), [*enumerate(MOMENTS, start=1)])
-def test_the_next_answer_has_just_the_cpus_that_are_online(
-    seen: Document, generation: int, moment: str
-) -> None:
+def test_the_next_answer_has_the_online_cpus(seen: Document, generation: int, moment: str) -> None:
     """Every change is one generation."""
     *_, first_two, fifth, online = MOMENTS[moment]
     then = seen["hotplug"][moment]
@@ -133,7 +131,7 @@ def test_the_next_answer_has_just_the_cpus_that_are_online(
     assert {it["generation"] for it in (*plans, file)} == {generation}
 
 
-def test_a_node_whose_cpus_are_all_offline_keeps_its_gpus_and_the_nearest_are_home(
+def test_gpus_of_a_node_without_online_cpus_have_the_nearest(
     seen: Document,
 ) -> None:
     planned, _ = seen["hotplug"]["a node taken offline"]["answers"]

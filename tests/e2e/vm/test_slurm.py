@@ -91,9 +91,7 @@ def are_disjoint(tasks: Sequence[Task]) -> bool:
 
 
 @pytest.mark.parametrize("run", PLANNED, ids=", ".join)
-def test_tasks_are_on_the_cpus_of_their_job_near_the_gpus_that_slurm_bound_them_to(
-    seen: Document, run: Run
-) -> None:
+def test_tasks_are_on_their_job_s_cpus_near_their_gpus(seen: Document, run: Run) -> None:
     """In a unique mode they divide these; each is told where it is."""
     name, mode = run
     tasks = tasks_of(seen, run)
@@ -120,14 +118,12 @@ def test_jobs_are_on_both_packages_and_short_of_near_cpus(seen: Document) -> Non
 
 
 @pytest.mark.parametrize("run", ASKING, ids=", ".join)
-def test_tasks_keep_as_many_cpus_as_they_asked_for_the_nearest_and_are_told(
-    seen: Document, run: Run
-) -> None:
+def test_tasks_keep_as_many_of_the_nearest_cpus_as_they_asked_for(seen: Document, run: Run) -> None:
     """All other jobs here have AFFINITYD_CPUS=none."""
     asked, tasks = JOBS[run[0]].asked, tasks_of(seen, run)
     for task in tasks:
         assert len(task.mask) >= asked
-        assert ("not_unique" in task.told["WARNINGS"]) == (run[1] == UNIQUE)
+        assert ("not_unique" in task.told["WARNINGS"]) == (run[1] == UNIQUE and len(tasks) > 1)
         assert any(task.mask & place for place in places(task))
         assert parse_list(task.told["CPULIST"]) == task.mask
         assert task.told["LOCALITY"] == "mixed"

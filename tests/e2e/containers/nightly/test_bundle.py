@@ -56,9 +56,7 @@ def test_every_file_has_its_checksum_and_ours_are_those_of_the_checkout(unpacked
             assert copy.read_bytes() == path.read_bytes()
 
 
-def test_what_is_installed_as_it_says_without_a_network_serves(
-    unpacked: Path, tmp_path: Path
-) -> None:
+def test_a_bundle_is_installed_without_a_network(unpacked: Path, tmp_path: Path) -> None:
     """INSTALL up to where systemd is needed, into another folder than /opt/affinityd."""
     lines = [it for it in (unpacked / "INSTALL").read_text().splitlines() if it[:4] == "    "]
     assert lines[1].split()[0] == COMMAND

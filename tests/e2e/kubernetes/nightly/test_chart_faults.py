@@ -36,9 +36,7 @@ def started(cluster: Cluster, name: str) -> Job:
     return job
 
 
-def test_the_daemon_outlives_kubelet_and_finds_its_new_socket(
-    chart: Chart, values: Mapping[str, Any]
-) -> None:
+def test_the_daemon_finds_kubelet_s_new_socket(chart: Chart, values: Mapping[str, Any]) -> None:
     chart.helm("upgrade", {**values, **PODS})
     before = chart.pod()
 
@@ -59,7 +57,7 @@ def test_the_daemon_outlives_kubelet_and_finds_its_new_socket(
     assert started(chart.cluster, "pinned-after").says() == [PINNED]
 
 
-def test_the_chart_of_an_earlier_release_is_upgraded_while_jobs_run(
+def test_an_earlier_chart_is_upgraded(
     chart: Chart, values: Mapping[str, Any], tmp_path: Path
 ) -> None:
     if git("rev-parse", "--is-shallow-repository").stdout != b"false\n":

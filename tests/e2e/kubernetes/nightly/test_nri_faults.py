@@ -24,13 +24,7 @@ from affinityd.kubernetes.nri.messages import (
     packed,
 )
 from affinityd.linux.protobuf import field, read, text
-from tests.e2e.kubernetes.adjusted import (
-    container,
-    make_namespaces,
-    removed,
-    serving,
-    started,
-)
+from tests.e2e.kubernetes.adjusted import container, make_namespaces, removed, serving, started
 from tests.e2e.kubernetes.cluster import Cluster, running
 from tests.support.cpusets import needs_cpuset
 from tests.support.daemons import PATIENCE, eventually, with_constants
@@ -96,9 +90,7 @@ def answer_requests(connection: socket.socket) -> None:
             connection.sendall(packed(Ttrpc(PLUGIN, message.stream, RESPONSE, field(2, answer))))
 
 
-def test_a_container_starts_about_as_fast_with_the_plugin_as_without(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_containers_start_as_fast_with_the_plugin(cluster: Cluster, tmp_path: Path) -> None:
     forty(cluster)  # the first ones are slower
     plain, without = forty(cluster)
     assert plain == PLAIN
@@ -109,9 +101,7 @@ def test_a_container_starts_about_as_fast_with_the_plugin_as_without(
     assert with_plugin < SLOWER * without, f"{with_plugin:.1f} s, else {without:.1f} s"
 
 
-def test_containers_start_while_the_daemon_hangs_and_are_adjusted_when_it_goes_on(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_containers_start_while_the_daemon_hangs(cluster: Cluster, tmp_path: Path) -> None:
     with serving(cluster, tmp_path) as node:
         node.daemon.signal(signal.SIGSTOP)
         hung, _ = forty(cluster)
@@ -123,9 +113,7 @@ def test_containers_start_while_the_daemon_hangs_and_are_adjusted_when_it_goes_o
         assert adjusted == ADJUSTED
 
 
-def test_a_container_starts_when_the_daemon_is_killed_in_the_middle_of_its_request(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_container_starts_when_the_daemon_is_killed(cluster: Cluster, tmp_path: Path) -> None:
     """The daemon waits for a kubelet that does not answer, for longer than the runtime does."""
     path = tmp_path / "kubelet.sock"
     asks_kubelet = f"--pod-resources={path}"
@@ -154,7 +142,7 @@ def test_a_container_starts_when_the_daemon_is_killed_in_the_middle_of_its_reque
         removed(cluster)
 
 
-def test_containers_are_adjusted_again_when_the_runtime_has_started_again(
+def test_containers_are_adjusted_after_the_runtime_restarts(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     with serving(cluster, tmp_path) as node:

@@ -51,9 +51,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.mark.parametrize("policies", TABLE, ids=lambda it: f"{it.cpu}-{it.topology}")
-def test_a_program_has_the_cpus_near_its_gpu_of_those_that_kubelet_gave_it(
-    cluster: Cluster, policies: Policies
-) -> None:
+def test_a_program_has_the_near_cpus_of_its_cpuset(cluster: Cluster, policies: Policies) -> None:
     with two_nodes.kubelet(cluster, cpu=policies.cpu, topology=policies.topology):
         for name in ("one-gpu", "restricted", "pytorchjob-pair"):
             for manifest in pods(cluster, name):
@@ -137,7 +135,7 @@ def test_under_static_a_resize_leaves_cpusets_and_pins(cluster: Cluster) -> None
         assert [it.cpuset for it in programs] == [it.cpus for it in programs] == [POOL, EXCLUSIVE]
 
 
-def test_without_it_a_resize_changes_the_cpu_limit_that_audit_reads_and_no_pin(
+def test_without_static_a_resize_changes_the_cpu_limit_and_no_pin(
     cluster: Cluster,
 ) -> None:
     (manifest,) = pods(cluster, "one-gpu")
@@ -191,9 +189,7 @@ def namespace(cluster: Cluster, standard: str, **labels: str) -> str:
 
 
 @pytest.mark.parametrize("standard", ["baseline", "restricted"])
-def test_a_standard_refuses_the_folder_and_admits_the_service(
-    without_static: Cluster, standard: str
-) -> None:
+def test_a_standard_admits_only_the_service(without_static: Cluster, standard: str) -> None:
     into = namespace(without_static, standard)
     (by_folder,) = pods(without_static, "one-gpu")
     (by_service,) = pods(without_static, "restricted")
@@ -225,9 +221,7 @@ def changed(cluster: Cluster, pod: Mapping[str, Any]) -> Any:  # noqa: ANN401 - 
 
 
 @pytest.mark.parametrize("standard", ["privileged", "baseline", "restricted"])
-def test_the_admission_policy_has_a_pod_placed_that_says_nothing_of_affinityd(
-    without_static: Cluster, standard: str
-) -> None:
+def test_the_admission_policy_has_a_pod_placed(without_static: Cluster, standard: str) -> None:
     policy = FOLDER / "policies/mutating-admission-policy.yaml"
     without_static.run(f"kubectl apply --filename {policy}")
     pod = plain(without_static, namespace(without_static, standard, affinityd="on"))
