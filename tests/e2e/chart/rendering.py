@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from kubernetes_validate import utils
 
 from tests.e2e.chart import tools
 from tests.support.paths import DATA, REPOSITORY
@@ -103,6 +104,22 @@ def container(text: str) -> Any:  # noqa: ANN401 - YAML
     """Return the daemon's container."""
     (only,) = pod(text)["containers"]
     return only
+
+
+# Kubernetes' own schemas of its objects.
+
+#: What the chart and the examples are for.
+OLDEST, NEWEST = "1.28", utils.major_minor(utils.latest_version())
+
+# It would read the same megabytes anew for each object.
+utils.schema_contents = cache(utils.schema_contents)
+
+
+def validate(objects: Iterable[Object], *versions: str) -> None:
+    """Let the schemas of these releases judge objects, none of which may have an unknown field."""
+    for it in objects:
+        for version in versions:
+            assert utils.validate(it, version, strict=True) == version
 
 
 # Golden manifests.

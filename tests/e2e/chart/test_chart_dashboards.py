@@ -170,9 +170,7 @@ def test_what_the_nics_of_a_gpu_carry_is_joined_by_node_device_and_port(tmp_path
 
 
 @EACH
-def test_each_query_has_the_chosen_cluster_and_scrape_jobs(
-    board: Board,
-) -> None:
+def test_each_query_has_the_chosen_cluster_and_scrape_jobs(board: Board) -> None:
     for expr in exprs(board):
         selected = re.findall(r"(?:[\w:]*affinityd[\w:]*|\bup)\b({[^}]*})?", expr)
         assert selected, expr

@@ -6,11 +6,13 @@ import os
 
 import pytest
 
-from affinityd.config.settings import MEASURED, NAMES
+from affinityd.config.settings import MEASURED
 from affinityd.daemon.policy_document import parse
 from tests.e2e.chart.rendering import (
     CHART,
     NAMESPACE,
+    NEWEST,
+    OLDEST,
     OPTIONS,
     REMAKE,
     chosen,
@@ -22,9 +24,9 @@ from tests.e2e.chart.rendering import (
     objects,
     pod,
     rendered,
+    validate,
     with_values,
 )
-from tests.e2e.chart.standards import NEWEST, OLDEST, against_baseline, against_restricted, validate
 from tests.support import privileges
 
 EVERY_OPTION = pytest.mark.parametrize("option", OPTIONS)
@@ -63,21 +65,6 @@ def test_what_belongs_to_the_release_is_labelled_and_in_its_namespace(option: st
 
 
 @EVERY_OPTION
-def test_services_and_probes_lead_to_ports_that_the_daemon_has(option: str) -> None:
-    ports = {it["name"]: it["containerPort"] for it in container(option)["ports"]}
-    arguments = container(option)["args"]
-    assert all(any(it.endswith(f":{port}") for it in arguments) for port in ports.values())
-    assert {it.partition("=")[0][2:].replace("-", "_") for it in arguments[1:]} <= {*NAMES, "root"}
-    probes = ("startupProbe", "livenessProbe", "readinessProbe")
-    assert {container(option)[probe]["httpGet"]["port"] for probe in probes} == {"http"}
-    template = daemon_set(option)["spec"]["template"]["metadata"]["labels"]
-    for service in (it for it in objects(option).values() if it["kind"] == "Service"):
-        assert service["spec"]["selector"].items() <= template.items()
-        (port,) = service["spec"]["ports"]
-        assert ports[port["targetPort"]] == port["port"]
-
-
-@EVERY_OPTION
 def test_the_test_is_made_where_a_daemon_is_and_is_not_taken_for_one(option: str) -> None:
     tests = [it for it in objects(option).values() if it["kind"] == "Pod"]
     for test in tests:
@@ -85,7 +72,6 @@ def test_the_test_is_made_where_a_daemon_is_and_is_not_taken_for_one(option: str
             assert test["spec"].get(part) == pod(option).get(part)
         selected = daemon_set(option)["spec"]["selector"]["matchLabels"]
         assert not selected.items() <= test["metadata"]["labels"].items()
-        assert list(against_restricted(test["spec"])) == []
     assert bool(tests) == (option != "socket-only")
 
 
@@ -98,29 +84,6 @@ def test_a_monitor_finds_the_daemons(option: str) -> None:
     chooses = monitor["spec"]["selector"]["matchLabels"].items()
     (found,) = (it for it in labels if chooses <= it.items())
     assert found[monitor["spec"]["jobLabel"]] == "affinityd"
-
-
-AUDIT = ["hostPID", "hostPath", "hostPath"]
-READ, NICE, TRACE = (f"capability {it}" for it in ("DAC_READ_SEARCH", "SYS_NICE", "SYS_PTRACE"))
-
-
-@pytest.mark.parametrize(
-    ("option", "barred"),
-    [
-        ("default", ["hostPath"]),
-        ("selinux", ["hostPath", "seLinuxOptions"]),
-        ("audit", AUDIT),
-        ("pin", [*AUDIT, "hostPath", NICE]),  # its policy asks for namespaces
-        ("pin-privileges", [*AUDIT, READ, NICE, TRACE]),
-    ],
-)
-def test_what_the_baseline_pod_security_standard_bars(option: str, barred: list[str]) -> None:
-    assert list(against_baseline(pod(option))) == barred
-
-
-def test_without_the_folder_the_daemon_meets_the_restricted_standard() -> None:
-    assert list(against_restricted(pod("service-only"))) == []
-    assert "root" in set(against_restricted(pod("default")))
 
 
 # What values make of the daemon: what it is told, and what it may do.
@@ -197,18 +160,6 @@ def test_the_folder_of_a_measurement_is_where_the_daemon_looks_for_it() -> None:
     assert volume["hostPath"] == {"path": "/data/measured", "type": "DirectoryOrCreate"}
     (mount,) = (it for it in container(asks)["volumeMounts"] if it["name"] == "measured")
     assert (mount["mountPath"], mount["readOnly"]) == (os.path.dirname(MEASURED), True)  # noqa: PTH120
-
-
-@pytest.mark.parametrize(
-    ("socket", "mounted"),
-    [
-        ("socket.enabled=false", []),
-        ("socket.hostPath=/srv/affinityd", ["--nri-mount=/srv/affinityd"]),
-    ],
-)
-def test_containers_get_the_nodes_folder_of_the_socket(socket: str, mounted: list[str]) -> None:
-    arguments = container(f"kubernetes.nri.enabled=true {socket}")["args"]
-    assert [it for it in arguments if it.startswith("--nri-")] == mounted
 
 
 def test_one_value_sets_what_the_older_ones_set_together() -> None:

@@ -67,23 +67,6 @@ def test_the_notes_say_what_enforcement_lacks(values: str, said: list[str]) -> N
     assert ("affinityd enforce" in notes) == ("enforce.mode=" in values)
 
 
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ("", "."),
-        ("kubernetes.nri.namespaces={*}", ", and in all namespaces."),
-        (
-            "kubernetes.nri.namespaces={a,b}",
-            ", and in these namespaces, which must exist:\n\n    kubectl get namespace a b",
-        ),
-    ],
-)
-def test_the_notes_say_whose_containers_the_runtime_asks_about(values: str, said: str) -> None:
-    notes = notes_of(f"socket.enabled=false kubernetes.nri.enabled=true {values}")
-    assert f"label affinityd=on{said}\n\nIf NRI is on" in notes
-    assert "Its pods use a host path." in notes
-
-
 def test_a_package_has_all_that_is_rendered_and_nothing_of_the_tests(tmp_path: Path) -> None:
     assert helm("package", str(CHART), f"--destination={tmp_path}").returncode == 0
     package = tmp_path / f"affinityd-{__version__}.tgz"

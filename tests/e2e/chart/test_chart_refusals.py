@@ -58,29 +58,23 @@ def test_an_interval_is_seconds_or_off(text: str) -> None:
 
 #: Values → what is said of them, from its beginning.
 CONTRADICTIONS = r"""
-socket.enabled=false plan.enabled=false \
- → socket.enabled and plan.enabled are both false: no pod could reach the daemon; enable one of them
+socket.enabled=false plan.enabled=false → socket.enabled and plan.enabled are both false: no pod
 kubernetes=null → kubernetes has no value, as if those of an earlier chart are reused; give --reset
 ports.http=9466 → ports.http and ports.plan are both 9466; give each a port of its own
-updateStrategy.rollingUpdate.maxSurge=25% \
- → updateStrategy.rollingUpdate.maxSurge is 25%: two daemons cannot own one socket; leave it at 0
-updateStrategy.rollingUpdate.maxUnavailable=0 \
- → updateStrategy.rollingUpdate.maxUnavailable is 0: without a surge no daemon could ever be
+updateStrategy.rollingUpdate.maxSurge=25% → updateStrategy.rollingUpdate.maxSurge is 25%: two
+updateStrategy.rollingUpdate.maxUnavailable=0 → updateStrategy.rollingUpdate.maxUnavailable is 0:
 affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms={} \
  → gpuNodeLabels and affinity.nodeAffinity both choose nodes; set gpuNodeLabels: []
 metrics.podMonitor.enabled=true metrics.serviceMonitor.enabled=true \
  → metrics.podMonitor.enabled and metrics.serviceMonitor.enabled would scrape every daemon twice
-metrics.service.enabled=false metrics.serviceMonitor.enabled=true \
- → metrics.serviceMonitor needs the Service; set metrics.service.enabled: true
+metrics.service.enabled=false metrics.serviceMonitor.enabled=true → metrics.serviceMonitor needs the
 audit.enabled=true hostPID=false → audit.enabled is true and hostPID is false: the audit needs
-audit.enabled=true settings.scanInterval=off \
- → audit.enabled is true and settings.scanInterval is off: the audit would scan no process
+audit.enabled=true settings.scanInterval=off → audit.enabled is true and settings.scanInterval is
 settings.scanInterval=30 → settings.scanInterval is 30, and audit.enabled is false; set
 settings.jobSeries=20 → settings.jobSeries is 20, but no process is scanned; set audit.enabled
 kubernetes.podResources=true → kubernetes.podResources is true, but no process is scanned; set
 audit.measuredFolder=/a → audit.measuredFolder is /a, but no process is scanned; set audit.enabled
-extraVolumes[0].name=measured extraVolumes[0].emptyDir.medium= \
- → extraVolumes: measured is the chart's own; give yours another name, or set audit.measuredFolder
+extraVolumes[0].name=measured extraVolumes[0].emptyDir.medium= → extraVolumes: measured is the
 enforce.mode=pin → enforce.mode is pin, but no process is scanned; set audit.enabled: true
 image.repository=localhost:5000/a:b → image.repository is "localhost:5000/a:b": name HOST/REPOSITORY
 image.repository= → image.repository is "": name HOST/REPOSITORY alone, in lower case; the tag goes
@@ -95,10 +89,8 @@ extraEnv[0].name=AFFINITYD_ENFORCE_POLICY extraEnv[0].value=x \
  → extraEnv: AFFINITYD_ENFORCE_POLICY is the chart's own; set enforce.policy instead
 runtimeClassName=nvidia extraEnv[0].name=NVIDIA_VISIBLE_DEVICES extraEnv[0].value=x \
  → extraEnv: NVIDIA_VISIBLE_DEVICES is the chart's own; leave it out, or leave runtimeClassName and
-extraVolumes[0].name=socket extraVolumes[0].emptyDir.medium= \
- → extraVolumes: socket is the chart's own; give yours another name, or set socket.hostPath
-extraVolumeMounts[0].name=socket extraVolumeMounts[0].mountPath=/a \
- → extraVolumeMounts: socket, at /a, is the chart's own volume; mount one of extraVolumes
+extraVolumes[0].name=socket extraVolumes[0].emptyDir.medium= → extraVolumes: socket is the chart's
+extraVolumeMounts[0].name=socket extraVolumeMounts[0].mountPath=/a → extraVolumeMounts: socket, at
 extraVolumeMounts[0].name=mine extraVolumeMounts[0].mountPath=/run//affinityd \
  → extraVolumeMounts: /run//affinityd is the socket's folder or in it; mount mine elsewhere
 commonLabels.app\.kubernetes\.io/component=a → commonLabels: app.kubernetes.io/component is the

@@ -196,9 +196,7 @@ def test_a_fleets_alert_is_one_for_a_cluster_names_it_and_counts_its_nodes(tmp_p
     play(tmp_path, alerted("AffinitydUnpinned", FLEETS, 80, said))
 
 
-def test_a_new_fleet_has_only_the_two_alerts_of_a_fleet(
-    tmp_path: Path,
-) -> None:
+def test_a_new_fleet_has_only_the_two_alerts_of_a_fleet(tmp_path: Path) -> None:
     calm = {TOTAL: "0+1200x90", FAR: "0x90", BUILD: "1x90", series("up"): "1x90"}
     everything = {**UNTENDED, **calm, GENERATION: "1x90"}
     expr = 'count by (alertname) (ALERTS{alertstate="firing"})'

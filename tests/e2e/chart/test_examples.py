@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.chart.rendering import NAMESPACE, Object, loaded, rendered
-from tests.e2e.chart.standards import NEWEST, OLDEST, against_baseline, against_restricted, validate
+from tests.e2e.chart.rendering import NAMESPACE, NEWEST, OLDEST, Object, loaded, rendered, validate
 from tests.support.paths import REPOSITORY
 
 FOLDER = REPOSITORY / "deploy" / "examples"
@@ -40,12 +39,11 @@ def test_it_reaches_the_daemon_as_pod_security_lets_it(path: Path) -> None:
         folders = [it["hostPath"] for it in pod["volumes"] if "hostPath" in it]
         both = [*pod["initContainers"], *pod["containers"]]
         if path.stem == "restricted":
-            assert list(against_restricted(pod)) == folders == []
+            assert folders == []
             assert {"name": "AFFINITYD_URL", "value": URL} in pod["initContainers"][0]["env"]
             assert pod["securityContext"]["runAsUser"] == 1000
             assert all(it["securityContext"]["readOnlyRootFilesystem"] for it in both)
         else:
-            assert list(against_baseline(pod)) == ["hostPath"]
             assert folders == [{"path": "/run/affinityd", "type": "DirectoryOrCreate"}]
             mount = {"name": "affinityd", "mountPath": "/run/affinityd", "readOnly": True}
             assert all(mount in it["volumeMounts"] for it in both)
@@ -160,9 +158,7 @@ def test_where_a_standard_bars_the_folder_the_service_is_asked() -> None:
     assert {"key": key, "operator": "NotIn", "values": barring} in selected(BY_FOLDER)
     assert {"key": key, "operator": "In", "values": barring} in selected(BY_SERVICE)
     assert quoted(EXPRESSIONS["hasFolder"]) >= {key, *barring}
-    assert list(against_baseline(added(BY_SERVICE))) == []
     (init,) = added(BY_SERVICE)["initContainers"]
-    assert list(against_restricted({"containers": [init], "volumes": [{"emptyDir": {}}]})) == []
     _, example = loaded((FOLDER / "restricted.yaml").read_text())
     assert init["env"] == example["spec"]["initContainers"][0]["env"]
 

@@ -91,9 +91,7 @@ def test_an_app_runs_near_its_gpu(
         assert told in done.stderr
 
 
-def test_seccomp_takes_the_memory_policy_and_no_cpu(
-    prepared: dict[str, Pod],
-) -> None:
+def test_seccomp_takes_the_memory_policy_and_no_cpu(prepared: dict[str, Pod]) -> None:
     """`affinityd exec` in an image of its own: bound memory is refused, and the rest holds."""
     command = ["exec", "--gpus=1", "--memory=bind", "--", *LOOK]
     options = prepared[SOCKET].options(*RESTRICTED)

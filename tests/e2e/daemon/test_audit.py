@@ -136,9 +136,7 @@ def test_while_nvml_is_silent_nothing_is_said_of_the_gpus_processes(node: Enforc
         assert of_gpu(node, "audited") == 1
 
 
-def test_without_a_driver_there_is_no_gpu_and_nvml_is_not_asked(
-    node: EnforcingNode,
-) -> None:
+def test_without_a_driver_there_is_no_gpu_and_nvml_is_not_asked(node: EnforcingNode) -> None:
     version, asked = node.folder / "driver/nvidia/version", node.folder / "asked"
     text = version.read_text()
     version.unlink()

@@ -81,9 +81,7 @@ def test_another_process_on_the_socket_is_left_alone_and_named(tmp_path: Path) -
         assert (tmp_path / "affinityd.sock").exists()
 
 
-def test_changes_of_the_machine_are_published_and_logged(
-    tmp_path: Path,
-) -> None:
+def test_changes_of_the_machine_are_published_and_logged(tmp_path: Path) -> None:
     """That later answers have it is held by the suites of faults and fuzz."""
     tree = write_tree(machine("dgx-a100"), tmp_path / "root")
     with running(tmp_path, "--root", str(tree)) as daemon:
@@ -150,9 +148,7 @@ def test_without_the_daemon_extra_serve_says_so_and_plan_works(tmp_path: Path) -
     assert (planned.returncode, planned.stdout) == (0, "48-63,176-191\n")
 
 
-def test_a_live_machine_has_the_given_name_and_no_scan(
-    tmp_path: Path,
-) -> None:
+def test_a_live_machine_has_the_given_name_and_no_scan(tmp_path: Path) -> None:
     name, off = "gpu07.example.org", ("--scan-interval", "off")
     with running(tmp_path, *off, env={"AFFINITYD_NODE_NAME": name}) as daemon:
         assert daemon.get("/topology").json["topology"]["name"] == name

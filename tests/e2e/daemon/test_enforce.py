@@ -175,9 +175,7 @@ def test_processes_that_opted_out_stay(node: EnforcingNode, troupe: Troupe, poli
     policy.write_text("")
 
 
-def test_the_second_daemon_takes_over_when_the_first_is_killed(
-    troupe: Troupe,
-) -> None:
+def test_the_second_daemon_takes_over_when_the_first_is_killed(troupe: Troupe) -> None:
     (rank,) = troupe.take()
     users = {0: [rank.pid]}
     with (

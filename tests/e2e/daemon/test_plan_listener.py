@@ -45,26 +45,18 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
 @pytest.mark.parametrize("target", ["/plan?gpus=0,5&mode=exclusive", "/plan?gpus=99"])
-def test_plan_is_answered_as_elsewhere(node: Node, method: str, target: str) -> None:
-    answers = [node.ask(target, method, host=host) for host in (EVERYTHING, PLANS)]
-    assert answers[0] == answers[1]
-    if method == "GET":
-        assert answers[0].body == node.daemon.get(target).body
+def test_a_plan_is_answered_as_elsewhere(node: Node, method: str, target: str) -> None:
+    assert node.ask(target, method, host=EVERYTHING) == node.ask(target, method)
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 @pytest.mark.parametrize(
-    "target",
-    [
-        *("/openapi.json", "/metrics", "/audit", "/plan/", "//plan", "/PLAN", "/plan/../metrics"),
-        *("/metrics?x=/plan", "/metrics%3f/plan"),
-    ],
+    "target", ["/metrics", "/audit", "/plan/", "/plan/../metrics", "/metrics?x=/plan"]
 )
-def test_nothing_else_is_answered_and_it_says_so(node: Node, method: str, target: str) -> None:
+def test_nothing_else_is_answered(node: Node, method: str, target: str) -> None:
     reply = node.ask(target, method)
     assert (reply.status, reply.headers["content-type"]) == (404, "application/problem+json")
     detail = exactly(ProblemDocument, reply.body).detail
-    assert detail.startswith(method)
     assert detail.endswith("is not answered at this address; only GET /plan is")
     assert node.ask(target, method, accept="text/plain").text == f"Not Found: {detail}\n"
 
@@ -73,31 +65,22 @@ def test_the_first_page_says_that_plans_alone_are_answered(node: Node) -> None:
     reply = node.ask("/")
     assert (reply.status, reply.headers["content-type"]) == (200, "text/plain; charset=utf-8")
     assert "affinityd answers only plans at this address" in reply.text
-    assert "GET /plan " in reply.text
-    assert (node.ask("/", "HEAD").headers, node.ask("/", "HEAD").body) == (reply.headers, b"")
     assert node.ask("/", "POST").status == 404
     assert node.ask("/", host=EVERYTHING).body == node.daemon.get("/").body != reply.body
 
 
-def test_on_every_address_of_the_machine_it_is_the_listener_that_counts(tmp_path: Path) -> None:
+def test_any_address_of_a_plan_listener_answers_only_plans(tmp_path: Path) -> None:
     port = free_port()
     with running(tmp_path, "--machine", "mi250x", "--listen-plan", f"0.0.0.0:{port}") as daemon:
-        node = Node(daemon, port)
         for host in (PLANS, EVERYTHING):
-            assert node.ask("/plan?gpus=0", host=host).status == 200
-            assert node.ask("/metrics", host=host, Host="localhost:9465").status == 404
+            assert Node(daemon, port).ask("/plan?gpus=0", host=host).status == 200
+            assert Node(daemon, port).ask("/metrics", host=host).status == 404
         assert daemon.get("/metrics").status == 200
-        (line,) = daemon.says("answers on")
-        assert line.endswith(f"answers on {daemon.socket}, only plans on 0.0.0.0:{port}")
 
 
-@pytest.mark.parametrize(
-    ("everything", "plans"),
-    [("0.0.0.0", "127.0.0.1"), ("127.0.0.1", "0.0.0.0"), ("localhost", "127.0.0.1")],  # noqa: S104
-)
-def test_one_address_for_both_ends_the_start(tmp_path: Path, everything: str, plans: str) -> None:
+@pytest.mark.parametrize("everything", ["0.0.0.0", "localhost"])  # noqa: S104
+def test_one_address_for_both_ends_the_start(tmp_path: Path, everything: str) -> None:
     port = free_port()
-    arguments = ("--machine", "mi250x", "--listen-plan", f"{plans}:{port}")
-    both = f"listen-plan: {plans}:{port} is the address of the whole API"
+    arguments = ("--machine", "mi250x", "--listen-plan", f"127.0.0.1:{port}")
     line = refused(tmp_path, *arguments, listen=f"{everything}:{port}")
-    assert f"{both}; give another by --listen-plan" in line
+    assert f"listen-plan: 127.0.0.1:{port} is the address of the whole API" in line

@@ -59,9 +59,7 @@ def test_what_nvml_said_of_another_driver_is_forgotten(tmp_path: Path) -> None:
         assert not daemon.says("its last answer is used")
 
 
-def test_no_plan_is_made_while_nvml_hangs_from_the_start(
-    tmp_path: Path,
-) -> None:
+def test_no_plan_is_made_while_nvml_hangs_from_the_start(tmp_path: Path) -> None:
     node = LiveNode(tmp_path)
     node.says(HANGS)
     with node.started() as daemon:

@@ -75,9 +75,7 @@ def full(path: Path) -> Iterator[socket.socket]:
         yield listener
 
 
-def test_clients_are_answered_beside_one_that_connects_without_a_pause(
-    tmp_path: Path,
-) -> None:
+def test_clients_are_answered_beside_one_that_connects_without_a_pause(tmp_path: Path) -> None:
     with (
         running(tmp_path, "--machine", MACHINE) as daemon,
         asking(daemon.socket, machine(MACHINE)) as asked,

@@ -29,18 +29,14 @@ from tests.support.tiny import tiny, tiny_tree
 MACHINE = "dgx-a100"
 
 #: Only what does not wait for them ends with connections that say nothing.
-ENDLESS = with_constants(
-    daemon__servers__DRAIN_SECONDS=10 * PATIENCE,
-)
+ENDLESS = with_constants(daemon__servers__DRAIN_SECONDS=10 * PATIENCE)
 
 
 def answers(daemon: Daemon) -> list[bytes]:
     return [daemon.get(f"/plan?{query}").body for query in QUERIES]
 
 
-def test_a_daemon_that_restarts_under_load_answers_right_or_not_at_all(
-    tmp_path: Path,
-) -> None:
+def test_a_daemon_that_restarts_under_load_answers_right_or_not_at_all(tmp_path: Path) -> None:
     """And it ends well, as `systemctl restart` ends it: ranks are where they belong in any case."""
     root = str(tiny_tree(tmp_path / "machine"))
     with running(tmp_path, "--root", root) as daemon:

@@ -34,9 +34,7 @@ def answers(daemon: Daemon, node: LiveNode) -> None:
         asked.more()
 
 
-def test_the_last_topology_stays_while_sysfs_fails(
-    tmp_path: Path,
-) -> None:
+def test_the_last_topology_stays_while_sysfs_fails(tmp_path: Path) -> None:
     node = LiveNode(tmp_path)
     with (
         node.running() as daemon,

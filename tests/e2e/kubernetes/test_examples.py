@@ -28,9 +28,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-def test_a_restricted_pod_has_its_exclusive_cpu_near_its_gpu(
-    cluster: Cluster,
-) -> None:
+def test_a_restricted_pod_has_its_exclusive_cpu_near_its_gpu(cluster: Cluster) -> None:
     (manifest,) = pods(cluster, "restricted")
     with created(cluster, manifest) as pod:
         (process,) = pod.processes()
@@ -39,9 +37,7 @@ def test_a_restricted_pod_has_its_exclusive_cpu_near_its_gpu(
         assert process.cpuset == process.near == EXCLUSIVE
 
 
-def test_an_exclusive_cpu_is_taken_from_the_pool_and_returned(
-    cluster: Cluster,
-) -> None:
+def test_an_exclusive_cpu_is_taken_from_the_pool_and_returned(cluster: Cluster) -> None:
     (burstable,) = pods(cluster, "burstable-shared-pool")
     (guaranteed,) = pods(cluster, "one-gpu")
     with created(cluster, burstable) as shared:

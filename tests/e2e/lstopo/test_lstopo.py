@@ -33,7 +33,7 @@ CAPTURED = sorted(REPOSITORY.parent.glob("shared/machines/sysfs/*.tar.xz"))
 NODES_THAT_LSTOPO_LACKS = {
     # Eight nodes claim the same CPUs, and lstopo drops all but the first. The kernel has them, with
     # memory that can be bound to by their numbers: affinityd keeps them, as nodes without CPUs.
-    "8em64t-2s2ca2c-buggynuma": {1, 2, 3, 4, 5, 6, 7},
+    "8em64t-2s2ca2c-buggynuma": {1, 2, 3, 4, 5, 6, 7}
 }
 
 #: What slurmd has hwloc leave out: xcpuinfo.c (xcpuinfo_hwloc_topo_load).

@@ -49,9 +49,7 @@ def test_doctor_and_audit_name_the_remedy_of_the_cause(tmp_path: Path) -> None:
     assert f"{cause}; {remedy}" in said("audit")
 
 
-def test_the_doctor_asks_nvml_only_where_a_check_needs_it(
-    tmp_path: Path,
-) -> None:
+def test_the_doctor_asks_nvml_only_where_a_check_needs_it(tmp_path: Path) -> None:
     asked = tmp_path / "asked"
     said = node(tmp_path, f"fail nvmlInitWithFlags note {asked}\nfail nvmlInitWithFlags hang\n")
     said("doctor", "isolcpus")
@@ -60,9 +58,7 @@ def test_the_doctor_asks_nvml_only_where_a_check_needs_it(
     assert asked.read_text() == "+"
 
 
-def test_audit_and_verify_agree_on_the_gpu_of_a_process(
-    tmp_path: Path,
-) -> None:
+def test_audit_and_verify_agree_on_the_gpu_of_a_process(tmp_path: Path) -> None:
     with sleeping(env={}) as child:
         pid = f"{child.pid}"
         used = f"uuid GPU-0\n pci 00000000:10:00.0\n process compute {pid} 1048576"

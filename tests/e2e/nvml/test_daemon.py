@@ -36,9 +36,7 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def test_a_new_mig_instance_is_looked_for(
-    node: Node,
-) -> None:
+def test_a_new_mig_instance_is_looked_for(node: Node) -> None:
     with node.running() as daemon:
         gpu = daemon.plan(f"gpus={UUID[:12]}&mode=node")["ranks"][0]["gpu"]
         assert (gpu["index"], gpu["uuid"], gpu["model"]) == (0, UUID, MODEL)
@@ -73,9 +71,7 @@ def test_plan_reads_the_caller_s_variable_as_exec_does(node: Node) -> None:
     assert (hidden.returncode, "CUDA_VISIBLE_DEVICES='-1' names none" in hidden.stderr) == (1, True)
 
 
-def test_between_scans_nothing_holds_the_driver_and_the_daemon_seldom_wakes_up(
-    node: Node,
-) -> None:
+def test_between_scans_nothing_holds_the_driver_and_the_daemon_seldom_wakes_up(node: Node) -> None:
     with node.running("--scan-interval", "3600") as daemon:
         eventually(lambda: daemon.get("/audit").status == 200, "there is a scan")
         (scanner,) = children_of(daemon.process.pid)

@@ -247,9 +247,7 @@ def failed(error: str) -> GpuProcesses:
     return replace(NO_PROCESS, error=error)
 
 
-def test_the_processes_of_every_gpu_that_answers_are_named(
-    facts: Facts,
-) -> None:
+def test_the_processes_of_every_gpu_that_answers_are_named(facts: Facts) -> None:
     rows = (
         (f"uuid GPU-0\n pci 00010000:0F:00.0\n {ALL}", NAMED),
         ("uuid GPU-\x070", replace(NO_PROCESS, uuid="GPU-?0")),  # as the topology has it
@@ -283,9 +281,7 @@ def test_a_mig_mode_that_waits_for_a_reset_is_told(facts: Facts, gpu: str, chang
     assert query_processes().changing == f"GPU 1's MIG mode will be {change}"
 
 
-def test_an_nvml_that_does_not_start_has_a_remedy(
-    facts: Facts,
-) -> None:
+def test_an_nvml_that_does_not_start_has_a_remedy(facts: Facts) -> None:
     facts("fail nvmlInitWithFlags 9\ngpu")
     error = "NVML did not start: Driver Not Loaded"
     assert query_processes() == ProcessReport(

@@ -51,10 +51,7 @@ def test_they_are_cut_to_the_cpus_that_the_container_has(pod: Pod) -> None:
 
 def test_the_worst_locality_of_any_gpu_is_told_and_strict_forbids_the_far(pod: Pod) -> None:
     pod.has("nvidia5", "nvidia6")
-    for one, other, locality in (
-        ("local", "remote", "remote"),
-        ("remote", "unknown", "remote"),
-    ):
+    for one, other, locality in (("local", "remote", "remote"), ("remote", "unknown", "remote")):
         (pod.to / "gpu/5.locality").write_text(f"{one}\n")
         (pod.to / "gpu/6.locality").write_text(f"{other}\n")
         told = pod.run(cpus=ONLINE, **unreachable(pod))

@@ -137,10 +137,7 @@ SHOWN = {
     "node: GPUs, and their processes A": 3,  # NUMA nodes
     "node: CPUs A": 256,
 }
-ASKED = {
-    "fleet: Which plans did jobs get? A",
-    "node: How long does a plan take? A",
-}
+ASKED = {"fleet: Which plans did jobs get? A", "node: How long does a plan take? A"}
 
 
 def test_panels_have_data_of_the_default_install_without_the_audit(server: Prometheus) -> None:

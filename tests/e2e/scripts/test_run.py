@@ -81,9 +81,7 @@ def test_it_takes_the_socket_that_it_is_given(tmp_path: Path) -> None:
     assert any(str(path) in line for line in lines)
 
 
-def test_without_root_it_names_the_command_that_installs_the_rest(
-    tmp_path: Path,
-) -> None:
+def test_without_root_it_names_the_command_that_installs_the_rest(tmp_path: Path) -> None:
     """On a machine of apt-get and Python, where somebody else than root has no curl."""
     for program in ("apt-get", "cat", "dirname", "sh"):
         (tmp_path / program).symlink_to(shutil.which(program) or "/bin/true")

@@ -218,9 +218,7 @@ def test_jobs_get_cores_of_their_gpu_s_socket(release: str, sockets: str, scope:
     assert cores <= named
 
 
-def test_cores_that_are_a_part_of_a_socket_drain_the_node_since_24_11(
-    release: str,
-) -> None:
+def test_cores_that_are_a_part_of_a_socket_drain_the_node_since_24_11(release: str) -> None:
     state = "idle" if release == HOST else "inval"
     with pretended(release, PACKAGES, "node", state) as cluster:
         if release == HOST:

@@ -116,9 +116,7 @@ def test_two_tasks_beside_one_near_cpu_keep_both_cpus(row: tuple[Node, Setup], s
     assert all("not_unique" in task.variables["WARNINGS"] for task in unique)
 
 
-def test_tasks_on_one_gpu_leave_the_cpus_near_the_other(
-    row: tuple[Node, Setup],
-) -> None:
+def test_tasks_on_one_gpu_leave_the_cpus_near_the_other(row: tuple[Node, Setup]) -> None:
     """Neither knows that the other one has its GPU."""
     made, setup = row
     for mode in "node", "exclusive":
@@ -160,9 +158,7 @@ def test_a_binding_by_rank_is_the_user_s_until_slurm_ignores_it(row: tuple[Node,
         assert [task.cpus for task in tasks] == [GPU[2], GPU[3]]
 
 
-def test_steps_of_a_batch_script_have_their_own_cpus(
-    row: tuple[Node, Setup],
-) -> None:
+def test_steps_of_a_batch_script_have_their_own_cpus(row: tuple[Node, Setup]) -> None:
     made, _ = row
     look = shlex.join(LOOK)
     steps = f"srun --label --gpu-bind=single:1 {look}", f"srun --label --gres=none {look}"

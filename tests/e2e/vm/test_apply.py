@@ -39,9 +39,7 @@ def test_each_rank_is_near_its_gpu_and_is_told_so(seen: Document, source: str) -
     }
 
 
-def test_callers_are_known_by_their_cgroups_on_an_older_kernel(
-    seen: Document,
-) -> None:
+def test_callers_are_known_by_their_cgroups_on_an_older_kernel(seen: Document) -> None:
     """Its kernel is older than SO_PEERPIDFD."""
     assert seen["callers"] == {
         "has handles": False,

@@ -59,9 +59,7 @@ def test_memory_is_read_on_request(seen: Document, document: Document) -> None:
     assert "memory" not in document["processes"][0]
 
 
-def test_the_table_has_remedies_and_fails_while_a_process_is_remote(
-    seen: Document,
-) -> None:
+def test_the_table_has_remedies_and_fails_while_a_process_is_remote(seen: Document) -> None:
     assert (seen["found"]["status"], seen["table"]["status"]) == (1, 1)
     table, pids = seen["table"]["stdout"], seen["pids"]
     assert re.search(rf"affinityd pin .*\b{pids['masked']}\b", table)

@@ -131,9 +131,7 @@ def test_the_next_answer_has_the_online_cpus(seen: Document, generation: int, mo
     assert {it["generation"] for it in (*plans, file)} == {generation}
 
 
-def test_gpus_of_a_node_without_online_cpus_have_the_nearest(
-    seen: Document,
-) -> None:
+def test_gpus_of_a_node_without_online_cpus_have_the_nearest(seen: Document) -> None:
     planned, _ = seen["hotplug"]["a node taken offline"]["answers"]
     ranks = of_ranks(planned, "numa_node", "home_node", "locality")
     assert ranks == [(3, 0, "remote"), (3, 1, "remote")]

@@ -36,9 +36,7 @@ def figures(document: Document) -> Figures:
     return found
 
 
-def test_memory_is_measured_from_each_node_of_the_cpuset(
-    figures: Figures,
-) -> None:
+def test_memory_is_measured_from_each_node_of_the_cpuset(figures: Figures) -> None:
     """The root's files fill one node. Where a figure has a value, its memory was on the node."""
     found = {pair: why for pair, why in figures.items() if isinstance(pair[1], int)}
     assert found.keys() == {(node, of) for node in range(WITH_CPUS) for of in WITH_MEMORY}

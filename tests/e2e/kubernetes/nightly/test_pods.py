@@ -135,9 +135,7 @@ def test_under_static_a_resize_leaves_cpusets_and_pins(cluster: Cluster) -> None
         assert [it.cpuset for it in programs] == [it.cpus for it in programs] == [POOL, EXCLUSIVE]
 
 
-def test_without_static_a_resize_changes_the_cpu_limit_and_no_pin(
-    cluster: Cluster,
-) -> None:
+def test_without_static_a_resize_changes_the_cpu_limit_and_no_pin(cluster: Cluster) -> None:
     (manifest,) = pods(cluster, "one-gpu")
     with two_nodes.kubelet(cluster, cpu="none"), created(cluster, manifest) as pod:
         (process,) = pod.processes()
