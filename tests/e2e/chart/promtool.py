@@ -50,7 +50,6 @@ def alerted(alert: str, series: Series, minutes: int, said: Mapping[str, str]) -
 
 
 def played(series: Series) -> Played:
-    """Return series as promtool plays them."""
     samples = [{"series": name, "values": text} for name, text in series.items()]
     return {"interval": "1m", "input_series": samples}
 
@@ -77,13 +76,11 @@ FLEET = {"AffinitydUnpinned", "AffinitydNumaBalancingIsOn"}
 
 
 def labels(pairs: Mapping[str, str] | None = None, **more: str) -> str:
-    """Return labels as a series has them."""
     both = {**(pairs or {}), **more}
     return "{" + ",".join(f'{name}="{text}"' for name, text in both.items()) + "}"
 
 
 def series(name: str, **more: str) -> str:
-    """Return a series of the node gpu07."""
     return f"{name}{labels(GPU07, **more)}"
 
 
@@ -97,12 +94,10 @@ def clustered(played: Series, *clusters: str) -> Series:
 
 
 def of_gpu(name: str, gpu: int = 0, **more: str) -> str:
-    """Return a series of a GPU of that node."""
     return series(name, gpu=str(gpu), uuid="", pci_bus_id=f"0000:0{gpu}:00.0", **more)
 
 
 def mismatch(cause: str, gpu: int = 0) -> str:
-    """Return the series of a GPU's mismatch."""
     return of_gpu("affinityd_gpu_numa_mismatch", gpu, cause=cause)
 
 
@@ -143,6 +138,5 @@ def far_gpu(gpu: int, mismatch: str) -> Series:
 
 
 def util(gpu: int, **more: str) -> str:
-    """Return dcgm-exporter's series of that GPU."""
     named = {"gpu": str(gpu), "UUID": f"GPU-{gpu}a1f", "pci_bus_id": f"00000000:E{gpu}:00.0"}
     return f"DCGM_FI_DEV_GPU_UTIL{labels(named, **more)}"

@@ -79,7 +79,6 @@ def refusal(text: str) -> str:
 
 
 def loaded(text: str) -> list[Object]:
-    """Return the documents of a text that are not empty."""
     return [it for it in yaml.load_all(text, Loader=yaml.CSafeLoader) if it]
 
 
@@ -91,17 +90,14 @@ def by_name(documents: Iterable[Object]) -> Mapping[str, Object]:
 
 
 def daemon_set(text: str) -> Object:
-    """Return the DaemonSet."""
     return next(it for it in objects(text).values() if it["kind"] == "DaemonSet")
 
 
 def pod(text: str) -> Any:  # noqa: ANN401 - YAML
-    """Return the spec of the daemon's pod."""
     return daemon_set(text)["spec"]["template"]["spec"]
 
 
 def container(text: str) -> Any:  # noqa: ANN401 - YAML
-    """Return the daemon's container."""
     (only,) = pod(text)["containers"]
     return only
 
@@ -132,7 +128,6 @@ REMAKE = "python -m tests.e2e.chart.golden re-makes it"
 
 
 def golden_path(option: str) -> Path:
-    """Return where an option's golden manifests are."""
     suffix = "yaml" if option == "default" else "diff"
     return DATA / "golden" / "chart" / f"{option}.{suffix}"
 

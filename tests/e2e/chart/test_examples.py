@@ -33,22 +33,6 @@ def test_kubernetes_knows_every_field(path: Path) -> None:
     validate(documents(path), OLDEST, NEWEST)
 
 
-@NAMED
-def test_it_reaches_the_daemon_as_pod_security_lets_it(path: Path) -> None:
-    for pod in pods(path):
-        folders = [it["hostPath"] for it in pod["volumes"] if "hostPath" in it]
-        both = [*pod["initContainers"], *pod["containers"]]
-        if path.stem == "restricted":
-            assert folders == []
-            assert {"name": "AFFINITYD_URL", "value": URL} in pod["initContainers"][0]["env"]
-            assert pod["securityContext"]["runAsUser"] == 1000
-            assert all(it["securityContext"]["readOnlyRootFilesystem"] for it in both)
-        else:
-            assert folders == [{"path": "/run/affinityd", "type": "DirectoryOrCreate"}]
-            mount = {"name": "affinityd", "mountPath": "/run/affinityd", "readOnly": True}
-            assert all(mount in it["volumeMounts"] for it in both)
-
-
 def test_the_restricted_pod_asks_a_release_in_a_namespace_of_its_name() -> None:
     namespace, pod = documents(FOLDER / "restricted.yaml")
     assert namespace["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "restricted"}
@@ -95,7 +79,6 @@ def selected(rule: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def quoted(expression: str) -> set[str]:
-    """Return the strings of an expression in CEL."""
     return set(re.findall(r"'(.*?)'", expression))
 
 
@@ -131,7 +114,6 @@ def test_both_know_a_gpu_by_the_name_of_its_resource() -> None:
 
 
 def strings(value: object) -> Iterator[str]:
-    """Yield all keys and strings of a document."""
     if isinstance(value, Mapping):
         for name, part in value.items():
             yield from (name, *strings(part))

@@ -184,7 +184,6 @@ PAGES = [*sorted(DOCS.glob("kubernetes*.md")), DOCS / "monitoring.md", README]
 
 
 def section(page: Path, name: str) -> str:
-    """Return the text below a heading."""
     (text,) = re.findall(rf"^## {name}\n(.*?)^## ", page.read_text(), re.MULTILINE | re.DOTALL)
     return str(text)
 

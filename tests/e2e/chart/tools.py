@@ -27,7 +27,6 @@ HELM = (
 
 @cache
 def helm() -> Path:
-    """Return where helm is."""
     return _made("helm", _fetch_helm) / "helm"
 
 

@@ -73,7 +73,6 @@ def podman(*words: str | os.PathLike[str]) -> str:
 
 
 def attempt(*words: str | os.PathLike[str]) -> Ended:
-    """Run podman to its end."""
     done = subprocess.run(
         ["podman", *words],
         env=environment(),

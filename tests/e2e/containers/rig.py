@@ -43,7 +43,6 @@ class Container(Daemon):
         return int(self.log.with_name(PID).read_text())
 
     def exec(self, *command: str) -> Ended:
-        """Run a command in it."""
         return attempt("exec", self.name, *command)
 
     def signal(self, number: int) -> None:
@@ -52,7 +51,6 @@ class Container(Daemon):
 
 
 def container(image: str, *command: str, options: Sequence[str] = ()) -> Ended:
-    """Run a container to its end."""
     name = unique_name()
     try:
         return attempt(*_run(name, options), image, *command)
@@ -161,7 +159,6 @@ def pods_cgroup(uid: str) -> str:
 
 
 def unique_name() -> str:
-    """Return a name that no other container or pod has."""
     return f"affinityd-test-{os.getpid()}-{next(_numbers)}"
 
 

@@ -49,7 +49,6 @@ class Pod:
         return [f"--volume={self.folder}:/affinity", *ways[self.way], *more]
 
     def init(self, *options: str, timeout: str = "5") -> Ended:
-        """Run the init container."""
         words = {
             SOCKET: ["--socket=/run/affinityd/affinityd.sock"],
             SERVICE: ["--url=http://localhost:9466"],
@@ -59,13 +58,11 @@ class Pod:
         return rig.container(images.affinityd(), *command, options=self.options(*options))
 
     def app(self, image: str, *command: str, options: Sequence[str] = ()) -> Ended:
-        """Run a container of the app's."""
         return rig.container(images.client(image), *command, options=self.options(*options))
 
 
 @pytest.fixture(scope="module")
 def prepared(node: Container, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pod]:
-    """Return pods whose init container has run."""
     folder = tmp_path_factory.mktemp("prepared")
     made = {way: Pod(node, folder / way, way) for way in (SOCKET, SERVICE)}
     assert [pod.init().stderr for pod in made.values()] == ["", ""]

@@ -14,7 +14,6 @@ from tests.support.daemons import Daemon, running
 
 @contextmanager
 def open_folder() -> Iterator[Path]:
-    """Make a folder that other users may enter."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)

@@ -64,7 +64,6 @@ def of_gpu(node: EnforcingNode, name: str) -> float | None:
 
 
 def wait_for(node: EnforcingNode, causes: str) -> None:
-    """Wait for the causes of the GPUs' mismatch."""
 
     def are_told() -> bool:
         samples = node.samples("gpu_numa_mismatch", "cause")

@@ -67,13 +67,11 @@ def daemon() -> Iterator[Daemon]:
 
 @pytest.fixture(scope="module")
 def far() -> Iterator[Path]:
-    """Yield a cgroup that has the second CPU alone."""
     with cgroup(f"test-callers-{os.getpid()}", cpus=FAR) as folder:
         yield folder
 
 
 def allowed(cpulist: str, within: str | None, source: str = "caller") -> Any:  # noqa: ANN401
-    """Return what a caller is allowed."""
     return {"cpulist": cpulist, "source": source, "within": within}
 
 

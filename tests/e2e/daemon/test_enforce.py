@@ -55,18 +55,15 @@ def node(policy: Path) -> Iterator[EnforcingNode]:
 
 @pytest.fixture(autouse=True)
 def unused(request: pytest.FixtureRequest) -> None:
-    """Begin with GPUs that no process uses."""
     if "node" in request.fixturenames:
         request.getfixturevalue("node").say({})
 
 
 def pod(number: int) -> tuple[str, ...]:
-    """Return the cgroup of a pod."""
     return pod_parts(f"{POD}{number}")
 
 
 def lines(node: EnforcingNode, part: str) -> list[str]:
-    """Return the log's lines that have this in them."""
     return [line for line in node.daemon.lines if part in line]
 
 

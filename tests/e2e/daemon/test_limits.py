@@ -18,7 +18,6 @@ REFUSED = r"^affinityd_refused_connections_total (\S+)$"
 
 
 def refused(daemon: Daemon) -> float:
-    """Return how many connections were refused."""
     (count,) = re.findall(REFUSED, daemon.get("/metrics").text, re.MULTILINE)
     return float(count)
 
@@ -94,7 +93,6 @@ def crowd(daemon: Daemon, number: int, user: int | None = None) -> Iterator[list
 
 
 def everything(connection: socket.socket) -> bytes:
-    """Return what comes until the daemon closes."""
     received = b""
     with suppress(ConnectionResetError):
         while part := connection.recv(65536):

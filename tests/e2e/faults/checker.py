@@ -40,7 +40,6 @@ LIVE_QUERIES = tuple(
 
 
 def right_answer(topology: Topology, query: str) -> str:
-    """Return what a daemon is to answer."""
     return formats.render(plan_on_node(Node(topology), parse_qsl(query)), "cpulist")
 
 
@@ -68,7 +67,6 @@ class Asked:
         self.wrong: list[str] = []
 
     def judge(self, path: Path, query: str, right: set[str]) -> None:
-        """Ask once."""
         try:
             status, said = exchange(path, query)
         except OSError as error:
@@ -84,7 +82,6 @@ class Asked:
                     self.wrong.append(f"{query}: {status} {said}")
 
     def more(self, number: int = 50) -> None:
-        """Wait until so many more have been answered."""
         goal = self.answered + number
         eventually(lambda: self.answered >= goal, "more are answered")
 

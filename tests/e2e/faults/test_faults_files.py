@@ -27,7 +27,6 @@ ONLINE = "sys/devices/system/cpu/online"
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Return a file system with room for little."""
     path = tmp_path / "small"
     path.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k,mode=0755", "tmpfs", path], check=True)

@@ -23,7 +23,6 @@ FAULTS = {
 
 
 def inside(daemon: Daemon, *command: str) -> None:
-    """Run a command in a daemon's namespaces."""
     enter = ["nsenter", "--target", str(daemon.process.pid), "--user", "--mount", "--"]
     subprocess.run([*enter, *command], check=True)
 

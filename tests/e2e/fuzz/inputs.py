@@ -41,7 +41,6 @@ def texts(*tokens: str) -> st.SearchStrategy[str]:
 
 
 def words(text: str) -> tuple[str, ...]:
-    """Return tokens that have no blanks in them."""
     return tuple(text.split())
 
 

@@ -90,11 +90,9 @@ class Known:
         return Node(self.read, parse_list(RESERVED), self.generation, replayed=True)
 
     def put(self, gpu: Gpu, node: str) -> None:
-        """Have a GPU on a node."""
         (self.root / f"sys/bus/pci/devices/{gpu.pci_bus_id}/numa_node").write_text(f"{node}\n")
 
     def readings(self) -> int:
-        """Return how many readings the log tells of."""
         return len([*self.daemon.says("read again"), *self.daemon.says("(generation ")])
 
 

@@ -76,7 +76,6 @@ PLACES = (
 
 
 def replace(path: Path, kind: Callable[[Path], object]) -> None:
-    """Put something else where a file or folder is."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -81,7 +81,6 @@ class Process:
 
     @property
     def told(self) -> Mapping[str, str]:
-        """What affinityd told it."""
         variables = self.environment.items()
         return {name: value for name, value in variables if name.startswith("AFFINITYD")}
 
@@ -91,7 +90,6 @@ class Process:
 
     @property
     def gpu(self) -> int:
-        """Its only GPU."""
         return int(self.environment["NVIDIA_VISIBLE_DEVICES"].removeprefix("GPU-")[0])
 
     @property

@@ -51,7 +51,6 @@ class Chart:
         return pod
 
     def shell(self, command: str) -> Ended:
-        """Run a command in its daemon's container."""
         name = self.pod()["metadata"]["name"]
         return self.cluster.shell(f"kubectl -n {self.namespace} exec {name} -- {command}")
 
@@ -193,7 +192,6 @@ class Job:
         eventually(is_running, f"{container} of {self.name} runs")
 
     def go(self) -> None:
-        """Let a held one go on."""
         self.cluster.run(f"kubectl exec {self.name} -c hold -- /bin/busybox touch /affinity/go")
 
     def log(self, container: str = "app") -> Sequence[str]:

@@ -60,7 +60,6 @@ class Cluster:
         return Path("/proc", f"{self.pid('ns')}")
 
     def pid(self, name: str) -> int:
-        """Return the process of one of the rig's programs."""
         return int(self._pid_file(name).read_text())
 
     def _pid_file(self, name: str) -> Path:
@@ -75,7 +74,6 @@ class Cluster:
         return command
 
     def start(self, name: str, command: str) -> None:
-        """Start one that has ended."""
         log = Path(self.environment["RIG_DIR"], "log", f"{name}.log")
         inside = f"setsid nsenter -m -n -t {self.pid('ns')} chroot {CHROOT} {command}"
         self.run(f"{inside} >>{log} 2>&1 </dev/null & echo $! >{self._pid_file(name)}")
@@ -92,7 +90,6 @@ class Cluster:
 
     @property
     def mounts(self) -> list[str]:
-        """What runs a command with the node's mounts."""
         return ["nsenter", f"--mount={self._namespaces}/ns/mnt"]
 
     def shell(self, script: str, text: str | None = None) -> Ended:
@@ -131,7 +128,6 @@ class Cluster:
             self.rig("run", "/usr/bin/ctr", "-n", "k8s.io", "images", "tag", "--force", image, name)
 
     def load_affinityd(self) -> None:
-        """Have the node know the image of the working tree."""
         self.load(images.affinityd(), *AFFINITYD)
 
     def rig(self, *words: str, text: str | None = None) -> str:
@@ -170,7 +166,6 @@ class Cluster:
         return pids
 
     def pids(self, uid: str) -> list[int]:
-        """Return the processes of a pod's containers."""
         try:
             files = CPUSETS.glob(f"**/pod{uid}/*/cgroup.procs")
             named = [int(pid) for file in files for pid in file.read_text().split()]

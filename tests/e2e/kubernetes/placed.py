@@ -33,7 +33,6 @@ class Process:
 
     @property
     def cpus(self) -> CpuSet:
-        """Where it may run."""
         return mask_of(self.pid) or frozenset()
 
     @property
@@ -68,7 +67,6 @@ class Pod:
         return self.cluster.get("pod", self.name, "--namespace", self.namespace)
 
     def wait(self, path: str, value: str) -> None:
-        """Wait until a field of its status has a value."""
         field = f"--for=jsonpath='{{.status.{path}}}={value}'"
         words = f"kubectl wait pod {self.name} --namespace {self.namespace} {field}"
         ended = self.cluster.shell(f"{words} --timeout={PATIENCE:.0f}s")

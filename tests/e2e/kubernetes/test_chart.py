@@ -37,7 +37,6 @@ def values(cluster: Cluster) -> Mapping[str, Any]:
 
 @pytest.fixture(scope="module")
 def job(chart: Chart) -> Job:
-    """A job that runs through all of this."""
     job = Job(chart.cluster, "early")
     job.start()
     return job

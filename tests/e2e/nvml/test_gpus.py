@@ -42,7 +42,6 @@ NOT_UTF_8 = "'utf-8' codec can't decode byte 0xff in position 4: invalid start b
 
 
 def holders(file: Path) -> set[int]:
-    """Return the processes that hold a file open."""
     processes = (int(it.name) for it in Path("/proc").iterdir() if it.name.isdigit())
     return {process for process in processes if file in open_files(process)}
 

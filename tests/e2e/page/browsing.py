@@ -71,7 +71,6 @@ class Tab:
         return {int(name): {*classes.split()} - {"cpu"} for name, classes in wide.items()}
 
     def colors(self, view: int = 0) -> dict[int, str]:
-        """Return the class of each colored CPU."""
         every = {color(rank) for rank in range(COLORS)}
         drawn = self.drawn(view).items()
         return {cpu: (words & every).pop() for cpu, words in drawn if words & every}
@@ -84,7 +83,6 @@ class Tab:
         return self.page.request.get(f"{self.node.origin}/plan?{query}").json()
 
     def shows(self, query: str, view: int = 0) -> bool:
-        """Whether a view has a plan's colors and cpulists."""
         ranks = self.plan(query)["ranks"]
         colors = {cpu: color(it["rank"]) for it in ranks[::-1] for cpu in parse_list(it["cpulist"])}
         return (self.colors(view), self.cpulists(view)) == (colors, [it["cpulist"] for it in ranks])

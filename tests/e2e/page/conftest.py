@@ -23,7 +23,6 @@ HOSTILE = '<img src=x onerror="document.title=1">'
 
 
 def with_uuids(topology: Topology) -> Topology:
-    """Return the machine with a UUID for each GPU."""
     gpus = (
         replace(it, uuid=f"GPU-{it.index}a1f0c3e-51aa-9d02-4c1e-0b7de3f1a001")
         for it in topology.gpus

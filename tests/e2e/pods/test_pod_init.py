@@ -15,8 +15,6 @@ import pytest
 
 from tests.support.children import children_of
 from tests.support.daemons import Daemon, eventually, running
-from tests.support.machines.by_hand import made
-from tests.support.machines.sysfs_tree import write_tree
 from tests.support.servers import answering, hanging, http, serving
 from tests.support.tiny import Ended, affinityd
 from tests.unit.request.test_devices import EIGHT
@@ -81,12 +79,6 @@ def test_settings_of_init_choose_a_plan(
     assert [it["cpulist"] for it in ours["ranks"]] == [it["cpulist"] for it in theirs["ranks"]]
     lines = {f'[ -n "${{{name}-}}" ] || {name}={text}' for name, text in env.items()}
     assert set((tmp_path / "settings").read_text().splitlines()[1:]) == lines
-
-
-def test_a_library_that_is_not_known_is_named(daemon: Daemon, tmp_path: Path) -> None:
-    done = init(tmp_path, socket=daemon.socket, env={"AFFINITYD_NICS": "ucs"})
-    assert done.status == 0
-    assert done.stderr.startswith("affinityd init: nics: 'ucs' is not one of ucx, ")
 
 
 def test_settings_reach_a_shell_to_the_letter(daemon: Daemon, tmp_path: Path) -> None:
@@ -175,16 +167,6 @@ def test_what_answers_no_plan_is_told_and_not_waited_for(tree: Path, tmp_path: P
         assert (to / TABLE).read_text() == WHOLE
 
 
-def test_a_daemon_s_refusal_is_the_reason_where_the_container_sees_no_gpu(tmp_path: Path) -> None:
-    reason = "exclusive: 2 ranks on node 0 have 1 core"
-    refusal = http("409 Cannot", f"Cannot be satisfied: {reason}\n".encode())
-    with serving(tmp_path / "s", answering(refusal)) as path:
-        done = init(tmp_path / "to", "--timeout=1", socket=path)
-    left = f"no plan was left in {tmp_path}/to: programs ask when they start"
-    told = f"affinityd init: {reason}; {left}"
-    assert (done.status, done.lines) == (0, [told])
-
-
 def test_a_refusal_leaves_the_script_and_no_plan(daemon: Daemon, tmp_path: Path) -> None:
     done = init(tmp_path, socket=daemon.socket, env={"AFFINITYD_MODE": "best"})
     assert done.status == 0
@@ -218,20 +200,6 @@ def test_done_again_it_leaves_what_holds_now(daemon: Daemon, tmp_path: Path) -> 
     (to / TABLE).write_text("0\n")
     init(to, socket=daemon.socket, env=env)
     assert contents(to) == first
-
-
-def test_a_node_may_have_a_gpu_without_a_near_cpu_or_no_gpu(tmp_path: Path) -> None:
-    def planned(name: str, **said: str) -> Ended:
-        env = {f"AFFINITYD_{it}": text for it, text in said.items()}
-        return init(tmp_path / name, "--timeout=0.2", socket=tmp_path / "nobody", env=env)
-
-    # GPU 0's node has no CPU: with `strict` there is no plan for it, but one for others.
-    far = write_tree(made({0: "0-1", 1: "", 2: "2-3"}, gpus=[1, 0]), tmp_path / "far")
-    planned("one", ROOT=str(far), STRICT="true")
-    plan = json.loads((tmp_path / "one/plan.json").read_text())
-    assert [rank["locality"] for rank in plan["ranks"]] == ["remote", "local"]
-    none = planned("none", MACHINE="/nowhere")
-    assert (none.status, len(none.lines)) == (0, 2)
 
 
 def test_a_pod_that_is_deleted_ends_its_init_container_at_once(tmp_path: Path) -> None:

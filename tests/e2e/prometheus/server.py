@@ -33,12 +33,10 @@ class Prometheus:
     url: str
 
     def query(self, expr: str) -> list[Series]:
-        """Return the series of an instant query."""
         found: list[Series] = self._get("query", query=expr)["result"]
         return found
 
     def query_range(self, expr: str, seconds: float) -> list[Series]:
-        """Return the series of a query over the last seconds."""
         now = time.time()
         window = {"start": f"{now - seconds:.3f}", "end": f"{now:.3f}", "step": "1"}
         found: list[Series] = self._get("query_range", query=expr, **window)["result"]
@@ -55,7 +53,6 @@ class Prometheus:
         return {rule["name"]: rule for group in groups for rule in group["rules"]}
 
     def is_ready(self) -> bool:
-        """Tell whether it answers."""
         try:
             with urllib.request.urlopen(f"{self.url}/-/ready"):  # noqa: S310 - ours
                 return True
@@ -133,7 +130,6 @@ class Asked:
         return server.query(expr) if self.is_instant else server.query_range(expr, RANGE)
 
     def values(self, server: Prometheus, chosen: Mapping[str, str]) -> list[float]:
-        """Return the values that it has now."""
         found = self.put_to(server, chosen)
         return [float((it["value"] if "value" in it else it["values"][-1])[1]) for it in found]
 

@@ -45,7 +45,6 @@ class Task:
 
     @property
     def unpinned(self) -> str | None:
-        """Why it was left alone."""
         return self.variables.get("UNPINNED")
 
 
@@ -62,7 +61,6 @@ class Node:
         return read_tasks(self.cluster.srun(*words, *LOOK, env=env))
 
     def note(self, job: str) -> Path:
-        """Return the file that names a job's GPUs."""
         return self.folder / "jobs" / job
 
 

@@ -199,7 +199,6 @@ class Slurm:
 
     @property
     def node(self) -> str:
-        """The name of its node."""
         return _node(self.folder)
 
     def on_node(self, script: str) -> Sequence[str]:
@@ -241,7 +240,6 @@ def printed(folder: Path, *command: str, env: Mapping[str, str] | None = None) -
 
 
 def logs(folder: Path) -> str:
-    """Return the ends of the daemons' logs."""
     found = sorted(folder.glob("*.log"))
     return "".join(f"\n{log.name}:\n{log.read_text(errors='replace')[-1500:]}" for log in found)
 

@@ -78,7 +78,6 @@ Env = Mapping[str, str]
 
 @pytest.fixture(scope="module")
 def containers(release: str) -> Iterator[Node]:
-    """Run a node whose tasks are in containers."""
     with tempfile.TemporaryDirectory(prefix="enroot-") as name:
         folder = Path(name)
         folder.chmod(0o755)

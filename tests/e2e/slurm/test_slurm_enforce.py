@@ -29,7 +29,6 @@ JOBS: dict[str, tuple[Setup, int, Sequence[str]]] = {
     "whole node": (BY_CPUSET, 2, ["--account=bio"]),
     "one CPU": (BY_CPUSET, 1, []),
     "masks alone": (BY_MASK, 1, []),  # the job has one CPU of two, and its cpuset has both
-    "no cgroups": (Setup(), 1, []),
 }
 
 #: The tasks of each job.
@@ -91,16 +90,15 @@ def test_each_task_gets_the_cpus_near_its_gpu(jobs: Jobs) -> None:
     [
         ("one CPU", "allocation", "--gres-flags=enforce-binding"),
         ("masks alone", "unknown_cpuset", "ConstrainCores=yes"),
-        ("no cgroups", "no_job", ""),
     ],
 )
 def test_a_confined_job_is_left_alone(jobs: Jobs, job: str, becomes: str, lacks: str) -> None:
     (pid,) = jobs[job]
     before = masks([pid])
-    with enforcing("pin", users={0: [pid]} if job == "no cgroups" else far_from(pid)) as node:
+    with enforcing("pin", users=far_from(pid)) as node:
         node.wait_until(becomes, pid)
         (told,) = node.enforce()["jobs"]
-        assert (told["scheduler"] == "slurm") == (job != "no cgroups")
+        assert told["scheduler"] == "slurm"
         assert lacks in told["processes"][0]["why"]
         node.wait_for_scans(1)
         assert (masks([pid]), node.pins()) == (before, 0)

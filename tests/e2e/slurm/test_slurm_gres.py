@@ -138,7 +138,6 @@ def test_the_printed_settings_give_a_job_the_near_core(tmp_path: Path, release: 
 
 @pytest.fixture(scope="module")
 def typed(release: str) -> Iterator[Slurm]:
-    """Run a node whose lines are right."""
     with slurm(Setup(gpus=A100, gres_conf=TYPED, release=release)) as cluster:
         yield cluster
 

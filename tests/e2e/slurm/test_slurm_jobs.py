@@ -25,7 +25,6 @@ SHOW = f"{' '.join(LOOK[:2])} '{LOOK[2]}'"
 
 @pytest.fixture(scope="module")
 def conf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return what is /etc/affinityd.conf there."""
     folder = tmp_path_factory.mktemp("etc")
     for parent in (folder, *folder.parents[:2]):
         parent.chmod(0o755)

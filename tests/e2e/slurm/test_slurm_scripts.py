@@ -383,7 +383,6 @@ def ok(body: str | bytes, *fields: str) -> Behaviour:
 
 
 def dribbling(connection: socket.socket, over: threading.Event) -> None:
-    """Answer a byte every 0.1 s."""
     connection.recv(65536)
     for byte in http("200 OK", plan().encode()):
         connection.send(bytes([byte]))
@@ -471,7 +470,6 @@ ENVIRONMENTS: dict[str, Callable[[Path], Mapping[str, str]]] = {
 
 
 def fill(folder: Path) -> None:
-    """Write these files."""
     for tool in ("curl", "taskset", "sh", "printf", "head", "ls", "id"):
         (folder / tool).write_text(BAD_TOOL)
         (folder / tool).chmod(0o755)

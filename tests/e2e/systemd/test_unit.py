@@ -111,7 +111,6 @@ RESTARTS = "[Service]\nRestart=always\nRestartSec=100ms\nEnvironment=AFFINITYD_L
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """Run the unit on a machine of two CPUs."""
     folder = tmp_path_factory.mktemp("restart")
     command = f"-m affinityd serve --root {tiny_tree(folder / 'machine')}"
     with started(folder, command, {"restarts.conf": RESTARTS.format("none")}) as daemon:

@@ -73,7 +73,6 @@ def training(
 
 
 def masks(*pids: int) -> set[CpuSet]:
-    """Return the masks that any thread of these processes has."""
     return {thread.mask for pid in pids for thread in threads(pid)}
 
 

@@ -108,7 +108,6 @@ def main() -> None:
 
 
 def ranks(source: str) -> dict[str, Any]:
-    """Return where ranks of a torchrun are."""
     return {
         mode: [place(exec_(("--mode", mode), LOOK, env=torchrun(rank))) for rank in RANKS[source]]
         for mode in MODES

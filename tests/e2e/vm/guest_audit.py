@@ -47,7 +47,6 @@ class Rank:
 
 
 def step(job: int, name: str = "0") -> str:
-    """Return the cgroup of a task of Slurm's."""
     return f"system.slice/slurmstepd.scope/job_{job}/step_{name}/user/task_0"
 
 

@@ -5,21 +5,17 @@ It judges nothing: that does test_discovery.py.
 
 from __future__ import annotations
 
-import base64
 import json
-import os
 import signal
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from tests.e2e.vm.inside import AFFINITYD, PCI_FOLDER, bring, output, stage
+from tests.e2e.vm.inside import AFFINITYD, bring, output, stage
 from tests.e2e.vm.warm import serving
 from tests.support.daemons import Daemon, eventually
 
-SNAPSHOT = Path("/tmp/node.tar.xz")  # noqa: S108 - nobody else is here
 KINDS = ("core", "package", "numanode", "l3")  #: of hwloc's objects
 EVERY = "mode=node"
 
@@ -36,8 +32,6 @@ MOMENTS: dict[str, tuple[Sequence[int], bool, list[str], list[str], str]] = {
     "all back online": ([*range(12, 16)], True, ["12-15", "12-15"], ["28-31"], "0-31"),
 }
 
-#: Plans that are made here, and again from the snapshot.
-REPLAYED = (("--mode", "node"), ("--gpus", "all", "--mode", "even"))
 
 YEAR = 365 * 86400.0
 
@@ -52,8 +46,6 @@ def main() -> None:
     report["every"] = daemon.plan(EVERY)
     stage("the clock jumps")
     report["clock"] = clock(daemon)
-    stage("a snapshot")
-    report["snapshot"] = snapshot()
     daemon.stop()
     stage("done")
     json.dump(report, sys.stdout)
@@ -96,19 +88,6 @@ def clock(daemon: Daemon) -> list[Any]:
 
 def readings(daemon: Daemon) -> int:
     return sum("nothing has changed" in line for line in daemon.lines)
-
-
-def snapshot() -> dict[str, Any]:
-    """Return a snapshot, and what it is compared with when it is replayed elsewhere."""
-    output(*AFFINITYD, "snapshot", "-o", os.fspath(SNAPSHOT))
-    return {
-        "archive": base64.b64encode(SNAPSHOT.read_bytes()).decode(),
-        "topology": asked("topology"),
-        "plans": [[arguments, asked("plan", *arguments)] for arguments in REPLAYED],
-        "addresses": [
-            path.read_text().strip() for path in sorted(PCI_FOLDER.glob("*/net/*/address"))
-        ],
-    }
 
 
 def asked(*command: str) -> dict[str, Any]:

@@ -40,7 +40,6 @@ GROUP = (
 
 
 def main() -> None:
-    """Have one daemon after another pin."""
     bring("31", online=True)
     have_driver()
     os.environ["AFFINITYD_CPUS"] = "none"  # near CPUs alone, however few
@@ -63,7 +62,6 @@ def main() -> None:
 
 
 def pod(gpu: int) -> AbstractContextManager[int]:
-    """Run a pod's process."""
     return running(program("train"), group=nested(GROUP.format(gpu), next(iter(PLACES))))
 
 

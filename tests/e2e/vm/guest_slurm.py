@@ -39,7 +39,6 @@ class Job:
         return int(self.words.partition(" ")[0].removeprefix("-n"))
 
     def env(self, mode: str) -> Mapping[str, str]:
-        """Return the environment of the job in a mode."""
         return {"AFFINITYD_MODE": mode} | ({"AFFINITYD_CPUS": self.cpus} if self.cpus else {})
 
 

@@ -33,7 +33,6 @@ CPU_MODEL = "Skylake-Server,hle=off,rtm=off,check=off,enforce=off"
 
 
 def options() -> list[str]:
-    """Return QEMU's options for the hardware."""
     cpus = f"{CPUS},sockets=2,dies={NODES // 2},cores=2,threads=2"  # a die: one LLC
     memory = f"{NODES * MEMORY_MB}M"
     return [
@@ -46,7 +45,6 @@ def options() -> list[str]:
 
 
 def cpus_of(node: int) -> str:
-    """Return the cpulist of a node that has CPUs."""
     first = node * CPUS_PER_NODE
     return f"{first}-{first + CPUS_PER_NODE - 1}"
 

@@ -26,7 +26,6 @@ Ended = dict[str, Any]  #: a process that has ended: its status, its stdout, its
 
 
 def stage(name: str) -> None:
-    """Tell the console how far it came."""
     sys.stderr.write(f"{time.monotonic():6.1f} s: {name}\n")
 
 
@@ -72,7 +71,6 @@ PROGRAMS = Path("/tmp/bin")  # noqa: S108 - nobody else is here
 
 
 def program(name: str) -> str:
-    """Return a program of this name that sleeps."""
     PROGRAMS.mkdir(exist_ok=True)
     path = PROGRAMS / name
     if not path.exists():
@@ -110,7 +108,6 @@ NAME = "libnvidia-ml.so.1"
 
 
 def addresses() -> list[str]:
-    """Return where the GPUs are."""
     is_gpu = (it.name for it in PCI_FOLDER.iterdir() if (it / "class").read_text() == "0x030000\n")
     return sorted(is_gpu)
 

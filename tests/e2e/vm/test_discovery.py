@@ -5,15 +5,9 @@ The machine is virtual (hardware.py). What was seen in it (guest_discovery.py) i
 
 from __future__ import annotations
 
-import base64
-import json
 import re
-import subprocess
-import sys
-import tarfile
 from collections import defaultdict
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,7 +33,6 @@ def of_ranks(planned: Document, *keys: str) -> list[Any]:
 
 
 def sets(items: Iterable[Document]) -> set[CpuSet]:
-    """Return the CPUs of each item of a topology."""
     return {parse_list(item["cpulist"]) for item in items}
 
 
@@ -143,41 +136,3 @@ def test_a_clock_that_jumps_changes_no_plan_and_no_scans_age(seen: Document) -> 
     for planned, status, age in seen["clock"]:
         assert (planned, status) == (seen["every"], 200)
         assert 0 <= age < 100
-
-
-# A snapshot, which leaves the machine.
-
-
-@pytest.fixture(scope="module")
-def archive(seen: Document, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("snapshot") / "node.tar.xz"
-    path.write_bytes(base64.b64decode(seen["snapshot"]["archive"]))
-    return path
-
-
-def replayed(archive: Path, *command: str) -> Document:
-    words = (sys.executable, "-m", "affinityd", *command, "--root", f"{archive}")
-    return dict(json.loads(subprocess.check_output((*words, "--format", "json"), text=True)))
-
-
-def test_a_snapshot_and_its_plans_are_those_of_its_machine(seen: Document, archive: Path) -> None:
-    assert replayed(archive, "topology") == {**seen["snapshot"]["topology"], "name": "node"}
-    for arguments, there in seen["snapshot"]["plans"]:
-        here = replayed(archive, "plan", *arguments)
-        assert there["allowed"] == {"cpulist": "0-31", "source": "caller", "within": "0-31"}
-        assert here["allowed"] == {"cpulist": "0-31", "source": "node", "within": None}
-        assert {**here, "allowed": None} == {**there, "allowed": None, "node": "node"}
-
-
-def test_a_snapshot_has_no_network_address(seen: Document, archive: Path) -> None:
-    addresses = seen["snapshot"]["addresses"]
-    assert len(addresses) == len(set(GPU_NODES))
-    with tarfile.open(archive) as tar:
-        members = tar.getmembers()
-        files = [tar.extractfile(member) for member in members if member.isfile()]
-        text = "\n".join(f"{member.name}\n{member.linkname}" for member in members)
-        text += "".join(file.read().decode() for file in files if file)
-    assert "0000:13:00.0" in text  # an adapter is in it
-    for address in addresses:
-        assert address not in text.lower()
-        assert address.replace(":", "") not in text.lower()

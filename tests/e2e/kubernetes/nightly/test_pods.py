@@ -98,7 +98,6 @@ def neighbor() -> dict[str, Any]:
 
 
 def resize(pod: Pod, **resources: Mapping[str, str]) -> None:
-    """Resize the program's container in place."""
     (container,) = (it["name"] for it in pod.now["spec"]["containers"])
     patch = {"spec": {"containers": [{"name": container, "resources": resources}]}}
     words = f"kubectl patch pod {pod.name} --namespace {pod.namespace} --subresource resize"
@@ -177,7 +176,6 @@ def without_static(cluster: Cluster) -> Iterator[Cluster]:
 
 
 def namespace(cluster: Cluster, standard: str, **labels: str) -> str:
-    """Make a namespace that enforces a Pod Security Standard."""
     name = "-".join((standard, *labels))
     labels = {"pod-security.kubernetes.io/enforce": standard, **labels}
     metadata = {"name": name, "labels": labels}
