@@ -24,22 +24,20 @@ mount -t tmpfs -o mode=755 tmpfs /dev
 mknod -m 666 /dev/null c 1 3
 mknod -m 666 /dev/urandom c 1 9
 """
-#: The folder seen as /run/affinityd, what listens at /dev/log, the settings, the devices, the sh,
-#: what else is to be done; then the command, as some user or as root.
+#: The folder seen as /run/affinityd, the settings, the devices, the sh, what else is to be done;
+#: then the command, as some user or as root.
 NODE = f"""\
 mount() {{ command mount -n "$@"; }}
 mount -t tmpfs -o mode=755 tmpfs /mnt
 if [ "$1" ]; then mkdir /mnt/affinityd && mount --bind "$1" /mnt/affinityd; fi
-[ -z "$2" ] || {{ : >/mnt/log && mount --bind "$2" /mnt/log; }}
 mount --move /mnt /run
 mount -t tmpfs -o mode=755 tmpfs /etc
-[ -z "$3" ] || printf '%s\\n' "$3" >/etc/affinityd.conf
+[ -z "$2" ] || printf '%s\\n' "$2" >/etc/affinityd.conf
 {BARE_DEV}mkdir /dev/dri
-[ ! -e /run/log ] || ln -s /run/log /dev/log
-for device in $4; do mknod -m 666 "/dev/$device" c 240 0; done
-[ -z "$5" ] || mount --bind "/bin/$5" /bin/sh
-eval "$6"
-shift 6
+for device in $3; do mknod -m 666 "/dev/$device" c 240 0; done
+[ -z "$4" ] || mount --bind "/bin/$4" /bin/sh
+eval "$5"
+shift 5
 "$@"
 """
 SHELLS = ("dash", "bash", "busybox")  #: what may be /bin/sh
@@ -55,7 +53,6 @@ class Node:
     run: Path | None = None  #: its /run/affinityd
     devices: str = "nvidiactl nvidia0 nvidia1"
     settings: str = ""  #: the site's
-    log: Path | None = None  #: what syslog listens at
     more: str = ""  #: lines of sh that change it
     after: str = ""  #: and what is looked at afterwards
     shell: str = ""  #: else this machine's
@@ -64,7 +61,7 @@ class Node:
         """Run it in this environment alone: a TaskProlog as the user, others as root."""
         says = (f"{key}={text}" for key, text in env.items())
         command = [*(AS_USER if name == "task_prolog.sh" else ()), "/usr/bin/env", "-i", *says]
-        facts = (self.run or "", self.log or "", self.settings, self.devices, self.shell, self.more)
+        facts = (self.run or "", self.settings, self.devices, self.shell, self.more)
         words = (*map(str, facts), *command, str(SCRIPTS / name))
         done = subprocess.run(
             ["unshare", "--mount", "sh", "-ec", NODE + self.after, "sh", *words],

@@ -8,15 +8,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from affinityd.topology.model import Topology
 from tests.e2e.slurm.rig import USER, Setup, Slurm, slurm
 from tests.support.daemons import PATIENCE, Daemon, running
+from tests.support.machines.sysfs_tree import write_tree
 from tests.support.paths import REPOSITORY
-from tests.support.tiny import FAR, NEAR, tiny_tree
+from tests.support.tiny import FAR, NEAR, tiny
 
 SCRIPTS = REPOSITORY / "slurm"
 INSTALLED = "/etc/slurm/affinityd"
@@ -108,15 +110,27 @@ def copied(folder: Path) -> Path:
     return shutil.copytree(SCRIPTS, folder / "scripts")
 
 
+#: Folder of a node → what else the node is to see of it, and where.
+Prepare = Callable[[Path], Mapping[Path, str]]
+
+
 @contextmanager
-def node(setup: Setup) -> Iterator[Node]:
-    """Run a node with four GPUs on the two CPUs of this machine."""
+def node(
+    setup: Setup,
+    machine: Topology | None = None,
+    gpus: Sequence[str] = GPUS,
+    prepare: Prepare = lambda _folder: {},
+) -> Iterator[Node]:
+    """Run a node with four GPUs on the two CPUs of this machine.
+
+    Its folder has `machine`, the files of the machine, and `scripts`, as a site copies them.
+    """
     with tempfile.TemporaryDirectory(prefix="node-") as name:
         folder = Path(name)
         folder.chmod(0o755)
-        tree = tiny_tree(folder / "machine", *GPU_NODES, minors=MINORS)
-        run = folder / "run"
-        binds = {run: "/run/affinityd", copied(folder): INSTALLED, **setup.binds}
-        whole = replace(setup, gpus=GPUS, conf=(*CONF, *setup.conf), binds=binds)
+        machine = machine or tiny(*GPU_NODES, minors=MINORS)
+        tree, run = write_tree(machine, folder / "machine"), folder / "run"
+        binds = {run: "/run/affinityd", copied(folder): INSTALLED, **setup.binds, **prepare(folder)}
+        whole = replace(setup, gpus=gpus, conf=(*CONF, *setup.conf), binds=binds)
         with running(run, "--root", f"{tree}") as daemon, slurm(whole, USER) as cluster:
             yield Node(cluster, daemon, run)

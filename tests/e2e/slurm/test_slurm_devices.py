@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import re
 import shlex
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from affinityd.topology.model import Nic, RdmaPort
-from tests.e2e.slurm.node import (
-    CONF,
-    GPU_NODES,
-    HOME,
-    INSTALLED,
-    MINORS,
-    SCRIPTS,
-    Node,
-    check,
-    copied,
-)
-from tests.e2e.slurm.rig import USER, Setup, slurm
-from tests.support.daemons import running
-from tests.support.machines.sysfs_tree import write_tree
+from tests.e2e.slurm.node import GPU_NODES, HOME, MINORS, SCRIPTS, Node, check, node
+from tests.e2e.slurm.rig import Setup
 from tests.support.tiny import tiny
 
 RELEASE = "26.05"
@@ -38,32 +25,27 @@ TWO = ("--ntasks=2", "--gres=gpu:2")
 
 
 @pytest.fixture(scope="module")
-def node_by_uuid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+def node_by_uuid() -> Iterator[Node]:
     """Run a node whose driver says of its GPUs what the daemon reads, too."""
-    folder = tmp_path_factory.mktemp("uuids")
     machine = tiny(*GPU_NODES, minors=MINORS)
     gpus = tuple(replace(gpu, uuid=UUIDS[gpu.index]) for gpu in machine.gpus)
-    tree = write_tree(replace(machine, gpus=gpus), folder / "machine")
-    for gpu in gpus:
-        driven = folder / "drivers/nvidia" / gpu.pci_bus_id
-        driven.mkdir(parents=True)
-        (driven / "local_cpulist").write_text(f"{HOME[gpu.index]}\n")
-    run = folder / "run"
+
+    def prepare(folder: Path) -> Mapping[Path, str]:
+        for gpu in gpus:
+            driven = folder / "drivers/nvidia" / gpu.pci_bus_id
+            driven.mkdir(parents=True)
+            (driven / "local_cpulist").write_text(f"{HOME[gpu.index]}\n")
+        return {folder / "machine/proc/driver": "/proc/driver", folder / "drivers": DRIVERS}
+
     setup = Setup(
-        gpus=[str(minor) for minor in MINORS],
         gres_conf="AutoDetect=nvidia\nName=gpu Flags=env_uuid\n",
         task_plugin="task/affinity,task/cgroup",
-        conf=(*CONF, "FirstJobId=8000"),
-        binds={
-            run: "/run/affinityd",
-            copied(folder): INSTALLED,
-            tree / "proc/driver": "/proc/driver",
-            folder / "drivers": DRIVERS,
-        },
+        conf=("FirstJobId=8000",),
         release=RELEASE,
     )
-    with running(run, "--root", f"{tree}") as daemon, slurm(setup, USER) as cluster:
-        yield Node(cluster, daemon, run)
+    minors = [str(minor) for minor in MINORS]
+    with node(setup, replace(machine, gpus=gpus), minors, prepare) as running:
+        yield running
 
 
 @pytest.mark.parametrize("words", [TWO, ("--ntasks=2", "--gpus-per-task=1")], ids=" ".join)
@@ -98,49 +80,39 @@ OWN, BOTH = ["mlx5_0:1 mlx5_0:1", "mlx5_2:1 mlx5_2:1"], "mlx5_0:1,mlx5_2:1 mlx5_
 NONE = ["none none"] * 2
 
 
-def write_machine(root: Path) -> Path:
-    """Write a node with as many NICs as GPUs, and the device files of the NICs."""
-    files = root / "dev/infiniband"
-    files.mkdir(parents=True)
-    nics = []
-    for number, node in enumerate(GPU_NODES):
-        port = RdmaPort(f"mlx5_{number}", 1, is_active=True, gbps=400, link_layer="InfiniBand")
-        nic = Nic(f"0000:{32 + number}:00.0", node, "infiniband", (port.device,), ports=(port,))
-        nics.append(nic)
-        (files / f"uverbs{number}").touch()
-        (files / f"uverbs{number}").chmod(0o666)
-    return write_tree(replace(tiny(*GPU_NODES), nics=tuple(nics)), root)
-
-
 @pytest.fixture(scope="module")
 def node_with_nics(release: str) -> Iterator[Node]:
-    with tempfile.TemporaryDirectory(prefix="nics-") as name:  # users look into it
-        folder = Path(name)
-        folder.chmod(0o755)
-        tree, scripts, run = write_machine(folder / "machine"), copied(folder), folder / "run"
-        script = scripts / "task_prolog.sh"
-        places = (f"{name}={tree}/{name}" for name in ("sys", "dev"))
-        script.write_text(script.read_text().replace("sys=/sys dev=/dev", " ".join(places)))
-        settings = folder / "affinityd.conf"
-        settings.write_text(SETTING)
-        binds = {run: "/run/affinityd", scripts: INSTALLED, settings: "/etc/affinityd.conf"}
-        setup = Setup(
-            gpus="0123", task_plugin="task/affinity", conf=CONF, binds=binds, release=release
-        )
-        with running(run, "--root", f"{tree}") as daemon, slurm(setup, USER) as cluster:
-            yield Node(cluster, daemon, run)
+    """Run a node with as many NICs as GPUs, and the device files of the NICs."""
+    ports = [
+        RdmaPort(f"mlx5_{number}", 1, is_active=True, gbps=400, link_layer="InfiniBand")
+        for number in range(len(GPU_NODES))
+    ]
+    nics = tuple(
+        Nic(f"0000:{32 + number}:00.0", place, "infiniband", (port.device,), ports=(port,))
+        for number, (place, port) in enumerate(zip(GPU_NODES, ports, strict=True))
+    )
+
+    def prepare(folder: Path) -> Mapping[Path, str]:
+        files = folder / "machine/dev/infiniband"
+        files.mkdir(parents=True)
+        for number in range(len(nics)):
+            (files / f"uverbs{number}").touch()
+            (files / f"uverbs{number}").chmod(0o666)
+        script = folder / "scripts/task_prolog.sh"
+        places = f"sys={folder}/machine/sys dev={folder}/machine/dev"
+        script.write_text(script.read_text().replace("sys=/sys dev=/dev", places))
+        (folder / "affinityd.conf").write_text(SETTING)
+        return {folder / "affinityd.conf": "/etc/affinityd.conf"}
+
+    setup = Setup(task_plugin="task/affinity", release=release)
+    with node(setup, replace(tiny(*GPU_NODES), nics=nics), "0123", prepare) as running:
+        yield running
 
 
 def printed_by_tasks(printed: str) -> list[str]:
     """Return what the tasks of a step printed, by their numbers."""
     labeled = (line.partition(": ") for line in sorted(printed.splitlines()))
     return [text for number, _, text in labeled if number.isdigit()]
-
-
-def test_each_task_is_told_of_its_own_nic_unless_its_user_has_chosen(node_with_nics: Node) -> None:
-    assert printed_by_tasks(node_with_nics.cluster.srun(*TWO, *LOOK)) == OWN
-    chosen = node_with_nics.cluster.srun(*TWO, *LOOK, env={"UCX_NET_DEVICES": "eth0"})
-    assert printed_by_tasks(chosen) == ["eth0 mlx5_0:1", "eth0 mlx5_2:1"]
 
 
 #: A step of a batch script, and what its tasks are told.
@@ -156,8 +128,7 @@ STEPS = {
 def test_the_nics_of_a_batch_script_are_not_those_of_its_steps(node_with_nics: Node) -> None:
     look = shlex.join(LOOK)
     steps = [look, *(f"{step} --label --ntasks=2 {look}" for step in STEPS)]
-    script, *printed = node_with_nics.cluster.sbatch("\necho next\n".join(steps), *TWO).split(
-        "next\n"
-    )
+    text = node_with_nics.cluster.sbatch("\necho next\n".join(steps), *TWO)
+    script, *printed = text.split("next\n")
     assert script.strip() == BOTH
     assert dict(zip(STEPS, map(printed_by_tasks, printed), strict=True)) == STEPS

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from affinityd.cpuset import CpuSet, parse_list
-from affinityd.slurm.commands import LocalSlurm, SlurmError
 from affinityd.slurm.gres_conf import GresConf
 from tests.e2e.slurm.rig import HOST, USER, Setup, Slurm, slurm
 from tests.support.machines.by_hand import made
@@ -98,16 +97,6 @@ def test_check_finds_differing_lines_and_shows_why_slurmctld_drains_the_node(
     assert f" Reason={reason}" in check.stdout or reason is None
 
 
-def test_check_finds_types_in_another_order_than_the_bus(tree: Path, release: str) -> None:
-    lines = TYPED.replace("a100", "big", 1).replace("a100", "small")
-    with slurm(Setup(gpus=("small:1", "big:0"), gres_conf=lines, release=release)) as cluster:
-        assert cluster.srun("--gres=gpu:big:1", *LOOK) == "0: 1\n"
-        assert "right is Gres=gpu:big:1,gpu:small:1" in told("check", cluster, tree).stdout
-    with slurm(Setup(gpus=("big:0", "small:1"), gres_conf=lines, release=release)) as cluster:
-        assert cluster.srun("--gres=gpu:big:1", *LOOK) == "0: 0\n"
-        assert told("check", cluster, tree).stdout.endswith(FITS)
-
-
 PACKAGE = "Sockets=1 CoresPerSocket=2 ThreadsPerCore=1"
 ONE_GPU = ("-n1", "--gres=gpu:1", "--gres-flags=enforce-binding")
 
@@ -153,20 +142,6 @@ def test_check_shows_slurmd_s_errors_of_a_file(typed: Slurm, tree: Path, tmp_pat
     assert "unrecognized key: Coress" in malformed.stdout
     assert f'Parse error in file {file} line 1: " Coress=0"' in malformed.stdout
     assert other.stdout.count("Slurm has Type=A100") == 2
-
-
-def test_gres_missing_in_slurm_conf_is_asked_of_slurmctld(
-    typed: Slurm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", f"{typed.programs()}:{os.environ['PATH']}")
-    conf, other = typed.folder / "slurm.conf", typed.folder / "other.conf"
-    other.write_text(re.sub("^NodeName=.*", "", conf.read_text(), flags=re.MULTILINE))
-    for file, source in ((conf, f"{conf}"), (other, f"scontrol show node {typed.node}")):
-        gres = LocalSlurm(file).configured(typed.node)
-        assert (gres.counts, gres.source) == ({"a100": 2}, source)
-    assert LocalSlurm(conf).names("gpu[01-02,7],x") == ["gpu01", "gpu02", "gpu7", "x"]
-    with pytest.raises(SlurmError, match=r"^scontrol show node tux: Node tux not found; "):
-        LocalSlurm(conf).configured("tux")
 
 
 # What each release of Slurm makes of `Cores=`. The node pretends to be a DGX A100: two packages, of
@@ -215,15 +190,3 @@ def test_jobs_get_cores_of_their_gpu_s_socket(release: str, sockets: str, scope:
     with pretended(release, sockets, scope, "idle") as cluster:
         cores, named = of_a_job(cluster)
     assert cores <= named
-
-
-def test_cores_that_are_a_part_of_a_socket_drain_the_node_since_24_11(release: str) -> None:
-    state = "idle" if release == HOST else "inval"
-    with pretended(release, PACKAGES, "node", state) as cluster:
-        if release == HOST:
-            cores, named = of_a_job(cluster)
-            assert cores.isdisjoint(named)
-            assert cores <= parse_list("0-63")
-        else:
-            shown = cluster.run("scontrol", "show", "node")
-            assert re.search("Reason=gres/gpu GRES core .*doesn't match socket boundaries", shown)
