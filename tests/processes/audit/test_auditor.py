@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from affinityd.audit.auditor import HIDDEN, Auditor
-from affinityd.audit.model import AuditedProcess, GpuHolders, Holding, Scan
+from affinityd.audit.model import AuditedProcess, GpuHolders, Scan
 from affinityd.linux.processes import since_boot
 from tests.support.audit_facts import GPU, Known
-from tests.support.children import CHURN, children_of, compute, copied, program, sleeping
+from tests.support.children import CHURN, children_of, compute, program, sleeping
 from tests.support.daemons import eventually
 from tests.support.machines.by_hand import made
 from tests.support.small_node import ALL, FAR, NEAR, TOPOLOGY
@@ -106,17 +106,6 @@ def test_cpu_time_is_remote_while_it_is_spent_far_away_and_a_gpu_has_none_of_ano
     assert scan.since == {GPU: scan.time}
 
 
-def test_what_the_driver_names_and_is_not_there_is_an_orphan_at_the_second_scan() -> None:
-    known = Known(ABSENT)
-    auditor = Auditor(known)
-    for asked in (1, 1, 2):
-        known.now = replace(known.now, asked=asked)
-        scan = auditor.scan(TOPOLOGY)
-        assert (scan.unknown, len(scan.processes)) == ({}, asked - 1)
-    (process,) = scan.processes
-    assert (process.facts.pid, process.orphan is None) == (ABSENT, False)
-
-
 def test_a_known_daemon_and_what_it_starts_are_no_mismatch_unless_that_holds_a_gpu() -> None:
     with program(WITH_WORKER, "nv-hostengine", "python") as daemon:
         (child,) = children_of(daemon.pid)
@@ -129,21 +118,6 @@ def test_a_known_daemon_and_what_it_starts_are_no_mismatch_unless_that_holds_a_g
             assert [it.placement for it in found] == ["remote", "remote"]
             assert [it.is_daemon for it in found] == [True, not held]
             assert [it.is_mismatch for it in found] == [False, bool(held)]
-
-
-def test_processes_come_by_gpu_and_pid_and_descendants_follow_their_holder() -> None:
-    with program(WITH_WORKER) as first, program(WITH_WORKER) as second, sleeping() as third:
-        known, (worker,) = Known(), children_of(second.pid)
-        held = (third, GPU), (second, OTHER), (first, OTHER)
-        known.now = GpuHolders(tuple(Holding(child.pid, gpu) for child, gpu in held))
-        scan = Auditor(known).scan(TOPOLOGY)
-        below = Holding(worker, GPU)
-        known.now = replace(known.now, holdings=(*known.now.holdings, below))
-        divided = Auditor(known).scan(TOPOLOGY).divided
-    holders = [it.facts.holder or it.facts.pid for it in scan.processes]
-    assert holders == [third.pid, *[first.pid] * 2, *[second.pid] * 2]
-    assert [it.facts.holder is None for it in scan.processes] == [True, *[True, False] * 2]
-    assert (set(scan.divided), set(divided)) == (set(), {second.pid})
 
 
 def test_the_kernels_balancing_is_told(tmp_path: Path) -> None:
@@ -200,25 +174,3 @@ def _is_whole(process: AuditedProcess) -> bool:
     tids = [thread.tid for thread in facts.threads]
     lengths = {len(set(tids)), len(tids), len(process.placements), len(process.pinned_itself)}
     return len(lengths) == 1 and (facts.state == "X" or tids[0] == facts.pid)
-
-
-#: What no kernel writes.
-NONSENSE = (
-    *(b"", b"\0\xff" * 100, b"1 (a) S", b"x (a) S " + b"x " * 50, b"\n" * 2**16, b")" * 2**20),
-    *(b"0::/" + b"../" * 1000 + b"\n", b"Uid:\nTgid:\n:::\n0::\n1:cpuset\n"),
-)
-
-
-def test_a_proc_that_changes_into_nonsense_meanwhile_is_survived(tmp_path: Path) -> None:
-    """Every file of a copy of /proc is replaced by it, between two scans of what it really was."""
-    with sleeping() as child, sleeping() as other:
-        copied(tmp_path, child.pid, other.pid)
-        auditor = Auditor(Known(child.pid, other.pid), str(tmp_path))
-        for path in (it for it in tmp_path.glob(f"{child.pid}/**/*") if it.is_file()):
-            is_needed, whole = path.name == "stat", path.read_bytes()
-            for content in NONSENSE:
-                path.write_bytes(content)
-                pids = [it.facts.pid for it in auditor.scan(TOPOLOGY).processes]
-                assert pids == [child.pid, other.pid][is_needed:]
-                path.write_bytes(whole)
-                assert placed(auditor.scan(TOPOLOGY)) == [("mixed", "mask")] * 2

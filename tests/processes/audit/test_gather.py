@@ -16,9 +16,7 @@ from affinityd.audit.model import GpuHolders, GpuKey, Holding, Job, ProcessFacts
 from affinityd.linux import processes
 from affinityd.linux.processes import ProcessTable, stat_of
 from tests.support.audit_facts import GPU
-from tests.support.child_python import said
-from tests.support.children import HEADLESS, ZOMBIE, children_of, copied, program, sleeping
-from tests.support.cpusets import cpuset, needs_cpuset
+from tests.support.children import children_of, copied, program, sleeping
 from tests.support.daemons import eventually
 from tests.support.machines.sysfs_tree import put
 
@@ -110,14 +108,6 @@ def test_a_descendant_that_holds_a_gpu_keeps_it_and_those_below_it_have_it() -> 
             }
 
 
-def test_a_zombie_is_told_where_it_holds_a_gpu_and_is_no_descendant() -> None:
-    with program(ZOMBIE) as child:
-        (zombie,) = children_of(child.pid)
-        assert pids(gathered(child.pid)) == [child.pid]
-        (facts,) = gathered(zombie)
-    assert (facts.state, facts.parent, len(facts.threads)) == ("Z", child.pid, 1)
-
-
 def test_what_is_gone_is_unseen_and_what_asks_or_started_after_the_asking_is_no_holder() -> None:
     gone = walk(ABSENT)
     assert (list(gone), gone.unseen) == ([], [Holding(ABSENT, GPU)])
@@ -144,20 +134,6 @@ def test_a_family_that_takes_long_keeps_no_other_from_being_looked_at_until_time
     assert (looking.late, looking.unseen) == (late, [])
 
 
-@needs_cpuset
-def test_the_cpuset_of_what_has_lost_its_main_thread_is_that_of_a_living_one() -> None:
-    """The kernel has a main thread that has ended in the root by then."""
-    cpu = min(os.sched_getaffinity(0))
-    with cpuset() as folder, program(HEADLESS) as headless:
-        (folder / "cgroup.procs").write_text(str(headless.pid))
-        (folder / "cpuset.cpus").write_text(str(cpu))
-        (facts,) = gathered(headless.pid)
-        headless.kill()
-        headless.wait()
-    assert (facts.state, facts.cpuset) == ("Z", frozenset({cpu}))
-    assert f"cpuset:/{folder.name}\n" in facts.cgroups
-
-
 JOB = "/slurm/uid_0/job_7"
 
 
@@ -172,25 +148,6 @@ def test_whether_slurm_confines_its_job(tmp_path: Path, cpuset: str) -> None:
         (facts,) = gathered(task.pid, proc=str(proc))
     assert (facts.membership.job, facts.cpuset) == (Job("slurm", "7"), frozenset(range(8)))
     assert facts.is_confined is bool(cpuset)
-
-
-def test_without_lists_of_children_all_are_asked_for_their_parent(tmp_path: Path) -> None:
-    with program(FAMILY, "2", "1") as child:
-        expected = pids(family(Holding(child.pid, GPU), 3))
-        proc = copied(tmp_path / "proc", *expected)
-        assert pids(gathered(child.pid, proc=str(proc))) == expected
-
-
-def test_a_child_whose_number_is_anothers_by_now_is_not_taken_for_one(tmp_path: Path) -> None:
-    with sleeping() as child, sleeping() as other:
-        proc = copied(tmp_path / "proc", child.pid, other.pid)
-        (proc / "thread-self").mkdir()
-        (proc / "thread-self/children").touch()
-        (proc / f"{child.pid}/task/{child.pid}/children").write_text(f"{other.pid} ")
-        assert pids(gathered(child.pid, proc=str(proc))) == [child.pid]
-        stat = proc / str(other.pid) / "stat"
-        stat.write_text(stat.read_text().replace(f" {os.getpid()} ", f" {child.pid} ", 1))
-        assert pids(gathered(child.pid, proc=str(proc))) == [child.pid, other.pid]
 
 
 def test_a_process_that_ends_while_it_is_read_and_whose_number_another_gets_is_neither(
@@ -209,17 +166,3 @@ def test_a_process_that_ends_while_it_is_read_and_whose_number_another_gets_is_n
         assert pids(gathered(child.pid, proc=str(proc))) == [child.pid]
         monkeypatch.setattr(gather, "uid_of", uid_of)
         assert gathered(child.pid, proc=str(proc)) == []
-
-
-AS_NOBODY = """
-import os, sys
-from tests.processes.audit.test_gather import gathered
-os.setgid(65534); os.setuid(65534)
-print([(it.pid, it.uid, len(it.threads)) for it in gathered(int(sys.argv[1]))])
-"""
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_another_user_than_root_sees_the_processes_of_others_too() -> None:
-    with sleeping() as child:
-        assert said(AS_NOBODY, str(child.pid)) == str([(child.pid, 0, 1)])

@@ -14,21 +14,15 @@ from typing import Any
 
 import pytest
 
-from affinityd.audit.allocations import with_allocations
-from affinityd.audit.model import AuditedProcess
 from affinityd.cli import main
 from affinityd.cli.commands import audit as audit_command
 from affinityd.config import NODE_FILE
-from affinityd.cpuset import CpuSet, format_list
-from affinityd.linux.processes import mask_of
-from affinityd.topology.document import write_node
-from affinityd.topology.model import Node, Topology
+from affinityd.cpuset import format_list
 from tests.support.audit_facts import Known
-from tests.support.children import children_of, parent_of, sleeping
+from tests.support.children import sleeping
 from tests.support.machines.by_hand import made
 from tests.support.small_node import ALL, FAR, NEAR, TOPOLOGY, publish, refused, use_small_node
 
-OTHER = ("nvidia", 1)
 Capture = pytest.CaptureFixture[str]
 
 
@@ -73,43 +67,6 @@ def test_what_is_remote_fails_and_what_it_says_mends_a_mask_does(
         assert said == f"  affinityd pin --gpus 0000:10:00.0 {child.pid}"
         assert main(said.split()[1:]) == 0
         assert main(["audit"]) == 0
-
-
-def test_the_cpus_that_the_daemon_reserves_count_as_in_its_own_audit(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, known: Known
-) -> None:
-    write_node(tmp_path / NODE_FILE, Node(TOPOLOGY, frozenset({1})))
-    known.now = Known(os.getpid()).now
-    reserved: list[CpuSet] = []
-
-    def allocations(topology: Topology, its: CpuSet, found: list[AuditedProcess]) -> object:
-        reserved.append(its)
-        return with_allocations(topology, its, found)
-
-    monkeypatch.setattr("affinityd.audit.auditor.with_allocations", allocations)
-    main(["audit"])
-    assert reserved == [{1}]
-
-
-def test_one_command_mends_a_rank_and_its_workers_wherever_it_left_them(
-    capsys: Capture, known: Known
-) -> None:
-    with parent_of(*[{}] * 7) as child:
-        known.now = Known(child.pid).now
-        workers = children_of(child.pid)
-        for pid in (child.pid, *workers):
-            os.sched_setaffinity(pid, FAR)
-        for force in ("", "--force "):
-            assert main(["audit"]) == 1
-            command = f"affinityd pin --tree {force}--gpus 0000:10:00.0 {child.pid}"
-            assert capsys.readouterr().out.splitlines()[-1] == f"  {command}"
-            pin = command.split()[1:]
-            if not force:  # as if somebody had pinned the rank alone
-                pin.remove("--tree")
-            assert main(pin) == 0
-            capsys.readouterr()
-        assert main(["audit"]) == 0
-        assert {mask_of(pid) for pid in workers} == {NEAR}
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from affinityd.cli import COMMANDS, main
 from affinityd.request.parameters import FORMATS
 from tests.support.daemons import running
 
-PROGRAM = [sys.executable, "-m", "affinityd"]
 DGX = "--machine dgx-a100"
 
 #: Runs a command, given as a shell would be; returns its exit status, and what it wrote.
@@ -125,13 +124,6 @@ def test_every_command_explains_itself(run: Run, command: str) -> None:
 def test_the_version_is_printed(run: Run) -> None:
     said = {run(word) for word in ("version", "--version", "-V")}
     assert said == {(0, f"affinityd {__version__}\n", "")}
-
-
-def test_a_snapshot_of_this_machine_is_this_machine(tmp_path: Path, run: Run) -> None:
-    here = json.loads(run("topology --json")[1])
-    run(f"snapshot -o {tmp_path}/node.tar.xz")
-    replayed = json.loads(run(f"topology --root {tmp_path}/node.tar.xz --json")[1])
-    assert replayed == {**here, "name": "node"}
 
 
 # The streams of a process.

@@ -20,7 +20,7 @@ from affinityd.cli.render.enforcement import lines
 from affinityd.enforce import model
 from affinityd.enforce.document import Enforced, EnforceDocument, render
 from affinityd.enforce.model import Decision
-from affinityd.enforce.policy import MAX_FILE, PolicyState, Treatment
+from affinityd.enforce.policy import PolicyState, Treatment
 from affinityd.json_codec import loads
 from affinityd.planner import Options
 from tests.support.enforce_reports import drifted, enforced, fits, left
@@ -265,23 +265,6 @@ def test_the_page_shows_the_output_of_check_for_its_policy(
     assert capsys.readouterr().out == printed
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"mode = 'nod'", "mode: 'nod': it is not a mode; did you mean node?"),
-        (b"\xff", "is not UTF-8"),
-        (b"#" * (MAX_FILE + 1), f"is longer than {MAX_FILE} bytes"),
-    ],
-)
-def test_an_invalid_policy_is_an_error_of_one_line(
-    tmp_path: Path, capsys: Capture, content: bytes, said: str
-) -> None:
-    file = tmp_path / "policy.toml"
-    file.write_bytes(content)
-    assert main(["enforce", "--check", str(file)]) == 2
-    is_one_line(capsys, f"affinityd enforce: {file}", said)
-
-
 def test_without_pydantic_the_error_names_the_extra_to_install(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,12 +273,3 @@ def test_without_pydantic_the_error_names_the_extra_to_install(
     monkeypatch.setitem(sys.modules, "pydantic", None)
     assert main(["enforce", "--check", "/none"]) == 2
     assert capsys.readouterr().err.endswith("pip install '.[daemon]' in a checkout\n")
-
-
-def test_check_excludes_the_options_of_a_report(capsys: Capture) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["enforce", "--check", "/p", "--all"])
-    assert "not allowed with argument --check" in capsys.readouterr().err
-    for words in (["--check", "/p", "--json"], ["--all", "--format", "json"]):
-        assert main(["enforce", *words]) == 2
-        assert "--all and --check print text; leave out --json" in capsys.readouterr().err

@@ -114,14 +114,6 @@ def test_a_missing_command_is_an_error() -> None:
     assert exec_("--help", env={}).status == 0
 
 
-def test_a_replayed_machine_is_reported() -> None:
-    env = {"AFFINITYD_SOCKET": "/nonexistent", "AFFINITYD_MACHINE": "dgx-a100"}
-    replayed = "AFFINITYD_MACHINE is 'dgx-a100': planned on a replayed machine, not on this one"
-    for words in (["--rank=0"], ["--gpus=9"]):
-        done = exec_(*words, "--", "true", env=env)
-        assert replayed in done.lines[0]
-
-
 def test_modules_of_the_job_do_not_replace_python_s(
     here: Mapping[str, str], tmp_path: Path
 ) -> None:
@@ -166,22 +158,6 @@ def test_the_daemon_s_switch_counts_after_it_has_ended_too(tmp_path: Path) -> No
         for done in (there, gone):
             assert done.stdout.splitlines() == [f"Cpus_allowed_list:\t{BOTH}", *told]
             assert done.stderr == ""
-
-
-def test_the_program_starts_although_its_interpreter_s_path_is_too_long(
-    here: Mapping[str, str], tmp_path: Path
-) -> None:
-    """The kernel refuses the first line, and a shell takes the program for its own."""
-    program, python = tmp_path / "affinityd", tmp_path / "python3"
-    body = PROGRAM.read_text().removeprefix("#!python\n")
-    program.write_text(f"#!/{'x' * 300}\n{body}")
-    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-    for file in (program, python):
-        file.chmod(0o755)
-    words = [str(program), "exec", "--gpus=1", "--", *LOOK]
-    env = {**os.environ, **here, "PYTHONPATH": str(PROGRAM.parents[1])}
-    printed = subprocess.check_output(["sh", "-c", '"$@"', "sh", *words], env=env, text=True)
-    assert printed == f"Cpus_allowed_list:\t{FAR}\n"
 
 
 # What it tells the command.

@@ -163,12 +163,3 @@ def test_what_cannot_be_run_is_said_with_env_s_exit_status(
     told = f"affinityd exec: {shown} cannot be run: {reason}\n"
     assert run(ENV, command)[0] == status
     assert run(OURS, command) == (status, b"", told.encode())
-
-
-@pytest.mark.parametrize(
-    "path", ["text:bin", "bin:text", "none", "locked:bin", "bin:locked", "locked:text", "", ":bin"]
-)
-def test_what_is_nowhere_in_the_path_is_said_with_env_s_exit_status(path: str) -> None:
-    Path("bin/hello").unlink()
-    ours, theirs = (run(way, "hello", env={"PATH": path}) for way in (OURS, ENV))
-    assert (ours[0], ours[2].split(b": ")[-1]) == (theirs[0], theirs[2].split(b": ")[-1])

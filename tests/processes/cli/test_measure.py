@@ -22,7 +22,6 @@ from tests.support.children import children_of, sleeping
 from tests.support.daemons import eventually
 from tests.support.gpu_driver.shared_object import libraries
 from tests.support.machines.by_hand import made
-from tests.support.measurements import copies, memory
 from tests.support.paths import REPOSITORY
 from tests.support.small_node import publish, refused, use_small_node
 
@@ -126,20 +125,6 @@ def _arguments() -> Any:  # noqa: ANN401 - argparse's
     parser = Parser()
     measure.add_arguments(parser)
     return parser.parse_args([])
-
-
-def test_progress_is_one_line_that_is_cleared_at_the_end(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    line = measure.ProgressLine()
-    line.show(memory(0, 1, 20.0), 3)
-    line.show(copies(1, 20.0), 3)
-    line.clear()
-    clear = "\r\x1b[K"
-    assert capsys.readouterr().err == (
-        f"{clear}1 of 3: node 0 to memory 1{clear}2 of 3: node 1 to GPU 0000:10:00.0{clear}"
-    )
 
 
 def test_a_replayed_machine_is_not_measured(

@@ -16,7 +16,7 @@ from affinityd.cli import main
 from affinityd.topology.model import Nic, RdmaPort
 from tests.support.children import sleeping
 from tests.support.machines.sysfs_tree import write_tree
-from tests.support.small_node import TOPOLOGY, publish, use_small_node
+from tests.support.small_node import TOPOLOGY, use_small_node
 
 #: The GPUs 0 and 1 are on the nodes 1 and 0, mlx5_0 and mlx5_1 on the nodes of their number.
 NICS = tuple(
@@ -97,12 +97,6 @@ def test_bind_tells_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stdout == "mlx5_1:1 mlx5_1:1 ()\n"
-
-
-def test_what_a_daemon_published_names_the_same(tmp_path: Path) -> None:
-    publish(tmp_path, replace(TOPOLOGY, nics=NICS))
-    has = "{'UCX_NET_DEVICES': 'mlx5_1:1', 'NCCL_IB_HCA': None}"
-    assert told("--gpus", "0", "--nics", "ucx")[0] == has
 
 
 def test_verify_finds_a_process_that_chose_the_nic_of_another_node(

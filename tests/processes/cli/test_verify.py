@@ -21,8 +21,6 @@ from affinityd.cpuset import CpuSet
 from affinityd.linux.processes import thread_ids
 from tests.support.audit_facts import GPU, Known
 from tests.support.children import children_of, parent_of, program, sleeping
-from tests.support.machines.by_hand import made
-from tests.support.machines.sysfs_tree import write_tree
 from tests.support.paths import REPOSITORY
 from tests.support.small_node import ALL, FAR, NEAR, TOPOLOGY, publish, refused, use_small_node
 
@@ -156,49 +154,6 @@ def test_the_ranks_of_a_launcher_are_judged_by_the_gpus_that_the_driver_names(
         assert not any(it["notes"] for it in processes)
 
 
-@pytest.mark.parametrize(
-    ("unknown", "why"),
-    [
-        ({}, "by the driver it uses none of them now"),
-        ({GPU: "NVML is on hold"}, "which one it uses is not known (NVML is on hold)"),
-    ],
-)
-def test_where_neither_names_a_gpu_it_is_not_judged(
-    capsys: Capture, known: Known, unknown: dict[GpuKey, str], why: str
-) -> None:
-    known.now = replace(known.now, unknown=unknown)
-    with sleeping(env={}) as child:
-        os.sched_setaffinity(child.pid, NEAR)
-        code, (process,) = verified(capsys, child.pid)
-        assert (code, process["notes"]) == (2, [DOUBT.format(why)])
-        assert verified(capsys, child.pid, "--gpus", "0")[0] == 0
-
-
-def test_a_rank_beside_one_that_the_driver_names_is_not_judged_where_a_gpu_is_unknown(
-    capsys: Capture, known: Known
-) -> None:
-    with parent_of({}, {}) as child:
-        zero, other = children_of(child.pid)
-        known.now = replace(Known(zero).now, unknown={OTHER: "NVML is on hold"})
-        for pid in (zero, other):
-            os.sched_setaffinity(pid, NEAR)
-        code, processes = verified(capsys, child.pid)
-    why = DOUBT.format("which one it uses is not known (NVML is on hold)")
-    assert code == 2
-    assert {it["pid"]: it["notes"] for it in processes if it["notes"]} == {other: [why]}
-
-
-def test_gpus_near_the_same_cpus_need_no_telling_apart(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    tree = write_tree(made({0: "0,2", 1: "1,3"}, gpus=[1, 1]), tmp_path / "other")
-    monkeypatch.setenv("AFFINITYD_ROOT", os.fspath(tree))
-    with sleeping(env={}) as child:
-        os.sched_setaffinity(child.pid, NEAR)
-        code, (process,) = verified(capsys, child.pid)
-    assert (code, process["notes"]) == (0, [])
-
-
 def test_each_thread_is_told_and_those_that_are_alike_share_a_row(capsys: Capture) -> None:
     with program(THREADS) as child:
         pid = child.pid
@@ -253,12 +208,6 @@ def test_one_command_mends_a_launcher_with_all_of_its_workers(
         assert all(text.endswith(f"; {remedy}") for it in processes for text in it["mismatches"])
         assert main(["pin", *options.split(), str(child.pid)]) == 0
         assert main(asked) == 0
-
-
-def test_a_descendant_without_a_gpu_is_judged_by_its_process_s(capsys: Capture) -> None:
-    with parent_of({"CUDA_VISIBLE_DEVICES": ""}, env={"CUDA_VISIBLE_DEVICES": "1"}) as child:
-        _, processes = verified(capsys, child.pid)
-    assert used(processes) == [[1], [1]]
 
 
 def test_memory_away_from_the_gpu_is_a_mismatch_and_where_it_lies_is_told_on_demand(

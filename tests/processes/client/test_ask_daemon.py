@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -25,7 +20,6 @@ from affinityd.errors import (
     REFUSALS,
     AffinityError,
     DaemonError,
-    InvalidRequestError,
     NoDaemonError,
 )
 from affinityd.request.formats import render
@@ -106,36 +100,6 @@ def test_a_slow_server_is_left_at_the_deadline(
     assert told == f"the daemon at {path} did not answer in time"
 
 
-def test_a_client_waits_for_room_in_the_queue_until_its_deadline(tmp_path: Path) -> None:
-    path, waiting = tmp_path / "s", []
-
-    def serve() -> None:
-        with suppress(OSError):
-            while True:
-                connection, _ = listener.accept()
-                with connection, suppress(TimeoutError):
-                    connection.settimeout(TIMEOUT / 10)  # the first ones never ask
-                    connection.recv(65536)
-                    connection.sendall(http("200 OK", PLAN))
-
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-        listener.listen(0)
-        with suppress(BlockingIOError):  # as many wait as the kernel takes
-            while True:
-                waiting.append(socket.socket(socket.AF_UNIX))
-                waiting[-1].settimeout(0)
-                waiting[-1].connect(str(path))
-        assert str(refused(path, TIMEOUT)).endswith("did not answer in time")
-        late = threading.Timer(TIMEOUT / 3, serve)
-        late.start()
-        assert ask(path) == PLAN.decode()
-        listener.shutdown(socket.SHUT_RDWR)
-        late.join()
-    for connection in waiting:
-        connection.close()
-
-
 # What is no daemon.
 
 
@@ -180,27 +144,6 @@ def test_another_answer_than_a_daemon_s_is_an_error_that_quotes_it(
     assert str(path) in str(error)
 
 
-def test_a_server_that_hangs_up_sends_no_sigpipe(tmp_path: Path) -> None:
-    """As scripts do for `| head`; the request is long enough to be under way when it happens."""
-    code = """
-import signal, sys, time
-from affinityd.client import ask_daemon
-signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-try: ask_daemon.ask_plan(sys.argv[1], [("visible", "0," * 10**6)], time.monotonic() + 60)
-except ask_daemon.DaemonError as error: print(error)
-"""
-    env = {"PYTHONPATH": os.pathsep.join(sys.path)}
-
-    def hang_up(connection: socket.socket, _over: threading.Event) -> None:
-        connection.recv(1)
-
-    with serving(tmp_path / "s", hang_up) as path:
-        command = [sys.executable, "-c", code, str(path)]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode != -signal.SIGPIPE
-    assert "closed the connection" in done.stdout
-
-
 @pytest.mark.parametrize("refusal", REFUSALS)
 def test_a_refusal_is_one_bounded_printable_line(
     tmp_path: Path, refusal: type[AffinityError]
@@ -229,11 +172,6 @@ def outcome(answer: Callable[[], str]) -> str | tuple[type[AffinityError], str]:
         return answer()
     except AffinityError as error:
         return type(error), str(error)
-
-
-@pytest.mark.parametrize("text", ["0,\udce9", pytest.param("\ud800", id="half a surrogate pair")])
-def test_a_value_that_is_not_utf_8_is_malformed(daemon: Daemon, text: str) -> None:
-    assert outcome(lambda: ask(daemon.socket, visible=text))[0] is InvalidRequestError
 
 
 ODD = (" 1, 2", "+1", "1%2C2", "%31", "1&gpus=0", "1#2", "1;2", "1=2", "é,1", "?", "/", '"', "\\")

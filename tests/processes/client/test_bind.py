@@ -186,11 +186,6 @@ os.wait()
     assert python(worker, {**here, **env}) == [mask]
 
 
-def test_a_worker_reports_a_malformed_cpulist() -> None:
-    (stderr,) = python("affinityd.worker_init_fn(0); say()", {"AFFINITYD_CPULIST": "x"})
-    assert "DataLoader worker 0 stays unpinned: 'x' is not a CPU number" in stderr
-
-
 def test_the_enums_have_the_names_of_plans() -> None:
     assert {str(mode) for mode in affinityd.Mode} == {*MODES}
     for choice, name in ((affinityd.Scope, "scope"), (affinityd.Multithreading, "multithreading")):

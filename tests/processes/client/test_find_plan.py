@@ -17,8 +17,6 @@ from affinityd.errors import (
     REFUSALS,
     AffinityError,
     ApplyError,
-    DaemonError,
-    NoDaemonError,
     UnknownParameterError,
 )
 from tests.support.daemons import PATIENCE, Daemon, running
@@ -135,13 +133,6 @@ def test_the_first_daemon_that_answers_is_asked(daemon: Daemon, tmp_path: Path) 
             assert (found.source, found.trouble) == ("daemon", None)
 
 
-def test_a_rank_beyond_the_gpus_shares_one_with_another(daemon: Daemon, stopped: Path) -> None:
-    asked = [("cpuset", ALL), ("mode", "node"), ("env", "LOCAL_RANK=9")]
-    for path in (daemon.socket, stopped):
-        found = ask_daemon.find_plan(asked, [str(path)], time.monotonic(), PATIENCE, bounded=False)
-        assert found.cpus == parse_list("48-63,176-191") - parse_list(RESERVED)
-
-
 # Trouble.
 
 OLDER = "Unknown parameter: 'more' is no parameter; did you mean mode?"
@@ -173,15 +164,6 @@ def test_a_daemon_that_hangs_leaves_time_for_a_plan_without_it(
         found = find(path, stopped.with_name("another"), timeout=0.2, bounded=True)
     trouble = f"the daemon at {path} did not answer in time"
     assert (found.source, found.trouble) == ("node.json", trouble)
-
-
-def test_a_failing_daemon_is_reported_rather_than_a_missing_one(tmp_path: Path) -> None:
-    with pytest.raises(NoDaemonError, match=r"^no daemon at /nonexistent/1 or /nonexistent/2$"):
-        ask_daemon.ask_daemons([], ["/nonexistent/1", "/nonexistent/2"], time.monotonic() + 1)
-    with answering(tmp_path / "s", "", "500 Oh") as path:
-        for sockets in ([path, NOWHERE], [NOWHERE, path]):
-            with pytest.raises(DaemonError, match="500"):
-                ask_daemon.ask_daemons([], sockets, time.monotonic() + PATIENCE)
 
 
 def test_a_bounded_plan_ends_at_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:

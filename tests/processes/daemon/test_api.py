@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import pytest
 
@@ -25,12 +24,6 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     with running(folder, "--machine", "dgx-a100", "--reserved-cpus", "0") as daemon:
         yield daemon
         assert not any("Traceback" in line for line in daemon.lines)
-
-
-def samples(daemon: Daemon, name: str) -> Mapping[str, float]:
-    """Return a metric's samples by their labels."""
-    rows = re.findall(rf"^affinityd_{name}(\S*) (\S+)$", daemon.get("/metrics").text, re.MULTILINE)
-    return {labels: float(value) for labels, value in rows}
 
 
 def test_an_answer_has_the_published_shape(daemon: Daemon) -> None:
@@ -151,16 +144,6 @@ def test_the_openapi_document_names_every_parameter_with_its_default(daemon: Dae
     for name in ("mode", "scope", "multithreading", "balanced", "min_physical_cores", "strict"):
         assert defaults[name] == understood[name]
     assert {"gpus", "rank", "cpuset", "visible", "granted", "share", "format"} <= defaults.keys()
-
-
-def test_the_description_of_enforcement_names_every_cause_reason_and_outcome(
-    daemon: Daemon,
-) -> None:
-    described = daemon.get("/openapi.json").json["components"]["schemas"]
-    verdicts = described["VerdictsDocument"]["properties"]
-    pins = described["TotalsDocument"]["properties"]["pins"]
-    enums = [it["propertyNames"]["enum"] for it in (verdicts["drifted"], verdicts["left"], pins)]
-    assert enums == [[*CAUSES], [*REASONS], [*PIN_OUTCOMES]]
 
 
 def test_the_page_explains_every_word_of_enforcement() -> None:

@@ -148,23 +148,3 @@ def test_a_reader_that_stops_does_not_hold_up_the_end(
     with telling(pipe[1]) as tell:
         for _ in range(MOST_LINES):
             tell(LONG)
-
-
-def test_a_log_that_cannot_be_written_is_no_failure_and_tells_how_many_are_missing_once_it_can(
-    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reader, writer = pipe
-    errors, really_write = [OSError("no space"), BrokenPipeError()], os.write
-
-    def write(file: int, data: bytes) -> int:
-        if file == writer and errors:
-            raise errors.pop()
-        return really_write(file, data)
-
-    monkeypatch.setattr(os, "write", write)
-    with telling(writer) as tell:
-        for message in ("lost", "lost too", "after"):
-            tell(message)
-        lines = read_lines(reader, "missing")
-    missing = "2 lines are missing above: the log could not be written"
-    assert lines == ["info: after", f"warning: {missing}"]

@@ -90,19 +90,3 @@ def test_a_picture_that_cannot_be_written_is_an_error_of_one_line(
     assert capsys.readouterr().err == (
         "affinityd topology: /nonexistent/node.svg cannot be written: No such file or directory\n"
     )
-
-
-@pytest.mark.parametrize("command", ["plan", "topology"])
-def test_a_picture_does_not_go_to_stdout_which_has_the_text(
-    command: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match="2"):
-        main([command, "--machine", "dgx-a100", "--svg", "-"])
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "argument --svg: '-' is no file, and stdout has the text" in said.err
-    assert list(tmp_path.iterdir()) == []

@@ -192,18 +192,6 @@ def test_without_a_free_file_there_is_no_answer_rather_than_a_wrong_one(
     assert callers.of_peer(caller.peer) is not None
 
 
-@pytest.mark.parametrize(
-    ("within", "mask"), [("0-65535", BOTH), (f"{NEAR},999", NEAR), ("999", "999"), ("", BOTH)]
-)
-def test_a_mask_is_within_the_cpuset_that_was_read_after_it(
-    caller: Called, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, within: str, mask: str
-) -> None:
-    file = tmp_path / "cpuset.cpus"
-    file.write_text(f"{within}\n")
-    monkeypatch.setattr(peers, "_cpuset_files", lambda _membership: [file])
-    assert told(caller.peer) == Caller(parse_list(mask), parse_list(within) if within else None)
-
-
 @contextmanager
 def another_user(groups: Sequence[int]) -> Iterator[tuple[int, Peer]]:
     """Yield the pid of a process of user 1234, whose group is 1235, and who it is on the socket."""
@@ -238,12 +226,3 @@ def test_another_user_is_known_as_such_with_all_groups() -> None:
     with another_user([1236, 4_000_000_000]) as (pid, peer):
         assert numbers(peer) == [pid, 1234, 1235]
         assert peer.groups == {1235, 1236, 4_000_000_000}
-
-
-@as_root
-@pytest.mark.parametrize(("groups", "known"), [(256, 257), (257, 1)])
-def test_of_more_groups_than_there_is_room_for_the_first_alone_is_known(
-    groups: int, known: int
-) -> None:
-    with another_user(range(2000, 2000 + groups)) as (_, peer):
-        assert (len(peer.groups), 1235 in peer.groups) == (known, True)

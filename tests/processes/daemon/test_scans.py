@@ -11,14 +11,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import pytest
 
-from affinityd.audit.model import CpuTime, Job, Scan
+from affinityd.audit.model import Scan
 from affinityd.config.settings import Settings
 from affinityd.daemon.api.peers import Viewer
-from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.scanning import Scanning
 from affinityd.daemon.state import scans as module
 from affinityd.daemon.state.scans import ScanChild
@@ -79,19 +78,6 @@ def test_metrics_documents_and_counts_of_a_scan_come_back() -> None:
         assert counts == {"processes": 2, "topology": 2}
 
 
-def test_an_unchanged_topology_is_the_same_object_in_the_child() -> None:
-    """By that the auditor knows that it was not read again."""
-    seen: list[Topology] = []
-
-    def found(topology: Topology) -> Scan:
-        seen.append(topology)
-        return replace(FOUND, boot=len({id(it) for it in seen}))
-
-    with scanning(found) as (child, _):
-        machines = (MACHINE, MACHINE, replace(MACHINE, name="new"))
-        assert [child.scan(it).boot for it in machines] == [1, 1, 2]
-
-
 def test_a_document_does_not_wait_for_a_scan() -> None:
     scans = iter((0.0, 600.0))
 
@@ -121,21 +107,6 @@ def test_a_failed_scan_has_its_traceback_and_the_next_one_is_made() -> None:
         assert child.scan(MACHINE).boot == FOUND.boot
 
 
-def test_a_failed_start_has_its_traceback_and_is_tried_again() -> None:
-    failures = [ImportError("no such module"), ImportError("still not")]
-
-    def make() -> Scanning:
-        if failures:
-            raise failures.pop(0)
-        return Scanning(Settings(), lambda _: FOUND, {})
-
-    with child_with(make) as (child, _, _):
-        for message in ("no such module", "still not"):
-            with pytest.raises(RuntimeError, match=rf"(?s)in make.*ImportError: {message}"):
-                child.scan(MACHINE)
-        assert child.scan(MACHINE).boot == FOUND.boot
-
-
 def test_a_child_that_has_ended_is_fatal_in_one_line() -> None:
     with scanning(lambda _: os._exit(1)) as (child, _):
         for _ in range(2):
@@ -152,14 +123,6 @@ def test_a_child_that_hangs_is_killed_and_fatal(monkeypatch: pytest.MonkeyPatch)
         pytest.raises(FatalError, match=r"\Aa scan of the processes has hung for 0\.1 s\Z"),
     ):
         child.scan(MACHINE)
-
-
-def test_the_child_ignores_the_signals_that_end_the_daemon() -> None:
-    with scanning(lambda _: FOUND) as (child, pid):
-        child.scan(MACHINE)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            os.kill(pid, number)
-        assert child.scan(MACHINE).boot == FOUND.boot
 
 
 HANGING = """
@@ -192,34 +155,3 @@ def test_log_lines_of_the_child_are_logged_by_the_daemon(caplog: pytest.LogCaptu
     name = "affinityd.daemon.scanning"
     assert [(it.name, it.levelname) for it in caplog.records] == [(name, "WARNING"), (name, "INFO")]
     assert caplog.records[0].message.startswith("nvidia GPU 0 (0000:10:00.0): 1 of its processes")
-
-
-def test_a_large_scan_costs_the_daemon_no_more_calls_than_a_small_one() -> None:
-    """A plan waits for the daemon's interpreter, whatever thread it runs."""
-    calls_of_daemon(jobs=4, processes=1)  # imports
-    few = calls_of_daemon(jobs=4, processes=1)
-    assert calls_of_daemon(jobs=400, processes=100) < few + 10
-
-
-def calls_of_daemon(jobs: int, processes: int) -> int:
-    """Return how many functions the daemon calls for a scan, a scrape and a document of it."""
-    job_time = {Job("slurm", str(number)): CpuTime(2.0, 1.0) for number in range(jobs)}
-    found = scan(*(process(pid + 1, threads=50) for pid in range(processes)), job_time=job_time)
-    metrics, calls = Metrics(lambda: None), 0
-
-    def count(_frame: object, event: str, _argument: object) -> None:
-        nonlocal calls
-        calls += event == "call"
-
-    with scanning(lambda _: found, jobs) as (child, _):
-        child.scan(MACHINE)
-        sys.setprofile(count)
-        try:
-            metrics.scanned(child.scan(MACHINE))
-            body, _ = metrics.exposition("")
-            document = child.document("/audit", **asdict(ADMIN))
-        finally:
-            sys.setprofile(None)
-    assert body.count(b"affinityd_job_gpus{") == jobs
-    assert document.count(b'"tid"') == processes * 50
-    return calls

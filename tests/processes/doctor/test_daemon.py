@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,7 +29,6 @@ from affinityd.request.document import AllowedCpus
 from affinityd.topology.document import write_node
 from affinityd.topology.model import Node
 from tests.support.children import children_of
-from tests.support.cpusets import cpuset, needs_cpuset
 from tests.support.daemons import PATIENCE, Daemon, running
 from tests.support.doctor_facts import TWO, check, judged
 from tests.support.paths import REPOSITORY
@@ -120,17 +118,6 @@ def test_a_system_folder_that_others_may_write_to_is_a_warning(
         check("daemon", here(daemon.socket), f"warn: {folder}, which is 0777 → chmod 755 {folder}")
 
 
-def test_a_user_s_runtime_folder_may_bar_other_users(
-    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = daemon.socket.parent
-    with mode(folder, 0o700):
-        assert probe(os.fspath(daemon.socket)).closed == (f"{folder} is 0700",)
-        assert probe(os.fspath(folder / "none.sock")).closed == ()
-        monkeypatch.setenv("XDG_RUNTIME_DIR", os.fspath(folder))
-        check("daemon", here(daemon.socket), "ok: answers")
-
-
 @pytest.mark.parametrize(
     ("name", "why"),
     [("none", "No such file or directory"), ("x" * 120, "AF_UNIX path too long"), ("x" * 6000, "")],
@@ -161,18 +148,6 @@ def test_a_server_that_is_no_ready_daemon_fails(
         facts = seen(path, timeout)
     assert facts.own_daemon().pid == os.getpid()
     check("daemon", facts, expected)
-
-
-def test_a_daemon_with_a_full_queue_is_seen_as_listening(folder: Path) -> None:
-    path = os.fspath(folder / "s")
-    with ExitStack() as stack:
-        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
-        listener.bind(path)
-        listener.listen(0)
-        stack.enter_context(socket.socket(socket.AF_UNIX)).connect(path)
-        daemon = probe(path, timeout=0.1)
-    assert (daemon.listens, daemon.status) == (True, None)
-    assert daemon.error == "it accepts no more connections: its queue is full"
 
 
 @pytest.mark.parametrize(("shut", "bits"), [("", 0o750), ("s", 0o664)])
@@ -267,21 +242,6 @@ def test_a_malformed_plan_is_reported_in_printable_lines(
     printed = capsys.readouterr()
     assert printed.err == ""
     assert all(line.isprintable() and len(line) < 5000 for line in printed.out.splitlines())
-
-
-@pytest.mark.parametrize(
-    ("answer", "why"),
-    [
-        (http("200 OK", b"ready\n"), "enforce is 'ready\\n', not JSON"),
-        (http("404 Not Found", b"no"), "answered 404: 'no'"),  # an older daemon
-        (b"220 mail\r\n", "no daemon answers"),
-    ],
-)
-def test_a_malformed_report_on_enforcement_is_reported(
-    tmp_path: Path, answer: bytes, why: str
-) -> None:
-    with serving(tmp_path / "s", answering(answer)) as path:
-        assert why in str(probe(os.fspath(path)).enforcement)
 
 
 def test_the_probe_reads_the_caller_s_cpus_from_a_plan(tmp_path: Path) -> None:
@@ -415,16 +375,3 @@ def test_a_mask_of_the_daemon_matters_if_nvml_alone_places_a_gpu(
     with waiting("taskset", "-c", str(CPUS[0])) as pid:
         its = replace(facts_of_process(pid), topology=replace(HERE, gpus=gpus))
         judged(cpus_of_process(its, its.own_daemon(), pid), expected)
-
-
-@needs_cpuset
-@needs_two_cpus
-def test_a_cpuset_of_the_daemon_matters_if_nvml_alone_places_a_gpu() -> None:
-    topology = replace(HERE, gpus=tuple(replace(it, numa_source="NVML") for it in HERE.gpus))
-    with cpuset() as group:
-        (group / "cpuset.cpus").write_text(str(CPUS[0]))
-        enter = 'echo $$ > "$0/tasks" && exec "$@"'
-        with waiting("sh", "-c", enter, os.fspath(group)) as pid:
-            its = replace(facts_of_process(pid), topology=topology)
-            warning = "warn 0-1: the cpuset of the daemon → remove AllowedCPUs= from its"
-            judged(cpus_of_process(its, its.own_daemon(), pid), warning)

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 import time
 from dataclasses import replace
-
-import pytest
 
 from affinityd.audit.model import ProcessFacts
 from affinityd.enforce import enforcer
 from affinityd.enforce.model import PinOutcome, TargetCpus
-from affinityd.linux.pinning import QUIET_PASSES
 from tests.processes.linux.test_pinning import ALL, FAMILY, FIRST, SECOND, masks
 from tests.support.audit_facts import facts_of
 from tests.support.children import program, sleeping
@@ -62,27 +56,7 @@ def test_a_cpuset_rewritten_since_the_scan_is_a_refusal() -> None:
         assert masks(child.pid) == [SECOND]
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("chrt"), reason="takes root, and chrt")
-def test_a_sched_deadline_thread_is_a_refusal_with_its_reason() -> None:
-    times = ("--sched-runtime=1000000", "--sched-deadline=100000000", "--sched-period=100000000")
-    with sleeping() as child:
-        by_deadline = ["chrt", "--deadline", *times, "--pid", "0", str(child.pid)]
-        if subprocess.run(by_deadline, check=False).returncode != 0:
-            pytest.skip("no SCHED_DEADLINE here")
-        outcome = pin(facts_of(child.pid))
-    why = "it is SCHED_DEADLINE, which needs every CPU of its cpuset"
-    assert outcome == PinOutcome(refused=1, error=f"EBUSY: {why}")
-
-
 def test_after_the_deadline_no_mask_is_set() -> None:
     with sleeping() as child:
         assert pin(facts_of(child.pid), seconds=0) == PinOutcome(is_settled=False, is_late=True)
         assert masks(child.pid) == [ALL]
-
-
-def test_a_last_pass_that_set_a_mask_is_unsettled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(enforcer, "MAX_PASSES", QUIET_PASSES)
-    with sleeping() as child:
-        assert pin(facts_of(child.pid)) == PinOutcome(pinned=1, is_settled=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 
 import pytest
@@ -44,10 +43,3 @@ def test_a_confined_process_lacks_the_privileges(
     if within and subprocess.run([*within, "true"], check=False).returncode != 0:
         pytest.skip(f"{within[0]} is refused here")
     assert said(f"{before}\n{ASK}", within=within) == expected
-
-
-@needs_freedom
-def test_the_check_of_privileges_changes_no_mask() -> None:
-    before = os.sched_getaffinity(0)
-    assert lacking() is None
-    assert os.sched_getaffinity(0) == before

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -135,18 +133,6 @@ def test_parts_are_read_as_they_come() -> None:
     child = Child(parts, PATIENCE)
     assert [child.read(within()) for _ in range(3)] == [b"0", b"1", b""]
     assert child.end(PATIENCE) == -signal.SIGABRT
-
-
-def test_a_child_keeps_no_file_beyond_the_limit_of_files() -> None:
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with Path(os.devnull).open() as file:
-        fcntl.fcntl(file, fcntl.F_DUPFD, 300)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (200, limits[1]))
-        try:
-            assert run(lambda: " ".join(open_files()).encode(), within()) == b"0 1 2 3 4"
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-            os.close(300)
 
 
 @needs_freezer

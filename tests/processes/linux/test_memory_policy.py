@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.linux import memory_policy, syscalls
+from affinityd.linux import memory_policy
 from affinityd.linux.memory_policy import MemoryPolicy
 from tests.support.child_python import SECCOMP, said
 from tests.support.children import program
@@ -66,12 +66,6 @@ def test_a_policy_applies_and_is_seen_from_outside(
         assert {line.split()[1] for line in lines} == {spelling}
         seen = memory_policy.policy_of(process.pid)
     assert seen == MemoryPolicy(policy, frozenset(nodes))
-
-
-def test_local_replaces_a_policy_with_flags() -> None:
-    code = "from affinityd.linux.syscalls import set_mempolicy; set_mempolicy(2 | 1 << 15, ON_0)"
-    told = child(f"{code}\ntell(own_policy(), set_policy('local', ON_1))")
-    assert told == [["bind on node 0"], ["local"]]
 
 
 # What does not.
@@ -146,24 +140,6 @@ tell({BIND}, own_policy())"""
 )
 def test_a_policy_that_seccomp_refuses(refused: str, code: str, told: object) -> None:
     assert child(f"refuse({refused})\n{code}") == told
-
-
-def test_an_unknown_machine_has_no_system_calls() -> None:
-    told = child("""
-LINUX32 = 8  # personality(2): uname then tells the 32-bit machine
-ctypes.CDLL(None).personality(LINUX32)
-print(json.dumps([os.uname().machine, *told(set_policy("preferred", ON_0))]))
-""")
-    assert told[0] not in syscalls.NUMBERS
-    known = f"is known on {told[0]}, only on 64-bit x86_64, aarch64, ppc64le"
-    why = f"ENOSYS: no number of set_mempolicy {known}"
-    assert told[1:] == ["default", f"preferred on node 0 was refused ({why}); default holds"]
-
-
-def test_a_python_without_ctypes_sets_no_policy() -> None:
-    code = 'sys.modules["ctypes"] = None; held = set_policy("local", ON_0)'
-    told = said(f"{PRELUDE}{code}; print(held, *held.refusals)")
-    assert told.startswith("default local was refused (ENOSYS: ")
 
 
 # What other processes hold.

@@ -6,7 +6,6 @@ import os
 import subprocess
 import time
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -14,9 +13,8 @@ from affinityd.cli.commands.pin import PinTargets
 from affinityd.cpuset import CpuSet
 from affinityd.linux import pinning
 from affinityd.linux.pinning import LEFT_ALONE, PINNED, PinResult, Target, pin_threads
-from affinityd.linux.processes import descendants, everyone, mask_of, stat_of, thread_ids
+from affinityd.linux.processes import descendants, mask_of, stat_of, thread_ids
 from tests.support.children import CHURN, HEADLESS, program, sleeping
-from tests.support.cpusets import cpuset, needs_cpuset
 from tests.support.daemons import eventually
 
 ALL = frozenset(os.sched_getaffinity(0))
@@ -161,32 +159,12 @@ def test_threads_and_processes_pinned_on_purpose_are_left_alone(
     assert {it.held for it in pinned.having(PINNED)} == {FIRST}
 
 
-def test_a_second_pin_leaves_the_same_thread_alone() -> None:
-    with program(FAMILY, str(max(SECOND))) as child:
-        pin(child.pid, FIRST)
-        pin(child.pid, ALL)
-        assert masks(child.pid) == [ALL, SECOND, ALL]
-
-
 def test_a_thread_with_the_cut_mask_counts_as_pinned() -> None:
     with program(FAMILY, str(max(FIRST))) as child:
         pinned = pin(child.pid, FIRST | {4000})
     assert outcomes(pinned) == [(PINNED, FIRST)] * 3
     assert pinned.cut == pinned.threads
     assert (pinned.is_settled, pinned.is_complete) == (True, False)
-
-
-@needs_cpuset
-def test_a_cpuset_that_shrinks_between_passes_shows_in_the_result() -> None:
-    with cpuset() as folder, sleeping() as child:
-        (folder / "cgroup.procs").write_text(str(child.pid))
-        os.sched_setaffinity(child.pid, FIRST)
-        passes = pinning._Passes(None, dry_run=False)
-        assert passes.pin_all([target_of(child.pid, ALL)])
-        assert passes.results[0].held == ALL
-        (folder / "cpuset.cpus").write_text(str(min(SECOND)))
-        assert not passes.pin_all([target_of(child.pid, ALL)])
-        assert [(it.outcome, it.held) for it in passes.results] == [(PINNED, SECOND)]
 
 
 @pytest.mark.parametrize("milliseconds", [0, 4])
@@ -203,16 +181,6 @@ def test_a_process_that_ends_during_a_pin_is_no_error(milliseconds: int) -> None
             child.wait()
 
 
-def test_a_worker_of_the_kernel_is_left_alone_with_the_reason() -> None:
-    """The kernel's own per-CPU thread stands for io_uring's, which such kernels had."""
-    found = [stat.number for stat in everyone() if stat.name == "ksoftirqd/0"]
-    if not found:
-        pytest.skip("no kernel threads in this pid namespace")
-    pinned = pin(found[0], ALL)
-    assert outcomes(pinned) == [(LEFT_ALONE, frozenset({0}))]
-    assert pinned.threads[0].reason == "a kernel worker, whose mask the kernel sets"
-
-
 def test_a_process_that_reuses_the_pid_is_not_pinned() -> None:
     with sleeping() as child, sleeping() as other:
         now = target_of(child.pid, FIRST)
@@ -227,14 +195,3 @@ def test_threads_are_pinned_although_the_main_one_has_ended() -> None:
     with program(HEADLESS) as child:
         assert outcomes(pin(child.pid, FIRST)) == [(PINNED, FIRST)]
         assert masks(child.pid) == [ALL, FIRST]
-
-
-def test_a_late_pin_reports_the_masks_that_it_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    with sleeping() as child:
-        moments, targets = iter([0.0, 0.0, 2.0]), [target_of(child.pid, FIRST)]
-        clock = SimpleNamespace(monotonic=lambda: next(moments))
-        monkeypatch.setattr(pinning, "time", clock)
-        result = pin_threads(lambda: targets, deadline=1.0)
-        assert result.is_late
-        assert [(it.was_set, it.held) for it in result.threads] == [(True, FIRST)]
-        assert mask_of(child.pid) == FIRST

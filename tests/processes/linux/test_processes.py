@@ -11,7 +11,7 @@ from affinityd.linux import processes
 from affinityd.linux.files import environment_of
 from affinityd.linux.processes import ProcessTable, ancestors, descendants
 from tests.support.child_python import said
-from tests.support.children import CHURN, HEADLESS, ZOMBIE, children_of, program, sleeping, threads
+from tests.support.children import HEADLESS, ZOMBIE, children_of, program, sleeping, threads
 
 #: One thread more, of a name that looks like the end of one; both stay on the first CPU.
 THREAD = """
@@ -132,23 +132,6 @@ def test_a_missing_process_has_no_facts(pid: int) -> None:
     assert (processes.thread_ids(pid), threads(pid)) == ([], [])
     assert processes.cgroups_of(pid) == processes.title_of(pid) == ""
     assert descendants(pid) == [] or pid == 0  # 0 is the kernel's own, of /proc/1
-
-
-def test_a_process_that_ends_during_a_read_is_no_error() -> None:
-    with program(CHURN) as child:
-        seen = [len(threads(child.pid)) for _ in range(300)]
-        child.kill()
-        seen += [len(threads(child.pid)) for _ in range(300)]
-        child.wait()
-        assert threads(child.pid) == []
-    assert max(seen) >= 2
-
-
-@pytest.mark.skipif(processes.stat_of(2) is None, reason="no kernel threads in this pid namespace")
-def test_kernel_threads_are_recognized() -> None:
-    kernel = [stat for stat in processes.everyone() if stat.is_kernel_thread]
-    assert 2 in {stat.number for stat in kernel}
-    assert {stat.takes_mask for stat in kernel} == {True, False}
 
 
 def test_the_environment_is_that_of_the_start() -> None:

@@ -13,14 +13,12 @@ import pytest
 
 from affinityd.linux import protobuf as grpc
 from affinityd.linux.protobuf import (
-    ACK,
     DATA,
     END_HEADERS,
     END_STREAM,
     GOAWAY,
     HEADERS,
     PADDED,
-    PING,
     RST_STREAM,
     SETTINGS,
     WINDOW_UPDATE,
@@ -141,21 +139,6 @@ def test_a_wrong_answer_is_an_error_of_one_line(
     with server(tmp_path / "s", sends(data)), pytest.raises(error, match=said) as found:
         grpc.call(f"{tmp_path}/s", METHOD, b"", TIMEOUT)
     assert "\n" not in str(found.value)
-
-
-def test_a_ping_and_settings_are_acknowledged(tmp_path: Path) -> None:
-    seen = bytearray()
-
-    def answer(connection: socket.socket) -> None:
-        connection.recv(2**16)
-        connection.sendall(BEGIN + frame(PING, b"12345678", 0, 0))
-        while frame(PING, b"12345678", ACK, 0) not in seen:
-            seen.extend(connection.recv(2**16))
-        connection.sendall(in_parts(message()) + END)
-
-    with server(tmp_path / "s", answer):
-        assert grpc.call(f"{tmp_path}/s", METHOD, b"", TIMEOUT) == SAID
-    assert frame(SETTINGS, b"", ACK, 0) in seen
 
 
 def _hangs(connection: socket.socket) -> None:

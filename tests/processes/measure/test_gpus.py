@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from subprocess import run
 
 import pytest
 
@@ -99,22 +98,6 @@ def test_a_failed_call_costs_only_its_figures_and_is_named(
 ) -> None:
     usual = {LAUNCH: NO_KERNEL} if vendor == "amd" else {}
     assert measured(vendor, fail) == [{**WHOLE, **usual, **dict.fromkeys(missing, why)}]
-
-
-@pytest.mark.parametrize(
-    ("vendor", "name", "code", "why"),
-    [
-        ("nvidia", "libcuda.so.1", "int cuInit(int f) { return 3; }", "cuInit: error 3"),
-        ("nvidia", "libcuda.so.1", "int none;", "libcuda.so.1 has no cuInit"),
-        ("amd", "libamdhip64.so", "int hipInit(int f) { return 3; }", "hipInit: error 3"),
-    ],
-)
-def test_a_library_that_lacks_functions_is_named(
-    tmp_path: Path, vendor: str, name: str, code: str, why: str
-) -> None:
-    (tmp_path / "driver.c").write_text(code)
-    run(["gcc", "-shared", "-fPIC", "-o", name, "driver.c"], check=True, cwd=tmp_path)
-    assert measured(vendor, folder=tmp_path) == [dict.fromkeys(OF_GPUS, why)]
 
 
 def test_a_driver_that_hangs_is_killed_and_earlier_figures_stay() -> None:

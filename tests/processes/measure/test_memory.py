@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 from pathlib import Path
 
 from affinityd.cpuset import CpuSet
 from affinityd.linux.processes import mask_of
 from affinityd.measure.document import OF_MEMORY
 from affinityd.measure.run import MemoryTarget, NodeTask, measured
-from tests.support.child_python import SECCOMP, said
 from tests.support.children import children_of
 
 HERE = frozenset(os.sched_getaffinity(0))
@@ -31,14 +29,6 @@ def test_memory_has_a_bandwidth_and_a_latency() -> None:
     assert latency.value > 64 / read.value
 
 
-def test_memory_is_measured_where_sigchld_is_ignored() -> None:
-    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    try:
-        assert [it.why for it in measured(task(0))] == [None, None]
-    finally:
-        signal.signal(signal.SIGCHLD, before)
-
-
 def test_memory_on_another_node_is_not_measured() -> None:
     *local, read, latency = measured(task(0, NOT_HERE))
     assert all(it.value is not None for it in local)
@@ -46,19 +36,6 @@ def test_memory_on_another_node_is_not_measured() -> None:
     assert read.why is not None
     assert read.why.startswith("not all of ")
     assert f"MiB came to node {NOT_HERE}: preferred on node {NOT_HERE} was refused" in read.why
-
-
-def test_where_seccomp_refuses_memory_policies_the_cpus_of_a_node_fill_its_memory() -> None:
-    code = f"""{SECCOMP}
-refuse("set_mempolicy")
-from affinityd.measure.run import measured
-from tests.processes.measure.test_memory import task
-print(*(it.why for it in measured(task(0, {NOT_HERE}))), sep="\\n")
-"""
-    *local, read, latency = said(code).splitlines()
-    assert local == ["None", "None"]
-    assert read == latency
-    assert read.endswith("was refused (EPERM: Operation not permitted); default holds")
 
 
 def test_cpus_outside_the_cpuset_leave_each_figure_with_a_reason() -> None:

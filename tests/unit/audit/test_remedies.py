@@ -12,12 +12,10 @@ from affinityd.audit.judge import Judge
 from affinityd.audit.model import ContainerResources, KubeletConfig, Membership, ProcessFacts
 from affinityd.audit.remedies import BY_DRA, PodPlacement, Remedies, kubelet_remedy
 from affinityd.cpuset import parse_list
-from affinityd.slurm.gres_conf import GresConf
 from affinityd.topology.model import NumaNode, Topology
 from affinityd.topology.nearness import vicinity
 from tests.support.audit_facts import KUBERNETES_POD, LONE_CONTAINER, SLURM_JOB, process, scan_of
 from tests.support.machines.by_hand import made
-from tests.support.machines.facts import machine
 
 TWO = made({0: "0-3", 1: "4-7"}, gpus=[1, 0])
 THREE = made({0: "0-3", 1: "4-7", 2: "8-11"}, gpus=[1, 0])  #: a node has no GPU
@@ -65,15 +63,6 @@ def test_an_allocation_is_mended_by_what_made_it(membership: Membership, said: s
     )
     assert remedies(far) == [f"{PLACE}, and its {of_one}"]
     assert remedies(beside, topology=APART) == [f"{BOTH}, and its {of_two}"]
-
-
-def test_the_cores_are_those_that_gres_conf_is_written_with() -> None:
-    topology = machine("dgx-a100")
-    facts = process("0-15,128-143", gpu=("nvidia", 0), cpuset="0-15", membership=SLURM_JOB)
-    (said,) = remedies(facts, topology=topology)
-    (line,) = (it for it in GresConf(topology).lines() if "gpu 0 " in it or "/dev/nvidia0 " in it)
-    (field,) = (word for word in line.split() if word.startswith("Cores="))
-    assert f"put {field} in" in str(said)
 
 
 IN_CPUSET = "and its cpuset has CPUs there"

@@ -113,17 +113,6 @@ def test_nodes_of_one_command_must_be_equal(node: SlurmNode) -> None:
     assert f"gpu08 has Gres=gpu:4 ({node.slurm.conf})" in said.err
 
 
-def test_types_that_would_drain_a_node_are_an_error_of_one_line(node: SlurmNode) -> None:
-    node.slurm.expects("gpu:a100:2", "gpu07")
-    for kinds, told in (
-        ("h100", "--type 'h100' is not in Gres=gpu:a100:2 ("),
-        ("a100,a100,a100", "--type names 3 types, and there are 2 GPUs"),
-    ):
-        said = node.run("gres-conf", "--type", kinds)
-        assert (said.code, said.out, said.err.count("\n")) == (2, [], 1)
-        assert told in said.err
-
-
 def test_gpus_of_unknown_type_are_comments_until_the_option_names_it(
     node: SlurmNode,
 ) -> None:
@@ -189,34 +178,6 @@ def test_a_state_is_a_finding_if_slurmctld_refuses_the_gpus_else_a_note(
     )
 
 
-def test_the_scope_chooses_the_cores_of_a_node_or_of_a_package(
-    node: SlurmNode, tmp_path: Path
-) -> None:
-    halves = made({0: "0-1", 1: "2-3", 2: "4-7"}, gpus=[1], packages={0: "0-3", 1: "4-7"})
-    halves = replace(halves, gpus=(replace(halves.gpus[0], minor=0),))
-    node = replace(node, root=write_tree(halves, tmp_path / "halves"))
-    node.slurm.expects("gpu:1", "halves")
-    node.slurm.has("Name=gpu File=/dev/nvidia0")
-    for scope, right in (("node", "2-3"), ("socket", "0-3")):
-        assert node.printed("--scope", scope) == [f"Name=gpu File=/dev/nvidia0 Cores={right}"]
-        assert node.check("--scope", scope).out[0].endswith(f"prints Cores={right}")
-
-
-def test_slurmd_can_read_another_gres_conf_beside_the_same_slurm_conf(
-    node: SlurmNode, tmp_path: Path
-) -> None:
-    node.slurm.expects("gpu:2", "gpu07")
-    node.slurm.has(RIGHT)
-    (tmp_path / "new").write_text("")
-    script = node.slurm.folder / "programs/slurmd"
-    names = (
-        f"for name in gres.conf slurm.conf; do readlink -f ${{5%/*}}/$name; done >{tmp_path}/read"
-    )
-    script.write_text(f"{script.read_text()}{names}\n")
-    assert node.check("--gres-conf", str(tmp_path / "new")).code == 0
-    assert (tmp_path / "read").read_text() == f"{tmp_path}/new\n{node.slurm.conf}\n"
-
-
 def test_a_missing_file_is_an_error(node: SlurmNode) -> None:
     for flag, file in (("--gres-conf", "/nowhere"), ("--slurm-conf", "/dev")):
         said = node.check(flag, file)
@@ -235,17 +196,6 @@ def test_check_without_slurm_is_an_error(node: SlurmNode) -> None:
 def test_a_malformed_node_name_is_bad_usage(node: SlurmNode, command: str, name: str) -> None:
     with pytest.raises(SystemExit, match="2"):
         node.run(command, "--node-name", name)
-
-
-def test_missing_device_files_and_missing_gpus_are_reported(
-    node: SlurmNode, tmp_path: Path
-) -> None:
-    said = node.run("gres-conf", "--machine", "dgx-h100")
-    assert all(line.startswith("#") for line in said.out)
-    unknown = "the device files of 8 of 8 GPUs are not known"
-    assert (said.code, said.err) == (1, f"affinityd slurm gres-conf: {unknown}\n")
-    login = replace(node, root=write_tree(made({0: "0-3"}, gpus=[]), tmp_path / "login1"))
-    assert login.run("gres-conf") == (1, [], "affinityd slurm gres-conf: this node has no GPU\n")
 
 
 CONFIGURED = "Gres=gpu:a100:2 State=IDLE Sockets=2 CoresPerSocket=4 ThreadsPerCore=1"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 
@@ -139,22 +138,6 @@ def test_a_rank_that_narrows_itself_later_is_pinned_with_its_threads() -> None:
     assert (said(decision), decision.drifted, decision.on_purpose) == (["drifted mask"], 2, 1)
 
 
-def test_a_launcher_far_from_its_gpu_has_drifted() -> None:
-    """Below it is a process whose GPU has near CPUs in their cpuset."""
-    launcher = rank("4-5", gpu=0, cpuset="4-7", pid=100)
-    below = rank("4-7", gpu=1, cpuset="4-7", pid=200, parent=100)
-    wide = moved(launcher, "4-7")
-    assert said(*Site(TWO, reserved="7").look(wide, below)) == ["drifted mask", "drifted share"]
-
-
-def test_the_reason_names_the_threads_pinned_on_purpose() -> None:
-    (decision,) = Site(TWO).look(rank("0-3", "4-7", "4-7", "2"))
-    assert decision.why == (
-        "2 threads of it (first 101) may run on CPUs 4-7: they were pinned on purpose; "
-        "affinityd pin --force moves them"
-    )
-
-
 def test_only_a_mask_of_affinityd_is_widened_when_the_cpuset_grows() -> None:
     """The kernel keeps what was asked for, where it can (since Linux 6.2)."""
     site = Site(TWO, NEAR_ALONE)
@@ -213,19 +196,6 @@ def test_each_reason_has_a_sentence_with_a_remedy(
     assert decision.cause == ("allocation" if decision.reason == "allocation" else None)
 
 
-@pytest.mark.parametrize("way", ["leave", "observe"])
-def test_a_drifted_process_that_an_unreadable_rule_may_exempt_is_left(way: str) -> None:
-    unread = Who(unread=frozenset(("partition",)))
-    site = Site(TWO, f'[[rule]]\npartition = "debug"\n{way} = true', identities={100: unread})
-    assert said(*site.look(RANK)) == ["fits"]
-    (decision,) = site.look(rank("0-7"))
-    assert (said(decision), decision.cause) == (["left policy"], "unpinned")
-    assert str(decision.why).startswith(
-        "rule 1 of the policy may leave it alone or observe it, but a key of the rule cannot be "
-        "read here (partition): give the daemon CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH for "
-    )
-
-
 @pytest.mark.parametrize(
     ("threads", "is_confined", "verdict"),
     [
@@ -262,13 +232,6 @@ def test_a_process_widened_to_the_cpus_it_asked_for_is_left(
     (decision,) = Site(TWO, policy, identities=given).look(facts)
     assert said(decision) == [verdict]
     assert str(decision.why).startswith(why)
-
-
-def test_a_process_once_seen_unconfined_is_pinned_again_after_a_reset() -> None:
-    site = Site(TWO)
-    (pinned,) = site.pin(replace(rank("0-7"), is_confined=False))
-    assert masks(pinned) == ["0-3"]
-    assert said(*site.look(moved(pinned, "4-5"), boot=NOW + 1)) == ["drifted mask"]
 
 
 def test_orphans_and_known_daemons_and_their_workers_are_not_pinned() -> None:
@@ -311,24 +274,6 @@ def test_an_observed_process_is_reported_and_not_pinned(
     why = f"{where}; it is not pinned: {because}" if because else where
     assert {(it.is_observed, it.why) for it in decisions} == {(because is not None, why)}
     assert drifts_of(decisions)["nvidia", 0].would_pin == {"mask": 2}
-
-
-@pytest.mark.parametrize(
-    ("policy", "words", "process", "expected"),
-    [
-        (PILOT, {100: "off"}, FAR, "left opted_out"),
-        ("", {100: "observe", 50: "off"}, replace(FAR, parent=50), "left opted_out"),  # the least
-        ("leave = true", {}, FAR, "left policy"),
-        (PILOT, {}, RANK, "fits"),
-    ],
-)
-def test_a_process_that_fits_or_is_left_is_not_observed(
-    policy: str, words: Mapping[int, str], process: ProcessFacts, expected: str
-) -> None:
-    identities = {pid: Who(switch=word) for pid, word in words.items()}
-    parent = rank("0-3", gpu=1, pid=50)
-    decision, _ = Site(TWO, policy, identities=identities).look(process, parent)
-    assert (said(decision), decision.is_observed) == ([expected], False)
 
 
 def test_the_first_process_of_a_job_decides_whether_it_is_observed() -> None:
@@ -438,30 +383,6 @@ def test_observing_counts_neither_pins_nor_resets() -> None:
     assert (site.backoff.resets, site.backoff.record(UNPINNED_RANK).pins) == (0, 0)
 
 
-def test_an_unseen_process_is_remembered_for_ten_minutes() -> None:
-    site, boot = reset(5)
-    site.look(boot=boot + 599)
-    another = replace(UNPINNED_RANK, start=UNPINNED_RANK.start + 1)
-    assert said(*site.look(UNPINNED_RANK, boot=boot + 600)) == GIVEN_UP
-    assert said(*site.look(another, boot=boot + 600)) == DRIFTED
-    site.look(boot=boot + 1201)
-    assert said(*site.look(UNPINNED_RANK, boot=boot + 1202)) == DRIFTED
-
-
-def test_a_process_that_reapplies_an_older_mask_waits() -> None:
-    site = Site(TWO, 'mode = "single"')
-    (once,) = site.pin(UNPINNED_RANK)
-    site.policy = Site(TWO).policy
-    (now,) = site.pin(once, boot=NOW + 15)
-    assert (masks(once), masks(now), site.backoff.resets) == (["0"] * 2, ["0-3"] * 2, 0)
-    pins = 0
-    for boot in range(30, 1200, 15):
-        pins += said(*site.look(once, boot=NOW + boot)) == ["drifted share"]
-        site.pin(once, boot=NOW + boot)
-    assert pins == 5
-    assert said(*site.look(once, boot=NOW + 1200)) == GIVEN_UP
-
-
 # What came of a pin.
 
 
@@ -483,31 +404,3 @@ def test_a_partial_pin_is_no_reset(outcome: PinOutcome, pins: int) -> None:
         half = moved(UNPINNED_RANK, "0-3", "0-7")
         assert said(*site.look(half, boot=NOW + 15 * number)) == DRIFTED
     assert site.backoff.resets == 0
-
-
-def test_a_mask_that_the_kernel_narrowed_counts_as_affinityds() -> None:
-    site = Site(TWO)
-    loader = worker("0-7", of=UNPINNED_RANK)
-    _, decision = site.look(UNPINNED_RANK, loader)
-    site.backoff.note(PinAttempt(decision, PinOutcome(pinned=1, cut=parse_list("2"))))
-    site.policy = Site(TWO, 'mode = "single"').policy
-    assert said(*site.look(UNPINNED_RANK, moved(loader, "2"))) == [*DRIFTED, "drifted share"]
-    assert said(*site.look(UNPINNED_RANK, moved(loader, "3"))) == [*DRIFTED, "left on_purpose"]
-
-
-@pytest.mark.parametrize(("masks_in_turn", "kept"), [(40, 16), (2, 4)])
-def test_the_latest_masks_of_affinityd_are_remembered(masks_in_turn: int, kept: int) -> None:
-    """Two plans in turn push no earlier one out."""
-    site = Site(TWO)
-    (decision,) = site.look(UNPINNED_RANK)
-    for turn in range(-1, 40):
-        cut = parse_list("7" if turn < 0 else f"0,{turn % masks_in_turn + 1}")
-        site.backoff.note(PinAttempt(decision, PinOutcome(pinned=2, cut=cut)))
-    assert len(site.backoff.record(UNPINNED_RANK).given) == kept
-    assert parse_list("0-3") in site.backoff.given(UNPINNED_RANK)
-    assert (parse_list("7") in site.backoff.given(UNPINNED_RANK)) == (masks_in_turn == 2)
-
-
-def test_a_restarted_daemon_pins_no_process_that_fits() -> None:
-    pinned = Site(TWO).pin(UNPINNED_RANK, worker("0-7", of=UNPINNED_RANK), rank("0-7", gpu=1))
-    assert said(*Site(TWO).look(*pinned)) == FITS * 3

@@ -20,22 +20,16 @@ from affinityd.daemon.api.peers import Viewer
 from affinityd.daemon.policy_document import parse
 from affinityd.enforce import enforcer as module
 from affinityd.enforce.document import Enforced
-from affinityd.enforce.enforcer import INITIAL_USERS as USERS
 from affinityd.enforce.enforcer import (
     NO_ENVIRONMENTS,
-    NO_SYS_NICE,
-    NOT_ALL_PIDS,
-    NOT_ALL_USERS,
     Enforcer,
     NodeLock,
-    lacking,
     notices,
     outcomes,
 )
 from affinityd.enforce.model import PinOutcome, TargetCpus
 from affinityd.enforce.policy import PolicyFile, Treatment, identity, site
 from affinityd.errors import InvalidRequestError
-from affinityd.linux.processes import INITIAL_PIDS as PIDS
 from affinityd.planner import Options
 from tests.support.audit_facts import scan_of
 from tests.support.enforced_node import NOW, TWO, Site, rank
@@ -201,33 +195,6 @@ def test_enforcement_that_fails_is_logged_once_and_its_last_result_stays(
     assert failures == ["enforcement failed; its last result stays"]
 
 
-ALL = "CapEff:\t000001ffffffffff\n"
-
-
-@pytest.mark.parametrize(
-    ("pids", "users", "status", "expected"),
-    [
-        (PIDS, USERS, ALL, None),
-        (PIDS, USERS, "CapPrm:\t0\nCapEff:\t0000000000800000\nX:\n", None),
-        (None, None, ALL, None),  # a kernel without namespaces
-        ("pid:[4026532000]", USERS, ALL, NOT_ALL_PIDS),
-        (PIDS, "user:[4026532000]", ALL, NOT_ALL_USERS),
-        (PIDS, USERS, "CapPrm:\t000001ffffffffff\nCapEff:\t000001ffff7fffff\n", NO_SYS_NICE),
-        (PIDS, USERS, "", NO_SYS_NICE),
-    ],
-)
-def test_the_missing_privilege_is_named(
-    tmp_path: Path, pids: str | None, users: str | None, status: str, expected: str | None
-) -> None:
-    namespaces = tmp_path / "self" / "ns"
-    namespaces.mkdir(parents=True)
-    for name, namespace in (("pid", pids), ("user", users)):
-        if namespace is not None:
-            (namespaces / name).symlink_to(namespace)
-    (tmp_path / "self" / "status").write_text(status)
-    assert lacking(os.fspath(tmp_path)) == expected
-
-
 # Of several daemons on a node one pins.
 
 
@@ -271,21 +238,3 @@ def test_the_lock_is_private_and_its_new_folder_is_public(tmp_path: Path) -> Non
     finally:
         os.umask(before)
     assert (lock.stat().st_mode & 0o777, lock.parent.stat().st_mode & 0o777) == (0o600, 0o755)
-
-
-@pytest.mark.parametrize(
-    ("path", "why"),
-    [
-        ("link", "Too many levels of symbolic links"),
-        ("folder", "Is a directory"),
-        ("/proc/self/lock", "No such file or directory"),  # a folder that takes no file
-        ("/proc/self/new/lock", "No such file or directory"),  # one that cannot be made
-    ],
-)
-def test_a_lock_that_cannot_be_made_is_named(tmp_path: Path, path: str, why: str) -> None:
-    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "folder").mkdir()
-    with daemon(lock := tmp_path / path) as node_lock:
-        told = "the lock of the one daemon that pins on a node cannot be taken"
-        assert node_lock.acquire() == f"{told}: {lock}: {why}"
-    assert not (tmp_path / "elsewhere").exists()

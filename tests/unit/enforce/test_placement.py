@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from affinityd.audit.model import ContainerResources, Job, Membership, ProcessFacts
-from affinityd.enforce.policy.identity import ProcessIdentity
 from affinityd.enforce.policy.identity import ProcessIdentity as Who
 from affinityd.topology.model import Topology
 from tests.support.asking import ask, cpulists
@@ -85,13 +84,6 @@ def test_in_a_cgroup_of_a_rule_off_holds_for_one_user() -> None:
     assert said(*decisions) == ["drifted unpinned", "left opted_out"]
 
 
-def test_a_worker_is_treated_as_its_holder() -> None:
-    identities = {100: Who(7), 900: Who(8)}
-    site = Site(TWO, "[[rule]]\nuid = 7\nleave = true", identities=identities)
-    assert said(*site.look(RANK, worker("0-7", of=RANK))) == ["left policy"] * 2
-    assert 900 not in site.asked
-
-
 NAMED = '[[rule]]\ncgroup = "/batch/*"'
 RENDER = replace(WIDE, membership=NO_JOB, cgroups="0::/batch/render\n")
 UNNAMED = replace(RENDER, cgroups="0::/user.slice\n")
@@ -141,10 +133,6 @@ def test_a_worker_that_has_left_its_holders_job_is_left(
     assert said(of_worker) == ["left no_job"]
 
 
-def test_a_worker_without_its_holder_is_decided_alone() -> None:
-    assert said(*Site(TWO).look(worker("0-7", of=RANK))) == ["drifted unpinned"]
-
-
 DGX = machine("dgx-a100")
 FOUR = made({0: "0-7", 1: "8-15"}, gpus=[0, 0, 1, 1])  # a core has one CPU
 EVERY = "0-15"
@@ -173,13 +161,6 @@ def test_ranks_get_the_plan_for_their_gpus_and_cpuset(
     found = places(site.look(*ranks(*gpus, cpuset=cpuset)))
     named, parameters = ",".join(map(str, gpus)), {"cpuset": cpuset, "reserved": reserved}
     assert found == cpulists(ask(DGX, gpus=named, mode=mode, cpus=str(asked), **parameters))
-
-
-@pytest.mark.parametrize("share", ["node", "requested"])
-def test_share_and_scope_come_from_the_policy(share: str) -> None:
-    policy = f"mode = 'unique_contiguous'\nshare = '{share}'\nscope = 'socket'"
-    found = places(Site(DGX, policy).look(*ranks(0, 2, cpuset="0-255")))
-    assert found == cpulists(ask(DGX, gpus="0,2", share=share, scope="socket"))
 
 
 UNIQUELY = 'mode = "unique_contiguous"\nshare = "requested"'
@@ -272,21 +253,6 @@ def test_a_gpu_granted_by_kubelet_is_a_rank_before_it_is_opened() -> None:
     assert said(*site.look(pinned, second)) == ["fits", "drifted unpinned"]
 
 
-def test_the_end_of_a_container_moves_no_other_of_its_pod() -> None:
-    site = Site(FOUR, UNIQUELY)
-    site.look(*POD)
-    assert places(site.look(*POD[:1], *POD[2:])) == ["0-1", "8-11"]
-    assert places(site.look(*POD[:2])) == ["0-1", "2-3"]
-
-
-def test_a_rank_that_moved_to_another_cpuset_leaves_the_old_one() -> None:
-    site = Site(FOUR, UNIQUELY)
-    mates = [rank("0-3", gpu=gpu, cpuset="0-3") for gpu in (0, 1)]
-    assert places(site.look(*mates)) == ["0-1", "2-3"]
-    mates[1] = rank("4-7", gpu=1, cpuset="4-7")
-    assert places(site.look(*mates)) == ["0-3", "4-7"]
-
-
 @pytest.mark.parametrize("aside", [{"is_daemon": True}, {"orphan": "its job is over"}])
 def test_daemons_and_orphans_are_no_ranks(aside: dict[str, Any]) -> None:
     site = Site(FOUR, UNIQUELY)
@@ -301,20 +267,6 @@ def test_a_step_without_cpus_in_the_plan_is_left_with_the_reason() -> None:
         "in the cpuset of this process, 0-3: use a mode in which ranks share CPUs, like node, or "
         "one cpuset for all processes of the job"
     )
-
-
-@pytest.mark.parametrize(
-    ("reserved", "mode", "place"),
-    [("0-3", "node", "4-7"), ("0-7", "node", None), ("0-7", "even", "8-15")],
-)
-def test_no_reserved_cpu_is_planned(reserved: str, mode: str, place: str | None) -> None:
-    assert places(Site(FOUR, f'mode = "{mode}"', reserved=reserved).look(FIRST)) == [place]
-
-
-def test_ranks_of_a_job_may_have_different_treatments() -> None:
-    policy = f"{UNIQUELY}\n[[rule]]\nuid = 7\nmode = 'node'"
-    site = Site(FOUR, policy, identities={200: ProcessIdentity(7)})
-    assert places(site.look(FIRST, SECOND)) == ["0-3", "0-7"]
 
 
 @pytest.mark.parametrize(

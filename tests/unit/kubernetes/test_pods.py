@@ -71,10 +71,6 @@ def test_a_truncated_answer_is_an_error(data: bytes) -> None:
         list(_containers(data))
 
 
-def test_as_many_pods_as_a_node_has_are_read() -> None:
-    assert len(containers(pod_of() * 500)) == 500
-
-
 @pytest.mark.parametrize(
     "answer",
     [
@@ -283,12 +279,6 @@ def test_a_container_with_device_files_of_other_gpus_matches_none_of_kubelet_s(
     ]
 
 
-def test_processes_of_a_container_use_its_gpus_together() -> None:
-    containers = given("one", "GPU-0::0"), given("two", "GPU-0::1", "GPU-1")
-    ranks = in_pod(0), in_pod(1, pid=101)
-    assert named(*ranks, containers=containers) == ["two", "two"]
-
-
 def test_a_container_is_of_one_pod_unless_the_other_is_a_known_daemon() -> None:
     train, monitor = in_pod(0), in_pod(0, uid=POD.replace("0d6f", "1d6f"), pid=101)
     containers = (given("train", "GPU-0"),)
@@ -304,8 +294,3 @@ def test_a_matched_process_has_all_gpus_of_its_container() -> None:
     )
     assert its.facts.gpus == (("nvidia", 0),)
     assert {*its.facts.gpus_given} == {("nvidia", 0), ("nvidia", 1)}
-
-
-def test_a_process_of_no_pod_is_in_no_container() -> None:
-    facts = process("0-3", gpu=("nvidia", 0), cpuset="0-255")
-    assert named(Judge(NODE).judge(facts), containers=CONTAINERS) == [None]

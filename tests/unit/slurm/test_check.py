@@ -176,15 +176,6 @@ def test_slurmctld_s_number_of_cores_is_compared_if_it_tells_it() -> None:
     assert list(counts(conf, shown("gpu:a100:2", cores=0))) == []
 
 
-def test_the_order_of_types_that_alternate_on_the_bus_is_no_finding() -> None:
-    four = node(0, 0, 3, 3, models=(A100, V100, A100, V100))
-    gres = NodeGres("s", "gpu:a100:2,gpu:v100:2")
-    lines = [line for line in GresConf(four, gres=gres).lines() if line[0] != "#"]
-    text = "\n".join(lines[number] for number in (0, 2, 1, 3))
-    assert found(text, four, gres=gres) == []
-    assert list(counts(GresConf(four, gres=gres), shown(gres.value))) == []
-
-
 def test_gpus_whose_device_files_are_not_known_are_not_compared() -> None:
     assert found(f"{ZERO}\n{ONE}", machine("dgx-h100")) == []
 
@@ -195,21 +186,6 @@ def test_printed_lines_have_no_differences(
 ) -> None:
     text = "\n".join(GresConf(topology, scope).lines(name))
     assert found(text, topology, scope) == []
-
-
-@given(machines(), st.data())
-def test_cores_away_from_every_near_node_are_always_found(
-    topology: Topology, data: st.DataObject
-) -> None:
-    conf = GresConf(topology)
-    gpu = data.draw(st.sampled_from(topology.gpus))
-    near = frozenset[int]().union(*conf.affinities[gpu.key].near)
-    away = conf.cores.all - near
-    if near and away:
-        cores = data.draw(st.frozensets(st.sampled_from(sorted(away)), min_size=1))
-        line = f"Name=gpu File=/dev/nvidia{gpu.minor} Cores={','.join(map(str, cores))}"
-        start = f"gpu {gpu.index}: Slurm has Cores="
-        assert any(text.startswith(start) for text in found(line, topology))
 
 
 REMEDY = "give it --gres-flags=enforce-binding, and gres.conf the right Cores="

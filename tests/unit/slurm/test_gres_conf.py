@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
 
 from affinityd.cpuset import format_list
 from affinityd.slurm.cores import SlurmCores, affinities, in_slurms_order
@@ -16,7 +15,6 @@ from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
 from tests.support.machines.nvlinks import (
     dgx_1v,
-    linked_machines,
     switched,
     with_nvlinks,
 )
@@ -111,16 +109,6 @@ def test_links_are_left_out_where_they_are_unknown_or_lead_to_no_gpu(node: Topol
     assert not any("Links=" in line for line in GresConf(node).lines())
 
 
-@given(linked_machines())
-def test_links_are_a_number_for_each_gpu_and_minus_one_at_itself(topology: Topology) -> None:
-    for place, line in enumerate(of_gpus(GresConf(topology))):
-        _, _, numbers = line.partition(" Links=")
-        if numbers:
-            counts = numbers.split(",")
-            assert len(counts) == len(topology.gpus)
-            assert [at for at, count in enumerate(counts) if int(count) < 0] == [place]
-
-
 def test_cores_are_numbered_package_by_package_and_cache_by_cache_not_as_cpus_are() -> None:
     lists = {0: "0-14:2", 1: "1-15:2"}
     interleaved = made(lists, gpus=[0, 1], packages=lists)
@@ -169,11 +157,6 @@ def test_settings_are_printed_only_where_nodes_are_not_packages() -> None:
         assert not any("slurm.conf" in line for line in conf.lines())
 
 
-def test_nodes_of_different_sizes_have_no_counts_in_the_settings() -> None:
-    node = made({0: "0-3", 1: "4-5"}, gpus=[0, 1])
-    assert GresConf(node).settings == "SlurmdParameters=numa_node_as_socket"
-
-
 def test_a_gpu_whose_device_file_is_not_known_has_a_comment_and_no_line() -> None:
     node = with_minors(machine("dgx-a100"), range(8))
     node = replace(node, gpus=(replace(node.gpus[0], minor=None), *node.gpus[1:]))
@@ -193,10 +176,6 @@ def test_of_a_vendor_whose_device_files_are_unknown_nothing_is_guessed() -> None
 
 
 ARE_CUDA_S = "Slurm's gpu numbers are CUDA's: keep it."
-
-
-def test_two_vendors_have_no_comment_on_their_order() -> None:
-    assert not any("keep it" in line for line in GresConf(machine("two-vendors")).lines())
 
 
 @pytest.mark.parametrize(
@@ -263,13 +242,3 @@ def test_whole_gpus_are_not_given_the_types_of_their_mig_instances() -> None:
     assert gpu_types(sliced, wanted, {}) == GpuTypes({}, SLICES)
     whole = NodeGres("slurm.conf", "gpu:a100:2")
     assert set(gpu_types(sliced, whole, {}).of.values()) == {"a100"}
-
-
-def test_the_counts_of_gres_keep_its_order() -> None:
-    for gres, counts in (
-        ("gpu:a100:2,gpu:v100,gpu:a100:1", [("a100", 3), ("v100", 1)]),
-        ("nic:2,gpu:1g.10gb:4", [("1g.10gb", 4)]),
-        ("gpu:no_consume:2", [(None, 2)]),
-        ("gpu:0", []),
-    ):
-        assert list(NodeGres("s", gres).counts.items()) == counts

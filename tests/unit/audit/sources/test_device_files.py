@@ -73,20 +73,6 @@ def test_a_process_that_holds_a_gpus_file_by_its_number_is_found(machine: Machin
     assert (found.unknown, found.skipped) == ({}, 0)
 
 
-@pytest.mark.parametrize(
-    ("target", "may_be"),
-    [
-        ("/dev/npu7", True),
-        ("/dev/pts/42", False),
-        ("/var/lib/rootfs/dev/davinci0", True),
-        ("/nfs/run/train.log", False),  # a file server may not answer
-        ("socket:[4711]", False),
-    ],
-)
-def test_a_file_that_can_be_no_gpus_is_not_even_looked_at(target: str, may_be: bool) -> None:
-    assert GpuDeviceFiles({}, frozenset({"davinci0"})).is_one(target) is may_be
-
-
 def test_sysfs_tells_which_file_is_whose_or_else_the_name_does(machine: Machine) -> None:
     folder = machine.sys / "dev/char"
     folder.mkdir(parents=True)
@@ -114,21 +100,6 @@ def test_of_a_gpu_without_a_file_or_without_rights_nothing_is_known(machine: Mac
     machine.holds(7, FULL)
     unknown = {FIRST: device_files.ROOT_ONLY, SECOND: device_files.ROOT_ONLY}
     assert machine.scanner().found(NPUS) == GpuHolders((Holding(7, FIRST),), unknown)
-
-
-def test_a_holder_is_looked_at_in_each_scan_and_others_in_some(machine: Machine) -> None:
-    pid = 7
-    scanner = machine.scanner()
-    machine.holds(pid)
-    assert held(scanner) == []
-    machine.holds(pid, FULL)
-    scans = {scan: held(scanner) for scan in range(2, 2 + device_files.EVERY)}
-    first = min(scan for scan, holders in scans.items() if holders)
-    assert first % device_files.EVERY == pid % device_files.EVERY
-    assert all(holders == [(pid, 0)] for scan, holders in scans.items() if scan >= first)
-    shutil.rmtree(machine.proc / f"{pid}")
-    assert held(scanner) == []
-    assert pid not in scanner._known
 
 
 def test_a_scan_that_takes_too_long_is_gone_on_with_the_next_time(machine: Machine) -> None:

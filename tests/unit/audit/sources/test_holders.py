@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import os
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,14 +9,13 @@ import pytest
 from affinityd.audit.model import GpuHolders, Holding
 from affinityd.audit.sources.holders import NOT_ALL_PIDS, HolderSources, one_a_process
 from affinityd.audit.sources.nvml import (
-    CHANGING_SECONDS,
     NO_DRIVER,
     NVML_SECONDS,
     READ_AGAIN,
     processes_of,
 )
 from affinityd.discovery.nvml import GpuProcesses, NvmlProcess, ProcessReport
-from affinityd.linux.processes import INITIAL_PIDS, since_boot
+from affinityd.linux.processes import INITIAL_PIDS
 from affinityd.topology.model import Gpu, Topology
 from tests.support.machines.by_hand import made
 from tests.support.machines.sysfs_tree import put
@@ -114,14 +111,6 @@ def test_a_process_works_on_the_gpus_in_which_it_holds_a_quarter_of_the_most(
         assert one_a_process([*order, none, first], "/none") == (first, together)
 
 
-def test_a_driver_that_names_a_thread_means_its_process() -> None:
-    with ThreadPoolExecutor(1) as other:
-        tid = other.submit(threading.get_native_id).result()
-        own, thread = Holding(os.getpid(), FIRST, 2), Holding(tid, FIRST, 1)
-        for named, memory in (((own, thread), 2), ((thread, own), 2), ((thread,), 1)):
-            assert one_a_process(named, "/proc") == (Holding(os.getpid(), FIRST, memory),)
-
-
 class Asked:
     """NVML's asker, by a script; and a clock, by hand."""
 
@@ -179,11 +168,6 @@ def test_each_vendors_source_is_asked_and_when_is_told(root: Path) -> None:
     assert held.asked == 1000.0
 
 
-def test_the_asking_is_timed_by_the_clock_that_starts_are_counted_in() -> None:
-    before = since_boot()
-    assert before <= HolderSources(Asked()).held(machine()).asked <= since_boot()
-
-
 def test_without_driver_or_gpus_or_in_a_pid_namespace_nvml_is_not_asked(root: Path) -> None:
     asked = Asked()
     assert holders(root, asked).held(machine()) == GpuHolders(asked=1000.0)
@@ -199,21 +183,6 @@ def test_without_driver_or_gpus_or_in_a_pid_namespace_nvml_is_not_asked(root: Pa
 
 
 CHANGE = "GPU 1's MIG mode will be enabled"
-WAITS = f"{CHANGE} by a reset of the GPU; until then NVML is asked once a minute"
-
-
-def test_while_a_mig_mode_is_to_change_nvml_is_asked_once_a_minute(root: Path) -> None:
-    reports = ((7, CHANGE), (8, CHANGE), (9, None))
-    asked = Asked(*(report((of(pid, 1),), changing=changing) for pid, changing in reports))
-    looking = holders(root, asked)
-    seen = []
-    for seconds in (0, 15, 15, CHANGING_SECONDS - 35, 15, CHANGING_SECONDS):
-        asked.now += seconds
-        held = looking.held(MACHINE)
-        assert (held.unknown, held.asked) == ({}, asked.times[-1])
-        seen.append((*(it.pid for it in held.holdings), *held.notices))
-    assert seen == [*[(7, WAITS)] * 3, *[(8, WAITS)] * 2, (9,)]
-    assert asked.times[1] - asked.times[0] >= CHANGING_SECONDS
 
 
 @pytest.mark.parametrize("changing", [None, CHANGE])

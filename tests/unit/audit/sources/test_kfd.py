@@ -6,9 +6,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.audit.model import GpuHolders, Holding
-from affinityd.audit.sources import holders
 from affinityd.audit.sources.holders import NO_KFD, NOT_LISTED, kfd_holders
-from affinityd.linux.files import text
 from affinityd.topology.model import Gpu
 from tests.support.machines.sysfs_tree import put
 
@@ -75,19 +73,6 @@ def test_what_a_process_holds_through_further_contexts_is_added(sys: Path) -> No
     process(sys, "4711/context_1", 8192, 1024, 0, queues=(2,))
     memory = {it.gpu: it.memory_bytes for it in kfd_holders(GPUS, str(sys)).holdings}
     assert memory == {FIRST: 8192, SECOND: 5120, THIRD: 0}
-
-
-def test_what_costs_a_process_time_is_not_read(sys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    process(sys, "4711", 0, 4096, 0)
-    read: list[str] = []
-
-    def noted(path: str) -> str:
-        read.append(path.rpartition("/")[2].partition("_")[0])
-        return text(path)
-
-    monkeypatch.setattr(holders, "text", noted)
-    assert kfd_holders(GPUS, str(sys)).holdings
-    assert {*read} == {"gpu", "properties", "vram"}
 
 
 def test_of_what_kfd_does_not_list_nothing_is_known(sys: Path) -> None:

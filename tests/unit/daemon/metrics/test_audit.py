@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Mapping
 
 import pytest
@@ -15,7 +14,6 @@ from affinityd.daemon.metrics.audit import OTHERS, JobRow, JobSeries
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.discovery.nvml import NvmlReport
 from affinityd.topology.model import Node
-from affinityd.topology.nearness import CAUSES
 from tests.support.enforce_reports import enforced
 from tests.support.scans import GPU0, GPU1, MACHINE, NEAR, Audit, process, scan
 from tests.support.scans import scanned as scanned_by
@@ -153,14 +151,6 @@ def test_metrics_of_a_gpu_have_its_labels_and_no_pid_or_process_name() -> None:
     assert found == {*of_gpu, "cause", "placement", "version", "le"}
 
 
-def test_the_daemon_has_the_standard_process_metrics() -> None:
-    found = dict(re.findall(r"^process_(\w+) (\S+)$", "\n".join(scraped()), re.MULTILINE))
-    assert 0 < float(found["start_time_seconds"]) < time.time()
-    assert 0 < float(found["open_fds"]) < 10_000
-    assert float(found["resident_memory_bytes"]) > 2**20
-    assert float(found["cpu_seconds_total"]) > 0
-
-
 def test_failure_counters_begin_at_0() -> None:
     unanswered = dict.fromkeys(("topology", "processes"), 0)
     metrics = Metrics(lambda: None, scan_interval=15, nvml_failures=unanswered)
@@ -233,14 +223,6 @@ def totals(rows: tuple[JobRow, ...]) -> dict[str, float]:
     return {row.job.id: row.time.total for row in rows}
 
 
-def test_the_first_jobs_have_rows_and_later_ones_share_one() -> None:
-    series = JobSeries(2)
-    assert totals(series.scanned(ran({ONE: 1, TWO: 2}))) == {"1": 1, "2": 2}
-    later = ran({THREE: 4, ONE: 1, TWO: 3, FOUR: 8})
-    for _ in range(2):  # a scan that is told twice counts once
-        assert totals(series.scanned(later)) == {"1": 1, "2": 3, "other": 12}
-
-
 def test_shared_counters_never_fall_when_jobs_end() -> None:
     series = JobSeries(1)
     series.scanned(ran({ONE: 1, TWO: 2, THREE: 4}))
@@ -249,25 +231,6 @@ def test_shared_counters_never_fall_when_jobs_end() -> None:
     assert totals(series.scanned(ran({THREE: 5, FOUR: 1}))) == {"4": 1, "other": 8}
     (row,) = series.scanned(ran({}))
     assert (row.job, row.time) == (OTHERS, CpuTime(8, 4))
-
-
-def test_a_row_has_a_jobs_gpus_and_its_mismatch_with_its_start() -> None:
-    found = scan(
-        process(1, GPU0, job=ONE, cause="mask", placement="remote"),
-        process(2, GPU0, job=ONE),
-        process(3, GPU1, job=ONE),
-        process(4, GPU1, job=TWO, cause="mask", placement="remote"),
-        process(5, GPU1, job=THREE),
-        process(6, GPU0, job=TWO, is_daemon=True),
-        process(7, GPU1),
-        job_time={ONE: CpuTime(2.0, 1.0), TWO: CpuTime(4.0, 0.0), THREE: CpuTime()},
-        since={ONE: 1700000000.0, TWO: 1700000001.0},
-    )
-    none = dict.fromkeys(CAUSES, 0.0)
-    assert JobSeries(1).scanned(found) == (
-        JobRow(ONE, 2, 1, CpuTime(2.0, 1.0), 1700000000.0, 0.0, none),
-        JobRow(OTHERS, 1, 1, CpuTime(4.0, 0.0), None, 0.0, none),
-    )
 
 
 FAR, UNPINNED = (

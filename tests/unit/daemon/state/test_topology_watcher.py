@@ -128,60 +128,6 @@ async def test_a_cpu_that_goes_is_read_once_and_does_not_wait_for_a_driver_that_
         assert watched.readings == [1, 2]
 
 
-async def test_a_port_that_goes_down_is_read_and_no_driver_is_asked_for_it() -> None:
-    async with watching() as watched:
-        watched.topology, watched.seen_ports = FEWER, "1: DOWN"
-        await until(lambda: watched.readings == [1, 2])
-        assert watched.asked == 1
-
-
-async def test_a_machine_that_cannot_be_read_keeps_its_last_reading_and_is_told_once_a_time(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async with watching() as watched:
-        for online, found in (("1-223", FEWER), ("0-223", WHOLE)):
-            last = watched.service.node.topology
-            watched.topology, watched.seen_online = None, online
-            for _request in range(5):
-                await watched.watcher.refresh()
-                assert watched.service.node.topology is last
-            watched.topology = found
-            await watched.watcher.refresh()
-            assert watched.service.node.topology is found
-    lines = [record.message for record in caplog.records if "could not be read" in record.message]
-    assert lines == ["the machine could not be read: no machine today"] * 2
-
-
-async def test_a_first_reading_that_fails_is_tried_again() -> None:
-    watched = Watched()
-    watched.topology = None
-    async with watching(watched):
-        await until(lambda: watched.asked >= 2)
-        assert watched.service.known is None
-        watched.topology = WHOLE
-        await until(lambda: watched.service.known is not None)
-
-
-@pytest.mark.parametrize(("most", "is_read"), [(SOON, True), (0.05, False)])
-async def test_a_plan_waits_for_the_first_reading_and_not_for_long(
-    monkeypatch: pytest.MonkeyPatch, most: float, is_read: bool
-) -> None:
-    monkeypatch.setattr(topology_watcher, "FIRST_SECONDS", most)
-    watched = Watched()
-    watched.may_answer.clear()
-    async with watching(watched):
-        waiting = [asyncio.create_task(watched.watcher.first_reading()) for _ in range(100)]
-        await until(lambda: watched.asked == 1)
-        if is_read:
-            assert not any(it.done() for it in waiting)
-            watched.may_answer.set()
-        await asyncio.wait_for(asyncio.gather(*waiting), SOON)
-        assert (watched.service.known is not None) == is_read
-        watched.may_answer.set()
-        await until(lambda: watched.service.known is not None)
-        await asyncio.wait_for(watched.watcher.first_reading(), SOON / 2)
-
-
 async def test_a_driver_that_changes_is_asked_and_one_that_is_silent_again_after_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -195,12 +141,6 @@ async def test_a_driver_that_changes_is_asked_and_one_that_is_silent_again_after
             assert watched.asked == 2
         watched.silent = True
         await until(lambda: watched.asked > 2)
-
-
-async def test_unknown_mig_instances_make_one_reading_in_a_while() -> None:
-    async with watching() as watched:
-        await asyncio.gather(*(watched.watcher.seek_mig() for _ in range(10)))
-        assert watched.asked == 2
 
 
 FIRST = Node(machine("mi250x"))
@@ -246,54 +186,3 @@ async def test_every_reading_is_published_and_what_was_left_half_written_is_remo
         await published.read(2)
         published.file.unlink()
         await published.read(2)  # which is no news
-
-
-async def test_a_file_that_cannot_be_written_is_told_once_and_written_with_a_later_reading(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = tmp_path / "run"
-
-    async with publishing(folder) as published:
-        for _ in range(2):
-            published.begin(1)
-            await asyncio.sleep(0.1)
-        folder.mkdir()
-        await published.read(1)
-    told = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert told == [f"{folder / NODE_FILE} could not be written: No such file or directory"]
-
-
-async def test_of_readings_that_come_while_a_disk_hangs_the_newest_is_published(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A disk that hangs cannot be taken here: the write is held up in its place."""
-    may_write, written = threading.Event(), list[int]()
-
-    def write(_path: Path, node: Node) -> None:
-        may_write.wait()
-        written.append(node.generation)
-
-    monkeypatch.setattr(topology_watcher, "write_node", write)
-
-    async with publishing(tmp_path) as published:
-        for generation in range(1, 4):
-            published.begin(generation)
-            await asyncio.sleep(0.05)
-        may_write.set()
-        await until(lambda: written == [1, 3])
-
-
-async def test_a_port_that_flaps_is_published_and_is_no_line_of_the_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    nics = (replace(FIRST.topology.nics[0], ports=()), *FIRST.topology.nics[1:])
-    down = replace(FIRST, topology=replace(FIRST.topology, nics=nics), generation=2)
-
-    async with publishing(tmp_path) as published:
-        await published.read(1)
-        published.service.swap(down)
-        published.publisher.has_been_read.set()
-        await until(lambda: read_node(published.file).generation == 2)
-    (told,) = [record.message for record in caplog.records if "(generation" in record.message]
-    assert told.endswith("(generation 1)")

@@ -13,12 +13,9 @@ from affinityd.audit.model import ContainerResources, Job, Membership, ProcessFa
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.enforce.policy import identity
 from affinityd.enforce.policy.identity import (
-    MOST_STUCK,
     ProcessIdentities,
     ProcessIdentity,
-    TimedCalls,
 )
-from affinityd.grouping import REMEMBERED
 from affinityd.linux import files
 from tests.support.audit_facts import POD, SLURM_JOB, process
 from tests.support.daemons import PATIENCE, eventually
@@ -126,41 +123,6 @@ def test_a_late_environment_is_used_by_the_next_scan(
     assert (known.of(its, ()).environment, known.of(its, ()).switch) == (None, "on")
     answer.set()
     eventually(lambda: known.of(its, ()).switch == "off", "it says off")
-
-
-def test_a_call_that_hangs_times_out_and_few_hang_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, hang = TimedCalls[int, bool](), threading.Event()
-    assert calls.result(0, lambda: False) is False
-    monkeypatch.setattr(identity, "SECONDS", 0.01)
-    for key in (*range(MOST_STUCK), 0, MOST_STUCK):  # 0 is asked for again, and is none more
-        with pytest.raises(TimeoutError):
-            calls.result(key, lambda: hang.wait(PATIENCE))
-    monkeypatch.undo()
-    hang.set()
-    for late in calls._late.values():
-        late.result()
-    assert [calls.result(key, lambda: False) for key in (0, MOST_STUCK)] == [True, False]
-
-
-def test_an_unused_environment_is_forgotten(tmp_path: Path) -> None:
-    known, its = ProcessIdentities(str(tmp_path)), facts(tmp_path)
-    assert known.of(its, SLURM).partition == "gpu"
-    (tmp_path / "proc/7/environ").unlink()
-    for boot in REMEMBERED + 1, REMEMBERED + 2:
-        known.begin(boot)
-    assert known.of(its, SLURM).partition is None
-
-
-def test_a_user_name_is_looked_up_again_after_ten_minutes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A directory that did not answer at first is asked again."""
-    names = iter((None, "bob"))
-    monkeypatch.setattr(identity, "_name_of", lambda _uid: next(names))
-    known, its = ProcessIdentities(str(tmp_path)), facts(tmp_path, b"")
-    for boot, name in ((REMEMBERED, None), (REMEMBERED + 15, None), (2 * REMEMBERED, "bob")):
-        known.begin(boot)
-        assert known.of(its, SLURM).user == name
 
 
 def test_kubelet_names_a_pod_without_a_log_folder(tmp_path: Path) -> None:

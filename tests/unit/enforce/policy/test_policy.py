@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from affinityd.daemon.policy_document import KEYS, PLANNED, SETTINGS, parse
+from affinityd.daemon.policy_document import KEYS, SETTINGS, parse
 from affinityd.enforce.policy import (
     MAX_FILE,
-    NAMED,
     Policy,
     PolicyError,
     PolicyFile,
@@ -137,19 +135,6 @@ def test_a_process_that_an_unreadable_rule_may_leave_is_left(
     assert (treatment.rule, treatment.unread, treatment.leave) == (rule, unread, bool(unread))
 
 
-@pytest.mark.parametrize(
-    ("glob", "text", "matches"),
-    [
-        ("a*", "a\nb", True),
-        ("[[a&&~~||--b", "[[a&&~~||--b", True),
-        ("*a*a*a*a*a*a*a*a*a*a*a*b", "a" * 4000, False),
-    ],
-)
-def test_a_glob_is_read_as_fnmatch_reads_it(glob: str, text: str, matches: bool) -> None:
-    policy = parse(f"[[rule]]\nenvironment = {{ NAME = {json.dumps(glob)} }}")
-    assert (policy.treatment(Who(environment={"NAME": text})).rule == 1) == matches
-
-
 NAMING = """
 rule = [
   { user = "alice", mode = "socket" },
@@ -233,35 +218,6 @@ def test_an_error_names_its_rule_key_and_value_and_the_remedy(text: str, line: s
         parse(text)
     assert str(caught.value).startswith(line)
     assert is_one_short_line(caught.value)
-
-
-VALUES = """
-true 7 -1 1.5 nan -inf 0xffff 1979-05-27 07:32:00 '' 'x' 'node' '/x*' '[z-a]' [] ['x'] ['x',1]
-[['x']] [{}] {} {A='x'} {A=['x']} {A=[]} {A={}} {A.B=1} {''='x'} {'='='x'} {A=nan}
-"""
-
-
-def is_policy_or_one_line(text: str) -> bool:
-    who = Who(uid=0, user="x", cgroups=("/x",), environment={"A": "x"})
-    try:
-        policy = parse(text)
-    except PolicyError as error:
-        return is_one_short_line(error)
-    return policy.treatment(who).options.mode in MODES and policy.names_cgroup(who) in {None, "/x"}
-
-
-@pytest.mark.parametrize("name", [*KEYS, *SETTINGS, "rule", "environment.A", "''", "partion"])
-@pytest.mark.parametrize("head", ["", RULE, f"{RULE}user = 'x'\n", "[[rule.environment]]\n"])
-def test_any_text_is_a_policy_or_an_error_of_one_line(head: str, name: str) -> None:
-    written = [f"{head}{name} = {value}" for value in VALUES.split()]
-    assert [text for text in written if not is_policy_or_one_line(text)] == []
-
-
-def test_the_keys_of_a_file_are_the_fields_of_a_treatment() -> None:
-    assert {*PLANNED} < {field.name for field in fields(Options)}
-    its = {field.name for field in fields(Treatment)}
-    assert {*SETTINGS, "rule", "unread", "options"} == its.union(PLANNED)
-    assert {*NAMED} < {field.name for field in fields(Who)}
 
 
 ALL, EVEN = 'mode = "all"\n', 'mode = "even"\n'
