@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 
@@ -121,10 +120,3 @@ def test_what_computes_neither_reads_nor_looks_at_the_clock() -> None:
 def test_the_daemon_is_handed_its_readings() -> None:
     its = {name for name in MODULES if top(name) == "daemon"} - {"affinityd.daemon.main"}
     assert [name for name in its if any(top(it) == "discovery" for it in INSIDE[name])] == []
-
-
-def test_a_class_name_means_one_thing() -> None:
-    names = Counter(
-        it.name for tree in TREES.values() for it in ast.walk(tree) if isinstance(it, ast.ClassDef)
-    )
-    assert [name for name, count in names.items() if count > 1] == []

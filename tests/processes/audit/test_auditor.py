@@ -120,14 +120,6 @@ def test_a_known_daemon_and_what_it_starts_are_no_mismatch_unless_that_holds_a_g
             assert [it.is_mismatch for it in found] == [False, bool(held)]
 
 
-def test_the_kernels_balancing_is_told(tmp_path: Path) -> None:
-    balancing = tmp_path / "sys/kernel/numa_balancing"
-    balancing.parent.mkdir(parents=True)
-    for text, number in (("2\n", 2), ("", None), ("on\n", None)):
-        balancing.write_text(text)
-        assert Auditor(Known(), str(tmp_path)).scan(TOPOLOGY).numa_balancing == number
-
-
 def test_a_mismatch_outlasts_a_scan_that_could_not_see_it(far: int, tmp_path: Path) -> None:
     """As a driver does not tell, or /proc hides it."""
     known = Known(far)

@@ -13,7 +13,6 @@ import pytest
 from affinityd.audit import gather
 from affinityd.audit.gather import TICKS, ProcessWalk
 from affinityd.audit.model import GpuHolders, GpuKey, Holding, Job, ProcessFacts
-from affinityd.linux import processes
 from affinityd.linux.processes import ProcessTable, stat_of
 from tests.support.audit_facts import GPU
 from tests.support.children import children_of, copied, program, sleeping
@@ -148,21 +147,3 @@ def test_whether_slurm_confines_its_job(tmp_path: Path, cpuset: str) -> None:
         (facts,) = gathered(task.pid, proc=str(proc))
     assert (facts.membership.job, facts.cpuset) == (Job("slurm", "7"), frozenset(range(8)))
     assert facts.is_confined is bool(cpuset)
-
-
-def test_a_process_that_ends_while_it_is_read_and_whose_number_another_gets_is_neither(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with sleeping() as child:
-        proc = copied(tmp_path / "proc", child.pid)
-
-        def uid_of(pid: int, proc: str) -> int | None:
-            """Read it, and have another process get the number afterwards."""
-            file = Path(proc, str(pid), "stat")
-            fields = file.read_text().split()
-            file.write_text(" ".join((*fields[:21], "1", *fields[22:])))  # its start
-            return processes.uid_of(pid, proc)
-
-        assert pids(gathered(child.pid, proc=str(proc))) == [child.pid]
-        monkeypatch.setattr(gather, "uid_of", uid_of)
-        assert gathered(child.pid, proc=str(proc)) == []

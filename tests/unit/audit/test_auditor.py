@@ -137,7 +137,6 @@ IS_FAR: Look = ([FAR], [])
 IS_NEAR: Look = ([NEAR], [])
 GONE: Look = ([], [])
 HIDDEN: Look = ([], [GPU])
-OTHER_HIDDEN: Look = ([], [OTHER])
 BOTH = {GPU: 0, JOB: 0}
 
 
@@ -168,9 +167,3 @@ def noted(*scans: Look, every: float = EVERY) -> dict[GpuKey | Job, float]:
 )
 def test_a_mismatch_has_a_beginning(scans: list[Look], since: dict[GpuKey | Job, float]) -> None:
     assert noted(*scans) == since
-
-
-def test_a_job_that_ended_unseen_is_forgotten_though_a_gpu_is_never_seen_again() -> None:
-    assert noted(IS_FAR, OTHER_HIDDEN, IS_FAR) == {GPU: 2, JOB: 0}
-    late = noted(IS_FAR, OTHER_HIDDEN, OTHER_HIDDEN, IS_FAR, every=REMEMBERED)
-    assert late == {GPU: 3, JOB: 3}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from random import Random
 
 import pytest
 from hypothesis import given
@@ -19,7 +18,6 @@ from tests.support.audit_facts import (
     GPU,
     KUBERNETES_POD,
     LONE_CONTAINER,
-    POD,
     SLURM_JOB,
     audited,
     process,
@@ -165,15 +163,6 @@ def test_a_judgement_agrees_with_the_masks_that_count(known: Known) -> None:
         assert facts.cpuset.isdisjoint(near.cpus)
 
 
-@given(running(), st.randoms(use_true_random=False))
-def test_a_thread_that_a_library_pinned_changes_nothing(known: Known, chance: Random) -> None:
-    topology, facts = known
-    cpu = chance.choice(sorted(topology.online))
-    worker = replace(facts.threads[0], tid=9999, mask=frozenset({cpu}))
-    more = replace(facts, threads=(*facts.threads, worker))
-    assert judged(topology, more) == judged(topology, facts)
-
-
 #: Two jobs, which pin themselves to the same CPUs or not.
 FIRST = Membership(Job("slurm", "7"))
 SECOND = Membership(Job("slurm", "8"))
@@ -218,19 +207,3 @@ def of_session(session: int | None, mask: str, pid: int = 100) -> AuditedProcess
 )
 def test_overlap(processes: list[AuditedProcess], expected: str) -> None:
     assert format_list(frozenset().union(*overlap(processes).values())) == expected
-
-
-def test_the_owners_of_an_overlap_are_named_once_for_all_of_its_cpus() -> None:
-    found = overlap(
-        [
-            *(of(FIRST, "4-5,8-9", near="4-10"), of(SECOND, "5-6,8-9", near="4-10")),
-            *(of(FIRST, "5"), of(KUBERNETES_POD, "6"), of(LONE_CONTAINER, "7")),
-            *(of_session(40, "7"), of_session(None, "4,7", pid=300)),
-        ]
-    )
-    assert found == {
-        ("session 300", "slurm 7"): {4},
-        ("slurm 7", "slurm 8"): {5, 8, 9},
-        (f"kubernetes {POD}", "slurm 8"): {6},
-        ("container cd34cd34cd34", "session 300", "session 40"): {7},
-    }

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.audit.model import AuditedProcess, Holding, Membership, ProcessFacts
+from affinityd.audit.model import AuditedProcess, Holding, ProcessFacts
 from affinityd.audit.orphans import (
     IdleTimes,
     MissingProcesses,
     ProcessOwners,
-    missing_process,
     why_orphan,
 )
 from affinityd.linux.processes import ProcessTable
@@ -155,13 +154,6 @@ def test_what_the_driver_names_twice_and_is_not_there_is_missing(
     assert [list(known.found(unseen, asked)) for asked, unseen in scans] == expected
 
 
-def test_a_missing_process_is_told_as_what_it_is() -> None:
-    told = missing_process(Holding(ABSENT, GPU, memory_bytes=7))
-    assert (told.facts.pid, told.facts.threads, told.placement) == (ABSENT, (), "unknown")
-    assert told.facts.membership == Membership()
-    assert told.orphan == "the driver lists it, and there is no such process"
-
-
 # For how long an orphan has computed nothing.
 
 
@@ -196,11 +188,3 @@ def test_idle_is_what_neither_works_nor_has_others_work(
     idle = IdleTimes()
     idle.seconds(before, 100.0)
     assert idle.seconds(after, 115.0) == {100: seconds}
-
-
-def test_idle_time_counts_from_the_last_change_on_and_for_orphans_alone() -> None:
-    idle = IdleTimes()
-    looks = ((1, 0.0), (2, 9.0), (2, 20.0))
-    times = [idle.seconds([orphan(ticks), worker(1)], now)[100] for ticks, now in looks]
-    assert times == [0.0, 0.0, 11.0]
-    assert idle.seconds([audited(process("0"))], 1.0) == {}

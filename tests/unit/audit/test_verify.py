@@ -134,14 +134,3 @@ def test_far_resident_memory_is_noted_or_a_mismatch(
     where = f"{far:.0%} of its resident memory is on node 0, and {IS_ON}"
     said = (f"{where}; migratepages 100 0 1 moves it",)
     assert (finding.mismatches, finding.notes) == (said * mismatches, said * notes)
-
-
-def test_a_process_that_is_near_has_no_mismatch_and_no_note() -> None:
-    near = MemoryPolicy("preferred", frozenset({3}))
-    resident = {3: 10 * GIB, 0: 1 * GIB}
-    masks = 3 * ["48-63,176-191"]
-    finding = judged(machine("dgx-a100"), *masks, gpus="0,1", policy=near, resident=resident)
-    assert (finding.mismatches, finding.notes) == ((), ())
-    assert str(finding.near) == "GPUs 0-1 are on node 3"
-    shared = judged(TWO, "4-7", gpus="0,0", resident={})  # by two ranks
-    assert (str(shared.near), shared.mismatches, shared.notes) == (IS_ON, (), ())

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from affinityd.cpuset import format_list, parse_list
-from bench.compare.judge import Answer, judge, near
-from tests.support.reports import TWO_NODES, asked
+from affinityd.cpuset import parse_list
+from bench.compare.judge import Answer, judge
+from tests.support.reports import asked
 
 #: Sentence: machine, allowed CPUs, GPUs, each rank's CPUs (-: left as it was), unique, verdict.
 CASES = {
@@ -31,19 +31,3 @@ def test_an_answer_is_judged(case: tuple[str, str, str, str, bool, str]) -> None
     machine, allowed, gpus, ranks, unique, verdict = case
     given = [None if it == "-" else parse_list(it) for it in ranks.split(" ")]
     assert judge(asked(machine, allowed, gpus), Answer(given), unique=unique) == verdict
-
-
-def test_an_answer_of_other_ranks_is_no_answer() -> None:
-    with pytest.raises(ValueError, match="longer"):
-        judge(asked("two nodes", "0-15", "0,1"), Answer([parse_list("0")]), unique=True)
-
-
-def test_an_error_is_the_worst() -> None:
-    assert judge(asked("two nodes", "0-15", "0"), Answer(error="no"), unique=True) == "error"
-
-
-@pytest.mark.parametrize(
-    ("allowed", "cpus"), [("0-15", "4-7,12-15"), ("0-4", "4"), ("0-3", "0-3")], ids=str
-)
-def test_near_is_the_own_node_while_it_has_an_allowed_cpu(allowed: str, cpus: str) -> None:
-    assert format_list(near(TWO_NODES, 1, parse_list(allowed))) == cpus

@@ -53,30 +53,6 @@ def of(source: str) -> Machine:
     return next(machine for machine in machines() if machine.source == source)
 
 
-@pytest.mark.parametrize(
-    ("source", "cpu", "core"),
-    [
-        ("vllm-project/vllm#17568", 0, "0,64"),
-        ("vllm-project/vllm#6276", 0, "0-1"),
-        ("vllm-project/vllm#6918", 0, "0"),
-        ("vllm-project/vllm#20716", 1, "1,113"),
-    ],
-)
-def test_hyperthreads_are_numbered_so_that_no_core_is_on_two_nodes(
-    source: str, cpu: int, core: str
-) -> None:
-    assert of(source).core_of[cpu] == parse_list(core)
-
-
-def test_what_a_report_says_is_read() -> None:
-    offline, aurora = of("vllm-project/vllm#7772"), of("geopm/geopm#3593")
-    assert format_list(offline.online) == "0-11,24-75,88-127"
-    assert (aurora.cpu_nodes, sorted(aurora.nodes)) == ([0, 1], [0, 1, 2, 3])
-    google = of("google/go-tpm-tools#846")
-    assert google.gpus[0].pci_bus_id == "0000:0c:00.0"
-    assert [google.gpu_node(gpu) for gpu in range(7)] == [0, 0, 0, 0, 1, 1, 1]
-
-
 def test_a_machine_is_asked_what_differs_on_it() -> None:
     found = [
         (question.kind, format_list(question.allowed), [job.visible for job in question.jobs])

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from affinityd.cpuset import format_list
@@ -15,7 +13,7 @@ from bench.compare.rules import (
     sglang,
     vllm,
 )
-from tests.support.reports import TWO_NODES, asked
+from tests.support.reports import asked
 
 NODES = "0-3,8-11 4-7,12-15"
 FAR_FIRST = "4-7,12-15 0-3,8-11"
@@ -62,9 +60,3 @@ def test_rules_on_a_machine_of_one_node() -> None:
     unknown, known = (asked(machine, "0-15", "0") for machine in ("one node", "node 0"))
     found = {rule: (ranks(rule, unknown), ranks(rule, known)) for rule in ON_ONE_NODE}
     assert found == ON_ONE_NODE
-
-
-def test_a_list_that_the_display_cuts_binds_to_what_is_left_of_it() -> None:
-    gpus = tuple(replace(gpu, shown="0,2") for gpu in TWO_NODES.gpus)
-    question = replace(asked("two nodes", "0-15", "0"), machine=replace(TWO_NODES, gpus=gpus))
-    assert ranks(cpu_affinity_column, question) == "0,2"

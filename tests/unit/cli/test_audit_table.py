@@ -10,7 +10,7 @@ import pytest
 
 from affinityd.audit.gather import TICKS
 from affinityd.audit.judge import Judge
-from affinityd.audit.model import AuditedProcess, GpuKey, ProcessFacts, Scan
+from affinityd.audit.model import AuditedProcess, ProcessFacts, Scan
 from affinityd.cli.commands import audit
 from affinityd.cli.parser import Parser
 from affinityd.cli.render import audit as audit_table
@@ -31,7 +31,6 @@ from tests.support.machines.by_hand import made
 
 OTHER = ("nvidia", 1)
 TWO = made({0: "0-3", 1: "4-7"}, gpus=[1, 0])
-PIN = "  affinityd pin --gpus 0000:10:00.0"
 
 
 def scan(*facts: ProcessFacts, topology: Topology = TWO) -> Scan:
@@ -113,13 +112,6 @@ def test_scans_may_be_up_to_an_hour_apart() -> None:
     assert [parser.parse_args(["--watch", text]).watch for text in ("0.1", "3600")] == [0.1, 3600]
 
 
-def test_of_many_commands_the_first_are_printed() -> None:
-    lines = shown(scan(*(process("0", pid=pid) for pid in range(1, 11))))[11:]
-    assert lines[0].startswith("process 1 (python) and 9 more: mask: ")
-    assert lines[1:-1] == [f"{PIN} {pid}" for pid in range(1, 9)]
-    assert lines[-1] == "  and 2 more: affinityd audit --json"
-
-
 def test_what_is_of_another_job_or_gpu_or_cause_is_mended_apart() -> None:
     found = scan(
         process("0", pid=1),
@@ -133,28 +125,6 @@ def test_what_is_of_another_job_or_gpu_or_cause_is_mended_apart() -> None:
         "process 1 (python) and 1 more",
         *(f"process {pid} (python)" for pid in (2, 3, 4)),
     ]
-
-
-@pytest.mark.parametrize("gpus", [{GPU}, {OTHER}, {GPU, OTHER}])
-def test_of_other_gpus_neither_processes_nor_overlaps_nor_what_was_missed_is_told(
-    gpus: set[GpuKey],
-) -> None:
-    places = ((GPU, "4", "4-7"), (OTHER, "0", "0-3"))
-    pins = [
-        audited(process(mask, session=40 + at, gpu=gpu), near=near)
-        for gpu, mask, near in places
-        for at in (0, 1)
-    ]
-    whole = replace(
-        scan_of(TWO, *pins), skipped=10, late={GPU: 2, OTHER: 3}, unknown={GPU: "a", OTHER: "b"}
-    )
-    seen = audit._only(whole, gpus)
-    assert (
-        {it.facts.gpu for it in seen.processes} == seen.near.keys() == seen.unknown.keys() == gpus
-    )
-    cpus = {int(mask) for gpu, mask, _ in places if gpu in gpus}
-    assert seen.overlap == {("session 40", "session 41"): cpus}
-    assert seen.skipped == 10 - sum(its for gpu, its in whole.late.items() if gpu not in gpus)
 
 
 def test_what_else_was_found_is_said_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,33 +164,6 @@ def test_where_no_gpu_is_used_that_is_said_if_it_is_known() -> None:
     assert shown(replace(scan(), unknown=unknown)) == [
         f"GPU {index}: its processes are not known: it hangs" for index in (0, 1)
     ]
-
-
-def test_an_orphan_has_the_remedy_of_its_placement_too() -> None:
-    orphan = audited(process("0-3"), "remote", cause="mask", orphan="its job has ended")
-    _, _, said, why, command = shown(replace(scan_of(TWO, orphan), idle={100: 75.0}))
-    beginning = "process 100 (python): orphan, holds 1024 MiB of GPU 0: its job has ended; "
-    assert said.startswith(f"{beginning}it has used no CPU time for 75 s: check")
-    assert why.startswith("process 100 (python): mask: GPU 0 is on node 1")
-    assert command == f"{PIN} 100"
-
-
-@pytest.mark.parametrize(
-    ("gpu", "beside", "said"),
-    [
-        (GPU, (), "nvidia 0"),
-        (("amd", 0), (), "amd 0"),
-        (("amd", 2), (("amd", 0), ("amd", 1), ("amd", 3)), "amd 2+0-1,3"),
-        (("amd", 0), (("amd", 1), GPU), "amd 0+1+nvidia 0"),
-    ],
-)
-def test_gpus_of_two_vendors_are_told_apart_and_the_first_comes_first(
-    gpu: GpuKey, beside: tuple[GpuKey, ...], said: str
-) -> None:
-    those = [replace(TWO.gpus[0], vendor="amd", index=index) for index in range(4)]
-    mixed = replace(TWO, gpus=(TWO.gpus[0], *those))
-    found = scan_of(mixed, audited(process("4", gpu=gpu, beside=beside)))
-    assert rows(shown(found, topology=mixed))[1].split(" | ")[0] == said
 
 
 def spending(tid: int, last_cpu: int, ticks: int, start: int = 5) -> Thread:

@@ -16,14 +16,12 @@ from affinityd.cli.commands.doctor import gather
 from affinityd.config import NODE_FILE
 from affinityd.config.settings import Settings
 from affinityd.cpuset import parse_list
-from affinityd.discovery import open_tree
-from affinityd.discovery.snapshot import write_snapshot
 from affinityd.doctor.checks import CHECKS
 from affinityd.machines import NAMES
 from affinityd.topology.document import write_node
 from affinityd.topology.model import Node
 from tests.support.doctor_facts import CPU, TWO, Files
-from tests.support.machines.sysfs_tree import nvml_report, put, write_tree
+from tests.support.machines.sysfs_tree import put, write_tree
 from tests.support.paths import REPOSITORY
 
 ISOLATED = {f"{CPU}/isolated": "1"}
@@ -66,30 +64,11 @@ def test_the_exit_status_is_1_for_a_failure_and_0_for_a_warning(
         assert all(it.keys() == keys for it in document["checks"])
 
 
-def test_a_finding_names_its_gpus_and_its_remedy(doctor: Doctor, tmp_path: Path) -> None:
-    root = node(tmp_path, ISOLATED)
-    status, document = found(doctor, "isolcpus", "--root", root)
-    (result,) = document["checks"]
-    assert (status, result["status"], result["gpus"]) == (1, "fail", [0])
-    assert "isolcpus= takes CPU 1 near GPU 0" in result["found"]
-    assert "--reserved-cpus 1" in result["remedy"]
-    assert doctor("isolcpus", "--root", root, "--reserved-cpus", "1")[0] == 0
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_is_wrong_about_a_shipped_machine(doctor: Doctor, name: str) -> None:
     status, document = found(doctor, "--machine", name)
     assert (status, document["worst"]) == (0, "ok")
     assert {it["status"] for it in document["checks"]} == {"ok", "n/a"}
-
-
-def test_a_snapshot_is_checked_as_far_as_its_files_go(doctor: Doctor, tmp_path: Path) -> None:
-    archive = tmp_path / "gpu07.tar.xz"
-    write_snapshot(open_tree(os.fspath(node(tmp_path, {}))), nvml_report(TWO), archive)
-    code, document = found(doctor, "--root", archive)
-    status = {it["name"]: it["status"] for it in document["checks"]}
-    judged = (code, status["nvml"], status["gpu-numa-node"], status["daemon"])
-    assert judged == (0, "ok", "ok", "n/a")
 
 
 def test_nvml_is_asked_only_for_checks_that_need_it_and_not_on_hold(

@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from affinityd import config
 from affinityd.cli.commands.exec import (
     PARAMETERS,
     main,
@@ -66,14 +65,6 @@ def test_the_command_comes_after_two_dashes_unless_it_comes_first(
             split(given)
     else:
         assert split(given) == (given[:ours], given[given.index("a") :])
-
-
-def test_an_option_overrides_a_variable() -> None:
-    said = {"AFFINITYD_MODE": "even", "AFFINITYD_CPUS": "4", "AFFINITYD_MAX_PHYSICAL_CORES": "1"}
-    expected = {"mode": "even", "AFFINITYD_CPUS": "4", "max_physical_cores": "1"}
-    assert config.plan_parameters(said) == expected
-    chosen = {"mode": "node", "cpus": "2"}
-    assert config.plan_parameters(said, chosen) == {"max_physical_cores": "1", **chosen}
 
 
 @pytest.mark.parametrize("text", ["soon", "nan", "0", "-1", "3601", "inf", ""])

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from affinityd.cli.render.topology import Branch, Kind, draw, render
-from affinityd.topology.model import Core, Gpu, MigInstance, Nic, NumaNode, Topology
+from affinityd.cli.render.topology import draw
+from affinityd.topology.model import Core, Gpu, Nic, NumaNode, Topology
 from tests.support.drawings import DRAWN, drawing, path
 from tests.support.machines.facts import ALL_NAMES, machine
 
@@ -49,14 +49,6 @@ def test_every_device_and_every_node_is_drawn_once_in_lines_that_fit_in_colour_t
         assert text.count(it) == 1
 
 
-def test_a_text_is_broken_between_its_words_else_after_a_comma_and_else_not_at_all() -> None:
-    words, cpus, word = "word " * 30, "10," * 50, "x" * 200
-    for text, number in ((words.strip(), 2), (cpus, 2), (word, 1)):
-        first, *rest = render((Branch(Kind("kind"), ("a", text)),), color=False)
-        told = [first.removeprefix("└─ a  "), *map(str.strip, rest)]
-        assert (len(told), (" " if text in words else "").join(told)) == (number, text)
-
-
 def odd_machine(packages: Sequence[int | None], nodes: Sequence[int | None]) -> Topology:
     """A machine of one-CPU cores, each on the package and the node at its place."""
     cores = tuple(
@@ -84,7 +76,6 @@ node 1    ?  ?"""
 
 LAPTOP, TWO_VENDORS = machine("laptop"), machine("two-vendors")
 POWER9, CLOUD = machine("power9"), machine("cloud-vm")
-ONE_THREAD = LAPTOP.cores[0]._replace(cpus=(0,))
 ON_A_BARE_NODE = """\
 ├─ NUMA nodes 250-251,253-255  15 GiB each  no CPUs
 └─ NUMA node 252               15 GiB       no CPUs
@@ -98,7 +89,6 @@ NOTES = """\
 note: not online: CPUs 16-87,104-175
 note: NVML was not asked
 note: KFD is silent"""
-INSTANCES = (MigInstance("MIG-1"), MigInstance("MIG-2"))
 
 
 def with_gpu(topology: Topology, **changed: object) -> Topology:
@@ -119,12 +109,3 @@ def with_gpu(topology: Topology, **changed: object) -> Topology:
 )
 def test_an_odd_machine_is_drawn(topology: Topology, first: int, drawn: str) -> None:
     assert "\n".join(lines(topology)[first:]).startswith(drawn)
-
-
-def test_mig_instances_are_counted_a_vendor_is_named_and_threads_may_be_offline() -> None:
-    for topology, part in (
-        (with_gpu(CLOUD, mig=INSTANCES), "0000:06:00.0  nvidia Tesla P100-PCIE-16GB  2 x MIG\n"),
-        (replace(LAPTOP, gpus=(Gpu(0, "1de0", "0000:01:00.0", 0),)), "  0000:01:00.0  1de0\n"),
-        (replace(LAPTOP, cores=(ONE_THREAD, *LAPTOP.cores[1:])), ", SMT1-2, "),
-    ):
-        assert part in "\n".join([*lines(topology), ""])

@@ -97,8 +97,3 @@ def test_a_line_says_why_no_variable_is_set(
     (found,) = export_nics(said, ports, root)
     assert found.startswith(line)
     assert told() == {}
-
-
-def test_none_sets_no_variable(root: dict[str, str]) -> None:
-    assert list(export_nics("none", ["mlx5_0:1"], root)) == []
-    assert told() == {}

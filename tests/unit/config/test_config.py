@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -84,20 +83,6 @@ def test_a_malformed_file_is_an_error_of_one_line(
     assert refusal(path) == line
 
 
-def test_only_a_regular_file_is_read_and_no_writer_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As a FIFO, or /proc/kmsg, which is a regular file by its mode, and has a reader wait."""
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
-    for path in (tmp_path, fifo, Path("/dev/null")):
-        assert refusal(path) == "FILE cannot be read: not a regular file"
-    ends = os.open(fifo, os.O_RDWR)
-    monkeypatch.setattr("affinityd.linux.files.stat.S_ISREG", lambda _mode: True)
-    assert re.fullmatch(r"FILE cannot be read: .*temporarily unavailable", refusal(fifo))
-    os.close(ends)
-
-
 # Where a daemon is looked for.
 
 
@@ -137,14 +122,6 @@ def test_the_least_switch_of_job_and_site_counts(tmp_path: Path) -> None:
             least = order[min(order.index(job), order.index(site), 2)]
             environ = {"AFFINITYD": job, "AFFINITYD_CONFIG": str(conf)}
             assert config.chosen_switch(environ) == least
-
-
-def test_an_unknown_word_in_the_file_is_reported_with_the_file(tmp_path: Path) -> None:
-    conf = tmp_path / "affinityd.conf"
-    conf.write_text("AFFINITYD=obsreve\n")
-    with pytest.raises(InvalidRequestError, match=f"^AFFINITYD in {conf}: 'obsreve' is none of"):
-        config.chosen_switch({"AFFINITYD_CONFIG": str(conf)})
-    assert config.chosen_switch({"AFFINITYD": "off", "AFFINITYD_CONFIG": str(conf)}) == "off"
 
 
 @pytest.mark.parametrize(

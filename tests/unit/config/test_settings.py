@@ -105,13 +105,6 @@ def test_enforcement_needs_this_machine_and_scans(sources: Sources) -> None:
         assert sources.load({flag: text, "enforce": "off"}).enforce == "off"
 
 
-@pytest.mark.parametrize(("flag", "text"), [("machine", "dgx-a100"), ("root", "/tree")])
-def test_nri_needs_this_machine(sources: Sources, flag: str, text: str) -> None:
-    begin = "--nri: '/run/nri/nri.sock' needs this machine's containers, and --"
-    assert sources.refusal({flag: text, "nri": "/run/nri/nri.sock"}).startswith(begin)
-    assert sources.load({flag: text, "nri": "off"}).nri is None
-
-
 def test_a_client_ignores_settings_of_the_daemon(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,8 +20,6 @@ from tests.support.daemons import PATIENCE, eventually
 from tests.support.nri import Given, Runtime, created
 from tests.support.tiny import NEAR, tiny
 
-METHODS = ("CreateContainer", "Configure", "Synchronize", "Shutdown", "Unheard", "")
-
 
 @pytest.fixture
 def runtime(tmp_path: Path) -> Iterator[Runtime]:
@@ -131,28 +129,6 @@ def test_gpus_that_kubelet_alone_knows_count(
     assert plugin.outcomes == {outcome: 1}
 
 
-def test_every_method_has_an_answer_and_requests_may_come_together(
-    runtime: Runtime, plugin: NriPlugin
-) -> None:
-    everything = [(name, data) for name in METHODS for data in (b"", b"\xff", b"\x0a\x00")]
-    runtime.ask(*everything)
-    assert runtime.create(created()).cpus == NEAR
-    assert plugin.is_known
-
-
-def test_pods_may_come_in_several_parts(runtime: Runtime, plugin: NriPlugin) -> None:
-    pods = field(1, b"x" * 2**20)
-    more, last = runtime.ask(("Synchronize", pods + field(3, 1)), ("Synchronize", pods))
-    assert number(read(more), 2) == 1
-    assert last == b""
-    assert plugin.is_known
-
-
-def test_a_request_may_be_long(runtime: Runtime, plugin: NriPlugin) -> None:
-    assert runtime.create(created(env=["X=" + "x" * 2**20])).cpus
-    assert plugin.outcomes == {"adjusted": 1}
-
-
 @pytest.mark.parametrize("farewell", [b"", b"\x00\x00\x00\x01\xff\xff\xff\xff"])
 def test_it_comes_back_when_the_runtime_does(
     runtime: Runtime,
@@ -172,9 +148,3 @@ def test_it_comes_back_when_the_runtime_does(
     lost, *_, known = caplog.messages[:-1]
     assert "check that the runtime has NRI on at /" in lost
     assert known.endswith("the runtime knows the plugin; namespaces: training")
-
-
-def test_its_metrics_begin_at_zero(plugin: NriPlugin) -> None:
-    samples = {it.labels.get("outcome"): it.value for m in plugin.metrics() for it in m.samples}
-    assert samples["adjusted"] == samples["late"] == 0
-    assert samples[None] == 1

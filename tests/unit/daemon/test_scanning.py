@@ -170,13 +170,3 @@ def test_changes_of_the_policy_are_logged(
     caplog: pytest.LogCaptureFixture, states: list[PolicyState], lines: list[str]
 ) -> None:
     assert told(caplog, *(enforced(policy=state) for state in states))[1:] == lines
-
-
-def test_the_start_logs_the_mode_and_a_hindrance(caplog: pytest.LogCaptureFixture) -> None:
-    (observes,) = told(caplog, wanted=OBSERVE)
-    does = "changes no process, and reports at /enforce what it would pin"
-    assert observes == f"INFO: enforce observe: {does}"
-    caplog.clear()
-    pins, hindered = told(caplog, wanted=PIN, why="another daemon pins")
-    assert pins == "INFO: enforce pin: pins processes of GPU jobs that run in the wrong place"
-    assert hindered == OBSERVES

@@ -47,28 +47,6 @@ def test_cores(tmp_path: Path, files: str, expected: str) -> None:
     assert cores == expected.split()
 
 
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ("possible=0-7; present=0-3", "0-7"),
-        ("present=0-3", "0-3"),
-        ("cpu5/online=0", "0-1,5"),
-        ("possible=0", "0-1"),  # an online CPU is possible
-    ],
-)
-def test_possible_cpus(tmp_path: Path, files: str, expected: str) -> None:
-    assert format_list(read(tmp_path, cpus(f"online=0-1; {files}")).possible) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "number"), [("8", 8), ("-1", None), (2**64 - 1, 2**64 - 1), (2**64, None)]
-)
-def test_packages_and_dies_have_64_bits(tmp_path: Path, text: object, number: int | None) -> None:
-    files = f"online=0; cpu0/topology/physical_package_id={text}; cpu0/topology/die_id={text}"
-    (core,) = read(tmp_path, cpus(files)).cores
-    assert (core.package, core.die) == (number, number)
-
-
 P = "topology/physical_package_id"
 
 #: Below cpuN/cache/indexN, each cache as LEVEL KIND SHARERS, a list or a mask.
@@ -118,12 +96,6 @@ def test_a_machine_without_an_online_cpu_is_an_error_of_one_line(tmp_path: Path)
         read(tmp_path, "cpu/possible=0-3")
 
 
-@pytest.mark.parametrize("number", [65536, 10**20 - 1])
-def test_a_folder_with_too_large_a_cpu_number_is_ignored(tmp_path: Path, number: int) -> None:
-    topology = read(tmp_path, cpus(f"cpu0/{T}=1; cpu65535/{T}=1; cpu{number}/{T}=1"))
-    assert topology.online == topology.possible == {0, 65535}
-
-
 def read_nodes(tmp_path: Path, files: str, siblings: str = "0") -> Topology:
     """Read a machine of four CPUs and these files below the folder of nodes."""
     cpu = files_of(f"{SYSTEM}/cpu", f"online=0-3; cpu0/topology/thread_siblings_list={siblings}")
@@ -148,11 +120,6 @@ def test_nodes_and_their_cpus(tmp_path: Path, files: str, expected: str) -> None
     numbers = [node.number for node in topology.nodes]
     nodes = (f"{number}:{format_list(topology.cpus_of_node(number))}" for number in numbers)
     assert [*nodes] == expected.split()
-
-
-def test_a_core_is_on_the_node_of_its_first_cpu(tmp_path: Path) -> None:
-    topology = read_nodes(tmp_path, "node0/cpulist=0-1; node1/cpulist=2-3", siblings="0,3")
-    assert [format_list(topology.cpus_of_node(node)) for node in (0, 1)] == ["0-1,3", "2"]
 
 
 NO_MORE = "node1/cpulist="

@@ -133,11 +133,6 @@ def test_a_lost_gpu_is_the_only_device_that_nvml_does_not_list(
     assert notice in topology.notices
 
 
-def test_a_gpu_that_only_nvml_lists_has_nvml_s_facts_alone(tmp_path: Path) -> None:
-    nvml = NvmlReport(gpus=(NvmlGpu(0, "GPU-1", A), NvmlGpu(1, "GPU-2", "no address")))
-    assert read(tmp_path, {}, nvml).gpus == (Gpu(0, "nvidia", A, None, uuid="GPU-1"),)
-
-
 SILENT = NvmlReport(gpus=None, error="NVML did not start")
 IN_ORDER = "NVIDIA's GPUs are numbered in PCI bus order"
 NO_DRIVER = f"NVIDIA's driver does not list {A}: no UUID and no minor are known"

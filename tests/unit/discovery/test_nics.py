@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.config.settings import Settings
 from affinityd.discovery import discover, open_tree
-from affinityd.discovery.machine import Machine
 from affinityd.discovery.pci import port_states
 from affinityd.topology.model import Nic, RdmaPort, Topology
 from tests.support.machines.facts import machine
@@ -59,14 +57,6 @@ def test_adapters_are_read_back(root: Path) -> None:
     assert read(root).nics == READ
 
 
-def test_a_bridge_is_no_bond_and_an_address_in_a_name_is_not_read(root: Path) -> None:
-    (root / "sys/class/net/bond0/bonding/mode").unlink()
-    ports = root / "sys/bus/pci/devices/0000:08:00.1/infiniband/mlx5_1/ports/1"
-    (ports / "gid_attrs/ndevs/0").write_text("enx001122334455\n")
-    nic = read(root).nics[1]
-    assert (nic.bond, nic.ports[0].netdev) == (None, "eth1")
-
-
 @pytest.mark.parametrize(
     ("file", "text", "port"),
     [
@@ -82,20 +72,6 @@ def test_a_port_is_read_from_its_files(root: Path, file: str, text: str, port: R
     ports = root / "sys/bus/pci/devices/0000:08:00.1/infiniband/mlx5_1/ports/1"
     (ports / file).write_text(f"{text}\n")
     assert read(root).nics[1].ports == (port,)
-
-
-def test_a_port_that_cannot_be_read_is_down_and_the_rest_of_the_machine_counts(
-    root: Path,
-) -> None:
-    """As after a device's firmware has failed; at address 0 of a process nothing can be read."""
-    watched = Machine(Settings(root=str(root)))
-    assert watched.read().nics == READ
-    state = root / "sys/bus/pci/devices/0000:08:00.1/infiniband/mlx5_1/ports/1/state"
-    state.unlink()
-    state.symlink_to("/proc/self/mem")
-    topology = watched.read()
-    assert not topology.nics[1].ports[0].is_active
-    assert topology.notices[-1].endswith("ports/1/state could not be read: Input/output error")
 
 
 def _goes_down(root: Path) -> None:

@@ -45,12 +45,6 @@ def test_which_devices_are_gpus(tmp_path: Path, code: str, vendor: str, expected
     assert [gpu.vendor for gpu in gpus] == expected.split()
 
 
-@pytest.mark.parametrize("text", ["0x10d", "0x10de0", "0x10dg", "１２３４"])
-def test_a_malformed_vendor_id_is_unknown(tmp_path: Path, text: str) -> None:
-    (gpu,) = read(tmp_path, pci_devices("0x120000", text, GPU)).gpus
-    assert (gpu.vendor, gpu.pci_id) == ("unknown", None)
-
-
 @pytest.mark.parametrize(("driver", "is_gpu"), [("nvgrace_gpu_vfio_pci", False), ("nouveau", True)])
 def test_a_device_that_is_bound_to_vfio_is_no_gpu(
     tmp_path: Path, driver: str, is_gpu: bool

@@ -96,23 +96,6 @@ def test_a_tree_reads_files_lists_folders_and_reads_links(tree: Tree) -> None:
     assert tree.link(f"{CPUS}/online") is tree.link("no/such") is None
 
 
-def test_a_fifo_and_an_endless_file_read_as_empty(tmp_path: Path) -> None:
-    root = as_folder(tmp_path)
-    os.mkfifo(root / "pipe")
-    (root / "endless").symlink_to("/dev/zero")
-    with (root / "sparse").open("wb") as file:
-        file.truncate(3 * 1024**3)
-    tree = open_tree(str(root))
-    assert [tree.read(name) for name in ("pipe", "endless", "sparse")] == ["", "", ""]
-
-
-def test_a_kernel_file_of_several_pages_is_read_to_its_end() -> None:
-    text = open_tree("/").read("proc/self/maps")
-    assert text is not None
-    assert len(text) > 4096
-    assert text.splitlines()[-1] == Path("/proc/self/maps").read_text().splitlines()[-1]
-
-
 @pytest.mark.parametrize(
     ("name", "complaint"),
     rows("""
@@ -176,14 +159,3 @@ def test_a_hostile_archive_reads_nothing_outside_itself(tmp_path: Path) -> None:
     assert tree.list("above") == tree.list("round") == ()
     assert "a" not in tree.list("")
     assert not (tmp_path.parent / "outside").exists()
-
-
-def test_an_archive_member_of_negative_size_is_refused(tmp_path: Path) -> None:
-    header = bytearray(tarfile.TarInfo("x").tobuf(tarfile.GNU_FORMAT))
-    header[124:136] = (-512).to_bytes(12, "big", signed=True)
-    header[148:156] = b" " * 8
-    header[148:156] = b"%06o\0 " % sum(header)
-    path = tmp_path / "back.tar"
-    path.write_bytes(tarfile.TarInfo(f"{CPUS}/online").tobuf() + header + bytes(10240))
-    with pytest.raises(TreeError, match=r"cannot be read: "):
-        open_tree(str(path))

@@ -10,8 +10,6 @@ import pytest
 
 from affinityd import config
 from affinityd.audit.document import everything
-from affinityd.cli.commands.doctor import gather
-from affinityd.config.settings import Settings
 from affinityd.doctor.checks.daemon import (
     NAMES,
     RANKS,
@@ -171,18 +169,6 @@ def test_an_unknown_setting_is_found_with_its_likely_name(
     remedy = "leave it out" if meant == "-" else f"did you mean {meant}?"
     found = f"warn: {name} in {place} is not a setting of affinityd → {remedy}"
     judged(variables(facts), found if meant else "ok")
-
-
-def test_names_are_read_from_the_environment_and_the_settings_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "affinityd.conf"
-    file.write_text("AFFINITYD_MOODE=node\n")
-    monkeypatch.setenv("AFFINITYD_CONFIG", str(file))
-    monkeypatch.setenv("AFFINITYD_SHAER", "node")
-    found = f"warn: AFFINITYD_MOODE in {file} → AFFINITYD_MODE"
-    inherited = "warn: AFFINITYD_SHAER in the environment → AFFINITYD_SHARE"
-    judged(variables(gather(Settings(), ["daemon"])), inherited, found)
 
 
 def test_every_variable_that_this_project_names_is_known() -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from affinityd.discovery.nvml import NvmlGpu, NvmlReport
+from affinityd.discovery.nvml import NvmlReport
 from affinityd.discovery.nvml.query import REMEDIES
-from affinityd.doctor.daemon_probe import file_age
 from affinityd.topology.model import Nic, Topology
 from tests.support.doctor_facts import CPU, NO_GPU, ONE, PCI, TWO, Files, check, facts_of
 from tests.support.machines.by_hand import made
@@ -165,11 +162,6 @@ def test_interrupts_and_irqbalance(
     check("irqbalance", facts_of(tmp_path, WITH_NIC, files, reserved=reserved), expected)
 
 
-def test_on_one_node_no_interrupt_is_far(tmp_path: Path) -> None:
-    facts = facts_of(tmp_path, ONE, {**QUIET, **irq(GPU_0, 40, "0")})
-    check("irqbalance", facts, "ok: irqbalance does not run")
-
-
 SAID = nvml_report(TWO)
 FIRST, SECOND = SAID.gpus or ()
 LOST = replace(SAID, gpus=(replace(FIRST, error="GPU is lost"), SECOND))
@@ -223,22 +215,3 @@ def test_nvml_on_hold_is_not_asked(
     seconds = None if hours is None else hours * 3600.0
     facts = replace(facts_of(tmp_path, topology), maintenance=HELD, hold_seconds=seconds)
     check("nvml", facts, expected)
-
-
-def test_how_long_nvml_is_held_off_is_the_age_of_the_file(tmp_path: Path) -> None:
-    hold = tmp_path / "hold"
-    assert file_age(str(hold)) is None
-    hold.touch()
-    os.utime(hold, (time.time() - 7200,) * 2)
-    assert file_age(str(hold)) == pytest.approx(7200, abs=60)
-
-
-def test_without_an_nvidia_gpu_its_driver_is_not_checked(tmp_path: Path) -> None:
-    facts = facts_of(tmp_path, NO_GPU, nvml=silent("NVIDIA's driver is not loaded"))
-    for name in ("nvml", "persistence"):
-        check(name, facts, "n/a: there is no NVIDIA GPU")
-
-
-def test_a_gpu_that_nvml_alone_knows_counts(tmp_path: Path) -> None:
-    facts = facts_of(tmp_path, NO_GPU, nvml=NvmlReport((NvmlGpu(0, pci_bus_id="0000:99:00.0"),)))
-    check("nvml", facts, "ok: NVML answers; driver unknown")

@@ -10,7 +10,7 @@ import pytest
 from affinityd.discovery.tree import FolderTree
 from affinityd.doctor.facts import NO_ROOT, NodeFacts
 from affinityd.topology.model import Topology
-from tests.support.doctor_facts import NO_GPU, TWO, Files, check, facts_of
+from tests.support.doctor_facts import TWO, Files, check, facts_of
 from tests.support.machines.by_hand import made
 from tests.support.recorded_slurm import recorded_slurm
 
@@ -69,17 +69,6 @@ def test_gres_conf(
 ) -> None:
     gres = "gpu:a100:2" if "a100" in lines else "gpu:2"
     check("gres-conf", facts_with(gres, lines, node, tmp_path, monkeypatch), expected)
-
-
-def test_a_node_that_slurm_does_not_have_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    facts = facts_with("gpu:2", RIGHT, NODE, tmp_path, monkeypatch)
-    (tmp_path / "slurm" / "nodes").unlink()
-    looked_for = "affinityd slurm check --node-name NAME, if the node's name is not gpu07"
-    check("gres-conf", facts, f"warn: scontrol show node gpu07: Node not found → {looked_for}")
-    no_gpu = replace(facts, topology=NO_GPU)
-    check("gres-conf", no_gpu, "n/a: not a node of Slurm: scontrol show node gpu07: ")
 
 
 def test_gres_conf_is_not_checked_without_slurm_on_a_replay_or_during_driver_work(

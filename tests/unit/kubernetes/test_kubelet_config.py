@@ -126,7 +126,3 @@ def test_the_settings_of_a_kubelet(
         (proc / str(PID) / "root" / name).write_text(content)
     found = read(PID, f"{proc}")
     assert {name: getattr(found, name) for name in expected} == expected
-
-
-def test_a_process_that_has_ended_has_no_known_settings(tmp_path: Path) -> None:
-    assert vars(read(PID, f"{tmp_path}")) == NOTHING

@@ -20,13 +20,6 @@ def test_a_host_s_name_is_resolved_to_its_address() -> None:
     assert found in {"http://127.0.0.1:9465", "http://[::1]:9465"}
 
 
-@pytest.mark.parametrize(
-    "address", ["/run/affinityd/affinityd.sock", "http://127.0.0.1:9465", "http://[::1]:9465"]
-)
-def test_paths_and_numeric_addresses_stay_as_they_are(address: str) -> None:
-    assert numeric(address, time.monotonic() + 5) == address
-
-
 @pytest.mark.parametrize("host", ["127.0.0.1.1", "x" * 70 + ".y"], ids=["unknown", "no name"])
 def test_an_unknown_host_is_no_daemon(host: str) -> None:
     with pytest.raises(NoDaemonError, match=f"^no daemon at http://{host}:9465: "):

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from affinityd.cpuset import format_list, parse_list
-from affinityd.errors import NoSuchGpuError, UnsatisfiableError
 from affinityd.kubernetes.nri import messages
 from affinityd.kubernetes.nri.adjust import Adjustment, Rules, adjust, chosen, granted
 from affinityd.topology.model import Node
@@ -211,17 +210,3 @@ def test_a_container_with_one_rank_gets_variables_of_its_nics(
     adjusted = made(rules, Node(replace(near, gpus=gpus)), **{**files, **request_})
     told = {name: it for name, it in adjusted.environment.items() if "AFFINITYD" not in name}
     assert told == expected
-
-
-@pytest.mark.parametrize(
-    ("request_", "error"),
-    [
-        ({"devices": ["/dev/nvidia9"]}, NoSuchGpuError),
-        ({"within": "300"}, UnsatisfiableError),
-    ],
-)
-def test_a_gpu_of_another_node_is_an_error(
-    request_: dict[str, Any], error: type[Exception]
-) -> None:
-    with pytest.raises(error):
-        made(**request_)

@@ -6,7 +6,6 @@ import pytest
 
 from affinityd.kubernetes.nri.messages import (
     FRAME,
-    LARGEST,
     PLUGIN,
     RESPONSE,
     Trunk,
@@ -34,15 +33,3 @@ def test_no_frame_is_longer_than_the_buffer_of_a_runtime() -> None:
         sent = sent[FRAME.size + length :]
     assert max(lengths) == 4096
     assert sum(lengths) == 10 + len(LONG.data)
-
-
-@pytest.mark.parametrize(
-    "sent",
-    [
-        FRAME.pack(PLUGIN, LARGEST + 11),
-        FRAME.pack(PLUGIN, 10) + (LARGEST + 1).to_bytes(4, "big") + bytes(6),
-    ],
-)
-def test_a_message_that_is_too_long_is_an_error(sent: bytes) -> None:
-    with pytest.raises(ValueError, match="too long for NRI"):
-        Trunk().received(sent)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from affinityd.linux import memory_policy, syscalls
+from affinityd.linux import memory_policy
 
 MIB = 1 << 20
 
@@ -34,19 +32,6 @@ def test_the_policy_column_of_numa_maps_is_read(text: str, held: str) -> None:
     assert str(memory_policy.parse_policy(text)) == held
 
 
-@pytest.mark.parametrize("address", ["400000", "5566604d200", "5566604d2000"])
-def test_a_cut_list_of_nodes_is_unreadable(tmp_path: Path, address: str) -> None:
-    file = tmp_path / "numa_maps"
-    even = ",".join(str(node) for node in range(0, 40, 2))
-    for spelling in ("bind", "prefer (many)", "weighted interleave"):
-        file.write_text(f"{address} {spelling}:{even} file=/usr/bin/x mapped=2\n")
-        assert memory_policy._first_policy(str(file)) is None
-        file.write_text(f"{address} {spelling}:0-39 file=/usr/bin/x mapped=2\n")
-        assert memory_policy._first_policy(str(file))
-    file.write_text(f"{address} bind:0\n")  # a mapping without pages
-    assert str(memory_policy._first_policy(str(file))) == "bind on node 0"
-
-
 @pytest.mark.parametrize(
     ("mapping", "amounts"),
     [
@@ -59,14 +44,3 @@ def test_a_cut_list_of_nodes_is_unreadable(tmp_path: Path, address: str) -> None
 )
 def test_bytes_of_a_mapping_by_node(mapping: bytes, amounts: dict[int, int]) -> None:
     assert memory_policy.bytes_by_node(mapping) == amounts
-
-
-def test_policies_of_other_kernels_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for mode, nodes, held in (
-        (1, [], "local"),  # before 5.14
-        (6, [0, 1], "weighted_interleave on nodes 0-1"),  # since 6.9
-        (9, [1], "mode 9 on node 1"),  # one to come
-    ):
-        told = mode, frozenset(nodes)
-        monkeypatch.setattr(syscalls, "get_mempolicy", lambda told=told: told)
-        assert str(memory_policy.own_policy()) == held

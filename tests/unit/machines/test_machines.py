@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
-from typing import Any
 
 import pytest
 
-from affinityd.cpuset import format_list, parse_list
 from affinityd.errors import TreeError
 from affinityd.grouping import grouped
-from affinityd.machines import NAMES, build, load
+from affinityd.machines import NAMES, load
 from affinityd.topology.model import NODE, PHB, PIX, PXB, SYS, Gpu, Nic
 from tests.support.machines.facts import ALL_NAMES, machine
 from tests.support.paths import REPOSITORY
@@ -24,23 +22,6 @@ PEERS = {
     "dgx-a100": "dgx-a100",
     "p4d-24xlarge": "p4d-24xlarge",
     "ascend-910b": "kunpeng-8npu",
-}
-
-#: Two nodes of one package, SMT2, siblings side by side; CPUs 4-5 and 11 are offline.
-SMALL: dict[str, Any] = {
-    "name": "small",
-    "cores": 6,
-    "threads": 2,
-    "siblings": "adjacent",
-    "online": "0-3,6-10",
-    "packages": {"3": "0-11"},
-    "nodes": [
-        {"nodes": "0", "cpus": "0-7", "memory_mib": 2},
-        {"nodes": "2", "cpus": "8-11", "memory_mib": None},
-        {"nodes": "5-6", "memory_mib": 0},
-    ],
-    "cores_per_llc": 2,
-    "distances": [["0,2,5-6", "0,2,5-6", 40], ["0", "2", 20]],
 }
 
 
@@ -130,25 +111,6 @@ def test_each_adapter_of_a_p4d_shares_a_switch_with_two_gpus() -> None:
     p4d = load("p4d-24xlarge")
     near = ([gpu.index for gpu in p4d.gpus if p4d.nearness(gpu, nic) == PIX] for nic in p4d.nics)
     assert [*near] == [[0, 1], [2, 3], [4, 5], [6, 7]]
-
-
-def test_facts_of_a_machine_with_offline_cpus() -> None:
-    topology = build(SMALL)
-    assert [core.cpus for core in topology.cores] == [(0, 1), (2, 3), (6, 7), (8, 9), (10,)]
-    assert topology.possible == frozenset(range(12))
-    # Groups are counted in all cores, and named by those that are online.
-    assert [core.llc for core in topology.cores] == [0, 0, 6, 8, 8]
-    # A later distance overrides an earlier one; unknown memory is None.
-    assert topology.node_of[2].distances == {0: 20, 2: 10, 5: 40, 6: 40}
-    assert [node.memory_bytes for node in topology.nodes] == [2 * 2**20, None, 0, 0]
-
-
-def test_cpus_that_no_node_lists_form_the_last_node() -> None:
-    topology = machine("stray-cpus")
-    assert [node.number for node in topology.nodes] == [1, None]
-    assert format_list(topology.cpus_of_node(None)) == "4,6,8,10,12,14,16,18,20"
-    odd = {core.cpus[0] for core in topology.cores if core.node == 1}
-    assert odd == parse_list("5-19:2")  # strides are read in facts, too
 
 
 def test_a_shipped_machine_says_where_its_facts_are_from() -> None:

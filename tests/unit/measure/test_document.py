@@ -27,7 +27,7 @@ from affinityd.measure.document import (
     save,
     sentence,
 )
-from affinityd.measure.run import is_virtual, measured_gpu, tasks
+from affinityd.measure.run import tasks
 from tests.support.machines.by_hand import made
 from tests.support.measurements import GPU, UNPLACED, copies, measurement, memory
 
@@ -136,15 +136,6 @@ def test_a_saved_measurement_is_read_back_also_from_a_new_folder(tmp_path: Path)
     assert gpu_ratios(os.fspath(path), HERE) == ({("nvidia", 0): {0: 1.0, 1: 1.8}}, ())
 
 
-@pytest.mark.parametrize(
-    "odd", [copies(7, 30.0), copies(1, 5e-324)], ids=["a node that is not here", "infinitely far"]
-)
-def test_an_impossible_figure_gives_no_ratio(tmp_path: Path, odd: Figure) -> None:
-    path = tmp_path / "measure.json"
-    save(replace(FOUND, figures=[copies(0, 54.0), odd]), path)
-    assert gpu_ratios(os.fspath(path), HERE) == ({("nvidia", 0): {0: 1.0}}, ())
-
-
 def test_an_unwritable_path_is_an_error_of_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match="cannot be written: "):
@@ -205,13 +196,3 @@ def test_each_node_with_cpus_measures_each_memory_and_each_gpu() -> None:
             *((quantity, gpu.pci_bus_id) for gpu in ODD.gpus for quantity in OF_GPUS),
         ]
         assert {it.numa_node for it in task.blanks} == {task.node}
-
-
-def test_a_gpu_names_its_near_nodes_if_they_are_known() -> None:
-    assert [measured_gpu(ODD, gpu).near for gpu in ODD.gpus] == [[1], []]
-
-
-def test_a_virtual_machine_is_known_by_the_flag_of_its_cpus() -> None:
-    assert is_virtual("processor\t: 0\nflags\t\t: fpu hypervisor lahf_lm\n")
-    assert not is_virtual("processor\t: 0\nflags\t\t: fpu lahf_lm\n")
-    assert not is_virtual("processor\t: 0\nFeatures\t: fp asimd\n")

@@ -47,15 +47,3 @@ it is so"""
 
 def test_the_tables_come_first_then_missing_figures_then_the_sentence() -> None:
     assert "\n".join(lines(FOUND, color=False)) == TABLE
-
-
-def test_on_a_terminal_the_color_of_a_cell_is_its_ratio_to_near() -> None:
-    drawn = "\n".join(lines(FOUND, color=True))
-    green, yellow, red = "30;42", "30;43", "97;41"
-    for style, cell in (
-        (green, "   38.0*"),
-        (red, "   15.2 "),
-        (green, "55.0*"),
-        (yellow, "45.9 "),
-    ):
-        assert f"\x1b[{style}m{cell}\x1b[0m" in drawn

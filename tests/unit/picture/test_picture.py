@@ -16,7 +16,7 @@ from affinityd.picture.boxes import NARROW, Box, narrow_machine
 from affinityd.picture.boxes import machine as wide_machine
 from affinityd.request.parameters import parse_request
 from affinityd.request.resolve import Reply, answer
-from affinityd.topology.model import Core, Node, NumaNode, Topology
+from affinityd.topology.model import Node, Topology
 from tests.support.machines.facts import ALL_NAMES, machine
 from tests.support.machines.strategies import machines
 from tests.support.paths import REPOSITORY
@@ -149,16 +149,3 @@ def test_hostile_names_are_escaped() -> None:
     picture = ET.fromstring(text)  # noqa: S314 - our own
     assert "<script" not in text
     assert picture.attrib["aria-label"].startswith(HOSTILE.replace("\x1b", "?").replace("\0", "?"))
-
-
-def test_many_offline_cpus_are_listed_and_not_drawn() -> None:
-    cores = tuple(
-        Core((number, number + 512), number // 64, number // 256, None, number // 8 * 8)
-        for number in range(512)
-    )
-    nodes = tuple(NumaNode(number) for number in range(8))
-    large = Topology("large", cores, nodes, possible=frozenset(range(8192)))
-    picture = parsed(large)
-    assert len(cpus(picture)) == 1024
-    (offline,) = groups(picture, "offline")
-    assert said(offline) == ["not online: CPUs 1024-8191"]

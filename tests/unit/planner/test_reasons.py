@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.asking import ask, cpulists
+from tests.support.asking import ask
 from tests.support.machines.by_hand import made
 from tests.support.tables import rows, words
 
@@ -54,32 +54,6 @@ def test_reasons_explain_the_cpus_and_what_was_left_out(asked: str, reason: str)
     )
     reply = ask(topology, **words(f"gpus=0 share=requested {asked}"))
     assert reason in reply.ranks[-1].reasons
-
-
-def test_ranks_that_share_some_cores_count_as_sharing() -> None:
-    """GPU 0 is on the node of both packages, GPU 1 on a node of the first alone."""
-    topology = made({0: "0,4", 1: "1-3"}, gpus=[0, 1], packages={0: "0-3", 1: "4"})
-    reply = ask(topology, mode="socket")
-    assert cpulists(reply) == ["0-4", "0-3"]
-    wide, narrow = reply.ranks
-    assert wide.reasons[-1] == "socket: 5 cores of the 5 of node 0 and node 1, shared by 2 ranks"
-    assert (wide.threads, narrow.threads) == (2, 2)
-
-
-@pytest.mark.parametrize(
-    ("threads", "asked", "division"),
-    [
-        (2, "max_physical_cores=4", "unique_contiguous: 4 cores of the 4 of node 0"),
-        (1, "multithreading=single_logical", "unique_contiguous: 8 cores of the 8 of node 0"),
-        (2, "mode=single", "single: 1 core of the 4 of node 0"),  # it leaves nothing to others
-    ],
-)
-def test_no_reason_names_left_out_cpus_where_none_are(
-    threads: int, asked: str, division: str
-) -> None:
-    topology = made({0: "0-7"}, threads=threads)
-    (rank,) = ask(topology, **words(f"share=requested {asked}")).ranks
-    assert rank.reasons == ("GPU 0 is on NUMA node 0", division)
 
 
 def test_a_reason_names_the_source_of_the_gpu_s_node() -> None:

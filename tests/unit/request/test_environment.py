@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from affinityd.cpuset import parse_list
 from affinityd.request import environment
@@ -130,23 +128,3 @@ def test_what_is_no_number_is_no_rank() -> None:
 def test_a_number_of_ranks_that_the_rank_is_not_among_is_not_known() -> None:
     for size in ("2", "0", "-4", "", "four"):
         assert read({"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": size}) == "2/None LOCAL_RANK"
-
-
-SIZES = (
-    *("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
-    *("FLUX_JOB_SIZE", "FLUX_JOB_NNODES", "SLURM_GTIDS"),
-)
-
-
-@given(
-    st.dictionaries(
-        st.sampled_from([*LAUNCHERS, *SIZES]),
-        st.sampled_from(["0", "1", "2", "3", "x", ""]),
-        min_size=4,
-    )
-)
-def test_whatever_the_variables_are_a_rank_is_within_its_size(environ: dict[str, str]) -> None:
-    rank = local_rank(environ)
-    if rank is not None:
-        assert str(rank.number) == environ[rank.variable]
-        assert rank.size is None or rank.number < rank.size

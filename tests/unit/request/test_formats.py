@@ -85,12 +85,6 @@ def test_the_allowed_cpus_who_said_so_and_the_bound(asked: str, allowed: str) ->
     assert " ".join(map(str, reply["allowed"].values())) == allowed
 
 
-def test_a_node_without_a_number_is_null() -> None:
-    reply = ask(made({0: "0-3"}, gpus=[None], packages={0: "0-7"}), cpuset="4-7")
-    (rank,) = document(reply)["ranks"]
-    assert rank["numa_node"] is rank["home_node"] is rank["memory_node"] is None
-
-
 def test_warnings_are_those_of_the_ranks_asked_for_and_of_the_whole_plan() -> None:
     parameters = {"gpus": "0,1,1", "mode": "node", "scope": "socket"}
     whole = document(ask(machine("dgx-a100"), **parameters))["warnings"]

@@ -136,13 +136,6 @@ def test_the_minimum_is_no_more_than_the_maximum() -> None:
     )
 
 
-def test_equal_requests_are_one_key_of_a_cache() -> None:
-    one = parse_request([("gpus", "0, 1"), ("cpuset", "0-3"), ("mode", "unique-interleaved")])
-    other = parse_request([("mode", "unique_interleaved"), ("cpuset", "3,0-2"), ("gpus", "0,1")])
-    assert one == other
-    assert hash(one) == hash(other)
-
-
 # How long they may be: the longest that is read, and one more.
 
 

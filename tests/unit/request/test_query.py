@@ -77,11 +77,6 @@ def test_the_ranks_of_a_script_or_a_lone_task_divide_what_it_asked_for(environ: 
     assert (request.task_cpus, request.ranks) == (TaskCpus(tasks=1, of_job=8), None)
 
 
-def test_a_stated_number_of_cpus_overrides_the_scheduler_s() -> None:
-    request = read(words(SRUN), "cpus=2")
-    assert (request.options.cpus, request.task_cpus) == (2, None)
-
-
 @pytest.mark.parametrize(
     ("environ", "expected"),
     rows(f"""
@@ -161,12 +156,6 @@ def test_variables_choose_all_parameters_of_a_plan() -> None:
 def test_the_variable_counts_of_the_vendor_whose_files_were_granted(granted: str, own: str) -> None:
     request = read(words(f"ROCR_VISIBLE_DEVICES=0 {CUDA}=1"), granted)
     assert request.visible == own
-
-
-def test_what_is_visible_is_taken_to_the_letter() -> None:
-    odd = "MIG-1a/2 &visible=3#\n4"
-    request = read({CUDA: odd})
-    assert request.visible == odd
 
 
 def test_a_task_that_is_not_bound_has_its_step_s_devices_else_its_job_s() -> None:

@@ -103,7 +103,6 @@ def test_a_malformed_document_is_refused_in_one_line(change: dict[str, Any], sai
     assert str(caught.value).startswith(f"topology{said}")
 
 
-NODES = "sys/devices/system/node"
 PACKAGES = {0: "0-3", 1: "4-7"}
 
 
@@ -150,8 +149,3 @@ def test_only_the_kernel_s_numa_node_is_published() -> None:
     sources = {"numa_node": (6, 4, 5, 7), "NVML": None, "local_cpulist": None}
     placed = {it: attributes_of(epyc(6), replace(gpu, numa_source=it)).numaNode for it in sources}
     assert placed == sources
-
-
-def test_a_host_bridge_without_an_address_is_no_pcie_root() -> None:
-    roots = {attributes_of(machine("dgx-a100"), it).pcieRoot for it in machine("dgx-a100").gpus}
-    assert roots == {None}

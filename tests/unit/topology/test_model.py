@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
 from affinityd.cpuset import format_list
-from affinityd.topology.model import Gpu, Nic, NvLinks, Topology
+from affinityd.topology.model import Gpu, Nic, Topology
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
 
@@ -74,16 +73,3 @@ def test_devices_of_unknown_nodes_are_far_from_each_other() -> None:
     for node in (None, 0):
         nic = Nic("NIC", node, "ethernet", pci_path=("h1", "NIC"))
         assert machine("laptop").nearness(gpu, nic) == "SYS"
-
-
-def test_an_index_means_the_first_gpu_s_vendor() -> None:
-    assert machine("two-vendors").vendor == "nvidia"
-    assert machine("laptop").vendor is None
-    assert replace(machine("two-vendors"), gpus=machine("mi250x").gpus).vendor == "amd"
-
-
-def test_a_gpu_with_nvlinks_is_hashable() -> None:
-    """What a request grants is looked up in sets of devices."""
-    gpu = Gpu(0, "nvidia", "0000:01:00.0", numa_node=0, nvlinks=(NvLinks("0000:02:00.0", 4),))
-    assert {gpu: 1}[replace(gpu)] == 1
-    assert gpu != replace(gpu, nvlinks=())

@@ -74,11 +74,6 @@ def test_near_cpus_and_near_memory(
     assert found == (said, cpus, memory, far_memory)
 
 
-def test_planned_memory_nodes_count_as_near() -> None:
-    near = vicinity(TWO, TWO.gpus, [0, None])
-    assert (set(near.memory), set(near.far_memory)) == ({0, 1}, set())
-
-
 @pytest.mark.parametrize(
     ("topology", "masks", "cpuset", "granted", "expected"),
     [

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from affinityd.topology.document import BOOT_ID, MAX_BYTES, read_node, write_node
+from affinityd.topology.document import BOOT_ID, read_node, write_node
 from affinityd.topology.model import Node
 from tests.support.machines.facts import machine
 
@@ -65,31 +63,6 @@ def test_a_malformed_node_file_is_a_value_error_of_one_line(
     with pytest.raises(ValueError, match=r"\A.+\Z") as caught:
         read_node(path)
     assert said in str(caught.value)
-
-
-def sparse(path: Path) -> None:
-    """Make a file that is longer than a node's, of nothing."""
-    with path.open("wb") as file:
-        file.truncate(MAX_BYTES + 1)
-
-
-@pytest.mark.parametrize(
-    ("make", "told"),
-    [
-        (os.mkfifo, "not a regular file"),
-        (Path.mkdir, "not a regular file"),
-        (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
-        (lambda path: path.symlink_to(path), os.strerror(errno.ELOOP)),
-        (sparse, f"longer than {MAX_BYTES} bytes"),
-    ],
-    ids=["a FIFO", "a folder", "a device", "a link to itself", "far too long"],
-)
-def test_a_path_that_is_no_regular_file_is_an_os_error(
-    tmp_path: Path, make: Callable[[Path], None], told: str
-) -> None:
-    make(tmp_path / "node.json")
-    with pytest.raises(OSError, match=told):
-        read_node(tmp_path / "node.json")
 
 
 @pytest.mark.parametrize(

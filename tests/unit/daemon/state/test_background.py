@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from affinityd.daemon.state.background import SingleFlight, pause
+from affinityd.daemon.state.background import SingleFlight
 
 SOON = 5.0
 
@@ -47,31 +47,3 @@ async def test_equal_questions_share_an_answer_and_others_come_one_after_the_oth
     with pytest.raises(ValueError, match="bad"):
         await ask("bad")
     assert work.done == ["a", "bad", "c", "a", "bad"]
-
-
-async def test_a_pause_ends_when_its_event_comes_or_its_time_is_over() -> None:
-    event, loop = asyncio.Event(), asyncio.get_running_loop()
-    began = loop.time()
-    await pause(event, 0.01)
-    assert loop.time() - began >= 0.01
-    loop.call_later(0.01, event.set)
-    await asyncio.wait_for(pause(event, 10 * SOON), SOON)
-
-
-@pytest.mark.parametrize("turns", range(4))
-async def test_a_task_that_is_cancelled_just_as_the_event_comes_ends(turns: int) -> None:
-    event = asyncio.Event()
-
-    async def for_ever() -> None:
-        while True:
-            await pause(event, SOON)
-            event.clear()
-
-    task = asyncio.ensure_future(for_ever())
-    await asyncio.sleep(0.01)
-    event.set()
-    for _ in range(turns):
-        await asyncio.sleep(0)
-    task.cancel()
-    done, _ = await asyncio.wait({task}, timeout=SOON)
-    assert done

@@ -14,11 +14,10 @@ from affinityd.errors import AffinityError, InvalidRequestError, NotReadyError, 
 from affinityd.json_codec import dumps
 from affinityd.request.document import document
 from affinityd.request.formats import render
-from affinityd.request.parameters import FORMATS, MAX_ENTRIES, PARAMETERS, parse_request
+from affinityd.request.parameters import FORMATS, parse_request
 from affinityd.request.resolve import Caller, answer
 from affinityd.topology.model import Node, Topology
 from tests.support.asking import ask, is_one_short_line, try_to_ask
-from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
 from tests.support.machines.strategies import machines
 from tests.support.tables import words
@@ -62,28 +61,6 @@ def test_there_is_an_answer_from_the_first_reading_on_and_a_new_one_counts_at_on
         service.swap(node)
         told = json.loads(service.answer(TWO_GPUS).body)
         assert (told["generation"], told["allowed"]["cpulist"]) == (generation, allowed)
-
-
-def test_more_visible_gpus_than_ranks_can_be_is_malformed() -> None:
-    topology = made({0: "0-3"}, gpus=[0] * (MAX_ENTRIES + 1))
-    with pytest.raises(InvalidRequestError, match=r"\A257 GPUs are too many; the most is 256\Z"):
-        ask(topology, mode="node")
-
-
-HUGE = {
-    "a UUID of 30,000 letters": "GPU-" + "x" * 29000,
-    "256 entries of 100 letters": ",".join(["GPU-" + "x" * 96] * 256),
-    "a cpulist that names every CPU 4000 times": ",".join(["0-65535"] * 4000),
-    "7,500 escapes": "\x1b[2J" * 7500,
-    "ten million letters": "x" * 10**7,
-}
-
-
-@pytest.mark.parametrize("text", HUGE.values(), ids=HUGE)
-def test_a_huge_value_is_answered_and_not_echoed(text: str) -> None:
-    for name in PARAMETERS:
-        told = try_to_ask(A100.topology, **{name: text})
-        assert not isinstance(told, AffinityError) or is_one_short_line(told), name
 
 
 _lists = st.text("0123456789,-:.+ GPUMIGnoeminor", max_size=10)

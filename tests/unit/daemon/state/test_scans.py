@@ -12,7 +12,6 @@ import pytest
 
 from affinityd.daemon.state.plan_service import PlanService
 from affinityd.daemon.state.scans import ScanResult, scan_regularly
-from affinityd.errors import FatalError
 from affinityd.topology.model import Node, Topology
 from tests.support.scans import MACHINE
 from tests.unit.daemon.state.test_topology_watcher import SOON, until
@@ -69,13 +68,6 @@ async def test_scans_begin_after_the_first_reading_and_repeat() -> None:
         assert scans.begun == []
         scans.service.swap(Node(MACHINE))
         await until(lambda: len(scans.results) == 3)
-
-
-async def test_an_ended_child_ends_the_daemon() -> None:
-    async with scanning() as scans:
-        scans.fault = FatalError("it has ended")
-        with pytest.raises(FatalError, match="it has ended"):
-            await asyncio.wait_for(scans.running, SOON)
 
 
 async def test_scans_that_fail_are_counted_and_logged_once_and_the_next_is_tried(
