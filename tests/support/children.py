@@ -11,14 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from affinityd.linux.processes import (
-    Thread,
-    everyone,
-    mask_of,
-    stat_of,
-    thread_ids,
-    thread_stat,
-)
+from affinityd.linux.processes import Thread, everyone, mask_of, stat_of, thread_ids, thread_stat
 from tests.support.daemons import eventually
 
 #: Threads come and go for ever; five of them start others.
@@ -74,10 +67,7 @@ os.read(0, 1)
 
 @contextmanager
 def program(
-    code: str,
-    *arguments: str,
-    env: Mapping[str, str] | None = None,
-    before: Sequence[str] = (),
+    code: str, *arguments: str, env: Mapping[str, str] | None = None, before: Sequence[str] = ()
 ) -> Iterator[subprocess.Popen[str]]:
     """Run Python code until the end of the block, once it has printed its first line.
 

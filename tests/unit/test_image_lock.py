@@ -19,10 +19,7 @@ else:
 PROJECT: dict[str, Any] = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
 DAEMON = PROJECT["project"]["optional-dependencies"]["daemon"]
 
-LOCKS = {
-    "requirements.txt": DAEMON,
-    "build.txt": PROJECT["build-system"]["requires"],
-}
+LOCKS = {"requirements.txt": DAEMON, "build.txt": PROJECT["build-system"]["requires"]}
 PYTHONS = ("3.11", "3.12", "3.13")
 
 

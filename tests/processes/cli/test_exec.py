@@ -175,9 +175,7 @@ def test_the_command_has_its_place_and_number_of_threads_in_variables(
         assert [said.get(name) for name in names] == [FAR, "local", BOTH, threads]
 
 
-def test_a_memory_policy_applies_or_its_refusal_is_a_line(
-    here: Mapping[str, str],
-) -> None:
+def test_a_memory_policy_applies_or_its_refusal_is_a_line(here: Mapping[str, str]) -> None:
     look = ("head", "-n1", "/proc/self/numa_maps")
     done = exec_("--memory=bind", "--gpus=0", "--", *look, env=here)
     assert (done.stdout.split()[1], done.stderr) == ("bind:0", "")

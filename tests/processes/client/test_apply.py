@@ -185,9 +185,7 @@ HIDDEN = ("unshare", "--mount", "sh", "-c", 'umount -l /sys/fs/cgroup && exec "$
 
 
 @pytest.mark.parametrize("before", [(), pytest.param(HIDDEN, marks=as_root, id="without cgroups")])
-def test_this_process_has_its_mask_and_its_cpuset(
-    before: tuple[str, ...],
-) -> None:
+def test_this_process_has_its_mask_and_its_cpuset(before: tuple[str, ...]) -> None:
     command = [*before, sys.executable, "-c", NARROW]
     assert subprocess.check_output(command, text=True).split() == ["True", "True", "1"]
 
@@ -207,9 +205,7 @@ input()
 
 
 @as_root
-def test_another_process_has_its_own_environment_dev_and_parent(
-    tmp_path: Path,
-) -> None:
+def test_another_process_has_its_own_environment_dev_and_parent(tmp_path: Path) -> None:
     """A container has a /dev of its own."""
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia2").touch()

@@ -16,12 +16,7 @@ from affinityd import machines
 from affinityd.client import ask_daemon
 from affinityd.client.local_plan import plan_on_node
 from affinityd.cpuset import format_list
-from affinityd.errors import (
-    REFUSALS,
-    AffinityError,
-    DaemonError,
-    NoDaemonError,
-)
+from affinityd.errors import REFUSALS, AffinityError, DaemonError, NoDaemonError
 from affinityd.request.formats import render
 from affinityd.topology.model import Node
 from tests.support.asking import is_one_short_line

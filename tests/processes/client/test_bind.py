@@ -71,9 +71,7 @@ def test_variables_count_for_arguments_that_are_not_given(
     assert python(f"b = affinityd.bind({call}); say(sorted(b.cpus))", unique) == [cpus]
 
 
-def test_running_threads_are_pinned_and_later_ones_inherit(
-    here: Mapping[str, str],
-) -> None:
+def test_running_threads_are_pinned_and_later_ones_inherit(here: Mapping[str, str]) -> None:
     said = python(
         "e = threading.Event()\n"
         "threads = [threading.Thread(target=e.wait) for _ in range(9)]\n"
@@ -86,9 +84,7 @@ def test_running_threads_are_pinned_and_later_ones_inherit(
     assert said == [CPU[FAR]] * 10
 
 
-def test_a_second_call_plans_as_the_first_also_in_a_thread(
-    here: Mapping[str, str],
-) -> None:
+def test_a_second_call_plans_as_the_first_also_in_a_thread(here: Mapping[str, str]) -> None:
     """Whichever form its GPU is named in."""
     said = python(
         "called = [sorted(affinityd.bind(gpus=it).cpus) for it in (1, '1', [1], ('1',), 0)]\n"
@@ -151,9 +147,7 @@ def test_gpu_affinity_s_call_works_after_a_changed_import(here: Mapping[str, str
     assert said == ["set", CPU[FAR], CPU[FAR]]
 
 
-def test_set_affinity_warns_of_far_cpus(
-    here: Mapping[str, str],
-) -> None:
+def test_set_affinity_warns_of_far_cpus(here: Mapping[str, str]) -> None:
     code = f"os.sched_setaffinity(0, {{{FAR}}}); say(sorted(affinityd.set_affinity(0, 1)))"
     cpus, stderr = python(code, here)
     assert cpus == CPU[FAR]

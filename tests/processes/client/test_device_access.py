@@ -63,9 +63,7 @@ def granted(machine: Path, before: Sequence[str] = ()) -> list[str]:
     ).split()
 
 
-def test_nvidia_s_minors_count_before_amd_s_render_nodes(
-    tmp_path: Path,
-) -> None:
+def test_nvidia_s_minors_count_before_amd_s_render_nodes(tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     for name in ("nvidiactl", "nvidia-uvm", "nvidia-caps", "nvidia", "nvidia0x", "nvidia\u0661"):
         (tmp_path / "dev" / name).touch()
@@ -77,9 +75,7 @@ def test_nvidia_s_minors_count_before_amd_s_render_nodes(
     assert granted(tmp_path) == ["minor:0,minor:2,minor:10"] * 2
 
 
-def test_closed_files_are_none_for_nvidia_and_unknown_for_amd(
-    tmp_path: Path,
-) -> None:
+def test_closed_files_are_none_for_nvidia_and_unknown_for_amd(tmp_path: Path) -> None:
     """AMD's may be closed to a user that is only in no group of theirs."""
     render(tmp_path, 128, mode=0o660)
     assert granted(tmp_path) == ["drm:128", "None"]

@@ -13,12 +13,7 @@ import pytest
 from affinityd.client import ask_daemon, local_plan
 from affinityd.client.ask_daemon import ProcessPlan
 from affinityd.cpuset import parse_list
-from affinityd.errors import (
-    REFUSALS,
-    AffinityError,
-    ApplyError,
-    UnknownParameterError,
-)
+from affinityd.errors import REFUSALS, AffinityError, ApplyError, UnknownParameterError
 from tests.support.daemons import PATIENCE, Daemon, running
 from tests.support.servers import answering as always
 from tests.support.servers import hanging, http, serving
@@ -68,10 +63,7 @@ def answering(path: Path, body: str | None, status: str = "200 OK") -> Iterator[
 
 
 def find(
-    *sockets: str | Path,
-    asked: str = "gpus=0",
-    timeout: float = PATIENCE,
-    bounded: bool = False,
+    *sockets: str | Path, asked: str = "gpus=0", timeout: float = PATIENCE, bounded: bool = False
 ) -> ProcessPlan:
     paths, query = [str(path) for path in sockets], {"cpuset": ALL, **words(asked)}
     return ask_daemon.find_plan([*query.items()], paths, time.monotonic(), timeout, bounded=bounded)

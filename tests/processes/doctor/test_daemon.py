@@ -179,9 +179,7 @@ entry()
 
 
 @needs_root
-def test_a_socket_that_refuses_this_user_is_not_reported_as_missing(
-    folder: Path,
-) -> None:
+def test_a_socket_that_refuses_this_user_is_not_reported_as_missing(folder: Path) -> None:
     """Others' checks are made all the same: what is in the way is a finding, and no error."""
     with serving(folder / "s", READY) as path:
         folder.chmod(0o700)

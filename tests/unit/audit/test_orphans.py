@@ -9,12 +9,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.audit.model import AuditedProcess, Holding, ProcessFacts
-from affinityd.audit.orphans import (
-    IdleTimes,
-    MissingProcesses,
-    ProcessOwners,
-    why_orphan,
-)
+from affinityd.audit.orphans import IdleTimes, MissingProcesses, ProcessOwners, why_orphan
 from affinityd.linux.processes import ProcessTable
 from tests.support.audit_facts import (
     GPU,

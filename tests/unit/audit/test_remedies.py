@@ -254,10 +254,7 @@ def test_who_placed_a_container(given: ContainerResources | None, said: str) -> 
             placed(replace(GIVEN, devices={}, claims=frozenset(("gpu.nvidia.com/gpu-0",))), NONE),
             BY_DRA,
         ),
-        (
-            placed(GIVEN, RESTRICTED),
-            "start the pod again: its kubelet has the right settings now",
-        ),
+        (placed(GIVEN, RESTRICTED), "start the pod again: its kubelet has the right settings now"),
     ],
 )
 def test_the_setting_that_prevents_it(placement: PodPlacement, said: str) -> None:

@@ -71,9 +71,7 @@ def test_nothing_is_wrong_about_a_shipped_machine(doctor: Doctor, name: str) -> 
     assert {it["status"] for it in document["checks"]} == {"ok", "n/a"}
 
 
-def test_nvml_is_asked_only_for_checks_that_need_it_and_not_on_hold(
-    tmp_path: Path,
-) -> None:
+def test_nvml_is_asked_only_for_checks_that_need_it_and_not_on_hold(tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     here = Settings(socket=os.fspath(tmp_path / "none.sock"))
     assert gather(here, ["isolcpus", "cgroup"], str(hold)).nvml is None
@@ -85,9 +83,7 @@ def test_nvml_is_asked_only_for_checks_that_need_it_and_not_on_hold(
     assert (facts.nvml, facts.maintenance, facts.hold_seconds is None) == (None, held, False)
 
 
-def test_reserved_cpus_are_the_daemon_s_else_those_of_the_settings(
-    tmp_path: Path,
-) -> None:
+def test_reserved_cpus_are_the_daemon_s_else_those_of_the_settings(tmp_path: Path) -> None:
     here = Settings(socket=os.fspath(tmp_path / "d.sock"), reserved_cpus=parse_list("1"))
     assert gather(here, ["isolcpus"]).reserved == parse_list("1")
     write_node(tmp_path / NODE_FILE, Node(TWO, reserved=parse_list("3")))

@@ -6,13 +6,7 @@ import re
 
 import pytest
 
-from affinityd.cli.commands.exec import (
-    PARAMETERS,
-    main,
-    parse,
-    seconds,
-    split,
-)
+from affinityd.cli.commands.exec import PARAMETERS, main, parse, seconds, split
 from affinityd.errors import InvalidRequestError
 from affinityd.linux.memory_policy import POLICIES
 from affinityd.request.parameters import PARAMETERS as PLAN_S

@@ -113,9 +113,7 @@ def test_nodes_of_one_command_must_be_equal(node: SlurmNode) -> None:
     assert f"gpu08 has Gres=gpu:4 ({node.slurm.conf})" in said.err
 
 
-def test_gpus_of_unknown_type_are_comments_until_the_option_names_it(
-    node: SlurmNode,
-) -> None:
+def test_gpus_of_unknown_type_are_comments_until_the_option_names_it(node: SlurmNode) -> None:
     node.slurm.expects("gpu:big:1,gpu:small:1", "gpu07")
     said = node.run("gres-conf")
     assert said.code == 1
@@ -139,9 +137,7 @@ def test_a_node_that_slurm_does_not_have_is_named(node: SlurmNode) -> None:
     assert printed.err.endswith("if it has a type, name it with --type\n")
 
 
-def test_the_shown_lines_of_a_dgx_a100_are_what_is_printed(
-    node: SlurmNode,
-) -> None:
+def test_the_shown_lines_of_a_dgx_a100_are_what_is_printed(node: SlurmNode) -> None:
     shown = (REPOSITORY / "slurm/gres.conf").read_text().splitlines()
     assert node.run("gres-conf", "--machine", "dgx-a100").out == shown
     lines = [line for line in shown if not line.startswith("#")]
@@ -164,9 +160,7 @@ def test_the_last_line_counts_the_findings_and_the_exit_status_follows(node: Slu
 REFUSED = "State=IDLE+DRAIN+INVALID_REG Reason=gres/gpu:a100 count too low (0 < 2)"
 
 
-def test_a_state_is_a_finding_if_slurmctld_refuses_the_gpus_else_a_note(
-    node: SlurmNode,
-) -> None:
+def test_a_state_is_a_finding_if_slurmctld_refuses_the_gpus_else_a_note(node: SlurmNode) -> None:
     node.slurm.expects("gpu:2", "gpu07")
     node.slurm.has(RIGHT)
     node.slurm.shows(f"NodeName=gpu07 Gres=gpu:2 {REFUSED} [root@2026-11-23T23:12:39]")

@@ -159,10 +159,7 @@ def test_memory_is_in_bytes(tmp_path: Path, text: str, memory: int | None) -> No
     ("files", "notice"),
     [
         ("", "The kernel shows no NUMA nodes: all CPUs are treated as one node"),
-        (
-            "node1/cpulist=1,3",
-            "CPUs 0,2 are in no NUMA node: treated as one, far from all others",
-        ),
+        ("node1/cpulist=1,3", "CPUs 0,2 are in no NUMA node: treated as one, far from all others"),
     ],
 )
 def test_notices_name_cpus_without_a_node(tmp_path: Path, files: str, notice: str) -> None:

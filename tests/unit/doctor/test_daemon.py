@@ -42,9 +42,7 @@ def test_without_the_daemon_s_pid_the_rest_is_checked(tmp_path: Path) -> None:
     check("daemon", facts, "ok: /s answers (process unknown)")
 
 
-def test_without_a_daemon_misspelled_settings_are_still_found(
-    tmp_path: Path,
-) -> None:
+def test_without_a_daemon_misspelled_settings_are_still_found(tmp_path: Path) -> None:
     facts = replace(facts_of(tmp_path), daemon=DaemonFacts("/s", absent=("/s", "/t")))
     check("daemon", facts, "n/a: no daemon listens at /s or /t, and none is needed")
     misspelled = replace(facts, variables=(NamedVariable("AFFINITYD_MDOE", "x.conf"),))

@@ -108,10 +108,7 @@ def test_rdma_ports_that_are_down_or_slower_than_others(
         (replace(NO_GPU, nics=A100.nics), "n/a: GPU"),
         (A100, "ok: as near as others have (PXB)"),
         (only(*STORAGE), "warn: than every GPU: mlx5_4 port 1, mlx5_5 port 1 → for storage"),
-        (
-            without(*STORAGE, "mlx5_0", "mlx5_1"),
-            "warn 0-1: switch of GPUs 0-1; → slot",
-        ),
+        (without(*STORAGE, "mlx5_0", "mlx5_1"), "warn 0-1: switch of GPUs 0-1; → slot"),
     ],
 )
 def test_rdma_devices_far_from_gpus(tmp_path: Path, topology: Topology, expected: str) -> None:

@@ -20,13 +20,7 @@ from affinityd.daemon.api.peers import Viewer
 from affinityd.daemon.policy_document import parse
 from affinityd.enforce import enforcer as module
 from affinityd.enforce.document import Enforced
-from affinityd.enforce.enforcer import (
-    NO_ENVIRONMENTS,
-    Enforcer,
-    NodeLock,
-    notices,
-    outcomes,
-)
+from affinityd.enforce.enforcer import NO_ENVIRONMENTS, Enforcer, NodeLock, notices, outcomes
 from affinityd.enforce.model import PinOutcome, TargetCpus
 from affinityd.enforce.policy import PolicyFile, Treatment, identity, site
 from affinityd.errors import InvalidRequestError

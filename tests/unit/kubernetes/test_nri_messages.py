@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from affinityd.kubernetes.nri.messages import (
-    FRAME,
-    PLUGIN,
-    RESPONSE,
-    Trunk,
-    Ttrpc,
-    packed,
-)
+from affinityd.kubernetes.nri.messages import FRAME, PLUGIN, RESPONSE, Trunk, Ttrpc, packed
 
 SHORT, LONG = (Ttrpc(PLUGIN, 7, RESPONSE, b"x" * size) for size in (3, 3 * 4096))
 

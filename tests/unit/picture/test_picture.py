@@ -91,9 +91,7 @@ def overlaps(box: Box) -> Iterator[str]:
 
 
 @given(machines())
-def test_every_cpu_is_drawn_once_and_no_boxes_overlap(
-    topology: Topology,
-) -> None:
+def test_every_cpu_is_drawn_once_and_no_boxes_overlap(topology: Topology) -> None:
     for boxes in (wide_machine(topology), narrow_machine(topology)):
         assert list(overlaps(boxes)) == []
     assert Counter(cpus(parsed(topology))) == Counter(topology.possible | topology.online)

@@ -13,11 +13,7 @@ from affinityd.slurm.gres_conf import SLICES, GpuTypes, GresConf, NodeGres, gpu_
 from affinityd.topology.model import Core, Gpu, MigInstance, Topology
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
-from tests.support.machines.nvlinks import (
-    dgx_1v,
-    switched,
-    with_nvlinks,
-)
+from tests.support.machines.nvlinks import dgx_1v, switched, with_nvlinks
 from tests.support.tables import rows
 
 LUMI = "Sockets=4 CoresPerSocket=16 ThreadsPerCore=2"  # of a node of LUMI

@@ -10,15 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from affinityd.request import parameters
-from affinityd.topology.model import (
-    LINKS,
-    Core,
-    Gpu,
-    Nic,
-    NumaNode,
-    RdmaPort,
-    Topology,
-)
+from affinityd.topology.model import LINKS, Core, Gpu, Nic, NumaNode, RdmaPort, Topology
 from affinityd.topology.rdma import nics_of_gpus, usable_ports
 from tests.support.paths import REPOSITORY
 

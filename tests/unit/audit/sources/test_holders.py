@@ -8,12 +8,7 @@ import pytest
 
 from affinityd.audit.model import GpuHolders, Holding
 from affinityd.audit.sources.holders import NOT_ALL_PIDS, HolderSources, one_a_process
-from affinityd.audit.sources.nvml import (
-    NO_DRIVER,
-    NVML_SECONDS,
-    READ_AGAIN,
-    processes_of,
-)
+from affinityd.audit.sources.nvml import NO_DRIVER, NVML_SECONDS, READ_AGAIN, processes_of
 from affinityd.discovery.nvml import GpuProcesses, NvmlProcess, ProcessReport
 from affinityd.linux.processes import INITIAL_PIDS
 from affinityd.topology.model import Gpu, Topology

@@ -64,9 +64,7 @@ FOUND = audit(process(1, uid=7), process(2, uid=8), process(3, uid=None))
 def documents_of(*audits: Audit) -> Documents:
     scanning, results = scanned(*audits)
     documents = Documents(
-        lambda reader: scanning.document("/audit", **asdict(reader)),
-        NotScannedError,
-        "none yet",
+        lambda reader: scanning.document("/audit", **asdict(reader)), NotScannedError, "none yet"
     )
     for result in results:
         documents.update(result.boot)

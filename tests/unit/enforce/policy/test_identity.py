@@ -12,10 +12,7 @@ import pytest
 from affinityd.audit.model import ContainerResources, Job, Membership, ProcessFacts
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.enforce.policy import identity
-from affinityd.enforce.policy.identity import (
-    ProcessIdentities,
-    ProcessIdentity,
-)
+from affinityd.enforce.policy.identity import ProcessIdentities, ProcessIdentity
 from affinityd.linux import files
 from tests.support.audit_facts import POD, SLURM_JOB, process
 from tests.support.daemons import PATIENCE, eventually
