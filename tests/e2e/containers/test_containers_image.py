@@ -17,7 +17,7 @@ from tests.e2e.containers.rig import UNPRIVILEGED, container, curl, running
 from tests.support.daemons import eventually
 from tests.support.paths import REPOSITORY
 from tests.support.tiny import affinityd
-from tests.unit.test_image_lock import PYTHONS, locked
+from tests.unit.test_project import PYTHONS, locked
 
 LABEL = "org.opencontainers.image."
 

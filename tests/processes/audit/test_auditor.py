@@ -1,6 +1,7 @@
 """Whole scans of real processes, on a node of two NUMA nodes whose CPUs 0 and 1 are this machine's.
 
-What holds a GPU is known to the test; everything else is the kernel's.
+The test says which processes hold a GPU, but for one that holds the file of an NPU; all else is the
+kernel's.
 """
 
 from __future__ import annotations
@@ -10,13 +11,17 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from affinityd.audit.auditor import HIDDEN, Auditor
-from affinityd.audit.model import AuditedProcess, GpuHolders, Scan
+from affinityd.audit.model import AuditedProcess, GpuHolders, Holding, Scan
+from affinityd.audit.sources.holders import ROOT_ONLY, DeviceFileScanner
 from affinityd.linux.processes import since_boot
+from affinityd.topology.model import Gpu
 from tests.support.audit_facts import GPU, Known
+from tests.support.child_python import said
 from tests.support.children import CHURN, children_of, compute, program, sleeping
 from tests.support.daemons import eventually
 from tests.support.machines.by_hand import made
@@ -166,3 +171,73 @@ def _is_whole(process: AuditedProcess) -> bool:
     tids = [thread.tid for thread in facts.threads]
     lengths = {len(set(tids)), len(tids), len(process.placements), len(process.pinned_itself)}
     return len(lengths) == 1 and (facts.state == "X" or tids[0] == facts.pid)
+
+
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="becomes another user, in a pid namespace"
+)
+
+NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc")
+
+STORY = """
+import os, pty, subprocess, sys, time
+from affinityd.audit.auditor import Auditor
+from affinityd.linux.processes import stat_of
+from tests.support.audit_facts import Known
+from tests.support.small_node import TOPOLOGY
+
+ALICE = ("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups")
+# Its number comes from below nohup: before that a hangup would still end it.
+job = "nohup sh -c 'echo $$ && exec sleep 600 >/dev/null 2>&1'"
+shell = ("sh", "-c", f"({job} &); read line")
+if sys.argv[1] == "let in by root":
+    here, there = None, subprocess.PIPE
+    command = ["sh", "-c", '"$@"; :', "sh", *ALICE, *shell]
+else:
+    here, there = pty.openpty()
+    command = [*ALICE, "setsid", "--ctty", *shell]
+login = subprocess.Popen(command, stdin=there, stdout=subprocess.PIPE, cwd="/")
+pid = int(login.stdout.readline())
+while stat_of(pid).parent != 1:
+    time.sleep(0.01)
+auditor = Auditor(Known(pid))
+in_session, = auditor.scan(TOPOLOGY).processes
+login.stdin.close() if here is None else (os.close(there), os.close(here))
+login.wait()
+left_behind, = auditor.scan(TOPOLOGY).processes
+print(in_session.orphan, left_behind.orphan, sep="; ")
+"""
+
+
+@needs_root
+@pytest.mark.parametrize("kind", ["let in by root", "with a terminal"])
+def test_a_job_with_nohup_is_no_orphan_before_its_owner_has_left(kind: str) -> None:
+    why = "its user (uid 54321) has no session, and it is in no job, container or service"
+    assert said(STORY, kind, within=NAMESPACE) == f"None; its parent has ended, {why}"
+
+
+NPU = Gpu(0, "huawei", "0000:c0:00.0", numa_node=0)
+HOLDING = "file = open('/dev/full'); print('ready', flush=True); input()"
+AS_NOBODY = """
+import os, sys
+file = open("/dev/full")
+os.setgid(65534)
+os.setuid(65534)
+found = DeviceFileScanner(sys="/none", dev=sys.argv[1]).found((NPU,))
+print(found.unknown, [it.gpu for it in found.holdings if it.pid == os.getpid()])
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root sees the files of all processes")
+def test_a_process_that_holds_a_gpus_file_is_found_and_to_another_user_nothing_is_known() -> None:
+    """Another user sees the files of its own processes, and not those of the first process."""
+    with TemporaryDirectory() as dev:
+        Path(dev).chmod(0o755)
+        Path(dev, "davinci0").symlink_to("/dev/full")
+        scanner = DeviceFileScanner(sys="/none", dev=dev)
+        with program(HOLDING) as child:
+            found = scanner.found((NPU,))
+        assert Holding(child.pid, NPU.key) in found.holdings
+        assert (found.unknown, found.skipped) == ({}, 0)
+        assert child.pid not in {it.pid for it in scanner.found((NPU,)).holdings}
+        assert said(AS_NOBODY, dev) == f"{ {NPU.key: ROOT_ONLY} } {[NPU.key]}"

@@ -1,4 +1,4 @@
-"""The commands, as a person runs them."""
+"""The commands, as a person runs them, and the programs that take a plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ import pytest
 
 from affinityd import __version__
 from affinityd.cli import COMMANDS, main
+from affinityd.cpuset import format_list, parse_list
+from affinityd.request.formats import render
 from affinityd.request.parameters import FORMATS
+from affinityd.topology.model import Core, Gpu, NumaNode, Topology
+from tests.support.asking import ask
 from tests.support.daemons import running
 
 DGX = "--machine dgx-a100"
@@ -150,3 +154,24 @@ def test_a_stream_that_takes_nothing_changes_no_other() -> None:
 def test_a_terminal_that_has_no_box_characters_gets_a_tree_all_the_same() -> None:
     status, out, _ = in_shell("$a topology --machine mi250x", PYTHONIOENCODING="latin-1")
     assert (status, b"NUMA node 3" in out) == (0, True)
+
+
+ALL = sorted(os.sched_getaffinity(0))
+HERE = Topology(
+    name="here",
+    cores=tuple(Core((cpu,), 0, 0, None, 0) for cpu in ALL),
+    nodes=(NumaNode(0),),
+    gpus=(Gpu(0, "nvidia", "0000:01:00.0", 0),),
+)
+
+
+@pytest.mark.parametrize("cpus", [ALL, ALL[-1:]], ids=["all", "last"])
+@pytest.mark.parametrize(
+    ("command", "format_name"),
+    [("taskset -c", "cpulist"), ("taskset", "mask"), ("numactl", "numactl")],
+)
+def test_a_program_takes_a_plan(command: str, format_name: str, cpus: list[int]) -> None:
+    plan = render(ask(HERE, mode="node", cpuset=format_list(cpus)), format_name)
+    run = f"{command} {plan.strip()} grep Cpus_allowed_list /proc/self/status".split()
+    out = subprocess.run(run, check=True, capture_output=True, text=True).stdout
+    assert parse_list(out.split(":")[1]) == {*cpus}

@@ -1,4 +1,4 @@
-"""What a container with GPUs is given as it is created, by the request of a runtime."""
+"""What a container with GPUs is given as it is created, and NRI's frames and messages."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from affinityd.cpuset import format_list, parse_list
 from affinityd.kubernetes.nri import messages
 from affinityd.kubernetes.nri.adjust import Adjustment, Rules, adjust, chosen, granted
+from affinityd.kubernetes.nri.messages import FRAME, PLUGIN, RESPONSE, Trunk, Ttrpc, packed
 from affinityd.topology.model import Node
 from tests.support import nri
 from tests.support.machines.facts import machine
@@ -210,3 +211,25 @@ def test_a_container_with_one_rank_gets_variables_of_its_nics(
     adjusted = made(rules, Node(replace(near, gpus=gpus)), **{**files, **request_})
     told = {name: it for name, it in adjusted.environment.items() if "AFFINITYD" not in name}
     assert told == expected
+
+
+SHORT, LONG = (Ttrpc(PLUGIN, 7, RESPONSE, b"x" * size) for size in (3, 3 * 4096))
+
+
+@pytest.mark.parametrize("part", [1, 7, 4096, 10**6])
+def test_messages_are_put_together_from_any_parts(part: int) -> None:
+    sent = packed(SHORT) + packed(LONG) + FRAME.pack(9, 2) + b"xx" + packed(SHORT)
+    trunk = Trunk()
+    parts = (sent[place : place + part] for place in range(0, len(sent), part))
+    assert [it for data in parts for it in trunk.received(data)] == [SHORT, LONG, SHORT]
+
+
+def test_no_frame_is_longer_than_the_buffer_of_a_runtime() -> None:
+    sent = packed(LONG)
+    lengths = []
+    while sent:
+        _, length = FRAME.unpack_from(sent)
+        lengths.append(length)
+        sent = sent[FRAME.size + length :]
+    assert max(lengths) == 4096
+    assert sum(lengths) == 10 + len(LONG.data)

@@ -1,12 +1,15 @@
-"""Plans: partners, cuts, minimums, memory, and what is refused."""
+"""Plans: partners, cuts, minimums, memory, home nodes, reasons, added CPUs, and what is refused."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 
 from affinityd.errors import UnsatisfiableError
+from affinityd.request.document import document
 from affinityd.topology.model import Topology
-from tests.support.asking import ask, lists
+from tests.support.asking import ask, codes, cpulists, homes, lists
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
 from tests.support.tables import rows, words
@@ -164,3 +167,238 @@ after the cut                | gpus=0,1,2 mode=node max_physical_cores=3  | 1 1 
 def test_threads_are_cores_divided_by_the_ranks_that_share_them(asked: str, threads: str) -> None:
     reply = ask(machine("dgx-1v"), **words(f"share=requested {asked}"))
     assert " ".join(str(rank.threads) for rank in reply.ranks) == threads
+
+
+TWO = {0: "0-3", 1: "4-7"}
+#: Node 2 has no CPUs.
+BARREN = {0: "0-3", 1: "4-7", 2: ""}
+EVEN_ROWS = [("0", "1", 20), ("0-1", "2", 30)]
+ODD_ROWS = [("0", "1", 20), ("0", "2", 40), ("1", "2", 30)]
+#: CPUs 4-7 are of no node.
+OUTSIDE = {0: "0-7"}
+
+
+@pytest.mark.parametrize(
+    ("topology", "asked", "expected"),
+    [
+        (made(TWO, gpus=[1, 0]), "", [1, 0]),  # a GPU's own node
+        (made(TWO, gpus=[0, 1]), "cpuset=3-7", [0, 1]),  # one allowed CPU is enough
+        (made({**TWO, 2: "8-11"}, distances=ODD_ROWS), "cpuset=4-11", [1]),  # else the nearest
+        (made(BARREN, gpus=[2], distances=ODD_ROWS), "", [1]),  # a node without CPUs has distances
+        # Of nodes as near the one that is home to fewer, then the lower.
+        (made(BARREN, gpus=[2] * 4, distances=EVEN_ROWS), "", [0, 1, 0, 1]),
+        # Ranks without a choice are placed first.
+        (made(BARREN, gpus=[2, 0, 0], distances=EVEN_ROWS), "", [1, 0, 0]),
+        (made(BARREN, gpus=[2, 2], distances=EVEN_ROWS), "gpus=1,0", [0, 1]),  # in ranks' order
+        (made(BARREN, gpus=[2, 2], distances=[("0", "2", 30)]), "", [0, 0]),  # missing: farthest
+        (made(BARREN, gpus=[2, 2]), "", [0, 1]),  # missing distances are as far
+        (made(TWO, gpus=[None] * 3), "", [0, 1, 0]),  # unknown GPUs are spread
+        (made(TWO, gpus=[None, 0, None]), "", [1, 0, 0]),  # to where fewest are
+        (made(TWO, gpus=[None, None]), "cpuset=4-7", [1, 1]),  # of those with allowed CPUs
+        (made(TWO, gpus=[0, None]), "gpus=0,0,1,1,1,1,1", [0, 0, 1, 1, 0, 1, 0]),  # repeats count
+        # The CPUs of no node are a node for unknown GPUs, last among the farthest, and home where
+        # nothing else is allowed.
+        (made({0: "0-3"}, gpus=[0, None], packages=OUTSIDE), "", [0, None]),
+        (
+            made(BARREN, gpus=[2], packages={0: "0-11"}, distances=[("1", "2", 99)]),
+            *("cpuset=0-3,8-11", [0]),
+        ),
+        (made({0: "0-3"}, packages=OUTSIDE), "cpuset=4-7", [None]),
+        # Node 4 is 65 from all, node 7 is 65 from 0 and 1 and 79 from 3.
+        (machine("uv2000"), "cpuset=0-15,24-31", [0, 1]),
+    ],
+)
+def test_home_nodes(topology: Topology, asked: str, expected: list[int | None]) -> None:
+    assert homes(ask(topology, **words(f"share=requested mode=node {asked}"))) == expected
+
+
+@pytest.mark.parametrize(
+    ("topology", "asked", "expected"),
+    [
+        (made(TWO, gpus=[0]), "", "local"),
+        (made(TWO, gpus=[0]), "cpuset=4-7", "remote"),
+        (made(TWO, gpus=[None]), "", "unknown"),
+        (made(BARREN, gpus=[2]), "", "remote"),
+        (made({0: "0-3"}, gpus=[None]), "", "local"),  # the only node
+        (made({0: "0-3", 1: ""}, gpus=[1]), "", "local"),  # the only one with CPUs
+        (made(TWO, gpus=[1], online="0-3"), "", "local"),  # that are online
+        (made({0: "0-3"}, packages=OUTSIDE), "cpuset=4-7", "remote"),  # CPUs of no node
+    ],
+)
+def test_locality(topology: Topology, asked: str, expected: str) -> None:
+    reply = ask(topology, **words(f"mode=node {asked}"))
+    assert reply.ranks[0].locality == expected
+    warned = {"local": [], "remote": ["remote_home"], "unknown": ["unknown_locality"]}
+    assert codes(reply) == warned[expected]
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    rows("""
+where the GPU is    |                     | GPU 0 is on NUMA node 0
+how many cores      |                     | unique_contiguous: 8 cores of the 8 of node 0
+reserved CPUs       | reserved=0-1,8      | CPUs 0-1,8 of node 0 are reserved
+the cpuset          | cpuset=0-5          | CPUs 6-15 of node 0 are outside the cpuset or mask
+of a socket         | cpuset=0-15 mode=socket | \
+CPUs 16-31 of node 0's socket are outside the cpuset or mask
+of the machine      | cpuset=0-15 mode=even | \
+CPUs 16-31 of the machine are outside the cpuset or mask
+the maximum         | max_physical_cores=3 | max_physical_cores leaves out 5 cores
+one CPU a core      | multithreading=single_logical | \
+single_logical leaves out the siblings 1,3,5,7,9,11,13,15
+below the maximum   | multithreading=single_logical max_physical_cores=1 | \
+single_logical leaves out the siblings 1
+balanced            | gpus=0,0,0          | balanced leaves 2 cores of node 0 unused
+a remainder         | gpus=0,0,0 balanced=false | an equal division leaves 2 cores of node 0 unused
+blocks              | share=node          | \
+share=node: each GPU of node 0 has its own block; balanced may leave cores of it unused
+not balanced        | share=node mode=exclusive | share=node: each GPU of node 0 has its own block
+other ranks         | gpus=0,0 mode=node  | node: 8 cores of the 8 of node 0, shared by 2 ranks
+another home        | cpuset=16-31        | \
+that node has no allowed CPU; node 1 is the nearest that has one (distance 20)
+unknown             | gpus=1              | \
+the machine does not say on which NUMA node GPU 1 is
+spread              | gpus=0,1            | node 1 was home to the fewest ranks
+no CPUs             | gpus=2              | \
+that node has no CPU; node 0 is the nearest that has one (distance unknown)
+even                | mode=even           | even: 16 cores of the 16 of node 0 and node 1
+even, elsewhere     | mode=even gpus=0,2  | its block begins on node 1
+"""),
+)
+def test_reasons_explain_the_cpus_and_what_was_left_out(asked: str, reason: str) -> None:
+    topology = made(
+        {0: "0-15", 1: "16-31", 2: ""},
+        gpus=[0, None, 2],
+        threads=2,
+        siblings="adjacent",
+        distances=[("0", "1", 20)],
+    )
+    reply = ask(topology, **words(f"gpus=0 share=requested {asked}"))
+    assert reason in reply.ranks[-1].reasons
+
+
+def test_a_reason_names_the_source_of_the_gpu_s_node() -> None:
+    topology = made({0: "", 1: "0-3"}, gpus=[0])
+    gpu = replace(topology.gpus[0], numa_source="NVML")
+    (rank,) = ask(replace(topology, gpus=(gpu,))).ranks
+    assert rank.reasons[:2] == ("GPU 0 is on NUMA node 0 (by NVML)", "only node 1 has CPUs")
+
+
+#: Two nodes of four CPUs, a GPU on the first.
+PAIR = made({0: "0-3", 1: "4-7"})
+WIDENED = {
+    "pair": PAIR,
+    "both": made({0: "0-3", 1: "4-7"}, gpus=[0, 1]),
+    # Node 1 is nearer to node 0 than node 2 is; cores of two CPUs: 0 and 6, 1 and 7, …
+    "chain": made(
+        {0: "0-1,6-7", 1: "2-3,8-9", 2: "4-5,10-11"},
+        threads=2,
+        distances=[("0", "1", 40), ("0", "2", 20), ("1", "2", 20)],
+    ),
+    "caches": made({0: "0-3", 1: "4-7"}, cores_per_llc=2),
+    "socket": made({0: "0-1", 1: "2-3", 2: "4-5"}, packages={0: "0-3", 1: "4-5"}),
+    "dgx": machine("dgx-a100"),  # 128 cores of two CPUs, 8 GPUs
+}
+
+
+@pytest.mark.parametrize(
+    ("node", "asked", "expected"),
+    rows("""
+tasks on CPUs of two nodes share both  | pair | gpus=0,0 mode=node cpuset=3-4 cpus=1  | 3-4~ 3-4~
+in a unique mode each has one          | pair | gpus=0,0 cpuset=3-4 cpus=1            | 3 4~
+no more are added than were asked for  | pair | mode=node cpuset=3-6 cpus=2           | 3-4~
+where enough are near nothing changes  | pair | mode=node cpuset=0-7 cpus=2           | 0-3
+or as many as there are                | pair | mode=node cpus=99                     | 0-7~
+each core counts once                  | pair | mode=node cpus=7                      | 0-6~
+the nearest node's cores, whole ones   | chain | mode=node cpus=5                    | 0-1,4,6-7,10~
+CPUs that are given count | chain | mode=node cpus=4 multithreading=single_logical    | 0-1,4-5~
+ranks that share leave others' near CPUs | both | mode=node cpuset=0-1,4-7 cpus=4     | 0-1 4-7
+as ranks that do not, while these use them | both | cpuset=0-1,4-7 cpus=3 balanced=no | 0-1 4-7
+what balanced leaves idle is taken     | both | cpuset=0-1,4-7 cpus=3                 | 0-1,6~ 4-5,7
+so is the rest of an equal division    | pair | gpus=0,0 cpuset=0-2 cpus=2            | 0,2 1
+cores are not cut in two               | chain | gpus=0,0 cpus=3             | 0,4,6,10~ 1,5,7,11~
+near cores stay with the rank of old   | chain | gpus=0,0 cpus=4             | 0,4,6,10~ 1,5,7,11~
+one core a rank | pair | gpus=0,0 mode=single_unique cpuset=3-5 cpus=2                | 3 4~
+the maximum cuts all the same          | pair | cpus=6 max_physical_cores=5           | 0-4~
+caches do not grow | caches | gpus=0,0 mode=core_complex cpuset=2,4-7 cpus=2          | 2 2
+all is far: remote, not widened        | pair | cpuset=4-7 mode=node cpus=2           | 4-7!
+a socket is widened beyond itself      | socket | mode=socket cpus=5                  | 0-4~
+what the mode has anyway is no widening | socket | mode=socket cpus=4                 | 0-3
+a GPU's block is enough                | dgx | gpus=0 cpus=16                        | 48-55,176-183
+it is left where it is too small       | dgx | gpus=0 cpus=20                        | 48-63,176-191
+but not by ranks that plan by themselves | dgx | gpus=0 cpus=40 share=node           | 48-55,176-183
+"""),
+)
+def test_where_too_few_cpus_are_near_the_nearest_others_are_added(
+    node: str, asked: str, expected: str
+) -> None:
+    """`~` marks ranks that are mixed, `!` those that are remote."""
+    ranks = zip(cpulists(reply := ask(WIDENED[node], **words(asked))), reply.ranks, strict=True)
+    marks = {"local": "", "mixed": "~", "remote": "!"}
+    assert " ".join(f"{cpus}{marks[rank.locality]}" for cpus, rank in ranks) == expected
+
+
+@pytest.mark.parametrize(
+    ("node", "asked", "code", "part"),
+    rows("""
+all ranks of a node together | pair | gpus=0,0 rank=1 mode=node cpuset=2-5 cpus=2 | widened | \
+rank 1 has CPUs 4-5 away from node 0, its home: 2 allowed CPUs are near, and 4 were asked for
+enough        | dgx | gpus=0 cpus=16            | parameter_ignored |
+a small block | dgx | gpus=0 cpus=40 share=node | parameter_ignored | cpus=40 is more than the 16
+no more are allowed | pair | mode=node cpus=99 | parameter_ignored |
+left          | dgx | gpus=0 cpus=20            | share_unavailable | fewer allowed cores than GPUs
+idle: of no GPU's node | pair | mode=node cpuset=2-7 cpus=2 | idle_cpus | 4 allowed CPUs (4-7)
+less those that came in | pair | mode=node cpuset=2-7 cpus=3 | idle_cpus | 3 allowed CPUs (5-7)
+not where nothing was asked for | pair | mode=node cpuset=2-7        | idle_cpus |
+nor near ones                   | pair | mode=single cpuset=0-3 cpus=1 | idle_cpus |
+"""),
+)
+def test_cpus_that_are_lacking_or_stay_idle_are_warned_of(
+    node: str, asked: str, code: str, part: str
+) -> None:
+    warnings = ask(WIDENED[node], **words(asked)).warnings
+    messages = [warning.message for warning in warnings if warning.code == code]
+    assert len(messages) == bool(part)
+    assert all(part in message for message in messages)
+
+
+def test_a_widened_rank_s_reason_counts_near_and_requested_cpus() -> None:
+    reply = ask(PAIR, gpus="0,0", mode="node", cpuset="2-5", cpus="2")
+    added = "2 allowed CPUs, and 4 were asked for: CPUs 4-5 of other nodes were added"
+    assert all(f"node 0 has {added}" in rank.reasons for rank in reply.ranks)
+    assert document(reply).request.cpus == 2
+
+
+def test_strict_refuses_a_rank_that_would_be_widened() -> None:
+    with pytest.raises(UnsatisfiableError, match=r"^strict: rank 0 has CPUs 4 away from node 0"):
+        ask(PAIR, mode="node", cpuset="3-4", cpus="2", strict="true")
+
+
+@pytest.mark.parametrize(
+    ("node", "asked", "each"),
+    rows("""
+a task with one GPU              | pair | AFFINITYD_CPUS=4 cpuset=0-7                    | 4
+a task's GPUs divide them        | pair | gpus=0,0 AFFINITYD_CPUS=4                      | 2
+none gets less than its part     | pair | gpus=0,0 AFFINITYD_CPUS=3                      | 2
+two tasks on a GPU               | pair | gpus=0 ranks=2 rank=1 AFFINITYD_CPUS=2         | 2
+tasks on a GPU of the job's        | pair | job=0 ranks=2 rank=1 AFFINITYD_CPUS=2          | 2
+a lone task: all it may use      | pair | SLURM_JOB_ID=1 cpuset=2-7                  | 6
+whole CPUs                       | pair | ranks=4 rank=0 SLURM_JOB_ID=1 cpuset=2-7   | 1
+no more than the job's           | pair | SLURM_JOB_ID=1 cpuset=2-7 SLURM_CPUS_ON_NODE=3       | 3
+nor than there are               | pair | AFFINITYD_CPUS=9 cpuset=2-7                    | 6
+a node of its own, by a number   | pair | AFFINITYD_CPUS=8                               | 8
+by a part: the node's cores a GPU | pair | SLURM_JOB_ID=1                            | 8
+a rank of an unknown number      | pair | gpus=0,0 rank=1 AFFINITYD_CPUS=4               | 4
+cpus is each rank's as it stands | pair | cpus=3                                    | 3
+nothing                          | pair |                                           | None
+all of a node: its GPU's part    | dgx | SLURM_JOB_ID=1                              | 16
+all but a core that Slurm keeps  | dgx | SLURM_JOB_ID=1 cpuset=1-127,129-255         | 16
+one thread of each core          | dgx | SLURM_JOB_ID=1 cpuset=0-127                 | 16
+a number that was asked for      | dgx | AFFINITYD_CPUS=64                               | 64
+a pod's request, among others    | dgx | SLURM_JOB_ID=1 SLURM_CPUS_ON_NODE=64                  | 64
+a part of a node was counted out | dgx | SLURM_JOB_ID=1 cpuset=0-63                  | 64
+"""),
+)
+def test_each_rank_asks_for_its_part_of_a_task_s_cpus(node: str, asked: str, each: str) -> None:
+    how = words(f"gpus=0 mode=node {asked}" if node == "dgx" else asked)
+    assert str(ask(WIDENED[node], **how).request.options.cpus) == each

@@ -1,16 +1,28 @@
-"""A topology in JSON, and the attributes of DRA: Kubernetes' own examples."""
+"""A topology in JSON, the attributes of DRA (Kubernetes' own examples), and node.json."""
 
 from __future__ import annotations
 
+import json
+import stat
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 
 from affinityd.json_codec import decode
-from affinityd.topology.document import TopologyDocument, attributes_of, from_document, to_document
-from affinityd.topology.model import Topology
+from affinityd.topology.document import (
+    BOOT_ID,
+    TopologyDocument,
+    attributes_of,
+    from_document,
+    read_node,
+    to_document,
+    write_node,
+)
+from affinityd.topology.model import Node, Topology
 from tests.support.documents import in_json
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import ALL_NAMES, machine
@@ -149,3 +161,76 @@ def test_only_the_kernel_s_numa_node_is_published() -> None:
     sources = {"numa_node": (6, 4, 5, 7), "NVML": None, "local_cpulist": None}
     placed = {it: attributes_of(epyc(6), replace(gpu, numa_source=it)).numaNode for it in sources}
     assert placed == sources
+
+
+NODE = Node(machine("mi250x"), reserved=frozenset({0, 1}), generation=7, switch="observe")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Return a node's file."""
+    write_node(tmp_path / "node.json", NODE)
+    return tmp_path / "node.json"
+
+
+def change(path: Path, **fields: object) -> None:
+    """Write some fields anew, and leave those out that are to be left out."""
+    data = {**json.loads(path.read_text()), **fields}
+    path.write_text(json.dumps({name: it for name, it in data.items() if it is not ...}))
+
+
+def test_a_written_node_is_read_back(path: Path) -> None:
+    write_node(path, Node(machine("mi250x"), replayed=True))
+    assert read_node(path).replayed
+    write_node(path, NODE)
+    assert vars(read_node(path)) == vars(NODE)
+    assert list(path.parent.iterdir()) == [path]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644  # all users may read it
+
+
+def test_a_node_file_without_a_switch_is_on(path: Path) -> None:
+    change(path, settings={"reserved_cpus": ""})
+    assert read_node(path).switch == "on"
+    change(path, settings={"reserved_cpus": "", "switch": "obsreve"})
+    with pytest.raises(ValueError, match="'obsreve' is none of"):
+        read_node(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "node.json is b'', not JSON"),
+        ("[]", "node.json is [], not an object"),
+        ('{"version": 2}', "node.json is of version 2, not 1"),
+        ('{"version": 1}', "node.json has no 'generation'"),
+        ('{"version": 1, "settings": {"reserved_cpus": 5}, "topology": {}, "generation": 1}', ""),
+    ],
+)
+def test_a_malformed_node_file_is_a_value_error_of_one_line(
+    path: Path, text: str, said: str
+) -> None:
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"\A.+\Z") as caught:
+        read_node(path)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        *(({"generation": it}, "generation") for it in ("one", None, -1, 0, True, 1.5)),
+        ({"boot_id": "2b1f9a7e-0000-4000-8000-000000000000"}, "another machine's, or from before"),
+        ({"boot_id": Path(BOOT_ID).read_text().strip()}, None),
+        ({"boot_id": None}, None),  # from where that is hidden
+        ({"boot_id": ...}, None),  # of an earlier release
+    ],
+)
+def test_a_node_file_of_another_boot_or_a_bad_generation_is_refused(
+    path: Path, fields: Mapping[str, object], said: str | None
+) -> None:
+    change(path, **fields)
+    if said is None:
+        assert vars(read_node(path)) == vars(NODE)
+    else:
+        with pytest.raises(ValueError, match=said):
+            read_node(path)

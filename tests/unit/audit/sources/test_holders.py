@@ -1,13 +1,27 @@
+"""Which processes hold which GPU: by NVML, by KFD, by open device files."""
+
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from affinityd.audit.model import GpuHolders, Holding
-from affinityd.audit.sources.holders import NOT_ALL_PIDS, HolderSources, one_a_process
+from affinityd.audit.sources import holders as device_files
+from affinityd.audit.sources.holders import (
+    NO_KFD,
+    NOT_ALL_PIDS,
+    NOT_LISTED,
+    DeviceFileScanner,
+    GpuDeviceFiles,
+    HolderSources,
+    kfd_holders,
+    one_a_process,
+)
 from affinityd.audit.sources.nvml import NO_DRIVER, NVML_SECONDS, READ_AGAIN, processes_of
 from affinityd.discovery.nvml import GpuProcesses, NvmlProcess, ProcessReport
 from affinityd.linux.processes import INITIAL_PIDS
@@ -139,11 +153,11 @@ def holders(root: Path, asked: Asked) -> HolderSources:
     return HolderSources(asked, **places, clock=asked.clock)
 
 
-def machine(*gpus: Gpu) -> Topology:
+def machine_of(*gpus: Gpu) -> Topology:
     return replace(made({0: "0-3"}), gpus=gpus)
 
 
-MACHINE = machine(*NVIDIAS)
+MACHINE = machine_of(*NVIDIAS)
 
 
 def unknown(why: str) -> GpuHolders:
@@ -157,7 +171,7 @@ def test_each_vendors_source_is_asked_and_when_is_told(root: Path) -> None:
     put(kfd / "topology/nodes/1/gpu_id", 4242)
     put(kfd / "topology/nodes/1/properties", "simd_count 440\ndrm_render_minor 128")
     put(kfd / "proc/9/vram_4242", 4096)
-    held = holders(root, Asked(report((IN_USE,)))).held(machine(*NVIDIAS, amd, npu))
+    held = holders(root, Asked(report((IN_USE,)))).held(machine_of(*NVIDIAS, amd, npu))
     assert held.holdings == (Holding(7, FIRST, 100), Holding(9, AMDS, 4096))
     assert set(held.unknown) == {npu.key}
     assert held.asked == 1000.0
@@ -165,7 +179,7 @@ def test_each_vendors_source_is_asked_and_when_is_told(root: Path) -> None:
 
 def test_without_driver_or_gpus_or_in_a_pid_namespace_nvml_is_not_asked(root: Path) -> None:
     asked = Asked()
-    assert holders(root, asked).held(machine()) == GpuHolders(asked=1000.0)
+    assert holders(root, asked).held(machine_of()) == GpuHolders(asked=1000.0)
     (root / "driver/version").unlink()
     assert holders(root, asked).held(MACHINE) == unknown(NO_DRIVER)
     # The host's pid 7, which NVML would name, is another process there, or none.
@@ -191,3 +205,174 @@ def test_while_the_driver_is_worked_on_no_answer_counts(root: Path, changing: st
     assert len(asked.times) == 1
     (root / "hold").unlink()
     assert [it.pid for it in looking.held(MACHINE).holdings] == [8]
+
+
+KFD = "class/kfd/kfd"
+
+#: KFD's gpu_id of each GPU, in the order of its nodes; they are hashes of no order.
+IDS = (50432, 3112, 63091)
+Held = dict[tuple[str, int], int]
+FIRST_AMD, SECOND_AMD, THIRD_AMD = (("amd", index) for index in range(3))
+GPUS = tuple(
+    Gpu(index, "amd", f"0000:{index + 1:02x}:00.0", numa_node=0, render_minor=128 + index)
+    for index in range(3)
+)
+
+
+@pytest.fixture
+def sys(tmp_path: Path) -> Path:
+    """Return a /sys whose KFD has a node of CPUs and three GPUs, and no process."""
+    minors = {0: 0, **{number: gpu.render_minor for number, gpu in zip(IDS, GPUS, strict=True)}}
+    for node, (number, minor) in enumerate(minors.items()):
+        folder = tmp_path / KFD / f"topology/nodes/{node}"
+        put(folder / "gpu_id", number)
+        put(folder / "properties", f"simd_count 440\ndrm_render_minor {minor}")
+    (tmp_path / KFD / "proc").mkdir()
+    return tmp_path
+
+
+def process(sys: Path, pid: str, *memory: int | str, queues: tuple[int, ...] = ()) -> None:
+    """Write the files of a process: the memory that it holds in each GPU, its queues' GPUs."""
+    folder = sys / KFD / "proc" / pid
+    put(folder / "pasid", 32770)
+    (folder / "queues").mkdir()
+    for number, size in zip(IDS, memory, strict=True):
+        put(folder / f"vram_{number}", size)
+        put(folder / f"sdma_{number}", 7)
+    for queue, gpu in enumerate(queues):
+        put(folder / f"queues/{queue}/gpuid", IDS[gpu])
+
+
+@pytest.mark.parametrize(
+    ("memory", "queues", "holdings"),
+    [
+        ((0, 4096, 1 << 35), (), {SECOND_AMD: 4096, THIRD_AMD: 1 << 35}),
+        ((0, 0, 0), (1,), {SECOND_AMD: 0}),
+        ((0, 0, 0), (), {}),  # it only opened the driver
+        (("", "", ""), (), {}),  # it ends meanwhile
+    ],
+)
+def test_a_process_uses_the_gpus_in_which_it_has_memory_or_a_queue(
+    sys: Path, memory: tuple[int | str, ...], queues: tuple[int, ...], holdings: Held
+) -> None:
+    process(sys, "4711", *memory, queues=queues)
+    (sys / KFD / "proc/4712").mkdir()  # its files are gone, and its folder is not yet
+    found = kfd_holders(GPUS, str(sys))
+    assert set(found.holdings) == {Holding(4711, *it) for it in holdings.items()}
+    assert found.unknown == {}
+    # Partitions of one device are told apart by their render devices.
+    parts = tuple(replace(gpu, pci_bus_id="0000:01:00.0") for gpu in GPUS)
+    assert kfd_holders(parts, str(sys)) == found
+
+
+def test_what_a_process_holds_through_further_contexts_is_added(sys: Path) -> None:
+    process(sys, "4711", 0, 4096, 0)
+    process(sys, "4711/context_1", 8192, 1024, 0, queues=(2,))
+    memory = {it.gpu: it.memory_bytes for it in kfd_holders(GPUS, str(sys)).holdings}
+    assert memory == {FIRST_AMD: 8192, SECOND_AMD: 5120, THIRD_AMD: 0}
+
+
+def test_of_what_kfd_does_not_list_nothing_is_known(sys: Path) -> None:
+    process(sys, "4711", 1, 0, 0)
+    hidden = Gpu(3, "amd", "0000:09:00.0", numa_node=0)
+    found = kfd_holders((*GPUS, hidden), str(sys))
+    assert found == GpuHolders((Holding(4711, FIRST_AMD, 1),), {hidden.key: NOT_LISTED})
+    assert kfd_holders(GPUS, "/none") == GpuHolders(unknown={gpu.key: NO_KFD for gpu in GPUS})
+    assert kfd_holders((), "/none") == GpuHolders()
+
+
+FULL, RANDOM = "/dev/full", "/dev/random"
+NUMBERS = (os.makedev(1, 7), os.makedev(1, 8))
+
+NPUS = tuple(Gpu(index, "huawei", f"0000:c{index}:00.0", numa_node=0) for index in range(2))
+FIRST_NPU, SECOND_NPU = (gpu.key for gpu in NPUS)
+ACCELERATOR = Gpu(0, "8086", "0000:c1:00.0", numa_node=0)
+
+
+class Machine:
+    """A /proc whose processes hold files open, a /dev with the files of two NPUs, and no /sys."""
+
+    def __init__(self, root: Path) -> None:
+        self.proc, self.sys, self.dev = (root / name for name in ("proc", "sys", "dev"))
+        self.dev.mkdir()
+        for index, device in enumerate((FULL, RANDOM)):
+            (self.dev / f"davinci{index}").symlink_to(device)
+        self.holds(1)
+
+    def holds(self, pid: int, *files: Path | str) -> None:
+        folder = self.proc / f"{pid}/fd"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        for number, file in enumerate(files):
+            (folder / f"{number}").symlink_to(file)
+
+    def scanner(self, step: float = 0.0) -> DeviceFileScanner:
+        """Return a scanner to which so many seconds pass between two looks at the clock."""
+        proc, sys, dev = map(os.fspath, (self.proc, self.sys, self.dev))
+        return DeviceFileScanner(proc, sys, dev, clock=count(0.0, step).__next__)
+
+    def files(self, *gpus: Gpu) -> GpuDeviceFiles:
+        return device_files.device_files(gpus, os.fspath(self.sys), os.fspath(self.dev))
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def held(scanner: DeviceFileScanner) -> list[tuple[int, int]]:
+    """Return the holders, each with the index of a GPU."""
+    return sorted((it.pid, it.gpu[1]) for it in scanner.found(NPUS).holdings)
+
+
+def test_a_process_that_holds_a_gpus_file_by_its_number_is_found(machine: Machine) -> None:
+    machine.holds(7, machine.dev / "davinci0")
+    machine.holds(8, "/dev/null", FULL, RANDOM, "socket:[4711]")
+    machine.holds(9, "/dev/zero", machine.dev / "davinci_manager")
+    container = machine.dev.parent / "rootfs/dev/davinci1"
+    container.parent.mkdir(parents=True)
+    container.symlink_to(RANDOM)
+    machine.holds(10, container)
+    found = machine.scanner().found(NPUS)
+    pairs = (7, FIRST_NPU), (8, FIRST_NPU), (8, SECOND_NPU), (10, SECOND_NPU)
+    assert {*found.holdings} == {Holding(*pair) for pair in pairs}
+    assert (found.unknown, found.skipped) == ({}, 0)
+
+
+def test_sysfs_tells_which_file_is_whose_or_else_the_name_does(machine: Machine) -> None:
+    folder = machine.sys / "dev/char"
+    folder.mkdir(parents=True)
+    at = "../../devices/pci0000:c0/0000:c0:01.0/0000:c1:00.0"
+    for number, target in (
+        ("1:7", f"{at}/accel/accel0"),
+        ("1:8", f"{at}/accel_control/accel_controlD0"),
+        ("1:9", f"{at}/i2c-3/i2c-dev/i2c-3"),
+        ("13:63", "../../devices/pci0000:c0/0000:c0:02.0/input/mice"),
+    ):
+        (folder / number).symlink_to(target)
+    its = GpuDeviceFiles({NUMBERS[0]: ACCELERATOR.key}, frozenset({"accel0"}))
+    assert machine.files(ACCELERATOR) == its
+    (machine.dev / "davinci0").unlink()
+    (machine.dev / "davinci0").touch()  # what is no device is no GPU's
+    npus = (replace(NPUS[0], pci_bus_id="0000:c1:00.0"), replace(NPUS[1], pci_bus_id="x"))
+    assert machine.files(*npus).gpu_of == {NUMBERS[0]: FIRST_NPU, NUMBERS[1]: SECOND_NPU}
+    assert machine.files(NPUS[0]) == GpuDeviceFiles({}, frozenset())
+
+
+def test_of_a_gpu_without_a_file_or_without_rights_nothing_is_known(machine: Machine) -> None:
+    found = machine.scanner().found((*NPUS, ACCELERATOR))
+    assert found == GpuHolders(unknown={ACCELERATOR.key: device_files.NO_FILE})
+    shutil.rmtree(machine.proc / "1")  # as hidepid= hides it
+    machine.holds(7, FULL)
+    unknown = {FIRST_NPU: device_files.ROOT_ONLY, SECOND_NPU: device_files.ROOT_ONLY}
+    assert machine.scanner().found(NPUS) == GpuHolders((Holding(7, FIRST_NPU),), unknown)
+
+
+def test_a_scan_that_takes_too_long_is_gone_on_with_the_next_time(machine: Machine) -> None:
+    """By a clock that goes on by a second at each look: one process is reached in a scan."""
+    for pid in (7, 8, 9):
+        machine.holds(pid, FULL)
+    scanner = machine.scanner(step=1.0)
+    first = scanner.found(NPUS)
+    assert (first.skipped, set(first.unknown.values())) == (3, {device_files.TOO_MANY})
+    assert {pid for _ in range(8) for pid, _ in held(scanner)} == {7, 8, 9}

@@ -1,4 +1,4 @@
-"""The scripts of Slurm and of pods tell libraries what `affinityd exec --nics` tells them."""
+"""The scripts of Slurm and of pods read switches, and tell libraries of NICs, as affinityd does."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from affinityd import config
 from affinityd.client.apply import export_nics
 from affinityd.request.environment import NIC_VARIABLES
 from tests.support.machines.sysfs_tree import put
 from tests.support.paths import REPOSITORY
+from tests.support.switch_words import OTHERS, WORDS
 from tests.support.tables import rows, words
 
 SCRIPT = REPOSITORY / "slurm/pinning.sh"
@@ -91,3 +93,19 @@ def test_the_cases_do_tell_something(root: Path, monkeypatch: pytest.MonkeyPatch
         "NCCL_IB_HCA": "=mlx5_0:1",
         "AFFINITYD_RDMA": "mlx5_0:1",
     }
+
+
+PINNING = REPOSITORY / "slurm/pinning.sh"
+HEED = 'for one; do for other; do switch=on; heed "$one"; heed "$other"; echo $switch; done; done'
+
+
+@pytest.mark.parametrize("shell", ["dash", "bash"])
+def test_the_scripts_read_it_as_everything_else_does(shell: str) -> None:
+    words = [word for words in WORDS.values() for word in words]
+    command = [shell, "-c", f". {PINNING}\n{HEED}", "sh", *words]
+    told = subprocess.check_output(command, text=True).split()
+    meant = [config.read_switch(word) for word in words]
+    assert told == [config.least_switch(one, other) for one in meant for other in meant]
+    for word in OTHERS:
+        done = subprocess.run([shell, "-c", f'. {PINNING}; heed "$1"', "sh", word], check=False)
+        assert done.returncode == 1

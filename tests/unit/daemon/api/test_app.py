@@ -1,20 +1,27 @@
-"""What `GET /audit` answers, and to whom."""
+"""What `GET /audit` answers, and to whom; a bug reaches a client as one line."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from dataclasses import asdict
+from typing import Any
 
 import pytest
 
 from affinityd.audit.document import AuditDocument
-from affinityd.daemon.api.app import Documents
-from affinityd.daemon.api.peers import Peer, Viewer, viewer
+from affinityd.daemon.api.app import Documents, create_app
+from affinityd.daemon.api.peers import Callers, Peer, Viewer, viewer
+from affinityd.daemon.metrics.registry import Metrics
+from affinityd.daemon.state.plan_service import Answer, PlanService
+from affinityd.daemon.state.topology_watcher import TopologyWatcher
 from affinityd.errors import NotScannedError
 from affinityd.linux.processes import Credentials
+from affinityd.topology.model import Node
 from tests.support.documents import exactly
+from tests.support.machines.facts import machine
 from tests.support.scans import Audit, audit, process, scanned
+from tests.unit.daemon.state.test_topology_watcher import StandIn
 
 ADMINS = 500
 ALL, OWN, COUNTS = Viewer(is_admin=True), Viewer(uid=7), Viewer()
@@ -110,3 +117,34 @@ async def test_a_document_is_of_the_scan_that_was_the_last_when_it_was_asked_for
     documents.update(2.0)
     after = await documents.document(OWN)
     assert (await before, after) == (b"first of 7\n", b"second of 7\n")
+
+
+class Broken(PlanService):
+    """A service with a bug."""
+
+    def answer(self, *_: object, **__: object) -> Answer:
+        raise RuntimeError("a bug: it is so")
+
+
+@pytest.mark.parametrize("accept", [b"*/*", b"text/plain"])
+async def test_a_bug_is_a_500_of_one_line(accept: bytes) -> None:
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: Any) -> None:  # noqa: ANN401 - as ASGI has it
+        sent.append(message)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b""}
+
+    service = Broken(Node(machine("dgx-h100")))
+    watcher = TopologyWatcher(service, StandIn(), reserved=frozenset(), on_read=lambda: None)
+    metrics = Metrics(lambda: service.known)
+    app = create_app(service, watcher, metrics, Callers(), {})
+    scope = {"type": "http", "method": "GET", "path": "/plan", "query_string": b"gpus=0"}
+    with pytest.raises(RuntimeError, match="a bug"):
+        await app({**scope, "headers": [(b"accept", accept)]}, receive, send)
+    start, body = sent
+    text = body["body"].decode()
+    assert (start["status"], text.count("\n"), "it is so" in text) == (500, 1, False)
+    title = text.partition(":")[0] if accept == b"text/plain" else json.loads(text)["title"]
+    assert title == "Internal error"

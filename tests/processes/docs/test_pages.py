@@ -1,10 +1,11 @@
-"""Tables of README.md, docs/audit.md, docs/enforce.md and docs/doctor.md that need GPUs or a node.
-
-The commands' own code prints them, for facts that are written here.
-"""
+"""The pages: their checker finds faults, and their examples print what they say."""
 
 from __future__ import annotations
 
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,14 +22,99 @@ from affinityd.enforce.document import EnforceDocument, render
 from affinityd.enforce.model import ELSEWHERE
 from affinityd.enforce.policy import PolicyState, Treatment
 from affinityd.json_codec import loads
-from docs.check.blocks import BLOCKS
+from docs.check import commands
+from docs.check.blocks import BLOCKS, Block
+from docs.check.words import nameless, wrong_words
 from tests.support import audit_facts
 from tests.support.audit_facts import POD, audited, scan_of
+from tests.support.daemons import Daemon, running
 from tests.support.doctor_facts import TWO
 from tests.support.enforce_reports import drifted, enforced, fits, left
 from tests.support.machines.by_hand import made
 from tests.support.machines.sysfs_tree import put, write_tree
+from tests.support.paths import REPOSITORY
 from tests.support.scans import GPU0, GPU1, MACHINE
+
+WRONG = [
+    ("sh", "affinityd plna", "affinityd plna: there is no such command"),
+    ("sh", "srun affinityd exec --verbos -- true", "did you mean --verbose?"),
+    ("sh", "echo 1 && affinityd audit --wach  # again", "unrecognized arguments: --wach"),
+    ("sh", "kubectl -n affinityd exec POD -- affinityd audit -x", "unrecognized arguments: -x"),
+    ("console", "$ affinityd pin --tree\nall is well\n", "required: PID"),
+    ("sh", "scripts/runs", "scripts/runs does not exist"),
+    ("sh", "scripts/test slrum", "there is no such suite"),
+    ("sh", "if true; then", "sh: "),
+    ("yaml", "a: [", "yaml: "),
+    ("python", "def f(:", "python: "),
+    ("ini", "AFFINITYD_JOB_SERIES=many", "'many' is not a whole number"),
+]
+
+
+@pytest.mark.parametrize(("kind", "text", "said"), WRONG)
+def test_a_wrong_block_is_a_fault(kind: str, text: str, said: str) -> None:
+    (fault,) = commands.faults(Block("page.md", 1, kind, f"{text}\n"))
+    assert said in fault
+
+
+def test_a_right_block_is_none() -> None:
+    text = (
+        "pid=$(pgrep python)\naffinityd pin --tree PID >out  # affinityd plna\nscripts/test unit\n"
+    )
+    assert [*commands.faults(Block("page.md", 1, "sh", text))] == []
+
+
+def test_options_and_values_in_sentences_are_looked_up() -> None:
+    assert [*commands.unknown_options("as `affinityd audit --wach` says")]
+    assert not [*commands.unknown_options("`affinityd pin` and `affinityd exec`")]
+    assert [*commands.unknown_values("--set audit.enable=true")]
+    assert not [*commands.unknown_values("--set metrics.podMonitor.labels.release=a")]
+
+
+def test_words_are_american_and_sentences_name_their_subject() -> None:
+    assert [*wrong_words("The behaviour of nobody is initialised by `whom`")] == [
+        "'nobody': name the user or program",
+        "'behaviour': American spelling",
+        "'initialised': American spelling",
+    ]
+    assert [*nameless("Return what it is.")]
+    assert not [*nameless("Return the mask.")]
+
+
+SOCKET, ADDRESS = "/run/affinityd/affinityd.sock", "http://127.0.0.1:9465"
+EXAMPLES = [it for block in BLOCKS if block.kind == "console" for it in block.examples]
+QUESTIONS = [
+    (str(block), words)
+    for block in BLOCKS
+    if block.kind == "sh"
+    for words in block.commands
+    if words[0] == "curl"
+]
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    folder = tmp_path_factory.mktemp("docs")
+    with running(folder, "--machine", "dgx-a100") as daemon:
+        yield daemon
+
+
+@pytest.mark.parametrize(("command", "printed"), EXAMPLES)
+def test_an_example_prints_what_the_page_says(daemon: Daemon, command: str, printed: str) -> None:
+    words = shlex.split(command.replace(SOCKET, str(daemon.socket)))
+    program = [sys.executable, "-m", "affinityd"] if words[0] == "affinityd" else words[:1]
+    assert words[0] in {"affinityd", "curl"}
+    done = subprocess.run([*program, *words[1:]], capture_output=True, text=True, check=False)
+    assert done.stdout == printed
+
+
+@pytest.mark.parametrize(("place", "words"), QUESTIONS)
+def test_a_question_is_answered(daemon: Daemon, place: str, words: list[str]) -> None:
+    here = ["--unix-socket", str(daemon.socket)]
+    asked = [it.replace(SOCKET, here[1]).replace(ADDRESS, "http://localhost") for it in words[1:]]
+    assert asked != words[1:], f"{place}: it asks no daemon"
+    command = ["curl", "-s", "-w", "%{http_code}", *here, *asked]
+    answer = subprocess.check_output(command, text=True)
+    assert answer.endswith("200") or "a replayed machine has no processes to scan" in answer
 
 
 def shown(page: str, command: str) -> str:
@@ -103,3 +189,18 @@ def test_the_doctor_of_a_balanced_node(
     command = "affinityd doctor gpu-numa-node numa-balancing"
     assert main([*command.split()[1:], "--root", str(tmp_path / "gpu07")]) == 0
     assert capsys.readouterr().out == shown("docs/doctor.md", command)
+
+
+PROGRAMS = REPOSITORY / "examples"
+
+
+def test_without_pytorch_there_is_one_line_that_says_so() -> None:
+    command = [sys.executable, "-I", "-S", str(PROGRAMS / "loader_ab.py")]  # no installed packages
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "loader_ab.py needs PyTorch; pip install torch brings it\n"
+
+
+def test_every_example_is_in_the_readme() -> None:
+    readme = (PROGRAMS / "README.md").read_text()
+    assert [path.name for path in PROGRAMS.glob("*.py") if f"({path.name})" not in readme] == []

@@ -1,0 +1,193 @@
+"""The pages name every word and example of the code; the image's lock and the suites are whole."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+
+from affinityd.config import PLAN_PARAMETERS
+from affinityd.config.settings import ENFORCE_VALUES, NAMES
+from affinityd.daemon.metrics.enforcement import FAMILIES, GPU_FAMILIES
+from affinityd.daemon.policy_document import KEYS, SETTINGS, parse
+from affinityd.discovery import gpus
+from affinityd.doctor.checks import kernel
+from affinityd.enforce import decide
+from affinityd.enforce.model import CAUSES, PIN_OUTCOMES, REASONS
+from affinityd.enforce.policy import Treatment
+from affinityd.enforce.policy.identity import ProcessIdentity as Who
+from affinityd.planner import WARNINGS, Options, modes
+from affinityd.planner.modes import MODES
+from affinityd.request.parameters import PARAMETERS
+from docs.check.blocks import BLOCKS
+from docs.check.messages import GOLDEN, texts
+from tests.support.asking import ask, cpulists
+from tests.support.doctor_facts import facts_of
+from tests.support.machines.facts import machine
+from tests.support.paths import REPOSITORY
+
+MODE, VENDORS, HUGE_PAGES, ROW = (
+    it.text for it in BLOCKS if (it.page, it.kind) == ("CONTRIBUTING.md", "python")
+)
+
+
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        ("docs/planning.md", MODES),
+        ("docs/api.md", PARAMETERS),
+        ("docs/api.md", WARNINGS),
+        ("docs/settings.md", [f"AFFINITYD_{name.upper()}" for name in NAMES]),
+        ("docs/settings.md", [f"AFFINITYD_{name.upper()}" for name in PLAN_PARAMETERS]),
+    ],
+    ids=["every mode", "every parameter", "every warning", "every setting", "every choice"],
+)
+def test_a_page_explains(page: str, words: Iterable[str]) -> None:
+    text = (REPOSITORY / page).read_text()
+    assert [word for word in words if f"`{word}`" not in text] == []
+
+
+def defined(text: str, module: object) -> dict[str, Any]:
+    """Return the names of an example, which extends a module."""
+    names = dict(vars(module))
+    exec(text, names)  # noqa: S102 - the page's own
+    return names
+
+
+def test_the_example_of_a_mode_gives_every_rank_the_last_core(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(MODES, "last", defined(MODE, modes)["MODES"]["last"])
+    reply = ask(machine("dgx-1v"), gpus="0,1,4", mode="last")
+    assert cpulists(reply) == ["19,59", "19,59", "39,79"]
+    assert [rank.threads for rank in reply.ranks] == [1, 1, 1]
+
+
+def test_the_example_of_a_vendor_has_one_more() -> None:
+    assert defined(VENDORS, gpus)["VENDORS"].items() > gpus.VENDORS.items()
+
+
+@pytest.mark.parametrize(
+    ("setting", "status"), [("always [madvise] never", "ok"), ("always madvise [never]", "warn")]
+)
+def test_the_example_of_a_check_judges_huge_pages(
+    tmp_path: Path, setting: str, status: str
+) -> None:
+    facts = facts_of(tmp_path, files={"sys/kernel/mm/transparent_hugepage/enabled": setting})
+    found = [*defined(HUGE_PAGES, kernel)["huge_pages"](facts)]
+    assert found[0].status == status
+    assert "kernel.huge_pages" in ROW
+
+
+def test_the_golden_file_has_every_message() -> None:
+    """Run `scripts/messages --write` after a change of a message, and read the file's diff."""
+    assert texts().splitlines() == GOLDEN.read_text().splitlines()
+
+
+METRICS = [family.name.removesuffix("_total") for family in (*GPU_FAMILIES, *FAMILIES)]
+PAGES = ("enforce", "enforce-policy", "metrics")
+PAGE = " ".join(REPOSITORY.joinpath(f"docs/{page}.md").read_text() for page in PAGES)
+TEXT = " ".join(PAGE.split())
+POLICY, DEGREES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_the_policies_of_the_page_do_what_it_says() -> None:
+    """What `affinityd enforce --check` says of the first is on the page, too."""
+    trainer, policy = "/system.slice/trainer-7.service", parse(POLICY)
+    cgroups = [policy.names_cgroup(Who(uid, cgroups=("/", trainer))) for uid in (1005, 1006)]
+    assert cgroups == [trainer, None]
+    label = {"LATENCY_CLASS": "critical"}
+    found = policy.treatment(Who(namespace="inference-a", environment=label))
+    assert found == Treatment(Options("exclusive", min_physical_cores=2), rule=3)
+    degrees = parse(DEGREES)
+    assert [degrees.treatment(Who(partition=it)).observe for it in ("pilot", "all")] == [
+        False,
+        True,
+    ]
+
+
+def test_the_pages_of_enforcement_explain_every_value() -> None:
+    words = {*ENFORCE_VALUES, *REASONS, *CAUSES, *KEYS, *SETTINGS, *PIN_OUTCOMES, *METRICS}
+    said = {word.removesuffix("_total") for word in re.findall(r"`(\w+)`", PAGE)}
+    assert words <= said
+
+
+def test_the_page_has_the_seconds_of_the_code() -> None:
+    assert f"less than {decide.GRACE:.0f} s" in TEXT
+    *waits, last = decide.WAITS[2:]
+    assert f"then {', '.join(map(str, waits))} and {last} s after" in TEXT
+    assert decide.REST == 3600
+    assert "An hour without a reset" in TEXT
+
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+PROJECT: dict[str, Any] = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+DAEMON = PROJECT["project"]["optional-dependencies"]["daemon"]
+
+LOCKS = {"requirements.txt": DAEMON, "build.txt": PROJECT["build-system"]["requires"]}
+PYTHONS = ("3.11", "3.12", "3.13")
+
+
+def test_the_extra_of_nvml_alone_is_a_part_of_the_daemon_s() -> None:
+    (needed,) = PROJECT["project"]["optional-dependencies"]["nvml"]
+    assert Requirement(needed).name == "nvidia-ml-py"
+    assert needed in DAEMON
+
+
+def locked(name: str) -> dict[str, str]:
+    """Return the versions that a lock has, by the packages' names."""
+    text = (REPOSITORY / "deploy/image" / name).read_text()
+    return dict(re.findall(r"^([a-z0-9-]+)==(\S+)", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+@pytest.mark.parametrize("name", LOCKS)
+def test_the_lock_has_what_is_asked_for(name: str, python: str) -> None:
+    there = {"python_version": python}
+    asked = [Requirement(line) for line in LOCKS[name]]
+    meant = [it for it in asked if it.marker is None or it.marker.evaluate(there)]
+    versions = locked(name)
+    assert meant
+    assert [it for it in meant if not it.specifier.contains(versions.get(it.name, "0"))] == []
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_every_package_has_hashes_and_no_index_is_named(name: str) -> None:
+    text = (REPOSITORY / "deploy/image" / name).read_text()
+    packages = re.split(r"\n(?=[a-z0-9])", text)[1:]
+    assert len(packages) == len(locked(name))
+    assert [it for it in packages if "--hash=sha256:" not in it] == []
+    assert re.findall(r"(?i)https?:|index|find-links|trusted-host", text) == []
+
+
+TESTS = REPOSITORY / "tests"
+TIERS = {"unit", "all", "nightly"}
+ROWS = [
+    row.split() for row in (TESTS / "suites").read_text().splitlines() if not row.startswith("#")
+]
+
+
+def test_every_suite_is_run_for_a_change_or_by_night() -> None:
+    assert {tier for _, tiers, *_ in ROWS for tier in tiers.split(",")} == TIERS
+    assert all({"all", "nightly"} & {*tiers.split(",")} for _, tiers, *_ in ROWS)
+
+
+def test_every_test_file_is_in_a_suite() -> None:
+    folders = [TESTS / name for name, *_ in ROWS] + [TESTS / "e2e" / name for name, *_ in ROWS]
+    files = [path for path in TESTS.rglob("*.py") if path.name.startswith("test_")]
+    assert [path for path in files if not {*folders} & {*path.parents}] == []
+
+
+def test_every_suite_has_tests() -> None:
+    for name, *_ in ROWS:
+        folders = (TESTS / name, TESTS / "e2e" / name)
+        assert [it for it in folders if [*it.rglob("test_*.py")]], name
