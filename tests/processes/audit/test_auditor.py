@@ -220,6 +220,7 @@ NPU = Gpu(0, "huawei", "0000:c0:00.0", numa_node=0)
 HOLDING = "file = open('/dev/full'); print('ready', flush=True); input()"
 AS_NOBODY = """
 import os, sys
+from tests.processes.audit.test_auditor import NPU, DeviceFileScanner
 file = open("/dev/full")
 os.setgid(65534)
 os.setuid(65534)

@@ -1,4 +1,4 @@
-"""Measurements of this machine's memory, and of GPUs by built libraries, whose memory is its own."""
+"""Measurements of this machine's memory, and of GPUs: built libraries, whose memory is its own."""
 
 from __future__ import annotations
 
