@@ -40,7 +40,6 @@ def _pair(name: str, text: str) -> tuple[str, str]:
 def try_to_ask(
     topology: Topology, *, reserved: str = "", **parameters: str
 ) -> Reply | AffinityError:
-    """Return the reply, or why there is none."""
     try:
         return ask(topology, reserved=reserved, **parameters)
     except AffinityError as error:
@@ -53,20 +52,16 @@ def lists(topology: Topology, asked: str) -> str:
 
 
 def is_one_short_line(error: AffinityError) -> bool:
-    """Return whether an error can be shown as it is."""
     return str(error).isprintable() and 0 < len(str(error)) < 500
 
 
 def cpulists(reply: Reply) -> list[str]:
-    """Return each rank's CPUs."""
     return [format_list(rank.cpus) for rank in reply.ranks]
 
 
 def homes(reply: Reply) -> list[int | None]:
-    """Return each rank's home node."""
     return [rank.home_node for rank in reply.ranks]
 
 
 def codes(reply: Reply) -> list[str]:
-    """Return the codes of the warnings."""
     return [warning.code for warning in reply.warnings]

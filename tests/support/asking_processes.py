@@ -59,13 +59,11 @@ class Asker:
         return self.reply(f"print(ask(kept, {target!r}), flush=True)")
 
     def allowed(self, query: str) -> Any:  # noqa: ANN401 - a part of a document
-        """Return on which CPUs it is planned."""
         reply = self.ask(f"/plan?{query}")
         assert reply.status == 200, reply.text
         return reply.json["allowed"]
 
     def enter(self, folder: Path) -> None:
-        """Have it in a cgroup, with all that it may use there."""
         (folder / "cgroup.procs").write_text(str(self.process.pid))
 
 

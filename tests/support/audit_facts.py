@@ -58,7 +58,6 @@ def process(
     beside: tuple[GpuKey, ...] = (),
     **more: Any,  # noqa: ANN401 - other fields of ProcessFacts
 ) -> ProcessFacts:
-    """Return a process whose threads have these masks."""
     facts = ProcessFacts(
         pid=pid,
         name="python",
@@ -77,7 +76,6 @@ def process(
 
 
 def facts_of(pid: int) -> ProcessFacts:
-    """Return which process a real one is."""
     stat = stat_of(pid)
     assert stat is not None
     return replace(process("0", pid=pid), start=stat.start, cgroups=cgroups_of(pid))

@@ -93,7 +93,6 @@ def program(
 def sleeping(
     env: Mapping[str, str] | None = None, before: Sequence[str] = ()
 ) -> Iterator[subprocess.Popen[str]]:
-    """Run a program with one thread that does nothing."""
     with program("print('ready', flush=True); input()", env=env, before=before) as child:
         yield child
 
@@ -102,14 +101,11 @@ def sleeping(
 def parent_of(
     *children: Mapping[str, str], env: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """Run a program with children of these environments."""
     with program(PARENT, *map(json.dumps, children), env=env) as parent:
         yield parent
 
 
 def compute(pid: int, seconds: float = 0.3) -> None:
-    """Wait until a process has spent so much more CPU time."""
-
     def spent() -> int:
         stat = stat_of(pid)
         assert stat is not None

@@ -18,12 +18,10 @@ needs_cpuset = pytest.mark.skipif(
 
 
 def pod_parts(uid: str) -> tuple[str, ...]:
-    """Return the folders of a pod's container."""
     return (f"test-{os.getpid()}", "kubepods", "burstable", f"pod{uid}", CONTAINER)
 
 
 def step_parts(job: int) -> tuple[str, ...]:
-    """Return the folders of a step of Slurm's."""
     return (f"slurm_test-{os.getpid()}", "uid_0", f"job_{job}", "step_0")
 
 
@@ -47,6 +45,5 @@ def cgroup(*parts: str, cpus: str | None = None) -> Iterator[Path]:
 
 @contextmanager
 def cpuset() -> Iterator[Path]:
-    """Make one with every CPU."""
     with cgroup(f"test-{os.getpid()}") as folder:
         yield folder

@@ -84,7 +84,6 @@ class Daemon:
         return self.log.read_text().splitlines()
 
     def says(self, words: str) -> list[str]:
-        """Return the lines of its log that have these words."""
         return [line for line in self.lines if words in line]
 
     @property
@@ -164,7 +163,6 @@ def running(
     listen: str = "none",
     before: Sequence[str] = (),
 ) -> Iterator[Daemon]:
-    """Run a daemon from its first plan on."""
     with started(folder, *arguments, env=env, listen=listen, before=before) as daemon:
         eventually(lambda: is_ready(daemon), "the daemon is ready")
         eventually(daemon.socket.with_name("node.json").exists, "the node file is there")

@@ -54,7 +54,6 @@ def judged(results: CheckResults, *expected: str) -> None:
 
 
 def compare(findings: Sequence[CheckResult], expected: Sequence[str]) -> None:
-    """Hold that these are the findings."""
     assert len(findings) == len(expected), findings
     for finding, text in zip(findings, expected, strict=True):
         head, _, sentences = text.partition(": ")

@@ -11,7 +11,6 @@ T = TypeVar("T")
 
 
 def in_json(document: object) -> Any:  # noqa: ANN401 - of any shape
-    """Return what whoever reads a document's JSON has."""
     return json.loads(dumps(document))
 
 

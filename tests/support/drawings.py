@@ -31,12 +31,10 @@ DRAWN = (
 
 
 def path(name: str) -> Path:
-    """Return where a machine's golden drawing is."""
     return HERE / f"topology-{name}.txt"
 
 
 def drawing(name: str) -> str:
-    """Return a machine's drawing, without colour."""
     return "".join(f"{line}\n" for line in draw(machine(name), color=False))
 
 

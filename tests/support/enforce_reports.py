@@ -31,7 +31,6 @@ STANDARD = TargetCpus(parse_list("0-3"), parse_list("0-7"), frozenset({parse_lis
 
 
 def fits(pid: int = 100, **more: Any) -> Decision:  # noqa: ANN401 - what `process` takes
-    """Return that a process runs where it is to."""
     return Decision(process(pid, **more), FITS, JOB, treatment=Treatment(), target=STANDARD)
 
 
@@ -64,7 +63,6 @@ def left(
 
 
 def done(decision: Decision, **outcome: Any) -> PinAttempt:  # noqa: ANN401 - what Outcome takes
-    """Return what came of pinning it."""
     return PinAttempt(decision, PinOutcome(**outcome))
 
 

@@ -52,7 +52,6 @@ class Site:
         return self._judge.near
 
     def audited(self, facts: ProcessFacts) -> AuditedProcess:
-        """Return a process as the audit judges it."""
         return self._judge.judge(with_first_mask(facts, self._first_masks))
 
     def look(self, *processes: ProcessFacts | AuditedProcess, boot: float = NOW) -> list[Decision]:
@@ -126,7 +125,6 @@ def moved(facts: ProcessFacts, *masks: str) -> ProcessFacts:
 
 
 def mended(decision: Decision) -> ProcessFacts:
-    """Return what a process is after a pin."""
     facts, target = decision.process.facts, decision.target
     if decision.verdict != DRIFTED or target is None:
         return facts
@@ -146,5 +144,4 @@ def places(decisions: Iterable[Decision]) -> list[str | None]:
 
 
 def masks(facts: ProcessFacts) -> list[str]:
-    """Return the masks of a process's threads."""
     return [format_list(thread.mask) for thread in facts.threads]

@@ -38,7 +38,6 @@ class EnforcingNode(AskedNode):
         return reply.json
 
     def processes(self) -> dict[int, Any]:
-        """Return what is to become of each process, by pid."""
         jobs = self.enforce()["jobs"]
         return {process["pid"]: process for job in jobs for process in job["processes"]}
 

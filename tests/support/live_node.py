@@ -48,12 +48,10 @@ class LiveNode:
         self._env = environment("\n".join(lines), self.folder)
 
     def tell_driver(self, version: str) -> None:
-        """Have this version of the driver."""
         (self.driver / "version").write_text(f"NVRM version: {version}\n")
 
     @property
     def topology(self) -> Topology:
-        """What the daemon is to know while nothing is wrong."""
         gpu = NvmlGpu(0, UUID, gpu_address(), minor=3, model=MODEL)
         return discover(open_tree("/"), NvmlReport((gpu,), DRIVER))
 
@@ -66,7 +64,6 @@ class LiveNode:
             yield daemon
 
     def run(self, *command: str, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-        """Run a command here."""
         return subprocess.run(
             [*self._inside(), *command],
             env={**os.environ, **self._env, **env},
@@ -82,7 +79,6 @@ class LiveNode:
 
     @contextmanager
     def running(self, *arguments: str, at_first: str = ":") -> Iterator[Daemon]:
-        """Run the daemon from its first plan on."""
         with self.started(*arguments, at_first=at_first) as daemon:
             eventually(lambda: is_ready(daemon), "it is ready")
             yield daemon

@@ -24,6 +24,5 @@ def memory(
 
 
 def measurement(figures: Sequence[Figure], **changes: Any) -> Measurement:  # noqa: ANN401
-    """Return a measurement with these figures."""
     its = {"version": VERSION, "node": "made", "time": "now", "sentence": "it is so", **changes}
     return Measurement(gpus=its.pop("gpus", [GPU]), figures=figures, **its)

@@ -42,7 +42,6 @@ def created(
     cpus: str = "",
     cgroup: str = "",
 ) -> bytes:
-    """Return a CreateContainerRequest."""
     parent = wire.field(8, wire.field(3, cgroup))
     names = wire.field(2, "job") + wire.field(4, namespace)
     pod = names + pairs(5, labels or {}) + parent
@@ -88,7 +87,6 @@ class Runtime:
         self._stream = -1
 
     def has_caller(self) -> bool:
-        """Whether a plugin waits to be taken in."""
         return bool(select.select([self._listener], [], [], 0)[0])
 
     def accept(self) -> Fields:

@@ -124,12 +124,10 @@ def _prepared(socket: Path, _since: int, said: frozenset[tuple[str, str]]) -> Pa
 
 
 def unreachable(pod: Pod) -> dict[str, str]:
-    """Return the variables with which no daemon is found."""
     return {"AFFINITYD_SOCKET": os.fspath(pod.folder / "nobody")}
 
 
 def only(folder: Path, *programs: str) -> str:
-    """Return a PATH with these programs and no others."""
     folder.mkdir()
     for name in programs:
         found = sys.executable if name == "python3" else shutil.which(name)

@@ -27,7 +27,6 @@ class Feature:
 
 
 def _feature(on: str, powers: str, files: str) -> Feature:
-    """Read a row's cells."""
     powers_, files_ = re.findall(r"`(.+?)`", powers), re.findall(r"`(.+?)`", files)
     written = " (to be written)"
     return Feature(
@@ -49,7 +48,6 @@ FEATURES = {name: _feature(*cells) for name, *cells, _ in ROWS}
 
 
 def whole(name: str) -> Iterator[Feature]:
-    """Yield a feature and all that it builds on."""
     feature = FEATURES[name]
     yield feature
     for other in feature.on:
@@ -62,7 +60,6 @@ def needs(name: str, kind: str) -> frozenset[str]:
 
 
 def items(kind: str) -> list[str]:
-    """Return what any feature needs of a kind."""
     return sorted(frozenset().union(*(needs(name, kind) for name in FEATURES)))
 
 

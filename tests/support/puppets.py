@@ -76,11 +76,9 @@ class Puppet:
 
     @property
     def masks(self) -> set[CpuSet]:
-        """Those of all its threads, and its workers'."""
         return set[CpuSet]().union(*map(masks, self.everybody))
 
     def enter(self, folder: Path) -> None:
-        """Have all of it in a cgroup."""
         for pid in self.everybody:
             (folder / "cgroup.procs").write_text(str(pid))
 

@@ -36,7 +36,6 @@ class RecordedSlurm:
 
     @property
     def conf(self) -> Path:
-        """Its slurm.conf."""
         return self.folder / "slurm.conf"
 
     def has(self, lines: str) -> None:
@@ -63,11 +62,9 @@ class RecordedSlurm:
         (self.folder / "jobs").write_text("".join(lines))
 
     def shows(self, *nodes: str) -> None:
-        """Have slurmctld show these nodes."""
         (self.folder / "nodes").write_text("".join(f"{node}\n" for node in nodes))
 
     def is_called(self, name: str) -> None:
-        """Have slurm.conf call this host so."""
         (self.folder / "aliases").write_text(f"{name}\n")
 
 

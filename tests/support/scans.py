@@ -46,7 +46,6 @@ def process(
 
 
 def scan(*processes: AuditedProcess, **changes: Any) -> Scan:  # noqa: ANN401 - fields of it
-    """Return a scan that found these."""
     found = Scan(
         time=time.time(),
         boot=since_boot(),
@@ -63,7 +62,6 @@ def scan(*processes: AuditedProcess, **changes: Any) -> Scan:  # noqa: ANN401 - 
 
 
 def audit(*processes: AuditedProcess, **changes: Any) -> Audit:  # noqa: ANN401 - fields of a Scan
-    """Return a scan of MACHINE that found these."""
     return Audit(MACHINE, scan(*processes, **changes))
 
 

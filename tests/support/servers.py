@@ -14,7 +14,6 @@ Behaviour = Callable[[socket.socket, threading.Event], None]
 
 @contextmanager
 def serving(path: Path, behave: Behaviour) -> Iterator[Path]:
-    """Listen at a path, and behave so towards everybody."""
     over = threading.Event()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(path))
@@ -38,14 +37,11 @@ def serving(path: Path, behave: Behaviour) -> Iterator[Path]:
 
 
 def http(status: str, body: bytes, *fields: str, length: int | None = None) -> bytes:
-    """Return an answer."""
     size = f"content-length: {len(body) if length is None else length}"
     return "\r\n".join((f"HTTP/1.1 {status}", *(fields or [size]), "", "")).encode() + body
 
 
 def answering(answer: bytes) -> Behaviour:
-    """Give everybody the same answer."""
-
     def behave(connection: socket.socket, _over: threading.Event) -> None:
         connection.recv(65536)
         connection.sendall(answer)
@@ -54,5 +50,4 @@ def answering(answer: bytes) -> Behaviour:
 
 
 def hanging(_connection: socket.socket, over: threading.Event) -> None:
-    """Accept, and answer nothing."""
     over.wait()

@@ -33,7 +33,6 @@ def tiny(*gpu_nodes: int, minors: Sequence[int] = range(16)) -> Topology:
 
 
 def tiny_tree(root: Path, *gpu_nodes: int, minors: Sequence[int] = range(16)) -> Path:
-    """Write the machine's files."""
     return write_tree(tiny(*gpu_nodes, minors=minors), root)
 
 
@@ -47,7 +46,6 @@ class Ended:
 
     @property
     def cpus(self) -> str:
-        """Where LOOK ran."""
         assert self.status == 0, self.stderr
         return self.stdout.split(":")[1].strip()
 

@@ -53,7 +53,6 @@ def test_a_page_explains(page: str, words: Iterable[str]) -> None:
 
 
 def defined(text: str, module: object) -> dict[str, Any]:
-    """Return the names of an example, which extends a module."""
     names = dict(vars(module))
     exec(text, names)  # noqa: S102 - the page's own
     return names
@@ -145,7 +144,6 @@ def test_the_extra_of_nvml_alone_is_a_part_of_the_daemon_s() -> None:
 
 
 def locked(name: str) -> dict[str, str]:
-    """Return the versions that a lock has, by the packages' names."""
     text = (REPOSITORY / "deploy/image" / name).read_text()
     return dict(re.findall(r"^([a-z0-9-]+)==(\S+)", text, re.MULTILINE))
 

@@ -69,7 +69,6 @@ def placed(scan: Scan) -> list[tuple[str, str | None]]:
 
 @pytest.fixture
 def far() -> Iterator[int]:
-    """Run a process far from GPU 0."""
     with sleeping() as child:
         os.sched_setaffinity(child.pid, FAR)
         yield child.pid
@@ -126,7 +125,6 @@ def test_a_known_daemon_and_what_it_starts_are_no_mismatch_unless_that_holds_a_g
 
 
 def test_a_mismatch_outlasts_a_scan_that_could_not_see_it(far: int, tmp_path: Path) -> None:
-    """As a driver does not tell, or /proc hides it."""
     known = Known(far)
     auditor = Auditor(known)
     first, seen = auditor.scan(TOPOLOGY), known.now
@@ -231,7 +229,6 @@ print(found.unknown, [it.gpu for it in found.holdings if it.pid == os.getpid()])
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root sees the files of all processes")
 def test_a_process_that_holds_a_gpus_file_is_found_and_to_another_user_nothing_is_known() -> None:
-    """Another user sees the files of its own processes, and not those of the first process."""
     with TemporaryDirectory() as dev:
         Path(dev).chmod(0o755)
         Path(dev, "davinci0").symlink_to("/dev/full")

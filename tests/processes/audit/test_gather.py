@@ -54,7 +54,6 @@ def gathered(*pids: int | Holding, proc: str = "/proc") -> list[ProcessFacts]:
 
 
 def family(holding: Holding, size: int) -> list[ProcessFacts]:
-    """Return a family once all of it has been born."""
     eventually(lambda: len(gathered(holding)) == size, "all of them are there")
     return gathered(holding)
 
@@ -123,7 +122,6 @@ def test_what_is_gone_is_unseen_and_what_asks_or_started_after_the_asking_is_no_
 def test_a_family_that_takes_long_keeps_no_other_from_being_looked_at_until_time_is_up(
     monkeypatch: pytest.MonkeyPatch, step: float, seen: list[int], late: dict[GpuKey, int]
 ) -> None:
-    """By a clock that goes on at each look: a look a thread, and some a process."""
     clock = SimpleNamespace(monotonic=count(0.0, step).__next__)
     with program(FAMILY, "100", "0") as large, sleeping() as small:
         monkeypatch.setattr(gather, "time", clock)

@@ -51,7 +51,6 @@ def known(monkeypatch: pytest.MonkeyPatch) -> Known:
 
 
 def document(capsys: Capture, *flags: str) -> tuple[int, dict[str, Any]]:
-    """Return the exit code and the document."""
     code = main(["audit", "--json", *flags])
     return code, json.loads(capsys.readouterr().out)
 
@@ -59,7 +58,6 @@ def document(capsys: Capture, *flags: str) -> tuple[int, dict[str, Any]]:
 def test_what_is_remote_fails_and_what_it_says_mends_a_mask_does(
     capsys: Capture, known: Known
 ) -> None:
-    """Whatever the process's environment says."""
     env = {"CUDA_VISIBLE_DEVICES": "1", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4"}
     with sleeping(env=env) as child:
         known.now = Known(child.pid).now

@@ -52,7 +52,6 @@ def _no_settings_of_this_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 
 def called(decision: Decision, pid: int, name: str) -> Decision:
-    """Return what is decided of another process in the same way."""
     facts = replace(decision.process.facts, pid=pid, name=name)
     return replace(decision, process=replace(decision.process, facts=facts))
 

@@ -219,7 +219,6 @@ os.execv(sys.executable, [sys.executable, "-m", "affinityd", "exec", *sys.argv[1
 
 
 def test_an_unexpected_error_does_not_end_the_command(here: Mapping[str, str]) -> None:
-    """Not even the mask can be read: sched_getaffinity(2) is forbidden."""
     for flags, status, end in (
         ([], 7, "the command runs unpinned"),
         (["--fail-closed"], 125, "the command was not started"),
@@ -243,7 +242,6 @@ def test_a_full_stderr_does_not_end_the_command(here: Mapping[str, str], words: 
 
 
 def imported(*words: str, env: Mapping[str, str]) -> set[str]:
-    """Return the modules that a run of Python imports."""
     program = [sys.executable, "-X", "importtime", *words]
     env = {**os.environ, **env}
     done = subprocess.run(program, capture_output=True, text=True, env=env, check=True)

@@ -34,7 +34,6 @@ Ended = tuple[int, bytes, bytes]
 def run(
     way: Sequence[str], *command: str | bytes, state: str = "pass", env: Env | None = None
 ) -> Ended:
-    """Run a command one way or the other, in this folder."""
     whole = [sys.executable, "-c", PREPARE.format(state=state), *way, *command]
     env = {"PATH": PATH, "AFFINITYD": "off", **(env or {})}
     done = subprocess.run(whole, capture_output=True, check=False, env=env, input=b"in")
@@ -119,7 +118,6 @@ def test_it_is_the_same_process() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGPIPE, signal.SIGXFSZ])
 def test_signals_that_python_ignores_end_a_command(number: signal.Signals) -> None:
-    """A subprocess of Python inherits them ignored, unless they are restored, as here."""
     state = f"signal.signal({number.value}, signal.SIG_IGN)"
     assert run(OURS, "sh", "-c", f"kill -{number.value} $$", state=state)[0] == -number
 

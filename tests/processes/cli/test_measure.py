@@ -46,7 +46,6 @@ def ran(*arguments: str) -> CompletedProcess[str]:
 
 
 def figures(document: dict[str, Any], gpu: str | None) -> list[tuple[str, int, str | bool]]:
-    """Return of each figure whether it is one, or why it is none."""
     of = [it for it in document["figures"] if it["gpu"] == gpu]
     return [(it["quantity"], it["numa_node"], it["why"] or it["value"] > 0) for it in of]
 

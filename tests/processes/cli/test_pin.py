@@ -79,7 +79,6 @@ def test_the_cpuset_is_a_limit_to_the_plan(capsys: Capture) -> None:
 
 
 def test_tree_pins_descendants_and_force_pins_all_threads(capsys: Capture) -> None:
-    """The child follows, though its process went before."""
     with program(FAMILY) as child:
         tids = thread_ids(child.pid)
         for flags, masks in (
@@ -113,7 +112,6 @@ def test_with_cpus_no_plan_is_made_and_a_smaller_mask_is_a_failure(
 def test_another_users_process_needs_gpus_and_is_not_pinned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of what is refused no more than ten lines are said."""
     with tempfile.TemporaryDirectory() as folder, parent_of(*[{}] * 12) as child:
         Path(folder).chmod(0o755)  # pytest's own are for root alone
         monkeypatch.setenv("AFFINITYD_ROOT", os.fspath(write_tree(TOPOLOGY, Path(folder, "root"))))

@@ -74,7 +74,6 @@ def _small_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def verified(capsys: Capture, pid: int, *flags: str) -> tuple[int, list[dict[str, Any]]]:
-    """Return the exit code and what is told of each process."""
     code = main(["verify", str(pid), "--format", "json", *flags])
     document = json.loads(capsys.readouterr().out)
     assert document["matches"] is {0: True, 1: False, 2: None}[code]

@@ -49,7 +49,6 @@ print(sorted(os.sched_getaffinity(0)))
 
 
 def run(code: str, word: str, env: Mapping[str, str], before: Sequence[str] = ()) -> str:
-    """Return what Python code prints, started by way of a command."""
     return subprocess.check_output(
         [*before, sys.executable, "-c", code, word],
         env={"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path), **env},
@@ -206,7 +205,6 @@ input()
 
 @as_root
 def test_another_process_has_its_own_environment_dev_and_parent(tmp_path: Path) -> None:
-    """A container has a /dev of its own."""
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia2").touch()
     environ = {"CUDA_VISIBLE_DEVICES": "1"}
@@ -221,7 +219,6 @@ def test_another_process_has_its_own_environment_dev_and_parent(tmp_path: Path) 
 def test_a_parent_whose_environment_cannot_be_read_in_time_counts_as_unread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As one whose memory is locked for ever; the kernel offers no way to wait for less."""
     monkeypatch.setattr(apply, "environment_of", lambda _pid: time.sleep(PATIENCE))
     environ = {"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "2"}
     process = ProcessContext(0, environ, lambda: apply._read_soon(1), devices=None)

@@ -33,7 +33,6 @@ def ask(path: Path | str, timeout: float = PATIENCE, **parameters: str) -> str:
 
 
 def refused(path: Path | str, timeout: float = PATIENCE, **parameters: str) -> DaemonError:
-    """Return why there was no answer, which is told on one line."""
     with pytest.raises(DaemonError) as caught:
         ask(path, timeout, **parameters)
     assert is_one_short_line(caught.value)
@@ -182,7 +181,6 @@ ODD = (" 1, 2", "+1", "1%2C2", "%31", "1&gpus=0", "1#2", "1;2", "1=2", "é,1", "
 def test_the_daemon_answers_any_query_as_the_planner_does(
     daemon: Daemon, name: str, text: str
 ) -> None:
-    """The planner in this process."""
     node, question = Node(machines.load("dgx-a100")), {name: text}
     told = outcome(lambda: ask(daemon.socket, PATIENCE, **question))
     assert told == outcome(lambda: render(plan_on_node(node, [*question.items()]), "shell"))

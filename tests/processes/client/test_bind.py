@@ -29,7 +29,6 @@ def say(*facts): print(json.dumps(facts, default=str)); sys.stdout.flush()
 
 
 def python(code: str, env: Mapping[str, str]) -> list[Any]:
-    """Return what code says, and its stderr where there is some."""
     done = subprocess.run(
         [sys.executable, "-c", PREPARE + code],
         capture_output=True,
@@ -85,7 +84,6 @@ def test_running_threads_are_pinned_and_later_ones_inherit(here: Mapping[str, st
 
 
 def test_a_second_call_plans_as_the_first_also_in_a_thread(here: Mapping[str, str]) -> None:
-    """Whichever form its GPU is named in."""
     said = python(
         "called = [sorted(affinityd.bind(gpus=it).cpus) for it in (1, '1', [1], ('1',), 0)]\n"
         "def work(): affinityd.bind(1); say(*called, mask())\n"

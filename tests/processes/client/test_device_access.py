@@ -33,13 +33,11 @@ print(granted_gpus("dev", "sys"))
 
 
 def nvidia(machine: Path, *minors: int, mode: int = 0o666) -> None:
-    """Make NVIDIA's device files in a machine's /dev."""
     for minor in minors:
         _device(machine / f"dev/nvidia{minor}", minor, mode)
 
 
 def render(machine: Path, minor: int, vendor: str = AMD, mode: int = 0o666) -> None:
-    """Make a render node, and in /sys whose it is."""
     _device(machine / f"dev/dri/renderD{minor}", minor, mode)
     device = machine / f"sys/class/drm/renderD{minor}/device"
     device.mkdir(parents=True)

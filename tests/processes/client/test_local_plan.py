@@ -32,7 +32,6 @@ def socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def published(socket: str) -> Path:
-    """Return the file of a node that a daemon published."""
     path = Path(socket).with_name("node.json")
     write_node(path, NODE)
     return path
@@ -53,7 +52,6 @@ def query(*more: str) -> list[str]:
 def test_a_script_gets_the_daemon_s_answer_from_node_json(
     published: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its refusal, too; and why there is none."""
     for pairs, said in (
         ((), "AFFINITYD_CPULIST="),
         (("env=SLURM_JOB_ID=7", "env=CUDA_VISIBLE_DEVICES=0"), "AFFINITYD_CPULIST="),
@@ -81,7 +79,6 @@ def test_a_file_that_is_no_node_is_passed_over(socket: str, published: Path) -> 
 def test_a_replayed_node_beside_the_default_socket_is_passed_over(
     socket: str, published: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many slashes a setting has."""
     otherwise = socket.replace("/run/", "//run/./")
     for default, replayed, source in (
         *((socket, True, "sysfs"), (socket, False, "node.json"), ("/other", True, "node.json")),

@@ -164,7 +164,6 @@ def test_the_command_and_the_doctor_say_that_it_does_not_enforce(
 
 
 def test_a_daemon_imports_nothing_that_scans_or_enforces_or_describes_answers() -> None:
-    """Its start takes no longer for that, and its memory holds none of it."""
     code = "import sys, affinityd.cli.commands.serve, affinityd.daemon.main; print(*sys.modules)"
     others = ("affinityd.audit", "affinityd.enforce")
     assert [name for name in said(code).split() if name.startswith(others)] == []

@@ -84,7 +84,6 @@ LONG = "x" * 1000  #: of such lines a pipe holds fewer than are queued: pipe(7)
 
 @contextmanager
 def telling(file: int, log_format: str = "text") -> Iterator[Callable[[str], None]]:
-    """Yield a function that logs a message to a file."""
     with writing(file, log_format) as lines:
 
         def tell(text: str) -> None:
@@ -94,7 +93,6 @@ def telling(file: int, log_format: str = "text") -> Iterator[Callable[[str], Non
 
 
 def read_lines(file: int, until: str) -> list[str]:
-    """Read a pipe up to the line that has this in it."""
     data = b""
     while until.encode() not in data or not data.endswith(b"\n"):
         assert select.select([file], [], [], PATIENCE)[0], f"no {until!r} in {data[-1000:]!r}"
@@ -124,7 +122,6 @@ def test_all_that_is_told_is_written_in_its_order_before_the_end(pipe: tuple[int
 def test_a_reader_that_stops_holds_up_no_line_and_gets_the_number_that_it_missed(
     pipe: tuple[int, int],
 ) -> None:
-    """Once, and in the form of the log."""
     reader, writer = pipe
     told = 5 * MOST_LINES
     with telling(writer, "json") as tell:

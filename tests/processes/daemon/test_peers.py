@@ -41,20 +41,17 @@ class Called:
 
 @pytest.fixture(params=[pytest.param(True, id="by handle", marks=has_handles), False])
 def by_pidfd(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Know processes again by a handle, or by their start."""
     monkeypatch.setattr(peers, "has_peer_pidfd", lambda: request.param)
     return bool(request.param)
 
 
 @pytest.fixture
 def caller(by_pidfd: bool) -> Iterator[Called]:  # noqa: ARG001 - it has an effect
-    """Yield a process that has connected."""
     with connected() as (asker, accepted):
         yield Called(asker, accepted)
 
 
 def told(peer: Peer | None) -> Caller | None:
-    """Return the CPUs that the daemon would know."""
     return Callers().of_peer(peer)
 
 
@@ -66,7 +63,6 @@ def known(mask: str, within: str) -> Caller:
 def test_a_living_caller_is_known_by_the_mask_and_the_cpuset_that_it_has_now(
     caller: Called,
 ) -> None:
-    """Whatever lines of its status it forges; and to look leaves no file open."""
     caller.do(
         "import ctypes; ctypes.CDLL(None).prctl(15, b'x\\nUid:\\t7\\t7\\n\\rUid:\\t7', 0, 0, 0)"
     )

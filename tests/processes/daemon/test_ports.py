@@ -15,7 +15,6 @@ A100 = machine("dgx-a100")
 
 
 def named(daemon: Daemon) -> list[str]:
-    """Return the devices of GPU 0, all that are nearest."""
     (rank,) = json.loads(daemon.get("/plan?gpus=0&nics=all").text)["ranks"]
     return [nic["name"] for nic in rank["nics"]]
 

@@ -50,7 +50,6 @@ def child_with(make: Callable[[], Scanning]) -> Iterator[tuple[ScanChild, int, d
 
 @contextmanager
 def scanning(work: Callable[[Topology], Scan], jobs: int = 0) -> Iterator[tuple[ScanChild, int]]:
-    """Run a child that scans by this function."""
     with child_with(lambda: Scanning(Settings(job_series=jobs), work, {})) as (child, pid, _):
         yield child, pid
 

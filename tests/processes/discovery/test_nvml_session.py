@@ -22,7 +22,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def said(folder: Path, statement: str, timeout: float = 10) -> str | None:
-    """Return the error of a report whose module runs one statement."""
     (folder / "job.py").write_text(f"import os, sys, time\ndef main():\n {statement}\n")
     return ask("job", ProcessReport, timeout).error
 

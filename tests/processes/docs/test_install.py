@@ -32,7 +32,6 @@ chmod +x "$3"/bin/*
 
 
 def block(page: str, start: str) -> str:
-    """Return the one block of a page that begins so."""
     (found,) = (it.text for it in BLOCKS if it.page == page and it.text.startswith(start))
     return found
 

@@ -118,7 +118,6 @@ def test_a_question_is_answered(daemon: Daemon, place: str, words: list[str]) ->
 
 
 def shown(page: str, command: str) -> str:
-    """Return what a page says a command prints."""
     examples = dict(it for block in BLOCKS if block.page == page for it in block.examples)
     return examples[command]
 

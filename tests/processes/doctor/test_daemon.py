@@ -62,7 +62,6 @@ def daemon() -> Iterator[Daemon]:
 
 @contextmanager
 def mode(path: Path, bits: int) -> Iterator[None]:
-    """Let a folder have this mode for a while."""
     path.chmod(bits)
     try:
         yield
@@ -180,7 +179,6 @@ entry()
 
 @needs_root
 def test_a_socket_that_refuses_this_user_is_not_reported_as_missing(folder: Path) -> None:
-    """Others' checks are made all the same: what is in the way is a finding, and no error."""
     with serving(folder / "s", READY) as path:
         folder.chmod(0o700)
         words = [sys.executable, "-c", AS_NOBODY, "doctor", "daemon", "cgroup", "--socket"]

@@ -155,7 +155,6 @@ TWO_RANKS = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
 def test_a_container_keeps_the_cpus_that_it_asked_for(
     pod: Pod, said: Mapping[str, str], limits: Mapping[str, str], cpus: str
 ) -> None:
-    """The files name near CPUs alone: where these are too few, all are left."""
     pod.has("nvidia5")
     cgroups = pod.folder / "sys/fs/cgroup"
     shutil.rmtree(cgroups, ignore_errors=True)
@@ -180,7 +179,6 @@ def test_a_container_keeps_the_cpus_that_it_asked_for(
 def test_how_many_cpus_init_was_told_counts_unless_the_program_is_told_otherwise(
     pod: Pod, tmp_path: Path, site: str, job: Mapping[str, str], cpus: str
 ) -> None:
-    """Four CPUs are near GPUs 0 and 1, whose node is one, and four others are not."""
     own = Pod(tmp_path / "pod", pod.socket, {CHOSEN: site})
     assert (own.to / "plan.json").exists()
     own.has("nvidia7", "nvidia6")

@@ -119,7 +119,6 @@ def test_200_threads_that_start_each_other_are_all_pinned(milliseconds: int) -> 
 
 @pytest.mark.parametrize("milliseconds", [0.5, 1.5])
 def test_a_child_that_is_being_forked_is_pinned(milliseconds: float) -> None:
-    """It has its parent's old mask already, and is in no list of processes yet."""
     with program(SLOW_FORK) as child:
         go(child, milliseconds / 1000)
         pinned = pin(child.pid, FIRST, tree=True)
@@ -147,7 +146,6 @@ def test_a_pin_ends_although_threads_come_and_go() -> None:
 def test_threads_and_processes_pinned_on_purpose_are_left_alone(
     flags: list[str], expected: str, left: list[int]
 ) -> None:
-    """Of the process a thread, and of its descendants one with all of its threads."""
     with program(FAMILY, str(max(SECOND))) as child:
         pinned = pin(child.pid, FIRST, **dict.fromkeys(flags, True))
         family = [child.pid, *(stat.number for stat in descendants(child.pid))]

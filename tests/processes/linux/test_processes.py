@@ -126,7 +126,6 @@ def test_a_process_without_a_main_thread_is_no_zombie() -> None:
 
 @pytest.mark.parametrize("pid", [0, -1, 10**9, 10**12])
 def test_a_missing_process_has_no_facts(pid: int) -> None:
-    """Nor is it that which asks: to the kernel 0 is."""
     nothing = (processes.stat_of, processes.process_of, processes.uid_of, processes.mask_of)
     assert {ask(pid) for ask in nothing} == {None}
     assert (processes.thread_ids(pid), threads(pid)) == ([], [])

@@ -56,7 +56,6 @@ LEAVING = (1).to_bytes(4, "big") + bytes(4)  #: the last stream that it answers;
 
 @contextmanager
 def server(path: Path, answer: Answer) -> Iterator[None]:
-    """Answer one client."""
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(f"{path}")
         listening.listen()
@@ -73,8 +72,6 @@ def server(path: Path, answer: Answer) -> Iterator[None]:
 
 
 def sends(data: bytes) -> Answer:
-    """Send this to a client, once it has asked, until it closes."""
-
     def answer(connection: socket.socket) -> None:
         connection.recv(2**16)
         connection.sendall(data)

@@ -55,7 +55,6 @@ def files_of_port(port: RdmaPort) -> Iterator[tuple[str, str]]:
 
 
 def link(place: Path, target: Path) -> None:
-    """Make a symbolic link, relative as the kernel's are."""
     if not place.is_symlink():
         place.parent.mkdir(parents=True, exist_ok=True)
         home = place.parent.resolve()

@@ -52,7 +52,6 @@ def switched(topology: Topology, links: int) -> Topology:
 
 
 def dgx_1v() -> Topology:
-    """Return the named machine with its links."""
     return with_nvlinks(machine("dgx-1v"), DGX_1V_LINKS)
 
 

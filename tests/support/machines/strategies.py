@@ -121,15 +121,12 @@ class Question:
 
     @property
     def whole(self) -> CpuSet:
-        """Online less reserved."""
         return self.topology.online - self.reserved
 
     def but(self, **parameters: str) -> Question:
-        """Return the question with other parameters."""
         return Question(self.topology, self.reserved, {**self.parameters, **parameters})
 
     def ask(self, **parameters: str) -> Reply:
-        """Ask it, with more parameters. Raises AffinityError."""
         reply = self.try_to_ask(**parameters)
         if isinstance(reply, AffinityError):
             raise reply
@@ -151,12 +148,10 @@ class Question:
 
 
 def subsets(cpus: CpuSet) -> st.SearchStrategy[CpuSet]:
-    """Return some or all of some CPUs, never none."""
     return st.just(cpus) | st.frozensets(st.sampled_from(sorted(cpus)), min_size=1)
 
 
 def options(modes: tuple[str, ...] = tuple(MODES)) -> st.SearchStrategy[dict[str, str]]:
-    """Return how to plan."""
     return st.fixed_dictionaries(
         {"mode": st.sampled_from(modes)},
         optional={

@@ -105,7 +105,6 @@ def put(path: Path, text: object) -> None:
 
 
 def _put(folder: Path, **files: object) -> None:
-    """Write kernel files into a folder."""
     for name, text in files.items():
         put(folder / name, text)
 

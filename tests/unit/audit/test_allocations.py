@@ -26,7 +26,6 @@ GPU, SECOND = ("nvidia", 0), ("nvidia", 1)
 
 
 def audited(*found: ProcessFacts, on: Topology = LONE, reserved: str = "") -> list[AuditedProcess]:
-    """Return the judgements of processes that were found together."""
     judged = [Judge(on).judge(facts) for facts in found]
     return with_allocations(on, parse_list(reserved), judged)
 

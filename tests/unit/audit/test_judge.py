@@ -173,7 +173,6 @@ NEAR = "4-7"
 def of(
     membership: Membership, *masks: str, cpuset: str | None = None, near: str | None = NEAR
 ) -> AuditedProcess:
-    """Return a process whose second thread was pinned by a library."""
     return audited(process(*masks, membership=membership, cpuset=cpuset), itself=(1,), near=near)
 
 

@@ -153,7 +153,6 @@ def test_what_the_driver_names_twice_and_is_not_there_is_missing(
 
 
 def orphan(*ticks: int, memory: int = 2**30, start: int = 5) -> AuditedProcess:
-    """Return an orphan whose threads have used this CPU time."""
     threads = tuple(thread("0", 100 + place, ticks=it) for place, it in enumerate(ticks))
     holding = Holding(100, GPU, memory)
     facts = replace(process(threads=threads), start=start, holding=holding)

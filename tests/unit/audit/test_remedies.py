@@ -27,7 +27,6 @@ GPU, OTHER = ("nvidia", 0), ("nvidia", 1)
 
 
 def remedies(*processes: ProcessFacts, topology: Topology = TWO) -> list[str | None]:
-    """Return what mends each of the processes of a scan."""
     judged = [Judge(topology).judge(facts) for facts in processes]
     known = Remedies(topology, scan_of(topology, *judged))
     return [None if it is None else str(it) for it in map(known.of, judged)]
@@ -98,7 +97,6 @@ def worker(mask: str, pid: int = 200, parent: int = 100) -> ProcessFacts:
 
 
 def below(pid: int, parent: int, mask: str = "0-3", gpu: tuple[str, int] = GPU) -> ProcessFacts:
-    """Return a process that holds a GPU itself."""
     return process(mask, pid=pid, parent=parent, gpu=gpu)
 
 

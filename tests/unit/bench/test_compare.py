@@ -102,7 +102,6 @@ ASKED = [question for machine in FIT for question in questions(machine)]
 
 
 def planned(question: Question, mode: str) -> list[CpuSet]:
-    """Return affinityd's plan for each rank of each job."""
     cpuset = format_list(question.allowed)
     replies = (
         ask(job.machine.topology, cpuset=cpuset, visible=job.visible, mode=mode)

@@ -38,7 +38,6 @@ def scan(*facts: ProcessFacts, topology: Topology = TWO) -> Scan:
 
 
 def rows(lines: Sequence[str]) -> list[str]:
-    """Return lines with a bar between two cells of a table."""
     return [" | ".join(re.split("  +", line.strip())) for line in lines]
 
 

@@ -40,7 +40,6 @@ def doctor(
 
 
 def found(doctor: Doctor, *words: object) -> tuple[int, Any]:
-    """Return the exit status, and the document."""
     status, printed = doctor(*words, "--json")
     return status, json.loads(printed)
 

@@ -92,7 +92,6 @@ note: KFD is silent"""
 
 
 def with_gpu(topology: Topology, **changed: object) -> Topology:
-    """Return a machine with its first GPU alone, changed."""
     return replace(topology, gpus=(replace(topology.gpus[0], **changed),), nics=())  # type: ignore[arg-type]
 
 

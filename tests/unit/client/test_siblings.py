@@ -70,11 +70,9 @@ class Rank:
 
     @property
     def gpu(self) -> int:
-        """The GPU that it drives."""
         return self.job[self.number % len(self.job)]
 
     def plan(self, **chosen: str) -> Reply:
-        """Return the reply to its own question."""
         facts: dict[str, object] = {"n": self.number, "of": self.of, "gpus": len(self.job)}
         facts |= {"job": named(self.job), "tasks": named(range(self.of))}
         variable = VARIABLES[self.topology.gpus[0].vendor]
@@ -96,7 +94,6 @@ def ranks(topology: Topology, launch: str, of: int, job: Sequence[int]) -> list[
 
 
 def halves(topology: Topology) -> CpuSet:
-    """Return the first half of every NUMA node's cores."""
     cores = topology.node_cores.values()
     first = (core for its in cores for core in its[: (len(its) + 1) // 2])
     return frozenset(cpu for core in first for cpu in core.cpus)
@@ -109,7 +106,6 @@ def none_overlap(replies: Sequence[Reply]) -> bool:
 @pytest.mark.parametrize("name", LAUNCHES)
 @given(data=st.data())
 def test_siblings_never_overlap_in_a_unique_mode(name: str, data: st.DataObject) -> None:
-    """Each asks by itself, and each gets CPUs for its own GPUs."""
     topology = machine(data.draw(st.sampled_from(machines.NAMES)))
     gpus = len(topology.gpus)
     job = data.draw(st.sampled_from([range(gpus), range(gpus // 2), range(1, gpus, 2)]))
@@ -133,7 +129,6 @@ def test_siblings_never_overlap_in_a_unique_mode(name: str, data: st.DataObject)
 @pytest.mark.parametrize("mode", ["even", "core_complex"])
 @pytest.mark.parametrize("name", ["torchrun", "a wrapper below mpirun"])
 def test_siblings_never_overlap_in_other_dividing_modes(name: str, mode: str) -> None:
-    """GPUs 0 and 1 are on one node, of several LLC groups."""
     siblings = ranks(machine("dgx-a100"), name, 2, range(2))
     assert none_overlap([it.plan(mode=mode) for it in siblings])
 

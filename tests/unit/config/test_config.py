@@ -58,7 +58,6 @@ def test_the_file_is_in_etc_unless_another_is_named_and_may_be_missing() -> None
 
 
 def refusal(path: Path) -> str:
-    """Return what is said of a file."""
     with pytest.raises(InvalidRequestError) as caught:
         config.read_file(str(path))
     return str(caught.value).replace(str(path), "FILE")

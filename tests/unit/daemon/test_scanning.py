@@ -72,7 +72,6 @@ def told(
 
 
 def pinning(*decisions: Decision) -> Enforced:
-    """Return a report of having pinned these."""
     return enforced(*decisions, done=tuple(done(it, pinned=2) for it in decisions))
 
 

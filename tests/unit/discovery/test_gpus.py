@@ -169,7 +169,6 @@ def kfd(node: int, location: int, **properties: int) -> Files:
 
 
 def test_amd_s_gpus_are_numbered_in_the_order_of_kfd_s_nodes(tmp_path: Path) -> None:
-    """Each partition of one counts."""
     files = {
         **pci_devices("0x038000", "0x1002", "0000:03:00.0", "0000:c1:00.0", "0000:c6:00.1"),
         **pci_devices("0x038000", "0x1002", "0001:05:1f.0"),

@@ -27,7 +27,6 @@ SWITCHED = replace(
 def link(
     device: str, lanes: int, most: int, speed: str = "16.0", top: str = "16.0"
 ) -> dict[str, object]:
-    """Return the files that tell of a device's link."""
     return {
         f"{PCI}/{device}/current_link_width": lanes,
         f"{PCI}/{device}/max_link_width": most,
@@ -68,7 +67,6 @@ A100, STORAGE = machine("dgx-a100"), ("mlx5_4", "mlx5_5")
 
 
 def with_ports(**changes: object) -> Topology:
-    """Return a machine whose first adapter's port differs so."""
     first, *others = A100.nics
     port = replace(first.ports[0], **changes)  # type: ignore[arg-type]
     return replace(A100, nics=(replace(first, ports=(port,)), *others))

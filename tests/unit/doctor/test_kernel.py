@@ -97,7 +97,6 @@ LIST, MASK = "IRQBALANCE_BANNED_CPULIST", "IRQBALANCE_BANNED_CPUS"
 
 
 def irq(device: str, number: int, effective: str, asked: str = "0-7") -> dict[str, object]:
-    """Return the files of an interrupt."""
     return {
         f"{PCI}/{device}/msi_irqs/{number}": "msix",
         f"proc/irq/{number}/effective_affinity_list": effective,

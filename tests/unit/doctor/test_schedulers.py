@@ -16,7 +16,6 @@ from tests.support.recorded_slurm import recorded_slurm
 
 
 def with_files(node: Topology) -> Topology:
-    """Return a node whose GPUs have device files."""
     return replace(node, gpus=tuple(replace(gpu, minor=gpu.index) for gpu in node.gpus))
 
 
@@ -30,7 +29,6 @@ CROSSED = "Name=gpu File=/dev/nvidia0 Cores=4-7\nName=gpu File=/dev/nvidia1 Core
 
 
 def live(facts: NodeFacts) -> NodeFacts:
-    """Return facts as of this machine."""
     assert isinstance(facts.tree, FolderTree)
     return replace(facts, tree=FolderTree(facts.tree.root, facts.tree.name, live=True))
 

@@ -88,7 +88,6 @@ def test_a_rank_belongs_on_its_gpus_node_and_threads_pinned_on_purpose_stay(
 
 @pytest.mark.parametrize("other", ["5-6", "4-7"])
 def test_a_thread_pinned_by_a_library_stays_after_a_pin(other: str) -> None:
-    """To the audit, too."""
     site = Site(TWO)
     (pinned,) = site.pin(rank("0-7", "0-7", other))
     assert masks(pinned) == ["0-3", "0-3", other]

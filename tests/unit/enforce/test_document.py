@@ -40,7 +40,6 @@ FOUND = replace(FOUND, records={**FOUND.records, 2: PinRecord(pins=2, resets=1, 
 
 
 def document(enforced: Enforced, sees: Sees | None) -> Any:  # noqa: ANN401 - as JSON has it
-    """Return it, which is of the promised shape, and in one line."""
     written = render(enforced, sees)
     assert b"\n" not in written
     exactly(EnforceDocument, written)

@@ -139,7 +139,6 @@ EVERY = "0-15"
 
 
 def ranks(*gpus: int, cpuset: str = EVERY) -> list[ProcessFacts]:
-    """Return a job's processes, one a GPU."""
     return [rank(cpuset, gpu=gpu, cpuset=cpuset) for gpu in gpus]
 
 
@@ -179,7 +178,6 @@ CIRCLE = [rank(EVERY, gpu=gpu, cpuset=EVERY, parent=200 - 100 * gpu) for gpu in 
 
 
 def holding(gpu: int, cpuset: str) -> ProcessFacts:
-    """Return a process that holds GPU 0 and another."""
     return rank(cpuset, cpuset=cpuset, beside=(("nvidia", gpu),))
 
 

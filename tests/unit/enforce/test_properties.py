@@ -38,7 +38,6 @@ class Scene:
         return self.topology.online - self.reserved
 
     def gpus(self, facts: ProcessFacts) -> frozenset[GpuKey]:
-        """Return the GPUs of a process, and of all below it."""
         pids = {facts.pid}
         for _ in self.processes:
             pids |= {it.pid for it in self.processes if it.parent in pids}
@@ -46,7 +45,6 @@ class Scene:
 
 
 def policies(modes: tuple[str, ...]) -> st.SearchStrategy[str]:
-    """Return policies of one mode for all."""
     optional: dict[str, st.SearchStrategy[object]] = {
         "scope": st.sampled_from(["node", "socket"]),
         "share": st.sampled_from(["auto", "requested", "node"]),

@@ -202,7 +202,6 @@ def named(
     containers: tuple[ContainerResources, ...],
     files: frozenset[GpuKey] = frozenset(),
 ) -> list[str | None]:
-    """Return the pods that processes are said to be in."""
     candidates = Candidate.all_of(containers, WITH_MIG)
     found = with_containers(candidates, processes, lambda _pid: files)
     return [None if it.facts.given is None else it.facts.given.pod for it in found]
@@ -272,7 +271,6 @@ def test_device_files_tell_containers_of_a_shared_gpu_apart(
 def test_a_container_with_device_files_of_other_gpus_matches_none_of_kubelet_s(
     files: tuple[int, ...], cpus: str, expected: str | None
 ) -> None:
-    """Such as a pod that names GPUs in NVIDIA_VISIBLE_DEVICES; exclusive CPUs say more."""
     keys = frozenset(("nvidia", gpu) for gpu in files)
     assert named(in_pod(0), containers=(given("one", "GPU-0", cpus=cpus),), files=keys) == [
         expected

@@ -52,7 +52,6 @@ def test_a_shipped_machine_has_what_its_maker_says(
 
 @pytest.mark.parametrize("name", ["dgx-z1", "../dgx-a100", "__init__", "", "DGX-A100"])
 def test_an_unknown_machine_is_one_line_that_lists_the_known_ones(name: str) -> None:
-    """A name is no path, and is read as written."""
     with pytest.raises(TreeError, match=rf"^no machine is named '{name}'; there are dgx-a100, .+$"):
         load(name)
 

@@ -20,7 +20,6 @@ from tests.support.machines.strategies import UNIQUE, Question, questions
 
 
 def cores_of(rank: RankPlan, topology: Topology) -> list[Core]:
-    """Return the cores of which a rank has a CPU."""
     return [core for core in topology.cores if not rank.cpus.isdisjoint(core.cpus)]
 
 

@@ -147,7 +147,6 @@ def two_jobs(draw: st.DrawFn) -> Jobs:
 
 
 def assert_disjoint_unless_warned(one: Reply, other: Reply) -> None:
-    """Check plans of share=node on different GPUs."""
     if "share_unavailable" in {*codes(one), *codes(other)}:
         event("share_unavailable")
     else:

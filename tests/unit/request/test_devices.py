@@ -53,7 +53,6 @@ NODES = {
 
 
 def indices(topology: Topology, asked: str) -> str:
-    """Return the node's indices of the GPUs that ranks drive."""
     ranks = ask(topology, **words(f"mode=node {asked}")).ranks
     return " ".join(str(rank.gpu.index) for rank in ranks)
 
@@ -214,7 +213,6 @@ def test_a_gpu_in_a_high_pci_domain_is_named_as_sysfs_and_nvml_name_it() -> None
 
 
 def test_an_unknown_mig_instance_is_noticed() -> None:
-    """MIG-a is the beginning of some that are known."""
     for known in ("", "GPU-00", "0", "MIG-a1", "MIG-a"):
         assert not names_unknown_mig(EIGHT, Request(visible=known))
     for text in ("MIG-b", "0,MIG-a1,MIG-b", "ROCR_VISIBLE_DEVICES=MIG-b;x", "MIG-GPU-ff/1/0"):

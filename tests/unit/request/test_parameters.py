@@ -30,7 +30,6 @@ NO_NUMBER = "{} is not a whole number from 1 to 2147483648"
 
 
 def refused(*pairs: tuple[str, str]) -> str:
-    """Return the line with which parameters are refused."""
     with pytest.raises(InvalidRequestError) as caught:
         parse_request(pairs)
     return str(caught.value)
@@ -140,7 +139,6 @@ def test_the_minimum_is_no_more_than_the_maximum() -> None:
 
 
 def read(name: str, text: str) -> Request:
-    """Read a parameter, with those that it needs."""
     needs = [("ranks", "2"), ("rank", "0")] if name == "job" else []
     return parse_request([(name, text), *needs])
 

@@ -39,7 +39,6 @@ class Step:
     variables: str = ""
 
     def reply(self, task: int) -> Reply:
-        """Return the plan of a task."""
         tasks, step = len(self.seen), frozenset[int]().union(*self.slices)
         is_bound = len(self.slices) > 1
         environ = {
@@ -63,7 +62,6 @@ class Step:
 
     @property
     def replies(self) -> list[Reply]:
-        """The plans of all its tasks."""
         return [self.reply(task) for task in range(len(self.seen))]
 
 

@@ -56,14 +56,12 @@ def with_minors(topology: Topology, minors: Iterable[int]) -> Topology:
 
 
 def cores_of(topology: Topology, scope: str = "node") -> list[str | None]:
-    """Return the Cores= of each GPU."""
     found = affinities(SlurmCores(topology), scope)
     rights = (found[gpu.key].right for gpu in topology.gpus)
     return [None if right is None else format_list(right) for right in rights]
 
 
 def order(topology: Topology) -> list[int]:
-    """Return the lowest CPU of each core, in Slurm's order."""
     return [core.cpus[0] for core in in_slurms_order(topology)]
 
 
@@ -83,7 +81,6 @@ def test_a_dgx_1_has_these_lines() -> None:
 
 
 def led_by(first: Gpu) -> Topology:
-    """Return a DGX-1 whose first GPU is this one."""
     return replace(dgx_1v(), gpus=(first, *dgx_1v().gpus[1:]))
 
 
@@ -196,7 +193,6 @@ MODELS = {
 
 
 def gpus_of(models: str) -> tuple[Gpu, ...]:
-    """Return GPUs of these models, the first is /dev/nvidia0."""
     found = made({0: "0-7"}, gpus=[0] * len(models)).gpus
     pairs = enumerate(zip(found, models, strict=True))
     return tuple(replace(gpu, minor=number, model=MODELS[it]) for number, (gpu, it) in pairs)

@@ -168,7 +168,6 @@ NODE = Node(machine("mi250x"), reserved=frozenset({0, 1}), generation=7, switch=
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Return a node's file."""
     write_node(tmp_path / "node.json", NODE)
     return tmp_path / "node.json"
 

@@ -68,7 +68,6 @@ def first(topology: Topology, number: int | None = None) -> dict[int, list[str]]
 def test_gpus_on_one_switch_share_its_devices_as_nccl_does(
     gpus: str, number: int, expected: str
 ) -> None:
-    """Where two GPUs would begin at one device, their order counts instead of their numbers."""
     of_switch = {int(gpu): "host/switch/gpus" for gpu in gpus.split()}
     nics = [nic(name, "host/switch/nics") for name in "abcdefgh"[:number]]
     chosen = first(made(of_switch, nics))
@@ -104,7 +103,6 @@ def test_a_request_may_bound_the_nearest(bound: str, expected: str) -> None:
     ],
 )
 def test_idle_slow_virtual_and_bonded_devices_do_not_count(other: Nic, chosen: str) -> None:
-    """The far one is a bond, and the physical function of another; a third one is down."""
     far = nic("far", "elsewhere", gbps=400, bond="bond0", netdev="bond0")
     down = nic("down", "host/switch/nics", is_active=False)
     assert first(made({0: "host/switch/gpus"}, [far, other, down])) == {0: [chosen]}
@@ -183,7 +181,6 @@ def joined(links: Matrix, nearest: Iterable[str]) -> dict[str, str]:
 
 
 def built(links: Matrix) -> Topology:
-    """Return a machine whose PCI tree and nodes have these links."""
     bridge, switch, host, node = (joined(links, LINKS[: last + 1]) for last in range(4))
     numbers = {name: number for number, name in enumerate(sorted({*node.values()}))}
 

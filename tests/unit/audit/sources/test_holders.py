@@ -55,7 +55,6 @@ def of(pid: int, memory: int | None, mig: str | None = None, kind: str = "comput
 
 
 def test_nvml_names_what_uses_which_gpu() -> None:
-    """In two lists, of which one may know the memory; of unknown memory; on MIG devices."""
     first = (
         *(of(1, 100), of(1, 100, kind="graphics"), of(2, None, kind="mps"), of(2, 100)),
         *(of(3, None), of(4, 1, "MIG-0"), of(4, 3, "MIG-1"), of(5, None, "MIG-1")),
@@ -321,7 +320,6 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def held(scanner: DeviceFileScanner) -> list[tuple[int, int]]:
-    """Return the holders, each with the index of a GPU."""
     return sorted((it.pid, it.gpu[1]) for it in scanner.found(NPUS).holdings)
 
 
@@ -369,7 +367,6 @@ def test_of_a_gpu_without_a_file_or_without_rights_nothing_is_known(machine: Mac
 
 
 def test_a_scan_that_takes_too_long_is_gone_on_with_the_next_time(machine: Machine) -> None:
-    """By a clock that goes on by a second at each look: one process is reached in a scan."""
     for pid in (7, 8, 9):
         machine.holds(pid, FULL)
     scanner = machine.scanner(step=1.0)

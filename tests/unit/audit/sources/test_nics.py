@@ -49,7 +49,6 @@ def test_a_variable_that_names_a_nic_of_another_node_is_a_finding(
 
 @pytest.mark.parametrize("sign", ["", "^"])
 def test_a_name_of_nccl_s_that_is_a_prefix_of_others_is_a_finding(sign: str) -> None:
-    """As on machines with more than ten devices."""
     first, *others = A100.nics
     ports = (replace(first.ports[0], device="mlx5_10"),)
     judge = NicJudge(replace(A100, nics=(replace(first, ports=ports), *others)))

@@ -20,7 +20,6 @@ class Machine:
 
     @property
     def reason(self) -> str | None:
-        """Return why NVML is not to be asked."""
         return self._maintenance.reason()
 
     def runs(self, pid: int, command: str, uid: int = 0) -> str:

@@ -28,7 +28,6 @@ ALL, OWN, COUNTS = Viewer(is_admin=True), Viewer(uid=7), Viewer()
 
 
 def peer(uid: int, *groups: int, pid: int = 10) -> Peer:
-    """Return a connection of a process of these numbers."""
     connection = Peer.__new__(Peer)
     connection.credentials = Credentials(pid, uid, 0)
     connection.groups = frozenset(groups)

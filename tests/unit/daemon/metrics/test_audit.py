@@ -23,17 +23,14 @@ ONE = Job("slurm", "1")
 
 
 def told(metrics: Metrics, accept: str = "") -> list[str]:
-    """Return the lines of a scrape."""
     return metrics.exposition(accept)[0].decode().splitlines()
 
 
 def scraped(*audits: Audit, job_series: int = 0) -> list[str]:
-    """Return the lines of a scrape after these scans."""
     return told(scanned(*audits, job_series=job_series))
 
 
 def scanned(*audits: Audit, node: Node | None = None, job_series: int = 0) -> Metrics:
-    """Return the metrics of a daemon after these scans."""
     metrics = Metrics(lambda: node)
     _, results = scanned_by(*audits, job_series=job_series)
     for result in results:

@@ -18,7 +18,6 @@ from tests.unit.daemon.metrics.test_audit import FOUND, samples, scanned, told
 
 
 def scraped(*reports: Enforced) -> list[str]:
-    """Return the lines of a scrape after these."""
     metrics = scanned(FOUND)
     for found in reports:
         metrics.show("enforce", partial(enforcement.metrics, found))

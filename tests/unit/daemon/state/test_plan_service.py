@@ -27,7 +27,6 @@ TWO_GPUS = b"gpus=0,1&share=requested&mode=unique_contiguous"
 
 
 def test_an_answer_is_bytes_and_the_labels_of_its_metrics() -> None:
-    """Its format and its caller are part of the question."""
     service, cpus = PlanService(A100), parse_list("48-51")
     text = service.answer(TWO_GPUS, is_text=True)
     assert text.body == b"48-55,176-183\n56-63,184-191\n"

@@ -51,7 +51,6 @@ class Scans:
 
 @asynccontextmanager
 async def scanning(*, every: float = EVERY, begins: bool = True) -> AsyncIterator[Scans]:
-    """Yield scans, which begin at once."""
     scans = Scans(every)
     if begins:
         scans.service.swap(Node(MACHINE))

@@ -156,12 +156,10 @@ class Published:
         self.publisher = NodePublisher(self.service, self.file)
 
     def begin(self, generation: int) -> None:
-        """Have a reading published, soon."""
         self.service.swap(replace(FIRST, generation=generation))
         self.publisher.has_been_read.set()
 
     async def read(self, generation: int) -> None:
-        """Have a reading published, and wait for that."""
         self.begin(generation)
         await until(self.file.is_file)
         await until(lambda: read_node(self.file).generation == generation)

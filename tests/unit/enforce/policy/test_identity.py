@@ -95,7 +95,6 @@ def test_only_variables_that_rules_name_are_kept(
 
 
 def test_an_environment_is_read_once_for_the_same_variables(tmp_path: Path) -> None:
-    """Another process under the number is asked anew: it said nothing of what the first said."""
     known, its = ProcessIdentities(str(tmp_path)), facts(tmp_path, b"AFFINITYD=off\0" + ENVIRON)
     first = known.of(its, ("TEAM",))
     other = known.of(replace(its, start=its.start + 1), ("TEAM",))
