@@ -1,23 +1,202 @@
-"""A process's plan: who is asked, in what order, and what becomes of trouble."""
+"""A process's plan: asked of what listens on a unix socket, else planned here."""
 
 from __future__ import annotations
 
 import shutil
+import socket
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
+from affinityd import config, machines
+from affinityd.cli import main
 from affinityd.client import ask_daemon, local_plan
 from affinityd.client.ask_daemon import ProcessPlan
-from affinityd.cpuset import parse_list
-from affinityd.errors import REFUSALS, AffinityError, ApplyError, UnknownParameterError
+from affinityd.client.local_plan import plan_on_node
+from affinityd.cpuset import format_list, parse_list
+from affinityd.discovery import discover, open_tree
+from affinityd.discovery.snapshot import write_snapshot
+from affinityd.errors import (
+    REFUSALS,
+    AffinityError,
+    ApplyError,
+    DaemonError,
+    NoDaemonError,
+    UnknownParameterError,
+)
+from affinityd.request.formats import render
+from affinityd.topology.document import write_node
+from affinityd.topology.model import Node
+from tests.support.asking import is_one_short_line
 from tests.support.daemons import PATIENCE, Daemon, running
-from tests.support.servers import answering as always
-from tests.support.servers import hanging, http, serving
+from tests.support.machines.facts import machine
+from tests.support.machines.sysfs_tree import write_tree
+from tests.support.servers import Behaviour, answering, hanging, http, serving
 from tests.support.tables import words
+
+TIMEOUT = 0.3  #: seconds that a client has where nothing is answered
+
+PLAN = b"AFFINITYD_CPULIST=0\n"
+
+
+def ask(path: Path | str, timeout: float = PATIENCE, **parameters: str) -> str:
+    return ask_daemon.ask_plan(str(path), parameters.items(), time.monotonic() + timeout)
+
+
+def refused(path: Path | str, timeout: float = PATIENCE, **parameters: str) -> DaemonError:
+    with pytest.raises(DaemonError) as caught:
+        ask(path, timeout, **parameters)
+    assert is_one_short_line(caught.value)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("{}/none", "No such file or directory"),
+        ("{}/left", "Connection refused"),
+        ("{}/file", "Connection refused"),
+        ("{}/file/s", "Not a directory"),
+        ("/" + "x" * 200, "path too long"),
+    ],
+)
+def test_no_listener_is_no_daemon(tmp_path: Path, path: str, reason: str) -> None:
+    (tmp_path / "file").touch()
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(tmp_path / "left"))
+    path = path.format(tmp_path)
+    error = refused(path)
+    assert isinstance(error, NoDaemonError)
+    assert str(error).startswith(f"no daemon at {path}: ")
+    assert str(error).endswith(reason)
+
+
+# What is slow.
+
+
+def trickle(connection: socket.socket, over: threading.Event) -> None:
+    for byte in http("200 OK", PLAN):
+        connection.sendall(bytes([byte]))
+        if over.wait(0.05):
+            return
+
+
+def never_close(connection: socket.socket, over: threading.Event) -> None:
+    connection.recv(65536)
+    connection.sendall(http("200 OK", PLAN, length=len(PLAN) + 1))
+    over.wait()
+
+
+@pytest.mark.parametrize(
+    ("behave", "timeout", "asked"),
+    [
+        pytest.param(hanging, TIMEOUT, "", id="hangs"),
+        pytest.param(trickle, TIMEOUT, "", id="byte by byte"),
+        pytest.param(never_close, TIMEOUT, "", id="never closes"),
+        pytest.param(hanging, TIMEOUT, "0," * 10**6, id="reads nothing of a long request"),
+        pytest.param(answering(http("200 OK", PLAN)), 0, "", id="the time was over before"),
+    ],
+)
+def test_a_slow_server_is_left_at_the_deadline(
+    tmp_path: Path, behave: Behaviour, timeout: float, asked: str
+) -> None:
+    with serving(tmp_path / "s", behave) as path:
+        told = str(refused(path, timeout, visible=asked))
+    assert told == f"the daemon at {path} did not answer in time"
+
+
+# What is no daemon.
+
+
+def endless(connection: socket.socket, over: threading.Event) -> None:
+    connection.recv(65536)
+    connection.sendall(b"HTTP/1.1 200 OK\r\n")
+    while not over.is_set():
+        connection.sendall(b"a: " + b"a" * 2**20)
+
+
+#: What is no answer of a daemon's.
+NO_DAEMON = [
+    *(b"", b"\xff\0" * 999, b"220 mail ESMTP\r\n", b"HTTP/1.1 \r\n\r\n"),
+    *(b"HTTP/1.1 2\xb20 OK\r\n\r\n", b"HTTP/1.1 2000 OK\r\ncontent-length: 0\r\n\r\n"),
+    b"HTTP/2 200\r\ncontent-length: 0\r\n\r\n",
+    *(http("200 OK", PLAN, length=len(PLAN) + more) for more in (1, -1)),
+    *(http("200 OK", PLAN, "content-length: -1"), http("200 OK", b"\n" * 10**7)),
+    http("200 OK", b"14\r\n" + PLAN, "transfer-encoding: chunked"),
+]
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        *((it, "is not affinityd: ") for it in [*NO_DAEMON, endless]),
+        (http("200 OK", b"\xff"), "is not affinityd: "),
+        (http("500 Oh", b"a\nb\x1b[2J"), "answered 500: 'a\\nb\\x1b[2J'"),
+        (http("503 Oh", b"x" * 999), "answered 503: 'xxx"),
+        (http("422 Oh", b""), "answered 422: ''"),  # a refusal's status without its words
+        (lambda _connection, _over: None, ""),  # closes at once
+    ],
+    ids=lambda it: ascii(it[:40]) if isinstance(it, bytes) else "",
+)
+def test_another_answer_than_a_daemon_s_is_an_error_that_quotes_it(
+    tmp_path: Path, answer: bytes | Behaviour, told: str
+) -> None:
+    behave = answering(answer) if isinstance(answer, bytes) else answer
+    with serving(tmp_path / "s", behave) as path:
+        error = refused(path)
+    assert not isinstance(error, NoDaemonError)
+    assert told in str(error)
+    assert str(path) in str(error)
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+def test_a_refusal_is_one_bounded_printable_line(
+    tmp_path: Path, refusal: type[AffinityError]
+) -> None:
+    body = f"{refusal.title}: \x1b[2Ja\nb\x9b\u202e".encode() + b"x" * 10**5
+    with (
+        serving(tmp_path / "s", answering(http(f"{refusal.status} Oh", body))) as path,
+        pytest.raises(refusal) as caught,
+    ):
+        ask(path)
+    assert str(caught.value).startswith("\\x1b[2Ja\\nb\\x9b\\u202exxx")
+    assert len(str(caught.value)) < 1100
+
+
+# The daemon.
+
+
+def outcome(answer: Callable[[], str]) -> str | tuple[type[AffinityError], str]:
+    try:
+        return answer()
+    except AffinityError as error:
+        return type(error), str(error)
+
+
+ODD = (" 1, 2", "+1", "1%2C2", "%31", "1&gpus=0", "1#2", "1;2", "1=2", "é,1", "?", "/", '"', "\\")
+
+
+@given(
+    st.sampled_from(["visible", "gpus", "mode"]),
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.sampled_from(ODD),
+)
+@example("min_physical_cores", "99")
+@example("color", "blue")
+@example("cpuset", format_list(range(0, 8192, 2)))  # of the largest machine, in one request
+def test_the_daemon_answers_any_query_as_the_planner_does(
+    daemon: Daemon, name: str, text: str
+) -> None:
+    node, question = Node(machines.load("dgx-a100"), parse_list(RESERVED)), {name: text}
+    told = outcome(lambda: ask(daemon.socket, PATIENCE, **question))
+    assert told == outcome(lambda: render(plan_on_node(node, [*question.items()]), "shell"))
+
 
 ALL = "0-255"  #: a DGX A100's CPUs
 RESERVED = "48,176"
@@ -56,9 +235,9 @@ def stopped(daemon: Daemon, tmp_path: Path) -> Path:
 
 
 @contextmanager
-def answering(path: Path, body: str | None, status: str = "200 OK") -> Iterator[str]:
+def answering_at(path: Path, body: str | None, status: str = "200 OK") -> Iterator[str]:
     """Listen, and give everybody the same answer; None: no answer at all."""
-    with serving(path, hanging if body is None else always(http(status, body.encode()))):
+    with serving(path, hanging if body is None else answering(http(status, body.encode()))):
         yield str(path)
 
 
@@ -119,7 +298,7 @@ def test_the_plan_is_the_same_when_the_daemon_has_stopped(
 
 
 def test_the_first_daemon_that_answers_is_asked(daemon: Daemon, tmp_path: Path) -> None:
-    with answering(tmp_path / "s", "", "500 Oh") as bad:
+    with answering_at(tmp_path / "s", "", "500 Oh") as bad:
         for sockets in ((NOWHERE, daemon.socket), (bad, daemon.socket), (daemon.socket, bad)):
             found = find(*sockets)
             assert (found.source, found.trouble) == ("daemon", None)
@@ -141,7 +320,7 @@ OLDER = "Unknown parameter: 'more' is no parameter; did you mean mode?"
 def test_a_plan_without_the_daemon_says_what_is_wrong_with_the_daemon(
     stopped: Path, body: str, status: str, told: str
 ) -> None:
-    with answering(stopped, body, status) as path:
+    with answering_at(stopped, body, status) as path:
         found = find(path, asked="gpus=0 cpuset=0-5")
     assert found.source == "node.json"
     assert str(found.trouble).startswith(f"the daemon at {path} {told}")
@@ -152,7 +331,7 @@ def test_a_daemon_that_hangs_leaves_time_for_a_plan_without_it(
     stopped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ask_daemon, "READING", PATIENCE)
-    with answering(stopped, None) as path:
+    with answering_at(stopped, None) as path:
         found = find(path, stopped.with_name("another"), timeout=0.2, bounded=True)
     trouble = f"the daemon at {path} did not answer in time"
     assert (found.source, found.trouble) == ("node.json", trouble)
@@ -167,5 +346,103 @@ def test_a_bounded_plan_ends_at_its_timeout(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("refusal", [it for it in REFUSALS if it is not UnknownParameterError])
 def test_a_daemon_s_refusal_is_final(stopped: Path, refusal: type[AffinityError]) -> None:
     body = f"{refusal.title}: no"
-    with answering(stopped, body, f"{refusal.status} No") as path, pytest.raises(refusal):
+    with answering_at(stopped, body, f"{refusal.status} No") as path, pytest.raises(refusal):
         find(path)
+
+
+NODE = Node(machine("dgx-a100"), frozenset({0, 128}), generation=3)
+
+
+@pytest.fixture
+def socket_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return where a daemon's socket would be, where no settings say anything of a machine."""
+    for name in ("ROOT", "MACHINE", "RESERVED_CPUS", "SOCKET"):
+        monkeypatch.delenv(f"AFFINITYD_{name}", raising=False)
+    monkeypatch.setenv("AFFINITYD_CONFIG", str(tmp_path / "none"))
+    (tmp_path / "run").mkdir()
+    return str(tmp_path / "run" / "affinityd.sock")
+
+
+@pytest.fixture
+def published(socket_path: str) -> Path:
+    path = Path(socket_path).with_name("node.json")
+    write_node(path, NODE)
+    return path
+
+
+@pytest.mark.usefixtures("published")
+def test_the_published_node_is_used(socket_path: str) -> None:
+    local = local_plan.find_node(["/nowhere/affinityd.sock", socket_path])
+    assert local.source == "node.json"
+    assert (local.node.topology, local.node.reserved) == (NODE.topology, NODE.reserved)
+
+
+def query(*more: str) -> list[str]:
+    pairs = ("format=shell", "cpuset=0-255", "granted=minor:1", *more)
+    return [word for pair in pairs for word in ("--query", pair)]
+
+
+def test_a_script_gets_the_daemon_s_answer_from_node_json(
+    published: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for pairs, said in (
+        ((), "AFFINITYD_CPULIST="),
+        (("env=SLURM_JOB_ID=7", "env=CUDA_VISIBLE_DEVICES=0"), "AFFINITYD_CPULIST="),
+        (("mode=x",), "Malformed request: mode: 'x' is not one of"),
+        (("env=CUDA_VISIBLE_DEVICES=9",), "No such GPU: "),
+    ):
+        assert main(["plan", "--node-file", f"{published}", *query(*pairs)]) == 0
+        assert capsys.readouterr().out.startswith(said)
+    published.unlink()
+    main(["plan", "--node-file", f"{published}", *query()])
+    assert "No such file" in capsys.readouterr().out
+
+
+def test_a_file_that_is_no_node_is_passed_over(socket_path: str, published: Path) -> None:
+    this = discover(open_tree("/"), None)
+    for content in (b'{"version": 2}', b"\xff\xfe"):
+        published.write_bytes(content)
+        local = local_plan.find_node([socket_path])
+        assert (local.source, local.node.topology) == ("sysfs", this)
+    published.unlink()
+    published.mkdir()
+    assert local_plan.find_node([socket_path]).source == "sysfs"
+
+
+def test_a_replayed_node_beside_the_default_socket_is_passed_over(
+    socket_path: str, published: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    otherwise = socket_path.replace("/run/", "//run/./")
+    for default, replayed, source in (
+        *(
+            (socket_path, True, "sysfs"),
+            (socket_path, False, "node.json"),
+            ("/other", True, "node.json"),
+        ),
+        (otherwise, True, "sysfs"),
+    ):
+        monkeypatch.setattr(config, "SYSTEM_SOCKET", default)
+        write_node(published, replace(NODE, replayed=replayed))
+        for spelled in (socket_path, otherwise):
+            assert local_plan.find_node([spelled]).source == source
+
+
+def test_settings_choose_the_machine(socket_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AFFINITYD_MACHINE", "mi250x")
+    monkeypatch.setenv("AFFINITYD_RESERVED_CPUS", "0,8")
+    local = local_plan.find_node([socket_path])
+    assert (local.node.topology, local.node.reserved) == (machine("mi250x"), frozenset({0, 8}))
+    replayed = "AFFINITYD_MACHINE is 'mi250x': planned on a replayed machine, not on this one"
+    assert (local.source, local.replayed) == ("sysfs", replayed)
+
+
+def test_a_snapshot_is_replayed_but_a_folder_may_be_this_machine(
+    socket_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = write_tree(machine("mi250x"), tmp_path / "tree")
+    write_snapshot(open_tree(str(tree)), None, tmp_path / "node.tar")
+    for root, told in ((tree, False), (tmp_path / "node.tar", True)):
+        monkeypatch.setenv("AFFINITYD_ROOT", str(root))
+        local = local_plan.find_node([socket_path])
+        assert local.node.topology.online == machine("mi250x").online
+        assert str(local.replayed).startswith("AFFINITYD_ROOT is '") == told

@@ -1,9 +1,11 @@
-"""What a real daemon on a shipped machine answers over HTTP; its page and picture."""
+"""What a real daemon on a shipped machine answers over HTTP; its page and picture; RDMA ports."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,10 +13,13 @@ import pytest
 from affinityd.cli import main
 from affinityd.doctor.daemon_probe import probe
 from affinityd.enforce.model import CAUSES, DRIFTED, FITS, LEFT, PIN_OUTCOMES, REASONS
+from affinityd.json_codec import dumps
 from affinityd.request.document import PlanDocument, ProblemDocument
 from tests.support.child_python import said
-from tests.support.daemons import Daemon, UnixConnection, running
+from tests.support.daemons import Daemon, UnixConnection, eventually, running
 from tests.support.documents import exactly
+from tests.support.machines.facts import machine
+from tests.support.machines.sysfs_tree import nvml_report, write_tree
 from tests.support.paths import REPOSITORY
 
 HOW = "this daemon does not enforce: start it with --enforce observe or pin"
@@ -241,3 +246,29 @@ def test_a_picture_that_cannot_be_written_is_an_error_of_one_line(
     assert capsys.readouterr().err == (
         "affinityd topology: /nonexistent/node.svg cannot be written: No such file or directory\n"
     )
+
+
+A100 = machine("dgx-a100")
+
+
+def named(daemon: Daemon) -> list[str]:
+    (rank,) = json.loads(daemon.get("/plan?gpus=0&nics=all").text)["ranks"]
+    return [nic["name"] for nic in rank["nics"]]
+
+
+def test_a_port_that_goes_down_and_a_device_that_comes_change_the_next_plan(tmp_path: Path) -> None:
+    first, second, *others = A100.nics
+    tree = write_tree(replace(A100, nics=(first, *others)), tmp_path / "node")
+    (tree / "nvml.json").write_text(dumps(nvml_report(A100)))
+    with running(tmp_path, "--root", str(tree)) as daemon:
+        assert named(daemon) == ["mlx5_0"]
+        state = tree / "sys/class/infiniband/mlx5_0/ports/1/state"
+        state.write_text("1: DOWN\n")
+        eventually(lambda: "mlx5_0" not in named(daemon), "it is not named")
+        write_tree(replace(A100, nics=(second,)), tree)
+        eventually(lambda: named(daemon) == ["mlx5_1"], "the one that came is named")
+        state.write_text("4: ACTIVE\n")
+        eventually(lambda: named(daemon) == ["mlx5_0", "mlx5_1"], "and the first again")
+        generation = json.loads(daemon.get("/topology").text)["generation"]
+        assert generation == 4
+        assert json.loads((daemon.socket.parent / "node.json").read_text())["generation"] == 4

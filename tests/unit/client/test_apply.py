@@ -1,15 +1,151 @@
-"""Libraries are told which RDMA devices are near, and nothing that would fail them."""
+"""Ranks of one job plan for themselves, and none overlap; libraries are told of near NICs."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from affinityd.client.apply import export_nics
+from affinityd import machines
+from affinityd.client.apply import ProcessContext, export_nics
+from affinityd.client.local_plan import plan_on_node
+from affinityd.cpuset import CpuSet
 from affinityd.request.environment import NIC_VARIABLES
+from affinityd.request.resolve import Reply
+from affinityd.topology.model import Node, Topology
+from tests.support.asking import codes
+from tests.support.machines.facts import machine
 from tests.support.machines.sysfs_tree import put
+
+VARIABLES = {
+    "nvidia": "CUDA_VISIBLE_DEVICES",
+    "amd": "ROCR_VISIBLE_DEVICES",
+    "huawei": "ASCEND_RT_VISIBLE_DEVICES",
+}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a launcher's ranks differ."""
+
+    said: str  #: the variables of a rank
+    sees: str  #: all of the job's GPUs, or its own, by turns
+    parent: Mapping[str, str] | None  #: what is there of its parent's environment
+    most: int = 2  #: ranks on a GPU
+
+
+MPI = "OMPI_COMM_WORLD_LOCAL_RANK={n} OMPI_COMM_WORLD_LOCAL_SIZE={of}"
+SRUN = (
+    "SLURM_JOB_ID=9 SLURM_STEP_ID=0 SLURM_LOCALID={n} SLURM_GTIDS={tasks} SLURM_GPUS_ON_NODE={gpus}"
+)
+JOB_S = dict.fromkeys(VARIABLES.values(), "{job}")
+LAUNCHES = {
+    "torchrun": Launch("LOCAL_RANK={n} LOCAL_WORLD_SIZE={of}", "all", JOB_S),
+    "mpirun -x": Launch(MPI, "all", {}),
+    "a wrapper below mpirun": Launch(MPI, "turns", JOB_S, most=1),
+    "a wrapper in a batch script": Launch(
+        f"{MPI} SLURM_JOB_ID=9 SLURM_LOCALID=0 SLURM_JOB_GPUS={{job}}", "turns", JOB_S
+    ),
+    "srun, and the site says the job's GPUs": Launch(
+        f"{SRUN} AFFINITYD_JOB_GPUS={{job}}", "turns", None, most=1
+    ),
+    "srun, with LOCAL_RANK=$SLURM_LOCALID": Launch(
+        f"{SRUN} LOCAL_RANK={{n}}", "turns", None, most=1
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A rank of a job, which may run on some CPUs."""
+
+    topology: Topology
+    launch: Launch
+    number: int
+    of: int
+    job: Sequence[int]
+    cpus: CpuSet
+
+    @property
+    def gpu(self) -> int:
+        return self.job[self.number % len(self.job)]
+
+    def plan(self, **chosen: str) -> Reply:
+        facts: dict[str, object] = {"n": self.number, "of": self.of, "gpus": len(self.job)}
+        facts |= {"job": named(self.job), "tasks": named(range(self.of))}
+        variable = VARIABLES[self.topology.gpus[0].vendor]
+        said = dict(word.format(**facts).split("=") for word in self.launch.said.split())
+        said[variable] = named(self.job if self.launch.sees == "all" else [self.gpu])
+        parent = self.launch.parent
+        if parent:
+            parent = {variable: parent[variable].format(**facts)}
+        process = ProcessContext(0, said, lambda: parent, devices=None)
+        return plan_on_node(Node(self.topology), process.query(chosen, self.cpus))
+
+
+def named(numbers: Sequence[int]) -> str:
+    return ",".join(map(str, numbers))
+
+
+def ranks(topology: Topology, launch: str, of: int, job: Sequence[int]) -> list[Rank]:
+    return [Rank(topology, LAUNCHES[launch], n, of, job, topology.online) for n in range(of)]
+
+
+def halves(topology: Topology) -> CpuSet:
+    cores = topology.node_cores.values()
+    first = (core for its in cores for core in its[: (len(its) + 1) // 2])
+    return frozenset(cpu for core in first for cpu in core.cpus)
+
+
+def none_overlap(replies: Sequence[Reply]) -> bool:
+    return not any(one.cpus & other.cpus for one, other in combinations(replies, 2))
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+@given(data=st.data())
+def test_siblings_never_overlap_in_a_unique_mode(name: str, data: st.DataObject) -> None:
+    topology = machine(data.draw(st.sampled_from(machines.NAMES)))
+    gpus = len(topology.gpus)
+    job = data.draw(st.sampled_from([range(gpus), range(gpus // 2), range(1, gpus, 2)]))
+    cpus = data.draw(st.sampled_from([topology.online, halves(topology)]))
+    unique = ["unique_contiguous", "unique_interleaved", "exclusive", "single_unique"]
+    chosen = {
+        "mode": data.draw(st.sampled_from(unique)),
+        "scope": data.draw(st.sampled_from(["node", "socket"])),
+        **data.draw(st.sampled_from([{}, {"share": "auto"}, {"balanced": "false"}])),
+    }
+    launch = LAUNCHES[name]
+    of = len(job) * data.draw(st.integers(1, launch.most))
+    siblings = [Rank(topology, launch, n, of, job, cpus) for n in range(of)]
+    replies = [sibling.plan(**chosen) for sibling in siblings]
+    for sibling, reply in zip(siblings, replies, strict=True):
+        assert [rank.gpu.index for rank in reply.ranks] == [sibling.gpu]
+        assert reply.cpus <= cpus
+    assert none_overlap([reply for reply in replies if "not_unique" not in codes(reply)])
+
+
+@pytest.mark.parametrize("mode", ["even", "core_complex"])
+@pytest.mark.parametrize("name", ["torchrun", "a wrapper below mpirun"])
+def test_siblings_never_overlap_in_other_dividing_modes(name: str, mode: str) -> None:
+    siblings = ranks(machine("dgx-a100"), name, 2, range(2))
+    assert none_overlap([it.plan(mode=mode) for it in siblings])
+
+
+@pytest.mark.parametrize("mode", ["node", "all", "socket"])
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_shared_modes_give_all_cpus_near_the_gpu(name: str, mode: str) -> None:
+    topology = machine("dgx-a100")
+    for number, it in enumerate(ranks(topology, name, 8, range(8))):
+        reply = it.plan(mode=mode)
+        assert reply.cpus >= topology.cpus_of_node(topology.gpus[number].numa_node)
+        assert reply.locality == "local"
+
 
 #: A device whose port 1 is active, one that is down, and one without a device file here.
 DEVICES = {

@@ -1,8 +1,9 @@
-"""A machine that is written as a kernel would show it is read back the same."""
+"""A machine that is written as a kernel shows it is read back the same, also from a snapshot."""
 
 from __future__ import annotations
 
 import os
+import tarfile
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -11,11 +12,15 @@ import pytest
 from hypothesis import given, settings
 
 from affinityd.discovery import discover, open_tree, snapshot_nvml
-from affinityd.discovery.snapshot import write_snapshot
-from affinityd.topology.model import Gpu, Topology
+from affinityd.discovery.nvml import NvmlReport
+from affinityd.discovery.snapshot import COMPRESSIONS, write_snapshot
+from affinityd.discovery.tree import Tree
+from affinityd.errors import TreeError
+from affinityd.topology.model import Gpu, Nic, Topology
+from tests.support.machines.by_hand import made
 from tests.support.machines.facts import ALL_NAMES, machine
 from tests.support.machines.strategies import machines
-from tests.support.machines.sysfs_tree import nvml_report, write_tree
+from tests.support.machines.sysfs_tree import files_of, nvml_report, put, write_tree
 
 
 @pytest.mark.parametrize("name", ALL_NAMES)
@@ -91,3 +96,93 @@ def test_control_characters_in_names_become_question_marks(tmp_path: Path) -> No
     read = discover(open_tree(str(tree)), None)
     assert read.name == "na?me?"
     assert read.gpus[1].model == "MI?]0;owned??250"
+
+
+NIC = Nic("0000:08:00.0", 0, "infiniband", ("mlx5_0", "ib0"))
+NODE = replace(made({0: "0-1", 1: "2-3"}, gpus=[0, 1]), nics=(NIC,))
+GPU = NODE.gpus[0].pci_bus_id
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return open_tree(str(write_tree(NODE, tmp_path / "tree")))
+
+
+@pytest.mark.parametrize("suffix", COMPRESSIONS)
+def test_a_snapshot_replays_also_unpacked_or_taken_again(
+    tree: Tree, tmp_path: Path, suffix: str
+) -> None:
+    first, second = tmp_path / f"first{suffix}", tmp_path / f"second{suffix}"
+    write_snapshot(tree, None, first)
+    write_snapshot(open_tree(str(first)), None, second)
+    assert second.read_bytes() == first.read_bytes()
+    with tarfile.open(second) as archive:
+        # Python before 3.11.4 has no filters, from 3.12 on it wants one.
+        filters = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        archive.extractall(tmp_path / "unpacked", **filters)  # type: ignore[arg-type]  # noqa: S202 - our own
+    unpacked = open_tree(str(tmp_path / "unpacked"))
+    assert replace(discover(unpacked, None), name="tree") == discover(tree, None)
+
+
+SECRETS = {
+    **files_of(
+        f"sys/bus/pci/devices/{GPU}", "vpd=SECRET; serial_number=SECRET; product_name=SECRET"
+    ),
+    f"sys/bus/pci/devices/{NIC.pci_bus_id}/net/enx0c42a1aabbcc/address": "0c:42:a1:aa:bb:cc",
+    f"sys/bus/pci/devices/{NIC.pci_bus_id}/infiniband/mlx5_0/node_guid": "SECRET",
+    f"sys/bus/pci/devices/{NIC.pci_bus_id}/infiniband/mlx5_0/ports/1/gid_attrs/ndevs/0": (
+        "enx0c42a1"
+    ),
+    f"proc/driver/nvidia/gpus/{GPU}/information": "Model: A100\nVideo BIOS: SECRET\nIRQ: 77777",
+    "sys/devices/system/node/node0/meminfo": "Node 0 MemTotal: 1024 kB\nNode 0 MemUsed: 77777 kB",
+    "proc/self/cgroup": "SECRET-job",
+    "proc/4711/cmdline": "SECRET-command",
+    "sys/class/dmi/id/product_serial": "SECRET-serial",
+}
+
+
+def test_a_snapshot_carries_no_serials_addresses_or_processes(tmp_path: Path) -> None:
+    root = write_tree(NODE, tmp_path / "host-secret")
+    for path, text in SECRETS.items():
+        put(root / path, text)
+    write_snapshot(open_tree(str(root)), None, tmp_path / "node.tar")
+    content = (tmp_path / "node.tar").read_bytes()
+    for secret in (b"SECRET", b"secret", b"0c42a1", b"0c:42", b"77777", b"4711", b"cgroup"):
+        assert secret not in content
+    assert b"MemTotal" in content
+    assert b"A100" in content
+
+
+def test_a_snapshots_members_have_no_owner_and_no_time(tree: Tree, tmp_path: Path) -> None:
+    write_snapshot(tree, NvmlReport(gpus=None, error="no driver"), tmp_path / "node.tar.gz")
+    with tarfile.open(tmp_path / "node.tar.gz") as archive:
+        owners = {(m.uid, m.gid, m.uname, m.gname, m.mtime) for m in archive}
+        tops = {name.partition("/")[0] for name in archive.getnames()}
+    assert (owners, tops) == ({(0, 0, "", "", 0)}, {"sys", "proc", "nvml.json"})
+    assert (tmp_path / "node.tar.gz").read_bytes()[4:8] == bytes(4)  # gzip's own time
+
+
+def test_a_snapshot_is_written_atomically(tree: Tree, tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("kept")
+    (tmp_path / "node.tar").symlink_to("precious")
+    write_snapshot(tree, None, tmp_path / "node.tar")
+    (tmp_path / "folder.tar").mkdir()
+    for name, error in (("folder.tar", r"folder\.tar"), ("nowhere/node.tar", "No such file")):
+        with pytest.raises(OSError, match=error):
+            write_snapshot(tree, None, tmp_path / name)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["folder.tar", "node.tar", "precious", "tree"]
+    assert (tmp_path / "precious").read_text() == "kept"
+
+
+def test_an_output_with_an_unknown_suffix_is_refused(tree: Tree, tmp_path: Path) -> None:
+    with pytest.raises(TreeError, match=r"node\.zip' should end in one of \.tar\.xz, \.tar\.gz"):
+        write_snapshot(tree, None, tmp_path / "node.zip")
+
+
+def test_a_malformed_nvml_report_in_a_snapshot_is_an_error_of_one_line(
+    tree: Tree, tmp_path: Path
+) -> None:
+    put(tmp_path / "tree/nvml.json", "{]")
+    with pytest.raises(TreeError, match=r"nvml\.json of machine 'tree' cannot be read: [^\n]*$"):
+        snapshot_nvml(tree)

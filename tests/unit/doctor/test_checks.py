@@ -1,4 +1,4 @@
-"""The checks of the CPUs near GPUs: where they are, and the kernel, interrupts and driver there."""
+"""The checks of GPUs and their CPUs, of devices, and of schedulers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import pytest
 
 from affinityd.discovery.nvml import NvmlReport
 from affinityd.discovery.nvml.query import REMEDIES
+from affinityd.discovery.tree import FolderTree
+from affinityd.doctor.facts import NO_ROOT, NodeFacts
 from affinityd.topology.model import Nic, Topology
 from tests.support.doctor_facts import CPU, NO_GPU, ONE, PCI, TWO, Files, check, facts_of
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
 from tests.support.machines.sysfs_tree import nvml_report
+from tests.support.recorded_slurm import recorded_slurm
 
 NODES = {0: "0-3", 1: "4-7"}
 UNKNOWN = made(NODES, gpus=[0, None])
@@ -214,3 +217,204 @@ def test_nvml_on_hold_is_not_asked(
     seconds = None if hours is None else hours * 3600.0
     facts = replace(facts_of(tmp_path, topology), maintenance=HELD, hold_seconds=seconds)
     check("nvml", facts, expected)
+
+
+#: Two GPUs below one switch: the root's port, the switch's upstream port, its downstream ports.
+ROOT, UP, DOWN_0, DOWN_1 = "0000:00:01.0", "0000:01:00.0", "0000:02:00.0", "0000:02:01.0"
+SWITCHED = replace(
+    TWO,
+    gpus=tuple(
+        replace(gpu, pci_path=("pci0000:00", ROOT, UP, down, gpu.pci_bus_id))
+        for gpu, down in zip(TWO.gpus, (DOWN_0, DOWN_1), strict=True)
+    ),
+)
+
+
+def link(
+    device: str, lanes: int, most: int, speed: str = "16.0", top: str = "16.0"
+) -> dict[str, object]:
+    return {
+        f"{PCI}/{device}/current_link_width": lanes,
+        f"{PCI}/{device}/max_link_width": most,
+        f"{PCI}/{device}/current_link_speed": f"{speed} GT/s PCIe",
+        f"{PCI}/{device}/max_link_speed": f"{top} GT/s PCIe",
+    }
+
+
+ALL_LANES = "ok: every link of a GPU has all its lanes"
+IDLE = link(GPU_0, 16, 16, "2.5") | link(GPU_1, 16, 16, "2.5")
+NARROW = link(GPU_0, 8, 16) | link(DOWN_0, 16, 16)
+SLOW_SLOT = link(GPU_0, 16, 16, top="32.0") | link(DOWN_0, 16, 16)
+SHORT_SLOT = link(GPU_1, 8, 16) | link(DOWN_1, 8, 8)
+#: What a switch's two ports have is no link between them.
+NO_LINK = link(GPU_0, 16, 16) | link(UP, 16, 16) | link(DOWN_0, 16, 16) | link(ROOT, 8, 8)
+NARROW_SWITCH = link(GPU_0, 16, 16) | link(GPU_1, 16, 16) | link(UP, 4, 16) | link(ROOT, 16, 16)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, "n/a: no current_link_width of a GPU can be read"),
+        (link(GPU_0, 255, 255), "n/a: no current_link_width"),
+        (link(GPU_0, 0, 16), "n/a: no current_link_width"),
+        (IDLE, "ok: GPUs 0-1 at 2.5 GT/s of 16, as is usual while idle"),
+        (SLOW_SLOT, ALL_LANES),
+        (NARROW, f"warn 0: GPU 0 ({GPU_0}): link of 8 lanes of 16 → check again"),
+        (SHORT_SLOT, f"warn 1: as many as the port above it, {DOWN_1}, has → a slot with 16"),
+        (NARROW_SWITCH, f"warn 0-1: switch {UP} above GPUs 0-1: link of 4 lanes → bifurc"),
+        (NO_LINK, ALL_LANES),
+    ],
+)
+def test_pcie_links(tmp_path: Path, files: dict[str, object], expected: str) -> None:
+    check("pcie-link", facts_of(tmp_path, SWITCHED, files), expected)
+
+
+A100, STORAGE = machine("dgx-a100"), ("mlx5_4", "mlx5_5")
+
+
+def with_ports(**changes: object) -> Topology:
+    first, *others = A100.nics
+    port = replace(first.ports[0], **changes)  # type: ignore[arg-type]
+    return replace(A100, nics=(replace(first, ports=(port,)), *others))
+
+
+def only(*names: str) -> Topology:
+    return replace(A100, nics=tuple(nic for nic in A100.nics if nic.names[0] in names))
+
+
+def without(*names: str) -> Topology:
+    return replace(A100, nics=tuple(nic for nic in A100.nics if nic.names[0] not in names))
+
+
+@pytest.mark.parametrize(
+    ("topology", "expected"),
+    [
+        (A100, "ok: 10 ports ACTIVE"),
+        (TWO, "n/a: this node has no RDMA device"),
+        (with_ports(is_active=False), "warn: in no plan: mlx5_0 port 1 → ibstat"),
+        (with_ports(gbps=100), "warn: mlx5_0 runs at 100 Gb/s, others at 200 → cable"),
+        (with_ports(gbps=100, link_layer="Ethernet"), "ok: 10 ports ACTIVE"),
+        (with_ports(gbps=None), "ok: 10 ports ACTIVE"),
+    ],
+)
+def test_rdma_ports_that_are_down_or_slower_than_others(
+    tmp_path: Path, topology: Topology, expected: str
+) -> None:
+    check("rdma-ports", facts_of(tmp_path, topology), expected)
+
+
+@pytest.mark.parametrize(
+    ("topology", "expected"),
+    [
+        (machine("dgx-h100"), "ok: every GPU has an RDMA device as near as others have (PXB)"),
+        (machine("mi250x"), "ok: every GPU has an RDMA device as near as others have (NODE, PHB)"),
+        (TWO, "n/a: this node has no RDMA device"),
+        (replace(NO_GPU, nics=A100.nics), "n/a: GPU"),
+        (A100, "ok: as near as others have (PXB)"),
+        (only(*STORAGE), "warn: than every GPU: mlx5_4 port 1, mlx5_5 port 1 → for storage"),
+        (without(*STORAGE, "mlx5_0", "mlx5_1"), "warn 0-1: switch of GPUs 0-1; → slot"),
+    ],
+)
+def test_rdma_devices_far_from_gpus(tmp_path: Path, topology: Topology, expected: str) -> None:
+    check("gpu-nics", facts_of(tmp_path, topology), expected)
+
+
+def with_files(node: Topology) -> Topology:
+    return replace(node, gpus=tuple(replace(gpu, minor=gpu.index) for gpu in node.gpus))
+
+
+PACKAGES = {0: "0-3", 1: "4-7"}
+NODE = with_files(made(PACKAGES, gpus=[0, 1], packages=PACKAGES))
+#: A package of two nodes.
+HALVES = with_files(made({0: "0-1", 1: "2-3", 2: "4-7"}, gpus=[0, 2], packages=PACKAGES))
+
+RIGHT = "Name=gpu File=/dev/nvidia0 Cores=0-3\nName=gpu File=/dev/nvidia1 Cores=4-7"
+CROSSED = "Name=gpu File=/dev/nvidia0 Cores=4-7\nName=gpu File=/dev/nvidia1 Cores=0-3"
+
+
+def live(facts: NodeFacts) -> NodeFacts:
+    assert isinstance(facts.tree, FolderTree)
+    return replace(facts, tree=FolderTree(facts.tree.root, facts.tree.name, live=True))
+
+
+def facts_with(
+    gres: str, lines: str, node: Topology, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> NodeFacts:
+    """Return the facts of a node, gpu07 to Slurm, of which slurmd has these lines."""
+    slurm = recorded_slurm(folder / "slurm", monkeypatch)
+    monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
+    slurm.is_called("gpu07")
+    slurm.expects(gres, "gpu07")
+    slurm.has(lines)
+    return live(facts_of(folder / "node", node))
+
+
+FITS = "ok: gres.conf fits the node"
+GARBAGE = 'error: Parse error in file gres.conf line 3: "foo"\nfatal: error reading gres.conf'
+MISSING = "\n".join(f"Name=gpu File=/dev/nvidia{number}" for number in range(2, 9))
+MISTYPED = RIGHT.replace("gpu ", "gpu Type=A100 ", 1).replace("gpu F", "gpu Type=a100 F")
+
+
+@pytest.mark.parametrize(
+    ("node", "lines", "expected"),
+    [
+        (NODE, RIGHT, FITS),
+        (HALVES, RIGHT.replace("0-3", "0-1"), FITS),
+        (NODE, CROSSED, "warn: gpu 0: Slurm has Cores=4-7; → affinityd slurm gres-conf prints"),
+        (NODE, GARBAGE, 'fail: gres.conf line 3: "foo" → gres.conf(5)'),
+        (NODE, MISSING, "warn: ; and 6 more → affinityd slurm check lists everything"),
+        (NODE, MISTYPED, "warn: gpu 0: Slurm has Type=A100; → for gpu07"),
+    ],
+)
+def test_gres_conf(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: Topology, lines: str, expected: str
+) -> None:
+    gres = "gpu:a100:2" if "a100" in lines else "gpu:2"
+    check("gres-conf", facts_with(gres, lines, node, tmp_path, monkeypatch), expected)
+
+
+def test_gres_conf_is_not_checked_without_slurm_on_a_replay_or_during_driver_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    replayed, here = facts_of(tmp_path), live(facts_of(tmp_path))
+    shipped = NodeFacts(TWO, FolderTree(NO_ROOT, "shipped"))
+    for facts in (replayed, shipped):
+        check("gres-conf", facts, "n/a: a captured or built-in machine has no slurmd")
+    held = replace(here, maintenance="NVML is not asked")
+    check("gres-conf", held, "n/a: slurmd was not asked: NVML is not asked")
+    check("gres-conf", here, "n/a: no Slurm: there is no slurm.conf in /etc/slurm, ")
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "gone"))
+    check("gres-conf", here, "n/a: gone is not a file")
+
+
+V1 = "34 31 0:31 / /sys/fs/cgroup/cpuset rw,relatime - cgroup cgroup rw,cpuset"
+V1_MEMORY = "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory"
+V2 = "31 23 0:28 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw"
+UNIFIED = "36 31 0:29 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw"
+TOP = "sys/fs/cgroup/cgroup.controllers"
+SLURM = "sys/fs/cgroup/system.slice/node7_slurmstepd.scope/cgroup.controllers"
+PODS = "sys/fs/cgroup/kubepods.slice/cgroup.controllers"
+V1_AND_V2 = f"{V1}\n{UNIFIED}"
+SET, UNSET = "cpuset cpu", "cpu memory"
+CONTROL = "cgroup.subtree_control"
+NOT_FOR_SLURM = f"warn 0-1: /{SLURM} has no → > /sys/fs/cgroup/system.slice/{CONTROL}"
+NOT_FOR_PODS = f"warn 0-1: /{PODS} has no cpuset → +cpuset > /sys/fs/cgroup/{CONTROL}"
+
+
+@pytest.mark.parametrize(
+    ("mounts", "files", "expected"),
+    [
+        ("22 28 0:21 / /proc rw - proc proc rw", {}, "n/a: no cgroup is mounted"),
+        (V1, {}, "ok: cgroup v1: the cpuset controller is v1's, at /sys/fs/cgroup/cpus"),
+        (V1_AND_V2, {}, "ok: cgroup hybrid: the cpuset controller is v1's"),
+        (V1_MEMORY, {}, "warn: cgroup v1: no cpuset → mount -t cgroup -o cpuset"),
+        (V2, {TOP: UNSET}, "warn: cgroup v2: no cpuset → boot without"),
+        (V2, {TOP: SET}, "ok: enabled (no job of Slurm or Kubernetes)"),
+        (V2, {TOP: SET, SLURM: SET, PODS: SET}, "ok: kubepods.slice"),
+        (V2, {TOP: SET, SLURM: UNSET, PODS: SET}, NOT_FOR_SLURM),
+        (V2, {TOP: SET, PODS: UNSET}, NOT_FOR_PODS),
+    ],
+)
+def test_cgroups(tmp_path: Path, mounts: str, files: Files, expected: str) -> None:
+    check("cgroup", facts_of(tmp_path, TWO, {"proc/self/mountinfo": mounts, **files}), expected)

@@ -1,20 +1,25 @@
-"""The metrics of a scan: GPUs, and jobs with rows of their own."""
+"""The metrics of a scan: GPUs, jobs with rows of their own, and what is enforced."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
 import pytest
 
 from affinityd.audit.model import AuditedProcess, CpuTime, Job, PodContainer, Scan
 from affinityd.cli.commands.serve import counting
+from affinityd.config.settings import OBSERVE
 from affinityd.daemon.metrics import enforcement
 from affinityd.daemon.metrics.audit import OTHERS, JobRow, JobSeries
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.discovery.nvml import NvmlReport
+from affinityd.enforce.document import Enforced
+from affinityd.enforce.policy import PolicyState
 from affinityd.topology.model import Node
-from tests.support.enforce_reports import enforced
+from tests.support.enforce_reports import drifted, enforced, fits, left, totals
 from tests.support.scans import GPU0, GPU1, MACHINE, NEAR, Audit, process, scan
 from tests.support.scans import scanned as scanned_by
 
@@ -216,16 +221,16 @@ def ran(times: Mapping[Job, float]) -> Scan:
     return scan(job_time={job: CpuTime(total, total / 2) for job, total in times.items()})
 
 
-def totals(rows: tuple[JobRow, ...]) -> dict[str, float]:
+def job_totals(rows: tuple[JobRow, ...]) -> dict[str, float]:
     return {row.job.id: row.time.total for row in rows}
 
 
 def test_shared_counters_never_fall_when_jobs_end() -> None:
     series = JobSeries(1)
     series.scanned(ran({ONE: 1, TWO: 2, THREE: 4}))
-    assert totals(series.scanned(ran({ONE: 1, TWO: 3, THREE: 4})))["other"] == 7
+    assert job_totals(series.scanned(ran({ONE: 1, TWO: 3, THREE: 4})))["other"] == 7
     # A job that shares goes on sharing, and a new one takes the place that is free.
-    assert totals(series.scanned(ran({THREE: 5, FOUR: 1}))) == {"4": 1, "other": 8}
+    assert job_totals(series.scanned(ran({THREE: 5, FOUR: 1}))) == {"4": 1, "other": 8}
     (row,) = series.scanned(ran({}))
     assert (row.job, row.time) == (OTHERS, CpuTime(8, 4))
 
@@ -275,3 +280,88 @@ def test_gpu_seconds_are_counted_in_total_and_by_cause_of_a_mismatch(
         job: (row.gpu_seconds, {it: by for it, by in row.mismatched_gpu_seconds.items() if by})
         for job, row in rows.items()
     } == expected
+
+
+def reported(*reports: Enforced) -> list[str]:
+    metrics = scanned(FOUND)
+    for found in reports:
+        metrics.show("enforce", partial(enforcement.metrics, found))
+    return told(metrics)
+
+
+def some(found: dict[str, float]) -> dict[str, float]:
+    return {labels: value for labels, value in found.items() if value}
+
+
+DRIFT = enforced(
+    fits(1),
+    drifted(2, "mask"),
+    drifted(3, "unpinned"),
+    *(drifted(4, "share"), drifted(5, "share")),
+    left(6, "allocation", cause="allocation"),
+    left(7, "young", would="share"),
+    left(8, "waiting", would="mask", cause="mask"),
+    left(9, "no_job"),
+    left(10, "daemon", cause="mask", is_daemon=True),
+    drifted(11, "mask", gpu=GPU1),
+)
+WOULD, LEFT = "enforce_would_pin_processes", "enforce_left_processes"
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "values"),
+    [
+        (WOULD, "0", {"mask": 1, "unpinned": 1, "share": 2}),
+        (WOULD, "1", {"mask": 1}),
+        (LEFT, "0", {"allocation": 1, "young": 1, "waiting": 1}),
+        (LEFT, "1", {}),
+    ],
+)
+def test_a_gpu_has_drifted_processes_by_cause_and_left_ones_by_reason(
+    name: str, gpu: str, values: dict[str, float]
+) -> None:
+    assert some(samples(reported(DRIFT), name, gpu)) == values
+
+
+def test_a_gpu_without_drift_has_samples_of_0() -> None:
+    for name, number in ((WOULD, 3), (LEFT, 14)):
+        found = samples(reported(enforced()), name, "0")
+        assert (len(found), set(found.values())) == (number, {0.0})
+
+
+def test_a_gpu_with_unknown_processes_has_no_samples() -> None:
+    lines = reported(enforced(drifted(1, gpu=GPU1), unknown={GPU0: "NVML is silent"}))
+    assert samples(lines, WOULD, "0") == {}
+    assert some(samples(lines, WOULD, "1")) == {"mask": 1}
+
+
+TOTALS = {"totals": totals(pinned=3, refused=1, threads=40, resets=2)}
+POLICY = {"policy": PolicyState("/etc/p", 1700000000.5, 2, "line 3")}
+HINDERED = {"does": OBSERVE, "hindrance": "no"}
+
+
+@pytest.mark.parametrize(
+    ("more", "name", "values"),
+    [
+        ({}, "mode", {"observe": 0, "pin": 1}),
+        (HINDERED, "mode", {"observe": 1, "pin": 0}),
+        ({}, "hindered", {"": 0}),
+        (HINDERED, "hindered", {"": 1}),
+        (TOTALS, "pins_total", {"pinned": 3, "cut": 0, "refused": 1, "unsettled": 0}),
+        (TOTALS, "pinned_threads_total", {"": 40}),
+        (TOTALS, "resets_total", {"": 2}),
+        (POLICY, "policy_error", {"": 1}),
+        (POLICY, "policy_read_timestamp_seconds", {"": 1700000000.5}),
+        ({}, "policy_read_timestamp_seconds", {}),
+        ({"unreached": 5}, "unreached_processes", {"": 5}),
+        ({"seconds": 0.25}, "duration_seconds", {"": 0.25}),
+    ],
+)
+def test_the_metrics_of_enforcement_are(
+    more: Mapping[str, Any], name: str, values: dict[str, float]
+) -> None:
+    assert samples(reported(DRIFT, enforced(**more)), f"enforce_{name}") == values
+
+
+def test_a_daemon_that_does_not_enforce_has_no_metrics_of_enforcement() -> None:
+    assert not [line for line in reported() if "enforce" in line]
