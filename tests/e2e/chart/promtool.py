@@ -35,7 +35,7 @@ def asked(expr: str, series: Series, minutes: int, answers: Mapping[str, float])
     return {**played(series), "promql_expr_test": [wanted]}
 
 
-def alerted(alert: str, series: Series, minutes: int, said: Mapping[str, str]) -> Played:
+def alerted(alert: str, series: Series, minutes: int, summaries: Mapping[str, str]) -> Played:
     """Return a test: an alert fires for these labels, each with its summary."""
     rule = ALERTS[alert]
     alerts = [
@@ -43,7 +43,7 @@ def alerted(alert: str, series: Series, minutes: int, said: Mapping[str, str]) -
             "exp_labels": {**json.loads(its), **rule["labels"]},
             "exp_annotations": {**rule["annotations"], "summary": summary},
         }
-        for its, summary in said.items()
+        for its, summary in summaries.items()
     ]
     wanted = {"alertname": alert, "eval_time": f"{minutes}m", "exp_alerts": alerts}
     return {**played(series), "alert_rule_test": [wanted]}

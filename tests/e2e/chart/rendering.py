@@ -113,9 +113,9 @@ utils.schema_contents = cache(utils.schema_contents)
 
 def validate(objects: Iterable[Object], *versions: str) -> None:
     """Let the schemas of these releases judge objects, none of which may have an unknown field."""
-    for it in objects:
+    for document in objects:
         for version in versions:
-            assert utils.validate(it, version, strict=True) == version
+            assert utils.validate(document, version, strict=True) == version
 
 
 # Golden manifests.
@@ -134,8 +134,8 @@ def golden_path(option: str) -> Path:
 
 def looked_at(option: str) -> str:
     """Return the default's manifests, or what another option changes of them."""
-    default, its = (_files(r"\1", rendered(it)).splitlines() for it in ("default", option))
-    lines = difflib.unified_diff(default, its, "default", option, lineterm="", n=2)
+    default, changed = (_files(r"\1", rendered(it)).splitlines() for it in ("default", option))
+    lines = difflib.unified_diff(default, changed, "default", option, lineterm="", n=2)
     return "\n".join(default if option == "default" else [_places("@@", it) for it in lines]) + "\n"
 
 

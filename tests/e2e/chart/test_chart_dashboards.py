@@ -70,8 +70,8 @@ def leaves(part: object, path: str = "$") -> Iterator[tuple[str, object]]:
 def unknown(board: Board) -> set[str]:
     """Return the paths of what Grafana's models do not give back: they do not know it."""
     register_default_plugins()
-    known = json.loads(json.dumps(Dashboard.from_json(board), cls=JSONEncoder))
-    return {path for path, _ in {*leaves(board)} - {*leaves(known)}}
+    returned = json.loads(json.dumps(Dashboard.from_json(board), cls=JSONEncoder))
+    return {path for path, _ in {*leaves(board)} - {*leaves(returned)}}
 
 
 @EACH
@@ -125,13 +125,13 @@ def test_a_gpu_that_ran_far_is_counted_once_by_what_mends_it(tmp_path: Path, boa
 
 def test_a_far_gpu_that_dcgm_sees_idle_has_its_pod(tmp_path: Path) -> None:
     """Pods' labels as honorLabels leaves them, as Prometheus renames them, and of no pod at all."""
-    own = {"namespace": "gpu-operator", "pod": "nvidia-dcgm-exporter-x7k2p"}
-    renamed = {**own, "exported_namespace": "team", "exported_pod": "train-1"}
+    exporter = {"namespace": "gpu-operator", "pod": "nvidia-dcgm-exporter-x7k2p"}
+    renamed = {**exporter, "exported_namespace": "team", "exported_pod": "train-1"}
     samples = {
         util(0, namespace="team", pod="train-0"): "5x9",
         util(1, **renamed): "0x9",
         util(1, **renamed, GPU_I_ID="7"): "19x9",  # two MIG instances: the busier counts
-        util(2, **own): "1x9",
+        util(2, **exporter): "1x9",
         util(3, namespace="team", pod="train-3"): "0x5 90x9",
         util(4, namespace="team", pod="train-4"): "0x9",
         util(5, namespace="team", pod="train-5"): "0x9",
@@ -219,21 +219,23 @@ GOOD = {"scheduler": "slurm", "job_id": "4712"}
 HOUR = "0+60x60 3600x5 stale"  #: of one GPU, and the five minutes that a daemon remembers a job
 
 
-def told(place: Mapping[str, str], job: Mapping[str, str], held: str, **far: str) -> Series:
+def daemon_series(
+    place: Mapping[str, str], job: Mapping[str, str], held: str, **far: str
+) -> Series:
     """Return a daemon's series of a job: the seconds of its GPUs, and those far by cause."""
-    name, its = "affinityd_job_{}gpu_seconds_total", {**place, **job}
+    name, names = "affinityd_job_{}gpu_seconds_total", {**place, **job}
     by_cause = {cause: far.get(cause, "0x65 stale") for cause in ("allocation", "mask")}
-    return {f"{name.format('')}{labels(its)}": held} | {
-        f"{name.format('mismatched_')}{labels(its, cause=cause)}": text
+    return {f"{name.format('')}{labels(names)}": held} | {
+        f"{name.format('mismatched_')}{labels(names, cause=cause)}": text
         for cause, text in by_cause.items()
     }
 
 
 #: A job on two nodes: on the second the daemon restarts after half an hour, and has a new address.
 SPANS = {
-    **told(GPU07, SLURM, "0+120x60 7200x5 stale", allocation="0+120x60 7200x5 stale"),
-    **told(GPU08, SLURM, "0+60x30 stale", mask="0+60x30 stale"),
-    **told(
+    **daemon_series(GPU07, SLURM, "0+120x60 7200x5 stale", allocation="0+120x60 7200x5 stale"),
+    **daemon_series(GPU08, SLURM, "0+60x30 stale", mask="0+60x30 stale"),
+    **daemon_series(
         {**GPU08, "instance": "c"},
         SLURM,
         "_x31 0+60x30 1800x5 stale",
@@ -241,8 +243,8 @@ SPANS = {
     ),
 }
 #: One whose daemon restarts at the same address; its second half is near.
-RESTARTS = told(GPU07, POD, "0+60x30 0+60x30 1800x5 stale", mask="0+60x30 0x36 stale")
-PLAYED = {**SPANS, **RESTARTS, **told(GPU08, GOOD, HOUR)}
+RESTARTS = daemon_series(GPU07, POD, "0+60x30 0+60x30 1800x5 stale", mask="0+60x30 0x36 stale")
+PLAYED = {**SPANS, **RESTARTS, **daemon_series(GPU08, GOOD, HOUR)}
 
 
 def rounded(expr: str, answers: Mapping[str, float]) -> Played:

@@ -59,9 +59,9 @@ def test_kubernetes_knows_every_field() -> None:
 @EVERY_OPTION
 def test_what_belongs_to_the_release_is_labelled_and_in_its_namespace(option: str) -> None:
     elsewhere = {"PodMonitor", "ConfigMap"}  # where Prometheus and Grafana look
-    for it in objects(option).values():
-        assert it["metadata"]["labels"]["app.kubernetes.io/instance"] == "affinityd"
-        assert it["metadata"]["namespace"] == NAMESPACE or it["kind"] in elsewhere
+    for manifest in objects(option).values():
+        assert manifest["metadata"]["labels"]["app.kubernetes.io/instance"] == "affinityd"
+        assert manifest["metadata"]["namespace"] == NAMESPACE or manifest["kind"] in elsewhere
 
 
 @EVERY_OPTION
@@ -82,8 +82,8 @@ def test_a_monitor_finds_the_daemons(option: str) -> None:
     candidates = [daemon_set(option)["spec"]["template"]] if by_pods else objects(option).values()
     labels = [it["metadata"]["labels"] for it in candidates if by_pods or it["kind"] == "Service"]
     chooses = monitor["spec"]["selector"]["matchLabels"].items()
-    (found,) = (it for it in labels if chooses <= it.items())
-    assert found[monitor["spec"]["jobLabel"]] == "affinityd"
+    (chosen,) = (it for it in labels if chooses <= it.items())
+    assert chosen[monitor["spec"]["jobLabel"]] == "affinityd"
 
 
 # What values make of the daemon: what it is told, and what it may do.
@@ -179,8 +179,8 @@ def test_a_policy_is_mounted_and_pods_if_it_names_namespaces(mode: str, policy: 
     made = with_values({"hostPID": True, "enforce": {"mode": mode, "policy": policy}})
     data = made.get("ConfigMap/affinityd-policy", {}).get("data")
     assert data == (None if mode == "off" else {"policy.toml": policy})
-    its = made["DaemonSet/affinityd"]["spec"]["template"]["spec"]
-    volumes = [it["hostPath"]["path"] for it in its["volumes"] if it["name"] == "pods"]
+    spec = made["DaemonSet/affinityd"]["spec"]["template"]["spec"]
+    volumes = [it["hostPath"]["path"] for it in spec["volumes"] if it["name"] == "pods"]
     assert volumes == ["/var/log/pods"] * (mode != "off" and "namespace" in policy)
 
 

@@ -52,7 +52,7 @@ OF_NO_USE = "enforce.mode is off, and the other values of enforce have no effect
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "expected"),
     [
         ("default", []),
         ("enforce.readEnvironments=true", [OF_NO_USE]),
@@ -61,9 +61,9 @@ OF_NO_USE = "enforce.mode is off, and the other values of enforce have no effect
         ("hostPID=true enforce.mode=pin enforce.readEnvironments=true", [NOT_SEEN]),
     ],
 )
-def test_the_notes_say_what_enforcement_lacks(values: str, said: list[str]) -> None:
+def test_the_notes_say_what_enforcement_lacks(values: str, expected: list[str]) -> None:
     notes = notes_of(values)
-    assert [it for it in (NOT_SEEN, NOT_READ, OF_NO_USE) if it in notes] == said
+    assert [it for it in (NOT_SEEN, NOT_READ, OF_NO_USE) if it in notes] == expected
     assert ("affinityd enforce" in notes) == ("enforce.mode=" in values)
 
 

@@ -45,10 +45,12 @@ extraVolumeMounts[0].name=a        '/extraVolumeMounts/0': missing property 'mou
 
 def test_each_typo_is_refused_and_named() -> None:
     rows = [row.split(maxsplit=1) for row in TYPOS.strip().splitlines()]
-    said = refusal(" ".join(value for value, _ in rows))
-    told = re.findall(r"^ *- at ('.*': (?!validation failed).*)", said, re.MULTILINE)
-    shortened = re.sub(r" pattern '.*|, '.*(?=\n)|, false(?=\n)", "", "\n".join(told) + "\n")
-    assert sorted(shortened.splitlines()) == sorted(said.removesuffix(", …") for _, said in rows)
+    message = refusal(" ".join(value for value, _ in rows))
+    findings = re.findall(r"^ *- at ('.*': (?!validation failed).*)", message, re.MULTILINE)
+    shortened = re.sub(r" pattern '.*|, '.*(?=\n)|, false(?=\n)", "", "\n".join(findings) + "\n")
+    assert sorted(shortened.splitlines()) == sorted(
+        message.removesuffix(", …") for _, message in rows
+    )
 
 
 @pytest.mark.parametrize("text", ["0", "true", "15s"])
@@ -171,7 +173,7 @@ def properties(schema: Mapping[str, Any], path: str = "") -> Iterator[str]:
 
 def test_every_value_that_can_be_set_is_in_values_yaml_with_its_default() -> None:
     optional = ("/global", "/enabled", "/affinity/", "/seLinuxOptions/", "/nodeSelector/")
-    known = {path for path in properties(SCHEMA) if not path.startswith(optional)}
+    settable = {path for path in properties(SCHEMA) if not path.startswith(optional)}
     free = ("/nodeSelector/", "/resources/", "/dashboards/labels/")
     resources = {"/resources/requests", "/resources/limits"}
-    assert known == {path for path in names(VALUES) if not path.startswith(free)} | resources
+    assert settable == {path for path in names(VALUES) if not path.startswith(free)} | resources

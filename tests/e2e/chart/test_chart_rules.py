@@ -191,9 +191,9 @@ def test_a_fleets_alert_is_one_for_a_cluster_names_it_and_counts_its_nodes(tmp_p
     counts = {'{cluster="east"}': 2, '{cluster="west"}': 1, "{}": 1}
     play(tmp_path, *(asked(ALERTS[it]["expr"], FLEETS, 80, counts) for it in sorted(FLEET)))
     of = {'{"cluster": "east"}': "2 node(s) of east", '{"cluster": "west"}': "1 node(s) of west"}
-    said = {its: f"{nodes} run GPU processes without a pin." for its, nodes in of.items()}
-    said["{}"] = "1 node(s) run GPU processes without a pin."
-    play(tmp_path, alerted("AffinitydUnpinned", FLEETS, 80, said))
+    summaries = {its: f"{nodes} run GPU processes without a pin." for its, nodes in of.items()}
+    summaries["{}"] = "1 node(s) run GPU processes without a pin."
+    play(tmp_path, alerted("AffinitydUnpinned", FLEETS, 80, summaries))
 
 
 def test_a_new_fleet_has_only_the_two_alerts_of_a_fleet(tmp_path: Path) -> None:
@@ -207,8 +207,8 @@ def test_a_new_fleet_has_only_the_two_alerts_of_a_fleet(tmp_path: Path) -> None:
 def test_an_alert_names_its_node_else_its_address(tmp_path: Path) -> None:
     nameless = {"job": "affinityd", "instance": "10.0.0.7:9465"}
     for target, place in ((GPU07, "gpu07"), (nameless, "10.0.0.7:9465")):
-        said = {json.dumps(target): f"affinityd on {place} does not answer."}
-        play(tmp_path, alerted("AffinitydDown", {f"up{labels(target)}": "0x20"}, 6, said))
+        summaries = {json.dumps(target): f"affinityd on {place} does not answer."}
+        play(tmp_path, alerted("AffinitydDown", {f"up{labels(target)}": "0x20"}, 6, summaries))
 
 
 def test_an_alert_says_where_it_is_and_what_to_do() -> None:
@@ -288,8 +288,8 @@ RECORDED: tuple[tuple[str, Series, Mapping[str, float]], ...] = (
 def test_what_is_recorded_of_each_cluster(tmp_path: Path) -> None:
     tests = []
     for record, samples, values in RECORDED:
-        found = everywhere({f"{record}{its}": str(value) for its, value in values.items()})
-        answers = {its: float(value) for its, value in found.items()}
+        recorded = everywhere({f"{record}{its}": str(value) for its, value in values.items()})
+        answers = {its: float(value) for its, value in recorded.items()}
         tests.append(asked(record, everywhere(samples), 8, answers))
     play(tmp_path, *tests)
     assert {record for record, *_ in RECORDED} == {*RECORDS}

@@ -47,8 +47,8 @@ def test_the_workers_of_the_pair_find_their_master() -> None:
     shared["MASTER_PORT"] = str(service["spec"]["ports"][0]["port"])
     selector = service["spec"]["selector"].items()
     for rank, pod in enumerate(both):
-        told = {it["name"]: it.get("value") for it in pod["spec"]["containers"][0]["env"]}
-        assert told.items() >= {**shared, "RANK": str(rank)}.items()
+        variables = {it["name"]: it.get("value") for it in pod["spec"]["containers"][0]["env"]}
+        assert variables.items() >= {**shared, "RANK": str(rank)}.items()
         assert (selector <= pod["metadata"]["labels"].items()) == (rank == 0)
     assert len(both) == 2
 
@@ -73,8 +73,10 @@ def added(rule: Mapping[str, Any]) -> Any:  # noqa: ANN401 - YAML
 
 
 def selected(rule: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    (it,) = rule["match"]["any"]
-    expressions: list[Mapping[str, Any]] = it["resources"]["namespaceSelector"]["matchExpressions"]
+    (match,) = rule["match"]["any"]
+    expressions: list[Mapping[str, Any]] = match["resources"]["namespaceSelector"][
+        "matchExpressions"
+    ]
     return expressions
 
 
@@ -108,9 +110,9 @@ def test_both_know_a_gpu_by_the_name_of_its_resource() -> None:
         for it in (CONDITIONS["asks-for-a-gpu"], EXPRESSIONS["programs"])
     ]
     for resource in (*GPUS, *OTHERS):
-        known = [any(fnmatchcase(resource, it) for it in names) for names in of_names]
-        known += [re.search(it, resource) is not None for it in patterns]
-        assert known == [resource in GPUS] * 5, resource
+        verdicts = [any(fnmatchcase(resource, it) for it in names) for names in of_names]
+        verdicts += [re.search(it, resource) is not None for it in patterns]
+        assert verdicts == [resource in GPUS] * 5, resource
 
 
 def strings(value: object) -> Iterator[str]:

@@ -191,8 +191,8 @@ def section(page: Path, name: str) -> str:
 def test_both_pages_have_one_text_to_install_by() -> None:
     install = section(PAGE, "Install")
     assert "helm install affinityd deploy/helm/affinityd " in install
-    own, _, _ = section(README, "Install").partition("\n[The examples]")
-    assert install.startswith(own)
+    text, _, _ = section(README, "Install").partition("\n[The examples]")
+    assert install.startswith(text)
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:
@@ -211,8 +211,8 @@ def test_each_command_is_taken_as_it_is_written(
     assert words[2:6] == ["affinityd", "deploy/helm/affinityd", "--namespace", "affinityd"]
     (tmp_path / "policy.toml").write_text('mode = "node"\n')
     monkeypatch.chdir(tmp_path)
-    given = [it for it in words[6:] if it != "--reset-then-reuse-values"]
-    made = by_name(loaded(template(*given)))
+    options = [it for it in words[6:] if it != "--reset-then-reuse-values"]
+    made = by_name(loaded(template(*options)))
     assert "DaemonSet/affinityd" in made
     if page == "monitoring.md":
         assert made["ConfigMap/affinityd-dashboards"]
@@ -224,7 +224,7 @@ def test_pages_name_values_that_there_are() -> None:
     tops = "|".join(it for it in VALUES if isinstance(VALUES[it], dict))
     for page in PAGES:
         for name in re.findall(rf"`((?:{tops})\.(?!json)[\w.]+)", page.read_text()):
-            found = VALUES
+            value = VALUES
             for part in name.split("."):
-                assert part in found, name
-                found = found[part]
+                assert part in value, name
+                value = value[part]

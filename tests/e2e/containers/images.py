@@ -49,16 +49,14 @@ def affinityd() -> str:
     return tag
 
 
-def build(
-    *arguments: str, checkout: Path = REPOSITORY, **variables: str
-) -> subprocess.CompletedProcess[str]:
-    """Run a checkout's scripts/image, upon this machine's base and through its network."""
+def build(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run scripts/image upon this machine's base and through its network."""
     base = _debian("base", *PACKAGES)
     with locked():
         # What a build leaves untagged is the cache of the next one.
         attempt("image", "prune", "--force", "--filter=until=24h")
         return subprocess.run(
-            [checkout / "scripts/image", *arguments, "--pull=never", *_network()],
+            [REPOSITORY / "scripts/image", *arguments, "--pull=never", *_network()],
             env={**environment(), "IMAGE_TOOL": "podman", "BASE_IMAGE": base, **variables},
             capture_output=True,
             text=True,
@@ -69,8 +67,8 @@ def build(
 
 def _network() -> list[str]:
     """Return the options by which a build has this machine's network."""
-    said = subprocess.check_output([sys.executable, "-m", "pip", "config", "list"], text=True)
-    settings = re.findall(r"^[\w:]+\.(cert|index-url)='(.*)'$", said, re.MULTILINE)
+    printed = subprocess.check_output([sys.executable, "-m", "pip", "config", "list"], text=True)
+    settings = re.findall(r"^[\w:]+\.(cert|index-url)='(.*)'$", printed, re.MULTILINE)
     arguments = [f"--build-arg={PIP[key]}={value}" for key, value in settings]
     return ["--network=host", f"--volume={CERTIFICATES}:{CERTIFICATES}:ro", *arguments]
 

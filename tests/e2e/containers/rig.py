@@ -101,9 +101,9 @@ def daemon(
     sockets = folder / "run"
     sockets.mkdir(parents=True, exist_ok=True)
     os.chown(sockets, user, user)
-    given = [f"--volume={sockets}:{SOCKETS}", *([f"--volume={root}:{ROOT}:ro"] if root else [])]
+    volumes = [f"--volume={sockets}:{SOCKETS}", *([f"--volume={root}:{ROOT}:ro"] if root else [])]
     command = ["serve", *arguments, *(["--root", ROOT] if root else [])]
-    here = ["--pid=host", *UNPRIVILEGED, *given, *options]
+    here = ["--pid=host", *UNPRIVILEGED, *volumes, *options]
     with running(folder, images.affinityd(), *command, options=here) as started:
         eventually(lambda: _is_ready(started), "the daemon is ready")
         eventually(started.socket.with_name("node.json").exists, "the node file is there")

@@ -113,10 +113,10 @@ def test_its_own_sysfs_shows_it_the_node_without_a_host_path(image: str) -> None
     """All but the names of interfaces: those are its network namespace's."""
     show = ("topology", "--format=json")
     inside = container(image, *show, options=["--uts=host", *UNPRIVILEGED])
-    found, here = (json.loads(said.stdout) for said in (inside, affinityd(*show)))
-    for nic in (*found["nics"], *here["nics"]):
+    inside_image, here = (json.loads(said.stdout) for said in (inside, affinityd(*show)))
+    for nic in (*inside_image["nics"], *here["nics"]):
         nic["names"] = None
-    assert found == here
+    assert inside_image == here
     assert here["cores"]
 
 
@@ -141,9 +141,11 @@ print(json.dumps({it.name: it.version for it in importlib.metadata.distributions
 def test_the_image_has_what_the_lock_names_and_nothing_else() -> None:
     ended = container(images.affinityd(), "-Ic", INSTALLED, options=["--entrypoint=python"])
     assert ended.status == 0, ended.stderr
-    found = {name.lower().replace("_", "-"): it for name, it in json.loads(ended.stdout).items()}
-    found.pop("affinityd")
-    assert found == locked(LOCK.name)
+    inside_image = {
+        name.lower().replace("_", "-"): it for name, it in json.loads(ended.stdout).items()
+    }
+    inside_image.pop("affinityd")
+    assert inside_image == locked(LOCK.name)
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])

@@ -52,9 +52,9 @@ def asked(node: Container, *options: str) -> tuple[str, str, str | None]:
     """Return the CPUs that curl in a container is told that it may use: which, whose and within."""
     url = "http://localhost/plan?mode=node&gpus=0&format=json"
     command = ["curl", "-s", "--unix-socket", f"{SOCKETS}/affinityd.sock", url]
-    said = container(images.client("debian"), *command, options=[*mount(node), *options])
-    assert said.status == 0, said.stderr
-    allowed = json.loads(said.stdout)["allowed"]
+    ended = container(images.client("debian"), *command, options=[*mount(node), *options])
+    assert ended.status == 0, ended.stderr
+    allowed = json.loads(ended.stdout)["allowed"]
     return allowed["cpulist"], allowed["source"], allowed["within"]
 
 
@@ -67,8 +67,8 @@ def exec_in_image(node: Container, *options: str) -> Ended:
 @pytest.mark.parametrize("options", CLIENTS.values(), ids=CLIENTS)
 def test_a_client_gets_its_container_s_cpus(node: Container, options: Sequence[str]) -> None:
     assert asked(node, *options, f"--cpuset-cpus={FAR}") == (FAR, "caller", FAR)
-    said = exec_in_image(node, *options)
-    assert (said.cpus, said.stderr) == (FAR, "")
+    ended = exec_in_image(node, *options)
+    assert (ended.cpus, ended.stderr) == (FAR, "")
 
 
 #: Prints the CPUs that the cgroup of a process lets it use.
@@ -79,7 +79,7 @@ print(cpuset_of(int(sys.argv[1])))
 """
 
 
-def test_it_knows_processes_of_another_container(
+def test_the_daemon_knows_processes_of_other_containers(
     node: Container, tree: Path, tmp_path: Path
 ) -> None:
     """`kubectl exec ds/affinityd -- affinityd verify --gpus 0 PID`."""
@@ -89,10 +89,10 @@ def test_it_knows_processes_of_another_container(
         running(tmp_path / "job", images.client("busybox"), "sleep", "60", options=job) as other,
     ):
         for gpu, verdict in ((0, 1), (1, 0)):
-            said = node.exec("affinityd", "verify", f"--gpus={gpu}", f"{other.pid}")
-            assert said.status == verdict, said
-        for it, known in ((node, f"frozenset({{{FAR}}})\n"), (without, "None\n")):
-            assert it.exec("python3", "-c", CPUSET, f"{other.pid}") == Ended(0, known, "")
+            ended = node.exec("affinityd", "verify", f"--gpus={gpu}", f"{other.pid}")
+            assert ended.status == verdict, ended
+        for asked_node, printed in ((node, f"frozenset({{{FAR}}})\n"), (without, "None\n")):
+            assert asked_node.exec("python3", "-c", CPUSET, f"{other.pid}") == Ended(0, printed, "")
 
 
 def test_in_its_own_namespaces_it_serves_unidentified_callers(tree: Path, tmp_path: Path) -> None:
@@ -107,5 +107,5 @@ def test_in_its_own_namespaces_it_serves_unidentified_callers(tree: Path, tmp_pa
         # What it leaves behind is enough for a plan: node.json, for a client of another uid.
         options = [*mount(node), *USER_NAMESPACE, "--user=1000:1000"]
         options.append("--env=CUDA_VISIBLE_DEVICES=1")
-        said = container(images.affinityd(), "exec", "--", *LOOK, options=options)
-        assert (said.cpus, said.stderr) == (FAR, "")
+        ended = container(images.affinityd(), "exec", "--", *LOOK, options=options)
+        assert (ended.cpus, ended.stderr) == (FAR, "")

@@ -70,7 +70,7 @@ def prepared(node: Container, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
 
 @pytest.mark.parametrize(
-    ("image", "way", "told"),
+    ("image", "way", "reason"),
     [
         ("debian", SOCKET, ""),
         ("debian", SERVICE, ""),
@@ -78,14 +78,14 @@ def prepared(node: Container, tmp_path_factory: pytest.TempPathFactory) -> dict[
         ("busybox", SOCKET, "neither curl nor python3"),
     ],
 )
-def test_an_app_runs_near_its_gpu(
-    prepared: dict[str, Pod], image: str, way: str, told: str
+def test_apps_run_near_their_gpu(
+    prepared: dict[str, Pod], image: str, way: str, reason: str
 ) -> None:
     pod = prepared[way]
     for gpu, cpu in ((0, NEAR), (1, FAR)):
         done = pod.app(image, RUN, *LOOK, options=rig.devices(gpu))
-        assert (done.cpus, bool(done.stderr)) == (cpu, bool(told))
-        assert told in done.stderr
+        assert (done.cpus, bool(done.stderr)) == (cpu, bool(reason))
+        assert reason in done.stderr
 
 
 def test_seccomp_takes_the_memory_policy_and_no_cpu(prepared: dict[str, Pod]) -> None:

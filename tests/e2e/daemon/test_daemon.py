@@ -155,8 +155,8 @@ def test_a_live_machine_has_the_given_name_and_no_scan(tmp_path: Path) -> None:
         assert daemon.node_file["topology"]["name"] == name
         assert daemon.get("/readyz").text == f"ready: {name}\n"
         reply = daemon.get("/audit", accept="text/plain")
-        said = "No scan: this daemon scans no processes: its scan interval is off\n"
-        assert (reply.status, reply.text) == (503, said)
+        answer = "No scan: this daemon scans no processes: its scan interval is off\n"
+        assert (reply.status, reply.text) == (503, answer)
 
 
 # The daemon's signals from its very start, and as a container's first process: real processes.
@@ -191,7 +191,7 @@ def holds_signals(pid: int) -> bool:
 
 @in_both_ways
 @pytest.mark.parametrize(("number", "listens"), [(signal.SIGTERM, False), (signal.SIGINT, True)])
-def test_early_signals_end_it(
+def test_a_signal_that_comes_early_ends_the_daemon(
     tmp_path: Path, before: Sequence[str], number: int, listens: bool
 ) -> None:
     with starting(tmp_path, before) as (daemon, pid):

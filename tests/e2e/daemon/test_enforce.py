@@ -87,10 +87,10 @@ def test_where_the_node_only_observes_no_mask_changes(troupe: Troupe) -> None:
             node.wait_until("drifted", *ranks[0].everybody, *ranks[1].everybody)
             node.wait_for_scans(2)
             assert node.samples("enforce_would_pin_processes", "cause")["unpinned"] == 6
-            told = node.enforce()
-            assert (told["enforce"], told["does"], node.pins()) == ("observe", "observe", 0)
-            assert told["summary"]["gpus_mismatched"] == 2
-            assert told["summary"]["gpus_pinning_would_mend"] == 2
+            report = node.enforce()
+            assert (report["enforce"], report["does"], node.pins()) == ("observe", "observe", 0)
+            assert report["summary"]["gpus_mismatched"] == 2
+            assert report["summary"]["gpus_pinning_would_mend"] == 2
             after = every_mask()
             theirs = {tid for rank in ranks for pid in rank.everybody for tid in thread_ids(pid)}
     assert before.keys() & after.keys() >= theirs
@@ -100,11 +100,11 @@ def test_where_the_node_only_observes_no_mask_changes(troupe: Troupe) -> None:
 def every_mask() -> dict[int, CpuSet]:
     """Return the mask of every thread of ours: of jobs, of bystanders and of this test."""
     pids = [os.getpid(), *(stat.number for stat in descendants(os.getpid()))]
-    found = {tid: mask_of(tid) for pid in pids for tid in thread_ids(pid)}
-    return {tid: mask for tid, mask in found.items() if mask is not None}
+    masks_of = {tid: mask_of(tid) for pid in pids for tid in thread_ids(pid)}
+    return {tid: mask for tid, mask in masks_of.items() if mask is not None}
 
 
-def test_unpinned_workers_are_pinned_again(
+def test_workers_that_unpin_themselves_are_pinned_again(
     node: EnforcingNode, troupe: Troupe, tmp_path: Path
 ) -> None:
     ranks = troupe.take(4)
@@ -117,12 +117,14 @@ def test_unpinned_workers_are_pinned_again(
         )
         assert node.scans_until(lambda: all(map(fits, ranks, range(4))), "and are pinned") <= 2
         node.wait_for_scans(1)
-        told = node.processes()
+        processes = node.processes()
         # A scan may come between two of its threads: each reset is answered by a pin.
-        assert all(told[it]["pins"] == told[it]["resets"] + 1 for it in workers)
-        assert {(told[it.pid]["pins"], told[it.pid]["resets"]) for it in ranks} == {(1, 0)}
-        (said,) = lines(node, "slurm 7")
-        assert said.endswith(
+        assert all(processes[it]["pins"] == processes[it]["resets"] + 1 for it in workers)
+        assert {(processes[it.pid]["pins"], processes[it.pid]["resets"]) for it in ranks} == {
+            (1, 0)
+        }
+        (line,) = lines(node, "slurm 7")
+        assert line.endswith(
             "slurm 7: pinned 12 processes (24 threads) near nvidia GPUs 0-3, mode node"
         )
 
@@ -141,8 +143,8 @@ def test_a_changed_cpuset_is_followed_within_two_scans(node: EnforcingNode, trou
     with playing([rank], *pod(1), cpus=FAR) as folder:
         node.say({0: [rank.pid]})
         node.wait_until("allocation", *rank.everybody)
-        told = node.processes()[rank.pid]
-        assert told["why"].endswith("give the pod whole CPUs in the Guaranteed QoS class")
+        process = node.processes()[rank.pid]
+        assert process["why"].endswith("give the pod whole CPUs in the Guaranteed QoS class")
         assert node.samples("enforce_left_processes", "reason")["allocation"] == 3
         assert node.enforce()["summary"]["gpus_need_allocation"] == 1
         assert rank.masks == {FAR_CPU}
@@ -182,9 +184,9 @@ def test_the_second_daemon_takes_over_when_the_first_is_killed(troupe: Troupe) -
     ):
         eventually(lambda: fits(rank), "the first has pinned it")
         second.wait_for_scans(1)
-        told = second.enforce()
-        assert told["does"] == "observe"
-        assert told["hindrance"].startswith("another daemon pins on this node")
+        report = second.enforce()
+        assert report["does"] == "observe"
+        assert report["hindrance"].startswith("another daemon pins on this node")
         unpin([rank.pid])
         eventually(lambda: first.pins() == 4, "the first has pinned it again")
         assert (second.pins(), fits(rank)) == (0, True)

@@ -68,7 +68,7 @@ class Asked:
 
     def judge(self, path: Path, query: str, right: set[str]) -> None:
         try:
-            status, said = exchange(path, query)
+            status, text = exchange(path, query)
         except OSError as error:
             self.refused[type(error).__name__] += 1
         except HTTPException:
@@ -78,8 +78,8 @@ class Asked:
                 self.refused[str(status)] += 1
             else:
                 self.answered += 1
-                if status != 200 or said not in right:
-                    self.wrong.append(f"{query}: {status} {said}")
+                if status != 200 or text not in right:
+                    self.wrong.append(f"{query}: {status} {text}")
 
     def more(self, number: int = 50) -> None:
         goal = self.answered + number
@@ -147,10 +147,10 @@ def start_ranks_during(
     work: Callable[[], object], socket: Path, *checkouts: Path | None, root: Path | None = None
 ) -> set[str]:
     """Start ranks, likewise, again and again until something else is done."""
-    said: set[str] = set()
+    complaints: set[str] = set()
     with ThreadPoolExecutor(1) as other:
         done = other.submit(work)
         while not done.done():
-            said |= start_ranks(4, socket, *checkouts, root=root)
+            complaints |= start_ranks(4, socket, *checkouts, root=root)
         done.result()
-    return said
+    return complaints

@@ -64,15 +64,15 @@ def test_another_daemon_s_socket_is_left_alone(tmp_path: Path, is_ended: bool, s
 
 def statuses(at: str) -> list[int | None]:
     """Return how a plan and the metrics are answered over TCP; None: not at all."""
-    found: list[int | None] = []
+    answers: list[int | None] = []
     for target in ("/plan?gpus=0", "/metrics"):
         with closing(http.client.HTTPConnection(at, timeout=PATIENCE)) as connection:
             try:
                 connection.request("GET", target)
-                found.append(connection.getresponse().status)
+                answers.append(connection.getresponse().status)
             except ConnectionRefusedError:
-                found.append(None)
-    return found
+                answers.append(None)
+    return answers
 
 
 @pytest.mark.parametrize(

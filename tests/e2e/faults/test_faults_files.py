@@ -70,8 +70,8 @@ def test_a_full_disk_leaves_the_former_node_file(tmp_path: Path, small_disk: Pat
         for _ in range(2):
             assert daemon.plan("gpus=0&mode=node")["cpulist"] == "50-63,176-191"
             daemon.signal(signal.SIGHUP)
-        told = "node.json could not be written: No space left on device"
-        eventually(lambda: daemon.says(told), "it is told")
+        line = "node.json could not be written: No space left on device"
+        eventually(lambda: daemon.says(line), "it is told")
         assert read_node(published).topology.online == machine("dgx-a100").online
         assert sorted(file.name for file in small_disk.iterdir()) == ["full", "node.json", "s"]
         filler.unlink()
@@ -79,5 +79,5 @@ def test_a_full_disk_leaves_the_former_node_file(tmp_path: Path, small_disk: Pat
         daemon.signal(signal.SIGHUP)
         eventually(published.exists, "it is written again, as after it was deleted")
         assert read_node(published).generation == 2
-        assert len(daemon.says(told)) == 1
+        assert len(daemon.says(line)) == 1
         assert daemon.stop() == 0

@@ -51,11 +51,11 @@ def test_a_daemon_that_restarts_under_load_answers_right_or_not_at_all(tmp_path:
                 daemon.process = spawn(tmp_path, "--root", root).process
                 eventually(lambda: is_ready(daemon), "it is there again")
 
-            said = start_ranks_during(lambda: restart(signal.SIGKILL), daemon.socket)
+            complaints = start_ranks_during(lambda: restart(signal.SIGKILL), daemon.socket)
             cut = asked.cut
-            said |= start_ranks_during(lambda: restart(signal.SIGTERM), daemon.socket)
+            complaints |= start_ranks_during(lambda: restart(signal.SIGTERM), daemon.socket)
             assert asked.cut == cut
-            assert all(line.endswith("from node.json") for line in said)
+            assert all(line.endswith("from node.json") for line in complaints)
             asked.more()
         assert asked.refused
         assert answers(daemon) == before

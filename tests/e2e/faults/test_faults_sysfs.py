@@ -39,17 +39,17 @@ def test_the_last_topology_stays_while_sysfs_fails(tmp_path: Path) -> None:
         node.running() as daemon,
         asking(daemon.socket, node.topology, queries=LIVE_QUERIES) as asked,
     ):
-        for path, (fault, told) in FAULTS.items():
+        for path, (fault, line) in FAULTS.items():
             inside(daemon, *(it.format(pid=daemon.process.pid) for it in fault), path)
             daemon.signal(signal.SIGHUP)
-            eventually(partial(daemon.says, told), "it is told")
+            eventually(partial(daemon.says, line), "it is told")
             assert daemon.plan("gpus=0")["generation"] == 1
             asked.more()
             daemon.signal(signal.SIGHUP)
             inside(daemon, "umount", path)
             daemon.signal(signal.SIGHUP)
             eventually(partial(daemon.says, "nothing has changed"), "it is read again")
-            assert len(daemon.says(told)) == 1
+            assert len(daemon.says(line)) == 1
             daemon.log.write_text("")
         assert not asked.refused
 

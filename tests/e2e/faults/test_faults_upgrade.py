@@ -30,9 +30,9 @@ def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("previous")
     if git("rev-parse", "--is-shallow-repository").stdout != b"false\n":
         pytest.skip("a checkout without its history: git fetch --unshallow")
-    found = git("archive", PREVIOUS, "affinityd")
-    assert found.returncode == 0, found.stderr.decode()
-    subprocess.run(["tar", "-x", "-C", folder], input=found.stdout, check=True)
+    archive = git("archive", PREVIOUS, "affinityd")
+    assert archive.returncode == 0, archive.stderr.decode()
+    subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
     return folder
 
 
@@ -50,9 +50,9 @@ def test_both_releases_answer_the_same(tmp_path: Path, previous: Path, root: str
     def lines(by: Path | None) -> list[set[str]]:
         targets = [f"/plan?{query}&format=shell" for query in QUERIES]
         with running(tmp_path, "--root", root, before=by_checkout(by)) as daemon:
-            found = [set(daemon.get(target).text.splitlines()) for target in targets]
+            answers = [set(daemon.get(target).text.splitlines()) for target in targets]
             assert daemon.stop() == 0
-            return found
+            return answers
 
     before, now = lines(previous), lines(None)
     assert all(old <= new for old, new in zip(before, now, strict=True))

@@ -55,7 +55,7 @@ parameters = st.builds(
 )
 
 
-class Known:
+class Model:
     """A daemon, what it has read, and the files that it will read next."""
 
     def __init__(self, folder: Path) -> None:
@@ -79,9 +79,9 @@ class Known:
 
     def read_anew(self) -> None:
         """Do as the daemon does when it reads the files."""
-        found = self.now()
-        self.generation += found != self.read
-        self.read, self.seen = found, self.online
+        topology = self.now()
+        self.generation += topology != self.read
+        self.read, self.seen = topology, self.online
 
     def asked(self) -> Node:
         """Do as the daemon does when it is asked: what is it asked about?"""
@@ -99,19 +99,19 @@ class Known:
 class LivingDaemon(RuleBasedStateMachine):
     """What may happen to it. It lives on from one story to the next, and ends once in each."""
 
-    it: ClassVar[Known]
+    model: ClassVar[Model]
 
     def __init__(self) -> None:
         super().__init__()
         self.has_ended = False
-        (self.it.root / ONLINE).write_text(format_list(TREE.online))
+        (self.model.root / ONLINE).write_text(format_list(TREE.online))
         for gpu in TREE.gpus:
-            self.it.put(gpu, str(gpu.numa_node))
+            self.model.put(gpu, str(gpu.numa_node))
 
     @rule(asked=parameters)
     def plan(self, asked: dict[str, str]) -> None:
-        reply = self.it.daemon.get(f"/plan?{urlencode(asked)}")
-        node = self.it.asked()
+        reply = self.model.daemon.get(f"/plan?{urlencode(asked)}")
+        node = self.model.asked()
         try:
             request = parse_request(asked.items())
             expected = answer(node, request)
@@ -119,64 +119,64 @@ class LivingDaemon(RuleBasedStateMachine):
             assert (reply.status, detail(reply)) == (error.status, str(error))  # noqa: PT017
             return
         assert (reply.status, reply.text) == (200, render(expected, request.format or "json"))
-        given = [cpu for rank in expected.ranks for cpu in rank.cpus]
-        assert asked["mode"] not in UNIQUE or len(given) == len(set(given))
-        assert set(given) <= self.it.read.online - parse_list(RESERVED)
+        cpus = [cpu for rank in expected.ranks for cpu in rank.cpus]
+        assert asked["mode"] not in UNIQUE or len(cpus) == len(set(cpus))
+        assert set(cpus) <= self.model.read.online - parse_list(RESERVED)
 
     @rule()
     def topology(self) -> None:
-        node = self.it.asked()
-        told = self.it.daemon.get("/topology").json
+        node = self.model.asked()
+        answer = self.model.daemon.get("/topology").json
         expected = in_json(to_document(node.topology))
-        assert (told["generation"], told["topology"]) == (node.generation, expected)
+        assert (answer["generation"], answer["topology"]) == (node.generation, expected)
 
     @rule(cpus=cpulists)
     def cpus_go_and_come(self, cpus: str) -> None:
-        (self.it.root / ONLINE).write_text(f"{cpus}\n")
+        (self.model.root / ONLINE).write_text(f"{cpus}\n")
 
     @rule(gpu=st.sampled_from(TREE.gpus), node=st.sampled_from(["-1", "0", "1", "7", "x"]))
     def a_gpu_is_elsewhere(self, gpu: Gpu, node: str) -> None:
-        self.it.put(gpu, node)
+        self.model.put(gpu, node)
 
     @rule()
     def sighup(self) -> None:
-        before = self.it.readings()
-        self.it.read_anew()
-        self.it.daemon.signal(signal.SIGHUP)
-        eventually(lambda: self.it.readings() > before, "it is read anew")
+        before = self.model.readings()
+        self.model.read_anew()
+        self.model.daemon.signal(signal.SIGHUP)
+        eventually(lambda: self.model.readings() > before, "it is read anew")
 
     @precondition(lambda self: not self.has_ended)
     @rule(number=st.sampled_from([signal.SIGKILL, signal.SIGTERM, None]))
     def ends_and_starts_again(self, number: signal.Signals | None) -> None:
         """By a signal, or as its socket is deleted."""
         self.has_ended = True
-        daemon = self.it.daemon
+        daemon = self.model.daemon
         daemon.socket.unlink() if number is None else daemon.signal(number)
         status = {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 0, None: 1}[number]
         assert daemon.process.wait(PATIENCE) == status
         self.whole_node_file()
-        self.it.start()
+        self.model.start()
 
     @invariant()
     def whole_node_file(self) -> None:
         with suppress(FileNotFoundError):
-            written = read_node(self.it.folder / NODE_FILE)
-            assert written.topology.name == self.it.read.name
+            written = read_node(self.model.folder / NODE_FILE)
+            assert written.topology.name == self.model.read.name
 
     @invariant()
     def a_record_is_a_line(self) -> None:
-        for line in self.it.daemon.lines:
+        for line in self.model.daemon.lines:
             assert "Traceback" not in line
             assert {"level", "message"} <= json.loads(line).keys()
-        assert self.it.daemon.complaints == []
+        assert self.model.daemon.complaints == []
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _living(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    it = LivingDaemon.it = Known(tmp_path_factory.mktemp("living"))
+    model = LivingDaemon.model = Model(tmp_path_factory.mktemp("living"))
     yield
-    it.daemon.process.kill()
-    it.daemon.process.wait()
+    model.daemon.process.kill()
+    model.daemon.process.wait()
 
 
 def detail(reply: Reply) -> str:

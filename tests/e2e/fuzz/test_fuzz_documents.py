@@ -190,8 +190,8 @@ def test_damaged_files_of_proc_tell_less_and_end_nothing(
     read_or_refused(lambda: Cgroups.of(7, os.fspath(root)).confining)
     read_or_refused(lambda: (uid_of(7, os.fspath(proc)), process_of(7, os.fspath(proc))))
     read = parse_stat(files["7/stat"])
-    found = replace(FOUND, start=read.start if read else 0)
-    read_or_refused(lambda: environment(found, os.fspath(root)))
+    process = replace(FOUND, start=read.start if read else 0)
+    read_or_refused(lambda: environment(process, os.fspath(root)))
 
 
 # Bytes of a container runtime, and of kubelet.

@@ -91,8 +91,8 @@ def is_inside(path: Path, root: Path) -> bool:
 def spoil(data: st.DataObject, root: Path) -> None:
     """Change a few of a tree's files and folders for something else, or add to them."""
     for _ in range(data.draw(st.integers(1, 6))):
-        found = sorted(root.glob(data.draw(st.sampled_from(PLACES))))
-        paths = [it for it in found if is_inside(it, root)] or [root]
+        matches = sorted(root.glob(data.draw(st.sampled_from(PLACES))))
+        paths = [it for it in matches if is_inside(it, root)] or [root]
         path = data.draw(st.sampled_from(paths))
         if path.is_dir() and data.draw(st.booleans()):
             path /= data.draw(st.sampled_from(NAMES))

@@ -42,8 +42,8 @@ class Chart:
 
     def pods(self) -> list[Any]:
         """Return the daemons' pods, those that are about to end too."""
-        found: list[Any] = self.cluster.get("pods", "-n", self.namespace, "-l", PODS)["items"]
-        return found
+        pods: list[Any] = self.cluster.get("pods", "-n", self.namespace, "-l", PODS)["items"]
+        return pods
 
     def pod(self) -> Any:  # noqa: ANN401 - a document
         """Return the daemon's pod, as it is now."""

@@ -89,15 +89,15 @@ class Pod:
         """Return the programs that `run` has started in it, once there are so many."""
         self.wait("phase", "Running")
         uid = self.now["metadata"]["uid"]
-        found: list[Process] = []
+        programs: list[Process] = []
 
         def are_there() -> bool:
             started = map(Process, self.cluster.pids(uid))
-            found[:] = [it for it in started if TOLD & it.environment.keys()]
-            return len(found) == number
+            programs[:] = [it for it in started if TOLD & it.environment.keys()]
+            return len(programs) == number
 
         eventually(are_there, f"{self.name} has {number} programs")
-        return found
+        return programs
 
 
 @contextmanager
@@ -113,11 +113,11 @@ def prepared(folder: Path) -> Iterator[Cluster]:
 def pods(cluster: Cluster, example: str) -> Iterator[dict[str, Any]]:
     """Yield the pods of an example, after its other objects are applied."""
     daemon: str = Chart(cluster).pod()["status"]["podIP"]
-    for it in load_example(example, daemon):
-        if it["kind"] == "Pod":
-            yield it
+    for document in load_example(example, daemon):
+        if document["kind"] == "Pod":
+            yield document
         else:
-            cluster.apply(it)
+            cluster.apply(document)
 
 
 @contextmanager
@@ -137,10 +137,10 @@ def created(cluster: Cluster, manifest: Mapping[str, Any]) -> Iterator[Pod]:
 def check(process: Process) -> None:
     """Check that a process has near CPUs if its cpuset has any, and says so."""
     cpuset, near = process.cpuset, process.near
-    said = process.environment
+    environment = process.environment
     assert process.cpus == (cpuset & near or cpuset)
-    assert parse_list(said["AFFINITYD_CPULIST"]) == process.cpus
-    assert said["AFFINITYD_LOCALITY"] == ("local" if cpuset & near else "remote")
+    assert parse_list(environment["AFFINITYD_CPULIST"]) == process.cpus
+    assert environment["AFFINITYD_LOCALITY"] == ("local" if cpuset & near else "remote")
 
 
 # The manifests of deploy/examples, as a node of two CPUs and two GPUs can run them.
@@ -179,9 +179,9 @@ def load_example(name: str, daemon: str) -> list[dict[str, Any]]:
     which has no DNS here, torchrun, and the rule that a pair runs on two nodes.
     """
     objects: list[dict[str, Any]] = list(yaml.safe_load_all((FOLDER / f"{name}.yaml").read_text()))
-    for it in objects:
-        if it["kind"] == "Pod":
-            _fit(it["spec"], daemon)
+    for document in objects:
+        if document["kind"] == "Pod":
+            _fit(document["spec"], daemon)
     return objects
 
 

@@ -44,8 +44,8 @@ def job(chart: Chart) -> Job:
 
 def test_a_job_is_pinned_by_the_daemon_behind_the_sockets_folder(job: Job) -> None:
     assert job.says() == [PINNED]
-    (said,) = job.log("affinity")
-    assert said.endswith("2 GPUs, from the daemon at /run/affinityd/affinityd.sock")
+    (line,) = job.log("affinity")
+    assert line.endswith("2 GPUs, from the daemon at /run/affinityd/affinityd.sock")
 
 
 def test_the_init_step_gives_the_folder_to_a_daemon_that_has_no_privileges(chart: Chart) -> None:
@@ -85,9 +85,7 @@ def test_helm_test_names_the_obstacle_in_a_line(chart: Chart) -> None:
     )
 
 
-def test_an_upgrade_can_turn_enforcement_on(
-    chart: Chart, values: Mapping[str, Any], job: Job
-) -> None:
+def test_an_upgrade_turns_enforcement_on(chart: Chart, values: Mapping[str, Any], job: Job) -> None:
     """A job without the init container, which uses the far GPU, is moved to it."""
     before = {pid: mask_of(pid) for pid in job.pids}
     old = chart.pod()["metadata"]["uid"]

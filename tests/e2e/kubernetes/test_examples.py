@@ -45,10 +45,10 @@ def test_an_exclusive_cpu_is_taken_from_the_pool_and_returned(cluster: Cluster) 
         check(program)
         assert shared.now["status"]["qosClass"] == "Burstable"
         assert (program.cpuset, program.cpus) == (POOL | EXCLUSIVE, program.near)
-        with created(cluster, guaranteed) as own:
-            (other,) = own.processes()
+        with created(cluster, guaranteed) as whole:
+            (other,) = whole.processes()
             check(other)
-            assert own.now["status"]["qosClass"] == "Guaranteed"
+            assert whole.now["status"]["qosClass"] == "Guaranteed"
             eventually(lambda: program.cpuset == POOL, "the pool shrinks")
             assert (other.cpus, program.cpus) == (EXCLUSIVE, POOL)
             limits = [Cgroups.of(it.pid).cpu_limit() for it in (other, program)]

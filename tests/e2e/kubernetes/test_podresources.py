@@ -99,29 +99,29 @@ def created(cluster: Cluster, name: str, resources: Mapping[str, Any], **more: o
     return cluster.start_pod(name, {"containers": [container], **more})[0]
 
 
-def told(node: EnforcingNode, pid: int) -> Any:  # noqa: ANN401 - a document
+def named_process(node: EnforcingNode, pid: int) -> Any:  # noqa: ANN401 - a document
     """Return the process at /audit, once the pod of it is known."""
-    found: list[Any] = []
+    processes: list[Any] = []
 
     def is_named() -> bool:
-        found[:] = [it for it in node.audit()["processes"] if it["pid"] == pid and it["pod"]]
-        return bool(found)
+        processes[:] = [it for it in node.audit()["processes"] if it["pid"] == pid and it["pod"]]
+        return bool(processes)
 
     eventually(is_named, f"process {pid} has its pod")
-    return found[0]
+    return processes[0]
 
 
 def test_a_pod_that_kubelet_placed_far_has_a_remedy(far: int, node: EnforcingNode) -> None:
     node.say({FAR_GPU: [far]})
-    found = told(node, far)
-    assert found["pod"] == {
+    process = named_process(node, far)
+    assert process["pod"] == {
         "namespace": "default",
         "name": "far",
         "container": "main",
         "exclusive_cpus": f"{EXCLUSIVE}",
     }
-    assert found["cause"] == "allocation"
-    assert found["remedy"] == f"{SAID}restricted (it is best-effort)"
+    assert process["cause"] == "allocation"
+    assert process["remedy"] == f"{SAID}restricted (it is best-effort)"
     eventually(lambda: node.enforce()["jobs"], "it has enforced")
     (job,) = node.enforce()["jobs"]
     (process,) = job["processes"]
@@ -132,52 +132,50 @@ def test_a_real_prometheus_has_a_pod_s_names(
     cluster: Cluster, far: int, node: EnforcingNode, address: str, tmp_path: Path
 ) -> None:
     node.say({FAR_GPU: [far]})
-    told(node, far)
+    named_process(node, far)
     uid = cluster.get("pod", "far")["metadata"]["uid"]
     targets = [{"targets": [address], "labels": OF_DAEMON}]
     with running_prometheus(tmp_path, targets) as prometheus:
         for series in ("mismatched_gpus", "gpus", "gpu_seconds_total", "cpu_seconds_total"):
-            found: list[Series] = []
+            matches: list[Series] = []
 
             def is_there() -> bool:
-                found[:] = prometheus.query(f"affinityd_job_{series}")  # noqa: B023
-                return bool(found)  # noqa: B023
+                matches[:] = prometheus.query(f"affinityd_job_{series}")  # noqa: B023
+                return bool(matches)  # noqa: B023
 
             eventually(is_there, f"affinityd_job_{series} is scraped")
-            assert len(found) == 1, found
-            (labels,) = (it["metric"] for it in found)
+            assert len(matches) == 1, matches
+            (labels,) = (it["metric"] for it in matches)
             assert labels["scheduler"] == "kubernetes"
-            its = ("job_id", "namespace", "pod", "container")
-            assert [labels[name] for name in its] == [uid, "default", "far", "main"]
+            names_of_pod = ("job_id", "namespace", "pod", "container")
+            assert [labels[name] for name in names_of_pod] == [uid, "default", "far", "main"]
 
         chosen = {"cluster": "", "job": "affinityd", "node": ".*", "job_id": ".*"}
         hours = next(it for it in QUERIES if it.panel.startswith("Which jobs were placed far"))
 
         def names() -> list[list[str]]:
             rows = [row["metric"] for row in hours.put_to(prometheus, chosen)]
-            return [[row.get(name, "") for name in its[1:]] for row in rows]
+            return [[row.get(name, "") for name in names_of_pod[1:]] for row in rows]
 
         eventually(lambda: names() == [["default", "far", "main"]], "the table has its name")
 
 
-def test_a_restarted_kubelet_is_asked_again(
-    cluster: Cluster, far: int, node: EnforcingNode
-) -> None:
+def test_a_new_kubelet_is_asked_again(cluster: Cluster, far: int, node: EnforcingNode) -> None:
     two_nodes.restart(cluster, {"topologyManagerPolicy": "none"}, forgets=False)
     looser = f"{SAID}single-numa-node (or best-effort) (it is none)"
-    eventually(lambda: told(node, far)["remedy"] == looser, "it asks the new kubelet")
+    eventually(lambda: named_process(node, far)["remedy"] == looser, "it asks the new kubelet")
 
 
 def test_its_settings_are_those_that_kubelet_has(cluster: Cluster) -> None:
-    known = kubelet_config.read(cluster.pid("kubelet"))
+    settings = kubelet_config.read(cluster.pid("kubelet"))
     has = json.loads(cluster.rig("kubectl", "get", "--raw", f"/api/v1/nodes/{NODE}/proxy/configz"))
-    its = has["kubeletconfig"]
-    assert (known.cpu_policy, known.topology_policy, known.topology_scope) == (
-        its["cpuManagerPolicy"],
-        its["topologyManagerPolicy"],
-        its["topologyManagerScope"],
+    config = has["kubeletconfig"]
+    assert (settings.cpu_policy, settings.topology_policy, settings.topology_scope) == (
+        config["cpuManagerPolicy"],
+        config["topologyManagerPolicy"],
+        config["topologyManagerScope"],
     )
-    assert (known.cpu_options, known.topology_options) == ({}, {})
+    assert (settings.cpu_options, settings.topology_options) == ({}, {})
 
 
 def test_a_pod_has_its_gpu_by_dra(cluster: Cluster, node: EnforcingNode) -> None:
@@ -192,7 +190,7 @@ def test_a_pod_has_its_gpu_by_dra(cluster: Cluster, node: EnforcingNode) -> None
             more = {"resourceClaims": claims, "terminationGracePeriodSeconds": 1}
             pid = created(cluster, "by-dra", resources, **more)
             node.say({DRA_GPU: [pid]})
-            assert told(node, pid)["pod"]["name"] == "by-dra"
+            assert named_process(node, pid)["pod"]["name"] == "by-dra"
         finally:  # without its driver it could not end
             cluster.run("kubectl delete pod by-dra --wait")
 

@@ -31,30 +31,30 @@ def node(folder: Path, nvml: str) -> Callable[..., str]:
     mount = ["sh", "-c", 'mount --bind "$0" /sys && exec "$@"', f"{folder}/node/machine/sys"]
     command = [*entering(tiny(), folder / "node"), *mount, sys.executable, "-m", "affinityd"]
 
-    def said(*words: str) -> str:
+    def run(*words: str) -> str:
         done = subprocess.run(
             [*command, *words], capture_output=True, text=True, env=env, check=False
         )
         return done.stdout + done.stderr
 
-    return said
+    return run
 
 
 def test_doctor_and_audit_name_the_remedy_of_the_cause(tmp_path: Path) -> None:
-    said = node(tmp_path, "fail nvmlInitWithFlags 9\n")
+    run = node(tmp_path, "fail nvmlInitWithFlags 9\n")
     cause, remedy = "NVML did not start: Driver Not Loaded", REMEDIES[9]
-    (found,) = json.loads(said("doctor", "nvml", "--json"))["checks"]
-    assert (found["status"], found["found"]) == ("warn", f"{cause}: {FROM_SYSFS}")
-    assert found["remedy"] == remedy
-    assert f"{cause}; {remedy}" in said("audit")
+    (check,) = json.loads(run("doctor", "nvml", "--json"))["checks"]
+    assert (check["status"], check["found"]) == ("warn", f"{cause}: {FROM_SYSFS}")
+    assert check["remedy"] == remedy
+    assert f"{cause}; {remedy}" in run("audit")
 
 
 def test_the_doctor_asks_nvml_only_where_a_check_needs_it(tmp_path: Path) -> None:
     asked = tmp_path / "asked"
-    said = node(tmp_path, f"fail nvmlInitWithFlags note {asked}\nfail nvmlInitWithFlags hang\n")
-    said("doctor", "isolcpus")
+    run = node(tmp_path, f"fail nvmlInitWithFlags note {asked}\nfail nvmlInitWithFlags hang\n")
+    run("doctor", "isolcpus")
     assert not asked.exists()
-    assert f"NVML did not answer in time: {FROM_SYSFS}" in said("doctor", "nvml", "--json")
+    assert f"NVML did not answer in time: {FROM_SYSFS}" in run("doctor", "nvml", "--json")
     assert asked.read_text() == "+"
 
 
@@ -62,9 +62,9 @@ def test_audit_and_verify_agree_on_the_gpu_of_a_process(tmp_path: Path) -> None:
     with sleeping(env={}) as child:
         pid = f"{child.pid}"
         used = f"uuid GPU-0\n pci 00000000:10:00.0\n process compute {pid} 1048576"
-        said = node(tmp_path, f"gpu\n {used}\ngpu\n uuid GPU-1\n pci 00000000:11:00.0\n")
+        run = node(tmp_path, f"gpu\n {used}\ngpu\n uuid GPU-1\n pci 00000000:11:00.0\n")
         for cpu, placement in ((NEAR, "local"), (FAR, "remote")):
             os.sched_setaffinity(child.pid, {int(cpu)})
             for words in (["audit"], ["verify", pid]):
-                (row,) = (it for it in said(*words).splitlines() if f"{pid}  python" in it)
+                (row,) = (it for it in run(*words).splitlines() if f"{pid}  python" in it)
                 assert placement in row.split()

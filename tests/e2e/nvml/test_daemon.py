@@ -51,9 +51,7 @@ def test_a_new_mig_instance_is_looked_for(node: Node) -> None:
 
 
 @pytest.mark.parametrize("name", [MIG, f"MIG-{UUID}/1/0"])
-def test_a_mig_job_is_planned_without_a_daemon_or_told_what_is_missing(
-    node: Node, name: str
-) -> None:
+def test_a_mig_job_is_planned_without_a_daemon_or_told_what_lacks(node: Node, name: str) -> None:
     env = {"AFFINITYD_SOCKET": "/nonexistent", "CUDA_VISIBLE_DEVICES": name}
     job = (sys.executable, "-m", "affinityd", "exec", "-v", "--timeout=60", "--", "true")
     node.says(of_gpu=f"mig {MIG}")
@@ -87,10 +85,10 @@ def wakes_a_second(pid: int) -> float:
 
     def waits() -> int:
         tasks = Path(f"/proc/{pid}/task").glob("*/status")
-        found = re.findall(
+        counts = re.findall(
             r"^voluntary_ctxt_switches:\s+(\d+)", "".join(map(Path.read_text, tasks)), re.MULTILINE
         )
-        return sum(map(int, found))
+        return sum(map(int, counts))
 
     before, began = waits(), time.monotonic()
     time.sleep(4)

@@ -119,9 +119,7 @@ def test_a_malformed_report_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert "\n" not in error
 
 
-def test_the_report_names_a_missing_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_names_a_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "libnvidia-ml.so.1").write_text("not an ELF file\n" * 100)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     error = "NVML did not start: NVML Shared Library Not Found"
@@ -192,9 +190,7 @@ def test_a_child_whose_asker_was_killed_ends_by_itself(facts: Facts) -> None:
     eventually(lambda: not holders(device), "the child ends")
 
 
-def test_no_foreign_code_is_run(
-    facts: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_other_code_runs(facts: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     facts("gpu")
     for module in ("pynvml", "signal", "sitecustomize"):
         (tmp_path / f"{module}.py").write_text("import os; os._exit(7)")

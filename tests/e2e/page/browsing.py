@@ -36,11 +36,12 @@ class Tab:
     @classmethod
     def open(cls, context: BrowserContext, node: Node, query: str = "") -> Tab:
         tab = cls(context.new_page(), node)
-        tab.page.on("request", lambda it: tab.requests.append(it.url))
+        tab.page.on("request", lambda event: tab.requests.append(event.url))
         tab.page.on(
-            "console", lambda it: tab.errors.append(it.text) if it.type == "error" else None
+            "console",
+            lambda event: tab.errors.append(event.text) if event.type == "error" else None,
         )
-        tab.page.on("pageerror", lambda it: tab.errors.append(str(it)))
+        tab.page.on("pageerror", lambda event: tab.errors.append(str(event)))
         tab.page.goto(f"{node.origin}/{query}")
         eventually(lambda: tab.answers[0], "the page has its first answer")
         return tab

@@ -220,9 +220,7 @@ def test_a_machine_of_256_cpus_is_on_one_screen(open_tab: Opens) -> None:
     assert min(sizes) * box["width"] / float(picture.get_attribute("width") or 0) > 8  # pixels
 
 
-def test_the_page_says_that_the_machine_has_changed(
-    context: BrowserContext, tmp_path: Path
-) -> None:
+def test_the_page_says_that_the_machine_changed(context: BrowserContext, tmp_path: Path) -> None:
     root, port = write_tree(machine("cloud-vm"), tmp_path / "machine"), free_port()
     with running(tmp_path, "--root", str(root), listen=f"127.0.0.1:{port}") as daemon:
         tab = Tab.open(context, Node(daemon, f"http://127.0.0.1:{port}"))
@@ -250,9 +248,7 @@ ADDRESSES = [
 
 
 @pytest.mark.parametrize(("query", "address", "refused"), ADDRESSES)
-def test_an_address_keeps_its_query(
-    query: str, address: str, refused: str, open_tab: Opens
-) -> None:
+def test_an_address_keeps_a_query(query: str, address: str, refused: str, open_tab: Opens) -> None:
     tab = open_tab(query=query)
     assert tab.query.removeprefix("?") == address
     if refused:
@@ -280,8 +276,8 @@ def test_nothing_is_amiss_for_people_with_other_eyes_and_on_small_screens(
     tab.comes_to_show("mode=node", view=1)
     tab.page.locator("details").evaluate_all("all => all.forEach(it => it.open = true)")
     tab.page.locator("button[aria-expanded=false]").evaluate_all("all => all.map(it => it.click())")
-    found = Axe().run(tab.page).response["violations"]
-    assert [(it["id"], it["impact"], it["nodes"][0]["html"][:200]) for it in found] == []
+    violations = Axe().run(tab.page).response["violations"]
+    assert [(it["id"], it["impact"], it["nodes"][0]["html"][:200]) for it in violations] == []
     assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
     wider = tab.page.locator(".scroll").evaluate_all(
         "all => all.filter(it => it.scrollWidth > it.clientWidth).map(it => it.ariaLabel)"

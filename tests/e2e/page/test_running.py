@@ -77,7 +77,7 @@ def test_a_user_sees_far_processes(node: EnforcingNode, pid: int, context: Brows
         assert not tab.page.locator("#running").is_visible()
 
 
-def test_a_hostile_name_is_text(
+def test_a_hostile_name_is_shown_as_text(
     node: EnforcingNode, context: BrowserContext, tmp_path: Path
 ) -> None:
     program = shutil.copy("/bin/sleep", tmp_path / "<b>\u202eab\x1b[1")
@@ -100,11 +100,11 @@ def test_without_processes_none_is_drawn(node: EnforcingNode, context: BrowserCo
     answer = "#running .answer"
     with forwarded(node.daemon.socket) as port:
         tab = Tab.open(context, Node(node.daemon, f"http://127.0.0.1:{port}"), "?running=on")
-        said = tab.page.locator(answer).inner_text
-        eventually(lambda: "none uses a GPU" in said(), "that is said")
+        text = tab.page.locator(answer).inner_text
+        eventually(lambda: "none uses a GPU" in text(), "that is said")
         assert tab.page.locator("#scanned").is_visible()
         tab.page.route("**/audit", lambda route: route.abort())
-        eventually(lambda: said() == "The daemon does not answer.", "that is said, too")
+        eventually(lambda: text() == "The daemon does not answer.", "that is said, too")
         assert not tab.page.locator("#scanned").is_visible()
 
 

@@ -32,10 +32,10 @@ def test_each_shell_works_with_exported_functions(pod: Pod, shell: list[str]) ->
     exported = ["env", *(f"{name}={text}" for name, text in FUNCTIONS.items())]
     plan = {"CPULIST": GPU_2, "LOCALITY": "local", "ALLOWED": "0-255"}
     for away in ({}, unreachable(pod)):
-        told = pod.run(cpus=ONLINE, shell=[*exported, *shell], **away)
-        assert told.environment.items() >= {f"AFFINITYD_{it}": plan[it] for it in plan}.items()
-        assert told.environment.keys() >= FUNCTIONS.keys()
-        assert len(told.lines) == bool(away), told.lines
+        ended = pod.run(cpus=ONLINE, shell=[*exported, *shell], **away)
+        assert ended.environment.items() >= {f"AFFINITYD_{it}": plan[it] for it in plan}.items()
+        assert ended.environment.keys() >= FUNCTIONS.keys()
+        assert len(ended.lines) == bool(away), ended.lines
 
 
 @pytest.mark.parametrize("tools", [["curl"], ["python3"], ["wget", "timeout"]], ids=str)
@@ -46,16 +46,16 @@ def test_each_client_asks_alike(daemon: Daemon, pod: Pod, tmp_path: Path, tools:
     odd = {"http_proxy": "http://127.0.0.1:9", "HOME": str(tmp_path)}  # which are no matter of ours
     ways = [{"AFFINITYD_URL": f"{url}/", **odd, **unreachable(pod)}]
     ways += [{}] if "wget" not in tools else []  # which knows no sockets
-    for said in ways:
-        told = pod.run(cpus=ONLINE, path=few, **said)
-        assert (told.environment["AFFINITYD_CPULIST"], told.lines) == (GPU_2, [])
+    for env in ways:
+        ended = pod.run(cpus=ONLINE, path=few, **env)
+        assert (ended.environment["AFFINITYD_CPULIST"], ended.lines) == (GPU_2, [])
 
 
 def test_a_plan_fits_the_container_s_own_cpus_and_says_when_they_are_far(pod: Pod) -> None:
-    told = pod.run(cpus=frozenset({0, 1, 2, 64}))
-    assert told.environment["AFFINITYD_LOCALITY"] == "remote"
+    ended = pod.run(cpus=frozenset({0, 1, 2, 64}))
+    assert ended.environment["AFFINITYD_LOCALITY"] == "remote"
     far = "affinityd run: CPUs 0-2 are not near the GPU; allowed are 0-2,64"
-    assert told.lines[0].startswith(far)
+    assert ended.lines[0].startswith(far)
 
 
 def test_a_second_run_below_the_first_plans_on_what_the_first_was_allowed(pod: Pod) -> None:
@@ -76,8 +76,8 @@ def test_chosen_libraries_are_told_their_nics(daemon: Daemon, tree: Path, tmp_pa
     assert not pod.run(cpus=ONLINE).environment.keys() & names
     (tmp_path / "dev/infiniband").mkdir()
     (tmp_path / "dev/infiniband/uverbs2").touch()
-    told = pod.run(cpus=ONLINE).environment
-    assert (told["UCX_NET_DEVICES"], told["NCCL_IB_HCA"]) == ("mlx5_2:1", "=mlx5_2:1")
+    ended = pod.run(cpus=ONLINE).environment
+    assert (ended["UCX_NET_DEVICES"], ended["NCCL_IB_HCA"]) == ("mlx5_2:1", "=mlx5_2:1")
     assert "NCCL_IB_HCA" not in pod.run(cpus=ONLINE, AFFINITYD_NICS="ucx").environment
 
 
@@ -85,8 +85,8 @@ def test_ranks_that_see_a_gpu_of_their_own_each_are_kept_apart(pod: Pod) -> None
     """By their numbers; what only begins as a device file is none."""
     pod.has("nvidia5", "nvidia3", "nvidia1", "nvidia1x")  # GPUs 2, 4 and 6
     rank = {"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "3", "CUDA_VISIBLE_DEVICES": "2"}
-    told = pod.run(cpus=ONLINE, AFFINITYD_MODE="core-complex", **rank)
-    assert (told.environment["AFFINITYD_CPULIST"], told.lines) == ("88-91,216-219", [])
+    ended = pod.run(cpus=ONLINE, AFFINITYD_MODE="core-complex", **rank)
+    assert (ended.environment["AFFINITYD_CPULIST"], ended.lines) == ("88-91,216-219", [])
 
 
 @pytest.mark.parametrize(
@@ -98,10 +98,10 @@ def test_ranks_that_see_a_gpu_of_their_own_each_are_kept_apart(pod: Pod) -> None
     ],
 )
 def test_a_refused_command_runs_unpinned(pod: Pod, name: str, text: str, reason: str) -> None:
-    told = pod.run(cpus=ONLINE, **{name: text})
-    assert (told.cpus, told.status, len(told.lines)) == (None, 0, 1)
-    assert told.lines[0].startswith(f"affinityd run: {reason}")
-    assert told.lines[0].endswith("; the command runs unpinned")
+    ended = pod.run(cpus=ONLINE, **{name: text})
+    assert (ended.cpus, ended.status, len(ended.lines)) == (None, 0, 1)
+    assert ended.lines[0].startswith(f"affinityd run: {reason}")
+    assert ended.lines[0].endswith("; the command runs unpinned")
 
 
 def endless(connection: socket.socket, over: threading.Event) -> None:
@@ -118,8 +118,8 @@ def test_endless_answers_and_none_are_not_waited_for(pod: Pod, tmp_path: Path, t
     few = only(tmp_path / "few", tool, *BESIDES)
     for number, behave in enumerate((endless, hanging)):
         with serving(tmp_path / f"{number}", behave) as path:
-            told = pod.run(cpus=ONLINE, shell=deaf, path=few, AFFINITYD_SOCKET=str(path))
-            assert told.environment["AFFINITYD_CPULIST"] == GPU_2
+            ended = pod.run(cpus=ONLINE, shell=deaf, path=few, AFFINITYD_SOCKET=str(path))
+            assert ended.environment["AFFINITYD_CPULIST"] == GPU_2
 
 
 def test_files_are_read_where_no_daemon_can_answer(pod: Pod, tmp_path: Path) -> None:
@@ -127,11 +127,11 @@ def test_files_are_read_where_no_daemon_can_answer(pod: Pod, tmp_path: Path) -> 
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(dead)
     trouble = "a.sock is neither http://HOST:PORT nor the path of a socket from /"
-    for name, text, told in (
+    for name, text, reason in (
         ("AFFINITYD_SOCKET", dead, f"no answer from {dead}"),
         ("CUDA_VISIBLE_DEVICES", "! " * 50_000, f"no answer from {pod.socket}"),
         ("AFFINITYD_SOCKET", "a.sock", trouble),
     ):
-        found = pod.run(cpus=ONLINE, **{name: text})
-        assert found.environment["AFFINITYD_CPULIST"] == GPU_2
-        assert found.lines == [f"affinityd run: {told}; planned from {pod.to}/gpu"]
+        ended = pod.run(cpus=ONLINE, **{name: text})
+        assert ended.environment["AFFINITYD_CPULIST"] == GPU_2
+        assert ended.lines == [f"affinityd run: {reason}; planned from {pod.to}/gpu"]

@@ -44,16 +44,16 @@ def test_a_pod_is_given_the_plan_of_the_whole_node(daemon: Daemon, tmp_path: Pat
         os.umask(before)
     says = f"{to} has the CPUs near 8 GPUs, from the daemon at {daemon.socket}"
     assert done == Ended(0, f"affinityd init: {says}\n", "")
-    found = contents(to)
-    plan = json.loads(found["plan.json"])
+    files = contents(to)
+    plan = json.loads(files["plan.json"])
     assert plan == daemon.plan("mode=unique_contiguous&share=node&whose=node")
     table = {}
     for rank, gpu in zip(plan["ranks"], EIGHT.gpus, strict=True):
         for name in (gpu.uuid, str(gpu.minor), gpu.pci_bus_id, *(it.uuid for it in gpu.mig)):
             table[f"gpu/{name}.cpulist"] = f"{rank['cpulist']}\n"
             table[f"gpu/{name}.locality"] = "local\n"
-    assert {name: text for name, text in found.items() if "/" in name} == table
-    assert found.keys() - table.keys() == {"plan.json", "run", "pinning.sh", "settings"}
+    assert {name: text for name, text in files.items() if "/" in name} == table
+    assert files.keys() - table.keys() == {"plan.json", "run", "pinning.sh", "settings"}
     # Everyone may read it, whatever the umask.
     for path in (to, *to.rglob("*")):
         runs = path.is_dir() or path.name == "run"
@@ -61,7 +61,7 @@ def test_a_pod_is_given_the_plan_of_the_whole_node(daemon: Daemon, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("said", "query"),
+    ("settings", "query"),
     [
         ("", "mode=node"),
         ("SCOPE=socket", "mode=all&scope=socket"),
@@ -70,10 +70,10 @@ def test_a_pod_is_given_the_plan_of_the_whole_node(daemon: Daemon, tmp_path: Pat
         ("MODE=exclusive STRICT=true MIN_PHYSICAL_CORES=99", "mode=exclusive&share=node"),
     ],
 )
-def test_settings_of_init_choose_a_plan(
-    daemon: Daemon, tmp_path: Path, said: str, query: str
+def test_init_settings_choose_a_plan(
+    daemon: Daemon, tmp_path: Path, settings: str, query: str
 ) -> None:
-    env = {f"AFFINITYD_{name}": text for name, text in (it.split("=") for it in said.split())}
+    env = {f"AFFINITYD_{name}": text for name, text in (it.split("=") for it in settings.split())}
     assert init(tmp_path, socket=daemon.socket, env=env).stderr == ""
     ours, theirs = json.loads((tmp_path / "plan.json").read_text()), daemon.plan(query)
     assert [it["cpulist"] for it in ours["ranks"]] == [it["cpulist"] for it in theirs["ranks"]]
@@ -101,15 +101,15 @@ def test_settings_have_the_service_s_address(daemon: Daemon, tmp_path: Path) -> 
 
 
 def test_a_malformed_url_is_refused_or_left_out(tree: Path, tmp_path: Path) -> None:
-    said = "'affinityd:9466' is not http://HOST:PORT; write it like http://affinityd:9466"
-    for words, told in (
-        (["--to=to", "--url=affinityd:9466"], f"url: {said}"),
+    reason = "'affinityd:9466' is not http://HOST:PORT; write it like http://affinityd:9466"
+    for words, line in (
+        (["--to=to", "--url=affinityd:9466"], f"url: {reason}"),
         (["--to="], "to is empty; name a folder, like /affinity"),
     ):
-        assert affinityd("init", *words) == Ended(2, "", f"affinityd init: {told}\n")
+        assert affinityd("init", *words) == Ended(2, "", f"affinityd init: {line}\n")
     env = {"AFFINITYD_URL": "affinityd:9466", "AFFINITYD_ROOT": str(tree)}
     done = init(tmp_path / "to", "--timeout=0.2", socket=tmp_path / "nobody", env=env)
-    assert (done.status, done.lines[0]) == (0, f"affinityd init: AFFINITYD_URL: {said}")
+    assert (done.status, done.lines[0]) == (0, f"affinityd init: AFFINITYD_URL: {reason}")
     assert "AFFINITYD_URL" not in (tmp_path / "to/settings").read_text()
 
 
@@ -128,8 +128,8 @@ def test_without_a_daemon_sysfs_or_node_json_is_read(tree: Path, tmp_path: Path)
     env, to = {"AFFINITYD_ROOT": str(tree)}, tmp_path / "to"
     done = init(to, "--timeout=0.3", socket=tmp_path / "no", env=env)
     assert done.lines == [f"affinityd init: no daemon at {tmp_path}/no: No such file or directory"]
-    told = f"affinityd init: {to} has the CPUs near 8 GPUs, from sysfs\n"
-    assert (done.status, done.stdout) == (0, told)
+    line = f"affinityd init: {to} has the CPUs near 8 GPUs, from sysfs\n"
+    assert (done.status, done.stdout) == (0, line)
     assert (to / TABLE).read_text() == WHOLE
     with running(tmp_path / "run", "--root", str(tree), "--reserved-cpus", "48-55") as daemon:
         socket = daemon.socket
@@ -183,8 +183,8 @@ def test_a_file_that_cannot_be_written_is_named(daemon: Daemon, tmp_path: Path) 
     assert (done.status, done.lines) == (0, [f"affinityd init: {reason}; {left}"])
     (tmp_path / "file").touch()
     done = init(tmp_path / "file/to", socket=daemon.socket)
-    told = f"affinityd init: {tmp_path}/file/to/run cannot be written: Not a directory"
-    assert (done.status, done.lines) == (1, [told])
+    line = f"affinityd init: {tmp_path}/file/to/run cannot be written: Not a directory"
+    assert (done.status, done.lines) == (1, [line])
 
 
 def test_done_again_it_leaves_what_holds_now(daemon: Daemon, tmp_path: Path) -> None:

@@ -30,10 +30,10 @@ def test_the_command_s_environment_is_its_own_but_for_what_it_is_told(pod: Pod) 
     mine = {name: f"its {name}" for name in names} | {"http_proxy": "http://nowhere:1"}
     ours = {"AFFINITYD_CPULIST", "AFFINITYD_LOCALITY", "AFFINITYD_ALLOWED"}
     for away in ({}, unreachable(pod)):
-        told = pod.run(cpus=ONLINE, IFS=",", **mine, **away).environment
-        assert told["AFFINITYD_CPULIST"] == GPU_2
-        assert told.items() >= mine.items()
-        assert {it for it in told if it.startswith("AFFINITYD")} - away.keys() == ours
+        ended = pod.run(cpus=ONLINE, IFS=",", **mine, **away).environment
+        assert ended["AFFINITYD_CPULIST"] == GPU_2
+        assert ended.items() >= mine.items()
+        assert {it for it in ended if it.startswith("AFFINITYD")} - away.keys() == ours
 
 
 def test_words_and_the_exit_status_are_the_command_s(pod: Pod) -> None:
@@ -44,15 +44,15 @@ def test_words_and_the_exit_status_are_the_command_s(pod: Pod) -> None:
     ):
         assert pod.run(*command, cpus=ONLINE).status == status
     words = ["a b", "", "$HOME", "*", "--fail-closed", "it's", "new\nline"]
-    told = pod.run("sh", "-c", 'for it; do printf "[%s]=" "$it"; done', "sh", *words, cpus=ONLINE)
+    ended = pod.run("sh", "-c", 'for it; do printf "[%s]=" "$it"; done', "sh", *words, cpus=ONLINE)
     line = "".join(f"[{word}]=" for word in words)
-    assert dict(part.partition("=")[::2] for part in line.splitlines()) == told.environment
+    assert dict(part.partition("=")[::2] for part in line.splitlines()) == ended.environment
 
 
 def test_fail_closed_turns_this_round(pod: Pod) -> None:
-    told = pod.run("--fail-closed", "env", cpus=ONLINE, CUDA_VISIBLE_DEVICES="")
-    assert (told.status, told.environment) == (125, {})
-    assert told.lines[0].endswith("; the command was not started")
+    ended = pod.run("--fail-closed", "env", cpus=ONLINE, CUDA_VISIBLE_DEVICES="")
+    assert (ended.status, ended.environment) == (125, {})
+    assert ended.lines[0].endswith("; the command was not started")
     assert pod.run("--fail-closed", "env", cpus=ONLINE).environment["AFFINITYD_CPULIST"] == GPU_2
 
 
@@ -70,37 +70,39 @@ def test_a_command_that_cannot_be_pinned_runs(pod: Pod, tmp_path: Path) -> None:
     refused = [f"affinityd run: CPUs {GPU_2} were refused; the command runs unpinned"]
     assert pod.run(cpus=ONLINE).lines == refused
     (pod.folder / "bin/taskset").unlink()
-    told = pod.run(cpus=ONLINE, path=only(tmp_path / "few", "env", "sh", "curl"))
+    ended = pod.run(cpus=ONLINE, path=only(tmp_path / "few", "env", "sh", "curl"))
     none = "affinityd run: neither taskset nor python3 is here; the command runs unpinned"
-    assert told.lines == [none]
+    assert ended.lines == [none]
 
 
 @pytest.mark.parametrize("tool", ["taskset", "python3"])
 def test_a_process_is_pinned_by_either_tool(tiny_pod: Path, tmp_path: Path, tool: str) -> None:
     few = {"PATH": only(tmp_path / "few", tool, "grep", "sh", "env")}
-    for said, cpus in (({}, FAR), ({"AFFINITYD": "off"}, BOTH)):
+    for env, cpus in (({}, FAR), ({"AFFINITYD": "off"}, BOTH)):
         command = ["/bin/sh", str(tiny_pod), *LOOK]
-        told = subprocess.check_output(command, env={**few, **said}, text=True)
-        assert told.split()[1] == cpus
+        printed = subprocess.check_output(command, env={**few, **env}, text=True)
+        assert printed.split()[1] == cpus
 
 
 def test_the_command_takes_the_place_of_the_script_and_has_its_stdin(tiny_pod: Path) -> None:
     """The first process of a container is signalled, and waited for."""
     command = ["sh", "run", "sh", "-c", f"echo $$; {' '.join(LOOK)}; cat"]
     both = subprocess.PIPE
-    with subprocess.Popen(command, cwd=tiny_pod.parent, text=True, stdin=both, stdout=both) as it:
-        pid, cpus, data = it.communicate("the data\n")[0].splitlines()
-    assert (int(pid), cpus.split()[1], data) == (it.pid, FAR, "the data")
+    with subprocess.Popen(
+        command, cwd=tiny_pod.parent, text=True, stdin=both, stdout=both
+    ) as process:
+        pid, cpus, data = process.communicate("the data\n")[0].splitlines()
+    assert (int(pid), cpus.split()[1], data) == (process.pid, FAR, "the data")
 
 
 @EACH_SHELL
 def test_a_variable_whose_name_is_no_sh_s_is_kept(pod: Pod, shell: list[str]) -> None:
     odd = {"my.var": "a b", "x-y": "", "1st": "$HOME *", "a.b": "c=d"}
-    given = ["env", *(f"{name}={text}" for name, text in odd.items()), *shell]
+    exported = ["env", *(f"{name}={text}" for name, text in odd.items()), *shell]
     for word in ("on", "off"):
-        told = pod.run(cpus=ONLINE, shell=given, AFFINITYD=word)
-        assert odd.items() <= told.environment.items()
-        assert (told.cpus is None, told.lines) == (word == "off", [])
+        ended = pod.run(cpus=ONLINE, shell=exported, AFFINITYD=word)
+        assert odd.items() <= ended.environment.items()
+        assert (ended.cpus is None, ended.lines) == (word == "off", [])
 
 
 def test_a_stderr_that_is_closed_or_that_nobody_reads_is_no_end_of_a_job(tiny_pod: Path) -> None:
@@ -109,14 +111,14 @@ def test_a_stderr_that_is_closed_or_that_nobody_reads_is_no_end_of_a_job(tiny_po
     unread = [str(tiny_pod), *LOOK]
     closed = ["sh", "-c", 'exec "$@" 2>&-', "sh", *unread]
     says = {"AFFINITYD_SOCKET": "/nobody"}
-    for command, said, cpus in (
+    for command, env, cpus in (
         (closed, says, FAR),
         (closed, {}, FAR),
         (unread, says, FAR),
         (unread, {"AFFINITYD": "perhaps"}, BOTH),
     ):
-        told = subprocess.check_output(command, env={**PATH, **said}, stderr=writer, text=True)
-        assert told.split()[1] == cpus
+        printed = subprocess.check_output(command, env={**PATH, **env}, stderr=writer, text=True)
+        assert printed.split()[1] == cpus
     os.close(writer)
 
 
@@ -134,10 +136,10 @@ def test_a_script_that_is_ended_while_it_asks_starts_no_command(
     with serving(tmp_path / "s", behave) as path:
         env = {**PATH, "AFFINITYD_SOCKET": str(path)}
         command = ["env", "--default-signal", *shell, str(tiny_pod), "touch", f"{tmp_path}/started"]
-        with subprocess.Popen(command, env=env) as it:
+        with subprocess.Popen(command, env=env) as process:
             eventually(asked.exists, "it asks")
-            it.send_signal(number)
-            assert it.wait(PATIENCE) == -number
+            process.send_signal(number)
+            assert process.wait(PATIENCE) == -number
     assert not (tmp_path / "started").exists()
 
 
@@ -162,24 +164,24 @@ def test_observing_moves_nothing_and_tells_the_command_alone(pod: Pod, shell: li
     """With a daemon and by the table, and `--fail-closed` has nothing to hold up."""
     for away in ({}, unreachable(pod)):
         command = ("--fail-closed", "env")
-        told = pod.run(*command, cpus=ONLINE, shell=shell, AFFINITYD="observe", **away)
-        assert (told.environment["AFFINITYD_UNPINNED"], told.lines) == (OBSERVED, [])
-        assert told.cpus is None
+        ended = pod.run(*command, cpus=ONLINE, shell=shell, AFFINITYD="observe", **away)
+        assert (ended.environment["AFFINITYD_UNPINNED"], ended.lines) == (OBSERVED, [])
+        assert ended.cpus is None
     assert not (pod.folder / "pinned").exists()
 
 
 def test_a_word_that_is_none_is_told_and_the_command_runs(pod: Pod) -> None:
-    told = pod.run(cpus=ONLINE, AFFINITYD="obsreve")
+    ended = pod.run(cpus=ONLINE, AFFINITYD="obsreve")
     line = "affinityd run: AFFINITYD is none of on, observe and off; the command runs unpinned"
-    assert (told.cpus, told.lines) == (None, [line])
+    assert (ended.cpus, ended.lines) == (None, [line])
 
 
 def test_observing_tells_the_command_what_would_keep_it_from_its_place(pod: Pod) -> None:
-    said = {"AFFINITYD": "observe", "AFFINITYD_MODE": "fast"}
-    told = pod.run("--fail-closed", "env", cpus=ONLINE, **said)
+    env = {"AFFINITYD": "observe", "AFFINITYD_MODE": "fast"}
+    ended = pod.run("--fail-closed", "env", cpus=ONLINE, **env)
     why = "Malformed request: mode: 'fast' is not one of all"
-    assert told.environment["AFFINITYD_UNPINNED"].startswith(why)
-    assert told.lines == []
+    assert ended.environment["AFFINITYD_UNPINNED"].startswith(why)
+    assert ended.lines == []
     pinned = pod.run(cpus=ONLINE, AFFINITYD_UNPINNED=OBSERVED).environment
     assert "AFFINITYD_UNPINNED" not in pinned  # which says why an earlier one was not
     assert pinned["AFFINITYD_CPULIST"] == GPU_2
@@ -188,15 +190,13 @@ def test_observing_tells_the_command_what_would_keep_it_from_its_place(pod: Pod)
 @pytest.mark.parametrize(
     ("init", "unpinned"), [("observe", OBSERVED), ("off", None), ("obsreve", None)]
 )
-def test_a_pod_s_off_counts(
-    tmp_path: Path, daemon: Daemon, init: str, unpinned: str | None
-) -> None:
+def test_off_of_a_pod_wins(tmp_path: Path, daemon: Daemon, init: str, unpinned: str | None) -> None:
     pod = Pod(tmp_path, daemon.socket, {"AFFINITYD": init, **UNIQUE})
     pod.has("nvidia5")
     for away in ({}, unreachable(pod)):
-        told = pod.run(cpus=ONLINE, AFFINITYD="on", **away)
-        assert (told.cpus, told.lines) == (None, [])
-        assert told.environment.get("AFFINITYD_UNPINNED") == unpinned
+        ended = pod.run(cpus=ONLINE, AFFINITYD="on", **away)
+        assert (ended.cpus, ended.lines) == (None, [])
+        assert ended.environment.get("AFFINITYD_UNPINNED") == unpinned
 
 
 @pytest.mark.parametrize(("site", "unpinned"), [("observe", OBSERVED), ("off", None)])
@@ -211,6 +211,6 @@ def test_a_node_s_daemon_says_it_for_pods_before_and_after_and_when_it_is_gone_t
         after = Pod(tmp_path / "after", daemon.socket, UNIQUE)
         after.has("nvidia5")
         there = [pod.run(cpus=ONLINE) for pod in (before, after)]
-    for told in (*there, after.run(cpus=ONLINE)):
-        assert told.environment.get("AFFINITYD_UNPINNED") == unpinned
-        assert (told.cpus, told.lines) == (None, [])
+    for ended in (*there, after.run(cpus=ONLINE)):
+        assert ended.environment.get("AFFINITYD_UNPINNED") == unpinned
+        assert (ended.cpus, ended.lines) == (None, [])

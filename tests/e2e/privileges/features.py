@@ -71,8 +71,8 @@ class Node(AskedNode):
             allowed = self.actors.plan(self.daemon.socket)["allowed"]
         except LookupError:  # a refusal
             return True
-        told = allowed["cpulist"], allowed["source"], allowed["within"]
-        return told in {(BOTH, "caller", BOTH), (BOTH, "caller", None), (BOTH, "node", None)}
+        answer = allowed["cpulist"], allowed["source"], allowed["within"]
+        return answer in {(BOTH, "caller", BOTH), (BOTH, "caller", None), (BOTH, "node", None)}
 
 
 def _is_true(works: Callable[[Node], bool], node: Node) -> bool:
@@ -83,17 +83,17 @@ def _is_true(works: Callable[[Node], bool], node: Node) -> bool:
 
 
 def _audited(node: Node, pid: int) -> Any:  # noqa: ANN401 - a document
-    (found,) = (it for it in node.audit()["processes"] if it["pid"] == pid)
-    assert found["threads"]
-    (gpu,) = (it for it in node.audit()["gpus"] if it["vendor"] == found["vendor"])
+    (process,) = (it for it in node.audit()["processes"] if it["pid"] == pid)
+    assert process["threads"]
+    (gpu,) = (it for it in node.audit()["gpus"] if it["vendor"] == process["vendor"])
     assert gpu["unknown"] is None
-    return found
+    return process
 
 
 def _enforced(node: Node, pid: int) -> Any:  # noqa: ANN401 - a document
     jobs = node.daemon.get("/enforce").json["jobs"]
-    (found,) = (it for job in jobs for it in job["processes"] if it["pid"] == pid)
-    return found
+    (process,) = (it for job in jobs for it in job["processes"] if it["pid"] == pid)
+    return process
 
 
 def _knows(node: Node) -> bool:
@@ -108,8 +108,8 @@ def _plans(node: Node) -> bool:
 
 
 def _has_gpus(node: Node) -> bool:
-    found = node.daemon.get("/topology").json["topology"]["gpus"]
-    return {it["vendor"] for it in found} >= {"amd", "huawei"}
+    gpus = node.daemon.get("/topology").json["topology"]["gpus"]
+    return {it["vendor"] for it in gpus} >= {"amd", "huawei"}
 
 
 def _is_published(node: Node) -> bool:

@@ -94,7 +94,7 @@ def confined(actors: Actors, kind: str = "", lacks: str = "", only: str = "") ->
     """Run a daemon that has all of the table but one item of a kind; or what one feature needs."""
     features = privileges.FEATURES if not only else (only,)
 
-    def given(what: str) -> frozenset[str]:
+    def needed(what: str) -> frozenset[str]:
         all_of = frozenset().union(*(privileges.needs(name, what) for name in features))
         return all_of - {lacks} if what == kind else all_of
 
@@ -122,7 +122,7 @@ def confined(actors: Actors, kind: str = "", lacks: str = "", only: str = "") ->
                 **environment(_facts(actors), folder),
             },
             listen=f"127.0.0.1:{port}",
-            before=_confinement(folder, actors, given).before(folder / "root"),
+            before=_confinement(folder, actors, needed).before(folder / "root"),
         )
         daemon.socket = folder / "run/affinityd/affinityd.sock"  # as it is called outside
         try:
@@ -133,9 +133,9 @@ def confined(actors: Actors, kind: str = "", lacks: str = "", only: str = "") ->
 
 
 def _confinement(
-    folder: Path, actors: Actors, given: Callable[[str], Collection[str]]
+    folder: Path, actors: Actors, needed: Callable[[str], Collection[str]]
 ) -> Confinement:
-    places, reads = _places(folder, actors.dev), given("reads")
+    places, reads = _places(folder, actors.dev), needed("reads")
     shown = {place: source for place, source in places.items() if place in reads}
     if "/sys/bus/pci/devices" in shown:
         for entry in (folder / "machine/sys/devices").glob("*:*"):
@@ -143,7 +143,7 @@ def _confinement(
     shown["/etc/affinityd-policy.toml"] = folder / "etc/affinityd-policy.toml"
     nvml = Path(environment(_facts(actors), folder)["LD_LIBRARY_PATH"])
     shown |= {os.fspath(it): it for it in (nvml, folder / "nvml.facts")}
-    writes = {"/run/affinityd"} & set(given("writes"))
+    writes = {"/run/affinityd"} & set(needed("writes"))
     written = dict.fromkeys(writes, folder / "run/affinityd")
     missing = [path for path in privileges.items("reads") if path.startswith("/proc/")]
     hidden = [
@@ -153,11 +153,11 @@ def _confinement(
         for pid in (actors.pids if "PID" in path else [0])
     ]
     return Confinement(
-        capabilities=given("capabilities"),
-        refused=set(privileges.items("calls")) - set(given("calls")),
+        capabilities=needed("capabilities"),
+        refused=set(privileges.items("calls")) - set(needed("calls")),
         shown=shown,
         written=written,
         hidden=hidden,
         driver=folder / "machine/proc/driver" if "/proc/driver/nvidia" in reads else None,
-        namespaces=set(privileges.items("namespaces")) - set(given("namespaces")),
+        namespaces=set(privileges.items("namespaces")) - set(needed("namespaces")),
     )

@@ -43,6 +43,6 @@ def test_the_drop_in_has_what_pinning_takes_and_offers_what_else_enforcing_may()
     assert values(text, "CapabilityBoundingSet") == [capabilities("enforce pin")]
     assert values(text, "SystemCallFilter") == [set(privileges.needs("enforce pin", "calls"))]
     offered = values(text, "CapabilityBoundingSet", mark="#")
-    own = [{f"CAP_{it}" for it in privileges.FEATURES[name].capabilities} for name in CHOSEN]
-    assert offered == own
+    needed = [{f"CAP_{it}" for it in privileges.FEATURES[name].capabilities} for name in CHOSEN]
+    assert offered == needed
     assert values(text, "SystemCallFilter", mark="#") == []

@@ -61,5 +61,5 @@ def test_without_cpus_it_answers_that_it_cannot_plan(actors: Actors) -> None:
 def test_without_its_folder_it_ends_with_one_line(actors: Actors) -> None:
     with confined(actors, "writes", "/run/affinityd") as node:
         assert node.daemon.process.wait(PATIENCE) == 1
-        (said,) = node.daemon.complaints
-        assert "/run/affinityd" in said
+        (line,) = node.daemon.complaints
+        assert "/run/affinityd" in line

@@ -33,14 +33,14 @@ class Prometheus:
     url: str
 
     def query(self, expr: str) -> list[Series]:
-        found: list[Series] = self._get("query", query=expr)["result"]
-        return found
+        series: list[Series] = self._get("query", query=expr)["result"]
+        return series
 
     def query_range(self, expr: str, seconds: float) -> list[Series]:
         now = time.time()
         window = {"start": f"{now - seconds:.3f}", "end": f"{now:.3f}", "step": "1"}
-        found: list[Series] = self._get("query_range", query=expr, **window)["result"]
-        return found
+        series: list[Series] = self._get("query_range", query=expr, **window)["result"]
+        return series
 
     def label_values(self, label: str, selector: str) -> list[str]:
         """Return the values of a label, as Grafana's label_values(selector, label)."""
@@ -130,8 +130,8 @@ class Asked:
         return server.query(expr) if self.is_instant else server.query_range(expr, RANGE)
 
     def values(self, server: Prometheus, chosen: Mapping[str, str]) -> list[float]:
-        found = self.put_to(server, chosen)
-        return [float((it["value"] if "value" in it else it["values"][-1])[1]) for it in found]
+        series = self.put_to(server, chosen)
+        return [float((it["value"] if "value" in it else it["values"][-1])[1]) for it in series]
 
 
 def documents() -> Iterator[tuple[str, Any]]:

@@ -89,8 +89,8 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
             eventually(lambda: server.query(seen), "it answers, and ends")
 
         def has_data() -> object:
-            for it in (daemon, default):
-                it.plan("gpus=0&mode=node")
+            for node in (daemon, default):
+                node.plan("gpus=0&mode=node")
             daemon.get("/plan?gpus=99")
             return server.query("node:affinityd_gpu_remote_cpu_seconds:rate5m > 0")
 
@@ -122,8 +122,8 @@ def test_a_panel_has_data(server: Prometheus, asked: Asked) -> None:
     is_empty = (asked.panel, asked.letter) in EMPTY_ON_PURPOSE
 
     def is_right() -> bool:
-        found = [asked.put_to(server, chosen) for chosen in CHOICES[asked.dashboard]]
-        return all(bool(series) != is_empty for series in found)
+        answers = [asked.put_to(server, chosen) for chosen in CHOICES[asked.dashboard]]
+        return all(bool(series) != is_empty for series in answers)
 
     eventually(is_right, f"{asked} has data: {not is_empty}")
 
@@ -145,8 +145,10 @@ def test_panels_have_data_of_the_default_install_without_the_audit(server: Prome
 
     def empty() -> list[str]:
         chosen = {**FLEET, "node": DEFAULT}
-        found = {it: by_name[it].values(server, chosen) for it in (*SHOWN, *ASKED)}
-        return [it for it in found if not found[it] or SHOWN.get(it, found[it][0]) not in found[it]]
+        values = {it: by_name[it].values(server, chosen) for it in (*SHOWN, *ASKED)}
+        return [
+            it for it in values if not values[it] or SHOWN.get(it, values[it][0]) not in values[it]
+        ]
 
     eventually(lambda: empty() == [], "they have data")
 
@@ -170,11 +172,11 @@ def test_jobs_that_were_placed_far_are_rows_of_the_table_by_their_cause(server: 
     causes = {"77": "allocation", "78": "mask", "79": "unpinned"}
 
     def rows(query: Asked) -> dict[str, float]:
-        found = query.put_to(server, FLEET)
-        assert {it["metric"]["scheduler"] for it in found} <= {"slurm"}
+        series = query.put_to(server, FLEET)
+        assert {it["metric"]["scheduler"] for it in series} <= {"slurm"}
         return {
             f"{it['metric']['job_id']} {it['metric']['cause']}": float(it["value"][1])
-            for it in found
+            for it in series
         }
 
     expected = {f"{job} {cause}" for job, cause in causes.items()}
@@ -193,11 +195,13 @@ OFFERED: Mapping[str, Sequence[str]] = {
 
 def test_variables_offer_what_there_is(server: Prometheus) -> None:
     for _, document in documents():
-        for it in (it for it in document["templating"]["list"] if it["type"] == "query"):
-            called = re.fullmatch(r"label_values\((.*), (\w+)\)", it["query"]["query"])
+        for variable in (
+            variable for variable in document["templating"]["list"] if variable["type"] == "query"
+        ):
+            called = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]["query"])
             assert called
             selector = filled_in(called[1], FLEET)
-            assert server.label_values(called[2], selector) == OFFERED[it["name"]]
+            assert server.label_values(called[2], selector) == OFFERED[variable["name"]]
 
 
 def test_every_rule_can_be_followed_and_every_record_is_of_the_node(server: Prometheus) -> None:
@@ -213,14 +217,14 @@ def test_every_rule_can_be_followed_and_every_record_is_of_the_node(server: Prom
 
 
 def test_alerts_find_what_is_wrong(server: Prometheus) -> None:
-    def found(alert: str) -> set[str]:
+    def alerting(alert: str) -> set[str]:
         series = server.query(server.rules()[f"Affinityd{alert}"]["query"])
         return {it["metric"]["node"] for it in series}
 
     of_a_node = "AllocationIsRemote MaskIsRemote OrphansHoldGpu CannotSeeIntoGpus CannotPin"
     for alert in (*of_a_node.split(), "PolicyIsBroken"):
-        assert found(alert) == {AUDITED}
-    eventually(lambda: found("Down") == {GONE}, "the daemon that ended is missed")
+        assert alerting(alert) == {AUDITED}
+    eventually(lambda: alerting("Down") == {GONE}, "the daemon that ended is missed")
     (of_fleet,) = server.query(server.rules()["AffinitydUnpinned"]["query"])
     assert of_fleet["value"][1] == "1"
 

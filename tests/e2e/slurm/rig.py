@@ -169,9 +169,9 @@ class Slurm:
 
     def _has_ended(self, job: str) -> bool:
         """Whether a job has ended, well; sbatch's own --wait looks every ten seconds."""
-        told = self.run("scontrol", "--oneliner", "show", "job", job)
-        assert not re.search("JobState=(FAILED|CANCELLED|TIMEOUT|NODE_FAIL)", told), told
-        return "JobState=COMPLETED" in told
+        shown = self.run("scontrol", "--oneliner", "show", "job", job)
+        assert not re.search("JobState=(FAILED|CANCELLED|TIMEOUT|NODE_FAIL)", shown), shown
+        return "JobState=COMPLETED" in shown
 
     def run(self, *command: str, env: Mapping[str, str] | None = None) -> str:
         """Return what one of Slurm's commands prints; it must succeed."""
@@ -190,9 +190,9 @@ class Slurm:
             text=True,
         ) as process:
             assert process.stdout is not None
-            said = dict(process.stdout.readline().split(":") for _ in range(tasks))
+            pids = dict(process.stdout.readline().split(":") for _ in range(tasks))
             try:
-                yield [int(said[number]) for number in sorted(said)]
+                yield [int(pids[number]) for number in sorted(pids)]
             finally:
                 process.terminate()
                 process.communicate()
@@ -240,8 +240,8 @@ def printed(folder: Path, *command: str, env: Mapping[str, str] | None = None) -
 
 
 def logs(folder: Path) -> str:
-    found = sorted(folder.glob("*.log"))
-    return "".join(f"\n{log.name}:\n{log.read_text(errors='replace')[-1500:]}" for log in found)
+    paths = sorted(folder.glob("*.log"))
+    return "".join(f"\n{log.name}:\n{log.read_text(errors='replace')[-1500:]}" for log in paths)
 
 
 @contextmanager

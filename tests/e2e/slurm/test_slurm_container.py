@@ -109,16 +109,16 @@ def test_a_task_in_a_container_is_near_its_gpu_or_says_why_not(
     tasks = containers.tasks(*TWO, env=container(f"sh={shell} {programs}"))
     assert [task.unpinned for task in tasks] == [why] * 2
     assert [task.cpus for task in tasks] == ([BOTH] * 2 if why else THEIRS)
-    told = [task.variables.get("CPULIST") for task in tasks]
-    assert told == ([None] * 2 if why else THEIRS)
+    cpulists = [task.variables.get("CPULIST") for task in tasks]
+    assert cpulists == ([None] * 2 if why else THEIRS)
 
 
 def test_the_site_s_settings_hold_in_a_container_too(containers: Node) -> None:
     words = ("--ntasks=2", "--gres=gpu:small:1")
-    own = containers.tasks(*words, env={**container(), "AFFINITYD_MODE": "node"})
+    chosen = containers.tasks(*words, env={**container(), "AFFINITYD_MODE": "node"})
     site_s = containers.tasks(*words, env=container())
-    assert [task.cpus for task in (*own, *site_s)] == [BOTH] * 4
-    assert [task.variables["WARNINGS"] for task in own] == ["widened"] * 2
+    assert [task.cpus for task in (*chosen, *site_s)] == [BOTH] * 4
+    assert [task.variables["WARNINGS"] for task in chosen] == ["widened"] * 2
     assert [task.variables["WARNINGS"] for task in site_s] == ["not_unique,widened"] * 2
 
 

@@ -50,9 +50,7 @@ def node_by_uuid() -> Iterator[Node]:
 
 @pytest.mark.parametrize("words", [TWO, ("--ntasks=2", "--gpus-per-task=1")], ids=" ".join)
 @pytest.mark.parametrize("mode", ["node", "unique-contiguous"])
-def test_tasks_are_near_gpus_with_uuids(
-    node_by_uuid: Node, words: tuple[str, ...], mode: str
-) -> None:
+def test_tasks_are_near_named_gpus(node_by_uuid: Node, words: tuple[str, ...], mode: str) -> None:
     tasks = node_by_uuid.tasks(*words, env={"AFFINITYD_MODE": mode})
     assert [task.cpus for task in tasks] == [HOME[gpu] for gpu in FIRST_TWO]
     named = ",".join(UUIDS[gpu] for gpu in FIRST_TWO)

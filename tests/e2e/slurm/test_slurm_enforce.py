@@ -73,8 +73,11 @@ def test_rules_know_the_names_of_a_job(jobs: Jobs, tmp_path: Path, rule: str, be
     policy.write_text(f"[[rule]]\n{rule}\n")
     with enforcing("observe", "--enforce-policy", f"{policy}", users=users(pids)) as node:
         node.wait_until(becomes, *pids)
-        (told,) = node.enforce()["jobs"]
-    assert (told["scheduler"], {it["pid"] for it in told["processes"]}) == ("slurm", {*pids})
+        (job_report,) = node.enforce()["jobs"]
+    assert (job_report["scheduler"], {it["pid"] for it in job_report["processes"]}) == (
+        "slurm",
+        {*pids},
+    )
     assert masks(pids) == [NEAR_CPU | FAR_CPU] * 2
 
 
@@ -97,8 +100,8 @@ def test_a_confined_job_is_left_alone(jobs: Jobs, job: str, becomes: str, lacks:
     before = masks([pid])
     with enforcing("pin", users=far_from(pid)) as node:
         node.wait_until(becomes, pid)
-        (told,) = node.enforce()["jobs"]
-        assert told["scheduler"] == "slurm"
-        assert lacks in told["processes"][0]["why"]
+        (job_report,) = node.enforce()["jobs"]
+        assert job_report["scheduler"] == "slurm"
+        assert lacks in job_report["processes"][0]["why"]
         node.wait_for_scans(1)
         assert (masks([pid]), node.pins()) == (before, 0)

@@ -45,7 +45,7 @@ def tree() -> Iterator[Path]:
         yield write_tree(named, Path(folder) / socket.gethostname())
 
 
-def told(command: str, cluster: Slurm, tree: Path, *flags: str) -> Ended:
+def asked(command: str, cluster: Slurm, tree: Path, *flags: str) -> Ended:
     """Return what a command says of the cluster's node, which asks the cluster's own programs."""
     env = {"PATH": f"{cluster.programs()}:{os.environ['PATH']}"}
     conf = f"{cluster.folder}/slurm.conf"
@@ -57,16 +57,16 @@ def test_the_printed_lines_end_the_drain_of_a_node(tree: Path, release: str) -> 
         shown = cluster.run("scontrol", "show", "node")
         assert "INVALID_REG" in shown
         assert "Reason=gres/gpu count reported lower than configured (0 < 2)" in shown
-        check = told("check", cluster, tree)
+        check = asked("check", cluster, tree)
         assert check.status == 1
         line = f"{PRINTS} Name=gpu Type=a100 File=/dev/nvidia0 Cores=0\n"
         assert f"gpu 0: Slurm has no /dev/nvidia0; {line}" in check.stdout
         assert "INVALID_REG Reason=gres/gpu count reported lower" in check.stdout
-        printed = told("gres-conf", cluster, tree)
+        printed = asked("gres-conf", cluster, tree)
         assert (printed.status, printed.stderr) == (0, "")
     with slurm(Setup(gpus=A100, gres_conf=printed.stdout, release=release), USER) as cluster:
         assert cluster.srun("--gres=gpu:a100:1", *LOOK) == "0: 0\n"
-        assert told("check", cluster, tree).stdout.endswith(FITS)
+        assert asked("check", cluster, tree).stdout.endswith(FITS)
 
 
 PAIR = ("0", "1")
@@ -90,7 +90,7 @@ def test_check_finds_differing_lines_and_shows_why_slurmctld_drains_the_node(
     gpus, lines, finding, reason = case
     state = "inval" if reason else "idle"
     with slurm(Setup(gpus=gpus, gres_conf=lines, state=state, release=release)) as cluster:
-        check = told("check", cluster, tree)
+        check = asked("check", cluster, tree)
     assert check.status == 1
     assert finding in check.stdout
     assert ("INVALID_REG" in check.stdout) == bool(reason)
@@ -105,8 +105,8 @@ def test_the_printed_settings_give_a_job_the_near_core(tmp_path: Path, release: 
     """The GPUs are on the second node, and of the whole package Slurm takes the first core."""
     tree = tiny_tree(tmp_path / socket.gethostname(), 1, 1)
     lines = affinityd("slurm", "gres-conf", "--root", f"{tree}").stdout
-    found = re.search(r"(SlurmdParameters=\S+) and, in the node's line, (Sockets=.*)", lines)
-    assert found, lines
+    match = re.search(r"(SlurmdParameters=\S+) and, in the node's line, (Sockets=.*)", lines)
+    assert match, lines
 
     def cluster(conf: Sequence[str], topology: str, state: str = "idle") -> Setup:
         setup = Setup(conf=conf, topology=topology, gres_conf=lines, state=state, release=release)
@@ -116,13 +116,13 @@ def test_the_printed_settings_give_a_job_the_near_core(tmp_path: Path, release: 
     with slurm(cluster((), PACKAGE, "inval" if is_drained else "idle"), USER) as lacking:
         if not is_drained:
             assert FAR not in lacking.srun(*ONE_GPU, *WHERE)
-        check = told("check", lacking, tree)
+        check = asked("check", lacking, tree)
         assert (check.status, "INVALID_REG Reason=gres/gpu GRES core" in check.stdout) == (
             (1, True) if is_drained else (0, False)
         ), check
-    with slurm(cluster((found[1],), found[2]), USER) as mended:
+    with slurm(cluster((match[1],), match[2]), USER) as mended:
         assert mended.srun(*ONE_GPU, *WHERE).split()[-1] == FAR
-        assert told("check", mended, tree).stdout.endswith(FITS)
+        assert asked("check", mended, tree).stdout.endswith(FITS)
 
 
 @pytest.fixture(scope="module")
@@ -134,10 +134,10 @@ def typed(release: str) -> Iterator[Slurm]:
 def test_check_shows_slurmd_s_errors_of_a_file(typed: Slurm, tree: Path, tmp_path: Path) -> None:
     file = tmp_path / "new.conf"
     file.write_text(TYPED.replace("Cores=0", "Coress=0"))
-    malformed = told("check", typed, tree, "--gres-conf", f"{file}")
+    malformed = asked("check", typed, tree, "--gres-conf", f"{file}")
     file.write_text(TYPED.replace("a100", "A100"))
-    other = told("check", typed, tree, "--gres-conf", f"{file}")
-    assert told("check", typed, tree).stdout.endswith(FITS)
+    other = asked("check", typed, tree, "--gres-conf", f"{file}")
+    assert asked("check", typed, tree).stdout.endswith(FITS)
     assert malformed.status == 2
     assert "unrecognized key: Coress" in malformed.stdout
     assert f'Parse error in file {file} line 1: " Coress=0"' in malformed.stdout
@@ -177,12 +177,12 @@ def of_a_job(cluster: Slurm) -> tuple[CpuSet, CpuSet]:
         *("--ntasks=1", "--cpus-per-task=4", "--gres=gpu:1", "--gres-flags=enforce-binding"),
         *("sh", "-c", 'scontrol show job --details "$SLURM_JOB_ID"'),
     )
-    found = DETAILS.search(printed)
-    assert found, printed
-    cores = frozenset(cpu // THREADS for cpu in parse_list(found[1]))
+    match = DETAILS.search(printed)
+    assert match, printed
+    cores = frozenset(cpu // THREADS for cpu in parse_list(match[1]))
     gres_conf = (cluster.folder / "gres.conf").read_text()
     named = re.findall(r"^Name=.* Cores=(\S+)$", gres_conf, re.MULTILINE)
-    return cores, parse_list(named[int(found[2])])
+    return cores, parse_list(named[int(match[2])])
 
 
 @pytest.mark.parametrize(("sockets", "scope"), [(NODES, "node"), (PACKAGES, "socket")])

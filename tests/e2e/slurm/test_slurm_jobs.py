@@ -46,7 +46,7 @@ def cluster(conf: Path, release: str) -> Iterator[Node]:
 
 
 @pytest.fixture
-def it(cluster: Node, conf: Path) -> Node:
+def node_of_jobs(cluster: Node, conf: Path) -> Node:
     """Return the node, where the jobs of other tests are over and the site says nothing."""
     conf.write_text("")
     notes = cluster.folder / "jobs"
@@ -55,83 +55,89 @@ def it(cluster: Node, conf: Path) -> Node:
     return cluster
 
 
-def test_a_note_names_the_job_s_gpus_as_long_as_it_lives(it: Node) -> None:
+def test_a_note_names_the_job_s_gpus_as_long_as_it_lives(node_of_jobs: Node) -> None:
     look = "cd /run/affinityd/jobs; cat $SLURM_JOB_ID; stat -c '%U %a %n' $SLURM_JOB_ID"
     for words, gpus in ((("--gres=gpu:small:2",), "2,3"), ((), "")):
-        printed = it.cluster.srun("-n1", *words, "/bin/sh", "-c", look).splitlines()
+        printed = node_of_jobs.cluster.srun("-n1", *words, "/bin/sh", "-c", look).splitlines()
         assert [printed[0], printed[1][:12]] == [f"0: gpus={gpus}", "0: root 644 "]
-        eventually(partial(is_gone, it.note(printed[1].split()[-1])), "the epilog ran")
+        eventually(partial(is_gone, node_of_jobs.note(printed[1].split()[-1])), "the epilog ran")
 
 
 def is_gone(path: Path) -> bool:
     return not path.exists()
 
 
-def test_a_note_of_a_job_that_has_gone_goes_with_the_next_job_on_its_gpus(it: Node) -> None:
+def test_a_note_of_a_job_that_has_gone_goes_with_the_next_job_on_its_gpus(
+    node_of_jobs: Node,
+) -> None:
     """A young one may be of a job that is about to start: it shares the GPU."""
     hour, stale = 3600, {"91": ("2", 0.1), "92": ("2", 1), "93": ("0", 48)}
     for job, (gpu, age) in stale.items():
-        it.note(job).write_text(f"gpus={gpu}\n")
+        node_of_jobs.note(job).write_text(f"gpus={gpu}\n")
         when = time.time() - age * hour
-        os.utime(it.note(job), (when, when))
-    tasks = it.tasks(*TWO)
-    left = [job for job in stale if it.note(job).exists()]
+        os.utime(node_of_jobs.note(job), (when, when))
+    tasks = node_of_jobs.tasks(*TWO)
+    left = [job for job in stale if node_of_jobs.note(job).exists()]
     for job in left:
-        it.note(job).unlink()
+        node_of_jobs.note(job).unlink()
     assert left == ["91", "93"]
     assert {task.variables["WARNINGS"] for task in tasks} == {"shared_gpu"}
 
 
-def test_steps_side_by_side_on_a_gpu_each_are_near_it_and_apart(it: Node) -> None:
+def test_steps_side_by_side_on_a_gpu_each_are_near_it_and_apart(node_of_jobs: Node) -> None:
     look = f"{' '.join(LOOK[:2])} '{LOOK[2]}; sleep 0.5'"
     step = f"srun -n1 --exact --gres=gpu:small:1 --output=%J {look}"
     script = f"cd $(mktemp -d); {step} & {step} & wait; cat *.0; echo next; cat *.1"
     env = {"AFFINITYD_MODE": "unique-contiguous"}
-    printed = it.cluster.sbatch(script, *TWO, env=env)
+    printed = node_of_jobs.cluster.sbatch(script, *TWO, env=env)
     steps = [read_tasks(part)[0] for part in printed.split("next\n")]
     assert sorted(task.cpus for task in steps) == [NEAR, FAR]
     assert [task.unpinned for task in steps] == [None, None]  # each has its CPU to itself
 
 
-def test_an_overlapping_step_has_what_its_gpus_have(it: Node) -> None:
+def test_an_overlapping_step_has_what_its_gpus_have(node_of_jobs: Node) -> None:
     """As `srun --overlap --pty bash` of a user who looks after a job."""
-    (task,) = read_tasks(it.cluster.sbatch(f"srun --overlap -n1 {SHOW}", *TWO))
+    (task,) = read_tasks(node_of_jobs.cluster.sbatch(f"srun --overlap -n1 {SHOW}", *TWO))
     assert (task.cpus, task.variables["LOCALITY"]) == (BOTH, "local")
 
 
-def test_an_interactive_step_has_all_of_its_job_s(it: Node) -> None:
+def test_an_interactive_step_has_all_of_its_job_s(node_of_jobs: Node) -> None:
     """salloc with use_interactive_step, which wants a terminal."""
     look = "grep Cpus_allowed_list /proc/self/status; env | grep AFFINITYD_; exit"
     terminal = "/usr/bin/python3 -c 'import pty, sys; pty.spawn(sys.argv[1:])'"
     typed = f"echo '{look}' | {terminal} salloc {' '.join(TWO)}"
-    text = it.cluster.run("sh", "-c", typed, env={"SHELL": "/bin/sh"})
+    text = node_of_jobs.cluster.run("sh", "-c", typed, env={"SHELL": "/bin/sh"})
     assert re.search(rf"Cpus_allowed_list:\s+{BOTH}\r?$", text, re.MULTILINE), text
     assert re.search(rf"AFFINITYD_CPULIST={BOTH}\r?$", text, re.MULTILINE), text
 
 
-def test_the_documentation_s_example_prints_where_each_task_is(it: Node) -> None:
+def test_the_documentation_s_example_prints_where_each_task_is(node_of_jobs: Node) -> None:
     (command,) = re.findall(r"^srun -l .*$", (SCRIPTS / "README.md").read_text(), re.MULTILINE)
-    printed = it.cluster.run("/bin/sh", "-c", command, env={"AFFINITYD_MODE": "exclusive"})
+    printed = node_of_jobs.cluster.run(
+        "/bin/sh", "-c", command, env={"AFFINITYD_MODE": "exclusive"}
+    )
     assert sorted(re.findall(r"AFFINITYD_CPULIST=(\S+)", printed)) == [NEAR, FAR]
 
 
 @pytest.mark.parametrize("kind", ["shard", "mps"])
-def test_jobs_that_share_a_gpu_are_told_that_they_share_its_cpus(it: Node, kind: str) -> None:
-    with it.cluster.job(1, f"--gres={kind}:10"):
-        (task,) = it.tasks("-n1", f"--gres={kind}:10")
+def test_jobs_that_share_a_gpu_are_told_that_they_share_its_cpus(
+    node_of_jobs: Node, kind: str
+) -> None:
+    with node_of_jobs.cluster.job(1, f"--gres={kind}:10"):
+        (task,) = node_of_jobs.tasks("-n1", f"--gres={kind}:10")
     assert "shared_gpu" in task.variables["WARNINGS"].split(",")
 
 
-def test_a_running_job_without_a_cpu_near_its_gpu_is_named(it: Node) -> None:
+def test_a_running_job_without_a_cpu_near_its_gpu_is_named(node_of_jobs: Node) -> None:
     """Of two free cores Slurm gives a lone task the second, which is far from GPU 0."""
-    with it.cluster.job(1, "--gres=gpu:big:1"):
-        checked, cluster = check(it), check(it, "--cluster")
+    with node_of_jobs.cluster.job(1, "--gres=gpu:big:1"):
+        checked, cluster = check(node_of_jobs), check(node_of_jobs, "--cluster")
     assert "gpu 0: Slurm has no Cores=" in checked
     far = rf"job 7\d+ has gpu 0 \(package 0, node 0\) and CPUs {FAR} \(package 0, node 1\)"
     assert re.search(f"^{far}", checked, re.MULTILINE), checked
     assert re.search(f"^{far}", cluster, re.MULTILINE), cluster
-    it.tasks("-n1")  # has waited until the job has ended
-    assert "job 7" not in check(it)
+    node_of_jobs.tasks("-n1")  # has waited until the job has ended
+    assert "job 7" not in check(node_of_jobs)
 
 
 # Switched on by degrees: what slurm/README.md says.
@@ -141,29 +147,35 @@ PAGE = (SCRIPTS / "README.md").read_text()
 OBSERVE, TASK, COUNTS, ON, OFF = re.findall(r"```sh\n(.*?)```", SECTION, re.DOTALL)
 
 
-def test_the_page_s_commands_do_what_it_says(it: Node, conf: Path) -> None:
+def test_the_page_s_commands_do_what_it_says(node_of_jobs: Node, conf: Path) -> None:
     """But for systemd's, which is not here, and with the rig's paths."""
 
     def done(commands: str) -> str:
         ours = commands.replace("systemctl restart affinityd", ":")
         ours = ours.replace("/etc/affinityd.conf", str(copy))
-        ours = ours.replace("/run/affinityd", str(it.folder)).replace("affinityd enforce\n", "")
+        ours = ours.replace("/run/affinityd", str(node_of_jobs.folder)).replace(
+            "affinityd enforce\n", ""
+        )
         return subprocess.check_output(["sh", "-ec", ours], text=True)
 
     copy = conf.with_name("copy")
     copy.write_text("# ours\nAFFINITYD_MODE=node\n")
     done(OBSERVE)
     conf.write_text(copy.read_text())
-    printed = it.cluster.run("sh", "-c", TASK.replace("--gres=gpu:1", "--gres=gpu:small:1"))
+    printed = node_of_jobs.cluster.run(
+        "sh", "-c", TASK.replace("--gres=gpu:1", "--gres=gpu:small:1")
+    )
     assert re.search(r"^Cpus_allowed_list:\t", printed, re.MULTILINE)
     assert re.search(r"^AFFINITYD_UNPINNED=observe: would run on CPUs \d", printed, re.MULTILINE)
     assert "affinityd_observed_plans_total{after=" in done(COUNTS)
     ours = ("AFFINITYD_MODE=node", "AFFINITYD_ENFORCE=observe")
     for commands, word in ((ON, "on"), (OFF, "off"), (ON, "on")):
         done(commands)
-        said = dict(line.split("=") for line in (*ours, f"AFFINITYD={word}"))
-        assert config.read_file(f"{copy}") == said  # of a name that is there twice, the last counts
+        settings = dict(line.split("=") for line in (*ours, f"AFFINITYD={word}"))
+        assert (
+            config.read_file(f"{copy}") == settings
+        )  # of a name that is there twice, the last counts
     conf.write_text(copy.read_text())
-    assert [task.cpus for task in it.tasks(*TWO)] == THEIRS
+    assert [task.cpus for task in node_of_jobs.tasks(*TWO)] == THEIRS
     (query,) = re.findall(r"`(sinfo [^`]*)`", SECTION)
-    assert it.cluster.run("sh", "-c", query.replace("PARTITION", "all")).strip()
+    assert node_of_jobs.cluster.run("sh", "-c", query.replace("PARTITION", "all")).strip()

@@ -129,7 +129,7 @@ def test_tasks_on_one_gpu_leave_the_cpus_near_the_other(row: tuple[Node, Setup])
     ("asked", "expected"),
     [({}, BOTH), ({"AFFINITYD_CPUS": "none"}, GPU[2]), ({"AFFINITYD_CPUS": "1"}, GPU[2])],
 )
-def test_a_task_keeps_both_cpus(
+def test_a_task_with_two_cpus_keeps_both(
     row: tuple[Node, Setup], asked: dict[str, str], expected: str
 ) -> None:
     made, _ = row

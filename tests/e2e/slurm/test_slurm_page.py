@@ -31,8 +31,8 @@ def block(heading: str, has: str) -> str:
     sections = re.split(r"^## ", text, flags=re.MULTILINE)
     (section,) = (it for it in sections if it.startswith(f"{heading}\n"))
     blocks = (dedent(it) for it in re.findall(r"^ *```(?:sh)?\n(.*?)^ *```", section, BY_LINE))
-    (found,) = (it for it in blocks if has in it)
-    return found
+    (text,) = (it for it in blocks if has in it)
+    return text
 
 
 PUT_SCRIPTS = block("Install", "install -D -m 755")
@@ -69,8 +69,8 @@ def nodes(tiny_daemon: Daemon) -> Iterator[Mapping[str, Slurm]]:
     """Run one of each, which slurm.conf has run the scripts, and which have them."""
     with ExitStack() as stack:
         made = {kind: stack.enter_context(node(kind, tiny_daemon, LINES)) for kind in GPUS}
-        for it in made.values():
-            install(it)
+        for cluster in made.values():
+            install(cluster)
         yield made
 
 
@@ -175,7 +175,7 @@ def test_scripts_that_slurm_conf_does_not_name_may_come_and_go(tiny_daemon: Daem
         (CPU, "rm *.sh", DRAINED),
     ],
 )
-def test_check_names_the_node(
+def test_the_check_names_a_node_on_which_jobs_would_fail(
     nodes: Mapping[str, Slurm], kind: str, spoil: str, becomes: str
 ) -> None:
     made = nodes[kind]
@@ -201,11 +201,11 @@ def test_check_names_the_node(
 
 @pytest.mark.parametrize("words", [["--gres=gpu:1"], []])
 def test_a_site_s_own_task_prolog_calls_ours(tiny_daemon: Daemon, words: Sequence[str]) -> None:
-    own = "#!/bin/sh\necho export SITE=before\n" + CALL_OURS + "echo export ALSO=after\n"
+    script = "#!/bin/sh\necho export SITE=before\n" + CALL_OURS + "echo export ALSO=after\n"
     lines = re.sub("TaskProlog=.*", "TaskProlog=/etc/slurm/own.sh", LINES)
     with node(GPU, tiny_daemon, lines) as made:
         install(made)
-        run(made, f"cat >/etc/slurm/own.sh <<'END'\n{own}END\nchmod 755 /etc/slurm/own.sh")
+        run(made, f"cat >/etc/slurm/own.sh <<'END'\n{script}END\nchmod 755 /etc/slurm/own.sh")
         env = made.srun(*words, "env")
-    found = re.findall(r"^0: (SITE|ALSO|AFFINITYD_CPULIST)=", env, re.MULTILINE)
-    assert sorted(found) == ["AFFINITYD_CPULIST"] * len(words) + ["ALSO", "SITE"]
+    exported = re.findall(r"^0: (SITE|ALSO|AFFINITYD_CPULIST)=", env, re.MULTILINE)
+    assert sorted(exported) == ["AFFINITYD_CPULIST"] * len(words) + ["ALSO", "SITE"]

@@ -108,7 +108,7 @@ def test_variables_of_the_job_choose_its_plan(
         ("AFFINITYD=obs reve", None, left(f"AFFINITYD in /etc/affinityd.conf {NO_WORD}")),
     ],
 )
-def test_the_site_limits_a_job(
+def test_a_site_limits_a_job(
     node: Node, site: str, job: str | None, expected: tuple[str, str]
 ) -> None:
     env = {} if job is None else {"AFFINITYD": job}
@@ -338,7 +338,7 @@ def without_gpus(telling: Path, script: str, env: Mapping[str, str], more: str =
 
 @pytest.mark.parametrize("env", [{}, {"SLURM_GPUS_ON_NODE": "0"}, {"AFFINITYD": "off"}], ids=str)
 @pytest.mark.parametrize("script", ["prolog.sh", "epilog.sh", "task_prolog.sh"])
-def test_scripts_do_nothing_without_gpus(
+def test_without_gpus_scripts_do_nothing(
     telling: Path, script: str, env: Mapping[str, str]
 ) -> None:
     assert without_gpus(telling, script, env) == ""

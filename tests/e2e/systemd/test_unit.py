@@ -50,9 +50,9 @@ def test_systemd_accepts_the_unit(tmp_path: Path, drop_ins: Mapping[str, str]) -
     unit = UNIT.read_text()
     assert complaints(tmp_path / "right", unit, drop_ins) == ""
     wrong = {name: text.replace("Bounding", "Binding") for name, text in drop_ins.items()}
-    told = complaints(tmp_path / "wrong", unit.replace("RestartSec", "RestratSec"), wrong)
-    assert "RestratSec" in told
-    assert ("CapabilityBindingSet" in told) == bool(wrong)
+    findings = complaints(tmp_path / "wrong", unit.replace("RestartSec", "RestratSec"), wrong)
+    assert "RestratSec" in findings
+    assert ("CapabilityBindingSet" in findings) == bool(wrong)
 
 
 @pytest.mark.parametrize(("drop_ins", "tenths"), [(ALONE, 20), (PINNING, 22)])
@@ -96,8 +96,8 @@ def test_pinning_needs_the_drop_in(tmp_path: Path, drop_ins: Mapping[str, str], 
         answer = daemon.get("/enforce").json
         warnings = [line for line in daemon.lines if "observes instead of pinning" in line]
     assert (answer["enforce"], answer["does"]) == ("pin", does)
-    for told in (warnings, [it for it in [answer["hindrance"]] if it]):
-        assert ["enforce.conf" in line for line in told] == [True] * (does == "observe")
+    for reasons in (warnings, [it for it in [answer["hindrance"]] if it]):
+        assert ["enforce.conf" in line for line in reasons] == [True] * (does == "observe")
 
 
 # What the daemon does not survive: a real systemd starts it again.

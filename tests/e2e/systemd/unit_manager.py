@@ -76,12 +76,12 @@ def started(folder: Path, command: str, drop_ins: Mapping[str, str]) -> Iterator
     here = HERE.format(log=log, command=command)
     unit = installed(folder / "units", UNIT.read_text(), {**drop_ins, "here.conf": here})
     paths = {"SYSTEMD_UNIT_PATH": f"{unit.parent}:", "XDG_CONFIG_HOME": str(folder)}
-    with _cgroup() as cgroup, (folder / "manager").open("w") as said:
+    with _cgroup() as cgroup, (folder / "manager").open("w") as log_of_manager:
         manager = subprocess.Popen(
             ["sh", "-c", ENTER, str(folder), str(cgroup), MANAGE],
             env={**os.environ, **paths, "XDG_RUNTIME_DIR": "/run", "SYSTEMD_LOG_TARGET": "console"},
-            stdout=said,
-            stderr=said,
+            stdout=log_of_manager,
+            stderr=log_of_manager,
             text=True,
         )
         try:

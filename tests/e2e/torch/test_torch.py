@@ -90,12 +90,12 @@ def test_every_thread_of_a_rank_and_of_its_workers_is_beside_its_gpu(
     here: Mapping[str, str], tmp_path: Path, command: tuple[str, ...], launcher: str
 ) -> None:
     with training(command, tmp_path, here) as (pid, ranks):
-        for cpu, said in zip(CPUS, ranks, strict=True):
-            assert len(said["workers"]) == 4
-            assert len(threads(said["process"])) > 4  # gloo's, OpenMP's and the loader's
-            assert masks(said["process"], *said["workers"]) == {parse_list(cpu)}
-            assert said["environ"]["AFFINITYD_CPULIST"] == cpu
-            assert said["environ"]["AFFINITYD_ALLOWED"] == BOTH
+        for cpu, facts in zip(CPUS, ranks, strict=True):
+            assert len(facts["workers"]) == 4
+            assert len(threads(facts["process"])) > 4  # gloo's, OpenMP's and the loader's
+            assert masks(facts["process"], *facts["workers"]) == {parse_list(cpu)}
+            assert facts["environ"]["AFFINITYD_CPULIST"] == cpu
+            assert facts["environ"]["AFFINITYD_ALLOWED"] == BOTH
         assert masks(pid) == {parse_list(launcher)}
         assert affinityd("verify", str(pid), env=here).status == 0
         stray = ranks[0]["workers"][0]

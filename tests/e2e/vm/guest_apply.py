@@ -116,12 +116,12 @@ def ranks(source: str) -> dict[str, Any]:
 
 def callers() -> dict[str, Any]:
     """Return what the daemon allows processes in cgroups of version 2, by what it knows of them."""
-    own = cgroup("caller", cpus="5-9")
-    below = own / "step"
+    group = cgroup("caller", cpus="5-9")
+    below = group / "step"
     below.mkdir(exist_ok=True)  # without the controller, it has no cpuset of its own
     return {
         "has handles": has_peer_pidfd(),
-        "in a cpuset, for more": allowed(own, "cpuset=0-31"),
+        "in a cpuset, for more": allowed(group, "cpuset=0-31"),
         "below it, with a mask": allowed(below, "whose=caller", "taskset", "-c", "6-7"),
     }
 
@@ -153,9 +153,9 @@ def place(ended: Ended) -> dict[str, str]:
     """
     status, _, environ = ended["stdout"].rpartition("\n")
     mask = re.findall(r"^Cpus_allowed_list:\t(.*)$", status, re.MULTILINE)
-    told = dict(re.findall(r"(?:^|\0)AFFINITYD_(\w+)=([^\0]*)", environ))
-    told.pop("TIMEOUT", None)  # which it was given
-    return {"mask": "".join(mask), **told, "said": ended["stderr"]}
+    variables = dict(re.findall(r"(?:^|\0)AFFINITYD_(\w+)=([^\0]*)", environ))
+    variables.pop("TIMEOUT", None)  # which it was given
+    return {"mask": "".join(mask), **variables, "said": ended["stderr"]}
 
 
 def memory_of(ended: Ended) -> dict[str, Any]:
@@ -166,9 +166,15 @@ def memory_of(ended: Ended) -> dict[str, Any]:
     shown, _, line = ended["stdout"].rstrip("\n").rpartition("\n")
     by_numactl = dict(re.findall(r"^(policy|preferred): ?(.*?) *$", shown, re.MULTILINE))
     policy, _, pages = line.partition(" ")[2].partition(" anon=")
-    found = {node: int(count) for node, count in re.findall(r" N(\d+)=(\d+)", pages)}
-    said = ended["stderr"].splitlines()
-    return {**by_numactl, "maps": policy, "pages": found, "said": said, "status": ended["status"]}
+    nodes = {node: int(count) for node, count in re.findall(r" N(\d+)=(\d+)", pages)}
+    complaints = ended["stderr"].splitlines()
+    return {
+        **by_numactl,
+        "maps": policy,
+        "pages": nodes,
+        "said": complaints,
+        "status": ended["status"],
+    }
 
 
 # Processes that are not where their GPU is.

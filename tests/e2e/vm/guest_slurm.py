@@ -126,16 +126,19 @@ def all_of(gres_conf: str) -> dict[str, dict[str, str]]:
         task_plugin="task/affinity,task/cgroup",
         constrain_devices=True,
         # Messages may take long where an emulated CPU has little time.
-        conf=["MessageTimeout=100", *(f"{it}={INSTALLED}/{scripts[it]}.sh" for it in scripts)],
+        conf=[
+            "MessageTimeout=100",
+            *(f"{cluster}={INSTALLED}/{scripts[cluster]}.sh" for cluster in scripts),
+        ],
         topology="Sockets=2 CoresPerSocket=8 ThreadsPerCore=2",
         gres_conf=gres_conf,
         binds={RUN: "/run/affinityd", copy: INSTALLED},
     )
     stage("Slurm starts")
-    with slurm(setup, USER) as it:
+    with slurm(setup, USER) as cluster:
         seen = {
             name: {
-                mode: it.srun(*job.words.split(), "sh", "-c", LOOK, env=job.env(mode))
+                mode: cluster.srun(*job.words.split(), "sh", "-c", LOOK, env=job.env(mode))
                 for mode in job.modes
             }
             for name, job in JOBS.items()

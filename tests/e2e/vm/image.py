@@ -46,8 +46,8 @@ def image() -> Path:
 def requirements(pyproject: str) -> list[str]:
     """Return what the daemon needs beyond the standard library, each in a word for the recipe."""
     extra = re.search(r"^daemon = \[\n(.*?)^\]", pyproject, re.MULTILINE | re.DOTALL)
-    found = re.findall(r'^ *"(.*?)"', extra[1] if extra else "", re.MULTILINE)
-    return [requirement.replace(" ", "") for requirement in found]
+    names = re.findall(r'^ *"(.*?)"', extra[1] if extra else "", re.MULTILINE)
+    return [requirement.replace(" ", "") for requirement in names]
 
 
 def unpacked(kernel: bytes) -> bytes:

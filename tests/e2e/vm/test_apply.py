@@ -24,8 +24,8 @@ def half_of(rank: int) -> str:
 
 def placed(cpus: str, allowed: str = "0-31", locality: str = "local", said: str = "") -> Document:
     """Return what a command says that was given these CPUs, and is there."""
-    told = {"CPULIST": cpus, "ALLOWED": allowed, "LOCALITY": locality}
-    return {"mask": cpus, **told, "said": said}
+    variables = {"CPULIST": cpus, "ALLOWED": allowed, "LOCALITY": locality}
+    return {"mask": cpus, **variables, "said": said}
 
 
 # Commands that take their place.
@@ -79,17 +79,17 @@ def test_memory_that_may_not_be_had_is_said_and_the_command_runs(seen: Document)
 
 def test_a_command_in_a_cpuset_stays_there_and_is_told(seen: Document) -> None:
     """Below a cpuset that is empty counts the one above."""
-    said = "affinityd exec: CPUs 16-19 are not near the GPU; allowed are 16-19\n"
-    assert seen["far"] == placed("16-19", "16-19", "remote", said)
+    line = "affinityd exec: CPUs 16-19 are not near the GPU; allowed are 16-19\n"
+    assert seen["far"] == placed("16-19", "16-19", "remote", line)
     assert seen["below"] == placed(FIRST, "8-15")
 
 
 @pytest.mark.parametrize("moment", SHRINKING)
 def test_a_pin_follows_a_cpuset_that_grew_again(seen: Document, moment: str) -> None:
     _, mask, status, words = SHRINKING[moment]
-    masks, ended, said = seen["shrinking"][moment]
+    masks, ended, printed = seen["shrinking"][moment]
     assert (masks, ended) == ([mask], status)
-    assert words in said
+    assert words in printed
 
 
 # Memory that is not where it belongs.
@@ -109,9 +109,7 @@ RESIDENT = r"mismatch: \d+% of its resident memory .*; migratepages \d+ .* 3 mov
         ("no memory near", 0, ""),  # on any of the nearest nodes that have some
     ],
 )
-def test_far_memory_is_found_and_moved(
-    seen: Document, moment: str, status: int, words: str
-) -> None:
-    ended, said = seen["far memory"][moment]
-    assert ended == status, said
-    assert re.search(words, said)
+def test_far_memory_is_seen_and_moved(seen: Document, moment: str, status: int, words: str) -> None:
+    ended, printed = seen["far memory"][moment]
+    assert ended == status, printed
+    assert re.search(words, printed)

@@ -29,14 +29,14 @@ def document(seen: Document) -> Document:
 @pytest.mark.parametrize("name", RANKS)
 def test_processes_are_judged(seen: Document, document: Document, name: str) -> None:
     rank = RANKS[name]
-    (found,) = (it for it in document["processes"] if it["pid"] == seen["pids"][name])
-    judged = (found["gpu"], found["placement"], found["cause"])
+    (process,) = (it for it in document["processes"] if it["pid"] == seen["pids"][name])
+    judged = (process["gpu"], process["placement"], process["cause"])
     assert judged == (rank.gpu, rank.placement, rank.cause)
     if name in JOBS:
-        assert tuple(found["job"].values()) == JOBS[name]
-    assert found["container"] == (CONTAINER if name == "masked" else None)
-    assert bool(found["orphan"]) == (name == "left over")
-    assert bool(found["daemon"]) == (name == "a daemon")
+        assert tuple(process["job"].values()) == JOBS[name]
+    assert process["container"] == (CONTAINER if name == "masked" else None)
+    assert bool(process["orphan"]) == (name == "left over")
+    assert bool(process["daemon"]) == (name == "a daemon")
 
 
 def test_gpus_have_the_mismatches_of_their_processes(seen: Document, document: Document) -> None:

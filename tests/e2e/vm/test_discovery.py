@@ -52,8 +52,8 @@ def lstopo_sets(text: str) -> set[CpuSet]:
 def test_the_machine_is_the_one_that_was_built(look: Document) -> None:
     topology = look["affinityd"]
     assert (topology["online"], topology["possible"]) == (f"0-{CPUS - 2}", f"0-{CPUS - 1}")
-    found = [(gpu["vendor"], gpu["numa_node"]) for gpu in topology["gpus"]]
-    assert found == [("amd", node) for node in GPU_NODES]
+    gpus = [(gpu["vendor"], gpu["numa_node"]) for gpu in topology["gpus"]]
+    assert gpus == [("amd", node) for node in GPU_NODES]
 
 
 def test_cores_packages_caches_and_nodes_are_lscpus_and_lstopos(look: Document) -> None:
@@ -67,8 +67,8 @@ def test_cores_packages_caches_and_nodes_are_lscpus_and_lstopos(look: Document) 
     assert sets(node for node in topology["nodes"] if node["cpulist"]) == by_node
     cpus = [(core["llc"], cpu) for core in topology["cores"] for cpu in parse_list(core["cpulist"])]
     assert grouped(cpus) == lstopo_sets(lstopo["l3"])
-    found = re.findall(r"P#(\d+).* cpuset=(\S+)", lstopo["numanode"])
-    theirs = {int(number): parse_mask(mask) for number, mask in found}
+    shown = re.findall(r"P#(\d+).* cpuset=(\S+)", lstopo["numanode"])
+    theirs = {int(number): parse_mask(mask) for number, mask in shown}
     # hwloc shows memory without CPUs as that of the CPUs which are nearest: all of a package.
     assert theirs.pop(MEMORY_NODE) == parse_list("0-15")
     nodes = {node["number"]: parse_list(node["cpulist"]) for node in topology["nodes"]}

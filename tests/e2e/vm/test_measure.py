@@ -28,19 +28,19 @@ def document(seen: Document) -> Document:
 
 @pytest.fixture(scope="module")
 def figures(document: Document) -> Figures:
-    found: Figures = {}
-    for it in document["figures"]:
-        assert (it["value"] is None) == (it["why"] is not None)
-        target = it["memory_node"] if it["gpu"] is None else it["gpu"]
-        found.setdefault((it["numa_node"], target), set()).add(it["why"])
-    return found
+    reasons: Figures = {}
+    for figure in document["figures"]:
+        assert (figure["value"] is None) == (figure["why"] is not None)
+        target = figure["memory_node"] if figure["gpu"] is None else figure["gpu"]
+        reasons.setdefault((figure["numa_node"], target), set()).add(figure["why"])
+    return reasons
 
 
 def test_memory_is_measured_from_each_node_of_the_cpuset(figures: Figures) -> None:
     """The root's files fill one node. Where a figure has a value, its memory was on the node."""
-    found = {pair: why for pair, why in figures.items() if isinstance(pair[1], int)}
-    assert found.keys() == {(node, of) for node in range(WITH_CPUS) for of in WITH_MEMORY}
-    inside = {pair: why for pair, why in found.items() if pair[0] in NODES}
+    of_memory = {pair: why for pair, why in figures.items() if isinstance(pair[1], int)}
+    assert of_memory.keys() == {(node, of) for node in range(WITH_CPUS) for of in WITH_MEMORY}
+    inside = {pair: why for pair, why in of_memory.items() if pair[0] in NODES}
     full = {of for (_, of), why in inside.items() if why != {None}}
     assert len(full) <= 1
     for (_, of), (why,) in inside.items():

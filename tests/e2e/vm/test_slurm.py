@@ -101,8 +101,8 @@ def test_tasks_are_on_their_job_s_cpus_near_their_gpus(seen: Document, run: Run)
         near = places(task)
         assert task.mask in near if mode == NODE else any(task.mask <= place for place in near)
         is_local = all(task.mask & parse_list(cpus_of(GPU_NODES[gpu])) for gpu in task.drives)
-        told = [parse_list(task.told["CPULIST"]), parse_list(task.told["ALLOWED"])]
-        assert told == [task.mask, task.cpuset]
+        lists = [parse_list(task.told["CPULIST"]), parse_list(task.told["ALLOWED"])]
+        assert lists == [task.mask, task.cpuset]
         assert task.told["LOCALITY"] == ("local" if is_local else "remote")
     gpus = sorted({gpu for task in tasks for gpu in task.sees})
     bound = tuple(tuple(gpus.index(gpu) for gpu in task.sees) for task in tasks)

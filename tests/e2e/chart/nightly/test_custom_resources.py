@@ -24,8 +24,12 @@ print(json.dumps({it.__name__: it.model_json_schema(by_alias=True) for it in mod
 
 KYVERNO = CHART.parents[1] / "examples" / "policies" / "kyverno.yaml"
 CUSTOM = ("monitoring.coreos.com/v1", "kyverno.io/v1")
-MADE = (it for option in OPTIONS for it in objects(option).values())
-OURS = [it for it in (*MADE, *loaded(KYVERNO.read_text())) if it["apiVersion"] in CUSTOM]
+MADE = (resource for option in OPTIONS for resource in objects(option).values())
+OURS = [
+    resource
+    for resource in (*MADE, *loaded(KYVERNO.read_text()))
+    if resource["apiVersion"] in CUSTOM
+]
 RULE = OURS[-1]["spec"]["rules"][0]
 #: Kind, specification, what is said of it: the judge does tell of a fault.
 FAULTY: tuple[tuple[str, Object, str], ...] = (
@@ -49,11 +53,11 @@ def closed(schema: Any) -> Any:  # noqa: ANN401 - a part of a schema is anything
 def test_their_crds_know_every_field_of_ours_and_tell_of_a_fault() -> None:
     python = tools.python_with(*MODELS) / "python"
     schemas = closed(json.loads(subprocess.check_output([python, "-c", PRINT])))
-    judges = {kind: jsonschema.Draft202012Validator(it) for kind, it in schemas.items()}
-    assert {it["kind"] for it in OURS} == judges.keys()
-    for it in OURS:
-        judges[it["kind"]].validate(it)
-    for kind, spec, said in FAULTY:
-        (ours, *_) = (it for it in OURS if it["kind"] == kind)
+    judges = {kind: jsonschema.Draft202012Validator(resource) for kind, resource in schemas.items()}
+    assert {resource["kind"] for resource in OURS} == judges.keys()
+    for resource in OURS:
+        judges[resource["kind"]].validate(resource)
+    for kind, spec, message in FAULTY:
+        (ours, *_) = (resource for resource in OURS if resource["kind"] == kind)
         best = jsonschema.exceptions.best_match(judges[kind].iter_errors({**ours, "spec": spec}))
-        assert said in best.message
+        assert message in best.message

@@ -70,8 +70,8 @@ def test_a_bundle_is_installed_without_a_network(unpacked: Path, tmp_path: Path)
         stdout=subprocess.DEVNULL,
     )
     program = tmp_path / "opt/bin/affinityd"
-    said = subprocess.check_output([*NO_NETWORK, program, "version"], text=True)
-    assert said == f"affinityd {__version__}\n"
+    printed = subprocess.check_output([*NO_NETWORK, program, "version"], text=True)
+    assert printed == f"affinityd {__version__}\n"
     instead = ["sh", "-c", f'shift 3; exec {program} "$@"', "sh"]  # of python -m affinityd
     with running(tmp_path, "--machine=mi250x", before=[*NO_NETWORK, *instead]) as daemon:
         assert daemon.plan("gpus=0")["node"] == "mi250x"

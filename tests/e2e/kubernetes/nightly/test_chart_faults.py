@@ -57,9 +57,7 @@ def test_the_daemon_finds_kubelet_s_new_socket(chart: Chart, values: Mapping[str
     assert started(chart.cluster, "pinned-after").says() == [PINNED]
 
 
-def test_an_earlier_chart_is_upgraded(
-    chart: Chart, values: Mapping[str, Any], tmp_path: Path
-) -> None:
+def test_an_old_chart_is_upgraded(chart: Chart, values: Mapping[str, Any], tmp_path: Path) -> None:
     if git("rev-parse", "--is-shallow-repository").stdout != b"false\n":
         pytest.skip("a checkout without its history: git fetch --unshallow")
     chart.uninstall()

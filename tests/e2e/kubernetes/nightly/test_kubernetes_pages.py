@@ -101,8 +101,8 @@ def test_check(site: Site) -> None:
     job.start()
     job.says()
     printed = site.run(*lines("kubernetes", 2, POD=job.name))
-    for said in (f"AFFINITYD_CPULIST={NEAR}", "AFFINITYD_LOCALITY=local", "from the daemon at"):
-        assert said in printed
+    for line in (f"AFFINITYD_CPULIST={NEAR}", "AFFINITYD_LOCALITY=local", "from the daemon at"):
+        assert line in printed
 
 
 def test_notes(site: Site) -> None:
@@ -127,11 +127,15 @@ def test_with_nothing_changed_in_the_pod(site: Site) -> None:
     make_namespaces(site.cluster)
     (upgrade,) = lines("kubernetes-nri", 0)
     site.run(upgrade, "kubectl -n affinityd rollout status daemonset/affinityd")
-    known = "affinityd_nri_connected 1.0"
-    eventually(lambda: known in site.chart.ask("/metrics"), "the runtime knows the plugin")
+    metric = "affinityd_nri_connected 1.0"
+    eventually(lambda: metric in site.chart.ask("/metrics"), "the runtime knows the plugin")
     app = container("app", gpus=0, NVIDIA_VISIBLE_DEVICES="0")
-    (its,) = started(site.cluster, "plain", app).values()
-    assert (its.cpus, its.told["AFFINITYD_LOCALITY"], its.has_socket) == (NEAR, "local", True)
+    (process,) = started(site.cluster, "plain", app).values()
+    assert (process.cpus, process.told["AFFINITYD_LOCALITY"], process.has_socket) == (
+        NEAR,
+        "local",
+        True,
+    )
     removed(site.cluster)
 
 

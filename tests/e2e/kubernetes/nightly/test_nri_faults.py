@@ -51,11 +51,11 @@ def forty(cluster: Cluster) -> tuple[set[tuple[str, bool]], float]:
 
     A state is the CPUs, and whether affinityd told it anything.
     """
-    its = [container(f"c{number}", gpus=0, **GPU_0) for number in range(CONTAINERS)]
+    containers = [container(f"c{number}", gpus=0, **GPU_0) for number in range(CONTAINERS)]
     began = time.monotonic()
-    found = [started(cluster, f"pod-{number}", *its) for number in range(PODS)]
+    pods = [started(cluster, f"pod-{number}", *containers) for number in range(PODS)]
     seconds = time.monotonic() - began
-    processes = [process for pod in found for process in pod.values()]
+    processes = [process for pod in pods for process in pod.values()]
     assert len(processes) == PODS * CONTAINERS
     states = {(it.cpus, bool(it.told)) for it in processes}
     removed(cluster)
@@ -107,8 +107,8 @@ def test_containers_start_while_the_daemon_hangs(cluster: Cluster, tmp_path: Pat
         hung, _ = forty(cluster)
         assert hung == PLAIN
         node.daemon.signal(signal.SIGCONT)
-        known = "the runtime knows the plugin"
-        eventually(lambda: len(node.daemon.says(known)) == 2, "the plugin is back")
+        line = "the runtime knows the plugin"
+        eventually(lambda: len(node.daemon.says(line)) == 2, "the plugin is back")
         adjusted, _ = forty(cluster)
         assert adjusted == ADJUSTED
 
@@ -135,23 +135,21 @@ def test_a_container_starts_when_the_daemon_is_killed(cluster: Cluster, tmp_path
 
         thread = threading.Thread(target=kill)
         thread.start()
-        (its,) = started(cluster, "killed", container("c", gpus=0)).values()
+        (process,) = started(cluster, "killed", container("c", gpus=0)).values()
         thread.join()
         assert node.daemon.process.wait(PATIENCE) == -signal.SIGKILL
-        assert (its.cpus, its.told) == (BOTH, {})
+        assert (process.cpus, process.told) == (BOTH, {})
         removed(cluster)
 
 
-def test_containers_are_adjusted_after_the_runtime_restarts(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_containers_are_adjusted_after_a_runtime_restart(cluster: Cluster, tmp_path: Path) -> None:
     with serving(cluster, tmp_path) as node:
         command = cluster.stop("containerd")
         eventually(lambda: node.samples("nri_connected")[""] == 0, "the daemon knows")
         cluster.start("containerd", command)
         eventually(lambda: node.samples("nri_connected")[""] == 1, "the plugin is back")
-        (its,) = started(cluster, "again", container("c", gpus=0, **GPU_0)).values()
-        assert its.cpus == NEAR
+        (process,) = started(cluster, "again", container("c", gpus=0, **GPU_0)).values()
+        assert process.cpus == NEAR
         removed(cluster)
 
 

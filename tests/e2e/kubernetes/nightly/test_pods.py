@@ -105,8 +105,8 @@ def resize(pod: Pod, **resources: Mapping[str, str]) -> None:
 
 
 def condition(pod: Pod, name: str) -> Mapping[str, str]:
-    found = pod.now["status"].get("conditions", ())
-    return next((it for it in found if it["type"] == name), {})
+    conditions = pod.now["status"].get("conditions", ())
+    return next((it for it in conditions if it["type"] == name), {})
 
 
 def requested(pod: Pod) -> str:
@@ -122,15 +122,15 @@ def test_under_static_a_resize_leaves_cpusets_and_pins(cluster: Cluster) -> None
     with (
         two_nodes.kubelet(cluster, topology="single-numa-node"),
         created(cluster, burstable) as shared,
-        created(cluster, guaranteed) as own,
+        created(cluster, guaranteed) as whole,
     ):
-        programs = [*shared.processes(), *own.processes()]
+        programs = [*shared.processes(), *whole.processes()]
         eventually(lambda: programs[0].cpuset == POOL, "the pool shrinks")
         resize(shared, requests={"cpu": "700m"})
         eventually(lambda: requested(shared) == "700m", "the Burstable pod is resized")
-        resize(own, requests={"cpu": "500m"}, limits={"cpu": "500m"})
-        eventually(lambda: condition(own, "PodResizePending"), "kubelet answers")
-        assert condition(own, "PodResizePending")["reason"] == "Infeasible"
+        resize(whole, requests={"cpu": "500m"}, limits={"cpu": "500m"})
+        eventually(lambda: condition(whole, "PodResizePending"), "kubelet answers")
+        assert condition(whole, "PodResizePending")["reason"] == "Infeasible"
         assert [it.cpuset for it in programs] == [it.cpus for it in programs] == [POOL, EXCLUSIVE]
 
 
@@ -189,8 +189,8 @@ def test_a_standard_admits_only_the_service(without_static: Cluster, standard: s
     into = namespace(without_static, standard)
     (by_folder,) = pods(without_static, "one-gpu")
     (by_service,) = pods(without_static, "restricted")
-    for it in (by_folder, by_service):
-        it["metadata"]["namespace"] = into
+    for manifest in (by_folder, by_service):
+        manifest["metadata"]["namespace"] = into
     refused = without_static.shell("kubectl create --filename -", json.dumps(by_folder))
     assert f'violates PodSecurity "{standard}:latest"' in refused.stderr
     assert '"affinityd"' in refused.stderr  # its volume

@@ -61,18 +61,18 @@ def audit(url: str) -> tuple[int, str]:
 def test_every_package_is_asked_about_and_what_is_vulnerable_is_named() -> None:
     asked: list[str] = []
     with osv({}, asked) as url:
-        status, said = audit(url)
+        status, printed = audit(url)
     last = "No known vulnerability in deploy/image/*.txt."
-    assert (status, said.splitlines()[-1]) == (0, last)
+    assert (status, printed.splitlines()[-1]) == (0, last)
     assert {"uvicorn", "fastapi", "hatchling"} <= set(asked)
     with osv({"uvicorn": [ADVISORY]}, asked) as url:
-        status, said = audit(url)
-    assert (status, "PYSEC-2099-1" in said, "uvicorn" in said) == (1, True, True)
+        status, printed = audit(url)
+    assert (status, "PYSEC-2099-1" in printed, "uvicorn" in printed) == (1, True, True)
 
 
 def test_what_could_not_be_asked_is_not_called_clean() -> None:
     with osv({}, []) as url:
         pass
-    status, said = audit(url)
+    status, printed = audit(url)
     assert status == 3
-    assert said.splitlines()[-1].startswith("deploy/image/*.txt was NOT AUDITED: ")
+    assert printed.splitlines()[-1].startswith("deploy/image/*.txt was NOT AUDITED: ")
