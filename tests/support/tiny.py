@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from affinityd.topology.model import Topology
 from tests.support.daemons import PATIENCE
@@ -54,6 +55,12 @@ class Ended:
         return self.stderr.splitlines()
 
 
+def ran(*command: str | os.PathLike[str], **options: Any) -> Ended:  # noqa: ANN401
+    """Run a command to its end; the options are those of subprocess.run."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
 def affinityd(
     *words: str, env: Mapping[str, str] | None = None, checkout: Path | None = None
 ) -> Ended:
@@ -61,21 +68,15 @@ def affinityd(
 
     `checkout`: the one whose it is, where that is another.
     """
-    done = subprocess.run(
-        [sys.executable, "-m", "affinityd", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={
-            "PATH": os.environ["PATH"],
-            "AFFINITYD_CONFIG": "/nonexistent",
-            "AFFINITYD_TIMEOUT": "60",  # seconds; a busy machine is slow
-            **(env or {}),
-        },
-        cwd=checkout,  # Python imports from where it starts
-        timeout=PATIENCE,
-    )
-    return Ended(done.returncode, done.stdout, done.stderr)
+    env = {
+        "PATH": os.environ["PATH"],
+        "AFFINITYD_CONFIG": "/nonexistent",
+        "AFFINITYD_TIMEOUT": "60",  # seconds; a busy machine is slow
+        **(env or {}),
+    }
+    command = (sys.executable, "-m", "affinityd", *words)
+    # Python imports from where it starts.
+    return ran(*command, env=env, cwd=checkout, timeout=PATIENCE)
 
 
 def exec_(*words: str, env: Mapping[str, str]) -> Ended:

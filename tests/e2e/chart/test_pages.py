@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from docs.check.blocks import BLOCKS
 from tests.e2e.chart.promtool import (
     ALERTS,
     FLEET,
@@ -157,16 +158,6 @@ def test_the_runbook_of_each_alert_is_its_heading() -> None:
         assert alert["annotations"]["runbook_url"] == f"{RUNBOOK}#{name.lower()}"
 
 
-def test_a_heading_says_how_bad_it_is_for_how_long_what_to_look_at_and_what_to_do() -> None:
-    for name, alert in ALERTS.items():
-        since = f"for {alert['for']}" if "for" in alert else "at once"
-        scope = ", one for a fleet" if name in FLEET else ""
-        start = f"{alert['labels']['severity'].capitalize()}, {since}{scope}. "
-        assert SECTIONS[name].startswith(start)
-        bold = re.findall(r"\*\*(.*?)\*\*", SECTIONS[name])
-        assert [word.lower() for word in bold] == ["look at", "do"]
-
-
 def test_the_panels_that_it_names_are_on_the_dashboards() -> None:
     boards = "".join(it.read_text() for it in (CHART / "dashboards").iterdir())
     named = re.findall(r"(?<![*\w])\*([A-Za-z][^*]+)\*(?!\*)", ALERTS_PAGE)
@@ -197,11 +188,11 @@ def test_both_pages_have_one_text_to_install_by() -> None:
 
 def commands() -> Iterator[tuple[str, list[str]]]:
     """Yield every command of the pages that gives the chart values: page, and its words."""
-    for page in PAGES:
-        for block in re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL):
-            for line in block.replace("\\\n", " ").splitlines():
+    for block in BLOCKS:
+        if REPOSITORY / block.page in PAGES and block.kind == "sh":
+            for line in block.text.replace("\\\n", " ").splitlines():
                 if line.startswith(("helm install", "helm upgrade")):
-                    yield page.name, shlex.split(line)
+                    yield block.page, shlex.split(line)
 
 
 @pytest.mark.parametrize(("page", "words"), list(commands()), ids=str)
@@ -214,7 +205,7 @@ def test_each_command_is_taken_as_it_is_written(
     options = [it for it in words[6:] if it != "--reset-then-reuse-values"]
     made = by_name(loaded(template(*options)))
     assert "DaemonSet/affinityd" in made
-    if page == "monitoring.md":
+    if page == "docs/monitoring.md":
         assert made["ConfigMap/affinityd-dashboards"]
         for name in ("PodMonitor/affinityd", "PrometheusRule/affinityd"):
             assert made[name]["metadata"]["labels"]["release"] == "kube-prometheus-stack"

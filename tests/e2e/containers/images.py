@@ -19,6 +19,7 @@ from pathlib import Path
 
 from tests.e2e.containers.podman import attempt, environment, locked, podman
 from tests.support.paths import REPOSITORY
+from tests.support.tiny import Ended, ran
 
 SUITE = "bookworm"
 #: What `base` has of Debian, which stands for python:3.12-slim; `debian` has curl besides.
@@ -45,24 +46,19 @@ def affinityd() -> str:
     """Return the tag of the image that scripts/image builds from the working tree."""
     tag = f"localhost/affinityd:test-{hashlib.sha256(os.fsencode(REPOSITORY)).hexdigest()[:8]}"
     built = build(tag)
-    assert built.returncode == 0, built.stderr
+    assert built.status == 0, built.stderr
     return tag
 
 
-def build(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def build(*arguments: str, **variables: str) -> Ended:
     """Run scripts/image upon this machine's base and through its network."""
     base = _debian("base", *PACKAGES)
     with locked():
         # What a build leaves untagged is the cache of the next one.
         attempt("image", "prune", "--force", "--filter=until=24h")
-        return subprocess.run(
-            [REPOSITORY / "scripts/image", *arguments, "--pull=never", *_network()],
-            env={**environment(), "IMAGE_TOOL": "podman", "BASE_IMAGE": base, **variables},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=600,
-        )
+        command = [os.fspath(REPOSITORY / "scripts/image"), *arguments, "--pull=never"]
+        variables = {"IMAGE_TOOL": "podman", "BASE_IMAGE": base, **variables}
+        return ran(*command, *_network(), env={**environment(), **variables}, timeout=600)
 
 
 def _network() -> list[str]:
@@ -80,10 +76,8 @@ def _debian(name: str, *packages: str) -> str:
     command = ["mmdebstrap", "--quiet", "--variant=essential", include, *excluded, SUITE]
 
     def write(archive: Path) -> None:
-        done = subprocess.run(
-            [*command, archive], capture_output=True, text=True, check=False, timeout=600
-        )
-        assert done.returncode == 0, done.stderr
+        ended = ran(*command, archive, timeout=600)
+        assert ended.status == 0, ended.stderr
 
     return _made(name, write, recipe=command)
 

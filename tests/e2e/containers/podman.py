@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-from tests.support.tiny import Ended
+from tests.support.tiny import Ended, ran
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "affinityd-containers"
 #: What podman must find gone after a boot.
@@ -73,13 +73,5 @@ def podman(*words: str | os.PathLike[str]) -> str:
 
 
 def attempt(*words: str | os.PathLike[str]) -> Ended:
-    done = subprocess.run(
-        ["podman", *words],
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=SETTLED,
-    )
-    return Ended(done.returncode, done.stdout, done.stderr)
+    options = {"env": environment(), "stdin": subprocess.DEVNULL, "timeout": SETTLED}
+    return ran("podman", *words, **options)

@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.e2e.containers import images
 from tests.e2e.containers.podman import CACHE, attempt, environment, podman
 from tests.support.daemons import COMPLAINTS, PATIENCE, Daemon, eventually, is_ready
-from tests.support.tiny import Ended
+from tests.support.tiny import Ended, ran
 
 USER = 65532  #: whose the daemon of the image is
 UNPRIVILEGED = ("--read-only", "--cap-drop=all")  #: as the chart has it
@@ -122,14 +122,8 @@ def network(asked: Container) -> list[str]:
 
 def curl(pid: int, url: str) -> Ended:
     """Ask over TCP, in the network namespace of a process."""
-    network = f"--net=/proc/{pid}/ns/net"
-    done = subprocess.run(
-        ["nsenter", network, "curl", "--silent", "--fail-with-body", "--max-time", "60", url],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return Ended(done.returncode, done.stdout, done.stderr)
+    asks = ("curl", "--silent", "--fail-with-body", "--max-time", "60", url)
+    return ran("nsenter", f"--net=/proc/{pid}/ns/net", *asks)
 
 
 def devices(*minors: int) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from tests.e2e.containers.podman import podman
 from tests.e2e.containers.rig import UNPRIVILEGED, container, curl, running
 from tests.support.daemons import eventually
 from tests.support.paths import REPOSITORY
-from tests.support.tiny import affinityd
+from tests.support.tiny import affinityd, ran
 from tests.unit.test_project import PYTHONS, locked
 
 LABEL = "org.opencontainers.image."
@@ -122,7 +121,7 @@ def test_its_own_sysfs_shows_it_the_node_without_a_host_path(image: str) -> None
 
 def test_a_build_that_fails_says_so_and_prints_no_name() -> None:
     built = images.build("localhost/affinityd:never", BASE_IMAGE="localhost/no-such-base")
-    assert (built.returncode, built.stdout) == (1, "")
+    assert (built.status, built.stdout) == (1, "")
     assert built.stderr.splitlines()[-1] == "podman could not build localhost/affinityd:never."
 
 
@@ -154,12 +153,8 @@ def test_it_installs_from_wheels_alone(python: str, machine: str, tmp_path: Path
     """uv refuses, as pip does, what the lock has no hash of, what it lacks, and a source."""
     wanted = [f"--python-version={python}", f"--python-platform={machine}-manylinux_2_28"]
     strict = ["--require-hashes", "--only-binary=:all:"]
-    done = subprocess.run(
-        [UV, "pip", "install", "--dry-run", *wanted, *strict, f"--target={tmp_path}", "-r", LOCK],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    install = (UV, "pip", "install", "--dry-run", f"--target={tmp_path}")
+    done = ran(*install, *wanted, *strict, "-r", LOCK)
+    assert done.status == 0, done.stderr
     would = {line.split()[1] for line in done.stderr.splitlines() if line.startswith(" + ")}
     assert would == {f"{name}=={version}" for name, version in locked(LOCK.name).items()}

@@ -31,6 +31,7 @@ from tests.support.daemons import (
 from tests.support.machines.facts import machine
 from tests.support.machines.sysfs_tree import write_tree
 from tests.support.paths import REPOSITORY
+from tests.support.tiny import Ended, ran
 
 ONLINE = "sys/devices/system/cpu/online"
 GPU = "sys/bus/pci/devices/0000:07:00.0"
@@ -132,20 +133,13 @@ def test_a_wrong_setting_is_one_line(tmp_path: Path, arguments: list[str], line:
 def test_without_the_daemon_extra_serve_says_so_and_plan_works(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
 
-    def affinityd(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [tmp_path / "bare/bin/python", "-m", "affinityd", *arguments],
-            env={"PYTHONPATH": os.fspath(REPOSITORY), "PATH": os.environ["PATH"]},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    served = affinityd("serve", "--machine", "dgx-a100")
-    assert (served.returncode, served.stderr.count("\n")) == (1, 1)
+    bare = (tmp_path / "bare/bin/python", "-m", "affinityd")
+    env = {"PYTHONPATH": os.fspath(REPOSITORY), "PATH": os.environ["PATH"]}
+    served = ran(*bare, "serve", "--machine", "dgx-a100", env=env)
+    assert (served.status, served.stderr.count("\n")) == (1, 1)
     assert "pip install '.[daemon]' in a checkout" in served.stderr
-    planned = affinityd("plan", "--machine", "dgx-a100", "--gpus", "0", "--format", "cpulist")
-    assert (planned.returncode, planned.stdout) == (0, "48-63,176-191\n")
+    asks = ("plan", "--machine", "dgx-a100", "--gpus", "0", "--format", "cpulist")
+    assert ran(*bare, *asks, env=env) == Ended(0, "48-63,176-191\n", "")
 
 
 def test_a_live_machine_has_the_given_name_and_no_scan(tmp_path: Path) -> None:
@@ -230,15 +224,9 @@ daemon.run(settings.load({"listen": "none", "log_format": "json"}), Broken(), No
 
 def test_a_bug_ends_it_and_is_one_line_of_the_log(tmp_path: Path) -> None:
     path = tmp_path / "affinityd.sock"
-    done = subprocess.run(
-        [sys.executable, "-c", BROKEN],
-        env={**os.environ, "AFFINITYD_SOCKET": str(path)},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert (done.returncode, done.stderr, path.exists()) == (1, "", False)
+    env = {**os.environ, "AFFINITYD_SOCKET": str(path)}
+    done = ran(sys.executable, "-c", BROKEN, env=env, timeout=PATIENCE)
+    assert (done.status, done.stderr, path.exists()) == (1, "", False)
     line: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
     assert (line["level"], line["message"]) == ("critical", "this is a bug")
     assert line["exception"].endswith("OSError: a\nb")

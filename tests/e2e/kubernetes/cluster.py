@@ -26,7 +26,7 @@ from tests.e2e.containers import images
 from tests.e2e.containers.podman import podman
 from tests.support.daemons import PATIENCE, eventually
 from tests.support.paths import REPOSITORY
-from tests.support.tiny import Ended
+from tests.support.tiny import Ended, ran
 
 RIGS = Path(os.environ.get("RIGS", REPOSITORY.parent / "shared/rigs"))
 CHROOT = Path(os.environ.get("RIG_CHROOT", "/var/cache/rigs/forky"))
@@ -95,22 +95,14 @@ class Cluster:
     def shell(self, script: str, text: str | None = None) -> Ended:
         """Run a script as an administrator, who has kubectl and helm, in a checkout."""
         programs = self.folder / "bin"
-        done = subprocess.run(
-            [*self.network, "sh", "-c", script],
-            cwd=REPOSITORY,
-            env={
-                **self.environment,
-                "PATH": f"{programs}:{self.environment['PATH']}",
-                "KUBECONFIG": os.fspath(programs / "kubeconfig"),
-                **{f"HELM_{it}_HOME": os.fspath(self.folder / it) for it in HELM_FOLDERS},
-            },
-            input=text,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=4 * PATIENCE,
-        )
-        return Ended(done.returncode, done.stdout, done.stderr)
+        env = {
+            **self.environment,
+            "PATH": f"{programs}:{self.environment['PATH']}",
+            "KUBECONFIG": os.fspath(programs / "kubeconfig"),
+            **{f"HELM_{name}_HOME": os.fspath(self.folder / name) for name in HELM_FOLDERS},
+        }
+        options = {"cwd": REPOSITORY, "env": env, "input": text, "timeout": 4 * PATIENCE}
+        return ran(*self.network, "sh", "-c", script, **options)
 
     def run(self, script: str, text: str | None = None) -> str:
         """Run one that succeeds; return what it prints."""
@@ -132,15 +124,8 @@ class Cluster:
 
     def rig(self, *words: str, text: str | None = None) -> str:
         """Run a command of the rig, and return what it prints."""
-        done = subprocess.run(
-            [os.fspath(RIGS / "k8s/k8s-rig.sh"), *words],
-            env=self.environment,
-            input=text,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        done = ran(RIGS / "k8s/k8s-rig.sh", *words, env=self.environment, input=text)
+        assert done.status == 0, done.stdout + done.stderr
         return done.stdout
 
     def get(self, *words: str) -> Any:  # noqa: ANN401 - a document

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 import grpc
 import pytest
 
-from affinityd.kubernetes import kubelet_config
 from affinityd.linux.protobuf import call
 from tests.e2e.kubernetes import two_nodes
 from tests.e2e.kubernetes.chart import installed
@@ -164,18 +162,6 @@ def test_a_new_kubelet_is_asked_again(cluster: Cluster, far: int, node: Enforcin
     two_nodes.restart(cluster, {"topologyManagerPolicy": "none"}, forgets=False)
     looser = f"{SAID}single-numa-node (or best-effort) (it is none)"
     eventually(lambda: named_process(node, far)["remedy"] == looser, "it asks the new kubelet")
-
-
-def test_its_settings_are_those_that_kubelet_has(cluster: Cluster) -> None:
-    settings = kubelet_config.read(cluster.pid("kubelet"))
-    has = json.loads(cluster.rig("kubectl", "get", "--raw", f"/api/v1/nodes/{NODE}/proxy/configz"))
-    config = has["kubeletconfig"]
-    assert (settings.cpu_policy, settings.topology_policy, settings.topology_scope) == (
-        config["cpuManagerPolicy"],
-        config["topologyManagerPolicy"],
-        config["topologyManagerScope"],
-    )
-    assert (settings.cpu_options, settings.topology_options) == ({}, {})
 
 
 def test_a_pod_has_its_gpu_by_dra(cluster: Cluster, node: EnforcingNode) -> None:

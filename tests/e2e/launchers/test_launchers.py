@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 
@@ -12,7 +11,7 @@ import pytest
 
 from tests.e2e.slurm.rig import HOST, Setup, Slurm, slurm
 from tests.support.paths import REPOSITORY
-from tests.support.tiny import BOTH, FAR, LOOK, NEAR
+from tests.support.tiny import BOTH, FAR, LOOK, NEAR, ran
 
 EXEC = (sys.executable, str(REPOSITORY / "bin/affinityd"), "exec")
 
@@ -81,12 +80,7 @@ def test_tasks_that_srun_does_not_bind_are_near_their_gpus(
 @pytest.mark.parametrize("mpirun", ["mpirun.openmpi", "mpirun.mpich"])
 def test_each_rank_of_mpirun_has_its_gpu(mpirun: str, here: Mapping[str, str]) -> None:
     asks = ["--allow-run-as-root", "--oversubscribe"] if mpirun == "mpirun.openmpi" else []
-    done = subprocess.run(
-        [mpirun, *asks, "--bind-to", "none", "-np", "4", *EXEC, "--", *LOOK],
-        env={"PATH": os.environ["PATH"], "TMPDIR": "/tmp", **here},  # noqa: S108 - Open MPI's own
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    env = {"PATH": os.environ["PATH"], "TMPDIR": "/tmp", **here}  # noqa: S108 - Open MPI's own
+    done = ran(mpirun, *asks, "--bind-to", "none", "-np", "4", *EXEC, "--", *LOOK, env=env)
+    assert done.status == 0, done.stderr
     assert sorted(masks(done.stdout)) == sorted([NEAR, FAR] * 2)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,7 @@ from affinityd.discovery.nvml.query import REMEDIES
 from tests.support.children import sleeping
 from tests.support.made_nodes import entering
 from tests.support.nvml.shared_object import environment
-from tests.support.tiny import FAR, NEAR, tiny
+from tests.support.tiny import FAR, NEAR, ran, tiny
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a machine")
 
@@ -32,10 +31,8 @@ def node(folder: Path, nvml: str) -> Callable[..., str]:
     command = [*entering(tiny(), folder / "node"), *mount, sys.executable, "-m", "affinityd"]
 
     def run(*words: str) -> str:
-        done = subprocess.run(
-            [*command, *words], capture_output=True, text=True, env=env, check=False
-        )
-        return done.stdout + done.stderr
+        ended = ran(*command, *words, env=env)
+        return ended.stdout + ended.stderr
 
     return run
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.e2e.slurm.node import SCRIPTS
 from tests.support.daemons import PATIENCE
 from tests.support.servers import Behaviour, serving
-from tests.support.tiny import Ended
+from tests.support.tiny import Ended, ran
 
 #: A /dev without devices, for scripts that look there for GPUs; a line of sh each.
 BARE_DEV = """\
@@ -63,14 +63,8 @@ class Node:
         command = [*(AS_USER if name == "task_prolog.sh" else ()), "/usr/bin/env", "-i", *says]
         facts = (self.run or "", self.settings, self.devices, self.shell, self.more)
         words = (*map(str, facts), *command, str(SCRIPTS / name))
-        done = subprocess.run(
-            ["unshare", "--mount", "sh", "-ec", NODE + self.after, "sh", *words],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=PATIENCE,
-        )
-        return Ended(done.returncode, done.stdout, done.stderr)
+        namespace = ("unshare", "--mount", "sh", "-ec", NODE + self.after, "sh")
+        return ran(*namespace, *words, timeout=PATIENCE)
 
 
 def task_prolog(node: Node, env: Mapping[str, str]) -> tuple[str, str]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,10 +13,10 @@ from pathlib import Path
 
 from affinityd.topology.model import Topology
 from tests.e2e.slurm.rig import USER, Setup, Slurm, slurm
-from tests.support.daemons import PATIENCE, Daemon, running
+from tests.support.daemons import Daemon, running
 from tests.support.machines.sysfs_tree import write_tree
 from tests.support.paths import REPOSITORY
-from tests.support.tiny import FAR, NEAR, tiny
+from tests.support.tiny import FAR, NEAR, affinityd, tiny
 
 SCRIPTS = REPOSITORY / "slurm"
 INSTALLED = "/etc/slurm/affinityd"
@@ -86,23 +84,13 @@ def _task(lines: Sequence[str]) -> Task:
 
 def check(made: Node, *options: str) -> str:
     """Return what `affinityd slurm check` finds, on the replayed machine; it finds something."""
-    command = [sys.executable, "-m", "affinityd", "slurm", "check"]
-    command += ["--root", f"{made.folder.parent / 'machine'}"]
-    command += ["--slurm-conf", f"{made.cluster.folder}/slurm.conf"]
-    command += options or ["--node-name", made.cluster.node]
-    done = subprocess.run(
-        command,
-        env={
-            "PATH": f"{made.cluster.programs()}:{os.environ['PATH']}",
-            "PYTHONPATH": f"{SCRIPTS.parent}",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
-    )
-    assert done.returncode == 1, done.stderr
-    return done.stdout
+    where = ["--root", f"{made.folder.parent / 'machine'}"]
+    where += ["--slurm-conf", f"{made.cluster.folder}/slurm.conf"]
+    options = options or ("--node-name", made.cluster.node)
+    env = {"PATH": f"{made.cluster.programs()}:{os.environ['PATH']}"}
+    ended = affinityd("slurm", "check", *where, *options, env=env)
+    assert ended.status == 1, ended.stderr
+    return ended.stdout
 
 
 def copied(folder: Path) -> Path:

@@ -28,6 +28,7 @@ from pathlib import Path
 
 from tests.support.daemons import PATIENCE, eventually
 from tests.support.paths import REPOSITORY
+from tests.support.ports import free_port
 
 MAJOR = 240  #: of devices for local use, kernel Documentation/admin-guide/devices.txt
 USER = "games"  #: whose jobs are not root's; every Debian has it
@@ -309,7 +310,7 @@ def _configure(folder: Path, setup: Setup) -> None:
         setup=setup,
         node=_node(folder),
         topology=setup.topology or f"CPUs={os.cpu_count()}",
-        ports=_free_ports(2),
+        ports=(free_port(), free_port()),
         lines="\n".join(setup.conf),
         types=",".join({"gpu": 0, **setup.gres}),
         gres=" Gres=" + ",".join(f"{it}:{n}" for it, n in gres.items()) if gres else "",
@@ -344,14 +345,6 @@ def _munge(folder: Path, inside: Sequence[str]) -> subprocess.Popen[bytes]:
 def _start(folder: Path, *command: str) -> subprocess.Popen[bytes]:
     with (folder / "out.log").open("a") as log:
         return subprocess.Popen(command, env=environment(folder), stdout=log, stderr=log)
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [server.getsockname()[1] for server in sockets]
-    for server in sockets:
-        server.close()
-    return ports
 
 
 # Another release of Slurm is in a root of its own, made once by mmdebstrap and kept in the user's

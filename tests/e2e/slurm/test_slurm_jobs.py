@@ -143,7 +143,7 @@ def test_a_running_job_without_a_cpu_near_its_gpu_is_named(node_of_jobs: Node) -
 # Switched on by degrees: what slurm/README.md says.
 
 PAGE = (SCRIPTS / "README.md").read_text()
-(SECTION,) = re.findall(r"^## Switch it on in steps\n(.*?)^## ", PAGE, re.DOTALL | re.MULTILINE)
+SECTION = PAGE.partition("## Switch it on in steps\n")[2].partition("\n## ")[0]
 OBSERVE, TASK, COUNTS, ON, OFF = re.findall(r"```sh\n(.*?)```", SECTION, re.DOTALL)
 
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 
+from docs.check.blocks import BLOCKS
 from tests.e2e.slurm.node import INSTALLED, LOOK, SCRIPTS, Task, read_tasks
 from tests.e2e.slurm.rig import USER, Setup, Slurm, logs, printed, slurm
 from tests.support.daemons import PATIENCE, Daemon, eventually
@@ -22,25 +22,16 @@ from tests.support.tiny import BOTH, NEAR
 
 ROUNDS = 10  #: of jobs during upgrades: of those that copy into the folder, a few get in the way
 
-BY_LINE = re.MULTILINE | re.DOTALL
 
-
-def block(heading: str, has: str) -> str:
-    """Return the block of a section of the page that has these words."""
-    text = (SCRIPTS / "README.md").read_text()
-    sections = re.split(r"^## ", text, flags=re.MULTILINE)
-    (section,) = (it for it in sections if it.startswith(f"{heading}\n"))
-    blocks = (dedent(it) for it in re.findall(r"^ *```(?:sh)?\n(.*?)^ *```", section, BY_LINE))
-    (text,) = (it for it in blocks if has in it)
+def block(has: str) -> str:
+    """Return the block of the page that has these words."""
+    (text,) = (it.text for it in BLOCKS if it.page == "slurm/README.md" and has in it.text)
     return text
 
 
-PUT_SCRIPTS = block("Install", "install -D -m 755")
-CHECK = block("Install", "ssh ")
-LINES = block("Install", "Prolog=")
-CALL_OURS = block("Install", "if [ -x")
-SHOW = block("Remove", "scontrol show config")
-TAKE_SCRIPTS = block("Remove", f"rm -rf {INSTALLED}")
+PUT_SCRIPTS, CHECK, LINES = block("install -D -m 755"), block("ssh "), block("Prolog=")
+CALL_OURS, SHOW = block("if [ -x"), block("scontrol show config")
+TAKE_SCRIPTS = block(f"rm -rf {INSTALLED}")
 
 #: Runs a command on the node: ssh -n NODE COMMAND...
 SSH = """\

@@ -1,13 +1,9 @@
-"""Runs in the virtual machine: applies plans there, and prints what came of it as JSON.
-
-It judges nothing: that does test_apply.py.
-"""
+"""Runs in the virtual machine: applies plans there, and reports what came of them."""
 
 from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +14,7 @@ from tests.e2e.vm.inside import (
     FILL,
     PCI_FOLDER,
     SOCKET,
+    Document,
     Ended,
     addresses,
     bring,
@@ -73,9 +70,9 @@ SHRINKING = {
 }
 
 
-def main() -> None:
+def main() -> Document:
     """Apply plans, in the order in which the machine is changed."""
-    report: dict[str, Any] = {}
+    report: Document = {}
     bring("31", online=True)
     stage("ranks, by sysfs")
     report["ranks"] = {"sysfs": ranks("sysfs")}
@@ -103,8 +100,7 @@ def main() -> None:
     (PCI_FOLDER / addresses()[-1] / "remove").write_text("1")  # of which node.json goes on to tell
     report["ranks"]["node.json"] = ranks("node.json")
     Path("/sys/bus/pci/rescan").write_text("1")  # the machine is as it was, for the next script
-    stage("done")
-    json.dump(report, sys.stdout)
+    return report
 
 
 def ranks(source: str) -> dict[str, Any]:

@@ -1,19 +1,16 @@
-"""Runs in the virtual machine: has processes use its GPUs here and there, and prints what is found.
+"""Runs in the virtual machine: has processes use its GPUs here and there, and audits them.
 
-It judges nothing: that does test_audit.py. NVIDIA's driver is made (driver.py); processes, masks,
-cgroups and memory are real.
+NVIDIA's driver is made (inside.py); processes, masks, cgroups and memory are real.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from tests.e2e.vm.inside import (
+    Document,
     Ended,
     bring,
     filled,
@@ -70,7 +67,7 @@ RANKS = {
 WITH_CHILD = 'sleep 1000 & exec "$0" 1000'
 
 
-def main() -> None:
+def main() -> Document:
     """Start the ranks, and look at them."""
     bring("31", online=True)
     have_driver()
@@ -78,14 +75,13 @@ def main() -> None:
         pids = {name: stack.enter_context(started(it)) for name, it in RANKS.items()}
         tell({pid: [RANKS[name].gpu] for name, pid in pids.items()})
         stage("the command")
-        report: dict[str, Any] = {"pids": pids, "found": audit("--json"), "table": audit()}
+        report: Document = {"pids": pids, "found": audit("--json"), "table": audit()}
         stage("memory")
         with filled("taskset", "-c", "8-11") as filling:  # the kernel leaves less of node 0
             output("taskset", "-acp", "12-13", filling)
             tell({int(filling): [0]})
             report["memory"] = audit("--memory", "--json")
-    stage("done")
-    json.dump(report, sys.stdout)
+    return report
 
 
 @contextmanager

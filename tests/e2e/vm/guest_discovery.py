@@ -1,18 +1,14 @@
-"""Runs in the virtual machine: uses affinityd there, and prints what it saw as one JSON document.
-
-It judges nothing: that does test_discovery.py.
-"""
+"""Runs in the virtual machine: uses affinityd there, and reports what it saw."""
 
 from __future__ import annotations
 
 import json
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from tests.e2e.vm.inside import AFFINITYD, bring, output, stage
+from tests.e2e.vm.inside import AFFINITYD, Document, bring, output, stage
 from tests.e2e.vm.warm import serving
 from tests.support.daemons import Daemon, eventually
 
@@ -36,9 +32,9 @@ MOMENTS: dict[str, tuple[Sequence[int], bool, list[str], list[str], str]] = {
 YEAR = 365 * 86400.0
 
 
-def main() -> None:
+def main() -> Document:
     """See everything, in the order in which the machine is changed."""
-    report: dict[str, Any] = {"as booted": look()}
+    report: Document = {"as booted": look()}
     stage("the daemon starts")
     daemon = serving()
     stage("CPUs come and go")
@@ -47,8 +43,7 @@ def main() -> None:
     stage("the clock jumps")
     report["clock"] = clock(daemon)
     daemon.stop()
-    stage("done")
-    json.dump(report, sys.stdout)
+    return report
 
 
 def look() -> dict[str, Any]:

@@ -1,14 +1,11 @@
-"""Runs in the virtual machine: a daemon keeps pods in place there; prints what became of them.
+"""Runs in the virtual machine: a daemon keeps pods in place there.
 
-It judges nothing: that does test_enforce.py. NVIDIA's library says from facts who uses which GPU;
-processes and cgroups are real.
+NVIDIA's library says from facts who uses which GPU; processes and cgroups are real.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from http import HTTPStatus
@@ -39,7 +36,7 @@ GROUP = (
 )
 
 
-def main() -> None:
+def main() -> Document:
     bring("31", online=True)
     have_driver()
     os.environ["AFFINITYD_CPUS"] = "none"  # near CPUs alone, however few
@@ -57,8 +54,7 @@ def main() -> None:
         with enforcing() as daemon:
             eventually(lambda: enforced(daemon).get("threads"), "it has pinned the second pod")
             report["anew"] = enforced(daemon)
-    stage("done")
-    json.dump(report, sys.stdout)
+    return report
 
 
 def pod(gpu: int) -> AbstractContextManager[int]:

@@ -1,18 +1,17 @@
-"""Runs in the virtual machine: measures some of its nodes, and prints the result.
+"""Runs in the virtual machine: measures some of its nodes.
 
-It judges nothing: that does test_measure.py. Memory is real; NVIDIA's driver is made (driver.py),
-and its CUDA has one GPU, whose memory is the host's.
+Memory is real; NVIDIA's driver is made (inside.py), and its CUDA has one GPU, whose memory is the
+host's.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 
 from tests.e2e.vm.hardware import BARE_NODE, GPU_NODES, cpus_of
 from tests.e2e.vm.inside import (
     AFFINITYD,
+    Document,
     Ended,
     addresses,
     bring,
@@ -29,7 +28,7 @@ USED, MEASURED = 0, 2  #: GPUs, by index; CUDA shows only the latter
 NODES = (0, GPU_NODES[MEASURED], BARE_NODE)  #: those in the cpuset
 
 
-def main() -> None:
+def main() -> Document:
     """Measure within a cpuset, while a process uses a GPU."""
     bring("31", online=True)
     have_driver()
@@ -39,8 +38,7 @@ def main() -> None:
         tell({pid: [USED]})
         stage("the measurement")
         ended = measured(f"{cpuset}/cgroup.procs")
-    stage("done")
-    json.dump({"pid": pid, "measured": ended}, sys.stdout)
+    return {"pid": pid, "measured": ended}
 
 
 def measured(procs: str) -> Ended:

@@ -1,21 +1,16 @@
-"""Runs in the virtual machine: Slurm on cgroup v2, with the scripts of slurm/, and prints its jobs.
-
-It judges nothing: that does test_slurm.py.
-"""
+"""Runs in the virtual machine: Slurm on cgroup v2, with the scripts of slurm/, and its jobs."""
 
 from __future__ import annotations
 
-import json
 import shutil
 import socket
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.e2e.slurm.rig import USER, Setup, slurm
 from tests.e2e.vm.hardware import GPU_NODES
-from tests.e2e.vm.inside import AFFINITYD, GROUPS, bring, hold_gpus, output, stage
+from tests.e2e.vm.inside import AFFINITYD, GROUPS, Document, bring, hold_gpus, output, stage
 from tests.support.daemons import eventually, running
 
 #: Of /dev/nvidiaN, which is not the GPU's index, nor on its node.
@@ -75,14 +70,13 @@ echo "cpuset $cpus"
 """
 
 
-def main() -> None:
+def main() -> Document:
     """Run the jobs, one after another."""
     bring("31", online=True)
     furnish()
     stage("the daemon starts")
     with running(RUN):
-        json.dump(all_of(output(*AFFINITYD, "slurm", "gres-conf")), sys.stdout)
-    stage("done")
+        return all_of(output(*AFFINITYD, "slurm", "gres-conf"))
 
 
 def furnish() -> None:

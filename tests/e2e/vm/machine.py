@@ -25,8 +25,8 @@ TAIL = 40  #: lines of the console that an error shows
 
 #: What the guest has of the checkout.
 CARRIED = (
-    *("affinityd", "slurm", "tests/support/daemons.py", "tests/support/paths.py"),
-    *("tests/e2e/slurm/rig.py", "tests/e2e/vm"),
+    *("affinityd", "slurm", "tests/e2e/slurm/rig.py", "tests/e2e/vm"),
+    *(f"tests/support/{name}.py" for name in ("daemons", "paths", "ports")),
 )
 
 #: Where the guest has what is built here.

@@ -1,11 +1,14 @@
 """The guests' scripts, and affinityd's commands, without Python's start: that takes seconds here.
 
+A script guest_X.py reports what came of what it did, and judges nothing: that does test_X.py.
+
 Each is a fork of a process that has imported what they need, the daemon's packages above all. From
 there on all is real: a pid, a mask, a cgroup, an environment, execve(2).
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tempfile
@@ -18,7 +21,7 @@ from subprocess import Popen
 from typing import IO, cast
 
 from affinityd.cli import entry
-from tests.e2e.vm.inside import SOCKET, Ended
+from tests.e2e.vm.inside import SOCKET, Ended, stage
 from tests.support import daemons
 from tests.support.daemons import Daemon, eventually, is_ready
 
@@ -45,7 +48,9 @@ def main() -> None:
 
 
 def _run(name: str) -> None:
-    import_module(f"tests.e2e.vm.guest_{name}").main()
+    report = import_module(f"tests.e2e.vm.guest_{name}").main()
+    stage("done")
+    json.dump(report, sys.stdout)
 
 
 class Forked:
