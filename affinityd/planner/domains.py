@@ -175,9 +175,10 @@ def gpu_blocks(
     """
     options = demand.options
     of_nodes = _of_nodes(topology, mode.scope or options.scope, demand.unreserved)
-    smallest = min(len(block) for node in of_nodes for block in node.blocks)
-    # A node with fewer cores than GPUs has empty blocks, which do not count for the others.
-    keep = smallest or None if mode.balances and options.balanced else None
+    # The blocks of a node with fewer cores than GPUs do not count for those of the others.
+    whole = (node.blocks for node in of_nodes if all(node.blocks))
+    smallest = min((len(block) for blocks in whole for block in blocks), default=None)
+    keep = smallest if mode.balances and options.balanced else None
     block_of: dict[tuple[str, int], Domain] = {}
     allowed = None if demand.allowed == demand.unreserved else demand.allowed
     for node in of_nodes:

@@ -67,10 +67,10 @@ def is_plain(device: str) -> bool:
 def usable_ports(nics: Sequence[Nic]) -> tuple[tuple[Nic, RdmaPort], ...]:
     """Return the active ports that carry a job's traffic, in the order of their PCI paths.
 
-    Left out are virtual functions of an active device, members of a bond that is a device itself,
-    and what is slower than half the fastest: management and storage.
+    Left out are virtual functions of a device that is here, up or down, members of a bond that is
+    a device itself, and what is slower than half the fastest: management and storage.
     """
-    physical = {nic.pci_bus_id for nic in nics if any(port.is_active for port in nic.ports)}
+    physical = {nic.pci_bus_id for nic in nics}
     bonds = {nic.bond for nic in nics for port in nic.ports if _is_bond(nic, port)}
     active = [
         (nic, port)

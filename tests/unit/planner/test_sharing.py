@@ -33,6 +33,7 @@ NODES = {
     "unknown": made({0: "0-3", 1: "4-7"}, gpus=[None, 0, None]),
     "wide": made({0: "0-3", 1: "4-7"}, gpus=[0, 0]),
     "four": made({0: "0-3", 1: "4-7"}, gpus=[0, 0, 1, 1]),
+    "short": made({0: "0", 1: "1-8", 2: "9-14"}, gpus=[0, 0, 1, 2, 2]),
     "three": made({0: "0-3", 1: "4-7"}, gpus=[0, 0, 1]),
     # A balanced block is one core, and that of GPU 1 is not allowed in 2 and 4.
     "unlike": made({0: "0-4", 1: "5-6"}, gpus=[0, 0, 1, 1]),
@@ -74,6 +75,8 @@ four GPUs of a node: a quarter        | dgx-1v   | gpus=3                  | 15-
 the rest goes to the first GPUs       | uneven | balanced=false            | 0-2 3-4 5-9
 as much as the smallest block has     | uneven |                           | 0-1 3-4 5-6
 which counts, asked for or not        | uneven | gpus=2                    | 5-6
+but not where GPUs outnumber cores    | short  | gpus=2                    | 1-3
+whoever asks                          | short  | gpus=2,3                  | 1-3 9-11
 wherever it is                        | even   | gpus=0                    | 0-1
 exclusive is never balanced           | uneven | mode=exclusive            | 0-2 3-4 5-9
 the first core of each block          | uneven | mode=single_unique        | 0 3 5

@@ -95,7 +95,7 @@ def test_a_request_may_bound_the_nearest(bound: str, expected: str) -> None:
         (nic("near", "host/switch/nics", gbps=None), "near"),
         (nic("near", "host/switch/nics", physical="bus-far"), "far"),
         (nic("near", "host/switch/nics", physical="gone"), "near"),
-        (nic("near", "host/switch/nics", physical="bus-down"), "near"),
+        (nic("near", "host/switch/nics", physical="bus-down"), "far"),
         (nic("near", "host/switch/nics", bond="bond0"), "far"),
         (nic("near", "host/switch/nics", bond="bridge"), "near"),
         (nic("near_bond_0", "host/switch/nics", bond="bond0"), "near_bond_0"),
