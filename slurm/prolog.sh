@@ -9,7 +9,7 @@ PATH=/usr/sbin:/usr/bin:/sbin:/bin
 export PATH
 
 run=/run/affinityd
-notes=$run/jobs
+notes=/run/affinityd-jobs # of root alone, whoever owns the daemon's folder
 settings=/etc/affinityd.conf
 
 say() {

@@ -103,7 +103,7 @@ file=${socket%/*}/node.json # of a daemon that has ended
 [ -S "$socket" ] || [ -n "$file" ] || leave "no plan from $socket"
 
 # Its GPUs in the node's numbering, and those that other jobs have, too.
-note=$run/jobs/${SLURM_JOB_ID-} job_gpus='' job_shared=''
+note=/run/affinityd-jobs/${SLURM_JOB_ID-} job_gpus='' job_shared=''
 [ ! -f "$note" ] || read_lines job "$note"
 find_devices /dev/nvidia minor
 [ -n "$granted" ] || [ -e /dev/nvidiactl ] || find_devices /dev/dri/renderD drm

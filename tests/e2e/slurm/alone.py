@@ -30,6 +30,9 @@ NODE = f"""\
 mount() {{ command mount -n "$@"; }}
 mount -t tmpfs -o mode=755 tmpfs /mnt
 if [ "$1" ]; then mkdir /mnt/affinityd && mount --bind "$1" /mnt/affinityd; fi
+if [ -d "$1/jobs" ]; then
+    mkdir /mnt/affinityd-jobs && mount --bind "$1/jobs" /mnt/affinityd-jobs
+fi
 mount --move /mnt /run
 mount -t tmpfs -o mode=755 tmpfs /etc
 [ -z "$2" ] || printf '%s\\n' "$2" >/etc/affinityd.conf
@@ -50,7 +53,7 @@ AS_USER = ("/usr/bin/setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-grou
 class Node:
     """What there is on it."""
 
-    run: Path | None = None  #: its /run/affinityd
+    run: Path | None = None  #: its /run/affinityd; `jobs` in it is its /run/affinityd-jobs
     devices: str = "nvidiactl nvidia0 nvidia1"
     settings: str = ""  #: the site's
     more: str = ""  #: lines of sh that change it

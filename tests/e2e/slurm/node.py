@@ -118,7 +118,9 @@ def node(
         folder.chmod(0o755)
         machine = machine or tiny(*GPU_NODES, minors=MINORS)
         tree, run = write_tree(machine, folder / "machine"), folder / "run"
-        binds = {run: "/run/affinityd", copied(folder): INSTALLED, **setup.binds, **prepare(folder)}
+        (run / "jobs").mkdir(parents=True)
+        binds = {run: "/run/affinityd", run / "jobs": "/run/affinityd-jobs"}
+        binds |= {copied(folder): INSTALLED, **setup.binds, **prepare(folder)}
         whole = replace(setup, gpus=gpus, conf=(*CONF, *setup.conf), binds=binds)
         with running(run, "--root", f"{tree}") as daemon, slurm(whole, USER) as cluster:
             yield Node(cluster, daemon, run)

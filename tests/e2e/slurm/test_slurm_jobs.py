@@ -50,13 +50,12 @@ def node_of_jobs(cluster: Node, conf: Path) -> Node:
     """Return the node, where the jobs of other tests are over and the site says nothing."""
     conf.write_text("")
     notes = cluster.folder / "jobs"
-    notes.mkdir(exist_ok=True)  # as the first job's prolog has it
     eventually(lambda: not [*notes.glob("[0-9]*")], "the epilogs ran")
     return cluster
 
 
 def test_a_note_names_the_job_s_gpus_as_long_as_it_lives(node_of_jobs: Node) -> None:
-    look = "cd /run/affinityd/jobs; cat $SLURM_JOB_ID; stat -c '%U %a %n' $SLURM_JOB_ID"
+    look = "cd /run/affinityd-jobs; cat $SLURM_JOB_ID; stat -c '%U %a %n' $SLURM_JOB_ID"
     for words, gpus in ((("--gres=gpu:small:2",), "2,3"), ((), "")):
         printed = node_of_jobs.cluster.srun("-n1", *words, "/bin/sh", "-c", look).splitlines()
         assert [printed[0], printed[1][:12]] == [f"0: gpus={gpus}", "0: root 644 "]

@@ -126,7 +126,7 @@ def test_an_upgrade_drains_no_node(nodes: Mapping[str, Slurm], kind: str, tmp_pa
     made = nodes[kind]
     run_jobs(made, kind, pinned=True)
     if kind == CPU:
-        run(made, "[ ! -e /run/affinityd/jobs ]")  # no note
+        run(made, "[ ! -e /run/affinityd-jobs ]")  # no note
     assert printed(made.folder, "sh", "-ec", SHOW).count(INSTALLED) == 3
 
     new = tmp_path / "new"
