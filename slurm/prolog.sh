@@ -9,7 +9,7 @@ PATH=/usr/sbin:/usr/bin:/sbin:/bin
 export PATH
 
 run=/run/affinityd
-notes=/run/affinityd-jobs # of root alone, whoever owns the daemon's folder
+notes=/run/affinityd-jobs # root's own, where the daemon's folder may be another user's
 settings=/etc/affinityd.conf
 
 say() {

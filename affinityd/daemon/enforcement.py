@@ -6,22 +6,25 @@ This module imports all of enforcement: a daemon that does not enforce does not 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 
 from prometheus_client.core import Metric
 
 from affinityd import config
-from affinityd.audit.model import GpuKey, Job, Scan
+from affinityd.audit.model import Job, Scan
 from affinityd.config.settings import OBSERVE, PIN, Settings
-from affinityd.cpuset import several
+from affinityd.cpuset import format_list
 from affinityd.daemon.api.peers import Viewer
 from affinityd.daemon.metrics import enforcement as enforcement_metrics
 from affinityd.daemon.policy_document import parse
 from affinityd.daemon.state.background import FailureLog
+from affinityd.enforce import journal
 from affinityd.enforce.document import Enforced, render
 from affinityd.enforce.enforcer import Enforcer, NodeLock, lacking
-from affinityd.enforce.model import GIVEN_UP, PINNED, REFUSED, Decision, PinAttempt, job_name
+from affinityd.enforce.model import GIVEN_UP, REFUSED, Decision, PinAttempt, job_name
 from affinityd.enforce.policy import FILE, PolicyFile, PolicyState, site
 from affinityd.grouping import Recent, grouped
 from affinityd.text import count, one_line
@@ -44,7 +47,12 @@ class Enforcement:
                 is_optional=not settings.enforce_policy,
             ),
             why_not_pin=why_not_pin,
+            note=self._note,
             reserved=settings.reserved_cpus,
+        )
+        self._journal = Path(settings.socket).with_name(journal.FILE)
+        self._unjournaled = FailureLog(
+            f"pins cannot be noted in {self._journal}, and so not be undone", expected=(OSError,)
         )
         self._failures = FailureLog("enforcement failed; its last result stays")
         self._last: Enforced | None = None
@@ -55,6 +63,25 @@ class Enforcement:
             self._last = self._enforcer.enforce(topology, scan)
             self._log.enforced(self._last)
         return self._last
+
+    def _note(self, attempt: PinAttempt) -> None:
+        facts, target = attempt.decision.process.facts, attempt.decision.target
+        job = attempt.decision.job
+        with self._unjournaled.logged():
+            journal.append(
+                self._journal,
+                journal.JournaledPin(
+                    time=time.time(),
+                    pid=facts.pid,
+                    start=facts.start,
+                    name=facts.name,
+                    uid=facts.uid,
+                    job=None if job is None else job.id,
+                    reason=attempt.decision.cause or "",
+                    cpus=format_list(target.cpus if target else ()),
+                    threads=journal.journaled(attempt.outcome.replaced),
+                ),
+            )
 
     def metrics(self) -> Iterator[Metric]:
         """Yield the metrics of the last result."""
@@ -81,11 +108,11 @@ AT_START: Mapping[str, str] = {
 NOTHING_COUNTS = "nothing is pinned until it is correct"
 OLD_COUNTS = "the last good one applies"
 
-KINDS = (PINNED, REFUSED, GIVEN_UP)  #: of news about a job
+KINDS = (REFUSED, GIVEN_UP)  #: of news about a job
 
 
 class EnforceLog:
-    """Logs each finding once, and once more when it is over."""
+    """Logs each pin; other findings once, and once more when they are over."""
 
     def __init__(self, wanted: str, hindrance: str | None) -> None:
         self._hindrance: str | None = None
@@ -104,15 +131,16 @@ class EnforceLog:
         for notice in enforced.notices:
             if self._told.is_news((None, notice)):
                 log.warning("%s", one_line(notice))
+        for attempt in enforced.done:
+            if attempt.outcome.pinned and not attempt.outcome.is_gone:
+                log.info("%s", one_line(_pinned(attempt)))
         pods = {one.job: one.pod for one in enforced.decisions if one.pod is not None}
         for seen in {one.job for one in enforced.decisions if one.job is not None}:
             for kind in KINDS:
                 self._told.get((seen, kind))  # as long as the job is seen it is remembered
         for job, kind, line in _of_jobs(enforced):
             if self._told.is_news((job, kind)):
-                name = job and f"{job_name(job.scheduler, job.id, pods.get(job))}: "
-                level = logging.INFO if kind == PINNED else logging.WARNING
-                log.log(level, "%s", one_line((name or "") + line))
+                log.warning("%s", one_line(f"{_of_job(job, pods.get(job))}{line}"))
 
     def _note_hindrance(self, hindrance: str | None) -> None:
         if hindrance not in {None, self._hindrance}:
@@ -123,11 +151,9 @@ class EnforceLog:
 
 
 def _of_jobs(enforced: Enforced) -> Iterator[tuple[Job | None, str, str]]:
-    """Yield jobs with a kind of news and its line: pins, one refusal, processes given up."""
+    """Yield jobs with a kind of news and its line: a refusal, processes given up."""
     living = [attempt for attempt in enforced.done if not attempt.outcome.is_gone]
     for job, attempts in grouped(living, lambda attempt: attempt.decision.job).items():
-        if pinned := [attempt for attempt in attempts if attempt.outcome.pinned]:
-            yield job, PINNED, _pinned(pinned)
         for attempt in attempts:
             if attempt.outcome.refused:
                 threads = count(attempt.outcome.refused, "thread")
@@ -152,22 +178,18 @@ def _of_policy(before: PolicyState, now: PolicyState) -> Iterator[tuple[int, str
         yield logging.INFO, f"the policy {now.file} applies, with {count(now.rules, 'rule')}"
 
 
-def _pinned(done: Sequence[PinAttempt]) -> str:
-    processes = "1 process" if len(done) == 1 else f"{len(done)} processes"
-    threads = count(sum(attempt.outcome.pinned for attempt in done), "thread")
-    near = _gpus({gpu for attempt in done for gpu in attempt.decision.process.facts.gpus})
-    treatments = {attempt.decision.treatment for attempt in done}
-    modes = sorted({treatment.options.mode for treatment in treatments if treatment})
-    return f"pinned {processes} ({threads}) near {near}, mode {', '.join(modes)}"
+def _pinned(attempt: PinAttempt) -> str:
+    decision, outcome = attempt.decision, attempt.outcome
+    before = format_list(frozenset().union(*(thread.mask for thread in outcome.replaced)))
+    cpus = format_list(decision.target.cpus if decision.target else ())
+    moved = f"{count(outcome.pinned, 'thread')} from CPUs {before} to {cpus}"
+    who = f"{_process(decision)} of uid {decision.process.facts.uid}"
+    return f"{_of_job(decision.job, decision.pod)}pinned {who}: {moved} ({decision.cause})"
+
+
+def _of_job(job: Job | None, pod: str | None) -> str:
+    return "" if job is None else f"{job_name(job.scheduler, job.id, pod)}: "
 
 
 def _process(decision: Decision) -> str:
     return f"{decision.process.facts.name} (pid {decision.process.facts.pid})"
-
-
-def _gpus(keys: Collection[GpuKey]) -> str:
-    by_vendor = grouped(keys, lambda key: key[0])
-    return ", ".join(
-        f"{vendor} {several('GPU', (index for _, index in by_vendor[vendor]))}"
-        for vendor in sorted(by_vendor)
-    )

@@ -169,6 +169,7 @@ def pin_process(facts: ProcessFacts, to: TargetCpus, deadline: float) -> PinOutc
         is_gone=not result.threads and not result.is_late,
         is_settled=result.is_settled,
         is_late=result.is_late,
+        replaced=tuple(result.replaced.values()),
     )
 
 
@@ -192,15 +193,17 @@ class Enforcer:
         policy: PolicyFile,
         *,
         why_not_pin: Callable[[], str | None],
+        note: Callable[[PinAttempt], None],
         reserved: CpuSet = frozenset(),
     ) -> None:
         """Take the wanted mode, of ENFORCE_VALUES, and the policy.
 
-        `why_not_pin`: tells why the daemon cannot pin now.
+        `why_not_pin` tells why the daemon cannot pin now; `note` is called after each pin.
         """
         self._wanted = wanted
         self._policy = policy
         self._why_not_pin = why_not_pin
+        self._note = note
         self._reserved = reserved
         self._identities = ProcessIdentities()
         self._backoff = Backoff()
@@ -275,6 +278,8 @@ class Enforcer:
         self._threads += done.outcome.pinned
         self._pins.update(outcomes(done.outcome))
         self._backoff.note(done)
+        if done.outcome.replaced:
+            self._note(done)
         return done
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from affinityd.audit.gather import short_id
 from affinityd.audit.model import AuditedProcess, Job, ProcessFacts
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.enforce.policy import Treatment
-from affinityd.linux.pinning import is_on_purpose
+from affinityd.linux.pinning import ThreadBefore, is_on_purpose
 from affinityd.linux.processes import Thread
 from affinityd.text import count
 from affinityd.topology.nearness import MASK, UNPINNED
@@ -123,6 +123,7 @@ class PinOutcome:
     is_gone: bool = False  #: the process has ended, or its number is another's by now
     is_settled: bool = True  #: the last pass over its threads found nothing more to do
     is_late: bool = False  #: time was up within it
+    replaced: tuple[ThreadBefore, ...] = field(default=(), compare=False)  #: threads before it
 
 
 @dataclass(frozen=True)

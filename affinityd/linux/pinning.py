@@ -12,8 +12,8 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from affinityd.cpuset import CpuSet
 from affinityd.linux.processes import ENDED, mask_of, stat_of, thread_ids, thread_stat
@@ -85,12 +85,23 @@ class ThreadResult:
 
 
 @dataclass(frozen=True)
+class ThreadBefore:
+    """A thread as it was before its mask was replaced."""
+
+    pid: int
+    tid: int
+    start: int  #: clock ticks since boot: another thread may have its number by now
+    mask: CpuSet
+
+
+@dataclass(frozen=True)
 class PinResult:
     """The results of all threads, without ended ones."""
 
     threads: tuple[ThreadResult, ...]  #: by process, main threads first; (): all have ended
     is_settled: bool  #: whether the last passes found nothing more to do
     is_late: bool = False  #: the time was up before every thread was looked at
+    replaced: Mapping[int, ThreadBefore] = field(default_factory=dict)  #: by tid, ended ones, too
 
     def having(self, outcome: str) -> tuple[ThreadResult, ...]:
         """Return the threads with one outcome."""
@@ -132,10 +143,10 @@ def pin_threads(
         if passes.is_late:
             break
         if quiet >= (PATIENT_PASSES if is_patient else QUIET_PASSES):
-            return PinResult(tuple(passes.results), is_settled=True)
+            return passes.result(is_settled=True)
         if quiet and is_patient:
             time.sleep(PAUSE * 2 ** (quiet - 1))
-    return PinResult(tuple(passes.results), is_settled=False, is_late=passes.is_late)
+    return passes.result(is_settled=False)
 
 
 class _Passes:
@@ -146,9 +157,13 @@ class _Passes:
         self.is_late = False
         self._deadline = deadline
         self._dry_run = dry_run
-        self._set: set[int] = set()  # the threads whose mask was replaced
+        self._set: dict[int, ThreadBefore] = {}  # the threads whose mask was replaced
         self._user_time: dict[int, int] = {}  # of threads, when they were first seen pinned
         self._masks: dict[CpuSet, set[CpuSet]] = {}  # as requested: that, or its result
+
+    def result(self, *, is_settled: bool) -> PinResult:
+        """Return the result of all passes."""
+        return PinResult(tuple(self.results), is_settled, self.is_late, self._set)
 
     def pin_all(self, targets: Iterable[Target]) -> bool:
         """Pin the present threads; return whether any mask was set."""
@@ -197,7 +212,9 @@ class _Passes:
         return replace(result, held=target.cpus) if self._dry_run else self._set_mask(result)
 
     def _set_mask(self, wish: ThreadResult) -> ThreadResult | None:
-        if thread_stat(wish.pid, wish.tid) is None:  # another process's thread may have its number
+        """Set the mask of a thread, which so far has the one in `held`."""
+        stat = thread_stat(wish.pid, wish.tid)
+        if stat is None:  # another process's thread may have its number
             return None
         try:
             os.sched_setaffinity(wish.tid, wish.asked)
@@ -208,7 +225,8 @@ class _Passes:
             return None
         if held <= wish.asked:  # else it has just pinned itself
             self._masks[wish.asked].add(held)
-        self._set.add(wish.tid)
+        before = ThreadBefore(wish.pid, wish.tid, stat.start, wish.held)
+        self._set.setdefault(wish.tid, before)
         return replace(wish, held=held, was_set=True)
 
 

@@ -1,6 +1,7 @@
 """`affinityd enforce`: which processes the daemon pins, which it leaves alone, and why.
 
-`--check` tells of a policy file before a daemon reads it: what each rule matches and does.
+`--check` tells of a policy file before a daemon reads it: what each rule matches and does. `--undo`
+gives the threads that enforcement and `affinityd pin` have pinned their former masks.
 """
 
 from __future__ import annotations
@@ -8,12 +9,15 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from affinityd import config
 from affinityd.cli.parser import Parser, add_format, add_settings
 from affinityd.cli.render.enforcement import lines
 from affinityd.client import ask_daemon
+from affinityd.cpuset import format_list
+from affinityd.enforce import journal
 from affinityd.enforce.document import MAX_BYTES, PATH, EnforceDocument
 from affinityd.enforce.policy import MAX_FILE, PolicyError, decoded
 from affinityd.errors import (
@@ -23,8 +27,9 @@ from affinityd.errors import (
     NoDaemonError,
     NotEnforcedError,
 )
+from affinityd.grouping import grouped
 from affinityd.json_codec import loads
-from affinityd.text import one_line
+from affinityd.text import count, one_line
 
 TROUBLE = 2  #: exit code of every error: 1 is an answer
 TIMEOUT = 5.0  #: seconds: a person waits
@@ -44,6 +49,12 @@ def add_arguments(parser: Parser) -> None:
         metavar="FILE",
         help="say what a policy file does, or what is wrong in it; asks no daemon",
     )
+    alone.add_argument(
+        "--undo",
+        action="store_true",
+        help="give each pinned thread the mask back that it had; asks no daemon",
+    )
+    parser.add_argument("--job", metavar="ID", help="with --undo: only the processes of this job")
     add_settings(parser, ("socket",))
 
 
@@ -53,7 +64,44 @@ def run(arguments: argparse.Namespace) -> int:
         raise InvalidRequestError(
             "--all and --check print text; leave out --json, which has all of it"
         )
+    if arguments.job is not None and not arguments.undo:
+        raise InvalidRequestError("--job is for --undo")
+    if arguments.undo:
+        return _undo(_sockets(arguments), arguments.job)
     return _check(arguments.check) if arguments.check is not None else _enforce(arguments)
+
+
+def _sockets(arguments: argparse.Namespace) -> list[str]:
+    variables = config.variables()
+    if arguments.socket is not None:
+        variables[f"{config.PREFIX}SOCKET"] = arguments.socket
+    return config.sockets(variables)
+
+
+def _undo(sockets: list[str], job: str | None) -> int:
+    """Undo the pins in the journals beside the sockets; 1: the kernel refused a thread."""
+    paths = [path for socket in sockets if (path := Path(socket).with_name(journal.FILE)).exists()]
+    try:
+        undone = [one for path in paths for one in journal.undo(journal.pins(path), job)]
+    except OSError as error:
+        raise InvalidRequestError(f"{error.filename} cannot be read: {error.strerror}") from None
+    for one in undone:
+        for line in _of_process(one):
+            print(one_line(f"process {one.pid} ({one.name}): {line}"))
+    if not any(one.restored or one.changed or one.refused for one in undone):
+        print(
+            f"no running process has a pin to undo, by {' and '.join(map(str, paths)) or 'no file'}"
+        )
+    return 1 if any(one.refused for one in undone) else 0
+
+
+def _of_process(undone: journal.Undone) -> Iterator[str]:
+    for mask, threads in grouped(undone.restored.items(), lambda item: item[1]).items():
+        yield f"{count(len(threads), 'thread')} back on CPUs {format_list(mask)}"
+    if undone.changed:
+        yield f"{count(len(undone.changed), 'thread')} left: of another mask since the pin"
+    if undone.refused:
+        yield f"refused: {undone.refused}; root can undo it"
 
 
 def _check(path: str) -> int:
@@ -75,10 +123,7 @@ def _check(path: str) -> int:
 
 
 def _enforce(arguments: argparse.Namespace) -> int:
-    variables = config.variables()
-    if arguments.socket is not None:
-        variables[f"{config.PREFIX}SOCKET"] = arguments.socket
-    text = _asked(config.sockets(variables))
+    text = _asked(_sockets(arguments))
     try:
         enforced = loads(EnforceDocument, text, "enforce")
     except ValueError as error:

@@ -20,8 +20,8 @@ from affinityd.linux.processes import descendants, mask_of, thread_ids
 from tests.support.cpusets import needs_cpuset, pod_parts, step_parts
 from tests.support.daemons import eventually
 from tests.support.enforcing_node import EnforcingNode, enforcing
-from tests.support.puppets import ALL, Puppet, Troupe, playing, start, unpin
-from tests.support.tiny import BOTH, FAR, NEAR
+from tests.support.puppets import ALL, Puppet, Troupe, masks, playing, start, unpin
+from tests.support.tiny import BOTH, FAR, NEAR, affinityd
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="mounts, and moves processes into cgroups"),
@@ -123,10 +123,8 @@ def test_workers_that_unpin_themselves_are_pinned_again(
         assert {(processes[it.pid]["pins"], processes[it.pid]["resets"]) for it in ranks} == {
             (1, 0)
         }
-        (line,) = lines(node, "slurm 7")
-        assert line.endswith(
-            "slurm 7: pinned 12 processes (24 threads) near nvidia GPUs 0-3, mode node"
-        )
+        of_pins = [line for line in lines(node, "slurm 7") if "pinned" in line]
+        assert len(of_pins) == 12 + len(workers)
 
 
 @contextmanager
@@ -198,3 +196,17 @@ def test_the_second_daemon_takes_over_when_the_first_is_killed(troupe: Troupe) -
         assert fits(rank)
         assert len(lines(second, "observes instead of pinning: another daemon")) == 1
         assert len(lines(second, "pins from now on")) == 1
+
+
+def test_the_pins_of_a_daemon_that_was_killed_are_undone(troupe: Troupe) -> None:
+    (rank,) = troupe.take()
+    with playing([rank], *pod(1), cpus=BOTH):
+        before = masks(rank.pid)
+        with enforcing("pin", users={0: [rank.pid]}) as node:
+            node.scans_until(lambda: fits(rank), "it is pinned")
+            node.daemon.signal(signal.SIGKILL)
+            node.daemon.process.wait()
+            socket = f"{node.daemon.socket}"
+            done = affinityd("enforce", "--undo", "--socket", socket)
+        assert (done.status, f"process {rank.pid} " in done.stdout) == (0, True), done.stderr
+        assert masks(rank.pid) == before

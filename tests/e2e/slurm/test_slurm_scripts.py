@@ -216,6 +216,7 @@ def test_a_note_that_is_no_note_is_passed_over(node: Node, daemon: Daemon, text:
 def test_a_site_may_drain_a_node(settings: str, status: int, *, tells: bool) -> None:
     line = f"affinityd: no daemon is ready at {SOCKET}: "
     with beside(None) as folder:
+        (folder / "jobs").mkdir()
         done = Node(run=folder, settings=settings).run_script("prolog.sh", {**JOB, **FAR_GPU})
         assert (folder / "jobs/1").read_text() == "gpus=1\n"
         assert (done.status, done.stderr[: len(line)]) == (status, line if tells else "")
@@ -301,7 +302,7 @@ def test_a_task_without_gpus_asks_nothing(env: Mapping[str, str]) -> None:
 
 def without_gpus(script: str, env: Mapping[str, str], more: str = "") -> str:
     """Return what a script prints on a node without GPUs, and whether it leaves a folder there."""
-    look = '[ ! -e /run/affinityd ] || echo "left $(find /run/affinityd)"\n'
+    look = '[ ! -e /run/affinityd-jobs ] || echo "left $(find /run/affinityd-jobs)"\n'
     done = Node(devices="", more=more, after=look).run_script(script, {**JOB, **env})
     assert (done.status, done.stderr) == (0, "")
     return done.stdout
@@ -322,9 +323,9 @@ def test_a_node_without_gpus_forgets_the_gpus_of_the_submitting_shell() -> None:
 
 def test_an_epilog_removes_the_note_of_its_job() -> None:
     printed = without_gpus(
-        "epilog.sh", {}, "mkdir -p /run/affinityd/jobs; : >/run/affinityd/jobs/1\n"
+        "epilog.sh", {}, "mkdir -p /run/affinityd-jobs; : >/run/affinityd-jobs/1\n"
     )
-    assert printed == "left /run/affinityd\n/run/affinityd/jobs\n"
+    assert printed == "left /run/affinityd\n/run/affinityd-jobs\n"
 
 
 # What task_prolog.sh makes of whatever it is answered, in whichever environment and sh.

@@ -14,6 +14,7 @@ from affinityd.enforce.document import Enforced
 from affinityd.enforce.model import Decision
 from affinityd.enforce.policy import PolicyState
 from affinityd.grouping import REMEMBERED
+from affinityd.linux.pinning import ThreadBefore
 from tests.support.enforce_reports import done, drifted, enforced, fits, left
 from tests.support.scans import GPU0, GPU1, Audit, audit, process, scanned
 
@@ -72,7 +73,8 @@ def told(
 
 
 def pinning(*decisions: Decision) -> Enforced:
-    return enforced(*decisions, done=tuple(done(it, pinned=2) for it in decisions))
+    before = tuple(ThreadBefore(1, tid, 0, frozenset({4, 5, 6, 7})) for tid in (1, 2))
+    return enforced(*decisions, done=tuple(done(it, pinned=2, replaced=before) for it in decisions))
 
 
 ID = "cd34" * 16
@@ -94,10 +96,10 @@ def test_the_log_names_a_job_by_its_pod_container_or_id(
     caplog: pytest.LogCaptureFixture, job: Job, pod: str | None, name: str
 ) -> None:
     _, line = told(caplog, pinning(replace(drifted(1), job=job, pod=pod)))
-    assert line.startswith(f"INFO: {name}: pinned 1 process")
+    assert line.startswith(f"INFO: {name}: pinned python (pid 1)")
 
 
-FITS, NO_PROCESS, ONE, TWO = enforced(fits()), enforced(), pinning(drifted(1)), pinning(drifted(2))
+FITS, ONE, TWO = enforced(fits()), pinning(drifted(1)), pinning(drifted(2))
 ON_BOTH = pinning(drifted(1), drifted(2, gpu=GPU1))
 ENDED = enforced(drifted(1), done=(done(drifted(1), pinned=1, is_gone=True),))
 EPERM = "EPERM: it is another user's"
@@ -107,8 +109,10 @@ OF_NO_JOB = enforced(left(1, "no_job", job=None))
 BLIND = enforced(notices=("it cannot be read\n",))
 LONG = int(REMEMBERED) // 60 + 1  #: reports after which what was told is news again
 
-PINNED_ONE = "INFO: slurm 7: pinned 1 process (2 threads) near nvidia GPU 0, mode node"
-PINNED_TWO = "INFO: slurm 7: pinned 2 processes (4 threads) near nvidia GPUs 0-1, mode node"
+PINNED_ONE, PINNED_TWO = (
+    f"INFO: slurm 7: pinned python (pid {pid}) of uid 1000: 2 threads from CPUs 4-7 to 0-3 (mask)"
+    for pid in (1, 2)
+)
 SAID_GIVEN_UP = "WARNING: slurm 7: python (pid 1) is no longer pinned: so it is"
 SAID_REFUSED = f"WARNING: slurm 7: python (pid 1): 2 threads cannot be pinned: {EPERM}"
 SAID_BLIND = "WARNING: it cannot be read\\n"
@@ -122,11 +126,10 @@ PINS = "INFO: pins from now on: nothing hinders it any more"
     ("reports", "lines"),
     [
         ([FITS, enforced(drifted()), ENDED, OF_NO_JOB], []),
-        ([ONE, TWO, ONE], [PINNED_ONE]),
-        ([ONE, *[FITS] * LONG, ONE], [PINNED_ONE]),  # remembered as long as it is seen
-        ([ONE, *[NO_PROCESS] * LONG, ONE], [PINNED_ONE] * 2),
-        ([ON_BOTH], [PINNED_TWO]),
+        ([ONE, TWO, ONE], [PINNED_ONE, PINNED_TWO, PINNED_ONE]),
+        ([ON_BOTH], [PINNED_ONE, PINNED_TWO]),
         ([GIVEN_UP, GIVEN_UP], [SAID_GIVEN_UP]),
+        ([GIVEN_UP, *[ONE] * LONG, GIVEN_UP], [SAID_GIVEN_UP, *[PINNED_ONE] * LONG]),
         ([REFUSED, REFUSED], [SAID_REFUSED]),
         ([BLIND, BLIND, FITS, BLIND], [SAID_BLIND]),
         ([BLIND, *[FITS] * LONG, BLIND], [SAID_BLIND] * 2),

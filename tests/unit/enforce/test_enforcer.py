@@ -21,7 +21,7 @@ from affinityd.daemon.policy_document import parse
 from affinityd.enforce import enforcer as module
 from affinityd.enforce.document import Enforced
 from affinityd.enforce.enforcer import NO_ENVIRONMENTS, Enforcer, NodeLock, notices, outcomes
-from affinityd.enforce.model import PinOutcome, TargetCpus
+from affinityd.enforce.model import PinAttempt, PinOutcome, TargetCpus
 from affinityd.enforce.policy import PolicyFile, Treatment, identity, site
 from affinityd.errors import InvalidRequestError
 from affinityd.planner import Options
@@ -40,11 +40,13 @@ class Look:
     def __init__(self, policy: Path, *, way: str = PIN, reserved: CpuSet = frozenset()) -> None:
         self.hindrance: str | None = None
         self.pinned = list[tuple[int, CpuSet]]()
+        self.noted = list[PinAttempt]()
         self.outcome = PinOutcome(pinned=1)
         self.enforcer = Enforcer(
             way,
             PolicyFile(str(policy), parse=parse, is_optional=False),
             why_not_pin=lambda: self.hindrance,
+            note=self.noted.append,
             reserved=reserved,
         )
 
