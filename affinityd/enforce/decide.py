@@ -32,6 +32,7 @@ from affinityd.enforce.model import (
     ORPHAN,
     POLICY,
     UNKNOWN_CPUSET,
+    UNREAD,
     WAITING,
     YOUNG,
     Decision,
@@ -108,7 +109,9 @@ class _Deciding:
         if decision.verdict == DRIFTED and treatment.observe and not treatment.unread:
             return _observed(decision, BY_POLICY.format(which=_source(treatment)))
         if decision.verdict == DRIFTED and word == OBSERVE:
-            return _observed(decision, BY_JOB.format(pid=pid))
+            speaker = next(it for it in self._jobs.speakers(process, job) if it.pid == pid)
+            is_unread = "environment" in self._identify(speaker).unread
+            return _observed(decision, (UNREAD if is_unread else BY_JOB).format(pid=pid))
         return decision
 
     def _job(self, process: AuditedProcess) -> Job:

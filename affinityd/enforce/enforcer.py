@@ -176,9 +176,9 @@ def pin_process(facts: ProcessFacts, to: TargetCpus, deadline: float) -> PinOutc
 PASS = 2.0  #: seconds that the pins after one scan may take together; the next begins with the rest
 
 NO_ENVIRONMENTS = (
-    "environments of jobs' processes cannot be read: AFFINITYD=off in them has no effect, and "
-    "rules by partition, account and environment match no process; give the daemon CAP_SYS_PTRACE "
-    "and CAP_DAC_READ_SEARCH (affinityd.service.d/enforce.conf for systemd, "
+    "environments of jobs' processes cannot be read: AFFINITYD=off may be in them, so these are "
+    "not pinned, and rules by partition, account and environment match none of them; give the "
+    "daemon CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH (affinityd.service.d/enforce.conf for systemd, "
     "enforce.readEnvironments in the chart)"
 )
 NOT_SEEN = "the processes of {gpus} are not known: {why}"

@@ -178,6 +178,10 @@ THREADS = (
 #: How it has drifted, and why it is only observed then.
 ELSEWHERE = "it may run on CPUs {masks}, and should run on {cpus}"
 BY_JOB = "AFFINITYD=observe is in the environment of process {pid} of its job"
+UNREAD = (
+    "the environment of process {pid} of its job cannot be read, and may have AFFINITYD=off: give "
+    "the daemon CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"
+)
 BY_POLICY = "{which} of the policy says observe"
 
 

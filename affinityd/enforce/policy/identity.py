@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 from affinityd import config
 from affinityd.audit.gather import is_slurms
 from affinityd.audit.model import KUBERNETES, Job, ProcessFacts
-from affinityd.config import ON
+from affinityd.config import OBSERVE, ON
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.grouping import REMEMBERED, Recent
 from affinityd.linux.cgroup import hierarchies
@@ -107,7 +107,7 @@ class ProcessIdentity:
     cgroups: tuple[str, ...] = ()  #: its paths, in the order of /proc/PID/cgroup
     #: Its variables that a rule names; None: its environment cannot be read.
     environment: Mapping[str, str] | None = None
-    switch: str = ON  #: AFFINITYD, as that has it
+    switch: str = ON  #: AFFINITYD, as that has it; observe if that cannot be read
     #: CPUs, near and far, given because it asked for so many; None: unknown.
     given: CpuSet | None = None
     unread: frozenset[str] = frozenset()  #: fields that cannot be read here
@@ -178,7 +178,9 @@ class ProcessIdentities:
             **names,
             cgroups=paths(facts.cgroups),
             environment=environ,
-            switch=config.read_switch_or_off(values.get(config.SWITCH, "")),
+            switch=OBSERVE
+            if environ is None
+            else config.read_switch_or_off(values.get(config.SWITCH, "")),
             given=_given(values),
             unread=frozenset(unread),
         )

@@ -112,7 +112,7 @@ hostPID=true enforce.mode=observe | --enforce=observe | enforce observe |
 hostPID=true enforce.mode=observe enforce.readEnvironments=true \
  | --enforce=observe | enforce observe, environments |
 hostPID=true enforce.mode=pin enforce.policy=x \
- | --enforce=pin --enforce-policy=/etc/affinityd/policy.toml | enforce pin |
+ | --enforce=pin --enforce-policy=/etc/affinityd/policy.toml | enforce pin, environments |
 hostPID=true enforce.mode=pin enforce.readEnvironments=true \
  | --enforce=pin | enforce pin, environments |
 """

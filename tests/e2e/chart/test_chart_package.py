@@ -47,7 +47,7 @@ def test_the_notes_name_what_is_there() -> None:
 
 
 NOT_SEEN = "If the nodes have NVIDIA GPUs, set runtimeClassName: nvidia"
-NOT_READ = "Environments are not read, so enforcement ignores AFFINITYD=off"
+NOT_READ = "Environments are not read: what is reported may include processes with AFFINITYD=off"
 OF_NO_USE = "enforce.mode is off, and the other values of enforce have no effect"
 
 
@@ -57,7 +57,7 @@ OF_NO_USE = "enforce.mode is off, and the other values of enforce have no effect
         ("default", []),
         ("enforce.readEnvironments=true", [OF_NO_USE]),
         ("hostPID=true enforce.mode=observe", [NOT_SEEN, NOT_READ]),
-        ("audit.enabled=true enforce.mode=pin", [NOT_READ]),
+        ("audit.enabled=true enforce.mode=pin", []),
         ("hostPID=true enforce.mode=pin enforce.readEnvironments=true", [NOT_SEEN]),
     ],
 )

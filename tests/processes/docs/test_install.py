@@ -1,13 +1,12 @@
 """A node through install, enforcement, upgrade and removal, by the commands of the pages.
 
 They are in slurm/README.md, docs/operating.md, docs/slurm.md and docs/enforce.md. The node's
-folders are below one of the test's. Stand-ins replace systemctl and taskset, whose arguments they
+folders are below one of the test's. Stand-ins replace systemctl and affinityd, whose arguments they
 record, and venv, for which this checkout is installed.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -21,7 +20,6 @@ from tests.support.paths import REPOSITORY
 
 FOLDERS = re.compile(r"(?<![\w.])/(?=opt|usr/bin|etc|run)")
 SYSTEMCTL = 'echo systemctl "$@" >>"$ROOT/asked"'
-TASKSET = 'echo taskset "$@" >>"$ROOT/asked"'
 PYTHON = f"""
 [ "$1" = -m ] || exec {sys.executable} "$@"
 mkdir -p "$3/bin"
@@ -43,7 +41,7 @@ class Site:
         self.root = root
         for folder in ("bin", "opt", "usr/bin", "etc/systemd/system", "run"):
             (root / folder).mkdir(parents=True)
-        for name, text in (("systemctl", SYSTEMCTL), ("taskset", TASKSET), ("python3", PYTHON)):
+        for name, text in (("systemctl", SYSTEMCTL), ("python3", PYTHON)):
             self.stand_in(name, text)
 
     def stand_in(self, name: str, text: str) -> None:
@@ -101,9 +99,7 @@ def test_install_upgrade_and_remove(site: Site, page: str) -> None:
 
 
 def test_enforcement_is_observed_switched_on_and_taken_back(site: Site) -> None:
-    processes = [{"pid": 11, "pins": 1}, {"pid": 12, "pins": 0}, {"pid": 13, "pins": 2}]
-    printed = json.dumps({"jobs": [{"processes": processes}]})
-    site.stand_in("affinityd", f"cat <<'END'\n{printed}\nEND")
+    site.stand_in("affinityd", 'echo affinityd "$@" >>"$ROOT/asked"')
     page = "docs/enforce.md"
     restart = "systemctl restart affinityd"
     assert site.run(block(page, "echo AFFINITYD_ENFORCE")) == [restart]
@@ -111,5 +107,5 @@ def test_enforcement_is_observed_switched_on_and_taken_back(site: Site) -> None:
     assert site.run(block(page, "cp -R")) == ["systemctl daemon-reload", restart]
     assert site.read("etc/affinityd.conf") == "AFFINITYD_ENFORCE=pin\n"
     assert site.read("etc/systemd/system/affinityd.service.d/enforce.conf")
-    resets = [f"taskset -apc 0-1023 {pid}" for pid in (11, 13)]
-    assert site.run(block(page, "pids=")) == ["systemctl stop affinityd", *resets]
+    undone = ["systemctl stop affinityd", "affinityd enforce --undo"]
+    assert site.run(block(page, "systemctl stop")) == undone

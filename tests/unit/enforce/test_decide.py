@@ -249,6 +249,10 @@ PILOT = 'observe = true\n[[rule]]\npartition = "pilot"\nobserve = false'
 TRIAL = '[[rule]]\npartition = "trial"\nobserve = true'
 UNREAD = Who(unread=frozenset(("partition", "account", "user", "environment")))
 BY_JOB = "AFFINITYD=observe is in the environment of process 100 of its job"
+IS_UNREAD = (
+    "the environment of process 100 of its job cannot be read, and may have AFFINITYD=off: give "
+    "the daemon CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"
+)
 BY_TOP = "the top level of the policy says observe"
 BY_RULE = "rule 1 of the policy says observe"
 
@@ -257,6 +261,7 @@ BY_RULE = "rule 1 of the policy says observe"
     ("policy", "who", "because"),
     [
         ("", Who(switch="observe"), BY_JOB),
+        ("", Who(switch="observe", unread=frozenset({"environment"})), IS_UNREAD),
         (TRIAL, Who(partition="trial"), BY_RULE),
         (PILOT, Who(partition="a"), BY_TOP),
         (PILOT, Who(partition="pilot"), None),

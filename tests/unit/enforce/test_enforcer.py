@@ -76,6 +76,7 @@ def policy(tmp_path: Path) -> Path:
 def look(policy: Path, monkeypatch: pytest.MonkeyPatch) -> Look:
     look = Look(policy)
     monkeypatch.setattr(module, "pin_process", look.pin)
+    monkeypatch.setattr(identity, "environment", lambda *_: {})
     return look
 
 
@@ -131,7 +132,9 @@ def test_unreadable_environments_and_unknown_processes_are_notices(
     look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not look.enforce().notices
-    monkeypatch.setattr(identity, "is_running", lambda *_: True)  # and its environment is not read
+    monkeypatch.setattr(identity, "is_running", lambda *_: True)
+    monkeypatch.setattr(identity, "environment", lambda *_: None)
+    look.enforcer._identities = identity.ProcessIdentities()
     assert look.enforce().notices == [NO_ENVIRONMENTS]
     unknown = {("nvidia", 1): "no NVML", ("nvidia", 0): "no NVML", ("amd", 0): "no KFD"}
     assert [*notices(unknown, is_blind=False)] == [

@@ -143,7 +143,7 @@ metricRelabelings:
 {{- /* The capabilities for enforcement, a word each; empty: the daemon is unprivileged. */}}
 {{- define "affinityd.capabilities" -}}
 {{- $mode := include "affinityd.enforce" . }}
-{{- $looks := and .Values.enforce.readEnvironments (ne $mode "off") }}
+{{- $looks := or (eq $mode "pin") (and .Values.enforce.readEnvironments (ne $mode "off")) }}
 {{- if eq $mode "pin" }} SYS_NICE{{ end }}
 {{- if $looks }} SYS_PTRACE DAC_READ_SEARCH{{ end }}
 {{- end }}

@@ -98,7 +98,7 @@ def test_an_environment_is_read_once_for_the_same_variables(tmp_path: Path) -> N
     known, its = ProcessIdentities(str(tmp_path)), facts(tmp_path, b"AFFINITYD=off\0" + ENVIRON)
     first = known.of(its, ("TEAM",))
     other = known.of(replace(its, start=its.start + 1), ("TEAM",))
-    assert (first.switch, other.switch, other.environment) == ("off", "on", None)
+    assert (first.switch, other.switch, other.environment) == ("off", "observe", None)
     (tmp_path / "proc/7/environ").unlink()
     assert known.of(its, ("TEAM",)).environment is first.environment
     assert known.of(its, ("TEAM", "SIZE")).environment is None
@@ -116,7 +116,7 @@ def test_a_late_environment_is_used_by_the_next_scan(
 
     monkeypatch.setattr(identity, "SECONDS", 0.01)
     monkeypatch.setattr(identity, "environment", late)
-    assert (known.of(its, ()).environment, known.of(its, ()).switch) == (None, "on")
+    assert (known.of(its, ()).environment, known.of(its, ()).switch) == (None, "observe")
     answer.set()
     eventually(lambda: known.of(its, ()).switch == "off", "it says off")
 
