@@ -102,7 +102,7 @@ def test_enforcement_is_observed_switched_on_and_taken_back(site: Site) -> None:
     site.stand_in("affinityd", 'echo affinityd "$@" >>"$ROOT/asked"')
     page = "docs/enforce.md"
     restart = "systemctl restart affinityd"
-    assert site.run(block(page, "echo AFFINITYD_ENFORCE")) == [restart]
+    assert site.run(block(page, "echo AFFINITYD_ENFORCE")) == [restart, "affinityd enforce"]
     assert site.read("etc/affinityd.conf") == "AFFINITYD_ENFORCE=observe\n"
     assert site.run(block(page, "cp -R")) == ["systemctl daemon-reload", restart]
     assert site.read("etc/affinityd.conf") == "AFFINITYD_ENFORCE=pin\n"
