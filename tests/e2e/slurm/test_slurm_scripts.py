@@ -325,7 +325,7 @@ def test_an_epilog_removes_the_note_of_its_job() -> None:
     printed = without_gpus(
         "epilog.sh", {}, "mkdir -p /run/affinityd-jobs; : >/run/affinityd-jobs/1\n"
     )
-    assert printed == "left /run/affinityd\n/run/affinityd-jobs\n"
+    assert printed == "left /run/affinityd-jobs\n"
 
 
 # What task_prolog.sh makes of whatever it is answered, in whichever environment and sh.
