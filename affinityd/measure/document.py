@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -76,7 +76,7 @@ class Measurement:
 ALIKE = 1.05  #: a smaller ratio is within what measurements of a tenth of a second vary
 
 #: The quantities of the sentence, the first that was measured near and far, and its words.
-SAID = {
+COMPARED = {
     TO_DEVICE: "host-to-device copies from pinned memory",
     TO_DEVICE_PAGEABLE: "host-to-device copies from pageable memory",
     READ: "reading memory with one thread",
@@ -118,27 +118,21 @@ def sentence(figures: Sequence[Figure], gpus: Sequence[MeasuredGpu], *, nodes: i
     """Compare near with far, on one line; `nodes`: how many have CPUs."""
     if nodes <= 1:
         return ONE_NODE
-    for quantity, words in SAID.items():
-        far = list(_far(figures, gpus, quantity))
+    for quantity, words in COMPARED.items():
+        by_target = ratios(figures, gpus, quantity)
+        far = [
+            by_target[figure.target][figure.numa_node]
+            for figure in figures
+            if figure.quantity == quantity and figure.value and figure.target in by_target
+            if figure.numa_node not in near_nodes(figure, gpus)
+        ]
         if far:
             without = UNMEASURED if quantity == READ and gpus else ""
-            return _said(median(far), words) + without
+            return _comparison(median(far), words) + without
     return NOT_COMPARED
 
 
-def _far(figures: Sequence[Figure], gpus: Sequence[MeasuredGpu], quantity: str) -> Iterator[float]:
-    by_target = ratios(figures, gpus, quantity)
-    for figure in figures:
-        ratio = by_target.get(figure.target, {}).get(figure.numa_node)
-        if (
-            figure.quantity == quantity
-            and ratio
-            and figure.numa_node not in near_nodes(figure, gpus)
-        ):
-            yield ratio
-
-
-def _said(ratio: float, words: str) -> str:
+def _comparison(ratio: float, words: str) -> str:
     if ratio < 1 / ALIKE:
         return (
             f"far is {1 / ratio:.1f} × near for {words} on this node: other work disturbed the "
@@ -185,27 +179,20 @@ def gpu_ratios(
     here. Without a file there are neither; one that cannot be read is a notice.
     """
     try:
-        return _of_gpus(read(path), topology), ()
+        measurement = read(path)
     except FileNotFoundError:
         return {}, ()
-    except OSError as error:
-        return {}, (f"{path} is not used: {error.strerror}",)
-    except ValueError as error:
-        return {}, (f"{path} is not used: {error}",)
-
-
-def _of_gpus(
-    measurement: Measurement, topology: Topology
-) -> Mapping[tuple[str, int], Mapping[int, float]]:
+    except (OSError, ValueError) as error:
+        return {}, (f"{path} is not used: {getattr(error, 'strerror', None) or error}",)
     measured = {(gpu.pci_bus_id, gpu.uuid) for gpu in measurement.gpus}
     by_target = ratios(measurement.figures, measurement.gpus, TO_DEVICE)
     here = {
         gpu.key: {
             node: ratio
-            for node, ratio in by_target[gpu.pci_bus_id].items()
+            for node, ratio in by_target.get(gpu.pci_bus_id, {}).items()
             if node in topology.nodes_with_cpus and 0 < ratio < inf
         }
         for gpu in topology.gpus
-        if (gpu.pci_bus_id, gpu.uuid) in measured and gpu.pci_bus_id in by_target
+        if (gpu.pci_bus_id, gpu.uuid) in measured
     }
-    return {key: by_node for key, by_node in here.items() if by_node}
+    return {key: by_node for key, by_node in here.items() if by_node}, ()

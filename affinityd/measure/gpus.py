@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from functools import cache
 from typing import ClassVar
 
@@ -46,8 +46,12 @@ class Driver(ABC):
     SYNCHRONIZE: ClassVar[str]
 
     def __init__(self) -> None:
-        self._library = self._load()
-        self.call(self.INIT, 0)
+        for name in self.LIBRARIES:
+            with suppress(OSError):
+                self._library = ctypes.CDLL(name)
+                self.call(self.INIT, 0)
+                return
+        raise DriverError(f"{self.LIBRARIES[0]} cannot be loaded")
 
     def call(self, name: str, *arguments: object) -> None:
         """Call a function that returns an error code. Raises DriverError."""
@@ -76,12 +80,6 @@ class Driver(ABC):
         with suppress(DriverError):
             self.call(name, *arguments)
 
-    def _load(self) -> ctypes.CDLL:
-        for name in self.LIBRARIES:
-            with suppress(OSError):
-                return ctypes.CDLL(name)
-        raise DriverError(f"{self.LIBRARIES[0]} cannot be loaded")
-
 
 class Cuda(Driver):
     """NVIDIA's libcuda.so.1, which comes with the driver."""
@@ -94,7 +92,7 @@ class Cuda(Driver):
     SYNCHRONIZE = "cuCtxSynchronize"
 
     def error_name(self, code: int) -> str:
-        """Return cuGetErrorName's."""
+        """Ask cuGetErrorName."""
         name = ctypes.c_char_p()
         with suppress(AttributeError):  # a library without it
             self._library.cuGetErrorName(code, ctypes.byref(name))
@@ -129,7 +127,7 @@ class Hip(Driver):
     SYNCHRONIZE = "hipDeviceSynchronize"
 
     def error_name(self, code: int) -> str:
-        """Return hipGetErrorName's."""
+        """Ask hipGetErrorName."""
         name: bytes | None = None
         with suppress(AttributeError):  # a library without it
             function = self._library.hipGetErrorName
@@ -149,43 +147,6 @@ class Hip(Driver):
 DRIVERS: Mapping[str, type[Driver]] = {"nvidia": Cuda, "amd": Hip}  #: by Gpu.vendor
 
 
-class GpuMemory:
-    """Memory of the current GPU, as large as a buffer of the host."""
-
-    def __init__(self, driver: Driver, buffer: Buffer, stack: ExitStack) -> None:
-        self._driver, (address, size) = driver, buffer.swept
-        self._host, self._size = ctypes.c_void_p(address), ctypes.c_size_t(size)
-        self._device = ctypes.c_void_p()
-        driver.call(driver.ALLOCATE, ctypes.byref(self._device), self._size)
-        stack.callback(driver.quietly, driver.FREE, self._device)
-
-    def to_device(self) -> None:
-        """Copy the buffer to the GPU, and wait. Raises DriverError."""
-        self._driver.call(self._driver.TO_DEVICE, self._device, self._host, self._size)
-        self._driver.call(self._driver.SYNCHRONIZE)
-
-    def to_host(self) -> None:
-        """Copy the GPU's memory to the buffer, and wait. Raises DriverError."""
-        self._driver.call(self._driver.TO_HOST, self._host, self._device, self._size)
-        self._driver.call(self._driver.SYNCHRONIZE)
-
-    @contextmanager
-    def pinned(self) -> Iterator[None]:
-        """Have the driver lock the buffer's pages. Raises DriverError."""
-        self._driver.call(self._driver.REGISTER, self._host, self._size, 0)
-        try:
-            yield
-        finally:
-            self._driver.quietly(self._driver.UNREGISTER, self._host)
-
-
-def find(driver: Driver, pci_bus_id: str) -> int:
-    """Return the driver's number of a GPU. Raises DriverError: not visible here."""
-    device = ctypes.c_int()
-    driver.call(driver.FIND, ctypes.byref(device), pci_bus_id.encode())
-    return device.value
-
-
 #: A quantity, its value, and why it has none.
 Result = tuple[str, "float | None", "str | None"]
 
@@ -199,40 +160,47 @@ def _driver(vendor: str) -> Driver:
 
 def gpu_results(vendor: str, pci_bus_id: str, buffer: Buffer) -> Iterator[Result]:
     """Yield each of OF_GPUS; never raises for a call that fails."""
-    _, size = buffer.swept
+    address, length = buffer.swept
+    host, size = ctypes.c_void_p(address), ctypes.c_size_t(length)
+    number, memory = ctypes.c_int(), ctypes.c_void_p()
     with ExitStack() as stack:
         try:
             driver = _driver(vendor)
-            driver.use(find(driver, pci_bus_id), stack)
-            memory = GpuMemory(driver, buffer, stack)
+            driver.call(driver.FIND, ctypes.byref(number), pci_bus_id.encode())
+            driver.use(number.value, stack)
+            driver.call(driver.ALLOCATE, ctypes.byref(memory), size)
+            stack.callback(driver.quietly, driver.FREE, memory)
         except DriverError as error:
             yield from ((quantity, None, str(error)) for quantity in OF_GPUS)
             return
-        yield _result(TO_DEVICE_PAGEABLE, lambda: size / _warm(memory.to_device))
-        yield _result(TO_HOST_PAGEABLE, lambda: size / _warm(memory.to_host))
+
+        def copies(copy: str, to: ctypes.c_void_p, source: ctypes.c_void_p) -> Callable[[], float]:
+            return lambda: length / _seconds(driver, lambda: driver.call(copy, to, source, size))
+
+        to_device = copies(driver.TO_DEVICE, memory, host)
+        to_host = copies(driver.TO_HOST, host, memory)
+        yield _result(TO_DEVICE_PAGEABLE, to_device)
+        yield _result(TO_HOST_PAGEABLE, to_host)
         try:
-            stack.enter_context(memory.pinned())
+            driver.call(driver.REGISTER, host, size, 0)  # the driver locks the buffer's pages
+            stack.callback(driver.quietly, driver.UNREGISTER, host)
         except DriverError as error:
             yield from ((quantity, None, str(error)) for quantity in (TO_DEVICE, TO_HOST))
         else:
-            yield _result(TO_DEVICE, lambda: size / _warm(memory.to_device))
-            yield _result(TO_HOST, lambda: size / _warm(memory.to_host))
-        yield _result(LAUNCH, lambda: _launch(driver))
+            yield _result(TO_DEVICE, to_device)
+            yield _result(TO_HOST, to_host)
+        yield _result(LAUNCH, lambda: _seconds(driver, driver.kernel()))
 
 
-def _launch(driver: Driver) -> float:
-    launch = driver.kernel()
+def _seconds(driver: Driver, action: Callable[[], None]) -> float:
+    """Return the median time of an action and of the wait for its end, after a first one."""
 
-    def launch_and_wait() -> None:
-        launch()
+    def act_and_wait() -> None:
+        action()
         driver.call(driver.SYNCHRONIZE)
 
-    return _warm(launch_and_wait)
-
-
-def _warm(action: Callable[[], None]) -> float:
-    action()  # the first one allocates
-    return median_seconds(action)
+    act_and_wait()  # the first one allocates
+    return median_seconds(act_and_wait)
 
 
 def _result(quantity: str, measure: Callable[[], float]) -> Result:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 from affinityd.audit.auditor import Auditor
 from affinityd.audit.document import rfc3339
-from affinityd.audit.model import GpuKey, Scan
 from affinityd.audit.sources.holders import HolderSources
 from affinityd.cli.commands.topology import wants_color
 from affinityd.cli.console import say
@@ -21,7 +19,7 @@ from affinityd.config.settings import MEASURED
 from affinityd.discovery.nvml.query import query_processes
 from affinityd.json_codec import dumps
 from affinityd.measure.document import Figure, save
-from affinityd.measure.run import measure
+from affinityd.measure.run import Busy, measure
 from affinityd.text import one_line
 from affinityd.topology.model import Topology
 
@@ -48,9 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the measurement; 0: something was measured, 1: nothing was."""
     topology = this_machine("cannot be measured").topology
     busy = {} if arguments.force or not topology.gpus else _busy(topology)
-    progress = ProgressLine()
-    measurement = measure(topology, busy, rfc3339(time.time()), progress.show)
-    progress.clear()
+    measurement = measure(topology, busy, rfc3339(time.time()), _show)
     if arguments.format == "json":
         print(dumps(measurement, indent=1, ensure_ascii=False))
     else:
@@ -61,37 +57,22 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if any(figure.value is not None for figure in measurement.figures) else 1
 
 
-class ProgressLine:
-    """A line on stderr, if that is a terminal, that each figure replaces."""
-
-    def __init__(self) -> None:
-        self._is_shown = sys.stderr is not None and sys.stderr.isatty()
-        self._done = 0
-
-    def show(self, figure: Figure, total: int) -> None:
-        """Show the figure that has just been measured."""
-        self._done += 1
-        if self._is_shown:
-            of = f"memory {figure.memory_node}" if figure.gpu is None else f"GPU {figure.gpu}"
-            line = f"{self._done} of {total}: node {figure.numa_node} to {of}"
-            sys.stderr.write(f"{CLEAR_LINE}{line}")
-            sys.stderr.flush()
-
-    def clear(self) -> None:
-        """Remove it."""
-        if self._is_shown:
-            sys.stderr.write(CLEAR_LINE)
+def _show(figure: Figure, number: int, total: int) -> None:
+    """Replace the line of progress on stderr, if that is a terminal, by a new figure's."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        of = f"memory {figure.memory_node}" if figure.gpu is None else f"GPU {figure.gpu}"
+        line = f"{number} of {total}: node {figure.numa_node} to {of}" if number < total else ""
+        sys.stderr.write(f"{CLEAR_LINE}{line}")
+        sys.stderr.flush()
 
 
-def _busy(topology: Topology) -> Mapping[GpuKey, str]:
+def _busy(topology: Topology) -> Busy:
+    """Return the GPUs that processes use, or may use."""
     scan = Auditor(HolderSources(query_processes)).scan(topology)
-    return {**_users(scan), **{key: f"{why}; {FORCE}" for key, why in scan.unknown.items()}}
-
-
-def _users(scan: Scan) -> dict[GpuKey, str]:
-    return {
+    users = {
         key: one_line(f"process {process.facts.pid} ({process.facts.name}) uses it; {FORCE}")
         for process in scan.processes
         if process.facts.holding is not None and not process.is_daemon
         for key in process.facts.gpus
     }
+    return {**users, **{key: f"{why}; {FORCE}" for key, why in scan.unknown.items()}}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 
 from affinityd.cli.render.topology import BOLD, YELLOW, paint
 from affinityd.cpuset import several
@@ -29,92 +28,63 @@ NONE = "-"
 NEAR = "*"
 
 
-@dataclass(frozen=True)
-class Look:
-    """How a quantity is shown."""
-
-    title: str
-    scale: float  #: units of the document in one that is shown
-    digits: int
-
-
-LOOKS: Mapping[str, Look] = {
-    READ: Look("memory, read by one thread, GB/s", 1e9, 1),
-    LATENCY: Look("memory, latency of a load, ns", 1e-9, 0),
-    TO_DEVICE: Look("host to device, pinned, GB/s", 1e9, 1),
-    TO_HOST: Look("device to host, pinned, GB/s", 1e9, 1),
-    TO_DEVICE_PAGEABLE: Look("host to device, pageable, GB/s", 1e9, 1),
-    TO_HOST_PAGEABLE: Look("device to host, pageable, GB/s", 1e9, 1),
-    LAUNCH: Look("launch of an empty kernel, and the wait for it, µs", 1e-6, 1),
+#: How a quantity is shown: its title, the document's units in one that is shown, and digits.
+LOOKS: Mapping[str, tuple[str, float, int]] = {
+    READ: ("memory, read by one thread, GB/s", 1e9, 1),
+    LATENCY: ("memory, latency of a load, ns", 1e-9, 0),
+    TO_DEVICE: ("host to device, pinned, GB/s", 1e9, 1),
+    TO_HOST: ("device to host, pinned, GB/s", 1e9, 1),
+    TO_DEVICE_PAGEABLE: ("host to device, pageable, GB/s", 1e9, 1),
+    TO_HOST_PAGEABLE: ("device to host, pageable, GB/s", 1e9, 1),
+    LAUNCH: ("launch of an empty kernel, and the wait for it, µs", 1e-6, 1),
 }
 
 
 def lines(measurement: Measurement, *, color: bool) -> Iterator[str]:
     """Yield the tables, the figures that are missing and why, and the sentence."""
+    with_value = [figure for figure in measurement.figures if figure.value is not None]
+    by_quantity = grouped(with_value, lambda figure: figure.quantity)
     for quantity in LOOKS:
-        if any(
-            figure.quantity == quantity and figure.value is not None
-            for figure in measurement.figures
-        ):
-            yield from (*_table(measurement, quantity, color=color), "")
+        if quantity in by_quantity:
+            yield from (*_table(measurement, quantity, by_quantity[quantity], color=color), "")
     notes = [*_missing(measurement), *measurement.notices]
     yield from (f"{paint('note:', YELLOW, color=color)} {note}" for note in notes)
     yield measurement.sentence
 
 
-def _table(measurement: Measurement, quantity: str, *, color: bool) -> Iterator[str]:
+def _table(
+    measurement: Measurement, quantity: str, figures: Sequence[Figure], *, color: bool
+) -> Iterator[str]:
     """Yield a row for each node of CPUs and a column for each target that has a figure."""
-    figures = {
-        (figure.numa_node, figure.target): figure
-        for figure in measurement.figures
-        if figure.quantity == quantity and figure.value is not None
-    }
-    columns = {
-        target: name for target, name in _names(measurement).items() if _has(figures, target)
-    }
-    rows = sorted({node for node, _ in figures})
-    cells = [
-        ["CPUs of", *columns.values()],
-        *(
-            [f"node {row}", *(_cell(measurement, figures.get((row, it))) for it in columns)]
-            for row in rows
-        ),
-    ]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    by_place = {(figure.numa_node, figure.target): figure for figure in figures}
+    nodes = sorted({figure.memory_node for figure in figures if figure.memory_node is not None})
+    names: dict[Target, str] = {node: f"memory {node}" for node in nodes}
+    names |= {gpu.pci_bus_id: f"GPU {gpu.index}" for gpu in measurement.gpus}
+    columns = [target for target in names if any(target == of for _, of in by_place)]
     worse = ratios(measurement.figures, measurement.gpus, quantity)
-    yield paint(f"{LOOKS[quantity].title} ({NEAR}: near)", BOLD, color=color)
-    plain = [""] * len(columns)
-    heat = [[_heat(worse.get(target, {}).get(row)) for target in columns] for row in rows]
-    for texts, styles in zip(cells, [plain, *heat], strict=True):
-        padded = (text.rjust(width) for text, width in zip(texts, widths, strict=True))
-        drawn = (
-            paint(text, style, color=color)
-            for text, style in zip(padded, ["", *styles], strict=True)
+    rows = [["CPUs of", *(names[target] for target in columns)]]
+    styles = [[""] * (len(columns) + 1)]
+    for row in sorted({node for node, _ in by_place}):
+        cells = (_cell(measurement, by_place.get((row, target))) for target in columns)
+        rows.append([f"node {row}", *cells])
+        styles.append(["", *(_heat(worse.get(target, {}).get(row)) for target in columns)])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    yield paint(f"{LOOKS[quantity][0]} ({NEAR}: near)", BOLD, color=color)
+    for texts, colors in zip(rows, styles, strict=True):
+        painted = (
+            paint(text.rjust(width), style, color=color)
+            for text, width, style in zip(texts, widths, colors, strict=True)
         )
-        yield "  ".join(drawn).rstrip()
-
-
-def _has(figures: Collection[tuple[int, Target]], target: Target) -> bool:
-    return any(of == target for _, of in figures)
-
-
-def _names(measurement: Measurement) -> dict[Target, str]:
-    nodes = sorted(
-        {figure.memory_node for figure in measurement.figures if figure.memory_node is not None}
-    )
-    return {
-        **{node: f"memory {node}" for node in nodes},
-        **{gpu.pci_bus_id: f"GPU {gpu.index}" for gpu in measurement.gpus},
-    }
+        yield "  ".join(painted).rstrip()
 
 
 def _cell(measurement: Measurement, figure: Figure | None) -> str:
     """Return a figure, marked if it is near, in the width of an unmarked one."""
     if figure is None or figure.value is None:
         return f"{NONE} "
-    look, homes = LOOKS[figure.quantity], near_nodes(figure, measurement.gpus)
-    mark = NEAR if figure.numa_node in homes else " "
-    return f"{figure.value / look.scale:.{look.digits}f}{mark}"
+    _, scale, digits = LOOKS[figure.quantity]
+    mark = NEAR if figure.numa_node in near_nodes(figure, measurement.gpus) else " "
+    return f"{figure.value / scale:.{digits}f}{mark}"
 
 
 def _heat(ratio: float | None) -> str:

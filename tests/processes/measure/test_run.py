@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from affinityd.cpuset import CpuSet
+from affinityd.cpuset import CpuSet, format_list
 from affinityd.linux.processes import mask_of
 from affinityd.measure.document import (
     LAUNCH,
@@ -18,29 +19,29 @@ from affinityd.measure.document import (
     TO_DEVICE_PAGEABLE,
     TO_HOST,
     TO_HOST_PAGEABLE,
+    Figure,
 )
-from affinityd.measure.run import MemoryTarget, NodeTask, measured
+from affinityd.measure.run import measured
 from tests.support.child_python import said
 from tests.support.children import children_of
 from tests.support.gpu_driver.shared_object import libraries
+from tests.support.machines.by_hand import made
 
 ADDRESS = "0000:10:00.0"
 
 #: Measures a GPU in a child of a child: the libraries are found by a variable of its start.
 CODE = """
 import json, os, sys
+from dataclasses import replace
+from affinityd.cpuset import format_list
 from affinityd.measure import memory, run
-from affinityd.topology.model import Gpu
+from tests.support.machines.by_hand import made
 
 run.PATIENCE, memory.SECONDS = float(sys.argv[3]), 0.0
-gpus = tuple(Gpu(index, sys.argv[1], it, 0) for index, it in enumerate(sys.argv[2].split(",")))
-here = frozenset(os.sched_getaffinity(0))
-task = run.NodeTask(0, here, (), gpus, home=0, is_one_node=True)
-found = [*run.measured(task)]
-print(json.dumps([
-    {it.quantity: it.why or it.value > 0 for it in found if it.gpu == gpu.pci_bus_id}
-    for gpu in gpus
-]))
+machine = made({0: format_list(os.sched_getaffinity(0))}, gpus=[0])
+gpu = replace(machine.gpus[0], vendor=sys.argv[1], pci_bus_id=sys.argv[2])
+figures = run.measured(replace(machine, gpus=(gpu,)), 0, {})
+print(json.dumps({it.quantity: it.why or it.value > 0 for it in figures if it.gpu}))
 """
 NO_KERNEL = "HIP takes no kernel that is not compiled for this very GPU"
 HIDDEN = "cuDeviceGetByPCIBusId: ERROR_INVALID_DEVICE"
@@ -48,26 +49,26 @@ WHOLE = dict.fromkeys(OF_GPUS, True)
 PINNED, COPIES_BACK = (TO_DEVICE, TO_HOST), (TO_HOST, TO_HOST_PAGEABLE)
 
 
-def gpus_measured(
+def gpu_measured(
     vendor: str,
     fail: str = "",
     address: str = ADDRESS,
     patience: float = 60,
     folder: Path | None = None,
-) -> list[dict[str, object]]:
-    """Return of each GPU, and each figure, whether it is one, or why it is none."""
+) -> dict[str, object]:
+    """Return of each figure of a GPU whether it is one, or why it is none."""
     environment = (
         f"LD_LIBRARY_PATH={folder or libraries()}",
         f"GPU_ADDRESS={ADDRESS}",
         f"GPU_FAIL={fail}",
     )
     arguments = (vendor, address, str(patience))
-    return list(json.loads(said(CODE, *arguments, within=("env", *environment))))
+    return dict(json.loads(said(CODE, *arguments, within=("env", *environment))))
 
 
 def test_each_figure_is_measured_with_both_vendors_libraries() -> None:
-    assert gpus_measured("nvidia") == [WHOLE]
-    assert gpus_measured("amd") == [{**WHOLE, LAUNCH: NO_KERNEL}]
+    assert gpu_measured("nvidia") == WHOLE
+    assert gpu_measured("amd") == {**WHOLE, LAUNCH: NO_KERNEL}
 
 
 @pytest.mark.parametrize(
@@ -103,21 +104,13 @@ def test_a_failed_call_costs_only_its_figures_and_is_named(
     vendor: str, fail: str, missing: tuple[str, ...], why: str
 ) -> None:
     usual = {LAUNCH: NO_KERNEL} if vendor == "amd" else {}
-    assert gpus_measured(vendor, fail) == [{**WHOLE, **usual, **dict.fromkeys(missing, why)}]
+    assert gpu_measured(vendor, fail) == {**WHOLE, **usual, **dict.fromkeys(missing, why)}
 
 
 def test_a_driver_that_hangs_is_killed_and_earlier_figures_stay() -> None:
-    found = gpus_measured("nvidia", "cuMemHostRegister_v2 hang", patience=5)
+    figures_of_gpu = gpu_measured("nvidia", "cuMemHostRegister_v2 hang", patience=5)
     hung = dict.fromkeys((*PINNED, LAUNCH), "the measuring process hung: no figure within 5 s")
-    assert found == [{TO_DEVICE_PAGEABLE: True, TO_HOST_PAGEABLE: True, **hung}]
-
-
-def test_a_crash_costs_the_figures_of_one_gpu() -> None:
-    crashed, hidden = gpus_measured(
-        "nvidia", "cuMemAlloc_v2 crash", address=f"{ADDRESS},0000:11:00.0"
-    )
-    assert crashed == dict.fromkeys(OF_GPUS, "the measuring process crashed: Segmentation fault")
-    assert hidden == dict.fromkeys(OF_GPUS, HIDDEN)
+    assert figures_of_gpu == {TO_DEVICE_PAGEABLE: True, TO_HOST_PAGEABLE: True, **hung}
 
 
 @pytest.mark.parametrize(
@@ -130,20 +123,21 @@ def test_a_crash_costs_the_figures_of_one_gpu() -> None:
 def test_a_gpu_that_is_hidden_or_of_another_vendor_is_not_measured(
     vendor: str, address: str, why: str
 ) -> None:
-    assert gpus_measured(vendor, address=address) == [dict.fromkeys(OF_GPUS, why)]
+    assert gpu_measured(vendor, address=address) == dict.fromkeys(OF_GPUS, why)
 
 
 HERE = frozenset(os.sched_getaffinity(0))
 NOT_HERE = 1000  #: no machine of these tests has as many nodes, or CPUs
 
 
-def task(*nodes: int, cpus: CpuSet = HERE) -> NodeTask:
-    memory = tuple(MemoryTarget(node, HERE if node == 0 else frozenset()) for node in nodes)
-    return NodeTask(0, cpus, memory, (), home=0, is_one_node=len(nodes) == 1)
+def figures(*nodes: int, cpus: CpuSet = HERE) -> Iterator[Figure]:
+    """Measure the memory of these nodes from these CPUs, as if they were node 0's."""
+    lists = {node: "" if node else format_list(cpus) for node in nodes}
+    return measured(made(lists, gpus=[]), 0, {})
 
 
 def test_memory_has_a_bandwidth_and_a_latency() -> None:
-    read, latency = measured(task(0))
+    read, latency = figures(0)
     assert (read.why, latency.why) == (None, None)
     assert read.value is not None
     assert latency.value is not None
@@ -152,7 +146,7 @@ def test_memory_has_a_bandwidth_and_a_latency() -> None:
 
 
 def test_memory_on_another_node_is_not_measured() -> None:
-    *local, read, latency = measured(task(0, NOT_HERE))
+    *local, read, latency = figures(0, NOT_HERE)
     assert all(it.value is not None for it in local)
     assert (read.value, latency.value) == (None, None)
     assert read.why is not None
@@ -161,14 +155,14 @@ def test_memory_on_another_node_is_not_measured() -> None:
 
 
 def test_cpus_outside_the_cpuset_leave_each_figure_with_a_reason() -> None:
-    found = [*measured(task(0, cpus=frozenset({NOT_HERE})))]
-    assert [it.quantity for it in found] == [*OF_MEMORY]
-    assert {it.why for it in found} == {"its CPUs are outside this process's cpuset"}
+    unmeasured = [*figures(0, cpus=frozenset({NOT_HERE}))]
+    assert [it.quantity for it in unmeasured] == *OF_MEMORY
+    assert {it.why for it in unmeasured} == {"its CPUs are outside this process's cpuset"}
 
 
 def test_the_measuring_process_runs_on_the_cpus_of_its_node_and_ends_first_without_memory() -> None:
     cpus = frozenset({max(HERE)})
-    for _ in measured(task(0, cpus=cpus)):
+    for _ in figures(0, cpus=cpus):
         for child in children_of(os.getpid()):  # none, once it has ended
             assert mask_of(child) == cpus
             assert Path(f"/proc/{child}/oom_score_adj").read_text() == "1000\n"
@@ -177,6 +171,6 @@ def test_the_measuring_process_runs_on_the_cpus_of_its_node_and_ends_first_witho
 
 
 def test_a_measurement_leaves_no_process_and_changes_no_mask() -> None:
-    list(measured(task(0)))
+    list(figures(0))
     assert os.sched_getaffinity(0) == HERE
-    assert children_of(os.getpid()) == []
+    assert children_of(os.getpid()) == 

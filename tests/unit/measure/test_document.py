@@ -28,7 +28,7 @@ from affinityd.measure.document import (
     save,
     sentence,
 )
-from affinityd.measure.run import tasks
+from affinityd.measure.run import blanks
 from tests.support.machines.by_hand import made
 from tests.support.measurements import GPU, UNPLACED, copies, measurement, memory
 
@@ -182,21 +182,13 @@ ODD = made({0: "0-1", 1: "2-3", 2: ""}, gpus=[1, None], memoryless=[1])
 
 
 def test_each_node_with_cpus_measures_each_memory_and_each_gpu() -> None:
-    found = tasks(ODD, ODD.gpus)
-    assert [(it.node, it.cpus, it.home) for it in found] == [
-        (0, frozenset({0, 1}), 0),
-        (1, frozenset({2, 3}), 0),
-    ]
-    for task in found:
-        assert [(it.node, it.cpus) for it in task.memory] == [
-            (0, frozenset({0, 1})),
-            (2, frozenset()),
-        ]
-        assert [(it.quantity, it.target) for it in task.blanks] == [
-            *((quantity, node) for node in (0, 2) for quantity in OF_MEMORY),
+    for node in (0, 1):
+        figures = blanks(ODD, node)
+        assert {figure.numa_node for figure in figures} == {node}
+        assert [(figure.quantity, figure.target) for figure in figures] == [
+            *((quantity, memory_node) for memory_node in (0, 2) for quantity in OF_MEMORY),
             *((quantity, gpu.pci_bus_id) for gpu in ODD.gpus for quantity in OF_GPUS),
         ]
-        assert {it.numa_node for it in task.blanks} == {task.node}
 
 
 TABLED = measurement(
