@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from affinityd.cpuset import CpuSet, format_list, named_nodes, named_packages, parse_list
 from affinityd.slurm.commands import GresEntry, LocalSlurm, ShownNode, SlurmdGres
@@ -41,7 +41,7 @@ def differences(conf: GresConf, slurmd: SlurmdGres) -> Iterator[str]:
     files = {file: gpu for gpu in conf.topology.gpus if (file := device_file(gpu))}
     for file, gpu in files.items():
         entries = [entry for device, entry in devices if device == file]
-        yield from dict.fromkeys(f"gpu {gpu.index}: {text}" for text in _of_gpu(conf, gpu, entries))
+        yield from (f"gpu {gpu.index}: {text}" for text in _of_gpu(conf, gpu, entries))
     if conf.unknown:
         return
     for file, entry in devices:
@@ -53,13 +53,11 @@ def differences(conf: GresConf, slurmd: SlurmdGres) -> Iterator[str]:
 
 
 def _of_gpu(conf: GresConf, gpu: Gpu, entries: Sequence[GresEntry]) -> Iterator[str]:
-    """Yield how the entries of a GPU's file differ from its line."""
     if not entries:
         yield f"Slurm has no {device_file(gpu)}; {PRINTED} {conf.line(gpu)}"
     if len(entries) > 1 and not all(entry.is_slice for entry in entries):
         yield f"Slurm has {device_file(gpu)} {len(entries)} times"
-    for entry in entries:
-        fields = [*_fields(conf, gpu, entry)]
+    for fields in dict.fromkeys(tuple(_fields(conf, gpu, entry)) for entry in entries):
         if fields:
             has, right = (" ".join(words) for words in zip(*fields, strict=True))
             yield f"Slurm has {has}; {PRINTED} {right}"
@@ -97,8 +95,7 @@ def counts(conf: GresConf, node: ShownNode) -> Iterator[str]:
         )
 
 
-@dataclass(frozen=True)
-class SlurmJob:
+class SlurmJob(NamedTuple):
     """A running job's part on one node."""
 
     number: int
@@ -107,8 +104,7 @@ class SlurmJob:
     gpus: CpuSet  #: Slurm's numbers
 
 
-def running_jobs(slurm: LocalSlurm) -> Iterator[SlurmJob]:
-    """Yield the jobs with GPUs, node by node. Raises SlurmError."""
+def _running_jobs(slurm: LocalSlurm) -> Iterator[SlurmJob]:
     for line in slurm.scontrol("--details", "--oneliner", "show", "job").splitlines():
         job = _JOB.match(line)
         if job is None or " JobState=RUNNING " not in line:
@@ -156,8 +152,7 @@ def _place(topology: Topology, cpus: CpuSet) -> str:
     return f"{packages}, {nodes}" if packages else nodes
 
 
-@dataclass(frozen=True)
-class JobsReport:
+class JobsReport(NamedTuple):
     """The running jobs with GPUs, on some nodes."""
 
     judged: int = 0
@@ -174,17 +169,13 @@ def judge_jobs(
     """
     judged, left_out = 0, set()
     texts: list[str] = []
-    for job in running_jobs(slurm):
+    like_this = len(topology.cores), len(topology.gpus)
+    for job in _running_jobs(slurm):
         node = nodes.get(job.node)
-        if node is None:
-            continue
-        if (node.cores, sum(node.gres.counts.values())) == (
-            len(topology.cores),
-            len(topology.gpus),
-        ):
+        if node and (node.cores, sum(node.gres.counts.values())) == like_this:
             judged += 1
             where = f"{node.name}: " if len(nodes) > 1 else ""
             texts += (f"{where}{text}" for text in far(topology, gpus, node.threads, job))
-        else:
+        elif node:
             left_out.add(node.name)
     return JobsReport(judged, texts, sorted(left_out))

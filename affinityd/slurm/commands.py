@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from subprocess import CompletedProcess
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 from affinityd.cpuset import parse_list
 from affinityd.errors import InvalidRequestError
@@ -47,7 +48,6 @@ _CONTINUED = re.compile(r"\\[ \t]*\n")
 _COMMENT = re.compile(r"(?<!\\)#.*")
 _REASON = re.compile(r" Reason=(.*?)(?: \[\S+@[^]]*\]|$)")
 
-_DEVICE = "Gres Name="
 _PREFIX = re.compile(r"(?:\[[^\]]*\]|slurmd\S*:)\s*")
 _LEVEL = re.compile(r"(error|fatal|warning): ", re.IGNORECASE)
 _FILE = re.compile(r"([^,\[\]]+)(?:\[([^\]]*)\])?(?:,|$)")
@@ -82,8 +82,7 @@ class ShownNode:
         return f"State={self.state}{f' Reason={self.reason}' if self.reason else ''}"
 
 
-@dataclass(frozen=True)
-class GresEntry:
+class GresEntry(NamedTuple):
     """GPUs that slurmd has: those of one line of gres.conf, or a detected one."""
 
     name: str  #: Slurm's is gpu, and no other case
@@ -93,8 +92,7 @@ class GresEntry:
     is_slice: bool  #: a MIG instance: one GPU may have several
 
 
-@dataclass(frozen=True)
-class SlurmdGres:
+class SlurmdGres(NamedTuple):
     """The GPUs of one node, and slurmd's messages about them."""
 
     entries: tuple[GresEntry, ...]  #: in Slurm's order
@@ -168,9 +166,9 @@ class LocalSlurm:
     def slurmd_gres(self, node: str) -> SlurmdGres:
         """Return slurmd's GPUs of a node. Raises SlurmError if there is no slurmd."""
         answer = self._run("slurmd", "-G", "-N", node, "-f", f"{self.conf}", seconds=SLURMD_SECONDS)
-        text, named = answer.stderr, self.gres_conf
-        if named is not None:
-            text = text.replace(f"{self.conf.with_name('gres.conf')}", f"{named}")
+        text = answer.stderr
+        if self.gres_conf is not None:
+            text = text.replace(f"{self.conf.with_name('gres.conf')}", f"{self.gres_conf}")
         return parse(text, is_complete=answer.returncode == 0)
 
     def scontrol(self, *words: str) -> str:
@@ -236,13 +234,12 @@ def find_slurm(named: str | None, *, is_live: bool) -> LocalSlurm | None:
     path = named or (os.environ.get("SLURM_CONF") if is_live else None)
     if path is not None and not Path(path).is_file():
         raise InvalidRequestError(f"{path} is not a file; name a slurm.conf")
-    usual = [f"{folder}/slurm.conf" for folder in FOLDERS] if is_live else []
-    conf = path or next(filter(os.path.isfile, usual), None)
-    return LocalSlurm(Path(conf)) if conf else None
+    usual = [Path(folder, "slurm.conf") for folder in FOLDERS] if is_live else []
+    confs = [Path(path)] if path else filter(Path.is_file, usual)
+    return next(map(LocalSlurm, confs), None)
 
 
 def _shown(line: str, source: str) -> ShownNode:
-    """Read a node's line of `scontrol --oneliner show node`."""
     values = dict(re.findall(r"(?:^|\s)([A-Za-z]+)=(\S+)", line))
     sockets, per_socket, threads = (
         whole_number(values.get(key), MOST) or 0
@@ -293,20 +290,17 @@ def _lines(file: Path, folder: Path, depth: int) -> Iterator[str]:
 def parse(text: str, *, is_complete: bool = True) -> SlurmdGres:
     """Read what `slurmd -G` prints. `is_complete`: it ended with success."""
     lines = [_PREFIX.sub("", line, count=1).strip() for line in text.splitlines()]
-    entries = [
-        _entry({key: value for key, _, value in _PAIR.findall(line) if value != "(null)"})
-        for line in lines
-        if line.lower().startswith(f"{_DEVICE}gpu ".lower())
-    ]
+    entries = [_entry(line) for line in lines if line.lower().startswith("gres name=gpu ")]
     messages = [line for line in dict.fromkeys(lines) if _LEVEL.match(line)]
     if is_complete:
         messages = [line for line in messages if _ABOUT_GPUS.search(line)]
-    return SlurmdGres(
-        tuple(entries), tuple(messages or ([] if is_complete else [FAILED])), is_complete
-    )
+    elif not messages:
+        messages = [FAILED]
+    return SlurmdGres(tuple(entries), tuple(messages), is_complete)
 
 
-def _entry(values: dict[str, str]) -> GresEntry:
+def _entry(line: str) -> GresEntry:
+    values = {key: value for key, _, value in _PAIR.findall(line) if value != "(null)"}
     files: list[str] = []  # of `/dev/nvidia[0-3]`, or `/dev/nvidia0,/dev/nvidia-caps/cap[21-22]`
     for name, numbers in _FILE.findall(values.get("File", "")):
         files += (f"{name}{at}" for at in sorted(_numbers(numbers))) if numbers else (name,)

@@ -17,7 +17,7 @@ from functools import cached_property
 
 from affinityd.cpuset import format_list
 from affinityd.planner.domains import home_nodes
-from affinityd.topology.model import Core, Gpu, Topology
+from affinityd.topology.model import Core, Topology
 
 SCOPES = ("node", "socket")
 
@@ -42,7 +42,23 @@ class SlurmCores:
     @cached_property
     def order(self) -> tuple[Core, ...]:
         """The cores: the place of each is its number."""
-        return in_slurms_order(self.topology)
+        nested: list[frozenset[int]] = []  # parts of the machine: cores, each by its lowest CPU
+        for level in LEVELS:
+            members: dict[object, set[int]] = {}
+            for core in self.topology.cores:
+                members.setdefault(level(core), set()).add(core.cpus[0])
+            members.pop(None, None)
+            nested += [
+                frozenset(part)
+                for part in members.values()
+                if all(part <= other or part >= other or part.isdisjoint(other) for other in nested)
+            ]
+
+        def path(core: Core) -> list[int]:  # the lowest CPU of all parts, the widest first
+            around = sorted((part for part in nested if core.cpus[0] in part), key=len)
+            return [*map(min, around[::-1]), core.cpus[0]]
+
+        return tuple(sorted(self.topology.cores, key=path))
 
     @cached_property
     def all(self) -> CoreNumbers:
@@ -97,44 +113,22 @@ def affinities(cores: SlurmCores, scope: str) -> Mapping[tuple[str, int], CoreAf
     A GPU on a node without CPUs gets the nearest node that has some; where several are equally
     near, the one that a plan for all GPUs would take. `scope`: of `SCOPES`.
     """
-    topology = cores.topology
+    topology, with_cpus = cores.topology, cores.topology.nodes_with_cpus
     placed = [gpu for gpu in topology.gpus if gpu.numa_node is not None]
-    nodes = home_nodes(topology, placed, topology.online)
-    homes = {gpu.key: node for gpu, node in zip(placed, nodes, strict=True)}
-    return {gpu.key: _affinity(cores, gpu, homes.get(gpu.key), scope) for gpu in topology.gpus}
-
-
-def _affinity(cores: SlurmCores, gpu: Gpu, home: int | None, scope: str) -> CoreAffinity:
-    with_cpus = cores.topology.nodes_with_cpus
-    if gpu.numa_node is None and len(with_cpus) > 1:
-        return CoreAffinity(None)
-    nodes = cores.topology.nearest(gpu.numa_node, with_cpus)
-    of_nodes = [cores.of_node(node) for node in (home, *nodes) if node in nodes]
-    packages = [cores.of_packages(numbers) for numbers in of_nodes]
-    right = of_nodes[0] if scope == "node" else packages[0]
-    if right == cores.all:
-        return CoreAffinity(None, (*of_nodes, *packages))
-    near = (*of_nodes, *(package for package in packages if package != cores.all))
-    return CoreAffinity(right, near)
-
-
-def in_slurms_order(topology: Topology) -> tuple[Core, ...]:
-    """Return the cores of a machine: the place of each is its number."""
-    nested: list[frozenset[int]] = []  # parts of the machine: cores, each by its lowest CPU
-    for level in LEVELS:
-        members: dict[object, set[int]] = {}
-        for core in topology.cores:
-            members.setdefault(level(core), set()).add(core.cpus[0])
-        members.pop(None, None)
-        nested += [
-            frozenset(part)
-            for part in members.values()
-            if all(part <= other or part >= other or part.isdisjoint(other) for other in nested)
-        ]
-
-    def path(core: Core) -> list[int]:
-        """Return the lowest CPU of all that the core is in, the widest first, itself last."""
-        around = sorted((part for part in nested if core.cpus[0] in part), key=len, reverse=True)
-        return [*map(min, around), core.cpus[0]]
-
-    return tuple(sorted(topology.cores, key=path))
+    nodes_of = home_nodes(topology, placed, topology.online)
+    homes = {gpu.key: node for gpu, node in zip(placed, nodes_of, strict=True)}
+    by_gpu: dict[tuple[str, int], CoreAffinity] = {}
+    for gpu in topology.gpus:
+        if gpu.numa_node is None and len(with_cpus) > 1:
+            by_gpu[gpu.key] = CoreAffinity(None)
+            continue
+        nodes = topology.nearest(gpu.numa_node, with_cpus)
+        of_nodes = [cores.of_node(node) for node in (homes.get(gpu.key), *nodes) if node in nodes]
+        packages = [cores.of_packages(numbers) for numbers in of_nodes]
+        right = of_nodes[0] if scope == "node" else packages[0]
+        if right == cores.all:
+            by_gpu[gpu.key] = CoreAffinity(None, (*of_nodes, *packages))
+        else:
+            near = (*of_nodes, *(package for package in packages if package != cores.all))
+            by_gpu[gpu.key] = CoreAffinity(right, near)
+    return by_gpu

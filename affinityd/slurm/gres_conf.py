@@ -10,7 +10,7 @@ src/plugins/gres/gpu/gres_gpu.c (_normalize_sys_gres_types), src/plugins/gpu/nvm
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
@@ -101,17 +101,11 @@ def device_file(gpu: Gpu) -> str | None:
     return f"{naming.prefix}{minor}" if naming and minor is not None else None
 
 
-@dataclass(frozen=True)
-class GpuTypes:
+class GpuTypes(NamedTuple):
     """The types of a node's GPUs."""
 
     of: Mapping[GpuKey, str | None]  #: None: no type. A GPU that is left out is undecided
     why: str | None = None  #: why GPUs are left out
-
-    def runs(self, gpus: Sequence[Gpu]) -> tuple[str, ...]:
-        """Return the types along the GPUs, neighbors' once; () where one is undecided."""
-        kinds = [self.of.get(gpu.key) for gpu in gpus]
-        return tuple(kind for kind, _ in groupby(kinds) if kind) if all(kinds) else ()
 
 
 def gpu_types(
@@ -123,26 +117,22 @@ def gpu_types(
     number of types that is neither, and for a type that Gres= does not have.
     """
     if named:
-        return _named(gpus, gres, named)
+        _check_named(gpus, gres, named)
+        kinds = named if len(named) > 1 else [*named] * len(gpus)
+        return GpuTypes({gpu.key: kind for gpu, kind in zip(gpus, kinds, strict=True)})
     lines = {gpu.key: kind for gpu in gpus if (kind := present.get(device_file(gpu) or ""))}
-    if gres is None:
-        kinds = {*present.values()}
-        if len(kinds) > 1:
-            return GpuTypes(lines, "slurmd has several types, and none for it")
-        return _all(gpus, next(iter(kinds), None))
-    if any(gpu.mig and not _fitting(gpu, gres.types) for gpu in gpus) and gres.types:
+    all_kinds = {*present.values()} if gres is None else gres.counts.keys()
+    if gres and gres.types and any(gpu.mig and not _fitting(gpu, gres.types) for gpu in gpus):
         return GpuTypes({}, SLICES)
-    if len(gres.counts) < 2:  # noqa: PLR2004
-        return _all(gpus, next(iter(gres.counts), None))
+    if len(all_kinds) < 2:  # noqa: PLR2004
+        return GpuTypes(dict.fromkeys((gpu.key for gpu in gpus), next(iter(all_kinds), None)))
+    if gres is None:
+        return GpuTypes(lines, "slurmd has several types, and none for it")
     kinds_of = lines if _agree(lines, gpus, gres) else _by_name(gpus, gres.counts)
     return GpuTypes(kinds_of, f"{gres} has several types, and no GPU's name tells which it is")
 
 
-def _all(gpus: Sequence[Gpu], kind: str | None) -> GpuTypes:
-    return GpuTypes({gpu.key: kind for gpu in gpus})
-
-
-def _named(gpus: Sequence[Gpu], gres: NodeGres | None, named: Sequence[str]) -> GpuTypes:
+def _check_named(gpus: Sequence[Gpu], gres: NodeGres | None, named: Sequence[str]) -> None:
     if len(named) not in {1, len(gpus)}:
         raise InvalidRequestError(
             f"--type names {len(named)} types, and there are {len(gpus)} GPUs; name one for all, "
@@ -154,8 +144,6 @@ def _named(gpus: Sequence[Gpu], gres: NodeGres | None, named: Sequence[str]) -> 
             f"--type {quote(unknown[0])} is not in {gres}, and slurmctld drains a node with "
             "other types; change that first, or leave --type out"
         )
-    kinds = named if len(named) > 1 else [*named] * len(gpus)
-    return GpuTypes({gpu.key: kind for gpu, kind in zip(gpus, kinds, strict=True)})
 
 
 def _agree(lines: Mapping[GpuKey, str], gpus: Sequence[Gpu], gres: NodeGres) -> bool:
@@ -188,7 +176,7 @@ def _by_name(gpus: Sequence[Gpu], counts: TypeCounts) -> Mapping[GpuKey, str]:
 
 
 def _slurms_order(gpu: Gpu) -> tuple[int, str, int]:
-    """Return the key by which Slurm sorts GPUs before it gives types: longest names first."""
+    # Slurm sorts GPUs before it gives types, the longest names first.
     name = gpu.model or ""
     return -len(name), name, gpu.index if gpu.minor is None else gpu.minor
 
@@ -263,16 +251,33 @@ class GresConf:
         is_packages = all(self.cores.of_packages(right) == right for right in rights)
         return None if is_packages else self.cores.settings()
 
+    @cached_property
+    def runs(self) -> tuple[str, ...]:
+        """The types along the bus, neighbors' once; () where one is undecided."""
+        kinds = [self.types.of.get(gpu.key) for gpu in self.topology.gpus]
+        return tuple(kind for kind, _ in groupby(kinds) if kind) if all(kinds) else ()
+
     @property
     def is_alternating(self) -> bool:
         """Whether GPUs of a type are not side by side on the bus."""
-        runs = self.types.runs(self.topology.gpus)
-        return len(set(runs)) < len(runs)
+        return len(set(self.runs)) < len(self.runs)
 
     def lines(self, node_name: str | None = None) -> list[str]:
         """Return comments, then a line for each GPU, in the order of their numbers."""
-        lines = [self.line(gpu, node_name) for gpu in self.topology.gpus]
-        return [*self._order(), *self._comments(), *lines]
+        gpus, lines = self.topology.gpus, []
+        runtimes = {NAMINGS.get(gpu.vendor, NO_NAMING).runtime for gpu in gpus}
+        if len(runtimes) == 1:  # of two vendors, each counts from 0 and Slurm goes on
+            numbers = Counter(self.types.of.values())
+            gres = gres_of({kind: numbers[kind] for kind in self.runs})
+            text = ALTERNATING if self.is_alternating else BY_TYPE if len(self.runs) > 1 else ORDER
+            lines.append(text.format(runtime=runtimes.pop(), gres=gres))
+        if gpus and self.gres is not None and self.gres.types:
+            lines.append(TYPES.format(gres=self.gres))
+        if self.settings is not None:
+            lines += NODES.format(settings=self.settings).splitlines()
+        if self.links:
+            lines.append(LINKS.format(gpus=len(gpus)))
+        return [*lines, *(self.line(gpu, node_name) for gpu in gpus)]
 
     def line(self, gpu: Gpu, node_name: str | None = None) -> str:
         """Return a GPU's line; a comment, where its device file or type is not known.
@@ -299,22 +304,3 @@ class GresConf:
         else:
             why = f"how the device files of vendor {gpu.vendor} are numbered is not known"
         return f"# gpu {gpu.index} ({gpu.pci_bus_id}): {why}: {text}"
-
-    def _order(self) -> Iterator[str]:
-        """Yield the remedy that makes Slurm's numbers those of a job, if there is one."""
-        gpus = self.topology.gpus
-        runtimes = {NAMINGS.get(gpu.vendor, NO_NAMING).runtime for gpu in gpus}
-        if len(runtimes) == 1:  # of two vendors, each counts from 0 and Slurm goes on
-            runs, numbers = self.types.runs(gpus), Counter(self.types.of.values())
-            text = ALTERNATING if self.is_alternating else BY_TYPE if len(runs) > 1 else ORDER
-            gres = gres_of({kind: numbers[kind] for kind in runs})
-            yield text.format(runtime=runtimes.pop(), gres=gres)
-
-    def _comments(self) -> Iterator[str]:
-        gpus = self.topology.gpus
-        if gpus and self.gres is not None and self.gres.types:
-            yield TYPES.format(gres=self.gres)
-        if self.settings is not None:
-            yield from NODES.format(settings=self.settings).splitlines()
-        if self.links:
-            yield LINKS.format(gpus=len(gpus))

@@ -19,7 +19,7 @@ import pytest
 
 from affinityd.cpuset import CpuSet, parse_mask
 from affinityd.discovery import discover, open_tree
-from affinityd.slurm.cores import in_slurms_order
+from affinityd.slurm.cores import SlurmCores
 from affinityd.topology.model import Topology
 from bench.discovery import LSTOPO, compared, lstopo_environment
 from tests.support.machines.facts import ALL_NAMES, machine
@@ -116,7 +116,7 @@ def test_a_machine_is_what_lstopo_sees_and_its_cores_have_slurms_numbers(
     environment = lstopo_environment(unpacked_root)
     assert replace(seen, nodes=nodes) == by_lstopo(environment)
     numbered = [_cpus(core) for core in _objects(lstopo(environment, *SLURMD), "Core")]
-    assert [frozenset(core.cpus) for core in in_slurms_order(ours)] == numbered
+    assert [frozenset(core.cpus) for core in SlurmCores(ours).order] == numbered
 
 
 def test_the_machine_at_hand_is_what_lstopo_sees() -> None:

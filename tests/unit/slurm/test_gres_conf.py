@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from affinityd.cpuset import format_list
-from affinityd.slurm.cores import SlurmCores, affinities, in_slurms_order
+from affinityd.slurm.cores import SlurmCores, affinities
 from affinityd.slurm.gres_conf import SLICES, GpuTypes, GresConf, NodeGres, gpu_types
 from affinityd.topology.model import Core, Gpu, MigInstance, Topology
 from tests.support.machines.by_hand import made
@@ -62,7 +62,7 @@ def cores_of(topology: Topology, scope: str = "node") -> list[str | None]:
 
 
 def order(topology: Topology) -> list[int]:
-    return [core.cpus[0] for core in in_slurms_order(topology)]
+    return [core.cpus[0] for core in SlurmCores(topology).order]
 
 
 def of_gpus(conf: GresConf) -> list[str]:
