@@ -50,12 +50,14 @@ def probe(path: str, timeout: float = TIMEOUT) -> DaemonFacts:
             allowed=plan if isinstance(plan, str) else plan.allowed,
             own_cpuset=cpuset_of(os.getpid()),
         )
+    folder = Path(path).parent
+    mode = _mode(folder) if folder == Path(config.SYSTEM_SOCKET).parent else None
     return replace(
         daemon,
         cpuset=cpuset_of(daemon.pid) if daemon.pid else None,
         closed=tuple(_closed(Path(path))),
-        open_mode=_open_to_others(Path(path).parent),
-        published=_published(Path(path).with_name(NODE_FILE)),
+        open_mode=mode if mode and mode & (stat.S_IWGRP | stat.S_IWOTH) else None,
+        published=_published(folder / NODE_FILE),
     )
 
 
@@ -64,11 +66,7 @@ def _listener(path: str, timeout: float) -> DaemonFacts:
     deadline = time.monotonic() + timeout
     try:
         with closing(ask_daemon.connect(path, deadline)) as connection:
-            daemon = replace(
-                daemon,
-                listens=True,
-                pid=credentials(connection).pid or None,
-            )
+            daemon = replace(daemon, listens=True, pid=credentials(connection).pid or None)
             answer = ask_daemon.get(connection, READY, deadline)
         return replace(daemon, status=ask_daemon.parse(answer)[0])
     except TimeoutError:
@@ -80,16 +78,6 @@ def _listener(path: str, timeout: float) -> DaemonFacts:
         return replace(daemon, error=error.strerror or str(error))
     except ValueError as error:
         return replace(daemon, error=str(error))
-
-
-def _open_to_others(folder: Path) -> int | None:
-    """Return the mode of /run/affinityd if others than its owner may write to it."""
-    try:
-        mode = stat.S_IMODE(folder.stat().st_mode)
-    except OSError:
-        return None
-    is_open = mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return mode if is_open and folder == Path(config.SYSTEM_SOCKET).parent else None
 
 
 def _answer(kind: type[T], path: str, target: str, timeout: float) -> T | str:
@@ -116,12 +104,18 @@ def _closed(path: Path) -> Iterator[str]:
         return
     for place in (*reversed(path.parents), path):
         needed = stat.S_IXOTH if place != path else stat.S_IROTH | stat.S_IWOTH
-        try:
-            mode = stat.S_IMODE(place.stat().st_mode)
-        except OSError:
+        mode = _mode(place)
+        if mode is None:
             return
         if mode & needed != needed:
             yield f"{place} is {mode:04o}"
+
+
+def _mode(path: Path) -> int | None:
+    try:
+        return stat.S_IMODE(path.stat().st_mode)
+    except OSError:
+        return None
 
 
 def may_exist(path: Path) -> bool:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from affinityd.cpuset import CpuSet, several
 from affinityd.discovery.nvml import NvmlReport
@@ -37,7 +38,7 @@ class CheckResult:
     name: str = field(default="", kw_only=True)  #: the check's, where it ran by that
     status: str  #: of STATUSES
     found: str  #: a sentence, with the name of the setting and its value
-    remedy: str | None = None  #: the remedy; None: none is needed
+    remedy: str | None = None  #: None: none is needed
     gpus: tuple[int, ...] = ()  #: indices of the GPUs that it is about
 
 
@@ -109,8 +110,7 @@ class DaemonFacts:
 ENVIRONMENT = "the environment"
 
 
-@dataclass(frozen=True)
-class NamedVariable:
+class NamedVariable(NamedTuple):
     """A variable by its name, and where it was set."""
 
     name: str
@@ -162,9 +162,6 @@ class NodeFacts:
 
     def used_by_ranks(self, cpus: CpuSet) -> tuple[list[Gpu], CpuSet]:
         """Return the GPUs whose ranks are given any of these CPUs, and which of them those are."""
-        taken = [
-            (gpu, theirs)
-            for gpu in self.topology.gpus
-            if (theirs := (self.near(gpu).cpus - self.reserved) & cpus)
-        ]
-        return [gpu for gpu, _ in taken], frozenset().union(*(theirs for _, theirs in taken))
+        by_gpu = [(gpu, (self.near(gpu).cpus - self.reserved) & cpus) for gpu in self.topology.gpus]
+        gpus = [gpu for gpu, theirs in by_gpu if theirs]
+        return gpus, frozenset().union(*(theirs for _, theirs in by_gpu))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from affinityd import config
@@ -14,7 +13,6 @@ from affinityd.cli.console import aligned
 from affinityd.cli.parser import Parser, add_format, add_settings, load_settings
 from affinityd.config import NODE_FILE
 from affinityd.config.settings import Settings
-from affinityd.cpuset import CpuSet
 from affinityd.discovery.machine import Machine
 from affinityd.discovery.tree import FolderTree
 from affinityd.doctor.checks import CHECKS, check_name, run_checks
@@ -40,15 +38,6 @@ COLUMNS = ("check", "status", "found")
 WIDTH = 2 + max(map(len, CHECKS))  #: of a name in the help
 
 
-@dataclass(frozen=True)
-class DoctorDocument:
-    """The document of --json."""
-
-    node: str
-    worst: str
-    checks: Sequence[CheckResult]
-
-
 def add_arguments(parser: Parser) -> None:
     """Add the command's options."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -65,7 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
     facts = gather(load_settings(arguments), names)
     results = run_checks(facts, names)
     if arguments.format == "json":
-        print(dumps(DoctorDocument(facts.topology.name, worst(results), results), indent=1))
+        document = {"node": facts.topology.name, "worst": worst(results), "checks": results}
+        print(dumps(document, indent=1))
     else:
         print("\n".join(map(one_line, _table(facts.topology.name, results))))
     return int(worst(results) == FAIL)
@@ -82,12 +72,16 @@ def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> N
         machine.query_drivers(NVML_SECONDS)
     topology = machine.read()
     daemon = _daemon(settings) if machine.is_live else None
+    published = daemon.published if daemon else None
+    file = config.path()
+    variables = [NamedVariable(name, ENVIRONMENT) for name in sorted(os.environ)]
+    variables += [NamedVariable(name, file) for name in config.read_file(file)]
     return NodeFacts(
         topology=topology,
         tree=FolderTree(NO_ROOT, topology.name) if settings.machine else machine.tree,
-        reserved=settings.reserved_cpus if daemon is None else _reserved(daemon, settings),
+        reserved=published.reserved if isinstance(published, Node) else settings.reserved_cpus,
         nvml=machine.report,
-        variables=tuple(_variables()) if machine.is_live else (),
+        variables=tuple(variables) if machine.is_live else (),
         daemon=daemon,
         maintenance=maintenance,
         hold_seconds=file_age(hold) if machine.is_live else None,
@@ -110,28 +104,14 @@ def _daemon(settings: Settings) -> DaemonFacts:
     return DaemonFacts(config.SYSTEM_SOCKET, absent=(config.SYSTEM_SOCKET, default))
 
 
-def _reserved(daemon: DaemonFacts, settings: Settings) -> CpuSet:
-    node = daemon.published
-    return node.reserved if isinstance(node, Node) else settings.reserved_cpus
-
-
-def _variables() -> Iterator[NamedVariable]:
-    file = config.path()
-    yield from (NamedVariable(name, ENVIRONMENT) for name in sorted(os.environ))
-    yield from (NamedVariable(name, file) for name in config.read_file(file))
-
-
 def _table(node: str, results: Sequence[CheckResult]) -> Iterator[str]:
-    rows = [row for result in results for row in _rows(result)]
+    rows: list[tuple[str, ...]] = []
+    for result in results:
+        rows.append((result.name, result.status, result.found))
+        rows += [("", "", f"→ {result.remedy}")] if result.remedy else []
     yield from aligned(COLUMNS, rows, ())
     statuses = [result.status for result in results]
     amounts = (
         f"{statuses.count(status)} {status}" for status in reversed(STATUSES) if status in statuses
     )
     yield f"{node}: {', '.join(amounts)}"
-
-
-def _rows(result: CheckResult) -> Iterator[tuple[str, ...]]:
-    yield result.name, result.status, result.found
-    if result.remedy:
-        yield "", "", f"→ {result.remedy}"

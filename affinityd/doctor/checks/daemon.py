@@ -24,7 +24,6 @@ from affinityd.doctor.facts import (
     ENVIRONMENT,
     CheckResults,
     DaemonFacts,
-    NamedVariable,
     NodeFacts,
     NotApplicableError,
     fail,
@@ -32,9 +31,8 @@ from affinityd.doctor.facts import (
     ok,
     warn,
 )
-from affinityd.linux.cgroup import Mount
 from affinityd.linux.processes import INITIAL_PIDS, mask_of
-from affinityd.topology.model import BY_NVML, Gpu, Node, Topology
+from affinityd.topology.model import BY_NVML, Node, Topology
 
 READY = 200  #: HTTP's status of /readyz once it can plan
 UNREADY = 503
@@ -61,9 +59,6 @@ NAMES = (
     ),
 )
 RANKS = f"{config.PREFIX}RANK_"  #: of the `shell` format: AFFINITYD_RANK_0_CPULIST
-
-#: The names by the part after the prefix, which makes all of them similar.
-SHORT = {name.removeprefix(config.PREFIX): name for name in NAMES}
 
 #: Words in variables that Kubernetes gives pods for a Service, as …_SERVICE_HOST and …_PORT.
 OF_SERVICES = frozenset(("SERVICE", "PORT"))
@@ -97,29 +92,18 @@ def daemon(facts: NodeFacts) -> CheckResults:
 def variables(facts: NodeFacts) -> CheckResults:
     """Judge the names of AFFINITYD_* variables, and of the settings file's keys."""
     for variable in facts.variables:
-        if (near := _meant(variable)) is not None:
+        name = variable.name.upper()
+        if variable.name in NAMES or name.startswith(RANKS):
+            continue
+        if variable.where == ENVIRONMENT and OF_SERVICES.intersection(name.split("_")):
+            continue
+        near = difflib.get_close_matches(name, NAMES, n=1, cutoff=ALIKE)
+        if near or name.startswith(config.PREFIX):
             yield warn(
                 f"{variable.name} in {variable.where} is not a setting of affinityd, and is "
                 "ignored",
-                f"did you mean {near}?" if near else "leave it out; docs/settings.md lists them",
+                f"did you mean {near[0]}?" if near else "leave it out; docs/settings.md lists them",
             )
-
-
-def _meant(variable: NamedVariable) -> str | None:
-    """Return the likely name, "" if none is near; None: it is known, or another program's."""
-    name = variable.name.upper()
-    if variable.name in NAMES or variable.name.startswith(RANKS):
-        return None
-    if name in NAMES:
-        return name
-    if variable.where == ENVIRONMENT and OF_SERVICES.intersection(name.split("_")):
-        return None
-    if variable.where != ENVIRONMENT and name in SHORT:
-        return SHORT[name]
-    if name.startswith(config.PREFIX):
-        near = difflib.get_close_matches(name.removeprefix(config.PREFIX), SHORT, n=1)
-        return SHORT[near[0]] if near else ""
-    return next(iter(difflib.get_close_matches(name, NAMES, n=1, cutoff=ALIKE)), None)
 
 
 def socket(daemon: DaemonFacts) -> CheckResults:
@@ -162,34 +146,30 @@ def socket(daemon: DaemonFacts) -> CheckResults:
 def published_node(daemon: DaemonFacts, topology: Topology) -> CheckResults:
     """Judge whether node.json, from which ranks plan without the daemon, is of this machine."""
     file, node = Path(daemon.path).with_name(NODE_FILE), daemon.published
-    if not isinstance(node, str):
-        stale = _difference(node.topology, topology) or ("it was replayed" if node.replayed else "")
-        if stale:
+    if isinstance(node, str):
+        if daemon.listens:
             yield warn(
-                f"{file} is of another machine, or out of date: {stale}",
-                "run a replaying daemon on a socket in a folder of its own"
-                if node.replayed
-                else "systemctl reload affinityd, or remove the file where no daemon runs",
+                f"{file}: {node}: ranks cannot plan from it while the daemon does not run",
+                "let the daemon write to its folder, then systemctl reload affinityd",
             )
-    elif daemon.listens:
-        yield warn(
-            f"{file}: {node}: ranks cannot plan from it while the daemon does not run",
-            "let the daemon write to its folder, then systemctl reload affinityd",
-        )
-
-
-def _difference(published: Topology, here: Topology) -> str:
-    """Return a difference of a published node from this one that changes plans; "" for none."""
-    texts, ours = (
+        return
+    published, here = (
         {
-            "name": topology.name,
-            "online CPUs": format_list(topology.online),
-            "GPUs": ", ".join(gpu.pci_bus_id for gpu in topology.gpus) or "none",
+            "name": machine.name,
+            "online CPUs": format_list(machine.online),
+            "GPUs": ", ".join(gpu.pci_bus_id for gpu in machine.gpus) or "none",
         }
-        for topology in (published, here)
+        for machine in (node.topology, topology)
     )
-    differing = (name for name in texts if texts[name] != ours[name])
-    return next((f"its {name}: {texts[name]}, here: {ours[name]}" for name in differing), "")
+    texts = [f"its {name}: {published[name]}, here: {here[name]}" for name in here]
+    stale = [text for name, text in zip(here, texts, strict=True) if published[name] != here[name]]
+    if node.replayed or stale:
+        yield warn(
+            f"{file} is of another machine, or out of date: {[*stale, 'it was replayed'][0]}",
+            "run a replaying daemon on a socket in a folder of its own"
+            if node.replayed
+            else "systemctl reload affinityd, or remove the file where no daemon runs",
+        )
 
 
 def cpus_of_process(facts: NodeFacts, daemon: DaemonFacts, pid: int) -> CheckResults:
@@ -197,7 +177,11 @@ def cpus_of_process(facts: NodeFacts, daemon: DaemonFacts, pid: int) -> CheckRes
 
     NVML leaves the CPUs that its caller may not use out of its answers.
     """
-    gpus = [gpu for gpu in facts.topology.gpus if gpu.vendor == NVIDIA and _needs_nvml(gpu)]
+    gpus = [
+        gpu
+        for gpu in facts.topology.gpus
+        if gpu.vendor == NVIDIA and (gpu.numa_node is None or gpu.numa_source == BY_NVML)
+    ]
     if not gpus or not facts.has_several_nodes:
         return
     unit = "remove CPUAffinity= from its unit, or from /etc/systemd/system.conf"
@@ -214,10 +198,6 @@ def cpus_of_process(facts: NodeFacts, daemon: DaemonFacts, pid: int) -> CheckRes
                 gpus,
             )
             return
-
-
-def _needs_nvml(gpu: Gpu) -> bool:
-    return gpu.numa_node is None or gpu.numa_source == BY_NVML
 
 
 def visible_processes(facts: NodeFacts, pid: int) -> CheckResults:
@@ -294,8 +274,8 @@ def callers(facts: NodeFacts, daemon: DaemonFacts) -> CheckResults:
             "its log says why: journalctl -u affinityd",
         )
     elif allowed.within is None and daemon.own_cpuset is not None:
-        mounts = facts.mounts(daemon.pid) if daemon.pid else {}
-        has_none = mounts and not any(map(_has_cpusets, mounts.values()))
+        mounts = facts.mounts(daemon.pid).values() if daemon.pid else ()
+        has_none = mounts and not any(mount.kind.startswith("cgroup") for mount in mounts)
         why = "no cgroups are mounted where it runs" if has_none else "it cannot see its cgroup"
         yield warn(
             f"the daemon knows the caller's mask, and not its cpuset: {why}; this process "
@@ -303,10 +283,6 @@ def callers(facts: NodeFacts, daemon: DaemonFacts) -> CheckResults:
             "mount the node's /sys/fs/cgroup where it runs, as hostPID: true of the chart does; in "
             "a unit leave out InaccessiblePaths=/sys and the like",
         )
-
-
-def _has_cpusets(mount: Mount) -> bool:
-    return mount.kind == "cgroup2" or (mount.kind == "cgroup" and "cpuset" in mount.options)
 
 
 def enforcement(daemon: DaemonFacts) -> CheckResults:

@@ -1,8 +1,7 @@
 """Where the GPUs and RDMA devices are, their CPUs, and their links.
 
-A GPU that idles lowers its link's speed, and NVIDIA says that of the width too (nvidia-smi(1),
-"pcie.link.gen.gpucurrent", "pcie.link.width.current": "may be reduced when the GPU is not in use").
-Data-center GPUs keep their lanes: lost ones are a warning, and a lower speed is only mentioned.
+A GPU that idles lowers its link's speed, which is not judged; data-center GPUs keep their lanes,
+though NVIDIA says otherwise (nvidia-smi(1), "pcie.link.width.current").
 
 Sources: kernel Documentation/ABI/testing/sysfs-bus-pci (numa_node, current_link_width,
 max_link_width, …), stable/sysfs-devices-node, testing/sysfs-devices-system-cpu (present,
@@ -13,15 +12,13 @@ smt/control, cpuX/nodeY), stable/sysfs-class-infiniband (ports/N/state, rate); d
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from affinityd.cpuset import several
-from affinityd.discovery.cpus import NODES
 from affinityd.discovery.pci import DEVICES, is_pci_address
 from affinityd.discovery.tree import MARK as CPUS
 from affinityd.discovery.tree import Tree, numbered, read_cpus, read_number
 from affinityd.doctor.facts import (
-    CheckResult,
     CheckResults,
     NodeFacts,
     NotApplicableError,
@@ -113,20 +110,12 @@ def offline_cpus(facts: NodeFacts) -> CheckResults:
 
 
 def _offline(facts: NodeFacts) -> Mapping[int, int | None]:
-    """Return each present CPU that is offline → its node; None: unknown."""
+    """Return each present CPU that is offline → its node, which its folder names; None: unknown."""
     present = read_cpus(facts.tree, f"{CPUS}/present") or frozenset()
-    return {cpu: _node(facts, cpu) for cpu in sorted(present - facts.topology.online)}
-
-
-def _node(facts: NodeFacts, cpu: int) -> int | None:
-    """Return a CPU's node: its folder names it though it is offline, as do lists of old kernels."""
-    of_folder = numbered(facts.tree, f"{CPUS}/cpu{cpu}", "node")
-    listing = (
-        node
-        for node in numbered(facts.tree, NODES, "node")
-        if cpu in (read_cpus(facts.tree, f"{NODES}/node{node}/cpulist") or ())
-    )
-    return next(iter((*of_folder, *listing)), None)
+    return {
+        cpu: next(iter(numbered(facts.tree, f"{CPUS}/cpu{cpu}", "node")), None)
+        for cpu in sorted(present - facts.topology.online)
+    }
 
 
 def rdma_ports(facts: NodeFacts) -> CheckResults:
@@ -190,8 +179,7 @@ def _ports_named(ports: list[RdmaPort]) -> str:
 NO_WIDTH = {0, 255}
 
 
-@dataclass(frozen=True)
-class PcieLink:
+class PcieLink(NamedTuple):
     """A link, seen from the device at its lower end; None: unknown."""
 
     device: str
@@ -199,7 +187,6 @@ class PcieLink:
     lanes: int  #: of the device: current_link_width
     max_lanes: int  #: of the device: max_link_width
     port_lanes: int | None  #: of the port: max_link_width
-    speeds: str | None  #: current_link_speed, where that is below the max_link_speed of both ends
 
 
 def pcie_link(facts: NodeFacts) -> CheckResults:
@@ -211,29 +198,21 @@ def pcie_link(facts: NodeFacts) -> CheckResults:
     if not users:
         raise NotApplicableError("no current_link_width of a GPU can be read")
     for link, gpus in users.items():
-        if link.lanes < link.max_lanes:
-            yield _narrow(link, gpus)
-    slow = grouped((link for link in users if link.speeds), lambda link: link.speeds)
-    idle = ""
-    for speeds, links in slow.items():
-        names = named(gpu for link in links for gpu in users[link])
-        idle += f"; {names} at {speeds}, as is usual while idle"
-    yield ok(f"every link of a GPU has all its lanes{idle}")
-
-
-def _narrow(link: PcieLink, gpus: list[Gpu]) -> CheckResult:
-    ends = [gpu for gpu in gpus if gpu.pci_bus_id == link.device]
-    name = f"{named(ends)} ({link.device})" if ends else f"switch {link.device} above {named(gpus)}"
-    if link.port_lanes is not None and link.port_lanes <= link.lanes:
-        cause = f", as many as the port above it, {link.port}, has"
-        remedy = f"put the card into a slot with {link.max_lanes} lanes, if the machine has one"
-    else:
+        if link.lanes >= link.max_lanes:
+            continue
+        above = f"switch {link.device} above {named(gpus)}"
+        ends = [gpu for gpu in gpus if gpu.pci_bus_id == link.device]
+        name = f"{named(ends)} ({link.device})" if ends else above
         cause = ""
         remedy = (
             "check again while the GPU works; then reseat card, riser and cable, and check "
             "the slot's bifurcation in the firmware"
         )
-    return warn(f"{name}: link of {link.lanes} lanes of {link.max_lanes}{cause}", remedy, gpus)
+        if link.port_lanes is not None and link.port_lanes <= link.lanes:
+            cause = f", as many as the port above it, {link.port}, has"
+            remedy = f"put the card into a slot with {link.max_lanes} lanes, if the machine has one"
+        yield warn(f"{name}: link of {link.lanes} lanes of {link.max_lanes}{cause}", remedy, gpus)
+    yield ok("every link of a GPU has all its lanes")
 
 
 def _links(tree: Tree, gpu: Gpu) -> Iterator[PcieLink]:
@@ -242,32 +221,14 @@ def _links(tree: Tree, gpu: Gpu) -> Iterator[PcieLink]:
     A switch is two devices on the way, its upstream port and a downstream one: no link is between
     those.
     """
+
+    def width(device: str, name: str) -> int | None:
+        lanes = read_number(tree, f"{DEVICES}/{device}/{name}")
+        return None if lanes in NO_WIDTH else lanes
+
     way = [part for part in gpu.pci_path if is_pci_address(part)][::-1] or [gpu.pci_bus_id]
     for device, port in zip(way[::2], [*way[1::2], None], strict=False):
-        lanes = _width(tree, device, "current_link_width")
-        max_lanes = _width(tree, device, "max_link_width")
-        port_lanes = _width(tree, port, "max_link_width") if port else None
+        lanes, max_lanes = (width(device, f"{which}_link_width") for which in ("current", "max"))
         if lanes is not None and max_lanes is not None:
-            yield PcieLink(device, port, lanes, max_lanes, port_lanes, _speeds(tree, device, port))
-
-
-def _width(tree: Tree, device: str, name: str) -> int | None:
-    width = read_number(tree, f"{DEVICES}/{device}/{name}")
-    return None if width in NO_WIDTH else width
-
-
-def _speeds(tree: Tree, device: str, port: str | None) -> str | None:
-    """Return `2.5 GT/s of 16` where a link is slower than its ends; None: it is not."""
-    now = _speed(tree, device, "current_link_speed")
-    ends = [_speed(tree, end, "max_link_speed") for end in (device, port) if end]
-    top = min((speed for speed in ends if speed is not None), default=None)
-    return f"{now:g} GT/s of {top:g}" if now is not None and top is not None and now < top else None
-
-
-def _speed(tree: Tree, device: str, name: str) -> float | None:
-    """Read `16.0 GT/s PCIe`; None for `Unknown`."""
-    text = tree.read(f"{DEVICES}/{device}/{name}") or ""
-    try:
-        return float(text.partition(" ")[0])
-    except ValueError:
-        return None
+            port_lanes = width(port, "max_link_width") if port else None
+            yield PcieLink(device, port, lanes, max_lanes, port_lanes)

@@ -10,7 +10,6 @@ off isolcpus= and nohz_full= (cputree.c).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 
 from affinityd.audit.sources.nvml import HOLD
@@ -161,7 +160,15 @@ def irqbalance(facts: NodeFacts) -> CheckResults:
     pid = _irqbalance_pid(facts.tree)
     if pid is None and not facts.tree.list("proc/irq"):
         raise NotApplicableError("there is no /proc/irq to read")
-    for name, address, gpus in _devices(facts):
+    topology = facts.topology
+    devices = [
+        (f"{named([gpu])} ({gpu.pci_bus_id})", gpu.pci_bus_id, [gpu]) for gpu in topology.gpus
+    ]
+    for nic in topology.nics:  # adapters beside GPUs
+        name = f"adapter {', '.join(nic.names) or nic.kind} ({nic.pci_bus_id})"
+        gpus = [gpu for gpu in topology.gpus if topology.nearness(gpu, nic) != SYS]
+        devices += [(name, nic.pci_bus_id, gpus)] if gpus else []
+    for name, address, gpus in devices:
         near, cpus = facts.near(*gpus).cpus, _interrupt_cpus(facts.tree, address)
         if near and cpus and near.isdisjoint(cpus):
             yield warn(
@@ -176,17 +183,7 @@ def irqbalance(facts: NodeFacts) -> CheckResults:
         yield ok("irqbalance does not run, and no interrupt of a GPU is handled far from it")
         return
     banned = _banned(facts.tree, pid)
-    yield from _cpus_of_irqbalance(facts, banned)
-    kept = f", and does not use {several('CPU', banned)}" if banned else ""
-    yield ok(f"irqbalance runs (process {pid}){kept}")
-
-
-def _cpus_of_irqbalance(facts: NodeFacts, banned: CpuSet) -> CheckResults:
-    """Yield the GPUs near which it may use no CPU, and the cores of ranks that it uses.
-
-    To use cores of ranks is no fault where no others are reserved for such work.
-    """
-    gpus = [gpu for gpu in facts.topology.gpus if (near := facts.near(gpu).cpus) and near <= banned]
+    gpus = [gpu for gpu in topology.gpus if (near := facts.near(gpu).cpus) and near <= banned]
     if gpus:
         yield warn(
             f"irqbalance does not use {several('CPU', banned)}, all that are near "
@@ -194,26 +191,17 @@ def _cpus_of_irqbalance(facts: NodeFacts, banned: CpuSet) -> CheckResults:
             f"let it use a core of each node: shorten {LIST}= in {IN_FILES}",
             gpus,
         )
-    gpus, cpus = facts.used_by_ranks(facts.topology.online - banned)
-    if gpus and facts.reserved & facts.topology.online:
-        ranks = format_list(facts.topology.online - facts.reserved)
+    gpus, cpus = facts.used_by_ranks(topology.online - banned)
+    if gpus and facts.reserved & topology.online:  # else it has no other cores
+        ranks = format_list(topology.online - facts.reserved)
         yield warn(
             f"irqbalance may use {several('CPU', cpus)}, where ranks of {named(gpus)} run, "
             f"though CPUs {format_list(facts.reserved)} are reserved",
             f"{LIST}={ranks} in {IN_FILES}, then systemctl restart irqbalance",
             gpus,
         )
-
-
-def _devices(facts: NodeFacts) -> Iterator[tuple[str, str, list[Gpu]]]:
-    """Yield each GPU, and each adapter beside some: its name, its address, the GPUs."""
-    for gpu in facts.topology.gpus:
-        yield f"{named([gpu])} ({gpu.pci_bus_id})", gpu.pci_bus_id, [gpu]
-    for nic in facts.topology.nics:
-        gpus = [gpu for gpu in facts.topology.gpus if facts.topology.nearness(gpu, nic) != SYS]
-        if gpus:
-            names = ", ".join(nic.names) or nic.kind
-            yield f"adapter {names} ({nic.pci_bus_id})", nic.pci_bus_id, gpus
+    kept = f", and does not use {several('CPU', banned)}" if banned else ""
+    yield ok(f"irqbalance runs (process {pid}){kept}")
 
 
 def _interrupt_cpus(tree: Tree, address: str) -> CpuSet:

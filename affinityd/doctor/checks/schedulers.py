@@ -6,11 +6,10 @@ https://slurm.schedmd.com/cgroup_v2.html; proc(5) for mounts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from affinityd.discovery.tree import Tree
 from affinityd.doctor.facts import CheckResults, NodeFacts, NotApplicableError, fail, ok, warn
-from affinityd.linux.cgroup import Mount
 from affinityd.slurm.check import counts, differences
 from affinityd.slurm.commands import FOLDERS, SlurmError, find_slurm
 from affinityd.slurm.cores import SCOPES
@@ -47,19 +46,14 @@ def gres_conf(facts: NodeFacts) -> CheckResults:
         key=lambda conf: len([*differences(conf, slurmd)]),
     )
     findings = [*differences(conf, slurmd), *counts(conf, node), *([f"{node}"] * node.is_refused)]
+    more = [f"and {len(findings) - SHOWN} more"] if len(findings) > SHOWN else []
+    text = "; ".join([*findings[:SHOWN], *more])
     if not slurmd.is_complete:
-        yield fail(_listed(findings), f"write it as in gres.conf(5); {CHECK} lists everything")
+        yield fail(text, f"write it as in gres.conf(5); {CHECK} lists everything")
     elif findings:
-        yield warn(
-            _listed(findings),
-            f"affinityd slurm gres-conf prints right lines for {name}; {CHECK} lists everything",
-        )
+        prints = f"affinityd slurm gres-conf prints right lines for {name}"
+        yield warn(text, f"{prints}; {CHECK} lists everything")
     yield ok("gres.conf fits the node")
-
-
-def _listed(wrong: Sequence[str]) -> str:
-    more = [f"and {len(wrong) - SHOWN} more"] if len(wrong) > SHOWN else []
-    return "; ".join([*wrong[:SHOWN], *more])
 
 
 def cgroup(facts: NodeFacts) -> CheckResults:
@@ -80,24 +74,20 @@ def cgroup(facts: NodeFacts) -> CheckResults:
             "boot without cgroup_disable=cpuset; under v1 mount it: mount -t cgroup -o cpuset",
         )
     else:
-        yield from _second(facts, v2)
-
-
-def _second(facts: NodeFacts, v2: Mount) -> CheckResults:
-    scopes = list(_scopes(facts.tree, v2.point))
-    for scope in scopes:
-        if "cpuset" not in _controllers(facts.tree, scope):
-            above = scope.rpartition("/")[0]
-            yield warn(
-                f"cgroup v2: {scope}/cgroup.controllers has no cpuset: jobs are not confined "
-                "to their CPUs",
-                f"echo +cpuset > {above}/cgroup.subtree_control; permanently, Slurm: "
-                "Delegate=yes in slurmd's unit and ConstrainCores=yes in cgroup.conf, "
-                "Kubernetes: restart kubelet, which enables it",
-                facts.topology.gpus,
-            )
-    named = ", ".join(scopes) or "no job of Slurm or Kubernetes"
-    yield ok(f"cgroup v2, cpuset controller enabled ({named})")
+        scopes = list(_scopes(facts.tree, v2.point))
+        for scope in scopes:
+            if "cpuset" not in _controllers(facts.tree, scope):
+                above = scope.rpartition("/")[0]
+                yield warn(
+                    f"cgroup v2: {scope}/cgroup.controllers has no cpuset: jobs are not confined "
+                    "to their CPUs",
+                    f"echo +cpuset > {above}/cgroup.subtree_control; permanently, Slurm: "
+                    "Delegate=yes in slurmd's unit and ConstrainCores=yes in cgroup.conf, "
+                    "Kubernetes: restart kubelet, which enables it",
+                    facts.topology.gpus,
+                )
+        named = ", ".join(scopes) or "no job of Slurm or Kubernetes"
+        yield ok(f"cgroup v2, cpuset controller enabled ({named})")
 
 
 def _controllers(tree: Tree, folder: str) -> list[str]:

@@ -27,7 +27,6 @@ OF_NODE_0 = {f"{CPU}/cpu3/node0/cpulist": "0-2"}
 NODE_OFFLINE = made(NODES, gpus=[0, 1], online="0-3")
 OF_NODE_1 = {f"{CPU}/cpu{cpu}/node1/cpulist": "" for cpu in range(4, 8)}
 #: What a kernel of old wrote for a node one of whose CPUs is offline.
-OLD_KERNEL = {"sys/devices/system/node/node0/cpulist": "0-3"}
 SMT_OFF = {**OF_NODE_0, f"{CPU}/smt/control": "off"}
 
 #: A node without CPUs, two of three GPUs on it, and node 1 beside it.
@@ -58,7 +57,6 @@ def balancing(value: int) -> Files:
         ("offline-cpus", TWO, {}, ALL_ONLINE),
         ("offline-cpus", TWO, {f"{CPU}/present": "?"}, "n/a: there is no /sys/devices/system/cpu/"),
         ("offline-cpus", OFFLINE, OF_NODE_0, "warn 0: near GPU 0: CPU 3, which → echo 1 > "),
-        ("offline-cpus", OFFLINE, OLD_KERNEL, "warn 0: near GPU 0: CPU 3, which → maxcpus="),
         ("offline-cpus", OFFLINE, {}, ALL_ONLINE),
         ("offline-cpus", OFFLINE, SMT_OFF, "ok: near GPU 0: CPU 3, as smt/control is off"),
         ("numa-balancing", TWO, balancing(0), "ok: kernel.numa_balancing is 0"),
@@ -230,21 +228,14 @@ SWITCHED = replace(
 )
 
 
-def link(
-    device: str, lanes: int, most: int, speed: str = "16.0", top: str = "16.0"
-) -> dict[str, object]:
-    return {
-        f"{PCI}/{device}/current_link_width": lanes,
-        f"{PCI}/{device}/max_link_width": most,
-        f"{PCI}/{device}/current_link_speed": f"{speed} GT/s PCIe",
-        f"{PCI}/{device}/max_link_speed": f"{top} GT/s PCIe",
-    }
+def link(device: str, lanes: int, most: int) -> dict[str, object]:
+    """Return the files that tell of a device's link."""
+    folder = f"{PCI}/{device}"
+    return {f"{folder}/current_link_width": lanes, f"{folder}/max_link_width": most}
 
 
 ALL_LANES = "ok: every link of a GPU has all its lanes"
-IDLE = link(GPU_0, 16, 16, "2.5") | link(GPU_1, 16, 16, "2.5")
 NARROW = link(GPU_0, 8, 16) | link(DOWN_0, 16, 16)
-SLOW_SLOT = link(GPU_0, 16, 16, top="32.0") | link(DOWN_0, 16, 16)
 SHORT_SLOT = link(GPU_1, 8, 16) | link(DOWN_1, 8, 8)
 #: What a switch's two ports have is no link between them.
 NO_LINK = link(GPU_0, 16, 16) | link(UP, 16, 16) | link(DOWN_0, 16, 16) | link(ROOT, 8, 8)
@@ -257,8 +248,6 @@ NARROW_SWITCH = link(GPU_0, 16, 16) | link(GPU_1, 16, 16) | link(UP, 4, 16) | li
         ({}, "n/a: no current_link_width of a GPU can be read"),
         (link(GPU_0, 255, 255), "n/a: no current_link_width"),
         (link(GPU_0, 0, 16), "n/a: no current_link_width"),
-        (IDLE, "ok: GPUs 0-1 at 2.5 GT/s of 16, as is usual while idle"),
-        (SLOW_SLOT, ALL_LANES),
         (NARROW, f"warn 0: GPU 0 ({GPU_0}): link of 8 lanes of 16 → check again"),
         (SHORT_SLOT, f"warn 1: as many as the port above it, {DOWN_1}, has → a slot with 16"),
         (NARROW_SWITCH, f"warn 0-1: switch {UP} above GPUs 0-1: link of 4 lanes → bifurc"),

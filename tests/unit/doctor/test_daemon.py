@@ -140,7 +140,6 @@ affinityd_mode              file         AFFINITYD_MODE
 AFINITYD_MODE               environment  AFFINITYD_MODE
 AFFINITY_SOCKET             file         AFFINITYD_SOCKET
 AFFINITYDD                  environment  AFFINITYD
-RESERVED_CPUS               file         AFFINITYD_RESERVED_CPUS
 AFFINITYD_PORT              file         -
 """
 #: Others' names, those that Kubernetes gives a pod, and right ones.
@@ -148,7 +147,7 @@ FINE = f"""
 PATH MODE RESERVED_CPUS GOMP_CPU_AFFINITY AFFINITYD AFFINITYD_MODE {RANKS}7_CPULIST
 AFFINITYD_SERVICE_HOST AFFINITYD_PLAN_PORT_9466_TCP_ADDR
 """
-FINE_IN_FILE = "LANG HTTPS_PROXY AFFINITYD_MODE AFFINITYD_DRAIN"
+FINE_IN_FILE = "LANG RESERVED_CPUS HTTPS_PROXY AFFINITYD_MODE AFFINITYD_DRAIN"
 
 
 @pytest.mark.parametrize(
