@@ -156,7 +156,7 @@ def test_memory_on_another_node_is_not_measured() -> None:
 
 def test_cpus_outside_the_cpuset_leave_each_figure_with_a_reason() -> None:
     unmeasured = [*figures(0, cpus=frozenset({NOT_HERE}))]
-    assert [it.quantity for it in unmeasured] == *OF_MEMORY
+    assert [it.quantity for it in unmeasured] == [*OF_MEMORY]
     assert {it.why for it in unmeasured} == {"its CPUs are outside this process's cpuset"}
 
 
@@ -173,4 +173,4 @@ def test_the_measuring_process_runs_on_the_cpus_of_its_node_and_ends_first_witho
 def test_a_measurement_leaves_no_process_and_changes_no_mask() -> None:
     list(figures(0))
     assert os.sched_getaffinity(0) == HERE
-    assert children_of(os.getpid()) == 
+    assert children_of(os.getpid()) == []
