@@ -1,4 +1,4 @@
-"""Orphans: processes that hold a GPU and belong to no job or session any more.
+"""Orphans: processes that hold a GPU and belong to no job any more.
 
 Source: proc_pid_stat(5).
 """
@@ -112,25 +112,14 @@ class IdleTimes:
         return {pid: now - since for (pid, _), (_, since) in self._since.items()}
 
 
-# The owners of a machine's processes: Slurm jobs and users' sessions, by /proc.
+# The owners of a machine's processes where Slurm runs the jobs, by /proc. Elsewhere any process may
+# be meant to run on: one that was started with nohup, and whose user has logged out, is no orphan.
 #
-# A session lasts as long as the program of its login: sshd, login, su, cron or a notebook server.
-# That runs as another user, and stays the parent of the user's first process. A process with a
-# terminal, even a detached tmux, is in a session too: the kernel takes the terminal from all
-# processes of an ended session. Neither logind nor utmp is read: many machines have neither, and
-# for
-# logind a session stays, as `closing`, as long as it has a process: the very one in question.
-#
-# Sources: proc_pid_stat(5), tty_nr; sd-login(3); kernel drivers/tty/tty_jobctrl.c
-# `disassociate_ctty`; Slurm's src/slurmd/slurmstepd/slurmstepd_job.c for slurmstepd's title.
+# Source: Slurm's src/slurmd/slurmstepd/slurmstepd_job.c for slurmstepd's title.
 
 SLURMD = "slurmd"  #: Slurm's daemon of a node that runs jobs
 STEPD = "slurmstepd"  #: runs each step of a job, as root, from its beginning to its end
 
-NO_SESSION = (
-    "its parent has ended, its user (uid {uid}) has no session, and it is in no "
-    "job, container or service"
-)
 NO_JOB = (
     "its parent has ended, its user (uid {uid}) has no Slurm job on this node, and "
     "it is in no container or service"
@@ -151,15 +140,21 @@ class ProcessOwners:
         )
 
     def why_not(self, uid: int | None) -> str | None:
-        """Return why a process of a user has no owner; None: it has one.
+        """Return why a process of a user has no owner; None: it has one, or none is known.
 
-        Accounts of the system need no session, and where /proc hides other users' processes
-        (hidepid) sessions cannot be seen.
+        Accounts of the system need no job, and where /proc hides other users' processes (hidepid)
+        jobs cannot be seen.
         """
-        if uid is None or uid < FIRST_USER or not self._processes.has_all:
+        if uid is None or uid < FIRST_USER or not self._processes.has_all or not self._runs_slurm:
             return None
-        users, why_not = self._users
-        return None if uid in users else why_not.format(uid=uid)
+        return None if uid in self._users else NO_JOB.format(uid=uid)
+
+    @cached_property
+    def _runs_slurm(self) -> bool:
+        """Whether slurmd runs: root's, as any user may give a program that name."""
+        by_pid, proc = self._processes.by_pid, self._processes.proc
+        named = (pid for pid, stat in by_pid.items() if stat.name == SLURMD and not stat.is_zombie)
+        return any(uid_of(pid, proc) == ROOT for pid in named)
 
     @cached_property
     def _stepds(self) -> frozenset[int]:
@@ -178,22 +173,8 @@ class ProcessOwners:
         return frozenset((*(job for job in cgroups if job is not None), *of_titles))
 
     @cached_property
-    def _users(self) -> tuple[Collection[int | None], str]:
-        """The uids of users that own their processes, and the sentence for every other user.
-
-        Where Slurm runs the jobs, a user owns processes if a slurmstepd has started one for that
-        user; elsewhere, if the user has a session.
-        """
+    def _users(self) -> Collection[int | None]:
+        """The uids of the processes that a slurmstepd has started."""
         by_pid, proc = self._processes.by_pid, self._processes.proc
-        living = [stat for stat in by_pid.values() if not stat.is_zombie]
-        uids = {stat.number: uid_of(stat.number, proc) for stat in living}
-        named = {stat.number: (stat.name, uids[stat.number]) for stat in living}
-        if (SLURMD, ROOT) in named.values():
-            above = ((named.get(stat.parent), uids[stat.number]) for stat in living)
-            return {uid for parent, uid in above if parent == (STEPD, ROOT)}, NO_JOB
-        in_session = (
-            uids[stat.number]
-            for stat in living
-            if stat.terminal or (stat.parent != INIT and uids.get(stat.parent) != uids[stat.number])
-        )
-        return set(in_session), NO_SESSION
+        started = (stat for stat in by_pid.values() if stat.parent in self._stepds)
+        return {uid_of(stat.number, proc) for stat in started if not stat.is_zombie}

@@ -37,7 +37,7 @@ PF_KTHREAD = 0x00200000
 PF_NO_SETAFFINITY = 0x04000000
 
 #: The fields of `Stat` from `parent` on, as proc_pid_stat(5) numbers them.
-FIELDS = (4, 6, 7, 9, 14, 15, 20, 22, 39)
+FIELDS = (4, 6, 9, 14, 15, 20, 22, 39)
 
 #: kernel include/uapi/asm-generic/socket.h; Python has no name for it.
 SO_PEERGROUPS = 59
@@ -55,7 +55,6 @@ class Stat:
     state: str
     parent: int  #: pid
     session: int  #: pid of the process that began its session
-    terminal: int  #: device number of its controlling terminal; 0: it has none
     flags: int
     user_time: int  #: clock ticks spent outside of the kernel
     system_time: int  #: and in it

@@ -30,7 +30,7 @@ NOW = [
     stat_of(
         "Processes of no living job",
         Query(or_none(f"sum({of('affinityd_gpu_orphan_processes')})")),
-        about="Orphans hold a GPU, and no job or session owns them: the next job finds the GPU's "
+        about="Orphans hold a GPU, and no job owns them: the next job finds the GPU's "
         "memory taken. `affinityd audit --watch` on the node says which to end.",
         levels=looks.NONE_IS_GOOD,
     ),

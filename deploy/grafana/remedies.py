@@ -41,7 +41,7 @@ REASONS = {
     "no_policy": ("no policy could be read yet", "correct the file: the log says where"),
     "policy": ("a rule of the policy leaves it alone", "nothing, if that is intended"),
     "opted_out": ("its environment has `AFFINITYD=off`", "nothing, if that is intended"),
-    "orphan": ("no job or session owns it", "end it: the next job finds the GPU's memory taken"),
+    "orphan": ("no job owns it", "end it: the next job finds the GPU's memory taken"),
     "unknown_place": ("its GPU's NUMA node is not known", "`affinityd doctor` on the node"),
     "unknown_cpuset": (
         "its cpuset is not known",

@@ -160,7 +160,7 @@ GPU_FAMILIES: tuple[MetricFamily[GpuRow], ...] = (
     ),
     MetricFamily(
         "affinityd_gpu_orphan_processes",
-        ("Orphans: processes that hold the GPU, and belong to no job or session any more."),
+        ("Orphans: processes that hold the GPU, and belong to no job any more."),
         lambda row: row.gpu.orphans,
     ),
     MetricFamily(

@@ -26,7 +26,6 @@ ABSENT = 10**7  #: above any kernel's pid_max
 INIT = "1 init 0 0 0"
 
 LEFT = "its parent has ended, its user (uid 1000) has no"
-NO_SESSION = f"{LEFT} session, and it is in no job, container or service"
 NO_JOB = f"{LEFT} Slurm job on this node, and it is in no container or service"
 NOT_NOTICED = "it has ended, and its parent (process {}) has not waited for it"
 HEADLESS = "its main thread has ended, and other threads still run"
@@ -56,13 +55,12 @@ def owners(proc: Path, *processes: str, says: str = "") -> ProcessOwners:
         (process("0"), None),
         (process("0", state="Z"), NOT_NOTICED.format(50)),
         (process("0", "0", state="Z"), HEADLESS),
-        (process("0", parent=1), NO_SESSION),
+        (process("0", parent=1), None),  # no scheduler owns the node
         (process("0", parent=1, service="ollama.service"), None),
         (process("0", parent=1, membership=LONE_CONTAINER), None),
         (process("0", parent=1, membership=KUBERNETES_POD), None),
         (process("0", parent=1, holds=False), None),
         (process("0", state="Z", holds=False), None),
-        # What the system runs needs no session.
         *((process("0", parent=1, uid=uid), None) for uid in (0, 999, None)),
     ],
 )
@@ -73,13 +71,7 @@ def test_what_is_an_orphan(facts: ProcessFacts, reason: str | None, tmp_path: Pa
 @pytest.mark.parametrize(
     ("others", "reason"),
     rows("""
-    nothing else of its owner's runs |  | session
-    root's sshd has let its owner in | 42 sshd 1 0 0; 43 sshd 42 1000 0 |
-    and that has ended | 42 sshd 1 0 0; 43 sshd 42 1000 0 Z | session
-    its owner has a terminal | 43 bash 1 1000 34816 |
-    let in from out of sight | 43 bash 0 1000 0 |
-    another user has a session | 42 sshd 1 0 0; 43 sshd 42 1001 34816 | session
-    a user manager is no session | 43 systemd 1 1000 0; 44 (sd-pam) 43 1000 0 | session
+    no scheduler owns the node |  |
     its owner has no job, where Slurm runs them | 41 slurmd 1 0 0; 43 bash 1 1000 34816 | job
     it may be of its owner's job | 41 slurmd 1 0 0; 40 slurmstepd 1 0 0; 44 t 40 1000 0 |
     a job of another user lives | 41 slurmd 1 0 0; 40 slurmstepd 1 0 0; 44 t 40 1001 0 | job
@@ -88,8 +80,7 @@ def test_what_is_an_orphan(facts: ProcessFacts, reason: str | None, tmp_path: Pa
 )
 def test_what_nothing_owns_is_an_orphan(tmp_path: Path, others: str, reason: str) -> None:
     there = owners(tmp_path, INIT, "100 python 1 1000 0", *filter(None, others.split("; ")))
-    expected = {"": None, "session": NO_SESSION, "job": NO_JOB}[reason]
-    assert why_orphan(process("0", parent=1), there) == expected
+    assert why_orphan(process("0", parent=1), there) == (NO_JOB if reason else None)
 
 
 OF_JOB = "0::/system.slice/slurmstepd.scope/job_{}/step_0/slurm\n"
