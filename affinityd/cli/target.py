@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -67,8 +66,7 @@ def shown(stat: Stat) -> str:
     return f"process {stat.number} ({stat.name})"
 
 
-def known_node() -> Node:
-    """Return the node as commands know it. Raises AffinityError."""
+def _known_node() -> Node:
     return local_plan.find_node(config.sockets(config.variables())).node
 
 
@@ -77,7 +75,7 @@ def this_machine(lack: str) -> Node:
 
     Raises AffinityError for a replayed one, with its `lack`.
     """
-    node = known_node()
+    node = _known_node()
     if node.replayed:
         raise InvalidRequestError(
             f"{quote(node.topology.name)} is a replayed machine, which {lack}: "
@@ -93,7 +91,7 @@ class ProcessPlanner:
     chosen: Mapping[str, str]  #: parameters of a plan
     #: How cores are divided counts as well, as the site's settings and the process's variables say.
     divides: bool
-    node: Node = field(default_factory=known_node)
+    node: Node = field(default_factory=_known_node)
     context: Callable[[Stat], ProcessContext] = field(
         default_factory=lambda: cache(ProcessContext.of)
     )
@@ -118,7 +116,11 @@ class ProcessPlanner:
                 f"the environment of {shown(stat)} cannot be read: it is another user's, or has "
                 "ended; give --gpus, or run this as root"
             )
-        query = process.query(self._given(process.environ or {}), cpus)
+        environ = {name: text for name, text in (process.environ or {}).items() if text}
+        variables = {**config.variables(), **environ}
+        if not self.divides:  # the number of CPUs is no choice of how to divide them
+            variables = {name: text for name, text in variables.items() if name == config.CPUS}
+        query = process.query(config.plan_parameters(variables, self.chosen), cpus)
         return local_plan.plan_on_node(self.node, query, Caller(mask=cpus, cpuset=cpus))
 
     def plan_or_none(self, stat: Stat) -> Reply | None:
@@ -148,13 +150,6 @@ class ProcessPlanner:
             f"run this within its job (srun --overlap --jobid {job}), or give --granted"
         )
 
-    def _given(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the chosen parameters, and those that variables choose for a process."""
-        variables = {**config.variables(), **{name: text for name, text in environ.items() if text}}
-        if not self.divides:  # the number of CPUs is no choice of how to divide them
-            variables = {name: text for name, text in variables.items() if name == config.CPUS}
-        return config.plan_parameters(variables, self.chosen)
-
 
 @dataclass(frozen=True)
 class UsedGpus:
@@ -181,7 +176,11 @@ def used_gpus(process: Stat, planner: ProcessPlanner, *, is_named: bool) -> Used
         if not is_named and stat.number in ranks and planner.context(stat).visible is None
         if len(vicinity(planner.topology, gpus_of(ranks[stat.number])).nodes) > 1
     }
-    held = _held(planner) if unclear else GpuHolders()
+    held = GpuHolders()
+    if unclear and planner.node.replayed:
+        held = GpuHolders.unknown_of(planner.topology.gpus, REPLAYED)
+    elif unclear:
+        held = HolderSources(query_processes).held(planner.topology)
     using = {
         holding.pid: {holding.gpu, *holding.beside}
         for holding in held.holdings
@@ -189,12 +188,20 @@ def used_gpus(process: Stat, planner: ProcessPlanner, *, is_named: bool) -> Used
     }
     for pid, keys in using.items():
         ranks[pid] = [rank for rank in ranks[pid] if rank.gpu.key in keys] or ranks[pid]
-    for helper in _helpers(tree, unclear, using.keys()):
-        del ranks[helper]
-    why = next((NOT_KNOWN.format(why=why) for why in held.unknown.values()), USES_NONE)
+    helpers: set[int] = set()  # descendants, without a GPU of their own, of processes that use one
+    for stat in tree:  # parents before children
+        if stat.number in unclear - using.keys() and stat.parent in using.keys() | helpers:
+            helpers.add(stat.number)
+            del ranks[stat.number]
     clear = (ranks.keys() - unclear) | using.keys()
-    is_told = using and not held.unknown  # the others of the tree use none: they are helpers
-    doubtful = () if is_told else (unclear & ranks.keys()) - clear - _launchers(tree, clear)
+    launchers: set[int] = set()  # ancestors of processes with known GPUs
+    for stat in reversed(tree):
+        if stat.number in clear | launchers:
+            launchers.add(stat.parent)
+    # Where the driver has told, the others of the tree use none: they are helpers.
+    is_told = using and not held.unknown
+    doubtful = () if is_told else (unclear & ranks.keys()) - clear - launchers
+    why = next((NOT_KNOWN.format(why=why) for why in held.unknown.values()), USES_NONE)
     names = {pid: several("GPU", (gpu.index for gpu in gpus_of(ranks[pid]))) for pid in doubtful}
     doubts = {pid: NOT_NAMED.format(gpus=gpus, why=why) for pid, gpus in names.items()}
     return UsedGpus(ranks, doubts, by_driver=bool(using))
@@ -203,30 +210,3 @@ def used_gpus(process: Stat, planner: ProcessPlanner, *, is_named: bool) -> Used
 def gpus_of(ranks: Sequence[RankPlan]) -> tuple[Gpu, ...]:
     """Return the GPUs of ranks, each once."""
     return tuple({rank.gpu.key: rank.gpu for rank in ranks}.values())
-
-
-def _held(planner: ProcessPlanner) -> GpuHolders:
-    """Return the holders of the GPUs, by the sources of the audit."""
-    if planner.node.replayed:
-        return GpuHolders.unknown_of(planner.topology.gpus, REPLAYED)
-    return HolderSources(query_processes).held(planner.topology)
-
-
-def _helpers(
-    tree: Sequence[Stat], unclear: AbstractSet[int], using: AbstractSet[int]
-) -> AbstractSet[int]:
-    """Return the descendants, without a GPU of their own, of processes that use one."""
-    pids: set[int] = set()
-    for stat in tree:  # parents before children
-        if stat.number in unclear - using and stat.parent in using | pids:
-            pids.add(stat.number)
-    return pids
-
-
-def _launchers(tree: Sequence[Stat], known: AbstractSet[int]) -> AbstractSet[int]:
-    """Return the ancestors of processes with known GPUs."""
-    pids: set[int] = set()
-    for stat in reversed(tree):
-        if stat.number in known | pids:
-            pids.add(stat.parent)
-    return pids

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import partial
@@ -16,7 +16,7 @@ from pathlib import Path
 from affinityd.audit.auditor import Auditor, unmeasured, unnamed
 from affinityd.audit.document import document, everything
 from affinityd.audit.judge import overlap
-from affinityd.audit.model import AuditedProcess, GpuKey, Scan
+from affinityd.audit.model import GpuKey, Scan
 from affinityd.audit.sources.holders import HolderSources
 from affinityd.audit.sources.nics import NicJudge, nic_use
 from affinityd.cli.console import give_up_stdout
@@ -84,16 +84,18 @@ def run(arguments: argparse.Namespace) -> int:
     keys = _chosen(topology, arguments.gpus)
     # The holders are sought on all GPUs: a process's first is the one with most of its memory.
     auditor = auditor_by(load_settings(arguments), query_processes, node.reserved)
-    seen, before = _only(auditor.scan(topology), keys), None
+    scan, before = _only(auditor.scan(topology), keys), None
     try:
-        _print(arguments, topology, seen, before)
+        _print(arguments, topology, scan, before)
         while arguments.watch is not None:
             time.sleep(arguments.watch)
-            seen, before = _only(auditor.scan(topology), keys), seen
-            _print(arguments, topology, seen, before)
+            scan, before = _only(auditor.scan(topology), keys), scan
+            _print(arguments, topology, scan, before)
     except BrokenPipeError:  # the reader has ended; the result counts all the same
         give_up_stdout()
-    return _exit_code(seen)
+    if any(process.placement == REMOTE and not process.is_daemon for process in scan.processes):
+        return 1
+    return 0 if any(cpus and key not in scan.unknown for key, cpus in scan.near.items()) else 2
 
 
 def _seconds(text: str) -> float:
@@ -114,49 +116,45 @@ def _chosen(topology: Topology, listed: str | None) -> AbstractSet[GpuKey]:
     if listed in {None, "all"}:
         return {gpu.key for gpu in topology.gpus}
     entries = [entry.strip() for entry in str(listed).split(",")]
-    chosen = [device for _, device in devices.named(devices.all_devices(topology), entries)]
-    return {device.gpu.key for device in chosen}
+    chosen = devices.named(devices.all_devices(topology), entries)
+    return {device.gpu.key for _, device in chosen}
 
 
 def _only(scan: Scan, gpus: AbstractSet[GpuKey]) -> Scan:
-    processes = tuple(it for it in scan.processes if not gpus.isdisjoint(it.facts.gpus))
+    processes = tuple(
+        process for process in scan.processes if not gpus.isdisjoint(process.facts.gpus)
+    )
     return replace(
         scan,
         processes=processes,
         near={key: cpus for key, cpus in scan.near.items() if key in gpus},
         unknown={key: why for key, why in scan.unknown.items() if key in gpus},
         overlap=overlap(processes),
-        skipped=scan.skipped - sum(it for key, it in scan.late.items() if key not in gpus),
+        skipped=scan.skipped - sum(late for key, late in scan.late.items() if key not in gpus),
     )
-
-
-def _exit_code(scan: Scan) -> int:
-    if any(it.placement == REMOTE and not it.is_daemon for it in scan.processes):
-        return 1
-    known = [key for key, cpus in scan.near.items() if cpus and key not in scan.unknown]
-    return 0 if known else 2
 
 
 def _print(
     arguments: argparse.Namespace, topology: Topology, scan: Scan, before: Scan | None
 ) -> None:
-    memory = resident_memory(scan.processes) if arguments.memory else {}
+    memory = _resident_memory(scan) if arguments.memory else {}
     nics = _far_nics(topology, scan)
     if arguments.format == "json":
-        described = vars(document(topology, scan, everything))
-        its = [{**vars(it), "far_nics": nics.get(it.pid, ())} for it in described["processes"]]
-        if arguments.memory:
-            read = {pid: it for pid, it in memory.items() if not isinstance(it, str)}
-            its = [{**it, "memory": read.get(it["pid"])} for it in its]
-        described = {**described, "processes": its}
-        print(dumps(described), flush=True)
+        whole = vars(document(topology, scan, everything))
+        processes = [
+            {**vars(process), "far_nics": nics.get(process.pid, ())}
+            for process in whole["processes"]
+        ]
+        for process in processes if arguments.memory else ():
+            resident = memory.get(process["pid"])
+            process["memory"] = None if isinstance(resident, str) else resident
+        print(dumps({**whole, "processes": processes}), flush=True)
         return
     lines = [
         *audit.table(topology, scan, before, fold=not arguments.all),
-        *audit.memory_lines(scan, memory),
-        *audit.nic_lines(scan, nics),
+        *audit.process_lines(scan, memory, nics),
     ]
-    _show(list(map(one_line, lines)), is_first=before is None, again=arguments.watch is not None)
+    _show([*map(one_line, lines)], is_first=before is None, again=arguments.watch is not None)
 
 
 def _far_nics(topology: Topology, scan: Scan) -> Mapping[int, Sequence[str]]:
@@ -164,28 +162,26 @@ def _far_nics(topology: Topology, scan: Scan) -> Mapping[int, Sequence[str]]:
     if not usable_ports(topology.nics):  # then no process's files are read
         return {}
     judge, gpus = NicJudge(topology), {gpu.key: gpu for gpu in topology.gpus}
-    holders = (it.facts for it in scan.processes if it.facts.holding and not it.is_daemon)
     return {
-        facts.pid: list(judge.findings([gpus[key] for key in facts.gpus], nic_use(facts.pid)))
-        for facts in holders
+        process.facts.pid: list(
+            judge.findings([gpus[key] for key in process.facts.gpus], nic_use(process.facts.pid))
+        )
+        for process in scan.processes
+        if process.facts.holding and not process.is_daemon
     }
 
 
 def _show(lines: list[str], *, is_first: bool, again: bool) -> None:
     """Print a table: over the one before on a terminal, else after it."""
-    if again and sys.stdout is not None and sys.stdout.isatty():
-        drawn = (f"{line}{CLEAR_LINE}" for line in _cut(lines, *shutil.get_terminal_size()))
-        print(HOME + "\n".join(drawn) + CLEAR_REST, end="", flush=True)
-    else:
+    if not (again and sys.stdout is not None and sys.stdout.isatty()):
         print("\n".join(lines if is_first else ["", *lines]), flush=True)
-
-
-def _cut(lines: list[str], width: int, height: int) -> list[str]:
-    """Return the lines that fit into a window: a scrolling one could not be drawn over."""
-    if len(lines) > height:
-        left_out = len(lines) - height + 1
-        lines = [*lines[: height - 1], f"and {count(left_out, 'line')} more, in a larger window"]
-    return [line[:width] for line in lines]
+        return
+    width, height = shutil.get_terminal_size()
+    if len(lines) > height:  # a window that scrolls could not be drawn over
+        more = count(len(lines) - height + 1, "line")
+        lines = [*lines[: height - 1], f"and {more} more, in a larger window"]
+    drawn = (f"{line[:width]}{CLEAR_LINE}" for line in lines)
+    print(HOME + "\n".join(drawn) + CLEAR_REST, end="", flush=True)
 
 
 def auditor_by(
@@ -208,23 +204,21 @@ MOST_SECONDS = 10.0  #: seconds for all of them; the last may end later
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-def resident_memory(processes: Iterable[AuditedProcess]) -> Mapping[int, ByNode | str]:
-    """Return pid → its memory, or why it was not read: numa_maps, proc(5), one after the other.
-
-    Known daemons are skipped.
-    """
-    pids = [it.facts.pid for it in processes if not it.is_daemon and it.facts.threads]
+def _resident_memory(scan: Scan) -> Mapping[int, ByNode | str]:
+    """Return pid → its memory, or why it was not read: numa_maps, proc(5), one after the other."""
+    memory: dict[int, ByNode | str] = {}
     deadline = time.monotonic() + MOST_SECONDS
-    return {pid: _resident(pid, deadline) for pid in pids}
-
-
-def _resident(pid: int, deadline: float) -> ByNode | str:
-    if time.monotonic() > deadline:
-        return f"the time limit for all processes, {MOST_SECONDS:g} s, has passed"
-    try:
-        size = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
-        if size > LARGEST:
-            return f"{size / 2**30:.0f} GiB are resident, more than {LARGEST / 2**30:.0f}"
-        return memory_policy.resident_bytes(pid)
-    except OSError as error:
-        return str(error.strerror)
+    for process in scan.processes:
+        if process.is_daemon or not process.facts.threads:
+            continue
+        pid = process.facts.pid
+        if time.monotonic() > deadline:
+            memory[pid] = f"the time limit for all processes, {MOST_SECONDS:g} s, has passed"
+            continue
+        try:
+            size = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
+            too_large = f"{size / 2**30:.0f} GiB are resident, more than {LARGEST / 2**30:.0f}"
+            memory[pid] = too_large if size > LARGEST else memory_policy.resident_bytes(pid)
+        except OSError as error:
+            memory[pid] = str(error.strerror)
+    return memory

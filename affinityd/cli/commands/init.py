@@ -74,14 +74,25 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _leave_plan(folder: Path, addresses: Mapping[str, str], deadline: float) -> NodePlan:
+def _leave_plan(folder: Path, named: Mapping[str, str], deadline: float) -> NodePlan:
     """Find the node's plan, and write it for programs. Raises AffinityError."""
-    variables, here = _variables()
+    try:
+        variables, here = config.variables(), config.chosen_switch()
+    except InvalidRequestError as error:  # a pod must start all the same, and does not pin
+        _tell(str(error))
+        inherited = os.environ.items()
+        variables = {name: text for name, text in inherited if name.startswith(config.PREFIX)}
+        here = config.OFF
     try:
         nic_libraries(variables.get(NICS) or NO_LIBRARY)
     except InvalidRequestError as error:
         _tell(str(error))
-    addresses = {**_in_variables(variables), **addresses} or {SOCKET: config.SYSTEM_SOCKET}
+    try:
+        addresses = _addresses(variables.get(SOCKET), variables.get(URL), URL)
+    except InvalidRequestError as error:
+        _tell(str(error))
+        addresses = _addresses(variables.get(SOCKET), None, URL)
+    addresses = {**addresses, **named} or {SOCKET: config.SYSTEM_SOCKET}
     chosen = config.plan_parameters(variables)
     settings = {
         **addresses,
@@ -97,45 +108,19 @@ def _leave_plan(folder: Path, addresses: Mapping[str, str], deadline: float) -> 
 
 def _addresses(socket: str | None, url: str | None, name: str) -> dict[str, str]:
     """Return the daemon's addresses; `name` is the URL's source. Raises InvalidRequestError."""
-    texts = {SOCKET: socket, URL: url and _url(url, name)}
-    return {name: text for name, text in texts.items() if text}
-
-
-def _variables() -> tuple[Mapping[str, str], str]:
-    """Return the variables and the switch; an unreadable one is reported, and counts as off.
-
-    For a pod must start all the same.
-    """
+    addresses = {SOCKET: socket} if socket else {}
+    if not url:
+        return addresses
+    plain = url.rstrip("/")
     try:
-        return config.variables(), config.chosen_switch()
-    except InvalidRequestError as error:
-        _tell(str(error))
-    inherited = os.environ.items()
-    return {k: v for k, v in inherited if k.startswith(config.PREFIX)}, config.OFF
-
-
-def _in_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the daemon's addresses in variables; an invalid URL is reported, and left out."""
-    socket, url = variables.get(SOCKET), variables.get(URL)
-    try:
-        return _addresses(socket, url, URL)
-    except InvalidRequestError as error:
-        _tell(str(error))
-    return _addresses(socket, None, URL)
-
-
-def _url(text: str, name: str) -> str:
-    """Return a URL without a last slash. Raises InvalidRequestError."""
-    url = text.rstrip("/")
-    try:
-        host, port = host_and_port(url.removeprefix(ask_daemon.HTTP))
+        host, port = host_and_port(plain.removeprefix(ask_daemon.HTTP))
     except ValueError:
         host, port = "", 0
-    if not url.startswith(ask_daemon.HTTP) or set(host) & set("/ @?#") or not port:
+    if not plain.startswith(ask_daemon.HTTP) or set(host) & set("/ @?#") or not port:
         raise InvalidRequestError(
-            f"{name}: {quote(text)} is not http://HOST:PORT; write it like http://affinityd:9466"
+            f"{name}: {quote(url)} is not http://HOST:PORT; write it like http://affinityd:9466"
         )
-    return url
+    return {**addresses, URL: plain}
 
 
 def _tell(trouble: str) -> None:

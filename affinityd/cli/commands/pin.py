@@ -36,53 +36,22 @@ from affinityd.text import count, one_line
 OwnCpus = Callable[[Stat], CpuSet | None]
 
 
-class PinTargets:
-    """A process and, with `own_cpus`, its descendants: the CPUs of each, and its rule.
+def pin_targets(
+    process: Stat, cpus: CpuSet, own_cpus: OwnCpus | None = None, *, force: bool = False
+) -> Callable[[], Iterator[Target]]:
+    """Return a function that yields a process and, with `own_cpus`, its descendants, as they are.
 
-    A thread is pinned on purpose if its mask differs from the process's main thread's
-    before. A descendant is, with all of its threads, if its main thread was confined to other CPUs
-    than the process was. With `force` no thread is left alone.
+    A thread is pinned on purpose if its mask differs from the process's main thread's before. A
+    descendant is, with all of its threads, if its main thread was confined to other CPUs than the
+    process was. With `force` no thread is left alone.
     """
+    before = mask_of(process.number) or frozenset()
+    targets: dict[int, Target] = {}  # as they were when first seen
 
-    def __init__(
-        self, process: Stat, cpus: CpuSet, own_cpus: OwnCpus | None = None, *, force: bool = False
-    ) -> None:
-        self._process = process
-        self._cpus = cpus
-        self._own_cpus = own_cpus
-        self._force = force
-        self._before = mask_of(process.number) or frozenset()
-        self._targets: dict[int, Target] = {}  # as they were when first seen
-
-    def __call__(self) -> Iterator[Target]:
-        """Yield the processes that are there now, parents before children."""
-        root, now = self._process, stat_of(self._process.number)
-        if now is None or now.start != root.start:  # another process has its number by now
-            return
-        yield self._target(root)
-        if self._own_cpus is not None:
-            yield from map(self._target, descendants(root.number))
-
-    def _target(self, process: Stat) -> Target:
-        target_there = self._targets.get(process.number)
-        if target_there is None or target_there.start != process.start:
-            cpus, rule = self._asked(process), self._rule(mask_of(process.number))
-            target_there = Target(process.number, process.start, cpus, rule)
-            self._targets[process.number] = target_there
-        return target_there
-
-    def _asked(self, process: Stat) -> CpuSet:
-        if process.number == self._process.number or self._own_cpus is None:
-            return self._cpus
-        parent = self._targets.get(process.parent)
-        return self._own_cpus(process) or (self._cpus if parent is None else parent.cpus)
-
-    def _rule(self, main: CpuSet | None) -> Rule:
-        before = self._before
-
-        def rule(mask: CpuSet, given: Collection[CpuSet]) -> str:
-            usual = {before, *given}
-            if self._force or main is None:
+    def rule_of(main: CpuSet | None) -> Rule:
+        def rule(mask: CpuSet, masks_given: Collection[CpuSet]) -> str:
+            usual = {before, *masks_given}
+            if force or main is None:
                 return CHANGE
             is_confined = is_on_purpose(main, usual, before)
             is_alone = is_on_purpose(mask, {main, *usual}, before)
@@ -90,14 +59,32 @@ class PinTargets:
 
         return rule
 
+    def target_of(stat: Stat) -> Target:
+        target = targets.get(stat.number)
+        if target is None or target.start != stat.start:
+            parent = targets.get(stat.parent)
+            of_child = own_cpus(stat) if own_cpus and stat.number != process.number else None
+            its_cpus = of_child or (parent.cpus if parent else cpus)
+            target = Target(stat.number, stat.start, its_cpus, rule_of(mask_of(stat.number)))
+            targets[stat.number] = target
+        return target
+
+    def now() -> Iterator[Target]:
+        """Yield the processes that are there now, parents before children."""
+        stat = stat_of(process.number)
+        if stat is None or stat.start != process.start:  # another process has its number by now
+            return
+        yield target_of(process)
+        if own_cpus is not None:
+            yield from map(target_of, descendants(process.number))
+
+    return now
+
 
 MOST_LINES = 10  #: of errors
 MOST_THREADS = 5  #: that a line names
 UNASKED = {"shared_gpu", "parameter_ignored"}  #: warnings of options that this command sets itself
 ON_PURPOSE = "probably pinned on purpose; --force pins it too"
-
-#: Threads of one process with the same result: the first of them, and how many.
-Group = list[ThreadResult]
 
 
 def add_arguments(parser: Parser) -> None:
@@ -111,20 +98,18 @@ def add_arguments(parser: Parser) -> None:
         "--force", action="store_true", help="also threads that were pinned elsewhere on purpose"
     )
     parser.add_argument("--dry-run", action="store_true", help="only print what would be done")
-    not_of_pin = {
-        "whose",
-        "nics",
-        "cpus",
-    }  # pin changes no environment, and has a --cpus of its own
-    names = [name for name in PLAN_OPTIONS if name not in not_of_pin]
+    # pin changes no environment, and has a --cpus of its own
+    names = [name for name in PLAN_OPTIONS if name not in {"whose", "nics", "cpus"}]
     add_plan_options(parser, "the plan", names)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Pin the process; 0: all of it, 1: a thread was refused, or got fewer CPUs than requested."""
     process = target.living(arguments.pid)
-    cpus, own_cpus = _asked(arguments, process)
-    targets = PinTargets(process, cpus, own_cpus if arguments.tree else None, force=arguments.force)
+    cpus, own_cpus = _cpus(arguments, process)
+    targets = pin_targets(
+        process, cpus, own_cpus if arguments.tree else None, force=arguments.force
+    )
     pinned = pin_threads(targets, dry_run=arguments.dry_run)
     _journal(pinned)
     for line in _results(pinned, dry_run=arguments.dry_run):
@@ -163,7 +148,7 @@ def _journal(pinned: PinResult) -> None:
             say(f"affinityd pin: {error.filename}: {error.strerror}: --undo will not know this pin")
 
 
-def _asked(arguments: argparse.Namespace, process: Stat) -> tuple[CpuSet, OwnCpus]:
+def _cpus(arguments: argparse.Namespace, process: Stat) -> tuple[CpuSet, OwnCpus]:
     """Return the CPUs of the process, and how to find those of its descendants.
 
     Each has its own GPU's, as a launcher's ranks; one without works for its parent.
@@ -199,13 +184,12 @@ def _listed(arguments: argparse.Namespace) -> CpuSet:
     return cpus
 
 
-def _groups(threads: tuple[ThreadResult, ...]) -> Iterable[Group]:
-    def fate(thread: ThreadResult) -> object:
-        # Threads that were left alone may each have a mask of their own.
-        held = None if thread.outcome == LEFT_ALONE else thread.held
-        return thread.pid, thread.outcome, held, thread.reason
-
-    return grouped(threads, fate).values()
+def _groups(threads: tuple[ThreadResult, ...]) -> Iterable[list[ThreadResult]]:
+    """Return threads by process and result; each of those left alone may have its own mask."""
+    return grouped(
+        threads,
+        lambda thread: (thread.pid, thread.outcome == LEFT_ALONE or thread.held, thread.reason),
+    ).values()
 
 
 def _results(pinned: PinResult, *, dry_run: bool) -> Iterator[str]:
@@ -230,12 +214,11 @@ def _failures(pinned: PinResult, process: Stat) -> Iterator[str]:
         held, asked = format_list(group[0].held), format_list(group[0].asked)
         yield f"{_label(group)} got CPUs {held} of {asked}: the cpuset, or the node, has no more"
     if not pinned.is_settled:
-        yield (
-            f"{target.shown(process)} starts threads faster than they are pinned; run this again"
-        )
+        name = target.shown(process)
+        yield f"{name} starts threads faster than they are pinned; run this again"
 
 
-def _label(group: Group) -> str:
+def _label(group: list[ThreadResult]) -> str:
     stat = stat_of(group[0].pid)
     name = f"process {group[0].pid} ({stat.name if stat else 'ended'})"
     return f"{name}: {count(len(group), 'thread')}"

@@ -24,7 +24,7 @@ from affinityd.discovery.machine import Machine
 from affinityd.errors import InvalidRequestError
 from affinityd.grouping import grouped
 from affinityd.picture import marks_of
-from affinityd.planner import Options, PlanWarning, RankPlan
+from affinityd.planner import Options
 from affinityd.request.formats import render
 from affinityd.request.parameters import FORMATS, PARAMETERS, parse_request
 from affinityd.request.resolve import Caller, Reply, answer
@@ -83,10 +83,15 @@ def run(arguments: argparse.Namespace) -> int:
     if process and request.visible is None:  # as for exec and bind
         request = replace(request, visible=process.visible)
     reply = answer(node, request, caller)
-    write_svg(arguments, node.topology, lambda: marks_of(reply, node.reserved))
+    if arguments.svg is not None:
+        write_svg(arguments.svg, node.topology, marks_of(reply, node.reserved))
+    _print(reply, form, explain=arguments.explain)
+    return 0
+
+
+def _print(reply: Reply, form: str, *, explain: bool) -> None:
     if form == TABLE:
-        for line in _table(reply, explain=arguments.explain):
-            print(line)
+        print("\n".join(_table(reply, explain=explain)))
     else:
         text = render(reply, form)
         print(text, end="")
@@ -95,7 +100,6 @@ def run(arguments: argparse.Namespace) -> int:
     if form != "json":
         for line in _warnings(reply):
             say(f"affinityd: {line}")
-    return 0
 
 
 def _of_file(arguments: argparse.Namespace, chosen: Mapping[str, str]) -> int:
@@ -111,42 +115,31 @@ def _of_file(arguments: argparse.Namespace, chosen: Mapping[str, str]) -> int:
 
 def _warnings(reply: Reply) -> Iterator[str]:
     """Yield a line for each warning; for ranks' with one code: the first, and the other ranks."""
-    for first, *others in grouped(reply.warnings, _kind).values():
+    alike = grouped(reply.warnings, lambda each: each.message if each.rank is None else each.code)
+    for first, *others in alike.values():
         ranks = [warning.rank for warning in others if warning.rank is not None]
         more = f"; likewise {several('rank', ranks)}" if ranks else ""
         yield f"{first.code}: {first.message}{more}"
-
-
-def _kind(warning: PlanWarning) -> str:
-    return warning.message if warning.rank is None else warning.code
 
 
 def _table(reply: Reply, *, explain: bool) -> Iterator[str]:
     options = reply.request.options
     allowed = format_list(reply.allowed)
     yield f"{reply.node}: {options.mode}, share={reply.plan.share}, allowed CPUs {allowed}"
-    nics = ["nics"] if any(reply.nics.values()) else []
-    rows = [(*_row(rank), *(_nics(reply, rank) for _ in nics)) for rank in reply.ranks]
-    head, *lines = aligned((*COLUMNS, *nics), rows, NUMBERS)
+    columns = [*COLUMNS, *(["nics"] if any(reply.nics.values()) else [])]
+    rows = []
+    for rank in reply.ranks:
+        node = "?" if rank.gpu.numa_node is None else str(rank.gpu.numa_node)
+        cells = (
+            *(str(rank.rank), str(rank.gpu.index), rank.gpu.pci_bus_id, node),
+            "-" if rank.home_node is None else str(rank.home_node),
+            *(rank.locality, str(rank.physical_cores), format_list(rank.cpus)),
+            ",".join(nic.port.device for nic in reply.nics[rank.rank]) or "-",
+        )
+        rows.append(cells[: len(columns)])
+    head, *lines = aligned(columns, rows, NUMBERS)
     yield head
     for rank, line in zip(reply.ranks, lines, strict=True):
         yield line
         if explain:
             yield from (f"      {reason}" for reason in rank.reasons)
-
-
-def _row(rank: RankPlan) -> tuple[str, ...]:
-    return (
-        str(rank.rank),
-        str(rank.gpu.index),
-        rank.gpu.pci_bus_id,
-        "?" if rank.gpu.numa_node is None else str(rank.gpu.numa_node),
-        "-" if rank.home_node is None else str(rank.home_node),
-        rank.locality,
-        str(rank.physical_cores),
-        format_list(rank.cpus),
-    )
-
-
-def _nics(reply: Reply, rank: RankPlan) -> str:
-    return ",".join(nic.port.device for nic in reply.nics[rank.rank]) or "-"

@@ -10,15 +10,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import TYPE_CHECKING
 
 from affinityd.cli.parser import Parser, add_format, add_settings, load_settings
 from affinityd.cli.render.topology import add_svg, write_svg
 from affinityd.discovery.machine import read_once
-
-if TYPE_CHECKING:
-    from affinityd.cpuset import CpuSet
-    from affinityd.picture import Marks
 
 
 def add_arguments(parser: Parser) -> None:
@@ -32,7 +27,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the node."""
     settings = load_settings(arguments)
     topology = read_once(settings)
-    write_svg(arguments, topology, lambda: _marks(settings.reserved_cpus))
+    if arguments.svg is not None:
+        from affinityd.picture import Marks
+
+        write_svg(arguments.svg, topology, Marks(settings.reserved_cpus))
     if arguments.format == "json":
         from affinityd.json_codec import dumps
         from affinityd.topology.document import to_document
@@ -45,12 +43,6 @@ def run(arguments: argparse.Namespace) -> int:
         for line in drawing.draw(topology, color=wants_color()):
             print(line)
     return 0
-
-
-def _marks(reserved: CpuSet) -> Marks:
-    from affinityd.picture import Marks
-
-    return Marks(reserved)
 
 
 def wants_color() -> bool:

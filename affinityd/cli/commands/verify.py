@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from affinityd.audit.gather import ProcessWalk
@@ -29,7 +29,6 @@ from affinityd.errors import TargetError
 from affinityd.grouping import grouped
 from affinityd.linux import memory_policy
 from affinityd.linux.processes import ProcessTable, Stat
-from affinityd.planner import RankPlan
 from affinityd.text import one_line
 
 TROUBLE = 2  #: exit code of every error: 1 is an answer
@@ -59,38 +58,45 @@ def run(arguments: argparse.Namespace) -> int:
     planner = target.ProcessPlanner(plan_options(arguments), divides=False)
     options = device_options(arguments)
     used = used_gpus(process, planner, is_named=bool(options))
-    found = list(_verifications(process, planner, used, with_resident=arguments.resident))
+    judged = list(_verifications(process, planner, used, with_resident=arguments.resident))
+    families = [(judged, options)]
     if used.by_driver:  # a pin is told which they are, of each process with its helpers
-        families = grouped(found, lambda it: it.process.facts.holder or it.process.facts.pid)
-        found = [it for its in families.values() for it in with_remedy(its, _named(its[0]))]
-    else:
-        found = [*with_remedy(found, options)]
+        by_holder = grouped(
+            judged, lambda each: each.process.facts.holder or each.process.facts.pid
+        )
+        families = [
+            (family, f"--gpus {','.join(gpu.pci_bus_id for gpu in family[0].near.gpus)} ")
+            for family in by_holder.values()
+        ]
+    judged = [each for family, gpus in families for each in with_remedy(family, gpus)]
     if doubt := planner.doubt(process):
         say(f"affinityd verify: {doubt}")
     try:
         if arguments.format == "json":
-            print(json.dumps(verify_document(planner.topology, found), indent=1), flush=True)
+            print(json.dumps(verify_document(planner.topology, judged), indent=1), flush=True)
         else:
-            print("\n".join(map(one_line, verify_table(found))), flush=True)
+            print("\n".join(map(one_line, verify_table(judged))), flush=True)
     except BrokenPipeError:  # the reader has ended; the result counts all the same
         give_up_stdout()
-    return EXIT[matches(found)]
+    return EXIT[matches(judged)]
 
 
 def _verifications(
     process: Stat, planner: target.ProcessPlanner, used: UsedGpus, *, with_resident: bool
 ) -> Iterator[Verification]:
     """Yield the judgment of the process, then of its descendants, each by its own GPUs."""
-    holders = GpuHolders(tuple(_holding(pid, ranks) for pid, ranks in used.ranks.items()))
+    keys = {pid: [gpu.key for gpu in gpus_of(ranks)] for pid, ranks in used.ranks.items()}
+    holdings = (Holding(pid, gpus[0], beside=tuple(gpus[1:])) for pid, gpus in keys.items())
     judge, unlimited = Judge(planner.topology), float("inf")
     nic_judge = NicJudge(planner.topology)
-    found = list(ProcessWalk(holders, unlimited, ProcessTable(), family=unlimited))
-    if not found or found[0].pid != process.number:
+    table, holders = ProcessTable(), GpuHolders(tuple(holdings))
+    processes = list(ProcessWalk(holders, unlimited, table, family=unlimited))
+    if not processes or processes[0].pid != process.number:
         raise TargetError(f"{target.shown(process)} has ended meanwhile")
-    for facts in found:
+    for facts in processes:
         is_self = facts.pid == os.getpid()
-        known = replace(facts, cpuset=facts.cpuset or planner.cpuset(process))
-        judged = by_plan(judge, known, used.ranks[facts.holder or facts.pid])
+        with_cpuset = replace(facts, cpuset=facts.cpuset or planner.cpuset(process))
+        judged = by_plan(judge, with_cpuset, used.ranks[facts.holder or facts.pid])
         use, gpus = nic_use(facts.pid), judged.near.gpus
         doubt = used.doubts.get(facts.pid)
         yield replace(
@@ -102,15 +108,6 @@ def _verifications(
             is_self=is_self,
             doubts=(doubt,) if doubt else (),
         )
-
-
-def _named(found: Verification) -> str:
-    return f"--gpus {','.join(gpu.pci_bus_id for gpu in found.near.gpus)} "
-
-
-def _holding(pid: int, ranks: Sequence[RankPlan]) -> Holding:
-    first, *beside = (gpu.key for gpu in gpus_of(ranks))
-    return Holding(pid, first, beside=tuple(beside))
 
 
 def _resident(facts: ProcessFacts) -> Mapping[int, int] | None:

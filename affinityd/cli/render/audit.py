@@ -13,8 +13,8 @@ from affinityd.audit.model import AuditedProcess, GpuKey, Holding, ProcessFacts,
 from affinityd.audit.remedies import Remedies, Remedy
 from affinityd.audit.verify import Verification, matches
 from affinityd.cli.console import aligned
-from affinityd.cpuset import CpuSet, format_list, several
-from affinityd.linux.processes import Thread
+from affinityd.cpuset import format_list, several
+from affinityd.grouping import grouped
 from affinityd.measure.document import ALIKE
 from affinityd.text import count
 from affinityd.topology.model import Topology
@@ -32,33 +32,24 @@ def table(
 
     `fold`: workers that are alike may share a row.
     """
-    names = _names(topology)
+    is_mixed = len({gpu.vendor for gpu in topology.gpus}) > 1
+    names = {
+        gpu.key: f"{gpu.vendor} {gpu.index}" if is_mixed else f"{gpu.index}"
+        for gpu in topology.gpus
+    }
     if scan.processes:
         yield from _rows_table(scan, names, before, fold=fold)
     elif len(scan.unknown) < len(scan.near):
         yield "no process uses a GPU"
     remedies = Remedies(topology, scan)
-    yield from _orphans(scan, remedies, names)
-    yield from _remarks(scan, names)
-    yield from _measured(scan, names)
-    yield from _remedies(scan, remedies)
-
-
-def _names(topology: Topology) -> Mapping[GpuKey, str]:
-    is_mixed = len({gpu.vendor for gpu in topology.gpus}) > 1
-    return {
-        gpu.key: f"{gpu.vendor} {gpu.index}" if is_mixed else f"{gpu.index}"
-        for gpu in topology.gpus
-    }
-
-
-def _orphans(scan: Scan, remedies: Remedies, names: Mapping[GpuKey, str]) -> Iterator[str]:
     for process in scan.processes:
         if process.orphan is not None:
             facts, remedy = process.facts, remedies.end(process)
-            held = f"{memory(facts.holding)} of GPU {names[facts.gpu]}"
+            held = f"{_memory(facts.holding)} of GPU {names[facts.gpu]}"
             end = f"; {remedy}" if remedy else ""
-            yield f"{process_name(process.facts)}: orphan, holds {held}: {process.orphan}{end}"
+            yield f"{process_name(facts)}: orphan, holds {held}: {process.orphan}{end}"
+    yield from _remarks(scan, names)
+    yield from _remedies(scan, remedies)
 
 
 def _remarks(scan: Scan, names: Mapping[GpuKey, str]) -> Iterator[str]:
@@ -72,11 +63,7 @@ def _remarks(scan: Scan, names: Mapping[GpuKey, str]) -> Iterator[str]:
     if scan.skipped:
         yield f"not scanned, as the time limit was reached: {scan.skipped} processes or more"
     yield from scan.notices
-
-
-def _measured(scan: Scan, names: Mapping[GpuKey, str]) -> Iterator[str]:
-    """Yield a line for each GPU with far processes, if its copies are faster from near CPUs."""
-    far = {it.facts.gpu for it in scan.processes if it.is_mismatch}
+    far = {process.facts.gpu for process in scan.processes if process.is_mismatch}
     for key, ratios in scan.ratios.items():
         most = max(ratios.values())
         if key in far and most >= ALIKE:
@@ -98,30 +85,25 @@ def _remedies(scan: Scan, remedies: Remedies) -> Iterator[str]:
     for those in alike.values():
         (first, remedy), *others = those
         more = f" and {len(others)} more" if others else ""
-        commands = list(dict.fromkeys(it.command for _, it in those if it.command is not None))
-        what = "; to fix it now:" if commands else ""
-        yield f"{process_name(first.facts)}{more}: {first.cause}: {remedy.why}{what}"
+        commands = list(dict.fromkeys(each.command for _, each in those if each.command))
+        now = "; to fix it now:" if commands else ""
+        yield f"{process_name(first.facts)}{more}: {first.cause}: {remedy.why}{now}"
         yield from (f"  {command}" for command in commands[:MOST_COMMANDS])
         if len(commands) > MOST_COMMANDS:
             yield f"  and {len(commands) - MOST_COMMANDS} more: affinityd audit --json"
 
 
-def memory_lines(scan: Scan, memory: Mapping[int, ByNode | str]) -> Iterator[str]:
-    """Yield a line for every process: the nodes of its memory."""
-    for facts in (process.facts for process in scan.processes):
-        match memory.get(facts.pid):
-            case None:
-                continue
-            case str(refusal):
-                yield f"{process_name(facts)}: its memory was not read: {refusal}"
-            case resident:
-                yield f"{process_name(facts)}: resident memory: {amounts(resident)}"
-
-
-def nic_lines(scan: Scan, nics: Mapping[int, Sequence[str]]) -> Iterator[str]:
-    """Yield a line for each finding on the RDMA devices of a process."""
-    for facts in (process.facts for process in scan.processes):
-        yield from (f"{process_name(facts)}: {said}" for said in nics.get(facts.pid, ()))
+def process_lines(
+    scan: Scan, memory: Mapping[int, ByNode | str], nics: Mapping[int, Sequence[str]]
+) -> Iterator[str]:
+    """Yield lines on the memory of processes, by pid, then on their RDMA devices."""
+    names = {process.facts.pid: process_name(process.facts) for process in scan.processes}
+    for pid, resident in memory.items():
+        if isinstance(resident, str):
+            yield f"{names[pid]}: its memory was not read: {resident}"
+        else:
+            yield f"{names[pid]}: resident memory: {_amounts(resident)}"
+    yield from (f"{names[pid]}: {text}" for pid, texts in nics.items() for text in texts)
 
 
 COLUMNS = (
@@ -141,12 +123,10 @@ Alike = list[AuditedProcess]  #: the first of them, and the others
 def _rows_table(
     scan: Scan, names: Mapping[GpuKey, str], before: Scan | None, *, fold: bool
 ) -> Iterator[str]:
-    """Return the lines of processes; with `before`, also which part of the time since was remote.
-
-    `fold`: workers that are alike may share a row.
-    """
-    levels = _levels(scan)
-    groups = list(_folded(scan)) if fold else [[it] for it in scan.processes]
+    levels: dict[int, int] = {}  # pid → how many ancestors it has here, up to the holder of its GPU
+    for facts in (process.facts for process in scan.processes):
+        levels[facts.pid] = 0 if facts.holder is None else levels.get(facts.parent, 0) + 1
+    groups = list(_folded(scan)) if fold else [[process] for process in scan.processes]
     rows = [_row(those, names, levels[those[0].facts.pid]) for those in groups]
     if before is None:
         return aligned(COLUMNS, rows, NUMBERS)
@@ -161,27 +141,17 @@ def process_name(facts: ProcessFacts) -> str:
     return f"process {facts.pid} ({facts.name})"
 
 
-def amounts(resident: Mapping[int, int]) -> str:
-    """Return resident memory by NUMA node, in bytes, as a person reads it."""
+def _amounts(resident: ByNode) -> str:
     return ", ".join(
         f"node {node} {size / 2**20:.0f} MiB" for node, size in sorted(resident.items())
     )
 
 
-def memory(holding: Holding | None) -> str:
-    """Return how much of its GPU's memory a process holds."""
+def _memory(holding: Holding | None) -> str:
     if holding is None:
         return NONE
     size = holding.memory_bytes
     return NOT_KNOWN if size is None else f"{size / 2**20:.0f} MiB"
-
-
-def _levels(scan: Scan) -> Mapping[int, int]:
-    """Return pid → how many ancestors it has in the table, up to the holder of its GPU."""
-    levels: dict[int, int] = {}
-    for facts in (process.facts for process in scan.processes):
-        levels[facts.pid] = 0 if facts.holder is None else levels.get(facts.parent, 0) + 1
-    return levels
 
 
 def _folded(scan: Scan) -> Iterator[Alike]:
@@ -189,15 +159,14 @@ def _folded(scan: Scan) -> Iterator[Alike]:
     parents = {process.facts.parent for process in scan.processes}
     alike: dict[object, Alike] = {}
     for process in scan.processes:
-        is_worker = process.facts.holder is not None and process.facts.pid not in parents
-        alike.setdefault(_look(process) if is_worker else process.facts.pid, []).append(process)
+        facts = process.facts
+        look: object = facts.pid
+        if facts.holder is not None and facts.pid not in parents:  # a worker
+            look = (facts.parent, facts.name, process.placement, process.cause)
+            look = (*look, process.judged_masks)
+        alike.setdefault(look, []).append(process)
     for those in alike.values():
         yield from [those] if len(those) > MOST_ALIKE else ([process] for process in those)
-
-
-def _look(process: AuditedProcess) -> object:
-    facts = process.facts
-    return facts.parent, facts.name, process.placement, process.cause, process.judged_masks
 
 
 def _row(those: Alike, names: Mapping[GpuKey, str], level: int) -> tuple[str, ...]:
@@ -206,8 +175,11 @@ def _row(those: Alike, names: Mapping[GpuKey, str], level: int) -> tuple[str, ..
     step = f".{of.step}" if of.job and of.step else ""
     threads = [thread for process in those for thread in process.facts.threads]
     more = f" +{len(those) - 1} alike" if len(those) > 1 else ""
+    vendor, _ = facts.gpu  # its GPUs are `0`, or `0+1-3`, that of most memory first
+    alike = format_list(index for its, index in facts.beside if its == vendor)
+    others = (names[key] for key in facts.beside if key[0] != vendor)
     return (
-        _gpus(facts, names),
+        "+".join(filter(None, (names[facts.gpu], alike, *others))),
         str(facts.pid),
         f"{LEVEL * level}{facts.name}{more}",
         _user(facts.uid),
@@ -218,7 +190,7 @@ def _row(those: Alike, names: Mapping[GpuKey, str], level: int) -> tuple[str, ..
         "known daemon" if first.is_daemon else first.cause or NONE,
         format_list(frozenset().union(*first.judged_masks)) or NONE,
         format_list({thread.last_cpu for thread in threads}) or NONE,
-        memory(facts.holding),
+        _memory(facts.holding),
     )
 
 
@@ -229,14 +201,6 @@ def _far(those: Alike) -> str:
     far = sum(word in FAR for process in those for word in process.placements)
     ticks = sum(spent(process.facts, process.near, {}, since=0)[1] for process in those)
     return f"{far} ({ticks / TICKS:.0f} s)" if far else NONE
-
-
-def _gpus(facts: ProcessFacts, names: Mapping[GpuKey, str]) -> str:
-    """Return its GPUs: `0`, or `0+1-3`, that of most memory first."""
-    vendor, _ = facts.gpu
-    alike = format_list(index for its, index in facts.beside if its == vendor)
-    others = (names[key] for key in facts.beside if key[0] != vendor)
-    return "+".join(filter(None, (names[facts.gpu], alike, *others)))
 
 
 @cache
@@ -268,80 +232,81 @@ VERIFY_NUMBERS = {"pid", "threads"}
 
 def verify_table(verifications: Sequence[Verification]) -> Iterator[str]:
     """Yield lines: the threads of every process, then the remarks on each."""
-    yield from aligned(
-        VERIFY_COLUMNS, [row for it in verifications for row in _thread_rows(it)], VERIFY_NUMBERS
-    )
-    far = [it for it in verifications if it.far]
-    is_tree = len(far) > 1 and len({it.remedy for it in far}) == 1
+    rows = [row for verification in verifications for row in _thread_rows(verification)]
+    yield from aligned(VERIFY_COLUMNS, rows, VERIFY_NUMBERS)
+    far = [verification for verification in verifications if verification.far]
+    is_tree = len(far) > 1 and len({verification.remedy for verification in far}) == 1
     for verification in verifications:
         name = process_name(verification.process.facts)
         if verification.resident is not None:
-            yield f"{name}: resident memory: {amounts(verification.resident)}"
+            yield f"{name}: resident memory: {_amounts(verification.resident)}"
         yield from (f"{name}: note: {text}" for text in verification.notes)
         mismatches = verification.others if is_tree else verification.mismatches
         yield from (f"{name}: mismatch: {text}" for text in mismatches)
     if is_tree:
-        below = count(len([it for it in far if it is not verifications[0]]), "descendant")
-        first = process_name(verifications[0].process.facts)
-        who = f"{first} and {below}" if verifications[0].far else f"{below} of {first}"
-        words = ", ".join(sorted({word for it in far for word in it.far}))
-        yield f"{who}: mismatch: may run far from their GPUs ({words}); {far[0].remedy}"
+        root, remedy = verifications[0], far[0].remedy
+        below, first = (
+            count(len(far) - bool(root.far), "descendant"),
+            process_name(root.process.facts),
+        )
+        those = f"{first} and {below}" if root.far else f"{below} of {first}"
+        words = ", ".join(sorted({word for verification in far for word in verification.far}))
+        yield f"{those}: mismatch: may run far from their GPUs ({words}); {remedy}"
 
 
 def _thread_rows(verification: Verification) -> Iterator[tuple[str, ...]]:
     """Yield a row for the threads of each mask, that of the main thread first."""
-    alike: dict[tuple[str, CpuSet], list[Thread]] = {}
-    for thread, placement, _ in verification.process.placed:
-        alike.setdefault((placement, thread.mask), []).append(thread)
-    on = (gpu.numa_node for gpu in verification.near.gpus)
-    nodes = ",".join(NOT_KNOWN if node is None else str(node) for node in on)
-    for (placement, mask), threads in alike.items():
+    gpus, policy = verification.near.gpus, verification.policy
+    nodes = (NOT_KNOWN if gpu.numa_node is None else str(gpu.numa_node) for gpu in gpus)
+    on = ",".join(nodes)
+    alike = grouped(verification.process.placed, lambda placed: (placed[1], placed[0].mask))
+    for (placement, mask), those in alike.items():
+        threads = [thread for thread, *_ in those]
         yield (
             str(verification.process.facts.pid),
             threads[0].name,
-            format_list(gpu.index for gpu in verification.near.gpus),
-            nodes,
+            format_list(gpu.index for gpu in gpus),
+            on,
             str(len(threads)),
             placement,
             format_list(mask),
             format_list(thread.last_cpu for thread in threads),
-            NOT_KNOWN if verification.policy is None else str(verification.policy),
+            NOT_KNOWN if policy is None else str(policy),
         )
 
 
 def verify_document(topology: Topology, verifications: Sequence[Verification]) -> dict[str, Any]:
     """Return the JSON document: every thread, masks as cpulists, resident memory in bytes."""
     node_of = {cpu: core.node for core in topology.cores for cpu in core.cpus}
-    return {
-        "node": topology.name,
-        "matches": matches(verifications),
-        "processes": [_verified(it, node_of) for it in verifications],
-    }
-
-
-def _verified(verification: Verification, node_of: Mapping[int, int | None]) -> dict[str, Any]:
-    near, policy = verification.near, verification.policy
-    return {
-        "pid": verification.process.facts.pid,
-        "name": verification.process.facts.name,
-        "gpus": [
-            {"index": gpu.index, "pci_bus_id": gpu.pci_bus_id, "numa_node": gpu.numa_node}
-            for gpu in near.gpus
-        ],
-        "near": {"cpulist": format_list(near.cpus), "memory_nodes": sorted(near.memory)},
-        "threads": [
-            {
-                "tid": thread.tid,
-                "name": thread.name,
-                "placement": placement,
-                "cpulist": format_list(thread.mask),
-                "last_cpu": thread.last_cpu,
-                "last_node": node_of.get(thread.last_cpu),
-            }
-            for thread, placement, _ in verification.process.placed
-        ],
-        "memory": policy and {"policy": policy.policy, "nodes": sorted(policy.nodes)},
-        "resident": verification.resident,
-        "mismatches": verification.mismatches,
-        "notes": verification.notes,
-    }
+    processes = [
+        {
+            "pid": verification.process.facts.pid,
+            "name": verification.process.facts.name,
+            "gpus": [
+                {"index": gpu.index, "pci_bus_id": gpu.pci_bus_id, "numa_node": gpu.numa_node}
+                for gpu in verification.near.gpus
+            ],
+            "near": {
+                "cpulist": format_list(verification.near.cpus),
+                "memory_nodes": sorted(verification.near.memory),
+            },
+            "threads": [
+                {
+                    "tid": thread.tid,
+                    "name": thread.name,
+                    "placement": placement,
+                    "cpulist": format_list(thread.mask),
+                    "last_cpu": thread.last_cpu,
+                    "last_node": node_of.get(thread.last_cpu),
+                }
+                for thread, placement, _ in verification.process.placed
+            ],
+            "memory": (policy := verification.policy)
+            and {"policy": policy.policy, "nodes": sorted(policy.nodes)},
+            "resident": verification.resident,
+            "mismatches": verification.mismatches,
+            "notes": verification.notes,
+        }
+        for verification in verifications
+    ]
+    return {"node": topology.name, "matches": matches(verifications), "processes": processes}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from affinityd.cli.console import GAP, aligned, justified
 from affinityd.cli.parser import Parser
@@ -15,9 +15,8 @@ from affinityd.cpuset import format_list, several
 from affinityd.errors import OutputError
 from affinityd.grouping import grouped
 from affinityd.text import count
-from affinityd.topology.model import PHB, PIX, PXB, Core, Nic, NumaNode, Topology
+from affinityd.topology.model import PHB, PIX, PXB, Core, Nic, Topology
 from affinityd.topology.words import (
-    Place,
     gpu_model,
     gpu_word,
     home,
@@ -34,25 +33,16 @@ BOLD, DIM, GREEN, YELLOW, CYAN = "1", "2", "32", "33", "36"
 
 
 @dataclass(frozen=True)
-class Kind:
-    """Lines with aligned cells."""
-
-    name: str
-    amounts: tuple[int, ...] = ()  #: the columns that stand to the right
-
-
-@dataclass(frozen=True)
 class Branch:
     """A line of a tree: two cells or more, the last of which may wrap."""
 
-    kind: Kind
+    kind: str  #: lines of one kind have aligned cells
     cells: tuple[str, ...]
     color: str = ""  #: of the first cell
     below: tuple[Branch, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Row:
+class _Row(NamedTuple):
     branch: Branch
     stem: str  #: connects the line to its parent's
     rest: str  #: the text below the stem, where the line wraps
@@ -69,7 +59,7 @@ def render(branches: Sequence[Branch], *, color: bool) -> Iterator[str]:
     heads = {
         kind: justified(
             [(row.stem + row.branch.cells[0], *row.branch.cells[1:-1]) for row in its],
-            kind.amounts,
+            AMOUNTS if kind == PLACE else (),
         )
         for kind, its in grouped(rows, lambda row: row.branch.kind).items()
     }
@@ -107,8 +97,8 @@ def _wrap(text: str, width: int) -> Iterator[str]:
     yield text
 
 
-PLACE = Kind("place", amounts=(1, 2))
-SHARE, BARE, UNPLACED = Kind("share"), Kind("bare"), Kind("unplaced")
+PLACE, SHARE, BARE, UNPLACED, DEVICE = "place", "share", "bare", "unplaced", "device"
+AMOUNTS = (1, 2)  #: the columns of a place that stand to the right
 
 
 def draw(topology: Topology, *, color: bool) -> Iterator[str]:
@@ -125,14 +115,11 @@ def _places(topology: Topology) -> Iterator[Branch]:
     for place in places(topology):
         if len(place.nodes) == 1:
             yield _node(topology, place.nodes[0], place.packages)
-        else:
-            yield _package(topology, place)
-
-
-def _package(topology: Topology, place: Place) -> Branch:
-    cores = [core for number in place.nodes for core in topology.node_cores[number]]
-    cells = (several("package", place.packages), "", count(len(cores), "core"), _cpulist(cores))
-    return Branch(PLACE, cells, BOLD, tuple(_node(topology, number) for number in place.nodes))
+            continue
+        cores = [core for number in place.nodes for core in topology.node_cores[number]]
+        name, amount = several("package", place.packages), count(len(cores), "core")
+        nodes = tuple(_node(topology, number) for number in place.nodes)
+        yield Branch(PLACE, (name, "", amount, _cpulist(cores)), BOLD, nodes)
 
 
 def _node(topology: Topology, number: int | None, packages: Sequence[int] = ()) -> Branch:
@@ -143,7 +130,7 @@ def _node(topology: Topology, number: int | None, packages: Sequence[int] = ()) 
     below = (
         *_shares("packages", cores, lambda core: core.package),
         *_shares("LLC", cores, lambda core: core.llc),
-        *(draw_devices(topology, number) if number is not None else ()),
+        *(_devices(topology, number) if number is not None else ()),
     )
     cells = (label, memory(topology.node_of[number]), count(len(cores), "core"), _cpulist(cores))
     return Branch(PLACE, cells, BOLD, below)
@@ -164,7 +151,7 @@ def _shares(label: str, cores: Sequence[Core], of: Callable[[Core], Hashable]) -
 def _nodes_without_cpus(topology: Topology) -> Iterator[Branch]:
     """Yield the nodes without CPUs; nodes that differ only in their number share a line."""
     bare = [node for node in topology.nodes if not topology.node_cores[node.number]]
-    devices = {node.number: tuple(draw_devices(topology, node.number)) for node in bare}
+    devices = {node.number: tuple(_devices(topology, node.number)) for node in bare}
     alike = grouped(bare, lambda node: (memory(node), devices[node.number] and node.number))
     for nodes in alike.values():
         numbers = [node.number for node in nodes if node.number is not None]
@@ -174,20 +161,18 @@ def _nodes_without_cpus(topology: Topology) -> Iterator[Branch]:
 
 
 def _unplaced(topology: Topology) -> Iterator[Branch]:
-    if devices := tuple(draw_devices(topology, None)):
+    if devices := tuple(_devices(topology, None)):
         yield Branch(UNPLACED, ("NUMA node unknown", ""), YELLOW, devices)
 
 
 def _distances(topology: Topology) -> Iterator[str]:
     numbers = [number for number in topology.nodes_with_cpus if number is not None]
     if len(numbers) > 1:
-        heads = list(map(str, numbers))
-        rows = [(f"node {number}", *_row(topology.node_of[number], numbers)) for number in numbers]
+        heads, rows = list(map(str, numbers)), []
+        for number in numbers:
+            distances = topology.node_of[number].distances
+            rows.append((f"node {number}", *(str(distances.get(to, "?")) for to in numbers)))
         yield from ("", *aligned(("distance", *heads), rows, heads))
-
-
-def _row(node: NumaNode, numbers: Iterable[int]) -> Iterator[str]:
-    return (str(node.distances.get(number, "?")) for number in numbers)
 
 
 def _notes(topology: Topology, *, color: bool) -> Iterator[str]:
@@ -203,14 +188,11 @@ def _cpulist(cores: Iterable[Core]) -> str:
     return format_list(cpu for core in cores for cpu in core.cpus)
 
 
-DEVICE = Kind("device")
-
 #: The nearness that is worth a word, nearest first: beneath one switch, or one host bridge.
 NEAR = (PIX, PXB, PHB)
 
 
-def draw_devices(topology: Topology, number: int | None) -> Iterator[Branch]:
-    """Yield the devices of a node; number None: the devices without a known node."""
+def _devices(topology: Topology, number: int | None) -> Iterator[Branch]:
     for gpu in topology.gpus:
         if home(topology, gpu) == number:
             name = f"{gpu_word(topology, gpu)} {gpu.index}"
@@ -253,16 +235,11 @@ def _file(text: str) -> Path:
     return Path(text)
 
 
-def write_svg(
-    arguments: argparse.Namespace, topology: Topology, marks: Callable[[], Marks]
-) -> None:
-    """Write the picture where --svg says, with its marks. Raises OutputError."""
-    path: Path | None = arguments.svg
-    if path is None:
-        return
+def write_svg(path: Path, topology: Topology, marks: Marks) -> None:
+    """Write the picture with its marks. Raises OutputError."""
     from affinityd.picture import draw  # noqa: PLC0415 - few ask for a picture
 
     try:
-        path.write_text(draw(topology, marks()), encoding="utf-8")
+        path.write_text(draw(topology, marks), encoding="utf-8")
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {error.strerror}") from None

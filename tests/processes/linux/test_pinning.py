@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from affinityd.cli.commands.pin import PinTargets
+from affinityd.cli.commands.pin import pin_targets
 from affinityd.cpuset import CpuSet
 from affinityd.linux import pinning
 from affinityd.linux.pinning import LEFT_ALONE, PINNED, PinResult, Target, pin_threads
@@ -81,7 +81,7 @@ def pin(pid: int, cpus: CpuSet, *, tree: bool = False, force: bool = False) -> P
     """Pin a process as `affinityd pin` does, without a plan for its descendants."""
     process = stat_of(pid)
     assert process is not None
-    return pin_threads(PinTargets(process, cpus, (lambda _: None) if tree else None, force=force))
+    return pin_threads(pin_targets(process, cpus, (lambda _: None) if tree else None, force=force))
 
 
 def target_of(pid: int, cpus: CpuSet) -> Target:
