@@ -6,7 +6,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -47,7 +47,7 @@ def probe(path: str, timeout: float = TIMEOUT) -> DaemonFacts:
         daemon = replace(
             daemon,
             enforcement=_answer(EnforceDocument, path, PATH, timeout),
-            allowed=plan if isinstance(plan, str) else plan.allowed,
+            allowed=plan.allowed if plan else None,
             own_cpuset=cpuset_of(os.getpid()),
         )
     folder = Path(path).parent
@@ -80,17 +80,12 @@ def _listener(path: str, timeout: float) -> DaemonFacts:
         return replace(daemon, error=str(error))
 
 
-def _answer(kind: type[T], path: str, target: str, timeout: float) -> T | str:
-    name = target[1:].partition("?")[0]
-    refusals = (*REFUSALS, NotEnforcedError)
-    try:
-        deadline = time.monotonic() + timeout
+def _answer(kind: type[T], path: str, target: str, timeout: float) -> T | None:
+    deadline, refusals = time.monotonic() + timeout, (*REFUSALS, NotEnforcedError)
+    with suppress(AffinityError, ValueError):
         text = ask_daemon.fetch(path, target, deadline, refusals=refusals, most=MAX_BYTES)
-        return loads(kind, text, name)
-    except AffinityError as error:
-        return str(error)
-    except ValueError as error:
-        return f"cannot parse the daemon's /{name} response: {error}"
+        return loads(kind, text, target)
+    return None
 
 
 def _closed(path: Path) -> Iterator[str]:

@@ -84,7 +84,6 @@ def named(gpus: Iterable[Gpu]) -> str:
 
 #: The root of a machine without files, as of a built-in one: nothing is below a device.
 NO_ROOT = f"{os.devnull}/"
-NO_ANSWER = "no daemon answers"
 
 
 @dataclass(frozen=True)
@@ -102,8 +101,8 @@ class DaemonFacts:
     closed: tuple[str, ...] = ()  #: paths that bar other users, with their modes
     open_mode: int | None = None  #: of a /run/affinityd that others may write to
     published: Node | str = "there is none"  #: node.json, or why it is not to be read
-    enforcement: EnforceDocument | str = NO_ANSWER  #: /enforce, or why it is not known
-    allowed: AllowedCpus | str = NO_ANSWER  #: this process in /plan, or why it is not there
+    enforcement: EnforceDocument | None = None  #: its answer at /enforce
+    allowed: AllowedCpus | None = None  #: this process in its answer at /plan
     own_cpuset: CpuSet | None = None  #: this process's, as read by itself
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 from affinityd.cli.console import say
@@ -26,9 +25,9 @@ COMMANDS = {
     "check": "compare Slurm's GPUs with the lines of gres-conf, and list jobs far from their GPUs",
 }
 
-NO_NODES = set(" \t\n\"'#=\\")  #: characters that no node's name has
-NO_NODE = NO_NODES | set(",[]")
-NO_TYPE = NO_NODE | set(":()")
+NO_NODES = " \t\n\"'#=\\"  #: characters that no list of nodes has
+NO_NODE = f"{NO_NODES},[]"
+NO_TYPES = f"{NO_NODES}[]:()"
 
 
 def add_arguments(parser: Parser) -> None:
@@ -42,14 +41,13 @@ def add_arguments(parser: Parser) -> None:
         "--node-name",
         metavar="NAMES",
         dest="nodes",
-        type=partial(_name, NO_NODES, "names no nodes; write it like gpu[01-04]"),
+        type=_without(NO_NODES, "names no nodes; write it like gpu[01-04]"),
         help="begin each line with NodeName=NAMES: one name, or equal nodes like gpu[001-500]",
     )
     gres_conf.add_argument(
         "--type",
         metavar="TYPE[,TYPE...]",
-        type=_types,
-        default=(),
+        type=_without(NO_TYPES, "is not a type; write it like a100"),
         help=(
             "the Type= of all GPUs, or of each in the order of the lines, if neither "
             "scontrol nor slurmd knows it"
@@ -59,7 +57,7 @@ def add_arguments(parser: Parser) -> None:
         "--node-name",
         metavar="NAME",
         dest="node",
-        type=partial(_name, NO_NODE, "is not a node's name"),
+        type=_without(NO_NODE, "is not a node's name"),
         help="the node's name in slurm.conf (default: this host)",
     )
     check.add_argument(
@@ -95,17 +93,15 @@ def run(arguments: argparse.Namespace) -> int:
     return {"gres-conf": _gres_conf, "check": _check}[arguments.command](arguments)
 
 
-def _name(strange: set[str], fault: str, text: str) -> str:
-    if not text or strange & set(text):
-        raise argparse.ArgumentTypeError(f"{quote(text)} {fault}")
-    return text
+def _without(strange: str, fault: str) -> Callable[[str], str]:
+    """Return a reader of texts, parted by commas, that are not empty and lack these characters."""
 
+    def read(text: str) -> str:
+        if not all(text.split(",")) or {*strange} & {*text}:
+            raise argparse.ArgumentTypeError(f"{quote(text)} {fault}")
+        return text
 
-def _types(text: str) -> tuple[str, ...]:
-    kinds = tuple(text.split(","))
-    if not all(kinds) or NO_TYPE & set("".join(kinds)):
-        raise argparse.ArgumentTypeError(f"{quote(text)} is not a type; write it like a100")
-    return kinds
+    return read
 
 
 def _gres_conf(arguments: argparse.Namespace) -> int:
@@ -124,7 +120,8 @@ def _gres_conf(arguments: argparse.Namespace) -> int:
         if gres is None or len(gres.counts) > 1:
             with suppress(SlurmError):
                 present = slurm.slurmd_gres(this_node).types
-    conf = GresConf(topology, arguments.scope, gres, present, arguments.type)
+    types = tuple(arguments.type.split(",")) if arguments.type else ()
+    conf = GresConf(topology, arguments.scope, gres, present, types)
     for line in conf.lines(arguments.nodes):
         print(line)
     faults = list(_faults(conf))

@@ -265,7 +265,7 @@ def sandbox(facts: NodeFacts, pid: int) -> CheckResults:
 def callers(facts: NodeFacts, daemon: DaemonFacts) -> CheckResults:
     """Judge whether a daemon identifies this process by its request."""
     allowed, published = daemon.allowed, daemon.published
-    if isinstance(allowed, str) or (isinstance(published, Node) and published.replayed):
+    if allowed is None or (isinstance(published, Node) and published.replayed):
         return
     if allowed.source != IDENTIFIED:
         yield warn(
@@ -288,7 +288,7 @@ def callers(facts: NodeFacts, daemon: DaemonFacts) -> CheckResults:
 def enforcement(daemon: DaemonFacts) -> CheckResults:
     """Judge the daemon's answer at /enforce."""
     report = daemon.enforcement
-    if isinstance(report, str):
+    if report is None:
         return
     if report.hindrance is not None:
         yield warn(

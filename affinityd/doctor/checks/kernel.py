@@ -157,7 +157,8 @@ LIST, MASK = "IRQBALANCE_BANNED_CPULIST", "IRQBALANCE_BANNED_CPUS"
 def irqbalance(facts: NodeFacts) -> CheckResults:
     """Judge whether interrupts are handled near their devices, and off the cores of ranks."""
     facts.some_gpus()
-    pid = _irqbalance_pid(facts.tree)
+    pids = numbered(facts.tree, "proc", "")
+    pid = next((pid for pid in pids if _is_irqbalance(facts.tree, pid)), None)
     if pid is None and not facts.tree.list("proc/irq"):
         raise NotApplicableError("there is no /proc/irq to read")
     topology = facts.topology
@@ -168,15 +169,14 @@ def irqbalance(facts: NodeFacts) -> CheckResults:
         name = f"adapter {', '.join(nic.names) or nic.kind} ({nic.pci_bus_id})"
         gpus = [gpu for gpu in topology.gpus if topology.nearness(gpu, nic) != SYS]
         devices += [(name, nic.pci_bus_id, gpus)] if gpus else []
+    remedy = "let irqbalance use CPUs there" if pid else "systemctl enable --now irqbalance"
     for name, address, gpus in devices:
         near, cpus = facts.near(*gpus).cpus, _interrupt_cpus(facts.tree, address)
         if near and cpus and near.isdisjoint(cpus):
             yield warn(
                 f"{name}: its interrupts are handled on {several('CPU', cpus)}, and CPUs "
                 f"{format_list(near)} are near",
-                "systemctl enable --now irqbalance, or set smp_affinity_list in /proc/irq"
-                if pid is None
-                else "let irqbalance use CPUs there, or set smp_affinity_list in /proc/irq",
+                f"{remedy}, or set smp_affinity_list in /proc/irq",
                 gpus,
             )
     if pid is None:
@@ -213,21 +213,16 @@ def _interrupt_cpus(tree: Tree, address: str) -> CpuSet:
     return cpus
 
 
-def _irqbalance_pid(tree: Tree) -> int | None:
-    """Return the process of irqbalance with root's uids: any user may name a process so.
-
-    None where there is none. Source: proc(5).
-    """
-    for pid in numbered(tree, "proc", ""):
-        if tree.read(f"proc/{pid}/comm") == "irqbalance":
-            uids = read_fields(tree, f"proc/{pid}/status", "Uid").get("Uid", "")
-            if set(uids.split()) == {"0"}:
-                return pid
-    return None
+def _is_irqbalance(tree: Tree, pid: int) -> bool:
+    """Return whether a process is root's irqbalance: any user may name one so. Source: proc(5)."""
+    if tree.read(f"proc/{pid}/comm") != "irqbalance":
+        return False
+    uids = read_fields(tree, f"proc/{pid}/status", "Uid").get("Uid", "")
+    return set(uids.split()) == {"0"}
 
 
 def _banned(tree: Tree, pid: int) -> CpuSet:
-    """Return the CPUs that irqbalance keeps off: by its environment, else by the files of it."""
+    """Return the CPUs that it keeps off: by its environment, else by the files that set that."""
     text = tree.read(f"proc/{pid}/environ")  # only root reads another user's
     text = text or next(filter(None, map(tree.read, FILES)), "")
     lines = (line.partition("=") for line in text.replace("\0", "\n").split("\n"))

@@ -21,7 +21,7 @@ from affinityd.config.settings import Settings
 from affinityd.discovery import open_tree
 from affinityd.doctor.checks.daemon import callers, cpus_of_process, sandbox, visible_processes
 from affinityd.doctor.daemon_probe import probe
-from affinityd.doctor.facts import NO_ANSWER, DaemonFacts, NodeFacts
+from affinityd.doctor.facts import DaemonFacts, NodeFacts
 from affinityd.linux.cgroup import cpuset_of
 from affinityd.linux.processes import INITIAL_PIDS
 from affinityd.request.document import AllowedCpus
@@ -236,7 +236,7 @@ def mounting_proc(options: str) -> Sequence[str]:
     return mounting(f"mount -t proc -o {options} proc /proc")
 
 
-def facts_of_process(pid: int | None, answer: AllowedCpus | str = NO_ANSWER) -> NodeFacts:
+def facts_of_process(pid: int | None, answer: AllowedCpus | None = None) -> NodeFacts:
     """Return the facts of this machine whose daemon is a process, and answers this."""
     within = cpuset_of(pid) if pid else None
     own = frozenset({0})
