@@ -136,13 +136,13 @@ class ProcessPlanner:
         The limits of a device cgroup cannot be read from outside it. Slurm, where it
         constrains devices, has every task count from 0.
         """
-        process, own = self.context(stat), ProcessContext.of_self()
+        process, this = self.context(stat), ProcessContext.of_self()
         job = (process.environ or {}).get("SLURM_JOB_ID")
         seen = (process.visible or "").split(",")
         counts_from_0 = seen == [str(number) for number in range(len(seen))]
         is_part = counts_from_0 and len(seen) < len(self.topology.gpus)
-        is_elsewhere = cgroups_of(process.pid) != cgroups_of(own.pid)
-        has_dev = process.devices != own.devices  # a container: its /dev lists them
+        is_elsewhere = cgroups_of(process.pid) != cgroups_of(this.pid)
+        has_dev = process.devices != this.devices  # a container: its /dev lists them
         if not job or "granted" in self.chosen or not is_part or not is_elsewhere or has_dev:
             return None
         return (

@@ -45,19 +45,19 @@ class CheckResult:
 CheckResults = Iterator[CheckResult]
 
 
-def ok(found: str) -> CheckResult:
+def ok(text: str) -> CheckResult:
     """Return that all is well, which counts if nothing else was found."""
-    return CheckResult(OK, found)
+    return CheckResult(OK, text)
 
 
-def warn(found: str, remedy: str, gpus: Iterable[Gpu] = ()) -> CheckResult:
+def warn(text: str, remedy: str, gpus: Iterable[Gpu] = ()) -> CheckResult:
     """Return a finding that may slow ranks down."""
-    return CheckResult(WARN, found, remedy, tuple(gpu.index for gpu in gpus))
+    return CheckResult(WARN, text, remedy, tuple(gpu.index for gpu in gpus))
 
 
-def fail(found: str, remedy: str, gpus: Iterable[Gpu] = ()) -> CheckResult:
+def fail(text: str, remedy: str, gpus: Iterable[Gpu] = ()) -> CheckResult:
     """Return a fault: something that does not work."""
-    return CheckResult(FAIL, found, remedy, tuple(gpu.index for gpu in gpus))
+    return CheckResult(FAIL, text, remedy, tuple(gpu.index for gpu in gpus))
 
 
 def concluded(results: CheckResults) -> list[CheckResult]:
@@ -162,5 +162,5 @@ class NodeFacts:
     def used_by_ranks(self, cpus: CpuSet) -> tuple[list[Gpu], CpuSet]:
         """Return the GPUs whose ranks are given any of these CPUs, and which of them those are."""
         by_gpu = [(gpu, (self.near(gpu).cpus - self.reserved) & cpus) for gpu in self.topology.gpus]
-        gpus = [gpu for gpu, theirs in by_gpu if theirs]
-        return gpus, frozenset().union(*(theirs for _, theirs in by_gpu))
+        gpus = [gpu for gpu, taken in by_gpu if taken]
+        return gpus, frozenset().union(*(taken for _, taken in by_gpu))

@@ -155,7 +155,9 @@ def _figures(topology: Topology, node: int, gpus: Sequence[Gpu]) -> Iterator[Fig
     except OSError:
         why = "its CPUs are outside this process's cpuset"
         idle = {None, *(gpu.pci_bus_id for gpu in gpus)}
-        yield from (replace(it, why=why) for it in blanks(topology, node) if it.gpu in idle)
+        yield from (
+            replace(blank, why=why) for blank in blanks(topology, node) if blank.gpu in idle
+        )
         return
     cache, memory_nodes = last_level_cache(min(cpus)), topology.nodes_with_memory
     is_one = len(memory_nodes) == 1  # then the place of memory is not checked

@@ -192,8 +192,8 @@ def _unknown(word: str) -> str:
     import difflib  # noqa: PLC0415 - only where something is wrong
 
     near = difflib.get_close_matches(word[:64].partition("=")[0], OPTIONS, n=1)
-    known = f"did you mean {near[0]}?" if near else f"known are {', '.join(OPTIONS)}"
-    return f"{quote(word)} is not an option; {known}"
+    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(OPTIONS)}"
+    return f"{quote(word)} is not an option; {hint}"
 
 
 def seconds(text: str | None) -> float:

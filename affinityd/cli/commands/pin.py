@@ -211,8 +211,8 @@ def _failures(pinned: PinResult, process: Stat) -> Iterator[str]:
         held = format_list(group[0].held)
         yield f"{_label(group)} refused, still on CPUs {held}: {group[0].reason}"
     for group in _groups(pinned.cut):
-        held, asked = format_list(group[0].held), format_list(group[0].asked)
-        yield f"{_label(group)} got CPUs {held} of {asked}: the cpuset, or the node, has no more"
+        held, wanted = format_list(group[0].held), format_list(group[0].asked)
+        yield f"{_label(group)} got CPUs {held} of {wanted}: the cpuset, or the node, has no more"
     if not pinned.is_settled:
         name = target.shown(process)
         yield f"{name} starts threads faster than they are pinned; run this again"

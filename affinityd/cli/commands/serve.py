@@ -69,7 +69,7 @@ def counting(
     return asking
 
 
-def narrowed(chosen: settings.Settings, said: str) -> settings.Settings:
+def narrowed(chosen: settings.Settings, switch: str) -> settings.Settings:
     """Return the settings with the switch: it pins no more from outside than clients may."""
-    is_free = said == config.ON or chosen.enforce == settings.OFF
-    return replace(chosen, switch=said, enforce=chosen.enforce if is_free else said)
+    is_free = switch == config.ON or chosen.enforce == settings.OFF
+    return replace(chosen, switch=switch, enforce=chosen.enforce if is_free else switch)

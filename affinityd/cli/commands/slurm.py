@@ -175,8 +175,8 @@ def _check(arguments: argparse.Namespace) -> int:
         nodes = {node.name: node for node in slurm.nodes() if node.gres.counts}
     else:
         name = arguments.node or slurm.node_name(topology.name)
-        with slurm.with_gres_conf(arguments.gres_conf) as asked:
-            slurmd = asked.slurmd_gres(name)
+        with slurm.with_gres_conf(arguments.gres_conf) as with_file:
+            slurmd = with_file.slurmd_gres(name)
         nodes = {node.name: node for node in slurm.nodes(name)}
         conf = GresConf(topology, arguments.scope, slurm.configured(name), slurmd.types)
         findings += differences(conf, slurmd)

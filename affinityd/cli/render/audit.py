@@ -82,10 +82,10 @@ def _remedies(scan: Scan, remedies: Remedies) -> Iterator[str]:
             facts = process.facts
             key = facts.gpus, facts.membership.job, process.cause
             alike.setdefault(key, []).append((process, remedy))
-    for those in alike.values():
-        (first, remedy), *others = those
+    for group in alike.values():
+        (first, remedy), *others = group
         more = f" and {len(others)} more" if others else ""
-        commands = list(dict.fromkeys(each.command for _, each in those if each.command))
+        commands = list(dict.fromkeys(each.command for _, each in group if each.command))
         now = "; to fix it now:" if commands else ""
         yield f"{process_name(first.facts)}{more}: {first.cause}: {remedy.why}{now}"
         yield from (f"  {command}" for command in commands[:MOST_COMMANDS])
@@ -127,11 +127,11 @@ def _rows_table(
     for facts in (process.facts for process in scan.processes):
         levels[facts.pid] = 0 if facts.holder is None else levels.get(facts.parent, 0) + 1
     groups = list(_folded(scan)) if fold else [[process] for process in scan.processes]
-    rows = [_row(those, names, levels[those[0].facts.pid]) for those in groups]
+    rows = [_row(group, names, levels[group[0].facts.pid]) for group in groups]
     if before is None:
         return aligned(COLUMNS, rows, NUMBERS)
     ticks, since = ticks_of(before.processes), before.boot * TICKS
-    parts = (_remote_part(those, ticks, since) for those in groups)
+    parts = (_remote_part(group, ticks, since) for group in groups)
     rows = [(*row, part) for row, part in zip(rows, parts, strict=True)]
     return aligned((*COLUMNS, SINCE_BEFORE), rows, NUMBERS)
 
@@ -165,18 +165,18 @@ def _folded(scan: Scan) -> Iterator[Alike]:
             look = (facts.parent, facts.name, process.placement, process.cause)
             look = (*look, process.judged_masks)
         alike.setdefault(look, []).append(process)
-    for those in alike.values():
-        yield from [those] if len(those) > MOST_ALIKE else ([process] for process in those)
+    for group in alike.values():
+        yield from [group] if len(group) > MOST_ALIKE else ([process] for process in group)
 
 
-def _row(those: Alike, names: Mapping[GpuKey, str], level: int) -> tuple[str, ...]:
-    first, facts = those[0], those[0].facts
+def _row(group: Alike, names: Mapping[GpuKey, str], level: int) -> tuple[str, ...]:
+    first, facts = group[0], group[0].facts
     of = facts.membership
     step = f".{of.step}" if of.job and of.step else ""
-    threads = [thread for process in those for thread in process.facts.threads]
-    more = f" +{len(those) - 1} alike" if len(those) > 1 else ""
+    threads = [thread for process in group for thread in process.facts.threads]
+    more = f" +{len(group) - 1} alike" if len(group) > 1 else ""
     vendor, _ = facts.gpu  # its GPUs are `0`, or `0+1-3`, that of most memory first
-    alike = format_list(index for its, index in facts.beside if its == vendor)
+    alike = format_list(index for maker, index in facts.beside if maker == vendor)
     others = (names[key] for key in facts.beside if key[0] != vendor)
     return (
         "+".join(filter(None, (names[facts.gpu], alike, *others))),
@@ -185,7 +185,7 @@ def _row(those: Alike, names: Mapping[GpuKey, str], level: int) -> tuple[str, ..
         _user(facts.uid),
         f"{facts.owner or NONE}{step}",
         str(len(threads)),
-        _far(those),
+        _far(group),
         first.placement,
         "known daemon" if first.is_daemon else first.cause or NONE,
         format_list(frozenset().union(*first.judged_masks)) or NONE,
@@ -194,12 +194,12 @@ def _row(those: Alike, names: Mapping[GpuKey, str], level: int) -> tuple[str, ..
     )
 
 
-def _far(those: Alike) -> str:
+def _far(group: Alike) -> str:
     """Return how many threads may run far away, by any pin, and the CPU time spent there."""
-    if those[0].near is None:
+    if group[0].near is None:
         return NOT_KNOWN
-    far = sum(word in FAR for process in those for word in process.placements)
-    ticks = sum(spent(process.facts, process.near, {}, since=0)[1] for process in those)
+    far = sum(word in FAR for process in group for word in process.placements)
+    ticks = sum(spent(process.facts, process.near, {}, since=0)[1] for process in group)
     return f"{far} ({ticks / TICKS:.0f} s)" if far else NONE
 
 
@@ -214,10 +214,10 @@ def _user(uid: int | None) -> str:
 
 
 def _remote_part(
-    those: Sequence[AuditedProcess], ticks: Mapping[ThreadName, int], since: float
+    group: Sequence[AuditedProcess], ticks: Mapping[ThreadName, int], since: float
 ) -> str:
-    near = those[0].near
-    amounts = [spent(process.facts, near, ticks, since) for process in those]
+    near = group[0].near
+    amounts = [spent(process.facts, near, ticks, since) for process in group]
     total, remote = (sum(amount) for amount in zip(*amounts, strict=True))
     if near is None:
         return NOT_KNOWN
@@ -245,28 +245,26 @@ def verify_table(verifications: Sequence[Verification]) -> Iterator[str]:
         yield from (f"{name}: mismatch: {text}" for text in mismatches)
     if is_tree:
         root, remedy = verifications[0], far[0].remedy
-        below, first = (
-            count(len(far) - bool(root.far), "descendant"),
-            process_name(root.process.facts),
-        )
-        those = f"{first} and {below}" if root.far else f"{below} of {first}"
+        below = count(len(far) - bool(root.far), "descendant")
+        first = process_name(root.process.facts)
+        tree = f"{first} and {below}" if root.far else f"{below} of {first}"
         words = ", ".join(sorted({word for verification in far for word in verification.far}))
-        yield f"{those}: mismatch: may run far from their GPUs ({words}); {remedy}"
+        yield f"{tree}: mismatch: may run far from their GPUs ({words}); {remedy}"
 
 
 def _thread_rows(verification: Verification) -> Iterator[tuple[str, ...]]:
     """Yield a row for the threads of each mask, that of the main thread first."""
     gpus, policy = verification.near.gpus, verification.policy
     nodes = (NOT_KNOWN if gpu.numa_node is None else str(gpu.numa_node) for gpu in gpus)
-    on = ",".join(nodes)
+    gpu_nodes = ",".join(nodes)
     alike = grouped(verification.process.placed, lambda placed: (placed[1], placed[0].mask))
-    for (placement, mask), those in alike.items():
-        threads = [thread for thread, *_ in those]
+    for (placement, mask), group in alike.items():
+        threads = [thread for thread, *_ in group]
         yield (
             str(verification.process.facts.pid),
             threads[0].name,
             format_list(gpu.index for gpu in gpus),
-            on,
+            gpu_nodes,
             str(len(threads)),
             placement,
             format_list(mask),

@@ -76,7 +76,7 @@ def _policy(policy: PolicyDocument) -> str:
 def _far(document: EnforceDocument) -> str:
     by_fate = grouped(document.summary.gpus, lambda gpu: gpu.fate)
     unknown = by_fate.get(UNKNOWN)
-    end = f"; the processes of {_gpus(it.key for it in unknown)} are not known" if unknown else ""
+    end = f"; the processes of {_gpus(gpu.key for gpu in unknown)} are not known" if unknown else ""
     far = [(by_fate[fate], *words) for fate, words in FATES.items() if fate in by_fate]
     number = sum(len(gpus) for gpus, *_ in far)
     if not number:
@@ -92,7 +92,8 @@ def _far(document: EnforceDocument) -> str:
 def _gpus(keys: Iterable[GpuKey]) -> str:
     by_vendor = grouped(keys, lambda key: key[0])
     return " + ".join(
-        f"{vendor} {format_list(index for _, index in its)}" for vendor, its in by_vendor.items()
+        f"{vendor} {format_list(index for _, index in of_vendor)}"
+        for vendor, of_vendor in by_vendor.items()
     )
 
 

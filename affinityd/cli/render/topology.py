@@ -58,10 +58,10 @@ def render(branches: Sequence[Branch], *, color: bool) -> Iterator[str]:
     rows = list(_rows(branches, ""))
     heads = {
         kind: justified(
-            [(row.stem + row.branch.cells[0], *row.branch.cells[1:-1]) for row in its],
+            [(row.stem + row.branch.cells[0], *row.branch.cells[1:-1]) for row in alike],
             AMOUNTS if kind == PLACE else (),
         )
-        for kind, its in grouped(rows, lambda row: row.branch.kind).items()
+        for kind, alike in grouped(rows, lambda row: row.branch.kind).items()
     }
     for row in rows:
         yield from _lines(row, f"{next(heads[row.branch.kind])}{GAP}", color=color)

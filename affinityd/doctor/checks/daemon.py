@@ -241,9 +241,9 @@ def sandbox(facts: NodeFacts, pid: int) -> CheckResults:
 
     A /dev without GPUs is systemd's work; a container's is its runtime's affair.
     """
-    theirs, ours = facts.mounts(pid), facts.mounts("self")
-    roots = {mounts["/"].kind if "/" in mounts else None for mounts in (theirs, ours)}
-    devices = theirs.get("/dev")
+    of_daemon, ours = facts.mounts(pid), facts.mounts("self")
+    roots = {mounts["/"].kind if "/" in mounts else None for mounts in (of_daemon, ours)}
+    devices = of_daemon.get("/dev")
     is_private = devices is not None and devices.kind == PRIVATE
     if is_private and devices != ours.get("/dev") and len(roots) == 1:
         yield warn(
