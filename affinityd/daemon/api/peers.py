@@ -38,6 +38,7 @@ from affinityd.linux.processes import (
     mask_of,
     overflow_uid,
     parse_stat,
+    status_of,
 )
 from affinityd.request.resolve import Caller
 
@@ -305,6 +306,13 @@ def viewer(peer: Peer | None, admin_group: int | None, host: str = "localhost") 
     pid, uid = peer.credentials.pid, peer.credentials.uid
     if pid <= 0 or uid == overflow_uid():
         return Viewer()
+    if uid == ROOT and _is_in_container(pid):  # its uid is that of every other container's root
+        return Viewer()
     if uid == ROOT or admin_group in peer.groups:
         return Viewer(is_admin=True)
     return Viewer(uid=uid)
+
+
+def _is_in_container(pid: int) -> bool:
+    """Whether a process is in a pid namespace below that of /proc: NSpid, proc_pid_status(5)."""
+    return len(status_of(pid, "NSpid").split()) > 1

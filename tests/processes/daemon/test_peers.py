@@ -15,7 +15,7 @@ import pytest
 
 from affinityd.cpuset import parse_list
 from affinityd.daemon.api import peers
-from affinityd.daemon.api.peers import Callers, Peer, has_peer_pidfd, peer_of
+from affinityd.daemon.api.peers import Callers, Peer, Viewer, has_peer_pidfd, peer_of, viewer
 from affinityd.request.resolve import Caller
 from tests.support.asking_processes import Asker, connected
 from tests.support.child_python import said
@@ -200,3 +200,14 @@ def test_another_user_is_known_as_such_with_all_groups() -> None:
     with another_user([1236, 4_000_000_000]) as (pid, peer):
         assert numbers(peer) == [pid, 1234, 1235]
         assert peer.groups == {1235, 1236, 4_000_000_000}
+
+
+@as_root
+@pytest.mark.parametrize(
+    ("before", "is_admin"), [((), True), (("unshare", "--pid", "--fork"), False)]
+)
+def test_root_of_the_node_sees_everything_and_root_of_a_container_counts(
+    before: Sequence[str], *, is_admin: bool
+) -> None:
+    with connected(before) as (_, accepted):
+        assert viewer(peer_of(accepted), None) == Viewer(is_admin=is_admin)
