@@ -13,7 +13,7 @@ import os
 import resource
 import select
 import socket
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
@@ -58,7 +58,7 @@ SPARE_FILES = 96  #: files that the daemon needs besides connections
 MOST_OF_ONE = 512  #: connections at once of one user; all over TCP count as one
 TOO_MANY = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain\r\nconnection: close\r\n\r\n"
-    b"Too busy: this user has the largest allowed number of connections open; close some\n"
+    b"Too busy: this user has the largest allowed number of requests open; wait for some\n"
 )
 
 UNKNOWN = "the caller is unidentified; without a cpuset its plan is for the whole node"
@@ -152,14 +152,35 @@ def _start(pid: int) -> int | None:
 
 
 class Connections:
-    """Counts each user's connections; one user may have a quarter of the daemon's files."""
+    """Each user's connections; one user may have a quarter of the daemon's files.
+
+    All over TCP are one user's. Beyond the limit the oldest idle one is closed, so that connections
+    on which nothing is asked keep no request out; only if none is idle, the new one is refused.
+    """
 
     def __init__(self, refused: Callable[[], None]) -> None:
-        """Take the counter of refused connections."""
+        """Take the counter of refused and closed connections."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self.most = min(MOST_OF_ONE, max((soft - SPARE_FILES) // 4, 1))
-        self.of_user = Counter[int | None]()
-        self.refused = refused
+        self._most = min(MOST_OF_ONE, max((soft - SPARE_FILES) // 4, 1))
+        self._of_user = defaultdict[int | None, dict[PeerProtocol, None]](dict)  # oldest first
+        self._refused = refused
+
+    def add(self, connection: PeerProtocol) -> None:
+        """Note a new connection."""
+        others = self._of_user[connection.user]
+        if len(others) >= self._most:
+            self._refused()
+            idle = next((other for other in others if other.is_idle), None)
+            if idle is None:
+                connection.transport.write(TOO_MANY)
+            else:
+                del others[idle]
+            (idle or connection).transport.close()
+        others[connection] = None
+
+    def remove(self, connection: PeerProtocol) -> None:
+        """Forget a connection."""
+        self._of_user[connection.user].pop(connection, None)
 
 
 class PeerProtocol(HttpToolsProtocol):
@@ -176,7 +197,12 @@ class PeerProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._connections = connections
-        self._user: int | None = None  #: None: a connection over TCP
+        self.user: int | None = None  #: None: a connection over TCP
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no whole request is waiting for its answer."""
+        return self.cycle is None or self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin with a new connection, unless its user has too many."""
@@ -185,19 +211,15 @@ class PeerProtocol(HttpToolsProtocol):
         view = transport.get_extra_info("socket")
         self._accepted = socket.socket(view.family, view.type, view.proto, fileno=view.fileno())
         peer = peer_of(self._accepted)
-        self._user = None if peer is None else peer.credentials.uid
+        self.user = None if peer is None else peer.credentials.uid
         self.app_state = {**self.app_state, KEY: peer}
-        self._connections.of_user[self._user] += 1
-        if self._connections.of_user[self._user] > self._connections.most:
-            self._connections.refused()
-            transport.write(TOO_MANY)
-            transport.close()
+        self._connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget a connection that has ended."""
         super().connection_lost(exc)
         self._accepted.detach()
-        self._connections.of_user[self._user] -= 1
+        self._connections.remove(self)
 
 
 class Callers:

@@ -135,7 +135,8 @@ class Metrics:
         )
         self._refused_connections = Counter(
             "affinityd_refused_connections",
-            "Connections that were refused, since their user had the most that one may have.",
+            "Connections that were refused, or closed while idle, since their user had the most "
+            "that one may have.",
             registry=registry,
         )
         self._failed_scans = Counter(

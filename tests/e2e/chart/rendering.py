@@ -124,7 +124,7 @@ def validate(objects: Iterable[Object], *versions: str) -> None:
 #: The dashboards and rules, which nobody reads there.
 _files = re.compile(r"^(  [\w-]+\.json: \|\n|  groups:\n)(?: {4}.*\n)+", re.MULTILINE).sub
 _places = re.compile(r"^@@ .* @@$", re.MULTILINE).sub
-REMAKE = "python -m tests.e2e.chart.golden re-makes it"
+REMAKE = "python -m tests.e2e.chart.rendering re-makes it"
 
 
 def golden_path(option: str) -> Path:
