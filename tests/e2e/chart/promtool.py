@@ -107,7 +107,6 @@ def left(reason: str, gpu: int = 0) -> str:
 
 
 def would_pin(cause: str, gpu: int = 0) -> str:
-    """Return the series of a GPU's processes that a pin mends."""
     return of_gpu("affinityd_enforce_would_pin_processes", gpu, cause=cause)
 
 

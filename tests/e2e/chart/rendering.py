@@ -62,7 +62,6 @@ def rendered(text: str) -> str:
 
 @cache
 def objects(text: str) -> Mapping[str, Object]:
-    """Return them as objects, by KIND/NAME."""
     return by_name(loaded(rendered(text)))
 
 

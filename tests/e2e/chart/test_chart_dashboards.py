@@ -59,7 +59,6 @@ def test_the_dashboards_are_those_that_are_written_now(tmp_path: Path) -> None:
 
 
 def leaves(part: object, path: str = "$") -> Iterator[tuple[str, object]]:
-    """Yield every value of a document, with its path."""
     if isinstance(part, dict | list):
         for name, inner in part.items() if isinstance(part, dict) else enumerate(part):
             yield from leaves(inner, f"{path}.{name}")
@@ -198,7 +197,6 @@ def test_links_lead_to_dashboards_that_are_there(board: Board) -> None:
 
 
 def bold(board: Board, title: str) -> set[str]:
-    """Return the words that a text of a dashboard has in bold."""
     (text,) = (it for it in board["panels"] if it["type"] == "text" and it["title"] == title)
     return set(re.findall(r"^\| \*\*(\w+)\*\*", text["options"]["content"], re.MULTILINE))
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
-from affinityd.config.settings import MEASURED
 from affinityd.daemon.policy_document import parse
 from tests.e2e.chart.rendering import (
     CHART,
@@ -151,15 +148,6 @@ def test_values_choose_privileges(values: str, arguments: str, features: str, nv
     (step,) = made["initContainers"]
     assert f"chown -R {user}:{user} /run/affinityd\n" in step["args"][0]
     assert step["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN"]}
-
-
-def test_the_folder_of_a_measurement_is_where_the_daemon_looks_for_it() -> None:
-    asks = "audit.enabled=true audit.measuredFolder=/data/measured"
-    assert {it["name"] for it in pod("audit.enabled=true")["volumes"]} == {"socket", "cgroups"}
-    (volume,) = (it for it in pod(asks)["volumes"] if it["name"] == "measured")
-    assert volume["hostPath"] == {"path": "/data/measured", "type": "DirectoryOrCreate"}
-    (mount,) = (it for it in container(asks)["volumeMounts"] if it["name"] == "measured")
-    assert (mount["mountPath"], mount["readOnly"]) == (os.path.dirname(MEASURED), True)  # noqa: PTH120
 
 
 def test_one_value_sets_what_the_older_ones_set_together() -> None:

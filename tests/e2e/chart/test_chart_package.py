@@ -24,7 +24,6 @@ def test_its_version_is_the_packages_and_a_catalog_of_charts_finds_its_icon() ->
 
 
 def notes_of(text: str) -> str:
-    """Return what Helm says when the chart is installed with these values."""
     dry = ("--dry-run=client", "--output=json")
     done = helm("install", "affinityd", str(CHART), *dry, *chosen(text))
     return str(json.loads(done.stdout)["info"]["notes"])

@@ -37,7 +37,6 @@ MONITORING, ENFORCE, SLURM = (
 
 
 def read(text: str) -> dict[str, str]:
-    """Return the series of affinityd's, one a line."""
     return dict(re.split(r" {2,}", f"affinityd_{line}") for line in text.strip().splitlines())
 
 

@@ -51,7 +51,6 @@ def affinityd() -> str:
 
 
 def build(*arguments: str, **variables: str) -> Ended:
-    """Run scripts/image upon this machine's base and through its network."""
     base = _debian("base", *PACKAGES)
     with locked():
         # What a build leaves untagged is the cache of the next one.
@@ -62,7 +61,6 @@ def build(*arguments: str, **variables: str) -> Ended:
 
 
 def _network() -> list[str]:
-    """Return the options by which a build has this machine's network."""
     printed = subprocess.check_output([sys.executable, "-m", "pip", "config", "list"], text=True)
     settings = re.findall(r"^[\w:]+\.(cert|index-url)='(.*)'$", printed, re.MULTILINE)
     arguments = [f"--build-arg={PIP[key]}={value}" for key, value in settings]

@@ -66,7 +66,6 @@ def locked() -> Iterator[None]:
 
 
 def podman(*words: str | os.PathLike[str]) -> str:
-    """Return what podman prints; it must succeed."""
     ended = attempt(*words)
     assert ended.status == 0, f"podman {words}: {ended.stdout}{ended.stderr}"
     return ended.stdout

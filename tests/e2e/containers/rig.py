@@ -87,20 +87,16 @@ def running(
 
 @contextmanager
 def daemon(
-    folder: Path,
-    *arguments: str,
-    root: Path | None = None,
-    options: Sequence[str] = (),
-    user: int = USER,
+    folder: Path, *arguments: str, root: Path | None = None, options: Sequence[str] = ()
 ) -> Iterator[Container]:
     """Run `affinityd serve` of the image in this machine's pid namespace, from its first plan on.
 
     `root` has the files of a captured machine, else `--machine` names one. The folder of its socket
-    is FOLDER/run here, the user's; clients see it by `mount(daemon)`.
+    is FOLDER/run here; clients see it by `mount(daemon)`.
     """
     sockets = folder / "run"
     sockets.mkdir(parents=True, exist_ok=True)
-    os.chown(sockets, user, user)
+    os.chown(sockets, USER, USER)
     volumes = [f"--volume={sockets}:{SOCKETS}", *([f"--volume={root}:{ROOT}:ro"] if root else [])]
     command = ["serve", *arguments, *(["--root", ROOT] if root else [])]
     here = ["--pid=host", *UNPRIVILEGED, *volumes, *options]
@@ -121,7 +117,6 @@ def network(asked: Container) -> list[str]:
 
 
 def curl(pid: int, url: str) -> Ended:
-    """Ask over TCP, in the network namespace of a process."""
     asks = ("curl", "--silent", "--fail-with-body", "--max-time", "60", url)
     return ran("nsenter", f"--net=/proc/{pid}/ns/net", *asks)
 

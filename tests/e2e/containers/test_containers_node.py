@@ -11,7 +11,6 @@ import pytest
 from tests.e2e.containers import images
 from tests.e2e.containers.rig import (
     SOCKETS,
-    USER,
     USER_NAMESPACE,
     Container,
     container,
@@ -21,7 +20,7 @@ from tests.e2e.containers.rig import (
     pods_cgroup,
     running,
 )
-from tests.support.tiny import BOTH, FAR, LOOK, Ended, tiny_tree
+from tests.support.tiny import FAR, LOOK, Ended, tiny_tree
 
 CLIENTS = {
     "root": (),
@@ -59,7 +58,6 @@ def asked(node: Container, *options: str) -> tuple[str, str, str | None]:
 
 
 def exec_in_image(node: Container, *options: str) -> Ended:
-    """Run `affinityd exec` of the image."""
     words = ["exec", "--gpus=1", "--timeout=10", "--", *LOOK]
     return container(images.affinityd(), *words, options=[*mount(node), *options])
 
@@ -93,19 +91,3 @@ def test_the_daemon_knows_processes_of_other_containers(
             assert ended.status == verdict, ended
         for asked_node, printed in ((node, f"frozenset({{{FAR}}})\n"), (without, "None\n")):
             assert asked_node.exec("python3", "-c", CPUSET, f"{other.pid}") == Ended(0, printed, "")
-
-
-def test_in_its_own_namespaces_it_serves_unidentified_callers(tree: Path, tmp_path: Path) -> None:
-    """A daemon with `hostUsers: false` and without `hostPID`; its clients have all ids."""
-    apart = [*machine(tree), "--pid=private", *USER_NAMESPACE]
-    with daemon(tmp_path / "node", user=100000 + USER, options=apart) as node:
-        for _ in ("one", "another"):
-            assert asked(node, f"--cpuset-cpus={FAR}") == (BOTH, "node", None)
-        (warning,) = [line for line in node.lines if "the caller is unidentified" in line]
-        assert "hostPID: true" in warning
-        assert node.stop() == 0
-        # What it leaves behind is enough for a plan: node.json, for a client of another uid.
-        options = [*mount(node), *USER_NAMESPACE, "--user=1000:1000"]
-        options.append("--env=CUDA_VISIBLE_DEVICES=1")
-        ended = container(images.affinityd(), "exec", "--", *LOOK, options=options)
-        assert (ended.cpus, ended.stderr) == (FAR, "")

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.containers import images, rig
-from tests.e2e.containers.rig import USER_NAMESPACE, Container
+from tests.e2e.containers.rig import Container
 from tests.support.tiny import BOTH, FAR, LOOK, NEAR, Ended, tiny_tree
 
 RUN = "/affinity/run"
-SOCKET, SERVICE, NOBODY = "socket", "service", "nobody"  #: the ways to the daemon
+SOCKET, SERVICE = "socket", "service"  #: the ways to the daemon
 #: What the Pod Security Standard `restricted` asks for.
 RESTRICTED = (
     "--user=1000:1000",
@@ -45,16 +45,15 @@ class Pod:
         folder.chmod(0o777)  # as an emptyDir
 
     def options(self, *more: str) -> list[str]:
-        ways = {SOCKET: rig.mount(self.node), SERVICE: rig.network(self.node), NOBODY: []}
+        ways = {SOCKET: rig.mount(self.node), SERVICE: rig.network(self.node)}
         return [f"--volume={self.folder}:/affinity", *ways[self.way], *more]
 
-    def init(self, *options: str, timeout: str = "5") -> Ended:
+    def init(self, *options: str) -> Ended:
         words = {
             SOCKET: ["--socket=/run/affinityd/affinityd.sock"],
             SERVICE: ["--url=http://localhost:9466"],
-            NOBODY: ["--socket=/run/affinityd/nobody"],
         }
-        command = ["init", "--to=/affinity", f"--timeout={timeout}", *words[self.way]]
+        command = ["init", "--to=/affinity", "--timeout=5", *words[self.way]]
         return rig.container(images.affinityd(), *command, options=self.options(*options))
 
     def app(self, image: str, *command: str, options: Sequence[str] = ()) -> Ended:
@@ -105,12 +104,3 @@ def test_a_container_that_cannot_be_pinned_runs(prepared: dict[str, Pod], image:
     done = pod.app(image, RUN, *LOOK, options=["--env=NVIDIA_VISIBLE_DEVICES=all"])
     none = "affinityd run: no device file of a GPU is here; the command runs unpinned"
     assert (done.cpus, done.lines) == (BOTH, [none])
-
-
-@pytest.mark.parametrize("way", [SOCKET, SERVICE])
-def test_a_user_namespace_changes_nothing(node: Container, tmp_path: Path, way: str) -> None:
-    pod = Pod(node, tmp_path / "pod", way)
-    assert pod.init(*USER_NAMESPACE).stderr == ""
-    device = "--env=NVIDIA_VISIBLE_DEVICES=1"  # podman gives no device file to one
-    done = pod.app("debian", RUN, *LOOK, options=[*USER_NAMESPACE, device])
-    assert (done.cpus, done.stderr) == (FAR, "")

@@ -71,7 +71,6 @@ REQUEST = get(TARGET)
 
 
 def connect(daemon: Daemon) -> socket.socket:
-    """Connect, once there is room in the queue."""
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(os.fspath(daemon.socket))
     connection.settimeout(PATIENCE)

@@ -58,8 +58,6 @@ def exchange(path: Path, query: str) -> tuple[int, str]:
 
 
 class Asked:
-    """What came of all the questions."""
-
     def __init__(self) -> None:
         self.answered = 0
         self.refused: Counter[str] = Counter()  #: how often, by why
@@ -146,7 +144,6 @@ def start_ranks(
 def start_ranks_during(
     work: Callable[[], object], socket: Path, *checkouts: Path | None, root: Path | None = None
 ) -> set[str]:
-    """Start ranks, likewise, again and again until something else is done."""
     complaints: set[str] = set()
     with ThreadPoolExecutor(1) as other:
         done = other.submit(work)

@@ -35,7 +35,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> Path:
-    """Leave no byte free; return the file that has them."""
     path = disk / "full"
     with path.open("wb", buffering=0) as file, suppress(OSError):
         while True:

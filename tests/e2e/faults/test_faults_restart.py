@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import socket
 from contextlib import ExitStack
 from pathlib import Path
 
-import pytest
-
-from tests.e2e.faults.checker import QUERIES, asking, right_answer, start_ranks, start_ranks_during
+from tests.e2e.faults.checker import QUERIES, asking, start_ranks, start_ranks_during
 from tests.support.daemons import (
     PATIENCE,
     Daemon,
@@ -23,7 +20,6 @@ from tests.support.daemons import (
 )
 from tests.support.live_node import LiveNode
 from tests.support.machines.facts import machine
-from tests.support.servers import answering, http, serving
 from tests.support.tiny import tiny, tiny_tree
 
 MACHINE = "dgx-a100"
@@ -84,21 +80,3 @@ def test_a_daemon_in_another_time_namespace_knows_its_caller(tmp_path: Path) -> 
         times = (Path(f"/proc/{who}/ns/time").readlink() for who in ("self", daemon.process.pid))
         assert len({*times}) == 2
         assert daemon.plan("gpus=0")["allowed"]["source"] == "caller"
-
-
-RIGHT, WRONG = (right_answer(machine, QUERIES[0]) for machine in (tiny(), tiny(1, 0)))
-
-
-def test_a_wrong_answer_behind_right_ones_fails_these_tests(tmp_path: Path) -> None:
-    path = tmp_path / "s"
-
-    def answer_wrong_in_the_end() -> None:
-        with asking(path, tiny(), queries=QUERIES[:1]) as asked:
-            for body in (RIGHT, WRONG):
-                assert asked.wrong == []
-                with serving(path, answering(http("200 OK", body.encode()))):
-                    asked.more(3)
-                path.unlink()
-
-    with pytest.raises(AssertionError, match=re.escape(repr(WRONG)[1:-1])):
-        answer_wrong_in_the_end()

@@ -26,7 +26,6 @@ def git(*words: str) -> subprocess.CompletedProcess[bytes]:
 
 @pytest.fixture(scope="module")
 def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the previous release's package, in a folder of its own."""
     folder = tmp_path_factory.mktemp("previous")
     if git("rev-parse", "--is-shallow-repository").stdout != b"false\n":
         pytest.skip("a checkout without its history: git fetch --unshallow")

@@ -56,7 +56,6 @@ def _of(tokens: Sequence[str], least: int, most: int | None = None) -> st.Search
 
 
 def damaged(content: bytes) -> st.SearchStrategy[bytes]:
-    """Return a file with a few bytes changed, cut off, or doubled."""
     place = st.integers(0, len(content) - 1)
     changed = st.lists(st.tuples(place, st.integers(0, 255)), min_size=1, max_size=5)
     return (

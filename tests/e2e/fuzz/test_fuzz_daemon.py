@@ -74,11 +74,9 @@ class Model:
         return (self.root / ONLINE).read_text()
 
     def now(self) -> Topology:
-        """Return the machine as its files have it at this moment."""
         return discover(open_tree(os.fspath(self.root)), None)
 
     def read_anew(self) -> None:
-        """Do as the daemon does when it reads the files."""
         topology = self.now()
         self.generation += topology != self.read
         self.read, self.seen = topology, self.online
@@ -180,7 +178,6 @@ def _living(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def detail(reply: Reply) -> str:
-    """Return what a refusal says, in JSON or as a line."""
     if reply.headers["content-type"] == "application/problem+json":
         return str(reply.json["detail"])
     return reply.text.removesuffix("\n").partition(": ")[2]

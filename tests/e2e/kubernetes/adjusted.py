@@ -12,7 +12,7 @@ from typing import Any
 from affinityd.cpuset import format_list
 from affinityd.linux.files import environment_of
 from affinityd.linux.processes import mask_of
-from tests.e2e.kubernetes.cluster import CHROOT, IMAGE, Cluster
+from tests.e2e.kubernetes.cluster import CHROOT, IMAGE, SLEEPS, Cluster
 from tests.support.asked_node import AskedNode
 from tests.support.daemons import eventually
 from tests.support.daemons import running as daemon_running
@@ -71,8 +71,6 @@ def serving(
 
 @dataclass(frozen=True)
 class Process:
-    """The process of a container."""
-
     pid: int
 
     @property
@@ -104,6 +102,7 @@ def container(name: str, *, gpus: int = 1, limit: str = "500m", **env: str) -> M
         "name": name,
         "image": IMAGE,
         "imagePullPolicy": "Never",
+        "command": SLEEPS,
         "env": variables,
         "resources": {"requests": {"cpu": "10m", **amount}, "limits": {"cpu": limit, **amount}},
         "securityContext": UNPRIVILEGED,
@@ -117,7 +116,6 @@ def started(
     namespace: str = CHOSEN,
     **labels: str,
 ) -> dict[str, Process]:
-    """Run a pod; return the process of each of its containers."""
     pids = cluster.start_pod(name, {"containers": containers}, namespace=namespace, labels=labels)
     return {process.environment["WHO"]: process for process in map(Process, pids)}
 

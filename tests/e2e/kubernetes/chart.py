@@ -22,8 +22,6 @@ PODS = "app.kubernetes.io/name=affinityd"
 
 @dataclass(frozen=True)
 class Chart:
-    """The chart in a cluster, by its default names."""
-
     cluster: Cluster
     namespace: str = "affinityd"
 
@@ -36,7 +34,6 @@ class Chart:
         self.cluster.run(script, json.dumps(values))
 
     def uninstall(self) -> None:
-        """Remove it, if it is there."""
         words = f"--namespace {self.namespace} --wait --ignore-not-found"
         self.cluster.run(f"helm uninstall affinityd {words}")
 
@@ -59,7 +56,6 @@ class Chart:
         return self.shell(command).stdout
 
     def ask(self, path: str, port: int = 9465) -> str:
-        """Ask its daemon, by the address of its pod."""
         url = f"http://{self.pod()['status']['podIP']}:{port}{path}"
         return self.cluster.run(f"curl -sS --fail-with-body '{url}'")
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
-import io
 import json
 import os
 import shlex
@@ -13,7 +11,6 @@ import signal
 import stat
 import subprocess
 import sys
-import tarfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -38,6 +35,7 @@ PACKAGES = (
     *("iptables", "conntrack", "iproute2", "mount"),
 )
 IMAGE = "localhost/busybox:tests"
+SLEEPS = ("/bin/busybox", "sleep", "100000")  #: the command of a container of it
 CPUSETS = Path("/sys/fs/cgroup/cpuset")
 NVIDIA = 195  #: the major of /dev/nvidia*, kernel Documentation/admin-guide/devices.txt
 
@@ -66,7 +64,6 @@ class Cluster:
         return Path(self.environment["RIG_DIR"], "pid", name)
 
     def stop(self, name: str) -> str:
-        """End one of the rig's programs; return its command."""
         process = Path("/proc", f"{self.pid(name)}")
         command = shlex.join((process / "cmdline").read_text().rstrip("\0").split("\0"))
         os.kill(self.pid(name), signal.SIGTERM)
@@ -105,7 +102,6 @@ class Cluster:
         return ran(*self.network, "sh", "-c", script, **options)
 
     def run(self, script: str, text: str | None = None) -> str:
-        """Run one that succeeds; return what it prints."""
         ended = self.shell(script, text)
         assert ended.status == 0, f"{script}: {ended.stdout}{ended.stderr}"
         return ended.stdout
@@ -123,7 +119,6 @@ class Cluster:
         self.load(images.affinityd(), *AFFINITYD)
 
     def rig(self, *words: str, text: str | None = None) -> str:
-        """Run a command of the rig, and return what it prints."""
         done = ran(RIGS / "k8s/k8s-rig.sh", *words, env=self.environment, input=text)
         assert done.status == 0, done.stdout + done.stderr
         return done.stdout
@@ -174,7 +169,7 @@ def running(folder: Path, **settings: str) -> Iterator[Cluster]:
             _mend_exec()
             cluster.rig("up")
             _give_programs(folder / "bin")
-            cluster.rig("load", os.fspath(_image(folder)))
+            cluster.load(images.client("busybox"), IMAGE)
             yield cluster
         finally:
             cluster.rig("down")
@@ -190,7 +185,6 @@ def _mend_exec() -> None:
 
 
 def _give_programs(folder: Path) -> None:
-    """Make an administrator's folder of programs, with the key to the cluster."""
     folder.mkdir()
     (folder / "helm").symlink_to(helm())
     (folder / "kubectl").symlink_to(CHROOT / "usr/bin/kubectl")
@@ -234,27 +228,3 @@ def kubelet_plugin(*words: str | Path) -> Iterator[None]:
             yield
         finally:
             process.terminate()
-
-
-def _image(folder: Path) -> Path:
-    """Return an archive of an image that has busybox alone, and sleeps."""
-    busybox = Path(shutil.which("busybox") or "busybox").read_bytes()
-    layer = _tar({"bin/busybox": busybox})
-    rootfs = {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]}
-    command = {"Entrypoint": ["/bin/busybox", "sleep", "100000"]}
-    config = {"architecture": "amd64", "os": "linux", "config": command, "rootfs": rootfs}
-    manifest = [{"Config": "config.json", "RepoTags": [IMAGE], "Layers": ["layer.tar"]}]
-    parts = {"config.json": json.dumps(config).encode(), "layer.tar": layer}
-    archive = folder / "image.tar"
-    archive.write_bytes(_tar({**parts, "manifest.json": json.dumps(manifest).encode()}))
-    return archive
-
-
-def _tar(files: Mapping[str, bytes]) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name, data in files.items():
-            member = tarfile.TarInfo(name)
-            member.size, member.mode = len(data), 0o755
-            archive.addfile(member, io.BytesIO(data))
-    return buffer.getvalue()

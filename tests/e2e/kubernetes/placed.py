@@ -27,8 +27,6 @@ TOLD = {"AFFINITYD_CPULIST", "AFFINITYD_UNPINNED"}  #: one of them is in a start
 
 @dataclass(frozen=True)
 class Process:
-    """A process of a container, seen from the node."""
-
     pid: int
 
     @property
@@ -56,8 +54,6 @@ class Process:
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod that was created."""
-
     cluster: Cluster
     namespace: str
     name: str
@@ -74,14 +70,12 @@ class Pod:
 
     @property
     def refusal(self) -> str:
-        """Why kubelet has refused it, once it has."""
         self.wait("phase", "Failed")
         reason: str = self.now["status"]["reason"]
         return reason
 
     @property
     def log(self) -> str:
-        """What its containers print, the init container first."""
         words = f"--namespace {self.namespace} {self.name} --all-containers"
         return self.cluster.shell(f"kubectl logs {words}").stdout
 
@@ -122,7 +116,6 @@ def pods(cluster: Cluster, example: str) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def created(cluster: Cluster, manifest: Mapping[str, Any]) -> Iterator[Pod]:
-    """Create a pod; it is gone after the block."""
     about = manifest["metadata"]
     pod = Pod(cluster, about.get("namespace", "default"), about["name"])
     cluster.apply(manifest)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
-from affinityd.linux.protobuf import call
 from tests.e2e.kubernetes import two_nodes
 from tests.e2e.kubernetes.chart import installed
 from tests.e2e.kubernetes.cluster import (
@@ -18,13 +15,14 @@ from tests.e2e.kubernetes.cluster import (
     KUBELET,
     NODE,
     POD_RESOURCES,
+    SLEEPS,
     Cluster,
     kubelet_plugin,
     running,
 )
 from tests.e2e.prometheus.server import QUERIES, Series, running_prometheus
 from tests.support.cpusets import needs_cpuset
-from tests.support.daemons import PATIENCE, eventually
+from tests.support.daemons import eventually
 from tests.support.enforcing_node import EnforcingNode, enforcing, uuid
 from tests.support.ports import free_port
 from tests.support.tiny import CPUS
@@ -92,8 +90,8 @@ def node(address: str) -> Iterator[EnforcingNode]:
 
 
 def created(cluster: Cluster, name: str, resources: Mapping[str, Any], **more: object) -> int:
-    """Run a pod of one container; return its process."""
-    container = {"name": "main", "image": IMAGE, "imagePullPolicy": "Never", "resources": resources}
+    image = {"image": IMAGE, "imagePullPolicy": "Never", "command": SLEEPS}
+    container = {"name": "main", **image, "resources": resources}
     return cluster.start_pod(name, {"containers": [container], **more})[0]
 
 
@@ -198,22 +196,3 @@ def test_the_chart_s_daemon_asks_kubelet_without_a_capability(cluster: Cluster, 
         uid, *pods = cluster.run(f"{inside} python3 -", ASKS).split()
         assert (uid, "far" in pods) == ("0", True)
         assert "CapEff:\t0000000000000000" in cluster.run(f"{inside} cat /proc/self/status")
-
-
-def test_a_long_answer_and_an_error_of_grpcio_are_read(tmp_path: Path) -> None:
-    """Google's own library makes them; kubelet's are short."""
-    answers: dict[str, Callable[[bytes, Any], bytes]] = {
-        "Long": lambda request, _context: request * 25_000,  # hundreds of frames
-        "Fails": lambda _request, context: context.abort(grpc.StatusCode.UNAVAILABLE, "no list\n"),
-    }
-    handlers = {name: grpc.unary_unary_rpc_method_handler(it) for name, it in answers.items()}
-    server = grpc.server(ThreadPoolExecutor(1))
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("v1.Test", handlers),))
-    path = f"{tmp_path}/s.sock"
-    server.add_insecure_port(f"unix:{path}")
-    server.start()
-    part = bytes(range(256))
-    assert call(path, "/v1.Test/Long", part, PATIENCE) == part * 25_000
-    with pytest.raises(ValueError, match="with an error"):
-        call(path, "/v1.Test/Fails", b"", PATIENCE)
-    server.stop(None)

@@ -30,7 +30,6 @@ def cluster(release: str) -> Iterator[Slurm]:
 
 
 def masks(printed: str) -> list[str]:
-    """Return the tasks' masks, by their labels."""
     return [
         cpus for _, cpus in sorted(re.findall(r"(?:(\d+): ?)?Cpus_allowed_list:\s*(\S+)", printed))
     ]

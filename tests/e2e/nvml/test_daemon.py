@@ -5,9 +5,7 @@ An NVML that hangs, and a driver that goes, are among the faults and the audit's
 
 from __future__ import annotations
 
-import re
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -69,7 +67,7 @@ def test_plan_reads_the_caller_s_variable_as_exec_does(node: Node) -> None:
     assert (hidden.returncode, "CUDA_VISIBLE_DEVICES='-1' names none" in hidden.stderr) == (1, True)
 
 
-def test_between_scans_nothing_holds_the_driver_and_the_daemon_seldom_wakes_up(node: Node) -> None:
+def test_between_scans_nothing_holds_the_driver(node: Node) -> None:
     with node.running("--scan-interval", "3600") as daemon:
         eventually(lambda: daemon.get("/audit").status == 200, "there is a scan")
         (scanner,) = children_of(daemon.process.pid)
@@ -77,22 +75,6 @@ def test_between_scans_nothing_holds_the_driver_and_the_daemon_seldom_wakes_up(n
             assert node.device not in open_files(pid)
             assert "libnvidia-ml" not in Path(f"/proc/{pid}/maps").read_text()
         assert children_of(scanner) == []
-        assert wakes_a_second(daemon.process.pid) < 4  # two of uvicorn's own loops would be 20
-
-
-def wakes_a_second(pid: int) -> float:
-    """Return how often the threads of a process have ended a wait, proc_pid_status(5)."""
-
-    def waits() -> int:
-        tasks = Path(f"/proc/{pid}/task").glob("*/status")
-        counts = re.findall(
-            r"^voluntary_ctxt_switches:\s+(\d+)", "".join(map(Path.read_text, tasks)), re.MULTILINE
-        )
-        return sum(map(int, counts))
-
-    before, began = waits(), time.monotonic()
-    time.sleep(4)
-    return (waits() - before) / (time.monotonic() - began)
 
 
 def test_an_nvml_that_fails_leaves_a_daemon_that_says_why(node: Node) -> None:

@@ -18,8 +18,6 @@ CLASSES = """all => all.map(svg => [...svg.querySelectorAll(".cpu[data-name]")]
 
 @dataclass(frozen=True)
 class Node:
-    """A daemon, and the address of its page."""
-
     daemon: Daemon
     origin: str
 
@@ -80,7 +78,6 @@ class Tab:
         return list(self.views[view].locator("td.list code").all_inner_texts())
 
     def plan(self, query: str) -> Any:  # noqa: ANN401 - a document
-        """Return what the daemon answers over TCP, as the page asks."""
         return self.page.request.get(f"{self.node.origin}/plan?{query}").json()
 
     def shows(self, query: str, view: int = 0) -> bool:

@@ -13,7 +13,6 @@ from affinityd.machines import load
 from affinityd.topology.model import Nic, Topology
 from tests.e2e.page.browsing import Node, Tab
 from tests.support.daemons import PATIENCE, running
-from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
 from tests.support.machines.sysfs_tree import write_tree
 from tests.support.ports import free_port
@@ -41,16 +40,6 @@ def _strange() -> Topology:
 MACHINES: dict[str, Callable[[], Topology]] = {
     "dgx-a100": lambda: with_uuids(load("dgx-a100")),
     "one-node": lambda: machine("cloud-vm"),
-    "thousand": lambda: made(
-        {
-            node: f"{node * 64}-{node * 64 + 63},{512 + node * 64}-{node * 64 + 575}"
-            for node in range(8)
-        },
-        gpus=range(8),
-        threads=2,
-        packages={0: "0-255,512-767", 1: "256-511,768-1023"},
-        cores_per_llc=8,
-    ),
     "<b>strange": _strange,
 }
 

@@ -262,7 +262,6 @@ LOOKS: list[tuple[str, int, Scheme]] = [
     ("dgx-a100", 1024, "light"),
     ("dgx-a100", 1024, "dark"),
     ("dgx-a100", 360, "light"),
-    ("thousand", 1024, "light"),
     ("one-node", 360, "dark"),
 ]
 

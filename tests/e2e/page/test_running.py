@@ -43,7 +43,6 @@ def node(port: int) -> Iterator[EnforcingNode]:
 
 @pytest.fixture
 def pid(node: EnforcingNode) -> Iterator[int]:
-    """Run a process of a Slurm job far from its GPU."""
     with cgroup(*step_parts(JOB)) as folder, sleeping() as child:
         (folder / "cgroup.procs").write_text(str(child.pid))
         subprocess.run(["taskset", "-cp", FAR, str(child.pid)], check=True, capture_output=True)
@@ -134,7 +133,6 @@ def test_over_tcp_there_are_counts(node: EnforcingNode, port: int, context: Brow
 
 @contextmanager
 def forwarded(path: Path) -> Iterator[int]:
-    """Forward a port of 127.0.0.1 to a socket, and return it."""
 
     class Connection(socketserver.BaseRequestHandler):
         def handle(self) -> None:

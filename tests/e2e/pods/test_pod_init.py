@@ -139,7 +139,6 @@ def test_without_a_daemon_sysfs_or_node_json_is_read(tree: Path, tmp_path: Path)
 
 
 def plan_with(*names: str) -> bytes:
-    """Return a plan of one GPU that has these names, in JSON."""
     done = affinityd("plan", "--machine=dgx-a100", "--gpus=0", "--whose=node", "--format=json")
     plan = json.loads(done.stdout)
     plan["ranks"][0]["gpu"]["names"] = names

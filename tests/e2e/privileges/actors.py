@@ -45,8 +45,6 @@ AS_USER = ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups")
 
 @dataclass
 class Actors:
-    """The processes of the node, and who asks."""
-
     job: int  #: of a step of Slurm's, on NVIDIA's
     pod: int  #: of a pod, on NVIDIA's
     off: int  #: of another job's step, on NVIDIA's, which is to be let alone

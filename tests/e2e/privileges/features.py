@@ -32,8 +32,6 @@ BY_POD, BY_USER = 1, 2  #: numbers of the rules that are about them
 
 @dataclass
 class Node(AskedNode):
-    """A daemon, and who is there."""
-
     actors: Actors
     port: int
     runtime: Runtime

@@ -103,7 +103,6 @@ def audited(folder: Path, listen: str) -> Iterator[Daemon]:
 
 @contextmanager
 def _process(command: list[str], mask: Collection[int], cgroup: Path | None) -> Iterator[int]:
-    """Run a process with a mask, in a cgroup; yield its number."""
     with subprocess.Popen(command, start_new_session=True) as process:
         if cgroup is not None:
             (cgroup / "cgroup.procs").write_text(str(process.pid))

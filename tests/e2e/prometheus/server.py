@@ -28,8 +28,6 @@ Series = Mapping[str, Any]  #: "metric": its labels; "value", or "values" of a r
 
 @dataclass(frozen=True)
 class Prometheus:
-    """A running Prometheus."""
-
     url: str
 
     def query(self, expr: str) -> list[Series]:
@@ -113,8 +111,6 @@ RANGE = 20.0  #: seconds; the Prometheus has not run for longer
 
 @dataclass(frozen=True)
 class Asked:
-    """One query of one panel."""
-
     dashboard: str
     panel: str
     letter: str

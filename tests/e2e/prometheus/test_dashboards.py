@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.e2e.prometheus.audited_node import audited
 from tests.e2e.prometheus.server import (
@@ -26,13 +25,12 @@ from tests.e2e.prometheus.server import (
 )
 from tests.support.cpusets import needs_cpuset
 from tests.support.daemons import Daemon, eventually, running
-from tests.support.paths import DATA
 from tests.support.ports import free_port
 
 pytestmark = needs_cpuset
 
-#: The audited node, which plain Prometheus names by its address; a daemon with the arguments of the
-#: chart's default, without the audit; and one that has ended.
+#: The audited node, which plain Prometheus names by its address; a daemon without the audit, as
+#: the chart's default has it; and one that has ended.
 AUDITED, DEFAULT, GONE = "127.0.0.1", "gpu09.example.org", "gone"
 #: What the operator's monitors add to each target.
 OF_POD = {"namespace": "gpu", "pod": "affinityd-x7k2p", "endpoint": "http"}
@@ -67,8 +65,6 @@ CHOICES = {"fleet": [FLEET, SEVERAL], "node": [NODE]}
 
 @dataclass(frozen=True)
 class Scraped:
-    """What is scraped, and what scrapes it."""
-
     audited: Daemon
     server: Prometheus
 
@@ -81,7 +77,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
     replayed = ("--machine", "dgx-a100")
     with (
         audited(folder / "audited", address) as daemon,
-        running(folder / DEFAULT, *replayed, *default_arguments(), listen=other) as default,
+        running(folder / DEFAULT, *replayed, "--scan-interval=off", listen=other) as default,
         running_prometheus(folder, targets) as server,
     ):
         with running(folder / GONE, *replayed, listen=ended):
@@ -108,15 +104,6 @@ def target(node: str, address: str) -> Mapping[str, Any]:
     return {"targets": [address], "labels": {"instance": f"{node}:9465", "node": node, **OF_POD}}
 
 
-def default_arguments() -> list[str]:
-    """Return what the chart's default tells the daemon, but for folder and ports of its own."""
-    made = yaml.safe_load_all((DATA / "golden" / "chart" / "default.yaml").read_text())
-    (daemon_set,) = (it for it in made if it["kind"] == "DaemonSet")
-    (container,) = daemon_set["spec"]["template"]["spec"]["containers"]
-    places = ("serve", "--socket=", "--listen=", "--listen-plan=")
-    return [it for it in container["args"] if not it.startswith(places)]
-
-
 @pytest.mark.parametrize("asked", QUERIES, ids=str)
 def test_a_panel_has_data(server: Prometheus, asked: Asked) -> None:
     is_empty = (asked.panel, asked.letter) in EMPTY_ON_PURPOSE
@@ -126,31 +113,6 @@ def test_a_panel_has_data(server: Prometheus, asked: Asked) -> None:
         return all(bool(series) != is_empty for series in answers)
 
     eventually(is_right, f"{asked} has data: {not is_empty}")
-
-
-#: Query → a value that it has of the default install; and those that have one once jobs ask.
-SHOWN = {
-    "fleet: GPUs that run far from their CPUs B": 8,  # of how many
-    f"fleet: {CANNOT_SEE} B": 1,  # no audit
-    "fleet: Daemons that answer A": 1,
-    "node: GPUs that run far from their CPUs B": 8,
-    "node: GPUs, and their processes A": 3,  # NUMA nodes
-    "node: CPUs A": 256,
-}
-ASKED = {"fleet: Which plans did jobs get? A", "node: How long does a plan take? A"}
-
-
-def test_panels_have_data_of_the_default_install_without_the_audit(server: Prometheus) -> None:
-    by_name = {str(asked): asked for asked in QUERIES}
-
-    def empty() -> list[str]:
-        chosen = {**FLEET, "node": DEFAULT}
-        values = {it: by_name[it].values(server, chosen) for it in (*SHOWN, *ASKED)}
-        return [
-            it for it in values if not values[it] or SHOWN.get(it, values[it][0]) not in values[it]
-        ]
-
-    eventually(lambda: empty() == [], "they have data")
 
 
 def test_a_table_has_a_row_for_each_of_its_keys_and_no_label_besides(server: Prometheus) -> None:

@@ -45,7 +45,6 @@ def group_lives(process: subprocess.Popen[str]) -> bool:
 
 
 def read_until(process: subprocess.Popen[str], end: str) -> list[str]:
-    """Return the lines that it prints up to one that begins with `end`."""
     assert process.stdout is not None
     lines: list[str] = []
     for line in process.stdout:

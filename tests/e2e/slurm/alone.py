@@ -51,8 +51,6 @@ AS_USER = ("/usr/bin/setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-grou
 
 @dataclass(frozen=True)
 class Node:
-    """What there is on it."""
-
     run: Path | None = None  #: its /run/affinityd; `jobs` in it is its /run/affinityd-jobs
     devices: str = "nvidiactl nvidia0 nvidia1"
     settings: str = ""  #: the site's

@@ -37,8 +37,6 @@ LOOK = ("/bin/sh", "-c", "grep Cpus_allowed_list /proc/self/status; env | grep ^
 
 @dataclass(frozen=True)
 class Task:
-    """What a task printed."""
-
     cpus: str  #: its mask
     variables: Mapping[str, str]  #: AFFINITYD_*, without the prefix
     rest: Sequence[str]  #: other lines
@@ -50,14 +48,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Node:
-    """A node of a cluster."""
-
     cluster: Slurm
     daemon: Daemon
     folder: Path  #: the daemon's: /run/affinityd
 
     def tasks(self, *words: str, env: Mapping[str, str] | None = None) -> list[Task]:
-        """Return what the tasks of a step say of themselves, by their numbers."""
         return read_tasks(self.cluster.srun(*words, *LOOK, env=env))
 
     def note(self, job: str) -> Path:

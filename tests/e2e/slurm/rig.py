@@ -122,8 +122,6 @@ exec env $seen nsenter --target {pid} --mount --wdns=/ {program} "$@"
 
 @dataclass(frozen=True)
 class Setup:
-    """What a cluster is to be like."""
-
     gpus: Sequence[str] = ("0", "1")  #: minors, in Slurm's order; with a type as in `big:3`
     task_plugin: str = "task/none"
     constrain_devices: bool = False
@@ -141,8 +139,6 @@ class Setup:
 
 @dataclass(frozen=True)
 class Slurm:
-    """A cluster that runs."""
-
     folder: Path
     user: str | None = None  #: None: root
     inside: Sequence[str] = (NSENTER,)  #: has a command run where this Slurm is
@@ -155,11 +151,9 @@ class Slurm:
         return [*self.inside, f"--setuid={who.pw_uid}", f"--setgid={who.pw_gid}", *words]
 
     def srun(self, *words: str, env: Mapping[str, str] | None = None) -> str:
-        """Return what a step prints, a task's lines together; it must succeed."""
         return self.run("srun", "--label", *words, env=env)
 
     def sbatch(self, script: str, *words: str, env: Mapping[str, str] | None = None) -> str:
-        """Return what a batch script prints; it must succeed."""
         with tempfile.TemporaryDirectory() as folder:
             Path(folder).chmod(0o777)
             path, out = Path(folder, "script"), Path(folder, "out")
@@ -175,7 +169,6 @@ class Slurm:
         return "JobState=COMPLETED" in shown
 
     def run(self, *command: str, env: Mapping[str, str] | None = None) -> str:
-        """Return what one of Slurm's commands prints; it must succeed."""
         return printed(self.folder, *self.command(*command), env=env)
 
     @contextmanager
@@ -226,7 +219,6 @@ class Slurm:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Return the environment of what belongs to a cluster: its folder."""
     return {"PATH": os.environ["PATH"], "SLURM_CONF": f"{folder / 'slurm.conf'}"}
 
 

@@ -108,7 +108,6 @@ def node_with_nics(release: str) -> Iterator[Node]:
 
 
 def printed_by_tasks(printed: str) -> list[str]:
-    """Return what the tasks of a step printed, by their numbers."""
     labeled = (line.partition(": ") for line in sorted(printed.splitlines()))
     return [text for number, _, text in labeled if number.isdigit()]
 

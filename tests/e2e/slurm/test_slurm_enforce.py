@@ -37,7 +37,6 @@ Jobs = Mapping[str, list[int]]
 
 @pytest.fixture(scope="module")
 def jobs(release: str) -> Iterator[Jobs]:
-    """Run them side by side until they are grown up."""
     with ExitStack() as stack:
         running = {}
         for name, (setup, tasks, words) in JOBS.items():

@@ -7,21 +7,16 @@ import re
 import socket
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from affinityd.cpuset import CpuSet, parse_list
-from affinityd.slurm.gres_conf import GresConf
 from tests.e2e.slurm.rig import HOST, USER, Setup, Slurm, slurm
 from tests.support.machines.by_hand import made
-from tests.support.machines.facts import machine
 from tests.support.machines.sysfs_tree import write_tree
 from tests.support.tiny import FAR, NEAR, Ended, affinityd, tiny_tree
 from tests.support.tiny import LOOK as WHERE
-from tests.unit.slurm.test_gres_conf import with_minors
 
 A100 = ("a100:0", "a100:1")
 UNTYPED = "Name=gpu File=/dev/nvidia0 Cores=0\nName=gpu File=/dev/nvidia1 Cores=1\n"
@@ -142,51 +137,3 @@ def test_check_shows_slurmd_s_errors_of_a_file(typed: Slurm, tree: Path, tmp_pat
     assert "unrecognized key: Coress" in malformed.stdout
     assert f'Parse error in file {file} line 1: " Coress=0"' in malformed.stdout
     assert other.stdout.count("Slurm has Type=A100") == 2
-
-
-# What each release of Slurm makes of `Cores=`. The node pretends to be a DGX A100: two packages, of
-# four NUMA nodes each.
-
-THREADS = 2
-PACKAGES = f"Sockets=2 CoresPerSocket=64 ThreadsPerCore={THREADS}"
-NODES = f"Sockets=8 CoresPerSocket=16 ThreadsPerCore={THREADS}"  #: as by numa_node_as_socket
-
-#: Of the job's details on its node: its CPUs, as slurmctld counts them, and its GPU.
-DETAILS = re.compile(r"CPU_IDs=(\S+) .*\(IDX:(\d+)\)")
-
-
-@contextmanager
-def pretended(release: str, sockets: str, scope: str, state: str) -> Iterator[Slurm]:
-    """Run a node with these sockets, and the lines of a scope, that comes to a state."""
-    lines = GresConf(with_minors(machine("dgx-a100"), range(8)), scope).lines()
-    setup = Setup(
-        gpus=[f"{minor}" for minor in range(8)],
-        gres_conf="".join(f"{line}\n" for line in lines),
-        topology=sockets,
-        conf=("SlurmdParameters=config_overrides",),
-        release=release,
-        state=state,
-    )
-    with slurm(setup) as cluster:
-        yield cluster
-
-
-def of_a_job(cluster: Slurm) -> tuple[CpuSet, CpuSet]:
-    """Return the cores of a job that has one GPU, and those that its line names."""
-    printed = cluster.srun(
-        *("--ntasks=1", "--cpus-per-task=4", "--gres=gpu:1", "--gres-flags=enforce-binding"),
-        *("sh", "-c", 'scontrol show job --details "$SLURM_JOB_ID"'),
-    )
-    match = DETAILS.search(printed)
-    assert match, printed
-    cores = frozenset(cpu // THREADS for cpu in parse_list(match[1]))
-    gres_conf = (cluster.folder / "gres.conf").read_text()
-    named = re.findall(r"^Name=.* Cores=(\S+)$", gres_conf, re.MULTILINE)
-    return cores, parse_list(named[int(match[2])])
-
-
-@pytest.mark.parametrize(("sockets", "scope"), [(NODES, "node"), (PACKAGES, "socket")])
-def test_jobs_get_cores_of_their_gpu_s_socket(release: str, sockets: str, scope: str) -> None:
-    with pretended(release, sockets, scope, "idle") as cluster:
-        cores, named = of_a_job(cluster)
-    assert cores <= named

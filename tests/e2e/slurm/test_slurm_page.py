@@ -24,7 +24,6 @@ ROUNDS = 10  #: of jobs during upgrades: of those that copy into the folder, a f
 
 
 def block(has: str) -> str:
-    """Return the block of the page that has these words."""
     (text,) = (it.text for it in BLOCKS if it.page == "slurm/README.md" and has in it.text)
     return text
 
@@ -46,7 +45,6 @@ GPUS = {GPU: ("0", "1"), CPU: ()}
 
 @contextmanager
 def node(kind: str, daemon: Daemon, lines: str) -> Iterator[Slurm]:
-    """Run a node whose slurm.conf has these lines, and which has no script."""
     folder = daemon.socket.parent
     folder.chmod(0o755)
     binds = {folder: "/run/affinityd"} if kind == GPU else {}

@@ -107,7 +107,6 @@ def test_every_thread_of_a_rank_and_of_its_workers_is_beside_its_gpu(
 
 
 def printed(*command: str, env: Mapping[str, str]) -> str:
-    """Return what a command prints, which succeeds."""
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     assert done.returncode == 0, done.stderr
     return done.stdout

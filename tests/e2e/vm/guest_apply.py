@@ -71,7 +71,6 @@ SHRINKING = {
 
 
 def main() -> Document:
-    """Apply plans, in the order in which the machine is changed."""
     report: Document = {}
     bring("31", online=True)
     stage("ranks, by sysfs")

@@ -30,8 +30,6 @@ CONTAINER = "3f1a" * 16
 
 @dataclass(frozen=True)
 class Rank:
-    """A process that uses a GPU."""
-
     gpu: int  #: index; GPUs are on nodes 3, 3, 1, 1, 7, 7, 5, 5, four CPUs each
     group: str  #: its cgroup
     placement: str  #: that is to be found
@@ -68,7 +66,6 @@ WITH_CHILD = 'sleep 1000 & exec "$0" 1000'
 
 
 def main() -> Document:
-    """Start the ranks, and look at them."""
     bring("31", online=True)
     have_driver()
     with ExitStack() as stack:

@@ -33,7 +33,6 @@ YEAR = 365 * 86400.0
 
 
 def main() -> Document:
-    """See everything, in the order in which the machine is changed."""
     report: Document = {"as booted": look()}
     stage("the daemon starts")
     daemon = serving()
@@ -47,7 +46,6 @@ def main() -> Document:
 
 
 def look() -> dict[str, Any]:
-    """Return what affinityd, lscpu, numactl and hwloc say of the machine."""
     return {
         "affinityd": asked("topology"),
         "lscpu": output("lscpu", "-p=CPU,CORE,SOCKET,NODE"),

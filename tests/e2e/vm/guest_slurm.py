@@ -21,8 +21,6 @@ NODE, UNIQUE = "node", "unique-contiguous"
 
 @dataclass(frozen=True)
 class Job:
-    """A step that is a job of its own."""
-
     words: str  #: srun's options
     modes: tuple[str, ...] = (NODE, UNIQUE)  #: AFFINITYD_MODE: it runs once in each
     cpus: str = "none"  #: AFFINITYD_CPUS: near ones alone, however few; "": Slurm says it
@@ -71,7 +69,6 @@ echo "cpuset $cpus"
 
 
 def main() -> Document:
-    """Run the jobs, one after another."""
     bring("31", online=True)
     furnish()
     stage("the daemon starts")

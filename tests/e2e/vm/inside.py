@@ -30,7 +30,6 @@ def stage(name: str) -> None:
 
 
 def bring(*cpus: str, online: bool) -> None:
-    """Take CPUs online, or offline."""
     for cpu in cpus:
         (CPU_FOLDER / f"cpu{cpu}/online").write_text(str(int(online)))
 
@@ -54,13 +53,11 @@ def nested(path: str, cpuset: str | None) -> Path:
 
 
 def ran(command: Sequence[str]) -> Ended:
-    """Return how a command ended, however that was."""
     ended = subprocess.run(command, check=False, capture_output=True, text=True)
     return {"status": ended.returncode, "stdout": ended.stdout, "stderr": ended.stderr}
 
 
 def output(*command: str) -> str:
-    """Return what a command prints; it must succeed."""
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
@@ -80,7 +77,6 @@ def program(name: str) -> str:
 
 @contextmanager
 def running(*command: str, group: Path, cpus: str | None = None) -> Iterator[int]:
-    """Run a program in a cgroup, on some CPUs; give its pid."""
     words = command if len(command) > 1 else (*command, "1000")
     confine = ("taskset", "-c", cpus) if cpus else ()
     enter = ("sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', os.fspath(group))

@@ -45,7 +45,6 @@ def grouped(pairs: Iterable[tuple[object, int]]) -> set[CpuSet]:
 
 
 def lstopo_sets(text: str) -> set[CpuSet]:
-    """Return the CPUs of each object that `lstopo --cpuset` printed."""
     return {parse_mask(mask) for mask in re.findall(r"cpuset=(\S+)", text)}
 
 

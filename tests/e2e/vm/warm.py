@@ -81,7 +81,6 @@ class Forked:
 
 
 def serving(*arguments: str) -> Daemon:
-    """Start the daemon, and wait until it plans."""
     with LOG.open("wb") as log:
         process = Forked(_forked(partial(_become, ("serve", *arguments), {}, None, (log, log))))
     daemon = Daemon(cast("Popen[str]", process), SOCKET, LOG)

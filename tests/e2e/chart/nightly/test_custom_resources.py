@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 
 from tests.e2e.chart import tools
-from tests.e2e.chart.rendering import CHART, OPTIONS, Object, loaded, objects
+from tests.e2e.chart.rendering import CHART, OPTIONS, loaded, objects
 
 #: CRDs of Prometheus Operator 0.80 and of Kyverno 1.13, as models that know their JSON schema.
 MODELS = ("cloudcoil.models.prometheus_operator==0.80.1.0", "cloudcoil.models.kyverno==1.13.4.0")
@@ -30,14 +30,6 @@ OURS = [
     for resource in (*MADE, *loaded(KYVERNO.read_text()))
     if resource["apiVersion"] in CUSTOM
 ]
-RULE = OURS[-1]["spec"]["rules"][0]
-#: Kind, specification, what is said of it: the judge does tell of a fault.
-FAULTY: tuple[tuple[str, Object, str], ...] = (
-    ("PodMonitor", {"selector": {}, "podMetricsEndpoint": []}, "'podMetricsEndpoint' was unexp"),
-    ("ServiceMonitor", {"selector": {}, "endpoints": [{"intervall": "1m"}]}, "'intervall' was un"),
-    ("PrometheusRule", {"groups": [{"name": "a", "interval": "1x"}]}, "'1x' does not match"),
-    ("ClusterPolicy", {"rules": [{**RULE, "mutate": {"forEach": []}}]}, "'forEach' was unexpected"),
-)
 
 
 def closed(schema: Any) -> Any:  # noqa: ANN401 - a part of a schema is anything
@@ -50,14 +42,10 @@ def closed(schema: Any) -> Any:  # noqa: ANN401 - a part of a schema is anything
     return {**inner, "additionalProperties": False} if "properties" in schema else inner
 
 
-def test_their_crds_know_every_field_of_ours_and_tell_of_a_fault() -> None:
+def test_their_crds_know_every_field_of_ours() -> None:
     python = tools.python_with(*MODELS) / "python"
     schemas = closed(json.loads(subprocess.check_output([python, "-c", PRINT])))
     judges = {kind: jsonschema.Draft202012Validator(resource) for kind, resource in schemas.items()}
     assert {resource["kind"] for resource in OURS} == judges.keys()
     for resource in OURS:
         judges[resource["kind"]].validate(resource)
-    for kind, spec, message in FAULTY:
-        (ours, *_) = (resource for resource in OURS if resource["kind"] == kind)
-        best = jsonschema.exceptions.best_match(judges[kind].iter_errors({**ours, "spec": spec}))
-        assert message in best.message

@@ -29,8 +29,6 @@ POLICY = '[[rule]]\nname = "all"\nmatch = {namespace = "default"}\nmode = "node"
 
 @dataclass(frozen=True)
 class Site:
-    """A cluster, and an administrator's folder."""
-
     cluster: Cluster
     folder: Path
 

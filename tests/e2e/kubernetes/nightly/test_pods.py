@@ -12,7 +12,7 @@ import pytest
 from affinityd.cpuset import CpuSet
 from affinityd.linux.cgroup import Cgroups
 from tests.e2e.kubernetes import two_nodes
-from tests.e2e.kubernetes.cluster import IMAGE, Cluster
+from tests.e2e.kubernetes.cluster import IMAGE, SLEEPS, Cluster
 from tests.e2e.kubernetes.placed import FOLDER, Pod, check, created, pods, prepared
 from tests.support.cpusets import needs_cpuset
 from tests.support.daemons import eventually
@@ -26,8 +26,6 @@ POOL, EXCLUSIVE = (frozenset({cpu}) for cpu in CPUS)  #: kubelet's own and the s
 
 @dataclass(frozen=True)
 class Policies:
-    """kubelet's policies, and what they come to."""
-
     cpu: str
     topology: str
     own: CpuSet  #: the cpuset of a Guaranteed pod with a whole CPU
@@ -89,10 +87,10 @@ UNPINNED = {"name": "AFFINITYD_UNPINNED", "value": "by the test"}
 
 
 def neighbor() -> dict[str, Any]:
-    """Return a pod with a CPU of its own."""
     amount = {"cpu": "1", "memory": "64Mi"}
     resources = {"requests": amount, "limits": amount}
-    container = {"name": "main", "image": IMAGE, "imagePullPolicy": "Never", "resources": resources}
+    image = {"image": IMAGE, "imagePullPolicy": "Never", "command": SLEEPS}
+    container = {"name": "main", **image, "resources": resources}
     about = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "neighbor"}}
     return {**about, "spec": {"containers": [container]}}
 

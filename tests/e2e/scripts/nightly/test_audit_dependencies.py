@@ -51,7 +51,6 @@ def osv(advisories: dict[str, list[Any]], asked: list[str]) -> Iterator[str]:
 
 
 def audit(url: str) -> tuple[int, str]:
-    """Return the exit status, and what is said on stderr."""
     env = {**os.environ, "OSV_URL": url, "NO_PROXY": "127.0.0.1"}
     done = subprocess.run([SCRIPT], env=env, capture_output=True, text=True, check=False)
     assert done.stdout == ""
