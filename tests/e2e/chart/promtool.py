@@ -65,7 +65,6 @@ def play(folder: Path, *tests: Played) -> None:
 
 # Series as a Prometheus has them: a sample a minute.
 
-
 Series = Mapping[str, str]  #: series → its samples
 
 GPU07 = {"job": "affinityd", "instance": "a", "node": "gpu07"}

@@ -119,7 +119,6 @@ def validate(objects: Iterable[Object], *versions: str) -> None:
 
 # Golden manifests.
 
-
 #: The dashboards and rules, which nobody reads there.
 _files = re.compile(r"^(  [\w-]+\.json: \|\n|  groups:\n)(?: {4}.*\n)+", re.MULTILINE).sub
 _places = re.compile(r"^@@ .* @@$", re.MULTILINE).sub

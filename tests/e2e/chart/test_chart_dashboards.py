@@ -23,7 +23,6 @@ from tests.e2e.chart.promtool import (
     GPU08,
     TOTAL,
     UNPLACED,
-    Played,
     Series,
     asked,
     clustered,
@@ -209,7 +208,6 @@ def test_texts_have_a_remedy_for_every_cause_and_explain_every_reason() -> None:
 
 # The GPU-hours of the fleet dashboard's table of jobs, played by promtool.
 
-
 WINDOW, NOW = 7200, 80  #: seconds, and the minute of the question
 SLURM = {"scheduler": "slurm", "job_id": "4711"}
 POD = {"scheduler": "kubernetes", "job_id": "8a1f", "namespace": "team", "pod": "train-0"}
@@ -245,11 +243,6 @@ RESTARTS = daemon_series(GPU07, POD, "0+60x30 0+60x30 1800x5 stale", mask="0+60x
 PLAYED = {**SPANS, **RESTARTS, **daemon_series(GPU08, GOOD, HOUR)}
 
 
-def rounded(expr: str, answers: Mapping[str, float]) -> Played:
-    """Return a test: to a tenth, a query of two clusters has these answers."""
-    return asked(f"round({expr}, 0.1)", {**PLAYED, **clustered(PLAYED, "east")}, NOW, answers)
-
-
 def test_gpu_hours_survive_restarts_and_new_addresses(tmp_path: Path) -> None:
     chosen = {"$cluster": "", "$job": "affinityd", "$node": ".*", "$__range": f"{WINDOW}s"}
     panels = (it for name, board in documents() if name == "fleet" for it in board["panels"])
@@ -260,10 +253,11 @@ def test_gpu_hours_survive_restarts_and_new_addresses(tmp_path: Path) -> None:
         labels(POD, cause="mask"),
     ]
     answers = ((2, 1, 0.5), (0.7, 0.3, 0.5), (1, 1, 1))  # hours, their share, nodes
-    tests = []
+    both_clusters, tests = {**PLAYED, **clustered(PLAYED, "east")}, []
     for target, values in zip(table["targets"], answers, strict=True):
         expr = target["expr"].replace("$job_id", ".*")
         for name, value in chosen.items():
             expr = expr.replace(name, value)
-        tests.append(rounded(expr, dict(zip(rows, values, strict=True))))
+        expected = dict(zip(rows, values, strict=True))
+        tests.append(asked(f"round({expr}, 0.1)", both_clusters, NOW, expected))
     play(tmp_path, *tests)

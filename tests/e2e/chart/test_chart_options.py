@@ -85,7 +85,6 @@ def test_a_monitor_finds_the_daemons(option: str) -> None:
 
 # What values make of the daemon: what it is told, and what it may do.
 
-
 START = ["serve", "--socket=/run/affinityd/affinityd.sock"]
 START += ["--listen=0.0.0.0:9465", "--listen-plan=0.0.0.0:9466", "--log-format=json"]
 

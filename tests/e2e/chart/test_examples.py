@@ -55,7 +55,6 @@ def test_the_workers_of_the_pair_find_their_master() -> None:
 
 # The example policies: their schemas, which pods they change, and what they add.
 
-
 ADMISSION = (FOLDER / "policies" / "mutating-admission-policy.yaml").read_text()
 
 POLICY, BINDING = loaded(ADMISSION)

@@ -166,7 +166,6 @@ def test_the_panels_that_it_names_are_on_the_dashboards() -> None:
 
 # The pages of Kubernetes: one text to install by, commands and values that the chart takes.
 
-
 DOCS = REPOSITORY / "docs"
 PAGE, README = DOCS / "kubernetes.md", CHART / "README.md"
 PAGES = [*sorted(DOCS.glob("kubernetes*.md")), DOCS / "monitoring.md", README]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -48,10 +47,6 @@ def image() -> str:
     return images.affinityd()
 
 
-def inspected(image: str) -> Any:  # noqa: ANN401 - a document
-    return json.loads(podman("image", "inspect", image))[0]
-
-
 def sh(image: str, script: str, *options: str) -> str:
     """Return what a shell prints in the image, where root may look everywhere."""
     ended = container(image, "-c", script, options=["--entrypoint=/bin/sh", "--user=0:0", *options])
@@ -60,7 +55,7 @@ def sh(image: str, script: str, *options: str) -> str:
 
 
 def test_it_serves_unless_told_otherwise_is_nobody_s_and_says_what_it_is(image: str) -> None:
-    config = inspected(image)["Config"]
+    config = json.loads(podman("image", "inspect", image))[0]["Config"]
     assert (config["Entrypoint"], config["Cmd"]) == (["affinityd"], ["serve"])
     assert config["User"] == "65532:65532"
     assert set(config["ExposedPorts"]) == {"9465/tcp", "9466/tcp"}
@@ -126,7 +121,6 @@ def test_a_build_that_fails_says_so_and_prints_no_name() -> None:
 
 
 # What is in the image is what its lock names, and that can be had for every node.
-
 
 LOCK = REPOSITORY / "deploy/image/requirements.txt"
 UV = Path(sys.executable).with_name("uv")

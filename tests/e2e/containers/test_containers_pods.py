@@ -7,6 +7,7 @@ near CPU 0, and GPU 1 near CPU 1.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -34,27 +35,20 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
         yield daemon
 
 
+@dataclass(frozen=True)
 class Pod:
     """A folder that containers share, and the way that they have to the daemon."""
 
-    def __init__(self, node: Container, folder: Path, way: str) -> None:
-        self.node = node
-        self.folder = folder
-        self.way = way
-        folder.mkdir()
-        folder.chmod(0o777)  # as an emptyDir
+    folder: Path
+    way: Sequence[str]  #: options of the containers
+    address: str  #: an option of `init`
 
     def options(self, *more: str) -> list[str]:
-        ways = {SOCKET: rig.mount(self.node), SERVICE: rig.network(self.node)}
-        return [f"--volume={self.folder}:/affinity", *ways[self.way], *more]
+        return [f"--volume={self.folder}:/affinity", *self.way, *more]
 
-    def init(self, *options: str) -> Ended:
-        words = {
-            SOCKET: ["--socket=/run/affinityd/affinityd.sock"],
-            SERVICE: ["--url=http://localhost:9466"],
-        }
-        command = ["init", "--to=/affinity", "--timeout=5", *words[self.way]]
-        return rig.container(images.affinityd(), *command, options=self.options(*options))
+    def init(self) -> Ended:
+        command = ["init", "--to=/affinity", "--timeout=5", self.address]
+        return rig.container(images.affinityd(), *command, options=self.options())
 
     def app(self, image: str, *command: str, options: Sequence[str] = ()) -> Ended:
         return rig.container(images.client(image), *command, options=self.options(*options))
@@ -62,10 +56,16 @@ class Pod:
 
 @pytest.fixture(scope="module")
 def prepared(node: Container, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pod]:
-    folder = tmp_path_factory.mktemp("prepared")
-    made = {way: Pod(node, folder / way, way) for way in (SOCKET, SERVICE)}
-    assert [pod.init().stderr for pod in made.values()] == ["", ""]
-    return made
+    """Return pods whose init container has run."""
+    socket, service = (tmp_path_factory.mktemp(way) for way in (SOCKET, SERVICE))
+    pods = {
+        SOCKET: Pod(socket, rig.mount(node), "--socket=/run/affinityd/affinityd.sock"),
+        SERVICE: Pod(service, rig.network(node), "--url=http://localhost:9466"),
+    }
+    for pod in pods.values():
+        pod.folder.chmod(0o777)  # as an emptyDir
+        assert pod.init().stderr == ""
+    return pods
 
 
 @pytest.mark.parametrize(

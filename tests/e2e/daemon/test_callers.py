@@ -15,7 +15,6 @@ import pytest
 
 from tests.e2e.daemon.conftest import open_folder
 from tests.support.asking_processes import as_user, asking
-from tests.support.children import children_of
 from tests.support.cpusets import cgroup, needs_cpuset
 from tests.support.daemons import Daemon, eventually
 from tests.support.enforcing_node import facts
@@ -31,8 +30,7 @@ PLAIN = "mode=node&gpus=0"
 
 ANOTHER_USER = as_user(65534)
 ON_NEAR = ("taskset", "-c", NEAR)
-NESTED = ("--pid", "--fork", "--kill-child")  #: a pid namespace, with the /proc of the one above
-PIDS = (*NESTED, "--mount-proc")
+PIDS = ("--pid", "--fork", "--kill-child", "--mount-proc")
 
 #: Mounts a /proc that shows no other user's processes, but for the driver that the node has.
 HIDE = (
@@ -117,7 +115,6 @@ def test_each_request_is_planned_on_the_caller_s_present_cpus(daemon: Daemon, fa
     [
         (PIDS, False, "hostPID: true"),
         ((), True, "hidepid="),
-        (NESTED, False, "/proc is of another pid namespace"),
     ],
 )
 def test_a_daemon_that_cannot_see_who_asks_says_so_once_and_goes_on(
@@ -125,12 +122,8 @@ def test_a_daemon_that_cannot_see_who_asks_says_so_once_and_goes_on(
 ) -> None:
     with node(*namespaces, is_blind=is_blind) as daemon:
         assert daemon.says("the caller") == []
-        inside: tuple[str, ...] = ()
-        if namespaces == NESTED:  # who asks from within has a number of that namespace
-            (first,) = children_of(daemon.process.pid)
-            inside = ("nsenter", f"--pid=/proc/{first}/ns/pid")
         for user in ((), ANOTHER_USER):
-            with asking(daemon.socket, within=far, before=(*inside, *user)) as asker:
+            with asking(daemon.socket, within=far, before=user) as asker:
                 assert asker.allowed(PLAIN) == NODE
                 assert asker.allowed(f"{PLAIN}&cpuset={NEAR}") == allowed(NEAR, None, "request")
         eventually(lambda: daemon.says("the caller"), "it is said")

@@ -155,7 +155,6 @@ def test_a_live_machine_has_the_given_name_and_no_scan(tmp_path: Path) -> None:
 
 # The daemon's signals from its very start, and as a container's first process: real processes.
 
-
 #: Makes the daemon pid 1 of a pid namespace of its own; without privileges, in a user namespace.
 ALONE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 FIRST = ALONE if os.geteuid() == 0 else (*ALONE, "--map-root-user")

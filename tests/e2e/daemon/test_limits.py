@@ -55,7 +55,6 @@ def test_the_limit_of_files_is_raised_to_what_it_may_be(folder: Path) -> None:
 
 # Connections to a daemon, many at once, of this user and of others; what is sent on them.
 
-
 MACHINE = ("--machine", "dgx-a100")
 TARGET = "/plan?gpus=0&mode=node&format=cpulist"
 ANSWER = b"48-63,176-191\n"

@@ -115,7 +115,6 @@ def asking(
 
 # Ranks on a machine of two CPUs: commands that `affinityd exec` starts where they belong.
 
-
 PLACES = (NEAR, FAR)  #: GPU → the only CPU that is right for it
 
 
@@ -142,12 +141,12 @@ def start_ranks(
 
 
 def start_ranks_during(
-    work: Callable[[], object], socket: Path, *checkouts: Path | None, root: Path | None = None
+    work: Callable[[], object], socket: Path, *checkouts: Path | None
 ) -> set[str]:
     complaints: set[str] = set()
     with ThreadPoolExecutor(1) as other:
         done = other.submit(work)
         while not done.done():
-            complaints |= start_ranks(4, socket, *checkouts, root=root)
+            complaints |= start_ranks(4, socket, *checkouts)
         done.result()
     return complaints

@@ -1,7 +1,4 @@
-"""The daemon's addresses: its socket's file goes, or another process has it, or the TCP address.
-
-What starts a daemon again that ends for that is systemd, in tests/e2e/systemd/test_unit.py.
-"""
+"""The daemon's addresses: its socket's file goes, or another process has it, or the TCP address."""
 
 from __future__ import annotations
 

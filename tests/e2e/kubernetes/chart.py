@@ -77,7 +77,6 @@ def installed(
 
 # What the rig lacks of a cluster: CoreDNS's name and kube-proxy's address for a Service.
 
-
 DNS = "10.96.0.10"  #: kubelet's clusterDNS, in the rig
 PORT = 9466
 
@@ -98,7 +97,8 @@ def named(chart: Chart) -> Iterator[None]:
     command = [*chart.cluster.network, *shlex.split(resolver)]
     with subprocess.Popen(command) as process:
         try:
-            eventually(lambda: _listens(chart), "the names are answered")
+            listens = f"ss -Hlun src {DNS}:53 | grep -q ."
+            eventually(lambda: chart.cluster.shell(listens).status == 0, "the names are answered")
             yield
         finally:
             process.terminate()
@@ -116,12 +116,7 @@ def _endpoint(chart: Chart) -> str:
     return str(address)
 
 
-def _listens(chart: Chart) -> bool:
-    return chart.cluster.shell(f"ss -Hlun src {DNS}:53 | grep -q .").status == 0
-
-
 # A job's pod as the page has it: an init container, and a program that /affinity/run starts.
-
 
 SLEEPS = ("sleep", "100000")  #: a program without /affinity/run
 #: Says where it runs, and stays there.

@@ -138,7 +138,6 @@ def check(process: Process) -> None:
 
 # The manifests of deploy/examples, as a node of two CPUs and two GPUs can run them.
 
-
 FOLDER = REPOSITORY / "deploy/examples"
 #: What stands for this on the node is an image with python3, curl and taskset, and no PyTorch.
 PYTORCH = "docker.io/pytorch/pytorch:2.5.1-cuda12.4-cudnn9-runtime"

@@ -1,7 +1,4 @@
-"""The daemon on a live machine that has NVIDIA's driver, as far as that can be had without one.
-
-An NVML that hangs, and a driver that goes, are among the faults and the audit's.
-"""
+"""The daemon on a live machine that has NVIDIA's driver, as far as that can be had without one."""
 
 from __future__ import annotations
 
@@ -18,23 +15,12 @@ from tests.support.live_node import MODEL, UUID, LiveNode, gpu_address
 MIG, OTHER = (f"MIG-{it}0c3e-51aa-9d02-4c1e-0b7de3f1a001" for it in ("5c1b", "0000"))
 
 
-class Node(LiveNode):
-    """A node whose NVML may wait."""
-
-    def waits(self, of_gpu: str = "") -> tuple[Path, Path]:
-        """Have NVML note in a file that it has begun, and answer once another one is there."""
-        begun, go = self.folder / "begun", self.folder / "go"
-        steps = (f"note {begun}", f"until {go}")
-        self.says(*(f"nvmlInitWithFlags {step}" for step in steps), of_gpu=of_gpu)
-        return begun, go
-
-
 @pytest.fixture
-def node(tmp_path: Path) -> Node:
-    return Node(tmp_path)
+def node(tmp_path: Path) -> LiveNode:
+    return LiveNode(tmp_path)
 
 
-def test_a_new_mig_instance_is_looked_for(node: Node) -> None:
+def test_a_new_mig_instance_is_looked_for(node: LiveNode) -> None:
     with node.running() as daemon:
         gpu = daemon.plan(f"gpus={UUID[:12]}&mode=node")["ranks"][0]["gpu"]
         assert (gpu["index"], gpu["uuid"], gpu["model"]) == (0, UUID, MODEL)
@@ -49,7 +35,9 @@ def test_a_new_mig_instance_is_looked_for(node: Node) -> None:
 
 
 @pytest.mark.parametrize("name", [MIG, f"MIG-{UUID}/1/0"])
-def test_a_mig_job_is_planned_without_a_daemon_or_told_what_lacks(node: Node, name: str) -> None:
+def test_a_mig_job_is_planned_without_a_daemon_or_told_what_lacks(
+    node: LiveNode, name: str
+) -> None:
     env = {"AFFINITYD_SOCKET": "/nonexistent", "CUDA_VISIBLE_DEVICES": name}
     job = (sys.executable, "-m", "affinityd", "exec", "-v", "--timeout=60", "--", "true")
     node.says(of_gpu=f"mig {MIG}")
@@ -60,14 +48,14 @@ def test_a_mig_job_is_planned_without_a_daemon_or_told_what_lacks(node: Node, na
     assert "only NVML knows MIG instances: NVML" in lines
 
 
-def test_plan_reads_the_caller_s_variable_as_exec_does(node: Node) -> None:
+def test_plan_reads_the_caller_s_variable_as_exec_does(node: LiveNode) -> None:
     plan = (sys.executable, "-m", "affinityd", "plan")
     assert node.run(*plan, env={"CUDA_VISIBLE_DEVICES": UUID}).returncode == 0
     hidden = node.run(*plan, env={"CUDA_VISIBLE_DEVICES": "-1"})
     assert (hidden.returncode, "CUDA_VISIBLE_DEVICES='-1' names none" in hidden.stderr) == (1, True)
 
 
-def test_between_scans_nothing_holds_the_driver(node: Node) -> None:
+def test_between_scans_nothing_holds_the_driver(node: LiveNode) -> None:
     with node.running("--scan-interval", "3600") as daemon:
         eventually(lambda: daemon.get("/audit").status == 200, "there is a scan")
         (scanner,) = children_of(daemon.process.pid)
@@ -77,7 +65,7 @@ def test_between_scans_nothing_holds_the_driver(node: Node) -> None:
         assert children_of(scanner) == []
 
 
-def test_an_nvml_that_fails_leaves_a_daemon_that_says_why(node: Node) -> None:
+def test_an_nvml_that_fails_leaves_a_daemon_that_says_why(node: LiveNode) -> None:
     information = node.driver / f"gpus/{gpu_address()}/information"
     information.parent.mkdir(parents=True)
     information.write_text(f"Model: \t\t {MODEL}\nGPU UUID: \t {UUID}\nDevice Minor: \t 5\n")
@@ -93,8 +81,9 @@ def test_an_nvml_that_fails_leaves_a_daemon_that_says_why(node: Node) -> None:
         assert "affinityd_scan_failures_total 0.0" in scraped
 
 
-def test_a_plan_that_is_asked_for_at_once_waits_for_the_first_reading(node: Node) -> None:
-    _, go = node.waits()
+def test_a_plan_that_is_asked_for_at_once_waits_for_the_first_reading(node: LiveNode) -> None:
+    go = node.folder / "go"
+    node.says(f"nvmlInitWithFlags until {go}")
 
     def are_answered() -> bool:
         go.unlink(missing_ok=True)

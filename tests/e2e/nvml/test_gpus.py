@@ -1,7 +1,4 @@
-"""Every answer here comes out of a real libnvidia-ml.so.1, through pynvml, in a real child.
-
-What comes of a child's noise and crashes is held by tests/processes/discovery.
-"""
+"""Every answer here comes out of a real libnvidia-ml.so.1, through pynvml, in a real child."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from affinityd.discovery.nvml import (
     ProcessReport,
     read_report,
 )
-from affinityd.discovery.nvml.query import NO_LIST, REMEDIES, _may_run_on, _online, ask
+from affinityd.discovery.nvml.query import NO_LIST, REMEDIES, _may_run_on, _online
 from affinityd.discovery.nvml.query import query_gpus as query
 from affinityd.errors import NVML_EXTRA
 from tests.support.daemons import PATIENCE, eventually, open_files
@@ -111,14 +108,6 @@ def test_a_failure_has_a_remedy(facts: Facts, failure: str, error: str, remedy: 
     assert not holders(device)
 
 
-def test_a_malformed_report_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "noisy.py").write_text("def main(): print('noise\\n' * 2)\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    error = str(ask("noisy", NvmlReport, 10).error)
-    assert error.startswith("NVML's child printed no report: NVML's report is 'noise")
-    assert "\n" not in error
-
-
 def test_a_report_names_a_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "libnvidia-ml.so.1").write_text("not an ELF file\n" * 100)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
@@ -200,7 +189,6 @@ def test_no_other_code_runs(facts: Facts, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 # Who uses NVIDIA's GPUs, out of a real libnvidia-ml.so.1, through pynvml, in a real child.
-
 
 QUERY = """
 from affinityd.discovery.nvml.query import query_processes

@@ -154,7 +154,6 @@ def test_signals_are_the_command_s_as_they_were(tiny_pod: Path, shell: list[str]
 
 # AFFINITYD=on, observe or off, as a job, its init container and a node's daemon say it.
 
-
 UNIQUE = {"AFFINITYD_MODE": "unique_contiguous"}
 OBSERVED = f"observe: would run on CPUs {GPU_2} (local)"
 
@@ -168,12 +167,6 @@ def test_observing_moves_nothing_and_tells_the_command_alone(pod: Pod, shell: li
         assert (ended.environment["AFFINITYD_UNPINNED"], ended.lines) == (OBSERVED, [])
         assert ended.cpus is None
     assert not (pod.folder / "pinned").exists()
-
-
-def test_a_word_that_is_none_is_told_and_the_command_runs(pod: Pod) -> None:
-    ended = pod.run(cpus=ONLINE, AFFINITYD="obsreve")
-    line = "affinityd run: AFFINITYD is none of on, observe and off; the command runs unpinned"
-    assert (ended.cpus, ended.lines) == (None, [line])
 
 
 def test_observing_tells_the_command_what_would_keep_it_from_its_place(pod: Pod) -> None:

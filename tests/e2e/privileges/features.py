@@ -121,21 +121,12 @@ def _is_answered_over_tcp(node: Node) -> bool:
     return asked.returncode == 0
 
 
-def _is_named(node: Node) -> bool:
-    named: bool = _audited(node, node.actors.pod)["pod"]["namespace"] == BY_KUBELET
-    return named
-
-
 def _adjusts(node: Node) -> bool:
     if not node.is_known and node.runtime.has_caller():
         node.runtime.accept()
         node.is_known = True
     asked = created(devices=[], env=[f"NVIDIA_VISIBLE_DEVICES={UUID}"])  # by the device plugin
     return node.is_known and node.runtime.create(asked).cpus == NEAR
-
-
-def _is_pinned(node: Node) -> bool:
-    return os.sched_getaffinity(node.actors.job) == {int(NEAR)}
 
 
 #: Feature → whether it does what it is for.
@@ -154,10 +145,10 @@ WORKS: Mapping[str, Callable[[Node], bool]] = {
     "the audit of device files": lambda node: bool(_audited(node, node.actors.of_npu)),
     "jobs": lambda node: _audited(node, node.actors.job)["job"]["id"] == str(JOB),
     "enforce observe": lambda node: _enforced(node, node.actors.job)["cpulist"] == NEAR,
-    "names of pods": _is_named,
+    "names of pods": lambda node: _audited(node, node.actors.pod)["pod"]["namespace"] == BY_KUBELET,
     "containers by NRI": _adjusts,
     "rules by pod": lambda node: _enforced(node, node.actors.pod)["rule"] == BY_POD,
     "rules by user": lambda node: _enforced(node, node.actors.job)["rule"] == BY_USER,
     "environments": lambda node: _enforced(node, node.actors.off)["reason"] == "opted_out",
-    "enforce pin": _is_pinned,
+    "enforce pin": lambda node: os.sched_getaffinity(node.actors.job) == {int(NEAR)},
 }

@@ -64,22 +64,15 @@ class Prometheus:
 
 
 @contextmanager
-def running_prometheus(
-    folder: Path,
-    targets: Sequence[Mapping[str, Any]],
-    *,
-    rules: Sequence[Path] = (RULES,),
-    web: Path | None = None,
-) -> Iterator[Prometheus]:
-    """Run a Prometheus that scrapes targets, and follows rules, every second.
+def running_prometheus(folder: Path, targets: Sequence[Mapping[str, Any]]) -> Iterator[Prometheus]:
+    """Run a Prometheus that scrapes targets, and follows the rules, every second.
 
-    `targets`: as file_sd has them, "targets" and "labels". `web`: its configuration of TLS and
-    passwords; then it is not waited for.
+    `targets`: as file_sd has them, "targets" and "labels".
     """
     folder.mkdir(exist_ok=True)
     config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yaml").read_text())
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-    config["rule_files"] = list(map(str, rules))
+    config["rule_files"] = [str(RULES)]
     config["scrape_configs"][0]["scrape_interval"] = "1s"
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
     (folder / "nodes.yaml").write_text(yaml.safe_dump(list(targets)))
@@ -88,14 +81,10 @@ def running_prometheus(
         *("prometheus", f"--config.file={folder / 'prometheus.yaml'}"),
         *(f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address={server.url[7:]}"),
     ]
-    if web is not None:
-        server = Prometheus(server.url.replace("http:", "https:"))
-        command.append(f"--web.config.file={web}")
     with (folder / "prometheus.log").open("w") as log:
         process = subprocess.Popen(command, stderr=log)
     try:
-        if web is None:
-            eventually(server.is_ready, "Prometheus is ready")
+        eventually(server.is_ready, "Prometheus is ready")
         yield server
     finally:
         process.terminate()
@@ -103,7 +92,6 @@ def running_prometheus(
 
 
 # What the dashboards ask, as Grafana sends it.
-
 
 FOLDER = DEPLOY / "helm" / "affinityd" / "dashboards"
 RANGE = 20.0  #: seconds; the Prometheus has not run for longer

@@ -73,13 +73,6 @@ def test_the_line_that_it_shows_answers_what_it_shows_and_ctrl_c_leaves_nothing(
         assert not folder.exists()
 
 
-def test_it_takes_the_socket_that_it_is_given(tmp_path: Path) -> None:
-    path = tmp_path / "mine.sock"
-    with started("--machine=mi250x", "--listen", "none", f"--socket={path}") as process:
-        lines = read_until(process, "Ctrl-C")
-    assert any(str(path) in line for line in lines)
-
-
 def test_without_root_it_names_the_command_that_installs_the_rest(tmp_path: Path) -> None:
     """On a machine of apt-get and Python, where somebody else than root has no curl."""
     for program in ("apt-get", "cat", "dirname", "sh"):

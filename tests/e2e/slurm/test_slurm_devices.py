@@ -69,7 +69,6 @@ def test_a_running_job_with_detected_gpus_is_judged(node_by_uuid: Node) -> None:
 
 # A site's AFFINITYD_NICS: the libraries of each task are told of its own NICs.
 
-
 (SETTING,) = re.findall("printf '(AFFINITYD_NICS=.*)\\\\n'", (SCRIPTS / "README.md").read_text())
 
 LOOK = ("/bin/sh", "-c", "echo ${UCX_NET_DEVICES-none} ${NVSHMEM_HCA_LIST-none}")

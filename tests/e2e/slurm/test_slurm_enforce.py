@@ -55,13 +55,6 @@ def users(pids: Sequence[int]) -> dict[int, list[int]]:
     return {gpu: [pid] for gpu, pid in zip((0, 2), pids, strict=False)}
 
 
-def far_from(pid: int) -> dict[int, list[int]]:
-    """Return who uses which GPU: one that is far from the task's CPU."""
-    (mask,) = masks([pid])
-    assert mask in {NEAR_CPU, FAR_CPU}
-    return {2 if mask == NEAR_CPU else 0: [pid]}
-
-
 OTHERS = 'partition = "other"\nleave = true'
 ITS_NAMES = f'user = "{USER}"\npartition = "al?"\naccount = "b*"\nleave = true'
 
@@ -97,7 +90,8 @@ def test_each_task_gets_the_cpus_near_its_gpu(jobs: Jobs) -> None:
 def test_a_confined_job_is_left_alone(jobs: Jobs, job: str, becomes: str, lacks: str) -> None:
     (pid,) = jobs[job]
     before = masks([pid])
-    with enforcing("pin", users=far_from(pid)) as node:
+    far_gpu = {NEAR_CPU: 2, FAR_CPU: 0}[before[0] or NEAR_CPU]
+    with enforcing("pin", users={far_gpu: [pid]}) as node:
         node.wait_until(becomes, pid)
         (job_report,) = node.enforce()["jobs"]
         assert job_report["scheduler"] == "slurm"

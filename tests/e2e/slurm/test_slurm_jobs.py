@@ -7,7 +7,6 @@ import re
 import subprocess
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -59,11 +58,8 @@ def test_a_note_names_the_job_s_gpus_as_long_as_it_lives(node_of_jobs: Node) -> 
     for words, gpus in ((("--gres=gpu:small:2",), "2,3"), ((), "")):
         printed = node_of_jobs.cluster.srun("-n1", *words, "/bin/sh", "-c", look).splitlines()
         assert [printed[0], printed[1][:12]] == [f"0: gpus={gpus}", "0: root 644 "]
-        eventually(partial(is_gone, node_of_jobs.note(printed[1].split()[-1])), "the epilog ran")
-
-
-def is_gone(path: Path) -> bool:
-    return not path.exists()
+        job = printed[1].split()[-1]
+        eventually(lambda job=job: not node_of_jobs.note(job).exists(), "the epilog ran")  # type: ignore[misc]
 
 
 def test_a_note_of_a_job_that_has_gone_goes_with_the_next_job_on_its_gpus(
@@ -92,12 +88,6 @@ def test_steps_side_by_side_on_a_gpu_each_are_near_it_and_apart(node_of_jobs: No
     steps = [read_tasks(part)[0] for part in printed.split("next\n")]
     assert sorted(task.cpus for task in steps) == [NEAR, FAR]
     assert [task.unpinned for task in steps] == [None, None]  # each has its CPU to itself
-
-
-def test_an_overlapping_step_has_what_its_gpus_have(node_of_jobs: Node) -> None:
-    """As `srun --overlap --pty bash` of a user who looks after a job."""
-    (task,) = read_tasks(node_of_jobs.cluster.sbatch(f"srun --overlap -n1 {SHOW}", *TWO))
-    assert (task.cpus, task.variables["LOCALITY"]) == (BOTH, "local")
 
 
 def test_an_interactive_step_has_all_of_its_job_s(node_of_jobs: Node) -> None:

@@ -240,7 +240,6 @@ def test_a_prolog_without_a_job_touches_nothing(job: str) -> None:
 
 # What task_prolog.sh asks, by what Slurm and the device files tell it; no Slurm needs to run.
 
-
 NVIDIA = "nvidiactl nvidia0 nvidia1 nvidia-uvm dri/renderD128"
 AMD = "kfd dri/renderD128 dri/renderD129 dri/card0"
 STEP = {"SLURM_STEP_ID": "0", "SLURM_GTIDS": "4,5", "SLURM_LOCALID": "1"}
@@ -329,7 +328,6 @@ def test_an_epilog_removes_the_note_of_its_job() -> None:
 
 
 # What task_prolog.sh makes of whatever it is answered, in whichever environment and sh.
-
 
 GPU = {"CUDA_VISIBLE_DEVICES": "0"}
 MUCH = 10 * 1024 * 1024  #: bytes

@@ -99,7 +99,6 @@ def test_pinning_needs_the_drop_in(tmp_path: Path, drop_ins: Mapping[str, str], 
 
 # What the daemon does not survive: a real systemd starts it again.
 
-
 pytestmark = needs_manager
 
 #: As in the unit, which the tests' own manager runs without otherwise; but sooner.

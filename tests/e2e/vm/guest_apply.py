@@ -103,10 +103,9 @@ def main() -> Document:
 
 
 def ranks(source: str) -> dict[str, Any]:
-    return {
-        mode: [place(exec_(("--mode", mode), LOOK, env=torchrun(rank))) for rank in RANKS[source]]
-        for mode in MODES
-    }
+    size = {"LOCAL_WORLD_SIZE": f"{len(GPU_NODES)}"}
+    envs = [{"LOCAL_RANK": f"{rank}", **size} for rank in RANKS[source]]
+    return {mode: [place(exec_(("--mode", mode), LOOK, env=env)) for env in envs] for mode in MODES}
 
 
 def callers() -> dict[str, Any]:
@@ -126,10 +125,6 @@ def allowed(group: Path, query: str, *before: str) -> Any:  # noqa: ANN401 - of 
     into = f'echo 0 >{group}/cgroup.procs; exec "$@"'
     asked = ran(["sh", "-c", into, "sh", *before, "curl", "-s", "--unix-socket", f"{SOCKET}", url])
     return json.loads(asked["stdout"])["allowed"] if asked["stdout"] else asked
-
-
-def torchrun(rank: int) -> dict[str, str]:
-    return {"LOCAL_RANK": f"{rank}", "LOCAL_WORLD_SIZE": f"{len(GPU_NODES)}"}
 
 
 def exec_(

@@ -63,7 +63,6 @@ def output(*command: str) -> str:
 
 # Programs of the guest that stand in for those of schedulers and trainings: all of them sleep.
 
-
 PROGRAMS = Path("/tmp/bin")  # noqa: S108 - nobody else is here
 
 
@@ -96,7 +95,6 @@ def _command_line(pid: int) -> str:
 
 
 # NVIDIA's driver in the guest: a folder, and a library that answers from facts.
-
 
 FACTS = Path("/tmp/nvml.facts")  # noqa: S108 - nobody else is here
 LIBRARY = "/built"  #: the folder of the library

@@ -1,7 +1,4 @@
-"""A real kernel on a machine with many NUMA nodes: plans that are applied there.
-
-What came of each plan (guest_apply.py) is judged here.
-"""
+"""A real kernel on a machine with many NUMA nodes: plans that are applied there."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A real kernel on a machine with many NUMA nodes, on cgroup v2: who uses its GPUs from where.
-
-What the audit said there (guest_audit.py) is judged here.
-"""
+"""A real kernel on a machine with many NUMA nodes, on cgroup v2: who uses its GPUs from where."""
 
 from __future__ import annotations
 

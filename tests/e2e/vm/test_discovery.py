@@ -1,7 +1,4 @@
-"""A real kernel on a machine with many NUMA nodes, which are hardly ever at hand: affinityd in it.
-
-The machine is virtual (hardware.py). What was seen in it (guest_discovery.py) is judged here.
-"""
+"""A real kernel on a machine with many NUMA nodes: affinityd in it."""
 
 from __future__ import annotations
 

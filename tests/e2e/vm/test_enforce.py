@@ -1,7 +1,4 @@
-"""A real kernel on a machine with many NUMA nodes, on cgroup v2: a daemon keeps pods in place.
-
-What became of them (guest_enforce.py) is judged here.
-"""
+"""A real kernel on a machine with many NUMA nodes, on cgroup v2: a daemon keeps pods in place."""
 
 from __future__ import annotations
 

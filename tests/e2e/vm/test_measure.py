@@ -1,8 +1,4 @@
-"""A real kernel on a machine with many NUMA nodes: which of its figures are measured.
-
-The measurement within a cpuset of three nodes (guest_measure.py) is judged here. How fast emulated
-memory is says nothing.
-"""
+"""A real kernel on a machine with many NUMA nodes: which of its figures are measured."""
 
 from __future__ import annotations
 

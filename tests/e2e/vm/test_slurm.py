@@ -1,8 +1,4 @@
-"""A real Slurm on cgroup v2, on a machine with many NUMA nodes: where its tasks run.
-
-The scripts of slurm/ are its prolog, its epilog and its task prolog. What its jobs printed
-(guest_slurm.py) is judged here.
-"""
+"""A real Slurm on cgroup v2, on a machine with many NUMA nodes: where its tasks run."""
 
 from __future__ import annotations
 

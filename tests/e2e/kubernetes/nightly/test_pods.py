@@ -80,7 +80,6 @@ def test_a_program_has_the_near_cpus_of_its_cpuset(cluster: Cluster, policies: P
 
 # What kubelet changes of running pods: a resize, the shared pool; and audit and enforce see it.
 
-
 _, SECOND = two_nodes.GPUS
 SECOND_GPU = {SECOND: 1}  #: a node with one GPU, near the CPU that kubelet gives away
 UNPINNED = {"name": "AFFINITYD_UNPINNED", "value": "by the test"}
