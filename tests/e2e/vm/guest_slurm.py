@@ -112,6 +112,7 @@ def all_of(gres_conf: str) -> dict[str, dict[str, str]]:
     """
     scripts = {"Prolog": "prolog", "Epilog": "epilog", "TaskProlog": "task_prolog"}
     copy = shutil.copytree(SCRIPTS, RUN / "scripts")
+    (RUN / "jobs").mkdir()
     setup = Setup(
         gpus=[f"{minor}" for minor in MINORS],
         task_plugin="task/affinity,task/cgroup",
@@ -123,7 +124,7 @@ def all_of(gres_conf: str) -> dict[str, dict[str, str]]:
         ],
         topology="Sockets=2 CoresPerSocket=8 ThreadsPerCore=2",
         gres_conf=gres_conf,
-        binds={RUN: "/run/affinityd", copy: INSTALLED},
+        binds={RUN: "/run/affinityd", RUN / "jobs": "/run/affinityd-jobs", copy: INSTALLED},
     )
     stage("Slurm starts")
     with slurm(setup, USER) as cluster:
