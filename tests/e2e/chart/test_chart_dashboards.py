@@ -49,7 +49,7 @@ def exprs(board: Board) -> list[str]:
     return [it["expr"] for panel in board["panels"] for it in panel.get("targets", ())]
 
 
-def test_the_dashboards_are_those_that_are_written_now(tmp_path: Path) -> None:
+def test_the_dashboards_are_up_to_date(tmp_path: Path) -> None:
     write(str(tmp_path))
     written = {path.name: path.read_text() for path in tmp_path.iterdir()}
     kept = {path.name: path.read_text() for path in FOLDER.iterdir()}
@@ -80,7 +80,7 @@ def test_grafana_knows_every_field_of_a_dashboard(board: Board) -> None:
     assert unknown(changed) == {"$.panels.1.options.graphMod", "$.refreshed"}
 
 
-def test_a_gpu_whose_place_is_not_known_is_in_no_share(tmp_path: Path) -> None:
+def test_a_gpu_on_an_unknown_node_is_in_no_share(tmp_path: Path) -> None:
     shares = [it for it in exprs(NODE) if "remote_cpu_seconds" in it and "/" in it]
     shares = [filled_in(it, CHOSEN) for it in shares if "DCGM" not in it]
     assert len(shares) == 3
@@ -103,7 +103,7 @@ def test_far_time_is_weighed_by_the_largest_measured_ratio_of_its_gpu(tmp_path: 
 
 
 @EACH
-def test_a_gpu_that_ran_far_is_counted_once_by_what_mends_it(tmp_path: Path, board: Board) -> None:
+def test_a_far_gpu_is_counted_once_by_its_remedy(tmp_path: Path, board: Board) -> None:
     series: Series = {
         remedied("pin", 0): "1x9",
         remedied("pin", 1): "1x4 _x9",

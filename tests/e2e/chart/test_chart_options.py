@@ -54,7 +54,7 @@ def test_kubernetes_knows_every_field() -> None:
 
 
 @EVERY_OPTION
-def test_what_belongs_to_the_release_is_labelled_and_in_its_namespace(option: str) -> None:
+def test_objects_have_the_label_and_namespace_of_the_release(option: str) -> None:
     elsewhere = {"PodMonitor", "ConfigMap"}  # where Prometheus and Grafana look
     for manifest in objects(option).values():
         assert manifest["metadata"]["labels"]["app.kubernetes.io/instance"] == "affinityd"
@@ -62,7 +62,7 @@ def test_what_belongs_to_the_release_is_labelled_and_in_its_namespace(option: st
 
 
 @EVERY_OPTION
-def test_the_test_is_made_where_a_daemon_is_and_is_not_taken_for_one(option: str) -> None:
+def test_the_chart_s_test_runs_beside_a_daemon(option: str) -> None:
     tests = [it for it in objects(option).values() if it["kind"] == "Pod"]
     for test in tests:
         for part in ("nodeSelector", "affinity", "tolerations", "serviceAccountName"):
@@ -171,6 +171,6 @@ def test_a_policy_is_mounted_and_pods_if_it_names_namespaces(mode: str, policy: 
     assert volumes == ["/var/log/pods"] * (mode != "off" and "namespace" in policy)
 
 
-def test_the_policy_of_the_example_is_one() -> None:
+def test_the_example_s_policy_is_valid() -> None:
     policy = objects("pin")["ConfigMap/affinityd-policy"]["data"]["policy.toml"]
     assert len(parse(policy).rules) == 2

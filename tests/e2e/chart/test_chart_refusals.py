@@ -104,7 +104,7 @@ podLabels.app\.kubernetes\.io/part-of=a → podLabels: app.kubernetes.io/part-of
     ("values", "said"),
     [row.split(" → ") for row in CONTRADICTIONS.replace("\\\n", "").strip().splitlines()],
 )
-def test_what_cannot_be_meant_is_refused_with_the_remedy(values: str, said: str) -> None:
+def test_contradictions_are_refused_with_the_remedy(values: str, said: str) -> None:
     assert f": {said}" in refusal(values.strip())
 
 
@@ -131,7 +131,7 @@ def test_every_argument_that_the_chart_sets_is_its_own() -> None:
         updateStrategy.type=OnDelete updateStrategy.rollingUpdate.maxUnavailable=0""",
     ],
 )
-def test_what_looks_unusual_and_is_right_is_taken(values: str) -> None:
+def test_unusual_values_are_accepted(values: str) -> None:
     assert "DaemonSet/affinityd" in objects(values)
 
 

@@ -162,7 +162,7 @@ def test_an_alert_fires_when_it_should_in_each_cluster(tmp_path: Path) -> None:
         assert {f"Affinityd{it}" for it, *_, fires in CASES if fires == both} == ALERTS.keys()
 
 
-def test_a_daemon_that_stops_is_known_by_any_job(tmp_path: Path) -> None:
+def test_a_stopped_daemon_is_found_in_any_scrape_job(tmp_path: Path) -> None:
     for build, up, where in (
         ("1x3 stale", "1x3 0x20", [OTHERS]),
         ("1x3 stale", "1x3 0x2 1x20", []),  # it came back
@@ -187,7 +187,7 @@ FLEETS = {
 }
 
 
-def test_a_fleets_alert_is_one_for_a_cluster_names_it_and_counts_its_nodes(tmp_path: Path) -> None:
+def test_an_alert_of_a_fleet_names_the_cluster_and_counts_its_nodes(tmp_path: Path) -> None:
     counts = {'{cluster="east"}': 2, '{cluster="west"}': 1, "{}": 1}
     play(tmp_path, *(asked(ALERTS[it]["expr"], FLEETS, 80, counts) for it in sorted(FLEET)))
     of = {'{"cluster": "east"}': "2 node(s) of east", '{"cluster": "west"}': "1 node(s) of west"}

@@ -100,7 +100,7 @@ GPUS = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb", "am
 OTHERS = ("nvidia.com/hostdev", "example.org/nvidia.com-gpus", "cpu")
 
 
-def test_both_know_a_gpu_by_the_name_of_its_resource() -> None:
+def test_both_policies_know_a_gpu_by_its_resource() -> None:
     of_containers = (it["preconditions"] for it in BY_FOLDER["mutate"]["foreach"])
     conditions = [it for of in (ASKED, *of_containers) for it in of["all"]]
     of_names = [it["value"] for it in conditions if it["operator"] == "AnyIn"]
@@ -135,7 +135,7 @@ def test_both_policies_add_the_same() -> None:
         assert quoted(EXPRESSIONS[variable]) == set(strings(part))
 
 
-def test_where_a_standard_bars_the_folder_the_service_is_asked() -> None:
+def test_pods_of_a_strict_namespace_ask_the_service() -> None:
     barring = ["baseline", "restricted"]
     key = "pod-security.kubernetes.io/enforce"
     assert {"key": key, "operator": "NotIn", "values": barring} in selected(BY_FOLDER)
@@ -146,7 +146,7 @@ def test_where_a_standard_bars_the_folder_the_service_is_asked() -> None:
     assert init["env"] == example["spec"]["initContainers"][0]["env"]
 
 
-def test_both_choose_the_same_pods() -> None:
+def test_both_policies_choose_the_same_pods() -> None:
     chosen = {"namespaceSelector": {"matchLabels": {"affinityd": "on"}}}
     assert BINDING["spec"]["matchResources"] == chosen
     for rule in (BY_FOLDER, BY_SERVICE):
@@ -172,7 +172,7 @@ def test_a_pod_that_has_it_is_left_alone_by_both() -> None:
     assert {*mounts["value"]} == {it["mountPath"] for it in ours["containers"][0]["volumeMounts"]}
 
 
-def test_neither_is_the_reason_that_a_pod_is_refused() -> None:
+def test_neither_policy_refuses_a_pod() -> None:
     assert POLICY["spec"]["failurePolicy"] == CLUSTER_POLICY["spec"]["failurePolicy"] == "Ignore"
     # One patch is applied whole or not at all.
     assert [it["patchType"] for it in POLICY["spec"]["mutations"]] == ["JSONPatch"]

@@ -134,7 +134,7 @@ def test_the_command_for_a_page_of_ones_own_changes_every_runbook(tmp_path: Path
     assert Path(copy).read_text() == RULES.read_text().replace(RUNBOOK, page)
 
 
-def test_the_scrape_configuration_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_scrape_configuration_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     (words,) = re.findall(r"^promtool (.*)$", MONITORING, re.MULTILINE)
     monkeypatch.chdir(REPOSITORY)
     assert "is valid prometheus config file syntax" in promtool(*words.split())

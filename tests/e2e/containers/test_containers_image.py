@@ -54,7 +54,7 @@ def sh(image: str, script: str, *options: str) -> str:
     return ended.stdout
 
 
-def test_it_serves_unless_told_otherwise_is_nobody_s_and_says_what_it_is(image: str) -> None:
+def test_the_image_serves_as_an_unprivileged_user(image: str) -> None:
     config = json.loads(podman("image", "inspect", image))[0]["Config"]
     assert (config["Entrypoint"], config["Cmd"]) == (["affinityd"], ["serve"])
     assert config["User"] == "65532:65532"
@@ -96,7 +96,7 @@ def test_nothing_is_compiled_when_it_starts_and_its_command_is_the_checkouts(ima
     assert script[1:] == (REPOSITORY / "bin/affinityd").read_text().splitlines()[1:]
 
 
-def test_without_a_folder_for_its_socket_it_serves_all_the_same(image: str, tmp_path: Path) -> None:
+def test_it_serves_without_a_folder_for_its_socket(image: str, tmp_path: Path) -> None:
     """`podman run IMAGE`, to try it: the folder is the image's own."""
     with running(tmp_path, image, "serve", "--machine=dgx-a100") as started:
         url = "http://127.0.0.1:9465/plan?gpus=0&format=cpulist"
@@ -114,7 +114,7 @@ def test_its_own_sysfs_shows_it_the_node_without_a_host_path(image: str) -> None
     assert here["cores"]
 
 
-def test_a_build_that_fails_says_so_and_prints_no_name() -> None:
+def test_a_failed_build_prints_no_name() -> None:
     built = images.build("localhost/affinityd:never", BASE_IMAGE="localhost/no-such-base")
     assert (built.status, built.stdout) == (1, "")
     assert built.stderr.splitlines()[-1] == "podman could not build localhost/affinityd:never."

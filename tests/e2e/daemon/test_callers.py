@@ -92,7 +92,7 @@ def test_a_caller_that_says_nothing_is_planned_on_its_own_cpus(
         assert [asker.allowed(PLAIN) for _ in ("planned", "remembered")] == [expected] * 2
 
 
-def test_a_caller_that_asks_for_the_node_is_bounded_by_nothing(daemon: Daemon, far: Path) -> None:
+def test_a_caller_may_ask_for_the_whole_node(daemon: Daemon, far: Path) -> None:
     with asking(daemon.socket, within=far) as asker:
         for _ in ("planned", "remembered"):
             assert asker.allowed(f"{PLAIN}&whose=node") == NODE
@@ -111,13 +111,9 @@ def test_each_request_is_planned_on_the_caller_s_present_cpus(daemon: Daemon, fa
 
 
 @pytest.mark.parametrize(
-    ("namespaces", "is_blind", "cause"),
-    [
-        (PIDS, False, "hostPID: true"),
-        ((), True, "hidepid="),
-    ],
+    ("namespaces", "is_blind", "cause"), [(PIDS, False, "hostPID: true"), ((), True, "hidepid=")]
 )
-def test_a_daemon_that_cannot_see_who_asks_says_so_once_and_goes_on(
+def test_unidentified_callers_are_logged_once_and_answered(
     namespaces: Sequence[str], is_blind: bool, cause: str, far: Path
 ) -> None:
     with node(*namespaces, is_blind=is_blind) as daemon:

@@ -38,7 +38,7 @@ GPU = "sys/bus/pci/devices/0000:07:00.0"
 FEWER = "0-47,50-255"
 
 
-def test_from_its_start_to_its_end(tmp_path: Path) -> None:
+def test_a_daemon_from_start_to_end(tmp_path: Path) -> None:
     """As a service, whose manager hears of it; with its socket for all, whatever the umask is."""
     folder = tmp_path / "run"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
@@ -104,7 +104,7 @@ def test_changes_of_the_machine_are_published_and_logged(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("is_link", [True, False])
-def test_what_is_no_socket_is_left_alone(tmp_path: Path, is_link: bool) -> None:
+def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path, is_link: bool) -> None:
     path, other = tmp_path / "precious", tmp_path / "other"
     other.write_text("data")
     path.symlink_to(other) if is_link else path.mkdir()
@@ -221,7 +221,7 @@ daemon.run(settings.load({"listen": "none", "log_format": "json"}), Broken(), No
 """
 
 
-def test_a_bug_ends_it_and_is_one_line_of_the_log(tmp_path: Path) -> None:
+def test_a_bug_is_one_line_of_the_log(tmp_path: Path) -> None:
     path = tmp_path / "affinityd.sock"
     env = {**os.environ, "AFFINITYD_SOCKET": str(path)}
     done = ran(sys.executable, "-c", BROKEN, env=env, timeout=PATIENCE)

@@ -77,7 +77,7 @@ def fits(rank: Puppet, gpu: int = 0) -> bool:
     return rank.masks == {(NEAR_CPU, NEAR_CPU, FAR_CPU, FAR_CPU)[gpu]}
 
 
-def test_where_the_node_only_observes_no_mask_changes(troupe: Troupe) -> None:
+def test_an_observing_node_changes_no_mask(troupe: Troupe) -> None:
     """The daemon was to pin."""
     ranks = troupe.take(2)
     users, observe = {0: [ranks[0].pid], 2: [ranks[1].pid]}, ("env", "AFFINITYD=observe")

@@ -37,7 +37,7 @@ def test_a_user_with_too_many_connections_keeps_no_other_from_a_plan(daemon: Dae
 
 
 @as_root
-def test_few_files_are_no_reason_for_a_user_to_keep_the_others_out(folder: Path) -> None:
+def test_one_user_cannot_use_up_the_daemon_s_files(folder: Path) -> None:
     with running(folder, *MACHINE, before=("prlimit", "--nofile=128:128")) as daemon:
         with crowd(daemon, 200, ANOTHER):
             for _ in range(50):
@@ -47,7 +47,7 @@ def test_few_files_are_no_reason_for_a_user_to_keep_the_others_out(folder: Path)
         assert daemon.process.poll() is None
 
 
-def test_the_limit_of_files_is_raised_to_what_it_may_be(folder: Path) -> None:
+def test_the_limit_of_files_is_raised_to_the_hard_limit(folder: Path) -> None:
     with running(folder, *MACHINE, before=("prlimit", "--nofile=128:4096")) as daemon:
         limits = Path(f"/proc/{daemon.process.pid}/limits").read_text()
         assert re.search(r"Max open files +4096 +4096", limits)

@@ -51,7 +51,7 @@ def test_ranks_pass_over_a_node_file_from_before_a_reboot(tmp_path: Path) -> Non
     assert start_ranks(2, tmp_path / "affinityd.sock", root=root) == set()
 
 
-def test_a_node_file_that_names_cpus_which_went_since_gives_none_of_them(tmp_path: Path) -> None:
+def test_offline_cpus_of_a_node_file_are_not_planned(tmp_path: Path) -> None:
     """A rank's own mask is asked of the kernel, which never names what is offline."""
     write_node(tmp_path / NODE_FILE, Node(machine("dgx-a100")))
     env = {"AFFINITYD_SOCKET": f"{tmp_path}/affinityd.sock"}

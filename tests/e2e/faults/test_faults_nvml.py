@@ -18,7 +18,7 @@ LOSES_ITS_DRIVER = "nvmlDeviceGetCount_v2 9"
 HANGS_IN_A_SCAN = "fail nvmlDeviceGetComputeRunningProcesses_v3 hang"
 
 
-def test_what_nvml_said_before_stands_while_its_driver_is_the_same(tmp_path: Path) -> None:
+def test_nvml_s_last_answer_stays_for_the_same_driver(tmp_path: Path) -> None:
     node = LiveNode(tmp_path)
     with (
         node.running() as daemon,
@@ -50,7 +50,7 @@ def test_what_nvml_said_before_stands_while_its_driver_is_the_same(tmp_path: Pat
         assert daemon.stop() == 0
 
 
-def test_what_nvml_said_of_another_driver_is_forgotten(tmp_path: Path) -> None:
+def test_nvml_s_answer_for_another_driver_is_forgotten(tmp_path: Path) -> None:
     node = LiveNode(tmp_path)
     with node.running() as daemon:
         node.says(DOES_NOT_START)
@@ -68,7 +68,7 @@ def test_no_plan_is_made_while_nvml_hangs_from_the_start(tmp_path: Path) -> None
         assert daemon.stop() == 0
 
 
-def test_an_nvml_that_hangs_in_a_scan_leaves_plans_alone_and_the_last_scan(tmp_path: Path) -> None:
+def test_the_last_scan_stays_while_nvml_hangs_in_a_scan(tmp_path: Path) -> None:
     node = LiveNode(tmp_path)
     with (
         node.running("--scan-interval", "1") as daemon,

@@ -91,7 +91,7 @@ def test_clients_are_answered_beside_one_that_connects_without_a_pause(tmp_path:
     assert asked.refused.keys() <= {"BlockingIOError"}  # there was no room for it, for the moment
 
 
-def test_a_script_asks_again_where_there_was_no_room_for_it_and_else_once(folder: Path) -> None:
+def test_a_script_asks_again_if_the_queue_was_full(folder: Path) -> None:
     def serve() -> None:
         eventually((folder / "third").exists, "it tries a third time")
         listener.accept()[0].close()
@@ -108,7 +108,7 @@ def test_a_script_asks_again_where_there_was_no_room_for_it_and_else_once(folder
         serving.result()
 
 
-def test_a_script_gives_up_where_there_never_is_any_room(folder: Path) -> None:
+def test_a_script_gives_up_if_the_queue_stays_full(folder: Path) -> None:
     (folder / "room").touch()
     with full(folder / "s"):
         assert ask(folder, f"{folder}/s") == ("no answer\n", TRIES)

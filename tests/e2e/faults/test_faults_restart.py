@@ -58,7 +58,7 @@ def test_a_daemon_that_restarts_under_load_answers_right_or_not_at_all(tmp_path:
         assert start_ranks(4, daemon.socket) == set()
 
 
-def test_sigterm_cuts_no_answer_in_half_and_ends_well_whoever_says_nothing(tmp_path: Path) -> None:
+def test_sigterm_cuts_no_answer_and_waits_for_no_silent_client(tmp_path: Path) -> None:
     with running(tmp_path, "--machine", MACHINE, before=ENDLESS) as daemon, ExitStack() as idle:
         for _ in range(500):
             connection = idle.enter_context(socket.socket(socket.AF_UNIX))

@@ -42,7 +42,7 @@ def job(chart: Chart) -> Job:
     return job
 
 
-def test_a_job_is_pinned_by_the_daemon_behind_the_sockets_folder(job: Job) -> None:
+def test_a_job_is_pinned_by_the_daemon_of_its_node(job: Job) -> None:
     assert job.says() == [PINNED]
     (line,) = job.log("affinity")
     assert line.endswith("2 GPUs, from the daemon at /run/affinityd/affinityd.sock")

@@ -56,7 +56,7 @@ def test_each_task_of_srun_is_near_its_gpus(
     assert masks(cluster.srun(*srun, *entry, *words, "--", *LOOK, env=here)) == cpus
 
 
-def test_a_rank_below_a_lone_task_has_its_gpu_and_a_batch_script_is_no_rank(
+def test_a_rank_below_a_lone_task_has_its_gpu(
     cluster: Slurm, here: Mapping[str, str], entry: tuple[str, ...]
 ) -> None:
     again = [*entry, "--rank=1", "--", *LOOK]

@@ -65,7 +65,7 @@ def test_between_scans_nothing_holds_the_driver(node: LiveNode) -> None:
         assert children_of(scanner) == []
 
 
-def test_an_nvml_that_fails_leaves_a_daemon_that_says_why(node: LiveNode) -> None:
+def test_a_daemon_says_why_nvml_fails(node: LiveNode) -> None:
     information = node.driver / f"gpus/{gpu_address()}/information"
     information.parent.mkdir(parents=True)
     information.write_text(f"Model: \t\t {MODEL}\nGPU UUID: \t {UUID}\nDevice Minor: \t 5\n")

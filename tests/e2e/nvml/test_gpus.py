@@ -127,7 +127,7 @@ def test_a_gpu_without_nvlink_is_asked_for_one_link_alone(facts: Facts, tmp_path
     assert (tmp_path / "asked").read_text() == "+"
 
 
-def test_a_narrow_mask_of_the_asker_narrows_no_answer(facts: Facts) -> None:
+def test_the_mask_of_the_asker_changes_no_answer(facts: Facts) -> None:
     online = _online()
     facts(f"masked\ngpu\n node {format_list(online)}")
     mask = os.sched_getaffinity(0)

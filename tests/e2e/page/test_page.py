@@ -154,7 +154,7 @@ def test_two_plans_are_compared_and_what_differs_is_marked(open_tab: Opens) -> N
     eventually(lambda: len(tab.views) == 1, "there is one plan again")
 
 
-def test_a_ranks_commands_give_it_its_cpus(open_tab: Opens) -> None:
+def test_the_commands_of_a_rank_give_it_its_cpus(open_tab: Opens) -> None:
     tab = open_tab(query="?gpus=1,0&mode=unique_interleaved&cpuset=40-63")
     tab.comes_to_show("gpus=1,0&mode=unique_interleaved&cpuset=40-63")
     tab.page.get_by_role("button", name="reasons and commands of rank 1").click()
@@ -267,7 +267,7 @@ LOOKS: list[tuple[str, int, Scheme]] = [
 
 
 @pytest.mark.parametrize(("name", "width", "scheme"), LOOKS)
-def test_nothing_is_amiss_for_people_with_other_eyes_and_on_small_screens(
+def test_the_page_is_accessible_and_fits_small_screens(
     name: str, width: int, scheme: Scheme, browser: Browser, nodes: Callable[[str], Node]
 ) -> None:
     context = browser.new_context(viewport={"width": width, "height": 768}, color_scheme=scheme)

@@ -58,7 +58,7 @@ def test_a_plan_fits_the_container_s_own_cpus_and_says_when_they_are_far(pod: Po
     assert ended.lines[0].startswith(far)
 
 
-def test_a_second_run_below_the_first_plans_on_what_the_first_was_allowed(pod: Pod) -> None:
+def test_a_nested_run_plans_on_the_cpus_of_the_outer_run(pod: Pod) -> None:
     pod.has("nvidia5", "nvidia1")  # GPUs 2 and 6
     first = pod.run(cpus=ONLINE).environment
     assert first["AFFINITYD_CPULIST"] == "16-23,80-87,144-151,208-215"

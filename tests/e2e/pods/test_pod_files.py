@@ -38,7 +38,7 @@ def test_the_cpus_are_those_near_any_of_the_container_s_gpus(pod: Pod, shell: li
         assert len(ended.lines) == 1
 
 
-def test_they_are_cut_to_the_cpus_that_the_container_has(pod: Pod) -> None:
+def test_a_plan_is_cut_to_the_container_s_cpus(pod: Pod) -> None:
     ended = pod.run(cpus=frozenset({*range(10, 18), 150, 151, 152}), **unreachable(pod))
     assert ended.environment["AFFINITYD_CPULIST"] == "16-17,150-151"
     assert ended.environment["AFFINITYD_ALLOWED"] == "10-17,150-152"
@@ -49,7 +49,7 @@ def test_they_are_cut_to_the_cpus_that_the_container_has(pod: Pod) -> None:
     assert none.cpus is None
 
 
-def test_the_worst_locality_of_any_gpu_is_told_and_strict_forbids_the_far(pod: Pod) -> None:
+def test_the_worst_locality_counts_and_strict_forbids_far_gpus(pod: Pod) -> None:
     pod.has("nvidia5", "nvidia6")
     for one, other, locality in (("local", "remote", "remote"), ("remote", "unknown", "remote")):
         (pod.to / "gpu/5.locality").write_text(f"{one}\n")
@@ -62,7 +62,7 @@ def test_the_worst_locality_of_any_gpu_is_told_and_strict_forbids_the_far(pod: P
     assert "are far, which AFFINITYD_STRICT forbids" in strict.lines[0]
 
 
-def test_a_gpu_whose_place_is_not_known_moves_no_container(pod: Pod) -> None:
+def test_a_gpu_on_an_unknown_node_moves_no_container(pod: Pod) -> None:
     pod.has("nvidia5")
     (pod.to / "gpu/5.locality").write_text("unknown\n")
     ended = pod.run(cpus=ONLINE, **unreachable(pod))
@@ -80,7 +80,7 @@ def test_a_gpu_whose_place_is_not_known_moves_no_container(pod: Pod) -> None:
         ("settings", None),
     ],
 )
-def test_a_folder_that_is_spoilt_is_no_end_of_a_job(pod: Pod, name: str, text: str | None) -> None:
+def test_a_job_starts_with_a_damaged_folder(pod: Pod, name: str, text: str | None) -> None:
     (pod.to / name).unlink() if text is None else (pod.to / name).write_text(text)
     for shell in SHELLS:
         ended = pod.run(cpus=ONLINE, shell=shell, **unreachable(pod))
@@ -90,7 +90,7 @@ def test_a_folder_that_is_spoilt_is_no_end_of_a_job(pod: Pod, name: str, text: s
             assert ended.lines[-1].endswith("; the command runs unpinned")
 
 
-def test_a_settings_file_that_breaks_the_shell_is_told(pod: Pod) -> None:
+def test_a_settings_file_that_breaks_the_shell_is_named(pod: Pod) -> None:
     (pod.to / "settings").write_text("if\n")
     ended = pod.run(cpus=ONLINE, shell=["dash"])
     assert ended.lines == ["affinityd run: the script broke off; the command runs unpinned"]

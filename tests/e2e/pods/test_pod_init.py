@@ -146,7 +146,7 @@ def plan_with(*names: str) -> bytes:
     return json.dumps(plan).encode()
 
 
-def test_what_answers_no_plan_is_told_and_not_waited_for(tree: Path, tmp_path: Path) -> None:
+def test_an_answer_without_a_plan_is_named(tree: Path, tmp_path: Path) -> None:
     refusal = b"Malformed request: mode: 'node' is not one of all\n"
     behaviors = (
         (hanging, "did not answer in time"),
@@ -186,7 +186,7 @@ def test_a_file_that_cannot_be_written_is_named(daemon: Daemon, tmp_path: Path) 
     assert (done.status, done.lines) == (1, [line])
 
 
-def test_done_again_it_leaves_what_holds_now(daemon: Daemon, tmp_path: Path) -> None:
+def test_a_second_init_replaces_the_first(daemon: Daemon, tmp_path: Path) -> None:
     """And settings that cannot be read are told."""
     (tmp_path / "conf").write_text("what is this\n")
     env = {"AFFINITYD_CONFIG": str(tmp_path / "conf"), "AFFINITYD_MODE": "exclusive"}
@@ -215,7 +215,7 @@ def test_a_pod_that_is_deleted_ends_its_init_container_at_once(tmp_path: Path) -
         assert outer.wait(60) == 143
 
 
-def test_a_daemon_s_names_stay_in_their_folder(tmp_path: Path) -> None:
+def test_no_name_of_a_daemon_leaves_the_folder(tmp_path: Path) -> None:
     plan = plan_with("../../x", "minor:../7", "/etc/y")
     with serving(tmp_path / "s", answering(http("200 OK", plan))) as path:
         init(tmp_path / "deep/to", socket=path)

@@ -21,7 +21,7 @@ EACH_SHELL = pytest.mark.parametrize("shell", SHELLS, ids=str)
 PATH = {"PATH": "/usr/bin:/bin"}
 
 
-def test_the_command_s_environment_is_its_own_but_for_what_it_is_told(pod: Pod) -> None:
+def test_the_command_keeps_its_environment(pod: Pod) -> None:
     """Variables of the script's, such as `mask`, `line` and `rank`, may be names of the job's."""
     script = (pod.to / "run").read_text() + (pod.to / "pinning.sh").read_text()
     names = set(re.findall(r"\b([a-z_]+)=", re.sub("(?m)^#.*", "", script)))
@@ -36,7 +36,7 @@ def test_the_command_s_environment_is_its_own_but_for_what_it_is_told(pod: Pod) 
         assert {it for it in ended if it.startswith("AFFINITYD")} - away.keys() == ours
 
 
-def test_words_and_the_exit_status_are_the_command_s(pod: Pod) -> None:
+def test_words_and_exit_status_of_the_command_are_kept(pod: Pod) -> None:
     for command, status in (
         (["sh", "-c", "exit 37"], 37),
         (["/nonexistent/train"], 127),
@@ -49,14 +49,14 @@ def test_words_and_the_exit_status_are_the_command_s(pod: Pod) -> None:
     assert dict(part.partition("=")[::2] for part in line.splitlines()) == ended.environment
 
 
-def test_fail_closed_turns_this_round(pod: Pod) -> None:
+def test_with_fail_closed_an_unpinned_command_does_not_start(pod: Pod) -> None:
     ended = pod.run("--fail-closed", "env", cpus=ONLINE, CUDA_VISIBLE_DEVICES="")
     assert (ended.status, ended.environment) == (125, {})
     assert ended.lines[0].endswith("; the command was not started")
     assert pod.run("--fail-closed", "env", cpus=ONLINE).environment["AFFINITYD_CPULIST"] == GPU_2
 
 
-def test_it_says_what_it_takes(pod: Pod) -> None:
+def test_usage_is_printed(pod: Pod) -> None:
     usage = "usage: run [--fail-closed] [--] COMMAND [ARGUMENT...]\n"
     for words, status in (([], 125), (["-x"], 125), (["--fail-closed"], 125), (["--help"], 0)):
         done = subprocess.run([pod.to / "run", *words], capture_output=True, text=True, check=False)
@@ -96,7 +96,7 @@ def test_the_command_takes_the_place_of_the_script_and_has_its_stdin(tiny_pod: P
 
 
 @EACH_SHELL
-def test_a_variable_whose_name_is_no_sh_s_is_kept(pod: Pod, shell: list[str]) -> None:
+def test_a_variable_with_a_name_unknown_to_sh_is_kept(pod: Pod, shell: list[str]) -> None:
     odd = {"my.var": "a b", "x-y": "", "1st": "$HOME *", "a.b": "c=d"}
     exported = ["env", *(f"{name}={text}" for name, text in odd.items()), *shell]
     for word in ("on", "off"):
@@ -105,7 +105,7 @@ def test_a_variable_whose_name_is_no_sh_s_is_kept(pod: Pod, shell: list[str]) ->
         assert (ended.cpus is None, ended.lines) == (word == "off", [])
 
 
-def test_a_stderr_that_is_closed_or_that_nobody_reads_is_no_end_of_a_job(tiny_pod: Path) -> None:
+def test_a_job_starts_with_a_closed_or_unread_stderr(tiny_pod: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     unread = [str(tiny_pod), *LOOK]
@@ -144,7 +144,7 @@ def test_a_script_that_is_ended_while_it_asks_starts_no_command(
 
 
 @EACH_SHELL
-def test_signals_are_the_command_s_as_they_were(tiny_pod: Path, shell: list[str]) -> None:
+def test_the_command_keeps_its_signals(tiny_pod: Path, shell: list[str]) -> None:
     look = ["/bin/grep", "-E", "^Sig(Ign|Cgt|Blk)", "/proc/self/status"]  # not busybox's own
     deaf = ["sh", "-c", 'trap "" HUP USR1; exec "$@"', "sh"]
     for before in ([], deaf):
@@ -159,7 +159,7 @@ OBSERVED = f"observe: would run on CPUs {GPU_2} (local)"
 
 
 @pytest.mark.parametrize("shell", SHELLS, ids=str)
-def test_observing_moves_nothing_and_tells_the_command_alone(pod: Pod, shell: list[str]) -> None:
+def test_observing_moves_nothing_and_says_so_in_a_variable(pod: Pod, shell: list[str]) -> None:
     """With a daemon and by the table, and `--fail-closed` has nothing to hold up."""
     for away in ({}, unreachable(pod)):
         command = ("--fail-closed", "env")
@@ -169,7 +169,7 @@ def test_observing_moves_nothing_and_tells_the_command_alone(pod: Pod, shell: li
     assert not (pod.folder / "pinned").exists()
 
 
-def test_observing_tells_the_command_what_would_keep_it_from_its_place(pod: Pod) -> None:
+def test_observing_names_what_would_refuse_a_pin(pod: Pod) -> None:
     env = {"AFFINITYD": "observe", "AFFINITYD_MODE": "fast"}
     ended = pod.run("--fail-closed", "env", cpus=ONLINE, **env)
     why = "Malformed request: mode: 'fast' is not one of all"
@@ -183,7 +183,9 @@ def test_observing_tells_the_command_what_would_keep_it_from_its_place(pod: Pod)
 @pytest.mark.parametrize(
     ("init", "unpinned"), [("observe", OBSERVED), ("off", None), ("obsreve", None)]
 )
-def test_off_of_a_pod_wins(tmp_path: Path, daemon: Daemon, init: str, unpinned: str | None) -> None:
+def test_a_pod_s_off_counts(
+    tmp_path: Path, daemon: Daemon, init: str, unpinned: str | None
+) -> None:
     pod = Pod(tmp_path, daemon.socket, {"AFFINITYD": init, **UNIQUE})
     pod.has("nvidia5")
     for away in ({}, unreachable(pod)):
@@ -193,7 +195,7 @@ def test_off_of_a_pod_wins(tmp_path: Path, daemon: Daemon, init: str, unpinned: 
 
 
 @pytest.mark.parametrize(("site", "unpinned"), [("observe", OBSERVED), ("off", None)])
-def test_a_node_s_daemon_says_it_for_pods_before_and_after_and_when_it_is_gone_too(
+def test_the_daemon_s_switch_holds_for_all_pods_also_when_it_has_ended(
     tmp_path: Path, tree: Path, site: str, unpinned: str | None
 ) -> None:
     with running(tmp_path / "run", "--root", str(tree)) as daemon:

@@ -40,7 +40,7 @@ def test_every_feature_is_looked_at_and_every_loss_is_told_or_known_to_be_silent
 
 
 @pytest.mark.parametrize("feature", privileges.FEATURES)
-def test_with_what_it_needs_and_no_more_it_has(actors: Actors, feature: str) -> None:
+def test_a_feature_works_with_only_its_needs(actors: Actors, feature: str) -> None:
     with confined(actors, only=feature) as node:
         eventually(lambda: feature in node.working(), f"it has {feature}")
 
@@ -52,13 +52,13 @@ def test_each_loss_costs_only_what_needs_it(actors: Actors, kind: str, item: str
         node.must_lose(privileges.lost_without(kind, item), item)
 
 
-def test_without_cpus_it_answers_that_it_cannot_plan(actors: Actors) -> None:
+def test_without_cpus_it_cannot_plan(actors: Actors) -> None:
     with confined(actors, "reads", CPUS) as node:
         node.must_lose(privileges.lost_without("reads", CPUS), CPUS)
         assert node.daemon.get("/plan?gpus=0").status == 503
 
 
-def test_without_its_folder_it_ends_with_one_line(actors: Actors) -> None:
+def test_without_its_folder_the_daemon_ends(actors: Actors) -> None:
     with confined(actors, "writes", "/run/affinityd") as node:
         assert node.daemon.process.wait(PATIENCE) == 1
         (line,) = node.daemon.complaints

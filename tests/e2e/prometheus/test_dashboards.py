@@ -115,7 +115,7 @@ def test_a_panel_has_data(server: Prometheus, asked: Asked) -> None:
     eventually(is_right, f"{asked} has data: {not is_empty}")
 
 
-def test_a_table_has_a_row_for_each_of_its_keys_and_no_label_besides(server: Prometheus) -> None:
+def test_rows_of_a_table_have_only_its_keys(server: Prometheus) -> None:
     for name, document in documents():
         for panel in (it for it in document["panels"] if it["type"] == "table"):
             (organize,) = (it for it in panel["transformations"] if it["id"] == "organize")
@@ -191,7 +191,7 @@ def test_alerts_find_what_is_wrong(server: Prometheus) -> None:
     assert of_fleet["value"][1] == "1"
 
 
-def test_the_worst_process_of_a_gpu_is_what_is_shown_of_it(server: Prometheus) -> None:
+def test_a_gpu_is_shown_by_its_worst_process(server: Prometheus) -> None:
     (worst,) = (it for it in QUERIES if it.panel == "Where do the processes of each GPU run?")
     numbers = {it["metric"]["gpu"]: it["values"][-1][1] for it in worst.put_to(server, NODE)}
     assert numbers == {"0": "5", "1": "3", "3": "3", "4": "0"}

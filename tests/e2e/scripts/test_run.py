@@ -54,7 +54,7 @@ def read_until(process: subprocess.Popen[str], end: str) -> list[str]:
     raise AssertionError("\n".join(lines))
 
 
-def test_the_line_that_it_shows_answers_what_it_shows_and_ctrl_c_leaves_nothing() -> None:
+def test_the_printed_command_works_and_ctrl_c_leaves_nothing() -> None:
     with started("--machine", "dgx-a100", "--listen", "none") as process:
         lines = read_until(process, "Ctrl-C")
         command = shlex.split(next(line for line in lines if line.startswith("    curl ")))

@@ -62,9 +62,7 @@ def test_a_note_names_the_job_s_gpus_as_long_as_it_lives(node_of_jobs: Node) -> 
         eventually(lambda job=job: not node_of_jobs.note(job).exists(), "the epilog ran")  # type: ignore[misc]
 
 
-def test_a_note_of_a_job_that_has_gone_goes_with_the_next_job_on_its_gpus(
-    node_of_jobs: Node,
-) -> None:
+def test_the_next_job_on_a_gpu_removes_an_old_note(node_of_jobs: Node) -> None:
     """A young one may be of a job that is about to start: it shares the GPU."""
     hour, stale = 3600, {"91": ("2", 0.1), "92": ("2", 1), "93": ("0", 48)}
     for job, (gpu, age) in stale.items():
@@ -90,7 +88,7 @@ def test_steps_side_by_side_on_a_gpu_each_are_near_it_and_apart(node_of_jobs: No
     assert [task.unpinned for task in steps] == [None, None]  # each has its CPU to itself
 
 
-def test_an_interactive_step_has_all_of_its_job_s(node_of_jobs: Node) -> None:
+def test_an_interactive_step_has_all_cpus_of_its_job(node_of_jobs: Node) -> None:
     """salloc with use_interactive_step, which wants a terminal."""
     look = "grep Cpus_allowed_list /proc/self/status; env | grep AFFINITYD_; exit"
     terminal = "/usr/bin/python3 -c 'import pty, sys; pty.spawn(sys.argv[1:])'"

@@ -148,7 +148,7 @@ def test_bound_tasks_and_tasks_without_gpus_stay(row: tuple[Node, Setup], style:
     assert [task.unpinned for task in tasks] == [why] * 2
 
 
-def test_a_binding_by_rank_is_the_user_s_until_slurm_ignores_it(row: tuple[Node, Setup]) -> None:
+def test_a_binding_by_rank_counts_where_slurm_heeds_it(row: tuple[Node, Setup]) -> None:
     """As srun then says: "Ignoring --cpu-bind=rank. Rank binding is obsolete."."""
     made, setup = row
     tasks = made.tasks(*TWO, "--cpu-bind=rank")

@@ -187,14 +187,14 @@ def test_a_command_that_hangs_ends_with_the_task_s_time(ended: Node) -> None:
 # A job's note.
 
 
-def test_gpus_of_a_note_that_are_not_the_task_s_do_not_count(node: Node, daemon: Daemon) -> None:
+def test_a_note_of_other_gpus_is_ignored(node: Node, daemon: Daemon) -> None:
     """As where gres.conf names GPUs in another order than the node's."""
     note(daemon, "gpus=0\n")
     assert task_prolog(node, FAR_GPU) == pinned(FAR, IDLE)
 
 
 @pytest.mark.parametrize("text", ["gpus=$(id)", "x" * 100_000], ids=len)
-def test_a_note_that_is_no_note_is_passed_over(node: Node, daemon: Daemon, text: str) -> None:
+def test_a_malformed_note_is_ignored(node: Node, daemon: Daemon, text: str) -> None:
     """In a unique mode nothing else keeps tasks apart where cores are fewer than GPUs."""
     note(daemon, text)
     assert task_prolog(node, FAR_GPU) == pinned(FAR, IDLE)
@@ -398,7 +398,7 @@ def test_without_a_valid_plan_a_task_stays_where_slurm_put_it(fault: str, anywhe
 PINNED = "".join(f"export {line}\n" for line in plan().splitlines())
 
 
-def test_a_line_that_is_none_of_a_plan_s_is_not_exported() -> None:
+def test_only_lines_of_a_plan_are_exported() -> None:
     with beside(ok(plan(ALLOWED="0\nexport X=1"))) as folder:
         printed, cpus = task_prolog(Node(run=folder), GPU)
     assert (printed, cpus) == (PINNED.replace("ALLOWED=0-1", "ALLOWED=0"), FAR)

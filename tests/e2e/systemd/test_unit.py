@@ -124,7 +124,7 @@ def main_pid(daemon: Daemon) -> int | None:
     return None
 
 
-def test_it_is_started_again_when_its_socket_or_the_folder_goes(daemon: Daemon) -> None:
+def test_systemd_starts_the_daemon_again_without_its_socket(daemon: Daemon) -> None:
     for number, path in enumerate((daemon.socket, daemon.socket.parent), 1):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
         eventually(lambda number=number: len(daemon.says("critical")) == number, "it ends")  # type: ignore[misc]
@@ -133,7 +133,7 @@ def test_it_is_started_again_when_its_socket_or_the_folder_goes(daemon: Daemon) 
     assert all(line.startswith(gone) for line in daemon.says("critical"))
 
 
-def test_however_often_it_ends_it_is_started_again(daemon: Daemon) -> None:
+def test_systemd_always_starts_the_daemon_again(daemon: Daemon) -> None:
     """Else systemd gives up a unit that has started five times within ten seconds."""
     killed: set[int] = set()
     while len(killed) < 7:

@@ -64,7 +64,7 @@ def test_memory_is_filled_on_the_node_of_the_gpu(seen: Document, command: str) -
         assert "affinityd" not in "".join(ended["said"])  # numactl may have something to say
 
 
-def test_memory_that_may_not_be_had_is_said_and_the_command_runs(seen: Document) -> None:
+def test_refused_memory_is_named_and_the_command_runs(seen: Document) -> None:
     first, second = seen["memory"][OUTSIDE]["said"]
     assert first.startswith("affinityd exec: memory: bind on node 3 was refused (EINVAL: ")
     assert second.startswith("affinityd exec: memory: preferred on node 3 was refused (EINVAL: ")
@@ -74,7 +74,7 @@ def test_memory_that_may_not_be_had_is_said_and_the_command_runs(seen: Document)
 # Cpusets of cgroup v2.
 
 
-def test_a_command_in_a_cpuset_stays_there_and_is_told(seen: Document) -> None:
+def test_a_command_stays_in_its_cpuset(seen: Document) -> None:
     """Below a cpuset that is empty counts the one above."""
     line = "affinityd exec: CPUs 16-19 are not near the GPU; allowed are 16-19\n"
     assert seen["far"] == placed("16-19", "16-19", "remote", line)

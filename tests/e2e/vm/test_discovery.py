@@ -97,7 +97,7 @@ def test_the_network_adapter_beside_a_gpu_is_nearest_to_it(look: Document) -> No
 # What the daemon answers.
 
 
-def test_a_gpu_s_home_is_its_node_and_its_memory_a_nearest_one_s(seen: Document) -> None:
+def test_each_gpu_has_a_home_node_and_near_memory(seen: Document) -> None:
     homes = of_ranks(seen["every"], "home_node", "cpulist", "locality")
     assert homes == [(node, cpus_of(node), "local") for node in GPU_NODES]
     assert seen["every"]["warnings"] == []

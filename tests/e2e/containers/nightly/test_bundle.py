@@ -75,8 +75,3 @@ def test_a_bundle_is_installed_without_a_network(unpacked: Path, tmp_path: Path)
     instead = ["sh", "-c", f'shift 3; exec {program} "$@"', "sh"]  # of python -m affinityd
     with running(tmp_path, "--machine=mi250x", before=[*NO_NETWORK, *instead]) as daemon:
         assert daemon.plan("gpus=0")["node"] == "mi250x"
-
-
-def test_a_folder_that_is_not_there_is_named() -> None:
-    done = subprocess.run([BUNDLE, "/nonexistent"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (1, "/nonexistent is no folder; make it first.\n")

@@ -120,7 +120,7 @@ def test_audit_and_enforcement(site: Site) -> None:
         assert printed in site.run(*(re.sub(r"\bPOD\b", name, it) for it in rest))
 
 
-def test_with_nothing_changed_in_the_pod(site: Site) -> None:
+def test_an_unchanged_pod_is_pinned_by_nri(site: Site) -> None:
     """The daemon in its pod sees no cgroup but its own, and adjusts a container of another."""
     make_namespaces(site.cluster)
     (upgrade,) = lines("kubernetes-nri", 0)
