@@ -60,21 +60,15 @@ class NotMeasuredError(Exception):
 
 
 class Buffer:
-    """Filled memory: first the chain's part, then the one that is read in order.
+    """Filled memory: first the chain's part, then the one that is read in order, and evicts it.
 
     It is no memory any more once the map that it was made of is closed.
     """
 
     def __init__(self, memory: mmap.mmap) -> None:
-        view = ctypes.c_char.from_buffer(memory)
-        self.address = ctypes.addressof(view)
-        self.size = len(memory)
-        ctypes.memset(self.address, 1, self.size)
-
-    @property
-    def swept(self) -> tuple[int, int]:
-        """The address and size of the part that is read in order: it evicts the chain's."""
-        return self.address + CHAIN, self.size - CHAIN
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self.swept = self.address + CHAIN, len(memory) - CHAIN  #: address and size
+        ctypes.memset(self.address, 1, len(memory))
 
 
 @contextmanager
@@ -97,8 +91,10 @@ def memory_on(node: int, cpus: CpuSet, cache: int, *, is_one: bool) -> Iterator[
             buffer = Buffer(memory)
         finally:
             os.sched_setaffinity(0, here)
-        if not is_one:
-            _check(node, size, _resident().get(node, 0) - before.get(node, 0), refusals)
+        there = size if is_one else _resident().get(node, 0) - before.get(node, 0)
+        if there < THERE * size:
+            why = refusals[0] if refusals else "it has too little free memory"
+            raise NotMeasuredError(f"not all of {size // MIB} MiB came to node {node}: {why}")
         yield buffer
 
 
@@ -150,9 +146,3 @@ def _resident() -> dict[int, int]:
         return resident_bytes(os.getpid())
     except OSError as error:
         raise NotMeasuredError(f"the place of memory cannot be read: {error.strerror}") from None
-
-
-def _check(node: int, size: int, there: int, refusals: tuple[str, ...]) -> None:
-    if there < THERE * size:
-        why = refusals[0] if refusals else "it has too little free memory"
-        raise NotMeasuredError(f"not all of {size // MIB} MiB came to node {node}: {why}")

@@ -9,7 +9,7 @@ from html import escape
 from importlib.resources import files
 
 from affinityd.cpuset import CpuSet, format_list, several
-from affinityd.picture.boxes import Box, machine, narrow_machine
+from affinityd.picture.boxes import Box, machine, narrow_machine, shortened
 from affinityd.request.resolve import Reply
 from affinityd.text import count, node_name, printable
 from affinityd.topology.model import Topology
@@ -35,34 +35,27 @@ class Marks:
 
     def of_cpu(self, cpu: int) -> str:
         """Return the CSS classes of a CPU."""
-        ranks = self.ranks.get(cpu)
-        words = ["cpu"]
+        classes = ["cpu"]
         if cpu in self.reserved:
-            words.append("reserved")
+            classes.append("reserved")
         elif self.allowed is not None and cpu not in self.allowed:
-            words.append("disallowed")
-        return " ".join([*words, *([color(min(ranks))] if ranks else [])])
-
-    def of_core(self, cpus: Collection[int]) -> str:
-        """Return the ranks of a core, as short as its width: r0, r0-1; empty: none."""
-        ranks = {rank for cpu in cpus for rank in self.ranks.get(cpu, ())}
-        text = f"r{format_list(ranks)}" if ranks else ""
-        return text if len(text) <= LETTERS else f"{text[: LETTERS - 1]}…"
+            classes.append("disallowed")
+        if ranks := self.ranks.get(cpu):
+            classes.append(color(min(ranks)))
+        return " ".join(classes)
 
 
 def marks_of(reply: Reply, reserved: CpuSet) -> Marks:
     """Return the marks of a plan."""
     ranks: dict[int, list[int]] = {}
+    legend: list[tuple[int, str]] = []
     for rank in reply.ranks:
+        cores, cpus = count(rank.physical_cores, "core"), format_list(rank.cpus)
+        line = f"rank {rank.rank}: GPU {rank.gpu.index}, {rank.locality}, {cores}, CPUs {cpus}"
+        legend.append((rank.rank, line))
         for cpu in rank.cpus:
             ranks.setdefault(cpu, []).append(rank.rank)
-    lines = (
-        f"rank {rank.rank}: GPU {rank.gpu.index}, {rank.locality}, "
-        f"{count(rank.physical_cores, 'core')}, CPUs {format_list(rank.cpus)}"
-        for rank in reply.ranks
-    )
-    legend = tuple(zip((rank.rank for rank in reply.ranks), lines, strict=True))
-    return Marks(reserved, reply.allowed, ranks, legend)
+    return Marks(reserved, reply.allowed, ranks, tuple(legend))
 
 
 def summary(topology: Topology) -> str:
@@ -74,10 +67,9 @@ def sentences(topology: Topology) -> Iterator[str]:
     """Yield a sentence for each NUMA node, and for what has none."""
     for node in topology.nodes:
         cores = topology.node_cores[node.number]
-        cpus = (
-            f"{count(len(cores), 'core')}, CPUs {format_list(topology.cpus_of_node(node.number))}"
-        )
-        parts = (memory(node), cpus if cores else "no CPUs", *_devices(topology, node.number))
+        numbers = format_list(topology.cpus_of_node(node.number))
+        cpus = f"{count(len(cores), 'core')}, CPUs {numbers}" if cores else "no CPUs"
+        parts = (memory(node), cpus, *_devices(topology, node.number))
         name = node_name(node.number)
         yield f"{name[0].upper()}{name[1:]}: {'; '.join(filter(None, parts))}."
     if None not in topology.node_of and (devices := list(_devices(topology, None))):
@@ -176,7 +168,9 @@ def _drawn(box: Box, x: float, y: float, marks: Marks) -> Iterator[str]:
     for dx, dy, inner in box.inside:
         yield from _drawn(inner, x + dx, y + dy, marks)
     if box.kind == "core":
-        ranks = marks.of_core([int(cpu.name) for _, _, cpu in box.inside])
+        cpus = (int(cpu.name) for _, _, cpu in box.inside)
+        numbers = {rank for cpu in cpus for rank in marks.ranks.get(cpu, ())}
+        ranks = shortened(f"r{format_list(numbers)}" if numbers else "", LETTERS)
         middle, bottom = x + box.width / 2, y + box.height - 2
         yield f'<text class="rank" x="{middle:g}" y="{bottom:g}">{ranks}</text>'
     if box.kind == "gpu":

@@ -107,17 +107,13 @@ def _node(
     name = "no NUMA node" if number is None else f"NUMA node {number}"
     named = f"{several('package', packages)}, {name}" if packages else name
     heading = "  ·  ".join(filter(None, [named, memory(topology.node_of[number])]))
-    groups = grouped(cores, lambda core: core.llc).values()
-    parts = (
-        flow((_llc(group, width - 16) for group in groups), width - 8),
-        *([] if number is None else [_devices(topology, number, width - 8)]),
-    )
+    groups = []
+    for group in grouped(cores, lambda core: core.llc).values():
+        title = f"LLC group of {count(len(group), 'core')}: CPUs {_cpus(group)}"
+        groups.append(framed("llc", flow(map(_core, group), width - 16, 3), title=title))
+    parts = [flow(groups, width - 8)]
+    parts += [] if number is None else [_devices(topology, number, width - 8)]
     return framed("node", stacked(parts), lines=[heading], title=f"{named}: CPUs {_cpus(cores)}")
-
-
-def _llc(cores: Sequence[Core], width: float) -> Box:
-    title = f"LLC group of {count(len(cores), 'core')}: CPUs {_cpus(cores)}"
-    return framed("llc", flow(map(_core, cores), width, 3), title=title)
 
 
 def _core(core: Core) -> Box:
@@ -174,11 +170,12 @@ def _nic(nic: Nic) -> Box:
 
 def _device(kind: str, lines: tuple[str, ...], parts: Iterable[object], name: str) -> Box:
     title = printable(", ".join(str(part) for part in parts if part))
-    short = tuple(map(_shortened, map(printable, lines), DEVICE_LETTERS))
+    short = tuple(map(shortened, map(printable, lines), DEVICE_LETTERS))
     return Box(kind, DEVICE_WIDTH, DEVICE_HEIGHT, short, title, name)
 
 
-def _shortened(text: str, letters: int) -> str:
+def shortened(text: str, letters: int) -> str:
+    """Return the text, cut to so many letters."""
     return text if len(text) <= letters else f"{text[: letters - 1]}…"
 
 

@@ -142,26 +142,28 @@ class LocalSlurm:
         what registered: seen with 22.05, 24.11 and 26.05. Raises SlurmError if it is not known,
         and InvalidRequestError if the nodes differ.
         """
-        lines = node_lines(self.conf)
-        first, *others = [(name, self._configured(name, lines)) for name in self.names(hosts)]
+        lines = [(self.names(names), gres) for names, gres in node_lines(self.conf)]
+        by_name: dict[str, NodeGres] = {}
+        for name in self.names(hosts):
+            values = [gres for names, gres in lines if name in names]
+            by_name[name] = NodeGres(f"{self.conf}", values[-1]) if values else self._shown(name)
+        (first, right), *others = by_name.items()
         for name, gres in others:
-            if gres.counts != first[1].counts:
+            if gres.counts != right.counts:
                 raise InvalidRequestError(
-                    f"{first[0]} has {first[1]}, and {name} has {gres}: lines for both cannot be "
-                    "equal; name nodes that are"
+                    f"{first} has {right}, and {name} has {gres}: lines for both cannot be equal; "
+                    "name nodes that are"
                 )
-        return first[1]
+        return right
 
-    def _configured(self, name: str, lines: list[tuple[str, str]]) -> NodeGres:
-        for hosts, gres in reversed(lines):
-            if name in self.names(hosts):
-                return NodeGres(f"{self.conf}", gres)
-        for node in self.nodes(name):
-            if INVALID not in node.state:
-                return node.gres
-        raise SlurmError(
-            f"scontrol show node {name}: the node is {INVALID}, and {self.conf} does not have it"
-        )
+    def _shown(self, name: str) -> NodeGres:
+        node = self.nodes(name)[0]
+        if INVALID in node.state:
+            raise SlurmError(
+                f"scontrol show node {name}: the node is {INVALID}, and {self.conf} does not have "
+                "it"
+            )
+        return node.gres
 
     def slurmd_gres(self, node: str) -> SlurmdGres:
         """Return slurmd's GPUs of a node. Raises SlurmError if there is no slurmd."""

@@ -251,12 +251,9 @@ def become(command: Sequence[str]) -> int:
 def _execute(program: str, *arguments: str) -> int:
     """Execute a program as execvp(3) does. Return the error number where it fails."""
     error = errno.ENOENT
-    if "/" in program or not program:
-        paths = [program]
-    else:
-        folders = os.environ.get("PATH", os.defpath).split(":")
-        paths = [f"{folder or '.'}/{program}" for folder in folders]
-    for path in paths:
+    folders = os.environ.get("PATH", os.defpath).split(":")
+    is_path = "/" in program or not program
+    for path in [program] if is_path else [f"{folder or '.'}/{program}" for folder in folders]:
         number = _try(path, [program, *arguments])
         if number == errno.ENOEXEC:  # a script without #!, which is the shell's
             return _try("/bin/sh", ["sh", path, *arguments])

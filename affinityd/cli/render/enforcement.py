@@ -129,8 +129,9 @@ def _table(
 def _row(job: EnforceJobDocument, alike: Alike) -> tuple[str, ...]:
     first = alike[0]
     rule = "" if first.rule is None else f", rule {first.rule}"
+    name = job_name(job.scheduler, job.id, job.pod) if job.scheduler and job.id else "no job"
     return (
-        f"{_job(job)}{f' ({first.container})' if first.container else ''}",
+        f"{name}{f' ({first.container})' if first.container else ''}",
         _gpus(key for process in alike for key in process.gpus),
         _some(format_list(process.pid for process in alike).split(","), MOST_PIDS),
         _some(list(dict.fromkeys(process.name for process in alike)), MOST_NAMES),
@@ -139,12 +140,6 @@ def _row(job: EnforceJobDocument, alike: Alike) -> tuple[str, ...]:
         first.cpulist or NONE,
         _verdict(alike),
     )
-
-
-def _job(job: EnforceJobDocument) -> str:
-    if job.scheduler is None or job.id is None:
-        return "no job"
-    return job_name(job.scheduler, job.id, job.pod)
 
 
 def _some(texts: Sequence[str], most: int) -> str:
