@@ -16,7 +16,7 @@ GAP = "  "  #: between two columns
 
 
 def give_up_stdout() -> None:
-    """Keep Python from trying to write the rest at its end."""
+    """Point stdout at /dev/null: Python would write its buffer at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -26,7 +26,7 @@ def flag(name: str) -> str:
 
 
 def say(text: str) -> None:
-    """Print a line on stderr; nowhere, where that is closed (print would take stdout), or full."""
+    """Print a line on stderr. Drop it if stderr is closed or full: print() would use stdout."""
     if sys.stderr is not None:
         with_newline = f"{one_line(text)}\n"
         try:
@@ -38,7 +38,7 @@ def say(text: str) -> None:
 def aligned(
     columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Collection[str]
 ) -> Iterator[str]:
-    """Yield the lines of a table: its heads, then its rows; the columns of `numbers` to the right.
+    """Yield a table's header and rows; the columns in `numbers` are right-aligned.
 
     Each row has a cell for every column.
     """
@@ -47,7 +47,7 @@ def aligned(
 
 
 def justified(rows: Sequence[Sequence[str]], right: Collection[int]) -> Iterator[str]:
-    """Yield rows whose cells line up, those of the columns `right` to the right.
+    """Yield rows with aligned cells; the columns in `right` are right-aligned.
 
     A row may have fewer cells; a column of empty ones is left out.
     """

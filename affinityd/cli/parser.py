@@ -33,7 +33,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_format(parser: argparse.ArgumentParser, plain: str, json: str = "a JSON document") -> None:
-    """Add --format, `plain` or json, and --json for the latter. The last of them counts."""
+    """Add --format with `plain` or json, and --json. The last one given counts."""
     parser.add_argument(
         "--format", choices=(plain, "json"), default=plain, help=f"{plain} (default), or {json}"
     )
@@ -63,7 +63,7 @@ def add_settings(parser: Parser, names: Iterable[str]) -> None:
 def load_settings(arguments: argparse.Namespace) -> settings.Settings:
     """Return the settings of flags, variables and file. Raises InvalidRequestError.
 
-    Settings of the daemon count only for the command that has their flags.
+    Settings of the daemon alone are read only by commands with flags for them.
     """
     flags = vars(arguments)
     others = settings.DAEMON_ONLY - flags.keys()

@@ -1,6 +1,6 @@
-"""The running process that a command is about: the plan for it, and the GPUs that it uses.
+"""A command's target process: its plan, and the GPUs that it uses.
 
-The GPUs are known by environments, else by the driver.
+Its environment names the GPUs, else the driver.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ REPLAYED = "the machine is replayed"
 
 
 def process_id(text: str) -> int:
-    """Read a PID; for argparse, which makes it bad usage."""
+    """Parse a PID. Raises ArgumentTypeError."""
     is_number = text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
     if not is_number or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{quote(text)} is not a PID; a PID is a number from 1")
@@ -73,7 +73,7 @@ def _known_node() -> Node:
 def this_machine(lack: str) -> Node:
     """Return the machine that this command runs on.
 
-    Raises AffinityError for a replayed one, with its `lack`.
+    Raises AffinityError for a replayed one; `lack` is part of the message.
     """
     node = _known_node()
     if node.replayed:
@@ -86,7 +86,7 @@ def this_machine(lack: str) -> Node:
 
 @dataclass(frozen=True)
 class ProcessPlanner:
-    """Plans for running processes, by the facts of each; reads the node when it is made."""
+    """Plans for running processes; the constructor reads the node."""
 
     chosen: Mapping[str, str]  #: parameters of a plan
     #: How cores are divided counts as well, as the site's settings and the process's variables say.
@@ -102,9 +102,9 @@ class ProcessPlanner:
         return self.node.topology
 
     def cpuset(self, stat: Stat) -> CpuSet:
-        """Return the most CPUs a process may use: if that is unknown, every online CPU.
+        """Return the cpuset of a process; every online CPU if that is unknown.
 
-        Its mask is no measure: it may be the fault.
+        The mask is not used: it may be what is wrong.
         """
         return self.context(stat).cpuset or self.topology.online
 
@@ -131,7 +131,7 @@ class ProcessPlanner:
             return None
 
     def doubt(self, stat: Stat) -> str | None:
-        """Return why the numbers of a process's GPUs may be others here; None: they are not.
+        """Return why this process may number its GPUs differently from here; None: it does not.
 
         The limits of a device cgroup cannot be read from outside it. Slurm, where it
         constrains devices, has every task count from 0.

@@ -174,9 +174,9 @@ def gpu_ratios(
 ) -> tuple[Mapping[tuple[str, int], Mapping[int, float]], tuple[str, ...]]:
     """Return the ratios of host-to-device copies from pinned memory, and notices for people.
 
-    They are by a GPU's key and the NUMA node of CPUs: near's bandwidth over that node's. A GPU
-    that is not the measured one, by its PCI bus id and UUID, has none, and no node that is not
-    here. Without a file there are neither; one that cannot be read is a notice.
+    GPU key → NUMA node of CPUs → near bandwidth over that node's. GPUs that were not measured, by
+    PCI bus id and UUID, and nodes that do not exist have none. Without a file both are empty; a
+    file that cannot be read is a notice.
     """
     try:
         measurement = read(path)

@@ -31,7 +31,7 @@ class DriverError(Exception):
 
 
 class Api(NamedTuple):
-    """The names of a driver's library, one of which is enough, and of its functions."""
+    """Possible names of a driver's library, and the names of its functions."""
 
     libraries: Sequence[str]
     init: str
@@ -96,7 +96,7 @@ class Driver:
         return (name.value or b"error %d" % code).decode(errors="replace")
 
     def quietly(self, name: str, *arguments: object) -> None:
-        """Call a function whose failure changes nothing."""
+        """Call a function and ignore its failure."""
         with suppress(DriverError):
             self.call(name, *arguments)
 
@@ -135,7 +135,7 @@ def _driver(vendor: str) -> Driver:
 
 
 def gpu_results(vendor: str, pci_bus_id: str, buffer: Buffer) -> Iterator[Result]:
-    """Yield each of OF_GPUS; never raises for a call that fails."""
+    """Yield a result for each of OF_GPUS; a failed call gives a result without a value."""
     address, length = buffer.swept
     host, size = ctypes.c_void_p(address), ctypes.c_size_t(length)
     number, memory = ctypes.c_int(), ctypes.c_void_p()

@@ -28,7 +28,7 @@ SECONDS = 0.1  #: that a figure may take, unless one action takes longer
 def median_seconds(
     action: Callable[[], object], before: Callable[[], object] | None = None
 ) -> float:
-    """Return the median time of an action; `before` precedes each, and is not timed."""
+    """Return the median seconds of an action; `before` runs before each, and is not timed."""
     took: list[float] = []
     end = time.perf_counter() + SECONDS
     while not took or time.perf_counter() < end:
@@ -56,13 +56,13 @@ LIBC = ctypes.CDLL(None)
 
 
 class NotMeasuredError(Exception):
-    """A figure that cannot be had; one line."""
+    """A figure cannot be measured; the message is one line."""
 
 
 class Buffer:
     """Filled memory: first the chain's part, then the one that is read in order, and evicts it.
 
-    It is no memory any more once the map that it was made of is closed.
+    It is valid only while the map is open.
     """
 
     def __init__(self, memory: mmap.mmap) -> None:
@@ -73,7 +73,7 @@ class Buffer:
 
 @contextmanager
 def memory_on(node: int, cpus: CpuSet, cache: int, *, is_one: bool) -> Iterator[Buffer]:
-    """Give memory on a node, at least twice a cache's size; its CPUs, if any, fill it.
+    """Yield memory on a node, at least twice a cache's size; the node's CPUs, if any, fill it.
 
     `preferred` rather than `bind`: where the node has no room, the kernel takes other memory and
     ends no process. `is_one`: there is no other node. Raises NotMeasuredError if it is elsewhere.

@@ -54,7 +54,7 @@ Progress = Callable[[Figure, int, int], None]
 
 
 def measure(topology: Topology, busy: Busy, now: str, progress: Progress) -> Measurement:
-    """Measure a machine, the one that this runs on. `now`: the time, for the document."""
+    """Measure this machine. `now`: the time, for the document."""
     nodes = [node for node in topology.nodes_with_cpus if node is not None]
     total = sum(len(blanks(topology, node)) for node in nodes)
     figures: list[Figure] = []

@@ -20,7 +20,7 @@ LETTERS = 6  #: below a core
 
 
 def color(rank: int) -> str:
-    """Return the CSS class of a rank: with one more rank a GPU, its ranks differ."""
+    """Return the CSS class of a rank; ranks that may share a GPU, such as 0 and 8, differ."""
     return f"r{(rank + rank // COLORS) % COLORS}"
 
 
@@ -59,7 +59,7 @@ def marks_of(reply: Reply, reserved: CpuSet) -> Marks:
 
 
 def summary(topology: Topology) -> str:
-    """Return the machine's name, and how many of what it has."""
+    """Return the machine's name, and its numbers of CPUs, GPUs and so on."""
     return f"{topology.name}: {', '.join(totals(topology))}"
 
 
@@ -114,7 +114,7 @@ def draw(topology: Topology, marks: Marks | None = None) -> str:
 
 
 def draw_within(topology: Topology, marks: Marks) -> str:
-    """Return a machine as two SVG elements of a page, which shows the one that it has room for."""
+    """Return a machine as a wide and a narrow SVG element; the page shows the one that fits."""
     return "".join(
         _picture(topology, boxes, marks, kind=f" {kind}")
         for kind, boxes in (("wide", machine(topology)), ("narrow", narrow_machine(topology)))
@@ -150,7 +150,7 @@ def _picture(
 
 
 def _drawn(box: Box, x: float, y: float, marks: Marks) -> Iterator[str]:
-    """Yield a box and those inside, as elements with absolute places."""
+    """Yield a box and the boxes inside as SVG elements with absolute coordinates."""
     if not box.kind:
         for dx, dy, inner in box.inside:
             yield from _drawn(inner, x + dx, y + dy, marks)

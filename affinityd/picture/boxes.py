@@ -30,7 +30,7 @@ class Box:
 
 
 def flow(boxes: Iterable[Box], width: float, gap: float = GAP) -> Box:
-    """Return boxes in rows, as many in each as fit; at least one."""
+    """Arrange boxes in rows, as many as fit in each, at least one."""
     placed: list[tuple[float, float, Box]] = []
     x = y = height = widest = 0.0
     for box in boxes:
@@ -43,7 +43,7 @@ def flow(boxes: Iterable[Box], width: float, gap: float = GAP) -> Box:
 
 
 def stacked(boxes: Iterable[Box], gap: float = GAP) -> Box:
-    """Return boxes below each other; empty ones take no place."""
+    """Stack boxes vertically; empty ones take no space."""
     return flow((box for box in boxes if box.inside or box.lines), 0, gap)
 
 

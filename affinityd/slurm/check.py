@@ -33,7 +33,7 @@ _INDEXES = re.compile(r"(?:^|,)gpu(?::[^(),]+)?\(IDX:([\d,-]+)\)")
 
 
 def differences(conf: GresConf, slurmd: SlurmdGres) -> Iterator[str]:
-    """Yield slurmd's errors, and how its GPUs differ from the printed lines if it has read all."""
+    """Yield slurmd's errors and, if it has read the whole file, how its GPUs differ from ours."""
     yield from slurmd.messages
     if not slurmd.is_complete:
         return
@@ -163,7 +163,7 @@ class JobsReport(NamedTuple):
 def judge_jobs(
     slurm: LocalSlurm, topology: Topology, nodes: Mapping[str, ShownNode], gpus: Mapping[int, Gpu]
 ) -> JobsReport:
-    """Judge the jobs on nodes that have as many cores and GPUs to slurmctld as a machine has.
+    """Judge the jobs on nodes that, by slurmctld, have as many cores and GPUs as this machine.
 
     `nodes`: by name; `gpus`: by Slurm's numbers. Raises SlurmError.
     """

@@ -58,7 +58,7 @@ FAILED = "slurmd -G failed; --node-name names the node as slurm.conf has it"
 
 
 class SlurmError(InvalidRequestError):
-    """A command of Slurm that cannot be run, or that refuses its question."""
+    """A Slurm command cannot be run, or fails."""
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ class LocalSlurm:
 
     @contextmanager
     def with_gres_conf(self, file: Path | None) -> Iterator[LocalSlurm]:
-        """Give the same Slurm with another gres.conf; None: its own. Raises InvalidRequestError."""
+        """Yield this Slurm with another gres.conf; None: its own. Raises InvalidRequestError."""
         if file is None:
             yield self
             return
@@ -290,7 +290,7 @@ def _lines(file: Path, folder: Path, depth: int) -> Iterator[str]:
 
 
 def parse(text: str, *, is_complete: bool = True) -> SlurmdGres:
-    """Read what `slurmd -G` prints. `is_complete`: it ended with success."""
+    """Parse the output of `slurmd -G`. `is_complete`: its exit status was 0."""
     lines = [_PREFIX.sub("", line, count=1).strip() for line in text.splitlines()]
     entries = [_entry(line) for line in lines if line.lower().startswith("gres name=gpu ")]
     messages = [line for line in dict.fromkeys(lines) if _LEVEL.match(line)]

@@ -70,7 +70,7 @@ class SlurmCores:
         return frozenset(place for place, core in enumerate(self.order) if core.node == number)
 
     def of_packages(self, cores: CoreNumbers) -> CoreNumbers:
-        """Return all cores of the packages that these are in."""
+        """Return all cores of the packages that contain these."""
         packages = {self.order[place].package for place in cores}
         return frozenset(place for place, core in enumerate(self.order) if core.package in packages)
 
@@ -103,7 +103,7 @@ class CoreAffinity:
 
     @property
     def field(self) -> str | None:
-        """As it is written: `Cores=0-31`."""
+        """The field in a line: `Cores=0-31`."""
         return None if self.right is None else f"Cores={format_list(self.right)}"
 
 

@@ -194,7 +194,7 @@ def _fitting(gpu: Gpu, kinds: Collection[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class GresConf:
-    """The right lines, by a node's topology and its Gres=."""
+    """The right lines of gres.conf for a node's topology and its Gres=."""
 
     topology: Topology
     scope: str = "node"  #: the domain of the right cores, of `SCOPES`
@@ -282,7 +282,7 @@ class GresConf:
     def line(self, gpu: Gpu, node_name: str | None = None) -> str:
         """Return a GPU's line; a comment, where its device file or type is not known.
 
-        A guess would give jobs a GPU that is another's.
+        A wrong guess would give jobs each other's GPUs.
         """
         file, kind = device_file(gpu), self.types.of.get(gpu.key, "?")
         links, naming = self.links.get(gpu.key), NAMINGS.get(gpu.vendor, NO_NAMING)

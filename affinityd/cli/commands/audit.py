@@ -172,7 +172,7 @@ def _far_nics(topology: Topology, scan: Scan) -> Mapping[int, Sequence[str]]:
 
 
 def _show(lines: list[str], *, is_first: bool, again: bool) -> None:
-    """Print a table: over the one before on a terminal, else after it."""
+    """Print a table; on a terminal, draw over the previous one."""
     if not (again and sys.stdout is not None and sys.stdout.isatty()):
         print("\n".join(lines if is_first else ["", *lines]), flush=True)
         return
@@ -187,10 +187,7 @@ def _show(lines: list[str], *, is_first: bool, again: bool) -> None:
 def auditor_by(
     chosen: Settings, query: Callable[[float], ProcessReport], reserved: CpuSet
 ) -> Auditor:
-    """Return the auditor; `query` asks NVML for the processes of its GPUs.
-
-    `reserved`: the CPUs that no plan gives.
-    """
+    """Return the auditor. `query` asks NVML for GPU processes; no plan uses `reserved`."""
     return Auditor(
         HolderSources(query),
         reserved=reserved,

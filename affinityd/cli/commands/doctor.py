@@ -89,9 +89,9 @@ def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> N
 
 
 def _daemon(settings: Settings) -> DaemonFacts:
-    """Look at the daemon: at the socket that is named, else at root's or at this user's own.
+    """Probe the configured socket; without one, the system's or this user's own.
 
-    If neither exists, only root reads that a daemon is missing: commands need none.
+    If neither exists, only root is told that a daemon is missing: commands need none.
     """
     default = config.default_socket()
     if settings.socket != default or default == config.SYSTEM_SOCKET:

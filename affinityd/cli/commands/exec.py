@@ -72,7 +72,7 @@ LEAST_TIMEOUT, MOST_TIMEOUT = 0.001, 3600.0  #: seconds
 
 
 def main(argv: Sequence[str]) -> int:
-    """Execute the command; return only if that fails: 125, 126 or 127."""
+    """Execute the command. Return 125, 126 or 127 if that fails; otherwise it does not return."""
     start = time.monotonic()
     if argv and argv[0] in {"-h", "--help"}:
         _print_help()
@@ -93,7 +93,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _trouble(words: Sequence[str], start: float) -> str | None:
-    """Pin this process, if the switch is on; return why it was not pinned, if so."""
+    """Pin this process unless the switch is off. Return the reason if it was not pinned."""
     switch = config.ON
     try:
         switch = config.chosen_switch()
@@ -114,9 +114,9 @@ def _trouble(words: Sequence[str], start: float) -> str | None:
 
 
 def _pin(options: Mapping[str, str], start: float, switch: str) -> None:
-    """Find this process's CPUs, pin it there, and tell the command. Raises AffinityError.
+    """Plan, pin this process and set the command's variables. Raises AffinityError.
 
-    With the switch at observe, here or in the daemon, it stays where it is.
+    With the switch at observe, here or in the daemon, the mask stays as it is.
     """
     variables = config.variables()
     timeout = seconds(options.get("timeout") or variables.get("AFFINITYD_TIMEOUT"))
@@ -145,7 +145,7 @@ def _pin(options: Mapping[str, str], start: float, switch: str) -> None:
 
 
 def split(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Return affinityd's words and the command's. Raises InvalidRequestError without a command."""
+    """Split affinityd's options from the command. Raises InvalidRequestError without a command."""
     if argv and not argv[0].startswith("-"):
         words, command = argv[:0], argv
     elif "--" in argv:
@@ -159,9 +159,9 @@ def split(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
 
 
 def parse(words: Sequence[str]) -> dict[str, str]:
-    """Read affinityd's words: `--name value`, `--name=value`, or a flag, which is true.
+    """Parse affinityd's options: `--name value`, `--name=value`, or a flag, which is true.
 
-    Raises InvalidRequestError, which names the first that is wrong.
+    Raises InvalidRequestError, which quotes the first wrong one.
     """
     options: dict[str, str] = {}
     rest = list(words)
@@ -180,7 +180,7 @@ def parse(words: Sequence[str]) -> dict[str, str]:
 
 
 def _value(name: str, rest: list[str]) -> str:
-    """Take an option's value from the next words; a flag is true."""
+    """Remove an option's value from the remaining words; a flag is true."""
     if name in FLAGS or (name in BOOLEANS and (not rest or rest[0].startswith("-"))):
         return "true"
     if not rest:

@@ -52,10 +52,10 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the files; a daemon that is not there, or refuses, is no failure.
+    """Write the files. Without a daemon, or if it refuses, the pod starts unpinned; exit code 0.
 
-    Raises InvalidRequestError for a wrong command line, OutputError where not even the script
-    can be written with which programs are started.
+    Raises InvalidRequestError for a wrong command line, OutputError if the script that starts
+    programs cannot be written.
     """
     signal.signal(signal.SIGTERM, _end)  # the kernel would not end a container's first process
     deadline = time.monotonic() + seconds(arguments.timeout)

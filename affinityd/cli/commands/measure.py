@@ -1,4 +1,4 @@
-"""`affinityd measure`: how much nearer near is on this machine, for memory and GPUs."""
+"""`affinityd measure`: memory and GPU bandwidth from near and from far CPUs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show(figure: Figure, number: int, total: int) -> None:
-    """Replace the line of progress on stderr, if that is a terminal, by a new figure's."""
+    """Redraw the progress line if stderr is a terminal; clear it after the last figure."""
     if sys.stderr is not None and sys.stderr.isatty():
         of = f"memory {figure.memory_node}" if figure.gpu is None else f"GPU {figure.gpu}"
         line = f"{number} of {total}: node {figure.numa_node} to {of}" if number < total else ""

@@ -114,7 +114,7 @@ def _of_file(arguments: argparse.Namespace, chosen: Mapping[str, str]) -> int:
 
 
 def _warnings(reply: Reply) -> Iterator[str]:
-    """Yield a line for each warning; for ranks' with one code: the first, and the other ranks."""
+    """Yield a line for each warning. Warnings of several ranks with one code share a line."""
     alike = grouped(reply.warnings, lambda each: each.message if each.rank is None else each.code)
     for first, *others in alike.values():
         ranks = [warning.rank for warning in others if warning.rank is not None]

@@ -70,6 +70,6 @@ def counting(
 
 
 def narrowed(chosen: settings.Settings, switch: str) -> settings.Settings:
-    """Return the settings with the switch: it pins no more from outside than clients may."""
+    """Return the settings with the switch applied: enforcement does no more than clients may."""
     is_free = switch == config.ON or chosen.enforce == settings.OFF
     return replace(chosen, switch=switch, enforce=chosen.enforce if is_free else switch)

@@ -89,7 +89,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run one of the two."""
+    """Run `gres-conf` or `check`."""
     return {"gres-conf": _gres_conf, "check": _check}[arguments.command](arguments)
 
 
@@ -105,7 +105,7 @@ def _without(strange: str, fault: str) -> Callable[[str], str]:
 
 
 def _gres_conf(arguments: argparse.Namespace) -> int:
-    """Print the lines; 0: of every GPU, 1: not of all."""
+    """Print the lines. Return 0 if every GPU has one, else 1."""
     settings = load_settings(arguments)
     topology = read_once(settings)
     slurm = _find_slurm(settings, arguments.slurm_conf)
@@ -152,13 +152,13 @@ def _faults(conf: GresConf) -> Iterator[str]:
 def _find_slurm(
     settings: Settings, slurm_conf: str | None, *, is_own: bool = False
 ) -> LocalSlurm | None:
-    """Return the Slurm to ask: about another machine only a named one, unless it `is_own`."""
+    """Return the Slurm to ask. Without `is_own`, another machine needs a named slurm.conf."""
     is_live = settings.machine is None and os.path.realpath(settings.root) == "/"
     return find_slurm(slurm_conf, is_live=is_live or is_own)
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    """Print the differences; 0: there are none, 1: some, 2: slurmd does not accept gres.conf."""
+    """Print the differences. Return 0 without any, 1 with some, 2 if slurmd refuses gres.conf."""
     settings = load_settings(arguments)
     topology = read_once(settings)
     slurm = _find_slurm(settings, arguments.slurm_conf, is_own=arguments.cluster)

@@ -1,6 +1,6 @@
 """`affinityd topology`: the node as a tree, as JSON, and as a picture.
 
-Each imports what it needs itself: that takes most of the time.
+Each output imports its own modules: imports take most of the time.
 """
 
 # ruff: noqa: PLC0415

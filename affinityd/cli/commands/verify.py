@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _verifications(
     process: Stat, planner: target.ProcessPlanner, used: UsedGpus, *, with_resident: bool
 ) -> Iterator[Verification]:
-    """Yield the judgment of the process, then of its descendants, each by its own GPUs."""
+    """Yield the judgment of the process, then of each descendant, against its own GPUs."""
     keys = {pid: [gpu.key for gpu in gpus_of(ranks)] for pid, ranks in used.ranks.items()}
     holdings = (Holding(pid, gpus[0], beside=tuple(gpus[1:])) for pid, gpus in keys.items())
     judge, unlimited = Judge(planner.topology), float("inf")

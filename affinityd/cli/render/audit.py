@@ -137,7 +137,7 @@ def _rows_table(
 
 
 def process_name(facts: ProcessFacts) -> str:
-    """Return a process as a line about it begins."""
+    """Return `process 123 (python)`, with which each line about it begins."""
     return f"process {facts.pid} ({facts.name})"
 
 
@@ -155,7 +155,7 @@ def _memory(holding: Holding | None) -> str:
 
 
 def _folded(scan: Scan) -> Iterator[Alike]:
-    """Yield the processes; equal children of one parent, without children, are together."""
+    """Group equal workers: children of one parent, without children of their own."""
     parents = {process.facts.parent for process in scan.processes}
     alike: dict[object, Alike] = {}
     for process in scan.processes:
@@ -195,7 +195,7 @@ def _row(group: Alike, names: Mapping[GpuKey, str], level: int) -> tuple[str, ..
 
 
 def _far(group: Alike) -> str:
-    """Return how many threads may run far away, by any pin, and the CPU time spent there."""
+    """Return how many threads may run far away, and the CPU time that they spent there."""
     if group[0].near is None:
         return NOT_KNOWN
     far = sum(word in FAR for process in group for word in process.placements)

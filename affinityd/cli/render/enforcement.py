@@ -42,7 +42,7 @@ Alike = list[EnforceProcessDocument]
 
 
 def lines(document: EnforceDocument, *, fitting: bool) -> Iterator[str]:
-    """Yield them; `fitting`: also for processes that fit, and for known daemons."""
+    """Yield the report's lines. `fitting`: also processes in the right place, and known daemons."""
     yield f"{document.node} {DOES.get(document.does, document.does)}"
     if document.hindrance is not None:
         yield f"it was told to pin, and can only observe: {document.hindrance}"
@@ -100,7 +100,7 @@ def _gpus(keys: Iterable[GpuKey]) -> str:
 def _table(
     document: EnforceDocument, is_shown: Callable[[EnforceProcessDocument], bool]
 ) -> Iterator[str]:
-    """Yield rows of equal processes, and below the rows with one sentence this sentence."""
+    """Yield rows of equal processes; below the rows with the same explanation, the explanation."""
     rows: list[tuple[str, ...]] = []
     sentences: dict[int, str] = {}  #: by the number of the row above it
     for job in document.jobs or ():

@@ -79,7 +79,7 @@ def _table(
 
 
 def _cell(measurement: Measurement, figure: Figure | None) -> str:
-    """Return a figure, marked if it is near, in the width of an unmarked one."""
+    """Return a figure, followed by a mark if it is near, else by a blank."""
     if figure is None or figure.value is None:
         return f"{NONE} "
     _, scale, digits = LOOKS[figure.quantity]

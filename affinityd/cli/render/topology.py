@@ -137,7 +137,7 @@ def _node(topology: Topology, number: int | None, packages: Sequence[int] = ()) 
 
 
 def _shares(label: str, cores: Sequence[Core], of: Callable[[Core], Hashable]) -> Iterator[Branch]:
-    """Yield a line for each size of the groups, if several, that something makes of the cores."""
+    """Yield a line for each size of the groups of cores by `of`; none for a single group."""
     groups = sorted(grouped(cores, of).values(), key=len, reverse=True)
     if len(groups) == len(cores) > 1:
         yield Branch(SHARE, (label, "one for each core"))

@@ -60,7 +60,7 @@ def run_checks(facts: NodeFacts, names: Sequence[str] = ()) -> list[CheckResult]
 
 
 def check_name(name: str) -> str:
-    """Return the name of a check. Raises InvalidRequestError, which lists them, for another."""
+    """Return the name if it is a check's. Raises InvalidRequestError, which lists all checks."""
     if name not in CHECKS:
         raise InvalidRequestError(f"{quote(name)} is not a check; there are {', '.join(CHECKS)}")
     return name

@@ -1,6 +1,6 @@
-"""Whether all users' jobs reach the daemon, its answers are right, and it may see this node.
+"""Whether every user's jobs reach the daemon, its answers are right, and it sees this node.
 
-It plans within the cpuset of a caller that states none, and is asked here as any job asks. Commands
+The request is a job's: without a cpuset, so that the daemon must identify the caller. Commands
 ignore unknown settings silently: a job inherits many variables, and the file may have lines for
 other programs.
 

@@ -55,7 +55,7 @@ def document(capsys: Capture, *flags: str) -> tuple[int, dict[str, Any]]:
     return code, json.loads(capsys.readouterr().out)
 
 
-def test_what_is_remote_fails_and_what_it_says_mends_a_mask_does(
+def test_a_remote_process_fails_and_the_printed_remedy_fixes_its_mask(
     capsys: Capture, known: Known
 ) -> None:
     env = {"CUDA_VISIBLE_DEVICES": "1", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4"}
@@ -86,13 +86,11 @@ def test_what_is_remote_fails_and_what_it_says_mends_a_mask_does(
         *((f"--watch={it}", f"argument --watch: '{it}' is not a number") for it in ("0", "nan")),
     ],
 )
-def test_what_cannot_be_asked_for_is_an_error_of_one_line(
-    capsys: Capture, flags: str, said: str
-) -> None:
+def test_an_invalid_request_is_an_error_of_one_line(capsys: Capture, flags: str, said: str) -> None:
     assert refused(capsys, "audit", *flags.split()).startswith(f"affinityd audit: {said}")
 
 
-def test_a_node_without_a_gpu_or_with_one_whose_place_is_not_known_cannot_be_judged(
+def test_a_node_without_gpus_or_with_an_unplaced_gpu_cannot_be_judged(
     capsys: Capture, tmp_path: Path, known: Known
 ) -> None:
     publish(tmp_path, replace(made({0: "0-1"}), gpus=()))
@@ -110,7 +108,7 @@ REPLAYED = (
 
 
 @pytest.mark.parametrize("setting", ["AFFINITYD_ROOT", "AFFINITYD_MACHINE", None])
-def test_the_processes_of_this_machine_are_not_judged_by_another(
+def test_processes_of_this_machine_are_not_judged_by_a_replayed_one(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, setting: str | None
 ) -> None:
     if setting is None:
@@ -128,14 +126,14 @@ def test_the_processes_of_this_machine_are_not_judged_by_another(
 @pytest.mark.skipif(
     Path("/proc/driver/nvidia/version").exists(), reason="the driver is loaded, and NVML answers"
 )
-def test_where_nothing_names_the_processes_it_says_so_and_cannot_tell(capsys: Capture) -> None:
+def test_without_a_source_of_processes_the_result_is_unknown(capsys: Capture) -> None:
     assert main(["audit"]) == 2
     lines = capsys.readouterr().out.splitlines()
     ends = ["its processes are not known: NVIDIA's driver is not loaded"] * 2
     assert lines == [f"GPU {index}: {end}" for index, end in enumerate(ends)]
 
 
-def test_memory_is_read_where_it_is_asked_for(
+def test_memory_is_read_only_on_request(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, known: Known
 ) -> None:
     with sleeping() as child:
@@ -203,7 +201,7 @@ def started(pid: int, *flags: str, stdout: int) -> Iterator[subprocess.Popen[str
             process.kill()
 
 
-def test_a_watch_writes_a_document_a_line_until_it_is_interrupted(pid: int) -> None:
+def test_a_watch_prints_one_document_per_line_until_interrupted(pid: int) -> None:
     with started(pid, "--json", "--watch", "0.1", stdout=subprocess.PIPE) as watching:
         assert watching.stdout is not None
         told = [json.loads(watching.stdout.readline()) for _ in range(3)]
@@ -217,7 +215,7 @@ def test_a_watch_writes_a_document_a_line_until_it_is_interrupted(pid: int) -> N
 @pytest.mark.parametrize(
     ("height", "width", "shown"), [(24, 1000, b"remote time"), (2, 14, b"\nand 3 lines mo\x1b[K")]
 )
-def test_on_a_terminal_a_watch_draws_over_what_it_drew_as_much_as_fits(
+def test_on_a_terminal_a_watch_redraws_as_many_lines_as_fit(
     pid: int, height: int, width: int, shown: bytes
 ) -> None:
     controlling, terminal = os.openpty()
@@ -236,7 +234,7 @@ def test_on_a_terminal_a_watch_draws_over_what_it_drew_as_much_as_fits(
 
 
 @pytest.mark.parametrize("flags", ["", "--watch 0.1", "--json"])
-def test_a_reader_that_has_seen_enough_does_not_change_what_was_found(pid: int, flags: str) -> None:
+def test_a_closed_pipe_does_not_change_the_exit_status(pid: int, flags: str) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with started(pid, *flags.split(), stdout=writing) as ending:

@@ -52,7 +52,7 @@ JSON = (
 
 
 @pytest.mark.parametrize("words", JSON)
-def test_a_command_that_prints_json_takes_both_ways_to_say_so(run: Run, words: str) -> None:
+def test_commands_take_json_and_format_json_alike(run: Run, words: str) -> None:
     ((_, out, err),) = {run(f"{words} {said}") for said in ("--json", "--format json")}
     assert err or json.loads(out)
 
@@ -97,7 +97,7 @@ def test_a_switch_may_stand_alone_or_have_a_value(run: Run) -> None:
         ("", 2, ": a command is missing; there are serve, plan,"),
     ],
 )
-def test_what_is_wrong_is_one_line_on_stderr(run: Run, words: str, code: int, line: str) -> None:
+def test_an_error_is_one_line_on_stderr(run: Run, words: str, code: int, line: str) -> None:
     status, out, err = run(words)
     assert (status, out, err.count("\n")) == (code, "", 1)
     assert err.startswith(f"affinityd{line}")
@@ -144,14 +144,14 @@ PLAN = f"$a plan {DGX} --cpuset 0 --format cpulist"
 FULL = b"affinityd: the answer could not be written: No space left on device\n"
 
 
-def test_a_stream_that_takes_nothing_changes_no_other() -> None:
+def test_a_full_or_closed_stream_does_not_affect_the_others() -> None:
     assert in_shell(f"{PLAN} --gpus 0 2>&-") == (0, b"0\n", b"")
     assert in_shell(f"{PLAN} --gpus 99 2>&-") == (1, b"", b"")
     assert in_shell(f"$a topology {DGX} >/dev/full") == (1, b"", FULL)
     assert in_shell(f"$a topology {DGX} | head -n 1 | wc -l") == (0, b"1\n", b"")
 
 
-def test_a_terminal_that_has_no_box_characters_gets_a_tree_all_the_same() -> None:
+def test_a_terminal_without_box_characters_still_gets_a_tree() -> None:
     status, out, _ = in_shell("$a topology --machine mi250x", PYTHONIOENCODING="latin-1")
     assert (status, b"NUMA node 3" in out) == (0, True)
 

@@ -146,7 +146,7 @@ def test_observe_leaves_the_mask_and_exports_the_plan(here: Mapping[str, str]) -
         assert (cpus, line[: len(told)], done.lines) == (f"Cpus_allowed_list:\t{BOTH}", told, [])
 
 
-def test_the_daemon_s_switch_counts_after_it_has_ended_too(tmp_path: Path) -> None:
+def test_the_daemon_s_switch_still_applies_after_it_has_ended(tmp_path: Path) -> None:
     env = {"AFFINITYD_SOCKET": str(tmp_path / "affinityd.sock"), "AFFINITYD": "on"}
     for switch, told in (("observe", [OBSERVED]), ("off", [])):
         write_node(tmp_path / "node.json", Node(tiny(), switch=switch))
@@ -165,7 +165,7 @@ def test_the_daemon_s_switch_counts_after_it_has_ended_too(tmp_path: Path) -> No
 SEVEN = {"OMP_NUM_THREADS": "7"}
 
 
-def test_the_command_has_its_place_and_number_of_threads_in_variables(
+def test_variables_tell_the_command_its_cpus_and_number_of_threads(
     here: Mapping[str, str],
 ) -> None:
     for before, words, threads in (({}, [], None), ({}, ["--omp"], "1"), (SEVEN, ["--omp"], "7")):
@@ -175,7 +175,9 @@ def test_the_command_has_its_place_and_number_of_threads_in_variables(
         assert [said.get(name) for name in names] == [FAR, "local", BOTH, threads]
 
 
-def test_a_memory_policy_applies_or_its_refusal_is_a_line(here: Mapping[str, str]) -> None:
+def test_a_memory_policy_applies_or_a_line_says_that_it_was_refused(
+    here: Mapping[str, str],
+) -> None:
     look = ("head", "-n1", "/proc/self/numa_maps")
     done = exec_("--memory=bind", "--gpus=0", "--", *look, env=here)
     assert (done.stdout.split()[1], done.stderr) == ("bind:0", "")

@@ -95,7 +95,7 @@ GONE = "os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')"
         *(("pass", (it, "a b", "")) for it in ("hello", "./bin/hello", "./garbage/hello")),
     ],
 )
-def test_a_command_finds_and_does_what_it_would_have_without_us(
+def test_a_command_behaves_as_under_env(
     folder: Path, state: str, command: Sequence[str | bytes]
 ) -> None:
     env = {"PATH": f"none:text:locked:bin:second:{PATH}"}
@@ -132,7 +132,7 @@ def test_signals_that_python_ignores_end_a_command(number: signal.Signals) -> No
     ],
     ids=str,
 )
-def test_the_environment_stays_to_the_byte(env: Env) -> None:
+def test_the_environment_stays_the_same_byte_by_byte(env: Env) -> None:
     state = "os.environ.pop('LC_CTYPE', None); " * ("LC_CTYPE" not in env)  # which Python set
     ours, theirs = (
         run(way, "cat", "/proc/self/environ", env=env, state=f"{state}pass") for way in (OURS, ENV)
@@ -154,7 +154,7 @@ def test_the_environment_stays_to_the_byte(env: Env) -> None:
         ("./text\n\x1b[2J", 127, "No such file or directory"),
     ],
 )
-def test_what_cannot_be_run_is_said_with_env_s_exit_status(
+def test_a_command_that_cannot_be_run_is_named_with_env_s_exit_status(
     command: str, status: int, reason: str
 ) -> None:
     shown = repr(command if len(command) <= 60 else f"{command[:60]}…")

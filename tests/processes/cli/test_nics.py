@@ -69,7 +69,7 @@ def test_a_rank_is_told_the_nic_of_its_gpu(gpu: int) -> None:
     assert verbose.endswith(f"affinityd exec: NICs for ucx,nccl: {port}\n")
 
 
-def test_a_launcher_s_choice_for_all_its_gpus_is_replaced_by_that_of_a_rank() -> None:
+def test_a_launcher_s_nics_for_all_gpus_are_replaced_by_the_rank_s_own() -> None:
     env = {"UCX_NET_DEVICES": "mlx5_1:1,mlx5_0:1", "AFFINITYD_RDMA": "mlx5_1:1,mlx5_0:1"}
     own = "{'UCX_NET_DEVICES': 'mlx5_1:1', 'NCCL_IB_HCA': None}"
     assert told("--gpus", "0", "--nics", "ucx", **env)[0] == own
@@ -78,7 +78,7 @@ def test_a_launcher_s_choice_for_all_its_gpus_is_replaced_by_that_of_a_rank() ->
     assert said == "affinityd exec: UCX_NET_DEVICES='mlx5_7:1' was set before, and stays\n"
 
 
-def test_nothing_is_told_where_that_is_off_or_the_library_is_not_known() -> None:
+def test_no_variables_are_set_if_nics_are_off_or_the_library_is_unknown() -> None:
     none = "{'UCX_NET_DEVICES': None, 'NCCL_IB_HCA': None}"
     assert told("--gpus", "0") == (none, "")
     assert told("--gpus", "0", "--nics", "none", AFFINITYD_NICS="ucx") == (none, "")

@@ -202,7 +202,9 @@ def test_control_characters_of_a_process_name_are_escaped(capsys: Capture) -> No
 
 
 @needs_cpuset
-def test_from_outside_a_slurm_job_its_gpu_numbers_get_a_warning(capsys: Capture) -> None:
+def test_outside_a_slurm_job_a_warning_says_that_its_gpu_numbers_may_differ(
+    capsys: Capture,
+) -> None:
     def said_of(devices: str, *flags: str, folder: Path | None = None) -> str:
         with sleeping(env={"SLURM_JOB_ID": "77", "CUDA_VISIBLE_DEVICES": devices}) as child:
             if folder is not None:

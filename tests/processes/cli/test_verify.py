@@ -123,7 +123,7 @@ def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Known:
     return holders
 
 
-def test_where_the_environment_names_no_gpu_the_driver_does(capsys: Capture, known: Known) -> None:
+def test_if_the_environment_names_no_gpu_the_driver_does(capsys: Capture, known: Known) -> None:
     with sleeping(env={}) as child:
         known.now = Known(child.pid).now  # GPU 0
         for mask, code in ((NEAR, 0), (FAR, 1)):
@@ -153,7 +153,7 @@ def test_the_ranks_of_a_launcher_are_judged_by_the_gpus_that_the_driver_names(
         assert not any(it["notes"] for it in processes)
 
 
-def test_each_thread_is_told_and_those_that_are_alike_share_a_row(capsys: Capture) -> None:
+def test_every_thread_is_listed_and_equal_threads_share_a_row(capsys: Capture) -> None:
     with program(THREADS) as child:
         pid = child.pid
         code, (process,) = verified(capsys, pid, "--gpus", "0")
@@ -185,7 +185,7 @@ def test_each_thread_is_told_and_those_that_are_alike_share_a_row(capsys: Captur
         ((FAR, FAR), "--tree --gpus 0", "remote"),  # their launcher is as far
     ],
 )
-def test_one_command_mends_a_launcher_with_all_of_its_workers(
+def test_one_command_pins_a_launcher_with_all_of_its_workers(
     capsys: Capture, ranks: Sequence[CpuSet], options: str, words: str
 ) -> None:
     gpus = ["--gpus", "0"] if "--gpus" in options else []
@@ -209,7 +209,7 @@ def test_one_command_mends_a_launcher_with_all_of_its_workers(
         assert main(asked) == 0
 
 
-def test_memory_away_from_the_gpu_is_a_mismatch_and_where_it_lies_is_told_on_demand(
+def test_far_memory_is_a_mismatch_and_its_nodes_are_shown_on_request(
     capsys: Capture,
 ) -> None:
     with program(BOUND) as child:
@@ -226,7 +226,7 @@ def test_memory_away_from_the_gpu_is_a_mismatch_and_where_it_lies_is_told_on_dem
     assert ": resident memory: node 0 " in capsys.readouterr().out
 
 
-def test_without_a_pid_the_caller_itself_is_judged_and_no_command_moves_what_has_ended() -> None:
+def test_without_a_pid_the_caller_is_judged_and_no_pin_is_suggested() -> None:
     code = (
         f"{HOLD}; import os, sys; from affinityd.cli import main;"
         "os.sched_setaffinity(0, {int(sys.argv[1])}); sys.exit(main(['verify', *sys.argv[2:]]))"

@@ -71,7 +71,7 @@ ran last on | gpu memory
 """
 
 
-def test_workers_that_are_alike_and_have_started_none_share_a_row_below_their_rank() -> None:
+def test_equal_workers_without_children_share_a_row_below_their_rank() -> None:
     *lines, why, command = shown(FAMILIES)
     assert rows(lines) == TABLE.strip().splitlines()
     column = lines[0].index("name")
@@ -94,7 +94,7 @@ def test_workers_that_are_alike_and_have_started_none_share_a_row_below_their_ra
         ((("0-7", 1, 7 * TICKS), ("0-7", 4, 900)), "unpinned | 2 (7 s)"),
     ],
 )
-def test_a_row_says_how_many_threads_are_far_and_what_they_cost(
+def test_a_row_has_the_number_of_far_threads_and_their_cpu_time(
     threads: Sequence[tuple[str, int, int]], said: str
 ) -> None:
     its = (
@@ -111,7 +111,7 @@ def test_scans_may_be_up_to_an_hour_apart() -> None:
     assert [parser.parse_args(["--watch", text]).watch for text in ("0.1", "3600")] == [0.1, 3600]
 
 
-def test_what_is_of_another_job_or_gpu_or_cause_is_mended_apart() -> None:
+def test_each_job_gpu_and_cause_has_its_own_remedy() -> None:
     found = scan(
         process("0", pid=1),
         process("0", pid=2, membership=SLURM_JOB),
@@ -126,7 +126,7 @@ def test_what_is_of_another_job_or_gpu_or_cause_is_mended_apart() -> None:
     ]
 
 
-def test_what_else_was_found_is_said_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_other_finding_has_its_own_line(capsys: pytest.CaptureFixture[str]) -> None:
     facts = process("4", name="a\x1b[2Jb", membership=KUBERNETES_POD, uid=4_000_000_000, state="Z")
     orphan = audited(facts, "unknown", orphan="nothing has noticed")
     found = replace(
@@ -157,7 +157,7 @@ def test_what_else_was_found_is_said_line_by_line(capsys: pytest.CaptureFixture[
     assert "\x1b" not in capsys.readouterr().out
 
 
-def test_where_no_gpu_is_used_that_is_said_if_it_is_known() -> None:
+def test_a_line_says_that_no_gpu_is_used_if_that_is_known() -> None:
     assert shown(scan()) == ["no process uses a GPU"]
     unknown = dict.fromkeys((GPU, OTHER), "it hangs")
     assert shown(replace(scan(), unknown=unknown)) == [
@@ -169,7 +169,7 @@ def spending(tid: int, last_cpu: int, ticks: int, start: int = 5) -> Thread:
     return thread("0-7", tid, last_cpu=last_cpu, ticks=ticks, start=start)
 
 
-def test_a_second_look_says_which_part_of_the_time_was_spent_far_from_all_of_its_gpus() -> None:
+def test_a_second_scan_shows_the_part_of_cpu_time_spent_far_from_the_gpus() -> None:
     def look(boot: float, far: int, near: int, *ticks: int, born: int) -> Scan:
         threads = spending(100, 0, far), spending(101, 4, near)
         new = (spending(400, 4, near), spending(401, 0, born, start=int(20.5 * TICKS)))
@@ -202,7 +202,7 @@ def test_a_second_look_says_which_part_of_the_time_was_spent_far_from_all_of_its
         ("4-7", 1.8, []),  # it is near
     ],
 )
-def test_what_near_gains_is_said_of_a_gpu_with_far_processes_that_was_measured(
+def test_a_measured_gpu_with_far_processes_has_a_line_on_its_ratio(
     mask: str, ratio: float, said: list[str]
 ) -> None:
     found = replace(scan(process(mask, cpuset="0-7")), ratios={GPU: {0: ratio, 1: 1.0}})

@@ -137,7 +137,7 @@ def test_a_node_that_slurm_does_not_have_is_named(node: SlurmNode) -> None:
     assert printed.err.endswith("if it has a type, name it with --type\n")
 
 
-def test_the_shown_lines_of_a_dgx_a100_are_what_is_printed(node: SlurmNode) -> None:
+def test_the_lines_in_the_repository_for_a_dgx_a100_are_the_printed_ones(node: SlurmNode) -> None:
     shown = (REPOSITORY / "slurm/gres.conf").read_text().splitlines()
     assert node.run("gres-conf", "--machine", "dgx-a100").out == shown
     lines = [line for line in shown if not line.startswith("#")]

@@ -124,7 +124,7 @@ FOUND = measurement([copies(0, 54.0), copies(1, 30.0), copies(1, None, why="no")
 HERE = made({0: "0-1", 1: "2-3"}, gpus=[0])
 
 
-def test_a_saved_measurement_is_read_back_also_from_a_new_folder(tmp_path: Path) -> None:
+def test_a_measurement_saved_in_a_new_folder_can_be_read_back(tmp_path: Path) -> None:
     path = tmp_path / "new" / "measure.json"
     usual = os.umask(0o077)
     try:

@@ -141,7 +141,7 @@ def test_cores_of_a_gpu_whose_numa_node_is_unknown_are_not_compared() -> None:
     assert found(ZERO, node(None)) == []
 
 
-def test_errors_of_slurmd_come_first_and_are_all_if_it_failed() -> None:
+def test_errors_of_slurmd_come_first_and_alone_if_it_failed() -> None:
     error = "error: Invalid GRES data for gpu, Cores=1-9"
     conf = GresConf(node(0))
     for is_complete, number in ((True, 2), (False, 1)):
@@ -169,7 +169,7 @@ def test_slurmctld_s_numbers_of_gpus_are_compared(name: str, gres: str, right: s
     )
 
 
-def test_slurmctld_s_number_of_cores_is_compared_if_it_tells_it() -> None:
+def test_slurmctld_s_number_of_cores_is_compared_if_it_has_one() -> None:
     conf = GresConf(MACHINES["two"], gres=NodeGres("s", "gpu:a100:2"))
     (text,) = counts(conf, shown("gpu:a100:2", cores=32))
     assert "slurmctld counts 32 cores, and the node has 16" in text

@@ -162,7 +162,7 @@ def test_a_gpu_whose_device_file_is_not_known_has_a_comment_and_no_line() -> Non
     assert len(of_gpus(conf)) == 7
 
 
-def test_of_a_vendor_whose_device_files_are_unknown_nothing_is_guessed() -> None:
+def test_gpus_of_a_vendor_with_unknown_device_files_have_no_lines() -> None:
     conf = GresConf(machine("ascend-910b"))
     assert of_gpus(conf) == []
     assert "vendor huawei" in conf.lines()[-1]
