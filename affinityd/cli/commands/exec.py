@@ -85,11 +85,10 @@ def main(argv: Sequence[str]) -> int:
     trouble = _trouble(words, start)
     if trouble is None:
         return become(command)
-    if any(word.partition("=")[0] == FAIL_CLOSED for word in words):  # however wrong the rest is
-        say(f"{NAME}: {trouble}; the command was not started")
-        return FAILED
-    say(f"{NAME}: {trouble}; the command runs unpinned")
-    return become(command)
+    # However wrong the other options are.
+    is_closed = any(word.partition("=")[0] == FAIL_CLOSED for word in words)
+    say(f"{NAME}: {trouble}; the command {'was not started' if is_closed else 'runs unpinned'}")
+    return FAILED if is_closed else become(command)
 
 
 def _trouble(words: Sequence[str], start: float) -> str | None:

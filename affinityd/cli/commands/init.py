@@ -75,7 +75,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _leave_plan(folder: Path, named: Mapping[str, str], deadline: float) -> NodePlan:
-    """Find the node's plan, and write it for programs. Raises AffinityError."""
     try:
         variables, here = config.variables(), config.chosen_switch()
     except InvalidRequestError as error:  # a pod must start all the same, and does not pin
@@ -107,7 +106,6 @@ def _leave_plan(folder: Path, named: Mapping[str, str], deadline: float) -> Node
 
 
 def _addresses(socket: str | None, url: str | None, name: str) -> dict[str, str]:
-    """Return the daemon's addresses; `name` is the URL's source. Raises InvalidRequestError."""
     addresses = {SOCKET: socket} if socket else {}
     if not url:
         return addresses

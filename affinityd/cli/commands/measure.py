@@ -67,7 +67,6 @@ def _show(figure: Figure, number: int, total: int) -> None:
 
 
 def _busy(topology: Topology) -> Busy:
-    """Return the GPUs that processes use, or may use."""
     scan = Auditor(HolderSources(query_processes)).scan(topology)
     users = {
         key: one_line(f"process {process.facts.pid} ({process.facts.name}) uses it; {FORCE}")

@@ -103,7 +103,6 @@ def _print(reply: Reply, form: str, *, explain: bool) -> None:
 
 
 def _of_file(arguments: argparse.Namespace, chosen: Mapping[str, str]) -> int:
-    """Print the answer of a daemon's file. Raises AffinityError."""
     if arguments.node_file is None:
         raise InvalidRequestError("--query is for --node-file; without it, give --gpus, --mode, …")
     if chosen or arguments.explain or arguments.svg is not None:

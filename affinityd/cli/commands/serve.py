@@ -47,7 +47,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _scanning(chosen: settings.Settings) -> Scanning:
-    """Return the object that scans, with its count of NVML's failures."""
     from affinityd.cli.commands.audit import auditor_by  # noqa: PLC0415 - in its process
     from affinityd.daemon.scanning import Scanning  # noqa: PLC0415 - in its process
 

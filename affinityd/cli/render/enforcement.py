@@ -105,25 +105,20 @@ def _table(
     sentences: dict[int, str] = {}  #: by the number of the row above it
     for job in document.jobs or ():
         shown = [process for process in job.processes if is_shown(process)]
-        for alike in grouped(
+        explained = grouped(
             shown, lambda process: (process.verdict, process.cause, process.reason, process.why)
-        ).values():
-            places = grouped(
-                alike,
-                lambda process: (
-                    process.container,
-                    process.mode,
-                    process.rule,
-                    process.masks,
-                    process.cpulist,
-                ),
-            )
-            rows += [_row(job, alike) for alike in places.values()]
-            sentences[len(rows)] = alike[0].why or ""
+        )
+        for group in explained.values():
+            rows += [_row(job, alike) for alike in grouped(group, _place).values()]
+            sentences[len(rows)] = group[0].why or ""
     if rows:
         for number, line in enumerate(aligned(COLUMNS, rows, ())):
             yield line
             yield from [f"  {sentences[number]}"] if sentences.get(number) else ()
+
+
+def _place(process: EnforceProcessDocument) -> object:
+    return process.container, process.mode, process.rule, process.masks, process.cpulist
 
 
 def _row(job: EnforceJobDocument, alike: Alike) -> tuple[str, ...]:
