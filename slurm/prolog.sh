@@ -87,5 +87,10 @@ for _ in 1 2 3 4 5 6 7 8 9 10 11 12; do # of ms: curl waits for no room in a que
     [ $? = 7 ] || break
 done
 say "no daemon is ready at $socket: tasks on this node are pinned by node.json, or not at all ($problem)"
-case $(setting AFFINITYD_DRAIN) in yes | true | 1 | on) exit 1 ;; esac
+case $(setting AFFINITYD_DRAIN) in
+yes | true | 1 | on) # Slurm drains the node for the status, and keeps this reason
+    timeout 2 scontrol update NodeName="${SLURMD_NODENAME-}" State=DRAIN Reason="affinityd: no daemon is ready at $socket"
+    exit 1
+    ;;
+esac
 exit 0

@@ -100,7 +100,8 @@ socket=${AFFINITYD_SOCKET:-$run/affinityd.sock}
 case $socket in /*) ;; *) leave "AFFINITYD_SOCKET=$socket is not an absolute path" ;; esac
 file=${socket%/*}/node.json # of a daemon that has ended
 { has "$affinityd" && has "$limit" && [ -f "$file" ]; } || file=''
-[ -S "$socket" ] || [ -n "$file" ] || leave "no plan from $socket"
+nothing="no daemon listens at $socket, and no node.json is beside it"
+[ -S "$socket" ] || [ -n "$file" ] || leave "$nothing"
 
 # Its GPUs in the node's numbering, and those that other jobs have, too.
 note=/run/affinityd-jobs/${SLURM_JOB_ID-} job_gpus='' job_shared=''
@@ -115,7 +116,13 @@ passed="CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES SLURM_JOB_ID SLURM_STEP_ID SLU
 asked=7
 [ ! -S "$socket" ] || ask "$socket" 0.7 "$passed"
 [ "$asked" != 7 ] || [ -z "$file" ] || ask "$file" 0.6 "$passed"
-understand || leave "${reason:-no plan from $socket}"
+case $asked in
+7) trouble=$nothing ;;
+28 | 137 | 142) trouble="no answer in time from $address" ;; # of curl, and of those that are killed
+0) trouble="no plan from $address, but another answer" ;;
+*) trouble="no plan from $address (status $asked)" ;;
+esac
+understand || leave "${reason:-$trouble}"
 [ "$switch" != off ] || leave "AFFINITYD=off, from the daemon at $socket"
 apply "$SLURM_TASK_PID"
 [ -z "$job_shared" ] || warnings=${warnings:+$warnings,}shared_gpu

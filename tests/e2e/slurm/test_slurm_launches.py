@@ -27,7 +27,7 @@ EVERY_CHANGE = ("task/affinity,task/cgroup constrained", "task/none open")
 MODES = ("node", "unique-contiguous")
 TWO = ("--ntasks=2", "--gres=gpu:small:2")
 GPU = dict(enumerate(HOME))
-LATE = "no plan from /run/affinityd/affinityd.sock"
+LATE = "no answer in time from /run/affinityd/affinityd.sock"
 
 #: How tasks are started, and the CPUs of each. `{0}` and `{1}` are how maps name GPUs 2 and 3,
 #: `{2}` and `{3}` how masks do.

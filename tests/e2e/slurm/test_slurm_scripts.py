@@ -82,7 +82,11 @@ MALFORMED = "Malformed request:"
         ("_MODE", "$(id)", f"{MALFORMED} mode: '$(id)' is not one of"),
         ("_SCOPE", "x" * 5000, f"{MALFORMED} scope: 'xxxxx"),
         ("_MIN_PHYSICAL_CORES", "2", "Cannot be satisfied: "),
-        ("_SOCKET", "/nonexistent", left("no plan from /nonexistent")),
+        (
+            "_SOCKET",
+            "/nonexistent",
+            left("no daemon listens at /nonexistent, and no node.json is beside it"),
+        ),
         ("_SOCKET", "--help", left("AFFINITYD_SOCKET=--help is not an absolute path")),
     ],
 )
@@ -142,7 +146,7 @@ chmod 755 /run/bin/timeout
 #: The daemon's folder; beside its usual socket no replayed machine counts, as this one is.
 FOLDER = "mkdir /run/other\nmount --bind /run/affinityd /run/other\n"
 OTHER = "/run/other/affinityd.sock"
-NONE = left(f"no plan from {OTHER}")
+NONE = left(f"no daemon listens at {OTHER}, and no node.json is beside it")
 
 
 @pytest.fixture
@@ -180,8 +184,10 @@ def test_a_task_is_planned_from_the_node_json_that_a_daemon_left(ended: Node, sh
 
 
 def test_a_command_that_hangs_ends_with_the_task_s_time(ended: Node) -> None:
-    hanging = FOLDER + COMMAND.format("/usr/bin/yes", "")
-    assert task_prolog(replace(ended, more=hanging), FAR_GPU) == NONE
+    sleeps = "rm /run/bin/affinityd\nprintf '#!/bin/sh\\nexec sleep 60\\n' >/run/bin/affinityd\n"
+    hanging = FOLDER + COMMAND.format("/bin/sh", f"{sleeps}chmod 755 /run/bin/affinityd")
+    late = left("no answer in time from /run/other/node.json")
+    assert task_prolog(replace(ended, more=hanging), FAR_GPU) == late
 
 
 # A job's note.
@@ -331,7 +337,8 @@ def test_an_epilog_removes_the_note_of_its_job() -> None:
 
 GPU = {"CUDA_VISIBLE_DEVICES": "0"}
 MUCH = 10 * 1024 * 1024  #: bytes
-NO_PLAN, WOULD = f"no plan from {SOCKET}", f"observe: would run on CPUs {FAR} (local)"
+NO_PLAN, LATE = f"no plan from {SOCKET}", f"no answer in time from {SOCKET}"
+WOULD = f"observe: would run on CPUs {FAR} (local)"
 
 
 def plan(**lines: str) -> str:
@@ -354,15 +361,15 @@ def dribbling(connection: socket.socket, over: threading.Event) -> None:
 
 #: What listens, by what is said of it.
 FAULTS: dict[str, tuple[Behaviour | None, str]] = {
-    "there is none": (None, NO_PLAN),
-    "it hangs": (hanging, NO_PLAN),
-    "it answers a byte at a time": (dribbling, NO_PLAN),
+    "there is none": (None, f"no daemon listens at {SOCKET}"),
+    "it hangs": (hanging, LATE),
+    "it answers a byte at a time": (dribbling, LATE),
     "it speaks no HTTP": (answering(os.urandom(4096)), NO_PLAN),
     "it answers nothing": (ok(""), NO_PLAN),
     "an error": (answering(http("500 Internal Server Error", b"Oh\nno\n")), "Oh"),
     "an error in other letters": (answering(http("500 \xc3", "ä\n".encode())), "ä"),
     "10 MB": (ok(b"0," * (MUCH // 2)), NO_PLAN),
-    "10 MB of a plan": (ok(plan() + "X" * MUCH, "connection: close"), NO_PLAN),
+    "10 MB of a plan": (ok(plan() + "X" * MUCH, "connection: close"), LATE),
     "no cpulist": (ok(plan(CPULIST="all")), NO_PLAN),
     "an empty one": (ok(plan(CPULIST="")), NO_PLAN),
     "a command": (ok(plan(CPULIST="0;touch /tmp/pwned")), NO_PLAN),
@@ -389,10 +396,9 @@ def anywhere() -> str:
 def test_without_a_valid_plan_a_task_stays_where_slurm_put_it(fault: str, anywhere: str) -> None:
     behave, why = FAULTS[fault]
     with beside(behave) as folder:
-        assert task_prolog(Node(run=folder), GPU) == (
-            f"export AFFINITYD_UNPINNED={why}\n",
-            anywhere,
-        )
+        printed, cpus = task_prolog(Node(run=folder), GPU)
+    assert (printed.startswith(f"export AFFINITYD_UNPINNED={why}"), cpus) == (True, anywhere)
+    assert printed.count("\n") == 1
 
 
 PINNED = "".join(f"export {line}\n" for line in plan().splitlines())
