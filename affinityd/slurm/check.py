@@ -33,7 +33,7 @@ _INDEXES = re.compile(r"(?:^|,)gpu(?::[^(),]+)?\(IDX:([\d,-]+)\)")
 
 
 def differences(conf: GresConf, slurmd: SlurmdGres) -> Iterator[str]:
-    """Yield slurmd's errors and, if it has read the whole file, how its GPUs differ from ours."""
+    """Yield slurmd's errors and, if it read the whole file, how its GPUs differ from the lines."""
     yield from slurmd.messages
     if not slurmd.is_complete:
         return
