@@ -26,6 +26,7 @@ from affinityd.kubernetes.nri.messages import (
 from affinityd.linux.protobuf import field, read, text
 from tests.e2e.kubernetes.adjusted import container, make_namespaces, removed, serving, started
 from tests.e2e.kubernetes.cluster import Cluster, running
+from tests.e2e.kubernetes.two_nodes import restart
 from tests.support.cpusets import needs_cpuset
 from tests.support.daemons import PATIENCE, eventually, with_constants
 from tests.support.tiny import BOTH, FAR, NEAR
@@ -162,12 +163,11 @@ def test_a_cpuset_of_another_plugin_stays(cluster: Cluster, tmp_path: Path) -> N
         removed(cluster)
 
 
-def test_a_cpuset_of_kubelet_s_static_policy_stays(tmp_path: Path) -> None:
-    """A cluster of its own kind; the daemon leaves the cpusets of kubelet, and tells the rest."""
-    settings = {"RIG_CPU": "static", "RIG_RESERVED": NEAR}  # it gives away the others
-    (tmp_path / "daemon").mkdir()
-    with running(tmp_path, **settings) as cluster, serving(cluster, tmp_path / "daemon"):
-        make_namespaces(cluster)
+def test_a_cpuset_of_kubelet_s_static_policy_stays(cluster: Cluster, tmp_path: Path) -> None:
+    """The daemon leaves the cpusets of kubelet, and tells the rest."""
+    # It gives away the other CPUs.
+    restart(cluster, {"cpuManagerPolicy": "static", "reservedSystemCPUs": NEAR})
+    with serving(cluster, tmp_path):
         amount = {"cpu": "1", "memory": "64Mi"}
         resources = {"requests": amount, "limits": amount}
         whole = {**container("exclusive", gpus=0, **GPU_0), "resources": resources}
