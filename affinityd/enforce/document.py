@@ -28,6 +28,7 @@ from affinityd.enforce.model import (
     DRIFTED,
     FITS,
     LEFT,
+    ON_PURPOSE,
     PIN_OUTCOMES,
     REASONS,
     WAITING,
@@ -281,9 +282,10 @@ def _gpu(
 def _fate(mismatches: Sequence[Decision]) -> str:
     if any(decision.reason == ALLOCATION for decision in mismatches):
         return ALLOCATION
+    # A pin moves the others of a GPU of which one process was pinned elsewhere on purpose.
+    others = [decision for decision in mismatches if decision.reason != ON_PURPOSE] or mismatches
     if all(
-        decision.verdict == DRIFTED or decision.reason in {YOUNG, WAITING}
-        for decision in mismatches
+        decision.verdict == DRIFTED or decision.reason in {YOUNG, WAITING} for decision in others
     ):
         return BY_PIN
     return LEFT

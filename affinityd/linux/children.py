@@ -22,9 +22,6 @@ from affinityd.linux.files import numbered
 
 CHUNK = 65536
 PIPE = 3  #: its number in the child, behind the three streams
-GRACE = (
-    1.0  #: seconds for a killed child to end: one that a driver holds in the kernel stays longer
-)
 PAUSE = 0.0002  #: seconds between two looks whether a child has ended
 RETURNED, RAISED = b"0", b"1"  #: begin what a child of `run` writes
 

@@ -119,6 +119,8 @@ def far(reason: str, pid: int = 2, gpu: GpuKey = GPU0) -> Decision:
         ([drifted(), drifted(2, "unpinned")], {MEND}),
         ([drifted(), far("young"), far("waiting", 3)], {MEND}),
         ([drifted(), far("policy")], {LEAVE}),
+        ([drifted(), far("on_purpose"), drifted(3)], {MEND}),  # a pin moves the others
+        ([far("on_purpose")], {LEAVE}),
         ([far("given_up")], {LEAVE}),
         ([far("opted_out"), far("allocation", 3)], {ALLOCATE}),
         ([drifted(), left(2, "no_job")], {MEND}),  # what is near does not count
