@@ -23,11 +23,10 @@ from affinityd.errors import AffinityError
 from affinityd.request.formats import render
 from affinityd.request.parameters import FORMATS, parse_request
 from affinityd.request.resolve import answer
-from affinityd.topology.document import read_node, to_document
+from affinityd.topology.document import read_node
 from affinityd.topology.model import Gpu, Node, Topology
 from tests.e2e.fuzz.inputs import FEW
 from tests.support.daemons import PATIENCE, Reply, eventually, is_ready, spawn
-from tests.support.documents import in_json
 from tests.support.machines.by_hand import made
 from tests.support.machines.strategies import UNIQUE, options
 from tests.support.machines.sysfs_tree import write_tree
@@ -120,13 +119,6 @@ class LivingDaemon(RuleBasedStateMachine):
         cpus = [cpu for rank in expected.ranks for cpu in rank.cpus]
         assert asked["mode"] not in UNIQUE or len(cpus) == len(set(cpus))
         assert set(cpus) <= self.model.read.online - parse_list(RESERVED)
-
-    @rule()
-    def topology(self) -> None:
-        node = self.model.asked()
-        answer = self.model.daemon.get("/topology").json
-        expected = in_json(to_document(node.topology))
-        assert (answer["generation"], answer["topology"]) == (node.generation, expected)
 
     @rule(cpus=cpulists)
     def cpus_go_and_come(self, cpus: str) -> None:

@@ -209,17 +209,6 @@ def test_strange_names_of_parts_are_text(open_tab: Opens) -> None:
     assert tab.errors == []
 
 
-def test_a_machine_of_256_cpus_is_on_one_screen(open_tab: Opens) -> None:
-    tab = open_tab("dgx-a100")
-    picture = tab.picture
-    picture.scroll_into_view_if_needed()
-    box = picture.bounding_box()
-    assert box is not None
-    assert (box["x"] + box["width"] <= 1024, box["height"] <= 768) == (True, True)
-    sizes = picture.locator(".cpu > text").evaluate_all("all => all.map(it => it.getBBox().height)")
-    assert min(sizes) * box["width"] / float(picture.get_attribute("width") or 0) > 8  # pixels
-
-
 def test_the_page_says_that_the_machine_changed(context: BrowserContext, tmp_path: Path) -> None:
     root, port = write_tree(machine("cloud-vm"), tmp_path / "machine"), free_port()
     with running(tmp_path, "--root", str(root), listen=f"127.0.0.1:{port}") as daemon:
