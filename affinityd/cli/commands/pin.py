@@ -151,25 +151,32 @@ def _journal(pinned: PinResult) -> None:
 def _cpus(arguments: argparse.Namespace, process: Stat) -> tuple[CpuSet, OwnCpus]:
     """Return the CPUs of the process, and how to find those of its descendants.
 
-    Each has its own GPU's, as a launcher's ranks; one without works for its parent.
+    Each has its own GPU's, as a launcher's ranks; one without works for its parent. The GPUs are
+    known as for `affinityd verify`. Raises ApplyError where they are not.
     """
     if arguments.listed is not None:
         return _listed(arguments), lambda _child: None
-    planner = target.ProcessPlanner(plan_options(arguments), divides=True)
-
-    def own_cpus(child: Stat) -> CpuSet | None:
-        plan = planner.plan_or_none(child)
-        return None if plan is None or plan.locality == "unknown" else plan.cpus
-
+    options = plan_options(arguments)
+    planner = target.ProcessPlanner(options, divides=True)
     reply = planner.plan(process)
     if reply.locality == "unknown":
         raise ApplyError(f"{UNKNOWN_PLACE}; name the CPUs: --cpus LIST")
+    used = target.used_gpus(process, planner, is_named="gpus" in options)
+    concerned = used.doubts if arguments.tree else used.doubts.keys() & {process.number}
+    for pid in sorted(concerned):
+        raise ApplyError(f"process {pid}: {used.doubts[pid]}")
+
+    def own_cpus(child: Stat) -> CpuSet | None:
+        ranks = used.ranks.get(child.number, ())
+        is_unknown = any(rank.locality == "unknown" for rank in ranks)
+        return None if is_unknown else frozenset().union(*(rank.cpus for rank in ranks)) or None
+
     if doubt := planner.doubt(process):
         say(f"affinityd pin: {doubt}")
     for warning in reply.warnings:
         if warning.code not in UNASKED:
             say(f"affinityd: {warning.code}: {warning.message}")
-    return reply.cpus, own_cpus
+    return own_cpus(process) or reply.cpus, own_cpus
 
 
 def _listed(arguments: argparse.Namespace) -> CpuSet:
@@ -188,14 +195,19 @@ def _groups(threads: tuple[ThreadResult, ...]) -> Iterable[list[ThreadResult]]:
     """Return threads by process and result; each of those left alone may have its own mask."""
     return grouped(
         threads,
-        lambda thread: (thread.pid, thread.outcome == LEFT_ALONE or thread.held, thread.reason),
+        lambda thread: (
+            *(thread.pid, thread.outcome == LEFT_ALONE or thread.held, thread.reason),
+            thread.outcome == PINNED and thread.was_set,
+        ),
     ).values()
 
 
 def _results(pinned: PinResult, *, dry_run: bool) -> Iterator[str]:
     would = "would be " if dry_run else ""
     for group in _groups(pinned.having(PINNED)):
-        yield f"{_label(group)} {would}pinned to CPUs {format_list(group[0].held)}"
+        is_change = group[0].was_set or dry_run
+        happened = f"{would}pinned to CPUs" if is_change else "already on CPUs"
+        yield f"{_label(group)} {happened} {format_list(group[0].held)}"
     for group in _groups(pinned.having(LEFT_ALONE)):
         held = frozenset().union(*(thread.held for thread in group))
         tids = ", ".join(str(thread.tid) for thread in group[:MOST_THREADS])

@@ -153,6 +153,26 @@ def test_the_ranks_of_a_launcher_are_judged_by_the_gpus_that_the_driver_names(
         assert not any(it["notes"] for it in processes)
 
 
+def test_pin_tree_pins_each_rank_near_the_gpu_that_the_driver_names(
+    capsys: Capture, known: Known
+) -> None:
+    with parent_of({}, {}) as child:
+        zero, one = children_of(child.pid)
+        known.now = replace(Known(zero).now, holdings=(Holding(zero, GPU), Holding(one, OTHER)))
+        assert main(["pin", "--tree", str(child.pid)]) == 0
+        assert os.sched_getaffinity(zero) == NEAR
+        assert os.sched_getaffinity(one) == FAR
+        assert f"process {child.pid} (python): 1 thread already on CPUs" in capsys.readouterr().out
+        assert main(["verify", str(child.pid)]) == 0
+
+
+def test_pin_refuses_a_process_whose_gpu_is_not_known(capsys: Capture) -> None:
+    with sleeping(env={}) as child:
+        assert main(["pin", str(child.pid)]) == 1
+        assert os.sched_getaffinity(child.pid) == os.sched_getaffinity(0)
+    assert "name the one that it uses with --gpus N" in capsys.readouterr().err
+
+
 def test_every_thread_is_listed_and_equal_threads_share_a_row(capsys: Capture) -> None:
     with program(THREADS) as child:
         pid = child.pid
