@@ -15,7 +15,6 @@ import pytest
 from affinityd.audit.document import everything
 from affinityd.audit.model import Job
 from affinityd.cli import main
-from affinityd.cli.commands import enforce
 from affinityd.cli.render.enforcement import lines
 from affinityd.enforce import model
 from affinityd.enforce.document import Enforced, EnforceDocument, render
@@ -26,7 +25,7 @@ from affinityd.planner import Options
 from tests.support.enforce_reports import drifted, enforced, fits, left
 from tests.support.paths import REPOSITORY
 from tests.support.scans import GPU0, GPU1
-from tests.support.servers import Behaviour, answering, hanging, http, serving
+from tests.support.servers import Behaviour, answering, http, serving
 
 Capture = pytest.CaptureFixture[str]
 
@@ -194,30 +193,6 @@ def test_json_is_the_daemons_document_unchanged(tmp_path: Path, capsys: Capture)
     sent = render(enforced(OURS), everything)
     assert answered(tmp_path, sent, "--json") == 1
     assert capsys.readouterr().out == f"{sent.decode()}\n"
-
-
-@pytest.mark.parametrize(
-    ("behave", "said"),
-    [
-        (answering(http("200 OK", b"{}")), "the daemon's /enforce response: enforce has no 'node'"),
-        (hanging, "did not answer in time"),
-    ],
-    ids=["another document", "slow"],
-)
-def test_an_unreadable_answer_is_an_error_of_one_line(
-    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, behave: Behaviour, said: str
-) -> None:
-    monkeypatch.setattr(enforce, "TIMEOUT", 0.3 if behave is hanging else enforce.TIMEOUT)
-    assert answered(tmp_path, behave) == 2
-    is_one_line(capsys, "affinityd enforce: ", said)
-
-
-def is_one_line(capsys: Capture, start: str, said: str) -> None:
-    """Have nothing printed but a line on stderr, of that start and with that in it."""
-    captured = capsys.readouterr()
-    assert (captured.out, captured.err.count("\n")) == ("", 1)
-    assert captured.err.startswith(start)
-    assert said in captured.err
 
 
 def test_an_error_names_the_missing_file(capsys: Capture) -> None:

@@ -21,7 +21,7 @@ from affinityd.client import ask_daemon, local_plan
 from affinityd.client.ask_daemon import ProcessPlan
 from affinityd.client.local_plan import plan_on_node
 from affinityd.cpuset import format_list, parse_list
-from affinityd.discovery import discover, open_tree
+from affinityd.discovery import open_tree
 from affinityd.discovery.snapshot import write_snapshot
 from affinityd.errors import (
     REFUSALS,
@@ -396,17 +396,6 @@ def test_a_script_gets_the_daemon_s_answer_from_node_json(
     published.unlink()
     main(["plan", "--node-file", f"{published}", *query()])
     assert "No such file" in capsys.readouterr().out
-
-
-def test_a_file_that_is_no_node_is_passed_over(socket_path: str, published: Path) -> None:
-    this = discover(open_tree("/"), None)
-    for content in (b'{"version": 2}', b"\xff\xfe"):
-        published.write_bytes(content)
-        local = local_plan.find_node([socket_path])
-        assert (local.source, local.node.topology) == ("sysfs", this)
-    published.unlink()
-    published.mkdir()
-    assert local_plan.find_node([socket_path]).source == "sysfs"
 
 
 def test_a_replayed_node_beside_the_default_socket_is_passed_over(

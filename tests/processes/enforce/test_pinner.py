@@ -24,7 +24,6 @@ from tests.processes.linux.test_pinning import ALL, FAMILY, FIRST, SECOND, masks
 from tests.support.audit_facts import facts_of
 from tests.support.child_python import SECCOMP, said
 from tests.support.children import children_of, program, sleeping
-from tests.support.cpusets import cpuset, needs_cpuset
 
 TO_FIRST = TargetCpus(cpus=FIRST, cpuset=ALL, usual=frozenset({ALL}))
 
@@ -55,18 +54,6 @@ def test_a_mask_that_the_kernel_narrows_is_reported_as_read_back() -> None:
     target = replace(TO_FIRST, cpus=FIRST | {1023})  # which no machine has that runs this
     with sleeping() as child:
         assert pin(facts_of(child.pid), target) == PinOutcome(pinned=1, cut=FIRST)
-
-
-@needs_cpuset
-def test_a_cpuset_rewritten_since_the_scan_is_a_refusal() -> None:
-    with cpuset() as folder, sleeping() as child:
-        (folder / "cgroup.procs").write_text(str(child.pid))
-        facts = facts_of(child.pid)
-        (folder / "cpuset.cpus").write_text(str(min(SECOND)))
-        error = "EINVAL: its cpuset has none of these CPUs"
-        usual = replace(TO_FIRST, usual=frozenset({SECOND}))
-        assert pin(facts, usual) == PinOutcome(refused=1, error=error)
-        assert masks(child.pid) == [SECOND]
 
 
 def test_after_the_deadline_no_mask_is_set() -> None:

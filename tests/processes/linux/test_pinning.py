@@ -165,20 +165,6 @@ def test_a_thread_with_the_cut_mask_counts_as_pinned() -> None:
     assert (pinned.is_settled, pinned.is_complete) == (True, False)
 
 
-@pytest.mark.parametrize("milliseconds", [0, 4])
-def test_a_process_that_ends_during_a_pin_is_no_error(milliseconds: int) -> None:
-    with program(CHURN) as child:
-        kill = ["sh", "-c", f"sleep 0.00{milliseconds}; kill -9 {child.pid}"]
-        with subprocess.Popen(kill):
-            while (stat := stat_of(child.pid)) and not stat.is_zombie:
-                pinned = pin(child.pid, FIRST, tree=True)
-                assert {thread.outcome for thread in pinned.threads} <= {PINNED}
-        ended = target_of(child.pid, FIRST)
-        for _ in range(2):  # as a zombie, and when it is gone
-            assert pin_threads(lambda: [ended]) == PinResult((), is_settled=True)
-            child.wait()
-
-
 def test_a_process_that_reuses_the_pid_is_not_pinned() -> None:
     with sleeping() as child, sleeping() as other:
         now = target_of(child.pid, FIRST)

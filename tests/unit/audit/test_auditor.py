@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from affinityd.audit.auditor import REMEMBERED, CpuTimeCounters
 from affinityd.audit.model import (
@@ -106,22 +104,6 @@ def test_a_job_is_remembered_for_a_while_after_its_last_process() -> None:
     ledger.book([], [GPU], gone + REMEMBERED)
     assert ledger.job_time == {}
     assert ledger.gpu_time[GPU] == CpuTime(1, 1)
-
-
-@given(st.lists(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 999), st.booleans()))))
-def test_no_counter_goes_back_and_remote_is_in_all(
-    scans: list[list[tuple[int, int, bool]]],
-) -> None:
-    ledger = CpuTimeCounters(100)
-    before = CpuTime()
-    for number, threads in enumerate(scans):
-        facts = [far(ticks, tid) if is_far else near(ticks, tid) for tid, ticks, is_far in threads]
-        ledger.book([of(*facts)], [GPU], 100.0 + number)
-        now = ledger.gpu_time[GPU]
-        assert now.total >= before.total
-        assert now.remote >= before.remote
-        assert now.remote <= now.total
-        before = now
 
 
 def seen(mask: str, *, gpu: GpuKey = GPU, is_daemon: bool = False) -> AuditedProcess:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 
@@ -21,7 +20,7 @@ from bench.compare.rules import (
 )
 from tests.support.asking import ask
 from tests.support.paths import REPOSITORY
-from tests.support.reports import ONE_NODE, TWO_NODES, asked
+from tests.support.reports import asked
 
 #: Sentence: machine, allowed CPUs, GPUs, each rank's CPUs (-: left as it was), unique, verdict.
 CASES = {
@@ -135,23 +134,3 @@ def test_the_pages_have_these_counts() -> None:
 
 def of(source: str) -> Machine:
     return next(machine for machine in machines() if machine.source == source)
-
-
-def test_a_machine_is_asked_what_differs_on_it() -> None:
-    found = [
-        (question.kind, format_list(question.allowed), [job.visible for job in question.jobs])
-        for question in questions(replace(TWO_NODES, cpuset=parse_list("2-5")))
-    ]
-    assert found == [
-        ("whole", "0-15", ["0,1,2,3"]),
-        ("reversed", "0-15", ["3,2,1,0"]),
-        ("apart", "0-15", ["0", "1", "2", "3"]),
-        ("reporter's", "2-5", ["0,1,2,3"]),
-        ("one node's", "0-3,8-11", ["0,1,2,3"]),
-    ]
-    third = replace(TWO_NODES, nodes={**TWO_NODES.nodes, 2: parse_list("16-17")}, cores=9)
-    third = replace(third, online=parse_list("0-17"))
-    asked = {question.kind: format_list(question.allowed) for question in questions(third)}
-    assert asked["other nodes'"] == "4-7,12-17"
-    alone = replace(ONE_NODE, gpus=ONE_NODE.gpus[:1])
-    assert [question.kind for question in questions(alone)] == ["whole"]

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from affinityd.cli.render.topology import draw
-from affinityd.topology.model import Core, Gpu, Nic, NumaNode, Topology
+from affinityd.topology.model import Core, NumaNode, Topology
 from tests.support.drawings import DRAWN, drawing, path
-from tests.support.machines.facts import ALL_NAMES, machine
-
-COLOUR = re.compile(r"\x1b\[\d+m")
+from tests.support.machines.facts import machine
 
 
 def lines(topology: Topology) -> list[str]:
@@ -28,25 +25,6 @@ def test_a_machine_is_drawn_as_it_was_reviewed(name: str) -> None:
 
 def test_every_golden_is_compared() -> None:
     assert set(path("x").parent.glob("topology-*.txt")) == {path(name) for name in DRAWN}
-
-
-@pytest.mark.parametrize("name", ALL_NAMES)
-def test_every_device_and_every_node_is_drawn_once_in_lines_that_fit_in_colour_too(
-    name: str,
-) -> None:
-    topology = machine(name)
-    drawn, coloured = lines(topology), list(draw(topology, color=True))
-    assert coloured != drawn
-    assert [COLOUR.sub("", line) for line in coloured] == drawn
-    assert max(map(len, drawn[1:])) <= 100
-    text = "\n".join(drawn)
-    devices: list[Gpu | Nic] = [*topology.gpus, *topology.nics]
-    labels = [
-        "no NUMA node" if number is None else f"NUMA node {number} "
-        for number in topology.nodes_with_cpus
-    ]
-    for it in (*(device.pci_bus_id for device in devices), *labels):
-        assert text.count(it) == 1
 
 
 def odd_machine(packages: Sequence[int | None], nodes: Sequence[int | None]) -> Topology:

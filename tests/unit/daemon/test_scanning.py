@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from affinityd.audit.model import Job
 from affinityd.config.settings import OBSERVE, PIN
 from affinityd.daemon.enforcement import EnforceLog
 from affinityd.enforce.document import Enforced
@@ -75,28 +74,6 @@ def told(
 def pinning(*decisions: Decision) -> Enforced:
     before = tuple(ThreadBefore(1, tid, 0, frozenset({4, 5, 6, 7})) for tid in (1, 2))
     return enforced(*decisions, done=tuple(done(it, pinned=2, replaced=before) for it in decisions))
-
-
-ID = "cd34" * 16
-
-
-@pytest.mark.parametrize(
-    ("job", "pod", "name"),
-    [
-        (Job("container", f"/libpod_parent/libpod-{ID}"), None, "container cd34cd34cd34"),
-        (Job("container", f"/machine.slice/libpod-{ID}.scope"), None, "container cd34cd34cd34"),
-        (Job("container", f"/system.slice/docker-{ID}.scope"), None, "container cd34cd34cd34"),
-        (Job("container", f"/docker/{ID}"), None, "container cd34cd34cd34"),
-        (Job("container", f"/k8s.io/cri-containerd-{ID}.scope"), None, "container cd34cd34cd34"),
-        (Job("kubernetes", "0a1b-2c3d"), "vision/train-0", "pod vision/train-0"),
-        (Job("kubernetes", "0a1b-2c3d"), None, "kubernetes 0a1b-2c3d"),
-    ],
-)
-def test_the_log_names_a_job_by_its_pod_container_or_id(
-    caplog: pytest.LogCaptureFixture, job: Job, pod: str | None, name: str
-) -> None:
-    _, line = told(caplog, pinning(replace(drifted(1), job=job, pod=pod)))
-    assert line.startswith(f"INFO: {name}: pinned python (pid 1)")
 
 
 FITS, ONE, TWO = enforced(fits()), pinning(drifted(1)), pinning(drifted(2))

@@ -143,19 +143,6 @@ def test_distances(tmp_path: Path, files: str, expected: dict[int, dict[int, int
 
 
 @pytest.mark.parametrize(
-    ("text", "memory"),
-    [
-        ("Node 0 MemTotal:       16772456 kB\nNode 0 MemFree:  1 kB", 16772456 * 1024),
-        ("Node 0 MemTotal:              0 kB", 0),
-        ("Node 0 MemFree:  1 kB", None),
-        ("", None),
-    ],
-)
-def test_memory_is_in_bytes(tmp_path: Path, text: str, memory: int | None) -> None:
-    assert read_nodes(tmp_path, f"node0/meminfo={text}").node_of[0].memory_bytes == memory
-
-
-@pytest.mark.parametrize(
     ("files", "notice"),
     [
         ("", "The kernel shows no NUMA nodes: all CPUs are treated as one node"),

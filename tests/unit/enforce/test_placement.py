@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from affinityd.audit.model import ContainerResources, Job, Membership, ProcessFacts
+from affinityd.audit.model import Job, Membership, ProcessFacts
 from affinityd.enforce.policy.identity import ProcessIdentity as Who
 from affinityd.topology.model import Topology
 from tests.support.asking import ask, cpulists
@@ -236,19 +236,6 @@ def test_a_new_rank_moves_the_others_once_and_is_no_reset() -> None:
     assert [masks(facts) for facts in both] == [["0-3"], ["4-7"]]
     assert said(*site.look(*both)) == ["fits", "fits"]
     assert site.backoff.resets == 0
-
-
-def test_a_gpu_granted_by_kubelet_is_a_rank_before_it_is_opened() -> None:
-    gpus = (FIRST.gpu, SECOND.gpu)
-    given = ContainerResources(
-        "team", "train", "main", {}, frozenset(), frozenset(), frozenset(), gpus
-    )
-    first, second = (replace(it, given=given) for it in (FIRST, SECOND))
-    site = Site(FOUR, UNIQUELY)
-    (pinned,) = site.pin(first)
-    assert masks(pinned) == ["0-3"]
-    assert places(site.look(pinned, second)) == ["0-3", "4-7"]
-    assert said(*site.look(pinned, second)) == ["fits", "drifted unpinned"]
 
 
 @pytest.mark.parametrize("aside", [{"is_daemon": True}, {"orphan": "its job is over"}])

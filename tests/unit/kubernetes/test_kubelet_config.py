@@ -55,67 +55,51 @@ def proc(tmp_path: Path) -> Path:
     return tmp_path / "proc"
 
 
+OPTIONS = {"prefer-closest-numa-nodes": "true"}
+BY_FILE = {
+    "cpu_policy": "static",
+    "cpu_options": {"full-pcpus-only": "true", "distribute-cpus-across-numa": "false"},
+    "topology_policy": "none",
+    "topology_scope": "pod",
+    "topology_options": {**OPTIONS, "max-allowable-numa-nodes": "16"},
+}
+FOLDER = {
+    "etc/k.json": JSON,
+    "etc/conf.d/10-a.conf": HEAD + "topologyManagerPolicy: best-effort",
+    "etc/conf.d/20-team/1.conf": HEAD + 'topologyManagerPolicyOptions: {a: "b"}',
+    "etc/conf.d/90-z.yaml": HEAD + "topologyManagerPolicy: none",
+}
+BY_FOLDER = {"topology_policy": "best-effort", "topology_options": {**OPTIONS, "a": "b"}}
+OF_FLAGS = {
+    "cpu_policy": "static",
+    "cpu_options": {"a": "true", "b": "2"},
+    "topology_policy": "single-numa-node",
+    "topology_scope": "pod",
+}
+STATE = "var/lib/kubelet/cpu_manager_state"
+NEWER = {"etc/k.yaml": WHOLE, STATE: '{"policyName":"none"}'}  #: the file was edited since
+CONFIG, BOTH = (
+    "kubelet --config=/etc/k.yaml",
+    "kubelet --config=/etc/k.json --config-dir=/etc/conf.d",
+)
+
+
 @pytest.mark.parametrize(
     ("command", "files", "expected"),
     [
         ("kubelet", {}, DEFAULTS),
-        ("kubelet --config=/etc/k.yaml", {}, NOTHING),  # it cannot be read
+        (CONFIG, {}, NOTHING),  # it cannot be read
         ("kubelet --config /etc/k.yaml", {"etc/k.yaml": HEAD}, DEFAULTS),
-        ("kubelet --config k.yaml", {"etc/k.yaml": HEAD}, DEFAULTS),
         ("kubelet --config k.yaml", {"etc/k.yaml": f"{HEAD}: no key\n"}, DEFAULTS),
-        ("kubelet --config=/etc/k", {"etc/k": "kind: Other\n"}, NOTHING),
-        ("kubelet --config=/etc/k", {"etc/k": "{kind: KubeletConfiguration}"}, NOTHING),
-        (
-            "/usr/bin/kubelet --config=/etc/k.yaml",
-            {"etc/k.yaml": WHOLE},
-            {
-                "cpu_policy": "static",
-                "cpu_options": {"full-pcpus-only": "true", "distribute-cpus-across-numa": "false"},
-                "topology_policy": "none",
-                "topology_scope": "pod",
-                "topology_options": {
-                    "prefer-closest-numa-nodes": "true",
-                    "max-allowable-numa-nodes": "16",
-                },
-            },
-        ),
-        (
-            "kubelet --config=/etc/k.json --config-dir=/etc/conf.d",
-            {
-                "etc/k.json": JSON,
-                "etc/conf.d/10-a.conf": HEAD + "topologyManagerPolicy: best-effort",
-                "etc/conf.d/20-team/1.conf": HEAD + 'topologyManagerPolicyOptions: {a: "b"}',
-                "etc/conf.d/90-z.yaml": HEAD + "topologyManagerPolicy: none",
-            },
-            DEFAULTS
-            | {
-                "topology_policy": "best-effort",
-                "topology_options": {"prefer-closest-numa-nodes": "true", "a": "b"},
-            },
-        ),
+        (CONFIG, {"etc/k.yaml": "kind: Other\n"}, NOTHING),
+        (CONFIG, {"etc/k.yaml": "{kind: KubeletConfiguration}"}, NOTHING),
+        (f"/usr/bin/{CONFIG}", {"etc/k.yaml": WHOLE}, BY_FILE),
+        (BOTH, FOLDER, DEFAULTS | BY_FOLDER),
         ("kubelet --config-dir=/etc/none", {}, NOTHING),
-        (
-            BY_FLAGS,
-            {},
-            NOTHING
-            | {
-                "cpu_policy": "static",
-                "cpu_options": {"a": "true", "b": "2"},
-                "topology_policy": "single-numa-node",
-                "topology_scope": "pod",
-            },
-        ),
-        (  # the file was edited since
-            "kubelet --config=/etc/k.yaml",
-            {"etc/k.yaml": WHOLE, "var/lib/kubelet/cpu_manager_state": '{"policyName":"none"}'},
-            {"cpu_policy": "none"},
-        ),
-        (
-            "k3s server",
-            {"var/lib/kubelet/cpu_manager_state": '{"policyName":"static","checksum":7}'},
-            NOTHING | {"cpu_policy": "static"},
-        ),
-        ("kubelet", {"var/lib/kubelet/cpu_manager_state": "[]"}, DEFAULTS),
+        (BY_FLAGS, {}, NOTHING | OF_FLAGS),
+        (CONFIG, NEWER, {"cpu_policy": "none"}),
+        ("k3s server", {STATE: '{"policyName":"static","checksum":7}'}, {"cpu_policy": "static"}),
+        ("kubelet", {STATE: "[]"}, DEFAULTS),
     ],
 )
 def test_the_settings_of_a_kubelet(
@@ -124,5 +108,5 @@ def test_the_settings_of_a_kubelet(
     (proc / str(PID) / "cmdline").write_text(command.replace(" ", "\0") + "\0")
     for name, content in files.items():
         (proc / str(PID) / "root" / name).write_text(content)
-    found = read(PID, f"{proc}")
-    assert {name: getattr(found, name) for name in expected} == expected
+    settings = read(PID, f"{proc}")
+    assert {name: getattr(settings, name) for name in expected} == expected

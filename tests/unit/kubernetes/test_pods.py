@@ -21,15 +21,12 @@ from affinityd.audit.model import (
 from affinityd.cpuset import parse_list
 from affinityd.kubernetes import pods
 from affinityd.kubernetes.pods import (
-    MOST,
     Candidate,
     KubeletPods,
     _containers,
-    containers,
     with_containers,
 )
-from affinityd.linux import protobuf as wire
-from affinityd.linux.protobuf import MOST_FIELDS, field
+from affinityd.linux.protobuf import field
 from affinityd.topology.model import MigInstance
 from tests.support.audit_facts import KUBERNETES_POD, POD, process
 from tests.support.machines.facts import machine
@@ -69,19 +66,6 @@ def test_a_container_is_read_from_kubelet_s_answer(
 def test_a_truncated_answer_is_an_error(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"cut off|bits"):
         list(_containers(data))
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        pod_of() * (MOST + 1),
-        b"\x0a\x00" * (MOST_FIELDS + 1),
-        wire.field(1, wire.field(3, wire.field(3, b"\x01" * (MOST_FIELDS + 1)))),
-    ],
-)
-def test_more_containers_than_a_node_can_have_are_an_error(answer: bytes) -> None:
-    with pytest.raises(ValueError, match=r"^the answer is no list of pods: over [0-9]+ "):
-        containers(answer)
 
 
 A100 = machine("dgx-a100")
@@ -262,19 +246,6 @@ def test_device_files_tell_containers_of_a_shared_gpu_apart(
     containers = given("one", "GPU-0::0"), given("two", "GPU-0::1", "GPU-1")
     keys = frozenset(("nvidia", gpu) for gpu in files)
     assert named(in_pod(0), containers=containers, files=keys) == [expected]
-
-
-@pytest.mark.parametrize(
-    ("files", "cpus", "expected"),
-    [((), "", "one"), ((0,), "", "one"), ((0, 1), "", None), ((0, 1), "0-255", "one")],
-)
-def test_a_container_with_device_files_of_other_gpus_matches_none_of_kubelet_s(
-    files: tuple[int, ...], cpus: str, expected: str | None
-) -> None:
-    keys = frozenset(("nvidia", gpu) for gpu in files)
-    assert named(in_pod(0), containers=(given("one", "GPU-0", cpus=cpus),), files=keys) == [
-        expected
-    ]
 
 
 def test_a_container_is_of_one_pod_unless_the_other_is_a_known_daemon() -> None:

@@ -94,16 +94,6 @@ def test_only_variables_that_rules_name_are_kept(
     assert unread == (all_of_it if environment is None else set())
 
 
-def test_an_environment_is_read_once_for_the_same_variables(tmp_path: Path) -> None:
-    known, its = ProcessIdentities(str(tmp_path)), facts(tmp_path, b"AFFINITYD=off\0" + ENVIRON)
-    first = known.of(its, ("TEAM",))
-    other = known.of(replace(its, start=its.start + 1), ("TEAM",))
-    assert (first.switch, other.switch, other.environment) == ("off", "observe", None)
-    (tmp_path / "proc/7/environ").unlink()
-    assert known.of(its, ("TEAM",)).environment is first.environment
-    assert known.of(its, ("TEAM", "SIZE")).environment is None
-
-
 def test_a_late_environment_is_used_by_the_next_scan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.daemon.policy_document import KEYS, SETTINGS, parse
+from affinityd.daemon.policy_document import KEYS, parse
 from affinityd.enforce.policy import (
     MAX_FILE,
     Policy,
@@ -171,7 +171,6 @@ def test_cgroup_paths_are_unique_and_printable() -> None:
 
 
 RULE = "[[rule]]\n"
-TREE = "{'a': {'a': {'a': {'a': {'a': {'a': {...}}}}}}}"
 NO_EFFECT = "mode has no effect with leave = true; remove it, or write leave = false"
 
 
@@ -180,37 +179,24 @@ NO_EFFECT = "mode has no effect with leave = true; remove it, or write leave = f
     [
         ('mode = "nod"', "mode: 'nod': it is not a mode; did you mean node?"),
         ("mode = 7", f"mode: 7: it is not a mode; known are {', '.join(MODES)}"),
-        (f"mode = 0x{'f' * 4000}", "mode: a huge number: "),
-        (f"mode.{'.'.join('a' * 200)} = 1", f"mode: {TREE}: it is not a mode"),
         ('share = "nodes"', "share: 'nodes': it should be 'auto', 'requested' or 'node'"),
-        ("min_physical_cores = true", "min_physical_cores: true: it should be a whole number"),
         ("min_physical_cores = 0", "min_physical_cores: 0: it should be greater than or equal"),
         ("cpus = 0", "cpus: 0: it should be a number of CPUs from 1 on, 'granted' or 'none'"),
         ("leave = 1", "leave: 1: it should be true or false"),
         ('mod = "node"', "unknown 'mod'; did you mean mode?"),
-        ('"a\\nb" = 1', f"unknown 'a\\nb'; known are rule, {', '.join(SETTINGS)}"),
-        ('user = "x"', "user selects processes; write it below a line [[rule]]"),
         ('[rule]\nuser = "x"', "{'user': 'x'} is not a list of rules; write [[rule]], in two brac"),
         (RULE, f"rule 1: it selects nothing; give it one of {', '.join(KEYS)}"),
         (f"{RULE}uid = 0\n{RULE}partion = 1", "rule 2: unknown 'partion'; did you mean partition?"),
         ("mode = \n", "it is not TOML: Invalid value (at line 1, column 8)"),
-        (f"mode = {'[' * 4000}", "it is nested too deeply"),
         # A rule is told by what it asks first.
         (f"{RULE}mode = 7\npod = 'd'", "rule 1 (pod = 'd'): mode: 7: it is not a mode; known"),
-        (f"{RULE}user = '{'x' * 257}'", "rule 1 (user = 'xxxxxxxx"),
         (f"{RULE}uid = [1, -3]", "rule 1 (uid = [1, -3]): uid: -3: it should be greater than or"),
-        (f"{RULE}uid = 4294967295", "rule 1 (uid = 4294967295): uid: 4294967295: it should be les"),
         (f"{RULE}user = 7", "rule 1 (user = 7): user: 7: it should be a name or a glob in quotes"),
-        (f"{RULE}user = [['b']]", "rule 1 (user = [['b']]): user: ['b']: it should be a name"),
         (f"{RULE}user = []", "rule 1 (user = []): user: []: it is empty, which matches no proces"),
-        (f"{RULE}user = ['']", "rule 1 (user = ['']): user: '': it is empty; write a name"),
         (f"{RULE}cgroup = 'a'", "rule 1 (cgroup = 'a'): cgroup: 'a': it is not a path of a cgroup"),
         (f"{RULE}environment = 7", "rule 1 (environment = 7): environment: 7: it should be a tabl"),
-        (f"{RULE}environment = {{}}", "rule 1 (environment = {}): environment: {}: it is empty"),
         (f"{RULE}environment.'=' = 'x'", "rule 1 (environment = {'=': 'x'}): environment.=: '=': "),
-        (f"{RULE}environment.A = 1", "rule 1 (environment = {'A': 1}): environment.A: 1: it shou"),
         (f"{RULE}uid = 7\nleave = true\nmode = 'all'", f"rule 1 (uid = [7]): {NO_EFFECT}"),
-        (f"leave = true\n{RULE}uid = 7\nmode = 'all'", f"rule 1 (uid = [7]): {NO_EFFECT}"),
     ],
 )
 def test_an_error_names_its_rule_key_and_value_and_the_remedy(text: str, line: str) -> None:
