@@ -33,10 +33,6 @@ def ask(
     )
 
 
-def _pair(name: str, text: str) -> tuple[str, str]:
-    return ("env", f"{name}={text}") if name.isupper() else (name, text)
-
-
 def try_to_ask(
     topology: Topology, *, reserved: str = "", **parameters: str
 ) -> Reply | AffinityError:

@@ -194,6 +194,12 @@ def eventually(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.02)
 
 
+def free_port() -> int:
+    """Return a port that no process listens on, at any address of this machine."""
+    with socket.create_server(("", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
 def open_files(process: int) -> Iterator[Path]:
     """Yield what a process holds open, as far as it still does."""
     with suppress(OSError):  # it ended, or is another user's

@@ -1,20 +1,24 @@
 """A real daemon on this machine as if it had NVIDIA's driver, and NUMA nodes that a test makes.
 
 It runs on this machine's own `/`, but for `/proc/driver`, `/sys/devices/system` and `/run`, which
-are mounted over in a mount namespace of the daemon's own; NVML is a real shared library.
+are mounted over in a mount namespace of the daemon's own; NVML is a real shared library. On a
+`LiveNode` the NUMA nodes are this machine's, too, and its first PCI device is the GPU.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from affinityd.discovery import discover, open_tree
+from affinityd.discovery.nvml import NvmlGpu, NvmlReport
 from affinityd.topology.model import Topology
-from tests.support.daemons import Daemon, running
+from tests.support.daemons import Daemon, eventually, is_ready, running, started
 from tests.support.machines.sysfs_tree import write_tree
-from tests.support.nvml.shared_object import environment
+from tests.support.shared_objects import environment
 
 DRIVER = "550.54.15"
 MOUNTS = (
@@ -59,3 +63,68 @@ def entering(machine: Topology, folder: Path, *namespaces: str) -> list[str]:
     (folder / "driver/nvidia/version").write_text(f"NVRM version: {DRIVER}\n")
     write_tree(machine, folder / "machine")
     return ["unshare", "--mount", *namespaces, "sh", "-c", MOUNTS, os.fspath(folder)]
+
+
+UUID = "GPU-8a1f0c3e-51aa-9d02-4c1e-0b7de3f1a001"
+MODEL = "NVIDIA Test"
+
+
+def gpu_address() -> str:
+    """Return a PCI device of this machine, which NVML calls its GPU."""
+    return min(path.name for path in Path("/sys/bus/pci/devices").iterdir())
+
+
+class LiveNode:
+    """What a daemon finds, in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.driver = folder / "driver/nvidia"  #: as /proc/driver/nvidia
+        self.device = folder / "nvidiactl"  #: held open while NVML is initialised
+        self.driver.mkdir(parents=True)
+        self.device.touch()
+        self.tell_driver(DRIVER)
+        self.says()
+
+    def says(self, *faults: str, of_gpu: str = "") -> None:
+        """Have NVML answer so; a fault is `FUNCTION ACTION`, as libnvidia_ml.c has it."""
+        gpu = f"gpu\nuuid {UUID}\npci 0000{gpu_address()}\nminor 3\nmodel {MODEL}"
+        fails = (f"fail {fault}" for fault in faults)
+        lines = (f"driver {DRIVER}", f"device {self.device}", *fails, gpu, of_gpu, "")
+        self._env = environment("\n".join(lines), self.folder)
+
+    def tell_driver(self, version: str) -> None:
+        (self.driver / "version").write_text(f"NVRM version: {version}\n")
+
+    @property
+    def topology(self) -> Topology:
+        gpu = NvmlGpu(0, UUID, gpu_address(), minor=3, model=MODEL)
+        return discover(open_tree("/"), NvmlReport((gpu,), DRIVER))
+
+    @contextmanager
+    def started(self, *arguments: str, at_first: str = ":") -> Iterator[Daemon]:
+        """Start the daemon, after a line of sh in its namespace; by default it scans nothing."""
+        arguments = ("--scan-interval", "off", *arguments)
+        before = self._inside(at_first)
+        with started(self.folder, *arguments, env=self._env, before=before) as daemon:
+            yield daemon
+
+    def run(self, *command: str, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*self._inside(), *command],
+            env={**os.environ, **self._env, **env},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def _inside(self, at_first: str = ":") -> list[str]:
+        then = f'mount --bind "$0" /proc/driver && {at_first} && exec "$@"'
+        mounting = ["sh", "-c", then, os.fspath(self.driver.parent)]
+        return ["unshare", "--mount", "--map-root-user", *mounting]
+
+    @contextmanager
+    def running(self, *arguments: str, at_first: str = ":") -> Iterator[Daemon]:
+        with self.started(*arguments, at_first=at_first) as daemon:
+            eventually(lambda: is_ready(daemon), "it is ready")
+            yield daemon

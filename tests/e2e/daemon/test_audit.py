@@ -20,9 +20,8 @@ import pytest
 
 from tests.support.asking_processes import as_user, asking
 from tests.support.children import sleeping
-from tests.support.daemons import PATIENCE, eventually
+from tests.support.daemons import PATIENCE, eventually, free_port
 from tests.support.enforcing_node import EnforcingNode, address, scanning, uuid
-from tests.support.ports import free_port
 from tests.support.tiny import FAR, NEAR
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts, and becomes other users")

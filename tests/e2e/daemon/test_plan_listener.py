@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from affinityd.request.document import ProblemDocument
-from tests.support.daemons import PATIENCE, Daemon, Reply, refused, running
+from tests.support.daemons import PATIENCE, Daemon, Reply, free_port, refused, running
 from tests.support.documents import exactly
-from tests.support.ports import free_port
 
 #: Two addresses of this machine: the port of the one is free to be another's on the other.
 EVERYTHING, PLANS = "127.0.0.1", "127.0.0.2"

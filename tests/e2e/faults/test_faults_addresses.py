@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.faults.checker import asking
-from tests.support.daemons import PATIENCE, UnixConnection, running
+from tests.support.daemons import PATIENCE, UnixConnection, free_port, running
 from tests.support.machines.facts import machine
-from tests.support.ports import free_port
 from tests.support.servers import hanging, serving
 
 MACHINE = "dgx-a100"

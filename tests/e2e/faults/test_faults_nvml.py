@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.e2e.faults.checker import LIVE_QUERIES, asking
 from tests.support.children import children_of
 from tests.support.daemons import eventually
-from tests.support.live_node import UUID, LiveNode
+from tests.support.made_nodes import UUID, LiveNode
 
 DOES_NOT_START = "nvmlInitWithFlags 18"
 HANGS = "nvmlInitWithFlags hang"

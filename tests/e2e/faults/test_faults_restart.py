@@ -18,8 +18,8 @@ from tests.support.daemons import (
     spawn,
     with_constants,
 )
-from tests.support.live_node import LiveNode
 from tests.support.machines.facts import machine
+from tests.support.made_nodes import LiveNode
 from tests.support.tiny import tiny, tiny_tree
 
 MACHINE = "dgx-a100"

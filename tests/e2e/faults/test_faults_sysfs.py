@@ -14,9 +14,9 @@ from pathlib import Path
 from affinityd.discovery import discover, open_tree
 from tests.e2e.faults.checker import LIVE_QUERIES, asking
 from tests.support.daemons import Daemon, eventually, is_ready, running
-from tests.support.live_node import LiveNode
 from tests.support.machines.facts import machine
 from tests.support.machines.sysfs_tree import write_tree
+from tests.support.made_nodes import LiveNode
 
 NODE_CPUS = "/sys/devices/system/node/node0/cpulist"
 CPUS = "/sys/devices/system/cpu/online"

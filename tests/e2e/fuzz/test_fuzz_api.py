@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 
 from tests.e2e.fuzz.inputs import SOME
-from tests.support.daemons import PATIENCE, running
-from tests.support.ports import free_port
+from tests.support.daemons import PATIENCE, free_port, running
 
 LACKS = "schemathesis is not installed: pip install '.[fuzz]' in this checkout"
 checks: Any = pytest.importorskip("schemathesis.checks", reason=LACKS)

@@ -13,13 +13,12 @@ from affinityd.cpuset import format_list
 from affinityd.linux.files import environment_of
 from affinityd.linux.processes import mask_of
 from tests.e2e.kubernetes.cluster import CHROOT, IMAGE, SLEEPS, Cluster
-from tests.support.asked_node import AskedNode
 from tests.support.daemons import eventually
 from tests.support.daemons import running as daemon_running
-from tests.support.enforcing_node import facts
+from tests.support.enforcing_node import AskedNode, facts
 from tests.support.made_nodes import entering
-from tests.support.nvml.shared_object import environment
 from tests.support.paths import REPOSITORY
+from tests.support.shared_objects import environment
 from tests.support.tiny import tiny
 
 #: As the page has it, for the namespaces `training` and `serving`.

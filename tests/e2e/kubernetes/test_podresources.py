@@ -22,9 +22,8 @@ from tests.e2e.kubernetes.cluster import (
 )
 from tests.e2e.prometheus.server import QUERIES, Series, running_prometheus
 from tests.support.cpusets import needs_cpuset
-from tests.support.daemons import eventually
+from tests.support.daemons import eventually, free_port
 from tests.support.enforcing_node import EnforcingNode, enforcing, uuid
-from tests.support.ports import free_port
 from tests.support.tiny import CPUS
 
 pytestmark = needs_cpuset

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.nvml.shared_object import environment
+from tests.support.shared_objects import environment
 
 Facts = Callable[[str], Path]  #: text → the file that NVML holds open
 
 
 @pytest.fixture
 def facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Facts:
-    """Let NVML answer from a text, in the words of nvml/libnvidia_ml.c."""
+    """Let NVML answer from a text, in the words of libnvidia_ml.c."""
 
     def write(text: str) -> Path:
         device = tmp_path / "nvidiactl"

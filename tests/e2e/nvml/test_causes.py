@@ -16,7 +16,7 @@ import pytest
 from affinityd.discovery.nvml.query import REMEDIES
 from tests.support.children import sleeping
 from tests.support.made_nodes import entering
-from tests.support.nvml.shared_object import environment
+from tests.support.shared_objects import environment
 from tests.support.tiny import FAR, NEAR, ran, tiny
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a machine")

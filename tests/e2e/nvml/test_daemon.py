@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.children import children_of
 from tests.support.daemons import eventually, open_files
-from tests.support.live_node import MODEL, UUID, LiveNode, gpu_address
+from tests.support.made_nodes import MODEL, UUID, LiveNode, gpu_address
 
 MIG, OTHER = (f"MIG-{it}0c3e-51aa-9d02-4c1e-0b7de3f1a001" for it in ("5c1b", "0000"))
 

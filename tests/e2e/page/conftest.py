@@ -12,10 +12,9 @@ from playwright.sync_api import Browser, BrowserContext, sync_playwright
 from affinityd.machines import load
 from affinityd.topology.model import Nic, Topology
 from tests.e2e.page.browsing import Node, Tab
-from tests.support.daemons import PATIENCE, running
+from tests.support.daemons import PATIENCE, free_port, running
 from tests.support.machines.facts import machine
 from tests.support.machines.sysfs_tree import write_tree
-from tests.support.ports import free_port
 
 CHROMIUM = "/usr/bin/chromium"  #: Debian's; playwright's own cannot be installed everywhere
 HOSTILE = '<img src=x onerror="document.title=1">'

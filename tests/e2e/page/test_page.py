@@ -19,10 +19,9 @@ from affinityd.cpuset import parse_list
 from affinityd.machines import load
 from tests.e2e.page.browsing import Node, Tab
 from tests.e2e.page.conftest import HOSTILE, MACHINES
-from tests.support.daemons import eventually, running
+from tests.support.daemons import eventually, free_port, running
 from tests.support.machines.facts import machine
 from tests.support.machines.sysfs_tree import write_tree
-from tests.support.ports import free_port
 
 SVG = "{http://www.w3.org/2000/svg}"
 Opens = Callable[..., Tab]

@@ -18,9 +18,8 @@ from playwright.sync_api import BrowserContext
 from tests.e2e.page.browsing import Node, Tab
 from tests.support.children import sleeping
 from tests.support.cpusets import cgroup, needs_cpuset, step_parts
-from tests.support.daemons import eventually
+from tests.support.daemons import eventually, free_port
 from tests.support.enforcing_node import EnforcingNode, scanning
-from tests.support.ports import free_port
 from tests.support.tiny import FAR, NEAR
 
 pytestmark = [

@@ -14,8 +14,8 @@ from affinityd.topology.document import read_node
 from affinityd.topology.model import Gpu
 from tests.e2e.privileges.actors import JOB, Actors
 from tests.support import privileges
-from tests.support.asked_node import AskedNode
 from tests.support.daemons import eventually, is_ready
+from tests.support.enforcing_node import AskedNode
 from tests.support.nri import Runtime, created
 from tests.support.tiny import BOTH, CPUS, NEAR
 

@@ -19,13 +19,12 @@ from tests.e2e.privileges.actors import POD, USER, Actors
 from tests.e2e.privileges.features import BY_KUBELET, GPUS, UUID, Node
 from tests.support import privileges
 from tests.support.confined import Confinement
-from tests.support.daemons import spawn
+from tests.support.daemons import free_port, spawn
 from tests.support.machines.sysfs_tree import put, write_tree
 from tests.support.made_nodes import DRIVER
 from tests.support.nri import Runtime
-from tests.support.nvml.shared_object import environment
-from tests.support.ports import free_port
 from tests.support.servers import answering, serving
+from tests.support.shared_objects import environment
 from tests.support.tiny import NEAR, tiny
 
 KFD_ID = 50432  #: KFD's own number of AMD's GPU

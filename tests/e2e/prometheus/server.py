@@ -16,9 +16,8 @@ from typing import Any
 
 import yaml
 
-from tests.support.daemons import PATIENCE, eventually
+from tests.support.daemons import PATIENCE, eventually, free_port
 from tests.support.paths import REPOSITORY
-from tests.support.ports import free_port
 
 DEPLOY = REPOSITORY / "deploy"
 RULES = DEPLOY / "helm" / "affinityd" / "rules" / "affinityd.yaml"

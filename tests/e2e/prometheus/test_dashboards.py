@@ -24,8 +24,7 @@ from tests.e2e.prometheus.server import (
     running_prometheus,
 )
 from tests.support.cpusets import needs_cpuset
-from tests.support.daemons import Daemon, eventually, running
-from tests.support.ports import free_port
+from tests.support.daemons import Daemon, eventually, free_port, running
 
 pytestmark = needs_cpuset
 

@@ -26,9 +26,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from tests.support.daemons import PATIENCE, eventually
+from tests.support.daemons import PATIENCE, eventually, free_port
 from tests.support.paths import REPOSITORY
-from tests.support.ports import free_port
 
 MAJOR = 240  #: of devices for local use, kernel Documentation/admin-guide/devices.txt
 USER = "games"  #: whose jobs are not root's; every Debian has it

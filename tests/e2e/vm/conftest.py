@@ -10,8 +10,7 @@ import pytest
 
 from tests.e2e.vm.image import MachineError
 from tests.e2e.vm.machine import boot
-from tests.support.gpu_driver.shared_object import libraries
-from tests.support.nvml.shared_object import environment
+from tests.support.shared_objects import environment, libraries
 
 #: The tests that `scripts/test all` runs, in the order in which their scripts run.
 EVERY_CHANGE = ("apply", "enforce")

@@ -20,9 +20,9 @@ from affinityd.topology.model import Topology
 from tests.support.audit_facts import Known
 from tests.support.children import children_of, sleeping
 from tests.support.daemons import eventually
-from tests.support.gpu_driver.shared_object import libraries
 from tests.support.machines.by_hand import made
 from tests.support.paths import REPOSITORY
+from tests.support.shared_objects import libraries
 from tests.support.small_node import publish, refused, use_small_node
 
 #: Node 1 has no memory, so that all of it is on the one node that this machine may have.

@@ -15,8 +15,8 @@ from affinityd.client.apply import export_nics
 from affinityd.request.environment import NIC_VARIABLES
 from tests.support.machines.sysfs_tree import put
 from tests.support.paths import REPOSITORY
-from tests.support.switch_words import OTHERS, WORDS
 from tests.support.tables import rows, words
+from tests.unit.config.test_config import OTHERS, WORDS
 
 SCRIPT = REPOSITORY / "slurm/pinning.sh"
 SHELLS = (("dash",), ("bash", "--posix"), ("busybox", "sh"))

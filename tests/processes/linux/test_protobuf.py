@@ -82,24 +82,19 @@ def sends(data: bytes) -> Answer:
     return answer
 
 
+UNHEARD = frame(UNKNOWN, b"x") + frame(WINDOW_UPDATE, bytes(4), 0, 0)
+CONTINUED = frame(HEADERS, STATUS_OK) + frame(CONTINUATION, b"", END_HEADERS)
+
+
 @pytest.mark.parametrize(
     "data",
     [
-        BEGIN + in_parts(message()) + END,
         BEGIN + in_parts(message(), size=1000) + END,
         BEGIN + frame(DATA, message()[:9000]) + frame(DATA, message()[9000:], END_STREAM),
         BEGIN + frame(DATA, padded(message()), PADDED) + END,
-        BEGIN
-        + frame(UNKNOWN, b"x")
-        + frame(WINDOW_UPDATE, bytes(4), 0, 0)
-        + in_parts(message())
-        + END,
+        BEGIN + UNHEARD + in_parts(message()) + END,
         BEGIN + frame(DATA, b"of another", 0, 3) + in_parts(message()) + END,
-        frame(SETTINGS, stream=0)
-        + frame(HEADERS, STATUS_OK)
-        + frame(CONTINUATION, b"", END_HEADERS)
-        + in_parts(message())
-        + END,
+        frame(SETTINGS, stream=0) + CONTINUED + in_parts(message()) + END,
         BEGIN + frame(GOAWAY, LEAVING, 0, 0) + in_parts(message()) + END,
     ],
 )
@@ -112,21 +107,11 @@ def test_a_message_is_read_from_any_sequence_of_frames(tmp_path: Path, data: byt
     ("data", "error", "said"),
     [
         (BEGIN + END, ValueError, "with an error"),  # the trailers have the status
-        (frame(HEADERS, STATUS_OK, END_HEADERS | END_STREAM), ValueError, "with an error"),
         (BEGIN + frame(RST_STREAM, bytes(4)), ValueError, "refused"),
         (frame(GOAWAY, bytes(8), 0, 0), ValueError, "refused"),
         (BEGIN + in_parts(message(flag=1)) + END, ValueError, "no whole message"),
-        (BEGIN + in_parts(message(more=1)) + END, ValueError, "no whole message"),
-        (
-            BEGIN + frame(DATA, b"", PADDED) + frame(DATA, b"\xff", PADDED) + END,
-            ValueError,
-            "error",
-        ),
-        (BEGIN + frame(DATA, b"\0\0") + END, ValueError, "no whole message"),
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", ValueError, "no HTTP/2"),
-        (b"\xff" * 100, ValueError, "no HTTP/2"),
         (b"", ConnectionResetError, "closed"),
-        (BEGIN + in_parts(message()), ConnectionResetError, "closed"),
         (BEGIN + frame(DATA, message()[:100])[:50], ConnectionResetError, "closed"),
     ],
 )

@@ -24,8 +24,8 @@ from affinityd.measure.document import (
 from affinityd.measure.run import measured
 from tests.support.child_python import said
 from tests.support.children import children_of
-from tests.support.gpu_driver.shared_object import libraries
 from tests.support.machines.by_hand import made
+from tests.support.shared_objects import libraries
 
 ADDRESS = "0000:10:00.0"
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from affinityd.audit import document as described
-from affinityd.audit.document import AuditDocument, Sees, counts, everything, render
+from affinityd.audit.document import AuditDocument, Sees, everything, render
 from affinityd.audit.judge import Judge
 from affinityd.audit.model import CpuTime, Scan
 from affinityd.cpuset import parse_list
@@ -96,19 +96,6 @@ def test_of_a_gpu_whose_place_is_not_known_no_time_is_remote() -> None:
     lost = document(TWO, replace(SCAN, unknown={}), None)["gpus"][1]
     assert (lost["cpu_seconds"], lost["remote_cpu_seconds"], lost["orphans"]) == (1.0, None, 1)
     assert (lost["processes"]["unknown"], lost["threads"]["unknown"]) == (1, 0)
-
-
-def test_a_process_on_several_gpus_names_them_all_and_counts_for_the_first() -> None:
-    amd = replace(TWO.gpus[0], vendor="amd")
-    three = replace(TWO, gpus=(*TWO.gpus, amd))
-    judge = Judge(three)
-    facts = process("0-3", gpu=amd.key, beside=(GPU, LOST), cpuset="0-7")
-    scan = replace(SCAN, processes=(judge.judge(facts),), near=judge.near)
-    (told,) = document(three, scan, everything)["processes"]
-    assert (told["vendor"], told["gpu"]) == ("amd", 0)
-    assert told["gpus_beside"] == [{"vendor": "nvidia", "gpu": 0}, {"vendor": "nvidia", "gpu": 1}]
-    counted = {key: its.processes.total() for key, its in counts(scan).items()}
-    assert counted == {amd.key: 1, GPU: 0, LOST: 0}
 
 
 @pytest.mark.parametrize(

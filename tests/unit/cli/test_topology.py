@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from affinityd.cli.render.topology import draw
+from affinityd.machines import NAMES
 from affinityd.topology.model import Core, NumaNode, Topology
-from tests.support.drawings import DRAWN, drawing, path
 from tests.support.machines.facts import machine
+from tests.support.paths import DATA
+
+HERE = DATA / "golden"
+
+DRAWN = (
+    *(*NAMES, "cloud-vm", "lassen", "power8", "power9", "stray-cpus", "threadripper-2990wx"),
+    *("two-vendors", "uv2000", "vm-sockets"),
+)
+
+
+def path(name: str) -> Path:
+    return HERE / f"topology-{name}.txt"
+
+
+def drawing(name: str) -> str:
+    return "".join(f"{line}\n" for line in draw(machine(name), color=False))
 
 
 def lines(topology: Topology) -> list[str]:
@@ -19,8 +37,10 @@ def lines(topology: Topology) -> list[str]:
 
 @pytest.mark.parametrize("name", DRAWN)
 def test_a_machine_is_drawn_as_it_was_reviewed(name: str) -> None:
-    """After a change that is meant: python -m tests.support.drawings, and review the difference."""
+    """`python -m tests.unit.cli.test_topology` draws them anew."""
     assert drawing(name) == path(name).read_text(encoding="utf-8")
+    colored = "".join(f"{line}\n" for line in draw(machine(name), color=True))
+    assert re.sub(r"\x1b\[\d+m", "", colored) == drawing(name) != colored
 
 
 def test_every_golden_is_compared() -> None:
@@ -86,3 +106,8 @@ def with_gpu(topology: Topology, **changed: object) -> Topology:
 )
 def test_an_odd_machine_is_drawn(topology: Topology, first: int, drawn: str) -> None:
     assert "\n".join(lines(topology)[first:]).startswith(drawn)
+
+
+if __name__ == "__main__":
+    for drawn in DRAWN:
+        path(drawn).write_text(drawing(drawn), encoding="utf-8")

@@ -82,11 +82,7 @@ def test_a_value_is_read(name: str, text: str, value: object) -> None:
         ("mode", "no-such", f"{{}} is not one of {', '.join(MODES)}"),
         ("scope", "Node", "{} is not one of node, socket"),
         ("share", "x", "{} is not one of auto, requested, node"),
-        (
-            "format",
-            "xml",
-            "{} is not one of json, cpulist, mask, numactl, shell, lines, nics, vllm",
-        ),
+        ("format", "xml", f"{{}} is not one of {', '.join(FORMATS)}"),
         *(("balanced", text, "{} is neither true nor false") for text in ("2", "tru", "true ")),
         *(("cpus", text, NO_NUMBER) for text in ("0", "00", "-1", "+1", "1.0", "1_0", "x", "٣")),
         ("cpus", f"{MAX_NUMBER + 1}", NO_NUMBER),

@@ -25,7 +25,7 @@ from affinityd.topology.document import (
 from affinityd.topology.model import Node, Topology
 from tests.support.documents import in_json
 from tests.support.machines.by_hand import made
-from tests.support.machines.facts import ALL_NAMES, machine
+from tests.support.machines.facts import machine
 from tests.support.machines.nvlinks import dgx_1v, linked_machines
 
 
@@ -36,11 +36,6 @@ def to_json(topology: Topology) -> dict[str, Any]:
 
 def from_json(data: object) -> Topology:
     return from_document(decode(TopologyDocument, data, "topology"))
-
-
-@pytest.mark.parametrize("name", ALL_NAMES)
-def test_a_machine_comes_back_as_it_was(name: str) -> None:
-    assert from_json(to_json(machine(name))) == machine(name)
 
 
 @given(linked_machines())

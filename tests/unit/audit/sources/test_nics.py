@@ -34,10 +34,8 @@ far                  | UCX_NET_DEVICES   | mlx5_9:1  | {FAR}UCX_NET_DEVICES=mlx5
 far, of two | NVSHMEM_HCA_LIST | mlx5_9,mlx5_10 | {FAR}NVSHMEM_HCA_LIST=mlx5_0:1{BY_EXEC}nvshmem
 far, without a port  | UCCL_P2P_RDMA_DEV | mlx5_9    | {FAR}UCCL_P2P_RDMA_DEV=mlx5_0{BY_EXEC}uccl
 far, exactly         | NCCL_IB_HCA       | =mlx5_9:1 | {FAR}NCCL_IB_HCA==mlx5_0:1{BY_EXEC}nccl
-all exactly          | NCCL_IB_HCA       | ={ALL}    |
 a prefix on purpose  | NCCL_IB_HCA       | mlx5      |
 no other begins so   | NCCL_IB_HCA       | mlx5_0    |
-excluded exactly     | NCCL_IB_HCA       | ^=mlx5_9  |
 """),
 )
 def test_a_variable_that_names_a_nic_of_another_node_is_a_finding(

@@ -247,23 +247,14 @@ Held = tuple[float, dict[str, float]]  #: seconds of GPUs, and of those with a m
 @pytest.mark.parametrize(
     ("scans", "own", "shared"),
     [
-        ([[NEAR_ITS_GPU]], (0, {}), None),  # the counters begin at 0
         ([[NEAR_ITS_GPU], [NEAR_ITS_GPU]], (10, {}), None),
         ([[FAR], [NEAR_ITS_GPU]], (10, {"mask": 10}), None),  # a finding holds until the next scan
-        (
-            [[NEAR_ITS_GPU, FAR], [NEAR_ITS_GPU, FAR]],
-            (10, {"mask": 10}),
-            None,
-        ),  # a GPU counts once,
+        ([[NEAR_ITS_GPU, FAR]] * 2, (10, {"mask": 10}), None),  # a GPU counts once,
         ([[UNPINNED, FAR], [FAR]], (10, {"mask": 10}), None),  # by its first cause
         ([[UNPINNED], [FAR], []], (20, {"mask": 10, "unpinned": 10}), None),
         ([[FAR, ON_BOTH], [NEAR_ITS_GPU, ON_BOTH]], (20, {"mask": 10}), None),
         ([[FAR], [], [], [FAR], [FAR]], (20, {"mask": 20}), None),
-        (
-            [[NEAR_ITS_GPU, SHARES], [NEAR_ITS_GPU, SHARES], [NEAR_ITS_GPU]],
-            (20, {}),
-            (20, {"mask": 20}),
-        ),
+        ([*[[NEAR_ITS_GPU, SHARES]] * 2, [NEAR_ITS_GPU]], (20, {}), (20, {"mask": 20})),
     ],
 )
 def test_gpu_seconds_are_counted_in_total_and_by_cause_of_a_mismatch(
