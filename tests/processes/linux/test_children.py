@@ -164,12 +164,6 @@ print(run(lambda: b"1", time.monotonic() + 600))
 try: run(lambda: time.sleep(600), time.monotonic() + 0.3)
 except TimeoutError: print("late")
 """
-#: alarm(2) outlives execve(2): that is how a shell's `timeout` of old worked.
-ALARMED = """
-signal.setitimer(signal.ITIMER_REAL, 0.3)
-run(lambda: b"", time.monotonic() + 60)
-os.execvp("sleep", ["sleep", "600"])
-"""
 
 
 @pytest.mark.parametrize(
@@ -177,7 +171,6 @@ os.execvp("sleep", ["sleep", "600"])
     [
         pytest.param(STUCK, -signal.SIGKILL, "here\n", id="a stuck child keeps no output open"),
         pytest.param(IGNORING, 0, "b'1'\nlate\n", id="children's ends may be ignored"),
-        pytest.param(ALARMED, -signal.SIGALRM, "", id="an alarm ends the command"),
     ],
 )
 def test_a_program_that_forks_ends_as_it_would_without(

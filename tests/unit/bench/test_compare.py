@@ -66,15 +66,6 @@ RULES: dict[rules.Rule, dict[tuple[str, str], str]] = {
     },
     numactl_by_rank: {("0-15", "0,1"): NODES, ("0-15", "1,0"): NODES, ("4-7", "0"): "!"},
 }
-#: On a machine of one node: where nvidia-smi gives the GPU no node, and where it says 0.
-ON_ONE_NODE: dict[rules.Rule, tuple[str, str]] = {
-    vllm: ("!", "!"),
-    sglang: ("-", "-"),
-    nemo_rl: ("-", "0-15"),
-    cpu_affinity_column: ("0-15", "0-15"),
-    local_id: ("0-15", "0-15"),
-    numactl_by_rank: ("-", "0-15"),
-}
 
 
 def ranks(rule: rules.Rule, question: Question) -> str:
@@ -88,12 +79,6 @@ def ranks(rule: rules.Rule, question: Question) -> str:
 def test_a_rule_binds_as_its_source_does(rule: rules.Rule) -> None:
     found = {case: ranks(rule, asked("two nodes", *case)) for case in RULES[rule]}
     assert found == RULES[rule]
-
-
-def test_rules_on_a_machine_of_one_node() -> None:
-    unknown, known = (asked(machine, "0-15", "0") for machine in ("one node", "node 0"))
-    found = {rule: (ranks(rule, unknown), ranks(rule, known)) for rule in ON_ONE_NODE}
-    assert found == ON_ONE_NODE
 
 
 FIT = [machine for machine in machines() if machine.unfit is None]

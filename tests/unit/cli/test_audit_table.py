@@ -111,21 +111,6 @@ def test_scans_may_be_up_to_an_hour_apart() -> None:
     assert [parser.parse_args(["--watch", text]).watch for text in ("0.1", "3600")] == [0.1, 3600]
 
 
-def test_each_job_gpu_and_cause_has_its_own_remedy() -> None:
-    found = scan(
-        process("0", pid=1),
-        process("0", pid=2, membership=SLURM_JOB),
-        process("0-7", pid=3),
-        process("4", pid=4, gpu=OTHER),
-        process("0", pid=5),
-    )
-    said = [re.match(r"process [^:]*(?=: )", line) for line in shown(found)[6:]]
-    assert [it[0] for it in said if it] == [
-        "process 1 (python) and 1 more",
-        *(f"process {pid} (python)" for pid in (2, 3, 4)),
-    ]
-
-
 def test_each_other_finding_has_its_own_line(capsys: pytest.CaptureFixture[str]) -> None:
     facts = process("4", name="a\x1b[2Jb", membership=KUBERNETES_POD, uid=4_000_000_000, state="Z")
     orphan = audited(facts, "unknown", orphan="nothing has noticed")

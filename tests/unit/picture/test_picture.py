@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 
 from affinityd.cpuset import parse_list
-from affinityd.picture import Marks, draw, draw_within, marks_of
-from affinityd.picture.boxes import NARROW, Box, narrow_machine
+from affinityd.picture import Marks, draw, marks_of
+from affinityd.picture.boxes import Box, narrow_machine
 from affinityd.picture.boxes import machine as wide_machine
 from affinityd.request.parameters import parse_request
 from affinityd.request.resolve import Reply, answer
@@ -95,17 +95,6 @@ def test_every_cpu_is_drawn_once_and_no_boxes_overlap(topology: Topology) -> Non
     for boxes in (wide_machine(topology), narrow_machine(topology)):
         assert list(overlaps(boxes)) == []
     assert Counter(cpus(parsed(topology))) == Counter(topology.possible | topology.online)
-
-
-@pytest.mark.parametrize("name", ALL_NAMES)
-def test_a_page_has_the_same_parts_in_a_wide_and_in_a_narrow_picture(name: str) -> None:
-    topology, marks = machine(name), Marks(frozenset({0}))
-    wide, narrow = ET.fromstring(f"<p>{draw_within(topology, marks)}</p>")  # noqa: S314 - our own
-    assert sorted(cpus(wide)) == sorted(cpus(narrow)) == sorted(topology.possible)
-    for kind in ("package", "node", "llc", "core", "gpu", "nic", "reserved"):
-        assert len(groups(wide, kind)) == len(groups(narrow, kind)), kind
-    assert float(narrow.attrib["width"]) <= NARROW + 40
-    assert float(narrow.attrib["width"]) <= float(wide.attrib["width"])
 
 
 @pytest.mark.parametrize(
