@@ -34,7 +34,7 @@ POD = "0b7de3f1-51aa-9d02-4c1e-8a1f0c3ea00"
 
 @pytest.fixture(scope="module", autouse=True)
 def troupe() -> Iterator[Troupe]:
-    troupe = Troupe(9)
+    troupe = Troupe(10)
     yield troupe
     troupe.dismiss()
 
