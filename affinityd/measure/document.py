@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from statistics import median
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from affinityd.errors import OutputError
 from affinityd.grouping import grouped
@@ -16,10 +17,11 @@ from affinityd.json_codec import OneOf, dumps, loads
 from affinityd.linux.files import EXECUTABLE, read_regular, write_whole
 from affinityd.topology.model import Topology
 
-VERSION = 1
+VERSION = 2
 
 TO_DEVICE, TO_DEVICE_PAGEABLE = "host_to_device_pinned", "host_to_device_pageable"
 TO_HOST, TO_HOST_PAGEABLE = "device_to_host_pinned", "device_to_host_pageable"
+TO_ALL_DEVICES = "host_to_device_pinned_all_gpus"  #: of one GPU, while the others copy as well
 LAUNCH = "kernel_launch"  #: from the launch of an empty kernel until it has ended
 READ, LATENCY = "memory_read", "memory_latency"
 
@@ -27,6 +29,17 @@ OF_GPUS = (TO_DEVICE, TO_HOST, TO_DEVICE_PAGEABLE, TO_HOST_PAGEABLE, LAUNCH)
 OF_MEMORY = (READ, LATENCY)
 TIMES = (LAUNCH, LATENCY)  #: in seconds, less is better; the others are bytes per second
 
+#: The words of each quantity, in the order in which they are judged.
+WORDS: Mapping[str, str] = {
+    TO_DEVICE: "host to device, pinned",
+    TO_ALL_DEVICES: "host to device, pinned, all GPUs at once",
+    TO_HOST: "device to host, pinned",
+    TO_DEVICE_PAGEABLE: "host to device, pageable",
+    TO_HOST_PAGEABLE: "device to host, pageable",
+    LAUNCH: "launch of an empty kernel, and the wait for it",
+    READ: "memory, read by one thread",
+    LATENCY: "memory, latency of a load",
+}
 
 #: The PCI bus id of a GPU, or the number of a memory's node.
 Target = int | str | None
@@ -36,12 +49,13 @@ Target = int | str | None
 class Figure:
     """One measurement, by a process on the CPUs of a NUMA node."""
 
-    quantity: Annotated[str, OneOf((*OF_GPUS, *OF_MEMORY))]
+    quantity: Annotated[str, OneOf(tuple(WORDS))]
     numa_node: int  #: of the CPUs
     memory_node: int | None  #: whose memory was read; None: a GPU was measured
     gpu: str | None  #: PCI bus id
-    value: float | None = None  #: bytes per second, or seconds; None: not measured
-    why: str | None = None  #: why it was not measured
+    value: float | None = None  #: bytes per second, or seconds: of all rounds the median
+    values: Sequence[float] = ()  #: of each round
+    why: str | None = None  #: why there is no value
 
     @property
     def target(self) -> Target:
@@ -60,6 +74,30 @@ class MeasuredGpu:
     near: Sequence[int]
 
 
+class Ratio(NamedTuple):
+    """How many times better near is than far: the median of the rounds, with its interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether the rounds do not tell near from far."""
+        return self.low < ALIKE and self.high > 1 / ALIKE
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Near and far compared over all rounds, for one quantity."""
+
+    quantity: str
+    ratio: float
+    low: float  #: of the interval of 99 %, by bootstrap over the rounds
+    high: float
+    sentence: str
+
+
 @dataclass(frozen=True)
 class Measurement:
     """The figures of a node, in the order in which they were measured."""
@@ -68,23 +106,19 @@ class Measurement:
     node: str
     time: str  #: RFC 3339
     sentence: str  #: the result for near and far
+    comparisons: Sequence[Comparison]
     gpus: Sequence[MeasuredGpu]
     figures: Sequence[Figure]
     notices: Sequence[str] = ()  #: for people
 
 
-ALIKE = 1.05  #: a smaller ratio is within what measurements of a tenth of a second vary
-
-#: The quantities of the sentence, the first that was measured near and far, and its words.
-COMPARED = {
-    TO_DEVICE: "host-to-device copies from pinned memory",
-    TO_DEVICE_PAGEABLE: "host-to-device copies from pageable memory",
-    READ: "reading memory with one thread",
-}
+ALIKE = 1.05  #: a smaller ratio changes no decision
+ENOUGH = 5  #: rounds with a figure, for an interval
+RESAMPLES = 2000
+TAIL = 0.005  #: of the resamples, on each side of the interval
 
 ONE_NODE = "one NUMA node has CPUs here: no CPU is far, and placement by node gains nothing"
-NOT_COMPARED = "near and far cannot be compared: no quantity was measured from both"
-UNMEASURED = "; no GPU was measured"
+NOT_COMPARED = "near and far cannot be compared: no quantity was measured from both in every round"
 
 
 def near_nodes(figure: Figure, gpus: Iterable[MeasuredGpu]) -> Collection[int]:
@@ -94,55 +128,76 @@ def near_nodes(figure: Figure, gpus: Iterable[MeasuredGpu]) -> Collection[int]:
     return next((gpu.near for gpu in gpus if gpu.pci_bus_id == figure.gpu), ())
 
 
-def ratios(
+def by_round(
     figures: Iterable[Figure], gpus: Collection[MeasuredGpu], quantity: str
-) -> Mapping[Target, Mapping[int, float]]:
-    """Return GPU or memory node → NUMA node of CPUs → near's figure over that node's.
+) -> Mapping[tuple[Target, int], Sequence[float]]:
+    """Return (target, NUMA node of CPUs) → of each round near's figure over that node's.
 
     1.8: near copies 1.8 times as many bytes per second, or takes a 1.8th of the time. Near is the
     median of the near nodes; a target without a near figure is left out.
     """
-    of_quantity = [figure for figure in figures if figure.quantity == quantity and figure.value]
-    by_target: dict[Target, Mapping[int, float]] = {}
+    of_quantity = [
+        figure
+        for figure in figures
+        if figure.quantity == quantity and figure.values and all(figure.values)
+    ]
+    power = -1 if quantity in TIMES else 1
+    ratios: dict[tuple[Target, int], Sequence[float]] = {}
     for target, alike in grouped(of_quantity, lambda figure: figure.target).items():
         homes = near_nodes(alike[0], gpus)
-        values = {figure.numa_node: figure.value for figure in alike if figure.value}
-        at_home = [value for node, value in values.items() if node in homes]
-        if at_home:
-            best, power = median(at_home), -1 if quantity in TIMES else 1
-            by_target[target] = {node: (best / value) ** power for node, value in values.items()}
-    return by_target
+        near = [figure.values for figure in alike if figure.numa_node in homes]
+        best = [median(values) for values in zip(*near, strict=False)]
+        for figure in alike if best else ():
+            pairs = zip(best, figure.values, strict=False)
+            ratios[target, figure.numa_node] = [(at / value) ** power for at, value in pairs]
+    return ratios
 
 
-def sentence(figures: Sequence[Figure], gpus: Sequence[MeasuredGpu], *, nodes: int) -> str:
-    """Compare near with far, on one line; `nodes`: how many have CPUs."""
+def ratio_of(rounds: Sequence[float]) -> Ratio | None:
+    """Return the median and its interval, by bootstrap over rounds; None: they are too few."""
+    if len(rounds) < ENOUGH:
+        return None
+    draw = random.Random(RESAMPLES)  # noqa: S311 - the same figures have the same interval
+    medians = sorted(median(draw.choices(rounds, k=len(rounds))) for _ in range(RESAMPLES))
+    end = int(RESAMPLES * TAIL)
+    return Ratio(median(rounds), medians[end], medians[-1 - end])
+
+
+def compared(figures: Sequence[Figure], gpus: Sequence[MeasuredGpu]) -> list[Comparison]:
+    """Compare near with far, each quantity that was measured from both by itself."""
+    comparisons: list[Comparison] = []
+    for quantity, words in WORDS.items():
+        homes = {figure.target: near_nodes(figure, gpus) for figure in figures}
+        far = [
+            rounds
+            for (target, node), rounds in by_round(figures, gpus, quantity).items()
+            if node not in homes[target] and len(rounds) >= ENOUGH
+        ]
+        ratio = ratio_of([median(of_round) for of_round in zip(*far, strict=False)])
+        if ratio is not None:
+            comparisons.append(Comparison(quantity, *ratio, f"{words}: {_verdict(ratio)}"))
+    return comparisons
+
+
+def sentence(comparisons: Sequence[Comparison], *, nodes: int) -> str:
+    """Return the first comparison that tells near from far; `nodes`: how many have CPUs."""
     if nodes <= 1:
         return ONE_NODE
-    for quantity, words in COMPARED.items():
-        by_target = ratios(figures, gpus, quantity)
-        far = [
-            by_target[figure.target][figure.numa_node]
-            for figure in figures
-            if figure.quantity == quantity and figure.value and figure.target in by_target
-            if figure.numa_node not in near_nodes(figure, gpus)
-        ]
-        if far:
-            without = UNMEASURED if quantity == READ and gpus else ""
-            return _comparison(median(far), words) + without
-    return NOT_COMPARED
+    told = [each for each in comparisons if not Ratio(each.ratio, each.low, each.high).is_noise]
+    return next((each.sentence for each in (*told, *comparisons)), NOT_COMPARED)
 
 
-def _comparison(ratio: float, words: str) -> str:
-    if ratio < 1 / ALIKE:
+def _verdict(ratio: Ratio) -> str:
+    if ratio.is_noise:
+        return f"no difference beyond noise (± {max(ratio.high, 1 / ratio.low, ALIKE) - 1:.0%})"
+    if ratio.value < 1:
         return (
-            f"far is {1 / ratio:.1f} × near for {words} on this node: other work disturbed the "
-            "measurement, or the machine reports wrong nodes"
+            f"far is {1 / ratio.value:.1f} × as fast as near ({1 / ratio.high:.1f} to "
+            f"{1 / ratio.low:.1f}): the machine reports wrong nodes, or other work disturbed this"
         )
-    if ratio < ALIKE:
-        return f"near is {ratio:.2f} × far for {words} on this node: they are alike"
     return (
-        f"near is {ratio:.1f} × far for {words} on this node; a job that waits for nothing else "
-        f"gains up to {ratio - 1:.0%}"
+        f"near is {ratio.value:.1f} × as fast as far ({ratio.low:.1f} to {ratio.high:.1f}); a job "
+        f"that waits for nothing else gains up to {ratio.value - 1:.0%}"
     )
 
 
@@ -174,8 +229,9 @@ def gpu_ratios(
 ) -> tuple[Mapping[tuple[str, int], Mapping[int, float]], tuple[str, ...]]:
     """Return the ratios of host-to-device copies from pinned memory, and notices for people.
 
-    GPU key → NUMA node of CPUs → near bandwidth over that node's. GPUs that were not measured, by
-    PCI bus id and UUID, and nodes that do not exist have none. Without a file both are empty; a
+    GPU key → NUMA node of CPUs → near bandwidth over that node's, 1.0 where the rounds do not tell
+    them apart. GPUs that were not measured, by PCI bus id and UUID, and nodes that do not exist
+    have none. Without a file both are empty; a
     file that cannot be read is a notice.
     """
     try:
@@ -185,14 +241,15 @@ def gpu_ratios(
     except (OSError, ValueError) as error:
         return {}, (f"{path} is not used: {getattr(error, 'strerror', None) or error}",)
     measured = {(gpu.pci_bus_id, gpu.uuid) for gpu in measurement.gpus}
-    by_target = ratios(measurement.figures, measurement.gpus, TO_DEVICE)
-    here = {
-        gpu.key: {
-            node: ratio
-            for node, ratio in by_target.get(gpu.pci_bus_id, {}).items()
-            if node in topology.nodes_with_cpus and 0 < ratio < inf
-        }
-        for gpu in topology.gpus
-        if (gpu.pci_bus_id, gpu.uuid) in measured
+    here: Mapping[Target, tuple[str, int]] = {
+        gpu.pci_bus_id: gpu.key for gpu in topology.gpus if (gpu.pci_bus_id, gpu.uuid) in measured
     }
-    return {key: by_node for key, by_node in here.items() if by_node}, ()
+    ratios: dict[tuple[str, int], dict[int, float]] = {}
+    rounds_by_place = by_round(measurement.figures, measurement.gpus, TO_DEVICE)
+    for (bus_id, node), rounds in rounds_by_place.items():
+        key, ratio = here.get(bus_id), ratio_of(rounds)
+        if key is None or ratio is None or node not in topology.nodes_with_cpus:
+            continue
+        if ratio.low > 0 and ratio.high < inf:
+            ratios.setdefault(key, {})[node] = 1.0 if ratio.is_noise else ratio.value
+    return ratios, ()

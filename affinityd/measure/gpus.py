@@ -7,14 +7,17 @@ hip_runtime_api.h. Both libraries have the same parameters where the names agree
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
+from threading import Thread
 from typing import NamedTuple
 
 from affinityd.measure.document import (
     LAUNCH,
     OF_GPUS,
+    TO_ALL_DEVICES,
     TO_DEVICE,
     TO_DEVICE_PAGEABLE,
     TO_HOST,
@@ -60,6 +63,7 @@ HIP = Api(
     *("hipHostRegister", "hipHostUnregister", "hipMemcpyHtoD", "hipMemcpyDtoH"),
     "hipDeviceSynchronize",
 )
+PORTABLE = 1  #: CU_MEMHOSTREGISTER_PORTABLE, hipHostRegisterPortable
 APIS: Mapping[str, Api] = {"nvidia": CUDA, "amd": HIP}  #: by Gpu.vendor
 
 
@@ -71,6 +75,7 @@ class Driver:
         for name in api.libraries:
             with suppress(OSError):
                 self._library = ctypes.CDLL(name)
+                self._contexts: dict[int, ctypes.c_void_p] = {}
                 self.call(api.init, 0)
                 return
         raise DriverError(f"{api.libraries[0]} cannot be loaded")
@@ -100,15 +105,38 @@ class Driver:
         with suppress(DriverError):
             self.call(name, *arguments)
 
-    def use(self, device: int, stack: ExitStack) -> None:
-        """Make a GPU the current one; `stack` undoes it. Raises DriverError."""
+    def use(self, pci_bus_id: str) -> None:
+        """Make a GPU this thread's current one, until the process ends. Raises DriverError."""
+        number = ctypes.c_int()
+        self.call(self.api.find, ctypes.byref(number), pci_bus_id.encode())
+        device = number.value
         if self.api is HIP:
             self.call("hipSetDevice", device)
             return
-        context = ctypes.c_void_p()  # the primary one, as CUDA's runtime has it
-        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-        stack.callback(self.quietly, "cuDevicePrimaryCtxRelease_v2", device)
-        self.call("cuCtxSetCurrent", context)
+        if device not in self._contexts:  # the primary one, as CUDA's runtime has it
+            context = ctypes.c_void_p()
+            self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+            self._contexts[device] = context
+        self.call("cuCtxSetCurrent", self._contexts[device])
+
+    @contextmanager
+    def allocated(self, size: ctypes.c_size_t) -> Iterator[ctypes.c_void_p]:
+        """Yield memory of the current GPU. Raises DriverError."""
+        memory = ctypes.c_void_p()
+        self.call(self.api.allocate, ctypes.byref(memory), size)
+        try:
+            yield memory
+        finally:
+            self.quietly(self.api.free, memory)
+
+    @contextmanager
+    def registered(self, host: ctypes.c_void_p, size: ctypes.c_size_t) -> Iterator[None]:
+        """Lock a buffer's pages, for all GPUs of this driver. Raises DriverError."""
+        self.call(self.api.register, host, size, PORTABLE)
+        try:
+            yield
+        finally:
+            self.quietly(self.api.unregister, host)
 
     def kernel(self) -> Callable[[], None]:
         """Return a launch of an empty kernel on the current GPU. Raises DriverError.
@@ -122,6 +150,8 @@ class Driver:
         self.call("cuModuleGetFunction", ctypes.byref(kernel), module, b"empty")
         return lambda: self.call("cuLaunchKernel", kernel, *(1,) * 6, 0, None, None, None)
 
+
+AT_ONCE = 0.1  #: seconds for which all GPUs copy
 
 #: A quantity, its value, and why it has none.
 Result = tuple[str, "float | None", "str | None"]
@@ -138,14 +168,11 @@ def gpu_results(vendor: str, pci_bus_id: str, buffer: Buffer) -> Iterator[Result
     """Yield a result for each of OF_GPUS; a failed call gives a result without a value."""
     address, length = buffer.swept
     host, size = ctypes.c_void_p(address), ctypes.c_size_t(length)
-    number, memory = ctypes.c_int(), ctypes.c_void_p()
     with ExitStack() as stack:
         try:
             driver = _driver(vendor)
-            driver.call(driver.api.find, ctypes.byref(number), pci_bus_id.encode())
-            driver.use(number.value, stack)
-            driver.call(driver.api.allocate, ctypes.byref(memory), size)
-            stack.callback(driver.quietly, driver.api.free, memory)
+            driver.use(pci_bus_id)
+            memory = stack.enter_context(driver.allocated(size))
         except DriverError as error:
             yield from ((quantity, None, str(error)) for quantity in OF_GPUS)
             return
@@ -158,14 +185,61 @@ def gpu_results(vendor: str, pci_bus_id: str, buffer: Buffer) -> Iterator[Result
         yield _result(TO_DEVICE_PAGEABLE, to_device)
         yield _result(TO_HOST_PAGEABLE, to_host)
         try:
-            driver.call(driver.api.register, host, size, 0)  # the driver locks the buffer's pages
-            stack.callback(driver.quietly, driver.api.unregister, host)
+            stack.enter_context(driver.registered(host, size))
         except DriverError as error:
             yield from ((quantity, None, str(error)) for quantity in (TO_DEVICE, TO_HOST))
         else:
             yield _result(TO_DEVICE, to_device)
             yield _result(TO_HOST, to_host)
         yield _result(LAUNCH, lambda: _seconds(driver, driver.kernel()))
+
+
+def results_at_once(
+    gpus: Sequence[tuple[str, str]], buffer: Buffer
+) -> Iterator[tuple[str, Result] | None]:
+    """Yield None when the copies can start, then PCI bus id and result, of a thread for each GPU.
+
+    `gpus`: vendor and PCI bus id.
+    """
+    address, length = buffer.swept
+    host, size = ctypes.c_void_p(address), ctypes.c_size_t(length)
+    with ExitStack() as stack:
+        ready: dict[str, tuple[Driver, ctypes.c_void_p]] = {}
+        results: dict[str, Result] = {}
+        locked: set[str] = set()
+        for vendor, bus_id in gpus:
+            try:
+                driver = _driver(vendor)
+                driver.use(bus_id)
+                memory = stack.enter_context(driver.allocated(size))
+                if vendor not in locked:
+                    stack.enter_context(driver.registered(host, size))
+                    locked.add(vendor)
+                driver.call(driver.api.to_device, memory, host, size)  # the first one allocates
+                ready[bus_id] = driver, memory
+            except DriverError as error:  # noqa: PERF203 - each GPU by itself
+                results[bus_id] = TO_ALL_DEVICES, None, str(error)
+
+        def copy(bus_id: str) -> None:
+            driver, memory = ready[bus_id]
+
+            def rate() -> float:
+                driver.use(bus_id)
+                copied, began = 0, time.perf_counter()
+                while copied == 0 or time.perf_counter() < began + AT_ONCE:
+                    driver.call(driver.api.to_device, memory, host, size)
+                    copied += length
+                return copied / (time.perf_counter() - began)
+
+            results[bus_id] = _result(TO_ALL_DEVICES, rate)
+
+        threads = [Thread(target=copy, args=[bus_id], daemon=True) for bus_id in ready]
+        yield None
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    yield from results.items()
 
 
 def _seconds(driver: Driver, action: Callable[[], None]) -> float:

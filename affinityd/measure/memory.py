@@ -22,7 +22,7 @@ from affinityd.cpuset import CpuSet
 from affinityd.linux.files import listed, text
 from affinityd.linux.memory_policy import resident_bytes, set_policy
 
-SECONDS = 0.1  #: that a figure may take, unless one action takes longer
+SECONDS = 0.02  #: that a figure of one round may take, unless one action takes longer
 
 
 def median_seconds(

@@ -1,7 +1,7 @@
-"""Measures the node: a process for each NUMA node with CPUs, one after another.
+"""Measures the node: a process for each NUMA node with CPUs, in turns.
 
-A process is forked from one with one thread, and reports figure by figure. A driver that crashes or
-hangs costs the figures that were not reported yet.
+A process is forked from one with one thread, waits for its turn in each round, and reports figure
+by figure. A driver that crashes or hangs costs the figures that were not reported yet.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 from affinityd.json_codec import dumps, loads
 from affinityd.linux.children import Child, ChildError, ending
@@ -24,14 +25,18 @@ from affinityd.measure.document import (
     OF_GPUS,
     OF_MEMORY,
     READ,
+    TO_ALL_DEVICES,
     VERSION,
     Figure,
     MeasuredGpu,
     Measurement,
+    Target,
+    compared,
     sentence,
 )
-from affinityd.measure.gpus import gpu_results
+from affinityd.measure.gpus import gpu_results, results_at_once
 from affinityd.measure.memory import (
+    Buffer,
     NotMeasuredError,
     last_level_cache,
     latency,
@@ -41,36 +46,68 @@ from affinityd.measure.memory import (
 from affinityd.topology.model import Gpu, Topology
 from affinityd.topology.nearness import vicinity
 
+ROUNDS = 7
 PATIENCE = 30.0  #: seconds for one figure, with the start of a driver
 GRACE = 2.0  #: seconds for a child to end by itself
+GO = signal.SIGUSR1  #: tells a child to take its next step
+STEP_ENDS = b""  #: the line of a child behind a step
 OOM_FIRST = "1000"  #: oom_score_adj, proc(5): where memory is short, this process ends, no job
 
-CPUINFO = "/proc/cpuinfo"
+CPUINFO, LOADAVG = "/proc/cpuinfo", "/proc/loadavg"
 VIRTUAL = "this is a virtual machine, which may hide the host's NUMA nodes, or invent some"
+SOME_LOAD = 0.1  #: runnable threads for each CPU beside which figures vary
 
 Busy = Mapping[tuple[str, int], str]  #: key of a GPU that must be left alone → why
-#: Takes each figure, its number from 1, and how many there are.
-Progress = Callable[[Figure, int, int], None]
+Progress = Callable[[str], None]  #: takes what is measured now; "": all is
+Phase = Mapping[int, Sequence[Gpu]]  #: NUMA node of CPUs → the GPUs that it copies to at once
 
 
-def measure(topology: Topology, busy: Busy, now: str, progress: Progress) -> Measurement:
-    """Measure this machine. `now`: the time, for the document."""
-    nodes = [node for node in topology.nodes_with_cpus if node is not None]
-    total = sum(len(blanks(topology, node)) for node in nodes)
-    figures: list[Figure] = []
-    for node in nodes:
-        for figure in measured(topology, node, busy):
-            figures.append(figure)
-            progress(figure, len(figures), total)
+def measure(
+    topology: Topology, busy: Busy, now: str, progress: Progress, *, at_once: bool = False
+) -> Measurement:
+    """Measure this machine in rounds, in each of which every node has its turn.
+
+    So a disturbance meets near and far alike. `now`: the time, for the document. `at_once`: also
+    copies to all GPUs at the same time, from near CPUs, and from far ones.
+    """
+    notices = [VIRTUAL] if is_virtual(text(CPUINFO)) else []
+    notices += _load(text(LOADAVG), len(topology.online))
     gpus = [measured_gpu(topology, gpu) for gpu in topology.gpus]
+    idle = [gpu for gpu in topology.gpus if gpu.key not in busy]
+    phases = phases_at_once(topology, idle) if at_once else []
+    nodes = [
+        _Node(topology, node, idle, phases) for node in topology.nodes_with_cpus if node is not None
+    ]
+    try:
+        for number in range(ROUNDS):
+            for node in nodes[:: -1 if number % 2 else 1]:
+                progress(f"round {number + 1} of {ROUNDS}: from node {node.number}")
+                node.go()
+                node.collect()
+            for _ in phases:
+                progress(f"round {number + 1} of {ROUNDS}: all GPUs at once")
+                for node in nodes:
+                    node.go()  # it prepares its copies
+                    node.collect()
+                for node in nodes:
+                    node.go()
+                for node in nodes:
+                    node.collect()
+    finally:
+        progress("")
+        for node in nodes:
+            node.end()
+    figures = [figure for node in nodes for figure in node.figures(busy)]
+    comparisons = compared(figures, gpus)
     return Measurement(
         version=VERSION,
         node=topology.name,
         time=now,
-        sentence=sentence(figures, gpus, nodes=len(topology.nodes_with_cpus)),
+        sentence=sentence(comparisons, nodes=len(topology.nodes_with_cpus)),
+        comparisons=comparisons,
         gpus=gpus,
         figures=figures,
-        notices=[VIRTUAL] if is_virtual(text(CPUINFO)) else [],
+        notices=notices,
     )
 
 
@@ -86,86 +123,168 @@ def is_virtual(cpuinfo: str) -> bool:
     return "hypervisor" in flags.split()
 
 
-def blanks(topology: Topology, node: int) -> list[Figure]:
+def _load(loadavg: str, cpus: int) -> list[str]:
+    load = float((loadavg.split() or ["0"])[0])
+    if load < SOME_LOAD * cpus:
+        return []
+    return [f"other work ran when this began: a load of {load:g} on {cpus} CPUs"]
+
+
+def phases_at_once(topology: Topology, gpus: Sequence[Gpu]) -> list[Phase]:
+    """Return which node copies to which GPUs: each GPU's near node, then a far one.
+
+    Far is half way round from near, so that GPUs of several nodes do not meet on one. GPUs without
+    a near and a far node are left out.
+    """
+    nodes = [node for node in topology.nodes_with_cpus if node is not None]
+    near: dict[int, list[Gpu]] = {}
+    far: dict[int, list[Gpu]] = {}
+    for gpu in gpus:
+        homes = [node for node in measured_gpu(topology, gpu).near if node in nodes]
+        others = [node for node in nodes if node not in homes]
+        if homes and others:
+            place = (nodes.index(homes[0]) + len(nodes) // 2) % len(nodes)
+            away = nodes[place] if nodes[place] in others else others[0]
+            near.setdefault(homes[0], []).append(gpu)
+            far.setdefault(away, []).append(gpu)
+    return [near, far] if near else []
+
+
+def blanks(topology: Topology, node: int, phases: Sequence[Phase] = ()) -> list[Figure]:
     """Return the figures to be measured from a node's CPUs, in order, without values."""
     memory = [
         Figure(quantity, node, memory_node, None)
         for memory_node in topology.nodes_with_memory
         for quantity in OF_MEMORY
     ]
-    return memory + [
+    one_by_one = [
         Figure(quantity, node, None, gpu.pci_bus_id)
         for gpu in topology.gpus
         for quantity in OF_GPUS
     ]
+    at_once = [
+        Figure(TO_ALL_DEVICES, node, None, gpu.pci_bus_id)
+        for phase in phases
+        for gpu in phase.get(node, ())
+    ]
+    return memory + one_by_one + at_once
 
 
-def measured(topology: Topology, node: int, busy: Busy) -> Iterator[Figure]:
-    """Yield the figures from a node's CPUs as a child measures them, then those without a value.
+class _Node:
+    """A child on the CPUs of a NUMA node, which measures step by step, and what it reported.
 
-    A child that crashes or hangs costs the rest.
+    A child that crashes or hangs costs what it had not reported.
     """
-    left_alone = {gpu.pci_bus_id: busy[gpu.key] for gpu in topology.gpus if gpu.key in busy}
-    missing = {(blank.quantity, blank.target): blank for blank in blanks(topology, node)}
-    why = "the measuring process"
-    try:
-        for figure in _from_child(topology, node, busy):
-            del missing[figure.quantity, figure.target]
-            yield figure
-    except ChildError as error:
-        why += f" {error}"
-    except TimeoutError:
-        why += f" hung: no figure within {PATIENCE:g} s"
-    for blank in missing.values():
-        yield replace(blank, why=left_alone.get(blank.gpu or "", why))
 
+    def __init__(
+        self, topology: Topology, number: int, gpus: Sequence[Gpu], phases: Sequence[Phase]
+    ) -> None:
+        """Start nothing yet. `gpus`: those that may be measured."""
+        self.number = number
+        self._topology, self._gpus, self._phases = topology, gpus, phases
+        self._child: Child | None = None
+        self._rest = b""
+        self._values: dict[tuple[str, Target], list[float]] = {}
+        self._reasons: dict[tuple[str, Target], str] = {}
+        self._why: str | None = None  #: the child has failed
 
-def _from_child(topology: Topology, node: int, busy: Busy) -> Iterator[Figure]:
-    """Yield a child's figures. Raises ChildError where it fails, TimeoutError where it hangs."""
-    parent = os.getpid()
-
-    def work() -> Iterator[bytes]:
-        end_with(parent)  # also where a driver hangs
-        gpus = [gpu for gpu in topology.gpus if gpu.key not in busy]
-        yield from (f"{dumps(figure)}\n".encode() for figure in _figures(topology, node, gpus))
-        yield b"\n"  # it has measured everything
-
-    child = Child(work, PATIENCE)
-    rest, grace, is_complete = b"", 0.0, False
-    try:
-        while part := child.read(time.monotonic() + PATIENCE):
-            *lines, rest = (rest + part).split(b"\n")
-            is_complete = b"" in lines
-            yield from (loads(Figure, line.decode(), "figure") for line in lines if line)
-        grace = GRACE
-    finally:
-        status = child.end(grace)
-    if not is_complete:
-        killed = "was killed, as the kernel does where memory is short"
-        raise ChildError(killed if status == -signal.SIGKILL else ending(status))
-
-
-def _figures(topology: Topology, node: int, gpus: Sequence[Gpu]) -> Iterator[Figure]:
-    """Yield the figures of memory and of these GPUs from a node's CPUs, by this process."""
-    with suppress(OSError), Path("/proc/self/oom_score_adj").open("w") as file:
-        file.write(OOM_FIRST)
-    cpus = topology.cpus_of_node(node)
-    try:
-        os.sched_setaffinity(0, cpus)
-    except OSError:
-        why = "its CPUs are outside this process's cpuset"
-        idle = {None, *(gpu.pci_bus_id for gpu in gpus)}
-        yield from (
-            replace(blank, why=why) for blank in blanks(topology, node) if blank.gpu in idle
-        )
-        return
-    cache, memory_nodes = last_level_cache(min(cpus)), topology.nodes_with_memory
-    is_one = len(memory_nodes) == 1  # then the place of memory is not checked
-    for memory_node in memory_nodes:
-        blank = partial(Figure, numa_node=node, memory_node=memory_node, gpu=None)
-        its_cpus = topology.cpus_of_node(memory_node)
+    def go(self) -> None:
+        """Begin the next step; the first one forks."""
+        if self._why is not None:
+            return
+        if self._child is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self._child.pid, GO)
+            return
         try:
-            with memory_on(memory_node, its_cpus, cache, is_one=is_one) as buffer:
+            self._child = Child(partial(self._work, os.getpid()), PATIENCE)
+        except ChildError as error:
+            self._why = f"the measuring process {error}"
+
+    def collect(self) -> None:
+        """Wait for the end of the step, and keep its figures."""
+        while self._child is not None and self._why is None:
+            line, is_line, rest = self._rest.partition(b"\n")
+            if is_line:
+                self._rest = rest
+                if line == STEP_ENDS:
+                    return
+                self._keep(loads(Figure, line.decode(), "figure"))
+                continue
+            try:
+                part = self._child.read(time.monotonic() + PATIENCE)
+            except TimeoutError:
+                self._why = f"the measuring process hung: no figure within {PATIENCE:g} s"
+                return
+            self._rest += part
+            if not part:
+                status, self._child = self._child.end(GRACE), None
+                killed = "was killed, as the kernel does where memory is short"
+                how = killed if status == -signal.SIGKILL else ending(status)
+                self._why = f"the measuring process {how}"
+
+    def _keep(self, figure: Figure) -> None:
+        name = figure.quantity, figure.target
+        if figure.value is not None:
+            self._values.setdefault(name, []).append(figure.value)
+        elif figure.why is not None:
+            self._reasons[name] = figure.why
+
+    def end(self) -> None:
+        """End the child."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.end()  # it waits for its next turn, or hangs
+
+    def figures(self, busy: Busy) -> Iterator[Figure]:
+        """Yield a figure for each blank one: the median of its rounds, or why there is none."""
+        alone = {gpu.pci_bus_id: busy[gpu.key] for gpu in self._topology.gpus if gpu.key in busy}
+        for blank in blanks(self._topology, self.number, self._phases):
+            name = blank.quantity, blank.target
+            if values := self._values.get(name):
+                yield replace(blank, value=median(values), values=tuple(values))
+            else:
+                why = alone.get(blank.gpu or "") or self._reasons.get(name) or self._why
+                yield replace(blank, why=why)
+
+    def _work(self, parent: int) -> Iterator[bytes]:
+        end_with(parent)  # also where a driver hangs
+        signal.pthread_sigmask(signal.SIG_BLOCK, {GO})
+        with suppress(OSError), Path("/proc/self/oom_score_adj").open("w") as file:
+            file.write(OOM_FIRST)
+        for figure in self._steps():
+            if figure is not None:
+                yield f"{dumps(figure)}\n".encode()
+                continue
+            yield STEP_ENDS + b"\n"
+            signal.setitimer(signal.ITIMER_REAL, 0.0)  # the others' steps may take longer
+            signal.sigwait({GO})
+            signal.setitimer(signal.ITIMER_REAL, PATIENCE + GRACE)
+
+    def _steps(self) -> Iterator[Figure | None]:
+        """Yield the figures of this process, and None behind each step."""
+        try:
+            os.sched_setaffinity(0, self._topology.cpus_of_node(self.number))
+            why = None
+        except OSError:
+            why = "its CPUs are outside this process's cpuset"
+        for _ in range(ROUNDS):
+            if why is None:
+                yield from _one_by_one(self._topology, self.number, self._gpus)
+            else:
+                of_all = blanks(self._topology, self.number, self._phases)
+                yield from (replace(blank, why=why) for blank in of_all)
+            yield None
+            for phase in self._phases:
+                yield from _at_once(self._topology, self.number, phase if why is None else {})
+
+
+def _one_by_one(topology: Topology, node: int, gpus: Sequence[Gpu]) -> Iterator[Figure]:
+    """Yield the figures of memory and of these GPUs, one after another."""
+    for memory_node in topology.nodes_with_memory:
+        blank = partial(Figure, numa_node=node, memory_node=memory_node, gpu=None)
+        try:
+            with _memory(topology, node, memory_node) as buffer:
                 yield blank(READ, value=read_rate(buffer))
                 yield blank(LATENCY, value=latency(buffer))
         except NotMeasuredError as error:
@@ -174,12 +293,40 @@ def _figures(topology: Topology, node: int, gpus: Sequence[Gpu]) -> Iterator[Fig
     if not gpus or home is None:
         return
     try:
-        with memory_on(home, cpus, cache, is_one=is_one) as buffer:
+        with _memory(topology, node, home) as buffer:
             for gpu in gpus:
-                for result in gpu_results(gpu.vendor, gpu.pci_bus_id, buffer):
-                    quantity, value, refusal = result
-                    yield Figure(quantity, node, None, gpu.pci_bus_id, value, refusal)
+                for quantity, value, why in gpu_results(gpu.vendor, gpu.pci_bus_id, buffer):
+                    yield Figure(quantity, node, None, gpu.pci_bus_id, value, why=why)
     except NotMeasuredError as error:
         for gpu in gpus:
             for quantity in OF_GPUS:
                 yield Figure(quantity, node, None, gpu.pci_bus_id, why=str(error))
+
+
+def _at_once(topology: Topology, node: int, phase: Phase) -> Iterator[Figure | None]:
+    """Yield None when this node's copies can start, the figures, and None behind them."""
+    gpus = [(gpu.vendor, gpu.pci_bus_id) for gpu in phase.get(node, ())]
+    home = topology.memory_node(node)
+    blank = partial(Figure, TO_ALL_DEVICES, node, None)
+    if not gpus or home is None:
+        yield None
+    else:
+        try:
+            with _memory(topology, node, home) as buffer:
+                for of_gpu in results_at_once(gpus, buffer):
+                    if of_gpu is None:
+                        yield None
+                    else:
+                        bus_id, (_, value, why) = of_gpu
+                        yield blank(bus_id, value, why=why)
+        except NotMeasuredError as error:
+            yield from (blank(bus_id, why=str(error)) for _, bus_id in gpus)
+            yield None
+    yield None
+
+
+def _memory(topology: Topology, node: int, of: int) -> AbstractContextManager[Buffer]:
+    """Return memory of a node, to be read from CPUs of another."""
+    cache = last_level_cache(min(topology.cpus_of_node(node)))
+    is_one = len(topology.nodes_with_memory) == 1  # then the place of memory is not checked
+    return memory_on(of, topology.cpus_of_node(of), cache, is_one=is_one)

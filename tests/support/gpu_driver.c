@@ -81,7 +81,7 @@ int hipSetDevice(int device) { FAILS; return (current = device == 7) ? SUCCESS :
 int hipMalloc(char **address, size_t size) { USES_GPU; return allocate(address, size); }
 int hipFree(char *address) { USES_GPU; free(address); return SUCCESS; }
 int hipHostRegister(void *at, size_t size, unsigned flags)
-{ USES_GPU; registered = at; return size && !flags ? SUCCESS : INVALID_VALUE; }
+{ USES_GPU; registered = at; return size && flags == 1 ? SUCCESS : INVALID_VALUE; }
 int hipHostUnregister(void *at) { USES_GPU; return at == registered ? SUCCESS : INVALID_VALUE; }
 int hipMemcpyHtoD(char *to, void *from, size_t size) { USES_GPU; return copy(to, from, size, to); }
 int hipMemcpyDtoH(void *to, char *from, size_t size) { USES_GPU; return copy(to, from, size, from); }
@@ -94,12 +94,11 @@ int cuInit(unsigned flags) { FAILS; return initialize(flags); }
 int cuDeviceGetByPCIBusId(int *device, const char *address) { FAILS; return find(device, address); }
 int cuDevicePrimaryCtxRetain(void **context, int device)
 { FAILS; *context = &current; return device == 7 ? SUCCESS : INVALID_DEVICE; }
-int cuDevicePrimaryCtxRelease_v2(int device) { FAILS; current = 0; return device == 7 ? SUCCESS : INVALID_DEVICE; }
 int cuCtxSetCurrent(void *context) { FAILS; current = context == &current; return SUCCESS; }
 int cuMemAlloc_v2(char **address, size_t size) { USES_GPU; return allocate(address, size); }
 int cuMemFree_v2(char *address) { USES_GPU; free(address); return SUCCESS; }
 int cuMemHostRegister_v2(void *at, size_t size, unsigned flags)
-{ USES_GPU; registered = at; return size && !flags ? SUCCESS : INVALID_VALUE; }
+{ USES_GPU; registered = at; return size && flags == 1 ? SUCCESS : INVALID_VALUE; }
 int cuMemHostUnregister(void *at) { USES_GPU; return at == registered ? SUCCESS : INVALID_VALUE; }
 int cuMemcpyHtoD_v2(char *to, const void *from, size_t size) { USES_GPU; return copy(to, from, size, to); }
 int cuMemcpyDtoH_v2(void *to, char *from, size_t size) { USES_GPU; return copy(to, from, size, from); }

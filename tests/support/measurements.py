@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from affinityd.measure.document import READ, TO_DEVICE, VERSION, Figure, MeasuredGpu, Measurement
+from affinityd.measure.run import ROUNDS
 
 GPU = MeasuredGpu("nvidia", 0, None, "0000:10:00.0", [0])
 UNPLACED = MeasuredGpu("nvidia", 1, None, "0000:11:00.0", [])
@@ -13,16 +15,31 @@ UNPLACED = MeasuredGpu("nvidia", 1, None, "0000:11:00.0", [])
 
 def copies(node: int, value: float | None, gpu: MeasuredGpu = GPU, **more: Any) -> Figure:  # noqa: ANN401
     """Return a figure of copies to a GPU from the CPUs of a node."""
-    return Figure(more.pop("quantity", TO_DEVICE), node, None, gpu.pci_bus_id, value, **more)
+    quantity = more.pop("quantity", TO_DEVICE)
+    return in_rounds(Figure(quantity, node, None, gpu.pci_bus_id, value, **more))
 
 
 def memory(
     node: int, of: int, value: float | None, quantity: str = READ, *, why: str | None = None
 ) -> Figure:
     """Return a figure of a node's memory from the CPUs of another."""
-    return Figure(quantity, node, of, None, value, why)
+    return in_rounds(Figure(quantity, node, of, None, value, why=why))
+
+
+def in_rounds(figure: Figure) -> Figure:
+    """Return a figure whose rounds, unless it has some, all had its value."""
+    if figure.value is None or figure.values:
+        return figure
+    return replace(figure, values=(figure.value,) * ROUNDS)
 
 
 def measurement(figures: Sequence[Figure], **changes: Any) -> Measurement:  # noqa: ANN401
-    its = {"version": VERSION, "node": "made", "time": "now", "sentence": "it is so", **changes}
+    its = {
+        "version": VERSION,
+        "node": "made",
+        "time": "now",
+        "sentence": "it is so",
+        "comparisons": [],
+        **changes,
+    }
     return Measurement(gpus=its.pop("gpus", [GPU]), figures=figures, **its)

@@ -18,7 +18,7 @@ from affinityd.cli.target import this_machine
 from affinityd.config.settings import MEASURED
 from affinityd.discovery.nvml.query import query_processes
 from affinityd.json_codec import dumps
-from affinityd.measure.document import Figure, save
+from affinityd.measure.document import save
 from affinityd.measure.run import Busy, measure
 from affinityd.text import one_line
 from affinityd.topology.model import Topology
@@ -34,6 +34,11 @@ def add_arguments(parser: Parser) -> None:
         "--force", action="store_true", help="also GPUs that processes use, or may use"
     )
     parser.add_argument(
+        "--concurrent",
+        action="store_true",
+        help="also copies to all GPUs at once, from near and from far CPUs",
+    )
+    parser.add_argument(
         "--save",
         metavar="FILE",
         nargs="?",
@@ -46,7 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the measurement; 0: something was measured, 1: nothing was."""
     topology = this_machine("cannot be measured").topology
     busy = {} if arguments.force or not topology.gpus else _busy(topology)
-    measurement = measure(topology, busy, rfc3339(time.time()), _show)
+    now = rfc3339(time.time())
+    measurement = measure(topology, busy, now, _show, at_once=arguments.concurrent)
     if arguments.format == "json":
         print(dumps(measurement, indent=1, ensure_ascii=False))
     else:
@@ -57,11 +63,9 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if any(figure.value is not None for figure in measurement.figures) else 1
 
 
-def _show(figure: Figure, number: int, total: int) -> None:
-    """Redraw the progress line if stderr is a terminal; clear it after the last figure."""
+def _show(line: str) -> None:
+    """Redraw the progress line if stderr is a terminal."""
     if sys.stderr is not None and sys.stderr.isatty():
-        of = f"memory {figure.memory_node}" if figure.gpu is None else f"GPU {figure.gpu}"
-        line = f"{number} of {total}: node {figure.numa_node} to {of}" if number < total else ""
         sys.stderr.write(f"{CLEAR_LINE}{line}")
         sys.stderr.flush()
 

@@ -1,4 +1,4 @@
-"""A measurement as heat maps, one for each quantity: green is near, red is much worse."""
+"""A measurement as heat maps, one for each quantity: green is as near, red is much worse."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from affinityd.grouping import grouped
 from affinityd.measure.document import (
     LATENCY,
     LAUNCH,
-    READ,
-    TO_DEVICE,
-    TO_DEVICE_PAGEABLE,
-    TO_HOST,
-    TO_HOST_PAGEABLE,
+    OF_MEMORY,
+    WORDS,
     Figure,
     Measurement,
+    Ratio,
     Target,
+    by_round,
     near_nodes,
-    ratios,
+    ratio_of,
 )
 
 #: Ratios of near to a figure, from the worst, and the colors of its cell.
@@ -28,27 +27,28 @@ NONE = "-"
 NEAR = "*"
 
 
-#: How a quantity is shown: its title, the document's units in one that is shown, and digits.
-LOOKS: Mapping[str, tuple[str, float, int]] = {
-    READ: ("memory, read by one thread, GB/s", 1e9, 1),
-    LATENCY: ("memory, latency of a load, ns", 1e-9, 0),
-    TO_DEVICE: ("host to device, pinned, GB/s", 1e9, 1),
-    TO_HOST: ("device to host, pinned, GB/s", 1e9, 1),
-    TO_DEVICE_PAGEABLE: ("host to device, pageable, GB/s", 1e9, 1),
-    TO_HOST_PAGEABLE: ("device to host, pageable, GB/s", 1e9, 1),
-    LAUNCH: ("launch of an empty kernel, and the wait for it, µs", 1e-6, 1),
+RATE = "GB/s", 1e9, 1
+#: How a quantity is shown: its unit, in the document's, and digits.
+UNITS: Mapping[str, tuple[str, float, int]] = {
+    **dict.fromkeys(WORDS, RATE),
+    LATENCY: ("ns", 1e-9, 0),
+    LAUNCH: ("µs", 1e-6, 1),
 }
+#: The tables' order: memory first, as each node has it.
+TABLES = (*OF_MEMORY, *(quantity for quantity in WORDS if quantity not in OF_MEMORY))
 
 
 def lines(measurement: Measurement, *, color: bool) -> Iterator[str]:
-    """Yield the tables, the figures that are missing and why, and the sentence."""
+    """Yield the tables, which figures are missing and why, and what the comparisons say."""
     with_value = [figure for figure in measurement.figures if figure.value is not None]
     by_quantity = grouped(with_value, lambda figure: figure.quantity)
-    for quantity in LOOKS:
+    for quantity in TABLES:
         if quantity in by_quantity:
             yield from (*_table(measurement, quantity, by_quantity[quantity], color=color), "")
     notes = [*_missing(measurement), *measurement.notices]
     yield from (f"{paint('note:', YELLOW, color=color)} {note}" for note in notes)
+    others = (each.sentence for each in measurement.comparisons)
+    yield from (each for each in others if each != measurement.sentence)
     yield measurement.sentence
 
 
@@ -61,15 +61,15 @@ def _table(
     names: dict[Target, str] = {node: f"memory {node}" for node in nodes}
     names |= {gpu.pci_bus_id: f"GPU {gpu.index}" for gpu in measurement.gpus}
     columns = [target for target in names if any(target == of for _, of in by_place)]
-    worse = ratios(measurement.figures, measurement.gpus, quantity)
+    rounds = by_round(measurement.figures, measurement.gpus, quantity)
     rows = [["CPUs of", *(names[target] for target in columns)]]
     styles = [[""] * (len(columns) + 1)]
     for row in sorted({node for node, _ in by_place}):
         cells = (_cell(measurement, by_place.get((row, target))) for target in columns)
         rows.append([f"node {row}", *cells])
-        styles.append(["", *(_heat(worse.get(target, {}).get(row)) for target in columns)])
+        styles.append(["", *(_heat(ratio_of(rounds.get((target, row), ()))) for target in columns)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    yield paint(f"{LOOKS[quantity][0]} ({NEAR}: near)", BOLD, color=color)
+    yield paint(f"{WORDS[quantity]}, {UNITS[quantity][0]} ({NEAR}: near)", BOLD, color=color)
     for texts, colors in zip(rows, styles, strict=True):
         painted = (
             paint(text.rjust(width), style, color=color)
@@ -82,13 +82,16 @@ def _cell(measurement: Measurement, figure: Figure | None) -> str:
     """Return a figure, followed by a mark if it is near, else by a blank."""
     if figure is None or figure.value is None:
         return f"{NONE} "
-    _, scale, digits = LOOKS[figure.quantity]
+    _, scale, digits = UNITS[figure.quantity]
     mark = NEAR if figure.numa_node in near_nodes(figure, measurement.gpus) else " "
     return f"{figure.value / scale:.{digits}f}{mark}"
 
 
-def _heat(ratio: float | None) -> str:
-    return "" if ratio is None else next(style for least, style in HEAT if ratio >= least)
+def _heat(ratio: Ratio | None) -> str:
+    if ratio is None:
+        return ""
+    worse = 1.0 if ratio.is_noise else ratio.value
+    return next(style for least, style in HEAT if worse >= least)
 
 
 def _missing(measurement: Measurement) -> Iterator[str]:

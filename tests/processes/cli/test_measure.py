@@ -15,7 +15,15 @@ from typing import Any
 import pytest
 
 from affinityd.cli.commands import measure
-from affinityd.measure.document import LAUNCH, OF_GPUS, OF_MEMORY, gpu_ratios
+from affinityd.measure.document import (
+    LAUNCH,
+    OF_GPUS,
+    OF_MEMORY,
+    TO_ALL_DEVICES,
+    WORDS,
+    gpu_ratios,
+)
+from affinityd.measure.run import ROUNDS
 from affinityd.topology.model import Topology
 from tests.support.audit_facts import Known
 from tests.support.children import children_of, sleeping
@@ -54,20 +62,22 @@ def test_every_node_measures_memory_and_the_gpus_and_the_daemon_can_read_the_res
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "folder/measure.json"
-    done = ran("--force", "--json", "--save", os.fspath(path))
+    done = ran("--force", "--concurrent", "--json", "--save", os.fspath(path))
     assert (done.returncode, done.stderr) == (0, f"{path}: written\n"), "no progress in a pipe"
     document = json.loads(done.stdout)
     assert json.loads(path.read_text()) == document
     assert figures(document, None) == [(it, node, True) for node in (0, 1) for it in OF_MEMORY]
     assert sorted(figures(document, FIRST)) == sorted(
-        (it, node, True) for node in (0, 1) for it in OF_GPUS
+        (it, node, True) for node in (0, 1) for it in (*OF_GPUS, TO_ALL_DEVICES)
     )
     assert {why for *_, why in figures(document, SECOND)} == {
         "cuDeviceGetByPCIBusId: ERROR_INVALID_DEVICE"
     }
-    assert document["sentence"].startswith(("near is ", "far is "))
-    (ratios,), notices = [gpu_ratios(os.fspath(path), MACHINE)[0].values()], ()
-    assert [{*its} for its in ratios] == [{0, 1}]
+    assert {len(figure["values"]) for figure in document["figures"]} == {0, ROUNDS}
+    compared = [comparison["quantity"] for comparison in document["comparisons"]]
+    assert compared == [*WORDS]
+    ratios, notices = gpu_ratios(os.fspath(path), MACHINE)
+    assert [{*by_node} for by_node in ratios.values()] == [{0, 1}]
     assert notices == ()
 
 
@@ -78,7 +88,7 @@ def test_a_measuring_child_ends_with_its_parent_even_in_a_driver_that_hangs(
     monkeypatch.setenv("GPU_FAIL", "cuInit hang")
     with Popen([*COMMAND, "--force"], cwd=REPOSITORY, stdout=DEVNULL) as parent:
         eventually(lambda: any(map(hangs, children_of(parent.pid))), "a child hangs")
-        (child,) = children_of(parent.pid)
+        (child,) = filter(hangs, children_of(parent.pid))
         parent.send_signal(number)
     eventually(lambda: not hangs(child), "it has ended")
 
@@ -102,7 +112,10 @@ def test_only_idle_gpus_are_measured(
 ) -> None:
     asked: dict[str, dict[tuple[str, int], str]] = {}
 
-    def note(_topology: Topology, busy: dict[tuple[str, int], str], *_: object) -> None:
+    def note(
+        _topology: Topology, busy: dict[tuple[str, int], str], *_: object, at_once: bool
+    ) -> None:
+        assert not at_once
         asked.update(busy=busy)
         raise KeyboardInterrupt
 

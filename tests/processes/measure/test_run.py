@@ -11,6 +11,7 @@ import pytest
 
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.linux.processes import mask_of
+from affinityd.measure import run
 from affinityd.measure.document import (
     LAUNCH,
     OF_GPUS,
@@ -21,7 +22,6 @@ from affinityd.measure.document import (
     TO_HOST_PAGEABLE,
     Figure,
 )
-from affinityd.measure.run import measured
 from tests.support.child_python import said
 from tests.support.children import children_of
 from tests.support.machines.by_hand import made
@@ -37,11 +37,12 @@ from affinityd.cpuset import format_list
 from affinityd.measure import memory, run
 from tests.support.machines.by_hand import made
 
-run.PATIENCE, memory.SECONDS = float(sys.argv[3]), 0.0
+run.PATIENCE, memory.SECONDS, run.ROUNDS = float(sys.argv[3]), 0.0, 2
 machine = made({0: format_list(os.sched_getaffinity(0))}, gpus=[0])
 gpu = replace(machine.gpus[0], vendor=sys.argv[1], pci_bus_id=sys.argv[2])
-figures = run.measured(replace(machine, gpus=(gpu,)), 0, {})
-print(json.dumps({it.quantity: it.why or it.value > 0 for it in figures if it.gpu}))
+measured = run.measure(replace(machine, gpus=(gpu,)), {}, "now", lambda _: None)
+figures = [figure for figure in measured.figures if figure.gpu]
+print(json.dumps({figure.quantity: figure.why or figure.value > 0 for figure in figures}))
 """
 NO_KERNEL = "HIP takes no kernel that is not compiled for this very GPU"
 HIDDEN = "cuDeviceGetByPCIBusId: ERROR_INVALID_DEVICE"
@@ -64,6 +65,11 @@ def gpu_measured(
     )
     arguments = (vendor, address, str(patience))
     return dict(json.loads(said(CODE, *arguments, within=("env", *environment))))
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "ROUNDS", 2)
 
 
 def test_each_figure_is_measured_with_both_vendors_libraries() -> None:
@@ -122,7 +128,7 @@ NOT_HERE = 1000  #: no machine of these tests has as many nodes, or CPUs
 def figures(*nodes: int, cpus: CpuSet = HERE) -> Iterator[Figure]:
     """Measure the memory of these nodes from these CPUs, as if they were node 0's."""
     lists = {node: "" if node else format_list(cpus) for node in nodes}
-    return measured(made(lists, gpus=[]), 0, {})
+    return iter(run.measure(made(lists, gpus=[]), {}, "now", lambda _: None).figures)
 
 
 def test_memory_has_a_bandwidth_and_a_latency() -> None:
@@ -151,12 +157,15 @@ def test_cpus_outside_the_cpuset_leave_each_figure_with_a_reason() -> None:
 
 def test_the_measuring_process_runs_on_the_cpus_of_its_node_and_ends_first_without_memory() -> None:
     cpus = frozenset({max(HERE)})
-    for _ in figures(0, cpus=cpus):
-        for child in children_of(os.getpid()):  # none, once it has ended
-            assert mask_of(child) == cpus
-            assert Path(f"/proc/{child}/oom_score_adj").read_text() == "1000\n"
-            return
-    raise AssertionError("it was not seen")
+    seen: list[tuple[CpuSet | None, str]] = []
+
+    def look(line: str) -> None:
+        if line.startswith("round 2 "):
+            (child,) = children_of(os.getpid())
+            seen.append((mask_of(child), Path(f"/proc/{child}/oom_score_adj").read_text()))
+
+    run.measure(made({0: format_list(cpus)}, gpus=[]), {}, "now", look)
+    assert seen == [(cpus, "1000\n")]
 
 
 def test_a_measurement_leaves_no_process_and_changes_no_mask() -> None:
