@@ -14,18 +14,22 @@ __all__ = [
     "Multithreading",
     "Scope",
     "bind",
+    "plan",
     "set_affinity",
+    "verify",
     "worker_init_fn",
 ]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from affinityd.cli.commands.verify import verify
     from affinityd.client.bind import (
         Binding,
         Mode,
         Multithreading,
         Scope,
         bind,
+        plan,
         set_affinity,
         worker_init_fn,
     )
@@ -34,9 +38,10 @@ if TYPE_CHECKING:
 #: The module of each name: imported on first use, as `affinityd exec` needs none of them.
 _HOMES = {
     "client.bind": (
-        *("Binding", "bind", "worker_init_fn"),
+        *("Binding", "bind", "plan", "worker_init_fn"),
         *("Mode", "Multithreading", "Scope", "set_affinity"),
     ),
+    "cli.commands.verify": ("verify",),
     "errors": ("AffinityError", "GPUAffinityError"),
 }
 

@@ -47,7 +47,7 @@ _NUMBERS = (int, float)
 
 @dataclass(frozen=True)
 class OneOf:
-    """Annotates a text that is one of these words. OpenAPI lists them; another release has more."""
+    """Annotates a text that is one of these words: OpenAPI lists them, no other one is read."""
 
     words: tuple[str, ...]
 
@@ -151,6 +151,19 @@ def _cpulist(value: object) -> str:
     return str(value)
 
 
+def _annotated(kind: Any, *notes: Any) -> Reader:  # noqa: ANN401 - a type
+    if _CPULIST in notes:
+        return _cpulist
+    words = next((note.words for note in notes if isinstance(note, OneOf)), None)
+    return _reader(kind) if words is None else partial(_word, words)
+
+
+def _word(words: tuple[str, ...], value: object) -> str:
+    if value not in words:
+        raise _not(value, f"one of {', '.join(words)}")
+    return str(value)
+
+
 def _optional(*kinds: Any) -> Reader:  # noqa: ANN401 - types
     (read,) = (_reader(kind) for kind in kinds if kind is not NoneType)
     return lambda value: None if value is None else read(value)
@@ -218,7 +231,7 @@ def _not(value: object, expected: str) -> ValueError:
 
 #: A type's origin → the maker of its reader, from its arguments; else it is a dataclass.
 _MAKERS: dict[Any, Callable[..., Reader]] = {
-    Annotated: lambda kind, *notes: _cpulist if _CPULIST in notes else _reader(kind),
+    Annotated: _annotated,
     Union: _optional,
     UnionType: _optional,
     tuple: _tuple,

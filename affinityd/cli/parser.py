@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NoReturn
 
 from affinityd import config, machines
@@ -108,7 +108,7 @@ def plan_options(
     return {name: texts[0] for name, texts in values.items()}
 
 
-def device_options(arguments: argparse.Namespace) -> str:
-    """Return the options that choose GPUs, quoted for a shell."""
-    options = plan_options(arguments, DEVICE_OPTIONS)
+def device_options(chosen: Mapping[str, str]) -> str:
+    """Return those parameters that choose GPUs as options, quoted for a shell."""
+    options = {name: chosen[name] for name in DEVICE_OPTIONS if name in chosen}
     return "".join(f"{flag(name)} {shlex.quote(text)} " for name, text in options.items())

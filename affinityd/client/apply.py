@@ -274,6 +274,21 @@ def gpus_far_apart(plan: ProcessPlan, chosen: Mapping[str, str]) -> Iterator[str
         )
 
 
+def oddities(plan: ProcessPlan, chosen: Mapping[str, str]) -> Iterator[str]:
+    """Yield variables of this process that do not mean what they seem to, a line each."""
+    for variable in environment.LAUNCHERS:
+        text = os.environ.get(variable, "")
+        if text and environment.number(text) is None:
+            yield f"{variable}={quote(text)} is no number, and names no rank"
+    listed = os.environ.get(environment.CUDA, "").split(",")
+    has_all = local_rank(os.environ) is None and not {"gpus", "visible"} & chosen.keys()
+    if has_all and 0 < len(plan.gpus) < len(listed):
+        yield (
+            f"{environment.CUDA}={quote(','.join(listed))}: CUDA takes {len(plan.gpus)} of them, "
+            "those before the first that is not there"
+        )
+
+
 def summary(plan: ProcessPlan, cpus: CpuSet, chosen: Mapping[str, str]) -> str:
     """Return the place of this process in a line: its rank, its GPUs, their nodes, its CPUs."""
     rank = local_rank(os.environ)

@@ -38,6 +38,7 @@ READING = 5  #: times as long may it take to read the machine without one
 MAX_ANSWER = 1024 * 1024  #: bytes; a plan for 256 ranks has 60,000
 MAX_REFUSAL = 1000  #: characters of one that are passed on
 CHUNK = 65536
+LOCALITIES = ("local", "mixed", "remote", "unknown")
 PAUSE = 0.005  #: seconds between two tries while the daemon's queue is full
 
 #: No process can listen there; None: a path that is too long for a socket, a host that is a name.
@@ -87,7 +88,7 @@ class ProcessPlan:
             raise ValueError(f"a plan for {quote(values['AFFINITYD_CPULIST'])}")
         if self.threads < 1:
             raise ValueError(f"{self.threads} threads")
-        if not self.locality.isalpha():
+        if self.locality not in LOCALITIES:
             raise ValueError(f"locality {quote(self.locality)}")
         self.source = source
         self.trouble = trouble

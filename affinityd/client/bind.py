@@ -14,16 +14,25 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from affinityd import config
 from affinityd.client import apply, ask_daemon
 from affinityd.client.ask_daemon import TIMEOUT
 from affinityd.cpuset import CpuSet, parse_list
-from affinityd.errors import AffinityError, InvalidRequestError
+from affinityd.errors import (
+    AffinityError,
+    DaemonError,
+    InvalidRequestError,
+    UnknownParameterError,
+)
 from affinityd.linux import pinning
 from affinityd.linux.memory_policy import MemoryPolicy, checked_policy, own_policy
 from affinityd.linux.processes import mask_of, stat_of
 from affinityd.request.parameters import MAX_ENTRIES
+
+if TYPE_CHECKING:
+    from affinityd.request.document import PlanDocument
 
 NOT_OF_PLAN = frozenset(("memory", "nics", "timeout", "fail_closed"))  #: arguments of bind()
 
@@ -51,9 +60,9 @@ def bind(
     ranks: int | None = None,
     *,
     gpus: str | int | Sequence[int | str] | None = None,
-    mode: str | None = None,
-    scope: str | None = None,
-    multithreading: str | None = None,
+    mode: str | Mode | None = None,
+    scope: str | Scope | None = None,
+    multithreading: str | Multithreading | None = None,
     balanced: bool | None = None,
     min_physical_cores: int | None = None,
     max_physical_cores: int | None = None,
@@ -92,6 +101,29 @@ def bind(
     for warning in binding.warnings:
         logger.warning("affinityd: %s", warning)
     return binding
+
+
+def plan(*, timeout: float = TIMEOUT, **parameters: object) -> PlanDocument:
+    """Return the plan of this process, as the JSON of `GET /plan` has it; nothing is changed.
+
+    `parameters` are those of a plan, like `gpus`, `mode` and `rank`; the others as for `bind`. The
+    daemon is asked, for `timeout` seconds; without one, the machine is read. Raises AffinityError.
+    """
+    # bind() needs neither, and each rank would wait for them.
+    from affinityd.client.local_plan import find_node, plan_on_node  # noqa: PLC0415
+    from affinityd.json_codec import loads  # noqa: PLC0415
+    from affinityd.request.document import PlanDocument, document  # noqa: PLC0415
+
+    variables = config.variables()
+    query = apply.own_query(config.plan_parameters(variables, texts(parameters)))
+    sockets, deadline = config.sockets(variables), time.monotonic() + timeout
+    for path in sockets:
+        try:
+            text = ask_daemon.ask_plan(path, query, deadline, "json")
+            return loads(PlanDocument, text, f"the answer of {path}")
+        except (DaemonError, UnknownParameterError, ValueError):  # noqa: PERF203 - two at most
+            continue
+    return document(plan_on_node(find_node(sockets).node, query))
 
 
 def bind_process(

@@ -4,7 +4,7 @@ NVML is called only for a MIG instance, which no file names: else every rank wou
 Modules that few ranks need are imported where they are needed: the others would wait for them.
 """
 
-# ruff: noqa: PLC0415, PTH110, PTH113, PTH118, PTH120 - so is pathlib
+# ruff: noqa: PLC0415, PTH110, PTH118, PTH120 - so is pathlib
 
 from __future__ import annotations
 
@@ -126,16 +126,11 @@ def _with_instances(node: Node) -> Node:
 
 
 def _replayed(chosen: Settings) -> str | None:
-    """Return the setting that names another machine; None: none does.
-
-    A root that is a folder may be this machine's own, mounted elsewhere.
-    """
-    if chosen.machine:
-        setting = f"{config.PREFIX}MACHINE is {quote(chosen.machine)}"
-    elif os.path.isfile(chosen.root):
-        setting = f"{config.PREFIX}ROOT is {quote(chosen.root)}"
-    else:
+    """Return the setting that names another machine's files; None: none does."""
+    if not chosen.replays:
         return None
+    name, value = ("MACHINE", chosen.machine) if chosen.machine else ("ROOT", chosen.root)
+    setting = f"{config.PREFIX}{name} is {quote(value)}"
     return f"{setting}: planned on a replayed machine, not on this one"
 
 

@@ -77,13 +77,6 @@ def names(text: str) -> frozenset[str]:
     return frozenset(name.strip() for name in text.split(",") if name.strip())
 
 
-def absolute(text: str) -> str:
-    """Read an absolute path."""
-    if not text.startswith("/"):
-        raise ValueError(f"{quote(text)} is no absolute path, as /run/affinityd is")
-    return text
-
-
 def host_and_port(text: str) -> tuple[str, int]:
     """Read HOST:PORT."""
     host, colon, port = text.rpartition(":")
@@ -196,11 +189,11 @@ class Settings:
         "the namespaces of these containers, or * (default: pods with a label)",
         names,
     )
-    nri_mount: str | None = _setting(
-        None,
-        "DIR|off",
-        "the node's folder of the daemon's socket, mounted in these containers (default: off)",
-        unless(OFF, absolute),
+    nri_mount: bool = _setting(
+        False,  # noqa: FBT003
+        "on|off",
+        "whether the folder of the daemon's socket is mounted in these containers (default: off)",
+        lambda text: one_of("on", OFF)(text) == "on",
     )
     #: A file that need not be there; None: none is read.
     measured: str | None = _setting(

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import TimeoutError as LateError
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from prometheus_client.core import Metric
 
@@ -63,7 +64,7 @@ class NriPlugin:
         self._service = service
         self._rules = Rules(
             namespaces=settings.nri_namespaces,
-            folder=settings.nri_mount,
+            folder=str(Path(settings.socket).absolute().parent) if settings.nri_mount else None,
             nics=config.variables().get(NICS, ""),
             verbs=verbs_files,
         )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import pytest
 from hypothesis import strategies as st
 
 from affinityd.cpuset import CpuSet
-from affinityd.json_codec import MAX_NUMBER, CpuList, decode, dumps, left_out, loads
+from affinityd.json_codec import MAX_NUMBER, CpuList, OneOf, decode, dumps, left_out, loads
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Host:
     cores: int
     cpulist: CpuList
     rack: str | None
+    state: Annotated[str, OneOf(("idle", "busy"))]
     disks: Sequence[Disk]
     distances: Mapping[int, int]
     cpus: CpuSet = frozenset()
@@ -38,9 +40,15 @@ class Host:
 
 
 CPUS = frozenset({1, 2, 3, 8})
-HOST = Host(True, 2, "0-3", None, (Disk("a", 0.5), Disk("b")), {0: 10, 1: 20}, CPUS)  # noqa: FBT003
+HOST = Host(True, 2, "0-3", None, "idle", (Disk("a", 0.5), Disk("b")), {0: 10, 1: 20}, CPUS)  # noqa: FBT003
 DISKS = [{"name": "a", "used": 0.5}, {"name": "b", "used": 0.0}]
-IN_JSON: dict[str, object] = {"up": True, "cores": 2, "cpulist": "0-3", "rack": None}
+IN_JSON: dict[str, object] = {
+    "up": True,
+    "cores": 2,
+    "cpulist": "0-3",
+    "rack": None,
+    "state": "idle",
+}
 IN_JSON |= {"disks": DISKS, "distances": {"0": 10, "1": 20}}
 IN_JSON |= {"cpus": "1-3,8", "tags": [], "limits": None}
 
@@ -58,7 +66,9 @@ def test_an_optional_field_is_left_out_where_it_is_none() -> None:
 
 
 def test_documents_of_other_releases_are_read() -> None:
-    needed = {name: IN_JSON[name] for name in ("up", "cores", "cpulist", "disks", "distances")}
+    needed = {
+        name: IN_JSON[name] for name in ("up", "cores", "cpulist", "state", "disks", "distances")
+    }
     read = loads(Host, json.dumps({**needed, "color": "red"}), "host")
     assert (read.rack, read.limits, read.tags, read.cpus) == (None, None, (), frozenset())
 
@@ -74,6 +84,8 @@ NAN = float("nan")
         ({"cores": True}, f".cores is True, {WHOLE}"),
         ({"cores": 10**30}, f".cores is {10**30}, {RANGE}"),
         ({"rack": 3}, ".rack is 3, not a string"),
+        ({"state": "x LD_PRELOAD=/a"}, ".state is 'x LD_PRELOAD=/a', not one of idle, busy"),
+        ({"state": []}, ".state is [], not one of idle, busy"),
         ({"disks": {}}, ".disks is {}, not a list"),
         ({"disks": [{}]}, ".disks[0] has no 'name'"),
         ({"disks": [{"name": "a", "used": True}]}, ".disks[0].used is True, not a number"),

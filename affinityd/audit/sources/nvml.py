@@ -186,14 +186,14 @@ class DriverMaintenance:
         self._working = {pid for pid in unread | self._working if _works(pid, proc)}
         if not self._working:
             return None
-        pid = min(self._working, key=int)
-        name = text(f"{proc}/{pid}/comm") or "a program"
-        return f"{name} (pid {pid}) works on NVIDIA's driver; NVML is asked again when it has ended"
+        name = text(f"{proc}/{min(self._working, key=int)}/comm") or "a program"
+        return f"{name} works on NVIDIA's driver; NVML is asked again when it has ended"
 
 
 def _works(pid: str, proc: str) -> bool:
     """Whether root's process changes a driver; other users choose names freely."""
     changes = WORKERS.get((content(f"{proc}/{pid}/comm") or b"").rstrip(b"\n"))
-    if changes is None or not changes(content(f"{proc}/{pid}/cmdline") or b""):
+    # The uid first: another user's command line may be on a file system that does not answer.
+    if changes is None or uid_of(int(pid), proc) != ROOT:
         return False
-    return uid_of(int(pid), proc) == ROOT
+    return bool(changes(content(f"{proc}/{pid}/cmdline") or b""))

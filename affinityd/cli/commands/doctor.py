@@ -34,6 +34,12 @@ from affinityd.topology.model import Node
 
 NVML_SECONDS = 5.0  #: that NVML may take to answer: a person waits
 
+#: Files of a node that has a daemon, or whose jobs ask one.
+EXPECTING = (
+    *(f"/{folder}/systemd/system/affinityd.service" for folder in ("etc", "usr/lib")),
+    "/etc/slurm/slurm.conf",
+)
+
 COLUMNS = ("check", "status", "found")
 WIDTH = 2 + max(map(len, CHECKS))  #: of a name in the help
 
@@ -91,13 +97,13 @@ def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> N
 def _daemon(settings: Settings) -> DaemonFacts:
     """Probe the configured socket; without one, the system's or this user's own.
 
-    If neither exists, only root is told that a daemon is missing: commands need none.
+    If neither exists, a daemon is missing only where something expects one: commands need none.
     """
-    default = config.default_socket()
-    if settings.socket != default or default == config.SYSTEM_SOCKET:
+    default, roots = config.default_socket(), Path(config.SYSTEM_SOCKET)
+    expecting = (roots, roots.with_name(NODE_FILE), *map(Path, (config.path(), *EXPECTING)))
+    if settings.socket not in {default, config.SYSTEM_SOCKET}:
         return probe(settings.socket)
-    roots = Path(config.SYSTEM_SOCKET)
-    if may_exist(roots) or may_exist(roots.with_name(NODE_FILE)):
+    if any(map(may_exist, expecting)):
         return probe(config.SYSTEM_SOCKET)
     if may_exist(Path(default)):
         return probe(default)

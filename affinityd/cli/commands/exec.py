@@ -133,7 +133,8 @@ def _pin(options: Mapping[str, str], start: float, switch: str) -> None:
     if libraries:
         remarks += apply.export_nics(libraries, plan.rdma, variables)
     if "verbose" in options:
-        say(f"{NAME}: {apply.summary(plan, cpus, parameters)}")
+        for line in (apply.summary(plan, cpus, parameters), *apply.oddities(plan, parameters)):
+            say(f"{NAME}: {line}")
         if libraries:
             ports = os.environ.get(apply.EXPORTED_NICS) or "none"
             say(f"{NAME}: NICs for {libraries}: {ports}")

@@ -25,6 +25,7 @@ from affinityd.cli.parser import (
 )
 from affinityd.cli.render.audit import process_name, verify_document, verify_table
 from affinityd.cli.target import UsedGpus, gpus_of, used_gpus
+from affinityd.client.bind import texts
 from affinityd.errors import TargetError
 from affinityd.grouping import grouped
 from affinityd.linux import memory_policy
@@ -54,21 +55,8 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print where the process is; 0: near its GPUs; 1: not all of it; 2: not known, or no plan."""
     process = target.living(arguments.pid or os.getpid())
-    # Nearness does not depend on how cores would be divided: no site's choice is read.
-    planner = target.ProcessPlanner(plan_options(arguments), divides=False)
-    options = device_options(arguments)
-    used = used_gpus(process, planner, is_named=bool(options))
-    judged = list(_verifications(process, planner, used, with_resident=arguments.resident))
-    families = [(judged, options)]
-    if used.by_driver:  # a pin is told which they are, of each process with its helpers
-        by_holder = grouped(
-            judged, lambda each: each.process.facts.holder or each.process.facts.pid
-        )
-        families = [
-            (family, f"--gpus {','.join(gpu.pci_bus_id for gpu in family[0].near.gpus)} ")
-            for family in by_holder.values()
-        ]
-    judged = [each for family, gpus in families for each in with_remedy(family, gpus)]
+    chosen = plan_options(arguments)
+    planner, judged = _judged(process, chosen, with_resident=arguments.resident)
     if doubt := planner.doubt(process):
         say(f"affinityd verify: {doubt}")
     try:
@@ -79,6 +67,38 @@ def run(arguments: argparse.Namespace) -> int:
     except BrokenPipeError:  # the reader has ended; the result counts all the same
         give_up_stdout()
     return EXIT[matches(judged)]
+
+
+def verify(
+    pid: int | None = None, *, resident: bool = False, **parameters: object
+) -> list[Verification]:
+    """Judge whether a process and its descendants run near their GPUs, as `affinityd verify`.
+
+    `pid` None: this process. `resident`: also where its memory is. `parameters` are those of a
+    plan that choose GPUs, like `gpus`. Raises AffinityError where that cannot be told.
+    """
+    process = target.living(pid or os.getpid())
+    return _judged(process, texts(parameters), with_resident=resident)[1]
+
+
+def _judged(
+    process: Stat, chosen: Mapping[str, str], *, with_resident: bool
+) -> tuple[target.ProcessPlanner, list[Verification]]:
+    # Nearness does not depend on how cores would be divided: no site's choice is read.
+    planner = target.ProcessPlanner(chosen, divides=False)
+    options = device_options(chosen)
+    used = used_gpus(process, planner, is_named=bool(options))
+    judged = list(_verifications(process, planner, used, with_resident=with_resident))
+    families = [(judged, options)]
+    if used.by_driver:  # a pin is told which they are, of each process with its helpers
+        by_holder = grouped(
+            judged, lambda each: each.process.facts.holder or each.process.facts.pid
+        )
+        families = [
+            (family, f"--gpus {','.join(gpu.pci_bus_id for gpu in family[0].near.gpus)} ")
+            for family in by_holder.values()
+        ]
+    return planner, [each for family, gpus in families for each in with_remedy(family, gpus)]
 
 
 def _verifications(

@@ -107,7 +107,11 @@ plan_from_files() { # cpulist, locality, allowed: near all of the container's GP
         if ! read -r cpus <"$here/gpu/$name.cpulist" || ! is_cpulist "$cpus"; then continue; fi
         read -r nearness <"$here/gpu/$name.locality"
         case ,$near, in *",$cpus,"*) ;; *) near=${near:+$near,}$cpus ;; esac
-        case $locality,$nearness in local,* | *,remote) locality=$nearness ;; esac
+        case $locality,$nearness in
+        local,local | local,mixed | *,remote) locality=$nearness ;;
+        *,local | *,mixed) ;;
+        *) locality=unknown && break ;;
+        esac
     done
     trouble="$trouble, and in $here/gpu" wanted=${AFFINITYD_CPUS:-$AFFINITYD_JOB_CPUS}
     [ -n "$near" ] || leave "$trouble is not a GPU of this container"

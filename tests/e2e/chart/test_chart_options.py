@@ -85,8 +85,8 @@ def test_a_monitor_finds_the_daemons(option: str) -> None:
 
 # What values make of the daemon: what it is told, and what it may do.
 
-START = ["serve", "--socket=/run/affinityd/affinityd.sock"]
-START += ["--listen=0.0.0.0:9465", "--listen-plan=0.0.0.0:9466", "--log-format=json"]
+START = ["serve", "--listen=0.0.0.0:9465", "--listen-plan=0.0.0.0:9466", "--log-format=json"]
+SOCKET = "/run/affinityd/affinityd.sock"
 
 #: Values, further arguments, what these are of the features in docs/privileges.md, and the
 #: RuntimeClass that brings NVML.
@@ -123,7 +123,8 @@ def test_values_choose_privileges(values: str, arguments: str, features: str, nv
     assert daemon["args"] == [*START, *arguments.split()]
     variables = {it["name"]: it.get("value") for it in daemon["env"]}
     brought = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "utility"}
-    assert variables == {"AFFINITYD_NODE_NAME": None, **(brought if nvml else {})}
+    usual = {"AFFINITYD_NODE_NAME": None, "AFFINITYD_SOCKET": SOCKET}
+    assert variables == {**usual, **(brought if nvml else {})}
     assert made.get("runtimeClassName", "") == nvml
     named = ("plans", *filter(None, features.split(", ")))
     capabilities, namespaces = (

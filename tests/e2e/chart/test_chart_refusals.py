@@ -112,7 +112,7 @@ def test_every_argument_that_the_chart_sets_is_its_own() -> None:
     templates = CHART / "templates"
     sets = re.findall(r"^ +- (--[a-z-]+)", (templates / "daemonset.yaml").read_text(), re.MULTILINE)
     remedies = re.findall(r'"(--[a-z-]+)" "[;:] ', (templates / "_own.tpl").read_text())
-    assert {*remedies} == {*sets, "--node-name", "--pod-resources"}  # these by variable
+    assert {*remedies} == {*sets, "--node-name", "--pod-resources", "--socket"}  # these by variable
 
 
 @pytest.mark.parametrize(

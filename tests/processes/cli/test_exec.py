@@ -61,6 +61,21 @@ def test_the_command_runs_near_its_gpu(
 
 
 @pytest.mark.parametrize(
+    ("env", "line"),
+    [
+        ({"LOCAL_RANK": "x", "CUDA_VISIBLE_DEVICES": "0"}, "LOCAL_RANK='x' is no number, and"),
+        ({"CUDA_VISIBLE_DEVICES": "0,9,1"}, "CUDA_VISIBLE_DEVICES='0,9,1': CUDA takes 1 of them"),
+    ],
+)
+def test_verbose_names_a_variable_that_does_not_mean_what_it_seems_to(
+    here: Mapping[str, str], env: dict[str, str], line: str
+) -> None:
+    _, said = exec_("-v", "--", *LOOK, env={**here, **env}).lines
+    assert said.startswith(f"affinityd exec: {line}")
+    assert exec_(*LOOK, env={**here, **env}).lines == []
+
+
+@pytest.mark.parametrize(
     ("words", "env", "line"),
     [
         (["--mdoe=node"], {}, "'--mdoe=node' is not an option"),

@@ -425,13 +425,13 @@ def test_settings_choose_the_machine(socket_path: str, monkeypatch: pytest.Monke
     assert (local.source, local.replayed) == ("sysfs", replayed)
 
 
-def test_a_snapshot_is_replayed_but_a_folder_may_be_this_machine(
+def test_a_root_that_is_not_this_machines_is_told(
     socket_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree = write_tree(machine("mi250x"), tmp_path / "tree")
     write_snapshot(open_tree(str(tree)), None, tmp_path / "node.tar")
-    for root, told in ((tree, False), (tmp_path / "node.tar", True)):
+    for root in (tree, tmp_path / "node.tar"):
         monkeypatch.setenv("AFFINITYD_ROOT", str(root))
         local = local_plan.find_node([socket_path])
         assert local.node.topology.online == machine("mi250x").online
-        assert str(local.replayed).startswith("AFFINITYD_ROOT is '") == told
+        assert str(local.replayed).startswith("AFFINITYD_ROOT is '")

@@ -172,6 +172,19 @@ def test_a_container_keeps_the_cpus_that_it_asked_for(
     assert from_files.lines[-1].endswith("the command runs unpinned") == (cpus != NEAR)
 
 
+def test_a_place_that_is_no_word_of_ours_pins_nothing(pod: Pod) -> None:
+    """Who answers over TCP may be anybody: the files have what was answered."""
+    pod.has("nvidia5")
+    place = pod.to / "gpu/5.locality"
+    known = place.read_text()
+    place.write_text("local LD_PRELOAD=/tmp/mine.so\n")
+    told = pod.run(cpus=parse_list(EIGHT_CPUS), **unreachable(pod))
+    place.write_text(known)
+    assert told.cpus is None
+    assert "LD_PRELOAD" not in told.environment
+    assert "the machine does not say where its GPU is" in told.lines[-1]
+
+
 @pytest.mark.parametrize(
     ("site", "job", "cpus"),
     [("6", {}, "0-1,48-51"), ("6", {CHOSEN: "none"}, "48-51"), ("none", {}, "48-51")],

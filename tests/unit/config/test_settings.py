@@ -133,7 +133,7 @@ NAME = "is not a node's name; give a line of 253 characters at most"
         ("job_series", "9" * 5000, f"--job-series: '{'9' * 60}…' {JOBS}"),
         ("admin_group", "no such", "--admin-group: there is no group 'no such' here"),
         ("enforce", "on", "--enforce: 'on' is none of off, observe, pin"),
-        ("nri_mount", "run", "--nri-mount: 'run' is no absolute path, as /run/affinityd is"),
+        ("nri_mount", "/run", "--nri-mount: '/run' is neither on nor off"),
     ],
 )
 def test_a_wrong_value_is_quoted(sources: Sources, name: str, text: str, line: str) -> None:

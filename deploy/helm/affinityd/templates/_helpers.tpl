@@ -185,3 +185,8 @@ runAsGroup: 0
 {{- define "affinityd.url" -}}
 http://{{ include "affinityd.fullname" . }}.{{ .Release.Namespace }}:{{ .Values.ports.plan }}
 {{- end }}
+
+{{- /* Where the daemon sees its socket's folder: as the node, which mounts it in containers by NRI. */}}
+{{- define "affinityd.socketFolder" -}}
+{{ ternary .Values.socket.hostPath "/run/affinityd" .Values.socket.enabled }}
+{{- end }}

@@ -49,7 +49,7 @@
 {{- if hasKey $volumes .name }}
 {{- fail (printf "extraVolumeMounts: %s, at %s, is the chart's own volume; mount one of extraVolumes" .name .mountPath) }}
 {{- end }}
-{{- if hasPrefix "/run/affinityd/" (printf "%s/" (clean .mountPath)) }}
+{{- if hasPrefix (printf "%s/" (include "affinityd.socketFolder" $)) (printf "%s/" (clean .mountPath)) }}
 {{- fail (printf "extraVolumeMounts: %s is the socket's folder or in it; mount %s elsewhere" .mountPath .name) }}
 {{- end }}
 {{- end }}

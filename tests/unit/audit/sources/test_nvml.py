@@ -29,7 +29,7 @@ class Machine:
         put(self.proc / f"{pid}/comm", comm)
         put(self.proc / f"{pid}/status", f"Uid:\t{uid}\t0\t0\t0")
         put(self.proc / f"{pid}/cmdline", "".join(f"{word}\0" for word in words))
-        return f"{comm} (pid {pid}) works on NVIDIA's driver; NVML is asked again when it has ended"
+        return f"{comm} works on NVIDIA's driver; NVML is asked again when it has ended"
 
 
 @pytest.fixture
@@ -67,6 +67,14 @@ def test_a_command_of_roots_that_changes_driver_or_gpu_is_one(
     told = machine.runs(7, command)
     assert machine.reason == told
     machine.runs(7, command, uid=1000)  # any user may call a program so
+    assert machine.reason is None
+
+
+@pytest.mark.timeout(30)
+def test_the_command_line_of_another_users_process_is_not_read(machine: Machine) -> None:
+    machine.runs(7, "nvidia-smi -r", uid=1000)
+    (machine.proc / "7/cmdline").unlink()
+    os.mkfifo(machine.proc / "7/cmdline")  # a reader waits, as for memory that is locked
     assert machine.reason is None
 
 
