@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from affinityd.cpuset import CpuSet
-from affinityd.linux.files import content, numbered
+from affinityd.linux.files import content, listed, numbered
 
 PROC = "/proc"
 ROOT = 0  #: its uid
@@ -115,6 +115,22 @@ def stat_of(pid: int, proc: str = PROC) -> Stat | None:
 def thread_stat(pid: int, tid: int, proc: str = PROC) -> Stat | None:
     """Return a thread's `stat`; None where the process has no such thread."""
     return parse_stat(content(f"{proc}/{pid}/task/{tid}/stat"))
+
+
+def children_of(pid: int, proc: str = PROC) -> list[int]:
+    """Return the living children: /proc/PID/task/TID/children; none where no kernel has it."""
+    folder = f"{proc}/{pid}/task"
+    return [
+        int(child)
+        for tid in listed(folder)
+        for child in (content(f"{folder}/{tid}/children") or b"").split()
+    ]
+
+
+def ended_children_seconds(pid: int, proc: str = PROC) -> float:
+    """Return the CPU seconds of the children that a process has waited for: proc_pid_stat(5)."""
+    fields = (content(f"{proc}/{pid}/stat") or b"").rpartition(b")")[2].split()
+    return sum(map(int, fields[13:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def since_boot() -> float:

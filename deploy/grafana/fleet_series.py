@@ -29,5 +29,5 @@ WHOSE = "namespace, pod, container, job_id, scheduler"  #: the labels of a job
 HELD = "node_job:affinityd_job_gpu_seconds:rate5m"
 HELD_FAR = "node_job_cause:affinityd_job_mismatched_gpu_seconds:rate5m"
 
-PLANNED = of("affinityd_plans_total", 'result="ok"')
-REFUSED = of("affinityd_plans_total", 'result!="ok"')
+PLANNED = of("affinityd_plans_total", 'result="ok",client="job"')
+REFUSED = of("affinityd_plans_total", 'result!="ok",client="job"')

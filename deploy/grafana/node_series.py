@@ -11,6 +11,6 @@ NAMED = "GPU {{gpu}} {{pci_bus_id}}"  #: a GPU's legend
 FAR, BUSY = of("affinityd_gpu_remote_cpu_seconds_total"), of("affinityd_gpu_cpu_seconds_total")
 RATIO = of("affinityd_measured_ratio")
 MISMATCH = of("affinityd_gpu_numa_mismatch")
-PLANNED = of("affinityd_plans_total", 'result="ok"')
-REFUSED = of("affinityd_plans_total", 'result!="ok"')
+PLANNED = of("affinityd_plans_total", 'result="ok",client="job"')
+REFUSED = of("affinityd_plans_total", 'result!="ok",client="job"')
 BUCKETS = f"sum by (le) ({rate(of('affinityd_plan_duration_seconds_bucket'))})"

@@ -19,7 +19,7 @@ from affinityd.daemon.api.page import PICTURE_HEADERS, SVG, add_page
 from affinityd.daemon.api.peers import Callers, Viewer, peer_of_request, viewer
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.state.background import SingleFlight
-from affinityd.daemon.state.plan_service import PlanService, mode_of, pairs_of
+from affinityd.daemon.state.plan_service import JOBS_FORMAT, PlanService, mode_of, pairs_of
 from affinityd.daemon.state.topology_watcher import TopologyWatcher
 from affinityd.errors import AffinityError, InvalidRequestError, NotEnforcedError, NotReadyError
 from affinityd.json_codec import dumps
@@ -162,7 +162,8 @@ def _add_plan(
             is_text = problems.wants_text(request.headers.get("accept"))
             answer = service.answer(query, caller, is_text=is_text)
         except AffinityError as error:
-            metrics.refused(mode_of(query), error.status)
+            is_of_job = f"format={JOBS_FORMAT}".encode() in query
+            metrics.refused(mode_of(query), error.status, is_of_job=is_of_job)
             raise
         metrics.planned(answer, perf_counter() - began)
         return Response(answer.body, headers={"content-type": answer.media_type})

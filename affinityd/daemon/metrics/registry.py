@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter as Count
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import MappingProxyType
 
 from prometheus_client import (
@@ -30,7 +33,7 @@ from affinityd.daemon.metrics.families import (
 )
 from affinityd.daemon.state.plan_service import Answer
 from affinityd.daemon.state.scans import ScanResult
-from affinityd.linux.processes import since_boot
+from affinityd.linux.processes import children_of, ended_children_seconds, since_boot
 from affinityd.topology.model import Gpu, Node
 
 #: Seconds. A plan takes about a millisecond; a new reading of the machine may come before it.
@@ -88,8 +91,35 @@ DAEMON_FAMILIES: tuple[MetricFamily[Metrics], ...] = (
     ),
 )
 
+ADDED = frozenset(
+    f"process_{name}" for name in ("cpu_seconds", "resident_memory_bytes", "open_fds")
+)
+
 #: The start of each series is of no use here, and would double a scrape.
 disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+class _Processes:
+    """The usual process_* metrics; those that add up are of the daemon and its children."""
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield them: proc(5). The CPU time of children that have ended counts, too."""
+        added: defaultdict[str, float] = defaultdict(float)
+        for pid in children_of(os.getpid()):
+            for metric in ProcessCollector(pid=partial(str, pid), registry=None).collect():
+                for sample in metric.samples:
+                    added[sample.name] += sample.value
+            added["process_cpu_seconds_total"] += ended_children_seconds(pid)
+        added["process_cpu_seconds_total"] += ended_children_seconds(os.getpid())
+        for metric in ProcessCollector(registry=None).collect():
+            (sample,) = metric.samples
+            if metric.name in ADDED:
+                metric.samples = [sample._replace(value=sample.value + added[sample.name])]
+            yield metric
+
+
+def _client(is_of_job: bool) -> str:
+    return "job" if is_of_job else "other"
 
 
 class Metrics:
@@ -115,9 +145,10 @@ class Metrics:
         self._registry = registry = CollectorRegistry()
         self._plans = Counter(
             "affinityd_plans",
-            "Requests for a plan, by mode, by result (ok, or the HTTP status of the refusal) "
-            "and by the worst locality of any rank.",
-            ("mode", "result", "locality"),
+            "Requests for a plan, by mode, by result (ok, or the HTTP status of the refusal), "
+            "by the worst locality of any rank, and by client: job for the format that jobs take, "
+            "other for people, pages and pods' init.",
+            ("mode", "result", "locality", "client"),
             registry=registry,
         )
         self._seconds = Histogram(
@@ -148,7 +179,7 @@ class Metrics:
             {"version": __version__}
         )
         registry.register(self)
-        ProcessCollector(registry=registry)
+        registry.register(_Processes())
 
     @property
     def scan_age(self) -> float | None:
@@ -192,14 +223,14 @@ class Metrics:
 
     def planned(self, answer: Answer, seconds: float) -> None:
         """Count a request that was planned, and the time that it took."""
-        self._plans.labels(answer.mode, "ok", answer.locality).inc()
+        self._plans.labels(answer.mode, "ok", answer.locality, _client(answer.is_of_job)).inc()
         if answer.observed is not None:
             self._observed.labels(answer.observed, answer.locality).inc()
         self._seconds.observe(seconds)
 
-    def refused(self, mode: str, status: int) -> None:
+    def refused(self, mode: str, status: int, *, is_of_job: bool) -> None:
         """Count a request that was refused; `mode` is empty where none could be read."""
-        self._plans.labels(mode, str(status), "").inc()
+        self._plans.labels(mode, str(status), "", _client(is_of_job)).inc()
 
     def refused_connection(self) -> None:
         """Count a connection that was refused."""

@@ -19,6 +19,7 @@ from affinityd.topology.nearness import UNKNOWN, placement, vicinity
 
 MAX_FIELDS = 64  #: of a query
 MOST_REPLIES = 256  #: that are remembered, for the ranks of a job and for repeated questions
+JOBS_FORMAT = "shell"  #: of exec, bind, TaskProlog and a pod's run
 MEDIA_TYPES = {"json": "application/json"}
 
 
@@ -30,6 +31,7 @@ class Answer:
     media_type: str
     mode: str
     locality: str  #: the worst of any rank
+    is_of_job: bool  #: in the format that jobs take, not one of people, the page or `init`
     #: Where the caller is that stays there, one of `nearness.PLACEMENTS`; None: it takes its plan.
     observed: str | None = None
 
@@ -76,6 +78,7 @@ class PlanService:
             media_type=MEDIA_TYPES.get(form, "text/plain; charset=utf-8"),
             mode=reply.request.options.mode,
             locality=reply.locality,
+            is_of_job=form == JOBS_FORMAT,
             observed=_observed(node.topology, reply, caller, form),
         )
 
@@ -118,7 +121,7 @@ def _observed(
     A client that would apply a plan states its CPUs, or requests the format `shell`.
     """
     mask = reply.request.observe
-    is_told = mask is not None or (format_name == "shell" and reply.request.whose == "caller")
+    is_told = mask is not None or (format_name == JOBS_FORMAT and reply.request.whose == "caller")
     if reply.switch != OBSERVE or not is_told:
         return None
     mask = mask or (caller.mask if caller else reply.request.cpuset)

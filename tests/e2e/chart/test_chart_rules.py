@@ -42,16 +42,17 @@ BUILD, GENERATION = series("affinityd_build_info"), series("affinityd_topology_g
 ELSEWHERE = 'affinityd_topology_generation{job="affinityd",instance="b"}'
 GPUS, NO_GPU = series("affinityd_gpus", vendor="amd"), series("affinityd_cpus", state="online")
 LOCAL, REMOTE, REFUSED = (
-    series("affinityd_plans_total", mode="node", result=result, locality=locality)
+    series("affinityd_plans_total", mode="node", result=result, locality=locality, client="job")
     for result, locality in (("ok", "local"), ("ok", "remote"), ("404", ""))
 )
+BY_HAND = {name.replace('client="job"', 'client="other"'): "0+9x90" for name in (REMOTE, REFUSED)}
+START = series("process_start_time_seconds")
 NRI = series("affinityd_nri_connected")
 OTHER_UP = 'up{job="node",instance="a"}'
+OTHER_START = OTHER_UP.replace("up", "process_start_time_seconds")
 
 #: Alerts of one series, which fire when it was above 0 for so many minutes.
 ABOVE_ZERO = (
-    ("AllocationIsRemote", mismatch("allocation"), 15),
-    ("MaskIsRemote", mismatch("mask"), 15),
     ("Unpinned", mismatch("unpinned"), 15),
     ("OrphansHoldGpu", of_gpu("affinityd_gpu_orphan_processes"), 15),
     ("PinsOverlap", series("affinityd_pin_overlap_cpus"), 15),
@@ -77,6 +78,16 @@ DAEMON: tuple[Case, ...] = (
     ("PlansAreRemote", {LOCAL: "0+6x90", REMOTE: "0+1x90"}, 80, True),
     ("PlansAreRemote", {LOCAL: "0+20x90", REMOTE: "0+1x90"}, 80, False),
     ("PlansAreRemote", {LOCAL: "5x90", REMOTE: "5x90"}, 80, False),
+    ("PlansAreRemote", {LOCAL: "0+1x90", **BY_HAND}, 80, False),
+    ("RefusesPlans", {LOCAL: "0+1x90", **BY_HAND}, 80, False),
+    ("KeepsRestarting", {series("up"): "1x20", START: "1 1 7 20 40 60x15"}, 8, True),
+    ("KeepsRestarting", {series("up"): "1x20", START: "1x9 7x11"}, 12, False),
+    (
+        "KeepsRestarting",
+        {OTHER_UP: "1x20", START.replace("affinityd", "node", 1): "0+9x20"},
+        9,
+        False,
+    ),
     ("RefusesPlans", {LOCAL: "0+1x90", REFUSED: "0+3x90"}, 80, True),
     ("RefusesPlans", {LOCAL: "0+3x90", REFUSED: "0+1x90"}, 80, False),
     ("TopologyKeepsChanging", {GENERATION: "1+1x20"}, 20, True),
@@ -92,9 +103,24 @@ BALANCING, AUDITED = series("affinityd_numa_balancing"), of_gpu("affinityd_gpu_a
 #: A node on its first day: nothing is pinned, and the kernel is as the distribution has it.
 UNTENDED = {mismatch("unpinned"): "1x90", BALANCING: "1x90", GPUS: "8x90"}
 
+#: Alerts of averages, by cause.
+BY_CAUSE = {"AllocationIsRemote": "allocation", "MaskIsRemote": "mask"}
+
 #: What the audit says of processes. 1200 and 90: CPU seconds a minute are CPUs times 60.
 AUDIT: tuple[Case, ...] = (
-    *((alert, {mismatch("other"): "1x40"}, 16, False) for alert, *_ in ABOVE_ZERO[:3]),
+    *((alert, {mismatch("other"): "1x40"}, 16, False) for alert in (*BY_CAUSE, "Unpinned")),
+    *(
+        (alert, {mismatch(cause): samples}, minutes, fires)
+        for alert, cause in BY_CAUSE.items()
+        for samples, minutes, fires in (
+            ("1x40", 16, True),
+            ("1x40", 14, False),
+            ("0x40", 16, False),
+            ("1x3 0 1x3 0 1x3 0 1x3 0 1x3", 18, True),  # one short job after another
+            ("1x5 0x40", 20, False),
+            ("0x3 1 0x3 1 0x3 1 0x3 1 0x3", 18, False),
+        )
+    ),
     ("Unpinned", {mismatch("unpinned"): "0x9 1x40"}, 41, True),
     ("Unpinned", {mismatch("unpinned"): "0x9 1x40"}, 38, False),
     ("Unpinned", {mismatch("unpinned"): "1x9 0 1x9 0 1x9 0 1x9"}, 38, False),

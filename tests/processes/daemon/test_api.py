@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -91,6 +92,24 @@ def test_a_refusal_is_one_clear_line(daemon: Daemon, target: str, status: int, l
     assert (text.status, text.text) == (status, f"{problem.title}: {problem.detail}\n")
     assert problem.detail.isprintable()
     assert len(problem.detail) < 1000
+
+
+def test_plans_of_jobs_are_counted_apart_from_those_of_people(daemon: Daemon) -> None:
+    def counted() -> dict[str, float]:
+        text = daemon.get("/metrics").text
+        rows = re.findall(r"^affinityd_plans_total\{(.*)\} (.*)$", text, re.MULTILINE)
+        found: defaultdict[str, float] = defaultdict(float)
+        for labels, value in rows:
+            found[re.findall('client="(.*?)"', labels)[0]] += float(value)
+        return found
+
+    before = counted()
+    for target in ("/plan?gpus=0", "/plan?gpus=99", "/plan?gpus=0&format=cpulist"):
+        daemon.get(target)
+    assert counted() == {**before, "other": before.get("other", 0) + 3}
+    for target in ("/plan?gpus=0&format=shell", "/plan?gpus=99&format=shell"):
+        daemon.get(target)
+    assert counted()["job"] == before.get("job", 0) + 2
 
 
 def test_another_method_is_refused_and_told_which_there_are(daemon: Daemon) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
+import time
 from collections.abc import Mapping
 from functools import partial
+from subprocess import PIPE, Popen
 from typing import Any
 
 import pytest
@@ -151,6 +154,22 @@ def test_metrics_of_a_gpu_have_its_labels_and_no_pid_or_process_name() -> None:
     found = {name for line in scraped(FOUND) for name in re.findall(r'(\w+)="', line)}
     of_gpu = {"vendor", "gpu", "uuid", "pci_bus_id"}
     assert found == {*of_gpu, "cause", "placement", "version", "le"}
+
+
+def test_the_cpu_time_of_children_counts_while_they_run_and_afterwards() -> None:
+    def seconds() -> float:
+        lines = (line.split() for line in told(Metrics(lambda: None)))
+        return next(float(line[1]) for line in lines if line[0] == "process_cpu_seconds_total")
+
+    burn = "import time\nwhile time.process_time() < 0.5: pass\nprint(flush=True)\ninput()"
+    before = seconds() - time.process_time()
+    with Popen([sys.executable, "-c", burn], stdin=PIPE, stdout=PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        while_it_runs = seconds() - time.process_time()
+        child.communicate(b"\n")
+    assert while_it_runs - before >= 0.4
+    assert seconds() - time.process_time() - before >= 0.4
 
 
 def test_failure_counters_begin_at_0() -> None:
