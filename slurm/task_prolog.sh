@@ -53,7 +53,12 @@ clean='/usr/bin/env -i' # libraries may hang while they read
 
 leave() { # [REASON]
     [ -z "${1-}" ] || printf 'export AFFINITYD_UNPINNED=%.200s\n' "$1"
+    [ -z "${1-}" ] || tell "unpinned: $1"
     exit 0
+}
+tell() { # LINE, on stdout of a node's first task, if the user or the site wants to see it
+    case ${SLURM_LOCALID-},${AFFINITYD_VERBOSE-} in 0,1 | 0,[Yy][Ee][Ss] | 0,[Tt][Rr][Uu][Ee] | 0,[Oo][Nn]) ;; *) return ;; esac
+    printf 'print affinityd: %s, task %s: %.200s\n' "${SLURMD_NODENAME-}" "${SLURM_PROCID-}" "$1"
 }
 read_lines() { # PREFIX FILE: PREFIX_NAME of each line NAME=VALUE; the last of a name counts
     while read -r line || [ -n "$line" ]; do
@@ -92,7 +97,7 @@ has "$taskset" || has "$python" || leave 'neither taskset nor python3 is here, t
 [ ! -f "$settings" ] || read_lines site "$settings"
 heed "$site_AFFINITYD" || leave "AFFINITYD in $settings $no_switch"
 [ "$switch" != off ] || leave "AFFINITYD=off in $settings"
-for name in $plan_variables AFFINITYD_NICS AFFINITYD_SOCKET; do
+for name in $plan_variables AFFINITYD_NICS AFFINITYD_SOCKET AFFINITYD_VERBOSE; do
     eval "$name=\${$name:-\${site_$name-}}"
 done
 
@@ -129,6 +134,12 @@ apply "$SLURM_TASK_PID"
 printf 'export %s\n' "AFFINITYD_CPULIST=$mask" "AFFINITYD_LOCALITY=$locality" \
     "AFFINITYD_ALLOWED=$allowed" ${job_gpus:+"AFFINITYD_JOB_GPUS=$job_gpus"} \
     ${warnings:+"AFFINITYD_WARNINGS=$warnings"}
+few=''
+if [ -z "${SLURM_CPUS_PER_TASK-}" ] && is_number "${SLURM_CPUS_ON_NODE-}" &&
+    is_number "${SLURM_JOB_CPUS_PER_NODE-}" && [ "$SLURM_CPUS_ON_NODE" -lt "$SLURM_JOB_CPUS_PER_NODE" ]; then
+    few="; its step has $SLURM_CPUS_ON_NODE of the job's $SLURM_JOB_CPUS_PER_NODE CPUs: give -c"
+fi
+tell "CPUs $mask ($locality)$few${warnings:+; $warnings}"
 nic_variables | while read -r line; do
     printf 'export %s\n' "$line"
 done

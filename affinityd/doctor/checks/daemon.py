@@ -44,7 +44,18 @@ NO_EXEMPTION = ("4", "ptraceable")  #: hidepid=: from every user, for any gid=
 PRIVATE = "tmpfs"  #: the mounts of systemd and of a container at /dev
 
 #: Variables that commands, prologs and pods read, besides the settings.
-READ = ("CONFIG", "CPUS", "DRAIN", "JOB_CPUS", "JOB_GPUS", "MEMORY", "NICS", "TIMEOUT", "URL")
+READ = (
+    "CONFIG",
+    "CPUS",
+    "DRAIN",
+    "JOB_CPUS",
+    "JOB_GPUS",
+    "MEMORY",
+    "NICS",
+    "TIMEOUT",
+    "URL",
+    "VERBOSE",
+)
 #: Variables that affinityd sets for jobs.
 WRITTEN = (
     *("ALLOWED", "CPULIST", "GPUS", "LOCALITY", "MEMORY_NODES", "NODES", "THREADS", "UNPINNED"),

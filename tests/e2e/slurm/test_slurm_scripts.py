@@ -128,6 +128,33 @@ def test_a_site_chooses_for_all_jobs_and_a_job_otherwise(node: Node) -> None:
     )
 
 
+FIRST = {"SLURMD_NODENAME": "gpu07", "SLURM_PROCID": "8", "SLURM_LOCALID": "0"}
+EXCLUSIVE = {"SLURM_JOB_CPUS_PER_NODE": "32", "SLURM_CPUS_ON_NODE": "8"}
+
+
+@pytest.mark.parametrize(
+    ("env", "line"),
+    [
+        ({}, f"CPUs {FAR} (local); idle_cpus"),
+        (EXCLUSIVE, "; its step has 8 of the job's 32 CPUs: give -c; idle_cpus"),
+        ({**EXCLUSIVE, "SLURM_CPUS_PER_TASK": "1"}, "(local); idle_cpus"),
+        ({"AFFINITYD": "off"}, "unpinned: AFFINITYD=off"),
+        ({"AFFINITYD_VERBOSE": "no"}, None),
+        ({"SLURM_LOCALID": "1"}, None),
+    ],
+    ids=str,
+)
+def test_the_first_task_of_a_node_prints_its_place_if_asked(
+    node: Node, env: Mapping[str, str], line: str | None
+) -> None:
+    lines = task_prolog(node, {**FAR_GPU, **FIRST, "AFFINITYD_VERBOSE": "1", **env})[0].splitlines()
+    printed = [it for it in lines if not it.startswith("export ")]
+    assert len(printed) == (line is not None)
+    if line is not None:
+        assert printed[0].startswith("print affinityd: gpu07, task 8: ")
+        assert printed[0].endswith(line)
+
+
 # Without a daemon.
 
 #: /usr/bin/affinityd, as a site installs it.

@@ -25,6 +25,7 @@ class Job:
     modes: tuple[str, ...] = (NODE, UNIQUE)  #: AFFINITYD_MODE: it runs once in each
     cpus: str = "none"  #: AFFINITYD_CPUS: near ones alone, however few; "": Slurm says it
     asked: int = 0  #: CPUs that each task keeps, more than are near
+    gpus: int = 0  #: of the job, where its tasks see all of them and share out the machine
 
     @property
     def tasks(self) -> int:
@@ -48,6 +49,20 @@ JOBS = {
     "a lone task": Job("-n1 --gres=gpu:2 -c16"),
     "all that its job has": Job("-n2 --gres=gpu:2 -c8", cpus="", asked=8),
     "a part of what its job has": Job("-n1 --gres=gpu:1 -c16", cpus="6", asked=6),
+}
+
+#: Jobs that have as many CPUs as they asked for, most of them the whole machine.
+JOBS |= {
+    "blocks of all GPUs": Job("-n2 --gres=gpu:8 -c16", cpus="", asked=16, gpus=8),
+    "smaller blocks of all GPUs": Job("-n4 --gres=gpu:8 -c8", cpus="", asked=8, gpus=8),
+    "two GPUs of an exclusive node": Job(
+        "-n2 --gres=gpu:2 --exclusive -c16", cpus="", asked=16, gpus=2
+    ),
+    "a GPU of an exclusive node": Job(
+        "-n1 --gres=gpu:1 --exclusive -c32", cpus="", asked=32, gpus=1
+    ),
+    "a task a GPU of an exclusive node": Job("-n8 --gres=gpu:8 --exclusive", cpus="", gpus=8),
+    "a lone task with all GPUs": Job("-n1 --gres=gpu:8 -c4", cpus="", asked=4, gpus=8),
 }
 
 INSTALLED = "/etc/slurm/affinityd"

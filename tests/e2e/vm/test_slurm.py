@@ -27,9 +27,10 @@ BOUND = {
 #: A job, and its mode.
 Run = tuple[str, str]
 RUNS: list[Run] = [(name, mode) for name, job in JOBS.items() for mode in job.modes]
-ASKING = [it for it in RUNS if JOBS[it[0]].asked]
+SHARING = [it for it in RUNS if JOBS[it[0]].gpus]
+ASKING = [it for it in RUNS if JOBS[it[0]].asked and it not in SHARING]
 
-PLANNED = [it for it in RUNS if it not in ASKING]
+PLANNED = [it for it in RUNS if it not in (*ASKING, *SHARING)]
 
 
 @dataclass(frozen=True)
@@ -117,3 +118,25 @@ def test_tasks_keep_as_many_of_the_nearest_cpus_as_they_asked_for(seen: Document
     expected = sorted(far, key=lambda cpu: (far[cpu], cpu))[: asked * len(tasks)]
     assert frozenset().union(*(task.mask for task in tasks)) == {*expected}
     assert parse_list(cpus_of(home)) <= {*expected}
+
+
+@pytest.mark.parametrize("run", SHARING, ids=", ".join)
+def test_tasks_that_see_all_gpus_have_what_they_asked_for_near_their_own(
+    seen: Document, run: Run
+) -> None:
+    """With fewer tasks than GPUs each has a block of them, in order."""
+    job, tasks = JOBS[run[0]], tasks_of(seen, run)
+    granted = tasks[0].sees
+    assert len(granted) == job.gpus
+    each = max(len(granted) // len(tasks), 1)
+    for number, task in enumerate(tasks):
+        own = granted[number * each : (number + 1) * each]
+        homes = frozenset().union(*(parse_list(cpus_of(GPU_NODES[gpu])) for gpu in own))
+        near = homes & task.cpuset
+        assert len(task.mask) >= job.asked, (number, task)
+        assert task.mask & near or not near, (number, task)
+        assert task.told["LOCALITY"] != "remote" or not near
+        if run[1] == NODE and len(near) <= job.asked:
+            assert near <= task.mask
+    together = frozenset().union(*(task.mask for task in tasks))
+    assert len(together) >= job.asked * len(tasks), "they share out the CPUs of their job"
