@@ -37,6 +37,7 @@ class Demand:
     #: Of a node without ranks other processes of the job ask.
     together: Mapping[int | None, int] = field(default_factory=dict)
     homes: tuple[int | None, ...] | None = None  #: each rank's home node; None: the nearest
+    others: CpuSet = frozenset()  #: CPUs of other plans: far ones among them are added last
 
 
 class PlanWarning(NamedTuple):

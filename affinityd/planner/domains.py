@@ -254,7 +254,7 @@ def widened(
         has = len(given_cpus(chain(*group.domain), demand.options))
         is_short = not divides or len(group.domain) < len(group.ranks)
         lack = asked_together(demand, group, asked) - has if is_short else 0
-        further = _take(free, topology, group.home, lack, demand.options)
+        further = _take(free, topology, demand, group.home, lack)
         wider.append(group._replace(domain=(*group.domain, *single_bundles(further))))
     return tuple(wider)
 
@@ -282,7 +282,7 @@ def topped_up(
     full = {}
     for rank, cores in sorted(cores_of.items()):
         lack = asked - len(given_cpus(cores, demand.options))
-        full[rank] = (*cores, *_take(free, topology, home[rank], lack, demand.options))
+        full[rank] = (*cores, *_take(free, topology, demand, home[rank], lack))
     return full
 
 
@@ -295,15 +295,15 @@ def _free_cores(topology: Topology, demand: Demand, taken: Iterable[Core]) -> li
 
 
 def _take(
-    free: list[Core], topology: Topology, home: int | None, lack: int, options: Options
+    free: list[Core], topology: Topology, demand: Demand, home: int | None, lack: int
 ) -> tuple[Core, ...]:
     """Take the free cores nearest to a node, until they have so many CPUs, or all."""
     if lack <= 0:
         return ()
     order = nearest_first(topology, home)
-    free.sort(key=lambda core: order.index(core.node))
+    free.sort(key=lambda core: (core.cpus[0] in demand.others, order.index(core.node)))
     cores: list[Core] = []
     while lack > 0 and free:
         cores.append(free.pop(0))
-        lack -= len(given_cpus(cores[-1:], options))
+        lack -= len(given_cpus(cores[-1:], demand.options))
     return tuple(cores)

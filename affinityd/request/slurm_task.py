@@ -95,14 +95,22 @@ def _beside_neighbors(
     demand = Demand(gpus_of(gpus.own), allowed, node.usable, options)
     if not allowed:
         return plan(node.topology, demand)
-    divided = gpus.job or gpus.visible
-    homes = home_nodes(node.topology, gpus_of(divided), allowed)
-    together = {}
-    if options.cpus is not None:
-        asked = _at_least_its_slice(task, options.cpus, allowed)
-        together = {home: asked * _tasks_at(home, homes, task, gpus) for home in homes}
+    # All tasks see the step's GPUs, unless Slurm bound them: then the step's are some of the job's.
+    divided = (gpus.job if gpus.is_bound else ()) or gpus.visible
+    homes = tuple(home_nodes(node.topology, gpus_of(divided), allowed))
     own = tuple(homes[places_of(entry, divided)[0]] for entry in gpus.own)
-    return plan(node.topology, replace(demand, together=together, homes=own))
+    demand = replace(demand, homes=own)
+    if options.cpus is None:
+        return plan(node.topology, demand)
+    asked = _at_least_its_slice(task, options.cpus, allowed)
+    together = {home: asked * _tasks_at(home, homes, task, gpus) for home in homes}
+    demand = replace(demand, together=together)
+    everything = plan(
+        node.topology,
+        replace(demand, gpus=gpus_of(divided), homes=homes, options=replace(options, strict=False)),
+    )
+    theirs = (rank.cpus for rank in everything.ranks if rank.home_node not in own)
+    return plan(node.topology, replace(demand, others=frozenset().union(*theirs)))
 
 
 def _dealt(number: int, tasks: int, gpus: int) -> slice:
@@ -119,12 +127,14 @@ def _tasks_at(
 ) -> int:
     """Return how many tasks have GPUs of a home node, of the home nodes of all GPUs.
 
-    It is the node's part of them. If all see the same GPUs, it is at least those that have them.
+    It is the node's part of them, at most all. If all see the same GPUs, it is at least those that
+    have them.
     """
-    part, seen = -(-task.tasks * homes.count(home) // len(homes)), len(gpus.visible)
-    if gpus.is_bound or seen != len(homes):
-        return part
-    dealt = (homes[_dealt(other, task.tasks, seen)] for other in range(task.tasks))
+    of_step = min(task.step_gpus or len(homes), len(homes))
+    if gpus.is_bound:  # a step with a part of the job's GPUs may have all of them here
+        return min(task.tasks, -(-task.tasks * homes.count(home) // of_step))
+    dealt = (homes[_dealt(other, task.tasks, len(homes))] for other in range(task.tasks))
+    part = -(-task.tasks * homes.count(home) // len(homes))
     return max(part, sum(home in homes_of_task for homes_of_task in dealt))
 
 

@@ -85,6 +85,17 @@ def step(described: str) -> Step:
 
 BOTH = "slices=16-23/48-55"  #: eight cores of node 1 and of node 3
 ON_3, ON_1 = "48-55", "16-23"
+NODES = "/".join(
+    f"{16 * node}-{16 * node + 15},{16 * node + 128}-{16 * node + 143}" for node in range(8)
+)
+#: Two tasks at each home, with the CPUs of one node more.
+ON_DGX = " ".join(
+    f"{cpus} {cpus}"
+    for cpus in (
+        *("0-15,48-63,128-143,176-191", "16-47,144-175"),
+        *("64-79,112-127,192-207,240-255", "80-111,208-239"),
+    )
+)
 
 
 @pytest.mark.parametrize(
@@ -113,6 +124,12 @@ slices=48-55,176-183/56-63,184-191 mode=exclusive | 48-55,176-183 56-63,184-191
 one core for each GPU | job=0-1 seen=0/1 slices=48-51/52-55 mode=single_unique | 48 49
 a maximum is no lack | job=0-1 seen=0/1 slices=48-51/52-55 mode=exclusive \
 AFFINITYD_MAX_PHYSICAL_CORES=1 | 48 52
+far CPUs that were asked for are not another home's | job=0-7 seen=0/1/2/3/4/5/6/7 \
+SLURM_CPUS_PER_TASK=32 slices={NODES} | {ON_DGX}
+of an exclusive node, though its note has all GPUs | job=0-7 seen=0,1/0,1 \
+slices=0-31,128-159/32-63,160-191 SLURM_CPUS_PER_TASK=64 SLURM_GPUS_ON_NODE=2 | 0-63,128-191 0-63,128-191
+so if Slurm bound them | job=0-7 seen=0/1 slices=0-31,128-159/32-63,160-191 \
+SLURM_CPUS_PER_TASK=64 SLURM_GPUS_ON_NODE=2 | 0-63,128-191 0-63,128-191
 modes that go by ranks | job=0-1 seen=0/1 slices=48-51/52-55 mode=even | 48-51 52-55
 """),
 )
