@@ -127,7 +127,8 @@ AFFINITYD_MAX_PHYSICAL_CORES=1 | 48 52
 far CPUs that were asked for are not another home's | job=0-7 seen=0/1/2/3/4/5/6/7 \
 SLURM_CPUS_PER_TASK=32 slices={NODES} | {ON_DGX}
 of an exclusive node, though its note has all GPUs | job=0-7 seen=0,1/0,1 \
-slices=0-31,128-159/32-63,160-191 SLURM_CPUS_PER_TASK=64 SLURM_GPUS_ON_NODE=2 | 0-63,128-191 0-63,128-191
+slices=0-31,128-159/32-63,160-191 SLURM_CPUS_PER_TASK=64 SLURM_GPUS_ON_NODE=2 \
+| 0-63,128-191 0-63,128-191
 so if Slurm bound them | job=0-7 seen=0/1 slices=0-31,128-159/32-63,160-191 \
 SLURM_CPUS_PER_TASK=64 SLURM_GPUS_ON_NODE=2 | 0-63,128-191 0-63,128-191
 modes that go by ranks | job=0-1 seen=0/1 slices=48-51/52-55 mode=even | 48-51 52-55
