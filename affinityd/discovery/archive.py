@@ -29,6 +29,9 @@ from affinityd.linux.files import read
 #: The largest capture in bytes, unpacked; every file of a machine of 2,000 CPUs is half of it.
 MAX_BYTES = 256 * 1024 * 1024
 
+#: The most entries; a machine of 2,000 CPUs has half as many. 30 KB may unpack to more.
+MAX_ENTRIES = 200_000
+
 #: The longest name of a member, and the most folders in it; the kernel's are half as long. Each
 #: folder takes memory, however few bytes name it.
 MAX_NAME, MAX_DEPTH = 512, 40
@@ -136,7 +139,9 @@ def _unpacked(path: str) -> bytes:
 
 
 def _contents(archive: tarfile.TarFile) -> Iterator[tuple[str, bytes | str | None]]:
-    for member in archive:
+    for number, member in enumerate(archive):
+        if number == MAX_ENTRIES:
+            raise tarfile.ReadError(f"it has more than {MAX_ENTRIES} entries")
         if member.size < 0:  # before Python 3.11.14 tarfile goes back by it, and on for ever
             raise tarfile.ReadError(f"a member of {member.size} bytes")
         name = normpath(member.name).lstrip("/")

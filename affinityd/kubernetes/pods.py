@@ -14,6 +14,7 @@ accelerators of GKE (`nvidia0`, `nvidia0/vgpu1`), ROCm/k8s-device-plugin (PCI bu
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import time
@@ -33,7 +34,6 @@ from affinityd.audit.model import (
 )
 from affinityd.kubernetes import kubelet_config
 from affinityd.linux import protobuf as grpc
-from affinityd.linux.files import numbered
 from affinityd.linux.processes import PROC, credentials
 from affinityd.linux.protobuf import Message, Value, messages, number, numbers, read, text, texts
 from affinityd.topology.model import Gpu, Topology
@@ -285,12 +285,12 @@ class KubeletPods:
             notices = [UNKNOWN.format(socket=self._path, error=error)]
 
         def device_files(pid: int) -> frozenset[GpuKey]:
-            dev = f"{self._proc}/{pid}/root/dev"
-            minors, renders = set(numbered(dev, "nvidia")), set(numbered(f"{dev}/dri", "renderD"))
+            dev = f"{self._proc}/{pid}/root/dev"  # a pod may have made millions of names in it
             return frozenset(
                 gpu.key
                 for gpu in topology.gpus
-                if gpu.minor in minors or gpu.render_minor in renders
+                if os.path.lexists(f"{dev}/nvidia{gpu.minor}")
+                or os.path.lexists(f"{dev}/dri/renderD{gpu.render_minor}")
             )
 
         then = [process for process in processes if process.facts.membership.job in self._jobs]

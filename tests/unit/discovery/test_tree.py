@@ -138,6 +138,15 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(
         open_tree(str(large))
 
 
+def test_an_archive_of_very_many_entries_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archives, "MAX_ENTRIES", 2)
+    many = archive_of(tmp_path / "many.tar", "sys/a", "sys/b", "sys/c")
+    with pytest.raises(TreeError, match="more than 2 entries"):
+        open_tree(many)
+
+
 def test_a_hostile_archive_reads_nothing_outside_itself(tmp_path: Path) -> None:
     links = {"absolute": "/nul", "above": "../../../../etc/hostname", "round": "round"}
     links |= {"ping": "pong/x", "pong": "ping/x"}
