@@ -66,6 +66,7 @@ def moment(daemon: Daemon, name: str) -> dict[str, Any]:
 
 def clock(daemon: Daemon) -> list[Any]:
     """Set the clock a year on, a year back, and right again; return what is answered then."""
+    eventually(lambda: ages(daemon), "the processes were scanned")
     ahead = time.time() - time.monotonic()
     seen = []
     for offset in (YEAR, -YEAR, 0.0):
@@ -73,10 +74,15 @@ def clock(daemon: Daemon) -> list[Any]:
         read = readings(daemon)
         daemon.signal(signal.SIGHUP)
         eventually(lambda read=read: readings(daemon) > read, "it is read anew")  # type: ignore[misc]
-        lines = [line.split() for line in daemon.get("/metrics").text.splitlines()]
-        (age,) = (float(it[1]) for it in lines if it[0] == "affinityd_scan_age_seconds")
+        (age,) = ages(daemon)
         seen.append([daemon.plan(EVERY), daemon.get("/readyz").status, age])
     return seen
+
+
+def ages(daemon: Daemon) -> list[float]:
+    """Return the age of the last scan; nothing before the first."""
+    lines = [line.split() for line in daemon.get("/metrics").text.splitlines()]
+    return [float(line[1]) for line in lines if line[0] == "affinityd_scan_age_seconds"]
 
 
 def readings(daemon: Daemon) -> int:
