@@ -62,10 +62,13 @@ class Verification:
         """The mask of its main thread, which a pin takes as the intended one."""
         return self.process.facts.threads[0].mask
 
-    @property
-    def is_uneven(self) -> bool:
-        """Whether a pin would skip some of the threads that may run far away."""
-        return any(thread.mask != self.main for those in self.far.values() for thread in those)
+    def is_skipped(self, before: CpuSet) -> bool:
+        """Whether a pin, of a process with this mask, would leave some of the far threads alone."""
+        far = [thread.mask for threads in self.far.values() for thread in threads]
+        return any(
+            is_on_purpose(mask, usual, before)
+            for mask, usual in [(self.main, (before,)), *((it, (before, self.main)) for it in far)]
+        )
 
     @property
     def mismatches(self) -> tuple[str, ...]:
@@ -164,7 +167,7 @@ def with_remedy(verifications: Sequence[Verification], options: str) -> Sequence
     far = [it for it in verifications if it.far]
     is_tree = len(far) > 1
     first = verifications[0] if is_tree or not far else far[0]
-    is_forced = any(it.is_uneven or is_on_purpose(it.main, (first.main,), first.main) for it in far)
+    is_forced = any(each.is_skipped(first.main) for each in far)
     pin = pin_command(first.process.facts.pid, options, tree=is_tree, force=is_forced)
     remedy = PIN_FIXES.format(pin=pin)
     if first.is_self:

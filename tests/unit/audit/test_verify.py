@@ -69,7 +69,7 @@ MAIN = "its main thread"
     [
         (["4-7", "4-7", "6"], [], ""),
         (["0-7", "0-7", "4"], [f"{MAIN} and 1 more may run on CPUs 0-7 (unpinned)"], "pin"),
-        (["4-7", "0-7", "0-7"], [f"2 threads {THREADS} 0-7 (unpinned)"], "pin --force"),
+        (["4-7", "0-7", "0-7"], [f"2 threads {THREADS} 0-7 (unpinned)"], "pin"),
         (["0-3"], [f"{MAIN} may run on CPUs 0-3 (remote)"], "pin"),
         (["4-7", "0", "1", "3-4"], [MIXED, f"2 threads {THREADS} 0-1 (remote)"], "pin --force"),
     ],
