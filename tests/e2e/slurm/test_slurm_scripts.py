@@ -81,6 +81,7 @@ MALFORMED = "Malformed request:"
         ("_MODE", "all&scope=socket", f"{MALFORMED} mode: 'all&scope=socket' is not one of all"),
         ("_MODE", "$(id)", f"{MALFORMED} mode: '$(id)' is not one of"),
         ("_SCOPE", "x" * 5000, f"{MALFORMED} scope: 'xxxxx"),
+        ("_CPUS", "lots", f"{MALFORMED} AFFINITYD_CPUS: 'lots' is neither none nor a number"),
         ("_MIN_PHYSICAL_CORES", "2", "Cannot be satisfied: "),
         (
             "_SOCKET",
