@@ -108,9 +108,9 @@ plan_from_files() { # cpulist, locality, allowed: near all of the container's GP
         read -r nearness <"$here/gpu/$name.locality"
         case ,$near, in *",$cpus,"*) ;; *) near=${near:+$near,}$cpus ;; esac
         case $locality,$nearness in
-        local,local | local,mixed | *,remote) locality=$nearness ;;
-        *,local | *,mixed) ;;
-        *) locality=unknown && break ;;
+        local,local | local,mixed | local,unknown | *,remote) locality=$nearness ;;
+        *,local | *,mixed | *,unknown) ;;
+        *) locality=unknown && break ;; # no word of ours
         esac
     done
     trouble="$trouble, and in $here/gpu" wanted=${AFFINITYD_CPUS:-$AFFINITYD_JOB_CPUS}

@@ -85,8 +85,8 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
 
         def has_data() -> object:
             for node in (daemon, default):
-                node.plan("gpus=0&mode=node")
-            daemon.get("/plan?gpus=99")
+                node.get("/plan?gpus=0&mode=node&format=shell")
+            daemon.get("/plan?gpus=99&format=shell")
             return server.query("node:affinityd_gpu_remote_cpu_seconds:rate5m > 0")
 
         eventually(has_data, "CPU time was counted, far from its GPU")

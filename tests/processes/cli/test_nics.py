@@ -32,6 +32,7 @@ NICS = tuple(
 )
 #: Which device's file is here.
 FILES = ("uverbs0", "uverbs1")
+REPLAYED = "planned on a replayed machine"  #: in the line about AFFINITYD_ROOT
 PRINT = (
     "import os; print({name: os.environ.get(name) for name in ('UCX_NET_DEVICES', 'NCCL_IB_HCA')})"
 )
@@ -56,7 +57,8 @@ def told(*words: str, **env: str) -> tuple[str, str]:
     done = subprocess.run(
         run, env={**os.environ, **env}, capture_output=True, text=True, check=True
     )
-    return done.stdout.strip(), done.stderr
+    lines = done.stderr.splitlines(keepends=True)
+    return done.stdout.strip(), "".join(line for line in lines if REPLAYED not in line)
 
 
 @pytest.mark.parametrize("gpu", [0, 1])
@@ -91,12 +93,12 @@ def test_bind_tells_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "")
     script = (
         "import os, affinityd; made = affinityd.bind(gpus=0, nics=['ucx', 'nvshmem']); "
-        "print(os.environ['UCX_NET_DEVICES'], os.environ['NVSHMEM_HCA_LIST'], made.warnings)"
+        "print(os.environ['UCX_NET_DEVICES'], os.environ['NVSHMEM_HCA_LIST'], len(made.warnings))"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    assert done.stdout == "mlx5_1:1 mlx5_1:1 ()\n"
+    assert done.stdout == "mlx5_1:1 mlx5_1:1 1\n"  # it says that the machine is replayed
 
 
 def test_verify_finds_a_process_that_chose_the_nic_of_another_node(
