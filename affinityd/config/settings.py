@@ -195,6 +195,13 @@ class Settings:
         "whether the folder of the daemon's socket is mounted in these containers (default: off)",
         lambda text: one_of("on", OFF)(text) == "on",
     )
+    nri_without_request: str = _setting(
+        "share",
+        "share|keep",
+        "what containers without a CPU request get: as many CPUs as their part of the node's GPUs, "
+        "or all that they have (default: share)",
+        one_of("share", "keep"),
+    )
     #: A file that need not be there; None: none is read.
     measured: str | None = _setting(
         MEASURED,
@@ -224,7 +231,7 @@ NAMES = tuple(SETTINGS)
 DAEMON_ONLY = frozenset(
     (
         *("enforce", "enforce_policy", "pod_resources"),
-        *("nri", "nri_mount", "nri_namespaces", "measured"),
+        *("nri", "nri_mount", "nri_namespaces", "nri_without_request", "measured"),
     )
 )
 

@@ -125,7 +125,10 @@ async def _serve(
     if settings.nri is not None:
         from affinityd.daemon.nri import NriPlugin  # noqa: PLC0415 - most daemons have none
 
-        plugin = NriPlugin(settings, service)
+        loop = asyncio.get_running_loop()
+        plugin = NriPlugin(
+            settings, service, lambda: loop.call_soon_threadsafe(watcher.want_reading)
+        )
         metrics.show("nri", plugin.metrics)
         plugin.start()
     _take_signals(servers.stop, watcher.want_reading)

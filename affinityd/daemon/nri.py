@@ -9,30 +9,33 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import TimeoutError as LateError
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 
 from prometheus_client.core import Metric
 
 from affinityd import config
+from affinityd.audit.model import ContainerResources
 from affinityd.client.apply import NICS, verbs_files
 from affinityd.config.settings import Settings
-from affinityd.cpuset import format_list
-from affinityd.daemon.metrics.families import MetricFamily, each, whole
+from affinityd.cpuset import CpuSet, format_list, parse_list
+from affinityd.daemon.metrics.families import MetricFamily, each, filled, whole
 from affinityd.daemon.state.background import FailureLog
 from affinityd.daemon.state.plan_service import PlanService
-from affinityd.errors import AffinityError
+from affinityd.errors import AffinityError, NoSuchGpuError
 from affinityd.kubernetes import pods
 from affinityd.kubernetes.nri import messages, session
 from affinityd.kubernetes.nri.adjust import (
     FAILED,
+    KEPT,
     LATE,
     NO_GPU,
     NOT_CHOSEN,
     OUTCOMES,
+    PINNED,
     UNKNOWN,
     Adjustment,
     Rules,
@@ -48,28 +51,46 @@ from affinityd.topology.model import Topology
 
 log = logging.getLogger(__name__)
 
-DEADLINE = 0.2  #: seconds until the answer is an empty one; the runtime would wait for 2 s
-KUBELET_SECONDS = 0.1  #: of these, for kubelet
+DEADLINE = 0.4  #: seconds until the answer is an empty one; the runtime would wait for 2 s
+KUBELET_SECONDS = 0.1  #: of these, for each question to kubelet
+SYNCHRONIZE_SECONDS = 1.5  #: for the containers that run already
+FIRST_LOOK = 0.05  #: seconds between two looks whether the machine has been read
 NO_NAMESPACE = "none, only pods with the label affinityd=on"
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  #: seconds between two connections
+
+MISSED = "missed"
+#: Outcome → the state of a container with GPUs for which the plugin was asked.
+STATES = {PINNED: PINNED, KEPT: KEPT, UNKNOWN: MISSED, LATE: MISSED, FAILED: MISSED}
 
 
 class NriPlugin:
     """Adjusts the containers that the runtime creates, whenever there is one."""
 
-    def __init__(self, settings: Settings, service: PlanService) -> None:
-        """Take the runtime's socket and the rules, and the source of the node."""
+    def __init__(
+        self, settings: Settings, service: PlanService, read_again: Callable[[], object]
+    ) -> None:
+        """Take the runtime's socket and the rules, and the source of the node.
+
+        `read_again` has the machine read soon: for a GPU that it has not.
+        """
         self._socket = settings.nri or ""
         self._kubelet = settings.pod_resources
         self._service = service
+        self._read_again = read_again
         self._rules = Rules(
             namespaces=settings.nri_namespaces,
             folder=str(Path(settings.socket).absolute().parent) if settings.nri_mount else None,
             nics=config.variables().get(NICS, ""),
             verbs=verbs_files,
+            without_request=settings.nri_without_request,
         )
-        self.outcomes: Counter[str] = Counter()
+        self.outcomes: Counter[tuple[str, str]] = Counter()  #: by outcome and locality
+        self.states: dict[str, str] = {}  #: container → its state
+        self.taken = 0  #: CPUs that containers might use before
         self.is_known = False  #: to the runtime
+        self._pinned: dict[str, CpuSet] = {}  # container → the CPUs that it was given
+        self._others: set[str] = set()  # containers with a cpuset of kubelet's, or of another's
+        self._listed: list[tuple[Pod, Container]] = []  # by a Synchronize that goes on
         self._losses = FailureLog(
             f"no container is adjusted; check that the runtime has NRI on at {self._socket}",
             expected=(OSError, ValueError),
@@ -83,13 +104,23 @@ class NriPlugin:
     def metrics(self) -> Iterator[Metric]:
         """Yield its metrics."""
         yield from whole(FAMILIES, self)
+        counted = {(outcome, ""): 0 for outcome in OUTCOMES} | dict(self.outcomes)
+        yield from filled(REQUESTS, list(counted.items()), ("outcome", "locality"))
 
     def _run(self) -> None:
         pause = 0.0
+        answers = {
+            "CreateContainer": self._create_container,
+            "UpdateContainer": self._update_container,
+            "Synchronize": self._synchronize,
+            "StateChange": self._state_changed,
+        }
+        while self._service.known is None:  # the runtime tells at once of what runs
+            time.sleep(FIRST_LOOK)
         while True:
             began = time.monotonic()
             with self._losses.logged():
-                for _ in session.serve(self._socket, self._create_container, self._bugs.logged):
+                for _ in session.serve(self._socket, answers, self._bugs.logged):
                     self.is_known = True
                     chosen = ", ".join(sorted(self._rules.namespaces)) or NO_NAMESPACE
                     known = "NRI at %s: the runtime knows the plugin; namespaces: %s"
@@ -103,58 +134,190 @@ class NriPlugin:
 
     def _create_container(self, request: bytes) -> bytes:
         """Return a CreateContainerResponse, within DEADLINE."""
-        try:
-            made = started(partial(self._adjusted, request)).result(DEADLINE)
-        except LateError:
-            made = Adjustment(
-                LATE, note=f"a container starts as it is: {DEADLINE} s were too short"
-            )
-        self.outcomes[made.outcome] += 1
-        if made.note:
-            log.info("%s", made.note)
+        pod, container = messages.created(request)
+        made = self._made(pod, container, DEADLINE)
+        self._note(container, made)
         return messages.adjusted(made.environment, made.folder, format_list(made.cpus))
 
-    def _failed(self) -> None:
-        self.outcomes[FAILED] += 1
+    def _update_container(self, request: bytes) -> bytes:
+        """Return an UpdateContainerResponse: the CPUs of one that was resized."""
+        pod, container = messages.updating(request)
+        before = self._pinned.get(container.id)
+        if before is None or parse_list(container.cpus) - before:
+            self._pinned.pop(container.id, None)  # the CPUs to come are another's choice
+            return b""
+        made = self._made(pod, replace(container, cpus=""), DEADLINE)
+        if made.outcome != PINNED or made.cpus == before:
+            return b""
+        self._note(container, made)
+        return messages.updates({container.id: format_list(made.cpus)})
 
-    def _adjusted(self, request: bytes) -> Adjustment:
-        pod, container = messages.created(request)
-        if not chosen(pod, self._rules):
-            return Adjustment(NOT_CHOSEN)
+    def _synchronize(self, request: bytes) -> bytes:
+        """Return a SynchronizeResponse: the CPUs of containers that started without the plugin."""
+        listed, more = messages.listed(request)
+        self._listed += listed
+        if more:
+            return messages.updates({}, more=True)
+        listed, self._listed = self._listed, []
+        end = time.monotonic() + SYNCHRONIZE_SECONDS
+        self.states, self._pinned, self._others = {}, {}, set()
+
+        def made(pod: Pod, container: Container) -> Adjustment:
+            seconds = min(DEADLINE, end - time.monotonic())
+            return self._made(pod, replace(container, cpus=""), seconds, quietly=True)
+
+        # Those with a cpuset first: which are another's bounds the plans of the rest.
+        others: list[tuple[Container, Adjustment]] = []
+        for pod, container in (pair for pair in listed if pair[1].cpus):
+            again, has = made(pod, container), parse_list(container.cpus)
+            if again.outcome == PINNED and (has == again.cpus or _is_ours(container)):
+                self._keep(container, replace(again, cpus=has))
+            else:
+                others.append((container, again))
+        for container, again in others:
+            self._keep(container, replace(again, outcome=KEPT if again.cpus else again.outcome))
+        given: dict[str, str] = {}
+        for pod, container in (pair for pair in listed if not pair[1].cpus):
+            now = made(pod, container)
+            self._keep(container, now)
+            if now.outcome == PINNED:
+                given[container.id] = format_list(now.cpus)
+                log.info("%s, while it runs", now.note)
+        return messages.updates(given)
+
+    def _state_changed(self, event: bytes) -> bytes:
+        if (container := messages.removed(event)) is not None:
+            self.states.pop(container, None)
+            self._pinned.pop(container, None)
+            self._others.discard(container)
+        return b""
+
+    def _made(
+        self, pod: Pod, container: Container, seconds: float, *, quietly: bool = False
+    ) -> Adjustment:
+        """Return the changes to a container, within so many seconds."""
+        try:
+            return started(partial(self._adjusted, pod, container, quietly=quietly)).result(
+                max(seconds, 0.0)
+            )
+        except LateError:
+            note = f"a container starts as it is: {DEADLINE} s were too short"
+            return Adjustment(LATE, note=note)
+
+    def _note(self, container: Container, made: Adjustment) -> None:
+        self.outcomes[made.outcome, made.locality] += 1
+        self.taken += made.taken
+        if made.note:
+            log.info("%s", made.note)
+        self._keep(container, made)
+
+    def _keep(self, container: Container, made: Adjustment) -> None:
+        if container.cpus and made.outcome != PINNED:
+            self._others.add(container.id)
+        if made.outcome == PINNED:
+            self._pinned[container.id] = made.cpus
+        if state := STATES.get(made.outcome):
+            self.states[container.id] = state
+
+    def _failed(self) -> None:
+        self.outcomes[FAILED, ""] += 1
+
+    def _adjusted(self, pod: Pod, container: Container, *, quietly: bool) -> Adjustment:
         name = f"{pod.namespace}/{pod.name}/{container.name}"
         try:
+            if not chosen(pod, self._rules):
+                return Adjustment(NOT_CHOSEN)
             node = self._service.node
-            names = granted(container) or self._by_kubelet(node.topology, pod, container)
+            kubelet = Kubelet(self._kubelet)
+            names = granted(container) or kubelet.gpus(node.topology, pod, container)
             if not names:
                 return Adjustment(NO_GPU)
-            within = cpuset_at(pod.cgroup)
+            within = self._within(pod, kubelet)
             made = adjust(node, pod, container, self._rules, names, within=within)
+        except NoSuchGpuError as error:  # maybe of a driver that came after the last reading
+            self._read_again()
+            why = str(error)
         except (AffinityError, OSError, ValueError) as error:
-            log.warning("container %s is not adjusted: %s", name, error)
-            return Adjustment(UNKNOWN)
-        return replace(made, note=made.note and f"container {name}: {made.note}")
+            why = str(error)
+        else:
+            return replace(made, note=made.note and f"container {name}: {made.note}")
+        if not quietly:
+            log.warning("container %s is not adjusted: %s", name, why)
+        return Adjustment(UNKNOWN)
 
-    def _by_kubelet(self, topology: Topology, pod: Pod, container: Container) -> str:
-        """Return the GPUs that kubelet gave the container. Raises OSError, ValueError."""
-        if self._kubelet is None:
-            return ""
+    def _within(self, pod: Pod, kubelet: Kubelet) -> CpuSet | None:
+        """Return the CPUs that a pod's containers may be given: no other container's own.
+
+        None: that is not known. Raises OSError, ValueError.
+        """
+        within = cpuset_at(pod.cgroup)
+        if within is None or (self._kubelet is None and self._others):
+            return None
+        return within if kubelet.shared is None else within & kubelet.shared or None
+
+
+@dataclass(frozen=True)
+class Kubelet:
+    """The answers of kubelet at the creation of a container, each asked for once at most."""
+
+    path: str | None  #: of its podresources socket; None: it is not asked
+
+    @cached_property
+    def _containers(self) -> Sequence[ContainerResources]:
+        if self.path is None:
+            return ()
+        return pods.containers(pods.list_pods(self.path, KUBELET_SECONDS))
+
+    def gpus(self, topology: Topology, pod: Pod, container: Container) -> str:
+        """Return the GPUs that it gave the container. Raises OSError, ValueError."""
         mine = pod.namespace, pod.name, container.name
-        answer = pods.list_pods(self._kubelet, KUBELET_SECONDS)
         given = {
             key
-            for its in pods.containers(answer)
+            for its in self._containers
             if (its.namespace, its.pod, its.container) == mine
             for key, _ in devices(its, topology)
         }
         return ",".join(gpu.pci_bus_id for gpu in topology.gpus if gpu.key in given)
 
+    @cached_property
+    def shared(self) -> CpuSet | None:
+        """The CPUs that are neither reserved nor a container's own; None: it gives out none.
 
-FAMILIES: tuple[MetricFamily[NriPlugin], ...] = (
+        Raises OSError, ValueError.
+        """
+        if self.path is None:
+            return None
+        allocatable = pods.allocatable_cpus(self.path, KUBELET_SECONDS)
+        if not allocatable:  # by the policy none
+            return None
+        return allocatable.difference(*(its.cpus for its in self._containers))
+
+
+def _is_ours(container: Container) -> bool:
+    """Return whether a container was given its cpuset when it was created."""
+    return container.environment.get("AFFINITYD_CPULIST") == container.cpus
+
+
+REQUESTS: tuple[MetricFamily[int], ...] = (
     MetricFamily(
         "affinityd_nri_requests_total",
-        "Containers that the runtime told of at their creation, by outcome.",
-        lambda plugin: each(OUTCOMES, plugin.outcomes),
-        "outcome",
+        "Containers that the runtime told of at their creation, or resize, by outcome and by the "
+        "locality of their CPUs.",
+        lambda number: number,
+    ),
+)
+FAMILIES: tuple[MetricFamily[NriPlugin], ...] = (
+    MetricFamily(
+        "affinityd_nri_containers",
+        "Living containers with GPUs in chosen pods, by state: pinned by affinityd, kept where "
+        "kubelet or another had set them, missed.",
+        lambda plugin: each((PINNED, KEPT, MISSED), Counter(plugin.states.values())),
+        "state",
+    ),
+    MetricFamily(
+        "affinityd_nri_taken_cpus_total",
+        "CPUs that pinned containers might have used otherwise.",
+        lambda plugin: plugin.taken,
     ),
     MetricFamily(
         "affinityd_nri_connected",

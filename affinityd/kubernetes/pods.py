@@ -32,6 +32,7 @@ from affinityd.audit.model import (
     NamedPods,
     ProcessFacts,
 )
+from affinityd.cpuset import CpuSet
 from affinityd.kubernetes import kubelet_config
 from affinityd.linux import protobuf as grpc
 from affinityd.linux.processes import PROC, credentials
@@ -51,14 +52,19 @@ def list_pods(socket: str, timeout: float = TIMEOUT) -> bytes:
     return grpc.call(socket, f"{SERVICE}/List", b"", timeout)
 
 
-def gives_cpus(socket: str, timeout: float = TIMEOUT) -> bool | None:
-    """Return whether kubelet gives exclusive CPUs; None: it does not say, as before 1.28.
+def allocatable_cpus(socket: str, timeout: float = TIMEOUT) -> CpuSet:
+    """Return the CPUs that kubelet gives to pods: all but reserved ones; none by policy none.
 
-    Only the CPU manager's policy none has no CPUs to give. Raises OSError as above.
+    Raises OSError as above, ValueError where it does not say, as before 1.28.
     """
+    answer = grpc.call(socket, f"{SERVICE}/GetAllocatableResources", b"", timeout)
+    return frozenset(numbers(read(answer), 2))
+
+
+def gives_cpus(socket: str, timeout: float = TIMEOUT) -> bool | None:
+    """Return whether kubelet gives exclusive CPUs; None: it does not say. Raises OSError."""
     try:
-        answer = grpc.call(socket, f"{SERVICE}/GetAllocatableResources", b"", timeout)
-        return bool(numbers(read(answer), 2))
+        return bool(allocatable_cpus(socket, timeout))
     except ValueError:
         return None
 

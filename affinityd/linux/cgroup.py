@@ -137,6 +137,17 @@ class Cgroups:
             return min(limits, default=None)
         return _exclusive(folders[0], len(self.cpuset or ()))
 
+    def whole(self, file_system: str, controller: str) -> Iterator[str]:
+        """Yield where a whole hierarchy is mounted, as the node has it.
+
+        Of a cgroup namespace it is told how far above its own root that is: /../..
+        """
+        for mount in self._mounts:
+            is_whole = not {*mount.root.split("/")} - {"", ".."}
+            has_controller = not controller or controller in mount.options
+            if mount.kind == file_system and has_controller and is_whole:
+                yield self._base + mount.point.rstrip("/")
+
     def folders(self, file_system: str, controller: str) -> Iterator[str]:
         """Yield the folders of the cgroup in a hierarchy and of its parents, its own first.
 
@@ -162,14 +173,24 @@ def cpuset_of(pid: int, root: str = "/") -> CpuSet | None:
 
 
 def cpuset_at(path: str, root: str = "/") -> CpuSet | None:
-    """Return the CPUs that a cgroup allows, by its path, or its name as a slice of systemd.
+    """Return the CPUs that a cgroup of the node allows, by its path, or its name as a slice.
 
-    Where it is not seen, the nearest one above it counts, or that of this process. None: unknown.
+    None where no whole hierarchy with a cpuset is mounted here, or has no such cgroup. This
+    process's own cpuset tells nothing of it.
     """
     if path.endswith(SLICE) and "/" not in path:
         parts = path.removesuffix(SLICE).split("-")
         path = "".join(f"/{'-'.join(parts[: end + 1])}{SLICE}" for end in range(len(parts)))
-    return Cgroups(f"1:cpuset:{path}\n0::{path}\n", root).cpuset or cpuset_of(os.getpid(), root)
+    cgroups = Cgroups("", root)
+    for file_system, controller, files in VERSIONS:
+        for point in cgroups.whole(file_system, controller):
+            below = path if path and os.path.isdir(point + path) else None  # noqa: PTH112 - no pathlib
+            while below is not None:
+                for file in files:
+                    if cpus := cpus_listed_in(f"{point}{below}/{file}"):
+                        return cpus
+                below = below.rpartition("/")[0] if below else None
+    return None
 
 
 def widest_mask() -> CpuSet:

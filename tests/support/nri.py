@@ -33,27 +33,48 @@ def created(
     namespace: str = "training",
     labels: Mapping[str, str] | None = None,
     *,
+    number: int = 1,
     env: Sequence[str] = (),
     devices: Sequence[str] = ("/dev/nvidia0",),
     mounts: Sequence[str] = ("/proc",),
     annotations: Mapping[str, str] | None = None,
-    shares: int = 2,
+    shares: int = 1024,
     quota: int = 0,
     cpus: str = "",
     cgroup: str = "",
 ) -> bytes:
     parent = wire.field(8, wire.field(3, cgroup))
-    names = wire.field(2, "job") + wire.field(4, namespace)
+    names = wire.field(1, f"pod-{number}") + wire.field(2, "job") + wire.field(4, namespace)
     pod = names + pairs(5, labels or {}) + parent
     cpu = wire.field(1, wire.field(1, shares)) + wire.field(6, cpus)
     if quota:
         cpu += wire.field(2, wire.field(1, quota)) + wire.field(3, wire.field(1, 100000))
     files = b"".join(wire.field(2, wire.field(1, it)) for it in devices)
-    its = wire.field(3, "main") + pairs(6, annotations or {})
+    its = wire.field(1, f"container-{number}") + wire.field(2, f"pod-{number}")
+    its += wire.field(3, "main") + wire.field(4, 3) + pairs(6, annotations or {})
     its += b"".join(wire.field(8, it) for it in env)
     its += b"".join(wire.field(9, wire.field(1, it)) for it in mounts)
     its += wire.field(11, files + wire.field(3, wire.field(2, cpu)))
     return wire.field(1, pod) + wire.field(2, its)
+
+
+def resized(request: bytes, cpus: int) -> bytes:
+    """Return an UpdateContainerRequest that gives a created container another limit."""
+    quota = wire.field(2, wire.field(1, cpus * 100000)) + wire.field(3, wire.field(1, 100000))
+    return request + wire.field(3, wire.field(2, quota))
+
+
+def synchronized(*requests: bytes, more: bool = False) -> bytes:
+    """Return a SynchronizeRequest of containers, by the requests that created them."""
+    both = [read(request) for request in requests]
+    parts = [wire.field(at, whole[at][-1]) for whole in both for at in (1, 2)]
+    return b"".join(parts) + (wire.field(3, 1) if more else b"")
+
+
+def updated(response: bytes) -> dict[str, str]:
+    """Return container → cpuset of a SynchronizeResponse or UpdateContainerResponse."""
+    changes = messages(read(response), 1)
+    return {text(it, 1): text(embedded(embedded(embedded(it, 2), 1), 2), 6) for it in changes}
 
 
 @dataclass(frozen=True)

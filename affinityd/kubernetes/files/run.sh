@@ -110,7 +110,7 @@ plan_from_files() { # cpulist, locality, allowed: near all of the container's GP
         case $locality,$nearness in
         local,local | local,mixed | local,unknown | *,remote) locality=$nearness ;;
         *,local | *,mixed | *,unknown) ;;
-        *) locality=unknown && break ;; # no word of ours
+        *) locality=unknown && break ;; # another text
         esac
     done
     trouble="$trouble, and in $here/gpu" wanted=${AFFINITYD_CPUS:-$AFFINITYD_JOB_CPUS}

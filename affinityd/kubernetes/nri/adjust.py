@@ -25,6 +25,7 @@ from affinityd.request.environment import JOB_CPUS, NIC_VARIABLES, nic_value
 from affinityd.request.parameters import Request
 from affinityd.request.resolve import Reply, answer
 from affinityd.topology.model import Node
+from affinityd.topology.nearness import placement, vicinity
 
 NVIDIA_VISIBLE, ASCEND_VISIBLE = "NVIDIA_VISIBLE_DEVICES", "ASCEND_VISIBLE_DEVICES"
 CDI_ANNOTATION = "cdi.k8s.io/"  #: begins the annotations that name devices of CDI
@@ -58,6 +59,8 @@ def listed(container: Container) -> str | None:
 
 
 def _by_files(container: Container) -> Iterator[list[str]]:
+    if not PRIVILEGED.isdisjoint(container.devices):
+        return
     for pattern, kind in FILES:
         yield [f"{kind}{it[1]}" for name in container.devices if (it := pattern.fullmatch(name))]
 
@@ -85,10 +88,15 @@ LABEL = "affinityd"  #: of a pod: on, observe or off, before the list of namespa
 ANY = "*"  #: in that list: every namespace
 
 #: The outcomes of requests.
-ADJUSTED, OBSERVED, OFF = "adjusted", "observed", "off"
+PINNED, KEPT, OBSERVED, OFF = "pinned", "kept", "observed", "off"
 NOT_CHOSEN, NO_GPU, UNKNOWN = "not_chosen", "no_gpu", "unknown"
 LATE, FAILED = "late", "failed"
-OUTCOMES = (ADJUSTED, OBSERVED, OFF, NOT_CHOSEN, NO_GPU, UNKNOWN, LATE, FAILED)
+OUTCOMES = (PINNED, KEPT, OBSERVED, OFF, NOT_CHOSEN, NO_GPU, UNKNOWN, LATE, FAILED)
+
+SYSTEM = "kube-system"  #: a namespace that * does not name
+#: Device files that only a privileged container has: it has every other one, too.
+PRIVILEGED = frozenset(("/dev/mem", "/dev/kmsg"))
+SHARE, KEEP = "share", "keep"  #: the CPUs of a container without a CPU request
 
 
 @dataclass(frozen=True)
@@ -98,6 +106,7 @@ class Rules:
     namespaces: frozenset[str]
     folder: str | None = None  #: of the daemon's socket, on the node; None: it is not mounted
     nics: str = ""  #: libraries that are told the NICs near a GPU, like `ucx,nccl`
+    without_request: str = SHARE  #: the CPUs of a container without a CPU request
     #: Returns the files in /dev/infiniband of an RDMA device.
     verbs: Callable[[str], Collection[str]] = lambda _device: ()
 
@@ -111,13 +120,24 @@ class Adjustment:
     folder: str | None = None  #: of the node, mounted read only; None: none is
     cpus: CpuSet = frozenset()  #: its cpuset; empty: as it is
     note: str = ""  #: for the log; empty: the container is not worth a line
+    locality: str = ""  #: of its CPUs, one of `nearness.PLACEMENTS`
+    taken: int = 0  #: CPUs that it might use before
 
 
 def chosen(pod: Pod, rules: Rules) -> bool:
-    """Whether a pod's containers may be adjusted: by its label, else by its namespace."""
+    """Whether a pod's containers may be adjusted: by its label, else by its namespace.
+
+    Raises InvalidRequestError for a label that is no switch.
+    """
     if (label := pod.labels.get(LABEL)) is not None:
-        return config.read_switch_or_off(label) != config.OFF
-    return not rules.namespaces.isdisjoint((pod.namespace, ANY))
+        return config.read_switch(label, f"the label {LABEL}") != config.OFF
+    return _is_listed(pod, rules)
+
+
+def _is_listed(pod: Pod, rules: Rules) -> bool:
+    return pod.namespace in rules.namespaces or (
+        ANY in rules.namespaces and pod.namespace != SYSTEM
+    )
 
 
 def adjust(
@@ -136,28 +156,42 @@ def adjust(
     if word == config.OFF:
         return Adjustment(OFF)
     asked = max(container.requested or 0, container.limit or 0)
+    keeps = not asked and rules.without_request == KEEP
     # A cpuset is another's: of kubelet's static policy, which gives every container one.
     is_taken, cpuset = bool(container.cpus), parse_list(container.cpus)
     usable = within if not is_taken else cpuset if within is None else cpuset & within
     reply = _planned(node, container, granted, usable, asked)
+    gpus = [rank.gpu for rank in reply.ranks]
     if any(rank.locality == "unknown" for rank in reply.ranks):
         return Adjustment(UNKNOWN, note="it stays, since the NUMA node of a GPU is not known")
     where = f"CPUs {format_list(reply.cpus)} ({reply.locality})"
     if word == config.OBSERVE:
         note = f"observe: would run on {where}"
-        return _with_variables(container, OBSERVED, {"AFFINITYD_UNPINNED": note}, note)
+        adjustment = _with_variables(container, OBSERVED, {"AFFINITYD_UNPINNED": note}, note)
+        return replace(adjustment, locality=reply.locality)
     is_enough = len(reply.cpus) >= min(asked, len(reply.allowed))
-    pins = is_enough and not is_taken and within is not None
+    pins = is_enough and not is_taken and not keeps and within is not None
+    has = reply.cpus if pins else cpuset or within or node.topology.online
     environment = {
-        **_facts(container, reply),
+        **_facts(node, container, reply, has),
         **_nics(container, reply, rules),
         **(_placed(reply) if pins else {}),
     }
+    place = placement(node.topology, vicinity(node.topology, gpus), has)
+    before = len(within or ())
     adjustment = _with_variables(
-        container, ADJUSTED, environment, where if pins else "its CPUs stay"
+        container,
+        PINNED if pins else KEPT,
+        environment,
+        f"{where}, of {before}" if pins else f"its CPUs stay ({place})",
     )
-    cpus = reply.cpus if pins else frozenset[int]()
-    return replace(adjustment, folder=_folder(pod, container, rules), cpus=cpus)
+    return replace(
+        adjustment,
+        folder=_folder(pod, container, rules),
+        cpus=reply.cpus if pins else frozenset[int](),
+        locality=reply.locality if pins else place,
+        taken=before - len(reply.cpus) if pins else 0,
+    )
 
 
 def _planned(
@@ -165,7 +199,8 @@ def _planned(
 ) -> Reply:
     """Return the plan of all CPUs near its GPUs, and of others if it asked for more.
 
-    More than near ones also if these are too few for all containers with GPUs there.
+    More than near ones also if these are too few for all containers with GPUs there. A container
+    that has asked for nothing counts as if it had asked for its GPUs' part of the node's CPUs.
     """
     request = Request(granted=granted, nvidia_visible=listed(container), cpuset=within)
     ranks = visible_devices(node.topology, request).by_index.values()
@@ -174,6 +209,8 @@ def _planned(
     # The containers of the other GPUs there may have requested as much for each.
     others = sum(gpu.numa_node in near for gpu in node.topology.gpus)
     together = -(-container.shares * others // (CPU_SHARES * gpus)) if gpus else 0
+    part = -(-len(node.usable) * gpus // max(len(node.topology.gpus), 1))
+    asked = asked or part
     each = -(-max(asked, together) // len(ranks)) if gpus else None
     return answer(node, replace(request, options=Options(mode="node", cpus=each or None)))
 
@@ -194,14 +231,17 @@ def _placed(reply: Reply) -> dict[str, str]:
     }
 
 
-def _facts(container: Container, reply: Reply) -> dict[str, str]:
-    """Return variables for programs, and for affinityd's own commands in the container."""
+def _facts(node: Node, container: Container, reply: Reply, cpus: CpuSet) -> dict[str, str]:
+    """Return variables for programs, and for affinityd's own commands in the container.
+
+    `cpus`: those that it has.
+    """
     asked = container.requested or container.limit
-    homes = {rank.home_node for rank in reply.ranks if rank.home_node is not None}
+    nodes = {core.node for core in node.topology.cores if not cpus.isdisjoint(core.cpus)}
     memory = {rank.memory_node for rank in reply.ranks if rank.memory_node is not None}
     facts = {
         JOB_CPUS: str(asked or ""),
-        "AFFINITYD_NODES": format_list(homes),
+        "AFFINITYD_NODES": format_list(number for number in nodes if number is not None),
         "AFFINITYD_MEMORY_NODES": format_list(memory),
     }
     return {name: text for name, text in facts.items() if text}
@@ -230,9 +270,8 @@ def _folder(pod: Pod, container: Container, rules: Rules) -> str | None:
     Only for namespaces that the site lists: a label is its user's. Never where the container has
     mounted something itself.
     """
-    is_listed = not rules.namespaces.isdisjoint((pod.namespace, ANY))
     taken = any(_overlap(MOUNT_POINT, path.rstrip("/")) for path in container.mounts)
-    return rules.folder if is_listed and not taken else None
+    return rules.folder if _is_listed(pod, rules) and not taken else None
 
 
 def _overlap(folder: str, other: str) -> bool:

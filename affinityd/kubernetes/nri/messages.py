@@ -8,12 +8,16 @@ A field that is not set is empty, 0 or None here.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from struct import Struct
+from typing import Any
 
 from affinityd.linux.protobuf import Message, embedded, field, messages, number, read, text, texts
 
-CREATE_CONTAINER = 1 << 3  #: of a subscription: its event is number 4
+#: Of a subscription: the events number 4, 8 and 11.
+CREATE_CONTAINER, UPDATE_CONTAINER, REMOVE_CONTAINER = 1 << 3, 1 << 7, 1 << 10
+REMOVED = 11  #: the number of the event in a StateChangeEvent
+STOPPED = 4  #: a container's state
 CPU_SHARES = 1024  #: of one CPU that was requested
 LEAST_SHARES = 2  #: of a container without a request
 MOUNT_POINT = "/run/affinityd"  #: where programs look for the daemon's socket
@@ -24,6 +28,7 @@ UNLIMITED = 1 << 63  #: a quota from here on is negative: there is none
 class Pod:
     """A pod, as far as it is needed."""
 
+    id: str
     namespace: str
     name: str
     labels: Mapping[str, str]
@@ -32,8 +37,10 @@ class Pod:
 
 @dataclass(frozen=True)
 class Container:
-    """A container that is being created, with what other plugins have made of it."""
+    """A container as the runtime has it, with what other plugins have made of it."""
 
+    id: str
+    pod: str  #: the id of its pod
     name: str
     environment: Mapping[str, str]
     annotations: Mapping[str, str]
@@ -43,6 +50,7 @@ class Container:
     shares: int  #: of a CPU that it requested, CPU_SHARES each; 0: it requested none
     limit: int | None  #: CPUs, rounded up
     cpus: str  #: its cpuset; empty: the runtime sets none
+    is_stopped: bool = False
 
     @property
     def requested(self) -> int | None:
@@ -56,8 +64,30 @@ def created(request: bytes) -> tuple[Pod, Container]:
     return _pod(embedded(whole, 1)), _container(embedded(whole, 2))
 
 
+def updating(request: bytes) -> tuple[Pod, Container]:
+    """Return the pod of an UpdateContainerRequest, and the container with the resources to come."""
+    pod, container = created(request)
+    return pod, replace(container, **_resources(embedded(read(request), 3)))
+
+
+def listed(request: bytes) -> tuple[list[tuple[Pod, Container]], bool]:
+    """Return the living containers of a SynchronizeRequest, each with its pod, and if more come."""
+    whole = read(request)
+    pods = {pod.id: pod for pod in map(_pod, messages(whole, 1))}
+    containers = map(_container, messages(whole, 2))
+    alive = [each for each in containers if each.pod in pods and not each.is_stopped]
+    return [(pods[each.pod], each) for each in alive], bool(number(whole, 3))
+
+
+def removed(event: bytes) -> str | None:
+    """Return the id of the container that a StateChangeEvent says is gone; None: another event."""
+    whole = read(event)
+    return text(embedded(whole, 3), 1) if number(whole, 1) == REMOVED else None
+
+
 def _pod(pod: Message) -> Pod:
     return Pod(
+        id=text(pod, 1),
         namespace=text(pod, 4),
         name=text(pod, 2),
         labels=_mapping(pod, 5),
@@ -67,19 +97,28 @@ def _pod(pod: Message) -> Pod:
 
 def _container(container: Message) -> Container:
     linux = embedded(container, 11)
-    cpu = embedded(embedded(linux, 3), 2)
-    shares, quota, period = (number(embedded(cpu, at), 1) for at in (1, 2, 3))
     return Container(
+        id=text(container, 1),
+        pod=text(container, 2),
+        is_stopped=number(container, 4) == STOPPED,
         name=text(container, 3),
         environment=dict(pair.partition("=")[::2] for pair in texts(container, 8)),
         annotations=_mapping(container, 6),
         mounts=tuple(text(mount, 1) for mount in messages(container, 9)),
         devices=tuple(text(device, 1) for device in messages(linux, 2)),
         cdi_devices=tuple(text(device, 1) for device in messages(container, 20)),
-        shares=shares if shares > LEAST_SHARES else 0,
-        limit=-(-quota // period) if 0 < quota < UNLIMITED and period else None,
-        cpus=text(cpu, 6),
+        **_resources(embedded(linux, 3)),
     )
+
+
+def _resources(resources: Message) -> dict[str, Any]:
+    cpu = embedded(resources, 2)
+    shares, quota, period = (number(embedded(cpu, at), 1) for at in (1, 2, 3))
+    return {
+        "shares": shares if shares > LEAST_SHARES else 0,
+        "limit": -(-quota // period) if 0 < quota < UNLIMITED and period else None,
+        "cpus": text(cpu, 6),
+    }
 
 
 def _mapping(message: Message, number: int) -> dict[str, str]:
@@ -102,6 +141,18 @@ def adjusted(environment: Mapping[str, str], folder: str | None, cpus: str) -> b
         ]
     )
     return field(1, changes) if changes else b""
+
+
+def updates(cpus_of: Mapping[str, str], *, more: bool = False) -> bytes:
+    """Return a SynchronizeResponse or UpdateContainerResponse: container id → its new cpuset.
+
+    A container that refuses it starts, and goes on, all the same. `more`: others are waited for.
+    """
+    changes = (
+        field(1, container) + field(2, field(1, field(2, field(6, cpus)))) + field(3, 1)
+        for container, cpus in cpus_of.items()
+    )
+    return b"".join(field(1, change) for change in changes) + (field(2, 1) if more else b"")
 
 
 def _mount(folder: str | None) -> Iterator[bytes]:

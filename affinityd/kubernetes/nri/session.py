@@ -13,9 +13,11 @@ from contextlib import AbstractContextManager
 from affinityd.kubernetes.nri.messages import (
     CREATE_CONTAINER,
     PLUGIN,
+    REMOVE_CONTAINER,
     REQUEST,
     RESPONSE,
     RUNTIME,
+    UPDATE_CONTAINER,
     Trunk,
     Ttrpc,
     packed,
@@ -36,13 +38,13 @@ Answer = Callable[[bytes], bytes]  #: of a method, from request to response
 Guard = Callable[[], AbstractContextManager[None]]
 
 
-def serve(path: str, create_container: Answer, guard: Guard) -> Iterator[None]:
+def serve(path: str, answers: Mapping[str, Answer], guard: Guard) -> Iterator[None]:
     """Answer the runtime that listens at a socket; yield once it knows this plugin.
 
     Ends when the runtime closes the connection. Raises OSError where there is no runtime,
     ValueError where it does not speak NRI or refuses the plugin.
     """
-    answers = {"CreateContainer": create_container, "Configure": _subscribe, "Synchronize": _go_on}
+    answers = {"Configure": _subscribe, **answers}
     trunk = Trunk()
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
@@ -82,10 +84,5 @@ def _check(response: Ttrpc) -> None:
 
 
 def _subscribe(_request: bytes) -> bytes:
-    """Return a ConfigureResponse: no more than this event is sent."""
-    return field(2, CREATE_CONTAINER)
-
-
-def _go_on(request: bytes) -> bytes:
-    """Return a SynchronizeResponse: pods and containers may come in several messages."""
-    return field(2, 1) if number(read(request), 3) else b""
+    """Return a ConfigureResponse: no more than these events are sent."""
+    return field(2, CREATE_CONTAINER | UPDATE_CONTAINER | REMOVE_CONTAINER)

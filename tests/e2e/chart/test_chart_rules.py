@@ -48,6 +48,8 @@ LOCAL, REMOTE, REFUSED = (
 BY_HAND = {name.replace('client="job"', 'client="other"'): "0+9x90" for name in (REMOTE, REFUSED)}
 START = series("process_start_time_seconds")
 NRI = series("affinityd_nri_connected")
+MISSED = series("affinityd_nri_containers", state="missed")
+LATE = series("affinityd_nri_requests_total", outcome="late", locality="")
 OTHER_UP = 'up{job="node",instance="a"}'
 OTHER_START = OTHER_UP.replace("up", "process_start_time_seconds")
 
@@ -95,6 +97,10 @@ DAEMON: tuple[Case, ...] = (
     ("NriIsLost", {NRI: "0x20"}, 6, True),
     ("NriIsLost", {NRI: "0x3 1 0x20"}, 6, False),
     ("NriIsLost", {NRI: "1x20", BUILD: "1x20"}, 6, False),
+    ("NriMissesContainers", {MISSED: "2x20"}, 6, True),
+    ("NriMissesContainers", {MISSED: "0x20"}, 6, False),
+    ("NriFails", {LATE: "0+1x40"}, 20, True),
+    ("NriFails", {LATE: "7x40"}, 20, False),
 )
 
 AGE, EVERY = series("affinityd_scan_age_seconds"), series("affinityd_scan_interval_seconds")

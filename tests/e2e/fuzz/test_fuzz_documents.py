@@ -206,7 +206,7 @@ ASKED = field(1, "nri.pkg.api.v1alpha1.Plugin") + field(2, "CreateContainer")
 @MANY
 def test_any_bytes_are_read_or_a_value_error(data: bytes, parts: list[bytes]) -> None:
     trunk = Trunk()
-    for reader in (read, messages.created, containers):
+    for reader in (read, messages.created, messages.updating, messages.listed, containers):
         with suppress(ValueError):
             reader(data)
     with suppress(ValueError):
@@ -218,8 +218,8 @@ def test_any_bytes_are_read_or_a_value_error(data: bytes, parts: list[bytes]) ->
 @SOME
 def test_a_runtime_never_gets_an_error(payload: bytes, request: bytes) -> None:
     rules = Settings(nri="/nonexistent", nri_namespaces=frozenset("*"))
-    plugin = NriPlugin(rules, PlanService(Node(tiny())))
-    answers = {"CreateContainer": plugin._create_container}
-    for asked in (ASKED + field(3, payload), request):
-        answer = reply(asked, answers, lambda: suppress(Exception))
-        assert set(read(answer)) == {2}  # a payload, and no status
+    plugin = NriPlugin(rules, PlanService(Node(tiny())), lambda: None)
+    for answer in (plugin._create_container, plugin._update_container, plugin._synchronize):
+        for asked in (ASKED + field(3, payload), request):
+            answered = reply(asked, {"CreateContainer": answer}, lambda: suppress(Exception))
+            assert set(read(answered)) == {2}  # a payload, and no status

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.kubernetes.adjusted import (
+    CHOSEN,
     OTHER,
     container,
     make_namespaces,
@@ -17,6 +18,7 @@ from tests.e2e.kubernetes.adjusted import (
 )
 from tests.e2e.kubernetes.cluster import Cluster, plugin, running
 from tests.support.cpusets import needs_cpuset
+from tests.support.daemons import eventually
 from tests.support.enforcing_node import uuid
 from tests.support.tiny import BOTH, FAR, NEAR
 
@@ -64,9 +66,27 @@ def test_chosen_containers_with_gpus_are_adjusted(cluster: Cluster, tmp_path: Pa
         assert labelled.cpus == (NEAR, FAR)[labelled.gpu // 2]
         assert not labelled.has_socket  # the site lists its namespace, or the folder stays away
         counted = node.samples("nri_requests_total", "outcome")
-        expected = {"adjusted": 3, "no_gpu": 1, "not_chosen": 1, "failed": 0, "late": 0}
+        expected = {"pinned": 3, "no_gpu": 1, "not_chosen": 1, "failed": 0, "late": 0}
         assert {name: counted[name] for name in expected} == expected
     removed(cluster)
+
+
+def test_a_container_that_started_without_the_daemon_is_placed_and_a_resized_one_again(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    early = started(cluster, "early", container("one"), container("plain", gpus=0))
+    assert {process.cpus for process in early.values()} == {BOTH}
+    with serving(cluster, tmp_path) as node:
+        near = (NEAR, FAR)[early["one"].gpu // 2]
+        eventually(lambda: early["one"].cpus == near, "it runs near its GPU")
+        assert early["plain"].cpus == BOTH
+        assert node.samples("nri_containers", "state") == {"pinned": 1, "kept": 0, "missed": 0}
+        more = '{"spec":{"containers":[{"name":"one","resources":{"limits":{"cpu":"2"}}}]}}'
+        cluster.run(f"kubectl patch pod early -n {CHOSEN} --subresource resize -p '{more}'")
+        eventually(lambda: early["one"].cpus == BOTH, "it has as many CPUs as its limit")
+        removed(cluster)
+        gone = {"pinned": 0, "kept": 0, "missed": 0}
+        eventually(lambda: node.samples("nri_containers", "state") == gone, "they are forgotten")
 
 
 def test_without_the_daemon_a_container_starts_as_ever(cluster: Cluster) -> None:

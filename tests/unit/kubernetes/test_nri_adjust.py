@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from affinityd.cpuset import format_list, parse_list
+from affinityd.errors import InvalidRequestError
 from affinityd.kubernetes.nri import messages
 from affinityd.kubernetes.nri.adjust import Adjustment, Rules, adjust, chosen, granted
 from affinityd.kubernetes.nri.messages import FRAME, PLUGIN, RESPONSE, Trunk, Ttrpc, packed
@@ -39,6 +40,9 @@ def made(
     [
         ({"devices": ["/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm"]}, "minor:0"),
         ({"devices": ["/dev/nvidia2", "/dev/nvidia0"], "env": [UUIDS]}, "minor:2,minor:0"),
+        # A privileged container has every file: it must have been granted a GPU in another way.
+        ({"devices": ["/dev/nvidia0", "/dev/kmsg"]}, ""),
+        ({"devices": ["/dev/nvidia0", "/dev/nvidia1", "/dev/mem"], "env": [UUIDS]}, "GPU-0"),
         ({"devices": ["/dev/kfd", "/dev/dri/renderD129"]}, "drm:129"),
         ({"devices": ["/dev/davinci3", "/dev/davinci_manager"]}, "3"),
         ({"devices": [], "env": [UUIDS]}, "GPU-0"),
@@ -78,6 +82,11 @@ def test_the_gpus_of_a_new_container_follow_from_its_request(
         ({"within": "0-15"}, "0-15"),
         ({"within": None}, ""),  # its pod's are not known: none are chosen
         ({"cpus": "0-127"}, ""),  # kubelet's static policy, or another plugin, chose them
+        # Without a request it counts as if it had asked for its GPUs' part of the node.
+        ({"shares": 2}, NEAR_0),
+        ({"shares": 2, "devices": ["/dev/nvidia0", "/dev/nvidia2"]}, "16-31,48-63,144-159,176-191"),
+        ({"shares": 2, "devices": [f"/dev/nvidia{gpu}" for gpu in range(8)]}, "0-255"),
+        ({"shares": 2, "rules": replace(RULES, without_request="keep")}, ""),
     ],
 )
 def test_a_container_s_cpuset_is_near_its_gpus(request_: dict[str, Any], cpus: str) -> None:
@@ -121,7 +130,7 @@ def test_a_container_gets_no_reserved_cpus() -> None:
 @pytest.mark.parametrize(
     ("env", "labels", "site", "outcome"),
     [
-        ([], {}, "on", "adjusted"),
+        ([], {}, "on", "pinned"),
         (["AFFINITYD=off"], {}, "on", "off"),
         ([], {"affinityd": "off"}, "on", "off"),
         ([], {}, "off", "off"),
@@ -136,10 +145,10 @@ def test_the_least_switch_counts(
 ) -> None:
     adjusted = made(node=replace(NODE, switch=site), env=env, labels=labels)
     assert adjusted.outcome == outcome
-    assert bool(adjusted.cpus) == (outcome == "adjusted")
+    assert bool(adjusted.cpus) == (outcome == "pinned")
     unpinned = f"observe: would run on CPUs {NEAR_0} (local)"
     expected = {"AFFINITYD_UNPINNED": unpinned} if outcome == "observed" else {}
-    assert outcome == "adjusted" or adjusted.environment == expected
+    assert outcome == "pinned" or adjusted.environment == expected
 
 
 @pytest.mark.parametrize(
@@ -150,7 +159,7 @@ def test_the_least_switch_counts(
         ("other", {"affinityd": "on"}, True),
         ("other", {"affinityd": "observe"}, True),
         ("training", {"affinityd": "off"}, False),
-        ("training", {"affinityd": "nonsense"}, False),
+        ("kube-system", {"affinityd": "on"}, True),
     ],
 )
 def test_a_pod_s_label_overrides_the_list_of_namespaces(
@@ -159,6 +168,28 @@ def test_a_pod_s_label_overrides_the_list_of_namespaces(
     pod, _ = messages.created(nri.created(namespace, labels))
     assert chosen(pod, RULES) is expected
     assert chosen(pod, Rules(frozenset("*"))) is (expected or not labels)
+
+
+def test_the_system_s_namespace_is_chosen_by_its_name_alone() -> None:
+    system, _ = messages.created(nri.created("kube-system"))
+    assert not chosen(system, Rules(frozenset("*")))
+    assert chosen(system, Rules(frozenset({"kube-system"})))
+
+
+def test_a_label_that_is_no_switch_is_refused() -> None:
+    pod, _ = messages.created(nri.created(labels={"affinityd": "enabled"}))
+    with pytest.raises(InvalidRequestError, match="label affinityd: 'enabled' is none of on"):
+        chosen(pod, RULES)
+
+
+def test_a_container_that_keeps_its_cpus_is_told_their_nodes_and_counted_by_their_place() -> None:
+    kept = made(cpus="48-63,112-127")
+    assert (kept.outcome, kept.locality) == ("kept", "mixed")
+    assert kept.environment["AFFINITYD_NODES"] == "3,7"
+    pinned = made(shares=40 * 1024)
+    assert (pinned.outcome, pinned.locality) == ("pinned", "mixed")
+    assert pinned.taken == 256 - len(pinned.cpus)
+    assert pinned.note.endswith(", of 256")
 
 
 def test_variables_that_a_container_has_set_stay() -> None:

@@ -190,3 +190,8 @@ http://{{ include "affinityd.fullname" . }}.{{ .Release.Namespace }}:{{ .Values.
 {{- define "affinityd.socketFolder" -}}
 {{ ternary .Values.socket.hostPath "/run/affinityd" .Values.socket.enabled }}
 {{- end }}
+
+{{- /* Whether the node's cgroups are mounted: for the cpusets of other pods. */}}
+{{- define "affinityd.cgroups" -}}
+{{- if or (include "affinityd.hostPID" .) .Values.kubernetes.nri.enabled }}true{{ end }}
+{{- end }}

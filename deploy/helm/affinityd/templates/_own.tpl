@@ -11,6 +11,7 @@
       "--pod-resources" "; set kubernetes.podResources instead"
       "--nri" "; set kubernetes.nri.enabled instead"
       "--nri-namespaces" "; set kubernetes.nri.namespaces instead"
+      "--nri-without-request" "; set kubernetes.nri.withoutRequest instead"
       "--nri-mount" "; set kubernetes.nri.enabled and socket.enabled instead"
       "--enforce" "; set enforce.mode instead"
       "--enforce-policy" "; set enforce.policy instead"

@@ -98,7 +98,7 @@ def test_containers_start_as_fast_with_the_plugin(cluster: Cluster, tmp_path: Pa
     with serving(cluster, tmp_path) as node:
         adjusted, with_plugin = forty(cluster)
         assert adjusted == ADJUSTED
-        assert node.samples("nri_requests_total", "outcome")["adjusted"] == PODS * CONTAINERS
+        assert node.samples("nri_requests_total", "outcome")["pinned"] == PODS * CONTAINERS
     assert with_plugin < SLOWER * without, f"{with_plugin:.1f} s, else {without:.1f} s"
 
 
