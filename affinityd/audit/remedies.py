@@ -44,6 +44,16 @@ PINNED = {
     UNPINNED: "it may run on every CPU, and {near}; start it with affinityd exec",
 }
 
+#: The same for a pod's process, which no command in the daemon's own container may pin.
+BY_RUNTIME = (
+    "label the pod affinityd=on, or list its namespace (kubernetes.nri of the chart), and start it "
+    "again; or let the daemon pin it (enforce.mode: pin)"
+)
+PLACED = {
+    MASK: f"{{near}}, and its cpuset has CPUs there; {BY_RUNTIME}",
+    UNPINNED: f"it may run on every CPU, and {{near}}; {BY_RUNTIME}",
+}
+
 #: The ends of the findings of `affinityd verify`.
 PIN_FIXES = "{pin} fixes that"
 START_HERE = "start commands here with affinityd exec {options}-- COMMAND"
@@ -109,6 +119,9 @@ class Remedies:
         place = f"{near}, near CPUs {format_list(near.cpus)}"
         if process.cause == ALLOCATION:
             return Remedy(self._allocated(process, near, place))
+        job = process.facts.membership.job
+        if job is not None and job.scheduler == KUBERNETES:
+            return Remedy(PLACED[process.cause].format(near=place))
         return Remedy(PINNED[process.cause].format(near=place), self._pin(process, near.gpus))
 
     def end(self, process: AuditedProcess) -> Remedy | None:
