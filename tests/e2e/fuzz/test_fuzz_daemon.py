@@ -130,6 +130,8 @@ class LivingDaemon(RuleBasedStateMachine):
 
     @rule()
     def sighup(self) -> None:
+        last = f"(generation {self.model.generation})"  # it is told after the answer by it
+        eventually(lambda: self.model.daemon.says(last), "its last reading is told")
         before = self.model.readings()
         self.model.read_anew()
         self.model.daemon.signal(signal.SIGHUP)
