@@ -1,7 +1,8 @@
 # The daemon, and what `affinityd init` brings to a pod. scripts/image builds it.
 
 # Debian 12, Ubuntu 24.04, or newer, with python3, its venv module, and taskset.
-ARG BASE_IMAGE=python:3.12-slim
+# By its digest: a tag may name another image tomorrow.
+ARG BASE_IMAGE=python:3.12-slim@sha256:78387bc3881b8273120a12ebe6c1ab22b018ccc2c9adf565ae1ac9b536e184ea
 
 # Other projects' packages, as locked by scripts/lock. This layer changes with that alone, and an upgrade
 # brings a node no more than the last one. Nothing but wheels: a source would run its own build.
