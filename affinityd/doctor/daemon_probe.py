@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from affinityd.request.document import AllowedCpus
 from affinityd.topology.document import read_node
 from affinityd.topology.model import Node
 
-READY = "/readyz"
+READY, METRICS, NRI = "/readyz", "/metrics", "affinityd_nri_"
 NO_ROOM = "it accepts no more connections: its queue is full"
 PLAN = "/plan?mode=all&format=json"  #: of the cheapest mode; it has this process's CPUs
 TIMEOUT = 1.0  #: seconds, as any client of the daemon waits
@@ -49,6 +49,7 @@ def probe(path: str, timeout: float = TIMEOUT) -> DaemonFacts:
             enforcement=_answer(EnforceDocument, path, PATH, timeout),
             allowed=plan.allowed if plan else None,
             own_cpuset=cpuset_of(os.getpid()),
+            nri=_nri(path, timeout),
         )
     folder = Path(path).parent
     mode = _mode(folder) if folder == Path(config.SYSTEM_SOCKET).parent else None
@@ -85,6 +86,16 @@ def _answer(kind: type[T], path: str, target: str, timeout: float) -> T | None:
     with suppress(AffinityError, ValueError):
         text = ask_daemon.fetch(path, target, deadline, refusals=refusals, most=MAX_BYTES)
         return loads(kind, text, target)
+    return None
+
+
+def _nri(path: str, timeout: float) -> Mapping[str, float] | None:
+    """Return the samples of the NRI plugin, by name with labels; None: there is none."""
+    with suppress(AffinityError):
+        text = ask_daemon.fetch(path, METRICS, time.monotonic() + timeout, most=MAX_BYTES)
+        lines = (line.rpartition(" ") for line in text.splitlines())
+        samples = {name: float(value) for name, _, value in lines if name.startswith(NRI)}
+        return samples or None
     return None
 
 

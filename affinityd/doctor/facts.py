@@ -91,6 +91,7 @@ class DaemonFacts:
     """The facts of the daemon, or of its absence, where its socket should be."""
 
     path: str  #: of the socket
+    nri: Mapping[str, float] | None = None  #: its affinityd_nri_… samples; None: it has no plugin
     absent: tuple[str, ...] = ()  #: the default sockets, if no other is named and none is there
     listens: bool = False
     is_denied: bool = False  #: this process may not connect: whether one listens is unknown

@@ -32,6 +32,7 @@ from affinityd.doctor.facts import (
     warn,
 )
 from affinityd.linux.processes import INITIAL_PIDS, mask_of
+from affinityd.text import count
 from affinityd.topology.model import BY_NVML, Node, Topology
 
 READY = 200  #: HTTP's status of /readyz once it can plan
@@ -97,6 +98,7 @@ def daemon(facts: NodeFacts) -> CheckResults:
         yield from sandbox(facts, daemon.pid)
     yield from callers(facts, daemon)
     yield from enforcement(daemon)
+    yield from nri(daemon)
     yield ok(f"{daemon.path} answers (process {daemon.pid or 'unknown'})")
 
 
@@ -293,6 +295,22 @@ def callers(facts: NodeFacts, daemon: DaemonFacts) -> CheckResults:
             f"has CPUs {format_list(daemon.own_cpuset)}",
             "mount the node's /sys/fs/cgroup where it runs, as hostPID: true of the chart does; in "
             "a unit leave out InaccessiblePaths=/sys and the like",
+        )
+
+
+def nri(daemon: DaemonFacts) -> CheckResults:
+    """Judge whether a container runtime asks the daemon, and no container was missed."""
+    samples = daemon.nri or {}
+    if samples.get("affinityd_nri_connected") == 0:
+        yield fail(
+            "no container runtime knows the NRI plugin: containers start on all CPUs of their pods",
+            "turn NRI on in the runtime's configuration, or correct --nri "
+            "(kubernetes.nri.socketFolder of the chart); the daemon's log says why",
+        )
+    if missed := int(samples.get('affinityd_nri_containers{state="missed"}', 0)):
+        yield warn(
+            f"{count(missed, 'container')} with GPUs were to be placed by NRI, and were not",
+            "see `is not adjusted` in the daemon's log; a daemon that starts again places them",
         )
 
 

@@ -15,6 +15,7 @@ from affinityd.doctor.checks.daemon import (
     RANKS,
     callers,
     enforcement,
+    nri,
     published_node,
     variables,
 )
@@ -70,6 +71,25 @@ A_FOLDER = "run a replaying daemon on a socket in a folder of its own"
 def test_a_node_json_of_another_machine_is_found(published: Node | str, expected: str) -> None:
     daemon = DaemonFacts("/run/s", listens=True, status=200, published=published)
     judged(published_node(daemon, TWO), expected)
+
+
+CONNECTED, MISSED = "affinityd_nri_connected", 'affinityd_nri_containers{state="missed"}'
+
+
+@pytest.mark.parametrize(
+    ("samples", "expected"),
+    [
+        (None, "ok"),
+        ({CONNECTED: 1.0, MISSED: 0.0}, "ok"),
+        ({CONNECTED: 0.0}, "fail: no container runtime knows the NRI plugin → turn NRI on"),
+        ({CONNECTED: 1.0, MISSED: 2.0}, "warn: 2 containers with GPUs were to be placed → see"),
+    ],
+)
+def test_a_runtime_that_does_not_ask_the_daemon_is_found(
+    samples: dict[str, float] | None, expected: str
+) -> None:
+    daemon = DaemonFacts("/run/s", listens=True, status=200, published=Node(TWO), nri=samples)
+    judged(nri(daemon), expected)
 
 
 REPLAYED = Node(TWO, replayed=True)
