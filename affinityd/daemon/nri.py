@@ -25,7 +25,7 @@ from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.daemon.metrics.families import MetricFamily, each, filled, whole
 from affinityd.daemon.state.background import FailureLog
 from affinityd.daemon.state.plan_service import PlanService
-from affinityd.errors import AffinityError, NoSuchGpuError
+from affinityd.errors import AffinityError, InvalidRequestError, NoSuchGpuError
 from affinityd.kubernetes import pods
 from affinityd.kubernetes.nri import messages, session
 from affinityd.kubernetes.nri.adjust import (
@@ -225,7 +225,7 @@ class NriPlugin:
     def _adjusted(self, pod: Pod, container: Container, *, quietly: bool) -> Adjustment:
         name = f"{pod.namespace}/{pod.name}/{container.name}"
         try:
-            if not chosen(pod, self._rules):
+            if not self._is_chosen(pod, container):
                 return Adjustment(NOT_CHOSEN)
             node = self._service.node
             kubelet = Kubelet(self._kubelet)
@@ -244,6 +244,15 @@ class NriPlugin:
         if not quietly:
             log.warning("container %s is not adjusted: %s", name, why)
         return Adjustment(UNKNOWN)
+
+    def _is_chosen(self, pod: Pod, container: Container) -> bool:
+        """Return whether a pod is chosen. Raises InvalidRequestError for its label."""
+        try:
+            return chosen(pod, self._rules)
+        except InvalidRequestError:
+            if granted(container):  # without a GPU it changes nothing
+                raise
+            return False
 
     def _within(self, pod: Pod, kubelet: Kubelet) -> CpuSet | None:
         """Return the CPUs that a pod's containers may be given: no other container's own.

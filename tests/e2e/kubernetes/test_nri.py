@@ -16,7 +16,8 @@ from tests.e2e.kubernetes.adjusted import (
     serving,
     started,
 )
-from tests.e2e.kubernetes.cluster import Cluster, plugin, running
+from tests.e2e.kubernetes.cluster import POD_RESOURCES, Cluster, plugin, running
+from tests.e2e.kubernetes.two_nodes import restart
 from tests.support.cpusets import needs_cpuset
 from tests.support.daemons import eventually
 from tests.support.enforcing_node import uuid
@@ -93,3 +94,30 @@ def test_without_the_daemon_a_container_starts_as_ever(cluster: Cluster) -> None
     (one,) = started(cluster, "alone", container("one")).values()
     assert (one.cpus, one.told, one.has_socket) == (BOTH, {}, False)
     removed(cluster)
+
+
+def test_a_container_gets_no_cpu_that_is_another_pod_s_own(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Kubelet's shared pool is empty: then it sends no cpuset."""
+    strict = {
+        "cpuManagerPolicy": "static",
+        "cpuManagerPolicyOptions": {"strict-cpu-reservation": "true"},
+        "reservedSystemCPUs": NEAR,
+    }
+    restart(cluster, strict)
+    amount = {"cpu": "1", "memory": "64Mi"}
+    own = {**container("own", gpus=0), "resources": {"requests": amount, "limits": amount}}
+    kubelet = f"--pod-resources={POD_RESOURCES}"
+    with plugin(cluster, GPUS), serving(cluster, tmp_path, kubelet) as node:
+        guaranteed = started(cluster, "guaranteed", own)["own"]
+        assert guaranteed.cpus == FAR
+        gpu = {"nvidia.com/gpu": "1"}
+        resources = {"requests": {"cpu": "0", **gpu}, "limits": {"cpu": "500m", **gpu}}
+        one = {**container("one"), "resources": resources}
+        burstable = started(cluster, "burstable", one)["one"]
+        assert burstable.cpus == BOTH, "as kubelet left it"
+        assert "AFFINITYD_CPULIST" not in burstable.told
+        counted = node.samples("nri_requests_total", "outcome")
+        assert (counted["kept"], counted["pinned"]) == (1, 0)
+        removed(cluster)

@@ -73,6 +73,7 @@ def test_a_container_is_adjusted(runtime: Runtime, plugin: NriPlugin) -> None:
         (created(devices=["/dev/nvidia77"]), "unknown"),
         (created(env=["AFFINITYD=off"]), "off"),
         (created(labels={"affinityd": "enabled"}), "unknown"),
+        (created(labels={"affinityd": "enabled"}, devices=[]), "not_chosen"),
         (b"\xff\xff", "failed"),
         (b"", "not_chosen"),
     ],
