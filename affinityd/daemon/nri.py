@@ -143,8 +143,9 @@ class NriPlugin:
         """Return an UpdateContainerResponse: the CPUs of one that was resized."""
         pod, container = messages.updating(request)
         before = self._pinned.get(container.id)
-        if before is None or parse_list(container.cpus) - before:
-            self._pinned.pop(container.id, None)  # the CPUs to come are another's choice
+        if before is None or parse_list(container.cpus) not in {before, frozenset()}:
+            if self._pinned.pop(container.id, None):  # the CPUs to come are another's choice
+                self._keep(container, Adjustment(KEPT))
             return b""
         made = self._made(pod, replace(container, cpus=""), DEADLINE)
         if made.outcome != PINNED or made.cpus == before:

@@ -65,9 +65,13 @@ def created(request: bytes) -> tuple[Pod, Container]:
 
 
 def updating(request: bytes) -> tuple[Pod, Container]:
-    """Return the pod of an UpdateContainerRequest, and the container with the resources to come."""
+    """Return the pod of an UpdateContainerRequest, and the container with the resources to come.
+
+    What the request does not set stays.
+    """
     pod, container = created(request)
-    return pod, replace(container, **_resources(embedded(read(request), 3)))
+    to_come = _resources(embedded(read(request), 3)).items()
+    return pod, replace(container, **{name: value for name, value in to_come if value})
 
 
 def listed(request: bytes) -> tuple[list[tuple[Pod, Container]], bool]:

@@ -219,14 +219,23 @@ def test_no_reserved_cpu_nor_another_container_s_own_is_given(
     assert outcomes(plugin) == {"pinned" if cpus else "kept": 1}
 
 
-@pytest.mark.usefixtures("plugin")
-def test_a_resized_container_has_never_fewer_cpus_than_its_limit(runtime: Runtime) -> None:
+def test_a_resized_container_has_never_fewer_cpus_than_its_limit(
+    runtime: Runtime, plugin: NriPlugin
+) -> None:
     one = created(shares=1024)
     assert runtime.create(one).cpus == NEAR
     (answer,) = runtime.ask(("UpdateContainer", resized(one, 2)))
     assert updated(answer) == {"container-1": BOTH}
     (again,) = runtime.ask(("UpdateContainer", resized(one, 2)))
     assert updated(again) == {}
+    (memory,) = runtime.ask(("UpdateContainer", one + field(3, b"")))
+    assert updated(memory) == {"container-1": NEAR}, "its request is that of its creation"
+    kubelets = one + field(3, field(2, field(6, FAR)))
+    (other,) = runtime.ask(("UpdateContainer", kubelets))
+    assert updated(other) == {}
+    (later,) = runtime.ask(("UpdateContainer", resized(one, 2)))
+    assert updated(later) == {}, "its CPUs are kubelet's choice from now on"
+    assert plugin.states == {"container-1": "kept"}
     (stranger,) = runtime.ask(("UpdateContainer", resized(created(number=9), 2)))
     assert updated(stranger) == {}
 
