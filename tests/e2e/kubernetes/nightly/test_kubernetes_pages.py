@@ -121,7 +121,7 @@ def test_audit_and_enforcement(site: Site) -> None:
 
 
 def test_an_unchanged_pod_is_pinned_by_nri(site: Site) -> None:
-    """The daemon in its pod reads another's cpuset in the node's cgroups, without the node's pids."""
+    """The daemon in its pod reads the pod's cpuset in the node's cgroups, without its pids."""
     make_namespaces(site.cluster)
     (upgrade,) = lines("kubernetes-nri", 0)
     site.run(upgrade, "kubectl -n affinityd rollout status daemonset/affinityd")
