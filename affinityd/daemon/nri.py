@@ -164,8 +164,8 @@ class NriPlugin:
         self.states, self._pinned, self._others = {}, {}, set()
 
         def made(pod: Pod, container: Container) -> Adjustment:
-            seconds = min(DEADLINE, end - time.monotonic())
-            return self._made(pod, replace(container, cpus=""), seconds, quietly=True)
+            seconds, quietly = min(DEADLINE, end - time.monotonic()), bool(container.cpus)
+            return self._made(pod, replace(container, cpus=""), seconds, quietly=quietly)
 
         # Those with a cpuset first: which are another's bounds the plans of the rest.
         others: list[tuple[Container, Adjustment]] = []
@@ -184,6 +184,8 @@ class NriPlugin:
             if now.outcome == PINNED:
                 given[container.id] = format_list(now.cpus)
                 log.info("%s, while it runs", now.note)
+            elif now.outcome == LATE:
+                log.info("%s", now.note)
         return messages.updates(given)
 
     def _state_changed(self, event: bytes) -> bytes:

@@ -177,6 +177,16 @@ def test_what_started_without_the_plugin_gets_its_cpus_while_it_runs(
     assert plugin.states == {"container-1": "pinned", "container-3": "pinned"}
 
 
+def test_what_runs_and_cannot_be_placed_is_a_line_and_missed(
+    runtime: Runtime, plugin: NriPlugin, caplog: pytest.LogCaptureFixture
+) -> None:
+    lost = created(number=1, devices=["/dev/nvidia77"])
+    (answer,) = runtime.ask(("Synchronize", synchronized(lost)))
+    assert updated(answer) == {}
+    assert plugin.states == {"container-1": "missed"}
+    assert "container training/job/main is not adjusted: " in caplog.text
+
+
 def test_a_cpuset_of_kubelet_s_bounds_the_others(runtime: Runtime, plugin: NriPlugin) -> None:
     """Without kubelet's word it is not known which CPUs are another container's own."""
     of_kubelet = created(number=2, cpus=FAR)
