@@ -48,30 +48,19 @@ def home_nodes(topology: Topology, gpus: Sequence[Gpu], allowed: CpuSet) -> list
     Ranks without a choice are placed first; the others in rank order, each on the tied node that
     is home to fewest so far, then on the lowest number. `allowed` must hold an online CPU.
     """
-    candidates = [
-        number
+    ranks_at = {
+        number: 0
         for number in topology.nodes_with_cpus
         if not allowed.isdisjoint(topology.cpus_of_node(number))
-    ]
-    nearest = [topology.nearest(gpu.numa_node, candidates) for gpu in gpus]
+    }
+    nearest = [topology.nearest(gpu.numa_node, ranks_at) for gpu in gpus]
     homes: dict[int, int | None] = {}
-    ranks_at: dict[int | None, int] = dict.fromkeys(candidates, 0)
     for rank in sorted(range(len(gpus)), key=lambda rank: len(nearest[rank]) > 1):
-        home = min(
+        homes[rank] = min(
             nearest[rank], key=lambda number: (ranks_at[number], topology.node_of[number].order)
         )
-        homes[rank] = home
-        ranks_at[home] += 1
+        ranks_at[homes[rank]] += 1
     return [homes[rank] for rank in range(len(gpus))]
-
-
-def locality(topology: Topology, gpu: Gpu, nodes: Collection[int | None]) -> str:
-    """Return "local", "remote" or "unknown": the place of all these nodes, seen from a GPU."""
-    if len(topology.nodes_with_cpus) == 1:
-        return "local"
-    if gpu.numa_node is None:
-        return "unknown"
-    return "local" if all(node == gpu.numa_node for node in nodes) else "remote"
 
 
 def domains_of(
@@ -80,9 +69,15 @@ def domains_of(
     """Return the domain of each home node; `unique`: its ranks must not overlap with others'."""
     if scope == "node":
         return {home: single_bundles(usable(topology.node_cores[home], allowed)) for home in homes}
-    if unique:
-        return _with_partners(topology, homes, allowed)
-    return {home: socket(topology, home, allowed) for home in homes}
+    if not unique:
+        return {home: socket(topology, home, allowed) for home in homes}
+    # In each package the cores that are near to no home node are dealt to the near ones.
+    cores = usable(topology.cores, allowed)
+    bundles = deal(
+        [core for core in cores if core.node in homes],
+        [core for core in cores if core.node not in homes],
+    )
+    return {home: tuple(bundle for bundle in bundles if bundle[0].node == home) for home in homes}
 
 
 def nearest_first(topology: Topology, home: int | None) -> list[int | None]:
@@ -104,22 +99,6 @@ def socket(topology: Topology, home: int | None, allowed: CpuSet) -> Domain:
         if core.package in packages
     )
     return single_bundles(usable(cores, allowed))
-
-
-def _with_partners(
-    topology: Topology, homes: Collection[int | None], allowed: CpuSet
-) -> dict[int | None, Domain]:
-    """Return each home node's near cores with their partners, by home node.
-
-    In each package the cores that are near to no home node are dealt round-robin, in core order,
-    to the near ones.
-    """
-    cores = usable(topology.cores, allowed)
-    bundles = deal(
-        [core for core in cores if core.node in homes],
-        [core for core in cores if core.node not in homes],
-    )
-    return {home: tuple(bundle for bundle in bundles if bundle[0].node == home) for home in homes}
 
 
 def deal(near_cores: Iterable[Core], partners: Sequence[Core]) -> Domain:
@@ -171,18 +150,27 @@ def gpu_blocks(
 ) -> Mapping[tuple[str, int], Domain]:
     """Return each GPU's block, within the demand's allowed CPUs, by its key.
 
-    A GPU is missing if its node has fewer allowed cores than GPUs.
+    Balanced blocks keep as many cores as the smallest has. If a GPU may use none of its block, its
+    node is divided again. A GPU is missing if its node has fewer allowed cores than GPUs.
     """
-    options = demand.options
+    options, allowed = demand.options, demand.allowed
     of_nodes = _of_nodes(topology, mode.scope or options.scope, demand.unreserved)
     # The blocks of a node with fewer cores than GPUs do not count for those of the others.
     whole = (node.blocks for node in of_nodes if all(node.blocks))
     smallest = min((len(block) for blocks in whole for block in blocks), default=None)
     keep = smallest if mode.balances and options.balanced else None
     block_of: dict[tuple[str, int], Domain] = {}
-    allowed = None if demand.allowed == demand.unreserved else demand.allowed
-    for node in of_nodes:
-        block_of.update(zip(node.gpus, _allowed(node, allowed, keep), strict=False))
+    for gpus, domain, cut in of_nodes:
+        # Whether to divide again must not depend on `keep`: jobs that differ in `balanced` must
+        # find the same blocks.
+        if allowed == demand.unreserved:
+            parts = [block[:keep] for block in cut] if all(cut) else []
+        elif all(restrict(block, allowed) for block in cut):
+            parts = [restrict(b[:keep], allowed) or restrict(b, allowed)[:keep] for b in cut]
+        else:
+            again = restrict(domain, allowed)
+            parts = list(_cut(again, len(cut))) if len(again) >= len(cut) else []
+        block_of.update(zip(gpus, parts, strict=False))
     return block_of
 
 
@@ -199,35 +187,17 @@ def _of_nodes(topology: Topology, scope: str, unreserved: CpuSet) -> tuple[NodeB
     """Return the blocks of every node, found once for all jobs."""
     gpus_at = positions(home_nodes(topology, topology.gpus, unreserved))
     domains = domains_of(topology, gpus_at, unreserved, scope=scope, unique=True)
-    return tuple(
-        NodeBlocks(
-            tuple(topology.gpus[place].key for place in places),
-            domains[home],
-            _cut(domains[home], len(places)),
-        )
-        for home, places in gpus_at.items()
-    )
+    of_nodes = []
+    for home, places in gpus_at.items():
+        keys = tuple(topology.gpus[place].key for place in places)
+        of_nodes.append(NodeBlocks(keys, domains[home], _cut(domains[home], len(places))))
+    return tuple(of_nodes)
 
 
 def _cut(domain: Domain, pieces: int) -> tuple[Domain, ...]:
     return tuple(
         blocks(domain, Position(index, pieces, 0, balanced=False)) for index in range(pieces)
     )
-
-
-def _allowed(node: NodeBlocks, allowed: CpuSet | None, keep: int | None) -> Sequence[Domain]:
-    """Return the cores that a node's GPUs may use: each block's first `keep` cores.
-
-    If one may use none of its block, the node is divided again; with too few cores, nothing.
-    The blocks must not depend on `keep`: jobs that differ in `balanced` must find the same ones.
-    """
-    cut = node.blocks
-    if allowed is None:
-        return [block[:keep] for block in cut] if all(cut) else ()
-    if all(restrict(block, allowed) for block in cut):
-        return [restrict(b[:keep], allowed) or restrict(b, allowed)[:keep] for b in cut]
-    again = restrict(node.domain, allowed)
-    return _cut(again, len(cut)) if len(again) >= len(cut) else ()
 
 
 def given_cpus(cores: Iterable[Core], options: Options) -> CpuSet:
@@ -246,9 +216,8 @@ def widened(
     its own, until it holds enough or none are left. A domain with a core for each of
     its ranks stays as it is: cores added behind its end would leave the last ranks no near core.
     """
-    free = _free_cores(
-        topology, demand, (core for group in groups for core in chain(*group.domain))
-    )
+    taken = chain.from_iterable(chain(*group.domain) for group in groups)
+    free = _free_cores(topology, demand, taken)
     wider = []
     for group in groups:
         has = len(given_cpus(chain(*group.domain), demand.options))
@@ -282,27 +251,25 @@ def topped_up(
     full = {}
     for rank, cores in sorted(cores_of.items()):
         lack = asked - len(given_cpus(cores, demand.options))
-        full[rank] = (*cores, *_take(free, topology, demand, home[rank], lack))
+        full[rank] = cores + _take(free, topology, demand, home[rank], lack)
     return full
 
 
 def _free_cores(topology: Topology, demand: Demand, taken: Iterable[Core]) -> list[Core]:
     """Return the allowed cores that no rank has yet."""
     first_cpus = {core.cpus[0] for core in taken}
-    return [
-        core for core in usable(topology.cores, demand.allowed) if core.cpus[0] not in first_cpus
-    ]
+    allowed = usable(topology.cores, demand.allowed)
+    return [core for core in allowed if core.cpus[0] not in first_cpus]
 
 
 def _take(
     free: list[Core], topology: Topology, demand: Demand, home: int | None, lack: int
 ) -> tuple[Core, ...]:
     """Take the free cores nearest to a node, until they have so many CPUs, or all."""
-    if lack <= 0:
-        return ()
-    order = nearest_first(topology, home)
-    free.sort(key=lambda core: (core.cpus[0] in demand.others, order.index(core.node)))
     cores: list[Core] = []
+    if lack > 0:
+        order = nearest_first(topology, home)
+        free.sort(key=lambda core: (core.cpus[0] in demand.others, order.index(core.node)))
     while lack > 0 and free:
         cores.append(free.pop(0))
         lack -= len(given_cpus(cores[-1:], demand.options))

@@ -7,7 +7,6 @@ partners (cores of the same package that are near to no planned rank).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from affinityd.topology.model import Core
@@ -16,8 +15,7 @@ Bundle = tuple[Core, ...]
 Domain = tuple[Bundle, ...]
 
 
-@dataclass(frozen=True)
-class Position:
+class Position(NamedTuple):
     """Which part of a domain is requested."""
 
     index: int  #: of the rank among those that divide the domain, from 0

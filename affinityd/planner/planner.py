@@ -19,7 +19,6 @@ from affinityd.planner.domains import (
     given_cpus,
     gpu_blocks,
     home_nodes,
-    locality,
     positions,
     shares_node,
     single_bundles,
@@ -55,14 +54,12 @@ def plan(topology: Topology, demand: Demand) -> Plan:
     division = _divided(topology, demand, mode)
     ranks = tuple(_rank_plans(topology, demand, mode, division))
     plan_warnings = tuple(warnings(topology, demand, mode, ranks, division.share))
-    # Of a rank that is both, the last one counts.
-    far = {
-        warning.rank: warning.message
-        for warning in plan_warnings
-        if warning.code in {"remote_home", "widened"}
-    }
-    if demand.options.strict and far:
-        raise UnsatisfiableError(f"strict: {next(iter(far.values()))}; strict=false allows it")
+    if demand.options.strict:
+        far = [warning for warning in plan_warnings if warning.code in {"remote_home", "widened"}]
+        if far:
+            # Of a rank that is both, the last one counts.
+            why = [warning.message for warning in far if warning.rank == far[0].rank][-1]
+            raise UnsatisfiableError(f"strict: {why}; strict=false allows it")
     return Plan(ranks, division.share, plan_warnings)
 
 
@@ -70,29 +67,25 @@ def _divided(topology: Topology, demand: Demand, mode: PlanMode) -> Division:
     options = demand.options
     # A mode that does not count cores gives each rank one: the request names no more.
     asked = 0 if options.cpus is None or not mode.widens else options.cpus if mode.counts else 1
-    if shares_node(demand, mode) and (blocks := _by_gpu(topology, demand, mode)):
-        in_blocks = dict(_split(blocks, options, mode))
-        # Ranks that plan by themselves request share=node: only their blocks keep them apart.
-        smallest = min(len(given_cpus(cores, options)) for cores in in_blocks.values())
-        if options.share == "node" or smallest >= asked:
-            return Division(blocks, in_blocks, "node")
+    if shares_node(demand, mode):
+        blocks = gpu_blocks(topology, demand, mode)
+        ranks_of = positions(gpu.key for gpu in demand.gpus)
+        if ranks_of.keys() <= blocks.keys():
+            groups = tuple(
+                RankGroup(ranks, blocks[gpu], blocks[gpu][0][0].node)
+                for gpu, ranks in ranks_of.items()
+            )
+            in_blocks = dict(_split(groups, options, mode))
+            # Ranks that plan by themselves request share=node: only their blocks keep them apart.
+            smallest = min(len(given_cpus(cores, options)) for cores in in_blocks.values())
+            if options.share == "node" or smallest >= asked:
+                return Division(groups, in_blocks, "node")
     groups = _by_home(topology, demand, mode)
     wider = widened(topology, demand, groups, asked=asked, divides=mode.unique) if asked else groups
     cores_of: RankCores = dict(_split(wider, options, mode))
     if asked and mode.unique:
         cores_of = topped_up(topology, demand, groups, cores_of, asked=asked)
     return Division(groups, cores_of, "requested")
-
-
-def _by_gpu(topology: Topology, demand: Demand, mode: PlanMode) -> tuple[RankGroup, ...]:
-    """Group ranks by GPU, each on its GPU's own block; nothing if one of them has none."""
-    blocks = gpu_blocks(topology, demand, mode)
-    ranks_of = positions(gpu.key for gpu in demand.gpus)
-    if not ranks_of.keys() <= blocks.keys():
-        return ()
-    return tuple(
-        RankGroup(ranks, blocks[gpu], blocks[gpu][0][0].node) for gpu, ranks in ranks_of.items()
-    )
 
 
 def _by_home(topology: Topology, demand: Demand, mode: PlanMode) -> tuple[RankGroup, ...]:
@@ -124,13 +117,11 @@ def _split(
 def _rank_plans(
     topology: Topology, demand: Demand, mode: PlanMode, division: Division
 ) -> Iterator[RankPlan]:
-    options = demand.options
+    options, cores_of = demand.options, division.cores_of
     least = options.min_physical_cores if mode.counts else 1
     most = options.max_physical_cores if mode.counts else None
-    cores_of = division.cores_of
     cut = {rank: cores[:most] for rank, cores in sorted(cores_of.items())}
-    first_cpus = {rank: [core.cpus[0] for core in cores] for rank, cores in cut.items()}
-    ranks_on = Counter(chain.from_iterable(first_cpus.values()))
+    ranks_on = Counter(core.cpus[0] for cores in cut.values() for core in cores)
     reasons = Reasons(topology, demand, mode, cores_of, share=division.share)
     group_of = {rank: group for group in division.groups for rank in group.ranks}
     for rank, cores in cut.items():
@@ -140,16 +131,19 @@ def _rank_plans(
         home = cores[0].node if mode.everywhere else group.home
         nodes = {core.node for core in cores} if mode.everywhere else {home}
         widening = None if mode.everywhere else _widening(demand, group, cores)
-        where = locality(topology, gpu, nodes)
+        if len(topology.nodes_with_cpus) == 1 or nodes == {gpu.numa_node} - {None}:
+            locality = "mixed" if widening else "local"
+        else:
+            locality = "unknown" if gpu.numa_node is None else "remote"
         yield RankPlan(
             rank=rank,
             gpu=gpu,
             cpus=given_cpus(cores, options),
             physical_cores=len(cores),
             home_node=home,
-            locality="mixed" if widening and where == "local" else where,
+            locality=locality,
             memory_node=topology.memory_node(home),
-            threads=max(1, len(cores) // max(map(ranks_on.__getitem__, first_cpus[rank]))),
+            threads=max(1, len(cores) // max(ranks_on[core.cpus[0]] for core in cores)),
             reasons=tuple(reasons.of(rank, home, widening)),
             widening=widening,
         )
@@ -160,11 +154,10 @@ def _widening(demand: Demand, group: RankGroup, cores: Iterable[Core]) -> Wideni
     options = demand.options
     if options.cpus is None:
         return None
-    near = {core.cpus[0] for core in chain(*group.domain)}
-    further = [core for core in cores if core.node != group.home and core.cpus[0] not in near]
+    near = list(chain(*group.domain))
+    firsts = {core.cpus[0] for core in near}
+    further = [core for core in cores if core.node != group.home and core.cpus[0] not in firsts]
     if not further:
         return None
-    near_cpus = len(given_cpus(chain(*group.domain), options))
-    return Widening(
-        given_cpus(further, options), near_cpus, asked_together(demand, group, options.cpus)
-    )
+    asked = asked_together(demand, group, options.cpus)
+    return Widening(given_cpus(further, options), len(given_cpus(near, options)), asked)

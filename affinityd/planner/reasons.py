@@ -4,38 +4,38 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from itertools import chain
 
-from affinityd.cpuset import CpuSet, format_list
+from affinityd.cpuset import format_list
 from affinityd.planner import Demand, Options, PlanWarning, RankPlan, Widening
-from affinityd.planner.domains import RankCores, shares_node, socket, usable
+from affinityd.planner.domains import RankCores, given_cpus, shares_node, socket, usable
 from affinityd.planner.modes import PlanMode
 from affinityd.text import count, node_name
 from affinityd.topology.model import Core, Gpu, Topology
 
 
-@dataclass(frozen=True)
 class Reasons:
     """Explains the places of one plan's ranks; common reasons are found once."""
 
-    topology: Topology
-    demand: Demand
-    mode: PlanMode
-    cores_of: RankCores  #: before `max_physical_cores` cuts them
-    share: str  #: the plan's
-    #: Home node → the reasons that its ranks have in common; `of` adds them.
-    of_node: dict[int | None, tuple[str, ...]] = field(default_factory=dict)
-
-    @cached_property
-    def ranks_on(self) -> dict[int, int]:
-        """How many ranks hold a core, by its lowest CPU."""
-        return Counter(core.cpus[0] for cores in self.cores_of.values() for core in cores)
+    def __init__(
+        self, topology: Topology, demand: Demand, mode: PlanMode, cores_of: RankCores, share: str
+    ) -> None:
+        """Take the plan's `share`, and its cores before `max_physical_cores` cuts them."""
+        self.topology, self.demand, self.mode = topology, demand, mode
+        self.cores_of, self.share = cores_of, share
+        #: How many ranks hold a core, by its lowest CPU.
+        self.ranks_on = Counter(core.cpus[0] for cores in cores_of.values() for core in cores)
+        #: Home node → the reasons that its ranks have in common.
+        self.of_node: dict[int | None, tuple[str, ...]] = {}
 
     def of(self, rank: int, home: int | None, widening: Widening | None) -> Iterator[str]:
         """Yield why a rank has its CPUs, and why others were left out."""
         gpu, cores = self.demand.gpus[rank], self.cores_of[rank]
-        yield _gpu_place(gpu)
+        if gpu.numa_node is None:
+            yield f"the machine does not say on which NUMA node GPU {gpu.index} is"
+        else:
+            source = f" (by {gpu.numa_source})" if gpu.numa_source else ""
+            yield f"GPU {gpu.index} is on NUMA node {gpu.numa_node}{source}"
         if home != gpu.numa_node:
             yield self._home_choice(gpu, home)
         yield self._division(cores)
@@ -88,22 +88,19 @@ class Reasons:
                 yield f"{cause} leaves {count(spare, 'core')} of {node_name(home)} unused"
 
     def _out_of_reach(self, home: int | None) -> Iterator[str]:
-        demand = self.demand
-        place, cpus = self._reach(home)
+        """Yield which CPUs of the mode's domain may not be used."""
+        topology, demand = self.topology, self.demand
+        if self.mode.everywhere:
+            place, cpus = "the machine", topology.online
+        elif (self.mode.scope or demand.options.scope) == "node":
+            place, cpus = node_name(home), topology.cpus_of_node(home)
+        else:
+            cores = chain.from_iterable(socket(topology, home, topology.online))
+            place, cpus = f"{node_name(home)}'s socket", given_cpus(cores, Options())
         if reserved := cpus - demand.unreserved:
             yield f"CPUs {format_list(reserved)} of {place} are reserved"
         if outside := (cpus & demand.unreserved) - demand.allowed:
             yield f"CPUs {format_list(outside)} of {place} are outside the cpuset or mask"
-
-    def _reach(self, home: int | None) -> tuple[str, CpuSet]:
-        """Return the name of the mode's domain, and its CPUs."""
-        topology = self.topology
-        if self.mode.everywhere:
-            return "the machine", topology.online
-        if (self.mode.scope or self.demand.options.scope) == "node":
-            return node_name(home), topology.cpus_of_node(home)
-        cores = (bundle[0] for bundle in socket(topology, home, topology.online))
-        return f"{node_name(home)}'s socket", frozenset(cpu for core in cores for cpu in core.cpus)
 
     def _cut_off(self, cores: Sequence[Core]) -> Iterator[str]:
         options = self.demand.options
@@ -115,13 +112,6 @@ class Reasons:
             siblings = [cpu for core in cores for cpu in core.cpus[1:]]
             if siblings:
                 yield f"single_logical leaves out the siblings {format_list(siblings)}"
-
-
-def _gpu_place(gpu: Gpu) -> str:
-    if gpu.numa_node is None:
-        return f"the machine does not say on which NUMA node GPU {gpu.index} is"
-    source = f" (by {gpu.numa_source})" if gpu.numa_source else ""
-    return f"GPU {gpu.index} is on NUMA node {gpu.numa_node}{source}"
 
 
 def too_few_cores(demand: Demand, rank: int, cores_of: RankCores, least: int) -> str:
@@ -143,7 +133,21 @@ def warnings(
     topology: Topology, demand: Demand, mode: PlanMode, ranks: Sequence[RankPlan], share: str
 ) -> Iterator[PlanWarning]:
     """Yield the warnings for a caller of the plan."""
-    yield from _ignored(demand.options, mode)
+    options, defaults = demand.options, Options()
+    used = {
+        "scope": mode.scope is None,
+        "balanced": mode.balances,
+        "min_physical_cores": mode.counts,
+        "max_physical_cores": mode.counts,
+        "share": mode.shares_node or options.share != "node",
+    }
+    for name, is_used in used.items():
+        value = getattr(options, name)
+        if not is_used and value != getattr(defaults, name):
+            shown = str(value).lower()  # a boolean as it is written
+            yield PlanWarning(
+                "parameter_ignored", f"{name}={shown} has no effect in mode {options.mode}"
+            )
     if share != "node" and shares_node(demand, mode):
         yield PlanWarning(
             "share_unavailable",
@@ -155,10 +159,15 @@ def warnings(
         )
     entries = Counter(gpu.key for gpu in demand.gpus)
     for rank in ranks:
-        for code, message in _of_rank(rank, entries[rank.gpu.key], demand.options.cpus, share):
+        for code, message in _of_rank(rank, entries[rank.gpu.key], options.cpus, share):
             yield PlanWarning(code, f"rank {rank.rank}{message}", rank.rank)
-    if demand.options.cpus is not None and not mode.everywhere:
-        yield from _idle(topology, demand, ranks)
+    if options.cpus is not None and not mode.everywhere:
+        homes = {*demand.together, *(rank.home_node for rank in ranks)}
+        used_cpus = (rank.cpus for rank in ranks)
+        idle = demand.allowed.difference(*map(topology.cpus_of_node, homes), *used_cpus)
+        if idle:
+            cpus = f"{count(len(idle), 'allowed CPU')} ({format_list(idle)})"
+            yield PlanWarning("idle_cpus", f"{cpus} will stay idle: far from these GPUs")
 
 
 def _of_rank(
@@ -182,34 +191,3 @@ def _of_rank(
     if wide:
         lack = f"{wide.near} allowed CPUs are near, and {wide.asked} were asked for"
         yield "widened", f" has CPUs {format_list(wide.cpus)} away from {home}, its home: {lack}"
-
-
-def _idle(topology: Topology, demand: Demand, ranks: Sequence[RankPlan]) -> Iterator[PlanWarning]:
-    """Yield a warning where allowed CPUs stay idle, as they are near none of the GPUs."""
-    homes = {*demand.together, *(rank.home_node for rank in ranks)}
-    used = (rank.cpus for rank in ranks)
-    idle = demand.allowed.difference(*map(topology.cpus_of_node, homes), *used)
-    if idle:
-        yield PlanWarning(
-            "idle_cpus",
-            f"{count(len(idle), 'allowed CPU')} ({format_list(idle)}) will stay idle: far from "
-            "these GPUs",
-        )
-
-
-def _ignored(options: Options, mode: PlanMode) -> Iterator[PlanWarning]:
-    defaults = Options()
-    used = {
-        "scope": mode.scope is None,
-        "balanced": mode.balances,
-        "min_physical_cores": mode.counts,
-        "max_physical_cores": mode.counts,
-        "share": mode.shares_node or options.share != "node",
-    }
-    for name, is_used in used.items():
-        value = getattr(options, name)
-        if not is_used and value != getattr(defaults, name):
-            shown = str(value).lower()  # a boolean as it is written
-            yield PlanWarning(
-                "parameter_ignored", f"{name}={shown} has no effect in mode {options.mode}"
-            )
