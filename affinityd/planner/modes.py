@@ -18,7 +18,7 @@ Domain = tuple[Bundle, ...]
 class Position(NamedTuple):
     """Which part of a domain is requested."""
 
-    index: int  #: of the rank among those that divide the domain, from 0
+    rank: int  #: its number among those that divide the domain, from 0
     ranks: int  #: how many divide it
     quota: int  #: how many bundles each may have
     balanced: bool
@@ -39,25 +39,25 @@ def first_core(domain: Domain, _position: Position) -> Domain:
 
 def one_each(domain: Domain, position: Position) -> Domain:
     """Each rank has the first core that no earlier rank has."""
-    return domain[position.index : position.index + 1]
+    return domain[position.rank : position.rank + 1]
 
 
 def contiguous(domain: Domain, position: Position) -> Domain:
     """Each rank has the next `q`."""
-    return domain[position.index * position.quota : (position.index + 1) * position.quota]
+    return domain[position.rank * position.quota : (position.rank + 1) * position.quota]
 
 
 def interleaved(domain: Domain, position: Position) -> Domain:
     """Each rank has every n-th; balanced deals only as many as make the parts equal."""
     dealt = domain[: position.quota * position.ranks] if position.balanced else domain
-    return dealt[position.index :: position.ranks]
+    return dealt[position.rank :: position.ranks]
 
 
 def blocks(domain: Domain, position: Position) -> Domain:
     """Each rank has a block; the remainder goes one core each to the first ranks."""
     size, remainder = divmod(len(domain), position.ranks)
-    start = position.index * size + min(position.index, remainder)
-    return domain[start : start + size + (position.index < remainder)]
+    start = position.rank * size + min(position.rank, remainder)
+    return domain[start : start + size + (position.rank < remainder)]
 
 
 def complexes(domain: Domain, position: Position) -> Domain:
@@ -68,7 +68,7 @@ def complexes(domain: Domain, position: Position) -> Domain:
     largest_first = sorted(
         groups, key=lambda llc: (-sum(len(bundle[0].cpus) for bundle in groups[llc]), llc)
     )
-    return tuple(groups[largest_first[position.index % len(largest_first)]])
+    return tuple(groups[largest_first[position.rank % len(largest_first)]])
 
 
 class PlanMode(NamedTuple):
