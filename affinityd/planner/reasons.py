@@ -166,8 +166,8 @@ def warnings(
         used_cpus = (rank.cpus for rank in ranks)
         idle = demand.allowed.difference(*map(topology.cpus_of_node, homes), *used_cpus)
         if idle:
-            cpus = f"{count(len(idle), 'allowed CPU')} ({format_list(idle)})"
-            yield PlanWarning("idle_cpus", f"{cpus} will stay idle: far from these GPUs")
+            cpus, listed = count(len(idle), "allowed CPU"), format_list(idle)
+            yield PlanWarning("idle_cpus", f"{cpus} ({listed}) will stay idle: far from these GPUs")
 
 
 def _of_rank(
