@@ -41,7 +41,14 @@ def differences(conf: GresConf, slurmd: SlurmdGres) -> Iterator[str]:
     files = {file: gpu for gpu in conf.topology.gpus if (file := device_file(gpu))}
     for file, gpu in files.items():
         entries = [entry for device, entry in devices if device == file]
-        yield from (f"gpu {gpu.index}: {text}" for text in _of_gpu(conf, gpu, entries))
+        if not entries:
+            yield f"gpu {gpu.index}: Slurm has no {file}; {PRINTED} {conf.line(gpu)}"
+        if len(entries) > 1 and not all(entry.is_slice for entry in entries):
+            yield f"gpu {gpu.index}: Slurm has {file} {len(entries)} times"
+        unlike = dict.fromkeys(tuple(_fields(conf, gpu, entry)) for entry in entries)
+        for fields in filter(None, unlike):
+            has, right = (" ".join(words) for words in zip(*fields, strict=True))
+            yield f"gpu {gpu.index}: Slurm has {has}; {PRINTED} {right}"
     if conf.unknown:
         return
     for file, entry in devices:
@@ -50,17 +57,6 @@ def differences(conf: GresConf, slurmd: SlurmdGres) -> Iterator[str]:
     order = [file for file, _ in devices]
     if sorted(order) == sorted(files) and order != [*files] and not conf.is_alternating:
         yield f"Slurm's order is {', '.join(order)}; {PRINTED} {', '.join(files)}"
-
-
-def _of_gpu(conf: GresConf, gpu: Gpu, entries: Sequence[GresEntry]) -> Iterator[str]:
-    if not entries:
-        yield f"Slurm has no {device_file(gpu)}; {PRINTED} {conf.line(gpu)}"
-    if len(entries) > 1 and not all(entry.is_slice for entry in entries):
-        yield f"Slurm has {device_file(gpu)} {len(entries)} times"
-    for fields in dict.fromkeys(tuple(_fields(conf, gpu, entry)) for entry in entries):
-        if fields:
-            has, right = (" ".join(words) for words in zip(*fields, strict=True))
-            yield f"Slurm has {has}; {PRINTED} {right}"
 
 
 def _fields(conf: GresConf, gpu: Gpu, entry: GresEntry) -> Iterator[tuple[str, str]]:
@@ -72,10 +68,9 @@ def _fields(conf: GresConf, gpu: Gpu, entry: GresEntry) -> Iterator[tuple[str, s
     affinity, types = conf.affinities[gpu.key], conf.gres.types if conf.gres else ()
     if entry.name != "gpu":
         yield f"Name={entry.name}", "Name=gpu"
-    if types and gpu.key in conf.types.of and not entry.is_slice:
-        kind = conf.types.of[gpu.key]
-        if entry.kind != kind:
-            yield f"Type={entry.kind or ''}", f"Type={kind}"
+    kind = conf.types.of.get(gpu.key, entry.kind)
+    if types and not entry.is_slice and entry.kind != kind:
+        yield f"Type={entry.kind or ''}", f"Type={kind}"
     if affinity.near and entry.cores not in {affinity.right, *affinity.near}:
         cores = "no Cores=" if entry.cores is None else f"Cores={format_list(entry.cores)}"
         yield cores, affinity.field or "no Cores="
@@ -161,17 +156,18 @@ class JobsReport(NamedTuple):
 
 
 def judge_jobs(
-    slurm: LocalSlurm, topology: Topology, nodes: Mapping[str, ShownNode], gpus: Mapping[int, Gpu]
+    slurm: LocalSlurm, topology: Topology, nodes: Sequence[ShownNode], gpus: Mapping[int, Gpu]
 ) -> JobsReport:
     """Judge the jobs on nodes that, by slurmctld, have as many cores and GPUs as this machine.
 
-    `nodes`: by name; `gpus`: by Slurm's numbers. Raises SlurmError.
+    `gpus`: by Slurm's numbers. Raises SlurmError.
     """
     judged, left_out = 0, set()
     texts: list[str] = []
     like_this = len(topology.cores), len(topology.gpus)
+    by_name = {node.name: node for node in nodes}
     for job in _running_jobs(slurm):
-        node = nodes.get(job.node)
+        node = by_name.get(job.node)
         if node and (node.cores, sum(node.gres.counts.values())) == like_this:
             judged += 1
             where = f"{node.name}: " if len(nodes) > 1 else ""

@@ -6,8 +6,7 @@ a line a device, and errors: seen with Slurm 22.05, 24.11 and 26.05. From 24.11 
 It opens slurmd's log and rewrites hwloc's file in the spool folder; 26.05 lifts the memory limit of
 its own cgroup, as root.
 
-Sources: scontrol(1); slurm.conf(5) "Gres", "NodeName", "INCLUDE MODIFIER"; Slurm's
-src/common/parse_config.c.
+Source: scontrol(1).
 """
 
 from __future__ import annotations
@@ -16,12 +15,10 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import CompletedProcess
-from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from affinityd.cpuset import parse_list
@@ -38,14 +35,10 @@ SCONTROL_SECONDS = 10.0  #: that slurmctld may take to answer
 #: slurmd waits 20 s for a device file that is missing; NVML takes a few to wake GPUs up.
 SLURMD_SECONDS = 40.0
 
-MAX_DEPTH = 8  #: of files that include one another
 MOST = 10**7  #: cores, or threads, of a node
-INVALID = "INVALID_REG"  #: of a state: Gres= is then what registered, not what was configured
+INVALID = "INVALID_REG"  #: of the state of a node that registered with fewer GPUs of a type
 
-_PAIR = re.compile(r'([A-Za-z]+)\s*=\s*(?:"([^"]*)"|(\S+))', re.ASCII)
-_INCLUDE = re.compile(r"\s*include\s+(\S+)\s*$", re.IGNORECASE)
-_CONTINUED = re.compile(r"\\[ \t]*\n")
-_COMMENT = re.compile(r"(?<!\\)#.*")
+_PAIR = re.compile(r"(?:^|\s)([A-Za-z]+)=(\S+)")
 _REASON = re.compile(r" Reason=(.*?)(?: \[\S+@[^]]*\]|$)")
 
 _PREFIX = re.compile(r"(?:\[[^\]]*\]|slurmd\S*:)\s*")
@@ -71,6 +64,11 @@ class ShownNode:
     gres: NodeGres
     cores: int  #: that slurmctld counts; 0: not known
     threads: int  #: of a core; 1 at least
+
+    @property
+    def configured(self) -> NodeGres | None:
+        """Gres= of slurm.conf; None: slurmctld refuses the node, and shows what it registered."""
+        return None if INVALID in self.state else self.gres
 
     @property
     def is_refused(self) -> bool:
@@ -111,7 +109,6 @@ class LocalSlurm:
     """The Slurm of this machine, by its slurm.conf."""
 
     conf: Path
-    gres_conf: Path | None = None  #: the file that stands for its own beside `conf`
 
     def nodes(self, name: str = "") -> list[ShownNode]:
         """Return nodes as slurmctld has them; without a name all. Raises SlurmError."""
@@ -136,42 +133,26 @@ class LocalSlurm:
         return aliases[0] if aliases and short not in aliases else short
 
     def configured(self, hosts: str) -> NodeGres:
-        """Return the Gres= of nodes, a hostlist: slurm.conf's, else slurmctld's.
+        """Return the Gres= of equal nodes, a hostlist.
 
-        slurmctld drains a node that registers with fewer GPUs of a type, and scontrol then shows
-        what registered: seen with 22.05, 24.11 and 26.05. Raises SlurmError if it is not known,
-        and InvalidRequestError if the nodes differ.
+        Raises SlurmError if none is known, and InvalidRequestError if the nodes differ.
         """
-        lines = [(self.names(names), gres) for names, gres in node_lines(self.conf)]
-        by_name: dict[str, NodeGres] = {}
-        for name in self.names(hosts):
-            values = [gres for names, gres in lines if name in names]
-            by_name[name] = NodeGres(f"{self.conf}", values[-1]) if values else self._shown(name)
-        (first, right), *others = by_name.items()
-        for name, gres in others:
-            if gres.counts != right.counts:
+        known = [node for node in self.nodes(hosts) if node.configured is not None]
+        if not known:
+            raise SlurmError(f"slurmctld refuses the node, {INVALID}, and shows what it registered")
+        first = known[0]
+        for node in known:
+            if node.gres.counts != first.gres.counts:
                 raise InvalidRequestError(
-                    f"{first} has {right}, and {name} has {gres}: lines for both cannot be equal; "
-                    "name nodes that are"
+                    f"{first.name} has {first.gres}, and {node.name} has {node.gres}: lines for "
+                    "both cannot be equal; name nodes that are"
                 )
-        return right
-
-    def _shown(self, name: str) -> NodeGres:
-        node = self.nodes(name)[0]
-        if INVALID in node.state:
-            raise SlurmError(
-                f"scontrol show node {name}: the node is {INVALID}, and {self.conf} does not have "
-                "it"
-            )
-        return node.gres
+        return first.gres
 
     def slurmd_gres(self, node: str) -> SlurmdGres:
         """Return slurmd's GPUs of a node. Raises SlurmError if there is no slurmd."""
         answer = self._run("slurmd", "-G", "-N", node, "-f", f"{self.conf}", seconds=SLURMD_SECONDS)
-        text = answer.stderr
-        if self.gres_conf is not None:
-            text = text.replace(f"{self.conf.with_name('gres.conf')}", f"{self.gres_conf}")
-        return parse(text, is_complete=answer.returncode == 0)
+        return parse(answer.stderr, is_complete=answer.returncode == 0)
 
     def scontrol(self, *words: str) -> str:
         """Return the output of scontrol. Raises SlurmError with its last line."""
@@ -210,22 +191,6 @@ class LocalSlurm:
             why = f"cannot be run: {error.strerror}"
         raise SlurmError(f"{file}: {why}")
 
-    @contextmanager
-    def with_gres_conf(self, file: Path | None) -> Iterator[LocalSlurm]:
-        """Yield this Slurm with another gres.conf; None: its own. Raises InvalidRequestError."""
-        if file is None:
-            yield self
-            return
-        if not file.is_file():
-            raise InvalidRequestError(f"{file} is not a file; name a gres.conf")
-        with TemporaryDirectory(prefix="affinityd-") as name:
-            folder = Path(name)
-            for beside in self.conf.absolute().parent.iterdir():
-                (folder / beside.name).symlink_to(beside)
-            (folder / "gres.conf").unlink(missing_ok=True)
-            (folder / "gres.conf").symlink_to(file.absolute())
-            yield LocalSlurm(folder / self.conf.name, file)
-
 
 def find_slurm(named: str | None, *, is_live: bool) -> LocalSlurm | None:
     """Return this machine's Slurm; None where no slurm.conf is found.
@@ -242,7 +207,7 @@ def find_slurm(named: str | None, *, is_live: bool) -> LocalSlurm | None:
 
 
 def _shown(line: str, source: str) -> ShownNode:
-    values = dict(re.findall(r"(?:^|\s)([A-Za-z]+)=(\S+)", line))
+    values = dict(_PAIR.findall(line))
     sockets, per_socket, threads = (
         whole_number(values.get(key), MOST) or 0
         for key in ("Sockets", "CoresPerSocket", "ThreadsPerCore")
@@ -259,36 +224,6 @@ def _shown(line: str, source: str) -> ShownNode:
     )
 
 
-def node_lines(conf: Path) -> list[tuple[str, str]]:
-    """Return the NodeName= lines of a slurm.conf and of the files that it includes.
-
-    Of each the hostlist, and the value of Gres=; empty: the line has none. What cannot be read is
-    passed over.
-    """
-    default, lines = "", []
-    for line in _lines(conf, conf.parent, 0):
-        values = {key.lower(): plain or quoted for key, quoted, plain in _PAIR.findall(line)}
-        if values.get("nodename", "").upper() == "DEFAULT":
-            default = values.get("gres", default)
-        elif "nodename" in values and next(iter(values)) == "nodename":
-            lines.append((values["nodename"], values.get("gres", default)))
-    return lines
-
-
-def _lines(file: Path, folder: Path, depth: int) -> Iterator[str]:
-    """Yield the lines, those of included files where they are named, without comments."""
-    try:
-        text = file.read_text(errors="replace") if depth <= MAX_DEPTH else ""
-    except (OSError, ValueError):  # a NUL in its name
-        return
-    for line in _CONTINUED.sub(" ", text).splitlines():
-        plain = _COMMENT.sub("", line)
-        if included := _INCLUDE.match(plain):
-            yield from _lines(folder / included[1], folder, depth + 1)
-        else:
-            yield plain
-
-
 def parse(text: str, *, is_complete: bool = True) -> SlurmdGres:
     """Parse the output of `slurmd -G`. `is_complete`: its exit status was 0."""
     lines = [_PREFIX.sub("", line, count=1).strip() for line in text.splitlines()]
@@ -302,7 +237,7 @@ def parse(text: str, *, is_complete: bool = True) -> SlurmdGres:
 
 
 def _entry(line: str) -> GresEntry:
-    values = {key: value for key, _, value in _PAIR.findall(line) if value != "(null)"}
+    values = {key: value for key, value in _PAIR.findall(line) if value != "(null)"}
     files: list[str] = []  # of `/dev/nvidia[0-3]`, or `/dev/nvidia0,/dev/nvidia-caps/cap[21-22]`
     for name, numbers in _FILE.findall(values.get("File", "")):
         files += (f"{name}{at}" for at in sorted(_numbers(numbers))) if numbers else (name,)

@@ -117,68 +117,58 @@ def gpu_types(
     number of types that is neither, and for a type that Gres= does not have.
     """
     if named:
-        _check_named(gpus, gres, named)
+        if len(named) not in {1, len(gpus)}:
+            raise InvalidRequestError(
+                f"--type names {len(named)} types, and there are {len(gpus)} GPUs; name one for "
+                "all, or one for each"
+            )
+        if unknown := [kind for kind in named if gres and kind not in gres.types]:
+            raise InvalidRequestError(
+                f"--type {quote(unknown[0])} is not in {gres}, and slurmctld drains a node with "
+                "other types; change that first, or leave --type out"
+            )
         kinds = named if len(named) > 1 else [*named] * len(gpus)
         return GpuTypes({gpu.key: kind for gpu, kind in zip(gpus, kinds, strict=True)})
     lines = {gpu.key: kind for gpu in gpus if (kind := present.get(device_file(gpu) or ""))}
     all_kinds = {*present.values()} if gres is None else gres.counts.keys()
-    if gres and gres.types and any(gpu.mig and not _fitting(gpu, gres.types) for gpu in gpus):
+    fitting = {gpu.key: _fitting(gpu, gres.types if gres else ()) for gpu in gpus}
+    if gres and gres.types and any(gpu.mig and not fitting[gpu.key] for gpu in gpus):
         return GpuTypes({}, SLICES)
     if len(all_kinds) < 2:  # noqa: PLR2004
-        return GpuTypes(dict.fromkeys((gpu.key for gpu in gpus), next(iter(all_kinds), None)))
+        return GpuTypes(dict.fromkeys(fitting, next(iter(all_kinds), None)))
     if gres is None:
         return GpuTypes(lines, "slurmd has several types, and none for it")
-    kinds_of = lines if _agree(lines, gpus, gres) else _by_name(gpus, gres.counts)
+    # slurmd's count if they are those of Gres=, and fit the names; one in no GPU's name fits any.
+    of_models = {kind for kinds in fitting.values() for kind in kinds}
+    are_right = Counter(lines.values()) == gres.counts and all(
+        kind in fitting[key] or kind not in of_models for key, kind in lines.items()
+    )
+    kinds_of = lines if are_right else _by_name(gpus, gres.counts, fitting)
     return GpuTypes(kinds_of, f"{gres} has several types, and no GPU's name tells which it is")
 
 
-def _check_named(gpus: Sequence[Gpu], gres: NodeGres | None, named: Sequence[str]) -> None:
-    if len(named) not in {1, len(gpus)}:
-        raise InvalidRequestError(
-            f"--type names {len(named)} types, and there are {len(gpus)} GPUs; name one for all, "
-            "or one for each"
-        )
-    unknown = [kind for kind in named if gres and kind not in gres.types]
-    if unknown:
-        raise InvalidRequestError(
-            f"--type {quote(unknown[0])} is not in {gres}, and slurmctld drains a node with "
-            "other types; change that first, or leave --type out"
-        )
-
-
-def _agree(lines: Mapping[GpuKey, str], gpus: Sequence[Gpu], gres: NodeGres) -> bool:
-    """Return whether the types of the present lines are those of Gres=, and fit the GPUs' names.
-
-    A type that is a part of no GPU's name may be any GPU's.
-    """
-    fitting = {kind: [gpu.key for gpu in gpus if _fitting(gpu, [kind])] for kind in gres.types}
-    is_whole = Counter(lines.values()) == gres.counts
-    return is_whole and all(
-        key in fitting[kind] or not fitting[kind] for key, kind in lines.items()
-    )
-
-
-def _by_name(gpus: Sequence[Gpu], counts: TypeCounts) -> Mapping[GpuKey, str]:
+def _by_name(
+    gpus: Sequence[Gpu], counts: TypeCounts, fitting: Mapping[GpuKey, Sequence[str]]
+) -> Mapping[GpuKey, str]:
     """Return the types that are parts of the GPUs' names: the longest that has a GPU left.
 
-    Where each type has its number, GPUs beyond them have the longest.
+    Where each type has its number, GPUs beyond them have the longest. Slurm sorts GPUs before it
+    gives types, the longest names first.
     """
+
+    def slurms_order(gpu: Gpu) -> tuple[int, str, int]:
+        name = gpu.model or ""
+        return -len(name), name, gpu.index if gpu.minor is None else gpu.minor
+
     left = Counter(counts)
-    fitting = {gpu.key: _fitting(gpu, [kind for kind in counts if kind]) for gpu in gpus}
     kinds: dict[GpuKey, str] = {}
-    for gpu in sorted(gpus, key=_slurms_order):
+    for gpu in sorted(gpus, key=slurms_order):
         kind = next((kind for kind in fitting[gpu.key] if left[kind] > 0), None)
         if kind is not None:
             left[kind] -= 1
             kinds[gpu.key] = kind
     beyond = {key: names[0] for key, names in fitting.items() if names}
     return kinds if any(left.values()) else {**beyond, **kinds}
-
-
-def _slurms_order(gpu: Gpu) -> tuple[int, str, int]:
-    # Slurm sorts GPUs before it gives types, the longest names first.
-    name = gpu.model or ""
-    return -len(name), name, gpu.index if gpu.minor is None else gpu.minor
 
 
 def _fitting(gpu: Gpu, kinds: Collection[str]) -> list[str]:

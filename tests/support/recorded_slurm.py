@@ -44,9 +44,7 @@ class RecordedSlurm:
         (self.folder / "slurmd").write_text("".join(f"slurmd: {line}\n" for line in printed))
 
     def expects(self, gres: str, *nodes: str) -> None:
-        """Have slurm.conf give each of the nodes that slurmctld knows this Gres=."""
-        self.conf.write_text(f"NodeName={','.join(nodes)} Gres={gres}\n")
-        (self.folder / "hostnames").write_text("\n".join(nodes))
+        """Have slurmctld show each of the nodes with this Gres=."""
         self.shows(*(f"NodeName={node} Gres={gres} State=IDLE" for node in nodes))
 
     def runs(self, *jobs: str) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from affinityd.cli.console import say
 from affinityd.cli.parser import Parser, add_format, add_settings, load_settings
-from affinityd.config.settings import Settings
 from affinityd.discovery.machine import read_once
 from affinityd.errors import InvalidRequestError
 from affinityd.slurm.check import JobsReport, counts, differences, in_slurms_numbers, judge_jobs
@@ -65,12 +63,6 @@ def add_arguments(parser: Parser) -> None:
         action="store_true",
         help="the state and the jobs of all nodes; jobs are judged on nodes like this one",
     )
-    check.add_argument(
-        "--gres-conf",
-        metavar="FILE",
-        type=Path,
-        help="a file for slurmd to read instead of its gres.conf",
-    )
     add_format(check, "text")
     for command in (gres_conf, check):
         command.add_argument(
@@ -90,7 +82,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `gres-conf` or `check`."""
-    return {"gres-conf": _gres_conf, "check": _check}[arguments.command](arguments)
+    return _gres_conf(arguments) if arguments.command == "gres-conf" else _check(arguments)
 
 
 def _without(strange: str, fault: str) -> Callable[[str], str]:
@@ -108,15 +100,19 @@ def _gres_conf(arguments: argparse.Namespace) -> int:
     """Print the lines. Return 0 if every GPU has one, else 1."""
     settings = load_settings(arguments)
     topology = read_once(settings)
-    slurm = _find_slurm(settings, arguments.slurm_conf)
-    this_node = slurm.node_name(topology.name) if slurm else topology.name
+    slurm = find_slurm(arguments.slurm_conf, is_live=not settings.replays)
+    nodes = arguments.nodes or topology.name
     gres, why = None, ""
     present: Present = {}
     if slurm is not None:
+        this_node = slurm.node_name(topology.name)
+        nodes = arguments.nodes or this_node
         try:
-            gres = slurm.configured(arguments.nodes or this_node)
+            gres = slurm.configured(nodes)
         except SlurmError as error:
-            why = str(error)
+            why = (
+                f"the Gres= of {nodes} is not known: {error}; if it has a type, name it with --type"
+            )
         if gres is None or len(gres.counts) > 1:
             with suppress(SlurmError):
                 present = slurm.slurmd_gres(this_node).types
@@ -124,44 +120,25 @@ def _gres_conf(arguments: argparse.Namespace) -> int:
     conf = GresConf(topology, arguments.scope, gres, present, types)
     for line in conf.lines(arguments.nodes):
         print(line)
-    faults = list(_faults(conf))
-    for fault in faults:
-        say(f"affinityd slurm gres-conf: {fault}")
-    if why and not (faults or arguments.type):
-        say(
-            f"affinityd slurm gres-conf: the Gres= of {arguments.nodes or this_node} is not known: "
-            f"{why}; if it has a type, name it with --type"
-        )
-    return int(bool(faults))
-
-
-def _faults(conf: GresConf) -> Iterator[str]:
-    gpus = conf.topology.gpus
-    if not gpus:
-        yield "this node has no GPU"
+    all_gpus = count(len(topology.gpus), "GPU")
+    faults = [] if topology.gpus else ["this node has no GPU"]
     if conf.unknown:
-        of_all = f"{len(conf.unknown)} of {count(len(gpus), 'GPU')}"
-        yield f"the device files of {of_all} are not known"
-    if untyped := len(gpus) - len(conf.types.of):
-        yield (
-            f"the types of {untyped} of {count(len(gpus), 'GPU')} are not known: {conf.types.why}; "
-            "name one for each with --type"
+        faults.append(f"the device files of {len(conf.unknown)} of {all_gpus} are not known")
+    if untyped := len(topology.gpus) - len(conf.types.of):
+        faults.append(
+            f"the types of {untyped} of {all_gpus} are not known: {conf.types.why}; name one for "
+            "each with --type"
         )
-
-
-def _find_slurm(
-    settings: Settings, slurm_conf: str | None, *, is_own: bool = False
-) -> LocalSlurm | None:
-    """Return the Slurm to ask. Without `is_own`, another machine needs a named slurm.conf."""
-    is_live = settings.machine is None and os.path.realpath(settings.root) == "/"
-    return find_slurm(slurm_conf, is_live=is_live or is_own)
+    for fault in faults or ([why] if why and not types else []):
+        say(f"affinityd slurm gres-conf: {fault}")
+    return int(bool(faults))
 
 
 def _check(arguments: argparse.Namespace) -> int:
     """Print the differences. Return 0 without any, 1 with some, 2 if slurmd refuses gres.conf."""
     settings = load_settings(arguments)
     topology = read_once(settings)
-    slurm = _find_slurm(settings, arguments.slurm_conf, is_own=arguments.cluster)
+    slurm = find_slurm(arguments.slurm_conf, is_live=arguments.cluster or not settings.replays)
     if slurm is None and arguments.cluster:
         slurm = LocalSlurm(Path(FOLDERS[0], "slurm.conf"))  # scontrol may find one by DNS
     if slurm is None:
@@ -170,28 +147,21 @@ def _check(arguments: argparse.Namespace) -> int:
         )
     findings: list[str] = []
     notes: list[str] = []
-    jobs, gpus, is_complete = JobsReport(), in_slurms_numbers(topology), True
     if arguments.cluster:
-        nodes = {node.name: node for node in slurm.nodes() if node.gres.counts}
+        nodes = [node for node in slurm.nodes() if node.gres.counts]
+        gpus, is_complete = in_slurms_numbers(topology), True
     else:
         name = arguments.node or slurm.node_name(topology.name)
-        with slurm.with_gres_conf(arguments.gres_conf) as with_file:
-            slurmd = with_file.slurmd_gres(name)
-        nodes = {node.name: node for node in slurm.nodes(name)}
-        conf = GresConf(topology, arguments.scope, slurm.configured(name), slurmd.types)
-        findings += differences(conf, slurmd)
+        slurmd, nodes = slurm.slurmd_gres(name), slurm.nodes(name)
         gpus, is_complete = in_slurms_numbers(topology, slurmd), slurmd.is_complete
+        conf = GresConf(topology, arguments.scope, nodes[0].configured, slurmd.types)
+        findings += [*differences(conf, slurmd), *counts(conf, nodes[0])]
         if conf.unknown:
             unknown = count(len(conf.unknown), "GPU")
             notes.append(f"the device files of {unknown} are not known: they are not compared")
-        if arguments.gres_conf is None:
-            findings += counts(conf, next(iter(nodes.values())))
-    if arguments.gres_conf is None:  # of another file slurmctld knows nothing
-        for node in nodes.values():
-            (findings if node.is_refused else notes if node.reason else []).append(
-                f"{node.name}: {node}"
-            )
-        jobs = judge_jobs(slurm, topology, nodes, gpus)
+    findings += [f"{node.name}: {node}" for node in nodes if node.is_refused]
+    notes += [f"{node.name}: {node}" for node in nodes if node.reason and not node.is_refused]
+    jobs = judge_jobs(slurm, topology, nodes, gpus)
     if jobs.left_out:
         notes.append(
             f"jobs on {', '.join(jobs.left_out)} are not judged: cores or GPUs are other numbers "
@@ -199,7 +169,7 @@ def _check(arguments: argparse.Namespace) -> int:
         )
     if arguments.format == "json":
         document = {
-            "nodes": [*nodes],
+            "nodes": [node.name for node in nodes],
             "findings": findings,
             "jobs": {"judged": jobs.judged, "findings": [*jobs.far]},
             "notes": notes,
@@ -207,13 +177,14 @@ def _check(arguments: argparse.Namespace) -> int:
         print(json.dumps(document, indent=1))
     else:
         lines = [*findings, *jobs.far, *(f"note: {note}" for note in notes)]
-        print("\n".join(map(one_line, [*lines, _sum([*nodes], findings, jobs)])))
+        names = [node.name for node in nodes]
+        print("\n".join(map(one_line, [*lines, _summary(names, len(findings), jobs)])))
     return int(bool(findings or jobs.far)) if is_complete else 2
 
 
-def _sum(nodes: Sequence[str], findings: Sequence[str], jobs: JobsReport) -> str:
+def _summary(nodes: Sequence[str], findings: int, jobs: JobsReport) -> str:
     about = nodes[0] if len(nodes) == 1 else count(len(nodes), "node")
-    wrong = f"{about}: {count(len(findings), 'finding')}, {count(len(jobs.far), 'far GPU')} of jobs"
-    fits = f"{about}: Slurm has the GPUs as they are"
+    wrong = f"{count(findings, 'finding')}, {count(len(jobs.far), 'far GPU')} of jobs"
+    result = wrong if findings or jobs.far else "Slurm has the GPUs as they are"
     judged = f"; {count(jobs.judged, 'running job')} judged" if jobs.judged else ""
-    return f"{wrong if findings or jobs.far else fits}{judged}"
+    return f"{about}: {result}{judged}"

@@ -33,8 +33,7 @@ def gres_conf(facts: NodeFacts) -> CheckResults:
         raise NotApplicableError(f"no Slurm: there is no slurm.conf in {', '.join(FOLDERS)}")
     name = slurm.node_name(facts.topology.name)
     try:
-        node, gres = slurm.nodes(name)[0], slurm.configured(name)
-        slurmd = slurm.slurmd_gres(name)
+        node, slurmd = slurm.nodes(name)[0], slurm.slurmd_gres(name)
     except SlurmError as error:
         if not facts.topology.gpus:
             raise NotApplicableError(f"not a node of Slurm: {error}") from None
@@ -42,7 +41,7 @@ def gres_conf(facts: NodeFacts) -> CheckResults:
         return
     # By NUMA node or by package: whichever way it was written.
     conf = min(
-        (GresConf(facts.topology, scope, gres, slurmd.types) for scope in SCOPES),
+        (GresConf(facts.topology, scope, node.configured, slurmd.types) for scope in SCOPES),
         key=lambda conf: len([*differences(conf, slurmd)]),
     )
     findings = [*differences(conf, slurmd), *counts(conf, node), *([f"{node}"] * node.is_refused)]

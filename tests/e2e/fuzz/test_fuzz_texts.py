@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given
@@ -25,7 +23,6 @@ from affinityd.request.environment import OF_TASK, local_rank
 from affinityd.request.parameters import PARAMETERS, parse_request
 from affinityd.request.query import parse_query
 from affinityd.request.resolve import answer
-from affinityd.slurm.commands import node_lines
 from affinityd.slurm.commands import parse as parse_slurmd
 from affinityd.topology.model import Node
 from tests.e2e.fuzz.inputs import MANY, long_texts, read_or_refused, texts, words
@@ -39,13 +36,6 @@ def a_policy(text: str) -> object:
     policy = parse(text)
     assert isinstance(policy, Policy)
     return [rule.matches(ProcessIdentity(user=text[:300], pod="x")) for rule in policy.rules]
-
-
-def a_slurm_conf(text: str) -> object:
-    with TemporaryDirectory() as folder:
-        path = Path(folder, "slurm.conf")
-        path.write_bytes(text.encode(errors="replace"))
-        return node_lines(path)
 
 
 def a_task_of_slurm(text: str) -> object:
@@ -90,10 +80,6 @@ SLURMD = (
     *(" File=", "/dev/nvidia[0-7]", " Cores=", "0-15", " Links=", "-1,4", " Count=", "1", "\n"),
     *("error: ", "warning: ", "fatal: ", "[0-99999]", "=", ",", "9" * 5000),
 )
-SLURM_CONF = (
-    *words('NodeName= DEFAULT gpu[01-04] gpu01 Gres= gpu: a100 :2 CPUs= 0 PartitionName= , # " \\'),
-    *(" ", "\n", "Include slurm.conf", "1" * 9, "[0-99999]", "[0-9]" * 40),
-)
 TOML = (
     *("mode", "=", '"node"', "'", '"', "\n", "[[rule]]", "[", "]", "{", "}", ",", ".", "leave"),
     *("true", "user", '"a*"', "environment", "uid", "1", "0x_f", "1e9", "1979-05-27", "cgroup"),
@@ -115,7 +101,6 @@ READERS: dict[str, tuple[Callable[[str], object], tuple[str, ...], type[Exceptio
     "a mask": (parse_mask, MASK, ValueError),
     "a visible-device list": (lambda text: read_visible(text, all_devices(DGX)), DEVICES, None),
     "a PCI address": (lambda text: is_pci_address(text) and bus_order(text), PCI, None),
-    "slurm.conf": (a_slurm_conf, SLURM_CONF, None),
     "what slurmd prints": (parse_slurmd, SLURMD, None),
     "a task of Slurm": (a_task_of_slurm, CPULIST, None),
     "a policy": (a_policy, TOML, PolicyError),

@@ -54,10 +54,11 @@ def test_the_printed_lines_end_the_drain_of_a_node(tree: Path, release: str) -> 
         assert "Reason=gres/gpu count reported lower than configured (0 < 2)" in shown
         check = asked("check", cluster, tree)
         assert check.status == 1
-        line = f"{PRINTS} Name=gpu Type=a100 File=/dev/nvidia0 Cores=0\n"
+        line = f"{PRINTS} Name=gpu File=/dev/nvidia0 Cores=0\n"
         assert f"gpu 0: Slurm has no /dev/nvidia0; {line}" in check.stdout
         assert "INVALID_REG Reason=gres/gpu count reported lower" in check.stdout
-        printed = asked("gres-conf", cluster, tree)
+        assert "name it with --type" in asked("gres-conf", cluster, tree).stderr
+        printed = asked("gres-conf", cluster, tree, "--type", "a100")
         assert (printed.status, printed.stderr) == (0, "")
     with slurm(Setup(gpus=A100, gres_conf=printed.stdout, release=release), USER) as cluster:
         assert cluster.srun("--gres=gpu:a100:1", *LOOK) == "0: 0\n"
@@ -65,7 +66,6 @@ def test_the_printed_lines_end_the_drain_of_a_node(tree: Path, release: str) -> 
 
 
 PAIR = ("0", "1")
-OTHER_CASE = f"gpu 0: Slurm has Type=A100; {PRINTS} Type=a100\n"
 TOO_FEW = f"gpu 1: Slurm has no /dev/nvidia1; {PRINTS} "
 OTHER_CORES = f"gpu 0: Slurm has Cores=1; {PRINTS} Cores=0\n"
 
@@ -73,7 +73,7 @@ OTHER_CORES = f"gpu 0: Slurm has Cores=1; {PRINTS} Cores=0\n"
 @pytest.mark.parametrize(
     "case",
     [
-        (A100, TYPED.replace("a100", "A100"), OTHER_CASE, "gres/gpu:a100 count too low"),
+        (A100, TYPED.replace("a100", "A100"), "", "gres/gpu:a100 count too low"),
         (PAIR, UNTYPED.splitlines()[0], TOO_FEW, "gres/gpu count reported lower"),
         (PAIR, UNTYPED.replace("=0\n", "=1\n"), OTHER_CORES, None),
     ],
@@ -120,20 +120,15 @@ def test_the_printed_settings_give_a_job_the_near_core(tmp_path: Path, release: 
         assert asked("check", mended, tree).stdout.endswith(FITS)
 
 
-@pytest.fixture(scope="module")
-def typed(release: str) -> Iterator[Slurm]:
+def test_check_shows_slurmd_s_errors_of_a_file(tree: Path, release: str) -> None:
     with slurm(Setup(gpus=A100, gres_conf=TYPED, release=release)) as cluster:
-        yield cluster
-
-
-def test_check_shows_slurmd_s_errors_of_a_file(typed: Slurm, tree: Path, tmp_path: Path) -> None:
-    file = tmp_path / "new.conf"
-    file.write_text(TYPED.replace("Cores=0", "Coress=0"))
-    malformed = asked("check", typed, tree, "--gres-conf", f"{file}")
-    file.write_text(TYPED.replace("a100", "A100"))
-    other = asked("check", typed, tree, "--gres-conf", f"{file}")
-    assert asked("check", typed, tree).stdout.endswith(FITS)
+        assert asked("check", cluster, tree).stdout.endswith(FITS)
+        file = Path(f"{cluster.folder}/gres.conf")
+        file.write_text(TYPED.replace("Cores=0", "Coress=0"))
+        malformed = asked("check", cluster, tree)
+        file.write_text(TYPED.replace("a100", "A100"))
+        other = asked("check", cluster, tree)
     assert malformed.status == 2
     assert "unrecognized key: Coress" in malformed.stdout
-    assert f'Parse error in file {file} line 1: " Coress=0"' in malformed.stdout
+    assert 'gres.conf line 1: " Coress=0"' in malformed.stdout
     assert other.stdout.count("Slurm has Type=A100") == 2

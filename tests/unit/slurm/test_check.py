@@ -18,7 +18,6 @@ from affinityd.slurm.commands import (
     ShownNode,
     SlurmdGres,
     SlurmError,
-    node_lines,
     parse,
 )
 from affinityd.slurm.cores import SCOPES
@@ -301,36 +300,6 @@ OTHERS = f"""\
 )
 def test_errors_about_gpus_are_kept_once(text: str, messages: tuple[str, ...]) -> None:
     assert parse(text, is_complete=FATAL not in text and bool(text)).messages == messages
-
-
-INCLUDED = """\
-NodeName=DEFAULT Gres=gpu:h100:8
-NodeName=DEFAULT CPUs=8
-NodeName=gpu[01-06],gpu08
-NodeName=DEFAULT \\
-  Gres=shard:4,gpu:a100:2
-NodeName="gpu[07,09]" CPUs=4
-"""
-
-
-@pytest.mark.parametrize(
-    ("conf", "lines"),
-    [
-        ("nodename = gpu07 CPUs=4 gres = gpu:2 # Gres=gpu:4", [("gpu07", "gpu:2")]),
-        ("PartitionName=a NodeName=gpu07 Gres=gpu:2\nNodeName=gpu07", [("gpu07", "")]),
-        (
-            "Include gpu/nodes.conf\nInclude gone\nInclude slurm.conf",
-            [("gpu[01-06],gpu08", "gpu:h100:8"), ("gpu[07,09]", "shard:4,gpu:a100:2")],
-        ),
-    ],
-)
-def test_the_nodes_of_slurm_conf_are_read(
-    tmp_path: Path, conf: str, lines: list[tuple[str, str]]
-) -> None:
-    (tmp_path / "gpu").mkdir()
-    (tmp_path / "gpu/nodes.conf").write_text(INCLUDED)
-    (tmp_path / "slurm.conf").write_text(conf)
-    assert node_lines(tmp_path / "slurm.conf")[: len(lines)] == lines
 
 
 SHOWN = (
