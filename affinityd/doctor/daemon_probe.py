@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,19 +43,27 @@ def probe(path: str, timeout: float = TIMEOUT) -> DaemonFacts:
     """Return the facts of the daemon whose socket is at a path; it is queried if ready."""
     daemon = _listener(path, timeout)
     if daemon.status:
-        plan = _answer(PlanPart, path, PLAN, timeout)
+
+        def queried(target: str, read: Callable[[str], T]) -> T | None:
+            deadline, refusals = time.monotonic() + timeout, (*REFUSALS, NotEnforcedError)
+            with suppress(AffinityError, ValueError):
+                return read(
+                    ask_daemon.fetch(path, target, deadline, refusals=refusals, most=MAX_BYTES)
+                )
+            return None
+
+        plan = queried(PLAN, lambda text: loads(PlanPart, text, PLAN))
         daemon = replace(
             daemon,
-            enforcement=_answer(EnforceDocument, path, PATH, timeout),
+            enforcement=queried(PATH, lambda text: loads(EnforceDocument, text, PATH)),
             allowed=plan.allowed if plan else None,
             own_cpuset=cpuset_of(os.getpid()),
-            nri=_nri(path, timeout),
+            nri=queried(METRICS, _nri_samples),
         )
     folder = Path(path).parent
     mode = _mode(folder) if folder == Path(config.SYSTEM_SOCKET).parent else None
     return replace(
         daemon,
-        cpuset=cpuset_of(daemon.pid) if daemon.pid else None,
         closed=tuple(_closed(Path(path))),
         open_mode=mode if mode and mode & (stat.S_IWGRP | stat.S_IWOTH) else None,
         published=_published(folder / NODE_FILE),
@@ -81,22 +89,10 @@ def _listener(path: str, timeout: float) -> DaemonFacts:
         return replace(daemon, error=str(error))
 
 
-def _answer(kind: type[T], path: str, target: str, timeout: float) -> T | None:
-    deadline, refusals = time.monotonic() + timeout, (*REFUSALS, NotEnforcedError)
-    with suppress(AffinityError, ValueError):
-        text = ask_daemon.fetch(path, target, deadline, refusals=refusals, most=MAX_BYTES)
-        return loads(kind, text, target)
-    return None
-
-
-def _nri(path: str, timeout: float) -> Mapping[str, float] | None:
+def _nri_samples(text: str) -> Mapping[str, float] | None:
     """Return the samples of the NRI plugin, by name with labels; None: there is none."""
-    with suppress(AffinityError):
-        text = ask_daemon.fetch(path, METRICS, time.monotonic() + timeout, most=MAX_BYTES)
-        lines = (line.rpartition(" ") for line in text.splitlines())
-        samples = {name: float(value) for name, _, value in lines if name.startswith(NRI)}
-        return samples or None
-    return None
+    lines = (line.rpartition(" ") for line in text.splitlines())
+    return {name: float(value) for name, _, value in lines if name.startswith(NRI)} or None
 
 
 def _closed(path: Path) -> Iterator[str]:

@@ -12,7 +12,6 @@ from affinityd.cpuset import CpuSet, several
 from affinityd.discovery.nvml import NvmlReport
 from affinityd.discovery.tree import Tree
 from affinityd.enforce.document import EnforceDocument
-from affinityd.errors import InvalidRequestError
 from affinityd.linux.cgroup import Mount, parse_mounts
 from affinityd.request.document import AllowedCpus
 from affinityd.topology.model import Gpu, Node, Topology
@@ -60,18 +59,6 @@ def fail(text: str, remedy: str, gpus: Iterable[Gpu] = ()) -> CheckResult:
     return CheckResult(FAIL, text, remedy, tuple(gpu.index for gpu in gpus))
 
 
-def concluded(results: CheckResults) -> list[CheckResult]:
-    """Return the results of a check: its findings, else that all is well.
-
-    A program that cannot be run, as Slurm's, is no fault.
-    """
-    try:
-        judged = list(results)
-    except (NotApplicableError, InvalidRequestError) as why:
-        return [CheckResult(NOT_APPLICABLE, str(why))]
-    return [result for result in judged if result.status != OK] or judged
-
-
 def worst(results: Iterable[CheckResult]) -> str:
     """Return the worst status."""
     return max((result.status for result in results), key=STATUSES.index, default=NOT_APPLICABLE)
@@ -98,7 +85,6 @@ class DaemonFacts:
     status: int | None = None  #: HTTP's, of /readyz; None: no answer, `error` has the reason
     error: str | None = None
     pid: int | None = None  #: SO_PEERCRED; None: no process listens, or it is not seen from here
-    cpuset: CpuSet | None = None  #: the CPUs that its cgroup allows; None: unknown
     closed: tuple[str, ...] = ()  #: paths that bar other users, with their modes
     open_mode: int | None = None  #: of a /run/affinityd that others may write to
     published: Node | str = "there is none"  #: node.json, or why it is not to be read

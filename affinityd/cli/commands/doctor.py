@@ -15,7 +15,7 @@ from affinityd.config import NODE_FILE
 from affinityd.config.settings import Settings
 from affinityd.discovery.machine import Machine
 from affinityd.discovery.tree import FolderTree
-from affinityd.doctor.checks import CHECKS, check_name, run_checks
+from affinityd.doctor.checks import CHECKS, run_checks
 from affinityd.doctor.daemon_probe import file_age, may_exist, probe
 from affinityd.doctor.facts import (
     ENVIRONMENT,
@@ -28,8 +28,9 @@ from affinityd.doctor.facts import (
     NodeFacts,
     worst,
 )
+from affinityd.errors import InvalidRequestError
 from affinityd.json_codec import dumps
-from affinityd.text import one_line
+from affinityd.text import one_line, quote
 from affinityd.topology.model import Node
 
 NVML_SECONDS = 5.0  #: that NVML may take to answer: a person waits
@@ -56,7 +57,10 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings; 0: no check fails, 1: one does."""
-    names = [check_name(name) for name in arguments.checks]
+    names = arguments.checks
+    if unknown := [name for name in names if name not in CHECKS]:
+        checks = ", ".join(CHECKS)
+        raise InvalidRequestError(f"{quote(unknown[0])} is not a check; there are {checks}")
     facts = gather(load_settings(arguments), names)
     results = run_checks(facts, names)
     if arguments.format == "json":

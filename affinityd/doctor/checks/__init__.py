@@ -7,9 +7,15 @@ from dataclasses import dataclass, replace
 
 from affinityd.doctor.checks import devices, kernel, schedulers
 from affinityd.doctor.checks.daemon import daemon
-from affinityd.doctor.facts import CheckResult, CheckResults, NodeFacts, concluded
+from affinityd.doctor.facts import (
+    NOT_APPLICABLE,
+    OK,
+    CheckResult,
+    CheckResults,
+    NodeFacts,
+    NotApplicableError,
+)
 from affinityd.errors import InvalidRequestError
-from affinityd.text import quote
 
 
 @dataclass(frozen=True)
@@ -50,17 +56,18 @@ CHECKS: Mapping[str, Check] = {
 
 
 def run_checks(facts: NodeFacts, names: Sequence[str] = ()) -> list[CheckResult]:
-    """Run these checks, or all, in the order of the table; a check may find several things."""
-    chosen = {name: check for name, check in CHECKS.items() if not names or name in names}
-    return [
-        replace(result, name=name)
-        for name, check in chosen.items()
-        for result in concluded(check.run(facts))
-    ]
+    """Run these checks, or all, in the order of the table; a check may find several things.
 
-
-def check_name(name: str) -> str:
-    """Return the name if it is a check's. Raises InvalidRequestError, which lists all checks."""
-    if name not in CHECKS:
-        raise InvalidRequestError(f"{quote(name)} is not a check; there are {', '.join(CHECKS)}")
-    return name
+    An `ok` counts if nothing else was found. A program that cannot be run, as Slurm's, is no fault.
+    """
+    results: list[CheckResult] = []
+    for name in CHECKS:
+        if names and name not in names:
+            continue
+        try:
+            judged = [*CHECKS[name].run(facts)]
+        except (NotApplicableError, InvalidRequestError) as why:
+            judged = [CheckResult(NOT_APPLICABLE, str(why))]
+        findings = [result for result in judged if result.status != OK]
+        results += (replace(result, name=name) for result in findings or judged)
+    return results

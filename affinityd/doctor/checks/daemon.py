@@ -4,21 +4,19 @@ The request is a job's: without a cpuset, so that the daemon must identify the c
 ignore unknown settings silently: a job inherits many variables, and the file may have lines for
 other programs.
 
-Sources: unix(7), for connect(2) and SO_PEERCRED; pid_namespaces(7); cgroups(7); proc(5) for
-hidepid=, subset= and gid=, kernel fs/proc/base.c `has_pid_permissions`;
-systemd.resource-control(5) for AllowedCPUs=, systemd.exec(5) for CPUAffinity=, ProcSubset=,
-PrivateDevices= and PrivateUsers=; user_namespaces(7) for uid_map.
+Sources: pid_namespaces(7); proc(5) for hidepid= and gid=, kernel fs/proc/base.c
+`has_pid_permissions`; systemd.exec(5) for PrivateDevices=.
 """
 
 from __future__ import annotations
 
 import difflib
+from http import HTTPStatus
 from pathlib import Path
 
 from affinityd import config
 from affinityd.config import NODE_FILE, settings
-from affinityd.cpuset import format_list, several
-from affinityd.discovery.gpus import NVIDIA
+from affinityd.cpuset import format_list
 from affinityd.discovery.tree import read_fields
 from affinityd.doctor.facts import (
     ENVIRONMENT,
@@ -27,16 +25,13 @@ from affinityd.doctor.facts import (
     NodeFacts,
     NotApplicableError,
     fail,
-    named,
     ok,
     warn,
 )
-from affinityd.linux.processes import INITIAL_PIDS, mask_of
+from affinityd.linux.processes import INITIAL_PIDS
 from affinityd.text import count
-from affinityd.topology.model import BY_NVML, Node, Topology
+from affinityd.topology.model import Node, Topology
 
-READY = 200  #: HTTP's status of /readyz once it can plan
-UNREADY = 503
 IDENTIFIED = "caller"  #: `allowed.source` of a plan for a caller that is identified
 
 SYS_PTRACE = 1 << 19  #: kernel include/uapi/linux/capability.h
@@ -46,15 +41,7 @@ PRIVATE = "tmpfs"  #: the mounts of systemd and of a container at /dev
 
 #: Variables that commands, prologs and pods read, besides the settings.
 READ = (
-    "CONFIG",
-    "CPUS",
-    "DRAIN",
-    "JOB_CPUS",
-    "JOB_GPUS",
-    "MEMORY",
-    "NICS",
-    "TIMEOUT",
-    "URL",
+    *("CONFIG", "CPUS", "DRAIN", "JOB_CPUS", "JOB_GPUS", "MEMORY", "NICS", "TIMEOUT", "URL"),
     "VERBOSE",
 )
 #: Variables that affinityd sets for jobs.
@@ -93,7 +80,6 @@ def daemon(facts: NodeFacts) -> CheckResults:
     yield from socket(daemon)
     yield from published_node(daemon, facts.topology)
     if daemon.pid is not None:
-        yield from cpus_of_process(facts, daemon, daemon.pid)
         yield from visible_processes(facts, daemon.pid)
         yield from sandbox(facts, daemon.pid)
     yield from callers(facts, daemon)
@@ -132,12 +118,12 @@ def socket(daemon: DaemonFacts) -> CheckResults:
             f"no daemon at {daemon.path}: {daemon.error}",
             "systemctl enable --now affinityd, or affinityd serve as root; --socket names another",
         )
-    elif daemon.status == UNREADY:
+    elif daemon.status == HTTPStatus.SERVICE_UNAVAILABLE:
         yield fail(
             f"the daemon at {daemon.path} has not read the machine yet",
             "wait some seconds; then see why: journalctl -u affinityd",
         )
-    elif daemon.status != READY:
+    elif daemon.status != HTTPStatus.OK:
         yield fail(
             f"the server at {daemon.path} (process {daemon.pid or 'unknown'}) is not a "
             f"ready daemon: {daemon.error or f'it answered {daemon.status}'}",
@@ -166,16 +152,13 @@ def published_node(daemon: DaemonFacts, topology: Topology) -> CheckResults:
                 "let the daemon write to its folder, then systemctl reload affinityd",
             )
         return
-    published, here = (
-        {
-            "name": machine.name,
-            "online CPUs": format_list(machine.online),
-            "GPUs": ", ".join(gpu.pci_bus_id for gpu in machine.gpus) or "none",
-        }
-        for machine in (node.topology, topology)
-    )
-    texts = [f"its {name}: {published[name]}, here: {here[name]}" for name in here]
-    stale = [text for name, text in zip(here, texts, strict=True) if published[name] != here[name]]
+
+    def shown(machine: Topology) -> dict[str, str]:
+        gpus = ", ".join(gpu.pci_bus_id for gpu in machine.gpus) or "none"
+        return {"name": machine.name, "online CPUs": format_list(machine.online), "GPUs": gpus}
+
+    told, here = shown(node.topology), shown(topology)
+    stale = [f"its {it}: {told[it]}, here: {here[it]}" for it in here if told[it] != here[it]]
     if node.replayed or stale:
         yield warn(
             f"{file} is of another machine, or out of date: {[*stale, 'it was replayed'][0]}",
@@ -183,34 +166,6 @@ def published_node(daemon: DaemonFacts, topology: Topology) -> CheckResults:
             if node.replayed
             else "systemctl reload affinityd, or remove the file where no daemon runs",
         )
-
-
-def cpus_of_process(facts: NodeFacts, daemon: DaemonFacts, pid: int) -> CheckResults:
-    """Judge whether the daemon is kept from CPUs, where NVML alone knows where a GPU is.
-
-    NVML leaves the CPUs that its caller may not use out of its answers.
-    """
-    gpus = [
-        gpu
-        for gpu in facts.topology.gpus
-        if gpu.vendor == NVIDIA and (gpu.numa_node is None or gpu.numa_source == BY_NVML)
-    ]
-    if not gpus or not facts.has_several_nodes:
-        return
-    unit = "remove CPUAffinity= from its unit, or from /etc/systemd/system.conf"
-    slices = (
-        "remove AllowedCPUs= from its unit and the slices above it; in Kubernetes the "
-        "CPU manager takes CPUs from its pod: use firmware that names the GPUs' nodes"
-    )
-    for name, cpus, remedy in (("cpuset", daemon.cpuset, slices), ("mask", mask_of(pid), unit)):
-        if cpus is not None and (missing := facts.topology.online - cpus):
-            yield warn(
-                f"the {name} of the daemon (process {pid}) lacks {several('CPU', missing)}: NVML "
-                f"leaves them out of its answers, and only it places {named(gpus)}",
-                remedy,
-                gpus,
-            )
-            return
 
 
 def visible_processes(facts: NodeFacts, pid: int) -> CheckResults:
@@ -241,16 +196,10 @@ def visible_processes(facts: NodeFacts, pid: int) -> CheckResults:
             "mount -o remount,hidepid=off /proc, or CapabilityBoundingSet=CAP_SYS_PTRACE "
             "in its unit",
         )
-    if subset := options.get("subset"):
-        yield warn(
-            f"/proc is mounted with subset={subset}: {process} sees neither NVIDIA's driver nor "
-            "kernel.numa_balancing",
-            "remove ProcSubset=pid from its unit",
-        )
 
 
 def sandbox(facts: NodeFacts, pid: int) -> CheckResults:
-    """Judge whether the daemon has the device files, and the users, of this machine.
+    """Judge whether the daemon has the device files of this machine.
 
     A /dev without GPUs is systemd's work; a container's is its runtime's affair.
     """
@@ -264,14 +213,6 @@ def sandbox(facts: NodeFacts, pid: int) -> CheckResults:
             "NVML does not answer it, and processes that hold such a file are not found",
             "remove PrivateDevices= from its unit; DevicePolicy= and DeviceAllow= are "
             "there for that",
-        )
-    users, own_users = (facts.tree.read(f"proc/{name}/uid_map") for name in (pid, "self"))
-    if users is not None and users.split() != (own_users or "").split():
-        yield warn(
-            f"the daemon (process {pid}) is in a user namespace of its own: users that it "
-            "does not map have no uid there, and /audit shows them only counts",
-            "remove PrivateUsers= from its unit; hostUsers: true in its pod, podman run "
-            "without --userns",
         )
 
 

@@ -10,7 +10,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,10 +18,9 @@ from affinityd import config
 from affinityd.cli.commands.doctor import gather
 from affinityd.config.settings import Settings
 from affinityd.discovery import open_tree
-from affinityd.doctor.checks.daemon import callers, cpus_of_process, sandbox, visible_processes
+from affinityd.doctor.checks.daemon import callers, sandbox, visible_processes
 from affinityd.doctor.daemon_probe import probe
 from affinityd.doctor.facts import DaemonFacts, NodeFacts
-from affinityd.linux.cgroup import cpuset_of
 from affinityd.linux.processes import INITIAL_PIDS
 from affinityd.request.document import AllowedCpus
 from affinityd.topology.document import write_node
@@ -32,7 +30,6 @@ from tests.support.daemons import PATIENCE, Daemon, running
 from tests.support.doctor_facts import TWO, check, judged
 from tests.support.paths import REPOSITORY
 from tests.support.servers import Behaviour, answering, hanging, http, serving
-from tests.support.tiny import tiny
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="to be another user takes root")
 
@@ -83,8 +80,6 @@ def test_a_daemon_of_this_machine_passes(daemon: Daemon) -> None:
     facts = here(daemon.socket)
     process = f"(process {daemon.process.pid})"
     check("daemon", facts, f"ok: {daemon.socket} answers {process}")
-    assert facts.daemon is not None
-    assert facts.daemon.cpuset == cpuset_of(daemon.process.pid)
 
 
 def test_without_a_named_socket_root_s_daemon_is_checked(
@@ -205,9 +200,6 @@ def test_the_probe_reads_the_caller_s_cpus_from_a_plan(tmp_path: Path) -> None:
         assert probe(os.fspath(path)).allowed == AllowedCpus("0-3", "caller", "0-3")
 
 
-CPUS = sorted(os.sched_getaffinity(0))
-
-needs_two_cpus = pytest.mark.skipif(len(CPUS) < 2, reason="one CPU cannot be less than all")
 needs_host_pid = pytest.mark.skipif(
     open_tree("/").link("proc/self/ns/pid") != INITIAL_PIDS,
     reason="here is a pid namespace of its own",
@@ -238,9 +230,8 @@ def mounting_proc(options: str) -> Sequence[str]:
 
 def facts_of_process(pid: int | None, answer: AllowedCpus | None = None) -> NodeFacts:
     """Return the facts of this machine whose daemon is a process, and answers this."""
-    within = cpuset_of(pid) if pid else None
     own = frozenset({0})
-    daemon = DaemonFacts("s", listens=True, pid=pid, cpuset=within, allowed=answer, own_cpuset=own)
+    daemon = DaemonFacts("s", listens=True, pid=pid, allowed=answer, own_cpuset=own)
     return NodeFacts(TWO, open_tree("/"), daemon=daemon)
 
 
@@ -249,7 +240,6 @@ POWERLESS = ("setpriv", "--bounding-set=-all", "--inh-caps=-all")
 OF_GROUP = ("setpriv", "--groups=4711", *POWERLESS[1:])
 OWN_PIDS = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 OWN_DEV = mounting("mount -t tmpfs tmpfs /dev")
-OWN_USERS = ("unshare", "--user", "--map-root-user")
 NO_CGROUPS = mounting("umount -l /sys/fs/cgroup")
 
 
@@ -268,7 +258,6 @@ def hides(how: str, remedy: str) -> str:
         ("hidepid=1,gid=4711", POWERLESS, hides("noaccess", "CAP_SYS_PTRACE")),
         ("hidepid=2,gid=4711", POWERLESS, hides("invisible", "remount,hidepid=off /proc")),
         ("hidepid=4", POWERLESS, hides("ptraceable", "CAP_SYS_PTRACE")),  # from every group
-        ("subset=pid", (), "warn: subset=pid: the daemon → remove ProcSubset=pid"),
     ],
 )
 def test_a_proc_that_hides_processes_from_the_daemon_is_found(
@@ -287,7 +276,6 @@ BY_ITS_MASK = AllowedCpus("0-3", "caller", None)
     [
         ((), "ok"),
         (OWN_DEV, "warn: a /dev of its own → remove PrivateDevices="),
-        (OWN_USERS, "warn: in a user namespace → remove PrivateUsers="),
     ],
 )
 def test_a_sandbox_of_the_daemon_is_found(before: Sequence[str], expected: str) -> None:
@@ -304,30 +292,3 @@ def test_a_pid_namespace_and_a_lack_of_cgroups_are_found() -> None:
         its = facts_of_process(pid, BY_ITS_MASK)
         found = "warn: no cgroups are mounted → /sys/fs/cgroup"
         judged(callers(its, its.own_daemon()), found)
-
-
-HERE = tiny()
-NEEDED = "leaves them out of its answers, and only it places"
-
-
-@needs_two_cpus
-@pytest.mark.parametrize(
-    ("places", "expected"),
-    [
-        ([(0, "numa_node"), (1, "numa_node")], "ok"),
-        ([(0, "numa_node"), (1, "local_cpulist")], "ok"),
-        ([(0, "numa_node"), (1, "NVML")], f"warn 1: {NEEDED} GPU 1 → remove CPUAffinity="),
-        ([(None, None), (None, None)], f"warn 0-1: {NEEDED} GPUs 0-1 → remove CPUAffinity="),
-        ([], "ok"),
-    ],
-)
-def test_a_mask_of_the_daemon_matters_if_nvml_alone_places_a_gpu(
-    places: Sequence[tuple[int | None, str | None]], expected: str
-) -> None:
-    gpus = tuple(
-        replace(gpu, numa_node=node, numa_source=source)
-        for gpu, (node, source) in zip(HERE.gpus, places, strict=False)
-    )
-    with waiting("taskset", "-c", str(CPUS[0])) as pid:
-        its = replace(facts_of_process(pid), topology=replace(HERE, gpus=gpus))
-        judged(cpus_of_process(its, its.own_daemon(), pid), expected)
