@@ -59,7 +59,7 @@ def scan(vendor: str) -> float:
     topology = replace(machine, gpus=(replace(machine.gpus[0], vendor=vendor),))
     with tempfile.TemporaryDirectory() as driver:
         Path(driver, "version").touch()
-        auditor = Auditor(HolderSources(lambda _: ProcessReport(gpus=()), driver=driver))
+        auditor = Auditor(HolderSources(lambda _: ProcessReport(gpus=()), driver=driver).held)
         began = time.process_time()
         for _ in range(SCANS):
             auditor.scan(topology)

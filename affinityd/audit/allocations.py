@@ -7,14 +7,15 @@ Another allocation helps.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from affinityd.audit.model import SLURM, AuditedProcess, GpuKey, Job, ProcessFacts
+from affinityd.audit.model import SLURM, AuditedProcess, GpuKey, ProcessFacts
 from affinityd.cpuset import CpuSet
 from affinityd.errors import UnsatisfiableError
+from affinityd.grouping import grouped
 from affinityd.planner import Demand, Options, RankPlan
 from affinityd.planner.planner import plan
 from affinityd.request.ranks import at_most_of_whole_node
@@ -32,6 +33,7 @@ class Share:
     cpus: CpuSet  #: of cpusets that overlap: those that are online, and not reserved
     gpus: tuple[GpuKey, ...]  #: by their numbers
     granted: int | None  #: how many of the CPUs the job asked for; None: not known
+    asked: int | None  #: how many each rank asked for; None: not known
 
 
 class Shares:
@@ -42,7 +44,6 @@ class Shares:
         self.topology = topology
         self.whole = topology.online - reserved
         self._gpus = {gpu.key: gpu for gpu in topology.gpus}
-        self.asked = cache(self._asked)
         self.ranks = cache(self._ranks)
 
     def of(
@@ -50,25 +51,27 @@ class Shares:
     ) -> Share:
         """Return the CPUs a process with this cpuset divides with the holders of its job's GPUs.
 
-        `held`: more GPUs that count.
+        All cpusets that overlap, directly or through others, are one share; GPUs that kubelet gave
+        a container count, even if others of its processes use them. `held`: more GPUs that count.
         """
-        cpus = _together(
-            cpuset & self.whole, {it.cpuset & self.whole for it in holders if it.cpuset}
-        )
+        cpusets = [holder.cpuset & self.whole for holder in holders if holder.cpuset]
+        cpus, before = cpuset & self.whole, None
+        while cpus != before:
+            before = cpus
+            cpus = cpus.union(*(other for other in cpusets if not other.isdisjoint(cpus)))
         sharing = [it for it in holders if it.cpuset and not it.cpuset.isdisjoint(cpus)]
         gpus = {gpu for gpu, its in held if not its.isdisjoint(cpus)}
-        gpus.update(gpu for it in sharing for gpu in it.gpus_given)
-        return Share(cpus, tuple(sorted(gpus)), _granted(sharing, cpus))
-
-    def _asked(self, share: Share) -> int | None:
-        """Return how many CPUs each rank asked for; None: not known."""
-        if share.granted is None or not share.gpus:
-            return None
-        ranks = len(share.gpus)
-        each = -(-share.granted // ranks)
-        return at_most_of_whole_node(self.topology, each, share.granted, share.cpus, self.whole)
+        gpus.update(
+            gpu for it in sharing for gpu in (*it.gpus, *(it.given.gpus if it.given else ()))
+        )
+        granted, asked = _granted(sharing, cpus), None
+        if granted is not None and gpus:
+            each = -(-granted // len(gpus))
+            asked = at_most_of_whole_node(self.topology, each, granted, cpus, self.whole)
+        return Share(cpus, tuple(sorted(gpus)), granted, asked)
 
     def _ranks(self, share: Share, options: Options) -> tuple[RankPlan, ...] | str:
+        """Return the plan for a share, or why there is none."""
         gpus = tuple(self._gpus[gpu] for gpu in share.gpus if gpu in self._gpus)
         try:
             return plan(self.topology, Demand(gpus, share.cpus, self.whole, options)).ranks
@@ -76,27 +79,23 @@ class Shares:
             return str(error)
 
     def judged(self, process: AuditedProcess, share: Share) -> AuditedProcess:
-        """Return the judgment of a process, with the cause ALLOCATION where that is right."""
+        """Return the judgment of a process, with the cause ALLOCATION where that is right.
+
+        It is given if it has exactly the CPUs of a plan for as many: its request may be larger than
+        its cgroups tell. A mask with the whole share is no plan's.
+        """
         if not process.is_mismatch:
             return process
-        near, given = process.near or frozenset(), self._given(process, share)
-        widened = given or self._widened(process, share, self.asked(share))
+        first, *others = process.judged
+        is_given = False
+        if not others and not first >= share.cpus and len(first) <= (share.granted or len(first)):
+            homes = Counter(self._gpus[key].numa_node for key in share.gpus if key in self._gpus)
+            asks = {-(-len(first) // ranks) for ranks in (len(share.gpus), *homes.values())}
+            is_given = any(self._widened(process, share, each) == first for each in asks)
+        widened = first if is_given else self._widened(process, share, share.asked)
+        near = process.near or frozenset()
         cause = cause_of(process.judged, near, process.facts.cpuset, widened)
-        return replace(process, cause=cause, is_given=given is not None)
-
-    def _given(self, process: AuditedProcess, share: Share) -> CpuSet | None:
-        """Return the CPUs of a process if a plan for as many CPUs gives exactly these.
-
-        Its request may be larger than its cgroups tell; a plan may not give exactly its cpuset.
-        """
-        masks = process.judged_masks
-        mask = next(iter(masks), frozenset[int]())
-        is_too_wide = mask >= share.cpus or len(mask) > (share.granted or len(mask))
-        if len(masks) != 1 or is_too_wide:
-            return None
-        at_home = Counter(gpu.numa_node for key, gpu in self._gpus.items() if key in share.gpus)
-        asks = {-(-len(mask) // number) for number in (len(share.gpus), *at_home.values())}
-        return mask if any(self._widened(process, share, it) == mask for it in asks) else None
+        return replace(process, cause=cause, is_given=is_given)
 
     def _widened(self, process: AuditedProcess, share: Share, asked: int | None) -> CpuSet | None:
         """Return the CPUs of a process's GPUs by a plan for so many CPUs each.
@@ -104,9 +103,10 @@ class Shares:
         None if none of them has far CPUs.
         """
         ranks = self.ranks(share, Options(mode="node", cpus=asked)) if asked else ()
-        its = [it for it in ranks if not isinstance(it, str) and it.gpu.key in process.facts.gpus]
-        given = [rank.cpus for rank in its if rank.widening]
-        near = (process.near or frozenset()) & share.cpus
+        if isinstance(ranks, str):
+            return None
+        gpus, near = process.facts.gpus, (process.near or frozenset()) & share.cpus
+        given = [rank.cpus for rank in ranks if rank.gpu.key in gpus and rank.widening]
         return near.union(*given) if given else None
 
 
@@ -115,16 +115,19 @@ def with_allocations(
 ) -> list[AuditedProcess]:
     """Return the judgments; ALLOCATION is the cause if fewer CPUs are near than were asked for.
 
-    `reserved` are the CPUs that no plan gives.
+    `reserved` are the CPUs that no plan gives. A descendant shares what its holder does.
     """
     shares = Shares(topology, reserved)
-    holders: defaultdict[tuple[Job, str | None], list[ProcessFacts]] = defaultdict(list)
-    for it in found:
-        of = it.facts.membership
-        if it.facts.holding and not it.is_daemon and of.job and it.facts.cpuset:
-            holders[of.job, of.outside].append(it.facts)  # a container may have jobs of its own
-    share = cache(lambda cpuset, of: shares.of(cpuset, holders[of]))
-    share_of = {it.pid: share(it.cpuset, of) for of, its in holders.items() for it in its}
+    of_jobs = [
+        it.facts
+        for it in found
+        if it.facts.holding and it.facts.membership.job and it.facts.cpuset and not it.is_daemon
+    ]
+    by_job = grouped(  # a container may have jobs of its own
+        of_jobs, lambda facts: (facts.membership.job, facts.membership.outside)
+    )
+    share = cache(lambda cpuset, of: shares.of(cpuset, by_job[of]))
+    share_of = {it.pid: share(it.cpuset, of) for of, holders in by_job.items() for it in holders}
     with_shares = ((it, share_of.get(it.facts.holder or it.facts.pid)) for it in found)
     return [it if its is None else shares.judged(it, its) for it, its in with_shares]
 
@@ -144,9 +147,3 @@ def _granted(processes: Iterable[ProcessFacts], cpus: CpuSet) -> int | None:
             return None
         limits[facts.membership.container or facts.cgroups] = facts.cpu_limit
     return min(len(cpus), sum(limits.values())) if limits else None
-
-
-def _together(cpus: CpuSet, cpusets: Collection[CpuSet]) -> CpuSet:
-    """Return CPUs with all cpusets that overlap them, directly or through others."""
-    wider = cpus.union(*(cpuset for cpuset in cpusets if not cpuset.isdisjoint(cpus)))
-    return cpus if wider == cpus else _together(wider, cpusets)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from affinityd.audit.allocations import with_allocations
 from affinityd.audit.gather import TICKS, ProcessWalk
@@ -41,30 +40,8 @@ HIDDEN = "some of its processes are hidden here, by hidepid= of /proc: run this 
 #: The main thread's mask of each process when first seen, by pid and start.
 FirstMasks = Recent[tuple[int, int], CpuSet]
 
-
-#: Returns the processes, with what kubelet gave their containers.
-NamePods = Callable[[Topology, list[AuditedProcess]], NamedPods]
-
-
-def unnamed(_topology: Topology, found: list[AuditedProcess]) -> NamedPods:
-    """Return the processes as they are: kubelet is not asked."""
-    return NamedPods(found)
-
-
-#: Returns the measured ratios of GPUs, as `Scan.ratios` has them, and notices for people.
-Measured = Callable[[Topology], tuple[Mapping[GpuKey, Mapping[int, float]], tuple[str, ...]]]
-
-
-def unmeasured(_topology: Topology) -> tuple[Mapping[GpuKey, Mapping[int, float]], tuple[str, ...]]:
-    """Return no ratios: no measurement is read."""
-    return {}, ()
-
-
-class HolderSource(Protocol):
-    """A source of the processes that use GPUs."""
-
-    def held(self, topology: Topology) -> GpuHolders:
-        """Return which processes use the GPUs now, and of which GPUs that is unknown."""
+#: Measured ratios of GPUs, as `Scan.ratios` has them, and notices for people.
+Measured = tuple[Mapping[GpuKey, Mapping[int, float]], tuple[str, ...]]
 
 
 class Auditor:
@@ -72,18 +49,18 @@ class Auditor:
 
     def __init__(
         self,
-        holders: HolderSource,
+        held: Callable[[Topology], GpuHolders],
         proc: str = PROC,
         *,
         reserved: CpuSet = frozenset(),
-        name_pods: NamePods = unnamed,
-        measured: Measured = unmeasured,
+        name_pods: Callable[[Topology, list[AuditedProcess]], NamedPods] | None = None,
+        measured: Callable[[Topology], Measured] | None = None,
     ) -> None:
         """Take the source of holders, the path of /proc, and the CPUs that no plan gives.
 
         `name_pods` adds the facts of kubelet, `measured` those of a measurement.
         """
-        self._holders = holders
+        self._held = held
         self._name_pods = name_pods
         self._measured = measured
         self._proc = proc
@@ -92,7 +69,7 @@ class Auditor:
         self._missing = MissingProcesses()
         self._first_masks = FirstMasks()
         self._reserved = reserved
-        self._judged_by: Judge | None = None
+        self._judge: Judge | None = None
 
     def scan(self, topology: Topology) -> Scan:
         """Scan once, within the time of the holders' query and READING seconds.
@@ -100,27 +77,29 @@ class Auditor:
         Most of that is waiting for the kernel.
         """
         now, boot = time.time(), since_boot()
-        judge = self._judge(topology)
+        judge = self._judge_of(topology)
         self._first_masks.begin(boot)
         processes = ProcessTable(self._proc)
-        held = self._holders.held(topology)
+        held = self._held(topology)
         walk = ProcessWalk(held, time.monotonic() + READING, processes)
-        judged = [*self._audited(judge, walk, ProcessOwners(processes))]
+        found = [*self._audited(judge, walk, ProcessOwners(processes))]
         # The walk is over: the processes it has not seen are known.
-        judged += map(missing_process, self._missing.found(walk.unseen, held.asked))
-        named = self._name_pods(topology, judged)
+        found += map(missing_process, self._missing.found(walk.unseen, held.asked))
+        named = self._name_pods(topology, found) if self._name_pods else NamedPods(found)
         found = with_allocations(topology, self._reserved, named.processes)
         # Stable, so that descendants stay with those that have started them.
         found.sort(key=lambda it: (it.facts.gpu, it.facts.holder or it.facts.pid))
-        near, balancing = judge.near, text(f"{self._proc}/sys/kernel/numa_balancing")
-        unknown = {**_missed(walk), **held.unknown}
-        ratios, remarks = self._measured(topology)
-        self._cpu_time.book(found, near, boot)
+        late = {gpu: LATE.format(number=number) for gpu, number in walk.late.items()}
+        hidden = {it.gpu: HIDDEN for it in walk.unseen if exists(it.pid)}
+        unknown = {**late, **hidden, **held.unknown}
+        ratios, remarks = self._measured(topology) if self._measured else ({}, ())
+        balancing = text(f"{self._proc}/sys/kernel/numa_balancing")
+        self._cpu_time.book(found, judge.near, boot)
         return Scan(
             time=now,
             seconds=since_boot() - boot,
             processes=tuple(found),
-            near=near,
+            near=judge.near,
             unknown=unknown,
             overlap=overlap(found),
             skipped=walk.late.total() + held.skipped,
@@ -137,16 +116,18 @@ class Auditor:
             boot=boot,
         )
 
-    def _judge(self, topology: Topology) -> Judge:
-        """Return the judge for a topology, which is another object when it was read again."""
-        if self._judged_by is None or self._judged_by.topology is not topology:
-            before = self._judged_by.topology.gpus if self._judged_by else ()
+    def _judge_of(self, topology: Topology) -> Judge:
+        """Return the judge for a topology, which is another object when it was read again.
+
+        Then a number may be that of another GPU: its counters begin again.
+        """
+        if self._judge is None or self._judge.topology is not topology:
             there = {(gpu.key, gpu.pci_bus_id) for gpu in topology.gpus}
-            for gpu in before:  # one may have left, and others have their numbers now
+            for gpu in self._judge.topology.gpus if self._judge else ():
                 if (gpu.key, gpu.pci_bus_id) not in there:
                     self._cpu_time.forget(gpu.key)
-            self._judged_by = Judge(topology)
-        return self._judged_by
+            self._judge = Judge(topology)
+        return self._judge
 
     def _audited(
         self, judge: Judge, walk: ProcessWalk, owners: ProcessOwners
@@ -158,13 +139,9 @@ class Auditor:
             audited = judge.judge(with_first_mask(facts, self._first_masks), of_daemon=of_daemon)
             if audited.is_daemon:
                 daemons.add(facts.pid)
-            why = None if audited.is_daemon else why_orphan(facts, owners)
-            yield audited if why is None else replace(audited, orphan=why)
-
-
-def _missed(walk: ProcessWalk) -> dict[GpuKey, str]:
-    late = {gpu: LATE.format(number=number) for gpu, number in walk.late.items()}
-    return late | {it.gpu: HIDDEN for it in walk.unseen if exists(it.pid)}
+                yield audited
+            else:
+                yield replace(audited, orphan=why_orphan(facts, owners))
 
 
 def with_first_mask(facts: ProcessFacts, known: FirstMasks) -> ProcessFacts:
@@ -194,8 +171,8 @@ def spent(
     """
     total = remote = 0
     for thread in facts.threads:
-        known = before.get((thread.tid, thread.start), 0 if thread.start >= since else None)
-        used = 0 if known is None else max(0, thread.cpu_ticks - known)
+        unknown = thread.cpu_ticks if thread.start < since else 0
+        used = max(0, thread.cpu_ticks - before.get((thread.tid, thread.start), unknown))
         total += used
         if near is not None and thread.last_cpu not in near:
             remote += used
@@ -251,17 +228,16 @@ class CpuTimeCounters:
 
         A mismatch goes on while its GPU, or all processes of its job, cannot be seen.
         """
-        counted = [process for process in processes if not process.is_daemon]
-        seen = {process.facts.part for process in counted}
+        seen: set[Job | None] = set()
+        since: dict[GpuKey | Job, float] = {}
+        for process in processes:
+            gpu, job = process.facts.gpu, process.facts.part
+            if not process.is_daemon:
+                seen.add(job)
+            for key in (gpu, job) if process.is_mismatch else ():
+                if key is not None:
+                    since[key] = self._since.get(key, now)
         not_seen = {*unknown, *(self._jobs.keys() - seen if unknown else ())}
-        mismatched = {
-            key
-            for process in counted
-            if process.is_mismatch
-            for key in (process.facts.gpu, process.facts.part)
-            if key is not None
-        }
-        since = {key: self._since.get(key, now) for key in mismatched}
         self._since = {key: it for key, it in self._since.items() if key in not_seen} | since
         return since
 

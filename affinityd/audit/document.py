@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import cache
 from typing import Annotated, Any
@@ -13,7 +13,6 @@ from affinityd.audit.model import (
     KUBERNETES,
     SLURM,
     AuditedProcess,
-    ContainerResources,
     CpuTime,
     GpuKey,
     Scan,
@@ -172,34 +171,25 @@ def counts(scan: Scan) -> dict[GpuKey, Counts]:
     """Return the counts of every GPU; a process that uses several counts for its first."""
     found = {key: Counts() for key in scan.near}
     for process in scan.processes:
-        if not process.is_daemon and process.facts.gpu in found:
-            its = found[process.facts.gpu]
+        its = found.get(process.facts.gpu)
+        if its is not None and not process.is_daemon:
             its.processes[process.placement] += 1
-            its.threads.update(process.placements)
+            its.threads.update(placed.placement for placed in process.threads)
             its.causes.update([process.cause] if process.cause else [])
             its.orphans += process.orphan is not None
     return found
 
 
 def document(topology: Topology, scan: Scan, sees: Sees | None) -> AuditDocument:
-    """Return the document for a reader that sees these processes; None: only counts."""
-    processes = None if sees is None else list(_processes(topology, scan, sees))
-    return replace(_without_processes(topology, scan, sees), processes=processes)
+    """Return the document for a reader that sees these processes; None: only counts.
 
-
-def render(topology: Topology, scan: Scan, sees: Sees | None) -> bytes:
-    """Return the document as JSON, in one line; one process at a time."""
-    counted = dumps(_without_processes(topology, scan, sees))
-    if sees is None:
-        return counted.encode()
-    processes = ", ".join(map(dumps, _processes(topology, scan, sees)))
-    return f'{counted[:-1]}, "processes": [{processes}]}}'.encode()
-
-
-def _without_processes(topology: Topology, scan: Scan, sees: Sees | None) -> AuditDocument:
-    """Return the document; owners of overlapping pins are for readers that see all processes."""
+    Owners of overlapping pins are for readers that see all processes.
+    """
     counted, by_owners = counts(scan), scan.overlap.items()
-    overlaps = [AuditOverlapDocument(format_list(cpus), owners) for owners, cpus in by_owners]
+    cpulist = cache(format_list)  # there are many threads and few masks
+    remedies = Remedies(topology, scan)
+    overlaps = [AuditOverlapDocument(cpulist(cpus), owners) for owners, cpus in by_owners]
+    processes = sees and [_process(it, remedies, cpulist) for it in scan.processes if sees(it)]
     return AuditDocument(
         node=topology.name,
         time=rfc3339(scan.time),
@@ -211,7 +201,13 @@ def _without_processes(topology: Topology, scan: Scan, sees: Sees | None) -> Aud
         numa_balancing=scan.numa_balancing,
         notices=scan.notices,
         pin_overlaps=overlaps if sees is everything else None,
+        processes=processes,
     )
+
+
+def render(topology: Topology, scan: Scan, sees: Sees | None) -> bytes:
+    """Return the document as JSON, in one line."""
+    return dumps(document(topology, scan, sees)).encode()
 
 
 def seen(sees: Sees | None) -> str:
@@ -223,11 +219,6 @@ def rfc3339(seconds: float) -> str:
     """Return a moment, seconds since the epoch, to the millisecond."""
     moment = datetime.fromtimestamp(seconds, timezone.utc)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def beside(gpus: Sequence[GpuKey]) -> list[GpuBesideDocument]:
-    """Return a process's GPUs after the first."""
-    return [GpuBesideDocument(vendor, index) for vendor, index in gpus]
 
 
 def _gpu(gpu: Gpu, scan: Scan, counted: Counts) -> AuditGpuDocument:
@@ -254,18 +245,15 @@ def _gpu(gpu: Gpu, scan: Scan, counted: Counts) -> AuditGpuDocument:
     )
 
 
-def _processes(topology: Topology, scan: Scan, sees: Sees) -> Iterator[AuditProcessDocument]:
-    cpulist = cache(format_list)  # there are many threads and few masks
-    remedies = Remedies(topology, scan)
-    return (_process(process, remedies, cpulist) for process in scan.processes if sees(process))
-
-
 def _process(
     process: AuditedProcess, remedies: Remedies, cpulist: Callable[[CpuSet], str]
 ) -> AuditProcessDocument:
-    facts, holding, job = process.facts, process.facts.holding, process.facts.membership.job
-    vendor, index = facts.gpu
-    said = (str(it) for it in (remedies.of(process), remedies.end(process)) if it is not None)
+    facts, given, job = process.facts, process.facts.given, process.facts.membership.job
+    holding, (vendor, index) = facts.holding, facts.gpu
+    pod = None
+    if given is not None:
+        cpus = cpulist(given.cpus)
+        pod = AuditPodDocument(given.namespace, given.pod, given.container, exclusive_cpus=cpus)
     return AuditProcessDocument(
         pid=facts.pid,
         name=facts.name,
@@ -274,28 +262,23 @@ def _process(
         state=facts.state,
         vendor=vendor,
         gpu=index,
-        gpus_beside=beside(facts.beside),
+        gpus_beside=[GpuBesideDocument(*key) for key in facts.beside],
         holds_gpu=holding is not None,
         gpu_memory_bytes=None if holding is None else holding.memory_bytes,
         mig=None if holding is None else holding.mig,
         job=AuditJobDocument(job.scheduler, job.id, facts.membership.step) if job else None,
         container=facts.membership.container,
-        pod=None if facts.given is None else _pod(facts.given),
+        pod=pod,
         cpuset=None if facts.cpuset is None else cpulist(facts.cpuset),
         placement=process.placement,
         cause=process.cause,
-        remedy="; ".join(said) or None,
+        remedy=remedies.sentence(process),
         daemon=process.is_daemon,
         orphan=process.orphan,
         threads=[
             AuditThreadDocument(
                 thread.tid, thread.name, cpulist(thread.mask), thread.last_cpu, placement, itself
             )
-            for thread, placement, itself in process.placed
+            for thread, placement, itself in process.threads
         ],
     )
-
-
-def _pod(given: ContainerResources) -> AuditPodDocument:
-    cpus = format_list(given.cpus)
-    return AuditPodDocument(given.namespace, given.pod, given.container, exclusive_cpus=cpus)

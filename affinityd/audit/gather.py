@@ -10,7 +10,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -62,21 +62,16 @@ class ProcessWalk:
         """
         self.late: Counter[GpuKey] = Counter()  #: processes not looked at, as time was up
         self.unseen: list[Holding] = []  #: holders without a process
-        self._held = held
-        self._end = self._deadline = deadline
-        self._processes = processes
-        self._proc = processes.proc
+        self._held, self._end, self._deadline = held, deadline, deadline
+        self._processes, self._proc = processes, processes.proc
+        self._family_seconds = family
         # By cgroups, which a job's processes share: makes the facts of one of them.
         self._groups: dict[str, Callable[..., ProcessFacts]] = {}
-        # All threads have few different masks: one set a thread would keep the garbage collector
-        # busy, while every plan waits.
-        self._masks: dict[CpuSet, CpuSet] = {}
-        self._family_seconds = family
-        self._known = {os.getpid()}
+        self._masks: dict[CpuSet, CpuSet] = {}  # few are different, and each is large: one object
+        self._known = {os.getpid(), *(holding.pid for holding in held.holdings)}
 
     def __iter__(self) -> Iterator[ProcessFacts]:
         """Yield every holder, each followed by its descendants, each by its own."""
-        self._known.update(holding.pid for holding in self._held.holdings)
         for holding in self._held.holdings:
             # One family that takes long is not to keep the others from being looked at.
             self._deadline = min(self._end, time.monotonic() + self._family_seconds)
@@ -93,23 +88,27 @@ class ProcessWalk:
             stat = stat_of(pid, self._proc)
             if stat is None and parent is None:
                 self.unseen.append(holding)
-            if stat is not None and self._is_meant(stat, parent):
-                facts = self._facts(stat, holding, holds=parent is None)
-                if facts is not None:
-                    yield facts
-                    waiting += [(child, stat) for child in reversed(self._new_children(facts))]
+            if stat is None or not self._is_meant(stat, parent):
+                continue
+            facts = self._facts(stat, holding, holds=parent is None)
+            if facts is not None:
+                yield facts
+                tids = [thread.tid for thread in facts.threads]
+                children = self._processes.children(pid, tids)
+                new = [child for child in children if child not in self._known]
+                self._known.update(new)
+                waiting += [(child, stat) for child in reversed(new)]
 
     def _facts(self, stat: Stat, holding: Holding, *, holds: bool) -> ProcessFacts | None:
         """Return a process's facts; None if it has ended, or the time is over.
 
         `holds`: it is the holder itself, not a descendant.
         """
-        pid = stat.number
+        pid, tids = stat.number, thread_ids(stat.number, self._proc)
         # A main thread that has ended is in no cgroup any more: the root's, by cgroups of v1.
-        has_ended = stat.state in ENDED
-        living = next(iter(thread_ids(pid, self._proc)[1:]), pid) if has_ended else pid
+        living = tids[1] if stat.state in ENDED and len(tids) > 1 else pid
         uid, facts_in_group = uid_of(pid, self._proc), self._group(living)
-        threads = tuple(self._threads(pid))
+        threads = tuple(self._threads(pid, tids))
         again = stat_of(pid, self._proc)
         if self._is_late():
             self.late[holding.gpu] += 1
@@ -131,8 +130,8 @@ class ProcessWalk:
             beside=holding.beside,
         )
 
-    def _threads(self, pid: int) -> Iterator[Thread]:
-        for tid in thread_ids(pid, self._proc):
+    def _threads(self, pid: int, tids: Sequence[int]) -> Iterator[Thread]:
+        for tid in tids:
             if self._is_late():
                 return
             stat, mask = thread_stat(pid, tid, self._proc), mask_of(tid)
@@ -140,24 +139,19 @@ class ProcessWalk:
                 shared = self._masks.setdefault(mask, mask)
                 yield Thread(tid, stat.name, stat.start, shared, stat.last_cpu, stat.cpu_ticks)
 
-    def _new_children(self, facts: ProcessFacts) -> list[int]:
-        children = self._processes.children(facts.pid, [thread.tid for thread in facts.threads])
-        found = [child for child in children if child not in self._known]
-        self._known.update(found)
-        return found
-
     def _group(self, pid: int) -> Callable[..., ProcessFacts]:
         cgroups = cgroups_of(pid, self._proc)
         if cgroups not in self._groups:
             root = os.fspath(Path(self._proc).parent)
             its, seen = membership(cgroups), Cgroups.of(pid, root)
+            chosen_for = _of_path(seen.confining).job if seen.confining else None
             self._groups[cgroups] = partial(
                 ProcessFacts,
                 cgroups=cgroups,
                 membership=its,
                 service=service(cgroups),
                 cpuset=seen.cpuset,
-                is_confined=not is_slurms(its.job) or chosen_for(seen.confining) == its.job,
+                is_confined=not is_slurms(its.job) or chosen_for == its.job,
                 cpu_limit=None if is_slurms(its.job) else seen.cpu_limit(),
             )
         return self._groups[cgroups]
@@ -181,9 +175,8 @@ class ProcessWalk:
 # elsewhere a job's number counts in Slurm's own folders alone.
 #
 # Sources: cgroups(7); Slurm's src/plugins/cgroup/v1 and v2, cgroup.conf(5) "CgroupSlice" and
-# "CgroupJobIdPaths"; the kubelet's pkg/kubelet/cm/cgroup_manager_linux.go (what either driver
-# calls a
-# pod), containerd's, CRI-O's, Docker's and Podman's names of a container; cgroup_namespaces(7).
+# "CgroupJobIdPaths"; the kubelet's pkg/kubelet/cm/cgroup_manager_linux.go (a pod's name by either
+# driver), containerd's, CRI-O's, Docker's and Podman's names of a container; cgroup_namespaces(7).
 
 _HEX = "[0-9a-f]"
 #: A pod's uid; of a static pod, the hash of its manifest.
@@ -221,9 +214,8 @@ def membership(cgroup_text: str) -> Membership:
     SLUID only the step is known.
     """
     found = [_of_path(path) for _, path in hierarchies(cgroup_text)]
-    in_a_job = (it for it in found if it.job or it.step)
-    in_a_container = (it for it in found if it.container)
-    return next(in_a_job, next(in_a_container, Membership()))
+    in_a_container = next((it for it in found if it.container), Membership())
+    return next((it for it in found if it.job or it.step), in_a_container)
 
 
 def service(cgroup_text: str) -> str | None:
@@ -235,11 +227,6 @@ def service(cgroup_text: str) -> str | None:
 def is_slurms(job: Job | None) -> bool:
     """Whether Slurm has started a job."""
     return job is not None and job.scheduler == SLURM
-
-
-def chosen_for(folder: str | None) -> Job | None:
-    """Return the job that a cgroup is of, by its folder."""
-    return None if folder is None else _of_path(folder).job
 
 
 def short_id(path: str) -> str:

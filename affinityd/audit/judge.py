@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 
-from affinityd.audit.model import SLURM, AuditedProcess, GpuKey, ProcessFacts
+from affinityd.audit.model import SLURM, AuditedProcess, GpuKey, PlacedThread, ProcessFacts
 from affinityd.cpuset import CpuSet
 from affinityd.linux.processes import ancestors
 from affinityd.topology.model import Topology
@@ -39,9 +39,8 @@ DAEMONS = frozenset(
     )
 )
 
-MOST_KEPT = (
-    1024  #: vicinities that are kept, one for each set of GPUs: users may form very many sets
-)
+#: Vicinities that are kept, one for each set of GPUs: users may form very many sets.
+MOST_KEPT = 1024
 
 FIRST_USER = 1000  #: the uids below are the system's, login.defs(5): UID_MIN
 
@@ -50,8 +49,11 @@ class Judge:
     """Judges by one topology."""
 
     def __init__(self, topology: Topology) -> None:
+        def found(keys: tuple[GpuKey, ...]) -> Vicinity:
+            return vicinity(topology, [gpu for gpu in topology.gpus if gpu.key in keys])
+
         self.topology = topology
-        self.vicinity = lru_cache(MOST_KEPT)(self._found_vicinity)
+        self.vicinity = lru_cache(MOST_KEPT)(found)
         self._core_of = {cpu: frozenset(core.cpus) for core in topology.cores for cpu in core.cpus}
 
     @property
@@ -62,41 +64,36 @@ class Judge:
     def judge(self, facts: ProcessFacts, *, of_daemon: bool = False) -> AuditedProcess:
         """Return the judgment of a process; `of_daemon`: a known daemon has started it."""
         near = self.vicinity(facts.gpus)
-        masks = {thread.mask for thread in facts.threads}
-        places = {mask: placement(self.topology, near, mask) for mask in masks}
         known = (facts.first_mask, *(thread.mask for thread in facts.threads[:1]))
         mains = {mask for mask in known if mask is not None}
-        itself = {mask: self._is_its_own(mask, mains) for mask in masks}
+        of_mask = {
+            mask: (placement(self.topology, near, mask), self._is_its_own(mask, mains))
+            for mask in {thread.mask for thread in facts.threads}
+        }
         audited = AuditedProcess(
             facts,
             UNKNOWN,
-            placements=tuple(places[thread.mask] for thread in facts.threads),
-            pinned_itself=tuple(itself[thread.mask] for thread in facts.threads),
+            tuple(PlacedThread(thread, *of_mask[thread.mask]) for thread in facts.threads),
             is_daemon=of_daemon or is_known_daemon(facts),
             near=_known(near),
         )
-        judged = audited.judged
+        judged, words = audited.judged, {*audited.judged.values()}
+        together = MIXED if len(words) > 1 else next(iter(words), UNKNOWN)  # if none of them runs
         return replace(
             audited,
-            placement=_together(set(judged.values())),
+            placement=UNPINNED if UNPINNED in words else together,
             cause=cause_of(judged, near.cpus, facts.cpuset),
         )
 
-    def _found_vicinity(self, keys: tuple[GpuKey, ...]) -> Vicinity:
-        gpus = [gpu for gpu in self.topology.gpus if gpu.key in keys]
-        return vicinity(self.topology, gpus)
-
     def _is_its_own(self, mask: CpuSet, mains: Collection[CpuSet]) -> bool:
-        """Whether a library chose a thread's mask: it is narrower than the main thread's.
+        """Whether a library chose a thread's mask: narrower than the main thread's, or one core.
 
-        Or than that was before the process was pinned without this thread.
+        Or narrower than that was before the process was pinned without this thread.
         """
         if mask in mains:
             return False
-        return any(mask < main for main in mains) or self._is_of_one_core(mask)
-
-    def _is_of_one_core(self, mask: CpuSet) -> bool:
-        return len(mask) == 1 or mask <= self._core_of.get(next(iter(mask)), frozenset())
+        core = self._core_of.get(min(mask), frozenset())
+        return len(mask) == 1 or mask <= core or any(mask < main for main in mains)
 
 
 def is_known_daemon(facts: ProcessFacts) -> bool:
@@ -108,14 +105,6 @@ def is_known_daemon(facts: ProcessFacts) -> bool:
 
 def _known(near: Vicinity) -> CpuSet | None:
     return near.cpus if near.nodes else None
-
-
-def _together(placements: Collection[str]) -> str:
-    if len(placements) == 1:
-        return next(iter(placements))
-    if not placements:  # none of them runs
-        return UNKNOWN
-    return UNPINNED if UNPINNED in placements else MIXED
 
 
 PinOwners = tuple[str, ...]  #: whose pins: `slurm 7`, `container cd34cd34cd34`, `session 4711`
@@ -133,7 +122,7 @@ def overlap(processes: Iterable[AuditedProcess]) -> Mapping[PinOwners, CpuSet]:
             facts = process.facts
             session = facts.pid if facts.session is None else facts.session
             could_have = process.near if facts.cpuset is None else process.near & facts.cpuset
-            unique = (mask for mask in process.judged_masks if mask < could_have)
+            unique = (mask for mask in process.judged if mask < could_have)
             pins[facts.owner or f"session {session}"].update(*unique)
     cpus: defaultdict[PinOwners, set[int]] = defaultdict(set)
     for cpu in sorted(set[int]().union(*pins.values())):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from affinityd.cpuset import CpuSet
 from affinityd.linux.processes import ENDED, Thread
@@ -48,29 +49,13 @@ SLURM, KUBERNETES = "slurm", "kubernetes"
 
 @dataclass(frozen=True)
 class Job:
-    """The job or pod of a process, by its cgroup's path."""
+    """The job or pod of a process, by its cgroup's path; or one container of the pod."""
 
     scheduler: str  #: SLURM or KUBERNETES
     id: str  #: Slurm's job number, or the pod's uid with its dashes
-
-    @property
-    def names(self) -> tuple[str, str, str]:
-        """The namespace, pod and container, where kubelet names them; else empty ones."""
-        return "", "", ""
-
-
-@dataclass(frozen=True)
-class PodContainer(Job):
-    """A container of a pod, as kubelet names it; it equals no Job."""
-
-    namespace: str
-    pod: str
-    container: str
-
-    @property
-    def names(self) -> tuple[str, str, str]:
-        """The namespace, pod and container."""
-        return self.namespace, self.pod, self.container
+    namespace: str = ""  #: of a container that kubelet names, with the two below
+    pod: str = ""
+    container: str = ""
 
 
 @dataclass(frozen=True)
@@ -149,11 +134,6 @@ class ProcessFacts:
         return (self.gpu, *self.beside)
 
     @property
-    def gpus_given(self) -> tuple[GpuKey, ...]:
-        """All of its GPUs, and those that kubelet gave its container: others may use these."""
-        return self.gpus if self.given is None else (*self.gpus, *self.given.gpus)
-
-    @property
     def owner(self) -> str | None:
         """Its job or container, as people read it: `pod team/train-0` where kubelet names it."""
         given = self.given
@@ -165,7 +145,7 @@ class ProcessFacts:
         job, given = self.membership.job, self.given
         if job is None or given is None:
             return job
-        return PodContainer(job.scheduler, job.id, given.namespace, given.pod, given.container)
+        return Job(job.scheduler, job.id, given.namespace, given.pod, given.container)
 
     @property
     def running(self) -> tuple[Thread, ...]:
@@ -173,14 +153,21 @@ class ProcessFacts:
         return self.threads[1:] if self.state in ENDED else self.threads
 
 
+class PlacedThread(NamedTuple):
+    """A thread, and where it may run."""
+
+    thread: Thread
+    placement: str  #: of `affinityd.topology.nearness`: local, mixed, remote, unpinned, unknown
+    pinned_itself: bool  #: a library did, and it is not judged
+
+
 @dataclass(frozen=True)
 class AuditedProcess:
     """The judgment of one process."""
 
     facts: ProcessFacts
-    placement: str  #: of `affinityd.topology.nearness`: local, mixed, remote, unpinned, unknown
-    placements: tuple[str, ...]  #: of its threads, in their order
-    pinned_itself: tuple[bool, ...]  #: of its threads: a library did, and it is not judged
+    placement: str  #: of all threads that are judged, as that of one
+    threads: tuple[PlacedThread, ...]  #: in the order of its facts
     cause: str | None = None  #: of `nearness.CAUSES`; None: local or unknown
     is_daemon: bool = False  #: known to run on every node (nvidia-persistenced …): not counted
     orphan: str | None = None  #: why it belongs to no living job; None: it does
@@ -193,20 +180,10 @@ class AuditedProcess:
         return self.cause is not None and not self.is_daemon
 
     @property
-    def placed(self) -> Sequence[tuple[Thread, str, bool]]:
-        """Its threads, each with its placement, and whether it pinned itself."""
-        return [*zip(self.facts.threads, self.placements, self.pinned_itself, strict=True)]
-
-    @property
     def judged(self) -> Mapping[CpuSet, str]:
         """The masks of running threads that no library pinned, and their placements."""
-        running = self.placed[1:] if self.facts.state in ENDED else self.placed
+        running = self.threads[1:] if self.facts.state in ENDED else self.threads
         return {thread.mask: word for thread, word, itself in running if not itself}
-
-    @property
-    def judged_masks(self) -> frozenset[CpuSet]:
-        """Those masks alone."""
-        return frozenset(self.judged)
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ Source: proc_pid_stat(5).
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Sequence
 from functools import cached_property
 
 from affinityd.audit.gather import is_slurms, membership
 from affinityd.audit.judge import FIRST_USER
 from affinityd.audit.model import SLURM, AuditedProcess, Holding, Job, ProcessFacts
+from affinityd.grouping import grouped
 from affinityd.linux.processes import (
     INIT,
     ROOT,
@@ -76,7 +76,7 @@ def missing_process(holding: Holding) -> AuditedProcess:
     """Return the judgment of a process that is not in /proc."""
     pid, gpu = holding.pid, holding.gpu  # neither its name, owner, start nor parent is known
     facts = ProcessFacts(pid, "?", None, 0, 0, GONE, gpu, holding, beside=holding.beside)
-    return AuditedProcess(facts, UNKNOWN, placements=(), pinned_itself=(), orphan=NOT_THERE)
+    return AuditedProcess(facts, UNKNOWN, threads=(), orphan=NOT_THERE)
 
 
 class IdleTimes:
@@ -91,22 +91,17 @@ class IdleTimes:
         #: work for it, with the CPU time of each; and since when these are so.
         self._since: dict[tuple[int, int], tuple[object, float]] = {}
 
-    def seconds(self, processes: Iterable[AuditedProcess], now: float) -> dict[int, float]:
+    def seconds(self, processes: Sequence[AuditedProcess], now: float) -> dict[int, float]:
         """Return pid → seconds that each orphan has been idle; 0 when first seen.
 
         `now`: when the processes were read, seconds since boot.
         """
-        families = defaultdict[int, set[tuple[int, int, int]]](set)
-        orphans = []
-        for facts, orphan in ((process.facts, process.orphan) for process in processes):
-            threads = ((thread.tid, thread.start, thread.cpu_ticks) for thread in facts.threads)
-            families[facts.holder or facts.pid].update(threads)
-            if orphan is not None:
-                orphans.append(facts)
+        families = grouped(processes, lambda process: process.facts.holder or process.facts.pid)
         before, self._since = self._since, {}
-        for facts in orphans:
-            memory = None if facts.holding is None else facts.holding.memory_bytes
-            work = memory, families[facts.pid]
+        for facts in (process.facts for process in processes if process.orphan is not None):
+            family = (thread for process in families[facts.pid] for thread in process.facts.threads)
+            threads = {(thread.tid, thread.start, thread.cpu_ticks) for thread in family}
+            work = facts.holding and facts.holding.memory_bytes, threads
             known, since = before.get((facts.pid, facts.start), (None, now))
             self._since[facts.pid, facts.start] = work, since if work == known else now
         return {pid: now - since for (pid, _), (_, since) in self._since.items()}
@@ -145,23 +140,23 @@ class ProcessOwners:
         Accounts of the system need no job, and where /proc hides other users' processes (hidepid)
         jobs cannot be seen.
         """
-        if uid is None or uid < FIRST_USER or not self._processes.has_all or not self._runs_slurm:
+        if uid is None or uid < FIRST_USER or not self._processes.has_all or not self._slurmds:
             return None
         return None if uid in self._users else NO_JOB.format(uid=uid)
 
+    def _of_root(self, name: str) -> frozenset[int]:
+        """Return the pids of root's programs of a name: any user may give one that name."""
+        living = (stat for stat in self._processes.by_pid.values() if not stat.is_zombie)
+        named = (stat.number for stat in living if stat.name == name)
+        return frozenset(pid for pid in named if uid_of(pid, self._processes.proc) == ROOT)
+
     @cached_property
-    def _runs_slurm(self) -> bool:
-        """Whether slurmd runs: root's, as any user may give a program that name."""
-        by_pid, proc = self._processes.by_pid, self._processes.proc
-        named = (pid for pid, stat in by_pid.items() if stat.name == SLURMD and not stat.is_zombie)
-        return any(uid_of(pid, proc) == ROOT for pid in named)
+    def _slurmds(self) -> frozenset[int]:
+        return self._of_root(SLURMD)
 
     @cached_property
     def _stepds(self) -> frozenset[int]:
-        """The pids of Slurm's slurmstepd: root's, as any user may give a program that name."""
-        by_pid = self._processes.by_pid
-        named = (pid for pid, stat in by_pid.items() if stat.name == STEPD)
-        return frozenset(pid for pid in named if uid_of(pid, self._processes.proc) == ROOT)
+        return self._of_root(STEPD)
 
     @cached_property
     def _jobs(self) -> frozenset[Job]:

@@ -5,7 +5,7 @@ No remedy ends a process that still computes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -105,11 +105,16 @@ class Remedies:
             for process in scan.processes
             if process.is_mismatch
             for target in (self._target(process),)
-            if any(mask != target.facts.threads[0].mask for mask in process.judged_masks)
+            if any(mask != target.facts.threads[0].mask for mask in process.judged)
         }
         self._idle = scan.idle
-        self._kubelet = scan.kubelet or UNKNOWN_KUBELET
+        self._kubelet = scan.kubelet or KubeletConfig()
         self._near = Judge(topology).vicinity
+
+    def sentence(self, process: AuditedProcess) -> str | None:
+        """Return the remedies of all that is wrong with a process; None: it needs none."""
+        remedies = (self.of(process), self.end(process))
+        return "; ".join(str(remedy) for remedy in remedies if remedy is not None) or None
 
     def of(self, process: AuditedProcess) -> Remedy | None:
         """Return the remedy of a process's placement; None: it needs none, or there is none."""
@@ -136,10 +141,8 @@ class Remedies:
             parent = f"check process {facts.parent}, which must wait(2) for it or end"
             return Remedy(parent) if facts.parent > INIT else None
         idle = self._idle.get(facts.pid, 0.0)
-        if idle < IDLE:
-            return Remedy(COMPUTES)
-        what = f"check what it is, then end it: kill {facts.pid}"
-        return Remedy(f"it has used no CPU time for {idle:.0f} s: {what}")
+        now = f"it has used no CPU time for {idle:.0f} s: check what it is, then end it: kill "
+        return Remedy(COMPUTES if idle < IDLE else f"{now}{facts.pid}")
 
     def _target(self, process: AuditedProcess) -> AuditedProcess:
         """Return the process that a pin should name: its holder, or itself."""
@@ -161,7 +164,7 @@ class Remedies:
         return ALLOCATED[job.scheduler if job else None].format(
             near=place,
             placement=placement,
-            kubelet=kubelet_remedy(placement),
+            kubelet=placement.remedy(),
             given=near.part_of(facts.cpuset),
             cores=" and ".join(field or "the right Cores=" for field in fields),
             sockets=f"{self._sockets} in slurm.conf, " if self._sockets else "",
@@ -188,11 +191,9 @@ def pin_command(pid: int, gpus: str, *, tree: bool, force: bool) -> str:
 #
 # Sources: Kubernetes "Control CPU Management Policies on the Node", "Control Topology Management
 # Policies on a node"; pkg/kubelet/cm/topologymanager: it aligns no device by DRA, and starts on
-# more
-# than 8 NUMA nodes only with the option max-allowable-numa-nodes.
+# more than 8 NUMA nodes only with the option max-allowable-numa-nodes.
 
 MOST_NODES = 8  #: on which the Topology Manager starts
-UNKNOWN_KUBELET = KubeletConfig()
 
 #: The next policy of the Topology Manager, for GPUs on one node, and on several.
 NEXT = {
@@ -200,6 +201,15 @@ NEXT = {
     "none": ("single-numa-node (or best-effort)", "best-effort"),
     "best-effort": ("restricted", "restricted"),
 }
+
+GUARANTEED = "give the pod whole CPUs in the Guaranteed QoS class"
+BY_DRA = (
+    "kubelet aligns no CPUs with devices by DRA: claim CPUs by DRA too, with a constraint "
+    "matchAttribute that both drivers have"
+)
+NO_NODE = "have the device plugin tell the NUMA nodes of its GPUs"
+OTHER_NODE = "correct the device plugin, which tells kubelet {nodes}"
+OLDER = "start the pod again: its kubelet has the right settings now"
 
 
 @dataclass(frozen=True)
@@ -221,108 +231,49 @@ class PodPlacement:
         its = f"the {kind} {several('CPU', cpus or ())}"
         return f"kubelet gave {given.namespace}/{given.pod} {its}, {self.near.part_of(cpus)}"
 
-    @property
-    def is_torn(self) -> bool:
-        """Whether it has some CPUs of a core, and not the others."""
-        cpus = frozenset[int]() if self.given is None else self.given.cpus
-        return any(0 < len(cpus.intersection(it.cpus)) < len(it.cpus) for it in self.topology.cores)
-
-    @property
-    def said_nodes(self) -> frozenset[int] | None:
-        """The NUMA nodes by its device plugin, if none is right; None: one is, or it has none."""
+    def remedy(self) -> str:
+        """Return how the container gets near CPUs: the settings its kubelet lacks, and more."""
         given = self.given
+        if given is not None and given.claims and not given.devices:
+            return BY_DRA
+        settings = " and ".join(self._lacking())
+        advice = [f"set kubelet's {settings}"] if settings else []
+        if given is None or not given.cpus:
+            advice.append(GUARANTEED)
         right = {*self.near.nodes, *(gpu.numa_node for gpu in self.near.gpus)}
-        is_right = given is None or not given.devices or not given.nodes.isdisjoint(right)
-        return None if is_right or given is None else given.nodes
+        if given is not None and given.devices and given.nodes.isdisjoint(right):
+            other = OTHER_NODE.format(nodes=several("node", given.nodes))
+            advice.append(other if given.nodes else NO_NODE)
+        return ", and ".join(advice) or OLDER
+
+    def _lacking(self) -> Iterator[str]:
+        """Yield the settings that its kubelet lacks, each with its value now, where it is known."""
+        kubelet, given, topology = self.kubelet, self.given, self.topology
+        is_on_several = len(self.near.nodes) > 1
+        if kubelet.topology_policy in NEXT:
+            policy = NEXT[kubelet.topology_policy][is_on_several]
+            yield f"topologyManagerPolicy: {policy}{_now(kubelet.topology_policy)}"
+        options, most = kubelet.topology_options, MOST_NODES
+        if options and options.get("max-allowable-numa-nodes", "").isdecimal():
+            most = int(options["max-allowable-numa-nodes"])
+        if kubelet.topology_policy in {None, "none"} and len(topology.nodes) > most:
+            nodes = len(topology.nodes)
+            yield f'topologyManagerPolicyOptions: max-allowable-numa-nodes: "{nodes}"'
+        if is_on_several and options is not None and not _has(options, "prefer-closest-numa-nodes"):
+            yield 'topologyManagerPolicyOptions: prefer-closest-numa-nodes: "true"'
+        if kubelet.topology_scope == "container" and given is not None and given.containers > 1:
+            yield f"topologyManagerScope: pod{_now(kubelet.topology_scope)}"
+        if kubelet.cpu_policy != "static":
+            yield f"cpuManagerPolicy: static{_now(kubelet.cpu_policy)}"
+        cpus = given.cpus if given is not None else frozenset[int]()
+        is_torn = any(0 < len(cpus.intersection(it.cpus)) < len(it.cpus) for it in topology.cores)
+        if is_torn and not _has(kubelet.cpu_options, "full-pcpus-only"):
+            yield 'cpuManagerPolicyOptions: full-pcpus-only: "true"'
 
 
-@dataclass(frozen=True)
-class KubeletSetting:
-    """A setting of kubelet, and when a container lacks it."""
-
-    text: str
-    lacks: Callable[[PodPlacement], bool]
-    now: Callable[[KubeletConfig], str | None] = lambda _kubelet: None
+def _now(value: str | None) -> str:
+    return f" (it is {value})" if value is not None else ""
 
 
 def _has(options: Mapping[str, str] | None, name: str) -> bool:
     return (options or {}).get(name, "false").lower() == "true"
-
-
-def _nodes(kubelet: KubeletConfig) -> int:
-    most = (kubelet.topology_options or {}).get("max-allowable-numa-nodes", "")
-    return int(most) if most.isdecimal() else MOST_NODES
-
-
-SETTINGS = (
-    KubeletSetting(
-        "topologyManagerPolicy: {policy}",
-        lambda it: it.kubelet.topology_policy in NEXT,
-        lambda kubelet: kubelet.topology_policy,
-    ),
-    KubeletSetting(
-        'topologyManagerPolicyOptions: max-allowable-numa-nodes: "{nodes}"',
-        lambda it: (
-            it.kubelet.topology_policy in {None, "none"}
-            and len(it.topology.nodes) > _nodes(it.kubelet)
-        ),
-    ),
-    KubeletSetting(
-        'topologyManagerPolicyOptions: prefer-closest-numa-nodes: "true"',
-        lambda it: (
-            len(it.near.nodes) > 1
-            and it.kubelet.topology_options is not None
-            and not _has(it.kubelet.topology_options, "prefer-closest-numa-nodes")
-        ),
-    ),
-    KubeletSetting(
-        "topologyManagerScope: pod",
-        lambda it: (
-            it.kubelet.topology_scope == "container"
-            and it.given is not None
-            and it.given.containers > 1
-        ),
-        lambda kubelet: kubelet.topology_scope,
-    ),
-    KubeletSetting(
-        "cpuManagerPolicy: static",
-        lambda it: it.kubelet.cpu_policy != "static",
-        lambda kubelet: kubelet.cpu_policy,
-    ),
-    KubeletSetting(
-        'cpuManagerPolicyOptions: full-pcpus-only: "true"',
-        lambda it: it.is_torn and not _has(it.kubelet.cpu_options, "full-pcpus-only"),
-    ),
-)
-
-GUARANTEED = "give the pod whole CPUs in the Guaranteed QoS class"
-BY_DRA = (
-    "kubelet aligns no CPUs with devices by DRA: claim CPUs by DRA too, with a constraint "
-    "matchAttribute that both drivers have"
-)
-NO_NODE = "have the device plugin tell the NUMA nodes of its GPUs"
-OTHER_NODE = "correct the device plugin, which tells kubelet {nodes}"
-OLDER = "start the pod again: its kubelet has the right settings now"
-
-
-def kubelet_remedy(placement: PodPlacement) -> str:
-    """Return how the container gets near CPUs: the settings its kubelet lacks, and more."""
-    given, said = placement.given, placement.said_nodes
-    if given is not None and given.claims and not given.devices:
-        return BY_DRA
-    by_pod = given is None or not given.cpus
-    lacking = [_text(it, placement) for it in SETTINGS if it.lacks(placement)]
-    advice = [
-        f"set kubelet's {' and '.join(lacking)}" if lacking else "",
-        GUARANTEED if by_pod else "",
-        "" if said is None else OTHER_NODE.format(nodes=several("node", said)) if said else NO_NODE,
-    ]
-    return ", and ".join(filter(None, advice)) or OLDER
-
-
-def _text(setting: KubeletSetting, placement: PodPlacement) -> str:
-    kubelet, is_on_several = placement.kubelet, len(placement.near.nodes) > 1
-    policy = NEXT.get(kubelet.topology_policy, NEXT[None])[is_on_several]
-    text = setting.text.format(policy=policy, nodes=len(placement.topology.nodes))
-    now = setting.now(kubelet)
-    return text if now is None else f"{text} (it is {now})"

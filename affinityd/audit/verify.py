@@ -54,8 +54,8 @@ class Verification:
         """The threads that may run far away, by placement; none where no pin fixes that."""
         if self.process.cause == ALLOCATION:
             return {}
-        threads_of = grouped(self.process.placed, lambda placed: placed[1])
-        return {word: [it[0] for it in threads_of[word]] for word in FAR if word in threads_of}
+        placed = grouped(self.process.threads, lambda placed: placed.placement)
+        return {word: [it.thread for it in placed[word]] for word in FAR if word in placed}
 
     @property
     def main(self) -> CpuSet:
@@ -145,7 +145,9 @@ def by_plan(judge: Judge, facts: ProcessFacts, ranks: Sequence[RankPlan]) -> Ver
     """
     gpus = {rank.gpu.key: rank.gpu for rank in ranks}
     near = vicinity(judge.topology, tuple(gpus.values()), {rank.memory_node for rank in ranks})
-    process = replace(judge.judge(facts), pinned_itself=(False,) * len(facts.threads))
+    process = judge.judge(facts)
+    every = tuple(placed._replace(pinned_itself=False) for placed in process.threads)
+    process = replace(process, threads=every)
     widened = frozenset[int]().union(*widened_cpus(ranks).values())
     cause = cause_of(process.judged, near.cpus, facts.cpuset, widened)
     return Verification(replace(process, cause=cause), near)

@@ -160,7 +160,7 @@ class _Deciding:
             unread = ", ".join(treatment.unread)
             raise ExemptError(POLICY, MAY_LEAVE.format(rule=treatment.rule, unread=unread))
         cpus = self._identify(holder).given
-        if cpus and all(mask <= cpus for mask in process.judged_masks):
+        if cpus and all(mask <= cpus for mask in process.judged):
             raise ExemptError(ALLOCATION, GIVEN.format(cpus=format_list(cpus)))
 
     def _pod(self, job: Job) -> str | None:

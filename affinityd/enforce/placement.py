@@ -230,7 +230,7 @@ class Places:
     def _planned(self, share: Share, treatment: Treatment) -> dict[GpuKey, CpuSet]:
         wanted = treatment.cpus if isinstance(treatment.cpus, int) else None
         if treatment.cpus == GRANTED:
-            wanted = self._shares.asked(share)
+            wanted = share.asked
         options = replace(treatment.options, cpus=wanted)
         ranks = self._shares.ranks(share, options)
         if isinstance(ranks, str):

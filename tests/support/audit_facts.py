@@ -13,6 +13,7 @@ from affinityd.audit.model import (
     Holding,
     Job,
     Membership,
+    PlacedThread,
     ProcessFacts,
     Scan,
 )
@@ -101,8 +102,9 @@ def audited(
     return AuditedProcess(
         facts,
         placement,
-        placements=(placement,) * len(facts.threads),
-        pinned_itself=tuple(place in itself for place in range(len(facts.threads))),
+        tuple(
+            PlacedThread(it, placement, place in itself) for place, it in enumerate(facts.threads)
+        ),
         cause=cause,
         is_daemon=is_daemon,
         orphan=orphan,

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from affinityd.audit.auditor import Auditor, unmeasured, unnamed
+from affinityd.audit.auditor import Auditor
 from affinityd.audit.document import document, everything
 from affinityd.audit.judge import overlap
 from affinityd.audit.model import GpuKey, Scan
@@ -189,10 +189,10 @@ def auditor_by(
 ) -> Auditor:
     """Return the auditor. `query` asks NVML for GPU processes; no plan uses `reserved`."""
     return Auditor(
-        HolderSources(query),
+        HolderSources(query).held,
         reserved=reserved,
-        name_pods=KubeletPods(chosen.pod_resources).name if chosen.pod_resources else unnamed,
-        measured=partial(gpu_ratios, chosen.measured) if chosen.measured else unmeasured,
+        name_pods=KubeletPods(chosen.pod_resources).name if chosen.pod_resources else None,
+        measured=partial(gpu_ratios, chosen.measured) if chosen.measured else None,
     )
 
 

@@ -71,7 +71,7 @@ def _show(line: str) -> None:
 
 
 def _busy(topology: Topology) -> Busy:
-    scan = Auditor(HolderSources(query_processes)).scan(topology)
+    scan = Auditor(HolderSources(query_processes).held).scan(topology)
     users = {
         key: one_line(f"process {process.facts.pid} ({process.facts.name}) uses it; {FORCE}")
         for process in scan.processes

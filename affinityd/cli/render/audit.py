@@ -163,7 +163,7 @@ def _folded(scan: Scan) -> Iterator[Alike]:
         look: object = facts.pid
         if facts.holder is not None and facts.pid not in parents:  # a worker
             look = (facts.parent, facts.name, process.placement, process.cause)
-            look = (*look, process.judged_masks)
+            look = (*look, frozenset(process.judged))
         alike.setdefault(look, []).append(process)
     for group in alike.values():
         yield from [group] if len(group) > MOST_ALIKE else ([process] for process in group)
@@ -188,7 +188,7 @@ def _row(group: Alike, names: Mapping[GpuKey, str], level: int) -> tuple[str, ..
         _far(group),
         first.placement,
         "known daemon" if first.is_daemon else first.cause or NONE,
-        format_list(frozenset().union(*first.judged_masks)) or NONE,
+        format_list(frozenset().union(*first.judged)) or NONE,
         format_list({thread.last_cpu for thread in threads}) or NONE,
         _memory(facts.holding),
     )
@@ -198,7 +198,7 @@ def _far(group: Alike) -> str:
     """Return how many threads may run far away, and the CPU time that they spent there."""
     if group[0].near is None:
         return NOT_KNOWN
-    far = sum(word in FAR for process in group for word in process.placements)
+    far = sum(placed.placement in FAR for process in group for placed in process.threads)
     ticks = sum(spent(process.facts, process.near, {}, since=0)[1] for process in group)
     return f"{far} ({ticks / TICKS:.0f} s)" if far else NONE
 
@@ -257,7 +257,9 @@ def _thread_rows(verification: Verification) -> Iterator[tuple[str, ...]]:
     gpus, policy = verification.near.gpus, verification.policy
     nodes = (NOT_KNOWN if gpu.numa_node is None else str(gpu.numa_node) for gpu in gpus)
     gpu_nodes = ",".join(nodes)
-    alike = grouped(verification.process.placed, lambda placed: (placed[1], placed[0].mask))
+    alike = grouped(
+        verification.process.threads, lambda placed: (placed.placement, placed.thread.mask)
+    )
     for (placement, mask), group in alike.items():
         threads = [thread for thread, *_ in group]
         yield (
@@ -297,7 +299,7 @@ def verify_document(topology: Topology, verifications: Sequence[Verification]) -
                     "last_cpu": thread.last_cpu,
                     "last_node": node_of.get(thread.last_cpu),
                 }
-                for thread, placement, _ in verification.process.placed
+                for thread, placement, _ in verification.process.threads
             ],
             "memory": (policy := verification.policy)
             and {"policy": policy.policy, "nodes": sorted(policy.nodes)},

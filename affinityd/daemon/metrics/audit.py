@@ -260,7 +260,7 @@ def metrics(topology: Topology, scan: Scan, jobs: Iterable[JobRow]) -> Iterator[
 
 
 def _job_labels(job: Job) -> tuple[str, ...]:
-    return job.scheduler, one_line(job.id), *map(one_line, job.names)
+    return tuple(map(one_line, (job.scheduler, job.id, job.namespace, job.pod, job.container)))
 
 
 def _row(gpu: AuditGpuDocument, scan: Scan) -> GpuRow:

@@ -75,7 +75,7 @@ def far() -> Iterator[int]:
 
 
 def test_a_process_is_judged_by_its_mask_and_the_machine_at_each_scan(far: int) -> None:
-    auditor, before = Auditor(Known(far)), (time.time(), since_boot())
+    auditor, before = Auditor(Known(far).held), (time.time(), since_boot())
     scans = []
     for mask in (FAR, NEAR, ALL):
         os.sched_setaffinity(far, mask)
@@ -96,7 +96,7 @@ def test_cpu_time_is_remote_while_it_is_spent_far_away_and_a_gpu_has_none_of_ano
     first, second = TOPOLOGY.gpus
     moved = replace(TOPOLOGY, gpus=(replace(second, index=0, numa_node=first.numa_node),))
     with program(BUSY) as child:
-        auditor = Auditor(Known(child.pid))
+        auditor = Auditor(Known(child.pid).held)
         assert auditor.scan(TOPOLOGY).gpu_time[GPU].total == 0
         for mask in (NEAR, FAR):
             os.sched_setaffinity(child.pid, mask)
@@ -118,7 +118,7 @@ def test_a_known_daemon_and_what_it_starts_are_no_mismatch_unless_that_holds_a_g
         comm = Path(f"/proc/{daemon.pid}/comm")
         eventually(lambda: comm.read_text() == "nv-hostengine\n", "it has its name")
         for held in ([], [child]):
-            found = Auditor(Known(daemon.pid, *held)).scan(TOPOLOGY).processes
+            found = Auditor(Known(daemon.pid, *held).held).scan(TOPOLOGY).processes
             assert [it.placement for it in found] == ["remote", "remote"]
             assert [it.is_daemon for it in found] == [True, not held]
             assert [it.is_mismatch for it in found] == [False, bool(held)]
@@ -126,7 +126,7 @@ def test_a_known_daemon_and_what_it_starts_are_no_mismatch_unless_that_holds_a_g
 
 def test_a_mismatch_outlasts_a_scan_that_could_not_see_it(far: int, tmp_path: Path) -> None:
     known = Known(far)
-    auditor = Auditor(known)
+    auditor = Auditor(known.held)
     first, seen = auditor.scan(TOPOLOGY), known.now
     known.now = GpuHolders(unknown={GPU: "NVML is silent"})
     blind = auditor.scan(TOPOLOGY)
@@ -147,7 +147,7 @@ def test_of_a_gpu_whose_processes_were_not_all_reached_it_is_not_known_that_all_
     monkeypatch.setattr("affinityd.audit.auditor.READING", -1.0)
     known = Known(far, os.getpid())
     known.now = replace(known.now, skipped=5, notices=("look",))
-    scan = Auditor(known).scan(TOPOLOGY)
+    scan = Auditor(known.held).scan(TOPOLOGY)
     assert (scan.processes, scan.skipped, scan.late) == ((), 7, {GPU: 2})
     assert scan.unknown == {GPU: "2 of its processes were not scanned: the time limit was reached"}
     assert scan.notices == ("look",)
@@ -155,7 +155,7 @@ def test_of_a_gpu_whose_processes_were_not_all_reached_it_is_not_known_that_all_
 
 def test_storms_of_processes_are_survived_and_leave_nothing_that_is_torn(far: int) -> None:
     with program(STORM) as storm, program(CHURN) as churn:
-        auditor = Auditor(Known(storm.pid, churn.pid, far, ABSENT))
+        auditor = Auditor(Known(storm.pid, churn.pid, far, ABSENT).held)
         scans = [auditor.scan(TOPOLOGY) for _ in range(30)]
         storm.kill()
         scans += [auditor.scan(TOPOLOGY) for _ in range(10)]
@@ -167,8 +167,10 @@ def test_storms_of_processes_are_survived_and_leave_nothing_that_is_torn(far: in
 def _is_whole(process: AuditedProcess) -> bool:
     facts = process.facts
     tids = [thread.tid for thread in facts.threads]
-    lengths = {len(set(tids)), len(tids), len(process.placements), len(process.pinned_itself)}
-    return len(lengths) == 1 and (facts.state == "X" or tids[0] == facts.pid)
+    is_judged = [placed.thread for placed in process.threads] == [*facts.threads]
+    return (
+        is_judged and len(set(tids)) == len(tids) and (facts.state == "X" or tids[0] == facts.pid)
+    )
 
 
 needs_root = pytest.mark.skipif(

@@ -15,7 +15,6 @@ from affinityd.audit.model import (
     GpuKey,
     Job,
     Membership,
-    PodContainer,
 )
 from affinityd.linux.processes import Thread
 from tests.support.audit_facts import GPU, audited, process, thread
@@ -91,7 +90,7 @@ def test_a_container_that_kubelet_names_counts_for_itself() -> None:
     scans = [[of(far(ticks), membership=Membership(pod))] for ticks in (0, 100, 300)]
     for it in scans[1:]:
         it[0] = replace(it[0], facts=replace(it[0].facts, given=given))
-    named = PodContainer("kubernetes", "b7", "team", "train", "main")
+    named = Job("kubernetes", "b7", "team", "train", "main")
     ledger = booked(*scans)
     assert ledger.job_time == {pod: CpuTime(), named: CpuTime(3, 3)}
 

@@ -67,7 +67,7 @@ def test_a_process_is_where_those_of_its_threads_are_that_no_library_pinned(
     facts = process(*masks.split(), cpuset=cpuset or None)
     found = Judge(TWO).judge(facts)
     assert " ".join(filter(None, (found.placement, found.cause))) == expected
-    assert [f"{at}" for at, own in enumerate(found.pinned_itself) if own] == itself.split()
+    assert [f"{at}" for at, it in enumerate(found.threads) if it.pinned_itself] == itself.split()
     assert found.near == Judge(TWO).near[GPU] == parse_list("4-7")
     lost = Judge(LOST).judge(facts)
     assert (lost.placement, lost.cause, lost.near) == ("unknown", None, None)
@@ -147,7 +147,7 @@ def test_a_judgement_agrees_with_the_masks_that_count(known: Known) -> None:
     judged = Judge(topology).judge(facts)
     gpus = [it for it in topology.gpus if it.key in facts.gpus]
     near = vicinity(topology, [gpu for gpu in gpus if gpu.numa_node is None] or gpus)
-    counted = [thread.mask for thread, _, itself in judged.placed if not itself]
+    counted = [thread.mask for thread, _, itself in judged.threads if not itself]
     places = {placement(topology, near, mask) for mask in counted}
     assert facts.threads[0].mask in counted
     assert judged.placement in PLACEMENTS

@@ -10,7 +10,7 @@ import pytest
 
 from affinityd.audit.judge import Judge
 from affinityd.audit.model import ContainerResources, KubeletConfig, Membership, ProcessFacts
-from affinityd.audit.remedies import BY_DRA, PodPlacement, Remedies, kubelet_remedy
+from affinityd.audit.remedies import BY_DRA, PodPlacement, Remedies
 from affinityd.cpuset import parse_list
 from affinityd.topology.model import NumaNode, Topology
 from affinityd.topology.nearness import vicinity
@@ -237,5 +237,5 @@ UP_TO_16 = replace(NONE, topology_options={"max-allowable-numa-nodes": "16"})
     ],
 )
 def test_the_remedy_is_the_setting_that_prevents_it(placement: PodPlacement, named: str) -> None:
-    assert named in kubelet_remedy(placement)
-    assert ("max-allowable" in kubelet_remedy(placement)) == ("max-allowable" in named)
+    assert named in placement.remedy()
+    assert ("max-allowable" in placement.remedy()) == ("max-allowable" in named)

@@ -57,7 +57,7 @@ def test_on_every_shipped_machine_a_plan_is_local_and_no_plan_is_not(name: str) 
         planned = ask(topology, gpus=str(gpu.index), mode="node").cpus
         assert judged(topology, format_list(planned), gpus=str(gpu.index)).mismatches == ()
         whole = judged(topology, format_list(topology.online), gpus=str(gpu.index))
-        assert whole.process.placements == ("unpinned",)
+        assert [it.placement for it in whole.process.threads] == ["unpinned"]
         assert len(whole.mismatches) == 1
 
 
@@ -98,7 +98,7 @@ def test_the_allocation_is_the_cause_where_no_pin_mends_it(
 
 def test_an_unknown_place_is_noted_and_no_mismatch() -> None:
     finding = judged(LOST, "0-7", "0")
-    assert finding.process.placements == ("unknown", "unknown")
+    assert [it.placement for it in finding.process.threads] == ["unknown"] * 2
     assert finding.mismatches == ()
     assert finding.notes == ("GPUs 0-1 are on an unknown node: it cannot be judged",)
 

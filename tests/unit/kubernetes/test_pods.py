@@ -262,4 +262,5 @@ def test_a_matched_process_has_all_gpus_of_its_container() -> None:
         Candidate.all_of(containers, NODE), [in_pod(0)], lambda _pid: frozenset()
     )
     assert its.facts.gpus == (("nvidia", 0),)
-    assert {*its.facts.gpus_given} == {("nvidia", 0), ("nvidia", 1)}
+    assert its.facts.given is not None
+    assert its.facts.given.gpus == (("nvidia", 0), ("nvidia", 1))

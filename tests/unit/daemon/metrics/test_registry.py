@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from affinityd.audit.model import AuditedProcess, CpuTime, Job, PodContainer, Scan
+from affinityd.audit.model import AuditedProcess, CpuTime, Job, Scan
 from affinityd.cli.commands.serve import counting
 from affinityd.config.settings import OBSERVE
 from affinityd.daemon.metrics import enforcement
@@ -189,7 +189,7 @@ def test_failure_counters_begin_at_0() -> None:
 
 
 def test_jobs_have_metrics_up_to_the_limit() -> None:
-    train = PodContainer("kubernetes", "b7", "team", "train-0", "main")
+    train = Job("kubernetes", "b7", "team", "train-0", "main")
     job_time = {ONE: CpuTime(4.0, 1.0), train: CpuTime(2.0, 0.0)}
     far = process(1, job=ONE, cause="mask", placement="remote")
     audit = Audit(MACHINE, scan(far, job_time=job_time, since={ONE: 1700000000.0}))
