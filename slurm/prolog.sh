@@ -53,11 +53,15 @@ if ! { printf 'gpus=%s\n' "$gpus" >"$new" && mv -f "$new" "$notes/$SLURM_JOB_ID"
     say "$notes/$SLURM_JOB_ID could not be written: tasks in unique modes take their GPU's block"
 fi
 
+# Slurm numbers the tasks of a heterogeneous job by its leader, whose component is on other nodes.
+leader=${SLURM_HET_JOB_ID:-$SLURM_JOB_ID}
+[ "$leader" = "$SLURM_JOB_ID" ] || ln -sfn "$SLURM_JOB_ID" "$notes/$leader"
+
 # Two notes that name one GPU are of jobs that share it, by MPS or shards, unless one outlived its job:
 # where the epilog did not run.
 shared=''
 for note in "$notes"/[0-9]*; do
-    if ! [ -f "$note" ] || [ "${note##*/}" = "$SLURM_JOB_ID" ] || ! has_one_of_ours "$note"; then
+    if ! [ -f "$note" ] || [ -L "$note" ] || [ "${note##*/}" = "$SLURM_JOB_ID" ] || ! has_one_of_ours "$note"; then
         continue
     elif is_over "$note"; then
         rm -f "$note"

@@ -1,7 +1,7 @@
-"""A real Slurm on this machine: munged, slurmctld and slurmd for one node with fake GPUs.
+"""A real Slurm on this machine: munged, slurmctld and a slurmd for each node, with fake GPUs.
 
-Nothing under /etc or /dev is touched, and no port is one that a real Slurm would take: slurmd and
-the tasks live in a mount namespace, whose /dev has a device file for each GPU that no driver
+Nothing under /etc or /dev is touched, and no port is one that a real Slurm would take: each slurmd
+and its tasks live in a mount namespace, whose /dev has a device file for each GPU that no driver
 serves. Slurm asks for no more.
 """
 
@@ -46,14 +46,13 @@ SlurmdUser=root
 AuthInfo=socket={folder}/munge.socket
 CommunicationParameters=NoAddrCache
 MpiDefault=none
-SlurmctldPort={ports[0]}
-SlurmdPort={ports[1]}
+SlurmctldPort={port}
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/%n.pid
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/%n.spool
 SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
+SlurmdLogFile={folder}/%n.log
 ReturnToService=2
 SchedulerType=sched/builtin
 SchedulerParameters=batch_sched_delay=0,sched_interval=1
@@ -64,8 +63,8 @@ ProctrackType={tracking}
 TaskPlugin={setup.task_plugin}
 GresTypes={types}
 {lines}
-NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 {topology}{gres} State=UNKNOWN
-PartitionName=all Nodes={node} Default=YES State=UP
+{nodes}
+PartitionName=all Nodes=ALL Default=YES State=UP
 """
 
 CGROUP_CONF = """\
@@ -127,6 +126,7 @@ class Setup:
     constrain_cores: bool = True
     by_cgroup: bool = False  #: jobs have cgroups even where no task plugin makes any
     conf: Sequence[str] = ()  #: more lines of slurm.conf
+    nodes: int = 1  #: all alike, each on all CPUs of this machine
     topology: str = ""  #: of the node, where its CPUs are not to be all alike: Sockets=2 …
     hwloc: str = ""  #: what slurmd is to see of the hardware, as hwloc(7) has HWLOC_SYNTHETIC
     state: str = "idle"  #: to which the node comes
@@ -194,19 +194,22 @@ class Slurm:
     def node(self) -> str:
         return _node(self.folder)
 
+    @property
+    def slurmd(self) -> int:
+        """The process of the node's slurmd."""
+        return int((self.folder / f"{self.node}.pid").read_text())
+
     def on_node(self, script: str) -> Sequence[str]:
         """Return the command that has root's shell run this where the node's slurmd is."""
-        pid = (self.folder / "slurmd.pid").read_text().strip()
-        return ("nsenter", f"--target={pid}", "--mount", "--wdns=/", "sh", "-ec", script)
+        return ("nsenter", f"--target={self.slurmd}", "--mount", "--wdns=/", "sh", "-ec", script)
 
     def programs(self) -> Path:
         """Return a folder of programs that run where the node's slurmd does, with its devices."""
         folder = self.folder / "programs"
         folder.mkdir(exist_ok=True)
-        pid = (self.folder / "slurmd.pid").read_text().strip()
         for program in ("/usr/sbin/slurmd", "/usr/bin/scontrol"):
             script = folder / Path(program).name
-            script.write_text(INSIDE.format(pid=pid, program=program))
+            script.write_text(INSIDE.format(pid=self.slurmd, program=program))
             script.chmod(0o755)
         return folder
 
@@ -238,7 +241,7 @@ def logs(folder: Path) -> str:
 
 @contextmanager
 def slurm(setup: Setup, user: str | None = None) -> Iterator[Slurm]:
-    """Run a cluster of one node that has this machine's CPUs, for jobs of a user."""
+    """Run a cluster, as a rule of one node, that has this machine's CPUs, for jobs of a user."""
     with (
         # Not below pytest's folder: the path of a unix socket has room for 107 bytes.
         tempfile.TemporaryDirectory(prefix="rig-", ignore_cleanup_errors=True) as name,
@@ -253,17 +256,22 @@ def slurm(setup: Setup, user: str | None = None) -> Iterator[Slurm]:
             daemons.append(_munge(folder, inside))
             conf = str(folder / "slurm.conf")
             daemons.append(_start(folder, *inside, "slurmctld", "-D", "-i", "-c", "-f", conf))
-            apart = [*inside, "unshare", "--mount", "--propagation=private", "sh", "-c"]
-            apart += [NAMESPACE.format(major=MAJOR), f"{folder}"]
-            seen = [f"HWLOC_SYNTHETIC={setup.hwloc}"] if setup.hwloc else []
-            slurmd = ["env", *seen, "slurmd", "-D", "-c", "-N", _node(folder), "-f", conf]
-            daemons.append(_start(folder, *apart, *slurmd))
-            eventually(lambda: setup.state in cluster.state(), f"{setup.state}{logs(folder)}")
+            for node in _nodes(folder, setup):
+                apart = [*inside, "unshare", "--mount", "--propagation=private", "sh", "-c"]
+                apart += [NAMESPACE.format(major=MAJOR), f"{folder / node}"]
+                seen = [f"HWLOC_SYNTHETIC={setup.hwloc}"] if setup.hwloc else []
+                slurmd = ["env", *seen, "slurmd", "-D", "-c", "-N", node, "-f", conf]
+                daemons.append(_start(folder, *apart, *slurmd))
+            eventually(
+                lambda: cluster.state().count(setup.state) == setup.nodes,
+                f"{setup.state}{logs(folder)}",
+            )
             yield cluster
         finally:
             for daemon in reversed(daemons):
                 _stop(daemon)
-            _remove_cgroups(_node(folder))
+            for node in _nodes(folder, setup):
+                _remove_cgroups(node)
 
 
 def _stop(daemon: subprocess.Popen[bytes]) -> None:
@@ -277,8 +285,12 @@ def _stop(daemon: subprocess.Popen[bytes]) -> None:
 
 
 def _node(folder: Path) -> str:
-    """Return the node's name: cgroups are named after it, and clusters run side by side."""
+    """Return the first node's name: cgroups are named after it, and clusters run side by side."""
     return f"n{folder.name.encode().hex()}"
+
+
+def _nodes(folder: Path, setup: Setup) -> list[str]:
+    return [f"{_node(folder)}{'x' * number}" for number in range(setup.nodes)]
 
 
 def _remove_cgroups(node: str) -> None:
@@ -290,21 +302,23 @@ def _remove_cgroups(node: str) -> None:
 
 
 def _configure(folder: Path, setup: Setup) -> None:
-    for name in ("state", "spool"):
-        (folder / name).mkdir()
+    (folder / "state").mkdir()
     gpus = [gpu.rpartition(":") for gpu in setup.gpus]
     gres = {**Counter(f"gpu:{kind}" if kind else "gpu" for kind, _, _ in gpus), **setup.gres}
+    has = " Gres=" + ",".join(f"{it}:{n}" for it, n in gres.items()) if gres else ""
     by_cgroup = setup.by_cgroup or "cgroup" in setup.task_plugin
     conf = SLURM_CONF.format(
         host=socket.gethostname(),
         folder=folder,
         setup=setup,
-        node=_node(folder),
-        topology=setup.topology or f"CPUs={os.cpu_count()}",
-        ports=(free_port(), free_port()),
+        nodes="\n".join(
+            f"NodeName={node} NodeHostname={socket.gethostname()} NodeAddr=127.0.0.1 "
+            f"Port={free_port()} {setup.topology or f'CPUs={os.cpu_count()}'}{has} State=UNKNOWN"
+            for node in _nodes(folder, setup)
+        ),
+        port=free_port(),
         lines="\n".join(setup.conf),
         types=",".join({"gpu": 0, **setup.gres}),
-        gres=" Gres=" + ",".join(f"{it}:{n}" for it, n in gres.items()) if gres else "",
         tracking="proctrack/cgroup" if by_cgroup else "proctrack/linuxproc",
     )
     constrains = {"cores": setup.constrain_cores, "devices": setup.constrain_devices}
@@ -316,9 +330,11 @@ def _configure(folder: Path, setup: Setup) -> None:
     (folder / "cgroup.conf").write_text(CGROUP_CONF.format(**words))
     gres_conf = "".join(lines) if setup.gres_conf is None else setup.gres_conf
     (folder / "gres.conf").write_text(gres_conf)
-    (folder / "minors").write_text("".join(f"{minor}\n" for _, minor in typed))
-    binds = (f"{source} {target}\n" for source, target in setup.binds.items())
-    (folder / "binds").write_text("".join(binds))
+    for node in _nodes(folder, setup):
+        (folder / node).mkdir()
+        (folder / node / "minors").write_text("".join(f"{minor}\n" for _, minor in typed))
+        binds = (f"{source} {target}\n" for source, target in setup.binds.items())
+        (folder / node / "binds").write_text("".join(binds))
 
 
 def _munge(folder: Path, inside: Sequence[str]) -> subprocess.Popen[bytes]:

@@ -12,9 +12,20 @@ from pathlib import Path
 import pytest
 
 from affinityd import config
-from tests.e2e.slurm.node import HOME, LOOK, SCRIPTS, Node, check, node, read_tasks
-from tests.e2e.slurm.rig import Setup
-from tests.support.daemons import eventually
+from tests.e2e.slurm.node import (
+    CONF,
+    HOME,
+    INSTALLED,
+    LOOK,
+    SCRIPTS,
+    Node,
+    check,
+    copied,
+    node,
+    read_tasks,
+)
+from tests.e2e.slurm.rig import USER, Setup, slurm
+from tests.support.daemons import Daemon, eventually
 from tests.support.tiny import BOTH, FAR, NEAR
 
 TWO = ("--ntasks=2", "--gres=gpu:small:2")
@@ -125,6 +136,24 @@ def test_a_running_job_without_a_cpu_near_its_gpu_is_named(node_of_jobs: Node) -
     assert re.search(f"^{far}", cluster, re.MULTILINE), cluster
     node_of_jobs.tasks("-n1")  # has waited until the job has ended
     assert "job 7" not in check(node_of_jobs)
+
+
+def test_each_component_of_a_heterogeneous_job_has_the_note_of_its_own_gpus(
+    tiny_daemon: Daemon, tmp_path: Path, release: str
+) -> None:
+    """Each runs on a node of its own, and the tasks of both have the job number of the first."""
+    tiny_daemon.socket.parent.chmod(0o755)
+    backfill = ("SchedulerType=sched/backfill", "SchedulerParameters=bf_interval=1")
+    binds = {tiny_daemon.socket.parent: "/run/affinityd", copied(tmp_path): INSTALLED}
+    setup = Setup(nodes=2, conf=(*CONF, *backfill), binds=binds, release=release)
+    look = f"{LOOK[2]}; echo $SLURM_JOB_ID $(ls /run/affinityd-jobs)"
+    with slurm(setup, USER) as made:
+        component = ("-n1", "--gres=gpu:1")
+        tasks = read_tasks(made.srun(*component, ":", *component, *LOOK[:2], look))
+        assert [task.rest for task in tasks] == [["1 1"], ["1 1 2"]]
+        assert [task.variables["JOB_GPUS"] for task in tasks] == ["0", "0"]
+        notes = ("-N2", "sh", "-c", "cd /run/affinityd-jobs; echo $(ls | grep -cx [12])")
+        eventually(lambda: made.srun(*notes).split()[1::2] == ["0", "0"], "the epilogs ran")
 
 
 # Switched on by degrees: what slurm/README.md says.

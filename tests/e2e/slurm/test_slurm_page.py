@@ -77,7 +77,7 @@ def check(made: Slurm) -> str:
     """Return what the page's check prints, where the administrator's ssh leads to the node."""
     ssh = made.folder / "bin/ssh"
     ssh.parent.mkdir(exist_ok=True)
-    ssh.write_text(SSH.format(pid=(made.folder / "slurmd.pid").read_text().strip()))
+    ssh.write_text(SSH.format(pid=made.slurmd))
     ssh.chmod(0o755)
     path = {"PATH": f"{ssh.parent}:{os.environ['PATH']}"}
     return printed(made.folder, "sh", "-ec", CHECK, env=path)
