@@ -10,7 +10,9 @@ from affinityd.audit.allocations import with_allocations
 from affinityd.audit.gather import TICKS, ProcessWalk
 from affinityd.audit.judge import Judge, divided, overlap
 from affinityd.audit.model import (
+    NO_NAMES,
     AuditedProcess,
+    ContainerNames,
     CpuTime,
     GpuHolders,
     GpuKey,
@@ -40,6 +42,9 @@ HIDDEN = "some of its processes are hidden here, by hidepid= of /proc: run this 
 #: The main thread's mask of each process when first seen, by pid and start.
 FirstMasks = Recent[tuple[int, int], CpuSet]
 
+#: Adds what kubelet gave the containers of processes.
+NamePods = Callable[[Topology, list[AuditedProcess], ContainerNames], NamedPods]
+
 #: Measured ratios of GPUs, as `Scan.ratios` has them, and notices for people.
 Measured = tuple[Mapping[GpuKey, Mapping[int, float]], tuple[str, ...]]
 
@@ -53,7 +58,7 @@ class Auditor:
         proc: str = PROC,
         *,
         reserved: CpuSet = frozenset(),
-        name_pods: Callable[[Topology, list[AuditedProcess]], NamedPods] | None = None,
+        name_pods: NamePods | None = None,
         measured: Callable[[Topology], Measured] | None = None,
     ) -> None:
         """Take the source of holders, the path of /proc, and the CPUs that no plan gives.
@@ -71,10 +76,10 @@ class Auditor:
         self._reserved = reserved
         self._judge: Judge | None = None
 
-    def scan(self, topology: Topology) -> Scan:
+    def scan(self, topology: Topology, containers: ContainerNames = NO_NAMES) -> Scan:
         """Scan once, within the time of the holders' query and READING seconds.
 
-        Most of that is waiting for the kernel.
+        Most of that is waiting for the kernel. `containers`: those that are known by name.
         """
         now, boot = time.time(), since_boot()
         judge = self._judge_of(topology)
@@ -85,7 +90,9 @@ class Auditor:
         found = [*self._audited(judge, walk, ProcessOwners(processes))]
         # The walk is over: the processes it has not seen are known.
         found += map(missing_process, self._missing.found(walk.unseen, held.asked))
-        named = self._name_pods(topology, found) if self._name_pods else NamedPods(found)
+        named = (
+            self._name_pods(topology, found, containers) if self._name_pods else NamedPods(found)
+        )
         found = with_allocations(topology, self._reserved, named.processes)
         # Stable, so that descendants stay with those that have started them.
         found.sort(key=lambda it: (it.facts.gpu, it.facts.holder or it.facts.pid))

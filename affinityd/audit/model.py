@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from affinityd.cpuset import CpuSet
@@ -82,12 +83,18 @@ class ContainerResources:
     namespace: str
     pod: str
     container: str
-    devices: Mapping[str, frozenset[str]]  #: resource, as nvidia.com/gpu → ids of its devices
-    claims: frozenset[str]  #: devices by DRA, with their drivers: gpu.nvidia.com/gpu-0
-    cpus: CpuSet  #: exclusive ones; none in the shared pool
-    nodes: frozenset[int]  #: the NUMA nodes of its devices, where kubelet knows them
+    #: Resource, as nvidia.com/gpu → ids of its devices
+    devices: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    claims: frozenset[str] = frozenset()  #: devices by DRA: gpu.nvidia.com/gpu-0
+    cpus: CpuSet = frozenset()  #: exclusive ones; none in the shared pool
+    nodes: frozenset[int] = frozenset()  #: the NUMA nodes of its devices, where kubelet knows them
     gpus: tuple[GpuKey, ...] = ()  #: of this node, among its devices
     containers: int = 1  #: of its pod
+
+    @property
+    def names(self) -> tuple[str, str, str]:
+        """Its namespace, its pod and its own name."""
+        return self.namespace, self.pod, self.container
 
 
 @dataclass(frozen=True)
@@ -184,6 +191,11 @@ class AuditedProcess:
         """The masks of running threads that no library pinned, and their placements."""
         running = self.threads[1:] if self.facts.state in ENDED else self.threads
         return {thread.mask: word for thread, word, itself in running if not itself}
+
+
+#: Id of a container → its namespace, pod and name there, as its runtime tells them by NRI.
+ContainerNames = Mapping[str, tuple[str, str, str]]
+NO_NAMES: ContainerNames = MappingProxyType({})
 
 
 @dataclass(frozen=True)

@@ -113,15 +113,7 @@ async def _serve(
     )
     servers = Servers(app, PlanOnly(app), listeners, metrics.refused_connection)
     works = [watcher.watch(), publisher.run(), servers.watch()]
-    if scans is not None and (every := settings.scan_interval) is not None:
-
-        def scanned(result: ScanResult) -> None:
-            metrics.scanned(result)
-            audits.update(result.boot)
-            if result.enforced is not None:
-                enforced.update(result.enforced)
-
-        works.append(scan_regularly(scans.scan, service, scanned, metrics.scan_failed, every=every))
+    plugin = None
     if settings.nri is not None:
         from affinityd.daemon.nri import NriPlugin  # noqa: PLC0415 - most daemons have none
 
@@ -131,6 +123,23 @@ async def _serve(
         )
         metrics.show("nri", plugin.metrics)
         plugin.start()
+    if scans is not None and (every := settings.scan_interval) is not None:
+
+        def scanned(result: ScanResult) -> None:
+            metrics.scanned(result)
+            audits.update(result.boot)
+            if result.enforced is not None:
+                enforced.update(result.enforced)
+
+        works.append(
+            scan_regularly(
+                lambda topology: scans.scan(topology, plugin.names if plugin else None),
+                service,
+                scanned,
+                metrics.scan_failed,
+                every=every,
+            )
+        )
     _take_signals(servers.stop, watcher.want_reading)
     log.info("affinityd %s answers %s", __version__, listeners)
     if settings.switch != ON:

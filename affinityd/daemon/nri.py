@@ -88,6 +88,7 @@ class NriPlugin:
         self.states: dict[str, str] = {}  #: container → its state
         self.taken = 0  #: CPUs that containers might use before
         self.is_known = False  #: to the runtime
+        self.names: dict[str, tuple[str, str, str]] = {}  #: id of a container → its names
         self._pinned: dict[str, CpuSet] = {}  # container → the CPUs that it was given
         self._others: set[str] = set()  # containers with a cpuset of kubelet's, or of another's
         self._listed: list[tuple[Pod, Container]] = []  # by a Synchronize that goes on
@@ -135,6 +136,7 @@ class NriPlugin:
     def _create_container(self, request: bytes) -> bytes:
         """Return a CreateContainerResponse, within DEADLINE."""
         pod, container = messages.created(request)
+        self.names[container.id] = pod.namespace, pod.name, container.name
         made = self._made(pod, container, DEADLINE)
         self._note(container, made)
         return messages.adjusted(made.environment, made.folder, format_list(made.cpus))
@@ -162,6 +164,7 @@ class NriPlugin:
         listed, self._listed = self._listed, []
         end = time.monotonic() + SYNCHRONIZE_SECONDS
         self.states, self._pinned, self._others = {}, {}, set()
+        self.names = {its.id: (pod.namespace, pod.name, its.name) for pod, its in listed}
 
         def made(pod: Pod, container: Container) -> Adjustment:
             seconds, quietly = min(DEADLINE, end - time.monotonic()), bool(container.cpus)
@@ -190,6 +193,7 @@ class NriPlugin:
 
     def _state_changed(self, event: bytes) -> bytes:
         if (container := messages.removed(event)) is not None:
+            self.names.pop(container, None)
             self.states.pop(container, None)
             self._pinned.pop(container, None)
             self._others.discard(container)

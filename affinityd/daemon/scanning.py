@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import Metric
 
 from affinityd.audit.document import counts, render
-from affinityd.audit.model import Scan
+from affinityd.audit.model import NO_NAMES, ContainerNames, Scan
 from affinityd.config.settings import OFF, Settings
 from affinityd.daemon.api.peers import Viewer
 from affinityd.daemon.metrics import audit as audit_metrics
@@ -32,7 +32,7 @@ class Scanning:
     def __init__(
         self,
         settings: Settings,
-        scan: Callable[[Topology], Scan],
+        scan: Callable[[Topology, ContainerNames], Scan],
         counts: Mapping[str, int],
     ) -> None:
         self.counts = counts
@@ -43,9 +43,9 @@ class Scanning:
         self._last: tuple[Topology, Scan] | None = None
         self._enforcement = _enforcement(settings)
 
-    def scan(self, topology: Topology) -> ScanResult:
+    def scan(self, topology: Topology, containers: ContainerNames = NO_NAMES) -> ScanResult:
         """Scan once, and enforce by that scan."""
-        scan = self._scan(topology)
+        scan = self._scan(topology, containers)
         self._rows, self._last = self._jobs.scanned(scan), (topology, scan)
         self._log.scanned(topology, scan)
         enforced = None

@@ -19,12 +19,14 @@ import re
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from affinityd.audit.model import (
     KUBERNETES,
+    NO_NAMES,
     AuditedProcess,
+    ContainerNames,
     ContainerResources,
     GpuKey,
     Job,
@@ -170,27 +172,38 @@ def is_of_pod(process: AuditedProcess) -> bool:
 
 
 def with_containers(
-    candidates: Sequence[Candidate], processes: Sequence[AuditedProcess], device_files: DeviceFiles
+    candidates: Sequence[Candidate],
+    processes: Sequence[AuditedProcess],
+    device_files: DeviceFiles,
+    known: Mapping[str, ContainerResources],
 ) -> list[AuditedProcess]:
     """Return the processes, those of pods with what kubelet gave their containers.
 
-    Where several containers fit, or processes of several pods fit one, it is not known.
-    `device_files` is called where no exclusive CPUs decide.
+    `known`: those of containers that the runtime tells, by id. Of others: where several containers
+    fit, or processes of several pods fit one, it is not known. `device_files` is called where no
+    exclusive CPUs decide.
     """
+    names = {container.names for container in known.values()}
+    candidates = [some for some in candidates if some.container.names not in names]
     groups: defaultdict[tuple[Job | None, str | None], list[ProcessFacts]] = defaultdict(list)
     for process in filter(is_of_pod, processes):
         of = process.facts.membership
         groups[of.job, of.container].append(process.facts)
-    matches = {of: _match(facts, candidates, device_files) for of, facts in groups.items()}
+    given = {of: known[of[1]] for of in groups if of[1] and of[1] in known}
+    matches = {
+        of: _match(facts, candidates, device_files)
+        for of, facts in groups.items()
+        if of not in given
+    }
     pods: defaultdict[Candidate | None, set[Job | None]] = defaultdict(set)
     for (job, _), match in matches.items():
         pods[match].add(job)
-    resources = {
-        facts.pid: match.container
+    given |= {
+        of: match.container
         for of, match in matches.items()
         if match is not None and len(pods[match]) == 1
-        for facts in groups[of]
     }
+    resources = {facts.pid: its for of, its in given.items() for facts in groups[of]}
     return [
         replace(process, facts=replace(process.facts, given=resources[process.facts.pid]))
         if process.facts.pid in resources
@@ -263,19 +276,26 @@ POLICIES = {True: "static", False: "none", None: None}
 class KubeletPods:
     """Kubelet's last answer and its settings."""
 
-    def __init__(self, path: str, proc: str = PROC) -> None:
-        """Take kubelet's socket, and the path of /proc."""
+    def __init__(self, path: str | None, proc: str = PROC) -> None:
+        """Take kubelet's socket, None if it is not to be asked, and the path of /proc."""
         self._path = path
         self._proc = proc
         self._jobs: frozenset[Job | None] = frozenset()  # pods that there were at that answer
         self._candidates: Sequence[Candidate] = ()
+        self._given: Mapping[tuple[str, str, str], ContainerResources] = {}  # by names
         self._config: KubeletConfig | None = None
 
-    def name(self, topology: Topology, processes: list[AuditedProcess]) -> NamedPods:
+    def name(
+        self,
+        topology: Topology,
+        processes: list[AuditedProcess],
+        names: ContainerNames = NO_NAMES,
+    ) -> NamedPods:
         """Return the processes, those of pods with what kubelet gave their containers.
 
-        Without an answer, the last one counts, for the pods of that time: later ones may have been
-        given the same devices. Kubelet is not asked if none of the processes is in a pod.
+        `names`: of containers, by the runtime. Of others, without an answer, the last one counts,
+        for the pods of that time: later ones may have been given the same devices. Kubelet is not
+        asked if none of the processes is in a pod.
         """
         jobs = frozenset(process.facts.membership.job for process in filter(is_of_pod, processes))
         if not jobs:
@@ -283,10 +303,13 @@ class KubeletPods:
         notices = []
         try:
             deadline = time.monotonic() + TIMEOUT
-            answer = list_pods(self._path, _left(deadline))
-            self._candidates = Candidate.all_of(containers(answer), topology)
-            self._jobs = jobs
-            self._config = self._settings(deadline)
+            if self._path is not None:
+                answer = containers(list_pods(self._path, _left(deadline)))
+                self._candidates = Candidate.all_of(answer, topology)
+                given = (*answer, *(some.container for some in self._candidates))
+                self._given = {container.names: container for container in given}
+                self._jobs = jobs
+                self._config = self._settings(self._path, deadline)
         except (OSError, ValueError) as error:
             notices = [UNKNOWN.format(socket=self._path, error=error)]
 
@@ -299,22 +322,31 @@ class KubeletPods:
                 or os.path.lexists(f"{dev}/dri/renderD{gpu.render_minor}")
             )
 
-        then = [process for process in processes if process.facts.membership.job in self._jobs]
-        named = with_containers(self._candidates, then, device_files)
+        known = {
+            container: self._given.get(its, ContainerResources(*its))
+            for container, its in names.items()
+        }
+        then = [
+            process
+            for process in processes
+            if process.facts.membership.job in self._jobs
+            or process.facts.membership.container in known
+        ]
+        named = with_containers(self._candidates, then, device_files, known)
         by_pid = {process.facts.pid: process for process in named}
         all_processes = [by_pid.get(process.facts.pid, process) for process in processes]
         return NamedPods(all_processes, tuple(notices), self._config)
 
-    def _settings(self, deadline: float) -> KubeletConfig:
+    def _settings(self, path: str, deadline: float) -> KubeletConfig:
         """Read the settings of the kubelet that listens. Raises OSError, ValueError."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(_left(deadline))
-            connection.connect(self._path)
+            connection.connect(path)
             pid = credentials(connection).pid
         config = kubelet_config.read(pid, self._proc)
         if config.cpu_policy is not None:
             return config
-        gives = gives_cpus(self._path, _left(deadline))
+        gives = gives_cpus(path, _left(deadline))
         return replace(config, cpu_policy=POLICIES[gives])
 
 

@@ -188,10 +188,11 @@ def auditor_by(
     chosen: Settings, query: Callable[[float], ProcessReport], reserved: CpuSet
 ) -> Auditor:
     """Return the auditor. `query` asks NVML for GPU processes; no plan uses `reserved`."""
+    names_pods = chosen.pod_resources or chosen.nri
     return Auditor(
         HolderSources(query).held,
         reserved=reserved,
-        name_pods=KubeletPods(chosen.pod_resources).name if chosen.pod_resources else None,
+        name_pods=KubeletPods(chosen.pod_resources).name if names_pods else None,
         measured=partial(gpu_ratios, chosen.measured) if chosen.measured else None,
     )
 

@@ -30,6 +30,7 @@ from affinityd.linux.syscalls import end_with
 from affinityd.threads import started
 
 if TYPE_CHECKING:
+    from affinityd.audit.model import ContainerNames
     from affinityd.daemon.state.plan_service import PlanService
     from affinityd.topology.model import Topology
 
@@ -54,8 +55,8 @@ class Scanner(Protocol):
 
     counts: Mapping[str, int]  #: of failures, for the daemon's metrics
 
-    def scan(self, topology: Topology) -> ScanResult:
-        """Scan once."""
+    def scan(self, topology: Topology, containers: ContainerNames) -> ScanResult:
+        """Scan once; `containers`: those that are known by name."""
 
     def document(self, path: str, *, is_admin: bool, uid: int | None) -> bytes:
         """Return the document of the last scan at a path, as `Viewer(is_admin, uid)` sees it."""
@@ -84,14 +85,15 @@ class ScanChild:
         scans.close()
         documents.close()
 
-    def scan(self, topology: Topology) -> ScanResult:
+    def scan(self, topology: Topology, containers: ContainerNames | None = None) -> ScanResult:
         """Have it scan; its log lines are logged here.
 
         Raises RuntimeError, with the traceback, for a scan that failed; FatalError for a child that
         has ended or hangs.
         """
         try:
-            self._scans.send(None if topology is self._sent else topology)
+            changed = None if topology is self._sent else topology
+            self._scans.send((changed, {**(containers or {})}))
             if not self._scans.poll(HUNG_SECONDS):
                 os.kill(self._pid, signal.SIGKILL)
                 raise FatalError(f"a scan of the processes has hung for {HUNG_SECONDS:g} s")
@@ -174,13 +176,14 @@ def _serve(scans: Connection, documents: Connection, make: Callable[[], Scanner]
     topology: Topology
     with suppress(OSError, EOFError):
         while True:
-            if (changed := scans.recv()) is not None:  # as it is at the first scan
+            changed, containers = scans.recv()
+            if changed is not None:  # as it is at the first scan
                 topology = changed
             try:
                 if scanner is None:
                     scanner = make()
                     started(partial(_answer, documents, scanner))
-                result, error = scanner.scan(topology), None
+                result, error = scanner.scan(topology, containers), None
             except Exception:  # noqa: BLE001 - the daemon logs it
                 result, error = ScanResult(0.0, None, b"", b""), format_exc()
             answer = {

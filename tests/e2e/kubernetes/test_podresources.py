@@ -178,6 +178,22 @@ def test_a_pod_has_its_gpu_by_dra(cluster: Cluster, node: EnforcingNode) -> None
             cluster.run("kubectl delete pod by-dra --wait")
 
 
+def test_the_runtime_names_pods_that_share_a_gpu(cluster: Cluster) -> None:
+    """Kubelet knows nothing of their GPU, as it knows not who has which slice of its time."""
+    pids = {name: created(cluster, name, {}) for name in ("slice-a", "slice-b")}
+    runtime = f"--nri={cluster.root}/run/nri/nri.sock"
+    words = ("--pod-resources", str(POD_RESOURCES), runtime)
+    with enforcing("observe", *words, users={DRA_GPU: [*pids.values()]}) as node:
+        for name, pid in pids.items():
+            named = named_process(node, pid)["pod"]
+            assert (named["namespace"], named["name"], named["container"]) == (
+                "default",
+                name,
+                "main",
+            )
+    cluster.run("kubectl delete pod slice-a slice-b --now")
+
+
 ASKS = """
 import os
 from affinityd.kubernetes.pods import containers, list_pods

@@ -24,7 +24,6 @@ from affinityd.daemon.state.scans import ScanChild
 from affinityd.errors import FatalError
 from affinityd.linux.processes import exists
 from affinityd.threads import started
-from affinityd.topology.model import Topology
 from tests.support.children import children_of
 from tests.support.daemons import eventually
 from tests.support.scans import MACHINE, process, scan
@@ -49,7 +48,7 @@ def child_with(make: Callable[[], Scanning]) -> Iterator[tuple[ScanChild, int, d
 
 
 @contextmanager
-def scanning(work: Callable[[Topology], Scan], jobs: int = 0) -> Iterator[tuple[ScanChild, int]]:
+def scanning(work: Callable[..., Scan], jobs: int = 0) -> Iterator[tuple[ScanChild, int]]:
     with child_with(lambda: Scanning(Settings(job_series=jobs), work, {})) as (child, pid, _):
         yield child, pid
 
@@ -62,7 +61,7 @@ def pids(child: ScanChild, viewer: Viewer = ADMIN) -> list[int]:
 def test_metrics_documents_and_counts_of_a_scan_come_back() -> None:
     failures = {"processes": 0}
 
-    def found(_: Topology) -> Scan:
+    def found(*_: object) -> Scan:
         failures["processes"] += 1
         return FOUND
 
@@ -80,7 +79,7 @@ def test_metrics_documents_and_counts_of_a_scan_come_back() -> None:
 def test_a_document_does_not_wait_for_a_scan() -> None:
     scans = iter((0.0, 600.0))
 
-    def found(_: Topology) -> Scan:
+    def found(*_: object) -> Scan:
         time.sleep(next(scans))
         return FOUND
 
@@ -95,7 +94,7 @@ def test_a_document_does_not_wait_for_a_scan() -> None:
 def test_a_failed_scan_has_its_traceback_and_the_next_one_is_made() -> None:
     failing = [True]
 
-    def fails_once(_: Topology) -> Scan:
+    def fails_once(*_: object) -> Scan:
         if failing.pop() if failing else False:
             raise ValueError("a bug of the test")
         return FOUND
@@ -107,7 +106,7 @@ def test_a_failed_scan_has_its_traceback_and_the_next_one_is_made() -> None:
 
 
 def test_a_child_that_has_ended_is_fatal_in_one_line() -> None:
-    with scanning(lambda _: os._exit(1)) as (child, _):
+    with scanning(lambda *_: os._exit(1)) as (child, _):
         for _ in range(2):
             with pytest.raises(FatalError, match=r"\Athe process that scans .* has ended\Z"):
                 child.scan(MACHINE)
@@ -118,7 +117,7 @@ def test_a_child_that_has_ended_is_fatal_in_one_line() -> None:
 def test_a_child_that_hangs_is_killed_and_fatal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HUNG_SECONDS", 0.1)
     with (
-        scanning(lambda _: time.sleep(600)) as (child, _),  # type: ignore[arg-type,return-value]
+        scanning(lambda *_: time.sleep(600)) as (child, _),  # type: ignore[arg-type]
         pytest.raises(FatalError, match=r"\Aa scan of the processes has hung for 0\.1 s\Z"),
     ):
         child.scan(MACHINE)
@@ -148,7 +147,7 @@ def test_a_child_that_hangs_ends_with_the_daemon() -> None:
 def test_log_lines_of_the_child_are_logged_by_the_daemon(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     found = iter((FAR, scan(process(1)), scan(process(1))))
-    with scanning(lambda _: next(found)) as (child, _):
+    with scanning(lambda *_: next(found)) as (child, _):
         for _ in range(3):
             child.scan(MACHINE)
     name = "affinityd.daemon.scanning"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -164,6 +164,9 @@ MIGS = (MigInstance("MIG-a"), MigInstance("MIG-b"))
 WITH_MIG = replace(NODE, gpus=(replace(NODE.gpus[0], mig=MIGS), *NODE.gpus[1:]))
 
 
+NO_KNOWN: Mapping[str, ContainerResources] = {}
+
+
 def given(
     name: str, *ids: str, cpus: str = "", claims: str = "", resource: str = "nvidia.com/gpu"
 ) -> ContainerResources:
@@ -174,8 +177,10 @@ def given(
     )
 
 
-def in_pod(gpu: int, cpuset: str = "0-255", *, uid: str = POD, pid: int = 100) -> AuditedProcess:
-    member = Membership(Job("kubernetes", uid), container="ab12" * 16)
+def in_pod(
+    gpu: int, cpuset: str = "0-255", *, uid: str = POD, pid: int = 100, container: str = "ab12" * 16
+) -> AuditedProcess:
+    member = Membership(Job("kubernetes", uid), container=container)
     return Judge(NODE).judge(
         process("0-3", pid=pid, gpu=("nvidia", gpu), cpuset=cpuset, membership=member)
     )
@@ -185,9 +190,10 @@ def named(
     *processes: AuditedProcess,
     containers: tuple[ContainerResources, ...],
     files: frozenset[GpuKey] = frozenset(),
+    known: Mapping[str, ContainerResources] = NO_KNOWN,
 ) -> list[str | None]:
     candidates = Candidate.all_of(containers, WITH_MIG)
-    found = with_containers(candidates, processes, lambda _pid: files)
+    found = with_containers(candidates, processes, lambda _pid: files, known)
     return [None if it.facts.given is None else it.facts.given.pod for it in found]
 
 
@@ -256,10 +262,41 @@ def test_a_container_is_of_one_pod_unless_the_other_is_a_known_daemon() -> None:
     assert named(train, daemon, containers=containers) == ["train", None]
 
 
+def test_containers_that_the_runtime_names_need_no_match() -> None:
+    containers = (given("shared-a", "GPU-4::0"), given("shared-b", "GPU-4::1"))
+    known = {"a" * 64: containers[0], "b" * 64: containers[1]}
+    its, other, third = (
+        in_pod(4, uid=letter * 32, pid=pid, container=letter * 64)
+        for pid, letter in enumerate("abc", 100)
+    )
+    assert named(its, other, third, containers=containers) == [None, None, None]
+    names = named(its, other, third, containers=containers, known=known)
+    assert names == ["shared-a", "shared-b", None], "the third is neither of the two"
+    one = named(its, other, containers=containers, known={"a" * 64: containers[0]})
+    assert one == ["shared-a", "shared-b"], "it is the one that is left"
+
+
+def test_the_runtime_names_containers_of_which_kubelet_says_nothing(
+    kubelet: Kubelet, path: Path
+) -> None:
+    assert LATER.facts.membership.container is not None
+    known = {LATER.facts.membership.container: ("team", "late", "main")}
+    kubelet.answer = HANGS
+    late = KubeletPods(f"{path}").name(NODE, [LATER], known)
+    assert (names(late), len(late.notices)) == (["late"], 1)
+    asked = kubelet.asked
+    late = KubeletPods(None).name(NODE, [LATER], known)
+    assert (names(late), late.notices, kubelet.asked) == (["late"], (), asked)
+    kubelet.answer = pod("late")
+    (process,) = KubeletPods(f"{path}").name(NODE, [LATER], known).processes
+    assert process.facts.given is not None
+    assert process.facts.given.gpus == (("nvidia", 0),)
+
+
 def test_a_matched_process_has_all_gpus_of_its_container() -> None:
     containers = (given("train", "GPU-0", "GPU-1"),)
     (its,) = with_containers(
-        Candidate.all_of(containers, NODE), [in_pod(0)], lambda _pid: frozenset()
+        Candidate.all_of(containers, NODE), [in_pod(0)], lambda _pid: frozenset(), NO_KNOWN
     )
     assert its.facts.gpus == (("nvidia", 0),)
     assert its.facts.given is not None
