@@ -185,7 +185,7 @@ def test_enforcement_that_fails_is_logged_once_and_its_last_result_stays(
     assert json.loads(document)["jobs"][0]["id"] == "7"
     assert b'affinityd_enforce_mode{mode="observe"} 1.0' in first.text
     monkeypatch.setattr(Enforcer, "enforce", lambda *_: 1 / 0)  # a bug of ours
-    monkeypatch.setattr(scanning, "_scan", lambda _: replace(audit.scan, boot=NOW + 15))
+    monkeypatch.setattr(scanning, "_scan", lambda *_: replace(audit.scan, boot=NOW + 15))
     with caplog.at_level(logging.ERROR):
         results = [scanning.scan(TWO) for _ in range(2)]
     assert [(it.boot, it.enforced) for it in results] == [(NOW + 15, first.boot)] * 2
