@@ -1,34 +1,30 @@
-"""Runs every comparison, prints it, and writes bench/results.md.
+"""Runs the comparisons, prints them, and writes bench/results.md.
 
-scripts/bench
+scripts/bench           all of them
+scripts/bench PART      one of them, which is only printed
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-from bench import discovery, planning, plans, process, prolog, scans, start
-from bench.compare import fetch
+from bench import plans, process, prolog, scans, start
 from bench.ratio import Ratio
-
-FOLDER = Path(__file__).parent
 
 #: What is run, in this order: quick ones first.
 PARTS: dict[str, Callable[[], tuple[Ratio, ...]]] = {
-    "planning": planning.measure,
-    "starts": start.measure,
-    "discovery": discovery.measure,
+    "start": start.measure,
     "plans": plans.measure,
     "scans": scans.measure,
-    "the daemon as a process": process.measure,
-    "Slurm's launches": prolog.measure,
+    "process": process.measure,
+    "prolog": prolog.measure,
 }
 
 HEAD = """# On the clock
@@ -41,42 +37,28 @@ and third quartile. `scripts/bench` measures it again.
 """
 
 
-def main() -> int:
-    """Measure all; a part that cannot run here is left out, with its reason."""
-    ratios, left_out = list[Ratio](), list[str]()
+def main() -> None:
+    """Measure; a part that cannot run here is left out, with its reason."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("part", nargs="?", choices=PARTS)
+    chosen = parser.parse_args().part
+    rows, left_out = list[str](), list[str]()
     began = time.monotonic()
-    for name in PARTS:
-        found, why = _measured(name)
-        ratios += found
-        if why is not None:
-            left_out.append(f"{name}: {why}")
-    lines = [*_rows(ratios), *_facts(left_out, time.monotonic() - began)]
-    (FOLDER / "results.md").write_text(HEAD + "\n".join(lines) + "\n")
-    return 0
-
-
-def _measured(name: str) -> tuple[tuple[Ratio, ...], str | None]:
-    """Return the ratios of a part, or why there are none here."""
-    print(f"{name}:", flush=True)
-    began = time.monotonic()
-    try:
-        found = PARTS[name]()
-    except (OSError, RuntimeError, AssertionError, subprocess.SubprocessError) as error:
-        why = (str(error) or repr(error)).splitlines()[0]
-        print(f"left out: {why}", flush=True)
-        return (), why
-    print(*found, f"in {time.monotonic() - began:.0f} s", sep="\n", flush=True)
-    return found, None
-
-
-def _rows(ratios: list[Ratio]) -> Iterator[str]:
-    for it in ratios:
-        if it.lack is not None:
-            yield f"| {it.measured} | {it.peer} | not measured | | {it.goal} | {it.lack} |"
+    for name in [chosen] if chosen else PARTS:
+        print(f"{name}:", flush=True)
+        try:
+            ratios = PARTS[name]()
+        except (OSError, RuntimeError, AssertionError, subprocess.SubprocessError) as error:
+            left_out.append(f"{name}: {(str(error) or repr(error)).splitlines()[0]}")
+            print("left out:", left_out[-1], flush=True)
             continue
-        first, last = it.spread
-        figures = f"{it.middle:.2f} | {first:.2f} to {last:.2f} | {it.goal}"
-        yield f"| {it.measured} | {it.peer} | {figures} | {'' if it.is_met else 'missed'} |"
+        print(*ratios, sep="\n", flush=True)
+        rows += map(str, ratios)
+    if chosen is None:
+        lines = [*rows, *_facts(left_out, time.monotonic() - began)]
+        Path(__file__).with_name("results.md").write_text(HEAD + "\n".join(lines) + "\n")
 
 
 def _facts(left_out: list[str], seconds: float) -> Iterator[str]:
@@ -86,16 +68,11 @@ def _facts(left_out: list[str], seconds: float) -> Iterator[str]:
         if line.startswith("model name")
     )
     packages = ("fastapi", "uvicorn", "uvloop", "httptools", "pydantic", "psutil")
-    lstopo = subprocess.run(
-        [discovery.LSTOPO, "--version"], capture_output=True, text=True, check=False
-    ).stdout.strip()
     facts = (
         f"{os.cpu_count()} CPUs of {cpu}",
         f"Linux {platform.release()}",
         f"Python {platform.python_version()}",
         *(f"{it} {version(it)}" for it in packages),
-        lstopo,
-        f"gpu_affinity {fetch.GPU_AFFINITY_COMMIT[:7]}",
     )
     yield from (
         "",
@@ -106,4 +83,4 @@ def _facts(left_out: list[str], seconds: float) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -2,13 +2,10 @@
 
 It is that of scans with many idle processes less that of scans without them: where NVML tells which
 processes use the GPUs, and where open device files do.
-
-    python -m bench.scans [--processes N]
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import subprocess
@@ -43,7 +40,7 @@ def measure(processes: int = 2000, rounds: int = 3) -> tuple[Ratio, ...]:
         Ratio(
             f"scan of a process without a GPU, {vendor}",
             "psutil's cpu_affinity",
-            "≤ 0.05",
+            0.05,
             [
                 (ours - alone[vendor]) / peer
                 for ours, peer in zip(costs[vendor], psutils, strict=True)
@@ -84,14 +81,3 @@ def _idle(processes: int) -> Iterator[Sequence[int]]:
             yield children_of(shell.pid)
         finally:
             os.killpg(shell.pid, signal.SIGKILL)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--processes", type=int, default=2000)
-    for ratio in measure(parser.parse_args().processes):
-        print(ratio)
-
-
-if __name__ == "__main__":
-    main()

@@ -12,14 +12,13 @@ import os
 import sys
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from affinityd.cpuset import format_list
-from bench.compare.judge import Answer, Verdict, judge
-from bench.compare.reported import Machine, Question, machines, questions
-from bench.compare.table import tables
+from bench.compare.judge import VERDICTS, Answer, Verdict, judge
+from bench.compare.reported import KINDS, Machine, Question, machines, questions
 from bench.compare.tools import TOOLS, Tool
 from tests.support.machines.sysfs_tree import put, write_tree
 from tests.support.paths import REPOSITORY
@@ -56,6 +55,39 @@ def judged(
                 for tool in able:
                     answer = ask(tool, question, tree)
                     yield tool, question, answer, judge(question, answer, unique=tool.unique)
+
+
+#: How often a tool's answers to a kind of question were judged so.
+Counts = Mapping[str, Counter[tuple[str, Verdict]]]
+
+
+def tables(counts: Counts, tools: Sequence[Tool]) -> str:
+    """Return the table of verdicts and the table of kinds, as Markdown."""
+    verdicts: list[Sequence[object]] = [("tool", "version", "setting", "asked", *VERDICTS)]
+    kinds: list[Sequence[object]] = [("right, of asked", *KINDS)]
+    for tool in tools:
+        found = counts[tool.name]
+        sums = [_sum(found, verdict=verdict) for verdict in VERDICTS]
+        verdicts.append((tool.name, tool.version, tool.setting, sum(sums), *sums))
+        right = (f"{_sum(found, kind, 'right')} of {_sum(found, kind)}" for kind in KINDS)
+        kinds.append((tool.name, *right))
+    return "\n\n".join(map(_table, (verdicts, kinds)))
+
+
+def _sum(
+    found: Counter[tuple[str, Verdict]], kind: str | None = None, verdict: str | None = None
+) -> int:
+    return sum(
+        count
+        for (its_kind, its_verdict), count in found.items()
+        if kind in {None, its_kind} and verdict in {None, its_verdict}
+    )
+
+
+def _table(rows: Sequence[Sequence[object]]) -> str:
+    head, *others = rows
+    lines = (head, ["---"] * len(head), *others)
+    return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in lines)
 
 
 def write_page(chosen: list[Machine], tools: list[Tool], *, is_whole: bool) -> None:

@@ -14,10 +14,9 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
-from affinityd.cpuset import format_list, parse_list
-from bench.compare import stand_ins
+from affinityd.cpuset import CpuSet, format_list, parse_list
 from bench.compare.fetch import GPU_AFFINITY, TORCH
 from bench.compare.judge import Answer
 from bench.compare.reported import Question
@@ -30,7 +29,7 @@ def gpu_affinity(question: Question, tree: Path) -> Answer:
     """`gpu_affinity.set_affinity(gpu_id, nproc_per_node)`: its defaults."""
 
     def prepare() -> Bind:
-        sys.modules["pynvml"] = stand_ins.pynvml(question)
+        sys.modules["pynvml"] = _pynvml(question)
         sys.path.insert(0, str(GPU_AFFINITY))
         module = importlib.import_module("gpu_affinity")
         return lambda rank: module.set_affinity(rank, len(question.order))
@@ -43,7 +42,7 @@ def torch_numa(mode: str) -> Callable[[Question, Path], Answer]:
 
     def ask(question: Question, tree: Path) -> Answer:
         def prepare() -> Bind:
-            sys.modules.update(stand_ins.torch(question))
+            sys.modules.update(_torch(question))
             module = _loaded("torch_numa_binding", TORCH)
             options = module.NumaOptions(module.AffinityMode(mode))
             apply = module._maybe_apply_numa_binding_to_current_process  # noqa: SLF001
@@ -110,3 +109,64 @@ def _bound(question: Question, tree: Path, prepare: Callable[[], Bind]) -> list[
         except Exception as error:  # noqa: BLE001 # any: the rank does not start
             return f"{type(error).__name__}: {error}"
     return [None if it is None else format_list(it) for it in masks]
+
+
+# The modules that tools ask about GPUs, answering for a reported machine.
+
+
+def _module(name: str, **attributes: object) -> ModuleType:
+    module = ModuleType(name)
+    vars(module).update(attributes)
+    return module
+
+
+def _pynvml(question: Question) -> ModuleType:
+    """Return NVML's binding; a handle is the GPU's index, and lists are cut to the cpuset."""
+    machine = question.machine
+    node, socket = 0, 1
+
+    def near(gpu: int, scope: int) -> CpuSet:
+        own = machine.nodes[machine.gpu_node(gpu)]
+        packages = (cpus for cpus in machine.packages.values() if cpus & own)
+        return own if scope == node else own.union(*packages)
+
+    def affinity(gpu: int, count: int, scope: int) -> list[int]:
+        """Return words of 64 bits, the lowest first."""
+        bits = sum(1 << cpu for cpu in near(gpu, scope) & question.allowed)
+        return [bits >> 64 * word & (1 << 64) - 1 for word in range(count)]
+
+    return _module(
+        "pynvml",
+        NVMLError=type("NVMLError", (Exception,), {}),
+        NVML_AFFINITY_SCOPE_NODE=node,
+        NVML_AFFINITY_SCOPE_SOCKET=socket,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: len(machine.gpus),
+        nvmlDeviceGetHandleByIndex=range(len(machine.gpus)).__getitem__,
+        nvmlDeviceGetCpuAffinityWithinScope=affinity,
+    )
+
+
+def _torch(question: Question) -> dict[str, ModuleType]:
+    """Return as much of torch as torch.numa asks; devices are numbered as the process sees them."""
+    gpus = [question.machine.gpus[index] for index in question.order]
+
+    def properties(index: int) -> SimpleNamespace:
+        domain, bus, rest = gpus[index].pci_bus_id.split(":")
+        numbers = (int(it, 16) for it in (domain, bus, rest.split(".")[0]))
+        return SimpleNamespace(
+            **dict(zip(("pci_domain_id", "pci_bus_id", "pci_device_id"), numbers, strict=True))
+        )
+
+    device = SimpleNamespace(get_device_properties=properties)
+    accelerator = SimpleNamespace(
+        is_available=lambda: True,
+        current_accelerator=lambda: "cuda",
+        device_count=lambda: len(gpus),
+    )
+    return {
+        "torch": _module("torch", accelerator=accelerator, get_device_module=lambda _: device),
+        "torch._utils_internal": _module(
+            "torch._utils_internal", signpost_event=lambda *_args, **_more: None
+        ),
+    }
