@@ -159,16 +159,11 @@ def _assignment(line: str, place: str) -> tuple[str, str]:
     shown = quote(name if equals else name.split()[0])  # the rest may be a secret
     if not equals or not name.isidentifier():
         raise InvalidRequestError(f"{place}: {shown} is not written as NAME=value")
-    try:
-        return name, " ".join(_words(value))
-    except ValueError as error:
-        raise InvalidRequestError(f"{place}: {shown}: {error}") from None
-
-
-def _words(value: str) -> list[str]:
-    """Split a value as a shell would. Raises ValueError."""
     if not QUOTING & set(value):
-        return value.split()
+        return name, " ".join(value.split())
     import shlex  # noqa: PLC0415 - takes as long to import as Python to start, and few files quote
 
-    return shlex.split(value)
+    try:
+        return name, " ".join(shlex.split(value))
+    except ValueError as error:
+        raise InvalidRequestError(f"{place}: {shown}: {error}") from None

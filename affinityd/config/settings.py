@@ -6,7 +6,7 @@ import grp
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from affinityd import config
 from affinityd.cpuset import CpuSet, parse_list
@@ -18,13 +18,11 @@ from affinityd.text import whole_number as number_of
 Reader = Callable[[str], Any]
 
 DEFAULT_LISTEN = ("127.0.0.1", 9465)
-EXCLUSIVE = {"root", "machine"}  #: settings that exclude each other
 OFF = "off"
 MEASURED = "/var/lib/affinityd/measure.json"  #: where `affinityd measure --save` leaves its result
 #: The values of `enforce`: it is off, or reports what it would pin, or pins.
 OBSERVE, PIN = "observe", "pin"
 ENFORCE_VALUES = (OFF, OBSERVE, PIN)
-REPLAYS = "replays another machine"  #: why a setting contradicts another
 MAX_INTERVAL = 3600  #: seconds
 MAX_JOB_SERIES = 1000
 MAX_PORT = 65535
@@ -72,11 +70,6 @@ def node_name(text: str) -> str:
     return text
 
 
-def names(text: str) -> frozenset[str]:
-    """Read names, separated by commas."""
-    return frozenset(name.strip() for name in text.split(",") if name.strip())
-
-
 def host_and_port(text: str) -> tuple[str, int]:
     """Read HOST:PORT."""
     host, colon, port = text.rpartition(":")
@@ -108,9 +101,6 @@ def _setting(default: object, metavar: str, text: str, read: Reader = str) -> An
     return field(default=default, metadata={"setting": Setting(metavar, text, read)})
 
 
-_address = unless("none", host_and_port)
-
-
 @dataclass(frozen=True)
 class Settings:
     """Every setting, checked. `{machines}` in a help are the shipped machines' names."""
@@ -123,19 +113,20 @@ class Settings:
         None, "NAME", "the name of this node (default: its host name)", node_name
     )
     socket: str = _setting(
-        "affinityd.sock",
-        "PATH",
-        "the unix socket (default, as root: /run/affinityd/affinityd.sock)",
+        "affinityd.sock", "PATH", f"the unix socket (default, as root: {config.SYSTEM_SOCKET})"
     )
     #: Host and port; None: no TCP. So is the next one.
     listen: tuple[str, int] | None = _setting(
-        None, "HOST:PORT|none", "the TCP address (default: 127.0.0.1:9465)", _address
+        None,
+        "HOST:PORT|none",
+        "the TCP address (default: 127.0.0.1:9465)",
+        unless("none", host_and_port),
     )
     listen_plan: tuple[str, int] | None = _setting(
         None,
         "HOST:PORT|none",
         "a TCP address that answers only GET /plan (default: none)",
-        _address,
+        unless("none", host_and_port),
     )
     reserved_cpus: CpuSet = _setting(  # noqa: RUF009
         frozenset(), "LIST", "CPUs that no plan uses, like 0,64", parse_list
@@ -187,7 +178,7 @@ class Settings:
         frozenset(),
         "NAMES",
         "the namespaces of these containers, or * (default: pods with a label)",
-        names,
+        lambda text: frozenset(name.strip() for name in text.split(",") if name.strip()),
     )
     nri_mount: bool = _setting(
         False,  # noqa: FBT003
@@ -210,10 +201,7 @@ class Settings:
         unless(OFF, str),
     )
     log_format: str = _setting(
-        "text",
-        "text|json",
-        "the format of log lines (default: text)",
-        one_of("text", "json"),
+        "text", "text|json", "the format of log lines (default: text)", one_of("text", "json")
     )
     switch: str = config.ON  #: AFFINITYD, of the daemon only: its word to clients
 
@@ -228,12 +216,10 @@ SETTINGS: Mapping[str, Setting] = {
 }
 NAMES = tuple(SETTINGS)
 #: Settings of the daemon only; clients ignore them in variables and file.
-DAEMON_ONLY = frozenset(
-    (
-        *("enforce", "enforce_policy", "pod_resources"),
-        *("nri", "nri_mount", "nri_namespaces", "nri_without_request", "measured"),
-    )
-)
+DAEMON_ONLY = {
+    *("enforce", "enforce_policy", "pod_resources", "measured"),
+    *("nri", "nri_mount", "nri_namespaces", "nri_without_request"),
+}
 
 
 class SettingText(NamedTuple):
@@ -241,6 +227,7 @@ class SettingText(NamedTuple):
 
     text: str
     source: str
+    layer: int  #: 0: a flag, 1: a variable, 2: the file
 
 
 def load(
@@ -253,64 +240,57 @@ def load(
     Raises InvalidRequestError with one line that names the value and its source.
     """
     path = config.path(environ)
-    in_file = _variables(config.read_file(path), f" in {path}")
+    in_file = config.read_file(path)
+    if empty := [name for name in NAMES if flags.get(name) == ""]:
+        raise InvalidRequestError(f"--{empty[0].replace('_', '-')} is empty; give it a value")
     chosen: dict[str, SettingText] = {}
-    for layer in (_flags(flags), _variables(environ), in_file):
-        texts = {name: text for name, text in layer.items() if name in names}
-        if texts.keys() >= EXCLUSIVE:
-            sources = f"{texts['root'].source} and {texts['machine'].source}"
-            raise InvalidRequestError(f"{sources} both name a machine; give one of them")
-        settled = EXCLUSIVE if chosen.keys() & EXCLUSIVE else set()
-        chosen = {**{name: texts[name] for name in texts.keys() - settled}, **chosen}
-    values = {name: _value(name, text) for name, text in chosen.items()}
-    defaults = {"socket": config.default_socket(environ), "listen": DEFAULT_LISTEN}
-    settings = Settings(**{**defaults, **values})
+    for name in names:
+        variable = config.PREFIX + name.upper()
+        sources = (
+            (flags.get(name), f"--{name.replace('_', '-')}"),
+            (environ.get(variable), variable),
+            (in_file.get(variable), f"{variable} in {path}"),
+        )
+        for layer, (text, source) in enumerate(sources):
+            if text and name not in chosen:  # an empty variable is not set
+                chosen[name] = SettingText(text, source, layer)
+    root, machine = chosen.get("root"), chosen.get("machine")
+    if root and machine:
+        if root.layer == machine.layer:
+            both = f"{root.source} and {machine.source}"
+            raise InvalidRequestError(f"{both} both name a machine; give one of them")
+        del chosen["root" if root.layer > machine.layer else "machine"]
+    values: dict[str, Any] = {
+        "socket": config.default_socket(environ),
+        "listen": DEFAULT_LISTEN,
+        **{name: _value(name, setting) for name, setting in chosen.items()},
+    }
+    settings = Settings(**values)
     _check_live(settings, chosen)
     return settings
 
 
-def _value(name: str, text: SettingText) -> Any:  # noqa: ANN401 - of Settings
+def _value(name: str, setting: SettingText) -> Any:  # noqa: ANN401 - of Settings
     try:
-        return SETTINGS[name].read(text.text)
+        return SETTINGS[name].read(setting.text)
     except ValueError as error:
-        raise InvalidRequestError(f"{text.source}: {error}") from None
+        raise InvalidRequestError(f"{setting.source}: {error}") from None
 
 
 def _check_live(settings: Settings, chosen: Mapping[str, SettingText]) -> None:
     """Raise InvalidRequestError if there are no processes to pin, or containers to adjust."""
-    machine = chosen.get("machine") or chosen.get("root")
-    if settings.enforce != OFF:
-        if settings.replays and machine:
-            _refuse("enforce", chosen["enforce"], "processes", machine.source, REPLAYS)
-        if settings.scan_interval is None:
-            interval = chosen["scan_interval"].source
-            _refuse("enforce", chosen["enforce"], "processes", interval, "turns scans off")
-    if settings.nri is not None and settings.replays and machine:
-        _refuse("nri", chosen["nri"], "containers", machine.source, REPLAYS)
-
-
-def _refuse(flag: str, text: SettingText, needed: str, other: str, why: str) -> NoReturn:
-    raise InvalidRequestError(
-        f"{text.source}: {quote(text.text)} needs this machine's {needed}, and {other} {why}; "
-        f"give --{flag} off, or leave {other} out"
+    machine, interval = chosen.get("machine") or chosen.get("root"), chosen.get("scan_interval")
+    replays = machine if settings.replays else None
+    unscanned = interval if settings.scan_interval is None else None
+    contradictions = (
+        ("enforce", settings.enforce != OFF, "processes", replays, "replays another machine"),
+        ("enforce", settings.enforce != OFF, "processes", unscanned, "turns scans off"),
+        ("nri", settings.nri is not None, "containers", replays, "replays another machine"),
     )
-
-
-def _flags(flags: Mapping[str, str | None]) -> dict[str, SettingText]:
-    texts = {name: text for name in NAMES if (text := flags.get(name)) is not None}
-    chosen = {
-        name: SettingText(text, f"--{name.replace('_', '-')}") for name, text in texts.items()
-    }
-    if empty := next((text.source for text in chosen.values() if not text.text), None):
-        raise InvalidRequestError(f"{empty} is empty; give it a value")
-    return chosen
-
-
-def _variables(values: Mapping[str, str], where: str = "") -> dict[str, SettingText]:
-    """Return the settings among variables; an empty one is not set."""
-    variables = {name: config.PREFIX + name.upper() for name in NAMES}
-    return {
-        name: SettingText(text, variable + where)
-        for name, variable in variables.items()
-        if (text := values.get(variable))
-    }
+    for name, is_on, needed, other, why in contradictions:
+        if is_on and other:
+            text, source, _ = chosen[name]
+            raise InvalidRequestError(
+                f"{source}: {quote(text)} needs this machine's {needed}, and {other.source} {why}; "
+                f"give --{name} off, or leave {other.source} out"
+            )
