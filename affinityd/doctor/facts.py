@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
 
 from affinityd.cpuset import CpuSet, several
 from affinityd.discovery.nvml import NvmlReport
@@ -85,22 +84,13 @@ class DaemonFacts:
     status: int | None = None  #: HTTP's, of /readyz; None: no answer, `error` has the reason
     error: str | None = None
     pid: int | None = None  #: SO_PEERCRED; None: no process listens, or it is not seen from here
-    closed: tuple[str, ...] = ()  #: paths that bar other users, with their modes
-    open_mode: int | None = None  #: of a /run/affinityd that others may write to
     published: Node | str = "there is none"  #: node.json, or why it is not to be read
     enforcement: EnforceDocument | None = None  #: its answer at /enforce
     allowed: AllowedCpus | None = None  #: this process in its answer at /plan
     own_cpuset: CpuSet | None = None  #: this process's, as read by itself
 
 
-ENVIRONMENT = "the environment"
-
-
-class NamedVariable(NamedTuple):
-    """A variable by its name, and where it was set."""
-
-    name: str
-    where: str  #: ENVIRONMENT, or the settings file's path
+ENVIRONMENT = "the environment"  #: where a variable is set; else the path of the settings file
 
 
 @dataclass(frozen=True)
@@ -114,8 +104,8 @@ class NodeFacts:
     daemon: DaemonFacts | None = None  #: None: the machine is not this one
     maintenance: str | None = None  #: why NVML was not called: maintenance of its driver
     hold_seconds: float | None = None  #: age of the file that holds NVML off; None: none
-    #: Variables of this process, and keys of the settings file.
-    variables: tuple[NamedVariable, ...] = ()
+    #: Variables of this process, and keys of the settings file: each name, and where it is set.
+    variables: tuple[tuple[str, str], ...] = ()
 
     @cached_property
     def has_several_nodes(self) -> bool:
@@ -127,12 +117,6 @@ class NodeFacts:
         if not self.topology.gpus:
             raise NotApplicableError("there is no GPU")
         return self.topology.gpus
-
-    def own_daemon(self) -> DaemonFacts:
-        """Return this machine's daemon, or its absence. Raises NotApplicableError for a replay."""
-        if self.daemon is None:
-            raise NotApplicableError("the machine is replayed, and has no daemon")
-        return self.daemon
 
     def mounts(self, pid: int | str) -> Mapping[str, Mount]:
         """Return the mounts that a process, or `self`, sees, by path; empty if they cannot be read.

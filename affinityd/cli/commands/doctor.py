@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from affinityd import config
@@ -16,15 +19,13 @@ from affinityd.config.settings import Settings
 from affinityd.discovery.machine import Machine
 from affinityd.discovery.tree import FolderTree
 from affinityd.doctor.checks import CHECKS, run_checks
-from affinityd.doctor.daemon_probe import file_age, may_exist, probe
+from affinityd.doctor.checks.daemon import may_exist, probe
 from affinityd.doctor.facts import (
     ENVIRONMENT,
     FAIL,
     NO_ROOT,
     STATUSES,
-    CheckResult,
     DaemonFacts,
-    NamedVariable,
     NodeFacts,
     worst,
 )
@@ -40,15 +41,14 @@ EXPECTING = (
     *(f"/{folder}/systemd/system/affinityd.service" for folder in ("etc", "usr/lib")),
     "/etc/slurm/slurm.conf",
 )
-
 COLUMNS = ("check", "status", "found")
-WIDTH = 2 + max(map(len, CHECKS))  #: of a name in the help
 
 
 def add_arguments(parser: Parser) -> None:
     """Add the command's options."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    lines = (f"  {name:<{WIDTH}}{check.looks_at}" for name, check in CHECKS.items())
+    width = max(map(len, CHECKS))
+    lines = (f"  {name:<{width}}  {check.looks_at}" for name, check in CHECKS.items())
     parser.epilog = "\n".join(["checks:", *lines])
     parser.add_argument("checks", metavar="CHECK", nargs="*", help="default: all of those below")
     add_format(parser, "table")
@@ -67,7 +67,17 @@ def run(arguments: argparse.Namespace) -> int:
         document = {"node": facts.topology.name, "worst": worst(results), "checks": results}
         print(dumps(document, indent=1))
     else:
-        print("\n".join(map(one_line, _table(facts.topology.name, results))))
+        rows: list[tuple[str, ...]] = []
+        for result in results:
+            rows.append((result.name, result.status, result.found))
+            rows += [("", "", f"→ {result.remedy}")] if result.remedy else []
+        amounts = Counter(result.status for result in results)
+        total = ", ".join(f"{amounts[it]} {it}" for it in reversed(STATUSES) if it in amounts)
+        lines = [
+            *aligned(("check", "status", "found"), rows, ()),
+            f"{facts.topology.name}: {total}",
+        ]
+        print("\n".join(map(one_line, lines)))
     return int(worst(results) == FAIL)
 
 
@@ -84,8 +94,11 @@ def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> N
     daemon = _daemon(settings) if machine.is_live else None
     published = daemon.published if daemon else None
     file = config.path()
-    variables = [NamedVariable(name, ENVIRONMENT) for name in sorted(os.environ)]
-    variables += [NamedVariable(name, file) for name in config.read_file(file)]
+    variables = [(name, ENVIRONMENT) for name in sorted(os.environ)]
+    variables += [(name, file) for name in config.read_file(file)]
+    hold_seconds = None
+    with suppress(OSError):  # no file holds NVML off
+        hold_seconds = max(0.0, time.time() - Path(hold).lstat().st_mtime)
     return NodeFacts(
         topology=topology,
         tree=FolderTree(NO_ROOT, topology.name) if settings.machine else machine.tree,
@@ -94,7 +107,7 @@ def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> N
         variables=tuple(variables) if machine.is_live else (),
         daemon=daemon,
         maintenance=maintenance,
-        hold_seconds=file_age(hold) if machine.is_live else None,
+        hold_seconds=hold_seconds if machine.is_live else None,
     )
 
 
@@ -112,16 +125,3 @@ def _daemon(settings: Settings) -> DaemonFacts:
     if may_exist(Path(default)):
         return probe(default)
     return DaemonFacts(config.SYSTEM_SOCKET, absent=(config.SYSTEM_SOCKET, default))
-
-
-def _table(node: str, results: Sequence[CheckResult]) -> Iterator[str]:
-    rows: list[tuple[str, ...]] = []
-    for result in results:
-        rows.append((result.name, result.status, result.found))
-        rows += [("", "", f"→ {result.remedy}")] if result.remedy else []
-    yield from aligned(COLUMNS, rows, ())
-    statuses = [result.status for result in results]
-    amounts = (
-        f"{statuses.count(status)} {status}" for status in reversed(STATUSES) if status in statuses
-    )
-    yield f"{node}: {', '.join(amounts)}"

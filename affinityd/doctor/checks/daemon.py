@@ -11,10 +11,18 @@ Sources: pid_namespaces(7); proc(5) for hidepid= and gid=, kernel fs/proc/base.c
 from __future__ import annotations
 
 import difflib
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from pathlib import Path
+from typing import TypeVar
 
 from affinityd import config
+from affinityd.client import ask_daemon
 from affinityd.config import NODE_FILE, settings
 from affinityd.cpuset import format_list
 from affinityd.discovery.tree import read_fields
@@ -28,16 +36,112 @@ from affinityd.doctor.facts import (
     ok,
     warn,
 )
-from affinityd.linux.processes import INITIAL_PIDS
+from affinityd.enforce.document import MAX_BYTES, PATH, EnforceDocument
+from affinityd.errors import REFUSALS, AffinityError, NotEnforcedError
+from affinityd.json_codec import loads
+from affinityd.linux.cgroup import cpuset_of
+from affinityd.linux.processes import INITIAL_PIDS, credentials
+from affinityd.request.document import AllowedCpus
 from affinityd.text import count
+from affinityd.topology.document import read_node
 from affinityd.topology.model import Node, Topology
 
-IDENTIFIED = "caller"  #: `allowed.source` of a plan for a caller that is identified
+TIMEOUT = 1.0  #: seconds, as any client of the daemon waits
+PLAN = "/plan?mode=all&format=json"  #: of the cheapest mode; it has this process's CPUs
 
-SYS_PTRACE = 1 << 19  #: kernel include/uapi/linux/capability.h
-OFF = ("0", "off")  #: hidepid=: nothing is hidden
-NO_EXEMPTION = ("4", "ptraceable")  #: hidepid=: from every user, for any gid=
-PRIVATE = "tmpfs"  #: the mounts of systemd and of a container at /dev
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class PlanPart:
+    """The fields read of a plan: a daemon of another release may have others."""
+
+    allowed: AllowedCpus
+
+
+def probe(path: str, timeout: float = TIMEOUT) -> DaemonFacts:
+    """Return the facts of the daemon whose socket is at a path; it is queried if it answers."""
+
+    def queried(target: str, read: Callable[[str], T]) -> T | None:
+        deadline, refusals = time.monotonic() + timeout, (*REFUSALS, NotEnforcedError)
+        with suppress(AffinityError, ValueError):
+            text = ask_daemon.fetch(path, target, deadline, refusals=refusals, most=MAX_BYTES)
+            return read(text)
+        return None
+
+    daemon = replace(_listener(path, timeout), published=_published(Path(path)))
+    if not daemon.status:
+        return daemon
+    plan = queried(PLAN, lambda text: loads(PlanPart, text, PLAN))
+    return replace(
+        daemon,
+        enforcement=queried(PATH, lambda text: loads(EnforceDocument, text, PATH)),
+        allowed=plan.allowed if plan else None,
+        own_cpuset=cpuset_of(os.getpid()),
+        nri=queried("/metrics", _nri_samples),
+    )
+
+
+def _listener(path: str, timeout: float) -> DaemonFacts:
+    daemon = DaemonFacts(path)
+    deadline = time.monotonic() + timeout
+    try:
+        with closing(ask_daemon.connect(path, deadline)) as connection:
+            daemon = replace(daemon, listens=True, pid=credentials(connection).pid or None)
+            answer = ask_daemon.get(connection, "/readyz", deadline)
+        return replace(daemon, status=ask_daemon.parse(answer)[0])
+    except TimeoutError:
+        full = "it accepts no more connections: its queue is full"
+        error = f"no answer within {timeout:.1g} s" if daemon.listens else full
+        return replace(daemon, listens=True, error=error)
+    except (OSError, ValueError) as error:
+        return replace(daemon, is_denied=isinstance(error, PermissionError), error=_reason(error))
+
+
+def _published(socket: Path) -> Node | str:
+    file = socket.with_name(NODE_FILE)
+    try:  # to ask whether it is there may be refused, too
+        return read_node(file) if file.exists() else "there is none"
+    except (OSError, ValueError) as error:
+        return _reason(error)
+
+
+def _reason(error: OSError | ValueError) -> str:
+    # A socket's path that is too long has no errno.
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _nri_samples(text: str) -> Mapping[str, float] | None:
+    """Return the samples of the NRI plugin, by name with labels; None: there is none."""
+    lines = (line.rpartition(" ") for line in text.splitlines())
+    nri = "affinityd_nri_"
+    return {name: float(value) for name, _, value in lines if name.startswith(nri)} or None
+
+
+def daemon(facts: NodeFacts) -> CheckResults:
+    """Judge the daemon of this machine: its socket, node.json, its answers and its process."""
+    daemon = facts.daemon
+    if daemon is None:
+        raise NotApplicableError("the machine is replayed, and has no daemon")
+    misspelled = [*variables(facts)]
+    if daemon.absent and not misspelled:
+        raise NotApplicableError(
+            f"no daemon listens at {' or '.join(daemon.absent)}, and none is needed: affinityd "
+            "exec and bind plan by themselves; if it listens elsewhere, name it with --socket"
+        )
+    yield from misspelled
+    if daemon.absent:
+        return
+    yield from socket(daemon)
+    yield from published_node(daemon, facts.topology)
+    if daemon.pid is not None:
+        yield from visible_processes(facts, daemon.pid)
+        yield from sandbox(facts, daemon.pid)
+    yield from callers(facts, daemon)
+    yield from enforcement(daemon)
+    yield from nri(daemon)
+    yield ok(f"{daemon.path} answers (process {daemon.pid or 'unknown'})")
+
 
 #: Variables that commands, prologs and pods read, besides the settings.
 READ = (
@@ -65,42 +169,18 @@ OF_SERVICES = frozenset(("SERVICE", "PORT"))
 ALIKE = 0.9  #: of difflib; names of other programs are less similar
 
 
-def daemon(facts: NodeFacts) -> CheckResults:
-    """Judge the daemon of this machine: its socket, node.json, its answers and its process."""
-    daemon = facts.own_daemon()
-    misspelled = [*variables(facts)]
-    if daemon.absent and not misspelled:
-        raise NotApplicableError(
-            f"no daemon listens at {' or '.join(daemon.absent)}, and none is needed: affinityd "
-            "exec and bind plan by themselves; if it listens elsewhere, name it with --socket"
-        )
-    yield from misspelled
-    if daemon.absent:
-        return
-    yield from socket(daemon)
-    yield from published_node(daemon, facts.topology)
-    if daemon.pid is not None:
-        yield from visible_processes(facts, daemon.pid)
-        yield from sandbox(facts, daemon.pid)
-    yield from callers(facts, daemon)
-    yield from enforcement(daemon)
-    yield from nri(daemon)
-    yield ok(f"{daemon.path} answers (process {daemon.pid or 'unknown'})")
-
-
 def variables(facts: NodeFacts) -> CheckResults:
     """Judge the names of AFFINITYD_* variables, and of the settings file's keys."""
-    for variable in facts.variables:
-        name = variable.name.upper()
-        if variable.name in NAMES or name.startswith(RANKS):
+    for variable, where in facts.variables:
+        name = variable.upper()
+        if variable in NAMES or name.startswith(RANKS):
             continue
-        if variable.where == ENVIRONMENT and OF_SERVICES.intersection(name.split("_")):
+        if where == ENVIRONMENT and OF_SERVICES.intersection(name.split("_")):
             continue
         near = difflib.get_close_matches(name, NAMES, n=1, cutoff=ALIKE)
         if near or name.startswith(config.PREFIX):
             yield warn(
-                f"{variable.name} in {variable.where} is not a setting of affinityd, and is "
-                "ignored",
+                f"{variable} in {where} is not a setting of affinityd, and is ignored",
                 f"did you mean {near[0]}?" if near else "leave it out; docs/settings.md lists them",
             )
 
@@ -129,17 +209,54 @@ def socket(daemon: DaemonFacts) -> CheckResults:
             f"ready daemon: {daemon.error or f'it answered {daemon.status}'}",
             "systemctl restart affinityd, or end the process that listens there",
         )
-    if daemon.open_mode is not None:
-        folder = Path(daemon.path).parent
+    path = Path(daemon.path)
+    folder, mode = path.parent, _mode(path.parent)
+    is_system = folder == Path(config.SYSTEM_SOCKET).parent
+    if is_system and mode is not None and mode & (stat.S_IWGRP | stat.S_IWOTH):
         yield warn(
-            f"others may put a socket into {folder}, which is {daemon.open_mode:04o}",
+            f"others may put a socket into {folder}, which is {mode:04o}",
             f"chmod 755 {folder}; in the unit RuntimeDirectoryMode=0755",
         )
-    if daemon.closed:
+    if closed := [*_closed(path.absolute())]:
         yield warn(
-            f"not all users' jobs reach {daemon.path}: {', '.join(daemon.closed)}",
+            f"not all users' jobs reach {path}: {', '.join(closed)}",
             "chmod 755 the folders and 666 the socket; in the unit RuntimeDirectoryMode=0755",
         )
+
+
+def _closed(path: Path) -> Iterator[str]:
+    """Yield the folders that keep other users from the socket.
+
+    A user's runtime folder is for that user alone: XDG Base Directory Specification, mode 0700.
+    """
+    private = (config.RUNTIME_FOLDERS, config.runtime_folder())
+    if any(map(path.is_relative_to, private)) or not may_exist(path):
+        return
+    for place in (*reversed(path.parents), path):
+        needed = stat.S_IXOTH if place != path else stat.S_IROTH | stat.S_IWOTH
+        mode = _mode(place)
+        if mode is None:
+            return
+        if mode & needed != needed:
+            yield f"{place} is {mode:04o}"
+
+
+def _mode(path: Path) -> int | None:
+    try:
+        return stat.S_IMODE(path.stat().st_mode)
+    except OSError:
+        return None
+
+
+def may_exist(path: Path) -> bool:
+    """Whether a path exists, or permissions hide whether it does."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def published_node(daemon: DaemonFacts, topology: Topology) -> CheckResults:
@@ -168,6 +285,11 @@ def published_node(daemon: DaemonFacts, topology: Topology) -> CheckResults:
         )
 
 
+SYS_PTRACE = 1 << 19  #: kernel include/uapi/linux/capability.h
+SHOWN = ("0", "off")  #: hidepid=: nothing is hidden
+NO_EXEMPTION = ("4", "ptraceable")  #: hidepid=: from every user, for any gid=
+
+
 def visible_processes(facts: NodeFacts, pid: int) -> CheckResults:
     """Judge whether /proc shows every user's processes to the daemon."""
     process = f"the daemon (process {pid})"
@@ -188,7 +310,7 @@ def visible_processes(facts: NodeFacts, pid: int) -> CheckResults:
     is_capable = int(status.get("CapEff", "0"), 16) & SYS_PTRACE
     groups = f"{status.get('Gid', '')} {status.get('Groups', '')}".split()
     is_exempt = hidden not in NO_EXEMPTION and options.get("gid", "0") in groups
-    if hidden not in OFF and not (is_capable or is_exempt):
+    if hidden not in SHOWN and not (is_capable or is_exempt):
         yield warn(
             f"/proc is mounted with hidepid={hidden}: {process} does not see other users' "
             "processes, neither their cpusets nor their masks",
@@ -206,7 +328,7 @@ def sandbox(facts: NodeFacts, pid: int) -> CheckResults:
     of_daemon, ours = facts.mounts(pid), facts.mounts("self")
     roots = {mounts["/"].kind if "/" in mounts else None for mounts in (of_daemon, ours)}
     devices = of_daemon.get("/dev")
-    is_private = devices is not None and devices.kind == PRIVATE
+    is_private = devices is not None and devices.kind == "tmpfs"  # as systemd mounts it
     if is_private and devices != ours.get("/dev") and len(roots) == 1:
         yield warn(
             f"the daemon (process {pid}) has a /dev of its own, without the files of GPUs: "
@@ -221,7 +343,7 @@ def callers(facts: NodeFacts, daemon: DaemonFacts) -> CheckResults:
     allowed, published = daemon.allowed, daemon.published
     if allowed is None or (isinstance(published, Node) and published.replayed):
         return
-    if allowed.source != IDENTIFIED:
+    if allowed.source != "caller":
         yield warn(
             "the daemon cannot identify callers: jobs that state no cpuset are planned on the "
             "whole node",

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.cli import main
-from affinityd.doctor.daemon_probe import probe
+from affinityd.doctor.checks.daemon import probe
 from affinityd.enforce.model import CAUSES, DRIFTED, FITS, LEFT, PIN_OUTCOMES, REASONS
 from affinityd.json_codec import dumps
 from affinityd.request.document import PlanDocument, ProblemDocument

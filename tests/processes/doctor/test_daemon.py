@@ -18,8 +18,7 @@ from affinityd import config
 from affinityd.cli.commands.doctor import gather
 from affinityd.config.settings import Settings
 from affinityd.discovery import open_tree
-from affinityd.doctor.checks.daemon import callers, sandbox, visible_processes
-from affinityd.doctor.daemon_probe import probe
+from affinityd.doctor.checks.daemon import callers, probe, sandbox, visible_processes
 from affinityd.doctor.facts import DaemonFacts, NodeFacts
 from affinityd.linux.processes import INITIAL_PIDS
 from affinityd.request.document import AllowedCpus
@@ -139,7 +138,8 @@ def test_a_server_that_is_no_ready_daemon_fails(
     with serving(folder / "s", behave) as path:
         path.chmod(0o666)
         facts = seen(path, timeout)
-    assert facts.own_daemon().pid == os.getpid()
+    assert facts.daemon is not None
+    assert facts.daemon.pid == os.getpid()
     check("daemon", facts, expected)
 
 
@@ -151,9 +151,8 @@ def test_a_socket_that_not_every_user_reaches_is_a_warning(
     with serving(folder / "s", READY) as path:
         path.chmod(0o666)
         (folder / shut).chmod(bits)
-        facts = seen(path)
-    closed = f"{folder / shut} is {bits:04o}"
-    check("daemon", facts, f"warn: not all users' jobs reach {path}: {closed} → chmod 755")
+        closed = f"{folder / shut} is {bits:04o}"
+        check("daemon", seen(path), f"warn: not all users' jobs reach {path}: {closed} → chmod 755")
 
 
 def test_a_malformed_node_json_is_a_warning(folder: Path) -> None:
@@ -228,11 +227,7 @@ def mounting_proc(options: str) -> Sequence[str]:
     return mounting(f"mount -t proc -o {options} proc /proc")
 
 
-def facts_of_process(pid: int | None, answer: AllowedCpus | None = None) -> NodeFacts:
-    """Return the facts of this machine whose daemon is a process, and answers this."""
-    own = frozenset({0})
-    daemon = DaemonFacts("s", listens=True, pid=pid, allowed=answer, own_cpuset=own)
-    return NodeFacts(TWO, open_tree("/"), daemon=daemon)
+HERE = NodeFacts(TWO, open_tree("/"))
 
 
 #: Without capabilities, as the unit's process.
@@ -264,7 +259,7 @@ def test_a_proc_that_hides_processes_from_the_daemon_is_found(
     options: str, before: Sequence[str], expected: str
 ) -> None:
     with waiting(*mounting_proc(options), *before) as pid:
-        judged(visible_processes(facts_of_process(pid), pid), expected)
+        judged(visible_processes(HERE, pid), expected)
 
 
 BY_ITS_MASK = AllowedCpus("0-3", "caller", None)
@@ -280,15 +275,15 @@ BY_ITS_MASK = AllowedCpus("0-3", "caller", None)
 )
 def test_a_sandbox_of_the_daemon_is_found(before: Sequence[str], expected: str) -> None:
     with waiting(*before) as pid:
-        judged(sandbox(facts_of_process(pid), pid), expected)
+        judged(sandbox(HERE, pid), expected)
 
 
 @needs_root
 def test_a_pid_namespace_and_a_lack_of_cgroups_are_found() -> None:
     with waiting(*OWN_PIDS) as pid:
         found = "warn: in a pid namespace of its own → hostPID: true"
-        judged(visible_processes(facts_of_process(pid), pid), found)
+        judged(visible_processes(HERE, pid), found)
     with waiting(*NO_CGROUPS) as pid:
-        its = facts_of_process(pid, BY_ITS_MASK)
+        daemon = DaemonFacts("s", pid=pid, allowed=BY_ITS_MASK, own_cpuset=frozenset({0}))
         found = "warn: no cgroups are mounted → /sys/fs/cgroup"
-        judged(callers(its, its.own_daemon()), found)
+        judged(callers(HERE, daemon), found)

@@ -19,7 +19,7 @@ from affinityd.doctor.checks.daemon import (
     published_node,
     variables,
 )
-from affinityd.doctor.facts import ENVIRONMENT, DaemonFacts, NamedVariable
+from affinityd.doctor.facts import ENVIRONMENT, DaemonFacts
 from affinityd.enforce.document import Enforced, EnforceDocument, render
 from affinityd.enforce.policy import PolicyState
 from affinityd.json_codec import loads
@@ -46,7 +46,7 @@ def test_without_the_daemon_s_pid_the_rest_is_checked(tmp_path: Path) -> None:
 def test_without_a_daemon_misspelled_settings_are_still_found(tmp_path: Path) -> None:
     facts = replace(facts_of(tmp_path), daemon=DaemonFacts("/s", absent=("/s", "/t")))
     check("daemon", facts, "n/a: no daemon listens at /s or /t, and none is needed")
-    misspelled = replace(facts, variables=(NamedVariable("AFFINITYD_MDOE", "x.conf"),))
+    misspelled = replace(facts, variables=(("AFFINITYD_MDOE", "x.conf"),))
     check("daemon", misspelled, "warn: AFFINITYD_MDOE in x.conf → AFFINITYD_MODE")
 
 
@@ -182,7 +182,7 @@ def test_an_unknown_setting_is_found_with_its_likely_name(
     tmp_path: Path, name: str, where: str, meant: str | None
 ) -> None:
     place = FILE if where == "file" else ENVIRONMENT
-    facts = replace(facts_of(tmp_path), variables=(NamedVariable(name, place),))
+    facts = replace(facts_of(tmp_path), variables=((name, place),))
     remedy = "leave it out" if meant == "-" else f"did you mean {meant}?"
     found = f"warn: {name} in {place} is not a setting of affinityd → {remedy}"
     judged(variables(facts), found if meant else "ok")
