@@ -38,30 +38,24 @@ def main(argv: Sequence[str]) -> int:
     """
     name = _command(argv[:1])
     try:
-        return _run(name, argv)
+        # importlib, which would say this in words, costs exec a twentieth of Python's start.
+        command = __import__(f"affinityd.cli.commands.{name}", fromlist=["run"])
+        if hasattr(command, "main"):
+            return int(command.main(argv[1:]))
+        from affinityd.cli.parser import Parser  # noqa: PLC0415 - exec starts without argparse
+
+        about = COMMANDS[name]
+        parser = Parser(prog=f"affinityd {name}", description=f"{about[0].upper()}{about[1:]}.")
+        command.add_arguments(parser)
+        return int(command.run(parser.parse_args(argv[1:])))
+    except AffinityError as error:
+        say(f"affinityd {name}: {error}")
+        return int(getattr(command, "TROUBLE", error.exit_code))
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("affinityd"):
             raise  # not an extra that is missing, but a part
         say(f"affinityd {name}: {error.name} is not installed; {DAEMON_EXTRA}")
         return 1
-
-
-def _run(name: str, argv: Sequence[str]) -> int:
-    # importlib, which would say this in words, costs exec a twentieth of Python's start.
-    command = __import__(f"affinityd.cli.commands.{name}", fromlist=["run"])
-    if hasattr(command, "main"):
-        return int(command.main(argv[1:]))
-    from affinityd.cli.parser import Parser  # noqa: PLC0415 - exec starts without argparse
-
-    parser = Parser(
-        prog=f"affinityd {name}", description=f"{COMMANDS[name][0].upper()}{COMMANDS[name][1:]}."
-    )
-    command.add_arguments(parser)
-    try:
-        return int(command.run(parser.parse_args(argv[1:])))
-    except AffinityError as error:
-        say(f"affinityd {name}: {error}")
-        return int(getattr(command, "TROUBLE", error.exit_code))
 
 
 def entry() -> None:
@@ -105,11 +99,10 @@ def _command(argv: Sequence[str]) -> str:
     )
     parser.add_argument(*VERSION, action="store_true", help=COMMANDS["version"])
     commands = parser.add_argument_group("commands")
-    for name, text in COMMANDS.items():
-        commands.add_argument(f"_{name}", metavar=name, nargs="?", help=text)
-    if argv and not argv[0].startswith("-"):
-        parser.error(f"{argv[0]!r} is no command; there are {', '.join(COMMANDS)}")
-    if not argv:
-        parser.error(f"a command is missing; there are {', '.join(COMMANDS)}")
+    for command, text in COMMANDS.items():
+        commands.add_argument(f"_{command}", metavar=command, nargs="?", help=text)
+    if not name.startswith("-"):
+        fault = f"{name!r} is no command" if argv else "a command is missing"
+        parser.error(f"{fault}; there are {', '.join(COMMANDS)}")
     parser.parse_args(argv)
     raise AssertionError("argparse ends at --help and at anything else")

@@ -28,9 +28,8 @@ def flag(name: str) -> str:
 def say(text: str) -> None:
     """Print a line on stderr. Drop it if stderr is closed or full: print() would use stdout."""
     if sys.stderr is not None:
-        with_newline = f"{one_line(text)}\n"
         try:
-            sys.stderr.write(with_newline)
+            sys.stderr.write(f"{one_line(text)}\n")
         except OSError:  # no reader: that must not be the end of what goes on beside it,
             sys.stderr = None  # nor be tried again when Python ends
 

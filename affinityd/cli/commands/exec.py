@@ -26,14 +26,10 @@ NAME = "affinityd exec"
 FAILED, CANNOT_RUN, NOT_FOUND = 125, 126, 127
 
 #: Errors that do not end the search along PATH.
-SEARCH_ON = frozenset(
-    (
-        *(errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENAMETOOLONG),
-        *(errno.ESTALE, errno.ENODEV, errno.ETIMEDOUT),
-    )
-)
-
-LC_CTYPE, COERCED = "LC_CTYPE", frozenset(("C.UTF-8", "C.utf8", "UTF-8"))  #: PEP 538
+SEARCH_ON = {
+    *(errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENAMETOOLONG),
+    *(errno.ESTALE, errno.ENODEV, errno.ETIMEDOUT),
+}
 
 #: The parameters of a plan that it takes.
 PARAMETERS = (
@@ -50,22 +46,18 @@ CLIENT_OPTIONS = {
         "ucx,nvshmem,uccl,nccl",
         "set the variables of these libraries to the RDMA devices near the GPU",
     ),
-    "timeout": (
-        "SECONDS",
-        "to ask a daemon (default: 1); to read the machine, 5 times as long",
-    ),
+    "timeout": ("SECONDS", "to ask a daemon (default: 1); to read the machine, 5 times as long"),
     "omp": (None, "export OMP_NUM_THREADS, unless it is set"),
     "fail_closed": (None, "fail if the command cannot be pinned"),
     "verbose": (None, "print the rank, GPU, node, CPUs and NICs on stderr"),
 }
-FLAGS = frozenset(name for name, (metavar, _) in CLIENT_OPTIONS.items() if metavar is None)
+FLAGS = [name for name, (metavar, _) in CLIENT_OPTIONS.items() if metavar is None]
 #: Options for people, the first in the help; launchers and schedulers set the rest.
 COMMON = (
     *("gpus", "rank", "mode", "memory", "nics", "omp", "verbose", "strict", "fail_closed"),
     "timeout",
 )
-BOOLEANS = frozenset(("balanced", "strict"))  #: may take one
-FAIL_CLOSED = "--fail-closed"
+BOOLEANS = ("balanced", "strict")  #: may take one
 OPTIONS = {flag(name): name for name in (*PARAMETERS, *CLIENT_OPTIONS)}
 SHORT = {"-v": "verbose"}
 LEAST_TIMEOUT, MOST_TIMEOUT = 0.001, 3600.0  #: seconds
@@ -86,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
     if trouble is None:
         return become(command)
     # However wrong the other options are.
-    is_closed = any(word.partition("=")[0] == FAIL_CLOSED for word in words)
+    is_closed = any(word.partition("=")[0] == "--fail-closed" for word in words)
     say(f"{NAME}: {trouble}; the command {'was not started' if is_closed else 'runs unpinned'}")
     return FAILED if is_closed else become(command)
 
@@ -170,12 +162,18 @@ def parse(words: Sequence[str]) -> dict[str, str]:
         option, has_value, value = word.partition("=")
         name = OPTIONS.get(option) or SHORT.get(option)
         if name is None:
-            raise InvalidRequestError(_unknown(word))
+            import difflib  # noqa: PLC0415 - only where something is wrong
+
+            near = difflib.get_close_matches(option[:64], OPTIONS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(OPTIONS)}"
+            raise InvalidRequestError(f"{quote(word)} is not an option; {hint}")
         if name in options:
             raise InvalidRequestError(f"{option} is given twice; give it once")
         if has_value and name in FLAGS:
             raise InvalidRequestError(f"{quote(word)}: {option} takes no value")
-        options[name] = value if has_value else _value(name, rest)
+        if not has_value:
+            value = _value(name, rest)
+        options[name] = value
     return options
 
 
@@ -186,14 +184,6 @@ def _value(name: str, rest: list[str]) -> str:
     if not rest:
         raise InvalidRequestError(f"{flag(name)} has no value; write it like {flag(name)}=VALUE")
     return rest.pop(0)
-
-
-def _unknown(word: str) -> str:
-    import difflib  # noqa: PLC0415 - only where something is wrong
-
-    near = difflib.get_close_matches(word[:64].partition("=")[0], OPTIONS, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(OPTIONS)}"
-    return f"{quote(word)} is not an option; {hint}"
 
 
 def seconds(text: str | None) -> float:
@@ -243,28 +233,24 @@ def _print_help() -> None:
 def become(command: Sequence[str]) -> int:
     """Execute a command, execvp(3). If that fails, print why, and return 126 or 127."""
     _undo_python()
-    number = _execute(*command)
-    say(f"{NAME}: {quote(command[0])} cannot be run: {os.strerror(number)}")
-    return NOT_FOUND if number == errno.ENOENT else CANNOT_RUN
-
-
-def _execute(program: str, *arguments: str) -> int:
-    """Execute a program as execvp(3) does. Return the error number where it fails."""
+    program, *arguments = command
     error = errno.ENOENT
     folders = os.environ.get("PATH", os.defpath).split(":")
     is_path = "/" in program or not program
     for path in [program] if is_path else [f"{folder or '.'}/{program}" for folder in folders]:
-        number = _try(path, [program, *arguments])
+        number = _execute(path, [program, *arguments])
         if number == errno.ENOEXEC:  # a script without #!, which is the shell's
-            return _try("/bin/sh", ["sh", path, *arguments])
+            error = _execute("/bin/sh", ["sh", path, *arguments])
+            break
         if error != errno.EACCES or number not in SEARCH_ON:
             error = number
         if number not in SEARCH_ON:
             break
-    return error
+    say(f"{NAME}: {quote(program)} cannot be run: {os.strerror(error)}")
+    return NOT_FOUND if error == errno.ENOENT else CANNOT_RUN
 
 
-def _try(path: str, words: list[str]) -> int:
+def _execute(path: str, words: list[str]) -> int:
     try:
         os.execv(path, words)  # noqa: S606 - the purpose of this command
     except OSError as error:
@@ -281,9 +267,9 @@ def _undo_python() -> None:
     """
     for number in (_signal.SIGPIPE, _signal.SIGXFSZ):
         _signal.signal(number, _signal.SIG_DFL)
-    if os.environ.get(LC_CTYPE) in COERCED:
+    if os.environ.get("LC_CTYPE") in {"C.UTF-8", "C.utf8", "UTF-8"}:  # PEP 538
         started_with = environment_of(os.getpid())
-        if started_with is not None:
-            del os.environ[LC_CTYPE]
-            if LC_CTYPE in started_with:
-                os.environ[LC_CTYPE] = started_with[LC_CTYPE]
+        if started_with is not None and "LC_CTYPE" not in started_with:
+            del os.environ["LC_CTYPE"]
+        elif started_with is not None:
+            os.environ["LC_CTYPE"] = started_with["LC_CTYPE"]
