@@ -11,28 +11,17 @@ smt/control, cpuX/nodeY), stable/sysfs-class-infiniband (ports/N/state, rate); d
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Mapping
 
 from affinityd.cpuset import several
 from affinityd.discovery.pci import DEVICES, is_pci_address
 from affinityd.discovery.tree import MARK as CPUS
-from affinityd.discovery.tree import Tree, numbered, read_cpus, read_number
-from affinityd.doctor.facts import (
-    CheckResults,
-    NodeFacts,
-    NotApplicableError,
-    named,
-    ok,
-    warn,
-)
+from affinityd.discovery.tree import numbered, read_cpus, read_number
+from affinityd.doctor.facts import CheckResults, NodeFacts, NotApplicableError, named, ok, warn
 from affinityd.grouping import grouped
 from affinityd.text import count, node_name
 from affinityd.topology.model import ON_SWITCH, SYS, Gpu, RdmaPort
 from affinityd.topology.rdma import nics_of_gpus, usable_ports
-
-#: smt/control where each core's other threads are offline by choice.
-SMT_OFF = ("off", "forceoff")
 
 ONLINE = "echo 1 > /sys/devices/system/cpu/cpuN/online for each"
 
@@ -72,10 +61,8 @@ def gpu_node_cpus(facts: NodeFacts) -> CheckResults:
             f"node {node} of {named(gpus)} has no CPU online: its ranks go to {where}",
             f"its {several('CPU', offline)} are present and offline: {ONLINE}"
             if offline
-            else (
-                "nothing, if the hardware is built so; else update the firmware: each package "
-                "should be a NUMA node with its memory and its devices"
-            ),
+            else "nothing, if the hardware is built so; else update the firmware: each package "
+            "should be a NUMA node with its memory and its devices",
             gpus,
         )
     yield ok("the node of every GPU has CPUs")
@@ -87,18 +74,14 @@ def offline_cpus(facts: NodeFacts) -> CheckResults:
     if read_cpus(facts.tree, f"{CPUS}/present") is None:
         raise NotApplicableError("there is no /sys/devices/system/cpu/present to read")
     offline = _offline(facts)
-    lost: set[int] = set()
-    losers: list[Gpu] = []
-    for gpu in gpus:
-        near = {*facts.near(gpu).nodes, gpu.numa_node} - {None}
-        if near_and_off := {cpu for cpu, node in offline.items() if node in near}:
-            lost |= near_and_off
-            losers.append(gpu)
+    nodes_of = [(gpu, {*facts.near(gpu).nodes, gpu.numa_node} - {None}) for gpu in gpus]
+    losers = [gpu for gpu, nodes in nodes_of if nodes & {*offline.values()}]
+    lost = {cpu for cpu, node in offline.items() if any(node in nodes for _, nodes in nodes_of)}
     text = f"offline near {named(losers)}: {several('CPU', lost)}"
     control = facts.tree.read(f"{CPUS}/smt/control")
     if not losers:
         yield ok("every CPU near a GPU is online")
-    elif control in SMT_OFF:
+    elif control in {"off", "forceoff"}:  # each core's other threads, by choice
         yield ok(f"{text}, as smt/control is {control}")
     else:
         yield warn(
@@ -179,56 +162,40 @@ def _ports_named(ports: list[RdmaPort]) -> str:
 NO_WIDTH = {0, 255}
 
 
-class PcieLink(NamedTuple):
-    """A link, seen from the device at its lower end; None: unknown."""
-
-    device: str
-    port: str | None  #: the device at its upper end
-    lanes: int  #: of the device: current_link_width
-    max_lanes: int  #: of the device: max_link_width
-    port_lanes: int | None  #: of the port: max_link_width
-
-
 def pcie_link(facts: NodeFacts) -> CheckResults:
     """Judge whether the link of every GPU, and of every switch above it, has all its lanes."""
-    users: dict[PcieLink, list[Gpu]] = {}  # the GPUs at and below a link's device
+
+    def width(device: str | None, name: str) -> int | None:
+        lanes = read_number(facts.tree, f"{DEVICES}/{device}/{name}") if device else None
+        return None if lanes in NO_WIDTH else lanes
+
+    # The links between GPUs and processors, by the devices at the lower and at the upper end. A
+    # switch is two devices on the way: no link is between its upstream and its downstream port.
+    users: dict[tuple[str, str | None], list[Gpu]] = {}
     for gpu in facts.topology.gpus:
-        for link in _links(facts.tree, gpu):
+        way = [part for part in gpu.pci_path if is_pci_address(part)][::-1] or [gpu.pci_bus_id]
+        for link in zip(way[::2], [*way[1::2], None], strict=False):
             users.setdefault(link, []).append(gpu)
-    if not users:
-        raise NotApplicableError("no current_link_width of a GPU can be read")
-    for link, gpus in users.items():
-        if link.lanes >= link.max_lanes:
+    is_read = False
+    for (device, port), gpus in users.items():
+        lanes, max_lanes = width(device, "current_link_width"), width(device, "max_link_width")
+        if lanes is None or max_lanes is None:
             continue
-        above = f"switch {link.device} above {named(gpus)}"
-        ends = [gpu for gpu in gpus if gpu.pci_bus_id == link.device]
-        name = f"{named(ends)} ({link.device})" if ends else above
+        is_read = True
+        if lanes >= max_lanes:
+            continue
+        ends = [gpu for gpu in gpus if gpu.pci_bus_id == device]
+        name = f"{named(ends)} ({device})" if ends else f"switch {device} above {named(gpus)}"
         cause = ""
         remedy = (
             "check again while the GPU works; then reseat card, riser and cable, and check "
             "the slot's bifurcation in the firmware"
         )
-        if link.port_lanes is not None and link.port_lanes <= link.lanes:
-            cause = f", as many as the port above it, {link.port}, has"
-            remedy = f"put the card into a slot with {link.max_lanes} lanes, if the machine has one"
-        yield warn(f"{name}: link of {link.lanes} lanes of {link.max_lanes}{cause}", remedy, gpus)
+        port_lanes = width(port, "max_link_width")
+        if port_lanes is not None and port_lanes <= lanes:
+            cause = f", as many as the port above it, {port}, has"
+            remedy = f"put the card into a slot with {max_lanes} lanes, if the machine has one"
+        yield warn(f"{name}: link of {lanes} lanes of {max_lanes}{cause}", remedy, gpus)
+    if not is_read:
+        raise NotApplicableError("no current_link_width of a GPU can be read")
     yield ok("every link of a GPU has all its lanes")
-
-
-def _links(tree: Tree, gpu: Gpu) -> Iterator[PcieLink]:
-    """Yield the links between a GPU and the processor that tell their width, its own first.
-
-    A switch is two devices on the way, its upstream port and a downstream one: no link is between
-    those.
-    """
-
-    def width(device: str, name: str) -> int | None:
-        lanes = read_number(tree, f"{DEVICES}/{device}/{name}")
-        return None if lanes in NO_WIDTH else lanes
-
-    way = [part for part in gpu.pci_path if is_pci_address(part)][::-1] or [gpu.pci_bus_id]
-    for device, port in zip(way[::2], [*way[1::2], None], strict=False):
-        lanes, max_lanes = (width(device, f"{which}_link_width") for which in ("current", "max"))
-        if lanes is not None and max_lanes is not None:
-            port_lanes = width(port, "max_link_width") if port else None
-            yield PcieLink(device, port, lanes, max_lanes, port_lanes)

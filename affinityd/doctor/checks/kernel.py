@@ -50,9 +50,8 @@ def numa_balancing(facts: NodeFacts) -> CheckResults:
 
 def isolcpus(facts: NodeFacts) -> CheckResults:
     """Judge whether CPUs that ranks are given are kept from the scheduler, or from its tick."""
-    isolated, without_tick = (
-        read_cpus(facts.tree, f"{CPUS}/{name}") for name in ("isolated", "nohz_full")
-    )
+    isolated = read_cpus(facts.tree, f"{CPUS}/isolated")
+    without_tick = read_cpus(facts.tree, f"{CPUS}/nohz_full")
     if isolated is None and without_tick is None:
         raise NotApplicableError("there is no /sys/devices/system/cpu/isolated to read")
     gpus, taken = facts.used_by_ranks(isolated or frozenset())
@@ -67,9 +66,8 @@ def isolcpus(facts: NodeFacts) -> CheckResults:
     gpus, taken = facts.used_by_ranks(without_tick or frozenset())
     if gpus:
         yield warn(
-            f"nohz_full= has {several('CPU', taken)} near {named(gpus)}: every system call "
-            "costs more there, and nothing is gained if a CPU has more than one thread to "
-            "run",
+            f"nohz_full= has {several('CPU', taken)} near {named(gpus)}: every system call costs "
+            "more there, and nothing is gained if a CPU has more than one thread to run",
             "remove them from nohz_full= on the kernel's command line",
             gpus,
         )
@@ -79,10 +77,6 @@ def isolcpus(facts: NodeFacts) -> CheckResults:
 FORGOTTEN = 86400.0  #: seconds; no work on a driver takes a day
 
 NO_NVIDIA = "there is no NVIDIA GPU"
-LOAD = (
-    "modprobe nvidia loads NVIDIA's driver, where it is installed; after an upgrade reload it, or "
-    "reboot; nvidia-smi says whether it works"
-)
 
 
 def nvml(facts: NodeFacts) -> CheckResults:
@@ -105,7 +99,9 @@ def nvml(facts: NodeFacts) -> CheckResults:
     if report.gpus is None:
         yield warn(
             f"{report.error}: plans are made from sysfs, without MIG instances",
-            report.remedy or LOAD,
+            report.remedy
+            or "modprobe nvidia loads NVIDIA's driver, where it is installed; after an upgrade "
+            "reload it, or reboot; nvidia-smi says whether it works",
             _nvidia(facts),
         )
     for gpu, answer in _reports(facts):
