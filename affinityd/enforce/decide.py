@@ -6,13 +6,14 @@ step fails, the process is left alone, for a reason.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from affinityd.audit.allocations import Shares
 from affinityd.audit.gather import TICKS
 from affinityd.audit.model import KUBERNETES, AuditedProcess, Job, ProcessFacts, Scan
 from affinityd.audit.remedies import Remedies
-from affinityd.config import OBSERVE, OFF, ON, SWITCHES
+from affinityd.config import OBSERVE, OFF, SWITCHES
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.enforce.model import (
     ALLOCATION,
@@ -38,13 +39,12 @@ from affinityd.enforce.model import (
     Decision,
     ExemptError,
     PinAttempt,
-    TargetCpus,
     check_purpose,
     judged,
 )
-from affinityd.enforce.placement import Given, Identify, JobHistory, Places, ScanJobs, note
+from affinityd.enforce.placement import Identify, JobHistory, Places, ScanJobs, note
 from affinityd.enforce.policy import Policy, Treatment
-from affinityd.enforce.policy.identity import paths
+from affinityd.enforce.policy.identity import ProcessIdentity, paths
 from affinityd.grouping import Recent
 from affinityd.text import count, quote
 from affinityd.topology.model import Topology
@@ -57,7 +57,7 @@ def decide(
     reserved: CpuSet,
     policy: Policy | None,
     identify: Identify,
-    given: Given,
+    given: Callable[[ProcessFacts], frozenset[CpuSet]],
     history: JobHistory,
 ) -> list[Decision]:
     """Return the decisions about the processes of a scan, in its order.
@@ -67,24 +67,14 @@ def decide(
     """
     jobs, remedies = ScanJobs(scan.processes, policy, identify), Remedies(topology, scan)
     note(history, jobs, scan.boot)
-    shares = Shares(topology, reserved)
-    places = Places(scan, shares, jobs, remedies, history=history, given=given)
-    deciding = _Deciding(jobs, places, remedies, policy, identify)
+    places = Places(scan.near, Shares(topology, reserved), jobs, remedies, history, given)
+    deciding = _Deciding(places, policy, identify)
     return [deciding.decision(process) for process in scan.processes]
 
 
 class _Deciding:
-    def __init__(
-        self,
-        jobs: ScanJobs,
-        places: Places,
-        remedies: Remedies,
-        policy: Policy | None,
-        identify: Identify,
-    ) -> None:
-        self._jobs = jobs
-        self._places = places
-        self._remedies = remedies
+    def __init__(self, places: Places, policy: Policy | None, identify: Identify) -> None:
+        self._places, self._jobs, self._remedies = places, places.jobs, places.remedies
         self._policy = policy
         self._identify = identify
         self._treatments: dict[int, Treatment] = {}  # by pid of the holder
@@ -98,21 +88,23 @@ class _Deciding:
             holder = self._jobs.holder(process).facts
             treatment = self._treatment(holder)
             decision = replace(decision, treatment=treatment)
-            word, pid = self._switch(process, job)
-            _check_wanted(treatment, word, pid)
-            target = self._places.target(process, job, treatment)
-            decision = judged(decision, target)
-            self._check_judged(decision, target, treatment, holder)
+            speaker, pid = self._speaker(process, job, treatment)
+            decision = judged(decision, self._places.target(process, job, treatment))
+            self._check_judged(decision, treatment, holder)
         except ExemptError as why:
             cause = ALLOCATION if why.reason == ALLOCATION else decision.cause
             return replace(decision, verdict=LEFT, cause=cause, reason=why.reason, why=str(why))
-        if decision.verdict == DRIFTED and treatment.observe and not treatment.unread:
-            return _observed(decision, BY_POLICY.format(which=_source(treatment)))
-        if decision.verdict == DRIFTED and word == OBSERVE:
-            speaker = next(it for it in self._jobs.speakers(process, job) if it.pid == pid)
-            is_unread = "environment" in self._identify(speaker).unread
-            return _observed(decision, (UNREAD if is_unread else BY_JOB).format(pid=pid))
-        return decision
+        if decision.verdict == FITS:
+            return decision
+        if treatment.observe and not treatment.unread:
+            because = BY_POLICY.format(which=treatment.source)
+        elif speaker is not None and speaker.switch == OBSERVE:
+            is_unread = "environment" in speaker.unread
+            because = (UNREAD if is_unread else BY_JOB).format(pid=pid)
+        else:
+            return decision
+        why_not = f"{decision.why}; it is not pinned: {because}"
+        return replace(decision, is_observed=True, why=why_not)
 
     def _job(self, process: AuditedProcess) -> Job:
         """Return the job of a process. Raises ExemptError where it is in none that lives."""
@@ -128,6 +120,13 @@ class _Deciding:
             raise ExemptError(NO_JOB, cgroups=cgroups)
         return job
 
+    def _pod(self, job: Job) -> str | None:
+        """Return Kubernetes' name of a job, `NAMESPACE/POD`; None: unknown."""
+        if job.scheduler != KUBERNETES:
+            return None
+        identities = (self._identify(facts) for facts in self._jobs.holders[job])
+        return next((f"{it.namespace}/{it.pod}" for it in identities if it.pod is not None), None)
+
     def _treatment(self, holder: ProcessFacts) -> Treatment:
         """Return the policy's treatment of a holder and of its descendants.
 
@@ -139,14 +138,31 @@ class _Deciding:
             self._treatments[holder.pid] = self._policy.treatment(self._identify(holder))
         return self._treatments[holder.pid]
 
-    def _check_judged(
-        self, decision: Decision, target: TargetCpus, treatment: Treatment, holder: ProcessFacts
-    ) -> None:
+    def _speaker(
+        self, process: AuditedProcess, job: Job, treatment: Treatment
+    ) -> tuple[ProcessIdentity | None, int | None]:
+        """Return the holder whose AFFINITYD counts for a process, the least one, and its pid.
+
+        Raises ExemptError where the policy, or this holder, wants no pin.
+        """
+        if treatment.leave and not treatment.unread:
+            raise ExemptError(POLICY, which=treatment.source)
+        speakers = [(self._identify(it), it.pid) for it in self._jobs.speakers(process, job)]
+        if not speakers:
+            return None, None
+        speaker, pid = min(speakers, key=lambda it: SWITCHES.index(it[0].switch))
+        if speaker.switch == OFF:
+            raise ExemptError(OPTED_OUT, pid=pid)
+        return speaker, pid
+
+    def _check_judged(self, decision: Decision, treatment: Treatment, holder: ProcessFacts) -> None:
         """Raise ExemptError if a process is elsewhere on purpose, or by request.
 
         Or if a drifted one must not be pinned.
         """
-        process, fits = decision.process, decision.verdict == FITS
+        process, target = decision.process, decision.target
+        assert target is not None  # noqa: S101 - it is judged
+        fits = decision.verdict == FITS
         if fits and not process.is_given:
             check_purpose(process, target)
         if process.cause == ALLOCATION and (fits or process.is_given):
@@ -162,35 +178,6 @@ class _Deciding:
         cpus = self._identify(holder).given
         if cpus and all(mask <= cpus for mask in process.judged):
             raise ExemptError(ALLOCATION, GIVEN.format(cpus=format_list(cpus)))
-
-    def _pod(self, job: Job) -> str | None:
-        """Return Kubernetes' name of a job, `NAMESPACE/POD`; None: unknown."""
-        if job.scheduler != KUBERNETES:
-            return None
-        identities = (self._identify(facts) for facts in self._jobs.holders.get(job, ()))
-        return next((f"{it.namespace}/{it.pod}" for it in identities if it.pod is not None), None)
-
-    def _switch(self, process: AuditedProcess, job: Job) -> tuple[str, int | None]:
-        """Return the least AFFINITYD that counts for a process, and the pid of its holder."""
-        speakers = self._jobs.speakers(process, job)
-        words = ((self._identify(facts).switch, facts.pid) for facts in speakers)
-        return min(words, key=lambda speaker: SWITCHES.index(speaker[0]), default=(ON, None))
-
-
-def _check_wanted(treatment: Treatment, word: str, pid: int | None) -> None:
-    """Raise ExemptError where the policy, or the job by the process `pid`, wants no pin."""
-    if treatment.leave and not treatment.unread:
-        raise ExemptError(POLICY, which=_source(treatment))
-    if word == OFF:
-        raise ExemptError(OPTED_OUT, pid=pid)
-
-
-def _observed(decision: Decision, why: str) -> Decision:
-    return replace(decision, is_observed=True, why=f"{decision.why}; it is not pinned: {why}")
-
-
-def _source(treatment: Treatment) -> str:
-    return "the top level" if treatment.rule is None else f"rule {treatment.rule}"
 
 
 MOST_GIVEN = 16  #: latest masks of affinityd's that are kept for each process
@@ -271,7 +258,13 @@ class Backoff:
             is_reset=True,
         )
         self._set(facts, record)
-        return _waiting(decision, record, since_pin)
+        times, refusal = count(record.in_a_row, "time"), record.refusal
+        happened = (RESET if refusal is None else AGAIN).format(times=times, refusal=refusal)
+        if record.in_a_row >= len(WAITS):
+            return _left(decision, GIVEN_UP, happened + (ENOUGH if refusal is None else END))
+        rest = WAITS[record.in_a_row] - since_pin
+        wait = LATER.format(rest=rest)
+        return decision if rest <= 0 else _left(decision, WAITING, f"{happened}{wait}")
 
     def note(self, attempt: PinAttempt) -> None:
         """Record the outcome of a pin."""
@@ -298,16 +291,6 @@ class Backoff:
 
     def _set(self, facts: ProcessFacts, record: PinRecord) -> None:
         self._records[facts.pid, facts.start] = record
-
-
-def _waiting(decision: Decision, record: PinRecord, since_pin: float) -> Decision:
-    happened = (RESET if record.refusal is None else AGAIN).format(
-        times=count(record.in_a_row, "time"), refusal=record.refusal
-    )
-    if record.in_a_row >= len(WAITS):
-        return _left(decision, GIVEN_UP, happened + (ENOUGH if record.refusal is None else END))
-    rest = WAITS[record.in_a_row] - since_pin
-    return decision if rest <= 0 else _left(decision, WAITING, happened + LATER.format(rest=rest))
 
 
 def _is_ours(decision: Decision, record: PinRecord) -> bool:

@@ -38,7 +38,7 @@ from affinityd.enforce.model import (
 from affinityd.enforce.policy import PolicyState
 from affinityd.grouping import grouped
 from affinityd.json_codec import CpuList, OneOf, dumps, left_out
-from affinityd.topology.model import Gpu, Topology
+from affinityd.topology.model import Topology
 
 PATH = "/enforce"
 MAX_BYTES = 64 * 1024 * 1024  #: a process takes about 700
@@ -215,6 +215,7 @@ NOT_YOURS = "the file has an error; only root and --admin-group see which"
 
 def document(enforced: Enforced, sees: Sees | None) -> EnforceDocument:
     """Return the document for a reader that sees these processes; None: only counts."""
+    policy = enforced.policy
     return EnforceDocument(
         node=enforced.topology.name,
         time=rfc3339(enforced.scan.time),
@@ -223,7 +224,12 @@ def document(enforced: Enforced, sees: Sees | None) -> EnforceDocument:
         does=enforced.does,
         hindrance=enforced.hindrance,
         notices=enforced.notices,
-        policy=_policy(enforced.policy, sees),
+        policy=PolicyDocument(
+            policy.file,
+            read=None if policy.read is None else rfc3339(policy.read),
+            rules=policy.rules,
+            error=NOT_YOURS if policy.error and sees is not everything else policy.error,
+        ),
         summary=summary(enforced),
         totals=enforced.totals,
         unreached=enforced.unreached,
@@ -256,7 +262,17 @@ def summary(enforced: Enforced) -> SummaryDocument:
         gpus_need_allocation=counted[ALLOCATION],
         gpus_left=counted[LEFT],
         gpus_unknown=len(unknown),
-        gpus=[_gpu(gpu, fates, unknown) for gpu in enforced.topology.gpus],
+        gpus=[
+            EnforceGpuDocument(
+                vendor=gpu.vendor,
+                gpu=gpu.index,
+                pci_bus_id=gpu.pci_bus_id,
+                uuid=gpu.uuid,
+                fate=UNKNOWN if gpu.key in unknown else fates.get(gpu.key, OK),
+                why=unknown.get(gpu.key),
+            )
+            for gpu in enforced.topology.gpus
+        ],
         processes=VerdictsDocument(
             verdicts[FITS, None],
             {cause: verdicts[DRIFTED, cause] for cause in CAUSES},
@@ -265,36 +281,13 @@ def summary(enforced: Enforced) -> SummaryDocument:
     )
 
 
-def _gpu(
-    gpu: Gpu, fates: Mapping[GpuKey, str], unknown: Mapping[GpuKey, str]
-) -> EnforceGpuDocument:
-    return EnforceGpuDocument(
-        vendor=gpu.vendor,
-        gpu=gpu.index,
-        pci_bus_id=gpu.pci_bus_id,
-        uuid=gpu.uuid,
-        fate=UNKNOWN if gpu.key in unknown else fates.get(gpu.key, OK),
-        why=unknown.get(gpu.key),
-    )
-
-
 def _fate(mismatches: Sequence[Decision]) -> str:
     if any(decision.reason == ALLOCATION for decision in mismatches):
         return ALLOCATION
     # A pin moves the others of a GPU of which one process was pinned elsewhere on purpose.
     others = [decision for decision in mismatches if decision.reason != ON_PURPOSE] or mismatches
-    if all(
-        decision.verdict == DRIFTED or decision.reason in {YOUNG, WAITING} for decision in others
-    ):
-        return BY_PIN
-    return LEFT
-
-
-def _policy(state: PolicyState, sees: Sees | None) -> PolicyDocument:
-    is_secret = state.error is not None and sees is not everything
-    error = NOT_YOURS if is_secret else state.error
-    read = None if state.read is None else rfc3339(state.read)
-    return PolicyDocument(state.file, read, state.rules, error)
+    are_pinned = (it.verdict == DRIFTED or it.reason in {YOUNG, WAITING} for it in others)
+    return BY_PIN if all(are_pinned) else LEFT
 
 
 def _jobs(enforced: Enforced, sees: Sees) -> Iterator[EnforceJobDocument]:

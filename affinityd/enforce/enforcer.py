@@ -11,7 +11,7 @@ import fcntl
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from affinityd.audit.model import GpuKey, ProcessFacts, Scan
@@ -20,14 +20,10 @@ from affinityd.cpuset import CpuSet, several
 from affinityd.enforce.decide import Backoff, decide
 from affinityd.enforce.document import Enforced, TotalsDocument
 from affinityd.enforce.model import (
-    CUT,
     DRIFTED,
     FITS,
     ON_PURPOSE,
     PIN_OUTCOMES,
-    PINNED,
-    REFUSED,
-    UNSETTLED,
     Decision,
     PinAttempt,
     PinOutcome,
@@ -86,22 +82,8 @@ def lacking(proc: str = PROC) -> str | None:
         return NOT_ALL_USERS
     if not int(status_of("self", "CapEff", proc) or "0", 16) >> SYS_NICE & 1:
         return NO_SYS_NICE
-    return _refusal()
-
-
-def _is_apart(namespace: str, initial: str) -> bool:
-    try:
-        return os.fspath(Path(namespace).readlink()) != initial
-    except OSError:  # a kernel without such namespaces
-        return False
-
-
-def _refusal() -> str | None:
-    """Return why the call is refused for any process; None: it reaches the kernel.
-
-    The call is for a thread that cannot exist, which the kernel reports. The daemon's own mask, set
-    again, would persist when its cpuset changes: since Linux 6.2 the kernel keeps the request.
-    """
+    # For a thread that cannot exist, which the kernel reports where a filter lets the call pass.
+    # The daemon's own mask, set again, would stay when its cpuset changes, since Linux 6.2.
     try:
         os.sched_setaffinity(NO_THREAD, {0})
     except OSError as error:
@@ -109,6 +91,13 @@ def _refusal() -> str | None:
             name = errno.errorcode.get(error.errno or 0, "")
             return CALL_REFUSED.format(error=f"{name}: {error.strerror}")
     return None
+
+
+def _is_apart(namespace: str, initial: str) -> bool:
+    try:
+        return os.fspath(Path(namespace).readlink()) != initial
+    except OSError:  # a kernel without such namespaces
+        return False
 
 
 class NodeLock:
@@ -120,26 +109,22 @@ class NodeLock:
 
     def acquire(self) -> str | None:
         """Return why this daemon must not pin; None: it has the lock. Call it before each pass."""
+        folder, file = self._path.parent, self._file
+        if file is not None:
+            return None
         try:
-            self._file = self._locked() if self._file is None else self._file
-        except BlockingIOError:
-            return TAKEN.format(path=self._path)
-        except OSError as error:
-            return NO_LOCK.format(path=self._path, why=error.strerror)
-        return None
-
-    def _locked(self) -> int:
-        folder = self._path.parent
-        if not folder.exists():
-            folder.mkdir()
-            folder.chmod(0o755)  # independent of the umask: sockets are there, too
-        file = os.open(self._path, FLAGS, 0o600)
-        try:
+            if not folder.exists():
+                folder.mkdir()
+                folder.chmod(0o755)  # independent of the umask: sockets are there, too
+            file = os.open(self._path, FLAGS, 0o600)
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(file)
-            raise
-        return file
+        except OSError as error:
+            if file is not None:
+                os.close(file)
+            is_taken = isinstance(error, BlockingIOError)
+            return (TAKEN if is_taken else NO_LOCK).format(path=self._path, why=error.strerror)
+        self._file = file
+        return None
 
 
 MAX_PASSES = 6  #: the next scan goes on with a process that starts threads faster
@@ -216,37 +201,6 @@ class Enforcer:
         began = time.monotonic()
         hindrance = self._why_not_pin()
         does = self._wanted if hindrance is None else OBSERVE
-        decisions = self._decide(topology, scan)
-        drifted = [
-            decision
-            for decision in decisions
-            if decision.verdict == DRIFTED and not decision.is_observed
-        ]
-        drifted = drifted if does == PIN else []
-        done = self._pin(drifted)
-        return Enforced(
-            topology,
-            scan,
-            wanted=self._wanted,
-            does=does,
-            hindrance=hindrance,
-            policy=self._policy.state,
-            decisions=decisions,
-            records={
-                process.facts.pid: self._backoff.record(process.facts) for process in scan.processes
-            },
-            totals=TotalsDocument(
-                {outcome: self._pins[outcome] for outcome in PIN_OUTCOMES},
-                threads=self._threads,
-                resets=self._backoff.resets,
-            ),
-            done=done,
-            notices=[*notices(scan.unknown, is_blind=self._identities.is_blind)],
-            unreached=len(drifted) - len(done),
-            seconds=time.monotonic() - began,
-        )
-
-    def _decide(self, topology: Topology, scan: Scan) -> list[Decision]:
         policy = self._policy.current()
         variables = frozenset() if policy is None else policy.variables
         self._identities.begin(scan.boot)
@@ -260,47 +214,54 @@ class Enforcer:
             given=self._backoff.given,
             history=self._history,
         )
-        return [*map(self._backoff.after_waiting, decisions)]
+        decisions = [*map(self._backoff.after_waiting, decisions)]
+        drifted = [it for it in decisions if it.verdict == DRIFTED and not it.is_observed]
+        done = self._pin(drifted) if does == PIN else []
+        records = {it.facts.pid: self._backoff.record(it.facts) for it in scan.processes}
+        return Enforced(
+            topology,
+            scan,
+            wanted=self._wanted,
+            does=does,
+            hindrance=hindrance,
+            policy=self._policy.state,
+            decisions=decisions,
+            records=records,
+            totals=TotalsDocument(
+                {outcome: self._pins[outcome] for outcome in PIN_OUTCOMES},
+                threads=self._threads,
+                resets=self._backoff.resets,
+            ),
+            done=done,
+            notices=[*self._notices(scan.unknown)],
+            unreached=len(drifted) - len(done) if does == PIN else 0,
+            seconds=time.monotonic() - began,
+        )
 
     def _pin(self, drifted: Iterable[Decision]) -> list[PinAttempt]:
+        """Pin the processes that can be reached in time."""
+        done: list[PinAttempt] = []
         end = time.monotonic() + PASS
-        done = []
         for decision in drifted:
             if time.monotonic() >= end:
                 break
-            done.append(self._pin_one(decision, end))
+            target = decision.target
+            assert target is not None  # noqa: S101 - a drifted process has a place
+            attempt = PinAttempt(decision, pin_process(decision.process.facts, target, end))
+            done.append(attempt)
+            outcome = attempt.outcome
+            self._threads += outcome.pinned
+            self._pins.update([outcome.word] if outcome.word else [])
+            self._backoff.note(attempt)
+            if outcome.replaced:
+                self._note(attempt)
         return done
 
-    def _pin_one(self, decision: Decision, end: float) -> PinAttempt:
-        facts, target = decision.process.facts, decision.target
-        assert target is not None  # noqa: S101 - a drifted process has a place
-        done = PinAttempt(decision, pin_process(facts, target, end))
-        self._threads += done.outcome.pinned
-        self._pins.update(outcomes(done.outcome))
-        self._backoff.note(done)
-        if done.outcome.replaced:
-            self._note(done)
-        return done
-
-
-def outcomes(outcome: PinOutcome) -> Sequence[str]:
-    """Return how a pin is counted: once, or not at all where there was nothing left to pin."""
-    worst = (
-        (REFUSED, outcome.refused),
-        (CUT, outcome.cut is not None),
-        (UNSETTLED, not outcome.is_settled),
-        (PINNED, outcome.pinned),
-    )
-    return [name for name, is_so in worst if is_so and not outcome.is_gone][:1]
-
-
-def notices(unknown: Mapping[GpuKey, str], *, is_blind: bool) -> Iterator[str]:
-    """Yield the limits of this look, for people.
-
-    `unknown`: GPUs with unknown processes → why; `is_blind`: an environment could not be read.
-    """
-    if is_blind:
-        yield NO_ENVIRONMENTS
-    alike = grouped(sorted(unknown), lambda gpu: (gpu[0], unknown[gpu]))
-    for (vendor, why), gpus in alike.items():
-        yield NOT_SEEN.format(gpus=f"{vendor} {several('GPU', (it for _, it in gpus))}", why=why)
+    def _notices(self, unknown: Mapping[GpuKey, str]) -> Iterator[str]:
+        """Yield the limits of this look, for people; `unknown`: GPUs → why."""
+        if self._identities.is_blind:
+            yield NO_ENVIRONMENTS
+        alike = grouped(sorted(unknown), lambda gpu: (gpu[0], unknown[gpu]))
+        for (vendor, why), keys in alike.items():
+            gpus = f"{vendor} {several('GPU', (index for _, index in keys))}"
+            yield NOT_SEEN.format(gpus=gpus, why=why)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,16 +70,11 @@ def append(path: Path, pin: JournaledPin) -> None:
 
 def pins(path: Path) -> list[JournaledPin]:
     """Return the pins in their order; a line that cannot be read is left out. Raises OSError."""
-    lines = read(os.fspath(path), 2 * MOST).splitlines()
-    return list(_read(lines))
-
-
-def _read(lines: Iterable[bytes]) -> Iterator[JournaledPin]:
-    for line in lines:
-        try:
-            yield loads(JournaledPin, line, "a pin")
-        except ValueError:  # noqa: PERF203 - a disk was full, or the machine went down
-            continue
+    found = []
+    for line in read(os.fspath(path), 2 * MOST).splitlines():
+        with suppress(ValueError):  # a disk was full, or the machine went down
+            found.append(loads(JournaledPin, line, "a pin"))
+    return found
 
 
 @dataclass(frozen=True)

@@ -125,6 +125,18 @@ class PinOutcome:
     is_late: bool = False  #: time was up within it
     replaced: tuple[ThreadBefore, ...] = field(default=(), compare=False)  #: threads before it
 
+    @property
+    def word(self) -> str | None:
+        """How it is counted: the worst of PIN_OUTCOMES; None: there was nothing left to pin."""
+        worst = (
+            (None, self.is_gone),
+            (REFUSED, self.refused > 0),
+            (CUT, self.cut is not None),
+            (UNSETTLED, not self.is_settled),
+            (PINNED, self.pinned > 0),
+        )
+        return next((word for word, is_so in worst if is_so), None)
+
 
 @dataclass(frozen=True)
 class PinAttempt:

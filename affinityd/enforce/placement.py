@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 from affinityd.audit.allocations import HeldGpus, Share, Shares
-from affinityd.audit.model import AuditedProcess, GpuKey, Job, ProcessFacts, Scan
+from affinityd.audit.model import AuditedProcess, GpuKey, Job, ProcessFacts
 from affinityd.audit.remedies import Remedies
 from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.enforce.model import (
@@ -29,6 +29,7 @@ from affinityd.enforce.model import (
 from affinityd.enforce.policy import GRANTED, Policy, Treatment
 from affinityd.enforce.policy.identity import ProcessIdentity, paths
 from affinityd.grouping import Recent
+from affinityd.linux.processes import ancestors
 from affinityd.planner.modes import MODES
 from affinityd.topology import nearness
 
@@ -43,6 +44,7 @@ class ScanJobs:
         self, processes: Iterable[AuditedProcess], policy: Policy | None, identify: Identify
     ) -> None:
         self._processes = {process.facts.pid: process for process in processes}
+        self._parents = {pid: process.facts.parent for pid, process in self._processes.items()}
         self._policy = policy
         self._identify = identify
         self._of_holder = {
@@ -50,7 +52,12 @@ class ScanJobs:
             for pid, process in self._processes.items()
             if self.holder(process) is process
         }
-        self._of_user = cache(self._holders_of)
+        #: The holders of each job's GPUs: neither known daemons nor orphans.
+        self.holders: defaultdict[Job, list[ProcessFacts]] = defaultdict(list)
+        for pid, job in self._of_holder.items():
+            process = self._processes[pid]
+            if job is not None and not process.is_daemon and process.orphan is None:
+                self.holders[job].append(process.facts)
 
     def holder(self, process: AuditedProcess) -> AuditedProcess:
         """Return the process that this one works for, where it was found; else itself."""
@@ -58,18 +65,11 @@ class ScanJobs:
 
     def of(self, process: AuditedProcess) -> Job | None:
         """Return the job of a process: its holder's, unless it has left that; None: none."""
-        job = self._of_holder[self.holder(process).facts.pid]
-        return job if job is not None and _is_of(process.facts, job) else None
-
-    @cached_property
-    def holders(self) -> Mapping[Job, tuple[ProcessFacts, ...]]:
-        """The holders of each job's GPUs: neither known daemons nor orphans."""
-        holders: defaultdict[Job, tuple[ProcessFacts, ...]] = defaultdict(tuple)
-        for pid, job in self._of_holder.items():
-            process = self._processes[pid]
-            if job is not None and not process.is_daemon and process.orphan is None:
-                holders[job] += (process.facts,)
-        return holders
+        facts, job = process.facts, self._of_holder[self.holder(process).facts.pid]
+        if job is None:
+            return None
+        is_in = job.id in paths(facts.cgroups) if job.scheduler == CGROUP else _told(facts) == job
+        return job if is_in else None
 
     def speakers(self, process: AuditedProcess, job: Job) -> Iterator[ProcessFacts]:
         """Yield the holders of a job's GPUs whose AFFINITYD counts for a process.
@@ -78,15 +78,10 @@ class ScanJobs:
         cgroup that a rule names there may be several users: of the first, its own user's counts.
         """
         uid = process.facts.uid if job.scheduler == CGROUP else None
-        holders = self._of_user(job, uid)
-        yield from list(holders.values())[:1]
-        above: set[int] = set()  # parents may seem a circle
-        pid = self.holder(process).facts.pid
-        while pid in self._processes and pid not in above:
-            above.add(pid)
-            if pid in holders:
-                yield holders[pid]
-            pid = self._processes[pid].facts.parent
+        holders = {it.pid: it for it in self.holders[job] if uid is None or it.uid == uid}
+        yield from sorted(holders.values(), key=lambda holder: (holder.start, holder.pid))[:1]
+        above = ancestors(self.holder(process).facts.pid, self._parents)
+        yield from (holders[pid] for pid in above if pid in holders)
 
     def gpus(self, facts: ProcessFacts) -> tuple[GpuKey, ...]:
         """Return the GPUs of a process, its own first, and of its descendants."""
@@ -94,23 +89,11 @@ class ScanJobs:
 
     @cached_property
     def _below(self) -> Mapping[int, set[GpuKey]]:
-        gpus = {pid: {*process.facts.gpus} for pid, process in self._processes.items()}
+        gpus: defaultdict[int, set[GpuKey]] = defaultdict(set)
         for pid in self._of_holder:
-            facts = self._processes[pid].facts
-            parent = facts.parent
-            # A process that has them all has added them above. Parents may seem a circle.
-            while parent in gpus and not gpus[parent].issuperset(facts.gpus):
-                gpus[parent].update(facts.gpus)
-                parent = self._processes[parent].facts.parent
+            for above in ancestors(pid, self._parents):
+                gpus[above].update(self._processes[pid].facts.gpus)
         return gpus
-
-    def _holders_of(self, job: Job, uid: int | None) -> Mapping[int, ProcessFacts]:
-        """Return a job's holders by pid, the first one that started first; None: of all users."""
-        holders = (holder for holder in self.holders[job] if uid is None or holder.uid == uid)
-        return {
-            holder.pid: holder
-            for holder in sorted(holders, key=lambda holder: (holder.start, holder.pid))
-        }
 
     def _named(self, facts: ProcessFacts) -> Job | None:
         """Return the job of a holder; it is identified only where a rule may name its cgroup."""
@@ -138,13 +121,6 @@ def _told(facts: ProcessFacts) -> Job | None:
     return Job(CONTAINER, next(places, container))
 
 
-def _is_of(facts: ProcessFacts, job: Job) -> bool:
-    return job.id in paths(facts.cgroups) if job.scheduler == CGROUP else _told(facts) == job
-
-
-#: affinityd's masks of a process.
-Given = Callable[[ProcessFacts], frozenset[CpuSet]]
-
 #: The GPUs of each job from scan to scan. One that was held once stays a rank: the end of a
 #: process must move no other.
 JobHistory = Recent[Job, HeldGpus]
@@ -161,49 +137,50 @@ def note(history: JobHistory, jobs: ScanJobs, boot: float) -> None:
     """Note which GPUs the processes of each job hold; `boot`: when, seconds since boot."""
     history.begin(boot)
     for job, holders in jobs.holders.items():
-        now = frozenset(
-            (gpu, holder.cpuset) for holder in holders if holder.cpuset for gpu in holder.gpus
-        )
+        now = {(gpu, holder.cpuset) for holder in holders if holder.cpuset for gpu in holder.gpus}
         held = {gpu for gpu, _ in now}
-        history[job] = now.union(
-            holder for holder in history.get(job) or () if holder[0] not in held
-        )
+        before = history.get(job) or frozenset()
+        history[job] = frozenset(now).union(it for it in before if it[0] not in held)
 
 
+@dataclass(frozen=True, eq=False)
 class Places:
     """The target CPUs of the processes of one scan."""
 
-    def __init__(
-        self,
-        scan: Scan,
-        shares: Shares,
-        jobs: ScanJobs,
-        remedies: Remedies,
-        *,
-        history: JobHistory,
-        given: Given,
-    ) -> None:
-        self._scan = scan
-        self._shares = shares
-        self._jobs = jobs
-        self._history = history
-        self._remedies = remedies
-        self._given = given
-        self._share = cache(self._share_of)
-        self._place = cache(self._place_of)
+    near: Mapping[GpuKey, CpuSet | None]  #: the near CPUs of every GPU; None: not known
+    shares: Shares
+    jobs: ScanJobs
+    remedies: Remedies
+    history: JobHistory
+    given: Callable[[ProcessFacts], frozenset[CpuSet]]  #: returns affinityd's masks of a process
 
     def target(self, process: AuditedProcess, job: Job, treatment: Treatment) -> TargetCpus:
         """Return the standard of a process in a job. Raises ExemptError where it has no place."""
-        facts, holder = process.facts, self._jobs.holder(process).facts
-        gpus = self._jobs.gpus(facts)
+        facts, holder = process.facts, self.jobs.holder(process).facts
+        gpus = self.jobs.gpus(facts)
         near, cpuset, shared = self._near(gpus), _cpuset(facts), _cpuset(holder)
         if cpuset.isdisjoint(near):
             kept_away = replace(process, cause=nearness.ALLOCATION)
-            raise ExemptError(ALLOCATION, str(self._remedies.of(kept_away)))
+            raise ExemptError(ALLOCATION, str(self.remedies.of(kept_away)))
         place = self._place(self._share(job, shared), treatment, gpus, cpuset)
-        ours = self._given(holder) | self._given(facts)
-        online = self._shares.topology.online
-        return TargetCpus(place, cpuset & online, ours | _main_masks(holder), ours)
+        ours = self.given(holder) | self.given(facts)
+        # Descendants inherit the mask of the holder's main thread, that of now or the first one;
+        # a descendant's main thread may have a mask of its own.
+        mains = (holder.first_mask, *(thread.mask for thread in holder.threads[:1]))
+        usual = ours.union(mask for mask in mains if mask is not None)
+        return TargetCpus(place, cpuset & self.shares.topology.online, usual, ours)
+
+    @cached_property
+    def _share(self) -> Callable[[Job, CpuSet], Share]:
+        return cache(
+            lambda job, cpuset: self.shares.of(
+                cpuset, self.jobs.holders.get(job, ()), self.history.get(job) or frozenset()
+            )
+        )
+
+    @cached_property
+    def _place(self) -> Callable[[Share, Treatment, tuple[GpuKey, ...], CpuSet], CpuSet]:
+        return cache(self._place_of)
 
     def _place_of(
         self, share: Share, treatment: Treatment, gpus: tuple[GpuKey, ...], cpuset: CpuSet
@@ -215,11 +192,16 @@ class Places:
         near, mode = self._near(gpus), treatment.options.mode
         wanted = cpuset if MODES[mode].everywhere else cpuset & near
         names = several("GPU", (index for _, index in gpus))
-        if wanted.isdisjoint(self._shares.whole):
+        if wanted.isdisjoint(self.shares.whole):
             cpus = format_list(near & cpuset)
             raise ExemptError(NO_PLAN, RESERVED.format(gpus=names, cpus=cpus))
-        planned = self._planned(share, treatment)
-        parts = [planned[gpu] for gpu in gpus if gpu in planned]
+        asked = treatment.cpus if isinstance(treatment.cpus, int) else None
+        if treatment.cpus == GRANTED:
+            asked = share.asked
+        ranks = self.shares.ranks(share, replace(treatment.options, cpus=asked))
+        if isinstance(ranks, str):
+            raise ExemptError(NO_PLAN, f"mode {mode}: {ranks}")
+        parts = [rank.cpus for rank in ranks if rank.gpu.key in gpus]
         place = frozenset[int]().union(*(part & cpuset for part in parts if part & wanted))
         if not place:
             cpus, allowed = map(format_list, (frozenset[int]().union(*parts), cpuset))
@@ -227,36 +209,13 @@ class Places:
             raise ExemptError(NO_PLAN, why)
         return place
 
-    def _planned(self, share: Share, treatment: Treatment) -> dict[GpuKey, CpuSet]:
-        wanted = treatment.cpus if isinstance(treatment.cpus, int) else None
-        if treatment.cpus == GRANTED:
-            wanted = share.asked
-        options = replace(treatment.options, cpus=wanted)
-        ranks = self._shares.ranks(share, options)
-        if isinstance(ranks, str):
-            raise ExemptError(NO_PLAN, f"mode {options.mode}: {ranks}")
-        return {rank.gpu.key: rank.cpus for rank in ranks}
-
     def _near(self, gpus: tuple[GpuKey, ...]) -> CpuSet:
-        near = {gpu: self._scan.near.get(gpu) for gpu in gpus}
+        near = {gpu: self.near.get(gpu) for gpu in gpus}
         places = [cpus for cpus in near.values() if cpus is not None]
         if len(places) < len(near):
             lost = several("GPU", (index for (_, index), cpus in near.items() if cpus is None))
             raise ExemptError(UNKNOWN_PLACE, gpus=lost)
         return frozenset[int]().union(*places)
-
-    def _share_of(self, job: Job, cpuset: CpuSet) -> Share:
-        held = self._history.get(job) or frozenset()
-        return self._shares.of(cpuset, self._jobs.holders.get(job, ()), held)
-
-
-def _main_masks(holder: ProcessFacts) -> frozenset[CpuSet]:
-    """Return the masks of a holder's main thread, now and at first: its descendants inherit them.
-
-    A descendant's main thread may have a mask of its own.
-    """
-    masks = (holder.first_mask, *(thread.mask for thread in holder.threads[:1]))
-    return frozenset(mask for mask in masks if mask is not None)
 
 
 def _cpuset(facts: ProcessFacts) -> CpuSet:

@@ -3,7 +3,6 @@
 NVIDIA: NVML, called in a child. AMD: KFD. All others: the holders of the device files.
 """
 
-# ruff: noqa: PTH115 - a scan is cheap
 # ruff: noqa: PTH115, PTH116, PTH208 - thousands of files are looked at; pathlib is slower
 
 from __future__ import annotations
@@ -103,13 +102,12 @@ def one_a_process(holdings: Iterable[Holding], proc: str) -> tuple[Holding, ...]
     for holding in sorted(holdings, key=lambda it: (-(it.memory_bytes or 0), it.gpu[1], it.gpu[0])):
         if holding.pid > 0:
             of_process[process_of(holding.pid, proc) or holding.pid].append(holding)
-    return tuple(_together(pid, *those) for pid, those in sorted(of_process.items()))
-
-
-def _together(pid: int, first: Holding, *others: Holding) -> Holding:
-    least = (first.memory_bytes or 0) * LEAST
-    used = {it.gpu for it in others if it.memory_bytes is None or it.memory_bytes >= least}
-    return replace(first, pid=pid, beside=tuple(sorted(used - {first.gpu})))
+    found = []
+    for pid, (first, *others) in sorted(of_process.items()):
+        least = (first.memory_bytes or 0) * LEAST
+        used = {it.gpu for it in others if it.memory_bytes is None or it.memory_bytes >= least}
+        found.append(replace(first, pid=pid, beside=tuple(sorted(used - {first.gpu}))))
+    return tuple(found)
 
 
 # The holders of AMD's GPUs, by the files of its compute driver: /sys/class/kfd/kfd/proc/PID.
@@ -152,16 +150,13 @@ def _by_id(gpus: Sequence[Gpu], sys: str) -> Mapping[str, Gpu]:
     """
     nodes = f"{sys}/{KFD}/topology/nodes"
     by_minor = {str(gpu.render_minor): gpu for gpu in gpus if gpu.render_minor is not None}
-    found = {
-        text(f"{nodes}/{node}/gpu_id"): by_minor.get(_render_minor(f"{nodes}/{node}"))
-        for node in listed(nodes)
-    }
-    return {number: gpu for number, gpu in found.items() if gpu is not None}
-
-
-def _render_minor(node: str) -> str:
-    lines = (line.split() for line in text(f"{node}/properties").splitlines())
-    return next((line[1] for line in lines if line[:1] == ["drm_render_minor"]), "")
+    found = {}
+    for node in listed(nodes):
+        lines = (line.split() for line in text(f"{nodes}/{node}/properties").splitlines())
+        minors = (line[1] for line in lines if line[:1] == ["drm_render_minor"])
+        if (gpu := by_minor.get(next(minors, ""))) is not None:
+            found[text(f"{nodes}/{node}/gpu_id")] = gpu
+    return found
 
 
 def _uses(folder: str) -> Mapping[str, int]:
@@ -252,7 +247,18 @@ class DeviceFileScanner:
         files = device_files(gpus, self._sys, self._dev)
         if files != self._files:
             self._files, self._known = files, {}
-        held, skipped = self._look(self._due())
+        held: list[Holding] = []
+        due, skipped, end = self._due(), 0, self._clock() + LIMIT
+        for place, pid in enumerate(due):
+            if self._clock() >= end:
+                skipped = len(due) - place
+                break
+            folder = f"{self._proc}/{pid}/fd/"  # containers keep the numbers of devices
+            links = (folder + name for name in listed(folder))
+            numbers = {_number(link) for link in links if files.is_one(_target(link))}
+            keys = {key for number, key in files.gpu_of.items() if number in numbers}
+            held += [Holding(pid, key) for key in keys]
+            self._known[pid] = bool(keys)
         unknown = {gpu.key: TOO_MANY for gpu in gpus if skipped}
         unknown |= {gpu.key: ROOT_ONLY for gpu in gpus if not _sees_all(self._proc)}
         unknown |= {gpu.key: NO_FILE for gpu in gpus if gpu.key not in files.gpu_of.values()}
@@ -268,24 +274,6 @@ class DeviceFileScanner:
         turn = self._scan % EVERY
         others = [pid for pid, held in self._known.items() if not held and pid % EVERY == turn]
         return [*new, *holders, *others]
-
-    def _look(self, pids: list[int]) -> tuple[list[Holding], int]:
-        end = self._clock() + LIMIT
-        held: list[Holding] = []
-        for place, pid in enumerate(pids):
-            if self._clock() >= end:
-                return held, len(pids) - place
-            keys = self._keys(pid)
-            held += [Holding(pid, key) for key in keys]
-            self._known[pid] = bool(keys)
-        return held, 0
-
-    def _keys(self, pid: int) -> set[GpuKey]:
-        """Return the GPUs of a process, by its open files: containers keep device numbers."""
-        folder = f"{self._proc}/{pid}/fd/"
-        links = (folder + name for name in listed(folder))
-        numbers = {_number(link) for link in links if self._files.is_one(_target(link))}
-        return {key for number, key in self._files.gpu_of.items() if number in numbers}
 
 
 def device_files(gpus: Sequence[Gpu], sys: str = "/sys", dev: str = "/dev") -> GpuDeviceFiles:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from affinityd.audit.model import GpuHolders, Holding
@@ -70,16 +70,15 @@ def processes_of(report: ProcessReport, gpus: Sequence[Gpu]) -> GpuHolders:
     if report.gpus is None:
         return GpuHolders.unknown_of(gpus, report.said or "NVML did not answer")
     by_index = {listed.index: listed for listed in report.gpus}
-    doubts = {gpu.key: _doubt(gpu, by_index.get(gpu.index)) for gpu in gpus}
-    return GpuHolders(
-        tuple(
-            holding
-            for gpu in gpus
-            if gpu.index in by_index and not doubts[gpu.key]
-            for holding in _holdings(gpu, by_index[gpu.index].processes)
-        ),
-        {key: doubt for key, doubt in doubts.items() if doubt},
-    )
+    holdings: list[Holding] = []
+    unknown = {}
+    for gpu in gpus:
+        listed = by_index.get(gpu.index)
+        if doubt := _doubt(gpu, listed):
+            unknown[gpu.key] = doubt
+        elif listed is not None:
+            holdings += _holdings(gpu, listed.processes)
+    return GpuHolders(tuple(holdings), unknown)
 
 
 def _doubt(gpu: Gpu, listed: GpuProcesses | None) -> str | None:
@@ -103,13 +102,9 @@ def _holdings(gpu: Gpu, processes: Sequence[NvmlProcess]) -> Iterator[Holding]:
         sizes = [size for size in (part.get(process.mig), process.memory_bytes) if size is not None]
         part[process.mig] = max(sizes, default=None)
     for pid, part in parts.items():
+        sizes = [size for size in part.values() if size is not None]
         most = max(part, key=lambda mig: part[mig] or 0)
-        yield Holding(pid, gpu.key, _sum(part), most)
-
-
-def _sum(part: Mapping[str | None, int | None]) -> int | None:
-    sizes = [size for size in part.values() if size is not None]
-    return sum(sizes) if sizes else None
+        yield Holding(pid, gpu.key, sum(sizes) if sizes else None, most)
 
 
 # Maintenance of NVIDIA's driver: NVML is not called meanwhile, since it uses the driver.
@@ -157,36 +152,24 @@ class DriverMaintenance:
 
     def reason(self) -> str | None:
         """Return why NVML must not be called now, and what ends that; None: it may be."""
-        return self._module() or self._held_off() or self._worker(self._proc)
-
-    def _module(self) -> str | None:
         state = text(f"{self._sys}/module/nvidia/initstate")
-        if state in {"", "live"}:  # none: it is not loaded, or a part of the kernel
-            return None
-        return f"NVIDIA's driver is {state}: it is being replaced"
-
-    def _held_off(self) -> str | None:
-        if not os.path.lexists(self._hold):
-            return None
-        name = text(self._hold).partition("\n")[0].strip()
-        by = f" by {quote(name)}" if name else ""
-        return f"NVML calls are on hold{by}, until {self._hold} is removed"
-
-    def _worker(self, proc: str) -> str | None:
-        """Return which program works on the driver.
-
-        A process is read when it is new, and once more, as it may have been about to execve(2): to
-        read all of them costs most of a scan. A process that becomes such a program
-        later, without fork(2), is missed.
-        """
-        there = {name for name in listed(proc) if name.isdigit()}
+        if state not in {"", "live"}:  # none: it is not loaded, or a part of the kernel
+            return f"NVIDIA's driver is {state}: it is being replaced"
+        if os.path.lexists(self._hold):
+            name = text(self._hold).partition("\n")[0].strip()
+            by = f" by {quote(name)}" if name else ""
+            return f"NVML calls are on hold{by}, until {self._hold} is removed"
+        # A process is read when it is new, and once more, as it may have been about to execve(2):
+        # to read all of them costs most of a scan. A process that becomes such a program later,
+        # without fork(2), is missed.
+        there = {name for name in listed(self._proc) if name.isdigit()}
         unread = there - self._seen_twice
         self._seen_twice = there & self._seen_once
         self._seen_once = there
-        self._working = {pid for pid in unread | self._working if _works(pid, proc)}
+        self._working = {pid for pid in unread | self._working if _works(pid, self._proc)}
         if not self._working:
             return None
-        name = text(f"{proc}/{min(self._working, key=int)}/comm") or "a program"
+        name = text(f"{self._proc}/{min(self._working, key=int)}/comm") or "a program"
         return f"{name} works on NVIDIA's driver; NVML is asked again when it has ended"
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import translate
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from affinityd.config import PREFIX
@@ -39,6 +40,11 @@ class Treatment:
     observe: bool = False  #: its pin is reported, and not done
     rule: int | None = None  #: the number of the policy's rule, from 1; None: its defaults
     unread: tuple[str, ...] = ()  #: fields of its rule that cannot be read
+
+    @property
+    def source(self) -> str:
+        """The part of the policy that says it, for people."""
+        return "the top level" if self.rule is None else f"rule {self.rule}"
 
 
 NODE = Treatment()  #: of every process, without a policy or a site's settings
@@ -84,23 +90,7 @@ class Rule:
     environment: Mapping[str, NamePatterns] = field(default_factory=dict)  #: by variable
 
     def matches(self, identity: ProcessIdentity) -> bool:
-        """Whether all conditions are met; one on an unreadable field is not."""
-        return not self._unknown(identity) and self._may_match(identity)
-
-    def may_leave(self, identity: ProcessIdentity) -> frozenset[str]:
-        """Return the unreadable fields without which it is unknown whether this rule bars a pin.
-
-        None if the rule pins, or that is known.
-        """
-        is_kept = self.treatment.leave or self.treatment.observe
-        unknown = self._unknown(identity) if is_kept else frozenset[str]()
-        return unknown if unknown and self._may_match(identity) else frozenset()
-
-    def _unknown(self, identity: ProcessIdentity) -> frozenset[str]:
-        names = {*self.fields, *(["environment"] if self.environment else [])}
-        return identity.unread & names
-
-    def _may_match(self, identity: ProcessIdentity) -> bool:
+        """Whether all conditions are met, apart from those that are `unread`."""
         unread, environment = identity.unread, identity.environment or {}
         fields = self.fields.items()
         return (
@@ -111,6 +101,10 @@ class Rule:
                 or all(environment.get(name) in globs for name, globs in self.environment.items())
             )
         )
+
+    def unread(self, identity: ProcessIdentity) -> frozenset[str]:
+        """Return the fields of its conditions that cannot be read of this process."""
+        return identity.unread & {*self.fields, *(["environment"] if self.environment else [])}
 
     def path(self, cgroups: Collection[str]) -> str | None:
         """Return the first of the cgroups that it names."""
@@ -128,13 +122,15 @@ class Policy:
     def treatment(self, identity: ProcessIdentity) -> Treatment:
         """Return how a process is treated.
 
-        A process is left alone if a rule may leave or observe it, depending on unknown facts.
+        A rule with a condition that cannot be read applies only if it may keep the process from a
+        pin, and then says so.
         """
-        for rule in self.rules:
-            if unread := rule.may_leave(identity):
-                return replace(rule.treatment, unread=tuple(sorted(unread)))
-            if rule.matches(identity):
-                return rule.treatment
+        for rule in filter(lambda rule: rule.matches(identity), self.rules):
+            unread, treatment = rule.unread(identity), rule.treatment
+            if not unread:
+                return treatment
+            if treatment.leave or treatment.observe:
+                return replace(treatment, unread=tuple(sorted(unread)))
         return self.defaults
 
     def names_cgroup(self, identity: ProcessIdentity) -> str | None:
@@ -142,9 +138,10 @@ class Policy:
 
         None if none does, or that rule leaves it alone.
         """
-        naming = (rule for rule in self.rules if rule.cgroup is not None and rule.matches(identity))
-        rule = next(naming, None)
-        return None if rule is None or rule.treatment.leave else rule.path(identity.cgroups)
+        for rule in self.rules:
+            if rule.cgroup is not None and rule.matches(identity) and not rule.unread(identity):
+                return None if rule.treatment.leave else rule.path(identity.cgroups)
+        return None
 
     def may_name(self, cgroups: Collection[str]) -> bool:
         """Whether a rule names one of these cgroups at all; else `names_cgroup` is None."""
@@ -184,8 +181,11 @@ class PolicyFile:
     def current(self) -> Policy | None:
         """Return the policy that counts; None: none could be read yet, and nothing is pinned."""
         before, self._seen = self._seen, _UNREAD
+        data: bytes | None = None
         try:
-            data = self._seen = self._content()
+            if not self._is_optional or Path(self._path).exists():
+                data = read_regular(self._path, MAX_FILE)
+            self._seen = data
             if data == self._counts:
                 self.state = replace(self.state, error=None)
             elif data == before or self._policy is None:
@@ -199,14 +199,6 @@ class PolicyFile:
         except PolicyError as error:
             self.state = replace(self.state, file=self._path, error=str(error))
         return self._policy
-
-    def _content(self) -> bytes | None:
-        try:
-            return read_regular(self._path, MAX_FILE)
-        except FileNotFoundError:
-            if self._is_optional:
-                return None
-            raise
 
 
 def decoded(data: bytes) -> str:

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import pwd
 import re
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Generic, TypeVar
 
 from affinityd import config
 from affinityd.audit.gather import is_slurms
@@ -26,9 +25,6 @@ from affinityd.linux.cgroup import hierarchies
 from affinityd.linux.files import environment_of, listed
 from affinityd.linux.processes import cgroups_of, is_running, stat_of
 from affinityd.threads import started
-
-K = TypeVar("K", bound=Hashable)
-T = TypeVar("T")
 
 ANCESTORS = 8  #: tried for a process that has overwritten its own
 
@@ -54,31 +50,6 @@ def environment(facts: ProcessFacts, root: str = "") -> Mapping[str, str] | None
             return None
         pid, start = parent.number, parent.start
     return None
-
-
-class TimedCalls(Generic[K, T]):
-    """Starts work, and waits for it only briefly: a late result is there for the next call."""
-
-    def __init__(self) -> None:
-        self._late: dict[K, Future[T]] = {}
-
-    def result(self, key: K, work: Callable[[], T]) -> T:
-        """Return the result of `work`, which raises nothing; a second call is for the same work.
-
-        Raises TimeoutError if it takes too long, or too many calls are late already.
-        """
-        future, seconds = self._late.pop(key, None), 0.0
-        if future is None:
-            if len(self._late) >= MOST_STUCK:
-                self._late = {key: late for key, late in self._late.items() if not late.done()}
-            if len(self._late) >= MOST_STUCK:
-                raise TimeoutError
-            future, seconds = started(work), SECONDS
-        try:
-            return future.result(seconds)
-        except FutureTimeoutError:  # Python 3.10 has one of its own
-            self._late[key] = future
-            raise TimeoutError from None
 
 
 PODS = "/var/log/pods"
@@ -140,7 +111,7 @@ class ProcessIdentities:
         self.is_blind = False  #: the environment of a process could not be read in this scan
         self._root = root
         self._folder = pods
-        self._timed_calls = TimedCalls[Key, Mapping[str, str] | None]()
+        self._late: dict[Key, Future[Mapping[str, str] | None]] = {}  # threads that still read
         self._pods = cache(pods_of)
         self._user = cache(_name_of)  # a directory that does not answer takes seconds
         self._users_began = 0.0  # when the first of them was requested, seconds since boot
@@ -159,10 +130,11 @@ class ProcessIdentities:
 
         Its user is looked up if SLURM_JOB_USER is among them: a directory may take seconds.
         """
-        environ = self._environment(facts, ALWAYS | frozenset(variables))
+        environ = self._environment(facts, ALWAYS.union(variables))
         if environ is None and is_running(facts.pid, facts.start):
             self.is_blind = True
         values = environ or {}
+        switch = config.read_switch_or_off(values.get(config.SWITCH, ""))
         names = {name: values.get(variable) for name, variable in SLURMS.items()}
         if SLURMS["user"] in variables and facts.uid is not None:
             names["user"] = self._user(facts.uid) or names["user"]
@@ -178,9 +150,7 @@ class ProcessIdentities:
             **names,
             cgroups=paths(facts.cgroups),
             environment=environ,
-            switch=OBSERVE
-            if environ is None
-            else config.read_switch_or_off(values.get(config.SWITCH, "")),
+            switch=switch if environ is not None else OBSERVE,
             given=_given(values),
             unread=frozenset(unread),
         )
@@ -198,16 +168,26 @@ class ProcessIdentities:
     def _environment(
         self, facts: ProcessFacts, variables: frozenset[str]
     ) -> Mapping[str, str] | None:
+        """Return these variables of a process; None: they cannot be read, or not in time."""
         key = facts.pid, facts.start, variables
-        if key not in self._known:
-            try:
-                environ = self._timed_calls.result(key, lambda: environment(facts, self._root))
-            except TimeoutError:
-                return None  # read again by the next scan: it may have AFFINITYD=off
-            if environ is not None:
-                environ = {name: environ[name] for name in variables if name in environ}
-            self._known[key] = environ
-        return self._known.get(key)
+        if key in self._known:
+            return self._known.get(key)
+        reading, seconds = self._late.pop(key, None), 0.0
+        if reading is None:
+            if len(self._late) >= MOST_STUCK:
+                self._late = {key: late for key, late in self._late.items() if not late.done()}
+            if len(self._late) >= MOST_STUCK:
+                return None
+            reading, seconds = started(lambda: environment(facts, self._root)), SECONDS
+        try:
+            environ = reading.result(seconds)
+        except FutureTimeoutError:  # the next scan asks again: it may have AFFINITYD=off
+            self._late[key] = reading
+            return None
+        if environ is not None:
+            environ = {name: environ[name] for name in variables if name in environ}
+        self._known[key] = environ
+        return environ
 
 
 def pods_of(folder: str) -> Mapping[str, Mapping[str, str | None]]:

@@ -20,7 +20,7 @@ from affinityd.daemon.api.peers import Viewer
 from affinityd.daemon.policy_document import parse
 from affinityd.enforce import enforcer as module
 from affinityd.enforce.document import Enforced
-from affinityd.enforce.enforcer import NO_ENVIRONMENTS, Enforcer, NodeLock, notices, outcomes
+from affinityd.enforce.enforcer import NO_ENVIRONMENTS, Enforcer, NodeLock
 from affinityd.enforce.model import PinAttempt, PinOutcome, TargetCpus
 from affinityd.enforce.policy import PolicyFile, Treatment, identity, site
 from affinityd.errors import InvalidRequestError
@@ -54,9 +54,9 @@ class Look:
         self.pinned.append((facts.pid, to.cpus))
         return self.outcome
 
-    def enforce(self, facts: ProcessFacts = DRIFTED) -> Enforced:
-        scan = replace(scan_of(TWO, Site(TWO).audited(facts)), boot=NOW)
-        return self.enforcer.enforce(TWO, scan)
+    def enforce(self, facts: ProcessFacts = DRIFTED, **scan: Any) -> Enforced:  # noqa: ANN401
+        found = replace(scan_of(TWO, Site(TWO).audited(facts)), boot=NOW, **scan)
+        return self.enforcer.enforce(TWO, found)
 
 
 def what(found: Enforced) -> tuple[str, bool, int, str]:
@@ -131,34 +131,33 @@ def test_processes_beyond_the_time_limit_are_reported_and_pinned_after_the_next_
 def test_unreadable_environments_and_unknown_processes_are_notices(
     look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not look.enforce().notices
+    unknown = {("nvidia", 1): "no NVML", ("nvidia", 0): "no NVML", ("amd", 0): "no KFD"}
+    assert look.enforce(unknown=unknown).notices == [
+        "the processes of amd GPU 0 are not known: no KFD",
+        "the processes of nvidia GPUs 0-1 are not known: no NVML",
+    ]
     monkeypatch.setattr(identity, "is_running", lambda *_: True)
     monkeypatch.setattr(identity, "environment", lambda *_: None)
     look.enforcer._identities = identity.ProcessIdentities()
     assert look.enforce().notices == [NO_ENVIRONMENTS]
-    unknown = {("nvidia", 1): "no NVML", ("nvidia", 0): "no NVML", ("amd", 0): "no KFD"}
-    assert [*notices(unknown, is_blind=False)] == [
-        "the processes of amd GPU 0 are not known: no KFD",
-        "the processes of nvidia GPUs 0-1 are not known: no NVML",
-    ]
 
 
 ONE = parse_list("1")
 
 
 @pytest.mark.parametrize(
-    ("outcome", "names"),
+    ("outcome", "word"),
     [
-        (PinOutcome(pinned=3), ["pinned"]),
-        (PinOutcome(pinned=3, refused=1, cut=ONE, is_settled=False), ["refused"]),
-        (PinOutcome(pinned=3, cut=ONE, is_settled=False), ["cut"]),
-        (PinOutcome(is_settled=False), ["unsettled"]),
-        (PinOutcome(), []),
-        (PinOutcome(is_gone=True, is_settled=False), []),
+        (PinOutcome(pinned=3), "pinned"),
+        (PinOutcome(pinned=3, refused=1, cut=ONE, is_settled=False), "refused"),
+        (PinOutcome(pinned=3, cut=ONE, is_settled=False), "cut"),
+        (PinOutcome(is_settled=False), "unsettled"),
+        (PinOutcome(), None),
+        (PinOutcome(is_gone=True, is_settled=False), None),
     ],
 )
-def test_a_pin_is_counted_once(outcome: PinOutcome, names: list[str]) -> None:
-    assert outcomes(outcome) == names
+def test_a_pin_is_counted_once(outcome: PinOutcome, word: str | None) -> None:
+    assert outcome.word == word
 
 
 # What the daemon makes of it.
