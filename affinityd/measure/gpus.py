@@ -10,7 +10,7 @@ import ctypes
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from threading import Thread
 from typing import NamedTuple
 
@@ -22,8 +22,10 @@ from affinityd.measure.document import (
     TO_DEVICE_PAGEABLE,
     TO_HOST,
     TO_HOST_PAGEABLE,
+    Figure,
 )
 from affinityd.measure.memory import Buffer, median_seconds
+from affinityd.topology.model import Gpu
 
 #: PTX of a version and target that the drivers of Maxwell and all later GPUs compile.
 EMPTY_KERNEL = b".version 4.0\n.target sm_50\n.address_size 64\n.visible .entry empty() { ret; }\n"
@@ -100,11 +102,6 @@ class Driver:
                 name.value = self._library.hipGetErrorName(code)
         return (name.value or b"error %d" % code).decode(errors="replace")
 
-    def quietly(self, name: str, *arguments: object) -> None:
-        """Call a function and ignore its failure."""
-        with suppress(DriverError):
-            self.call(name, *arguments)
-
     def use(self, pci_bus_id: str) -> None:
         """Make a GPU this thread's current one, until the process ends. Raises DriverError."""
         number = ctypes.c_int()
@@ -127,7 +124,8 @@ class Driver:
         try:
             yield memory
         finally:
-            self.quietly(self.api.free, memory)
+            with suppress(DriverError):
+                self.call(self.api.free, memory)
 
     @contextmanager
     def registered(self, host: ctypes.c_void_p, size: ctypes.c_size_t) -> Iterator[None]:
@@ -136,7 +134,8 @@ class Driver:
         try:
             yield
         finally:
-            self.quietly(self.api.unregister, host)
+            with suppress(DriverError):
+                self.call(self.api.unregister, host)
 
     def kernel(self) -> Callable[[], None]:
         """Return a launch of an empty kernel on the current GPU. Raises DriverError.
@@ -153,9 +152,6 @@ class Driver:
 
 AT_ONCE = 0.1  #: seconds for which all GPUs copy
 
-#: A quantity, its value, and why it has none.
-Result = tuple[str, "float | None", "str | None"]
-
 
 @cache
 def _driver(vendor: str) -> Driver:
@@ -164,17 +160,18 @@ def _driver(vendor: str) -> Driver:
     return Driver(APIS[vendor])
 
 
-def gpu_results(vendor: str, pci_bus_id: str, buffer: Buffer) -> Iterator[Result]:
-    """Yield a result for each of OF_GPUS; a failed call gives a result without a value."""
+def gpu_figures(gpu: Gpu, node: int, buffer: Buffer) -> Iterator[Figure]:
+    """Yield a figure for each of OF_GPUS; a failed call gives one without a value."""
     address, length = buffer.swept
     host, size = ctypes.c_void_p(address), ctypes.c_size_t(length)
+    figure = partial(_figure, gpu, node)
     with ExitStack() as stack:
         try:
-            driver = _driver(vendor)
-            driver.use(pci_bus_id)
+            driver = _driver(gpu.vendor)
+            driver.use(gpu.pci_bus_id)
             memory = stack.enter_context(driver.allocated(size))
         except DriverError as error:
-            yield from ((quantity, None, str(error)) for quantity in OF_GPUS)
+            yield from (missing(gpu, node, quantity, error) for quantity in OF_GPUS)
             return
 
         def copies(copy: str, to: ctypes.c_void_p, source: ctypes.c_void_p) -> Callable[[], float]:
@@ -182,64 +179,56 @@ def gpu_results(vendor: str, pci_bus_id: str, buffer: Buffer) -> Iterator[Result
 
         to_device = copies(driver.api.to_device, memory, host)
         to_host = copies(driver.api.to_host, host, memory)
-        yield _result(TO_DEVICE_PAGEABLE, to_device)
-        yield _result(TO_HOST_PAGEABLE, to_host)
+        yield figure(TO_DEVICE_PAGEABLE, to_device)
+        yield figure(TO_HOST_PAGEABLE, to_host)
         try:
             stack.enter_context(driver.registered(host, size))
         except DriverError as error:
-            yield from ((quantity, None, str(error)) for quantity in (TO_DEVICE, TO_HOST))
+            yield from (missing(gpu, node, quantity, error) for quantity in (TO_DEVICE, TO_HOST))
         else:
-            yield _result(TO_DEVICE, to_device)
-            yield _result(TO_HOST, to_host)
-        yield _result(LAUNCH, lambda: _seconds(driver, driver.kernel()))
+            yield figure(TO_DEVICE, to_device)
+            yield figure(TO_HOST, to_host)
+        yield figure(LAUNCH, lambda: _seconds(driver, driver.kernel()))
 
 
-def results_at_once(
-    gpus: Sequence[tuple[str, str]], buffer: Buffer
-) -> Iterator[tuple[str, Result] | None]:
-    """Yield None when the copies can start, then PCI bus id and result, of a thread for each GPU.
-
-    `gpus`: vendor and PCI bus id.
-    """
+def figures_at_once(gpus: Sequence[Gpu], node: int, buffer: Buffer) -> Iterator[Figure | None]:
+    """Yield None when the copies can start, then each GPU's figure, of a thread for each GPU."""
     address, length = buffer.swept
     host, size = ctypes.c_void_p(address), ctypes.c_size_t(length)
+    figures: dict[str, Figure] = {}
+
+    def copy(gpu: Gpu, driver: Driver, memory: ctypes.c_void_p) -> None:
+        def rate() -> float:
+            driver.use(gpu.pci_bus_id)
+            copied, began = 0, time.perf_counter()
+            while copied == 0 or time.perf_counter() < began + AT_ONCE:
+                driver.call(driver.api.to_device, memory, host, size)
+                copied += length
+            return copied / (time.perf_counter() - began)
+
+        figures[gpu.pci_bus_id] = _figure(gpu, node, TO_ALL_DEVICES, rate)
+
     with ExitStack() as stack:
-        ready: dict[str, tuple[Driver, ctypes.c_void_p]] = {}
-        results: dict[str, Result] = {}
+        threads = []
         locked: set[str] = set()
-        for vendor, bus_id in gpus:
+        for gpu in gpus:
             try:
-                driver = _driver(vendor)
-                driver.use(bus_id)
+                driver = _driver(gpu.vendor)
+                driver.use(gpu.pci_bus_id)
                 memory = stack.enter_context(driver.allocated(size))
-                if vendor not in locked:
+                if gpu.vendor not in locked:
                     stack.enter_context(driver.registered(host, size))
-                    locked.add(vendor)
+                    locked.add(gpu.vendor)
                 driver.call(driver.api.to_device, memory, host, size)  # the first one allocates
-                ready[bus_id] = driver, memory
+                threads.append(Thread(target=copy, args=[gpu, driver, memory], daemon=True))
             except DriverError as error:  # noqa: PERF203 - each GPU by itself
-                results[bus_id] = TO_ALL_DEVICES, None, str(error)
-
-        def copy(bus_id: str) -> None:
-            driver, memory = ready[bus_id]
-
-            def rate() -> float:
-                driver.use(bus_id)
-                copied, began = 0, time.perf_counter()
-                while copied == 0 or time.perf_counter() < began + AT_ONCE:
-                    driver.call(driver.api.to_device, memory, host, size)
-                    copied += length
-                return copied / (time.perf_counter() - began)
-
-            results[bus_id] = _result(TO_ALL_DEVICES, rate)
-
-        threads = [Thread(target=copy, args=[bus_id], daemon=True) for bus_id in ready]
+                figures[gpu.pci_bus_id] = missing(gpu, node, TO_ALL_DEVICES, error)
         yield None
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    yield from results.items()
+    yield from figures.values()
 
 
 def _seconds(driver: Driver, action: Callable[[], None]) -> float:
@@ -253,8 +242,13 @@ def _seconds(driver: Driver, action: Callable[[], None]) -> float:
     return median_seconds(act_and_wait)
 
 
-def _result(quantity: str, measure: Callable[[], float]) -> Result:
+def _figure(gpu: Gpu, node: int, quantity: str, measure: Callable[[], float]) -> Figure:
     try:
-        return quantity, measure(), None
+        return Figure(quantity, node, None, gpu.pci_bus_id, measure())
     except DriverError as error:
-        return quantity, None, str(error)
+        return missing(gpu, node, quantity, error)
+
+
+def missing(gpu: Gpu, node: int, quantity: str, why: Exception) -> Figure:
+    """Return a figure of a GPU that could not be measured."""
+    return Figure(quantity, node, None, gpu.pci_bus_id, why=str(why))

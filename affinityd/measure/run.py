@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
@@ -34,7 +35,7 @@ from affinityd.measure.document import (
     compared,
     sentence,
 )
-from affinityd.measure.gpus import gpu_results, results_at_once
+from affinityd.measure.gpus import figures_at_once, gpu_figures, missing
 from affinityd.measure.memory import (
     Buffer,
     NotMeasuredError,
@@ -70,8 +71,11 @@ def measure(
     So a disturbance meets near and far alike. `now`: the time, for the document. `at_once`: also
     copies to all GPUs at the same time, from near CPUs, and from far ones.
     """
-    notices = [VIRTUAL] if is_virtual(text(CPUINFO)) else []
-    notices += _load(text(LOADAVG), len(topology.online))
+    flags = next((it for it in text(CPUINFO).splitlines() if it.startswith("flags")), "")
+    notices = [VIRTUAL] if "hypervisor" in flags.split() else []  # of x86
+    load, cpus = float((text(LOADAVG).split() or ["0"])[0]), len(topology.online)
+    if load >= SOME_LOAD * cpus:
+        notices.append(f"other work ran when this began: a load of {load:g} on {cpus} CPUs")
     gpus = [measured_gpu(topology, gpu) for gpu in topology.gpus]
     idle = [gpu for gpu in topology.gpus if gpu.key not in busy]
     phases = phases_at_once(topology, idle) if at_once else []
@@ -117,19 +121,6 @@ def measured_gpu(topology: Topology, gpu: Gpu) -> MeasuredGpu:
     return MeasuredGpu(gpu.vendor, gpu.index, gpu.uuid, gpu.pci_bus_id, near)
 
 
-def is_virtual(cpuinfo: str) -> bool:
-    """Return whether the CPUs are a hypervisor's: the flag of x86, in /proc/cpuinfo."""
-    flags = next((line for line in cpuinfo.splitlines() if line.startswith("flags")), "")
-    return "hypervisor" in flags.split()
-
-
-def _load(loadavg: str, cpus: int) -> list[str]:
-    load = float((loadavg.split() or ["0"])[0])
-    if load < SOME_LOAD * cpus:
-        return []
-    return [f"other work ran when this began: a load of {load:g} on {cpus} CPUs"]
-
-
 def phases_at_once(topology: Topology, gpus: Sequence[Gpu]) -> list[Phase]:
     """Return which node copies to which GPUs: each GPU's near node, then a far one.
 
@@ -152,22 +143,15 @@ def phases_at_once(topology: Topology, gpus: Sequence[Gpu]) -> list[Phase]:
 
 def blanks(topology: Topology, node: int, phases: Sequence[Phase] = ()) -> list[Figure]:
     """Return the figures to be measured from a node's CPUs, in order, without values."""
-    memory = [
+    figures = [
         Figure(quantity, node, memory_node, None)
         for memory_node in topology.nodes_with_memory
         for quantity in OF_MEMORY
     ]
-    one_by_one = [
-        Figure(quantity, node, None, gpu.pci_bus_id)
-        for gpu in topology.gpus
-        for quantity in OF_GPUS
-    ]
-    at_once = [
-        Figure(TO_ALL_DEVICES, node, None, gpu.pci_bus_id)
-        for phase in phases
-        for gpu in phase.get(node, ())
-    ]
-    return memory + one_by_one + at_once
+    at_once = [(gpu, (TO_ALL_DEVICES,)) for phase in phases for gpu in phase.get(node, ())]
+    for gpu, quantities in (*((gpu, OF_GPUS) for gpu in topology.gpus), *at_once):
+        figures += [Figure(quantity, node, None, gpu.pci_bus_id) for quantity in quantities]
+    return figures
 
 
 class _Node:
@@ -184,7 +168,7 @@ class _Node:
         self._topology, self._gpus, self._phases = topology, gpus, phases
         self._child: Child | None = None
         self._rest = b""
-        self._values: dict[tuple[str, Target], list[float]] = {}
+        self._values: defaultdict[tuple[str, Target], list[float]] = defaultdict(list)
         self._reasons: dict[tuple[str, Target], str] = {}
         self._why: str | None = None  #: the child has failed
 
@@ -209,7 +193,12 @@ class _Node:
                 self._rest = rest
                 if line == STEP_ENDS:
                     return
-                self._keep(loads(Figure, line.decode(), "figure"))
+                figure = loads(Figure, line.decode(), "figure")
+                name = figure.quantity, figure.target
+                if figure.value is not None:
+                    self._values[name].append(figure.value)
+                elif figure.why is not None:
+                    self._reasons[name] = figure.why
                 continue
             try:
                 part = self._child.read(time.monotonic() + PATIENCE)
@@ -223,18 +212,11 @@ class _Node:
                 how = killed if status == -signal.SIGKILL else ending(status)
                 self._why = f"the measuring process {how}"
 
-    def _keep(self, figure: Figure) -> None:
-        name = figure.quantity, figure.target
-        if figure.value is not None:
-            self._values.setdefault(name, []).append(figure.value)
-        elif figure.why is not None:
-            self._reasons[name] = figure.why
-
     def end(self) -> None:
-        """End the child."""
-        child, self._child = self._child, None
-        if child is not None:
-            child.end()  # it waits for its next turn, or hangs
+        """End the child, which waits for its next turn, or hangs."""
+        if self._child is not None:
+            self._child.end()
+            self._child = None
 
     def figures(self, busy: Busy) -> Iterator[Figure]:
         """Yield a figure for each blank one: the median of its rounds, or why there is none."""
@@ -276,7 +258,8 @@ class _Node:
                 yield from (replace(blank, why=why) for blank in of_all)
             yield None
             for phase in self._phases:
-                yield from _at_once(self._topology, self.number, phase if why is None else {})
+                gpus = phase.get(self.number, ()) if why is None else ()
+                yield from _at_once(self._topology, self.number, gpus)
 
 
 def _one_by_one(topology: Topology, node: int, gpus: Sequence[Gpu]) -> Iterator[Figure]:
@@ -295,32 +278,22 @@ def _one_by_one(topology: Topology, node: int, gpus: Sequence[Gpu]) -> Iterator[
     try:
         with _memory(topology, node, home) as buffer:
             for gpu in gpus:
-                for quantity, value, why in gpu_results(gpu.vendor, gpu.pci_bus_id, buffer):
-                    yield Figure(quantity, node, None, gpu.pci_bus_id, value, why=why)
+                yield from gpu_figures(gpu, node, buffer)
     except NotMeasuredError as error:
-        for gpu in gpus:
-            for quantity in OF_GPUS:
-                yield Figure(quantity, node, None, gpu.pci_bus_id, why=str(error))
+        yield from (missing(gpu, node, it, error) for gpu in gpus for it in OF_GPUS)
 
 
-def _at_once(topology: Topology, node: int, phase: Phase) -> Iterator[Figure | None]:
+def _at_once(topology: Topology, node: int, gpus: Sequence[Gpu]) -> Iterator[Figure | None]:
     """Yield None when this node's copies can start, the figures, and None behind them."""
-    gpus = [(gpu.vendor, gpu.pci_bus_id) for gpu in phase.get(node, ())]
     home = topology.memory_node(node)
-    blank = partial(Figure, TO_ALL_DEVICES, node, None)
     if not gpus or home is None:
         yield None
     else:
         try:
             with _memory(topology, node, home) as buffer:
-                for of_gpu in results_at_once(gpus, buffer):
-                    if of_gpu is None:
-                        yield None
-                    else:
-                        bus_id, (_, value, why) = of_gpu
-                        yield blank(bus_id, value, why=why)
+                yield from figures_at_once(gpus, node, buffer)
         except NotMeasuredError as error:
-            yield from (blank(bus_id, why=str(error)) for _, bus_id in gpus)
+            yield from (missing(gpu, node, TO_ALL_DEVICES, error) for gpu in gpus)
             yield None
     yield None
 
