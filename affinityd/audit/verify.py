@@ -57,17 +57,15 @@ class Verification:
         placed = grouped(self.process.threads, lambda placed: placed.placement)
         return {word: [it.thread for it in placed[word]] for word in FAR if word in placed}
 
-    @property
-    def main(self) -> CpuSet:
-        """The mask of its main thread, which a pin takes as the intended one."""
-        return self.process.facts.threads[0].mask
-
     def is_skipped(self, before: CpuSet) -> bool:
-        """Whether a pin, of a process with this mask, would leave some of the far threads alone."""
-        far = [thread.mask for threads in self.far.values() for thread in threads]
-        return any(
-            is_on_purpose(mask, usual, before)
-            for mask, usual in [(self.main, (before,)), *((it, (before, self.main)) for it in far)]
+        """Whether a pin, of a process with this mask, would leave some of the far threads alone.
+
+        A pin takes the mask of the main thread as the intended one.
+        """
+        main = self.process.facts.threads[0].mask
+        far = (thread.mask for threads in self.far.values() for thread in threads)
+        return is_on_purpose(main, (before,), before) or any(
+            is_on_purpose(mask, (before, main), before) for mask in far
         )
 
     @property
@@ -77,14 +75,19 @@ class Verification:
         return (*here, *self.others)
 
     @property
-    def others(self) -> tuple[str, ...]:
+    def others(self) -> Iterator[str]:
         """The mismatches that are not of threads that a pin moves."""
-        return (
-            *([self._allocation()] if self.process.cause == ALLOCATION else []),
-            *self._policy(),
-            *(text for part, text in self._resident() if part >= MOST),
-            *self.far_nics,
-        )
+        near, policy = self.near, self.policy
+        if self.process.cause == ALLOCATION:
+            cpuset = self.process.facts.cpuset
+            has = f"its cpuset, {format_list(cpuset or ())}, has {near.part_of(cpuset)} there"
+            yield f"{near}, and {has}: {ALLOCATE_NEAR}"
+        # One near node is enough: where it may choose, the kernel takes the nearest first.
+        if policy is not None and policy.nodes and policy.nodes <= near.far_memory:
+            yield f"its memory policy is {policy}, and {near}; {START_WITH_MEMORY}"
+        part, text = self._far_memory
+        yield from [text] if part >= MOST else []
+        yield from self.far_nics
 
     @property
     def is_judged(self) -> bool:
@@ -92,14 +95,15 @@ class Verification:
         return bool(self.near.nodes) and not self.doubts
 
     @property
-    def notes(self) -> tuple[str, ...]:
+    def notes(self) -> Iterator[str]:
         """Remarks that are no mismatch, but worth a look."""
-        return (
-            *([] if self.near.nodes else [f"{self.near}: it cannot be judged"]),
-            *(text for part, text in self._resident() if part < MOST),
-            *([f"RDMA devices open: {_linked(self.nics)}"] if self.nics else []),
-            *self.doubts,
-        )
+        if not self.near.nodes:
+            yield f"{self.near}: it cannot be judged"
+        part, text = self._far_memory
+        yield from [text] if MENTIONED <= part < MOST else []
+        if self.nics:
+            yield "RDMA devices open: " + ", ".join(f"{it} ({self.nics[it]})" for it in self.nics)
+        yield from self.doubts
 
     def _may_run(self, word: str) -> str:
         threads, main = self.far[word], self.process.facts.threads[0]
@@ -110,31 +114,15 @@ class Verification:
             who = f"its main thread{more}"
         return f"{who} may run on CPUs {cpus} ({word})"
 
-    def _allocation(self) -> str:
-        cpuset = self.process.facts.cpuset
-        few, cpus = self.near.part_of(cpuset), format_list(cpuset or ())
-        return f"{self.near}, and its cpuset, {cpus}, has {few} there: {ALLOCATE_NEAR}"
-
-    def _policy(self) -> Iterator[str]:
-        policy = self.policy
-        # One near node is enough: where it may choose, the kernel takes the nearest first.
-        if policy is not None and policy.nodes and policy.nodes <= self.near.far_memory:
-            yield f"its memory policy is {policy}, and {self.near}; {START_WITH_MEMORY}"
-
-    def _resident(self) -> Iterator[tuple[float, str]]:
-        """Yield which part of its memory is far, and a sentence on it; nothing if little."""
-        resident, near = self.resident or {}, format_list(self.near.memory)
-        far = {node: size for node, size in resident.items() if node in self.near.far_memory}
+    @property
+    def _far_memory(self) -> tuple[float, str]:
+        """Which part of its memory is far, and a sentence on it."""
+        pid, near, resident = self.process.facts.pid, self.near, self.resident or {}
+        far = {node: size for node, size in resident.items() if node in near.far_memory}
         part = sum(far.values()) / (sum(resident.values()) or 1)
-        if part >= MENTIONED:
-            pid = self.process.facts.pid
-            moves = MOVE_MEMORY.format(pid=pid, far=format_list(far), near=near)
-            where = f"{part:.0%} of its resident memory is on {several('node', far)}"
-            yield part, f"{where}, and {self.near}; {START_WITH_MEMORY if self.is_self else moves}"
-
-
-def _linked(nics: Mapping[str, str]) -> str:
-    return ", ".join(f"{device} ({link})" for device, link in nics.items())
+        where = f"{part:.0%} of its resident memory is on {several('node', far)}, and {near}"
+        moves = MOVE_MEMORY.format(pid=pid, far=format_list(far), near=format_list(near.memory))
+        return part, f"{where}; {START_WITH_MEMORY if self.is_self else moves}"
 
 
 def by_plan(judge: Judge, facts: ProcessFacts, ranks: Sequence[RankPlan]) -> Verification:
@@ -169,9 +157,9 @@ def with_remedy(verifications: Sequence[Verification], options: str) -> Sequence
     far = [it for it in verifications if it.far]
     is_tree = len(far) > 1
     first = verifications[0] if is_tree or not far else far[0]
-    is_forced = any(each.is_skipped(first.main) for each in far)
-    pin = pin_command(first.process.facts.pid, options, tree=is_tree, force=is_forced)
-    remedy = PIN_FIXES.format(pin=pin)
-    if first.is_self:
-        remedy = START_HERE.format(options=options)
+    facts = first.process.facts
+    is_forced = any(each.is_skipped(facts.threads[0].mask) for each in far)
+    pin = pin_command(facts.pid, options, tree=is_tree, force=is_forced)
+    start = START_HERE.format(options=options)
+    remedy = start if first.is_self else PIN_FIXES.format(pin=pin)
     return [replace(it, remedy=remedy) for it in verifications]

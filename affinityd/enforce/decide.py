@@ -17,30 +17,25 @@ from affinityd.config import OBSERVE, OFF, SWITCHES
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.enforce.model import (
     ALLOCATION,
-    BY_JOB,
-    BY_MASKS,
-    BY_POLICY,
     DAEMON,
     DRIFTED,
     FITS,
-    GIVEN,
     GIVEN_UP,
     LEFT,
-    MAY_LEAVE,
     NO_JOB,
     NO_POLICY,
+    ON_PURPOSE,
     OPTED_OUT,
     ORPHAN,
     POLICY,
+    SHARE,
     UNKNOWN_CPUSET,
-    UNREAD,
     WAITING,
     YOUNG,
     Decision,
     ExemptError,
     PinAttempt,
-    check_purpose,
-    judged,
+    TargetCpus,
 )
 from affinityd.enforce.placement import Identify, JobHistory, Places, ScanJobs, note
 from affinityd.enforce.policy import Policy, Treatment
@@ -48,6 +43,40 @@ from affinityd.enforce.policy.identity import ProcessIdentity, paths
 from affinityd.grouping import Recent
 from affinityd.text import count, quote
 from affinityd.topology.model import Topology
+from affinityd.topology.nearness import MASK, UNPINNED
+
+#: For reasons not to pin a drifted process.
+BY_MASKS = (
+    "Slurm confines tasks only by masks here (task/affinity without task/cgroup's "
+    "ConstrainCores=yes), so the CPUs of its job are not known: set ConstrainCores=yes in "
+    "cgroup.conf, or pin with the TaskProlog"
+)
+MAY_LEAVE = (
+    "rule {rule} of the policy may leave it alone or observe it, but a key of the rule cannot "
+    "be read here ({unread}): give the daemon CAP_SYS_PTRACE and "
+    "CAP_DAC_READ_SEARCH for environments, /var/log/pods for namespaces and pods; "
+    "or use other keys"
+)
+GIVEN = (
+    "it asked for more CPUs than are near its GPUs, and was given CPUs {cpus}: give its job more "
+    "near CPUs"
+)
+
+#: For processes that fit otherwise.
+CONFINED = "it was pinned to {mask} on purpose; taskset -apc {cpuset} {pid} resets it"
+THREADS = (
+    "{threads} of it (first {first}) may run on CPUs {cpus}: they were pinned on "
+    "purpose; affinityd pin --force moves them"
+)
+
+#: How it has drifted, and why it is only observed then.
+ELSEWHERE = "it may run on CPUs {masks}, and should run on {cpus}"
+BY_JOB = "AFFINITYD=observe is in the environment of process {pid} of its job"
+UNREAD = (
+    "the environment of process {pid} of its job cannot be read, and may have AFFINITYD=off: give "
+    "the daemon CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"
+)
+BY_POLICY = "{which} of the policy says observe"
 
 
 def decide(
@@ -89,8 +118,9 @@ class _Deciding:
             treatment = self._treatment(holder)
             decision = replace(decision, treatment=treatment)
             speaker, pid = self._speaker(process, job, treatment)
-            decision = judged(decision, self._places.target(process, job, treatment))
-            self._check_judged(decision, treatment, holder)
+            target = self._places.target(process, job, treatment)
+            decision = _judged(decision, target)
+            self._check_judged(decision, target, treatment, holder)
         except ExemptError as why:
             cause = ALLOCATION if why.reason == ALLOCATION else decision.cause
             return replace(decision, verdict=LEFT, cause=cause, reason=why.reason, why=str(why))
@@ -155,29 +185,56 @@ class _Deciding:
             raise ExemptError(OPTED_OUT, pid=pid)
         return speaker, pid
 
-    def _check_judged(self, decision: Decision, treatment: Treatment, holder: ProcessFacts) -> None:
+    def _check_judged(
+        self, decision: Decision, target: TargetCpus, treatment: Treatment, holder: ProcessFacts
+    ) -> None:
         """Raise ExemptError if a process is elsewhere on purpose, or by request.
 
         Or if a drifted one must not be pinned.
         """
-        process, target = decision.process, decision.target
-        assert target is not None  # noqa: S101 - it is judged
-        fits = decision.verdict == FITS
+        process, facts, fits = decision.process, decision.process.facts, decision.verdict == FITS
         if fits and not process.is_given:
-            check_purpose(process, target)
+            away = [it for it, verdict in target.verdicts(facts) if verdict == ON_PURPOSE]
+            if away[:1] == list(facts.threads[:1]):
+                mask, cpuset = format_list(away[0].mask), format_list(target.cpuset)
+                why = CONFINED.format(mask=mask, cpuset=cpuset, pid=facts.pid)
+                raise ExemptError(ON_PURPOSE, why)
+            if away and process.is_mismatch:
+                threads = count(len(away), "thread")
+                cpus = format_list(frozenset().union(*(thread.mask for thread in away)))
+                why = THREADS.format(threads=threads, first=away[0].tid, cpus=cpus)
+                raise ExemptError(ON_PURPOSE, why)
         if process.cause == ALLOCATION and (fits or process.is_given):
             raise ExemptError(ALLOCATION, str(self._remedies.of(process)))
         if fits:
             return
         # One that was never seen with all of its cpuset: its mask may be its allocation.
-        if not process.facts.is_confined and all(mask < target.cpuset for mask in target.usual):
+        if not facts.is_confined and all(mask < target.cpuset for mask in target.usual):
             raise ExemptError(UNKNOWN_CPUSET, BY_MASKS)
         if treatment.unread:
             unread = ", ".join(treatment.unread)
             raise ExemptError(POLICY, MAY_LEAVE.format(rule=treatment.rule, unread=unread))
-        cpus = self._identify(holder).given
-        if cpus and all(mask <= cpus for mask in process.judged):
-            raise ExemptError(ALLOCATION, GIVEN.format(cpus=format_list(cpus)))
+        given = self._identify(holder).given
+        if given and all(mask <= given for mask in process.judged):
+            raise ExemptError(ALLOCATION, GIVEN.format(cpus=format_list(given)))
+
+
+def _judged(decision: Decision, target: TargetCpus) -> Decision:
+    """Return the decision about a process that has a place: it fits, or has drifted."""
+    facts = decision.process.facts
+    verdicts = [verdict for _, verdict in target.verdicts(facts)]
+    drifted, on_purpose = verdicts.count(DRIFTED), verdicts.count(ON_PURPOSE)
+    decision = replace(
+        decision, verdict=FITS, target=target, drifted=drifted, on_purpose=on_purpose
+    )
+    if not drifted:
+        return decision
+    # Where the audit finds no mismatch, it runs near its GPU, on CPUs of others.
+    # ALLOCATION is judged by its own GPU, if a descendant's GPU has near CPUs.
+    cause = {None: SHARE, UNPINNED: UNPINNED}.get(decision.process.cause, MASK)
+    masks = format_list(frozenset().union(*target.drifted_masks(facts)))
+    why = ELSEWHERE.format(masks=masks, cpus=format_list(target.cpus))
+    return replace(decision, verdict=DRIFTED, cause=cause, why=why)
 
 
 MOST_GIVEN = 16  #: latest masks of affinityd's that are kept for each process

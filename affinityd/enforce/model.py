@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from affinityd.audit.gather import short_id
 from affinityd.audit.model import AuditedProcess, Job, ProcessFacts
-from affinityd.cpuset import CpuSet, format_list
+from affinityd.cpuset import CpuSet
 from affinityd.enforce.policy import Treatment
 from affinityd.linux.pinning import ThreadBefore, is_on_purpose
 from affinityd.linux.processes import Thread
-from affinityd.text import count
 from affinityd.topology.nearness import MASK, UNPINNED
 
 #: Owners of jobs besides the schedulers of `affinityd.audit.model`: `Job.scheduler` of a
@@ -163,39 +162,6 @@ WHY: Mapping[str, str] = {
     ),
 }
 
-#: For reasons not to pin a drifted process.
-BY_MASKS = (
-    "Slurm confines tasks only by masks here (task/affinity without task/cgroup's "
-    "ConstrainCores=yes), so the CPUs of its job are not known: set ConstrainCores=yes in "
-    "cgroup.conf, or pin with the TaskProlog"
-)
-MAY_LEAVE = (
-    "rule {rule} of the policy may leave it alone or observe it, but a key of the rule cannot "
-    "be read here ({unread}): give the daemon CAP_SYS_PTRACE and "
-    "CAP_DAC_READ_SEARCH for environments, /var/log/pods for namespaces and pods; "
-    "or use other keys"
-)
-GIVEN = (
-    "it asked for more CPUs than are near its GPUs, and was given CPUs {cpus}: give its job more "
-    "near CPUs"
-)
-
-#: For processes that fit otherwise.
-CONFINED = "it was pinned to {mask} on purpose; taskset -apc {cpuset} {pid} resets it"
-THREADS = (
-    "{threads} of it (first {first}) may run on CPUs {cpus}: they were pinned on "
-    "purpose; affinityd pin --force moves them"
-)
-
-#: How it has drifted, and why it is only observed then.
-ELSEWHERE = "it may run on CPUs {masks}, and should run on {cpus}"
-BY_JOB = "AFFINITYD=observe is in the environment of process {pid} of its job"
-UNREAD = (
-    "the environment of process {pid} of its job cannot be read, and may have AFFINITYD=off: give "
-    "the daemon CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"
-)
-BY_POLICY = "{which} of the policy says observe"
-
 
 class ExemptError(Exception):
     """A process is left alone."""
@@ -203,35 +169,3 @@ class ExemptError(Exception):
     def __init__(self, reason: str, why: str | None = None, **values: object) -> None:
         super().__init__(WHY[reason].format(**values) if why is None else why)
         self.reason = reason
-
-
-def judged(decision: Decision, target: TargetCpus) -> Decision:
-    """Return the decision about a process that has a place: it fits, or has drifted."""
-    process = decision.process
-    verdicts = [verdict for _, verdict in target.verdicts(process.facts)]
-    drifted, on_purpose = verdicts.count(DRIFTED), verdicts.count(ON_PURPOSE)
-    decision = replace(
-        decision, verdict=FITS, target=target, drifted=drifted, on_purpose=on_purpose
-    )
-    if not drifted:
-        return decision
-    # Where the audit finds no mismatch, it runs near its GPU, on CPUs of others.
-    # ALLOCATION is judged by its own GPU, if a descendant's GPU has near CPUs.
-    cause = {None: SHARE, UNPINNED: UNPINNED}.get(process.cause, MASK)
-    masks = format_list(frozenset().union(*target.drifted_masks(process.facts)))
-    why = ELSEWHERE.format(masks=masks, cpus=format_list(target.cpus))
-    return replace(decision, verdict=DRIFTED, cause=cause, why=why)
-
-
-def check_purpose(process: AuditedProcess, target: TargetCpus) -> None:
-    """Raise ExemptError where a process that fits is, or has threads, elsewhere on purpose."""
-    facts = process.facts
-    away = [thread for thread, verdict in target.verdicts(facts) if verdict == ON_PURPOSE]
-    if away[:1] == list(facts.threads[:1]):
-        mask, cpuset = format_list(away[0].mask), format_list(target.cpuset)
-        raise ExemptError(ON_PURPOSE, CONFINED.format(mask=mask, cpuset=cpuset, pid=facts.pid))
-    if away and process.is_mismatch:
-        threads = count(len(away), "thread")
-        cpus = format_list(frozenset().union(*(thread.mask for thread in away)))
-        why = THREADS.format(threads=threads, first=away[0].tid, cpus=cpus)
-        raise ExemptError(ON_PURPOSE, why)

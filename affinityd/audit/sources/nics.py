@@ -12,7 +12,6 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from affinityd.audit.remedies import (
     NEARER_NICS,
@@ -24,7 +23,7 @@ from affinityd.cpuset import several
 from affinityd.linux.files import environment_of, listed, text
 from affinityd.request.environment import NIC_VARIABLES, nic_value
 from affinityd.topology.model import LINKS, SYS, Gpu, Topology
-from affinityd.topology.rdma import GpuKey, GpuNics, nics_of_gpus, verbs_ports
+from affinityd.topology.rdma import nics_of_gpus, verbs_ports
 
 NCCL = "nccl"
 
@@ -41,15 +40,9 @@ class NicJudge:
     """Judges processes on one machine."""
 
     def __init__(self, topology: Topology) -> None:
-        self.topology = topology
-
-    @cached_property
-    def _nics(self) -> Mapping[GpuKey, GpuNics]:
-        return nics_of_gpus(self.topology)
-
-    @cached_property
-    def _devices(self) -> tuple[str, ...]:
-        return tuple(port.device for nic in self.topology.nics for port in nic.ports)
+        self._topology = topology
+        self._nics = nics_of_gpus(topology)
+        self._devices = tuple(port.device for nic in topology.nics for port in nic.ports)
 
     def findings(self, gpus: Sequence[Gpu], use: NicUse) -> Iterator[str]:
         """Yield sentences, each with its remedy, about a process on these GPUs."""
@@ -81,9 +74,9 @@ class NicJudge:
         """Return device → its nearest link to any of the GPUs, of those that are known."""
         return {
             port.device: min(
-                (self.topology.nearness(gpu, nic) for gpu in gpus), key=LINKS.index, default=SYS
+                (self._topology.nearness(gpu, nic) for gpu in gpus), key=LINKS.index, default=SYS
             )
-            for nic in self.topology.nics
+            for nic in self._topology.nics
             for port in nic.ports
             if port.device in devices
         }
@@ -139,17 +132,13 @@ def nic_use(pid: int, root: str = "") -> NicUse:
     """Return a process's choice of RDMA devices, and those that it has open, where readable."""
     environ = environment_of(pid, root) or {}
     variables = {name: said for name in NIC_VARIABLES.values() if (said := environ.get(name))}
-    return NicUse(variables, tuple(sorted(_opened(f"{root}/proc/{pid}/fd", root))))
-
-
-def _opened(folder: str, root: str) -> set[str]:
-    found = set()
+    folder, opened = f"{root}/proc/{pid}/fd", set()
     for name in listed(folder):
         with suppress(OSError):
             file = os.readlink(f"{folder}/{name}")
             if file.startswith(VERBS):
                 number = file.removeprefix(VERBS)
-                found.add(text(f"{root}/sys/class/infiniband_verbs/uverbs{number}/ibdev"))
+                opened.add(text(f"{root}/sys/class/infiniband_verbs/uverbs{number}/ibdev"))
             elif file.startswith(SLINGSHOT):
-                found.add(file.removeprefix("/dev/"))
-    return found - {""}
+                opened.add(file.removeprefix("/dev/"))
+    return NicUse(variables, tuple(sorted(opened - {""})))

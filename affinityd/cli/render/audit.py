@@ -305,7 +305,7 @@ def verify_document(topology: Topology, verifications: Sequence[Verification]) -
             and {"policy": policy.policy, "nodes": sorted(policy.nodes)},
             "resident": verification.resident,
             "mismatches": verification.mismatches,
-            "notes": verification.notes,
+            "notes": list(verification.notes),
         }
         for verification in verifications
     ]

@@ -18,8 +18,8 @@ from affinityd.audit.remedies import Remedies
 from affinityd.cli import main
 from affinityd.cli.render import enforcement
 from affinityd.cli.render.audit import table
+from affinityd.enforce.decide import ELSEWHERE
 from affinityd.enforce.document import EnforceDocument, render
-from affinityd.enforce.model import ELSEWHERE
 from affinityd.enforce.policy import PolicyState, Treatment
 from affinityd.json_codec import loads
 from docs.check import commands

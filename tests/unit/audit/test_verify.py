@@ -100,7 +100,7 @@ def test_an_unknown_place_is_noted_and_no_mismatch() -> None:
     finding = judged(LOST, "0-7", "0")
     assert [it.placement for it in finding.process.threads] == ["unknown"] * 2
     assert finding.mismatches == ()
-    assert finding.notes == ("GPUs 0-1 are on an unknown node: it cannot be judged",)
+    assert tuple(finding.notes) == ("GPUs 0-1 are on an unknown node: it cannot be judged",)
 
 
 @pytest.mark.parametrize(
@@ -133,4 +133,4 @@ def test_far_resident_memory_is_noted_or_a_mismatch(
     finding = judged(TWO, "4-7", resident=resident)
     where = f"{far:.0%} of its resident memory is on node 0, and {IS_ON}"
     said = (f"{where}; migratepages 100 0 1 moves it",)
-    assert (finding.mismatches, finding.notes) == (said * mismatches, said * notes)
+    assert (finding.mismatches, tuple(finding.notes)) == (said * mismatches, said * notes)
