@@ -22,7 +22,7 @@ from affinityd.discovery.cpus import (
     read_online,
     read_possible,
 )
-from affinityd.discovery.gpus import cpus_near, nvidia_addresses, read_driver, read_gpus
+from affinityd.discovery.gpus import nvidia_addresses, read_driver, read_gpus
 from affinityd.discovery.pci import NumaLocator, PciDevice, read_devices, read_nics
 from affinityd.discovery.tree import (
     MARK,
@@ -34,7 +34,7 @@ from affinityd.discovery.tree import (
 )
 from affinityd.errors import TreeError
 from affinityd.text import printable
-from affinityd.topology.model import Core, Gpu, MigInstance, NumaNode, Topology
+from affinityd.topology.model import Gpu, MigInstance, NumaNode, Topology
 
 if TYPE_CHECKING:
     from affinityd.discovery.nvml import NvmlReport
@@ -65,16 +65,14 @@ def open_tree(root: str, node_name: str | None = None) -> Tree:
     path = os.path.realpath(root)
     if path == "/":
         return FolderTree("/", node_name or os.uname().nodename, live=True)
-    machine = f"{path}/" if os.path.isdir(f"{path}/{MARK}") else _machine_below(root, path)
-    return FolderTree(machine, tree_name(path))
-
-
-def _machine_below(root: str, path: str) -> str:
+    if os.path.isdir(f"{path}/{MARK}"):
+        return FolderTree(f"{path}/", tree_name(path))
     from glob import escape, glob  # noqa: PLC0415 - exec seldom plans on a captured machine
 
     places = [f"{escape(path)}/{'*/' * depth}" for depth in range(1, SEARCH_DEPTH + 1)]
     marks = (mark for place in places for mark in glob(f"{place}{MARK}/"))
-    return the_machine(root, (mark.removesuffix(f"{MARK}/") for mark in marks))
+    below = the_machine(root, (mark.removesuffix(f"{MARK}/") for mark in marks))
+    return FolderTree(below, tree_name(path))
 
 
 def snapshot_nvml(tree: Tree) -> NvmlReport | None:
@@ -110,11 +108,24 @@ def discover(tree: Tree, nvml: NvmlReport | None) -> Topology:
     locator = NumaLocator(tree, {node.number for node in nodes}, online, node_of_cpu)
     gpus, gpu_notices = read_gpus(tree, devices, driver_gpus, nvml)
     placed = tuple(_placed(gpus, devices, locator, nvml))
-    notices = (*_node_notices(nodes, cores), *gpu_notices, *_place_notices(placed, nvml))
+    notices = []
+    unlisted = [cpu for core in cores if core.node is None for cpu in core.cpus]
+    if not nodes:
+        notices.append("The kernel shows no NUMA nodes: all CPUs are treated as one node")
+    elif unlisted:
+        cpus = f"CPUs {format_list(unlisted)} are in no NUMA node"
+        notices.append(f"{cpus}: treated as one, far from all others")
+    notices += gpu_notices
+    if not placed:
+        said = nvml and nvml.said
+        notices.append(f"No GPU was found; {said}" if said else "No GPU was found")
+    unknown = ", ".join(gpu.pci_bus_id for gpu in placed if gpu.numa_node is None)
+    if unknown:
+        notices.append(f"The machine does not say on which NUMA node these GPUs are: {unknown}")
     return Topology(
         name=printable(tree.name),
         cores=cores,
-        nodes=(*nodes, NumaNode(None)) if any(core.node is None for core in cores) else nodes,
+        nodes=(*nodes, NumaNode(None)) if unlisted else nodes,
         gpus=placed,
         nics=tuple(read_nics(tree, devices, locator)),
         possible=read_possible(tree, online),
@@ -129,11 +140,12 @@ def _placed(
     nvml: NvmlReport | None,
 ) -> Iterator[Gpu]:
     """Yield the GPUs with their NUMA nodes, and the sources of these."""
-    at = {device.address: device for device in devices}
-    nearby = cpus_near(nvml)
+    device_at = {device.address: device for device in devices}
+    listed = {gpu.pci_bus_id: gpu for gpu in (nvml and nvml.gpus) or ()}
     for gpu in gpus:
-        nvml_cpus = nearby.get(gpu.pci_bus_id, frozenset())
-        node, source = locator.locate(at[gpu.pci_bus_id], nvml_cpus)
+        by_nvml = listed.get(gpu.pci_bus_id)
+        near = (by_nvml.node_cpus or by_nvml.socket_cpus) if by_nvml else frozenset()
+        node, source = locator.locate(device_at[gpu.pci_bus_id], near)
         yield replace(
             gpu,
             numa_node=node,
@@ -142,21 +154,3 @@ def _placed(
             uuid=gpu.uuid and printable(gpu.uuid),
             mig=tuple(MigInstance(printable(instance.uuid)) for instance in gpu.mig),
         )
-
-
-def _node_notices(nodes: Sequence[NumaNode], cores: Sequence[Core]) -> Iterator[str]:
-    unlisted = [cpu for core in cores if core.node is None for cpu in core.cpus]
-    if not nodes:
-        yield "The kernel shows no NUMA nodes: all CPUs are treated as one node"
-    elif unlisted:
-        yield (
-            f"CPUs {format_list(unlisted)} are in no NUMA node: treated as one, far from all others"
-        )
-
-
-def _place_notices(gpus: Sequence[Gpu], nvml: NvmlReport | None) -> Iterator[str]:
-    if not gpus:
-        yield f"No GPU was found; {nvml.said}" if nvml and nvml.said else "No GPU was found"
-    unknown = ", ".join(gpu.pci_bus_id for gpu in gpus if gpu.numa_node is None)
-    if unknown:
-        yield f"The machine does not say on which NUMA node these GPUs are: {unknown}"

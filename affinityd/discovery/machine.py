@@ -60,29 +60,26 @@ class Machine:
         """Query NVML, or a snapshot of its report.
 
         NVML is called only if its driver is loaded: it would load the driver during its upgrade.
+        If it fails, its last answer by the same driver is kept.
         """
         if self._tree is None:
             return
         if not self._tree.live:
             self.report = snapshot_nvml(self._tree)
-        elif (version := self._tree.read(NVIDIA_DRIVER)) is None:
+            return
+        version = self._tree.read(NVIDIA_DRIVER)
+        if version is None:
             self.report = NvmlReport(None, error="NVIDIA's driver is not loaded")
-        else:
-            self._keep(self._asked(timeout), version)
-
-    def _asked(self, timeout: float) -> NvmlReport:
+            return
         if self._query_nvml is None:
             # Imported here: to call NVML takes many modules, and few machines that are read do.
             from affinityd.discovery.nvml.query import query_gpus  # noqa: PLC0415
 
             self._query_nvml = query_gpus
-        return self._query_nvml(timeout)
-
-    def _keep(self, report: NvmlReport, version: str) -> None:
-        """Keep a report; if NVML fails and the driver is the same, only the error is new."""
+        report = self._query_nvml(timeout)
         if report.gpus is not None:
             self._answered_by = version
-        elif self.report is not None and version == self._answered_by:
+        elif self.report is not None and version == self._answered_by:  # only the error is new
             report = replace(self.report, error=report.error, remedy=report.remedy)
         self.report = report
 
@@ -106,7 +103,10 @@ class Machine:
             raise TreeError("; ".join((str(error), *causes))) from None
         self._check(online, broken)
         self._last_online, self._last_broken = online, {*broken}
-        return replace(topology, notices=(*topology.notices, *self._of_nvml(), *_notices(broken)))
+        notices = [*topology.notices, *_notices(broken)]
+        if self.report is not None and self.report.gpus is not None and self.report.error:
+            notices.insert(len(topology.notices), f"{self.report.said}; its last answer is used")
+        return replace(topology, notices=tuple(notices))
 
     def _check(self, online: str | None, broken: Mapping[str, OSError]) -> None:
         """Raise TreeError if a reading must not be used.
@@ -120,11 +120,6 @@ class Machine:
         for path, error in broken.items():
             if error.errno in SCARCE or not (path in may_lack or is_of_port(path)):
                 raise TreeError(f"/{path}: {error.strerror}")
-
-    def _of_nvml(self) -> Iterator[str]:
-        report = self.report
-        if report is not None and report.gpus is not None and report.error:
-            yield f"{report.said}; its last answer is used"
 
     def online(self) -> str | None:
         """Return the kernel's list of online CPUs, as it is; the last one if it is unreadable."""

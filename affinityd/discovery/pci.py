@@ -9,8 +9,9 @@ Assignment Specification. HPE's Slingshot driver has port/link and port/speed be
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import dropwhile
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from affinityd.cpuset import CpuSet
 from affinityd.discovery.tree import Tree, read_cpus, read_number
@@ -47,16 +48,10 @@ class PciDevice(NamedTuple):
         """The first byte of its class."""
         return None if self.class_code is None else self.class_code >> 8
 
-    @property
-    def pci_id(self) -> str | None:
-        """vendor:device, as lspci -n prints it."""
-        return f"{self.vendor}:{self.device}" if self.vendor and self.device else None
-
-    def as_gpu(self, vendor: str, index: int) -> Gpu:
-        """Return the device as a GPU, with the facts of the bus only."""
-        return Gpu(
-            index, vendor, self.address, numa_node=None, pci_id=self.pci_id, pci_path=self.path
-        )
+    def as_gpu(self, vendor: str, index: int, **facts: Any) -> Gpu:  # noqa: ANN401 - of Gpu
+        """Return the device as a GPU, with the facts of its driver; its node is not looked for."""
+        pci_id = f"{self.vendor}:{self.device}" if self.vendor and self.device else None
+        return Gpu(index, vendor, self.address, None, pci_id=pci_id, pci_path=self.path, **facts)
 
 
 def read_devices(tree: Tree, held: Collection[str]) -> tuple[PciDevice, ...]:
@@ -65,20 +60,18 @@ def read_devices(tree: Tree, held: Collection[str]) -> tuple[PciDevice, ...]:
     And those that a driver holds, of any class, by the addresses in `held`; what the kernel does
     not list has nothing but its address.
     """
-    addresses = {*tree.list(DEVICES, is_pci_address), *held}
-    devices = ((address, _class_code(tree, address)) for address in addresses)
-    wanted = (
-        PciDevice(
-            address,
-            code,
-            _hex(tree, address, "vendor"),
-            _hex(tree, address, "device"),
-            _path(tree.link(f"{DEVICES}/{address}") or ""),
-        )
-        for address, code in devices
-        if address in held or (code is not None and code >> 8 in _WANTED)
-    )
-    return tuple(sorted(wanted, key=lambda device: bus_order(device.address)))
+    devices = []
+    for address in sorted({*tree.list(DEVICES, is_pci_address), *held}, key=bus_order):
+        folder, code = f"{DEVICES}/{address}", None
+        with suppress(ValueError):
+            code = int(tree.read(f"{folder}/class") or "", 16) >> 8
+        if address in held or (code is not None and code >> 8 in _WANTED):
+            # Of its link only PCI's part: pci0000:17/0000:17:00.0/0000:18:00.0.
+            parts = (tree.link(folder) or "").split("/")
+            path = tuple(dropwhile(lambda part: not part.startswith("pci"), parts))
+            vendor, device = (_pci_id(tree, f"{folder}/{name}") for name in ("vendor", "device"))
+            devices.append(PciDevice(address, code, vendor, device, path))
+    return tuple(devices)
 
 
 def bus_order(address: str) -> tuple[int, ...]:
@@ -94,24 +87,11 @@ def is_pci_address(name: str) -> bool:
     )
 
 
-def _class_code(tree: Tree, address: str) -> int | None:
-    text = tree.read(f"{DEVICES}/{address}/class") or ""
-    try:
-        return int(text, 16) >> 8
-    except ValueError:
-        return None
-
-
-def _hex(tree: Tree, address: str, name: str) -> str | None:
+def _pci_id(tree: Tree, path: str) -> str | None:
     """Read a file like `0x10de`."""
-    digits = (tree.read(f"{DEVICES}/{address}/{name}") or "").removeprefix("0x").lower()
+    digits = (tree.read(path) or "").removeprefix("0x").lower()
     is_id = len(digits) == _ID_DIGITS and all(digit in _HEX_DIGITS for digit in digits)
     return digits if is_id else None
-
-
-def _path(link: str) -> tuple[str, ...]:
-    """Return the part of a device's link that is PCI: pci0000:17/0000:17:00.0/0000:18:00.0."""
-    return tuple(dropwhile(lambda part: not part.startswith("pci"), link.split("/")))
 
 
 #: A NUMA node and the source that decided it; both None: unknown.
@@ -135,25 +115,20 @@ class NumaLocator(NamedTuple):
         named = read_number(self.tree, f"{device.folder}/numa_node")
         if named is not None and named in self.nodes:
             return named, NUMA_NODE
-        hints = ((self._only_node(cpus), source) for source, cpus in self._hints(device, nvml_cpus))
-        return next(((node, source) for node, source in hints if node is not None), (None, None))
+        for source, cpus in self._hints(device, nvml_cpus):
+            nodes = {self.node_of_cpu.get(cpu) for cpu in cpus & self.online}
+            if len(nodes) == 1 and None not in nodes:
+                return nodes.pop(), source
+        return None, None
 
     def _hints(self, device: PciDevice, nvml_cpus: CpuSet) -> Iterator[tuple[str, CpuSet]]:
         """Yield the sources that name CPUs near a device, best first."""
         yield BY_NVML, nvml_cpus
-        yield "local_cpulist", self._local_cpus(device.address)
-        for bridge in device.path[-2:0:-1]:
-            yield f"local_cpulist of bridge {bridge}", self._local_cpus(bridge)
-
-    def _local_cpus(self, address: str) -> CpuSet:
-        folder = f"{DEVICES}/{address}"
-        cpus = read_cpus(self.tree, f"{folder}/local_cpulist", f"{folder}/local_cpus")
-        return cpus or frozenset()
-
-    def _only_node(self, cpus: CpuSet) -> int | None:
-        """Return the node of all these CPUs that are online; None where that is not just one."""
-        nodes = {self.node_of_cpu.get(cpu) for cpu in cpus & self.online}
-        return nodes.pop() if len(nodes) == 1 else None
+        for address in (device.address, *device.path[-2:0:-1]):  # its bridges, the nearest first
+            folder = f"{DEVICES}/{address}"
+            cpus = read_cpus(self.tree, f"{folder}/local_cpulist", f"{folder}/local_cpus")
+            of_bridge = "" if address == device.address else f" of bridge {address}"
+            yield f"local_cpulist{of_bridge}", cpus or frozenset()
 
 
 #: PCI class, its first two bytes → the kind of adapter.
@@ -179,7 +154,9 @@ def read_nics(tree: Tree, devices: Sequence[PciDevice], locator: NumaLocator) ->
     """Yield the adapters among the devices, in the devices' order."""
     for device in devices:
         if device.base_class == NETWORK:
-            names = tree.list(device.folder, _is_of_nic)
+            names = tree.list(
+                device.folder, lambda name: name in (*KINDS, PHYSICAL) or name.startswith(VIRTUAL)
+            )
             interfaces = tuple(_interfaces(tree, device.folder, names))
             physical = _target(tree, f"{device.folder}/{PHYSICAL}") if PHYSICAL in names else None
             bond = _bond(tree, interfaces)
@@ -220,10 +197,6 @@ def is_of_port(path: str) -> bool:
     return "/ports/" in path or "/port/" in path
 
 
-def _is_of_nic(name: str) -> bool:
-    return name in KINDS or name == PHYSICAL or name.startswith(VIRTUAL)
-
-
 def _interfaces(tree: Tree, folder: str, names: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield its interfaces: the folder of their kind, and the name.
 
@@ -240,12 +213,24 @@ def _ports(
     tree: Tree, folder: str, interfaces: Sequence[tuple[str, str]], bond: str | None
 ) -> Iterator[RdmaPort]:
     nets = [printable(name) for place, name in interfaces if place.endswith("/net")]
+    only = nets[0] if len(nets) == 1 else None
     for place, name in interfaces:
         if place == f"{folder}/infiniband":
             for number in tree.list(f"{place}/{name}/ports", _is_number):
                 port = f"{place}/{name}/ports/{number}"
-                netdev = _netdev(tree, port, nets, bond)
-                yield _port(tree, port, name, int(number), netdev)
+                layer = tree.read(f"{port}/link_layer")
+                # The interface of its first GID, else the only one. No other name is read: it
+                # could have a hardware address.
+                known = nets if bond is None else [*nets, bond]
+                netdev = tree.read(f"{port}/gid_attrs/ndevs/0", *known) if known[1:] else None
+                yield RdmaPort(
+                    device=printable(name),
+                    number=int(number),
+                    is_active=_is_up(tree.read(f"{port}/state")),
+                    gbps=_first_number(tree.read(f"{port}/rate") or ""),
+                    link_layer=printable(layer) if layer and layer != UNKNOWN else None,
+                    netdev=printable(netdev) if netdev else only,
+                )
         elif place == f"{folder}/cxi":
             yield RdmaPort(
                 device=printable(name),
@@ -253,34 +238,12 @@ def _ports(
                 is_active=_is_up(tree.read(f"{folder}/port/link")),
                 gbps=_first_number((tree.read(f"{folder}/port/speed") or "").partition("_")[2]),
                 link_layer=SLINGSHOT,
-                netdev=nets[0] if len(nets) == 1 else None,
+                netdev=only,
             )
 
 
 def _is_number(name: str) -> bool:
     return name.isascii() and name.isdigit()
-
-
-def _netdev(tree: Tree, port: str, nets: Sequence[str], bond: str | None) -> str | None:
-    """Return the interface of a port's first GID, else the only one of the adapter.
-
-    No other name is read: it could have a hardware address.
-    """
-    names = nets if bond is None else (*nets, bond)
-    netdev = tree.read(f"{port}/gid_attrs/ndevs/0", *names) if len(names) > 1 else None
-    return printable(netdev) if netdev else nets[0] if len(nets) == 1 else None
-
-
-def _port(tree: Tree, folder: str, device: str, number: int, netdev: str | None) -> RdmaPort:
-    layer = tree.read(f"{folder}/link_layer")
-    return RdmaPort(
-        device=printable(device),
-        number=number,
-        is_active=_is_up(tree.read(f"{folder}/state")),
-        gbps=_first_number(tree.read(f"{folder}/rate") or ""),
-        link_layer=printable(layer) if layer and layer != UNKNOWN else None,
-        netdev=netdev,
-    )
 
 
 def _first_number(text: str) -> int | None:
