@@ -18,7 +18,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, TypeVar
@@ -47,7 +47,7 @@ T = TypeVar("T")
 CODE = (
     "import importlib, os, signal, sys; signal.setitimer(signal.ITIMER_REAL, float(sys.argv[1])); "
     "sys.stdout = open(os.dup(1), 'w', encoding='utf-8', errors='replace'); os.dup2(2, 1); "
-    "sys.path[:] = sys.argv[3:]; importlib.import_module(sys.argv[2]).main()"
+    f"sys.path[:] = sys.argv[2:]; importlib.import_module({__name__!r}).main()"
 )
 
 #: nvmlReturn_t of nvmlInit → the remedy.
@@ -64,12 +64,8 @@ REMEDIES = {
 LACKING = {3, 6, 13}  # NOT_SUPPORTED, NOT_FOUND, FUNCTION_NOT_FOUND
 
 
-class NvmlUnavailableError(Exception):
-    """NVML does not answer; one line with the reason, and the remedy, if one is known."""
-
-    def __init__(self, cause: str, remedy: str | None = None) -> None:
-        super().__init__(cause)
-        self.remedy = remedy
+class _UncountedError(Exception):
+    """NVML does not count the GPUs; one line with the reason."""
 
 
 @dataclass(frozen=True)
@@ -126,23 +122,34 @@ def as_sysfs(bus_id: str) -> str:
     return f"{int(domain, 16):04x}:{rest}".lower()
 
 
-def ask(module: str, report: type[R], timeout: float) -> R:
-    """Return the report that `module.main` prints in a child. Every failure is in the report."""
-    return _read(report, lambda: _printed_by(module, timeout))
+def query_gpus(timeout: float = 20.0) -> NvmlReport:
+    """Return NVML's report, after `timeout` seconds and a little grace at most.
+
+    Every failure is in the report; none is raised. The child is a new interpreter, as a process
+    of several threads needs.
+    """
+    return _read(NvmlReport, lambda: _printed(timeout))
 
 
-def ask_fork(read: Callable[[ModuleType], R], report: type[R], timeout: float) -> R:
-    """Return the report by `read`, in a fork of this process. Every failure is in the report.
+def main() -> None:
+    """Be the child of `query_gpus`: print a report."""
+    sys.stdout.write(_answer(NvmlReport, _report_gpus))
 
-    This process imports pynvml, which loads no library, once for all forks.
+
+def query_processes(timeout: float) -> ProcessReport:
+    """Return which processes NVML names now, after `timeout` seconds and a little grace at most.
+
+    Every failure is in the report; none is raised. The child is a fork, of a process of one
+    thread. This process imports pynvml, which loads no library, once for all forks.
     """
     with suppress(ImportError):
         import pynvml  # noqa: F401, PLC0415
 
     def answer() -> str:
-        return run(lambda: _answer(report, read).encode(), time.monotonic() + timeout).decode()
+        work = lambda: _answer(ProcessReport, _report_processes).encode()  # noqa: E731
+        return run(work, time.monotonic() + timeout).decode()
 
-    return _read(report, answer)
+    return _read(ProcessReport, answer)
 
 
 def _read(report: type[R], answer: Callable[[], str]) -> R:
@@ -156,14 +163,11 @@ def _read(report: type[R], answer: Callable[[], str]) -> R:
         return report(gpus=None, error=f"NVML's child printed no report: {error}")
 
 
-def _printed_by(module: str, timeout: float) -> str:
-    """Return the output of `main` of a module, in a new interpreter, as a process of threads needs.
-
-    Raises ChildError, TimeoutError.
-    """
+def _printed(timeout: float) -> str:
+    """Return the output of `main` in a new interpreter. Raises ChildError, TimeoutError."""
     check_stuck()
     own_end = str(timeout + GRACE)
-    command = [sys.executable, "-I", "-c", CODE, own_end, module, *map(os.path.abspath, sys.path)]
+    command = [sys.executable, "-I", "-c", CODE, own_end, *map(os.path.abspath, sys.path)]
     try:
         child = subprocess.Popen(  # noqa: S603 - this very interpreter, with the code above
             command,
@@ -187,70 +191,49 @@ def _printed_by(module: str, timeout: float) -> str:
     if child.returncode < 0:
         raise ChildError(ending(child.returncode))
     if child.returncode:
-        raise ChildError(
-            f"failed: {complaint.decode(errors='replace').strip().rpartition(chr(10))[2]}"
-        )
+        last_line = complaint.decode(errors="replace").strip().rpartition("\n")[2]
+        raise ChildError(f"failed: {last_line}")
     return printed.decode(errors="replace")
 
 
 def _answer(report: type[R], read: Callable[[ModuleType], R]) -> str:
+    """Start NVML, let it be read, and shut it down; return the report in JSON."""
     try:
-        with _session() as nvml:
-            return dumps(read(nvml))
-    except NvmlUnavailableError as error:
-        return dumps(report(gpus=None, error=str(error), remedy=error.remedy))
-
-
-def _devices(nvml: ModuleType) -> list[NvmlDevice]:
-    """Return the GPUs by index. Raises NvmlUnavailableError."""
-    try:
-        return [_device(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
-    except nvml.NVMLError as error:
-        raise NvmlUnavailableError(f"NVML did not count the GPUs: {error}") from None
-
-
-def _device(nvml: ModuleType, index: int) -> NvmlDevice:
-    try:
-        return NvmlDevice(nvml, nvml.nvmlDeviceGetHandleByIndex(index), [])
-    except nvml.NVMLError as error:
-        return NvmlDevice(nvml, None, [str(error)])
-
-
-@contextmanager
-def _session() -> Iterator[ModuleType]:
-    """Start NVML, give pynvml, and shut NVML down. Raises NvmlUnavailableError."""
-    try:
-        import pynvml  # noqa: PLC0415  an extra, slow to import, and needed in a child alone
+        import pynvml  # noqa: PLC0415 - an extra, slow to import, and needed in a child alone
     except ImportError:
         missing = "NVML needs nvidia-ml-py, which is not installed"
-        raise NvmlUnavailableError(missing, NVML_EXTRA) from None
+        return dumps(report(gpus=None, error=missing, remedy=NVML_EXTRA))
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         cause = f"NVML did not start: {str(error).rstrip('.')}"
-        raise NvmlUnavailableError(cause, REMEDIES.get(error.value)) from None
+        return dumps(report(gpus=None, error=cause, remedy=REMEDIES.get(error.value)))
     try:
-        yield pynvml
+        return dumps(read(pynvml))
+    except _UncountedError as error:
+        return dumps(report(gpus=None, error=str(error)))
     finally:
         with suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
 
 
+def _devices(nvml: ModuleType) -> list[NvmlDevice]:
+    """Return the GPUs by index. Raises _UncountedError."""
+    try:
+        count = nvml.nvmlDeviceGetCount()
+    except nvml.NVMLError as error:
+        raise _UncountedError(f"NVML did not count the GPUs: {error}") from None
+    devices = []
+    for index in range(count):
+        try:
+            devices.append(NvmlDevice(nvml, nvml.nvmlDeviceGetHandleByIndex(index), []))
+        except nvml.NVMLError as error:  # noqa: PERF203 - there are few
+            devices.append(NvmlDevice(nvml, None, [str(error)]))
+    return devices
+
+
 #: 64 CPUs a word: 8192 CPUs, the most that an x86 kernel is built for.
 AFFINITY_WORDS = 128
-
-
-def query_gpus(timeout: float = 20.0) -> NvmlReport:
-    """Return NVML's report, after `timeout` seconds and a little grace at most.
-
-    Every failure is in the report; none is raised.
-    """
-    return ask(__name__, NvmlReport, timeout)
-
-
-def main() -> None:
-    """Be the child: print a report."""
-    sys.stdout.write(_answer(NvmlReport, _report_gpus))
 
 
 def _may_run_on(cpus: CpuSet) -> bool:
@@ -265,9 +248,12 @@ def _may_run_on(cpus: CpuSet) -> bool:
 
 
 def _report_gpus(nvml: ModuleType) -> NvmlReport:
-    trusted = _may_run_on(_online())
-    gpus = tuple(_facts(index, gpu, trusted) for index, gpu in enumerate(_devices(nvml)))
-    return NvmlReport(gpus, _driver_version(nvml))
+    trusted, devices = _may_run_on(_online()), _devices(nvml)
+    version = None
+    with suppress(nvml.NVMLError):
+        version = str(nvml.nvmlSystemGetDriverVersion())
+    gpus = tuple(_facts(index, gpu, trusted) for index, gpu in enumerate(devices))
+    return NvmlReport(gpus, version)
 
 
 def _online() -> CpuSet:
@@ -276,12 +262,6 @@ def _online() -> CpuSet:
         return parse_list(text("/sys/devices/system/cpu/online"))
     except ValueError:
         return frozenset()
-
-
-def _driver_version(nvml: ModuleType) -> str | None:
-    with suppress(nvml.NVMLError):
-        return str(nvml.nvmlSystemGetDriverVersion())
-    return None
 
 
 def _facts(index: int, gpu: NvmlDevice, trusted: bool) -> NvmlGpu:
@@ -296,7 +276,9 @@ def _facts(index: int, gpu: NvmlDevice, trusted: bool) -> NvmlGpu:
         node_cpus=_cpus(gpu, nvml.NVML_AFFINITY_SCOPE_NODE) if trusted else frozenset(),
         socket_cpus=_cpus(gpu, nvml.NVML_AFFINITY_SCOPE_SOCKET) if trusted else frozenset(),
         nvlinks=gpu.query(_nvlinks, nvml),
-        persistence=_persistence(gpu),
+        persistence=gpu.query(
+            lambda handle: nvml.nvmlDeviceGetPersistenceMode(handle) == nvml.NVML_FEATURE_ENABLED
+        ),
         error=gpu.error,
     )
 
@@ -307,28 +289,20 @@ def _cpus(gpu: NvmlDevice, scope: int) -> CpuSet:
     return parse_mask(bytes(words)[::-1].hex()) if words else frozenset()
 
 
-def _persistence(gpu: NvmlDevice) -> bool | None:
-    mode = gpu.query(gpu.nvml.nvmlDeviceGetPersistenceMode)
-    return None if mode is None else mode == gpu.nvml.NVML_FEATURE_ENABLED
-
-
 def _nvlinks(handle: object, nvml: ModuleType) -> dict[str, int]:
     """Return the PCI bus id at the other end, a GPU or a switch → how many NVLinks are up."""
-    ends = (nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link) for link in _up(handle, nvml))
-    return dict(Counter(as_sysfs(end.busId) for end in ends))
-
-
-def _up(handle: object, nvml: ModuleType) -> Iterator[int]:
-    """Yield the numbers of the NVLinks that are up."""
+    ends: Counter[str] = Counter()
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
         try:
             is_up = nvml.nvmlDeviceGetNvLinkState(handle, link)
         except nvml.NVMLError_NotSupported:
-            return  # the GPU has no NVLink: one question is enough
+            break  # the GPU has no NVLink: one question is enough
         except nvml.NVMLError_InvalidArgument:
             continue  # it has fewer than the newest GPUs
         if is_up:
-            yield link
+            end = nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link)
+            ends[as_sysfs(end.busId)] += 1
+    return dict(ends)
 
 
 #: Kind → nvidia-ml-py's names for its list, the newest first: a driver before R510 has no _v3. Its
@@ -343,48 +317,32 @@ NO_LIST = (
 )
 
 
-def query_processes(timeout: float) -> ProcessReport:
-    """Return which processes NVML names now, after `timeout` seconds and a little grace at most.
-
-    Every failure is in the report; none is raised. Only for a process of one thread.
-    """
-    return ask_fork(_report_processes, ProcessReport, timeout)
-
-
 def _report_processes(nvml: ModuleType) -> ProcessReport:
     devices = _devices(nvml)
     gpus = tuple(_processes(index, gpu) for index, gpu in enumerate(devices))
-    changes = (_change(index, gpu) for index, gpu in enumerate(devices))
-    return ProcessReport(gpus, next(filter(None, changes), None))
-
-
-def _change(index: int, gpu: NvmlDevice) -> str | None:
-    """Return a GPU's pending change of MIG mode: it waits for a reset, which its users prevent."""
-    is_on, is_to_be = gpu.mig_modes()
-    if is_on == is_to_be:
-        return None
-    return f"GPU {index}'s MIG mode will be {'enabled' if is_to_be else 'disabled'}"
+    changing = None
+    for index, gpu in enumerate(devices):
+        is_on, is_to_be = gpu.mig_modes()
+        if is_on != is_to_be:  # it waits for a reset, which the GPU's users prevent
+            changing = f"GPU {index}'s MIG mode will be {'enabled' if is_to_be else 'disabled'}"
+            break
+    return ProcessReport(gpus, changing)
 
 
 def _processes(index: int, gpu: NvmlDevice) -> GpuProcesses:
-    uuid = gpu.uuid()
+    uuid, pci_bus_id, (is_divided, _) = gpu.uuid(), gpu.pci_bus_id(), gpu.mig_modes()
+    # Only a privileged process may query a divided GPU itself, and no process runs outside its
+    # MIG devices.
+    parts: list[tuple[NvmlDevice, str | None]] = [(gpu, None)]
+    if is_divided:
+        parts = [(part, part.uuid()) for part in gpu.mig_devices()]
     return GpuProcesses(
         index,
         uuid=uuid and printable(uuid),  # as discovery has it, which it is compared with
-        pci_bus_id=gpu.pci_bus_id(),
-        processes=tuple(process for part, mig in _parts(gpu) for process in _listed(part, mig)),
+        pci_bus_id=pci_bus_id,
+        processes=tuple(process for part, mig in parts for process in _listed(part, mig)),
         error=gpu.error,
     )
-
-
-def _parts(gpu: NvmlDevice) -> list[tuple[NvmlDevice, str | None]]:
-    """Return the devices to query, each with its MIG UUID.
-
-    Only a privileged process may query a divided GPU itself, and no process runs outside its
-    parts.
-    """
-    is_divided, _ = gpu.mig_modes()
-    return [(part, part.uuid()) for part in gpu.mig_devices()] if is_divided else [(gpu, None)]
 
 
 def _listed(device: NvmlDevice, mig: str | None) -> Iterator[NvmlProcess]:
