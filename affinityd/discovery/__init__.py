@@ -113,8 +113,8 @@ def discover(tree: Tree, nvml: NvmlReport | None) -> Topology:
     if not nodes:
         notices.append("The kernel shows no NUMA nodes: all CPUs are treated as one node")
     elif unlisted:
-        cpus = f"CPUs {format_list(unlisted)} are in no NUMA node"
-        notices.append(f"{cpus}: treated as one, far from all others")
+        cpus = format_list(unlisted)
+        notices.append(f"CPUs {cpus} are in no NUMA node: treated as one, far from all others")
     notices += gpu_notices
     if not placed:
         said = nvml and nvml.said

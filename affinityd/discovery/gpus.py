@@ -97,8 +97,8 @@ def _by_nvml(
             notices.append(f"{name}: {error}; left out: its PCI device is not known")
             continue
         if gpu.pci_bus_id is None:
-            place = f"assumed to be {device.address}, which NVML does not list"
-            notices.append(f"{name}: {error}; {place}")
+            place = device.address
+            notices.append(f"{name}: {error}; assumed to be {place}, which NVML does not list")
         elif gpu.error:
             notices.append(f"{name} ({gpu.pci_bus_id}): {error}")
         driver, links = driver_gpus.get(device.address, DriverGpu()), gpu.nvlinks

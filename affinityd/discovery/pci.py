@@ -127,8 +127,9 @@ class NumaLocator(NamedTuple):
         for address in (device.address, *device.path[-2:0:-1]):  # its bridges, the nearest first
             folder = f"{DEVICES}/{address}"
             cpus = read_cpus(self.tree, f"{folder}/local_cpulist", f"{folder}/local_cpus")
-            of_bridge = "" if address == device.address else f" of bridge {address}"
-            yield f"local_cpulist{of_bridge}", cpus or frozenset()
+            is_own = address == device.address
+            source = "local_cpulist" if is_own else f"local_cpulist of bridge {address}"
+            yield source, cpus or frozenset()
 
 
 #: PCI class, its first two bytes → the kind of adapter.
