@@ -13,7 +13,7 @@ from affinityd.picture.boxes import Box, machine, narrow_machine, shortened
 from affinityd.request.resolve import Reply
 from affinityd.text import count, node_name, printable
 from affinityd.topology.model import Topology
-from affinityd.topology.words import gpu_word, home, memory, totals
+from affinityd.topology.words import devices_at, gpu_word, memory, totals
 
 COLORS = 8  #: in picture.css: .r0 to .r7
 LETTERS = 6  #: below a core
@@ -79,12 +79,9 @@ def sentences(topology: Topology) -> Iterator[str]:
 
 
 def _devices(topology: Topology, number: int | None) -> Iterator[str]:
-    for gpu in topology.gpus:
-        if home(topology, gpu) == number:
-            yield f"{gpu_word(topology, gpu)} {gpu.index}"
-    for nic in topology.nics:
-        if home(topology, nic) == number:
-            yield f"NIC {nic.names[0] if nic.names else nic.pci_bus_id}"
+    gpus, nics = devices_at(topology, number)
+    yield from (f"{gpu_word(topology, gpu)} {gpu.index}" for gpu in gpus)
+    yield from (f"NIC {nic.names[0] if nic.names else nic.pci_bus_id}" for nic in nics)
 
 
 MARGIN, LINE = 6, 15

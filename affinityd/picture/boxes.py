@@ -9,8 +9,17 @@ from functools import lru_cache
 from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.grouping import grouped
 from affinityd.text import count, printable
-from affinityd.topology.model import Core, Gpu, Nic, NumaNode, Topology
-from affinityd.topology.words import Place, gpu_model, gpu_word, home, memory, nic_kind, places
+from affinityd.topology.model import Core, Gpu, Nic, Topology
+from affinityd.topology.words import (
+    devices_at,
+    gpu_model,
+    gpu_word,
+    memory,
+    nic_kind,
+    node_label,
+    nodes_without_cpus,
+    places,
+)
 
 GAP, PAD, HEAD = 4, 3, 16  #: pixels between boxes, at a frame's border, of its heading
 LETTER = 8  #: pixels of a heading's widest usual letter, bold
@@ -84,28 +93,28 @@ def narrow_machine(topology: Topology) -> Box:
 
 
 def _machine(topology: Topology, width: float, of_place: float) -> Box:
-    rows = (
-        flow(alike(_place(topology, place, of_place) for place in places(topology)), width, 8),
-        flow(_nodes_without_cpus(topology, width), width, 8),
-        _unplaced(topology, width),
-        _offline(topology.possible - topology.online, width),
-    )
+    boxes = []
+    for packages, numbers in places(topology):
+        if len(numbers) == 1:
+            boxes.append(_node(topology, numbers[0], of_place, packages))
+        else:
+            inside = of_place - 8
+            nodes = flow(alike(_node(topology, number, inside) for number in numbers), inside, 8)
+            boxes.append(framed("package", nodes, lines=[several("package", packages)]))
+    rows = [flow(alike(boxes), width, 8), flow(_nodes_without_cpus(topology, width), width, 8)]
+    unplaced = _devices(topology, None, width - 8)
+    if unplaced.inside:
+        rows.append(framed("node", unplaced, lines=["NUMA node unknown"]))
+    if offline := topology.possible - topology.online:
+        rows.append(_offline(offline, width))
     return stacked(rows, 8)
-
-
-def _place(topology: Topology, place: Place, width: float) -> Box:
-    if len(place.nodes) == 1:
-        return _node(topology, place.nodes[0], width, place.packages)
-    nodes = flow(alike(_node(topology, node, width - 8) for node in place.nodes), width - 8, 8)
-    return framed("package", nodes, lines=[several("package", place.packages)])
 
 
 def _node(
     topology: Topology, number: int | None, width: float, packages: tuple[int, ...] = ()
 ) -> Box:
     cores = topology.node_cores[number]
-    name = "no NUMA node" if number is None else f"NUMA node {number}"
-    named = f"{several('package', packages)}, {name}" if packages else name
+    named = node_label(number, packages)
     heading = "  ·  ".join(filter(None, [named, memory(topology.node_of[number])]))
     groups = []
     for group in grouped(cores, lambda core: core.llc).values():
@@ -130,29 +139,16 @@ def _cpu(number: int) -> Box:
 
 def _nodes_without_cpus(topology: Topology, width: float) -> Iterator[Box]:
     """Yield the nodes without CPUs; those that differ only in their number share a box."""
-    bare = [node for node in topology.nodes if not topology.node_cores[node.number]]
-    devices = {node.number: _devices(topology, node.number, min(width, WIDTH / 2)) for node in bare}
-
-    def same(node: NumaNode) -> object:
-        return memory(node), node.number if devices[node.number].inside else None
-
-    for nodes in grouped(bare, same).values():
+    for nodes in nodes_without_cpus(topology):
         named = several("NUMA node", (node.number for node in nodes if node.number is not None))
         text = "  ·  ".join(filter(None, [named, memory(nodes[0]), "no CPUs"]))
-        yield framed("node", devices[nodes[0].number], lines=[text])
-
-
-def _unplaced(topology: Topology, width: float) -> Box:
-    devices = _devices(topology, None, width - 8)
-    if not devices.inside:
-        return devices
-    return stacked([framed("node", devices, lines=["NUMA node unknown"])])
+        devices = _devices(topology, nodes[0].number, min(width, WIDTH / 2))
+        yield framed("node", devices, lines=[text])
 
 
 def _devices(topology: Topology, number: int | None, width: float) -> Box:
-    gpus = (_gpu(topology, gpu) for gpu in topology.gpus if home(topology, gpu) == number)
-    nics = (_nic(nic) for nic in topology.nics if home(topology, nic) == number)
-    return flow((*gpus, *nics), width)
+    gpus, nics = devices_at(topology, number)
+    return flow([*(_gpu(topology, gpu) for gpu in gpus), *map(_nic, nics)], width)
 
 
 def _gpu(topology: Topology, gpu: Gpu) -> Box:
@@ -180,13 +176,11 @@ def shortened(text: str, letters: int) -> str:
 
 
 def _offline(cpus: CpuSet, width: float) -> Box:
-    if not cpus:
-        return Box("", 0, 0)
     shown = sorted(cpus) if len(cpus) <= MOST_OFFLINE else []
     inside = flow(map(_cpu, shown), width - 8, 1)
     listed = f"not online: {several('CPU', cpus)}"
     line = listed if len(listed) <= width / LETTER else f"not online: {count(len(cpus), 'CPU')}"
-    return stacked([framed("offline", inside, lines=[line], title=listed)])
+    return framed("offline", inside, lines=[line], title=listed)
 
 
 def _cpus(cores: Iterable[Core]) -> str:

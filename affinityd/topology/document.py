@@ -11,7 +11,7 @@ staging/src/k8s.io/dynamic-resource-allocation/deviceattribute, numa_linux.go an
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypeVar
@@ -41,31 +41,27 @@ def attributes_of(topology: Topology, device: Gpu | Nic) -> DraAttributes:
     """
     node = device.numa_node if device.numa_source in (NUMA_NODE, None) else None
     return DraAttributes(
-        numaNode=None if node is None else _with_nodes_beside(topology, node),
+        numaNode=None if node is None else tuple(_with_nodes_beside(topology, node)),
         pcieRoot=next((part for part in device.pci_path[:1] if part.startswith("pci")), None),
         pciBusID=device.pci_bus_id,
     )
 
 
-def _with_nodes_beside(topology: Topology, node: int) -> Sequence[int]:
-    """Return a node, then the nodes nearest to it, ascending, without those of another package.
+def _with_nodes_beside(topology: Topology, node: int) -> Iterator[int]:
+    """Yield a node, then the nodes nearest to it, ascending, without those of another package.
 
     Nodes at an equal distance are equally near. A node whose package is unknown, since it has no
     CPUs, counts as one of the same package. No distances: the node alone.
     """
-    numa_node, package = topology.node_of.get(node), _package(topology, node)
+    yield node
+    cores, numa_node = topology.node_cores, topology.node_of.get(node)
+    packages = {number: cores[number][0].package for number in topology.nodes_with_cpus}
     others = {**numa_node.distances} if numa_node else {}
     others.pop(node, None)
-    nearest = sorted(other for other in others if others[other] == min(others.values()))
-    return node, *(
-        other
-        for other in nearest
-        if package is None or _package(topology, other) in (package, None)
-    )
-
-
-def _package(topology: Topology, node: int) -> int | None:
-    return next((core.package for core in topology.node_cores.get(node, ())), None)
+    for other in sorted(others):
+        known = {packages.get(node), packages.get(other)} - {None}
+        if others[other] == min(others.values()) and len(known) < 2:  # noqa: PLR2004
+            yield other
 
 
 Device = TypeVar("Device", Gpu, Nic)
@@ -141,11 +137,15 @@ class TopologyAnswer:
 
 def to_document(topology: Topology) -> TopologyDocument:
     """Return a topology as its document has it."""
+    packages: dict[int, list[int]] = {}
+    for core in topology.cores:
+        if core.package is not None:
+            packages.setdefault(core.package, []).extend(core.cpus)
     return TopologyDocument(
         name=topology.name,
         online=format_list(topology.online),
         possible=format_list(topology.possible),
-        packages=list(_packages(topology.cores)),
+        packages=[PackageDocument(each, format_list(packages[each])) for each in sorted(packages)],
         nodes=[
             NodeDocument(
                 node.number,
@@ -162,7 +162,9 @@ def to_document(topology: Topology) -> TopologyDocument:
         gpus=[GpuDocument(**vars(gpu), dra=attributes_of(topology, gpu)) for gpu in topology.gpus],
         nics=[
             NicDocument(
-                **vars(nic), nearness=_nearness(topology, nic), dra=attributes_of(topology, nic)
+                **vars(nic),
+                nearness={gpu.pci_bus_id: topology.nearness(gpu, nic) for gpu in topology.gpus},
+                dra=attributes_of(topology, nic),
             )
             for nic in topology.nics
         ],
@@ -188,19 +190,6 @@ def from_document(document: TopologyDocument) -> Topology:
 def _as(kind: type[Device], described: Device) -> Device:
     """Return a device without the values that its document adds."""
     return kind(**{field.name: getattr(described, field.name) for field in fields(kind)})
-
-
-def _packages(cores: Iterable[Core]) -> Iterator[PackageDocument]:
-    cpus: dict[int, list[int]] = {}
-    for core in cores:
-        if core.package is not None:
-            cpus.setdefault(core.package, []).extend(core.cpus)
-    for number in sorted(cpus):
-        yield PackageDocument(number, format_list(cpus[number]))
-
-
-def _nearness(topology: Topology, nic: Nic) -> Mapping[str, str]:
-    return {gpu.pci_bus_id: topology.nearness(gpu, nic) for gpu in topology.gpus}
 
 
 def _cores(document: TopologyDocument) -> Iterator[Core]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
 
-from affinityd.cpuset import format_list
+from affinityd.cpuset import format_list, several
+from affinityd.grouping import grouped
 from affinityd.text import count
 from affinityd.topology.model import Gpu, Nic, NumaNode, Topology
-
-#: Amounts of memory below this many GiB have a tenth.
-LITTLE = 10
 
 
 def totals(topology: Topology) -> Iterator[str]:
@@ -36,12 +34,32 @@ def memory(node: NumaNode) -> str:
     if node.memory_bytes == 0:
         return "no memory"
     gib = node.memory_bytes / 2**30
-    return f"{gib:.0f} GiB" if gib >= LITTLE else f"{gib:.1f} GiB"
+    return f"{gib:.0f} GiB" if gib >= 10 else f"{gib:.1f} GiB"  # noqa: PLR2004 - tenths below
 
 
-def home(topology: Topology, device: Gpu | Nic) -> int | None:
-    """Return the number of the node that a device is drawn at; None: unknown."""
-    return device.numa_node if device.numa_node in topology.node_of else None
+def node_label(number: int | None, packages: Collection[int]) -> str:
+    """Return a node's name, after those of the packages that are drawn with it."""
+    name = "no NUMA node" if number is None else f"NUMA node {number}"
+    return f"{several('package', packages)}, {name}" if packages else name
+
+
+def devices_at(topology: Topology, number: int | None) -> tuple[list[Gpu], list[Nic]]:
+    """Return the GPUs and NICs that are drawn at a node; None: those of unknown nodes."""
+
+    def is_there(device: Gpu | Nic) -> bool:
+        return number == (device.numa_node if device.numa_node in topology.node_of else None)
+
+    return [*filter(is_there, topology.gpus)], [*filter(is_there, topology.nics)]
+
+
+def nodes_without_cpus(topology: Topology) -> Iterator[list[NumaNode]]:
+    """Yield the nodes without CPUs; those that differ only in their number are together."""
+
+    def difference(node: NumaNode) -> object:
+        return memory(node), node.number if any(devices_at(topology, node.number)) else None
+
+    bare = [node for node in topology.nodes if not topology.node_cores[node.number]]
+    yield from grouped(bare, difference).values()
 
 
 def gpu_word(topology: Topology, gpu: Gpu) -> str:
@@ -74,8 +92,7 @@ def _is_only_vendor(topology: Topology) -> bool:
     return len({gpu.vendor for gpu in topology.gpus}) == 1
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Packages, and the NUMA nodes that have CPUs there: of one of the two there is only one."""
 
     packages: tuple[int, ...]  #: (): not known
@@ -90,12 +107,10 @@ def places(topology: Topology) -> Iterator[Place]:
     }
     # A core of no package belongs beneath none.
     torn = {None}.union(*(packages for packages in owners.values() if len(packages) > 1))
-    for package in sorted(_known({core.package for core in topology.cores} - torn)):
-        yield Place((package,), tuple(node for node in owners if package in owners[node]))
+    known = sorted({core.package for core in topology.cores if core.package is not None})
+    for package in known:
+        if package not in torn:
+            yield Place((package,), tuple(node for node in owners if package in owners[node]))
     for node, packages in owners.items():
         if packages & torn:
-            yield Place(tuple(sorted(_known(packages))), (node,))
-
-
-def _known(packages: set[int | None]) -> set[int]:
-    return {package for package in packages if package is not None}
+            yield Place(tuple(package for package in known if package in packages), (node,))

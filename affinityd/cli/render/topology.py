@@ -17,11 +17,13 @@ from affinityd.grouping import grouped
 from affinityd.text import count
 from affinityd.topology.model import PHB, PIX, PXB, Core, Nic, Topology
 from affinityd.topology.words import (
+    devices_at,
     gpu_model,
     gpu_word,
-    home,
     memory,
     nic_kind,
+    node_label,
+    nodes_without_cpus,
     places,
     totals,
 )
@@ -125,14 +127,13 @@ def _places(topology: Topology) -> Iterator[Branch]:
 def _node(topology: Topology, number: int | None, packages: Sequence[int] = ()) -> Branch:
     """Return a NUMA node; `packages` are those to name before it."""
     cores = topology.node_cores[number]
-    name = "no NUMA node" if number is None else f"NUMA node {number}"
-    label = f"{several('package', packages)}, {name}" if packages else name
     below = (
         *_shares("packages", cores, lambda core: core.package),
         *_shares("LLC", cores, lambda core: core.llc),
         *(_devices(topology, number) if number is not None else ()),
     )
-    cells = (label, memory(topology.node_of[number]), count(len(cores), "core"), _cpulist(cores))
+    name, size = node_label(number, packages), memory(topology.node_of[number])
+    cells = (name, size, count(len(cores), "core"), _cpulist(cores))
     return Branch(PLACE, cells, BOLD, below)
 
 
@@ -150,14 +151,11 @@ def _shares(label: str, cores: Sequence[Core], of: Callable[[Core], Hashable]) -
 
 def _nodes_without_cpus(topology: Topology) -> Iterator[Branch]:
     """Yield the nodes without CPUs; nodes that differ only in their number share a line."""
-    bare = [node for node in topology.nodes if not topology.node_cores[node.number]]
-    devices = {node.number: tuple(_devices(topology, node.number)) for node in bare}
-    alike = grouped(bare, lambda node: (memory(node), devices[node.number] and node.number))
-    for nodes in alike.values():
+    for nodes in nodes_without_cpus(topology):
         numbers = [node.number for node in nodes if node.number is not None]
         each = " each" if len(nodes) > 1 and nodes[0].memory_bytes else ""
         cells = (several("NUMA node", numbers), memory(nodes[0]) + each, "no CPUs")
-        yield Branch(BARE, cells, BOLD, devices[nodes[0].number])
+        yield Branch(BARE, cells, BOLD, tuple(_devices(topology, nodes[0].number)))
 
 
 def _unplaced(topology: Topology) -> Iterator[Branch]:
@@ -193,17 +191,16 @@ NEAR = (PIX, PXB, PHB)
 
 
 def _devices(topology: Topology, number: int | None) -> Iterator[Branch]:
-    for gpu in topology.gpus:
-        if home(topology, gpu) == number:
-            name = f"{gpu_word(topology, gpu)} {gpu.index}"
-            mig = f"{len(gpu.mig)} x MIG" if gpu.mig else ""
-            yield Branch(DEVICE, (name, gpu.pci_bus_id, gpu_model(topology, gpu), mig), GREEN)
-    for nic in topology.nics:
-        if home(topology, nic) == number:
-            kind = ", ".join(nic_kind(nic))
-            interfaces = f"{', '.join(nic.names)} ({kind})" if nic.names else kind
-            near = ", ".join(_near(topology, nic))
-            yield Branch(DEVICE, ("NIC", nic.pci_bus_id, interfaces, near), CYAN)
+    gpus, nics = devices_at(topology, number)
+    for gpu in gpus:
+        name = f"{gpu_word(topology, gpu)} {gpu.index}"
+        mig = f"{len(gpu.mig)} x MIG" if gpu.mig else ""
+        yield Branch(DEVICE, (name, gpu.pci_bus_id, gpu_model(topology, gpu), mig), GREEN)
+    for nic in nics:
+        kind = ", ".join(nic_kind(nic))
+        interfaces = f"{', '.join(nic.names)} ({kind})" if nic.names else kind
+        near = ", ".join(_near(topology, nic))
+        yield Branch(DEVICE, ("NIC", nic.pci_bus_id, interfaces, near), CYAN)
 
 
 def _near(topology: Topology, nic: Nic) -> Iterator[str]:
