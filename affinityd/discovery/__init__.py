@@ -59,7 +59,7 @@ def open_tree(root: str, node_name: str | None = None) -> Tree:
         raise TreeError(f"root {root!r} cannot be opened: {error.strerror}") from None
     if stat.S_ISREG(kind):
         # Imported here: the live machine needs no tarfile.
-        from affinityd.discovery.snapshot import ArchiveTree  # noqa: PLC0415
+        from affinityd.discovery.archive import ArchiveTree  # noqa: PLC0415
 
         return ArchiveTree(root)
     path = os.path.realpath(root)

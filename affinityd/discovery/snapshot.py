@@ -1,10 +1,7 @@
-"""Archives of a machine's files and NVML's answers, written and read, to replay a node anywhere.
+"""A snapshot: the files that discovery reads, and NVML's answers, to replay a node anywhere.
 
-No file enters a snapshot but those that discovery asks for, and of files of many lines only the
-lines that it asks for: no serial numbers, no hardware addresses, nothing of processes.
-
-An archive that is read may be untrusted: how much is unpacked is limited, nothing is written to
-disk, and a link that leads out of the machine leads nowhere.
+No file enters it but those that discovery asks for, and of files of many lines only the lines that
+it asks for: no serial numbers, no hardware addresses, nothing of processes.
 """
 
 from __future__ import annotations
@@ -14,35 +11,17 @@ import gzip
 import io
 import lzma
 import tarfile
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from posixpath import normpath
-from typing import Any
 
 from affinityd.discovery import NVML_FILE, discover
+from affinityd.discovery.archive import NOWHERE, resolved
 from affinityd.discovery.nvml import NvmlReport
-from affinityd.discovery.tree import MARK, SEARCH_DEPTH, Keep, Tree, every, the_machine, tree_name
+from affinityd.discovery.tree import Keep, Tree, every
 from affinityd.errors import TreeError
 from affinityd.json_codec import dumps
-from affinityd.linux.files import read, write_whole
-
-#: The largest capture in bytes, unpacked; every file of a machine of 2,000 CPUs is half of it.
-MAX_BYTES = 256 * 1024 * 1024
-
-#: The most entries; a machine of 2,000 CPUs has half as many. 30 KB may unpack to more.
-MAX_ENTRIES = 200_000
-
-#: The longest name of a member, and the most folders in it; the kernel's are half as long. Each
-#: folder takes memory, however few bytes name it.
-MAX_NAME, MAX_DEPTH = 512, 40
-
-#: As many links as Linux follows (path_resolution(7)).
-MAX_LINKS = 40
-
-#: A path that no file has.
-NOWHERE = "/"
+from affinityd.linux.files import write_whole
 
 #: How an output's name ends → how it is compressed.
 COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
@@ -52,121 +31,8 @@ COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
     ".tar": bytes,
 }
 
-#: How a file begins → how it is unpacked.
-_OPENERS: dict[bytes, Callable[[str, str], Any]] = {
-    b"\xfd7zXZ": lzma.open,
-    b"\x1f\x8b": gzip.open,
-    b"BZh": bz2.open,
-}
-
-#: The exceptions of the modules that read a damaged archive.
-_DAMAGED = (
-    *(tarfile.TarError, lzma.LZMAError, zlib.error),
-    *(EOFError, OSError, ValueError, OverflowError, RecursionError),
-)
-
 #: The kinds of members, and their permissions.
 _PERMISSIONS = {tarfile.DIRTYPE: 0o755, tarfile.REGTYPE: 0o644, tarfile.SYMTYPE: 0o777}
-
-
-class ArchiveTree(Tree):
-    """A machine's files in an archive, read once into memory."""
-
-    def __init__(self, path: str) -> None:
-        """Read the archive at `path`: tar, plain or compressed with xz, gzip or bzip2.
-
-        Raises TreeError where it cannot be read as one.
-        """
-        super().__init__(tree_name(path))
-        try:
-            with tarfile.open(fileobj=io.BytesIO(_unpacked(path)), mode="r:") as archive:
-                members = dict(_members(archive))
-        except _DAMAGED as error:
-            raise TreeError(f"archive {path!r} cannot be read: {error}") from None
-        marked = (f"/{name}/".partition(f"/{MARK}/") for name in members)
-        prefixes = (f"{before}/"[1:] for before, mark, _ in marked if mark)
-        prefix = the_machine(path, (one for one in prefixes if one.count("/") <= SEARCH_DEPTH))
-        #: Name → content of a file, target of a link, None for a folder.
-        self._members = {
-            name.removeprefix(prefix): content
-            for name, content in members.items()
-            if name.startswith(prefix)
-        }
-        self._links = {
-            name: target for name, target in self._members.items() if isinstance(target, str)
-        }
-        self._folders: dict[str, set[str]] = {}  # the names in each folder
-        for name in self._members:
-            folder = name
-            while folder:
-                folder, _, child = folder.rpartition("/")
-                self._folders.setdefault(folder, set()).add(child)
-
-    def link(self, path: str) -> str | None:
-        """See `Tree.link`."""
-        return self._links.get(_resolved(path, self._links, last=False))
-
-    def _content(self, path: str) -> bytes | None:
-        content = self._members.get(_resolved(path, self._links))
-        return content if isinstance(content, bytes) else None
-
-    def _names(self, folder: str) -> Iterable[str]:
-        return self._folders.get(_resolved(folder, self._links), ())
-
-
-def _unpacked(path: str) -> bytes:
-    """Return the archive without its compression, which must not make it too large."""
-    magic = read(path, 5)
-    unpack = next((unpack for begin, unpack in _OPENERS.items() if magic.startswith(begin)), open)
-    with unpack(path, "rb") as content:
-        data: bytes = content.read(MAX_BYTES + 1)
-    if len(data) > MAX_BYTES:
-        raise TreeError(f"archive {path!r} is larger than {MAX_BYTES} bytes unpacked")
-    return data
-
-
-def _members(archive: tarfile.TarFile) -> Iterator[tuple[str, bytes | str | None]]:
-    for number, member in enumerate(archive):
-        if number == MAX_ENTRIES:
-            raise tarfile.ReadError(f"it has more than {MAX_ENTRIES} entries")
-        if member.size < 0:  # before Python 3.11.14 tarfile goes back by it, and on for ever
-            raise tarfile.ReadError(f"a member of {member.size} bytes")
-        name = normpath(member.name).lstrip("/")
-        if len(name) > MAX_NAME or name.count("/") > MAX_DEPTH:
-            continue
-        if name.split("/")[0] in ("", ".", ".."):
-            continue
-        if member.isfile() and not member.issparse():  # holes cost nothing to send, but memory here
-            file = archive.extractfile(member)
-            yield name, file.read() if file else b""
-        elif member.issym():
-            yield name, member.linkname
-        elif member.isdir():
-            yield name, None
-
-
-def _resolved(path: str, links: Mapping[str, str], *, last: bool = True) -> str:
-    """Return a path with every link in it followed; NOWHERE if it leads outside or in a circle.
-
-    `last`: whether a link at the path's very end is followed too.
-    """
-    ahead, done, followed = path.split("/")[::-1], [""], 0
-    while ahead:
-        part = ahead.pop()
-        if part == "..":
-            if len(done) == 1:
-                return NOWHERE
-            done.pop()
-        elif part not in ("", "."):
-            done.append(part)
-            target = links.get("/".join(done[1:])) if ahead or last else None
-            if target is not None:
-                followed += 1
-                if followed > MAX_LINKS or target.startswith("/"):
-                    return NOWHERE
-                done.pop()
-                ahead += target.split("/")[::-1]
-    return "/".join(done[1:])
 
 
 class RecordingTree(Tree):
@@ -217,7 +83,7 @@ def write_snapshot(tree: Tree, nvml: NvmlReport | None, output: Path) -> None:
     # or a link: the later kind counts.
     links = recorder.members[tarfile.SYMTYPE]
     members = {
-        _resolved(path, links, last=kind != tarfile.SYMTYPE): (kind, content)
+        resolved(path, links, last=kind != tarfile.SYMTYPE): (kind, content)
         for kind, contents in recorder.members.items()
         for path, content in contents.items()
     }

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from affinityd.discovery import archive as archives
 from affinityd.discovery import open_tree
-from affinityd.discovery import snapshot as archives
 from affinityd.discovery.snapshot import COMPRESSIONS
 from affinityd.discovery.tree import Tree
 from affinityd.errors import TreeError
