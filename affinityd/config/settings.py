@@ -160,7 +160,9 @@ class Settings:
     )
     #: A file that has to be there; None: the usual one, if it is.
     enforce_policy: str | None = _setting(
-        None, "FILE", "which jobs, and how (default: /etc/affinityd-policy.toml, if it exists)"
+        None,
+        "FILE",
+        "which jobs and containers, and how (default: /etc/affinityd-policy.toml, if it exists)",
     )
     pod_resources: str | None = _setting(
         None,

@@ -19,7 +19,7 @@ from affinityd.config.settings import OBSERVE, PIN, Settings
 from affinityd.cpuset import format_list
 from affinityd.daemon.api.peers import Viewer
 from affinityd.daemon.metrics import enforcement as enforcement_metrics
-from affinityd.daemon.policy_document import parse
+from affinityd.daemon.policy_document import parse, policy_news
 from affinityd.daemon.state.background import FailureLog
 from affinityd.enforce import journal
 from affinityd.enforce.document import Enforced, render
@@ -105,9 +105,6 @@ AT_START: Mapping[str, str] = {
     OBSERVE: "changes no process, and reports at /enforce what it would pin",
     PIN: "pins processes of GPU jobs that run in the wrong place",
 }
-NOTHING_COUNTS = "nothing is pinned until it is correct"
-OLD_COUNTS = "the last good one applies"
-
 KINDS = (REFUSED, GIVEN_UP)  #: of news about a job
 
 
@@ -124,7 +121,7 @@ class EnforceLog:
     def enforced(self, enforced: Enforced) -> None:
         """Log the news of a result."""
         self._told.begin(enforced.scan.boot)
-        for level, line in _of_policy(self._policy, enforced.policy):
+        for level, line in policy_news(self._policy, enforced.policy):
             log.log(level, "%s", line)
         self._policy = enforced.policy
         self._note_hindrance(enforced.hindrance)
@@ -163,19 +160,6 @@ def _of_jobs(enforced: Enforced) -> Iterator[tuple[Job | None, str, str]]:
         if decision.reason == GIVEN_UP:
             line = f"{_process(decision)} is no longer pinned: {decision.why}"
             yield decision.job, GIVEN_UP, line
-
-
-def _of_policy(before: PolicyState, now: PolicyState) -> Iterator[tuple[int, str]]:
-    if now.error is not None and now.error != before.error:
-        stands = NOTHING_COUNTS if now.read is None else OLD_COUNTS
-        yield (
-            logging.WARNING,
-            f"the policy {now.file} has an error: {now.error}; {stands}",
-        )
-    elif now.error is None and before.file is not None and now.file is None:
-        yield logging.INFO, f"the policy {before.file} was removed: the defaults apply"
-    elif now.error is None and now.file is not None and now != before:
-        yield logging.INFO, f"the policy {now.file} applies, with {count(now.rules, 'rule')}"
 
 
 def _pinned(attempt: PinAttempt) -> str:

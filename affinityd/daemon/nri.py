@@ -20,11 +20,14 @@ from prometheus_client.core import Metric
 from affinityd import config
 from affinityd.audit.model import ContainerResources
 from affinityd.client.apply import NICS, verbs_files
-from affinityd.config.settings import Settings
+from affinityd.config.settings import OFF, Settings
 from affinityd.cpuset import CpuSet, format_list, parse_list
-from affinityd.daemon.metrics.families import MetricFamily, each, filled, whole
+from affinityd.daemon.metrics.families import MetricFamily, filled, whole
+from affinityd.daemon.policy_document import parse, policy_news
 from affinityd.daemon.state.background import FailureLog
 from affinityd.daemon.state.plan_service import PlanService
+from affinityd.enforce.policy import BIND, FILE, NOTHING, Policy, PolicyError, PolicyFile
+from affinityd.enforce.policy.identity import ProcessIdentity
 from affinityd.errors import AffinityError, InvalidRequestError, NoSuchGpuError
 from affinityd.kubernetes import pods
 from affinityd.kubernetes.nri import messages, session
@@ -34,6 +37,7 @@ from affinityd.kubernetes.nri.adjust import (
     LATE,
     NO_GPU,
     NOT_CHOSEN,
+    OBSERVED,
     OUTCOMES,
     PINNED,
     UNKNOWN,
@@ -54,13 +58,16 @@ log = logging.getLogger(__name__)
 DEADLINE = 0.4  #: seconds until the answer is an empty one; the runtime would wait for 2 s
 KUBELET_SECONDS = 0.1  #: of these, for each question to kubelet
 SYNCHRONIZE_SECONDS = 1.5  #: for the containers that run already
+SETTLES = 0.02  #: seconds between two looks at a policy's file that has changed
 FIRST_LOOK = 0.05  #: seconds between two looks whether the machine has been read
 NO_NAMESPACE = "none, only pods with the label affinityd=on"
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  #: seconds between two connections
 
 MISSED = "missed"
 #: Outcome → the state of a container with GPUs for which the plugin was asked.
-STATES = {PINNED: PINNED, KEPT: KEPT, UNKNOWN: MISSED, LATE: MISSED, FAILED: MISSED}
+STATES = {outcome: outcome for outcome in (PINNED, KEPT, OBSERVED)} | dict.fromkeys(
+    (UNKNOWN, LATE, FAILED), MISSED
+)
 
 
 class NriPlugin:
@@ -84,8 +91,12 @@ class NriPlugin:
             verbs=verbs_files,
             without_request=settings.nri_without_request,
         )
+        self._policy = PolicyFile(
+            settings.enforce_policy or FILE, parse=parse, is_optional=not settings.enforce_policy
+        )
+        self._logs_policy = settings.enforce == OFF  # else enforcement does
         self.outcomes: Counter[tuple[str, str]] = Counter()  #: by outcome and locality
-        self.states: dict[str, str] = {}  #: container → its state
+        self.states: dict[str, tuple[str, str]] = {}  #: container → its state and locality
         self.taken = 0  #: CPUs that containers might use before
         self.is_known = False  #: to the runtime
         self.names: dict[str, tuple[str, str, str]] = {}  #: id of a container → its names
@@ -100,13 +111,18 @@ class NriPlugin:
 
     def start(self) -> None:
         """Connect, and connect again, as long as the daemon runs."""
+        self._current_policy()
         threading.Thread(target=self._run, daemon=True).start()
 
     def metrics(self) -> Iterator[Metric]:
         """Yield its metrics."""
         yield from whole(FAMILIES, self)
-        counted = {(outcome, ""): 0 for outcome in OUTCOMES} | dict(self.outcomes)
-        yield from filled(REQUESTS, list(counted.items()), ("outcome", "locality"))
+        for families, label, words, counted in (
+            (REQUESTS, "outcome", OUTCOMES, self.outcomes),
+            (CONTAINERS, "state", dict.fromkeys(STATES.values()), Counter(self.states.values())),
+        ):
+            numbers = {(word, ""): 0 for word in words} | dict(counted)
+            yield from filled(families, list(numbers.items()), (label, "locality"))
 
     def _run(self) -> None:
         pause = 0.0
@@ -139,7 +155,8 @@ class NriPlugin:
         self.names[container.id] = pod.namespace, pod.name, container.name
         made = self._made(pod, container, DEADLINE)
         self._note(container, made)
-        return messages.adjusted(made.environment, made.folder, format_list(made.cpus))
+        cpuset = format_list(made.cpus), format_list(made.memory)
+        return messages.adjusted(made.environment, made.folder, *cpuset)
 
     def _update_container(self, request: bytes) -> bytes:
         """Return an UpdateContainerResponse: the CPUs of one that was resized."""
@@ -224,7 +241,7 @@ class NriPlugin:
         if made.outcome == PINNED:
             self._pinned[container.id] = made.cpus
         if state := STATES.get(made.outcome):
-            self.states[container.id] = state
+            self.states[container.id] = state, made.locality
 
     def _failed(self) -> None:
         self.outcomes[FAILED, ""] += 1
@@ -239,8 +256,11 @@ class NriPlugin:
             names = granted(container) or kubelet.gpus(node.topology, pod, container)
             if not names:
                 return Adjustment(NO_GPU)
-            within = self._within(pod, kubelet)
-            made = adjust(node, pod, container, self._rules, names, within=within)
+            rules, within = self._rules_for(pod, container), self._within(pod, kubelet)
+            memory = cpuset_at(pod.cgroup, kind="mems") if rules.binds_memory else None
+            made = adjust(
+                node, pod, container, rules, names, within=within, memory=memory or frozenset()
+            )
         except NoSuchGpuError as error:  # maybe of a driver that came after the last reading
             self._read_again()
             why = str(error)
@@ -251,6 +271,37 @@ class NriPlugin:
         if not quietly:
             log.warning("container %s is not adjusted: %s", name, why)
         return Adjustment(UNKNOWN)
+
+    def _rules_for(self, pod: Pod, container: Container) -> Rules:
+        """Return the rules for a container, by the policy. Raises PolicyError."""
+        identity = ProcessIdentity(
+            namespace=pod.namespace,
+            pod=pod.name,
+            environment=container.environment,
+            unread=frozenset(("uid", "user")),
+        )
+        its = self._current_policy().treatment(identity)
+        return replace(
+            self._rules,
+            switch=config.OFF if its.leave else config.OBSERVE if its.observe else config.ON,
+            options=its.options,
+            cpus=its.cpus if isinstance(its.cpus, int) else {NOTHING: 0}.get(its.cpus),
+            nics=its.nics or self._rules.nics,
+            without_request=its.without_request or self._rules.without_request,
+            binds_memory=its.memory == BIND,
+        )
+
+    def _current_policy(self) -> Policy:
+        """Return the policy as its file is now. Raises PolicyError."""
+        before, policy = self._policy.state, self._policy.current()
+        if self._policy.is_unsettled:  # it may be half written
+            time.sleep(SETTLES)
+            policy = self._policy.current()
+        for level, line in policy_news(before, self._policy.state) if self._logs_policy else ():
+            log.log(level, "%s", line)
+        if policy is None:
+            raise PolicyError(f"{self._policy.state.file}: {self._policy.state.error}")
+        return policy
 
     def _is_chosen(self, pod: Pod, container: Container) -> bool:
         """Return whether a pod is chosen. Raises InvalidRequestError for its label."""
@@ -322,14 +373,15 @@ REQUESTS: tuple[MetricFamily[int], ...] = (
         lambda number: number,
     ),
 )
-FAMILIES: tuple[MetricFamily[NriPlugin], ...] = (
+CONTAINERS: tuple[MetricFamily[int], ...] = (
     MetricFamily(
         "affinityd_nri_containers",
-        "Living containers with GPUs in chosen pods, by state: pinned by affinityd, kept where "
-        "kubelet or another had set them, missed.",
-        lambda plugin: each((PINNED, KEPT, MISSED), Counter(plugin.states.values())),
-        "state",
+        "Living containers with GPUs in chosen pods, by the locality of their CPUs and by state: "
+        "pinned by affinityd, kept where kubelet or another had set them, observed, missed.",
+        lambda number: number,
     ),
+)
+FAMILIES: tuple[MetricFamily[NriPlugin], ...] = (
     MetricFamily(
         "affinityd_nri_taken_cpus_total",
         "CPUs that pinned containers might have used otherwise.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import reprlib
 import sys
 from collections.abc import Collection, Container, Iterator, Mapping
@@ -12,8 +13,19 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
+from affinityd.client.apply import nic_libraries
 from affinityd.cpuset import several
-from affinityd.enforce.policy import NAMED, NODE, NamePatterns, Policy, PolicyError, Rule, Treatment
+from affinityd.enforce.policy import (
+    NAMED,
+    NODE,
+    NamePatterns,
+    Policy,
+    PolicyError,
+    PolicyState,
+    Rule,
+    Treatment,
+)
+from affinityd.errors import InvalidRequestError
 from affinityd.planner.modes import MODES
 from affinityd.request.parameters import MAX_NUMBER
 from affinityd.text import count, one_line, quote
@@ -64,6 +76,14 @@ def _cpus(value: object) -> object:
     return value
 
 
+def _nics(names: str) -> str:
+    try:
+        nic_libraries(names)
+    except InvalidRequestError as error:
+        raise ValueError(str(error).removeprefix("nics: ")) from None
+    return names
+
+
 def _cgroup(path: str) -> str:
     if path[0] not in "/*?[":
         raise ValueError("it is not a path of a cgroup; begin it with / or *")
@@ -96,6 +116,10 @@ class PolicySettings(BaseModel):
     cpus: Annotated[int | str | None, BeforeValidator(_cpus)] = None
     observe: bool | None = None
     leave: bool | None = None
+    # Of containers as they are created, by NRI.
+    nics: Annotated[str | None, AfterValidator(_nics)] = None
+    memory: Literal["bind", "none"] | None = None
+    without_request: Literal["share", "keep"] | None = None
 
 
 class RuleTable(PolicySettings):
@@ -266,3 +290,15 @@ def _done(settings: Mapping[str, Any]) -> str:
     parts = [f"{name} {settings[name]}" for name in others]
     parts += ["only observed"] if settings.get("observe") else []
     return ", ".join([f"mode {mode}" if mode else "the site's mode", *parts])
+
+
+def policy_news(before: PolicyState, now: PolicyState) -> Iterator[tuple[int, str]]:
+    """Yield the log's lines about a policy's file after a look at it, each with its level."""
+    if now.error is not None and now.error != before.error:
+        nothing, old = "nothing is pinned until it is correct", "the last good one applies"
+        stands = nothing if now.read is None else old
+        yield logging.WARNING, f"the policy {now.file} has an error: {now.error}; {stands}"
+    elif now.error is None and before.file is not None and now.file is None:
+        yield logging.INFO, f"the policy {before.file} was removed: the defaults apply"
+    elif now.error is None and now.file is not None and now != before:
+        yield logging.INFO, f"the policy {now.file} applies, with {count(now.rules, 'rule')}"

@@ -172,11 +172,11 @@ def cpuset_of(pid: int, root: str = "/") -> CpuSet | None:
     return Cgroups.of(pid, root).cpuset
 
 
-def cpuset_at(path: str, root: str = "/") -> CpuSet | None:
+def cpuset_at(path: str, root: str = "/", kind: str = "cpus") -> CpuSet | None:
     """Return the CPUs that a cgroup of the node allows, by its path, or its name as a slice.
 
-    None where no whole hierarchy with a cpuset is mounted here, or has no such cgroup. This
-    process's own cpuset tells nothing of it.
+    `kind`: `mems` for the NUMA nodes of its memory. None where no whole hierarchy with a cpuset is
+    mounted here, or has no such cgroup. This process's own cpuset tells nothing of it.
     """
     if path.endswith(SLICE) and "/" not in path:
         parts = path.removesuffix(SLICE).split("-")
@@ -187,8 +187,9 @@ def cpuset_at(path: str, root: str = "/") -> CpuSet | None:
             below = path if path and os.path.isdir(point + path) else None  # noqa: PTH112 - no pathlib
             while below is not None:
                 for file in files:
-                    if cpus := cpus_listed_in(f"{point}{below}/{file}"):
-                        return cpus
+                    name = file.replace("cpus", kind)
+                    if numbers := cpus_listed_in(f"{point}{below}/{name}"):
+                        return numbers
                 below = below.rpartition("/")[0] if below else None
     return None
 

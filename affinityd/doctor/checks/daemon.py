@@ -370,7 +370,8 @@ def nri(daemon: DaemonFacts) -> CheckResults:
             "turn NRI on in the runtime's configuration, or correct --nri "
             "(kubernetes.nri.socketFolder of the chart); the daemon's log says why",
         )
-    if missed := int(samples.get('affinityd_nri_containers{state="missed"}', 0)):
+    series = 'affinityd_nri_containers{state="missed"'
+    if missed := int(sum(it for name, it in samples.items() if name.startswith(series))):
         yield warn(
             f"{count(missed, 'container')} with GPUs were to be placed by NRI, and were not",
             "see `is not adjusted` in the daemon's log; a daemon that starts again places them",

@@ -23,6 +23,7 @@ from affinityd.planner import Options
 from affinityd.request.parameters import parse_request
 
 GRANTED = "granted"  #: its part of its job's CPUs, if known
+BIND = "bind"  #: of memory: pages are on these nodes alone
 NOTHING = "none"  #: near CPUs are all that counts, however few
 
 NEAR = Options(mode="node")  #: the CPUs of its GPU's node
@@ -38,6 +39,10 @@ class Treatment:
     cpus: int | str = GRANTED
     leave: bool = False
     observe: bool = False  #: its pin is reported, and not done
+    # Of containers that are adjusted by NRI; None: as the site has it.
+    nics: str | None = None  #: libraries that are told the NICs near a GPU, like `ucx,nccl`
+    memory: str | None = None  #: BIND: to the NUMA nodes near its GPUs
+    without_request: str | None = None  #: the CPUs of one without a CPU request
     rule: int | None = None  #: the number of the policy's rule, from 1; None: its defaults
     unread: tuple[str, ...] = ()  #: fields of its rule that cannot be read
 
@@ -199,6 +204,11 @@ class PolicyFile:
         except PolicyError as error:
             self.state = replace(self.state, file=self._path, error=str(error))
         return self._policy
+
+    @property
+    def is_unsettled(self) -> bool:
+        """Whether the last look found another text than the one that counts."""
+        return self._seen is not _UNREAD and self._seen != self._counts
 
 
 def decoded(data: bytes) -> str:

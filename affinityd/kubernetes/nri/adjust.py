@@ -101,7 +101,7 @@ SHARE, KEEP = "share", "keep"  #: the CPUs of a container without a CPU request
 
 @dataclass(frozen=True)
 class Rules:
-    """The settings of the plugin."""
+    """The settings of the plugin, and the policy's for a pod."""
 
     namespaces: frozenset[str]
     folder: str | None = None  #: of the daemon's socket, on the node; None: it is not mounted
@@ -109,6 +109,10 @@ class Rules:
     without_request: str = SHARE  #: the CPUs of a container without a CPU request
     #: Returns the files in /dev/infiniband of an RDMA device.
     verbs: Callable[[str], Collection[str]] = lambda _device: ()
+    switch: str = config.ON  #: of the policy for a pod
+    options: Options = Options(mode="node")  # noqa: RUF009 - it is frozen
+    cpus: int | None = None  #: that a rank counts as asking for; 0: none; None: by its request
+    binds_memory: bool = False  #: to the NUMA nodes near its GPUs
 
 
 @dataclass(frozen=True)
@@ -119,6 +123,7 @@ class Adjustment:
     environment: Mapping[str, str] = field(default_factory=dict)
     folder: str | None = None  #: of the node, mounted read only; None: none is
     cpus: CpuSet = frozenset()  #: its cpuset; empty: as it is
+    memory: CpuSet = frozenset()  #: the NUMA nodes of its memory; empty: as they are
     note: str = ""  #: for the log; empty: the container is not worth a line
     locality: str = ""  #: of its CPUs, one of `nearness.PLACEMENTS`
     taken: int = 0  #: CPUs that it might use before
@@ -141,63 +146,79 @@ def _is_listed(pod: Pod, rules: Rules) -> bool:
 
 
 def adjust(
-    node: Node, pod: Pod, container: Container, rules: Rules, granted: str, *, within: CpuSet | None
+    node: Node,
+    pod: Pod,
+    container: Container,
+    rules: Rules,
+    granted: str,
+    *,
+    within: CpuSet | None,
+    memory: CpuSet = frozenset(),
 ) -> Adjustment:
     """Return the changes to a container with these GPUs.
 
-    `within`: the CPUs that its pod may use; None: they are not known. Raises AffinityError where
-    no plan can be made: for a GPU that this node has not, or if no CPU is allowed.
+    `within`, `memory`: the CPUs that its pod may use, None if they are not known, and the NUMA
+    nodes of memory. Raises AffinityError where no plan can be made: for a GPU that this node has
+    not, or if no CPU is allowed.
     """
     word = config.least_switch(
         node.switch,
+        rules.switch,
         config.read_switch_or_off(pod.labels.get(LABEL, "")),
         config.read_switch_or_off(container.environment.get(config.SWITCH, "")),
     )
     if word == config.OFF:
         return Adjustment(OFF)
-    asked = max(container.requested or 0, container.limit or 0)
-    keeps = not asked and rules.without_request == KEEP
+    asked = container.asked if rules.cpus is None else rules.cpus
+    keeps = not container.asked and rules.without_request == KEEP
     # A cpuset is another's: of kubelet's static policy, which gives every container one.
     is_taken, cpuset = bool(container.cpus), parse_list(container.cpus)
     usable = within if not is_taken else cpuset if within is None else cpuset & within
-    reply = _planned(node, container, granted, usable, asked)
-    gpus = [rank.gpu for rank in reply.ranks]
-    if any(rank.locality == "unknown" for rank in reply.ranks):
-        return Adjustment(UNKNOWN, note="it stays, since the NUMA node of a GPU is not known")
+    reply = _planned(node, container, granted, usable, rules)
+    if any(rank.locality == UNKNOWN for rank in reply.ranks):
+        note = "it stays, since the NUMA node of a GPU is not known"
+        return Adjustment(UNKNOWN, note=note, locality=UNKNOWN)
+    before = cpuset or within or node.topology.online
+    place = placement(
+        node.topology, vicinity(node.topology, [rank.gpu for rank in reply.ranks]), before
+    )
     where = f"CPUs {format_list(reply.cpus)} ({reply.locality})"
     if word == config.OBSERVE:
         note = f"observe: would run on {where}"
         adjustment = _with_variables(container, OBSERVED, {"AFFINITYD_UNPINNED": note}, note)
-        return replace(adjustment, locality=reply.locality)
+        return replace(adjustment, locality=place)
     is_enough = len(reply.cpus) >= min(asked, len(reply.allowed))
     pins = is_enough and not is_taken and not keeps and within is not None
-    has = reply.cpus if pins else cpuset or within or node.topology.online
     environment = {
-        **_facts(node, container, reply, has),
+        **_facts(node, container, reply, reply.cpus if pins else before),
         **_nics(container, reply, rules),
-        **(_placed(reply) if pins else {}),
     }
-    place = placement(node.topology, vicinity(node.topology, gpus), has)
-    before = len(within or ())
+    if pins:
+        cpus = format_list(reply.cpus)
+        environment |= {"AFFINITYD_CPULIST": cpus, "AFFINITYD_ALLOWED": cpus}
+        environment["AFFINITYD_LOCALITY"] = reply.locality
+    near = memory.intersection(rank.memory_node for rank in reply.ranks)
+    binds = pins and rules.binds_memory and not container.memory
     adjustment = _with_variables(
         container,
         PINNED if pins else KEPT,
         environment,
-        f"{where}, of {before}" if pins else f"its CPUs stay ({place})",
+        f"{where}, of {len(before)}" if pins else f"its CPUs stay ({place})",
     )
     return replace(
         adjustment,
         folder=_folder(pod, container, rules),
         cpus=reply.cpus if pins else frozenset[int](),
+        memory=near if binds else frozenset[int](),
         locality=reply.locality if pins else place,
-        taken=before - len(reply.cpus) if pins else 0,
+        taken=len(before) - len(reply.cpus) if pins else 0,
     )
 
 
 def _planned(
-    node: Node, container: Container, granted: str, within: CpuSet | None, asked: int
+    node: Node, container: Container, granted: str, within: CpuSet | None, rules: Rules
 ) -> Reply:
-    """Return the plan of all CPUs near its GPUs, and of others if it asked for more.
+    """Return the plan, of mode `node` all CPUs near its GPUs, and others if it asked for more.
 
     More than near ones also if these are too few for all containers with GPUs there. A container
     that has asked for nothing counts as if it had asked for its GPUs' part of the node's CPUs.
@@ -208,11 +229,12 @@ def _planned(
     gpus = len({rank.gpu.key for rank in ranks})
     # The containers of the other GPUs there may have requested as much for each.
     others = sum(gpu.numa_node in near for gpu in node.topology.gpus)
+    others = others if rules.options.mode == "node" else gpus
     together = -(-container.shares * others // (CPU_SHARES * gpus)) if gpus else 0
     part = -(-len(node.usable) * gpus // max(len(node.topology.gpus), 1))
-    asked = asked or part
-    each = -(-max(asked, together) // len(ranks)) if gpus else None
-    return answer(node, replace(request, options=Options(mode="node", cpus=each or None)))
+    each = -(-max(container.asked or part, together) // len(ranks)) if gpus else 0
+    each = each if rules.cpus is None else rules.cpus
+    return answer(node, replace(request, options=replace(rules.options, cpus=each or None)))
 
 
 def _with_variables(
@@ -220,15 +242,6 @@ def _with_variables(
 ) -> Adjustment:
     new = {name: text for name, text in environment.items() if name not in container.environment}
     return Adjustment(outcome, new, note=note)
-
-
-def _placed(reply: Reply) -> dict[str, str]:
-    cpus = format_list(reply.cpus)
-    return {
-        "AFFINITYD_CPULIST": cpus,
-        "AFFINITYD_ALLOWED": cpus,
-        "AFFINITYD_LOCALITY": reply.locality,
-    }
 
 
 def _facts(node: Node, container: Container, reply: Reply, cpus: CpuSet) -> dict[str, str]:

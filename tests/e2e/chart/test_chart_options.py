@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from affinityd.daemon.policy_document import parse
+from affinityd.daemon.policy_document import PolicySettings, described, parse
+from affinityd.planner.modes import MODES
 from tests.e2e.chart.rendering import (
     CHART,
     NAMESPACE,
@@ -172,6 +175,30 @@ def test_a_policy_is_mounted_and_pods_if_it_names_namespaces(mode: str, policy: 
     assert volumes == ["/var/log/pods"] * (mode != "off" and "namespace" in policy)
 
 
-def test_the_example_s_policy_is_valid() -> None:
-    policy = objects("pin")["ConfigMap/affinityd-policy"]["data"]["policy.toml"]
+@pytest.mark.parametrize("option", ["pin", "nri"])
+def test_the_policy_of_an_example_is_valid(option: str) -> None:
+    policy = objects(option)["ConfigMap/affinityd-policy"]["data"]["policy.toml"]
     assert len(parse(policy).rules) == 2
+
+
+def test_rules_by_namespace_come_after_those_of_the_policy() -> None:
+    policy = 'mode = "socket"\n[[rule]]\npod = "a"\nleave = true'
+    rules = [{"namespace": ["b", "c-*"], "nics": "ucx", "without_request": "keep"}, {"pod": "d"}]
+    kubernetes = {"nri": {"enabled": True}, "rules": rules}
+    made = with_values({"kubernetes": kubernetes, "enforce": {"policy": policy}})
+    text = made["ConfigMap/affinityd-policy"]["data"]["policy.toml"]
+    assert described(text) == [
+        "3 rules",
+        "rule 1: pod 'a': left alone",
+        "rule 2: namespace 'b' or 'c-*': mode socket, nics ucx, without_request keep",
+        "rule 3: pod 'd': mode socket",
+        "all others: mode socket",
+    ]
+    assert "ConfigMap/affinityd-policy" not in with_values({"kubernetes": {"rules": rules}})
+
+
+def test_modes_of_the_schema_are_those_of_plans() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    rules = schema["properties"]["kubernetes"]["properties"]["rules"]["items"]["properties"]
+    assert rules["mode"]["enum"] == [*MODES]
+    assert {*rules} == {*PolicySettings.model_fields, "namespace", "pod"} - {"min_physical_cores"}

@@ -48,8 +48,11 @@ LOCAL, REMOTE, REFUSED = (
 BY_HAND = {name.replace('client="job"', 'client="other"'): "0+9x90" for name in (REMOTE, REFUSED)}
 START = series("process_start_time_seconds")
 NRI = series("affinityd_nri_connected")
-MISSED = series("affinityd_nri_containers", state="missed")
-LATE = series("affinityd_nri_requests_total", outcome="late", locality="")
+MISSED = series("affinityd_nri_containers", state="missed", locality="unknown")
+LATE, LOST = (
+    series("affinityd_nri_requests_total", outcome=outcome, locality="")
+    for outcome in ("late", "unknown")
+)
 OTHER_UP = 'up{job="node",instance="a"}'
 OTHER_START = OTHER_UP.replace("up", "process_start_time_seconds")
 
@@ -99,8 +102,10 @@ DAEMON: tuple[Case, ...] = (
     ("NriIsLost", {NRI: "1x20", BUILD: "1x20"}, 6, False),
     ("NriMissesContainers", {MISSED: "2x20"}, 6, True),
     ("NriMissesContainers", {MISSED: "0x20"}, 6, False),
-    ("NriFails", {LATE: "0+1x40"}, 20, True),
-    ("NriFails", {LATE: "7x40"}, 20, False),
+    ("NriFails", {LOST: "0+1x40"}, 20, True),
+    ("NriFails", {LOST: "7x40", LATE: "0+1x40"}, 20, False),
+    ("NriIsLate", {LATE: "0x9 1x40"}, 20, True),
+    ("NriIsLate", {LATE: "7x40", LOST: "0+1x40"}, 20, False),
 )
 
 AGE, EVERY = series("affinityd_scan_age_seconds"), series("affinityd_scan_interval_seconds")

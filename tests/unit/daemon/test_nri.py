@@ -13,7 +13,9 @@ from affinityd.config.settings import Settings
 from affinityd.cpuset import parse_list
 from affinityd.daemon import nri
 from affinityd.daemon.nri import NriPlugin
+from affinityd.daemon.policy_document import parse
 from affinityd.daemon.state.plan_service import PlanService
+from affinityd.enforce.policy import PolicyFile
 from affinityd.kubernetes import pods
 from affinityd.linux.protobuf import field, number, read, text
 from affinityd.topology.model import Node
@@ -26,6 +28,10 @@ read_again: list[int] = []  #: for how many GPUs the machine was to be read
 
 def outcomes(plugin: NriPlugin) -> dict[str, int]:
     return {outcome: number for (outcome, _), number in plugin.outcomes.items()}
+
+
+def states(plugin: NriPlugin) -> dict[str, str]:
+    return {container: state for container, (state, _) in plugin.states.items()}
 
 
 @pytest.fixture
@@ -43,8 +49,10 @@ def plugin(
     socket = f"{tmp_path}/nri.sock"
     chosen = frozenset({"training"})
     # Of the pod: its cgroup is none of this machine's.
-    monkeypatch.setattr(nri, "cpuset_at", lambda _path: frozenset(CPUS))
-    settings = Settings(nri=socket, nri_namespaces=chosen)
+    monkeypatch.setattr(nri, "cpuset_at", lambda *_, **_kind: frozenset(CPUS))
+    policy = tmp_path / "policy.toml"
+    policy.touch()
+    settings = Settings(nri=socket, nri_namespaces=chosen, enforce_policy=f"{policy}")
     made = NriPlugin(settings, PlanService(Node(tiny())), lambda: read_again.append(1))
     made.start()
     registered = runtime.accept()
@@ -62,7 +70,7 @@ def test_a_container_is_adjusted(runtime: Runtime, plugin: NriPlugin) -> None:
     given = runtime.create(created())
     assert given.cpus == given.environment["AFFINITYD_CPULIST"] == NEAR
     assert plugin.outcomes == {("pinned", "local"): 1}
-    assert plugin.states == {"container-1": "pinned"}
+    assert plugin.states == {"container-1": ("pinned", "local")}
 
 
 @pytest.mark.parametrize(
@@ -144,6 +152,49 @@ def test_gpus_that_kubelet_alone_knows_count(
     assert outcomes(plugin) == {outcome: 1}
 
 
+@pytest.mark.parametrize(
+    ("policy", "result"),
+    [
+        ("", ("pinned", NEAR)),
+        ("leave = true", ("off", "")),
+        ('[[rule]]\nnamespace = "train*"\nleave = true', ("off", "")),
+        ('[[rule]]\nnamespace = "serving"\nleave = true', ("pinned", NEAR)),
+        ('[[rule]]\npod = "job"\nobserve = true', ("observed", "")),
+        ('[[rule]]\nenvironment = {TEAM = "a"}\nleave = true', ("off", "")),
+        ("[[rule]]\nuid = 1000\nleave = true", ("off", "")),  # maybe it is this user's
+        ('[[rule]]\naccount = "debug"\nleave = true', ("pinned", NEAR)),  # of Slurm
+        ("cpus = 2", ("pinned", BOTH)),
+        ('mode = "socket"\ncpus = "none"', ("pinned", BOTH)),
+        ('memory = "bind"', ("pinned", NEAR)),
+        ('without_request = "keep"', ("kept", "")),
+    ],
+)
+def test_a_policy_says_how_the_containers_of_a_namespace_are_placed(
+    runtime: Runtime, plugin: NriPlugin, tmp_path: Path, policy: str, result: tuple[str, str]
+) -> None:
+    (tmp_path / "policy.toml").write_text(policy)
+    request = created(env=["TEAM=a"], shares=0 if "without" in policy else 1024)
+    given = runtime.create(request)
+    outcome, cpus = result
+    assert (outcomes(plugin), given.cpus) == ({outcome: 1}, cpus)
+    assert given.memory == ("0" if "bind" in policy else "")
+
+
+def test_a_wrong_policy_is_a_line_and_the_last_good_one_counts(
+    runtime: Runtime, plugin: NriPlugin, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "policy.toml").write_text("observe = 1")
+    for _ in range(2):
+        assert runtime.create(created()).cpus == NEAR
+    (line,) = (it for it in caplog.messages if "policy" in it)
+    wrong = f"{tmp_path}/policy.toml has an error: observe: 1: it should be true or false"
+    assert line == f"the policy {wrong}; the last good one applies"
+    (tmp_path / "policy.toml").unlink()
+    plugin._policy = PolicyFile(f"{tmp_path}/none", parse=parse, is_optional=False)
+    assert runtime.create(created()) == Given()
+    assert outcomes(plugin) == {"pinned": 2, "unknown": 1}
+
+
 @pytest.mark.parametrize("farewell", [b"", b"\x00\x00\x00\x01\xff\xff\xff\xff"])
 def test_it_comes_back_when_the_runtime_does(
     runtime: Runtime,
@@ -174,7 +225,7 @@ def test_what_started_without_the_plugin_gets_its_cpus_while_it_runs(
     answers = runtime.ask(("Synchronize", first), ("Synchronize", last))
     assert number(read(answers[0]), 2) == 1, "it waits for more"
     assert updated(answers[1]) == {"container-1": NEAR}
-    assert plugin.states == {"container-1": "pinned", "container-3": "pinned"}
+    assert states(plugin) == {"container-1": "pinned", "container-3": "pinned"}
 
 
 def test_what_runs_and_cannot_be_placed_is_a_line_and_missed(
@@ -183,7 +234,7 @@ def test_what_runs_and_cannot_be_placed_is_a_line_and_missed(
     lost = created(number=1, devices=["/dev/nvidia77"])
     (answer,) = runtime.ask(("Synchronize", synchronized(lost)))
     assert updated(answer) == {}
-    assert plugin.states == {"container-1": "missed"}
+    assert states(plugin) == {"container-1": "missed"}
     assert "container training/job/main is not adjusted: " in caplog.text
 
 
@@ -192,7 +243,7 @@ def test_a_cpuset_of_kubelet_s_bounds_the_others(runtime: Runtime, plugin: NriPl
     of_kubelet = created(number=2, cpus=FAR)
     (answer,) = runtime.ask(("Synchronize", synchronized(created(number=1), of_kubelet)))
     assert updated(answer) == {}
-    assert plugin.states == {"container-1": "kept", "container-2": "kept"}
+    assert states(plugin) == {"container-1": "kept", "container-2": "kept"}
     given = runtime.create(created(number=3))
     assert (given.cpus, given.environment["AFFINITYD_NODES"]) == ("", "0-1")
     event = field(1, 11) + field(3, field(1, "container-2"))
@@ -245,7 +296,7 @@ def test_a_resized_container_has_never_fewer_cpus_than_its_limit(
     assert updated(other) == {}
     (later,) = runtime.ask(("UpdateContainer", resized(one, 2)))
     assert updated(later) == {}, "its CPUs are kubelet's choice from now on"
-    assert plugin.states == {"container-1": "kept"}
+    assert states(plugin) == {"container-1": "kept"}
     (stranger,) = runtime.ask(("UpdateContainer", resized(created(number=9), 2)))
     assert updated(stranger) == {}
 

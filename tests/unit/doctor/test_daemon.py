@@ -73,7 +73,8 @@ def test_a_node_json_of_another_machine_is_found(published: Node | str, expected
     judged(published_node(daemon, TWO), expected)
 
 
-CONNECTED, MISSED = "affinityd_nri_connected", 'affinityd_nri_containers{state="missed"}'
+CONNECTED = "affinityd_nri_connected"
+MISSED = 'affinityd_nri_containers{state="missed",locality="unknown"}'
 
 
 @pytest.mark.parametrize(

@@ -195,3 +195,14 @@ http://{{ include "affinityd.fullname" . }}.{{ .Release.Namespace }}:{{ .Values.
 {{- define "affinityd.cgroups" -}}
 {{- if or (include "affinityd.hostPID" .) .Values.kubernetes.nri.enabled }}true{{ end }}
 {{- end }}
+
+{{- /* The policy's file, of enforcement and of NRI; empty where neither is on, or none is given. */}}
+{{- define "affinityd.policy" -}}
+{{- if or (ne (include "affinityd.enforce" .) "off") .Values.kubernetes.nri.enabled }}
+{{- .Values.enforce.policy }}
+{{- with .Values.kubernetes.rules }}
+{{- ternary "\n" "" (ne $.Values.enforce.policy "") }}
+{{- toToml (dict "rule" .) }}
+{{- end }}
+{{- end }}
+{{- end }}
