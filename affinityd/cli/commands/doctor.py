@@ -88,7 +88,7 @@ def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> N
     """
     machine = Machine(settings)
     maintenance = DriverMaintenance(hold=hold).reason() if machine.is_live else None
-    if maintenance is None and any(CHECKS[name].asks_nvml for name in names or CHECKS):
+    if maintenance is None and any(CHECKS[name].nvml for name in names or CHECKS):
         machine.query_drivers(NVML_SECONDS)
     topology = machine.read()
     daemon = _daemon(settings) if machine.is_live else None

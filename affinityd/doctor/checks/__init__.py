@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from affinityd.doctor.checks import devices, kernel, schedulers
+from affinityd.doctor.checks import devices, kernel
 from affinityd.doctor.checks.daemon import daemon
 from affinityd.doctor.facts import (
     NOT_APPLICABLE,
@@ -24,34 +24,28 @@ class Check:
 
     run: Callable[[NodeFacts], CheckResults]
     looks_at: str
-    asks_nvml: bool = False  #: it needs NVML's report
+    nvml: bool = False  #: it needs NVML's report
 
 
 CHECKS: Mapping[str, Check] = {
     "daemon": Check(
         daemon,
         "the daemon answers every user, sees this node, may pin as told; settings are known",
-        asks_nvml=True,
+        nvml=True,
     ),
-    "gpu-numa-node": Check(
-        devices.gpu_numa_node, "the NUMA node of each GPU is known", asks_nvml=True
-    ),
-    "gpu-node-cpus": Check(
-        devices.gpu_node_cpus, "the NUMA node of each GPU has CPUs", asks_nvml=True
-    ),
+    "gpu-numa-node": Check(devices.gpu_numa_node, "the NUMA node of each GPU is known", nvml=True),
+    "gpu-node-cpus": Check(devices.gpu_node_cpus, "the NUMA node of each GPU has CPUs", nvml=True),
     "offline-cpus": Check(devices.offline_cpus, "no CPU near a GPU is offline"),
     "isolcpus": Check(kernel.isolcpus, "isolcpus= and nohz_full= leave out CPUs near GPUs"),
     "numa-balancing": Check(kernel.numa_balancing, "automatic NUMA balancing is off"),
     "irqbalance": Check(kernel.irqbalance, "interrupts go to near CPUs, and not to those of ranks"),
     "pcie-link": Check(devices.pcie_link, "the links to the GPUs have all their lanes"),
     "rdma-ports": Check(devices.rdma_ports, "RDMA ports are up, and as fast as their siblings"),
-    "gpu-nics": Check(devices.gpu_nics, "each GPU has an RDMA device near it", asks_nvml=True),
-    "nvml": Check(kernel.nvml, "NVML answers, for every GPU", asks_nvml=True),
-    "persistence": Check(
-        kernel.persistence, "the driver keeps idle GPUs initialized", asks_nvml=True
-    ),
-    "gres-conf": Check(schedulers.gres_conf, "Slurm's gres.conf fits the node", asks_nvml=True),
-    "cgroup": Check(schedulers.cgroup, "cgroups can confine jobs to their CPUs"),
+    "gpu-nics": Check(devices.gpu_nics, "each GPU has an RDMA device near it", nvml=True),
+    "nvml": Check(kernel.nvml, "NVML answers, for every GPU", nvml=True),
+    "persistence": Check(kernel.persistence, "the driver keeps idle GPUs initialized", nvml=True),
+    "gres-conf": Check(devices.gres_conf, "Slurm's gres.conf fits the node", nvml=True),
+    "cgroup": Check(kernel.cgroup, "cgroups can confine jobs to their CPUs"),
 }
 
 

@@ -1,15 +1,17 @@
-"""How the kernel, NVIDIA's driver and irqbalance treat the CPUs near GPUs.
+"""How the kernel, NVIDIA's driver, irqbalance and cgroups treat the CPUs near GPUs.
 
 Sources: kernel Documentation/admin-guide/sysctl/kernel.rst (numa_balancing), kernel-parameters.txt
 (isolcpus=, nohz_full=), timers/no_hz.rst, core-api/irq/irq-affinity.rst;
 ABI/testing/sysfs-devices-system-cpu (isolated), sysfs-bus-pci (msi_irqs); NVML's API reference
 (nvmlDeviceGetPersistenceMode), NVIDIA's "Driver Persistence"; irqbalance(1):
 IRQBALANCE_BANNED_CPULIST overrides IRQBALANCE_BANNED_CPUS; where neither is set, irqbalance keeps
-off isolcpus= and nohz_full= (cputree.c).
+off isolcpus= and nohz_full= (cputree.c); admin-guide/cgroup-v2.rst (cgroup.controllers);
+https://slurm.schedmd.com/cgroup_v2.html; proc(5) for mounts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 
 from affinityd.audit.sources.nvml import HOLD
@@ -229,3 +231,54 @@ def _banned(tree: Tree, pid: int) -> CpuSet:
                 return parse(settings[name])
     lists = (read_cpus(tree, f"{CPUS}/{name}") for name in ("isolated", "nohz_full"))
     return frozenset().union(*(cpus for cpus in lists if cpus))
+
+
+#: The places of jobs' cgroups, below the root: names, and depths.
+JOBS = ("slurmstepd.scope", "kubepods.slice", "kubepods")
+
+
+def cgroup(facts: NodeFacts) -> CheckResults:
+    """Tell the version of cgroups, and judge whether it can keep jobs on their CPUs."""
+    mounts = [mount for mount in facts.mounts("self").values() if mount.kind.startswith("cgroup")]
+    if not mounts:
+        raise NotApplicableError("no cgroup is mounted, by /proc/self/mountinfo")
+    v2 = next((mount for mount in mounts if mount.kind == "cgroup2"), None)
+    v1 = [mount for mount in mounts if mount.kind == "cgroup"]
+    version = "hybrid" if v1 and v2 else "v2" if v2 else "v1"
+    with_cpusets = next((mount for mount in v1 if "cpuset" in mount.options), None)
+    if with_cpusets:
+        yield ok(f"cgroup {version}: the cpuset controller is v1's, at {with_cpusets.point}")
+    elif v2 is None or "cpuset" not in _controllers(facts.tree, v2.point):
+        yield warn(
+            f"cgroup {version}: no cpuset controller; no scheduler can confine jobs to "
+            "CPUs, and the daemon cannot read cpusets",
+            "boot without cgroup_disable=cpuset; under v1 mount it: mount -t cgroup -o cpuset",
+        )
+    else:
+        scopes = list(_scopes(facts.tree, v2.point))
+        for scope in scopes:
+            if "cpuset" not in _controllers(facts.tree, scope):
+                above = scope.rpartition("/")[0]
+                yield warn(
+                    f"cgroup v2: {scope}/cgroup.controllers has no cpuset: jobs are not confined "
+                    "to their CPUs",
+                    f"echo +cpuset > {above}/cgroup.subtree_control; permanently, Slurm: "
+                    "Delegate=yes in slurmd's unit and ConstrainCores=yes in cgroup.conf, "
+                    "Kubernetes: restart kubelet, which enables it",
+                    facts.topology.gpus,
+                )
+        jobs = ", ".join(scopes) or "no job of Slurm or Kubernetes"
+        yield ok(f"cgroup v2, cpuset controller enabled ({jobs})")
+
+
+def _controllers(tree: Tree, folder: str) -> list[str]:
+    return (tree.read(f"{folder.lstrip('/')}/cgroup.controllers") or "").split()
+
+
+def _scopes(tree: Tree, point: str) -> Iterator[str]:
+    """Yield the places of jobs' cgroups: at the top, or in a slice as system.slice."""
+    names = tree.list(point.lstrip("/"))
+    for folder in (point, *(f"{point}/{name}" for name in names if name.endswith(".slice"))):
+        for name in tree.list(folder.lstrip("/")):
+            if name.endswith(JOBS):
+                yield f"{folder}/{name}"
