@@ -101,6 +101,11 @@ def _setting(default: object, metavar: str, text: str, read: Reader = str) -> An
     return field(default=default, metadata={"setting": Setting(metavar, text, read)})
 
 
+def _choice(values: tuple[str, ...], text: str) -> Any:  # noqa: ANN401
+    """Return a setting that is one of several words, by default the first."""
+    return _setting(values[0], "|".join(values), text, one_of(*values))
+
+
 @dataclass(frozen=True)
 class Settings:
     """Every setting, checked. `{machines}` in a help are the shipped machines' names."""
@@ -151,12 +156,10 @@ class Settings:
         "the group that sees all users' processes, as root does (default: none)",
         group,
     )
-    enforce: str = _setting(
-        OFF,
-        "off|observe|pin",
+    enforce: str = _choice(
+        ENFORCE_VALUES,
         "pin GPU jobs that run far from their GPUs, or only report what that would do "
         "(default: off)",
-        one_of(*ENFORCE_VALUES),
     )
     #: A file that has to be there; None: the usual one, if it is.
     enforce_policy: str | None = _setting(
@@ -188,12 +191,10 @@ class Settings:
         "whether the folder of the daemon's socket is mounted in these containers (default: off)",
         lambda text: one_of("on", OFF)(text) == "on",
     )
-    nri_without_request: str = _setting(
-        "share",
-        "share|keep",
+    nri_without_request: str = _choice(
+        ("share", "keep"),
         "what containers without a CPU request get: as many CPUs as their part of the node's GPUs, "
         "or all that they have (default: share)",
-        one_of("share", "keep"),
     )
     #: A file that need not be there; None: none is read.
     measured: str | None = _setting(
@@ -202,9 +203,7 @@ class Settings:
         f"a result of affinityd measure, to weigh remote CPU time by (default: {MEASURED})",
         unless(OFF, str),
     )
-    log_format: str = _setting(
-        "text", "text|json", "the format of log lines (default: text)", one_of("text", "json")
-    )
+    log_format: str = _choice(("text", "json"), "the format of log lines (default: text)")
     switch: str = config.ON  #: AFFINITYD, of the daemon only: its word to clients
 
     @property

@@ -106,8 +106,12 @@ def _running_jobs(slurm: LocalSlurm) -> Iterator[SlurmJob]:
             continue
         for hosts, cpus, gres in _DETAILS.findall(line):
             gpus = frozenset[int]().union(*map(parse_list, _INDEXES.findall(gres)))
-            for node in slurm.names(hosts) if gpus else ():
-                yield SlurmJob(int(job[1]), node, parse_list(cpus), gpus)
+            if not gpus:
+                continue
+            is_list = {*"[,"} & {*hosts}  # gpu[01-04,7],login2
+            names = slurm.scontrol("show", "hostnames", hosts).split() if is_list else [hosts]
+            for name in names:
+                yield SlurmJob(int(job[1]), name, parse_list(cpus), gpus)
 
 
 def in_slurms_numbers(topology: Topology, slurmd: SlurmdGres | None = None) -> Mapping[int, Gpu]:

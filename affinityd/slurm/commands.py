@@ -120,11 +120,6 @@ class LocalSlurm:
             raise SlurmError(f"{source} shows no node; slurm.conf must name one with GPUs")
         return nodes
 
-    def names(self, hosts: str) -> list[str]:
-        """Return the names of a hostlist, `gpu[01-04,7],login2`. Raises SlurmError."""
-        is_list = {*"[,"} & {*hosts}
-        return self.scontrol("show", "hostnames", hosts).split() if is_list else [hosts]
-
     def node_name(self, host: str) -> str:
         """Return a host's name in slurm.conf: its NodeHostname= may differ, and has no domain."""
         short, aliases = host.partition(".")[0], []

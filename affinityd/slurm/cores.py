@@ -60,11 +60,6 @@ class SlurmCores:
 
         return tuple(sorted(self.topology.cores, key=path))
 
-    @cached_property
-    def all(self) -> CoreNumbers:
-        """Every number that there is."""
-        return frozenset(range(len(self.order)))
-
     def of_node(self, number: int | None) -> CoreNumbers:
         """Return the cores of a NUMA node."""
         return frozenset(place for place, core in enumerate(self.order) if core.node == number)
@@ -114,6 +109,7 @@ def affinities(cores: SlurmCores, scope: str) -> Mapping[tuple[str, int], CoreAf
     near, the one that a plan for all GPUs would take. `scope`: of `SCOPES`.
     """
     topology, with_cpus = cores.topology, cores.topology.nodes_with_cpus
+    every = frozenset(range(len(cores.order)))
     placed = [gpu for gpu in topology.gpus if gpu.numa_node is not None]
     nodes_of = home_nodes(topology, placed, topology.online)
     homes = {gpu.key: node for gpu, node in zip(placed, nodes_of, strict=True)}
@@ -126,9 +122,7 @@ def affinities(cores: SlurmCores, scope: str) -> Mapping[tuple[str, int], CoreAf
         of_nodes = [cores.of_node(node) for node in (homes.get(gpu.key), *nodes) if node in nodes]
         packages = [cores.of_packages(numbers) for numbers in of_nodes]
         right = of_nodes[0] if scope == "node" else packages[0]
-        if right == cores.all:
-            by_gpu[gpu.key] = CoreAffinity(None, (*of_nodes, *packages))
-        else:
-            near = (*of_nodes, *(package for package in packages if package != cores.all))
-            by_gpu[gpu.key] = CoreAffinity(right, near)
+        needs_none = right == every
+        near = (*of_nodes, *(package for package in packages if needs_none or package != every))
+        by_gpu[gpu.key] = CoreAffinity(None if needs_none else right, near)
     return by_gpu

@@ -96,9 +96,9 @@ NO_NAMING = DeviceNaming("", "", "", "affinityd")
 
 def device_file(gpu: Gpu) -> str | None:
     """Return a GPU's device file; None where the machine does not tell which it is."""
-    naming = NAMINGS.get(gpu.vendor)
-    minor = getattr(gpu, naming.minor) if naming else None
-    return f"{naming.prefix}{minor}" if naming and minor is not None else None
+    naming = NAMINGS.get(gpu.vendor, NO_NAMING)
+    minor = getattr(gpu, naming.minor, None)
+    return None if minor is None else f"{naming.prefix}{minor}"
 
 
 class GpuTypes(NamedTuple):
@@ -106,45 +106,6 @@ class GpuTypes(NamedTuple):
 
     of: Mapping[GpuKey, str | None]  #: None: no type. A GPU that is left out is undecided
     why: str | None = None  #: why GPUs are left out
-
-
-def gpu_types(
-    gpus: Sequence[Gpu], gres: NodeGres | None, present: Present, named: Sequence[str] = ()
-) -> GpuTypes:
-    """Return the types that are named, else those of slurmctld's Gres=, else slurmd's.
-
-    `named`: one type for all GPUs, or one for each in their order. Raises InvalidRequestError for a
-    number of types that is neither, and for a type that Gres= does not have.
-    """
-    if named:
-        if len(named) not in {1, len(gpus)}:
-            raise InvalidRequestError(
-                f"--type names {len(named)} types, and there are {len(gpus)} GPUs; name one for "
-                "all, or one for each"
-            )
-        if unknown := [kind for kind in named if gres and kind not in gres.types]:
-            raise InvalidRequestError(
-                f"--type {quote(unknown[0])} is not in {gres}, and slurmctld drains a node with "
-                "other types; change that first, or leave --type out"
-            )
-        kinds = named if len(named) > 1 else [*named] * len(gpus)
-        return GpuTypes({gpu.key: kind for gpu, kind in zip(gpus, kinds, strict=True)})
-    lines = {gpu.key: kind for gpu in gpus if (kind := present.get(device_file(gpu) or ""))}
-    all_kinds = {*present.values()} if gres is None else gres.counts.keys()
-    fitting = {gpu.key: _fitting(gpu, gres.types if gres else ()) for gpu in gpus}
-    if gres and gres.types and any(gpu.mig and not fitting[gpu.key] for gpu in gpus):
-        return GpuTypes({}, SLICES)
-    if len(all_kinds) < 2:  # noqa: PLR2004
-        return GpuTypes(dict.fromkeys(fitting, next(iter(all_kinds), None)))
-    if gres is None:
-        return GpuTypes(lines, "slurmd has several types, and none for it")
-    # slurmd's count if they are those of Gres=, and fit the names; one in no GPU's name fits any.
-    of_models = {kind for kinds in fitting.values() for kind in kinds}
-    are_right = Counter(lines.values()) == gres.counts and all(
-        kind in fitting[key] or kind not in of_models for key, kind in lines.items()
-    )
-    kinds_of = lines if are_right else _by_name(gpus, gres.counts, fitting)
-    return GpuTypes(kinds_of, f"{gres} has several types, and no GPU's name tells which it is")
 
 
 def _by_name(
@@ -190,12 +151,47 @@ class GresConf:
     scope: str = "node"  #: the domain of the right cores, of `SCOPES`
     gres: NodeGres | None = None  #: None: it is not known
     present: Present = field(default_factory=dict)
-    named: tuple[str, ...] = ()  #: the types of --type
+    named: tuple[str, ...] = ()  #: the types of --type: one, or one for each GPU in their order
 
     @cached_property
     def types(self) -> GpuTypes:
-        """The `Type=` of each GPU. Raises InvalidRequestError for impossible types."""
-        return gpu_types(self.topology.gpus, self.gres, self.present, self.named)
+        """The `Type=` of each GPU: as named, else of slurmctld's Gres=, else slurmd's.
+
+        Raises InvalidRequestError for names that are neither one nor one for each GPU, and for a
+        type that Gres= does not have.
+        """
+        gpus, gres, named = self.topology.gpus, self.gres, self.named
+        if named:
+            if len(named) not in {1, len(gpus)}:
+                raise InvalidRequestError(
+                    f"--type names {len(named)} types, and there are {len(gpus)} GPUs; name one "
+                    "for all, or one for each"
+                )
+            if unknown := [kind for kind in named if gres and kind not in gres.types]:
+                raise InvalidRequestError(
+                    f"--type {quote(unknown[0])} is not in {gres}, and slurmctld drains a node "
+                    "with other types; change that first, or leave --type out"
+                )
+            kinds = named if len(named) > 1 else [*named] * len(gpus)
+            return GpuTypes({gpu.key: kind for gpu, kind in zip(gpus, kinds, strict=True)})
+        lines = {
+            gpu.key: kind for gpu in gpus if (kind := self.present.get(device_file(gpu) or ""))
+        }
+        all_kinds = {*self.present.values()} if gres is None else gres.counts.keys()
+        fitting = {gpu.key: _fitting(gpu, gres.types if gres else ()) for gpu in gpus}
+        if gres and gres.types and any(gpu.mig and not fitting[gpu.key] for gpu in gpus):
+            return GpuTypes({}, SLICES)
+        if len(all_kinds) < 2:  # noqa: PLR2004
+            return GpuTypes(dict.fromkeys(fitting, next(iter(all_kinds), None)))
+        if gres is None:
+            return GpuTypes(lines, "slurmd has several types, and none for it")
+        # slurmd's are right if they are those of Gres=, and parts of the names or of no name.
+        of_models = {kind for kinds in fitting.values() for kind in kinds}
+        are_right = Counter(lines.values()) == gres.counts and all(
+            kind in fitting[key] or kind not in of_models for key, kind in lines.items()
+        )
+        kinds_of = lines if are_right else _by_name(gpus, gres.counts, fitting)
+        return GpuTypes(kinds_of, f"{gres} has several types, and no GPU's name tells which it is")
 
     @cached_property
     def cores(self) -> SlurmCores:

@@ -8,8 +8,8 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
 
 from affinityd import config
 from affinityd.cli.commands.exec import seconds
@@ -57,7 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
     Raises InvalidRequestError for a wrong command line, OutputError if the script that starts
     programs cannot be written.
     """
-    signal.signal(signal.SIGTERM, _end)  # the kernel would not end a container's first process
+    # The kernel would not end a container's first process.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     deadline = time.monotonic() + seconds(arguments.timeout)
     addresses = _addresses(arguments.socket, arguments.url, "url")
     if not arguments.to:
@@ -110,10 +111,9 @@ def _addresses(socket: str | None, url: str | None, name: str) -> dict[str, str]
     if not url:
         return addresses
     plain = url.rstrip("/")
-    try:
+    host, port = "", 0
+    with suppress(ValueError):
         host, port = host_and_port(plain.removeprefix(ask_daemon.HTTP))
-    except ValueError:
-        host, port = "", 0
     if not plain.startswith(ask_daemon.HTTP) or set(host) & set("/ @?#") or not port:
         raise InvalidRequestError(
             f"{name}: {quote(url)} is not http://HOST:PORT; write it like http://affinityd:9466"
@@ -123,7 +123,3 @@ def _addresses(socket: str | None, url: str | None, name: str) -> dict[str, str]
 
 def _tell(trouble: str) -> None:
     say(f"{NAME}: {trouble}")
-
-
-def _end(number: int, _frame: object) -> NoReturn:
-    sys.exit(128 + number)

@@ -9,7 +9,7 @@ import pytest
 
 from affinityd.cpuset import format_list
 from affinityd.slurm.cores import SlurmCores, affinities
-from affinityd.slurm.gres_conf import SLICES, GpuTypes, GresConf, NodeGres, gpu_types
+from affinityd.slurm.gres_conf import SLICES, GpuTypes, GresConf, NodeGres, Present
 from affinityd.topology.model import Core, Gpu, MigInstance, Topology
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
@@ -192,6 +192,13 @@ MODELS = {
 }
 
 
+def types_of(
+    gpus: tuple[Gpu, ...], gres: NodeGres | None, present: Present | None = None
+) -> GpuTypes:
+    topology = replace(made({0: "0-7"}, gpus=[]), gpus=gpus)
+    return GresConf(topology, gres=gres, present=present or {}).types
+
+
 def gpus_of(models: str) -> tuple[Gpu, ...]:
     found = made({0: "0-7"}, gpus=[0] * len(models)).gpus
     pairs = enumerate(zip(found, models, strict=True))
@@ -223,7 +230,7 @@ def test_the_types_of_gpus(models: str, gres: str, present: str, kinds: str) -> 
     """`present`: the types in slurmd's lines; `?`: undecided, and the reason says so."""
     wanted = NodeGres("slurm.conf", gres) if gres else None
     lines = enumerate(None if it == "None" else it for it in present.split())
-    types = gpu_types(gpus_of(models), wanted, {f"/dev/nvidia{at}": kind for at, kind in lines})
+    types = types_of(gpus_of(models), wanted, {f"/dev/nvidia{at}": kind for at, kind in lines})
     assert " ".join(f"{types.of.get(gpu.key, '?')}" for gpu in gpus_of(models)) == kinds
     assert types.why is not None or "?" not in kinds
 
@@ -231,6 +238,6 @@ def test_the_types_of_gpus(models: str, gres: str, present: str, kinds: str) -> 
 def test_whole_gpus_are_not_given_the_types_of_their_mig_instances() -> None:
     sliced = tuple(replace(gpu, mig=(MigInstance("MIG-0"),)) for gpu in gpus_of("AA"))
     wanted = NodeGres("slurm.conf", "gpu:a100_3g.20gb:4")
-    assert gpu_types(sliced, wanted, {}) == GpuTypes({}, SLICES)
+    assert types_of(sliced, wanted) == GpuTypes({}, SLICES)
     whole = NodeGres("slurm.conf", "gpu:a100:2")
-    assert set(gpu_types(sliced, whole, {}).of.values()) == {"a100"}
+    assert set(types_of(sliced, whole).of.values()) == {"a100"}
