@@ -3,12 +3,12 @@
 #
 # It runs as root, on each node of a job, before its first task. Only here are the job's GPUs always
 # in the node's own numbering. It ends with 0, unless no daemon answers and AFFINITYD_DRAIN=yes is in
-# /etc/affinityd.conf: then Slurm drains the node. A node without GPUs needs neither note nor daemon.
+# /etc/affinityd.conf: then Slurm drains the node. A job without GPUs needs neither note nor daemon.
 
-PATH=/usr/sbin:/usr/bin:/sbin:/bin
-export PATH
+gpus=${CUDA_VISIBLE_DEVICES:-${SLURM_JOB_GPUS:-${ROCR_VISIBLE_DEVICES-}}}
+case $gpus in '' | NoDevFiles | *[!A-Za-z0-9_.:,/-]*) exit 0 ;; esac # sh has not parsed the rest yet
 
-run=/run/affinityd
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin
 notes=/run/affinityd-jobs # root's own, where the daemon's folder may be another user's
 settings=/etc/affinityd.conf
 
@@ -16,43 +16,27 @@ say() {
     printf 'affinityd: %s\n' "$1" >&2
     timeout 1 logger -t affinityd -p daemon.warning -- "$1" 2>/dev/null
 }
-
-case ${SLURM_JOB_ID-} in
-'' | *[!0-9]*)
-    say "SLURM_JOB_ID=${SLURM_JOB_ID-} is not a job; Prolog= of slurm.conf runs this"
-    exit 0
-    ;;
-esac
-
-gpus=${CUDA_VISIBLE_DEVICES:-${SLURM_JOB_GPUS:-${ROCR_VISIBLE_DEVICES-}}}
-case $gpus in NoDevFiles | *[!A-Za-z0-9_.:,/-]*) gpus='' ;; esac
-found=$gpus
-for file in /dev/nvidiactl /dev/nvidia0 /dev/kfd /dev/davinci_manager /dev/dri/renderD* /dev/accel/accel*; do
-    [ ! -e "$file" ] || found=$file
-done
-[ -n "$found" ] || exit 0 # sh has not parsed the rest yet
-
-has_one_of_ours() { # NOTE
-    for gpu in $(sed -n 's/^gpus=//p' "$1" | tr , ' '); do
-        case ,$gpus, in *,"$gpu",*) return 0 ;; esac
-    done
-    return 1
-}
 is_over() { # NOTE: nothing runs here of its job, which had ten minutes to start its tasks
     [ -n "$(find "$1" -mmin +10 2>/dev/null)" ] || return 1
     # Slurm 22.05 prints a title where nothing runs, newer ones only that, on stderr.
     running=$(timeout 2 scontrol listpids 2>&1 | awk '/^(PID|[0-9]|No job steps exist)/ { print $2 }')
     [ -n "$running" ] && ! printf '%s\n' "$running" | grep -qx "${1##*/}"
 }
+setting() { # NAME
+    [ ! -f "$settings" ] || sed -n \
+        "s/^[[:space:]]*$1[[:space:]]*=[[:space:]]*[\"']\{0,1\}\([^\"'[:space:]]*\).*/\1/p" "$settings" |
+        tail -n 1
+}
 
+case ${SLURM_JOB_ID-} in
+'' | *[!0-9]*) say "SLURM_JOB_ID=${SLURM_JOB_ID-} is not a job; Prolog= of slurm.conf runs this" && exit 0 ;;
+esac
 umask 022
-[ -d "$notes" ] || mkdir -p "$notes"
-new=$notes/.$SLURM_JOB_ID
-rm -f "$new"
-if ! { printf 'gpus=%s\n' "$gpus" >"$new" && mv -f "$new" "$notes/$SLURM_JOB_ID"; }; then
-    say "$notes/$SLURM_JOB_ID could not be written: tasks in unique modes take their GPU's block"
-fi
-
+note=$notes/$SLURM_JOB_ID
+mkdir -p "$notes"
+rm -f "$note"
+printf 'gpus=%s\n' "$gpus" >"$note" ||
+    say "$note could not be written: tasks in unique modes take their GPU's block"
 # Slurm numbers the tasks of a heterogeneous job by its leader, whose component is on other nodes.
 leader=${SLURM_HET_JOB_ID:-$SLURM_JOB_ID}
 [ "$leader" = "$SLURM_JOB_ID" ] || ln -sfn "$SLURM_JOB_ID" "$notes/$leader"
@@ -60,31 +44,27 @@ leader=${SLURM_HET_JOB_ID:-$SLURM_JOB_ID}
 # Two notes that name one GPU are of jobs that share it, by MPS or shards, unless one outlived its job:
 # where the epilog did not run.
 shared=''
-for note in "$notes"/[0-9]*; do
-    if ! [ -f "$note" ] || [ -L "$note" ] || [ "${note##*/}" = "$SLURM_JOB_ID" ] || ! has_one_of_ours "$note"; then
+any=$(printf %s "$gpus" | tr , '|')
+others=$(grep -lE "^gpus=(.*,)?($any)(,|\$)" "$notes"/[0-9]* 2>/dev/null)
+for other in $others; do
+    if [ "$other" = "$note" ] || [ -L "$other" ]; then
         continue
-    elif is_over "$note"; then
-        rm -f "$note"
+    elif is_over "$other"; then
+        rm -f "$other"
     else
-        shared="$shared ${note##*/}"
-        printf 'shared=%s\n' "$gpus" >>"$note"
+        shared="$shared ${other##*/}"
+        printf 'shared=%s\n' "$gpus" >>"$other"
     fi
 done
 if [ -n "$shared" ]; then
-    printf 'shared=%s\n' "$gpus" >>"$notes/$SLURM_JOB_ID"
+    printf 'shared=%s\n' "$gpus" >>"$note"
     say "job $SLURM_JOB_ID shares its GPUs, and so their CPUs, with$shared"
 fi
 
-[ -n "$gpus" ] || exit 0
-setting() { # NAME
-    [ ! -f "$settings" ] || sed -n \
-        "s/^[[:space:]]*$1[[:space:]]*=[[:space:]]*[\"']\{0,1\}\([^\"'[:space:]]*\).*/\1/p" "$settings" |
-        tail -n 1
-}
 # Off or observing, a node without a daemon loses no pin.
 case $(setting AFFINITYD) in '' | [Oo][Nn] | 1 | [Yy][Ee][Ss] | [Tt][Rr][Uu][Ee]) ;; *) exit 0 ;; esac
 socket=$(setting AFFINITYD_SOCKET)
-socket=${socket:-$run/affinityd.sock}
+socket=${socket:-/run/affinityd/affinityd.sock}
 for _ in 1 2 3 4 5 6 7 8 9 10 11 12; do # of ms: curl waits for no room in a queue, unix(7)
     problem=$(curl -q -sS --fail --noproxy '*' -m 1 -o /dev/null --unix-socket "$socket" \
         http://localhost/readyz 2>&1) && exit 0

@@ -21,17 +21,12 @@ shared_file=${0%/*}/pinning.sh
 if [ -n "${AFFINITYD_RDMA-}" ] && [ -r "$shared_file" ]; then
     # shellcheck source=affinityd/kubernetes/files/pinning.sh
     . "$shared_file"
-    for name in $(former_nics); do
-        printf 'unset %s\n' "$name"
-    done
+    former_nics
 fi
 
 # A task without GPUs is left here: sh has not parsed the rest yet, which would take longer.
-if [ -n "${CUDA_VISIBLE_DEVICES+set}" ]; then
-    case $CUDA_VISIBLE_DEVICES in '' | NoDevFiles) exit 0 ;; esac
-elif [ -z "${ROCR_VISIBLE_DEVICES-}" ] && [ "${SLURM_GPUS_ON_NODE:-0}" = 0 ]; then
-    exit 0
-fi
+step_gpus=${SLURM_GPUS_ON_NODE-}
+case ${CUDA_VISIBLE_DEVICES-${ROCR_VISIBLE_DEVICES:-${step_gpus#0}}} in '' | NoDevFiles) exit 0 ;; esac
 # The environment of the submitting shell can name GPUs on a node without.
 found=${AFFINITYD_SOCKET-}
 for file in "$run" /dev/nvidiactl /dev/nvidia0 /dev/kfd /dev/davinci_manager /dev/dri/renderD* /dev/accel/accel*; do
@@ -41,8 +36,7 @@ done
 
 trap '' XFSZ # of a shell that makes files of its here-documents
 unset LD_PRELOAD LD_LIBRARY_PATH LD_AUDIT
-LC_ALL=C
-export LC_ALL
+export LC_ALL=C
 
 settings=/etc/affinityd.conf
 proc=/proc sys=/sys dev=/dev
@@ -51,9 +45,9 @@ limit=/usr/bin/timeout affinityd=/usr/bin/affinityd
 clean='/usr/bin/env -i' # libraries may hang while they read
 [ -x /usr/bin/env ] || clean=''
 
-leave() { # [REASON]
-    [ -z "${1-}" ] || printf 'export AFFINITYD_UNPINNED=%.200s\n' "$1"
-    [ -z "${1-}" ] || tell "unpinned: $1"
+leave() { # REASON
+    printf 'export AFFINITYD_UNPINNED=%.200s\n' "$1"
+    tell "unpinned: $1"
     exit 0
 }
 tell() { # LINE, on stdout of a node's first task, if the user or the site wants to see it
@@ -61,14 +55,12 @@ tell() { # LINE, on stdout of a node's first task, if the user or the site wants
     printf 'print affinityd: %s, task %s: %.200s\n' "${SLURMD_NODENAME-}" "${SLURM_PROCID-}" "$1"
 }
 read_lines() { # PREFIX FILE: PREFIX_NAME of each line NAME=VALUE; the last of a name counts
-    while read -r line || [ -n "$line" ]; do
-        [ "${#line}" -lt 4096 ] || continue # to cut a longer one takes some shells seconds
-        name=${line%%[= ]*} value=${line#*=}
-        case $line in *=*) ;; *) continue ;; esac
-        case $name in '' | *[!A-Za-z_]*) continue ;; esac
-        value=${value#"${value%%[! ]*}"} value=${value%[[:space:]]}
-        value=${value#[\'\"]} value=${value%[\'\"]}
-        eval "$1_$name=\$value"
+    while IFS='= ' read -r name value || [ -n "$name" ]; do
+        case $((${#name} + ${#value} < 4096)),$name in # to cut a longer one takes some shells seconds
+        0,* | 1, | *,*[!A-Za-z_]*) continue ;;
+        esac
+        value=${value%[[:space:]]} value=${value#[\'\"]}
+        eval "$1_$name=\${value%[\\'\\\"]}"
     done <"$2"
 }
 
@@ -90,10 +82,6 @@ esac
 case ${SLURM_MEM_BIND_TYPE:-none} in none* | quiet,none*) ;; *) leave 'its memory is bound by --mem-bind' ;; esac
 read_mask "${SLURM_TASK_PID-}" || leave "/proc/${SLURM_TASK_PID-}/status cannot be read"
 
-# A container's image may have less than the node.
-has "$curl" || has "$python" || leave 'neither curl nor python3 is here, to ask affinityd'
-has "$taskset" || has "$python" || leave 'neither taskset nor python3 is here, to pin the task'
-
 [ ! -f "$settings" ] || read_lines site "$settings"
 heed "$site_AFFINITYD" || leave "AFFINITYD in $settings $no_switch"
 [ "$switch" != off ] || leave "AFFINITYD=off in $settings"
@@ -113,8 +101,7 @@ note=/run/affinityd-jobs/${SLURM_JOB_ID-} job_gpus='' job_shared=''
 [ ! -f "$note" ] || read_lines job "$note"
 find_devices /dev/nvidia minor
 [ -n "$granted" ] || [ -e /dev/nvidiactl ] || find_devices /dev/dri/renderD drm
-[ "$switch" = on ] || observe=$mask
-cpuset=$mask job=$job_gpus
+job=$job_gpus
 passed="CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES SLURM_JOB_ID SLURM_STEP_ID SLURM_LOCALID
     SLURM_GTIDS SLURM_NTASKS SLURM_CPUS_PER_TASK SLURM_JOB_CPUS_PER_NODE SLURM_GPUS_ON_NODE
     SLURM_CPUS_ON_NODE $masks"

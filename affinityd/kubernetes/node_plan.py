@@ -1,4 +1,4 @@
-"""The plan of a whole node, for a pod: from the node's daemon, else made here.
+"""The plan of a whole node, for a pod, from the node's daemon.
 
 `affinityd init` writes it for a pod, with scripts that pin.
 """
@@ -7,24 +7,22 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
 from affinityd import config
-from affinityd.client import ask_daemon, local_plan
+from affinityd.client import ask_daemon
 from affinityd.config import ON
-from affinityd.errors import AffinityError, DaemonError, NoDaemonError, OutputError
+from affinityd.errors import DaemonError, NoDaemonError, OutputError
 from affinityd.json_codec import loads
 from affinityd.linux.children import run
 from affinityd.linux.files import EXECUTABLE, READABLE, write_whole
 from affinityd.planner.modes import MODES
-from affinityd.request.document import PlanDocument, document
-from affinityd.request.formats import render
+from affinityd.request.document import PlanDocument
 
 if TYPE_CHECKING:
     from affinityd.request.environment import Pairs
@@ -43,8 +41,7 @@ class NodePlan:
 
     text: str  #: in the format `json`
     document: PlanDocument
-    source: str  #: its source
-    answered: Addresses = field(default_factory=dict)  #: its source, by number and not by name
+    answered: Addresses  #: its source, by number and not by name
 
     @property
     def switch(self) -> str:
@@ -63,32 +60,11 @@ def node_query(chosen: Mapping[str, str]) -> Pairs:
     return tuple({"whose": "node", **share, **asked}.items())
 
 
-def find(
-    asked: Pairs, addresses: Addresses, deadline: float, tell: Callable[[str], None]
-) -> NodePlan:
-    """Return the plan of the first daemon that answers, else by this node's own files.
+def find(asked: Pairs, addresses: Addresses, deadline: float) -> NodePlan:
+    """Return the plan of the first daemon that answers before `deadline`, of time.monotonic.
 
-    A daemon is waited for until `deadline`, of time.monotonic; `tell` gets the reason if it does
-    not answer. Raises AffinityError: a daemon's refusal, since a container may see no GPU.
+    Raises DaemonError after it, and a daemon's refusal.
     """
-    try:
-        return _of_first(asked, addresses, deadline)
-    except AffinityError as error:  # another release may refuse a right request
-        trouble = error
-    try:
-        node = local_plan.find_node(list(addresses.values()))
-        reply = local_plan.plan_on_node(node.node, asked)
-    except AffinityError:
-        if not isinstance(trouble, DaemonError):
-            raise trouble from None
-        tell(str(trouble))
-        raise
-    tell(str(trouble))
-    return NodePlan(render(reply, "json"), document(reply), node.source)
-
-
-def _of_first(asked: Pairs, addresses: Addresses, deadline: float) -> NodePlan:
-    """Ask repeatedly. Raises DaemonError after the deadline, and the refusal of a request."""
     trouble = DaemonError("there was no time to ask a daemon")
     names = cycle(addresses)
     while (left := deadline - time.monotonic()) > 0:
@@ -107,16 +83,9 @@ def _of_daemon(asked: Pairs, name: str, address: str, deadline: float) -> NodePl
     text = ask_daemon.ask_plan(address, asked, deadline, "json")
     try:
         plan = loads(PlanDocument, text, "its plan")
-        _check_names(plan)
     except ValueError as error:
         raise DaemonError(f"the server at {address} is not affinityd: {error}") from None
-    return NodePlan(text, plan, f"the daemon at {address}", {name: address})
-
-
-def _check_names(plan: PlanDocument) -> None:
-    for gpu in (rank.gpu for rank in plan.ranks):
-        if not gpu.names or not "".join(gpu.names).isprintable():
-            raise ValueError(f"GPU {gpu.index} has no name that a file could have")
+    return NodePlan(text, plan, {name: address})
 
 
 def numeric(address: str, deadline: float) -> str:
@@ -169,26 +138,8 @@ def write_settings(folder: Path, settings: Mapping[str, str], switch: str = ON) 
 
 
 def write_plan(folder: Path, plan: NodePlan) -> None:
-    """Write a node's plan; each GPU's CPUs and locality are files, too. Raises OutputError."""
-    gpus = folder / "gpu"
-    files = {
-        gpus / f"{_stem(name)}.{suffix}": text
-        for rank in plan.document.ranks
-        for name in rank.gpu.names or ()
-        for suffix, text in (("cpulist", rank.cpulist), ("locality", rank.locality))
-    }
-    for path, text in files.items():
-        _write(path, f"{text}\n")
-    for path in gpus.glob("*.*"):
-        if path not in files:  # of an instance that was there when the pod's init ran before
-            with suppress(OSError):
-                path.unlink()
+    """Write a node's plan, for people. Raises OutputError."""
     _write(folder / "plan.json", plan.text)
-
-
-def _stem(name: str) -> str:
-    """Return 0 for minor:0, renderD128 for drm:128, else the name itself."""
-    return name.removeprefix("minor:").replace("drm:", "renderD").replace("/", "_")
 
 
 def _write(path: Path, text: str, mode: int = READABLE) -> None:

@@ -52,7 +52,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the files. Without a daemon, or if it refuses, the pod starts unpinned; exit code 0.
+    """Write the files. Without a daemon, or if it refuses, `run` asks again; exit code 0.
 
     Raises InvalidRequestError for a wrong command line, OutputError if the script that starts
     programs cannot be written.
@@ -70,8 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
     except AffinityError as error:
         _tell(f"{error}; no plan was left in {folder}: programs ask when they start")
     else:
-        gpus = count(len(plan.document.ranks), "GPU")
-        print(f"{NAME}: {folder} has the CPUs near {gpus}, from {plan.source}")
+        gpus, (address,) = count(len(plan.document.ranks), "GPU"), plan.answered.values()
+        print(f"{NAME}: {folder} has the CPUs near {gpus}, from the daemon at {address}")
     return 0
 
 
@@ -100,7 +100,7 @@ def _leave_plan(folder: Path, named: Mapping[str, str], deadline: float) -> Node
         **({NICS: variables[NICS]} if NICS in variables else {}),
     }
     write_settings(folder, settings, here)
-    plan = node_plan.find(node_plan.node_query(chosen), addresses, deadline, _tell)
+    plan = node_plan.find(node_plan.node_query(chosen), addresses, deadline)
     write_settings(folder, {**settings, **plan.answered}, config.least_switch(here, plan.switch))
     write_plan(folder, plan)
     return plan

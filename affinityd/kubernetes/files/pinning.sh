@@ -8,7 +8,7 @@
 # Parameters that site and job may choose.
 plan_variables='AFFINITYD_MODE AFFINITYD_SCOPE AFFINITYD_SHARE AFFINITYD_MULTITHREADING AFFINITYD_BALANCED
 AFFINITYD_STRICT AFFINITYD_MIN_PHYSICAL_CORES AFFINITYD_MAX_PHYSICAL_CORES AFFINITYD_CPUS'
-cpuset='' observe='' granted='' job='' # other parameters, if known
+observe='' granted='' job='' # other parameters, if known
 
 heed() { # WORD: switch, the least of its value and AFFINITYD=WORD
     case $1 in
@@ -23,14 +23,12 @@ is_number() { case $1 in '' | *[!0-9]* | ???????????*) return 1 ;; esac; }
 is_cpulist() { # no machine has a CPU of six digits
     case $1 in '' | *[!0-9,-]* | [,-]* | *[,-] | *[,-][,-]* | *[0-9][0-9][0-9][0-9][0-9][0-9]*) return 1 ;; esac
 }
-read_status() { # FIELD PID: value
-    while read -r name value _; do
-        [ "$name" != "$1" ] || return 0
-    done <"$proc/$2/status"
-    return 1
-}
 read_mask() { # PID: mask, the CPUs on which it may run
-    read_status Cpus_allowed_list: "$1" && is_cpulist "$value" && mask=$value
+    mask=''
+    while read -r name value _; do
+        [ "$name" != Cpus_allowed_list: ] || mask=$value
+    done <"$proc/$1/status"
+    is_cpulist "$mask"
 }
 find_devices() { # PREFIX KIND: granted, the device files that this process may open
     for device in "$1"[0-9]*; do
@@ -40,25 +38,23 @@ find_devices() { # PREFIX KIND: granted, the device files that this process may 
 }
 
 ask() { # ADDRESS SECONDS VARIABLES: answer, and the status asked; of a socket's path, http://HOST:PORT, or a node.json
-    address=$1 seconds=$2 variables=$3
-    set -- --data-urlencode format=shell
+    has "$curl" || has "$python" || leave 'neither curl nor python3 is here, to ask affinityd'
+    [ "$switch" = on ] || observe=$mask
+    address=$1 seconds=$2 variables=$3 cpuset=$mask option=--data-urlencode
+    [ ! -f "$address" ] || option=--query
+    set -- $option format=shell
     for name in cpuset observe granted job; do
-        eval "set -- \"\$@\" \${$name:+--data-urlencode \"$name=\$$name\"}"
+        eval "set -- \"\$@\" \${$name:+$option \"$name=\$$name\"}"
     done
     for name in $variables $plan_variables; do
-        eval "set -- \"\$@\" \${$name+--data-urlencode \"env=$name=\$$name\"}"
+        eval "set -- \"\$@\" \${$name+$option \"env=$name=\$$name\"}"
     done
     answer=$(fetch "$@")
     asked=$?
     [ "$asked,$((${#answer} < 65536))" = 0,1 ] || answer='' # a plan that was cut off does not count
 }
-fetch() { # --data-urlencode PARAMETER...; 7: nothing listens
+fetch() { # OPTION PARAMETER...; 7: nothing listens
     if [ -f "$address" ]; then
-        for it; do
-            shift
-            [ "$it" != --data-urlencode ] || it=--query
-            set -- "$@" "$it"
-        done
         $clean "$limit" -s KILL "$seconds" "$affinityd" plan --node-file "$address" "$@"
     elif has "$curl"; then
         tries=1
@@ -75,7 +71,7 @@ fetch() { # --data-urlencode PARAMETER...; 7: nothing listens
             [ "$status" = 7 ] || return "$status"
         done
         return 7
-    elif has "$python"; then
+    else
         $clean "$python" -I -S -c '
 import http.client, os, signal, socket, sys, urllib.parse
 signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -90,12 +86,6 @@ query = "&".join(urllib.parse.quote(os.fsencode(it), "=") for it in sys.argv[4::
 daemon.request("GET", "/plan?" + query)
 print(daemon.getresponse().read(65536).decode())
 ' "$address" "$seconds" "$@"
-    else
-        query='' # wget encodes nothing
-        for it; do
-            case $it in --data-urlencode) ;; *[!A-Za-z0-9_.:,/\(\)=-]*) return 1 ;; *) query="$query&$it" ;; esac
-        done
-        http_proxy='' timeout 1 wget -q -O - "$address/plan?${query#?}"
     fi
 }
 understand() { # cpulist, locality, allowed, warnings, job_gpus, rdma; else reason, the answer's first line
@@ -123,6 +113,7 @@ END
 }
 apply() { # PID: mask, which it then has
     [ "$switch" = on ] || leave "observe: would run on CPUs $cpulist ($locality)"
+    has "$taskset" || has "$python" || leave 'neither taskset nor python3 is here, to set CPUs'
     [ "$locality" != unknown ] || leave 'the machine does not say where its GPU is'
     pin "$cpulist" "$1" >/dev/null || leave "CPUs $cpulist were refused"
     read_mask "$1" || leave "CPUs $cpulist could not be read back"
@@ -140,46 +131,34 @@ os.sched_setaffinity(int(sys.argv[2]), cpus)
 # set stays; a value of an earlier pin is replaced.
 nic_variables() ( # prints NAME=value, a line each
     case ${AFFINITYD_NICS:-none},$rdma in none,* | *[!A-Za-z0-9_.:,\ -]*) return ;; esac
-    for name in $(former_nics); do
-        unset "$name"
-    done
-    ports='' set_one=''
-    IFS=', '
+    eval "$(former_nics)"
+    ports='' IFS=', '
     for port in $rdma; do
         ! can_open "${port%:*}" "${port#*:}" || ports=${ports:+$ports,}$port
     done
-    for library in ${ports:+$AFFINITYD_NICS}; do
-        case $library in
-        [Uu][Cc][Xx]) name=UCX_NET_DEVICES ;;
-        [Nn][Vv][Ss][Hh][Mm][Ee][Mm]) name=NVSHMEM_HCA_LIST ;;
-        [Nn][Cc][Cc][Ll]) name=NCCL_IB_HCA ;;
-        [Uu][Cc][Cc][Ll]) name=UCCL_P2P_RDMA_DEV ;;
-        *) continue ;;
+    nic_values "$ports" | while IFS= read -r line; do
+        eval "[ -z \"\${${line%%=*}-}\" ]" || continue
+        case ${line%%_*},$AFFINITYD_NICS in
+        UCX,*[Uu][Cc][Xx]* | NVSHMEM,*[Nn][Vv][Ss][Hh][Mm][Ee][Mm]* | NCCL,*[Nn][Cc][Cc][Ll]* | UCCL,*[Uu][Cc][Cc][Ll]*)
+            printf '%s\n' "$line"
+            ;;
         esac
-        eval "[ -z \"\${$name-}\" ]" && set_one=yes && printf '%s\n' "$name=$(nic_value "$name" "$ports")"
     done
-    [ -z "$set_one" ] || printf '%s\n' "AFFINITYD_RDMA=$ports"
+    [ -z "$ports" ] || printf '%s\n' "AFFINITYD_RDMA=$ports"
 )
-former_nics() ( # prints the variables that an earlier pin has set, by its AFFINITYD_RDMA
-    former=${AFFINITYD_RDMA-}
-    case $former in '' | *[!A-Za-z0-9_.:,-]*) return ;; esac
-    for name in UCX_NET_DEVICES NVSHMEM_HCA_LIST NCCL_IB_HCA UCCL_P2P_RDMA_DEV; do
-        eval "value=\${$name-}"
-        [ "$value" != "$(nic_value "$name" "$former")" ] || printf '%s\n' "$name"
+former_nics() { # prints `unset NAME` for each variable that an earlier pin has set, by its AFFINITYD_RDMA
+    case ${AFFINITYD_RDMA-} in *[!A-Za-z0-9_.:,-]*) return ;; esac
+    nic_values "${AFFINITYD_RDMA-}" | while IFS= read -r line; do
+        eval "[ \"\${${line%%=*}-}\" != \"\${line#*=}\" ]" || printf 'unset %s\n' "${line%%=*}"
     done
-)
-nic_value() ( # NAME PORTS: prints the value of a library's variable
-    case $1 in
-    NCCL_IB_HCA) printf '=%s' "$2" ;; # else it is a prefix
-    UCCL_P2P_RDMA_DEV)
-        devices='' IFS=,
-        for port in $2; do
-            case ,$devices, in *",${port%:*},"*) ;; *) devices=${devices:+$devices,}${port%:*} ;; esac
-        done
-        printf %s "$devices"
-        ;;
-    *) printf %s "$2" ;;
-    esac
+}
+nic_values() ( # PORTS: prints NAME=value of each library; NCCL would take a list without = for prefixes
+    devices='' IFS=,
+    for port in $1; do
+        case ,$devices, in *",${port%:*},"*) ;; *) devices=${devices:+$devices,}${port%:*} ;; esac
+    done
+    [ -z "$1" ] ||
+        printf '%s\n' "UCX_NET_DEVICES=$1" "NVSHMEM_HCA_LIST=$1" "NCCL_IB_HCA==$1" "UCCL_P2P_RDMA_DEV=$devices"
 )
 can_open() { # DEVICE PORT: whether a port is active, and this process may open its device
     folder=$sys/class/infiniband/$1 state=''

@@ -1,10 +1,8 @@
 #!/bin/sh
 # run [--fail-closed] [--] COMMAND [ARGUMENT...]: starts a command near its container's GPUs.
 #
-# `affinityd init` puts it into a pod. It asks the node's affinityd, else reads the files beside
-# itself for the container's GPUs. Of the image it needs sh, and taskset or python3; it asks by curl,
-# python3 or, over TCP, wget. After any error the command starts all the same, and a line on stderr says
-# why.
+# `affinityd init` puts it into a pod. It asks the node's affinityd by curl or python3, and pins by taskset or
+# python3, of the image. After any error the command starts all the same, and a line on stderr says why.
 # shellcheck disable=SC2034,SC2154 # variables that eval reads and sets
 
 # All of it runs in a subshell: its variables may be names of the command's environment.
@@ -23,10 +21,9 @@ find_place() { # prints what the command is told, nothing if off, or what kept i
     [ ! -r "$here/settings" ] || . "$here/settings"
     [ "$switch" != off ] || exit 0
     read_mask $$ || leave "the mask in $proc/$$/status cannot be read"
-    has taskset || has python3 || leave 'neither taskset nor python3 is here'
     find_gpus
     find_limit
-    ask_daemon || plan_from_files
+    ask_daemon
     [ "$switch" != off ] || exit 0
     apply $$
     [ "$locality" != remote ] || say "CPUs $mask are not near the GPU; allowed are $allowed"
@@ -59,8 +56,10 @@ find_limit() { # AFFINITYD_JOB_CPUS: the container's CPU request, else its limit
         return
     fi
     # Since 1.33 kubelet sets no limit for exclusive CPUs: the weight is then of all of the cpuset.
-    allowed=$mask blanks=$IFS IFS=,
-    cut_to_allowed "$mask"
+    size=0 blanks=$IFS IFS=,
+    for part in $mask; do
+        size=$((size + 1 + ${part#*-} - ${part%-*}))
+    done
     IFS=$blanks
     [ "$size" -le 256 ] && shares=$((1024 * size)) || shares=262144 # more has no weight
     { read -r weight <"$sys/fs/cgroup/cpu.weight" && shares=$((1 + (shares - 2) * 9999 / 262142)); } ||
@@ -68,84 +67,28 @@ find_limit() { # AFFINITYD_JOB_CPUS: the container's CPU request, else its limit
     ! is_number "$weight" || [ "$weight" -lt "$shares" ] || AFFINITYD_JOB_CPUS=$size
 }
 
-ask_daemon() { # cpulist, locality, allowed; trouble
-    trouble='no affinityd is here to be asked' timeout=0.7 cpuset=$mask
-    [ "$switch" = on ] || observe=$mask
+ask_daemon() { # cpulist, locality, allowed
+    trouble='no affinityd is here to be asked' timeout=0.7
     for place in "${AFFINITYD_SOCKET:-/run/affinityd/affinityd.sock}" "${AFFINITYD_URL-}"; do
         case $place in
         '') continue ;;
         http://*:[0-9]*) ;;
-        /*)
-            [ -S "$place" ] || continue ;;
+        /*) [ -S "$place" ] || continue ;;
         *) trouble="$place is neither http://HOST:PORT nor the path of a socket from /" && continue ;;
         esac
-        trouble="neither curl nor python3 is here to ask $place"
-        has curl || has python3 || { has wget && has timeout && [ "${place#/}" = "$place" ]; } || continue
         ask "${place%/}" "$timeout" 'NVIDIA_VISIBLE_DEVICES CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES
             HIP_VISIBLE_DEVICES AFFINITYD_JOB_CPUS AFFINITYD_JOB_GPUS AFFINITYD_CPULIST AFFINITYD_ALLOWED LOCAL_RANK LOCAL_WORLD_SIZE LOCAL_SIZE
             OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS
             PMI_LOCAL_RANK PMI_LOCAL_SIZE FLUX_TASK_LOCAL_ID FLUX_JOB_SIZE FLUX_JOB_NNODES'
         trouble="no answer from ${place%/}" timeout=0.2
-        ! understand || return 0
+        ! understand || return
         case $reason in
         'Malformed request: '* | 'No such GPU: '* | 'Cannot be satisfied: '*)
             leave "$(printf %.300s "$reason")${CUDA_VISIBLE_DEVICES+ (CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES)}"
             ;;
         esac
     done
-    return 1
-}
-
-plan_from_files() { # cpulist, locality, allowed: near all of the container's GPUs, whichever are this rank's
-    near='' locality=local allowed=$mask
-    set -f
-    IFS=,
-    for name in $granted; do
-        ! is_number "$name" || continue # an index, which is no minor
-        name=${name#minor:}
-        case $name in drm:*) name=renderD${name#drm:} ;; esac
-        if ! read -r cpus <"$here/gpu/$name.cpulist" || ! is_cpulist "$cpus"; then continue; fi
-        read -r nearness <"$here/gpu/$name.locality"
-        case ,$near, in *",$cpus,"*) ;; *) near=${near:+$near,}$cpus ;; esac
-        case $locality,$nearness in
-        local,local | local,mixed | local,unknown | *,remote) locality=$nearness ;;
-        *,local | *,mixed | *,unknown) ;;
-        *) locality=unknown && break ;; # another text
-        esac
-    done
-    trouble="$trouble, and in $here/gpu" wanted=${AFFINITYD_CPUS:-$AFFINITYD_JOB_CPUS}
-    [ -n "$near" ] || leave "$trouble is not a GPU of this container"
-    cut_to_allowed "$allowed" && most=$size
-    cut_to_allowed "$near"
-    unset IFS
-    case $size,$locality,${AFFINITYD_STRICT-} in
-    0,*) leave "$trouble none of the CPUs $allowed is near" ;;
-    *,remote,true | *,remote,1 | *,remote,yes | *,remote,on)
-        leave "$trouble CPUs $near are far, which AFFINITYD_STRICT forbids"
-        ;;
-    esac
-    ! is_number "$wanted" || [ "$wanted" -le "$size" ] || [ "$most" -le "$size" ] ||
-        leave "$trouble $size CPUs are near, of $wanted asked for"
-    say "${trouble%, and in *}; planned from $here/gpu"
-}
-cut_to_allowed() { # CPULIST: cpulist, what of it is allowed; size, how many CPUs these are
-    cpulist='' size=0
-    for one in $1; do
-        for other in $allowed; do
-            low=${one%-*} high=${one#*-}
-            [ "$low" -ge "${other%-*}" ] || low=${other%-*}
-            [ "$high" -le "${other#*-}" ] || high=${other#*-}
-            [ "$low" -gt "$high" ] || cpulist=${cpulist:+$cpulist,}$low-$high size=$((size + high - low + 1))
-        done
-    done
-}
-
-odd_variables() { # those of one line, whose names no sh can assign
-    unset -f [ printf read tr
-    tr '\0\n' '\n\1' <"/proc/$$/environ" | while IFS= read -r entry; do
-        case $entry in *[[:cntrl:]]*) continue ;; esac
-        case ${entry%%=*} in *[!A-Za-z0-9_]* | [0-9]*) printf '%s\n' "$entry" ;; esac
-    done
+    leave "$trouble"
 }
 
 affinityd_closed='' affinityd_usage='usage: run [--fail-closed] [--] COMMAND [ARGUMENT...]'
@@ -180,17 +123,19 @@ else # in a shell of its own, which SIGPIPE may have
     (unset -f printf && printf 'affinityd run: %s\n' "$affinityd_place" >&2)
     [ -z "$affinityd_closed" ] || exit 125
 fi
-# The command takes the place of this. Some sh drop odd variables: env keeps them.
-affinityd_odd=''
-case $1 in *=*) ;; *) ! command -v env >/dev/null || affinityd_odd=$(odd_variables 2>/dev/null) ;; esac
-if [ -n "$affinityd_odd" ]; then
+# The command takes the place of this. Some sh drop variables with odd names: env keeps those of one line.
+affinityd_odd=$(
+    unset -f tr grep
+    exec 2>/dev/null
+    tr '\0\n' '\n\1' <"/proc/$$/environ" | grep -v '[[:cntrl:]]' | grep -E '^([0-9]|[A-Za-z0-9_]*[^A-Za-z0-9_=])'
+)
+case $1 in *=*) affinityd_odd='' ;; esac # env would take it for a variable
+if [ -n "$affinityd_odd" ] && command -v env >/dev/null; then
     set -f
     IFS='
 '
-    for affinityd_odd in $affinityd_odd; do
-        set -- "$affinityd_odd" "$@"
-    done
-    set -- env "$@"
+    # shellcheck disable=SC2086 # a word a variable
+    set -- env $affinityd_odd "$@"
 fi
 trap - EXIT
 exec "$@"

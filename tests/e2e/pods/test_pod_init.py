@@ -17,10 +17,6 @@ from tests.support.children import children_of
 from tests.support.daemons import Daemon, eventually, running
 from tests.support.servers import answering, hanging, http, serving
 from tests.support.tiny import Ended, affinityd
-from tests.unit.request.test_devices import EIGHT
-
-WHOLE, BLOCK = "48-63,176-191\n", "48-55,176-183\n"  #: of GPU 7's node, and its part
-TABLE = "gpu/7.cpulist"
 
 
 def init(
@@ -45,15 +41,9 @@ def test_a_pod_is_given_the_plan_of_the_whole_node(daemon: Daemon, tmp_path: Pat
     says = f"{to} has the CPUs near 8 GPUs, from the daemon at {daemon.socket}"
     assert done == Ended(0, f"affinityd init: {says}\n", "")
     files = contents(to)
-    plan = json.loads(files["plan.json"])
-    assert plan == daemon.plan("mode=unique_contiguous&share=node&whose=node")
-    table = {}
-    for rank, gpu in zip(plan["ranks"], EIGHT.gpus, strict=True):
-        for name in (gpu.uuid, str(gpu.minor), gpu.pci_bus_id, *(it.uuid for it in gpu.mig)):
-            table[f"gpu/{name}.cpulist"] = f"{rank['cpulist']}\n"
-            table[f"gpu/{name}.locality"] = "local\n"
-    assert {name: text for name, text in files.items() if "/" in name} == table
-    assert files.keys() - table.keys() == {"plan.json", "run", "pinning.sh", "settings"}
+    plan = daemon.plan("mode=unique_contiguous&share=node&whose=node")
+    assert json.loads(files["plan.json"]) == plan
+    assert files.keys() == {"plan.json", "run", "pinning.sh", "settings"}
     # Everyone may read it, whatever the umask.
     for path in (to, *to.rglob("*")):
         runs = path.is_dir() or path.name == "run"
@@ -124,46 +114,21 @@ def test_it_waits_for_a_daemon_that_comes_late(tree: Path, tmp_path: Path) -> No
     assert waiting.returncode == 0
 
 
-def test_without_a_daemon_sysfs_or_node_json_is_read(tree: Path, tmp_path: Path) -> None:
-    env, to = {"AFFINITYD_ROOT": str(tree)}, tmp_path / "to"
-    done = init(to, "--timeout=0.3", socket=tmp_path / "no", env=env)
-    assert done.lines == [f"affinityd init: no daemon at {tmp_path}/no: No such file or directory"]
-    line = f"affinityd init: {to} has the CPUs near 8 GPUs, from sysfs\n"
-    assert (done.status, done.stdout) == (0, line)
-    assert (to / TABLE).read_text() == WHOLE
-    with running(tmp_path / "run", "--root", str(tree), "--reserved-cpus", "48-55") as daemon:
-        socket = daemon.socket
-    done = init(to, "--timeout=0.3", socket=socket)
-    assert done.stdout.endswith("from node.json\n")
-    assert (to / TABLE).read_text() == "56-63,176-191\n"
-
-
-def plan_with(*names: str) -> bytes:
-    done = affinityd("plan", "--machine=dgx-a100", "--gpus=0", "--whose=node", "--format=json")
-    plan = json.loads(done.stdout)
-    plan["ranks"][0]["gpu"]["names"] = names
-    del plan["ranks"][0]["nics"]  # as a daemon that knows none
-    return json.dumps(plan).encode()
-
-
-def test_an_answer_without_a_plan_is_named(tree: Path, tmp_path: Path) -> None:
+def test_an_answer_without_a_plan_is_named(tmp_path: Path) -> None:
     refusal = b"Malformed request: mode: 'node' is not one of all\n"
     behaviors = (
         (hanging, "did not answer in time"),
         (answering(http("503 x", b"No topology yet\n")), "answered 503"),
-        # One of another release refuses what is planned here.
         (answering(http("422 Malformed", refusal)), "mode: 'node' is not one of all"),
-        (answering(http("200 OK", plan_with("a\0b"))), "is not affinityd"),
         (answering(http("200 OK", b"[" * 70_000)), "is not affinityd"),
     )
-    env = {"AFFINITYD_ROOT": str(tree)}
     for number, (behavior, line) in enumerate(behaviors):
         to = tmp_path / f"to-{number}"
         with serving(tmp_path / f"s-{number}", behavior) as path:
-            done = init(to, "--timeout=1", socket=path, env=env)
+            done = init(to, "--timeout=1", socket=path)
         assert (done.status, len(done.lines)) == (0, 1)
         assert line in done.lines[0]
-        assert (to / TABLE).read_text() == WHOLE
+        assert set(contents(to)) == {"run", "pinning.sh", "settings"}
 
 
 def test_a_refusal_leaves_the_script_and_no_plan(daemon: Daemon, tmp_path: Path) -> None:
@@ -194,9 +159,7 @@ def test_a_second_init_replaces_the_first(daemon: Daemon, tmp_path: Path) -> Non
     done = init(to, socket=daemon.socket, env=env)
     assert (done.status, len(done.lines)) == (0, 1)
     first = contents(to)
-    assert first[TABLE] == BLOCK
-    (to / "gpu/MIG-gone.cpulist").write_text("0\n")
-    (to / TABLE).write_text("0\n")
+    (to / "plan.json").write_text("0\n")
     init(to, socket=daemon.socket, env=env)
     assert contents(to) == first
 
@@ -213,13 +176,3 @@ def test_a_pod_that_is_deleted_ends_its_init_container_at_once(tmp_path: Path) -
         (inner,) = children_of(outer.pid)
         os.kill(inner, signal.SIGTERM)
         assert outer.wait(60) == 143
-
-
-def test_no_name_of_a_daemon_leaves_the_folder(tmp_path: Path) -> None:
-    plan = plan_with("../../x", "minor:../7", "/etc/y")
-    with serving(tmp_path / "s", answering(http("200 OK", plan))) as path:
-        init(tmp_path / "deep/to", socket=path)
-    assert {it.name for it in tmp_path.iterdir()} == {"s", "deep"}
-    stems = (".._.._x", ".._7", "_etc_y")
-    expected = {f"{name}.{suffix}" for name in stems for suffix in ("cpulist", "locality")}
-    assert {it.name for it in (tmp_path / "deep/to/gpu").iterdir()} == expected

@@ -68,7 +68,7 @@ IMAGES = [
     ("bash", f"ls=busybox {PYTHON}", None),
     ("dash", "", NO_CLIENT),
     ("bash", "taskset=taskset", NO_CLIENT),
-    ("busybox", "curl=curl", "neither taskset nor python3 is here, to pin the task"),
+    ("busybox", "curl=curl", "neither taskset nor python3 is here, to set CPUs"),
     ("dash", PYTHON, None),
 ]
 

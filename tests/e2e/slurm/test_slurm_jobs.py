@@ -66,11 +66,11 @@ def node_of_jobs(cluster: Node, conf: Path) -> Node:
 
 def test_a_note_names_the_job_s_gpus_as_long_as_it_lives(node_of_jobs: Node) -> None:
     look = "cd /run/affinityd-jobs; cat $SLURM_JOB_ID; stat -c '%U %a %n' $SLURM_JOB_ID"
-    for words, gpus in ((("--gres=gpu:small:2",), "2,3"), ((), "")):
-        printed = node_of_jobs.cluster.srun("-n1", *words, "/bin/sh", "-c", look).splitlines()
-        assert [printed[0], printed[1][:12]] == [f"0: gpus={gpus}", "0: root 644 "]
-        job = printed[1].split()[-1]
-        eventually(lambda job=job: not node_of_jobs.note(job).exists(), "the epilog ran")  # type: ignore[misc]
+    printed = node_of_jobs.cluster.srun("-n1", TWO[1], "/bin/sh", "-c", look).splitlines()
+    assert [printed[0], printed[1][:12]] == ["0: gpus=2,3", "0: root 644 "]
+    note = node_of_jobs.note(printed[1].split()[-1])
+    eventually(lambda: not note.exists(), "the epilog ran")
+    assert "0:" not in node_of_jobs.cluster.srun("-n1", "/bin/ls", "/run/affinityd-jobs")
 
 
 def test_the_next_job_on_a_gpu_removes_an_old_note(node_of_jobs: Node) -> None:
