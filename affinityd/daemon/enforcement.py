@@ -17,12 +17,11 @@ from affinityd import config
 from affinityd.audit.model import Job, Scan
 from affinityd.config.settings import OBSERVE, PIN, Settings
 from affinityd.cpuset import format_list
-from affinityd.daemon.api.peers import Viewer
 from affinityd.daemon.metrics import enforcement as enforcement_metrics
 from affinityd.daemon.policy_document import parse, policy_news
 from affinityd.daemon.state.background import FailureLog
 from affinityd.enforce import journal
-from affinityd.enforce.document import Enforced, render
+from affinityd.enforce.document import Enforced
 from affinityd.enforce.enforcer import Enforcer, NodeLock, lacking
 from affinityd.enforce.model import GIVEN_UP, REFUSED, Decision, PinAttempt, job_name
 from affinityd.enforce.policy import FILE, PolicyFile, PolicyState, site
@@ -87,11 +86,6 @@ class Enforcement:
         """Yield the metrics of the last result."""
         if self._last is not None:
             yield from enforcement_metrics.metrics(self._last)
-
-    def document(self, viewer: Viewer) -> bytes:
-        """Return the document of the last result, of which there is one."""
-        assert self._last is not None  # noqa: S101 - the daemon asks after a result
-        return render(self._last, viewer.sees)
 
 
 def _why_not_pin(settings: Settings) -> Callable[[], str | None]:

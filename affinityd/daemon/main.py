@@ -9,31 +9,23 @@ import logging
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 from types import MappingProxyType
 
 import uvloop
 
 from affinityd import __version__
-from affinityd.config import NODE_FILE, ON
-from affinityd.config.settings import OFF, Settings
+from affinityd.config import ON
+from affinityd.config.settings import Settings
 from affinityd.daemon import release_signals
-from affinityd.daemon.api.app import Documents, create_app
-from affinityd.daemon.api.peers import Callers
-from affinityd.daemon.api.problems import PlanOnly
+from affinityd.daemon.api.app import Api
 from affinityd.daemon.logging import log_on_stdout
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.servers import Listeners, Servers, listening, raise_file_limit
-from affinityd.daemon.state.plan_service import PlanService
 from affinityd.daemon.state.scans import ScanChild, ScanResult, scan_regularly
-from affinityd.daemon.state.topology_watcher import (
-    NodePublisher,
-    TopologySource,
-    TopologyWatcher,
-    notify,
-)
-from affinityd.errors import AffinityError, FatalError, NotEnforcedError, NotScannedError
+from affinityd.daemon.state.topology_watcher import TopologySource, TopologyWatcher, notify
+from affinityd.errors import AffinityError, FatalError
+from affinityd.topology.model import Topology
 
 log = logging.getLogger(__name__)
 
@@ -75,71 +67,38 @@ async def _serve(
     listeners: Listeners,
     nvml_failures: Mapping[str, int],
 ) -> None:
-    service = PlanService()
     if scans is None:
         settings = replace(settings, scan_interval=None)
+
+    def last_scan() -> ScanResult | None:
+        return scans.last if scans else None
+
+    watcher = TopologyWatcher(machine, settings)
     metrics = Metrics(
-        lambda: service.known,
+        watcher,
+        last_scan,
         scan_interval=settings.scan_interval,
         nvml_failures=nvml_failures,
     )
-    audits = Documents(
-        lambda viewer: scans.document("/audit", **asdict(viewer)) if scans else b"",
-        NotScannedError,
-        _why_no_audit(settings),
-    )
-    enforced = Documents(
-        lambda viewer: scans.document("/enforce", **asdict(viewer)) if scans else b"",
-        NotEnforcedError,
-        "nothing has been enforced yet; try again in a moment",
-    )
-    path = Path(settings.socket).with_name(NODE_FILE)
-    publisher = NodePublisher(service, path, replayed=settings.replays)
-    watcher = TopologyWatcher(
-        service,
-        machine,
-        reserved=settings.reserved_cpus,
-        switch=settings.switch,
-        on_read=publisher.has_been_read.set,
-    )
-    app = create_app(
-        service,
-        watcher,
-        metrics,
-        Callers(replayed=settings.replays),
-        {"/audit": audits, "/enforce": None if settings.enforce == OFF else enforced},
-        admin_group=settings.admin_group,
-        socket=settings.socket,
-    )
-    servers = Servers(app, PlanOnly(app), listeners, metrics.refused_connection)
-    works = [watcher.watch(), publisher.run(), servers.watch()]
+    api = Api(settings, watcher, metrics, last_scan)
+    servers = Servers(api.whole(), api.only_plans(), listeners, metrics.refused_connections.inc)
+    works = [watcher.watch(), servers.watch()]
     plugin = None
     if settings.nri is not None:
         from affinityd.daemon.nri import NriPlugin  # noqa: PLC0415 - most daemons have none
 
         loop = asyncio.get_running_loop()
         plugin = NriPlugin(
-            settings, service, lambda: loop.call_soon_threadsafe(watcher.want_reading)
+            settings, watcher, lambda: loop.call_soon_threadsafe(watcher.want_reading)
         )
         metrics.show("nri", plugin.metrics)
         plugin.start()
     if scans is not None and (every := settings.scan_interval) is not None:
 
-        def scanned(result: ScanResult) -> None:
-            metrics.scanned(result)
-            audits.update(result.boot)
-            if result.enforced is not None:
-                enforced.update(result.enforced)
+        def scan(topology: Topology) -> None:
+            scans.scan(topology, plugin.names if plugin else {})
 
-        works.append(
-            scan_regularly(
-                lambda topology: scans.scan(topology, plugin.names if plugin else None),
-                service,
-                scanned,
-                metrics.scan_failed,
-                every=every,
-            )
-        )
+        works.append(scan_regularly(scan, watcher, metrics.failed_scans.inc, every=every))
     _take_signals(servers.stop, watcher.want_reading)
     log.info("affinityd %s answers %s", __version__, listeners)
     if settings.switch != ON:
@@ -170,14 +129,6 @@ def _let_answers_pass() -> None:
     sys.setswitchinterval(SWITCH_SECONDS)
     gc.freeze()
     gc.enable()
-
-
-def _why_no_audit(settings: Settings) -> str:
-    if settings.replays:
-        return "a replayed machine has no processes to scan"
-    if settings.scan_interval is None:
-        return "this daemon scans no processes: its scan interval is off"
-    return "the processes have not been scanned yet; try again in a moment"
 
 
 def _take_signals(stop: Callable[[], None], read_anew: Callable[[], None]) -> None:

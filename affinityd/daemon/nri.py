@@ -25,7 +25,7 @@ from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.daemon.metrics.families import MetricFamily, filled, whole
 from affinityd.daemon.policy_document import parse, policy_news
 from affinityd.daemon.state.background import FailureLog
-from affinityd.daemon.state.plan_service import PlanService
+from affinityd.daemon.state.topology_watcher import KnownNode
 from affinityd.enforce.policy import BIND, FILE, NOTHING, Policy, PolicyError, PolicyFile
 from affinityd.enforce.policy.identity import ProcessIdentity
 from affinityd.errors import AffinityError, InvalidRequestError, NoSuchGpuError
@@ -74,7 +74,7 @@ class NriPlugin:
     """Adjusts the containers that the runtime creates, whenever there is one."""
 
     def __init__(
-        self, settings: Settings, service: PlanService, read_again: Callable[[], object]
+        self, settings: Settings, service: KnownNode, read_again: Callable[[], object]
     ) -> None:
         """Take the runtime's socket and the rules, and the source of the node.
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from prometheus_client.core import Metric
 
-from affinityd.audit.document import counts, render
-from affinityd.audit.model import NO_NAMES, ContainerNames, Scan
+from affinityd.audit.document import Sees, counts, everything, render
+from affinityd.audit.model import NO_NAMES, AuditedProcess, ContainerNames, Scan
 from affinityd.config.settings import OFF, Settings
-from affinityd.daemon.api.peers import Viewer
 from affinityd.daemon.metrics import audit as audit_metrics
 from affinityd.daemon.metrics.audit import JobRow, JobSeries
-from affinityd.daemon.metrics.families import expositions
-from affinityd.daemon.state.scans import ScanResult
+from affinityd.daemon.metrics.families import encoder
+from affinityd.daemon.state.scans import ALL, COUNTS, OPEN_METRICS, OWN, TEXT, ScanResult
 from affinityd.grouping import Recent
 from affinityd.topology.model import Gpu, Topology
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class Scanning:
-    """Scans, enforces if it should, and keeps the last results."""
+    """Scans, enforces if it should, and keeps the last scan for metrics."""
 
     def __init__(
         self,
@@ -35,23 +35,36 @@ class Scanning:
         scan: Callable[[Topology, ContainerNames], Scan],
         counts: Mapping[str, int],
     ) -> None:
-        self.counts = counts
+        """Take the settings, the scan, and the counts of failures for the daemon's metrics."""
+        self._counts = counts
         self._scan = scan
         self._log = AuditLog()
         self._jobs = JobSeries(settings.job_series)
         self._rows: tuple[JobRow, ...] = ()
         self._last: tuple[Topology, Scan] | None = None
-        self._enforcement = _enforcement(settings)
+        self._enforcement: Enforcement | None = None
+        if settings.enforce != OFF:
+            from affinityd.daemon.enforcement import Enforcement  # noqa: PLC0415 - most have none
+
+            self._enforcement = Enforcement(settings)
 
     def scan(self, topology: Topology, containers: ContainerNames = NO_NAMES) -> ScanResult:
-        """Scan once, and enforce by that scan."""
+        """Scan once, enforce by that scan, and write all that the daemon serves of it."""
         scan = self._scan(topology, containers)
         self._rows, self._last = self._jobs.scanned(scan), (topology, scan)
         self._log.scanned(topology, scan)
-        enforced = None
-        if self._enforcement is not None:
-            enforced = self._enforcement.enforce(topology, scan)
-        return ScanResult(scan.boot, enforced.scan.boot if enforced else None, *expositions(self))
+        texts = documents("/audit", scan, partial(render, topology, scan))
+        if self._enforcement is not None and (
+            enforced := self._enforcement.enforce(topology, scan)
+        ):
+            from affinityd.enforce import document  # noqa: PLC0415 - most daemons enforce nothing
+
+            write = partial(document.render, enforced)
+            texts |= documents(document.PATH, enforced.scan, write)
+        for form in (TEXT, OPEN_METRICS):
+            write_metrics, _ = encoder(form)
+            texts[form] = write_metrics(self)
+        return ScanResult(scan.boot, texts, self._counts)
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of the last scan."""
@@ -60,21 +73,16 @@ class Scanning:
         if self._enforcement is not None:
             yield from self._enforcement.metrics()
 
-    def document(self, path: str, *, is_admin: bool, uid: int | None) -> bytes:
-        """Return the document at a path, of which there is one, as a viewer may see it."""
-        viewer = Viewer(is_admin=is_admin, uid=uid)
-        if path == "/enforce" and self._enforcement is not None:
-            return self._enforcement.document(viewer)
-        assert self._last is not None  # noqa: S101 - the daemon asks after a scan
-        return render(*self._last, viewer.sees)
 
+def documents(path: str, scan: Scan, write: Callable[[Sees | None], bytes]) -> dict[str, bytes]:
+    """Return the document at a path for each reader, by their names."""
 
-def _enforcement(settings: Settings) -> Enforcement | None:
-    if settings.enforce == OFF:
-        return None
-    from affinityd.daemon.enforcement import Enforcement  # noqa: PLC0415 - most daemons enforce nothing
+    def is_of(uid: int | None, process: AuditedProcess) -> bool:
+        return uid is not None and process.facts.uid == uid
 
-    return Enforcement(settings)
+    readers: dict[str, Sees | None] = {ALL: everything, COUNTS: None, OWN: partial(is_of, None)}
+    readers |= {str(uid): partial(is_of, uid) for uid in {it.facts.uid for it in scan.processes}}
+    return {f"{path} {reader}": write(sees) + b"\n" for reader, sees in readers.items()}
 
 
 class AuditLog:

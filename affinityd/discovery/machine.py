@@ -40,6 +40,8 @@ class Machine:
         )
         self.report: NvmlReport | None = None  #: NVML's last
         self._answered_by: str | None = None  # the driver's version when NVML last answered
+        #: The file that differs when a CPU comes or goes; None: none does.
+        self.online_file = self._tree.root + ONLINE if isinstance(self._tree, FolderTree) else None
         #: Of the last reading: the online CPUs, and the files that could not be read.
         self._last_online: str | None = None
         self._last_broken: Collection[str] | None = None
@@ -93,7 +95,7 @@ class Machine:
             return self._shipped
         if not isinstance(self._tree, FolderTree):
             return discover(self._tree, self.report)
-        online = self.online()
+        online = self._tree.read(ONLINE) or self._last_online
         broken = self._tree.broken
         broken.clear()
         try:
@@ -120,10 +122,6 @@ class Machine:
         for path, error in broken.items():
             if error.errno in SCARCE or not (path in may_lack or is_of_port(path)):
                 raise TreeError(f"/{path}: {error.strerror}")
-
-    def online(self) -> str | None:
-        """Return the kernel's list of online CPUs, as it is; the last one if it is unreadable."""
-        return (self._tree and self._tree.read(ONLINE)) or self._last_online
 
     def drivers(self) -> tuple[str | None, ...]:
         """Return a value that changes when a driver comes or goes."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from affinityd.config import OBSERVE, ON, least_switch
+from affinityd.config import OBSERVE, ON
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.errors import UnsatisfiableError
 from affinityd.planner import LOCALITIES, Demand, Plan, PlanWarning, RankPlan
@@ -114,7 +114,7 @@ def answer(node: Node, request: Request, caller: Caller | None = None) -> Reply:
         within=within,
         plan=result._replace(warnings=(*result.warnings, *ambiguous, *_far_nics(result, nics))),
         nics=nics,
-        switch=least_switch(node.switch, ON if request.observe is None else OBSERVE),
+        switch=node.switch if request.observe is None or node.switch != ON else OBSERVE,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from affinityd.cpuset import format_list, parse_list
+from affinityd.daemon.api.plan import Answer, answered, pairs_of
 from affinityd.errors import AffinityError
 from affinityd.request.query import parse_query
 from affinityd.request.resolve import Caller, Reply, answer
@@ -31,6 +32,13 @@ def ask(
         ),
         None if mask is None else Caller(parse_list(mask), parse_list(may_use or mask)),
     )
+
+
+def answer_to(
+    node: Node, query: bytes, caller: Caller | None = None, *, is_text: bool = False
+) -> Answer:
+    """Return the answer of `GET /plan` to a query string."""
+    return answered(node, parse_query(pairs_of(query)), caller, is_text=is_text)
 
 
 def try_to_ask(

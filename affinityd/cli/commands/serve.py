@@ -7,18 +7,14 @@ import gc
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from affinityd import config
 from affinityd.cli.parser import Parser, add_settings, load_settings
 from affinityd.config import settings
-from affinityd.daemon.state.scans import ScanChild
+from affinityd.daemon.state.scans import Scan, ScanChild
 from affinityd.discovery.machine import Machine
 from affinityd.discovery.nvml import R
 from affinityd.discovery.nvml.query import query_gpus, query_processes
-
-if TYPE_CHECKING:
-    from affinityd.daemon.scanning import Scanning
 
 TOPOLOGY, PROCESSES = "topology", "processes"  #: the purpose of a call of NVML
 
@@ -46,13 +42,13 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _scanning(chosen: settings.Settings) -> Scanning:
+def _scanning(chosen: settings.Settings) -> Scan:
     from affinityd.cli.commands.audit import auditor_by  # noqa: PLC0415 - in its process
     from affinityd.daemon.scanning import Scanning  # noqa: PLC0415 - in its process
 
     failures = {PROCESSES: 0}
     query = counting(failures, PROCESSES, query_processes)
-    return Scanning(chosen, auditor_by(chosen, query, chosen.reserved_cpus).scan, failures)
+    return Scanning(chosen, auditor_by(chosen, query, chosen.reserved_cpus).scan, failures).scan
 
 
 def counting(

@@ -1,75 +1,46 @@
-"""The FastAPI app: its paths and their answers.
+"""The HTTP API: its paths and their answers; errors as problem details (RFC 9457), or as a line.
 
 `GET /audit` and `GET /enforce` show processes, as each caller may see them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from time import perf_counter
-from typing import Any
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from http import HTTPStatus
 
-from fastapi import FastAPI, Request
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
 
-from affinityd import __version__
-from affinityd.daemon.api import problems
-from affinityd.daemon.api.description import add_description, listed
-from affinityd.daemon.api.page import PICTURE_HEADERS, SVG, add_page
-from affinityd.daemon.api.peers import Callers, Viewer, peer_of_request, viewer
+from affinityd.config.settings import OFF, Settings
+from affinityd.daemon.api.description import JSON, PATH, PROBLEM, SVG, listed, openapi
+from affinityd.daemon.api.page import PICTURE_HEADERS, page_routes
+from affinityd.daemon.api.peers import Callers, peer_of_request, reader_of
+from affinityd.daemon.api.plan import Plans, wants_text
 from affinityd.daemon.metrics.registry import Metrics
-from affinityd.daemon.state.background import SingleFlight
-from affinityd.daemon.state.plan_service import JOBS_FORMAT, PlanService, mode_of, pairs_of
+from affinityd.daemon.state.background import in_background
+from affinityd.daemon.state.scans import ScanResult
 from affinityd.daemon.state.topology_watcher import TopologyWatcher
-from affinityd.errors import AffinityError, InvalidRequestError, NotEnforcedError, NotReadyError
+from affinityd.errors import (
+    AffinityError,
+    InvalidRequestError,
+    NotEnforcedError,
+    NotReadyError,
+    NotScannedError,
+)
 from affinityd.json_codec import dumps
 from affinityd.picture import Marks, draw, marks_of
-from affinityd.request.devices import names_unknown_mig
-from affinityd.request.environment import ENV
-from affinityd.request.parameters import PARAMETERS
-from affinityd.request.query import VARIABLE, parse_query
+from affinityd.request.document import ProblemDocument
 from affinityd.request.resolve import answer
 from affinityd.text import quote
 from affinityd.topology.document import TopologyAnswer, to_document
 
-_PARAMETERS = [
-    {
-        "name": name,
-        "in": "query",
-        "description": parameter.help,
-        "schema": parameter.schema,
-        "allowEmptyValue": parameter.may_be_empty,
-    }
-    for name, parameter in {**PARAMETERS, ENV: VARIABLE}.items()
-]
-_TEXT = {"text/plain": {"schema": {"type": "string"}}}
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {
-        "description": text,
-        "content": _TEXT,
-    }
-    for status, text in (
-        (404, "No such GPU, or none visible; says which exist."),
-        (409, "Cannot be satisfied; says what could be."),
-        (422, "A parameter is unknown, repeated, empty or malformed."),
-        (503, "The machine has not been read yet."),
-    )
-}
+RETRY_SECONDS = "1"  #: after which a machine that has not been read yet may have been
 
-_NO_DOCUMENT: dict[int | str, dict[str, Any]] = {
-    422: {**_ERRORS[422], "description": "It takes no parameters."},
-    503: {
-        **_ERRORS[503],
-        "description": "There has been no scan yet, or the daemon does not scan.",
-    },
-}
-
-
-#: Path → its answer, in a line.
-_DOCUMENTS = {
-    "/audit": "The processes that use GPUs, and where they may run",
-    "/enforce": "Which processes of GPU jobs are pinned, which are left alone, and why",
-}
 #: A browser keeps them out of other sites' pages: Fetch, Cross-Origin-Resource-Policy.
 _DOCUMENT_HEADERS = {
     "cross-origin-resource-policy": "same-origin",
@@ -79,172 +50,169 @@ _NOT_ENFORCING = (
     "this daemon does not enforce: start it with --enforce observe or pin, and without "
     "AFFINITYD=off"
 )
+_ONLY_PLANS = """\
+affinityd answers only plans at this address.
+
+GET /plan  The CPUs of each rank, as in /plan?gpus=0,1&mode=node
+"""
 
 
-class Documents:
-    """The documents of the last scan, one for each kind of viewer; one is written at a time."""
+class Api:
+    """The answers of a daemon."""
 
     def __init__(
-        self, write: Callable[[Viewer], bytes], error: type[NotReadyError], why_none: str
+        self,
+        settings: Settings,
+        watcher: TopologyWatcher,
+        metrics: Metrics,
+        last_scan: Callable[[], ScanResult | None],
     ) -> None:
-        """Take the writer of a document, and the error to raise before the first scan."""
-        self._write = SingleFlight[tuple[float, Viewer], bytes](lambda key: write(key[1]) + b"\n")
-        self._why_none = why_none
-        self._error = error
-        self._scanned: float | None = None
+        self._settings = settings
+        self._watcher = watcher
+        self._metrics = metrics
+        self._last_scan = last_scan
+        self._callers = Callers(replayed=settings.replays)
+        self._plans = Plans(watcher, self._callers, metrics)
+        self._turn = asyncio.Lock()  # of what takes long, so that plans wait for one at a time
 
-    def update(self, scanned: float) -> None:
-        """Describe the scan that began at this time from now on."""
-        self._scanned = scanned
+    def whole(self) -> Starlette:
+        """Return the app that answers everything."""
+        endpoints = {
+            "/plan": self._plans.get,
+            "/topology": self._topology,
+            "/metrics": self._scrape,
+            "/healthz": self._healthz,
+            "/readyz": self._readyz,
+            "/topology.svg": self._picture,
+            "/audit": self._document,
+            "/enforce": self._document,
+            PATH: self._openapi,
+        }
+        routes = [Route(path, endpoint) for path, endpoint in endpoints.items()]
+        return _app([*page_routes(self._watcher, self._settings.socket, listed), *routes])
 
-    async def document(self, reader: Viewer) -> bytes:
-        """Return a viewer's document, as JSON. Raises NotReadyError if there is none yet."""
-        if self._scanned is None:
-            raise self._error(self._why_none)
-        return await self._write((self._scanned, reader))
+    def only_plans(self) -> Starlette:
+        """Return the app that answers /plan alone."""
+
+        async def root(_request: Request) -> Response:
+            return PlainTextResponse(_ONLY_PLANS)
+
+        async def not_answered(request: Request, error: Exception) -> Response:
+            if request.url.path == "/plan":
+                return await _not_answered(request, error)
+            asked = f"{request.method} {quote(request.scope['path'])}"
+            detail = f"{asked} is not answered at this address; only GET /plan is"
+            return problem(request, 404, "Not Found", detail)
+
+        app = _app([Route("/", root), Route("/plan", self._plans.get)])
+        app.add_exception_handler(HTTPException, not_answered)
+        return app
+
+    async def _topology(self, _request: Request) -> Response:
+        await self._watcher.refresh()
+        node = self._watcher.node
+        reply = TopologyAnswer(node.generation, to_document(node.topology))
+        return Response(dumps(reply), media_type=JSON)
+
+    async def _scrape(self, request: Request) -> Response:
+        accept = request.headers.get("accept", "")
+        async with self._turn:
+            exposition = partial(self._metrics.exposition, accept)
+            body, media_type = await in_background(exposition)
+        return Response(body, headers={"content-type": media_type})
+
+    async def _healthz(self, _request: Request) -> Response:
+        return Response("ok\n", media_type="text/plain")
+
+    async def _readyz(self, _request: Request) -> Response:
+        return Response(f"ready: {self._watcher.node.topology.name}\n", media_type="text/plain")
+
+    async def _openapi(self, _request: Request) -> Response:
+        async with self._turn:
+            return Response(await in_background(openapi), media_type=JSON)
+
+    async def _picture(self, request: Request) -> Response:
+        await self._watcher.refresh()
+        marks = Marks(self._watcher.node.reserved)
+        if query := request.scope["query_string"]:
+            asked = await self._plans.asked(query)
+            if asked.format is not None:
+                raise InvalidRequestError("format: this is always SVG; leave it out")
+            caller = self._callers.of_peer(peer_of_request(request.scope))
+            marks = marks_of(answer(self._watcher.node, asked, caller), marks.reserved)
+        svg = draw(self._watcher.node.topology, marks)
+        return Response(svg, media_type=SVG, headers=PICTURE_HEADERS)
+
+    async def _document(self, request: Request) -> Response:
+        path = request.scope["path"]
+        if query := request.scope["query_string"].decode("ascii", errors="replace"):
+            raise InvalidRequestError(f"{path} takes no parameters, and was given {quote(query)}")
+        if path == "/enforce" and self._settings.enforce == OFF:
+            raise NotEnforcedError(_NOT_ENFORCING)
+        peer, host = peer_of_request(request.scope), request.headers.get("host", "")
+        reader = reader_of(peer, self._settings.admin_group, host)
+        last = self._last_scan()
+        document = last.document(path, reader) if last else None
+        if document is None:
+            raise self._no_document(path)
+        return Response(document, media_type=JSON, headers=_DOCUMENT_HEADERS)
+
+    def _no_document(self, path: str) -> NotReadyError:
+        if path == "/enforce":
+            return NotEnforcedError("nothing has been enforced yet; try again in a moment")
+        if self._settings.replays:
+            return NotScannedError("a replayed machine has no processes to scan")
+        if self._settings.scan_interval is None:
+            return NotScannedError("this daemon scans no processes: its scan interval is off")
+        return NotScannedError("the processes have not been scanned yet; try again in a moment")
 
 
-def create_app(
-    service: PlanService,
-    watcher: TopologyWatcher,
-    metrics: Metrics,
-    callers: Callers,
-    documents: Mapping[str, Documents | None],
-    *,
-    admin_group: int | None = None,
-    socket: str = "",
-) -> FastAPI:
-    """Return the ASGI app that answers on one node; `documents` are by their path.
+def problem(request: Request, status: int, title: str, detail: str) -> Response:
+    """Return an error in the form that the client takes."""
+    asks_for_lines = request.query_params.get("format", "json") not in {"json", ""}
+    if asks_for_lines or wants_text(request.headers.get("accept")):
+        return Response(f"{title}: {detail}\n", status, media_type="text/plain")
+    kind = title.lower().replace(" ", "-")
+    document = ProblemDocument(f"urn:affinityd:{kind}", title, status, detail)
+    body = dumps(document, ensure_ascii=False) + "\n"
+    return Response(body.encode(errors="replace"), status, media_type=PROBLEM)
 
-    `socket` is the path of the daemon's, for people.
-    """
-    app = FastAPI(
-        title="affinityd",
-        version=__version__,
-        description="The CPUs and the memory node for each GPU rank.",
-        # Their pages would load scripts from elsewhere, which a compute node cannot reach.
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,  # FastAPI's own would be made on the event loop
-        redirect_slashes=False,  # a redirect would name the request's host, which may be any
+
+def _app(routes: Sequence[Route]) -> Starlette:
+    """Return an app with these paths, each of whose errors is a problem."""
+    app = Starlette(
+        routes=routes,
+        exception_handlers={
+            AffinityError: _refused,
+            HTTPException: _not_answered,
+            Exception: _broken,
+        },
     )
-    problems.install(app)
-    app.add_middleware(problems.HeadAsGet)
-    add_page(app, service, refresh=watcher.refresh, listed=lambda: listed(app), socket=socket)
-    _add_plan(app, service, watcher, metrics, callers)
-    _add_node(app, service, watcher, metrics)
-    _add_picture(app, service, watcher, callers)
-    for path, source in documents.items():
-        _add_document(app, path, source, admin_group)
-    add_description(app)
+    app.router.redirect_slashes = (
+        False  # a redirect would name the request's host, which may be any
+    )
     return app
 
 
-def _add_plan(
-    app: FastAPI,
-    service: PlanService,
-    watcher: TopologyWatcher,
-    metrics: Metrics,
-    callers: Callers,
-) -> None:
-    @app.get(
-        "/plan",
-        summary="The CPUs of each rank",
-        responses={**_ERRORS, 200: {"content": _TEXT}},
-        openapi_extra={"parameters": _PARAMETERS},
-    )
-    async def plan(request: Request) -> Response:
-        await watcher.first_reading()
-        began, query = perf_counter(), request.scope["query_string"]
-        try:
-            await _bring_up_to_date(service, watcher, query)
-            caller = callers.of_peer(peer_of_request(request.scope))
-            is_text = problems.wants_text(request.headers.get("accept"))
-            answer = service.answer(query, caller, is_text=is_text)
-        except AffinityError as error:
-            is_of_job = f"format={JOBS_FORMAT}".encode() in query
-            metrics.refused(mode_of(query), error.status, is_of_job=is_of_job)
-            raise
-        metrics.planned(answer, perf_counter() - began)
-        return Response(answer.body, headers={"content-type": answer.media_type})
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, AffinityError)  # noqa: S101 - Starlette's handlers take any
+    reply = problem(request, error.status, error.title, str(error))
+    if type(error) is NotReadyError:  # its kinds may last
+        reply.headers["retry-after"] = RETRY_SECONDS
+    return reply
 
 
-def _add_node(
-    app: FastAPI, service: PlanService, watcher: TopologyWatcher, metrics: Metrics
-) -> None:
-    exposition = SingleFlight(metrics.exposition)
-
-    @app.get("/topology", summary="The node as it was read", responses={503: _ERRORS[503]})
-    async def topology() -> Response:
-        await watcher.refresh()
-        node = service.node
-        answer = TopologyAnswer(node.generation, to_document(node.topology))
-        return Response(dumps(answer), media_type="application/json")
-
-    @app.get(
-        "/metrics",
-        summary="Prometheus metrics",
-        response_class=PlainTextResponse,
-        responses={200: {"content": {"application/openmetrics-text": _TEXT["text/plain"]}}},
-    )
-    async def scrape(request: Request) -> Response:
-        body, media_type = await exposition(request.headers.get("accept", ""))
-        return Response(body, headers={"content-type": media_type})
-
-    @app.get("/healthz", summary="The daemon runs", response_class=PlainTextResponse)
-    async def healthz() -> Response:
-        return Response("ok\n", media_type="text/plain")
-
-    @app.get(
-        "/readyz",
-        summary="The daemon can plan",
-        response_class=PlainTextResponse,
-        responses={503: _ERRORS[503]},
-    )
-    async def readyz() -> Response:
-        return Response(f"ready: {service.node.topology.name}\n", media_type="text/plain")
+async def _not_answered(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101 - as above
+    detail = f"{request.method} {quote(request.scope['path'])} is not answered here; see {PATH}"
+    title = HTTPStatus(error.status_code).phrase
+    reply = problem(request, error.status_code, title, detail)
+    reply.headers.update(error.headers or {})
+    if "allow" in reply.headers:  # every path with a GET
+        reply.headers["allow"] = "GET, HEAD"
+    return reply
 
 
-def _add_picture(
-    app: FastAPI, service: PlanService, watcher: TopologyWatcher, callers: Callers
-) -> None:
-    @app.get(
-        "/topology.svg",
-        summary="The node as a picture, with the parameters of /plan also a plan",
-        response_class=Response,
-        responses={**_ERRORS, 200: {"content": {SVG: {"schema": {"type": "string"}}}}},
-        openapi_extra={"parameters": [it for it in _PARAMETERS if it["name"] != "format"]},
-    )
-    async def picture(request: Request) -> Response:
-        await watcher.refresh()
-        marks = Marks(service.node.reserved)
-        if query := request.scope["query_string"]:
-            asked = parse_query(pairs_of(query))
-            if asked.format is not None:
-                raise InvalidRequestError("format: this is always SVG; leave it out")
-            await _bring_up_to_date(service, watcher, query)
-            reply = answer(service.node, asked, callers.of_peer(peer_of_request(request.scope)))
-            marks = marks_of(reply, service.node.reserved)
-        svg = draw(service.node.topology, marks)
-        return Response(svg, media_type=SVG, headers=PICTURE_HEADERS)
-
-
-def _add_document(
-    app: FastAPI, path: str, documents: Documents | None, admin_group: int | None
-) -> None:
-    @app.get(path, name=path[1:], summary=_DOCUMENTS[path], responses=_NO_DOCUMENT)
-    async def document(request: Request) -> Response:
-        if query := request.scope["query_string"].decode("ascii", errors="replace"):
-            raise InvalidRequestError(f"{path} takes no parameters, and was given {quote(query)}")
-        if documents is None:  # of a daemon that does not enforce
-            raise NotEnforcedError(_NOT_ENFORCING)
-        host = request.headers.get("host", "")
-        body = await documents.document(viewer(peer_of_request(request.scope), admin_group, host))
-        return Response(body, media_type="application/json", headers=_DOCUMENT_HEADERS)
-
-
-async def _bring_up_to_date(service: PlanService, watcher: TopologyWatcher, query: bytes) -> None:
-    await watcher.refresh()
-    names_mig = b"MIG-" in query  # maybe of an instance that was made since the last reading
-    if names_mig and names_unknown_mig(service.node.topology, parse_query(pairs_of(query))):
-        await watcher.seek_mig()
+async def _broken(request: Request, _error: Exception) -> Response:
+    # The server logs the error, which goes on to it from here.
+    return problem(request, 500, "Internal error", "this is a bug; the daemon's log says more")

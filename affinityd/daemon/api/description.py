@@ -2,46 +2,90 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from fastapi import FastAPI
-from fastapi.routing import APIRoute
-from starlette.responses import Response
-
 from affinityd import __version__
-from affinityd.daemon.state.background import SingleFlight
 from affinityd.json_codec import dumps
+from affinityd.request.environment import ENV
+from affinityd.request.parameters import PARAMETERS
+from affinityd.request.query import VARIABLE
 
 PATH = "/openapi.json"
-OK = 200
+JSON, TEXT, SVG = "application/json", "text/plain", "image/svg+xml"
 PROBLEM = "application/problem+json"
 
+Described = dict[str, Any]  #: a part of an OpenAPI document
 
-def add_description(app: FastAPI) -> None:
-    """Answer with the app's OpenAPI document, which is made once, in the background."""
-    description = SingleFlight(cache(lambda app: dumps(_described(app))))
+_PARAMETERS = [
+    {
+        "name": name,
+        "in": "query",
+        "description": parameter.help,
+        "schema": parameter.schema,
+        "allowEmptyValue": parameter.may_be_empty,
+    }
+    for name, parameter in {**PARAMETERS, ENV: VARIABLE}.items()
+]
+_NOT_READ = {503: "The machine has not been read yet."}
+_REFUSED = {
+    404: "No such GPU, or none visible; says which exist.",
+    409: "Cannot be satisfied; says what could be.",
+    422: "A parameter is unknown, repeated, empty or malformed.",
+    **_NOT_READ,
+}
+_NO_DOCUMENT = {
+    422: "It takes no parameters.",
+    503: "There has been no scan yet, or the daemon does not scan.",
+}
 
-    @app.get(PATH, include_in_schema=False)
-    async def openapi() -> Response:
-        return Response(await description(app), media_type="application/json")
+
+@dataclass(frozen=True)
+class Path:
+    """What is answered at a path."""
+
+    summary: str
+    forms: tuple[str, ...]  #: media types
+    refusals: Mapping[int, str]  #: HTTP status → its meaning
+    parameters: Sequence[Described] = ()
 
 
-def listed(app: FastAPI) -> str:
-    """Return a list of an app's paths, a line each."""
-    rows = {route.path: route.summary for route in _routes(app)}
+PATHS = {
+    "/": Path("This list, and the page for browsers", (TEXT,), {}),
+    "/plan": Path("The CPUs of each rank", (JSON, TEXT), _REFUSED, _PARAMETERS),
+    "/topology": Path("The node as it was read", (JSON,), _NOT_READ),
+    "/metrics": Path("Prometheus metrics", (TEXT, "application/openmetrics-text"), {}),
+    "/healthz": Path("The daemon runs", (TEXT,), {}),
+    "/readyz": Path("The daemon can plan", (TEXT,), _NOT_READ),
+    "/topology.svg": Path(
+        "The node as a picture, with the parameters of /plan also a plan",
+        (SVG,),
+        _REFUSED,
+        [parameter for parameter in _PARAMETERS if parameter["name"] != "format"],
+    ),
+    "/audit": Path("The processes that use GPUs, and where they may run", (JSON,), _NO_DOCUMENT),
+    "/enforce": Path(
+        "Which processes of GPU jobs are pinned, which are left alone, and why",
+        (JSON,),
+        _NO_DOCUMENT,
+    ),
+}
+
+
+def listed() -> str:
+    """Return a list of the paths, a line each."""
+    rows = {path: described.summary for path, described in PATHS.items()}
     rows[PATH] = "This API, with parameters and schemas, for programs"
     width = max(map(len, rows))
     lines = (f"GET {path:<{width}}  {summary}" for path, summary in rows.items())
     return "\n".join((f"affinityd {__version__} answers", "", *lines, ""))
 
 
-def _routes(app: FastAPI) -> list[APIRoute]:
-    return [it for it in app.routes if isinstance(it, APIRoute) and it.include_in_schema]
-
-
-def _described(app: FastAPI) -> dict[str, Any]:
-    """Return the OpenAPI document: the app's routes, with the models of their answers.
+@cache
+def openapi() -> str:
+    """Return the OpenAPI document, with the models of the answers.
 
     pydantic takes as long for the models as all else at the daemon's start: here they are imported
     once the description is asked for.
@@ -58,25 +102,39 @@ def _described(app: FastAPI) -> dict[str, Any]:
         "/topology": TopologyAnswer,
         "/audit": AuditDocument,
         "/enforce": EnforceDocument,
+        PROBLEM: ProblemDocument,
     }
-    with_models = FastAPI(title=app.title, version=app.version, description=app.description)
-    problem = {PROBLEM: {"schema": TypeAdapter(ProblemDocument).json_schema()}}
-    for route in _routes(app):
-        responses = {
-            status: {**response, "content": {**problem, **response["content"]}}
-            if status != OK
-            else response
-            for status, response in route.responses.items()
-        }
-        if model := models.get(route.path):
-            responses[OK] = {**responses.get(OK, {}), "model": model}
-        with_models.add_api_route(
-            route.path,
-            route.endpoint,
-            name=route.name,
-            summary=route.summary,
-            responses=responses,
-            response_class=route.response_class,
-            openapi_extra=route.openapi_extra,
-        )
-    return with_models.openapi()
+    references, definitions = TypeAdapter.json_schemas(
+        [(path, "serialization", TypeAdapter(model)) for path, model in models.items()],
+        ref_template="#/components/schemas/{model}",
+    )
+    schemas = {path: schema for (path, _), schema in references.items()}
+    document = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "affinityd",
+            "description": "The CPUs and the memory node for each GPU rank.",
+            "version": __version__,
+        },
+        "paths": {path: {"get": _described(path, schemas)} for path in PATHS},
+        "components": {"schemas": definitions["$defs"]},
+    }
+    return dumps(document)
+
+
+def _described(path: str, schemas: Mapping[str, Described]) -> Described:
+    described = PATHS[path]
+    content = {
+        form: {"schema": schemas[path] if form == JSON else {"type": "string"}}
+        for form in described.forms
+    }
+    responses: Described = {"200": {"description": "The answer", "content": content}}
+    for status, meaning in described.refusals.items():
+        refused = {PROBLEM: {"schema": schemas[PROBLEM]}, TEXT: {"schema": {"type": "string"}}}
+        responses[str(status)] = {"description": meaning, "content": refused}
+    return {
+        "summary": described.summary,
+        "operationId": path.strip("/").replace(".", "_") or "root",
+        "parameters": described.parameters,
+        "responses": responses,
+    }

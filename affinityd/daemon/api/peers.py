@@ -11,14 +11,12 @@ import asyncio
 import logging
 import os
 import resource
-import select
 import socket
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.types import Scope
 from uvicorn.config import Config
@@ -26,10 +24,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from affinityd.cpuset import parse_list
+from affinityd.daemon.state.scans import ALL, COUNTS
 from affinityd.errors import BusyError
 from affinityd.grouping import Recent
 from affinityd.linux.cgroup import Cgroups
-from affinityd.linux.files import SCARCE, present
+from affinityd.linux.files import present
 from affinityd.linux.processes import (
     Credentials,
     credentials,
@@ -42,17 +41,12 @@ from affinityd.linux.processes import (
 )
 from affinityd.request.resolve import Caller
 
-if TYPE_CHECKING:
-    from affinityd.audit.document import Sees
-
 log = logging.getLogger(__name__)
 
 KEY = "peer"  #: where a request's scope has the peer, among its `state`
 ROOT = 0
 
 MOST_CGROUPS = 256  #: whose cpuset files' paths are remembered
-#: kernel 6.5, include/uapi/asm-generic/socket.h; Python has no name for it.
-SO_PEERPIDFD = 77
 
 SPARE_FILES = 96  #: files that the daemon needs besides connections
 MOST_OF_ONE = 512  #: connections at once of one user; all over TCP count as one
@@ -83,33 +77,12 @@ class Peer:
         """Take the connection's socket, and the process that the kernel noted."""
         self._socket = accepted
         self.credentials = credentials
-        self._start = None if has_peer_pidfd() else _start(credentials.pid)
+        self.start = _start(credentials.pid)
 
     @cached_property
     def groups(self) -> frozenset[int]:
         """The gids of the process: its own and, where there are not too many, the others."""
         return groups(self._socket, self.credentials.gid)
-
-    def is_same_process(self) -> bool:
-        """Whether the pid still is that of the process that connected.
-
-        Facts read of the pid before this call are then of that process. Raises OSError if no file
-        descriptor is left.
-        """
-        if not has_peer_pidfd():
-            return self._start is not None and _start(self.credentials.pid) == self._start
-        try:
-            handle: int = self._socket.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
-        except OSError as error:
-            if error.errno in SCARCE:
-                raise
-            return False  # it has ended, and its parent has noticed
-        end = select.poll()
-        end.register(handle, select.POLLIN)
-        try:
-            return not end.poll(0)  # as long as it lives its pid is no other's
-        finally:
-            os.close(handle)
 
 
 def peer_of(accepted: socket.socket) -> Peer | None:
@@ -126,20 +99,6 @@ def peer_of_request(scope: Scope) -> Peer | None:
     """Return the peer of a request; None over TCP."""
     peer: Peer | None = scope.get("state", {}).get(KEY)
     return peer
-
-
-@cache
-def has_peer_pidfd() -> bool:
-    """Return whether this kernel has a handle of the peer. Raises OSError without descriptors."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX)
-    with ours, theirs:
-        try:
-            os.close(ours.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD))
-        except OSError as error:
-            if error.errno in SCARCE:
-                raise
-            return False
-    return True
 
 
 def _start(pid: int) -> int | None:
@@ -243,7 +202,8 @@ class Callers:
             return None
         try:
             caller = _caller(pid)
-            if caller is not None and peer.is_same_process():
+            # What was read is of the peer if the pid is not another process's by now.
+            if caller is not None and peer.start is not None and _start(pid) == peer.start:
                 return caller
         except OSError as error:
             raise BusyError(
@@ -291,23 +251,6 @@ def _cpuset_files(membership: bytes) -> tuple[str, ...]:
     return tuple(Cgroups(os.fsdecode(membership)).cpuset_files())
 
 
-@dataclass(frozen=True)
-class Viewer:
-    """The processes that a caller may see; with neither field, only counts."""
-
-    is_admin: bool = False  #: all users'
-    uid: int | None = None  #: of this user
-
-    @property
-    def sees(self) -> Sees | None:
-        """The processes that are shown; None: only counts."""
-        from affinityd.audit.document import everything  # noqa: PLC0415 - where they are described
-
-        if self.is_admin:
-            return everything
-        return None if self.uid is None else lambda process: process.facts.uid == self.uid
-
-
 def is_foreign(host: str) -> bool:
     """Whether a Host header has a site's name: neither an IP address nor a name without a dot.
 
@@ -321,20 +264,17 @@ def is_foreign(host: str) -> bool:
     return False
 
 
-def viewer(peer: Peer | None, admin_group: int | None, host: str = "localhost") -> Viewer:
-    """Return the view of a caller: over TCP, from other namespaces or of a site, only counts."""
+def reader_of(peer: Peer | None, admin_group: int | None, host: str = "localhost") -> str:
+    """Return the reader of a document: ALL, COUNTS, or the uid whose processes it sees.
+
+    Over TCP, from other namespaces or for a site it sees only counts.
+    """
     if peer is None or is_foreign(host):
-        return Viewer()
+        return COUNTS
     pid, uid = peer.credentials.pid, peer.credentials.uid
     if pid <= 0 or uid == overflow_uid():
-        return Viewer()
-    if uid == ROOT and _is_in_container(pid):  # its uid is that of every other container's root
-        return Viewer()
-    if uid == ROOT or admin_group in peer.groups:
-        return Viewer(is_admin=True)
-    return Viewer(uid=uid)
-
-
-def _is_in_container(pid: int) -> bool:
-    """Whether a process is in a pid namespace below that of /proc: NSpid, proc_pid_status(5)."""
-    return len(status_of(pid, "NSpid").split()) > 1
+        return COUNTS
+    # In a pid namespace below that of /proc, proc_pid_status(5), root is of some container.
+    if uid == ROOT and len(status_of(pid, "NSpid").split()) > 1:
+        return COUNTS
+    return ALL if uid == ROOT or admin_group in peer.groups else str(uid)

@@ -71,7 +71,6 @@ def whole(families: Iterable[MetricFamily[T]], thing: T) -> Iterator[Metric]:
 
 
 END = b"# EOF\n"  #: of OpenMetrics
-OPEN_METRICS = "application/openmetrics-text"
 
 
 def encoder(accept: str) -> tuple[Callable[[Collector], bytes], str]:
@@ -80,18 +79,6 @@ def encoder(accept: str) -> tuple[Callable[[Collector], bytes], str]:
         return choose_encoder(accept)
     except TypeError:  # its own, over a version that is no number
         return choose_encoder("")
-
-
-def joined(*parts: bytes) -> bytes:
-    """Return expositions of one form as one; each metric is in one of them."""
-    end = END if parts[-1].endswith(END) else b""
-    return b"".join(part.removesuffix(END) for part in parts) + end
-
-
-def expositions(collector: Collector) -> tuple[bytes, bytes]:
-    """Return the metrics of a collector in Prometheus' text form, and as OpenMetrics."""
-    (text, _), (open_metrics, _) = encoder(""), encoder(f"{OPEN_METRICS}; version=1.0.0")
-    return text(collector), open_metrics(collector)
 
 
 def gpu_nics(node: Node) -> Metric:

@@ -21,18 +21,17 @@ from prometheus_client.core import Metric
 
 from affinityd import __version__
 from affinityd.daemon.metrics.families import (
+    END,
     GPU_LABELS,
-    OPEN_METRICS,
     MetricFamily,
     encoder,
     filled,
     gpu_labels,
     gpu_nics,
-    joined,
     whole,
 )
-from affinityd.daemon.state.plan_service import Answer
 from affinityd.daemon.state.scans import ScanResult
+from affinityd.daemon.state.topology_watcher import KnownNode
 from affinityd.linux.processes import children_of, ended_children_seconds, since_boot
 from affinityd.topology.model import Gpu, Node
 
@@ -118,32 +117,29 @@ class _Processes:
             yield metric
 
 
-def _client(is_of_job: bool) -> str:
-    return "job" if is_of_job else "other"
-
-
 class Metrics:
     """The daemon's counters, and its metrics of the node and the processes."""
 
     def __init__(
         self,
-        node: Callable[[], Node | None],
+        machine: KnownNode,
+        last_scan: Callable[[], ScanResult | None],
         *,
         scan_interval: float | None = None,
         nvml_failures: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """Take the source of the node, read at each scrape.
+        """Take the sources of the node and of the last scan, read at each scrape.
 
         `scan_interval`: seconds between two scans; None: there are none. `nvml_failures`: how often
         NVML did not answer, by query.
         """
         self.nvml_failures: Mapping[str, int] = nvml_failures
         self.scan_interval: float | None = scan_interval
-        self._node = node
-        self._last_scan: ScanResult | None = None
-        self._found: Mapping[str, Callable[[], Iterator[Metric]]] = {}
+        self.last_scan = last_scan
+        self._machine = machine
+        self._more: dict[str, Callable[[], Iterator[Metric]]] = {}
         self._registry = registry = CollectorRegistry()
-        self._plans = Counter(
+        self.plans = Counter(
             "affinityd_plans",
             "Requests for a plan, by mode, by result (ok, or the HTTP status of the refusal), "
             "by the worst locality of any rank, and by client: job for the format that jobs take, "
@@ -151,26 +147,26 @@ class Metrics:
             ("mode", "result", "locality", "client"),
             registry=registry,
         )
-        self._seconds = Histogram(
+        self.plan_seconds = Histogram(
             "affinityd_plan_duration_seconds",
             "Seconds that planning took; a remembered answer is not planned again.",
             buckets=BUCKETS,
             registry=registry,
         )
-        self._observed = Counter(
+        self.observed_plans = Counter(
             "affinityd_observed_plans",
             "Plans that were not applied because of AFFINITYD=observe; before: where the process "
             "ran; after: the plan's worst locality.",
             ("before", "after"),
             registry=registry,
         )
-        self._refused_connections = Counter(
+        self.refused_connections = Counter(
             "affinityd_refused_connections",
             "Connections that were refused, or closed while idle, since their user had the most "
             "that one may have.",
             registry=registry,
         )
-        self._failed_scans = Counter(
+        self.failed_scans = Counter(
             "affinityd_scan_failures",
             ("Scans of the processes that failed; the last good one stays, and its age grows."),
             registry=None if scan_interval is None else registry,
@@ -184,54 +180,27 @@ class Metrics:
     @property
     def scan_age(self) -> float | None:
         """Seconds since the last finished scan began; None: there was none."""
-        return None if self._last_scan is None else since_boot() - self._last_scan.boot
-
-    def scanned(self, result: ScanResult) -> None:
-        """Show the metrics of a finished scan from now on."""
-        self._last_scan = result
-
-    def scan_failed(self) -> None:
-        """Count a scan that failed."""
-        self._failed_scans.inc()
+        last = self.last_scan()
+        return None if last is None else since_boot() - last.boot
 
     def show(self, name: str, collect: Callable[[], Iterator[Metric]]) -> None:
         """Show metrics from now on instead of those of that name."""
-        self._found = {**self._found, name: collect}
+        self._more = {**self._more, name: collect}
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics that are computed at each scrape."""
-        if node := self._node():
+        if node := self._machine.known:
             yield from whole(NODE_FAMILIES, node)
             gpus = [(gpu_labels(gpu), gpu) for gpu in node.topology.gpus]
             yield from filled(GPU_FAMILIES, gpus, GPU_LABELS)
             yield gpu_nics(node)
         yield from whole(DAEMON_FAMILIES, self)
-        for collect in self._found.values():
+        for collect in self._more.values():
             yield from collect()
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
-        """Return all of it in a form that an Accept header takes, and that form's media type.
-
-        Thousands of series take a while: not on the event loop.
-        """
+        """Return all of it in a form that an Accept header takes, and that form's media type."""
         encode, media_type = encoder(accept)
-        parts = [encode(self._registry)]
-        if (scan := self._last_scan) is not None:
-            is_open = media_type.startswith(OPEN_METRICS)
-            parts.insert(0, scan.open_metrics if is_open else scan.text)
-        return joined(*parts), media_type
-
-    def planned(self, answer: Answer, seconds: float) -> None:
-        """Count a request that was planned, and the time that it took."""
-        self._plans.labels(answer.mode, "ok", answer.locality, _client(answer.is_of_job)).inc()
-        if answer.observed is not None:
-            self._observed.labels(answer.observed, answer.locality).inc()
-        self._seconds.observe(seconds)
-
-    def refused(self, mode: str, status: int, *, is_of_job: bool) -> None:
-        """Count a request that was refused; `mode` is empty where none could be read."""
-        self._plans.labels(mode, str(status), "", _client(is_of_job)).inc()
-
-    def refused_connection(self) -> None:
-        """Count a connection that was refused."""
-        self._refused_connections.inc()
+        last, own = self.last_scan(), encode(self._registry)
+        of_scan = last.texts[media_type.partition(";")[0]] if last else b""
+        return of_scan.removesuffix(END) + own, media_type

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from affinityd.errors import FatalError
 from affinityd.threads import started
@@ -15,7 +14,6 @@ from affinityd.threads import started
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-K = TypeVar("K", bound=Hashable)
 
 
 async def in_background(work: Callable[[], T]) -> T:
@@ -42,29 +40,6 @@ async def pause(event: asyncio.Event, seconds: float) -> None:
         await asyncio.wait({coming}, timeout=seconds)
     finally:
         coming.cancel()
-
-
-class SingleFlight(Generic[K, T]):
-    """Work in the background, one piece at a time; equal requests meanwhile share one answer."""
-
-    def __init__(self, work: Callable[[K], T]) -> None:
-        """Take the function that answers a request."""
-        self._work = work
-        self._turn = asyncio.Lock()
-        self._under_way: dict[K, asyncio.Task[T]] = {}
-
-    async def __call__(self, question: K) -> T:
-        """Return the answer, or raise the error of `work`; a caller that leaves stops no other."""
-        answer = self._under_way.get(question)
-        if answer is None:
-            answer = asyncio.get_running_loop().create_task(self._answer(question))
-            self._under_way[question] = answer
-            answer.add_done_callback(lambda _: self._under_way.pop(question))
-        return await asyncio.shield(answer)
-
-    async def _answer(self, question: K) -> T:
-        async with self._turn:
-            return await in_background(partial(self._work, question))
 
 
 class FailureLog:

@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -22,22 +21,26 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, Pipe
 from traceback import format_exc
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from affinityd.daemon.state.background import FailureLog, in_background
 from affinityd.errors import FatalError
 from affinityd.linux.syscalls import end_with
-from affinityd.threads import started
 
 if TYPE_CHECKING:
     from affinityd.audit.model import ContainerNames
-    from affinityd.daemon.state.plan_service import PlanService
+    from affinityd.daemon.state.topology_watcher import KnownNode
     from affinityd.topology.model import Topology
 
 #: A scan takes at most 20 s, and the work on it a few: one that takes longer hangs.
 HUNG_SECONDS = 120.0
 
-ENDED = "the process that scans the processes has ended"
+#: The forms of metrics: Prometheus' own, and OpenMetrics.
+TEXT, OPEN_METRICS = "text/plain", "application/openmetrics-text"
+
+#: The readers of a document: of all processes, of none but counts, and of the own of a user that
+#: has none. Every other one is a uid.
+ALL, COUNTS, OWN = "all", "counts", "own"
 
 
 @dataclass(frozen=True)
@@ -45,91 +48,66 @@ class ScanResult:
     """The part of a scan that the daemon keeps."""
 
     boot: float  #: when the scan began, seconds since boot
-    enforced: float | None  #: the same of the last scan by which was enforced; None: there was none
-    text: bytes  #: the metrics in Prometheus' text form
-    open_metrics: bytes  #: the same as OpenMetrics
+    #: The metrics by their form, and the documents by path and reader: `/audit all`.
+    texts: Mapping[str, bytes]
+    counts: Mapping[str, int]  #: of failures since the start, by their name
+
+    def document(self, path: str, reader: str) -> bytes | None:
+        """Return a document as a reader may see it; None: nothing has been enforced yet."""
+        return self.texts.get(f"{path} {reader}") or self.texts.get(f"{path} {OWN}")
 
 
-class Scanner(Protocol):
-    """The object that works in the child."""
-
-    counts: Mapping[str, int]  #: of failures, for the daemon's metrics
-
-    def scan(self, topology: Topology, containers: ContainerNames) -> ScanResult:
-        """Scan once; `containers`: those that are known by name."""
-
-    def document(self, path: str, *, is_admin: bool, uid: int | None) -> bytes:
-        """Return the document of the last scan at a path, as `Viewer(is_admin, uid)` sees it."""
+Scan = Callable[["Topology", "ContainerNames"], ScanResult]
 
 
 class ScanChild:
-    """The child; one thread at a time may ask for a scan, any thread for documents."""
+    """The child, and the result of its last scan; one thread at a time may ask for a scan."""
 
-    def __init__(self, make: Callable[[], Scanner], counts: dict[str, int]) -> None:
-        self._scans, scans = Pipe()
-        self._documents, documents = Pipe()
-        self._turn = threading.Lock()  # of the pipe for documents
+    def __init__(self, make: Callable[[], Scan], counts: dict[str, int]) -> None:
+        """Fork the child, which makes the function that scans; its counts go to `counts`."""
+        self.last: ScanResult | None = None
+        self._pipe, pipe = Pipe()
         self._counts = counts
         self._sent: Topology | None = None
         daemon = os.getpid()
         self._pid = os.fork()
         if self._pid == 0:
             try:
-                self._scans.close()
-                self._documents.close()
+                self._pipe.close()
                 with suppress(OSError):  # without it, a child that hangs ends later
                     end_with(daemon)
-                _serve(scans, documents, make)
+                _serve(pipe, make)
             finally:
                 os._exit(0)
-        scans.close()
-        documents.close()
+        pipe.close()
 
-    def scan(self, topology: Topology, containers: ContainerNames | None = None) -> ScanResult:
-        """Have it scan; its log lines are logged here.
+    def scan(self, topology: Topology, containers: ContainerNames) -> None:
+        """Have it scan; `containers` are those known by name. Its log lines are logged here.
 
         Raises RuntimeError, with the traceback, for a scan that failed; FatalError for a child that
         has ended or hangs.
         """
         try:
-            changed = None if topology is self._sent else topology
-            self._scans.send((changed, {**(containers or {})}))
-            if not self._scans.poll(HUNG_SECONDS):
+            self._pipe.send((None if topology is self._sent else topology, dict(containers)))
+            if not self._pipe.poll(HUNG_SECONDS):
                 os.kill(self._pid, signal.SIGKILL)
                 raise FatalError(f"a scan of the processes has hung for {HUNG_SECONDS:g} s")
-            answer = json.loads(self._scans.recv_bytes())
-            text, open_metrics = self._scans.recv_bytes(), self._scans.recv_bytes()
+            answer = json.loads(self._pipe.recv_bytes())
+            texts = {name: self._pipe.recv_bytes() for name in answer["texts"]}
         except (OSError, EOFError):
-            raise FatalError(ENDED) from None
+            raise FatalError("the process that scans the processes has ended") from None
         self._sent = topology
         self._counts.update(answer["counts"])
         for name, level, message in answer["log"]:
             logging.getLogger(name).log(level, "%s", message)
         if answer["error"] is not None:
             raise RuntimeError(answer["error"])
-        return ScanResult(answer["boot"], answer["enforced"], text, open_metrics)
-
-    def document(self, path: str, *, is_admin: bool, uid: int | None) -> bytes:
-        """Return a document of the last scan as a viewer may see it, also during a scan.
-
-        Raises RuntimeError, with the traceback, if it could not be written.
-        """
-        question = json.dumps([path, is_admin, uid])
-        try:
-            with self._turn:
-                self._documents.send_bytes(question.encode())
-                error, document = self._documents.recv_bytes(), self._documents.recv_bytes()
-        except (OSError, EOFError):
-            raise FatalError(ENDED) from None
-        if error:
-            raise RuntimeError(error.decode())
-        return document
+        self.last = ScanResult(answer["boot"], texts, answer["counts"])
 
 
 async def scan_regularly(
-    scan: Callable[[Topology], ScanResult],
-    service: PlanService,
-    consume: Callable[[ScanResult], None],
+    scan: Callable[[Topology], object],
+    machine: KnownNode,
     on_failure: Callable[[], None],
     *,
     every: float,
@@ -142,11 +120,11 @@ async def scan_regularly(
     failures = FailureLog(
         "a scan of the processes failed; the last good one stays", count=on_failure
     )
-    await service.has_read.wait()
+    await machine.has_read.wait()
     while True:
         began = time.monotonic()
         with failures.logged():
-            consume(await in_background(partial(scan, service.node.topology)))
+            await in_background(partial(scan, machine.node.topology))
         await asyncio.sleep(began + every - time.monotonic())
 
 
@@ -154,57 +132,40 @@ class _Records(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.setFormatter(logging.Formatter())  # the message and its traceback alone
-        self._kept: list[tuple[str, int, str]] = []
+        self.kept: list[tuple[str, int, str]] = []  #: logger, level, message
 
     def emit(self, record: logging.LogRecord) -> None:
         line = " | ".join(part.strip() for part in self.format(record).splitlines())
-        self._kept.append((record.name, record.levelno, line))
-
-    def taken(self) -> list[tuple[str, int, str]]:
-        """Return the records since the last call: logger, level, message."""
-        kept, self._kept = self._kept, []
-        return kept
+        self.kept.append((record.name, record.levelno, line))
 
 
-def _serve(scans: Connection, documents: Connection, make: Callable[[], Scanner]) -> None:
+def _serve(pipe: Connection, make: Callable[[], Scan]) -> None:
     """Make one scan after the other, until the daemon has ended."""
     gc.enable()  # which the daemon's start has disabled
     for number in (signal.SIGINT, signal.SIGTERM):  # the daemon takes them, and ends first
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(handlers=[records := _Records()], level=logging.INFO, force=True)
-    scanner: Scanner | None = None
+    scan: Scan | None = None
     topology: Topology
     with suppress(OSError, EOFError):
         while True:
-            changed, containers = scans.recv()
+            changed, containers = pipe.recv()
             if changed is not None:  # as it is at the first scan
                 topology = changed
+            result, error = ScanResult(0.0, {}, {}), None
             try:
-                if scanner is None:
-                    scanner = make()
-                    started(partial(_answer, documents, scanner))
-                result, error = scanner.scan(topology, containers), None
+                scan = scan or make()
+                result = scan(topology, containers)
             except Exception:  # noqa: BLE001 - the daemon logs it
-                result, error = ScanResult(0.0, None, b"", b""), format_exc()
+                error = format_exc()
             answer = {
                 "boot": result.boot,
-                "enforced": result.enforced,
-                "counts": dict(scanner.counts) if scanner else {},
-                "log": records.taken(),
+                "texts": list(result.texts),
+                "counts": dict(result.counts),
+                "log": records.kept,
                 "error": error,
             }
-            for part in (json.dumps(answer).encode(), result.text, result.open_metrics):
-                scans.send_bytes(part)
-
-
-def _answer(pipe: Connection, scanner: Scanner) -> None:
-    """Write one document after the other, beside the scans, until the daemon has ended."""
-    with suppress(OSError, EOFError):
-        while True:
-            path, is_admin, uid = json.loads(pipe.recv_bytes())
-            try:
-                error, document = b"", scanner.document(path, is_admin=is_admin, uid=uid)
-            except Exception:  # noqa: BLE001 - the daemon logs it
-                error, document = format_exc().encode(), b""
-            pipe.send_bytes(error)
-            pipe.send_bytes(document)
+            pipe.send_bytes(json.dumps(answer).encode())
+            for text in result.texts.values():
+                pipe.send_bytes(text)
+            records.kept = []

@@ -1,4 +1,4 @@
-"""Keeps the daemon's topology current, and publishes it: to clients, systemd and the log.
+"""The node as it is known now: kept current, and published to clients, systemd and the log.
 
 A reading is swapped in whole, so a plan is made from one reading or the next, never from both.
 """
@@ -10,18 +10,16 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from affinityd.config import ON
-from affinityd.cpuset import CpuSet
+from affinityd.config import NODE_FILE
+from affinityd.config.settings import Settings
 from affinityd.daemon.state.background import FailureLog, in_background, pause, until_multiple
-from affinityd.daemon.state.plan_service import PlanService
-from affinityd.errors import AffinityError
-from affinityd.linux.files import sweep
+from affinityd.errors import AffinityError, NotReadyError
+from affinityd.linux.files import content, sweep
 from affinityd.text import count
 from affinityd.topology.document import write_node
 from affinityd.topology.model import Node, Topology
@@ -37,14 +35,14 @@ MIG_REREAD_SECONDS = 10.0  #: an unknown MIG UUID makes a reading at most so oft
 class TopologySource(Protocol):
     """A machine that can be read again and again."""
 
+    #: The file that differs when a CPU comes or goes; None: none does.
+    online_file: str | None
+
     def query_drivers(self) -> None:
         """Ask its GPU drivers, which may take long; their answers are remembered."""
 
     def read(self) -> Topology:
         """Read its files, and join them with its drivers' answers. Raises AffinityError."""
-
-    def online(self) -> object:
-        """Return a value that changes when a CPU comes or goes: one small read."""
 
     def drivers(self) -> object:
         """Return a value that changes when a driver comes or goes."""
@@ -56,47 +54,54 @@ class TopologySource(Protocol):
         """Whether a driver is there that did not answer."""
 
 
-class TopologyWatcher:
-    """Reads the node at the start, on request, and when something has changed."""
+class KnownNode:
+    """The node as it is known now."""
 
-    def __init__(
-        self,
-        service: PlanService,
-        machine: TopologySource,
-        *,
-        reserved: CpuSet,
-        switch: str = ON,
-        on_read: Callable[[], None],
-    ) -> None:
-        """Take the user of the readings, and the function called after each of them."""
-        self._service = service
+    def __init__(self, node: Node | None = None) -> None:
+        self.known = node  #: None before the first reading
+        self.has_read = asyncio.Event()
+
+    @property
+    def node(self) -> Node:
+        """The node. Raises NotReadyError before the first reading."""
+        if self.known is None:
+            raise NotReadyError("the machine has not been read yet; try again in a moment")
+        return self.known
+
+
+class TopologyWatcher(KnownNode):
+    """Reads the node at the start, on request, and when something has changed; publishes it."""
+
+    def __init__(self, machine: TopologySource, settings: Settings) -> None:
+        super().__init__()
         self._machine = machine
-        self._reserved = reserved
-        self._switch = switch
-        self._on_read = on_read
-        self._failures = FailureLog(
+        self._settings = settings
+        self._node_file = Path(settings.socket).with_name(NODE_FILE)
+        self._unread = FailureLog(
             "the machine could not be read", expected=(AffinityError, OSError)
         )
-        self._seen_online: object = None
+        self._unwritten = FailureLog(f"{self._node_file} could not be written", expected=(OSError,))
+        self._seen_online: bytes | None = None
         self._seen_ports: object = None
         self._seen_drivers: object = None
         self._asked_drivers = self._sought_mig = float("-inf")
         self._asking = asyncio.Lock()
         self._reading = asyncio.Lock()
         self._wanted = asyncio.Event()
-
-    def _is_current(self) -> bool:
-        return self._machine.online() == self._seen_online
+        self._is_to_publish = False
+        self._published: Node | None = None
 
     async def first_reading(self) -> None:
         """Return when the machine has been read for the first time, or FIRST_SECONDS later."""
-        if self._service.known is None:
-            await pause(self._service.has_read, FIRST_SECONDS)
+        if self.known is None:
+            await pause(self.has_read, FIRST_SECONDS)
 
     async def refresh(self) -> None:
         """Read the CPUs again if they have changed; this waits for no driver."""
-        if self._service.known is not None and not self._is_current():
-            await self._read(unless=self._is_current)
+        if self.known is not None and not self._is_current():
+            async with self._reading:
+                if not self._is_current():  # else another request has read it meanwhile
+                    await self._read()
 
     async def seek_mig(self) -> None:
         """Read everything again for an unknown MIG instance, unless that was done recently."""
@@ -112,18 +117,25 @@ class TopologyWatcher:
     async def watch(self) -> None:
         """Read at the start, when that is wanted, and when drivers or RDMA ports differ.
 
-        Never returns.
+        Publishes each reading, off the event loop: no plan waits for a disk. Never returns.
         """
         self._wanted.set()
         while True:
             await pause(self._wanted, until_multiple(DRIVER_CHECK_SECONDS))
-            unread = self._service.known is None
-            if unread or self._wanted.is_set() or self._drivers_differ():
+            if self.known is None or self._wanted.is_set() or self._drivers_differ():
                 self._wanted.clear()
                 async with self._asking:
                     await self._ask_and_read()
             elif await self._ports() != self._seen_ports:
-                await self._read()
+                async with self._reading:
+                    await self._read()
+            if self._is_to_publish:
+                self._is_to_publish = False
+                await in_background(self._publish)
+
+    def _is_current(self) -> bool:
+        file = self._machine.online_file
+        return file is None or content(file) in {None, self._seen_online}
 
     async def _ports(self) -> object:
         """Return the ports' states; where there are some, from a thread: adapters may be slow."""
@@ -141,77 +153,51 @@ class TopologyWatcher:
         self._seen_drivers = self._machine.drivers()
         await in_background(self._machine.query_drivers)
         self._asked_drivers = time.monotonic()
-        await self._read()
-
-    async def _read(self, *, unless: Callable[[], bool] = lambda: False) -> None:
         async with self._reading:
-            if unless():  # another request has read it meanwhile
-                return
-            online = self._machine.online()
-            ports = await in_background(self._machine.ports)
-            with self._failures.logged():
-                topology = await in_background(self._machine.read)
-                self._seen_online, self._seen_ports = online, ports
-                self._swap(topology)
-                self._on_read()
+            await self._read()
 
-    def _swap(self, topology: Topology) -> None:
-        node = self._service.known
-        if node is None:
-            self._service.swap(Node(topology, self._reserved, switch=self._switch))
-        elif topology != node.topology:
-            generation = node.generation + 1
-            self._service.swap(replace(node, topology=topology, generation=generation))
-        else:
-            log.info("read again: nothing has changed")
-
-
-class NodePublisher:
-    """Publishes the node after each reading, off the event loop: no plan waits for a disk."""
-
-    def __init__(self, service: PlanService, path: Path, *, replayed: bool = False) -> None:
-        """Take the source of the node, `path` of node.json, and whether it is replayed."""
-        self._service = service
-        self._path = path
-        self._replayed = replayed
-        self.has_been_read = asyncio.Event()  #: set, it has the node published
-        self._published: Node | None = None
-        self._failures = FailureLog(f"{path} could not be written", expected=(OSError,))
-
-    async def run(self) -> None:
-        """Publish for ever; of readings meanwhile only the newest."""
-        await in_background(lambda: sweep(self._path))
-        while True:
-            await self.has_been_read.wait()
-            self.has_been_read.clear()
-            await in_background(self._publish)
+    async def _read(self) -> None:
+        online = content(self._machine.online_file) if self._machine.online_file else None
+        ports = await in_background(self._machine.ports)
+        with self._unread.logged():
+            topology = await in_background(self._machine.read)
+            self._seen_online, self._seen_ports = online, ports
+            if self.known is None:
+                reserved, switch = self._settings.reserved_cpus, self._settings.switch
+                self.known = Node(topology, reserved, switch=switch)
+            elif topology != self.known.topology:
+                generation = self.known.generation + 1
+                self.known = replace(self.known, topology=topology, generation=generation)
+            else:
+                log.info("read again: nothing has changed")
+            self.has_read.set()
+            self._is_to_publish = True
 
     def _publish(self) -> None:
-        node = self._service.known
-        if node is None:
-            return
-        if node is not self._published:
-            self._log(node)
+        node, before = self.node, self._published
+        if node is not before:
+            _log(node, before.topology if before else None)
         # A file that was deleted, or that the disk had no room for, comes back with any reading.
-        with self._failures.logged():
-            write_node(self._path, replace(node, replayed=self._replayed))
-        notify(f"READY=1\nSTATUS={_state(node)}")
+        with self._unwritten.logged():
+            if before is None:
+                sweep(self._node_file)
+            write_node(self._node_file, replace(node, replayed=self._settings.replays))
+        notify(f"READY=1\nSTATUS={_state(node.topology)}")
         self._published = node
 
-    def _log(self, node: Node) -> None:
-        topology = node.topology
-        former = self._published.topology if self._published else None
-        if former is None or replace(former, nics=topology.nics) != topology:  # a port may flap
-            log.info("%s (generation %d)", _state(node), node.generation)
-        for notice in topology.notices:
-            if former is None or notice not in former.notices:  # a notice is news once
-                log.warning("%s", notice)
-        if topology.online <= node.reserved:
-            log.warning("every online CPU is reserved: no plan can be made")
 
-
-def _state(node: Node) -> str:
+def _log(node: Node, former: Topology | None) -> None:
     topology = node.topology
+    if former is None or replace(former, nics=topology.nics) != topology:  # a port may flap
+        log.info("%s (generation %d)", _state(topology), node.generation)
+    for notice in topology.notices:
+        if former is None or notice not in former.notices:  # a notice is news once
+            log.warning("%s", notice)
+    if topology.online <= node.reserved:
+        log.warning("every online CPU is reserved: no plan can be made")
+
+
+def _state(topology: Topology) -> str:
     return (
         f"{topology.name}: {count(len(topology.online), 'CPU')}, "
         f"{count(len(topology.nodes), 'NUMA node')}, {count(len(topology.gpus), 'GPU')}"

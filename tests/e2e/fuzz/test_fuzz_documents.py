@@ -21,7 +21,7 @@ from affinityd.cli.render.topology import draw
 from affinityd.config import NODE_FILE, settings
 from affinityd.config.settings import Settings
 from affinityd.daemon.nri import NriPlugin
-from affinityd.daemon.state.plan_service import PlanService
+from affinityd.daemon.state.topology_watcher import KnownNode
 from affinityd.discovery.nvml import (
     GpuProcesses,
     NvmlGpu,
@@ -218,7 +218,7 @@ def test_any_bytes_are_read_or_a_value_error(data: bytes, parts: list[bytes]) ->
 @SOME
 def test_a_runtime_never_gets_an_error(payload: bytes, request: bytes) -> None:
     rules = Settings(nri="/nonexistent", nri_namespaces=frozenset("*"))
-    plugin = NriPlugin(rules, PlanService(Node(tiny())), lambda: None)
+    plugin = NriPlugin(rules, KnownNode(Node(tiny())), lambda: None)
     for answer in (plugin._create_container, plugin._update_container, plugin._synchronize):
         for asked in (ASKED + field(3, payload), request):
             answered = reply(asked, {"CreateContainer": answer}, lambda: suppress(Exception))

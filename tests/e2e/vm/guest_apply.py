@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from affinityd.daemon.api.peers import has_peer_pidfd
 from tests.e2e.vm.hardware import BARE_NODE, GPU_NODES, NODES, distance
 from tests.e2e.vm.inside import (
     FILL,
@@ -114,7 +113,6 @@ def callers() -> dict[str, Any]:
     below = group / "step"
     below.mkdir(exist_ok=True)  # without the controller, it has no cpuset of its own
     return {
-        "has handles": has_peer_pidfd(),
         "in a cpuset, for more": allowed(group, "cpuset=0-31"),
         "below it, with a mask": allowed(below, "whose=caller", "taskset", "-c", "6-7"),
     }

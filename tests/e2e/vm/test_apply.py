@@ -36,10 +36,8 @@ def test_each_rank_is_near_its_gpu_and_is_told_so(seen: Document, source: str) -
     }
 
 
-def test_callers_are_known_by_their_cgroups_on_an_older_kernel(seen: Document) -> None:
-    """Its kernel is older than SO_PEERPIDFD."""
+def test_callers_are_known_by_their_cgroups(seen: Document) -> None:
     assert seen["callers"] == {
-        "has handles": False,
         "in a cpuset, for more": {"cpulist": "5-9", "source": "request", "within": "5-9"},
         "below it, with a mask": {"cpulist": "6-7", "source": "caller", "within": "5-9"},
     }

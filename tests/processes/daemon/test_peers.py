@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from affinityd.cpuset import parse_list
-from affinityd.daemon.api import peers
-from affinityd.daemon.api.peers import Callers, Peer, Viewer, has_peer_pidfd, peer_of, viewer
+from affinityd.daemon.api.peers import Callers, Peer, peer_of, reader_of
+from affinityd.daemon.state.scans import ALL, COUNTS
 from affinityd.request.resolve import Caller
 from tests.support.asking_processes import Asker, connected
 from tests.support.child_python import said
@@ -23,7 +23,6 @@ from tests.support.cpusets import cpuset, needs_cpuset
 from tests.support.tiny import BOTH, FAR, NEAR
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may do so to processes")
-has_handles = pytest.mark.skipif(not has_peer_pidfd(), reason="a kernel before 6.5")
 
 
 class Called:
@@ -39,14 +38,8 @@ class Called:
         assert self.asker.do(f"{code}; print('done', flush=True)") == "done"
 
 
-@pytest.fixture(params=[pytest.param(True, id="by handle", marks=has_handles), False])
-def by_pidfd(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    monkeypatch.setattr(peers, "has_peer_pidfd", lambda: request.param)
-    return bool(request.param)
-
-
 @pytest.fixture
-def caller(by_pidfd: bool) -> Iterator[Called]:  # noqa: ARG001 - it has an effect
+def caller() -> Iterator[Called]:
     with connected() as (asker, accepted):
         yield Called(asker, accepted)
 
@@ -93,11 +86,9 @@ def test_a_caller_that_has_ended_is_not_known(caller: Called, is_reaped: bool) -
 #: In a pid namespace of its own: who connected ends, and another process is given its number.
 REUSED = """
 import os, socket, sys, time
-from tests.processes.daemon.test_peers import peer_of, peers, told
-path, by_pidfd = sys.argv[1:]
-peers.has_peer_pidfd = lambda: by_pidfd == "True"
+from tests.processes.daemon.test_peers import peer_of, told
 listener = socket.socket(socket.AF_UNIX)
-listener.bind(path)
+listener.bind(sys.argv[1])
 listener.listen()
 def child(work):
     pid = os.fork()
@@ -108,7 +99,7 @@ def child(work):
 may_end, end = os.pipe()
 def connect():
     connection = socket.socket(socket.AF_UNIX)
-    connection.connect(path)
+    connection.connect(sys.argv[1])
     os.read(may_end, 1)
 first = child(connect)
 accepted, _ = listener.accept()
@@ -134,11 +125,10 @@ print(Callers().of_peer(peer_of(mine)))
 
 @as_root
 def test_a_process_with_the_pid_of_one_that_has_ended_is_not_taken_for_it(
-    tmp_path: Path, by_pidfd: bool
+    tmp_path: Path,
 ) -> None:
     apart = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
-    arguments = (str(tmp_path / "s"), str(by_pidfd))
-    assert said(REUSED, *arguments, within=apart) == "True True None"
+    assert said(REUSED, str(tmp_path / "s"), within=apart) == "True True None"
 
 
 @as_root
@@ -204,10 +194,10 @@ def test_another_user_is_known_as_such_with_all_groups() -> None:
 
 @as_root
 @pytest.mark.parametrize(
-    ("before", "is_admin"), [((), True), (("unshare", "--pid", "--fork"), False)]
+    ("before", "reader"), [((), ALL), (("unshare", "--pid", "--fork"), COUNTS)]
 )
 def test_root_of_the_node_sees_everything_and_root_of_a_container_counts(
-    before: Sequence[str], *, is_admin: bool
+    before: Sequence[str], reader: str
 ) -> None:
     with connected(before) as (_, accepted):
-        assert viewer(peer_of(accepted), None) == Viewer(is_admin=is_admin)
+        assert reader_of(peer_of(accepted), None) == reader

@@ -5,36 +5,33 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from typing import Any
 
 import pytest
 
 from affinityd.audit.model import Scan
 from affinityd.config.settings import Settings
-from affinityd.daemon.api.peers import Viewer
 from affinityd.daemon.scanning import Scanning
 from affinityd.daemon.state import scans as module
-from affinityd.daemon.state.scans import ScanChild
+from affinityd.daemon.state.scans import ALL, COUNTS, OPEN_METRICS, TEXT, ScanChild, ScanResult
+from affinityd.daemon.state.scans import Scan as ScanFunction
 from affinityd.errors import FatalError
 from affinityd.linux.processes import exists
-from affinityd.threads import started
 from tests.support.children import children_of
 from tests.support.daemons import eventually
 from tests.support.scans import MACHINE, process, scan
 
 FOUND = scan(*(process(pid, threads=3) for pid in range(100, 105)))
 FAR = scan(process(1, cause="mask", placement="remote"))
-ADMIN = Viewer(is_admin=True)
 
 
 @contextmanager
-def child_with(make: Callable[[], Scanning]) -> Iterator[tuple[ScanChild, int, dict[str, int]]]:
+def child_with(make: Callable[[], ScanFunction]) -> Iterator[tuple[ScanChild, int, dict[str, int]]]:
     """Run a child until the daemon would end; yield it, its pid, and the daemon's counts."""
     counts, before = {"processes": 0, "topology": 2}, {*children_of(os.getpid())}
     child = ScanChild(make, counts)
@@ -42,20 +39,24 @@ def child_with(make: Callable[[], Scanning]) -> Iterator[tuple[ScanChild, int, d
     try:
         yield child, pid, counts
     finally:
-        for pipe in ("_scans", "_documents"):
-            vars(child)[pipe].close()  # as the end of the daemon does
+        child._pipe.close()  # as the end of the daemon does
         os.waitpid(pid, 0)
 
 
 @contextmanager
 def scanning(work: Callable[..., Scan], jobs: int = 0) -> Iterator[tuple[ScanChild, int]]:
-    with child_with(lambda: Scanning(Settings(job_series=jobs), work, {})) as (child, pid, _):
+    with child_with(lambda: Scanning(Settings(job_series=jobs), work, {}).scan) as (child, pid, _):
         yield child, pid
 
 
-def pids(child: ScanChild, viewer: Viewer = ADMIN) -> list[int]:
-    document = json.loads(child.document("/audit", **asdict(viewer)))
-    return [it["pid"] for it in document["processes"]]
+def scanned(child: ScanChild) -> ScanResult:
+    child.scan(MACHINE, {})
+    assert child.last is not None
+    return child.last
+
+
+def document(result: ScanResult, reader: str) -> dict[str, Any]:
+    return json.loads(result.document("/audit", reader) or b"")  # type: ignore[no-any-return]
 
 
 def test_metrics_documents_and_counts_of_a_scan_come_back() -> None:
@@ -65,30 +66,16 @@ def test_metrics_documents_and_counts_of_a_scan_come_back() -> None:
         failures["processes"] += 1
         return FOUND
 
-    with child_with(lambda: Scanning(Settings(), found, failures)) as (child, _, counts):
-        results = [child.scan(MACHINE), child.scan(MACHINE)]
-        assert [(it.boot, it.enforced) for it in results] == [(FOUND.boot, None)] * 2
-        assert b"affinityd_gpu_processes" in results[0].text
-        assert results[0].open_metrics.endswith(b"# EOF\n")
-        assert pids(child) == [100, 101, 102, 103, 104]
-        assert pids(child, Viewer(uid=7)) == []
-        assert "processes" not in json.loads(child.document("/audit", is_admin=False, uid=None))
+    with child_with(lambda: Scanning(Settings(), found, failures).scan) as (child, _, counts):
+        results = [scanned(child), scanned(child)]
+        assert [it.boot for it in results] == [FOUND.boot] * 2
+        assert b"affinityd_gpu_processes" in results[0].texts[TEXT]
+        assert results[0].texts[OPEN_METRICS].endswith(b"# EOF\n")
+        pids = [it["pid"] for it in document(results[0], ALL)["processes"]]
+        assert pids == [100, 101, 102, 103, 104]
+        assert document(results[0], "7")["processes"] == []
+        assert "processes" not in document(results[0], COUNTS)
         assert counts == {"processes": 2, "topology": 2}
-
-
-def test_a_document_does_not_wait_for_a_scan() -> None:
-    scans = iter((0.0, 600.0))
-
-    def found(*_: object) -> Scan:
-        time.sleep(next(scans))
-        return FOUND
-
-    with scanning(found) as (child, pid):
-        child.scan(MACHINE)
-        under_way = started(lambda: child.scan(MACHINE))
-        assert len(pids(child)) == 5
-        os.kill(pid, signal.SIGKILL)
-        assert isinstance(under_way.exception(), FatalError)
 
 
 def test_a_failed_scan_has_its_traceback_and_the_next_one_is_made() -> None:
@@ -101,17 +88,15 @@ def test_a_failed_scan_has_its_traceback_and_the_next_one_is_made() -> None:
 
     with scanning(fails_once) as (child, _):
         with pytest.raises(RuntimeError, match=r"(?s)in fails_once.*ValueError: a bug of the test"):
-            child.scan(MACHINE)
-        assert child.scan(MACHINE).boot == FOUND.boot
+            child.scan(MACHINE, {})
+        assert scanned(child).boot == FOUND.boot
 
 
 def test_a_child_that_has_ended_is_fatal_in_one_line() -> None:
     with scanning(lambda *_: os._exit(1)) as (child, _):
         for _ in range(2):
             with pytest.raises(FatalError, match=r"\Athe process that scans .* has ended\Z"):
-                child.scan(MACHINE)
-        with pytest.raises(FatalError, match=r"has ended\Z"):
-            child.document("/audit", **asdict(ADMIN))
+                child.scan(MACHINE, {})
 
 
 def test_a_child_that_hangs_is_killed_and_fatal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +105,7 @@ def test_a_child_that_hangs_is_killed_and_fatal(monkeypatch: pytest.MonkeyPatch)
         scanning(lambda *_: time.sleep(600)) as (child, _),  # type: ignore[arg-type]
         pytest.raises(FatalError, match=r"\Aa scan of the processes has hung for 0\.1 s\Z"),
     ):
-        child.scan(MACHINE)
+        child.scan(MACHINE, {})
 
 
 HANGING = """
@@ -131,7 +116,7 @@ def hang():
     os.write(1, f"{os.getpid()}\\n".encode())
     time.sleep(600)
 
-ScanChild(hang, {}).scan(None)
+ScanChild(hang, {}).scan(None, {})
 """
 
 
@@ -149,7 +134,7 @@ def test_log_lines_of_the_child_are_logged_by_the_daemon(caplog: pytest.LogCaptu
     found = iter((FAR, scan(process(1)), scan(process(1))))
     with scanning(lambda *_: next(found)) as (child, _):
         for _ in range(3):
-            child.scan(MACHINE)
+            child.scan(MACHINE, {})
     name = "affinityd.daemon.scanning"
     assert [(it.name, it.levelname) for it in caplog.records] == [(name, "WARNING"), (name, "INFO")]
     assert caplog.records[0].message.startswith("nvidia GPU 0 (0000:10:00.0): 1 of its processes")

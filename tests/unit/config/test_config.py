@@ -12,10 +12,10 @@ from affinityd import config
 from affinityd.cli.commands.serve import narrowed
 from affinityd.config.settings import ENFORCE_VALUES, Settings
 from affinityd.cpuset import parse_list
-from affinityd.daemon.state.plan_service import PlanService
 from affinityd.errors import InvalidRequestError
 from affinityd.request.resolve import Caller
 from affinityd.topology.model import Node, Topology
+from tests.support.asking import answer_to
 from tests.support.machines.by_hand import made
 
 #: What AFFINITYD may say, by what it means; and what it may not.
@@ -158,7 +158,7 @@ def test_an_observed_plan_is_counted_before_and_after(
     machine: Topology, query: str, before: str, after: str
 ) -> None:
     for format_name in ("shell", "json"):
-        found = PlanService(Node(machine)).answer(f"{query}&format={format_name}".encode())
+        found = answer_to(Node(machine), f"{query}&format={format_name}".encode())
         assert (found.observed, found.locality) == (before, after)
         assert (b"AFFINITYD=observe" in found.body) == (format_name == "shell")
 
@@ -179,7 +179,6 @@ def test_the_node_s_switch_is_sent_to_clients_that_apply_a_plan(
 ) -> None:
     query = query if "format" in query else f"format=shell&{query}".rstrip("&")
     who = None if caller is None else Caller(parse_list(caller))
-    service = PlanService(Node(MACHINE, switch=site))
-    answer = service.answer(f"gpus=0&{query}".encode(), who)
+    answer = answer_to(Node(MACHINE, switch=site), f"gpus=0&{query}".encode(), who)
     lines = dict(line.partition("=")[::2] for line in answer.body.decode().splitlines())
     assert (answer.observed, lines.get("AFFINITYD")) == (observed, told)

@@ -14,7 +14,7 @@ from affinityd.cpuset import parse_list
 from affinityd.daemon import nri
 from affinityd.daemon.nri import NriPlugin
 from affinityd.daemon.policy_document import parse
-from affinityd.daemon.state.plan_service import PlanService
+from affinityd.daemon.state.topology_watcher import KnownNode
 from affinityd.enforce.policy import PolicyFile
 from affinityd.kubernetes import pods
 from affinityd.linux.protobuf import field, number, read, text
@@ -53,7 +53,7 @@ def plugin(
     policy = tmp_path / "policy.toml"
     policy.touch()
     settings = Settings(nri=socket, nri_namespaces=chosen, enforce_policy=f"{policy}")
-    made = NriPlugin(settings, PlanService(Node(tiny())), lambda: read_again.append(1))
+    made = NriPlugin(settings, KnownNode(Node(tiny())), lambda: read_again.append(1))
     made.start()
     registered = runtime.accept()
     assert (text(registered, 1), text(registered, 2)) == ("affinityd", "99")

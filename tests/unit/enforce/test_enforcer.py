@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ import pytest
 from affinityd.audit.model import ProcessFacts
 from affinityd.config.settings import OBSERVE, PIN
 from affinityd.cpuset import CpuSet, parse_list
-from affinityd.daemon.api.peers import Viewer
 from affinityd.daemon.policy_document import parse
+from affinityd.daemon.state.scans import ALL, TEXT
 from affinityd.enforce import enforcer as module
 from affinityd.enforce.document import Enforced
 from affinityd.enforce.enforcer import NO_ENVIRONMENTS, Enforcer, NodeLock
@@ -31,7 +31,6 @@ from tests.support.scans import Audit, scanned
 
 DRIFTED, FITS = rank("4-7"), rank("0-3")
 NEAR = parse_list("0-3")
-ADMIN = Viewer(is_admin=True)
 
 
 class Look:
@@ -180,15 +179,16 @@ def test_enforcement_that_fails_is_logged_once_and_its_last_result_stays(
 ) -> None:
     audit = Audit(TWO, scan_of(TWO, Site(TWO).audited(DRIFTED)))
     scanning, (first,) = scanned(audit, enforce=OBSERVE, enforce_policy=str(policy))
-    document = scanning.document("/enforce", **asdict(ADMIN))
+    document = first.document("/enforce", ALL)
+    assert document is not None
     assert json.loads(document)["jobs"][0]["id"] == "7"
-    assert b'affinityd_enforce_mode{mode="observe"} 1.0' in first.text
+    assert b'affinityd_enforce_mode{mode="observe"} 1.0' in first.texts[TEXT]
     monkeypatch.setattr(Enforcer, "enforce", lambda *_: 1 / 0)  # a bug of ours
     monkeypatch.setattr(scanning, "_scan", lambda *_: replace(audit.scan, boot=NOW + 15))
     with caplog.at_level(logging.ERROR):
         results = [scanning.scan(TWO) for _ in range(2)]
-    assert [(it.boot, it.enforced) for it in results] == [(NOW + 15, first.boot)] * 2
-    assert scanning.document("/enforce", **asdict(ADMIN)) == document
+    assert [it.boot for it in results] == [NOW + 15] * 2
+    assert [it.document("/enforce", ALL) for it in results] == [document] * 2
     failures = [it.message for it in caplog.records if it.levelname == "ERROR"]
     assert failures == ["enforcement failed; its last result stays"]
 

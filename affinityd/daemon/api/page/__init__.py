@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from html import escape
 from importlib.resources import files
 from shlex import quote
 from string import Template
 from typing import Any
 
-from fastapi import FastAPI, Request
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
 
 from affinityd import __version__
-from affinityd.daemon.state.plan_service import PlanService
+from affinityd.daemon.state.topology_watcher import TopologyWatcher
 from affinityd.picture import Marks, draw_within, sentences, stylesheet
 from affinityd.request.parameters import PARAMETERS
 from affinityd.text import printable
@@ -41,48 +42,37 @@ PICTURE_HEADERS = {
     **HEADERS,
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'",
 }
-SVG = "image/svg+xml"
 
 #: The options that two plans, side by side, may differ in.
 OPTIONS = ("mode", "scope", "multithreading", "balanced", "share")
 OTHER = "b."  #: before the names of the second plan's options
 
 
-def add_page(
-    app: FastAPI,
-    service: PlanService,
-    *,
-    refresh: Callable[[], Awaitable[None]],
-    listed: Callable[[], str],
-    socket: str,
-) -> None:
-    """Answer / with the page for browsers, and with the list `listed` for other clients.
+def page_routes(watcher: TopologyWatcher, socket: str, listed: Callable[[], str]) -> list[Route]:
+    """Return / with the page for browsers, or what `listed` returns for others, and its files.
 
     `socket`: the path of the daemon's, which the page names.
     """
     last: tuple[Node, str] | None = None
 
-    @app.get("/", summary="This list, and the page for browsers", response_class=PlainTextResponse)
     async def root(request: Request) -> Response:
         nonlocal last
         if "text/html" not in request.headers.get("accept", ""):
             return PlainTextResponse(listed(), headers={"vary": "accept"})
-        await refresh()
-        if last is None or last[0] is not service.node:  # else plans would wait for each page
-            last = service.node, page(service.node, socket)
+        await watcher.refresh()
+        if last is None or last[0] is not watcher.node:  # else plans would wait for each page
+            last = watcher.node, page(watcher.node, socket)
         return Response(last[1], media_type="text/html", headers=HEADERS)
 
-    for name in FILES:
-        _add_file(app, name, (files(__package__) / name).read_text(encoding="utf-8"))
-    _add_file(app, "picture.css", stylesheet())
+    texts = {name: (files(__package__) / name).read_text(encoding="utf-8") for name in FILES}
+    texts["picture.css"] = stylesheet()
 
+    async def file(request: Request) -> Response:
+        name = request.url.path[1:]
+        media_type = "text/css" if name.endswith(".css") else "text/javascript"
+        return Response(texts[name], media_type=media_type, headers=HEADERS)
 
-def _add_file(app: FastAPI, name: str, text: str) -> None:
-    media_type = "text/css" if name.endswith(".css") else "text/javascript"
-
-    @app.get(f"/{name}", include_in_schema=False)
-    async def file() -> Response:
-        return Response(text, media_type=media_type, headers=HEADERS)
+    return [Route("/", root), *(Route(f"/{name}", file) for name in texts)]
 
 
 def page(node: Node, socket: str) -> str:

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from affinityd.audit.document import AuditDocument
-from affinityd.daemon.api.app import Documents, create_app
-from affinityd.daemon.api.peers import Callers, Peer, Viewer, viewer
+from affinityd.config.settings import Settings
+from affinityd.daemon.api import plan
+from affinityd.daemon.api.app import Api
+from affinityd.daemon.api.peers import Peer, reader_of
+from affinityd.daemon.api.plan import Answer
 from affinityd.daemon.metrics.registry import Metrics
-from affinityd.daemon.state.plan_service import Answer, PlanService
+from affinityd.daemon.state.scans import ALL, COUNTS
 from affinityd.daemon.state.topology_watcher import TopologyWatcher
-from affinityd.errors import NotScannedError
 from affinityd.linux.processes import Credentials
 from affinityd.topology.model import Node
 from tests.support.documents import exactly
 from tests.support.machines.facts import machine
-from tests.support.scans import Audit, audit, process, scanned
+from tests.support.scans import audit, process, scanned
 from tests.unit.daemon.state.test_topology_watcher import StandIn
 
 ADMINS = 500
-ALL, OWN, COUNTS = Viewer(is_admin=True), Viewer(uid=7), Viewer()
+OWN = "7"
 
 
 def peer(uid: int, *groups: int, pid: int = 10) -> Peer:
@@ -48,8 +49,8 @@ def peer(uid: int, *groups: int, pid: int = 10) -> Peer:
         (None, ADMINS, COUNTS),  # over TCP
     ],
 )
-def test_who_sees_what(peer: Peer | None, admin_group: int | None, sees: Viewer) -> None:
-    assert viewer(peer, admin_group) == sees
+def test_who_sees_what(peer: Peer | None, admin_group: int | None, sees: str) -> None:
+    assert reader_of(peer, admin_group) == sees
 
 
 @pytest.mark.parametrize(
@@ -60,21 +61,11 @@ def test_who_sees_what(peer: Peer | None, admin_group: int | None, sees: Viewer)
         *((name, COUNTS) for name in ("a.site", "a.site:9465", "127.0.0.1.a.site")),
     ],
 )
-def test_a_site_whose_name_leads_to_the_socket_sees_only_counts(host: str, sees: Viewer) -> None:
-    assert viewer(peer(0, 0), None, host) == sees
+def test_a_site_whose_name_leads_to_the_socket_sees_only_counts(host: str, sees: str) -> None:
+    assert reader_of(peer(0, 0), None, host) == sees
 
 
 FOUND = audit(process(1, uid=7), process(2, uid=8), process(3, uid=None))
-
-
-def documents_of(*audits: Audit) -> Documents:
-    scanning, results = scanned(*audits)
-    documents = Documents(
-        lambda reader: scanning.document("/audit", **asdict(reader)), NotScannedError, "none yet"
-    )
-    for result in results:
-        documents.update(result.boot)
-    return documents
 
 
 def pids(body: bytes) -> list[int] | None:
@@ -83,50 +74,33 @@ def pids(body: bytes) -> list[int] | None:
 
 
 @pytest.mark.parametrize(
-    ("who", "sees", "shown"),
+    ("reader", "sees", "shown"),
     [
         (ALL, "all", [1, 2, 3]),
-        (OWN, "own", [1]),
-        (Viewer(uid=9), "own", []),
+        ("7", "own", [1]),
+        ("9", "own", []),
         (COUNTS, "counts", None),
     ],
 )
-async def test_the_document_shows_those_processes_and_counts_all(
-    who: Viewer, sees: str, shown: list[int] | None
+def test_the_document_shows_those_processes_and_counts_all(
+    reader: str, sees: str, shown: list[int] | None
 ) -> None:
-    body = await documents_of(FOUND).document(who)
+    _, (result,) = scanned(FOUND)
+    body = result.document("/audit", reader)
+    assert body is not None
     answer = exactly(AuditDocument, body)
     assert (answer.sees, pids(body)) == (sees, shown)
     assert (answer.gpus[0].processes or {})["local"] == 3
-
-
-async def test_before_the_first_scan_it_is_said_why_there_is_none() -> None:
-    with pytest.raises(NotScannedError, match="none yet"):
-        await documents_of().document(ALL)
-
-
-async def test_a_document_is_of_the_scan_that_was_the_last_when_it_was_asked_for() -> None:
-    scans = ["first", "second"]
-    documents = Documents(
-        lambda reader: f"{scans.pop(0)} of {reader.uid}".encode(), NotScannedError, ""
-    )
-    documents.update(1.0)
-    before = asyncio.create_task(documents.document(OWN))
-    await asyncio.sleep(0)  # it is being written
-    documents.update(2.0)
-    after = await documents.document(OWN)
-    assert (await before, after) == (b"first of 7\n", b"second of 7\n")
-
-
-class Broken(PlanService):
-    """A service with a bug."""
-
-    def answer(self, *_: object, **__: object) -> Answer:
-        raise RuntimeError("a bug: it is so")
+    assert result.document("/enforce", reader) is None
 
 
 @pytest.mark.parametrize("accept", [b"*/*", b"text/plain"])
-async def test_a_bug_is_a_500_of_one_line(accept: bytes) -> None:
+async def test_a_bug_is_a_500_of_one_line(
+    accept: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> Answer:
+        raise RuntimeError("a bug: it is so")
+
     sent: list[dict[str, Any]] = []
 
     async def send(message: Any) -> None:  # noqa: ANN401 - as ASGI has it
@@ -135,10 +109,10 @@ async def test_a_bug_is_a_500_of_one_line(accept: bytes) -> None:
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": b""}
 
-    service = Broken(Node(machine("dgx-h100")))
-    watcher = TopologyWatcher(service, StandIn(), reserved=frozenset(), on_read=lambda: None)
-    metrics = Metrics(lambda: service.known)
-    app = create_app(service, watcher, metrics, Callers(), {})
+    monkeypatch.setattr(plan, "answered", broken)
+    watcher = TopologyWatcher(StandIn(tmp_path), Settings(socket=f"{tmp_path}/s"))
+    watcher.known = Node(machine("dgx-h100"))
+    app = Api(Settings(), watcher, Metrics(watcher, lambda: None), lambda: None).whole()
     scope = {"type": "http", "method": "GET", "path": "/plan", "query_string": b"gpus=0"}
     with pytest.raises(RuntimeError, match="a bug"):
         await app({**scope, "headers": [(b"accept", accept)]}, receive, send)

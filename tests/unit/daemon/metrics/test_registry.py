@@ -18,6 +18,7 @@ from affinityd.config.settings import OBSERVE
 from affinityd.daemon.metrics import enforcement
 from affinityd.daemon.metrics.audit import OTHERS, JobRow, JobSeries
 from affinityd.daemon.metrics.registry import Metrics
+from affinityd.daemon.state.topology_watcher import KnownNode
 from affinityd.discovery.nvml import NvmlReport
 from affinityd.enforce.document import Enforced
 from affinityd.enforce.policy import PolicyState
@@ -39,11 +40,8 @@ def scraped(*audits: Audit, job_series: int = 0) -> list[str]:
 
 
 def scanned(*audits: Audit, node: Node | None = None, job_series: int = 0) -> Metrics:
-    metrics = Metrics(lambda: node)
     _, results = scanned_by(*audits, job_series=job_series)
-    for result in results:
-        metrics.scanned(result)
-    return metrics
+    return Metrics(KnownNode(node), lambda: results[-1])
 
 
 def samples(lines: list[str], name: str, gpu: str | None = None) -> dict[str, float]:
@@ -122,7 +120,7 @@ def test_a_scan_has_these_metrics(
 
 
 def test_before_the_first_scan_only_the_interval_has_a_sample() -> None:
-    lines = told(Metrics(lambda: None, scan_interval=15))
+    lines = told(Metrics(KnownNode(), lambda: None, scan_interval=15))
     names = ("affinityd_gpu_audited", "affinityd_scan_", "affinityd_job_")
     assert {line.split()[0] for line in lines if line.startswith(names)} == {
         "affinityd_scan_interval_seconds",
@@ -158,7 +156,7 @@ def test_metrics_of_a_gpu_have_its_labels_and_no_pid_or_process_name() -> None:
 
 def test_the_cpu_time_of_children_counts_while_they_run_and_afterwards() -> None:
     def seconds() -> float:
-        lines = (line.split() for line in told(Metrics(lambda: None)))
+        lines = (line.split() for line in told(Metrics(KnownNode(), lambda: None)))
         return next(float(line[1]) for line in lines if line[0] == "process_cpu_seconds_total")
 
     burn = "import time\nwhile time.process_time() < 0.5: pass\nprint(flush=True)\ninput()"
@@ -174,7 +172,7 @@ def test_the_cpu_time_of_children_counts_while_they_run_and_afterwards() -> None
 
 def test_failure_counters_begin_at_0() -> None:
     unanswered = dict.fromkeys(("topology", "processes"), 0)
-    metrics = Metrics(lambda: None, scan_interval=15, nvml_failures=unanswered)
+    metrics = Metrics(KnownNode(), lambda: None, scan_interval=15, nvml_failures=unanswered)
 
     def counted() -> list[dict[str, float]]:
         names = ("nvml_failures_total", "scan_failures_total")
@@ -184,7 +182,7 @@ def test_failure_counters_begin_at_0() -> None:
     report = NvmlReport(None, error="it hangs")
     assert counting(unanswered, "topology", lambda _: report)(1.0) is report
     counting(unanswered, "processes", lambda _: NvmlReport(()))(1.0)
-    metrics.scan_failed()
+    metrics.failed_scans.inc()
     assert counted() == [{"topology": 1, "processes": 0}, {"": 1}]
 
 

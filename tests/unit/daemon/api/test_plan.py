@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from affinityd.cpuset import format_list, parse_list
-from affinityd.daemon.state.plan_service import PlanService
+from affinityd.daemon.api import plan
+from affinityd.daemon.state.topology_watcher import KnownNode
 from affinityd.errors import AffinityError, InvalidRequestError, NotReadyError, UnsatisfiableError
 from affinityd.json_codec import dumps
 from affinityd.request.document import document
@@ -17,7 +18,7 @@ from affinityd.request.formats import render
 from affinityd.request.parameters import FORMATS, parse_request
 from affinityd.request.resolve import Caller, answer
 from affinityd.topology.model import Node, Topology
-from tests.support.asking import ask, is_one_short_line, try_to_ask
+from tests.support.asking import answer_to, ask, is_one_short_line, try_to_ask
 from tests.support.machines.facts import machine
 from tests.support.machines.strategies import machines
 from tests.support.tables import words
@@ -27,13 +28,13 @@ TWO_GPUS = b"gpus=0,1&share=requested&mode=unique_contiguous"
 
 
 def test_an_answer_is_bytes_and_the_labels_of_its_metrics() -> None:
-    service, cpus = PlanService(A100), parse_list("48-51")
-    text = service.answer(TWO_GPUS, is_text=True)
+    cpus = parse_list("48-51")
+    text = answer_to(A100, TWO_GPUS, is_text=True)
     assert text.body == b"48-55,176-183\n56-63,184-191\n"
     assert text.media_type == "text/plain; charset=utf-8"
     assert (text.mode, text.locality) == ("unique_contiguous", "local")
-    assert service.answer(TWO_GPUS, Caller(cpus, cpus), is_text=True).body == b"48-49\n50-51\n"
-    answer = service.answer(TWO_GPUS)
+    assert answer_to(A100, TWO_GPUS, Caller(cpus, cpus), is_text=True).body == b"48-49\n50-51\n"
+    answer = answer_to(A100, TWO_GPUS)
     assert answer.media_type == "application/json"
     reply = ask(A100.topology, gpus="0,1", share="requested")
     assert json.loads(answer.body) == json.loads(dumps(document(reply)))
@@ -41,24 +42,24 @@ def test_an_answer_is_bytes_and_the_labels_of_its_metrics() -> None:
 
 @pytest.mark.parametrize("mode", ["node", "unique_contiguous"])
 def test_a_rank_gets_the_same_answer_whichever_rank_asked_before(mode: str) -> None:
-    service = PlanService(A100)
     queries = [f"gpus=0,1,0,5&mode={mode}&rank={rank}".encode() for rank in range(4)]
-    alone = [PlanService(A100).answer(query).body for query in queries]
-    assert [service.answer(query).body for query in queries] == alone
+    alone = []
+    for query in queries:
+        plan._reply.cache_clear()
+        alone.append(answer_to(A100, query).body)
+    assert [answer_to(A100, query).body for query in queries] == alone
     with pytest.raises(InvalidRequestError, match="there is no rank 4; the request has ranks 0-3"):
-        service.answer(queries[0].replace(b"rank=0", b"rank=4"))
+        answer_to(A100, queries[0].replace(b"rank=0", b"rank=4"))
 
 
-def test_there_is_an_answer_from_the_first_reading_on_and_a_new_one_counts_at_once() -> None:
-    service = PlanService()
+def test_there_is_a_node_from_the_first_reading_on_and_a_new_one_counts_at_once() -> None:
     with pytest.raises(NotReadyError):
-        service.answer(TWO_GPUS)
+        _ = KnownNode().node
     for node, generation, allowed in (
         (A100, 1, "0-255"),
         (Node(A100.topology, parse_list("48"), generation=2), 2, "0-47,49-255"),
     ):
-        service.swap(node)
-        told = json.loads(service.answer(TWO_GPUS).body)
+        told = json.loads(answer_to(node, TWO_GPUS).body)
         assert (told["generation"], told["allowed"]["cpulist"]) == (generation, allowed)
 
 

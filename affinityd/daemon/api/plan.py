@@ -1,0 +1,150 @@
+"""`GET /plan`: one request from its query string to the bytes of its answer, and its metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from time import perf_counter
+from urllib.parse import parse_qsl
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from affinityd.config import OBSERVE
+from affinityd.daemon.api.peers import Callers, peer_of_request
+from affinityd.daemon.metrics.registry import Metrics
+from affinityd.daemon.state.topology_watcher import TopologyWatcher
+from affinityd.errors import AffinityError, InvalidRequestError
+from affinityd.request import resolve
+from affinityd.request.devices import names_unknown_mig
+from affinityd.request.formats import render
+from affinityd.request.parameters import Request
+from affinityd.request.query import parse_query
+from affinityd.request.ranks import asked_ranks
+from affinityd.request.resolve import Caller, Reply
+from affinityd.text import quote
+from affinityd.topology.model import Node, Topology
+from affinityd.topology.nearness import UNKNOWN, placement, vicinity
+
+MAX_FIELDS = 64  #: of a query
+MOST_REPLIES = 256  #: that are remembered, for the ranks of a job and for repeated questions
+JOBS_FORMAT = "shell"  #: of exec, bind, TaskProlog and a pod's run
+MEDIA_TYPES = {"json": "application/json"}
+
+_reply = lru_cache(MOST_REPLIES)(resolve.answer)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer to a plan request, and its labels in metrics."""
+
+    body: bytes
+    media_type: str
+    mode: str
+    locality: str  #: the worst of any rank
+    #: Where the caller is that stays there, one of `nearness.PLACEMENTS`; None: it takes its plan.
+    observed: str | None
+
+
+class Plans:
+    """Answers plan requests on the node as it is known now, and counts them."""
+
+    def __init__(self, watcher: TopologyWatcher, callers: Callers, metrics: Metrics) -> None:
+        self._watcher = watcher
+        self._callers = callers
+        self._metrics = metrics
+
+    async def get(self, request: HttpRequest) -> Response:
+        """Answer a request. Raises AffinityError; its kind is the reason."""
+        await self._watcher.first_reading()
+        began, query, asked = perf_counter(), request.scope["query_string"], None
+        client = "job" if f"format={JOBS_FORMAT}".encode() in query else "other"
+        try:
+            asked = await self.asked(query)
+            caller = self._callers.of_peer(peer_of_request(request.scope))
+            is_text = wants_text(request.headers.get("accept"))
+            answer = answered(self._watcher.node, asked, caller, is_text=is_text)
+        except AffinityError as error:
+            mode = asked.options.mode if asked else ""
+            self._metrics.plans.labels(mode, str(error.status), "", client).inc()
+            raise
+        self._metrics.plans.labels(answer.mode, "ok", answer.locality, client).inc()
+        if answer.observed is not None:
+            self._metrics.observed_plans.labels(answer.observed, answer.locality).inc()
+        self._metrics.plan_seconds.observe(perf_counter() - began)
+        return Response(answer.body, headers={"content-type": answer.media_type})
+
+    async def asked(self, query: bytes) -> Request:
+        """Read a query string, and the machine again where it has changed."""
+        asked = parse_query(pairs_of(query))
+        await self._watcher.refresh()
+        names_mig = b"MIG-" in query  # maybe of an instance that was made since the last reading
+        if names_mig and names_unknown_mig(self._watcher.node.topology, asked):
+            await self._watcher.seek_mig()
+        return asked
+
+
+def answered(
+    node: Node, asked: Request, caller: Caller | None = None, *, is_text: bool = False
+) -> Answer:
+    """Return the answer to a request, as JSON unless it names a format or `is_text`.
+
+    `caller` is None where it is not known. Raises AffinityError; its kind is the reason.
+    """
+    form = asked.format or ("cpulist" if is_text else "json")
+    is_of_job = asked.rank is not None and asked.job is None and asked.task_cpus is None
+    if is_of_job and not (asked.is_of_process and asked.ranks is None):
+        # The other ranks' replies differ in nothing else.
+        reply = _reply(node, replace(asked, rank=None), caller)
+        reply = replace(reply, asked_ranks=asked_ranks(asked.rank, len(reply.entries)))
+    else:
+        reply = _reply(node, asked, caller)
+    return Answer(
+        body=render(reply, form).encode(),
+        media_type=MEDIA_TYPES.get(form, "text/plain; charset=utf-8"),
+        mode=reply.request.options.mode,
+        locality=reply.locality,
+        observed=_observed(node.topology, reply, caller, form),
+    )
+
+
+def pairs_of(query: bytes) -> list[tuple[str, str]]:
+    """Read a query string. Raises InvalidRequestError if it is not percent-encoded UTF-8."""
+    if not query:
+        return []
+    try:
+        text = query.decode("ascii")
+        if bad := next((part for part in text.split("&") if "=" not in part), None):
+            raise InvalidRequestError(f"{quote(bad)} has no value; write NAME=VALUE")
+        return parse_qsl(
+            text,
+            keep_blank_values=True,
+            strict_parsing=True,
+            errors="strict",
+            max_num_fields=MAX_FIELDS,
+        )
+    except ValueError:
+        raise InvalidRequestError(
+            "the query string cannot be read; write it like gpus=0,1&mode=node, at most "
+            f"{MAX_FIELDS} parameters, percent-encoded as UTF-8"
+        ) from None
+
+
+def wants_text(accept: str | None) -> bool:
+    """Return whether an Accept header prefers plain text."""
+    return accept is not None and accept.split(",")[0].split(";")[0].strip().lower() == "text/plain"
+
+
+def _observed(topology: Topology, reply: Reply, caller: Caller | None, form: str) -> str | None:
+    """Return the placement of a client that observes; None: it is no such client.
+
+    A client that would apply a plan states its CPUs, or requests the format `shell`.
+    """
+    mask = reply.request.observe
+    is_told = mask is not None or (form == JOBS_FORMAT and reply.request.whose == "caller")
+    if reply.switch != OBSERVE or not is_told:
+        return None
+    mask = mask or (caller.mask if caller else reply.request.cpuset)
+    if mask is None:
+        return UNKNOWN
+    return placement(topology, vicinity(topology, [it.gpu for it in reply.ranks]), mask)
