@@ -44,7 +44,7 @@ _NO_DOCUMENT = {
 
 @dataclass(frozen=True)
 class Path:
-    """What is answered at a path."""
+    """The answer at a path."""
 
     summary: str
     forms: tuple[str, ...]  #: media types

@@ -202,7 +202,7 @@ class Callers:
             return None
         try:
             caller = _caller(pid)
-            # What was read is of the peer if the pid is not another process's by now.
+            # The facts are those of the peer, unless the pid is by now another process's.
             if caller is not None and peer.start is not None and _start(pid) == peer.start:
                 return caller
         except OSError as error:
