@@ -1,0 +1,235 @@
+"""`affinityd why`: measures for some seconds how long a process waits for CPUs, and for what."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from affinityd.audit.gather import membership
+from affinityd.audit.waits import CAUSES, Waiter, WaitMeter, Waits, remedy
+from affinityd.cli import target
+from affinityd.cli.console import aligned, say
+from affinityd.cli.parser import Parser, add_format
+from affinityd.cpuset import several
+from affinityd.errors import TargetError
+from affinityd.linux.processes import (
+    ProcessTable,
+    Stat,
+    Thread,
+    cgroups_of,
+    mask_of,
+    since_boot,
+    stat_of,
+    thread_ids,
+    thread_stat,
+)
+from affinityd.linux.scheduling import (
+    ThreadTime,
+    interrupt_counts,
+    pressure_of,
+    switches_of,
+    thread_time,
+)
+from affinityd.text import count, one_line
+
+SECONDS = 5.0  #: by default
+MOST_SECONDS = 3600.0
+MOST_ROWS = 10  #: of threads, and of other processes
+UNCOUNTED = (
+    "this kernel does not count how long threads wait: it needs CONFIG_SCHEDSTATS or "
+    "CONFIG_TASK_DELAY_ACCT"
+)
+#: Below it a cause is not shown.
+LEAST_SECONDS = 0.005
+#: What another process is to the one that waits.
+KINDS = {
+    "own_threads": "the same job",
+    "neighbor": "a neighbor",
+    "system": "the node's",
+    "interrupts": "interrupts",
+}
+#: Cause → what happened.
+HAPPENED = {
+    "throttled": "its cgroup had used up its CPU limit",
+    "own_threads": "other threads of the same job ran",
+    "neighbor": "processes of others ran",
+    "system": "daemons of the node or threads of the kernel ran",
+    "interrupts": "interrupts were handled",
+    "steal": "the hypervisor ran other machines",
+    "unknown": "not known",
+}
+
+
+def add_arguments(parser: Parser) -> None:
+    """Add the command's options."""
+    parser.add_argument("pid", metavar="PID", type=target.process_id)
+    parser.add_argument(
+        "--for",
+        dest="seconds",
+        metavar="TIME",
+        type=duration,
+        default=SECONDS,
+        help=f"how long to measure, as 10s or 2m (default: {SECONDS:g}s)",
+    )
+    add_format(parser, "table")
+
+
+def duration(text: str) -> float:
+    """Parse seconds, or minutes with an `m`. Raises ArgumentTypeError."""
+    factor = {"s": 1.0, "m": 60.0}.get(text[-1:])
+    number = text[:-1] if factor else text
+    try:
+        seconds = float(number) * (factor or 1.0)
+    except ValueError:
+        seconds = 0.0
+    if not 0.1 <= seconds <= MOST_SECONDS:  # noqa: PLR2004 - a tenth has ten ticks
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time from 0.1s to 60m, as 10s or 2m")
+    return seconds
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and print; 0. Raises TargetError for a process that cannot be measured."""
+    process = target.living(arguments.pid)
+    if thread_time(process.number, process.number) is None:
+        raise TargetError(UNCOUNTED)
+    if arguments.format == "table" and sys.stderr is not None and sys.stderr.isatty():
+        say(f"measuring {target.shown(process)} for {arguments.seconds:g} s; Ctrl-C ends it now")
+    meter = WaitMeter(names_others=True)
+    before = Moment.of(process)
+    meter.look([before.waiter], ProcessTable(), since_boot())
+    try:
+        time.sleep(arguments.seconds)
+    except KeyboardInterrupt:
+        say("affinityd why: ended early; this is what was measured until now")
+    stat = stat_of(process.number)
+    if stat is None or stat.start != process.start or stat.is_zombie:
+        raise TargetError(f"{target.shown(process)} has ended meanwhile")
+    after = Moment.of(stat)
+    waits = meter.look([after.waiter], ProcessTable(), since_boot()).get(process.number)
+    if waits is None:
+        raise TargetError(UNCOUNTED)
+    waits = replace(waits, interrupt=_busiest(before.interrupts, after.interrupts))
+    cure = remedy(waits, after.waiter.membership)
+    if arguments.format == "json":
+        print(json.dumps(document(process.number, waits, cure)))
+    else:
+        for line in table(stat, before, after, waits, cure):
+            print(one_line(line))
+    return 0
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What is counted of a process at one moment."""
+
+    waiter: Waiter
+    times: Mapping[int, ThreadTime | None]  #: by tid
+    switches: int | None
+    migrations: int | None
+    interrupts: Mapping[str, int]
+    pressure: float | None
+
+    @classmethod
+    def of(cls, process: Stat) -> Moment:
+        """Read the counters of a process now."""
+        pid, threads = process.number, []
+        for tid in thread_ids(pid):
+            stat, mask = thread_stat(pid, tid), mask_of(tid)
+            if stat is not None and mask is not None:
+                ticks = stat.cpu_ticks
+                threads.append(Thread(tid, stat.name, stat.start, mask, stat.last_cpu, ticks))
+        if not threads:
+            raise TargetError(f"{target.shown(process)} has ended meanwhile")
+        groups = cgroups_of(pid)
+        waiter = Waiter(pid, process.parent, process.session, membership(groups), groups, threads)
+        tids = [thread.tid for thread in threads]
+        times = {tid: thread_time(pid, tid) for tid in tids}
+        interrupts, pressure = interrupt_counts(waiter.cpus), pressure_of(groups)
+        return cls(waiter, times, *switches_of(pid, tids), interrupts, pressure)
+
+
+def document(pid: int, waits: Waits, cure: str | None) -> Mapping[str, object]:
+    """Return the JSON document; seconds have microseconds."""
+    return {
+        "pid": pid,
+        "seconds": round(waits.seconds, 6),
+        "waited": round(waits.waited, 6),
+        "causes": {cause: round(waits.causes[cause], 6) for cause in CAUSES},
+        "remedy": cure,
+    }
+
+
+def table(
+    process: Stat, before: Moment, after: Moment, waits: Waits, cure: str | None
+) -> Iterator[str]:
+    """Yield what a person reads: the sum, the threads, the processes beside them, the remedy."""
+    yield (
+        f"{target.shown(process)}: its threads waited {waits.waited:.2f} s in "
+        f"{waits.seconds:.1f} s for {several('CPU', waits.cpus)}"
+    )
+    rows = [
+        [cause, f"{seconds:.2f}", f"{100 * seconds / waits.waited:.0f} %", HAPPENED[cause]]
+        for cause, seconds in sorted(waits.causes.items(), key=lambda it: -it[1])
+        if seconds >= LEAST_SECONDS
+    ]
+    if rows:
+        yield ""
+        yield from aligned(("cause", "seconds", "share", "meanwhile"), rows, {"seconds", "share"})
+    yield ""
+    rows = [
+        [str(thread.tid), thread.name, str(thread.last_cpu), f"{ran:.2f}", f"{waited:.2f}"]
+        for thread, ran, waited in _threads(before, after)[:MOST_ROWS]
+    ]
+    columns = ("thread", "name", "CPU", "ran", "waited")
+    yield from aligned(columns, rows, {"thread", "CPU", "ran", "waited"})
+    if more := len(after.waiter.threads) - len(rows):
+        yield f"and {count(more, 'thread')} that waited less"
+    if waits.runners:
+        yield ""
+        rows = [
+            [str(it.pid), it.name, it.owner or "", KINDS[it.kind], f"{it.ran:.2f}"]
+            for it in waits.runners[:MOST_ROWS]
+        ]
+        columns = ("process", "name", "of", "is", "ran there")
+        yield from aligned(columns, rows, {"process", "ran there"})
+    yield ""
+    yield from _counts(before, after)
+    yield "no remedy is needed" if cure is None else f"remedy: {cure}"
+
+
+def _threads(before: Moment, after: Moment) -> list[tuple[Thread, float, float]]:
+    """Return the threads with the seconds for which they ran and waited, longest waits first."""
+    used = []
+    for thread in after.waiter.threads:
+        last, first = after.times[thread.tid], before.times.get(thread.tid) or ThreadTime(0.0, 0.0)
+        if last is not None:
+            used.append((thread, last.ran - first.ran, last.waited - first.waited))
+    return sorted(used, key=lambda it: (-it[2], -it[1], it[0].tid))
+
+
+def _counts(before: Moment, after: Moment) -> Iterator[str]:
+    """Yield what else the kernel counts of it, where it does."""
+    facts = (
+        ("its threads had to make room for others {0:.0f} times", "switches"),
+        ("were moved to another CPU {0:.0f} times", "migrations"),
+        ("some thread of its cgroup waited for {0:.2f} s (PSI)", "pressure"),
+    )
+    counted = [
+        sentence.format(last - first)
+        for sentence, name in facts
+        if (first := getattr(before, name)) is not None
+        and (last := getattr(after, name)) is not None
+    ]
+    if counted:
+        yield "; ".join(counted)
+
+
+def _busiest(before: Mapping[str, int], after: Mapping[str, int]) -> str | None:
+    """Return the interrupt that was handled most often between two moments."""
+    handled = {name: number - before.get(name, 0) for name, number in after.items()}
+    name = max(handled, key=lambda it: handled[it], default=None)
+    return name if name is not None and handled[name] > 0 else None

@@ -1,0 +1,219 @@
+"""A process that waits is told for what: each cause made for real, on CPUs that nothing else uses.
+
+The truth is known by construction. A machine that does other work beside these tests is seen, too:
+`scripts/test` runs them alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.children import program
+from tests.support.daemons import PATIENCE
+
+#: Forks some processes of its own session that compute, and computes.
+BUSY = """
+import ctypes, os, sys
+ends_with_parent = lambda: ctypes.CDLL(None).prctl(1, 9)
+ends_with_parent()
+for _ in range(int(sys.argv[1])):
+    if os.fork() == 0:
+        ends_with_parent()
+        break
+else:
+    print('ready', flush=True)
+while True:
+    pass
+"""
+#: Steps of 1 ms of work and a pause of 0.5 ms; a line says how many there were in each second.
+STEPS = """
+import time
+print('ready', flush=True)
+while True:
+    steps, end = 0, time.monotonic() + 1
+    while time.monotonic() < end:
+        start = time.thread_time()
+        while time.thread_time() < start + 0.001:
+            pass
+        time.sleep(0.0005)
+        steps += 1
+    print(steps, flush=True)
+"""
+QUIET = "import time\nprint('ready', flush=True)\nwhile True: time.sleep(0.01)"
+#: Datagrams to its own machine.
+FLOOD = """
+import socket
+receiver, sender = (socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2))
+receiver.bind(('127.0.0.1', 0))
+sender.connect(receiver.getsockname())
+print('ready', flush=True)
+while True:
+    sender.send(bytes(1400))
+"""
+
+#: Of no kin: siblings count as one job.
+ANOTHER = ("sh", "-c", '"$@" & wait', "sh")
+OTHER_USER = (*ANOTHER, "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+SECONDS = 4
+
+CPU_CGROUPS = Path("/sys/fs/cgroup/cpu")
+STEERING = Path("/sys/class/net/lo/queues/rx-0/rps_cpus")
+
+pytestmark = pytest.mark.skipif(
+    os.getuid() != 0 or not os.access(CPU_CGROUPS / "cgroup.procs", os.W_OK),
+    reason="it takes root, and the CPU controller of cgroups v1",
+)
+
+
+@contextmanager
+def on_cpus(
+    cpus: str, code: str, *arguments: str, before: Sequence[str] = ()
+) -> Iterator[subprocess.Popen[str]]:
+    """Run code on these CPUs, in a session of its own."""
+    with program(code, *arguments, before=["taskset", "-c", cpus, "setsid", *before]) as child:
+        yield child
+
+
+@contextmanager
+def limited(pid: int, percent: int) -> Iterator[None]:
+    """Limit a process, and those that it starts, to a part of a CPU's time."""
+    folder = CPU_CGROUPS / f"test-{os.getpid()}"
+    folder.mkdir()
+    try:
+        (folder / "cpu.cfs_period_us").write_text("100000")
+        (folder / "cpu.cfs_quota_us").write_text(f"{percent * 1000}")
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        for member in (f"{pid}", *children):
+            (folder / "cgroup.procs").write_text(member)
+        yield
+    finally:
+        for member in (folder / "cgroup.procs").read_text().split():
+            (CPU_CGROUPS / "cgroup.procs").write_text(member)
+        folder.rmdir()
+
+
+@contextmanager
+def steered(mask: str) -> Iterator[None]:
+    """Have the CPUs of a mask handle the datagrams that this machine sends to itself."""
+    before = STEERING.read_text()
+    STEERING.write_text(mask)
+    try:
+        yield
+    finally:
+        STEERING.write_text(before)
+
+
+def why(pid: int) -> Mapping[str, Any]:
+    command = [sys.executable, "-m", "affinityd", "why", "--for", f"{SECONDS}s", "--json", f"{pid}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    return dict(json.loads(done.stdout))
+
+
+def shares(answer: Mapping[str, Any]) -> Mapping[str, float]:
+    return {cause: seconds / answer["waited"] for cause, seconds in answer["causes"].items()}
+
+
+def test_a_limit_is_told() -> None:
+    with on_cpus("1", BUSY, "0") as rank, limited(rank.pid, 30):
+        answer = why(rank.pid)
+    assert answer["waited"] == pytest.approx(0.7 * SECONDS, rel=0.2)
+    assert shares(answer)["throttled"] >= 0.8
+    assert "CPU limit" in answer["remedy"]
+    assert f"test-{os.getpid()}" in answer["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("cause", "named", "before", "siblings"),
+    [
+        ("own_threads", "OMP_NUM_THREADS to at most 1", None, 3),
+        ("neighbor", "affinityd pin --tree --cpus 0", OTHER_USER, 0),
+        ("system", "--reserved-cpus", ANOTHER, 0),
+    ],
+)
+def test_what_runs_on_the_same_cpu_is_told(
+    cause: str, named: str, before: Sequence[str] | None, siblings: int
+) -> None:
+    with ExitStack() as stack:
+        rank = stack.enter_context(on_cpus("1", BUSY, f"{siblings}"))
+        if before is not None:
+            for _ in range(3):
+                stack.enter_context(on_cpus("1", BUSY, "0", before=before))
+        answer = why(rank.pid)
+    assert answer["waited"] == pytest.approx(0.75 * SECONDS, rel=0.2)
+    told = shares(answer)
+    assert told[cause] >= 0.8
+    assert all(share < 0.1 for other, share in told.items() if other != cause)
+    assert named in answer["remedy"]
+
+
+def test_interrupts_are_told() -> None:
+    with steered("2"), on_cpus("1", BUSY, "0") as rank, on_cpus("0", FLOOD):
+        answer = why(rank.pid)
+    told = shares(answer)
+    assert answer["waited"] > 0.05 * SECONDS
+    assert told["interrupts"] >= 0.8
+    assert "softirq NET_RX" in answer["remedy"]
+
+
+def test_four_causes_at_once_are_told_apart() -> None:
+    """The job has a third of its CPU, two fifths of which its limit takes."""
+    with (
+        on_cpus("1", BUSY, "1") as rank,
+        limited(rank.pid, 20),
+        on_cpus("1", BUSY, "0", before=OTHER_USER),
+        on_cpus("1", BUSY, "0", before=ANOTHER),
+    ):
+        answer = why(rank.pid)
+    truth = {"throttled": 0.4, "own_threads": 0.1, "neighbor": 0.2, "system": 0.2}
+    seconds = {cause: answer["causes"][cause] / SECONDS for cause in truth}
+    assert seconds == pytest.approx(truth, abs=0.06)
+    assert shares(answer)["unknown"] < 0.1
+
+
+def test_a_quiet_process_waits_for_nothing() -> None:
+    with on_cpus("1", QUIET) as rank, on_cpus("0", BUSY, "0"):
+        answer = why(rank.pid)
+    assert answer["waited"] < 0.02 * SECONDS
+    assert answer["remedy"] is None
+
+
+def steps(rank: subprocess.Popen[str]) -> int:
+    """Return the steps of two whole seconds from now on."""
+    assert rank.stdout is not None
+    os.set_blocking(rank.stdout.fileno(), False)
+    while rank.stdout.readline():
+        pass  # what was told before
+    os.set_blocking(rank.stdout.fileno(), True)
+    rank.stdout.readline()  # of a second that began before
+    return int(rank.stdout.readline()) + int(rank.stdout.readline())
+
+
+def test_the_remedy_brings_the_steps_back() -> None:
+    with ExitStack() as stack:
+        rank = stack.enter_context(on_cpus("1", STEPS))
+        alone = steps(rank)
+        for _ in range(4):
+            stack.enter_context(on_cpus("0-1", BUSY, "0", before=OTHER_USER))
+        beside = steps(rank)
+        for _ in range(4):
+            remedy = why(rank.pid)["remedy"]
+            if remedy is None:
+                break
+            command = re.search(r"affinityd (pin .*?) keeps it off", remedy)
+            assert command is not None, remedy
+            pin = [sys.executable, "-m", "affinityd", *shlex.split(command[1])]
+            subprocess.run(pin, check=True, capture_output=True, timeout=PATIENCE)
+        after = steps(rank)
+    assert beside < 0.6 * alone
+    assert after > 0.8 * alone

@@ -1,0 +1,240 @@
+"""The seconds for which a process waited are split by what its CPUs did meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from affinityd.audit.model import KUBERNETES, SLURM, Job, Membership
+from affinityd.audit.waits import CAUSES, Runner, Use, Waits, remedy, split
+from affinityd.linux import scheduling
+from affinityd.linux.scheduling import CpuTime, ThreadTime
+
+
+def runner(kind: str, ran: float, owner: str | None = None, most: float | None = None) -> Runner:
+    return Runner(kind, 7, "other", 0, owner, ran, ran if most is None else most)
+
+
+#: A thread that runs whenever it may, on one CPU, for ten seconds.
+HALF = ThreadTime(5, 5)
+
+
+class Case(NamedTuple):
+    what: str
+    use: Use
+    waited: Mapping[str, float]
+
+
+CASES = (
+    Case(
+        "a thread that never waits",
+        Use(10, frozenset({0}), [ThreadTime(10, 0)], 10, CpuTime(10)),
+        {},
+    ),
+    Case(
+        "a thread that shares its CPU with a neighbor",
+        Use(10, frozenset({0}), [HALF], 5, CpuTime(10), [runner("neighbor", 5)]),
+        {"neighbor": 5},
+    ),
+    Case(
+        "beside a neighbor and a daemon, in proportion to what these ran",
+        Use(
+            10,
+            frozenset({0}),
+            [ThreadTime(4, 6)],
+            4,
+            CpuTime(10),
+            [runner("neighbor", 4), runner("system", 2)],
+        ),
+        {"neighbor": 4, "system": 2},
+    ),
+    Case(
+        "a neighbor that may run on other CPUs, too, counts for what it ran here",
+        Use(10, frozenset({0}), [ThreadTime(8, 2)], 8, CpuTime(10), [runner("neighbor", 9)]),
+        {"neighbor": 2},
+    ),
+    Case(
+        "and one that may ran here more than elsewhere, as these CPUs did nothing else",
+        Use(
+            10,
+            frozenset({0}),
+            [HALF],
+            5,
+            CpuTime(10),
+            [runner("neighbor", 2, most=4), runner("system", 0.5)],
+        ),
+        {"neighbor": 4, "system": 0.5, "unknown": 0.5},
+    ),
+    Case(
+        "what ran there and has ended is unknown",
+        Use(10, frozenset({0}), [HALF], 5, CpuTime(10)),
+        {"unknown": 5},
+    ),
+    Case(
+        "three busy threads on two CPUs",
+        Use(10, frozenset({0, 1}), [ThreadTime(20 / 3, 10 / 3)] * 3, 20, CpuTime(20)),
+        {"own_threads": 10},
+    ),
+    Case(
+        "another process of the same job",
+        Use(10, frozenset({0}), [HALF], 5, CpuTime(10), [runner("own_threads", 5)]),
+        {"own_threads": 5},
+    ),
+    Case(
+        "threads in bursts, though their CPUs idle for most of the time",
+        Use(10, frozenset({0, 1}), [ThreadTime(2, 1)] * 3, 6, CpuTime(6)),
+        {"own_threads": 3},
+    ),
+    Case(
+        "a lone thread that waits on an idle CPU",
+        Use(10, frozenset({0}), [ThreadTime(2, 1)], 2, CpuTime(2)),
+        {"unknown": 1},
+    ),
+    Case(
+        "two threads with a limit of one CPU",
+        Use(10, frozenset({0, 1}), [HALF, HALF], 10, CpuTime(10), throttled=10),
+        {"throttled": 10},
+    ),
+    Case(
+        "four threads on two CPUs with a limit of one: fewer threads would wait less, too",
+        Use(10, frozenset({0, 1}), [ThreadTime(2.5, 7.5)] * 4, 10, CpuTime(10), throttled=10),
+        {"throttled": 10, "own_threads": 20},
+    ),
+    Case(
+        "interrupts that found the thread on its CPU, where the kernel counts it as running",
+        Use(10, frozenset({0}), [ThreadTime(10, 0)], 10, CpuTime(8, interrupts=2)),
+        {"interrupts": 2},
+    ),
+    Case(
+        "a hypervisor that took half of the CPU",
+        Use(10, frozenset({0}), [ThreadTime(10, 0)], 10, CpuTime(5, steal=5)),
+        {"steal": 5},
+    ),
+    Case(
+        "a thread of the kernel that handles interrupts",
+        Use(10, frozenset({0}), [HALF], 5, CpuTime(10), [runner("interrupts", 5)]),
+        {"interrupts": 5},
+    ),
+    Case(
+        "a neighbor on one of eight CPUs, of which the job has more threads than CPUs",
+        Use(
+            10,
+            frozenset(range(8)),
+            [ThreadTime(75 / 9, 15 / 9)] * 9,
+            75,
+            CpuTime(80),
+            [runner("neighbor", 5)],
+        ),
+        {"own_threads": 10, "neighbor": 5},
+    ),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.what)
+def test_each_cause_has_its_seconds(case: Case) -> None:
+    expected = {**dict.fromkeys(CAUSES, 0.0), **case.waited}
+    assert split(case.use) == pytest.approx(expected, abs=0.01)
+
+
+SECONDS = st.floats(0, 100)
+
+
+@given(
+    st.lists(st.builds(ThreadTime, SECONDS, SECONDS), max_size=4),
+    st.builds(CpuTime, SECONDS, SECONDS, SECONDS),
+    st.lists(st.builds(runner, st.sampled_from(CAUSES[1:5]), SECONDS), max_size=4),
+    SECONDS,
+)
+def test_what_the_kernel_counts_is_neither_lost_nor_counted_twice(
+    threads: list[ThreadTime], cpu: CpuTime, runners: list[Runner], throttled: float
+) -> None:
+    ran = sum(thread.ran for thread in threads)
+    causes = split(Use(10, frozenset({0, 1}), threads, ran, cpu, runners, throttled))
+    waited = sum(thread.waited for thread in threads)
+    assert all(seconds >= 0 for seconds in causes.values())
+    assert waited - 1e-6 <= sum(causes.values())
+    assert sum(causes.values()) <= waited + cpu.interrupts + cpu.steal + 1e-6
+
+
+def waits(cause: str, owner: str | None = None) -> Waits:
+    causes = {**dict.fromkeys(CAUSES, 0.0), cause: 5.0}
+    here, elsewhere = frozenset({0, 1}), frozenset({2, 3})
+    return Waits(10, causes, here, elsewhere, [runner(cause, 5, owner)], "/limit", "IRQ 5 (nic)")
+
+
+@pytest.mark.parametrize(
+    ("cause", "owner", "job", "named"),
+    [
+        ("throttled", None, None, "/limit"),
+        ("own_threads", None, None, "OMP_NUM_THREADS to at most 2"),
+        ("neighbor", None, None, "affinityd pin --tree --cpus 2-3 7"),
+        ("neighbor", "slurm 8", Job(SLURM, "7"), "--exact"),
+        ("neighbor", "kubernetes uid", Job(KUBERNETES, "other"), "static CPU manager"),
+        ("system", "chronyd.service", None, "other (process 7 of chronyd.service)"),
+        ("interrupts", None, None, "IRQ 5 (nic)"),
+        ("steal", None, None, "dedicated"),
+    ],
+)
+def test_a_remedy_names_what_it_needs(
+    cause: str, owner: str | None, job: Job | None, named: str
+) -> None:
+    assert named in (remedy(waits(cause, owner), Membership(job)) or "")
+
+
+@pytest.mark.parametrize(
+    "quiet",
+    [waits("unknown"), Waits(10, dict.fromkeys(CAUSES, 0.0)), Waits(1000, waits("steal").causes)],
+)
+def test_what_needs_none_has_no_remedy(quiet: Waits) -> None:
+    assert remedy(quiet, Membership()) is None
+
+
+STAT = """cpu  3 3 3 3 3 3 3 3 0 0
+cpu0 100 0 200 5000 7 10 20 50 30 0
+cpu12 1 2 3 4 5 6 7 8
+intr 5
+"""
+INTERRUPTS = """           CPU0       CPU12
+  0:          9          1   IO-APIC   2-edge      timer
+ 57:          4          6   PCI-MSI 512-edge      mlx5_comp0@pci:0000:18:00.0
+LOC:        100        200   Local timer interrupts
+ERR:          0
+"""
+SOFTIRQS = """                    CPU0       CPU12
+       TIMER:          1          2
+      NET_RX:         30         12
+"""
+
+
+def test_counters_are_read_as_the_kernel_writes_them(tmp_path: Path) -> None:
+    task = tmp_path / "7/task/7"
+    task.mkdir(parents=True)
+    (task / "schedstat").write_text("2500000000 1500000000 12\n")
+    (task / "status").write_text("Name:\tx\nnonvoluntary_ctxt_switches:\t5\n")
+    (task / "sched").write_text("x (7, #threads: 1)\nse.nr_migrations      :      3\n")
+    for name, text in (("stat", STAT), ("interrupts", INTERRUPTS), ("softirqs", SOFTIRQS)):
+        (tmp_path / name).write_text(text)
+    proc = str(tmp_path)
+    assert scheduling.thread_time(7, 7, proc) == (2.5, 1.5)
+    assert scheduling.switches_of(7, [7], proc) == (5, 3)
+    times = {0: CpuTime(3, 0.3, 0.5), 12: CpuTime(0.06, 0.13, 0.08)}
+    assert {cpu: pytest.approx(time) for cpu, time in times.items()} == scheduling.cpu_times(proc)
+    assert scheduling.interrupt_counts(frozenset({12}), proc) == {
+        "IRQ 0 (timer)": 1,
+        "IRQ 57 (mlx5_comp0@pci:0000:18:00.0)": 6,
+        "softirq NET_RX": 12,
+    }
+
+
+def test_what_the_kernel_does_not_count_is_none(tmp_path: Path) -> None:
+    proc = str(tmp_path)
+    assert scheduling.thread_time(7, 7, proc) is None
+    assert scheduling.switches_of(7, [7], proc) == (None, None)
+    assert scheduling.cpu_times(proc) == {}
+    assert scheduling.interrupt_counts(frozenset({0}), proc) == {}
+    assert scheduling.pressure_of("0::/\n", f"{tmp_path}/") is None
