@@ -91,7 +91,7 @@ class Runner:
 
 @dataclass(frozen=True)
 class Use:
-    """What a process's threads, and the CPUs that they may use, did in an interval of seconds."""
+    """The work of a process's threads, and of the CPUs that they may use, in an interval."""
 
     seconds: float
     cpus: CpuSet
@@ -159,7 +159,7 @@ REMEDIES = {
 
 
 def remedy(waits: Waits, membership: Membership) -> str | None:
-    """Return what helps against the main cause of a process's waits; None: nothing is needed."""
+    """Return the remedy of the main cause of a process's waits; None: there is none."""
     cause = waits.main_cause
     if cause is None:
         return None
@@ -200,17 +200,17 @@ def split(use: Use) -> Mapping[str, float]:
         most[runner.kind] += runner.most
     ran_by_job = use.ran + ran[OWN_THREADS]
     of_others = max(0.0, use.cpu.tasks - ran_by_job)
-    ran = _fitted(of_others, {kind: (ran[kind], most[kind]) for kind in OTHERS})
+    by_others = _fitted(of_others, {kind: (ran[kind], most[kind]) for kind in OTHERS})
     # Interrupts found a thread of the job on their CPU, one of others, or none.
     while_own, while_other = (
         min(1.0, time / capacity) if capacity else 0.0 for time in (ran_by_job, of_others)
     )
     took = {
-        NEIGHBOR: ran[NEIGHBOR],
-        SYSTEM: ran[SYSTEM],
-        INTERRUPTS: ran[INTERRUPTS] + use.cpu.interrupts * while_other,
+        NEIGHBOR: by_others[NEIGHBOR],
+        SYSTEM: by_others[SYSTEM],
+        INTERRUPTS: by_others[INTERRUPTS] + use.cpu.interrupts * while_other,
         STEAL: use.cpu.steal * while_other,
-        UNKNOWN: max(0.0, of_others - sum(ran.values())),
+        UNKNOWN: max(0.0, of_others - sum(by_others.values())),
     }
 
     causes = dict.fromkeys(CAUSES, 0.0)
@@ -265,7 +265,7 @@ class Other:
 
     @property
     def kind(self) -> str:
-        """What it is to a job that it is not of."""
+        """Its kind to a process of another job."""
         if self.stat.is_kernel_thread:
             return INTERRUPTS if self.stat.name.startswith(HANDLERS) else SYSTEM
         if self.membership.owner is not None:
@@ -371,7 +371,7 @@ class WaitMeter:
                 throttled=limit[0] * of_group,
             )
             waits[waiter.pid] = Waits(
-                use.seconds, split(use), cpus, look.cpus.keys() - cpus, runners, limit[1]
+                use.seconds, split(use), cpus, frozenset(look.cpus) - cpus, runners, limit[1]
             )
         least = LEAST_PART * (now - before.time)
         self._reads_others = self._names_others or any(it.waited > least for it in waits.values())

@@ -45,7 +45,7 @@ UNCOUNTED = (
 )
 #: Below it a cause is not shown.
 LEAST_SECONDS = 0.005
-#: What another process is to the one that waits.
+#: Kind of another process → how the table names it.
 KINDS = {
     "own_threads": "the same job",
     "neighbor": "a neighbor",
@@ -124,7 +124,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class Moment:
-    """What is counted of a process at one moment."""
+    """The counters of a process at one moment."""
 
     waiter: Waiter
     times: Mapping[int, ThreadTime | None]  #: by tid
@@ -166,7 +166,7 @@ def document(pid: int, waits: Waits, cure: str | None) -> Mapping[str, object]:
 def table(
     process: Stat, before: Moment, after: Moment, waits: Waits, cure: str | None
 ) -> Iterator[str]:
-    """Yield what a person reads: the sum, the threads, the processes beside them, the remedy."""
+    """Yield the lines for a person: the sum, the threads, the processes beside them, the remedy."""
     yield (
         f"{target.shown(process)}: its threads waited {waits.waited:.2f} s in "
         f"{waits.seconds:.1f} s for {several('CPU', waits.cpus)}"
@@ -212,7 +212,7 @@ def _threads(before: Moment, after: Moment) -> list[tuple[Thread, float, float]]
 
 
 def _counts(before: Moment, after: Moment) -> Iterator[str]:
-    """Yield what else the kernel counts of it, where it does."""
+    """Yield the other numbers that the kernel counts of it, where it does."""
     facts = (
         ("its threads had to make room for others {0:.0f} times", "switches"),
         ("were moved to another CPU {0:.0f} times", "migrations"),
