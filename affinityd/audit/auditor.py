@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from affinityd.audit.allocations import with_allocations
 from affinityd.audit.gather import TICKS, ProcessWalk
@@ -28,6 +29,8 @@ from affinityd.audit.orphans import (
     missing_process,
     why_orphan,
 )
+from affinityd.audit.wait_meter import Waiter, WaitMeter
+from affinityd.audit.waits import CAUSES, Waits
 from affinityd.cpuset import CpuSet
 from affinityd.grouping import Recent
 from affinityd.linux.files import text
@@ -70,6 +73,7 @@ class Auditor:
         self._measured = measured
         self._proc = proc
         self._cpu_time = CpuTimeCounters(TICKS)
+        self._waits = WaitMeter(proc)
         self._idle = IdleTimes()
         self._missing = MissingProcesses()
         self._first_masks = FirstMasks()
@@ -101,7 +105,8 @@ class Auditor:
         unknown = {**late, **hidden, **held.unknown}
         ratios, remarks = self._measured(topology) if self._measured else ({}, ())
         balancing = text(f"{self._proc}/sys/kernel/numa_balancing")
-        self._cpu_time.book(found, judge.near, boot)
+        waits = self._waits.look([Waiter.of(it.facts) for it in counted(found)], processes, boot)
+        self._cpu_time.book(found, judge.near, boot, waits)
         return Scan(
             time=now,
             seconds=since_boot() - boot,
@@ -114,6 +119,8 @@ class Auditor:
             late=walk.late,
             gpu_time=self._cpu_time.gpu_time,
             job_time=self._cpu_time.job_time,
+            waits=waits,
+            wait_time=self._cpu_time.wait_time if self._waits.counts else {},
             since=self._cpu_time.note(found, unknown, now),
             numa_balancing=int(balancing) if balancing.isdigit() else None,
             notices=(*held.notices, *named.notices, *remarks),
@@ -151,6 +158,11 @@ class Auditor:
                 yield replace(audited, orphan=why_orphan(facts, owners))
 
 
+def counted(processes: Iterable[AuditedProcess]) -> Iterator[AuditedProcess]:
+    """Yield the processes that run, and are no known daemons."""
+    return (it for it in processes if it.facts.threads and not it.is_daemon)
+
+
 def with_first_mask(facts: ProcessFacts, known: FirstMasks) -> ProcessFacts:
     """Return a process's facts, with the first mask of its main thread."""
     key = facts.pid, facts.start
@@ -164,6 +176,8 @@ def with_first_mask(facts: ProcessFacts, known: FirstMasks) -> ProcessFacts:
 # right, even if a single number is not. Pure: the clocks are handed in.
 
 REMEMBERED = 300.0  #: seconds for which an ended job keeps its counters, to be scraped
+
+NO_WAITS: Mapping[int, Waits] = MappingProxyType({})
 
 ThreadName = tuple[int, int]  #: tid and start: one thread for good
 
@@ -204,20 +218,30 @@ class CpuTimeCounters:
         self._looked = float("inf")  # ticks since boot: of the threads before, none is known
         self._gpus: dict[GpuKey, CpuTime] = {}
         self._jobs: dict[Job, tuple[CpuTime, float]] = {}  # with when it was seen, s since boot
+        self._waits: dict[GpuKey, dict[str, float]] = {}  # by cause
         self._since: dict[GpuKey | Job, float] = {}
 
     def book(
-        self, processes: Sequence[AuditedProcess], gpus: Iterable[GpuKey], boot: float
+        self,
+        processes: Sequence[AuditedProcess],
+        gpus: Collection[GpuKey],
+        boot: float,
+        waits: Mapping[int, Waits] = NO_WAITS,
     ) -> None:
         """Add the time spent since the last scan; `boot`: when this one began, in s since boot.
 
-        The time of a process with several GPUs counts for its first.
+        The time of a process with several GPUs counts for its first. `waits`: by pid.
         """
         self._gpus = {**dict.fromkeys(gpus, CpuTime()), **self._gpus}
+        for gpu in gpus:
+            self._waits.setdefault(gpu, dict.fromkeys(CAUSES, 0.0))
         for process in processes:
             facts, job = process.facts, process.facts.part
             if process.is_daemon:
                 continue
+            if facts.pid in waits:
+                for cause, seconds in waits[facts.pid].causes.items():
+                    self._waits[facts.gpu][cause] += seconds
             ticks = spent(facts, process.near, self._before, self._looked)
             used = CpuTime(*(number / self._ticks for number in ticks))
             self._gpus[facts.gpu] += used
@@ -251,6 +275,7 @@ class CpuTimeCounters:
     def forget(self, gpu: GpuKey) -> None:
         """Start again with a GPU: another one has its number now."""
         self._gpus.pop(gpu, None)
+        self._waits.pop(gpu, None)
         self._since.pop(gpu, None)
 
     @property
@@ -262,3 +287,8 @@ class CpuTimeCounters:
     def job_time(self) -> Mapping[Job, CpuTime]:
         """The same of the jobs that were seen lately."""
         return {job: time for job, (time, _) in self._jobs.items()}
+
+    @property
+    def wait_time(self) -> Mapping[GpuKey, Mapping[str, float]]:
+        """The seconds that threads of every GPU's processes waited, by cause."""
+        return {gpu: dict(causes) for gpu, causes in self._waits.items()}

@@ -18,6 +18,8 @@ from affinityd.audit.model import (
     Scan,
 )
 from affinityd.audit.remedies import Remedies
+from affinityd.audit.waits import CAUSES as WAIT_CAUSES
+from affinityd.audit.waits import Waits, remedy
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.json_codec import CpuList, OneOf, dumps, left_out
 from affinityd.topology.model import Gpu, Topology
@@ -25,6 +27,7 @@ from affinityd.topology.nearness import CAUSES, PLACEMENTS
 
 Placement = Annotated[str, OneOf(PLACEMENTS)]
 Cause = Annotated[str, OneOf(CAUSES)]
+WaitCause = Annotated[str, OneOf(WAIT_CAUSES)]
 #: Which processes a document names: all, the caller's own, or none.
 Seen = Annotated[str, OneOf(("all", "own", "counts"))]
 
@@ -50,6 +53,7 @@ class AuditGpuDocument:
     orphans: int | None
     cpu_seconds: float | None
     remote_cpu_seconds: float | None
+    wait_seconds: Mapping[WaitCause, float] | None  #: threads that could run, and did not
     #: NUMA node of CPUs → near's host-to-device bandwidth over that node's; None: not measured
     measured_ratio: Mapping[int, float] | None = left_out()
 
@@ -94,6 +98,17 @@ class GpuBesideDocument:
 
 
 @dataclass(frozen=True)
+class AuditWaitsDocument:
+    """How long threads waited for a CPU since the last scan: seconds, of all threads together."""
+
+    seconds: float  #: between the scans
+    waited: float
+    causes: Mapping[WaitCause, float]
+    cause: WaitCause | None  #: the known one of most seconds; null: it hardly waited
+    remedy: str | None
+
+
+@dataclass(frozen=True)
 class AuditProcessDocument:
     """A process that uses a GPU, or a descendant of one."""
 
@@ -118,6 +133,7 @@ class AuditProcessDocument:
     daemon: bool
     orphan: str | None
     threads: Sequence[AuditThreadDocument]
+    waits: AuditWaitsDocument | None = None  #: null: not known
 
 
 @dataclass(frozen=True)
@@ -189,7 +205,11 @@ def document(topology: Topology, scan: Scan, sees: Sees | None) -> AuditDocument
     cpulist = cache(format_list)  # there are many threads and few masks
     remedies = Remedies(topology, scan)
     overlaps = [AuditOverlapDocument(cpulist(cpus), owners) for owners, cpus in by_owners]
-    processes = sees and [_process(it, remedies, cpulist) for it in scan.processes if sees(it)]
+    processes = sees and [
+        _process(it, remedies, cpulist, waits_of(it, scan.waits, sees is everything))
+        for it in scan.processes
+        if sees(it)
+    ]
     return AuditDocument(
         node=topology.name,
         time=rfc3339(scan.time),
@@ -230,6 +250,7 @@ def _gpu(gpu: Gpu, scan: Scan, counted: Counts) -> AuditGpuDocument:
         "orphans": counted.orphans,
         "cpu_seconds": time.total,
         "remote_cpu_seconds": None if near is None else time.remote,
+        "wait_seconds": scan.wait_time.get(gpu.key),
     }
     return AuditGpuDocument(
         vendor=gpu.vendor,
@@ -245,8 +266,23 @@ def _gpu(gpu: Gpu, scan: Scan, counted: Counts) -> AuditGpuDocument:
     )
 
 
+def waits_of(
+    process: AuditedProcess, waits: Mapping[int, Waits], names_all: bool
+) -> AuditWaitsDocument | None:
+    """Return how long a process waited; its remedy names processes of other users only if asked."""
+    facts, its = process.facts, waits.get(process.facts.pid)
+    if its is None:
+        return None
+    job = facts.membership.job
+    cure = remedy(its, job.scheduler if job else None, None if names_all else facts.uid)
+    return AuditWaitsDocument(its.seconds, its.waited, its.causes, its.main_cause, cure)
+
+
 def _process(
-    process: AuditedProcess, remedies: Remedies, cpulist: Callable[[CpuSet], str]
+    process: AuditedProcess,
+    remedies: Remedies,
+    cpulist: Callable[[CpuSet], str],
+    waits: AuditWaitsDocument | None,
 ) -> AuditProcessDocument:
     facts, given, job = process.facts, process.facts.given, process.facts.membership.job
     holding, (vendor, index) = facts.holding, facts.gpu
@@ -281,4 +317,5 @@ def _process(
             )
             for thread, placement, itself in process.threads
         ],
+        waits=waits,
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
+from affinityd.audit.waits import Waits
 from affinityd.cpuset import CpuSet
 from affinityd.linux.processes import ENDED, Thread
 from affinityd.topology.model import Gpu
@@ -237,6 +238,10 @@ class Scan:
     gpu_time: Mapping[GpuKey, CpuTime] = field(default_factory=dict)  #: of every GPU
     #: Of the jobs seen lately, and of containers of pods in their place where kubelet names them
     job_time: Mapping[Job, CpuTime] = field(default_factory=dict)
+    #: By pid: how long threads waited since the last scan, where the kernel counts that
+    waits: Mapping[int, Waits] = field(default_factory=dict)
+    #: Of every GPU: the seconds that threads waited since the first scan, by cause
+    wait_time: Mapping[GpuKey, Mapping[str, float]] = field(default_factory=dict)
     #: GPUs and these jobs with a mismatch → since when, seconds since the epoch
     since: Mapping[GpuKey | Job, float] = field(default_factory=dict)
     numa_balancing: int | None = None  #: /proc/sys/kernel/numa_balancing; None: there is none

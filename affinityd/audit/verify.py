@@ -33,6 +33,8 @@ from affinityd.topology.nearness import ALLOCATION, FAR, Vicinity, cause_of, vic
 MENTIONED = 0.1
 #: From this part on it is a mismatch: the process filled its memory before it was pinned.
 MOST = 0.5
+#: Waits for CPUs are mentioned from this part of the time on.
+WORTH_A_NOTE = 0.05
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Verification:
     doubts: tuple[str, ...] = ()  #: why it may have been judged by other GPUs than it uses
     far_nics: tuple[str, ...] = ()  #: sentences on RDMA devices away from the GPUs
     nics: Mapping[str, str] = field(default_factory=dict)  #: RDMA device that is open → its link
+    waited: float = 0.0  #: part of the time that its threads could run; 0 as well where unknown
     remedy: str = ""  #: of the threads that may run far away
 
     @cached_property
@@ -103,6 +106,11 @@ class Verification:
         yield from [text] if MENTIONED <= part < MOST else []
         if self.nics:
             yield "RDMA devices open: " + ", ".join(f"{it} ({self.nics[it]})" for it in self.nics)
+        if self.waited >= WORTH_A_NOTE:
+            yield (
+                f"its threads waited for CPUs for {self.waited:.0%} of the time that they could "
+                f"run; affinityd why {self.process.facts.pid} measures for what"
+            )
         yield from self.doubts
 
     def _may_run(self, word: str) -> str:

@@ -19,33 +19,11 @@ running: that share of these seconds is added. All but the first are inference: 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from affinityd.audit.gather import membership, service
-from affinityd.audit.model import KUBERNETES, SLURM, Membership
 from affinityd.cpuset import CpuSet, format_list
-from affinityd.linux.processes import (
-    INIT,
-    PROC,
-    ROOT,
-    ProcessTable,
-    Stat,
-    Thread,
-    cgroups_of,
-    mask_of,
-    uid_of,
-)
-from affinityd.linux.scheduling import (
-    TICKS,
-    CpuTime,
-    ThreadTime,
-    cpu_times,
-    limiting_folders,
-    thread_time,
-    throttled,
-    total,
-)
+from affinityd.linux.scheduling import CpuTime, ThreadTime
 from affinityd.text import count
 
 THROTTLED, OWN_THREADS, NEIGHBOR = "throttled", "own_threads", "neighbor"
@@ -55,20 +33,10 @@ CAUSES = (THROTTLED, OWN_THREADS, NEIGHBOR, SYSTEM, INTERRUPTS, STEAL, UNKNOWN)
 #: Kinds of processes that are of no job of the one that waits.
 OTHERS = (NEIGHBOR, SYSTEM, INTERRUPTS)
 
-#: Of one process in one scan: its main thread, and those that used most CPU time.
-MOST_THREADS = 32
-#: Processes that are looked at as neighbors: those that used most CPU time.
-MOST_OTHERS = 64
-#: A process that ran for less than this part of the interval is no neighbor worth a name.
-LEAST_PART = 0.005
 #: A process waits if its threads do for more than this part of the interval.
 NOTABLE = 0.01
 #: A cause is named if it has this part of the seconds.
 KNOWN = 0.2
-#: Kernel threads that handle interrupts.
-HANDLERS = ("ksoftirqd/", "irq/")
-
-_Name = tuple[int, int]  #: tid or pid, and start: one thread or process for good
 
 
 @dataclass(frozen=True)
@@ -131,11 +99,14 @@ class Waits:
         return next((runner for runner in self.runners if runner.kind == kind), None)
 
 
-SLURM_CONFINES = "let Slurm confine tasks (ConstrainCores=yes), and submit steps with --exact"
-KUBELET_CONFINES = (
-    "give both pods whole CPUs (requests = limits) under kubelet's static CPU manager, or let "
-    "affinityd place them"
-)
+#: Scheduler of either job → how a neighbor is kept off.
+CONFINES = {
+    "slurm": "let Slurm confine tasks (ConstrainCores=yes), and submit steps with --exact",
+    "kubernetes": (
+        "give both pods whole CPUs (requests = limits) under kubelet's static CPU manager, or let "
+        "affinityd place them"
+    ),
+}
 #: Cause → the remedy, and why.
 REMEDIES = {
     THROTTLED: (
@@ -158,35 +129,35 @@ REMEDIES = {
 }
 
 
-def remedy(waits: Waits, membership: Membership) -> str | None:
-    """Return the remedy of the main cause of a process's waits; None: there is none."""
+def remedy(waits: Waits, scheduler: str | None, uid: int | None = None) -> str | None:
+    """Return the remedy of the main cause of a process's waits; None: there is none.
+
+    `scheduler`: of its job. `uid`: only processes of this user are named; None: all are.
+    """
     cause = waits.main_cause
     if cause is None:
         return None
-    runner, longest = waits.runner(cause), waits.runner(OWN_THREADS)
+    runner, sibling = waits.runner(cause), waits.runner(OWN_THREADS)
+    may_be_named = runner is not None and uid in {None, runner.uid}
     return REMEDIES[cause].format(
         limited=f"its cgroup {waits.limited}",
         number=count(len(waits.cpus), "CPU"),
         most=len(waits.cpus),
-        longest=f" ({longest.label} ran longest beside it)" if longest else "",
-        runner=runner.label if runner else "another process",
-        confines=_confines(waits, runner, membership),
+        longest=f" ({sibling.label} ran longest beside it)" if sibling else "",
+        runner=runner.label if runner and may_be_named else "another process",
+        confines=_confines(waits, runner if may_be_named else None, scheduler),
         interrupt=f"{waits.interrupt} is" if waits.interrupt else "interrupts are",
     )
 
 
-def _confines(waits: Waits, runner: Runner | None, membership: Membership) -> str:
+def _confines(waits: Waits, runner: Runner | None, scheduler: str | None) -> str:
     """Return how a neighbor is kept off a process's CPUs."""
-    schedulers = {
-        *((membership.job.scheduler,) if membership.job else ()),
-        *((runner.owner or "").split(" ")[:1] if runner else ()),
-    }
-    if SLURM in schedulers:
-        return SLURM_CONFINES
-    if KUBERNETES in schedulers or runner is None:
-        return KUBELET_CONFINES
-    if not waits.elsewhere:
-        return "pin the job to some of the CPUs, with affinityd exec, and the other one to the rest"
+    other = runner.owner.partition(" ")[0] if runner and runner.owner else None
+    for name in (scheduler, other):
+        if name in CONFINES:
+            return CONFINES[name]
+    if not waits.elsewhere or runner is None:
+        return "start each of them with affinityd exec on CPUs of its own"
     return f"affinityd pin --tree --cpus {format_list(waits.elsewhere)} {runner.pid} keeps it off"
 
 
@@ -243,221 +214,3 @@ def _fitted(whole: float, parts: Mapping[str, tuple[float, float]]) -> dict[str,
         return {kind: ran * whole / likely if likely else 0.0 for kind, (ran, _) in parts.items()}
     further = min(1.0, (whole - likely) / (most - likely)) if most > likely else 0.0
     return {kind: ran + further * (most - ran) for kind, (ran, most) in parts.items()}
-
-
-@dataclass(frozen=True)
-class Other:
-    """A process that ran for some seconds between two looks, on the CPUs of its mask."""
-
-    stat: Stat
-    ran: float
-    mask: CpuSet
-    uid: int | None
-    membership: Membership
-    service: str | None
-
-    @classmethod
-    def of(cls, stat: Stat, ran: float, proc: str) -> Other:
-        """Read what it is."""
-        cgroups = cgroups_of(stat.number, proc)
-        mask, uid = mask_of(stat.number) or frozenset(), uid_of(stat.number, proc)
-        return cls(stat, ran, mask, uid, membership(cgroups), service(cgroups))
-
-    @property
-    def kind(self) -> str:
-        """Its kind to a process of another job."""
-        if self.stat.is_kernel_thread:
-            return INTERRUPTS if self.stat.name.startswith(HANDLERS) else SYSTEM
-        if self.membership.owner is not None:
-            return NEIGHBOR
-        return SYSTEM if self.service or self.uid == ROOT else NEIGHBOR
-
-
-@dataclass(frozen=True)
-class Waiter:
-    """A process whose waits are measured."""
-
-    pid: int
-    parent: int
-    session: int | None
-    membership: Membership
-    cgroups: str  #: /proc/PID/cgroup
-    threads: Sequence[Thread]  #: the main one first
-
-    @property
-    def cpus(self) -> CpuSet:
-        """The CPUs on which any of its threads may run."""
-        return frozenset().union(*{thread.mask for thread in self.threads})
-
-    def runners(self, others: Iterable[Other]) -> Iterator[Runner]:
-        """Yield the processes that ran on its CPUs, each with its part of the time there."""
-        for other in others:
-            if (shared := self.cpus & other.mask) and other.stat.number != self.pid:
-                kind = OWN_THREADS if self._owns(other) else other.kind
-                part = other.ran * len(shared) / len(other.mask)
-                owner = other.membership.owner or other.service
-                stat = other.stat
-                yield Runner(kind, stat.number, stat.name, other.uid, owner, part, other.ran)
-
-    def _owns(self, other: Other) -> bool:
-        """Whether it is of the same job or container; where there is none, of the same session."""
-        owner, stat = self.membership.owner, other.stat
-        if owner is not None or other.membership.owner is not None:
-            return owner == other.membership.owner
-        is_near = stat.session == self.session or stat.parent == self.pid
-        return is_near or stat.parent == self.parent != INIT
-
-
-@dataclass(frozen=True)
-class _Look:
-    """The counters at one moment."""
-
-    time: float  #: seconds since boot
-    cpus: Mapping[int, CpuTime]
-    ticks: Mapping[_Name, int]  #: of every thread of the waiters
-    times: Mapping[_Name, ThreadTime]  #: of those that are measured
-    throttled: Mapping[str, float]  #: by folder of a cgroup
-    others: Mapping[_Name, int] | None  #: ticks of every process; None: they were not read
-
-
-class WaitMeter:
-    """Measures from look to look how long processes waited.
-
-    To read every process costs as much as a scan: that is done while some process waits, or at
-    each look where `names_others`.
-    """
-
-    def __init__(self, proc: str = PROC, *, names_others: bool = False) -> None:
-        self._proc = proc
-        self._root = proc.removesuffix("proc")
-        self._names_others = names_others
-        self._reads_others = names_others
-        self._before: _Look | None = None
-        self._folders: dict[str, list[str]] = {}  # of cgroups that count, by /proc/PID/cgroup
-
-    def look(
-        self, waiters: Sequence[Waiter], processes: ProcessTable, now: float
-    ) -> Mapping[int, Waits]:
-        """Return the waits since the last look, by pid; `now`: seconds since boot.
-
-        Those of a process that is new, and where the kernel does not count, are not known.
-        """
-        before, look = self._before, self._counters(waiters, processes, now)
-        self._before = look
-        if before is None or now <= before.time:
-            return {}
-        used = {waiter.pid: self._used(waiter, before, look) for waiter in waiters}
-        waited = {pid: sum(time.waited for time in its) for pid, (_, its) in used.items()}
-        by_group = defaultdict[str, float](float)
-        for waiter in waiters:
-            by_group[waiter.cgroups] += waited[waiter.pid]
-        others = self._others(before, look, processes)
-        waits = {}
-        for waiter in waiters:
-            ran, times = used[waiter.pid]
-            if not times:
-                continue
-            mine, limit = waited[waiter.pid], self._limit(waiter, before, look)
-            of_group = mine / by_group[waiter.cgroups] if mine else 0.0
-            cpus = waiter.cpus
-            runners = sorted(waiter.runners(others), key=lambda it: (-it.ran, it.pid))
-            use = Use(
-                seconds=now - before.time,
-                cpus=cpus,
-                threads=times,
-                ran=ran,
-                cpu=total(look.cpus, cpus).plus(total(before.cpus, cpus), -1),
-                runners=runners,
-                throttled=limit[0] * of_group,
-            )
-            waits[waiter.pid] = Waits(
-                use.seconds, split(use), cpus, frozenset(look.cpus) - cpus, runners, limit[1]
-            )
-        least = LEAST_PART * (now - before.time)
-        self._reads_others = self._names_others or any(it.waited > least for it in waits.values())
-        return waits
-
-    def _counters(self, waiters: Sequence[Waiter], processes: ProcessTable, now: float) -> _Look:
-        self._folders = {
-            groups: self._folders.get(groups) or limiting_folders(groups, self._root)
-            for groups in {waiter.cgroups for waiter in waiters}
-        }
-        folders = {folder for its in self._folders.values() for folder in its}
-        return _Look(
-            time=now,
-            cpus=cpu_times(self._proc),
-            ticks={
-                (thread.tid, thread.start): thread.cpu_ticks
-                for waiter in waiters
-                for thread in waiter.threads
-            },
-            times={
-                (thread.tid, thread.start): time
-                for waiter in waiters
-                for thread in self._measured(waiter)
-                if (time := thread_time(waiter.pid, thread.tid, self._proc)) is not None
-            },
-            throttled={folder: throttled(folder) or 0.0 for folder in folders},
-            others=ticks_of(processes) if self._reads_others else None,
-        )
-
-    def _measured(self, waiter: Waiter) -> Sequence[Thread]:
-        """Return its main thread and those that used most CPU time since the last look."""
-        ticks = self._before.ticks if self._before else {}
-        main, *rest = waiter.threads
-        busy = [it for it in rest if it.cpu_ticks != ticks.get((it.tid, it.start))]
-        if len(busy) >= MOST_THREADS:
-            busy.sort(key=lambda it: ticks.get((it.tid, it.start), 0) - it.cpu_ticks)
-        return [main, *busy[: MOST_THREADS - 1]]
-
-    @staticmethod
-    def _used(waiter: Waiter, before: _Look, look: _Look) -> tuple[float, list[ThreadTime]]:
-        """Return the seconds that its threads ran, and the times of those that are measured.
-
-        Of a thread that began since the last look all counts, of one that was not read then none.
-        """
-        ran, times = 0.0, []
-        for thread in waiter.threads:
-            name = thread.tid, thread.start
-            is_new = thread.start >= before.time * TICKS
-            was = before.ticks.get(name, 0 if is_new else thread.cpu_ticks)
-            ran += (thread.cpu_ticks - was) / TICKS
-            first = before.times.get(name, ThreadTime(0.0, 0.0) if is_new else None)
-            last = look.times.get(name)
-            if first is not None and last is not None:
-                times.append(ThreadTime(last.ran - first.ran, last.waited - first.waited))
-        return ran, times
-
-    def _limit(self, waiter: Waiter, before: _Look, look: _Look) -> tuple[float, str | None]:
-        """Return for how long its cgroup was throttled, or the one above that was longest."""
-        return max(
-            (
-                (
-                    look.throttled[folder] - before.throttled.get(folder, look.throttled[folder]),
-                    folder,
-                )
-                for folder in self._folders[waiter.cgroups]
-            ),
-            default=(0.0, None),
-        )
-
-    def _others(self, before: _Look, look: _Look, processes: ProcessTable) -> list[Other]:
-        """Return the processes that used most CPU time between two looks."""
-        if before.others is None or look.others is None:
-            return []
-        least = LEAST_PART * (look.time - before.time)
-        used = {
-            name: (ticks - before.others.get(name, 0)) / TICKS
-            for name, ticks in look.others.items()
-            if ticks > before.others.get(name, 0)
-        }
-        busiest = sorted((name for name in used if used[name] > least), key=lambda it: -used[it])
-        return [
-            Other.of(processes.by_pid[pid], used[pid, start], self._proc)
-            for pid, start in busiest[:MOST_OTHERS]
-        ]
-
-
-def ticks_of(processes: ProcessTable) -> Mapping[_Name, int]:
-    """Return the ticks of every process so far, those of ended threads included."""
-    return {(stat.number, stat.start): stat.cpu_ticks for stat in processes.by_pid.values()}

@@ -42,10 +42,6 @@ class CpuTime(NamedTuple):
     interrupts: float = 0.0  #: irq and softirq
     steal: float = 0.0  #: the hypervisor ran another machine
 
-    def plus(self, other: CpuTime, factor: int = 1) -> CpuTime:
-        """Return the sum with `factor` times another."""
-        return CpuTime(*(mine + factor * its for mine, its in zip(self, other, strict=True)))
-
 
 def thread_time(pid: int, tid: int, proc: str = PROC) -> ThreadTime | None:
     """Read /proc/PID/task/TID/schedstat; None without CONFIG_SCHED_INFO, or if it has ended."""
@@ -70,12 +66,14 @@ def cpu_times(proc: str = PROC) -> Mapping[int, CpuTime]:
     return times
 
 
-def total(times: Mapping[int, CpuTime], cpus: CpuSet) -> CpuTime:
-    """Return the sum over some CPUs."""
-    whole = CpuTime()
-    for cpu in cpus & times.keys():
-        whole = whole.plus(times[cpu])
-    return whole
+def spent(before: Mapping[int, CpuTime], after: Mapping[int, CpuTime], cpus: CpuSet) -> CpuTime:
+    """Return the time that some CPUs, of those online at both moments, spent between them."""
+    both = [(before[cpu], after[cpu]) for cpu in cpus & before.keys() & after.keys()]
+    return CpuTime(
+        sum(last.tasks - first.tasks for first, last in both),
+        sum(last.interrupts - first.interrupts for first, last in both),
+        sum(last.steal - first.steal for first, last in both),
+    )
 
 
 def limiting_folders(membership: str, root: str = "/") -> list[str]:

@@ -1,4 +1,4 @@
-"""Beside NVIDIA's dcgm-exporter: GPUs that are far from their CPUs and idle, by pod.
+"""Beside NVIDIA's dcgm-exporter: GPUs that are idle while their processes are far, or wait.
 
 Its labels differ from affinityd's: its `UUID` is `uuid` here, and its `pci_bus_id`,
 `00000000:E1:00.0`, is `0000:e1:00.0`. A join on labels of the same name finds nothing.
@@ -7,8 +7,8 @@ Its labels differ from affinityd's: its `UUID` is `uuid` here, and its `pci_bus_
 from __future__ import annotations
 
 from deploy.grafana import looks
-from deploy.grafana.node_series import BUSY, FAR, of
-from deploy.grafana.queries import increase, share
+from deploy.grafana.node_series import BUSY, FAR, WAITED, of
+from deploy.grafana.queries import increase, rate, share
 from deploy.grafana.tables import Column, table_of
 
 IDLE = 20  #: per cent of the last ten minutes; a GPU that works for less is idle
@@ -61,6 +61,30 @@ IDLE_GPUS = table_of(
     "minutes, by dcgm-exporter's DCGM_FI_DEV_GPU_UTIL: they may wait for their CPUs. A row without "
     "a pod: the process runs outside Kubernetes.",
     sort="CPU time far",
+    empty="none, or Prometheus scrapes no dcgm-exporter",
+    height=7,
+)
+
+#: Seconds a second of all threads from which on a GPU's processes wait.
+WAITING = 0.1
+_WAIT = f"(sum by (gpu, pci_bus_id, uuid) ({rate(WAITED)}) > {WAITING})"
+_WAITING = f"({_works()} * on (uuid) group_left (gpu, pci_bus_id) ({_WAIT} * 0 + 1))"
+
+WAITING_GPUS = table_of(
+    "Which GPUs wait for their CPUs, and how busy are they?",
+    _KEYS,
+    [
+        Column("GPU busy", _by_row(_WAITING), looks.PERCENT),
+        Column(
+            "Waits",
+            _by_row(f"{_WAITING} * 0 + on (uuid) group_left () sum by (uuid) ({rate(WAITED)})"),
+            looks.CPUS,
+        ),
+    ],
+    about="GPUs whose processes wait for CPUs, and DCGM_FI_DEV_GPU_UTIL of dcgm-exporter over ten "
+    "minutes. Little GPU use beside long waits: the CPUs hold it up. Little of both: the job has "
+    "no work for it. Waits: seconds in a second, of all threads together.",
+    sort="Waits",
     empty="none, or Prometheus scrapes no dcgm-exporter",
     height=7,
 )

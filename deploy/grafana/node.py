@@ -7,7 +7,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from deploy.grafana import looks
 from deploy.grafana.enforce import pinning
 from deploy.grafana.frame import NODE, dashboard_of, nodes_of
-from deploy.grafana.node_gpus import COST, GPUS, NICS
+from deploy.grafana.node_gpus import COST, GPUS, NICS, WAITS
 from deploy.grafana.node_series import BUCKETS, BUSY, FAR, MISMATCH, PLANNED, REFUSED, of
 from deploy.grafana.panels import graph_of, stat_of
 from deploy.grafana.queries import GPU, Query, increase, or_none, rate, share
@@ -115,6 +115,7 @@ def node() -> Dashboard:
             "Now": NOW,
             "GPUs": GPUS,
             "What it costs": COST,
+            "Why GPUs wait": WAITS,
             "NICs": NICS,
             "Enforcement": pinning(of),
             "The daemon": DAEMON,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from deploy.grafana import looks
-from deploy.grafana.dcgm import IDLE_GPUS
-from deploy.grafana.node_series import BUSY, FAR, MISMATCH, NAMED, RATIO, of
+from deploy.grafana.dcgm import IDLE_GPUS, WAITING_GPUS
+from deploy.grafana.node_series import BUSY, FAR, MISMATCH, NAMED, RATIO, WAITED, of
 from deploy.grafana.panels import graph_of, timeline_of
 from deploy.grafana.queries import CLUSTER, GPU, Query, increase, rate, share, worst_placement
 from deploy.grafana.tables import Column, table_of
@@ -93,6 +93,26 @@ NICS = [
         "Prometheus scrapes no node_exporter there, or its label node differs.",
         unit=looks.BYTES_PER_SECOND,
     ),
+]
+
+WAITS = [
+    graph_of(
+        "What do the processes of the GPUs wait for?",
+        Query(f"sum by (cause) ({rate(WAITED)})", "{{cause}}"),
+        about="Seconds in a second that threads could run and did not. Throttled: the CPU limit. "
+        "Own threads: the job has more than CPUs. Neighbor: another job's. System: daemons and the "
+        "kernel. Steal: the hypervisor. `affinityd why PID` on the node measures one process. "
+        "Empty: the kernel does not count it.",
+        unit=looks.CPUS,
+        stacked=True,
+    ),
+    graph_of(
+        "How long do the processes of each GPU wait?",
+        Query(f"sum by ({GPU}) ({rate(WAITED)})", NAMED),
+        about="Seconds in a second, of all threads together.",
+        unit=looks.CPUS,
+    ),
+    WAITING_GPUS,
 ]
 
 COST = [

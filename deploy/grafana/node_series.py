@@ -9,6 +9,7 @@ of = Selector(CHOSEN_NODE)
 NAMED = "GPU {{gpu}} {{pci_bus_id}}"  #: a GPU's legend
 
 FAR, BUSY = of("affinityd_gpu_remote_cpu_seconds_total"), of("affinityd_gpu_cpu_seconds_total")
+WAITED = of("affinityd_gpu_wait_seconds_total")
 RATIO = of("affinityd_measured_ratio")
 MISMATCH = of("affinityd_gpu_numa_mismatch")
 PLANNED = of("affinityd_plans_total", 'result="ok",client="job"')

@@ -30,6 +30,7 @@ from affinityd.errors import TargetError
 from affinityd.grouping import grouped
 from affinityd.linux import memory_policy
 from affinityd.linux.processes import ProcessTable, Stat
+from affinityd.linux.scheduling import thread_time
 from affinityd.text import one_line
 
 TROUBLE = 2  #: exit code of every error: 1 is an answer
@@ -127,7 +128,16 @@ def _verifications(
             resident=_resident(facts) if with_resident else None,
             is_self=is_self,
             doubts=(doubt,) if doubt else (),
+            waited=_waited(facts),
         )
+
+
+def _waited(facts: ProcessFacts) -> float:
+    """Return for which part of the time its threads waited that they could run; 0: not known."""
+    times = [thread_time(facts.pid, thread.tid) for thread in facts.threads]
+    waited = sum(time.waited for time in times if time is not None)
+    ran = sum(time.ran for time in times if time is not None)
+    return waited / (ran + waited) if ran + waited else 0.0
 
 
 def _resident(facts: ProcessFacts) -> Mapping[int, int] | None:

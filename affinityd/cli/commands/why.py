@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from affinityd.audit.gather import membership
-from affinityd.audit.waits import CAUSES, Waiter, WaitMeter, Waits, remedy
+from affinityd.audit.wait_meter import Waiter, WaitMeter
+from affinityd.audit.waits import CAUSES, Waits, remedy
 from affinityd.cli import target
 from affinityd.cli.console import aligned, say
 from affinityd.cli.parser import Parser, add_format
@@ -113,7 +114,8 @@ def run(arguments: argparse.Namespace) -> int:
     if waits is None:
         raise TargetError(UNCOUNTED)
     waits = replace(waits, interrupt=_busiest(before.interrupts, after.interrupts))
-    cure = remedy(waits, after.waiter.membership)
+    job = after.waiter.membership.job
+    cure = remedy(waits, job.scheduler if job else None)
     if arguments.format == "json":
         print(json.dumps(document(process.number, waits, cure)))
     else:

@@ -8,10 +8,12 @@ from functools import cache
 from typing import Any
 
 from affinityd.audit.auditor import ThreadName, spent, ticks_of
+from affinityd.audit.document import waits_of
 from affinityd.audit.gather import TICKS
 from affinityd.audit.model import AuditedProcess, GpuKey, Holding, ProcessFacts, Scan
 from affinityd.audit.remedies import Remedies, Remedy
 from affinityd.audit.verify import Verification, matches
+from affinityd.audit.waits import NOTABLE
 from affinityd.cli.console import aligned
 from affinityd.cpuset import format_list, several
 from affinityd.grouping import grouped
@@ -50,6 +52,7 @@ def table(
             yield f"{process_name(facts)}: orphan, holds {held}: {process.orphan}{end}"
     yield from _remarks(scan, names)
     yield from _remedies(scan, remedies)
+    yield from _waits(scan)
 
 
 def _remarks(scan: Scan, names: Mapping[GpuKey, str]) -> Iterator[str]:
@@ -93,6 +96,18 @@ def _remedies(scan: Scan, remedies: Remedies) -> Iterator[str]:
             yield f"  and {len(commands) - MOST_COMMANDS} more: affinityd audit --json"
 
 
+def _waits(scan: Scan) -> Iterator[str]:
+    """Yield a line for each process that waits for CPUs, with the remedy of the main cause."""
+    for process in scan.processes:
+        waits = waits_of(process, scan.waits, names_all=True)
+        if waits is not None and waits.cause is not None:
+            share = waits.causes[waits.cause] / waits.waited
+            yield (
+                f"{process_name(process.facts)}: waits for CPUs, {share:.0%} of it likely for "
+                f"{waits.cause}: {waits.remedy}"
+            )
+
+
 def process_lines(
     scan: Scan, memory: Mapping[int, ByNode | str], nics: Mapping[int, Sequence[str]]
 ) -> Iterator[str]:
@@ -110,8 +125,8 @@ COLUMNS = (
     *("gpu", "pid", "name", "user", "job", "threads", "far", "placement", "cause", "cpulist"),
     *("ran last on", "gpu memory"),
 )
-SINCE_BEFORE = "remote time"  #: of a second look
-NUMBERS = {"pid", "threads", "far", "gpu memory", SINCE_BEFORE}
+SINCE_BEFORE = ("remote time", "waits")  #: of a second look
+NUMBERS = {"pid", "threads", "far", "gpu memory", *SINCE_BEFORE}
 NONE, NOT_KNOWN = "-", "?"
 
 LEVEL = "  "  #: before the name of a process, for each of its ancestors in the table
@@ -131,9 +146,11 @@ def _rows_table(
     if before is None:
         return aligned(COLUMNS, rows, NUMBERS)
     ticks, since = ticks_of(before.processes), before.boot * TICKS
-    parts = (_remote_part(group, ticks, since) for group in groups)
-    rows = [(*row, part) for row, part in zip(rows, parts, strict=True)]
-    return aligned((*COLUMNS, SINCE_BEFORE), rows, NUMBERS)
+    rows = [
+        (*row, _remote_part(group, ticks, since), _waited(group, scan))
+        for row, group in zip(rows, groups, strict=True)
+    ]
+    return aligned((*COLUMNS, *SINCE_BEFORE), rows, NUMBERS)
 
 
 def process_name(facts: ProcessFacts) -> str:
@@ -222,6 +239,16 @@ def _remote_part(
     if near is None:
         return NOT_KNOWN
     return f"{remote / total:.0%}" if total else NONE
+
+
+def _waited(group: Alike, scan: Scan) -> str:
+    """Return the seconds that threads waited in a second, and the main cause."""
+    known = [scan.waits[it.facts.pid] for it in group if it.facts.pid in scan.waits]
+    if not known:
+        return NOT_KNOWN
+    longest = max(known, key=lambda waits: waits.waited)
+    waited = sum(waits.waited for waits in known) / longest.seconds
+    return f"{waited:.2f} {longest.main_cause or ''}".strip() if waited >= NOTABLE else NONE
 
 
 VERIFY_COLUMNS = (

@@ -120,6 +120,7 @@ class GpuRow:
     gpu: AuditGpuDocument
     time: CpuTime | None  #: None: its processes were never known; else it stays
     since: float | None  #: when a mismatch began, seconds since the epoch; None: there is none
+    waits: Mapping[str, float] | None  #: seconds by cause; None: its processes were never known
 
 
 GPU_FAMILIES: tuple[MetricFamily[GpuRow], ...] = (
@@ -172,6 +173,15 @@ GPU_FAMILIES: tuple[MetricFamily[GpuRow], ...] = (
         "affinityd_gpu_remote_cpu_seconds_total",
         "CPU time of the GPU's processes on far CPUs; a thread's time counts for its last CPU.",
         lambda row: row.time.remote if row.time and row.gpu.near is not None else None,
+    ),
+    MetricFamily(
+        "affinityd_gpu_wait_seconds_total",
+        (
+            "How long threads of the GPU's processes could run and did not, by cause; no cause "
+            "but throttled is counted by the kernel: the others are inferred."
+        ),
+        lambda row: row.waits,
+        "cause",
     ),
     MetricFamily(
         "affinityd_measured_ratio",
@@ -267,4 +277,5 @@ def _row(gpu: AuditGpuDocument, scan: Scan) -> GpuRow:
     key = gpu.vendor, gpu.index
     time = scan.gpu_time.get(key, CpuTime())
     was_seen = gpu.audited or time.total > 0
-    return GpuRow(gpu, time if was_seen else None, scan.since.get(key))
+    waits = scan.wait_time.get(key) if was_seen else None
+    return GpuRow(gpu, time if was_seen else None, scan.since.get(key), waits)

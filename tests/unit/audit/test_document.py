@@ -11,6 +11,7 @@ import pytest
 from affinityd.audit.document import AuditDocument, Sees, everything, render
 from affinityd.audit.judge import Judge
 from affinityd.audit.model import CpuTime, Scan
+from affinityd.audit.waits import CAUSES, Runner, Waits
 from affinityd.cpuset import parse_list
 from affinityd.topology.model import Topology
 from tests.support.audit_facts import GPU, SLURM_JOB, audited, process
@@ -19,6 +20,8 @@ from tests.support.machines.by_hand import made
 
 TWO = made({0: "0-3", 1: "4-7"}, gpus=[1, None])
 LOST = ("nvidia", 1)
+
+OTHER = Runner("neighbor", 500, "make", 1001, None, 5.0, 5.0)
 
 SCAN = Scan(
     time=1_790_000_000.25,
@@ -33,6 +36,8 @@ SCAN = Scan(
     unknown={LOST: "NVML is silent"},
     overlap={("session 9", "slurm 7"): frozenset((5, 6))},
     gpu_time={GPU: CpuTime(3.0, 1.5), LOST: CpuTime(1.0)},
+    waits={100: Waits(10.0, {**dict.fromkeys(CAUSES, 0.0), "neighbor": 2.0}, runners=[OTHER])},
+    wait_time={GPU: {"neighbor": 2.0}},
     numa_balancing=1,
     notices=("look",),
 )
@@ -46,11 +51,11 @@ HEAD = """
    "processes": {"local": 1, "mixed": 0, "remote": 1, "unpinned": 0, "unknown": 0},
    "threads": {"local": 2, "mixed": 0, "remote": 2, "unpinned": 0, "unknown": 0},
    "mismatch": {"allocation": 0, "mask": 1, "unpinned": 0}, "orphans": 0,
-   "cpu_seconds": 3.0, "remote_cpu_seconds": 1.5},
+   "cpu_seconds": 3.0, "remote_cpu_seconds": 1.5, "wait_seconds": {"neighbor": 2.0}},
   {"vendor": "nvidia", "index": 1, "uuid": null, "pci_bus_id": "0000:11:00.0", "numa_node": null,
    "near": null, "audited": false, "unknown": "NVML is silent",
    "processes": null, "threads": null, "mismatch": null, "orphans": null,
-   "cpu_seconds": null, "remote_cpu_seconds": null}],
+   "cpu_seconds": null, "remote_cpu_seconds": null, "wait_seconds": null}],
  "pin_overlap": "5-6", "skipped": 0, "numa_balancing": 1, "notices": ["look"]}
 """
 RANK = """
@@ -67,7 +72,12 @@ affinityd pin --gpus 0000:10:00.0 100 fixes it now",
   {"tid": 101, "name": "worker", "cpulist": "0-3", "last_cpu": 0, "placement": "remote",
    "pinned_itself": false},
   {"tid": 102, "name": "worker", "cpulist": "4", "last_cpu": 4, "placement": "local",
-   "pinned_itself": true}]}
+   "pinned_itself": true}],
+ "waits": {"seconds": 10.0, "waited": 2.0, "cause": "neighbor", "causes": {"throttled": 0.0,
+   "own_threads": 0.0, "neighbor": 2.0, "system": 0.0, "interrupts": 0.0, "steal": 0.0,
+   "unknown": 0.0},
+  "remedy": "make (process 500) ran there: let Slurm confine tasks (ConstrainCores=yes), and \
+submit steps with --exact"}}
 """
 
 
@@ -79,6 +89,9 @@ def test_a_scan_is_told_by_gpu_and_process() -> None:
     assert document(TWO, SCAN, None) == json.loads(HEAD)
     rank, worker, daemon, lost = document(TWO, SCAN, everything)["processes"]
     assert rank == json.loads(RANK)
+    assert worker["waits"] is None
+    own = document(TWO, SCAN, lambda it: it.facts.uid == 1000)["processes"]
+    assert "another process" in own[0]["waits"]["remedy"]
     assert (worker["parent"], worker["holds_gpu"], worker["cpuset"]) == (100, False, None)
     assert (worker["placement"], worker["cause"], worker["remedy"]) == ("local", None, None)
     assert (daemon["daemon"], daemon["cause"]) == (True, "unpinned")  # and it is not counted

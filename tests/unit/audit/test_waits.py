@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from affinityd.audit.model import KUBERNETES, SLURM, Job, Membership
+from affinityd.audit.model import KUBERNETES, SLURM
 from affinityd.audit.waits import CAUSES, Runner, Use, Waits, remedy, split
 from affinityd.linux import scheduling
 from affinityd.linux.scheduling import CpuTime, ThreadTime
@@ -168,22 +168,27 @@ def waits(cause: str, owner: str | None = None) -> Waits:
 
 
 @pytest.mark.parametrize(
-    ("cause", "owner", "job", "named"),
+    ("cause", "owner", "scheduler", "named"),
     [
         ("throttled", None, None, "/limit"),
         ("own_threads", None, None, "OMP_NUM_THREADS to at most 2"),
         ("neighbor", None, None, "affinityd pin --tree --cpus 2-3 7"),
-        ("neighbor", "slurm 8", Job(SLURM, "7"), "--exact"),
-        ("neighbor", "kubernetes uid", Job(KUBERNETES, "other"), "static CPU manager"),
+        ("neighbor", "slurm 8", SLURM, "--exact"),
+        ("neighbor", "kubernetes uid", None, "static CPU manager"),
+        ("neighbor", None, KUBERNETES, "static CPU manager"),
         ("system", "chronyd.service", None, "other (process 7 of chronyd.service)"),
         ("interrupts", None, None, "IRQ 5 (nic)"),
         ("steal", None, None, "dedicated"),
     ],
 )
 def test_a_remedy_names_what_it_needs(
-    cause: str, owner: str | None, job: Job | None, named: str
+    cause: str, owner: str | None, scheduler: str | None, named: str
 ) -> None:
-    assert named in (remedy(waits(cause, owner), Membership(job)) or "")
+    assert named in (remedy(waits(cause, owner), scheduler) or "")
+
+
+def test_another_user_s_process_is_not_named() -> None:
+    assert "process 7" not in (remedy(waits("neighbor"), None, uid=1000) or "")
 
 
 @pytest.mark.parametrize(
@@ -191,7 +196,7 @@ def test_a_remedy_names_what_it_needs(
     [waits("unknown"), Waits(10, dict.fromkeys(CAUSES, 0.0)), Waits(1000, waits("steal").causes)],
 )
 def test_what_needs_none_has_no_remedy(quiet: Waits) -> None:
-    assert remedy(quiet, Membership()) is None
+    assert remedy(quiet, None) is None
 
 
 STAT = """cpu  3 3 3 3 3 3 3 3 0 0

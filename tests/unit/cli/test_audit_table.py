@@ -11,6 +11,7 @@ import pytest
 from affinityd.audit.gather import TICKS
 from affinityd.audit.judge import Judge
 from affinityd.audit.model import AuditedProcess, ProcessFacts, Scan
+from affinityd.audit.waits import CAUSES, Waits
 from affinityd.cli.commands import audit
 from affinityd.cli.parser import Parser
 from affinityd.cli.render import audit as audit_table
@@ -174,9 +175,21 @@ def test_a_second_scan_shows_the_part_of_cpu_time_spent_far_from_the_gpus() -> N
     before = look(20.0, 10, 10, 10, 10, 10, 10, 10, born=0)
     after = look(22.0, 40, 20, 50, 10, 10, 10, 50, born=30)
     head, *lines = rows(shown(after, before))
-    assert head.endswith(" | remote time")
-    assert [line.rpartition(" | ")[2] for line in lines] == ["75%", "0%", "?", "75%", "50%"]
-    assert rows(shown(after, after))[1].endswith(" | -")
+    assert head.endswith(" | remote time | waits")
+    assert [line.split(" | ")[-2] for line in lines] == ["75%", "0%", "?", "75%", "50%"]
+    assert rows(shown(after, after))[1].endswith(" | - | ?")
+
+
+def waiting(neighbor: float) -> Waits:
+    return Waits(10.0, {**dict.fromkeys(CAUSES, 0.0), "neighbor": neighbor})
+
+
+def test_a_second_scan_shows_how_long_threads_waited_and_for_what() -> None:
+    found = scan_of(TWO, *(audited(process(pid=pid)) for pid in (100, 200, 300)))
+    found = replace(found, waits={100: waiting(4.2), 200: waiting(0.05)})
+    lines = shown(found, found)
+    assert [line.rpartition(" | ")[2] for line in rows(lines)[1:4]] == ["0.42 neighbor", "-", "?"]
+    assert ["waits for CPUs, 100% of it likely for neighbor" in it for it in lines[4:]] == [True]
 
 
 @pytest.mark.parametrize(

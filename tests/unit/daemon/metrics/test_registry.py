@@ -70,6 +70,7 @@ FOUND = Audit(
 UNKNOWN = Audit(MACHINE, scan(unknown=dict.fromkeys((GPU0, GPU1), "NVML did not answer")))
 NOWHERE = Audit(MACHINE, scan(process(1, placement="unknown"), near={**NEAR, GPU0: None}))
 
+WAITING = Audit(MACHINE, scan(process(1), wait_time={GPU0: {"neighbor": 2.5, "unknown": 0.0}}))
 MEASURED = Audit(MACHINE, scan(process(1), ratios={GPU0: {0: 1.0, 1: 1.8}}))
 
 NONE = dict.fromkeys(("local", "mixed", "remote", "unpinned", "unknown"), 0.0)
@@ -87,6 +88,8 @@ SINCE = "gpu_numa_mismatch_start_timestamp_seconds"
         (FOUND, "0", "gpu_orphan_processes", {"": 1}),
         (FOUND, "0", "gpu_cpu_seconds_total", {"": 8}),
         (FOUND, "0", "gpu_remote_cpu_seconds_total", {"": 2}),
+        (WAITING, "0", "gpu_wait_seconds_total", {"neighbor": 2.5, "unknown": 0}),
+        (WAITING, "1", "gpu_wait_seconds_total", {}),  # the kernel does not count it
         (FOUND, "1", "gpu_numa_mismatch", {"allocation": 0, "mask": 0, "unpinned": 0}),
         (FOUND, "1", SINCE, {}),
         (FOUND, None, "pin_overlap_cpus", {"": 2}),

@@ -1,0 +1,286 @@
+"""Measures from scan to scan how long processes waited, and which others ran on their CPUs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from affinityd.audit.gather import membership, service
+from affinityd.audit.model import Membership, ProcessFacts
+from affinityd.audit.waits import (
+    INTERRUPTS,
+    NEIGHBOR,
+    NOTABLE,
+    OWN_THREADS,
+    SYSTEM,
+    Runner,
+    Use,
+    Waits,
+    split,
+)
+from affinityd.cpuset import CpuSet
+from affinityd.linux.files import content
+from affinityd.linux.processes import (
+    INIT,
+    PROC,
+    ROOT,
+    ProcessTable,
+    Stat,
+    Thread,
+    cgroups_of,
+    mask_of,
+    uid_of,
+)
+from affinityd.linux.scheduling import (
+    TICKS,
+    CpuTime,
+    ThreadTime,
+    cpu_times,
+    limiting_folders,
+    spent,
+    thread_time,
+    throttled,
+)
+
+#: Threads of a process that are measured: its main one, and those that used most CPU time.
+MOST_THREADS = 32
+#: Processes that are looked at as others: those that used most CPU time.
+MOST_OTHERS = 64
+#: A process that ran for less than this part of the interval is not looked at.
+LEAST_PART = 0.005
+#: Kernel threads that handle interrupts.
+HANDLERS = ("ksoftirqd/", "irq/")
+
+_Name = tuple[int, int]  #: tid or pid, and start: one thread or process for good
+
+
+@dataclass(frozen=True)
+class Other:
+    """A process that ran for some seconds between two looks, on the CPUs of its mask."""
+
+    stat: Stat
+    ran: float
+    mask: CpuSet
+    uid: int | None
+    membership: Membership
+    service: str | None
+
+    @classmethod
+    def of(cls, stat: Stat, ran: float, proc: str) -> Other:
+        """Read what it is."""
+        cgroups = cgroups_of(stat.number, proc)
+        mask, uid = mask_of(stat.number) or frozenset(), uid_of(stat.number, proc)
+        return cls(stat, ran, mask, uid, membership(cgroups), service(cgroups))
+
+    @property
+    def kind(self) -> str:
+        """Its kind to a process of another job."""
+        if self.stat.is_kernel_thread:
+            return INTERRUPTS if self.stat.name.startswith(HANDLERS) else SYSTEM
+        if self.membership.owner is not None:
+            return NEIGHBOR
+        return SYSTEM if self.service or self.uid == ROOT else NEIGHBOR
+
+
+@dataclass(frozen=True)
+class Waiter:
+    """A process whose waits are measured."""
+
+    pid: int
+    parent: int
+    session: int | None
+    membership: Membership
+    cgroups: str  #: /proc/PID/cgroup
+    threads: Sequence[Thread]  #: the main one first
+
+    @classmethod
+    def of(cls, facts: ProcessFacts) -> Waiter:
+        """Return a process of a scan."""
+        return cls(
+            facts.pid,
+            facts.parent,
+            facts.session,
+            facts.membership,
+            facts.cgroups,
+            facts.threads,
+        )
+
+    @cached_property
+    def cpus(self) -> CpuSet:
+        """The CPUs on which any of its threads may run."""
+        return frozenset().union(*{thread.mask for thread in self.threads})
+
+    def runners(self, others: Iterable[Other]) -> Iterator[Runner]:
+        """Yield the processes that ran on its CPUs, each with its part of the time there.
+
+        `others`: those that ran longest first.
+        """
+        cpus = self.cpus
+        for other in others:
+            if (shared := cpus & other.mask) and other.stat.number != self.pid:
+                kind = OWN_THREADS if self._owns(other) else other.kind
+                part = other.ran * len(shared) / len(other.mask)
+                owner = other.membership.owner or other.service
+                stat = other.stat
+                yield Runner(kind, stat.number, stat.name, other.uid, owner, part, other.ran)
+
+    def _owns(self, other: Other) -> bool:
+        """Whether it is of the same job or container; where there is none, of the same session."""
+        owner, stat = self.membership.owner, other.stat
+        if owner is not None or other.membership.owner is not None:
+            return owner == other.membership.owner
+        is_near = stat.session == self.session or stat.parent == self.pid
+        return is_near or stat.parent == self.parent != INIT
+
+
+@dataclass(frozen=True)
+class _Look:
+    """The counters at one moment."""
+
+    time: float  #: seconds since boot
+    cpus: Mapping[int, CpuTime]
+    ticks: Mapping[_Name, int]  #: of every thread of the waiters
+    times: Mapping[_Name, ThreadTime]  #: of those that are measured
+    throttled: Mapping[str, float]  #: by folder of a cgroup
+    others: Mapping[_Name, int] | None  #: ticks of every process; None: they were not read
+
+
+class WaitMeter:
+    """Measures from look to look how long processes waited.
+
+    To read every process costs as much as a scan: that is done while some process waits, or at
+    each look where `names_others`.
+    """
+
+    def __init__(self, proc: str = PROC, *, names_others: bool = False) -> None:
+        self._proc = proc
+        self._root = proc.removesuffix("proc")
+        #: Whether the kernel counts how long threads wait.
+        self.counts = content(f"{proc}/self/schedstat") is not None
+        self._names_others = names_others
+        self._reads_others = names_others
+        self._before: _Look | None = None
+        self._folders: dict[str, list[str]] = {}  # of cgroups that count, by /proc/PID/cgroup
+
+    def look(
+        self, waiters: Sequence[Waiter], processes: ProcessTable, now: float
+    ) -> Mapping[int, Waits]:
+        """Return the waits since the last look, by pid; `now`: seconds since boot.
+
+        Those of a process that is new, and where the kernel does not count, are not known.
+        """
+        before, look = self._before, self._counters(waiters, processes, now)
+        self._before = look
+        if before is None or now <= before.time:
+            return {}
+        used = {waiter.pid: self._used(waiter, before, look) for waiter in waiters}
+        waited = {pid: sum(time.waited for time in its) for pid, (_, its) in used.items()}
+        by_group = defaultdict[str, float](float)
+        for waiter in waiters:
+            by_group[waiter.cgroups] += waited[waiter.pid]
+        seconds, others = now - before.time, self._others(before, look, processes)
+        by_cpus = {
+            cpus: spent(before.cpus, look.cpus, cpus) for cpus in {it.cpus for it in waiters}
+        }
+        waits = {}
+        for waiter in waiters:
+            ran, times = used[waiter.pid]
+            mine, cpus = waited[waiter.pid], waiter.cpus
+            limit, folder = self._limit(waiter, before, look)
+            part = mine / by_group[waiter.cgroups] if mine else 0.0
+            runners = list(waiter.runners(others)) if mine > NOTABLE * seconds else []
+            use = Use(seconds, cpus, times, ran, by_cpus[cpus], runners, limit * part)
+            if times:
+                elsewhere = frozenset(look.cpus) - cpus
+                causes = split(use)
+                waits[waiter.pid] = Waits(seconds, causes, cpus, elsewhere, runners, folder)
+        is_waiting = any(it.waited > NOTABLE * seconds for it in waits.values())
+        self._reads_others = self._names_others or is_waiting
+        return waits
+
+    def _counters(self, waiters: Sequence[Waiter], processes: ProcessTable, now: float) -> _Look:
+        self._folders = {
+            groups: self._folders.get(groups) or limiting_folders(groups, self._root)
+            for groups in {waiter.cgroups for waiter in waiters}
+        }
+        folders = {folder for its in self._folders.values() for folder in its}
+        return _Look(
+            time=now,
+            cpus=cpu_times(self._proc),
+            ticks={
+                (thread.tid, thread.start): thread.cpu_ticks
+                for waiter in waiters
+                for thread in waiter.threads
+            },
+            times={
+                (thread.tid, thread.start): time
+                for waiter in waiters
+                for thread in self._measured(waiter)
+                if (time := thread_time(waiter.pid, thread.tid, self._proc)) is not None
+            },
+            throttled={folder: throttled(folder) or 0.0 for folder in folders},
+            others=ticks_of(processes) if self._reads_others else None,
+        )
+
+    def _measured(self, waiter: Waiter) -> Sequence[Thread]:
+        """Return its main thread and those that used most CPU time since the last look."""
+        ticks = self._before.ticks if self._before else {}
+        main, *rest = waiter.threads
+        busy = [it for it in rest if it.cpu_ticks != ticks.get((it.tid, it.start))]
+        if len(busy) >= MOST_THREADS:
+            busy.sort(key=lambda it: ticks.get((it.tid, it.start), 0) - it.cpu_ticks)
+        return [main, *busy[: MOST_THREADS - 1]]
+
+    @staticmethod
+    def _used(waiter: Waiter, before: _Look, look: _Look) -> tuple[float, list[ThreadTime]]:
+        """Return the seconds that its threads ran, and the times of those that are measured.
+
+        Of a thread that began since the last look all counts, of one that was not read then none.
+        """
+        ran, times = 0.0, []
+        for thread in waiter.threads:
+            name = thread.tid, thread.start
+            is_new = thread.start >= before.time * TICKS
+            was = before.ticks.get(name, 0 if is_new else thread.cpu_ticks)
+            ran += (thread.cpu_ticks - was) / TICKS
+            first = before.times.get(name, ThreadTime(0.0, 0.0) if is_new else None)
+            last = look.times.get(name)
+            if first is not None and last is not None:
+                times.append(ThreadTime(last.ran - first.ran, last.waited - first.waited))
+        return ran, times
+
+    def _limit(self, waiter: Waiter, before: _Look, look: _Look) -> tuple[float, str | None]:
+        """Return for how long its cgroup was throttled, or the one above that was longest."""
+        return max(
+            (
+                (
+                    look.throttled[folder] - before.throttled.get(folder, look.throttled[folder]),
+                    folder,
+                )
+                for folder in self._folders[waiter.cgroups]
+            ),
+            default=(0.0, None),
+        )
+
+    def _others(self, before: _Look, look: _Look, processes: ProcessTable) -> list[Other]:
+        """Return the processes that used most CPU time between two looks."""
+        if before.others is None or look.others is None:
+            return []
+        least = LEAST_PART * (look.time - before.time)
+        used = {
+            name: (ticks - before.others.get(name, 0)) / TICKS
+            for name, ticks in look.others.items()
+            if ticks > before.others.get(name, 0)
+        }
+        busiest = sorted((name for name in used if used[name] > least), key=lambda it: -used[it])
+        return [
+            Other.of(processes.by_pid[pid], used[pid, start], self._proc)
+            for pid, start in busiest[:MOST_OTHERS]
+        ]
+
+
+def ticks_of(processes: ProcessTable) -> Mapping[_Name, int]:
+    """Return the ticks of every process so far, those of ended threads included."""
+    return {(stat.number, stat.start): stat.cpu_ticks for stat in processes.by_pid.values()}
