@@ -10,7 +10,7 @@ src/plugins/gres/gpu/gres_gpu.c (_normalize_sys_gres_types), src/plugins/gpu/nvm
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
@@ -20,16 +20,6 @@ from affinityd.errors import InvalidRequestError
 from affinityd.slurm.cores import CoreAffinity, SlurmCores, affinities
 from affinityd.text import quote, whole_number
 from affinityd.topology.model import Gpu, Topology
-
-ORDER = "# In this order Slurm's gpu numbers are {runtime}'s: keep it."
-BY_TYPE = "# In this order, and with Gres={gres}, Slurm's gpu numbers are {runtime}'s: keep it."
-ALTERNATING = "# Slurm numbers GPUs type by type, so its gpu numbers cannot be {runtime}'s."
-TYPES = "# Type= as in {gres}: any other drains the node."
-NODES = """\
-# Cores= of NUMA nodes need in slurm.conf:
-#   {settings}
-# Else jobs get far cores, or Slurm drains the node; or print --scope socket."""
-LINKS = "# Links= have {gpus} numbers: in slurm.conf, a smaller Gres=gpu: makes the node invalid."
 
 #: The types of such GPUs, a100_3g.20gb, are those of the instances.
 SLICES = "MIG instances are GPUs to Slurm, which AutoDetect=nvml in gres.conf finds"
@@ -108,39 +98,35 @@ class GpuTypes(NamedTuple):
     why: str | None = None  #: why GPUs are left out
 
 
-def _by_name(
-    gpus: Sequence[Gpu], counts: TypeCounts, fitting: Mapping[GpuKey, Sequence[str]]
-) -> Mapping[GpuKey, str]:
-    """Return the types that are parts of the GPUs' names: the longest that has a GPU left.
+def _types_of_gres(gres: NodeGres, gpus: Sequence[Gpu], lines: Mapping[GpuKey, str]) -> GpuTypes:
+    """Return the types of slurmctld's Gres=: of several, slurmd's lines or the GPUs' names tell.
 
-    Where each type has its number, GPUs beyond them have the longest. Slurm sorts GPUs before it
-    gives types, the longest names first.
+    A GPU has the longest type that is a part of its name: as in AutoDetect, in any case and with _
+    for blanks, nvidia_a100-sxm4-40gb.
     """
-
-    def slurms_order(gpu: Gpu) -> tuple[int, str, int]:
-        name = gpu.model or ""
-        return -len(name), name, gpu.index if gpu.minor is None else gpu.minor
-
-    left = Counter(counts)
-    kinds: dict[GpuKey, str] = {}
-    for gpu in sorted(gpus, key=slurms_order):
-        kind = next((kind for kind in fitting[gpu.key] if left[kind] > 0), None)
-        if kind is not None:
-            left[kind] -= 1
-            kinds[gpu.key] = kind
-    beyond = {key: names[0] for key, names in fitting.items() if names}
-    return kinds if any(left.values()) else {**beyond, **kinds}
-
-
-def _fitting(gpu: Gpu, kinds: Collection[str]) -> list[str]:
-    """Return the types that are parts of a GPU's name, the longest first.
-
-    As in AutoDetect, in any case and with _ for blanks: nvidia_a100-sxm4-40gb.
-    """
-    name = (gpu.model or "").replace(" ", "_").lower()
-    return sorted(
-        (kind for kind in kinds if kind.lower() in name), key=lambda kind: (-len(kind), kind)
-    )
+    fitting: dict[GpuKey, list[str]] = {}
+    for gpu in gpus:
+        name = (gpu.model or "").replace(" ", "_").lower()
+        kinds = [kind for kind in gres.types if kind.lower() in name]
+        fitting[gpu.key] = sorted(kinds, key=lambda kind: (-len(kind), kind))
+    if gres.types and any(gpu.mig and not fitting[gpu.key] for gpu in gpus):
+        return GpuTypes({}, SLICES)
+    if len(gres.counts) < 2:  # noqa: PLR2004
+        return GpuTypes(dict.fromkeys(fitting, next(iter(gres.counts), None)))
+    why = f"{gres} has several types, and no GPU's name tells which it is"
+    # slurmd's are right if they are all those of Gres=, each a part of its GPU's name, or of none.
+    of_models = {kind for kinds in fitting.values() for kind in kinds}
+    if Counter(lines.values()) == gres.counts and all(
+        kind in fitting[key] or kind not in of_models for key, kind in lines.items()
+    ):
+        return GpuTypes(lines, why)
+    longest = {key: kinds[0] for key, kinds in fitting.items() if kinds}
+    found: Counter[str | None] = Counter(longest.values())
+    if all(found[kind] >= number for kind, number in gres.counts.items()):
+        return GpuTypes(longest, why)
+    # Where a type lacks GPUs, some of a type with too many may be of that.
+    sure = {key: kind for key, kind in longest.items() if found[kind] <= gres.counts[kind]}
+    return GpuTypes(sure, why)
 
 
 @dataclass(frozen=True)
@@ -161,37 +147,27 @@ class GresConf:
         type that Gres= does not have.
         """
         gpus, gres, named = self.topology.gpus, self.gres, self.named
+        if len(named) not in {0, 1, len(gpus)}:
+            raise InvalidRequestError(
+                f"--type names {len(named)} types, and there are {len(gpus)} GPUs; name one for "
+                "all, or one for each"
+            )
+        if unknown := [kind for kind in named if gres and kind not in gres.types]:
+            raise InvalidRequestError(
+                f"--type {quote(unknown[0])} is not in {gres}, and slurmctld drains a node with "
+                "other types; change that first, or leave --type out"
+            )
         if named:
-            if len(named) not in {1, len(gpus)}:
-                raise InvalidRequestError(
-                    f"--type names {len(named)} types, and there are {len(gpus)} GPUs; name one "
-                    "for all, or one for each"
-                )
-            if unknown := [kind for kind in named if gres and kind not in gres.types]:
-                raise InvalidRequestError(
-                    f"--type {quote(unknown[0])} is not in {gres}, and slurmctld drains a node "
-                    "with other types; change that first, or leave --type out"
-                )
             kinds = named if len(named) > 1 else [*named] * len(gpus)
             return GpuTypes({gpu.key: kind for gpu, kind in zip(gpus, kinds, strict=True)})
-        lines = {
-            gpu.key: kind for gpu in gpus if (kind := self.present.get(device_file(gpu) or ""))
-        }
-        all_kinds = {*self.present.values()} if gres is None else gres.counts.keys()
-        fitting = {gpu.key: _fitting(gpu, gres.types if gres else ()) for gpu in gpus}
-        if gres and gres.types and any(gpu.mig and not fitting[gpu.key] for gpu in gpus):
-            return GpuTypes({}, SLICES)
-        if len(all_kinds) < 2:  # noqa: PLR2004
-            return GpuTypes(dict.fromkeys(fitting, next(iter(all_kinds), None)))
-        if gres is None:
+        of_slurmd = [(gpu.key, self.present.get(device_file(gpu) or "")) for gpu in gpus]
+        lines = {key: kind for key, kind in of_slurmd if kind}
+        if gres is not None:
+            return _types_of_gres(gres, gpus, lines)
+        if len({*self.present.values()}) > 1:
             return GpuTypes(lines, "slurmd has several types, and none for it")
-        # slurmd's are right if they are those of Gres=, and parts of the names or of no name.
-        of_models = {kind for kinds in fitting.values() for kind in kinds}
-        are_right = Counter(lines.values()) == gres.counts and all(
-            kind in fitting[key] or kind not in of_models for key, kind in lines.items()
-        )
-        kinds_of = lines if are_right else _by_name(gpus, gres.counts, fitting)
-        return GpuTypes(kinds_of, f"{gres} has several types, and no GPU's name tells which it is")
+        only = next(iter(self.present.values()), None)
+        return GpuTypes({gpu.key: only for gpu in gpus})
 
     @cached_property
     def cores(self) -> SlurmCores:
@@ -253,16 +229,28 @@ class GresConf:
         gpus, lines = self.topology.gpus, []
         runtimes = {NAMINGS.get(gpu.vendor, NO_NAMING).runtime for gpu in gpus}
         if len(runtimes) == 1:  # of two vendors, each counts from 0 and Slurm goes on
+            (runtime,) = runtimes
             numbers = Counter(self.types.of.values())
             gres = gres_of({kind: numbers[kind] for kind in self.runs})
-            text = ALTERNATING if self.is_alternating else BY_TYPE if len(self.runs) > 1 else ORDER
-            lines.append(text.format(runtime=runtimes.pop(), gres=gres))
+            types = f", and with Gres={gres}," if len(self.runs) > 1 else ""
+            lines.append(
+                f"# Slurm numbers GPUs type by type, so its gpu numbers cannot be {runtime}'s."
+                if self.is_alternating
+                else f"# In this order{types} Slurm's gpu numbers are {runtime}'s: keep it."
+            )
         if gpus and self.gres is not None and self.gres.types:
-            lines.append(TYPES.format(gres=self.gres))
+            lines.append(f"# Type= as in {self.gres}: any other drains the node.")
         if self.settings is not None:
-            lines += NODES.format(settings=self.settings).splitlines()
+            lines += (
+                "# Cores= of NUMA nodes need in slurm.conf:",
+                f"#   {self.settings}",
+                "# Else jobs get far cores, or Slurm drains the node; or print --scope socket.",
+            )
         if self.links:
-            lines.append(LINKS.format(gpus=len(gpus)))
+            lines.append(
+                f"# Links= have {len(gpus)} numbers: in slurm.conf, a smaller Gres=gpu: makes the "
+                "node invalid."
+            )
         return [*lines, *(self.line(gpu, node_name) for gpu in gpus)]
 
     def line(self, gpu: Gpu, node_name: str | None = None) -> str:
@@ -283,10 +271,9 @@ class GresConf:
         text = " ".join(filter(None, fields))
         if file and gpu.key in self.types.of:
             return text
-        if file:
-            why = self.types.why
-        elif naming.source:
+        why = self.types.why
+        if not file and naming.source:
             why = f"its minor is not known ({naming.source} would tell it)"
-        else:
+        elif not file:
             why = f"how the device files of vendor {gpu.vendor} are numbered is not known"
         return f"# gpu {gpu.index} ({gpu.pci_bus_id}): {why}: {text}"

@@ -11,7 +11,6 @@ https://slurm.schedmd.com/cgroup_v2.html; proc(5) for mounts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 
 from affinityd.audit.sources.nvml import HOLD
@@ -31,12 +30,10 @@ from affinityd.doctor.facts import (
 )
 from affinityd.topology.model import SYS, Gpu
 
-NUMA_BALANCING = "proc/sys/kernel/numa_balancing"
-
 
 def numa_balancing(facts: NodeFacts) -> CheckResults:
     """Judge whether the kernel moves pages between nodes by itself."""
-    value = read_number(facts.tree, NUMA_BALANCING)
+    value = read_number(facts.tree, "proc/sys/kernel/numa_balancing")
     if value is None:
         raise NotApplicableError("there is no kernel.numa_balancing to read")
     if value and facts.has_several_nodes:
@@ -233,10 +230,6 @@ def _banned(tree: Tree, pid: int) -> CpuSet:
     return frozenset().union(*(cpus for cpus in lists if cpus))
 
 
-#: The places of jobs' cgroups, below the root: names, and depths.
-JOBS = ("slurmstepd.scope", "kubepods.slice", "kubepods")
-
-
 def cgroup(facts: NodeFacts) -> CheckResults:
     """Tell the version of cgroups, and judge whether it can keep jobs on their CPUs."""
     mounts = [mount for mount in facts.mounts("self").values() if mount.kind.startswith("cgroup")]
@@ -255,7 +248,15 @@ def cgroup(facts: NodeFacts) -> CheckResults:
             "boot without cgroup_disable=cpuset; under v1 mount it: mount -t cgroup -o cpuset",
         )
     else:
-        scopes = list(_scopes(facts.tree, v2.point))
+        places = [v2.point]  # jobs' cgroups are there, or in a slice as system.slice
+        names = facts.tree.list(v2.point.lstrip("/"))
+        places += (f"{v2.point}/{name}" for name in names if name.endswith(".slice"))
+        scopes = [
+            f"{place}/{name}"
+            for place in places
+            for name in facts.tree.list(place.lstrip("/"))
+            if name.endswith(("slurmstepd.scope", "kubepods.slice", "kubepods"))
+        ]
         for scope in scopes:
             if "cpuset" not in _controllers(facts.tree, scope):
                 above = scope.rpartition("/")[0]
@@ -273,12 +274,3 @@ def cgroup(facts: NodeFacts) -> CheckResults:
 
 def _controllers(tree: Tree, folder: str) -> list[str]:
     return (tree.read(f"{folder.lstrip('/')}/cgroup.controllers") or "").split()
-
-
-def _scopes(tree: Tree, point: str) -> Iterator[str]:
-    """Yield the places of jobs' cgroups: at the top, or in a slice as system.slice."""
-    names = tree.list(point.lstrip("/"))
-    for folder in (point, *(f"{point}/{name}" for name in names if name.endswith(".slice"))):
-        for name in tree.list(folder.lstrip("/")):
-            if name.endswith(JOBS):
-                yield f"{folder}/{name}"

@@ -213,7 +213,8 @@ one type that is no model           | -V  | gpu:big:2              |           |
 any case, and blanks                | VA  | gpu:A100:1,gpu:Tesla_V100:1 |      | Tesla_V100 A100
 of two types that fit, the longest  | BA  | gpu:a100:1,gpu:a100-sxm4-40gb:1 |  | a100 a100-sxm4-40gb
 more GPUs than Gres= has            | AAV | gpu:a100:1,gpu:v100:1  |           | a100 a100 v100
-what is no model is not guessed     | AA  | gpu:a100:1,gpu:debug:1 |           | a100 ?
+what is no model is not guessed     | AA  | gpu:a100:1,gpu:debug:1 |           | ? ?
+nor does it matter to other models  | AV  | gpu:a100:1,gpu:debug:1 |           | a100 ?
 nor needs to be with the present lines | AA | gpu:a100:1,gpu:debug:1 | debug a100 | debug a100
 the present lines are crossed       | AV  | gpu:a100:1,gpu:v100:1  | v100 a100 | a100 v100
 no names, and the present lines     | --  | gpu:a100:1,gpu:v100:1  | v100 a100 | v100 a100
