@@ -101,7 +101,6 @@ def _gres_conf(arguments: argparse.Namespace) -> int:
     settings = load_settings(arguments)
     topology = read_once(settings)
     slurm = find_slurm(arguments.slurm_conf, is_live=not settings.replays)
-    nodes = arguments.nodes or topology.name
     gres, why = None, ""
     present: Present = {}
     if slurm is not None:
