@@ -64,19 +64,17 @@ def parse_mounts(text: str) -> list[Mount]:
 
     Malformed lines are left out.
     """
-    return [mount for line in text.split("\n") if (mount := _mount(line))]
-
-
-def _mount(line: str) -> Mount | None:
-    """Read `ID PARENT MAJ:MIN ROOT POINT OPTIONS [TAG …] - TYPE SOURCE OPTIONS`."""
-    here, _, there = line.partition(" - ")
-    try:
-        _, _, _, root, point, of_mount, *_ = here.split(" ")
-        kind, _, of_file_system = there.split(" ", 2)
-        options = (*of_mount.split(","), *of_file_system.split(","))
-        return Mount(_unescaped(root), _unescaped(point), kind, options)
-    except ValueError:
-        return None
+    mounts = []
+    for line in text.split("\n"):  # ID PARENT MAJ:MIN ROOT POINT OPTIONS … - TYPE SOURCE OPTIONS
+        here, _, there = line.partition(" - ")
+        try:
+            _, _, _, root, point, of_mount, *_ = here.split(" ")
+            kind, _, of_file_system = there.split(" ", 2)
+            options = (*of_mount.split(","), *of_file_system.split(","))
+            mounts.append(Mount(_unescaped(root), _unescaped(point), kind, options))
+        except ValueError:
+            continue
+    return mounts
 
 
 def _unescaped(text: str) -> str:
@@ -142,29 +140,29 @@ class Cgroups:
 
         Of a cgroup namespace it is told how far above its own root that is: /../..
         """
-        for mount in self._mounts:
-            is_whole = not {*mount.root.split("/")} - {"", ".."}
-            has_controller = not controller or controller in mount.options
-            if mount.kind == file_system and has_controller and is_whole:
-                yield self._base + mount.point.rstrip("/")
+        for root, point in self._hierarchies(file_system, controller):
+            if not {*root.split("/")} - {"", ".."}:
+                yield point
 
     def folders(self, file_system: str, controller: str) -> Iterator[str]:
         """Yield the folders of the cgroup in a hierarchy and of its parents, its own first.
 
         Of a very deep one, only those of its parents: they have the same CPUs, or more.
         """
-        path = _path(self._membership, controller)
+        cgroups = hierarchies(self._membership)
+        paths = (path for controllers, path in cgroups if controller in controllers)
+        if (path := next(paths, None)) is not None:
+            is_outside = "/../" in f"{path}/"  # beside or above this cgroup namespace
+            for root, point in self._hierarchies(file_system, controller):
+                below = _from_above(path, root, point) if is_outside else _below(path, root)
+                if below is not None:
+                    yield from _upwards(point, below)
+
+    def _hierarchies(self, file_system: str, controller: str) -> Iterator[tuple[str, str]]:
+        """Yield the mounts of a hierarchy: the root of each, and the folder that it is at."""
         for mount in self._mounts:
-            has_controller = not controller or controller in mount.options
-            if path is not None and mount.kind == file_system and has_controller:
-                point = self._base + mount.point.rstrip("/")
-                is_outside = "/../" in f"{path}/"  # beside or above this cgroup namespace
-                below = (
-                    _from_above(path, mount.root, point) if is_outside else _below(path, mount.root)
-                )
-                while below is not None:
-                    yield point + below
-                    below = below.rpartition("/")[0] if below else None
+            if mount.kind == file_system and (not controller or controller in mount.options):
+                yield mount.root, self._base + mount.point.rstrip("/")
 
 
 def cpuset_of(pid: int, root: str = "/") -> CpuSet | None:
@@ -184,13 +182,12 @@ def cpuset_at(path: str, root: str = "/", kind: str = "cpus") -> CpuSet | None:
     cgroups = Cgroups("", root)
     for file_system, controller, files in VERSIONS:
         for point in cgroups.whole(file_system, controller):
-            below = path if path and os.path.isdir(point + path) else None  # noqa: PTH112 - no pathlib
-            while below is not None:
+            is_there = path and os.path.isdir(point + path)  # noqa: PTH112 - no pathlib
+            for folder in _upwards(point, path) if is_there else ():
                 for file in files:
                     name = file.replace("cpus", kind)
-                    if numbers := cpus_listed_in(f"{point}{below}/{name}"):
+                    if numbers := cpus_listed_in(f"{folder}/{name}"):
                         return numbers
-                below = below.rpartition("/")[0] if below else None
     return None
 
 
@@ -227,10 +224,12 @@ def hierarchies(membership: str) -> Iterator[tuple[list[str], str]]:
             yield controllers.split(","), path.removesuffix(DELETED)
 
 
-def _path(membership: str, controller: str) -> str | None:
-    """Return the process's cgroup in one hierarchy."""
-    cgroups = hierarchies(membership)
-    return next((path for controllers, path in cgroups if controller in controllers), None)
+def _upwards(point: str, below: str) -> Iterator[str]:
+    """Yield a folder below a mount point, its parent and so on; the mount point is the last."""
+    yield point + below
+    while below:
+        below = below.rpartition("/")[0]
+        yield point + below
 
 
 def _below(path: str, root: str) -> str | None:

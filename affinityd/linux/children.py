@@ -97,7 +97,14 @@ def run(work: Callable[[], bytes], deadline: float) -> bytes:
     `deadline` is of time.monotonic. Raises TimeoutError after it; the AffinityError that the
     function raises; ChildError for another exception, a crash, and as Child.
     """
-    child = Child(lambda: [_outcome(work)], max(deadline - time.monotonic(), 0.0))
+
+    def result() -> bytes:
+        try:
+            return RETURNED + work()
+        except Exception as error:  # noqa: BLE001 - the parent raises it
+            return RAISED + f"{type(error).__name__}: {error}".encode(errors="replace")
+
+    child = Child(lambda: [result()], max(deadline - time.monotonic(), 0.0))
     outcome, grace = bytearray(), 0.0
     try:
         while part := child.read(deadline):
@@ -140,13 +147,6 @@ def check_stuck() -> None:
         if exit_status(pid) is None:
             raise ChildError(f"still hangs in an earlier query, in process {pid}")
         stuck.remove(pid)
-
-
-def _outcome(work: Callable[[], bytes]) -> bytes:
-    try:
-        return RETURNED + work()
-    except Exception as error:  # noqa: BLE001 - the parent raises it
-        return RAISED + f"{type(error).__name__}: {error}".encode(errors="replace")
 
 
 def _be_child(work: Callable[[], Iterable[bytes]], pipe: int, patience: float) -> NoReturn:

@@ -10,7 +10,7 @@ import errno
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from affinityd.cpuset import format_list, parse_list, several
+from affinityd.cpuset import parse_list, several
 from affinityd.errors import InvalidRequestError
 from affinityd.linux import syscalls
 from affinityd.linux.files import read
@@ -54,10 +54,6 @@ class MemoryPolicy:
         policy = self.policy or "unknown"
         return f"{policy} on {several('node', self.nodes)}" if self.nodes else policy
 
-    def __repr__(self) -> str:
-        """Return all of it."""
-        return f"MemoryPolicy({self.policy!r}, {format_list(self.nodes)!r}, {self.refusals!r})"
-
 
 def checked_policy(text: str | None) -> str | None:
     """Return the requested policy, None for none. Raises InvalidRequestError."""
@@ -74,14 +70,21 @@ def set_policy(policy: str, nodes: frozenset[int]) -> MemoryPolicy:
     that has none (before 5.15) holds local instead. `local` ignores `nodes`.
     """
     refusals: list[str] = []
-    wish: MemoryPolicy | None = _wish(policy, nodes)
-    if not nodes and policy != "local":
-        wish = None
+    wish = _wish(policy, nodes) if nodes or policy == "local" else None
+    if wish is None:
         refusals.append(f"{policy} needs a node and was given none")
-    while wish and (error := _set(wish)):
-        name = errno.errorcode.get(error.errno or 0, error.errno)
-        refusals.append(f"{wish} was refused ({name}: {error.strerror})")
-        wish = _fallback(wish, error)
+    while wish:
+        try:
+            syscalls.set_mempolicy(MODES.index(str(wish.policy)), wish.nodes)
+        except OSError as error:  # noqa: PERF203 - there are three at most
+            name = errno.errorcode.get(error.errno or 0, error.errno)
+            refusals.append(f"{wish} was refused ({name}: {error.strerror})")
+            fallback = FALLBACKS.get(str(wish.policy))
+            if wish.policy == "preferred_many" and error.errno != errno.EINVAL:
+                fallback = None  # it would be refused, too
+            wish = _wish(fallback, wish.nodes) if fallback else None
+        else:
+            break
     now = own_policy() or MemoryPolicy(None)
     outcome = f"{now} holds" if now.policy else "the policy that holds cannot be read"
     if refusals:
@@ -92,6 +95,14 @@ def set_policy(policy: str, nodes: frozenset[int]) -> MemoryPolicy:
         why = "without memory, or outside Mems_allowed"
         refusals.append(f"{wish} left out {several('node', missing)}: {why}")
     return replace(now, refusals=tuple(refusals))
+
+
+def _wish(policy: str, nodes: frozenset[int]) -> MemoryPolicy:
+    """Return a policy as the kernel has it."""
+    if policy == "local":
+        return MemoryPolicy("local")
+    is_many = policy == "preferred" and len(nodes) > 1
+    return MemoryPolicy("preferred_many" if is_many else policy, nodes)
 
 
 def own_policy() -> MemoryPolicy | None:
@@ -158,31 +169,6 @@ def parse_policy(text: str) -> MemoryPolicy | None:
         return None
     policy = SPELLINGS[spelling]
     return MemoryPolicy(policy, nodes) if bool(nodes) != (policy in NODELESS) else None
-
-
-def _wish(policy: str, nodes: frozenset[int]) -> MemoryPolicy:
-    """Return a policy as the kernel has it."""
-    if policy == "local":
-        return MemoryPolicy("local")
-    is_many = policy == "preferred" and len(nodes) > 1
-    return MemoryPolicy("preferred_many" if is_many else policy, nodes)
-
-
-def _set(wish: MemoryPolicy) -> OSError | None:
-    """Set a policy; return why it was not."""
-    try:
-        syscalls.set_mempolicy(MODES.index(str(wish.policy)), wish.nodes)
-    except OSError as error:
-        return error
-    return None
-
-
-def _fallback(wish: MemoryPolicy, error: OSError) -> MemoryPolicy | None:
-    """Return the replacement of a refused policy; None: no more."""
-    if wish.policy == "preferred_many" and error.errno != errno.EINVAL:  # as all others would be
-        return None
-    policy = FALLBACKS.get(wish.policy or "")
-    return None if policy is None else _wish(policy, wish.nodes)
 
 
 def _first_policy(path: str) -> MemoryPolicy | None:

@@ -212,14 +212,23 @@ class _Passes:
         return replace(result, held=target.cpus) if self._dry_run else self._set_mask(result)
 
     def _set_mask(self, wish: ThreadResult) -> ThreadResult | None:
-        """Set the mask of a thread, which so far has the one in `held`."""
+        """Set the mask of a thread, which so far has the one in `held`; None: it has ended."""
         stat = thread_stat(wish.pid, wish.tid)
         if stat is None:  # another process's thread may have its number
             return None
         try:
             os.sched_setaffinity(wish.tid, wish.asked)
         except OSError as error:
-            return _refused(wish, error)
+            stat = thread_stat(wish.pid, wish.tid)
+            if stat is None:
+                return None
+            if error.errno == errno.EINVAL and not stat.takes_mask:
+                # Before Linux 6.3 io_uring's workers are such, in the middle of their process.
+                reason = "a kernel worker, whose mask the kernel sets"
+                return replace(wish, outcome=LEFT_ALONE, reason=reason)
+            name = errno.errorcode.get(error.errno or 0, "")
+            why = REASONS.get(error.errno or 0, error.strerror)
+            return replace(wish, outcome=REFUSED, reason=f"{name}: {why}")
         held = mask_of(wish.tid)
         if held is None:
             return None
@@ -237,17 +246,3 @@ def _living_threads(target: Target) -> list[int]:
         return []
     main = {target.pid} if stat.state in ENDED else set()
     return [tid for tid in thread_ids(target.pid) if tid not in main]
-
-
-def _refused(wish: ThreadResult, error: OSError) -> ThreadResult | None:
-    """Return the result of a thread with a refused mask; None: it has ended."""
-    stat = thread_stat(wish.pid, wish.tid)
-    if stat is None:
-        return None
-    if error.errno == errno.EINVAL and not stat.takes_mask:
-        # Before Linux 6.3 io_uring's workers are such, in the middle of their process.
-        reason = "a kernel worker, whose mask the kernel sets"
-        return replace(wish, outcome=LEFT_ALONE, reason=reason)
-    name = errno.errorcode.get(error.errno or 0, "")
-    why = REASONS.get(error.errno or 0, error.strerror)
-    return replace(wish, outcome=REFUSED, reason=f"{name}: {why}")

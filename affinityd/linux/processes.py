@@ -11,19 +11,20 @@ import os
 import socket
 import struct
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from affinityd.cpuset import CpuSet
+from affinityd.grouping import grouped
 from affinityd.linux.files import content, listed, numbered
+from affinityd.text import whole_number
 
 PROC = "/proc"
 ROOT = 0  #: its uid
 INIT = 1  #: the first process, which becomes the parent of orphans
+MOST_ID = 2**32 - 1  #: of a user, or a process
 
 #: /proc/self/ns/pid if every process is visible: PROC_PID_INIT_INO, kernel
 #: include/linux/proc_ns.h.
@@ -42,8 +43,6 @@ FIELDS = (4, 6, 9, 14, 15, 20, 22, 39)
 #: kernel include/uapi/asm-generic/socket.h; Python has no name for it.
 SO_PEERGROUPS = 59
 MAX_GROUPS = 1024  #: bytes, the most that Python reads of a socket: 256 groups
-
-OVERFLOW_UID = Path("/proc/sys/kernel/overflowuid")
 
 
 @dataclass(frozen=True)
@@ -188,17 +187,12 @@ def status_of(pid: int | str, name: str, proc: str = PROC) -> str:
 
 def uid_of(pid: int, proc: str = PROC) -> int | None:
     """Return a process's real user id; None if it has ended, or cannot be read."""
-    return _first_number(status_of(pid, "Uid", proc))
+    return whole_number(status_of(pid, "Uid", proc).partition("\t")[0], MOST_ID)
 
 
 def process_of(tid: int, proc: str = PROC) -> int | None:
     """Return a thread's process: the pid is its main thread's id."""
-    return _first_number(status_of(tid, "Tgid", proc))
-
-
-def _first_number(text: str) -> int | None:
-    first = text.split()[:1]
-    return int(first[0]) if first and first[0].isdecimal() else None
+    return whole_number(status_of(tid, "Tgid", proc), MOST_ID)
 
 
 def cgroups_of(pid: int, proc: str = PROC) -> str:
@@ -222,20 +216,12 @@ def descendants(pid: int, proc: str = PROC) -> list[Stat]:
     The calling process is not among them, nor is a process with an ended parent: it has another
     parent now.
     """
-    children = _by_parent(
-        stat for stat in everyone(proc) if not stat.is_zombie and stat.number != os.getpid()
-    )
+    here = (stat for stat in everyone(proc) if not stat.is_zombie and stat.number != os.getpid())
+    children = grouped(here, lambda stat: stat.parent)
     below = children.pop(pid, [])
     for stat in below:  # which grows during the loop
         below += children.pop(stat.number, [])
     return below
-
-
-def _by_parent(stats: Iterable[Stat]) -> defaultdict[int, list[Stat]]:
-    children = defaultdict(list)
-    for stat in stats:
-        children[stat.parent].append(stat)
-    return children
 
 
 def ancestors(pid: int, parents: Mapping[int, int]) -> Iterator[int]:
@@ -273,7 +259,7 @@ class ProcessTable:
         costs most of a scan. One that ends during the read can hide another.
         """
         if not self._lists_children:
-            return [stat.number for stat in self._children[pid]]
+            return [stat.number for stat in self._children.get(pid, ())]
         lists = (content(f"{self.proc}/{pid}/task/{tid}/children") or b"" for tid in tids)
         return [int(word) for children in lists for word in children.split() if word.isdigit()]
 
@@ -282,8 +268,8 @@ class ProcessTable:
         return os.access(f"{self.proc}/thread-self/children", os.R_OK)
 
     @cached_property
-    def _children(self) -> defaultdict[int, list[Stat]]:
-        return _by_parent(self.by_pid.values())
+    def _children(self) -> Mapping[int, Sequence[Stat]]:
+        return grouped(self.by_pid.values(), lambda stat: stat.parent)
 
     @property
     def has_all(self) -> bool:
@@ -317,7 +303,4 @@ def groups(connection: Any, own: int) -> frozenset[int]:  # noqa: ANN401 - as ab
 
 def overflow_uid() -> int:
     """Return the uid of users that this user namespace does not know, user_namespaces(7)."""
-    try:
-        return int(OVERFLOW_UID.read_text())
-    except (OSError, ValueError):
-        return 65534
+    return int(content("/proc/sys/kernel/overflowuid") or 65534)
