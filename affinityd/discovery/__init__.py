@@ -48,10 +48,9 @@ NVML_FILE = "nvml.json"
 def open_tree(root: str, node_name: str | None = None) -> Tree:
     """Open `/`, a captured folder, or an archive of one.
 
-    `node_name` is the name of the machine in `/`, if it is not that of uname(2): in a
-    container that is the container's. A captured machine has its own name, and may be up to three
-    folders below, as in captures with a folder of its name. Raises TreeError where there is no
-    machine, or more than one.
+    `node_name` is the name of the machine in `/`: in a container that of uname(2) is the
+    container's. A captured machine has its own name, and may be up to three folders below. Raises
+    TreeError where there is no machine, or more than one.
     """
     try:
         kind = os.stat(root).st_mode
@@ -76,10 +75,7 @@ def open_tree(root: str, node_name: str | None = None) -> Tree:
 
 
 def snapshot_nvml(tree: Tree) -> NvmlReport | None:
-    """Return NVML's report in a snapshot; None for other trees.
-
-    Raises TreeError where that cannot be read.
-    """
+    """Return NVML's report in a snapshot; None for other trees. Raises TreeError."""
     text = tree.read(NVML_FILE)
     if text is None:
         return None

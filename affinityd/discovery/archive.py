@@ -54,10 +54,7 @@ class ArchiveTree(Tree):
     """A machine's files in an archive, read once into memory."""
 
     def __init__(self, path: str) -> None:
-        """Read the archive at `path`: tar, plain or compressed with xz, gzip or bzip2.
-
-        Raises TreeError where it cannot be read as one.
-        """
+        """Read the archive: tar, plain or compressed with xz, gzip or bzip2. Raises TreeError."""
         super().__init__(tree_name(path))
         try:
             with tarfile.open(fileobj=io.BytesIO(_unpacked(path)), mode="r:") as archive:

@@ -37,10 +37,7 @@ def read_possible(tree: Tree, online: CpuSet) -> CpuSet:
 
 
 def read_cores(tree: Tree, online: CpuSet, node_of_cpu: Mapping[int, int]) -> tuple[Core, ...]:
-    """Read the cores of the online CPUs, ordered by their lowest CPU; one read a core, not a CPU.
-
-    `node_of_cpu`: CPU → NUMA node.
-    """
+    """Read the online CPUs' cores, ordered by their lowest CPU; one read a core, not a CPU."""
     cache_of: dict[int, int] = {}  # CPU → the lowest CPU that shares its last-level cache
     groups: dict[tuple[object, ...], int] = {}  # the shared cache of an LLC group → its lowest CPU
     cores: list[Core] = []
@@ -77,10 +74,7 @@ def _with_folder(tree: Tree) -> CpuSet:
 
 
 def _sharing_cache(tree: Tree, folder: str) -> CpuSet | None:
-    """Return the CPUs of the highest-level cache that holds data; None if none is described.
-
-    An Instruction cache says nothing about memory.
-    """
+    """Return the CPUs of the highest-level cache that holds data; None if none is described."""
     paths = [f"{folder}/index{index}" for index in numbered(tree, folder, "index")]
     levels = [(read_number(tree, f"{path}/level") or 0, path) for path in paths]
     for _, path in sorted(levels, reverse=True):

@@ -77,10 +77,7 @@ def _by_driver(
 def _by_nvml(
     listed: Sequence[NvmlGpu], devices: Sequence[PciDevice], driver_gpus: Mapping[str, DriverGpu]
 ) -> tuple[list[Gpu], list[str]]:
-    """Join NVML's GPUs to the bus's by PCI address, and the lost ones by elimination.
-
-    The driver fills in missing facts.
-    """
+    """Join NVML's GPUs and the driver's to the bus's by address, the lost ones by elimination."""
     at = {device.address: device for device in devices}
     device_of = {gpu.index: at[gpu.pci_bus_id] for gpu in listed if gpu.pci_bus_id in at}
     lost = [gpu.index for gpu in listed if gpu.pci_bus_id is None]
@@ -121,10 +118,9 @@ KFD_NODES = "sys/class/kfd/kfd/topology/nodes"
 
 
 def _amd_gpus(tree: Tree, devices: Sequence[PciDevice]) -> tuple[list[Gpu], list[str]]:
-    """Return AMD's devices, which come in bus order, with their numbers, and notices for people.
+    """Return AMD's devices by KFD's nodes, one for each partition, and notices for people.
 
-    A partitioned device has a node of KFD for each partition; GPUs that KFD does not list come
-    last.
+    GPUs that KFD does not list come last.
     """
     at = {device.address: device for device in devices}
     kfd_names = ("simd_count", "location_id", "domain", "unique_id", "drm_render_minor")
@@ -171,8 +167,8 @@ def read_gpus(
 ) -> tuple[list[Gpu], list[str]]:
     """Return the GPUs among the devices, which come in bus order, and notices for people.
 
-    NVIDIA's come first, then AMD's, Huawei's and all others', each by index. `driver_gpus`: those
-    of NVIDIA's driver. Their NUMA nodes are not looked for.
+    NVIDIA's come first, then AMD's, Huawei's and all others', each by index. Their NUMA nodes are
+    not looked for.
     """
     nvidias = nvidia_addresses(driver_gpus, nvml)
     groups: dict[str, list[PciDevice]] = {name: [] for name in VENDORS.values()}

@@ -29,10 +29,7 @@ class Machine:
     def __init__(
         self, settings: Settings, query_nvml: Callable[[float], NvmlReport] | None = None
     ) -> None:
-        """Open the machine. `query_nvml` calls NVML, within so many seconds; None: in a child.
-
-        Raises TreeError where there is no such root or machine.
-        """
+        """Open it. `query_nvml` calls NVML, within so many seconds. Raises TreeError."""
         self._query_nvml = query_nvml
         self._shipped = machines.load(settings.machine) if settings.machine else None
         self._tree: Tree | None = (
@@ -86,10 +83,7 @@ class Machine:
         self.report = report
 
     def read(self) -> Topology:
-        """Return its topology, with the last answers of the drivers.
-
-        Raises TreeError for a reading that would be worse than the last one.
-        """
+        """Return its topology. Raises TreeError for a reading that is worse than the last one."""
         if self._tree is None:
             assert self._shipped is not None  # noqa: S101 - one of the two is there
             return self._shipped

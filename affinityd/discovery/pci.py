@@ -57,8 +57,7 @@ class PciDevice(NamedTuple):
 def read_devices(tree: Tree, held: Collection[str]) -> tuple[PciDevice, ...]:
     """Read the network adapters, displays and accelerators, in bus order.
 
-    And those that a driver holds, of any class, by the addresses in `held`; what the kernel does
-    not list has nothing but its address.
+    Also the addresses that a driver holds, of any class, even if the kernel does not list them.
     """
     devices = []
     for address in sorted({*tree.list(DEVICES, is_pci_address), *held}, key=bus_order):
@@ -176,10 +175,7 @@ def read_nics(tree: Tree, devices: Sequence[PciDevice], locator: NumaLocator) ->
 
 
 def port_states(tree: Tree) -> tuple[tuple[str, bool], ...]:
-    """Return a value that changes when an RDMA device comes or goes, or its port up or down.
-
-    A port that comes up passes other states, in which it is down.
-    """
+    """Return a value that changes when an RDMA device comes or goes, or its port up or down."""
     folders = (
         f"{RDMA}/{device}/ports/{number}/state"
         for device in tree.list(RDMA, is_anonymous)
@@ -199,10 +195,7 @@ def is_of_port(path: str) -> bool:
 
 
 def _interfaces(tree: Tree, folder: str, names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield its interfaces: the folder of their kind, and the name.
-
-    A virtual machine's adapter has them a device further down.
-    """
+    """Yield folder and name of its interfaces; a virtual machine's have a device between them."""
     for kind in (kind for kind in KINDS if kind in names):
         for name in tree.list(f"{folder}/{kind}", is_anonymous):
             yield f"{folder}/{kind}", name

@@ -118,9 +118,9 @@ def tree_name(path: str) -> str:
 
 
 def the_machine(root: str, candidates: Iterable[str]) -> str:
-    """Return the only machine below a root; machines within a machine do not count.
+    """Return the only path before a `MARK` below a root, not counting machines in a machine.
 
-    Each is named by the path before `MARK`. Raises TreeError where there is not just one.
+    Raises TreeError where there is not just one.
     """
     folders = {*candidates}
     machines = sorted(

@@ -60,10 +60,7 @@ class Mount:
 
 
 def parse_mounts(text: str) -> list[Mount]:
-    """Return the lines of a mountinfo, in its order: of two at one point the later hides the other.
-
-    Malformed lines are left out.
-    """
+    """Return the well-formed lines: of two at one point the later hides the other."""
     mounts = []
     for line in text.split("\n"):  # ID PARENT MAJ:MIN ROOT POINT OPTIONS … - TYPE SOURCE OPTIONS
         here, _, there = line.partition(" - ")
@@ -101,11 +98,7 @@ class Cgroups:
 
     @property
     def cpuset(self) -> CpuSet | None:
-        """The CPUs that the process may use.
-
-        None if unknown: the process has ended, no hierarchy with a cpuset is mounted
-        here, or its cgroup is outside the mount.
-        """
+        """The CPUs that the process may use; None if it has ended, or no mount has its cgroup."""
         # An empty list is that of a cgroup which leaves the choice to the one above it.
         return next((cpus for file in self.cpuset_files() if (cpus := cpus_listed_in(file))), None)
 
@@ -117,18 +110,12 @@ class Cgroups:
 
     @property
     def confining(self) -> str | None:
-        """The folder of the cgroup that sets the CPUs of the process; None: unknown.
-
-        That is its own, or one above it. On v2 most have made none.
-        """
+        """The folder of the cgroup, its own or one above, that sets its CPUs; None: unknown."""
         folders = (folder for kind, name, _ in VERSIONS for folder in self.folders(kind, name))
         return next((folder for folder in folders if cpus_listed_in(f"{folder}/{CHOSEN}")), None)
 
     def cpu_limit(self) -> int | None:
-        """Return the CPU time as a number of CPUs, rounded up: the least of it and its parents.
-
-        None where there is no limit, or it cannot be read.
-        """
+        """Return the least CPU time of it and its parents, as a number of CPUs, rounded up."""
         folders = [*self.folders("cgroup", "cpu"), *self.folders("cgroup2", "")]
         limits = [limit for folder in folders if (limit := _limit(folder))]
         if limits or not folders:
@@ -136,19 +123,13 @@ class Cgroups:
         return _exclusive(folders[0], len(self.cpuset or ()))
 
     def whole(self, file_system: str, controller: str) -> Iterator[str]:
-        """Yield where a whole hierarchy is mounted, as the node has it.
-
-        Of a cgroup namespace it is told how far above its own root that is: /../..
-        """
+        """Yield where a whole hierarchy is mounted; to a cgroup namespace its root is /../.."""
         for root, point in self._hierarchies(file_system, controller):
             if not {*root.split("/")} - {"", ".."}:
                 yield point
 
     def folders(self, file_system: str, controller: str) -> Iterator[str]:
-        """Yield the folders of the cgroup in a hierarchy and of its parents, its own first.
-
-        Of a very deep one, only those of its parents: they have the same CPUs, or more.
-        """
+        """Yield the folders of the cgroup in a hierarchy and of its parents, its own first."""
         cgroups = hierarchies(self._membership)
         paths = (path for controllers, path in cgroups if controller in controllers)
         if (path := next(paths, None)) is not None:
@@ -174,7 +155,7 @@ def cpuset_at(path: str, root: str = "/", kind: str = "cpus") -> CpuSet | None:
     """Return the CPUs that a cgroup of the node allows, by its path, or its name as a slice.
 
     `kind`: `mems` for the NUMA nodes of its memory. None where no whole hierarchy with a cpuset is
-    mounted here, or has no such cgroup. This process's own cpuset tells nothing of it.
+    mounted here, or has no such cgroup.
     """
     if path.endswith(SLICE) and "/" not in path:
         parts = path.removesuffix(SLICE).split("-")
@@ -192,10 +173,7 @@ def cpuset_at(path: str, root: str = "/", kind: str = "cpus") -> CpuSet | None:
 
 
 def widest_mask() -> CpuSet:
-    """Return the widest mask that the kernel allows a thread of this process, sched_setaffinity(2).
-
-    For environments without visible cgroups, as in a chroot.
-    """
+    """Return the widest mask that this process may have, where no cgroup is visible (chroot)."""
     import threading  # noqa: PLC0415 - few need it, and a starting rank imports this module
 
     masks: list[CpuSet] = []

@@ -58,10 +58,7 @@ class Child:
             raise ChildError(f"could not be started: {error.strerror}") from None
 
     def read(self, deadline: float) -> bytes:
-        """Return the next bytes that it wrote; b"" at its end.
-
-        `deadline` is of time.monotonic. Raises TimeoutError.
-        """
+        """Return the next bytes that it wrote, b"" at its end. Raises TimeoutError."""
         ready = select.poll()
         ready.register(self._pipe, select.POLLIN)
         if not ready.poll(max(deadline - time.monotonic(), 0.0) * 1000):
@@ -69,10 +66,7 @@ class Child:
         return os.read(self._pipe, CHUNK)
 
     def end(self, grace: float = 0.0) -> int | None:
-        """Wait `grace` seconds for its end, kill it, and return its status, negative for a signal.
-
-        None: it cannot be ended, as the kernel waits for a device.
-        """
+        """Wait `grace` seconds for its end, then kill it; return its status as `exit_status`."""
         os.close(self._pipe)
         status = self._ended(grace)
         if status is None:
@@ -130,13 +124,10 @@ def ending(status: int | None) -> str:
 
 
 def exit_status(pid: int) -> int | None:
-    """Return a child's status, negative for a signal; None: it has not ended.
-
-    0 where SIGCHLD is ignored, as by a parent's parent: then the kernel has taken the status.
-    """
+    """Return a child's status, negative for a signal; None: it has not ended."""
     try:
         ended, status = os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
+    except ChildProcessError:  # SIGCHLD is ignored: the kernel has taken the status
         return 0
     return os.waitstatus_to_exitcode(status) if ended else None
 

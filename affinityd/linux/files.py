@@ -56,10 +56,7 @@ def text(path: str) -> str:
 
 
 def present(path: str) -> bytes | None:
-    """Return a file's content; None if there is none.
-
-    Raises OSError if that is unknown: PermissionError, and if a resource is too scarce (SCARCE).
-    """
+    """Return a file; None if there is none. Raises OSError if that is unknown, as when SCARCE."""
     try:
         return read(path, MOST)
     except OSError as error:
@@ -100,8 +97,7 @@ def environment_of(pid: int, root: str = "") -> Mapping[str, str] | None:
     """Return the environment that a process was started with; None where it cannot be read.
 
     Of a name that is there twice the first counts, as for getenv(3). Empty is that of a process
-    which has written its title over it (setproctitle): then two NULs follow each other. Source:
-    /proc/PID/environ, proc(5). `root`: where the machine's files are.
+    which has written its title over it (setproctitle): then two NULs follow each other.
     """
     data = content(f"{root}/proc/{pid}/environ")
     if data is None:

@@ -124,7 +124,6 @@ def policy_of(pid: int) -> MemoryPolicy | None:
     """Return the policy of a process's first thread (of a thread: its own); None where unreadable.
 
     It is read from the first mapping, most often the program's text, which seldom has its own.
-    A list of nodes that is too long for FIRST_MAPPING counts as unreadable.
     """
     return _first_policy(f"/proc/{pid}/numa_maps")
 

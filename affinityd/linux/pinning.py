@@ -182,10 +182,7 @@ class _Passes:
         return len(self._set) > before
 
     def may_show_more(self) -> bool:
-        """Whether a thread whose mask was replaced may be starting one with the mask before.
-
-        One that has computed since then has finished such a clone(2).
-        """
+        """Whether a thread whose mask was replaced may be starting one with the mask before."""
         this_thread, may_start = threading.get_native_id(), False
         for result in self.results:
             if result.was_set and result.tid != this_thread:

@@ -157,8 +157,7 @@ def is_running(pid: int, start: int) -> bool:
 def thread_ids(pid: int, proc: str = PROC) -> list[int]:
     """Return a process's threads, the main one first; none if it has ended.
 
-    A listing during which a thread ends can lack another that lives on (kernel fs/proc/base.c
-    `next_tid`, `first_tid`): read it again to have all.
+    One that ends meanwhile can hide another (kernel fs/proc/base.c `next_tid`): read it again.
     """
     return sorted(numbered(f"{proc}/{pid}/task"), key=lambda tid: tid != pid)
 
@@ -174,13 +173,11 @@ def mask_of(tid: int) -> CpuSet | None:
 
 
 def status_of(pid: int | str, name: str, proc: str = PROC) -> str:
-    """Return a line of a process's `status` without its name; "" where it cannot be read.
-
-    Only a newline ends one: in a process's name the kernel escapes no other character
-    that ends a line for Python.
-    """
+    """Return a line of a process's `status` without its name; "" where it cannot be read."""
     beginning = f"{name}:".encode()
-    lines = (content(f"{proc}/{pid}/status") or b"").split(b"\n")
+    lines = (content(f"{proc}/{pid}/status") or b"").split(
+        b"\n"
+    )  # a name may have a carriage return
     line = next((line for line in lines if line.startswith(beginning)), beginning)
     return line.removeprefix(beginning).decode(errors="replace").strip()
 
@@ -211,10 +208,9 @@ def everyone(proc: str = PROC) -> Iterator[Stat]:
 
 
 def descendants(pid: int, proc: str = PROC) -> list[Stat]:
-    """Return a process's children, theirs, and so on, parents before children; no zombies.
+    """Return a process's children, theirs, and so on, parents before children.
 
-    The calling process is not among them, nor is a process with an ended parent: it has another
-    parent now.
+    No zombies are among them, and not the calling process.
     """
     here = (stat for stat in everyone(proc) if not stat.is_zombie and stat.number != os.getpid())
     children = grouped(here, lambda stat: stat.parent)
@@ -225,11 +221,8 @@ def descendants(pid: int, proc: str = PROC) -> list[Stat]:
 
 
 def ancestors(pid: int, parents: Mapping[int, int]) -> Iterator[int]:
-    """Yield a process, its parent, and so on, as far as they are known, by the parent of each.
-
-    They were read one after the other, and may form a circle: each is yielded once.
-    """
-    met: set[int] = set()
+    """Yield a process, its parent, and so on, as far as they are known, by the parent of each."""
+    met: set[int] = set()  # they were read one after the other, and may form a circle
     while pid in parents and pid not in met:
         met.add(pid)
         yield pid

@@ -213,10 +213,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 def _frames(connection: socket.socket, deadline: float) -> Iterator[Frame]:
-    """Yield the frames that the server sends.
-
-    Raises OSError where it closes or is late, ValueError for no frame.
-    """
+    """Yield the server's frames. Raises OSError where it closes or is late, ValueError."""
     while True:
         head = _exactly(connection, HEAD, deadline)
         length, kind, flags = int.from_bytes(head[:3], "big"), head[3], head[4]

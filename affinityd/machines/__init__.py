@@ -46,45 +46,36 @@ def load(name: str) -> Topology:
 
 def build(facts: Mapping[str, Any]) -> Topology:
     """Return the machine that the facts describe; KeyError or ValueError if they are no facts."""
-    cores = tuple(sorted(_cores(facts), key=lambda core: core.cpus))
+    every_cpu = frozenset(range(facts["cores"] * facts["threads"]))
+    cores = tuple(sorted(_cores(facts, every_cpu), key=lambda core: core.cpus))
     return Topology(
         name=facts["name"],
         cores=cores,
         nodes=tuple(_nodes(facts, cores)),
-        gpus=tuple(_gpus(facts)),
-        nics=tuple(_nics(facts)),
-        possible=_every_cpu(facts),
+        gpus=tuple(_gpus(facts.get("gpus", ()))),
+        nics=tuple(_nics(facts.get("nics", ()))),
+        possible=every_cpu,
     )
 
 
-def _every_cpu(facts: Mapping[str, Any]) -> CpuSet:
-    return frozenset(range(facts["cores"] * facts["threads"]))
-
-
-def _siblings(facts: Mapping[str, Any]) -> Iterator[tuple[int, ...]]:
-    """Yield each core's CPUs, ascending."""
-    cores, threads = facts["cores"], facts["threads"]
-    split = facts.get("siblings", "split") == "split"
-    for core in range(cores):
-        first, step = (core, cores) if split else (core * threads, 1)
-        yield tuple(range(first, first + threads * step, step))
-
-
-def _cores(facts: Mapping[str, Any]) -> Iterator[Core]:
+def _cores(facts: Mapping[str, Any], every_cpu: CpuSet) -> Iterator[Core]:
     node_of = _owner((group["nodes"], group.get("cpus", "")) for group in facts["nodes"])
     package_of = _owner(facts["packages"].items())
+    online = parse_list(facts["online"]) if "online" in facts else every_cpu
+    cores, threads = facts["cores"], facts["threads"]
+    is_split = facts.get("siblings", "split") == "split"
     places: dict[tuple[int | None, int | None], list[tuple[int, ...]]] = {}
-    for cpus in _siblings(facts):
-        places.setdefault((node_of.get(cpus[0]), package_of.get(cpus[0])), []).append(cpus)
-    online = parse_list(facts["online"]) if "online" in facts else _every_cpu(facts)
-    for (node, package), cores in places.items():
-        size = facts["cores_per_llc"] or len(cores)
-        for start in range(0, len(cores), size):
-            parts = (
-                tuple(filter(online.__contains__, cpus)) for cpus in cores[start : start + size]
-            )
-            running = list(filter(None, parts))
-            yield from (Core(cpus, node, package, None, min(running)[0]) for cpus in running)
+    for core in range(cores):
+        first, step = (core, cores) if is_split else (core * threads, 1)
+        cpus = tuple(range(first, first + threads * step, step))
+        places.setdefault((node_of.get(first), package_of.get(first)), []).append(cpus)
+    for (node, package), together in places.items():
+        size = facts["cores_per_llc"] or len(together)
+        for start in range(0, len(together), size):
+            group = together[start : start + size]
+            running = [tuple(cpu for cpu in cpus if cpu in online) for cpus in group]
+            llc = min((cpu for cpus in running for cpu in cpus), default=0)
+            yield from (Core(cpus, node, package, None, llc) for cpus in running if cpus)
 
 
 def _owner(lists: Iterable[tuple[str, str]]) -> dict[int, int]:
@@ -98,34 +89,28 @@ def _nodes(facts: Mapping[str, Any], cores: Iterable[Core]) -> Iterator[NumaNode
         for group in facts["nodes"]
         for number in parse_list(group["nodes"])
     }
-    distances = _distances(facts, memory)
+    distances: dict[int, dict[int, int]] = {number: {} for number in memory}
+    for left, right, distance in facts.get("distances", ()):
+        for one in parse_list(left):
+            for other in parse_list(right):
+                distances[one][other] = distances[other][one] = distance
     for number in sorted(memory):
-        yield NumaNode(number, memory[number], distances[number])
+        row = {**distances[number], number: OWN}
+        yield NumaNode(number, memory[number], dict(sorted(row.items())))
     if any(core.node is None for core in cores):
         yield NumaNode(None)
 
 
-def _distances(facts: Mapping[str, Any], numbers: Iterable[int]) -> dict[int, dict[int, int]]:
-    table: dict[int, dict[int, int]] = {number: {} for number in numbers}
-    for left, right, distance in facts.get("distances", ()):
-        for one in parse_list(left):
-            for other in parse_list(right):
-                table[one][other] = table[other][one] = distance
-    return {number: dict(sorted({**row, number: OWN}.items())) for number, row in table.items()}
-
-
 def _devices(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return every device with its group's fields, in PCI bus order."""
+    """Return every device with its group's fields, in PCI bus order; its path ends in itself."""
     devices = [{**group, **device} for group in groups for device in group["devices"]]
+    for device in devices:
+        path = device.get("path")
+        device["path"] = (*path.split("/"), device["pci"]) if path else ()
     return sorted(devices, key=lambda device: str(device["pci"]))
 
 
-def _path(device: Mapping[str, Any]) -> tuple[str, ...]:
-    return (*device["path"].split("/"), device["pci"]) if "path" in device else ()
-
-
-def _gpus(facts: Mapping[str, Any]) -> Iterator[Gpu]:
-    groups = facts.get("gpus", ())
+def _gpus(groups: Sequence[Mapping[str, Any]]) -> Iterator[Gpu]:
     vendors = [group["vendor"] for group in groups]
     seen: Counter[str] = Counter()
     for device in sorted(_devices(groups), key=lambda device: vendors.index(device["vendor"])):
@@ -138,31 +123,18 @@ def _gpus(facts: Mapping[str, Any]) -> Iterator[Gpu]:
             minor=device.get("minor"),
             model=device.get("model"),
             pci_id=device.get("pci_id"),
-            pci_path=_path(device),
+            pci_path=device["path"],
         )
         seen[vendor] += 1
 
 
-def _nics(facts: Mapping[str, Any]) -> Iterator[Nic]:
-    for device in _devices(facts.get("nics", ())):
-        names = tuple(device.get("names", ()))
+def _nics(groups: Iterable[Mapping[str, Any]]) -> Iterator[Nic]:
+    for device in _devices(groups):
+        names, ports = tuple(device.get("names", ())), []
+        if "gbps" in device:
+            netdev = names[1] if len(names) > 1 else None
+            layer = device.get("link_layer")
+            ports.append(RdmaPort(names[0], 1, True, device["gbps"], layer, netdev))  # noqa: FBT003
         yield Nic(
-            device["pci"],
-            device["node"],
-            device["kind"],
-            names,
-            _path(device),
-            ports=tuple(_ports(device, names)),
-        )
-
-
-def _ports(device: Mapping[str, Any], names: Sequence[str]) -> Iterator[RdmaPort]:
-    if "gbps" in device:
-        yield RdmaPort(
-            names[0],
-            number=1,
-            is_active=True,
-            gbps=device["gbps"],
-            link_layer=device.get("link_layer"),
-            netdev=names[1] if len(names) > 1 else None,
+            device["pci"], device["node"], device["kind"], names, device["path"], tuple(ports)
         )

@@ -100,10 +100,7 @@ def stylesheet() -> str:
 
 
 def draw(topology: Topology, marks: Marks | None = None) -> str:
-    """Return a machine as an SVG document to be shown alone, with a plan's marks.
-
-    It has its style, and lines that explain the marks.
-    """
+    """Return a machine as an SVG document of its own, with a plan's marks and their meanings."""
     marks = marks or Marks()
     legend = list(_legend(topology, marks))
     style = f'<style>{stylesheet()}</style>\n<rect class="paper" width="100%" height="100%"/>'

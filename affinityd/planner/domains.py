@@ -29,10 +29,7 @@ class RankGroup(NamedTuple):
 
 
 def usable(cores: Iterable[Core], allowed: CpuSet) -> tuple[Core, ...]:
-    """Return the cores that count, in their order, each cut down to its allowed CPUs.
-
-    A core counts if any of its CPUs is allowed.
-    """
+    """Return the cores with an allowed CPU, in their order, each cut down to its allowed ones."""
     usable_cores = []
     for core in cores:
         if allowed.issuperset(core.cpus):

@@ -156,10 +156,8 @@ class Topology:
     @cached_property
     def node_cores(self) -> Mapping[int | None, tuple[Core, ...]]:
         """Node number → its cores, in order; a node without CPUs has none."""
-        return {
-            node.number: tuple(core for core in self.cores if core.node == node.number)
-            for node in self.nodes
-        }
+        cores, numbers = self.cores, self.node_of
+        return {each: tuple(core for core in cores if core.node == each) for each in numbers}
 
     @cached_property
     def nodes_with_cpus(self) -> tuple[int | None, ...]:
@@ -169,9 +167,8 @@ class Topology:
     @cached_property
     def nodes_with_memory(self) -> tuple[int, ...]:
         """The numbers of the nodes that have memory, or may have some, in order."""
-        return tuple(
-            node.number for node in self.nodes if node.number is not None and node.memory_bytes != 0
-        )
+        nodes = (node for node in self.nodes if node.memory_bytes != 0)
+        return tuple(node.number for node in nodes if node.number is not None)
 
     @cached_property
     def vendor(self) -> str | None:
@@ -198,10 +195,7 @@ class Topology:
     def nearest(
         self, start: int | None, candidates: Collection[int | None]
     ) -> tuple[int | None, ...]:
-        """Return the candidates nearest to a node: only itself, if it is among them.
-
-        Several are tied; from an unknown start (None) all of them are.
-        """
+        """Return the candidates nearest to a node, itself if it is one; to None all are tied."""
         if start is not None and start in candidates:
             return (start,)
         least = min(self.distance(start, candidate) for candidate in candidates)

@@ -55,16 +55,20 @@ def vicinity(
     Near is the GPU's own node, or the nearest ones that have CPUs, even if a process may not use
     them. If the node of a GPU is unknown, so is the vicinity, unless all CPUs are in one node.
     """
-    nodes = _near_nodes(topology, gpus)
+    nodes = with_cpus = topology.nodes_with_cpus
+    if len(with_cpus) > 1:
+        near = {node for gpu in gpus for node in topology.nearest(gpu.numa_node, with_cpus)}
+        is_known = all(gpu.numa_node is not None for gpu in gpus)
+        nodes = tuple(node for node in with_cpus if node in near and is_known)
     homes = set(memory_nodes).union(*map(topology.memory_nodes, nodes))
     memory = frozenset(node for node in homes if node is not None)
-    with_cpus = frozenset(node for node in topology.nodes_with_cpus if node is not None)
+    others = frozenset(node for node in with_cpus if node is not None) - memory
     return Vicinity(
         tuple(gpus),
         nodes,
-        cpus=frozenset(cpu for node in nodes for cpu in topology.cpus_of_node(node)),
+        cpus=frozenset().union(*map(topology.cpus_of_node, nodes)),
         memory=memory,
-        far_memory=with_cpus - memory if nodes else frozenset(),
+        far_memory=others if nodes else frozenset(),
     )
 
 
@@ -99,15 +103,3 @@ def cause_of(
         (MASK, True),
     )
     return next(cause for cause, fits in causes if fits)
-
-
-def _near_nodes(topology: Topology, gpus: Sequence[Gpu]) -> tuple[int | None, ...]:
-    with_cpus = topology.nodes_with_cpus
-    if len(with_cpus) == 1:
-        return with_cpus
-    near: set[int | None] = set()
-    for gpu in gpus:
-        if gpu.numa_node is None:
-            return ()
-        near.update(topology.nearest(gpu.numa_node, with_cpus))
-    return tuple(node for node in with_cpus if node in near)

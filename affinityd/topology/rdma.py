@@ -42,10 +42,16 @@ def nics_of_gpus(topology: Topology) -> Mapping[GpuKey, GpuNics]:
     ones begin at different ones, and no GPU takes more than its part.
     """
     ports = usable_ports(topology.nics)
-    nearest = {gpu.key: _nearest(topology, gpu, ports) for gpu in topology.gpus}
-    alike: dict[tuple[RdmaPort, ...], list[Gpu]] = {}
+    nearest: dict[GpuKey, Sequence[NearNic]] = {}
+    alike: dict[tuple[RdmaPort, ...], list[Gpu]] = {}  # the fastest of the nearest → their GPUs
     for gpu in topology.gpus:
-        alike.setdefault(_fastest(nearest[gpu.key]), []).append(gpu)
+        near = [NearNic(nic, port, topology.nearness(gpu, nic)) for nic, port in ports]
+        best = min((LINKS.index(nic.link) for nic in near), default=0)
+        near = [nic for nic in near if LINKS.index(nic.link) == best]
+        near.sort(key=lambda nic: -(nic.port.gbps or 0))
+        fastest = tuple(nic.port for nic in near if nic.port.gbps == near[0].port.gbps)
+        nearest[gpu.key] = near
+        alike.setdefault(fastest, []).append(gpu)
     return {
         gpu.key: _shared(nearest[gpu.key], len(fastest), place, len(gpus))
         for fastest, gpus in alike.items()
@@ -74,7 +80,7 @@ def usable_ports(nics: Sequence[Nic]) -> tuple[tuple[Nic, RdmaPort], ...]:
     bonds = {nic.bond for nic in nics for port in nic.ports if _is_bond(nic, port)}
     active = [
         (nic, port)
-        for nic in sorted(nics, key=_pci_order)
+        for nic in sorted(nics, key=lambda nic: nic.pci_path or (nic.pci_bus_id,))
         for port in nic.ports
         if port.is_active
         and nic.physical not in physical
@@ -86,27 +92,9 @@ def usable_ports(nics: Sequence[Nic]) -> tuple[tuple[Nic, RdmaPort], ...]:
     )
 
 
-def _pci_order(nic: Nic) -> tuple[str, ...]:
-    return nic.pci_path or (nic.pci_bus_id,)
-
-
 def _is_bond(nic: Nic, port: RdmaPort) -> bool:
     """Whether a device is the bond itself; mlx5 names it so."""
     return nic.bond is not None and (port.netdev == nic.bond or "bond" in port.device)
-
-
-def _nearest(
-    topology: Topology, gpu: Gpu, ports: Sequence[tuple[Nic, RdmaPort]]
-) -> tuple[NearNic, ...]:
-    """Return the ports with the nearest link, the fastest first."""
-    near = [NearNic(nic, port, topology.nearness(gpu, nic)) for nic, port in ports]
-    best = min((LINKS.index(nic.link) for nic in near), default=0)
-    nearest = (nic for nic in near if LINKS.index(nic.link) == best)
-    return tuple(sorted(nearest, key=lambda nic: -(nic.port.gbps or 0)))
-
-
-def _fastest(nearest: Sequence[NearNic]) -> tuple[RdmaPort, ...]:
-    return tuple(nic.port for nic in nearest if nic.port.gbps == nearest[0].port.gbps)
 
 
 def _places(gpus: Sequence[Gpu]) -> Iterator[int]:
@@ -122,13 +110,9 @@ def _shared(nearest: Sequence[NearNic], fastest: int, place: int, gpus: int) -> 
     """Return the devices of the GPU at a place: of the fastest, its part first."""
     if not nearest:
         return GpuNics()
-    is_power_of_two = fastest & (fastest - 1) == 0
-    start = (_mirrored(place, fastest) if is_power_of_two else place) % fastest
+    if fastest & (fastest - 1) == 0:  # a power of two: the order of the place's bits is reversed
+        bits = fastest.bit_length() - 1
+        place = sum(1 << (bits - 1 - bit) for bit in range(bits) if place >> bit & 1)
+    start = place % fastest
     turned = (*nearest[start:fastest], *nearest[:start])
     return GpuNics((*turned, *nearest[fastest:]), share=-(-fastest // gpus))
-
-
-def _mirrored(number: int, power_of_two: int) -> int:
-    """Return a number with the order of its bits reversed, of those below a power of two."""
-    bits = power_of_two.bit_length() - 1
-    return sum(1 << (bits - 1 - bit) for bit in range(bits) if number >> bit & 1)

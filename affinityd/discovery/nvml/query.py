@@ -123,10 +123,9 @@ def as_sysfs(bus_id: str) -> str:
 
 
 def query_gpus(timeout: float = 20.0) -> NvmlReport:
-    """Return NVML's report, after `timeout` seconds and a little grace at most.
+    """Return NVML's report or why there is none, after `timeout` seconds and a little grace.
 
-    Every failure is in the report; none is raised. The child is a new interpreter, as a process
-    of several threads needs.
+    The child is a new interpreter, as a process of several threads needs.
     """
     return _read(NvmlReport, lambda: _printed(timeout))
 
@@ -137,10 +136,9 @@ def main() -> None:
 
 
 def query_processes(timeout: float) -> ProcessReport:
-    """Return which processes NVML names now, after `timeout` seconds and a little grace at most.
+    """Return which processes NVML names now, or why none, after `timeout` seconds and a little.
 
-    Every failure is in the report; none is raised. The child is a fork, of a process of one
-    thread. This process imports pynvml, which loads no library, once for all forks.
+    The child is a fork, for a process of one thread, which imports pynvml once for all of them.
     """
     with suppress(ImportError):
         import pynvml  # noqa: F401, PLC0415
@@ -239,8 +237,7 @@ AFFINITY_WORDS = 128
 def _may_run_on(cpus: CpuSet) -> bool:
     """Widen this process's mask to `cpus`; return whether the kernel allowed them all.
 
-    NVML leaves out the CPUs that its caller's cpuset does not hold: from a narrow one, its answer
-    about affinity is wrong.
+    NVML's answer about affinity leaves out the CPUs that its caller's cpuset does not hold.
     """
     with suppress(OSError):
         os.sched_setaffinity(0, cpus)
