@@ -5,6 +5,9 @@ from __future__ import annotations
 #: How much of a wrong value a message shows.
 MAX_QUOTED = 60
 
+#: Amounts of memory below this many GiB have a tenth.
+LITTLE = 10
+
 
 def quote(text: str) -> str:
     """Return a value as a message shows it: on one line, and no longer than a person reads."""
@@ -39,3 +42,11 @@ def node_name(number: int | None) -> str:
 def count(number: int, noun: str) -> str:
     """Return `1 core`, `2 cores`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def amount(size: float) -> str:
+    """Return an amount of memory: `212 GiB`, `1.5 GiB`, `12 MiB`."""
+    gib = size / 2**30
+    if gib < 1:
+        return f"{size / 2**20:.0f} MiB"
+    return f"{gib:.1f} GiB" if gib < LITTLE else f"{gib:.0f} GiB"

@@ -1,4 +1,4 @@
-"""System calls that Python has no function for: memory policies, the end of a parent.
+"""System calls that Python has no function for: memory policies and pages, the end of a parent.
 
 Modes and nodes are as the kernel takes them. A failure is an OSError, also
 on machines and Pythons that cannot make the call at all.
@@ -10,13 +10,14 @@ import errno
 import os
 import signal
 import sys
+from array import array
 
 #: Of each, by `uname -m`. Source: kernel include/uapi/asm-generic/unistd.h and the syscall tables
 #: of arch/x86 and arch/powerpc. All of them are little-endian.
 NUMBERS = {
-    "x86_64": {"set_mempolicy": 238, "get_mempolicy": 239, "prctl": 157},
-    "aarch64": {"set_mempolicy": 237, "get_mempolicy": 236, "prctl": 167},
-    "ppc64le": {"set_mempolicy": 261, "get_mempolicy": 260, "prctl": 171},
+    "x86_64": {"set_mempolicy": 238, "get_mempolicy": 239, "move_pages": 279, "prctl": 157},
+    "aarch64": {"set_mempolicy": 237, "get_mempolicy": 236, "move_pages": 239, "prctl": 167},
+    "ppc64le": {"set_mempolicy": 261, "get_mempolicy": 260, "move_pages": 301, "prctl": 171},
 }
 
 MAX_NODES = 1024  #: as many as any kernel is built for: CONFIG_NODES_SHIFT is at most 10
@@ -25,6 +26,9 @@ MASK_BITS = MAX_NODES + 1  #: maxnode: the kernel takes one bit less than maxnod
 MODE_FLAGS = 0b111 << 13  #: beside the mode: MPOL_F_STATIC_NODES, _RELATIVE_, _NUMA_BALANCING
 PREFERRED_MANY = 5  #: a mode since 5.15
 NO_NODE = "nonexistent, without memory, or outside Mems_allowed"
+
+UNTRIED = -9999  #: the status of a page that the kernel did not come to; no errno
+MPOL_MF_MOVE = 1 << 1  #: of move_pages(2): only pages that no other process maps
 
 SYS_NICE = 23  #: kernel include/uapi/linux/capability.h
 PR_SET_PDEATHSIG = 1  #: prctl(2)
@@ -55,6 +59,29 @@ def get_mempolicy() -> tuple[int, frozenset[int]]:
     bits = int.from_bytes(mask, "little")
     nodes = frozenset(node for node in range(MAX_NODES) if bits >> node & 1)
     return int.from_bytes(mode, "little") & ~MODE_FLAGS, nodes
+
+
+def page_nodes(pid: int, addresses: array[int]) -> memoryview[int]:
+    """Return the NUMA node of each page of a process by its address, or a negative errno.
+
+    ENOENT, EFAULT: there is none. Raises OSError: EPERM (no ptrace read access), ESRCH.
+    """
+    status = bytearray(4 * len(addresses))
+    _call("move_pages", pid, len(addresses), bytearray(addresses), 0, status, 0)
+    return memoryview(status).cast("i")
+
+
+def move_pages(pid: int, addresses: array[int], node: int) -> tuple[int, memoryview[int]]:
+    """Move pages of a process to a NUMA node; return how many did not move, and their status.
+
+    Of pages that could not be copied, and of those after them, the status is UNTRIED. Raises
+    OSError: ENOMEM (the node is full), EACCES (the process may not use it), EPERM, ESRCH.
+    """
+    status = bytearray(array("i", [UNTRIED]) * len(addresses))
+    nodes = bytearray(array("i", [node]) * len(addresses))
+    pages = bytearray(addresses)
+    left = _call("move_pages", pid, len(addresses), pages, nodes, status, MPOL_MF_MOVE)
+    return left, memoryview(status).cast("i")
 
 
 def end_with(parent: int) -> None:

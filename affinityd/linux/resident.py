@@ -1,0 +1,188 @@
+"""The NUMA nodes of a process's memory, by a sample of its pages: as fast for 500 GB as for one.
+
+move_pages(2) tells the node of any page, for which the process never waits; for the reader of
+numa_maps the kernel walks all of its pages under a lock. Both need ptrace read access: the
+process's own user, or CAP_SYS_PTRACE. Sources: proc_pid_maps(5), proc_pid_status(5), kernel
+mm/migrate.c `do_pages_stat`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from array import array
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from mmap import PAGESIZE
+from random import Random
+from typing import NamedTuple
+
+from affinityd.linux import syscalls
+from affinityd.linux.files import content, read
+
+KINDS = ANONYMOUS, SHARED, HUGE, FILES = "anonymous", "shared", "huge pages", "files"
+
+#: The line of `status` with the resident size of each kind, and of what does not move or swap.
+SIZES = {ANONYMOUS: "RssAnon", SHARED: "RssShmem", HUGE: "HugetlbPages", FILES: "RssFile"}
+LOCKED = ("VmPin", "VmLck")
+
+#: A readable mapping: its addresses, device, inode and name.
+MAPPING = re.compile(
+    rb"^([0-9a-f]+)-([0-9a-f]+) r\S+ [0-9a-f]+ ([0-9a-f]+:[0-9a-f]+) (\d+) *(.*)$", re.MULTILINE
+)
+#: Devices whose drivers pin pages of a process that maps them.
+PINNING = (b"/dev/nvidia", b"/dev/infiniband/")
+#: File systems of files that are memory, and the names of those that no mount shows.
+IN_MEMORY = {b"tmpfs": SHARED, b"hugetlbfs": HUGE}
+UNMOUNTED = (b"/memfd:", b"/SYSV", b"/anon_hugepage")
+
+MOST_MAPS = 256 * 1024  #: bytes of `maps` that a sample reads: 2500 mappings
+DRAWN, ENOUGH = 1024, 800  #: pages of one round, and how many of all must be there
+ROUNDS, SECONDS = 4, 0.002  #: no round begins later
+Z = 1.96  #: standard deviations on each side of 95 % of a normal distribution
+
+
+class MemoryMapping(NamedTuple):
+    """A part of a process's addresses."""
+
+    start: int
+    end: int
+    kind: str  #: of KINDS
+
+    @property
+    def pages(self) -> int:
+        """How many there may be."""
+        return (self.end - self.start) // PAGESIZE
+
+
+@dataclass(frozen=True)
+class Share:
+    """A part of the resident memory, with its 95 % interval: Wilson's, of the pages drawn."""
+
+    part: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, hits: int, drawn: int) -> Share:
+        """Return the share of so many hits among the pages drawn, at least one."""
+        part, scale = hits / drawn, 1 + Z * Z / drawn
+        middle = part + Z * Z / (2 * drawn)
+        reach = Z * (part * (1 - part) / drawn + (Z / (2 * drawn)) ** 2) ** 0.5
+        return cls(part, max(0.0, (middle - reach) / scale), min(1.0, (middle + reach) / scale))
+
+
+@dataclass(frozen=True)
+class ResidentMemory:
+    """The resident memory of a process."""
+
+    sizes: Mapping[str, int]  #: kind → bytes
+    #: (Kind, node) → pages drawn that are there; none where the kernel does not tell
+    drawn: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    locked: Mapping[str, int] = field(default_factory=dict)  #: of LOCKED → bytes, if any
+    devices: tuple[str, ...] = ()  #: that it maps, of drivers that pin pages
+
+    @property
+    def size(self) -> int:
+        """All of it, in bytes."""
+        return sum(self.sizes.values())
+
+    @property
+    def nodes(self) -> frozenset[int]:
+        """The nodes that some of it is on."""
+        return frozenset(node for _, node in self.drawn)
+
+    def share(self, nodes: Collection[int], kinds: Collection[str] = KINDS) -> Share | None:
+        """Return the part of these kinds that is on these nodes; None: not known."""
+        of_kinds = {place: pages for place, pages in self.drawn.items() if place[0] in kinds}
+        hits = sum(pages for (_, node), pages in of_kinds.items() if node in nodes)
+        return Share.of(hits, sum(of_kinds.values())) if of_kinds else None
+
+
+def resident_memory(pid: int, chosen: Random | None = None) -> ResidentMemory:
+    """Return the resident memory of a process, by a sample of pages that `chosen` draws.
+
+    Without ptrace read access only its sizes are known; those of an ended process are 0.
+    """
+    lines = (line.split() for line in (content(f"/proc/{pid}/status") or b"").split(b"\n"))
+    status = {words[0].decode(): int(words[1]) * 1024 for words in lines if words[2:] == [b"kB"]}
+    sizes = {kind: status.get(f"{name}:", 0) for kind, name in SIZES.items()}
+    locked = {name: size for name in LOCKED if (size := status.get(f"{name}:"))}
+    try:
+        mappings, devices = mappings_of(pid, MOST_MAPS)
+        drawn = _draw(pid, mappings, chosen or Random())  # noqa: S311 - no secret
+    except OSError:
+        return ResidentMemory(sizes, locked=locked)
+    return ResidentMemory(sizes, drawn, locked, devices)
+
+
+def mappings_of(pid: int, most: int) -> tuple[list[MemoryMapping], tuple[str, ...]]:
+    """Return the readable mappings of a process, and the devices among them that pin pages.
+
+    Of a longer list than `most` bytes, only its beginning. Raises OSError.
+    """
+    maps = read(f"/proc/{pid}/maps", most)
+    files, mappings, devices = _files_in_memory(pid), [], set[bytes]()
+    for start, end, device, inode, name in MAPPING.findall(maps):
+        if name.startswith(PINNING):
+            devices.add(name)
+            continue
+        # The kernel has file systems of its own for huge pages, one for each size.
+        other = HUGE if name.startswith(UNMOUNTED) else FILES
+        kind = ANONYMOUS if inode == b"0" else files.get(device, other)
+        mappings.append(MemoryMapping(int(start, 16), int(end, 16), kind))
+    return mappings, tuple(sorted(map(os.fsdecode, devices)))
+
+
+def _files_in_memory(pid: int) -> Mapping[bytes, str]:
+    """Return the kind of the files of a process's file systems by their device, as in `maps`."""
+    kinds = {_memfd_device(): SHARED}
+    for line in (content(f"/proc/{pid}/mountinfo") or b"").split(b"\n"):
+        here, _, there = line.partition(b" - ")
+        kind = IN_MEMORY.get(there.partition(b" ")[0])
+        if kind is not None:
+            major, _, minor = here.split(b" ")[2].partition(b":")
+            kinds[b"%02x:%02x" % (int(major), int(minor))] = kind
+    return kinds
+
+
+@cache
+def _memfd_device() -> bytes:
+    """Return the device of the tmpfs of memfd_create(2), shmat(2) and shared anonymous memory."""
+    file = os.memfd_create("affinityd")
+    device = os.fstat(file).st_dev
+    os.close(file)
+    return b"%02x:%02x" % (os.major(device), os.minor(device))
+
+
+def _draw(
+    pid: int, mappings: Sequence[MemoryMapping], chosen: Random
+) -> Mapping[tuple[str, int], int]:
+    """Return how many pages are there, by kind and node, of those drawn. Raises OSError.
+
+    Each round draws a page from each of as many equal parts of all mappings. Of pages that were
+    never touched, or are swapped, the kernel knows no node: another round makes up for them.
+    """
+    drawn: Counter[tuple[str, int]] = Counter()
+    total = sum(mapping.pages for mapping in mappings)
+    parts = min(DRAWN, total)
+    late = time.perf_counter() + SECONDS
+    for _ in range(ROUNDS if total else 0):
+        addresses, kinds = array("Q"), []
+        rest = iter(mappings)
+        mapping, first, behind = mappings[0], 0, 0
+        for part in range(parts):
+            page = int((part + chosen.random()) * total / parts)
+            while page >= behind:
+                mapping, first = next(rest, mapping), behind  # a float may round up to `total`
+                behind += mapping.pages
+            addresses.append(mapping.start + (page - first) * PAGESIZE)
+            kinds.append(mapping.kind)
+        places = zip(kinds, syscalls.page_nodes(pid, addresses), strict=True)
+        drawn.update(place for place in places if place[1] >= 0)
+        if drawn.total() >= ENOUGH or time.perf_counter() > late:
+            break
+    return drawn

@@ -1,0 +1,168 @@
+"""A process's resident memory, as the real kernel tells its pages.
+
+What needs several NUMA nodes is tried in a virtual machine: tests/e2e/vm.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from affinityd.linux.resident import (
+    ANONYMOUS,
+    FILES,
+    KINDS,
+    SHARED,
+    ResidentMemory,
+    Share,
+    mappings_of,
+    resident_memory,
+)
+from tests.support.child_python import said
+from tests.support.children import program, sleeping
+from tests.support.paths import REPOSITORY
+
+MIB = 1 << 20
+
+#: Memory of each kind, in MiB by its name; and a lot that is never touched, or cannot be read.
+HOLDER = """
+import mmap, os, sys
+NORESERVE = 0x4000
+def filled(size, *arguments, **options):
+    area = mmap.mmap(*arguments, **options)
+    for place in range(0, size << 20, mmap.PAGESIZE):
+        area[place] = 1
+    return area
+def file_of(path, size):
+    file = os.open(path, os.O_RDWR | os.O_CREAT)
+    os.ftruncate(file, size << 20)
+    return file
+private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+pool = os.memfd_create('pool')
+os.ftruncate(pool, 15 << 20)
+held = [
+    filled(60, -1, 60 << 20, flags=private),
+    filled(15, pool, 15 << 20),
+    filled(15, -1, 15 << 20, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS),
+    *(filled(30, file_of(path, 30), 30 << 20) for path in sys.argv[1:]),
+    mmap.mmap(-1, 100 << 20, flags=private),
+    mmap.mmap(-1, 1 << 40, flags=private | NORESERVE, prot=0),
+]
+print('ready', flush=True)
+input()
+"""
+
+
+def test_pages_are_drawn_in_proportion_to_the_resident_size_of_each_kind() -> None:
+    with program(HOLDER) as holder:
+        memory = resident_memory(holder.pid, Random(36))  # noqa: S311 - the same pages each time
+    sizes = {ANONYMOUS: 60, SHARED: 30, FILES: 3}
+    drawn = sum(memory.drawn.values())
+    assert drawn > 500
+    for kind, mib in sizes.items():
+        assert mib <= memory.sizes[kind] / MIB < mib + 15
+        assert memory.drawn[kind, 0] / drawn == pytest.approx(
+            memory.sizes[kind] / memory.size, abs=0.05
+        )
+    assert memory.size == sum(memory.sizes.values())
+    assert [*memory.nodes, *memory.locked, *memory.devices] == [0]
+
+
+def test_files_on_a_tmpfs_are_shared_memory() -> None:
+    path = Path(f"/dev/shm/affinityd-{os.getpid()}")  # noqa: S108 - the kind that is meant
+    try:
+        with program(HOLDER, os.fspath(path)) as holder:
+            memory = resident_memory(holder.pid)
+    finally:
+        path.unlink(missing_ok=True)
+    assert memory.sizes[SHARED] >= 60 * MIB
+    assert memory.drawn[SHARED, 0] > 0.4 * sum(memory.drawn.values())
+
+
+def test_locked_memory_is_told() -> None:
+    code = f"""
+import ctypes, mmap
+area = mmap.mmap(-1, {MIB})
+libc = ctypes.CDLL(None)
+assert libc.mlock(ctypes.byref(ctypes.c_char.from_buffer(area)), {MIB}) == 0
+print('ready', flush=True)
+input()
+"""
+    with program(code) as holder:
+        assert resident_memory(holder.pid).locked == {"VmLck": MIB}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+def test_of_another_user_s_process_only_sizes_are_known() -> None:
+    with sleeping() as child:
+        sizes, drawn = json.loads(
+            said(f"""
+import json, os, sys
+sys.path.insert(0, {os.fspath(REPOSITORY)!r})
+from affinityd.linux.resident import resident_memory
+os.setuid(65534)
+memory = resident_memory({child.pid})
+print(json.dumps([memory.sizes, list(memory.drawn)]))
+""")
+        )
+    assert sizes[ANONYMOUS] > 0
+    assert drawn == []
+
+
+def test_of_an_ended_process_nothing_is_known() -> None:
+    memory = resident_memory(2**22 + 1)
+    assert (memory.size, memory.drawn, memory.share({0})) == (0, {}, None)
+
+
+def test_a_process_may_fork_exec_and_end_meanwhile() -> None:
+    code = """
+import os, sys
+if sys.argv[1] == '0':
+    print('ready', flush=True)
+if os.fork() == 0:
+    os._exit(0)
+os.wait()
+count, code = sys.argv[1:]
+if int(count) < 40:
+    command = [sys.executable, '-I', '-S', '-c', code, str(int(count) + 1), code]
+    os.execv(sys.executable, command)
+"""
+    with program(code, "0", code) as child:
+        seen = [resident_memory(child.pid)]
+        while child.poll() is None:
+            seen.append(resident_memory(child.pid))
+    assert all(place[0] in KINDS and place[1] == 0 for memory in seen for place in memory.drawn)
+    assert any(memory.drawn for memory in seen)
+
+
+def test_a_long_list_of_mappings_is_cut() -> None:
+    whole, _ = mappings_of(os.getpid(), MIB)
+    part, _ = mappings_of(os.getpid(), 1000)
+    assert 0 < len(part) < 20
+    assert [mapping.kind for mapping in part] == [mapping.kind for mapping in whole[: len(part)]]
+
+
+@pytest.mark.parametrize(
+    ("hits", "drawn", "low", "high"),
+    [  # by R's prop.test(hits, drawn, correct = FALSE)
+        (0, 10, 0.0, 0.2775),
+        (5, 10, 0.2366, 0.7634),
+        (380, 1000, 0.3504, 0.4105),
+        (1000, 1000, 0.9962, 1.0),
+    ],
+)
+def test_an_interval_is_wilson_s(hits: int, drawn: int, low: float, high: float) -> None:
+    share = Share.of(hits, drawn)
+    assert share.part == hits / drawn
+    assert (share.low, share.high) == pytest.approx((low, high), abs=1e-4)
+
+
+def test_the_share_of_some_kinds_is_theirs_alone() -> None:
+    memory = ResidentMemory({}, {(ANONYMOUS, 0): 30, (ANONYMOUS, 1): 10, (SHARED, 1): 60})
+    shares = [memory.share({1}), memory.share({1}, [ANONYMOUS]), memory.share({1}, [FILES])]
+    assert [share and share.part for share in shares] == [0.7, 0.25, None]
+    assert memory.nodes == {0, 1}
