@@ -222,7 +222,9 @@ def apply_plan(
     if policy is not None:
         from affinityd.linux.memory_policy import set_policy  # noqa: PLC0415 - few ask for one
 
-        memory = set_policy(policy, plan.memory_nodes)
+        # Memory that is interleaved is all ranks': near to each of their GPUs in turn.
+        visible = plan.visible_memory if policy == "interleave" else frozenset()
+        memory = set_policy(policy, visible or plan.memory_nodes)
         refusals = [f"memory: {refusal}" for refusal in memory.refusals]
     os.environ.pop(UNPINNED, None)
     os.environ["AFFINITYD_CPULIST"] = format_list(cpus)

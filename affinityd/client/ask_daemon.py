@@ -73,6 +73,7 @@ class ProcessPlan:
             self.cpus: CpuSet = parse_list(values["AFFINITYD_CPULIST"])
             self.allowed: CpuSet = parse_list(values["AFFINITYD_ALLOWED"])
             self.memory_nodes = parse_list(values["AFFINITYD_MEMORY_NODES"])
+            self.visible_memory = parse_list(values.get("AFFINITYD_VISIBLE_MEMORY_NODES", ""))
             self.gpus = parse_list(values.get("AFFINITYD_GPUS", ""))  # the node's own indices
             self.nodes = parse_list(values.get("AFFINITYD_NODES", ""))  # the home nodes
             self.locality = values["AFFINITYD_LOCALITY"]

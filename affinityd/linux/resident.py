@@ -29,10 +29,11 @@ KINDS = ANONYMOUS, SHARED, HUGE, FILES = "anonymous", "shared", "huge pages", "f
 SIZES = {ANONYMOUS: "RssAnon", SHARED: "RssShmem", HUGE: "HugetlbPages", FILES: "RssFile"}
 LOCKED = ("VmPin", "VmLck")
 
-#: A readable mapping: its addresses, device, inode and name.
+#: A readable mapping: its addresses, device and name. The kernel's own, as [vdso], have no memory.
 MAPPING = re.compile(
-    rb"^([0-9a-f]+)-([0-9a-f]+) r\S+ [0-9a-f]+ ([0-9a-f]+:[0-9a-f]+) (\d+) *(.*)$", re.MULTILINE
+    rb"^([0-9a-f]+)-([0-9a-f]+) r\S+ [0-9a-f]+ (\w+:\w+) \d+(?! *\[v) *(.*)$", re.MULTILINE
 )
+NO_DEVICE = b"00:00"  #: of anonymous memory
 #: Devices whose drivers pin pages of a process that maps them.
 PINNING = (b"/dev/nvidia", b"/dev/infiniband/")
 #: File systems of files that are memory, and the names of those that no mount shows.
@@ -126,20 +127,20 @@ def mappings_of(pid: int, most: int) -> tuple[list[MemoryMapping], tuple[str, ..
     """
     maps = read(f"/proc/{pid}/maps", most)
     files, mappings, devices = _files_in_memory(pid), [], set[bytes]()
-    for start, end, device, inode, name in MAPPING.findall(maps):
+    for start, end, device, name in MAPPING.findall(maps):
         if name.startswith(PINNING):
             devices.add(name)
             continue
         # The kernel has file systems of its own for huge pages, one for each size.
         other = HUGE if name.startswith(UNMOUNTED) else FILES
-        kind = ANONYMOUS if inode == b"0" else files.get(device, other)
+        kind = files.get(device, other)
         mappings.append(MemoryMapping(int(start, 16), int(end, 16), kind))
     return mappings, tuple(sorted(map(os.fsdecode, devices)))
 
 
 def _files_in_memory(pid: int) -> Mapping[bytes, str]:
-    """Return the kind of the files of a process's file systems by their device, as in `maps`."""
-    kinds = {_memfd_device(): SHARED}
+    """Return the kinds of memory that are no file's, by the device that `maps` has for them."""
+    kinds = {NO_DEVICE: ANONYMOUS, _memfd_device(): SHARED}
     for line in (content(f"/proc/{pid}/mountinfo") or b"").split(b"\n"):
         here, _, there = line.partition(b" - ")
         kind = IN_MEMORY.get(there.partition(b" ")[0])

@@ -32,6 +32,7 @@ def _shell(reply: Reply) -> Iterator[str]:
     yield f"AFFINITYD_GPUS={format_list(rank.gpu.index for rank in reply.ranks)}"
     yield f"AFFINITYD_NODES={format_list(homes)}"
     yield f"AFFINITYD_MEMORY_NODES={format_list(memory)}"
+    yield f"AFFINITYD_VISIBLE_MEMORY_NODES={format_list(reply.visible_memory)}"
     yield f"AFFINITYD_THREADS={sum(rank.threads for rank in reply.ranks)}"
     yield f"AFFINITYD_RDMA={','.join(reply.rdma_ports)}"
     yield f"AFFINITYD_WARNINGS={','.join(sorted({warning.code for warning in reply.warnings}))}"

@@ -50,6 +50,8 @@ class Reply:
     plan: Plan
     nics: Mapping[int, tuple[NearNic, ...]]  #: of each rank, best first
     switch: str = ON  #: of the node and of the caller, together
+    #: The nodes of memory near any GPU that the process sees: for memory that all ranks use
+    visible_memory: frozenset[int] = frozenset()
 
     @cached_property
     def ranks(self) -> tuple[RankPlan, ...]:
@@ -103,6 +105,7 @@ def answer(node: Node, request: Request, caller: Caller | None = None) -> Reply:
     )
     ambiguous = (AMBIGUOUS,) if is_unclear else ()
     nics = {rank.rank: of_gpus[rank.gpu.key].best(request.nics) for rank in result.ranks}
+    memory = {topology.memory_node(device.gpu.numa_node) for _, device in entries}
     return Reply(
         node=topology.name,
         generation=node.generation,
@@ -115,6 +118,7 @@ def answer(node: Node, request: Request, caller: Caller | None = None) -> Reply:
         plan=result._replace(warnings=(*result.warnings, *ambiguous, *_far_nics(result, nics))),
         nics=nics,
         switch=node.switch if request.observe is None or node.switch != ON else OBSERVE,
+        visible_memory=frozenset(node for node in memory if node is not None),
     )
 
 

@@ -55,6 +55,10 @@ FILLERS: dict[str, tuple[Sequence[str], str, str, str, str]] = {
     OUTSIDE: ((*FIRST_GPU, "--memory", "bind"), "default", "", "default", "2"),
     "several": ((*MANY, "preferred"), "preferred-many", "1 3 7", "prefer (many):1,3,7", "1 3 7"),
     "interleave": ((*MANY, "interleave"), "interleave", "1 3 7", "interleave:1,3,7", "1 3 7"),
+    "interleave, one rank": (
+        *(("--rank", "0", "--memory", "interleave"), "interleave", "1 3 4 7"),
+        *("interleave:1,3-4,7", "1 3 4 7"),  # node 4 is near the GPUs on node 5, without memory
+    ),
     "no policy, no memory near": (BARE, "default", "", "default", NEAR_BARE),
     "bind, no memory near": ((*BARE, "--memory", "bind"), "bind", "4", "bind:4", "4"),
 }

@@ -13,8 +13,9 @@ import sys
 HUGE_PAGE = 2 << 20
 #: include/uapi/asm-generic/mman-common.h, linux/mempolicy.h, and the number of mbind on x86_64.
 MAP_HUGETLB, MADV_HUGEPAGE, MADV_NOHUGEPAGE, MADV_PAGEOUT = 0x40000, 14, 15, 21
-MPOL_BIND, MPOL_INTERLEAVE, MBIND = 2, 3, 237
+MPOL_DEFAULT, MPOL_BIND, MPOL_INTERLEAVE, MBIND = 0, 2, 3, 237
 IPC_PRIVATE, IPC_RMID = 0, 0
+IO_URING_SETUP, IO_URING_REGISTER, REGISTER_BUFFERS = 425, 427, 0
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.mmap.restype = LIBC.shmat.restype = ctypes.c_void_p
@@ -72,12 +73,17 @@ def bind(address: int, size: int, mode: int, nodes: list[int]) -> None:
     checked(LIBC.syscall(MBIND, *place, mode, ctypes.byref(mask), ctypes.c_ulong(64), 0))
 
 
+def pinned(address: int, size: int) -> None:
+    """Have the kernel pin memory, as a buffer that it reads and writes by itself."""
+    ring = checked(LIBC.syscall(IO_URING_SETUP, 4, ctypes.create_string_buffer(120)))
+    buffer = (ctypes.c_size_t * 2)(address, size)
+    checked(LIBC.syscall(IO_URING_REGISTER, ring, REGISTER_BUFFERS, buffer, 1))
+
+
 def main() -> None:
     kind, listed = sys.argv[1:3]
-    parts = [
-        (int(node), int(mib) << 20)
-        for node, _, mib in (it.partition("=") for it in listed.split(","))
-    ]
+    words = (part.partition("=") for part in listed.split(","))
+    parts = [(int(node), int(mib) << 20) for node, _, mib in words]
     size = sum(part for _, part in parts)
     address = start = taken(kind, size)
     if kind == "interleaved":
@@ -87,16 +93,20 @@ def main() -> None:
             bind(address, part, MPOL_BIND, [node])
             address += part
     ctypes.memset(start, 1, size)
-    # Where memory goes later must not depend on where it was put: its policy is the process's.
-    bind_default = (ctypes.c_void_p(start), ctypes.c_ulong(size), 0, None, ctypes.c_ulong(0), 0)
-    checked(LIBC.syscall(MBIND, *bind_default))
+    bind(start, size, MPOL_DEFAULT, [])
     if kind == "mlocked":
         checked(LIBC.mlock(ctypes.c_void_p(start), ctypes.c_size_t(size)))
+    if kind == "pinned":
+        pinned(start, size)
     if kind == "swapped":
         advised(start, size // 2, MADV_PAGEOUT)
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     sys.stdin.read()
+    is_whole = not LIBC.memcmp(
+        ctypes.c_void_p(start), ctypes.c_void_p(start + 1), ctypes.c_size_t(size - 1)
+    )
+    sys.stdout.write("whole\n" if is_whole else "broken\n")
 
 
 if __name__ == "__main__":

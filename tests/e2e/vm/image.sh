@@ -29,6 +29,7 @@ mmdebstrap --quiet --variant=extract --format=tar \
     --dpkgopt='path-include=/lib/modules/*/kernel/drivers/net/ethernet/intel/e1000e/*' \
     --dpkgopt='path-include=/lib/modules/*/kernel/drivers/p[tp][ps]/*' \
     --dpkgopt='path-include=/lib/modules/*/kernel/fs/overlayfs/*' \
+    --dpkgopt='path-include=/lib/modules/*/kernel/drivers/block/brd.ko' \
     --extract-hook="$packages_and_indices" \
     bookworm "$folder/root.tar"
 

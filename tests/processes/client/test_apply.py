@@ -17,6 +17,8 @@ from affinityd.client import apply
 from affinityd.client.apply import ProcessContext, granted_gpus
 from affinityd.client.ask_daemon import ProcessPlan
 from affinityd.cpuset import format_list, parse_list
+from affinityd.linux import memory_policy
+from affinityd.linux.memory_policy import MemoryPolicy
 from affinityd.linux.processes import Stat, stat_of
 from tests.support.children import program
 from tests.support.cpusets import cpuset, needs_cpuset
@@ -170,6 +172,30 @@ def test_children_have_the_plan_in_variables_and_deviations_are_remarks(
         "AFFINITYD_ALLOWED=0-9",
         f"AFFINITYD_LOCALITY={lines['LOCALITY']}",
     }
+
+
+@pytest.mark.parametrize(
+    ("policy", "visible", "nodes"),
+    [("preferred", "0-1", {1}), ("interleave", "0-1", {0, 1}), ("interleave", "", {1})],
+)
+def test_only_interleaved_memory_is_near_all_visible_gpus(
+    monkeypatch: pytest.MonkeyPatch, policy: str, visible: str, nodes: set[int]
+) -> None:
+    lines = {"CPULIST": "4-7", "ALLOWED": "0-9", "LOCALITY": "local", "MEMORY_NODES": "1"}
+    lines |= {"THREADS": "4", "VISIBLE_MEMORY_NODES": visible}
+    asked: list[object] = []
+
+    def set_policy(*arguments: object) -> MemoryPolicy:
+        asked.extend(arguments)
+        return MemoryPolicy(None)
+
+    monkeypatch.setattr(apply, "set_own_mask", lambda cpus: cpus)
+    monkeypatch.setattr(memory_policy, "set_policy", set_policy)
+    for name in ("CPULIST", "ALLOWED", "LOCALITY"):
+        monkeypatch.setenv(f"AFFINITYD_{name}", "")  # to be as it was afterwards
+    text = "".join(f"AFFINITYD_{name}={value}\n" for name, value in lines.items())
+    apply.apply_plan(ProcessPlan(text), policy)
+    assert asked == [policy, nodes]
 
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root unmounts and changes its root")

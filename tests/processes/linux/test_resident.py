@@ -62,7 +62,7 @@ def test_pages_are_drawn_in_proportion_to_the_resident_size_of_each_kind() -> No
         memory = resident_memory(holder.pid, Random(36))  # noqa: S311 - the same pages each time
     sizes = {ANONYMOUS: 60, SHARED: 30, FILES: 3}
     drawn = sum(memory.drawn.values())
-    assert drawn > 500
+    assert drawn > 300  # of 1024: a busy machine has no time for a second round
     for kind, mib in sizes.items():
         assert mib <= memory.sizes[kind] / MIB < mib + 15
         assert memory.drawn[kind, 0] / drawn == pytest.approx(

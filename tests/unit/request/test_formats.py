@@ -93,6 +93,12 @@ def test_warnings_are_those_of_the_ranks_asked_for_and_of_the_whole_plan() -> No
     assert own == [{"code": "parameter_ignored", "message": whole[0]["message"]}]
 
 
+def test_a_rank_is_told_the_memory_near_all_gpus_that_it_sees() -> None:
+    one, some = ({"rank": "0"}, {"rank": "0", "visible": "0,2"})
+    assert ask(machine("dgx-a100"), **one).visible_memory == {1, 3, 5, 7}
+    assert ask(machine("dgx-a100"), **some).visible_memory == {1, 3}
+
+
 SHELL = """\
 AFFINITYD_CPULIST=48-63,176-191
 AFFINITYD_LOCALITY=local
@@ -100,6 +106,7 @@ AFFINITYD_ALLOWED=0-255
 AFFINITYD_GPUS=0-1
 AFFINITYD_NODES=3
 AFFINITYD_MEMORY_NODES=3
+AFFINITYD_VISIBLE_MEMORY_NODES=3
 AFFINITYD_THREADS=16
 AFFINITYD_RDMA=mlx5_0:1,mlx5_1:1
 AFFINITYD_WARNINGS=

@@ -1,0 +1,135 @@
+"""`affinityd pin --memory`: the memory of processes moves to the nodes near their GPUs.
+
+All that can be refused is refused before anything is changed.
+"""
+
+from __future__ import annotations
+
+import errno
+import signal
+import sys
+import time
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from affinityd.cli.console import say
+from affinityd.cli.target import shown
+from affinityd.cpuset import parse_list, several
+from affinityd.errors import ApplyError, TargetError
+from affinityd.linux import syscalls
+from affinityd.linux.migration import Migration, room_on
+from affinityd.linux.processes import Stat, status_of
+from affinityd.linux.resident import resident_memory
+from affinityd.text import amount, one_line
+from affinityd.topology.nearness import Vicinity
+
+EVERY = 0.2  #: seconds between two lines of progress
+TOLERATED = 0.1  #: of a process's memory may stay: pages that other processes map as well
+
+
+@dataclass(frozen=True)
+class MemoryMove:
+    """A process whose memory is to move."""
+
+    stat: Stat
+    near: tuple[int, ...]  #: nodes that it may use
+    far: frozenset[int]
+    size: int  #: bytes of all its memory
+    expected: float  #: bytes that are far, by a sample
+
+    def __str__(self) -> str:
+        """Return it as a clause without its verb."""
+        nodes = several("node", self.near)
+        return (
+            f"{shown(self.stat)}: about {amount(self.expected)} of {amount(self.size)} to {nodes}"
+        )
+
+
+def planned_moves(targets: Sequence[tuple[Stat, Vicinity]]) -> list[MemoryMove]:
+    """Return the moves of processes. Raises TargetError or ApplyError where one cannot be made."""
+    moves = [_planned(stat, near) for stat, near in targets]
+    needed: Counter[tuple[int, ...]] = Counter()
+    for move in moves:
+        needed[move.near] += int(move.expected)
+    for near, size in needed.items():
+        room = sum(map(room_on, near))
+        if size > room:
+            raise ApplyError(
+                f"{several('node', near)} has room for {amount(room)}, and about {amount(size)} "
+                "would have to move there: no memory is moved, and no thread is pinned"
+            )
+    return moves
+
+
+def _planned(stat: Stat, near: Vicinity) -> MemoryMove:
+    try:
+        syscalls.page_nodes(stat.number, array("Q", [0]))
+    except OSError as error:
+        raise TargetError(
+            f"the memory of {shown(stat)} cannot be moved: {error.strerror}; it takes the "
+            "process's own user, or root with CAP_SYS_PTRACE"
+        ) from None
+    allowed = parse_list(status_of(stat.number, "Mems_allowed_list"))
+    nodes = tuple(sorted(near.memory & allowed))
+    if not nodes:
+        raise ApplyError(
+            f"{shown(stat)}: its cpuset allows it the memory of {several('node', allowed)}, and "
+            f"{near}: no memory is moved, and no thread is pinned"
+        )
+    memory = resident_memory(stat.number)
+    share = memory.share(near.far_memory)
+    expected = memory.size * share.part if share else 0.0
+    return MemoryMove(stat, nodes, near.far_memory, memory.size, expected)
+
+
+def move_memory(moves: Sequence[MemoryMove]) -> int:
+    """Move memory, and print how much moved, and how much stayed and why.
+
+    Return the exit status: 1 if much stayed, or a process ended; of a signal as a shell has it.
+    """
+    signals: list[int] = []
+    watched = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda it, _: signals.append(it)) for number in watched]
+    try:
+        results = [_moved(move, signals) for move in moves]
+    finally:
+        for number, handler in zip(watched, before, strict=True):
+            signal.signal(number, handler)
+    if signals:
+        name = signal.Signals(signals[0]).name
+        say(f"affinityd pin: {name}: the rest of the memory is where it was; run this again")
+        return 128 + signals[0]
+    return 0 if all(results) else 1
+
+
+def _moved(move: MemoryMove, signals: Sequence[int]) -> bool:
+    """Move the memory of a process until there is a signal; return whether most of it is near."""
+    migration, name = Migration(move.stat.number, move.far, move.near), shown(move.stat)
+    trouble, shown_at = "", time.monotonic()
+    try:
+        for _ in () if signals else migration.batches():
+            if signals:
+                break
+            if time.monotonic() - shown_at > EVERY:
+                shown_at = time.monotonic()
+                _progress(f"{name}: {amount(migration.moved.total())} of {amount(move.expected)}")
+    except OSError as error:
+        trouble = "it has ended meanwhile" if error.errno == errno.ESRCH else str(error.strerror)
+    _progress("")
+    moved, stayed = migration.moved.total(), migration.stayed.total()
+    of = f" of about {amount(move.expected)}" if signals or trouble else ""
+    print(one_line(f"{name}: {amount(moved)}{of} moved to {several('node', move.near)}"))
+    for (kind, reason), size in migration.stayed.most_common():
+        print(one_line(f"{name}: {amount(size)} of {kind} stayed: {reason}"))
+    if trouble:
+        say(f"affinityd pin: {name}: {trouble}")
+    return not trouble and stayed <= TOLERATED * move.size
+
+
+def _progress(line: str) -> None:
+    """Draw a line over the last one, on a terminal."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{line}")
+        sys.stderr.flush()

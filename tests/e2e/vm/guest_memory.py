@@ -1,0 +1,124 @@
+"""Runs in the virtual machine: says where the memory of processes is, and moves it.
+
+numa_maps(5) is the kernel's whole account of the same.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+
+from affinityd.linux.migration import Migration
+from affinityd.linux.resident import resident_memory
+from tests.e2e.vm.hardware import GPU_NODES
+from tests.e2e.vm.inside import Document, bring, output, stage
+
+RUNS = 100
+HOLD = (sys.executable, "-I", "-S", os.fspath(Path(__file__).with_name("holding.py")))
+
+NEAR = GPU_NODES[0]
+#: Kinds of memory, and the MiB that they have on each node.
+KINDS = {
+    "anonymous": "1=24,3=40,7=16",
+    "interleaved": "1=20,3=20,7=20",
+    "thp": "1=24,3=40,7=16",
+    "hugetlb": "1=12,3=20,7=8",
+    "memfd": "1=24,3=40,7=16",
+    "shm": "1=24,3=40,7=16",
+    "sysv": "1=24,3=40,7=16",
+    "mlocked": "1=24,3=40,7=16",
+    "swapped": "1=16,3=16",
+}
+
+
+def main() -> Document:
+    bring("31", online=True)
+    prepare()
+    report: Document = {"sampled": {}, "moved": {}}
+    for kind, parts in KINDS.items():
+        stage(f"{kind} memory")
+        with holding(kind, parts) as holder:
+            report["sampled"][kind] = sampled(holder.pid)
+            report["moved"][kind] = {**moved(holder.pid), "after": after(holder)}
+    return report
+
+
+def prepare() -> None:
+    output("modprobe", "brd", "rd_nr=1", "rd_size=65536")
+    output("mkswap", "/dev/ram0")
+    output("swapon", "/dev/ram0")
+    Path("/dev/shm").mkdir(exist_ok=True)  # noqa: S108 - where it is mounted everywhere
+    output("mount", "-t", "tmpfs", "tmpfs", "/dev/shm")  # noqa: S108
+    for node in (1, 3, 7):
+        folder = Path(f"/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB")
+        (folder / "nr_hugepages").write_text("20")
+
+
+@contextmanager
+def holding(kind: str, parts: str) -> Iterator[subprocess.Popen[str]]:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*HOLD, kind, parts], stdin=pipe, stdout=pipe, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline(), "the program ended before it was ready"
+        try:
+            yield holder
+        finally:
+            holder.kill()
+
+
+def after(holder: subprocess.Popen[str]) -> str:
+    """Have a holder end; return whether its memory has what it wrote."""
+    return holder.communicate()[0].strip()
+
+
+def on_nodes(pid: int) -> dict[int, int]:
+    """Return bytes by node, by the kernel's own account."""
+    sizes: Counter[int] = Counter()
+    for line in Path(f"/proc/{pid}/numa_maps").read_text().splitlines():
+        page = re.search(r" kernelpagesize_kB=(\d+)", line)
+        for node, pages in re.findall(r" N(\d+)=(\d+)", line):
+            sizes[int(node)] += int(pages) * int(page[1] if page else 0) * 1024
+    return dict(sizes)
+
+
+def sampled(pid: int) -> Document:
+    """Return how many samples have the true share of each node in their interval."""
+    truth = on_nodes(pid)
+    whole = sum(truth.values())
+    within: Counter[int] = Counter()
+    memory = resident_memory(pid)
+    for run in range(RUNS):
+        memory = resident_memory(pid, Random(run))  # noqa: S311 - the same pages each time
+        for node, size in truth.items():
+            share = memory.share({node})
+            within[node] += share is not None and share.low <= size / whole <= share.high
+    return {
+        "within": dict(within),
+        "truth": truth,
+        "size": memory.size,
+        "sizes": memory.sizes,
+        "kinds": sorted({kind for kind, _ in memory.drawn}),
+        "locked": memory.locked,
+    }
+
+
+def moved(pid: int) -> Document:
+    """Move memory to the near node; return what is said of it, and bytes by node of both times."""
+    before = on_nodes(pid)
+    migration = Migration(pid, [*{*range(9)} - {NEAR}], [NEAR])
+    for _ in migration.batches():
+        pass
+    stayed = {f"{kind}: {why}": size for (kind, why), size in migration.stayed.items()}
+    return {
+        "before": before,
+        "moved": dict(migration.moved),
+        "stayed": stayed,
+        "now": on_nodes(pid),
+    }
