@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-from bench import plans, process, prolog, scans, start
+from bench import memory, plans, process, prolog, scans, start
 from bench.ratio import Ratio
 
 #: What is run, in this order: quick ones first.
@@ -23,6 +23,7 @@ PARTS: dict[str, Callable[[], tuple[Ratio, ...]]] = {
     "start": start.measure,
     "plans": plans.measure,
     "scans": scans.measure,
+    "memory": memory.measure,
     "process": process.measure,
     "prolog": prolog.measure,
 }

@@ -21,12 +21,12 @@ from affinityd.errors import ApplyError, TargetError
 from affinityd.linux import syscalls
 from affinityd.linux.migration import Migration, room_on
 from affinityd.linux.processes import Stat, status_of
-from affinityd.linux.resident import resident_memory
+from affinityd.linux.resident import FILES, resident_memory
 from affinityd.text import amount, one_line
 from affinityd.topology.nearness import Vicinity
 
 EVERY = 0.2  #: seconds between two lines of progress
-TOLERATED = 0.1  #: of a process's memory may stay: pages that other processes map as well
+TOLERATED = 0.1  #: of a process's memory may stay, besides files, which others may map as well
 
 
 @dataclass(frozen=True)
@@ -118,9 +118,13 @@ def _moved(move: MemoryMove, signals: Sequence[int]) -> bool:
     except OSError as error:
         trouble = "it has ended meanwhile" if error.errno == errno.ESRCH else str(error.strerror)
     _progress("")
-    moved, stayed = migration.moved.total(), migration.stayed.total()
+    moved = migration.moved.total()
+    stayed = sum(size for (kind, _), size in migration.stayed.items() if kind != FILES)
     of = f" of about {amount(move.expected)}" if signals or trouble else ""
-    print(one_line(f"{name}: {amount(moved)}{of} moved to {several('node', move.near)}"))
+    happened = f"{amount(moved)}{of} moved to {several('node', move.near)}"
+    if not (moved or migration.stayed or of):
+        happened = f"none of its {amount(move.size)} of memory is far from its GPUs"
+    print(one_line(f"{name}: {happened}"))
     for (kind, reason), size in migration.stayed.most_common():
         print(one_line(f"{name}: {amount(size)} of {kind} stayed: {reason}"))
     if trouble:

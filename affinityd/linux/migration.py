@@ -1,7 +1,7 @@
 """Moves the memory of a running process to a NUMA node, a batch at a time.
 
 A batch is a few milliseconds' work. Meanwhile a thread of the process waits only if it uses one of
-these pages; whatever ends the caller, each page is where it was or where it should be. Pages that
+these pages. If the caller is killed, each page is where it was, or where it should be. Pages that
 another process maps as well stay: they may be near to that one. Source: kernel mm/migrate.c
 `do_pages_move`.
 """

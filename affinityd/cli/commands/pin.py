@@ -129,7 +129,7 @@ def run(arguments: argparse.Namespace) -> int:
         say(f"affinityd pin: and {len(failures) - MOST_LINES} more")
     if arguments.dry_run:
         for move in moves:
-            print(one_line(f"{move} would move"))
+            print(one_line(f"{move}"))
     status = 0 if arguments.dry_run else move_memory(moves)
     return status or (0 if pinned.is_complete else 1)
 

@@ -7,23 +7,33 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from random import Random
 
-from affinityd.linux.migration import Migration
+from affinityd.linux.migration import Migration, room_on
+from affinityd.linux.processes import children_of
 from affinityd.linux.resident import resident_memory
 from tests.e2e.vm.hardware import GPU_NODES
-from tests.e2e.vm.inside import Document, bring, output, stage
+from tests.e2e.vm.inside import GROUPS, Document, Ended, bring, cgroup, output, stage
+from tests.e2e.vm.warm import Forked, affinityd, disturbed
+from tests.support.daemons import eventually
 
-RUNS = 100
+RUNS, MIB = 100, 1 << 20
 HOLD = (sys.executable, "-I", "-S", os.fspath(Path(__file__).with_name("holding.py")))
 
+FIRST_GPU = ("--gpus", "0")
 NEAR = GPU_NODES[0]
+
+#: A mount namespace with a /dev/shm of its own, as containers have.
+IN_CONTAINER = 'mount -t tmpfs tmpfs /dev/shm && exec "$@"'
+
 #: Kinds of memory, and the MiB that they have on each node.
 KINDS = {
     "anonymous": "1=24,3=40,7=16",
@@ -47,7 +57,109 @@ def main() -> Document:
         with holding(kind, parts) as holder:
             report["sampled"][kind] = sampled(holder.pid)
             report["moved"][kind] = {**moved(holder.pid), "after": after(holder)}
+    stage("a container")
+    own_mounts = ("unshare", "--mount", "--pid", "--fork", "sh", "-c", IN_CONTAINER, "sh")
+    with holding("shm", "1=8,7=8", own_mounts) as holder:
+        report["container"] = sampled(children_of(holder.pid)[0])
+    stage("memory that stays")
+    report["commands"] = {name: case() for name, case in CASES.items()}
     return report
+
+
+def commanded(pid: int, *options: str) -> Ended:
+    return affinityd("pin", "--memory", *FIRST_GPU, *options, f"{pid}")
+
+
+def of_holder(holder: subprocess.Popen[str], ended: Ended) -> Document:
+    """Return how a command ended, where the memory of its process is then, and if it is whole."""
+    return {**ended, "now": on_nodes(holder.pid), "after": after(holder)}
+
+
+def plain() -> Document:
+    with holding("anonymous", "1=8,7=8") as holder:
+        dry = commanded(holder.pid, "--dry-run")
+        return {"dry": dry, **of_holder(holder, commanded(holder.pid))}
+
+
+def pinned() -> Document:
+    with holding("pinned", "1=8,7=8") as holder:
+        locked = resident_memory(holder.pid).locked
+        return {"locked": locked, **of_holder(holder, commanded(holder.pid))}
+
+
+def shared() -> Document:
+    with holding("shm", "1=8,7=8") as holder, holding("attached", "1=8,7=8"):
+        return of_holder(holder, commanded(holder.pid))
+
+
+def full() -> Document:
+    filler = f"{NEAR}={room_on(NEAR) // MIB - 40}"
+    with holding("anonymous", filler), holding("anonymous", "1=60") as holder:
+        return {**of_holder(holder, commanded(holder.pid)), "room": room_on(NEAR)}
+
+
+def filled_meanwhile() -> Document:
+    """Move more than there is room for, as where other memory came to the node meanwhile."""
+    filler = f"{NEAR}={room_on(NEAR) // MIB - 40}"
+    with holding("anonymous", filler), holding("anonymous", "1=90") as holder:
+        return {**moved(holder.pid), "after": after(holder)}
+
+
+def at_the_limit() -> Document:
+    """Move the memory of a process whose cgroup has no room for a page more."""
+    group = cgroup("limited")
+    (GROUPS / "cgroup.subtree_control").write_text("+memory")
+    enter = ("sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', os.fspath(group))
+    with holding("anonymous", "1=30,7=30", enter) as holder:
+        (group / "memory.max").write_text((group / "memory.current").read_text())
+        ended = of_holder(holder, commanded(holder.pid))
+        return {**ended, "events": (group / "memory.events").read_text()}
+
+
+def elsewhere() -> Document:
+    group = cgroup("elsewhere", mems="1,7")
+    enter = ("sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', os.fspath(group))
+    with holding("anonymous", "1=8,7=8", enter) as holder:
+        return of_holder(holder, commanded(holder.pid))
+
+
+def interrupted(number: signal.Signals) -> Document:
+    """Send a signal to the command once some memory has moved."""
+    with holding("anonymous", "1=100,7=100") as holder:
+        before = on_nodes(holder.pid).get(NEAR, 0)
+
+        def disturb(command: Forked) -> None:
+            has_begun = lambda: on_nodes(holder.pid).get(NEAR, 0) > before + 4 * MIB  # noqa: E731
+            eventually(has_begun, "some memory has moved")
+            command.send_signal(number)
+
+        words = ("pin", "--memory", *FIRST_GPU, f"{holder.pid}")
+        return of_holder(holder, disturbed(*words, disturb=disturb))
+
+
+def ended_meanwhile() -> Document:
+    with holding("anonymous", "1=100,7=100") as holder:
+
+        def disturb(_command: Forked) -> None:
+            eventually(lambda: on_nodes(holder.pid).get(NEAR, 0) > 4 * MIB, "some has moved")
+            holder.kill()
+            holder.wait()
+
+        return disturbed("pin", "--memory", *FIRST_GPU, f"{holder.pid}", disturb=disturb)
+
+
+CASES: dict[str, Callable[[], Document]] = {
+    "plain": plain,
+    "pinned": pinned,
+    "shared": shared,
+    "full": full,
+    "filled meanwhile": filled_meanwhile,
+    "at the limit": at_the_limit,
+    "elsewhere": elsewhere,
+    "SIGTERM": partial(interrupted, signal.SIGTERM),
+    "SIGKILL": partial(interrupted, signal.SIGKILL),
+    "ended meanwhile": ended_meanwhile,
+}
 
 
 def prepare() -> None:
@@ -62,9 +174,9 @@ def prepare() -> None:
 
 
 @contextmanager
-def holding(kind: str, parts: str) -> Iterator[subprocess.Popen[str]]:
-    pipe = subprocess.PIPE
-    with subprocess.Popen([*HOLD, kind, parts], stdin=pipe, stdout=pipe, text=True) as holder:
+def holding(kind: str, parts: str, before: Sequence[str] = ()) -> Iterator[subprocess.Popen[str]]:
+    pipe, command = subprocess.PIPE, [*before, *HOLD, kind, parts]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline(), "the program ended before it was ready"
         try:

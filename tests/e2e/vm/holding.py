@@ -17,6 +17,8 @@ MPOL_DEFAULT, MPOL_BIND, MPOL_INTERLEAVE, MBIND = 0, 2, 3, 237
 IPC_PRIVATE, IPC_RMID = 0, 0
 IO_URING_SETUP, IO_URING_REGISTER, REGISTER_BUFFERS = 425, 427, 0
 
+POOL = "/dev/shm/pool"  # noqa: S108 - the guest is ours alone
+
 LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.mmap.restype = LIBC.shmat.restype = ctypes.c_void_p
 
@@ -59,8 +61,10 @@ def taken(kind: str, size: int) -> int:
         return mapped(size, PRIVATE | MAP_HUGETLB)
     if kind == "memfd":
         return of_file(os.memfd_create("pool"), size)
-    if kind == "shm":
-        return of_file(os.open("/dev/shm/pool", os.O_RDWR | os.O_CREAT), size)  # noqa: S108
+    if kind == "shm" and os.path.exists(POOL):  # noqa: PTH110 - pathlib is slow to import here
+        os.unlink(POOL)  # noqa: PTH108
+    if kind in {"shm", "attached"}:
+        return of_file(os.open(POOL, os.O_RDWR | os.O_CREAT), size)
     if kind == "sysv":
         return of_sysv(size)
     huge = MADV_HUGEPAGE if kind == "thp" else MADV_NOHUGEPAGE
@@ -88,7 +92,7 @@ def main() -> None:
     address = start = taken(kind, size)
     if kind == "interleaved":
         bind(start, size, MPOL_INTERLEAVE, [node for node, _ in parts])
-    else:
+    elif kind != "attached":
         for node, part in parts:
             bind(address, part, MPOL_BIND, [node])
             address += part
