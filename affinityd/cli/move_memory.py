@@ -5,7 +5,6 @@ All that can be refused is refused before anything is changed.
 
 from __future__ import annotations
 
-import errno
 import signal
 import sys
 import time
@@ -20,7 +19,7 @@ from affinityd.cpuset import parse_list, several
 from affinityd.errors import ApplyError, TargetError
 from affinityd.linux import syscalls
 from affinityd.linux.migration import Migration, room_on
-from affinityd.linux.processes import Stat, status_of
+from affinityd.linux.processes import Stat, is_running, status_of
 from affinityd.linux.resident import FILES, resident_memory
 from affinityd.text import amount, one_line
 from affinityd.topology.nearness import Vicinity
@@ -116,7 +115,8 @@ def _moved(move: MemoryMove, signals: Sequence[int]) -> bool:
                 shown_at = time.monotonic()
                 _progress(f"{name}: {amount(migration.moved.total())} of {amount(move.expected)}")
     except OSError as error:
-        trouble = "it has ended meanwhile" if error.errno == errno.ESRCH else str(error.strerror)
+        is_there = is_running(move.stat.number, move.stat.start)
+        trouble = str(error.strerror) if is_there else "it has ended meanwhile"
     _progress("")
     moved = migration.moved.total()
     stayed = sum(size for (kind, _), size in migration.stayed.items() if kind != FILES)

@@ -151,6 +151,7 @@ READ = (
 #: Variables that affinityd sets for jobs.
 WRITTEN = (
     *("ALLOWED", "CPULIST", "GPUS", "LOCALITY", "MEMORY_NODES", "NODES", "THREADS", "UNPINNED"),
+    "VISIBLE_MEMORY_NODES",
     *("RDMA", "WARNINGS"),
 )
 #: Every name without a number in it.
