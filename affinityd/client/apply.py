@@ -12,7 +12,7 @@ from affinityd.linux.cgroup import cpuset_of, own_cpu_limit, widest_mask
 from affinityd.linux.files import environment_of, listed, numbered, text
 from affinityd.request import environment
 from affinityd.request.environment import ENV, JOB_CPUS, NIC_VARIABLES, OF_TASK, local_rank
-from affinityd.text import one_line, quote
+from affinityd.text import count, one_line, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,6 +27,11 @@ UNPINNED = "AFFINITYD_UNPINNED"  #: why a process was not pinned
 #: Which libraries are told their NICs: the choice of the site or the user.
 NICS = f"{config.PREFIX}NICS"
 NO_LIBRARY = "none"
+#: Whether OMP_NUM_THREADS is set, where it is not: AUTO, or not.
+THREADS, AUTO = f"{config.PREFIX}THREADS", "auto"
+OMP_THREADS = "OMP_NUM_THREADS"
+#: How many threads libraries start: OpenMP, MKL, and the tokenizers of Hugging Face.
+THREAD_COUNTS = (OMP_THREADS, "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
 EXPORTED_NICS = f"{config.PREFIX}RDMA"  #: the ports of a process, for programs that it starts
 ACTIVE = "4:"  #: begins a port's state, enum ib_port_state
 
@@ -288,6 +293,29 @@ def oddities(plan: ProcessPlan, chosen: Mapping[str, str]) -> Iterator[str]:
         yield (
             f"{environment.CUDA}={quote(','.join(listed))}: CUDA takes {len(plan.gpus)} of them, "
             "those before the first that is not there"
+        )
+
+
+def threads_to_start(cpus: CpuSet, number: int | None) -> Iterator[str]:
+    """Yield a line if libraries of this process will start more threads than it has CPUs.
+
+    `number`: what OMP_NUM_THREADS becomes, at most, where it is not set; None: it stays so.
+    """
+    limit = own_cpu_limit(len(cpus))
+    usable = len(cpus) if limit is None else min(limit, len(cpus))
+    if number is not None and not os.environ.get(OMP_THREADS):
+        os.environ[OMP_THREADS] = f"{min(number, usable)}"
+    for variable in THREAD_COUNTS:
+        asked = environment.number(os.environ.get(variable, "").partition(",")[0])
+        if asked is not None and asked > usable:
+            yield (
+                f"{variable}={asked} is more than the {count(usable, 'CPU')} of this process: its "
+                "threads will wait for each other"
+            )
+    if usable < len(cpus) and not os.environ.get(OMP_THREADS):
+        yield (
+            f"{OMP_THREADS} is unset, and the CPU limit is {usable} of {len(cpus)} CPUs: libraries "
+            "start a thread for each; --threads sets it"
         )
 
 

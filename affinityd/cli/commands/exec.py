@@ -47,14 +47,14 @@ CLIENT_OPTIONS = {
         "set the variables of these libraries to the RDMA devices near the GPU",
     ),
     "timeout": ("SECONDS", "to ask a daemon (default: 1); to read the machine, 5 times as long"),
-    "omp": (None, "export OMP_NUM_THREADS, unless it is set"),
+    "threads": (None, "export OMP_NUM_THREADS, unless it is set"),
     "fail_closed": (None, "fail if the command cannot be pinned"),
     "verbose": (None, "print the rank, GPU, node, CPUs and NICs on stderr"),
 }
 FLAGS = [name for name, (metavar, _) in CLIENT_OPTIONS.items() if metavar is None]
 #: Options for people, the first in the help; launchers and schedulers set the rest.
 COMMON = (
-    *("gpus", "rank", "mode", "memory", "nics", "omp", "verbose", "strict", "fail_closed"),
+    *("gpus", "rank", "mode", "memory", "nics", "threads", "verbose", "strict", "fail_closed"),
     "timeout",
 )
 BOOLEANS = ("balanced", "strict")  #: may take one
@@ -132,8 +132,9 @@ def _pin(options: Mapping[str, str], start: float, switch: str) -> None:
             say(f"{NAME}: NICs for {libraries}: {ports}")
     for line in (*apply.gpus_far_apart(plan, parameters), *remarks):
         say(f"{NAME}: {line}")
-    if "omp" in options and not os.environ.get("OMP_NUM_THREADS"):
-        os.environ["OMP_NUM_THREADS"] = str(min(plan.threads, len(cpus)))
+    sets_threads = "threads" in options or variables.get(apply.THREADS) == apply.AUTO
+    for line in apply.threads_to_start(cpus, plan.threads if sets_threads else None):
+        say(f"{NAME}: {line}")
 
 
 def split(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:

@@ -125,7 +125,7 @@ def test_a_gpu_whose_place_is_unknown_moves_no_process(tmp_path: Path) -> None:
 
 
 def test_a_missing_command_is_an_error() -> None:
-    done = exec_("--omp", env={})
+    done = exec_("--threads", env={})
     line = "affinityd exec: -- is missing before the command; write affinityd exec -- CMD …"
     assert (done.status, done.lines) == (125, [line])
     assert exec_("--help", env={}).status == 0
@@ -185,11 +185,24 @@ SEVEN = {"OMP_NUM_THREADS": "7"}
 def test_variables_tell_the_command_its_cpus_and_number_of_threads(
     here: Mapping[str, str],
 ) -> None:
-    for before, words, threads in (({}, [], None), ({}, ["--omp"], "1"), (SEVEN, ["--omp"], "7")):
+    auto = {"AFFINITYD_THREADS": "auto"}
+    for before, words, threads in (
+        ({}, [], None),
+        ({}, ["--threads"], "1"),
+        (auto, [], "1"),
+        (SEVEN, ["--threads"], "7"),
+    ):
         done = exec_(*words, "--gpus=1", "--", "env", env={**here, **before})
         said = dict(line.split("=", 1) for line in done.stdout.splitlines())
         names = ("AFFINITYD_CPULIST", "AFFINITYD_LOCALITY", "AFFINITYD_ALLOWED", "OMP_NUM_THREADS")
         assert [said.get(name) for name in names] == [FAR, "local", BOTH, threads]
+
+
+@pytest.mark.parametrize("variable", ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"])
+def test_more_threads_than_cpus_are_a_line(here: Mapping[str, str], variable: str) -> None:
+    for number, lines in (("7", 1), ("7,2", 1), ("1", 0), ("many", 0)):
+        done = exec_("--gpus=1", "--", "true", env={**here, variable: number})
+        assert [f"{variable}=7" in line for line in done.lines] == [True] * lines
 
 
 def test_a_memory_policy_applies_or_a_line_says_that_it_was_refused(

@@ -17,7 +17,10 @@ from affinityd.request.parameters import PARAMETERS as PLAN_S
     [
         ("", {}),
         ("--gpus 1 --cpuset=x", {"gpus": "1", "cpuset": "x"}),
-        ("--omp -v --fail-closed", {"omp": "true", "verbose": "true", "fail_closed": "true"}),
+        (
+            "--threads -v --fail-closed",
+            {"threads": "true", "verbose": "true", "fail_closed": "true"},
+        ),
         ("--strict --verbose", {"strict": "true", "verbose": "true"}),
         ("--strict false --balanced", {"strict": "false", "balanced": "true"}),
     ],
@@ -33,8 +36,8 @@ def test_options_are_read(words: str, options: dict[str, str]) -> None:
         ("--fail_closed", "'--fail_closed' is not an option; did you mean --fail-closed?"),
         ("-x", "'-x' is not an option; known are --gpus, --rank,"),
         ("--mode", "--mode has no value; write it like --mode=VALUE"),
-        ("--omp true", "'true' is not an option"),
-        ("--omp=false", "'--omp=false': --omp takes no value"),
+        ("--threads true", "'true' is not an option"),
+        ("--threads=false", "'--threads=false': --threads takes no value"),
         ("--gpus 0 --gpus 1", "--gpus is given twice; give it once"),
     ],
 )
@@ -79,5 +82,5 @@ def test_the_help_lists_a_plan_s_parameters_the_common_ones_first(
     assert "-v, --verbose" in chosen
     assert f"--memory {'|'.join(POLICIES)}" in chosen
     names = [" ".join(re.findall(r"^  (--[a-z-]+)", it, re.MULTILINE)) for it in (chosen, others)]
-    assert names[0].startswith("--gpus --rank --mode --memory --nics --omp")
+    assert names[0].startswith("--gpus --rank --mode --memory --nics --threads")
     assert names[1].startswith("--ranks --job")
