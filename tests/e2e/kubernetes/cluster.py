@@ -129,6 +129,25 @@ class Cluster:
     def apply(self, document: Mapping[str, Any]) -> None:
         self.rig("kubectl", "apply", "-f", "-", text=json.dumps(document))
 
+    def claim_device(self, driver: str, pool: str, device: str, namespace: str) -> None:
+        """Make objects of DRA: a class, the only device of the node, and a claim `one` of it."""
+        slice_ = {"driver": driver, "nodeName": NODE, "devices": [{"name": device}]}
+        request = {"name": "gpu", "exactly": {"deviceClassName": driver}}
+        specs = {
+            ("DeviceClass", driver): {},
+            ("ResourceSlice", pool): {
+                **slice_,
+                "pool": {"name": pool, "generation": 1, "resourceSliceCount": 1},
+            },
+            ("ResourceClaim", "one"): {"devices": {"requests": [request]}},
+        }
+        for (kind, name), spec in specs.items():
+            metadata = {"name": name}
+            if kind == "ResourceClaim":
+                metadata["namespace"] = namespace
+            about = {"apiVersion": "resource.k8s.io/v1", "kind": kind, "metadata": metadata}
+            self.apply({**about, "spec": spec})
+
     def start_pod(self, name: str, spec: Mapping[str, Any], **about: Any) -> list[int]:  # noqa: ANN401
         """Create a pod; return the processes of its containers, once they run."""
         spec = {"terminationGracePeriodSeconds": 0, **spec}
@@ -198,7 +217,8 @@ def plugin(cluster: Cluster, devices: Mapping[str, int], first: int = 0) -> Iter
     """Announce GPUs by their ids, each on a NUMA node; `first`: the first's device minor."""
     minors = range(first, first + len(devices))
     words = [
-        f"{it}={node}:{minor}" for minor, (it, node) in zip(minors, devices.items(), strict=True)
+        f"{it}={node}:/rig/dev/nvidia{minor}:/dev/nvidia{minor}"
+        for minor, (it, node) in zip(minors, devices.items(), strict=True)
     ]
     files = CHROOT / "rig/dev"
     files.mkdir(exist_ok=True)
@@ -206,9 +226,16 @@ def plugin(cluster: Cluster, devices: Mapping[str, int], first: int = 0) -> Iter
         with suppress(FileExistsError):
             os.mknod(files / f"nvidia{minor}", stat.S_IFCHR | 0o666, os.makedev(NVIDIA, minor))
             (files / f"nvidia{minor}").chmod(0o666)
-    with kubelet_plugin("devices", KUBELET / "device-plugins", "/rig/dev", *words):
-        field = r"jsonpath='{.status.allocatable.nvidia\.com/gpu}'"
-        wait = f"kubectl wait node {NODE} --for={field}={len(devices)}"
+    with device_plugin(cluster, "nvidia.com/gpu", "variable,file", *words):
+        yield
+
+
+@contextmanager
+def device_plugin(cluster: Cluster, resource: str, ways: str, *gpus: str) -> Iterator[None]:
+    """Run a device plugin, as kubelet_plugins.py has it, from when the node has its GPUs."""
+    with kubelet_plugin("devices", KUBELET / "device-plugins", resource, ways, *gpus):
+        field = f"jsonpath='{{.status.allocatable.{resource.replace('.', chr(92) + '.')}}}'"
+        wait = f"kubectl wait node {NODE} --for={field}={len(gpus)}"
         cluster.run(f"{wait} --timeout={PATIENCE:.0f}s")
         yield
 

@@ -1,11 +1,12 @@
 """A device plugin, or a DRA driver, of the tests; to kubelet they are as NVIDIA's are.
 
-devices FOLDER FILES ID=NODE:MINOR...: kubelet's folder of device plugins, the node's folder of
-device files, and GPUs, each with its NUMA node: a container gets the files nvidiaMINOR in /dev, and
-the ids in NVIDIA_VISIBLE_DEVICES.
+devices FOLDER RESOURCE WAYS ID=NODE:FILE:NAME...: kubelet's folder of device plugins, the resource,
+and GPUs, each with its NUMA node, its device file on the node, and that file's name in a container.
+A container gets them by WAYS: file, variable (the ids in NVIDIA_VISIBLE_DEVICES), cdi (the ids as
+names of the kind RESOURCE).
 
-claims SEEN HERE NAME POOL DEVICE: kubelet's folder as kubelet sees it and as this process does, the
-driver's name, its pool and its only device, of which containers get nothing.
+claims SEEN HERE NAME POOL DEVICE [CDI]: kubelet's folder as kubelet sees it and as this process
+does, the driver's name, its pool and its only device, of which containers get what CDI names.
 
 Sources: api.proto of k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1, pluginregistration/v1, dra/v1.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,6 @@ import grpc
 
 from affinityd.linux.protobuf import field, messages, read, text, texts
 
-RESOURCE, ENDPOINT = "nvidia.com/gpu", "affinityd-tests.sock"
 Answer = Callable[[bytes], bytes]
 
 
@@ -56,36 +56,42 @@ def serve(service: Service, *sockets: str) -> Any:  # noqa: ANN401 - grpc has no
     return server
 
 
-def announce_devices(folder: str, files: str, *gpus: str) -> Any:  # noqa: ANN401 - grpc has no types
+def announce_devices(folder: str, resource: str, ways: str, *gpus: str) -> Any:  # noqa: ANN401
     places = {name: place.split(":") for name, _, place in (gpu.partition("=") for gpu in gpus)}
+    endpoint = f"{resource.replace('/', '-')}.sock"
 
     def device(name: str, node: int) -> bytes:
         topology = field(3, field(1, field(1, node)))
         return field(1, field(1, name) + field(2, "Healthy") + topology)
 
-    def device_file(minor: str) -> bytes:
-        paths = field(1, f"/dev/nvidia{minor}") + field(2, f"{files}/nvidia{minor}")
-        return field(3, paths + field(3, "rw"))
+    def device_file(name: str) -> bytes:
+        _, path, inside = places[name]
+        return field(3, field(1, inside) + field(2, path) + field(3, "rw"))
+
+    def granted(ids: Sequence[str]) -> Iterator[bytes]:
+        if "variable" in ways:
+            yield field(1, field(1, "NVIDIA_VISIBLE_DEVICES") + field(2, ",".join(ids)))
+        if "file" in ways:
+            yield from map(device_file, ids)
+        if "cdi" in ways:
+            yield from (field(5, field(1, f"{resource}={name}")) for name in ids)
 
     def allocate(request: bytes) -> bytes:
-        answers = []
-        for container in messages(read(request), 1):
-            ids = texts(container, 1)
-            visible = field(1, "NVIDIA_VISIBLE_DEVICES") + field(2, ",".join(ids))
-            granted = (device_file(places[name][1]) for name in places if name in ids)
-            answers.append(field(1, field(1, visible) + b"".join(granted)))
-        return b"".join(answers)
+        containers = messages(read(request), 1)
+        return b"".join(field(1, b"".join(granted(texts(it, 1)))) for it in containers)
 
-    devices = b"".join(device(name, int(node)) for name, (node, _) in places.items())
-    server = serve(Service({"Allocate": allocate}, devices), f"{folder}/{ENDPOINT}")
+    devices = b"".join(device(name, int(node)) for name, (node, *_) in places.items())
+    server = serve(Service({"Allocate": allocate}, devices), f"{folder}/{endpoint}")
     register = grpc.insecure_channel(f"unix:{folder}/kubelet.sock").unary_unary(
         "/v1beta1.Registration/Register"
     )
-    register(field(1, "v1beta1") + field(2, ENDPOINT) + field(3, RESOURCE), timeout=30)
+    register(field(1, "v1beta1") + field(2, endpoint) + field(3, resource), timeout=30)
     return server
 
 
-def prepare_claims(seen: str, here: str, name: str, pool: str, device: str) -> Any:  # noqa: ANN401
+def prepare_claims(  # noqa: PLR0917 - words of a command line
+    seen: str, here: str, name: str, pool: str, device: str, cdi: str = ""
+) -> Any:  # noqa: ANN401
     """Serve until kubelet knows the driver: it deletes a ResourceSlice of an unknown one."""
     registered = threading.Event()
 
@@ -105,6 +111,7 @@ def prepare_claims(seen: str, here: str, name: str, pool: str, device: str) -> A
         )
 
     granted = field(1, "gpu") + field(2, pool) + field(3, device)
+    granted += field(4, cdi) if cdi else b""
     methods = {
         "GetInfo": info,
         "NotifyRegistrationStatus": is_registered,

@@ -13,7 +13,6 @@ from tests.e2e.kubernetes.chart import installed
 from tests.e2e.kubernetes.cluster import (
     IMAGE,
     KUBELET,
-    NODE,
     POD_RESOURCES,
     SLEEPS,
     Cluster,
@@ -36,28 +35,8 @@ SAID = (
     f"exclusive CPU {EXCLUSIVE}, no CPU there: set kubelet's topologyManagerPolicy: "
 )
 DRIVER, POOL = "gpu.nvidia.com", "gpus"
-RESOURCES = "resource.k8s.io/v1"
 #: Labels that the scraped target has: those of the daemon's pod, and of no job.
 OF_DAEMON = {"namespace": "gpu", "pod": "affinityd-x7k2p", "container": "affinityd"}
-#: Objects of DRA: a class, a device of this node, and a claim of one.
-OF_DRA: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
-    ("DeviceClass", DRIVER, {}),
-    (
-        "ResourceSlice",
-        "gpus",
-        {
-            "driver": DRIVER,
-            "nodeName": NODE,
-            "pool": {"name": POOL, "generation": 1, "resourceSliceCount": 1},
-            "devices": [{"name": f"gpu-{DRA_GPU}"}],
-        },
-    ),
-    (
-        "ResourceClaim",
-        "one",
-        {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": DRIVER}}]}},
-    ),
-)
 
 
 @pytest.fixture(scope="module")
@@ -164,9 +143,7 @@ def test_a_new_kubelet_is_asked_again(cluster: Cluster, far: int, node: Enforcin
 def test_a_pod_has_its_gpu_by_dra(cluster: Cluster, node: EnforcingNode) -> None:
     driver = ("/var/lib/kubelet", KUBELET, DRIVER, POOL, f"gpu-{DRA_GPU}")
     with kubelet_plugin("claims", *driver):
-        for kind, name, spec in OF_DRA:
-            about = {"apiVersion": RESOURCES, "kind": kind, "metadata": {"name": name}}
-            cluster.apply({**about, "spec": spec})
+        cluster.claim_device(DRIVER, POOL, f"gpu-{DRA_GPU}", "default")
         claims = [{"name": "gpu", "resourceClaimName": "one"}]
         try:
             resources = {"claims": [{"name": "gpu"}]}

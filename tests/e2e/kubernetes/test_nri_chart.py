@@ -1,0 +1,181 @@
+"""The chart's daemon, in its pod, places what a real containerd creates, however its GPU came."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from tests.e2e.kubernetes import machine
+from tests.e2e.kubernetes.adjusted import (
+    CHOSEN,
+    OTHER,
+    Process,
+    container,
+    make_namespaces,
+    removed,
+    started,
+)
+from tests.e2e.kubernetes.chart import LABEL, Chart
+from tests.e2e.kubernetes.cluster import (
+    CHROOT,
+    KUBELET,
+    NODE,
+    Cluster,
+    device_plugin,
+    kubelet_plugin,
+)
+from tests.support.cpusets import needs_cpuset
+from tests.support.daemons import eventually
+from tests.support.tiny import BOTH, FAR
+
+pytestmark = needs_cpuset
+
+#: Way → the resource of a device plugin that gives GPU 1 so: it is near FAR.
+WAYS = {way: f"{way}.example.com/gpu" for way in ("file", "variable", "cdi")}
+DRIVER = "gpu.example.com"
+#: The devices of GPU 1 by CDI, of the device plugin and of the driver of DRA.
+CDI = {
+    "cdiVersion": "0.6.0",
+    "devices": [
+        {
+            "name": machine.uuid(1),
+            "containerEdits": {
+                "deviceNodes": [{"path": "/dev/dri/renderD129", "hostPath": machine.device_file(1)}]
+            },
+        }
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def values(cluster: Cluster) -> Mapping[str, Any]:
+    make_namespaces(cluster)
+    nri = {"enabled": True, "namespaces": [CHOSEN]}
+    return {**machine.values(), "kubernetes": {"nri": nri}, "settings": {"logFormat": "text"}}
+
+
+@pytest.fixture(scope="module")
+def gpus(chart: Chart) -> Iterator[Chart]:
+    """Have kubelet give GPU 1 in each way, and the runtime know the chart's daemon."""
+    folder = CHROOT / "etc/cdi"
+    folder.mkdir(exist_ok=True)
+    for name, kind in (("plugin", WAYS["cdi"]), ("driver", f"{DRIVER}/gpu")):
+        (folder / f"{name}.json").write_text(json.dumps({**CDI, "kind": kind}))
+    gpu = f"{machine.uuid(1)}=0:{machine.device_file(1)}:/dev/dri/renderD129"
+    cdi = f"{DRIVER}/gpu={machine.uuid(1)}"
+    with ExitStack() as plugins:
+        for way, resource in WAYS.items():
+            plugins.enter_context(device_plugin(chart.cluster, resource, way, gpu))
+        driver = ("/var/lib/kubelet", KUBELET, DRIVER, "gpus", "gpu-1", cdi)
+        plugins.enter_context(kubelet_plugin("claims", *driver))
+        wait_for_runtime(chart)
+        yield chart
+
+
+def wait_for_runtime(chart: Chart) -> None:
+    metric = "affinityd_nri_connected 1.0"
+    eventually(lambda: metric in chart.ask("/metrics"), "the runtime knows the plugin")
+
+
+def asking(name: str, resource: str | None) -> Mapping[str, Any]:
+    its = container(name, gpus=0)
+    amounts = {resource: "1"} if resource else {}
+    both = {kind: {**its["resources"][kind], **amounts} for kind in ("requests", "limits")}
+    return {**its, "resources": both}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_gpu_of_a_device_plugin_is_known(gpus: Chart, way: str) -> None:
+    (process,) = started(gpus.cluster, way, asking(way, WAYS[way])).values()
+    assert (process.cpus, process.told["AFFINITYD_LOCALITY"]) == (FAR, "local")
+    assert process.has_socket
+    removed(gpus.cluster)
+
+
+def test_a_gpu_of_a_driver_of_dra_is_known(gpus: Chart) -> None:
+    gpus.cluster.claim_device(DRIVER, "gpus", "gpu-1", CHOSEN)
+    plain = asking("dra", None)
+    resources = {**plain["resources"], "claims": [{"name": "gpu"}]}
+    spec = {
+        "containers": [{**plain, "resources": resources}],
+        "resourceClaims": [{"name": "gpu", "resourceClaimName": "one"}],
+    }
+    (pid,) = gpus.cluster.start_pod("by-dra", spec, namespace=CHOSEN)
+    process = Process(pid)
+    assert (process.cpus, process.told["AFFINITYD_LOCALITY"]) == (FAR, "local")
+    removed(gpus.cluster)
+
+
+def test_pods_that_start_while_the_daemon_is_away_are_placed_when_it_is_back(gpus: Chart) -> None:
+    gpus.cluster.run(f"kubectl label node {NODE} {LABEL.split('=')[0]}-")
+    eventually(lambda: not gpus.pods(), "the daemon has gone")
+    early = [
+        *started(gpus.cluster, "early-1", asking("file", WAYS["file"])).values(),
+        *started(gpus.cluster, "early-2", asking("cdi", WAYS["cdi"])).values(),
+    ]
+    assert {process.cpus for process in early} == {BOTH}
+    gpus.cluster.run(f"kubectl label node {NODE} {LABEL}")
+    eventually(lambda: {process.cpus for process in early} == {FAR}, "they run near their GPU")
+    metric = 'affinityd_nri_containers{locality="local",state="pinned"} 2.0'
+    eventually(lambda: metric in gpus.ask("/metrics"), "they are counted")
+    removed(gpus.cluster)
+
+
+def test_a_label_that_is_no_switch_is_refused_in_the_log(gpus: Chart) -> None:
+    wrong = started(gpus.cluster, "wrong", asking("c", WAYS["file"]), affinityd="enabled")["c"]
+    assert (wrong.cpus, wrong.told) == (BOTH, {})
+    line = "container training/wrong/c is not adjusted: the label affinityd: 'enabled' is none of"
+    name = gpus.pod()["metadata"]["name"]
+    assert line in gpus.cluster.run(f"kubectl -n {gpus.namespace} logs {name} -c affinityd")
+    removed(gpus.cluster)
+
+
+def test_a_policy_says_how_a_namespace_s_containers_are_placed(
+    gpus: Chart, values: Mapping[str, Any]
+) -> None:
+    rules = [
+        {"namespace": OTHER, "observe": True},
+        {"pod": "left*", "leave": True},
+        {"namespace": [CHOSEN], "memory": "bind", "without_request": "keep"},
+    ]
+    nri = {"enabled": True, "namespaces": ["*"]}
+    gpus.helm("upgrade", {**values, "kubernetes": {"nri": nri, "rules": rules}})
+    wait_for_runtime(gpus)
+    place = "observe: would run on CPUs"
+    observed = started(gpus.cluster, "seen", asking("c", WAYS["file"]), namespace=OTHER)["c"]
+    assert (observed.cpus, observed.told) == (
+        BOTH,
+        {"AFFINITYD_UNPINNED": f"{place} {FAR} (local)"},
+    )
+    left = started(gpus.cluster, "left-1", asking("c", WAYS["cdi"]))["c"]
+    assert (left.cpus, left.told) == (BOTH, {})
+    bound = started(gpus.cluster, "bound", asking("c", WAYS["variable"]))["c"]
+    assert bound.cpus == FAR
+    removed(gpus.cluster)
+    least = asking("c", WAYS["file"])
+    amount = {WAYS["file"]: "1"}
+    least = {**least, "resources": {"requests": {"cpu": "0", **amount}, "limits": amount}}
+    kept = started(gpus.cluster, "kept", least)["c"]
+    assert (kept.cpus, kept.told["AFFINITYD_NODES"]) == (BOTH, "0-1")
+    removed(gpus.cluster)
+
+
+def test_a_placed_container_has_its_pod_s_cpus_again_when_it_restarts_without_the_daemon(
+    gpus: Chart,
+) -> None:
+    (process,) = started(gpus.cluster, "stays", asking("c", WAYS["file"])).values()
+    gpus.uninstall()
+    eventually(lambda: not gpus.pods(), "the daemon has gone")
+    assert process.cpus == FAR
+    os.kill(process.pid, signal.SIGKILL)
+    uid = gpus.cluster.get("pod", "-n", CHOSEN, "stays")["metadata"]["uid"]
+    eventually(lambda: gpus.cluster.pids(uid) not in ([], [process.pid]), "it has restarted")
+    (pid,) = gpus.cluster.pids(uid)
+    assert Process(pid).cpus == BOTH
+    removed(gpus.cluster)
