@@ -130,21 +130,12 @@ def address(gpu: int) -> str:
 
 @contextmanager
 def scanning(
-    *arguments: str,
-    users: Users | None = None,
-    run: Path | None = None,
-    before: Sequence[str] = (),
-    listen: str = "none",
+    *arguments: str, users: Users | None = None, before: Sequence[str] = (), listen: str = "none"
 ) -> Iterator[EnforcingNode]:
-    """Run a daemon that scans every second, from its first scan on.
-
-    `run`: the folder that another one has as /run, else it has its own; `before`: what runs it.
-    """
+    """Run a daemon that scans every second, from its first scan on; `before`: what runs it."""
     with tempfile.TemporaryDirectory() as name:
         folder, nvml = Path(name), facts(users or {})
         folder.chmod(0o755)
-        if run is not None:
-            (folder / "run").symlink_to(run)
         settings = ("--scan-interval", "1", *arguments)
         with running_on(tiny(), folder, nvml, *settings, before=before, listen=listen) as daemon:
             eventually(lambda: daemon.get("/audit").status == 200, "there is a scan")
@@ -156,14 +147,12 @@ def enforcing(
     way: str,
     *arguments: str,
     users: Users | None = None,
-    run: Path | None = None,
     before: Sequence[str] = (),
     listen: str = "none",
 ) -> Iterator[EnforcingNode]:
     """Run a daemon that enforces, likewise, and lets what starts alone for one second."""
     sooner = with_constants(enforce__decide__GRACE=GRACE)
     settings = ("--enforce", way, *arguments)
-    words = (*before, *sooner)
-    with scanning(*settings, users=users, run=run, before=words, listen=listen) as node:
+    with scanning(*settings, users=users, before=(*before, *sooner), listen=listen) as node:
         eventually(lambda: node.daemon.get("/enforce").status == 200, "it has enforced")
         yield node

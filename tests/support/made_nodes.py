@@ -54,10 +54,7 @@ def running_on(
 
 
 def entering(machine: Topology, folder: Path, *namespaces: str) -> list[str]:
-    """Write the machine and its driver, and return the command that runs another on it.
-
-    Its /run is FOLDER/run, which may be a link to another daemon's.
-    """
+    """Write the machine and its driver, and return the command that runs another on it."""
     (folder / "run/affinityd").mkdir(parents=True, exist_ok=True)
     (folder / "driver/nvidia").mkdir(parents=True)
     (folder / "driver/nvidia/version").write_text(f"NVRM version: {DRIVER}\n")

@@ -18,7 +18,7 @@ from affinityd.daemon.policy_document import KEYS, SETTINGS, parse
 from affinityd.discovery import gpus
 from affinityd.doctor.checks import kernel
 from affinityd.enforce import decide
-from affinityd.enforce.model import CAUSES, PIN_OUTCOMES, REASONS
+from affinityd.enforce.model import CAUSES, DRIFTED, FITS, LEFT, PIN_OUTCOMES, REASONS
 from affinityd.enforce.policy import Treatment
 from affinityd.enforce.policy.identity import ProcessIdentity as Who
 from affinityd.planner import WARNINGS, Options, modes
@@ -41,11 +41,10 @@ MODE, VENDORS, HUGE_PAGES, ROW = (
     [
         ("docs/planning.md", MODES),
         ("docs/api.md", PARAMETERS),
-        ("docs/api.md", WARNINGS),
+        ("docs/api.md", (*WARNINGS, *CAUSES, *REASONS, *PIN_OUTCOMES, FITS, DRIFTED, LEFT)),
         ("docs/settings.md", [f"AFFINITYD_{name.upper()}" for name in NAMES]),
         ("docs/settings.md", [f"AFFINITYD_{name.upper()}" for name in PLAN_PARAMETERS]),
     ],
-    ids=["every mode", "every parameter", "every warning", "every setting", "every choice"],
 )
 def test_a_page_explains(page: str, words: Iterable[str]) -> None:
     text = (REPOSITORY / page).read_text()

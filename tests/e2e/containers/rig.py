@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import stat
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.e2e.containers import images
-from tests.e2e.containers.podman import CACHE, attempt, environment, podman
+from tests.e2e.containers.podman import attempt, environment, podman
 from tests.support.daemons import COMPLAINTS, PATIENCE, Daemon, eventually, is_ready
 from tests.support.tiny import Ended, ran
 
@@ -26,7 +25,7 @@ ROOT = "/machine"  #: where it finds a captured machine
 PID = "pid"  #: the file beside its log with the number of its first process
 #: Of a pod with `hostUsers: false`: its root is nobody on the node.
 USER_NAMESPACE = ("--uidmap=0:100000:65536", "--gidmap=0:100000:65536")
-NVIDIA = 195  #: the major of /dev/nvidia*, kernel Documentation/admin-guide/devices.txt
+
 
 _numbers = itertools.count()
 
@@ -111,26 +110,9 @@ def mount(asked: Container) -> list[str]:
     return [f"--volume={asked.socket.parent}:{SOCKETS}:ro"]
 
 
-def network(asked: Container) -> list[str]:
-    """Return the options by which a container reaches the ports of a daemon, on 127.0.0.1."""
-    return [f"--network=container:{asked.name}"]
-
-
 def curl(pid: int, url: str) -> Ended:
     asks = ("curl", "--silent", "--fail-with-body", "--max-time", "60", url)
     return ran("nsenter", f"--net=/proc/{pid}/ns/net", *asks)
-
-
-def devices(*minors: int) -> list[str]:
-    """Return the options by which a container has the device files of GPUs that are not there."""
-    folder = CACHE / "dev"
-    folder.mkdir(parents=True, exist_ok=True)
-    nodes = [folder / f"nvidia{minor}" for minor in minors]
-    for node, minor in zip(nodes, minors, strict=True):
-        if not node.exists():
-            os.mknod(node, stat.S_IFCHR | 0o666, os.makedev(NVIDIA, minor))
-            node.chmod(0o666)
-    return [f"--device={node}:/dev/{node.name}" for node in nodes]
 
 
 def machine(tree: Path) -> list[str]:

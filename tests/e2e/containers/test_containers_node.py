@@ -47,11 +47,20 @@ def node(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Conta
         yield started
 
 
+ASK = """
+import http.client, socket, sys
+connection = http.client.HTTPConnection("localhost")
+connection.sock = socket.socket(socket.AF_UNIX)
+connection.sock.connect(sys.argv[1])
+connection.request("GET", "/plan?mode=node&gpus=0&format=json")
+print(connection.getresponse().read().decode())
+"""
+
+
 def asked(node: Container, *options: str) -> tuple[str, str, str | None]:
-    """Return the CPUs that curl in a container is told that it may use: which, whose and within."""
-    url = "http://localhost/plan?mode=node&gpus=0&format=json"
-    command = ["curl", "-s", "--unix-socket", f"{SOCKETS}/affinityd.sock", url]
-    ended = container(images.client("debian"), *command, options=[*mount(node), *options])
+    """Return the CPUs that a container is told that it may use: which, whose and within."""
+    options = ("--entrypoint=python3", *mount(node), *options)
+    ended = container(images.affinityd(), "-c", ASK, f"{SOCKETS}/affinityd.sock", options=options)
     assert ended.status == 0, ended.stderr
     allowed = json.loads(ended.stdout)["allowed"]
     return allowed["cpulist"], allowed["source"], allowed["within"]
@@ -81,10 +90,10 @@ def test_the_daemon_knows_processes_of_other_containers(
     node: Container, tree: Path, tmp_path: Path
 ) -> None:
     """`kubectl exec ds/affinityd -- affinityd verify --gpus 0 PID`."""
-    job = [f"--cpuset-cpus={FAR}", f"--cgroup-parent={pods_cgroup('B')}"]
+    job = [f"--cpuset-cpus={FAR}", f"--cgroup-parent={pods_cgroup('B')}", "--entrypoint=sleep"]
     with (
         daemon(tmp_path / "node", options=[*machine(tree), *POD]) as without,
-        running(tmp_path / "job", images.client("busybox"), "sleep", "60", options=job) as other,
+        running(tmp_path / "job", images.affinityd(), "60", options=job) as other,
     ):
         for gpu, verdict in ((0, 1), (1, 0)):
             ended = node.exec("affinityd", "verify", f"--gpus={gpu}", f"{other.pid}")

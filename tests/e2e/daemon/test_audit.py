@@ -117,21 +117,3 @@ def test_users_see_their_own_processes_and_tcp_only_counts(node: EnforcingNode, 
             named = {it["pid"] for it in answer["processes"]} if "processes" in answer else None
             assert (answer["sees"], named) == (sees, pids)
         assert processes(node)[one.pid]["uid"] == 1234
-
-
-def test_without_a_driver_there_is_no_gpu_and_nvml_is_not_asked(node: EnforcingNode) -> None:
-    version, asked = node.folder / "driver/nvidia/version", node.folder / "asked"
-    text = version.read_text()
-    version.unlink()
-    try:
-        eventually(lambda: node.audit()["gpus"] == [], "it has no GPU")
-        assert node.daemon.get("/plan?gpus=0").status == 404
-        notices = node.daemon.get("/topology").json["topology"]["notices"]
-        assert any("driver is not loaded" in notice for notice in notices)
-        node.say({}, f"fail nvmlInitWithFlags note {asked}")
-        node.wait_for_scans(2)
-        assert (node.audit()["notices"], asked.exists()) == ([], False)
-    finally:
-        node.say({})
-        version.write_text(text)
-    eventually(lambda: of_gpu(node, "audited") == 1, "the GPU is back")

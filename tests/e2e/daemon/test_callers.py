@@ -76,22 +76,6 @@ def allowed(cpulist: str, within: str | None, source: str = "caller") -> Any:  #
 NODE = allowed(BOTH, None, "node")  #: of a caller that is not known
 
 
-@pytest.mark.parametrize(
-    ("before", "in_far", "expected"),
-    [
-        ((), False, allowed(BOTH, BOTH)),
-        (ANOTHER_USER, True, allowed(FAR, FAR)),
-        ((*ON_NEAR, *ANOTHER_USER), False, allowed(NEAR, BOTH)),
-        (("unshare", *PIDS), True, allowed(FAR, FAR)),  # a pid namespace below the daemon's
-    ],
-)
-def test_a_caller_that_says_nothing_is_planned_on_its_own_cpus(
-    daemon: Daemon, far: Path, before: Sequence[str], in_far: bool, expected: dict[str, str]
-) -> None:
-    with asking(daemon.socket, within=far if in_far else None, before=before) as asker:
-        assert [asker.allowed(PLAIN) for _ in ("planned", "remembered")] == [expected] * 2
-
-
 def test_a_caller_may_ask_for_the_whole_node(daemon: Daemon, far: Path) -> None:
     with asking(daemon.socket, within=far) as asker:
         for _ in ("planned", "remembered"):

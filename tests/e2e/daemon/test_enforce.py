@@ -20,7 +20,7 @@ from affinityd.linux.processes import descendants, mask_of, thread_ids
 from tests.support.cpusets import needs_cpuset, pod_parts, step_parts
 from tests.support.daemons import eventually
 from tests.support.enforcing_node import EnforcingNode, enforcing
-from tests.support.puppets import ALL, Puppet, Troupe, masks, playing, start, unpin
+from tests.support.puppets import Puppet, Troupe, masks, playing, unpin
 from tests.support.tiny import BOTH, FAR, NEAR, affinityd
 
 pytestmark = [
@@ -34,21 +34,14 @@ POD = "0b7de3f1-51aa-9d02-4c1e-8a1f0c3ea00"
 
 @pytest.fixture(scope="module", autouse=True)
 def troupe() -> Iterator[Troupe]:
-    troupe = Troupe(10)
+    troupe = Troupe(8)
     yield troupe
     troupe.dismiss()
 
 
 @pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("etc") / "policy.toml"
-    path.write_text("")
-    return path
-
-
-@pytest.fixture(scope="module")
-def node(policy: Path) -> Iterator[EnforcingNode]:
-    with enforcing("pin", "--enforce-policy", str(policy)) as node:
+def node() -> Iterator[EnforcingNode]:
+    with enforcing("pin") as node:
         yield node
         assert "Traceback" not in node.daemon.log.read_text()
 
@@ -155,47 +148,6 @@ def test_a_changed_cpuset_is_followed_within_two_scans(node: EnforcingNode, trou
         for pid in rank.everybody:  # as kernels before 6.2 leave them
             subprocess.run(["taskset", "-apc", BOTH, str(pid)], check=True, capture_output=True)
         assert node.scans_until(lambda: fits(rank), "its mask is back") <= 2
-
-
-def test_processes_that_opted_out_stay(node: EnforcingNode, troupe: Troupe, policy: Path) -> None:
-    off, other = start(AFFINITYD="off"), *troupe.take()
-    off.born = 0.0  # it need not have grown up: that it opted out is said first
-    with playing([off, other], *pod(1), cpus=BOTH):
-        node.say({0: [off.pid]})
-        node.wait_until("opted_out", *off.everybody)
-        node.say({0: [off.pid, other.pid]})  # which started first
-        eventually(lambda: fits(other), "it has not opted out")
-        node.wait_until("opted_out", *off.everybody)
-        policy.write_text("leave = true")
-        node.wait_until("policy", *off.everybody, *other.everybody)
-        assert off.masks == {ALL}
-    policy.write_text("")
-
-
-def test_the_second_daemon_takes_over_when_the_first_is_killed(troupe: Troupe) -> None:
-    (rank,) = troupe.take()
-    users = {0: [rank.pid]}
-    with (
-        playing([rank], *pod(1), cpus=BOTH),
-        enforcing("pin", users=users) as first,
-        enforcing("pin", users=users, run=first.folder / "run") as second,
-    ):
-        eventually(lambda: fits(rank), "the first has pinned it")
-        second.wait_for_scans(1)
-        report = second.enforce()
-        assert report["does"] == "observe"
-        assert report["hindrance"].startswith("another daemon pins on this node")
-        unpin([rank.pid])
-        eventually(lambda: first.pins() == 4, "the first has pinned it again")
-        assert (second.pins(), fits(rank)) == (0, True)
-        first.daemon.signal(signal.SIGKILL)
-        first.daemon.process.wait()
-        eventually(lambda: second.enforce()["does"] == "pin", "the second takes over")
-        unpin([rank.pid])
-        eventually(lambda: second.pins() == 1, "and pins")
-        assert fits(rank)
-        assert len(lines(second, "observes instead of pinning: another daemon")) == 1
-        assert len(lines(second, "pins from now on")) == 1
 
 
 def test_the_pins_of_a_daemon_that_was_killed_are_undone(troupe: Troupe) -> None:

@@ -118,16 +118,12 @@ def asking(
 PLACES = (NEAR, FAR)  #: GPU → the only CPU that is right for it
 
 
-def start_ranks(
-    number: int, socket: Path, *checkouts: Path | None, root: Path | None = None
-) -> set[str]:
+def start_ranks(number: int, socket: Path, *checkouts: Path | None) -> set[str]:
     """Start so many, a few at a time, in turn by the programs of these checkouts.
 
-    Each must run where it belongs; return what they say on stderr. `root`: the machine that they
-    read themselves.
+    Each must run where it belongs; return what they say on stderr.
     """
     env = {"AFFINITYD_SOCKET": os.fspath(socket)}
-    env |= {"AFFINITYD_ROOT": os.fspath(root)} if root else {}
     by = checkouts or (None,)
 
     def rank(place: int) -> Sequence[str]:

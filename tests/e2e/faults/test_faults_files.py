@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -13,14 +11,10 @@ from pathlib import Path
 import pytest
 
 from affinityd.config import NODE_FILE
-from affinityd.cpuset import parse_list
-from affinityd.topology.document import read_node, write_node
-from affinityd.topology.model import Node
-from tests.e2e.faults.checker import start_ranks
+from affinityd.topology.document import read_node
 from tests.support.daemons import eventually, running
 from tests.support.machines.facts import machine
 from tests.support.machines.sysfs_tree import write_tree
-from tests.support.tiny import LOOK, exec_, tiny, tiny_tree
 
 ONLINE = "sys/devices/system/cpu/online"
 
@@ -40,24 +34,6 @@ def fill(disk: Path) -> Path:
         while True:
             file.write(bytes(4096))
     return path
-
-
-def test_ranks_pass_over_a_node_file_from_before_a_reboot(tmp_path: Path) -> None:
-    path = tmp_path / NODE_FILE
-    write_node(path, Node(tiny(1, 0)))  # its GPUs are elsewhere
-    stale = {"boot_id": "2b1f9a7e-0000-4000-8000-000000000000"}
-    path.write_text(json.dumps(json.loads(path.read_text()) | stale))
-    root = tiny_tree(tmp_path / "machine")
-    (line,) = start_ranks(2, tmp_path / "affinityd.sock", root=root)
-    assert "planned on a replayed machine" in line
-
-
-def test_offline_cpus_of_a_node_file_are_not_planned(tmp_path: Path) -> None:
-    """A rank's own mask is asked of the kernel, which never names what is offline."""
-    write_node(tmp_path / NODE_FILE, Node(machine("dgx-a100")))
-    env = {"AFFINITYD_SOCKET": f"{tmp_path}/affinityd.sock"}
-    done = exec_("--gpus", "7", "--verbose", "--", *LOOK, env=env)
-    assert parse_list(done.cpus) <= os.sched_getaffinity(0)
 
 
 def test_a_full_disk_leaves_the_former_node_file(tmp_path: Path, small_disk: Path) -> None:

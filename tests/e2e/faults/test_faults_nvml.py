@@ -59,15 +59,6 @@ def test_nvml_s_answer_for_another_driver_is_forgotten(tmp_path: Path) -> None:
         assert not daemon.says("its last answer is used")
 
 
-def test_no_plan_is_made_while_nvml_hangs_from_the_start(tmp_path: Path) -> None:
-    node = LiveNode(tmp_path)
-    node.says(HANGS)
-    with node.started() as daemon:
-        eventually(daemon.socket.exists, "it listens")
-        assert [daemon.get("/plan?gpus=0").status for _ in range(3)] == [503] * 3
-        assert daemon.stop() == 0
-
-
 def test_the_last_scan_stays_while_nvml_hangs_in_a_scan(tmp_path: Path) -> None:
     node = LiveNode(tmp_path)
     with (

@@ -6,7 +6,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,13 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.faults.checker import asking
-from tests.support.daemons import PATIENCE, eventually, running
-from tests.support.machines.facts import machine
+from tests.support.daemons import PATIENCE, eventually
 from tests.support.paths import REPOSITORY
 from tests.support.servers import http
 
-MACHINE = "dgx-a100"
 SLURM = REPOSITORY / "slurm"
 TRIES = 12
 
@@ -34,13 +30,6 @@ fi
 exec {curl} "$@"
 """
 
-#: Connects and closes without a pause.
-CHURN = """
-import socket, sys
-while True:
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(sys.argv[1])
-"""
 
 #: What the TaskProlog and a pod's `run` do.
 ASK = '. "$1"; curl=$2/curl clean=; ask "$3" 9 ""; echo "${answer:-no answer}"'
@@ -73,22 +62,6 @@ def full(path: Path) -> Iterator[socket.socket]:
         listener.listen(0)
         waiting.connect(os.fspath(path))
         yield listener
-
-
-def test_clients_are_answered_beside_one_that_connects_without_a_pause(tmp_path: Path) -> None:
-    with (
-        running(tmp_path, "--machine", MACHINE) as daemon,
-        asking(daemon.socket, machine(MACHINE)) as asked,
-    ):
-        churn = subprocess.Popen([sys.executable, "-c", CHURN, str(daemon.socket)])
-        try:
-            asked.more(150)
-            assert churn.poll() is None
-        finally:
-            churn.kill()
-            churn.wait()
-    assert asked.cut == 0
-    assert asked.refused.keys() <= {"BlockingIOError"}  # there was no room for it, for the moment
 
 
 def test_a_script_asks_again_if_the_queue_was_full(folder: Path) -> None:

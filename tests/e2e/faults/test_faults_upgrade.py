@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from affinityd.config import NODE_FILE
-from affinityd.topology.document import read_node
-from tests.e2e.faults.checker import QUERIES, asking, start_ranks, start_ranks_during
-from tests.support.daemons import PATIENCE, eventually, is_ready, running, spawn
+from tests.e2e.faults.checker import QUERIES, asking, start_ranks_during
+from tests.support.daemons import eventually, is_ready, running, spawn
 from tests.support.paths import REPOSITORY
 from tests.support.tiny import tiny, tiny_tree
 
@@ -55,21 +52,6 @@ def test_both_releases_answer_the_same(tmp_path: Path, previous: Path, root: str
 
     before, now = lines(previous), lines(None)
     assert all(old <= new for old, new in zip(before, now, strict=True))
-
-
-@pytest.mark.parametrize("is_upgraded", [True, False], ids=["newer ranks", "older ranks"])
-def test_ranks_of_one_release_are_placed_by_the_others_daemon_and_its_node_file(
-    tmp_path: Path, previous: Path, root: str, is_upgraded: bool
-) -> None:
-    by, ranks_by = (previous, None) if is_upgraded else (None, previous)
-    with running(tmp_path, "--root", root, before=by_checkout(by)) as daemon:
-        assert by is None or Path(f"/proc/{daemon.process.pid}/cwd").readlink() == by
-        assert start_ranks(4, daemon.socket, ranks_by) == set()
-        daemon.signal(signal.SIGKILL)
-        daemon.process.wait(PATIENCE)
-        left = read_node(daemon.socket.with_name(NODE_FILE))
-        assert left.topology.online == tiny().online
-        start_ranks(4, daemon.socket, ranks_by)
 
 
 def test_ranks_that_start_during_upgrade_and_downgrade_are_where_they_belong(

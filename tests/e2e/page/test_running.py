@@ -106,15 +106,6 @@ def test_without_processes_none_is_drawn(node: EnforcingNode, context: BrowserCo
         assert not tab.page.locator("#scanned").is_visible()
 
 
-def test_another_site_sees_only_counts_at_a_forwarded_port(node: EnforcingNode, pid: int) -> None:
-    assert node.audit()["processes"][0]["pid"] == pid
-    reply = node.daemon.get("/audit", Host="site.example:9465")
-    assert (reply.json["sees"], "processes" in reply.json) == ("counts", False)
-    # Nor may a site's page have it as a part.
-    assert reply.headers["cross-origin-resource-policy"] == "same-origin"
-    assert reply.headers["x-content-type-options"] == "nosniff"
-
-
 @pytest.mark.usefixtures("pid")
 def test_over_tcp_there_are_counts(node: EnforcingNode, port: int, context: BrowserContext) -> None:
     tab = Tab.open(context, Node(node.daemon, f"http://127.0.0.1:{port}"), "?running=on")

@@ -67,25 +67,11 @@ def test_a_rank_is_told_the_nic_of_its_gpu(gpu: int) -> None:
     has = f"{{'UCX_NET_DEVICES': '{port}', 'NCCL_IB_HCA': '={port}'}}"
     assert told("--gpus", f"{gpu}", "--nics", "ucx,nccl") == (has, "")
     assert told("--gpus", f"{gpu}", AFFINITYD_NICS="ucx,nccl") == (has, "")
+    none = "{'UCX_NET_DEVICES': None, 'NCCL_IB_HCA': None}"
+    assert told("--gpus", f"{gpu}", "--nics", "none", AFFINITYD_NICS="ucx") == (none, "")
+    assert told("--gpus", f"{gpu}", "--nics", "ucx", AFFINITYD="observe")[0] == none
     verbose = told("-v", "--gpus", f"{gpu}", "--nics", "ucx,nccl")[1]
     assert verbose.endswith(f"affinityd exec: NICs for ucx,nccl: {port}\n")
-
-
-def test_a_launcher_s_nics_for_all_gpus_are_replaced_by_the_rank_s_own() -> None:
-    env = {"UCX_NET_DEVICES": "mlx5_1:1,mlx5_0:1", "AFFINITYD_RDMA": "mlx5_1:1,mlx5_0:1"}
-    own = "{'UCX_NET_DEVICES': 'mlx5_1:1', 'NCCL_IB_HCA': None}"
-    assert told("--gpus", "0", "--nics", "ucx", **env)[0] == own
-    users, said = told("--gpus", "0", "--nics", "ucx", UCX_NET_DEVICES="mlx5_7:1")
-    assert users == own.replace("mlx5_1", "mlx5_7")
-    assert said == "affinityd exec: UCX_NET_DEVICES='mlx5_7:1' was set before, and stays\n"
-
-
-def test_no_variables_are_set_if_nics_are_off_or_the_library_is_unknown() -> None:
-    none = "{'UCX_NET_DEVICES': None, 'NCCL_IB_HCA': None}"
-    assert told("--gpus", "0") == (none, "")
-    assert told("--gpus", "0", "--nics", "none", AFFINITYD_NICS="ucx") == (none, "")
-    assert told("--gpus", "0", "--nics", "ucx", AFFINITYD="observe")[0] == none
-    assert "nics: 'mpi' is not one of ucx," in told("--gpus", "0", "--nics", "mpi")[1]
 
 
 def test_bind_tells_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
