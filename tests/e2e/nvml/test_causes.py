@@ -46,15 +46,6 @@ def test_doctor_and_audit_name_the_remedy_of_the_cause(tmp_path: Path) -> None:
     assert f"{cause}; {remedy}" in run("audit")
 
 
-def test_the_doctor_asks_nvml_only_where_a_check_needs_it(tmp_path: Path) -> None:
-    asked = tmp_path / "asked"
-    run = node(tmp_path, f"fail nvmlInitWithFlags note {asked}\nfail nvmlInitWithFlags hang\n")
-    run("doctor", "isolcpus")
-    assert not asked.exists()
-    assert f"NVML did not answer in time: {FROM_SYSFS}" in run("doctor", "nvml", "--json")
-    assert asked.read_text() == "+"
-
-
 def test_audit_and_verify_agree_on_the_gpu_of_a_process(tmp_path: Path) -> None:
     with sleeping(env={}) as child:
         pid = f"{child.pid}"

@@ -164,6 +164,7 @@ from affinityd.cli.commands import audit
 from tests.support.audit_facts import Known
 pid = int(sys.argv.pop())
 audit.HolderSources = lambda _ask: Known(pid)
+entry()
 """
 
 #: A script ignores SIGINT for `&`, and what it starts inherits that.
@@ -171,20 +172,12 @@ INTERRUPTIBLE = ("env", "--default-signal=INT")
 
 
 @pytest.fixture
-def pid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[int]:
-    """Run a process far from its GPU on a node that a daemon has published."""
-    use_small_node(monkeypatch, tmp_path)
-    monkeypatch.delenv("AFFINITYD_ROOT")
-    publish(tmp_path, TOPOLOGY)
+def pid(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Run a process far from its GPU."""
     monkeypatch.setenv("PYTHONPATH", os.fspath(REPOSITORY))
     with sleeping() as child:
         os.sched_setaffinity(child.pid, FAR)
         yield child.pid
-
-
-def command(pid: int, *flags: str, code: str = "") -> list[str]:
-    program = f"{COMMAND}{code}entry()"
-    return [*INTERRUPTIBLE, sys.executable, "-c", program, "audit", *flags, str(pid)]
 
 
 @contextmanager
@@ -192,8 +185,9 @@ def started(pid: int, *flags: str, stdout: int) -> Iterator[subprocess.Popen[str
     """Run the command, in a process of its own, until the end of the block."""
     # What says how large a terminal is counts before what it is; readline(3) may have said it.
     env = {name: it for name, it in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    command = [*INTERRUPTIBLE, sys.executable, "-c", COMMAND, "audit", *flags, str(pid)]
     with subprocess.Popen(
-        command(pid, *flags), env=env, text=True, stderr=subprocess.PIPE, stdout=stdout
+        command, env=env, text=True, stderr=subprocess.PIPE, stdout=stdout
     ) as process:
         try:
             yield process

@@ -18,7 +18,7 @@ from affinityd.audit.model import GpuKey, Holding
 from affinityd.cli import main, target
 from affinityd.cli.render.audit import VERIFY_COLUMNS
 from affinityd.cpuset import CpuSet
-from affinityd.linux.processes import thread_ids
+from affinityd.linux.processes import mask_of, thread_ids
 from tests.support.audit_facts import GPU, Known
 from tests.support.children import children_of, parent_of, program, sleeping
 from tests.support.paths import REPOSITORY
@@ -110,6 +110,8 @@ def test_a_process_that_may_use_any_gpu_is_not_judged_and_a_note_says_so(
     with sleeping(env=env) as child:
         os.sched_setaffinity(child.pid, FAR)
         code, (process,) = verified(capsys, child.pid, *flags)
+        assert main(["pin", str(child.pid), *flags]) == is_doubtful
+        assert (mask_of(child.pid) == FAR) is is_doubtful
     assert (code, process["notes"]) == ((2, [REPLAYED]) if is_doubtful else (0, []))
 
 
@@ -136,7 +138,7 @@ def test_if_the_environment_names_no_gpu_the_driver_does(capsys: Capture, known:
         assert main(["verify", str(child.pid)]) == 0
 
 
-def test_the_ranks_of_a_launcher_are_judged_by_the_gpus_that_the_driver_names(
+def test_the_ranks_of_a_launcher_are_judged_and_pinned_by_the_gpus_that_the_driver_names(
     capsys: Capture, known: Known
 ) -> None:
     with parent_of({}, {}, {}) as child:
@@ -151,26 +153,9 @@ def test_the_ranks_of_a_launcher_are_judged_by_the_gpus_that_the_driver_names(
         pin = f"affinityd pin --gpus 0000:11:00.0 {one} fixes that"
         assert far["mismatches"][0].endswith(pin)
         assert not any(it["notes"] for it in processes)
-
-
-def test_pin_tree_pins_each_rank_near_the_gpu_that_the_driver_names(
-    capsys: Capture, known: Known
-) -> None:
-    with parent_of({}, {}) as child:
-        zero, one = children_of(child.pid)
-        known.now = replace(Known(zero).now, holdings=(Holding(zero, GPU), Holding(one, OTHER)))
         assert main(["pin", "--tree", str(child.pid)]) == 0
-        assert os.sched_getaffinity(zero) == NEAR
-        assert os.sched_getaffinity(one) == FAR
+        assert [os.sched_getaffinity(pid) for pid in (zero, one)] == [NEAR, FAR]
         assert f"process {child.pid} (python): 1 thread already on CPUs" in capsys.readouterr().out
-        assert main(["verify", str(child.pid)]) == 0
-
-
-def test_pin_refuses_a_process_whose_gpu_is_not_known(capsys: Capture) -> None:
-    with sleeping(env={}) as child:
-        assert main(["pin", str(child.pid)]) == 1
-        assert os.sched_getaffinity(child.pid) == os.sched_getaffinity(0)
-    assert "name the one that it uses with --gpus N" in capsys.readouterr().err
 
 
 def test_every_thread_is_listed_and_equal_threads_share_a_row(capsys: Capture) -> None:

@@ -15,7 +15,7 @@ from affinityd.doctor.checks.daemon import probe
 from affinityd.json_codec import dumps
 from affinityd.request.document import PlanDocument, ProblemDocument
 from tests.support.child_python import said
-from tests.support.daemons import Daemon, UnixConnection, eventually, running
+from tests.support.daemons import Daemon, UnixConnection, eventually, running, with_constants
 from tests.support.documents import exactly
 from tests.support.machines.facts import machine
 from tests.support.machines.sysfs_tree import nvml_report, write_tree
@@ -237,7 +237,8 @@ def test_a_port_that_goes_down_and_a_device_that_comes_change_the_next_plan(tmp_
     first, second, *others = A100.nics
     tree = write_tree(replace(A100, nics=(first, *others)), tmp_path / "node")
     (tree / "nvml.json").write_text(dumps(nvml_report(A100)))
-    with running(tmp_path, "--root", str(tree)) as daemon:
+    sooner = with_constants(daemon__state__topology_watcher__DRIVER_CHECK_SECONDS=0.1)
+    with running(tmp_path, "--root", str(tree), before=sooner) as daemon:
         assert named(daemon) == ["mlx5_0"]
         state = tree / "sys/class/infiniband/mlx5_0/ports/1/state"
         state.write_text("1: DOWN\n")

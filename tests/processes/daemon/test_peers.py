@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -156,40 +155,24 @@ def test_over_tcp_on_a_replayed_machine_and_without_a_connection_no_caller_is_kn
     assert told(None) is None
 
 
-@contextmanager
-def another_user(groups: Sequence[int]) -> Iterator[tuple[int, Peer]]:
-    """Yield the pid of a process of user 1234, whose group is 1235, and who it is on the socket."""
-    its = ",".join(map(str, groups))
-    with connected(("setpriv", "--reuid=1234", "--regid=1235", f"--groups={its}")) as (
-        asker,
-        accepted,
-    ):
-        yield asker.process.pid, identified(accepted)
+ANOTHER = ("setpriv", "--reuid=1234", "--regid=1235", "--groups=1236,4000000000")
 
 
-def identified(accepted: socket.socket) -> Peer:
-    peer = peer_of(accepted)
+@pytest.mark.parametrize(
+    ("before", "uid", "gid", "groups"),
+    [
+        ((), os.getuid(), os.getgid(), {os.getgid(), *os.getgroups()}),
+        pytest.param(ANOTHER, 1234, 1235, {1235, 1236, 4_000_000_000}, marks=as_root),
+    ],
+)
+def test_a_process_is_known_by_its_pid_user_and_all_groups(
+    before: Sequence[str], uid: int, gid: int, groups: set[int]
+) -> None:
+    with connected(before) as (asker, accepted):
+        peer = peer_of(accepted)
     assert peer is not None
-    return peer
-
-
-def numbers(peer: Peer) -> list[int]:
-    credentials = peer.credentials
-    return [credentials.pid, credentials.uid, credentials.gid]
-
-
-def test_a_process_is_known_by_its_pid_user_and_groups() -> None:
-    with connected() as (asker, accepted):
-        peer = identified(accepted)
-        assert numbers(peer) == [asker.process.pid, os.getuid(), os.getgid()]
-        assert peer.groups == {os.getgid(), *os.getgroups()}
-
-
-@as_root
-def test_another_user_is_known_as_such_with_all_groups() -> None:
-    with another_user([1236, 4_000_000_000]) as (pid, peer):
-        assert numbers(peer) == [pid, 1234, 1235]
-        assert peer.groups == {1235, 1236, 4_000_000_000}
+    assert vars(peer.credentials) == {"pid": asker.process.pid, "uid": uid, "gid": gid}
+    assert peer.groups == groups
 
 
 @as_root

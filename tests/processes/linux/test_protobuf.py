@@ -5,8 +5,6 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -23,8 +21,8 @@ from affinityd.linux.protobuf import (
     SETTINGS,
     WINDOW_UPDATE,
 )
+from tests.support.servers import Behaviour, hanging, serving
 
-Answer = Callable[[socket.socket], None]
 METHOD, TIMEOUT = "/v1.Test/Ask", 0.5
 CONTINUATION, UNKNOWN = 9, 0x2A
 SAID = bytes(range(256)) * 60  #: what fits into a frame
@@ -54,25 +52,8 @@ END = frame(HEADERS, STATUS_OK, END_HEADERS | END_STREAM)
 LEAVING = (1).to_bytes(4, "big") + bytes(4)  #: the last stream that it answers; NO_ERROR
 
 
-@contextmanager
-def server(path: Path, answer: Answer) -> Iterator[None]:
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(f"{path}")
-        listening.listen()
-
-        def serve() -> None:
-            connection, _ = listening.accept()
-            with connection, suppress(OSError):  # the client has left
-                answer(connection)
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        yield
-        thread.join()
-
-
-def sends(data: bytes) -> Answer:
-    def answer(connection: socket.socket) -> None:
+def sends(data: bytes) -> Behaviour:
+    def answer(connection: socket.socket, _over: threading.Event) -> None:
         connection.recv(2**16)
         connection.sendall(data)
         connection.shutdown(socket.SHUT_WR)
@@ -99,7 +80,7 @@ CONTINUED = frame(HEADERS, STATUS_OK) + frame(CONTINUATION, b"", END_HEADERS)
     ],
 )
 def test_a_message_is_read_from_any_sequence_of_frames(tmp_path: Path, data: bytes) -> None:
-    with server(tmp_path / "s", sends(data)):
+    with serving(tmp_path / "s", sends(data)):
         assert grpc.call(f"{tmp_path}/s", METHOD, b"", TIMEOUT) == SAID
 
 
@@ -118,37 +99,32 @@ def test_a_message_is_read_from_any_sequence_of_frames(tmp_path: Path, data: byt
 def test_a_wrong_answer_is_an_error_of_one_line(
     tmp_path: Path, data: bytes, error: type[Exception], said: str
 ) -> None:
-    with server(tmp_path / "s", sends(data)), pytest.raises(error, match=said) as found:
+    with serving(tmp_path / "s", sends(data)), pytest.raises(error, match=said) as found:
         grpc.call(f"{tmp_path}/s", METHOD, b"", TIMEOUT)
     assert "\n" not in str(found.value)
 
 
-def _hangs(connection: socket.socket) -> None:
-    while connection.recv(2**16):
-        pass
-
-
-def _drips(connection: socket.socket) -> None:
+def drips(connection: socket.socket, _over: threading.Event) -> None:
     for byte in BEGIN + in_parts(message()):
         connection.sendall(bytes([byte]))
         time.sleep(TIMEOUT / 20)
 
 
-@pytest.mark.parametrize("answer", [_hangs, _drips])
+@pytest.mark.parametrize("answer", [hanging, drips])
 def test_a_slow_server_is_left_when_the_time_of_the_call_is_over(
-    tmp_path: Path, answer: Answer
+    tmp_path: Path, answer: Behaviour
 ) -> None:
     began = time.monotonic()
-    with server(tmp_path / "s", answer), pytest.raises(TimeoutError):
+    with serving(tmp_path / "s", answer), pytest.raises(TimeoutError):
         grpc.call(f"{tmp_path}/s", METHOD, b"", TIMEOUT)
     assert time.monotonic() - began < 4 * TIMEOUT
 
 
 def test_an_endless_answer_is_refused(tmp_path: Path) -> None:
-    def answer(connection: socket.socket) -> None:
+    def answer(connection: socket.socket, _over: threading.Event) -> None:
         connection.sendall(BEGIN)
         while True:
             connection.sendall(frame(DATA, bytes(16000)))
 
-    with server(tmp_path / "s", answer), pytest.raises(ValueError, match="with over"):
+    with serving(tmp_path / "s", answer), pytest.raises(ValueError, match="with over"):
         grpc.call(f"{tmp_path}/s", METHOD, b"", 20 * TIMEOUT)
