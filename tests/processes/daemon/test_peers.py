@@ -170,9 +170,10 @@ def test_a_process_is_known_by_its_pid_user_and_all_groups(
 ) -> None:
     with connected(before) as (asker, accepted):
         peer = peer_of(accepted)
-    assert peer is not None
-    assert vars(peer.credentials) == {"pid": asker.process.pid, "uid": uid, "gid": gid}
-    assert peer.groups == groups
+        assert peer is not None
+        of = peer.credentials
+        assert (of.pid, of.uid, of.gid) == (asker.process.pid, uid, gid)
+        assert peer.groups == groups
 
 
 @as_root
