@@ -14,7 +14,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
-from logging.handlers import QueueHandler, QueueListener
 from queue import SimpleQueue
 
 from affinityd.text import one_line
@@ -53,52 +52,44 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line).replace("\x7f", "\\u007f")
 
 
-class LineQueue(QueueHandler):
-    """Formats records, and queues MOST_LINES of them at most."""
+class LineLog(logging.Handler):
+    """Formats records, and queues MOST_LINES of them at most, which a thread writes to a file.
 
-    def __init__(self, formatter: logging.Formatter) -> None:
-        # Of the queues only this one bears a finalizer that logs while a line is being put.
-        self.waiting = SimpleQueue[logging.LogRecord]()
-        super().__init__(self.waiting)
-        self.setFormatter(formatter)
-        self.dropped = 0  #: lines that found no room
-
-    def enqueue(self, record: logging.LogRecord) -> None:
-        """Queue a record whose message is its line."""
-        if self.waiting.qsize() < MOST_LINES:
-            super().enqueue(record)
-        else:
-            self.dropped += 1
-
-
-class LineWriter(QueueListener):
-    """Writes the queued lines to a file, from a thread.
-
-    Once the file accepts lines again, a line tells how many are missing. No handler writes: at the
-    end, logging would wait for its lock.
+    Once the file accepts lines again, a line tells how many are missing.
     """
 
-    def __init__(self, lines: LineQueue, file: int) -> None:
-        super().__init__(lines.waiting)
-        self._lines = lines
+    def __init__(self, file: int, formatter: logging.Formatter) -> None:
+        super().__init__()
+        self.setFormatter(formatter)
         self._file = file
-        self._missing = 0  # lines that were dropped or failed, as the log does not tell yet
+        # Of the queues only this one bears a finalizer that logs while a line is being put.
+        self._waiting = SimpleQueue[str | None]()
+        self._dropped = 0  # lines that found no room
+        self._thread = threading.Thread(target=self._write_lines, daemon=True)
+        self._thread.start()
 
-    def handle(self, record: logging.LogRecord) -> None:
-        """Write a line, however long that takes."""
-        dropped, self._lines.dropped = self._lines.dropped, 0
-        self._missing += dropped + (not self._write(record.msg))
-        if self._missing and self._lines.waiting.empty():
-            text = f"{self._missing} lines are missing above: the log could not be written"
-            notice = logging.LogRecord(log.name, logging.WARNING, "", 0, text, (), None)
-            if self._write(self._lines.format(notice)):
-                self._missing = 0
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue a record's line."""
+        if self._waiting.qsize() < MOST_LINES:
+            self._waiting.put(self.format(record))
+        else:
+            self._dropped += 1
 
     def end(self) -> None:
         """Wait for the unwritten lines, END_SECONDS at most."""
-        stop = threading.Thread(target=self.stop, daemon=True)
-        stop.start()
-        stop.join(END_SECONDS)
+        self._waiting.put(None)
+        self._thread.join(END_SECONDS)
+
+    def _write_lines(self) -> None:
+        missing = 0
+        while (line := self._waiting.get()) is not None:
+            dropped, self._dropped = self._dropped, 0
+            missing += dropped + (not self._write(line))
+            if missing and self._waiting.empty():
+                text = f"{missing} lines are missing above: the log could not be written"
+                notice = logging.LogRecord(log.name, logging.WARNING, "", 0, text, (), None)
+                if self._write(self.format(notice)):
+                    missing = 0
 
     def _write(self, line: str) -> bool:
         rest = f"{line}\n".encode(errors="replace")
@@ -128,15 +119,13 @@ def log_on_stdout(log_format: str) -> Iterator[None]:
 
 
 @contextmanager
-def writing(file: int, log_format: str) -> Iterator[LineQueue]:
+def writing(file: int, log_format: str) -> Iterator[LineLog]:
     """Yield a handler whose lines, "text" or "json", a thread writes to a file."""
-    lines = LineQueue(JsonFormatter() if log_format == "json" else TextFormatter())
-    writer = LineWriter(lines, file)
-    writer.start()
+    lines = LineLog(file, JsonFormatter() if log_format == "json" else TextFormatter())
     try:
         yield lines
     finally:
-        writer.end()
+        lines.end()
 
 
 def _message(record: logging.LogRecord) -> str:

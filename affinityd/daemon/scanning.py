@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
+from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 
 from affinityd.audit.document import Sees, counts, everything, render
@@ -15,8 +16,7 @@ from affinityd.audit.model import NO_NAMES, AuditedProcess, ContainerNames, Scan
 from affinityd.config.settings import OFF, Settings
 from affinityd.daemon.metrics import audit as audit_metrics
 from affinityd.daemon.metrics.audit import JobRow, JobSeries
-from affinityd.daemon.metrics.families import encoder
-from affinityd.daemon.state.scans import ALL, COUNTS, OPEN_METRICS, OWN, TEXT, ScanResult
+from affinityd.daemon.state.scans import ALL, COUNTS, METRICS, OWN, ScanResult
 from affinityd.grouping import Recent
 from affinityd.topology.model import Gpu, Topology
 
@@ -61,9 +61,7 @@ class Scanning:
 
             write = partial(document.render, enforced)
             texts |= documents(document.PATH, enforced.scan, write)
-        for form in (TEXT, OPEN_METRICS):
-            write_metrics, _ = encoder(form)
-            texts[form] = write_metrics(self)
+        texts[METRICS] = generate_latest(self)
         return ScanResult(scan.boot, texts, self._counts)
 
     def collect(self) -> Iterator[Metric]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from affinityd.cpuset import format_list, parse_list
-from affinityd.daemon.api.plan import Answer, answered, pairs_of
+from affinityd.daemon.api.plan import pairs_of, replied
 from affinityd.errors import AffinityError
+from affinityd.request.formats import render
 from affinityd.request.query import parse_query
 from affinityd.request.resolve import Caller, Reply, answer
 from affinityd.topology.model import Node, Topology
@@ -35,10 +36,11 @@ def ask(
 
 
 def answer_to(
-    node: Node, query: bytes, caller: Caller | None = None, *, is_text: bool = False
-) -> Answer:
-    """Return the answer of `GET /plan` to a query string."""
-    return answered(node, parse_query(pairs_of(query)), caller, is_text=is_text)
+    node: Node, query: bytes, caller: Caller | None = None, form: str = "json"
+) -> tuple[Reply, str]:
+    """Return the reply of `GET /plan` to a query string, and its text."""
+    reply = replied(node, parse_query(pairs_of(query)), caller)
+    return reply, render(reply, form)
 
 
 def try_to_ask(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from functools import partial
 from http import HTTPStatus
 
 from starlette.applications import Starlette
@@ -39,6 +38,7 @@ from affinityd.request.resolve import answer
 from affinityd.text import quote
 from affinityd.topology.document import TopologyAnswer, to_document
 
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 RETRY_SECONDS = "1"  #: after which a machine that has not been read yet may have been
 
 #: A browser keeps them out of other sites' pages: Fetch, Cross-Origin-Resource-Policy.
@@ -114,12 +114,10 @@ class Api:
         reply = TopologyAnswer(node.generation, to_document(node.topology))
         return Response(dumps(reply), media_type=JSON)
 
-    async def _scrape(self, request: Request) -> Response:
-        accept = request.headers.get("accept", "")
+    async def _scrape(self, _request: Request) -> Response:
         async with self._turn:
-            exposition = partial(self._metrics.exposition, accept)
-            body, media_type = await in_background(exposition)
-        return Response(body, headers={"content-type": media_type})
+            body = await in_background(self._metrics.exposition)
+        return Response(body, headers={"content-type": PROMETHEUS})
 
     async def _healthz(self, _request: Request) -> Response:
         return Response("ok\n", media_type="text/plain")

@@ -56,7 +56,7 @@ PATHS = {
     "/": Path("This list, and the page for browsers", (TEXT,), {}),
     "/plan": Path("The CPUs of each rank", (JSON, TEXT), _REFUSED, _PARAMETERS),
     "/topology": Path("The node as it was read", (JSON,), _NOT_READ),
-    "/metrics": Path("Prometheus metrics", (TEXT, "application/openmetrics-text"), {}),
+    "/metrics": Path("Prometheus metrics", (TEXT,), {}),
     "/healthz": Path("The daemon runs", (TEXT,), {}),
     "/readyz": Path("The daemon can plan", (TEXT,), _NOT_READ),
     "/topology.svg": Path(

@@ -50,10 +50,6 @@ MOST_CGROUPS = 256  #: whose cpuset files' paths are remembered
 
 SPARE_FILES = 96  #: files that the daemon needs besides connections
 MOST_OF_ONE = 512  #: connections at once of one user; all over TCP count as one
-TOO_MANY = (
-    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain\r\nconnection: close\r\n\r\n"
-    b"Too busy: this user has the largest allowed number of requests open; wait for some\n"
-)
 
 UNKNOWN = "the caller is unidentified; without a cpuset its plan is for the whole node"
 OTHER_PIDS = (
@@ -113,28 +109,24 @@ def _start(pid: int) -> int | None:
 class Connections:
     """Each user's connections; one user may have a quarter of the daemon's files.
 
-    All over TCP are one user's. Beyond the limit the oldest idle one is closed, so that connections
-    on which nothing is asked keep no request out; only if none is idle, the new one is refused.
+    All over TCP are one user's. Beyond the limit the oldest one is closed, so that connections on
+    which nothing is asked keep no request out.
     """
 
-    def __init__(self, refused: Callable[[], None]) -> None:
-        """Take the counter of refused and closed connections."""
+    def __init__(self, count_closed: Callable[[], None]) -> None:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._most = min(MOST_OF_ONE, max((soft - SPARE_FILES) // 4, 1))
         self._of_user = defaultdict[int | None, dict[PeerProtocol, None]](dict)  # oldest first
-        self._refused = refused
+        self._count_closed = count_closed
 
     def add(self, connection: PeerProtocol) -> None:
         """Note a new connection."""
         others = self._of_user[connection.user]
         if len(others) >= self._most:
-            self._refused()
-            idle = next((other for other in others if other.is_idle), None)
-            if idle is None:
-                connection.transport.write(TOO_MANY)
-            else:
-                del others[idle]
-            (idle or connection).transport.close()
+            self._count_closed()
+            oldest = next(iter(others))
+            del others[oldest]
+            oldest.transport.close()
         others[connection] = None
 
     def remove(self, connection: PeerProtocol) -> None:
@@ -158,13 +150,8 @@ class PeerProtocol(HttpToolsProtocol):
         self._connections = connections
         self.user: int | None = None  #: None: a connection over TCP
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether no whole request is waiting for its answer."""
-        return self.cycle is None or self.cycle.response_complete
-
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin with a new connection, unless its user has too many."""
+        """Begin with a new connection, and note its peer."""
         super().connection_made(transport)
         # uvloop's view of a socket takes another file for each question.
         view = transport.get_extra_info("socket")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from time import perf_counter
 from urllib.parse import parse_qsl
@@ -11,12 +11,15 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from affinityd.config import OBSERVE
+from affinityd.daemon.api.description import JSON
 from affinityd.daemon.api.peers import Callers, peer_of_request
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.state.topology_watcher import TopologyWatcher
 from affinityd.errors import AffinityError, InvalidRequestError
+from affinityd.json_codec import dumps
 from affinityd.request import resolve
 from affinityd.request.devices import names_unknown_mig
+from affinityd.request.document import document
 from affinityd.request.formats import render
 from affinityd.request.parameters import Request
 from affinityd.request.query import parse_query
@@ -29,21 +32,8 @@ from affinityd.topology.nearness import UNKNOWN, placement, vicinity
 MAX_FIELDS = 64  #: of a query
 MOST_REPLIES = 256  #: that are remembered, for the ranks of a job and for repeated questions
 JOBS_FORMAT = "shell"  #: of exec, bind, TaskProlog and a pod's run
-MEDIA_TYPES = {"json": "application/json"}
 
 _reply = lru_cache(MOST_REPLIES)(resolve.answer)
-
-
-@dataclass(frozen=True)
-class Answer:
-    """An answer to a plan request, and its labels in metrics."""
-
-    body: bytes
-    media_type: str
-    mode: str
-    locality: str  #: the worst of any rank
-    #: Where the caller is that stays there, one of `nearness.PLACEMENTS`; None: it takes its plan.
-    observed: str | None
 
 
 class Plans:
@@ -61,18 +51,22 @@ class Plans:
         client = "job" if f"format={JOBS_FORMAT}".encode() in query else "other"
         try:
             asked = await self.asked(query)
-            caller = self._callers.of_peer(peer_of_request(request.scope))
-            is_text = wants_text(request.headers.get("accept"))
-            answer = answered(self._watcher.node, asked, caller, is_text=is_text)
+            node, caller = self._watcher.node, self._callers.of_peer(peer_of_request(request.scope))
+            reply = replied(node, asked, caller)
         except AffinityError as error:
             mode = asked.options.mode if asked else ""
             self._metrics.plans.labels(mode, str(error.status), "", client).inc()
             raise
-        self._metrics.plans.labels(answer.mode, "ok", answer.locality, client).inc()
-        if answer.observed is not None:
-            self._metrics.observed_plans.labels(answer.observed, answer.locality).inc()
+        is_text = wants_text(request.headers.get("accept"))
+        form = asked.format or ("cpulist" if is_text else "json")
+        mode = reply.request.options.mode
+        self._metrics.plans.labels(mode, "ok", reply.locality, client).inc()
+        if observed := observed_placement(node.topology, reply, caller, form):
+            self._metrics.observed_plans.labels(observed, reply.locality).inc()
         self._metrics.plan_seconds.observe(perf_counter() - began)
-        return Response(answer.body, headers={"content-type": answer.media_type})
+        if form == "json":
+            return Response(f"{dumps(document(reply), ensure_ascii=False)}\n", media_type=JSON)
+        return Response(render(reply, form), media_type="text/plain")
 
     async def asked(self, query: bytes) -> Request:
         """Read a query string, and the machine again where it has changed."""
@@ -84,28 +78,17 @@ class Plans:
         return asked
 
 
-def answered(
-    node: Node, asked: Request, caller: Caller | None = None, *, is_text: bool = False
-) -> Answer:
-    """Return the answer to a request, as JSON unless it names a format or `is_text`.
+def replied(node: Node, asked: Request, caller: Caller | None = None) -> Reply:
+    """Return the reply to a request, which may be remembered; `caller` is None where unknown.
 
-    `caller` is None where it is not known. Raises AffinityError; its kind is the reason.
+    Raises AffinityError; its kind is the reason.
     """
-    form = asked.format or ("cpulist" if is_text else "json")
     is_of_job = asked.rank is not None and asked.job is None and asked.task_cpus is None
     if is_of_job and not (asked.is_of_process and asked.ranks is None):
         # The other ranks' replies differ in nothing else.
         reply = _reply(node, replace(asked, rank=None), caller)
-        reply = replace(reply, asked_ranks=asked_ranks(asked.rank, len(reply.entries)))
-    else:
-        reply = _reply(node, asked, caller)
-    return Answer(
-        body=render(reply, form).encode(),
-        media_type=MEDIA_TYPES.get(form, "text/plain; charset=utf-8"),
-        mode=reply.request.options.mode,
-        locality=reply.locality,
-        observed=_observed(node.topology, reply, caller, form),
-    )
+        return replace(reply, asked_ranks=asked_ranks(asked.rank, len(reply.entries)))
+    return _reply(node, asked, caller)
 
 
 def pairs_of(query: bytes) -> list[tuple[str, str]]:
@@ -135,7 +118,9 @@ def wants_text(accept: str | None) -> bool:
     return accept is not None and accept.split(",")[0].split(";")[0].strip().lower() == "text/plain"
 
 
-def _observed(topology: Topology, reply: Reply, caller: Caller | None, form: str) -> str | None:
+def observed_placement(
+    topology: Topology, reply: Reply, caller: Caller | None, form: str
+) -> str | None:
     """Return the placement of a client that observes; None: it is no such client.
 
     A client that would apply a plan states its CPUs, or requests the format `shell`.

@@ -7,12 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector
 
 from affinityd.text import one_line
-from affinityd.topology.model import Gpu, Node
-from affinityd.topology.rdma import nics_of_gpus
+from affinityd.topology.model import Gpu
 
 if TYPE_CHECKING:
     from affinityd.audit.document import AuditGpuDocument
@@ -68,32 +65,3 @@ def filled(
 def whole(families: Iterable[MetricFamily[T]], thing: T) -> Iterator[Metric]:
     """Yield metrics without labels."""
     return filled(families, [((), thing)])
-
-
-END = b"# EOF\n"  #: of OpenMetrics
-
-
-def encoder(accept: str) -> tuple[Callable[[Collector], bytes], str]:
-    """Return the writer of a form that an Accept header takes, and that form's media type."""
-    try:
-        return choose_encoder(accept)
-    except TypeError:  # its own, over a version that is no number
-        return choose_encoder("")
-
-
-def gpu_nics(node: Node) -> Metric:
-    """Return a sample for each GPU and each RDMA port that plans give it.
-
-    `device` and `port` are those of node_exporter's infiniband collector.
-    """
-    metric = GaugeMetricFamily(
-        "affinityd_gpu_nic_info",
-        "1 for each RDMA port that plans give a GPU, by its link to the GPU.",
-        labels=(*GPU_LABELS, "device", "port", "link"),
-    )
-    nics = nics_of_gpus(node.topology)
-    for gpu in node.topology.gpus:
-        for near in nics[gpu.key].best():
-            names = one_line(near.port.device), str(near.port.number), near.link
-            metric.add_metric([*gpu_labels(gpu), *names], 1)
-    return metric

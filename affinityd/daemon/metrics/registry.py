@@ -16,24 +16,24 @@ from prometheus_client import (
     Info,
     ProcessCollector,
     disable_created_metrics,
+    generate_latest,
 )
 from prometheus_client.core import Metric
 
 from affinityd import __version__
 from affinityd.daemon.metrics.families import (
-    END,
     GPU_LABELS,
     MetricFamily,
-    encoder,
     filled,
     gpu_labels,
-    gpu_nics,
     whole,
 )
-from affinityd.daemon.state.scans import ScanResult
+from affinityd.daemon.state.scans import METRICS, ScanResult
 from affinityd.daemon.state.topology_watcher import KnownNode
 from affinityd.linux.processes import children_of, ended_children_seconds, since_boot
+from affinityd.text import one_line
 from affinityd.topology.model import Gpu, Node
+from affinityd.topology.rdma import nics_of_gpus
 
 #: Seconds. A plan takes about a millisecond; a new reading of the machine may come before it.
 BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
@@ -70,6 +70,15 @@ GPU_FAMILIES: tuple[MetricFamily[Gpu], ...] = (
     ),
 )
 
+#: By GPU and RDMA port, which is named as in node_exporter's infiniband collector.
+NIC_FAMILIES: tuple[MetricFamily[int], ...] = (
+    MetricFamily(
+        "affinityd_gpu_nic_info",
+        "1 for each RDMA port that plans give a GPU, by its link to the GPU.",
+        lambda number: number,
+    ),
+)
+
 #: Of the daemon itself. A scan that hangs shows only by its age.
 DAEMON_FAMILIES: tuple[MetricFamily[Metrics], ...] = (
     MetricFamily(
@@ -96,6 +105,15 @@ ADDED = frozenset(
 
 #: The start of each series is of no use here, and would double a scrape.
 disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+def _nics(node: Node) -> list[tuple[tuple[str, ...], int]]:
+    nics = nics_of_gpus(node.topology)
+    return [
+        ((*gpu_labels(gpu), one_line(near.port.device), str(near.port.number), near.link), 1)
+        for gpu in node.topology.gpus
+        for near in nics[gpu.key].best()
+    ]
 
 
 class _Processes:
@@ -162,13 +180,12 @@ class Metrics:
         )
         self.refused_connections = Counter(
             "affinityd_refused_connections",
-            "Connections that were refused, or closed while idle, since their user had the most "
-            "that one may have.",
+            "Connections closed for a new one of a user who had the most that one may have.",
             registry=registry,
         )
         self.failed_scans = Counter(
             "affinityd_scan_failures",
-            ("Scans of the processes that failed; the last good one stays, and its age grows."),
+            "Scans of the processes that failed; the last good one stays, and its age grows.",
             registry=None if scan_interval is None else registry,
         )
         Info("affinityd_build", "The daemon's version.", registry=registry).info(
@@ -193,14 +210,12 @@ class Metrics:
             yield from whole(NODE_FAMILIES, node)
             gpus = [(gpu_labels(gpu), gpu) for gpu in node.topology.gpus]
             yield from filled(GPU_FAMILIES, gpus, GPU_LABELS)
-            yield gpu_nics(node)
+            yield from filled(NIC_FAMILIES, _nics(node), (*GPU_LABELS, "device", "port", "link"))
         yield from whole(DAEMON_FAMILIES, self)
         for collect in self._more.values():
             yield from collect()
 
-    def exposition(self, accept: str) -> tuple[bytes, str]:
-        """Return all of it in a form that an Accept header takes, and that form's media type."""
-        encode, media_type = encoder(accept)
-        last, own = self.last_scan(), encode(self._registry)
-        of_scan = last.texts[media_type.partition(";")[0]] if last else b""
-        return of_scan.removesuffix(END) + own, media_type
+    def exposition(self) -> bytes:
+        """Return all of them in Prometheus' text form."""
+        last = self.last_scan()
+        return (last.texts[METRICS] if last else b"") + generate_latest(self._registry)

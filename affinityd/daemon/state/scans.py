@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 #: A scan takes at most 20 s, and the work on it a few: one that takes longer hangs.
 HUNG_SECONDS = 120.0
 
-#: The forms of metrics: Prometheus' own, and OpenMetrics.
-TEXT, OPEN_METRICS = "text/plain", "application/openmetrics-text"
+METRICS = "metrics"  #: the name of the text with the metrics of a scan
 
 #: The readers of a document: of all processes, of none but counts, and of the own of a user that
 #: has none. Every other one is a uid.
@@ -48,7 +47,7 @@ class ScanResult:
     """The part of a scan that the daemon keeps."""
 
     boot: float  #: when the scan began, seconds since boot
-    #: The metrics by their form, and the documents by path and reader: `/audit all`.
+    #: METRICS, and the documents by path and reader: `/audit all`.
     texts: Mapping[str, bytes]
     counts: Mapping[str, int]  #: of failures since the start, by their name
 

@@ -18,7 +18,7 @@ from affinityd.audit.model import Scan
 from affinityd.config.settings import Settings
 from affinityd.daemon.scanning import Scanning
 from affinityd.daemon.state import scans as module
-from affinityd.daemon.state.scans import ALL, COUNTS, OPEN_METRICS, TEXT, ScanChild, ScanResult
+from affinityd.daemon.state.scans import ALL, COUNTS, METRICS, ScanChild, ScanResult
 from affinityd.daemon.state.scans import Scan as ScanFunction
 from affinityd.errors import FatalError
 from affinityd.linux.processes import exists
@@ -69,8 +69,7 @@ def test_metrics_documents_and_counts_of_a_scan_come_back() -> None:
     with child_with(lambda: Scanning(Settings(), found, failures).scan) as (child, _, counts):
         results = [scanned(child), scanned(child)]
         assert [it.boot for it in results] == [FOUND.boot] * 2
-        assert b"affinityd_gpu_processes" in results[0].texts[TEXT]
-        assert results[0].texts[OPEN_METRICS].endswith(b"# EOF\n")
+        assert b"affinityd_gpu_processes" in results[0].texts[METRICS]
         pids = [it["pid"] for it in document(results[0], ALL)["processes"]]
         assert pids == [100, 101, 102, 103, 104]
         assert document(results[0], "7")["processes"] == []

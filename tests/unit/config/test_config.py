@@ -12,6 +12,7 @@ from affinityd import config
 from affinityd.cli.commands.serve import narrowed
 from affinityd.config.settings import ENFORCE_VALUES, Settings
 from affinityd.cpuset import parse_list
+from affinityd.daemon.api.plan import observed_placement
 from affinityd.errors import InvalidRequestError
 from affinityd.request.resolve import Caller
 from affinityd.topology.model import Node, Topology
@@ -158,9 +159,10 @@ def test_an_observed_plan_is_counted_before_and_after(
     machine: Topology, query: str, before: str, after: str
 ) -> None:
     for format_name in ("shell", "json"):
-        found = answer_to(Node(machine), f"{query}&format={format_name}".encode())
-        assert (found.observed, found.locality) == (before, after)
-        assert (b"AFFINITYD=observe" in found.body) == (format_name == "shell")
+        reply, text = answer_to(Node(machine), query.encode(), form=format_name)
+        observed = observed_placement(machine, reply, None, format_name)
+        assert (observed, reply.locality) == (before, after)
+        assert ("AFFINITYD=observe" in text) == (format_name == "shell")
 
 
 @pytest.mark.parametrize(
@@ -177,8 +179,11 @@ def test_an_observed_plan_is_counted_before_and_after(
 def test_the_node_s_switch_is_sent_to_clients_that_apply_a_plan(
     site: str, query: str, caller: str | None, observed: str | None, told: str | None
 ) -> None:
-    query = query if "format" in query else f"format=shell&{query}".rstrip("&")
+    form = "json" if "format" in query else "shell"
     who = None if caller is None else Caller(parse_list(caller))
-    answer = answer_to(Node(MACHINE, switch=site), f"gpus=0&{query}".encode(), who)
-    lines = dict(line.partition("=")[::2] for line in answer.body.decode().splitlines())
-    assert (answer.observed, lines.get("AFFINITYD")) == (observed, told)
+    reply, text = answer_to(
+        Node(MACHINE, switch=site), f"gpus=0&{query}".rstrip("&").encode(), who, form
+    )
+    lines = dict(line.partition("=")[::2] for line in text.splitlines())
+    assert observed_placement(MACHINE, reply, who, form) == observed
+    assert lines.get("AFFINITYD") == told

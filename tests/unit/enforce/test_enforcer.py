@@ -17,7 +17,7 @@ from affinityd.audit.model import ProcessFacts
 from affinityd.config.settings import OBSERVE, PIN
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.daemon.policy_document import parse
-from affinityd.daemon.state.scans import ALL, TEXT
+from affinityd.daemon.state.scans import ALL, METRICS
 from affinityd.enforce import enforcer as module
 from affinityd.enforce.document import Enforced
 from affinityd.enforce.enforcer import NO_ENVIRONMENTS, Enforcer, NodeLock
@@ -182,7 +182,7 @@ def test_enforcement_that_fails_is_logged_once_and_its_last_result_stays(
     document = first.document("/enforce", ALL)
     assert document is not None
     assert json.loads(document)["jobs"][0]["id"] == "7"
-    assert b'affinityd_enforce_mode{mode="observe"} 1.0' in first.texts[TEXT]
+    assert b'affinityd_enforce_mode{mode="observe"} 1.0' in first.texts[METRICS]
     monkeypatch.setattr(Enforcer, "enforce", lambda *_: 1 / 0)  # a bug of ours
     monkeypatch.setattr(scanning, "_scan", lambda *_: replace(audit.scan, boot=NOW + 15))
     with caplog.at_level(logging.ERROR):

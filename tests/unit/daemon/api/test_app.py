@@ -13,11 +13,11 @@ from affinityd.config.settings import Settings
 from affinityd.daemon.api import plan
 from affinityd.daemon.api.app import Api
 from affinityd.daemon.api.peers import Peer, reader_of
-from affinityd.daemon.api.plan import Answer
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.state.scans import ALL, COUNTS
 from affinityd.daemon.state.topology_watcher import TopologyWatcher
 from affinityd.linux.processes import Credentials
+from affinityd.request.resolve import Reply
 from affinityd.topology.model import Node
 from tests.support.documents import exactly
 from tests.support.machines.facts import machine
@@ -98,7 +98,7 @@ def test_the_document_shows_those_processes_and_counts_all(
 async def test_a_bug_is_a_500_of_one_line(
     accept: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: object, **__: object) -> Answer:
+    def broken(*_: object, **__: object) -> Reply:
         raise RuntimeError("a bug: it is so")
 
     sent: list[dict[str, Any]] = []
@@ -109,7 +109,7 @@ async def test_a_bug_is_a_500_of_one_line(
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": b""}
 
-    monkeypatch.setattr(plan, "answered", broken)
+    monkeypatch.setattr(plan, "replied", broken)
     watcher = TopologyWatcher(StandIn(tmp_path), Settings(socket=f"{tmp_path}/s"))
     watcher.known = Node(machine("dgx-h100"))
     app = Api(Settings(), watcher, Metrics(watcher, lambda: None), lambda: None).whole()

@@ -27,17 +27,14 @@ A100 = Node(machine("dgx-a100"))
 TWO_GPUS = b"gpus=0,1&share=requested&mode=unique_contiguous"
 
 
-def test_an_answer_is_bytes_and_the_labels_of_its_metrics() -> None:
+def test_an_answer_depends_on_the_caller_and_the_format() -> None:
     cpus = parse_list("48-51")
-    text = answer_to(A100, TWO_GPUS, is_text=True)
-    assert text.body == b"48-55,176-183\n56-63,184-191\n"
-    assert text.media_type == "text/plain; charset=utf-8"
-    assert (text.mode, text.locality) == ("unique_contiguous", "local")
-    assert answer_to(A100, TWO_GPUS, Caller(cpus, cpus), is_text=True).body == b"48-49\n50-51\n"
-    answer = answer_to(A100, TWO_GPUS)
-    assert answer.media_type == "application/json"
+    _, text = answer_to(A100, TWO_GPUS, form="cpulist")
+    assert text == "48-55,176-183\n56-63,184-191\n"
+    _, text = answer_to(A100, TWO_GPUS, Caller(cpus, cpus), form="cpulist")
+    assert text == "48-49\n50-51\n"
     reply = ask(A100.topology, gpus="0,1", share="requested")
-    assert json.loads(answer.body) == json.loads(dumps(document(reply)))
+    assert json.loads(answer_to(A100, TWO_GPUS)[1]) == json.loads(dumps(document(reply)))
 
 
 @pytest.mark.parametrize("mode", ["node", "unique_contiguous"])
@@ -46,8 +43,8 @@ def test_a_rank_gets_the_same_answer_whichever_rank_asked_before(mode: str) -> N
     alone = []
     for query in queries:
         plan._reply.cache_clear()
-        alone.append(answer_to(A100, query).body)
-    assert [answer_to(A100, query).body for query in queries] == alone
+        alone.append(answer_to(A100, query)[1])
+    assert [answer_to(A100, query)[1] for query in queries] == alone
     with pytest.raises(InvalidRequestError, match="there is no rank 4; the request has ranks 0-3"):
         answer_to(A100, queries[0].replace(b"rank=0", b"rank=4"))
 
@@ -59,7 +56,7 @@ def test_there_is_a_node_from_the_first_reading_on_and_a_new_one_counts_at_once(
         (A100, 1, "0-255"),
         (Node(A100.topology, parse_list("48"), generation=2), 2, "0-47,49-255"),
     ):
-        told = json.loads(answer_to(node, TWO_GPUS).body)
+        told = json.loads(answer_to(node, TWO_GPUS)[1])
         assert (told["generation"], told["allowed"]["cpulist"]) == (generation, allowed)
 
 
