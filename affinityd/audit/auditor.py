@@ -24,7 +24,6 @@ from affinityd.audit.model import (
 )
 from affinityd.audit.orphans import (
     IdleTimes,
-    MissingProcesses,
     ProcessOwners,
     missing_process,
     why_orphan,
@@ -75,7 +74,7 @@ class Auditor:
         self._cpu_time = CpuTimeCounters(TICKS)
         self._waits = WaitMeter(proc)
         self._idle = IdleTimes()
-        self._missing = MissingProcesses()
+        self._gone: set[tuple[int, GpuKey]] = set()  # holders without a process, at the last scan
         self._first_masks = FirstMasks()
         self._reserved = reserved
         self._judge: Judge | None = None
@@ -86,14 +85,18 @@ class Auditor:
         Most of that is waiting for the kernel. `containers`: those that are known by name.
         """
         now, boot = time.time(), since_boot()
-        judge = self._judge_of(topology)
+        if self._judge is None or self._judge.topology is not topology:  # it was read again
+            self._judge = Judge(topology)
+        judge = self._judge
         self._first_masks.begin(boot)
         processes = ProcessTable(self._proc)
         held = self._held(topology)
         walk = ProcessWalk(held, time.monotonic() + READING, processes)
         found = [*self._audited(judge, walk, ProcessOwners(processes))]
-        # The walk is over: the processes it has not seen are known.
-        found += map(missing_process, self._missing.found(walk.unseen, held.asked))
+        # The walk is over: the holders without a process are known. Once may be a race.
+        gone = [holding for holding in walk.unseen if not exists(holding.pid)]
+        found += [missing_process(it) for it in gone if (it.pid, it.gpu) in self._gone]
+        self._gone = {(holding.pid, holding.gpu) for holding in gone}
         named = (
             self._name_pods(topology, found, containers) if self._name_pods else NamedPods(found)
         )
@@ -101,7 +104,7 @@ class Auditor:
         # Stable, so that descendants stay with those that have started them.
         found.sort(key=lambda it: (it.facts.gpu, it.facts.holder or it.facts.pid))
         late = {gpu: LATE.format(number=number) for gpu, number in walk.late.items()}
-        hidden = {it.gpu: HIDDEN for it in walk.unseen if exists(it.pid)}
+        hidden = {it.gpu: HIDDEN for it in walk.unseen if it not in gone}
         unknown = {**late, **hidden, **held.unknown}
         ratios, remarks = self._measured(topology) if self._measured else ({}, ())
         balancing = text(f"{self._proc}/sys/kernel/numa_balancing")
@@ -129,19 +132,6 @@ class Auditor:
             ratios=ratios,
             boot=boot,
         )
-
-    def _judge_of(self, topology: Topology) -> Judge:
-        """Return the judge for a topology, which is another object when it was read again.
-
-        Then a number may be that of another GPU: its counters begin again.
-        """
-        if self._judge is None or self._judge.topology is not topology:
-            there = {(gpu.key, gpu.pci_bus_id) for gpu in topology.gpus}
-            for gpu in self._judge.topology.gpus if self._judge else ():
-                if (gpu.key, gpu.pci_bus_id) not in there:
-                    self._cpu_time.forget(gpu.key)
-            self._judge = Judge(topology)
-        return self._judge
 
     def _audited(
         self, judge: Judge, walk: ProcessWalk, owners: ProcessOwners
@@ -271,12 +261,6 @@ class CpuTimeCounters:
         not_seen = {*unknown, *(self._jobs.keys() - seen if unknown else ())}
         self._since = {key: it for key, it in self._since.items() if key in not_seen} | since
         return since
-
-    def forget(self, gpu: GpuKey) -> None:
-        """Start again with a GPU: another one has its number now."""
-        self._gpus.pop(gpu, None)
-        self._waits.pop(gpu, None)
-        self._since.pop(gpu, None)
 
     @property
     def gpu_time(self) -> Mapping[GpuKey, CpuTime]:

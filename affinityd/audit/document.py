@@ -9,14 +9,7 @@ from datetime import datetime, timezone
 from functools import cache
 from typing import Annotated, Any
 
-from affinityd.audit.model import (
-    KUBERNETES,
-    SLURM,
-    AuditedProcess,
-    CpuTime,
-    GpuKey,
-    Scan,
-)
+from affinityd.audit.model import KUBERNETES, SLURM, AuditedProcess, CpuTime, GpuKey, Scan
 from affinityd.audit.remedies import Remedies
 from affinityd.audit.waits import CAUSES as WAIT_CAUSES
 from affinityd.audit.waits import Waits, remedy

@@ -48,17 +48,11 @@ class ProcessWalk:
     """One walk over the processes; at its end it knows which it did not reach."""
 
     def __init__(
-        self,
-        held: GpuHolders,
-        deadline: float,
-        processes: ProcessTable,
-        *,
-        family: float = FAMILY,
+        self, held: GpuHolders, deadline: float, processes: ProcessTable, *, family: float = FAMILY
     ) -> None:
-        """Take the holders of GPUs, and the end of the walk, by time.monotonic().
+        """Take the holders of GPUs, the end of the walk, by time.monotonic(), and all processes.
 
-        `processes`: where the children are looked up. `family`: seconds that a holder and its
-        descendants may take.
+        `family`: seconds that a holder and its descendants may take.
         """
         self.late: Counter[GpuKey] = Counter()  #: processes not looked at, as time was up
         self.unseen: list[Holding] = []  #: holders without a process
@@ -78,7 +72,10 @@ class ProcessWalk:
             yield from self._family(holding)
 
     def _family(self, holding: Holding) -> Iterator[ProcessFacts]:
-        """Yield a holder, and its descendants that hold no GPU and have no nearer holder."""
+        """Yield a holder, and its descendants that hold no GPU and have no nearer holder.
+
+        A holder has started before it was named, else another process has its pid.
+        """
         waiting: list[tuple[int, Stat | None]] = [(holding.pid, None)]  # each with its parent
         while waiting:
             pid, parent = waiting.pop()
@@ -86,11 +83,14 @@ class ProcessWalk:
                 self.late[holding.gpu] += 1
                 continue
             stat = stat_of(pid, self._proc)
-            if stat is None and parent is None:
-                self.unseen.append(holding)
-            if stat is None or not self._is_meant(stat, parent):
+            if stat is None:
+                self.unseen += [holding] if parent is None else []
                 continue
-            facts = self._facts(stat, holding, holds=parent is None)
+            is_holder = parent is None and stat.start / TICKS <= self._held.asked
+            is_child = parent is not None and stat.parent == parent.number and not stat.is_zombie
+            if not is_holder and not is_child:
+                continue
+            facts = self._facts(stat, holding, holds=is_holder)
             if facts is not None:
                 yield facts
                 tids = [thread.tid for thread in facts.threads]
@@ -158,15 +158,6 @@ class ProcessWalk:
 
     def _is_late(self) -> bool:
         return time.monotonic() > self._deadline
-
-    def _is_meant(self, stat: Stat, parent: Stat | None) -> bool:
-        """Whether it is the named process, and not another with its pid.
-
-        A holder has started before it was named, a child has that parent. A zombie runs nothing.
-        """
-        if parent is None:
-            return stat.start / TICKS <= self._held.asked
-        return stat.parent == parent.number and not stat.is_zombie
 
 
 # The job and container of a process, by the paths of its cgroups. Pure: it reads no file.

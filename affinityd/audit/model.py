@@ -155,11 +155,6 @@ class ProcessFacts:
             return job
         return Job(job.scheduler, job.id, given.namespace, given.pod, given.container)
 
-    @property
-    def running(self) -> tuple[Thread, ...]:
-        """The threads that run: the main one may have ended before the others."""
-        return self.threads[1:] if self.state in ENDED else self.threads
-
 
 class PlacedThread(NamedTuple):
     """A thread, and where it may run."""
@@ -189,7 +184,10 @@ class AuditedProcess:
 
     @property
     def judged(self) -> Mapping[CpuSet, str]:
-        """The masks of running threads that no library pinned, and their placements."""
+        """The masks of running threads that no library pinned, and their placements.
+
+        The main thread may have ended before the others.
+        """
         running = self.threads[1:] if self.facts.state in ENDED else self.threads
         return {thread.mask: word for thread, word, itself in running if not itself}
 

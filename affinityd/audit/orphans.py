@@ -6,7 +6,7 @@ Source: proc_pid_stat(5).
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 
 from affinityd.audit.gather import is_slurms, membership
 from affinityd.audit.judge import FIRST_USER
@@ -19,7 +19,6 @@ from affinityd.linux.processes import (
     ProcessTable,
     ancestors,
     cgroups_of,
-    exists,
     title_of,
     uid_of,
 )
@@ -49,27 +48,6 @@ def why_orphan(facts: ProcessFacts, owners: ProcessOwners) -> str | None:
 def has_ended(facts: ProcessFacts) -> bool:
     """Return whether a process runs no more, and its parent has not waited for it."""
     return facts.state == ZOMBIE and len(facts.threads) <= 1
-
-
-class MissingProcesses:
-    """Missing processes that the driver has named twice in a row: once may be a race."""
-
-    def __init__(self) -> None:
-        self._asked: float | None = None
-        self._gone: Collection[Holding] = ()  # the ones that did not exist then
-        self._missing: Collection[Holding] = ()
-
-    def found(self, unseen: Collection[Holding], asked: float) -> Collection[Holding]:
-        """Return a scan's unseen processes that the driver named before as well.
-
-        `asked`: when the driver answered; several scans may use one answer, which counts once.
-        """
-        if asked != self._asked:
-            gone = [it for it in unseen if not exists(it.pid)]
-            known = {(it.pid, it.gpu) for it in self._gone}
-            self._missing = [it for it in gone if (it.pid, it.gpu) in known]
-            self._asked, self._gone = asked, gone
-        return self._missing
 
 
 def missing_process(holding: Holding) -> AuditedProcess:
@@ -126,13 +104,13 @@ class ProcessOwners:
 
     def __init__(self, processes: ProcessTable) -> None:
         self._processes = processes
+        self._of_root = cache(self._found_of_root)
 
     def has_step(self, facts: ProcessFacts, job: Job) -> bool:
         """Whether a slurmstepd is an ancestor of a process, or of its job, or may be hidden."""
         above = ancestors(facts.parent, self._processes.parents)
-        return (
-            not self._processes.has_all or job in self._jobs or not self._stepds.isdisjoint(above)
-        )
+        is_seen = job in self._jobs or not self._of_root(STEPD).isdisjoint(above)
+        return is_seen or not self._processes.has_all
 
     def why_not(self, uid: int | None) -> str | None:
         """Return why a process of a user has no owner; None: it has one, or none is known.
@@ -140,30 +118,24 @@ class ProcessOwners:
         Accounts of the system need no job, and where /proc hides other users' processes (hidepid)
         jobs cannot be seen.
         """
-        if uid is None or uid < FIRST_USER or not self._processes.has_all or not self._slurmds:
+        if uid is None or uid < FIRST_USER or not self._processes.has_all:
+            return None
+        if not self._of_root(SLURMD):
             return None
         return None if uid in self._users else NO_JOB.format(uid=uid)
 
-    def _of_root(self, name: str) -> frozenset[int]:
+    def _found_of_root(self, name: str) -> frozenset[int]:
         """Return the pids of root's programs of a name: any user may give one that name."""
         living = (stat for stat in self._processes.by_pid.values() if not stat.is_zombie)
         named = (stat.number for stat in living if stat.name == name)
         return frozenset(pid for pid in named if uid_of(pid, self._processes.proc) == ROOT)
 
     @cached_property
-    def _slurmds(self) -> frozenset[int]:
-        return self._of_root(SLURMD)
-
-    @cached_property
-    def _stepds(self) -> frozenset[int]:
-        return self._of_root(STEPD)
-
-    @cached_property
     def _jobs(self) -> frozenset[Job]:
         """The jobs in a slurmstepd's cgroup path or title: `slurmstepd: [7.batch]`."""
         proc = self._processes.proc
-        cgroups = (membership(cgroups_of(pid, proc)).job for pid in self._stepds)
-        titles = (title_of(pid, proc).rpartition("[")[2] for pid in self._stepds)
+        cgroups = (membership(cgroups_of(pid, proc)).job for pid in self._of_root(STEPD))
+        titles = (title_of(pid, proc).rpartition("[")[2] for pid in self._of_root(STEPD))
         of_titles = (Job(SLURM, title.partition(".")[0]) for title in titles)
         return frozenset((*(job for job in cgroups if job is not None), *of_titles))
 
@@ -171,5 +143,5 @@ class ProcessOwners:
     def _users(self) -> Collection[int | None]:
         """The uids of the processes that a slurmstepd has started."""
         by_pid, proc = self._processes.by_pid, self._processes.proc
-        started = (stat for stat in by_pid.values() if stat.parent in self._stepds)
+        started = (stat for stat in by_pid.values() if stat.parent in self._of_root(STEPD))
         return {uid_of(stat.number, proc) for stat in started if not stat.is_zombie}

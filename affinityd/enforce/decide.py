@@ -6,7 +6,6 @@ step fails, the process is left alone, for a reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from affinityd.audit.allocations import Shares
@@ -86,19 +85,21 @@ def decide(
     reserved: CpuSet,
     policy: Policy | None,
     identify: Identify,
-    given: Callable[[ProcessFacts], frozenset[CpuSet]],
     history: JobHistory,
+    backoff: Backoff,
 ) -> list[Decision]:
     """Return the decisions about the processes of a scan, in its order.
 
     `policy` None: none could be read yet. `identify` is called only for holders, and only for those
-    in a job, or whose cgroup a rule may name. `history` remembers the jobs from scan to scan.
+    in a job, or whose cgroup a rule may name. `history` and `backoff` remember the jobs and pins
+    from scan to scan.
     """
     jobs, remedies = ScanJobs(scan.processes, policy, identify), Remedies(topology, scan)
     note(history, jobs, scan.boot)
-    places = Places(scan.near, Shares(topology, reserved), jobs, remedies, history, given)
+    backoff.begin(scan.boot)
+    places = Places(scan.near, Shares(topology, reserved), jobs, remedies, history, backoff.given)
     deciding = _Deciding(places, policy, identify)
-    return [deciding.decision(process) for process in scan.processes]
+    return [backoff.after_waiting(deciding.decision(process)) for process in scan.processes]
 
 
 class _Deciding:

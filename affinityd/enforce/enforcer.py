@@ -204,17 +204,15 @@ class Enforcer:
         policy = self._policy.current()
         variables = frozenset() if policy is None else policy.variables
         self._identities.begin(scan.boot)
-        self._backoff.begin(scan.boot)
         decisions = decide(
             topology,
             scan,
             reserved=self._reserved,
             policy=policy,
             identify=lambda facts: self._identities.of(facts, variables),
-            given=self._backoff.given,
             history=self._history,
+            backoff=self._backoff,
         )
-        decisions = [*map(self._backoff.after_waiting, decisions)]
         drifted = [it for it in decisions if it.verdict == DRIFTED and not it.is_observed]
         done = self._pin(drifted) if does == PIN else []
         records = {it.facts.pid: self._backoff.record(it.facts) for it in scan.processes}

@@ -10,7 +10,7 @@ from affinityd.audit.model import AuditedProcess, Job, ProcessFacts
 from affinityd.cpuset import CpuSet
 from affinityd.enforce.policy import Treatment
 from affinityd.linux.pinning import ThreadBefore, is_on_purpose
-from affinityd.linux.processes import Thread
+from affinityd.linux.processes import ENDED, Thread
 from affinityd.topology.nearness import MASK, UNPINNED
 
 #: Owners of jobs besides the schedulers of `affinityd.audit.model`: `Job.scheduler` of a
@@ -82,7 +82,8 @@ class TargetCpus:
     def verdicts(self, facts: ProcessFacts) -> list[tuple[Thread, str]]:
         """Return the running threads of a process, each with what `of` returns for its mask."""
         of = {mask: self.of(mask) for mask in {thread.mask for thread in facts.threads}}
-        return [(thread, of[thread.mask]) for thread in facts.running]
+        running = facts.threads[1:] if facts.state in ENDED else facts.threads
+        return [(thread, of[thread.mask]) for thread in running]
 
     def drifted_masks(self, facts: ProcessFacts) -> frozenset[CpuSet]:
         """Return the masks of a process that a pin would replace."""

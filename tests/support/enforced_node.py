@@ -57,19 +57,17 @@ class Site:
     def look(self, *processes: ProcessFacts | AuditedProcess, boot: float = NOW) -> list[Decision]:
         """Return what is to become of what a scan found; `boot`: when it began."""
         self._first_masks.begin(boot)
-        self.backoff.begin(boot)
         judged = [it if isinstance(it, AuditedProcess) else self.audited(it) for it in processes]
         found = with_allocations(self.topology, self._reserved, judged)
-        decisions = decide(
+        return decide(
             self.topology,
             replace(scan_of(self.topology, *found), boot=boot),
             reserved=self._reserved,
             policy=self.policy,
             identify=self._identify,
-            given=self.backoff.given,
             history=self._history,
+            backoff=self.backoff,
         )
-        return [self.backoff.after_waiting(it) for it in decisions]
 
     def pin(self, *processes: ProcessFacts, boot: float = NOW) -> list[ProcessFacts]:
         """Look, pin those that have drifted, and return what all of them are then."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from affinityd.audit.model import GpuHolders, GpuKey, Holding
-from affinityd.audit.sources.nvml import HOLD, DriverMaintenance, NvmlSource
+from affinityd.audit.sources.nvml import HOLD, DriverMaintenance, nvml_holders
 from affinityd.discovery.nvml import ProcessReport
 from affinityd.linux.files import listed, numbered, text
 from affinityd.linux.processes import INIT, INITIAL_PIDS, process_of, since_boot
@@ -52,7 +52,7 @@ class HolderSources:
         `hold`: while this file exists, NVML is not called.
         """
         self._proc, self._sys, self._clock = proc, sys, clock
-        self._nvml = NvmlSource(ask_nvml, DriverMaintenance(sys, hold, proc), driver, clock)
+        self._nvml = ask_nvml, DriverMaintenance(sys, hold, proc), driver
         self._files = DeviceFileScanner(proc, sys, dev)
 
     def held(self, topology: Topology) -> GpuHolders:
@@ -66,14 +66,14 @@ class HolderSources:
         if not _sees_all_pids(self._proc):
             return replace(GpuHolders.unknown_of(gpus, NOT_ALL_PIDS), asked=asked)
         found = (
-            self._nvml.found([gpu for gpu in gpus if gpu.vendor == NVIDIA]),
+            nvml_holders([gpu for gpu in gpus if gpu.vendor == NVIDIA], *self._nvml),
             kfd_holders([gpu for gpu in gpus if gpu.vendor == AMD], self._sys),
             self._files.found([gpu for gpu in gpus if gpu.vendor not in {NVIDIA, AMD}]),
         )
         return GpuHolders(
             holdings=one_a_process((it for part in found for it in part.holdings), self._proc),
             unknown={key: why for part in found for key, why in part.unknown.items()},
-            asked=min(asked, *(part.asked for part in found)),
+            asked=asked,
             skipped=sum(part.skipped for part in found),
             notices=tuple(notice for part in found for notice in part.notices),
         )

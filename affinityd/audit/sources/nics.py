@@ -13,12 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from affinityd.audit.remedies import (
-    NEARER_NICS,
-    SET_LIBFABRIC,
-    START_WITH_NICS,
-    WHOLE_NAMES,
-)
+from affinityd.audit.remedies import NEARER_NICS, SET_LIBFABRIC, START_WITH_NICS, WHOLE_NAMES
 from affinityd.cpuset import several
 from affinityd.linux.files import environment_of, listed, text
 from affinityd.request.environment import NIC_VARIABLES, nic_value

@@ -1,9 +1,4 @@
-"""The holders of NVIDIA's GPUs, by NVML, and when to call it: a call uses the driver.
-
-During maintenance of the driver NVML is not called. A pending change of MIG mode waits for a
-reset, often for days, while the GPU has users: meanwhile NVML is called less often, and its last
-report counts.
-"""
+"""The holders of NVIDIA's GPUs, by NVML, which is not called during maintenance of the driver."""
 
 from __future__ import annotations
 
@@ -11,7 +6,6 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
 from affinityd.audit.model import GpuHolders, Holding
 from affinityd.discovery.nvml import GpuProcesses, NvmlProcess, ProcessReport
@@ -22,47 +16,27 @@ from affinityd.topology.model import Gpu
 
 NVML_SECONDS = 10.0  #: that NVML may take to answer
 
-#: How often NVML is called while a change of MIG mode is pending.
-CHANGING_SECONDS = 60.0
-
 NO_DRIVER = "NVIDIA's driver is not loaded"
 READ_AGAIN = "the daemon reads the machine again on systemctl reload affinityd"
-WAITS = "{change} by a reset of the GPU; until then NVML is asked once a minute"
+WAITS = "{change} by a reset of the GPU"
 
 
-class NvmlSource:
-    """Calls NVML at each scan, except during maintenance of the driver."""
+def nvml_holders(
+    gpus: Sequence[Gpu],
+    ask: Callable[[float], ProcessReport],
+    maintenance: DriverMaintenance,
+    driver: str,
+) -> GpuHolders:
+    """Return the holders of NVIDIA's GPUs, or why they are not known.
 
-    def __init__(
-        self,
-        ask: Callable[[float], ProcessReport],
-        maintenance: DriverMaintenance,
-        driver: str,
-        clock: Callable[[], float],
-    ) -> None:
-        """Take the function that calls NVML, its time limit, and the driver's folder in sysfs."""
-        self._ask, self._maintenance, self._clock = ask, maintenance, clock
-        self._version = f"{driver}/version"
-        self._last: tuple[float, ProcessReport] | None = None  # with the time of the call
-
-    def found(self, gpus: Sequence[Gpu]) -> GpuHolders:
-        """Return the holders of the GPUs, or why they are not known."""
-        if not gpus:
-            return GpuHolders()
-        # NVML would load a driver that is not there, and so fight an upgrade.
-        is_loaded = os.path.exists(self._version)  # noqa: PTH110 - a scan is cheap
-        if reason := self._maintenance.reason() if is_loaded else NO_DRIVER:
-            self._last = None
-            return GpuHolders.unknown_of(gpus, reason)
-        asked, report = self._last or (0.0, None)
-        now = self._clock()
-        if report is None or report.changing is None or now - asked >= CHANGING_SECONDS:
-            asked, report = self._last = now, self._ask(NVML_SECONDS)
-        return replace(
-            processes_of(report, gpus),
-            asked=asked,
-            notices=(WAITS.format(change=report.changing),) if report.changing else (),
-        )
+    `ask` calls NVML, within so many seconds; `driver` is its folder in /proc.
+    """
+    if not gpus:
+        return GpuHolders()
+    # NVML would load a driver that is not there, and so fight an upgrade.
+    is_loaded = os.path.exists(f"{driver}/version")  # noqa: PTH110 - a scan is cheap
+    reason = maintenance.reason() if is_loaded else NO_DRIVER
+    return GpuHolders.unknown_of(gpus, reason) if reason else processes_of(ask(NVML_SECONDS), gpus)
 
 
 def processes_of(report: ProcessReport, gpus: Sequence[Gpu]) -> GpuHolders:
@@ -78,7 +52,8 @@ def processes_of(report: ProcessReport, gpus: Sequence[Gpu]) -> GpuHolders:
             unknown[gpu.key] = doubt
         elif listed is not None:
             holdings += _holdings(gpu, listed.processes)
-    return GpuHolders(tuple(holdings), unknown)
+    waits = (WAITS.format(change=report.changing),) if report.changing else ()
+    return GpuHolders(tuple(holdings), unknown, notices=waits)
 
 
 def _doubt(gpu: Gpu, listed: GpuProcesses | None) -> str | None:

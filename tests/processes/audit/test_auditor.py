@@ -92,9 +92,7 @@ def test_a_process_is_judged_by_its_mask_and_the_machine_at_each_scan(far: int) 
     assert placed(auditor.scan(narrow)) == [("unpinned", "unpinned")]
 
 
-def test_cpu_time_is_remote_while_it_is_spent_far_away_and_a_gpu_has_none_of_anothers() -> None:
-    first, second = TOPOLOGY.gpus
-    moved = replace(TOPOLOGY, gpus=(replace(second, index=0, numa_node=first.numa_node),))
+def test_cpu_time_is_remote_while_it_is_spent_far_away() -> None:
     with program(BUSY) as child:
         auditor = Auditor(Known(child.pid).held)
         assert auditor.scan(TOPOLOGY).gpu_time[GPU].total == 0
@@ -105,9 +103,6 @@ def test_cpu_time_is_remote_while_it_is_spent_far_away_and_a_gpu_has_none_of_ano
             after = auditor.scan(replace(TOPOLOGY)).gpu_time[GPU]  # as it was read anew
             assert after.total > before.total
             assert (after.remote > before.remote) is (mask == FAR)
-        scan = auditor.scan(moved)  # the other GPU got the number of one that left
-    assert scan.gpu_time[GPU].total < after.total
-    assert scan.since == {GPU: scan.time}
 
 
 def test_a_known_daemon_and_what_it_starts_are_no_mismatch_unless_that_holds_a_gpu() -> None:

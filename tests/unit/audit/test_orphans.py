@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.audit.model import AuditedProcess, Holding, ProcessFacts
-from affinityd.audit.orphans import IdleTimes, MissingProcesses, ProcessOwners, why_orphan
+from affinityd.audit.auditor import Auditor
+from affinityd.audit.model import AuditedProcess, GpuHolders, Holding, ProcessFacts
+from affinityd.audit.orphans import NOT_THERE, IdleTimes, ProcessOwners, why_orphan
 from affinityd.linux.processes import ProcessTable
 from tests.support.audit_facts import (
     GPU,
@@ -20,6 +21,7 @@ from tests.support.audit_facts import (
     process,
     thread,
 )
+from tests.support.machines.by_hand import made
 from tests.support.tables import rows
 
 ABSENT = 10**7  #: above any kernel's pid_max
@@ -122,22 +124,22 @@ HIDDEN = [Holding(os.getpid(), GPU), Holding(1, GPU)]  #: by /proc
 
 
 @pytest.mark.parametrize(
-    ("scans", "expected"),
+    ("scans", "missing"),
     [
-        ([(1, NAMED), (2, NAMED)], [[], NAMED]),  # once may be a race
-        ([(1, NAMED), (2, []), (3, NAMED)], [[], [], []]),
-        ([(1, NAMED), (2, OTHER)], [[], []]),
-        # What was said once, and counts for several scans, was said once.
-        ([(1, NAMED), (1, NAMED), (2, NAMED), (2, NAMED), (3, [])], [[], [], NAMED, NAMED, []]),
-        ([(1, []), (1, NAMED), (2, NAMED)], [[], [], []]),  # it was there when it was named
-        ([(1, HIDDEN), (2, HIDDEN)], [[], []]),
+        ([NAMED, NAMED], [[], [ABSENT]]),  # once may be a race
+        ([NAMED, [], NAMED], [[], [], []]),
+        ([NAMED, OTHER], [[], []]),
+        ([HIDDEN, HIDDEN], [[], []]),
     ],
 )
 def test_what_the_driver_names_twice_and_is_not_there_is_missing(
-    scans: list[tuple[float, list[Holding]]], expected: list[list[Holding]]
+    tmp_path: Path, scans: list[list[Holding]], missing: list[list[int]]
 ) -> None:
-    known = MissingProcesses()
-    assert [list(known.found(unseen, asked)) for asked, unseen in scans] == expected
+    held = (GpuHolders(tuple(holdings)) for holdings in scans)
+    auditor, machine = Auditor(lambda _: next(held), str(tmp_path)), made({0: "0"}, gpus=[0, 0])
+    found = [auditor.scan(machine).processes for _ in scans]
+    assert [[it.facts.pid for it in processes] for processes in found] == missing
+    assert {it.orphan for processes in found for it in processes} <= {NOT_THERE}
 
 
 # For how long an orphan has computed nothing.
