@@ -12,11 +12,11 @@ from functools import cached_property
 from affinityd.audit.judge import Judge
 from affinityd.audit.model import (
     KUBERNETES,
-    SLURM,
     AuditedProcess,
     ContainerResources,
     GpuKey,
     KubeletConfig,
+    ProcessFacts,
     Scan,
 )
 from affinityd.audit.orphans import GONE, has_ended
@@ -24,35 +24,13 @@ from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.linux.processes import INIT
 from affinityd.slurm.cores import CoreAffinity, SlurmCores, affinities
 from affinityd.topology.model import Gpu, Topology
-from affinityd.topology.nearness import ALLOCATION, MASK, UNPINNED, Vicinity
+from affinityd.topology.nearness import ALLOCATION, UNPINNED, Vicinity
 
-#: Sources: gres.conf(5), srun(1).
-ALLOCATED = {
-    SLURM: (
-        "{near}, and its job was given {given} there: put {cores} in {lines} of "
-        "gres.conf (affinityd slurm gres-conf prints it), {sockets}and submit with "
-        "--gres-flags=enforce-binding"
-    ),
-    KUBERNETES: "{near}, and {placement} there: {kubelet}",
-    None: (
-        "{near}, and its cpuset, {cpuset}{owner}, has {given} there: set a cpuset with near CPUs"
-    ),
-}
-#: Cause → why a pin is the remedy.
-PINNED = {
-    MASK: "{near}, and its cpuset has CPUs there",
-    UNPINNED: "it may run on every CPU, and {near}; start it with affinityd exec",
-}
-
-#: The same for a pod's process, which no command in the daemon's own container may pin.
+#: For a pod's process, which no command in the daemon's own container may pin.
 BY_RUNTIME = (
     "label the pod affinityd=on, or list its namespace (kubernetes.nri of the chart), and start it "
     "again; or let the daemon pin it (enforce.mode: pin)"
 )
-PLACED = {
-    MASK: f"{{near}}, and its cpuset has CPUs there; {BY_RUNTIME}",
-    UNPINNED: f"it may run on every CPU, and {{near}}; {BY_RUNTIME}",
-}
 
 #: The ends of the findings of `affinityd verify`.
 PIN_FIXES = "{pin} fixes that"
@@ -75,11 +53,12 @@ COMPUTES = (
     "it may still compute: ask its user; affinityd audit --watch says when it has "
     f"used no CPU time for {IDLE:g} s"
 )
+ENDS = "it has used no CPU time for {idle:.0f} s: check what it is, then end it: kill {pid}"
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """The remedy of a mismatch or an orphan."""
+    """The remedy of a mismatch."""
 
     why: str
     command: str | None = None  #: that does it; None: no command does
@@ -97,7 +76,7 @@ class Remedies:
 
     def __init__(self, topology: Topology, scan: Scan) -> None:
         self._topology = topology
-        self._divided = scan.divided
+        self._scan = scan
         self._holders = {it.facts.pid: it for it in scan.processes if it.facts.holding is not None}
         self._with_workers = {it.facts.holder for it in scan.processes}
         self._unlike = {
@@ -107,8 +86,6 @@ class Remedies:
             for target in (self._target(process),)
             if any(mask != target.facts.threads[0].mask for mask in process.judged)
         }
-        self._idle = scan.idle
-        self._kubelet = scan.kubelet or KubeletConfig()
         self._near = Judge(topology).vicinity
 
     def sentence(self, process: AuditedProcess) -> str | None:
@@ -120,66 +97,73 @@ class Remedies:
         """Return the remedy of a process's placement; None: it needs none, or there is none."""
         if not process.is_mismatch or process.cause is None:
             return None
-        near = self._near(process.facts.gpus)
+        near, job = self._near(process.facts.gpus), process.facts.membership.job
         place = f"{near}, near CPUs {format_list(near.cpus)}"
         if process.cause == ALLOCATION:
-            return Remedy(self._allocated(process, near, place))
-        job = process.facts.membership.job
+            return Remedy(f"{place}, and {self._allocated(process.facts, near)}")
+        why = f"{place}, and its cpuset has CPUs there"
+        if process.cause == UNPINNED:
+            why = f"it may run on every CPU, and {place}"
         if job is not None and job.scheduler == KUBERNETES:
-            return Remedy(PLACED[process.cause].format(near=place))
-        return Remedy(PINNED[process.cause].format(near=place), self._pin(process, near.gpus))
+            return Remedy(f"{why}; {BY_RUNTIME}")
+        start = "; start it with affinityd exec" if process.cause == UNPINNED else ""
+        return Remedy(f"{why}{start}", self._pin(process, near.gpus))
 
-    def end(self, process: AuditedProcess) -> Remedy | None:
+    def end(self, process: AuditedProcess) -> str | None:
         """Return the command that ends an orphan, or the step before it; None: no remedy."""
         facts = process.facts
         if process.orphan is None:
             return None
         if facts.state == GONE:
-            return Remedy("reset the GPU when no other process uses it")
+            return "reset the GPU when no other process uses it"
         if has_ended(facts):
             # Its parent may be a running job that notices soon: no remedy may kill that.
             parent = f"check process {facts.parent}, which must wait(2) for it or end"
-            return Remedy(parent) if facts.parent > INIT else None
-        idle = self._idle.get(facts.pid, 0.0)
-        now = f"it has used no CPU time for {idle:.0f} s: check what it is, then end it: kill "
-        return Remedy(COMPUTES if idle < IDLE else f"{now}{facts.pid}")
+            return parent if facts.parent > INIT else None
+        idle = self._scan.idle.get(facts.pid, 0.0)
+        return COMPUTES if idle < IDLE else ENDS.format(idle=idle, pid=facts.pid)
 
     def _target(self, process: AuditedProcess) -> AuditedProcess:
         """Return the process that a pin should name: its holder, or itself."""
         holder = self._holders.get(process.facts.holder or process.facts.pid)
-        return process if holder is None or holder.facts.pid in self._divided else holder
+        return process if holder is None or holder.facts.pid in self._scan.divided else holder
 
     def _pin(self, process: AuditedProcess, gpus: Sequence[Gpu]) -> str:
         """Return the command; a process's own environment would count its GPUs in its own way."""
         pid = self._target(process).facts.pid
-        is_tree = pid in self._with_workers and pid not in self._divided
+        is_tree = pid in self._with_workers and pid not in self._scan.divided
         names = ",".join(gpu.uuid or gpu.pci_bus_id for gpu in gpus)
         return pin_command(pid, f"--gpus {names} ", tree=is_tree, force=pid in self._unlike)
 
-    def _allocated(self, process: AuditedProcess, near: Vicinity, place: str) -> str:
-        facts = process.facts
+    def _allocated(self, facts: ProcessFacts, near: Vicinity) -> str:
+        """Return which CPUs a process was given, and how its job gets near ones.
+
+        Sources: gres.conf(5), srun(1).
+        """
         job, container = facts.membership.job, facts.membership.container
-        placement = PodPlacement(self._topology, near, facts.cpuset, facts.given, self._kubelet)
-        fields = dict.fromkeys(self._affinities[gpu.key].field for gpu in near.gpus)
-        return ALLOCATED[job.scheduler if job else None].format(
-            near=place,
-            placement=placement,
-            kubelet=placement.remedy(),
-            given=near.part_of(facts.cpuset),
-            cores=" and ".join(field or "the right Cores=" for field in fields),
-            sockets=f"{self._sockets} in slurm.conf, " if self._sockets else "",
-            lines="the GPU's line" if len(near.gpus) == 1 else "the GPUs' lines",
-            cpuset=format_list(facts.cpuset or ()),
-            owner=f" (container {container[:12]})" if container else "",
+        if job is not None and job.scheduler == KUBERNETES:
+            kubelet = self._scan.kubelet or KubeletConfig()
+            placement = PodPlacement(self._topology, near, facts.cpuset, facts.given, kubelet)
+            return f"{placement} there: {placement.remedy()}"
+        few = f"{near.part_of(facts.cpuset)} there"
+        if job is None:
+            owner = f" (container {container[:12]})" if container else ""
+            cpuset = f"its cpuset, {format_list(facts.cpuset or ())}{owner}"
+            return f"{cpuset}, has {few}: set a cpuset with near CPUs"
+        settings, affinity_of = self._slurm
+        fields = dict.fromkeys(affinity_of[gpu.key].field for gpu in near.gpus)
+        cores = " and ".join(field or "the right Cores=" for field in fields)
+        lines = "the GPU's line" if len(near.gpus) == 1 else "the GPUs' lines"
+        sockets = f"{settings} in slurm.conf, " if settings else ""
+        return (
+            f"its job was given {few}: put {cores} in {lines} of gres.conf (affinityd slurm "
+            f"gres-conf prints it), {sockets}and submit with --gres-flags=enforce-binding"
         )
 
     @cached_property
-    def _sockets(self) -> str | None:
-        return SlurmCores(self._topology).settings()
-
-    @cached_property
-    def _affinities(self) -> Mapping[GpuKey, CoreAffinity]:
-        return affinities(SlurmCores(self._topology), "node")
+    def _slurm(self) -> tuple[str | None, Mapping[GpuKey, CoreAffinity]]:
+        cores = SlurmCores(self._topology)
+        return cores.settings(), affinities(cores, "node")
 
 
 def pin_command(pid: int, gpus: str, *, tree: bool, force: bool) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -123,18 +124,11 @@ class ProcessPlanner:
         query = process.query(config.plan_parameters(variables, self.chosen), cpus)
         return local_plan.plan_on_node(self.node, query, Caller(mask=cpus, cpuset=cpus))
 
-    def plan_or_none(self, stat: Stat) -> Reply | None:
-        """Return the plan for a process; None where there is none."""
-        try:
-            return self.plan(stat)
-        except AffinityError:
-            return None
-
     def doubt(self, stat: Stat) -> str | None:
         """Return why this process may number its GPUs differently from here; None: it does not.
 
-        The limits of a device cgroup cannot be read from outside it. Slurm, where it
-        constrains devices, has every task count from 0.
+        The limits of a device cgroup cannot be read from outside it. Slurm, where it constrains
+        devices, has every task count from 0.
         """
         process, this = self.context(stat), ProcessContext.of_self()
         job = (process.environ or {}).get("SLURM_JOB_ID")
@@ -167,9 +161,10 @@ def used_gpus(process: Stat, planner: ProcessPlanner, *, is_named: bool) -> Used
     the user has named them. Raises AffinityError if there is no plan for the process itself.
     """
     tree = [process, *descendants(process.number)]
-    plans = {process.number: planner.plan(process)}
-    plans |= {stat.number: plan for stat in tree[1:] if (plan := planner.plan_or_none(stat))}
-    ranks: dict[int, Sequence[RankPlan]] = {pid: plan.ranks for pid, plan in plans.items()}
+    ranks: dict[int, Sequence[RankPlan]] = {process.number: planner.plan(process).ranks}
+    for stat in tree[1:]:
+        with suppress(AffinityError):
+            ranks[stat.number] = planner.plan(stat).ranks
     unclear = {
         stat.number
         for stat in tree
@@ -181,11 +176,7 @@ def used_gpus(process: Stat, planner: ProcessPlanner, *, is_named: bool) -> Used
         held = GpuHolders.unknown_of(planner.topology.gpus, REPLAYED)
     elif unclear:
         held = HolderSources(query_processes).held(planner.topology)
-    using = {
-        holding.pid: {holding.gpu, *holding.beside}
-        for holding in held.holdings
-        if holding.pid in unclear
-    }
+    using = {it.pid: {it.gpu, *it.beside} for it in held.holdings if it.pid in unclear}
     for pid, keys in using.items():
         ranks[pid] = [rank for rank in ranks[pid] if rank.gpu.key in keys] or ranks[pid]
     helpers: set[int] = set()  # descendants, without a GPU of their own, of processes that use one

@@ -61,10 +61,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--memory",
         action="store_true",
-        help=(
-            "also the NUMA nodes of their memory; each process pauses while the kernel "
-            "walks its pages"
-        ),
+        help="also the NUMA nodes of their memory; each pauses while the kernel walks its pages",
     )
     parser.add_argument(
         "--all", action="store_true", help="a row for each process, even if workers are alike"
@@ -93,9 +90,10 @@ def run(arguments: argparse.Namespace) -> int:
             _print(arguments, topology, scan, before)
     except BrokenPipeError:  # the reader has ended; the result counts all the same
         give_up_stdout()
-    if any(process.placement == REMOTE and not process.is_daemon for process in scan.processes):
+    if any(it.placement == REMOTE and not it.is_daemon for it in scan.processes):
         return 1
-    return 0 if any(cpus and key not in scan.unknown for key, cpus in scan.near.items()) else 2
+    is_known = any(cpus and key not in scan.unknown for key, cpus in scan.near.items())
+    return 0 if is_known else TROUBLE
 
 
 def _seconds(text: str) -> float:
@@ -121,9 +119,7 @@ def _chosen(topology: Topology, listed: str | None) -> AbstractSet[GpuKey]:
 
 
 def _only(scan: Scan, gpus: AbstractSet[GpuKey]) -> Scan:
-    processes = tuple(
-        process for process in scan.processes if not gpus.isdisjoint(process.facts.gpus)
-    )
+    processes = tuple(it for it in scan.processes if not gpus.isdisjoint(it.facts.gpus))
     return replace(
         scan,
         processes=processes,
@@ -141,10 +137,7 @@ def _print(
     nics = _far_nics(topology, scan)
     if arguments.format == "json":
         whole = vars(document(topology, scan, everything))
-        processes = [
-            {**vars(process), "far_nics": nics.get(process.pid, ())}
-            for process in whole["processes"]
-        ]
+        processes = [{**vars(it), "far_nics": nics.get(it.pid, ())} for it in whole["processes"]]
         for process in processes if arguments.memory else ():
             resident = memory.get(process["pid"])
             process["memory"] = None if isinstance(resident, str) else resident
@@ -154,27 +147,9 @@ def _print(
         *audit.table(topology, scan, before, fold=not arguments.all),
         *audit.process_lines(scan, memory, nics),
     ]
-    _show([*map(one_line, lines)], is_first=before is None, again=arguments.watch is not None)
-
-
-def _far_nics(topology: Topology, scan: Scan) -> Mapping[int, Sequence[str]]:
-    """Return pid → sentences on RDMA devices away from its GPUs, of processes that hold GPUs."""
-    if not usable_ports(topology.nics):  # then no process's files are read
-        return {}
-    judge, gpus = NicJudge(topology), {gpu.key: gpu for gpu in topology.gpus}
-    return {
-        process.facts.pid: list(
-            judge.findings([gpus[key] for key in process.facts.gpus], nic_use(process.facts.pid))
-        )
-        for process in scan.processes
-        if process.facts.holding and not process.is_daemon
-    }
-
-
-def _show(lines: list[str], *, is_first: bool, again: bool) -> None:
-    """Print a table; on a terminal, draw over the previous one."""
-    if not (again and sys.stdout is not None and sys.stdout.isatty()):
-        print("\n".join(lines if is_first else ["", *lines]), flush=True)
+    lines = [*map(one_line, lines)]
+    if arguments.watch is None or sys.stdout is None or not sys.stdout.isatty():
+        print("\n".join(lines if before is None else ["", *lines]), flush=True)
         return
     width, height = shutil.get_terminal_size()
     if len(lines) > height:  # a window that scrolls could not be drawn over
@@ -182,6 +157,18 @@ def _show(lines: list[str], *, is_first: bool, again: bool) -> None:
         lines = [*lines[: height - 1], f"and {more} more, in a larger window"]
     drawn = (f"{line[:width]}{CLEAR_LINE}" for line in lines)
     print(HOME + "\n".join(drawn) + CLEAR_REST, end="", flush=True)
+
+
+def _far_nics(topology: Topology, scan: Scan) -> Mapping[int, Sequence[str]]:
+    """Return pid → sentences on RDMA devices away from its GPUs, of processes that hold GPUs."""
+    if not usable_ports(topology.nics):  # then no process's files are read
+        return {}
+    judge, gpus = NicJudge(topology), {gpu.key: gpu for gpu in topology.gpus}
+    holders = (it.facts for it in scan.processes if it.facts.holding and not it.is_daemon)
+    return {
+        facts.pid: list(judge.findings([gpus[key] for key in facts.gpus], nic_use(facts.pid)))
+        for facts in holders
+    }
 
 
 def auditor_by(

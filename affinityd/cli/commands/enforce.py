@@ -89,9 +89,8 @@ def _undo(sockets: list[str], job: str | None) -> int:
         for line in _of_process(one):
             print(one_line(f"process {one.pid} ({one.name}): {line}"))
     if not any(one.restored or one.changed or one.refused for one in undone):
-        print(
-            f"no running process has a pin to undo, by {' and '.join(map(str, paths)) or 'no file'}"
-        )
+        files = " and ".join(map(str, paths)) or "no file"
+        print(f"no running process has a pin to undo, by {files}")
     return 1 if any(one.refused for one in undone) else 0
 
 
@@ -107,13 +106,12 @@ def _of_process(undone: journal.Undone) -> Iterator[str]:
 def _check(path: str) -> int:
     try:
         from affinityd.daemon.policy_document import described  # noqa: PLC0415 - wants pydantic
-    except ModuleNotFoundError as error:
-        raise InvalidRequestError(
-            f"{error.name} is needed to read policies, and is not installed; {DAEMON_EXTRA}"
-        ) from None
-    try:
+
         with Path(path).open("rb") as file:
             rules = described(decoded(file.read(MAX_FILE + 1)))
+    except ModuleNotFoundError as error:
+        needed = f"{error.name} is needed to read policies, and is not installed"
+        raise InvalidRequestError(f"{needed}; {DAEMON_EXTRA}") from None
     except OSError as error:
         raise InvalidRequestError(f"{path} cannot be read: {error.strerror}") from None
     except PolicyError as error:

@@ -62,13 +62,13 @@ def pin_targets(
         return rule
 
     def target_of(stat: Stat) -> Target:
-        target = targets.get(stat.number)
-        if target is None or target.start != stat.start:
-            parent = targets.get(stat.parent)
-            of_child = own_cpus(stat) if own_cpus and stat.number != process.number else None
-            its_cpus = of_child or (parent.cpus if parent else cpus)
-            target = Target(stat.number, stat.start, its_cpus, rule_of(mask_of(stat.number)))
-            targets[stat.number] = target
+        before_it, parent = targets.get(stat.number), targets.get(stat.parent)
+        if before_it is not None and before_it.start == stat.start:
+            return before_it
+        of_child = own_cpus(stat) if own_cpus and stat.number != process.number else None
+        its_cpus = of_child or (parent.cpus if parent else cpus)
+        target = Target(stat.number, stat.start, its_cpus, rule_of(mask_of(stat.number)))
+        targets[stat.number] = target
         return target
 
     def now() -> Iterator[Target]:
@@ -115,18 +115,16 @@ def run(arguments: argparse.Namespace) -> int:
     process = target.living(arguments.pid)
     cpus, own_cpus, near = _cpus(arguments, process)
     moves = planned_moves(near) if arguments.memory else []
-    targets = pin_targets(
-        process, cpus, own_cpus if arguments.tree else None, force=arguments.force
-    )
+    own = own_cpus if arguments.tree else None
+    targets = pin_targets(process, cpus, own, force=arguments.force)
     pinned = pin_threads(targets, dry_run=arguments.dry_run)
     _journal(pinned)
     for line in _results(pinned, dry_run=arguments.dry_run):
         print(one_line(line))
     failures = list(_failures(pinned, process))
-    for line in failures[:MOST_LINES]:
+    more = [f"and {len(failures) - MOST_LINES} more"] if len(failures) > MOST_LINES else []
+    for line in (*failures[:MOST_LINES], *more):
         say(f"affinityd pin: {line}")
-    if len(failures) > MOST_LINES:
-        say(f"affinityd pin: and {len(failures) - MOST_LINES} more")
     if arguments.dry_run:
         for move in moves:
             print(one_line(f"{move}"))
@@ -215,13 +213,12 @@ def _listed(arguments: argparse.Namespace) -> CpuSet:
 
 def _groups(threads: tuple[ThreadResult, ...]) -> Iterable[list[ThreadResult]]:
     """Return threads by process and result; each of those left alone may have its own mask."""
-    return grouped(
-        threads,
-        lambda thread: (
-            *(thread.pid, thread.outcome == LEFT_ALONE or thread.held, thread.reason),
-            thread.outcome == PINNED and thread.was_set,
-        ),
-    ).values()
+
+    def result(thread: ThreadResult) -> object:
+        held, is_set = thread.held, thread.outcome == PINNED and thread.was_set
+        return thread.pid, thread.outcome == LEFT_ALONE or held, thread.reason, is_set
+
+    return grouped(threads, result).values()
 
 
 def _results(pinned: PinResult, *, dry_run: bool) -> Iterator[str]:

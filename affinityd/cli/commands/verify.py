@@ -45,9 +45,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--resident",
         action="store_true",
-        help=(
-            "also the NUMA nodes of its memory; the process pauses while the kernel walks its pages"
-        ),
+        help="also the NUMA nodes of its memory; it pauses while the kernel walks its pages",
     )
     add_format(parser, "table")
     add_plan_options(parser, "the GPUs", DEVICE_OPTIONS)
@@ -92,13 +90,11 @@ def _judged(
     judged = list(_verifications(process, planner, used, with_resident=with_resident))
     families = [(judged, options)]
     if used.by_driver:  # a pin is told which they are, of each process with its helpers
-        by_holder = grouped(
-            judged, lambda each: each.process.facts.holder or each.process.facts.pid
-        )
-        families = [
-            (family, f"--gpus {','.join(gpu.pci_bus_id for gpu in family[0].near.gpus)} ")
-            for family in by_holder.values()
-        ]
+        by_holder = grouped(judged, lambda it: it.process.facts.holder or it.process.facts.pid)
+        families = []
+        for family in by_holder.values():
+            named = ",".join(gpu.pci_bus_id for gpu in family[0].near.gpus)
+            families.append((family, f"--gpus {named} "))
     return planner, [each for family, gpus in families for each in with_remedy(family, gpus)]
 
 
@@ -106,12 +102,13 @@ def _verifications(
     process: Stat, planner: target.ProcessPlanner, used: UsedGpus, *, with_resident: bool
 ) -> Iterator[Verification]:
     """Yield the judgment of the process, then of each descendant, against its own GPUs."""
-    keys = {pid: [gpu.key for gpu in gpus_of(ranks)] for pid, ranks in used.ranks.items()}
-    holdings = (Holding(pid, gpus[0], beside=tuple(gpus[1:])) for pid, gpus in keys.items())
-    judge, unlimited = Judge(planner.topology), float("inf")
-    nic_judge = NicJudge(planner.topology)
-    table, holders = ProcessTable(), GpuHolders(tuple(holdings))
-    processes = list(ProcessWalk(holders, unlimited, table, family=unlimited))
+    holdings = []
+    for pid, ranks in used.ranks.items():
+        first, *beside = (gpu.key for gpu in gpus_of(ranks))
+        holdings.append(Holding(pid, first, beside=tuple(beside)))
+    judge, nic_judge = Judge(planner.topology), NicJudge(planner.topology)
+    holders, unlimited = GpuHolders(tuple(holdings)), float("inf")
+    processes = list(ProcessWalk(holders, unlimited, ProcessTable(), family=unlimited))
     if not processes or processes[0].pid != process.number:
         raise TargetError(f"{target.shown(process)} has ended meanwhile")
     for facts in processes:

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from affinityd.audit.auditor import ThreadName, spent, ticks_of
+from affinityd.audit.auditor import spent, ticks_of
 from affinityd.audit.document import waits_of
 from affinityd.audit.gather import TICKS
 from affinityd.audit.model import AuditedProcess, GpuKey, Holding, ProcessFacts, Scan
-from affinityd.audit.remedies import Remedies, Remedy
+from affinityd.audit.remedies import Remedies
 from affinityd.audit.verify import Verification, matches
 from affinityd.audit.waits import NOTABLE
 from affinityd.cli.console import aligned
@@ -67,30 +67,23 @@ def _remarks(scan: Scan, names: Mapping[GpuKey, str]) -> Iterator[str]:
         yield f"not scanned, as the time limit was reached: {scan.skipped} processes or more"
     yield from scan.notices
     far = {process.facts.gpu for process in scan.processes if process.is_mismatch}
-    for key, ratios in scan.ratios.items():
-        most = max(ratios.values())
-        if key in far and most >= ALIKE:
-            yield (
-                f"GPU {names[key]}: near CPUs copy to it up to {most:.1f} times as fast as far "
-                "ones (affinityd measure)"
-            )
+    for key in (key for key in scan.ratios if key in far):
+        most = max(scan.ratios[key].values())
+        if most >= ALIKE:
+            copies = f"near CPUs copy to it up to {most:.1f} times as fast as far ones"
+            yield f"GPU {names[key]}: {copies} (affinityd measure)"
 
 
 def _remedies(scan: Scan, remedies: Remedies) -> Iterator[str]:
     """Yield the remedies for the processes of each GPU, job and cause: why, then the commands."""
-    alike: dict[object, list[tuple[AuditedProcess, Remedy]]] = {}
-    for process in scan.processes:
-        remedy = remedies.of(process)
-        if remedy is not None:
-            facts = process.facts
-            key = facts.gpus, facts.membership.job, process.cause
-            alike.setdefault(key, []).append((process, remedy))
+    found = [(it.facts, it.cause, remedy) for it in scan.processes if (remedy := remedies.of(it))]
+    alike = grouped(found, lambda it: (it[0].gpus, it[0].membership.job, it[1]))
     for group in alike.values():
-        (first, remedy), *others = group
+        (facts, cause, remedy), *others = group
         more = f" and {len(others)} more" if others else ""
-        commands = list(dict.fromkeys(each.command for _, each in group if each.command))
+        commands = list(dict.fromkeys(each.command for *_, each in group if each.command))
         now = "; to fix it now:" if commands else ""
-        yield f"{process_name(first.facts)}{more}: {first.cause}: {remedy.why}{now}"
+        yield f"{process_name(facts)}{more}: {cause}: {remedy.why}{now}"
         yield from (f"  {command}" for command in commands[:MOST_COMMANDS])
         if len(commands) > MOST_COMMANDS:
             yield f"  and {len(commands) - MOST_COMMANDS} more: affinityd audit --json"
@@ -146,10 +139,15 @@ def _rows_table(
     if before is None:
         return aligned(COLUMNS, rows, NUMBERS)
     ticks, since = ticks_of(before.processes), before.boot * TICKS
-    rows = [
-        (*row, _remote_part(group, ticks, since), _waited(group, scan))
-        for row, group in zip(rows, groups, strict=True)
-    ]
+    for place, group in enumerate(groups):
+        amounts = [spent(process.facts, process.near, ticks, since) for process in group]
+        total, remote = (sum(amount) for amount in zip(*amounts, strict=True))
+        part = f"{remote / total:.0%}" if total else NONE
+        rows[place] = (
+            *rows[place],
+            NOT_KNOWN if group[0].near is None else part,
+            _waited(group, scan),
+        )
     return aligned((*COLUMNS, *SINCE_BEFORE), rows, NUMBERS)
 
 
@@ -174,15 +172,14 @@ def _memory(holding: Holding | None) -> str:
 def _folded(scan: Scan) -> Iterator[Alike]:
     """Group equal workers: children of one parent, without children of their own."""
     parents = {process.facts.parent for process in scan.processes}
-    alike: dict[object, Alike] = {}
-    for process in scan.processes:
-        facts = process.facts
-        look: object = facts.pid
-        if facts.holder is not None and facts.pid not in parents:  # a worker
-            look = (facts.parent, facts.name, process.placement, process.cause)
-            look = (*look, frozenset(process.judged))
-        alike.setdefault(look, []).append(process)
-    for group in alike.values():
+
+    def look(process: AuditedProcess) -> object:
+        facts, masks = process.facts, frozenset(process.judged)
+        if facts.holder is None or facts.pid in parents:  # no worker
+            return facts.pid
+        return facts.parent, facts.name, process.placement, process.cause, masks
+
+    for group in grouped(scan.processes, look).values():
         yield from [group] if len(group) > MOST_ALIKE else ([process] for process in group)
 
 
@@ -192,6 +189,11 @@ def _row(group: Alike, names: Mapping[GpuKey, str], level: int) -> tuple[str, ..
     step = f".{of.step}" if of.job and of.step else ""
     threads = [thread for process in group for thread in process.facts.threads]
     more = f" +{len(group) - 1} alike" if len(group) > 1 else ""
+    # The threads that may run far away, and the CPU time that they spent there.
+    words = [placed.placement in FAR for process in group for placed in process.threads]
+    ticks = sum(spent(process.facts, process.near, {}, since=0)[1] for process in group)
+    far = f"{sum(words)} ({ticks / TICKS:.0f} s)" if any(words) else NONE
+    far = NOT_KNOWN if first.near is None else far
     vendor, _ = facts.gpu  # its GPUs are `0`, or `0+1-3`, that of most memory first
     alike = format_list(index for maker, index in facts.beside if maker == vendor)
     others = (names[key] for key in facts.beside if key[0] != vendor)
@@ -202,22 +204,13 @@ def _row(group: Alike, names: Mapping[GpuKey, str], level: int) -> tuple[str, ..
         _user(facts.uid),
         f"{facts.owner or NONE}{step}",
         str(len(threads)),
-        _far(group),
+        far,
         first.placement,
         "known daemon" if first.is_daemon else first.cause or NONE,
         format_list(frozenset().union(*first.judged)) or NONE,
         format_list({thread.last_cpu for thread in threads}) or NONE,
         _memory(facts.holding),
     )
-
-
-def _far(group: Alike) -> str:
-    """Return how many threads may run far away, and the CPU time that they spent there."""
-    if group[0].near is None:
-        return NOT_KNOWN
-    far = sum(placed.placement in FAR for process in group for placed in process.threads)
-    ticks = sum(spent(process.facts, process.near, {}, since=0)[1] for process in group)
-    return f"{far} ({ticks / TICKS:.0f} s)" if far else NONE
 
 
 @cache
@@ -228,17 +221,6 @@ def _user(uid: int | None) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
-
-
-def _remote_part(
-    group: Sequence[AuditedProcess], ticks: Mapping[ThreadName, int], since: float
-) -> str:
-    near = group[0].near
-    amounts = [spent(process.facts, near, ticks, since) for process in group]
-    total, remote = (sum(amount) for amount in zip(*amounts, strict=True))
-    if near is None:
-        return NOT_KNOWN
-    return f"{remote / total:.0%}" if total else NONE
 
 
 def _waited(group: Alike, scan: Scan) -> str:
@@ -281,23 +263,20 @@ def verify_table(verifications: Sequence[Verification]) -> Iterator[str]:
 
 def _thread_rows(verification: Verification) -> Iterator[tuple[str, ...]]:
     """Yield a row for the threads of each mask, that of the main thread first."""
-    gpus, policy = verification.near.gpus, verification.policy
+    process, gpus, policy = verification.process, verification.near.gpus, verification.policy
     nodes = (NOT_KNOWN if gpu.numa_node is None else str(gpu.numa_node) for gpu in gpus)
     gpu_nodes = ",".join(nodes)
-    alike = grouped(
-        verification.process.threads, lambda placed: (placed.placement, placed.thread.mask)
-    )
+    alike = grouped(process.threads, lambda placed: (placed.placement, placed.thread.mask))
     for (placement, mask), group in alike.items():
-        threads = [thread for thread, *_ in group]
         yield (
-            str(verification.process.facts.pid),
-            threads[0].name,
+            str(process.facts.pid),
+            group[0].thread.name,
             format_list(gpu.index for gpu in gpus),
             gpu_nodes,
-            str(len(threads)),
+            str(len(group)),
             placement,
             format_list(mask),
-            format_list(thread.last_cpu for thread in threads),
+            format_list(placed.thread.last_cpu for placed in group),
             NOT_KNOWN if policy is None else str(policy),
         )
 
@@ -307,15 +286,15 @@ def verify_document(topology: Topology, verifications: Sequence[Verification]) -
     node_of = {cpu: core.node for core in topology.cores for cpu in core.cpus}
     processes = [
         {
-            "pid": verification.process.facts.pid,
-            "name": verification.process.facts.name,
+            "pid": it.process.facts.pid,
+            "name": it.process.facts.name,
             "gpus": [
                 {"index": gpu.index, "pci_bus_id": gpu.pci_bus_id, "numa_node": gpu.numa_node}
-                for gpu in verification.near.gpus
+                for gpu in it.near.gpus
             ],
             "near": {
-                "cpulist": format_list(verification.near.cpus),
-                "memory_nodes": sorted(verification.near.memory),
+                "cpulist": format_list(it.near.cpus),
+                "memory_nodes": sorted(it.near.memory),
             },
             "threads": [
                 {
@@ -326,14 +305,13 @@ def verify_document(topology: Topology, verifications: Sequence[Verification]) -
                     "last_cpu": thread.last_cpu,
                     "last_node": node_of.get(thread.last_cpu),
                 }
-                for thread, placement, _ in verification.process.threads
+                for thread, placement, _ in it.process.threads
             ],
-            "memory": (policy := verification.policy)
-            and {"policy": policy.policy, "nodes": sorted(policy.nodes)},
-            "resident": verification.resident,
-            "mismatches": verification.mismatches,
-            "notes": list(verification.notes),
+            "memory": it.policy and {"policy": it.policy.policy, "nodes": sorted(it.policy.nodes)},
+            "resident": it.resident,
+            "mismatches": it.mismatches,
+            "notes": list(it.notes),
         }
-        for verification in verifications
+        for it in verifications
     ]
     return {"node": topology.name, "matches": matches(verifications), "processes": processes}

@@ -77,16 +77,16 @@ def _far(document: EnforceDocument) -> str:
     by_fate = grouped(document.summary.gpus, lambda gpu: gpu.fate)
     unknown = by_fate.get(UNKNOWN)
     end = f"; the processes of {_gpus(gpu.key for gpu in unknown)} are not known" if unknown else ""
-    far = [(by_fate[fate], *words) for fate, words in FATES.items() if fate in by_fate]
-    number = sum(len(gpus) for gpus, *_ in far)
+    number, fates = 0, []
+    for fate, words in FATES.items():
+        if gpus := by_fate.get(fate, []):
+            number += len(gpus)
+            its = f"{len(gpus)} ({_gpus(gpu.key for gpu in gpus)})"
+            fates.append(words[len(gpus) > 1].format(its))
     if not number:
         return f"no GPU is used from far away{end}"
-    fates = ", ".join(
-        (one if len(gpus) == 1 else more).format(f"{len(gpus)} ({_gpus(gpu.key for gpu in gpus)})")
-        for gpus, one, more in far
-    )
     verb = "is" if number == 1 else "are"
-    return f"{count(number, 'GPU')} {verb} used from far away: {fates}{end}"
+    return f"{count(number, 'GPU')} {verb} used from far away: {', '.join(fates)}{end}"
 
 
 def _gpus(keys: Iterable[GpuKey]) -> str:
@@ -109,7 +109,10 @@ def _table(
             shown, lambda process: (process.verdict, process.cause, process.reason, process.why)
         )
         for group in explained.values():
-            rows += [_row(job, alike) for alike in grouped(group, _place).values()]
+            alike = grouped(
+                group, lambda it: (it.container, it.mode, it.rule, it.masks, it.cpulist)
+            )
+            rows += [_row(job, processes) for processes in alike.values()]
             sentences[len(rows)] = group[0].why or ""
     if rows:
         for number, line in enumerate(aligned(COLUMNS, rows, ())):
@@ -117,13 +120,14 @@ def _table(
             yield from [f"  {sentences[number]}"] if sentences.get(number) else ()
 
 
-def _place(process: EnforceProcessDocument) -> object:
-    return process.container, process.mode, process.rule, process.masks, process.cpulist
-
-
 def _row(job: EnforceJobDocument, alike: Alike) -> tuple[str, ...]:
     first = alike[0]
     rule = "" if first.rule is None else f", rule {first.rule}"
+    drifted = sum(it.threads_drifted for it in alike) if first.verdict == DRIFTED else 0
+    on_purpose = sum(it.threads_on_purpose for it in alike)
+    verdict = [": ".join(filter(None, (first.verdict, first.reason or first.cause)))]
+    verdict += [count(drifted, "thread")] if drifted else []
+    verdict += [f"{count(on_purpose, 'thread')} on purpose"] if on_purpose else []
     name = job_name(job.scheduler, job.id, job.pod) if job.scheduler and job.id else "no job"
     return (
         f"{name}{f' ({first.container})' if first.container else ''}",
@@ -133,19 +137,9 @@ def _row(job: EnforceJobDocument, alike: Alike) -> tuple[str, ...]:
         NONE if first.mode is None else f"{first.mode}{rule}",
         first.masks or NONE,
         first.cpulist or NONE,
-        _verdict(alike),
+        ", ".join(verdict),
     )
 
 
 def _some(texts: Sequence[str], most: int) -> str:
     return ",".join([*texts[:most], *(["…"] if len(texts) > most else [])])
-
-
-def _verdict(alike: Alike) -> str:
-    first = alike[0]
-    drifted = sum(process.threads_drifted for process in alike) if first.verdict == DRIFTED else 0
-    on_purpose = sum(process.threads_on_purpose for process in alike)
-    parts = [": ".join(filter(None, (first.verdict, first.reason or first.cause)))]
-    parts += [count(drifted, "thread")] if drifted else []
-    parts += [f"{count(on_purpose, 'thread')} on purpose"] if on_purpose else []
-    return ", ".join(parts)

@@ -100,9 +100,7 @@ def _missing(measurement: Measurement) -> Iterator[str]:
     for why, figures in grouped(missing, lambda figure: figure.why).items():
         memory = {figure.memory_node for figure in figures if figure.memory_node is not None}
         used = {gpus[figure.gpu] for figure in figures if figure.gpu in gpus}
-        about = [
-            *([f"memory of {several('node', memory)}"] if memory else []),
-            *([several("GPU", used)] if used else []),
-        ]
+        about = [f"memory of {several('node', memory)}"] if memory else []
+        about += [several("GPU", used)] if used else []
         nodes = several("node", {figure.numa_node for figure in figures})
         yield f"{', '.join(about)} from {nodes}: {why}"
