@@ -147,8 +147,9 @@ def test_slurmd_s_gpus_are_compared_with_the_printed_lines(case: str) -> None:
     assert found(has, MACHINES[name], gres=gres) == findings
 
 
-def test_cores_of_a_gpu_whose_numa_node_is_unknown_are_not_compared() -> None:
-    assert found(ZERO, node(None)) == []
+@pytest.mark.parametrize("topology", [node(None), machine("dgx-h100")])
+def test_an_unknown_numa_node_or_device_file_is_not_compared(topology: Topology) -> None:
+    assert found(ZERO, topology) == []
 
 
 def test_errors_of_slurmd_come_first_and_alone_if_it_failed() -> None:
@@ -159,35 +160,28 @@ def test_errors_of_slurmd_come_first_and_alone_if_it_failed() -> None:
         assert (findings[0], len(findings)) == (error, number)
 
 
-def shown(gres: str, cores: int = 16) -> ShownNode:
-    return ShownNode("gpu07", "IDLE", "", NodeGres("scontrol show node gpu07", gres), cores, 2)
-
-
 @pytest.mark.parametrize(
-    ("name", "gres", "right"),
+    ("name", "gres", "cores", "finding"),
     [
-        ("two", "gpu:a100:2", None),
-        ("two", "gpu:a100:1", "gpu:a100:2"),
-        ("two", "", "gpu:2"),
-        ("several", "gpu:v100:1,gpu:a100:1", "gpu:a100:1,gpu:v100:1"),
+        ("two", "gpu:a100:2", 16, None),
+        ("two", "gpu:a100:1", 16, "right is Gres=gpu:a100:2"),
+        ("two", "", 16, "right is Gres=gpu:2"),
+        ("several", "gpu:v100:1,gpu:a100:1", 16, "right is Gres=gpu:a100:1,gpu:v100:1"),
+        ("two", "gpu:a100:2", 32, "slurmctld counts 32 cores, and the node has 16"),
+        ("two", "gpu:a100:2", 0, None),  # it is not known
     ],
 )
-def test_slurmctld_s_numbers_of_gpus_are_compared(name: str, gres: str, right: str | None) -> None:
-    conf = GresConf(MACHINES[name], gres=NodeGres("s", gres))
-    assert [text.partition("right is ")[2] for text in counts(conf, shown(gres))] == (
-        [f"Gres={right}"] if right else []
-    )
+def test_slurmctld_s_numbers_of_gpus_and_cores_are_compared(
+    name: str, gres: str, cores: int, finding: str | None
+) -> None:
+    its = NodeGres("scontrol show node gpu07", gres)
+    findings = list(counts(GresConf(MACHINES[name], gres=its), shown(its, cores)))
+    assert len(findings) == (finding is not None)
+    assert (finding or "") in "".join(findings)
 
 
-def test_slurmctld_s_number_of_cores_is_compared_if_it_has_one() -> None:
-    conf = GresConf(MACHINES["two"], gres=NodeGres("s", "gpu:a100:2"))
-    (text,) = counts(conf, shown("gpu:a100:2", cores=32))
-    assert "slurmctld counts 32 cores, and the node has 16" in text
-    assert list(counts(conf, shown("gpu:a100:2", cores=0))) == []
-
-
-def test_gpus_whose_device_files_are_not_known_are_not_compared() -> None:
-    assert found(f"{ZERO}\n{ONE}", machine("dgx-h100")) == []
+def shown(gres: NodeGres, cores: int) -> ShownNode:
+    return ShownNode("gpu07", "IDLE", "", gres, cores, 2)
 
 
 @given(machines() | linked_machines(), st.sampled_from(SCOPES), st.sampled_from([None, "gpu07"]))
