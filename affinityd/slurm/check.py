@@ -65,11 +65,11 @@ def _fields(conf: GresConf, gpu: Gpu, entry: GresEntry) -> Iterator[tuple[str, s
     slurmd drops types, and says so, where Gres= has none. A GPU of an unknown NUMA node has no
     right cores.
     """
-    affinity, types = conf.affinities[gpu.key], conf.gres.types if conf.gres else ()
+    affinity, has_types = conf.affinities[gpu.key], any(conf.gres or ())
     if entry.name != "gpu":
         yield f"Name={entry.name}", "Name=gpu"
     kind = conf.types.of.get(gpu.key, entry.kind)
-    if types and not entry.is_slice and entry.kind != kind:
+    if has_types and not entry.is_slice and entry.kind != kind:
         yield f"Type={entry.kind or ''}", f"Type={kind}"
     if affinity.near and entry.cores not in {affinity.right, *affinity.near}:
         cores = "no Cores=" if entry.cores is None else f"Cores={format_list(entry.cores)}"
@@ -80,9 +80,9 @@ def counts(conf: GresConf, node: ShownNode) -> Iterator[str]:
     """Yield how slurmctld's numbers of GPUs and cores differ from the node's."""
     gpus, kinds, cores = conf.topology.gpus, conf.types.of, len(conf.topology.cores)
     if all(gpu.key in kinds and not gpu.mig for gpu in gpus):
-        right, has = Counter(kinds[gpu.key] for gpu in gpus), node.gres.counts
+        right, has = Counter(kinds[gpu.key] for gpu in gpus), node.gres
         if right != has or ([*right] != [*has] and not conf.is_alternating):
-            yield f"slurmctld has {node.gres}; right is Gres={gres_of(right) or '(none)'}"
+            yield f"slurmctld has {gres_of(has)}; right is {gres_of(right)}"
     if node.cores not in {0, cores}:
         yield (
             f"slurmctld counts {count(node.cores, 'core')}, and the node has {cores}: it takes "
@@ -172,7 +172,7 @@ def judge_jobs(
     by_name = {node.name: node for node in nodes}
     for job in _running_jobs(slurm):
         node = by_name.get(job.node)
-        if node and (node.cores, sum(node.gres.counts.values())) == like_this:
+        if node and (node.cores, sum(node.gres.values())) == like_this:
             judged += 1
             where = f"{node.name}: " if len(nodes) > 1 else ""
             texts += (f"{where}{text}" for text in far(topology, gpus, node.threads, job))

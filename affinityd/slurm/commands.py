@@ -24,7 +24,7 @@ from typing import NamedTuple
 from affinityd.cpuset import parse_list
 from affinityd.errors import InvalidRequestError
 from affinityd.slurm.cores import CoreNumbers
-from affinityd.slurm.gres_conf import NodeGres, Present
+from affinityd.slurm.gres_conf import Present, TypeCounts, gres_of, read_gres
 from affinityd.text import one_line, whole_number
 
 #: Folders of slurm.conf: Slurm's own, Debian's old one, that of configless Slurm.
@@ -61,12 +61,12 @@ class ShownNode:
     name: str
     state: str  #: such as IDLE+DRAIN
     reason: str  #: of its state; empty: there is none
-    gres: NodeGres
+    gres: TypeCounts
     cores: int  #: that slurmctld counts; 0: not known
     threads: int  #: of a core; 1 at least
 
     @property
-    def configured(self) -> NodeGres | None:
+    def configured(self) -> TypeCounts | None:
         """Gres= of slurm.conf; None: slurmctld refuses the node, and shows what it registered."""
         return None if INVALID in self.state else self.gres
 
@@ -112,12 +112,10 @@ class LocalSlurm:
 
     def nodes(self, name: str = "") -> list[ShownNode]:
         """Return nodes as slurmctld has them; without a name all. Raises SlurmError."""
-        words = ("show", "node", *filter(None, [name]))
-        source = f"scontrol {' '.join(words)}"
-        lines = self.scontrol("--oneliner", *words).splitlines()
-        nodes = [_shown(line, source) for line in lines if "NodeName=" in line]
+        lines = self.scontrol("--oneliner", "show", "node", *filter(None, [name])).splitlines()
+        nodes = [_shown(line) for line in lines if "NodeName=" in line]
         if not nodes:
-            raise SlurmError(f"{source} shows no node; slurm.conf must name one with GPUs")
+            raise SlurmError("scontrol shows no node; slurm.conf must name one with GPUs")
         return nodes
 
     def node_name(self, host: str) -> str:
@@ -127,7 +125,7 @@ class LocalSlurm:
             aliases = self.scontrol("show", "aliases", short).split()
         return aliases[0] if aliases and short not in aliases else short
 
-    def configured(self, hosts: str) -> NodeGres:
+    def configured(self, hosts: str) -> TypeCounts:
         """Return the Gres= of equal nodes, a hostlist.
 
         Raises SlurmError if none is known, and InvalidRequestError if the nodes differ.
@@ -137,10 +135,10 @@ class LocalSlurm:
             raise SlurmError(f"slurmctld refuses the node, {INVALID}, and shows what it registered")
         first = known[0]
         for node in known:
-            if node.gres.counts != first.gres.counts:
+            if node.gres != first.gres:
                 raise InvalidRequestError(
-                    f"{first.name} has {first.gres}, and {node.name} has {node.gres}: lines for "
-                    "both cannot be equal; name nodes that are"
+                    f"{first.name} has {gres_of(first.gres)}, and {node.name} has "
+                    f"{gres_of(node.gres)}: lines for both cannot be equal; name nodes that are"
                 )
         return first.gres
 
@@ -201,7 +199,7 @@ def find_slurm(named: str | None, *, is_live: bool) -> LocalSlurm | None:
     return next(map(LocalSlurm, confs), None)
 
 
-def _shown(line: str, source: str) -> ShownNode:
+def _shown(line: str) -> ShownNode:
     values = dict(_PAIR.findall(line))
     sockets, per_socket, threads = (
         whole_number(values.get(key), MOST) or 0
@@ -213,7 +211,7 @@ def _shown(line: str, source: str) -> ShownNode:
         name=values["NodeName"],
         state=values.get("State", ""),
         reason=reason[1].strip() if reason else "",
-        gres=NodeGres(source, gres),
+        gres=read_gres(gres),
         cores=sockets * per_socket,
         threads=max(1, threads),
     )

@@ -32,40 +32,24 @@ Present = Mapping[str, str | None]  #: device file → type; None: its line has 
 TypeCounts = Mapping[str | None, int]  #: type → GPUs, in the order of Gres=; None: without a type
 
 
-@dataclass(frozen=True)
-class NodeGres:
-    """A node's Gres= to slurmctld."""
-
-    source: str  #: slurm.conf, or the command
-    value: str  #: empty: there is none
-
-    @cached_property
-    def counts(self) -> TypeCounts:
-        """The GPUs of `gpu:a100:2,gpu:v100,shard:8`; without a number it is one."""
-        counts: dict[str | None, int] = {}
-        for entry in self.value.replace(":no_consume", "").split(","):
-            name, *words = entry.split(":")
-            number = whole_number(words[-1], MOST_GPUS) if words else None
-            kind = ":".join(words if number is None else words[:-1]) or None
-            if name == "gpu" and number != 0:
-                counts[kind] = counts.get(kind, 0) + (1 if number is None else number)
-        return counts
-
-    @cached_property
-    def types(self) -> tuple[str, ...]:
-        """The types in their order, which is that of Slurm's GPU numbers."""
-        return tuple(kind for kind in self.counts if kind is not None)
-
-    def __str__(self) -> str:
-        """Return `Gres=gpu:a100:2 (/etc/slurm/slurm.conf)`."""
-        return f"Gres={self.value or '(none)'} ({self.source})"
+def read_gres(text: str) -> TypeCounts:
+    """Read the GPUs of `gpu:a100:2,gpu:v100,shard:8`; without a number it is one."""
+    counts: dict[str | None, int] = {}
+    for entry in text.replace(":no_consume", "").split(","):
+        name, *words = entry.split(":")
+        number = whole_number(words[-1], MOST_GPUS) if words else None
+        kind = ":".join(words if number is None else words[:-1]) or None
+        if name == "gpu" and number != 0:
+            counts[kind] = counts.get(kind, 0) + (1 if number is None else number)
+    return counts
 
 
 def gres_of(counts: TypeCounts) -> str:
-    """Return `gpu:a100:2,gpu:v100:1`."""
-    return ",".join(
+    """Return `Gres=gpu:a100:2,gpu:v100:1`."""
+    entries = (
         f"gpu:{kind}:{number}" if kind else f"gpu:{number}" for kind, number in counts.items()
     )
+    return f"Gres={','.join(entries) or '(none)'}"
 
 
 class DeviceNaming(NamedTuple):
@@ -98,7 +82,7 @@ class GpuTypes(NamedTuple):
     why: str | None = None  #: why GPUs are left out
 
 
-def _types_of_gres(gres: NodeGres, gpus: Sequence[Gpu], lines: Mapping[GpuKey, str]) -> GpuTypes:
+def _types_of_gres(gres: TypeCounts, gpus: Sequence[Gpu], lines: Mapping[GpuKey, str]) -> GpuTypes:
     """Return the types of slurmctld's Gres=: of several, slurmd's lines or the GPUs' names tell.
 
     A GPU has the longest type that is a part of its name: as in AutoDetect, in any case and with _
@@ -107,25 +91,25 @@ def _types_of_gres(gres: NodeGres, gpus: Sequence[Gpu], lines: Mapping[GpuKey, s
     fitting: dict[GpuKey, list[str]] = {}
     for gpu in gpus:
         name = (gpu.model or "").replace(" ", "_").lower()
-        kinds = [kind for kind in gres.types if kind.lower() in name]
+        kinds = [kind for kind in gres if kind and kind.lower() in name]
         fitting[gpu.key] = sorted(kinds, key=lambda kind: (-len(kind), kind))
-    if gres.types and any(gpu.mig and not fitting[gpu.key] for gpu in gpus):
+    if any(gres) and any(gpu.mig and not fitting[gpu.key] for gpu in gpus):
         return GpuTypes({}, SLICES)
-    if len(gres.counts) < 2:  # noqa: PLR2004
-        return GpuTypes(dict.fromkeys(fitting, next(iter(gres.counts), None)))
-    why = f"{gres} has several types, and no GPU's name tells which it is"
+    if len(gres) < 2:  # noqa: PLR2004
+        return GpuTypes(dict.fromkeys(fitting, next(iter(gres), None)))
+    why = f"{gres_of(gres)} has several types, and no GPU's name tells which it is"
     # slurmd's are right if they are all those of Gres=, each a part of its GPU's name, or of none.
     of_models = {kind for kinds in fitting.values() for kind in kinds}
-    if Counter(lines.values()) == gres.counts and all(
+    if Counter(lines.values()) == gres and all(
         kind in fitting[key] or kind not in of_models for key, kind in lines.items()
     ):
         return GpuTypes(lines, why)
     longest = {key: kinds[0] for key, kinds in fitting.items() if kinds}
     found: Counter[str | None] = Counter(longest.values())
-    if all(found[kind] >= number for kind, number in gres.counts.items()):
+    if all(found[kind] >= number for kind, number in gres.items()):
         return GpuTypes(longest, why)
     # Where a type lacks GPUs, some of a type with too many may be of that.
-    sure = {key: kind for key, kind in longest.items() if found[kind] <= gres.counts[kind]}
+    sure = {key: kind for key, kind in longest.items() if found[kind] <= gres[kind]}
     return GpuTypes(sure, why)
 
 
@@ -135,7 +119,7 @@ class GresConf:
 
     topology: Topology
     scope: str = "node"  #: the domain of the right cores, of `SCOPES`
-    gres: NodeGres | None = None  #: None: it is not known
+    gres: TypeCounts | None = None  #: slurmctld's Gres=; None: it is not known
     present: Present = field(default_factory=dict)
     named: tuple[str, ...] = ()  #: the types of --type: one, or one for each GPU in their order
 
@@ -152,10 +136,10 @@ class GresConf:
                 f"--type names {len(named)} types, and there are {len(gpus)} GPUs; name one for "
                 "all, or one for each"
             )
-        if unknown := [kind for kind in named if gres and kind not in gres.types]:
+        if gres is not None and (unknown := [kind for kind in named if kind not in gres]):
             raise InvalidRequestError(
-                f"--type {quote(unknown[0])} is not in {gres}, and slurmctld drains a node with "
-                "other types; change that first, or leave --type out"
+                f"--type {quote(unknown[0])} is not in {gres_of(gres)}, and slurmctld drains a "
+                "node with other types; change that first, or leave --type out"
             )
         if named:
             kinds = named if len(named) > 1 else [*named] * len(gpus)
@@ -232,14 +216,14 @@ class GresConf:
             (runtime,) = runtimes
             numbers = Counter(self.types.of.values())
             gres = gres_of({kind: numbers[kind] for kind in self.runs})
-            types = f", and with Gres={gres}," if len(self.runs) > 1 else ""
+            types = f", and with {gres}," if len(self.runs) > 1 else ""
             lines.append(
                 f"# Slurm numbers GPUs type by type, so its gpu numbers cannot be {runtime}'s."
                 if self.is_alternating
                 else f"# In this order{types} Slurm's gpu numbers are {runtime}'s: keep it."
             )
-        if gpus and self.gres is not None and self.gres.types:
-            lines.append(f"# Type= as in {self.gres}: any other drains the node.")
+        if gpus and self.gres and any(self.gres):
+            lines.append(f"# Type= as in {gres_of(self.gres)}: any other drains the node.")
         if self.settings is not None:
             lines += (
                 "# Cores= of NUMA nodes need in slurm.conf:",

@@ -112,7 +112,7 @@ def _gres_conf(arguments: argparse.Namespace) -> int:
             why = (
                 f"the Gres= of {nodes} is not known: {error}; if it has a type, name it with --type"
             )
-        if gres is None or len(gres.counts) > 1:
+        if gres is None or len(gres) > 1:
             with suppress(SlurmError):
                 present = slurm.slurmd_gres(this_node).types
     types = tuple(arguments.type.split(",")) if arguments.type else ()
@@ -147,7 +147,7 @@ def _check(arguments: argparse.Namespace) -> int:
     findings: list[str] = []
     notes: list[str] = []
     if arguments.cluster:
-        nodes = [node for node in slurm.nodes() if node.gres.counts]
+        nodes = [node for node in slurm.nodes() if node.gres]
         gpus, is_complete = in_slurms_numbers(topology), True
     else:
         name = arguments.node or slurm.node_name(topology.name)

@@ -21,7 +21,7 @@ from affinityd.slurm.commands import (
     parse,
 )
 from affinityd.slurm.cores import SCOPES
-from affinityd.slurm.gres_conf import GresConf, NodeGres
+from affinityd.slurm.gres_conf import GresConf, TypeCounts, read_gres
 from affinityd.topology.model import Topology
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
@@ -56,7 +56,7 @@ def slurmd(lines: str) -> SlurmdGres:
 
 
 def found(
-    lines: str, topology: Topology, scope: str = "node", gres: NodeGres | None = None
+    lines: str, topology: Topology, scope: str = "node", gres: TypeCounts | None = None
 ) -> list[str]:
     has = slurmd(lines)
     return list(differences(GresConf(topology, scope, gres, has.types), has))
@@ -141,7 +141,7 @@ crossed types and other cores @ several gpu:a100:1,gpu:v100:1
 def test_slurmd_s_gpus_are_compared_with_the_printed_lines(case: str) -> None:
     title, *lines = case.splitlines()
     name, _, value = title.partition(" @ ")[2].partition(" ")
-    gres = NodeGres("s", value) if value else None
+    gres = read_gres(value) if value else None
     has = "\n".join(line[2:] for line in lines if line[0] == "<")
     findings = [line[2:] for line in lines if line[0] == ">"]
     assert found(has, MACHINES[name], gres=gres) == findings
@@ -174,14 +174,10 @@ def test_errors_of_slurmd_come_first_and_alone_if_it_failed() -> None:
 def test_slurmctld_s_numbers_of_gpus_and_cores_are_compared(
     name: str, gres: str, cores: int, finding: str | None
 ) -> None:
-    its = NodeGres("scontrol show node gpu07", gres)
-    findings = list(counts(GresConf(MACHINES[name], gres=its), shown(its, cores)))
+    node = ShownNode("gpu07", "IDLE", "", read_gres(gres), cores, 2)
+    findings = list(counts(GresConf(MACHINES[name], gres=node.gres), node))
     assert len(findings) == (finding is not None)
     assert (finding or "") in "".join(findings)
-
-
-def shown(gres: NodeGres, cores: int) -> ShownNode:
-    return ShownNode("gpu07", "IDLE", "", gres, cores, 2)
 
 
 @given(machines() | linked_machines(), st.sampled_from(SCOPES), st.sampled_from([None, "gpu07"]))
@@ -309,7 +305,7 @@ def test_a_node_is_read_as_slurmctld_shows_it(
     slurm = recorded_slurm(tmp_path, monkeypatch)
     slurm.shows(SHOWN)
     (node,) = LocalSlurm(slurm.conf).nodes("gpu07")
-    assert (node.name, node.cores, node.threads, node.gres.counts) == ("gpu07", 32, 2, {"A100": 2})
+    assert (node.name, node.cores, node.threads, node.gres) == ("gpu07", 32, 2, {"A100": 2})
     assert node.is_refused
     assert str(node).endswith("+INVALID_REG Reason=gres/gpu:a100 count too low (0 < 2)")
 

@@ -9,7 +9,7 @@ import pytest
 
 from affinityd.cpuset import format_list
 from affinityd.slurm.cores import SlurmCores, affinities
-from affinityd.slurm.gres_conf import SLICES, GpuTypes, GresConf, NodeGres, Present
+from affinityd.slurm.gres_conf import SLICES, GpuTypes, GresConf, Present, TypeCounts, read_gres
 from affinityd.topology.model import Core, Gpu, MigInstance, Topology
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
@@ -193,7 +193,7 @@ MODELS = {
 
 
 def types_of(
-    gpus: tuple[Gpu, ...], gres: NodeGres | None, present: Present | None = None
+    gpus: tuple[Gpu, ...], gres: TypeCounts | None, present: Present | None = None
 ) -> GpuTypes:
     topology = replace(made({0: "0-7"}, gpus=[]), gpus=gpus)
     return GresConf(topology, gres=gres, present=present or {}).types
@@ -229,7 +229,7 @@ which have several                  | AAA |                        | x y       |
 )
 def test_the_types_of_gpus(models: str, gres: str, present: str, kinds: str) -> None:
     """`present`: the types in slurmd's lines; `?`: undecided, and the reason says so."""
-    wanted = NodeGres("slurm.conf", gres) if gres else None
+    wanted = read_gres(gres) if gres else None
     lines = enumerate(None if it == "None" else it for it in present.split())
     types = types_of(gpus_of(models), wanted, {f"/dev/nvidia{at}": kind for at, kind in lines})
     assert " ".join(f"{types.of.get(gpu.key, '?')}" for gpu in gpus_of(models)) == kinds
@@ -238,7 +238,7 @@ def test_the_types_of_gpus(models: str, gres: str, present: str, kinds: str) -> 
 
 def test_whole_gpus_are_not_given_the_types_of_their_mig_instances() -> None:
     sliced = tuple(replace(gpu, mig=(MigInstance("MIG-0"),)) for gpu in gpus_of("AA"))
-    wanted = NodeGres("slurm.conf", "gpu:a100_3g.20gb:4")
+    wanted = read_gres("gpu:a100_3g.20gb:4")
     assert types_of(sliced, wanted) == GpuTypes({}, SLICES)
-    whole = NodeGres("slurm.conf", "gpu:a100:2")
+    whole = read_gres("gpu:a100:2")
     assert set(types_of(sliced, whole).of.values()) == {"a100"}
