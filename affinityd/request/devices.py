@@ -12,7 +12,7 @@ techniques"; NVIDIA Container Toolkit, "NVIDIA_VISIBLE_DEVICES".
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import takewhile
 from typing import NamedTuple
@@ -24,12 +24,12 @@ from affinityd.text import quote
 from affinityd.topology.model import Gpu, Topology
 
 UUID_KINDS = ("GPU-", "MIG-")
-FILE_KINDS = ("minor", "drm")
 #: A MIG instance by its GPU's UUID and its numbers there: NVIDIA MIG User Guide, "CUDA Visible
 #: Devices"; so drivers before R470 name it.
 OLDER_MIG = re.compile(r"MIG-(GPU-[0-9a-f-]+)/[0-9]+/[0-9]+")
 MAX_DIGITS = 9  #: of an index that some machine could have
-MAX_INSTANCE = 3  #: digits of an instance's number
+FILE = re.compile(r"(minor|drm):[0-9]{1,9}")  #: a device file
+INSTANCE = re.compile(r"([0-9]+):([0-9]{1,3})")  #: 0:1 is instance 1 of GPU 0
 #: A domain has four digits or more as the kernel writes it, eight as NVML does.
 PCI_BUS_ID = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
 #: As strtoul(3) reads: blanks of isspace(3), a sign, digits, of which leading zeros do not count.
@@ -49,6 +49,10 @@ class ComputeDevice(NamedTuple):
     def uuid(self) -> str | None:
         """The name by which visible-device lists know it."""
         return self.mig or self.gpu.uuid
+
+    def __str__(self) -> str:
+        """Return its name in a message."""
+        return self.mig or self.gpu.pci_bus_id
 
 
 class VisibleDevices(NamedTuple):
@@ -70,9 +74,9 @@ def all_devices(topology: Topology) -> VisibleDevices:
 
     A lost GPU leaves a gap in it.
     """
-    own = (gpu for gpu in topology.gpus if gpu.vendor == topology.vendor)
-    everything = tuple(with_instances(tuple(ComputeDevice(gpu) for gpu in topology.gpus)))
-    return VisibleDevices({gpu.index: ComputeDevice(gpu) for gpu in own}, everything, by_name=False)
+    gpus = [ComputeDevice(gpu) for gpu in topology.gpus]
+    own = {device.gpu.index: device for device in gpus if device.gpu.vendor == topology.vendor}
+    return VisibleDevices(own, tuple(_with_instances(gpus)), by_name=False)
 
 
 def named(seen: VisibleDevices, names: Sequence[str] | None) -> tuple[Entry, ...]:
@@ -86,8 +90,7 @@ def named(seen: VisibleDevices, names: Sequence[str] | None) -> tuple[Entry, ...
             cause = f": {seen.hidden_by} names none" if seen.hidden_by else ""
             raise NoSuchGpuError(f"no GPU is visible to the caller{cause}; {_present(seen)}")
         return tuple((str(index), device) for index, device in seen.by_index.items())
-    devices = {name: device_named(seen, name) for name in dict.fromkeys(names)}
-    return tuple((name, devices[name]) for name in names)
+    return tuple((name, device_named(seen, name)) for name in names)
 
 
 def is_ambiguous(seen: VisibleDevices, entries: Sequence[str] | None) -> bool:
@@ -116,13 +119,9 @@ def names_unknown_mig(topology: Topology, request: Request) -> bool:
 def _with_uuid(name: str, nameable: Sequence[ComputeDevice]) -> list[ComputeDevice]:
     """Return the devices whose UUIDs begin with a name; of an older one, the GPU's instance."""
     devices = [device for device in nameable if (device.uuid or "").startswith(name)]
-    older = OLDER_MIG.fullmatch(name)
-    if older and not devices:
-        return [
-            ComputeDevice(device.gpu, name)
-            for device in nameable
-            if device.mig is None and device.gpu.uuid == older[1]
-        ]
+    if not devices and (older := OLDER_MIG.fullmatch(name)):
+        gpus = {device.gpu for device in nameable if device.gpu.uuid == older[1]}
+        devices = [ComputeDevice(gpu, name) for gpu in gpus]
     return devices
 
 
@@ -135,7 +134,8 @@ def device_named(seen: VisibleDevices, entry: str) -> ComputeDevice:
         raise NoSuchGpuError(
             f"no GPU {entry if index is not None else quote(entry)}; {_present(seen)}"
         )
-    if bus_id := _pci_bus_id(entry):
+    if match := PCI_BUS_ID.fullmatch(entry.lower()):
+        bus_id = f"{int(match[1], 16):04x}:{match[2]}"  # as the kernel writes it
         matches = [device for device in seen.nameable if device.gpu.pci_bus_id == bus_id][:1]
     elif entry.startswith(UUID_KINDS) and entry not in UUID_KINDS and "\n" not in entry:
         matches = _with_uuid(entry, seen.nameable)
@@ -156,13 +156,7 @@ def is_number(entry: str) -> bool:
     return entry.isascii() and entry.isdigit()
 
 
-def _pci_bus_id(entry: str) -> str | None:
-    """Return a PCI bus id as the kernel writes it, like 0000:07:00.0; None where it is none."""
-    match = PCI_BUS_ID.fullmatch(entry.lower())
-    return f"{int(match[1], 16):04x}:{match[2]}" if match else None
-
-
-def with_instances(devices: Sequence[ComputeDevice]) -> Iterator[ComputeDevice]:
+def _with_instances(devices: Sequence[ComputeDevice]) -> Iterator[ComputeDevice]:
     """Yield devices and, after each whole GPU, its MIG instances."""
     for device in devices:
         yield device
@@ -174,14 +168,9 @@ def _present(seen: VisibleDevices) -> str:
     if not seen.nameable:
         return "this machine has none"
     if not seen.by_index:
-        return f"by name there are {', '.join(map(_name, seen.nameable))}"
-    return "visible are " + ", ".join(
-        f"{index} ({_name(device)})" for index, device in seen.by_index.items()
-    )
-
-
-def _name(device: ComputeDevice) -> str:
-    return device.mig or device.gpu.pci_bus_id
+        return f"by name there are {', '.join(map(str, seen.nameable))}"
+    named_by = (f"{index} ({device})" for index, device in seen.by_index.items())
+    return f"visible are {', '.join(named_by)}"
 
 
 def visible_devices(topology: Topology, request: Request) -> VisibleDevices:
@@ -190,8 +179,9 @@ def visible_devices(topology: Topology, request: Request) -> VisibleDevices:
     Raises InvalidRequestError for a malformed grant, NoSuchGpuError for one of a device that is not
     here.
     """
-    everything, granted = all_devices(topology), request.granted
-    devices = None if granted is None else _grant(topology, everything, granted)
+    everything, devices = all_devices(topology), None
+    if request.granted is not None:
+        devices = _grant(topology, everything, request.granted)
     if request.nvidia_visible:
         devices = _listed(everything, request.nvidia_visible, devices) or devices
     if devices is None:
@@ -199,13 +189,14 @@ def visible_devices(topology: Topology, request: Request) -> VisibleDevices:
     numbered = dict(
         enumerate(device for device in devices if device.gpu.vendor == devices[0].gpu.vendor)
     )
-    nameable = tuple(dict.fromkeys(with_instances(devices)))
+    nameable = tuple(dict.fromkeys(_with_instances(devices)))
     return read_visible(request.visible, VisibleDevices(numbered, nameable, by_name=False))
 
 
 def _grant(
     topology: Topology, everything: VisibleDevices, granted: str
 ) -> tuple[ComputeDevice, ...]:
+    """Return the devices of a request's `granted`."""
     if granted == "none":
         raise NoSuchGpuError("granted=none: the caller was given no GPU")
     files = {
@@ -216,8 +207,28 @@ def _grant(
     }
     entries = granted.split(",")
     if not files.keys().isdisjoint(entries):  # a GPU that is lost leaves its file behind
-        entries = [entry for entry in entries if entry in files or _file_kind(entry) is None]
+        entries = [entry for entry in entries if entry in files or not FILE.fullmatch(entry)]
     return _in_order(everything, {_granted(everything, files, entry) for entry in entries})
+
+
+def _granted(
+    everything: VisibleDevices, files: Mapping[str, ComputeDevice], entry: str
+) -> ComputeDevice:
+    if entry in files:
+        return files[entry]
+    if match := FILE.fullmatch(entry):
+        numbers = sorted(int(file.partition(":")[2]) for file in files if file.startswith(match[1]))
+        have = ", ".join(map(str, numbers)) or "none"
+        raise NoSuchGpuError(f"granted: no GPU has {entry}; this machine has {have}")
+    try:
+        return _at(everything, entry)
+    except NoSuchGpuError as error:
+        raise NoSuchGpuError(f"granted: {error}") from None
+    except InvalidRequestError:
+        raise InvalidRequestError(
+            f"granted: {quote(entry)} is not a device; write a comma list of indices, UUIDs, "
+            "minor:N or drm:N, or none"
+        ) from None
 
 
 def _listed(
@@ -245,38 +256,11 @@ def _in_order(everything: VisibleDevices, wanted: set[ComputeDevice]) -> tuple[C
 
 
 def _at(everything: VisibleDevices, entry: str) -> ComputeDevice:
-    """Return a listed device: an index, UUID or PCI bus id, or 0:1, GPU 0's instance 1."""
-    index, _, instance = entry.partition(":")
-    if is_number(index) and is_number(instance) and len(instance) <= MAX_INSTANCE:
-        gpu, number = device_named(everything, index).gpu, int(instance)
+    """Return a listed device: an index, UUID or PCI bus id, or GPU 0's instance 1 as 0:1."""
+    if match := INSTANCE.fullmatch(entry):
+        gpu, number = device_named(everything, match[1]).gpu, int(match[2])
         return ComputeDevice(gpu, gpu.mig[number].uuid if number < len(gpu.mig) else None)
     return device_named(everything, entry)
-
-
-def _granted(
-    everything: VisibleDevices, files: Mapping[str, ComputeDevice], entry: str
-) -> ComputeDevice:
-    if entry in files:
-        return files[entry]
-    if kind := _file_kind(entry):
-        numbers = sorted(int(file.partition(":")[2]) for file in files if file.startswith(kind))
-        have = ", ".join(map(str, numbers)) or "none"
-        raise NoSuchGpuError(f"granted: no GPU has {entry}; this machine has {have}")
-    try:
-        return _at(everything, entry)
-    except NoSuchGpuError as error:
-        raise NoSuchGpuError(f"granted: {error}") from None
-    except InvalidRequestError:
-        raise InvalidRequestError(
-            f"granted: {quote(entry)} is not a device; write a comma list of indices, UUIDs, "
-            "minor:N or drm:N, or none"
-        ) from None
-
-
-def _file_kind(entry: str) -> str | None:
-    """Return the kind of device file that an entry names, as `minor:3` does; None: no file."""
-    kind, _, number = entry.partition(":")
-    return kind if kind in FILE_KINDS and is_number(number) and len(number) <= MAX_DIGITS else None
 
 
 def read_visible(value: str | None, granted: VisibleDevices) -> VisibleDevices:
@@ -284,44 +268,30 @@ def read_visible(value: str | None, granted: VisibleDevices) -> VisibleDevices:
 
     Indices count in `by_index`, UUIDs name any that is `nameable`.
     """
-    seen = granted
+    if value is None:
+        return granted
     vendors = {device.gpu.vendor for device in granted.by_index.values()}
-    by_value = ASCEND if vendors == {"huawei"} else CUDA
-    for variable, part in _lists(value, by_value):
-        devices = _read_list(part, seen.by_index, seen.nameable)
-        by_name = seen.by_name or part.startswith(UUID_KINDS)
-        hidden_by = seen.hidden_by or (None if devices else f"{variable}={quote(part)}")
+    lists = {ASCEND if vendors == {"huawei"} else CUDA: value}
+    assigned = dict(part.strip().partition("=")[::2] for part in value.split(";"))
+    if assigned.keys() <= set(VISIBLE["amd"]):  # they are applied one after the other
+        lists = {name: assigned[name] for name in VISIBLE["amd"] if name in assigned}
+    seen = granted
+    for variable, text in lists.items():
+        is_by_uuid = text.startswith(UUID_KINDS)
+        devices = (_by_uuid if is_by_uuid else _by_index)(text.split(","), seen)
+        hidden_by = seen.hidden_by or (None if devices else f"{variable}={quote(text)}")
+        by_name = seen.by_name or is_by_uuid
         seen = VisibleDevices(dict(enumerate(devices)), devices, by_name, hidden_by)
     return seen._replace(nameable=granted.nameable)
 
 
-def _lists(value: str | None, variable: str) -> Iterator[tuple[str, str]]:
-    """Yield the variables and their lists that are applied one after the other."""
-    if value is None:
-        return
-    assigned = dict(part.strip().partition("=")[::2] for part in value.split(";"))
-    if assigned.keys() <= set(VISIBLE["amd"]):
-        yield from ((name, assigned[name]) for name in VISIBLE["amd"] if name in assigned)
-    else:
-        yield variable, value
-
-
-def _read_list(
-    value: str, numbered: Mapping[int, ComputeDevice], nameable: Sequence[ComputeDevice]
-) -> tuple[ComputeDevice, ...]:
-    entries = value.split(",")
-    kind = next((kind for kind in UUID_KINDS if value.startswith(kind)), None)
-    if kind is not None:
-        return tuple(_named(entries, kind, nameable))
-    return tuple(numbered[index] for index in _indices(entries, numbered))
-
-
-def _indices(entries: Sequence[str], present: Collection[int]) -> list[int]:
-    """Return a list's indices: it ends at the first that is unreadable, negative or not here."""
+def _by_index(entries: Sequence[str], seen: VisibleDevices) -> tuple[ComputeDevice, ...]:
+    """Return a list's devices: it ends at the first that is unreadable, negative or not here."""
     numbers = list(takewhile(lambda number: number >= 0, map(_strtoul, entries)))
     if len(set(numbers)) < len(numbers):
-        return []
-    return list(takewhile(lambda number: number in present, numbers))
+        return ()
+    here = takewhile(lambda number: number in seen.by_index, numbers)
+    return tuple(seen.by_index[number] for number in here)
 
 
 def _strtoul(entry: str) -> int:
@@ -333,18 +303,15 @@ def _strtoul(entry: str) -> int:
     return -number if match[1] == "-" else number
 
 
-def _named(
-    entries: Sequence[str], kind: str, nameable: Sequence[ComputeDevice]
-) -> list[ComputeDevice]:
-    """Return the devices that UUIDs or unique prefixes name; blanks are part of an entry."""
+def _by_uuid(entries: Sequence[str], seen: VisibleDevices) -> tuple[ComputeDevice, ...]:
+    """Return the devices that UUIDs or unique prefixes name; blanks are part of an entry.
+
+    The list ends at the first that is of another kind, or names none or several.
+    """
+    kind = entries[0][: len("GPU-")]
     names = list(takewhile(lambda entry: entry.startswith(kind), entries))
-    devices: list[ComputeDevice] = []
-    for name in names:
-        matches = _with_uuid(name, nameable)
-        if len(matches) != 1:
-            break
-        devices += matches
-    repeated = len(set(names)) < len(names) or len({device.uuid for device in devices}) < len(
-        devices
-    )
-    return [] if repeated else devices
+    matches = (_with_uuid(name, seen.nameable) for name in names)
+    devices = tuple(match[0] for match in takewhile(lambda match: len(match) == 1, matches))
+    uuids = {device.uuid for device in devices}
+    is_repeated = len(set(names)) < len(names) or len(uuids) < len(devices)
+    return () if is_repeated else devices

@@ -35,6 +35,11 @@ class SlurmTask(NamedTuple):
     step_gpus: int | None  #: how many the step has on this node
     slices: tuple[CpuSet, ...]  #: the CPUs that Slurm gave each task; (): Slurm bound none
 
+    @property
+    def slice(self) -> CpuSet:
+        """The CPUs that Slurm gave this task; empty: Slurm bound none."""
+        return self.slices[self.number % len(self.slices)] if self.slices else frozenset()
+
 
 @dataclass(frozen=True)
 class Request:

@@ -1,4 +1,4 @@
-"""Which GPU each rank of a request drives, which ranks the answer is for, and what they asked for.
+"""The plan of a request's ranks: which GPU each drives, which of them ask, and for how many CPUs.
 
 A task is a process that a launcher started. It may drive several GPUs, a rank of the plan each, and
 several tasks may share a GPU.
@@ -6,14 +6,16 @@ several tasks may share a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from affinityd.cpuset import CpuSet, several
 from affinityd.errors import InvalidRequestError, NoSuchGpuError
-from affinityd.planner import Options, Plan
+from affinityd.planner import Demand, Options, Plan
 from affinityd.planner.domains import usable
 from affinityd.planner.modes import MODES
+from affinityd.planner.planner import plan
 from affinityd.request.devices import (
     Entry,
     all_devices,
@@ -34,48 +36,60 @@ class Planned(NamedTuple):
     plan: Plan
 
 
-class Ranks(NamedTuple):
-    """The ranks that divide the cores."""
-
-    entries: tuple[Entry, ...]  #: rank i drives the i-th
-    asked: frozenset[int]  #: the requested ranks
-    gpus_per_task: int  #: how many ranks of the plan one task is
-
-
-def ranks_of(request: Request, own: tuple[Entry, ...], job: tuple[Entry, ...]) -> Ranks:
-    """Return the ranks of a request, by its own devices and its job's; (): these are not known.
+def plan_ranks(
+    node: Node,
+    request: Request,
+    own: tuple[Entry, ...],
+    job: tuple[Entry, ...],
+    allowed: CpuSet,
+) -> Planned:
+    """Plan the ranks of a request, by its own devices and its job's; (): these are not known.
 
     They are its own, dealt again from the first if there are more `ranks` than GPUs. Or,
-    for a task of a job: the job's GPUs, each as often as tasks share one. Raises
-    InvalidRequestError for a rank that is not there.
+    for a task of a job: the job's GPUs, each as often as tasks share one. Raises AffinityError.
     """
-    if not job or (request.ranks is not None and MODES[request.options.mode].by_rank):
-        return _by_number(request, own)
-    sharing, slot, asking = 1, 0, own
-    if request.ranks is not None:  # all tasks see the same, and take turns
-        (task,) = asked_ranks(request.rank, request.ranks)
-        sharing, slot = -(-request.ranks // len(own)), task // len(own)
-        asking = (own[task % len(own)],)
-    places = [place for entry in asking for place in places_of(entry, job)]
-    return Ranks(
-        entries=checked(tuple(entry for entry in job for _ in range(sharing))),
-        asked=frozenset(place * sharing + slot for place in places),
-        gpus_per_task=len(asking),
-    )
+    options, task_cpus, ranks = request.options, request.task_cpus, request.ranks
+    if job and not (ranks is not None and MODES[options.mode].by_rank):
+        sharing, slot, asking = 1, 0, own
+        if ranks is not None:  # all tasks see the same, and take turns
+            (task,) = asked_ranks(request.rank, ranks)
+            sharing, slot = -(-ranks // len(own)), task // len(own)
+            asking = (own[task % len(own)],)
+        places = [place for entry in asking for place in places_of(entry, job)]
+        entries = tuple(entry for entry in job for _ in range(sharing))
+        asked = frozenset(place * sharing + slot for place in places)
+        gpus_of_task = len(asking)
+    else:
+        count = ranks or len(own)
+        if request.is_of_process and ranks is None and request.rank:
+            count = max(count, 1 + request.rank[-1])
+        entries = tuple(own[rank % len(own)] for rank in range(count))
+        asked = asked_ranks(request.rank, count)
+        has_number = task_cpus is not None and task_cpus.cpus is not None
+        is_one = ranks is not None or (request.rank is not None and has_number)
+        gpus_of_task = 1 if is_one else len(own)
+    cpus = asked_cpus(node, request, allowed, (task_cpus and task_cpus.tasks) or ranks or 1)
+    if cpus is not None:
+        options = replace(options, cpus=-(-cpus // gpus_of_task))
+    return Planned(entries, asked, options, plan_entries(node, entries, allowed, options))
 
 
-def _by_number(request: Request, own: tuple[Entry, ...]) -> Ranks:
-    """Return the ranks of a request that are not told apart by their GPUs."""
-    count = request.ranks or len(own)
-    if request.is_of_process and request.ranks is None and request.rank:
-        count = max(count, 1 + request.rank[-1])
-    has_number = request.task_cpus is not None and request.task_cpus.cpus is not None
-    is_one = request.ranks is not None or (request.rank is not None and has_number)
-    return Ranks(
-        checked(tuple(own[rank % len(own)] for rank in range(count))),
-        asked_ranks(request.rank, count),
-        gpus_per_task=1 if is_one else len(own),
-    )
+def plan_entries(
+    node: Node,
+    entries: Sequence[Entry],
+    allowed: CpuSet,
+    options: Options,
+    *,
+    homes: tuple[int | None, ...] | None = None,
+    together: Mapping[int | None, int] | None = None,
+    others: CpuSet = frozenset(),
+) -> Plan:
+    """Plan ranks on these CPUs, of which rank i drives entry i. Raises AffinityError."""
+    if len(entries) > MAX_ENTRIES:
+        raise InvalidRequestError(f"{len(entries)} GPUs are too many; the most is {MAX_ENTRIES}")
+    gpus = gpus_of(entries)
+    demand = Demand(gpus, allowed, node.usable, options, together or {}, homes, others)
+    return plan(node.topology, demand)
 
 
 def gpus_of(entries: Sequence[Entry]) -> tuple[Gpu, ...]:
@@ -98,13 +112,6 @@ def job_entries(topology: Topology, request: Request, own: Sequence[Entry]) -> t
             return ()
         raise type(error)(f"job: {error}") from None
     return job
-
-
-def checked(ranks: tuple[Entry, ...]) -> tuple[Entry, ...]:
-    """Return ranks that are not too many. Raises InvalidRequestError."""
-    if len(ranks) > MAX_ENTRIES:
-        raise InvalidRequestError(f"{len(ranks)} GPUs are too many; the most is {MAX_ENTRIES}")
-    return ranks
 
 
 def asked_ranks(asked: Sequence[int] | None, count: int) -> frozenset[int]:

@@ -10,12 +10,11 @@ from typing import NamedTuple
 from affinityd.config import OBSERVE, ON
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.errors import UnsatisfiableError
-from affinityd.planner import LOCALITIES, Demand, Plan, PlanWarning, RankPlan
-from affinityd.planner.planner import plan
-from affinityd.request.devices import Entry, all_devices, is_ambiguous, named, visible_devices
+from affinityd.planner import LOCALITIES, Plan, PlanWarning, RankPlan
+from affinityd.request.devices import all_devices, is_ambiguous, named, visible_devices
 from affinityd.request.parameters import Request
-from affinityd.request.ranks import Planned, asked_cpus, gpus_of, job_entries, ranks_of
-from affinityd.request.slurm_task import plan_task, step_cpus
+from affinityd.request.ranks import job_entries, plan_ranks
+from affinityd.request.slurm_task import plan_task
 from affinityd.text import quote
 from affinityd.topology.model import ON_SWITCH, Node, Topology
 from affinityd.topology.rdma import NearNic, nics_of_gpus, verbs_ports
@@ -85,20 +84,22 @@ def answer(node: Node, request: Request, caller: Caller | None = None) -> Reply:
 
     `caller` is None where it is not known. Raises AffinityError.
     """
-    topology = node.topology
+    topology, task = node.topology, request.slurm
     caller = None if request.whose == "node" else caller
     within = caller.cpuset if caller else None
-    mask, source = _cpuset(request, caller, topology)
-    cpuset = step_cpus(request.slurm, mask) if request.slurm else mask
+    cpuset, source = _cpuset(request, caller, topology)
+    # Another mask than its slice is the user's choice, or was inherited from another step.
+    if task and cpuset == task.slice:
+        cpuset = frozenset().union(*task.slices)
     allowed = node.usable & (cpuset if within is None else cpuset & within)
     seen = visible_devices(topology, request)
     entries = named(seen, request.gpus)
     job = job_entries(topology, request, entries)
     request = replace(request, job=request.job if job else None)
-    if request.slurm is not None:
-        planned = plan_task(node, request, request.slurm, (entries, job), allowed)
+    if task:
+        planned = plan_task(node, request, task, entries, job, allowed=allowed)
     else:
-        planned = _plan_ranks(node, request, entries, job, allowed)
+        planned = plan_ranks(node, request, entries, job, allowed)
     result, of_gpus = planned.plan, nics_of_gpus(topology)
     is_unclear = is_ambiguous(seen, request.gpus) or (
         request.job is not None and is_ambiguous(all_devices(topology), request.job)
@@ -120,22 +121,6 @@ def answer(node: Node, request: Request, caller: Caller | None = None) -> Reply:
         switch=node.switch if request.observe is None or node.switch != ON else OBSERVE,
         visible_memory=frozenset(node for node in memory if node is not None),
     )
-
-
-def _plan_ranks(
-    node: Node,
-    request: Request,
-    entries: tuple[Entry, ...],
-    job: tuple[Entry, ...],
-    allowed: CpuSet,
-) -> Planned:
-    ranks, options = ranks_of(request, entries, job), request.options
-    tasks = (request.task_cpus and request.task_cpus.tasks) or request.ranks or 1
-    asked = asked_cpus(node, request, allowed, tasks)
-    if asked is not None:
-        options = replace(options, cpus=-(-asked // ranks.gpus_per_task))
-    result = plan(node.topology, Demand(gpus_of(ranks.entries), allowed, node.usable, options))
-    return Planned(ranks.entries, ranks.asked, options, result)
 
 
 def _far_nics(result: Plan, nics: Mapping[int, tuple[NearNic, ...]]) -> Iterator[PlanWarning]:

@@ -13,29 +13,13 @@ from typing import NamedTuple
 
 from affinityd.cpuset import CpuSet
 from affinityd.errors import UnsatisfiableError
-from affinityd.planner import Demand, Options, Plan, PlanWarning
+from affinityd.planner import Options, Plan, PlanWarning
 from affinityd.planner.domains import home_nodes, usable
 from affinityd.planner.modes import MODES
-from affinityd.planner.planner import plan
 from affinityd.request.devices import Entry, all_devices, named
 from affinityd.request.parameters import Request, SlurmTask
-from affinityd.request.ranks import Planned, asked_cpus, checked, gpus_of, places_of
+from affinityd.request.ranks import Planned, asked_cpus, gpus_of, places_of, plan_entries
 from affinityd.topology.model import Node
-
-
-def step_cpus(task: SlurmTask, mask: CpuSet) -> CpuSet:
-    """Return the CPUs of a task's step: all slices, where the task still runs on its own.
-
-    Another mask is the user's choice, or was inherited from another step.
-    """
-    if not task.slices:
-        return mask
-    own = task.slices[task.number % len(task.slices)]
-    return frozenset().union(*task.slices) if mask == own else mask
-
-
-#: The devices that a caller sees, and those of its job; (): these are not known.
-Devices = tuple[tuple[Entry, ...], tuple[Entry, ...]]
 
 
 class TaskGpus(NamedTuple):
@@ -49,24 +33,37 @@ class TaskGpus(NamedTuple):
 
 
 def plan_task(
-    node: Node, request: Request, task: SlurmTask, devices: Devices, allowed: CpuSet
+    node: Node,
+    request: Request,
+    task: SlurmTask,
+    visible: tuple[Entry, ...],
+    job: tuple[Entry, ...],
+    *,
+    allowed: CpuSet,
 ) -> Planned:
-    """Plan a task of a step that may use these CPUs. Raises AffinityError."""
-    mode, gpus = MODES[request.options.mode], _task_gpus(node, task, *devices)
-    options = request.options
+    """Plan a task of a step that may use these CPUs, by the devices that it sees and its job's.
+
+    Raises AffinityError.
+    """
+    options, mode = request.options, MODES[request.options.mode]
+    gpus, has_siblings = _task_gpus(node, task, visible, job), task.tasks > 1
     if options.cpus is None:
         options = replace(options, cpus=asked_cpus(node, request, allowed, task.tasks))
-    if mode.by_rank and task.tasks > 1:
-        entries = checked(tuple(gpus.own[rank % len(gpus.own)] for rank in range(task.tasks)))
-        result = plan(node.topology, Demand(gpus_of(entries), allowed, node.usable, options))
+    if mode.by_rank and has_siblings:
+        entries = tuple(gpus.own[rank % len(gpus.own)] for rank in range(task.tasks))
+        result = plan_entries(node, entries, allowed, options)
         return Planned(entries, frozenset((task.number,)), options, result)
-    divides = mode.shares_node and task.tasks > 1
-    if divides and allowed and (block := _in_own_block(node, task, options, gpus, allowed)):
-        entries, ranks, result = block
-        return Planned(entries, ranks, options, result)
+    if mode.shares_node and has_siblings and allowed:
+        in_block = _in_own_block(node, task, options, gpus, allowed)
+        if in_block:
+            return in_block
     result = _beside_neighbors(node, task, options, gpus, allowed)
-    if mode.unique and task.tasks > 1:
-        result = result._replace(warnings=(*result.warnings, _not_unique(options.mode)))
+    if mode.unique and has_siblings:
+        message = (
+            f"mode {options.mode} has too few CPUs near this task's GPUs to give it as many as it "
+            "asked for: it has those of mode node, which other tasks may share"
+        )
+        result = result._replace(warnings=(*result.warnings, PlanWarning("not_unique", message)))
     return Planned(gpus.own, frozenset(range(len(gpus.own))), options, result)
 
 
@@ -92,25 +89,26 @@ def _beside_neighbors(
     """
     if MODES[options.mode].unique:
         options = replace(options, mode="all")  # of the scope
-    demand = Demand(gpus_of(gpus.own), allowed, node.usable, options)
     if not allowed:
-        return plan(node.topology, demand)
+        return plan_entries(node, gpus.own, allowed, options)
     # All tasks see the step's GPUs, unless Slurm bound them: then the step's are some of the job's.
     divided = (gpus.job if gpus.is_bound else ()) or gpus.visible
     homes = tuple(home_nodes(node.topology, gpus_of(divided), allowed))
     own = tuple(homes[places_of(entry, divided)[0]] for entry in gpus.own)
-    demand = replace(demand, homes=own)
     if options.cpus is None:
-        return plan(node.topology, demand)
-    asked = _at_least_its_slice(task, options.cpus, allowed)
+        return plan_entries(node, gpus.own, allowed, options, homes=own)
+    asked = options.cpus
+    if task.slices and asked >= len(allowed) // task.tasks:
+        # Not fewer than Slurm bound it to: alone on a node, a job has more than it asked for.
+        asked = max(asked, len(task.slice & allowed))
     together = {home: asked * _tasks_at(home, homes, task, gpus) for home in homes}
-    demand = replace(demand, together=together)
-    everything = plan(
-        node.topology,
-        replace(demand, gpus=gpus_of(divided), homes=homes, options=replace(options, strict=False)),
+    lenient = replace(options, strict=False)
+    of_all = plan_entries(node, divided, allowed, lenient, homes=homes, together=together)
+    theirs = (rank.cpus for rank in of_all.ranks if rank.home_node not in own)
+    others = frozenset[int]().union(*theirs)
+    return plan_entries(
+        node, gpus.own, allowed, options, homes=own, together=together, others=others
     )
-    theirs = (rank.cpus for rank in everything.ranks if rank.home_node not in own)
-    return plan(node.topology, replace(demand, others=frozenset().union(*theirs)))
 
 
 def _dealt(number: int, tasks: int, gpus: int) -> slice:
@@ -130,82 +128,68 @@ def _tasks_at(
     It is the node's part of them, at most all. If all see the same GPUs, it is at least those that
     have them.
     """
-    of_step = min(task.step_gpus or len(homes), len(homes))
     if gpus.is_bound:  # a step with a part of the job's GPUs may have all of them here
+        of_step = min(task.step_gpus or len(homes), len(homes))
         return min(task.tasks, -(-task.tasks * homes.count(home) // of_step))
     dealt = (homes[_dealt(other, task.tasks, len(homes))] for other in range(task.tasks))
     part = -(-task.tasks * homes.count(home) // len(homes))
     return max(part, sum(home in homes_of_task for homes_of_task in dealt))
 
 
-def _at_least_its_slice(task: SlurmTask, asked: int, allowed: CpuSet) -> int:
-    """Return how many CPUs a task asked for: not fewer than Slurm bound it to.
-
-    A job that has the node to itself was given more than it asked for.
-    """
-    if not task.slices or asked < len(allowed) // task.tasks:
-        return asked
-    return max(asked, len(task.slices[task.number % len(task.slices)] & allowed))
-
-
 def _in_own_block(
     node: Node, task: SlurmTask, options: Options, gpus: TaskGpus, allowed: CpuSet
-) -> tuple[tuple[Entry, ...], frozenset[int], Plan] | None:
-    """Return the ranks that divide the CPUs, the task's, and the plan of its GPUs' blocks.
+) -> Planned | None:
+    """Return the plan of all ranks that divide the CPUs, of which the task has its GPUs' blocks.
 
     None where no block keeps other tasks out, is near, and has as many CPUs as were asked for.
     Without a note of the job's GPUs all GPUs of the node have blocks.
     """
-    sharing, slot = _slot(task, gpus)
+    if gpus.is_bound:  # neighbors share a GPU: --ntasks-per-gpu
+        sharing = -(-task.tasks * len(gpus.own) // (task.step_gpus or 1))
+        slot = task.number % sharing
+    else:  # they take turns
+        sharing = -(-task.tasks // len(gpus.visible))
+        slot = task.number // len(gpus.visible)
     by_slice = gpus.is_bound and sharing > 1 and len(task.slices) > 1
     if by_slice:  # Slurm chose by their slices which tasks share a GPU
         sharing, slot = 1, 0
     knows_step = gpus.is_bound and len(gpus.job) == task.step_gpus
     if sharing > 1 and knows_step and gpus.places != (task.number // sharing,):
         return None  # not its neighbors have the same GPU, but unknown ones
-    job, places = gpus.job, gpus.places
+    job, places, dividing = gpus.job, gpus.places, replace(options, cpus=None)
     if not job:
         job, places = gpus.own, tuple(range(len(gpus.own)))
-        options = replace(options, share="node")
-    entries = checked(tuple(entry for entry in job for _ in range(sharing)))
+        dividing = replace(dividing, share="node")
+    entries = tuple(entry for entry in job for _ in range(sharing))
     ranks = frozenset(place * sharing + slot for place in places)
-    least = _least(node, options, allowed)
-    options = replace(options, cpus=None)
     try:
-        result = plan(node.topology, Demand(gpus_of(entries), allowed, node.usable, options))
+        result = plan_entries(node, entries, allowed, dividing)
         if by_slice:
             block = frozenset[int]().union(*(result.ranks[place].cpus for place in places))
-            part, share = block & _own_slice(node, task), result.share
+            part, share = block & _own_cores(node, task), result.share
             entries, ranks = gpus.own, frozenset(range(len(gpus.own)))
-            by_part = replace(options, share="requested")
-            result = plan(node.topology, Demand(gpus_of(entries), part, node.usable, by_part))
+            result = plan_entries(node, entries, part, replace(dividing, share="requested"))
             result = result._replace(share=share)
     except UnsatisfiableError:
         return None
     asking = [rank for rank in result.ranks if rank.rank in ranks]
     is_far = any(rank.locality == "remote" for rank in asking)
-    is_shared = options.share == "node" != result.share
-    is_enough = sum(rank.physical_cores for rank in asking) >= least
-    return None if is_far or is_shared or not is_enough else (entries, ranks, result)
+    is_shared = dividing.share == "node" != result.share
+    cores = sum(rank.physical_cores for rank in asking)
+    if is_far or is_shared or cores < _least_cores(node, options, allowed):
+        return None
+    return Planned(entries, ranks, options, result)
 
 
-def _own_slice(node: Node, task: SlurmTask) -> CpuSet:
+def _own_cores(node: Node, task: SlurmTask) -> CpuSet:
     """Return the CPUs of a task's slice, without cores of which another task has a part."""
     slices = [task.slices[other % len(task.slices)] for other in range(task.tasks)]
     others = frozenset[int]().union(*slices[: task.number], *slices[task.number + 1 :])
     cores = (core.cpus for core in node.topology.cores)
-    return slices[task.number].intersection(*[chain(*filter(others.isdisjoint, cores))])
+    return task.slice.intersection(*[chain(*filter(others.isdisjoint, cores))])
 
 
-def _slot(task: SlurmTask, gpus: TaskGpus) -> tuple[int, int]:
-    """Return how many tasks divide the block of a GPU, and which part is the task's."""
-    if not gpus.is_bound:  # they take turns
-        return -(-task.tasks // len(gpus.visible)), task.number // len(gpus.visible)
-    sharing = -(-task.tasks * len(gpus.own) // (task.step_gpus or 1))
-    return sharing, task.number % sharing  # neighbors share a GPU: --ntasks-per-gpu
-
-
-def _least(node: Node, options: Options, allowed: CpuSet) -> int:
+def _least_cores(node: Node, options: Options, allowed: CpuSet) -> int:
     """Return the fewest cores of a block: those asked for, as far as these are whole ones.
 
     The user may want fewer: a core, or no more than a number of cores.
@@ -215,11 +199,3 @@ def _least(node: Node, options: Options, allowed: CpuSet) -> int:
         return 1
     threads = max(len(core.cpus) for core in usable(node.topology.cores, allowed))
     return max(1, options.cpus // threads)
-
-
-def _not_unique(mode: str) -> PlanWarning:
-    return PlanWarning(
-        "not_unique",
-        f"mode {mode} has too few CPUs near this task's GPUs to give it as many as it asked for: "
-        "it has those of mode node, which other tasks may share",
-    )
