@@ -185,10 +185,13 @@ def granted_gpus(dev: str = "/dev", sys: str = "/sys") -> str | None:
     if minors:
         usable = [minor for minor in minors if _may_open(f"{dev}/nvidia{minor}")]
         return ",".join(f"minor:{minor}" for minor in usable) or "none"
-    minors = numbered(f"{dev}/dri", "renderD")
-    renders = [minor for minor in minors if _may_open(f"{dev}/dri/renderD{minor}")]
-    vendor = {minor: text(f"{sys}/class/drm/renderD{minor}/device/vendor") for minor in renders}
-    return ",".join(f"drm:{minor}" for minor in renders if vendor[minor] == AMD) or None
+    renders = [
+        minor
+        for minor in numbered(f"{dev}/dri", "renderD")
+        if _may_open(f"{dev}/dri/renderD{minor}")
+        and text(f"{sys}/class/drm/renderD{minor}/device/vendor") == AMD
+    ]
+    return ",".join(f"drm:{minor}" for minor in renders) or None
 
 
 def _may_open(path: str) -> bool:
@@ -380,7 +383,8 @@ def export_nics(names: str, ports: Sequence[str], settings: Mapping[str, str]) -
     if not libraries:
         return
     root = settings.get(f"{config.PREFIX}ROOT", "").rstrip("/") + "/"
-    usable = [port for port in ports if is_usable(port, root)]
+    active = [port for port in ports if _is_active(port, root)]
+    usable = [port for port in active if _may_use(port, root)]
     former = os.environ.get(EXPORTED_NICS, "").split(",")
     unset = []
     for library in libraries:
@@ -393,25 +397,14 @@ def export_nics(names: str, ports: Sequence[str], settings: Mapping[str, str]) -
         else:
             os.environ.pop(variable, None)
             unset.append(variable)
+    why = "the plan has no active device of InfiniBand, RoCE or EFA"
+    if active:
+        why = f"this process cannot open {', '.join(active)} in /dev/infiniband"
+    elif ports:
+        why = f"not active here: {', '.join(ports)}"
     if unset:
-        yield f"not set: {', '.join(unset)}; {_why_no_port(ports, root)}"
+        yield f"not set: {', '.join(unset)}; {why}"
     os.environ[EXPORTED_NICS] = ",".join(usable)
-
-
-def is_usable(port: str, root: str = "/") -> bool:
-    """Whether a port is active, and its device can be opened here."""
-    device, _, _ = port.partition(":")
-    return _is_active(port, root) and any(
-        os.access(f"{root}dev/infiniband/{name}", os.R_OK | os.W_OK)
-        for name in verbs_files(device, root)
-    )
-
-
-def verbs_files(device: str, root: str = "/") -> list[str]:
-    """Return the names of an RDMA device's files in /dev/infiniband."""
-    files = f"{root}sys/class/infiniband/{device}/device/infiniband_verbs"
-    # An adapter may have several devices.
-    return [name for name in listed(files) if text(f"{files}/{name}/ibdev") == device]
 
 
 def _is_active(port: str, root: str) -> bool:
@@ -420,10 +413,14 @@ def _is_active(port: str, root: str) -> bool:
     return state.startswith(ACTIVE)
 
 
-def _why_no_port(ports: Sequence[str], root: str) -> str:
-    if not ports:
-        return "the plan has no active device of InfiniBand, RoCE or EFA"
-    active = [port for port in ports if _is_active(port, root)]
-    if active:
-        return f"this process cannot open {', '.join(active)} in /dev/infiniband"
-    return f"not active here: {', '.join(ports)}"
+def _may_use(port: str, root: str) -> bool:
+    """Whether a port's device can be opened here."""
+    files = verbs_files(port.partition(":")[0], root)
+    return any(_may_open(f"{root}dev/infiniband/{name}") for name in files)
+
+
+def verbs_files(device: str, root: str = "/") -> list[str]:
+    """Return the names of an RDMA device's files in /dev/infiniband."""
+    files = f"{root}sys/class/infiniband/{device}/device/infiniband_verbs"
+    # An adapter may have several devices.
+    return [name for name in listed(files) if text(f"{files}/{name}/ibdev") == device]

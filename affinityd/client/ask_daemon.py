@@ -110,63 +110,38 @@ def find_plan(
     machine's files may take READING times as long if it is `bounded`: then a forked child plans,
     as a process of one thread may. Raises AffinityError.
     """
-    trouble = None
-    try:
-        return ask_daemons(query, sockets, start + timeout)
-    except NoDaemonError:
-        pass
-    except DaemonError as error:
-        trouble = str(error)
+    trouble = None  # of the first daemon: the second had no time
+    for path in sockets:
+        try:
+            return ProcessPlan(ask_plan(path, query, start + timeout))
+        except NoDaemonError:
+            continue
+        except DaemonError as error:
+            problem = str(error)
+        except UnknownParameterError as error:
+            problem = f"the daemon at {path} runs another release: {error}"
+        except ValueError as error:
+            problem = f"the daemon at {path} answered {error}"
+        trouble = trouble or problem
     # Imported here: the planner takes as long to import as Python to start.
     from affinityd.client import local_plan  # noqa: PLC0415
 
-    if not bounded:
-        return _from_text(local_plan.plan_text(query, sockets, trouble), trouble)
-    from affinityd.linux import children  # noqa: PLC0415
+    if bounded:
+        from affinityd.linux import children  # noqa: PLC0415
 
-    try:
-        text = children.run(
-            lambda: local_plan.plan_text(query, sockets, trouble).encode(),
-            time.monotonic() + READING * timeout,
-        )
-    except TimeoutError:
-        late = (
-            f"this machine could not be read in {READING * timeout:g} s; --timeout gives it longer"
-        )
-        raise ApplyError("; ".join(filter(None, (late, trouble)))) from None
-    return _from_text(text.decode(), trouble)
-
-
-def _from_text(text: str, trouble: str | None) -> ProcessPlan:
+        limit = READING * timeout
+        try:
+            text = children.run(
+                lambda: local_plan.plan_text(query, sockets, trouble).encode(),
+                time.monotonic() + limit,
+            ).decode()
+        except TimeoutError:
+            late = f"this machine could not be read in {limit:g} s; --timeout gives it longer"
+            raise ApplyError("; ".join(filter(None, (late, trouble)))) from None
+    else:
+        text = local_plan.plan_text(query, sockets, trouble)
     source, replayed, lines = text.split("\n", 2)
     return ProcessPlan(lines, source, trouble, replayed or None)
-
-
-def ask_daemons(query: Pairs, sockets: Sequence[str], deadline: float) -> ProcessPlan:
-    """Return the answer of the first daemon that answers; `deadline` is of time.monotonic.
-
-    Raises DaemonError if none answers, NoDaemonError if there is none, and the refusal of the
-    request.
-    """
-    trouble: DaemonError = NoDaemonError(f"no daemon at {' or '.join(sockets)}")
-    for path in sockets:
-        try:
-            return _ask_daemon(path, query, deadline)
-        except NoDaemonError:  # noqa: PERF203 - two paths at most
-            continue
-        except DaemonError as error:
-            if isinstance(trouble, NoDaemonError):  # the first one; the second had no time
-                trouble = error
-    raise trouble
-
-
-def _ask_daemon(path: str, query: Pairs, deadline: float) -> ProcessPlan:
-    try:
-        return ProcessPlan(ask_plan(path, query, deadline))
-    except UnknownParameterError as error:
-        raise DaemonError(f"the daemon at {path} runs another release: {error}") from None
-    except ValueError as error:
-        raise DaemonError(f"the daemon at {path} answered {error}") from None
 
 
 def _words(text: str) -> tuple[str, ...]:

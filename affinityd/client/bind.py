@@ -136,31 +136,20 @@ def bind_process(
 
     `libraries` are told their RDMA devices; None: those that AFFINITYD_NICS names.
     """
-    switch = config.chosen_switch()
+    start, switch = time.monotonic(), config.chosen_switch()
     if switch == config.OFF:
         return _unbound()
     try:
-        return _plan_and_pin(chosen, policy, timeout, switch, libraries)
+        checked_policy(policy)
+        variables = config.variables()
+        parameters = config.plan_parameters(variables, chosen)
+        query = apply.own_query(parameters, switch)
+        plan = ask_daemon.find_plan(query, config.sockets(variables), start, timeout, bounded=False)
     except AffinityError as error:
         if switch != config.OBSERVE:
             raise
         apply.export_unpinned(str(error))
         return _unbound()
-
-
-def _plan_and_pin(
-    chosen: Mapping[str, str],
-    policy: str | None,
-    timeout: float,
-    switch: str,
-    libraries: str | None,
-) -> Binding:
-    start = time.monotonic()
-    checked_policy(policy)
-    variables = config.variables()
-    parameters = config.plan_parameters(variables, chosen)
-    query = apply.own_query(parameters, switch)
-    plan = ask_daemon.find_plan(query, config.sockets(variables), start, timeout, bounded=False)
     if plan.switch != config.ON:
         apply.export_observed(plan)
         return _unbound()
@@ -201,16 +190,12 @@ def worker_init_fn(worker_id: int) -> None:
     """
     try:
         cpus = parse_list(os.environ.get("AFFINITYD_CPULIST", ""))
-        if cpus and config.chosen_switch() == config.ON and cpus in _masks_above():
-            apply.set_own_mask(cpus)
+        parent = stat_of(os.getppid())
+        above = [] if parent is None else [mask_of(parent.number), mask_of(parent.parent)]
+        if cpus in above and cpus and config.chosen_switch() == config.ON:
+            apply.set_own_mask(cpus)  # the parent may be a fork server
     except (ValueError, AffinityError) as error:
         logger.warning("affinityd: DataLoader worker %d stays unpinned: %s", worker_id, error)
-
-
-def _masks_above() -> list[CpuSet | None]:
-    """Return the masks of the process's parent, and of its parent, as a fork server is."""
-    parent = stat_of(os.getppid())
-    return [] if parent is None else [mask_of(parent.number), mask_of(parent.parent)]
 
 
 def texts(arguments: Mapping[str, object]) -> dict[str, str]:

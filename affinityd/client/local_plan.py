@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from affinityd import config
 from affinityd.config import settings
-from affinityd.config.settings import Settings
 from affinityd.discovery import discover, open_tree, snapshot_nvml
 from affinityd.errors import REFUSALS, AffinityError, NoSuchGpuError
 from affinityd.request import formats
@@ -23,7 +22,7 @@ from affinityd.request.devices import names_unknown_mig
 from affinityd.request.query import parse_query
 from affinityd.request.resolve import Caller, Reply, answer
 from affinityd.text import one_line, quote
-from affinityd.topology.model import Node, Topology
+from affinityd.topology.model import Node
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,8 +50,20 @@ def find_node(sockets: Sequence[str]) -> SourcedNode:
         except (OSError, ValueError):
             continue
     chosen = settings.load({}, names=("root", "machine", "node_name", "reserved_cpus"))
-    node = Node(_read(chosen), chosen.reserved_cpus, replayed=chosen.replays)
-    return SourcedNode(node, "sysfs", _replayed(chosen))
+    replayed = None
+    if chosen.replays:
+        name, value = ("MACHINE", chosen.machine) if chosen.machine else ("ROOT", chosen.root)
+        setting = f"{config.PREFIX}{name} is {quote(value)}"
+        replayed = f"{setting}: planned on a replayed machine, not on this one"
+    if chosen.machine:
+        from affinityd import machines
+
+        topology = machines.load(chosen.machine)
+    else:
+        tree = open_tree(chosen.root, chosen.node_name)
+        topology = discover(tree, None if tree.live else snapshot_nvml(tree))
+    node = Node(topology, chosen.reserved_cpus, replayed=chosen.replays)
+    return SourcedNode(node, "sysfs", replayed)
 
 
 def published_node(published: str) -> Node:
@@ -60,7 +71,7 @@ def published_node(published: str) -> Node:
 
     Raises OSError; ValueError if it is no node, or another machine's beside a default socket.
     """
-    if not os.path.exists(published):
+    if not os.path.exists(published):  # as a rule: no module is imported for that
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     from pathlib import Path
 
@@ -78,8 +89,7 @@ def answer_query(published: Path, pairs: Iterable[tuple[str, str]]) -> str:
     """Return a daemon's answer to the query of a plan, a refusal too, from its node.json."""
     try:
         request = parse_query(pairs)
-        node = published_node(str(published))
-        reply = answer(node, request)
+        reply = answer(published_node(str(published)), request)
         return formats.render(reply, request.format or "json")
     except REFUSALS as error:
         return f"{error.title}: {error}\n"
@@ -123,21 +133,3 @@ def _with_instances(node: Node) -> Node:
     if machine.report and machine.report.error:
         raise NoSuchGpuError(f"only NVML knows MIG instances: {machine.report.said}")
     return replace(node, topology=machine.read())
-
-
-def _replayed(chosen: Settings) -> str | None:
-    """Return the setting that names another machine's files; None: none does."""
-    if not chosen.replays:
-        return None
-    name, value = ("MACHINE", chosen.machine) if chosen.machine else ("ROOT", chosen.root)
-    setting = f"{config.PREFIX}{name} is {quote(value)}"
-    return f"{setting}: planned on a replayed machine, not on this one"
-
-
-def _read(chosen: Settings) -> Topology:
-    if chosen.machine:
-        from affinityd import machines
-
-        return machines.load(chosen.machine)
-    tree = open_tree(chosen.root, chosen.node_name)
-    return discover(tree, None if tree.live else snapshot_nvml(tree))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -13,7 +13,6 @@ from affinityd.planner import LOCALITIES, WARNINGS, RankPlan
 from affinityd.planner.modes import MODES
 from affinityd.request.resolve import Reply
 from affinityd.topology.model import LINKS
-from affinityd.topology.rdma import NearNic
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ class ProblemDocument:
 
 def document(reply: Reply) -> PlanDocument:
     """Return a plan as its JSON document has it."""
-    request, is_of_node = reply.request, reply.request.whose == "node"
+    request = reply.request
     options = {**vars(request.options), "share": reply.plan.share}
     return PlanDocument(
         node=reply.node,
@@ -137,14 +136,15 @@ def document(reply: Reply) -> PlanDocument:
             within=None if reply.within is None else format_list(reply.within),
         ),
         cpulist=format_list(reply.cpus),
-        ranks=[_rank(rank, reply.nics[rank.rank], with_names=is_of_node) for rank in reply.ranks],
+        ranks=[_rank(reply, rank) for rank in reply.ranks],
         warnings=[WarningDocument(warn.code, warn.message) for warn in reply.warnings],
-        switch=reply.switch if is_of_node else None,
+        switch=reply.switch if request.whose == "node" else None,
     )
 
 
-def _rank(rank: RankPlan, nics: Iterable[NearNic], *, with_names: bool) -> PlannedRank:
-    gpu, names = rank.gpu, rank.gpu.container_names if with_names else None
+def _rank(reply: Reply, rank: RankPlan) -> PlannedRank:
+    gpu = rank.gpu
+    names = gpu.container_names if reply.request.whose == "node" else None
     return PlannedRank(
         rank=rank.rank,
         gpu=PlannedGpu(gpu.index, gpu.uuid, gpu.pci_bus_id, gpu.vendor, gpu.model, names),
@@ -154,21 +154,19 @@ def _rank(rank: RankPlan, nics: Iterable[NearNic], *, with_names: bool) -> Plann
         cpulist=format_list(rank.cpus),
         physical_cores=rank.physical_cores,
         memory_node=rank.memory_node,
-        nics=[_nic(nic) for nic in nics],
+        nics=[
+            PlannedNic(
+                name=near.port.device,
+                port=near.port.number,
+                pci_bus_id=near.nic.pci_bus_id,
+                link=near.link,
+                gbps=near.port.gbps,
+                link_layer=near.port.link_layer,
+                netdev=near.port.netdev,
+                numa_node=near.nic.numa_node,
+            )
+            for near in reply.nics[rank.rank]
+        ],
         environment={"OMP_NUM_THREADS": str(rank.threads)},
         reasons=rank.reasons,
-    )
-
-
-def _nic(near: NearNic) -> PlannedNic:
-    nic, port = near.nic, near.port
-    return PlannedNic(
-        name=port.device,
-        port=port.number,
-        pci_bus_id=nic.pci_bus_id,
-        link=near.link,
-        gbps=port.gbps,
-        link_layer=port.link_layer,
-        netdev=port.netdev,
-        numa_node=nic.numa_node,
     )

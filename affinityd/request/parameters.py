@@ -79,7 +79,7 @@ def parse_request(pairs: Iterable[tuple[str, str]]) -> Request:
     for name, text in pairs:
         parameter = PARAMETERS.get(name)
         if parameter is None:
-            raise UnknownParameterError(f"{quote(name)} is no parameter; {_suggestion(name)}")
+            raise UnknownParameterError(_unknown(name))
         if name in values:
             raise InvalidRequestError(f"{name} is given twice; give it once")
         if not text.strip() and not parameter.may_be_empty:
@@ -98,11 +98,8 @@ def parse_request(pairs: Iterable[tuple[str, str]]) -> Request:
             f"max_physical_cores={most}; make it no more than that"
         )
     request = Request(**values, options=options)
-    if (
-        request.job
-        and (request.rank or request.ranks)
-        and not (request.ranks and len(request.rank or ()) == 1)
-    ):
+    names_one = request.ranks and len(request.rank or ()) == 1
+    if request.job and (request.rank or request.ranks) and not names_one:
         raise InvalidRequestError("job needs ranks and one rank: how many tasks, and which")
     if request.whose == "node" and request.cpuset is not None:
         raise InvalidRequestError(
@@ -111,11 +108,12 @@ def parse_request(pairs: Iterable[tuple[str, str]]) -> Request:
     return request
 
 
-def _suggestion(name: str) -> str:
+def _unknown(name: str) -> str:
     import difflib  # noqa: PLC0415 - a rank has no use for it
 
     near = difflib.get_close_matches(name[:64], PARAMETERS, n=1)
-    return f"did you mean {near[0]}?" if near else f"known are {', '.join(PARAMETERS)}"
+    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(PARAMETERS)}"
+    return f"{quote(name)} is no parameter; {hint}"
 
 
 def plain(text: str) -> str:
@@ -169,10 +167,6 @@ def _read_nics(text: str) -> int:
     return number
 
 
-def _read_count(text: str) -> int:
-    return _few(_read_positive(text), "ranks")
-
-
 def _read_entries(text: str) -> tuple[str, ...]:
     names: list[str] = []
     for entry in map(str.strip, _read_listed(text).split(",")):
@@ -201,13 +195,12 @@ def _read_gpus(text: str) -> tuple[str, ...] | None:
 
 def _read_ranks(text: str) -> tuple[int, ...]:
     try:
-        numbers = parse_list(text)
+        numbers = sorted(parse_list(text))
     except ValueError:
-        raise ValueError(
-            f"{quote(text)} is not a list of ranks; write it like 0,1 or 0-3"
-        ) from None
+        problem = f"{quote(text)} is not a list of ranks; write it like 0,1 or 0-3"
+        raise ValueError(problem) from None
     _few(len(numbers), "ranks")
-    return tuple(sorted(numbers))
+    return tuple(numbers)
 
 
 def _read_listed(text: str) -> str:
@@ -220,10 +213,6 @@ def _read_visible(text: str) -> str:
     if is_assignment and name in BY_VALUE:
         raise ValueError(f"{quote(text)} names its variable; give the value alone: {quote(value)}")
     return _read_listed(text)
-
-
-def _read_granted(text: str) -> str:
-    return ",".join(_read_entries(text))
 
 
 def _few(number: int, noun: str) -> int:
@@ -265,7 +254,7 @@ PARAMETERS = {
     "rank": Parameter(_read_ranks, "answer only for these ranks of the request"),
     "ranks": _number(
         "how many ranks there are: rank i drives entry i of gpus, modulo their number",
-        read=_read_count,
+        read=lambda text: _few(_read_positive(text), "ranks"),
         most=MAX_ENTRIES,
     ),
     "job": Parameter(
@@ -300,7 +289,7 @@ PARAMETERS = {
         may_be_empty=True,
     ),
     "granted": Parameter(
-        _read_granted,
+        lambda text: ",".join(_read_entries(text)),
         "the devices the caller was given, in node numbering: indices, UUIDs, minor:N, drm:N, or "
         "none",
     ),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from affinityd.config import CPUS, PARAMETER_VARIABLES
-from affinityd.cpuset import CpuSet, parse_mask
+from affinityd.cpuset import parse_mask
 from affinityd.errors import InvalidRequestError
 from affinityd.planner.modes import MODES
 from affinityd.request.environment import (
@@ -88,7 +88,8 @@ def _environment(assignments: Iterable[str]) -> dict[str, str]:
 
 def _of_process(request: Request, environ: Environment, stated: Collection[str]) -> Request:
     """Return the request of a process: with what its variables say, and what was stated."""
-    request, rank = _completed(request, environ), local_rank(environ)
+    rank = local_rank(environ)
+    request = _completed(request, environ, rank)
     if request.rank is not None and len(request.rank) == 1:
         started = rank.size if rank and not _is_alone(rank) else None
         rank = Rank(request.rank[0], started, CHOSEN_RANK)
@@ -105,45 +106,39 @@ def _of_process(request: Request, environ: Environment, stated: Collection[str])
     return replace(request, job=None, rank=request.rank or (rank.number,), ranks=ranks)
 
 
-def _completed(request: Request, environ: Environment) -> Request:
+def _completed(request: Request, environ: Environment, rank: Rank | None) -> Request:
     """Return a request with the devices and CPUs that a process's variables name."""
-    granted = request.granted or ""
-    vendors = [vendor for prefix, vendor in VENDORS.items() if granted.startswith(prefix)]
-    if request.visible is None:
-        request = replace(request, visible=visible(environ, vendors))
-    if request.cpuset is not None:
-        request = replace(request, cpuset=cpus_to_plan_on(environ, request.cpuset))
-    request = replace(request, nvidia_visible=environ.get(NVIDIA_VISIBLE) or None)
+    cpuset, seen, asked = request.cpuset, request.visible, None
+    if seen is None:
+        granted = request.granted or ""
+        vendors = [vendor for prefix, vendor in VENDORS.items() if granted.startswith(prefix)]
+        seen = visible(environ, vendors)
     if request.options.cpus is None:
         asked = asked_cpus(environ, request.ranks)
-        if asked and asked.cpus and request.rank and not request.ranks and _starts_ranks(environ):
-            asked = TaskCpus(tasks=1, of_job=asked.cpus)  # they are for all of its ranks
-        request = replace(request, task_cpus=asked)
-    return request
+        # A batch script, or a lone task in Slurm, has them for all of its ranks.
+        starts_ranks = SLURM_JOB in environ and (rank is None or _is_alone(rank))
+        if asked and asked.cpus and request.rank and not request.ranks and starts_ranks:
+            asked = TaskCpus(tasks=1, of_job=asked.cpus)
+    return replace(
+        request,
+        visible=seen,
+        cpuset=None if cpuset is None else cpus_to_plan_on(environ, cpuset),
+        nvidia_visible=environ.get(NVIDIA_VISIBLE) or None,
+        task_cpus=asked,
+    )
 
 
 def _of_slurm_task(request: Request, rank: Rank, tasks: int, environ: Environment) -> Request:
     """Return the request of a task of srun, whose own facts its plan follows from."""
-    job = _gpus_of_job(environ)
-    if request.job is None and job is not None:
-        request = replace(request, job=tuple(job.split(",")))
-    task = SlurmTask(
-        number=rank.number,
-        tasks=tasks,
-        step_gpus=number(environ.get("SLURM_GPUS_ON_NODE")),
-        slices=_slices(environ.get("SLURM_CPU_BIND_LIST", "")),
-    )
-    return replace(_granted_job(request, environ), slurm=task)
-
-
-def _slices(text: str) -> tuple[CpuSet, ...]:
-    """Read the masks that Slurm chose for the tasks; a user's do not begin with 0x."""
-    if not text.startswith("0x"):
-        return ()
+    masks = environ.get("SLURM_CPU_BIND_LIST", "")
+    is_slurms = masks.startswith("0x")  # a user's do not begin so
     try:
-        return tuple(parse_mask(mask) for mask in text.split(","))
+        slices = tuple(map(parse_mask, masks.split(","))) if is_slurms else ()
     except ValueError as error:
         raise InvalidRequestError(f"env: SLURM_CPU_BIND_LIST: {error}") from None
+    step_gpus = number(environ.get("SLURM_GPUS_ON_NODE"))
+    request = _granted_job(replace(request, job=request.job or _gpus_of_job(environ)), environ)
+    return replace(request, slurm=SlurmTask(rank.number, tasks, step_gpus, slices))
 
 
 def _granted_job(request: Request, environ: Environment) -> Request:
@@ -164,8 +159,7 @@ def _kept_apart(request: Request, rank: Rank, environ: Environment) -> Request:
     By the job's GPUs, if known; else by each GPU's own block of cores. With more ranks than GPUs,
     scripts deal the GPUs out in turn.
     """
-    noted = _gpus_of_job(environ)
-    job = request.job or (tuple(noted.split(",")) if noted else None)
+    job = request.job or _gpus_of_job(environ)
     gpus = (len(job) if job else number(environ.get("SLURM_GPUS_ON_NODE"))) or rank.size or 1
     sharing = -(-(rank.size or 1) // gpus)
     if sharing > 1:
@@ -199,20 +193,15 @@ def _is_alone(rank: Rank) -> bool:
     return rank.size == 1 and rank.variable not in {"LOCAL_RANK", CHOSEN_RANK}
 
 
-def _starts_ranks(environ: Environment) -> bool:
-    """Return whether a process in Slurm is no task beside others: a batch script, a lone task."""
-    rank = local_rank(environ)
-    return SLURM_JOB in environ and (rank is None or _is_alone(rank))
-
-
-def _gpus_of_job(environ: Environment) -> str | None:
+def _gpus_of_job(environ: Environment) -> tuple[str, ...] | None:
     """Return the GPUs of the job on this node, in its own numbering, where they are known.
 
     A site sets AFFINITYD_JOB_GPUS. Slurm's variable is right only in the batch script: the steps
     inherit it from there, also on other nodes.
     """
-    slurm = environ.get("SLURM_JOB_GPUS") if "SLURM_STEP_ID" not in environ else None
-    return environ.get(JOB_GPUS) or slurm
+    in_script = environ.get("SLURM_JOB_GPUS") if "SLURM_STEP_ID" not in environ else None
+    gpus = environ.get(JOB_GPUS) or in_script
+    return tuple(gpus.split(",")) if gpus else None
 
 
 def asked_cpus(environ: Environment, ranks: int | None = None) -> TaskCpus | None:
@@ -226,7 +215,11 @@ def asked_cpus(environ: Environment, ranks: int | None = None) -> TaskCpus | Non
     """
     request = number(environ.get(JOB_CPUS))
     in_slurm = SLURM_JOB in environ
-    of_job = request or (cpus_of_job(environ) if in_slurm else None)
+    of_job = request
+    if in_slurm and not of_job:  # in a batch script there is a list like 8(x2), by node
+        by_node = environ.get("SLURM_JOB_CPUS_PER_NODE", "")
+        alike = None if "," in by_node else by_node.partition("(")[0]
+        of_job = number(environ.get("SLURM_CPUS_ON_NODE") or alike)
     if stated := environ.get(CPUS):
         each = number(stated)
         if not each and stated != "none":
@@ -241,10 +234,3 @@ def asked_cpus(environ: Environment, ranks: int | None = None) -> TaskCpus | Non
             each *= number(environ.get("SLURM_NTASKS")) or 1
         return TaskCpus(cpus=each, of_job=of_job)
     return TaskCpus(tasks=tasks, of_job=of_job) if request or in_slurm else None
-
-
-def cpus_of_job(environ: Environment) -> int | None:
-    """Return how many CPUs Slurm gave on this node, of `8(x2)` 8; None where nodes differ."""
-    each = environ.get("SLURM_JOB_CPUS_PER_NODE", "")
-    alike = None if "," in each else each.partition("(")[0]
-    return number(environ.get("SLURM_CPUS_ON_NODE") or alike)
