@@ -23,17 +23,18 @@ from affinityd.request.parameters import Request
 from affinityd.text import quote
 from affinityd.topology.model import Gpu, Topology
 
+# These patterns are compiled where one is used, not at the start of every rank.
 UUID_KINDS = ("GPU-", "MIG-")
 #: A MIG instance by its GPU's UUID and its numbers there: NVIDIA MIG User Guide, "CUDA Visible
 #: Devices"; so drivers before R470 name it.
-OLDER_MIG = re.compile(r"MIG-(GPU-[0-9a-f-]+)/[0-9]+/[0-9]+")
+OLDER_MIG = r"MIG-(GPU-[0-9a-f-]+)/[0-9]+/[0-9]+"
 MAX_DIGITS = 9  #: of an index that some machine could have
-FILE = re.compile(r"(minor|drm):[0-9]{1,9}")  #: a device file
-INSTANCE = re.compile(r"([0-9]+):([0-9]{1,3})")  #: 0:1 is instance 1 of GPU 0
+FILE = r"(minor|drm):[0-9]{1,9}"  #: a device file
+INSTANCE = r"([0-9]+):([0-9]{1,3})"  #: 0:1 is instance 1 of GPU 0
 #: A domain has four digits or more as the kernel writes it, eight as NVML does.
-PCI_BUS_ID = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
+PCI_BUS_ID = r"([0-9a-f]{4,8}):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
 #: As strtoul(3) reads: blanks of isspace(3), a sign, digits, of which leading zeros do not count.
-STRTOUL = re.compile(r"[ \t\n\r\f\v]*([+-]?)(?=[0-9])0*([0-9]*)")
+STRTOUL = r"[ \t\n\r\f\v]*([+-]?)(?=[0-9])0*([0-9]*)"
 ULONG_MAX = 2**64 - 1
 #: More digits than ULONG_MAX has: a number cut down to so many is still above it.
 ENOUGH_DIGITS = 21
@@ -119,7 +120,7 @@ def names_unknown_mig(topology: Topology, request: Request) -> bool:
 def _with_uuid(name: str, nameable: Sequence[ComputeDevice]) -> list[ComputeDevice]:
     """Return the devices whose UUIDs begin with a name; of an older one, the GPU's instance."""
     devices = [device for device in nameable if (device.uuid or "").startswith(name)]
-    if not devices and (older := OLDER_MIG.fullmatch(name)):
+    if not devices and (older := re.fullmatch(OLDER_MIG, name)):
         gpus = {device.gpu for device in nameable if device.gpu.uuid == older[1]}
         devices = [ComputeDevice(gpu, name) for gpu in gpus]
     return devices
@@ -134,7 +135,7 @@ def device_named(seen: VisibleDevices, entry: str) -> ComputeDevice:
         raise NoSuchGpuError(
             f"no GPU {entry if index is not None else quote(entry)}; {_present(seen)}"
         )
-    if match := PCI_BUS_ID.fullmatch(entry.lower()):
+    if match := re.fullmatch(PCI_BUS_ID, entry.lower()):
         bus_id = f"{int(match[1], 16):04x}:{match[2]}"  # as the kernel writes it
         matches = [device for device in seen.nameable if device.gpu.pci_bus_id == bus_id][:1]
     elif entry.startswith(UUID_KINDS) and entry not in UUID_KINDS and "\n" not in entry:
@@ -207,7 +208,7 @@ def _grant(
     }
     entries = granted.split(",")
     if not files.keys().isdisjoint(entries):  # a GPU that is lost leaves its file behind
-        entries = [entry for entry in entries if entry in files or not FILE.fullmatch(entry)]
+        entries = [entry for entry in entries if entry in files or not re.fullmatch(FILE, entry)]
     return _in_order(everything, {_granted(everything, files, entry) for entry in entries})
 
 
@@ -216,7 +217,7 @@ def _granted(
 ) -> ComputeDevice:
     if entry in files:
         return files[entry]
-    if match := FILE.fullmatch(entry):
+    if match := re.fullmatch(FILE, entry):
         numbers = sorted(int(file.partition(":")[2]) for file in files if file.startswith(match[1]))
         have = ", ".join(map(str, numbers)) or "none"
         raise NoSuchGpuError(f"granted: no GPU has {entry}; this machine has {have}")
@@ -257,7 +258,7 @@ def _in_order(everything: VisibleDevices, wanted: set[ComputeDevice]) -> tuple[C
 
 def _at(everything: VisibleDevices, entry: str) -> ComputeDevice:
     """Return a listed device: an index, UUID or PCI bus id, or GPU 0's instance 1 as 0:1."""
-    if match := INSTANCE.fullmatch(entry):
+    if match := re.fullmatch(INSTANCE, entry):
         gpu, number = device_named(everything, match[1]).gpu, int(match[2])
         return ComputeDevice(gpu, gpu.mig[number].uuid if number < len(gpu.mig) else None)
     return device_named(everything, entry)
@@ -296,7 +297,7 @@ def _by_index(entries: Sequence[str], seen: VisibleDevices) -> tuple[ComputeDevi
 
 def _strtoul(entry: str) -> int:
     """Read the number that an entry begins with; negative where it begins with none."""
-    match = STRTOUL.match(entry)
+    match = re.match(STRTOUL, entry)
     if match is None:
         return -1
     number = min(int(match[2][:ENOUGH_DIGITS] or "0"), ULONG_MAX)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from affinityd.cpuset import CpuSet, parse_list
@@ -17,6 +16,7 @@ MAX_LENGTH = 32768  #: of a value, in characters; every second one of 8192 CPUs 
 MAX_ENTRIES = 256
 MAX_NUMBER = 2**31
 FORMATS = ("json", "cpulist", "mask", "numactl", "shell", "lines", "nics", "vllm")
+_DEFAULTS = Options()
 
 
 class TaskCpus(NamedTuple):
@@ -41,8 +41,7 @@ class SlurmTask(NamedTuple):
         return self.slices[self.number % len(self.slices)] if self.slices else frozenset()
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """A request as understood; equal requests have equal answers."""
 
     gpus: tuple[str, ...] | None = None  #: None: all visible
@@ -56,7 +55,7 @@ class Request:
     nics: int | None = None  #: how many of each rank; None: its GPU's part
     whose: str = "caller"  #: "node": plan as for an unidentified caller
     format: str | None = None  #: None: the client's Accept header decides
-    options: Options = field(default_factory=Options)
+    options: Options = _DEFAULTS
     # From the caller's variables (environment.py), and no parameters:
     nvidia_visible: str | None = None  #: NVIDIA_VISIBLE_DEVICES, of NVIDIA's container runtime
     task_cpus: TaskCpus | None = None  #: None: unknown
@@ -239,8 +238,6 @@ def _number(
 ) -> Parameter:
     return Parameter(read, text, {"type": "integer", "minimum": 1, "maximum": most, **schema})
 
-
-_DEFAULTS = Options()
 
 PARAMETERS = {
     "gpus": Parameter(

@@ -93,7 +93,7 @@ def _of_process(request: Request, environ: Environment, stated: Collection[str])
     if request.rank is not None and len(request.rank) == 1:
         started = rank.size if rank and not _is_alone(rank) else None
         rank = Rank(request.rank[0], started, CHOSEN_RANK)
-    request, is_named = replace(request, is_of_process=True), {"gpus", "rank"} & set(stated)
+    request, is_named = request._replace(is_of_process=True), {"gpus", "rank"} & set(stated)
     if rank and rank.size and rank.variable == SLURM_TASK and not is_named:
         return _of_slurm_task(request, rank, rank.size, environ)
     if rank is None or _is_alone(rank):
@@ -103,7 +103,7 @@ def _of_process(request: Request, environ: Environment, stated: Collection[str])
     if request.rank and request.ranks:  # both are stated
         return request
     ranks = request.ranks or rank.size  # None: as many as GPUs
-    return replace(request, job=None, rank=request.rank or (rank.number,), ranks=ranks)
+    return request._replace(job=None, rank=request.rank or (rank.number,), ranks=ranks)
 
 
 def _completed(request: Request, environ: Environment, rank: Rank | None) -> Request:
@@ -119,8 +119,7 @@ def _completed(request: Request, environ: Environment, rank: Rank | None) -> Req
         starts_ranks = SLURM_JOB in environ and (rank is None or _is_alone(rank))
         if asked and asked.cpus and request.rank and not request.ranks and starts_ranks:
             asked = TaskCpus(tasks=1, of_job=asked.cpus)
-    return replace(
-        request,
+    return request._replace(
         visible=seen,
         cpuset=None if cpuset is None else cpus_to_plan_on(environ, cpuset),
         nvidia_visible=environ.get(NVIDIA_VISIBLE) or None,
@@ -137,8 +136,8 @@ def _of_slurm_task(request: Request, rank: Rank, tasks: int, environ: Environmen
     except ValueError as error:
         raise InvalidRequestError(f"env: SLURM_CPU_BIND_LIST: {error}") from None
     step_gpus = number(environ.get("SLURM_GPUS_ON_NODE"))
-    request = _granted_job(replace(request, job=request.job or _gpus_of_job(environ)), environ)
-    return replace(request, slurm=SlurmTask(rank.number, tasks, step_gpus, slices))
+    request = _granted_job(request._replace(job=request.job or _gpus_of_job(environ)), environ)
+    return request._replace(slurm=SlurmTask(rank.number, tasks, step_gpus, slices))
 
 
 def _granted_job(request: Request, environ: Environment) -> Request:
@@ -150,7 +149,7 @@ def _granted_job(request: Request, environ: Environment) -> Request:
     files = (request.granted or "").count(",") + 1
     if request.job is None or request.visible is not None or of_step in {None, files}:
         return request
-    return replace(request, granted=",".join(request.job))
+    return request._replace(granted=",".join(request.job))
 
 
 def _kept_apart(request: Request, rank: Rank, environ: Environment) -> Request:
@@ -164,10 +163,10 @@ def _kept_apart(request: Request, rank: Rank, environ: Environment) -> Request:
     sharing = -(-(rank.size or 1) // gpus)
     if sharing > 1:
         job = None
-        request = replace(request, ranks=sharing, rank=(rank.number // gpus,))
+        request = request._replace(ranks=sharing, rank=(rank.number // gpus,))
     if job is None and request.options.share == "auto":
-        request = replace(request, options=replace(request.options, share="node"))
-    return replace(request, job=job)
+        request = request._replace(options=replace(request.options, share="node"))
+    return request._replace(job=job)
 
 
 def _has_own_gpus(request: Request, environ: Environment) -> bool:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import NamedTuple
 
 from affinityd.config import OBSERVE, ON
@@ -34,8 +32,7 @@ class Caller(NamedTuple):
     cpuset: CpuSet | None = None
 
 
-@dataclass(frozen=True)
-class Reply:
+class Reply(NamedTuple):
     """A plan with all that its document says about it."""
 
     node: str
@@ -52,7 +49,7 @@ class Reply:
     #: The nodes of memory near any GPU that the process sees: for memory that all ranks use
     visible_memory: frozenset[int] = frozenset()
 
-    @cached_property
+    @property
     def ranks(self) -> tuple[RankPlan, ...]:
         """The requested ranks."""
         return tuple(rank for rank in self.plan.ranks if rank.rank in self.asked_ranks)
@@ -95,7 +92,7 @@ def answer(node: Node, request: Request, caller: Caller | None = None) -> Reply:
     seen = visible_devices(topology, request)
     entries = named(seen, request.gpus)
     job = job_entries(topology, request, entries)
-    request = replace(request, job=request.job if job else None)
+    request = request._replace(job=request.job if job else None)
     if task:
         planned = plan_task(node, request, task, entries, job, allowed=allowed)
     else:
@@ -110,7 +107,7 @@ def answer(node: Node, request: Request, caller: Caller | None = None) -> Reply:
     return Reply(
         node=topology.name,
         generation=node.generation,
-        request=replace(request, options=planned.options),
+        request=request._replace(options=planned.options),
         entries=tuple(name for name, _ in planned.entries),
         asked_ranks=planned.asked,
         allowed=allowed,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from affinityd.cli.console import aligned, say
@@ -81,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not node.topology.gpus and machine.is_live:
         say("affinityd plan: this machine has no GPU; --machine plans on another, like dgx-a100")
     if process and request.visible is None:  # as for exec and bind
-        request = replace(request, visible=process.visible)
+        request = request._replace(visible=process.visible)
     reply = answer(node, request, caller)
     if arguments.svg is not None:
         write_svg(arguments.svg, node.topology, marks_of(reply, node.reserved))

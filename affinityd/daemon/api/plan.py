@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 from time import perf_counter
 from urllib.parse import parse_qsl
@@ -86,8 +85,8 @@ def replied(node: Node, asked: Request, caller: Caller | None = None) -> Reply:
     is_of_job = asked.rank is not None and asked.job is None and asked.task_cpus is None
     if is_of_job and not (asked.is_of_process and asked.ranks is None):
         # The other ranks' replies differ in nothing else.
-        reply = _reply(node, replace(asked, rank=None), caller)
-        return replace(reply, asked_ranks=asked_ranks(asked.rank, len(reply.entries)))
+        reply = _reply(node, asked._replace(rank=None), caller)
+        return reply._replace(asked_ranks=asked_ranks(asked.rank, len(reply.entries)))
     return _reply(node, asked, caller)
 
 

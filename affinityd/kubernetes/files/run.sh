@@ -125,9 +125,12 @@ else # in a shell of its own, which SIGPIPE may have
 fi
 # The command takes the place of this. Some sh drop variables with odd names: env keeps those of one line.
 affinityd_odd=$(
-    unset -f tr grep
+    unset -f [ printf read tr
     exec 2>/dev/null
-    tr '\0\n' '\n\1' <"/proc/$$/environ" | grep -v '[[:cntrl:]]' | grep -E '^([0-9]|[A-Za-z0-9_]*[^A-Za-z0-9_=])'
+    tr '\0\n' '\n\1' <"/proc/$$/environ" | while IFS= read -r entry; do
+        case $entry in *[[:cntrl:]]*) continue ;; esac
+        case ${entry%%=*} in *[!A-Za-z0-9_]* | [0-9]*) printf '%s\n' "$entry" ;; esac
+    done
 )
 case $1 in *=*) affinityd_odd='' ;; esac # env would take it for a variable
 if [ -n "$affinityd_odd" ] && command -v env >/dev/null; then

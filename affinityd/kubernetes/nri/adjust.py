@@ -234,7 +234,7 @@ def _planned(
     part = -(-len(node.usable) * gpus // max(len(node.topology.gpus), 1))
     each = -(-max(container.asked or part, together) // len(ranks)) if gpus else 0
     each = each if rules.cpus is None else rules.cpus
-    return answer(node, replace(request, options=replace(rules.options, cpus=each or None)))
+    return answer(node, request._replace(options=replace(rules.options, cpus=each or None)))
 
 
 def _with_variables(
