@@ -65,7 +65,6 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def suite_of(path: Path) -> str:
-    """Return the suite that a test file belongs to."""
     parts = path.relative_to(TESTS).parts
     return parts[1] if parts[0] == "e2e" else parts[0]
 

@@ -37,12 +37,9 @@ for line in sys.stdin:
 
 @dataclass(frozen=True)
 class Asker:
-    """A process with a connection."""
-
     process: subprocess.Popen[str]
 
     def do(self, code: str) -> str:
-        """Have it execute some code that prints a line; return that."""
         stdin, stdout = self.process.stdin, self.process.stdout
         assert stdin is not None
         assert stdout is not None
@@ -51,7 +48,6 @@ class Asker:
         return stdout.readline().rstrip("\n")
 
     def reply(self, code: str) -> Reply:
-        """Have it execute some code that prints what `ask` returns."""
         status, _, text = self.do(code).partition(" ")
         return Reply(int(status), {}, text.encode())
 
@@ -79,7 +75,6 @@ def asking(
 
 @contextmanager
 def connected(before: Sequence[str] = ()) -> Iterator[tuple[Asker, socket.socket]]:
-    """Yield such a process, and its connection as who listens has it."""
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
         path = Path(folder, "s")
         listener.bind(str(path))
@@ -91,6 +86,5 @@ def connected(before: Sequence[str] = ()) -> Iterator[tuple[Asker, socket.socket
 
 
 def as_user(uid: int, *groups: int) -> tuple[str, ...]:
-    """Return the command that runs another one as a user of these groups."""
     its = f"--groups={','.join(map(str, groups))}" if groups else "--clear-groups"
     return ("setpriv", f"--reuid={uid}", f"--regid={uid}", its)

@@ -18,8 +18,9 @@ from affinityd.audit.model import (
     Scan,
 )
 from affinityd.cpuset import parse_list
-from affinityd.linux.processes import Thread, cgroups_of, stat_of
+from affinityd.linux.processes import Thread, cgroups_of
 from affinityd.topology.model import Topology
+from tests.support.children import present
 
 GPU = ("nvidia", 0)
 NEAR = "4-7"  #: CPUs near it
@@ -77,9 +78,7 @@ def process(
 
 
 def facts_of(pid: int) -> ProcessFacts:
-    stat = stat_of(pid)
-    assert stat is not None
-    return replace(process("0", pid=pid), start=stat.start, cgroups=cgroups_of(pid))
+    return replace(process("0", pid=pid), start=present(pid).start, cgroups=cgroups_of(pid))
 
 
 def scan_of(topology: Topology, *processes: AuditedProcess) -> Scan:

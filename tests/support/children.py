@@ -11,7 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from affinityd.linux.processes import Thread, everyone, mask_of, stat_of, thread_ids, thread_stat
+from affinityd.linux.processes import (
+    Stat,
+    Thread,
+    everyone,
+    mask_of,
+    stat_of,
+    thread_ids,
+    thread_stat,
+)
 from tests.support.daemons import eventually
 
 #: Threads come and go for ever; five of them start others.
@@ -105,18 +113,19 @@ def parent_of(
         yield parent
 
 
-def compute(pid: int, seconds: float = 0.3) -> None:
-    def spent() -> int:
-        stat = stat_of(pid)
-        assert stat is not None
-        return stat.cpu_ticks
+def present(pid: int) -> Stat:
+    """Return the facts of a process that has not ended."""
+    stat = stat_of(pid)
+    assert stat is not None
+    return stat
 
-    end = spent() + seconds * os.sysconf("SC_CLK_TCK")
-    eventually(lambda: spent() >= end, f"process {pid} has computed for {seconds} s")
+
+def compute(pid: int, seconds: float = 0.3) -> None:
+    end = present(pid).cpu_ticks + seconds * os.sysconf("SC_CLK_TCK")
+    eventually(lambda: present(pid).cpu_ticks >= end, f"{pid} has computed for {seconds} s")
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the pids of the processes that a process has started, zombies among them."""
     return [stat.number for stat in everyone() if stat.parent == pid]
 
 
@@ -132,7 +141,6 @@ def copied(root: Path, *pids: int) -> Path:
 
 
 def threads(pid: int) -> list[Thread]:
-    """Return a process's threads, the main one first, each with its mask and its last CPU."""
     found = ((thread_stat(pid, tid), mask_of(tid)) for tid in thread_ids(pid))
     return [
         Thread(stat.number, stat.name, stat.start, mask, stat.last_cpu, stat.cpu_ticks)

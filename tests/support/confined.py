@@ -35,8 +35,6 @@ os.execvp(sys.argv[end + 1], sys.argv[end + 1 :])
 
 @dataclass(frozen=True)
 class Confinement:
-    """What a daemon is given."""
-
     capabilities: Collection[str]
     refused: Collection[str]  #: system calls
     shown: Mapping[str, Path]  #: where it sees it → what it is; read only

@@ -23,8 +23,6 @@ COMPLAINTS = "complaints"  #: what a daemon's stderr goes to, beside its log
 
 @dataclass(frozen=True)
 class Reply:
-    """What the daemon answered."""
-
     status: int
     headers: Mapping[str, str]
     body: bytes
@@ -39,8 +37,6 @@ class Reply:
 
 
 class UnixConnection(http.client.HTTPConnection):
-    """HTTP over a unix socket."""
-
     def __init__(self, path: Path) -> None:
         super().__init__("localhost", timeout=PATIENCE)
         self._path = path
@@ -53,8 +49,6 @@ class UnixConnection(http.client.HTTPConnection):
 
 @dataclass
 class Daemon:
-    """A running daemon and its folder."""
-
     process: subprocess.Popen[str]
     socket: Path
     log: Path  #: its stdout
@@ -138,16 +132,10 @@ def with_constants(**numbers: float) -> tuple[str, ...]:
 
 
 @contextmanager
-def started(
-    folder: Path,
-    *arguments: str,
-    env: Mapping[str, str] | None = None,
-    listen: str = "none",
-    before: Sequence[str] = (),
-) -> Iterator[Daemon]:
-    """Start a daemon without waiting for it; it ends with the block."""
+def started(folder: Path, *arguments: str, **how: Any) -> Iterator[Daemon]:  # noqa: ANN401
+    """Spawn a daemon, with what `spawn` takes, that ends with the block."""
     folder.mkdir(parents=True, exist_ok=True)
-    daemon = spawn(folder, *arguments, env=env, listen=listen, before=before)
+    daemon = spawn(folder, *arguments, **how)
     try:
         yield daemon
     finally:
@@ -156,14 +144,8 @@ def started(
 
 
 @contextmanager
-def running(
-    folder: Path,
-    *arguments: str,
-    env: Mapping[str, str] | None = None,
-    listen: str = "none",
-    before: Sequence[str] = (),
-) -> Iterator[Daemon]:
-    with started(folder, *arguments, env=env, listen=listen, before=before) as daemon:
+def running(folder: Path, *arguments: str, **how: Any) -> Iterator[Daemon]:  # noqa: ANN401
+    with started(folder, *arguments, **how) as daemon:
         eventually(lambda: is_ready(daemon), "the daemon is ready")
         eventually(daemon.socket.with_name("node.json").exists, "the node file is there")
         yield daemon

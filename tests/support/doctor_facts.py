@@ -33,7 +33,6 @@ def facts_of(
     reserved: str = "",
     nvml: NvmlReport | None = None,
 ) -> NodeFacts:
-    """Return what is to be judged of a machine with these files besides those of its CPUs."""
     present = {f"{CPU}/present": format_list(topology.possible | topology.online)}
     return NodeFacts(
         topology, tree_of(root, {**present, **(files or {})}), parse_list(reserved), nvml

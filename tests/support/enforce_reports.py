@@ -88,6 +88,5 @@ def enforced(
 
 
 def totals(*, threads: int = 0, resets: int = 0, **pins: int) -> TotalsDocument:
-    """Return what was done; `pins` by outcome."""
     counted = {outcome: pins.get(outcome, 0) for outcome in PIN_OUTCOMES}
     return TotalsDocument(counted, threads, resets)

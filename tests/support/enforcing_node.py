@@ -24,13 +24,10 @@ Counts = Mapping[str, float]
 
 @dataclass
 class AskedNode:
-    """A daemon on a made node, and its folder."""
-
     daemon: Daemon
     folder: Path
 
     def tell(self, facts: str) -> None:
-        """Have NVML answer by these facts, from the next scan on."""
         environment(facts, self.folder)
 
     def audit(self) -> Any:  # noqa: ANN401 - a document
@@ -81,8 +78,6 @@ Users = Mapping[int, Sequence[int]]
 
 @dataclass
 class EnforcingNode(AskedNode):
-    """A daemon that scans or enforces, and what its NVML says."""
-
     def say(self, users: Users, fault: str = "") -> None:
         """Have NVML name these processes, from the next scan on, or fail."""
         self.tell(facts(users, fault))
@@ -108,7 +103,6 @@ class EnforcingNode(AskedNode):
         eventually(lambda: self.become(*pids) == {what}, f"{pids} are {what}")
 
     def pins(self) -> float:
-        """Return how many processes were pinned so far, whatever came of it."""
         return sum(self.samples("enforce_pins_total", "outcome").values())
 
 
@@ -130,14 +124,15 @@ def address(gpu: int) -> str:
 
 @contextmanager
 def scanning(
-    *arguments: str, users: Users | None = None, before: Sequence[str] = (), listen: str = "none"
+    *arguments: str,
+    users: Users | None = None,
+    **how: Any,  # noqa: ANN401 - what `spawn` takes
 ) -> Iterator[EnforcingNode]:
-    """Run a daemon that scans every second, from its first scan on; `before`: what runs it."""
+    """Run a daemon that scans every second, from its first scan on."""
     with tempfile.TemporaryDirectory() as name:
         folder, nvml = Path(name), facts(users or {})
         folder.chmod(0o755)
-        settings = ("--scan-interval", "1", *arguments)
-        with running_on(tiny(), folder, nvml, *settings, before=before, listen=listen) as daemon:
+        with running_on(tiny(), folder, nvml, "--scan-interval", "1", *arguments, **how) as daemon:
             eventually(lambda: daemon.get("/audit").status == 200, "there is a scan")
             yield EnforcingNode(daemon, folder)
 
@@ -146,13 +141,11 @@ def scanning(
 def enforcing(
     way: str,
     *arguments: str,
-    users: Users | None = None,
     before: Sequence[str] = (),
-    listen: str = "none",
+    **how: Any,  # noqa: ANN401 - what `scanning` takes
 ) -> Iterator[EnforcingNode]:
     """Run a daemon that enforces, likewise, and lets what starts alone for one second."""
     sooner = with_constants(enforce__decide__GRACE=GRACE)
-    settings = ("--enforce", way, *arguments)
-    with scanning(*settings, users=users, before=(*before, *sooner), listen=listen) as node:
+    with scanning("--enforce", way, *arguments, before=(*before, *sooner), **how) as node:
         eventually(lambda: node.daemon.get("/enforce").status == 200, "it has enforced")
         yield node

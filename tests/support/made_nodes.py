@@ -35,21 +35,17 @@ def running_on(
     nvml: str,
     *arguments: str,
     env: Mapping[str, str] | None = None,
-    listen: str = "none",
     namespaces: Sequence[str] = (),
     before: Sequence[str] = (),
+    listen: str = "none",
 ) -> Iterator[Daemon]:
     """Run the daemon in a folder; `nvml`: the facts of the tests' NVML.
 
     `namespaces`: options of unshare(1) for more of them; `before`: the command that runs it there.
     """
-    with running(
-        folder,
-        *arguments,
-        env={**(env or {}), **environment(nvml, folder)},
-        listen=listen,
-        before=[*entering(machine, folder, *namespaces), *before],
-    ) as daemon:
+    env = {**(env or {}), **environment(nvml, folder)}
+    before = [*entering(machine, folder, *namespaces), *before]
+    with running(folder, *arguments, env=env, listen=listen, before=before) as daemon:
         yield daemon
 
 
@@ -67,13 +63,10 @@ MODEL = "NVIDIA Test"
 
 
 def gpu_address() -> str:
-    """Return a PCI device of this machine, which NVML calls its GPU."""
     return min(path.name for path in Path("/sys/bus/pci/devices").iterdir())
 
 
 class LiveNode:
-    """What a daemon finds, in a folder."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.driver = folder / "driver/nvidia"  #: as /proc/driver/nvidia

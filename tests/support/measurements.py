@@ -14,7 +14,6 @@ UNPLACED = MeasuredGpu("nvidia", 1, None, "0000:11:00.0", [])
 
 
 def copies(node: int, value: float | None, gpu: MeasuredGpu = GPU, **more: Any) -> Figure:  # noqa: ANN401
-    """Return a figure of copies to a GPU from the CPUs of a node."""
     quantity = more.pop("quantity", TO_DEVICE)
     return in_rounds(Figure(quantity, node, None, gpu.pci_bus_id, value, **more))
 
@@ -22,12 +21,10 @@ def copies(node: int, value: float | None, gpu: MeasuredGpu = GPU, **more: Any) 
 def memory(
     node: int, of: int, value: float | None, quantity: str = READ, *, why: str | None = None
 ) -> Figure:
-    """Return a figure of a node's memory from the CPUs of another."""
     return in_rounds(Figure(quantity, node, of, None, value, why=why))
 
 
 def in_rounds(figure: Figure) -> Figure:
-    """Return a figure whose rounds, unless it has some, all had its value."""
     if figure.value is None or figure.values:
         return figure
     return replace(figure, values=(figure.value,) * ROUNDS)

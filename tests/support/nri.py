@@ -80,8 +80,6 @@ def updated(response: bytes) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Given:
-    """What a CreateContainerResponse gives a container."""
-
     cpus: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     mounts: tuple[tuple[str, str], ...] = ()  #: source and destination
@@ -100,8 +98,6 @@ def given(response: bytes) -> Given:
 
 
 class Runtime:
-    """A runtime that has one plugin."""
-
     def __init__(self, path: Path) -> None:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.settimeout(PATIENCE)
@@ -125,7 +121,6 @@ class Runtime:
         return embedded(read(request.data), 3)
 
     def ask(self, *requests: tuple[str, bytes]) -> list[bytes]:
-        """Return the plugin's answers to requests that are sent at once, none of them an error."""
         streams = []
         data = b""
         for method, payload in requests:

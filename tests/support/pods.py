@@ -45,8 +45,6 @@ SHELLS = [["dash"], ["bash", "--posix"], ["busybox", "sh"]]
 
 @dataclass(frozen=True)
 class Told:
-    """What a command that `run` started found, and what was said before."""
-
     environment: Mapping[str, str]
     lines: Sequence[str]  #: of stderr
     status: int

@@ -16,8 +16,6 @@ PAGE = REPOSITORY / "docs/privileges.md"
 
 @dataclass(frozen=True)
 class Feature:
-    """One thing that the daemon does, and what that takes besides what it builds on."""
-
     on: tuple[str, ...]
     capabilities: tuple[str, ...]  #: without CAP_
     calls: tuple[str, ...]  #: system calls that @system-service lacks, or the unit leaves out

@@ -57,8 +57,6 @@ GROWN_UP = GRACE + 0.5
 
 @dataclass
 class Puppet:
-    """A rank."""
-
     process: subprocess.Popen[str]
     born: float  #: time.monotonic()
 
@@ -143,6 +141,5 @@ def masks(pid: int) -> set[CpuSet]:
 
 
 def unpin(pids: Sequence[int]) -> None:
-    """Have processes run wherever they may, as they do it themselves."""
     for pid in pids:
         os.kill(pid, signal.SIGUSR1)

@@ -39,7 +39,6 @@ def process(
     threads: int = 1,
     **judged: Any,  # noqa: ANN401 - what else `audited` takes
 ) -> AuditedProcess:
-    """Return the judgement of a process, all of whose threads are alike."""
     masks = ["0"] * threads
     facts = audit_facts.process(*masks, pid=pid, gpu=gpu, uid=uid, membership=Membership(job))
     return audit_facts.audited(facts, placement, **judged)

@@ -33,7 +33,6 @@ def use_small_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def publish(tmp_path: Path, topology: Topology, *, replayed: bool = False) -> None:
-    """Write what a daemon would have published beside the socket of `use_small_node`."""
     write_node(tmp_path / NODE_FILE, Node(topology, replayed=replayed))
 
 

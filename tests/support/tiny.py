@@ -39,8 +39,6 @@ def tiny_tree(root: Path, *gpu_nodes: int, minors: Sequence[int] = range(16)) ->
 
 @dataclass(frozen=True)
 class Ended:
-    """What a command did."""
-
     status: int
     stdout: str
     stderr: str
@@ -80,5 +78,4 @@ def affinityd(
 
 
 def exec_(*words: str, env: Mapping[str, str]) -> Ended:
-    """Run `affinityd exec`."""
     return affinityd("exec", *words, env=env)

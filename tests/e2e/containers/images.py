@@ -43,7 +43,6 @@ def client(name: str) -> str:
 
 @cache
 def affinityd() -> str:
-    """Return the tag of the image that scripts/image builds from the working tree."""
     tag = f"localhost/affinityd:test-{hashlib.sha256(os.fsencode(REPOSITORY)).hexdigest()[:8]}"
     built = build(tag)
     assert built.status == 0, built.stderr

@@ -45,7 +45,6 @@ runroot = "{RUN}/storage"
 
 @cache
 def environment() -> Mapping[str, str]:
-    """Return the environment in which podman uses this storage."""
     CACHE.mkdir(parents=True, exist_ok=True)
     files = {"CONTAINERS_CONF": CONTAINERS_CONF, "CONTAINERS_STORAGE_CONF": STORAGE_CONF}
     paths = {name: CACHE / f"{name.lower()}.toml" for name in files}

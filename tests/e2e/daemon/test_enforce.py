@@ -34,7 +34,7 @@ POD = "0b7de3f1-51aa-9d02-4c1e-8a1f0c3ea00"
 
 @pytest.fixture(scope="module", autouse=True)
 def troupe() -> Iterator[Troupe]:
-    troupe = Troupe(8)
+    troupe = Troupe(7)
     yield troupe
     troupe.dismiss()
 
@@ -91,7 +91,6 @@ def test_an_observing_node_changes_no_mask(troupe: Troupe) -> None:
 
 
 def every_mask() -> dict[int, CpuSet]:
-    """Return the mask of every thread of ours: of jobs, of bystanders and of this test."""
     pids = [os.getpid(), *(stat.number for stat in descendants(os.getpid()))]
     masks_of = {tid: mask_of(tid) for pid in pids for tid in thread_ids(pid)}
     return {tid: mask for tid, mask in masks_of.items() if mask is not None}
@@ -127,27 +126,6 @@ def stepd(job: int, folder: Path) -> Iterator[None]:
     with subprocess.Popen([f"slurmstepd: [{job}.0]", "600"], executable=program) as process:
         yield
         process.kill()
-
-
-def test_a_changed_cpuset_is_followed_within_two_scans(node: EnforcingNode, troupe: Troupe) -> None:
-    (rank,) = troupe.take()
-    with playing([rank], *pod(1), cpus=FAR) as folder:
-        node.say({0: [rank.pid]})
-        node.wait_until("allocation", *rank.everybody)
-        process = node.processes()[rank.pid]
-        assert process["why"].endswith("give the pod whole CPUs in the Guaranteed QoS class")
-        assert node.samples("enforce_left_processes", "reason")["allocation"] == 3
-        assert node.enforce()["summary"]["gpus_need_allocation"] == 1
-        assert rank.masks == {FAR_CPU}
-        (folder / "cpuset.cpus").write_text(BOTH)
-        assert node.scans_until(lambda: fits(rank), "it is pinned") <= 2
-        (folder / "cpuset.cpus").write_text(FAR)
-        eventually(lambda: rank.masks == {FAR_CPU}, "the kernel has moved it")
-        node.wait_until("allocation", *rank.everybody)
-        (folder / "cpuset.cpus").write_text(BOTH)
-        for pid in rank.everybody:  # as kernels before 6.2 leave them
-            subprocess.run(["taskset", "-apc", BOTH, str(pid)], check=True, capture_output=True)
-        assert node.scans_until(lambda: fits(rank), "its mask is back") <= 2
 
 
 def test_the_pins_of_a_daemon_that_was_killed_are_undone(troupe: Troupe) -> None:

@@ -47,7 +47,6 @@ def ask(folder: Path, address: str) -> tuple[str, int]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return a folder that has the curl."""
     curl = tmp_path / "curl"
     curl.write_text(CURL.format(folder=tmp_path, curl=shutil.which("curl")))
     curl.chmod(0o755)

@@ -35,7 +35,6 @@ def inside(daemon: Daemon, *command: str) -> None:
 
 
 def answers(daemon: Daemon, node: LiveNode) -> None:
-    """Hold that it answers for the whole machine."""
     with asking(daemon.socket, node.topology, queries=LIVE_QUERIES) as asked:
         asked.more()
 

@@ -35,7 +35,6 @@ ODD = ("", " ", "\t", "\n", "\r", "\0", "\x85", "\u2028", "²", "٣", "_", "+", 
 
 
 def texts(*tokens: str) -> st.SearchStrategy[str]:
-    """Return texts of a grammar's tokens, its odd neighbours, and of anything."""
     words = st.sampled_from((*tokens, *ODD)) | st.text(max_size=5) | st.integers(0).map(str)
     return st.lists(words, max_size=12).map("".join) | _of(tokens, 0)
 
@@ -45,7 +44,6 @@ def words(text: str) -> tuple[str, ...]:
 
 
 def long_texts(*tokens: str) -> st.SearchStrategy[str]:
-    """Return texts of 100,000 characters: a few tokens, over and over."""
     part = _of(tokens, 1, 3)
     body = part.map(lambda it: it * (LONG // max(1, len(it))))
     return st.tuples(part, body, part).map("".join)
@@ -84,7 +82,6 @@ VALUES: st.SearchStrategy[Any] = st.sampled_from(
 
 @st.composite
 def mutants(draw: st.DrawFn, document: object) -> str:
-    """Return a document's JSON with a few of its values changed or missing, or other JSON."""
     if draw(st.integers(0, 9)) == 0:
         return draw(
             st.sampled_from(["", "[" * LONG, '{"a":' * LONG, "1" * LONG, "NaN", '"\\ud800"', "{}"])

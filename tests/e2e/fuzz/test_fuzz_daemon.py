@@ -55,8 +55,6 @@ parameters = st.builds(
 
 
 class Model:
-    """A daemon, what it has read, and the files that it will read next."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.root = write_tree(TREE, folder / "root")
@@ -81,7 +79,6 @@ class Model:
         self.read, self.seen = topology, self.online
 
     def asked(self) -> Node:
-        """Do as the daemon does when it is asked: what is it asked about?"""
         if self.online != self.seen:
             self.read_anew()
         return Node(self.read, parse_list(RESERVED), self.generation, replayed=True)

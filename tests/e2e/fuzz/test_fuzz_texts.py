@@ -39,7 +39,6 @@ def a_policy(text: str) -> object:
 
 
 def a_task_of_slurm(text: str) -> object:
-    """Plan a task whose variables are its number, and this text."""
     environ = dict.fromkeys((name for name in OF_TASK if name.startswith("SLURM")), text[:300])
     environ |= {"SLURM_LOCALID": "1", "SLURM_GTIDS": "0,1", "SLURM_STEP_ID": "0"}
     query = [("env", f"{name}={value}") for name, value in environ.items()]
@@ -52,8 +51,6 @@ def a_launchers_environment(text: str) -> object:
 
 
 def asking(name: str) -> Callable[[str], object]:
-    """Return what plans with a parameter of this text, on machines of three kinds."""
-
     def read(text: str) -> object:
         pairs = [(name, text[:32768])]  # it is longer than any other text that strangers send
         if name == "job":

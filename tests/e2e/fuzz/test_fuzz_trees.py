@@ -57,7 +57,6 @@ KINDS: st.SearchStrategy[Callable[[Path], object]] = st.one_of(
 
 @pytest.fixture(scope="module")
 def trees(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Return small machines' files, which no test changes."""
     folder = tmp_path_factory.mktemp("trees")
     return {
         name: write_tree(machine(name), folder / name)
@@ -89,7 +88,6 @@ def is_inside(path: Path, root: Path) -> bool:
 
 
 def spoil(data: st.DataObject, root: Path) -> None:
-    """Change a few of a tree's files and folders for something else, or add to them."""
     for _ in range(data.draw(st.integers(1, 6))):
         matches = sorted(root.glob(data.draw(st.sampled_from(PLACES))))
         paths = [it for it in matches if is_inside(it, root)] or [root]

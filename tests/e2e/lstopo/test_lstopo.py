@@ -85,13 +85,11 @@ def lstopo(environment: dict[str, str], *filters: str) -> ET.Element:
 
 
 def unpacked(archive: Path, folder: Path) -> tuple[Path, Path]:
-    """Return a captured machine as affinityd takes it, and as lstopo does."""
     subprocess.run(["tar", "xf", archive, "-C", folder], check=True)
     return archive, next(folder.glob("*/*/sys")).parent
 
 
 def written(name: str, folder: Path) -> tuple[Path, Path]:
-    """Return a named machine as a tree, which both take."""
     root = write_tree(machine(name), folder / name)
     return root, root
 
@@ -125,7 +123,6 @@ def test_the_machine_at_hand_is_what_lstopo_sees() -> None:
 
 
 def _groups(pairs: Iterable[tuple[object, int]]) -> frozenset[CpuSet]:
-    """Return the CPUs that have the same key, for every key."""
     groups: dict[object, set[int]] = {}
     for key, cpu in pairs:
         groups.setdefault(key, set()).add(cpu)

@@ -25,7 +25,6 @@ FROM_SYSFS = "plans are made from sysfs, without MIG instances"
 
 
 def node(folder: Path, nvml: str) -> Callable[..., str]:
-    """Return what runs commands on a node, and returns what they say."""
     env = {**os.environ, "AFFINITYD_CONFIG": "/nonexistent", **environment(nvml, folder)}
     mount = ["sh", "-c", 'mount --bind "$0" /sys && exec "$@"', f"{folder}/node/machine/sys"]
     command = [*entering(tiny(), folder / "node"), *mount, sys.executable, "-m", "affinityd"]

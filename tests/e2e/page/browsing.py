@@ -50,12 +50,10 @@ class Tab:
 
     @property
     def answers(self) -> list[str]:
-        """What each view says of its plan, or why there is none."""
         return [it.locator(".answer").inner_text() for it in self.views]
 
     @property
     def query(self) -> str:
-        """The address's question, which is the plan's."""
         return str(self.page.evaluate("location.search"))
 
     @property

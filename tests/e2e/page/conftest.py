@@ -56,7 +56,6 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Node]]:
-    """Return the running daemon of a machine, started where it is first asked for."""
     started: dict[str, Node] = {}
     with ExitStack() as stack:
 
@@ -83,5 +82,4 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
 
 @pytest.fixture
 def open_tab(context: BrowserContext, nodes: Callable[[str], Node]) -> Callable[..., Tab]:
-    """Return how to open a machine's page with a question."""
     return lambda name="dgx-a100", query="": Tab.open(context, nodes(name), query)

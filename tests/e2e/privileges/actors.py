@@ -58,12 +58,10 @@ class Actors:
         return [self.asker.pid, self.job, self.pod, self.off, self.of_amd, self.of_npu]
 
     def rest(self) -> None:
-        """Have all of them run wherever they may, as if nobody had ever pinned them."""
         for pid in self.pids[1:]:
             os.sched_setaffinity(pid, set(CPUS))
 
     def plan(self, path: Path) -> Any:  # noqa: ANN401 - a document
-        """Return what the one who asks is told at a socket."""
         assert self.asker.stdin is not None
         assert self.asker.stdout is not None
         self.asker.stdin.write(f"{path}\n")
@@ -86,7 +84,6 @@ def playing() -> Iterator[Actors]:
         pod = enter(cgroup(*pod_parts(POD), cpus=BOTH))
 
         def started(group: Path, file: str = "nothing", **env: str) -> int:
-            """Start a user's process in a cgroup, which has a file open; return its pid."""
             before = (*AS_USER, "sh", "-c", 'exec "$@" 3<"$0"', f"{dev / file}")
             process = enter(sleeping({**os.environ, **env}, before))
             (group / "cgroup.procs").write_text(f"{process.pid}")

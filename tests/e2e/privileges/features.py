@@ -38,14 +38,12 @@ class Node(AskedNode):
     is_known: bool = False  #: to the container runtime
 
     def settle(self) -> None:
-        """Wait until the daemon has looked, acted on it, and looked again."""
         eventually(lambda: is_ready(self.daemon), "the daemon is ready")
         for path in ("/audit", "/enforce"):
             eventually(lambda path=path: self.daemon.get(path).status == OK, path)  # type: ignore[misc]
         self.wait_for_scans(1)
 
     def working(self) -> frozenset[str]:
-        """Return the features that do what they are for, now."""
         return frozenset(name for name, works in WORKS.items() if _is_true(works, self))
 
     def must_lose(self, lost: frozenset[str], item: str) -> None:
@@ -59,12 +57,10 @@ class Node(AskedNode):
         assert self.is_right()
 
     def told(self) -> str:
-        """Return all that the daemon says of itself: its log, and what it tells root."""
         documents = (self.daemon.get(path).text for path in ("/readyz", "/audit", "/enforce"))
         return "\n".join((*self.daemon.lines, *documents))
 
     def is_right(self) -> bool:
-        """Whether what it says of who asks is true, or that it does not know."""
         try:
             allowed = self.actors.plan(self.daemon.socket)["allowed"]
         except LookupError:  # a refusal

@@ -63,7 +63,6 @@ def _write_files(folder: Path, actors: Actors) -> None:
 
 
 def _pods() -> bytes:
-    """Return kubelet's answer: it gave one container NVIDIA's GPU."""
     gpu = field(2, field(1, "nvidia.com/gpu") + field(2, UUID))
     container = field(3, field(1, "main") + gpu)
     pods = field(1, field(1, "chat-0") + field(2, BY_KUBELET) + container)
@@ -72,7 +71,6 @@ def _pods() -> bytes:
 
 
 def _places(folder: Path, dev: Path) -> Mapping[str, Path]:
-    """Return where on this node is what the daemon is shown, by the table's names."""
     return {
         "/sys/devices/system/cpu": folder / "machine/sys/devices/system/cpu",
         "/sys/devices/system/node": folder / "machine/sys/devices/system/node",

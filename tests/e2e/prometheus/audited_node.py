@@ -60,7 +60,6 @@ WITHOUT_PRIVILEGE = ("setpriv", "--bounding-set=-all", "--no-new-privs")
 
 @contextmanager
 def audited(folder: Path, listen: str) -> Iterator[Daemon]:
-    """Run the daemon, which also listens on TCP, and what it audits."""
     folder.mkdir(parents=True)
     with ExitStack() as stack:
         far, ended, whole, good = (
@@ -114,7 +113,6 @@ def _process(command: list[str], mask: Collection[int], cgroup: Path | None) -> 
 
 
 def _facts(users: Mapping[int, Collection[int] | None]) -> str:
-    """Return what NVML says: GPU → the processes that use it; None: it does not say."""
     lines = [f"driver {DRIVER}"]
     for gpu, pids in users.items():
         lines += ["gpu", f"uuid {UUID.format(gpu=gpu)}", f"minor {gpu}"]

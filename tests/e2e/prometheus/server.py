@@ -40,12 +40,10 @@ class Prometheus:
         return series
 
     def label_values(self, label: str, selector: str) -> list[str]:
-        """Return the values of a label, as Grafana's label_values(selector, label)."""
         values: list[str] = self._get(f"label/{label}/values", **{"match[]": selector})
         return values
 
     def rules(self) -> dict[str, Mapping[str, Any]]:
-        """Return every rule by its name, with what became of it: "health", "lastError"."""
         groups = self._get("rules")["groups"]
         return {rule["name"]: rule for group in groups for rule in group["rules"]}
 
@@ -108,7 +106,6 @@ class Asked:
         return f"{self.dashboard}: {self.panel} {self.letter}"
 
     def put_to(self, server: Prometheus, chosen: Mapping[str, str]) -> list[Series]:
-        """Ask with variables filled in, as Grafana does."""
         expr = filled_in(self.expr, chosen)
         return server.query(expr) if self.is_instant else server.query_range(expr, RANGE)
 

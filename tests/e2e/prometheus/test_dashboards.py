@@ -50,7 +50,6 @@ EMPTY_ON_PURPOSE = {
 
 
 def several(*names: str) -> str:
-    """Return several chosen values as Grafana gives them to =~."""
     return "({})".format("|".join(re.escape(name).replace("\\", "\\\\") for name in names))
 
 
@@ -99,7 +98,6 @@ def server(scraped: Scraped) -> Prometheus:
 
 
 def target(node: str, address: str) -> Mapping[str, Any]:
-    """Return a target of a node, which has its name by a label."""
     return {"targets": [address], "labels": {"instance": f"{node}:9465", "node": node, **OF_POD}}
 
 

@@ -35,7 +35,6 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def complaints(root: Path, unit: str, drop_ins: Mapping[str, str] = ALONE) -> str:
-    """Let systemd check a unit on a machine of its own, where its programs are installed."""
     for path in (root / "usr/bin/affinityd", root / "bin/kill"):
         path.parent.mkdir(parents=True)
         shutil.copy(TRUE, path)
@@ -115,7 +114,6 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 
 def main_pid(daemon: Daemon) -> int | None:
-    """Return the pid of the daemon, its manager's only child that serves."""
     manager = daemon.process.pid
     for pid in Path(f"/proc/{manager}/task/{manager}/children").read_text().split():
         with suppress(OSError):

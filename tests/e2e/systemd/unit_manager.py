@@ -53,7 +53,6 @@ ExecStart={sys.executable} {{command}}
 
 
 def installed(folder: Path, unit: str, drop_ins: Mapping[str, str]) -> Path:
-    """Write the unit, and what is dropped in, into a folder; return where the unit is."""
     beside = folder / f"{UNIT.name}.d"
     beside.mkdir(parents=True)
     for name, text in drop_ins.items():
@@ -93,7 +92,6 @@ def started(folder: Path, command: str, drop_ins: Mapping[str, str]) -> Iterator
 
 @contextmanager
 def _cgroup() -> Iterator[Path]:
-    """Make a cgroup, and remove it with all that a manager has left in it."""
     top = next(it for it in HIERARCHIES if (it / "cgroup.controllers").exists())
     folder = Path(tempfile.mkdtemp(prefix="affinityd-test-", dir=top))
     try:

@@ -23,7 +23,7 @@ from tests.support.paths import REPOSITORY
 from tests.support.tiny import BOTH, FAR, NEAR, affinityd, tiny_tree
 
 CPUS = (FAR, NEAR)  #: by rank
-TRAIN, SPAWN = (str(Path(__file__).with_name(name)) for name in ("train.py", "spawn.py"))
+TRAIN = str(Path(__file__).with_name("train.py"))
 EXAMPLE = REPOSITORY / "examples/loader_ab.py"
 EXEC = ("affinityd", "exec", "--")
 TWO = ("--standalone", "--nproc_per_node", "2")
@@ -39,7 +39,6 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 @pytest.fixture
 def here(daemon: Daemon) -> Mapping[str, str]:
-    """Return an environment with this Python's programs, which leads to the daemon."""
     return {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "AFFINITYD_CONFIG": "/nonexistent",
@@ -110,24 +109,6 @@ def printed(*command: str, env: Mapping[str, str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-@pytest.mark.parametrize("way", ["by number", "by what it sees"])
-def test_spawned_processes_bind_themselves(here: Mapping[str, str], way: str) -> None:
-    """As serving engines do, and Ray: their workers start behind a launcher that knows no rank."""
-    exec_ = ("affinityd", "exec", "--gpus=1", "--")
-    ranks = json.loads(printed(*exec_, sys.executable, SPAWN, way, env=here))
-    started = [int(NEAR)]
-    assert ranks == [[0, started, [int(FAR)], "local"], [1, started, [int(NEAR)], "local"]]
-
-
-def test_affinityd_never_imports_torch(here: Mapping[str, str]) -> None:
-    code = (
-        "import importlib.util, sys, affinityd; affinityd.bind(1); "
-        "affinityd.worker_init_fn(0); affinityd.set_affinity(1, 2); "
-        "print(importlib.util.find_spec('torch') is None, 'torch' in sys.modules)"
-    )
-    assert printed(sys.executable, "-W", "ignore", "-c", code, env=here) == "False False\n"
 
 
 def example(here: Mapping[str, str], *words: str) -> list[str]:

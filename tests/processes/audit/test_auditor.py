@@ -11,17 +11,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
 from affinityd.audit.auditor import HIDDEN, Auditor
-from affinityd.audit.model import AuditedProcess, GpuHolders, Holding, Scan
-from affinityd.audit.sources.holders import ROOT_ONLY, DeviceFileScanner
+from affinityd.audit.model import AuditedProcess, GpuHolders, Scan
 from affinityd.linux.processes import since_boot
-from affinityd.topology.model import Gpu
 from tests.support.audit_facts import GPU, Known
-from tests.support.child_python import said
 from tests.support.children import CHURN, children_of, compute, program, sleeping
 from tests.support.daemons import eventually
 from tests.support.machines.by_hand import made
@@ -166,34 +162,3 @@ def _is_whole(process: AuditedProcess) -> bool:
     return (
         is_judged and len(set(tids)) == len(tids) and (facts.state == "X" or tids[0] == facts.pid)
     )
-
-
-needs_root = pytest.mark.skipif(
-    os.geteuid() != 0, reason="becomes another user, in a pid namespace"
-)
-
-NPU = Gpu(0, "huawei", "0000:c0:00.0", numa_node=0)
-HOLDING = "file = open('/dev/full'); print('ready', flush=True); input()"
-AS_NOBODY = """
-import os, sys
-from tests.processes.audit.test_auditor import NPU, DeviceFileScanner
-file = open("/dev/full")
-os.setgid(65534)
-os.setuid(65534)
-found = DeviceFileScanner(sys="/none", dev=sys.argv[1]).found((NPU,))
-print(found.unknown, [it.gpu for it in found.holdings if it.pid == os.getpid()])
-"""
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root sees the files of all processes")
-def test_a_process_that_holds_a_gpus_file_is_found_and_to_another_user_nothing_is_known() -> None:
-    with TemporaryDirectory() as dev:
-        Path(dev).chmod(0o755)
-        Path(dev, "davinci0").symlink_to("/dev/full")
-        scanner = DeviceFileScanner(sys="/none", dev=dev)
-        with program(HOLDING) as child:
-            found = scanner.found((NPU,))
-        assert Holding(child.pid, NPU.key) in found.holdings
-        assert (found.unknown, found.skipped) == ({}, 0)
-        assert child.pid not in {it.pid for it in scanner.found((NPU,)).holdings}
-        assert said(AS_NOBODY, dev) == f"{ {NPU.key: ROOT_ONLY} } {[NPU.key]}"

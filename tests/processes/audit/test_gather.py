@@ -13,9 +13,9 @@ import pytest
 from affinityd.audit import gather
 from affinityd.audit.gather import TICKS, ProcessWalk
 from affinityd.audit.model import GpuHolders, GpuKey, Holding, Job, ProcessFacts
-from affinityd.linux.processes import ProcessTable, stat_of
+from affinityd.linux.processes import ProcessTable
 from tests.support.audit_facts import GPU
-from tests.support.children import children_of, copied, program, sleeping
+from tests.support.children import children_of, copied, present, program, sleeping
 from tests.support.daemons import eventually
 from tests.support.machines.sysfs_tree import put
 
@@ -67,8 +67,7 @@ def test_a_process_is_told_by_what_the_kernel_has_of_it() -> None:
         cpu = min(os.sched_getaffinity(0))
         os.sched_setaffinity(child.pid, {cpu})
         (facts,) = gathered(child.pid)
-        stat = stat_of(child.pid)
-    assert stat is not None
+        stat = present(child.pid)
     assert (facts.pid, facts.name, facts.start) == (child.pid, stat.name, stat.start)
     assert (facts.uid, facts.parent, facts.session) == (os.getuid(), os.getpid(), os.getsid(0))
     assert facts.state in {"S", "R"}  # it may just have become ready
@@ -111,8 +110,7 @@ def test_what_is_gone_is_unseen_and_what_asks_or_started_after_the_asking_is_no_
     assert (list(gone), gone.unseen) == ([], [Holding(ABSENT, GPU)])
     assert os.getpid() not in pids(gathered(os.getppid()))  # which asks
     with sleeping() as child:
-        stat = stat_of(child.pid)
-        assert stat is not None
+        stat = present(child.pid)
         for seconds, found in ((-1, []), (1, [child.pid])):
             asked = walk(child.pid, asked=stat.start / TICKS + seconds)
             assert (pids(list(asked)), asked.unseen) == (found, [])

@@ -1,15 +1,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.child_python import said
-from tests.support.daemons import PATIENCE
-from tests.support.paths import REPOSITORY
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="chroot(2) takes root")
 
@@ -47,15 +43,3 @@ def test_a_tools_own_code_sees_the_machine_and_is_bound_as_the_kernel_would(
     (tmp_path / "sys/of-rank").mkdir(parents=True)
     (tmp_path / "sys/of-rank/0").write_text("1 2 8")
     assert said(TOOL, str(tmp_path), gpus) == answer
-
-
-def test_one_tool_is_explained_on_one_machine() -> None:
-    command = [sys.executable, "-m", "bench.compare", "vllm", "vllm-project/vllm#13535"]
-    done = subprocess.run(
-        command, cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=PATIENCE
-    )
-    assert [line.split(": ", 1)[1] for line in done.stdout.splitlines() if "Tesla" in line] == [
-        "whole: error",
-        "reversed: error",
-        "apart: error",
-    ]

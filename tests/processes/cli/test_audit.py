@@ -173,7 +173,6 @@ INTERRUPTIBLE = ("env", "--default-signal=INT")
 
 @pytest.fixture
 def pid(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Run a process far from its GPU."""
     monkeypatch.setenv("PYTHONPATH", os.fspath(REPOSITORY))
     with sleeping() as child:
         os.sched_setaffinity(child.pid, FAR)
@@ -182,7 +181,6 @@ def pid(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 
 @contextmanager
 def started(pid: int, *flags: str, stdout: int) -> Iterator[subprocess.Popen[str]]:
-    """Run the command, in a process of its own, until the end of the block."""
     # What says how large a terminal is counts before what it is; readline(3) may have said it.
     env = {name: it for name, it in os.environ.items() if name not in ("COLUMNS", "LINES")}
     command = [*INTERRUPTIBLE, sys.executable, "-c", COMMAND, "audit", *flags, str(pid)]

@@ -150,7 +150,6 @@ def test_a_report_without_other_users_processes_says_so() -> None:
 
 
 def answered(folder: Path, answer: bytes | Behaviour, *flags: str) -> int:
-    """Run the command with a server that answers so; return its exit status."""
     behave = answering(http("200 OK", answer)) if isinstance(answer, bytes) else answer
     with serving(folder / "s", behave) as path:
         return main(["enforce", "--socket", str(path), *flags])

@@ -42,7 +42,6 @@ def run(
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Go to a folder with scripts, of which some cannot be run, and return it."""
     hello = {
         "bin": ('echo "$0|$1|$#"\n', 0o755),
         "second": ("#!/bin/sh\necho second\n", 0o755),

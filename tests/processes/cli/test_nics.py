@@ -40,7 +40,6 @@ PRINT = (
 
 @pytest.fixture(autouse=True)
 def root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Have commands plan on a node with a NIC on each of its two nodes."""
     use_small_node(monkeypatch, tmp_path)
     tree = write_tree(replace(TOPOLOGY, nics=NICS), tmp_path / "node")
     monkeypatch.setenv("AFFINITYD_ROOT", os.fspath(tree))
@@ -52,7 +51,6 @@ def root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def told(*words: str, **env: str) -> tuple[str, str]:
-    """Run a command by exec; return what it has, and what is said on stderr."""
     run = [sys.executable, "-m", "affinityd", "exec", *words, "--", sys.executable, "-c", PRINT]
     done = subprocess.run(
         run, env={**os.environ, **env}, capture_output=True, text=True, check=True

@@ -117,7 +117,6 @@ def test_a_process_that_may_use_any_gpu_is_not_judged_and_a_note_says_so(
 
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Known:
-    """Holders by the driver of a node that is live, as its daemon has published it."""
     monkeypatch.delenv("AFFINITYD_ROOT")
     publish(tmp_path, TOPOLOGY)
     holders = Known()

@@ -18,8 +18,7 @@ from affinityd.client.ask_daemon import ProcessPlan
 from affinityd.cpuset import format_list, parse_list
 from affinityd.linux import memory_policy
 from affinityd.linux.memory_policy import MemoryPolicy
-from affinityd.linux.processes import Stat, stat_of
-from tests.support.children import program
+from tests.support.children import present, program
 from tests.support.cpusets import cpuset, needs_cpuset
 from tests.support.daemons import PATIENCE
 
@@ -61,7 +60,6 @@ def run(code: str, word: str, env: Mapping[str, str], before: Sequence[str] = ()
 def asked(
     env: Mapping[str, str], before: Sequence[str] = (), **given: str
 ) -> tuple[dict[str, str], list[str]]:
-    """Return the parameters of a process's query, and its variables."""
     query = json.loads(run(ASK, json.dumps(given), env, before))
     parameters = {name: text for name, text in query if name != "env"}
     return parameters, [text for name, text in query if name == "env"]
@@ -204,12 +202,6 @@ def test_this_process_has_its_mask_and_its_cpuset(before: tuple[str, ...]) -> No
     assert subprocess.check_output(command, text=True).split() == ["True", "True", "1"]
 
 
-def present_stat(pid: int) -> Stat:
-    found = stat_of(pid)
-    assert found is not None
-    return found
-
-
 IN_A_CONTAINER = """
 import os, sys
 os.chroot(sys.argv[1])
@@ -224,7 +216,7 @@ def test_another_process_has_its_own_environment_dev_and_parent(tmp_path: Path) 
     (tmp_path / "dev/nvidia2").touch()
     environ = {"CUDA_VISIBLE_DEVICES": "1"}
     with program(IN_A_CONTAINER, f"{tmp_path}", env=environ) as child:
-        found = ProcessContext.of(present_stat(child.pid))
+        found = ProcessContext.of(present(child.pid))
         assert (found.pid, {*found.mask}) == (child.pid, os.sched_getaffinity(0))
     assert found.environ == environ
     query = found.query({"mode": "even"}, frozenset({4}))

@@ -51,7 +51,6 @@ def _device(path: Path, minor: int, mode: int) -> None:
 
 
 def granted(machine: Path, before: Sequence[str] = ()) -> list[str]:
-    """Return what a process is granted as root, and as another user."""
     machine.chmod(0o755)
     return subprocess.check_output(
         [*before, sys.executable, "-c", LOOK],

@@ -236,7 +236,6 @@ def stopped(daemon: Daemon, tmp_path: Path) -> Path:
 
 @contextmanager
 def answering_at(path: Path, body: str | None, status: str = "200 OK") -> Iterator[str]:
-    """Listen, and give everybody the same answer; None: no answer at all."""
     with serving(path, hanging if body is None else answering(http(status, body.encode()))):
         yield str(path)
 
@@ -368,13 +367,6 @@ def published(socket_path: str) -> Path:
     path = Path(socket_path).with_name("node.json")
     write_node(path, NODE)
     return path
-
-
-@pytest.mark.usefixtures("published")
-def test_the_published_node_is_used(socket_path: str) -> None:
-    local = local_plan.find_node(["/nowhere/affinityd.sock", socket_path])
-    assert local.source == "node.json"
-    assert (local.node.topology, local.node.reserved) == (NODE.topology, NODE.reserved)
 
 
 def query(*more: str) -> list[str]:

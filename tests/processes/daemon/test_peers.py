@@ -25,8 +25,6 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may do so to p
 
 
 class Called:
-    """A connection, and the process that made it."""
-
     def __init__(self, asker: Asker, accepted: socket.socket) -> None:
         self.asker = asker
         self.process = asker.process

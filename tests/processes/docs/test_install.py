@@ -50,7 +50,6 @@ class Site:
         path.chmod(0o755)
 
     def run(self, script: str) -> list[str]:
-        """Run a block; return what the stand-ins were asked for."""
         asked = self.root / "asked"
         asked.write_text("")
         path = f"{self.root}/bin:{self.root}/usr/bin:{os.environ['PATH']}"

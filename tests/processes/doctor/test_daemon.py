@@ -38,7 +38,6 @@ MISSING = "systemctl enable --now affinityd"
 
 @contextmanager
 def public_folder() -> Iterator[Path]:
-    """Make a folder that every user reaches, as /run/affinityd is one."""
     with tempfile.TemporaryDirectory(dir="/tmp") as name:  # pytest's are shut
         Path(name).chmod(0o755)
         yield Path(name)
@@ -66,12 +65,10 @@ def mode(path: Path, bits: int) -> Iterator[None]:
 
 
 def here(path: Path) -> NodeFacts:
-    """Return the facts of this machine, whose daemon's socket is at a path."""
     return gather(Settings(socket=os.fspath(path)))
 
 
 def seen(path: Path, timeout: float = PATIENCE) -> NodeFacts:
-    """Return the facts of the node that is published beside a socket."""
     return NodeFacts(TWO, open_tree("/"), daemon=probe(os.fspath(path), timeout))
 
 
@@ -207,7 +204,6 @@ needs_host_pid = pytest.mark.skipif(
 
 @contextmanager
 def waiting(*before: str) -> Iterator[int]:
-    """Run a process by way of a command; yield its pid."""
     command = [*before, "sh", "-c", "echo ready && exec sleep 600"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -219,7 +215,6 @@ def waiting(*before: str) -> Iterator[int]:
 
 
 def mounting(*commands: str) -> Sequence[str]:
-    """Return what runs a command in a mount namespace in which these have been run."""
     return ("unshare", "--mount", "sh", "-ec", "; ".join((*commands, 'exec "$@"')), "sh")
 
 

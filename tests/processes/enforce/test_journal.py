@@ -12,18 +12,16 @@ from affinityd.cli import main
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.enforce import journal
 from affinityd.linux.pinning import PinResult, Target, pin_threads
-from affinityd.linux.processes import stat_of, thread_ids
+from affinityd.linux.processes import thread_ids
 from tests.processes.linux.test_pinning import ALL, FAMILY, FIRST, SECOND, masks
-from tests.support.children import program, sleeping
+from tests.support.children import present, program, sleeping
 from tests.support.daemons import eventually
 
 THREE_THREADS = 3
 
 
 def pinned(path: Path, pid: int, cpus: CpuSet, job: str = "7") -> PinResult:
-    """Pin all threads of a process, and journal that."""
-    stat = stat_of(pid)
-    assert stat is not None
+    stat = present(pid)
     result = pin_threads(lambda: [Target(pid, stat.start, cpus)])
     threads = journal.journaled(result.replaced.values())
     pin = journal.JournaledPin(
@@ -95,9 +93,8 @@ def test_only_the_processes_of_a_job_are_undone_where_one_is_named(path: Path) -
 def test_another_process_with_the_pid_is_left_alone(path: Path) -> None:
     with sleeping() as child:
         pinned(path, child.pid, FIRST)
-        stat = stat_of(child.pid)
-        assert stat is not None
-        text = path.read_text().replace(f'"start": {stat.start}', f'"start": {stat.start - 1}')
+        start = present(child.pid).start
+        text = path.read_text().replace(f'"start": {start}', f'"start": {start - 1}')
         path.write_text(text)
         undo(path)
         assert masks(child.pid) == [FIRST]

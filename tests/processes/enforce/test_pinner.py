@@ -50,16 +50,13 @@ def test_an_ended_process_or_another_with_its_pid_is_reported_as_gone() -> None:
         assert pin(facts) == PinOutcome(is_gone=True)
 
 
-def test_a_mask_that_the_kernel_narrows_is_reported_as_read_back() -> None:
+def test_a_mask_is_reported_as_read_back_and_after_the_deadline_none_is_set() -> None:
     target = replace(TO_FIRST, cpus=FIRST | {1023})  # which no machine has that runs this
     with sleeping() as child:
-        assert pin(facts_of(child.pid), target) == PinOutcome(pinned=1, cut=FIRST)
-
-
-def test_after_the_deadline_no_mask_is_set() -> None:
-    with sleeping() as child:
-        assert pin(facts_of(child.pid), seconds=0) == PinOutcome(is_settled=False, is_late=True)
+        facts = facts_of(child.pid)
+        assert pin(facts, seconds=0) == PinOutcome(is_settled=False, is_late=True)
         assert masks(child.pid) == [ALL]
+        assert pin(facts, target) == PinOutcome(pinned=1, cut=FIRST)
 
 
 #: Starts a child that writes zeros over what it was started with, as setproctitle does: fields 48

@@ -13,8 +13,8 @@ from affinityd.cli.commands.pin import pin_targets
 from affinityd.cpuset import CpuSet
 from affinityd.linux import pinning
 from affinityd.linux.pinning import LEFT_ALONE, PINNED, PinResult, Target, pin_threads
-from affinityd.linux.processes import descendants, mask_of, stat_of, thread_ids
-from tests.support.children import CHURN, HEADLESS, program, sleeping
+from affinityd.linux.processes import descendants, mask_of, thread_ids
+from tests.support.children import CHURN, HEADLESS, present, program, sleeping
 from tests.support.daemons import eventually
 
 ALL = frozenset(os.sched_getaffinity(0))
@@ -79,15 +79,8 @@ stay()
 
 def pin(pid: int, cpus: CpuSet, *, tree: bool = False, force: bool = False) -> PinResult:
     """Pin a process as `affinityd pin` does, without a plan for its descendants."""
-    process = stat_of(pid)
-    assert process is not None
+    process = present(pid)
     return pin_threads(pin_targets(process, cpus, (lambda _: None) if tree else None, force=force))
-
-
-def target_of(pid: int, cpus: CpuSet) -> Target:
-    stat = stat_of(pid)
-    assert stat is not None
-    return Target(pid, stat.start, cpus)
 
 
 def masks(pid: int) -> list[CpuSet | None]:
@@ -99,7 +92,6 @@ def outcomes(pinned: PinResult) -> list[tuple[str, CpuSet]]:
 
 
 def go(child: subprocess.Popen[str], seconds: float) -> None:
-    """Have a program do what it waits with, and wait as long for it."""
     assert child.stdin is not None
     child.stdin.write("\n")
     child.stdin.flush()
@@ -167,7 +159,7 @@ def test_a_thread_with_the_cut_mask_counts_as_pinned() -> None:
 
 def test_a_process_that_reuses_the_pid_is_not_pinned() -> None:
     with sleeping() as child, sleeping() as other:
-        now = target_of(child.pid, FIRST)
+        now = Target(child.pid, present(child.pid).start, FIRST)
         assert pin_threads(lambda: [replace(now, start=now.start - 1)]).threads == ()
         passes = pinning._Passes(None, dry_run=False)
         passes._set_mask(pinning.ThreadResult(child.pid, other.pid, PINNED, FIRST, ALL))

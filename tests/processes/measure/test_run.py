@@ -15,7 +15,6 @@ from affinityd.measure import run
 from affinityd.measure.document import (
     LAUNCH,
     OF_GPUS,
-    OF_MEMORY,
     TO_DEVICE,
     TO_DEVICE_PAGEABLE,
     TO_HOST,
@@ -133,6 +132,8 @@ def figures(*nodes: int, cpus: CpuSet = HERE) -> Iterator[Figure]:
 
 def test_memory_has_a_bandwidth_and_a_latency() -> None:
     read, latency = figures(0)
+    assert os.sched_getaffinity(0) == HERE
+    assert children_of(os.getpid()) == []
     assert (read.why, latency.why) == (None, None)
     assert read.value is not None
     assert latency.value is not None
@@ -149,12 +150,6 @@ def test_memory_on_another_node_is_not_measured() -> None:
     assert f"MiB came to node {NOT_HERE}: preferred on node {NOT_HERE} was refused" in read.why
 
 
-def test_cpus_outside_the_cpuset_leave_each_figure_with_a_reason() -> None:
-    unmeasured = [*figures(0, cpus=frozenset({NOT_HERE}))]
-    assert [it.quantity for it in unmeasured] == [*OF_MEMORY]
-    assert {it.why for it in unmeasured} == {"its CPUs are outside this process's cpuset"}
-
-
 def test_the_measuring_process_runs_on_the_cpus_of_its_node_and_ends_first_without_memory() -> None:
     cpus = frozenset({max(HERE)})
     seen: list[tuple[CpuSet | None, str]] = []
@@ -166,9 +161,3 @@ def test_the_measuring_process_runs_on_the_cpus_of_its_node_and_ends_first_witho
 
     run.measure(made({0: format_list(cpus)}, gpus=[]), {}, "now", look)
     assert seen == [(cpus, "1000\n")]
-
-
-def test_a_measurement_leaves_no_process_and_changes_no_mask() -> None:
-    list(figures(0))
-    assert os.sched_getaffinity(0) == HERE
-    assert children_of(os.getpid()) == []
