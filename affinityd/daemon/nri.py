@@ -50,6 +50,7 @@ from affinityd.kubernetes.nri.adjust import (
 from affinityd.kubernetes.nri.messages import Container, Pod
 from affinityd.kubernetes.pods import devices
 from affinityd.linux.cgroup import cpuset_at
+from affinityd.linux.protobuf import read, text
 from affinityd.threads import started
 from affinityd.topology.model import Topology
 
@@ -99,6 +100,7 @@ class NriPlugin:
         self.states: dict[str, tuple[str, str]] = {}  #: container → its state and locality
         self.taken = 0  #: CPUs that containers might use before
         self.is_known = False  #: to the runtime
+        self.runtime = ""  #: its name and version
         self.names: dict[str, tuple[str, str, str]] = {}  #: id of a container → its names
         self._pinned: dict[str, CpuSet] = {}  # container → the CPUs that it was given
         self._others: set[str] = set()  # containers with a cpuset of kubelet's, or of another's
@@ -117,6 +119,8 @@ class NriPlugin:
     def metrics(self) -> Iterator[Metric]:
         """Yield its metrics."""
         yield from whole(FAMILIES, self)
+        namespaces = ",".join(sorted(self._rules.namespaces))
+        yield from filled(INFO, [((self.runtime, namespaces), 1)], ("runtime", "namespaces"))
         for families, label, words, counted in (
             (REQUESTS, "outcome", OUTCOMES, self.outcomes),
             (CONTAINERS, "state", dict.fromkeys(STATES.values()), Counter(self.states.values())),
@@ -127,6 +131,7 @@ class NriPlugin:
     def _run(self) -> None:
         pause = 0.0
         answers = {
+            "Configure": self._configure,
             "CreateContainer": self._create_container,
             "UpdateContainer": self._update_container,
             "Synchronize": self._synchronize,
@@ -148,6 +153,11 @@ class NriPlugin:
             pause = FIRST_PAUSE if is_stable else max(FIRST_PAUSE, min(2 * pause, LONGEST_PAUSE))
             self.is_known = False
             time.sleep(pause)
+
+    def _configure(self, request: bytes) -> bytes:
+        """Return a ConfigureResponse; the request names the runtime and its version."""
+        self.runtime = f"{text(read(request), 2)} {text(read(request), 3)}".strip()
+        return session.SUBSCRIPTION
 
     def _create_container(self, request: bytes) -> bytes:
         """Return a CreateContainerResponse, within DEADLINE."""
@@ -373,6 +383,13 @@ REQUESTS: tuple[MetricFamily[int], ...] = (
         lambda number: number,
     ),
 )
+INFO: tuple[MetricFamily[int], ...] = (
+    MetricFamily(
+        "affinityd_nri_info",
+        "1, by the container runtime that asked last, and the namespaces that are listed.",
+        lambda number: number,
+    ),
+)
 CONTAINERS: tuple[MetricFamily[int], ...] = (
     MetricFamily(
         "affinityd_nri_containers",
@@ -386,6 +403,11 @@ FAMILIES: tuple[MetricFamily[NriPlugin], ...] = (
         "affinityd_nri_taken_cpus_total",
         "CPUs that pinned containers might have used otherwise.",
         lambda plugin: plugin.taken,
+    ),
+    MetricFamily(
+        "affinityd_nri_sees_cgroups",
+        "1 if the node's cgroups are mounted where the daemon runs: else every cpuset stays.",
+        lambda _plugin: cpuset_at("") is not None,
     ),
     MetricFamily(
         "affinityd_nri_connected",

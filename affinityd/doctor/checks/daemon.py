@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -381,6 +382,15 @@ def nri(daemon: DaemonFacts) -> CheckResults:
             "no container runtime knows the NRI plugin: containers start on all CPUs of their pods",
             "turn NRI on in the runtime's configuration, or correct --nri "
             "(kubernetes.nri.socketFolder of the chart); the daemon's log says why",
+        )
+    info = re.compile(r'affinityd_nri_info\{runtime="(.*)",namespaces="(.*)"\}')
+    for runtime in filter(None, map(info.fullmatch, samples)):
+        chosen = runtime[2] or "none, only pods with the label affinityd=on"
+        yield ok(f"by NRI it is asked by {runtime[1] or 'no runtime'}; namespaces: {chosen}")
+    if samples.get("affinityd_nri_sees_cgroups") == 0:
+        yield warn(
+            "the daemon does not see the node's cgroups: by NRI no container gets a cpuset",
+            "mount the node's /sys/fs/cgroup where it runs, as the chart does",
         )
     series = 'affinityd_nri_containers{state="missed"'
     if missed := int(sum(it for name, it in samples.items() if name.startswith(series))):

@@ -44,7 +44,6 @@ def serve(path: str, answers: Mapping[str, Answer], guard: Guard) -> Iterator[No
     Ends when the runtime closes the connection. Raises OSError where there is no runtime,
     ValueError where it does not speak NRI or refuses the plugin.
     """
-    answers = {"Configure": _subscribe, **answers}
     trunk = Trunk()
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
@@ -83,6 +82,5 @@ def _check(response: Ttrpc) -> None:
         raise ValueError(f"the runtime refused the plugin: {text(status, 2)}")
 
 
-def _subscribe(_request: bytes) -> bytes:
-    """Return a ConfigureResponse: no more than these events are sent."""
-    return field(2, CREATE_CONTAINER | UPDATE_CONTAINER | REMOVE_CONTAINER)
+#: A ConfigureResponse: no more than these events are sent.
+SUBSCRIPTION = field(2, CREATE_CONTAINER | UPDATE_CONTAINER | REMOVE_CONTAINER)

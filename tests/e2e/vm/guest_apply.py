@@ -19,6 +19,7 @@ from tests.e2e.vm.inside import (
     bring,
     cgroup,
     filled,
+    nested,
     output,
     program,
     ran,
@@ -27,6 +28,7 @@ from tests.e2e.vm.inside import (
     thread_masks,
 )
 from tests.e2e.vm.warm import affinityd, serving
+from tests.support.nri import Runtime, created
 
 FIRST_GPU = ("--gpus", "0")  #: is on node 3
 
@@ -73,9 +75,24 @@ SHRINKING = {
 }
 
 
+#: A pod of kubelet's systemd driver, whose slice is in those that its name has the beginnings of.
+SLICES = ("kubepods", "kubepods-burstable", "kubepods-burstable-pod7")
+POD = "/".join(f"{name}.slice" for name in SLICES)
+
+#: The cpuset of a pod: CPUs, and nodes of memory; then the CPUs, memory and place of its container.
+PODS = {
+    "all of the node": ("", "", "12-15", "3", "local"),
+    "a part of it": ("8-13", "2-3", "12-13", "3", "local"),
+    "far from its GPU": ("16-19", "", "16-19", "3", "remote"),
+    "no memory near its GPU": ("", "2", "12-15", "", "local"),
+}
+
+
 def main() -> Document:
     report: Document = {}
     bring("31", online=True)
+    stage("containers, by NRI")
+    report["containers"] = containers()
     stage("ranks, by sysfs")
     report["ranks"] = {"sysfs": ranks("sysfs")}
     stage("the daemon starts")
@@ -109,6 +126,32 @@ def ranks(source: str) -> dict[str, Any]:
     size = {"LOCAL_WORLD_SIZE": f"{len(GPU_NODES)}"}
     envs = [{"LOCAL_RANK": f"{rank}", **size} for rank in RANKS[source]]
     return {mode: [place(exec_(("--mode", mode), LOOK, env=env)) for env in envs] for mode in MODES}
+
+
+def containers() -> dict[str, Any]:
+    """Return what containers of a pod are given, and where the kernel then lets one be."""
+    policy, socket = Path("/tmp/policy.toml"), Path("/tmp/nri.sock")  # noqa: S108 - nobody else is here
+    policy.write_text('memory = "bind"\ncpus = "none"\n')
+    runtime = Runtime(socket)
+    daemon = serving(f"--nri={socket}", "--nri-namespaces=training", f"--enforce-policy={policy}")
+    runtime.accept()
+    pod = nested(POD, None)
+    (pod.parent / "cgroup.subtree_control").write_text("+cpuset")
+    seen = {}
+    for name, (cpus, memory, *_) in PODS.items():
+        cgroup(POD, cpus=cpus or "\n", mems=memory or "\n")
+        env = ["NVIDIA_VISIBLE_DEVICES=0"]
+        given = runtime.create(created(env=env, devices=[], cgroup=f"{SLICES[-1]}.slice"))
+        mems = {"mems": given.memory} if given.memory else {}
+        scope = cgroup(f"{POD}/cri-containerd-1.scope", cpus=given.cpus, **mems)
+        with running(program("rank"), group=scope) as pid:
+            status = Path(f"/proc/{pid}/status").read_text()
+        allowed = re.findall(r"(?:Cpus|Mems)_allowed_list:\t(.*)", status)
+        seen[name] = [given.cpus, given.memory, given.environment["AFFINITYD_LOCALITY"], *allowed]
+        scope.rmdir()
+    daemon.stop()
+    runtime.end()
+    return seen
 
 
 def callers() -> dict[str, Any]:

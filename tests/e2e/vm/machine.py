@@ -26,7 +26,7 @@ TAIL = 40  #: lines of the console that an error shows
 #: What the guest has of the checkout.
 CARRIED = (
     *("affinityd", "slurm", "tests/e2e/slurm/rig.py", "tests/e2e/vm"),
-    *(f"tests/support/{name}.py" for name in ("daemons", "paths")),
+    *(f"tests/support/{name}.py" for name in ("daemons", "nri", "paths")),
 )
 
 #: Where the guest has what is built here.

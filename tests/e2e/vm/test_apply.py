@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from tests.e2e.vm.guest_apply import FILLERS, OUTSIDE, RANKS, SHRINKING
-from tests.e2e.vm.hardware import GPU_NODES, cpus_of
+from tests.e2e.vm.guest_apply import FILLERS, OUTSIDE, PODS, RANKS, SHRINKING
+from tests.e2e.vm.hardware import GPU_NODES, NODES, cpus_of
 from tests.e2e.vm.inside import Document
 
 FIRST = cpus_of(GPU_NODES[0])
@@ -85,6 +85,17 @@ def test_a_pin_follows_a_cpuset_that_grew_again(seen: Document, moment: str) -> 
     masks, ended, printed = seen["shrinking"][moment]
     assert (masks, ended) == ([mask], status)
     assert words in printed
+
+
+# Containers of the systemd driver, as a runtime creates them.
+
+
+@pytest.mark.parametrize("pod", PODS)
+def test_a_container_is_placed_within_its_pod_s_slice(seen: Document, pod: str) -> None:
+    """The runtime is a stub that speaks NRI; the slices and the kernel are real."""
+    _, memory, cpus, nodes, locality = PODS[pod]
+    in_kernel = nodes or memory or f"0-{NODES - 1}"
+    assert seen["containers"][pod] == [cpus, nodes, locality, cpus, in_kernel]
 
 
 # Memory that is not where it belongs.

@@ -57,13 +57,40 @@ def plugin(
     made.start()
     registered = runtime.accept()
     assert (text(registered, 1), text(registered, 2)) == ("affinityd", "99")
-    (subscribed,) = runtime.ask(("Configure", b""))
+    version = field(2, "containerd") + field(3, "v2.1.4")
+    (subscribed,) = runtime.ask(("Configure", version))
     assert number(read(subscribed), 2) == 1 << 3 | 1 << 7 | 1 << 10  # create, update, remove
     read_again.clear()
     yield made
     monkeypatch.setattr(nri, "FIRST_PAUSE", 3600)
     runtime.close()
     eventually(lambda: not made.is_known, "it has lost the runtime")
+
+
+def test_the_metrics_name_the_runtime_and_count_by_outcome_and_locality(
+    runtime: Runtime, plugin: NriPlugin
+) -> None:
+    runtime.create(created(number=1))
+    runtime.create(created(number=2, labels={"affinityd": "observe"}))
+    runtime.create(created(number=3, devices=["/dev/nvidia77"]))
+    samples = {
+        (sample.name.removeprefix("affinityd_nri_"), *sample.labels.values()): sample.value
+        for metric in plugin.metrics()
+        for sample in metric.samples
+        if sample.value
+    }
+    assert samples == {
+        ("info", "containerd v2.1.4", "training"): 1,
+        ("connected",): 1,
+        ("sees_cgroups",): 1,
+        ("taken_cpus_total",): 1,
+        ("requests_total", "pinned", "local"): 1,
+        ("requests_total", "observed", "unpinned"): 1,
+        ("requests_total", "unknown", ""): 1,
+        ("containers", "pinned", "local"): 1,
+        ("containers", "observed", "unpinned"): 1,
+        ("containers", "missed", ""): 1,
+    }
 
 
 def test_a_container_is_adjusted(runtime: Runtime, plugin: NriPlugin) -> None:

@@ -73,7 +73,7 @@ def test_a_node_json_of_another_machine_is_found(published: Node | str, expected
     judged(published_node(daemon, TWO), expected)
 
 
-CONNECTED = "affinityd_nri_connected"
+CONNECTED, SEES = "affinityd_nri_connected", "affinityd_nri_sees_cgroups"
 MISSED = 'affinityd_nri_containers{state="missed",locality="unknown"}'
 
 
@@ -83,6 +83,7 @@ MISSED = 'affinityd_nri_containers{state="missed",locality="unknown"}'
         (None, "ok"),
         ({CONNECTED: 1.0, MISSED: 0.0}, "ok"),
         ({CONNECTED: 0.0}, "fail: no container runtime knows the NRI plugin → turn NRI on"),
+        ({CONNECTED: 1.0, SEES: 0.0}, "warn: the daemon does not see the node's cgroups → mount"),
         ({CONNECTED: 1.0, MISSED: 2.0}, "warn: 2 containers with GPUs were to be placed → see"),
     ],
 )
