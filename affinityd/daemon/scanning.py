@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -14,11 +15,13 @@ from prometheus_client.core import Metric
 from affinityd.audit.document import Sees, counts, everything, render
 from affinityd.audit.model import NO_NAMES, AuditedProcess, ContainerNames, Scan
 from affinityd.config.settings import OFF, Settings
+from affinityd.cpuset import CpuSet
 from affinityd.daemon.metrics import audit as audit_metrics
 from affinityd.daemon.metrics.audit import JobRow, JobSeries
 from affinityd.daemon.state.scans import ALL, COUNTS, METRICS, OWN, ScanResult
 from affinityd.grouping import Recent
 from affinityd.topology.model import Gpu, Topology
+from affinityd.topology.nearness import UNPINNED
 
 if TYPE_CHECKING:
     from affinityd.daemon.enforcement import Enforcement
@@ -42,6 +45,8 @@ class Scanning:
         self._jobs = JobSeries(settings.job_series)
         self._rows: tuple[JobRow, ...] = ()
         self._last: tuple[Topology, Scan] | None = None
+        self._reserved = settings.reserved_cpus
+        self._may_use = frozenset(os.sched_getaffinity(0))
         self._enforcement: Enforcement | None = None
         if settings.enforce != OFF:
             from affinityd.daemon.enforcement import Enforcement  # noqa: PLC0415 - most have none
@@ -62,7 +67,8 @@ class Scanning:
             write = partial(document.render, enforced)
             texts |= documents(document.PATH, enforced.scan, write)
         texts[METRICS] = generate_latest(self)
-        return ScanResult(scan.boot, texts, self._counts)
+        cpus = cpus_beside(scan, self._reserved, self._may_use)
+        return ScanResult(scan.boot, texts, self._counts, cpus)
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of the last scan."""
@@ -70,6 +76,20 @@ class Scanning:
             yield from audit_metrics.metrics(*self._last, self._rows)
         if self._enforcement is not None:
             yield from self._enforcement.metrics()
+
+
+def cpus_beside(scan: Scan, reserved: CpuSet, may_use: CpuSet) -> CpuSet:
+    """Return the CPUs for the daemon itself: no rank is to wait for it.
+
+    The reserved ones; else those on which no pinned process of a GPU may run; else all of its own.
+    """
+    pinned = {
+        thread.mask
+        for process in scan.processes
+        for thread, placement, _ in process.threads
+        if placement != UNPINNED and not process.is_daemon
+    }
+    return reserved & may_use or may_use.difference(*pinned) or may_use
 
 
 def documents(path: str, scan: Scan, write: Callable[[Sees | None], bytes]) -> dict[str, bytes]:

@@ -25,15 +25,20 @@ from typing import TYPE_CHECKING
 
 from affinityd.daemon.state.background import FailureLog, in_background
 from affinityd.errors import FatalError
+from affinityd.linux.processes import mask_of, thread_ids
 from affinityd.linux.syscalls import end_with
 
 if TYPE_CHECKING:
     from affinityd.audit.model import ContainerNames
+    from affinityd.cpuset import CpuSet
     from affinityd.daemon.state.topology_watcher import KnownNode
     from affinityd.topology.model import Topology
 
 #: A scan takes at most 20 s, and the work on it a few: one that takes longer hangs.
 HUNG_SECONDS = 120.0
+
+#: Others go first on a busy CPU, and yet a scan ends in time there: it has a tenth of the CPU.
+NICENESS = 10
 
 METRICS = "metrics"  #: the name of the text with the metrics of a scan
 
@@ -50,6 +55,7 @@ class ScanResult:
     #: METRICS, and the documents by path and reader: `/audit all`.
     texts: Mapping[str, bytes]
     counts: Mapping[str, int]  #: of failures since the start, by their name
+    cpus: CpuSet = frozenset()  #: on which the daemon is in no rank's way
 
     def document(self, path: str, reader: str) -> bytes | None:
         """Return a document as a reader may see it; None: nothing has been enforced yet."""
@@ -138,9 +144,19 @@ class _Records(logging.Handler):
         self.kept.append((record.name, record.levelno, line))
 
 
+def move_to(cpus: CpuSet) -> None:
+    """Have all threads of this process, and of the daemon that forked it, run on these CPUs."""
+    for pid in (os.getppid(), os.getpid()):
+        for tid in thread_ids(pid):
+            if mask_of(tid) != cpus:
+                with suppress(OSError):  # it has ended, or a cpuset has shrunk
+                    os.sched_setaffinity(tid, cpus)
+
+
 def _serve(pipe: Connection, make: Callable[[], Scan]) -> None:
     """Make one scan after the other, until the daemon has ended."""
     gc.enable()  # which the daemon's start has disabled
+    os.nice(NICENESS)
     for number in (signal.SIGINT, signal.SIGTERM):  # the daemon takes them, and ends first
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(handlers=[records := _Records()], level=logging.INFO, force=True)
@@ -164,6 +180,8 @@ def _serve(pipe: Connection, make: Callable[[], Scan]) -> None:
                 "log": records.kept,
                 "error": error,
             }
+            if result.cpus:
+                move_to(result.cpus)
             pipe.send_bytes(json.dumps(answer).encode())
             for text in result.texts.values():
                 pipe.send_bytes(text)

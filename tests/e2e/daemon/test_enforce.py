@@ -17,6 +17,7 @@ import pytest
 
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.linux.processes import descendants, mask_of, thread_ids
+from tests.support.children import sleeping
 from tests.support.cpusets import needs_cpuset, pod_parts, step_parts
 from tests.support.daemons import eventually
 from tests.support.enforcing_node import EnforcingNode, enforcing
@@ -140,3 +141,17 @@ def test_the_pins_of_a_daemon_that_was_killed_are_undone(troupe: Troupe) -> None
             done = affinityd("enforce", "--undo", "--socket", socket)
         assert (done.status, f"process {rank.pid} " in done.stdout) == (0, True), done.stderr
         assert masks(rank.pid) == before
+
+
+def test_the_daemon_keeps_off_the_cpus_of_pinned_ranks(node: EnforcingNode) -> None:
+    daemon = node.daemon.process.pid
+
+    def held() -> set[CpuSet | None]:
+        family = [daemon, *(stat.number for stat in descendants(daemon))]
+        return {mask_of(tid) for pid in family for tid in thread_ids(pid)}
+
+    with sleeping() as child:
+        os.sched_setaffinity(child.pid, NEAR_CPU)
+        node.say({0: [child.pid]})
+        eventually(lambda: held() == {FAR_CPU}, "the daemon keeps off")
+    eventually(lambda: held() == {NEAR_CPU | FAR_CPU}, "it has all CPUs again")

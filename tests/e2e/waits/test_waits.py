@@ -12,6 +12,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -19,8 +20,11 @@ from typing import Any
 
 import pytest
 
+from affinityd.audit.auditor import Auditor
+from affinityd.audit.model import GpuHolders, Holding
 from tests.support.children import program
 from tests.support.daemons import PATIENCE
+from tests.support.machines.by_hand import made
 
 #: Forks some processes of its own session that compute, and computes.
 BUSY = """
@@ -64,6 +68,8 @@ while True:
 
 #: Of no kin: siblings count as one job.
 ANOTHER = ("sh", "-c", '"$@" & wait', "sh")
+#: Nothing is asked about its GPU.
+GPU_NODE = made({0: "0-1"}, gpus=[0])
 OTHER_USER = (*ANOTHER, "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 SECONDS = 4
 
@@ -186,6 +192,23 @@ def test_a_quiet_process_waits_for_nothing() -> None:
         answer = why(rank.pid)
     assert answer["waited"] < 0.02 * SECONDS
     assert answer["remedy"] is None
+
+
+def test_a_scan_names_the_neighbor_once_it_has_seen_it_run() -> None:
+    gpu = GPU_NODE.gpus[0]
+    with on_cpus("1", BUSY, "0") as rank, on_cpus("1", BUSY, "0", before=OTHER_USER):
+        auditor = Auditor(lambda _: GpuHolders((Holding(rank.pid, gpu.key),)))
+        scans = []
+        for _ in range(4):
+            scans.append(auditor.scan(GPU_NODE))
+            time.sleep(2)
+    first, second, _, last = scans
+    assert first.waits == {}
+    assert second.waits[rank.pid].causes["unknown"] >= 0.8  # others are looked at from now on
+    waits = last.waits[rank.pid]
+    assert waits.causes["neighbor"] >= 0.8 * waits.waited > 0.3 * waits.seconds
+    total = sum(scan.waits[rank.pid].waited for scan in scans[1:])
+    assert sum(last.wait_time[gpu.key].values()) == pytest.approx(total)
 
 
 def steps(rank: subprocess.Popen[str]) -> int:

@@ -8,7 +8,9 @@ from dataclasses import replace
 import pytest
 
 from affinityd.config.settings import OBSERVE, PIN
+from affinityd.cpuset import format_list, parse_list
 from affinityd.daemon.enforcement import EnforceLog
+from affinityd.daemon.scanning import cpus_beside
 from affinityd.enforce.document import Enforced
 from affinityd.enforce.model import Decision
 from affinityd.enforce.policy import PolicyState
@@ -149,3 +151,22 @@ def test_changes_of_the_policy_are_logged(
     caplog: pytest.LogCaptureFixture, states: list[PolicyState], lines: list[str]
 ) -> None:
     assert told(caplog, *(enforced(policy=state) for state in states))[1:] == lines
+
+
+@pytest.mark.parametrize(
+    ("audit", "reserved", "may_use", "cpus"),
+    [
+        (NONE, "", "0-7", "0-7"),
+        (NEAR, "", "0-7", "1-7"),  # a rank is pinned to CPU 0
+        (NEAR, "6", "0-7", "6"),
+        (NEAR, "6", "0-5", "1-5"),  # the daemon's own cpuset has no reserved CPU
+        (NEAR, "", "0", "0"),  # nor any other
+        (OF_DAEMON, "", "0-7", "0-7"),
+        (ON_OTHER, "", "0-7", "0-7"),  # it is not pinned
+    ],
+)
+def test_the_daemon_keeps_off_the_cpus_of_pinned_ranks(
+    audit: Audit, reserved: str, may_use: str, cpus: str
+) -> None:
+    found = cpus_beside(audit.scan, parse_list(reserved), parse_list(may_use))
+    assert format_list(found) == cpus
