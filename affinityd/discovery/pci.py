@@ -159,7 +159,11 @@ def read_nics(tree: Tree, devices: Sequence[PciDevice], locator: NumaLocator) ->
             )
             interfaces = tuple(_interfaces(tree, device.folder, names))
             physical = _target(tree, f"{device.folder}/{PHYSICAL}") if PHYSICAL in names else None
-            bond = _bond(tree, interfaces)
+            bond = None  # another master of an interface, such as a bridge, is none
+            for place, name in interfaces:
+                master = place.endswith("/net") and _target(tree, f"{place}/{name}/master")
+                if master and tree.read(f"{BONDS}/{master}/bonding/mode") is not None:
+                    bond = bond or master
             node, source = locator.locate(device)
             yield Nic(
                 pci_bus_id=device.address,
@@ -250,15 +254,6 @@ def _target(tree: Tree, path: str) -> str | None:
     """Return the name of what a symbolic link leads to; None where there is none."""
     link = tree.link(path)
     return None if link is None else printable(link.rstrip("/").rpartition("/")[2])
-
-
-def _bond(tree: Tree, interfaces: Sequence[tuple[str, str]]) -> str | None:
-    """Return the bond of an adapter's interfaces; another master, such as a bridge, is none."""
-    for place, name in interfaces:
-        master = _target(tree, f"{place}/{name}/master") if place.endswith("/net") else None
-        if master and tree.read(f"{BONDS}/{master}/bonding/mode") is not None:
-            return master
-    return None
 
 
 def is_anonymous(name: str) -> bool:

@@ -141,12 +141,22 @@ def check_stuck() -> None:
 
 
 def _be_child(work: Callable[[], Iterable[bytes]], pipe: int, patience: float) -> NoReturn:
-    """Write the function's parts, and end without what the parent would do at its end."""
+    """Write the function's parts, as a process group with no file but the pipe, and end.
+
+    What the parent would do at its end is not done.
+    """
     try:
         _signal.signal(_signal.SIGALRM, _signal.SIG_DFL)
         _signal.pthread_sigmask(_signal.SIG_UNBLOCK, [_signal.SIGALRM])
         _signal.setitimer(_signal.ITIMER_REAL, patience + GRACE)
-        _keep_only(pipe)
+        os.setsid()
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        kept = os.dup(pipe)  # beyond the numbers that are overwritten here
+        last = numbered("/proc/self/fd")[-1]  # the limit may be lower, or a thousand million
+        for stream in range(PIPE):
+            os.dup2(nowhere, stream)
+        os.dup2(kept, PIPE)
+        os.closerange(PIPE + 1, last + 1)
         for part in work():
             rest = memoryview(part)
             while rest:
@@ -156,15 +166,3 @@ def _be_child(work: Callable[[], Iterable[bytes]], pipe: int, patience: float) -
         pass
     finally:
         os._exit(0)
-
-
-def _keep_only(pipe: int) -> None:
-    """Be a process group, with no file but the pipe; the streams lead nowhere."""
-    os.setsid()
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    kept = os.dup(pipe)  # beyond the numbers that are overwritten here
-    last = numbered("/proc/self/fd")[-1]  # the limit may be lower, or a thousand million
-    for stream in range(PIPE):
-        os.dup2(nowhere, stream)
-    os.dup2(kept, PIPE)
-    os.closerange(PIPE + 1, last + 1)

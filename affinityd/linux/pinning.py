@@ -171,7 +171,13 @@ class _Passes:
         self.results = []
         before = len(self._set)
         for target in targets:
-            for tid in _living_threads(target):
+            stat = stat_of(target.pid)
+            if stat is None or stat.start != target.start:
+                continue
+            tids = thread_ids(target.pid)
+            if stat.state in ENDED and target.pid in tids:  # before its other threads
+                tids.remove(target.pid)
+            for tid in tids:
                 self.is_late = self._deadline is not None and time.monotonic() >= self._deadline
                 if self.is_late:
                     self.results += earlier.values()  # reported all the same
@@ -234,12 +240,3 @@ class _Passes:
         before = ThreadBefore(wish.pid, wish.tid, stat.start, wish.held)
         self._set.setdefault(wish.tid, before)
         return replace(wish, held=held, was_set=True)
-
-
-def _living_threads(target: Target) -> list[int]:
-    """Return the threads of a process that run; a main one may have ended before the others."""
-    stat = stat_of(target.pid)
-    if stat is None or stat.start != target.start:
-        return []
-    main = {target.pid} if stat.state in ENDED else set()
-    return [tid for tid in thread_ids(target.pid) if tid not in main]

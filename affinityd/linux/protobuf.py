@@ -39,11 +39,25 @@ Frame = tuple[int, int, int, bytes]  #: type, flags, stream, payload
 
 def read(data: Value) -> Message:
     """Return the fields of a message by their numbers."""
+    message, place, count = _bytes(data), 0, 0
     fields: dict[int, list[Value]] = {}
-    for count, (number, value) in enumerate(_fields(_bytes(data))):
+    while place < len(message):
         if count == MOST_FIELDS:
             raise ValueError(f"over {MOST_FIELDS} fields")
+        tag, place = _varint(message, place)
+        number, kind = tag >> 3, tag & 7
+        value: Value
+        if kind == VARINT:
+            value, place = _varint(message, place)
+        else:
+            size = SIZES.get(kind, len(message))
+            if kind == LENGTH:
+                size, place = _varint(message, place)
+            if place + size > len(message):
+                raise ValueError(f"field {number} is cut off")
+            value, place = message[place : place + size], place + size
         fields.setdefault(number, []).append(value)
+        count += 1
     return fields
 
 
@@ -70,7 +84,18 @@ def text(message: Message, number: int) -> str:
 
 def numbers(message: Message, number: int) -> list[int]:
     """Return the numbers of a repeated field, packed into one or each by itself."""
-    return [unpacked for value in message.get(number, ()) for unpacked in _unpacked(value)]
+    unpacked = []
+    for value in message.get(number, ()):
+        if isinstance(value, int):
+            unpacked.append(value)
+            continue
+        place = 0
+        while place < len(value):
+            if len(unpacked) == MOST_FIELDS:
+                raise ValueError(f"over {MOST_FIELDS} numbers")
+            one, place = _varint(value, place)
+            unpacked.append(one)
+    return unpacked
 
 
 def number(message: Message, number: int) -> int:
@@ -98,26 +123,6 @@ def _written(number: int) -> bytes:
     return bytes((*parts, number))
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, Value]]:
-    """Yield the numbers and values of a message's fields."""
-    place = 0
-    while place < len(message):
-        tag, place = _varint(message, place)
-        kind = tag & 7
-        if kind == VARINT:
-            value, place = _varint(message, place)
-            yield tag >> 3, value
-            continue
-        if kind == LENGTH:
-            size, place = _varint(message, place)
-        else:
-            size = SIZES.get(kind, len(message))
-        if place + size > len(message):
-            raise ValueError(f"field {tag >> 3} is cut off")
-        yield tag >> 3, message[place : place + size]
-        place += size
-
-
 def _varint(message: bytes, place: int) -> tuple[int, int]:
     """Return a number of variable length, and where the next field begins."""
     number = 0
@@ -130,19 +135,6 @@ def _varint(message: bytes, place: int) -> tuple[int, int]:
         if byte < 0x80:  # noqa: PLR2004 - the last one
             return number & (2**MOST_BITS - 1), place
     raise ValueError(f"a number of over {MOST_BITS} bits")
-
-
-def _unpacked(value: Value) -> Iterator[int]:
-    if isinstance(value, int):
-        yield value
-        return
-    place = count = 0
-    while place < len(value):
-        if count == MOST_FIELDS:
-            raise ValueError(f"over {MOST_FIELDS} numbers")
-        number, place = _varint(value, place)
-        count += 1
-        yield number
 
 
 def _bytes(value: Value) -> bytes:

@@ -102,7 +102,9 @@ def stylesheet() -> str:
 def draw(topology: Topology, marks: Marks | None = None) -> str:
     """Return a machine as an SVG document of its own, with a plan's marks and their meanings."""
     marks = marks or Marks()
-    legend = list(_legend(topology, marks))
+    legend = [(f"cpu {color(rank)}", line) for rank, line in marks.legend]
+    classes = {word for cpu in topology.online for word in marks.of_cpu(cpu).split()}
+    legend += [(f"cpu {word}", line) for word, line in MEANINGS.items() if word in classes]
     style = f'<style>{stylesheet()}</style>\n<rect class="paper" width="100%" height="100%"/>'
     return _picture(topology, machine(topology), marks, legend=legend, style=style)
 
@@ -170,13 +172,6 @@ def _drawn(box: Box, x: float, y: float, marks: Marks) -> Iterator[str]:
     if box.kind == "gpu":
         yield f'<text class="job" x="{x + box.width - 5:g}" y="{y + 13:g}"></text>'
     yield "</g>"
-
-
-def _legend(topology: Topology, marks: Marks) -> Iterator[tuple[str, str]]:
-    """Yield a class and a line for each mark that occurs."""
-    yield from ((f"cpu {color(rank)}", line) for rank, line in marks.legend)
-    classes = {word for cpu in topology.online for word in marks.of_cpu(cpu).split()}
-    yield from ((f"cpu {word}", line) for word, line in MEANINGS.items() if word in classes)
 
 
 def _text(text: str) -> str:

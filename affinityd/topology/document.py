@@ -174,9 +174,22 @@ def to_document(topology: Topology) -> TopologyDocument:
 
 def from_document(document: TopologyDocument) -> Topology:
     """Return the topology. Raises ValueError, one line, if its parts contradict each other."""
+    numbers = {node.number for node in document.nodes}
+    cores = []
+    for place, core in enumerate(document.cores):
+        cpus = tuple(sorted(parse_list(core.cpulist)))
+        if not cpus:
+            raise ValueError(
+                f"topology.cores[{place}].cpulist is empty; a core has at least one CPU"
+            )
+        if core.numa_node not in numbers:
+            raise ValueError(
+                f"topology.nodes has no number {core.numa_node}, which CPU {cpus[0]} is on"
+            )
+        cores.append(Core(cpus, core.numa_node, core.package, core.die, core.llc))
     return Topology(
         name=document.name,
-        cores=tuple(_cores(document)),
+        cores=tuple(cores),
         nodes=tuple(
             NumaNode(node.number, node.memory_bytes, node.distances) for node in document.nodes
         ),
@@ -190,21 +203,6 @@ def from_document(document: TopologyDocument) -> Topology:
 def _as(kind: type[Device], described: Device) -> Device:
     """Return a device without the values that its document adds."""
     return kind(**{field.name: getattr(described, field.name) for field in fields(kind)})
-
-
-def _cores(document: TopologyDocument) -> Iterator[Core]:
-    numbers = {node.number for node in document.nodes}
-    for place, core in enumerate(document.cores):
-        cpus = tuple(sorted(parse_list(core.cpulist)))
-        if not cpus:
-            raise ValueError(
-                f"topology.cores[{place}].cpulist is empty; a core has at least one CPU"
-            )
-        if core.numa_node not in numbers:
-            raise ValueError(
-                f"topology.nodes has no number {core.numa_node}, which CPU {cpus[0]} is on"
-            )
-        yield Core(cpus, core.numa_node, core.package, core.die, core.llc)
 
 
 VERSION = 1
@@ -262,17 +260,14 @@ def read_node(path: Path) -> Node:
     file = decode(NodeFile, data, path.name)
     if file.generation < 1:
         raise ValueError(f"{path.name}.generation is {file.generation}; the first is 1")
+    try:
+        switch = config.read_switch(file.settings.switch, f"{path.name}.settings.switch")
+    except InvalidRequestError as error:
+        raise ValueError(str(error)) from None
     return Node(
         topology=from_document(file.topology),
         reserved=parse_list(file.settings.reserved_cpus),
         generation=file.generation,
         replayed=file.replayed,
-        switch=_switch(file.settings.switch, f"{path.name}.settings.switch"),
+        switch=switch,
     )
-
-
-def _switch(text: str, where: str) -> str:
-    try:
-        return config.read_switch(text, where)
-    except InvalidRequestError as error:
-        raise ValueError(str(error)) from None
