@@ -15,13 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from affinityd.cpuset import format_list
-from affinityd.discovery.cpus import (
-    read_cores,
-    read_node_of_cpu,
-    read_nodes,
-    read_online,
-    read_possible,
-)
+from affinityd.discovery import cpus
 from affinityd.discovery.gpus import nvidia_addresses, read_driver, read_gpus
 from affinityd.discovery.pci import NumaLocator, PciDevice, read_devices, read_nics
 from affinityd.discovery.tree import (
@@ -93,12 +87,12 @@ def discover(tree: Tree, nvml: NvmlReport | None) -> Topology:
     Parts that a tree lacks are missing in the topology, and named in its notices. Raises TreeError
     if no CPU is found.
     """
-    online = read_online(tree)
+    online = cpus.read_online(tree)
     if not online:
         raise TreeError(f"machine {tree.name!r} has no online CPU in {MARK}")
-    nodes = read_nodes(tree)
-    node_of_cpu = read_node_of_cpu(tree, nodes, online)
-    cores = read_cores(tree, online, node_of_cpu)
+    nodes = cpus.read_nodes(tree)
+    node_of_cpu = cpus.read_node_of_cpu(tree, nodes, online)
+    cores = cpus.read_cores(tree, online, node_of_cpu)
     driver_gpus = read_driver(tree)
     devices = read_devices(tree, nvidia_addresses(driver_gpus, nvml))
     locator = NumaLocator(tree, {node.number for node in nodes}, online, node_of_cpu)
@@ -109,8 +103,8 @@ def discover(tree: Tree, nvml: NvmlReport | None) -> Topology:
     if not nodes:
         notices.append("The kernel shows no NUMA nodes: all CPUs are treated as one node")
     elif unlisted:
-        cpus = format_list(unlisted)
-        notices.append(f"CPUs {cpus} are in no NUMA node: treated as one, far from all others")
+        listed = format_list(unlisted)
+        notices.append(f"CPUs {listed} are in no NUMA node: treated as one, far from all others")
     notices += gpu_notices
     if not placed:
         said = nvml and nvml.said
@@ -124,7 +118,7 @@ def discover(tree: Tree, nvml: NvmlReport | None) -> Topology:
         nodes=(*nodes, NumaNode(None)) if unlisted else nodes,
         gpus=placed,
         nics=tuple(read_nics(tree, devices, locator)),
-        possible=read_possible(tree, online),
+        possible=cpus.read_possible(tree, online),
         notices=tuple(map(printable, notices)),
     )
 

@@ -20,21 +20,11 @@ from affinityd.discovery.tree import MARK, SEARCH_DEPTH, Tree, the_machine, tree
 from affinityd.errors import TreeError
 from affinityd.linux.files import read
 
-#: The largest capture in bytes, unpacked; every file of a machine of 2,000 CPUs is half of it.
-MAX_BYTES = 256 * 1024 * 1024
-
-#: The most entries; a machine of 2,000 CPUs has half as many. 30 KB may unpack to more.
-MAX_ENTRIES = 200_000
-
-#: The longest name of a member, and the most folders in it; the kernel's are half as long. Each
-#: folder takes memory, however few bytes name it.
-MAX_NAME, MAX_DEPTH = 512, 40
-
-#: As many links as Linux follows (path_resolution(7)).
-MAX_LINKS = 40
-
-#: A path that no file has.
-NOWHERE = "/"
+#: Limits of a capture, unpacked; every file of a machine of 2,000 CPUs takes half of each.
+MAX_BYTES, MAX_ENTRIES = 256 * 1024 * 1024, 200_000
+MAX_NAME, MAX_DEPTH = 512, 40  #: letters of a member's name, and folders in it
+MAX_LINKS = 40  #: as many as Linux follows (path_resolution(7))
+NOWHERE = "/"  #: a path that no file has
 
 #: How a file begins → how it is unpacked.
 _OPENERS: dict[bytes, Callable[[str, str], Any]] = {

@@ -21,12 +21,9 @@ from affinityd.topology.model import BY_NVML, NUMA_NODE, SLINGSHOT, Gpu, Nic, Rd
 DEVICES = "sys/bus/pci/devices"
 
 #: Base classes: the first of a class's three bytes.
-NETWORK, DISPLAY, ACCELERATOR = 0x02, 0x03, 0x12
-
-_WANTED = (NETWORK, DISPLAY, ACCELERATOR)
-
-_HEX_DIGITS = "0123456789abcdef"
-_ID_DIGITS = 4  #: of a vendor, of a device
+WANTED = NETWORK, DISPLAY, ACCELERATOR = 0x02, 0x03, 0x12
+HEX_DIGITS = frozenset("0123456789abcdef")
+ID_DIGITS = 4  #: of a vendor, of a device
 
 
 class PciDevice(NamedTuple):
@@ -64,7 +61,7 @@ def read_devices(tree: Tree, held: Collection[str]) -> tuple[PciDevice, ...]:
         folder, code = f"{DEVICES}/{address}", None
         with suppress(ValueError):
             code = int(tree.read(f"{folder}/class") or "", 16) >> 8
-        if address in held or (code is not None and code >> 8 in _WANTED):
+        if address in held or (code is not None and code >> 8 in WANTED):
             # Of its link only PCI's part: pci0000:17/0000:17:00.0/0000:18:00.0.
             parts = (tree.link(folder) or "").split("/")
             path = tuple(dropwhile(lambda part: not part.startswith("pci"), parts))
@@ -81,16 +78,14 @@ def bus_order(address: str) -> tuple[int, ...]:
 def is_pci_address(name: str) -> bool:
     """Whether a name is like 0000:07:00.0, with a domain of four digits or more."""
     parts = name.replace(".", ":").split(":")
-    return [len(part) for part in parts[1:]] == [2, 2, 1] and all(
-        part and all(digit in _HEX_DIGITS for digit in part) for part in parts
-    )
+    has_lengths = parts[0] != "" and [len(part) for part in parts[1:]] == [2, 2, 1]
+    return has_lengths and HEX_DIGITS.issuperset("".join(parts))
 
 
 def _pci_id(tree: Tree, path: str) -> str | None:
     """Read a file like `0x10de`."""
     digits = (tree.read(path) or "").removeprefix("0x").lower()
-    is_id = len(digits) == _ID_DIGITS and all(digit in _HEX_DIGITS for digit in digits)
-    return digits if is_id else None
+    return digits if len(digits) == ID_DIGITS and HEX_DIGITS.issuperset(digits) else None
 
 
 #: A NUMA node and the source that decided it; both None: unknown.
@@ -132,18 +127,12 @@ class NumaLocator(NamedTuple):
 
 
 #: PCI class, its first two bytes → the kind of adapter.
-_KINDS = {0x0200: "ethernet", 0x0207: "infiniband"}
-
-#: A hardware address in a name, as in enx001122334455.
-_ADDRESS_DIGITS = 12
-
+NIC_KINDS = {0x0200: "ethernet", 0x0207: "infiniband"}
 #: Of an adapter's folder: its kinds of interfaces, the link of a virtual function, virtioN.
 KINDS = ("infiniband", "cxi", "net")
 PHYSICAL, VIRTUAL = "physfn", "virtio"
-
-RDMA = "sys/class/infiniband"
-CXI = "sys/class/cxi"
-BONDS = "sys/class/net"
+ADDRESS_DIGITS = 12  #: of a hardware address in a name, as in enx001122334455
+RDMA, CXI, BONDS = "sys/class/infiniband", "sys/class/cxi", "sys/class/net"
 
 ACTIVE = "4:"  #: begins a port's state, enum ib_port_state
 UP = "up"  #: the state of a Slingshot port's link
@@ -168,7 +157,7 @@ def read_nics(tree: Tree, devices: Sequence[PciDevice], locator: NumaLocator) ->
             yield Nic(
                 pci_bus_id=device.address,
                 numa_node=node,
-                kind=_KINDS.get(device.class_code or 0, "network"),
+                kind=NIC_KINDS.get(device.class_code or 0, "network"),
                 names=tuple(printable(name) for _, name in interfaces),
                 pci_path=device.path,
                 ports=tuple(_ports(tree, device.folder, interfaces, bond)),
@@ -258,5 +247,4 @@ def _target(tree: Tree, path: str) -> str | None:
 
 def is_anonymous(name: str) -> bool:
     """Whether an interface's name has no hardware address: a snapshot must have none."""
-    tail = name[-_ADDRESS_DIGITS:]
-    return len(tail) < _ADDRESS_DIGITS or any(digit not in "0123456789abcdef" for digit in tail)
+    return len(name) < ADDRESS_DIGITS or not HEX_DIGITS.issuperset(name[-ADDRESS_DIGITS:])

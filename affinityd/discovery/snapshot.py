@@ -18,7 +18,7 @@ from pathlib import Path
 from affinityd.discovery import NVML_FILE, discover
 from affinityd.discovery.archive import NOWHERE, resolved
 from affinityd.discovery.nvml import NvmlReport
-from affinityd.discovery.tree import Keep, Tree, every
+from affinityd.discovery.tree import Keep, Tree
 from affinityd.errors import TreeError
 from affinityd.json_codec import dumps
 from affinityd.linux.files import write_whole
@@ -51,7 +51,7 @@ class RecordingTree(Tree):
             self.members[tarfile.REGTYPE][path] = f"{text}\n"
         return text
 
-    def list(self, path: str, keep: Keep = every) -> tuple[str, ...]:
+    def list(self, path: str, keep: Keep | None = None) -> tuple[str, ...]:
         """See `Tree.list`."""
         names = self._tree.list(path, keep)
         self.members[tarfile.DIRTYPE].update((f"{path}/{name}", "") for name in names)

@@ -22,27 +22,14 @@ from affinityd.text import whole_number
 T = TypeVar("T")
 Keep = Callable[[str], bool]
 
-
-#: Only a machine's root has it: it distinguishes a machine from a folder around one.
-MARK = "sys/devices/system/cpu"
-
-#: How many folders below a root a captured machine may be.
-SEARCH_DEPTH = 3
-
-#: The suffixes of an archive, after its machine's name.
+MARK = "sys/devices/system/cpu"  #: distinguishes a machine's root from a folder around one
+SEARCH_DEPTH = 3  #: how many folders below a root a captured machine may be
 ARCHIVE_SUFFIXES = (".tar.xz", ".tar.gz", ".tar.bz2", ".txz", ".tgz", ".tar")
-
-#: The bytes that are read of a file: far more than the kernel writes into one, and a limit
-#: for endless ones.
-MAX_FILE = 1024 * 1024
+MAX_FILE = 1024 * 1024  #: bytes that are read of a file; the kernel writes far fewer into one
+MAX_NUMBER = 2**64 - 1  #: the largest that the kernel writes
 
 #: Errors of existing files that fail now; others mean a missing or forbidden file.
 _BROKEN = {*SCARCE, errno.EIO}
-
-
-def every(_name: str) -> bool:
-    """Keep every name."""
-    return True
 
 
 class Tree:
@@ -66,8 +53,8 @@ class Tree:
             text = "\n".join(line for line in text.split("\n") if line.startswith(beginnings))
         return None if text is None else text.strip(PADDING)
 
-    def list(self, path: str, keep: Keep = every) -> tuple[str, ...]:
-        """Return the wanted names in a folder, sorted; () if there is no folder."""
+    def list(self, path: str, keep: Keep | None = None) -> tuple[str, ...]:
+        """Return the names in a folder that are to be kept, sorted; () if there is no folder."""
         return tuple(sorted(filter(keep, self._names(path))))
 
     def link(self, path: str) -> str | None:
@@ -137,13 +124,9 @@ def the_machine(root: str, candidates: Iterable[str]) -> str:
     return machines[0]
 
 
-#: The largest number that the kernel writes: 64 bits.
-_MAX_NUMBER = 2**64 - 1
-
-
 def number(text: str | None) -> int | None:
     """Read a decimal number, 0 or larger."""
-    return whole_number(text, _MAX_NUMBER)
+    return whole_number(text, MAX_NUMBER)
 
 
 def read_number(tree: Tree, path: str) -> int | None:

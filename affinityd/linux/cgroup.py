@@ -30,17 +30,10 @@ VERSIONS = (
 )
 
 CHOSEN = "cpuset.cpus"  #: of either version: the CPUs that were chosen for a cgroup
-
-#: Levels below a mount that are read: any user may make thousands below a cgroup of its own.
-MOST_LEVELS = 64
-
-#: The kernel appends it to the path of a removed cgroup.
-DELETED = " (deleted)"
-
+MOST_LEVELS = 64  #: that are read below a mount: any user may make thousands
+DELETED = " (deleted)"  #: the kernel appends it to the path of a removed cgroup
 SLICE = ".slice"  #: ends the names of systemd's slices: a-b.slice is in a.slice
-
 MOST_CPUS = 8192  #: the most that an x86 kernel is built for; the kernel passes over the rest
-
 QUOTA, PERIOD = "cpu.cfs_quota_us", "cpu.cfs_period_us"  #: of v1; v2 has both in one file
 MAX = "cpu.max"
 SHARES, WEIGHT = "cpu.shares", "cpu.weight"  #: of v1, and of v2

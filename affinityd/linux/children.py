@@ -24,10 +24,8 @@ CHUNK = 65536
 PIPE = 3  #: its number in the child, behind the three streams
 PAUSE = 0.0002  #: seconds between two looks whether a child has ended
 RETURNED, RAISED = b"0", b"1"  #: begin what a child of `run` writes
-
-#: Seconds for a killed child to end; one that a driver holds in the kernel stays.
-GRACE = 1.0
-stuck: list[int] = []
+GRACE = 1.0  #: seconds for a killed child to end
+stuck: list[int] = []  #: killed ones that have not: a driver holds them in the kernel
 
 
 class ChildError(AffinityError):

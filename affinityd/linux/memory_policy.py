@@ -37,8 +37,7 @@ SPELLINGS = {
 #: it walks the pages of one mapping, and those without pages before it: fs/seq_file.c.
 FIRST_MAPPING = 64
 
-#: A refused policy → its replacement.
-FALLBACKS = {"bind": "preferred", "preferred_many": "local"}
+FALLBACKS = {"bind": "preferred", "preferred_many": "local"}  #: for a refused policy
 
 
 @dataclass(frozen=True)

@@ -19,25 +19,19 @@ from affinityd.cpuset import CpuSet
 from affinityd.linux.processes import ENDED, mask_of, stat_of, thread_ids, thread_stat
 
 PINNED, LEFT_ALONE, REFUSED = "pinned", "left alone", "refused"
-
 CHANGE = "change"  #: a rule's word for a mask to be replaced
 
 #: As many passes in a row must find nothing to do: a single listing can lack a thread that lives.
 QUIET_PASSES = 2
 
+MAX_PASSES = 100  #: over a process that starts threads faster than they can be pinned
+
 #: As many, while a thread that was pinned is awake: it may be in a fork(2) of a large process that
 #: began before. The pauses between them, the first of PAUSE seconds, double: half a second in all.
 PATIENT_PASSES = 10
 PAUSE = 0.001
-
-#: The states of a thread that may be in clone(2): it runs, or waits for the kernel, proc(5).
-AWAKE = ("R", "D")
-
-#: Clock ticks of user time after which a thread is not in the clone(2) that it may have been in.
-COMPUTED = 2
-
-#: The most passes over a process that starts threads faster than they can be pinned.
-MAX_PASSES = 100
+AWAKE = ("R", "D")  #: states of a thread that may be in clone(2): it runs, or waits for the kernel
+COMPUTED = 2  #: clock ticks of user time after which it has finished that clone(2)
 
 #: Why a mask is refused: sched_setaffinity(2), Linux kernel/sched/syscalls.c.
 REASONS = {

@@ -25,17 +25,12 @@ PROC = "/proc"
 ROOT = 0  #: its uid
 INIT = 1  #: the first process, which becomes the parent of orphans
 MOST_ID = 2**32 - 1  #: of a user, or a process
-
-#: /proc/self/ns/pid if every process is visible: PROC_PID_INIT_INO, kernel
-#: include/linux/proc_ns.h.
+#: /proc/self/ns/pid if every process is visible: PROC_PID_INIT_INO, include/linux/proc_ns.h.
 INITIAL_PIDS = "pid:[4026531836]"
-
 ZOMBIE = "Z"
 ENDED = frozenset("ZX")  #: states of a main thread that runs no more
-
 #: Bits of a task's flags, kernel include/linux/sched.h.
-PF_KTHREAD = 0x00200000
-PF_NO_SETAFFINITY = 0x04000000
+PF_KTHREAD, PF_NO_SETAFFINITY = 0x00200000, 0x04000000
 
 #: The fields of `Stat` from `parent` on, as proc_pid_stat(5) numbers them.
 FIELDS = (4, 6, 9, 14, 15, 20, 22, 39)

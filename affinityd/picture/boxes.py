@@ -9,17 +9,8 @@ from functools import lru_cache
 from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.grouping import grouped
 from affinityd.text import count, printable
+from affinityd.topology import words
 from affinityd.topology.model import Core, Gpu, Nic, Topology
-from affinityd.topology.words import (
-    devices_at,
-    gpu_model,
-    gpu_word,
-    memory,
-    nic_kind,
-    node_label,
-    nodes_without_cpus,
-    places,
-)
 
 GAP, PAD, HEAD = 4, 3, 16  #: pixels between boxes, at a frame's border, of its heading
 LETTER = 8  #: pixels of a heading's widest usual letter, bold
@@ -83,7 +74,9 @@ MOST_OFFLINE = 256
 @lru_cache(maxsize=4)
 def machine(topology: Topology) -> Box:
     """Return the picture of a machine."""
-    return _machine(topology, WIDTH, WIDTH if len(list(places(topology))) == 1 else WIDTH / 2 - 8)
+    return _machine(
+        topology, WIDTH, WIDTH if len(list(words.places(topology))) == 1 else WIDTH / 2 - 8
+    )
 
 
 @lru_cache(maxsize=4)
@@ -94,7 +87,7 @@ def narrow_machine(topology: Topology) -> Box:
 
 def _machine(topology: Topology, width: float, of_place: float) -> Box:
     boxes = []
-    for packages, numbers in places(topology):
+    for packages, numbers in words.places(topology):
         if len(numbers) == 1:
             boxes.append(_node(topology, numbers[0], of_place, packages))
         else:
@@ -114,8 +107,8 @@ def _node(
     topology: Topology, number: int | None, width: float, packages: tuple[int, ...] = ()
 ) -> Box:
     cores = topology.node_cores[number]
-    named = node_label(number, packages)
-    heading = "  ·  ".join(filter(None, [named, memory(topology.node_of[number])]))
+    named = words.node_label(number, packages)
+    heading = "  ·  ".join(filter(None, [named, words.memory(topology.node_of[number])]))
     groups = []
     for group in grouped(cores, lambda core: core.llc).values():
         title = f"LLC group of {count(len(group), 'core')}: CPUs {_cpus(group)}"
@@ -139,27 +132,27 @@ def _cpu(number: int) -> Box:
 
 def _nodes_without_cpus(topology: Topology, width: float) -> Iterator[Box]:
     """Yield the nodes without CPUs; those that differ only in their number share a box."""
-    for nodes in nodes_without_cpus(topology):
+    for nodes in words.nodes_without_cpus(topology):
         named = several("NUMA node", (node.number for node in nodes if node.number is not None))
-        text = "  ·  ".join(filter(None, [named, memory(nodes[0]), "no CPUs"]))
+        text = "  ·  ".join(filter(None, [named, words.memory(nodes[0]), "no CPUs"]))
         devices = _devices(topology, nodes[0].number, min(width, WIDTH / 2))
         yield framed("node", devices, lines=[text])
 
 
 def _devices(topology: Topology, number: int | None, width: float) -> Box:
-    gpus, nics = devices_at(topology, number)
+    gpus, nics = words.devices_at(topology, number)
     return flow([*(_gpu(topology, gpu) for gpu in gpus), *map(_nic, nics)], width)
 
 
 def _gpu(topology: Topology, gpu: Gpu) -> Box:
-    name, model = f"{gpu_word(topology, gpu)} {gpu.index}", gpu_model(topology, gpu)
+    name, model = f"{words.gpu_word(topology, gpu)} {gpu.index}", words.gpu_model(topology, gpu)
     parts = (name, gpu.pci_bus_id, model, gpu.uuid, gpu.mig and f"{len(gpu.mig)} x MIG")
     short = model[len(gpu.vendor) + 1 :] if model.lower().startswith(f"{gpu.vendor} ") else model
     return _device("gpu", (name, short or gpu.pci_bus_id), parts, "{}:{}".format(*gpu.key))
 
 
 def _nic(nic: Nic) -> Box:
-    kind = ", ".join(nic_kind(nic))
+    kind = ", ".join(words.nic_kind(nic))
     parts = ("NIC", nic.pci_bus_id, ", ".join(nic.names), kind)
     return _device("nic", (nic.names[0] if nic.names else nic.pci_bus_id, kind), parts, "")
 

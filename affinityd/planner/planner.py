@@ -9,23 +9,8 @@ from typing import NamedTuple
 
 from affinityd.cpuset import format_list
 from affinityd.errors import UnsatisfiableError
-from affinityd.planner import Demand, Options, Plan, RankPlan, Widening
-from affinityd.planner.domains import (
-    RankCores,
-    RankGroup,
-    asked_together,
-    best_first,
-    domains_of,
-    given_cpus,
-    gpu_blocks,
-    home_nodes,
-    positions,
-    shares_node,
-    single_bundles,
-    topped_up,
-    usable,
-    widened,
-)
+from affinityd.planner import Demand, Options, Plan, RankPlan, Widening, domains
+from affinityd.planner.domains import RankCores, RankGroup, given_cpus, single_bundles, usable
 from affinityd.planner.modes import MODES, PlanMode, Position
 from affinityd.planner.reasons import Reasons, too_few_cores, warnings
 from affinityd.topology.model import Core, Topology
@@ -67,9 +52,9 @@ def _divided(topology: Topology, demand: Demand, mode: PlanMode) -> Division:
     options = demand.options
     # A mode that does not count cores gives each rank one: the request names no more.
     asked = 0 if options.cpus is None or not mode.widens else options.cpus if mode.counts else 1
-    if shares_node(demand, mode):
-        blocks = gpu_blocks(topology, demand, mode)
-        ranks_of = positions(gpu.key for gpu in demand.gpus)
+    if domains.shares_node(demand, mode):
+        blocks = domains.gpu_blocks(topology, demand, mode)
+        ranks_of = domains.positions(gpu.key for gpu in demand.gpus)
         if ranks_of.keys() <= blocks.keys():
             groups = tuple(
                 RankGroup(ranks, blocks[gpu], blocks[gpu][0][0].node)
@@ -81,10 +66,14 @@ def _divided(topology: Topology, demand: Demand, mode: PlanMode) -> Division:
             if options.share == "node" or smallest >= asked:
                 return Division(groups, in_blocks, "node")
     groups = _by_home(topology, demand, mode)
-    wider = widened(topology, demand, groups, asked=asked, divides=mode.unique) if asked else groups
+    wider = (
+        domains.widened(topology, demand, groups, asked=asked, divides=mode.unique)
+        if asked
+        else groups
+    )
     cores_of: RankCores = dict(_split(wider, options, mode))
     if asked and mode.unique:
-        cores_of = topped_up(topology, demand, groups, cores_of, asked=asked)
+        cores_of = domains.topped_up(topology, demand, groups, cores_of, asked=asked)
     return Division(groups, cores_of, "requested")
 
 
@@ -94,10 +83,10 @@ def _by_home(topology: Topology, demand: Demand, mode: PlanMode) -> tuple[RankGr
     if mode.everywhere:
         domain = single_bundles(usable(topology.cores, allowed))
         return (RankGroup(tuple(range(len(demand.gpus))), domain, None),)
-    ranks_at = positions(demand.homes or home_nodes(topology, demand.gpus, allowed))
+    ranks_at = domains.positions(demand.homes or domains.home_nodes(topology, demand.gpus, allowed))
     scope = mode.scope or demand.options.scope
-    domains = domains_of(topology, ranks_at, allowed, scope=scope, unique=mode.unique)
-    return tuple(RankGroup(ranks, domains[home], home) for home, ranks in ranks_at.items())
+    domain_of = domains.domains_of(topology, ranks_at, allowed, scope=scope, unique=mode.unique)
+    return tuple(RankGroup(ranks, domain_of[home], home) for home, ranks in ranks_at.items())
 
 
 def _split(
@@ -111,7 +100,7 @@ def _split(
         quota = smallest_quota if balanced else len(group.domain) // ranks
         for index, rank in enumerate(group.ranks):
             position = Position(index, ranks, quota, balanced=balanced)
-            yield rank, best_first(mode.split(group.domain, position))
+            yield rank, domains.best_first(mode.split(group.domain, position))
 
 
 def _rank_plans(
@@ -159,5 +148,5 @@ def _widening(demand: Demand, group: RankGroup, cores: Iterable[Core]) -> Wideni
     further = [core for core in cores if core.node != group.home and core.cpus[0] not in firsts]
     if not further:
         return None
-    asked = asked_together(demand, group, options.cpus)
+    asked = domains.asked_together(demand, group, options.cpus)
     return Widening(given_cpus(further, options), len(given_cpus(near, options)), asked)
