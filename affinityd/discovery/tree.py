@@ -54,7 +54,7 @@ class Tree:
         return None if text is None else text.strip(PADDING)
 
     def list(self, path: str, keep: Keep | None = None) -> tuple[str, ...]:
-        """Return the names in a folder that are to be kept, sorted; () if there is no folder."""
+        """Return the wanted names in a folder, sorted; () if there is no folder."""
         return tuple(sorted(filter(keep, self._names(path))))
 
     def link(self, path: str) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -219,14 +220,6 @@ OF_GPU = GpuProcesses(0, "GPU-0", "0000:07:00.0", PROCESSES)
 CHANGING = "GPU 1's MIG mode will be enabled"
 
 
-Kind = type[NvmlReport | ProcessReport]
-
-
-def read_as(kind: Kind, text: str) -> NvmlReport | ProcessReport:
-    is_nvml = issubclass(kind, NvmlReport)
-    return read_report(NvmlReport, text) if is_nvml else read_report(ProcessReport, text)
-
-
 @pytest.mark.parametrize(
     "report",
     [
@@ -238,8 +231,9 @@ def read_as(kind: Kind, text: str) -> NvmlReport | ProcessReport:
     ],
 )
 def test_a_report_survives_being_written_and_read(report: NvmlReport | ProcessReport) -> None:
+    kind: Any = type(report)
     text = dumps(report)
-    assert (read_as(type(report), text), text.count("\n")) == (report, 0)
+    assert (read_report(kind, text), text.count("\n")) == (report, 0)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +247,9 @@ def test_a_report_survives_being_written_and_read(report: NvmlReport | ProcessRe
         (ProcessReport, '{"gpus": [{"index": 0, "processes": [{}]}]}', "[0] has no 'pid'"),
     ],
 )
-def test_a_malformed_report_is_refused_in_one_line(kind: Kind, text: str, complaint: str) -> None:
+def test_a_malformed_report_is_refused_in_one_line(
+    kind: type[NvmlReport], text: str, complaint: str
+) -> None:
     with pytest.raises(ValueError, match=r"\ANVML's report.*\Z") as refusal:
-        read_as(kind, text)
+        read_report(kind, text)
     assert complaint in str(refusal.value)

@@ -9,7 +9,7 @@ import pytest
 from affinityd.errors import UnsatisfiableError
 from affinityd.request.document import document
 from affinityd.topology.model import Topology
-from tests.support.asking import ask, codes, cpulists, homes, lists
+from tests.support.asking import ask, cpulists, homes, lists
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
 from tests.support.tables import rows, words
@@ -133,6 +133,7 @@ offline CPUs | half offline | cpuset=2-3 | no CPU is allowed,(0-1)
 all reserved | half offline | reserved=0-3 | no CPU is allowed,(all are reserved)
 remote | pair | cpuset=4-7 strict=true | strict,rank 0,home is node 1,strict=false
 over two nodes | pair | mode=even strict=true | strict,rank 0,home is node 0,strict=false
+widened | pair | mode=node cpuset=3-4 cpus=2 strict=true | strict: rank 0,CPUs 4 away from node 0
 """),
 )
 def test_a_refusal_names_what_is_lacking_and_what_would_work(
@@ -210,26 +211,6 @@ OUTSIDE = {0: "0-7"}
 )
 def test_home_nodes(topology: Topology, asked: str, expected: list[int | None]) -> None:
     assert homes(ask(topology, **words(f"share=requested mode=node {asked}"))) == expected
-
-
-@pytest.mark.parametrize(
-    ("topology", "asked", "expected"),
-    [
-        (made(TWO, gpus=[0]), "", "local"),
-        (made(TWO, gpus=[0]), "cpuset=4-7", "remote"),
-        (made(TWO, gpus=[None]), "", "unknown"),
-        (made(BARREN, gpus=[2]), "", "remote"),
-        (made({0: "0-3"}, gpus=[None]), "", "local"),  # the only node
-        (made({0: "0-3", 1: ""}, gpus=[1]), "", "local"),  # the only one with CPUs
-        (made(TWO, gpus=[1], online="0-3"), "", "local"),  # that are online
-        (made({0: "0-3"}, packages=OUTSIDE), "cpuset=4-7", "remote"),  # CPUs of no node
-    ],
-)
-def test_locality(topology: Topology, asked: str, expected: str) -> None:
-    reply = ask(topology, **words(f"mode=node {asked}"))
-    assert reply.ranks[0].locality == expected
-    warned = {"local": [], "remote": ["remote_home"], "unknown": ["unknown_locality"]}
-    assert codes(reply) == warned[expected]
 
 
 @pytest.mark.parametrize(
@@ -367,11 +348,6 @@ def test_a_widened_rank_s_reason_counts_near_and_requested_cpus() -> None:
     added = "2 allowed CPUs, and 4 were asked for: CPUs 4-5 of other nodes were added"
     assert all(f"node 0 has {added}" in rank.reasons for rank in reply.ranks)
     assert document(reply).request.cpus == 2
-
-
-def test_strict_refuses_a_rank_that_would_be_widened() -> None:
-    with pytest.raises(UnsatisfiableError, match=r"^strict: rank 0 has CPUs 4 away from node 0"):
-        ask(PAIR, mode="node", cpuset="3-4", cpus="2", strict="true")
 
 
 @pytest.mark.parametrize(
