@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated
@@ -17,7 +17,7 @@ from affinityd.audit.document import (
     rfc3339,
     seen,
 )
-from affinityd.audit.model import GpuKey, Scan
+from affinityd.audit.model import Scan
 from affinityd.config.settings import OBSERVE, PIN
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.enforce.decide import PinRecord
@@ -72,11 +72,6 @@ class EnforceGpuDocument:
     uuid: str | None
     fate: Annotated[str, OneOf(FATES)]
     why: str | None
-
-    @property
-    def key(self) -> GpuKey:
-        """Its one name on its machine."""
-        return self.vendor, self.gpu
 
 
 @dataclass(frozen=True)
@@ -139,12 +134,6 @@ class EnforceProcessDocument:
     pins: int
     resets: int
     last_pin: str | None
-
-    @property
-    def gpus(self) -> Iterator[GpuKey]:
-        """All of its GPUs, that of most memory first."""
-        yield self.vendor, self.gpu
-        yield from ((gpu.vendor, gpu.gpu) for gpu in self.gpus_beside)
 
 
 @dataclass(frozen=True)
@@ -234,7 +223,7 @@ def document(enforced: Enforced, sees: Sees | None) -> EnforceDocument:
         totals=enforced.totals,
         unreached=enforced.unreached,
         seconds=enforced.seconds,
-        jobs=None if sees is None else list(_jobs(enforced, sees)),
+        jobs=None if sees is None else _jobs(enforced, sees),
     )
 
 
@@ -290,16 +279,18 @@ def _fate(mismatches: Sequence[Decision]) -> str:
     return BY_PIN if all(are_pinned) else LEFT
 
 
-def _jobs(enforced: Enforced, sees: Sees) -> Iterator[EnforceJobDocument]:
-    seen_ones = (decision for decision in enforced.decisions if sees(decision.process))
+def _jobs(enforced: Enforced, sees: Sees) -> list[EnforceJobDocument]:
+    by_job = grouped((it for it in enforced.decisions if sees(it.process)), lambda it: it.job)
     cpulist = cache(format_list)  # there are many processes and few masks
-    for job, decisions in grouped(seen_ones, lambda decision: decision.job).items():
-        yield EnforceJobDocument(
+    return [
+        EnforceJobDocument(
             scheduler=None if job is None else job.scheduler,
             id=None if job is None else job.id,
-            pod=next((decision.pod for decision in decisions if decision.pod is not None), None),
-            processes=[_process(decision, enforced, cpulist) for decision in decisions],
+            pod=next((it.pod for it in decisions if it.pod is not None), None),
+            processes=[_process(it, enforced, cpulist) for it in decisions],
         )
+        for job, decisions in by_job.items()
+    ]
 
 
 def _process(

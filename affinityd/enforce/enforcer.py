@@ -11,7 +11,7 @@ import fcntl
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from affinityd.audit.model import GpuKey, ProcessFacts, Scan
@@ -138,11 +138,7 @@ def pin_process(facts: ProcessFacts, to: TargetCpus, deadline: float) -> PinOutc
     `deadline`: when to stop, time.monotonic(). An ended process is left alone, and so is
     another one with its pid. No process makes it raise.
     """
-
-    def rule(mask: CpuSet, _given: Collection[CpuSet]) -> str:
-        return RULES[to.of(mask)]
-
-    target = pinning.Target(facts.pid, facts.start, to.cpus, rule)
+    target = pinning.Target(facts.pid, facts.start, to.cpus, lambda mask, _: RULES[to.of(mask)])
     result = pinning.pin_threads(lambda: [target], deadline=deadline, max_passes=MAX_PASSES)
     was_set = [thread for thread in result.threads if thread.was_set]
     refused = result.having(pinning.REFUSED)

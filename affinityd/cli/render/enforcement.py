@@ -75,13 +75,17 @@ def _policy(policy: PolicyDocument) -> str:
 
 def _far(document: EnforceDocument) -> str:
     by_fate = grouped(document.summary.gpus, lambda gpu: gpu.fate)
-    unknown = by_fate.get(UNKNOWN)
-    end = f"; the processes of {_gpus(gpu.key for gpu in unknown)} are not known" if unknown else ""
+    unknown = by_fate.get(UNKNOWN, [])
+    end = (
+        f"; the processes of {_gpus((gpu.vendor, gpu.gpu) for gpu in unknown)} are not known"
+        if unknown
+        else ""
+    )
     number, fates = 0, []
     for fate, words in FATES.items():
         if gpus := by_fate.get(fate, []):
             number += len(gpus)
-            its = f"{len(gpus)} ({_gpus(gpu.key for gpu in gpus)})"
+            its = f"{len(gpus)} ({_gpus((gpu.vendor, gpu.gpu) for gpu in gpus)})"
             fates.append(words[len(gpus) > 1].format(its))
     if not number:
         return f"no GPU is used from far away{end}"
@@ -122,6 +126,8 @@ def _table(
 
 def _row(job: EnforceJobDocument, alike: Alike) -> tuple[str, ...]:
     first = alike[0]
+    keys = [(it.vendor, it.gpu) for it in alike]
+    keys += [(gpu.vendor, gpu.gpu) for it in alike for gpu in it.gpus_beside]
     rule = "" if first.rule is None else f", rule {first.rule}"
     drifted = sum(it.threads_drifted for it in alike) if first.verdict == DRIFTED else 0
     on_purpose = sum(it.threads_on_purpose for it in alike)
@@ -131,7 +137,7 @@ def _row(job: EnforceJobDocument, alike: Alike) -> tuple[str, ...]:
     name = job_name(job.scheduler, job.id, job.pod) if job.scheduler and job.id else "no job"
     return (
         f"{name}{f' ({first.container})' if first.container else ''}",
-        _gpus(key for process in alike for key in process.gpus),
+        _gpus(keys),
         _some(format_list(process.pid for process in alike).split(","), MOST_PIDS),
         _some(list(dict.fromkeys(process.name for process in alike)), MOST_NAMES),
         NONE if first.mode is None else f"{first.mode}{rule}",

@@ -12,12 +12,13 @@ import re
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
 from affinityd import config
 from affinityd.audit.gather import is_slurms
-from affinityd.audit.model import KUBERNETES, Job, ProcessFacts
+from affinityd.audit.model import KUBERNETES, ProcessFacts
 from affinityd.config import OBSERVE, ON
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.grouping import REMEMBERED, Recent
@@ -53,7 +54,7 @@ def environment(facts: ProcessFacts, root: str = "") -> Mapping[str, str] | None
 
 
 PODS = "/var/log/pods"
-NO_POD: Mapping[str, None] = {"namespace": None, "pod": None}
+NO_POD: Mapping[str, str | None] = {"namespace": None, "pod": None}
 
 _beside = re.compile(r"^(?:/\.\.)+(?=/|$)")
 
@@ -133,7 +134,10 @@ class ProcessIdentities:
         environ = self._environment(facts, ALWAYS.union(variables))
         if environ is None and is_running(facts.pid, facts.start):
             self.is_blind = True
-        values = environ or {}
+        values, given = environ or {}, None
+        if values.get(LOCALITY) == "mixed":
+            with suppress(ValueError):
+                given = parse_list(values.get(CPULIST, ""))
         switch = config.read_switch_or_off(values.get(config.SWITCH, ""))
         names = {name: values.get(variable) for name, variable in SLURMS.items()}
         if SLURMS["user"] in variables and facts.uid is not None:
@@ -143,7 +147,10 @@ class ProcessIdentities:
         if environ is None and is_slurms(job):
             unread |= {name for name, text in names.items() if text is None}
         if job is not None and job.scheduler == KUBERNETES:
-            names |= self._pod(facts, job)
+            # By its folder of logs, which has the pod's uid, as its cgroup; else by kubelet's GPUs.
+            told = facts.given
+            by_kubelet = NO_POD if told is None else {"namespace": told.namespace, "pod": told.pod}
+            names |= self._pods(self._folder).get(job.id, by_kubelet)
             unread |= {name for name in NO_POD if names[name] is None}
         return ProcessIdentity(
             uid=facts.uid,
@@ -151,19 +158,9 @@ class ProcessIdentities:
             cgroups=paths(facts.cgroups),
             environment=environ,
             switch=switch if environ is not None else OBSERVE,
-            given=_given(values),
+            given=given,
             unread=frozenset(unread),
         )
-
-    def _pod(self, facts: ProcessFacts, job: Job) -> Mapping[str, str | None]:
-        """Return the names of a process's pod: by its folder of logs, else by kubelet.
-
-        The folder has the pod's uid, and so does its cgroup. Kubelet's is found by GPUs.
-        """
-        names = self._pods(self._folder).get(job.id)
-        if names is None and facts.given is not None:
-            return {"namespace": facts.given.namespace, "pod": facts.given.pod}
-        return names or NO_POD
 
     def _environment(
         self, facts: ProcessFacts, variables: frozenset[str]
@@ -204,15 +201,6 @@ def pods_of(folder: str) -> Mapping[str, Mapping[str, str | None]]:
         namespace, _, pod = named.partition("_")
         pods[uid] = {"namespace": namespace, "pod": pod}
     return pods
-
-
-def _given(values: Mapping[str, str]) -> CpuSet | None:
-    if values.get(LOCALITY) != "mixed":
-        return None
-    try:
-        return parse_list(values.get(CPULIST, ""))
-    except ValueError:
-        return None
 
 
 def _name_of(uid: int) -> str | None:
