@@ -269,11 +269,9 @@ class DeviceFileScanner:
         self._scan += 1
         there = numbered(self._proc)
         self._known = {pid: self._known[pid] for pid in there if pid in self._known}
-        holders = [pid for pid, held in self._known.items() if held]
-        new = [pid for pid in there if pid not in self._known]
         turn = self._scan % EVERY
-        others = [pid for pid, held in self._known.items() if not held and pid % EVERY == turn]
-        return [*new, *holders, *others]
+        due = [pid for pid in there if self._known.get(pid, True) or pid % EVERY == turn]
+        return sorted(due, key=lambda pid: (None, True, False).index(self._known.get(pid)))
 
 
 def device_files(gpus: Sequence[Gpu], sys: str = "/sys", dev: str = "/dev") -> GpuDeviceFiles:
