@@ -74,6 +74,8 @@ def _task_gpus(
     is_bound = len(visible) < (task.step_gpus or 0)
     own = visible if is_bound else visible[_dealt(task.number, task.tasks, len(visible))]
     everything = all_devices(node.topology)
+    if len(job) < (task.step_gpus or 0):  # of several types Slurm tells a prolog the last alone
+        job = ()
     if not job and task.step_gpus == len(everything.by_index):  # needs no note
         job = named(everything, None)
     places = tuple(places_of(entry, job)[0] for entry in own) if job else ()

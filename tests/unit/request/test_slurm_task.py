@@ -121,6 +121,8 @@ a slice tells which part, if Slurm chose the GPU | job=0-1 seen=0/1/0/1 \
 slices=48-49/52-53/50-51/54-55 mode=exclusive | 48-49 52-53 50-51 54-55
 without a note the node's GPUs divide the node's | job=0-1 seen=0/1 note=no \
 slices=48-55,176-183/56-63,184-191 mode=exclusive | 48-55,176-183 56-63,184-191
+a note of fewer GPUs than the step's is none | job=1 seen=0/1 SLURM_GPUS_ON_NODE=2 \
+slices=48-55,176-183/56-63,184-191 mode=exclusive | 48-55,176-183 56-63,184-191
 one core for each GPU | job=0-1 seen=0/1 slices=48-51/52-55 mode=single_unique | 48 49
 a maximum is no lack | job=0-1 seen=0/1 slices=48-51/52-55 mode=exclusive \
 AFFINITYD_MAX_PHYSICAL_CORES=1 | 48 52
