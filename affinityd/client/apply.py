@@ -82,7 +82,10 @@ class ProcessContext:
     @classmethod
     def of_self(cls) -> ProcessContext:
         """Return the context of this process."""
-        environ = _with_cpu_limit(os.environ)
+        environ: Mapping[str, str] = os.environ
+        if not {"SLURM_JOB_ID", JOB_CPUS} & environ.keys():
+            limit = own_cpu_limit(len(os.sched_getaffinity(0)))  # of its container
+            environ = environ if limit is None else {**environ, JOB_CPUS: f"{limit}"}
         return cls(os.getpid(), environ, lambda: _read_soon(os.getppid()), granted_gpus())
 
     @classmethod
@@ -158,14 +161,6 @@ def _read_soon(pid: int) -> Mapping[str, str] | None:
     start_new_thread(read, ())
     is_read.acquire(timeout=PARENT_SECONDS)
     return environs[0] if environs else None
-
-
-def _with_cpu_limit(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """Return an environment, with its container's number of CPUs if no variable has that."""
-    if {"SLURM_JOB_ID", JOB_CPUS} & environ.keys():
-        return environ
-    limit = own_cpu_limit(len(os.sched_getaffinity(0)))
-    return environ if limit is None else {**environ, JOB_CPUS: f"{limit}"}
 
 
 def _vendors() -> list[str]:

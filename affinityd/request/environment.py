@@ -137,28 +137,22 @@ def number(text: str | None) -> int | None:
 
 
 def _ranks(environ: Environment) -> Iterator[Rank]:
-    for variable in LAUNCHERS:
+    """Yield the rank that each launcher gave, the nearest first."""
+    for variable, sizes in LAUNCHERS.items():
         rank = number(environ.get(variable))
-        if rank is not None and not (variable == SLURM_TASK and _is_script(environ)):
-            size = _size(environ, variable)
-            yield Rank(rank, size if size is not None and rank < size else None, variable)
-
-
-def _size(environ: Environment, variable: str) -> int | None:
-    """Return how many local ranks there are, by the launcher that sets this variable."""
-    if variable == SLURM_TASK:  # slurmstepd lists for each task those of its step on this node
-        tasks = environ.get("SLURM_GTIDS")
-        return tasks.count(",") + 1 if tasks else None
-    if variable == FLUX_TASK and environ.get(FLUX_NODES) != "1":  # the size is the whole job's
-        return None
-    return number(next(filter(None, map(environ.get, LAUNCHERS[variable])), None))
-
-
-def _is_script(environ: Environment) -> bool:
-    """Return whether it is a batch script or interactive shell: Slurm numbers these 0, too."""
-    step = number(environ.get("SLURM_STEP_ID"))
-    in_no_step = SLURM_JOB in environ and step is None
-    return environ[SLURM_TASK] == "0" and (in_no_step or (step or 0) >= SLURM_SPECIAL_STEP)
+        if rank is None:
+            continue
+        size = number(next(filter(None, map(environ.get, sizes)), None))
+        if variable == FLUX_TASK and environ.get(FLUX_NODES) != "1":
+            size = None  # it is the whole job's
+        if variable == SLURM_TASK:
+            step = number(environ.get("SLURM_STEP_ID"))
+            in_no_step = SLURM_JOB in environ and step is None
+            if rank == 0 and (in_no_step or (step or 0) >= SLURM_SPECIAL_STEP):
+                continue  # Slurm numbers a batch script and an interactive shell, too
+            tasks = environ.get("SLURM_GTIDS")  # slurmstepd lists those of the step on this node
+            size = tasks.count(",") + 1 if tasks else None
+        yield Rank(rank, size if size is not None and rank < size else None, variable)
 
 
 def cpus_to_plan_on(environ: Environment, mask: CpuSet) -> CpuSet:

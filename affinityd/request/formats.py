@@ -8,7 +8,6 @@ from affinityd.config import ON, SWITCH
 from affinityd.cpuset import CpuSet, format_list, format_mask
 from affinityd.request.environment import NIC_VARIABLES, UNASKED, VLLM_SELECTION, nic_value
 from affinityd.request.resolve import Reply
-from affinityd.topology.rdma import NearNic
 
 
 def _json(reply: Reply) -> Iterator[str]:
@@ -59,18 +58,15 @@ def _vllm(reply: Reply) -> Iterator[str]:
 
     vLLM does not start with one of them alone, nor with a GPU without a NIC of verbs.
     """
-    best = {
-        rank.gpu.pci_bus_id: [*filter(_has_port_1, reply.nics[rank.rank])] for rank in reply.ranks
-    }
-    if all(best.values()):
-        pairs = (f"{gpu}={first.nic.pci_bus_id}" for gpu, (first, *_) in best.items())
-        yield f"VLLM_GPU_NIC_PCIE_MAPPING={','.join(pairs)}"
-        yield f"VLLM_NIC_SELECTION_VARS={VLLM_SELECTION}"
-
-
-def _has_port_1(near: NearNic) -> bool:
-    """Whether vLLM could name a port: it appends one number to all of its devices."""
-    return near.port.number == 1 and near.port.has_verbs
+    pairs = []
+    for rank in reply.ranks:
+        # It appends one number to all of its devices.
+        usable = [it for it in reply.nics[rank.rank] if it.port.number == 1 and it.port.has_verbs]
+        if not usable:
+            return
+        pairs.append(f"{rank.gpu.pci_bus_id}={usable[0].nic.pci_bus_id}")
+    yield f"VLLM_GPU_NIC_PCIE_MAPPING={','.join(pairs)}"
+    yield f"VLLM_NIC_SELECTION_VARS={VLLM_SELECTION}"
 
 
 def _each(write: Callable[[CpuSet], str]) -> Callable[[Reply], Iterator[str]]:
