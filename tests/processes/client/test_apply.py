@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import subprocess
 import sys
 import time
@@ -101,6 +102,16 @@ def test_a_query_has_the_process_s_own_facts(
 ) -> None:
     variables = [f"{name}={text}" for name, text in env.items() if name in RANK]
     assert asked(env, before, **given) == ({**HERE, **expected}, variables)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes device files")
+def test_a_query_has_the_devices_that_the_process_may_open(tmp_path: Path) -> None:
+    (tmp_path / "null").touch()
+    for minor in (0, 3):
+        os.mknod(tmp_path / f"nvidia{minor}", stat.S_IFCHR, os.makedev(240, minor))
+    own_dev = ("unshare", "--mount", "sh", "-c", f'mount --bind {tmp_path} /dev; "$@"', "sh")
+    parameters, _ = asked(RANK, own_dev)
+    assert parameters["granted"] == "minor:0,minor:3"
 
 
 # Setting its mask.

@@ -86,6 +86,19 @@ def test_a_refusal_is_one_clear_line(daemon: Daemon, target: str, status: int, l
     assert len(problem.detail) < 1000
 
 
+def test_plans_of_jobs_are_counted_apart_from_those_of_people(daemon: Daemon) -> None:
+    def counted() -> list[float]:
+        rows = re.findall(r"\naffinityd_plans_total\{(.*)\} (.*)", daemon.get("/metrics").text)
+        clients = ('client="job"', 'client="other"')
+        return [sum(float(it) for labels, it in rows if client in labels) for client in clients]
+
+    jobs, people = counted()
+    for target in ("", "&format=cpulist", "&format=shell"):
+        for gpu in (0, 99):
+            daemon.get(f"/plan?gpus={gpu}{target}")
+    assert counted() == [jobs + 2, people + 4]
+
+
 def test_another_method_is_refused_and_told_which_there_are(daemon: Daemon) -> None:
     for method, path in (("POST", "/plan"), ("DELETE", "/audit")):
         reply = daemon.get(path, method)
