@@ -223,7 +223,7 @@ class GresConf:
                 else f"# In this order{types} Slurm's gpu numbers are {runtime}'s: keep it."
             )
         if gpus and self.gres and any(self.gres):
-            lines.append(f"# Type= as in {gres_of(self.gres)}: any other drains the node.")
+            lines.append(f"# Type= as in {gres_of(self.gres)}; any other drains the node.")
         if self.settings is not None:
             lines += (
                 "# Cores= of NUMA nodes need in slurm.conf:",

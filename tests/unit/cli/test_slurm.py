@@ -106,7 +106,7 @@ def test_nodes_of_one_command_must_be_equal(node: SlurmNode) -> None:
     node.slurm.shows("NodeName=gpu07 Gres=gpu:2", "NodeName=gpu08 Gres=gpu:4")
     said = node.run("gres-conf", *named)
     assert said.code == 2
-    assert "and gpu08 has Gres=gpu:4: " in said.err
+    assert "and gpu08 has Gres=gpu:4; " in said.err
 
 
 def test_gpus_of_unknown_type_are_comments_until_the_option_names_it(node: SlurmNode) -> None:
