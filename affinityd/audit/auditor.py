@@ -10,6 +10,7 @@ from types import MappingProxyType
 from affinityd.audit.allocations import with_allocations
 from affinityd.audit.gather import TICKS, ProcessWalk
 from affinityd.audit.judge import Judge, divided, overlap
+from affinityd.audit.memory import MemoryMeter
 from affinityd.audit.model import (
     NO_NAMES,
     AuditedProcess,
@@ -73,6 +74,7 @@ class Auditor:
         self._proc = proc
         self._cpu_time = CpuTimeCounters(TICKS)
         self._waits = WaitMeter(proc)
+        self._memory = MemoryMeter()
         self._idle = IdleTimes()
         self._gone: set[tuple[int, GpuKey]] = set()  # holders without a process, at the last scan
         self._first_masks = FirstMasks()
@@ -123,6 +125,13 @@ class Auditor:
             gpu_time=self._cpu_time.gpu_time,
             job_time=self._cpu_time.job_time,
             waits=waits,
+            memory=self._memory.look(
+                {
+                    (it.facts.pid, it.facts.start): (judge.vicinity(it.facts.gpus), it.placement)
+                    for it in counted(found)
+                    if it.facts.holding is not None
+                }
+            ),
             wait_time=self._cpu_time.wait_time if self._waits.counts else {},
             since=self._cpu_time.note(found, unknown, now),
             numa_balancing=int(balancing) if balancing.isdigit() else None,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import cache
 from typing import Annotated, Any
 
+from affinityd.audit.memory import FAR, PLACES, HostMemory
+from affinityd.audit.memory import REMEDIES as MEMORY_REMEDIES
 from affinityd.audit.model import KUBERNETES, SLURM, AuditedProcess, CpuTime, GpuKey, Scan
 from affinityd.audit.remedies import Remedies
 from affinityd.audit.waits import CAUSES as WAIT_CAUSES
@@ -21,6 +23,8 @@ from affinityd.topology.nearness import CAUSES, PLACEMENTS
 Placement = Annotated[str, OneOf(PLACEMENTS)]
 Cause = Annotated[str, OneOf(CAUSES)]
 WaitCause = Annotated[str, OneOf(WAIT_CAUSES)]
+MemoryPlace = Annotated[str, OneOf(PLACES)]
+MemoryCause = Annotated[str, OneOf((*MEMORY_REMEDIES,))]
 #: Which processes a document names: all, the caller's own, or none.
 Seen = Annotated[str, OneOf(("all", "own", "counts"))]
 
@@ -47,6 +51,8 @@ class AuditGpuDocument:
     cpu_seconds: float | None
     remote_cpu_seconds: float | None
     wait_seconds: Mapping[WaitCause, float] | None  #: threads that could run, and did not
+    host_memory_bytes: Mapping[MemoryPlace, int] | None  #: of its processes, by a sample
+    host_memory_pinned_far_bytes: int | None  #: far, of processes that likely pinned some
     #: NUMA node of CPUs → near's host-to-device bandwidth over that node's; None: not measured
     measured_ratio: Mapping[int, float] | None = left_out()
 
@@ -102,6 +108,20 @@ class AuditWaitsDocument:
 
 
 @dataclass(frozen=True)
+class AuditMemoryDocument:
+    """Where the host memory of a process is, by a sample of its pages; bytes."""
+
+    placed_bytes: Mapping[MemoryPlace, int]
+    kind_bytes: Mapping[str, int]
+    gpu_bytes: int  #: of memory on nodes without CPUs, as GPUs of Grace have
+    far_percent: Sequence[float] | None  #: and both ends of its 95 % interval; null: not known
+    far_nodes: Sequence[int]
+    pinned: Sequence[str]  #: why some is likely pinned
+    cause: MemoryCause | None
+    remedy: str | None
+
+
+@dataclass(frozen=True)
 class AuditProcessDocument:
     """A process that uses a GPU, or a descendant of one."""
 
@@ -127,6 +147,7 @@ class AuditProcessDocument:
     orphan: str | None
     threads: Sequence[AuditThreadDocument]
     waits: AuditWaitsDocument | None = None  #: null: not known
+    host_memory: AuditMemoryDocument | None = None  #: null: not known, or it holds no GPU
 
 
 @dataclass(frozen=True)
@@ -169,6 +190,8 @@ class Counts:
     threads: Counter[str] = field(default_factory=Counter)  #: by placement
     causes: Counter[str] = field(default_factory=Counter)  #: processes by cause
     orphans: int = 0
+    memory: Counter[str] = field(default_factory=Counter)  #: bytes by place
+    pinned_far: int = 0
 
 
 def everything(_process: AuditedProcess) -> bool:
@@ -186,6 +209,9 @@ def counts(scan: Scan) -> dict[GpuKey, Counts]:
             its.threads.update(placed.placement for placed in process.threads)
             its.causes.update([process.cause] if process.cause else [])
             its.orphans += process.orphan is not None
+            if (memory := scan.memory.get(process.facts.pid)) is not None:
+                its.memory.update(memory.placed)
+                its.pinned_far += memory.placed[FAR] if memory.pinned else 0
     return found
 
 
@@ -199,7 +225,10 @@ def document(topology: Topology, scan: Scan, sees: Sees | None) -> AuditDocument
     remedies = Remedies(topology, scan)
     overlaps = [AuditOverlapDocument(cpulist(cpus), owners) for owners, cpus in by_owners]
     processes = sees and [
-        _process(it, remedies, cpulist, waits_of(it, scan.waits, sees is everything))
+        replace(
+            _process(it, remedies, cpulist, waits_of(it, scan.waits, sees is everything)),
+            host_memory=_host_memory(it, scan.memory.get(it.facts.pid), remedies),
+        )
         for it in scan.processes
         if sees(it)
     ]
@@ -244,6 +273,8 @@ def _gpu(gpu: Gpu, scan: Scan, counted: Counts) -> AuditGpuDocument:
         "cpu_seconds": time.total,
         "remote_cpu_seconds": None if near is None else time.remote,
         "wait_seconds": scan.wait_time.get(gpu.key),
+        "host_memory_bytes": {place: counted.memory[place] for place in PLACES},
+        "host_memory_pinned_far_bytes": counted.pinned_far,
     }
     return AuditGpuDocument(
         vendor=gpu.vendor,
@@ -269,6 +300,24 @@ def waits_of(
     job = facts.membership.job
     cure = remedy(its, job.scheduler if job else None, None if names_all else facts.uid)
     return AuditWaitsDocument(its.seconds, its.waited, its.causes, its.main_cause, cure)
+
+
+def _host_memory(
+    process: AuditedProcess, memory: HostMemory | None, remedies: Remedies
+) -> AuditMemoryDocument | None:
+    if memory is None:
+        return None
+    share = memory.share
+    return AuditMemoryDocument(
+        placed_bytes=memory.placed,
+        kind_bytes=memory.resident.sizes,
+        gpu_bytes=memory.of_devices,
+        far_percent=share and [round(100 * it, 1) for it in share],
+        far_nodes=sorted(memory.resident.nodes & memory.far),
+        pinned=memory.pinned,
+        cause=memory.cause,
+        remedy=remedies.of_memory(process, memory),
+    )
 
 
 def _process(

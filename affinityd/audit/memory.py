@@ -1,51 +1,168 @@
-"""The host memory of a process, seen from its GPUs: how much is far, why, and what helps. Pure."""
+"""The host memory of a process, seen from its GPUs: how much is far, why, and what helps."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from mmap import PAGESIZE
 
-from affinityd.linux.memory_policy import MemoryPolicy
-from affinityd.linux.resident import FILES, SHARED
-from affinityd.topology.nearness import UNKNOWN
+from affinityd.cpuset import several
+from affinityd.linux.files import text
+from affinityd.linux.memory_policy import MemoryPolicy, policy_of
+from affinityd.linux.migration import room_on
+from affinityd.linux.resident import FILES, SHARED, ResidentMemory, Share, resident_memory
+from affinityd.text import amount
+from affinityd.topology.nearness import UNKNOWN, Vicinity
 
-#: Why memory is far, the first that fits.
-POLICY = "policy"  #: its memory policy names far nodes, as by numactl
-BY_OTHERS = "shared"  #: most of it is shared memory, or files, which another process wrote first
-FULL = "full"  #: the near nodes had no room, and have none now
-LATE = "late"  #: the process took it before it was bound near its GPUs, or is not bound yet
-CAUSES = (POLICY, BY_OTHERS, FULL, LATE, UNKNOWN)
+#: Far memory is mentioned from this part on, and a mismatch from that: of files and of shared
+#: memory some is always far.
+MENTIONED, MOST = 0.1, 0.5
+LEAST = 2**30  #: bytes from which on far memory is worth a line where it was not asked for
+SECONDS = 0.05  #: of a scan; processes that it does not come to keep what the last one found
+
+PLACES = NEAR, FAR, _ = "near", "far", UNKNOWN
+
+#: Why memory is far, the first that fits, with the remedy.
+POLICY, BY_OTHERS, FULL, LATE = "policy", "shared", "full", "late"
+REMEDIES = {
+    POLICY: "its memory policy sends it there: start it with affinityd exec --memory preferred",
+    BY_OTHERS: (
+        "another process wrote most of it first: let the one that uses it write first; or, if all "
+        "ranks use it, start that one with affinityd exec --memory interleave"
+    ),
+    FULL: "the near nodes have no room for it: end or move what fills them, and start it again",
+    LATE: "it took memory before it was pinned: start it with affinityd exec",
+    UNKNOWN: "start it with affinityd exec --memory preferred",
+}
 
 
 @dataclass(frozen=True)
-class FarMemory:
-    """The facts about memory that is far from the GPUs of its process."""
+class HostMemory:
+    """The memory of a process, and the facts by which some of it may be far."""
 
-    kinds: Mapping[str, float]  #: kind → bytes
-    near: frozenset[int]  #: the nodes of near memory
-    placement: str  #: of the process's CPUs now
+    resident: ResidentMemory
+    near: frozenset[int]  #: the nodes of memory near its GPUs; empty: not known
+    far: frozenset[int]  #: the other nodes with CPUs; the rest is memory of devices, as of Grace
+    placement: str  #: of its CPUs
     policy: MemoryPolicy | None = None  #: of its main thread; None: it cannot be read
-    refused: float = 0.0  #: bytes that the near nodes had no room for since boot: numa_foreign
+    refused: float = 0.0  #: bytes that near nodes had no room for since boot: numa_foreign
     room: float = float("inf")  #: bytes that they have room for now
 
-    @property
-    def cause(self) -> str:
-        """Why it is far: the first of CAUSES that fits."""
-        size = sum(self.kinds.values())
-        by_others = self.kinds.get(SHARED, 0) + self.kinds.get(FILES, 0)
-        fits = {
-            POLICY: self._is_sent_away(),
-            BY_OTHERS: by_others >= size / 2,
-            FULL: self.refused >= size > self.room,
-            LATE: self.placement != UNKNOWN,
-            UNKNOWN: True,
-        }
-        return next(cause for cause in CAUSES if fits[cause])
+    @classmethod
+    def of(
+        cls, pid: int, near: Vicinity, placement: str, policy: MemoryPolicy | None
+    ) -> HostMemory:
+        """Return that of a running process; sizes are 0 if it has ended."""
+        stats = [text(f"/sys/devices/system/node/node{node}/numastat") for node in near.memory]
+        foreign = [stat.partition("numa_foreign ")[2].split("\n")[0] for stat in stats]
+        return cls(
+            resident_memory(pid),
+            near.memory,
+            near.far_memory,
+            placement,
+            policy,
+            sum(int(pages) * PAGESIZE for pages in foreign if pages.isdecimal()),
+            sum(map(room_on, near.memory)),
+        )
 
-    def _is_sent_away(self) -> bool:
-        """Whether its policy has the kernel take far memory while there is near memory."""
-        if self.policy is None:
-            return False
-        nodes, name = self.policy.nodes, self.policy.policy or ""
-        is_in_turn = name.endswith("interleave")
-        return bool(nodes - self.near) if is_in_turn else bool(nodes) and not nodes & self.near
+    @cached_property
+    def of_devices(self) -> int:
+        """Bytes on nodes without CPUs, which GPUs have."""
+        share = self.resident.share(self.resident.nodes - self.near - self.far)
+        return round(self.resident.size * share.part) if share and self.near else 0
+
+    @property
+    def size(self) -> int:
+        """All bytes of the host's own memory."""
+        return self.resident.size - self.of_devices
+
+    @cached_property
+    def share(self) -> Share | None:
+        """The far part of the host's own memory; None: not known."""
+        return self.resident.share(self.far, of=self.near | self.far) if self.near else None
+
+    @property
+    def placed(self) -> Mapping[str, int]:
+        """Bytes of the host's own memory by placement: near, far, unknown."""
+        far = round(self.size * self.share.part) if self.share else 0
+        known = self.size if self.share else 0
+        return {NEAR: known - far, FAR: far, UNKNOWN: self.size - known}
+
+    @property
+    def pinned(self) -> tuple[str, ...]:
+        """Why some of it is likely pinned, and then stays; empty: it likely is not."""
+        locked = (f"{name} {amount(size)}" for name, size in self.resident.locked.items())
+        return (*locked, *self.resident.devices)
+
+    @property
+    def cause(self) -> str | None:
+        """Why it is far, the first of REMEDIES that fits; None: little of it is."""
+        if self.share is None or self.share.part < MENTIONED:
+            return None
+        far, policy = self.placed[FAR], self.policy or MemoryPolicy(None)
+        # Of a near node and others the kernel takes the near one first, except in turn.
+        is_in_turn = (policy.policy or "").endswith("interleave")
+        is_sent = policy.nodes - self.near if is_in_turn else not policy.nodes & self.near
+        by_others = self.resident.pages(self.far, (SHARED, FILES))
+        fits = {
+            POLICY: policy.nodes and is_sent,
+            BY_OTHERS: by_others >= self.resident.pages(self.far) / 2,
+            FULL: self.refused >= far > self.room,
+            LATE: self.placement != UNKNOWN,
+        }
+        return next((cause for cause in fits if fits[cause]), UNKNOWN)
+
+    def is_notable(self, least: float = LEAST) -> bool:
+        """Return whether so many bytes of it are far, and a notable part of it."""
+        return self.cause is not None and self.placed[FAR] >= least
+
+    def remedy(self, command: str | None) -> str | None:
+        """Return the remedy, in which `command` moves it. None: it needs no remedy."""
+        if self.cause is None:
+            return None
+        is_stuck = sum(self.resident.locked.values()) >= self.placed[FAR]
+        moves = command and self.cause not in {POLICY, FULL} and not is_stuck
+        return REMEDIES[self.cause] + (f"; {command} moves it now" if moves else "")
+
+    def __str__(self) -> str:
+        """Return it as people read it: `host memory 212 GiB, 38% (35 to 41) far on node 1`."""
+        parts = [f"host memory {amount(self.size)}"]
+        if self.share is None:
+            parts.append("where is not known")
+        elif self.share.part:
+            low, high = self.share.low * 100, self.share.high * 100
+            nodes = several("node", self.resident.nodes & self.far)
+            parts.append(f"{self.share.part:.0%} ({low:.0f} to {high:.0f}) far on {nodes}")
+        else:
+            parts.append("near")
+        if self.of_devices:
+            parts.append(f"and {amount(self.of_devices)} of a GPU")
+        if self.pinned:
+            parts.append(f"likely pinned ({', '.join(self.pinned)})")
+        return ", ".join(parts)
+
+
+class MemoryMeter:
+    """Samples the memory of processes in turns, and keeps what it found of the others."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, int], HostMemory] = {}  #: by pid and start, oldest first
+
+    def look(
+        self, processes: Mapping[tuple[int, int], tuple[Vicinity, str]]
+    ) -> Mapping[int, HostMemory]:
+        """Return the memory of processes by pid; of some none may be known yet.
+
+        `processes`: by pid and start, what is near their GPUs, and the placement of their CPUs.
+        """
+        end = time.monotonic() + SECONDS
+        self._found = {name: it for name, it in self._found.items() if name in processes}
+        for name in [*(processes.keys() - self._found.keys()), *self._found]:
+            self._found.pop(name, None)
+            near, placement = processes[name]
+            self._found[name] = HostMemory.of(name[0], near, placement, policy_of(name[0]))
+            if time.monotonic() > end:
+                break
+        return {pid: it for (pid, _), it in self._found.items()}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
+from affinityd.audit.memory import HostMemory
 from affinityd.audit.waits import Waits
 from affinityd.cpuset import CpuSet
 from affinityd.linux.processes import ENDED, Thread
@@ -240,6 +241,7 @@ class Scan:
     waits: Mapping[int, Waits] = field(default_factory=dict)
     #: Of every GPU: the seconds that threads waited since the first scan, by cause
     wait_time: Mapping[GpuKey, Mapping[str, float]] = field(default_factory=dict)
+    memory: Mapping[int, HostMemory] = field(default_factory=dict)  #: of holders, by pid
     #: GPUs and these jobs with a mismatch → since when, seconds since the epoch
     since: Mapping[GpuKey | Job, float] = field(default_factory=dict)
     numa_balancing: int | None = None  #: /proc/sys/kernel/numa_balancing; None: there is none

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from affinityd.audit.judge import Judge
+from affinityd.audit.memory import HostMemory
 from affinityd.audit.model import (
     KUBERNETES,
     AuditedProcess,
@@ -36,7 +37,7 @@ BY_RUNTIME = (
 PIN_FIXES = "{pin} fixes that"
 START_HERE = "start commands here with affinityd exec {options}-- COMMAND"
 START_WITH_MEMORY = "start it with affinityd exec --memory preferred"
-MOVE_MEMORY = "migratepages {pid} {far} {near} moves it"
+MOVE_MEMORY = "affinityd pin --memory {gpus}{pid}"
 ALLOCATE_NEAR = (
     "no pin fixes that; an allocation near the GPU does (Slurm: --gres-flags=enforce-binding; "
     "Kubernetes: kubelet's Topology Manager)"
@@ -109,6 +110,13 @@ class Remedies:
         start = "; start it with affinityd exec" if process.cause == UNPINNED else ""
         return Remedy(f"{why}{start}", self._pin(process, near.gpus))
 
+    def of_memory(self, process: AuditedProcess, memory: HostMemory) -> str | None:
+        """Return the remedy of its far memory; None: it needs none."""
+        facts, job = process.facts, process.facts.membership.job
+        names = gpu_names(self._near(facts.gpus).gpus)
+        is_pods = job is not None and job.scheduler == KUBERNETES
+        return memory.remedy(None if is_pods else MOVE_MEMORY.format(gpus=names, pid=facts.pid))
+
     def end(self, process: AuditedProcess) -> str | None:
         """Return the command that ends an orphan, or the step before it; None: no remedy."""
         facts = process.facts
@@ -132,8 +140,7 @@ class Remedies:
         """Return the command; a process's own environment would count its GPUs in its own way."""
         pid = self._target(process).facts.pid
         is_tree = pid in self._with_workers and pid not in self._scan.divided
-        names = ",".join(gpu.uuid or gpu.pci_bus_id for gpu in gpus)
-        return pin_command(pid, f"--gpus {names} ", tree=is_tree, force=pid in self._unlike)
+        return pin_command(pid, gpu_names(gpus), tree=is_tree, force=pid in self._unlike)
 
     def _allocated(self, facts: ProcessFacts, near: Vicinity) -> str:
         """Return which CPUs a process was given, and how its job gets near ones.
@@ -164,6 +171,11 @@ class Remedies:
     def _slurm(self) -> tuple[str | None, Mapping[GpuKey, CoreAffinity]]:
         cores = SlurmCores(self._topology)
         return cores.settings(), affinities(cores, "node")
+
+
+def gpu_names(gpus: Sequence[Gpu]) -> str:
+    """Return the option that names GPUs, with a blank: a process may number them in its own way."""
+    return f"--gpus {','.join(gpu.uuid or gpu.pci_bus_id for gpu in gpus)} "
 
 
 def pin_command(pid: int, gpus: str, *, tree: bool, force: bool) -> str:

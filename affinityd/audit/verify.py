@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from affinityd.audit.judge import Judge
+from affinityd.audit.memory import LEAST, MOST, HostMemory
 from affinityd.audit.model import AuditedProcess, ProcessFacts
 from affinityd.audit.remedies import (
     ALLOCATE_NEAR,
@@ -19,7 +20,7 @@ from affinityd.audit.remedies import (
     START_WITH_MEMORY,
     pin_command,
 )
-from affinityd.cpuset import CpuSet, format_list, several
+from affinityd.cpuset import CpuSet, format_list
 from affinityd.grouping import grouped
 from affinityd.linux.memory_policy import MemoryPolicy
 from affinityd.linux.pinning import is_on_purpose
@@ -28,11 +29,6 @@ from affinityd.planner import RankPlan, widened_cpus
 from affinityd.text import count
 from affinityd.topology.nearness import ALLOCATION, FAR, Vicinity, cause_of, vicinity
 
-#: Resident memory away from the GPUs is mentioned from this part on. Pages of files and of shared
-#: memory lie where another process touched them first, so that some of it always is.
-MENTIONED = 0.1
-#: From this part on it is a mismatch: the process filled its memory before it was pinned.
-MOST = 0.5
 #: Waits for CPUs are mentioned from this part of the time on.
 WORTH_A_NOTE = 0.05
 
@@ -44,13 +40,15 @@ class Verification:
     process: AuditedProcess
     near: Vicinity
     policy: MemoryPolicy | None = None  #: its main thread's memory policy; None: it cannot be read
-    resident: Mapping[int, int] | None = None  #: NUMA node → bytes; None: not requested
+    memory: HostMemory | None = None
+    least: int = LEAST  #: bytes from which on far memory counts
     is_self: bool = False  #: the command itself, which ends with its answer: no pin helps it
     doubts: tuple[str, ...] = ()  #: why it may have been judged by other GPUs than it uses
     far_nics: tuple[str, ...] = ()  #: sentences on RDMA devices away from the GPUs
     nics: Mapping[str, str] = field(default_factory=dict)  #: RDMA device that is open → its link
     waited: float = 0.0  #: part of the time that its threads could run; 0 as well where unknown
     remedy: str = ""  #: of the threads that may run far away
+    move: str | None = None  #: the command that moves its memory
 
     @cached_property
     def far(self) -> Mapping[str, Sequence[Thread]]:
@@ -88,8 +86,7 @@ class Verification:
         # One near node is enough: where it may choose, the kernel takes the nearest first.
         if policy is not None and policy.nodes and policy.nodes <= near.far_memory:
             yield f"its memory policy is {policy}, and {near}; {START_WITH_MEMORY}"
-        part, text = self._far_memory
-        yield from [text] if part >= MOST else []
+        yield from self._far_memory(is_most=True)
         yield from self.far_nics
 
     @property
@@ -102,8 +99,7 @@ class Verification:
         """Remarks that are no mismatch, but worth a look."""
         if not self.near.nodes:
             yield f"{self.near}: it cannot be judged"
-        part, text = self._far_memory
-        yield from [text] if MENTIONED <= part < MOST else []
+        yield from self._far_memory(is_most=False)
         if self.nics:
             yield "RDMA devices open: " + ", ".join(f"{it} ({self.nics[it]})" for it in self.nics)
         if self.waited >= WORTH_A_NOTE:
@@ -122,15 +118,13 @@ class Verification:
             who = f"its main thread{more}"
         return f"{who} may run on CPUs {cpus} ({word})"
 
-    @property
-    def _far_memory(self) -> tuple[float, str]:
-        """Which part of its memory is far, and a sentence on it."""
-        pid, near, resident = self.process.facts.pid, self.near, self.resident or {}
-        far = {node: size for node, size in resident.items() if node in near.far_memory}
-        part = sum(far.values()) / (sum(resident.values()) or 1)
-        where = f"{part:.0%} of its resident memory is on {several('node', far)}, and {near}"
-        moves = MOVE_MEMORY.format(pid=pid, far=format_list(far), near=format_list(near.memory))
-        return part, f"{where}; {START_WITH_MEMORY if self.is_self else moves}"
+    def _far_memory(self, *, is_most: bool) -> Iterator[str]:
+        """Yield a sentence if most of its memory is far, or less that is notable."""
+        memory = self.memory
+        if memory is None or memory.share is None or not memory.is_notable(self.least):
+            return
+        if is_most == (memory.share.part >= MOST):
+            yield f"{memory}, and {self.near}; {memory.cause}: {memory.remedy(self.move)}"
 
 
 def by_plan(judge: Judge, facts: ProcessFacts, ranks: Sequence[RankPlan]) -> Verification:
@@ -170,4 +164,8 @@ def with_remedy(verifications: Sequence[Verification], options: str) -> Sequence
     pin = pin_command(facts.pid, options, tree=is_tree, force=is_forced)
     start = START_HERE.format(options=options)
     remedy = start if first.is_self else PIN_FIXES.format(pin=pin)
-    return [replace(it, remedy=remedy) for it in verifications]
+    moves = [MOVE_MEMORY.format(gpus=options, pid=it.process.facts.pid) for it in verifications]
+    return [
+        replace(it, remedy=remedy, move=None if it.is_self else move)
+        for it, move in zip(verifications, moves, strict=True)
+    ]

@@ -25,6 +25,7 @@ from affinityd.text import amount, one_line
 from affinityd.topology.nearness import Vicinity
 
 EVERY = 0.2  #: seconds between two lines of progress
+NOTHING = "no memory is moved, and no thread is pinned"
 TOLERATED = 0.1  #: of a process's memory may stay, besides files, which others may map as well
 
 
@@ -39,48 +40,41 @@ class MemoryMove:
     expected: float  #: bytes that are far, by a sample
 
     def __str__(self) -> str:
-        """Return it as a clause without its verb."""
-        nodes = several("node", self.near)
-        return (
-            f"{shown(self.stat)}: about {amount(self.expected)} of {amount(self.size)} to {nodes}"
-        )
+        """Return the plan of the move as a sentence."""
+        much = f"about {amount(self.expected)} of {amount(self.size)}"
+        return f"{shown(self.stat)}: {much} would move to {several('node', self.near)}"
 
 
 def planned_moves(targets: Sequence[tuple[Stat, Vicinity]]) -> list[MemoryMove]:
     """Return the moves of processes. Raises TargetError or ApplyError where one cannot be made."""
-    moves = [_planned(stat, near) for stat, near in targets]
-    needed: Counter[tuple[int, ...]] = Counter()
-    for move in moves:
-        needed[move.near] += int(move.expected)
-    for near, size in needed.items():
-        room = sum(map(room_on, near))
-        if size > room:
+    moves, needed = [], Counter[tuple[int, ...]]()
+    for stat, near in targets:
+        try:
+            syscalls.move_pages(stat.number, array("Q", [0]))
+        except OSError as error:
+            raise TargetError(
+                f"the memory of {shown(stat)} cannot be moved: {error.strerror}; it takes the "
+                "process's own user, or root with CAP_SYS_PTRACE"
+            ) from None
+        allowed = parse_list(status_of(stat.number, "Mems_allowed_list"))
+        nodes = tuple(sorted(near.memory & allowed))
+        if not nodes:
+            its = several("node", allowed)
             raise ApplyError(
-                f"{several('node', near)} has room for {amount(room)}, and about {amount(size)} "
-                "would have to move there: no memory is moved, and no thread is pinned"
+                f"{shown(stat)}: its cpuset allows it the memory of {its}, and {near}; {NOTHING}"
+            )
+        memory = resident_memory(stat.number)
+        share = memory.share(near.far_memory)
+        expected = memory.size * share.part if share else 0.0
+        moves.append(MemoryMove(stat, nodes, near.far_memory, memory.size, expected))
+        needed[nodes] += round(expected)
+    for nodes, size in needed.items():
+        if size > (room := sum(map(room_on, nodes))):
+            raise ApplyError(
+                f"{several('node', nodes)} has room for {amount(room)}, and about {amount(size)} "
+                f"would have to move there; {NOTHING}"
             )
     return moves
-
-
-def _planned(stat: Stat, near: Vicinity) -> MemoryMove:
-    try:
-        syscalls.page_nodes(stat.number, array("Q", [0]))
-    except OSError as error:
-        raise TargetError(
-            f"the memory of {shown(stat)} cannot be moved: {error.strerror}; it takes the "
-            "process's own user, or root with CAP_SYS_PTRACE"
-        ) from None
-    allowed = parse_list(status_of(stat.number, "Mems_allowed_list"))
-    nodes = tuple(sorted(near.memory & allowed))
-    if not nodes:
-        raise ApplyError(
-            f"{shown(stat)}: its cpuset allows it the memory of {several('node', allowed)}, and "
-            f"{near}: no memory is moved, and no thread is pinned"
-        )
-    memory = resident_memory(stat.number)
-    share = memory.share(near.far_memory)
-    expected = memory.size * share.part if share else 0.0
-    return MemoryMove(stat, nodes, near.far_memory, memory.size, expected)
 
 
 def move_memory(moves: Sequence[MemoryMove]) -> int:

@@ -56,7 +56,8 @@ class Migration:
             for start in range(mapping.start, mapping.end, step * LOOKED_AT):
                 end = min(start + step * LOOKED_AT, mapping.end)
                 pages = array("Q", range(start, end, step))
-                places = zip(pages, syscalls.page_nodes(self._pid, pages), strict=True)
+                _, nodes = syscalls.move_pages(self._pid, pages)
+                places = zip(pages, nodes, strict=True)
                 far = array("Q", (page for page, node in places if node in self._far))
                 size = max(1, BATCH // step)
                 for first in range(0, len(far), size):
@@ -70,8 +71,8 @@ class Migration:
         statuses = no_room if kind in self._full else self._try_all(pages, next(self._nodes))
         if statuses[-1] == -errno.ENOMEM:
             self._full.add(kind)
-        places = zip(statuses, syscalls.page_nodes(self._pid, pages), strict=True)
-        for status, node in places:
+        _, nodes = syscalls.move_pages(self._pid, pages)
+        for status, node in zip(statuses, nodes, strict=True):
             if node in self._far:
                 self.stayed[kind, REASONS.get(-status, BUSY)] += step
             elif node >= 0:  # else it is no more

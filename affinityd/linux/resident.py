@@ -59,8 +59,7 @@ class MemoryMapping(NamedTuple):
         return (self.end - self.start) // PAGESIZE
 
 
-@dataclass(frozen=True)
-class Share:
+class Share(NamedTuple):
     """A part of the resident memory, with its 95 % interval: Wilson's, of the pages drawn."""
 
     part: float
@@ -96,11 +95,23 @@ class ResidentMemory:
         """The nodes that some of it is on."""
         return frozenset(node for _, node in self.drawn)
 
-    def share(self, nodes: Collection[int], kinds: Collection[str] = KINDS) -> Share | None:
-        """Return the part of these kinds that is on these nodes; None: not known."""
-        of_kinds = {place: pages for place, pages in self.drawn.items() if place[0] in kinds}
-        hits = sum(pages for (_, node), pages in of_kinds.items() if node in nodes)
-        return Share.of(hits, sum(of_kinds.values())) if of_kinds else None
+    @property
+    def by_node(self) -> Mapping[int, int] | None:
+        """Bytes by node, as far as the sample tells; None: not known."""
+        drawn = sum(self.drawn.values())
+        return {
+            node: round(self.size * self.pages([node]) / drawn) for node in sorted(self.nodes)
+        } or None
+
+    def pages(self, nodes: Collection[int], kinds: Collection[str] = KINDS) -> int:
+        """Return how many of the pages drawn, of these kinds, are on these nodes."""
+        drawn = self.drawn.items()
+        return sum(pages for (kind, node), pages in drawn if node in nodes and kind in kinds)
+
+    def share(self, nodes: Collection[int], of: Collection[int] | None = None) -> Share | None:
+        """Return the part that is on some of its nodes, or of these ones; None: not known."""
+        drawn = self.pages(self.nodes if of is None else of)
+        return Share.of(self.pages(nodes), drawn) if drawn else None
 
 
 def resident_memory(pid: int, chosen: Random | None = None) -> ResidentMemory:
@@ -182,7 +193,8 @@ def _draw(
                 behind += mapping.pages
             addresses.append(mapping.start + (page - first) * PAGESIZE)
             kinds.append(mapping.kind)
-        places = zip(kinds, syscalls.page_nodes(pid, addresses), strict=True)
+        _, nodes = syscalls.move_pages(pid, addresses)
+        places = zip(kinds, nodes, strict=True)
         drawn.update(place for place in places if place[1] >= 0)
         if drawn.total() >= ENOUGH or time.perf_counter() > late:
             break

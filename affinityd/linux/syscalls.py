@@ -61,24 +61,17 @@ def get_mempolicy() -> tuple[int, frozenset[int]]:
     return int.from_bytes(mode, "little") & ~MODE_FLAGS, nodes
 
 
-def page_nodes(pid: int, addresses: array[int]) -> memoryview[int]:
-    """Return the NUMA node of each page of a process by its address, or a negative errno.
+def move_pages(
+    pid: int, addresses: array[int], node: int | None = None
+) -> tuple[int, memoryview[int]]:
+    """Move pages of a process to a NUMA node, if one is given; return how many did not move.
 
-    ENOENT, EFAULT: there is none. Raises OSError: EPERM (no ptrace read access), ESRCH.
-    """
-    status = bytearray(4 * len(addresses))
-    _call("move_pages", pid, len(addresses), bytearray(addresses), 0, status, 0)
-    return memoryview(status).cast("i")
-
-
-def move_pages(pid: int, addresses: array[int], node: int) -> tuple[int, memoryview[int]]:
-    """Move pages of a process to a NUMA node; return how many did not move, and their status.
-
-    Of pages that could not be copied, and of those after them, the status is UNTRIED. Raises
-    OSError: ENOMEM (the node is full), EACCES (the process may not use it), EPERM, ESRCH.
+    And of each page its status: its node, or a negative errno; ENOENT and EFAULT: there is none.
+    Pages that could not be copied, and those after them, stay UNTRIED. Raises OSError: ENOMEM (the
+    node is full), EACCES (the process may not use it), EPERM (no ptrace read access), ESRCH.
     """
     status = bytearray(array("i", [UNTRIED]) * len(addresses))
-    nodes = bytearray(array("i", [node]) * len(addresses))
+    nodes = 0 if node is None else bytearray(array("i", [node]) * len(addresses))
     pages = bytearray(addresses)
     left = _call("move_pages", pid, len(addresses), pages, nodes, status, MPOL_MF_MOVE)
     return left, memoryview(status).cast("i")

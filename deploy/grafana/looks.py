@@ -11,7 +11,7 @@ from grafana_foundation_sdk.models.common import BigValueColorMode
 
 from deploy.grafana.queries import LOCAL, MIXED, REMOTE, SEVERITY, UNKNOWN, UNPINNED
 
-BYTES_PER_SECOND = "Bps"
+BYTES, BYTES_PER_SECOND = "bytes", "Bps"
 COUNT, SHARE, SECONDS, HOURS, AGO = "none", "percentunit", "s", "h", "dateTimeFromNow"
 PERCENT = "percent"  #: of 100, where SHARE is of 1
 REQUESTS_PER_SECOND, CPUS = "reqps", "short"

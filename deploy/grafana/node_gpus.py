@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deploy.grafana import looks
 from deploy.grafana.dcgm import IDLE_GPUS, WAITING_GPUS
-from deploy.grafana.node_series import BUSY, FAR, MISMATCH, NAMED, RATIO, WAITED, of
+from deploy.grafana.node_series import BUSY, FAR, FAR_MEMORY, MISMATCH, NAMED, RATIO, WAITED, of
 from deploy.grafana.panels import graph_of, timeline_of
 from deploy.grafana.queries import CLUSTER, GPU, Query, increase, rate, share, worst_placement
 from deploy.grafana.tables import Column, table_of
@@ -130,6 +130,16 @@ COST = [
         "host-to-device bandwidth of the GPU. It ranks GPUs: a job loses that much only if it "
         "waits for copies alone. Empty: `affinityd measure --save` has measured no GPU there.",
         unit=looks.CPUS,
+    ),
+    graph_of(
+        "How much host memory is far from each GPU?",
+        Query(f"sum by ({GPU}) ({FAR_MEMORY})", NAMED),
+        Query(f"sum({of('affinityd_gpu_host_memory_pinned_far_bytes')})", "likely pinned"),
+        about="Resident memory of its processes on far NUMA nodes, by a sample of its pages. "
+        "Likely pinned: of processes with pages that a driver pinned, which do not move. "
+        "`affinityd audit` on the node names the processes, why, and what helps. Empty or 0 as "
+        "well where the daemon may not look: it takes CAP_SYS_PTRACE.",
+        unit=looks.BYTES,
     ),
     graph_of(
         "How many CPUs work for each GPU?",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import sys
 import time
@@ -11,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from affinityd.audit.auditor import Auditor
 from affinityd.audit.document import document, everything
@@ -22,16 +20,14 @@ from affinityd.audit.sources.nics import NicJudge, nic_use
 from affinityd.cli.console import give_up_stdout
 from affinityd.cli.parser import Parser, add_format, add_settings, load_settings
 from affinityd.cli.render import audit
-from affinityd.cli.render.audit import ByNode
 from affinityd.cli.target import this_machine
 from affinityd.config.settings import Settings
 from affinityd.cpuset import CpuSet
 from affinityd.discovery.nvml import ProcessReport
 from affinityd.discovery.nvml.query import query_processes
-from affinityd.errors import InvalidRequestError, NoSuchGpuError
+from affinityd.errors import NoSuchGpuError
 from affinityd.json_codec import dumps
 from affinityd.kubernetes.pods import KubeletPods
-from affinityd.linux import memory_policy
 from affinityd.measure.document import gpu_ratios
 from affinityd.request import devices
 from affinityd.text import count, one_line, quote
@@ -61,7 +57,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--memory",
         action="store_true",
-        help="also the NUMA nodes of their memory; each pauses while the kernel walks its pages",
+        help="also a line on the memory of each process that holds a GPU, if it is near, too",
     )
     parser.add_argument(
         "--all", action="store_true", help="a row for each process, even if workers are alike"
@@ -72,10 +68,6 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the processes of GPUs; 0: none of them is remote, 1: one is, 2: unknown."""
-    if arguments.memory and arguments.watch is not None:
-        raise InvalidRequestError(
-            "--memory pauses each process, and --watch would do so again and again; use one of them"
-        )
     node = this_machine("has no processes")
     topology = node.topology
     keys = _chosen(topology, arguments.gpus)
@@ -133,19 +125,18 @@ def _only(scan: Scan, gpus: AbstractSet[GpuKey]) -> Scan:
 def _print(
     arguments: argparse.Namespace, topology: Topology, scan: Scan, before: Scan | None
 ) -> None:
-    memory = _resident_memory(scan) if arguments.memory else {}
     nics = _far_nics(topology, scan)
     if arguments.format == "json":
         whole = vars(document(topology, scan, everything))
         processes = [{**vars(it), "far_nics": nics.get(it.pid, ())} for it in whole["processes"]]
         for process in processes if arguments.memory else ():
-            resident = memory.get(process["pid"])
-            process["memory"] = None if isinstance(resident, str) else resident
+            memory = scan.memory.get(process["pid"])
+            process["memory"] = memory.resident.by_node if memory else None
         print(dumps({**whole, "processes": processes}), flush=True)
         return
     lines = [
-        *audit.table(topology, scan, before, fold=not arguments.all),
-        *audit.process_lines(scan, memory, nics),
+        *audit.table(topology, scan, before, fold=not arguments.all, all_memory=arguments.memory),
+        *audit.nic_lines(scan, nics),
     ]
     lines = [*map(one_line, lines)]
     if arguments.watch is None or sys.stdout is None or not sys.stdout.isatty():
@@ -182,28 +173,3 @@ def auditor_by(
         name_pods=KubeletPods(chosen.pod_resources).name if names_pods else None,
         measured=partial(gpu_ratios, chosen.measured) if chosen.measured else None,
     )
-
-
-LARGEST = 16 * 2**30  #: bytes resident; the kernel walks them page by page, and the process waits
-MOST_SECONDS = 10.0  #: seconds for all of them; the last may end later
-PAGE = os.sysconf("SC_PAGE_SIZE")
-
-
-def _resident_memory(scan: Scan) -> Mapping[int, ByNode | str]:
-    """Return pid → its memory, or why it was not read: numa_maps, proc(5), one after the other."""
-    memory: dict[int, ByNode | str] = {}
-    deadline = time.monotonic() + MOST_SECONDS
-    for process in scan.processes:
-        if process.is_daemon or not process.facts.threads:
-            continue
-        pid = process.facts.pid
-        if time.monotonic() > deadline:
-            memory[pid] = f"the time limit for all processes, {MOST_SECONDS:g} s, has passed"
-            continue
-        try:
-            size = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
-            too_large = f"{size / 2**30:.0f} GiB are resident, more than {LARGEST / 2**30:.0f}"
-            memory[pid] = too_large if size > LARGEST else memory_policy.resident_bytes(pid)
-        except OSError as error:
-            memory[pid] = str(error.strerror)
-    return memory

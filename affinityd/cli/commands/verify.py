@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from affinityd.audit.gather import ProcessWalk
 from affinityd.audit.judge import Judge
+from affinityd.audit.memory import HostMemory
 from affinityd.audit.model import GpuHolders, Holding, ProcessFacts
 from affinityd.audit.sources.nics import NicJudge, nic_use
 from affinityd.audit.verify import Verification, by_plan, matches, with_remedy
@@ -23,7 +24,7 @@ from affinityd.cli.parser import (
     device_options,
     plan_options,
 )
-from affinityd.cli.render.audit import process_name, verify_document, verify_table
+from affinityd.cli.render.audit import verify_document, verify_table
 from affinityd.cli.target import UsedGpus, gpus_of, used_gpus
 from affinityd.client.bind import texts
 from affinityd.errors import TargetError
@@ -45,7 +46,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--resident",
         action="store_true",
-        help="also the NUMA nodes of its memory; it pauses while the kernel walks its pages",
+        help="also a line on the memory of each process, and findings on little of it",
     )
     add_format(parser, "table")
     add_plan_options(parser, "the GPUs", DEVICE_OPTIONS)
@@ -62,7 +63,10 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.format == "json":
             print(json.dumps(verify_document(planner.topology, judged), indent=1), flush=True)
         else:
-            print("\n".join(map(one_line, verify_table(judged))), flush=True)
+            print(
+                "\n".join(map(one_line, verify_table(judged, all_memory=arguments.resident))),
+                flush=True,
+            )
     except BrokenPipeError:  # the reader has ended; the result counts all the same
         give_up_stdout()
     return EXIT[matches(judged)]
@@ -73,7 +77,7 @@ def verify(
 ) -> list[Verification]:
     """Judge whether a process and its descendants run near their GPUs, as `affinityd verify`.
 
-    `pid` None: this process. `resident`: also where its memory is. `parameters` are those of a
+    `pid` None: this process. `resident`: also by little far memory. `parameters` are those of a
     plan that choose GPUs, like `gpus`. Raises AffinityError where that cannot be told.
     """
     process = target.living(pid or os.getpid())
@@ -87,7 +91,9 @@ def _judged(
     planner = target.ProcessPlanner(chosen, divides=False)
     options = device_options(chosen)
     used = used_gpus(process, planner, is_named=bool(options))
-    judged = list(_verifications(process, planner, used, with_resident=with_resident))
+    judged = list(_verifications(process, planner, used))
+    if with_resident:
+        judged = [replace(it, least=0) for it in judged]
     families = [(judged, options)]
     if used.by_driver:  # a pin is told which they are, of each process with its helpers
         by_holder = grouped(judged, lambda it: it.process.facts.holder or it.process.facts.pid)
@@ -99,7 +105,7 @@ def _judged(
 
 
 def _verifications(
-    process: Stat, planner: target.ProcessPlanner, used: UsedGpus, *, with_resident: bool
+    process: Stat, planner: target.ProcessPlanner, used: UsedGpus
 ) -> Iterator[Verification]:
     """Yield the judgment of the process, then of each descendant, against its own GPUs."""
     holdings = []
@@ -116,13 +122,14 @@ def _verifications(
         with_cpuset = replace(facts, cpuset=facts.cpuset or planner.cpuset(process))
         judged = by_plan(judge, with_cpuset, used.ranks[facts.holder or facts.pid])
         use, gpus = nic_use(facts.pid), judged.near.gpus
-        doubt = used.doubts.get(facts.pid)
+        doubt, (pid, placement) = used.doubts.get(facts.pid), (facts.pid, judged.process.placement)
+        policy = memory_policy.own_policy() if is_self else memory_policy.policy_of(pid)
         yield replace(
             judged,
             far_nics=tuple(nic_judge.findings(gpus, use)),
             nics=nic_judge.links(gpus, use.opened),
-            policy=memory_policy.own_policy() if is_self else memory_policy.policy_of(facts.pid),
-            resident=_resident(facts) if with_resident else None,
+            policy=policy,
+            memory=HostMemory.of(pid, judged.near, placement, policy),
             is_self=is_self,
             doubts=(doubt,) if doubt else (),
             waited=_waited(facts),
@@ -135,11 +142,3 @@ def _waited(facts: ProcessFacts) -> float:
     waited = sum(time.waited for time in times if time is not None)
     ran = sum(time.ran for time in times if time is not None)
     return waited / (ran + waited) if ran + waited else 0.0
-
-
-def _resident(facts: ProcessFacts) -> Mapping[int, int] | None:
-    try:
-        return memory_policy.resident_bytes(facts.pid)
-    except OSError as error:
-        say(f"affinityd verify: the memory of {process_name(facts)}: {error.strerror}")
-        return None

@@ -24,15 +24,18 @@ from affinityd.topology.nearness import FAR
 
 MOST_COMMANDS = 8  #: for processes that are alike
 
-ByNode = Mapping[int, int]  #: NUMA node → bytes
-
 
 def table(
-    topology: Topology, scan: Scan, before: Scan | None, *, fold: bool = True
+    topology: Topology,
+    scan: Scan,
+    before: Scan | None,
+    *,
+    fold: bool = True,
+    all_memory: bool = False,
 ) -> Iterator[str]:
     """Yield lines; with a scan `before`, also which part of the CPU time since then was remote.
 
-    `fold`: workers that are alike may share a row.
+    `fold`: workers that are alike may share a row. `all_memory`: also a line on near memory.
     """
     is_mixed = len({gpu.vendor for gpu in topology.gpus}) > 1
     names = {
@@ -53,6 +56,12 @@ def table(
     yield from _remarks(scan, names)
     yield from _remedies(scan, remedies)
     yield from _waits(scan)
+    for process in scan.processes:
+        memory = scan.memory.get(process.facts.pid)
+        if memory is not None and (all_memory or memory.is_notable()):
+            remedy = remedies.of_memory(process, memory)
+            why = f"; {memory.cause}: {remedy}" if remedy else ""
+            yield f"{process_name(process.facts)}: {memory}{why}"
 
 
 def _remarks(scan: Scan, names: Mapping[GpuKey, str]) -> Iterator[str]:
@@ -101,16 +110,9 @@ def _waits(scan: Scan) -> Iterator[str]:
             )
 
 
-def process_lines(
-    scan: Scan, memory: Mapping[int, ByNode | str], nics: Mapping[int, Sequence[str]]
-) -> Iterator[str]:
-    """Yield lines on the memory of processes, by pid, then on their RDMA devices."""
+def nic_lines(scan: Scan, nics: Mapping[int, Sequence[str]]) -> Iterator[str]:
+    """Yield lines on the RDMA devices of processes, by pid."""
     names = {process.facts.pid: process_name(process.facts) for process in scan.processes}
-    for pid, resident in memory.items():
-        if isinstance(resident, str):
-            yield f"{names[pid]}: its memory was not read: {resident}"
-        else:
-            yield f"{names[pid]}: resident memory: {_amounts(resident)}"
     yield from (f"{names[pid]}: {text}" for pid, texts in nics.items() for text in texts)
 
 
@@ -154,12 +156,6 @@ def _rows_table(
 def process_name(facts: ProcessFacts) -> str:
     """Return `process 123 (python)`, with which each line about it begins."""
     return f"process {facts.pid} ({facts.name})"
-
-
-def _amounts(resident: ByNode) -> str:
-    return ", ".join(
-        f"node {node} {size / 2**20:.0f} MiB" for node, size in sorted(resident.items())
-    )
 
 
 def _memory(holding: Holding | None) -> str:
@@ -239,7 +235,7 @@ VERIFY_COLUMNS = (
 VERIFY_NUMBERS = {"pid", "threads"}
 
 
-def verify_table(verifications: Sequence[Verification]) -> Iterator[str]:
+def verify_table(verifications: Sequence[Verification], all_memory: bool = False) -> Iterator[str]:
     """Yield lines: the threads of every process, then the remarks on each."""
     rows = [row for verification in verifications for row in _thread_rows(verification)]
     yield from aligned(VERIFY_COLUMNS, rows, VERIFY_NUMBERS)
@@ -247,8 +243,8 @@ def verify_table(verifications: Sequence[Verification]) -> Iterator[str]:
     is_tree = len(far) > 1 and len({verification.remedy for verification in far}) == 1
     for verification in verifications:
         name = process_name(verification.process.facts)
-        if verification.resident is not None:
-            yield f"{name}: resident memory: {_amounts(verification.resident)}"
+        if all_memory and verification.memory:
+            yield f"{name}: {verification.memory}"
         yield from (f"{name}: note: {text}" for text in verification.notes)
         mismatches = verification.others if is_tree else verification.mismatches
         yield from (f"{name}: mismatch: {text}" for text in mismatches)
@@ -282,7 +278,7 @@ def _thread_rows(verification: Verification) -> Iterator[tuple[str, ...]]:
 
 
 def verify_document(topology: Topology, verifications: Sequence[Verification]) -> dict[str, Any]:
-    """Return the JSON document: every thread, masks as cpulists, resident memory in bytes."""
+    """Return the JSON document: every thread, masks as cpulists, memory in bytes."""
     node_of = {cpu: core.node for core in topology.cores for cpu in core.cpus}
     processes = [
         {
@@ -308,7 +304,7 @@ def verify_document(topology: Topology, verifications: Sequence[Verification]) -
                 for thread, placement, _ in it.process.threads
             ],
             "memory": it.policy and {"policy": it.policy.policy, "nodes": sorted(it.policy.nodes)},
-            "resident": it.resident,
+            "resident": it.memory.resident.by_node if it.memory else None,
             "mismatches": it.mismatches,
             "notes": list(it.notes),
         }

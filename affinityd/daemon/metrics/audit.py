@@ -184,6 +184,20 @@ GPU_FAMILIES: tuple[MetricFamily[GpuRow], ...] = (
         "cause",
     ),
     MetricFamily(
+        "affinityd_gpu_host_memory_bytes",
+        (
+            "Resident host memory of the processes that use the GPU, by placement (near, far, "
+            "unknown), by a sample of its pages; each counts for one GPU, shared pages in full."
+        ),
+        lambda row: row.gpu.host_memory_bytes,
+        "placement",
+    ),
+    MetricFamily(
+        "affinityd_gpu_host_memory_pinned_far_bytes",
+        "How much of that is far, of processes that likely have pinned memory, which stays.",
+        lambda row: row.gpu.host_memory_pinned_far_bytes,
+    ),
+    MetricFamily(
         "affinityd_measured_ratio",
         (
             "How many times faster near CPUs copied pinned memory to the GPU than those of "

@@ -222,8 +222,8 @@ def far_memory() -> dict[str, Any]:
         output("taskset", "-acp", "12-15", pid)
         seen["filled, then pinned"] = affinityd("verify", pid, *FIRST_GPU)
         seen["resident"] = resident(pid, *FIRST_GPU)
-        remedy = re.search(r"migratepages [-\w ,]*\d", seen["resident"]["stdout"])
-        seen["migratepages"] = ran(remedy[0].split() if remedy else ["false"])
+        remedy = re.search(r"affinityd (pin --memory .*\d) moves", seen["resident"]["stdout"])
+        seen["moved"] = affinityd(*(remedy[1].split() if remedy else ["none"]))
         seen["its pages moved"] = resident(pid, *FIRST_GPU)
     with filled("numactl", "--physcpubind=12-15", "--membind=1") as pid:
         seen["bound far away"] = affinityd("verify", pid, *FIRST_GPU)

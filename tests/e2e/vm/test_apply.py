@@ -101,7 +101,10 @@ def test_a_container_is_placed_within_its_pod_s_slice(seen: Document, pod: str) 
 # Memory that is not where it belongs.
 
 BOUND = "mismatch: its memory policy is bind on node 1, and GPU 0 is on node 3"
-RESIDENT = r"mismatch: \d+% of its resident memory .*; migratepages \d+ .* 3 moves it"
+RESIDENT = (
+    r"mismatch: host memory \d+ MiB, \d+% \(\d+ to \d+\) far on nodes? .*, and GPU 0 is on node 3; "
+    r"late: .*; affinityd pin --memory --gpus 0 \d+ moves it now"
+)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +112,7 @@ RESIDENT = r"mismatch: \d+% of its resident memory .*; migratepages \d+ .* 3 mov
     [
         ("filled, then pinned", 0, ""),
         ("resident", 1, RESIDENT),
-        ("migratepages", 0, ""),
+        ("moved", 0, r"\d+ MiB moved to node 3"),
         ("its pages moved", 0, ""),
         ("bound far away", 1, BOUND),
         ("no memory near", 0, ""),  # on any of the nearest nodes that have some

@@ -161,8 +161,9 @@ def test_an_interval_is_wilson_s(hits: int, drawn: int, low: float, high: float)
     assert (share.low, share.high) == pytest.approx((low, high), abs=1e-4)
 
 
-def test_the_share_of_some_kinds_is_theirs_alone() -> None:
-    memory = ResidentMemory({}, {(ANONYMOUS, 0): 30, (ANONYMOUS, 1): 10, (SHARED, 1): 60})
-    shares = [memory.share({1}), memory.share({1}, [ANONYMOUS]), memory.share({1}, [FILES])]
-    assert [share and share.part for share in shares] == [0.7, 0.25, None]
-    assert memory.nodes == {0, 1}
+def test_a_share_may_be_of_some_nodes_alone() -> None:
+    memory = ResidentMemory({}, {(ANONYMOUS, 0): 30, (ANONYMOUS, 1): 10, (SHARED, 8): 60})
+    shares = [memory.share({1}), memory.share({1}, of={0, 1}), memory.share({1}, of={2})]
+    assert [share and share.part for share in shares] == [0.1, 0.25, None]
+    assert memory.nodes == {0, 1, 8}
+    assert memory.pages({0, 8}, [SHARED]) == 60

@@ -10,9 +10,11 @@ import pytest
 
 from affinityd.audit.document import AuditDocument, Sees, everything, render
 from affinityd.audit.judge import Judge
+from affinityd.audit.memory import HostMemory
 from affinityd.audit.model import CpuTime, Scan
 from affinityd.audit.waits import CAUSES, Runner, Waits
 from affinityd.cpuset import parse_list
+from affinityd.linux.resident import ANONYMOUS, SHARED, ResidentMemory
 from affinityd.topology.model import Topology
 from tests.support.audit_facts import GPU, SLURM_JOB, audited, process
 from tests.support.documents import exactly
@@ -20,6 +22,17 @@ from tests.support.machines.by_hand import made
 
 TWO = made({0: "0-3", 1: "4-7"}, gpus=[1, None])
 LOST = ("nvidia", 1)
+
+FAR = HostMemory(
+    ResidentMemory(
+        {ANONYMOUS: 900, SHARED: 100},
+        {(ANONYMOUS, 0): 62, (ANONYMOUS, 1): 38, (SHARED, 8): 100},  # node 8 is a GPU's
+        {"VmPin": 7},
+    ),
+    frozenset({1}),
+    frozenset({0}),
+    "remote",
+)
 
 OTHER = Runner("neighbor", 500, "make", 1001, None, 5.0, 5.0)
 
@@ -38,6 +51,7 @@ SCAN = Scan(
     gpu_time={GPU: CpuTime(3.0, 1.5), LOST: CpuTime(1.0)},
     waits={100: Waits(10.0, {**dict.fromkeys(CAUSES, 0.0), "neighbor": 2.0}, runners=[OTHER])},
     wait_time={GPU: {"neighbor": 2.0}},
+    memory={100: FAR},
     numa_balancing=1,
     notices=("look",),
 )
@@ -51,11 +65,14 @@ HEAD = """
    "processes": {"local": 1, "mixed": 0, "remote": 1, "unpinned": 0, "unknown": 0},
    "threads": {"local": 2, "mixed": 0, "remote": 2, "unpinned": 0, "unknown": 0},
    "mismatch": {"allocation": 0, "mask": 1, "unpinned": 0}, "orphans": 0,
-   "cpu_seconds": 3.0, "remote_cpu_seconds": 1.5, "wait_seconds": {"neighbor": 2.0}},
+   "cpu_seconds": 3.0, "remote_cpu_seconds": 1.5, "wait_seconds": {"neighbor": 2.0},
+   "host_memory_bytes": {"near": 190, "far": 310, "unknown": 0},
+   "host_memory_pinned_far_bytes": 310},
   {"vendor": "nvidia", "index": 1, "uuid": null, "pci_bus_id": "0000:11:00.0", "numa_node": null,
    "near": null, "audited": false, "unknown": "NVML is silent",
    "processes": null, "threads": null, "mismatch": null, "orphans": null,
-   "cpu_seconds": null, "remote_cpu_seconds": null, "wait_seconds": null}],
+   "cpu_seconds": null, "remote_cpu_seconds": null, "wait_seconds": null,
+   "host_memory_bytes": null, "host_memory_pinned_far_bytes": null}],
  "pin_overlap": "5-6", "skipped": 0, "numa_balancing": 1, "notices": ["look"]}
 """
 RANK = """
@@ -77,7 +94,12 @@ affinityd pin --gpus 0000:10:00.0 100 fixes it now",
    "own_threads": 0.0, "neighbor": 2.0, "system": 0.0, "interrupts": 0.0, "steal": 0.0,
    "unknown": 0.0},
   "remedy": "make (process 500) ran there: let Slurm confine tasks (ConstrainCores=yes), and \
-submit steps with --exact"}}
+submit steps with --exact"},
+ "host_memory": {"placed_bytes": {"near": 190, "far": 310, "unknown": 0},
+  "kind_bytes": {"anonymous": 900, "shared": 100}, "gpu_bytes": 500,
+  "far_percent": [62.0, 52.2, 70.9], "far_nodes": [0], "pinned": ["VmPin 0 MiB"], "cause": "late",
+  "remedy": "it took memory before it was pinned: start it with affinityd exec; affinityd pin \
+--memory --gpus 0000:10:00.0 100 moves it now"}}
 """
 
 
@@ -89,7 +111,7 @@ def test_a_scan_is_told_by_gpu_and_process() -> None:
     assert document(TWO, SCAN, None) == json.loads(HEAD)
     rank, worker, daemon, lost = document(TWO, SCAN, everything)["processes"]
     assert rank == json.loads(RANK)
-    assert worker["waits"] is None
+    assert (worker["waits"], worker["host_memory"]) == (None, None)
     own = document(TWO, SCAN, lambda it: it.facts.uid == 1000)["processes"]
     assert "another process" in own[0]["waits"]["remedy"]
     assert (worker["parent"], worker["holds_gpu"], worker["cpuset"]) == (100, False, None)

@@ -1,4 +1,4 @@
-"""Why memory is far from its GPUs: the first cause that fits."""
+"""The host memory of a process: how much is far, why, and what helps."""
 
 from __future__ import annotations
 
@@ -6,45 +6,109 @@ from collections.abc import Mapping
 
 import pytest
 
-from affinityd.audit.memory import CAUSES, FarMemory
+from affinityd.audit.memory import HostMemory
 from affinityd.linux.memory_policy import MemoryPolicy
-from affinityd.linux.resident import ANONYMOUS, FILES, HUGE, SHARED
+from affinityd.linux.resident import ANONYMOUS, FILES, HUGE, SHARED, ResidentMemory
 from affinityd.topology.nearness import LOCAL, REMOTE, UNKNOWN
 
 GIB = 2**30
-PRIVATE = {ANONYMOUS: 60 * GIB}
+FAR = 1  #: node 0 is near
+
+
+def memory(
+    drawn: Mapping[tuple[str, int], int],
+    facts: Mapping[str, object] | None = None,
+    locked: Mapping[str, int] | None = None,
+    devices: tuple[str, ...] = (),
+) -> HostMemory:
+    resident = ResidentMemory({ANONYMOUS: 212 * GIB}, drawn, locked or {}, devices)
+    base: dict[str, object] = {"near": frozenset({0}), "far": frozenset({FAR, 3})}
+    base |= {"placement": LOCAL, **(facts or {})}
+    return HostMemory(resident, **base)  # type: ignore[arg-type]
 
 
 def policy(name: str, *nodes: int) -> MemoryPolicy:
     return MemoryPolicy(name, frozenset(nodes))
 
 
+PRIVATE = {(ANONYMOUS, 0): 62, (ANONYMOUS, FAR): 38}
+TOUCHED = {(ANONYMOUS, FAR): 20, (SHARED, FAR): 10, (FILES, FAR): 9, (SHARED, 0): 90}
+POOL = {(HUGE, FAR): 20, (SHARED, FAR): 10, (FILES, FAR): 10}
+SOME = 81 * GIB  #: about 38 % of 212 GiB
+
+
 @pytest.mark.parametrize(
-    ("cause", "facts"),
+    ("cause", "drawn", "facts"),
     [
-        ("late", {}),
-        ("late", {"placement": REMOTE}),
-        ("late", {"kinds": {**PRIVATE, SHARED: 30 * GIB, FILES: 29 * GIB}}),
-        ("late", {"policy": policy("default")}),
-        ("late", {"policy": policy("preferred", 0)}),
-        ("late", {"policy": policy("bind", 0, 1)}),  # the kernel takes the nearest of them first
-        ("late", {"policy": policy("interleave", 0)}),
-        ("late", {"refused": 90 * GIB}),  # there is room now: it may be long ago
-        ("late", {"refused": 50 * GIB, "room": 10 * GIB}),
-        ("late", {"room": 10 * GIB}),
-        ("policy", {"policy": policy("bind", 1)}),
-        ("policy", {"policy": policy("preferred", 1), "kinds": {SHARED: GIB}}),
-        ("policy", {"policy": policy("interleave", 0, 1)}),
-        ("policy", {"policy": policy("weighted_interleave", 0, 1)}),
-        ("shared", {"kinds": {SHARED: 60 * GIB, ANONYMOUS: 60 * GIB}}),
-        ("shared", {"kinds": {FILES: 30 * GIB, SHARED: 30 * GIB, HUGE: 60 * GIB}}),
-        ("full", {"refused": 60 * GIB, "room": 59 * GIB}),
-        ("full", {"refused": 60 * GIB, "room": 0, "placement": UNKNOWN}),
-        ("unknown", {"placement": UNKNOWN}),
+        (None, {(ANONYMOUS, 0): 91, (ANONYMOUS, FAR): 9}, {}),
+        (None, {}, {}),
+        (None, PRIVATE, {"near": frozenset()}),
+        (None, {(ANONYMOUS, 0): 10, (ANONYMOUS, 8): 90}, {}),  # a GPU's own memory
+        ("late", PRIVATE, {}),
+        ("late", PRIVATE, {"placement": REMOTE}),
+        ("late", TOUCHED, {}),
+        ("late", PRIVATE, {"policy": policy("default")}),
+        ("late", PRIVATE, {"policy": policy("preferred", 0)}),
+        ("late", PRIVATE, {"policy": policy("bind", 0, 1)}),  # the nearest of them comes first
+        ("late", PRIVATE, {"policy": policy("interleave", 0)}),
+        ("late", PRIVATE, {"refused": SOME}),  # there is room now: it may be long ago
+        ("late", PRIVATE, {"refused": SOME / 2, "room": GIB}),
+        ("late", PRIVATE, {"room": GIB}),
+        ("policy", PRIVATE, {"policy": policy("bind", 1)}),
+        ("policy", POOL, {"policy": policy("preferred", 1)}),
+        ("policy", PRIVATE, {"policy": policy("interleave", 0, 1)}),
+        ("policy", PRIVATE, {"policy": policy("weighted_interleave", 0, 1)}),
+        ("shared", POOL, {}),
+        ("full", PRIVATE, {"refused": SOME, "room": GIB}),
+        ("full", PRIVATE, {"refused": SOME, "room": 0, "placement": UNKNOWN}),
+        ("unknown", PRIVATE, {"placement": UNKNOWN}),
     ],
 )
-def test_the_cause_is_the_first_that_fits(cause: str, facts: Mapping[str, object]) -> None:
-    base: dict[str, object] = {"kinds": PRIVATE, "near": frozenset({0}), "placement": LOCAL}
-    memory = FarMemory(**{**base, **facts})  # type: ignore[arg-type]
-    assert memory.cause == cause
-    assert cause in CAUSES
+def test_the_cause_is_the_first_that_fits(
+    cause: str | None, drawn: Mapping[tuple[str, int], int], facts: Mapping[str, object]
+) -> None:
+    assert memory(drawn, facts).cause == cause
+
+
+@pytest.mark.parametrize(
+    ("host", "text", "placed"),
+    [
+        (memory(PRIVATE), "212 GiB, 38% (29 to 48) far on node 1", (131, 81, 0)),
+        (
+            memory({**PRIVATE, (ANONYMOUS, 8): 100}),
+            "106 GiB, 38% (29 to 48) far on node 1, and 106 GiB of a GPU",
+            (66, 40, 0),
+        ),
+        (
+            memory({(ANONYMOUS, 0): 5}, locked={"VmPin": 3 * GIB}, devices=("/dev/nvidiactl",)),
+            "212 GiB, near, likely pinned (VmPin 3.0 GiB, /dev/nvidiactl)",
+            (212, 0, 0),
+        ),
+        (memory({}), "212 GiB, where is not known", (0, 0, 212)),
+        (memory(PRIVATE, {"near": frozenset()}), "212 GiB, where is not known", (0, 0, 212)),
+    ],
+)
+def test_it_is_told_in_a_line(host: HostMemory, text: str, placed: tuple[int, ...]) -> None:
+    assert str(host) == f"host memory {text}"
+    assert tuple(round(size / GIB) for size in host.placed.values()) == placed
+
+
+@pytest.mark.parametrize(
+    ("host", "is_offered"),
+    [
+        (memory(PRIVATE), True),
+        (memory(PRIVATE, devices=("/dev/nvidiactl",)), True),
+        (memory(PRIVATE, locked={"VmLck": 80 * GIB}), True),
+        (memory(PRIVATE, locked={"VmPin": 81 * GIB}), False),
+        (memory(PRIVATE, {"policy": policy("bind", 1)}), False),
+    ],
+)
+def test_what_can_move_has_a_command(host: HostMemory, is_offered: bool) -> None:
+    remedy = host.remedy("COMMAND")
+    assert remedy
+    assert remedy.endswith("; COMMAND moves it now") == is_offered
+    assert host.remedy(None) == remedy.removesuffix("; COMMAND moves it now")
+
+
+def test_near_memory_needs_no_remedy() -> None:
+    assert memory({(ANONYMOUS, 0): 5}).remedy("COMMAND") is None

@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 
 from affinityd.audit.judge import Judge
-from affinityd.audit.verify import MENTIONED, MOST, Verification, by_plan, with_remedy
+from affinityd.audit.memory import LEAST, MENTIONED, MOST, HostMemory
+from affinityd.audit.verify import Verification, by_plan, with_remedy
 from affinityd.cpuset import format_list, parse_list
 from affinityd.linux.memory_policy import MemoryPolicy
 from affinityd.linux.processes import Thread
+from affinityd.linux.resident import ANONYMOUS, ResidentMemory
 from affinityd.machines import NAMES
 from affinityd.topology.model import Topology
 from tests.support.asking import ask
@@ -33,7 +35,7 @@ def judged(
     gpus: str = "all",
     allowed: str | None = None,
     policy: MemoryPolicy | None = None,
-    resident: dict[int, int] | None = None,
+    memory: HostMemory | None = None,
     asked: str | None = None,
 ) -> Verification:
     """Judge a process whose threads have these masks; `allowed` is its cpuset."""
@@ -46,7 +48,7 @@ def judged(
     ranks = ask(topology, gpus=gpus, mode="node", cpuset=cpuset, **cpus).ranks
     first, *beside = dict.fromkeys(rank.gpu.key for rank in ranks)
     facts = process(threads=threads, cpuset=cpuset, gpu=first, beside=tuple(beside))
-    found = replace(by_plan(Judge(topology), facts, ranks), policy=policy, resident=resident)
+    found = replace(by_plan(Judge(topology), facts, ranks), policy=policy, memory=memory)
     return with_remedy([found], "")[0]
 
 
@@ -123,14 +125,25 @@ def test_a_policy_of_far_nodes_is_a_mismatch(mode: str, nodes: set[int], is_far:
 
 
 @pytest.mark.parametrize(
-    ("far", "mismatches", "notes"),
-    [(0, 0, 0), (MENTIONED - 0.01, 0, 0), (MENTIONED, 0, 1), (MOST - 0.01, 0, 1), (MOST, 1, 0)],
+    ("far", "size", "mismatches", "notes"),
+    [
+        (0, 100 * GIB, 0, 0),
+        (MENTIONED - 0.01, 100 * GIB, 0, 0),
+        (MENTIONED, 100 * GIB, 0, 1),
+        (MOST - 0.01, 100 * GIB, 0, 1),
+        (MOST, 100 * GIB, 1, 0),
+        (MOST, 2 * LEAST - 2, 0, 0),  # it is little
+    ],
 )
-def test_far_resident_memory_is_noted_or_a_mismatch(
-    far: float, mismatches: int, notes: int
+def test_far_memory_is_noted_or_a_mismatch(
+    far: float, size: int, mismatches: int, notes: int
 ) -> None:
-    resident = {0: int(far * 100) * GIB, 1: (100 - int(far * 100)) * GIB}
-    finding = judged(TWO, "4-7", resident=resident)
-    where = f"{far:.0%} of its resident memory is on node 0, and {IS_ON}"
-    said = (f"{where}; migratepages 100 0 1 moves it",)
+    pages = int(far * 1000)
+    resident = ResidentMemory(
+        {ANONYMOUS: size}, {(ANONYMOUS, 0): pages, (ANONYMOUS, 1): 1000 - pages}
+    )
+    memory = HostMemory(resident, frozenset({1}), frozenset({0}), "local")
+    finding = judged(TWO, "4-7", memory=memory)
+    remedy = memory.remedy("affinityd pin --memory 100")
+    said = (f"{memory}, and {IS_ON}; late: {remedy}",)
     assert (finding.mismatches, tuple(finding.notes)) == (said * mismatches, said * notes)

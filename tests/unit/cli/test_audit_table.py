@@ -10,12 +10,14 @@ import pytest
 
 from affinityd.audit.gather import TICKS
 from affinityd.audit.judge import Judge
+from affinityd.audit.memory import HostMemory
 from affinityd.audit.model import AuditedProcess, ProcessFacts, Scan
 from affinityd.audit.waits import CAUSES, Waits
 from affinityd.cli.commands import audit
 from affinityd.cli.parser import Parser
 from affinityd.cli.render import audit as audit_table
 from affinityd.linux.processes import Thread
+from affinityd.linux.resident import ANONYMOUS, ResidentMemory
 from affinityd.topology.model import Topology
 from tests.support.audit_facts import (
     GPU,
@@ -84,6 +86,21 @@ def test_equal_workers_without_children_share_a_row_below_their_rank() -> None:
     assert command == "  affinityd pin --tree --force --gpus 0000:10:00.0 100"
     pids = [it.facts.pid for it in FAMILIES.processes]
     assert [int(line.split()[1]) for line in shown(FAMILIES, fold=False)[1:-2]] == pids
+
+
+def test_far_memory_has_a_line_with_its_remedy() -> None:
+    found = scan_of(TWO, audited(process(pid=100)), audited(process(pid=200)))
+    held = [
+        HostMemory(
+            ResidentMemory({ANONYMOUS: size * 2**30}, {(ANONYMOUS, 0): 60, (ANONYMOUS, 1): 40}),
+            *(frozenset({0}), frozenset({1}), "local"),
+        )
+        for size in (100, 1)
+    ]
+    found = replace(found, memory=dict(zip((100, 200), held, strict=True)))
+    said = [line for line in shown(found) if "host memory" in line]
+    start = "process 100 (python): host memory 100 GiB, 40% (31 to 50) far on node 1; late: "
+    assert [line.startswith(start) for line in said] == [True]  # the other's is little
 
 
 @pytest.mark.parametrize(

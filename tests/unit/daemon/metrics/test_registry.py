@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from affinityd.audit.memory import HostMemory
 from affinityd.audit.model import AuditedProcess, CpuTime, Job, Scan
 from affinityd.cli.commands.serve import counting
 from affinityd.config.settings import OBSERVE
@@ -22,6 +23,7 @@ from affinityd.daemon.state.topology_watcher import KnownNode
 from affinityd.discovery.nvml import NvmlReport
 from affinityd.enforce.document import Enforced
 from affinityd.enforce.policy import PolicyState
+from affinityd.linux.resident import ANONYMOUS, ResidentMemory
 from affinityd.topology.model import Node
 from tests.support.enforce_reports import drifted, enforced, fits, left, totals
 from tests.support.scans import GPU0, GPU1, MACHINE, NEAR, Audit, process, scan
@@ -55,6 +57,13 @@ def samples(lines: list[str], name: str, gpu: str | None = None) -> dict[str, fl
     return found
 
 
+def held(far: int, *locked: str) -> HostMemory:
+    """Return 1000 bytes, of which so many per cent are far."""
+    drawn = {(ANONYMOUS, 0): 100 - far, (ANONYMOUS, 1): far}
+    resident = ResidentMemory({ANONYMOUS: 1000}, drawn, dict.fromkeys(locked, 1))
+    return HostMemory(resident, frozenset({0}), frozenset({1}), "local")
+
+
 FOUND = Audit(
     MACHINE,
     scan(
@@ -70,6 +79,7 @@ UNKNOWN = Audit(MACHINE, scan(unknown=dict.fromkeys((GPU0, GPU1), "NVML did not 
 NOWHERE = Audit(MACHINE, scan(process(1, placement="unknown"), near={**NEAR, GPU0: None}))
 
 WAITING = Audit(MACHINE, scan(process(1), wait_time={GPU0: {"neighbor": 2.5, "unknown": 0.0}}))
+MEMORY = Audit(MACHINE, scan(process(1), process(2), memory={1: held(38), 2: held(50, "VmPin")}))
 MEASURED = Audit(MACHINE, scan(process(1), ratios={GPU0: {0: 1.0, 1: 1.8}}))
 
 NONE = dict.fromkeys(("local", "mixed", "remote", "unpinned", "unknown"), 0.0)
@@ -89,6 +99,10 @@ SINCE = "gpu_numa_mismatch_start_timestamp_seconds"
         (FOUND, "0", "gpu_remote_cpu_seconds_total", {"": 2}),
         (WAITING, "0", "gpu_wait_seconds_total", {"neighbor": 2.5, "unknown": 0}),
         (WAITING, "1", "gpu_wait_seconds_total", {}),  # the kernel does not count it
+        (MEMORY, "0", "gpu_host_memory_bytes", {"near": 1120, "far": 880, "unknown": 0}),
+        (MEMORY, "0", "gpu_host_memory_pinned_far_bytes", {"": 500}),
+        (MEMORY, "1", "gpu_host_memory_bytes", dict.fromkeys(("near", "far", "unknown"), 0)),
+        (UNKNOWN, "0", "gpu_host_memory_bytes", {}),
         (FOUND, "1", "gpu_numa_mismatch", {"allocation": 0, "mask": 0, "unpinned": 0}),
         (FOUND, "1", SINCE, {}),
         (FOUND, None, "pin_overlap_cpus", {"": 2}),

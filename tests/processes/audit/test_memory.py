@@ -1,0 +1,39 @@
+"""The memory of processes, scan by scan."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from affinityd.audit import memory
+from affinityd.audit.memory import HostMemory, MemoryMeter
+from affinityd.linux.processes import stat_of
+from affinityd.topology.nearness import LOCAL, vicinity
+from tests.support.children import sleeping
+from tests.support.machines.by_hand import made
+
+NEAR = vicinity(topology := made({0: "0-3", 1: "4-7"}, gpus=[0]), topology.gpus)
+
+
+def test_processes_are_looked_at_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "SECONDS", -1.0)  # for one of them at each scan
+    meter = MemoryMeter()
+    with sleeping() as first, sleeping() as second:
+        starts = {it.pid: stat.start for it in (first, second) if (stat := stat_of(it.pid))}
+        processes = dict.fromkeys(starts.items(), (NEAR, LOCAL))
+        seen = [meter.look(processes) for _ in range(4)]
+    assert [len(found) for found in seen] == [1, 2, 2, 2]
+    assert all(it.placed["near"] == it.size > 0 for it in seen[-1].values())
+    fresh = [{pid for pid in starts if seen[n][pid] is not seen[n - 1].get(pid)} for n in (1, 2, 3)]
+    assert [len(pids) for pids in fresh] == [1, 1, 1]
+    assert fresh[1] != fresh[2]
+    assert meter.look({}) == {}
+
+
+def test_its_policy_and_its_nodes_are_those_of_the_machine() -> None:
+    held = HostMemory.of(os.getpid(), NEAR, LOCAL, None)
+    assert held.cause is None
+    assert held.share is not None
+    assert held.room > 0
+    assert str(held).endswith("MiB, near")
