@@ -11,6 +11,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -26,8 +27,10 @@ from affinityd.audit.model import (
 )
 from affinityd.cpuset import CpuSet
 from affinityd.linux.cgroup import Cgroups, hierarchies
+from affinityd.linux.files import text
 from affinityd.linux.processes import (
     ENDED,
+    ROOT,
     ProcessTable,
     Stat,
     Thread,
@@ -36,6 +39,7 @@ from affinityd.linux.processes import (
     stat_of,
     thread_ids,
     thread_stat,
+    title_of,
     uid_of,
 )
 
@@ -143,15 +147,17 @@ class ProcessWalk:
         cgroups = cgroups_of(pid, self._proc)
         if cgroups not in self._groups:
             root = os.fspath(Path(self._proc).parent)
-            its, seen = membership(cgroups), Cgroups.of(pid, root)
-            chosen_for = _of_path(seen.confining).job if seen.confining else None
+            its, seen = membership(cgroups, root), Cgroups.of(pid, root)
+            chosen_for = _of_path(seen.confining or "")
+            is_by_sluid = its.sluid is not None and its.sluid == chosen_for.sluid
+            is_chosen = is_by_sluid or chosen_for.job == its.job
             self._groups[cgroups] = partial(
                 ProcessFacts,
                 cgroups=cgroups,
                 membership=its,
                 service=service(cgroups),
                 cpuset=seen.cpuset,
-                is_confined=not is_slurms(its.job) or chosen_for == its.job,
+                is_confined=not is_slurms(its.job) or is_chosen,
                 cpu_limit=None if is_slurms(its.job) else seen.cpu_limit(),
             )
         return self._groups[cgroups]
@@ -160,7 +166,7 @@ class ProcessWalk:
         return time.monotonic() > self._deadline
 
 
-# The job and container of a process, by the paths of its cgroups. Pure: it reads no file.
+# The job and container of a process, by the paths of its cgroups.
 #
 # Only names by root count: below a `user.slice` any user may name a cgroup, and
 # elsewhere a job's number counts in Slurm's own folders alone.
@@ -183,12 +189,13 @@ _users = re.compile(r"/(?:user(?:-\d+)?\.slice|user@\d+\.service)(?=/)").search
 #: A job of Slurm 26.05 may go by its SLUID.
 _slurm = re.compile(
     r"/(?:slurm(?:_[^/]+)?/uid_\d+|(?:[^/]+_)?slurmstepd\.scope)"  # v1, v2
-    r"/(?:job_(?P<job>[0-9]{1,10})|s[0-9A-Z]{13})(?=/)"
+    r"/(?:job_(?P<job>[0-9]{1,10})|(?P<sluid>s[0-9A-Z]{13}))(?=/)"
     r"(?:/step_(?P<step>[^/]+))?"
 ).search
+_title = re.compile(r"slurmstepd: \[(\d{1,10})\.").match
 #: The pod's slice of the systemd driver; containerd without systemd puts its container behind it.
 _pods = re.compile(
-    rf"/(?:(?:kubelet-)?kubepods(?:-burstable|-besteffort)?-pod(?P<slice>{_UID})\.slice"
+    rf"/(?:(?:kubelet-)?kubepods(?:-burstable|-besteffort|-system)?-pod(?P<slice>{_UID})\.slice"
     rf"(?::[^:/]+:(?P<container>{_ID}))?|pod(?P<folder>{_UID}))(?=/)"
 ).finditer
 #: A conmon is not in the container that it watches.
@@ -197,16 +204,33 @@ _container_folder = re.compile(
 ).search
 
 
-def membership(cgroup_text: str) -> Membership:
+def membership(cgroup_text: str, root: str = "/") -> Membership:
     """Return the job and container of a process, by its /proc/PID/cgroup.
 
     The first line with a job counts: in a hybrid hierarchy some lines have none. A process in
-    a container that no scheduler started has a container and no job; of a job that goes by its
-    SLUID only the step is known.
+    a container that no scheduler started has a container and no job. The number of a job that goes
+    by its SLUID is read from the title of its step's slurmstepd. `root`: of the machine's files.
     """
     found = [_of_path(path) for _, path in hierarchies(cgroup_text)]
     in_a_container = next((it for it in found if it.container), Membership())
-    return next((it for it in found if it.job or it.step), in_a_container)
+    its = next((it for it in found if it.job or it.sluid), in_a_container)
+    return its if its.sluid is None else replace(its, job=_job_of_step(cgroup_text, its, root))
+
+
+def _job_of_step(cgroup_text: str, its: Membership, root: str) -> Job | None:
+    """Return the job of a step, by root's slurmstepd in its cgroup: `slurmstepd: [7.batch]`.
+
+    Of several components of a heterogeneous job, `[7+1.0]`, each has a number of its own: none.
+    Source: Slurm's src/slurmd/slurmstepd/slurmstepd.c.
+    """
+    end, proc = f"/{its.sluid}/step_{its.step}", f"{root.rstrip('/')}/proc"
+    for folder in Cgroups(cgroup_text, root).folders("cgroup2", ""):
+        if folder.endswith(end):
+            for pid in map(int, text(f"{folder}/slurm/cgroup.procs").split()):
+                title = _title(title_of(pid, proc))
+                if title and uid_of(pid, proc) == ROOT:
+                    return Job(SLURM, title[1])
+    return None
 
 
 def service(cgroup_text: str) -> str | None:
@@ -233,6 +257,7 @@ def _of_path(path: str) -> Membership:
         return Membership(
             Job(SLURM, slurm["job"]) if slurm["job"] else None,
             slurm["step"],
+            sluid=slurm["sluid"],
             container=_container(of_root[slurm.end() :]),
             outside=_container(of_root[: slurm.start() + 1]),
         )

@@ -134,7 +134,8 @@ class ProcessOwners:
     def _jobs(self) -> frozenset[Job]:
         """The jobs in a slurmstepd's cgroup path or title: `slurmstepd: [7.batch]`."""
         proc = self._processes.proc
-        cgroups = (membership(cgroups_of(pid, proc)).job for pid in self._of_root(STEPD))
+        root = proc.removesuffix("proc")
+        cgroups = (membership(cgroups_of(pid, proc), root).job for pid in self._of_root(STEPD))
         titles = (title_of(pid, proc).rpartition("[")[2] for pid in self._of_root(STEPD))
         of_titles = (Job(SLURM, title.partition(".")[0]) for title in titles)
         return frozenset((*(job for job in cgroups if job is not None), *of_titles))

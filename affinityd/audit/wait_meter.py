@@ -72,7 +72,8 @@ class Other:
         """Read what it is."""
         cgroups = cgroups_of(stat.number, proc)
         mask, uid = mask_of(stat.number) or frozenset(), uid_of(stat.number, proc)
-        return cls(stat, ran, mask, uid, membership(cgroups), service(cgroups))
+        its = membership(cgroups, proc.removesuffix("proc"))
+        return cls(stat, ran, mask, uid, its, service(cgroups))
 
     @property
     def kind(self) -> str:

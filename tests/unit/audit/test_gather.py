@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from affinityd.audit.gather import membership, service
+from affinityd.audit.model import SLURM, Job
 from tests.support.tables import rows
 
 UID = "0d6f3a52-1c1e-4f0e-9d55-2f6f4b0c7a01"
@@ -41,6 +44,9 @@ def member(cgroups: str) -> str:
     a slurmd in Docker | /docker/{OTHER}{STEPS}/job_7/step_0 | slurm 7 step 0 outside {OTHER}
     in a pod | {POD}/crio-{OTHER}.scope{STEPS}/job_7/step_0 | slurm 7 step 0 outside {OTHER}
     a job by its SLUID | {STEPS}/sEKNKTV3WPV500/step_0/user/task_0 | step 0
+    the node's own pods | /kubepods.slice/kubepods-system.slice/\
+kubepods-system-pod{IN_A_SLICE}.slice/cri-containerd-{ID}.scope | {IN_POD}
+    the same, cgroupfs | /kubepods/system/pod{UID}/{ID} | {IN_POD}
     a container in a job | {STEPS}/job_7/step_0/libpod-{ID}.scope | slurm 7 step 0 container {ID}
     seen from a cgroup namespace | /../../../..{STEPS}/job_7/step_0/user/task_0 | slurm 7 step 0
     a step whose cgroup is gone | {STEPS}/job_7/step_0 (deleted) | slurm 7 step 0
@@ -70,6 +76,33 @@ def test_the_folders_of_schedulers_and_runtimes_tell_job_and_container(
     path: str, expected: str
 ) -> None:
     assert member(f"0::{path}\n") == expected
+
+
+@pytest.mark.parametrize(
+    ("title", "uid", "job"),
+    [
+        ("slurmstepd: [4711.0]", 0, Job(SLURM, "4711")),
+        ("slurmstepd: [4711.batch]", 0, Job(SLURM, "4711")),
+        ("slurmstepd: [4711.0]", 1000, None),  # a user's program calls itself so
+        ("slurmstepd: [4711+1.0]", 0, None),  # a component, whose number is another
+        ("slurmstepd", 0, None),  # it has not named itself yet
+    ],
+)
+def test_the_number_of_a_job_by_its_sluid_is_in_its_slurmstepd_s_title(
+    tmp_path: Path, title: str, uid: int, job: Job | None
+) -> None:
+    step = f"{STEPS}/sEKNKTV3WPV500/step_0"
+    mounts = "29 22 0:26 / /cg rw - cgroup2 cgroup rw"
+    for path, text in (
+        ("proc/self/mountinfo", mounts),
+        (f"cg{step}/slurm/cgroup.procs", "70\n71\n"),
+        ("proc/71/cmdline", title),
+        ("proc/71/status", f"Name:\tslurmstepd\nUid:\t{uid}\t{uid}\n"),
+    ):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    its = membership(f"0::{step}/user/task_0\n", str(tmp_path))
+    assert (its.job, its.step) == (job, "0")
 
 
 @pytest.mark.parametrize(

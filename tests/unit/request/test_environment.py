@@ -93,6 +93,12 @@ srun                          | {BATCH} {STEP}              | 2/3 SLURM_LOCALID
 Open MPI                      | {OPEN_MPI}                  | 1/2 OMPI_COMM_WORLD_LOCAL_RANK
 MPICH's and Intel MPI's hydra | {HYDRA}                     | 1/2 MPI_LOCALRANKID
 Cray PALS                     | {PALS}                      | 3/12 PMI_LOCAL_RANK
+PALS without PMI's rank       | PALS_LOCAL_RANKID=3 PMI_LOCAL_SIZE=12 | 3/12 PALS_LOCAL_RANKID
+MVAPICH2                      | MV2_COMM_WORLD_LOCAL_RANK=1 MV2_COMM_WORLD_LOCAL_SIZE=4 | \
+1/4 MV2_COMM_WORLD_LOCAL_RANK
+jsrun                         | JSM_NAMESPACE_LOCAL_RANK=1 JSM_NAMESPACE_LOCAL_SIZE=6 | \
+1/6 JSM_NAMESPACE_LOCAL_RANK
+horovodrun                    | HOROVOD_LOCAL_RANK=1 HOROVOD_LOCAL_SIZE=4 | 1/4 HOROVOD_LOCAL_RANK
 flux run                      | {FLUX}                      | 1/2 FLUX_TASK_LOCAL_ID
 flux run over several nodes   | {FLUX} FLUX_JOB_NNODES=2    | 1/None FLUX_TASK_LOCAL_ID
 torchrun under srun           | {BATCH} {STEP} {TORCHRUN}   | 2/4 LOCAL_RANK
