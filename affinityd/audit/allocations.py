@@ -61,9 +61,8 @@ class Shares:
             cpus = cpus.union(*(other for other in cpusets if not other.isdisjoint(cpus)))
         sharing = [it for it in holders if it.cpuset and not it.cpuset.isdisjoint(cpus)]
         gpus = {gpu for gpu, its in held if not its.isdisjoint(cpus)}
-        gpus.update(
-            gpu for it in sharing for gpu in (*it.gpus, *(it.given.gpus if it.given else ()))
-        )
+        for holder in sharing:
+            gpus.update(holder.gpus, holder.given.gpus if holder.given else ())
         granted, asked = _granted(sharing, cpus), None
         if granted is not None and gpus:
             each = -(-granted // len(gpus))

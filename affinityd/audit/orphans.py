@@ -104,7 +104,7 @@ class ProcessOwners:
 
     def __init__(self, processes: ProcessTable) -> None:
         self._processes = processes
-        self._of_root = cache(self._found_of_root)
+        self._of_root = cache(self._programs_of_root)
 
     def has_step(self, facts: ProcessFacts, job: Job) -> bool:
         """Whether a slurmstepd is an ancestor of a process, or of its job, or may be hidden."""
@@ -124,7 +124,7 @@ class ProcessOwners:
             return None
         return None if uid in self._users else NO_JOB.format(uid=uid)
 
-    def _found_of_root(self, name: str) -> frozenset[int]:
+    def _programs_of_root(self, name: str) -> frozenset[int]:
         """Return the pids of root's programs of a name: any user may give one that name."""
         living = (stat for stat in self._processes.by_pid.values() if not stat.is_zombie)
         named = (stat.number for stat in living if stat.name == name)

@@ -351,13 +351,6 @@ def test_a_changed_plan_is_applied_at_once_and_is_no_reset() -> None:
     assert (site.backoff.resets, site.backoff.record(its).pins) == (0, 20)
 
 
-def test_observing_counts_neither_pins_nor_resets() -> None:
-    site = Site(TWO)
-    for second in range(0, 600, 15):
-        assert said(*site.look(UNPINNED_RANK, boot=NOW + second)) == DRIFTED
-    assert (site.backoff.resets, site.backoff.record(UNPINNED_RANK).pins) == (0, 0)
-
-
 # What came of a pin.
 
 
