@@ -159,7 +159,7 @@ def cpuset_at(path: str, root: str = "/", kind: str = "cpus") -> CpuSet | None:
             is_there = path and os.path.isdir(point + path)  # noqa: PTH112 - no pathlib
             for folder in _upwards(point, path) if is_there else ():
                 for file in files:
-                    name = file.replace("cpus", kind)
+                    name = kind.join(file.rsplit("cpus", 1))
                     if numbers := cpus_listed_in(f"{folder}/{name}"):
                         return numbers
     return None
