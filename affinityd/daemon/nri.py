@@ -290,7 +290,9 @@ class NriPlugin:
             environment=container.environment,
             unread=frozenset(("uid", "user")),
         )
-        its = self._current_policy().treatment(identity)
+        if (policy := self._current_policy()) is None:
+            raise PolicyError(f"{self._policy.state.file}: {self._policy.state.error}")
+        its = policy.treatment(identity)
         return replace(
             self._rules,
             switch=config.OFF if its.leave else config.OBSERVE if its.observe else config.ON,
@@ -301,16 +303,14 @@ class NriPlugin:
             binds_memory=its.memory == BIND,
         )
 
-    def _current_policy(self) -> Policy:
-        """Return the policy as its file is now. Raises PolicyError."""
+    def _current_policy(self) -> Policy | None:
+        """Return the policy as its file is now; None: it was never right, as the log says."""
         before, policy = self._policy.state, self._policy.current()
         if self._policy.is_unsettled:  # it may be half written
             time.sleep(SETTLES)
             policy = self._policy.current()
         for level, line in policy_news(before, self._policy.state) if self._logs_policy else ():
             log.log(level, "%s", line)
-        if policy is None:
-            raise PolicyError(f"{self._policy.state.file}: {self._policy.state.error}")
         return policy
 
     def _is_chosen(self, pod: Pod, container: Container) -> bool:
