@@ -81,13 +81,13 @@ def test_a_container_that_started_without_the_daemon_is_placed_and_a_resized_one
         near = (NEAR, FAR)[early["one"].gpu // 2]
         eventually(lambda: early["one"].cpus == near, "it runs near its GPU")
         assert early["plain"].cpus == BOTH
-        assert node.samples("nri_containers", "state") == {"pinned": 1, "kept": 0, "missed": 0}
+        none = dict.fromkeys(("pinned", "kept", "observed", "missed"), 0)
+        assert node.samples("nri_containers", "state") == {**none, "pinned": 1}
         more = '{"spec":{"containers":[{"name":"one","resources":{"limits":{"cpu":"2"}}}]}}'
         cluster.run(f"kubectl patch pod early -n {CHOSEN} --subresource resize -p '{more}'")
         eventually(lambda: early["one"].cpus == BOTH, "it has as many CPUs as its limit")
         removed(cluster)
-        gone = {"pinned": 0, "kept": 0, "missed": 0}
-        eventually(lambda: node.samples("nri_containers", "state") == gone, "they are forgotten")
+        eventually(lambda: node.samples("nri_containers", "state") == none, "they are forgotten")
 
 
 def test_without_the_daemon_a_container_starts_as_ever(cluster: Cluster) -> None:

@@ -83,7 +83,7 @@ POD = "/".join(f"{name}.slice" for name in SLICES)
 PODS = {
     "all of the node": ("", "", "12-15", "3", "local"),
     "a part of it": ("8-13", "2-3", "12-13", "3", "local"),
-    "far from its GPU": ("16-19", "", "16-19", "3", "remote"),
+    "far from its GPU": ("16-19", "", "16-19", "4", "remote"),
     "no memory near its GPU": ("", "2", "12-15", "", "local"),
 }
 
