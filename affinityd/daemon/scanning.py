@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -43,7 +43,7 @@ class Scanning:
         self._scan = scan
         self._log = AuditLog()
         self._jobs = JobSeries(settings.job_series)
-        self._rows: tuple[JobRow, ...] = ()
+        self._rows: Sequence[JobRow] = ()
         self._last: tuple[Topology, Scan] | None = None
         self._reserved = settings.reserved_cpus
         self._may_use = frozenset(os.sched_getaffinity(0))

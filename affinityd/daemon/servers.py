@@ -42,7 +42,7 @@ class Listeners:
     """The listening sockets: of the whole API, the unix socket first, and for plans only."""
 
     path: Path  #: of the unix socket
-    file: tuple[int, int]  #: its device and inode
+    file: os.stat_result
     everything: list[socket.socket]
     plans: list[socket.socket]
 
@@ -55,7 +55,7 @@ class Listeners:
     def is_reachable(self) -> bool:
         """Whether the path leads here: files under /run are cleaned away, and replaced."""
         try:
-            return _identity(self.path) == self.file
+            return os.path.samestat(self.path.lstat(), self.file)
         except OSError:
             return False
 
@@ -68,7 +68,7 @@ def listening(settings: Settings) -> Iterator[Listeners]:
     """
     path = Path(settings.socket)
     everything = [listen_unix(path)]
-    listeners = Listeners(path, _identity(path), everything, [])
+    listeners = Listeners(path, path.lstat(), everything, [])
     try:
         everything += _listen_tcp("listen", settings.listen)
         ports = {tcp.getsockname()[1] for tcp in everything[1:]}
@@ -78,11 +78,6 @@ def listening(settings: Settings) -> Iterator[Listeners]:
         if listeners.is_reachable():  # else another daemon's socket is there
             path.unlink(missing_ok=True)
         everything[0].close()
-
-
-def _identity(path: Path) -> tuple[int, int]:
-    status = path.lstat()
-    return status.st_dev, status.st_ino
 
 
 def _listen_tcp(

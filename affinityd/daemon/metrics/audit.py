@@ -7,7 +7,7 @@ counters only grow; the shared one's too, although its jobs come and go.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from prometheus_client.core import Metric
@@ -21,23 +21,18 @@ from affinityd.topology.nearness import CAUSES
 
 OTHERS = Job("", "other")  #: how the shared row is called
 
-#: GPUs that a row's jobs use → the first of CAUSES of their processes; None: none may run far away
-CausesByGpu = dict[GpuKey, str | None]
-GpuSeconds = defaultdict[str | None, float]  #: by cause, None among them
 
-
-@dataclass(frozen=True)
+@dataclass
 class JobRow:
     """The counts of a job, of a container that kubelet names, or of the others together."""
 
     job: Job
-    gpus: int  #: that its processes use
-    mismatched: int  #: of them: with a process of it that may run far away
-    time: CpuTime
-    since: float | None  #: when a mismatch began, seconds since the epoch; None: none, or OTHERS
-    #: Seconds that its GPUs were used, summed over the GPUs; and those of a mismatch, by cause
-    gpu_seconds: float = 0.0
-    mismatched_gpu_seconds: Mapping[str, float] = field(default_factory=dict)
+    time: CpuTime = field(default_factory=CpuTime)
+    since: float | None = None  #: when a mismatch began, since the epoch; None: none, or OTHERS
+    #: GPUs that its processes use → the first of CAUSES of these; None: none may run far away
+    causes: dict[GpuKey, str | None] = field(default_factory=dict)
+    #: Seconds that its GPUs were used, summed over the GPUs, by cause, None among them
+    gpu_seconds: defaultdict[str | None, float] = field(default_factory=lambda: defaultdict(float))
 
 
 class JobSeries:
@@ -45,68 +40,45 @@ class JobSeries:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._own: list[Job] = []
-        self._sharing: dict[Job, CpuTime] = {}  # a job → its time as of the last scan
-        self._shared: CpuTime | None = None  # None: no job has ever had to share
-        self._gpus: Mapping[Job, CausesByGpu] = {}  # as of the last scan
-        self._held: dict[Job, GpuSeconds] = {}
+        self._rows: dict[Job, JobRow] = {}  # of the living jobs, and OTHERS if a job ever shared
+        self._times: Mapping[Job, CpuTime] = {}  # of each job, as of the last scan
         self._looked = 0.0  # seconds since boot
 
-    def scanned(self, scan: Scan) -> tuple[JobRow, ...]:
-        """Return the rows as of a new scan."""
+    def scanned(self, scan: Scan) -> list[JobRow]:
+        """Return the rows as of a new scan.
+
+        The findings of the last scan hold until this one. So the counters of a new job begin at 0,
+        and a job that has ended counts up to this scan.
+        """
         if not self._most:
-            return ()
-        self._admit(scan)
-        times = {job: scan.job_time[job] for job in self._own}
-        if self._shared is not None:
-            times[OTHERS] = self._shared
-        self._hold(scan, times)
-        return tuple(self._row(job, time, scan.since.get(job)) for job, time in times.items())
-
-    def _row(self, job: Job, time: CpuTime, since: float | None) -> JobRow:
-        causes, held = self._gpus.get(job, {}), self._held[job]
-        mismatched = sum(cause is not None for cause in causes.values())
-        by_cause = {cause: held[cause] for cause in CAUSES}
-        return JobRow(job, len(causes), mismatched, time, since, sum(held.values()), by_cause)
-
-    def _hold(self, scan: Scan, jobs: Collection[Job]) -> None:
-        """Add the seconds since the last scan: its findings hold until this one.
-
-        So the counters of a new job begin at 0, and a job that has ended counts up to this scan.
-        """
-        self._held = {job: self._held.get(job, GpuSeconds(float)) for job in jobs}
-        for job, causes in self._gpus.items():
-            for cause in causes.values() if job in self._held else ():
-                self._held[job][cause] += scan.boot - self._looked
-        self._gpus, self._looked = self._causes(scan), scan.boot
-
-    def _admit(self, scan: Scan) -> None:
-        jobs_before = {*self._own, *self._sharing}
-        self._own = [job for job in self._own if job in scan.job_time]
-        before = {job: time for job, time in self._sharing.items() if job in scan.job_time}
-        for job in (job for job in scan.job_time if job not in jobs_before):
-            if len(self._own) < self._most:
-                self._own.append(job)
-            else:
-                before[job] = CpuTime()
-        self._sharing = {job: scan.job_time[job] for job in before}
-        for job, then in before.items():
-            now, so_far = scan.job_time[job], self._shared or CpuTime()
-            self._shared = so_far + CpuTime(now.total - then.total, now.remote - then.remote)
-
-    def _causes(self, scan: Scan) -> Mapping[Job, CausesByGpu]:
-        """Return the GPUs that each row's jobs use, each with the cause of its mismatch.
-
-        A GPU counts once, however many of their processes use it.
-        """
-        gpus: defaultdict[Job, CausesByGpu] = defaultdict(dict)
+            return []
+        living = {*scan.job_time, OTHERS}
+        self._rows = {job: row for job, row in self._rows.items() if job in living}
+        for row in self._rows.values():
+            for cause in row.causes.values():
+                row.gpu_seconds[cause] += scan.boot - self._looked
+            row.causes = {}
+        for job, now in scan.job_time.items():
+            then, row = self._times.get(job, CpuTime()), self._row(job)
+            row.time += CpuTime(now.total - then.total, now.remote - then.remote)
+            row.since = scan.since.get(row.job)
+        self._times, self._looked = dict(scan.job_time), scan.boot
         for process in scan.processes:
-            job = process.facts.part
-            if job is not None and not process.is_daemon:
-                causes = gpus[OTHERS if job in self._sharing else job]
-                for gpu in process.facts.gpus:
+            part = process.facts.part
+            if part is not None and part in scan.job_time and not process.is_daemon:
+                causes = self._row(part).causes
+                for gpu in process.facts.gpus:  # each counts once, however many processes use it
                     causes[gpu] = _first(causes.get(gpu), process.cause)
-        return gpus
+        return list(self._rows.values())
+
+    def _row(self, job: Job) -> JobRow:
+        """Return a job's row: its own, if there was room when it came."""
+        if job in self._rows:
+            return self._rows[job]
+        own = len(self._rows) - (OTHERS in self._rows)
+        if job in self._times or own >= self._most:
+            job = OTHERS
+        return self._rows.setdefault(job, JobRow(job))
 
 
 def _first(*causes: str | None) -> str | None:
@@ -131,10 +103,8 @@ GPU_FAMILIES: tuple[MetricFamily[GpuRow], ...] = (
     ),
     MetricFamily(
         "affinityd_gpu_numa_mismatch",
-        (
-            "1 if a process of the GPU may run on far CPUs, by cause; no sample if the GPU's "
-            "processes or its NUMA node are not known."
-        ),
+        "1 if a process of the GPU may run on far CPUs, by cause; no sample if the GPU's "
+        "processes or its NUMA node are not known.",
         lambda row: (
             {cause: number > 0 for cause, number in row.gpu.mismatch.items()}
             if row.gpu.mismatch is not None and row.gpu.near is not None
@@ -161,7 +131,7 @@ GPU_FAMILIES: tuple[MetricFamily[GpuRow], ...] = (
     ),
     MetricFamily(
         "affinityd_gpu_orphan_processes",
-        ("Orphans: processes that hold the GPU, and belong to no job any more."),
+        "Orphans: processes that hold the GPU, and belong to no job any more.",
         lambda row: row.gpu.orphans,
     ),
     MetricFamily(
@@ -176,10 +146,8 @@ GPU_FAMILIES: tuple[MetricFamily[GpuRow], ...] = (
     ),
     MetricFamily(
         "affinityd_gpu_wait_seconds_total",
-        (
-            "How long threads of the GPU's processes could run and did not, by cause; no cause "
-            "but throttled is counted by the kernel: the others are inferred."
-        ),
+        "How long threads of the GPU's processes could run and did not, by cause; no cause "
+        "but throttled is counted by the kernel: the others are inferred.",
         lambda row: row.waits,
         "cause",
     ),
@@ -199,10 +167,8 @@ GPU_FAMILIES: tuple[MetricFamily[GpuRow], ...] = (
     ),
     MetricFamily(
         "affinityd_measured_ratio",
-        (
-            "How many times faster near CPUs copied pinned memory to the GPU than those of "
-            "numa_node, by affinityd measure --save; no sample if that was not measured."
-        ),
+        "How many times faster near CPUs copied pinned memory to the GPU than those of "
+        "numa_node, by affinityd measure --save; no sample if that was not measured.",
         lambda row: {str(node): ratio for node, ratio in (row.gpu.measured_ratio or {}).items()},
         "numa_node",
     ),
@@ -210,24 +176,24 @@ GPU_FAMILIES: tuple[MetricFamily[GpuRow], ...] = (
 
 JOB_LABELS = ("scheduler", "job_id", "namespace", "pod", "container")
 JOB_FAMILIES: tuple[MetricFamily[JobRow], ...] = (
-    MetricFamily("affinityd_job_gpus", "GPUs of the node that the job uses.", lambda row: row.gpus),
+    MetricFamily(
+        "affinityd_job_gpus", "GPUs of the node that the job uses.", lambda row: len(row.causes)
+    ),
     MetricFamily(
         "affinityd_job_mismatched_gpus",
         "GPUs of the node with a process of the job that may run on far CPUs.",
-        lambda row: row.mismatched,
+        lambda row: sum(cause is not None for cause in row.causes.values()),
     ),
     MetricFamily(
         "affinityd_job_gpu_seconds_total",
         "How long the job has used GPUs of the node, summed over the GPUs.",
-        lambda row: row.gpu_seconds,
+        lambda row: sum(row.gpu_seconds.values()),
     ),
     MetricFamily(
         "affinityd_job_mismatched_gpu_seconds_total",
-        (
-            "How much of affinityd_job_gpu_seconds_total had a process of the job that may run on "
-            "far CPUs, by the first cause of such processes: allocation, mask, unpinned."
-        ),
-        lambda row: row.mismatched_gpu_seconds,
+        "How much of affinityd_job_gpu_seconds_total had a process of the job that may run on "
+        "far CPUs, by the first cause of such processes: allocation, mask, unpinned.",
+        lambda row: {cause: row.gpu_seconds[cause] for cause in CAUSES},
         "cause",
     ),
     MetricFamily(

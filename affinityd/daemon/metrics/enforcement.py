@@ -40,19 +40,15 @@ class GpuDrift:
 GPU_FAMILIES: tuple[MetricFamily[GpuDrift], ...] = (
     MetricFamily(
         "affinityd_enforce_would_pin_processes",
-        (
-            "Processes on the GPU that have drifted, which a pin fixes, by cause; no sample "
-            "if the GPU's processes are not known."
-        ),
+        "Processes on the GPU that have drifted, which a pin fixes, by cause; no sample "
+        "if the GPU's processes are not known.",
         lambda gpu: each(CAUSES, gpu.would_pin),
         "cause",
     ),
     MetricFamily(
         "affinityd_enforce_left_processes",
-        (
-            "Processes on the GPU that run in the wrong place, or may run on far CPUs, and "
-            "are left alone, by reason."
-        ),
+        "Processes on the GPU that run in the wrong place, or may run on far CPUs, and "
+        "are left alone, by reason.",
         lambda gpu: each(REASONS, gpu.left),
         "reason",
     ),
@@ -67,7 +63,7 @@ FAMILIES: tuple[MetricFamily[Enforced], ...] = (
     ),
     MetricFamily(
         "affinityd_enforce_hindered",
-        ("1 if the daemon was told to pin and can only observe; its log and /enforce say why."),
+        "1 if the daemon was told to pin and can only observe; its log and /enforce say why.",
         lambda enforced: enforced.hindrance is not None,
     ),
     MetricFamily(
@@ -88,18 +84,14 @@ FAMILIES: tuple[MetricFamily[Enforced], ...] = (
     ),
     MetricFamily(
         "affinityd_enforce_notices",
-        (
-            "Number of things that enforcement needs and the daemon cannot see or do; "
-            "/enforce and the log list them."
-        ),
+        "Number of things that enforcement needs and the daemon cannot see or do; "
+        "/enforce and the log list them.",
         lambda enforced: len(enforced.notices),
     ),
     MetricFamily(
         "affinityd_enforce_scan_timestamp_seconds",
-        (
-            "The time, since the epoch, of the scan that the enforcement metrics are about; it "
-            "stays if enforcement fails."
-        ),
+        "The time, since the epoch, of the scan that the enforcement metrics are about; it "
+        "stays if enforcement fails.",
         lambda enforced: enforced.scan.time,
     ),
     MetricFamily(
@@ -109,15 +101,13 @@ FAMILIES: tuple[MetricFamily[Enforced], ...] = (
     ),
     MetricFamily(
         "affinityd_enforce_policy_read_timestamp_seconds",
-        ("When the policy that applies was read, since the epoch; no sample if there is none."),
+        "When the policy that applies was read, since the epoch; no sample if there is none.",
         lambda enforced: enforced.policy.read,
     ),
     MetricFamily(
         "affinityd_enforce_unreached_processes",
-        (
-            "Processes that should have been pinned after the last scan, and were not: the "
-            "time limit was reached."
-        ),
+        "Processes that should have been pinned after the last scan, and were not: the "
+        "time limit was reached.",
         lambda enforced: enforced.unreached,
     ),
     MetricFamily(

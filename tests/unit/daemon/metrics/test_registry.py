@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from subprocess import PIPE, Popen
 from typing import Any
@@ -246,7 +246,7 @@ def ran(times: Mapping[Job, float]) -> Scan:
     return scan(job_time={job: CpuTime(total, total / 2) for job, total in times.items()})
 
 
-def job_totals(rows: tuple[JobRow, ...]) -> dict[str, float]:
+def job_totals(rows: Sequence[JobRow]) -> dict[str, float]:
     return {row.job.id: row.time.total for row in rows}
 
 
@@ -293,7 +293,10 @@ def test_gpu_seconds_are_counted_in_total_and_by_cause_of_a_mismatch(
             rows = {row.job: row for row in series.scanned(found)}
     expected = {ONE: own} | ({OTHERS: shared} if shared else {})
     assert {
-        job: (row.gpu_seconds, {it: by for it, by in row.mismatched_gpu_seconds.items() if by})
+        job: (
+            sum(row.gpu_seconds.values()),
+            {cause: by for cause, by in row.gpu_seconds.items() if cause and by},
+        )
         for job, row in rows.items()
     } == expected
 
