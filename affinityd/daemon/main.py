@@ -95,8 +95,8 @@ async def _serve(
         plugin.start()
     if scans is not None and (every := settings.scan_interval) is not None:
 
-        def scan(topology: Topology) -> None:
-            scans.scan(topology, plugin.names if plugin else {})
+        def scan(topology: Topology) -> bool:
+            return scans.scan(topology, plugin.names if plugin else {})
 
         works.append(scan_regularly(scan, watcher, metrics.failed_scans.inc, every=every))
     _take_signals(servers.stop, watcher.want_reading)

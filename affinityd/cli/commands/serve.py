@@ -7,11 +7,12 @@ import gc
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from multiprocessing.connection import Connection
 
 from affinityd import config
 from affinityd.cli.parser import Parser, add_settings, load_settings
 from affinityd.config import settings
-from affinityd.daemon.state.scans import Scan, ScanChild
+from affinityd.daemon.state.scans import Scan, ScanChild, serve_scans
 from affinityd.discovery.machine import Machine
 from affinityd.discovery.nvml import R
 from affinityd.discovery.nvml.query import query_gpus, query_processes
@@ -34,12 +35,20 @@ def run(arguments: argparse.Namespace) -> int:
         from affinityd.enforce.policy import site  # noqa: PLC0415 - most daemons enforce nothing
 
         site(config.variables())  # an invalid one ends the daemon now
-    scans = ScanChild(partial(_scanning, chosen), failures) if is_scanning else None
+    scans = ScanChild(partial(_scan, chosen), failures) if is_scanning else None
     machine = Machine(chosen, counting(failures, TOPOLOGY, query_gpus))
     from affinityd.daemon import main  # noqa: PLC0415 - takes about as long as a driver to answer
 
     main.run(chosen, machine, scans, nvml_failures=failures)
     return 0
+
+
+def _scan(chosen: settings.Settings, pipe: Connection) -> None:
+    pipe.poll(None)  # until the first scan: the daemon starts before this imports anything
+    from affinityd.daemon.logging import log_on_stdout  # noqa: PLC0415 - in its process
+
+    with log_on_stdout(chosen.log_format):
+        serve_scans(pipe, partial(_scanning, chosen))
 
 
 def _scanning(chosen: settings.Settings) -> Scan:

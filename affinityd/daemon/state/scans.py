@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import logging
 import os
 import signal
 import time
@@ -20,7 +19,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, Pipe
-from traceback import format_exc
 from typing import TYPE_CHECKING
 
 from affinityd.daemon.state.background import FailureLog, in_background
@@ -68,8 +66,11 @@ Scan = Callable[["Topology", "ContainerNames"], ScanResult]
 class ScanChild:
     """The child, and the result of its last scan; one thread at a time may ask for a scan."""
 
-    def __init__(self, make: Callable[[], Scan], counts: dict[str, int]) -> None:
-        """Fork the child, which makes the function that scans; its counts go to `counts`."""
+    def __init__(self, work: Callable[[Connection], None], counts: dict[str, int]) -> None:
+        """Fork the child, which does `work` until the pipe is closed.
+
+        `counts` receives its counts of failures.
+        """
         self.last: ScanResult | None = None
         self._pipe, pipe = Pipe()
         self._counts = counts
@@ -81,37 +82,39 @@ class ScanChild:
                 self._pipe.close()
                 with suppress(OSError):  # without it, a child that hangs ends later
                     end_with(daemon)
-                _serve(pipe, make)
+                gc.enable()  # which the daemon's start has disabled
+                os.nice(NICENESS)
+                for number in (signal.SIGINT, signal.SIGTERM):  # the daemon takes them, ends first
+                    signal.signal(number, signal.SIG_IGN)
+                with suppress(OSError, EOFError):  # the daemon has ended
+                    work(pipe)
             finally:
                 os._exit(0)
         pipe.close()
 
-    def scan(self, topology: Topology, containers: ContainerNames) -> None:
-        """Have it scan; `containers` are those known by name. Its log lines are logged here.
+    def scan(self, topology: Topology, containers: ContainerNames) -> bool:
+        """Have it scan; `containers` are those known by name. Return whether it could.
 
-        Raises RuntimeError, with the traceback, for a scan that failed; FatalError for a child that
-        has ended or hangs.
+        Raises FatalError for a child that has ended or hangs.
         """
         try:
             self._pipe.send((None if topology is self._sent else topology, dict(containers)))
             if not self._pipe.poll(HUNG_SECONDS):
                 os.kill(self._pid, signal.SIGKILL)
                 raise FatalError(f"a scan of the processes has hung for {HUNG_SECONDS:g} s")
-            answer = json.loads(self._pipe.recv_bytes())
-            texts = {name: self._pipe.recv_bytes() for name in answer["texts"]}
+            head = json.loads(self._pipe.recv_bytes())
+            texts = {name: self._pipe.recv_bytes() for name in head["texts"]} if head else {}
         except (OSError, EOFError):
             raise FatalError("the process that scans the processes has ended") from None
         self._sent = topology
-        self._counts.update(answer["counts"])
-        for name, level, message in answer["log"]:
-            logging.getLogger(name).log(level, "%s", message)
-        if answer["error"] is not None:
-            raise RuntimeError(answer["error"])
-        self.last = ScanResult(answer["boot"], texts, answer["counts"])
+        if head:
+            self._counts.update(head["counts"])
+            self.last = ScanResult(head["boot"], texts, head["counts"])
+        return head is not None
 
 
 async def scan_regularly(
-    scan: Callable[[Topology], object],
+    scan: Callable[[Topology], bool],
     machine: KnownNode,
     on_failure: Callable[[], None],
     *,
@@ -122,26 +125,12 @@ async def scan_regularly(
     A scan that fails leaves the last one, whose age grows, and is counted by `on_failure`. Raises
     FatalError.
     """
-    failures = FailureLog(
-        "a scan of the processes failed; the last good one stays", count=on_failure
-    )
     await machine.has_read.wait()
     while True:
         began = time.monotonic()
-        with failures.logged():
-            await in_background(partial(scan, machine.node.topology))
+        if not await in_background(partial(scan, machine.node.topology)):
+            on_failure()
         await asyncio.sleep(began + every - time.monotonic())
-
-
-class _Records(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.setFormatter(logging.Formatter())  # the message and its traceback alone
-        self.kept: list[tuple[str, int, str]] = []  #: logger, level, message
-
-    def emit(self, record: logging.LogRecord) -> None:
-        line = " | ".join(part.strip() for part in self.format(record).splitlines())
-        self.kept.append((record.name, record.levelno, line))
 
 
 def move_to(cpus: CpuSet) -> None:
@@ -153,36 +142,24 @@ def move_to(cpus: CpuSet) -> None:
                     os.sched_setaffinity(tid, cpus)
 
 
-def _serve(pipe: Connection, make: Callable[[], Scan]) -> None:
-    """Make one scan after the other, until the daemon has ended."""
-    gc.enable()  # which the daemon's start has disabled
-    os.nice(NICENESS)
-    for number in (signal.SIGINT, signal.SIGTERM):  # the daemon takes them, and ends first
-        signal.signal(number, signal.SIG_IGN)
-    logging.basicConfig(handlers=[records := _Records()], level=logging.INFO, force=True)
+def serve_scans(pipe: Connection, make: Callable[[], Scan]) -> None:
+    """Make one scan after the other in the child, until the daemon has ended."""
+    failures = FailureLog("a scan of the processes failed; the last good one stays")
     scan: Scan | None = None
     topology: Topology
-    with suppress(OSError, EOFError):
-        while True:
-            changed, containers = pipe.recv()
-            if changed is not None:  # as it is at the first scan
-                topology = changed
-            result, error = ScanResult(0.0, {}, {}), None
-            try:
-                scan = scan or make()
-                result = scan(topology, containers)
-            except Exception:  # noqa: BLE001 - the daemon logs it
-                error = format_exc()
-            answer = {
-                "boot": result.boot,
-                "texts": list(result.texts),
-                "counts": dict(result.counts),
-                "log": records.kept,
-                "error": error,
-            }
-            if result.cpus:
-                move_to(result.cpus)
-            pipe.send_bytes(json.dumps(answer).encode())
-            for text in result.texts.values():
-                pipe.send_bytes(text)
-            records.kept = []
+    while True:
+        changed, containers = pipe.recv()
+        if changed is not None:  # as it is at the first scan
+            topology = changed
+        result = None
+        with failures.logged():
+            scan = scan or make()
+            result = scan(topology, containers)
+        if result is None:
+            pipe.send_bytes(b"null")
+            continue
+        if result.cpus:
+            move_to(result.cpus)
+        head = {"boot": result.boot, "counts": dict(result.counts), "texts": list(result.texts)}
+        for part in (json.dumps(head).encode(), *result.texts.values()):
+            pipe.send_bytes(part)

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
 
 from affinityd.audit.model import Scan
 from affinityd.config.settings import Settings
+from affinityd.daemon.logging import log_on_stdout
 from affinityd.daemon.scanning import Scanning
 from affinityd.daemon.state import scans as module
-from affinityd.daemon.state.scans import ALL, COUNTS, METRICS, ScanChild, ScanResult
+from affinityd.daemon.state.scans import ALL, COUNTS, METRICS, ScanChild, ScanResult, serve_scans
 from affinityd.daemon.state.scans import Scan as ScanFunction
 from affinityd.errors import FatalError
 from affinityd.linux.processes import exists
@@ -27,14 +29,13 @@ from tests.support.daemons import eventually
 from tests.support.scans import MACHINE, process, scan
 
 FOUND = scan(*(process(pid, threads=3) for pid in range(100, 105)))
-FAR = scan(process(1, cause="mask", placement="remote"))
 
 
 @contextmanager
 def child_with(make: Callable[[], ScanFunction]) -> Iterator[tuple[ScanChild, int, dict[str, int]]]:
     """Run a child until the daemon would end; yield it, its pid, and the daemon's counts."""
     counts, before = {"processes": 0, "topology": 2}, {*children_of(os.getpid())}
-    child = ScanChild(make, counts)
+    child = ScanChild(partial(serve_scans, make=make), counts)
     (pid,) = {*children_of(os.getpid())} - before
     try:
         yield child, pid, counts
@@ -77,7 +78,9 @@ def test_metrics_documents_and_counts_of_a_scan_come_back() -> None:
         assert counts == {"processes": 2, "topology": 2}
 
 
-def test_a_failed_scan_has_its_traceback_and_the_next_one_is_made() -> None:
+def test_a_failed_scan_is_a_line_with_its_traceback_and_the_next_one_is_made(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     failing = [True]
 
     def fails_once(*_: object) -> Scan:
@@ -85,10 +88,19 @@ def test_a_failed_scan_has_its_traceback_and_the_next_one_is_made() -> None:
             raise ValueError("a bug of the test")
         return FOUND
 
-    with scanning(fails_once) as (child, _):
-        with pytest.raises(RuntimeError, match=r"(?s)in fails_once.*ValueError: a bug of the test"):
-            child.scan(MACHINE, {})
-        assert scanned(child).boot == FOUND.boot
+    def work(pipe: Connection) -> None:
+        with log_on_stdout("json"):
+            serve_scans(pipe, lambda: Scanning(Settings(), fails_once, {}).scan)
+
+    child = ScanChild(work, {})
+    assert not child.scan(MACHINE, {})
+    assert child.last is None
+    assert scanned(child).boot == FOUND.boot
+    child._pipe.close()
+    os.waitpid(child._pid, 0)
+    line = json.loads(capfd.readouterr().out)
+    assert line["message"] == "a scan of the processes failed; the last good one stays"
+    assert "in fails_once" in line["exception"]
 
 
 def test_a_child_that_has_ended_is_fatal_in_one_line() -> None:
@@ -111,7 +123,7 @@ HANGING = """
 import os, time
 from affinityd.daemon.state.scans import ScanChild
 
-def hang():
+def hang(_):
     os.write(1, f"{os.getpid()}\\n".encode())
     time.sleep(600)
 
@@ -126,14 +138,3 @@ def test_a_child_that_hangs_ends_with_the_daemon() -> None:
         pid = int(daemon.stdout.readline())
         daemon.kill()
     eventually(lambda: not exists(pid), "it has ended")
-
-
-def test_log_lines_of_the_child_are_logged_by_the_daemon(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    found = iter((FAR, scan(process(1)), scan(process(1))))
-    with scanning(lambda *_: next(found)) as (child, _):
-        for _ in range(3):
-            child.scan(MACHINE, {})
-    name = "affinityd.daemon.scanning"
-    assert [(it.name, it.levelname) for it in caplog.records] == [(name, "WARNING"), (name, "INFO")]
-    assert caplog.records[0].message.startswith("nvidia GPU 0 (0000:10:00.0): 1 of its processes")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -149,68 +148,20 @@ async def test_a_driver_that_changes_is_asked_and_one_that_is_silent_again_after
         await until(lambda: watched.asked > 2)
 
 
-EVERY = 0.02
+async def test_scans_begin_after_the_first_reading_and_repeat_also_after_one_that_fails() -> None:
+    known, results, failures = KnownNode(), [True, False, False, True], list[None]()
 
-
-class Scans:
-    """The scans of a machine."""
-
-    def __init__(self, every: float) -> None:
-        self.begun: list[float] = []
-        self.fault: Exception | None = None
-        self.may_end = threading.Event()
-        self.may_end.set()
-        self.done: list[float] = []
-        self.failures: list[None] = []
-        self.machine = KnownNode()
-        self.running = asyncio.ensure_future(
-            scan_regularly(self.scan, self.machine, lambda: self.failures.append(None), every=every)
-        )
-
-    def begin(self) -> None:
-        self.machine.known = Node(MACHINE)
-        self.machine.has_read.set()
-
-    def scan(self, topology: Topology) -> None:
+    def scan(topology: Topology) -> bool:
         assert topology is MACHINE
-        self.begun.append(time.monotonic())
-        assert self.may_end.wait(SOON)
-        if self.fault is not None:
-            raise self.fault
-        self.done.append(self.begun[-1])
+        return results.pop(0) if results else True
 
-
-@asynccontextmanager
-async def scanning(*, every: float = EVERY, begins: bool = True) -> AsyncIterator[Scans]:
-    scans = Scans(every)
-    if begins:
-        scans.begin()
-    try:
-        yield scans
-    finally:
-        scans.may_end.set()
-        scans.running.cancel()
-
-
-async def test_scans_begin_after_the_first_reading_and_repeat() -> None:
-    async with scanning(begins=False) as scans:
-        await asyncio.sleep(3 * EVERY)
-        assert scans.begun == []
-        scans.begin()
-        await until(lambda: len(scans.done) == 3)
-
-
-async def test_scans_that_fail_are_counted_and_logged_once_and_the_next_is_tried(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async with scanning() as scans:
-        await until(lambda: len(scans.done) > 0)
-        scans.fault = RuntimeError("a bug")
-        await until(lambda: len(scans.failures) == 3)
-        good = len(scans.done)
-        scans.fault = None
-        await until(lambda: len(scans.done) > good)
-        assert len(scans.failures) <= 4
-    (record,) = (it for it in caplog.records if it.levelname == "ERROR")
-    assert record.message == "a scan of the processes failed; the last good one stays"
-    assert "RuntimeError: a bug" in caplog.text
+    scanning = asyncio.create_task(
+        scan_regularly(scan, known, lambda: failures.append(None), every=0.02)
+    )
+    await asyncio.sleep(0.06)
+    assert len(results) == 4
+    known.known = Node(MACHINE)
+    known.has_read.set()
+    await until(lambda: results == [])
+    assert len(failures) == 2
+    scanning.cancel()
