@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from affinityd.enforce.document import Enforced
 from affinityd.enforce.enforcer import Enforcer, NodeLock, lacking
 from affinityd.enforce.model import GIVEN_UP, REFUSED, Decision, PinAttempt, job_name
 from affinityd.enforce.policy import FILE, PolicyFile, PolicyState, site
-from affinityd.grouping import Recent, grouped
+from affinityd.grouping import Recent
 from affinityd.text import count, one_line
 from affinityd.topology.model import Topology
 
@@ -99,7 +99,6 @@ AT_START: Mapping[str, str] = {
     OBSERVE: "changes no process, and reports at /enforce what it would pin",
     PIN: "pins processes of GPU jobs that run in the wrong place",
 }
-KINDS = (REFUSED, GIVEN_UP)  #: of news about a job
 
 
 class EnforceLog:
@@ -122,16 +121,25 @@ class EnforceLog:
         for notice in enforced.notices:
             if self._told.is_news((None, notice)):
                 log.warning("%s", one_line(notice))
-        for attempt in enforced.done:
-            if attempt.outcome.pinned and not attempt.outcome.is_gone:
-                log.info("%s", one_line(_pinned(attempt)))
-        pods = {one.job: one.pod for one in enforced.decisions if one.pod is not None}
-        for seen in {one.job for one in enforced.decisions if one.job is not None}:
-            for kind in KINDS:
+        for seen in {it.job for it in enforced.decisions if it.job is not None}:
+            for kind in (REFUSED, GIVEN_UP):
                 self._told.get((seen, kind))  # as long as the job is seen it is remembered
-        for job, kind, line in _of_jobs(enforced):
-            if self._told.is_news((job, kind)):
-                log.warning("%s", one_line(f"{_of_job(job, pods.get(job))}{line}"))
+        self._note_pins(enforced.done)
+        for decision in enforced.decisions:
+            is_given_up = decision.reason == GIVEN_UP
+            if is_given_up and self._told.is_news((decision.job, GIVEN_UP)):
+                why = f"is no longer pinned: {decision.why}"
+                log.warning("%s", _line(decision, f"{_process(decision)} {why}"))
+
+    def _note_pins(self, attempts: Iterable[PinAttempt]) -> None:
+        for attempt in attempts:
+            decision, outcome = attempt.decision, attempt.outcome
+            if outcome.pinned and not outcome.is_gone:
+                log.info("%s", _line(decision, f"pinned {_pinned(attempt)}"))
+            is_refused = outcome.refused and not outcome.is_gone
+            if is_refused and self._told.is_news((decision.job, REFUSED)):
+                why = f"{count(outcome.refused, 'thread')} cannot be pinned: {outcome.error}"
+                log.warning("%s", _line(decision, f"{_process(decision)}: {why}"))
 
     def _note_hindrance(self, hindrance: str | None) -> None:
         if hindrance not in {None, self._hindrance}:
@@ -141,33 +149,19 @@ class EnforceLog:
         self._hindrance = hindrance
 
 
-def _of_jobs(enforced: Enforced) -> Iterator[tuple[Job | None, str, str]]:
-    """Yield jobs with a kind of news and its line: a refusal, processes given up."""
-    living = [attempt for attempt in enforced.done if not attempt.outcome.is_gone]
-    for job, attempts in grouped(living, lambda attempt: attempt.decision.job).items():
-        for attempt in attempts:
-            if attempt.outcome.refused:
-                threads = count(attempt.outcome.refused, "thread")
-                why = f"{threads} cannot be pinned: {attempt.outcome.error}"
-                yield job, REFUSED, f"{_process(attempt.decision)}: {why}"
-    for decision in enforced.decisions:
-        if decision.reason == GIVEN_UP:
-            line = f"{_process(decision)} is no longer pinned: {decision.why}"
-            yield decision.job, GIVEN_UP, line
-
-
 def _pinned(attempt: PinAttempt) -> str:
     decision, outcome = attempt.decision, attempt.outcome
     before = format_list(frozenset().union(*(thread.mask for thread in outcome.replaced)))
     cpus = format_list(decision.target.cpus if decision.target else ())
     moved = f"{count(outcome.pinned, 'thread')} from CPUs {before} to {cpus}"
-    who = f"{_process(decision)} of uid {decision.process.facts.uid}"
-    return f"{_of_job(decision.job, decision.pod)}pinned {who}: {moved} ({decision.cause})"
-
-
-def _of_job(job: Job | None, pod: str | None) -> str:
-    return "" if job is None else f"{job_name(job.scheduler, job.id, pod)}: "
+    uid = decision.process.facts.uid
+    return f"{_process(decision)} of uid {uid}: {moved} ({decision.cause})"
 
 
 def _process(decision: Decision) -> str:
     return f"{decision.process.facts.name} (pid {decision.process.facts.pid})"
+
+
+def _line(decision: Decision, text: str) -> str:
+    job = decision.job
+    return one_line(f"{job_name(job.scheduler, job.id, decision.pod)}: {text}" if job else text)

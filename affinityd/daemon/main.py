@@ -8,7 +8,7 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -19,9 +19,10 @@ from affinityd.config import ON
 from affinityd.config.settings import Settings
 from affinityd.daemon import release_signals
 from affinityd.daemon.api.app import Api
+from affinityd.daemon.api.peers import Connections
 from affinityd.daemon.logging import log_on_stdout
 from affinityd.daemon.metrics.registry import Metrics
-from affinityd.daemon.servers import Listeners, Servers, listening, raise_file_limit
+from affinityd.daemon.servers import Listeners, Server, listening, raise_file_limit
 from affinityd.daemon.state.scans import ScanChild, ScanResult, scan_regularly
 from affinityd.daemon.state.topology_watcher import TopologySource, TopologyWatcher, notify
 from affinityd.errors import AffinityError, FatalError
@@ -45,7 +46,11 @@ def run(
     fatal error, once it is logged.
     """
     with log_on_stdout(settings.log_format):
-        _let_answers_pass()
+        # With Python's own 5 ms each event of the loop would wait that long for other threads. And
+        # imported modules stay: a full collection need not scan them, 30 ms without an answer.
+        sys.setswitchinterval(SWITCH_SECONDS)
+        gc.freeze()
+        gc.enable()
         raise_file_limit()
         try:
             with listening(settings) as listeners:
@@ -81,8 +86,12 @@ async def _serve(
         nvml_failures=nvml_failures,
     )
     api = Api(settings, watcher, metrics, last_scan)
-    servers = Servers(api.whole(), api.only_plans(), listeners, metrics.refused_connections.inc)
-    works = [watcher.watch(), servers.watch()]
+    connections = Connections(metrics.refused_connections.inc)
+    servers = [
+        Server(api.whole(), listeners.everything, connections),
+        Server(api.only_plans(), listeners.plans, connections),
+    ]
+    works = [watcher.watch(), listeners.watch()]
     plugin = None
     if settings.nri is not None:
         from affinityd.daemon.nri import NriPlugin  # noqa: PLC0415 - most daemons have none
@@ -99,19 +108,19 @@ async def _serve(
             return scans.scan(topology, plugin.names if plugin else {})
 
         works.append(scan_regularly(scan, watcher, metrics.failed_scans.inc, every=every))
-    _take_signals(servers.stop, watcher.want_reading)
+    _take_signals(servers, watcher)
     log.info("affinityd %s answers %s", __version__, listeners)
     if settings.switch != ON:
         log.info("AFFINITYD=%s: nothing is pinned on this node", settings.switch)
     await _run(servers, works)
 
 
-async def _run(servers: Servers, works: Iterable[Coroutine[None, None, None]]) -> None:
-    """Serve until the servers are stopped, or one of the works fails, whose error is raised."""
+async def _run(servers: Sequence[Server], works: Iterable[Coroutine[None, None, None]]) -> None:
+    """Serve until the servers are ended, or one of the works fails, whose error is raised."""
     tasks = [asyncio.ensure_future(work) for work in works]
     for task in tasks:
-        task.add_done_callback(lambda _task: servers.stop())
-    await servers.run()
+        task.add_done_callback(lambda _task: _end(servers))
+    await asyncio.gather(*(server.answer() for server in servers))
     notify("STOPPING=1")
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     for task in tasks:
@@ -120,21 +129,17 @@ async def _run(servers: Servers, works: Iterable[Coroutine[None, None, None]]) -
             await task
 
 
-def _let_answers_pass() -> None:
-    """Let background threads yield to an answer soon.
-
-    With Python's own 5 ms each event of the loop would wait that long for them. And
-    imported modules stay: a full collection need not scan them, 30 ms in which nothing else runs.
-    """
-    sys.setswitchinterval(SWITCH_SECONDS)
-    gc.freeze()
-    gc.enable()
-
-
-def _take_signals(stop: Callable[[], None], read_anew: Callable[[], None]) -> None:
+def _take_signals(servers: Sequence[Server], watcher: TopologyWatcher) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
+        loop.add_signal_handler(number, _end, servers)
     # No handler of the loop's: where that ends, SIGHUP would be the process's end again.
-    signal.signal(signal.SIGHUP, lambda _number, _frame: loop.call_soon_threadsafe(read_anew))
+    signal.signal(
+        signal.SIGHUP, lambda _number, _frame: loop.call_soon_threadsafe(watcher.want_reading)
+    )
     release_signals()
+
+
+def _end(servers: Sequence[Server]) -> None:
+    for server in servers:
+        server.end()

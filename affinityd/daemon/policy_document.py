@@ -249,37 +249,25 @@ def _suggestion(name: str, keys: Collection[str]) -> str:
 def described(text: str) -> list[str]:
     """Return lines that tell what a policy matches and does. Raises PolicyError."""
     parse(text)
-    return list(_lines(document(text).model_dump(exclude_none=True)))
-
-
-def _lines(document: Mapping[str, Any]) -> Iterator[str]:
-    rules = document["rule"]
-    yield count(len(rules), "rule")
+    table = document(text).model_dump(exclude_none=True)
+    rules = table["rule"]
+    lines = [count(len(rules), "rule")]
     for number, rule in enumerate(rules, start=1):
         matched = " and ".join(_matched(key, rule[key]) for key in KEYS if key in rule)
-        yield f"rule {number}: {matched}: {_done({**document, **rule})}"
-    yield f"{'all others' if rules else 'all jobs'}: {_done(document)}"
-    asking = [
-        number
-        for number, rule in enumerate(rules, start=1)
-        if not rule.keys().isdisjoint(OF_ENVIRONMENTS)
-    ]
+        lines.append(f"rule {number}: {matched}: {_done({**table, **rule})}")
+    lines.append(f"{'all others' if rules else 'all jobs'}: {_done(table)}")
+    asking = [n for n, rule in enumerate(rules, 1) if not rule.keys().isdisjoint(OF_ENVIRONMENTS)]
     if asking:
-        yield (
-            f"note: for {several('rule', asking)} environments must be readable: the daemon needs "
-            "CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"
-        )
+        needs = "environments must be readable: the daemon needs CAP_SYS_PTRACE and "
+        lines.append(f"note: for {several('rule', asking)} {needs}CAP_DAC_READ_SEARCH")
+    return lines
 
 
-def _matched(key: str, value: dict[str, list[object]] | list[object]) -> str:
+def _matched(key: str, value: Mapping[str, list[object]] | list[object]) -> str:
     """Return the condition of a key: `account 'debug' or 'bench-*'`."""
-    if isinstance(value, dict):
-        return " and ".join(f"{key} {name} {_any(globs)}" for name, globs in value.items())
-    return f"{key} {_any(value)}"
-
-
-def _any(values: list[object]) -> str:
-    return " or ".join(map(shown, values))
+    if isinstance(value, Mapping):
+        return " and ".join(_matched(f"{key} {name}", globs) for name, globs in value.items())
+    return f"{key} {' or '.join(map(shown, value))}"
 
 
 def _done(settings: Mapping[str, Any]) -> str:

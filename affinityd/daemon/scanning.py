@@ -20,7 +20,7 @@ from affinityd.daemon.metrics import audit as audit_metrics
 from affinityd.daemon.metrics.audit import JobRow, JobSeries
 from affinityd.daemon.state.scans import ALL, COUNTS, METRICS, OWN, ScanResult
 from affinityd.grouping import Recent
-from affinityd.topology.model import Gpu, Topology
+from affinityd.topology.model import Topology
 from affinityd.topology.nearness import UNPINNED
 
 if TYPE_CHECKING:
@@ -119,22 +119,15 @@ class AuditLog:
         before, self._mismatched = self._mismatched, {}
         counted = counts(scan)
         for gpu in topology.gpus:
-            name, causes = _name(gpu), counted[gpu.key].causes
+            name = f"{gpu.vendor} GPU {gpu.index} ({gpu.pci_bus_id})"
+            causes = counted[gpu.key].causes
             if gpu.key in scan.unknown:  # unseen processes stay as they were
                 causes = before.get(name, Counter())
             if causes:
                 self._mismatched[name] = causes
             if causes and name not in before:
-                log.warning("%s", _appeared(name, causes))
+                listed = ", ".join(f"{cause}: {number}" for cause, number in sorted(causes.items()))
+                far = f"{causes.total()} of its processes may run far from it"
+                log.warning("%s: %s (%s); see affinityd audit", name, far, listed)
             elif name in before and not causes:
                 log.info("%s: its processes are near it again, or have ended", name)
-
-
-def _appeared(name: str, causes: Counter[str]) -> str:
-    listed = ", ".join(f"{cause}: {number}" for cause, number in sorted(causes.items()))
-    processes = f"{causes.total()} of its processes may run far from it"
-    return f"{name}: {processes} ({listed}); see affinityd audit"
-
-
-def _name(gpu: Gpu) -> str:
-    return f"{gpu.vendor} GPU {gpu.index} ({gpu.pci_bus_id})"

@@ -14,7 +14,7 @@ import os
 import resource
 import socket
 import stat
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +25,7 @@ from starlette.types import ASGIApp
 
 from affinityd.config.settings import Settings
 from affinityd.daemon.api.peers import Connections, PeerProtocol
-from affinityd.daemon.state.background import until_multiple
+from affinityd.daemon.state.background import pause, until_multiple
 from affinityd.errors import FatalError, ListenError
 from affinityd.linux.processes import credentials
 
@@ -58,6 +58,15 @@ class Listeners:
             return os.path.samestat(self.path.lstat(), self.file)
         except OSError:
             return False
+
+    async def watch(self) -> None:
+        """Never return.
+
+        Raises FatalError when the socket's file is deleted or replaced: no client could connect.
+        """
+        while self.is_reachable():  # noqa: ASYNC110 - no event comes of a file
+            await asyncio.sleep(until_multiple(CHECK_SECONDS))
+        raise FatalError(f"{self.path} is gone, or another process's")
 
 
 @contextmanager
@@ -164,8 +173,11 @@ def _take(path: Path) -> None:
 class Server(uvicorn.Server):
     """uvicorn's, with the daemon's own signals: it ends with 0, and SIGHUP is no end."""
 
-    def __init__(self, app: ASGIApp, connections: Connections) -> None:
-        """Take the app, and the users' connections."""
+    def __init__(
+        self, app: ASGIApp, sockets: list[socket.socket], connections: Connections
+    ) -> None:
+        """Take the app, its listening sockets, and the users' connections."""
+        self._sockets = sockets
         self._end = asyncio.Event()
         super().__init__(
             uvicorn.Config(
@@ -182,13 +194,18 @@ class Server(uvicorn.Server):
             )
         )
 
-    async def main_loop(self) -> None:
-        """Wait for the end.
+    async def answer(self) -> None:
+        """Serve until the end; return when every request has ended."""
+        await self.serve(self._sockets)
 
-        uvicorn's own looks for it ten times a second, and each time wakes up an idle CPU.
+    async def main_loop(self) -> None:
+        """Set the Date of answers until the end.
+
+        uvicorn's own looks for the end ten times a second, and each time wakes up an idle CPU.
         """
-        await self.on_tick(0)
-        await self._end.wait()
+        while not self.should_exit:
+            await self.on_tick(0)
+            await pause(self._end, until_multiple(CHECK_SECONDS))
 
     def end(self) -> None:
         """Answer the pending requests and end; when called twice, end at once."""
@@ -200,41 +217,6 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave signals to the daemon."""
         yield
-
-
-class Servers:
-    """Serves on all sockets until it is stopped."""
-
-    def __init__(
-        self, app: ASGIApp, plan_only: ASGIApp, listeners: Listeners, refused: Callable[[], None]
-    ) -> None:
-        """Take the app, the app for plans only, the sockets, the counter of refused connections."""
-        self._listeners = listeners
-        connections = Connections(refused)
-        self._servers = [
-            (Server(app, connections), listeners.everything),
-            (Server(plan_only, connections), listeners.plans),
-        ]
-
-    async def run(self) -> None:
-        """Serve; return when every request has ended. Raises the errors of a server."""
-        await asyncio.gather(*(server.serve(sockets) for server, sockets in self._servers))
-
-    def stop(self) -> None:
-        """Answer the pending requests and end; when called twice, end at once."""
-        for server, _ in self._servers:
-            server.end()
-
-    async def watch(self) -> None:
-        """Regularly set the Date of answers; never returns.
-
-        Raises FatalError when the socket's file is deleted or replaced: no client could connect.
-        """
-        while self._listeners.is_reachable():
-            for server, _ in self._servers:
-                await server.on_tick(0)
-            await asyncio.sleep(until_multiple(CHECK_SECONDS))
-        raise FatalError(f"{self._listeners.path} is gone, or another process's")
 
 
 def raise_file_limit() -> None:

@@ -14,7 +14,7 @@ import resource
 import socket
 from collections import defaultdict
 from collections.abc import Callable
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache, partial
 from ipaddress import ip_address
 from typing import Any
 
@@ -26,7 +26,6 @@ from uvicorn.server import ServerState
 from affinityd.cpuset import parse_list
 from affinityd.daemon.state.scans import ALL, COUNTS
 from affinityd.errors import BusyError
-from affinityd.grouping import Recent
 from affinityd.linux.cgroup import Cgroups
 from affinityd.linux.files import present
 from affinityd.linux.processes import (
@@ -174,7 +173,7 @@ class Callers:
     def __init__(self, *, replayed: bool = False) -> None:
         """Begin; `replayed`: the machine is not this one, so that no caller's CPUs are known."""
         self._replayed = replayed
-        self._warned = Recent[str, None]()
+        self._warn_once = cache(partial(log.warning, "%s"))
 
     def of_peer(self, peer: Peer | None) -> Caller | None:
         """Return the CPUs of the process that made a connection; None where it is not known.
@@ -199,10 +198,6 @@ class Callers:
         if exists(pid) and not os.path.exists(f"/proc/{pid}/cgroup"):  # noqa: PTH110
             self._warn_once(HIDDEN)
         return None
-
-    def _warn_once(self, cause: str) -> None:
-        if self._warned.is_news(cause):
-            log.warning("%s", cause)
 
     @cached_property
     def _sees_own_pids(self) -> bool:
