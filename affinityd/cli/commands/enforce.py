@@ -121,7 +121,17 @@ def _check(path: str) -> int:
 
 
 def _enforce(arguments: argparse.Namespace) -> int:
-    text = _asked(_sockets(arguments))
+    deadline, troubles = time.monotonic() + TIMEOUT, []
+    for path in _sockets(arguments):
+        try:
+            text = ask_daemon.fetch(
+                path, PATH, deadline, refusals=[NotEnforcedError], most=MAX_BYTES
+            )
+            break
+        except NoDaemonError as error:
+            troubles.append(str(error))
+    else:
+        raise NoDaemonError("; ".join(troubles))
     try:
         enforced = loads(EnforceDocument, text, "enforce")
     except ValueError as error:
@@ -131,16 +141,3 @@ def _enforce(arguments: argparse.Namespace) -> int:
     else:
         print("\n".join(map(one_line, lines(enforced, fitting=arguments.all))))
     return 1 if enforced.has_mismatch else 2 if enforced.knows_nothing else 0
-
-
-def _asked(sockets: list[str]) -> str:
-    deadline = time.monotonic() + TIMEOUT
-    troubles = []
-    for path in sockets:
-        try:
-            return ask_daemon.fetch(
-                path, PATH, deadline, refusals=[NotEnforcedError], most=MAX_BYTES
-            )
-        except NoDaemonError as error:  # noqa: PERF203 - two paths at most
-            troubles.append(str(error))
-    raise NoDaemonError("; ".join(troubles))

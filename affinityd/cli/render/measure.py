@@ -14,7 +14,6 @@ from affinityd.measure.document import (
     WORDS,
     Figure,
     Measurement,
-    Ratio,
     Target,
     by_round,
     near_nodes,
@@ -64,10 +63,18 @@ def _table(
     rounds = by_round(measurement.figures, measurement.gpus, quantity)
     rows = [["CPUs of", *(names[target] for target in columns)]]
     styles = [[""] * (len(columns) + 1)]
+    _, scale, digits = UNITS[quantity]
     for row in sorted({node for node, _ in by_place}):
-        cells = (_cell(measurement, by_place.get((row, target))) for target in columns)
-        rows.append([f"node {row}", *cells])
-        styles.append(["", *(_heat(ratio_of(rounds.get((target, row), ()))) for target in columns)])
+        rows.append([f"node {row}"])
+        styles.append([""])
+        for target in columns:
+            figure, ratio = by_place.get((row, target)), ratio_of(rounds.get((target, row), ()))
+            value = NONE if figure is None else f"{(figure.value or 0.0) / scale:.{digits}f}"
+            is_near = figure is not None and row in near_nodes(figure, measurement.gpus)
+            rows[-1].append(f"{value}{NEAR if is_near else ' '}")
+            worse = 1.0 if ratio is None or ratio.is_noise else ratio.value
+            heat = next(style for least, style in HEAT if worse >= least)
+            styles[-1].append("" if ratio is None else heat)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     yield paint(f"{WORDS[quantity]}, {UNITS[quantity][0]} ({NEAR}: near)", BOLD, color=color)
     for texts, colors in zip(rows, styles, strict=True):
@@ -76,22 +83,6 @@ def _table(
             for text, width, style in zip(texts, widths, colors, strict=True)
         )
         yield "  ".join(painted).rstrip()
-
-
-def _cell(measurement: Measurement, figure: Figure | None) -> str:
-    """Return a figure, followed by a mark if it is near, else by a blank."""
-    if figure is None or figure.value is None:
-        return f"{NONE} "
-    _, scale, digits = UNITS[figure.quantity]
-    mark = NEAR if figure.numa_node in near_nodes(figure, measurement.gpus) else " "
-    return f"{figure.value / scale:.{digits}f}{mark}"
-
-
-def _heat(ratio: Ratio | None) -> str:
-    if ratio is None:
-        return ""
-    worse = 1.0 if ratio.is_noise else ratio.value
-    return next(style for least, style in HEAT if worse >= least)
 
 
 def _missing(measurement: Measurement) -> Iterator[str]:
