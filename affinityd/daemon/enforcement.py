@@ -77,7 +77,7 @@ class Enforcement:
                     uid=facts.uid,
                     job=None if job is None else job.id,
                     reason=attempt.decision.cause or "",
-                    cpus=format_list(target.cpus if target else ()),
+                    cpus=target.cpus if target else frozenset(),
                     threads=journal.journaled(attempt.outcome.replaced),
                 ),
             )

@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from affinityd.cpuset import CpuSet, format_list, parse_list
+from affinityd.cpuset import CpuSet
 from affinityd.grouping import grouped
-from affinityd.json_codec import CpuList, dumps, loads
+from affinityd.json_codec import dumps, loads
 from affinityd.linux.files import read, write_whole
 from affinityd.linux.pinning import ThreadBefore
 from affinityd.linux.processes import is_running, mask_of, thread_ids, thread_stat
@@ -31,7 +31,7 @@ class JournaledThread:
 
     tid: int
     start: int  #: clock ticks since boot
-    mask: CpuList
+    mask: CpuSet
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class JournaledPin:
     uid: int | None
     job: str | None  #: as the scheduler numbers it
     reason: str
-    cpus: CpuList  #: the mask that the threads were given
+    cpus: CpuSet  #: the mask that the threads were given
     threads: Sequence[JournaledThread]
 
 
 def journaled(threads: Iterable[ThreadBefore]) -> list[JournaledThread]:
     """Return threads as the journal has them."""
-    return [JournaledThread(it.tid, it.start, format_list(it.mask)) for it in threads]
+    return [JournaledThread(it.tid, it.start, it.mask) for it in threads]
 
 
 def append(path: Path, pin: JournaledPin) -> None:
@@ -100,7 +100,7 @@ def undo(journal: Iterable[JournaledPin], job: str | None = None) -> Iterator[Un
 
 
 def _undo(pinned: Sequence[JournaledPin]) -> Undone:
-    pid, given = pinned[-1].pid, parse_list(pinned[-1].cpus)
+    pid, given = pinned[-1].pid, pinned[-1].cpus
     restored, changed, refused = dict[int, CpuSet](), list[int](), None
     for tid in thread_ids(pid):
         stat = thread_stat(pid, tid)
@@ -123,10 +123,10 @@ def _undo(pinned: Sequence[JournaledPin]) -> Undone:
 
 def _before(pinned: Sequence[JournaledPin], tid: int, start: int) -> CpuSet:
     """Return a thread's last mask that no pin gave it; an empty one where none is known."""
-    mask, given = NOTHING, set[str]()
+    mask, given = NOTHING, set[CpuSet]()
     for pin in pinned:
         for thread in pin.threads:
             if (thread.tid, thread.start) == (tid, start) and thread.mask not in given:
-                mask = parse_list(thread.mask)
+                mask = thread.mask
         given.add(pin.cpus)
     return mask

@@ -149,7 +149,7 @@ def _journal(pinned: PinResult) -> None:
             uid=uid_of(pid),
             job=None,
             reason="affinityd pin",
-            cpus=format_list(cpus[pid]),
+            cpus=cpus[pid],
             threads=journal.journaled(threads),
         )
         try:

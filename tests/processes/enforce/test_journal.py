@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.cli import main
-from affinityd.cpuset import CpuSet, format_list
+from affinityd.cpuset import CpuSet
 from affinityd.enforce import journal
 from affinityd.linux.pinning import PinResult, Target, pin_threads
 from affinityd.linux.processes import thread_ids
@@ -24,9 +24,7 @@ def pinned(path: Path, pid: int, cpus: CpuSet, job: str = "7") -> PinResult:
     stat = present(pid)
     result = pin_threads(lambda: [Target(pid, stat.start, cpus)])
     threads = journal.journaled(result.replaced.values())
-    pin = journal.JournaledPin(
-        0.0, pid, stat.start, stat.name, 0, job, "mask", format_list(cpus), threads
-    )
+    pin = journal.JournaledPin(0.0, pid, stat.start, stat.name, 0, job, "mask", cpus, threads)
     journal.append(path, pin)
     return result
 
