@@ -29,6 +29,7 @@ from affinityd.audit.orphans import (
     missing_process,
     why_orphan,
 )
+from affinityd.audit.verdict import History, states
 from affinityd.audit.wait_meter import Waiter, WaitMeter
 from affinityd.audit.waits import CAUSES, Waits
 from affinityd.cpuset import CpuSet
@@ -75,6 +76,7 @@ class Auditor:
         self._cpu_time = CpuTimeCounters(TICKS)
         self._waits = WaitMeter(proc)
         self._memory = MemoryMeter()
+        self._history = History()
         self._idle = IdleTimes()
         self._gone: set[tuple[int, GpuKey]] = set()  # holders without a process, at the last scan
         self._first_masks = FirstMasks()
@@ -112,7 +114,7 @@ class Auditor:
         balancing = text(f"{self._proc}/sys/kernel/numa_balancing")
         waits = self._waits.look([Waiter.of(it.facts) for it in counted(found)], processes, boot)
         self._cpu_time.book(found, judge.near, boot, waits)
-        return Scan(
+        scan = Scan(
             time=now,
             seconds=since_boot() - boot,
             processes=tuple(found),
@@ -141,6 +143,8 @@ class Auditor:
             ratios=ratios,
             boot=boot,
         )
+        self._history.add(boot, states(scan))
+        return replace(scan, history=self._history.letters(boot, judge.near))
 
     def _audited(
         self, judge: Judge, walk: ProcessWalk, owners: ProcessOwners

@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from functools import cache
 from typing import Annotated, Any
 
+from affinityd.audit import verdict
 from affinityd.audit.memory import FAR, PLACES, HostMemory
 from affinityd.audit.memory import REMEDIES as MEMORY_REMEDIES
 from affinityd.audit.model import KUBERNETES, SLURM, AuditedProcess, CpuTime, GpuKey, Scan
@@ -22,6 +23,7 @@ from affinityd.topology.nearness import CAUSES, PLACEMENTS
 
 Placement = Annotated[str, OneOf(PLACEMENTS)]
 Cause = Annotated[str, OneOf(CAUSES)]
+State = Annotated[str, OneOf(verdict.STATES)]
 WaitCause = Annotated[str, OneOf(WAIT_CAUSES)]
 MemoryPlace = Annotated[str, OneOf(PLACES)]
 MemoryCause = Annotated[str, OneOf((*MEMORY_REMEDIES,))]
@@ -55,6 +57,8 @@ class AuditGpuDocument:
     host_memory_pinned_far_bytes: int | None  #: far, of processes that likely pinned some
     #: NUMA node of CPUs → near's host-to-device bandwidth over that node's; None: not measured
     measured_ratio: Mapping[int, float] | None = left_out()
+    state: State = verdict.IDLE  #: the worst of its processes
+    history: str = ""  #: a letter for each of the last sixty minutes: the first of its worst state
 
 
 @dataclass(frozen=True)
@@ -151,6 +155,15 @@ class AuditProcessDocument:
 
 
 @dataclass(frozen=True)
+class AuditFindingDocument:
+    """A sentence on the whole node."""
+
+    state: State
+    text: str
+    remedy: str | None  #: of the first process concerned; null: the caller may not see that one
+
+
+@dataclass(frozen=True)
 class AuditOverlapDocument:
     """CPUs in the unique pins of the same jobs."""
 
@@ -175,6 +188,7 @@ class AuditDocument:
     skipped: int
     numa_balancing: int | None
     notices: Sequence[str]
+    verdict: Sequence[AuditFindingDocument] = ()  #: the worst first
     pin_overlaps: Sequence[AuditOverlapDocument] | None = left_out()
     processes: Sequence[AuditProcessDocument] | None = left_out()
 
@@ -232,16 +246,34 @@ def document(topology: Topology, scan: Scan, sees: Sees | None) -> AuditDocument
         for it in scan.processes
         if sees(it)
     ]
+
+    def cure(state: str, process: AuditedProcess) -> str | None:
+        if sees is None or not sees(process):
+            return None
+        if state == verdict.ORPHAN:
+            return remedies.end(process)
+        if state == verdict.WAITING:
+            waits = waits_of(process, scan.waits, sees is everything)
+            return waits.remedy if waits else None
+        return str(remedies.of(process))
+
+    states = verdict.states(scan)
+    findings = verdict.verdict(scan, cure)
     return AuditDocument(
         node=topology.name,
         time=rfc3339(scan.time),
         seconds=scan.seconds,
         sees=seen(sees),
-        gpus=[_gpu(gpu, scan, counted[gpu.key]) for gpu in topology.gpus if gpu.key in counted],
+        gpus=[
+            _gpu(gpu, scan, counted[gpu.key], states[gpu.key])
+            for gpu in topology.gpus
+            if gpu.key in counted
+        ],
         pin_overlap=format_list(frozenset().union(*scan.overlap.values())),
         skipped=scan.skipped,
         numa_balancing=scan.numa_balancing,
         notices=scan.notices,
+        verdict=[AuditFindingDocument(it.state, it.text, it.remedy) for it in findings],
         pin_overlaps=overlaps if sees is everything else None,
         processes=processes,
     )
@@ -263,7 +295,7 @@ def rfc3339(seconds: float) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _gpu(gpu: Gpu, scan: Scan, counted: Counts) -> AuditGpuDocument:
+def _gpu(gpu: Gpu, scan: Scan, counted: Counts, state: str) -> AuditGpuDocument:
     near, time = scan.near[gpu.key], scan.gpu_time.get(gpu.key, CpuTime())
     known: dict[str, Any] = {
         "processes": {placement: counted.processes[placement] for placement in PLACEMENTS},
@@ -286,6 +318,8 @@ def _gpu(gpu: Gpu, scan: Scan, counted: Counts) -> AuditGpuDocument:
         audited=gpu.key not in scan.unknown,
         unknown=scan.unknown.get(gpu.key),
         measured_ratio=scan.ratios.get(gpu.key),
+        state=state,
+        history=scan.history.get(gpu.key, ""),
         **(dict.fromkeys(known) if gpu.key in scan.unknown else known),
     )
 

@@ -243,6 +243,8 @@ class Scan:
     #: Of every GPU: the seconds that threads waited since the first scan, by cause
     wait_time: Mapping[GpuKey, Mapping[str, float]] = field(default_factory=dict)
     memory: Mapping[int, HostMemory] = field(default_factory=dict)  #: of holders, by pid
+    #: Of every GPU: a letter for each of the last sixty minutes, of `verdict.LETTERS`
+    history: Mapping[GpuKey, str] = field(default_factory=dict)
     #: GPUs and these jobs with a mismatch → since when, seconds since the epoch
     since: Mapping[GpuKey | Job, float] = field(default_factory=dict)
     numa_balancing: int | None = None  #: /proc/sys/kernel/numa_balancing; None: there is none

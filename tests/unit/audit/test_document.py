@@ -51,6 +51,7 @@ SCAN = Scan(
     gpu_time={GPU: CpuTime(3.0, 1.5), LOST: CpuTime(1.0)},
     waits={100: Waits(10.0, {**dict.fromkeys(CAUSES, 0.0), "neighbor": 2.0}, runners=[OTHER])},
     wait_time={GPU: {"neighbor": 2.0}},
+    history={GPU: "ff"},
     memory={100: FAR},
     numa_balancing=1,
     notices=("look",),
@@ -66,13 +67,20 @@ HEAD = """
    "threads": {"local": 2, "mixed": 0, "remote": 2, "unpinned": 0, "unknown": 0},
    "mismatch": {"allocation": 0, "mask": 1, "unpinned": 0}, "orphans": 0,
    "cpu_seconds": 3.0, "remote_cpu_seconds": 1.5, "wait_seconds": {"neighbor": 2.0},
+   "state": "far", "history": "ff",
    "host_memory_bytes": {"near": 190, "far": 310, "unknown": 0},
    "host_memory_pinned_far_bytes": 310},
   {"vendor": "nvidia", "index": 1, "uuid": null, "pci_bus_id": "0000:11:00.0", "numa_node": null,
    "near": null, "audited": false, "unknown": "NVML is silent",
    "processes": null, "threads": null, "mismatch": null, "orphans": null,
    "cpu_seconds": null, "remote_cpu_seconds": null, "wait_seconds": null,
+   "state": "orphan", "history": "",
    "host_memory_bytes": null, "host_memory_pinned_far_bytes": null}],
+ "verdict": [
+  {"state": "far", "text": "1 of 2 GPUs is used from far away", "remedy": null},
+  {"state": "orphan", "text": "1 of 2 GPUs is held by an ended job", "remedy": null},
+  {"state": "waiting", "text": "1 of 2 GPUs waits for CPUs", "remedy": null},
+  {"state": "unknown", "text": "1 of 2 GPUs cannot be judged", "remedy": "NVML is silent"}],
  "pin_overlap": "5-6", "skipped": 0, "numa_balancing": 1, "notices": ["look"]}
 """
 RANK = """
@@ -147,6 +155,8 @@ def test_what_is_written_is_what_its_reader_may_see_in_one_line(
     assert exactly(AuditDocument, written)
     assert b"\n" not in written
     told, least = json.loads(written), document(TWO, SCAN, None)
+    cures = [it.pop("remedy") is not None for it in (*told["verdict"], *least["verdict"])][:3]
+    assert cures == [word == "all"] * 3
     processes, overlaps = told.pop("processes", None), told.pop("pin_overlaps", None)
     assert told == {**least, "sees": word}
     assert pids == (None if processes is None else [it["pid"] for it in processes])

@@ -1,0 +1,133 @@
+"""The state of each GPU in a word, of the whole node in a sentence, and of the last hour. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from affinityd.audit.model import AuditedProcess, GpuKey, Scan
+from affinityd.text import count
+
+FAR, ORPHAN, WAITING, UNKNOWN = "far", "orphan", "waiting", "unknown"
+NEAR, IDLE = "near", "idle"
+#: The worst first. Unknown: its processes, or its place. Idle: no process uses it.
+STATES = (FAR, ORPHAN, WAITING, UNKNOWN, NEAR, IDLE)
+#: State → a letter of the history; a minute without a scan has a dot.
+LETTERS = {FAR: "f", ORPHAN: "o", WAITING: "w", UNKNOWN: "u", NEAR: "n", IDLE: "i"}
+NO_SCAN = "."
+
+HOUR = 60  #: minutes, which the history has
+#: Threads of a process that wait for longer than this in a second are a finding.
+LONG_WAIT = 0.1
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A sentence on the node, and what helps."""
+
+    state: str
+    text: str
+    remedy: str | None = None  #: of the first process concerned
+
+
+def waits_long(process: AuditedProcess, scan: Scan) -> bool:
+    """Return whether the threads of a process wait for CPUs so long that it matters."""
+    waits = scan.waits.get(process.facts.pid)
+    return (
+        waits is not None
+        and waits.waited > LONG_WAIT * waits.seconds
+        and (waits.main_cause is not None)
+    )
+
+
+#: State → the sentence, for one GPU and for several, of so many; and which processes it is of.
+FINDINGS: Mapping[str, tuple[str, str, Callable[[AuditedProcess, Scan], bool]]] = {
+    FAR: ("is used from far away", "are used from far away", lambda it, _: it.is_mismatch),
+    ORPHAN: (
+        "is held by an ended job",
+        "are held by ended jobs",
+        lambda it, _: it.orphan is not None and not it.is_daemon,
+    ),
+    WAITING: ("waits for CPUs", "wait for CPUs", waits_long),
+}
+
+
+def by_state(scan: Scan) -> Mapping[str, Mapping[GpuKey, AuditedProcess | None]]:
+    """Return the GPUs of each state that is a finding, each with the first process concerned."""
+    found: dict[str, dict[GpuKey, AuditedProcess | None]] = {state: {} for state in STATES[:4]}
+    for process in scan.processes:
+        for state, (_, _, concerns) in FINDINGS.items():
+            if not process.is_daemon and concerns(process, scan):
+                found[state].setdefault(process.facts.gpu, process)
+    for gpu, near in scan.near.items():
+        if gpu in scan.unknown or near is None:
+            found[UNKNOWN][gpu] = None
+    return found
+
+
+def states(scan: Scan) -> dict[GpuKey, str]:
+    """Return the worst state of every GPU."""
+    found = by_state(scan)
+    used = {process.facts.gpu for process in scan.processes if not process.is_daemon}
+    return {
+        gpu: next(
+            (state for state in STATES[:4] if gpu in found[state]), NEAR if gpu in used else IDLE
+        )
+        for gpu in scan.near
+    }
+
+
+def verdict(scan: Scan, remedy: Callable[[str, AuditedProcess], str | None]) -> Iterator[Finding]:
+    """Yield the findings on the node, the worst first; one that all is well where there is none.
+
+    `remedy`: returns that of a process, by its state; None: the reader may not see it.
+    """
+    found, gpus = by_state(scan), len(scan.near)
+    for state in FINDINGS:
+        concerned = found[state]
+        if concerned:
+            one, many, _ = FINDINGS[state]
+            first = next(iter(concerned.values()))
+            number = f"{len(concerned)} of {count(gpus, 'GPU')}"
+            cure = None if first is None else remedy(state, first)
+            yield Finding(state, f"{number} {one if len(concerned) == 1 else many}", cure)
+    if unknown := found[UNKNOWN]:
+        why = next((scan.unknown[gpu] for gpu in unknown if gpu in scan.unknown), None)
+        text = f"{len(unknown)} of {count(gpus, 'GPU')} cannot be judged"
+        yield Finding(UNKNOWN, text, why)
+    elif not any(found.values()):
+        used = sum(state == NEAR for state in states(scan).values())
+        if not gpus:
+            yield Finding(IDLE, "there is no GPU here")
+        elif used:
+            yield Finding(NEAR, f"{count(used, 'GPU')} in use, from near alone")
+        else:
+            yield Finding(IDLE, "no process uses a GPU")
+
+
+@dataclass
+class History:
+    """The worst state of each GPU in each of the last sixty minutes."""
+
+    minutes: dict[GpuKey, dict[int, str]] = field(default_factory=dict)
+
+    def add(self, now: float, found: Mapping[GpuKey, str]) -> None:
+        """Add the states of a scan at `now`, seconds."""
+        minute = int(now // 60)
+        for gpu, state in found.items():
+            minutes = self.minutes.get(gpu, {})
+            worst = min(minutes.get(minute, IDLE), state, key=STATES.index)
+            kept = {it: minutes[it] for it in minutes if it > minute - HOUR}
+            self.minutes[gpu] = {**kept, minute: worst}
+        self.minutes = {gpu: self.minutes[gpu] for gpu in found}
+
+    def letters(self, now: float, gpus: Iterable[GpuKey]) -> dict[GpuKey, str]:
+        """Return a letter a minute for each GPU, the last one for the minute of `now`."""
+        last = int(now // 60)
+        return {
+            gpu: "".join(
+                LETTERS.get(self.minutes.get(gpu, {}).get(minute, ""), NO_SCAN)
+                for minute in range(last - HOUR + 1, last + 1)
+            )
+            for gpu in gpus
+        }

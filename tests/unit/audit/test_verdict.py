@@ -1,0 +1,84 @@
+"""The node's state in a sentence, each GPU's in a word, and the last hour in letters."""
+
+from __future__ import annotations
+
+import pytest
+
+from affinityd.audit.model import AuditedProcess, Scan
+from affinityd.audit.verdict import HOUR, History, states, verdict
+from affinityd.audit.waits import CAUSES, Waits
+from tests.support.scans import GPU0, GPU1, NEAR, process, scan
+
+FAR = process(1, cause="mask", placement="remote")
+ORPHAN = process(2, orphan="its job has ended")
+FROM_NEAR = "1 GPU in use, from near alone"
+DAEMON = process(3, cause="mask", placement="remote", is_daemon=True)
+
+
+def waiting(seconds: float, cause: str = "neighbor") -> dict[int, Waits]:
+    return {1: Waits(10.0, {**dict.fromkeys(CAUSES, 0.0), cause: seconds})}
+
+
+@pytest.mark.parametrize(
+    ("found", "state", "texts"),
+    [
+        (scan(near={}), None, ["there is no GPU here"]),
+        (scan(), "idle", ["no process uses a GPU"]),
+        (scan(DAEMON), "idle", ["no process uses a GPU"]),
+        (scan(process(1), process(4)), "near", [FROM_NEAR]),
+        (scan(FAR, FAR), "far", ["1 of 2 GPUs is used from far away"]),
+        (
+            scan(FAR, process(5, GPU1, cause="unpinned", placement="unpinned")),
+            "far",
+            ["2 of 2 GPUs are used from far away"],
+        ),
+        (
+            scan(ORPHAN, FAR),
+            "far",
+            ["1 of 2 GPUs is used from far away", "1 of 2 GPUs is held by an ended job"],
+        ),
+        (scan(process(1), waits=waiting(2.0)), "waiting", ["1 of 2 GPUs waits for CPUs"]),
+        (scan(process(1), waits=waiting(0.5)), "near", [FROM_NEAR]),
+        (
+            scan(process(1), waits=waiting(9.0, "unknown")),
+            "near",
+            [FROM_NEAR],
+        ),
+        (scan(unknown={GPU0: "silent"}), "unknown", ["1 of 2 GPUs cannot be judged"]),
+        (scan(near={**NEAR, GPU0: None}), "unknown", ["1 of 2 GPUs cannot be judged"]),
+    ],
+)
+def test_the_worst_comes_first(found: Scan, state: str | None, texts: list[str]) -> None:
+    assert states(found).get(GPU0) == state
+    assert [finding.text for finding in verdict(found, lambda _state, _process: None)] == texts
+
+
+def test_a_finding_has_the_remedy_of_the_first_process_concerned() -> None:
+    def remedy(state: str, its: AuditedProcess) -> str:
+        return f"{state} {its.facts.pid}"
+
+    found = verdict(scan(process(9), FAR, ORPHAN), remedy)
+    assert [finding.remedy for finding in found] == ["far 1", "orphan 2"]
+
+
+def test_the_history_has_the_worst_state_of_each_minute_of_an_hour() -> None:
+    history = History()
+    for minute, state in (
+        (0, "far"),
+        (100, "near"),
+        (101, "idle"),
+        (101, "waiting"),
+        (101, "near"),
+    ):
+        history.add(60.0 * minute, {GPU0: state})
+    letters = history.letters(60.0 * 103, [GPU0, GPU1])
+    assert letters == {GPU0: "." * 56 + "nw..", GPU1: "." * 60}
+    history.add(60.0 * 104, {})  # the GPU is gone
+    assert history.letters(60.0 * 104, [GPU0]) == {GPU0: "." * 60}
+
+
+def test_an_hour_is_kept_and_no_more() -> None:
+    history = History()
+    for minute in range(200):
+        history.add(60.0 * minute, {GPU0: "near"})
+    assert len(history.minutes[GPU0]) == HOUR
