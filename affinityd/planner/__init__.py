@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from affinityd.cpuset import CpuSet
@@ -25,17 +25,16 @@ class Options:
     cpus: int | None = None  #: logical CPUs that each rank asked for; None: unknown
 
 
-@dataclass(frozen=True)
-class Demand:
+class Demand(NamedTuple):
     """The input of a plan: rank i drives `gpus[i]`."""
 
     gpus: tuple[Gpu, ...]
     allowed: CpuSet  #: online ∩ cpuset − reserved
     unreserved: CpuSet  #: online − reserved
-    options: Options = field(default_factory=Options)
+    options: Options = Options()
     #: Logical CPUs that the ranks with a home node ask for together; missing: `options.cpus` each.
     #: Of a node without ranks other processes of the job ask.
-    together: Mapping[int | None, int] = field(default_factory=dict)
+    together: Mapping[int | None, int] = {}
     homes: tuple[int | None, ...] | None = None  #: each rank's home node; None: the nearest
     others: CpuSet = frozenset()  #: CPUs of other plans: far ones among them are added last
 
