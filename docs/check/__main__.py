@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from docs.check import commands, coverage
 from docs.check.blocks import BLOCKS
 from docs.check.comments import comments
-from docs.check.documents import undocumented
 from docs.check.messages import docstrings, messages
 from docs.check.pages import (
     PAGES,
@@ -20,7 +19,6 @@ from docs.check.pages import (
     prose,
     too_long,
 )
-from docs.check.symptoms import unknown_symptoms
 from docs.check.words import long_sentences, nameless, wrong_words
 from docs.site.__main__ import pages
 
@@ -43,8 +41,8 @@ def faults() -> Iterator[str]:
     for block in BLOCKS:
         yield from (f"{block}: {fault}" for fault in commands.faults(block))
     yield from coverage.faults()
-    yield from unknown_symptoms()
-    yield from undocumented()
+    yield from coverage.unknown_symptoms()
+    yield from coverage.undocumented()
     for where, text in messages():
         yield from (f"{where}: {fault}" for fault in wrong_words(text))
     for where, text in comments():

@@ -7,11 +7,16 @@ import resource
 import signal
 import socket
 import subprocess
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
+import pytest
+
+from affinityd.config import NODE_FILE
 from affinityd.discovery import discover, open_tree
+from affinityd.topology.document import read_node
 from tests.e2e.faults.checker import LIVE_QUERIES, asking
 from tests.support.daemons import Daemon, eventually, is_ready, running
 from tests.support.machines.facts import machine
@@ -102,3 +107,49 @@ def test_the_last_topology_stays_while_no_more_files_can_be_opened(tmp_path: Pat
             asked.more()
         assert daemon.plan("gpus=0")["generation"] == 1
         assert len(daemon.says("Too many open files")) <= 2
+
+
+# A disk that is full.
+
+
+ONLINE = "sys/devices/system/cpu/online"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "small"
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k,mode=0755", "tmpfs", path], check=True)
+    yield path
+    subprocess.run(["umount", "--lazy", path], check=True)
+
+
+def fill(disk: Path) -> Path:
+    path = disk / "full"
+    with path.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    return path
+
+
+def test_a_full_disk_leaves_the_former_node_file(tmp_path: Path, small_disk: Path) -> None:
+    tree = write_tree(machine("dgx-a100"), tmp_path / "root")
+    socket, published = small_disk / "s", small_disk / NODE_FILE
+    env = {"AFFINITYD_SOCKET": str(socket)}
+    with running(tmp_path, "--root", str(tree), env=env) as daemon:
+        filler = fill(small_disk)
+        (tree / ONLINE).write_text("0-47,50-255\n")
+        for _ in range(2):
+            assert daemon.plan("gpus=0&mode=node")["cpulist"] == "50-63,176-191"
+            daemon.signal(signal.SIGHUP)
+        line = "node.json could not be written: No space left on device"
+        eventually(lambda: daemon.says(line), "it is told")
+        assert read_node(published).topology.online == machine("dgx-a100").online
+        assert sorted(file.name for file in small_disk.iterdir()) == ["full", "node.json", "s"]
+        filler.unlink()
+        published.unlink()
+        daemon.signal(signal.SIGHUP)
+        eventually(published.exists, "it is written again, as after it was deleted")
+        assert read_node(published).generation == 2
+        assert len(daemon.says(line)) == 1
+        assert daemon.stop() == 0

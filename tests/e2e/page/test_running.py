@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import BrowserContext
 
-from tests.e2e.page.browsing import Node, Tab
+from tests.e2e.page.conftest import Node, Tab
 from tests.support.children import sleeping
 from tests.support.cpusets import cgroup, needs_cpuset, step_parts
 from tests.support.daemons import eventually, free_port

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +14,7 @@ from tests.e2e.privileges.node import confined
 from tests.support import privileges
 from tests.support.cpusets import needs_cpuset
 from tests.support.daemons import PATIENCE, eventually
+from tests.support.paths import REPOSITORY
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="mounts, and becomes other users"),
@@ -63,3 +65,43 @@ def test_without_its_folder_the_daemon_ends(actors: Actors) -> None:
         assert node.daemon.process.wait(PATIENCE) == 1
         (line,) = node.daemon.complaints
         assert "/run/affinityd" in line
+
+
+# The unit gives the daemon what the table says, and nothing else.
+
+
+UNIT = REPOSITORY / "deploy/systemd/affinityd.service"
+ENFORCE = UNIT.parent / f"{UNIT.name}.d/enforce.conf"
+
+
+def values(text: str, name: str, mark: str = "") -> list[set[str]]:
+    """Return the words of each line of a directive; `mark`: what is before it."""
+    lines = re.findall(rf"^{mark}{name}=(.*)$", text, re.MULTILINE)
+    return [set(line.split()) for line in lines]
+
+
+def capabilities(name: str) -> set[str]:
+    return {f"CAP_{it}" for it in privileges.needs(name, "capabilities")}
+
+
+def test_the_unit_has_one_folder_to_write_to_and_offers_what_device_files_take() -> None:
+    unit = UNIT.read_text()
+    assert values(unit, "CapabilityBoundingSet") == [set()]
+    (folder,) = values(unit, "RuntimeDirectory")
+    assert {f"/run/{it}" for it in folder} == set(privileges.items("writes"))
+    for name in ("ReadWritePaths", "PrivateNetwork", "IPAddressDeny"):
+        assert values(unit, name) == []
+    assert values(unit, "ProtectSystem") == [{"strict"}]
+    (offered,) = values(unit, "CapabilityBoundingSet", mark="#   ")
+    assert offered == capabilities("the audit of device files")
+    allowed, left_out = values(unit, "SystemCallFilter")
+    assert allowed == {"@system-service"}
+    assert left_out == {"~@privileged", "@resources", "@aio", "@keyring"}
+
+
+def test_the_drop_in_has_what_pinning_and_reading_environments_take() -> None:
+    text = ENFORCE.read_text()
+    read = {f"CAP_{it}" for it in privileges.FEATURES["environments"].capabilities}
+    assert values(text, "CapabilityBoundingSet") == [capabilities("enforce pin"), read]
+    assert values(text, "SystemCallFilter") == [set(privileges.needs("enforce pin", "calls"))]
+    assert re.findall(r"^#\w+=", text, re.MULTILINE) == []
