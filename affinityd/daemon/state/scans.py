@@ -83,7 +83,8 @@ class ScanChild:
                 with suppress(OSError):  # without it, a child that hangs ends later
                     end_with(daemon)
                 gc.enable()  # which the daemon's start has disabled
-                os.nice(NICENESS)
+                with suppress(OSError):  # a unit may leave the call out
+                    os.nice(NICENESS)
                 for number in (signal.SIGINT, signal.SIGTERM):  # the daemon takes them, ends first
                     signal.signal(number, signal.SIG_IGN)
                 with suppress(OSError, EOFError):  # the daemon has ended
