@@ -10,7 +10,7 @@ from affinityd import machines
 from affinityd.config.settings import Settings
 from affinityd.discovery import discover, open_tree, snapshot_nvml
 from affinityd.discovery.nvml import NvmlReport
-from affinityd.discovery.pci import is_of_port, port_states
+from affinityd.discovery.pci import port_states
 from affinityd.discovery.tree import FolderTree, Tree
 from affinityd.errors import TreeError
 from affinityd.linux.files import SCARCE
@@ -114,7 +114,8 @@ class Machine:
         is_comparable = self._last_broken is not None and online == self._last_online
         may_lack = (self._last_broken or ()) if is_comparable else broken
         for path, error in broken.items():
-            if error.errno in SCARCE or not (path in may_lack or is_of_port(path)):
+            is_port = "/ports/" in path or "/port/" in path
+            if error.errno in SCARCE or not (path in may_lack or is_port):
                 raise TreeError(f"/{path}: {error.strerror}")
 
     def drivers(self) -> tuple[str | None, ...]:

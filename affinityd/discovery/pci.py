@@ -182,11 +182,6 @@ def _is_up(state: str | None) -> bool:
     return state is not None and state.startswith((ACTIVE, UP))
 
 
-def is_of_port(path: str) -> bool:
-    """Whether a file is of an RDMA device's port."""
-    return "/ports/" in path or "/port/" in path
-
-
 def _interfaces(tree: Tree, folder: str, names: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield folder and name of its interfaces; a virtual machine's have a device between them."""
     for kind in (kind for kind in KINDS if kind in names):

@@ -10,7 +10,7 @@ from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.grouping import grouped
 from affinityd.text import count, printable
 from affinityd.topology import words
-from affinityd.topology.model import Core, Gpu, Nic, Topology
+from affinityd.topology.model import Core, Gpu, Nic, Topology, cpus_of
 
 GAP, PAD, HEAD = 4, 3, 16  #: pixels between boxes, at a frame's border, of its heading
 LETTER = 8  #: pixels of a heading's widest usual letter, bold
@@ -111,11 +111,16 @@ def _node(
     heading = "  ·  ".join(filter(None, [named, words.memory(topology.node_of[number])]))
     groups = []
     for group in grouped(cores, lambda core: core.llc).values():
-        title = f"LLC group of {count(len(group), 'core')}: CPUs {_cpus(group)}"
+        title = f"LLC group of {count(len(group), 'core')}: CPUs {format_list(cpus_of(group))}"
         groups.append(framed("llc", flow(map(_core, group), width - 16, 3), title=title))
     parts = [flow(groups, width - 8)]
     parts += [] if number is None else [_devices(topology, number, width - 8)]
-    return framed("node", stacked(parts), lines=[heading], title=f"{named}: CPUs {_cpus(cores)}")
+    return framed(
+        "node",
+        stacked(parts),
+        lines=[heading],
+        title=f"{named}: CPUs {format_list(cpus_of(cores))}",
+    )
 
 
 def _core(core: Core) -> Box:
@@ -174,7 +179,3 @@ def _offline(cpus: CpuSet, width: float) -> Box:
     listed = f"not online: {several('CPU', cpus)}"
     line = listed if len(listed) <= width / LETTER else f"not online: {count(len(cpus), 'CPU')}"
     return framed("offline", inside, lines=[line], title=listed)
-
-
-def _cpus(cores: Iterable[Core]) -> str:
-    return format_list(cpu for core in cores for cpu in core.cpus)

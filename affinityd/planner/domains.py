@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 from affinityd.cpuset import CpuSet
 from affinityd.planner import Demand, Options
 from affinityd.planner.modes import Bundle, Domain, PlanMode, Position, blocks
-from affinityd.topology.model import Core, Gpu, Topology
+from affinityd.topology.model import Core, Gpu, Topology, cpus_of
 
 K = TypeVar("K")
 RankCores = Mapping[int, tuple[Core, ...]]  #: each rank's cores, best first
@@ -201,7 +201,7 @@ def given_cpus(cores: Iterable[Core], options: Options) -> CpuSet:
     """Return the CPUs that a rank with these cores is given."""
     if options.multithreading == "single_logical":
         return frozenset(core.cpus[0] for core in cores)
-    return frozenset(chain.from_iterable([core.cpus for core in cores]))
+    return cpus_of(cores)
 
 
 def widened(

@@ -8,10 +8,10 @@ from itertools import chain
 
 from affinityd.cpuset import format_list
 from affinityd.planner import Demand, Options, PlanWarning, RankPlan, Widening
-from affinityd.planner.domains import RankCores, given_cpus, shares_node, socket, usable
+from affinityd.planner.domains import RankCores, shares_node, socket, usable
 from affinityd.planner.modes import PlanMode
 from affinityd.text import count, node_name
-from affinityd.topology.model import Core, Gpu, Topology
+from affinityd.topology.model import Core, Gpu, Topology, cpus_of
 
 
 class Reasons:
@@ -96,7 +96,7 @@ class Reasons:
             place, cpus = node_name(home), topology.cpus_of_node(home)
         else:
             cores = chain.from_iterable(socket(topology, home, topology.online))
-            place, cpus = f"{node_name(home)}'s socket", given_cpus(cores, Options())
+            place, cpus = f"{node_name(home)}'s socket", cpus_of(cores)
         if reserved := cpus - demand.unreserved:
             yield f"CPUs {format_list(reserved)} of {place} are reserved"
         if outside := (cpus & demand.unreserved) - demand.allowed:

@@ -5,10 +5,10 @@ No file is read here: discovery makes a Topology, the other folders use it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import NamedTuple
 
 from affinityd.config import ON
@@ -31,6 +31,11 @@ class Core(NamedTuple):
     package: int | None  #: physical_package_id
     die: int | None  #: die_id
     llc: int  #: the lowest CPU of the core's LLC group: the group's name
+
+
+def cpus_of(cores: Iterable[Core]) -> CpuSet:
+    """Return the CPUs of cores."""
+    return frozenset(chain.from_iterable([core.cpus for core in cores]))
 
 
 @dataclass(frozen=True)
@@ -146,7 +151,7 @@ class Topology:
     @cached_property
     def online(self) -> CpuSet:
         """Every CPU that can run something now."""
-        return frozenset(cpu for core in self.cores for cpu in core.cpus)
+        return cpus_of(self.cores)
 
     @cached_property
     def node_of(self) -> Mapping[int | None, NumaNode]:
@@ -181,10 +186,7 @@ class Topology:
 
     @cached_property
     def _node_cpus(self) -> Mapping[int | None, CpuSet]:
-        return {
-            number: frozenset(cpu for core in cores for cpu in core.cpus)
-            for number, cores in self.node_cores.items()
-        }
+        return {number: cpus_of(cores) for number, cores in self.node_cores.items()}
 
     def distance(self, start: int | None, end: int | None) -> float:
         """Return the SLIT distance between two nodes; a missing one is farthest."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -15,7 +15,7 @@ from affinityd.cpuset import format_list, several
 from affinityd.errors import OutputError
 from affinityd.grouping import grouped
 from affinityd.text import count
-from affinityd.topology.model import PHB, PIX, PXB, Core, Nic, Topology
+from affinityd.topology.model import PHB, PIX, PXB, Core, Nic, Topology, cpus_of
 from affinityd.topology.words import (
     devices_at,
     gpu_model,
@@ -121,7 +121,7 @@ def _places(topology: Topology) -> Iterator[Branch]:
         cores = [core for number in place.nodes for core in topology.node_cores[number]]
         name, amount = several("package", place.packages), count(len(cores), "core")
         nodes = tuple(_node(topology, number) for number in place.nodes)
-        yield Branch(PLACE, (name, "", amount, _cpulist(cores)), BOLD, nodes)
+        yield Branch(PLACE, (name, "", amount, format_list(cpus_of(cores))), BOLD, nodes)
 
 
 def _node(topology: Topology, number: int | None, packages: Sequence[int] = ()) -> Branch:
@@ -133,7 +133,7 @@ def _node(topology: Topology, number: int | None, packages: Sequence[int] = ()) 
         *(_devices(topology, number) if number is not None else ()),
     )
     name, size = node_label(number, packages), memory(topology.node_of[number])
-    cells = (name, size, count(len(cores), "core"), _cpulist(cores))
+    cells = (name, size, count(len(cores), "core"), format_list(cpus_of(cores)))
     return Branch(PLACE, cells, BOLD, below)
 
 
@@ -144,7 +144,7 @@ def _shares(label: str, cores: Sequence[Core], of: Callable[[Core], Hashable]) -
         yield Branch(SHARE, (label, "one for each core"))
     elif len(groups) > 1:
         for size, same in groupby(groups, len):
-            lists = [_cpulist(group) for group in same]
+            lists = [format_list(cpus_of(group)) for group in same]
             cells = (label, f"{len(lists)} x {count(size, 'core')}", GAP.join(lists))
             yield Branch(SHARE, cells)
 
@@ -180,10 +180,6 @@ def _notes(topology: Topology, *, color: bool) -> Iterator[str]:
         yield ""
     for note in notes:
         yield f"{paint('note:', YELLOW, color=color)} {note}"
-
-
-def _cpulist(cores: Iterable[Core]) -> str:
-    return format_list(cpu for core in cores for cpu in core.cpus)
 
 
 #: The nearness that is worth a word, nearest first: beneath one switch, or one host bridge.

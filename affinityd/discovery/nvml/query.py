@@ -87,11 +87,6 @@ class NvmlDevice:
             self.errors.append(str(error))
         return None
 
-    @property
-    def error(self) -> str | None:
-        """The first of the errors."""
-        return next(iter(self.errors), None)
-
     def uuid(self) -> str | None:
         """Return nvmlDeviceGetUUID."""
         return self.query(self.nvml.nvmlDeviceGetUUID)
@@ -276,7 +271,7 @@ def _facts(index: int, gpu: NvmlDevice, trusted: bool) -> NvmlGpu:
         persistence=gpu.query(
             lambda handle: nvml.nvmlDeviceGetPersistenceMode(handle) == nvml.NVML_FEATURE_ENABLED
         ),
-        error=gpu.error,
+        error=next(iter(gpu.errors), None),
     )
 
 
@@ -338,7 +333,7 @@ def _processes(index: int, gpu: NvmlDevice) -> GpuProcesses:
         uuid=uuid and printable(uuid),  # as discovery has it, which it is compared with
         pci_bus_id=pci_bus_id,
         processes=tuple(process for part, mig in parts for process in _listed(part, mig)),
-        error=gpu.error,
+        error=next(iter(gpu.errors), None),
     )
 
 
