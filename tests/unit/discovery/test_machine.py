@@ -15,7 +15,7 @@ from affinityd.discovery import discover, open_tree, snapshot_nvml
 from affinityd.discovery.snapshot import COMPRESSIONS, write_snapshot
 from affinityd.discovery.tree import Tree
 from affinityd.errors import TreeError
-from affinityd.topology.model import Gpu, Nic, Topology
+from affinityd.topology.model import Nic, Topology
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import ALL_NAMES, machine
 from tests.support.machines.strategies import machines
@@ -39,15 +39,10 @@ def test_a_named_machine_and_its_snapshot_are_read_back(name: str, tmp_path: Pat
 
 def plain(topology: Topology) -> tuple[object, ...]:
     """A machine without its GPUs' paths, whose bridges have names of their own in a tree."""
-    gpus = (
-        replace(gpu, pci_path=(), numa_source=None, model=gpu.model if tells_model(gpu) else None)
-        for gpu in topology.gpus
-    )
-    return topology.cores, topology.nodes, *gpus
-
-
-def tells_model(gpu: Gpu) -> bool:
-    return gpu.vendor in {"nvidia", "amd"}
+    gpus = [replace(gpu, pci_path=(), numa_source=None) for gpu in topology.gpus]
+    others = (replace(gpu, model=None) for gpu in gpus if gpu.vendor not in {"nvidia", "amd"})
+    told = (gpu for gpu in gpus if gpu.vendor in {"nvidia", "amd"})
+    return topology.cores, topology.nodes, *told, *others
 
 
 def nearnesses(topology: Topology) -> list[tuple[str, str, str]]:

@@ -109,24 +109,6 @@ def test_even_is_what_nproc_divided_by_ranks_gives() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpu_nodes", "asked", "localities"),
-    [
-        ([0], "", ["remote"]),  # home is the GPU's node, and some cores are not
-        ([1], "", ["remote"]),
-        ([None], "", ["unknown"]),
-        ([1, 1], "", ["remote", "local"]),
-        ([0], "max_physical_cores=4", ["local"]),  # what the maximum leaves
-    ],
-)
-def test_mode_even_is_local_only_with_all_cores_on_the_gpu_s_node(
-    gpu_nodes: list[int | None], asked: str, localities: list[str]
-) -> None:
-    reply = ask(made({0: "0-3", 1: "4-7"}, gpus=gpu_nodes), **words(f"mode=even {asked}"))
-    assert homes(reply) == [0, 1][: len(gpu_nodes)]
-    assert [rank.locality for rank in reply.ranks] == localities
-
-
-@pytest.mark.parametrize(
     ("mode", "heeded", "ignored"),
     [
         ("node", "max_physical_cores=2 share=requested", "scope=socket"),

@@ -145,17 +145,6 @@ def test_a_refusal_names_what_is_lacking_and_what_would_work(
 
 
 @pytest.mark.parametrize(
-    ("home", "memory_node"), [("0-3", 0), ("16-19", 0), ("8-11", 2), ("24-27", 0)]
-)
-def test_the_memory_node_is_the_home_node_or_the_nearest_with_memory(
-    home: str, memory_node: int
-) -> None:
-    """Nodes 1 and 3 of this machine have none."""
-    reply = ask(machine("threadripper-2990wx"), gpus="0", cpuset=home, mode="node")
-    assert reply.ranks[0].memory_node == memory_node
-
-
-@pytest.mark.parametrize(
     ("asked", "threads"),
     rows("""
 cores of its own             | gpus=0,1                                   | 10 10

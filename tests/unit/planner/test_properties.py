@@ -60,8 +60,7 @@ def test_the_home_node_is_the_nearest_and_decides_the_locality(question: Questio
             row = topology.node_of[own].distances
             far = {node: row.get(-1 if node is None else node, 256) for node in near}
             assert home == own if own in near else far[home] == min(far.values())
-        if topology.node_of[home].memory_bytes != 0:
-            assert rank.memory_node == home
+        assert rank.memory_node == topology.memory_node(home)
         nodes = {core.node for core in cores_of(rank, topology)} if mode.everywhere else {home}
         seen = "unknown" if own is None else "local" if nodes == {own} else "remote"
         assert rank.locality == ("local" if len(running) == 1 else seen)
