@@ -18,6 +18,8 @@ from affinityd.topology.model import Core, Gpu, Topology, cpus_of
 
 K = TypeVar("K")
 RankCores = Mapping[int, tuple[Core, ...]]  #: each rank's cores, best first
+#: The keys of a node's GPUs, the node's domain, and its block for each GPU.
+NodeBlocks = tuple[tuple[tuple[str, int], ...], Domain, tuple[Domain, ...]]
 
 
 class RankGroup(NamedTuple):
@@ -153,8 +155,8 @@ def gpu_blocks(
     options, allowed = demand.options, demand.allowed
     of_nodes = _of_nodes(topology, mode.scope or options.scope, demand.unreserved)
     # The blocks of a node with fewer cores than GPUs do not count for those of the others.
-    whole = (node.blocks for node in of_nodes if all(node.blocks))
-    smallest = min((len(block) for blocks in whole for block in blocks), default=None)
+    whole = (cut for _, _, cut in of_nodes if all(cut))
+    smallest = min((len(block) for cut in whole for block in cut), default=None)
     keep = smallest if mode.balances and options.balanced else None
     block_of: dict[tuple[str, int], Domain] = {}
     for gpus, domain, cut in of_nodes:
@@ -171,24 +173,16 @@ def gpu_blocks(
     return block_of
 
 
-class NodeBlocks(NamedTuple):
-    """A node's domain, and the block of each GPU whose home it is."""
-
-    gpus: tuple[tuple[str, int], ...]  #: their keys
-    domain: Domain
-    blocks: tuple[Domain, ...]
-
-
 @lru_cache(maxsize=8)
-def _of_nodes(topology: Topology, scope: str, unreserved: CpuSet) -> tuple[NodeBlocks, ...]:
+def _of_nodes(topology: Topology, scope: str, unreserved: CpuSet) -> Sequence[NodeBlocks]:
     """Return the blocks of every node, found once for all jobs."""
     gpus_at = positions(home_nodes(topology, topology.gpus, unreserved))
     domains = domains_of(topology, gpus_at, unreserved, scope=scope, unique=True)
     of_nodes = []
     for home, places in gpus_at.items():
         keys = tuple(topology.gpus[place].key for place in places)
-        of_nodes.append(NodeBlocks(keys, domains[home], _cut(domains[home], len(places))))
-    return tuple(of_nodes)
+        of_nodes.append((keys, domains[home], _cut(domains[home], len(places))))
+    return of_nodes
 
 
 def _cut(domain: Domain, pieces: int) -> tuple[Domain, ...]:

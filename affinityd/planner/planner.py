@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from typing import NamedTuple
 
 from affinityd.cpuset import format_list
 from affinityd.errors import UnsatisfiableError
@@ -15,13 +14,9 @@ from affinityd.planner.modes import MODES, PlanMode, Position
 from affinityd.planner.reasons import Reasons, too_few_cores, warnings
 from affinityd.topology.model import Core, Topology
 
-
-class Division(NamedTuple):
-    """The cores of every rank, and the groups that were divided."""
-
-    groups: tuple[RankGroup, ...]  #: with their own domains, before others' cores came in
-    cores_of: RankCores
-    share: str  #: among which GPUs the cores were divided: "requested" or "node"
+#: The groups that were divided, with their own domains, before others' cores came in; the cores of
+#: every rank; and among which GPUs they were divided: "requested" or "node".
+Division = tuple[tuple[RankGroup, ...], RankCores, str]
 
 
 def plan(topology: Topology, demand: Demand) -> Plan:
@@ -38,14 +33,15 @@ def plan(topology: Topology, demand: Demand) -> Plan:
     mode = MODES[demand.options.mode]
     division = _divided(topology, demand, mode)
     ranks = tuple(_rank_plans(topology, demand, mode, division))
-    plan_warnings = tuple(warnings(topology, demand, mode, ranks, division.share))
+    share = division[-1]
+    plan_warnings = tuple(warnings(topology, demand, mode, ranks, share))
     if demand.options.strict:
         far = [warning for warning in plan_warnings if warning.code in {"remote_home", "widened"}]
         if far:
             # Of a rank that is both, the last one counts.
             why = [warning.message for warning in far if warning.rank == far[0].rank][-1]
             raise UnsatisfiableError(f"strict: {why}; strict=false allows it")
-    return Plan(ranks, division.share, plan_warnings)
+    return Plan(ranks, share, plan_warnings)
 
 
 def _divided(topology: Topology, demand: Demand, mode: PlanMode) -> Division:
@@ -64,7 +60,7 @@ def _divided(topology: Topology, demand: Demand, mode: PlanMode) -> Division:
             # Ranks that plan by themselves request share=node: only their blocks keep them apart.
             smallest = min(len(given_cpus(cores, options)) for cores in in_blocks.values())
             if options.share == "node" or smallest >= asked:
-                return Division(groups, in_blocks, "node")
+                return groups, in_blocks, "node"
     groups = _by_home(topology, demand, mode)
     wider = (
         domains.widened(topology, demand, groups, asked=asked, divides=mode.unique)
@@ -74,7 +70,7 @@ def _divided(topology: Topology, demand: Demand, mode: PlanMode) -> Division:
     cores_of: RankCores = dict(_split(wider, options, mode))
     if asked and mode.unique:
         cores_of = domains.topped_up(topology, demand, groups, cores_of, asked=asked)
-    return Division(groups, cores_of, "requested")
+    return groups, cores_of, "requested"
 
 
 def _by_home(topology: Topology, demand: Demand, mode: PlanMode) -> tuple[RankGroup, ...]:
@@ -106,13 +102,13 @@ def _split(
 def _rank_plans(
     topology: Topology, demand: Demand, mode: PlanMode, division: Division
 ) -> Iterator[RankPlan]:
-    options, cores_of = demand.options, division.cores_of
+    groups, cores_of, share = division
+    options, reasons = demand.options, Reasons(topology, demand, mode, cores_of, share)
     least = options.min_physical_cores if mode.counts else 1
     most = options.max_physical_cores if mode.counts else None
     cut = {rank: cores[:most] for rank, cores in sorted(cores_of.items())}
     ranks_on = Counter(core.cpus[0] for cores in cut.values() for core in cores)
-    reasons = Reasons(topology, demand, mode, cores_of, share=division.share)
-    group_of = {rank: group for group in division.groups for rank in group.ranks}
+    group_of = {rank: group for group in groups for rank in group.ranks}
     for rank, cores in cut.items():
         if len(cores_of[rank]) < least:
             raise UnsatisfiableError(too_few_cores(demand, rank, cores_of, least))
