@@ -61,12 +61,9 @@ def _divided(topology: Topology, demand: Demand, mode: PlanMode) -> Division:
             smallest = min(len(given_cpus(cores, options)) for cores in in_blocks.values())
             if options.share == "node" or smallest >= asked:
                 return groups, in_blocks, "node"
-    groups = _by_home(topology, demand, mode)
-    wider = (
-        domains.widened(topology, demand, groups, asked=asked, divides=mode.unique)
-        if asked
-        else groups
-    )
+    wider = groups = _by_home(topology, demand, mode)
+    if asked:
+        wider = domains.widened(topology, demand, groups, asked=asked, divides=mode.unique)
     cores_of: RankCores = dict(_split(wider, options, mode))
     if asked and mode.unique:
         cores_of = domains.topped_up(topology, demand, groups, cores_of, asked=asked)
