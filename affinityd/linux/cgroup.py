@@ -115,24 +115,18 @@ class Cgroups:
             return min(limits, default=None)
         return _exclusive(folders[0], len(self.cpuset or ()))
 
-    def whole(self, file_system: str, controller: str) -> Iterator[str]:
-        """Yield where a whole hierarchy is mounted; to a cgroup namespace its root is /../.."""
-        for root, point in self._hierarchies(file_system, controller):
-            if not {*root.split("/")} - {"", ".."}:
-                yield point
-
     def folders(self, file_system: str, controller: str) -> Iterator[str]:
         """Yield the folders of the cgroup in a hierarchy and of its parents, its own first."""
         cgroups = hierarchies(self._membership)
         paths = (path for controllers, path in cgroups if controller in controllers)
         if (path := next(paths, None)) is not None:
             is_outside = "/../" in f"{path}/"  # beside or above this cgroup namespace
-            for root, point in self._hierarchies(file_system, controller):
+            for root, point in self.hierarchies(file_system, controller):
                 below = _from_above(path, root, point) if is_outside else _below(path, root)
                 if below is not None:
                     yield from _upwards(point, below)
 
-    def _hierarchies(self, file_system: str, controller: str) -> Iterator[tuple[str, str]]:
+    def hierarchies(self, file_system: str, controller: str) -> Iterator[tuple[str, str]]:
         """Yield the mounts of a hierarchy: the root of each, and the folder that it is at."""
         for mount in self._mounts:
             if mount.kind == file_system and (not controller or controller in mount.options):
@@ -155,8 +149,9 @@ def cpuset_at(path: str, root: str = "/", kind: str = "cpus") -> CpuSet | None:
         path = "".join(f"/{'-'.join(parts[: end + 1])}{SLICE}" for end in range(len(parts)))
     cgroups = Cgroups("", root)
     for file_system, controller, files in VERSIONS:
-        for point in cgroups.whole(file_system, controller):
-            is_there = path and os.path.isdir(point + path)  # noqa: PTH112 - no pathlib
+        for shown, point in cgroups.hierarchies(file_system, controller):
+            is_whole = not {*shown.split("/")} - {"", ".."}  # in a cgroup namespace it is /../..
+            is_there = is_whole and path and os.path.isdir(point + path)  # noqa: PTH112 - no pathlib
             for folder in _upwards(point, path) if is_there else ():
                 for file in files:
                     name = kind.join(file.rsplit("cpus", 1))

@@ -61,13 +61,13 @@ def nics_of_gpus(topology: Topology) -> Mapping[GpuKey, GpuNics]:
 
 def verbs_ports(nics: Iterable[NearNic]) -> tuple[str, ...]:
     """Return the ports as libraries of verbs name them, mlx5_2:1, each once; Slingshot has none."""
-    ports = (nic.port for nic in nics if nic.port.has_verbs and is_plain(nic.port.device))
-    return tuple(dict.fromkeys(f"{port.device}:{port.number}" for port in ports))
-
-
-def is_plain(device: str) -> bool:
-    """Whether a device's name fits a list of a library's, and a shell."""
-    return device.isascii() and device.translate(_PUNCTUATION).isalnum()
+    names: dict[str, None] = {}
+    for port in (nic.port for nic in nics):
+        # Another name does not fit a list of a library's, or a shell.
+        is_plain = port.device.isascii() and port.device.translate(_PUNCTUATION).isalnum()
+        if port.has_verbs and is_plain:
+            names[f"{port.device}:{port.number}"] = None
+    return tuple(names)
 
 
 def usable_ports(nics: Sequence[Nic]) -> tuple[tuple[Nic, RdmaPort], ...]:
