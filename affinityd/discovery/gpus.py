@@ -177,12 +177,12 @@ def read_gpus(
         computes = device.base_class == ACCELERATOR or (
             device.base_class == DISPLAY and code in _COMPUTING_DISPLAYS
         )
-        # A virtual machine may have a device that vfio-pci drives, or a vendor's variant of it.
-        driver = (tree.link(f"{device.folder}/driver") or "").rpartition("/")[2]
-        is_given_away = driver.replace("_", "-").endswith("vfio-pci")
-        if (is_nvidias or computes) and not is_given_away:
-            vendor = NVIDIA if is_nvidias else VENDORS.get(code, code)
-            groups.setdefault(vendor, []).append(device)
+        if is_nvidias or computes:
+            driver = (tree.link(f"{device.folder}/driver") or "").rpartition("/")[2]
+            # A virtual machine may have a device that vfio-pci drives, or a vendor's variant of it.
+            if not driver.replace("_", "-").endswith("vfio-pci"):
+                vendor = NVIDIA if is_nvidias else VENDORS.get(code, code)
+                groups.setdefault(vendor, []).append(device)
     nvidia_devices = groups.pop(NVIDIA)
     if nvml is not None and nvml.gpus is not None:
         gpus, notices = _by_nvml(nvml.gpus, nvidia_devices, driver_gpus)

@@ -150,7 +150,7 @@ def read_nics(tree: Tree, devices: Sequence[PciDevice], locator: NumaLocator) ->
             physical = _target(tree, f"{device.folder}/{PHYSICAL}") if PHYSICAL in names else None
             bond = None  # another master of an interface, such as a bridge, is none
             for place, name in interfaces:
-                master = place.endswith("/net") and _target(tree, f"{place}/{name}/master")
+                master = _target(tree, f"{place}/{name}/master") if place.endswith("/net") else None
                 if master and tree.read(f"{BONDS}/{master}/bonding/mode") is not None:
                     bond = bond or master
             node, source = locator.locate(device)

@@ -62,7 +62,7 @@ def nics_of_gpus(topology: Topology) -> Mapping[GpuKey, GpuNics]:
 def verbs_ports(nics: Iterable[NearNic]) -> tuple[str, ...]:
     """Return the ports as libraries of verbs name them, mlx5_2:1, each once; Slingshot has none."""
     names: dict[str, None] = {}
-    for port in (nic.port for nic in nics):
+    for _, port, _ in nics:
         # Another name does not fit a list of a library's, or a shell.
         is_plain = port.device.isascii() and port.device.translate(_PUNCTUATION).isalnum()
         if port.has_verbs and is_plain:
