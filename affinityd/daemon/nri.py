@@ -407,7 +407,7 @@ FAMILIES: tuple[MetricFamily[NriPlugin], ...] = (
     MetricFamily(
         "affinityd_nri_sees_cgroups",
         "1 if the node's cgroups are mounted where the daemon runs: else every cpuset stays.",
-        lambda _plugin: cpuset_at("") is not None,
+        lambda _plugin: cpuset_at("/") is not None,
     ),
     MetricFamily(
         "affinityd_nri_connected",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from affinityd.doctor.checks import devices, kernel
-from affinityd.doctor.checks.daemon import daemon
+from affinityd.doctor.checks.daemon import daemon, nri
 from affinityd.doctor.facts import (
     NOT_APPLICABLE,
     OK,
@@ -33,6 +33,7 @@ CHECKS: Mapping[str, Check] = {
         "the daemon answers every user, sees this node, may pin as told; settings are known",
         nvml=True,
     ),
+    "nri": Check(nri, "a container runtime asks the daemon, which has placed each container"),
     "gpu-numa-node": Check(devices.gpu_numa_node, "the NUMA node of each GPU is known", nvml=True),
     "gpu-node-cpus": Check(devices.gpu_node_cpus, "the NUMA node of each GPU has CPUs", nvml=True),
     "offline-cpus": Check(devices.offline_cpus, "no CPU near a GPU is offline"),

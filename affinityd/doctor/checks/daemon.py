@@ -140,7 +140,6 @@ def daemon(facts: NodeFacts) -> CheckResults:
         yield from sandbox(facts, daemon.pid)
     yield from callers(facts, daemon)
     yield from enforcement(daemon)
-    yield from nri(daemon)
     yield ok(f"{daemon.path} answers (process {daemon.pid or 'unknown'})")
 
 
@@ -374,9 +373,11 @@ def callers(facts: NodeFacts, daemon: DaemonFacts) -> CheckResults:
         )
 
 
-def nri(daemon: DaemonFacts) -> CheckResults:
+def nri(facts: NodeFacts) -> CheckResults:
     """Judge whether a container runtime asks the daemon, and no container was missed."""
-    samples = daemon.nri or {}
+    samples = facts.daemon and facts.daemon.nri
+    if not samples:
+        raise NotApplicableError("no daemon that adjusts containers listens")
     if samples.get("affinityd_nri_connected") == 0:
         yield fail(
             "no container runtime knows the NRI plugin: containers start on all CPUs of their pods",
@@ -386,7 +387,7 @@ def nri(daemon: DaemonFacts) -> CheckResults:
     info = re.compile(r'affinityd_nri_info\{runtime="(.*)",namespaces="(.*)"\}')
     for runtime in filter(None, map(info.fullmatch, samples)):
         chosen = runtime[2] or "none, only pods with the label affinityd=on"
-        yield ok(f"by NRI it is asked by {runtime[1] or 'no runtime'}; namespaces: {chosen}")
+        yield ok(f"{runtime[1] or 'a runtime'} asks the daemon; namespaces: {chosen}")
     if samples.get("affinityd_nri_sees_cgroups") == 0:
         yield warn(
             "the daemon does not see the node's cgroups: by NRI no container gets a cpuset",

@@ -92,7 +92,7 @@ def test_reserved_cpus_are_the_daemon_s_else_those_of_the_settings(tmp_path: Pat
 def test_an_unknown_check_is_an_error_of_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "cpus"]) == 2
     out, err = capsys.readouterr()
-    line = "affinityd doctor: 'cpus' is not a check; there are daemon, gpu-numa-node, "
+    line = "affinityd doctor: 'cpus' is not a check; there are daemon, nri, gpu-numa-node, "
     assert (out, err[: len(line)], err.count("\n")) == ("", line, 1)
 
 

@@ -15,7 +15,6 @@ from affinityd.doctor.checks.daemon import (
     RANKS,
     callers,
     enforcement,
-    nri,
     published_node,
     variables,
 )
@@ -75,23 +74,28 @@ def test_a_node_json_of_another_machine_is_found(published: Node | str, expected
 
 CONNECTED, SEES = "affinityd_nri_connected", "affinityd_nri_sees_cgroups"
 MISSED = 'affinityd_nri_containers{state="missed",locality="unknown"}'
+INFO, ELSEWHERE = (
+    f'affinityd_nri_info{{runtime="containerd v2.1.4",namespaces="{names}"}}'
+    for names in ("serving,training", "")
+)
 
 
 @pytest.mark.parametrize(
     ("samples", "expected"),
     [
-        (None, "ok"),
-        ({CONNECTED: 1.0, MISSED: 0.0}, "ok"),
+        (None, "n/a: no daemon that adjusts containers listens"),
+        ({CONNECTED: 1.0, INFO: 1.0, MISSED: 0.0}, "ok: asks the daemon; namespaces: serving,trai"),
+        ({CONNECTED: 1.0, ELSEWHERE: 1.0}, "ok: containerd v2.1.4 asks the daemon; namespaces: no"),
         ({CONNECTED: 0.0}, "fail: no container runtime knows the NRI plugin → turn NRI on"),
-        ({CONNECTED: 1.0, SEES: 0.0}, "warn: the daemon does not see the node's cgroups → mount"),
-        ({CONNECTED: 1.0, MISSED: 2.0}, "warn: 2 containers with GPUs were to be placed → see"),
+        ({INFO: 1.0, SEES: 0.0}, "warn: the daemon does not see the node's cgroups → mount"),
+        ({INFO: 1.0, MISSED: 2.0}, "warn: 2 containers with GPUs were to be placed → see"),
     ],
 )
 def test_a_runtime_that_does_not_ask_the_daemon_is_found(
-    samples: dict[str, float] | None, expected: str
+    samples: dict[str, float] | None, expected: str, tmp_path: Path
 ) -> None:
     daemon = DaemonFacts("/run/s", listens=True, status=200, published=Node(TWO), nri=samples)
-    judged(nri(daemon), expected)
+    check("nri", replace(facts_of(tmp_path), daemon=daemon), expected)
 
 
 REPLAYED = Node(TWO, replayed=True)
