@@ -18,7 +18,7 @@ from affinityd.cli.target import shown
 from affinityd.cpuset import parse_list, several
 from affinityd.errors import ApplyError, TargetError
 from affinityd.linux import syscalls
-from affinityd.linux.migration import Migration, room_on
+from affinityd.linux.migration import BATCH, Migration, room_in_cgroups, room_on
 from affinityd.linux.processes import Stat, is_running, status_of
 from affinityd.linux.resident import FILES, resident_memory
 from affinityd.text import amount, one_line
@@ -63,6 +63,8 @@ def planned_moves(targets: Sequence[tuple[Stat, Vicinity]]) -> list[MemoryMove]:
             raise ApplyError(
                 f"{shown(stat)}: its cpuset allows it the memory of {its}, and {near}; {NOTHING}"
             )
+        if room_in_cgroups(stat.number) < BATCH:
+            raise ApplyError(f"{shown(stat)}: its memory cgroup is at its limit; {NOTHING}")
         memory = resident_memory(stat.number)
         share = memory.share(near.far_memory)
         expected = memory.size * share.part if share else 0.0

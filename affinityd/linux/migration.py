@@ -16,6 +16,7 @@ from itertools import cycle
 from mmap import PAGESIZE
 
 from affinityd.linux import syscalls
+from affinityd.linux.cgroup import Cgroups
 from affinityd.linux.files import text
 from affinityd.linux.resident import HUGE, mappings_of
 
@@ -26,6 +27,12 @@ REASONS = {
     errno.EBUSY: BUSY,
     errno.ENOMEM: "the near node is full",
 }
+
+#: Of memory cgroups of both versions: the files of limit and usage, and a line of memory.stat.
+LIMITS = (
+    ("cgroup2", "", "memory.max", "memory.current", "inactive_file"),
+    ("cgroup", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
 
 ALL_MAPS = 64 * 1024 * 1024  #: bytes of `maps`; the kernel's default limit of mappings is 65530
 LOOKED_AT = 4096  #: pages that are looked at together
@@ -101,6 +108,21 @@ def _huge_page() -> int:
     """Return the bytes of a default huge page; a larger one is several of them."""
     lines = (line.split() for line in text("/proc/meminfo").splitlines())
     return next(int(words[1]) * 1024 for words in lines if words[0] == "Hugepagesize:")
+
+
+def room_in_cgroups(pid: int) -> float:
+    """Return the bytes that a process's memory cgroups have room for, as `room_on`.
+
+    A page that moves may count twice for a moment, and at its limit a cgroup ends processes.
+    """
+    rooms, cgroups = [float("inf")], Cgroups.of(pid)
+    for version, name, limit, usage, idle in LIMITS:
+        for folder in cgroups.folders(version, name):
+            most, used = text(f"{folder}/{limit}"), text(f"{folder}/{usage}")
+            freed = text(f"{folder}/memory.stat").partition(f"\n{idle} ")[2].split("\n")[0]
+            if most.isdecimal() and used.isdecimal():
+                rooms.append(int(most) - int(used) + int(freed or 0))
+    return min(rooms)
 
 
 def room_on(node: int) -> int:

@@ -99,4 +99,5 @@ SILENT = {
     *("/etc/passwd", "/proc/PID/fd", "/proc/PID/status", "/proc/PID/task"),
     "/proc/self/mountinfo",  # a plan by the caller's mask
     *("/sys/bus/pci/devices", "/var/log/pods"),
+    *("move_pages", "/proc/PID/maps"),  # another user's process, on a node without privileges
 }

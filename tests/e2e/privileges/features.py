@@ -51,7 +51,7 @@ class Node(AskedNode):
         left = frozenset(WORKS) - lost
         with suppress(AssertionError):  # which of them are missing is told by the next line
             eventually(lambda: self.working() == left, f"it has {', '.join(left)}")
-        assert self.working() == left, f"without {item}"
+        assert self.working() == left, f"without {item}: {sorted(self.working() ^ left)}"
         if item in privileges.SAID:
             eventually(lambda: privileges.SAID[item] in self.told(), f"it tells of {item}")
         assert self.is_right()
@@ -139,6 +139,9 @@ WORKS: Mapping[str, Callable[[Node], bool]] = {
     "the audit of NVIDIA's": lambda node: bool(_audited(node, node.actors.job)),
     "the audit of AMD's": lambda node: bool(_audited(node, node.actors.of_amd)),
     "the audit of device files": lambda node: bool(_audited(node, node.actors.of_npu)),
+    "memory": lambda node: (
+        _audited(node, node.actors.job)["host_memory"]["far_percent"] is not None
+    ),
     "jobs": lambda node: _audited(node, node.actors.job)["job"]["id"] == str(JOB),
     "enforce observe": lambda node: _enforced(node, node.actors.job)["cpulist"] == NEAR,
     "names of pods": lambda node: _audited(node, node.actors.pod)["pod"]["namespace"] == BY_KUBELET,

@@ -61,8 +61,10 @@ def main() -> Document:
     own_mounts = ("unshare", "--mount", "--pid", "--fork", "sh", "-c", IN_CONTAINER, "sh")
     with holding("shm", "1=8,7=8", own_mounts) as holder:
         report["container"] = sampled(children_of(holder.pid)[0])
-    stage("memory that stays")
-    report["commands"] = {name: case() for name, case in CASES.items()}
+    report["commands"] = {}
+    for name, case in CASES.items():
+        stage(f"a command: {name}")
+        report["commands"][name] = case()
     return report
 
 
@@ -105,13 +107,14 @@ def filled_meanwhile() -> Document:
         return {**moved(holder.pid), "after": after(holder)}
 
 
-def at_the_limit() -> Document:
-    """Move the memory of a process whose cgroup has no room for a page more."""
+def at_the_limit(mib: int) -> Document:
+    """Move the memory of a process whose cgroup has room for so many MiB more."""
     group = cgroup("limited")
     (GROUPS / "cgroup.subtree_control").write_text("+memory")
     enter = ("sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', os.fspath(group))
     with holding("anonymous", "1=30,7=30", enter) as holder:
-        (group / "memory.max").write_text((group / "memory.current").read_text())
+        limit = int((group / "memory.current").read_text()) + mib * MIB
+        (group / "memory.max").write_text(f"{limit}")
         ended = of_holder(holder, commanded(holder.pid))
         return {**ended, "events": (group / "memory.events").read_text()}
 
@@ -154,7 +157,8 @@ CASES: dict[str, Callable[[], Document]] = {
     "shared": shared,
     "full": full,
     "filled meanwhile": filled_meanwhile,
-    "at the limit": at_the_limit,
+    "at the limit": partial(at_the_limit, 2),
+    "near the limit": partial(at_the_limit, 12),
     "elsewhere": elsewhere,
     "SIGTERM": partial(interrupted, signal.SIGTERM),
     "SIGKILL": partial(interrupted, signal.SIGKILL),
