@@ -56,7 +56,7 @@ def far(places: Document) -> int:
 
 
 def assert_accounted(it: Document) -> None:
-    """Hold that what moved is what came to the near node; pages of files may be mapped meanwhile."""
+    """Hold that what moved came to the near node; meanwhile pages of files may be mapped."""
     moved = sum(it["moved"].values())
     assert moved == it["now"]["3"] - it["before"]["3"]
     assert 0 <= moved - (far(it["before"]) - far(it["now"])) <= it["moved"][FILES]
