@@ -37,14 +37,17 @@ OF_POD = {"namespace": "gpu", "pod": "affinityd-x7k2p", "endpoint": "http"}
 CANNOT_SEE = "Which nodes cannot be seen, and why?"
 DO_NOT_PIN = "Which nodes cannot pin as configured?"
 OF_NICS = "What do the NICs of each GPU carry?"
-WITH_DCGM = "Which GPUs are far from their CPUs and idle, by pod?"
+WITH_DCGM = (
+    "Which GPUs are far from their CPUs and idle, by pod?",
+    "Which GPUs wait for their CPUs, and how busy are they?",
+)
 #: Panel and query: nothing here is as it should be.
 EMPTY_ON_PURPOSE = {
     (CANNOT_SEE, "D"),  # a scan was cut short by its time limit
     (CANNOT_SEE, "E"),  # the last scan is a minute old
     (DO_NOT_PIN, "C"),  # a process was reset five times
     (DO_NOT_PIN, "D"),  # the kernel refused a pin
-    *((WITH_DCGM, it) for it in "AB"),  # there is no dcgm-exporter
+    *((panel, it) for panel in WITH_DCGM for it in "AB"),  # there is no dcgm-exporter
     *((OF_NICS, it) for it in "AB"),  # nor a node_exporter
 }
 
