@@ -384,17 +384,17 @@ def nri(facts: NodeFacts) -> CheckResults:
             "turn NRI on in the runtime's configuration, or correct --nri "
             "(kubernetes.nri.socketFolder of the chart); the daemon's log says why",
         )
-    info = re.compile(r'affinityd_nri_info\{runtime="(.*)",namespaces="(.*)"\}')
-    for runtime in filter(None, map(info.fullmatch, samples)):
-        chosen = runtime[2] or "none, only pods with the label affinityd=on"
-        yield ok(f"{runtime[1] or 'a runtime'} asks the daemon; namespaces: {chosen}")
+    for runtime in (
+        dict(re.findall(r'(\w+)="(.*?)"', name)) for name in samples if "_info" in name
+    ):
+        chosen = runtime["namespaces"] or "none, only pods with the label affinityd=on"
+        yield ok(f"{runtime['runtime'] or 'a runtime'} asks the daemon; namespaces: {chosen}")
     if samples.get("affinityd_nri_sees_cgroups") == 0:
         yield warn(
             "the daemon does not see the node's cgroups: by NRI no container gets a cpuset",
             "mount the node's /sys/fs/cgroup where it runs, as the chart does",
         )
-    series = 'affinityd_nri_containers{state="missed"'
-    if missed := int(sum(it for name, it in samples.items() if name.startswith(series))):
+    if missed := int(sum(it for name, it in samples.items() if 'state="missed"' in name)):
         yield warn(
             f"{count(missed, 'container')} with GPUs were to be placed by NRI, and were not",
             "see `is not adjusted` in the daemon's log; a daemon that starts again places them",

@@ -73,9 +73,9 @@ def test_a_node_json_of_another_machine_is_found(published: Node | str, expected
 
 
 CONNECTED, SEES = "affinityd_nri_connected", "affinityd_nri_sees_cgroups"
-MISSED = 'affinityd_nri_containers{state="missed",locality="unknown"}'
+MISSED = 'affinityd_nri_containers{locality="unknown",state="missed"}'
 INFO, ELSEWHERE = (
-    f'affinityd_nri_info{{runtime="containerd v2.1.4",namespaces="{names}"}}'
+    f'affinityd_nri_info{{namespaces="{names}",runtime="containerd v2.1.4"}}'
     for names in ("serving,training", "")
 )
 
