@@ -108,6 +108,10 @@ DAEMON: tuple[Case, ...] = (
     ("NriIsLate", {LATE: "7x40", LOST: "0+1x40"}, 20, False),
 )
 
+FAR_MEMORY, NEAR_MEMORY = (
+    of_gpu("affinityd_gpu_host_memory_bytes", placement=it) for it in ("far", "near")
+)
+WAITED = of_gpu("affinityd_gpu_wait_seconds_total", cause="neighbor")
 AGE, EVERY = series("affinityd_scan_age_seconds"), series("affinityd_scan_interval_seconds")
 BALANCING, AUDITED = series("affinityd_numa_balancing"), of_gpu("affinityd_gpu_audited")
 
@@ -140,6 +144,12 @@ AUDIT: tuple[Case, ...] = (
     ("RemoteCpuTimeIsHigh", {TOTAL: "0+1200x90", FAR: "0+600x90", UNPLACED: "0+9000x90"}, 70, True),
     ("RemoteCpuTimeIsHigh", {TOTAL: "0+90x90", FAR: "0+50x90"}, 70, False),
     ("RemoteCpuTimeIsHigh", {TOTAL: "0+1200x90", FAR: "0+600x20 12000x70"}, 70, False),
+    ("GpuWaits", {WAITED: "0+60x90"}, 50, True),
+    ("GpuWaits", {WAITED: "0+20x90"}, 50, False),
+    ("HostMemoryIsFar", {FAR_MEMORY: "9e9x40", NEAR_MEMORY: "9e9x40"}, 31, True),
+    ("HostMemoryIsFar", {FAR_MEMORY: "9e9x40", NEAR_MEMORY: "9e9x40"}, 29, False),
+    ("HostMemoryIsFar", {FAR_MEMORY: "9e9x40", NEAR_MEMORY: "9e10x40"}, 31, False),
+    ("HostMemoryIsFar", {FAR_MEMORY: "8e9x40", NEAR_MEMORY: "1e9x40"}, 31, False),
     ("CannotSeeIntoGpus", {AUDITED: "0x20"}, 16, True),
     ("CannotSeeIntoGpus", {AUDITED: "1x20"}, 16, False),
     ("ScanIsOld", {AGE: "0+60x20", EVERY: "15x20"}, 4, True),

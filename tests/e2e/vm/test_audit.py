@@ -59,7 +59,8 @@ def test_memory_is_read_on_request(seen: Document, document: Document) -> None:
 def test_the_table_has_remedies_and_fails_while_a_process_is_remote(seen: Document) -> None:
     assert (seen["found"]["status"], seen["table"]["status"]) == (1, 1)
     table, pids = seen["table"]["stdout"], seen["pids"]
-    assert re.search(rf"affinityd pin .*\b{pids['masked']}\b", table)
+    assert re.search(rf"affinityd pin .*\b{pids['unpinned']}\b", table)
+    assert re.search(rf"process {pids['masked']} .*; label the pod affinityd=on", table)
     assert "--gres-flags=enforce-binding" in table
     few = pids["given too few near"]  # which no pin mends
     assert re.search(rf"^.*\b{few}\b.*only 4 CPUs there", table, re.MULTILINE)
