@@ -138,7 +138,21 @@ def write_settings(folder: Path, settings: Mapping[str, str], switch: str = ON) 
 
 
 def write_plan(folder: Path, plan: NodePlan) -> None:
-    """Write a node's plan, for people. Raises OutputError."""
+    """Write a node's plan, and for `run` each GPU's CPUs and locality by its names.
+
+    Raises OutputError.
+    """
+    files = {
+        folder / "gpu" / name.removeprefix("minor:").replace("/", "_"): rank
+        for rank in plan.document.ranks
+        for name in rank.gpu.names or ()
+        if name.isprintable() and not name.startswith(".")
+    }
+    for path, rank in files.items():
+        _write(path, f"{rank.cpulist} {rank.locality}\n")
+    for path in (folder / "gpu").glob("*"):
+        if path not in files:  # of an instance that was there when the pod's init ran before
+            path.unlink(missing_ok=True)
     _write(folder / "plan.json", plan.text)
 
 

@@ -1,8 +1,9 @@
 #!/bin/sh
 # run [--fail-closed] [--] COMMAND [ARGUMENT...]: starts a command near its container's GPUs.
 #
-# `affinityd init` puts it into a pod. It asks the node's affinityd by curl or python3, and pins by taskset or
-# python3, of the image. After any error the command starts all the same, and a line on stderr says why.
+# `affinityd init` puts it into a pod. It asks the node's affinityd by curl or python3 of the image, else reads the
+# files that init left for the container's GPUs, and pins by taskset or python3. After any error the command starts
+# all the same, and a line on stderr says why.
 # shellcheck disable=SC2034,SC2154 # variables that eval reads and sets
 
 # All of it runs in a subshell: its variables may be names of the command's environment.
@@ -26,6 +27,11 @@ find_place() { # prints what the command is told, nothing if off, or what kept i
     ask_daemon
     [ "$switch" != off ] || exit 0
     apply $$
+    count_cpus "$mask"
+    if [ "$size" -lt "$least" ]; then
+        pin "$allowed" $$ >/dev/null
+        leave "$trouble, and in $here/gpu $size CPUs are near, of $least asked for"
+    fi
     [ "$locality" != remote ] || say "CPUs $mask are not near the GPU; allowed are $allowed"
     printf %s "AFFINITYD_CPULIST=$mask AFFINITYD_LOCALITY=$locality AFFINITYD_ALLOWED=$allowed $(nic_variables)"
 }
@@ -56,19 +62,24 @@ find_limit() { # AFFINITYD_JOB_CPUS: the container's CPU request, else its limit
         return
     fi
     # Since 1.33 kubelet sets no limit for exclusive CPUs: the weight is then of all of the cpuset.
-    size=0 blanks=$IFS IFS=,
-    for part in $mask; do
-        size=$((size + 1 + ${part#*-} - ${part%-*}))
-    done
-    IFS=$blanks
+    count_cpus "$mask"
     [ "$size" -le 256 ] && shares=$((1024 * size)) || shares=262144 # more has no weight
     { read -r weight <"$sys/fs/cgroup/cpu.weight" && shares=$((1 + (shares - 2) * 9999 / 262142)); } ||
         read -r weight <"$sys/fs/cgroup/cpu/cpu.shares"
     ! is_number "$weight" || [ "$weight" -lt "$shares" ] || AFFINITYD_JOB_CPUS=$size
 }
 
-ask_daemon() { # cpulist, locality, allowed
-    trouble='no affinityd is here to be asked' timeout=0.7
+count_cpus() { # CPULIST: size
+    size=0 blanks=$IFS IFS=,
+    for part in $1; do
+        size=$((size + 1 + ${part#*-} - ${part%-*}))
+    done
+    IFS=$blanks
+}
+
+ask_daemon() { # cpulist, locality, allowed; least, the CPUs that it must have
+    trouble='no affinityd is here to be asked' timeout=0.7 least=0
+    has curl || has python3 || { trouble='neither curl nor python3 is here, to ask affinityd' && plan_from_files; return; }
     for place in "${AFFINITYD_SOCKET:-/run/affinityd/affinityd.sock}" "${AFFINITYD_URL-}"; do
         case $place in
         '') continue ;;
@@ -90,7 +101,19 @@ ask_daemon() { # cpulist, locality, allowed
             ;;
         esac
     done
-    leave "$trouble"
+    plan_from_files
+}
+plan_from_files() { # cpulist, locality, allowed: near all of the container's GPUs, whichever are this rank's
+    cpulist='' locality=local allowed=$mask blanks=$IFS IFS=,
+    for name in $granted; do
+        name=${name#minor:} place=''
+        IFS=' ' read -r cpus place <"$here/gpu/$name"
+        if is_cpulist "$cpus" && [ "$place" = local ]; then cpulist=${cpulist:+$cpulist,}$cpus; fi
+    done
+    IFS=$blanks least=${AFFINITYD_CPUS:-$AFFINITYD_JOB_CPUS}
+    is_number "$least" || least=0
+    [ -n "$cpulist" ] || leave "$trouble, and $here/gpu has no CPUs near this container's GPUs"
+    say "$trouble; planned from $here/gpu"
 }
 
 affinityd_closed='' affinityd_usage='usage: run [--fail-closed] [--] COMMAND [ARGUMENT...]'

@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from affinityd.cpuset import format_list, parse_list
 from tests.support.daemons import Daemon
 from tests.support.pods import GPU_2, ONLINE, SHELLS, Pod, only, unreachable
 from tests.support.servers import hanging, serving
 
 BESIDES = ("head", "ls", "env", "sh")
 NO_ANSWER, UNPINNED = "affinityd run: no answer from", "; the command runs unpinned"
+FROM_FILES = "; planned from {}/gpu"
 
 #: What somebody's shell may export to all that it starts, as bash writes it.
 FUNCTIONS = {
@@ -35,7 +37,7 @@ def test_each_shell_works_with_exported_functions(pod: Pod, shell: list[str]) ->
     ended = pod.run(cpus=ONLINE, shell=[*exported, *shell])
     assert ended.environment.items() >= {f"AFFINITYD_{it}": plan[it] for it in plan}.items()
     alone = pod.run(cpus=ONLINE, shell=[*exported, *shell], **unreachable(pod))
-    assert "AFFINITYD_CPULIST" not in alone.environment
+    assert alone.environment["AFFINITYD_CPULIST"] == GPU_2
     for told in (ended, alone):
         assert told.environment.keys() >= FUNCTIONS.keys()
         assert len(told.lines) == (told is alone), told.lines
@@ -120,10 +122,11 @@ def test_endless_answers_and_none_are_not_waited_for(pod: Pod, tmp_path: Path, t
     for number, behave in enumerate((endless, hanging)):
         with serving(tmp_path / f"{number}", behave) as path:
             ended = pod.run(cpus=ONLINE, shell=deaf, path=few, AFFINITYD_SOCKET=str(path))
-            assert (ended.cpus, ended.lines) == (None, [f"{NO_ANSWER} {path}{UNPINNED}"])
+            assert ended.environment["AFFINITYD_CPULIST"] == GPU_2
+            assert ended.lines == [f"{NO_ANSWER} {path}{FROM_FILES.format(pod.to)}"]
 
 
-def test_a_command_runs_unpinned_where_no_daemon_can_answer(pod: Pod, tmp_path: Path) -> None:
+def test_the_files_of_init_are_read_where_no_daemon_can_answer(pod: Pod, tmp_path: Path) -> None:
     dead = str(tmp_path / "s")  # as a daemon leaves it that was killed
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(dead)
@@ -135,7 +138,33 @@ def test_a_command_runs_unpinned_where_no_daemon_can_answer(pod: Pod, tmp_path: 
         ("AFFINITYD_SOCKET", "/nobody", "affinityd run: no affinityd is here to be asked"),
     ):
         ended = pod.run(cpus=ONLINE, **{name: text})
-        assert (ended.cpus, ended.lines) == (None, [line + UNPINNED])
+        assert ended.environment["AFFINITYD_CPULIST"] == GPU_2
+        assert ended.lines == [line + FROM_FILES.format(pod.to)]
     few = only(tmp_path / "few", "env", "sh", "ls")
     none = "affinityd run: neither curl nor python3 is here, to ask affinityd"
-    assert pod.run(cpus=ONLINE, path=few).lines == [none + UNPINNED]
+    assert pod.run(cpus=ONLINE, path=few).lines == [none + FROM_FILES.format(pod.to)]
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=str)
+def test_from_files_a_container_has_the_cpus_near_all_of_its_gpus_or_its_own(
+    pod: Pod, shell: list[str]
+) -> None:
+    rank = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "CUDA_VISIBLE_DEVICES": "1"}
+    two_gpus, far = "16-23,80-87,144-151,208-215", pod.to / "gpu/5"
+    for devices, env, cpus in (
+        (["nvidia5", "nvidia1"], rank, two_gpus),  # whichever of them a rank has
+        ([], {"NVIDIA_VISIBLE_DEVICES": "GPU-120000"}, GPU_2),
+        (["nvidia5", "nvidia77"], {}, GPU_2),  # one that is not known
+        (["nvidia77"], {}, None),
+        (["nvidia5"], {"AFFINITYD_JOB_CPUS": "17"}, None),  # fewer than it asked for
+        (["nvidia5"], {"AFFINITYD_JOB_CPUS": "16"}, GPU_2),
+    ):
+        pod.has(*devices)
+        ended = pod.run(cpus=ONLINE, shell=shell, **env, **unreachable(pod))
+        assert ended.cpus == (None if cpus is None else parse_list(cpus)), ended.lines
+    assert (pod.folder / "pinned").read_text().splitlines()[-2] == format_list(ONLINE)  # taken back
+    pod.has("nvidia5")
+    for text in ("16-23 remote\n", "16-23 unknown\n", "16-23 local LD_PRELOAD=/x\n", "\0\1\n"):
+        far.write_text(text)
+        ended = pod.run(cpus=ONLINE, shell=shell, **unreachable(pod))
+        assert (ended.cpus, "LD_PRELOAD" in ended.environment) == (None, False)

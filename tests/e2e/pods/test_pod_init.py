@@ -43,7 +43,13 @@ def test_a_pod_is_given_the_plan_of_the_whole_node(daemon: Daemon, tmp_path: Pat
     files = contents(to)
     plan = daemon.plan("mode=unique_contiguous&share=node&whose=node")
     assert json.loads(files["plan.json"]) == plan
-    assert files.keys() == {"plan.json", "run", "pinning.sh", "settings"}
+    gpus = {
+        f"gpu/{name.removeprefix('minor:')}": f"{rank['cpulist']} {rank['locality']}\n"
+        for rank in plan["ranks"]
+        for name in rank["gpu"]["names"]
+    }
+    assert {name: text for name, text in files.items() if "/" in name} == gpus
+    assert files.keys() - gpus.keys() == {"plan.json", "run", "pinning.sh", "settings"}
     # Everyone may read it, whatever the umask.
     for path in (to, *to.rglob("*")):
         runs = path.is_dir() or path.name == "run"
@@ -160,6 +166,7 @@ def test_a_second_init_replaces_the_first(daemon: Daemon, tmp_path: Path) -> Non
     assert (done.status, len(done.lines)) == (0, 1)
     first = contents(to)
     (to / "plan.json").write_text("0\n")
+    (to / "gpu/MIG-gone").write_text("0 local\n")
     init(to, socket=daemon.socket, env=env)
     assert contents(to) == first
 
