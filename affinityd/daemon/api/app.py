@@ -9,12 +9,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 
-from starlette.applications import Starlette
+from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from affinityd import __version__
 from affinityd.config.settings import OFF, Settings
 from affinityd.daemon.api.description import JSON, PATH, PROBLEM, SVG, listed, openapi
 from affinityd.daemon.api.page import PICTURE_HEADERS, page_routes
@@ -75,7 +76,7 @@ class Api:
         self._plans = Plans(watcher, self._callers, metrics)
         self._turn = asyncio.Lock()  # of what takes long, so that plans wait for one at a time
 
-    def whole(self) -> Starlette:
+    def whole(self) -> FastAPI:
         """Return the app that answers everything."""
         endpoints = {
             "/plan": self._plans.get,
@@ -91,7 +92,7 @@ class Api:
         routes = [Route(path, endpoint) for path, endpoint in endpoints.items()]
         return _app([*page_routes(self._watcher, self._settings.socket, listed), *routes])
 
-    def only_plans(self) -> Starlette:
+    def only_plans(self) -> FastAPI:
         """Return the app that answers /plan alone."""
 
         async def root(_request: Request) -> Response:
@@ -176,20 +177,23 @@ def problem(request: Request, status: int, title: str, detail: str) -> Response:
     return Response(body.encode(errors="replace"), status, media_type=PROBLEM)
 
 
-def _app(routes: Sequence[Route]) -> Starlette:
+def _app(routes: Sequence[Route]) -> FastAPI:
     """Return an app with these paths, each of whose errors is a problem."""
-    app = Starlette(
-        routes=routes,
+    return FastAPI(
+        title="affinityd",
+        version=__version__,
+        routes=[*routes],
+        # Their pages would load scripts from elsewhere, which a compute node cannot reach.
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,  # FastAPI's own would be made on the event loop
+        redirect_slashes=False,  # a redirect would name the request's host, which may be any
         exception_handlers={
             AffinityError: _refused,
             HTTPException: _not_answered,
             Exception: _broken,
         },
     )
-    app.router.redirect_slashes = (
-        False  # a redirect would name the request's host, which may be any
-    )
-    return app
 
 
 async def _refused(request: Request, error: Exception) -> Response:
