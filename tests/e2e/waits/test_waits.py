@@ -13,10 +13,11 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 import pytest
 
@@ -76,6 +77,23 @@ SECONDS = 4
 CPU_CGROUPS = Path("/sys/fs/cgroup/cpu")
 STEERING = Path("/sys/class/net/lo/queues/rx-0/rps_cpus")
 
+P = ParamSpec("P")
+ATTEMPTS = 4  #: for other work on this machine to be over
+
+
+def on_a_quiet_machine(test: Callable[P, None]) -> Callable[P, None]:
+    """Run a test again where it failed: what else ran on its CPUs is told, too."""
+
+    @wraps(test)
+    def attempts(*args: P.args, **kwargs: P.kwargs) -> None:
+        for _ in range(ATTEMPTS - 1):
+            with suppress(AssertionError):
+                return test(*args, **kwargs)
+        return test(*args, **kwargs)
+
+    return attempts
+
+
 pytestmark = pytest.mark.skipif(
     os.getuid() != 0 or not os.access(CPU_CGROUPS / "cgroup.procs", os.W_OK),
     reason="it takes root, and the CPU controller of cgroups v1",
@@ -130,6 +148,7 @@ def shares(answer: Mapping[str, Any]) -> Mapping[str, float]:
     return {cause: seconds / answer["waited"] for cause, seconds in answer["causes"].items()}
 
 
+@on_a_quiet_machine
 def test_a_limit_is_told() -> None:
     with on_cpus("1", BUSY, "0") as rank, limited(rank.pid, 30):
         answer = why(rank.pid)
@@ -147,6 +166,7 @@ def test_a_limit_is_told() -> None:
         ("system", "--reserved-cpus", ANOTHER, 0),
     ],
 )
+@on_a_quiet_machine
 def test_what_runs_on_the_same_cpu_is_told(
     cause: str, named: str, before: Sequence[str] | None, siblings: int
 ) -> None:
@@ -163,6 +183,7 @@ def test_what_runs_on_the_same_cpu_is_told(
     assert named in answer["remedy"]
 
 
+@on_a_quiet_machine
 def test_interrupts_are_told() -> None:
     with steered("2"), on_cpus("1", BUSY, "0") as rank, on_cpus("0", FLOOD):
         answer = why(rank.pid)
@@ -172,6 +193,7 @@ def test_interrupts_are_told() -> None:
     assert "softirq NET_RX" in answer["remedy"]
 
 
+@on_a_quiet_machine
 def test_four_causes_at_once_are_told_apart() -> None:
     """The job has a third of its CPU, two fifths of which its limit takes."""
     with (
@@ -187,6 +209,7 @@ def test_four_causes_at_once_are_told_apart() -> None:
     assert shares(answer)["unknown"] < 0.1
 
 
+@on_a_quiet_machine
 def test_a_quiet_process_waits_for_nothing() -> None:
     with on_cpus("1", QUIET) as rank, on_cpus("0", BUSY, "0"):
         answer = why(rank.pid)
@@ -194,6 +217,7 @@ def test_a_quiet_process_waits_for_nothing() -> None:
     assert answer["remedy"] is None
 
 
+@on_a_quiet_machine
 def test_a_scan_names_the_neighbor_once_it_has_seen_it_run() -> None:
     gpu = GPU_NODE.gpus[0]
     with on_cpus("1", BUSY, "0") as rank, on_cpus("1", BUSY, "0", before=OTHER_USER):
@@ -222,6 +246,7 @@ def steps(rank: subprocess.Popen[str]) -> int:
     return int(rank.stdout.readline()) + int(rank.stdout.readline())
 
 
+@on_a_quiet_machine
 def test_the_remedy_brings_the_steps_back() -> None:
     with ExitStack() as stack:
         rank = stack.enter_context(on_cpus("1", STEPS))
