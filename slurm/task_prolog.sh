@@ -85,7 +85,7 @@ read_mask "${SLURM_TASK_PID-}" || leave "/proc/${SLURM_TASK_PID-}/status cannot 
 [ ! -f "$settings" ] || read_lines site "$settings"
 heed "$site_AFFINITYD" || leave "AFFINITYD in $settings $no_switch"
 [ "$switch" != off ] || leave "AFFINITYD=off in $settings"
-for name in $plan_variables AFFINITYD_NICS AFFINITYD_SOCKET AFFINITYD_VERBOSE; do
+for name in $plan_variables AFFINITYD_NICS AFFINITYD_OWN AFFINITYD_SOCKET AFFINITYD_VERBOSE; do
     eval "$name=\${$name:-\${site_$name-}}"
 done
 
@@ -126,7 +126,24 @@ if [ -z "${SLURM_CPUS_PER_TASK-}" ] && is_number "${SLURM_CPUS_ON_NODE-}" &&
     is_number "${SLURM_JOB_CPUS_PER_NODE-}" && [ "$SLURM_CPUS_ON_NODE" -lt "$SLURM_JOB_CPUS_PER_NODE" ]; then
     few="; its step has $SLURM_CPUS_ON_NODE of the job's $SLURM_JOB_CPUS_PER_NODE CPUs: give -c"
 fi
-tell "CPUs $mask ($locality)$few${warnings:+; $warnings}"
+# Variables by which another binder undoes the pin, each with the one that ends that (binders.py).
+second='' switches=''
+for row in GOMP_CPU_AFFINITY:OMP_PROC_BIND=false OMP_PROC_BIND:OMP_PROC_BIND=false OMP_PLACES:OMP_PROC_BIND=false \
+    KMP_AFFINITY:KMP_AFFINITY=none ACCELERATE_CPU_AFFINITY:ACCELERATE_CPU_AFFINITY=0 \
+    AMD_CPU_AFFINITY:AMD_CPU_AFFINITY=0; do
+    name=${row%%:*} switch=${row#*:}
+    eval "value=\${$name-} now=\${${switch%%=*}-}"
+    [ -z "$value" ] || [ "$now" = "${switch#*=}" ] || second="; $name binds it, too" switches="$switches $switch"
+done
+case ${AFFINITYD_OWN-} in
+1 | [Oo][Nn] | [Yy][Ee][Ss] | [Tt][Rr][Uu][Ee])
+    second=''
+    # shellcheck disable=SC2086 # a word a variable
+    printf 'export %s\n' $switches TLLM_NUMA_AWARE_WORKER_AFFINITY=0 NRL_DISABLE_NUMA_BINDING=1 \
+        UCCL_EP_DISABLE_CPU_AFFINITY=1
+    ;;
+esac
+tell "CPUs $mask ($locality)$few${warnings:+; $warnings}$second"
 nic_variables | while read -r line; do
     printf 'export %s\n' "$line"
 done

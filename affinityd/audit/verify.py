@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from affinityd.audit.judge import Judge
+from affinityd.audit.mask_owner import MaskOwner
 from affinityd.audit.memory import LEAST, MOST, HostMemory
 from affinityd.audit.model import AuditedProcess, ProcessFacts
 from affinityd.audit.remedies import (
@@ -49,6 +50,7 @@ class Verification:
     waited: float = 0.0  #: part of the time that its threads could run; 0 as well where unknown
     remedy: str = ""  #: of the threads that may run far away
     move: str | None = None  #: the command that moves its memory
+    owner: MaskOwner | None = None  #: of its mask; None: nothing set it
 
     @cached_property
     def far(self) -> Mapping[str, Sequence[Thread]]:

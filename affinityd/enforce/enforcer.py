@@ -12,8 +12,12 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
+from affinityd.audit.mask_owner import MaskOwner, owner_of
 from affinityd.audit.model import GpuKey, ProcessFacts, Scan
 from affinityd.config.settings import OBSERVE, PIN
 from affinityd.cpuset import CpuSet, several
@@ -22,6 +26,7 @@ from affinityd.enforce.document import Enforced, TotalsDocument
 from affinityd.enforce.model import (
     DRIFTED,
     FITS,
+    GIVEN_UP,
     ON_PURPOSE,
     PIN_OUTCOMES,
     Decision,
@@ -31,11 +36,12 @@ from affinityd.enforce.model import (
 )
 from affinityd.enforce.placement import JobHistory
 from affinityd.enforce.policy import PolicyFile
-from affinityd.enforce.policy.identity import ProcessIdentities
+from affinityd.enforce.policy.identity import SECONDS, ProcessIdentities
 from affinityd.grouping import Recent, grouped
 from affinityd.linux import pinning
 from affinityd.linux.processes import INITIAL_PIDS, PROC, status_of
 from affinityd.linux.syscalls import SYS_NICE
+from affinityd.threads import started
 from affinityd.topology.model import Topology
 
 #: /proc/self/ns/user if capabilities count for every process: PROC_USER_INIT_INO,
@@ -189,6 +195,7 @@ class Enforcer:
         self._identities = ProcessIdentities()
         self._backoff = Backoff()
         self._history: JobHistory = Recent()
+        self._binders: Recent[tuple[int, int], MaskOwner | None] = Recent()  # by pid and start
         self._pins = Counter[str]()
         self._threads = 0
 
@@ -200,7 +207,8 @@ class Enforcer:
         policy = self._policy.current()
         variables = frozenset() if policy is None else policy.variables
         self._identities.begin(scan.boot)
-        decisions = decide(
+        self._binders.begin(scan.boot)
+        decided = decide(
             topology,
             scan,
             reserved=self._reserved,
@@ -209,6 +217,7 @@ class Enforcer:
             history=self._history,
             backoff=self._backoff,
         )
+        decisions = [*map(self._with_binder, decided)]
         drifted = [it for it in decisions if it.verdict == DRIFTED and not it.is_observed]
         done = self._pin(drifted) if does == PIN else []
         records = {it.facts.pid: self._backoff.record(it.facts) for it in scan.processes}
@@ -231,6 +240,21 @@ class Enforcer:
             unreached=len(drifted) - len(done) if does == PIN else 0,
             seconds=time.monotonic() - began,
         )
+
+    def _with_binder(self, decision: Decision) -> Decision:
+        """Return the decision; of a process that is reset again and again, by which binder."""
+        facts = decision.process.facts
+        if decision.reason != GIVEN_UP or self._backoff.record(facts).refusal is not None:
+            return decision
+        key = facts.pid, facts.start
+        if key not in self._binders:
+            self._binders[key] = None
+            with suppress(FutureTimeoutError):  # then it is not known
+                self._binders[key] = started(lambda: owner_of(facts)).result(SECONDS)
+        owner = self._binders.get(key)
+        if owner is None or not owner.ends_it:
+            return decision
+        return replace(decision, why=f"{decision.why}; its CPUs were set by {owner}")
 
     def _pin(self, drifted: Iterable[Decision]) -> list[PinAttempt]:
         """Pin the processes that can be reached in time."""

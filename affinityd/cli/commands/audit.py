@@ -14,6 +14,7 @@ from functools import partial
 from affinityd.audit.auditor import Auditor
 from affinityd.audit.document import document, everything
 from affinityd.audit.judge import overlap
+from affinityd.audit.mask_owner import MaskOwner, owner_of
 from affinityd.audit.model import GpuKey, Scan
 from affinityd.audit.sources.holders import HolderSources
 from affinityd.audit.sources.nics import NicJudge, nic_use
@@ -125,10 +126,13 @@ def _only(scan: Scan, gpus: AbstractSet[GpuKey]) -> Scan:
 def _print(
     arguments: argparse.Namespace, topology: Topology, scan: Scan, before: Scan | None
 ) -> None:
-    nics = _far_nics(topology, scan)
+    nics, owners = _far_nics(topology, scan), _mask_owners(scan)
     if arguments.format == "json":
         whole = vars(document(topology, scan, everything))
         processes = [{**vars(it), "far_nics": nics.get(it.pid, ())} for it in whole["processes"]]
+        for process in processes:
+            owner = owners.get(process["pid"])
+            process["cpus_set_by"] = None if owner is None else str(owner)
         for process in processes if arguments.memory else ():
             memory = scan.memory.get(process["pid"])
             process["memory"] = memory.resident.by_node if memory else None
@@ -136,6 +140,7 @@ def _print(
         return
     lines = [
         *audit.table(topology, scan, before, fold=not arguments.all, all_memory=arguments.memory),
+        *audit.owner_lines(scan, owners),
         *audit.nic_lines(scan, nics),
     ]
     lines = [*map(one_line, lines)]
@@ -160,6 +165,18 @@ def _far_nics(topology: Topology, scan: Scan) -> Mapping[int, Sequence[str]]:
         facts.pid: list(judge.findings([gpus[key] for key in facts.gpus], nic_use(facts.pid)))
         for facts in holders
     }
+
+
+def _mask_owners(scan: Scan) -> Mapping[int, MaskOwner]:
+    """Return pid → what set its mask, of holders that are far or whose threads were moved."""
+    holders = (it for it in scan.processes if it.facts.holding and it.facts.threads)
+    facts = (
+        it.facts
+        for it in holders
+        if it.is_mismatch or any(placed.pinned_itself for placed in it.threads)
+    )
+    owners = {its.pid: owner_of(its) for its in facts}
+    return {pid: owner for pid, owner in owners.items() if owner is not None}
 
 
 def auditor_by(

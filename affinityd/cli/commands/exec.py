@@ -13,17 +13,23 @@ import time
 from affinityd import config
 from affinityd.cli.console import flag, say
 from affinityd.client import apply, ask_daemon
+from affinityd.cpuset import format_list
 from affinityd.errors import AffinityError, InvalidRequestError
 from affinityd.linux.files import environment_of
+from affinityd.request.environment import BINDERS
 from affinityd.text import quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from affinityd.client.ask_daemon import ProcessPlan
+
 NAME = "affinityd exec"
 #: As env(1) and timeout(1) have it; the first: the command was not tried.
 FAILED, CANNOT_RUN, NOT_FOUND = 125, 126, 127
+
+OWN = f"{config.PREFIX}OWN"  #: whether --own is on
 
 #: Errors that do not end the search along PATH.
 SEARCH_ON = {
@@ -48,14 +54,16 @@ CLIENT_OPTIONS = {
     ),
     "timeout": ("SECONDS", "to ask a daemon (default: 1); to read the machine, 5 times as long"),
     "threads": (None, "export OMP_NUM_THREADS, unless it is set"),
+    "own": (None, "set the variables by which other binders leave the pin alone"),
+    "check": (None, "say which binders would act and which one wins; start nothing"),
     "fail_closed": (None, "fail if the command cannot be pinned"),
     "verbose": (None, "print the rank, GPU, node, CPUs and NICs on stderr"),
 }
 FLAGS = [name for name, (metavar, _) in CLIENT_OPTIONS.items() if metavar is None]
 #: Options for people, the first in the help; launchers and schedulers set the rest.
 COMMON = (
-    *("gpus", "rank", "mode", "memory", "nics", "threads", "verbose", "strict", "fail_closed"),
-    "timeout",
+    *("gpus", "rank", "mode", "memory", "nics", "threads", "own", "check", "verbose", "strict"),
+    *("fail_closed", "timeout"),
 )
 BOOLEANS = ("balanced", "strict")  #: may take one
 OPTIONS = {flag(name): name for name in (*PARAMETERS, *CLIENT_OPTIONS)}
@@ -74,7 +82,9 @@ def main(argv: Sequence[str]) -> int:
     except InvalidRequestError as error:
         say(f"{NAME}: {error}")
         return FAILED
-    trouble = _trouble(words, start)
+    if "--check" in words:
+        return _check(words, command, start)
+    trouble = _trouble(words, command, start)
     if trouble is None:
         return become(command)
     # However wrong the other options are.
@@ -83,13 +93,32 @@ def main(argv: Sequence[str]) -> int:
     return FAILED if is_closed else become(command)
 
 
-def _trouble(words: Sequence[str], start: float) -> str | None:
+def _check(words: Sequence[str], command: Sequence[str], start: float) -> int:
+    """Print which binders would act on the command, in their order. Return 0 if the pin stays."""
+    from affinityd.client.second_binder import order  # noqa: PLC0415 - few ask for it
+
+    cpus, pin, owns = None, "no pin, by its switch", False
+    try:
+        options, switch, variables = parse(words), config.chosen_switch(), config.variables()
+        owns = _owns(options, variables)
+        if switch == config.ON:
+            _, plan = _plan(options, variables, start, switch)
+            if plan.switch == config.ON:
+                cpus, pin = plan.cpus, f"CPUs {format_list(plan.cpus)} ({plan.locality})"
+    except AffinityError as error:
+        pin = f"no pin: {error}"
+    lines, stays = order(command, pin, is_pinned=cpus is not None, owns=owns)
+    print("\n".join(lines), flush=True)
+    return 0 if stays else 1
+
+
+def _trouble(words: Sequence[str], command: Sequence[str], start: float) -> str | None:
     """Pin this process unless the switch is off. Return the reason if it was not pinned."""
     switch = config.ON
     try:
         switch = config.chosen_switch()
         if switch != config.OFF:
-            _pin(parse(words), start, switch)
+            _pin(parse(words), command, start, switch)
     except AffinityError as error:
         trouble = str(error)
     except KeyboardInterrupt:
@@ -104,20 +133,33 @@ def _trouble(words: Sequence[str], start: float) -> str | None:
     return trouble
 
 
-def _pin(options: Mapping[str, str], start: float, switch: str) -> None:
+def _plan(
+    options: Mapping[str, str], variables: Mapping[str, str], start: float, switch: str
+) -> tuple[dict[str, str], ProcessPlan]:
+    """Return the parameters and the plan of this process. Raises AffinityError."""
+    timeout = seconds(options.get("timeout") or variables.get("AFFINITYD_TIMEOUT"))
+    chosen = {name: text for name, text in options.items() if name in PARAMETERS}
+    parameters = config.plan_parameters(variables, chosen)
+    query, sockets = apply.own_query(parameters, switch), config.sockets(variables)
+    return parameters, ask_daemon.find_plan(query, sockets, start, timeout, bounded=True)
+
+
+def _owns(options: Mapping[str, str], variables: Mapping[str, str]) -> bool:
+    """Whether other binders are to leave the mask: by --own, or AFFINITYD_OWN=1."""
+    word = variables.get(OWN)
+    return "own" in options or (word is not None and config.read_switch_or_off(word) == config.ON)
+
+
+def _pin(options: Mapping[str, str], command: Sequence[str], start: float, switch: str) -> None:
     """Plan, pin this process and set the command's variables. Raises AffinityError.
 
     With the switch at observe, here or in the daemon, the mask stays as it is.
     """
     variables = config.variables()
-    timeout = seconds(options.get("timeout") or variables.get("AFFINITYD_TIMEOUT"))
     policy = options.get("memory") or variables.get("AFFINITYD_MEMORY")
     libraries = options.get("nics") or variables.get("AFFINITYD_NICS")
     apply.check_policy(policy)
-    chosen = {name: text for name, text in options.items() if name in PARAMETERS}
-    parameters = config.plan_parameters(variables, chosen)
-    query = apply.own_query(parameters, switch)
-    plan = ask_daemon.find_plan(query, config.sockets(variables), start, timeout, bounded=True)
+    parameters, plan = _plan(options, variables, start, switch)
     if plan.switch != config.ON:
         apply.export_observed(plan)
         return
@@ -135,6 +177,12 @@ def _pin(options: Mapping[str, str], start: float, switch: str) -> None:
     sets_threads = "threads" in options or variables.get(apply.THREADS) == apply.AUTO
     for line in apply.threads_to_start(cpus, plan.threads if sets_threads else None):
         say(f"{NAME}: {line}")
+    owns, names = _owns(options, variables), (word.rpartition("/")[2] for word in command)
+    if owns or not BINDERS.isdisjoint([*os.environ, *names, *" ".join(command).split()]):
+        from affinityd.client.second_binder import remarks as of_others  # noqa: PLC0415 - rarely
+
+        for line in of_others(command, owns=owns):
+            say(f"{NAME}: {line}")
 
 
 def split(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:

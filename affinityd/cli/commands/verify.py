@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from affinityd.audit.gather import ProcessWalk
 from affinityd.audit.judge import Judge
+from affinityd.audit.mask_owner import owner_of
 from affinityd.audit.memory import HostMemory
 from affinityd.audit.model import GpuHolders, Holding, ProcessFacts
 from affinityd.audit.sources.nics import NicJudge, nic_use
@@ -133,6 +134,7 @@ def _verifications(
             is_self=is_self,
             doubts=(doubt,) if doubt else (),
             waited=_waited(facts),
+            owner=owner_of(with_cpuset),
         )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from affinityd.audit.auditor import spent, ticks_of
 from affinityd.audit.document import waits_of
 from affinityd.audit.gather import TICKS
+from affinityd.audit.mask_owner import MaskOwner
 from affinityd.audit.model import AuditedProcess, GpuKey, Holding, ProcessFacts, Scan
 from affinityd.audit.remedies import Remedies
 from affinityd.audit.verify import Verification, matches
@@ -108,6 +109,13 @@ def _waits(scan: Scan) -> Iterator[str]:
                 f"{process_name(process.facts)}: waits for CPUs, {share:.0%} of it likely for "
                 f"{waits.cause}: {waits.remedy}"
             )
+
+
+def owner_lines(scan: Scan, owners: Mapping[int, MaskOwner]) -> Iterator[str]:
+    """Yield lines on what set the masks of processes, by pid."""
+    names = {process.facts.pid: process_name(process.facts) for process in scan.processes}
+    told = {pid: owner for pid, owner in owners.items() if owner.how}
+    yield from (f"{names[pid]}: CPUs set by {owner}" for pid, owner in told.items())
 
 
 def nic_lines(scan: Scan, nics: Mapping[int, Sequence[str]]) -> Iterator[str]:
@@ -243,6 +251,8 @@ def verify_table(verifications: Sequence[Verification], all_memory: bool = False
     is_tree = len(far) > 1 and len({verification.remedy for verification in far}) == 1
     for verification in verifications:
         name = process_name(verification.process.facts)
+        if verification.owner is not None:
+            yield f"{name}: CPUs set by {verification.owner}"
         if all_memory and verification.memory:
             yield f"{name}: {verification.memory}"
         yield from (f"{name}: note: {text}" for text in verification.notes)
@@ -307,6 +317,7 @@ def verify_document(topology: Topology, verifications: Sequence[Verification]) -
             "resident": it.memory.resident.by_node if it.memory else None,
             "mismatches": it.mismatches,
             "notes": list(it.notes),
+            "cpus_set_by": None if it.owner is None else str(it.owner),
         }
         for it in verifications
     ]

@@ -153,6 +153,7 @@ READ = (
         "JOB_GPUS",
         "MEMORY",
         "NICS",
+        "OWN",
         "THREADS",
         "TIMEOUT",
         "URL",

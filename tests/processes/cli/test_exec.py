@@ -16,6 +16,7 @@ from tests.support.child_python import SECCOMP
 from tests.support.daemons import Daemon
 from tests.support.machines.facts import machine
 from tests.support.machines.sysfs_tree import write_tree
+from tests.support.paths import REPOSITORY
 from tests.support.servers import Behaviour, answering, hanging, http, serving
 from tests.support.tiny import BOTH, FAR, LOOK, NEAR, PROGRAM, affinityd, exec_, tiny, tiny_tree
 
@@ -271,6 +272,68 @@ def test_a_full_stderr_does_not_end_the_command(here: Mapping[str, str], words: 
     assert done.returncode == (7 if "sh" in words else 127)
 
 
+# Other binders.
+
+OPENMP = "OpenMP (OMP_PROC_BIND=close) divides the mask among its threads"
+OWN = "to end that: OMP_PROC_BIND=false"
+SHOW_OWN = ("sh", "-c", "env | grep -E '^(OMP|TLLM|KMP|NRL|UCCL)_' | sort; :")
+HIDDEN = (
+    "NRL_DISABLE_NUMA_BINDING=1\nTLLM_NUMA_AWARE_WORKER_AFFINITY=0\n"
+    "UCCL_EP_DISABLE_CPU_AFFINITY=1\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("env", "words", "variables", "line"),
+    [
+        ({}, [], "", ""),
+        ({"OMP_PROC_BIND": "false"}, [], "OMP_PROC_BIND=false\n", ""),
+        ({"OMP_PROC_BIND": "close"}, [], "OMP_PROC_BIND=close\n", f"{OPENMP} afterwards; {OWN}"),
+        ({"OMP_PROC_BIND": "close"}, ["--own"], f"{HIDDEN}OMP_PROC_BIND=false\n", ""),
+        ({"OMP_PLACES": "cores", "AFFINITYD_OWN": "1"}, [], None, ""),
+        ({"AFFINITYD_OWN": "no"}, [], "", ""),
+        ({"KMP_AFFINITY": "none"}, ["--own"], f"KMP_AFFINITY=none\n{HIDDEN}", ""),
+    ],
+)
+def test_a_line_names_a_second_binder_and_own_stops_it(
+    here: Mapping[str, str],
+    env: dict[str, str],
+    words: list[str],
+    variables: str | None,
+    line: str,
+) -> None:
+    done = exec_("--gpus=0", *words, "--", *SHOW_OWN, env={**here, **env})
+    expected = (
+        f"{HIDDEN}OMP_PLACES=cores\nOMP_PROC_BIND=false\n" if variables is None else variables
+    )
+    assert sorted(done.stdout.splitlines()) == sorted(expected.splitlines())
+    assert done.stderr == (f"affinityd exec: {line}\n" if line else "")
+
+
+def test_check_says_which_binder_wins_and_starts_nothing(
+    here: Mapping[str, str], tmp_path: Path
+) -> None:
+    """As the page shows it."""
+    page = (REPOSITORY / "docs/binders.md").read_text()
+    shown = page.partition("```text\n")[2].partition("```")[0].splitlines()
+    task = {"SLURM_CPU_BIND_TYPE": "mask_cpu:", "OMP_PROC_BIND": "close"}
+    touch = ["--gpus=0", "--check", "--", "touch", str(tmp_path / "started")]
+    done = exec_(*touch, env={**here, **task})
+    assert (done.status, done.stdout.splitlines()) == (
+        1,
+        [line.replace("0-15", NEAR) for line in shown],
+    )
+    done = exec_("--own", *touch, env={**here, **task})
+    assert (done.status, done.stdout.splitlines()[1:]) == (
+        0,
+        [f"2. affinityd: CPUs {NEAR} (local)", "affinityd wins"],
+    )
+    done = exec_(*touch, env={**here, "AFFINITYD": "off"})
+    ended = ["1. affinityd: no pin, by its switch", "none wins: nothing pins it"]
+    assert (done.status, done.stdout.splitlines()) == (1, ended)
+    assert not (tmp_path / "started").exists()
+
+
 # What it costs.
 
 
@@ -305,3 +368,4 @@ def test_few_modules_are_imported(
     assert part in ours
     own = {it for it in ours if it.startswith("affinityd")}
     assert len(own) <= most
+    assert "affinityd.request.binders" not in own

@@ -170,12 +170,14 @@ def test_every_thread_is_listed_and_equal_threads_share_a_row(capsys: Capture) -
     told = {tuple(it[key] for key in keys) for it in process["threads"] if it["tid"] != pid}
     assert (code, [it["tid"] for it in process["threads"]]) == (1, tids)
     assert told == {("near (one)", "local", "1", 1, 1), ("far one", "remote", "0", 0, 0)}
-    head, *rows, mismatch = capsys.readouterr().out.splitlines()
+    head, *rows, owner, mismatch = capsys.readouterr().out.splitlines()
     assert tuple(re.split("  +", head.strip())) == VERIFY_COLUMNS
     assert [" ".join(row.split()) for row in rows] == [
         f"{pid} {name} 0 1 2 local 1 1 default",
         f"{pid} far one 0 1 1 remote 0 0 default",
     ]
+    assert process["cpus_set_by"] == "unknown (it moved threads: far one)"
+    assert owner == f"process {pid} ({name}): CPUs set by {process['cpus_set_by']}"
     assert re.fullmatch(
         rf"process {pid} \({name}\): mismatch: 1 thread \(first \d+, far one\) may run on CPUs 0 "
         rf"\(remote\), and GPU 0 is on node 1; affinityd pin --force --gpus 0 {pid} fixes that",

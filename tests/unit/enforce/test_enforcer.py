@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from affinityd.audit.mask_owner import MaskOwner
 from affinityd.audit.model import ProcessFacts
 from affinityd.config.settings import OBSERVE, PIN
 from affinityd.cpuset import CpuSet, parse_list
@@ -54,7 +55,7 @@ class Look:
         return self.outcome
 
     def enforce(self, facts: ProcessFacts = DRIFTED, **scan: Any) -> Enforced:  # noqa: ANN401
-        found = replace(scan_of(TWO, Site(TWO).audited(facts)), boot=NOW, **scan)
+        found = replace(scan_of(TWO, Site(TWO).audited(facts)), **{"boot": NOW, **scan})
         return self.enforcer.enforce(TWO, found)
 
 
@@ -96,6 +97,42 @@ def test_a_hindered_daemon_observes_until_the_hindrance_is_over(look: Look) -> N
     assert found.hindrance == "another daemon pins"
     look.hindrance = None
     assert what(look.enforce()) == ("drifted", True, 0, PIN)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "owner", "ends"),
+    [
+        (
+            PinOutcome(pinned=1),
+            MaskOwner("OpenMP", "OMP_PLACES=cores", "to end that: OMP_PROC_BIND=false"),
+            "; its CPUs were set by OpenMP (OMP_PLACES=cores); to end that: OMP_PROC_BIND=false",
+        ),
+        (PinOutcome(pinned=1), MaskOwner("unknown"), "by a rule of the policy"),
+        (PinOutcome(pinned=1), None, "by a rule of the policy"),
+        (PinOutcome(refused=1, error="EPERM"), MaskOwner("x", "", "y"), "its cpuset changes"),
+    ],
+)
+def test_a_process_that_is_given_up_names_what_resets_it(
+    look: Look,
+    monkeypatch: pytest.MonkeyPatch,
+    outcome: PinOutcome,
+    owner: MaskOwner | None,
+    ends: str,
+) -> None:
+    asked = list[int]()
+
+    def owner_of(facts: ProcessFacts) -> MaskOwner | None:
+        asked.append(facts.pid)
+        return owner
+
+    monkeypatch.setattr(module, "owner_of", owner_of)
+    look.outcome = outcome
+    for wait in range(0, 3000, 60):
+        found = look.enforce(boot=NOW + wait)
+    (decision,) = found.decisions
+    assert decision.reason == "given_up"
+    assert (decision.why or "").endswith(ends)
+    assert len(asked) == (outcome.error is None)  # once: a lock is taken for it
 
 
 @pytest.mark.parametrize(

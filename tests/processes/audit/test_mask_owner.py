@@ -1,0 +1,175 @@
+"""Who set the mask of a process: real processes, OpenMP runtimes and tools of this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import pytest
+
+from affinityd.audit.gather import ProcessWalk
+from affinityd.audit.mask_owner import owner_of
+from affinityd.audit.model import GpuHolders, Holding
+from affinityd.linux.processes import ProcessTable, mask_of, thread_ids
+from tests.support.small_node import ALL
+
+TWO_CPUS = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="a mask needs a part")
+
+#: Its two threads wait, once the runtime has bound them.
+OMP = """
+#include <stdio.h>
+#include <unistd.h>
+int main(void) {
+#pragma omp parallel num_threads(2)
+    {
+#pragma omp barrier
+#pragma omp master
+        { puts("ready"); fflush(stdout); }
+        sleep(600);
+    }
+}
+"""
+SLEEP = ("sh", "-c", "echo ready; exec sleep 600")
+CPU = min(ALL)
+PINNED = ("taskset", "-c", f"{CPU}")
+NO_MARK = "unknown"
+NO_OMP = "to end that: OMP_PROC_BIND=false"
+
+
+@pytest.fixture(scope="module")
+def omp(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("omp")
+    (folder / "omp.c").write_text(OMP)
+    gcc = shutil.which("gcc")
+    assert gcc, "these tests need gcc: apt-get install gcc libc6-dev"
+    subprocess.run([gcc, "-fopenmp", folder / "omp.c", "-o", folder / "omp"], check=True)
+    return str(folder / "omp")
+
+
+@pytest.fixture
+def owner() -> Iterator[Callable[..., str]]:
+    """Return what tells the owner of the mask of a command, with more variables."""
+    started: list[subprocess.Popen[str]] = []
+
+    def tell(command: Sequence[str], environ: Mapping[str, str]) -> str:
+        env = {"PATH": os.environ["PATH"], **environ}
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        holders = GpuHolders((Holding(process.pid, ("nvidia", 0)),))
+        (facts,) = ProcessWalk(holders, time.monotonic() + 60, ProcessTable())
+        return str(owner_of(facts))
+
+    yield tell
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@TWO_CPUS
+@pytest.mark.parametrize(
+    ("command", "environ", "said"),
+    [
+        (SLEEP, {}, "None"),
+        ((*PINNED, *SLEEP), {}, NO_MARK),
+        ((*PINNED, *SLEEP), {"AFFINITYD_CPULIST": f"{CPU}"}, "affinityd (AFFINITYD_CPULIST)"),
+        (SLEEP, {"AFFINITYD_CPULIST": f"{CPU}"}, f"unknown (affinityd gave it CPUs {CPU})"),
+        (
+            (*PINNED, *SLEEP),
+            {"SLURM_CPU_BIND_LIST": f"0x0,{1 << CPU:#x}"},
+            "Slurm (SLURM_CPU_BIND_LIST); to end that: srun --cpu-bind=none",
+        ),
+        (
+            (*PINNED, *SLEEP),
+            {"HYDRA_USER_PROVIDED_BINDING": "1"},
+            "MPICH (HYDRA_USER_PROVIDED_BINDING=1); to end that: mpiexec -bind-to none",
+        ),
+        (
+            (*PINNED, *SLEEP),
+            {"ACCELERATE_CPU_AFFINITY": "1"},
+            "accelerate (ACCELERATE_CPU_AFFINITY=1); to end that: ACCELERATE_CPU_AFFINITY=0",
+        ),
+        ((*PINNED, *SLEEP), {"OMP_PROC_BIND": "true"}, NO_MARK),
+    ],
+    ids=lambda it: it if isinstance(it, str) else "",
+)
+def test_the_environment_tells_what_set_the_mask(
+    owner: Callable[..., str], command: Sequence[str], environ: dict[str, str], said: str
+) -> None:
+    """OMP_PROC_BIND tells nothing of a process without an OpenMP runtime."""
+    assert owner(command, environ) == said
+
+
+@TWO_CPUS
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({}, "None"),
+        ({"OMP_PROC_BIND": "close"}, f"OpenMP (OMP_PROC_BIND=close); {NO_OMP}"),
+        ({"OMP_PLACES": "threads"}, f"OpenMP (OMP_PLACES=threads); {NO_OMP}"),
+        ({"OMP_PLACES": "threads", "OMP_PROC_BIND": "false"}, "None"),
+        (
+            {"GOMP_CPU_AFFINITY": f"{CPU}"},
+            f"GOMP_CPU_AFFINITY (GOMP_CPU_AFFINITY={CPU}); {NO_OMP}",
+        ),
+    ],
+)
+def test_an_openmp_runtime_is_named(
+    owner: Callable[..., str], omp: str, environ: dict[str, str], said: str
+) -> None:
+    assert owner([omp], environ) == said
+
+
+#: As a script that sets the variable itself, whose changes /proc/PID/environ does not show.
+SET_LATER = """
+import ctypes, os, threading, time
+os.environ["OMP_PROC_BIND"] = "close"
+def work(_):
+    time.sleep(1)
+    print("ready", flush=True)
+    time.sleep(600)
+work = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(work)
+ctypes.CDLL("libgomp.so.1").GOMP_parallel(work, None, 2, 0)
+"""
+
+
+@TWO_CPUS
+def test_a_runtime_is_known_by_its_threads(owner: Callable[..., str]) -> None:
+    said = owner([sys.executable, "-c", SET_LATER], {})
+    assert re.fullmatch(rf"OpenMP \(libgomp\.so\S+ and its threads\); {NO_OMP}", said)
+
+
+@TWO_CPUS
+@pytest.mark.parametrize("cpus", ["--cpunodebind=all", f"--physcpubind={max(ALL)}"])
+def test_numactl_leaves_a_mask_or_ends(cpus: str) -> None:
+    """As its row says: by node it takes CPUs outside of the mask; by number it ends."""
+    command = [*PINNED, "numactl", cpus, "grep", "Cpus_allowed_list", "/proc/self/status"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if "node" in cpus:
+        assert done.stdout.split()[1:] not in ([], [f"{CPU}"])
+    else:
+        assert (done.returncode, "out of range" in done.stderr) == (1, True)
+
+
+@TWO_CPUS
+@pytest.mark.parametrize(
+    ("variable", "stays"),
+    [("GOMP_CPU_AFFINITY", False), ("OMP_PROC_BIND", True), ("OMP_PLACES", True)],
+)
+def test_whether_an_openmp_runtime_leaves_a_mask(omp: str, variable: str, stays: bool) -> None:
+    value = {"GOMP_CPU_AFFINITY": f"{max(ALL)}", "OMP_PROC_BIND": "true"}.get(variable, "threads")
+    command = [*PINNED, "env", f"{variable}={value}", omp]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            masks = [mask_of(tid) or frozenset() for tid in thread_ids(process.pid)]
+        finally:
+            process.kill()
+    assert (set().union(*masks) <= {CPU}) is stays
