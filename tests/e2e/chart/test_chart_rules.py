@@ -53,6 +53,17 @@ LATE, LOST = (
     series("affinityd_nri_requests_total", outcome=outcome, locality="")
     for outcome in ("late", "unknown")
 )
+GIB = 2**30
+
+
+def waited(cause: str) -> str:
+    return of_gpu("affinityd_gpu_wait_seconds_total", cause=cause)
+
+
+def memory(placement: str) -> str:
+    return of_gpu("affinityd_gpu_host_memory_bytes", placement=placement)
+
+
 OTHER_UP = 'up{job="node",instance="a"}'
 OTHER_START = OTHER_UP.replace("up", "process_start_time_seconds")
 
@@ -144,6 +155,27 @@ AUDIT: tuple[Case, ...] = (
     ("RemoteCpuTimeIsHigh", {TOTAL: "0+1200x90", FAR: "0+600x90", UNPLACED: "0+9000x90"}, 70, True),
     ("RemoteCpuTimeIsHigh", {TOTAL: "0+90x90", FAR: "0+50x90"}, 70, False),
     ("RemoteCpuTimeIsHigh", {TOTAL: "0+1200x90", FAR: "0+600x20 12000x70"}, 70, False),
+    ("GpuWaits", {waited("neighbor"): "0+60x90"}, 50, True),  # a second in a second
+    ("GpuWaits", {waited("neighbor"): "0+12x90"}, 80, False),
+    ("GpuWaits", {waited("unknown"): "0+60x90"}, 80, False),
+    (
+        "HostMemoryIsFar",
+        {memory("far"): f"{20 * GIB}x90", memory("near"): f"{20 * GIB}x90"},
+        40,
+        True,
+    ),
+    (
+        "HostMemoryIsFar",
+        {memory("far"): f"{20 * GIB}x90", memory("near"): f"{99 * GIB}x90"},
+        80,
+        False,
+    ),
+    (
+        "HostMemoryIsFar",
+        {memory("far"): f"{2 * GIB}x90", memory("near"): f"{2 * GIB}x90"},
+        80,
+        False,
+    ),
     ("GpuWaits", {WAITED: "0+60x90"}, 50, True),
     ("GpuWaits", {WAITED: "0+20x90"}, 50, False),
     ("HostMemoryIsFar", {FAR_MEMORY: "9e9x40", NEAR_MEMORY: "9e9x40"}, 31, True),
