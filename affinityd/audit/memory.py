@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from mmap import PAGESIZE
 
@@ -52,7 +52,7 @@ class HostMemory:
 
     @classmethod
     def of(
-        cls, pid: int, near: Vicinity, placement: str, policy: MemoryPolicy | None
+        cls, pid: int, near: Vicinity, placement: str, policy: MemoryPolicy | None = None
     ) -> HostMemory:
         """Return that of a running process; sizes are 0 if it has ended."""
         stats = [text(f"/sys/devices/system/node/node{node}/numastat") for node in near.memory]
@@ -161,8 +161,10 @@ class MemoryMeter:
         self._found = {name: it for name, it in self._found.items() if name in processes}
         for name in [*(processes.keys() - self._found.keys()), *self._found]:
             self._found.pop(name, None)
-            near, placement = processes[name]
-            self._found[name] = HostMemory.of(name[0], near, placement, policy_of(name[0]))
+            memory = HostMemory.of(name[0], *processes[name])
+            if memory.cause is not None:  # the kernel may walk many pages to tell a policy
+                memory = replace(memory, policy=policy_of(name[0]))
+            self._found[name] = memory
             if time.monotonic() > end:
                 break
         return {pid: it for (pid, _), it in self._found.items()}

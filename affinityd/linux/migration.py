@@ -34,7 +34,6 @@ LIMITS = (
     ("cgroup", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 
-ALL_MAPS = 64 * 1024 * 1024  #: bytes of `maps`; the kernel's default limit of mappings is 65530
 LOOKED_AT = 4096  #: pages that are looked at together
 BATCH = 4 * 1024 * 1024  #: bytes that move together, or one huge page
 
@@ -57,18 +56,17 @@ class Migration:
         Raises OSError: ProcessLookupError (it has ended), PermissionError (no ptrace read access,
         or its cpuset does not allow a near node).
         """
-        mappings, _ = mappings_of(self._pid, ALL_MAPS)
-        for mapping in mappings:
-            step = _huge_page() if mapping.kind == HUGE else PAGESIZE
-            for start in range(mapping.start, mapping.end, step * LOOKED_AT):
-                end = min(start + step * LOOKED_AT, mapping.end)
-                pages = array("Q", range(start, end, step))
+        mappings, _ = mappings_of(self._pid)
+        for beginning, end, kind in mappings:
+            step = _huge_page() if kind == HUGE else PAGESIZE
+            for start in range(beginning, end, step * LOOKED_AT):
+                pages = array("Q", range(start, min(start + step * LOOKED_AT, end), step))
                 _, nodes = syscalls.move_pages(self._pid, pages)
                 places = zip(pages, nodes, strict=True)
                 far = array("Q", (page for page, node in places if node in self._far))
                 size = max(1, BATCH // step)
                 for first in range(0, len(far), size):
-                    self._move(far[first : first + size], mapping.kind, step)
+                    self._move(far[first : first + size], kind, step)
                     yield
                 yield
 

@@ -30,9 +30,10 @@ SIZES = {ANONYMOUS: "RssAnon", SHARED: "RssShmem", HUGE: "HugetlbPages", FILES: 
 LOCKED = ("VmPin", "VmLck")
 
 #: A readable mapping: its addresses, device and name. The kernel's own, as [vdso], have no memory.
-MAPPING = re.compile(
-    rb"^([0-9a-f]+)-([0-9a-f]+) r\S+ [0-9a-f]+ (\w+:\w+) \d+(?! *\[v) *(.*)$", re.MULTILINE
-)
+_LINE = rb"([0-9a-f]+)-([0-9a-f]+) r\S+ [0-9a-f]+ (\w+:\w+) \d+(?! *\[v) *(.*)$"
+MAPPING = re.compile(b"^" + _LINE, re.MULTILINE)
+#: One that is not within a MiB: there its first and last address have the same higher digits.
+LARGE = re.compile(rb"^(?!([0-9a-f]+)[0-9a-f]{5}-\1[0-9a-f]{5} )" + _LINE, re.MULTILINE)
 NO_DEVICE = b"00:00"  #: of anonymous memory
 #: Devices whose drivers pin pages of a process that maps them.
 PINNING = (b"/dev/nvidia", b"/dev/infiniband/")
@@ -40,23 +41,11 @@ PINNING = (b"/dev/nvidia", b"/dev/infiniband/")
 IN_MEMORY = {b"tmpfs": SHARED, b"hugetlbfs": HUGE}
 UNMOUNTED = (b"/memfd:", b"/SYSV", b"/anon_hugepage")
 
-MOST_MAPS = 256 * 1024  #: bytes of `maps` that a sample reads: 2500 mappings
+ALL_MAPS = 64 * 1024 * 1024  #: bytes of `maps`; by default the kernel allows 65530 mappings
+LONG = 64 * 1024  #: bytes of a list from which a sample takes only large mappings: of some 600
 DRAWN, ENOUGH = 1024, 800  #: pages of one round, and how many of all must be there
-ROUNDS, SECONDS = 4, 0.002  #: no round begins later
+ROUNDS, SECONDS = 4, 0.001  #: no round begins later
 Z = 1.96  #: standard deviations on each side of 95 % of a normal distribution
-
-
-class MemoryMapping(NamedTuple):
-    """A part of a process's addresses."""
-
-    start: int
-    end: int
-    kind: str  #: of KINDS
-
-    @property
-    def pages(self) -> int:
-        """How many there may be."""
-        return (self.end - self.start) // PAGESIZE
 
 
 class Share(NamedTuple):
@@ -124,28 +113,32 @@ def resident_memory(pid: int, chosen: Random | None = None) -> ResidentMemory:
     sizes = {kind: status.get(f"{name}:", 0) for kind, name in SIZES.items()}
     locked = {name: size for name in LOCKED if (size := status.get(f"{name}:"))}
     try:
-        mappings, devices = mappings_of(pid, MOST_MAPS)
+        mappings, devices = mappings_of(pid, LONG)
         drawn = _draw(pid, mappings, chosen or Random())  # noqa: S311 - no secret
     except OSError:
         return ResidentMemory(sizes, locked=locked)
     return ResidentMemory(sizes, drawn, locked, devices)
 
 
-def mappings_of(pid: int, most: int) -> tuple[list[MemoryMapping], tuple[str, ...]]:
+#: The first address of a mapping, the one behind its last, and its kind.
+MemoryMapping = tuple[int, int, str]
+
+
+def mappings_of(pid: int, long: int = ALL_MAPS) -> tuple[list[MemoryMapping], tuple[str, ...]]:
     """Return the readable mappings of a process, and the devices among them that pin pages.
 
-    Of a longer list than `most` bytes, only its beginning. Raises OSError.
+    Of a list of more than `long` bytes, only the large ones. Raises OSError.
     """
-    maps = read(f"/proc/{pid}/maps", most)
+    maps = read(f"/proc/{pid}/maps", ALL_MAPS)
     files, mappings, devices = _files_in_memory(pid), [], set[bytes]()
-    for start, end, device, name in MAPPING.findall(maps):
-        if name.startswith(PINNING):
+    for *_, start, end, device, name in (LARGE if len(maps) > long else MAPPING).findall(maps):
+        if name and name.startswith(PINNING):
             devices.add(name)
             continue
-        # The kernel has file systems of its own for huge pages, one for each size.
-        other = HUGE if name.startswith(UNMOUNTED) else FILES
-        kind = files.get(device, other)
-        mappings.append(MemoryMapping(int(start, 16), int(end, 16), kind))
+        kind = files.get(device)
+        if kind is None:  # the kernel has file systems of its own for huge pages, one for each size
+            kind = HUGE if name.startswith(UNMOUNTED) else FILES
+        mappings.append((int(start, 16), int(end, 16), kind))
     return mappings, tuple(sorted(map(os.fsdecode, devices)))
 
 
@@ -179,20 +172,19 @@ def _draw(
     never touched, or are swapped, the kernel knows no node: another round makes up for them.
     """
     drawn: Counter[tuple[str, int]] = Counter()
-    total = sum(mapping.pages for mapping in mappings)
+    total = sum(end - start for start, end, _ in mappings) // PAGESIZE
     parts = min(DRAWN, total)
     late = time.perf_counter() + SECONDS
     for _ in range(ROUNDS if total else 0):
         addresses, kinds = array("Q"), []
-        rest = iter(mappings)
-        mapping, first, behind = mappings[0], 0, 0
+        rest, last, first, behind = iter(mappings), mappings[-1], 0, 0
         for part in range(parts):
             page = int((part + chosen.random()) * total / parts)
             while page >= behind:
-                mapping, first = next(rest, mapping), behind  # a float may round up to `total`
-                behind += mapping.pages
-            addresses.append(mapping.start + (page - first) * PAGESIZE)
-            kinds.append(mapping.kind)
+                (start, end, kind), first = next(rest, last), behind  # a float may be rounded up
+                behind += (end - start) // PAGESIZE
+            addresses.append(start + (page - first) * PAGESIZE)
+            kinds.append(kind)
         _, nodes = syscalls.move_pages(pid, addresses)
         places = zip(kinds, nodes, strict=True)
         drawn.update(place for place in places if place[1] >= 0)
