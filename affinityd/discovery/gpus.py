@@ -129,9 +129,11 @@ def _amd_gpus(tree: Tree, devices: Sequence[PciDevice]) -> tuple[list[Gpu], list
         fields = read_fields(tree, f"{KFD_NODES}/{node}/properties", *kfd_names)
         simds, place, domain, unique_id, minor = (number(fields.get(name)) for name in kfd_names)
         if simds and place is not None:  # not of CPUs, nor hidden by a device cgroup
-            # Higher bits are the partition's number.
+            # A partition's number is in the highest bits, or in place of the function, which
+            # then is none of PCI's: the GPU is function 0.
             bus, slot, function = place >> 8 & 0xFF, place >> 3 & 0x1F, place & 0x7
-            device = at.get(f"{domain or 0:04x}:{bus:02x}:{slot:02x}.{function}")
+            name = f"{domain or 0:04x}:{bus:02x}:{slot:02x}"
+            device = at.get(f"{name}.{function}") or at.get(f"{name}.0")
             if device is not None:
                 uuid = f"GPU-{unique_id:016x}" if unique_id else None
                 found.append((device, {"uuid": uuid, "render_minor": minor or None}))

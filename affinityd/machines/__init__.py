@@ -31,7 +31,10 @@ from affinityd.cpuset import CpuSet, parse_list
 from affinityd.errors import TreeError
 from affinityd.topology.model import Core, Gpu, Nic, NumaNode, RdmaPort, Topology
 
-NAMES = ("dgx-a100", "dgx-h100", "p4d-24xlarge", "mi250x", "ascend-910b", "gh200x4")
+NAMES = (
+    *("dgx-a100", "dgx-h100", "p4d-24xlarge", "mi250x", "ascend-910b"),
+    *("gh200x4", "gb200", "gb200-cdmm"),
+)
 
 #: A node's distance to itself (ACPI 6.5, §5.2.17 SLIT).
 OWN = 10

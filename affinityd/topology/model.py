@@ -204,8 +204,12 @@ class Topology:
         return tuple(number for number in candidates if self.distance(start, number) == least)
 
     def memory_nodes(self, home: int | None) -> tuple[int | None, ...]:
-        """Return the home node, or, if it has no memory, the nearest with memory."""
-        with_memory = self.nodes_with_memory
+        """Return the home node, or, if it has no memory, the nearest with memory.
+
+        A node without CPUs may be a GPU's memory, as of Grace: it counts if no other has memory.
+        """
+        of_cpus = tuple(node for node in self.nodes_with_memory if self.node_cores[node])
+        with_memory = of_cpus or self.nodes_with_memory
         return self.nearest(home, with_memory) if with_memory and home is not None else (home,)
 
     def memory_node(self, home: int | None) -> int | None:

@@ -206,6 +206,40 @@ def test_amd_s_gpus_are_numbered_in_the_order_of_kfd_s_nodes(tmp_path: Path) -> 
     assert unlisted in topology.notices
 
 
+#: Two MI300X, on the nodes 0 and 1 of their host.
+MI300X = {"0000:05:00.0": 0, "0000:85:00.0": 1}
+#: How amdgpu's releases write a partition's number into KFD's location_id.
+IN_HIGH_BITS, AS_FUNCTION = 28, 0
+
+
+@pytest.mark.parametrize("place", [IN_HIGH_BITS, AS_FUNCTION])
+@pytest.mark.parametrize(("mode", "partitions"), [("SPX", 1), ("DPX", 2), ("QPX", 4), ("CPX", 8)])
+def test_partitions_of_an_mi300x_are_where_it_is(
+    tmp_path: Path, mode: str, partitions: int, place: int
+) -> None:
+    files: Files = pci_devices("0x120000", "0x1002", *MI300X)
+    for cpu, node in enumerate(MI300X.values()):
+        files[f"sys/devices/system/node/node{node}/cpulist"] = cpu
+    minors = iter(range(128, 200))
+    for number, (address, node) in enumerate(MI300X.items()):
+        files[f"{PCI}/{address}/numa_node"] = node
+        files[f"{PCI}/{address}/current_compute_partition"] = mode
+        bus = int(address[5:7], 16) << 8
+        for partition in range(partitions):
+            minor = next(minors)
+            location = bus | partition << place
+            files |= kfd(2 + 10 * number + partition, location, drm_render_minor=minor)
+            if partition:  # the first has the PCI device's own render node
+                files[f"sys/devices/platform/amdgpu_xcp_{minor}/drm/renderD{minor}/dev"] = "226:1"
+    topology = read(tmp_path, {**files, "sys/devices/system/cpu/online": "0-1"})
+    assert [(gpu.index, gpu.pci_bus_id, gpu.numa_node) for gpu in topology.gpus] == [
+        (index, address, MI300X[address])
+        for index, address in enumerate(it for it in MI300X for _ in range(partitions))
+    ]
+    assert [gpu.render_minor for gpu in topology.gpus] == [*range(128, 128 + 2 * partitions)]
+    assert topology.notices == ()
+
+
 LOST_GPU = "GPU is lost"
 A100 = NvmlGpu(
     *(0, "GPU-0", "0000:07:00.0", 3, "NVIDIA A100-SXM4-40GB", ("MIG-0", "MIG-1")),

@@ -34,6 +34,8 @@ PEERS = {
         ("mi250x", (128, 64, 1, 4, 8), [3, 3, 1, 1, 0, 0, 2, 2]),
         ("ascend-910b", (192, 192, 4, 8, 8), [6, 6, 4, 4, 0, 0, 2, 2]),
         ("gh200x4", (288, 288, 4, 36, 4), [0, 1, 2, 3]),
+        ("gb200", (144, 144, 2, 34, 2), [0, 0, 1, 1]),
+        ("gb200-cdmm", (144, 144, 2, 2, 2), [0, 0, 1, 1]),
     ],
     ids=NAMES,
 )
@@ -77,12 +79,19 @@ def test_every_named_machine_is_consistent(name: str) -> None:
     assert all(device.pci_path[-1] == device.pci_bus_id for device in devices if device.pci_path)
 
 
-def test_a_gh200s_gpu_memory_is_nearest_to_its_own_cpus() -> None:
-    topology = load("gh200x4")
-    nearest = [topology.nearest(node, range(4)) for node in range(4, 36)]
-    assert nearest == [(chip,) for chip in range(4) for _ in range(8)]
-    assert [n.number for n in topology.nodes if n.memory_bytes == 94 * 2**30] == [4, 12, 20, 28]
-    assert topology.nodes_with_cpus == (0, 1, 2, 3)
+@pytest.mark.parametrize(
+    ("name", "gib", "with_memory"),
+    [("gh200x4", 94, [4, 12, 20, 28]), ("gb200", 184, [2, 10, 18, 26])],
+)
+def test_a_graces_gpu_memory_is_nearest_to_its_own_cpus(
+    name: str, gib: int, with_memory: list[int]
+) -> None:
+    topology = load(name)
+    chips = topology.nodes_with_cpus
+    per_chip = (len(topology.nodes) - len(chips)) // len(chips)
+    nearest = [topology.nearest(node.number, chips) for node in topology.nodes[len(chips) :]]
+    assert nearest == [(chip,) for chip in chips for _ in range(per_chip)]
+    assert [it.number for it in topology.nodes if it.memory_bytes == gib * 2**30] == with_memory
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
@@ -15,7 +16,8 @@ from affinityd.planner.domains import usable
 from affinityd.planner.modes import MODES
 from affinityd.request.resolve import Reply
 from affinityd.topology.model import Core, Topology
-from tests.support.asking import codes
+from tests.support.asking import ask, codes
+from tests.support.machines.facts import machine
 from tests.support.machines.strategies import UNIQUE, Question, questions
 
 
@@ -64,6 +66,29 @@ def test_the_home_node_is_the_nearest_and_decides_the_locality(question: Questio
         nodes = {core.node for core in cores_of(rank, topology)} if mode.everywhere else {home}
         seen = "unknown" if own is None else "local" if nodes == {own} else "remote"
         assert rank.locality == ("local" if len(running) == 1 else seen)
+
+
+@given(questions())
+def test_memory_is_that_of_a_node_with_cpus_where_one_has_some(question: Question) -> None:
+    topology, reply = question.topology, question.answered()
+    of_cpus = {node for node in topology.nodes_with_memory if topology.cpus_of_node(node)}
+    nodes = {rank.memory_node for rank in reply.ranks} | reply.visible_memory
+    assert nodes - {None} <= of_cpus or not of_cpus
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["gh200x4", "gb200", "gb200-cdmm"])
+def test_no_rank_on_grace_has_the_memory_of_a_gpu(name: str, mode: str) -> None:
+    topology = machine(name)
+    on_own_memory = [4, 12, 20, 28] if name == "gh200x4" else [2, 10, 18, 26]
+    pairs = zip(topology.gpus, on_own_memory, strict=True)
+    moved = tuple(replace(gpu, numa_node=node) for gpu, node in pairs)
+    for node in (topology, replace(topology, gpus=moved)):
+        if moved[0].numa_node in node.node_of or node is topology:
+            reply = ask(node, mode=mode)
+            used = {rank.memory_node for rank in reply.ranks} | reply.visible_memory
+            assert used <= {*topology.nodes_with_cpus}
+            assert {rank.home_node for rank in reply.ranks} <= {*topology.nodes_with_cpus}
 
 
 @given(questions(UNIQUE))

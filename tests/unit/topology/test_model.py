@@ -61,6 +61,9 @@ def test_the_nearest_nodes(start: int | None, candidates: Nodes, nearest: Nodes)
         (machine("threadripper-2990wx"), 1, 0),  # without memory the nearest, then lowest
         (machine("gh200x4"), 1, 1),  # GPU memory is no nearer than a node's own
         (machine("stray-cpus"), None, None),  # the CPUs of no node have no memory node
+        (machine("gh200x4"), 12, 1),  # a GPU that the kernel puts onto its own memory's node
+        (made({0: "0", 1: "1", 2: ""}, memoryless=[1], distances=[("1", "2", 11)]), 1, 0),
+        (made({0: "0", 1: "1", 2: ""}, memoryless=[0, 1]), 1, 2),  # no other node has memory
         (made({0: "0", 1: "1"}, memoryless=[0, 1]), 1, 1),
     ],
 )
