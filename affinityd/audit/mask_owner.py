@@ -39,9 +39,8 @@ def owner_of(facts: ProcessFacts, root: str = "") -> MaskOwner | None:
 
     The kernel lets the reader wait for a lock of that process's memory.
     """
-    environ, main = environment_of(facts.pid, root), facts.threads[0].mask
-    if environ is None:
-        return MaskOwner(UNKNOWN, "its environment cannot be read")
+    found, main = environment_of(facts.pid, root), facts.threads[0].mask
+    environ = found or {}
     moved = [thread for thread in facts.threads[1:] if thread.mask != main]
     ours, slices = frozenset[int](), list[CpuSet]()
     with suppress(ValueError):
@@ -60,7 +59,7 @@ def owner_of(facts: ProcessFacts, root: str = "") -> MaskOwner | None:
     acting = next(_acting(facts, environ, moved, root), None)
     if acting is not None:
         return MaskOwner(acting.binder.name, acting.word, acting.binder.ends_it)
-    how = ""
+    how = "its environment cannot be read" if found is None else ""
     if moved:
         names = ", ".join(sorted({thread.name for thread in moved}))
         how = f"it moved threads: {names}"

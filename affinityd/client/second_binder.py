@@ -29,7 +29,7 @@ def order(
         for it in earlier(os.environ)
     )
     lines = [*before, f"affinityd: {pin}"]
-    lines += [f"{it} {it.binder.effect}: {it.binder.plain}" for it in others]
+    lines += [f"{it} {it.binder.effect}: {it.binder.does}" for it in others]
     lines = [f"{number}. {line}" for number, line in enumerate(lines, 1)]
     if winner is not None:
         return [*lines, f"{winner} wins; {winner.binder.ends_it}"], False

@@ -16,7 +16,6 @@ REPLACES, SPLITS = "replaces the mask", "divides the mask among its threads"
 AGREES, THREADS, NOTHING = "stays within the mask", "moves only its own threads", "sets no mask"
 
 ANY, NOT_NONE, TRUE = ".+", "(?!.*none).+", "1|true|yes|on"  #: patterns of values
-MPI = ("mpirun", "mpiexec")
 OPENMP = ("libgomp", "libiomp5", "libomp")
 
 
@@ -28,8 +27,7 @@ class Binder:
     effect: str
     does: str
     switch: str  #: that ends the fight; the variables in it are those of `exec --own`
-    source: str
-    checked: str  #: `tried` with that version, or `read`, and when
+    source: str  #: and whether it was `tried` or `read`, which version, and when
     programs: tuple[str, ...] = ()  #: names of programs or Python modules in a command
     options: tuple[str, ...] = ()  #: of these programs, one of which turns it on; (): it is on
     off_options: tuple[str, ...] = ()  #: that turn it off, with a blank before their value
@@ -47,14 +45,9 @@ class Binder:
         return self.effect in {REPLACES, SPLITS}
 
     @property
-    def plain(self) -> str:
-        """The clause `does` without the marks of a page."""
-        return self.does.replace("`", "")
-
-    @property
     def ends_it(self) -> str:
         """How to end the fight, as a clause of a message."""
-        return f"to end that: {self.switch.replace('`', '')}"
+        return f"to end that: {self.switch}"
 
     @cached_property
     def own(self) -> Mapping[str, str]:
@@ -74,11 +67,9 @@ BINDERS = (
     Binder(
         "numactl",
         REPLACES,
-        "`--cpunodebind` takes the node's CPUs in the cpuset, in the mask or not; `--physcpubind` "
-        "ends the command where the mask lacks a CPU",
-        "start the command without `-N` and `-C`",
-        "numactl(8)",
-        "tried 2.0.16, 2026-11-26",
+        "-N takes the node's CPUs, in the mask or not; -C ends where the mask lacks a CPU",
+        "start the command without -N and -C",
+        "numactl(8); tried 2.0.16, 2026-11-26",
         programs=("numactl",),
         options=("-N", "-C", "--cpunodebind", "--physcpubind", "--cpubind"),
     ),
@@ -87,17 +78,15 @@ BINDERS = (
         REPLACES,
         "sets the mask that it is given",
         "start the command without it",
-        "taskset(1)",
-        "tried 2.38.1, 2026-11-26",
+        "taskset(1); tried 2.38.1, 2026-11-26",
         programs=("taskset",),
     ),
     Binder(
         "Slurm",
         REPLACES,
-        "srun binds each task, as `--cpu-bind` or the site's `CpuBind=` says",
-        "`srun --cpu-bind=none` (SLURM_CPU_BIND=none)",
-        "srun(1), SLURM_CPU_BIND",
-        "tried 22.05.8, 2026-11-26",
+        "srun binds as --cpu-bind or CpuBind= says; in a part of a node with none, too",
+        "srun --cpu-bind=none (SLURM_CPU_BIND=none)",
+        "srun(1), SLURM_CPU_BIND; tried 26.05, 2026-11-26",
         programs=("srun",),
         off_options=("--cpu-bind none", "--cpu_bind none"),
         before={"SLURM_CPU_BIND_TYPE": NOT_NONE},
@@ -106,11 +95,10 @@ BINDERS = (
         "Open MPI",
         REPLACES,
         "binds up to two ranks to a core each, more to NUMA nodes, without regard to the mask",
-        "`mpirun --bind-to none` (OMPI_MCA_hwloc_base_binding_policy=none, from 5.0 on "
+        "mpirun --bind-to none (OMPI_MCA_hwloc_base_binding_policy=none, from 5.0 on "
         "PRTE_MCA_hwloc_default_binding_policy=none)",
-        "mpirun(1)",
-        "tried 4.1.4, 2026-11-26",
-        programs=(*MPI, "orterun", "prterun", "mpirun.openmpi", "mpiexec.openmpi"),
+        "mpirun(1); tried 4.1.4, 2026-11-26",
+        programs=("mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.openmpi"),
         off_options=("--bind-to none", "-bind-to none"),
         before={"OMPI_MCA_orte_bound_at_launch": "1"},
     ),
@@ -118,11 +106,10 @@ BINDERS = (
         "MPICH",
         REPLACES,
         "hydra binds ranks only if told to, and then without regard to the mask",
-        "`mpiexec -bind-to none`",
-        "MPICH, Using the Hydra Process Manager",
-        "tried 4.0.2, 2026-11-26",
+        "mpiexec -bind-to none",
+        "MPICH, Using the Hydra Process Manager; tried 4.0.2, 2026-11-26",
         programs=("mpirun.mpich", "mpiexec.mpich", "mpiexec.hydra"),
-        options=("-bind-to", "--bind-to", "-map-by", "--map-by"),
+        options=("-bind-to", "--bind-to"),
         off_options=("-bind-to none", "--bind-to none"),
         before={"HYDRA_USER_PROVIDED_BINDING": "1", "HYDRA_BINDING": NOT_NONE},
     ),
@@ -131,8 +118,7 @@ BINDERS = (
         AGREES,
         "divides the CPUs of the mask among its ranks",
         "I_MPI_PIN=0",
-        "Intel MPI Library Developer Reference, I_MPI_PIN",
-        "tried 2021.18.1, 2026-11-26",
+        "Intel MPI Library Developer Reference, I_MPI_PIN; tried 2021.18.1, 2026-11-26",
         programs=("mpiexec.hydra",),
         before={"I_MPI_PIN_MAPPING": ANY},
         off={"I_MPI_PIN": "0|no|off|disable"},
@@ -141,9 +127,8 @@ BINDERS = (
         "torchrun",
         AGREES,
         "starts each worker by numactl on the CPUs of its GPU's node that are in the mask",
-        "torchrun without `--numa-binding`",
-        "pytorch/pytorch torch/numa/binding.py",
-        "read 2.13.0, 2026-11-26",
+        "torchrun without --numa-binding",
+        "pytorch/pytorch torch/numa/binding.py; read 2.13.0, 2026-11-26",
         programs=("torchrun", "torch.distributed.run"),
         options=("--numa-binding", "--numa_binding"),
     ),
@@ -152,30 +137,26 @@ BINDERS = (
         REPLACES,
         "sets the mask of each process to the CPUs that NVML names for its GPU",
         "ACCELERATE_CPU_AFFINITY=0",
-        "huggingface/accelerate src/accelerate/utils/environment.py",
-        "read 1.15.0, 2026-11-26",
-        programs=("accelerate", "accelerate.commands.launch"),
+        "huggingface/accelerate src/accelerate/utils/environment.py; read 1.15.0, 2026-11-26",
+        programs=("accelerate",),
         options=("--enable_cpu_affinity", "--enable-cpu-affinity"),
         on={"ACCELERATE_CPU_AFFINITY": TRUE},
     ),
     Binder(
         "DeepSpeed",
         REPLACES,
-        "starts each rank by numactl on its part of the node's cores and memory; where the mask "
-        "lacks a core, the job ends",
-        "deepspeed without `--bind_cores_to_rank`",
-        "deepspeedai/DeepSpeed deepspeed/utils/numa.py",
-        "tried 0.19.8, 2026-11-26",
-        programs=("deepspeed", "deepspeed.launcher.runner", "deepspeed.launcher.launch"),
+        "starts each rank by numactl on its part of the cores; ends where the mask lacks a core",
+        "deepspeed without --bind_cores_to_rank",
+        "deepspeedai/DeepSpeed deepspeed/utils/numa.py; tried 0.19.8, 2026-11-26",
+        programs=("deepspeed", "deepspeed.launcher.launch"),
         options=("--bind_cores_to_rank",),
     ),
     Binder(
         "vLLM",
         REPLACES,
         "starts its engine and workers by numactl on the NUMA node of their GPUs, memory too",
-        "vllm without `--numa-bind`",
-        "vllm-project/vllm #38635, #43270",
-        "read 0.22.0, 2026-11-26",
+        "vllm without --numa-bind",
+        "vllm-project/vllm #38635, #43270; read 0.22.0, 2026-11-26",
         programs=("vllm", "vllm.entrypoints.openai.api_server"),
         options=("--numa-bind", "--numa-bind-nodes", "--numa-bind-cpus"),
         off_options=("--no-numa-bind",),
@@ -184,9 +165,8 @@ BINDERS = (
         "vllm-ascend",
         REPLACES,
         "on Arm moves the main and two more threads by taskset, and memory by migratepages",
-        "`--additional-config '{\"enable_cpu_binding\": false}'`",
-        "vllm-project/vllm-ascend vllm_ascend/cpu_binding.py",
-        "read 0.18.0rc1, 2026-11-26",
+        "--additional-config '{\"enable_cpu_binding\": false}'",
+        "vllm-project/vllm-ascend vllm_ascend/cpu_binding.py; read 05329a0, 2026-11-26",
         programs=("vllm", "vllm.entrypoints.openai.api_server"),
         off_options=("enable_cpu_binding false",),
         needs="ASCEND_RT_VISIBLE_DEVICES",
@@ -196,9 +176,8 @@ BINDERS = (
         "SGLang",
         AGREES,
         "starts schedulers by numactl on CPUs of their GPU's node that are in the mask; memory too",
-        "SGLANG_AUTO_NUMA_BIND=0, and no `--numa-node`",
-        "sgl-project/sglang python/sglang/srt/utils/numa_utils.py, #26983",
-        "read main of 2026-09, 2026-11-26",
+        "SGLANG_AUTO_NUMA_BIND=0, and no --numa-node",
+        "sgl-project/sglang srt/utils/numa_utils.py, #26983; read 008b79d, 2026-11-26",
         programs=("sglang", "sglang.launch_server"),
         options=("--numa-node",),
         on={"SGLANG_AUTO_NUMA_BIND": TRUE},
@@ -206,12 +185,10 @@ BINDERS = (
     Binder(
         "TensorRT-LLM",
         REPLACES,
-        "clears a mask that it finds while its variable is unset; if it is 1, takes the CPUs that "
-        "NVML names for the GPU",
+        "clears the mask while its variable is unset; with 1 takes the CPUs that NVML names",
         "TLLM_NUMA_AWARE_WORKER_AFFINITY=0",
-        "NVIDIA/TensorRT-LLM docs/source/deployment-guide/configuring-cpu-affinity.md",
-        "read main of 2026-09, 2026-11-26",
-        programs=("trtllm-serve", "trtllm-bench", "trtllm-llmapi-launch", "trtllm-eval"),
+        "NVIDIA/TensorRT-LLM configuring-cpu-affinity.md; read 08314e8, 2026-11-26",
+        programs=("trtllm-serve", "trtllm-bench", "trtllm-llmapi-launch"),
         on={"TLLM_NUMA_AWARE_WORKER_AFFINITY": "1"},
         off={"TLLM_NUMA_AWARE_WORKER_AFFINITY": "(?!1$).+"},
         libraries=("libtensorrt_llm",),
@@ -222,18 +199,16 @@ BINDERS = (
         REPLACES,
         "sets each worker's mask and memory policy by a file of the node's GPUs",
         "NRL_DISABLE_NUMA_BINDING=1",
-        "NVIDIA-NeMo/RL #2613",
-        "read main of 2026-10, 2026-11-26",
+        "NVIDIA-NeMo/RL #2613; read main of 2026-10, 2026-11-26",
         on={"NRL_GPU_CPU_AFFINITY_FILE": ANY},
         is_hidden=True,
     ),
     Binder(
         "Ray",
         NOTHING,
-        "workers inherit the mask of `ray start`; it sets OMP_NUM_THREADS",
+        "workers inherit the mask of ray start; it sets OMP_NUM_THREADS",
         "none is needed",
-        "ray-project/ray #55097",
-        "tried 2.60.0, 2026-11-26",
+        "ray-project/ray #55097; tried 2.60.0, 2026-11-26",
         programs=("ray",),
     ),
     Binder(
@@ -241,8 +216,7 @@ BINDERS = (
         REPLACES,
         "narrows a thread that calls it to the NUMA node of its GPU; a launcher to that of GPU 0",
         "AMD_CPU_AFFINITY=0",
-        "ROCm/rocm-systems #6134, #6712",
-        "read main of 2026-06, 2026-11-26",
+        "ROCm/rocm-systems #6134, #6712; read main of 2026-06, 2026-11-26",
         on={"AMD_CPU_AFFINITY": TRUE},
         libraries=("libamdhip64",),
     ),
@@ -251,8 +225,7 @@ BINDERS = (
         THREADS,
         "puts its proxy threads on single CPUs of the GPU's node",
         "UCCL_EP_DISABLE_CPU_AFFINITY=1",
-        "uccl-project/uccl #1030",
-        "read main of 2026-08, 2026-11-26",
+        "uccl-project/uccl #1030; read main of 2026-08, 2026-11-26",
         libraries=("libuccl", "uccl"),
         is_hidden=True,
     ),
@@ -260,9 +233,8 @@ BINDERS = (
         "NCCL",
         THREADS,
         "its threads stay within the mask and the GPU's node; with a variable, not in the mask",
-        "NCCL_IGNORE_CPU_AFFINITY=0, and no `NCCL_PROXY_CPUSET`",
-        "NVIDIA/nccl src/graph/topo.cc, src/proxy.cc",
-        "read 2.30.7, 2026-11-23",
+        "NCCL_IGNORE_CPU_AFFINITY=0, and no NCCL_PROXY_CPUSET",
+        "NVIDIA/nccl src/graph/topo.cc, src/proxy.cc; read 2.30.7, 2026-11-23",
         on={"NCCL_IGNORE_CPU_AFFINITY": "1", "NCCL_PROXY_CPUSET": ANY},
         libraries=("libnccl", "librccl"),
         threads=("NCCL ",),
@@ -272,8 +244,7 @@ BINDERS = (
         REPLACES,
         "OpenMP's threads, the main one first, take the listed CPUs, in the mask or not",
         "OMP_PROC_BIND=false",
-        "GNU libgomp manual",
-        "tried libgomp 12.2 and libiomp5 2026.2, 2026-11-26",
+        "GNU libgomp manual; tried libgomp 12.2 and libiomp5 2026.2, 2026-11-26",
         on={"GOMP_CPU_AFFINITY": ANY},
         libraries=OPENMP,
     ),
@@ -282,18 +253,16 @@ BINDERS = (
         SPLITS,
         "what the process starts later inherits the main thread's part",
         "OMP_PROC_BIND=false",
-        "OpenMP specification, OMP_PROC_BIND and OMP_PLACES",
-        "tried libgomp 12.2 and libiomp5 2026.2, 2026-11-26",
+        "OpenMP specification 5.2; tried libgomp 12.2 and libiomp5 2026.2, 2026-11-26",
         on={"OMP_PROC_BIND": "(?!false).+", "OMP_PLACES": ANY},
         libraries=OPENMP,
     ),
     Binder(
         "Intel OpenMP",
         SPLITS,
-        "with `norespect` on CPUs outside of the mask, too; OMP_PROC_BIND does not stop it",
+        "with norespect on CPUs outside of the mask, too; OMP_PROC_BIND does not stop it",
         "KMP_AFFINITY=none",
-        "Intel C++ Compiler Developer Guide, KMP_AFFINITY",
-        "tried libiomp5 2026.2, 2026-11-26",
+        "Intel C++ Compiler Developer Guide, KMP_AFFINITY; tried libiomp5 2026.2, 2026-11-26",
         on={"KMP_AFFINITY": ".*(compact|scatter|balanced|explicit|logical|physical|norespect).*"},
         libraries=("libiomp5", "libomp"),
     ),

@@ -72,28 +72,18 @@ READ = frozenset(
     )
 )
 
-#: Words and variables by which a row of `binders` may act on a command: without one of them
-#: `affinityd exec` does not import that table.
+#: The words and variables by which a row of `binders` may act: without one of them `affinityd exec`
+#: does not import that table.
 BINDERS = frozenset(
     (
-        *(
-            "numactl",
-            "taskset",
-            "srun",
-            "mpirun",
-            "mpiexec",
-            "orterun",
-            "prterun",
-            "mpirun.openmpi",
-        ),
-        *("mpiexec.openmpi", "mpirun.mpich", "mpiexec.mpich", "mpiexec.hydra", "torchrun"),
-        *("torch.distributed.run", "accelerate", "accelerate.commands.launch", "deepspeed"),
-        *("deepspeed.launcher.runner", "deepspeed.launcher.launch", "vllm", "sglang", "ray"),
+        *("numactl", "taskset", "srun", "mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.openmpi"),
+        *("mpirun.mpich", "mpiexec.mpich", "mpiexec.hydra", "torchrun", "torch.distributed.run"),
+        *("accelerate", "deepspeed", "deepspeed.launcher.launch", "vllm", "sglang", "ray"),
         *("vllm.entrypoints.openai.api_server", "sglang.launch_server", "trtllm-serve"),
-        *("trtllm-bench", "trtllm-llmapi-launch", "trtllm-eval", "ACCELERATE_CPU_AFFINITY"),
-        *("SGLANG_AUTO_NUMA_BIND", "TLLM_NUMA_AWARE_WORKER_AFFINITY", "AMD_CPU_AFFINITY"),
-        *("NRL_GPU_CPU_AFFINITY_FILE", "NCCL_IGNORE_CPU_AFFINITY", "NCCL_PROXY_CPUSET"),
-        *("GOMP_CPU_AFFINITY", "OMP_PROC_BIND", "OMP_PLACES", "KMP_AFFINITY"),
+        *("trtllm-bench", "trtllm-llmapi-launch", "ACCELERATE_CPU_AFFINITY", "AMD_CPU_AFFINITY"),
+        *("SGLANG_AUTO_NUMA_BIND", "TLLM_NUMA_AWARE_WORKER_AFFINITY", "NCCL_PROXY_CPUSET"),
+        *("NRL_GPU_CPU_AFFINITY_FILE", "NCCL_IGNORE_CPU_AFFINITY", "GOMP_CPU_AFFINITY"),
+        *("OMP_PROC_BIND", "OMP_PLACES", "KMP_AFFINITY"),
     )
 )
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -56,19 +57,19 @@ def owner() -> Iterator[Callable[..., str]]:
     """Return what tells the owner of the mask of a command, with more variables."""
     started: list[subprocess.Popen[str]] = []
 
-    def tell(command: Sequence[str], environ: Mapping[str, str]) -> str:
+    def tell(command: Sequence[str], environ: Mapping[str, str], *, child: bool = False) -> str:
         env = {"PATH": os.environ["PATH"], **environ}
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
         started.append(process)
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         holders = GpuHolders((Holding(process.pid, ("nvidia", 0)),))
-        (facts,) = ProcessWalk(holders, time.monotonic() + 60, ProcessTable())
-        return str(owner_of(facts))
+        facts = [*ProcessWalk(holders, time.monotonic() + 60, ProcessTable())]
+        return str(owner_of(facts[child]))
 
     yield tell
     for process in started:
-        process.kill()
+        process.terminate()
         process.communicate()
 
 
@@ -104,6 +105,18 @@ def test_the_environment_tells_what_set_the_mask(
 ) -> None:
     """OMP_PROC_BIND tells nothing of a process without an OpenMP runtime."""
     assert owner(command, environ) == said
+
+
+@TWO_CPUS
+@pytest.mark.parametrize("child", [False, True])
+def test_a_command_line_tells_what_set_the_mask_of_it_and_its_children(
+    owner: Callable[..., str], tmp_path: Path, *, child: bool
+) -> None:
+    launcher = tmp_path / "deepspeed"
+    launcher.write_text("trap 'kill $!' TERM; sleep 600 & echo ready; wait")
+    said = owner([*PINNED, "sh", str(launcher), "--bind_cores_to_rank"], {}, child=child)
+    switch = "deepspeed without --bind_cores_to_rank"
+    assert said == f"DeepSpeed (deepspeed --bind_cores_to_rank); to end that: {switch}"
 
 
 @TWO_CPUS
