@@ -1,0 +1,73 @@
+"""`affinityd why` on real processes, however busy the machine is; its figures: tests/e2e/waits."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from affinityd.audit.waits import CAUSES
+from affinityd.cli import main
+from affinityd.linux.scheduling import thread_time
+from tests.support.children import ZOMBIE, children_of, program, sleeping
+
+BUSY = "print('ready', flush=True)\nwhile True: pass"
+Capture = pytest.CaptureFixture[str]
+
+pytestmark = pytest.mark.skipif(
+    thread_time(os.getpid(), os.getpid()) is None, reason="this kernel does not count waits"
+)
+
+
+@pytest.fixture
+def crowd() -> Iterator[list[int]]:
+    """Run three processes of one parent on one CPU."""
+    cpu = min(os.sched_getaffinity(0))
+    with ExitStack() as stack:
+        before = ["taskset", "-c", f"{cpu}"]
+        yield [stack.enter_context(program(BUSY, before=before)).pid for _ in range(3)]
+
+
+def test_a_process_that_shares_its_cpu_with_its_siblings_waits_for_them(
+    crowd: list[int], capsys: Capture
+) -> None:
+    assert main(["why", "--json", "--for", "2s", f"{crowd[0]}"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer.keys() == {"pid", "seconds", "waited", "causes", "remedy"}
+    assert (answer["pid"], tuple(answer["causes"])) == (crowd[0], CAUSES)
+    assert answer["seconds"] >= 2
+    assert sum(answer["causes"].values()) == pytest.approx(answer["waited"], abs=0.001)
+    assert answer["causes"]["own_threads"] > 0.1 * answer["seconds"]
+    assert answer["remedy"]
+
+
+def test_a_table_names_the_threads_and_the_others(crowd: list[int], capsys: Capture) -> None:
+    assert main(["why", "--for=1", f"{crowd[0]}"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"process {crowd[0]} (python")
+    assert "own_threads" in out
+    assert any(line.split()[:1] == [f"{crowd[1]}"] for line in out.splitlines())
+    assert "remedy: " in out
+
+
+def test_what_cannot_be_measured_is_a_line(capsys: Capture) -> None:
+    with program(ZOMBIE) as parent:
+        (zombie,) = children_of(parent.pid)
+        for pid, part in ((zombie, "has ended"), (2**22 - 1, "there is no process"), (2, "kernel")):
+            assert main(["why", "--for=0.1", f"{pid}"]) == 2
+            assert part in capsys.readouterr().err
+    with sleeping() as child:
+        for time in ("0", "-1s", "1h", "soon", "nan"):
+            with pytest.raises(SystemExit):
+                main(["why", f"--for={time}", f"{child.pid}"])
+            assert repr(time) in capsys.readouterr().err
+
+
+def test_a_process_that_ends_meanwhile_is_said_to_have_ended(capsys: Capture) -> None:
+    code = "import time\nprint('ready', flush=True)\ntime.sleep(0.3)"
+    with program(code) as child:
+        assert main(["why", "--for=1", f"{child.pid}"]) == 2
+    assert "has ended meanwhile" in capsys.readouterr().err
