@@ -1,7 +1,7 @@
 """A process that waits is told for what: each cause made for real, on CPUs that nothing else uses.
 
-The truth is known by construction. Other work of this machine is seen, too: `scripts/test` runs these
-tests alone, and nightly. tests/processes has what holds on a busy machine.
+The truth is known by construction. Other work of this machine is seen, too: `scripts/test` runs
+these tests alone, and nightly. tests/processes has what holds on a busy machine.
 """
 
 from __future__ import annotations
