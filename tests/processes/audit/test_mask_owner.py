@@ -35,7 +35,7 @@ int main(void) {
     }
 }
 """
-SLEEP = ("sh", "-c", "echo ready; exec sleep 600")
+SLEEP = ("sh", "-c", "echo ready; read _")  #: no execve(2), in which /proc shows no environment
 CPU = min(ALL)
 PINNED = ("taskset", "-c", f"{CPU}")
 NO_MARK = "unknown"
@@ -59,7 +59,8 @@ def owner() -> Iterator[Callable[..., str]]:
 
     def tell(command: Sequence[str], environ: Mapping[str, str], *, child: bool = False) -> str:
         env = {"PATH": os.environ["PATH"], **environ}
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env)
         started.append(process)
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
