@@ -6,10 +6,10 @@ No file is read here: discovery makes a Topology, the other folders use it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import chain, takewhile
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from affinityd.config import ON
 from affinityd.cpuset import CpuSet
@@ -147,6 +147,10 @@ class Topology:
     def __hash__(self) -> int:
         """Hash the name alone: caches of functions of a topology find it by its identity."""
         return hash(self.name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle the fields alone: other threads may be filling the caches meanwhile."""
+        return {it.name: getattr(self, it.name) for it in fields(self)}
 
     @cached_property
     def online(self) -> CpuSet:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
+from dataclasses import fields
 
 import pytest
 
@@ -30,6 +32,13 @@ def test_a_node_has_its_cores_in_order_and_its_cpus() -> None:
     assert cpus == {0: "0-3", 1: "", 3: "4-7", None: "8-9", 17: ""}
     assert ODD.nodes_with_cpus == (0, 3, None)
     assert [it.order for it in ODD.nodes] == [(False, 0), (False, 1), (False, 3), (True, 0)]
+
+
+def test_what_is_sent_of_a_topology_are_its_fields_which_no_thread_changes() -> None:
+    sent = made({0: "0-3", 1: "4-7"}, gpus=[1])
+    assert len(sent.online) == 8  # which it keeps
+    assert pickle.loads(pickle.dumps(sent)) == sent  # noqa: S301 - its own
+    assert sent.__getstate__().keys() == {field.name for field in fields(sent)}
 
 
 def test_a_missing_distance_is_farthest() -> None:
