@@ -53,6 +53,10 @@ class Tree:
             text = "\n".join(line for line in text.split("\n") if line.startswith(beginnings))
         return None if text is None else text.strip(PADDING)
 
+    def read_bytes(self, path: str) -> bytes | None:
+        """Return a file as it is, such as a device's `config`; None if there is none."""
+        return self._content(path)
+
     def list(self, path: str, keep: Keep | None = None) -> tuple[str, ...]:
         """Return the wanted names in a folder, sorted; () if there is no folder."""
         return tuple(sorted(filter(keep, self._names(path))))

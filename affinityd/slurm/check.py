@@ -18,7 +18,7 @@ from affinityd.slurm.commands import GresEntry, LocalSlurm, ShownNode, SlurmdGre
 from affinityd.slurm.cores import SlurmCores
 from affinityd.slurm.gres_conf import GresConf, device_file, gres_of
 from affinityd.text import count
-from affinityd.topology.model import Gpu, Topology
+from affinityd.topology.model import Gpu, Topology, cpus_of
 from affinityd.topology.nearness import vicinity
 
 PRINTED = "affinityd slurm gres-conf prints"
@@ -99,14 +99,16 @@ class SlurmJob(NamedTuple):
     gpus: CpuSet  #: Slurm's numbers
 
 
-def _running_jobs(slurm: LocalSlurm) -> Iterator[SlurmJob]:
+def _running_jobs(slurm: LocalSlurm, without_gpus_on: str = "") -> Iterator[SlurmJob]:
+    """Yield the running jobs with GPUs, or those without, on a node."""
     for line in slurm.scontrol("--details", "--oneliner", "show", "job").splitlines():
         job = _JOB.match(line)
         if job is None or " JobState=RUNNING " not in line:
             continue
         for hosts, cpus, gres in _DETAILS.findall(line):
             gpus = frozenset[int]().union(*map(parse_list, _INDEXES.findall(gres)))
-            if not gpus:
+            begins = any(map(without_gpus_on.startswith, re.findall(r"(?:^|,)([^,\[]+)", hosts)))
+            if bool(gpus) == bool(without_gpus_on) or (without_gpus_on and not begins):
                 continue
             is_list = {*"[,"} & {*hosts}  # gpu[01-04,7],login2
             names = slurm.scontrol("show", "hostnames", hosts).split() if is_list else [hosts]
@@ -128,10 +130,7 @@ def far(topology: Topology, gpus: Mapping[int, Gpu], threads: int, job: SlurmJob
 
     `gpus`: by Slurm's numbers; `threads`: of a core, as slurmctld counts them.
     """
-    order = SlurmCores(topology).order
-    places = {number // threads for number in job.cpus}
-    cores = [order[place] for place in sorted(places) if place < len(order)]
-    cpus = frozenset(cpu for core in cores for cpu in core.cpus)
+    cpus = _cpus(topology, threads, job)
     for number in sorted(job.gpus):
         gpu = gpus.get(number)
         near = vicinity(topology, [gpu]) if gpu else None
@@ -142,6 +141,18 @@ def far(topology: Topology, gpus: Mapping[int, Gpu], threads: int, job: SlurmJob
                 f"job {job.number} has gpu {gpu.index} ({home}) and CPUs {format_list(cpus)} "
                 f"({_place(topology, cpus)}), none of them near it; {REMEDY}"
             )
+
+
+def _cpus(topology: Topology, threads: int, job: SlurmJob) -> CpuSet:
+    order = SlurmCores(topology).order
+    places = {number // threads for number in job.cpus}
+    return cpus_of(order[place] for place in places if place < len(order))
+
+
+def cpu_jobs(slurm: LocalSlurm, topology: Topology, node: ShownNode) -> Mapping[int, CpuSet]:
+    """Return the CPUs of each running job without GPUs on this node. Raises SlurmError."""
+    jobs = [job for job in _running_jobs(slurm, node.name) if job.node == node.name]
+    return {job.number: _cpus(topology, node.threads, job) for job in jobs}
 
 
 def _place(topology: Topology, cpus: CpuSet) -> str:

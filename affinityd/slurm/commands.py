@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +65,7 @@ class ShownNode:
     gres: TypeCounts
     cores: int  #: that slurmctld counts; 0: not known
     threads: int  #: of a core; 1 at least
+    restricts_cores: bool = False  #: RestrictedCoresPerGPU= keeps cores for jobs with GPUs
 
     @property
     def configured(self) -> TypeCounts | None:
@@ -142,6 +144,11 @@ class LocalSlurm:
                 )
         return first.gres
 
+    def config(self) -> Mapping[str, str]:
+        """Return slurmctld's configuration, by the keys of slurm.conf. Raises SlurmError."""
+        pairs = (line.partition("=") for line in self.scontrol("show", "config").splitlines())
+        return {key.strip(): value.strip() for key, _, value in pairs}
+
     def slurmd_gres(self, node: str) -> SlurmdGres:
         """Return slurmd's GPUs of a node. Raises SlurmError if there is no slurmd."""
         answer = self._run("slurmd", "-G", "-N", node, "-f", f"{self.conf}", seconds=SLURMD_SECONDS)
@@ -214,6 +221,7 @@ def _shown(line: str) -> ShownNode:
         gres=read_gres(gres),
         cores=sockets * per_socket,
         threads=max(1, threads),
+        restricts_cores="RestrictedCoresPerGPU" in values,
     )
 
 

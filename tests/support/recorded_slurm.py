@@ -22,6 +22,7 @@ SCONTROL = """\
 case "$*" in
 *aliases*) cat {folder}/aliases ;;
 *hostnames*) cat {folder}/hostnames ;;
+*config) cat {folder}/config ;;
 *job) cat {folder}/jobs ;;
 *) [ -e {folder}/nodes ] && cat {folder}/nodes || {{ echo "Node not found" >&2; exit 1; }} ;;
 esac
@@ -48,11 +49,11 @@ class RecordedSlurm:
         self.shows(*(f"NodeName={node} Gres={gres} State=IDLE" for node in nodes))
 
     def runs(self, *jobs: str) -> None:
-        """Have slurmctld show these jobs: `NUMBER NODES CPU_IDs GPUs`."""
+        """Have slurmctld show these jobs: `NUMBER NODES CPU_IDs GPUs`; GPUs - for none."""
         lines = []
         for job in jobs:
             number, nodes, cpus, gpus = job.split()
-            gres = f"gpu:a100:1(IDX:{gpus})"
+            gres = "" if gpus == "-" else f"gpu:a100:1(IDX:{gpus})"
             lines.append(
                 f"JobId={number} JobName=x JobState=RUNNING Reason=None JOB_GRES=gpu:1 "
                 f"  Nodes={nodes} CPU_IDs={cpus} Mem=0 GRES={gres} MinCPUsNode=1\n"
@@ -61,6 +62,11 @@ class RecordedSlurm:
 
     def shows(self, *nodes: str) -> None:
         (self.folder / "nodes").write_text("".join(f"{node}\n" for node in nodes))
+
+    def is_configured(self, **values: str) -> None:
+        """Have slurmctld show this configuration."""
+        lines = (f"{key:<23} = {value}\n" for key, value in values.items())
+        (self.folder / "config").write_text("".join(lines))
 
     def is_called(self, name: str) -> None:
         (self.folder / "aliases").write_text(f"{name}\n")
@@ -75,6 +81,6 @@ def recorded_slurm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> RecordedSlu
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}", prepend=":")
     monkeypatch.delenv("SLURM_CONF", raising=False)
-    for name in ("slurm.conf", "aliases", "jobs"):
+    for name in ("slurm.conf", "aliases", "jobs", "config"):
         (folder / name).write_text("")
     return RecordedSlurm(folder)

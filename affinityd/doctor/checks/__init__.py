@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from affinityd.doctor.checks import devices, kernel
+from affinityd.doctor.checks import devices, grace, kernel, platform, slurm
 from affinityd.doctor.checks.daemon import daemon, nri
 from affinityd.doctor.facts import (
     NOT_APPLICABLE,
@@ -45,7 +45,13 @@ CHECKS: Mapping[str, Check] = {
     "gpu-nics": Check(devices.gpu_nics, "each GPU has an RDMA device near it", nvml=True),
     "nvml": Check(kernel.nvml, "NVML answers, for every GPU", nvml=True),
     "persistence": Check(kernel.persistence, "the driver keeps idle GPUs initialized", nvml=True),
-    "gres-conf": Check(devices.gres_conf, "Slurm's gres.conf fits the node", nvml=True),
+    "gpu-memory": Check(grace.gpu_memory, "memory of Grace's GPUs is kept for them"),
+    "peer-to-peer": Check(
+        platform.peer_to_peer, "no ACS and no IOMMU redirects copies between devices", nvml=True
+    ),
+    "cpu-power": Check(platform.cpu_power, "CPUs near GPUs are fast after a pause"),
+    "gres-conf": Check(slurm.gres_conf, "Slurm's gres.conf fits the node", nvml=True),
+    "slurm-conf": Check(slurm.slurm_conf, "Slurm keeps cores near GPUs for their ranks"),
     "cgroup": Check(kernel.cgroup, "cgroups can confine jobs to their CPUs"),
 }
 

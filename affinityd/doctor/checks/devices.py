@@ -1,4 +1,4 @@
-"""Where the GPUs and RDMA devices are, their CPUs, their links, and the GPUs that Slurm has.
+"""Where the GPUs and RDMA devices are, their CPUs and their links.
 
 A GPU that idles lowers its link's speed, which is not judged; data-center GPUs keep their lanes,
 though NVIDIA says otherwise (nvidia-smi(1), "pcie.link.width.current").
@@ -6,7 +6,7 @@ though NVIDIA says otherwise (nvidia-smi(1), "pcie.link.width.current").
 Sources: kernel Documentation/ABI/testing/sysfs-bus-pci (numa_node, current_link_width,
 max_link_width, …), stable/sysfs-devices-node, testing/sysfs-devices-system-cpu (present,
 smt/control, cpuX/nodeY), stable/sysfs-class-infiniband (ports/N/state, rate); drivers/pci/pci.c
-`pcie_bandwidth_available`; gres.conf(5).
+`pcie_bandwidth_available`.
 """
 
 from __future__ import annotations
@@ -21,16 +21,11 @@ from affinityd.doctor.facts import (
     CheckResults,
     NodeFacts,
     NotApplicableError,
-    fail,
     named,
     ok,
     warn,
 )
 from affinityd.grouping import grouped
-from affinityd.slurm.check import counts, differences
-from affinityd.slurm.commands import FOLDERS, SlurmError, find_slurm
-from affinityd.slurm.cores import SCOPES
-from affinityd.slurm.gres_conf import GresConf
 from affinityd.text import count, node_name
 from affinityd.topology.model import ON_SWITCH, SYS, Gpu, RdmaPort
 from affinityd.topology.rdma import nics_of_gpus, usable_ports
@@ -211,41 +206,3 @@ def pcie_link(facts: NodeFacts) -> CheckResults:
     if not is_read:
         raise NotApplicableError("no current_link_width of a GPU can be read")
     yield ok("every link of a GPU has all its lanes")
-
-
-SHOWN = 3  #: findings about gres.conf; more are counted
-
-
-def gres_conf(facts: NodeFacts) -> CheckResults:
-    """Judge whether the GPUs that slurmd has are the node's."""
-    if not facts.tree.live:
-        raise NotApplicableError("a captured or built-in machine has no slurmd")
-    if facts.maintenance is not None:  # AutoDetect= has slurmd ask the driver
-        raise NotApplicableError(f"slurmd was not asked: {facts.maintenance}")
-    slurm = find_slurm(None, is_live=True)
-    if slurm is None:
-        raise NotApplicableError(f"no Slurm: there is no slurm.conf in {', '.join(FOLDERS)}")
-    name = slurm.node_name(facts.topology.name)
-    try:
-        node, slurmd = slurm.nodes(name)[0], slurm.slurmd_gres(name)
-    except SlurmError as error:
-        if not facts.topology.gpus:
-            raise NotApplicableError(f"not a node of Slurm: {error}") from None
-        yield warn(
-            str(error), f"affinityd slurm check --node-name NAME, if the node's name is not {name}"
-        )
-        return
-    # By NUMA node or by package: whichever way it was written.
-    conf = min(
-        (GresConf(facts.topology, scope, node.configured, slurmd.types) for scope in SCOPES),
-        key=lambda conf: len([*differences(conf, slurmd)]),
-    )
-    findings = [*differences(conf, slurmd), *counts(conf, node), *([f"{node}"] * node.is_refused)]
-    more = [f"and {len(findings) - SHOWN} more"] if len(findings) > SHOWN else []
-    text = "; ".join([*findings[:SHOWN], *more])
-    if not slurmd.is_complete:
-        yield fail(text, "write it as in gres.conf(5); affinityd slurm check lists everything")
-    elif findings:
-        prints = f"affinityd slurm gres-conf prints right lines for {name}"
-        yield warn(text, f"{prints}; affinityd slurm check lists everything")
-    yield ok("gres.conf fits the node")

@@ -248,15 +248,7 @@ def cgroup(facts: NodeFacts) -> CheckResults:
             "boot without cgroup_disable=cpuset; under v1 mount it: mount -t cgroup -o cpuset",
         )
     else:
-        places = [v2.point]  # jobs' cgroups are there, or in a slice as system.slice
-        names = facts.tree.list(v2.point.lstrip("/"))
-        places += (f"{v2.point}/{name}" for name in names if name.endswith(".slice"))
-        scopes = [
-            f"{place}/{name}"
-            for place in places
-            for name in facts.tree.list(place.lstrip("/"))
-            if name.endswith(("slurmstepd.scope", "kubepods.slice", "kubepods"))
-        ]
+        scopes = job_scopes(facts)
         for scope in scopes:
             if "cpuset" not in _controllers(facts.tree, scope):
                 above = scope.rpartition("/")[0]
@@ -270,6 +262,23 @@ def cgroup(facts: NodeFacts) -> CheckResults:
                 )
         jobs = ", ".join(scopes) or "no job of Slurm or Kubernetes"
         yield ok(f"cgroup v2, cpuset controller enabled ({jobs})")
+
+
+def job_scopes(facts: NodeFacts) -> list[str]:
+    """Return the folders of cgroup v2 in which schedulers put their jobs."""
+    mounts = facts.mounts("self").values()
+    points = [mount.point for mount in mounts if mount.kind == "cgroup2"][:1]
+    slices = (
+        f"{point}/{name}"
+        for point in points
+        for name in facts.tree.list(point.lstrip("/"), lambda name: name.endswith(".slice"))
+    )
+    return [
+        f"{place}/{name}"
+        for place in (*points, *slices)  # in a slice as system.slice
+        for name in facts.tree.list(place.lstrip("/"))
+        if name.endswith(("slurmstepd.scope", "kubepods.slice", "kubepods"))
+    ]
 
 
 def _controllers(tree: Tree, folder: str) -> list[str]:
