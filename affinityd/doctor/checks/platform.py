@@ -1,4 +1,4 @@
-"""What firmware, bridges and power management cost copies between devices and ranks that wait.
+"""ACS of bridges and the IOMMU, for copies between devices; frequency and idle states of CPUs.
 
 Sources: PCI Express Base Specification, "Access Control Services Extended Capability"; kernel
 drivers/pci/p2pdma.c `pci_bridge_has_acs_redir`, kernel-parameters.txt (pci=disable_acs_redir=,

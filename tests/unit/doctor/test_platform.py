@@ -164,7 +164,7 @@ SHALLOW = idle(EVERY, POLL, C1, C6_OFF)
         (
             TWO,
             {**FAST, **clock("45", "powersave", "balance_power")},
-            [f"warn 0-1: CPUs 4-5 near GPUs: {SAVING}: after → cpupower frequency-set -g performance"],
+            [f"warn 0-1: CPUs 4-5 near GPUs: {SAVING}: after → frequency-set -g performance"],
         ),
         (TWO, clock("0", "schedutil"), ["warn 0-1: CPU 0 near GPUs: governor schedutil: → -g"]),
         (
