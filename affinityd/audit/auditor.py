@@ -112,7 +112,10 @@ class Auditor:
         unknown = {**late, **hidden, **held.unknown}
         ratios, remarks = self._measured(topology) if self._measured else ({}, ())
         balancing = text(f"{self._proc}/sys/kernel/numa_balancing")
-        waits = self._waits.look([Waiter.of(it.facts) for it in counted(found)], processes, boot)
+        # Not `boot`: to ask a driver takes seconds at some scans, and the counters are read now.
+        waits = self._waits.look(
+            [Waiter.of(it.facts) for it in counted(found)], processes, since_boot()
+        )
         self._cpu_time.book(found, judge.near, boot, waits)
         scan = Scan(
             time=now,

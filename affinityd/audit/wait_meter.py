@@ -31,6 +31,7 @@ from affinityd.linux.processes import (
     Thread,
     cgroups_of,
     mask_of,
+    thread_ids,
     uid_of,
 )
 from affinityd.linux.scheduling import (
@@ -44,10 +45,15 @@ from affinityd.linux.scheduling import (
     throttled,
 )
 
-#: Threads of a process that are measured: its main one, and those that used most CPU time.
-MOST_THREADS = 32
+#: Threads of a process that are measured: its main one, and those that used most CPU time. Of as
+#: many alike others are the busiest each time, and one that was not measured before has no waits.
+MOST_THREADS = 256
 #: Processes that are looked at as others: those that used most CPU time.
 MOST_OTHERS = 64
+#: Threads of each of them whose masks are read.
+MOST_MASKS = 256
+#: systemd's service that runs a user's own processes: no daemon of the node.
+OF_USER = "user@"
 #: A process that ran for less than this part of the interval is not looked at.
 LEAST_PART = 0.005
 #: Kernel threads that handle interrupts.
@@ -71,9 +77,12 @@ class Other:
     def of(cls, stat: Stat, ran: float, proc: str) -> Other:
         """Read what it is."""
         cgroups = cgroups_of(stat.number, proc)
-        mask, uid = mask_of(stat.number) or frozenset(), uid_of(stat.number, proc)
-        its = membership(cgroups, proc.removesuffix("proc"))
-        return cls(stat, ran, mask, uid, its, service(cgroups))
+        tids = thread_ids(stat.number, proc)[:MOST_MASKS]
+        # Threads that OpenMP has bound have a CPU each: the main thread's is but one of them.
+        mask = frozenset().union(*{mask for tid in tids if (mask := mask_of(tid)) is not None})
+        its, of = membership(cgroups, proc.removesuffix("proc")), service(cgroups)
+        is_users = of is not None and of.startswith(OF_USER)
+        return cls(stat, ran, mask, uid_of(stat.number, proc), its, None if is_users else of)
 
     @property
     def kind(self) -> str:
@@ -113,11 +122,11 @@ class Waiter:
         """The CPUs on which any of its threads may run."""
         return frozenset().union(*{thread.mask for thread in self.threads})
 
-    def runners(self, others: Iterable[Other]) -> Iterator[Runner]:
-        """Yield the processes that ran on its CPUs, each with its part of the time there.
+    def runners(self, others: Iterable[Other]) -> list[Runner]:
+        """Return the processes that ran on its CPUs, those that ran longest there first."""
+        return sorted(self._runners(others), key=lambda it: (-it.ran, it.pid))
 
-        `others`: those that ran longest first.
-        """
+    def _runners(self, others: Iterable[Other]) -> Iterator[Runner]:
         cpus = self.cpus
         for other in others:
             if (shared := cpus & other.mask) and other.stat.number != self.pid:
@@ -191,7 +200,7 @@ class WaitMeter:
             mine, cpus = waited[waiter.pid], waiter.cpus
             limit, folder = self._limit(waiter, before, look)
             part = mine / by_group[waiter.cgroups] if mine else 0.0
-            runners = list(waiter.runners(others)) if mine > NOTABLE * seconds else []
+            runners = waiter.runners(others) if mine > NOTABLE * seconds else []
             use = Use(seconds, cpus, times, ran, by_cpus[cpus], runners, limit * part)
             if times:
                 elsewhere = frozenset(look.cpus) - cpus
@@ -245,21 +254,25 @@ class WaitMeter:
             name = thread.tid, thread.start
             is_new = thread.start >= before.time * TICKS
             was = before.ticks.get(name, 0 if is_new else thread.cpu_ticks)
-            ran += (thread.cpu_ticks - was) / TICKS
+            # A thread that calls execve(2) takes the main one's id and start, not its times.
+            ran += max(0, thread.cpu_ticks - was) / TICKS
             first = before.times.get(name, ThreadTime(0.0, 0.0) if is_new else None)
             last = look.times.get(name)
             if first is not None and last is not None:
-                times.append(ThreadTime(last.ran - first.ran, last.waited - first.waited))
+                times.append(
+                    ThreadTime(*(max(0.0, b - a) for a, b in zip(first, last, strict=True)))
+                )
         return ran, times
 
     def _limit(self, waiter: Waiter, before: _Look, look: _Look) -> tuple[float, str | None]:
-        """Return for how long its cgroup was throttled, or the one above that was longest."""
+        """Return for how long its cgroup was throttled, or the one above that was longest.
+
+        One that was removed, or made again under its name as a container's at a restart, has less.
+        """
+        now, then = look.throttled, before.throttled
         return max(
             (
-                (
-                    look.throttled[folder] - before.throttled.get(folder, look.throttled[folder]),
-                    folder,
-                )
+                (max(0.0, now[folder] - then.get(folder, now[folder])), folder)
                 for folder in self._folders[waiter.cgroups]
             ),
             default=(0.0, None),

@@ -78,7 +78,7 @@ class Waits:
     causes: Mapping[str, float]  #: all of CAUSES
     cpus: CpuSet = frozenset()  #: on which they may run
     elsewhere: CpuSet = frozenset()  #: the other CPUs that are online
-    runners: Sequence[Runner] = ()  #: that ran meanwhile, those that ran longest first
+    runners: Sequence[Runner] = ()  #: that ran there meanwhile, the longest first
     limited: str | None = None  #: the folder of the cgroup with the limit
     interrupt: str | None = None  #: that was handled most often, where it was counted
 
@@ -123,7 +123,8 @@ REMEDIES = {
         "off its CPUs with affinityd's --reserved-cpus"
     ),
     INTERRUPTS: (
-        "{interrupt} handled there: write other CPUs to smp_affinity_list of its /proc/irq folder"
+        "{interrupt} handled there: write other CPUs to smp_affinity_list in the /proc/irq "
+        "folder of its device"
     ),
     STEAL: "the machine is virtual, and its host gave the CPUs to others: ask for dedicated ones",
 }
@@ -138,14 +139,19 @@ def remedy(waits: Waits, scheduler: str | None, uid: int | None = None) -> str |
     if cause is None:
         return None
     runner, sibling = waits.runner(cause), waits.runner(OWN_THREADS)
-    may_be_named = runner is not None and uid in {None, runner.uid}
+
+    def is_named(runner: Runner | None) -> bool:
+        return runner is not None and uid in {None, runner.uid}
+
     return REMEDIES[cause].format(
         limited=f"its cgroup {waits.limited}",
         number=count(len(waits.cpus), "CPU"),
         most=len(waits.cpus),
-        longest=f" ({sibling.label} ran longest beside it)" if sibling else "",
-        runner=runner.label if runner and may_be_named else "another process",
-        confines=_confines(waits, runner if may_be_named else None, scheduler),
+        longest=f" ({sibling.label} ran longest beside it)"
+        if sibling and is_named(sibling)
+        else "",
+        runner=runner.label if runner and is_named(runner) else "another process",
+        confines=_confines(waits, runner if is_named(runner) else None, scheduler),
         interrupt=f"{waits.interrupt} is" if waits.interrupt else "interrupts are",
     )
 

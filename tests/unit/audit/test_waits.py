@@ -191,6 +191,11 @@ def test_another_user_s_process_is_not_named() -> None:
     assert "process 7" not in (remedy(waits("neighbor"), None, uid=1000) or "")
 
 
+def test_another_user_s_process_of_the_same_job_is_not_named_either() -> None:
+    assert "process 7" in (remedy(waits("own_threads"), None) or "")
+    assert "process 7" not in (remedy(waits("own_threads"), None, uid=1000) or "")
+
+
 @pytest.mark.parametrize(
     "quiet",
     [waits("unknown"), Waits(10, dict.fromkeys(CAUSES, 0.0)), Waits(1000, waits("steal").causes)],

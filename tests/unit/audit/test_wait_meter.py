@@ -1,0 +1,118 @@
+"""What is measured of processes between two looks, whatever these do meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from affinityd.audit import wait_meter
+from affinityd.audit.model import Membership
+from affinityd.audit.wait_meter import MOST_THREADS, Other, Waiter, WaitMeter
+from affinityd.audit.waits import NEIGHBOR, SYSTEM, THROTTLED, Waits
+from affinityd.linux.processes import ProcessTable, Stat, Thread
+from affinityd.linux.scheduling import TICKS
+
+PID = 7
+BEGAN = 100  #: clock ticks since boot
+NO_JOB = Membership()
+MOUNT = "1 0 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
+
+
+class Node:
+    """A folder that stands for a machine with one process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.write("proc/self/mountinfo", MOUNT)
+        self.write("proc/self/schedstat", "0 0 0\n")
+        self.write("proc/stat", "cpu0 0 0 0 0 0 0 0 0 0 0\n")
+        self.meter = WaitMeter(f"{folder}/proc")
+
+    def write(self, path: str, text: str) -> None:
+        file = self.folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    def look(self, now: float, threads: Mapping[int, tuple[float, float]]) -> Waits | None:
+        """Have its threads, by tid, run and wait for so many seconds so far; look."""
+        for tid, (ran, waited) in threads.items():
+            nanoseconds = f"{ran * 1e9:.0f} {waited * 1e9:.0f} 1\n"
+            self.write(f"proc/{PID}/task/{tid}/schedstat", nanoseconds)
+        its = [
+            Thread(tid, "x", BEGAN, frozenset({0}), 0, round(ran * TICKS))
+            for tid, (ran, _) in threads.items()
+        ]
+        waiter = Waiter(PID, 1, PID, NO_JOB, "0::/limited\n", its)
+        processes = ProcessTable(f"{self.folder}/proc")
+        return self.meter.look([waiter], processes, now).get(PID)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def test_the_times_of_a_thread_that_took_the_main_one_s_id_by_execve_are_not_negative(
+    node: Node,
+) -> None:
+    node.look(1000, {PID: (500, 400)})
+    waits = node.look(1010, {PID: (1, 1)})
+    assert waits is not None
+    assert waits.waited == 0
+    assert min(waits.causes.values()) >= 0
+
+
+def test_a_cgroup_that_was_made_again_was_not_throttled_for_less_than_no_time(node: Node) -> None:
+    node.write("sys/fs/cgroup/limited/cpu.stat", "throttled_usec 900000000\n")
+    node.look(1000, {PID: (1, 1)})
+    node.write("sys/fs/cgroup/limited/cpu.stat", "throttled_usec 3\n")
+    waits = node.look(1010, {PID: (2, 10)})
+    assert waits is not None
+    assert waits.causes[THROTTLED] == 0
+    assert waits.waited == pytest.approx(9)
+
+
+def test_the_waits_of_many_alike_threads_all_count(node: Node) -> None:
+    node.look(1000, {PID + number: (10 + number, 0) for number in range(64)})
+    waits = node.look(1010, {PID + number: (10 + number + 0.1, 9) for number in range(64)})
+    assert MOST_THREADS > 64
+    assert waits is not None
+    assert waits.waited == pytest.approx(64 * 9)
+
+
+def other(pid: int, ran: float, mask: set[int]) -> Other:
+    stat = Stat(pid, "x", "R", 1, pid, 0, 0, 0, 1, BEGAN, 0)
+    return Other(stat, ran, frozenset(mask), 1000, NO_JOB, None)
+
+
+def test_the_process_is_named_that_ran_longest_there_not_elsewhere() -> None:
+    main = Thread(PID, "x", BEGAN, frozenset({0}), 0, 0)
+    waiter = Waiter(PID, 1, PID, NO_JOB, "", [main])
+    runners = waiter.runners([other(8, 50, set(range(100))), other(9, 4, {0})])
+    assert [(runner.pid, runner.ran) for runner in runners] == [(9, 4), (8, 0.5)]
+
+
+def test_a_process_runs_where_any_of_its_threads_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    masks = {8: frozenset({0}), 81: frozenset({1}), 82: None}  # bound by OpenMP; one has ended
+    monkeypatch.setattr(wait_meter, "thread_ids", lambda _pid, _proc: [*masks])
+    monkeypatch.setattr(wait_meter, "mask_of", masks.get)
+    assert Other.of(other(8, 1, set()).stat, 1.0, "/no/proc").mask == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "kind"),
+    [
+        ("/system.slice/chronyd.service", SYSTEM),
+        ("/user.slice/user-1000.slice/user@1000.service/app.slice/run-u1.service", NEIGHBOR),
+        ("/user.slice/user-1000.slice/session-3.scope", NEIGHBOR),
+    ],
+)
+def test_what_a_user_runs_as_a_service_of_their_own_is_no_daemon_of_the_node(
+    node: Node, cgroup: str, kind: str
+) -> None:
+    node.write("proc/8/cgroup", f"0::{cgroup}\n")
+    node.write("proc/8/status", "Name:\tx\nUid:\t1000\t1000\n")
+    stat = other(8, 1, set()).stat
+    assert Other.of(stat, 1.0, f"{node.folder}/proc").kind == kind
