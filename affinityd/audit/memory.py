@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, replace
 from functools import cached_property
 from mmap import PAGESIZE
@@ -14,6 +16,7 @@ from affinityd.linux.memory_policy import MemoryPolicy, policy_of
 from affinityd.linux.migration import room_on
 from affinityd.linux.resident import FILES, SHARED, ResidentMemory, Share, resident_memory
 from affinityd.text import amount
+from affinityd.threads import started
 from affinityd.topology.nearness import UNKNOWN, Vicinity
 
 #: Far memory is mentioned from this part on, and a mismatch from that: of files and of shared
@@ -21,6 +24,8 @@ from affinityd.topology.nearness import UNKNOWN, Vicinity
 MENTIONED, MOST = 0.1, 0.5
 LEAST = 2**30  #: bytes from which on far memory is worth a line where it was not asked for
 SECONDS = 0.05  #: of a scan; processes that it does not come to keep what the last one found
+#: A process that does not let its memory be looked at is left out, and so many end all looks.
+STUCK_SECONDS, MOST_STUCK = 0.5, 8
 
 PLACES = NEAR, FAR, _ = "near", "far", UNKNOWN
 
@@ -144,27 +149,53 @@ class HostMemory:
         return ", ".join(parts)
 
 
+_Name = tuple[int, int]  #: pid and start
+
+
 class MemoryMeter:
     """Samples the memory of processes in turns, and keeps what it found of the others."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[int, int], HostMemory] = {}  #: by pid and start, oldest first
+        self._found: dict[_Name, HostMemory] = {}  # the oldest first
+        self._late: dict[_Name, Future[HostMemory]] = {}  # threads that still read
 
-    def look(
-        self, processes: Mapping[tuple[int, int], tuple[Vicinity, str]]
-    ) -> Mapping[int, HostMemory]:
+    def look(self, processes: Mapping[_Name, tuple[Vicinity, str]]) -> Mapping[int, HostMemory]:
         """Return the memory of processes by pid; of some none may be known yet.
 
         `processes`: by pid and start, what is near their GPUs, and the placement of their CPUs.
         """
         end = time.monotonic() + SECONDS
         self._found = {name: it for name, it in self._found.items() if name in processes}
+        self._late = {
+            name: it for name, it in self._late.items() if name in processes or not it.done()
+        }
         for name in [*(processes.keys() - self._found.keys()), *self._found]:
-            self._found.pop(name, None)
-            memory = HostMemory.of(name[0], *processes[name])
-            if memory.cause is not None:  # the kernel may walk many pages to tell a policy
-                memory = replace(memory, policy=policy_of(name[0]))
-            self._found[name] = memory
+            if name in self._late or len(self._late) < MOST_STUCK:
+                self._sample(name, *processes[name])
             if time.monotonic() > end:
                 break
         return {pid: it for (pid, _), it in self._found.items()}
+
+    def _sample(self, name: _Name, near: Vicinity, placement: str) -> None:
+        """Sample the memory of a process in a thread, for which a scan waits STUCK_SECONDS.
+
+        The kernel lets a reader wait for a lock of the process, which holds it while a page fault
+        waits for a file system that does not answer: a dead NFS server, or a user's FUSE program.
+        """
+
+        def sample() -> HostMemory:
+            memory = HostMemory.of(name[0], near, placement)
+            if memory.cause is None:
+                return memory
+            return replace(memory, policy=policy_of(name[0]))  # which may walk many pages
+
+        reading, seconds = self._late.pop(name, None), 0.0
+        if reading is None:
+            reading, seconds = started(sample), STUCK_SECONDS
+        try:
+            memory = reading.result(seconds)
+        except FutureTimeoutError:
+            self._late[name] = reading
+        else:
+            self._found.pop(name, None)
+            self._found[name] = memory

@@ -20,7 +20,7 @@ from affinityd.errors import ApplyError, TargetError
 from affinityd.linux import syscalls
 from affinityd.linux.migration import BATCH, Migration, room_in_cgroups, room_on
 from affinityd.linux.processes import Stat, is_running, status_of
-from affinityd.linux.resident import FILES, resident_memory
+from affinityd.linux.resident import FILES, resident_memory, wait_for_lock
 from affinityd.text import amount, one_line
 from affinityd.topology.nearness import Vicinity
 
@@ -49,6 +49,7 @@ def planned_moves(targets: Sequence[tuple[Stat, Vicinity]]) -> list[MemoryMove]:
     """Return the moves of processes. Raises TargetError or ApplyError where one cannot be made."""
     moves, needed = [], Counter[tuple[int, ...]]()
     for stat, near in targets:
+        wait_for_lock(stat.number)
         try:
             syscalls.move_pages(stat.number, array("Q", [0]))
         except OSError as error:

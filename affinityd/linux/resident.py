@@ -14,6 +14,7 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from mmap import PAGESIZE
@@ -35,8 +36,10 @@ MAPPING = re.compile(b"^" + _LINE, re.MULTILINE)
 #: One that is not within a MiB: there its first and last address have the same higher digits.
 LARGE = re.compile(rb"^(?!([0-9a-f]+)[0-9a-f]{5}-\1[0-9a-f]{5} )" + _LINE, re.MULTILINE)
 NO_DEVICE = b"00:00"  #: of anonymous memory
-#: Devices whose drivers pin pages of a process that maps them.
-PINNING = (b"/dev/nvidia", b"/dev/infiniband/")
+#: Devices whose drivers pin pages of a process that maps them; and how many are named, since in a
+#: mount namespace any user may have files of such names.
+PINNING = re.compile(rb"/dev/(?:nvidia|infiniband/)[\w/-]{0,32}")
+MOST_DEVICES = 32
 #: File systems of files that are memory, and the names of those that no mount shows.
 IN_MEMORY = {b"tmpfs": SHARED, b"hugetlbfs": HUGE}
 UNMOUNTED = (b"/memfd:", b"/SYSV", b"/anon_hugepage")
@@ -113,6 +116,7 @@ def resident_memory(pid: int, chosen: Random | None = None) -> ResidentMemory:
     sizes = {kind: status.get(f"{name}:", 0) for kind, name in SIZES.items()}
     locked = {name: size for name in LOCKED if (size := status.get(f"{name}:"))}
     try:
+        wait_for_lock(pid)
         mappings, devices = mappings_of(pid, LONG)
         drawn = _draw(pid, mappings, chosen or Random())  # noqa: S311 - no secret
     except OSError:
@@ -132,14 +136,24 @@ def mappings_of(pid: int, long: int = ALL_MAPS) -> tuple[list[MemoryMapping], tu
     maps = read(f"/proc/{pid}/maps", ALL_MAPS)
     files, mappings, devices = _files_in_memory(pid), [], set[bytes]()
     for *_, start, end, device, name in (LARGE if len(maps) > long else MAPPING).findall(maps):
-        if name and name.startswith(PINNING):
+        if name and PINNING.fullmatch(name):
             devices.add(name)
             continue
         kind = files.get(device)
         if kind is None:  # the kernel has file systems of its own for huge pages, one for each size
             kind = HUGE if name.startswith(UNMOUNTED) else FILES
         mappings.append((int(start, 16), int(end, 16), kind))
-    return mappings, tuple(sorted(map(os.fsdecode, devices)))
+    return mappings, tuple(sorted(map(bytes.decode, devices))[:MOST_DEVICES])
+
+
+def wait_for_lock(pid: int) -> None:
+    """Wait for the lock of a process's memory, so that a signal can end the wait.
+
+    It cannot in move_pages(2): a killed reader would stay as long as the process has the lock.
+    Source: kernel fs/proc/task_mmu.c `pagemap_read`.
+    """
+    with suppress(OSError):  # a kernel without CONFIG_PROC_PAGE_MONITOR, or no access
+        read(f"/proc/{pid}/pagemap", 8)
 
 
 def _files_in_memory(pid: int) -> Mapping[bytes, str]:

@@ -16,11 +16,13 @@ from affinityd.linux.resident import (
     ANONYMOUS,
     FILES,
     KINDS,
+    PINNING,
     SHARED,
     ResidentMemory,
     Share,
     mappings_of,
     resident_memory,
+    wait_for_lock,
 )
 from tests.support.child_python import said
 from tests.support.children import program, sleeping
@@ -111,6 +113,19 @@ print(json.dumps([memory.sizes, list(memory.drawn)]))
         )
     assert sizes[ANONYMOUS] > 0
     assert drawn == []
+
+
+def test_devices_that_pin_pages_are_known_by_the_names_that_drivers_give() -> None:
+    names = ("/dev/nvidia0", "/dev/nvidia-uvm", "/dev/infiniband/uverbs0")
+    for name in names:
+        assert PINNING.fullmatch(name.encode())
+    for fake in (b"/dev/nvidia\xff", b"/dev/nvidia" + b"0" * 4096, b"/dev/nvidia0 (deleted)"):
+        assert not PINNING.fullmatch(fake)
+
+
+def test_a_lock_that_is_free_or_whose_process_has_ended_is_not_waited_for() -> None:
+    wait_for_lock(os.getpid())
+    wait_for_lock(2**22 + 1)
 
 
 def test_of_an_ended_process_nothing_is_known() -> None:

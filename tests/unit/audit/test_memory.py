@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import wait
+from threading import Event
 
 import pytest
 
-from affinityd.audit.memory import HostMemory
+from affinityd.audit import memory as module
+from affinityd.audit.memory import HostMemory, MemoryMeter
 from affinityd.linux.memory_policy import MemoryPolicy
 from affinityd.linux.resident import ANONYMOUS, FILES, HUGE, SHARED, ResidentMemory
-from affinityd.topology.nearness import LOCAL, REMOTE, UNKNOWN
+from affinityd.topology.nearness import LOCAL, REMOTE, UNKNOWN, Vicinity
 
 GIB = 2**30
 FAR = 1  #: node 0 is near
@@ -34,6 +37,7 @@ def policy(name: str, *nodes: int) -> MemoryPolicy:
 PRIVATE = {(ANONYMOUS, 0): 62, (ANONYMOUS, FAR): 38}
 TOUCHED = {(ANONYMOUS, FAR): 20, (SHARED, FAR): 10, (FILES, FAR): 9, (SHARED, 0): 90}
 POOL = {(HUGE, FAR): 20, (SHARED, FAR): 10, (FILES, FAR): 10}
+NO_PLACE = Vicinity((), (), frozenset(), frozenset(), frozenset())
 SOME = 81 * GIB  #: about 38 % of 212 GiB
 
 
@@ -112,3 +116,27 @@ def test_what_can_move_has_a_command(host: HostMemory, is_offered: bool) -> None
 
 def test_near_memory_needs_no_remedy() -> None:
     assert memory({(ANONYMOUS, 0): 5}).remedy("COMMAND") is None
+
+
+def test_a_process_that_lets_a_reader_hang_is_left_out_until_it_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers, looked = Event(), list[int]()
+
+    def of(pid: int, _near: Vicinity, _placement: str) -> HostMemory:
+        looked.append(pid)
+        if pid == 1:
+            answers.wait(30)
+        return memory(PRIVATE)
+
+    monkeypatch.setattr(module, "STUCK_SECONDS", 0.05)
+    monkeypatch.setattr(module, "SECONDS", 30)
+    monkeypatch.setattr(module, "policy_of", lambda _pid: None)
+    monkeypatch.setattr(HostMemory, "of", of)
+    meter, processes = MemoryMeter(), {(pid, 5): (NO_PLACE, LOCAL) for pid in (1, 2)}
+    for _ in range(3):
+        assert meter.look(processes).keys() == {2}
+    assert looked.count(1) == 1  # no second thread waits for it
+    answers.set()
+    wait(meter._late.values())
+    assert meter.look(processes).keys() == {1, 2}
