@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from prometheus_client import generate_latest
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from affinityd.daemon.enforcement import Enforcement
 
 log = logging.getLogger(__name__)
+
+#: Users with a document of their own. A container may have 65536 uids, each with processes.
+MOST_READERS = 128
 
 
 class Scanning:
@@ -99,7 +103,9 @@ def documents(path: str, scan: Scan, write: Callable[[Sees | None], bytes]) -> d
         return uid is not None and process.facts.uid == uid
 
     readers: dict[str, Sees | None] = {ALL: everything, COUNTS: None, OWN: partial(is_of, None)}
-    readers |= {str(uid): partial(is_of, uid) for uid in {it.facts.uid for it in scan.processes}}
+    holders_first = sorted(scan.processes, key=lambda it: it.facts.holding is None)
+    uids = islice(dict.fromkeys(it.facts.uid for it in holders_first), MOST_READERS)
+    readers |= {str(uid): partial(is_of, uid) for uid in uids}
     return {f"{path} {reader}": write(sees) + b"\n" for reader, sees in readers.items()}
 
 

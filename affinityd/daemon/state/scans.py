@@ -134,9 +134,11 @@ async def scan_regularly(
         await asyncio.sleep(began + every - time.monotonic())
 
 
-def move_to(cpus: CpuSet) -> None:
+def move_to(cpus: CpuSet, daemon: int) -> None:
     """Have all threads of this process, and of the daemon that forked it, run on these CPUs."""
-    for pid in (os.getppid(), os.getpid()):
+    if os.getppid() != daemon:  # it has ended, and now the parent is init, or a container's shim
+        return
+    for pid in (daemon, os.getpid()):
         for tid in thread_ids(pid):
             if mask_of(tid) != cpus:
                 with suppress(OSError):  # it has ended, or a cpuset has shrunk
@@ -148,6 +150,7 @@ def serve_scans(pipe: Connection, make: Callable[[], Scan]) -> None:
     failures = FailureLog("a scan of the processes failed; the last good one stays")
     scan: Scan | None = None
     topology: Topology
+    daemon = os.getppid()
     while True:
         changed, containers = pipe.recv()
         if changed is not None:  # as it is at the first scan
@@ -160,7 +163,7 @@ def serve_scans(pipe: Connection, make: Callable[[], Scan]) -> None:
             pipe.send_bytes(b"null")
             continue
         if result.cpus:
-            move_to(result.cpus)
+            move_to(result.cpus, daemon)
         head = {"boot": result.boot, "counts": dict(result.counts), "texts": list(result.texts)}
         for part in (json.dumps(head).encode(), *result.texts.values()):
             pipe.send_bytes(part)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from affinityd.config.settings import OBSERVE, PIN
 from affinityd.cpuset import format_list, parse_list
 from affinityd.daemon.enforcement import EnforceLog
-from affinityd.daemon.scanning import cpus_beside
+from affinityd.daemon.scanning import MOST_READERS, cpus_beside
+from affinityd.daemon.state import scans
 from affinityd.enforce.document import Enforced
 from affinityd.enforce.model import Decision
 from affinityd.enforce.policy import PolicyState
@@ -170,3 +172,26 @@ def test_the_daemon_keeps_off_the_cpus_of_pinned_ranks(
 ) -> None:
     found = cpus_beside(audit.scan, parse_list(reserved), parse_list(may_use))
     assert format_list(found) == cpus
+
+
+def test_of_a_container_s_thousand_uids_few_have_a_document_of_their_own() -> None:
+    many = audit(*(process(uid, uid=uid) for uid in range(1000, 2000)))
+    _, (result,) = scanned(many)
+    assert sum(name.removeprefix("/audit ").isdigit() for name in result.texts) == MOST_READERS
+    nothing = result.document("/audit", "own")
+    assert result.document("/audit", "1000") != nothing == result.document("/audit", "1999")
+
+
+def test_the_daemon_s_threads_are_moved_but_not_those_of_init_when_it_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    moved: list[int] = []
+    monkeypatch.setattr(scans, "thread_ids", lambda pid: [pid])
+    monkeypatch.setattr(scans, "mask_of", lambda _tid: frozenset({1}))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda tid, _cpus: moved.append(tid))
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    scans.move_to(frozenset({0}), daemon=777)
+    assert moved == []
+    monkeypatch.setattr(os, "getppid", lambda: 777)
+    scans.move_to(frozenset({0}), daemon=777)
+    assert moved == [777, os.getpid()]
