@@ -8,7 +8,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from affinityd import config
 from affinityd.audit.document import AuditDocument, document, everything
@@ -40,12 +42,23 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Show the state until `q`; where stdout is no terminal, print it once. 0."""
     look = looking(arguments)
-    if sys.stdout is None or not sys.stdout.isatty() or not sys.stdin.isatty():
+    if not _has_screen():
         print("\n".join(map(one_line, screen(*_first(look), time.time()))))
         return 0
     os.environ.setdefault("ESCDELAY", "25")
     curses.wrapper(Screen(look).run)
     return 0
+
+
+def _has_screen() -> bool:
+    """Return whether lines can be drawn over others, and keys be read."""
+    if not all(file is not None and file.isatty() for file in (sys.stdin, sys.stdout)):
+        return False
+    try:
+        curses.setupterm()
+    except curses.error:  # TERM is unset, or not known here
+        return False
+    return curses.tigetstr("cup") is not None
 
 
 def _first(look: Look) -> tuple[AuditDocument, View, str]:
@@ -98,8 +111,9 @@ class Screen:
 
     def run(self, window: curses.window) -> None:
         """Draw until `q`, Ctrl-C or the end of input."""
-        curses.curs_set(0)
-        curses.use_default_colors()
+        for set_up in (partial(curses.curs_set, 0), curses.use_default_colors):
+            with suppress(curses.error):  # a console's terminal has neither, as vt100 and vt220
+                set_up()
         window.timeout(int(KEY_SECONDS * 1000))
         try:
             while True:
@@ -115,6 +129,7 @@ class Screen:
         try:
             self._audit, self._source = self._look()
             self._trouble = ""
+            self._view = self._view.of(len(self._audit.gpus))
         except AffinityError as error:  # the last state stays, with its age
             self._trouble = str(error)
         self._due = time.monotonic() + EVERY

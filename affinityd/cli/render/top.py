@@ -39,6 +39,10 @@ class View:
         following = 0 if self.gpu is None else self.gpu + 1
         return replace(self, gpu=following if following < number else None)
 
+    def of(self, number: int) -> View:
+        """Return it for so many GPUs: all of them where the chosen one is no more."""
+        return self if self.gpu is None or self.gpu < number else replace(self, gpu=None)
+
 
 def screen(audit: AuditDocument, view: View, source: str, now: float) -> Iterator[str]:
     """Yield the lines; `source`: of the document, `now`: seconds since the epoch."""
@@ -104,7 +108,9 @@ def _rows(
         if view.wanted in f"{it.pid} {it.name} {job_of(it)}"
         and (chosen is None or (it.vendor, it.gpu) == (chosen.vendor, chosen.index))
     ]
-    alike = grouped(shown, lambda it: (it.gpu, it.name, job_of(it), it.placement, it.cause))
+    alike = grouped(
+        shown, lambda it: (it.vendor, it.gpu, it.name, job_of(it), it.placement, it.cause)
+    )
     orders = {
         "gpu": lambda group: (group[0].vendor, group[0].gpu, group[0].pid),
         "waits": lambda group: -sum(it.waits.waited for it in group if it.waits),

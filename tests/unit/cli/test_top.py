@@ -79,6 +79,11 @@ def test_keys_go_round() -> None:
     assert view == View()
 
 
+def test_a_gpu_that_is_no_more_is_not_shown_alone() -> None:
+    assert View(gpu=1).of(2) == View(gpu=1)
+    assert View(gpu=1).of(1) == View()
+
+
 def test_counts_alone_are_shown_without_processes() -> None:
     lines = shown(document(MACHINE, FOUND, None))
     assert lines[1] == "1 of 2 GPUs is used from far away"
