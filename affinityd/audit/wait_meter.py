@@ -99,6 +99,7 @@ class Waiter:
     """A process whose waits are measured."""
 
     pid: int
+    uid: int | None
     parent: int
     session: int | None
     membership: Membership
@@ -110,6 +111,7 @@ class Waiter:
         """Return a process of a scan."""
         return cls(
             facts.pid,
+            facts.uid,
             facts.parent,
             facts.session,
             facts.membership,
@@ -142,7 +144,8 @@ class Waiter:
         if owner is not None or other.membership.owner is not None:
             return owner == other.membership.owner
         is_near = stat.session == self.session or stat.parent == self.pid
-        return is_near or stat.parent == self.parent != INIT
+        # A daemon of the node may start the jobs of several users.
+        return is_near or (stat.parent == self.parent != INIT and other.uid == self.uid)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from affinityd.linux.processes import (
     stat_of,
     thread_ids,
     thread_stat,
+    uid_of,
 )
 from affinityd.linux.scheduling import (
     ThreadTime,
@@ -147,7 +148,8 @@ class Moment:
         if not threads:
             raise TargetError(f"{target.shown(process)} has ended meanwhile")
         groups = cgroups_of(pid)
-        waiter = Waiter(pid, process.parent, process.session, membership(groups), groups, threads)
+        its, place = membership(groups), (process.parent, process.session)
+        waiter = Waiter(pid, uid_of(pid), *place, its, groups, threads)
         tids = [thread.tid for thread in threads]
         times = {tid: thread_time(pid, tid) for tid in tids}
         interrupts, pressure = interrupt_counts(waiter.cpus), pressure_of(groups)

@@ -10,7 +10,7 @@ import pytest
 from affinityd.audit import wait_meter
 from affinityd.audit.model import Membership
 from affinityd.audit.wait_meter import MOST_THREADS, Other, Waiter, WaitMeter
-from affinityd.audit.waits import NEIGHBOR, SYSTEM, THROTTLED, Waits
+from affinityd.audit.waits import NEIGHBOR, OWN_THREADS, SYSTEM, THROTTLED, Waits
 from affinityd.linux.processes import ProcessTable, Stat, Thread
 from affinityd.linux.scheduling import TICKS
 
@@ -44,7 +44,7 @@ class Node:
             Thread(tid, "x", BEGAN, frozenset({0}), 0, round(ran * TICKS))
             for tid, (ran, _) in threads.items()
         ]
-        waiter = Waiter(PID, 1, PID, NO_JOB, "0::/limited\n", its)
+        waiter = Waiter(PID, 1000, 1, PID, NO_JOB, "0::/limited\n", its)
         processes = ProcessTable(f"{self.folder}/proc")
         return self.meter.look([waiter], processes, now).get(PID)
 
@@ -82,16 +82,24 @@ def test_the_waits_of_many_alike_threads_all_count(node: Node) -> None:
     assert waits.waited == pytest.approx(64 * 9)
 
 
-def other(pid: int, ran: float, mask: set[int]) -> Other:
-    stat = Stat(pid, "x", "R", 1, pid, 0, 0, 0, 1, BEGAN, 0)
-    return Other(stat, ran, frozenset(mask), 1000, NO_JOB, None)
+def other(pid: int, ran: float, mask: set[int], parent: int = 1, uid: int = 1000) -> Other:
+    stat = Stat(pid, "x", "R", parent, pid, 0, 0, 0, 1, BEGAN, 0)
+    return Other(stat, ran, frozenset(mask), uid, NO_JOB, None)
 
 
 def test_the_process_is_named_that_ran_longest_there_not_elsewhere() -> None:
     main = Thread(PID, "x", BEGAN, frozenset({0}), 0, 0)
-    waiter = Waiter(PID, 1, PID, NO_JOB, "", [main])
+    waiter = Waiter(PID, 1000, 1, PID, NO_JOB, "", [main])
     runners = waiter.runners([other(8, 50, set(range(100))), other(9, 4, {0})])
     assert [(runner.pid, runner.ran) for runner in runners] == [(9, 4), (8, 0.5)]
+
+
+@pytest.mark.parametrize(("uid", "kind"), [(1000, OWN_THREADS), (1001, NEIGHBOR)])
+def test_what_a_daemon_starts_for_two_users_is_no_single_job(uid: int, kind: str) -> None:
+    main = Thread(PID, "x", BEGAN, frozenset({0}), 0, 0)
+    waiter = Waiter(PID, 1000, 5, PID, NO_JOB, "", [main])
+    (runner,) = waiter.runners([other(8, 1, {0}, parent=5, uid=uid)])
+    assert runner.kind == kind
 
 
 def test_a_process_runs_where_any_of_its_threads_may(monkeypatch: pytest.MonkeyPatch) -> None:
