@@ -1,4 +1,4 @@
-"""The plan of a whole node, for a pod, from the node's daemon.
+"""The plan of a whole node, for a pod: from the node's daemon, else made here.
 
 `affinityd init` writes it for a pod, with scripts that pin.
 """
@@ -8,21 +8,22 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
 from affinityd import config
-from affinityd.client import ask_daemon
+from affinityd.client import ask_daemon, local_plan
 from affinityd.config import ON
-from affinityd.errors import DaemonError, NoDaemonError, OutputError
+from affinityd.errors import AffinityError, DaemonError, NoDaemonError, OutputError
 from affinityd.json_codec import loads
 from affinityd.linux.children import run
 from affinityd.linux.files import EXECUTABLE, READABLE, write_whole
 from affinityd.planner.modes import MODES
-from affinityd.request.document import PlanDocument
+from affinityd.request.document import PlanDocument, document
+from affinityd.request.formats import render
 
 if TYPE_CHECKING:
     from affinityd.request.environment import Pairs
@@ -41,7 +42,8 @@ class NodePlan:
 
     text: str  #: in the format `json`
     document: PlanDocument
-    answered: Addresses  #: its source, by number and not by name
+    source: str
+    answered: Addresses = field(default_factory=dict)  #: a daemon, by number and not by name
 
     @property
     def switch(self) -> str:
@@ -63,7 +65,8 @@ def node_query(chosen: Mapping[str, str]) -> Pairs:
 def find(asked: Pairs, addresses: Addresses, deadline: float) -> NodePlan:
     """Return the plan of the first daemon that answers before `deadline`, of time.monotonic.
 
-    Raises DaemonError after it, and a daemon's refusal.
+    After it, the plan by this node's own files is returned, with the reason why no daemon's is.
+    Raises DaemonError where these tell of no GPU, and a daemon's refusal.
     """
     trouble = DaemonError("there was no time to ask a daemon")
     names = cycle(addresses)
@@ -74,7 +77,12 @@ def find(asked: Pairs, addresses: Addresses, deadline: float) -> NodePlan:
         except DaemonError as error:
             trouble = error
             time.sleep(min(PAUSE, left))
-    raise trouble
+    try:
+        node = local_plan.find_node(list(addresses.values()))
+        reply = local_plan.plan_on_node(node.node, asked)
+    except AffinityError:
+        raise trouble from None
+    return NodePlan(render(reply, "json"), document(reply), f"{node.source}: {trouble}")
 
 
 def _of_daemon(asked: Pairs, name: str, address: str, deadline: float) -> NodePlan:
@@ -85,7 +93,7 @@ def _of_daemon(asked: Pairs, name: str, address: str, deadline: float) -> NodePl
         plan = loads(PlanDocument, text, "its plan")
     except ValueError as error:
         raise DaemonError(f"the server at {address} is not affinityd: {error}") from None
-    return NodePlan(text, plan, {name: address})
+    return NodePlan(text, plan, f"the daemon at {address}", {name: address})
 
 
 def numeric(address: str, deadline: float) -> str:

@@ -52,7 +52,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the files. Without a daemon, or if it refuses, `run` asks again; exit code 0.
+    """Write the files. If a daemon refuses, `run` asks again; exit code 0.
 
     Raises InvalidRequestError for a wrong command line, OutputError if the script that starts
     programs cannot be written.
@@ -70,8 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
     except AffinityError as error:
         _tell(f"{error}; no plan was left in {folder}: programs ask when they start")
     else:
-        gpus, (address,) = count(len(plan.document.ranks), "GPU"), plan.answered.values()
-        print(f"{NAME}: {folder} has the CPUs near {gpus}, from the daemon at {address}")
+        gpus = count(len(plan.document.ranks), "GPU")
+        print(f"{NAME}: {folder} has the CPUs near {gpus}, from {plan.source}")
     return 0
 
 

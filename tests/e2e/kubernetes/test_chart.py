@@ -15,14 +15,14 @@ from tests.e2e.kubernetes import machine
 from tests.e2e.kubernetes.chart import LABEL, SLEEPS, Chart, Job, named
 from tests.e2e.kubernetes.cluster import NODE, Cluster
 from tests.support.daemons import eventually
-from tests.support.tiny import BOTH, CPUS, NEAR
+from tests.support.tiny import CPUS, NEAR
 
 USER, ANOTHER = 65532, 12345  #: the daemon's of the image, and one of an earlier daemon
 PLAN = "/plan?gpus=all&mode=node&format=cpulist"
-PINNED, UNPINNED = (f"Cpus_allowed_list:\t{cpus}" for cpus in (NEAR, BOTH))
+PINNED = f"Cpus_allowed_list:\t{NEAR}"
 
 #: `run`, where no daemon is.
-ALONE = "affinityd run: no affinityd is here to be asked; the command runs unpinned"
+ALONE = "affinityd run: no affinityd is here to be asked; planned from /affinity/gpu"
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def test_a_job_starts_while_its_daemon_is_replaced(chart: Chart) -> None:
     chart.cluster.run(f"kubectl label node {NODE} {LABEL.split('=')[0]}-")
     eventually(lambda: not chart.pods(), "the daemon has gone")
     job.go()
-    assert job.says() == [ALONE, UNPINNED]
+    assert job.says() == [ALONE, PINNED]
     late = Job(chart.cluster, "late")
     late.start()
     late.wait_for("affinity")
@@ -132,6 +132,6 @@ def test_nothing_of_the_chart_is_left_and_jobs_start_without_it(chart: Chart) ->
     assert left == "pod/affinityd-test\n"  # as the page says
     job = Job(chart.cluster, "orphan")
     job.start()
-    assert job.says() == [ALONE, UNPINNED]
-    (absent,) = job.log("affinity")
-    assert "no daemon at /run/affinityd/affinityd.sock" in absent
+    assert job.says() == [ALONE, PINNED]
+    (planned,) = job.log("affinity")
+    assert "/affinity has the CPUs near 2 GPUs, from node.json: no daemon at " in planned

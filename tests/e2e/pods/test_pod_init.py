@@ -120,6 +120,18 @@ def test_it_waits_for_a_daemon_that_comes_late(tree: Path, tmp_path: Path) -> No
     assert waiting.returncode == 0
 
 
+def test_without_a_daemon_sysfs_or_node_json_is_read(tree: Path, tmp_path: Path) -> None:
+    env, to, gone = {"AFFINITYD_ROOT": str(tree)}, tmp_path / "to", tmp_path / "no"
+    done = init(to, "--timeout=0.3", socket=gone, env=env)
+    source = f"sysfs: no daemon at {gone}: No such file or directory"
+    assert done == Ended(0, f"affinityd init: {to} has the CPUs near 8 GPUs, from {source}\n", "")
+    assert (to / "gpu/7").read_text() == "48-63,176-191 local\n"
+    with running(tmp_path / "run", "--root", str(tree), "--reserved-cpus", "48-55") as daemon:
+        socket = daemon.socket
+    assert "from node.json: no daemon at" in init(to, "--timeout=0.3", socket=socket).stdout
+    assert (to / "gpu/7").read_text() == "56-63,176-191 local\n"
+
+
 def test_an_answer_without_a_plan_is_named(tmp_path: Path) -> None:
     refusal = b"Malformed request: mode: 'node' is not one of all\n"
     behaviors = (
