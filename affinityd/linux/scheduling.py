@@ -8,7 +8,7 @@ select), scheduler/sched-bwc.rst (cpu.stat), accounting/psi.rst; proc_stat(5).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from affinityd.cpuset import CpuSet
@@ -98,21 +98,15 @@ def throttled(folder: str) -> float | None:
     return None
 
 
-def switches_of(pid: int, tids: Iterable[int], proc: str = PROC) -> tuple[int | None, int | None]:
-    """Return how often threads had to make room for others, and were moved to another CPU.
+def switches_of(pid: int, tid: int, proc: str = PROC) -> tuple[int | None, int | None]:
+    """Return how often a thread had to make room for others, and was moved to another CPU.
 
-    The former is of their `status` files, proc_pid_status(5); the latter of `sched`, which a kernel
+    The former is of its `status` file, proc_pid_status(5); the latter of `sched`, which a kernel
     with CONFIG_SCHED_DEBUG has.
     """
-    counts = [
-        (
-            _number(f"{proc}/{pid}/task/{tid}/status", "nonvoluntary_ctxt_switches"),
-            _number(f"{proc}/{pid}/task/{tid}/sched", "se.nr_migrations"),
-        )
-        for tid in tids
-    ]
-    forced, moved = ([it for it in its if it is not None] for its in zip(*counts, strict=True))
-    return sum(forced) if forced else None, sum(moved) if moved else None
+    folder = f"{proc}/{pid}/task/{tid}"
+    forced = _number(f"{folder}/status", "nonvoluntary_ctxt_switches")
+    return forced, _number(f"{folder}/sched", "se.nr_migrations")
 
 
 def _number(path: str, name: str) -> int | None:

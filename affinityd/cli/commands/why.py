@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from affinityd.audit.gather import membership
 from affinityd.audit.wait_meter import Waiter, WaitMeter
-from affinityd.audit.waits import CAUSES, Waits, remedy
+from affinityd.audit.waits import CAUSES, NOTABLE, Waits, remedy
 from affinityd.cli import target
 from affinityd.cli.console import aligned, say
 from affinityd.cli.parser import Parser, add_format
@@ -125,14 +125,21 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+_Name = tuple[int, int]  #: tid and start: one thread for good
+
+
+def name_of(thread: Thread) -> _Name:
+    """Return the name of a thread: another may have its tid later."""
+    return thread.tid, thread.start
+
+
 @dataclass(frozen=True)
 class Moment:
     """The counters of a process at one moment."""
 
     waiter: Waiter
-    times: Mapping[int, ThreadTime | None]  #: by tid
-    switches: int | None
-    migrations: int | None
+    times: Mapping[_Name, ThreadTime | None]
+    switches: Mapping[_Name, tuple[int | None, int | None]]  #: forced ones, and to another CPU
     interrupts: Mapping[str, int]
     pressure: float | None
 
@@ -150,10 +157,10 @@ class Moment:
         groups = cgroups_of(pid)
         its, place = membership(groups), (process.parent, process.session)
         waiter = Waiter(pid, uid_of(pid), *place, its, groups, threads)
-        tids = [thread.tid for thread in threads]
-        times = {tid: thread_time(pid, tid) for tid in tids}
+        times = {name_of(it): thread_time(pid, it.tid) for it in threads}
+        switches = {name_of(it): switches_of(pid, it.tid) for it in threads}
         interrupts, pressure = interrupt_counts(waiter.cpus), pressure_of(groups)
-        return cls(waiter, times, *switches_of(pid, tids), interrupts, pressure)
+        return cls(waiter, times, switches, interrupts, pressure)
 
 
 def document(pid: int, waits: Waits, cure: str | None) -> Mapping[str, object]:
@@ -202,34 +209,49 @@ def table(
         yield from aligned(columns, rows, {"process", "ran there"})
     yield ""
     yield from _counts(before, after)
-    yield "no remedy is needed" if cure is None else f"remedy: {cure}"
+    is_quiet = waits.waited <= NOTABLE * waits.seconds
+    none = (
+        "no remedy is needed" if is_quiet else "no remedy is known: no known cause has much of it"
+    )
+    yield none if cure is None else f"remedy: {cure}"
 
 
 def _threads(before: Moment, after: Moment) -> list[tuple[Thread, float, float]]:
     """Return the threads with the seconds for which they ran and waited, longest waits first."""
     used = []
     for thread in after.waiter.threads:
-        last, first = after.times[thread.tid], before.times.get(thread.tid) or ThreadTime(0.0, 0.0)
-        if last is not None:
-            used.append((thread, last.ran - first.ran, last.waited - first.waited))
+        name = name_of(thread)
+        last, first = after.times[name], before.times.get(name) or ThreadTime(0.0, 0.0)
+        if last is not None:  # it may have become the main one by execve(2), and waited less
+            ran, waited = last.ran - first.ran, last.waited - first.waited
+            used.append((thread, max(0.0, ran), max(0.0, waited)))
     return sorted(used, key=lambda it: (-it[2], -it[1], it[0].tid))
 
 
 def _counts(before: Moment, after: Moment) -> Iterator[str]:
     """Yield the other numbers that the kernel counts of it, where it does."""
+    forced, moved = (_more(before, after, place) for place in (0, 1))
+    pressure = None
+    if before.pressure is not None and after.pressure is not None:
+        pressure = after.pressure - before.pressure
     facts = (
-        ("its threads had to make room for others {0:.0f} times", "switches"),
-        ("were moved to another CPU {0:.0f} times", "migrations"),
-        ("some thread of its cgroup waited for {0:.2f} s (PSI)", "pressure"),
+        ("its threads had to make room for others {0} times", forced),
+        ("were moved to another CPU {0} times", moved),
+        ("some thread of its cgroup waited for {0:.2f} s (PSI)", pressure),
     )
-    counted = [
-        sentence.format(last - first)
-        for sentence, name in facts
-        if (first := getattr(before, name)) is not None
-        and (last := getattr(after, name)) is not None
-    ]
+    counted = [sentence.format(number) for sentence, number in facts if number is not None]
     if counted:
         yield "; ".join(counted)
+
+
+def _more(before: Moment, after: Moment, place: int) -> int | None:
+    """Return by how much a number of its threads has grown; of one that has ended none is known."""
+    grown = [
+        max(0, last - (before.switches.get(name, (0, 0))[place] or 0))
+        for name, its in after.switches.items()
+        if (last := its[place]) is not None
+    ]
+    return sum(grown) if grown else None
 
 
 def _busiest(before: Mapping[str, int], after: Mapping[str, int]) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -51,6 +52,26 @@ def test_a_table_names_the_threads_and_the_others(crowd: list[int], capsys: Capt
     assert "own_threads" in out
     assert any(line.split()[:1] == [f"{crowd[1]}"] for line in out.splitlines())
     assert "remedy: " in out
+
+
+ENDING = """
+import threading, time
+def work():
+    for _ in range(100):  # each gives up its CPU
+        time.sleep(0.005)
+threads = [threading.Thread(target=work) for _ in range(20)]
+for thread in threads:
+    thread.start()
+print('ready', flush=True)
+time.sleep(60)
+"""
+
+
+def test_of_threads_that_end_meanwhile_nothing_is_taken_back(capsys: Capture) -> None:
+    with program(ENDING) as child:
+        assert main(["why", "--for=1.5", f"{child.pid}"]) == 0
+    out = capsys.readouterr().out
+    assert not re.search(r" -\d", out)
 
 
 def test_what_cannot_be_measured_is_a_line(capsys: Capture) -> None:

@@ -231,7 +231,7 @@ def test_counters_are_read_as_the_kernel_writes_them(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     proc = str(tmp_path)
     assert scheduling.thread_time(7, 7, proc) == (2.5, 1.5)
-    assert scheduling.switches_of(7, [7], proc) == (5, 3)
+    assert scheduling.switches_of(7, 7, proc) == (5, 3)
     times = {0: CpuTime(3, 0.3, 0.5), 12: CpuTime(0.06, 0.13, 0.08)}
     assert {cpu: pytest.approx(time) for cpu, time in times.items()} == scheduling.cpu_times(proc)
     assert scheduling.interrupt_counts(frozenset({12}), proc) == {
@@ -244,7 +244,7 @@ def test_counters_are_read_as_the_kernel_writes_them(tmp_path: Path) -> None:
 def test_what_the_kernel_does_not_count_is_none(tmp_path: Path) -> None:
     proc = str(tmp_path)
     assert scheduling.thread_time(7, 7, proc) is None
-    assert scheduling.switches_of(7, [7], proc) == (None, None)
+    assert scheduling.switches_of(7, 7, proc) == (None, None)
     assert scheduling.cpu_times(proc) == {}
     assert scheduling.interrupt_counts(frozenset({0}), proc) == {}
     assert scheduling.pressure_of("0::/\n", f"{tmp_path}/") is None
