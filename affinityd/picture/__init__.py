@@ -159,6 +159,14 @@ def _drawn(box: Box, x: float, y: float, marks: Marks) -> Iterator[str]:
         f'<g class="{kind}"{name}>{title}'
         f'<rect x="{x:g}" y="{y:g}" width="{box.width:g}" height="{box.height:g}"/>'
     )
+    if is_cpu:
+        colors = list(dict.fromkeys(map(color, sorted(marks.ranks.get(int(box.name), ())))))
+        part = (box.width - 2) / max(len(colors), 1)
+        for place, its in enumerate(colors if len(colors) > 1 else ()):
+            yield (
+                f'<g class="shared {its}"><rect x="{x + 1 + place * part:g}" y="{y + 1:g}" '
+                f'width="{part:g}" height="{box.height - 2:g}"/></g>'
+            )
     for (kind, dx, dy), line in zip(TEXTS.get(box.kind, HEADING), box.lines, strict=False):
         yield f'<text{kind} x="{x + dx:g}" y="{y + dy:g}">{_text(line)}</text>'
     for dx, dy, inner in box.inside:

@@ -44,6 +44,7 @@ RETRY_SECONDS = "1"  #: after which a machine that has not been read yet may hav
 
 #: A browser keeps them out of other sites' pages: Fetch, Cross-Origin-Resource-Policy.
 _DOCUMENT_HEADERS = {
+    "cache-control": "no-store",
     "cross-origin-resource-policy": "same-origin",
     "x-content-type-options": "nosniff",
 }
@@ -152,9 +153,12 @@ class Api:
         reader = reader_of(peer, self._settings.admin_group, host)
         last = self._last_scan()
         document = last.document(path, reader) if last else None
-        if document is None:
+        if last is None or document is None:
             raise self._no_document(path)
-        return Response(document, media_type=JSON, headers=_DOCUMENT_HEADERS)
+        headers = {**_DOCUMENT_HEADERS, "etag": f'"{last.boot}-{reader}"'}
+        if request.headers.get("if-none-match") == headers["etag"]:  # the page asks often
+            return Response(status_code=304, headers=headers)
+        return Response(document, media_type=JSON, headers=headers)
 
     def _no_document(self, path: str) -> NotReadyError:
         if path == "/enforce":

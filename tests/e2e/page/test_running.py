@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import socketserver
 import subprocess
@@ -19,7 +20,7 @@ from tests.e2e.page.conftest import Node, Tab
 from tests.support.children import sleeping
 from tests.support.cpusets import cgroup, needs_cpuset, step_parts
 from tests.support.daemons import eventually, free_port
-from tests.support.enforcing_node import EnforcingNode, scanning
+from tests.support.enforcing_node import EnforcingNode, scanning, uuid
 from tests.support.tiny import FAR, NEAR
 
 pytestmark = [
@@ -51,14 +52,26 @@ def pid(node: EnforcingNode) -> Iterator[int]:
 
 
 def words(tab: Tab) -> list[str]:
-    return list(tab.page.locator("#running tbody td").all_inner_texts())
+    return list(tab.page.locator("#processes tbody td").all_inner_texts())
+
+
+def text(tab: Tab, selector: str) -> str:
+    return " ".join(tab.page.locator(selector).all_inner_texts())
 
 
 def test_a_user_sees_far_processes(node: EnforcingNode, pid: int, context: BrowserContext) -> None:
     with forwarded(node.daemon.socket) as port:
-        tab = Tab.open(context, Node(node.daemon, f"http://127.0.0.1:{port}"), "?running=on")
+        tab = Tab.open(context, Node(node.daemon, f"http://127.0.0.1:{port}"))
         eventually(lambda: str(pid) in words(tab), "it is listed")
-        assert {f"slurm {JOB}", "remote", FAR} <= {*words(tab)}
+        assert {f"slurm {JOB}", "remote, mask, orphan", FAR} <= {*words(tab)}  # no slurmd runs here
+        assert "1 of 4 GPUs is used from far away" in text(tab, "#verdict .far")
+        assert f"affinityd pin --gpus {uuid(0)} {pid}" in text(tab, "#verdict .far code")
+        card = text(tab, ".card.far")
+        assert all(
+            it in card for it in ("GPU 0", f"slurm {JOB}, user 0", "1 remote; cause: 1 mask")
+        )
+        assert "runs" not in tab.drawn()[int(FAR)]
+        tab.page.get_by_label("show processes on the picture").check()
         eventually(lambda: {"runs", "far"} <= tab.drawn()[int(FAR)], "it is drawn")
         assert "runs" not in tab.drawn()[int(NEAR)]
         gpu = tab.picture.locator('.gpu[data-name="nvidia:0"]')
@@ -70,9 +83,10 @@ def test_a_user_sees_far_processes(node: EnforcingNode, pid: int, context: Brows
         subprocess.run(["taskset", "-cp", NEAR, str(pid)], check=True, capture_output=True)
         eventually(lambda: "local" in words(tab), "it is near")
         assert "far" not in set().union(*tab.drawn().values())
+        assert "1 GPU in use, from near alone" in text(tab, "#verdict")
         tab.page.locator("[name=running]").uncheck()
         eventually(lambda: "runs" not in set().union(*tab.drawn().values()), "none is drawn")
-        assert not tab.page.locator("#running").is_visible()
+        assert tab.errors == []
 
 
 def test_a_hostile_name_is_shown_as_text(
@@ -82,9 +96,7 @@ def test_a_hostile_name_is_shown_as_text(
     with forwarded(node.daemon.socket) as port, subprocess.Popen([program, "999"]) as child:
         try:
             node.say({0: [child.pid]})
-            tab = Tab.open(
-                context, Node(node.daemon, f"http://127.0.0.1:{port}"), "?running=on&gpus=0"
-            )
+            tab = Tab.open(context, Node(node.daemon, f"http://127.0.0.1:{port}"), "?gpus=0")
             eventually(lambda: str(child.pid) in words(tab), "it is listed")
             assert "<b>?ab?[1" in words(tab)
             assert tab.errors == []
@@ -92,30 +104,52 @@ def test_a_hostile_name_is_shown_as_text(
             child.kill()
 
 
-def test_without_processes_none_is_drawn(node: EnforcingNode, context: BrowserContext) -> None:
-    node.say({})
-    eventually(lambda: node.audit()["processes"] == [], "there are none")
-    answer = "#running .answer"
-    with forwarded(node.daemon.socket) as port:
-        tab = Tab.open(context, Node(node.daemon, f"http://127.0.0.1:{port}"), "?running=on")
-        text = tab.page.locator(answer).inner_text
-        eventually(lambda: "none uses a GPU" in text(), "that is said")
-        assert tab.page.locator("#scanned").is_visible()
-        tab.page.route("**/audit", lambda route: route.abort())
-        eventually(lambda: text() == "The daemon does not answer.", "that is said, too")
-        assert not tab.page.locator("#scanned").is_visible()
-
-
 @pytest.mark.usefixtures("pid")
 def test_over_tcp_there_are_counts(node: EnforcingNode, port: int, context: BrowserContext) -> None:
     tab = Tab.open(context, Node(node.daemon, f"http://127.0.0.1:{port}"), "?running=on")
-    eventually(lambda: words(tab)[:6] == ["0", "0", "0", "1", "0", "0"], "one is remote")
-    assert "no process is named" in tab.page.locator("#running .answer").inner_text()
+    eventually(lambda: "1 remote; cause: 1 mask" in text(tab, ".card.far"), "one is remote")
+    assert "1 of 4 GPUs is used from far away" in text(tab, "#verdict")
+    assert text(tab, "#verdict code") == ""
+    assert not tab.page.locator("#processes").is_visible()
+    assert text(tab, "#now .answer") == "No process is named here."
     how = tab.page.locator("#see_more").inner_text()
     assert f"ssh -N -L 127.0.0.1:9465:{node.daemon.socket} vm" in how
     gpu = tab.picture.locator('.gpu[data-name="nvidia:0"]')
     assert gpu.locator(".job").text_content() == "1 proc."
     assert "far" in (gpu.get_attribute("class") or "")
+
+
+def test_a_daemon_that_hangs_dies_and_is_replaced(context: BrowserContext) -> None:
+    port = free_port()
+    with scanning(listen=f"127.0.0.1:{port}") as first:
+        tab = Tab.open(context, Node(first.daemon, f"http://127.0.0.1:{port}"))
+        eventually(lambda: text(tab, "#verdict").lower() == "no process uses a gpu", "it is idle")
+        banner = tab.page.locator("#banner")
+        assert not banner.is_visible()
+        first.daemon.signal(signal.SIGSTOP)
+        eventually(banner.is_visible, "that it hangs is said")
+        assert "The daemon does not answer." in banner.inner_text()
+        assert text(tab, ".age").startswith("OLD: scanned ")
+        assert tab.page.locator(".card").count() == 4, "the last state stays"
+        first.daemon.signal(signal.SIGCONT)
+        eventually(banner.is_hidden, "it answers again")
+    eventually(banner.is_visible, "that it has ended is said")
+    tab.page.locator("[name=mode]").select_option("exclusive")
+    eventually(lambda: tab.answers == ["The daemon does not answer."], "no plan, either")
+    with scanning(listen=f"127.0.0.1:{port}"):
+        eventually(banner.is_hidden, "the next one answers")
+        eventually(lambda: "exclusive" in tab.answers[0], "the plan is asked again")
+        assert not text(tab, ".age").startswith("OLD")
+        assert not tab.page.locator("#other_node").is_visible()
+
+
+def test_plans_of_the_page_are_counted_apart_from_those_of_jobs(
+    node: EnforcingNode, context: BrowserContext, port: int
+) -> None:
+    Tab.open(context, Node(node.daemon, f"http://127.0.0.1:{port}"))
+    counted = node.samples("plans_total", "client")
+    assert counted.get("other", 0) >= 1
+    assert "job" not in counted
 
 
 # A port that leads to a unix socket, as `ssh -L` makes one.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from gzip import compress, decompress
 from html import escape
 from importlib.resources import files
 from shlex import quote
@@ -19,9 +20,10 @@ from affinityd.picture import Marks, draw_within, sentences, stylesheet
 from affinityd.request.parameters import PARAMETERS
 from affinityd.text import printable
 from affinityd.topology.model import Gpu, Node, Topology
+from affinityd.topology.rdma import nics_of_gpus
 from affinityd.topology.words import gpu_word, totals
 
-FILES = ("page.js", "picture.js", "audit.js", "page.css")
+FILES = ("page.js", "picture.js", "audit.js", "processes.js", "elements.js", "page.css")
 #: The page loads nothing from elsewhere, runs and styles nothing that is inside a document, sends
 #: nothing elsewhere, and is in no frame: CSP Level 3; Trusted Types.
 POLICY = (
@@ -53,7 +55,7 @@ def page_routes(watcher: TopologyWatcher, socket: str, listed: Callable[[], str]
 
     `socket`: the path of the daemon's, which the page names.
     """
-    last: tuple[Node, str] | None = None
+    last: tuple[Node, bytes] | None = None
 
     async def root(request: Request) -> Response:
         nonlocal last
@@ -61,18 +63,26 @@ def page_routes(watcher: TopologyWatcher, socket: str, listed: Callable[[], str]
             return PlainTextResponse(listed(), headers={"vary": "accept"})
         await watcher.refresh()
         if last is None or last[0] is not watcher.node:  # else plans would wait for each page
-            last = watcher.node, page(watcher.node, socket)
-        return Response(last[1], media_type="text/html", headers=HEADERS)
+            last = watcher.node, compress(page(watcher.node, socket).encode())
+        return compressed(request, last[1], "text/html; charset=utf-8")
 
-    texts = {name: (files(__package__) / name).read_text(encoding="utf-8") for name in FILES}
-    texts["picture.css"] = stylesheet()
+    texts = {name: compress((files(__package__) / name).read_bytes()) for name in FILES}
+    texts["picture.css"] = compress(stylesheet().encode())
 
     async def file(request: Request) -> Response:
         name = request.url.path[1:]
         media_type = "text/css" if name.endswith(".css") else "text/javascript"
-        return Response(texts[name], media_type=media_type, headers=HEADERS)
+        return compressed(request, texts[name], f"{media_type}; charset=utf-8")
 
     return [Route("/", root), *(Route(f"/{name}", file) for name in texts)]
+
+
+def compressed(request: Request, body: bytes, content_type: str) -> Response:
+    """Return a file of the page, compressed unless the browser refuses that."""
+    headers = {**HEADERS, "content-type": content_type, "vary": "accept, accept-encoding"}
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        return Response(body, headers={**headers, "content-encoding": "gzip"})
+    return Response(decompress(body), headers=headers)
 
 
 def page(node: Node, socket: str) -> str:
@@ -83,6 +93,7 @@ def page(node: Node, socket: str) -> str:
         version=escape(__version__),
         name=_text(topology.name),
         totals=_text(", ".join(totals(topology))),
+        node=escape(topology.name),
         generation=node.generation,
         forward=_text(f"ssh -N -L {quote(f'127.0.0.1:9465:{socket}')} {quote(topology.name)}"),
         gpus="\n".join(_checkbox(topology, gpu) for gpu in topology.gpus),
@@ -103,7 +114,10 @@ def _checkbox(topology: Topology, gpu: Gpu) -> str:
     key = _text("{}:{}".format(*gpu.key))
     entry = _text(gpu_entry(topology, gpu))
     name = _text(f"{gpu_word(topology, gpu)} {gpu.index}")
+    near = nics_of_gpus(topology)[gpu.key].best()
+    nics = ", ".join(f"{it.port.device} {it.link}" for it in near)
     names = f'data-uuid="{_text(gpu.uuid or "")}" data-pci="{_text(gpu.pci_bus_id)}"'
+    names += f' data-nics="{_text(nics)}"'
     return (
         f'<label class="choice"><input type="checkbox" data-gpu="{key}" {names} value="{entry}"> '
         f"{name}</label>"

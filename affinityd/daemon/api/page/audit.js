@@ -1,73 +1,201 @@
-// The processes of the last scan: on the pictures, and as a table.
+// The first view: the state of the node by the last scan. A verdict, and a card for each GPU.
 
+import { amount, button, copied, count, drawn, duration, made, printable, refill, remedied, say } from "/elements.js";
 import { parseList } from "/picture.js";
+import { isOfGpu, jobOf, showProcesses, showGpu } from "/processes.js";
 
 const FAR = new Set(["mixed", "remote", "unpinned"]);
-const SECONDS = 5;
-const LETTERS = 11; // in a GPU's box
+const SECONDS = 5; // between two questions
+const PATIENCE = 8; // seconds for an answer
+const OLD = 60; // seconds after which a scan is old
+const LETTERS = 11; // in a GPU's box on the picture
+const MANY_GPUS = 16; // whose cards are smaller
+const MOST_JOBS = 4; // on a card
+// Letter of the history → its state, and the height of its bar.
+const STATES = { f: ["far", 10], o: ["orphan", 8], w: ["waiting", 7], u: ["unknown", 5], n: ["near", 4], i: ["idle", 2] };
 
-const section = document.getElementById("running");
+const section = document.getElementById("now");
+const within = (name) => section.querySelector(name);
+let last = null; // {audit, tag, scanned: by this machine's clock}
+let fault = ""; // why there is no newer one
 let timer;
 
-// Asks for the scan now and every few seconds, or no more; `pictures` returns those to show it on.
-export function watch(isOn, pictures) {
-  if (section.hidden !== isOn) return;
-  section.hidden = !isOn;
-  if (isOn) return look(pictures);
-  clearTimeout(timer);
-  for (const picture of pictures()) picture.running(new Map(), new Map());
+// Asks for the scan now and every few seconds. `scanned` is called for each new one, `back` when the
+// daemon answers again.
+export function watch({ scanned, back }) {
+  const look = async () => {
+    clearTimeout(timer);
+    if (!document.hidden) {
+      const wasGone = fault;
+      if (await ask()) {
+        show(last.audit);
+        scanned();
+      }
+      if (wasGone && !fault) back();
+      tick();
+    }
+    timer = setTimeout(look, SECONDS * 1000);
+  };
+  document.addEventListener("visibilitychange", look);
+  setInterval(tick, 1000);
+  look();
 }
 
-async function look(pictures) {
-  if (!document.hidden) {
-    const answer = await asked();
-    if (section.hidden) return; // meanwhile
-    answer.gpus ? show(answer, pictures()) : refuse(answer.detail, pictures());
-  }
-  clearTimeout(timer);
-  timer = setTimeout(look, SECONDS * 1000, pictures);
-}
-
-async function asked() {
+// Returns whether there is a new scan.
+async function ask() {
   try {
-    return await (await fetch("/audit")).json();
+    const headers = { accept: "application/json", ...(last && { "if-none-match": last.tag }) };
+    const reply = await fetch("/audit", { headers, signal: AbortSignal.timeout(PATIENCE * 1000) });
+    const audit = reply.status === 304 ? last.audit : await reply.json();
+    fault = reply.ok || reply.status === 304 ? "" : audit.detail;
+    if (!reply.ok || audit.time === last?.audit.time) return false;
+    const now = Date.parse(reply.headers.get("date")) || Date.now(); // by the daemon's clock
+    last = { audit, tag: reply.headers.get("etag") ?? "", scanned: Date.now() - Math.max(0, now - Date.parse(audit.time)) };
+    return true;
   } catch {
-    return { detail: "The daemon does not answer." };
+    fault = "The daemon does not answer.";
+    return false;
   }
 }
 
-// Shows no processes: those of an earlier scan may have ended.
-function refuse(text, pictures) {
-  for (const picture of pictures) picture.running(new Map(), new Map());
-  fill([], []);
-  for (const id of ["see_more", "scanned"]) document.getElementById(id).hidden = true;
-  say(text);
+// Says how old the scan is, and shows the banner where it is too old, or the daemon is gone.
+function tick() {
+  const age = last && Math.max(0, Math.round((Date.now() - last.scanned) / 1000));
+  const isOld = last && (fault || age > OLD);
+  const state = fault || (isOld ? "The daemon answers, and scans no more." : "");
+  say(within(".age"), last ? `${isOld ? "OLD: " : ""}scanned ${age} s ago` : "");
+  say(within("#banner"), isOld ? `${state} The state below is that of ${new Date(last.scanned).toLocaleTimeString()}.` : "");
+  say(within(".answer"), last ? seen(last.audit) : state);
+  section.classList.toggle("old", Boolean(isOld));
 }
 
-function say(text) {
-  const line = section.querySelector(".answer");
-  if (line.textContent !== text) line.textContent = text; // or a screen reader would read it again
+function seen(audit) {
+  const words = { all: "", own: "Only your processes are named.", counts: "No process is named here." };
+  const skipped = audit.skipped ? `${count(audit.skipped, "process")} not reached.` : "";
+  return [words[audit.sees], skipped, ...audit.notices.map(printable)].filter(Boolean).join(" ");
 }
 
-function show(audit, pictures) {
-  const processes = audit.processes ?? [];
-  const cpus = whereTheyRun(audit.gpus, processes);
-  const gpus = new Map(audit.gpus.map((gpu) => [`${gpu.vendor}:${gpu.index}`, ofGpu(gpu, processes)]));
-  for (const picture of pictures) picture.running(cpus, gpus);
-  audit.processes ? tableOfProcesses(processes) : tableOfGpus(audit.gpus);
-  const seen = { all: "all processes", own: "your processes", counts: "counts only: over TCP no process is named" };
-  const none = audit.processes && !processes.length ? ": none uses a GPU" : "";
-  say([`${seen[audit.sees]}${none}`, ...audit.notices].join("; "));
-  document.getElementById("see_more").hidden = audit.sees !== "counts";
-  const scanned = document.getElementById("scanned");
-  scanned.hidden = false;
-  scanned.querySelector("time").textContent = new Date(audit.time).toLocaleTimeString();
+function show(audit) {
+  const processes = (audit.processes ?? []).filter((it) => !it.daemon);
+  const lines = audit.verdict.map((finding) => {
+    const line = made("li", "", `state ${finding.state}`);
+    line.append(made("b", finding.text));
+    if (finding.remedy) line.append(finding.state === "unknown" ? made("p", printable(finding.remedy)) : remedied(finding.remedy));
+    return line;
+  });
+  const list = within("#verdict");
+  if (list.dataset.shown !== JSON.stringify(audit.verdict)) {
+    list.dataset.shown = JSON.stringify(audit.verdict); // equal ones are left, also for who copies
+    list.replaceChildren(...lines);
+  }
+  refill(within("#cards"), ...audit.gpus.map((gpu) => card(gpu, processes.filter((it) => isOfGpu(it, gpu)), Boolean(audit.processes))));
+  within("#cards").className = audit.gpus.length > MANY_GPUS ? "many" : "few";
+  within("#see_more").hidden = audit.sees !== "counts";
+  showProcesses(audit.processes && processes, audit.gpus);
+  const page = document.body.dataset;
+  const gpus = [...document.querySelectorAll("[data-gpu]")].map((it) => it.dataset.gpu);
+  const isOther = audit.node !== page.node || audit.gpus.some((it) => !gpus.includes(nameOf(it)));
+  say(within("#other_node"), isOther ? "Another machine answers now, or its GPUs differ: reload this page." : "");
+}
+
+const nameOf = (gpu) => `${gpu.vendor}:${gpu.index}`;
+
+function card(gpu, processes, areNamed) {
+  const element = made("article", "", `card ${gpu.state}`);
+  const head = made("h3", `GPU ${gpu.index}`);
+  head.title = [gpu.pci_bus_id, gpu.uuid, gpu.numa_node === null ? "node unknown" : `NUMA node ${gpu.numa_node}`, gpu.near && `near CPUs ${gpu.near}`].filter(Boolean).join(", ");
+  head.append(made("span", gpu.state, `state ${gpu.state}`));
+  const facts = made("dl");
+  for (const [name, text, isBad] of factsOf(gpu)) {
+    if (!text) continue;
+    const line = made("div");
+    line.append(made("dt", name), made("dd", text, isBad ? "bad" : ""));
+    facts.append(line);
+  }
+  element.append(head);
+  const number = Object.values(gpu.processes ?? {}).reduce((sum, it) => sum + it, 0);
+  if (!gpu.audited) element.append(made("p", printable(gpu.unknown)));
+  else if (processes.length) element.append(jobsOf(processes));
+  if (areNamed && processes.length) {
+    const filter = button(count(processes.length, "process"), `show the processes of GPU ${gpu.index}`, () => showGpu(nameOf(gpu)));
+    filter.dataset.focus = nameOf(gpu);
+    head.append(filter);
+  } else if (gpu.audited && number) head.append(made("span", count(number, "process"), "faint"));
+  element.append(facts, historyOf(gpu));
+  return element;
+}
+
+// The jobs of a GPU and their users, those that are far first.
+function jobsOf(processes) {
+  const jobs = new Map();
+  for (const process of farFirst(processes)) {
+    const job = jobOf(process) || `${process.name} (no job)`;
+    const text = `${job}${process.uid === null ? "" : `, user ${process.uid}`}`;
+    const known = jobs.get(text) ?? { isFar: false, orphan: null };
+    jobs.set(text, { isFar: known.isFar || Boolean(process.cause), orphan: known.orphan ?? process.orphan });
+  }
+  const list = made("ul", "", "jobs");
+  for (const [text, { isFar, orphan }] of [...jobs].slice(0, MOST_JOBS)) {
+    const line = made("li", printable(text), isFar ? "bad" : "");
+    if (orphan) line.append(made("span", ` orphan: ${printable(orphan)}`));
+    list.append(line);
+  }
+  if (jobs.size > MOST_JOBS) list.append(made("li", `and ${jobs.size - MOST_JOBS} more`));
+  return list;
+}
+
+const farFirst = (processes) => [...processes.filter((it) => it.cause), ...processes.filter((it) => !it.cause)];
+
+// The lines of a card: a name, a text (none: no line), and whether it is bad.
+function* factsOf(gpu) {
+  const counted = (numbers) => Object.entries(numbers ?? {}).filter(([, it]) => it).map(([word, it]) => `${it} ${word}`).join(", ");
+  const causes = counted(gpu.mismatch);
+  yield ["placement", [counted(gpu.processes), causes && `cause: ${causes}`].filter(Boolean).join("; "), Boolean(causes)];
+  if (gpu.orphans) yield ["orphans", count(gpu.orphans, "process"), true];
+  if (gpu.cpu_seconds) {
+    const share = gpu.remote_cpu_seconds === null ? null : Math.round((100 * gpu.remote_cpu_seconds) / gpu.cpu_seconds);
+    yield ["time lost", share === null ? "unknown" : `${share}% of ${duration(gpu.cpu_seconds)} CPU time was far`, share > 0];
+  }
+  const waits = Object.entries(gpu.wait_seconds ?? {}).filter(([, it]) => it >= 1).sort(([, a], [, b]) => b - a);
+  yield ["waits", waits.map(([cause, it]) => `${duration(it)} ${cause}`).join(", "), gpu.state === "waiting"];
+  const { near = 0, far = 0, unknown = 0 } = gpu.host_memory_bytes ?? {};
+  const memory = [near && `${amount(near)} near`, far && `${amount(far)} far`, unknown && `${amount(unknown)} unknown`];
+  if (gpu.host_memory_pinned_far_bytes) memory.push("some likely pinned");
+  yield ["host memory", memory.filter(Boolean).join(", "), far >= 2 ** 30 && far >= (near + far) / 10];
+  yield ["NIC", document.querySelector(`[data-gpu="${CSS.escape(nameOf(gpu))}"]`)?.dataset.nics ?? "", false];
+}
+
+// The last hour as a strip, a bar a minute: the worse, the higher.
+function historyOf(gpu) {
+  const figure = made("figure");
+  if (!/[^.]/.test(gpu.history)) return figure;
+  const svg = drawn(figure, "svg", { class: "history", role: "img", viewBox: "0 0 60 10", preserveAspectRatio: "none" });
+  const minutes = new Map();
+  for (const run of gpu.history.matchAll(/(.)\1*/g)) {
+    const [state, height] = STATES[run[1]] ?? ["no scan", 0];
+    minutes.set(state, (minutes.get(state) ?? 0) + run[0].length);
+    if (height) drawn(svg, "rect", { class: state, x: run.index, y: 10 - height, width: run[0].length, height });
+  }
+  const order = [...Object.values(STATES).map(([state]) => state), "no scan"].filter((it) => minutes.has(it));
+  const text = order.map((it) => `${it} ${minutes.get(it)} min`).join(", ");
+  svg.setAttribute("aria-label", `last hour of GPU ${gpu.index}: ${text}`);
+  drawn(svg, "title", {}).textContent = text;
+  figure.append(made("figcaption", `last hour: ${text}`));
+  return figure;
+}
+
+// Marks where the processes of the last scan run on pictures of the machine, or removes the marks.
+export function mark(pictures, isOn) {
+  const { gpus, processes = [] } = (isOn && last?.audit) || { gpus: [] };
+  const cpus = whereTheyRun(gpus, processes);
+  const words = new Map(gpus.map((gpu) => [nameOf(gpu), ofGpu(gpu, processes)]));
+  for (const picture of pictures) picture.running(cpus, words);
 }
 
 // Each CPU that threads may run on, and whether one of them is far from its GPU there. Of an unpinned
 // thread it is the CPU on which the thread ran last.
 function whereTheyRun(gpus, processes) {
-  const near = new Map(gpus.map((gpu) => [`${gpu.vendor}:${gpu.index}`, parseList(gpu.near)]));
+  const near = new Map(gpus.map((gpu) => [nameOf(gpu), parseList(gpu.near)]));
   const cpus = new Map();
   for (const process of processes) {
     const own = [process, ...process.gpus_beside].flatMap((it) => near.get(`${it.vendor}:${it.gpu}`) ?? []);
@@ -87,59 +215,13 @@ function whereTheyRun(gpus, processes) {
   return cpus;
 }
 
-// A name that acts on nothing around it: without controls, and marks of direction.
-const printable = (name) => String(name).replace(/\p{C}/gu, "?");
-
-// The words in a GPU's box: its jobs, or how many processes it has.
+// The words in a GPU's box: its jobs, the far ones first, or how many processes it has.
 function ofGpu(gpu, processes) {
-  const its = processes.filter((it) => it.vendor === gpu.vendor && it.gpu === gpu.index && !it.daemon);
+  const its = processes.filter((it) => isOfGpu(it, gpu) && !it.daemon);
   const counts = gpu.processes ?? {};
   const far = [...FAR].reduce((sum, word) => sum + (counts[word] ?? 0), 0);
-  const number = Object.values(counts).reduce((sum, count) => sum + count, 0);
-  const jobs = [...new Set(its.map(jobOf).filter(Boolean))].join(" ");
+  const number = Object.values(counts).reduce((sum, it) => sum + it, 0);
+  const jobs = [...new Set(farFirst(its).map(jobOf).filter(Boolean))].join(" ");
   const text = printable(jobs) || (number ? `${number} proc.` : gpu.audited ? "" : "?");
   return { far: far > 0, text: text.length > LETTERS ? `${text.slice(0, LETTERS - 1)}…` : text };
-}
-
-function jobOf(process) {
-  if (process.pod) return process.pod.name;
-  if (process.job) return `${process.job.scheduler} ${process.job.id}`;
-  return process.container ? `container ${process.container.slice(0, 12)}` : "";
-}
-
-function tableOfProcesses(processes) {
-  const rows = processes.flatMap((it) => {
-    const lists = [...new Set(it.threads.map((one) => one.cpulist))].join(" ");
-    const cause = [it.cause, it.remedy].filter(Boolean).join(": ");
-    return [[it.pid, it.name, jobOf(it), it.gpu, it.placement, lists], ...(cause ? [[cause]] : [])];
-  });
-  fill(["pid", "name", "job", "GPU", "placement", "may run on"], rows, 4);
-}
-
-function tableOfGpus(gpus) {
-  const words = ["local", "mixed", "remote", "unpinned", "unknown"];
-  const rows = gpus.flatMap((it) => {
-    const counts = words.map((word) => it.processes?.[word] ?? "?");
-    return [[it.index, ...counts], ...(it.unknown ? [[it.unknown]] : [])];
-  });
-  fill(["GPU", ...words], rows);
-}
-
-// Fills the table; a row of one cell is a note on the one above.
-function fill(heads, rows, placement) {
-  const table = section.querySelector("table");
-  const line = (kind, cells) => {
-    const row = document.createElement("tr");
-    cells.forEach((text, place) => {
-      const cell = row.appendChild(document.createElement(kind));
-      cell.textContent = printable(text);
-      if (kind === "th") cell.scope = "col";
-      if (cells.length === 1) cell.colSpan = heads.length;
-      if (kind === "td" && place === placement && FAR.has(text)) cell.className = "bad";
-    });
-    return row;
-  };
-  table.hidden = !rows.length;
-  table.tHead.replaceChildren(line("th", heads));
-  table.tBodies[0].replaceChildren(...rows.map((cells) => line("td", cells)));
 }

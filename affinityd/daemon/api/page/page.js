@@ -1,11 +1,13 @@
-// Tries plans: the form is the question, the address bar has it, the daemon answers it.
+// The second view tries plans: the form is the question, the address bar has it, the daemon answers it.
 
-import { watch } from "/audit.js";
+import { mark, watch } from "/audit.js";
+import { button, copied, drawn, made } from "/elements.js";
 import { Picture, color } from "/picture.js";
 
 const OTHER = "b."; // before the names of the second plan's options
 const PAGE_ONLY = ["compare", "running", "more"];
 const NOT_OF_EXEC = ["whose", "observe", "env", "nics", "format"]; // parameters that `affinityd exec` lacks
+const NOTES = new Set(["no_local_nic", "unknown_locality"]); // on the machine itself: nobody can change that
 const WAIT = 120; // milliseconds after a key
 
 const form = document.getElementById("question");
@@ -76,7 +78,7 @@ function update() {
   if (isCompared && !second) {
     const copy = first.section.cloneNode(true);
     copy.setAttribute("aria-label", "The plan to compare with");
-    copy.querySelector("h2").textContent = "Compared with";
+    copy.querySelector("h3").textContent = "Compared with";
     views.append(copy);
     second = new View(copy);
   } else if (!isCompared && second) {
@@ -84,7 +86,7 @@ function update() {
     second = null;
   }
   views.classList.toggle("two", isCompared);
-  watch(form.elements.running.checked, pictures);
+  markProcesses();
   save();
   ask(first, question(false));
   if (second) ask(second, question(true));
@@ -123,14 +125,14 @@ function show(view, plan, query) {
 function say(view, text, isRefused) {
   const line = view.section.querySelector(".answer");
   line.textContent = text;
-  line.classList.toggle("refused", isRefused);
+  line.classList.toggle("refused", isRefused && form.querySelector("[data-gpu]") !== null); // nobody can change that
 }
 
 function fill(view, rows, warnings) {
   const table = view.section.querySelector("table");
   table.hidden = !rows.length;
   table.tBodies[0].replaceChildren(...rows);
-  const lines = warnings.map((it) => made("li", `${it.code}: ${it.message}`));
+  const lines = warnings.map((it) => made("li", `${it.code}: ${it.message}`, NOTES.has(it.code) ? "" : "bad"));
   view.section.querySelector(".warnings").replaceChildren(...lines);
   if (second) {
     first.picture.differ(second.picture);
@@ -138,39 +140,29 @@ function fill(view, rows, warnings) {
   } else first.picture.differ(first.picture);
 }
 
-function made(tag, text = "", name = "") {
-  const element = document.createElement(tag);
-  if (text) element.textContent = text;
-  if (name) element.className = name;
-  return element;
-}
-
 // A rank's row, and one below it with its reasons and commands, which a button shows.
 function rows(view, rank, query) {
   const number = made("th", String(rank.rank));
   number.scope = "row";
-  number.prepend(mark(rank.rank));
+  number.prepend(colorOf(rank.rank));
   const list = made("td", "", "list");
   list.append(copied(listed(rank.cpulist)));
-  const locality = made("td", rank.locality, rank.locality === "local" ? "" : "bad");
+  const locality = made("td", rank.locality, ["mixed", "remote"].includes(rank.locality) ? "bad" : "");
   const gpu = made("td", String(rank.gpu.index));
   gpu.title = rank.gpu.pci_bus_id;
-  const button = made("button", "show");
+  const show = button("show", `reasons and commands of rank ${rank.rank}`, () => open(below.hidden));
   const [line, below, last, why] = [made("tr"), made("tr"), made("td"), made("td")];
-  last.append(button);
+  last.append(show);
   line.append(number, gpu, locality, made("td", String(rank.physical_cores)), list, last);
   why.colSpan = line.cells.length;
   why.append(...rank.reasons.map((it) => made("p", it)), ...commands(rank, query).map((it) => copied(made("code", it))));
   below.append(why);
   const open = (isOpen) => {
     below.hidden = !isOpen;
-    button.setAttribute("aria-expanded", String(isOpen));
-    button.textContent = isOpen ? "hide" : "show";
+    show.setAttribute("aria-expanded", String(isOpen));
+    show.textContent = isOpen ? "hide" : "show";
     view.opened[isOpen ? "add" : "delete"](rank.rank);
   };
-  button.type = "button";
-  button.setAttribute("aria-label", `reasons and commands of rank ${rank.rank}`);
-  button.addEventListener("click", () => open(below.hidden));
   open(view.opened.has(rank.rank));
   return [line, below];
 }
@@ -183,16 +175,9 @@ function listed(cpulist) {
 }
 
 // A rank's color, as the picture has it.
-function mark(rank) {
-  const make = (parent, tag) => parent.appendChild(document.createElementNS("http://www.w3.org/2000/svg", tag));
-  const svg = make(document.createDocumentFragment(), "svg");
-  const group = make(svg, "g");
-  const box = make(group, "rect");
-  svg.setAttribute("class", "picture mark");
-  svg.setAttribute("aria-hidden", "true");
-  group.setAttribute("class", color(rank));
-  box.setAttribute("width", "12");
-  box.setAttribute("height", "12");
+function colorOf(rank) {
+  const svg = drawn(document.createDocumentFragment(), "svg", { class: "picture mark", "aria-hidden": "true" });
+  drawn(drawn(svg, "g", { class: color(rank) }), "rect", { width: 12, height: 12 });
   return svg;
 }
 
@@ -214,20 +199,6 @@ function commands(rank, query) {
   ];
 }
 
-// A text with a button that copies it; it stays selected, for Ctrl-C where a browser refuses.
-function copied(code) {
-  const button = made("button", "copy");
-  button.type = "button";
-  button.setAttribute("aria-label", `copy ${code.textContent}`);
-  button.addEventListener("click", () => {
-    getSelection().selectAllChildren(code);
-    button.textContent = document.execCommand("copy") ? "copied" : "selected";
-  });
-  const line = made("div", "", "command");
-  line.append(code, button);
-  return line;
-}
-
 function toggle(box) {
   const chosen = entries();
   const others = chosen.filter((it) => !names(it, box));
@@ -236,6 +207,7 @@ function toggle(box) {
 }
 
 const pictures = () => [first, second].filter(Boolean).map((it) => it.picture);
+const markProcesses = () => mark(pictures(), form.elements.running.checked);
 
 form.addEventListener("submit", (event) => event.preventDefault());
 form.addEventListener("input", (event) => {
@@ -252,3 +224,4 @@ views.addEventListener("click", (event) => {
 
 load();
 update();
+watch({ scanned: markProcesses, back: update });

@@ -1,5 +1,7 @@
 // Shows plans and processes on a picture that the daemon drew, by setting classes of its elements.
 
+import { drawn } from "/elements.js";
+
 const COLORS = 8; // in picture.css: .r0 to .r7
 const LETTERS = 6; // below a core
 
@@ -36,6 +38,22 @@ function named(section, kind) {
 
 const each = (elements) => [...elements].flatMap(([name, those]) => those.map((it) => [name, it]));
 
+// Gives a CPU that several ranks have a stripe of each, and a title that names them all.
+function stripe(element, ranks) {
+  for (const old of element.querySelectorAll(".shared, title")) old.remove();
+  if (ranks.length < 2) return;
+  const box = element.querySelector("rect");
+  const [x, y, width, height] = ["x", "y", "width", "height"].map((name) => box[name].baseVal.value);
+  const colors = [...new Set(ranks.map(color))];
+  const part = (width - 2) / colors.length;
+  for (const [place, name] of colors.entries()) {
+    const group = drawn(element, "g", { class: `shared ${name}` });
+    drawn(group, "rect", { x: x + 1 + place * part, y: y + 1, width: part, height: height - 2 });
+    element.insertBefore(group, element.querySelector("text"));
+  }
+  drawn(element, "title", {}).textContent = `CPU ${element.dataset.name}: ranks ${formatList(ranks)}`;
+}
+
 // A machine's picture, wide and narrow: its elements, by name, and the ranks of each CPU.
 export class Picture {
   constructor(section) {
@@ -56,9 +74,10 @@ export class Picture {
       for (const cpu of parseList(rank.cpulist)) this.ranks.get(String(cpu))?.push(rank.rank);
     }
     for (const [cpu, element] of each(this.cpus)) {
-      const [rank] = this.ranks.get(cpu);
+      const ranks = this.ranks.get(cpu);
       for (const name of [...element.classList].filter((it) => /^(r\d|disallowed|differs)$/.test(it))) element.classList.remove(name);
-      if (rank !== undefined) element.classList.add(color(rank));
+      if (ranks.length) element.classList.add(color(ranks[0]));
+      stripe(element, ranks);
       const isOut = allowed && !allowed.has(Number(cpu)) && !element.matches(".reserved, .offline *");
       if (isOut) element.classList.add("disallowed");
     }

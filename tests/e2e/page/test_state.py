@@ -1,0 +1,260 @@
+"""The page's first view: the state of the node, of documents that the test makes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, BrowserContext, Route
+
+from affinityd.audit.document import AuditDocument, AuditJobDocument
+from affinityd.json_codec import dumps
+from tests.e2e.page.conftest import HOSTILE, SIZES, Node, Tab
+from tests.e2e.page.documents import (
+    audit,
+    beside,
+    far,
+    orphan,
+    process,
+    several,
+    waiting,
+)
+from tests.support.daemons import PATIENCE, eventually
+
+Nodes = Callable[[str], Node]
+Shows = Callable[..., Tab]
+JSON = "application/json"
+
+
+def answering(context: BrowserContext, document: AuditDocument) -> None:
+    """Have /audit be this document, from now on."""
+    body = dumps(document)
+    context.route("**/audit", lambda route: route.fulfill(body=body, content_type=JSON))
+
+
+@pytest.fixture
+def shows(context: BrowserContext, nodes: Nodes) -> Shows:
+    """Return how a page is opened on a document; of eight GPUs if not said otherwise."""
+
+    def opened(document: AuditDocument, name: str = "8-gpus") -> Tab:
+        answering(context, replace(document, node=name))
+        tab = Tab.open(context, nodes(name))
+        eventually(lambda: tab.page.locator("#verdict li").count(), "the state is shown")
+        return tab
+
+    return opened
+
+
+def texts(tab: Tab, selector: str) -> list[str]:
+    return [" ".join(it.split()) for it in tab.page.locator(selector).all_inner_texts()]
+
+
+def rows(tab: Tab) -> list[list[str]]:
+    lines = tab.page.locator("#processes tbody tr:has(td + td)").all()
+    return [line.locator("td").all_inner_texts() for line in lines]
+
+
+EIGHT = SIZES["8-gpus"]()
+
+
+def test_the_worst_comes_first_with_its_remedy(shows: Shows, context: BrowserContext) -> None:
+    tab = shows(audit(EIGHT, several(30, 8)))
+    assert texts(tab, "#verdict b") == [
+        "1 of 8 GPUs are used from far away",
+        "1 of 8 GPUs are held by ended jobs",
+        "1 of 8 GPUs wait for CPUs",
+    ]
+    pin = "affinityd pin --tree --gpus GPU-8a1f0c3e 10000"
+    assert texts(tab, "#verdict :is(code, .command > span)") == [
+        pin,
+        "kill 10001",
+        "set OMP_NUM_THREADS=16",
+    ]
+    context.grant_permissions(["clipboard-read", "clipboard-write"], origin=tab.node.origin)
+    tab.page.get_by_role("button", name=f"copy {pin}").first.click()
+    assert tab.page.evaluate("navigator.clipboard.readText()") == pin
+    assert texts(tab, ".card h3 .state") == ["far", "orphan", "waiting", *["near"] * 4, "idle"]
+
+
+def test_a_card_names_the_far_job_first_and_says_what_it_costs(shows: Shows) -> None:
+    near = [process(10 + number, 0) for number in range(5)]
+    strange = replace(far(process(99, 0)), job=AuditJobDocument("slurm", "99", "0"))
+    tab = shows(audit(EIGHT, [*near, strange, orphan(process(7, 1)), waiting(process(8, 2))]))
+    first, second, third = texts(tab, ".card")[:3]
+    assert "slurm 99, user 1000 slurm 4711, user 1000" in first
+    for words in (
+        "placement 5 local, 1 remote; cause: 1 mask",
+        "time lost 74% of 2.3 h CPU time was far",
+        "waits 3 s neighbor",
+        "host memory 320 GiB near, 44 GiB far, some likely pinned",
+        "NIC mlx5_0 PXB",
+        "last hour: far 10 min, near 20 min, idle 18 min, no scan 12 min",
+    ):
+        assert words in first
+    assert "orphan: its Slurm job has ended" in second
+    assert "waits 6 min own_threads, 3 s neighbor" in third
+    strip = tab.page.get_by_role("img", name="last hour of GPU 0: far 10 min")
+    assert strip.locator("rect").count() == 3
+    tab.page.get_by_label("show processes on the picture").check()
+    label = tab.picture.locator('.gpu[data-name="nvidia:0"] .job')
+    eventually(lambda: label.text_content() == "slurm 99 s…", "the far job is named first")
+
+
+def test_alike_processes_are_a_row_which_is_filtered_and_sorted(shows: Shows) -> None:
+    alike = [process(100 + number, 3) for number in range(20)]
+    slow = waiting(process(5, 4, "loader"))
+    tab = shows(audit(EIGHT, [*alike, slow, far(process(9, 0)), beside(process(11, 6), 5)]))
+    assert [row[:4] for row in rows(tab)] == [
+        ["0", "9", "python3", "slurm 4711"],
+        ["3", "100", "python3 +19 alike", "slurm 4714"],
+        ["4", "5", "loader", "slurm 4715"],
+        ["6,5", "11", "python3", "slurm 4717"],
+    ]
+    tab.page.get_by_role("button", name="sort by waits").click()
+    assert rows(tab)[0][6] == "0.82 own_threads"
+    sorted_by = tab.page.locator("th[aria-sort]")
+    assert sorted_by.get_attribute("aria-sort") == "ascending"
+    assert sorted_by.inner_text() == "waits ▲"
+    focused = "document.activeElement.dataset.focus"
+    assert tab.page.evaluate(focused) == "waits", "the focus stays where it was"
+    tab.page.get_by_label("filter").fill("remote 4711")
+    assert [row[1] for row in rows(tab)] == ["9"]
+    tab.page.get_by_label("filter").fill("nothing")
+    assert (rows(tab), texts(tab, "#processes .number")) == ([], ["0 processes in 0 rows"])
+    tab.page.get_by_role("button", name="show the processes of GPU 5").click()
+    assert [row[1] for row in rows(tab)] == ["11"]
+    tab.page.locator("#processes select").select_option("nvidia:3")
+    tab.page.get_by_role("button", name="details of python3, process 100").click()
+    assert "PIDs 100, 101, 102" in texts(tab, "#processes td[colspan]")[0]
+
+
+def test_what_the_reader_has_opened_stays_through_scans(
+    shows: Shows, context: BrowserContext
+) -> None:
+    tab = shows(audit(EIGHT, several(30, 8)))
+    button = tab.page.get_by_role("button", name="details of dataloader0, process 10000")
+    button.click()
+    answering(context, replace(audit(EIGHT, several(60, 8), age=0), node="8-gpus"))
+    eventually(lambda: "60 processes" in texts(tab, "#processes .number")[0], "a scan comes")
+    assert button.get_attribute("aria-expanded") == "true"
+    assert tab.page.evaluate("document.activeElement.ariaLabel") == (
+        "details of dataloader0, process 10000"
+    )
+
+
+def test_three_thousand_processes_are_few_rows(shows: Shows) -> None:
+    tab = shows(audit(EIGHT, several(3000, 8)))
+    assert texts(tab, "#processes .number")[0].startswith("3000 processes in ")
+    assert len(rows(tab)) == 40
+    tab.page.get_by_role("button", name="show all").click()
+    assert len(rows(tab)) > 40
+    assert tab.errors == []
+
+
+def test_names_that_would_act_are_text(shows: Shows) -> None:
+    named = replace(process(5, 0, f"\u202e{HOSTILE}\x1b[1m"), orphan=HOSTILE, remedy=HOSTILE)
+    tab = shows(replace(audit(EIGHT, [named]), notices=[HOSTILE]))
+    tab.page.get_by_role("button", name="details of").click()
+    assert rows(tab)[0][2] == f"?{HOSTILE}?[1m"
+    for selector in ("#now .answer", ".card", "#verdict", "#processes td[colspan]"):
+        assert HOSTILE in texts(tab, selector)[0]
+    assert tab.page.locator("img").count() == 0
+    assert tab.page.title().startswith("8-gpus")
+    assert tab.errors == []
+
+
+def test_an_old_scan_is_marked_and_its_age_grows(shows: Shows, context: BrowserContext) -> None:
+    tab = shows(audit(EIGHT, several(30, 8), age=57))
+    assert not tab.page.locator("#banner").is_visible()
+    eventually(tab.page.locator("#banner").is_visible, "it is older than a minute")
+    assert "The daemon answers, and scans no more." in texts(tab, "#banner")[0]
+    assert texts(tab, ".age")[0].startswith("OLD: scanned 6")
+    assert len(rows(tab)) == 13, "the last state stays"
+    answering(context, replace(audit(EIGHT, []), node="8-gpus"))
+    eventually(tab.page.locator("#banner").is_hidden, "there is a new one")
+    assert texts(tab, "#verdict b") == ["no process uses a GPU"]
+
+
+def test_a_page_of_another_machine_says_so(shows: Shows, context: BrowserContext) -> None:
+    tab = shows(audit(EIGHT, []))
+    assert not tab.page.locator("#other_node").is_visible()
+    answering(context, replace(audit(EIGHT, [], age=0), node="other"))
+    eventually(tab.page.locator("#other_node").is_visible, "it is said")
+    assert "reload this page" in texts(tab, "#other_node")[0]
+
+
+def test_a_scan_that_has_not_changed_is_not_sent_again(
+    context: BrowserContext, nodes: Nodes
+) -> None:
+    asked = []
+
+    def answer(route: Route) -> None:
+        asked.append(route.request.headers.get("if-none-match"))
+        if asked[-1]:
+            route.fulfill(status=304)
+        else:
+            body = dumps(audit(EIGHT, several(30, 8)))
+            route.fulfill(body=body, content_type=JSON, headers={"etag": '"1"'})
+
+    context.route("**/audit", answer)
+    tab = Tab.open(context, nodes("8-gpus"))
+    eventually(lambda: tab.page.evaluate("1") and len(asked) > 2, "it asks again")
+    assert {*asked[1:]} == {'"1"'}
+    assert len(rows(tab)) == 13
+    assert not tab.page.locator("#banner").is_visible()
+
+
+Look = tuple[str, int, int, Literal["light", "dark"]]
+LOOKS: list[Look] = [
+    ("0-gpus", 0, 390, "light"),
+    ("4-gpus", 30, 2560, "dark"),
+    ("8-gpus", 30, 390, "dark"),
+    ("8-gpus", 3000, 1440, "light"),
+    ("64-gpus", 3000, 390, "light"),
+    ("64-gpus", 30, 1440, "dark"),
+]
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_it_is_accessible_and_nothing_is_cut(look: Look, browser: Browser, nodes: Nodes) -> None:
+    name, processes, width, scheme = look
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    context.set_default_timeout(1000 * PATIENCE)
+    topology = SIZES[name]()
+    answering(context, replace(audit(topology, several(processes, len(topology.gpus))), node=name))
+    tab = Tab.open(context, nodes(name))
+    eventually(lambda: tab.page.locator("#verdict li").count(), "the state is shown")
+    details = tab.page.locator("#processes button[aria-expanded]")
+    for button in details.all()[:2]:
+        button.click()
+    violations = Axe().run(tab.page).response["violations"]
+    assert [(it["id"], it["impact"], it["nodes"][0]["html"][:200]) for it in violations] == []
+    assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
+    wider = tab.page.locator(".scroll, .card, #verdict li").evaluate_all(
+        "all => all.filter(it => it.scrollWidth > it.clientWidth + 1).map(it => it.textContent)"
+    )
+    assert wider == []
+    widths = tab.page.locator("#cards, #whatif form").evaluate_all(
+        "all => all.filter(it => it.children.length).map(it => it.clientWidth)"
+    )
+    assert min(widths) > 0.9 * width
+    context.close()
+
+
+def test_the_first_picture_takes_few_bytes(context: BrowserContext, nodes: Nodes) -> None:
+    page = context.new_page()
+    session = context.new_cdp_session(page)
+    sizes: list[float] = []
+    session.send("Network.enable")
+    session.on("Network.loadingFinished", lambda event: sizes.append(event["encodedDataLength"]))
+    answering(context, audit(EIGHT, several(30, 8)))
+    page.goto(f"{nodes('8-gpus').origin}/")
+    page.locator(".card").first.wait_for()
+    deadline = time.monotonic() + PATIENCE
+    while len(sizes) < 9 and time.monotonic() < deadline:
+        page.wait_for_timeout(50)
+    assert 10_000 < sum(sizes) < 100_000
