@@ -81,9 +81,9 @@ def test_a_user_sees_far_processes(node: EnforcingNode, pid: int, context: Brows
         assert frame.evaluate("it => getComputedStyle(it).stroke") == "rgb(176, 0, 32)"
         # It is moved near its GPU: the next scan, and so the page, shows that.
         subprocess.run(["taskset", "-cp", NEAR, str(pid)], check=True, capture_output=True)
-        eventually(lambda: "local" in words(tab), "it is near")
+        eventually(lambda: "local, orphan" in words(tab), "it is near")
         assert "far" not in set().union(*tab.drawn().values())
-        assert "1 GPU in use, from near alone" in text(tab, "#verdict")
+        assert text(tab, "#verdict b") == "1 of 4 GPUs is held by an ended job"
         tab.page.locator("[name=running]").uncheck()
         eventually(lambda: "runs" not in set().union(*tab.drawn().values()), "none is drawn")
         assert tab.errors == []
@@ -134,11 +134,11 @@ def test_a_daemon_that_hangs_dies_and_is_replaced(context: BrowserContext) -> No
         first.daemon.signal(signal.SIGCONT)
         eventually(banner.is_hidden, "it answers again")
     eventually(banner.is_visible, "that it has ended is said")
-    tab.page.locator("[name=mode]").select_option("exclusive")
+    tab.page.locator("[name=scope]").select_option("socket")
     eventually(lambda: tab.answers == ["The daemon does not answer."], "no plan, either")
     with scanning(listen=f"127.0.0.1:{port}"):
         eventually(banner.is_hidden, "the next one answers")
-        eventually(lambda: "exclusive" in tab.answers[0], "the plan is asked again")
+        eventually(lambda: "scope=socket" in tab.answers[0], "the plan is asked again")
         assert not text(tab, ".age").startswith("OLD")
         assert not tab.page.locator("#other_node").is_visible()
 
