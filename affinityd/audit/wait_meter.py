@@ -38,11 +38,12 @@ from affinityd.linux.scheduling import (
     TICKS,
     CpuTime,
     ThreadTime,
+    Throttling,
     cpu_times,
     limiting_folders,
     spent,
     thread_time,
-    throttled,
+    throttling,
 )
 
 #: Threads of a process that are measured: its main one, and those that used most CPU time. Of as
@@ -156,7 +157,7 @@ class _Look:
     cpus: Mapping[int, CpuTime]
     ticks: Mapping[_Name, int]  #: of every thread of the waiters
     times: Mapping[_Name, ThreadTime]  #: of those that are measured
-    throttled: Mapping[str, float]  #: by folder of a cgroup
+    throttled: Mapping[str, Throttling]  #: by folder of a cgroup
     others: Mapping[_Name, int] | None  #: ticks of every process; None: they were not read
 
 
@@ -202,13 +203,16 @@ class WaitMeter:
             ran, times = used[waiter.pid]
             mine, cpus = waited[waiter.pid], waiter.cpus
             limit, folder = self._limit(waiter, before, look)
+            used_up = limit.used_up / limit.periods if limit.periods else 0.0
             part = mine / by_group[waiter.cgroups] if mine else 0.0
             runners = waiter.runners(others) if mine > NOTABLE * seconds else []
-            use = Use(seconds, cpus, times, ran, by_cpus[cpus], runners, limit * part)
+            use = Use(seconds, cpus, times, ran, by_cpus[cpus], runners, limit.seconds * part)
             if times:
                 elsewhere = frozenset(look.cpus) - cpus
                 causes = split(use)
-                waits[waiter.pid] = Waits(seconds, causes, cpus, elsewhere, runners, folder)
+                waits[waiter.pid] = Waits(
+                    seconds, causes, cpus, elsewhere, runners, folder, used_up=used_up
+                )
         is_waiting = any(it.waited > NOTABLE * seconds for it in waits.values())
         self._reads_others = self._names_others or is_waiting
         return waits
@@ -233,7 +237,7 @@ class WaitMeter:
                 for thread in self._measured(waiter)
                 if (time := thread_time(waiter.pid, thread.tid, self._proc)) is not None
             },
-            throttled={folder: throttled(folder) or 0.0 for folder in folders},
+            throttled={folder: throttling(folder) or Throttling() for folder in folders},
             others=ticks_of(processes) if self._reads_others else None,
         )
 
@@ -267,19 +271,22 @@ class WaitMeter:
                 )
         return ran, times
 
-    def _limit(self, waiter: Waiter, before: _Look, look: _Look) -> tuple[float, str | None]:
-        """Return for how long its cgroup was throttled, or the one above that was longest.
+    def _limit(self, waiter: Waiter, before: _Look, look: _Look) -> tuple[Throttling, str | None]:
+        """Return how its cgroup was throttled, or the one above that was for longest.
 
         One that was removed, or made again under its name as a container's at a restart, has less.
         """
-        now, then = look.throttled, before.throttled
-        return max(
-            (
-                (max(0.0, now[folder] - then.get(folder, now[folder])), folder)
-                for folder in self._folders[waiter.cgroups]
-            ),
-            default=(0.0, None),
-        )
+        since = []
+        for folder in self._folders[waiter.cgroups]:
+            now = look.throttled[folder]
+            then = before.throttled.get(folder, now)
+            more = Throttling(
+                max(0.0, now.seconds - then.seconds),
+                max(0, now.periods - then.periods),
+                max(0, now.used_up - then.used_up),
+            )
+            since.append((more, folder))
+        return max(since, default=(Throttling(), None))
 
     def _others(self, before: _Look, look: _Look, processes: ProcessTable) -> list[Other]:
         """Return the processes that used most CPU time between two looks."""

@@ -37,6 +37,8 @@ OTHERS = (NEIGHBOR, SYSTEM, INTERRUPTS)
 NOTABLE = 0.01
 #: A cause is named if it has this part of the seconds.
 KNOWN = 0.2
+#: A limit that was used up in this part of its periods is the cause, even if others ran.
+MOSTLY = 0.5
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class Waits:
     runners: Sequence[Runner] = ()  #: that ran there meanwhile, the longest first
     limited: str | None = None  #: the folder of the cgroup with the limit
     interrupt: str | None = None  #: that was handled most often, where it was counted
+    used_up: float = 0.0  #: the part of the limit's periods in which its cgroup used it up
 
     @property
     def waited(self) -> float:
@@ -89,7 +92,13 @@ class Waits:
 
     @property
     def main_cause(self) -> str | None:
-        """The known cause of most seconds; None: it hardly waited, or most is unknown."""
+        """The known cause of most seconds; None: it hardly waited, or most is unknown.
+
+        If the limit was used up in most periods, it is the limit: without others the process would
+        have run no longer.
+        """
+        if self.used_up >= MOSTLY and self.waited >= NOTABLE * self.seconds:
+            return THROTTLED
         cause = max(CAUSES[:-1], key=lambda cause: self.causes[cause])
         least = max(NOTABLE * self.seconds, KNOWN * self.waited)
         return cause if self.causes[cause] >= least else None

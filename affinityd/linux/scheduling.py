@@ -43,6 +43,14 @@ class CpuTime(NamedTuple):
     steal: float = 0.0  #: the hypervisor ran another machine
 
 
+class Throttling(NamedTuple):
+    """How long, and how often, a cgroup was throttled so far."""
+
+    seconds: float = 0.0  #: summed over CPUs
+    periods: int = 0  #: of its limit, in which it was active
+    used_up: int = 0  #: those in which it used up its limit
+
+
 def thread_time(pid: int, tid: int, proc: str = PROC) -> ThreadTime | None:
     """Read /proc/PID/task/TID/schedstat; None without CONFIG_SCHED_INFO, or if it has ended."""
     words = (content(f"{proc}/{pid}/task/{tid}/schedstat") or b"").split()
@@ -83,18 +91,20 @@ def limiting_folders(membership: str, root: str = "/") -> list[str]:
     """
     cgroups = Cgroups(membership, root)
     folders = (*cgroups.folders("cgroup", "cpu"), *cgroups.folders("cgroup2", ""))
-    return [folder for folder in folders if throttled(folder) is not None]
+    return [folder for folder in folders if throttling(folder) is not None]
 
 
-def throttled(folder: str) -> float | None:
-    """Return the seconds for which a cgroup was throttled so far, summed over CPUs: its cpu.stat.
+def throttling(folder: str) -> Throttling | None:
+    """Return how long and how often a cgroup was throttled so far: its cpu.stat.
 
     None where it has no such line: the root's, and where the CPU controller is off.
     """
-    for line in text(f"{folder}/cpu.stat").split("\n"):
-        name, _, value = line.partition(" ")
-        if name in THROTTLED and value.isdigit():
-            return int(value) / THROTTLED[name]
+    lines = (line.partition(" ") for line in text(f"{folder}/cpu.stat").split("\n"))
+    numbers = {name: int(value) for name, _, value in lines if value.isdigit()}
+    for name, unit in THROTTLED.items():
+        if name in numbers:
+            periods, used_up = (numbers.get(it, 0) for it in ("nr_periods", "nr_throttled"))
+            return Throttling(numbers[name] / unit, periods, used_up)
     return None
 
 

@@ -74,6 +74,20 @@ def test_a_cgroup_that_was_made_again_was_not_throttled_for_less_than_no_time(no
     assert waits.waited == pytest.approx(9)
 
 
+@pytest.mark.parametrize(("used_up", "cause"), [(90, THROTTLED), (10, None)])
+def test_a_limit_that_was_used_up_in_most_periods_is_the_cause(
+    node: Node, used_up: int, cause: str | None
+) -> None:
+    stat = "nr_periods {}\nnr_throttled {}\nthrottled_usec {}\n"
+    node.write("sys/fs/cgroup/limited/cpu.stat", stat.format(50, 50, 0))
+    node.look(1000, {PID: (1, 1)})
+    node.write("sys/fs/cgroup/limited/cpu.stat", stat.format(150, 50 + used_up, 1_000_000))
+    waits = node.look(1010, {PID: (3, 9)})
+    assert waits is not None
+    assert waits.causes[THROTTLED] == pytest.approx(1)  # as the kernel counts; the rest is others'
+    assert waits.main_cause == cause
+
+
 def test_the_waits_of_many_alike_threads_all_count(node: Node) -> None:
     node.look(1000, {PID + number: (10 + number, 0) for number in range(64)})
     waits = node.look(1010, {PID + number: (10 + number + 0.1, 9) for number in range(64)})
