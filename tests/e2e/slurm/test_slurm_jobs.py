@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from affinityd import config
+from affinityd.discovery import discover, open_tree
+from affinityd.slurm.check import cpu_jobs
+from affinityd.slurm.commands import LocalSlurm
 from tests.e2e.slurm.node import (
     CONF,
     HOME,
@@ -136,6 +139,22 @@ def test_a_running_job_without_a_cpu_near_its_gpu_is_named(node_of_jobs: Node) -
     assert re.search(f"^{far}", cluster, re.MULTILINE), cluster
     node_of_jobs.tasks("-n1")  # has waited until the job has ended
     assert "job 7" not in check(node_of_jobs)
+
+
+def test_a_job_without_gpus_and_the_configuration_are_read(
+    node_of_jobs: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = node_of_jobs.cluster
+    monkeypatch.setenv("PATH", f"{cluster.programs()}", prepend=":")
+    local = LocalSlurm(cluster.folder / "slurm.conf")
+    topology = discover(open_tree(f"{node_of_jobs.folder.parent / 'machine'}"), None)
+    (shown,) = local.nodes(cluster.node)
+    with cluster.job(1), cluster.job(1, "--gres=gpu:big:1"):
+        (cpus,) = cpu_jobs(local, topology, shown).values()
+    assert cpus in [frozenset(core.cpus) for core in topology.cores]
+    settings = local.config()
+    assert {*settings["TaskPlugin"].split(",")} == {"task/affinity", "task/cgroup"}
+    assert settings["SelectTypeParameters"].startswith("CR_")
 
 
 def test_each_component_of_a_heterogeneous_job_has_the_note_of_its_own_gpus(
