@@ -45,6 +45,10 @@ def lstopo_sets(text: str) -> set[CpuSet]:
     return {parse_mask(mask) for mask in re.findall(r"cpuset=(\S+)", text)}
 
 
+def test_acs_of_a_bridge_is_read_from_its_register(seen: Document) -> None:
+    assert seen["acs"] == [False, True]
+
+
 def test_the_machine_is_the_one_that_was_built(look: Document) -> None:
     topology = look["affinityd"]
     assert (topology["online"], topology["possible"]) == (f"0-{CPUS - 2}", f"0-{CPUS - 1}")
