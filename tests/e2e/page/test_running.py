@@ -152,6 +152,16 @@ def test_plans_of_the_page_are_counted_apart_from_those_of_jobs(
     assert "job" not in counted
 
 
+def test_the_same_scan_is_not_sent_twice(node: EnforcingNode) -> None:
+    def is_known() -> bool:
+        tag = node.daemon.get("/audit").headers["etag"]
+        reply = node.daemon.get("/audit", **{"if-none-match": tag})
+        return (reply.status, reply.body) == (304, b"")
+
+    eventually(is_known, "it is asked twice between two scans")
+    assert node.daemon.get("/audit", **{"if-none-match": '"older"'}).status == 200
+
+
 # A port that leads to a unix socket, as `ssh -L` makes one.
 
 

@@ -258,3 +258,23 @@ def test_the_first_picture_takes_few_bytes(context: BrowserContext, nodes: Nodes
     while len(sizes) < 9 and time.monotonic() < deadline:
         page.wait_for_timeout(50)
     assert 10_000 < sum(sizes) < 100_000
+
+
+def test_a_cpu_that_several_ranks_have_shows_all_of_them(open_tab: Callable[..., Tab]) -> None:
+    tab = open_tab(query="?gpus=0,1&ranks=4")
+    tab.comes_to_show("gpus=0,1&ranks=4")
+    cpu = tab.picture.locator('.cpu[data-name="48"]')
+    stripes = cpu.locator(".shared").evaluate_all("all => all.map(it => it.classList[1])")
+    assert stripes == ["r0", "r1", "r2", "r3"]
+    assert cpu.locator("title").text_content() == "CPU 48: ranks 0-3"
+    tab.page.locator("[name=mode]").select_option("unique_contiguous")
+    eventually(lambda: cpu.locator(".shared").count() == 0, "it has one rank again")
+
+
+def test_many_warnings_of_a_kind_are_folded_and_those_of_the_machine_are_not_red(
+    context: BrowserContext, nodes: Nodes
+) -> None:
+    tab = Tab.open(context, nodes("64-gpus"))
+    tab.comes_to_show("")
+    assert texts(tab, ".warnings > li") == ["unknown_locality: 64 warnings"]
+    assert tab.page.locator(".warnings .bad").count() == 0

@@ -8,6 +8,7 @@ const OTHER = "b."; // before the names of the second plan's options
 const PAGE_ONLY = ["compare", "running", "more"];
 const NOT_OF_EXEC = ["whose", "observe", "env", "nics", "format"]; // parameters that `affinityd exec` lacks
 const NOTES = new Set(["no_local_nic", "unknown_locality"]); // on the machine itself: nobody can change that
+const MOST_ALIKE = 8; // warnings of one kind before they are folded
 const WAIT = 120; // milliseconds after a key
 
 const form = document.getElementById("question");
@@ -132,12 +133,25 @@ function fill(view, rows, warnings) {
   const table = view.section.querySelector("table");
   table.hidden = !rows.length;
   table.tBodies[0].replaceChildren(...rows);
-  const lines = warnings.map((it) => made("li", `${it.code}: ${it.message}`, NOTES.has(it.code) ? "" : "bad"));
+  const codes = [...new Set(warnings.map((it) => it.code))];
+  const lines = codes.flatMap((code) => warned(code, warnings.filter((it) => it.code === code)));
   view.section.querySelector(".warnings").replaceChildren(...lines);
   if (second) {
     first.picture.differ(second.picture);
     second.picture.differ(first.picture);
   } else first.picture.differ(first.picture);
+}
+
+// The lines of a warning; of many ranks they are folded into one.
+function warned(code, warnings) {
+  const name = NOTES.has(code) ? "" : "bad";
+  const lines = warnings.map((it) => made("li", `${code}: ${it.message}`, name));
+  if (lines.length <= MOST_ALIKE) return lines;
+  const [line, fold, list] = [made("li", "", name), made("details"), made("ul")];
+  list.append(...lines);
+  fold.append(made("summary", `${code}: ${lines.length} warnings`), list);
+  line.append(fold);
+  return [line];
 }
 
 // A rank's row, and one below it with its reasons and commands, which a button shows.
