@@ -227,8 +227,9 @@ def _job_of_step(cgroup_text: str, its: Membership, root: str) -> Job | None:
     for folder in Cgroups(cgroup_text, root).folders("cgroup2", ""):
         if folder.endswith(end):
             for pid in map(int, text(f"{folder}/slurm/cgroup.procs").split()):
-                title = _title(title_of(pid, proc))
-                if title and uid_of(pid, proc) == ROOT:
+                # Its uid first: to read a title may wait for a lock of the process's memory.
+                title = _title(title_of(pid, proc)) if uid_of(pid, proc) == ROOT else None
+                if title:
                     return Job(SLURM, title[1])
     return None
 

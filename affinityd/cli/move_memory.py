@@ -24,6 +24,7 @@ from affinityd.linux.resident import FILES, resident_memory, wait_for_lock
 from affinityd.text import amount, one_line
 from affinityd.topology.nearness import Vicinity
 
+ENDED = "it has ended meanwhile"
 EVERY = 0.2  #: seconds between two lines of progress
 NOTHING = "no memory is moved, and no thread is pinned"
 TOLERATED = 0.1  #: of a process's memory may stay, besides files, which others may map as well
@@ -106,14 +107,15 @@ def _moved(move: MemoryMove, signals: Sequence[int]) -> bool:
     trouble, shown_at = "", time.monotonic()
     try:
         for _ in () if signals else migration.batches():
-            if signals:
-                break
+            if signals or not is_running(move.stat.number, move.stat.start):
+                break  # another process may have its pid by now
             if time.monotonic() - shown_at > EVERY:
                 shown_at = time.monotonic()
                 _progress(f"{name}: {amount(migration.moved.total())} of {amount(move.expected)}")
     except OSError as error:
-        is_there = is_running(move.stat.number, move.stat.start)
-        trouble = str(error.strerror) if is_there else "it has ended meanwhile"
+        trouble = str(error.strerror)
+    if not is_running(move.stat.number, move.stat.start):
+        trouble = ENDED
     _progress("")
     moved = migration.moved.total()
     stayed = sum(size for (kind, _), size in migration.stayed.items() if kind != FILES)

@@ -33,6 +33,9 @@ log = logging.getLogger(__name__)
 MOST_READERS = 128
 
 
+FEWEST = 8  #: of so many CPUs one at least has to be free for the daemon to move there
+
+
 class Scanning:
     """Scans, enforces if it should, and keeps the last scan for metrics."""
 
@@ -85,7 +88,8 @@ class Scanning:
 def cpus_beside(scan: Scan, reserved: CpuSet, may_use: CpuSet) -> CpuSet:
     """Return the CPUs for the daemon itself: no rank is to wait for it.
 
-    The reserved ones; else those on which no pinned process of a GPU may run; else all of its own.
+    The reserved ones; else those on which no pinned process of a GPU may run, where these are not
+    so few that another user could keep them busy; else all of its own.
     """
     pinned = {
         thread.mask
@@ -93,7 +97,8 @@ def cpus_beside(scan: Scan, reserved: CpuSet, may_use: CpuSet) -> CpuSet:
         for thread, placement, _ in process.threads
         if placement != UNPINNED and not process.is_daemon
     }
-    return reserved & may_use or may_use.difference(*pinned) or may_use
+    free = may_use.difference(*pinned)
+    return reserved & may_use or (free if len(free) * FEWEST >= len(may_use) else may_use)
 
 
 def documents(path: str, scan: Scan, write: Callable[[Sees | None], bytes]) -> dict[str, bytes]:

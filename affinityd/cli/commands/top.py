@@ -22,7 +22,7 @@ from affinityd.client import ask_daemon
 from affinityd.discovery.nvml.query import query_processes
 from affinityd.errors import AffinityError, DaemonError, NoDaemonError
 from affinityd.json_codec import loads
-from affinityd.text import one_line
+from affinityd.text import count, one_line
 
 TIMEOUT = 2.0  #: seconds for which a daemon is waited for
 EVERY = 2.0  #: seconds between two looks
@@ -170,6 +170,9 @@ class Screen:
 def _show(window: curses.window, lines: Iterable[str]) -> None:
     height, width = window.getmaxyx()
     *above, keys = lines
+    if len(above) > height - 1:
+        more = count(len(above) - height + 2, "line")
+        above = [*above[: max(0, height - 2)], f"and {more} more, in a larger window"]
     window.erase()
     for row, line in enumerate(above[: height - 1]):
         window.addnstr(row, 0, one_line(line), width - 1)

@@ -108,11 +108,11 @@ plan_from_files() { # cpulist, locality, allowed: near all of the container's GP
     for name in $granted; do
         name=${name#minor:} place=''
         IFS=' ' read -r cpus place <"$here/gpu/$name"
-        if is_cpulist "$cpus" && [ "$place" = local ]; then cpulist=${cpulist:+$cpulist,}$cpus; fi
+        { is_cpulist "$cpus" && [ "$place" = local ]; } || leave "$trouble, and $here/gpu has no near CPUs of GPU $name"
+        cpulist=${cpulist:+$cpulist,}$cpus
     done
     IFS=$blanks least=${AFFINITYD_CPUS:-$AFFINITYD_JOB_CPUS}
     is_number "$least" || least=0
-    [ -n "$cpulist" ] || leave "$trouble, and $here/gpu has no CPUs near this container's GPUs"
     say "$trouble; planned from $here/gpu"
 }
 
