@@ -22,6 +22,7 @@ from affinityd.doctor.facts import (
     NotApplicableError,
     named,
     ok,
+    some,
     warn,
 )
 from affinityd.text import amount
@@ -37,7 +38,6 @@ COST = (
 COHERENT = re.compile(r"\bG[BH]\d00\b")
 
 LEAST = 2**30  #: bytes of other use in the memory of GPUs that are worth a line
-SHOWN = 5  #: jobs that are named; more are counted
 
 
 def gpu_memory(facts: NodeFacts) -> CheckResults:
@@ -75,9 +75,8 @@ def gpu_memory(facts: NodeFacts) -> CheckResults:
                 [gpu for gpu in gpus if _node_of(facts, gpu) in used],
             )
     if jobs := _jobs_on(facts, nodes):
-        more = f" and {len(jobs) - SHOWN} more" if len(jobs) > SHOWN else ""
         yield warn(
-            f"Mems_allowed of {', '.join(jobs[:SHOWN])}{more} has {where}: where memory of CPUs "
+            f"Mems_allowed of {some(jobs)} has {where}: where memory of CPUs "
             "is full, that of GPUs is taken",
             "affinityd exec --memory bind in the job, which ends one that needs more instead; in "
             f"Kubernetes memoryManagerPolicy: Static; or {BY_DRIVER}; {COST}",

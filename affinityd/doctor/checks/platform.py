@@ -15,7 +15,15 @@ from affinityd.cpuset import several
 from affinityd.discovery.pci import DEVICES, is_pci_address
 from affinityd.discovery.tree import MARK as CPUS
 from affinityd.discovery.tree import Tree, numbered, read_number
-from affinityd.doctor.facts import CheckResults, NodeFacts, NotApplicableError, named, ok, warn
+from affinityd.doctor.facts import (
+    CheckResults,
+    NodeFacts,
+    NotApplicableError,
+    named,
+    ok,
+    some,
+    warn,
+)
 from affinityd.grouping import grouped
 from affinityd.topology.model import LINKS, SYS, Gpu, Topology
 
@@ -24,8 +32,6 @@ EXTENDED = 0x100
 ACS = 0x0D  #: the capability's number; its control register is six bytes behind
 REDIRECTS = 0x2C  #: of the register: P2P Request Redirect, Completion Redirect, Egress Control
 MOST = 480  #: capabilities that the space has room for
-
-SHOWN = 4  #: bridges that are named; more are counted
 
 
 def peer_to_peer(facts: NodeFacts) -> CheckResults:
@@ -50,9 +56,8 @@ def peer_to_peer(facts: NodeFacts) -> CheckResults:
     if unknown and not translated and True not in redirects.values():
         raise NotApplicableError(unknown)
     if on := [bridge for bridge, is_on in redirects.items() if is_on]:
-        more = f" and {len(on) - SHOWN} more" if len(on) > SHOWN else ""
         yield warn(
-            f"ACS of {', '.join(on[:SHOWN])}{more} sends what GPUs copy to other devices, and "
+            f"ACS of {some(on)} sends what GPUs copy to other devices, and "
             "these to them, up to the root complex: copies are slow, or hang",
             "setpci -s BRIDGE ECAP_ACS+6.w=0000 for each after every boot, or "
             "pci=disable_acs_redir=BRIDGE;BRIDGE on the kernel's command line; it costs "

@@ -18,6 +18,7 @@ from affinityd.doctor.facts import (
     fail,
     named,
     ok,
+    some,
     warn,
 )
 from affinityd.grouping import grouped
@@ -127,7 +128,7 @@ def _of_slurmctld(facts: NodeFacts, slurm: LocalSlurm) -> Iterator[CheckResult]:
             if 2 * len(lost) > len(cores):
                 numbers = sorted(job for job, cpus in jobs.items() if cpus & cpus_of(lost))
                 yield warn(
-                    f"jobs without GPUs ({', '.join(map(str, numbers))}) have {len(lost)} of the "
+                    f"jobs without GPUs ({some([*map(str, numbers)])}) have {len(lost)} of the "
                     f"{len(cores)} cores near {named(gpus)}: a job with these GPUs gets far ones",
                     f"RestrictedCoresPerGPU={max(1, len(cores) // len(gpus))}, or fewer, in the "
                     "node's line of slurm.conf; it costs CPU jobs these cores, even if GPUs idle",

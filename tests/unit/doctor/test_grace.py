@@ -68,7 +68,7 @@ SIX = {key: it for job in range(6) for key, it in process(job + 1, "2", f"job_{j
             [f"warn 0-3: Mems_allowed of slurm 41 has {NAMED} → affinityd exec --memory bind"],
         ),
         (GRACE, {**IS_NUMA, **BY_SLUID}, ["warn 0-3: of slurm sEKNKTV3WPV500 has → bind"]),
-        (GRACE, {**IS_NUMA, **SIX}, ["warn 0-3: slurm 3, slurm 4 and 1 more has → bind"]),
+        (GRACE, {**IS_NUMA, **SIX}, ["warn 0-3: slurm 3 and 2 more has → bind"]),
         (CDMM, {**IS_DRIVER, **process(7, "0-1", "job_1")}, ["ok: is driver"]),
     ],
 )
