@@ -125,8 +125,10 @@ def stepd(job: int, folder: Path) -> Iterator[None]:
     """Run what every step of Slurm's has: by its title the job lives."""
     program = shutil.copy(shutil.which("sleep") or "sleep", folder / "slurmstepd")
     with subprocess.Popen([f"slurmstepd: [{job}.0]", "600"], executable=program) as process:
-        yield
-        process.kill()
+        try:
+            yield
+        finally:
+            process.kill()
 
 
 def test_the_pins_of_a_daemon_that_was_killed_are_undone(troupe: Troupe) -> None:
