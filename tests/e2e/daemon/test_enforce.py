@@ -106,7 +106,8 @@ def test_workers_that_unpin_themselves_are_pinned_again(
         workers = [rank.workers[0] for rank in ranks]
         unpin(workers)
         eventually(
-            lambda: all(node.processes()[it]["resets"] for it in workers), "they have unpinned"
+            lambda: {*workers} <= {pid for pid, it in node.processes().items() if it["resets"]},
+            "they have unpinned",
         )
         assert node.scans_until(lambda: all(map(fits, ranks, range(4))), "and are pinned") <= 2
         node.wait_for_scans(1)
