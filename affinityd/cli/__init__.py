@@ -12,6 +12,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from affinityd.cli.parser import Parser
+
 COMMANDS = {
     "serve": "run the daemon: plans, audits, metrics, enforcement",
     "plan": "print a cpulist for each rank, without a daemon",
@@ -44,12 +46,7 @@ def main(argv: Sequence[str]) -> int:
         command = __import__(f"affinityd.cli.commands.{name}", fromlist=["run"])
         if hasattr(command, "main"):
             return int(command.main(argv[1:]))
-        from affinityd.cli.parser import Parser  # noqa: PLC0415 - exec starts without argparse
-
-        about = COMMANDS[name]
-        parser = Parser(prog=f"affinityd {name}", description=f"{about[0].upper()}{about[1:]}.")
-        command.add_arguments(parser)
-        return int(command.run(parser.parse_args(argv[1:])))
+        return int(command.run(parser_of(name).parse_args(argv[1:])))
     except AffinityError as error:
         say(f"affinityd {name}: {error}")
         return int(getattr(command, "TROUBLE", error.exit_code))
@@ -58,6 +55,19 @@ def main(argv: Sequence[str]) -> int:
             raise  # not an extra that is missing, but a part
         say(f"affinityd {name}: {error.name} is not installed; {DAEMON_EXTRA}")
         return 1
+
+
+def parser_of(name: str) -> Parser:
+    """Return the parser of a command; of `exec` it is for its help alone."""
+    from affinityd.cli.parser import Parser  # noqa: PLC0415 - exec starts without argparse
+
+    command = __import__(f"affinityd.cli.commands.{name}", fromlist=["run"])
+    if hasattr(command, "help_parser"):
+        return command.help_parser()  # type: ignore[no-any-return]
+    about = COMMANDS[name]
+    parser = Parser(prog=f"affinityd {name}", description=f"{about[0].upper()}{about[1:]}.")
+    command.add_arguments(parser)
+    return parser
 
 
 def entry() -> None:

@@ -23,6 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from affinityd.cli.parser import Parser
     from affinityd.client.ask_daemon import ProcessPlan
 
 NAME = "affinityd exec"
@@ -75,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
     """Execute the command. Return 125, 126 or 127 if that fails; otherwise it does not return."""
     start = time.monotonic()
     if argv and argv[0] in {"-h", "--help"}:
-        _print_help()
+        help_parser().print_help()
         return 0
     try:
         words, command = split(argv)
@@ -249,7 +250,8 @@ def seconds(text: str | None) -> float:
     return number
 
 
-def _print_help() -> None:
+def help_parser() -> Parser:
+    """Return a parser that has the options and their help; `parse` reads the command line."""
     from affinityd.cli.parser import Parser, add_plan_option  # noqa: PLC0415
 
     parser = Parser(
@@ -276,7 +278,7 @@ def _print_help() -> None:
             group.add_argument(*flags, metavar=metavar, help=text)
         else:
             add_plan_option(group, name)
-    parser.print_help()
+    return parser
 
 
 def become(command: Sequence[str]) -> int:
