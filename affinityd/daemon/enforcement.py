@@ -64,8 +64,7 @@ class Enforcement:
         return self._last
 
     def _note(self, attempt: PinAttempt) -> None:
-        facts, target = attempt.decision.process.facts, attempt.decision.target
-        job = attempt.decision.job
+        facts, job = attempt.decision.process.facts, attempt.decision.job
         with self._unjournaled.logged():
             journal.append(
                 self._journal,
@@ -77,8 +76,8 @@ class Enforcement:
                     uid=facts.uid,
                     job=None if job is None else job.id,
                     reason=attempt.decision.cause or "",
-                    cpus=target.cpus if target else frozenset(),
-                    threads=journal.journaled(attempt.outcome.replaced),
+                    cpus=attempt.target.cpus,
+                    threads=attempt.result.replaced[facts.pid],
                 ),
             )
 
@@ -133,12 +132,11 @@ class EnforceLog:
 
     def _note_pins(self, attempts: Iterable[PinAttempt]) -> None:
         for attempt in attempts:
-            decision, outcome = attempt.decision, attempt.outcome
-            if outcome.pinned and not outcome.is_gone:
+            decision, refused = attempt.decision, attempt.refused
+            if attempt.pinned:
                 log.info("%s", _line(decision, f"pinned {_pinned(attempt)}"))
-            is_refused = outcome.refused and not outcome.is_gone
-            if is_refused and self._told.is_news((decision.job, REFUSED)):
-                why = f"{count(outcome.refused, 'thread')} cannot be pinned: {outcome.error}"
+            if refused and self._told.is_news((decision.job, REFUSED)):
+                why = f"{count(len(refused), 'thread')} cannot be pinned: {refused[0].reason}"
                 log.warning("%s", _line(decision, f"{_process(decision)}: {why}"))
 
     def _note_hindrance(self, hindrance: str | None) -> None:
@@ -150,10 +148,11 @@ class EnforceLog:
 
 
 def _pinned(attempt: PinAttempt) -> str:
-    decision, outcome = attempt.decision, attempt.outcome
-    before = format_list(frozenset().union(*(thread.mask for thread in outcome.replaced)))
-    cpus = format_list(decision.target.cpus if decision.target else ())
-    moved = f"{count(outcome.pinned, 'thread')} from CPUs {before} to {cpus}"
+    decision = attempt.decision
+    replaced = attempt.result.replaced[decision.process.facts.pid]
+    before = format_list(frozenset().union(*(thread.mask for thread in replaced)))
+    cpus = format_list(attempt.target.cpus)
+    moved = f"{count(len(attempt.pinned), 'thread')} from CPUs {before} to {cpus}"
     uid = decision.process.facts.uid
     return f"{_process(decision)} of uid {uid}: {moved} ({decision.cause})"
 

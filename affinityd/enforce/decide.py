@@ -326,24 +326,24 @@ class Backoff:
 
     def note(self, attempt: PinAttempt) -> None:
         """Record the outcome of a pin."""
-        decision, outcome = attempt.decision, attempt.outcome
-        facts, target = decision.process.facts, decision.target
-        if target is None or not (outcome.pinned or outcome.refused):
+        facts, asked = attempt.decision.process.facts, attempt.target.cpus
+        pinned, refused, is_late = attempt.pinned, attempt.refused, attempt.result.is_late
+        if not (pinned or refused):
             return
         before = self.record(facts)
-        is_in_a_row = not outcome.is_late and not _is_ours(decision, before)
-        new = [mask for mask in (outcome.cut, target.cpus) if mask is not None]
+        is_in_a_row = not is_late and not _is_ours(attempt.decision, before)
+        new = [mask for mask in (attempt.cut, asked) if mask is not None]
         given = (*(mask for mask in before.given if mask not in new), *new)
         record = replace(
             before,
             given=given[-MOST_GIVEN:],
-            asked=target.cpus,
-            pins=before.pins + (outcome.pinned > 0),
+            asked=asked,
+            pins=before.pins + bool(pinned),
             last_pin=self._boot,
-            refusal=outcome.error,
+            refusal=refused[0].reason if refused else None,
             cpuset=facts.cpuset,
             in_a_row=before.in_a_row + is_in_a_row,
-            is_reset=outcome.refused > 0 or outcome.is_late,
+            is_reset=bool(refused) or is_late,
         )
         self._set(facts, record)
 

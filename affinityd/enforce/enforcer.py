@@ -31,7 +31,6 @@ from affinityd.enforce.model import (
     PIN_OUTCOMES,
     Decision,
     PinAttempt,
-    PinOutcome,
     TargetCpus,
 )
 from affinityd.enforce.placement import JobHistory
@@ -138,26 +137,14 @@ MAX_PASSES = 6  #: the next scan goes on with a process that starts threads fast
 RULES = {FITS: pinning.PINNED, DRIFTED: pinning.CHANGE, ON_PURPOSE: pinning.LEFT_ALONE}
 
 
-def pin_process(facts: ProcessFacts, to: TargetCpus, deadline: float) -> PinOutcome:
+def pin_process(facts: ProcessFacts, to: TargetCpus, deadline: float) -> pinning.PinResult:
     """Give every thread of a drifted process its target CPUs; read them back.
 
     `deadline`: when to stop, time.monotonic(). An ended process is left alone, and so is
     another one with its pid. No process makes it raise.
     """
     target = pinning.Target(facts.pid, facts.start, to.cpus, lambda mask, _: RULES[to.of(mask)])
-    result = pinning.pin_threads(lambda: [target], deadline=deadline, max_passes=MAX_PASSES)
-    was_set = [thread for thread in result.threads if thread.was_set]
-    refused = result.having(pinning.REFUSED)
-    return PinOutcome(
-        pinned=len(was_set),
-        refused=len(refused),
-        cut=next((thread.held for thread in was_set if thread.held < thread.asked), None),
-        error=refused[0].reason if refused else None,
-        is_gone=not result.threads and not result.is_late,
-        is_settled=result.is_settled,
-        is_late=result.is_late,
-        replaced=tuple(result.replaced.values()),
-    )
+    return pinning.pin_threads(lambda: [target], deadline=deadline, max_passes=MAX_PASSES)
 
 
 PASS = 2.0  #: seconds that the pins after one scan may take together; the next begins with the rest
@@ -265,13 +252,13 @@ class Enforcer:
                 break
             target = decision.target
             assert target is not None  # noqa: S101 - a drifted process has a place
-            attempt = PinAttempt(decision, pin_process(decision.process.facts, target, end))
+            result = pin_process(decision.process.facts, target, end)
+            attempt = PinAttempt(decision, target, result)
             done.append(attempt)
-            outcome = attempt.outcome
-            self._threads += outcome.pinned
-            self._pins.update([outcome.word] if outcome.word else [])
+            self._threads += len(attempt.pinned)
+            self._pins.update([attempt.outcome] if attempt.outcome else [])
             self._backoff.note(attempt)
-            if outcome.replaced:
+            if result.replaced:
                 self._note(attempt)
         return done
 

@@ -26,15 +26,6 @@ NOTHING: CpuSet = frozenset()
 
 
 @dataclass(frozen=True)
-class JournaledThread:
-    """A thread before the pin."""
-
-    tid: int
-    start: int  #: clock ticks since boot
-    mask: CpuSet
-
-
-@dataclass(frozen=True)
 class JournaledPin:
     """One pin of one process."""
 
@@ -46,12 +37,7 @@ class JournaledPin:
     job: str | None  #: as the scheduler numbers it
     reason: str
     cpus: CpuSet  #: the mask that the threads were given
-    threads: Sequence[JournaledThread]
-
-
-def journaled(threads: Iterable[ThreadBefore]) -> list[JournaledThread]:
-    """Return threads as the journal has them."""
-    return [JournaledThread(it.tid, it.start, it.mask) for it in threads]
+    threads: Sequence[ThreadBefore]
 
 
 def append(path: Path, pin: JournaledPin) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from affinityd.audit.gather import short_id
 from affinityd.audit.model import AuditedProcess, Job, ProcessFacts
 from affinityd.cpuset import CpuSet
 from affinityd.enforce.policy import Treatment
-from affinityd.linux.pinning import ThreadBefore, is_on_purpose
+from affinityd.linux import pinning
+from affinityd.linux.pinning import PinResult, ThreadResult, is_on_purpose
 from affinityd.linux.processes import ENDED, Thread
 from affinityd.topology.nearness import MASK, UNPINNED
 
@@ -113,37 +114,38 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class PinOutcome:
-    """The outcome of pinning one process; no number counts ended threads."""
-
-    pinned: int = 0  #: threads whose mask was set
-    refused: int = 0  #: threads whose mask could not be set
-    cut: CpuSet | None = None  #: the CPUs of a thread that got fewer than requested; None: none did
-    error: str | None = None  #: why it was refused, in a sentence
-    is_gone: bool = False  #: the process has ended, or its number is another's by now
-    is_settled: bool = True  #: the last pass over its threads found nothing more to do
-    is_late: bool = False  #: time was up within it
-    replaced: tuple[ThreadBefore, ...] = field(default=(), compare=False)  #: threads before it
-
-    @property
-    def word(self) -> str | None:
-        """How it is counted: the worst of PIN_OUTCOMES; None: there was nothing left to pin."""
-        worst = (
-            (None, self.is_gone),
-            (REFUSED, self.refused > 0),
-            (CUT, self.cut is not None),
-            (UNSETTLED, not self.is_settled),
-            (PINNED, self.pinned > 0),
-        )
-        return next((word for word, is_so in worst if is_so), None)
-
-
-@dataclass(frozen=True)
 class PinAttempt:
-    """A process to be pinned, and the outcome."""
+    """A process that was to be pinned, and the result; ended threads are not in it."""
 
     decision: Decision
-    outcome: PinOutcome
+    target: TargetCpus
+    result: PinResult
+
+    @property
+    def pinned(self) -> Sequence[ThreadResult]:
+        """The threads whose mask was set."""
+        return [thread for thread in self.result.threads if thread.was_set]
+
+    @property
+    def refused(self) -> Sequence[ThreadResult]:
+        """The threads whose mask could not be set, each with the reason."""
+        return self.result.having(pinning.REFUSED)
+
+    @property
+    def cut(self) -> CpuSet | None:
+        """The CPUs of a thread that got fewer than requested; None: none did."""
+        return next((it.held for it in self.pinned if it.held < it.asked), None)
+
+    @property
+    def outcome(self) -> str | None:
+        """How it is counted: the worst of PIN_OUTCOMES; None: there was nothing left to pin."""
+        worst = {
+            REFUSED: self.refused,
+            CUT: self.cut,
+            UNSETTLED: not self.result.is_settled and not self.result.is_gone,
+            PINNED: self.pinned,
+        }
+        return next((outcome for outcome, is_so in worst.items() if is_so), None)
 
 
 #: For reasons that are found before its place.

@@ -12,7 +12,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from affinityd.cpuset import CpuSet
@@ -82,7 +82,6 @@ class ThreadResult:
 class ThreadBefore:
     """A thread as it was before its mask was replaced."""
 
-    pid: int
     tid: int
     start: int  #: clock ticks since boot: another thread may have its number by now
     mask: CpuSet
@@ -95,11 +94,17 @@ class PinResult:
     threads: tuple[ThreadResult, ...]  #: by process, main threads first; (): all have ended
     is_settled: bool  #: whether the last passes found nothing more to do
     is_late: bool = False  #: the time was up before every thread was looked at
-    replaced: Mapping[int, ThreadBefore] = field(default_factory=dict)  #: by tid, ended ones, too
+    #: By pid: the threads whose masks were replaced, ended ones, too.
+    replaced: Mapping[int, Sequence[ThreadBefore]] = field(default_factory=dict)
 
     def having(self, outcome: str) -> tuple[ThreadResult, ...]:
         """Return the threads with one outcome."""
         return tuple(thread for thread in self.threads if thread.outcome == outcome)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether all processes have ended, or their numbers are others' by now."""
+        return not self.threads and not self.is_late
 
     @property
     def cut(self) -> tuple[ThreadResult, ...]:
@@ -151,19 +156,22 @@ class _Passes:
         self.is_late = False
         self._deadline = deadline
         self._dry_run = dry_run
-        self._set: dict[int, ThreadBefore] = {}  # the threads whose mask was replaced
+        # By pid and tid: the threads whose mask was replaced.
+        self._before: dict[int, dict[int, ThreadBefore]] = {}
+        self._has_set = False  # a mask, in this pass
         self._user_time: dict[int, int] = {}  # of threads, when they were first seen pinned
         self._masks: dict[CpuSet, set[CpuSet]] = {}  # as requested: that, or its result
 
     def result(self, *, is_settled: bool) -> PinResult:
         """Return the result of all passes."""
-        return PinResult(tuple(self.results), is_settled, self.is_late, self._set)
+        replaced = {pid: [*threads.values()] for pid, threads in self._before.items()}
+        return PinResult(tuple(self.results), is_settled, self.is_late, replaced)
 
     def pin_all(self, targets: Iterable[Target]) -> bool:
         """Pin the present threads; return whether any mask was set."""
         earlier = {result.tid: result for result in self.results}
         self.results = []
-        before = len(self._set)
+        self._has_set = False
         for target in targets:
             stat = stat_of(target.pid)
             if stat is None or stat.start != target.start:
@@ -179,7 +187,7 @@ class _Passes:
                 earlier.pop(tid, None)
                 if (result := self._pin(target, tid)) is not None:
                     self.results.append(result)
-        return len(self._set) > before
+        return self._has_set
 
     def may_show_more(self) -> bool:
         """Whether a thread whose mask was replaced may be starting one with the mask before."""
@@ -197,7 +205,7 @@ class _Passes:
         mask = mask_of(tid)
         if mask is None:
             return None
-        was_set = tid in self._set
+        was_set = tid in self._before.get(target.pid, ())
         is_held = mask in self._masks.setdefault(target.cpus, {target.cpus})
         result = ThreadResult(target.pid, tid, PINNED, target.cpus, mask, was_set=was_set)
         if is_held or (was_set and mask < target.cpus):  # the cpuset may have shrunk since
@@ -231,6 +239,7 @@ class _Passes:
             return None
         if held <= wish.asked:  # else it has just pinned itself
             self._masks[wish.asked].add(held)
-        before = ThreadBefore(wish.pid, wish.tid, stat.start, wish.held)
-        self._set.setdefault(wish.tid, before)
+        threads = self._before.setdefault(wish.pid, {})
+        threads.setdefault(wish.tid, ThreadBefore(wish.tid, stat.start, wish.held))
+        self._has_set = True
         return replace(wish, held=held, was_set=True)

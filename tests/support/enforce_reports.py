@@ -8,7 +8,7 @@ from typing import Any
 
 from affinityd.audit.model import GpuKey, Job
 from affinityd.config.settings import PIN
-from affinityd.cpuset import parse_list
+from affinityd.cpuset import CpuSet, parse_list
 from affinityd.enforce.decide import PinRecord
 from affinityd.enforce.document import Enforced, TotalsDocument
 from affinityd.enforce.model import (
@@ -18,10 +18,11 @@ from affinityd.enforce.model import (
     PIN_OUTCOMES,
     Decision,
     PinAttempt,
-    PinOutcome,
     TargetCpus,
 )
 from affinityd.enforce.policy import PolicyState, Treatment
+from affinityd.linux import pinning
+from affinityd.linux.pinning import PinResult, ThreadBefore, ThreadResult
 from tests.support.scans import MACHINE, process, scan
 
 TIME = 1_790_000_000.25  #: of the scan; it is 100 s since boot then
@@ -62,8 +63,31 @@ def left(
     return Decision(its, LEFT, job, cause=would, reason=reason, why="so it is")
 
 
-def done(decision: Decision, **outcome: Any) -> PinAttempt:  # noqa: ANN401 - what Outcome takes
-    return PinAttempt(decision, PinOutcome(**outcome))
+def result(
+    pinned: int = 0,
+    refused: int = 0,
+    *,
+    fitting: int = 0,
+    cut: CpuSet | None = None,
+    error: str = "",
+    is_settled: bool = True,
+    is_late: bool = False,
+) -> PinResult:
+    """Return the result of a pin of so many threads, of which `cut` have these CPUs at most."""
+    asked = STANDARD.cpus
+    right = ThreadResult(100, 1, pinning.PINNED, asked, asked)
+    was_set = replace(right, held=asked if cut is None else cut, was_set=True)
+    failed = replace(right, outcome=pinning.REFUSED, reason=error)
+    threads = (*[was_set] * pinned, *[failed] * refused, *[right] * fitting)
+    return PinResult(threads, is_settled, is_late)
+
+
+def done(decision: Decision, of: PinResult) -> PinAttempt:
+    """Return that this was the result of its pin, of threads that were on CPUs 4-7."""
+    assert decision.target is not None
+    before = [ThreadBefore(1, 0, parse_list("4-7"))] if any(it.was_set for it in of.threads) else []
+    replaced = {decision.process.facts.pid: before}
+    return PinAttempt(decision, decision.target, replace(of, replaced=replaced))
 
 
 def enforced(

@@ -13,12 +13,13 @@ from affinityd.audit.model import AuditedProcess, GpuKey, Membership, ProcessFac
 from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.daemon.policy_document import parse
 from affinityd.enforce.decide import Backoff, decide
-from affinityd.enforce.model import DRIFTED, Decision, PinAttempt, PinOutcome
+from affinityd.enforce.model import DRIFTED, Decision
 from affinityd.enforce.placement import JobHistory
 from affinityd.enforce.policy.identity import ProcessIdentity, paths
 from affinityd.grouping import Recent
 from affinityd.topology.model import Topology
 from tests.support.audit_facts import SLURM_JOB, process, scan_of
+from tests.support.enforce_reports import done, result
 from tests.support.machines.by_hand import made
 
 NOW = 10_000.0  #: seconds since boot: who started with it is not young any more
@@ -74,7 +75,7 @@ class Site:
         decisions = self.look(*processes, boot=boot)
         for decision in decisions:
             if decision.verdict == DRIFTED:
-                self.backoff.note(PinAttempt(decision, PinOutcome(pinned=decision.drifted)))
+                self.backoff.note(done(decision, result(decision.drifted)))
         return [mended(decision) for decision in decisions]
 
     def _identify(self, facts: ProcessFacts) -> ProcessIdentity:

@@ -137,7 +137,7 @@ def _journal(pinned: PinResult) -> None:
     sockets = [path for path in config.sockets(config.variables()) if path.startswith("/")]
     folders = [folder for path in sockets if os.access(folder := Path(path).parent, os.W_OK)]
     cpus = {thread.pid: thread.asked for thread in pinned.threads}
-    for pid, threads in grouped(pinned.replaced.values(), lambda thread: thread.pid).items():
+    for pid, threads in pinned.replaced.items():
         stat = stat_of(pid)
         if stat is None or not folders:
             continue
@@ -150,7 +150,7 @@ def _journal(pinned: PinResult) -> None:
             job=None,
             reason="affinityd pin",
             cpus=cpus[pid],
-            threads=journal.journaled(threads),
+            threads=threads,
         )
         try:
             journal.append(folders[0] / journal.FILE, pin)

@@ -23,7 +23,7 @@ THREE_THREADS = 3
 def pinned(path: Path, pid: int, cpus: CpuSet, job: str = "7") -> PinResult:
     stat = present(pid)
     result = pin_threads(lambda: [Target(pid, stat.start, cpus)])
-    threads = journal.journaled(result.replaced.values())
+    threads = result.replaced.get(pid, ())
     pin = journal.JournaledPin(0.0, pid, stat.start, stat.name, 0, job, "mask", cpus, threads)
     journal.append(path, pin)
     return result

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.audit.model import ProcessFacts
+from affinityd.cpuset import CpuSet
 from affinityd.enforce import enforcer
 from affinityd.enforce.enforcer import (
     CALL_REFUSED,
@@ -18,8 +19,9 @@ from affinityd.enforce.enforcer import (
     NOT_ALL_USERS,
     lacking,
 )
-from affinityd.enforce.model import PinOutcome, TargetCpus
+from affinityd.enforce.model import TargetCpus
 from affinityd.enforce.policy.identity import ProcessIdentities
+from affinityd.linux.pinning import PinResult
 from tests.processes.linux.test_pinning import ALL, FAMILY, FIRST, SECOND, masks
 from tests.support.audit_facts import facts_of
 from tests.support.child_python import SECCOMP, said
@@ -28,35 +30,41 @@ from tests.support.children import children_of, program, sleeping
 TO_FIRST = TargetCpus(cpus=FIRST, cpuset=ALL, usual=frozenset({ALL}))
 
 
-def pin(facts: ProcessFacts, target: TargetCpus = TO_FIRST, seconds: float = 10) -> PinOutcome:
+def pin(facts: ProcessFacts, target: TargetCpus = TO_FIRST, seconds: float = 10) -> PinResult:
     return enforcer.pin_process(facts, target, time.monotonic() + seconds)
+
+
+def was_set(result: PinResult) -> list[CpuSet]:
+    return [thread.held for thread in result.threads if thread.was_set]
 
 
 def test_drifted_threads_are_pinned_once_and_threads_pinned_on_purpose_stay() -> None:
     with program(FAMILY, str(max(SECOND))) as child:
         facts = facts_of(child.pid)
-        assert pin(facts) == PinOutcome(pinned=2)
+        assert was_set(pin(facts)) == [FIRST, FIRST]
         assert masks(child.pid) == [FIRST, SECOND, FIRST]
-        assert pin(facts) == PinOutcome()
+        again = pin(facts)
+        assert (was_set(again), again.is_settled, again.is_gone) == ([], True, False)
 
 
 def test_an_ended_process_or_another_with_its_pid_is_reported_as_gone() -> None:
     with sleeping() as child:
         facts = facts_of(child.pid)
-        assert pin(replace(facts, start=facts.start - 1)) == PinOutcome(is_gone=True)
+        assert pin(replace(facts, start=facts.start - 1)).is_gone
         assert masks(child.pid) == [ALL]
         child.kill()
         child.wait()
-        assert pin(facts) == PinOutcome(is_gone=True)
+        assert pin(facts).is_gone
 
 
 def test_a_mask_is_reported_as_read_back_and_after_the_deadline_none_is_set() -> None:
     target = replace(TO_FIRST, cpus=FIRST | {1023})  # which no machine has that runs this
     with sleeping() as child:
         facts = facts_of(child.pid)
-        assert pin(facts, seconds=0) == PinOutcome(is_settled=False, is_late=True)
+        late = pin(facts, seconds=0)
+        assert (was_set(late), late.is_settled, late.is_late) == ([], False, True)
         assert masks(child.pid) == [ALL]
-        assert pin(facts, target) == PinOutcome(pinned=1, cut=FIRST)
+        assert was_set(pin(facts, target)) == [FIRST]
 
 
 #: Starts a child that writes zeros over what it was started with, as setproctitle does: fields 48

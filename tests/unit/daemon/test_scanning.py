@@ -17,8 +17,7 @@ from affinityd.enforce.document import Enforced
 from affinityd.enforce.model import Decision
 from affinityd.enforce.policy import PolicyState
 from affinityd.grouping import REMEMBERED
-from affinityd.linux.pinning import ThreadBefore
-from tests.support.enforce_reports import done, drifted, enforced, fits, left
+from tests.support.enforce_reports import done, drifted, enforced, fits, left, result
 from tests.support.scans import GPU0, GPU1, Audit, audit, process, scanned
 
 REMOTE = process(1, cause="mask", placement="remote")
@@ -76,16 +75,15 @@ def told(
 
 
 def pinning(*decisions: Decision) -> Enforced:
-    before = tuple(ThreadBefore(1, tid, 0, frozenset({4, 5, 6, 7})) for tid in (1, 2))
-    return enforced(*decisions, done=tuple(done(it, pinned=2, replaced=before) for it in decisions))
+    return enforced(*decisions, done=[done(it, result(2)) for it in decisions])
 
 
 FITS, ONE, TWO = enforced(fits()), pinning(drifted(1)), pinning(drifted(2))
 ON_BOTH = pinning(drifted(1), drifted(2, gpu=GPU1))
-ENDED = enforced(drifted(1), done=(done(drifted(1), pinned=1, is_gone=True),))
+ENDED = enforced(drifted(1), done=(done(drifted(1), result()),))
 EPERM = "EPERM: it is another user's"
 GIVEN_UP = enforced(left(1, "given_up", would="mask"), left(2, "given_up", would="mask"))
-REFUSED = enforced(drifted(1), done=(done(drifted(1), refused=2, error=EPERM),))
+REFUSED = enforced(drifted(1), done=(done(drifted(1), result(refused=2, error=EPERM)),))
 OF_NO_JOB = enforced(left(1, "no_job", job=None))
 BLIND = enforced(notices=("it cannot be read\n",))
 LONG = int(REMEMBERED) // 60 + 1  #: reports after which what was told is news again

@@ -12,10 +12,11 @@ from affinityd.audit.model import ProcessFacts
 from affinityd.cpuset import parse_list
 from affinityd.daemon.metrics.enforcement import drifts_of
 from affinityd.enforce.decide import WAITS
-from affinityd.enforce.model import PinAttempt, PinOutcome
 from affinityd.enforce.policy.identity import ProcessIdentity as Who
+from affinityd.linux.pinning import PinResult
 from affinityd.topology.model import Topology
 from tests.support.audit_facts import KUBERNETES_POD, LONE_CONTAINER
+from tests.support.enforce_reports import done, result
 from tests.support.enforced_node import (
     NEAR_ALONE,
     NO_JOB,
@@ -282,12 +283,12 @@ REFUSED = "its pin was refused 2 times in a row (EPERM: it is another's): "
 @pytest.mark.parametrize(
     ("outcome", "happened", "count"),
     [
-        (PinOutcome(pinned=2), RESET, 6),
-        (PinOutcome(refused=2, error="EPERM: it is another's"), REFUSED, 0),
+        (result(2), RESET, 6),
+        (result(refused=2, error="EPERM: it is another's"), REFUSED, 0),
     ],
 )
 def test_a_process_that_is_reset_or_refused_repeatedly_is_given_up(
-    outcome: PinOutcome, happened: str, count: int
+    outcome: PinResult, happened: str, count: int
 ) -> None:
     """There is a scan every 15 s; a reset that several of them see counts once."""
     site, tries, found = Site(TWO), [], {}
@@ -295,7 +296,7 @@ def test_a_process_that_is_reset_or_refused_repeatedly_is_given_up(
         (found[boot],) = site.look(UNPINNED_RANK, boot=NOW + boot)
         if found[boot].verdict == "drifted":
             tries.append(boot)
-            site.backoff.note(PinAttempt(found[boot], outcome))
+            site.backoff.note(done(found[boot], outcome))
     assert [later - one for one, later in pairwise(tries)] == [15, 30, 60, 120, 240]
     assert found[30].why == f"{happened}the next pin is in 15 s"
     assert (found[30].cause, found[30].drifted) == ("unpinned", 2)
@@ -357,17 +358,17 @@ def test_a_changed_plan_is_applied_at_once_and_is_no_reset() -> None:
 @pytest.mark.parametrize(
     ("outcome", "pins"),
     [
-        (PinOutcome(is_gone=True), 0),
-        (PinOutcome(), 0),  # it found its place by itself
-        (PinOutcome(pinned=1, is_settled=False, is_late=True), 1),
-        (PinOutcome(pinned=1, refused=1, error="EBUSY"), 1),  # one of its threads
+        (result(), 0),  # it has ended
+        (result(fitting=1), 0),  # it found its place by itself
+        (result(1, is_settled=False, is_late=True), 1),
+        (result(1, 1, error="EBUSY"), 1),  # one of its threads
     ],
 )
-def test_a_partial_pin_is_no_reset(outcome: PinOutcome, pins: int) -> None:
+def test_a_partial_pin_is_no_reset(outcome: PinResult, pins: int) -> None:
     site = Site(TWO)
     (decision,) = site.look(UNPINNED_RANK)
     for number in range(1, 11 if outcome.is_late else 2):
-        site.backoff.note(PinAttempt(decision, outcome))
+        site.backoff.note(done(decision, outcome))
         assert site.backoff.record(UNPINNED_RANK).pins == number * pins
         half = moved(UNPINNED_RANK, "0-3", "0-7")
         assert said(*site.look(half, boot=NOW + 15 * number)) == DRIFTED

@@ -22,11 +22,13 @@ from affinityd.daemon.state.scans import ALL, METRICS
 from affinityd.enforce import enforcer as module
 from affinityd.enforce.document import Enforced
 from affinityd.enforce.enforcer import NO_ENVIRONMENTS, Enforcer, NodeLock
-from affinityd.enforce.model import PinAttempt, PinOutcome, TargetCpus
+from affinityd.enforce.model import PinAttempt, TargetCpus
 from affinityd.enforce.policy import PolicyFile, Treatment, identity, site
 from affinityd.errors import InvalidRequestError
+from affinityd.linux.pinning import PinResult
 from affinityd.planner import Options
 from tests.support.audit_facts import scan_of
+from tests.support.enforce_reports import done, drifted, result
 from tests.support.enforced_node import NOW, TWO, Site, rank
 from tests.support.scans import Audit, scanned
 
@@ -41,7 +43,7 @@ class Look:
         self.hindrance: str | None = None
         self.pinned = list[tuple[int, CpuSet]]()
         self.noted = list[PinAttempt]()
-        self.outcome = PinOutcome(pinned=1)
+        self.outcome = result(1)
         self.enforcer = Enforcer(
             way,
             PolicyFile(str(policy), parse=parse, is_optional=False),
@@ -50,7 +52,7 @@ class Look:
             reserved=reserved,
         )
 
-    def pin(self, facts: ProcessFacts, to: TargetCpus, _deadline: float) -> PinOutcome:
+    def pin(self, facts: ProcessFacts, to: TargetCpus, _deadline: float) -> PinResult:
         self.pinned.append((facts.pid, to.cpus))
         return self.outcome
 
@@ -103,19 +105,19 @@ def test_a_hindered_daemon_observes_until_the_hindrance_is_over(look: Look) -> N
     ("outcome", "owner", "ends"),
     [
         (
-            PinOutcome(pinned=1),
+            result(1),
             MaskOwner("OpenMP", "OMP_PLACES=cores", "to end that: OMP_PROC_BIND=false"),
             "; its CPUs were set by OpenMP (OMP_PLACES=cores); to end that: OMP_PROC_BIND=false",
         ),
-        (PinOutcome(pinned=1), MaskOwner("unknown"), "by a rule of the policy"),
-        (PinOutcome(pinned=1), None, "by a rule of the policy"),
-        (PinOutcome(refused=1, error="EPERM"), MaskOwner("x", "", "y"), "its cpuset changes"),
+        (result(1), MaskOwner("unknown"), "by a rule of the policy"),
+        (result(1), None, "by a rule of the policy"),
+        (result(refused=1, error="EPERM"), MaskOwner("x", "", "y"), "its cpuset changes"),
     ],
 )
 def test_a_process_that_is_given_up_names_what_resets_it(
     look: Look,
     monkeypatch: pytest.MonkeyPatch,
-    outcome: PinOutcome,
+    outcome: PinResult,
     owner: MaskOwner | None,
     ends: str,
 ) -> None:
@@ -132,7 +134,7 @@ def test_a_process_that_is_given_up_names_what_resets_it(
     (decision,) = found.decisions
     assert decision.reason == "given_up"
     assert (decision.why or "").endswith(ends)
-    assert len(asked) == (outcome.error is None)  # once: a lock is taken for it
+    assert len(asked) == (not outcome.having("refused"))  # once: a lock is taken for it
 
 
 @pytest.mark.parametrize(
@@ -184,16 +186,16 @@ ONE = parse_list("1")
 @pytest.mark.parametrize(
     ("outcome", "word"),
     [
-        (PinOutcome(pinned=3), "pinned"),
-        (PinOutcome(pinned=3, refused=1, cut=ONE, is_settled=False), "refused"),
-        (PinOutcome(pinned=3, cut=ONE, is_settled=False), "cut"),
-        (PinOutcome(is_settled=False), "unsettled"),
-        (PinOutcome(), None),
-        (PinOutcome(is_gone=True, is_settled=False), None),
+        (result(3), "pinned"),
+        (result(3, 1, cut=ONE, is_settled=False), "refused"),
+        (result(3, cut=ONE, is_settled=False), "cut"),
+        (result(fitting=1, is_settled=False), "unsettled"),
+        (result(fitting=1), None),
+        (result(is_settled=False), None),  # it has ended
     ],
 )
-def test_a_pin_is_counted_once(outcome: PinOutcome, word: str | None) -> None:
-    assert outcome.word == word
+def test_a_pin_is_counted_once(outcome: PinResult, word: str | None) -> None:
+    assert done(drifted(), outcome).outcome == word
 
 
 # What the daemon makes of it.
