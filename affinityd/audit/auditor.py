@@ -18,7 +18,6 @@ from affinityd.audit.model import (
     CpuTime,
     GpuHolders,
     GpuKey,
-    Job,
     NamedPods,
     ProcessFacts,
     Scan,
@@ -79,6 +78,7 @@ class Auditor:
         self._history = History()
         self._idle = IdleTimes()
         self._gone: set[tuple[int, GpuKey]] = set()  # holders without a process, at the last scan
+        self._since: dict[GpuKey, float] = {}  # when a mismatch was seen first
         self._first_masks = FirstMasks()
         self._reserved = reserved
         self._judge: Judge | None = None
@@ -116,7 +116,11 @@ class Auditor:
         waits = self._waits.look(
             [Waiter.of(it.facts) for it in counted(found)], processes, since_boot()
         )
-        self._cpu_time.book(found, judge.near, boot, waits)
+        used = self._cpu_time.book(found, judge.near, boot, waits)
+        # A mismatch goes on while the processes of its GPU cannot be seen.
+        far = {it.facts.gpu for it in found if it.is_mismatch}
+        going_on = far | (self._since.keys() & unknown.keys())
+        self._since = {gpu: self._since.get(gpu, now) for gpu in going_on}
         scan = Scan(
             time=now,
             seconds=since_boot() - boot,
@@ -128,7 +132,7 @@ class Auditor:
             divided=divided(found),
             late=walk.late,
             gpu_time=self._cpu_time.gpu_time,
-            job_time=self._cpu_time.job_time,
+            used=used,
             waits=waits,
             memory=self._memory.look(
                 {
@@ -138,7 +142,7 @@ class Auditor:
                 }
             ),
             wait_time=self._cpu_time.wait_time if self._waits.counts else {},
-            since=self._cpu_time.note(found, unknown, now),
+            since={gpu: self._since[gpu] for gpu in far},
             numa_balancing=int(balancing) if balancing.isdigit() else None,
             notices=(*held.notices, *named.notices, *remarks),
             kubelet=named.kubelet,
@@ -176,12 +180,10 @@ def with_first_mask(facts: ProcessFacts, known: FirstMasks) -> ProcessFacts:
     return replace(facts, first_mask=first)
 
 
-# CPU time between scans, near GPUs and far from them, and the start of each mismatch.
+# CPU time between scans, near GPUs and far from them.
 #
 # A thread's time goes to the CPU that it ran on last, so a sum over many threads and scans is
 # right, even if a single number is not. Pure: the clocks are handed in.
-
-REMEMBERED = 300.0  #: seconds for which an ended job keeps its counters, to be scraped
 
 NO_WAITS: Mapping[int, Waits] = MappingProxyType({})
 
@@ -216,16 +218,14 @@ def ticks_of(processes: Iterable[AuditedProcess]) -> dict[ThreadName, int]:
 
 
 class CpuTimeCounters:
-    """The counters, from the first scan on. They never go back."""
+    """The counters of GPUs, from the first scan on. They never go back."""
 
     def __init__(self, ticks: int) -> None:
         self._ticks = ticks  # in a second
         self._before: Mapping[ThreadName, int] = {}
         self._looked = float("inf")  # ticks since boot: of the threads before, none is known
         self._gpus: dict[GpuKey, CpuTime] = {}
-        self._jobs: dict[Job, tuple[CpuTime, float]] = {}  # with when it was seen, s since boot
         self._waits: dict[GpuKey, dict[str, float]] = {}  # by cause
-        self._since: dict[GpuKey | Job, float] = {}
 
     def book(
         self,
@@ -233,60 +233,34 @@ class CpuTimeCounters:
         gpus: Collection[GpuKey],
         boot: float,
         waits: Mapping[int, Waits] = NO_WAITS,
-    ) -> None:
-        """Add the time spent since the last scan; `boot`: when this one began, in s since boot.
+    ) -> Mapping[int, CpuTime]:
+        """Add the time spent since the last scan, and return it by pid; `waits`: by pid.
 
-        The time of a process with several GPUs counts for its first. `waits`: by pid.
+        `boot`: when this scan began, in seconds since boot. The time of a process with several
+        GPUs counts for its first.
         """
         self._gpus = {**dict.fromkeys(gpus, CpuTime()), **self._gpus}
         for gpu in gpus:
             self._waits.setdefault(gpu, dict.fromkeys(CAUSES, 0.0))
+        used = {}
         for process in processes:
-            facts, job = process.facts, process.facts.part
+            facts = process.facts
             if process.is_daemon:
                 continue
             if facts.pid in waits:
                 for cause, seconds in waits[facts.pid].causes.items():
                     self._waits[facts.gpu][cause] += seconds
             ticks = spent(facts, process.near, self._before, self._looked)
-            used = CpuTime(*(number / self._ticks for number in ticks))
-            self._gpus[facts.gpu] += used
-            if job is not None:
-                before, _ = self._jobs.get(job, (CpuTime(), boot))
-                self._jobs[job] = before + used, boot
+            used[facts.pid] = CpuTime(*(number / self._ticks for number in ticks))
+            self._gpus[facts.gpu] += used[facts.pid]
         self._before = ticks_of(processes)
         self._looked = boot * self._ticks
-        self._jobs = {job: it for job, it in self._jobs.items() if boot - it[1] < REMEMBERED}
-
-    def note(
-        self, processes: Iterable[AuditedProcess], unknown: Collection[GpuKey], now: float
-    ) -> Mapping[GpuKey | Job, float]:
-        """Return which GPUs and jobs have a mismatch, and since when; `now`: s since the epoch.
-
-        A mismatch goes on while its GPU, or all processes of its job, cannot be seen.
-        """
-        seen: set[Job | None] = set()
-        since: dict[GpuKey | Job, float] = {}
-        for process in processes:
-            gpu, job = process.facts.gpu, process.facts.part
-            if not process.is_daemon:
-                seen.add(job)
-            for key in (gpu, job) if process.is_mismatch else ():
-                if key is not None:
-                    since[key] = self._since.get(key, now)
-        not_seen = {*unknown, *(self._jobs.keys() - seen if unknown else ())}
-        self._since = {key: it for key, it in self._since.items() if key in not_seen} | since
-        return since
+        return used
 
     @property
     def gpu_time(self) -> Mapping[GpuKey, CpuTime]:
         """The CPU time of every GPU's processes."""
         return dict(self._gpus)
-
-    @property
-    def job_time(self) -> Mapping[Job, CpuTime]:
-        """The same of the jobs that were seen lately."""
-        return {job: time for job, (time, _) in self._jobs.items()}
 
     @property
     def wait_time(self) -> Mapping[GpuKey, Mapping[str, float]]:

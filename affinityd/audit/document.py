@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cache
 from typing import Annotated, Any
@@ -12,18 +12,18 @@ from typing import Annotated, Any
 from affinityd.audit import verdict
 from affinityd.audit.memory import FAR, PLACES, HostMemory
 from affinityd.audit.memory import REMEDIES as MEMORY_REMEDIES
-from affinityd.audit.model import KUBERNETES, SLURM, AuditedProcess, CpuTime, GpuKey, Scan
+from affinityd.audit.model import KUBERNETES, SLURM, AuditedProcess, CpuTime, Scan
 from affinityd.audit.remedies import Remedies
 from affinityd.audit.waits import CAUSES as WAIT_CAUSES
 from affinityd.audit.waits import Waits, remedy
 from affinityd.cpuset import CpuSet, format_list
+from affinityd.grouping import grouped
 from affinityd.json_codec import CpuList, OneOf, dumps, left_out
 from affinityd.topology.model import Gpu, Topology
 from affinityd.topology.nearness import CAUSES, PLACEMENTS
 
 Placement = Annotated[str, OneOf(PLACEMENTS)]
 Cause = Annotated[str, OneOf(CAUSES)]
-State = Annotated[str, OneOf(verdict.STATES)]
 WaitCause = Annotated[str, OneOf(WAIT_CAUSES)]
 MemoryPlace = Annotated[str, OneOf(PLACES)]
 MemoryCause = Annotated[str, OneOf((*MEMORY_REMEDIES,))]
@@ -57,7 +57,7 @@ class AuditGpuDocument:
     host_memory_pinned_far_bytes: int | None  #: far, of processes that likely pinned some
     #: NUMA node of CPUs → near's host-to-device bandwidth over that node's; None: not measured
     measured_ratio: Mapping[int, float] | None = left_out()
-    state: State = verdict.IDLE  #: the worst of its processes
+    state: verdict.State = verdict.IDLE  #: the worst of its processes
     history: str = ""  #: a letter for each of the last sixty minutes: the first of its worst state
 
 
@@ -155,15 +155,6 @@ class AuditProcessDocument:
 
 
 @dataclass(frozen=True)
-class AuditFindingDocument:
-    """A sentence on the whole node."""
-
-    state: State
-    text: str
-    remedy: str | None  #: of the first process concerned; null: the caller may not see that one
-
-
-@dataclass(frozen=True)
 class AuditOverlapDocument:
     """CPUs in the unique pins of the same jobs."""
 
@@ -188,7 +179,7 @@ class AuditDocument:
     skipped: int
     numa_balancing: int | None
     notices: Sequence[str]
-    verdict: Sequence[AuditFindingDocument] = ()  #: the worst first
+    verdict: Sequence[verdict.Finding] = ()  #: the worst first
     pin_overlaps: Sequence[AuditOverlapDocument] | None = left_out()
     processes: Sequence[AuditProcessDocument] | None = left_out()
 
@@ -196,37 +187,9 @@ class AuditDocument:
 Sees = Callable[[AuditedProcess], bool]  #: whether a caller may see a process
 
 
-@dataclass
-class Counts:
-    """One GPU's processes, counted; known daemons are not."""
-
-    processes: Counter[str] = field(default_factory=Counter)  #: by placement
-    threads: Counter[str] = field(default_factory=Counter)  #: by placement
-    causes: Counter[str] = field(default_factory=Counter)  #: processes by cause
-    orphans: int = 0
-    memory: Counter[str] = field(default_factory=Counter)  #: bytes by place
-    pinned_far: int = 0
-
-
 def everything(_process: AuditedProcess) -> bool:
     """Show every process."""
     return True
-
-
-def counts(scan: Scan) -> dict[GpuKey, Counts]:
-    """Return the counts of every GPU; a process that uses several counts for its first."""
-    found = {key: Counts() for key in scan.near}
-    for process in scan.processes:
-        its = found.get(process.facts.gpu)
-        if its is not None and not process.is_daemon:
-            its.processes[process.placement] += 1
-            its.threads.update(placed.placement for placed in process.threads)
-            its.causes.update([process.cause] if process.cause else [])
-            its.orphans += process.orphan is not None
-            if (memory := scan.memory.get(process.facts.pid)) is not None:
-                its.memory.update(memory.placed)
-                its.pinned_far += memory.placed[FAR] if memory.pinned else 0
-    return found
 
 
 def document(topology: Topology, scan: Scan, sees: Sees | None) -> AuditDocument:
@@ -234,18 +197,9 @@ def document(topology: Topology, scan: Scan, sees: Sees | None) -> AuditDocument
 
     Owners of overlapping pins are for readers that see all processes.
     """
-    counted, by_owners = counts(scan), scan.overlap.items()
     cpulist = cache(format_list)  # there are many threads and few masks
     remedies = Remedies(topology, scan)
-    overlaps = [AuditOverlapDocument(cpulist(cpus), owners) for owners, cpus in by_owners]
-    processes = sees and [
-        replace(
-            _process(it, remedies, cpulist, waits_of(it, scan.waits, sees is everything)),
-            host_memory=_host_memory(it, scan.memory.get(it.facts.pid), remedies),
-        )
-        for it in scan.processes
-        if sees(it)
-    ]
+    names_all = sees is everything
 
     def cure(state: str, process: AuditedProcess) -> str | None:
         if sees is None or not sees(process):
@@ -253,29 +207,36 @@ def document(topology: Topology, scan: Scan, sees: Sees | None) -> AuditDocument
         if state == verdict.ORPHAN:
             return remedies.end(process)
         if state == verdict.WAITING:
-            waits = waits_of(process, scan.waits, sees is everything)
+            waits = waits_of(process, scan.waits, names_all)
             return waits.remedy if waits else None
         return str(remedies.of(process))
 
     states = verdict.states(scan)
-    findings = verdict.verdict(scan, cure)
+    counted = (process for process in scan.processes if not process.is_daemon)
+    by_gpu = grouped(counted, lambda process: process.facts.gpu)
+    overlaps = scan.overlap.items()
     return AuditDocument(
         node=topology.name,
         time=rfc3339(scan.time),
         seconds=scan.seconds,
         sees=seen(sees),
         gpus=[
-            _gpu(gpu, scan, counted[gpu.key], states[gpu.key])
+            _gpu(gpu, scan, by_gpu.get(gpu.key, []), states[gpu.key])
             for gpu in topology.gpus
-            if gpu.key in counted
+            if gpu.key in scan.near
         ],
         pin_overlap=format_list(frozenset().union(*scan.overlap.values())),
         skipped=scan.skipped,
         numa_balancing=scan.numa_balancing,
         notices=scan.notices,
-        verdict=[AuditFindingDocument(it.state, it.text, it.remedy) for it in findings],
-        pin_overlaps=overlaps if sees is everything else None,
-        processes=processes,
+        verdict=[*verdict.verdict(scan, cure)],
+        pin_overlaps=(
+            [AuditOverlapDocument(cpulist(cpus), owners) for owners, cpus in overlaps]
+            if names_all
+            else None
+        ),
+        processes=sees
+        and [_process(it, scan, remedies, cpulist, names_all) for it in scan.processes if sees(it)],
     )
 
 
@@ -295,18 +256,24 @@ def rfc3339(seconds: float) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _gpu(gpu: Gpu, scan: Scan, counted: Counts, state: str) -> AuditGpuDocument:
+def _gpu(gpu: Gpu, scan: Scan, processes: Sequence[AuditedProcess], state: str) -> AuditGpuDocument:
+    """Return the counts of a GPU; a process that uses several counts for its first.
+
+    CPU time and waits stay while the processes are not known, if they have been before.
+    """
     near, time = scan.near[gpu.key], scan.gpu_time.get(gpu.key, CpuTime())
+    is_known = gpu.key not in scan.unknown
+    was_seen = is_known or time.total > 0
+    pids = (process.facts.pid for process in processes)
+    memory = [scan.memory[pid] for pid in pids if pid in scan.memory]
+    threads = (placed.placement for process in processes for placed in process.threads)
     known: dict[str, Any] = {
-        "processes": {placement: counted.processes[placement] for placement in PLACEMENTS},
-        "threads": {placement: counted.threads[placement] for placement in PLACEMENTS},
-        "mismatch": {cause: counted.causes[cause] for cause in CAUSES},
-        "orphans": counted.orphans,
-        "cpu_seconds": time.total,
-        "remote_cpu_seconds": None if near is None else time.remote,
-        "wait_seconds": scan.wait_time.get(gpu.key),
-        "host_memory_bytes": {place: counted.memory[place] for place in PLACES},
-        "host_memory_pinned_far_bytes": counted.pinned_far,
+        "processes": _counted(PLACEMENTS, (process.placement for process in processes)),
+        "threads": _counted(PLACEMENTS, threads),
+        "mismatch": _counted(CAUSES, (process.cause for process in processes)),
+        "orphans": sum(process.orphan is not None for process in processes),
+        "host_memory_bytes": {place: sum(it.placed[place] for it in memory) for place in PLACES},
+        "host_memory_pinned_far_bytes": sum(it.placed[FAR] for it in memory if it.pinned),
     }
     return AuditGpuDocument(
         vendor=gpu.vendor,
@@ -315,13 +282,21 @@ def _gpu(gpu: Gpu, scan: Scan, counted: Counts, state: str) -> AuditGpuDocument:
         pci_bus_id=gpu.pci_bus_id,
         numa_node=gpu.numa_node,
         near=None if near is None else format_list(near),
-        audited=gpu.key not in scan.unknown,
+        audited=is_known,
         unknown=scan.unknown.get(gpu.key),
+        cpu_seconds=time.total if was_seen else None,
+        remote_cpu_seconds=time.remote if was_seen and near is not None else None,
+        wait_seconds=scan.wait_time.get(gpu.key) if was_seen else None,
         measured_ratio=scan.ratios.get(gpu.key),
         state=state,
         history=scan.history.get(gpu.key, ""),
-        **(dict.fromkeys(known) if gpu.key in scan.unknown else known),
+        **(known if is_known else dict.fromkeys(known)),
     )
+
+
+def _counted(words: Iterable[str], found: Iterable[str | None]) -> dict[str, int]:
+    numbers = Counter(found)
+    return {word: numbers[word] for word in words}
 
 
 def waits_of(
@@ -356,9 +331,10 @@ def _host_memory(
 
 def _process(
     process: AuditedProcess,
+    scan: Scan,
     remedies: Remedies,
     cpulist: Callable[[CpuSet], str],
-    waits: AuditWaitsDocument | None,
+    names_all: bool,
 ) -> AuditProcessDocument:
     facts, given, job = process.facts, process.facts.given, process.facts.membership.job
     holding, (vendor, index) = facts.holding, facts.gpu
@@ -393,5 +369,6 @@ def _process(
             )
             for thread, placement, itself in process.threads
         ],
-        waits=waits,
+        waits=waits_of(process, scan.waits, names_all),
+        host_memory=_host_memory(process, scan.memory.get(facts.pid), remedies),
     )

@@ -236,8 +236,8 @@ class Scan:
     divided: frozenset[int] = frozenset()  #: pids: one below them holds another GPU
     late: Mapping[GpuKey, int] = field(default_factory=dict)  #: processes known to use a GPU
     gpu_time: Mapping[GpuKey, CpuTime] = field(default_factory=dict)  #: of every GPU
-    #: Of the jobs seen lately, and of containers of pods in their place where kubelet names them
-    job_time: Mapping[Job, CpuTime] = field(default_factory=dict)
+    #: By pid: since the last scan; known daemons have none.
+    used: Mapping[int, CpuTime] = field(default_factory=dict)
     #: By pid: how long threads waited since the last scan, where the kernel counts that
     waits: Mapping[int, Waits] = field(default_factory=dict)
     #: Of every GPU: the seconds that threads waited since the first scan, by cause
@@ -245,8 +245,8 @@ class Scan:
     memory: Mapping[int, HostMemory] = field(default_factory=dict)  #: of holders, by pid
     #: Of every GPU: a letter for each of the last sixty minutes, of `verdict.LETTERS`
     history: Mapping[GpuKey, str] = field(default_factory=dict)
-    #: GPUs and these jobs with a mismatch → since when, seconds since the epoch
-    since: Mapping[GpuKey | Job, float] = field(default_factory=dict)
+    #: GPUs with a mismatch → since when, seconds since the epoch
+    since: Mapping[GpuKey, float] = field(default_factory=dict)
     numa_balancing: int | None = None  #: /proc/sys/kernel/numa_balancing; None: there is none
     idle: Mapping[int, float] = field(default_factory=dict)  #: pid of an orphan → seconds
     #: Of GPUs that `affinityd measure` has measured here: near's bandwidth over each node's

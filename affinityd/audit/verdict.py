@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from affinityd.audit.model import AuditedProcess, GpuKey, Scan
+from affinityd.json_codec import OneOf
 from affinityd.text import count
 
 FAR, ORPHAN, WAITING, UNKNOWN = "far", "orphan", "waiting", "unknown"
@@ -16,6 +18,8 @@ STATES = (FAR, ORPHAN, WAITING, UNKNOWN, NEAR, IDLE)
 LETTERS = {FAR: "f", ORPHAN: "o", WAITING: "w", UNKNOWN: "u", NEAR: "n", IDLE: "i"}
 NO_SCAN = "."
 
+State = Annotated[str, OneOf(STATES)]
+
 HOUR = 60  #: minutes, which the history has
 #: Threads of a process that wait for longer than this in a second are a finding.
 LONG_WAIT = 0.1
@@ -25,9 +29,9 @@ LONG_WAIT = 0.1
 class Finding:
     """A sentence on the node, and what helps."""
 
-    state: str
+    state: State
     text: str
-    remedy: str | None = None  #: of the first process concerned
+    remedy: str | None = None  #: of the first process concerned; None: it may not be seen
 
 
 def waits_long(process: AuditedProcess, scan: Scan) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 
-from affinityd.audit.document import Sees, counts, everything, render
+from affinityd.audit.document import Sees, document, everything, render
 from affinityd.audit.model import NO_NAMES, AuditedProcess, ContainerNames, Scan
 from affinityd.config.settings import OFF, Settings
 from affinityd.cpuset import CpuSet
@@ -69,10 +69,10 @@ class Scanning:
         if self._enforcement is not None and (
             enforced := self._enforcement.enforce(topology, scan)
         ):
-            from affinityd.enforce import document  # noqa: PLC0415 - most daemons enforce nothing
+            from affinityd.enforce import document as enforced_document  # noqa: PLC0415 - as above
 
-            write = partial(document.render, enforced)
-            texts |= documents(document.PATH, enforced.scan, write)
+            write = partial(enforced_document.render, enforced)
+            texts |= documents(enforced_document.PATH, enforced.scan, write)
         texts[METRICS] = generate_latest(self)
         cpus = cpus_beside(scan, self._reserved, self._may_use)
         return ScanResult(scan.boot, texts, self._counts, cpus)
@@ -128,12 +128,11 @@ class AuditLog:
         for notice in filter(self._notices.is_news, scan.notices):
             log.warning("%s", notice)
         before, self._mismatched = self._mismatched, {}
-        counted = counts(scan)
-        for gpu in topology.gpus:
+        for gpu in document(topology, scan, None).gpus:
             name = f"{gpu.vendor} GPU {gpu.index} ({gpu.pci_bus_id})"
-            causes = counted[gpu.key].causes
-            if gpu.key in scan.unknown:  # unseen processes stay as they were
-                causes = before.get(name, Counter())
+            causes = before.get(name, Counter())  # unseen processes stay as they were
+            if gpu.mismatch is not None:
+                causes = +Counter(gpu.mismatch)
             if causes:
                 self._mismatched[name] = causes
             if causes and name not in before:

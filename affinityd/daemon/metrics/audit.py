@@ -7,7 +7,7 @@ counters only grow; the shared one's too, although its jobs come and go.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from prometheus_client.core import Metric
@@ -20,6 +20,9 @@ from affinityd.topology.model import Topology
 from affinityd.topology.nearness import CAUSES
 
 OTHERS = Job("", "other")  #: how the shared row is called
+
+
+REMEMBERED = 300.0  #: seconds for which an ended job keeps its counters, to be scraped
 
 
 @dataclass
@@ -41,34 +44,40 @@ class JobSeries:
     def __init__(self, most: int) -> None:
         self._most = most
         self._rows: dict[Job, JobRow] = {}  # of the living jobs, and OTHERS if a job ever shared
-        self._times: Mapping[Job, CpuTime] = {}  # of each job, as of the last scan
+        self._seen: dict[Job, float] = {}  # each living job → when last, seconds since boot
         self._looked = 0.0  # seconds since boot
 
     def scanned(self, scan: Scan) -> list[JobRow]:
         """Return the rows as of a new scan.
 
         The findings of the last scan hold until this one. So the counters of a new job begin at 0,
-        and a job that has ended counts up to this scan.
+        and a job that has ended counts up to this scan. A mismatch goes on while all processes of
+        its job may be hidden.
         """
         if not self._most:
             return []
-        living = {*scan.job_time, OTHERS}
+        self._seen = {
+            job: seen for job, seen in self._seen.items() if scan.boot - seen < REMEMBERED
+        }
+        living = {*self._seen, OTHERS}
         self._rows = {job: row for job, row in self._rows.items() if job in living}
         for row in self._rows.values():
             for cause in row.causes.values():
                 row.gpu_seconds[cause] += scan.boot - self._looked
             row.causes = {}
-        for job, now in scan.job_time.items():
-            then, row = self._times.get(job, CpuTime()), self._row(job)
-            row.time += CpuTime(now.total - then.total, now.remote - then.remote)
-            row.since = scan.since.get(row.job)
-        self._times, self._looked = dict(scan.job_time), scan.boot
+        self._looked = scan.boot
         for process in scan.processes:
             part = process.facts.part
-            if part is not None and part in scan.job_time and not process.is_daemon:
-                causes = self._row(part).causes
+            if part is not None and not process.is_daemon:
+                row = self._row(part)
+                self._seen[part] = scan.boot
+                row.time += scan.used.get(process.facts.pid, CpuTime())
                 for gpu in process.facts.gpus:  # each counts once, however many processes use it
-                    causes[gpu] = _first(causes.get(gpu), process.cause)
+                    row.causes[gpu] = _first(row.causes.get(gpu), process.cause)
+        for job, row in self._rows.items():
+            is_far = any(row.causes.values()) and job != OTHERS
+            if is_far or row.causes or not scan.unknown:
+                row.since = (row.since or scan.time) if is_far else None
         return list(self._rows.values())
 
     def _row(self, job: Job) -> JobRow:
@@ -76,7 +85,7 @@ class JobSeries:
         if job in self._rows:
             return self._rows[job]
         own = len(self._rows) - (OTHERS in self._rows)
-        if job in self._times or own >= self._most:
+        if job in self._seen or own >= self._most:
             job = OTHERS
         return self._rows.setdefault(job, JobRow(job))
 
@@ -85,70 +94,55 @@ def _first(*causes: str | None) -> str | None:
     return min((cause for cause in causes if cause is not None), key=CAUSES.index, default=None)
 
 
-@dataclass(frozen=True)
-class GpuRow:
-    """The counts of a GPU."""
-
-    gpu: AuditGpuDocument
-    time: CpuTime | None  #: None: its processes were never known; else it stays
-    since: float | None  #: when a mismatch began, seconds since the epoch; None: there is none
-    waits: Mapping[str, float] | None  #: seconds by cause; None: its processes were never known
-
-
-GPU_FAMILIES: tuple[MetricFamily[GpuRow], ...] = (
+GPU_FAMILIES: tuple[MetricFamily[AuditGpuDocument], ...] = (
     MetricFamily(
         "affinityd_gpu_audited",
         "1 if the processes that use the GPU are known, else 0.",
-        lambda row: row.gpu.audited,
+        lambda gpu: gpu.audited,
     ),
     MetricFamily(
         "affinityd_gpu_numa_mismatch",
         "1 if a process of the GPU may run on far CPUs, by cause; no sample if the GPU's "
         "processes or its NUMA node are not known.",
-        lambda row: (
-            {cause: number > 0 for cause, number in row.gpu.mismatch.items()}
-            if row.gpu.mismatch is not None and row.gpu.near is not None
+        lambda gpu: (
+            {cause: number > 0 for cause, number in gpu.mismatch.items()}
+            if gpu.mismatch is not None and gpu.near is not None
             else None
         ),
         "cause",
     ),
     MetricFamily(
-        "affinityd_gpu_numa_mismatch_start_timestamp_seconds",
-        "When the mismatch of the GPU was first seen, since the epoch; only while there is one.",
-        lambda row: row.since,
-    ),
-    MetricFamily(
         "affinityd_gpu_processes",
         "Processes that use the GPU, and their descendants, by placement.",
-        lambda row: row.gpu.processes,
+        lambda gpu: gpu.processes,
         "placement",
     ),
     MetricFamily(
         "affinityd_gpu_threads",
         "Threads of the processes that use the GPU, and of their descendants, by placement.",
-        lambda row: row.gpu.threads,
+        lambda gpu: gpu.threads,
         "placement",
     ),
     MetricFamily(
         "affinityd_gpu_orphan_processes",
         "Orphans: processes that hold the GPU, and belong to no job any more.",
-        lambda row: row.gpu.orphans,
+        lambda gpu: gpu.orphans,
     ),
     MetricFamily(
         "affinityd_gpu_cpu_seconds_total",
         "CPU time of the processes that use the GPU, and of their descendants.",
-        lambda row: row.time.total if row.time else None,
+        lambda gpu: gpu.cpu_seconds,
     ),
     MetricFamily(
         "affinityd_gpu_remote_cpu_seconds_total",
         "CPU time of the GPU's processes on far CPUs; a thread's time counts for its last CPU.",
-        lambda row: row.time.remote if row.time and row.gpu.near is not None else None,
+        lambda gpu: gpu.remote_cpu_seconds,
     ),
     MetricFamily(
         "affinityd_gpu_wait_seconds_total",
         "How long threads of the GPU's processes could run and did not, by cause; no cause "
         "but throttled is counted by the kernel: the others are inferred.",
-        lambda row: row.waits,
+        lambda gpu: gpu.wait_seconds,
         "cause",
     ),
     MetricFamily(
@@ -157,20 +151,29 @@ GPU_FAMILIES: tuple[MetricFamily[GpuRow], ...] = (
             "Resident host memory of the processes that use the GPU, by placement (near, far, "
             "unknown), by a sample of its pages; each counts for one GPU, shared pages in full."
         ),
-        lambda row: row.gpu.host_memory_bytes,
+        lambda gpu: gpu.host_memory_bytes,
         "placement",
     ),
     MetricFamily(
         "affinityd_gpu_host_memory_pinned_far_bytes",
         "How much of that is far, of processes that likely have pinned memory, which stays.",
-        lambda row: row.gpu.host_memory_pinned_far_bytes,
+        lambda gpu: gpu.host_memory_pinned_far_bytes,
     ),
     MetricFamily(
         "affinityd_measured_ratio",
         "How many times faster near CPUs copied pinned memory to the GPU than those of "
         "numa_node, by affinityd measure --save; no sample if that was not measured.",
-        lambda row: {str(node): ratio for node, ratio in (row.gpu.measured_ratio or {}).items()},
+        lambda gpu: {str(node): ratio for node, ratio in (gpu.measured_ratio or {}).items()},
         "numa_node",
+    ),
+)
+
+#: Since when a GPU has a mismatch, seconds since the epoch; None: it has none.
+SINCE_FAMILIES: tuple[MetricFamily[float | None], ...] = (
+    MetricFamily(
+        "affinityd_gpu_numa_mismatch_start_timestamp_seconds",
+        "When the mismatch of the GPU was first seen, since the epoch; only while there is one.",
+        lambda since: since,
     ),
 )
 
@@ -199,7 +202,7 @@ JOB_FAMILIES: tuple[MetricFamily[JobRow], ...] = (
     MetricFamily(
         "affinityd_job_numa_mismatch_start_timestamp_seconds",
         "When the job's mismatch was first seen, since the epoch; only while there is one.",
-        lambda row: row.since,
+        lambda row: row.since if row.causes else None,
     ),
     MetricFamily(
         "affinityd_job_cpu_seconds_total",
@@ -241,9 +244,9 @@ SCAN_FAMILIES: tuple[MetricFamily[Scan], ...] = (
 def metrics(topology: Topology, scan: Scan, jobs: Iterable[JobRow]) -> Iterator[Metric]:
     """Yield every metric of a scan."""
     gpus = document(topology, scan, None).gpus
-    yield from filled(
-        GPU_FAMILIES, [(gpu_labels(gpu), _row(gpu, scan)) for gpu in gpus], GPU_LABELS
-    )
+    yield from filled(GPU_FAMILIES, [(gpu_labels(gpu), gpu) for gpu in gpus], GPU_LABELS)
+    since = [(gpu_labels(gpu), scan.since.get((gpu.vendor, gpu.index))) for gpu in gpus]
+    yield from filled(SINCE_FAMILIES, since, GPU_LABELS)
     yield from whole(SCAN_FAMILIES, scan)
     if rows := [(_job_labels(row.job), row) for row in jobs]:
         yield from filled(JOB_FAMILIES, rows, JOB_LABELS)
@@ -251,11 +254,3 @@ def metrics(topology: Topology, scan: Scan, jobs: Iterable[JobRow]) -> Iterator[
 
 def _job_labels(job: Job) -> tuple[str, ...]:
     return tuple(map(one_line, (job.scheduler, job.id, job.namespace, job.pod, job.container)))
-
-
-def _row(gpu: AuditGpuDocument, scan: Scan) -> GpuRow:
-    key = gpu.vendor, gpu.index
-    time = scan.gpu_time.get(key, CpuTime())
-    was_seen = gpu.audited or time.total > 0
-    waits = scan.wait_time.get(key) if was_seen else None
-    return GpuRow(gpu, time if was_seen else None, scan.since.get(key), waits)

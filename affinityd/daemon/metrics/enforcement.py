@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 
 from prometheus_client.core import Metric
 
@@ -28,28 +27,23 @@ from affinityd.enforce.model import (
     Decision,
 )
 
-
-@dataclass
-class GpuDrift:
-    """One GPU's processes that do not run where they should, or may run far away."""
-
-    would_pin: Counter[str] = field(default_factory=Counter)  #: by cause
-    left: Counter[str] = field(default_factory=Counter)  #: by reason
-
+#: One GPU's processes in the wrong place, counted: by cause those that a pin fixes, by reason those
+#: that are left alone. No cause is a reason.
+GpuDrift = Counter[str]
 
 GPU_FAMILIES: tuple[MetricFamily[GpuDrift], ...] = (
     MetricFamily(
         "affinityd_enforce_would_pin_processes",
         "Processes on the GPU that have drifted, which a pin fixes, by cause; no sample "
         "if the GPU's processes are not known.",
-        lambda gpu: each(CAUSES, gpu.would_pin),
+        lambda gpu: each(CAUSES, gpu),
         "cause",
     ),
     MetricFamily(
         "affinityd_enforce_left_processes",
         "Processes on the GPU that run in the wrong place, or may run on far CPUs, and "
         "are left alone, by reason.",
-        lambda gpu: each(REASONS, gpu.left),
+        lambda gpu: each(REASONS, gpu),
         "reason",
     ),
 )
@@ -132,11 +126,12 @@ def metrics(enforced: Enforced) -> Iterator[Metric]:
 
 def drifts_of(decisions: Iterable[Decision]) -> dict[GpuKey, GpuDrift]:
     """Return the counts of each GPU; a process that uses several counts for its first."""
-    drifts: dict[GpuKey, GpuDrift] = {}
+    drifts: defaultdict[GpuKey, GpuDrift] = defaultdict(Counter)
     for decision in decisions:
-        drift = drifts.setdefault(decision.process.facts.gpu, GpuDrift())
+        counted = None
         if decision.verdict == DRIFTED:
-            drift.would_pin.update([decision.cause or ""])
+            counted = decision.cause
         elif decision.verdict == LEFT and (decision.cause or decision.process.is_mismatch):
-            drift.left.update([decision.reason or ""])
+            counted = decision.reason
+        drifts[decision.process.facts.gpu].update([counted] if counted else [])
     return drifts

@@ -10,7 +10,6 @@ from datetime import datetime, timezone
 from affinityd.audit import verdict
 from affinityd.audit.document import (
     AuditDocument,
-    AuditFindingDocument,
     AuditGpuDocument,
     AuditJobDocument,
     AuditMemoryDocument,
@@ -184,7 +183,7 @@ def _gpu(
 
 def _verdict(
     gpus: Sequence[AuditGpuDocument], processes: Sequence[AuditProcessDocument], sees: str
-) -> list[AuditFindingDocument]:
+) -> list[verdict.Finding]:
     sentences = {state: many for state, (_, many, _) in verdict.FINDINGS.items()}
     found = []
     for state, words in sentences.items():
@@ -193,9 +192,9 @@ def _verdict(
             first = next(it for it in processes if it.gpu == concerned[0].index)
             cure = first.waits.remedy if state == verdict.WAITING and first.waits else first.remedy
             text = f"{len(concerned)} of {len(gpus)} GPUs {words}"
-            found.append(AuditFindingDocument(state, text, None if sees == "counts" else cure))
+            found.append(verdict.Finding(state, text, None if sees == "counts" else cure))
     idle = "no process uses a GPU" if gpus else "there is no GPU here"
-    return found or [AuditFindingDocument(verdict.IDLE, idle, None)]
+    return found or [verdict.Finding(verdict.IDLE, idle, None)]
 
 
 def _memory(near: int, far: int) -> AuditMemoryDocument:

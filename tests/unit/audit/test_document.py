@@ -73,7 +73,7 @@ HEAD = """
   {"vendor": "nvidia", "index": 1, "uuid": null, "pci_bus_id": "0000:11:00.0", "numa_node": null,
    "near": null, "audited": false, "unknown": "NVML is silent",
    "processes": null, "threads": null, "mismatch": null, "orphans": null,
-   "cpu_seconds": null, "remote_cpu_seconds": null, "wait_seconds": null,
+   "cpu_seconds": 1.0, "remote_cpu_seconds": null, "wait_seconds": null,
    "state": "orphan", "history": "",
    "host_memory_bytes": null, "host_memory_pinned_far_bytes": null}],
  "verdict": [

@@ -249,7 +249,7 @@ def test_an_observed_process_is_reported_and_not_pinned(
     assert said(*decisions) == ["drifted mask"] * 2
     why = f"{where}; it is not pinned: {because}" if because else where
     assert {(it.is_observed, it.why) for it in decisions} == {(because is not None, why)}
-    assert drifts_of(decisions)["nvidia", 0].would_pin == {"mask": 2}
+    assert drifts_of(decisions)["nvidia", 0] == {"mask": 2}
 
 
 def test_the_first_process_of_a_job_decides_whether_it_is_observed() -> None:

@@ -6,6 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from subprocess import PIPE, Popen
 from typing import Any
@@ -13,11 +14,11 @@ from typing import Any
 import pytest
 
 from affinityd.audit.memory import HostMemory
-from affinityd.audit.model import AuditedProcess, CpuTime, Job, Scan
+from affinityd.audit.model import AuditedProcess, ContainerResources, CpuTime, Job, Scan
 from affinityd.cli.commands.serve import counting
 from affinityd.config.settings import OBSERVE
 from affinityd.daemon.metrics import enforcement
-from affinityd.daemon.metrics.audit import OTHERS, JobRow, JobSeries
+from affinityd.daemon.metrics.audit import OTHERS, REMEMBERED, JobRow, JobSeries
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.state.topology_watcher import KnownNode
 from affinityd.discovery.nvml import NvmlReport
@@ -203,14 +204,16 @@ def test_failure_counters_begin_at_0() -> None:
 
 
 def test_jobs_have_metrics_up_to_the_limit() -> None:
-    train = Job("kubernetes", "b7", "team", "train-0", "main")
-    job_time = {ONE: CpuTime(4.0, 1.0), train: CpuTime(2.0, 0.0)}
     far = process(1, job=ONE, cause="mask", placement="remote")
-    audit = Audit(MACHINE, scan(far, job_time=job_time, since={ONE: 1700000000.0}))
+    train = process(2, job=Job("kubernetes", "b7"))
+    given = ContainerResources("team", "train-0", "main")
+    train = replace(train, facts=replace(train.facts, given=given))
+    used = {1: CpuTime(4.0, 1.0), 2: CpuTime(2.0, 0.0)}
+    audit = Audit(MACHINE, scan(far, train, used=used, time=1700000000.0))
     assert not [line for line in scraped(audit) if "affinityd_job_" in line]
     lines = scraped(audit, job_series=1)
     own, other = ",1,,,slurm", ",other,,,"
-    assert samples(lines, "job_gpus") == {own: 1, other: 0}
+    assert samples(lines, "job_gpus") == {own: 1, other: 1}
     assert samples(lines, "job_mismatched_gpus") == {own: 1, other: 0}
     assert samples(lines, "job_cpu_seconds_total") == {own: 4, other: 2}
     assert samples(lines, "job_remote_cpu_seconds_total") == {own: 1, other: 0}
@@ -221,11 +224,11 @@ def test_jobs_have_metrics_up_to_the_limit() -> None:
 
 @pytest.mark.parametrize("job_id", ['a"b', "a\\b", "a\nb", "a\udcffb", "a\x1b[31m"])
 def test_a_jobs_label_is_one_printable_line(job_id: str) -> None:
-    audit = Audit(MACHINE, scan(job_time={Job("kubernetes", job_id): CpuTime()}))
+    audit = Audit(MACHINE, scan(process(job=Job("kubernetes", job_id))))
     rows = [line for line in scraped(audit, job_series=1) if line.startswith("affinityd_job_gpus{")]
     (row,) = rows
     assert row.isprintable()
-    assert row.endswith(',scheduler="kubernetes"} 0.0')
+    assert row.endswith(',scheduler="kubernetes"} 1.0')
 
 
 def test_a_metric_is_described_once() -> None:
@@ -241,9 +244,10 @@ def test_a_metric_is_described_once() -> None:
 TWO, THREE, FOUR = (Job("slurm", str(number)) for number in range(2, 5))
 
 
-def ran(times: Mapping[Job, float]) -> Scan:
-    """Return a scan by which these jobs have used so many seconds, half of them far away."""
-    return scan(job_time={job: CpuTime(total, total / 2) for job, total in times.items()})
+def ran(boot: float, times: Mapping[Job, float]) -> Scan:
+    """Return a scan by which these jobs have used so many seconds more, half of them far away."""
+    used = {pid: CpuTime(seconds, seconds / 2) for pid, seconds in enumerate(times.values())}
+    return scan(*(process(pid, job=job) for pid, job in enumerate(times)), used=used, boot=boot)
 
 
 def job_totals(rows: Sequence[JobRow]) -> dict[str, float]:
@@ -252,11 +256,12 @@ def job_totals(rows: Sequence[JobRow]) -> dict[str, float]:
 
 def test_shared_counters_never_fall_when_jobs_end() -> None:
     series = JobSeries(1)
-    series.scanned(ran({ONE: 1, TWO: 2, THREE: 4}))
-    assert job_totals(series.scanned(ran({ONE: 1, TWO: 3, THREE: 4})))["other"] == 7
+    series.scanned(ran(1000, {ONE: 1, TWO: 2, THREE: 4}))
+    assert job_totals(series.scanned(ran(1015, {TWO: 1, THREE: 0}))) == {"1": 1, "other": 7}
     # A job that shares goes on sharing, and a new one takes the place that is free.
-    assert job_totals(series.scanned(ran({THREE: 5, FOUR: 1}))) == {"4": 1, "other": 8}
-    (row,) = series.scanned(ran({}))
+    later = 1000 + REMEMBERED
+    assert job_totals(series.scanned(ran(later, {THREE: 1, FOUR: 1}))) == {"4": 1, "other": 8}
+    (row,) = series.scanned(ran(later + REMEMBERED, {}))
     assert (row.job, row.time) == (OTHERS, CpuTime(8, 4))
 
 
@@ -286,9 +291,8 @@ def test_gpu_seconds_are_counted_in_total_and_by_cause_of_a_mismatch(
     scans: list[list[AuditedProcess]], own: Held, shared: Held | None
 ) -> None:
     series, rows = JobSeries(1), {}
-    jobs = {ONE: CpuTime(), **({TWO: CpuTime()} if shared else {})}
     for number, processes in enumerate(scans):
-        found = scan(*processes, job_time=jobs, boot=1000.0 + 10 * number)
+        found = scan(*processes, boot=1000.0 + 10 * number)
         for _ in range(2):  # a scan that is told twice counts once
             rows = {row.job: row for row in series.scanned(found)}
     expected = {ONE: own} | ({OTHERS: shared} if shared else {})
@@ -299,6 +303,32 @@ def test_gpu_seconds_are_counted_in_total_and_by_cause_of_a_mismatch(
         )
         for job, row in rows.items()
     } == expected
+
+
+OF_DAEMON = process(job=ONE, cause="mask", placement="remote", is_daemon=True)
+HIDDEN = {GPU0: "hidden"}
+
+
+@pytest.mark.parametrize(
+    ("scans", "since"),
+    [
+        ([[NEAR_ITS_GPU]], [None]),
+        ([[NEAR_ITS_GPU], [FAR], [FAR]], [2]),
+        ([[FAR], [NEAR_ITS_GPU], [FAR]], [3]),  # another one is new
+        ([[FAR], [], [FAR]], [3]),
+        ([[FAR], None, [FAR]], [1]),  # what cannot be seen goes on
+        ([[OF_DAEMON]], []),
+    ],
+)
+def test_a_mismatch_of_a_job_has_a_beginning(
+    scans: list[list[AuditedProcess] | None], since: list[float | None]
+) -> None:
+    series, rows = JobSeries(1), list[JobRow]()
+    for number, processes in enumerate(scans, 1):
+        unknown = HIDDEN if processes is None else {}
+        moment = {"time": float(number), "boot": 1000.0 + 15 * number}
+        rows = series.scanned(scan(*(processes or ()), unknown=unknown, **moment))
+    assert [row.since for row in rows] == since
 
 
 def reported(*reports: Enforced) -> list[str]:
