@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from statistics import median
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from affinityd.errors import OutputError
 from affinityd.grouping import grouped
@@ -22,12 +22,8 @@ VERSION = 2
 TO_DEVICE, TO_DEVICE_PAGEABLE = "host_to_device_pinned", "host_to_device_pageable"
 TO_HOST, TO_HOST_PAGEABLE = "device_to_host_pinned", "device_to_host_pageable"
 TO_ALL_DEVICES = "host_to_device_pinned_all_gpus"  #: of one GPU, while the others copy as well
-LAUNCH = "kernel_launch"  #: from the launch of an empty kernel until it has ended
-READ, LATENCY = "memory_read", "memory_latency"
-
-OF_GPUS = (TO_DEVICE, TO_HOST, TO_DEVICE_PAGEABLE, TO_HOST_PAGEABLE, LAUNCH)
-OF_MEMORY = (READ, LATENCY)
-TIMES = (LAUNCH, LATENCY)  #: in seconds, less is better; the others are bytes per second
+OF_GPUS = (TO_DEVICE, TO_HOST, TO_DEVICE_PAGEABLE, TO_HOST_PAGEABLE)
+READ = "memory_read"
 
 #: The words of each quantity, in the order in which they are judged.
 WORDS: Mapping[str, str] = {
@@ -36,9 +32,7 @@ WORDS: Mapping[str, str] = {
     TO_HOST: "device to host, pinned",
     TO_DEVICE_PAGEABLE: "host to device, pageable",
     TO_HOST_PAGEABLE: "device to host, pageable",
-    LAUNCH: "launch of an empty kernel, and the wait for it",
     READ: "memory, read by one thread",
-    LATENCY: "memory, latency of a load",
 }
 
 #: The PCI bus id of a GPU, or the number of a memory's node.
@@ -53,7 +47,7 @@ class Figure:
     numa_node: int  #: of the CPUs
     memory_node: int | None  #: whose memory was read; None: a GPU was measured
     gpu: str | None  #: PCI bus id
-    value: float | None = None  #: bytes per second, or seconds: of all rounds the median
+    value: float | None = None  #: bytes per second: of all rounds the median
     values: Sequence[float] = ()  #: of each round
     why: str | None = None  #: why there is no value
 
@@ -74,28 +68,20 @@ class MeasuredGpu:
     near: Sequence[int]
 
 
-class Ratio(NamedTuple):
-    """How many times better near is than far: the median of the rounds, with its interval."""
+@dataclass(frozen=True)
+class Comparison:
+    """How many times better near is than far, for one quantity, over all rounds."""
 
-    value: float
-    low: float
+    quantity: str
+    ratio: float  #: the median
+    low: float  #: of the interval of 99 %, by bootstrap over the rounds
     high: float
+    sentence: str
 
     @property
     def is_noise(self) -> bool:
         """Whether the rounds do not tell near from far."""
         return self.low < ALIKE and self.high > 1 / ALIKE
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Near and far compared over all rounds, for one quantity."""
-
-    quantity: str
-    ratio: float
-    low: float  #: of the interval of 99 %, by bootstrap over the rounds
-    high: float
-    sentence: str
 
 
 @dataclass(frozen=True)
@@ -133,15 +119,14 @@ def by_round(
 ) -> Mapping[tuple[Target, int], Sequence[float]]:
     """Return (target, NUMA node of CPUs) → of each round near's figure over that node's.
 
-    1.8: near copies 1.8 times as many bytes per second, or takes a 1.8th of the time. Near is the
-    median of the near nodes; a target without a near figure is left out.
+    1.8: near copies 1.8 times as many bytes per second. Near is the median of the near nodes; a
+    target without a near figure is left out.
     """
     of_quantity = [
         figure
         for figure in figures
         if figure.quantity == quantity and figure.values and all(figure.values)
     ]
-    power = -1 if quantity in TIMES else 1
     ratios: dict[tuple[Target, int], Sequence[float]] = {}
     for target, alike in grouped(of_quantity, lambda figure: figure.target).items():
         homes = near_nodes(alike[0], gpus)
@@ -149,56 +134,55 @@ def by_round(
         best = [median(values) for values in zip(*near, strict=False)]
         for figure in alike if best else ():
             pairs = zip(best, figure.values, strict=False)
-            ratios[target, figure.numa_node] = [(at / value) ** power for at, value in pairs]
+            ratios[target, figure.numa_node] = [at / value for at, value in pairs]
     return ratios
 
 
-def ratio_of(rounds: Sequence[float]) -> Ratio | None:
-    """Return the median and its interval, by bootstrap over rounds; None: they are too few."""
-    if len(rounds) < ENOUGH:
+def compare(quantity: str, rounds: Sequence[float]) -> Comparison | None:
+    """Return the median of near over far and its interval; None: too few rounds, or no ratios."""
+    if len(rounds) < ENOUGH or not all(0 < ratio < inf for ratio in rounds):
         return None
     draw = random.Random(RESAMPLES)  # noqa: S311 - the same figures have the same interval
     medians = sorted(median(draw.choices(rounds, k=len(rounds))) for _ in range(RESAMPLES))
     end = int(RESAMPLES * TAIL)
-    return Ratio(median(rounds), medians[end], medians[-1 - end])
+    ratio, low, high = median(rounds), medians[end], medians[-1 - end]
+    comparison = Comparison(quantity, ratio, low, high, "")
+    if comparison.is_noise:
+        verdict = f"no difference beyond noise (± {max(high, 1 / low, ALIKE) - 1:.0%})"
+    elif ratio < 1:
+        verdict = (
+            f"far is {1 / ratio:.1f} × as fast as near ({1 / high:.1f} to {1 / low:.1f}): the "
+            "machine reports wrong nodes, or other work disturbed this"
+        )
+    else:
+        verdict = (
+            f"near is {ratio:.1f} × as fast as far ({low:.1f} to {high:.1f}); a job that waits for "
+            f"nothing else gains up to {ratio - 1:.0%}"
+        )
+    return replace(comparison, sentence=f"{WORDS[quantity]}: {verdict}")
 
 
 def compared(figures: Sequence[Figure], gpus: Sequence[MeasuredGpu]) -> list[Comparison]:
     """Compare near with far, each quantity that was measured from both by itself."""
-    comparisons: list[Comparison] = []
-    for quantity, words in WORDS.items():
-        homes = {figure.target: near_nodes(figure, gpus) for figure in figures}
+    homes = {figure.target: near_nodes(figure, gpus) for figure in figures}
+    comparisons = []
+    for quantity in WORDS:
         far = [
             rounds
             for (target, node), rounds in by_round(figures, gpus, quantity).items()
             if node not in homes[target] and len(rounds) >= ENOUGH
         ]
-        ratio = ratio_of([median(of_round) for of_round in zip(*far, strict=False)])
-        if ratio is not None:
-            comparisons.append(Comparison(quantity, *ratio, f"{words}: {_verdict(ratio)}"))
-    return comparisons
+        rounds_of_all = zip(*far, strict=False)
+        comparisons.append(compare(quantity, [median(ratios) for ratios in rounds_of_all]))
+    return [comparison for comparison in comparisons if comparison is not None]
 
 
 def sentence(comparisons: Sequence[Comparison], *, nodes: int) -> str:
     """Return the first comparison that tells near from far; `nodes`: how many have CPUs."""
     if nodes <= 1:
         return ONE_NODE
-    told = [each for each in comparisons if not Ratio(each.ratio, each.low, each.high).is_noise]
-    return next((each.sentence for each in (*told, *comparisons)), NOT_COMPARED)
-
-
-def _verdict(ratio: Ratio) -> str:
-    if ratio.is_noise:
-        return f"no difference beyond noise (± {max(ratio.high, 1 / ratio.low, ALIKE) - 1:.0%})"
-    if ratio.value < 1:
-        return (
-            f"far is {1 / ratio.value:.1f} × as fast as near ({1 / ratio.high:.1f} to "
-            f"{1 / ratio.low:.1f}): the machine reports wrong nodes, or other work disturbed this"
-        )
-    return (
-        f"near is {ratio.value:.1f} × as fast as far ({ratio.low:.1f} to {ratio.high:.1f}); a job "
-        f"that waits for nothing else gains up to {ratio.value - 1:.0%}"
-    )
+    told = [comparison for comparison in comparisons if not comparison.is_noise]
+    return next((comparison.sentence for comparison in (*told, *comparisons)), NOT_COMPARED)
 
 
 MAX_BYTES = 16 * 1024 * 1024
@@ -231,8 +215,7 @@ def gpu_ratios(
 
     GPU key → NUMA node of CPUs → near bandwidth over that node's, 1.0 where the rounds do not tell
     them apart. GPUs that were not measured, by PCI bus id and UUID, and nodes that do not exist
-    have none. Without a file both are empty; a
-    file that cannot be read is a notice.
+    have none. Without a file both are empty; a file that cannot be read is a notice.
     """
     try:
         measurement = read(path)
@@ -247,9 +230,8 @@ def gpu_ratios(
     ratios: dict[tuple[str, int], dict[int, float]] = {}
     rounds_by_place = by_round(measurement.figures, measurement.gpus, TO_DEVICE)
     for (bus_id, node), rounds in rounds_by_place.items():
-        key, ratio = here.get(bus_id), ratio_of(rounds)
-        if key is None or ratio is None or node not in topology.nodes_with_cpus:
-            continue
-        if ratio.low > 0 and ratio.high < inf:
-            ratios.setdefault(key, {})[node] = 1.0 if ratio.is_noise else ratio.value
+        key, comparison = here.get(bus_id), compare(TO_DEVICE, rounds)
+        if key is not None and comparison is not None and node in topology.nodes_with_cpus:
+            ratio = 1.0 if comparison.is_noise else comparison.ratio
+            ratios.setdefault(key, {})[node] = ratio
     return ratios, ()

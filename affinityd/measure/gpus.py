@@ -1,4 +1,4 @@
-"""The figures of a GPU by the library of its driver, through ctypes: copies, and a kernel's launch.
+"""The figures of a GPU by the library of its driver, through ctypes: copies.
 
 Sources: cuda.h (CUDA driver API; names with _v2 are those that its macros stand for) and
 hip_runtime_api.h. Both libraries have the same parameters where the names agree.
@@ -15,7 +15,6 @@ from threading import Thread
 from typing import NamedTuple
 
 from affinityd.measure.document import (
-    LAUNCH,
     OF_GPUS,
     TO_ALL_DEVICES,
     TO_DEVICE,
@@ -24,15 +23,8 @@ from affinityd.measure.document import (
     TO_HOST_PAGEABLE,
     Figure,
 )
-from affinityd.measure.memory import Buffer, median_seconds
+from affinityd.measure.memory import Buffer, NotMeasuredError, median_seconds
 from affinityd.topology.model import Gpu
-
-#: PTX of a version and target that the drivers of Maxwell and all later GPUs compile.
-EMPTY_KERNEL = b".version 4.0\n.target sm_50\n.address_size 64\n.visible .entry empty() { ret; }\n"
-
-
-class DriverError(Exception):
-    """A call that failed, with the driver's name of its error; one line."""
 
 
 class Api(NamedTuple):
@@ -80,17 +72,17 @@ class Driver:
                 self._contexts: dict[int, ctypes.c_void_p] = {}
                 self.call(api.init, 0)
                 return
-        raise DriverError(f"{api.libraries[0]} cannot be loaded")
+        raise NotMeasuredError(f"{api.libraries[0]} cannot be loaded")
 
     def call(self, name: str, *arguments: object) -> None:
-        """Call a function that returns an error code. Raises DriverError."""
+        """Call a function that returns an error code. Raises NotMeasuredError."""
         try:
             function = getattr(self._library, name)
         except AttributeError:
-            raise DriverError(f"{self._library._name} has no {name}") from None  # noqa: SLF001
+            raise NotMeasuredError(f"{self._library._name} has no {name}") from None  # noqa: SLF001
         code = int(function(*arguments))
         if code:
-            raise DriverError(f"{name}: {self._error_name(code)}")
+            raise NotMeasuredError(f"{name}: {self._error_name(code)}")
 
     def _error_name(self, code: int) -> str:
         name = ctypes.c_char_p()
@@ -103,7 +95,7 @@ class Driver:
         return (name.value or b"error %d" % code).decode(errors="replace")
 
     def use(self, pci_bus_id: str) -> None:
-        """Make a GPU this thread's current one, until the process ends. Raises DriverError."""
+        """Make a GPU this thread's current one, until the process ends. Raises NotMeasuredError."""
         number = ctypes.c_int()
         self.call(self.api.find, ctypes.byref(number), pci_bus_id.encode())
         device = number.value
@@ -118,36 +110,24 @@ class Driver:
 
     @contextmanager
     def allocated(self, size: ctypes.c_size_t) -> Iterator[ctypes.c_void_p]:
-        """Yield memory of the current GPU. Raises DriverError."""
+        """Yield memory of the current GPU. Raises NotMeasuredError."""
         memory = ctypes.c_void_p()
         self.call(self.api.allocate, ctypes.byref(memory), size)
         try:
             yield memory
         finally:
-            with suppress(DriverError):
+            with suppress(NotMeasuredError):
                 self.call(self.api.free, memory)
 
     @contextmanager
     def registered(self, host: ctypes.c_void_p, size: ctypes.c_size_t) -> Iterator[None]:
-        """Lock a buffer's pages, for all GPUs of this driver. Raises DriverError."""
+        """Lock a buffer's pages, for all GPUs of this driver. Raises NotMeasuredError."""
         self.call(self.api.register, host, size, PORTABLE)
         try:
             yield
         finally:
-            with suppress(DriverError):
+            with suppress(NotMeasuredError):
                 self.call(self.api.unregister, host)
-
-    def kernel(self) -> Callable[[], None]:
-        """Return a launch of an empty kernel on the current GPU. Raises DriverError.
-
-        HIP loads code objects alone, one for each GPU architecture.
-        """
-        if self.api is HIP:
-            raise DriverError("HIP takes no kernel that is not compiled for this very GPU")
-        module, kernel = ctypes.c_void_p(), ctypes.c_void_p()
-        self.call("cuModuleLoadData", ctypes.byref(module), EMPTY_KERNEL)
-        self.call("cuModuleGetFunction", ctypes.byref(kernel), module, b"empty")
-        return lambda: self.call("cuLaunchKernel", kernel, *(1,) * 6, 0, None, None, None)
 
 
 AT_ONCE = 0.1  #: seconds for which all GPUs copy
@@ -156,55 +136,57 @@ AT_ONCE = 0.1  #: seconds for which all GPUs copy
 @cache
 def _driver(vendor: str) -> Driver:
     if vendor not in APIS:
-        raise DriverError(f"no library is known to copy to a GPU of {vendor}")
+        raise NotMeasuredError(f"no library is known to copy to a GPU of {vendor}")
     return Driver(APIS[vendor])
 
 
 def gpu_figures(gpu: Gpu, node: int, buffer: Buffer) -> Iterator[Figure]:
     """Yield a figure for each of OF_GPUS; a failed call gives one without a value."""
-    address, length = buffer.swept
-    host, size = ctypes.c_void_p(address), ctypes.c_size_t(length)
+    host, size = buffer
     figure = partial(_figure, gpu, node)
     with ExitStack() as stack:
         try:
             driver = _driver(gpu.vendor)
             driver.use(gpu.pci_bus_id)
             memory = stack.enter_context(driver.allocated(size))
-        except DriverError as error:
+        except NotMeasuredError as error:
             yield from (missing(gpu, node, quantity, error) for quantity in OF_GPUS)
             return
 
-        def copies(copy: str, to: ctypes.c_void_p, source: ctypes.c_void_p) -> Callable[[], float]:
-            return lambda: length / _seconds(driver, lambda: driver.call(copy, to, source, size))
+        def rate(copy: str, to: ctypes.c_void_p, source: ctypes.c_void_p) -> float:
+            def copy_and_wait() -> None:
+                driver.call(copy, to, source, size)
+                driver.call(driver.api.synchronize)
 
-        to_device = copies(driver.api.to_device, memory, host)
-        to_host = copies(driver.api.to_host, host, memory)
+            copy_and_wait()  # the first one allocates
+            return size.value / median_seconds(copy_and_wait)
+
+        to_device = partial(rate, driver.api.to_device, memory, host)
+        to_host = partial(rate, driver.api.to_host, host, memory)
         yield figure(TO_DEVICE_PAGEABLE, to_device)
         yield figure(TO_HOST_PAGEABLE, to_host)
         try:
             stack.enter_context(driver.registered(host, size))
-        except DriverError as error:
+        except NotMeasuredError as error:
             yield from (missing(gpu, node, quantity, error) for quantity in (TO_DEVICE, TO_HOST))
         else:
             yield figure(TO_DEVICE, to_device)
             yield figure(TO_HOST, to_host)
-        yield figure(LAUNCH, lambda: _seconds(driver, driver.kernel()))
 
 
 def figures_at_once(gpus: Sequence[Gpu], node: int, buffer: Buffer) -> Iterator[Figure | None]:
     """Yield None when the copies can start, then each GPU's figure, of a thread for each GPU."""
-    address, length = buffer.swept
-    host, size = ctypes.c_void_p(address), ctypes.c_size_t(length)
+    host, size = buffer
     figures: dict[str, Figure] = {}
 
     def copy(gpu: Gpu, driver: Driver, memory: ctypes.c_void_p) -> None:
         def rate() -> float:
             driver.use(gpu.pci_bus_id)
-            copied, began = 0, time.perf_counter()
-            while copied == 0 or time.perf_counter() < began + AT_ONCE:
+            copies, began = 0, time.perf_counter()
+            while copies == 0 or time.perf_counter() < began + AT_ONCE:
                 driver.call(driver.api.to_device, memory, host, size)
-                copied += length
-            return copied / (time.perf_counter() - began)
+                copies += 1
+            return copies * size.value / (time.perf_counter() - began)
 
         figures[gpu.pci_bus_id] = _figure(gpu, node, TO_ALL_DEVICES, rate)
 
@@ -221,7 +203,7 @@ def figures_at_once(gpus: Sequence[Gpu], node: int, buffer: Buffer) -> Iterator[
                     locked.add(gpu.vendor)
                 driver.call(driver.api.to_device, memory, host, size)  # the first one allocates
                 threads.append(Thread(target=copy, args=[gpu, driver, memory], daemon=True))
-            except DriverError as error:  # noqa: PERF203 - each GPU by itself
+            except NotMeasuredError as error:  # noqa: PERF203 - each GPU by itself
                 figures[gpu.pci_bus_id] = missing(gpu, node, TO_ALL_DEVICES, error)
         yield None
         for thread in threads:
@@ -231,21 +213,10 @@ def figures_at_once(gpus: Sequence[Gpu], node: int, buffer: Buffer) -> Iterator[
     yield from figures.values()
 
 
-def _seconds(driver: Driver, action: Callable[[], None]) -> float:
-    """Return the median time of an action and of the wait for its end, after a first one."""
-
-    def act_and_wait() -> None:
-        action()
-        driver.call(driver.api.synchronize)
-
-    act_and_wait()  # the first one allocates
-    return median_seconds(act_and_wait)
-
-
 def _figure(gpu: Gpu, node: int, quantity: str, measure: Callable[[], float]) -> Figure:
     try:
         return Figure(quantity, node, None, gpu.pci_bus_id, measure())
-    except DriverError as error:
+    except NotMeasuredError as error:
         return missing(gpu, node, quantity, error)
 
 

@@ -11,7 +11,7 @@ import signal
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,9 +22,7 @@ from affinityd.linux.children import Child, ChildError, ending
 from affinityd.linux.files import text
 from affinityd.linux.syscalls import end_with
 from affinityd.measure.document import (
-    LATENCY,
     OF_GPUS,
-    OF_MEMORY,
     READ,
     TO_ALL_DEVICES,
     VERSION,
@@ -36,14 +34,7 @@ from affinityd.measure.document import (
     sentence,
 )
 from affinityd.measure.gpus import figures_at_once, gpu_figures, missing
-from affinityd.measure.memory import (
-    Buffer,
-    NotMeasuredError,
-    last_level_cache,
-    latency,
-    memory_on,
-    read_rate,
-)
+from affinityd.measure.memory import NotMeasuredError, memory_on, read_rate
 from affinityd.topology.model import Gpu, Topology
 from affinityd.topology.nearness import vicinity
 
@@ -143,15 +134,13 @@ def phases_at_once(topology: Topology, gpus: Sequence[Gpu]) -> list[Phase]:
 
 def blanks(topology: Topology, node: int, phases: Sequence[Phase] = ()) -> list[Figure]:
     """Return the figures to be measured from a node's CPUs, in order, without values."""
-    figures = [
-        Figure(quantity, node, memory_node, None)
-        for memory_node in topology.nodes_with_memory
-        for quantity in OF_MEMORY
+    at_once = [gpu for phase in phases for gpu in phase.get(node, ())]
+    of_gpus = [(gpu, quantity) for gpu in topology.gpus for quantity in OF_GPUS]
+    of_gpus += [(gpu, TO_ALL_DEVICES) for gpu in at_once]
+    return [
+        *(Figure(READ, node, memory_node, None) for memory_node in topology.nodes_with_memory),
+        *(Figure(quantity, node, None, gpu.pci_bus_id) for gpu, quantity in of_gpus),
     ]
-    at_once = [(gpu, (TO_ALL_DEVICES,)) for phase in phases for gpu in phase.get(node, ())]
-    for gpu, quantities in (*((gpu, OF_GPUS) for gpu in topology.gpus), *at_once):
-        figures += [Figure(quantity, node, None, gpu.pci_bus_id) for quantity in quantities]
-    return figures
 
 
 class _Node:
@@ -169,7 +158,7 @@ class _Node:
         self._child: Child | None = None
         self._rest = b""
         self._values: defaultdict[tuple[str, Target], list[float]] = defaultdict(list)
-        self._reasons: dict[tuple[str, Target], str] = {}
+        self._reasons: dict[tuple[str, Target], str | None] = {}
         self._why: str | None = None  #: the child has failed
 
     def go(self) -> None:
@@ -180,10 +169,16 @@ class _Node:
             with suppress(ProcessLookupError):
                 os.kill(self._child.pid, GO)
             return
+        here = os.sched_getaffinity(0)
         try:
+            os.sched_setaffinity(0, self._topology.cpus_of_node(self.number))  # the child's, too
             self._child = Child(partial(self._work, os.getpid()), PATIENCE)
+        except OSError:
+            self._why = "its CPUs are outside this process's cpuset"
         except ChildError as error:
             self._why = f"the measuring process {error}"
+        finally:
+            os.sched_setaffinity(0, here)
 
     def collect(self) -> None:
         """Wait for the end of the step, and keep its figures."""
@@ -195,10 +190,10 @@ class _Node:
                     return
                 figure = loads(Figure, line.decode(), "figure")
                 name = figure.quantity, figure.target
-                if figure.value is not None:
-                    self._values[name].append(figure.value)
-                elif figure.why is not None:
+                if figure.value is None:
                     self._reasons[name] = figure.why
+                else:
+                    self._values[name].append(figure.value)
                 continue
             try:
                 part = self._child.read(time.monotonic() + PATIENCE)
@@ -245,38 +240,28 @@ class _Node:
 
     def _steps(self) -> Iterator[Figure | None]:
         """Yield the figures of this process, and None behind each step."""
-        try:
-            os.sched_setaffinity(0, self._topology.cpus_of_node(self.number))
-            why = None
-        except OSError:
-            why = "its CPUs are outside this process's cpuset"
         for _ in range(ROUNDS):
-            if why is None:
-                yield from _one_by_one(self._topology, self.number, self._gpus)
-            else:
-                of_all = blanks(self._topology, self.number, self._phases)
-                yield from (replace(blank, why=why) for blank in of_all)
+            yield from _one_by_one(self._topology, self.number, self._gpus)
             yield None
             for phase in self._phases:
-                gpus = phase.get(self.number, ()) if why is None else ()
-                yield from _at_once(self._topology, self.number, gpus)
+                yield from _at_once(self._topology, self.number, phase.get(self.number, ()))
+                yield None
 
 
 def _one_by_one(topology: Topology, node: int, gpus: Sequence[Gpu]) -> Iterator[Figure]:
     """Yield the figures of memory and of these GPUs, one after another."""
     for memory_node in topology.nodes_with_memory:
-        blank = partial(Figure, numa_node=node, memory_node=memory_node, gpu=None)
+        blank = Figure(READ, node, memory_node, None)
         try:
-            with _memory(topology, node, memory_node) as buffer:
-                yield blank(READ, value=read_rate(buffer))
-                yield blank(LATENCY, value=latency(buffer))
+            with memory_on(topology, memory_node, reader=node) as buffer:
+                yield replace(blank, value=read_rate(buffer))
         except NotMeasuredError as error:
-            yield from (blank(quantity, why=str(error)) for quantity in OF_MEMORY)
+            yield replace(blank, why=str(error))
     home = topology.memory_node(node)
     if not gpus or home is None:
         return
     try:
-        with _memory(topology, node, home) as buffer:
+        with memory_on(topology, home, reader=node) as buffer:
             for gpu in gpus:
                 yield from gpu_figures(gpu, node, buffer)
     except NotMeasuredError as error:
@@ -284,22 +269,14 @@ def _one_by_one(topology: Topology, node: int, gpus: Sequence[Gpu]) -> Iterator[
 
 
 def _at_once(topology: Topology, node: int, gpus: Sequence[Gpu]) -> Iterator[Figure | None]:
-    """Yield None when this node's copies can start, the figures, and None behind them."""
+    """Yield None when this node's copies can start, and then their figures."""
     home = topology.memory_node(node)
     if not gpus or home is None:
         yield None
-    else:
-        try:
-            with _memory(topology, node, home) as buffer:
-                yield from figures_at_once(gpus, node, buffer)
-        except NotMeasuredError as error:
-            yield from (missing(gpu, node, TO_ALL_DEVICES, error) for gpu in gpus)
-            yield None
-    yield None
-
-
-def _memory(topology: Topology, node: int, of: int) -> AbstractContextManager[Buffer]:
-    """Return memory of a node, to be read from CPUs of another."""
-    cache = last_level_cache(min(topology.cpus_of_node(node)))
-    is_one = len(topology.nodes_with_memory) == 1  # then the place of memory is not checked
-    return memory_on(of, topology.cpus_of_node(of), cache, is_one=is_one)
+        return
+    try:
+        with memory_on(topology, home, reader=node) as buffer:
+            yield from figures_at_once(gpus, node, buffer)
+    except NotMeasuredError as error:
+        yield from (missing(gpu, node, TO_ALL_DEVICES, error) for gpu in gpus)
+        yield None

@@ -18,10 +18,8 @@ def copies(node: int, value: float | None, gpu: MeasuredGpu = GPU, **more: Any) 
     return in_rounds(Figure(quantity, node, None, gpu.pci_bus_id, value, **more))
 
 
-def memory(
-    node: int, of: int, value: float | None, quantity: str = READ, *, why: str | None = None
-) -> Figure:
-    return in_rounds(Figure(quantity, node, of, None, value, why=why))
+def memory(node: int, of: int, value: float | None, *, why: str | None = None) -> Figure:
+    return in_rounds(Figure(READ, node, of, None, value, why=why))
 
 
 def in_rounds(figure: Figure) -> Figure:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from affinityd.cli.render.topology import BOLD, YELLOW, paint
 from affinityd.cpuset import several
 from affinityd.grouping import grouped
 from affinityd.measure.document import (
-    LATENCY,
-    LAUNCH,
-    OF_MEMORY,
+    READ,
     WORDS,
     Figure,
     Measurement,
     Target,
     by_round,
+    compare,
     near_nodes,
-    ratio_of,
 )
 
 #: Ratios of near to a figure, from the worst, and the colors of its cell.
@@ -26,22 +24,11 @@ NONE = "-"
 NEAR = "*"
 
 
-RATE = "GB/s", 1e9, 1
-#: How a quantity is shown: its unit, in the document's, and digits.
-UNITS: Mapping[str, tuple[str, float, int]] = {
-    **dict.fromkeys(WORDS, RATE),
-    LATENCY: ("ns", 1e-9, 0),
-    LAUNCH: ("µs", 1e-6, 1),
-}
-#: The tables' order: memory first, as each node has it.
-TABLES = (*OF_MEMORY, *(quantity for quantity in WORDS if quantity not in OF_MEMORY))
-
-
 def lines(measurement: Measurement, *, color: bool) -> Iterator[str]:
     """Yield the tables, which figures are missing and why, and what the comparisons say."""
     with_value = [figure for figure in measurement.figures if figure.value is not None]
     by_quantity = grouped(with_value, lambda figure: figure.quantity)
-    for quantity in TABLES:
+    for quantity in (READ, *(quantity for quantity in WORDS if quantity != READ)):
         if quantity in by_quantity:
             yield from (*_table(measurement, quantity, by_quantity[quantity], color=color), "")
     notes = [*_missing(measurement), *measurement.notices]
@@ -63,20 +50,20 @@ def _table(
     rounds = by_round(measurement.figures, measurement.gpus, quantity)
     rows = [["CPUs of", *(names[target] for target in columns)]]
     styles = [[""] * (len(columns) + 1)]
-    _, scale, digits = UNITS[quantity]
     for row in sorted({node for node, _ in by_place}):
         rows.append([f"node {row}"])
         styles.append([""])
         for target in columns:
-            figure, ratio = by_place.get((row, target)), ratio_of(rounds.get((target, row), ()))
-            value = NONE if figure is None else f"{(figure.value or 0.0) / scale:.{digits}f}"
+            figure = by_place.get((row, target))
+            comparison = compare(quantity, rounds.get((target, row), ()))
+            value = NONE if figure is None else f"{(figure.value or 0.0) / 1e9:.1f}"
             is_near = figure is not None and row in near_nodes(figure, measurement.gpus)
             rows[-1].append(f"{value}{NEAR if is_near else ' '}")
-            worse = 1.0 if ratio is None or ratio.is_noise else ratio.value
+            worse = 1.0 if comparison is None or comparison.is_noise else comparison.ratio
             heat = next(style for least, style in HEAT if worse >= least)
-            styles[-1].append("" if ratio is None else heat)
+            styles[-1].append("" if comparison is None else heat)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    yield paint(f"{WORDS[quantity]}, {UNITS[quantity][0]} ({NEAR}: near)", BOLD, color=color)
+    yield paint(f"{WORDS[quantity]}, GB/s ({NEAR}: near)", BOLD, color=color)
     for texts, colors in zip(rows, styles, strict=True):
         painted = (
             paint(text.rjust(width), style, color=color)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from affinityd.measure.document import OF_GPUS, OF_MEMORY
+from affinityd.measure.document import OF_GPUS
 from tests.e2e.vm.guest_measure import MEASURED, NODES
 from tests.e2e.vm.hardware import BARE_NODE, GPU_NODES, MEMORY_NODE
 from tests.e2e.vm.hardware import NODES as WITH_CPUS
@@ -50,7 +50,6 @@ def test_a_gpu_is_measured_from_each_node(document: Document, figures: Figures) 
     reasons = {node: figures[node, gpu["pci_bus_id"]] for node in NODES}
     measured = [node for node, why in reasons.items() if why == {None}]
     assert {*measured} >= {GPU_NODES[MEASURED], BARE_NODE}
-    assert len(document["figures"]) == WITH_CPUS * (
-        len(WITH_MEMORY) * len(OF_MEMORY) + len(GPU_NODES) * len(OF_GPUS)
-    )
+    figures_of_a_node = len(WITH_MEMORY) + len(GPU_NODES) * len(OF_GPUS)
+    assert len(document["figures"]) == WITH_CPUS * figures_of_a_node
     assert "host_to_device_pinned" in {each["quantity"] for each in document["comparisons"]}

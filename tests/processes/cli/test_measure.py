@@ -15,14 +15,7 @@ from typing import Any
 import pytest
 
 from affinityd.cli.commands import measure
-from affinityd.measure.document import (
-    LAUNCH,
-    OF_GPUS,
-    OF_MEMORY,
-    TO_ALL_DEVICES,
-    WORDS,
-    gpu_ratios,
-)
+from affinityd.measure.document import OF_GPUS, READ, TO_ALL_DEVICES, WORDS, gpu_ratios
 from affinityd.measure.run import ROUNDS
 from affinityd.topology.model import Topology
 from tests.support.audit_facts import Known
@@ -66,7 +59,7 @@ def test_every_node_measures_memory_and_the_gpus_and_the_daemon_can_read_the_res
     assert (done.returncode, done.stderr) == (0, f"{path}: written\n"), "no progress in a pipe"
     document = json.loads(done.stdout)
     assert json.loads(path.read_text()) == document
-    assert figures(document, None) == [(it, node, True) for node in (0, 1) for it in OF_MEMORY]
+    assert figures(document, None) == [(READ, node, True) for node in (0, 1)]
     assert sorted(figures(document, FIRST)) == sorted(
         (it, node, True) for node in (0, 1) for it in (*OF_GPUS, TO_ALL_DEVICES)
     )
@@ -104,7 +97,7 @@ def test_a_gpu_with_unknown_processes_is_not_measured() -> None:
     done = ran()
     assert done.returncode == 0
     assert "GPUs 0-1 from nodes 0-1: NVIDIA's driver is not loaded; --force" in done.stdout
-    assert LAUNCH not in done.stdout
+    assert "pinned" not in done.stdout
 
 
 def test_only_idle_gpus_are_measured(

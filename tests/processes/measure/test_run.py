@@ -13,7 +13,6 @@ from affinityd.cpuset import CpuSet, format_list
 from affinityd.linux.processes import mask_of
 from affinityd.measure import run
 from affinityd.measure.document import (
-    LAUNCH,
     OF_GPUS,
     TO_DEVICE,
     TO_DEVICE_PAGEABLE,
@@ -43,7 +42,6 @@ measured = run.measure(replace(machine, gpus=(gpu,)), {}, "now", lambda _: None)
 figures = [figure for figure in measured.figures if figure.gpu]
 print(json.dumps({figure.quantity: figure.why or figure.value > 0 for figure in figures}))
 """
-NO_KERNEL = "HIP takes no kernel that is not compiled for this very GPU"
 HIDDEN = "cuDeviceGetByPCIBusId: ERROR_INVALID_DEVICE"
 WHOLE = dict.fromkeys(OF_GPUS, True)
 PINNED, COPIES_BACK = (TO_DEVICE, TO_HOST), (TO_HOST, TO_HOST_PAGEABLE)
@@ -71,9 +69,9 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "ROUNDS", 2)
 
 
-def test_each_figure_is_measured_with_both_vendors_libraries() -> None:
-    assert gpu_measured("nvidia") == WHOLE
-    assert gpu_measured("amd") == {**WHOLE, LAUNCH: NO_KERNEL}
+@pytest.mark.parametrize("vendor", ["nvidia", "amd"])
+def test_each_figure_is_measured_with_both_vendors_libraries(vendor: str) -> None:
+    assert gpu_measured(vendor) == WHOLE
 
 
 CRASH = "the measuring process crashed: Segmentation fault"
@@ -86,24 +84,23 @@ KILLED = "the measuring process was killed, as the kernel does where memory is s
         ("cuInit 100", OF_GPUS, "cuInit: error 100"),
         ("cuMemHostRegister_v2 2", PINNED, "cuMemHostRegister_v2: ERROR_OUT_OF_MEMORY"),
         ("cuMemcpyDtoH_v2 719", COPIES_BACK, "cuMemcpyDtoH_v2: error 719"),
-        ("cuModuleLoadData 218", (LAUNCH,), "cuModuleLoadData: error 218"),
         ("cuCtxSynchronize 719", OF_GPUS, "cuCtxSynchronize: error 719"),
         ("cuMemFree_v2 719", (), ""),
-        ("cuLaunchKernel crash", (LAUNCH,), CRASH),
-        ("cuLaunchKernel kill", (LAUNCH,), KILLED),
+        ("cuMemHostRegister_v2 crash", PINNED, CRASH),
+        ("cuMemHostRegister_v2 kill", PINNED, KILLED),
         ("hipSetDevice 101", OF_GPUS, "hipSetDevice: ERROR_INVALID_DEVICE"),
     ],
 )
 def test_a_failed_call_costs_only_its_figures_and_is_named(
     fail: str, missing: tuple[str, ...], why: str
 ) -> None:
-    vendor, usual = ("amd", {LAUNCH: NO_KERNEL}) if fail.startswith("hip") else ("nvidia", {})
-    assert gpu_measured(vendor, fail) == {**WHOLE, **usual, **dict.fromkeys(missing, why)}
+    vendor = "amd" if fail.startswith("hip") else "nvidia"
+    assert gpu_measured(vendor, fail) == {**WHOLE, **dict.fromkeys(missing, why)}
 
 
 def test_a_driver_that_hangs_is_killed_and_earlier_figures_stay() -> None:
     figures_of_gpu = gpu_measured("nvidia", "cuMemHostRegister_v2 hang", patience=5)
-    hung = dict.fromkeys((*PINNED, LAUNCH), "the measuring process hung: no figure within 5 s")
+    hung = dict.fromkeys(PINNED, "the measuring process hung: no figure within 5 s")
     assert figures_of_gpu == {TO_DEVICE_PAGEABLE: True, TO_HOST_PAGEABLE: True, **hung}
 
 
@@ -130,21 +127,18 @@ def figures(*nodes: int, cpus: CpuSet = HERE) -> Iterator[Figure]:
     return iter(run.measure(made(lists, gpus=[]), {}, "now", lambda _: None).figures)
 
 
-def test_memory_has_a_bandwidth_and_a_latency() -> None:
-    read, latency = figures(0)
+def test_memory_has_a_bandwidth() -> None:
+    (read,) = figures(0)
     assert os.sched_getaffinity(0) == HERE
     assert children_of(os.getpid()) == []
-    assert (read.why, latency.why) == (None, None)
     assert read.value is not None
-    assert latency.value is not None
-    # In any machine a load of memory takes longer than reading a line's 64 bytes in order.
-    assert latency.value > 64 / read.value
+    assert 1e7 < read.value < 1e13  # bytes per second of any machine
 
 
 def test_memory_on_another_node_is_not_measured() -> None:
-    *local, read, latency = figures(0, NOT_HERE)
-    assert all(it.value is not None for it in local)
-    assert (read.value, latency.value) == (None, None)
+    local, read = figures(0, NOT_HERE)
+    assert local.why is None
+    assert read.value is None
     assert read.why is not None
     assert read.why.startswith("not all of ")
     assert f"MiB came to node {NOT_HERE}: preferred on node {NOT_HERE} was refused" in read.why

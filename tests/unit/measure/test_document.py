@@ -13,11 +13,8 @@ import pytest
 from affinityd.cli.render.measure import lines
 from affinityd.errors import OutputError
 from affinityd.measure.document import (
-    LATENCY,
-    LAUNCH,
     NOT_COMPARED,
     OF_GPUS,
-    OF_MEMORY,
     ONE_NODE,
     READ,
     TO_DEVICE,
@@ -37,8 +34,6 @@ from tests.support.measurements import GPU, UNPLACED, copies, measurement, memor
 TO_GPU = GPU.pci_bus_id
 
 
-LAUNCHES = [copies(0, 10e-6, quantity=LAUNCH), copies(1, 15e-6, quantity=LAUNCH)]
-LATENCIES = [memory(0, 0, 1e-7, LATENCY), memory(1, 0, 2e-7, LATENCY)]
 OF_BOTH = [memory(0, 0, 20.0), memory(1, 0, 10.0), memory(0, 1, 8.0), memory(1, 1, 16.0)]
 
 
@@ -46,9 +41,7 @@ OF_BOTH = [memory(0, 0, 20.0), memory(1, 0, 10.0), memory(0, 1, 8.0), memory(1, 
     ("figures", "quantity", "expected"),
     [
         ([copies(0, 54.0), copies(1, 30.0)], TO_DEVICE, {TO_GPU: {0: 1.0, 1: 1.8}}),
-        (LAUNCHES, LAUNCH, {TO_GPU: {0: 1.0, 1: 1.5}}),
         (OF_BOTH, READ, {0: {0: 1.0, 1: 2.0}, 1: {0: 2.0, 1: 1.0}}),
-        (LATENCIES, LATENCY, {0: {0: 1.0, 1: 2.0}}),
         # Nothing to compare with: near was not measured, or is not known, or has no CPUs.
         ([copies(0, None), copies(1, 30.0)], TO_DEVICE, {}),
         ([copies(0, 54.0, UNPLACED), copies(1, 30.0, UNPLACED)], TO_DEVICE, {}),
@@ -92,7 +85,6 @@ NOISE = (vary(0, 30, 54, 41, 29, 55, 40, 31), vary(1, 54, 30, 40, 55, 29, 41, 30
             2,
             "read by one thread: near is 2.0 × as fast as far (2.0 to 2.0); a job",
         ),
-        ([*NOISE, *LATENCIES], 2, "latency of a load: near is 2.0 × as fast"),
         ([copies(0, 30.0), copies(1, 54.0)], 2, "far is 1.8 × as fast as near"),
         ([copies(0, None), copies(1, None), *BOTH], 2, "near is 2.0 × as fast as far"),
         # A common disturbance: each round is slower than the one before, near always twice as fast.
@@ -184,7 +176,7 @@ def test_each_node_with_cpus_measures_each_memory_and_each_gpu() -> None:
         figures = blanks(ODD, node)
         assert {figure.numa_node for figure in figures} == {node}
         assert [(figure.quantity, figure.target) for figure in figures] == [
-            *((quantity, memory_node) for memory_node in (0, 2) for quantity in OF_MEMORY),
+            *((READ, memory_node) for memory_node in (0, 2)),
             *((quantity, gpu.pci_bus_id) for gpu in ODD.gpus for quantity in OF_GPUS),
         ]
 
@@ -202,9 +194,7 @@ def test_gpus_at_once_are_copied_to_from_near_then_half_way_round() -> None:
 TABLED = measurement(
     [
         memory(0, 0, 38e9),
-        memory(0, 0, 95e-9, LATENCY),
         memory(1, 0, 15.2e9),
-        memory(1, 0, 1.4e-7, LATENCY),
         copies(1, 45.9e9),
         copies(1, None, UNPLACED, why="it is used"),
         copies(0, None, UNPLACED, why="it is used"),
@@ -221,11 +211,6 @@ memory, read by one thread, GB/s (*: near)
 CPUs of  memory 0
  node 0     38.0*
  node 1     15.2
-
-memory, latency of a load, ns (*: near)
-CPUs of  memory 0
- node 0       95*
- node 1      140
 
 host to device, pinned, GB/s (*: near)
 CPUs of  GPU 0
