@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.resources import files
 from itertools import cycle
 from pathlib import Path
 from shlex import quote
@@ -120,7 +121,6 @@ def _looked_up(address: str) -> str:
     return f"{ask_daemon.HTTP}[{host}]:{port}" if ":" in host else f"{ask_daemon.HTTP}{host}:{port}"
 
 
-FILES = Path(__file__).with_name("files")
 SCRIPTS = {
     "run": ("run.sh", EXECUTABLE),
     "pinning.sh": ("pinning.sh", READABLE),
@@ -129,8 +129,9 @@ SCRIPTS = {
 
 def write_scripts(folder: Path) -> None:
     """Write `run`, and the files it sources. Raises OutputError."""
+    scripts = files("affinityd.kubernetes") / "files"
     for name, (source, mode) in SCRIPTS.items():
-        _write(folder / name, (FILES / source).read_text(encoding="utf-8"), mode)
+        _write(folder / name, (scripts / source).read_text(encoding="utf-8"), mode)
 
 
 def write_settings(folder: Path, settings: Mapping[str, str], switch: str = ON) -> None:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from importlib.resources import files
 from typing import Any
 
 from affinityd.cpuset import CpuSet, parse_list
@@ -44,7 +44,7 @@ def load(name: str) -> Topology:
     """Return a shipped machine; raises TreeError, which lists them, for an unknown name."""
     if name not in NAMES:
         raise TreeError(f"no machine is named {name!r}; there are {', '.join(NAMES)}")
-    return build(json.loads(Path(__file__).with_name(f"{name}.json").read_text(encoding="utf-8")))
+    return build(json.loads((files(__name__) / f"{name}.json").read_text(encoding="utf-8")))
 
 
 def build(facts: Mapping[str, Any]) -> Topology:
