@@ -9,12 +9,10 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Literal
 from urllib.parse import parse_qsl
 from xml.etree import ElementTree as ET
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext
 
 from affinityd.cpuset import parse_list
@@ -26,7 +24,6 @@ from tests.support.machines.sysfs_tree import write_tree
 
 SVG = "{http://www.w3.org/2000/svg}"
 Opens = Callable[..., Tab]
-Scheme = Literal["light", "dark"]
 
 
 @pytest.mark.parametrize("name", MACHINES)
@@ -248,31 +245,6 @@ def test_an_address_keeps_a_query(query: str, address: str, refused: str, open_t
         assert tab.colors() == {}
     else:
         tab.comes_to_show(address)
-
-
-LOOKS: list[tuple[str, int, Scheme]] = [
-    ("dgx-a100", 1024, "light"),
-    ("dgx-a100", 360, "dark"),
-]
-
-
-@pytest.mark.parametrize(("name", "width", "scheme"), LOOKS)
-def test_the_page_is_accessible_and_fits_small_screens(
-    name: str, width: int, scheme: Scheme, browser: Browser, nodes: Callable[[str], Node]
-) -> None:
-    context = browser.new_context(viewport={"width": width, "height": 768}, color_scheme=scheme)
-    tab = Tab.open(context, nodes(name), "?compare=on&b.mode=node&running=on")
-    tab.comes_to_show("mode=node", view=1)
-    tab.page.locator("details").evaluate_all("all => all.forEach(it => it.open = true)")
-    tab.page.locator("button[aria-expanded=false]").evaluate_all("all => all.map(it => it.click())")
-    violations = Axe().run(tab.page).response["violations"]
-    assert [(it["id"], it["impact"], it["nodes"][0]["html"][:200]) for it in violations] == []
-    assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
-    wider = tab.page.locator(".scroll").evaluate_all(
-        "all => all.filter(it => it.scrollWidth > it.clientWidth).map(it => it.ariaLabel)"
-    )
-    assert wider == []
-    context.close()
 
 
 def test_on_a_phone_the_picture_comes_before_options(
