@@ -1,49 +1,23 @@
-"""The daemon's addresses: its socket's file goes, or another process has it, or the TCP address."""
+"""The daemon's addresses: another process has its socket's path, or the TCP address.
+
+That it ends where its socket is gone is held by tests/e2e/systemd and tests/e2e/fuzz.
+"""
 
 from __future__ import annotations
 
 import http.client
-import shutil
 import signal
 import socket
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.faults.checker import asking
-from tests.support.daemons import PATIENCE, UnixConnection, free_port, running
-from tests.support.machines.facts import machine
+from tests.support.daemons import PATIENCE, free_port, running
 from tests.support.servers import hanging, serving
 
 MACHINE = "dgx-a100"
 IN_USE = "Address already in use"
-
-
-def replaced(path: Path) -> None:
-    path.unlink()
-    path.touch()
-
-
-@pytest.mark.parametrize("fault", [replaced, lambda path: shutil.rmtree(path.parent)])
-def test_a_daemon_without_its_socket_ends(tmp_path: Path, fault: Callable[[Path], object]) -> None:
-    path = tmp_path / "run/affinityd.sock"
-    env = {"AFFINITYD_SOCKET": str(path)}
-    with running(tmp_path, "--machine", MACHINE, env=env) as daemon:
-        with asking(path, machine(MACHINE)) as asked:
-            asked.more()
-            connection = UnixConnection(path)
-            connection.connect()
-            fault(path)
-            connection.request("GET", "/plan?gpus=0&format=cpulist")
-            assert connection.getresponse().status == 200
-            connection.close()
-            assert daemon.process.wait(PATIENCE) == 1
-        assert asked.cut == 0
-        gone = f"{path} is gone, or another process's: the daemon exits, to be restarted"
-        assert daemon.says("critical") == [f"critical: {gone}"]
-        assert daemon.complaints == []
 
 
 @pytest.mark.parametrize(("is_ended", "status"), [(True, 0), (False, 1)])

@@ -19,7 +19,6 @@ from tests.support.daemons import (
     with_constants,
 )
 from tests.support.machines.facts import machine
-from tests.support.made_nodes import LiveNode
 from tests.support.tiny import tiny, tiny_tree
 
 MACHINE = "dgx-a100"
@@ -68,15 +67,3 @@ def test_sigterm_cuts_no_answer_and_waits_for_no_silent_client(tmp_path: Path) -
             asked.more(100)
             assert daemon.stop() == 0
         assert asked.cut == 0
-
-
-#: A clock that is set while the daemon runs is the virtual machine's business: tests/e2e/vm.
-AHEAD = ("unshare", "--time", f"--monotonic={60 * 365 * 86400}", f"--boottime={60 * 365 * 86400}")
-
-
-def test_a_daemon_in_another_time_namespace_knows_its_caller(tmp_path: Path) -> None:
-    """The start of a process is told in the reader's time, proc(5)."""
-    with LiveNode(tmp_path).running(at_first=f'exec {" ".join(AHEAD)} "$@"') as daemon:
-        times = (Path(f"/proc/{who}/ns/time").readlink() for who in ("self", daemon.process.pid))
-        assert len({*times}) == 2
-        assert daemon.plan("gpus=0")["allowed"]["source"] == "caller"

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import resource
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from affinityd.config import NODE_FILE
-from affinityd.discovery import discover, open_tree
 from affinityd.topology.document import read_node
 from tests.e2e.faults.checker import LIVE_QUERIES, asking
 from tests.support.daemons import Daemon, eventually, is_ready, running
@@ -85,28 +81,6 @@ def test_without_sysfs_it_refuses_until_that_is_mounted(tmp_path: Path) -> None:
         inside(daemon, "umount", "/sys")
         eventually(lambda: is_ready(daemon), "it plans")
         answers(daemon, node)
-
-
-def test_the_last_topology_stays_while_no_more_files_can_be_opened(tmp_path: Path) -> None:
-    """The limit is lowered while the daemon runs, below what it has open already."""
-    tree = write_tree(machine("mi250x"), tmp_path / "root")
-    with running(tmp_path, "--root", str(tree)) as daemon, ExitStack() as idle:
-        pid = daemon.process.pid
-        soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (8, hard))
-        for _ in range(100):
-            connection = idle.enter_context(socket.socket(socket.AF_UNIX))
-            connection.settimeout(1)
-            with suppress(OSError):
-                connection.connect(os.fspath(daemon.socket))
-        daemon.signal(signal.SIGHUP)
-        eventually(lambda: daemon.says("Too many open files"), "it is logged")
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
-        idle.close()
-        with asking(daemon.socket, discover(open_tree(str(tree)), None)) as asked:
-            asked.more()
-        assert daemon.plan("gpus=0")["generation"] == 1
-        assert len(daemon.says("Too many open files")) <= 2
 
 
 # A disk that is full.
