@@ -6,7 +6,6 @@ and what it makes of other answers by tests/e2e/slurm: both scripts share slurm/
 
 from __future__ import annotations
 
-import shutil
 import socket
 import threading
 from pathlib import Path
@@ -69,27 +68,6 @@ def test_a_nested_run_plans_on_the_cpus_of_the_outer_run(pod: Pod) -> None:
     again = pod.run(cpus=mask, LOCAL_RANK="1", LOCAL_WORLD_SIZE="2", **first)
     assert again.environment["AFFINITYD_CPULIST"] == "80-87,208-215"
     assert again.environment["AFFINITYD_ALLOWED"] == "0-255"
-
-
-def test_chosen_libraries_are_told_their_nics(daemon: Daemon, tree: Path, tmp_path: Path) -> None:
-    pod = Pod(tmp_path, daemon.socket, {"AFFINITYD_NICS": "ucx,nccl"})
-    pod.has("nvidia5")  # GPU 2, on a switch with mlx5_2
-    shutil.copytree(tree / "sys", tmp_path / "sys", symlinks=True, dirs_exist_ok=True)
-    names = {"UCX_NET_DEVICES", "NCCL_IB_HCA", "AFFINITYD_RDMA"}
-    assert not pod.run(cpus=ONLINE).environment.keys() & names
-    (tmp_path / "dev/infiniband").mkdir()
-    (tmp_path / "dev/infiniband/uverbs2").touch()
-    ended = pod.run(cpus=ONLINE).environment
-    assert (ended["UCX_NET_DEVICES"], ended["NCCL_IB_HCA"]) == ("mlx5_2:1", "=mlx5_2:1")
-    assert "NCCL_IB_HCA" not in pod.run(cpus=ONLINE, AFFINITYD_NICS="ucx").environment
-
-
-def test_ranks_that_see_a_gpu_of_their_own_each_are_kept_apart(pod: Pod) -> None:
-    """By their numbers; what only begins as a device file is none."""
-    pod.has("nvidia5", "nvidia3", "nvidia1", "nvidia1x")  # GPUs 2, 4 and 6
-    rank = {"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "3", "CUDA_VISIBLE_DEVICES": "2"}
-    ended = pod.run(cpus=ONLINE, AFFINITYD_MODE="core-complex", **rank)
-    assert (ended.environment["AFFINITYD_CPULIST"], ended.lines) == ("88-91,216-219", [])
 
 
 @pytest.mark.parametrize(

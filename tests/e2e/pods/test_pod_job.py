@@ -193,17 +193,6 @@ def test_observing_moves_nothing_and_says_so_in_a_variable(pod: Pod, shell: list
     assert not (pod.folder / "pinned").exists()
 
 
-def test_observing_names_what_would_refuse_a_pin(pod: Pod) -> None:
-    env = {"AFFINITYD": "observe", "AFFINITYD_MODE": "fast"}
-    ended = pod.run("--fail-closed", "env", cpus=ONLINE, **env)
-    why = "Malformed request: mode: 'fast' is not one of all"
-    assert ended.environment["AFFINITYD_UNPINNED"].startswith(why)
-    assert ended.lines == []
-    pinned = pod.run(cpus=ONLINE, AFFINITYD_UNPINNED=OBSERVED).environment
-    assert "AFFINITYD_UNPINNED" not in pinned  # which says why an earlier one was not
-    assert pinned["AFFINITYD_CPULIST"] == GPU_2
-
-
 @pytest.mark.parametrize(
     ("init", "unpinned"), [("observe", OBSERVED), ("off", None), ("obsreve", None)]
 )
