@@ -29,7 +29,7 @@ from affinityd.audit.orphans import (
     why_orphan,
 )
 from affinityd.audit.verdict import History, states
-from affinityd.audit.wait_meter import Waiter, WaitMeter
+from affinityd.audit.wait_meter import WaitMeter
 from affinityd.audit.waits import CAUSES, Waits
 from affinityd.cpuset import CpuSet
 from affinityd.grouping import Recent
@@ -113,9 +113,7 @@ class Auditor:
         ratios, remarks = self._measured(topology) if self._measured else ({}, ())
         balancing = text(f"{self._proc}/sys/kernel/numa_balancing")
         # Not `boot`: to ask a driver takes seconds at some scans, and the counters are read now.
-        waits = self._waits.look(
-            [Waiter.of(it.facts) for it in counted(found)], processes, since_boot()
-        )
+        waits = self._waits.look([it.facts for it in counted(found)], processes, since_boot())
         used = self._cpu_time.book(found, judge.near, boot, waits)
         # A mismatch goes on while the processes of its GPU cannot be seen.
         far = {it.facts.gpu for it in found if it.is_mismatch}

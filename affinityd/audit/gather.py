@@ -166,6 +166,12 @@ class ProcessWalk:
         return time.monotonic() > self._deadline
 
 
+def one_process(pid: int) -> ProcessFacts | None:
+    """Return the facts of a process, of no GPU in particular; None: it has ended."""
+    held, unlimited = GpuHolders((Holding(pid, ("", 0)),)), float("inf")
+    return next(iter(ProcessWalk(held, unlimited, ProcessTable(), family=unlimited)), None)
+
+
 # The job and container of a process, by the paths of its cgroups.
 #
 # Only names by root count: below a `user.slice` any user may name a cgroup, and

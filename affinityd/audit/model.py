@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -142,6 +143,11 @@ class ProcessFacts:
     def gpus(self) -> tuple[GpuKey, ...]:
         """All of its GPUs, that of most memory first."""
         return (self.gpu, *self.beside)
+
+    @cached_property
+    def cpus(self) -> CpuSet:
+        """The CPUs on which any of its threads may run."""
+        return frozenset().union(*{thread.mask for thread in self.threads})
 
     @property
     def owner(self) -> str | None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from affinityd.audit.gather import membership, service
 from affinityd.audit.model import Membership, ProcessFacts
@@ -95,58 +94,27 @@ class Other:
         return SYSTEM if self.service or self.uid == ROOT else NEIGHBOR
 
 
-@dataclass(frozen=True)
-class Waiter:
-    """A process whose waits are measured."""
+def runners_beside(process: ProcessFacts, others: Iterable[Other]) -> list[Runner]:
+    """Return the processes that ran on a process's CPUs, those that ran longest there first."""
+    found = []
+    for other in others:
+        stat, shared = other.stat, process.cpus & other.mask
+        if shared and stat.number != process.pid:
+            kind = OWN_THREADS if _owns(process, other) else other.kind
+            part = other.ran * len(shared) / len(other.mask)
+            owner = other.membership.owner or other.service
+            found.append(Runner(kind, stat.number, stat.name, other.uid, owner, part, other.ran))
+    return sorted(found, key=lambda runner: (-runner.ran, runner.pid))
 
-    pid: int
-    uid: int | None
-    parent: int
-    session: int | None
-    membership: Membership
-    cgroups: str  #: /proc/PID/cgroup
-    threads: Sequence[Thread]  #: the main one first
 
-    @classmethod
-    def of(cls, facts: ProcessFacts) -> Waiter:
-        """Return a process of a scan."""
-        return cls(
-            facts.pid,
-            facts.uid,
-            facts.parent,
-            facts.session,
-            facts.membership,
-            facts.cgroups,
-            facts.threads,
-        )
-
-    @cached_property
-    def cpus(self) -> CpuSet:
-        """The CPUs on which any of its threads may run."""
-        return frozenset().union(*{thread.mask for thread in self.threads})
-
-    def runners(self, others: Iterable[Other]) -> list[Runner]:
-        """Return the processes that ran on its CPUs, those that ran longest there first."""
-        return sorted(self._runners(others), key=lambda it: (-it.ran, it.pid))
-
-    def _runners(self, others: Iterable[Other]) -> Iterator[Runner]:
-        cpus = self.cpus
-        for other in others:
-            if (shared := cpus & other.mask) and other.stat.number != self.pid:
-                kind = OWN_THREADS if self._owns(other) else other.kind
-                part = other.ran * len(shared) / len(other.mask)
-                owner = other.membership.owner or other.service
-                stat = other.stat
-                yield Runner(kind, stat.number, stat.name, other.uid, owner, part, other.ran)
-
-    def _owns(self, other: Other) -> bool:
-        """Whether it is of the same job or container; where there is none, of the same session."""
-        owner, stat = self.membership.owner, other.stat
-        if owner is not None or other.membership.owner is not None:
-            return owner == other.membership.owner
-        is_near = stat.session == self.session or stat.parent == self.pid
-        # A daemon of the node may start the jobs of several users.
-        return is_near or (stat.parent == self.parent != INIT and other.uid == self.uid)
+def _owns(process: ProcessFacts, other: Other) -> bool:
+    """Whether both are of one job or container; where there is none, of one session."""
+    owner, stat = process.membership.owner, other.stat
+    if owner is not None or other.membership.owner is not None:
+        return owner == other.membership.owner
+    is_near = stat.session == process.session or stat.parent == process.pid
+    # A daemon of the node may start the jobs of several users.
+    return is_near or (stat.parent == process.parent != INIT and other.uid == process.uid)
 
 
 @dataclass(frozen=True)
@@ -179,7 +147,7 @@ class WaitMeter:
         self._folders: dict[str, list[str]] = {}  # of cgroups that count, by /proc/PID/cgroup
 
     def look(
-        self, waiters: Sequence[Waiter], processes: ProcessTable, now: float
+        self, waiters: Sequence[ProcessFacts], processes: ProcessTable, now: float
     ) -> Mapping[int, Waits]:
         """Return the waits since the last look, by pid; `now`: seconds since boot.
 
@@ -205,7 +173,7 @@ class WaitMeter:
             limit, folder = self._limit(waiter, before, look)
             used_up = limit.used_up / limit.periods if limit.periods else 0.0
             part = mine / by_group[waiter.cgroups] if mine else 0.0
-            runners = waiter.runners(others) if mine > NOTABLE * seconds else []
+            runners = runners_beside(waiter, others) if mine > NOTABLE * seconds else []
             use = Use(seconds, cpus, times, ran, by_cpus[cpus], runners, limit.seconds * part)
             if times:
                 elsewhere = frozenset(look.cpus) - cpus
@@ -217,7 +185,9 @@ class WaitMeter:
         self._reads_others = self._names_others or is_waiting
         return waits
 
-    def _counters(self, waiters: Sequence[Waiter], processes: ProcessTable, now: float) -> _Look:
+    def _counters(
+        self, waiters: Sequence[ProcessFacts], processes: ProcessTable, now: float
+    ) -> _Look:
         self._folders = {
             groups: self._folders.get(groups) or limiting_folders(groups, self._root)
             for groups in {waiter.cgroups for waiter in waiters}
@@ -241,7 +211,7 @@ class WaitMeter:
             others=ticks_of(processes) if self._reads_others else None,
         )
 
-    def _measured(self, waiter: Waiter) -> Sequence[Thread]:
+    def _measured(self, waiter: ProcessFacts) -> Sequence[Thread]:
         """Return its main thread and those that used most CPU time since the last look."""
         ticks = self._before.ticks if self._before else {}
         main, *rest = waiter.threads
@@ -251,7 +221,7 @@ class WaitMeter:
         return [main, *busy[: MOST_THREADS - 1]]
 
     @staticmethod
-    def _used(waiter: Waiter, before: _Look, look: _Look) -> tuple[float, list[ThreadTime]]:
+    def _used(waiter: ProcessFacts, before: _Look, look: _Look) -> tuple[float, list[ThreadTime]]:
         """Return the seconds that its threads ran, and the times of those that are measured.
 
         Of a thread that began since the last look all counts, of one that was not read then none.
@@ -271,7 +241,9 @@ class WaitMeter:
                 )
         return ran, times
 
-    def _limit(self, waiter: Waiter, before: _Look, look: _Look) -> tuple[Throttling, str | None]:
+    def _limit(
+        self, waiter: ProcessFacts, before: _Look, look: _Look
+    ) -> tuple[Throttling, str | None]:
         """Return how its cgroup was throttled, or the one above that was for longest.
 
         One that was removed, or made again under its name as a container's at a restart, has less.

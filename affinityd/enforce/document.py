@@ -314,7 +314,7 @@ def _process(
         reason=decision.reason,
         why=decision.why,
         observed=decision.is_observed,
-        masks=cpulist(frozenset[int]().union(*(thread.mask for thread in facts.threads))),
+        masks=cpulist(facts.cpus),
         cpulist=None if target is None else cpulist(target.cpus),
         cpuset=None if facts.cpuset is None else cpulist(facts.cpuset),
         mode=None if treatment is None else treatment.options.mode,

@@ -9,26 +9,16 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from affinityd.audit.gather import membership
-from affinityd.audit.wait_meter import Waiter, WaitMeter
+from affinityd.audit.gather import one_process
+from affinityd.audit.model import ProcessFacts
+from affinityd.audit.wait_meter import WaitMeter
 from affinityd.audit.waits import CAUSES, NOTABLE, Waits, remedy
 from affinityd.cli import target
 from affinityd.cli.console import aligned, say
 from affinityd.cli.parser import Parser, add_format
 from affinityd.cpuset import several
 from affinityd.errors import TargetError
-from affinityd.linux.processes import (
-    ProcessTable,
-    Stat,
-    Thread,
-    cgroups_of,
-    mask_of,
-    since_boot,
-    stat_of,
-    thread_ids,
-    thread_stat,
-    uid_of,
-)
+from affinityd.linux.processes import ProcessTable, Stat, Thread, since_boot, stat_of
 from affinityd.linux.scheduling import (
     ThreadTime,
     interrupt_counts,
@@ -102,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
         say(f"measuring {target.shown(process)} for {arguments.seconds:g} s; Ctrl-C ends it now")
     meter = WaitMeter(names_others=True)
     before = Moment.of(process)
-    meter.look([before.waiter], ProcessTable(), since_boot())
+    meter.look([before.facts], ProcessTable(), since_boot())
     try:
         time.sleep(arguments.seconds)
     except KeyboardInterrupt:
@@ -111,11 +101,11 @@ def run(arguments: argparse.Namespace) -> int:
     if stat is None or stat.start != process.start or stat.is_zombie:
         raise TargetError(f"{target.shown(process)} has ended meanwhile")
     after = Moment.of(stat)
-    waits = meter.look([after.waiter], ProcessTable(), since_boot()).get(process.number)
+    waits = meter.look([after.facts], ProcessTable(), since_boot()).get(process.number)
     if waits is None:
         raise TargetError(UNCOUNTED)
     waits = replace(waits, interrupt=_busiest(before.interrupts, after.interrupts))
-    job = after.waiter.membership.job
+    job = after.facts.membership.job
     cure = remedy(waits, job.scheduler if job else None)
     if arguments.format == "json":
         print(json.dumps(document(process.number, waits, cure)))
@@ -137,7 +127,7 @@ def name_of(thread: Thread) -> _Name:
 class Moment:
     """The counters of a process at one moment."""
 
-    waiter: Waiter
+    facts: ProcessFacts
     times: Mapping[_Name, ThreadTime | None]
     switches: Mapping[_Name, tuple[int | None, int | None]]  #: forced ones, and to another CPU
     interrupts: Mapping[str, int]
@@ -146,21 +136,14 @@ class Moment:
     @classmethod
     def of(cls, process: Stat) -> Moment:
         """Read the counters of a process now."""
-        pid, threads = process.number, []
-        for tid in thread_ids(pid):
-            stat, mask = thread_stat(pid, tid), mask_of(tid)
-            if stat is not None and mask is not None:
-                ticks = stat.cpu_ticks
-                threads.append(Thread(tid, stat.name, stat.start, mask, stat.last_cpu, ticks))
-        if not threads:
+        facts = one_process(process.number)
+        if facts is None:
             raise TargetError(f"{target.shown(process)} has ended meanwhile")
-        groups = cgroups_of(pid)
-        its, place = membership(groups), (process.parent, process.session)
-        waiter = Waiter(pid, uid_of(pid), *place, its, groups, threads)
+        pid, threads = facts.pid, facts.threads
         times = {name_of(it): thread_time(pid, it.tid) for it in threads}
         switches = {name_of(it): switches_of(pid, it.tid) for it in threads}
-        interrupts, pressure = interrupt_counts(waiter.cpus), pressure_of(groups)
-        return cls(waiter, times, switches, interrupts, pressure)
+        interrupts, pressure = interrupt_counts(facts.cpus), pressure_of(facts.cgroups)
+        return cls(facts, times, switches, interrupts, pressure)
 
 
 def document(pid: int, waits: Waits, cure: str | None) -> Mapping[str, object]:
@@ -197,7 +180,7 @@ def table(
     ]
     columns = ("thread", "name", "CPU", "ran", "waited")
     yield from aligned(columns, rows, {"thread", "CPU", "ran", "waited"})
-    if more := len(after.waiter.threads) - len(rows):
+    if more := len(after.facts.threads) - len(rows):
         yield f"and {count(more, 'thread')} that waited less"
     if waits.runners:
         yield ""
@@ -219,7 +202,7 @@ def table(
 def _threads(before: Moment, after: Moment) -> list[tuple[Thread, float, float]]:
     """Return the threads with the seconds for which they ran and waited, longest waits first."""
     used = []
-    for thread in after.waiter.threads:
+    for thread in after.facts.threads:
         name = name_of(thread)
         last, first = after.times[name], before.times.get(name) or ThreadTime(0.0, 0.0)
         if last is not None:  # it may have become the main one by execve(2), and waited less

@@ -9,10 +9,11 @@ import pytest
 
 from affinityd.audit import wait_meter
 from affinityd.audit.model import Membership
-from affinityd.audit.wait_meter import MOST_THREADS, Other, Waiter, WaitMeter
+from affinityd.audit.wait_meter import MOST_THREADS, Other, WaitMeter, runners_beside
 from affinityd.audit.waits import NEIGHBOR, OWN_THREADS, SYSTEM, THROTTLED, Waits
 from affinityd.linux.processes import ProcessTable, Stat, Thread
 from affinityd.linux.scheduling import TICKS
+from tests.support.audit_facts import process
 
 PID = 7
 BEGAN = 100  #: clock ticks since boot
@@ -44,7 +45,7 @@ class Node:
             Thread(tid, "x", BEGAN, frozenset({0}), 0, round(ran * TICKS))
             for tid, (ran, _) in threads.items()
         ]
-        waiter = Waiter(PID, 1000, 1, PID, NO_JOB, "0::/limited\n", its)
+        waiter = process(pid=PID, threads=tuple(its), cgroups="0::/limited\n")
         processes = ProcessTable(f"{self.folder}/proc")
         return self.meter.look([waiter], processes, now).get(PID)
 
@@ -102,17 +103,15 @@ def other(pid: int, ran: float, mask: set[int], parent: int = 1, uid: int = 1000
 
 
 def test_the_process_is_named_that_ran_longest_there_not_elsewhere() -> None:
-    main = Thread(PID, "x", BEGAN, frozenset({0}), 0, 0)
-    waiter = Waiter(PID, 1000, 1, PID, NO_JOB, "", [main])
-    runners = waiter.runners([other(8, 50, set(range(100))), other(9, 4, {0})])
+    others = [other(8, 50, set(range(100))), other(9, 4, {0})]
+    runners = runners_beside(process("0", pid=PID), others)
     assert [(runner.pid, runner.ran) for runner in runners] == [(9, 4), (8, 0.5)]
 
 
 @pytest.mark.parametrize(("uid", "kind"), [(1000, OWN_THREADS), (1001, NEIGHBOR)])
 def test_what_a_daemon_starts_for_two_users_is_no_single_job(uid: int, kind: str) -> None:
-    main = Thread(PID, "x", BEGAN, frozenset({0}), 0, 0)
-    waiter = Waiter(PID, 1000, 5, PID, NO_JOB, "", [main])
-    (runner,) = waiter.runners([other(8, 1, {0}, parent=5, uid=uid)])
+    waiter = process("0", pid=PID, parent=5)
+    (runner,) = runners_beside(waiter, [other(8, 1, {0}, parent=5, uid=uid)])
     assert runner.kind == kind
 
 

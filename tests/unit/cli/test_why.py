@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from affinityd.audit.model import Membership
-from affinityd.audit.wait_meter import Waiter
 from affinityd.audit.waits import CAUSES, Waits
 from affinityd.cli.commands.why import Moment, table
 from affinityd.linux.processes import Stat, Thread
 from affinityd.linux.scheduling import ThreadTime
+from tests.support.audit_facts import process
 
 MAIN, ENDS, BEGINS = (7, 100), (8, 100), (8, 900)  # the last one has the tid of the second
 STAT = Stat(7, "x", "R", 1, 7, 0, 0, 0, 1, 100, 0)
@@ -15,11 +14,11 @@ STAT = Stat(7, "x", "R", 1, 7, 0, 0, 0, 1, 100, 0)
 
 def moment(threads: dict[tuple[int, int], tuple[float, int]]) -> Moment:
     """Return a moment at which threads have waited so long, and been switched so often."""
-    its = [Thread(tid, "x", start, frozenset({0}), 0, 0) for tid, start in threads]
-    waiter = Waiter(7, 0, 1, 7, Membership(), "", its)
+    its = (Thread(tid, "x", start, frozenset({0}), 0, 0) for tid, start in threads)
+    facts = process(pid=7, threads=tuple(its))
     times = {name: ThreadTime(1.0, waited) for name, (waited, _) in threads.items()}
     switches = {name: (number, None) for name, (_, number) in threads.items()}
-    return Moment(waiter, times, switches, {}, None)
+    return Moment(facts, times, switches, {}, None)
 
 
 def test_a_thread_that_ended_takes_nothing_back_and_its_tid_may_be_another_s() -> None:
