@@ -23,8 +23,9 @@ from affinityd.audit.model import (
     Scan,
 )
 from affinityd.audit.orphans import (
-    IdleTimes,
+    IdleSince,
     ProcessOwners,
+    idle_since,
     missing_process,
     why_orphan,
 )
@@ -76,7 +77,7 @@ class Auditor:
         self._waits = WaitMeter(proc)
         self._memory = MemoryMeter()
         self._history = History()
-        self._idle = IdleTimes()
+        self._idle: IdleSince = {}
         self._gone: set[tuple[int, GpuKey]] = set()  # holders without a process, at the last scan
         self._since: dict[GpuKey, float] = {}  # when a mismatch was seen first
         self._first_masks = FirstMasks()
@@ -115,6 +116,7 @@ class Auditor:
         # Not `boot`: to ask a driver takes seconds at some scans, and the counters are read now.
         waits = self._waits.look([it.facts for it in counted(found)], processes, since_boot())
         used = self._cpu_time.book(found, judge.near, boot, waits)
+        self._idle = idle_since(found, used, self._idle, boot)
         # A mismatch goes on while the processes of its GPU cannot be seen.
         far = {it.facts.gpu for it in found if it.is_mismatch}
         going_on = far | (self._since.keys() & unknown.keys())
@@ -144,7 +146,7 @@ class Auditor:
             numa_balancing=int(balancing) if balancing.isdigit() else None,
             notices=(*held.notices, *named.notices, *remarks),
             kubelet=named.kubelet,
-            idle=self._idle.seconds(found, boot),
+            idle={pid: boot - since for (pid, _), since in self._idle.items()},
             ratios=ratios,
             boot=boot,
         )

@@ -5,12 +5,19 @@ Source: proc_pid_stat(5).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache, cached_property
 
 from affinityd.audit.gather import is_slurms, membership
 from affinityd.audit.judge import FIRST_USER
-from affinityd.audit.model import SLURM, AuditedProcess, Holding, Job, ProcessFacts
+from affinityd.audit.model import (
+    SLURM,
+    AuditedProcess,
+    CpuTime,
+    Holding,
+    Job,
+    ProcessFacts,
+)
 from affinityd.grouping import grouped
 from affinityd.linux.processes import (
     INIT,
@@ -57,32 +64,26 @@ def missing_process(holding: Holding) -> AuditedProcess:
     return AuditedProcess(facts, UNKNOWN, threads=(), orphan=NOT_THERE)
 
 
-class IdleTimes:
-    """How long orphans have been idle: only an idle orphan may be ended.
+#: Orphans by pid and start → since when they are idle, seconds since boot.
+IdleSince = Mapping[tuple[int, int], float]
 
-    A process is idle if it, and all processes that work for it, use no CPU time while the GPU
-    memory that it holds stays the same.
+
+def idle_since(
+    processes: Sequence[AuditedProcess], used: Mapping[int, CpuTime], before: IdleSince, now: float
+) -> IdleSince:
+    """Return since when orphans have been idle: only an idle one may be ended.
+
+    It is idle while neither it nor a process that works for it uses CPU time. `used`: by pid, since
+    the last scan; `now`: when the processes were read.
     """
-
-    def __init__(self) -> None:
-        #: By pid and start: the process's GPU memory, its threads and those of processes that
-        #: work for it, with the CPU time of each; and since when these are so.
-        self._since: dict[tuple[int, int], tuple[object, float]] = {}
-
-    def seconds(self, processes: Sequence[AuditedProcess], now: float) -> dict[int, float]:
-        """Return pid → seconds that each orphan has been idle; 0 when first seen.
-
-        `now`: when the processes were read, seconds since boot.
-        """
-        families = grouped(processes, lambda process: process.facts.holder or process.facts.pid)
-        before, self._since = self._since, {}
-        for facts in (process.facts for process in processes if process.orphan is not None):
-            family = (thread for process in families[facts.pid] for thread in process.facts.threads)
-            threads = {(thread.tid, thread.start, thread.cpu_ticks) for thread in family}
-            work = facts.holding and facts.holding.memory_bytes, threads
-            known, since = before.get((facts.pid, facts.start), (None, now))
-            self._since[facts.pid, facts.start] = work, since if work == known else now
-        return {pid: now - since for (pid, _), (_, since) in self._since.items()}
+    families = grouped(processes, lambda process: process.facts.holder or process.facts.pid)
+    since = {}
+    for facts in (process.facts for process in processes if process.orphan is not None):
+        members = (process.facts.pid for process in families[facts.pid])
+        is_busy = any(pid in used and used[pid].total for pid in members)
+        key = facts.pid, facts.start
+        since[key] = now if is_busy else before.get(key, now)
+    return since
 
 
 # The owners of a machine's processes where Slurm runs the jobs, by /proc. Elsewhere any process may

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from affinityd.audit.auditor import Auditor
-from affinityd.audit.model import AuditedProcess, GpuHolders, Holding, ProcessFacts
-from affinityd.audit.orphans import NOT_THERE, IdleTimes, ProcessOwners, why_orphan
+from affinityd.audit.model import CpuTime, GpuHolders, Holding, ProcessFacts
+from affinityd.audit.orphans import NOT_THERE, IdleSince, ProcessOwners, idle_since, why_orphan
 from affinityd.linux.processes import ProcessTable
 from tests.support.audit_facts import (
     GPU,
@@ -19,7 +18,6 @@ from tests.support.audit_facts import (
     SLURM_JOB,
     audited,
     process,
-    thread,
 )
 from tests.support.machines.by_hand import made
 from tests.support.tables import rows
@@ -142,36 +140,27 @@ def test_what_the_driver_names_twice_and_is_not_there_is_missing(
     assert {it.orphan for processes in found for it in processes} <= {NOT_THERE}
 
 
-# For how long an orphan has computed nothing.
+# Since when an orphan has computed nothing.
 
-
-def orphan(*ticks: int, memory: int = 2**30, start: int = 5) -> AuditedProcess:
-    threads = tuple(thread("0", 100 + place, ticks=it) for place, it in enumerate(ticks))
-    holding = Holding(100, GPU, memory)
-    facts = replace(process(threads=threads), start=start, holding=holding)
-    return audited(facts, orphan="nothing owns it")
-
-
-def worker(ticks: int) -> AuditedProcess:
-    return audited(process(pid=200, holder=100, threads=(thread("0", 200, ticks=ticks),)))
+ORPHAN, WORKER = (
+    audited(process("0"), orphan="nothing owns it"),
+    audited(process(pid=200, holder=100)),
+)
+BUSY, AT_REST = CpuTime(0.01), CpuTime()
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "seconds"),
+    ("used", "before", "since"),
     [
-        ([orphan(7, 3)], [orphan(7, 3)], 15.0),
-        ([orphan(7, 3)], [orphan(7, 4)], 0.0),
-        ([orphan(7)], [orphan(7, 0)], 0.0),  # it has started a thread
-        ([orphan(7)], [orphan(7, memory=1)], 0.0),
-        ([orphan(7), worker(1)], [orphan(7), worker(1)], 15.0),
-        ([orphan(7), worker(1)], [orphan(7), worker(2)], 0.0),
-        ([orphan(7)], [orphan(7, start=6)], 0.0),  # another process has its number
-        ([], [orphan(7)], 0.0),
+        ({100: AT_REST}, {(100, 5): 85.0}, 85.0),
+        ({100: AT_REST, 200: AT_REST}, {(100, 5): 85.0}, 85.0),
+        ({100: BUSY}, {(100, 5): 85.0}, 100.0),
+        ({100: AT_REST, 200: BUSY}, {(100, 5): 85.0}, 100.0),  # what works for it
+        ({100: AT_REST}, {(100, 6): 85.0}, 100.0),  # another process has its number
+        ({100: AT_REST}, {}, 100.0),
     ],
 )
-def test_idle_is_what_neither_works_nor_has_others_work(
-    before: list[AuditedProcess], after: list[AuditedProcess], seconds: float
+def test_an_orphan_is_idle_while_it_and_its_workers_use_no_cpu_time(
+    used: dict[int, CpuTime], before: IdleSince, since: float
 ) -> None:
-    idle = IdleTimes()
-    idle.seconds(before, 100.0)
-    assert idle.seconds(after, 115.0) == {100: seconds}
+    assert idle_since([ORPHAN, WORKER], used, before, 100.0) == {(100, 5): since}
