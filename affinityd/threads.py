@@ -1,12 +1,14 @@
-"""A function in a daemon thread, which does not delay the process's end."""
+"""Functions in daemon threads, which do not delay the process's end."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Generic, TypeVar
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 
@@ -23,3 +25,36 @@ def started(work: Callable[[], T]) -> Future[T]:
 
     threading.Thread(target=run, daemon=True).start()
     return result
+
+
+STUCK_SECONDS, MOST_STUCK = 0.5, 8
+
+
+class Readings(Generic[K, T]):
+    """Readings of processes that may not let themselves be read, each in a thread.
+
+    The kernel lets a reader wait for a lock of the process's memory. The process holds it while a
+    page fault waits for a file system that does not answer: a dead NFS server, or a user's FUSE
+    program.
+    """
+
+    def __init__(self) -> None:
+        self._late: dict[K, Future[T]] = {}  # that have not ended in time
+
+    def result(self, key: K, read: Callable[[], T]) -> T:
+        """Return the result of `read`, which is waited for once; a later call may ask for it again.
+
+        Raises FutureTimeoutError where it is late, or where too many others are.
+        """
+        reading, seconds = self._late.pop(key, None), 0.0
+        if reading is None:
+            if len(self._late) >= MOST_STUCK:
+                self._late = {key: late for key, late in self._late.items() if not late.done()}
+            if len(self._late) >= MOST_STUCK:
+                raise FutureTimeoutError
+            reading, seconds = started(read), STUCK_SECONDS
+        try:
+            return reading.result(seconds)
+        except FutureTimeoutError:
+            self._late[key] = reading
+            raise

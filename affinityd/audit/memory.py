@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from mmap import PAGESIZE
 
 from affinityd.cpuset import several
@@ -16,7 +16,7 @@ from affinityd.linux.memory_policy import MemoryPolicy, policy_of
 from affinityd.linux.migration import room_on
 from affinityd.linux.resident import FILES, SHARED, ResidentMemory, Share, resident_memory
 from affinityd.text import amount
-from affinityd.threads import started
+from affinityd.threads import Readings
 from affinityd.topology.nearness import UNKNOWN, Vicinity
 
 #: Far memory is mentioned from this part on, and a mismatch from that: of files and of shared
@@ -24,8 +24,6 @@ from affinityd.topology.nearness import UNKNOWN, Vicinity
 MENTIONED, MOST = 0.1, 0.5
 LEAST = 2**30  #: bytes from which on far memory is worth a line where it was not asked for
 SECONDS = 0.05  #: of a scan; processes that it does not come to keep what the last one found
-#: A process that does not let its memory be looked at is left out, and so many end all looks.
-STUCK_SECONDS, MOST_STUCK = 0.5, 8
 
 PLACES = NEAR, FAR, _ = "near", "far", UNKNOWN
 
@@ -157,7 +155,7 @@ class MemoryMeter:
 
     def __init__(self) -> None:
         self._found: dict[_Name, HostMemory] = {}  # the oldest first
-        self._late: dict[_Name, Future[HostMemory]] = {}  # threads that still read
+        self._readings: Readings[_Name, HostMemory] = Readings()
 
     def look(self, processes: Mapping[_Name, tuple[Vicinity, str]]) -> Mapping[int, HostMemory]:
         """Return the memory of processes by pid; of some none may be known yet.
@@ -166,36 +164,18 @@ class MemoryMeter:
         """
         end = time.monotonic() + SECONDS
         self._found = {name: it for name, it in self._found.items() if name in processes}
-        self._late = {
-            name: it for name, it in self._late.items() if name in processes or not it.done()
-        }
         for name in [*(processes.keys() - self._found.keys()), *self._found]:
-            if name in self._late or len(self._late) < MOST_STUCK:
-                self._sample(name, *processes[name])
+            with suppress(FutureTimeoutError):  # it keeps what was found last
+                memory = self._readings.result(name, partial(_sample, name[0], *processes[name]))
+                self._found.pop(name, None)
+                self._found[name] = memory
             if time.monotonic() > end:
                 break
         return {pid: it for (pid, _), it in self._found.items()}
 
-    def _sample(self, name: _Name, near: Vicinity, placement: str) -> None:
-        """Sample the memory of a process in a thread, for which a scan waits STUCK_SECONDS.
 
-        The kernel lets a reader wait for a lock of the process, which holds it while a page fault
-        waits for a file system that does not answer: a dead NFS server, or a user's FUSE program.
-        """
-
-        def sample() -> HostMemory:
-            memory = HostMemory.of(name[0], near, placement)
-            if memory.cause is None:
-                return memory
-            return replace(memory, policy=policy_of(name[0]))  # which may walk many pages
-
-        reading, seconds = self._late.pop(name, None), 0.0
-        if reading is None:
-            reading, seconds = started(sample), STUCK_SECONDS
-        try:
-            memory = reading.result(seconds)
-        except FutureTimeoutError:
-            self._late[name] = reading
-        else:
-            self._found.pop(name, None)
-            self._found[name] = memory
+def _sample(pid: int, near: Vicinity, placement: str) -> HostMemory:
+    memory = HostMemory.of(pid, near, placement)
+    if memory.cause is None:
+        return memory
+    return replace(memory, policy=policy_of(pid))  # which may walk many pages

@@ -35,12 +35,12 @@ from affinityd.enforce.model import (
 )
 from affinityd.enforce.placement import JobHistory
 from affinityd.enforce.policy import PolicyFile
-from affinityd.enforce.policy.identity import SECONDS, ProcessIdentities
+from affinityd.enforce.policy.identity import ProcessIdentities
 from affinityd.grouping import Recent, grouped
 from affinityd.linux import pinning
 from affinityd.linux.processes import INITIAL_PIDS, PROC, status_of
 from affinityd.linux.syscalls import SYS_NICE
-from affinityd.threads import started
+from affinityd.threads import Readings
 from affinityd.topology.model import Topology
 
 #: /proc/self/ns/user if capabilities count for every process: PROC_USER_INIT_INO,
@@ -183,6 +183,7 @@ class Enforcer:
         self._backoff = Backoff()
         self._history: JobHistory = Recent()
         self._binders: Recent[tuple[int, int], MaskOwner | None] = Recent()  # by pid and start
+        self._readings: Readings[tuple[int, int], MaskOwner | None] = Readings()
         self._pins = Counter[str]()
         self._threads = 0
 
@@ -237,7 +238,7 @@ class Enforcer:
         if key not in self._binders:
             self._binders[key] = None
             with suppress(FutureTimeoutError):  # then it is not known
-                self._binders[key] = started(lambda: owner_of(facts)).result(SECONDS)
+                self._binders[key] = self._readings.result(key, lambda: owner_of(facts))
         owner = self._binders.get(key)
         if owner is None or not owner.ends_it:
             return decision

@@ -1,20 +1,14 @@
-"""The properties of a process by which a policy selects it, and its environment.
-
-To read an environment the kernel takes the lock of the process's memory. Its user can keep that
-locked for ever: by a file system of its own (FUSE), or one that does not answer (NFS). So a thread
-reads it.
-"""
+"""The properties of a process by which a policy selects it, and its environment."""
 
 from __future__ import annotations
 
 import pwd
 import re
 from collections.abc import Collection, Mapping
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 
 from affinityd import config
 from affinityd.audit.gather import is_slurms
@@ -25,12 +19,9 @@ from affinityd.grouping import REMEMBERED, Recent
 from affinityd.linux.cgroup import hierarchies
 from affinityd.linux.files import environment_of, listed
 from affinityd.linux.processes import cgroups_of, is_running, stat_of
-from affinityd.threads import started
+from affinityd.threads import Readings
 
 ANCESTORS = 8  #: tried for a process that has overwritten its own
-
-SECONDS = 0.5  #: for which an answer is waited for
-MOST_STUCK = 8  #: threads that may wait; while there are as many, no more work is begun
 
 
 def environment(facts: ProcessFacts, root: str = "") -> Mapping[str, str] | None:
@@ -112,7 +103,7 @@ class ProcessIdentities:
         self.is_blind = False  #: the environment of a process could not be read in this scan
         self._root = root
         self._folder = pods
-        self._late: dict[Key, Future[Mapping[str, str] | None]] = {}  # threads that still read
+        self._readings: Readings[Key, Mapping[str, str] | None] = Readings()
         self._pods = cache(pods_of)
         self._user = cache(_name_of)  # a directory that does not answer takes seconds
         self._users_began = 0.0  # when the first of them was requested, seconds since boot
@@ -169,17 +160,9 @@ class ProcessIdentities:
         key = facts.pid, facts.start, variables
         if key in self._known:
             return self._known.get(key)
-        reading, seconds = self._late.pop(key, None), 0.0
-        if reading is None:
-            if len(self._late) >= MOST_STUCK:
-                self._late = {key: late for key, late in self._late.items() if not late.done()}
-            if len(self._late) >= MOST_STUCK:
-                return None
-            reading, seconds = started(lambda: environment(facts, self._root)), SECONDS
         try:
-            environ = reading.result(seconds)
+            environ = self._readings.result(key, partial(environment, facts, self._root))
         except FutureTimeoutError:  # the next scan asks again: it may have AFFINITYD=off
-            self._late[key] = reading
             return None
         if environ is not None:
             environ = {name: environ[name] for name in variables if name in environ}

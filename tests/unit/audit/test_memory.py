@@ -8,6 +8,7 @@ from threading import Event
 
 import pytest
 
+from affinityd import threads
 from affinityd.audit import memory as module
 from affinityd.audit.memory import HostMemory, MemoryMeter
 from affinityd.linux.memory_policy import MemoryPolicy
@@ -129,7 +130,7 @@ def test_a_process_that_lets_a_reader_hang_is_left_out_until_it_answers(
             answers.wait(30)
         return memory(PRIVATE)
 
-    monkeypatch.setattr(module, "STUCK_SECONDS", 0.05)
+    monkeypatch.setattr(threads, "STUCK_SECONDS", 0.05)
     monkeypatch.setattr(module, "SECONDS", 30)
     monkeypatch.setattr(module, "policy_of", lambda _pid: None)
     monkeypatch.setattr(HostMemory, "of", of)
@@ -138,5 +139,5 @@ def test_a_process_that_lets_a_reader_hang_is_left_out_until_it_answers(
         assert meter.look(processes).keys() == {2}
     assert looked.count(1) == 1  # no second thread waits for it
     answers.set()
-    wait(meter._late.values())
+    wait(meter._readings._late.values())
     assert meter.look(processes).keys() == {1, 2}

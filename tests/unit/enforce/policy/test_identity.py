@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from affinityd import threads
 from affinityd.audit.model import ContainerResources, Job, Membership, ProcessFacts
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.enforce.policy import identity
@@ -104,7 +105,7 @@ def test_a_late_environment_is_used_by_the_next_scan(
         answer.wait(PATIENCE)
         return here(facts, root)
 
-    monkeypatch.setattr(identity, "SECONDS", 0.01)
+    monkeypatch.setattr(threads, "STUCK_SECONDS", 0.01)
     monkeypatch.setattr(identity, "environment", late)
     assert (known.of(its, ()).environment, known.of(its, ()).switch) == (None, "observe")
     answer.set()
