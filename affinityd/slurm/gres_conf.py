@@ -10,7 +10,7 @@ src/plugins/gres/gpu/gres_gpu.c (_normalize_sys_gres_types), src/plugins/gpu/nvm
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
@@ -82,37 +82,6 @@ class GpuTypes(NamedTuple):
     why: str | None = None  #: why GPUs are left out
 
 
-def _types_of_gres(gres: TypeCounts, gpus: Sequence[Gpu], lines: Mapping[GpuKey, str]) -> GpuTypes:
-    """Return the types of slurmctld's Gres=: of several, slurmd's lines or the GPUs' names tell.
-
-    A GPU has the longest type that is a part of its name: as in AutoDetect, in any case and with _
-    for blanks, nvidia_a100-sxm4-40gb.
-    """
-    fitting: dict[GpuKey, list[str]] = {}
-    for gpu in gpus:
-        name = (gpu.model or "").replace(" ", "_").lower()
-        kinds = [kind for kind in gres if kind and kind.lower() in name]
-        fitting[gpu.key] = sorted(kinds, key=lambda kind: (-len(kind), kind))
-    if any(gres) and any(gpu.mig and not fitting[gpu.key] for gpu in gpus):
-        return GpuTypes({}, SLICES)
-    if len(gres) < 2:  # noqa: PLR2004
-        return GpuTypes(dict.fromkeys(fitting, next(iter(gres), None)))
-    why = f"{gres_of(gres)} has several types, and no GPU's name tells which it is"
-    # slurmd's are right if they are all those of Gres=, each a part of its GPU's name, or of none.
-    of_models = {kind for kinds in fitting.values() for kind in kinds}
-    if Counter(lines.values()) == gres and all(
-        kind in fitting[key] or kind not in of_models for key, kind in lines.items()
-    ):
-        return GpuTypes(lines, why)
-    longest = {key: kinds[0] for key, kinds in fitting.items() if kinds}
-    found: Counter[str | None] = Counter(longest.values())
-    if all(found[kind] >= number for kind, number in gres.items()):
-        return GpuTypes(longest, why)
-    # Where a type lacks GPUs, some of a type with too many may be of that.
-    sure = {key: kind for key, kind in longest.items() if found[kind] <= gres[kind]}
-    return GpuTypes(sure, why)
-
-
 @dataclass(frozen=True)
 class GresConf:
     """The right lines of gres.conf for a node's topology and its Gres=."""
@@ -127,8 +96,9 @@ class GresConf:
     def types(self) -> GpuTypes:
         """The `Type=` of each GPU: as named, else of slurmctld's Gres=, else slurmd's.
 
-        Raises InvalidRequestError for names that are neither one nor one for each GPU, and for a
-        type that Gres= does not have.
+        Of several types in Gres=, slurmd's lines tell which GPU has which. Raises
+        InvalidRequestError for names that are neither one nor one for each GPU, and for a type that
+        Gres= does not have.
         """
         gpus, gres, named = self.topology.gpus, self.gres, self.named
         if len(named) not in {0, 1, len(gpus)}:
@@ -144,14 +114,18 @@ class GresConf:
         if named:
             kinds = named if len(named) > 1 else [*named] * len(gpus)
             return GpuTypes({gpu.key: kind for gpu, kind in zip(gpus, kinds, strict=True)})
+        if gres and any(gres) and any(gpu.mig for gpu in gpus):
+            return GpuTypes({}, SLICES)
+        kinds_told = gres if gres is not None else dict.fromkeys(self.present.values())
+        if len(kinds_told) < 2:  # noqa: PLR2004
+            return GpuTypes({gpu.key: next(iter(kinds_told), None) for gpu in gpus})
         of_slurmd = [(gpu.key, self.present.get(device_file(gpu) or "")) for gpu in gpus]
         lines = {key: kind for key, kind in of_slurmd if kind}
-        if gres is not None:
-            return _types_of_gres(gres, gpus, lines)
-        if len({*self.present.values()}) > 1:
+        if gres is None:
             return GpuTypes(lines, "slurmd has several types, and none for it")
-        only = next(iter(self.present.values()), None)
-        return GpuTypes({gpu.key: only for gpu in gpus})
+        if Counter(lines.values()) == gres:
+            return GpuTypes(lines)
+        return GpuTypes({}, f"{gres_of(gres)} has several types, and slurmd has others")
 
     @cached_property
     def cores(self) -> SlurmCores:

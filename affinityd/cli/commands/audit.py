@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shutil
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -31,7 +29,7 @@ from affinityd.json_codec import dumps
 from affinityd.kubernetes.pods import KubeletPods
 from affinityd.measure.document import gpu_ratios
 from affinityd.request import devices
-from affinityd.text import count, one_line, quote
+from affinityd.text import one_line, quote
 from affinityd.topology.model import Topology
 from affinityd.topology.nearness import REMOTE
 from affinityd.topology.rdma import usable_ports
@@ -39,9 +37,6 @@ from affinityd.topology.rdma import usable_ports
 TROUBLE = 2  #: exit code of every error: 1 is an answer
 EVERY = 2.0  #: seconds between two looks
 SHORTEST, LONGEST = 0.1, 3600.0
-
-#: Control sequences of a terminal, ECMA-48: to the first line; clear the rest of one, of all.
-HOME, CLEAR_LINE, CLEAR_REST = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
 def add_arguments(parser: Parser) -> None:
@@ -143,16 +138,7 @@ def _print(
         *audit.owner_lines(scan, owners),
         *audit.nic_lines(scan, nics),
     ]
-    lines = [*map(one_line, lines)]
-    if arguments.watch is None or sys.stdout is None or not sys.stdout.isatty():
-        print("\n".join(lines if before is None else ["", *lines]), flush=True)
-        return
-    width, height = shutil.get_terminal_size()
-    if len(lines) > height:  # a window that scrolls could not be drawn over
-        more = count(len(lines) - height + 1, "line")
-        lines = [*lines[: height - 1], f"and {more} more, in a larger window"]
-    drawn = (f"{line[:width]}{CLEAR_LINE}" for line in lines)
-    print(HOME + "\n".join(drawn) + CLEAR_REST, end="", flush=True)
+    print("\n".join(map(one_line, lines if before is None else ["", *lines])), flush=True)
 
 
 def _far_nics(topology: Topology, scan: Scan) -> Mapping[int, Sequence[str]]:

@@ -32,12 +32,6 @@ FAILED, CANNOT_RUN, NOT_FOUND = 125, 126, 127
 
 OWN = f"{config.PREFIX}OWN"  #: whether --own is on
 
-#: Errors that do not end the search along PATH.
-SEARCH_ON = {
-    *(errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENAMETOOLONG),
-    *(errno.ESTALE, errno.ENODEV, errno.ETIMEDOUT),
-}
-
 #: The parameters of a plan that it takes.
 PARAMETERS = (
     *("gpus", "rank", "ranks", "job", "cpuset"),
@@ -282,23 +276,23 @@ def help_parser() -> Parser:
 
 
 def become(command: Sequence[str]) -> int:
-    """Execute a command, execvp(3). If that fails, print why, and return 126 or 127."""
+    """Execute a command, found along PATH. If that fails, print why, and return 126 or 127."""
     _undo_python()
     program, *arguments = command
-    error = errno.ENOENT
-    folders = os.environ.get("PATH", os.defpath).split(":")
-    is_path = "/" in program or not program
-    for path in [program] if is_path else [f"{folder or '.'}/{program}" for folder in folders]:
-        number = _execute(path, [program, *arguments])
-        if number == errno.ENOEXEC:  # a script without #!, which is the shell's
-            error = _execute("/bin/sh", ["sh", path, *arguments])
-            break
-        if error != errno.EACCES or number not in SEARCH_ON:
-            error = number
-        if number not in SEARCH_ON:
-            break
+    path = program
+    if "/" not in program:
+        folders = os.environ.get("PATH", os.defpath).split(":")
+        paths = (f"{folder or '.'}/{program}" for folder in folders)
+        path = next(filter(_is_program, paths), "")
+    error = _execute(path, [program, *arguments])
+    if error == errno.ENOEXEC:  # a script without #!, which is the shell's
+        error = _execute("/bin/sh", ["sh", path, *arguments])
     say(f"{NAME}: {quote(program)} cannot be run: {os.strerror(error)}")
     return NOT_FOUND if error == errno.ENOENT else CANNOT_RUN
+
+
+def _is_program(path: str) -> bool:
+    return os.path.isfile(path) and os.access(path, os.X_OK)  # noqa: PTH113 - starts sooner
 
 
 def _execute(path: str, words: list[str]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -216,16 +215,7 @@ if TYPE_CHECKING:
 
 def add_svg(parser: Parser) -> None:
     """Add --svg."""
-    parser.add_argument("--svg", metavar="FILE", type=_file, help="also draw a picture, as SVG")
-
-
-def _file(text: str) -> Path:
-    """Return the path. Raises ArgumentTypeError for "-": stdout has the text already."""
-    if text == "-":
-        raise argparse.ArgumentTypeError(
-            "'-' is no file, and stdout has the text; name a file like plan.svg"
-        )
-    return Path(text)
+    parser.add_argument("--svg", metavar="FILE", type=Path, help="also draw a picture, as SVG")
 
 
 def write_svg(path: Path, topology: Topology, marks: Marks) -> None:

@@ -40,7 +40,6 @@ CHECKS: Mapping[str, Check] = {
     "isolcpus": Check(kernel.isolcpus, "isolcpus= and nohz_full= leave out CPUs near GPUs"),
     "numa-balancing": Check(kernel.numa_balancing, "automatic NUMA balancing is off"),
     "irqbalance": Check(kernel.irqbalance, "interrupts go to near CPUs, and not to those of ranks"),
-    "pcie-link": Check(devices.pcie_link, "the links to the GPUs have all their lanes"),
     "rdma-ports": Check(devices.rdma_ports, "RDMA ports are up, and as fast as their siblings"),
     "gpu-nics": Check(devices.gpu_nics, "each GPU has an RDMA device near it", nvml=True),
     "nvml": Check(kernel.nvml, "NVML answers, for every GPU", nvml=True),

@@ -5,7 +5,7 @@ ignore unknown settings silently: a job inherits many variables, and the file ma
 other programs.
 
 Sources: pid_namespaces(7); proc(5) for hidepid= and gid=, kernel fs/proc/base.c
-`has_pid_permissions`; systemd.exec(5) for PrivateDevices=.
+`has_pid_permissions`.
 """
 
 from __future__ import annotations
@@ -137,7 +137,6 @@ def daemon(facts: NodeFacts) -> CheckResults:
     yield from published_node(daemon, facts.topology)
     if daemon.pid is not None:
         yield from visible_processes(facts, daemon.pid)
-        yield from sandbox(facts, daemon.pid)
     yield from callers(facts, daemon)
     yield from enforcement(daemon)
     yield ok(f"{daemon.path} answers (process {daemon.pid or 'unknown'})")
@@ -330,24 +329,6 @@ def visible_processes(facts: NodeFacts, pid: int) -> CheckResults:
             "remove ProtectProc= from its unit; if the machine's /proc is mounted so: "
             "mount -o remount,hidepid=off /proc, or CapabilityBoundingSet=CAP_SYS_PTRACE "
             "in its unit",
-        )
-
-
-def sandbox(facts: NodeFacts, pid: int) -> CheckResults:
-    """Judge whether the daemon has the device files of this machine.
-
-    A /dev without GPUs is systemd's work; a container's is its runtime's affair.
-    """
-    of_daemon, ours = facts.mounts(pid), facts.mounts("self")
-    roots = {mounts["/"].kind if "/" in mounts else None for mounts in (of_daemon, ours)}
-    devices = of_daemon.get("/dev")
-    is_private = devices is not None and devices.kind == "tmpfs"  # as systemd mounts it
-    if is_private and devices != ours.get("/dev") and len(roots) == 1:
-        yield warn(
-            f"the daemon (process {pid}) has a /dev of its own, without the files of GPUs: "
-            "NVML does not answer it, and processes that hold such a file are not found",
-            "remove PrivateDevices= from its unit; DevicePolicy= and DeviceAllow= are "
-            "there for that",
         )
 
 

@@ -1,12 +1,8 @@
-"""Where the GPUs and RDMA devices are, their CPUs and their links.
+"""Where the GPUs and RDMA devices are, and their CPUs.
 
-A GPU that idles lowers its link's speed, which is not judged; data-center GPUs keep their lanes,
-though NVIDIA says otherwise (nvidia-smi(1), "pcie.link.width.current").
-
-Sources: kernel Documentation/ABI/testing/sysfs-bus-pci (numa_node, current_link_width,
-max_link_width, …), stable/sysfs-devices-node, testing/sysfs-devices-system-cpu (present,
-smt/control, cpuX/nodeY), stable/sysfs-class-infiniband (ports/N/state, rate); drivers/pci/pci.c
-`pcie_bandwidth_available`.
+Sources: kernel Documentation/ABI/testing/sysfs-bus-pci (numa_node), stable/sysfs-devices-node,
+testing/sysfs-devices-system-cpu (present, smt/control, cpuX/nodeY), stable/sysfs-class-infiniband
+(ports/N/state, rate).
 """
 
 from __future__ import annotations
@@ -14,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from affinityd.cpuset import several
-from affinityd.discovery.pci import DEVICES, is_pci_address
 from affinityd.discovery.tree import MARK as CPUS
-from affinityd.discovery.tree import numbered, read_cpus, read_number
+from affinityd.discovery.tree import numbered, read_cpus
 from affinityd.doctor.facts import (
     CheckResults,
     NodeFacts,
@@ -27,7 +22,7 @@ from affinityd.doctor.facts import (
 )
 from affinityd.grouping import grouped
 from affinityd.text import count, node_name
-from affinityd.topology.model import ON_SWITCH, SYS, Gpu, RdmaPort
+from affinityd.topology.model import ON_SWITCH, SYS, RdmaPort
 from affinityd.topology.rdma import nics_of_gpus, usable_ports
 
 ONLINE = "echo 1 > /sys/devices/system/cpu/cpuN/online for each"
@@ -163,46 +158,3 @@ def _ports(facts: NodeFacts) -> list[RdmaPort]:
 
 def _ports_named(ports: list[RdmaPort]) -> str:
     return ", ".join(f"{port.device} port {port.number}" for port in ports)
-
-
-#: The kernel's width of a missing link: it is down, or the device is on no link.
-NO_WIDTH = {0, 255}
-
-
-def pcie_link(facts: NodeFacts) -> CheckResults:
-    """Judge whether the link of every GPU, and of every switch above it, has all its lanes."""
-
-    def width(device: str | None, name: str) -> int | None:
-        lanes = read_number(facts.tree, f"{DEVICES}/{device}/{name}") if device else None
-        return None if lanes in NO_WIDTH else lanes
-
-    # The links between GPUs and processors, by the devices at the lower and at the upper end. A
-    # switch is two devices on the way: no link is between its upstream and its downstream port.
-    users: dict[tuple[str, str | None], list[Gpu]] = {}
-    for gpu in facts.topology.gpus:
-        way = [part for part in gpu.pci_path if is_pci_address(part)][::-1] or [gpu.pci_bus_id]
-        for link in zip(way[::2], [*way[1::2], None], strict=False):
-            users.setdefault(link, []).append(gpu)
-    is_read = False
-    for (device, port), gpus in users.items():
-        lanes, max_lanes = width(device, "current_link_width"), width(device, "max_link_width")
-        if lanes is None or max_lanes is None:
-            continue
-        is_read = True
-        if lanes >= max_lanes:
-            continue
-        ends = [gpu for gpu in gpus if gpu.pci_bus_id == device]
-        name = f"{named(ends)} ({device})" if ends else f"switch {device} above {named(gpus)}"
-        cause = ""
-        remedy = (
-            "check again while the GPU works; then reseat card, riser and cable, and check "
-            "the slot's bifurcation in the firmware"
-        )
-        port_lanes = width(port, "max_link_width")
-        if port_lanes is not None and port_lanes <= lanes:
-            cause = f", as many as the port above it, {port}, has"
-            remedy = f"put the card into a slot with {max_lanes} lanes, if the machine has one"
-        yield warn(f"{name}: link of {lanes} lanes of {max_lanes}{cause}", remedy, gpus)
-    if not is_read:
-        raise NotApplicableError("no current_link_width of a GPU can be read")
-    yield ok("every link of a GPU has all its lanes")

@@ -18,7 +18,7 @@ from affinityd import config
 from affinityd.cli.commands.doctor import gather
 from affinityd.config.settings import Settings
 from affinityd.discovery import open_tree
-from affinityd.doctor.checks.daemon import callers, probe, sandbox, visible_processes
+from affinityd.doctor.checks.daemon import callers, probe, visible_processes
 from affinityd.doctor.facts import DaemonFacts, NodeFacts
 from affinityd.linux.processes import INITIAL_PIDS
 from affinityd.request.document import AllowedCpus
@@ -229,7 +229,6 @@ HERE = NodeFacts(TWO, open_tree("/"))
 POWERLESS = ("setpriv", "--bounding-set=-all", "--inh-caps=-all")
 OF_GROUP = ("setpriv", "--groups=4711", *POWERLESS[1:])
 OWN_PIDS = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
-OWN_DEV = mounting("mount -t tmpfs tmpfs /dev")
 NO_CGROUPS = mounting("umount -l /sys/fs/cgroup")
 
 
@@ -258,19 +257,6 @@ def test_a_proc_that_hides_processes_from_the_daemon_is_found(
 
 
 BY_ITS_MASK = AllowedCpus("0-3", "caller", None)
-
-
-@needs_root
-@pytest.mark.parametrize(
-    ("before", "expected"),
-    [
-        ((), "ok"),
-        (OWN_DEV, "warn: a /dev of its own → remove PrivateDevices="),
-    ],
-)
-def test_a_sandbox_of_the_daemon_is_found(before: Sequence[str], expected: str) -> None:
-    with waiting(*before) as pid:
-        judged(sandbox(HERE, pid), expected)
 
 
 @needs_root

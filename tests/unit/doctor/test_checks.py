@@ -214,47 +214,6 @@ def test_nvml_on_hold_is_not_asked(
     check("nvml", facts, expected)
 
 
-#: Two GPUs below one switch: the root's port, the switch's upstream port, its downstream ports.
-ROOT, UP, DOWN_0, DOWN_1 = "0000:00:01.0", "0000:01:00.0", "0000:02:00.0", "0000:02:01.0"
-SWITCHED = replace(
-    TWO,
-    gpus=tuple(
-        replace(gpu, pci_path=("pci0000:00", ROOT, UP, down, gpu.pci_bus_id))
-        for gpu, down in zip(TWO.gpus, (DOWN_0, DOWN_1), strict=True)
-    ),
-)
-
-
-def link(device: str, lanes: int, most: int) -> dict[str, object]:
-    """Return the files that tell of a device's link."""
-    folder = f"{PCI}/{device}"
-    return {f"{folder}/current_link_width": lanes, f"{folder}/max_link_width": most}
-
-
-ALL_LANES = "ok: every link of a GPU has all its lanes"
-NARROW = link(GPU_0, 8, 16) | link(DOWN_0, 16, 16)
-SHORT_SLOT = link(GPU_1, 8, 16) | link(DOWN_1, 8, 8)
-#: What a switch's two ports have is no link between them.
-NO_LINK = link(GPU_0, 16, 16) | link(UP, 16, 16) | link(DOWN_0, 16, 16) | link(ROOT, 8, 8)
-NARROW_SWITCH = link(GPU_0, 16, 16) | link(GPU_1, 16, 16) | link(UP, 4, 16) | link(ROOT, 16, 16)
-
-
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ({}, "n/a: no current_link_width of a GPU can be read"),
-        (link(GPU_0, 255, 255), "n/a: no current_link_width"),
-        (link(GPU_0, 0, 16), "n/a: no current_link_width"),
-        (NARROW, f"warn 0: GPU 0 ({GPU_0}): link of 8 lanes of 16 → check again"),
-        (SHORT_SLOT, f"warn 1: as many as the port above it, {DOWN_1}, has → a slot with 16"),
-        (NARROW_SWITCH, f"warn 0-1: switch {UP} above GPUs 0-1: link of 4 lanes → bifurc"),
-        (NO_LINK, ALL_LANES),
-    ],
-)
-def test_pcie_links(tmp_path: Path, files: dict[str, object], expected: str) -> None:
-    check("pcie-link", facts_of(tmp_path, SWITCHED, files), expected)
-
-
 A100, STORAGE = machine("dgx-a100"), ("mlx5_4", "mlx5_5")
 
 

@@ -184,14 +184,6 @@ def test_the_comment_on_the_order_of_several_types(kinds: str, comment: str) -> 
     assert GresConf(gpus, named=tuple(kinds.split())).lines()[0] == f"# {comment}"
 
 
-MODELS = {
-    "A": "NVIDIA A100-SXM4-40GB",
-    "B": "NVIDIA A100-SXM4-80GB",
-    "V": "Tesla V100-PCIE-16GB",
-    "-": None,
-}
-
-
 def types_of(
     gpus: tuple[Gpu, ...], gres: TypeCounts | None, present: Present | None = None
 ) -> GpuTypes:
@@ -199,46 +191,35 @@ def types_of(
     return GresConf(topology, gres=gres, present=present or {}).types
 
 
-def gpus_of(models: str) -> tuple[Gpu, ...]:
-    found = made({0: "0-7"}, gpus=[0] * len(models)).gpus
-    pairs = enumerate(zip(found, models, strict=True))
-    return tuple(replace(gpu, minor=number, model=MODELS[it]) for number, (gpu, it) in pairs)
+def some_gpus(number: int) -> tuple[Gpu, ...]:
+    return with_minors(made({0: "0-7"}, gpus=[0] * number), range(number)).gpus
 
 
 @pytest.mark.parametrize(
-    ("models", "gres", "present", "kinds"),
+    ("gres", "present", "kinds"),
     rows("""
-one type                            | AA  | gpu:a100:2             |           | a100 a100
-one type that is no model           | -V  | gpu:big:2              |           | big big
-any case, and blanks                | VA  | gpu:A100:1,gpu:Tesla_V100:1 |      | Tesla_V100 A100
-of two types that fit, the longest  | BA  | gpu:a100:1,gpu:a100-sxm4-40gb:1 |  | a100 a100-sxm4-40gb
-more GPUs than Gres= has            | AAV | gpu:a100:1,gpu:v100:1  |           | a100 a100 v100
-what is no model is not guessed     | AA  | gpu:a100:1,gpu:debug:1 |           | ? ?
-nor does it matter to other models  | AV  | gpu:a100:1,gpu:debug:1 |           | a100 ?
-nor needs to be with the present lines | AA | gpu:a100:1,gpu:debug:1 | debug a100 | debug a100
-the present lines are crossed       | AV  | gpu:a100:1,gpu:v100:1  | v100 a100 | a100 v100
-no names, and the present lines     | --  | gpu:a100:1,gpu:v100:1  | v100 a100 | v100 a100
-which have other numbers            | --  | gpu:a100:1,gpu:v100:1  | v100 v100 | ? ?
-types of MIG instances              | AA  | gpu:a100_3g.20gb:2,gpu:a100_1g.5gb:2 | | ? ?
-Gres= has no type                   | AA  | gpu:2                  | x x       | None None
-nothing is known                    | AA  |                        |           | None None
-the present lines alone             | AA  |                        | x         | x x
-which have no type                  | AA  |                        | None None | None None
-which have several                  | AAA |                        | x y       | x y ?
+one type                            | gpu:a100:2             |           | a100 a100
+several, and slurmd's lines fit     | gpu:a100:1,gpu:v100:1  | v100 a100 | v100 a100
+which have other numbers            | gpu:a100:1,gpu:v100:1  | v100 v100 | ? ?
+which are not known                 | gpu:a100:1,gpu:v100:1  |           | ? ?
+Gres= has no type                   | gpu:2                  | x x       | None None
+nothing is known                    |                        |           | None None
+the present lines alone             |                        | x         | x x
+which have no type                  |                        | None None | None None
+which have several                  |                        | x y       | x y
 """),
 )
-def test_the_types_of_gpus(models: str, gres: str, present: str, kinds: str) -> None:
+def test_the_types_of_gpus(gres: str, present: str, kinds: str) -> None:
     """`present`: the types in slurmd's lines; `?`: undecided, and the reason says so."""
     wanted = read_gres(gres) if gres else None
     lines = enumerate(None if it == "None" else it for it in present.split())
-    types = types_of(gpus_of(models), wanted, {f"/dev/nvidia{at}": kind for at, kind in lines})
-    assert " ".join(f"{types.of.get(gpu.key, '?')}" for gpu in gpus_of(models)) == kinds
+    gpus = some_gpus(2)
+    types = types_of(gpus, wanted, {f"/dev/nvidia{at}": kind for at, kind in lines})
+    assert " ".join(f"{types.of.get(gpu.key, '?')}" for gpu in gpus) == kinds
     assert types.why is not None or "?" not in kinds
 
 
-def test_whole_gpus_are_not_given_the_types_of_their_mig_instances() -> None:
-    sliced = tuple(replace(gpu, mig=(MigInstance("MIG-0"),)) for gpu in gpus_of("AA"))
-    wanted = read_gres("gpu:a100_3g.20gb:4")
-    assert types_of(sliced, wanted) == GpuTypes({}, SLICES)
-    whole = read_gres("gpu:a100:2")
-    assert set(types_of(sliced, whole).of.values()) == {"a100"}
+def test_gpus_that_may_be_mig_instances_have_no_type() -> None:
+    sliced = tuple(replace(gpu, mig=(MigInstance("MIG-0"),)) for gpu in some_gpus(2))
+    assert types_of(sliced, read_gres("gpu:a100_3g.20gb:4")) == GpuTypes({}, SLICES)
+    assert set(types_of(sliced, read_gres("gpu:4")).of.values()) == {None}
