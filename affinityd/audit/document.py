@@ -10,7 +10,7 @@ from functools import cache
 from typing import Annotated, Any
 
 from affinityd.audit import verdict
-from affinityd.audit.memory import FAR, PLACES, HostMemory
+from affinityd.audit.memory import PLACES, HostMemory
 from affinityd.audit.memory import REMEDIES as MEMORY_REMEDIES
 from affinityd.audit.model import KUBERNETES, SLURM, AuditedProcess, CpuTime, Scan
 from affinityd.audit.remedies import Remedies
@@ -54,7 +54,7 @@ class AuditGpuDocument:
     remote_cpu_seconds: float | None
     wait_seconds: Mapping[WaitCause, float] | None  #: threads that could run, and did not
     host_memory_bytes: Mapping[MemoryPlace, int] | None  #: of its processes, by a sample
-    host_memory_pinned_far_bytes: int | None  #: far, of processes that likely pinned some
+    host_memory_pinned_far_bytes: int | None  #: far, and likely pinned
     #: NUMA node of CPUs → near's host-to-device bandwidth over that node's; None: not measured
     measured_ratio: Mapping[int, float] | None = left_out()
     state: verdict.State = verdict.IDLE  #: the worst of its processes
@@ -273,7 +273,7 @@ def _gpu(gpu: Gpu, scan: Scan, processes: Sequence[AuditedProcess], state: str) 
         "mismatch": _counted(CAUSES, (process.cause for process in processes)),
         "orphans": sum(process.orphan is not None for process in processes),
         "host_memory_bytes": {place: sum(it.placed[place] for it in memory) for place in PLACES},
-        "host_memory_pinned_far_bytes": sum(it.placed[FAR] for it in memory if it.pinned),
+        "host_memory_pinned_far_bytes": sum(it.pinned_far for it in memory),
     }
     return AuditGpuDocument(
         vendor=gpu.vendor,

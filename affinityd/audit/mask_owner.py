@@ -49,7 +49,7 @@ def owner_of(facts: ProcessFacts, root: str = "") -> MaskOwner | None:
         slices = [*map(parse_mask, environ.get("SLURM_CPU_BIND_LIST", "").split(","))]
     is_whole = facts.cpuset is None or main >= facts.cpuset
     if not moved:
-        if main == ours:
+        if ours and main == ours & (facts.cpuset or ours):  # a cpuset that shrank cut it down
             return MaskOwner(OURS, "AFFINITYD_CPULIST")
         if main in slices:
             return MaskOwner(SLURMS, "SLURM_CPU_BIND_LIST", "to end that: srun --cpu-bind=none")
@@ -62,7 +62,8 @@ def owner_of(facts: ProcessFacts, root: str = "") -> MaskOwner | None:
     how = "its environment cannot be read" if found is None else ""
     if moved:
         names = ", ".join(sorted({thread.name for thread in moved}))
-        how = f"it moved threads: {names}"
+        narrowed = all(thread.mask > main for thread in moved)
+        how = "it moved the main thread alone" if narrowed else f"it moved threads: {names}"
     elif ours:
         how = f"affinityd gave it CPUs {format_list(ours)}"
     return MaskOwner(UNKNOWN, how)
@@ -81,7 +82,9 @@ def _acting(
             if binder.threads and thread.name.startswith(binder.threads):
                 yield Acting(binder, f"its thread {thread.name}")
         library = next((name for name in libraries if name.startswith(OPENMP)), None)
-        if library is not None and thread.name == facts.threads[0].name:
+        # OpenMP gives each thread a place of its own, and none more CPUs than the main thread.
+        is_alike = thread.name == facts.threads[0].name and not thread.mask > facts.threads[0].mask
+        if library is not None and is_alike:
             openmp = next(it for it in BINDERS if it.name == "OpenMP")
             yield Acting(openmp, f"{library} and its threads")
     yield from loaded if moved else ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from affinityd.cpuset import several
 from affinityd.linux.files import text
 from affinityd.linux.memory_policy import MemoryPolicy, policy_of
 from affinityd.linux.migration import room_on
-from affinityd.linux.resident import FILES, SHARED, ResidentMemory, Share, resident_memory
+from affinityd.linux.resident import CUDA, FILES, SHARED, ResidentMemory, Share, resident_memory
 from affinityd.text import amount
 from affinityd.threads import Readings
 from affinityd.topology.nearness import UNKNOWN, Vicinity
@@ -96,8 +96,21 @@ class HostMemory:
     @property
     def pinned(self) -> tuple[str, ...]:
         """Why some of it is likely pinned, and then stays; empty: it likely is not."""
-        locked = (f"{name} {amount(size)}" for name, size in self.resident.locked.items())
-        return (*locked, *self.resident.devices)
+        buffers = round(self.resident.size * self._part({CUDA}))
+        sizes = {**self.resident.locked, **({CUDA: buffers} if buffers else {})}
+        return tuple(f"{name} {amount(size)}" for name, size in sizes.items())
+
+    @property
+    def pinned_far(self) -> int:
+        """Bytes of far memory that likely are pinned."""
+        buffers = self.resident.size * self._part({CUDA}, self.far)
+        return min(self.placed[FAR], round(buffers) + sum(self.resident.locked.values()))
+
+    def _part(self, kinds: Collection[str], nodes: Collection[int] | None = None) -> float:
+        """Return the part of the resident memory that is of these kinds, on these nodes."""
+        every = self.resident.nodes
+        drawn = self.resident.pages(every)
+        return self.resident.pages(every if nodes is None else nodes, kinds) / max(1, drawn)
 
     @property
     def cause(self) -> str | None:
@@ -125,7 +138,7 @@ class HostMemory:
         """Return the remedy, in which `command` moves it. None: it needs no remedy."""
         if self.cause is None:
             return None
-        is_stuck = sum(self.resident.locked.values()) >= self.placed[FAR]
+        is_stuck = self.pinned_far > self.placed[FAR] / 2
         moves = command and self.cause not in {POLICY, FULL} and not is_stuck
         return REMEDIES[self.cause] + (f"; {command} moves it now" if moves else "")
 

@@ -214,7 +214,7 @@ def split(use: Use) -> Mapping[str, float]:
     causes[UNKNOWN] += max(0.0, left - more)
     causes[INTERRUPTS] += use.cpu.interrupts * while_own
     causes[STEAL] += use.cpu.steal * while_own
-    return causes
+    return {cause: round(seconds, 9) for cause, seconds in causes.items()}
 
 
 def _fitted(whole: float, parts: Mapping[str, tuple[float, float]]) -> dict[str, float]:

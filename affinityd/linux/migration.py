@@ -56,8 +56,7 @@ class Migration:
         Raises OSError: ProcessLookupError (it has ended), PermissionError (no ptrace read access,
         or its cpuset does not allow a near node).
         """
-        mappings, _ = mappings_of(self._pid)
-        for beginning, end, kind in mappings:
+        for beginning, end, kind in mappings_of(self._pid):
             step = _huge_page() if kind == HUGE else PAGESIZE
             for start in range(beginning, end, step * LOOKED_AT):
                 pages = array("Q", range(start, min(start + step * LOOKED_AT, end), step))

@@ -24,9 +24,16 @@ from typing import NamedTuple
 from affinityd.linux import syscalls
 from affinityd.linux.files import content, read
 
-KINDS = ANONYMOUS, SHARED, HUGE, FILES = "anonymous", "shared", "huge pages", "files"
+KINDS = ANONYMOUS, SHARED, HUGE, FILES, CUDA = (
+    "anonymous",
+    "shared",
+    "huge pages",
+    "files",
+    "CUDA buffers",
+)
 
-#: The line of `status` with the resident size of each kind, and of what does not move or swap.
+#: The line of `status` with the resident size of each kind, and of what does not move or swap; it
+#: counts CUDA buffers as shared.
 SIZES = {ANONYMOUS: "RssAnon", SHARED: "RssShmem", HUGE: "HugetlbPages", FILES: "RssFile"}
 LOCKED = ("VmPin", "VmLck")
 
@@ -36,10 +43,10 @@ MAPPING = re.compile(b"^" + _LINE, re.MULTILINE)
 #: One that is not within a MiB: there its first and last address have the same higher digits.
 LARGE = re.compile(rb"^(?!([0-9a-f]+)[0-9a-f]{5}-\1[0-9a-f]{5} )" + _LINE, re.MULTILINE)
 NO_DEVICE = b"00:00"  #: of anonymous memory
-#: Devices whose drivers pin pages of a process that maps them; and how many are named, since in a
-#: mount namespace any user may have files of such names.
-PINNING = re.compile(rb"/dev/(?:nvidia|infiniband/)[\w/-]{0,32}")
-MOST_DEVICES = 32
+DEVICES = (b"/dev/nvidia", b"/dev/infiniband/")  #: whose mappings are no memory of the process's
+#: The name of shared anonymous memory. Where NVIDIA's driver is mapped too, it is what
+#: cudaHostAlloc and PyTorch's pin_memory give: pinned, and not in VmPin (seen with driver 580).
+ZERO = b"/dev/zero (deleted)"
 #: File systems of files that are memory, and the names of those that no mount shows.
 IN_MEMORY = {b"tmpfs": SHARED, b"hugetlbfs": HUGE}
 UNMOUNTED = (b"/memfd:", b"/SYSV", b"/anon_hugepage")
@@ -75,7 +82,6 @@ class ResidentMemory:
     #: (Kind, node) → pages drawn that are there; none where the kernel does not tell
     drawn: Mapping[tuple[str, int], int] = field(default_factory=dict)
     locked: Mapping[str, int] = field(default_factory=dict)  #: of LOCKED → bytes, if any
-    devices: tuple[str, ...] = ()  #: that it maps, of drivers that pin pages
 
     @property
     def size(self) -> int:
@@ -117,33 +123,38 @@ def resident_memory(pid: int, chosen: Random | None = None) -> ResidentMemory:
     locked = {name: size for name in LOCKED if (size := status.get(f"{name}:"))}
     try:
         wait_for_lock(pid)
-        mappings, devices = mappings_of(pid, LONG)
+        mappings = mappings_of(pid, LONG)
         drawn = _draw(pid, mappings, chosen or Random())  # noqa: S311 - no secret
     except OSError:
         return ResidentMemory(sizes, locked=locked)
-    return ResidentMemory(sizes, drawn, locked, devices)
+    return ResidentMemory(sizes, drawn, locked)
 
 
 #: The first address of a mapping, the one behind its last, and its kind.
 MemoryMapping = tuple[int, int, str]
 
 
-def mappings_of(pid: int, long: int = ALL_MAPS) -> tuple[list[MemoryMapping], tuple[str, ...]]:
-    """Return the readable mappings of a process, and the devices among them that pin pages.
+def mappings_of(pid: int, long: int = ALL_MAPS) -> list[MemoryMapping]:
+    """Return the readable mappings of a process.
 
     Of a list of more than `long` bytes, only the large ones. Raises OSError.
     """
     maps = read(f"/proc/{pid}/maps", ALL_MAPS)
-    files, mappings, devices = _files_in_memory(pid), [], set[bytes]()
+    return mappings_in(maps, _files_in_memory(pid), long)
+
+
+def mappings_in(maps: bytes, files: Mapping[bytes, str], long: int) -> list[MemoryMapping]:
+    """Return the mappings that `maps` lists; `files`: kind of memory by device."""
+    mappings = []
+    zero = CUDA if b" /dev/nvidia" in maps else SHARED
     for *_, start, end, device, name in (LARGE if len(maps) > long else MAPPING).findall(maps):
-        if name and PINNING.fullmatch(name):
-            devices.add(name)
+        if name.startswith(DEVICES):
             continue
-        kind = files.get(device)
+        kind = zero if name == ZERO else files.get(device)
         if kind is None:  # the kernel has file systems of its own for huge pages, one for each size
             kind = HUGE if name.startswith(UNMOUNTED) else FILES
         mappings.append((int(start, 16), int(end, 16), kind))
-    return mappings, tuple(sorted(map(bytes.decode, devices))[:MOST_DEVICES])
+    return mappings
 
 
 def wait_for_lock(pid: int) -> None:

@@ -124,4 +124,6 @@ def _daemon(settings: Settings) -> DaemonFacts:
         return probe(config.SYSTEM_SOCKET)
     if may_exist(Path(default)):
         return probe(default)
-    return DaemonFacts(config.SYSTEM_SOCKET, absent=(config.SYSTEM_SOCKET, default))
+    return DaemonFacts(
+        config.SYSTEM_SOCKET, absent=tuple(dict.fromkeys((config.SYSTEM_SOCKET, default)))
+    )

@@ -156,7 +156,7 @@ GPU_FAMILIES: tuple[MetricFamily[AuditGpuDocument], ...] = (
     ),
     MetricFamily(
         "affinityd_gpu_host_memory_pinned_far_bytes",
-        "How much of that is far, of processes that likely have pinned memory, which stays.",
+        "How much of that is far and likely pinned: locked, or a buffer of CUDA's; it stays.",
         lambda gpu: gpu.host_memory_pinned_far_bytes,
     ),
     MetricFamily(

@@ -140,10 +140,10 @@ def test_an_openmp_runtime_is_named(
     assert owner([omp], environ) == said
 
 
-#: As a script that sets the variable itself, whose changes /proc/PID/environ does not show.
-SET_LATER = """
+#: Two threads of an OpenMP runtime, in a script that does `first`.
+IN_PARALLEL = """
 import ctypes, os, threading, time
-os.environ["OMP_PROC_BIND"] = "close"
+{first}
 def work(_):
     time.sleep(1)
     print("ready", flush=True)
@@ -155,8 +155,18 @@ ctypes.CDLL("libgomp.so.1").GOMP_parallel(work, None, 2, 0)
 
 @TWO_CPUS
 def test_a_runtime_is_known_by_its_threads(owner: Callable[..., str]) -> None:
-    said = owner([sys.executable, "-c", SET_LATER], {})
+    """/proc/PID/environ does not show a variable that the script sets itself."""
+    first = 'os.environ["OMP_PROC_BIND"] = "close"'
+    said = owner([sys.executable, "-c", IN_PARALLEL.format(first=first)], {})
     assert re.fullmatch(rf"OpenMP \(libgomp\.so\S+ and its threads\); {NO_OMP}", said)
+
+
+@TWO_CPUS
+def test_a_main_thread_that_was_pinned_alone_is_not_openmp_s(owner: Callable[..., str]) -> None:
+    """As taskset -p does it: the other threads may run on more than the main one."""
+    first = f"threading.Timer(0.5, os.sched_setaffinity, (os.getpid(), [{CPU}])).start()"
+    said = owner([sys.executable, "-c", IN_PARALLEL.format(first=first)], {})
+    assert said == "unknown (it moved the main thread alone)"
 
 
 @TWO_CPUS

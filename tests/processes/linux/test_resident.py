@@ -14,13 +14,13 @@ import pytest
 
 from affinityd.linux.resident import (
     ANONYMOUS,
+    CUDA,
     FILES,
     KINDS,
-    PINNING,
     SHARED,
     ResidentMemory,
     Share,
-    mappings_of,
+    mappings_in,
     resident_memory,
     wait_for_lock,
 )
@@ -71,7 +71,7 @@ def test_pages_are_drawn_in_proportion_to_the_resident_size_of_each_kind() -> No
             memory.sizes[kind] / memory.size, abs=0.05
         )
     assert memory.size == sum(memory.sizes.values())
-    assert [*memory.nodes, *memory.locked, *memory.devices] == [0]
+    assert [*memory.nodes, *memory.locked] == [0]
 
 
 def test_files_on_a_tmpfs_are_shared_memory() -> None:
@@ -115,12 +115,19 @@ print(json.dumps([memory.sizes, list(memory.drawn)]))
     assert drawn == []
 
 
-def test_devices_that_pin_pages_are_known_by_the_names_that_drivers_give() -> None:
-    names = ("/dev/nvidia0", "/dev/nvidia-uvm", "/dev/infiniband/uverbs0")
-    for name in names:
-        assert PINNING.fullmatch(name.encode())
-    for fake in (b"/dev/nvidia\xff", b"/dev/nvidia" + b"0" * 4096, b"/dev/nvidia0 (deleted)"):
-        assert not PINNING.fullmatch(fake)
+def test_shared_anonymous_memory_is_cuda_s_where_its_driver_is_mapped() -> None:
+    """As a program has it that pins a tensor, with driver 580 of an H200."""
+    driver = b"""\
+200800000-204000000 rw-s 00000000 00:06 142                              /dev/nvidiactl
+"""
+    maps = b"""\
+7f1afa000000-7f1bfa000000 rw-s 00000000 00:01 2052                       /dev/zero (deleted)
+7f197bfff000-7f1a7c021000 rw-p 00000000 00:00 0
+"""
+    files = {b"00:00": ANONYMOUS, b"00:01": SHARED}
+    buffers, rest = (0x7F1AFA000000, 0x7F1BFA000000), (0x7F197BFFF000, 0x7F1A7C021000)
+    for seen, kind in ((maps, SHARED), (driver + maps, CUDA)):
+        assert mappings_in(seen, files, len(seen)) == [(*buffers, kind), (*rest, ANONYMOUS)]
 
 
 def test_a_lock_that_is_free_or_whose_process_has_ended_is_not_waited_for() -> None:
@@ -155,8 +162,8 @@ if int(count) < 40:
 
 
 def test_of_a_long_list_of_mappings_only_large_ones_count() -> None:
-    whole, _ = mappings_of(os.getpid())
-    large, _ = mappings_of(os.getpid(), long=1000)
+    maps, files = Path("/proc/self/maps").read_bytes(), {b"00:00": ANONYMOUS}
+    whole, large = (mappings_in(maps, files, long) for long in (len(maps), 1000))
     assert large == [it for it in whole if it[0] >> 20 != it[1] >> 20]
     assert 0 < len(large) < len(whole)
 

@@ -69,7 +69,7 @@ HEAD = """
    "cpu_seconds": 3.0, "remote_cpu_seconds": 1.5, "wait_seconds": {"neighbor": 2.0},
    "state": "far", "history": "ff",
    "host_memory_bytes": {"near": 190, "far": 310, "unknown": 0},
-   "host_memory_pinned_far_bytes": 310},
+   "host_memory_pinned_far_bytes": 7},
   {"vendor": "nvidia", "index": 1, "uuid": null, "pci_bus_id": "0000:11:00.0", "numa_node": null,
    "near": null, "audited": false, "unknown": "NVML is silent",
    "processes": null, "threads": null, "mismatch": null, "orphans": null,

@@ -12,7 +12,7 @@ from affinityd import threads
 from affinityd.audit import memory as module
 from affinityd.audit.memory import HostMemory, MemoryMeter
 from affinityd.linux.memory_policy import MemoryPolicy
-from affinityd.linux.resident import ANONYMOUS, FILES, HUGE, SHARED, ResidentMemory
+from affinityd.linux.resident import ANONYMOUS, CUDA, FILES, HUGE, SHARED, ResidentMemory
 from affinityd.topology.nearness import LOCAL, REMOTE, UNKNOWN, Vicinity
 
 GIB = 2**30
@@ -23,9 +23,8 @@ def memory(
     drawn: Mapping[tuple[str, int], int],
     facts: Mapping[str, object] | None = None,
     locked: Mapping[str, int] | None = None,
-    devices: tuple[str, ...] = (),
 ) -> HostMemory:
-    resident = ResidentMemory({ANONYMOUS: 212 * GIB}, drawn, locked or {}, devices)
+    resident = ResidentMemory({ANONYMOUS: 212 * GIB}, drawn, locked or {})
     base: dict[str, object] = {"near": frozenset({0}), "far": frozenset({FAR, 3})}
     base |= {"placement": LOCAL, **(facts or {})}
     return HostMemory(resident, **base)  # type: ignore[arg-type]
@@ -64,6 +63,7 @@ SOME = 81 * GIB  #: about 38 % of 212 GiB
         ("policy", PRIVATE, {"policy": policy("interleave", 0, 1)}),
         ("policy", PRIVATE, {"policy": policy("weighted_interleave", 0, 1)}),
         ("shared", POOL, {}),
+        ("late", {(CUDA, FAR): 20, (CUDA, 0): 1}, {}),  # its own: no other process wrote it
         ("full", PRIVATE, {"refused": SOME, "room": GIB}),
         ("full", PRIVATE, {"refused": SOME, "room": 0, "placement": UNKNOWN}),
         ("unknown", PRIVATE, {"placement": UNKNOWN}),
@@ -85,8 +85,8 @@ def test_the_cause_is_the_first_that_fits(
             (66, 40, 0),
         ),
         (
-            memory({(ANONYMOUS, 0): 5}, locked={"VmPin": 3 * GIB}, devices=("/dev/nvidiactl",)),
-            "212 GiB, near, likely pinned (VmPin 3.0 GiB, /dev/nvidiactl)",
+            memory({(ANONYMOUS, 0): 3, (CUDA, 0): 1}, locked={"VmPin": 3 * GIB}),
+            "212 GiB, near, likely pinned (VmPin 3.0 GiB, CUDA buffers 53 GiB)",
             (212, 0, 0),
         ),
         (memory({}), "212 GiB, where is not known", (0, 0, 212)),
@@ -102,8 +102,9 @@ def test_it_is_told_in_a_line(host: HostMemory, text: str, placed: tuple[int, ..
     ("host", "is_offered"),
     [
         (memory(PRIVATE), True),
-        (memory(PRIVATE, devices=("/dev/nvidiactl",)), True),
-        (memory(PRIVATE, locked={"VmLck": 80 * GIB}), True),
+        (memory({**PRIVATE, (CUDA, 0): 90, (CUDA, FAR): 30}), True),
+        (memory({**PRIVATE, (CUDA, FAR): 40}), False),
+        (memory(PRIVATE, locked={"VmLck": 40 * GIB}), True),
         (memory(PRIVATE, locked={"VmPin": 81 * GIB}), False),
         (memory(PRIVATE, {"policy": policy("bind", 1)}), False),
     ],

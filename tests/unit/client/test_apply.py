@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from affinityd import machines
+from affinityd.client import apply
 from affinityd.client.apply import ProcessContext, export_nics
 from affinityd.client.local_plan import plan_on_node
 from affinityd.cpuset import CpuSet
@@ -91,6 +92,14 @@ class Rank:
 
 def named(numbers: Sequence[int]) -> str:
     return ",".join(map(str, numbers))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _drivers_of_no_vendor() -> Iterator[None]:
+    """Read the variables of every vendor, as if this machine's own driver were not there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(apply, "DRIVERS", {})
+        yield
 
 
 def ranks(topology: Topology, launch: str, of: int, job: Sequence[int]) -> list[Rank]:

@@ -101,7 +101,7 @@ SINCE = "gpu_numa_mismatch_start_timestamp_seconds"
         (WAITING, "0", "gpu_wait_seconds_total", {"neighbor": 2.5, "unknown": 0}),
         (WAITING, "1", "gpu_wait_seconds_total", {}),  # the kernel does not count it
         (MEMORY, "0", "gpu_host_memory_bytes", {"near": 1120, "far": 880, "unknown": 0}),
-        (MEMORY, "0", "gpu_host_memory_pinned_far_bytes", {"": 500}),
+        (MEMORY, "0", "gpu_host_memory_pinned_far_bytes", {"": 1}),
         (MEMORY, "1", "gpu_host_memory_bytes", dict.fromkeys(("near", "far", "unknown"), 0)),
         (UNKNOWN, "0", "gpu_host_memory_bytes", {}),
         (FOUND, "1", "gpu_numa_mismatch", {"allocation": 0, "mask": 0, "unpinned": 0}),
