@@ -22,7 +22,6 @@ from affinityd.cpuset import format_list, several
 from affinityd.discovery.machine import Machine
 from affinityd.errors import InvalidRequestError
 from affinityd.grouping import grouped
-from affinityd.picture import marks_of
 from affinityd.planner import Options
 from affinityd.request.formats import render
 from affinityd.request.parameters import FORMATS, PARAMETERS, parse_request
@@ -83,6 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
         request = request._replace(visible=process.visible)
     reply = answer(node, request, caller)
     if arguments.svg is not None:
+        from affinityd.picture import marks_of  # noqa: PLC0415 - few ask for a picture
+
         write_svg(arguments.svg, node.topology, marks_of(reply, node.reserved))
     _print(reply, form, explain=arguments.explain)
     return 0

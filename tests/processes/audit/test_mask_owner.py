@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from affinityd.audit.gather import ProcessWalk
 from affinityd.audit.mask_owner import owner_of
 from affinityd.audit.model import GpuHolders, Holding
+from affinityd.cpuset import CpuSet
 from affinityd.linux.processes import ProcessTable, mask_of, thread_ids
 from tests.support.small_node import ALL
 
@@ -57,7 +59,13 @@ def owner() -> Iterator[Callable[..., str]]:
     """Return what tells the owner of the mask of a command, with more variables."""
     started: list[subprocess.Popen[str]] = []
 
-    def tell(command: Sequence[str], environ: Mapping[str, str], *, child: bool = False) -> str:
+    def tell(
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        *,
+        child: bool = False,
+        cpuset: CpuSet | None = None,
+    ) -> str:
         env = {"PATH": os.environ["PATH"], **environ}
         pipe = subprocess.PIPE
         process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env)
@@ -66,7 +74,7 @@ def owner() -> Iterator[Callable[..., str]]:
         assert process.stdout.readline() == "ready\n"
         holders = GpuHolders((Holding(process.pid, ("nvidia", 0)),))
         facts = [*ProcessWalk(holders, time.monotonic() + 60, ProcessTable())]
-        return str(owner_of(facts[child]))
+        return str(owner_of(replace(facts[child], cpuset=cpuset or facts[child].cpuset)))
 
     yield tell
     for process in started:
@@ -151,6 +159,12 @@ def work(_):
 work = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(work)
 ctypes.CDLL("libgomp.so.1").GOMP_parallel(work, None, 2, 0)
 """
+
+
+def test_a_pin_that_a_smaller_cpuset_cut_down_is_still_ours(owner: Callable[..., str]) -> None:
+    environ = {"AFFINITYD_CPULIST": f"{CPU},{CPU + 1}"}
+    said = owner([*PINNED, *SLEEP], environ, cpuset=frozenset({CPU}))
+    assert said == "affinityd (AFFINITYD_CPULIST)"
 
 
 @TWO_CPUS
