@@ -6,14 +6,13 @@ All that can be refused is refused before anything is changed.
 from __future__ import annotations
 
 import signal
-import sys
 import time
 from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from affinityd.cli.console import say
+from affinityd.cli.console import progress, say
 from affinityd.cli.target import shown
 from affinityd.cpuset import parse_list, several
 from affinityd.errors import ApplyError, TargetError
@@ -111,12 +110,12 @@ def _moved(move: MemoryMove, signals: Sequence[int]) -> bool:
                 break  # another process may have its pid by now
             if time.monotonic() - shown_at > EVERY:
                 shown_at = time.monotonic()
-                _progress(f"{name}: {amount(migration.moved.total())} of {amount(move.expected)}")
+                progress(f"{name}: {amount(migration.moved.total())} of {amount(move.expected)}")
     except OSError as error:
         trouble = str(error.strerror)
     if not is_running(move.stat.number, move.stat.start):
         trouble = ENDED
-    _progress("")
+    progress("")
     moved = migration.moved.total()
     stayed = sum(size for (kind, _), size in migration.stayed.items() if kind != FILES)
     of = f" of about {amount(move.expected)}" if signals or trouble else ""
@@ -129,10 +128,3 @@ def _moved(move: MemoryMove, signals: Sequence[int]) -> bool:
     if trouble:
         say(f"affinityd pin: {name}: {trouble}")
     return not trouble and stayed <= TOLERATED * move.size
-
-
-def _progress(line: str) -> None:
-    """Draw a line over the last one, on a terminal."""
-    if sys.stderr is not None and sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[K{line}")
-        sys.stderr.flush()

@@ -13,7 +13,9 @@ from affinityd.cli.console import flag
 from affinityd.config import settings
 from affinityd.errors import InvalidRequestError
 from affinityd.request.parameters import PARAMETERS
-from affinityd.text import one_line
+from affinityd.text import one_line, quote
+
+SHORTEST, LONGEST = 0.1, 3600.0  #: seconds of a duration; a tenth has ten ticks of the kernel
 
 
 class Parser(argparse.ArgumentParser):
@@ -46,6 +48,20 @@ def add_format(parser: argparse.ArgumentParser, plain: str, json: str = "a JSON 
     )
 
 
+def duration(text: str) -> float:
+    """Parse seconds, or minutes with an `m`. Raises ArgumentTypeError."""
+    factor = {"s": 1.0, "m": 60.0}.get(text[-1:])
+    try:
+        seconds = float(text[:-1] if factor else text) * (factor or 1.0)
+    except ValueError:
+        seconds = 0.0
+    if not SHORTEST <= seconds <= LONGEST:
+        raise argparse.ArgumentTypeError(
+            f"{quote(text)} is not a time from {SHORTEST:g}s to {LONGEST / 60:g}m, as 10s or 2m"
+        )
+    return seconds
+
+
 def add_settings(parser: Parser, names: Iterable[str]) -> None:
     """Add flags for settings, each of which is also a variable and a line of the file."""
     group = parser.add_argument_group(
@@ -58,6 +74,14 @@ def add_settings(parser: Parser, names: Iterable[str]) -> None:
             metavar=setting.metavar,
             help=setting.help.format(machines=", ".join(machines.NAMES)),
         )
+
+
+def sockets(arguments: argparse.Namespace) -> list[str]:
+    """Return where to look for a daemon: at --socket, else as every client does."""
+    variables = config.variables()
+    if arguments.socket is not None:
+        variables[f"{config.PREFIX}SOCKET"] = arguments.socket
+    return config.sockets(variables)
 
 
 def load_settings(arguments: argparse.Namespace) -> settings.Settings:

@@ -3,8 +3,7 @@
 Slurm numbers GPUs type by type, in the order of Gres=: seen with Slurm 22.05, 24.11 and 26.05.
 
 Sources: gres.conf(5); kernel Documentation/admin-guide/devices.txt; Slurm's
-src/plugins/gres/gpu/gres_gpu.c (_normalize_sys_gres_types), src/plugins/gpu/nvml/gpu_nvml.c
-(_nvml_get_nvlink_info), src/interfaces/gres.c (_get_gres_cnt, _links_str2array).
+src/plugins/gres/gpu/gres_gpu.c (_normalize_sys_gres_types), src/interfaces/gres.c (_get_gres_cnt).
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from affinityd.topology.model import Gpu, Topology
 #: The types of such GPUs, a100_3g.20gb, are those of the instances.
 SLICES = "MIG instances are GPUs to Slurm, which AutoDetect=nvml in gres.conf finds"
 
-ITSELF = -1  #: stands in Links= where a GPU's own number of links would
 MOST_GPUS = 999_999  #: of a type in Gres=
 
 GpuKey = tuple[str, int]
@@ -138,26 +136,6 @@ class GresConf:
         return affinities(self.cores, self.scope)
 
     @cached_property
-    def links(self) -> Mapping[GpuKey, tuple[int, ...]]:
-        """The numbers of each GPU's `Links=`, GPU by GPU; empty: they are not known or all 0.
-
-        NVLinks that are up, as gpu/nvml counts them; those to a switch lead to no GPU. With
-        AutoDetect=, Slurm ignores a GPU whose line differs from its plugin's numbers. So AMD's have
-        none: gpu/rsmi always has 0, even with XGMI. None are known where a GPU is left out of
-        Slurm's numbers, as its device file is not known, or counts as several, its MIG instances.
-        """
-        gpus = self.topology.gpus
-        links: dict[GpuKey, tuple[int, ...]] = {}
-        for gpu in gpus:
-            if gpu.nvlinks is None or device_file(gpu) is None or gpu.mig:
-                return {}
-            to = {link.pci_bus_id: link.links for link in gpu.nvlinks}
-            links[gpu.key] = tuple(
-                ITSELF if other.key == gpu.key else to.get(other.pci_bus_id, 0) for other in gpus
-            )
-        return links if any(max(numbers) > 0 for numbers in links.values()) else {}
-
-    @cached_property
     def unknown(self) -> list[Gpu]:
         """The GPUs without a known device file, which have no line."""
         return [gpu for gpu in self.topology.gpus if device_file(gpu) is None]
@@ -204,11 +182,6 @@ class GresConf:
                 f"#   {self.settings}",
                 "# Else jobs get far cores, or Slurm drains the node; or print --scope socket.",
             )
-        if self.links:
-            lines.append(
-                f"# Links= have {len(gpus)} numbers: in slurm.conf, a smaller Gres=gpu: makes the "
-                "node invalid."
-            )
         return [*lines, *(self.line(gpu, node_name) for gpu in gpus)]
 
     def line(self, gpu: Gpu, node_name: str | None = None) -> str:
@@ -217,14 +190,13 @@ class GresConf:
         A wrong guess would give jobs each other's GPUs.
         """
         file, kind = device_file(gpu), self.types.of.get(gpu.key, "?")
-        links, naming = self.links.get(gpu.key), NAMINGS.get(gpu.vendor, NO_NAMING)
+        naming = NAMINGS.get(gpu.vendor, NO_NAMING)
         fields = (
             node_name and f"NodeName={node_name}",
             "Name=gpu",
             kind and f"Type={kind}",
             f"File={file or f'{naming.prefix}?'}",
             self.affinities[gpu.key].field,
-            f"Links={','.join(map(str, links))}" if links else None,
         )
         text = " ".join(filter(None, fields))
         if file and gpu.key in self.types.of:

@@ -17,7 +17,7 @@ from affinityd.audit.model import GpuKey, Scan
 from affinityd.audit.sources.holders import HolderSources
 from affinityd.audit.sources.nics import NicJudge, nic_use
 from affinityd.cli.console import give_up_stdout
-from affinityd.cli.parser import Parser, add_format, add_settings, load_settings
+from affinityd.cli.parser import Parser, add_format, add_settings, duration, load_settings
 from affinityd.cli.render import audit
 from affinityd.cli.target import this_machine
 from affinityd.config.settings import Settings
@@ -29,25 +29,24 @@ from affinityd.json_codec import dumps
 from affinityd.kubernetes.pods import KubeletPods
 from affinityd.measure.document import gpu_ratios
 from affinityd.request import devices
-from affinityd.text import one_line, quote
+from affinityd.text import one_line
 from affinityd.topology.model import Topology
 from affinityd.topology.nearness import REMOTE
 from affinityd.topology.rdma import usable_ports
 
 TROUBLE = 2  #: exit code of every error: 1 is an answer
 EVERY = 2.0  #: seconds between two looks
-SHORTEST, LONGEST = 0.1, 3600.0
 
 
 def add_arguments(parser: Parser) -> None:
     """Add the command's options."""
     parser.add_argument(
         "--watch",
-        metavar="SECONDS",
-        type=_seconds,
+        metavar="TIME",
+        type=duration,
         nargs="?",
         const=EVERY,
-        help=f"scan again and again (default: every {EVERY:g} s)",
+        help=f"scan again and again, every 10s or 2m (default: every {EVERY:g}s)",
     )
     add_format(parser, "table", "a JSON document, one line for each scan")
     parser.add_argument(
@@ -82,18 +81,6 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
     is_known = any(cpus and key not in scan.unknown for key, cpus in scan.near.items())
     return 0 if is_known else TROUBLE
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not SHORTEST <= seconds <= LONGEST:
-        raise argparse.ArgumentTypeError(
-            f"{quote(text)} is not a number of seconds from {SHORTEST:g} to {LONGEST:g}"
-        )
-    return seconds
 
 
 def _chosen(topology: Topology, listed: str | None) -> AbstractSet[GpuKey]:

@@ -12,8 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from affinityd import config
-from affinityd.cli.parser import Parser, add_format, add_settings
+from affinityd.cli.parser import Parser, add_format, add_settings, sockets
 from affinityd.cli.render.enforcement import lines
 from affinityd.client import ask_daemon
 from affinityd.cpuset import format_list
@@ -67,20 +66,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.job is not None and not arguments.undo:
         raise InvalidRequestError("--job is for --undo")
     if arguments.undo:
-        return _undo(_sockets(arguments), arguments.job)
+        return _undo(sockets(arguments), arguments.job)
     return _check(arguments.check) if arguments.check is not None else _enforce(arguments)
 
 
-def _sockets(arguments: argparse.Namespace) -> list[str]:
-    variables = config.variables()
-    if arguments.socket is not None:
-        variables[f"{config.PREFIX}SOCKET"] = arguments.socket
-    return config.sockets(variables)
-
-
-def _undo(sockets: list[str], job: str | None) -> int:
+def _undo(addresses: list[str], job: str | None) -> int:
     """Undo the pins in the journals beside the sockets; 1: the kernel refused a thread."""
-    paths = [path for socket in sockets if (path := Path(socket).with_name(journal.FILE)).exists()]
+    paths = [path for it in addresses if (path := Path(it).with_name(journal.FILE)).exists()]
     try:
         undone = [one for path in paths for one in journal.undo(journal.pins(path), job)]
     except OSError as error:
@@ -122,7 +114,7 @@ def _check(path: str) -> int:
 
 def _enforce(arguments: argparse.Namespace) -> int:
     deadline, troubles = time.monotonic() + TIMEOUT, []
-    for path in _sockets(arguments):
+    for path in sockets(arguments):
         try:
             text = ask_daemon.fetch(
                 path, PATH, deadline, refusals=[NotEnforcedError], most=MAX_BYTES

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from affinityd.audit.auditor import Auditor
 from affinityd.audit.document import rfc3339
 from affinityd.audit.sources.holders import HolderSources
 from affinityd.cli.commands.topology import wants_color
-from affinityd.cli.console import say
+from affinityd.cli.console import progress, say
 from affinityd.cli.parser import Parser, add_format
 from affinityd.cli.render.measure import lines
 from affinityd.cli.target import this_machine
@@ -24,7 +23,6 @@ from affinityd.text import one_line
 from affinityd.topology.model import Topology
 
 FORCE = "--force measures it all the same, and disturbs what runs there"
-CLEAR_LINE = "\r\x1b[K"  #: ECMA-48
 
 
 def add_arguments(parser: Parser) -> None:
@@ -52,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     topology = this_machine("cannot be measured").topology
     busy = {} if arguments.force or not topology.gpus else _busy(topology)
     now = rfc3339(time.time())
-    measurement = measure(topology, busy, now, _show, at_once=arguments.concurrent)
+    measurement = measure(topology, busy, now, progress, at_once=arguments.concurrent)
     if arguments.format == "json":
         print(dumps(measurement, indent=1, ensure_ascii=False))
     else:
@@ -61,13 +59,6 @@ def run(arguments: argparse.Namespace) -> int:
         save(measurement, Path(arguments.save))
         say(f"{arguments.save}: written")
     return 0 if any(figure.value is not None for figure in measurement.figures) else 1
-
-
-def _show(line: str) -> None:
-    """Redraw the progress line if stderr is a terminal."""
-    if sys.stderr is not None and sys.stderr.isatty():
-        sys.stderr.write(f"{CLEAR_LINE}{line}")
-        sys.stderr.flush()
 
 
 def _busy(topology: Topology) -> Busy:

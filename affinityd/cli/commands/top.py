@@ -12,10 +12,9 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from affinityd import config
 from affinityd.audit.document import AuditDocument, document, everything
 from affinityd.cli.commands.audit import auditor_by
-from affinityd.cli.parser import Parser, add_settings, load_settings
+from affinityd.cli.parser import Parser, add_settings, load_settings, sockets
 from affinityd.cli.render.top import View, screen
 from affinityd.cli.target import this_machine
 from affinityd.client import ask_daemon
@@ -43,7 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Show the state until `q`; where stdout is no terminal, print it once. 0."""
     look = looking(arguments)
     if not _has_screen():
-        print("\n".join(map(one_line, screen(*_first(look), time.time()))))
+        audit, source = look()
+        print("\n".join(map(one_line, screen(audit, View(), source, time.time()))))
         return 0
     os.environ.setdefault("ESCDELAY", "25")
     curses.wrapper(Screen(look).run)
@@ -61,21 +61,13 @@ def _has_screen() -> bool:
     return curses.tigetstr("cup") is not None
 
 
-def _first(look: Look) -> tuple[AuditDocument, View, str]:
-    audit, source = look()
-    return audit, View(), source
-
-
 def looking(arguments: argparse.Namespace) -> Look:
     """Return a function that asks the daemon, or scans where none listens."""
-    variables = config.variables()
-    if arguments.socket is not None:
-        variables[f"{config.PREFIX}SOCKET"] = arguments.socket
-    auditor = None
+    addresses, auditor = sockets(arguments), None
 
     def look() -> tuple[AuditDocument, str]:
         nonlocal auditor
-        for address in config.sockets(variables):
+        for address in addresses:
             if (audit := _asked(address)) is not None:
                 return audit, f"by the daemon at {address}"
         node = this_machine("has no processes")

@@ -15,7 +15,7 @@ from affinityd.audit.wait_meter import WaitMeter
 from affinityd.audit.waits import CAUSES, NOTABLE, Waits, remedy
 from affinityd.cli import target
 from affinityd.cli.console import aligned, say
-from affinityd.cli.parser import Parser, add_format
+from affinityd.cli.parser import Parser, add_format, duration
 from affinityd.cpuset import several
 from affinityd.errors import TargetError
 from affinityd.linux.processes import ProcessTable, Stat, Thread, since_boot, stat_of
@@ -29,7 +29,6 @@ from affinityd.linux.scheduling import (
 from affinityd.text import count, one_line
 
 SECONDS = 5.0  #: by default
-MOST_SECONDS = 3600.0
 MOST_ROWS = 10  #: of threads, and of other processes
 UNCOUNTED = (
     "this kernel does not count how long threads wait: it needs CONFIG_SCHEDSTATS or "
@@ -68,19 +67,6 @@ def add_arguments(parser: Parser) -> None:
         help=f"how long to measure, as 10s or 2m (default: {SECONDS:g}s)",
     )
     add_format(parser, "table")
-
-
-def duration(text: str) -> float:
-    """Parse seconds, or minutes with an `m`. Raises ArgumentTypeError."""
-    factor = {"s": 1.0, "m": 60.0}.get(text[-1:])
-    number = text[:-1] if factor else text
-    try:
-        seconds = float(number) * (factor or 1.0)
-    except ValueError:
-        seconds = 0.0
-    if not 0.1 <= seconds <= MOST_SECONDS:  # noqa: PLR2004 - a tenth has ten ticks
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time from 0.1s to 60m, as 10s or 2m")
-    return seconds
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -144,26 +144,13 @@ def daemon(facts: NodeFacts) -> CheckResults:
 
 #: Variables that commands, prologs and pods read, besides the settings.
 READ = (
-    *(
-        "CONFIG",
-        "CPUS",
-        "DRAIN",
-        "JOB_CPUS",
-        "JOB_GPUS",
-        "MEMORY",
-        "NICS",
-        "OWN",
-        "THREADS",
-        "TIMEOUT",
-        "URL",
-    ),
-    "VERBOSE",
+    *("CONFIG", "CPUS", "DRAIN", "JOB_CPUS", "JOB_GPUS", "MEMORY", "NICS", "OWN", "THREADS"),
+    *("TIMEOUT", "URL", "VERBOSE"),
 )
 #: Variables that affinityd sets for jobs.
 WRITTEN = (
-    *("ALLOWED", "CPULIST", "GPUS", "LOCALITY", "MEMORY_NODES", "NODES", "THREADS", "UNPINNED"),
-    "VISIBLE_MEMORY_NODES",
-    *("RDMA", "WARNINGS"),
+    *("ALLOWED", "CPULIST", "GPUS", "LOCALITY", "MEMORY_NODES", "NODES", "RDMA", "THREADS"),
+    *("UNPINNED", "VISIBLE_MEMORY_NODES", "WARNINGS"),
 )
 #: Every name without a number in it.
 NAMES = (

@@ -79,7 +79,7 @@ def test_a_remote_process_fails_and_the_printed_remedy_fixes_its_mask(
     [
         ("--gpus 7", "no GPU 7; visible are 0 (0000:10:00.0)"),
         ("--gpus=", "gpus: '' is not an index"),
-        *((f"--watch={it}", f"argument --watch: '{it}' is not a number") for it in ("0", "nan")),
+        *((f"--watch={it}", f"argument --watch: '{it}' is not a time") for it in ("0", "nan")),
     ],
 )
 def test_an_invalid_request_is_an_error_of_one_line(capsys: Capture, flags: str, said: str) -> None:

@@ -43,14 +43,6 @@ def with_nvlinks(topology: Topology, matrix: str) -> Topology:
     return replace(topology, gpus=tuple(gpus))
 
 
-def switched(topology: Topology, links: int) -> Topology:
-    """Return a machine whose GPUs have their NVLinks to a switch."""
-    gpus = (
-        replace(gpu, minor=gpu.index, nvlinks=(NvLinks(SWITCH, links),)) for gpu in topology.gpus
-    )
-    return replace(topology, gpus=tuple(gpus))
-
-
 def dgx_1v() -> Topology:
     return with_nvlinks(machine("dgx-1v"), DGX_1V_LINKS)
 

@@ -25,7 +25,6 @@ from affinityd.slurm.gres_conf import GresConf, TypeCounts, read_gres
 from affinityd.topology.model import Topology
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
-from tests.support.machines.nvlinks import linked_machines
 from tests.support.machines.strategies import machines
 from tests.support.recorded_slurm import recorded_slurm
 
@@ -169,7 +168,7 @@ def test_slurmctld_s_numbers_of_gpus_and_cores_are_compared(
     assert (finding or "") in "".join(findings)
 
 
-@given(machines() | linked_machines(), st.sampled_from(SCOPES), st.sampled_from([None, "gpu07"]))
+@given(machines(), st.sampled_from(SCOPES), st.sampled_from([None, "gpu07"]))
 def test_printed_lines_have_no_differences(
     topology: Topology, scope: str, name: str | None
 ) -> None:

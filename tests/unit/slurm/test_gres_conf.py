@@ -13,7 +13,6 @@ from affinityd.slurm.gres_conf import SLICES, GpuTypes, GresConf, Present, TypeC
 from affinityd.topology.model import Core, Gpu, MigInstance, Topology
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
-from tests.support.machines.nvlinks import dgx_1v, switched, with_nvlinks
 from tests.support.tables import rows
 
 LUMI = "Sockets=4 CoresPerSocket=16 ThreadsPerCore=2"  # of a node of LUMI
@@ -30,19 +29,6 @@ Name=gpu File=/dev/dri/renderD132 Cores=0-15
 Name=gpu File=/dev/dri/renderD133 Cores=0-15
 Name=gpu File=/dev/dri/renderD134 Cores=32-47
 Name=gpu File=/dev/dri/renderD135 Cores=32-47
-"""
-
-DGX_1V = """\
-# In this order Slurm's gpu numbers are CUDA's: keep it.
-# Links= have 8 numbers: in slurm.conf, a smaller Gres=gpu: makes the node invalid.
-Name=gpu File=/dev/nvidia0 Cores=0-19 Links=-1,1,1,2,2,0,0,0
-Name=gpu File=/dev/nvidia1 Cores=0-19 Links=1,-1,2,1,0,2,0,0
-Name=gpu File=/dev/nvidia2 Cores=0-19 Links=1,2,-1,2,0,0,1,0
-Name=gpu File=/dev/nvidia3 Cores=0-19 Links=2,1,2,-1,0,0,0,1
-Name=gpu File=/dev/nvidia4 Cores=20-39 Links=2,0,0,0,-1,1,1,2
-Name=gpu File=/dev/nvidia5 Cores=20-39 Links=0,2,0,0,1,-1,2,1
-Name=gpu File=/dev/nvidia6 Cores=20-39 Links=0,0,1,0,1,2,-1,2
-Name=gpu File=/dev/nvidia7 Cores=20-39 Links=0,0,0,1,2,1,2,-1
 """
 
 
@@ -74,32 +60,6 @@ def test_a_node_of_lumi_has_these_lines() -> None:
     assert GresConf(node).lines() == MI250X.splitlines()
     named = [f"NodeName=n1 {line}" for line in MI250X.splitlines() if line[0] != "#"]
     assert GresConf(node).lines("n1")[4:] == named
-
-
-def test_a_dgx_1_has_these_lines() -> None:
-    assert GresConf(dgx_1v()).lines() == DGX_1V.splitlines()
-
-
-def led_by(first: Gpu) -> Topology:
-    return replace(dgx_1v(), gpus=(first, *dgx_1v().gpus[1:]))
-
-
-FIRST = dgx_1v().gpus[0]
-
-
-@pytest.mark.parametrize(
-    "node",
-    [
-        led_by(replace(FIRST, nvlinks=None)),  # they are not known
-        led_by(replace(FIRST, minor=None)),  # it is none of Slurm's, as it has no line
-        led_by(replace(FIRST, mig=(MigInstance("MIG-0"),))),  # it is several, its instances
-        switched(machine("dgx-a100"), links=12),  # Slurm counts none that lead to a switch
-        with_nvlinks(made({0: "0-7"}, gpus=[0, 0]), "X 0\n0 X"),
-        with_nvlinks(made({0: "0-7"}), "X"),
-    ],
-)
-def test_links_are_left_out_where_they_are_unknown_or_lead_to_no_gpu(node: Topology) -> None:
-    assert not any("Links=" in line for line in GresConf(node).lines())
 
 
 def test_cores_are_numbered_package_by_package_and_cache_by_cache_not_as_cpus_are() -> None:
