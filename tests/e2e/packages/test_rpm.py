@@ -1,0 +1,62 @@
+"""The packages for RPM, in a root of Debian with a database of rpm."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from affinityd import __version__
+from tests.e2e.packages.roots import NOBODY, OLDER, Root, built, debian, older_checkout
+from tests.support.paths import REPOSITORY
+
+
+def rpm(root: Root, *words: str | Path) -> str:
+    """Run this machine's rpm on a root; it has no package of Python, whose files are there."""
+    command = ["rpm", f"--root={root.path}", *map(str, words)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_packages_are_installed_upgraded_and_erased(tmp_path: Path) -> None:
+    packages = built("rpm", tmp_path)
+    root = debian("bookworm", tmp_path)
+    before = root.files()
+
+    older = built("rpm", tmp_path / "older", older_checkout(tmp_path / "checkout"))
+    rpm(root, "--install", "--nodeps", *older.values())
+    assert root.run("affinityd", "version", user=NOBODY) == f"affinityd {OLDER}\n"
+    assert root.asked() == []
+
+    settings, prolog = root.path / "etc/affinityd.conf", root.path / "etc/slurm/affinityd/prolog.sh"
+    settings.write_text(settings.read_text() + "AFFINITYD=observe\n")
+    with prolog.open() as of_a_job:
+        rpm(root, "--upgrade", "--nodeps", *packages.values())
+        assert os.fstat(of_a_job.fileno()).st_nlink == 0
+    assert OLDER not in prolog.read_text()
+    assert settings.read_text().endswith("AFFINITYD=observe\n")
+    assert "try-restart affinityd.service" in root.asked()
+    assert root.run("affinityd", "version", user=NOBODY) == f"affinityd {__version__}\n"
+    with root.daemon(tmp_path, "--machine=mi250x") as daemon:
+        assert daemon.plan("gpus=0")["node"] == "mi250x"
+
+    listed = rpm(root, "--query", "--list", *packages).splitlines()
+    ours = {f"/{it}" for it in root.files() - before if not it.startswith("run/")}
+    assert ours - {*listed} == {"/etc/affinityd.conf.rpmnew"}
+    rpm(root, "--verify", "--nodeps", "affinityd-daemon")
+
+    rpm(root, "--erase", *packages)
+    assert "--no-reload disable --now affinityd.service" in root.asked()
+    left = root.files() - before
+    assert left == {"etc/affinityd.conf.rpmnew", "etc/affinityd.conf.rpmsave"}
+
+
+def test_rpmlint_finds_no_error_and_the_same_checkout_makes_the_same_bytes(tmp_path: Path) -> None:
+    packages, again = (built("rpm", tmp_path / it) for it in ("first", "again"))
+    for name, package in packages.items():
+        assert package.read_bytes() == again[name].read_bytes()
+    settings = REPOSITORY / "packaging/rpm/rpmlint.toml"
+    command = ["rpmlint", f"--config={settings}", *map(str, packages.values())]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
