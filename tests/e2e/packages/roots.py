@@ -18,7 +18,16 @@ SUITES = {"bookworm": 11, "trixie": 13, "forky": 14}  #: their minor version of 
 OLDER = "0.0.9"
 NOBODY = "65534:65534"
 #: What dpkg, apt and rpm write down of what they did, and no package has.
-RECORDS = ("var/lib/dpkg", "var/lib/rpm", "var/log", "var/cache", "proc", "root", "asked", "affinityd")
+RECORDS = (
+    "var/lib/dpkg",
+    "var/lib/rpm",
+    "var/log",
+    "var/cache",
+    "proc",
+    "root",
+    "asked",
+    "affinityd",
+)
 
 
 def built(kind: str, folder: Path, checkout: Path = REPOSITORY) -> dict[str, Path]:
