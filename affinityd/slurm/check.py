@@ -55,7 +55,7 @@ def differences(conf: GresConf, slurmd: SlurmdGres) -> Iterator[str]:
         if file not in files and not (entry.is_slice and MIG_FILES in file):
             yield f"{file} is not a GPU of this node; there are {', '.join(files) or 'none'}"
     order = [file for file, _ in devices]
-    if sorted(order) == sorted(files) and order != [*files] and not conf.is_alternating:
+    if sorted(order) == sorted(files) and order != [*files] and not conf.has_several_types:
         yield f"Slurm's order is {', '.join(order)}; {PRINTED} {', '.join(files)}"
 
 
@@ -81,7 +81,7 @@ def counts(conf: GresConf, node: ShownNode) -> Iterator[str]:
     gpus, kinds, cores = conf.topology.gpus, conf.types.of, len(conf.topology.cores)
     if all(gpu.key in kinds and not gpu.mig for gpu in gpus):
         right, has = Counter(kinds[gpu.key] for gpu in gpus), node.gres
-        if right != has or ([*right] != [*has] and not conf.is_alternating):
+        if right != has:
             yield f"slurmctld has {gres_of(has)}; right is {gres_of(right)}"
     if node.cores not in {0, cores}:
         yield (

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import groupby
 from typing import NamedTuple
 
 from affinityd.errors import InvalidRequestError
@@ -149,16 +148,10 @@ class GresConf:
         is_packages = all(self.cores.of_packages(right) == right for right in rights)
         return None if is_packages else self.cores.settings()
 
-    @cached_property
-    def runs(self) -> tuple[str, ...]:
-        """The types along the bus, neighbors' once; () where one is undecided."""
-        kinds = [self.types.of.get(gpu.key) for gpu in self.topology.gpus]
-        return tuple(kind for kind, _ in groupby(kinds) if kind) if all(kinds) else ()
-
     @property
-    def is_alternating(self) -> bool:
-        """Whether GPUs of a type are not side by side on the bus."""
-        return len(set(self.runs)) < len(self.runs)
+    def has_several_types(self) -> bool:
+        """Whether Slurm's order of GPUs is not that of the bus alone."""
+        return len({*self.types.of.values()}) > 1
 
     def lines(self, node_name: str | None = None) -> list[str]:
         """Return comments, then a line for each GPU, in the order of their numbers."""
@@ -166,13 +159,10 @@ class GresConf:
         runtimes = {NAMINGS.get(gpu.vendor, NO_NAMING).runtime for gpu in gpus}
         if len(runtimes) == 1:  # of two vendors, each counts from 0 and Slurm goes on
             (runtime,) = runtimes
-            numbers = Counter(self.types.of.values())
-            gres = gres_of({kind: numbers[kind] for kind in self.runs})
-            types = f", and with {gres}," if len(self.runs) > 1 else ""
             lines.append(
-                f"# Slurm numbers GPUs type by type, so its gpu numbers cannot be {runtime}'s."
-                if self.is_alternating
-                else f"# In this order{types} Slurm's gpu numbers are {runtime}'s: keep it."
+                f"# Slurm numbers GPUs type by type: its gpu numbers may not be {runtime}'s."
+                if self.has_several_types
+                else f"# In this order Slurm's gpu numbers are {runtime}'s: keep it."
             )
         if gpus and self.gres and any(self.gres):
             lines.append(f"# Type= as in {gres_of(self.gres)}; any other drains the node.")

@@ -1,8 +1,7 @@
 """Where the GPUs and RDMA devices are, and their CPUs.
 
-Sources: kernel Documentation/ABI/testing/sysfs-bus-pci (numa_node), stable/sysfs-devices-node,
-testing/sysfs-devices-system-cpu (present, smt/control, cpuX/nodeY), stable/sysfs-class-infiniband
-(ports/N/state, rate).
+Sources: kernel Documentation/ABI/testing/sysfs-bus-pci (numa_node),
+testing/sysfs-devices-system-cpu (present, smt/control, cpuX/nodeY).
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from affinityd.doctor.facts import (
     warn,
 )
 from affinityd.grouping import grouped
-from affinityd.text import count, node_name
-from affinityd.topology.model import ON_SWITCH, SYS, RdmaPort
+from affinityd.text import node_name
+from affinityd.topology.model import ON_SWITCH, SYS
 from affinityd.topology.rdma import nics_of_gpus, usable_ports
 
 ONLINE = "echo 1 > /sys/devices/system/cpu/cpuN/online for each"
@@ -46,28 +45,6 @@ def gpu_numa_node(facts: NodeFacts) -> CheckResults:
         )
     nodes = grouped(gpus, lambda gpu: gpu.numa_node)
     yield ok("; ".join(f"{named(gpus)} on {node_name(node)}" for node, gpus in nodes.items()))
-
-
-def gpu_node_cpus(facts: NodeFacts) -> CheckResults:
-    """Judge whether anything can run on the node of each GPU."""
-    gpus_of = grouped(facts.some_gpus(), lambda gpu: gpu.numa_node)
-    if not gpus_of.keys() - {None}:
-        raise NotApplicableError("no GPU's NUMA node is known")
-    for node, gpus in gpus_of.items():
-        if node is None or facts.topology.cpus_of_node(node):
-            continue
-        offline = [cpu for cpu, home in _offline(facts).items() if home == node]
-        nearest = facts.topology.nearest(node, facts.topology.nodes_with_cpus)
-        where = " or ".join(map(node_name, nearest))
-        yield warn(
-            f"node {node} of {named(gpus)} has no CPU online: its ranks go to {where}",
-            f"its {several('CPU', offline)} are present and offline: {ONLINE}"
-            if offline
-            else "nothing, if the hardware is built so; else update the firmware: each package "
-            "should be a NUMA node with its memory and its devices",
-            gpus,
-        )
-    yield ok("the node of every GPU has CPUs")
 
 
 def offline_cpus(facts: NodeFacts) -> CheckResults:
@@ -103,40 +80,20 @@ def _offline(facts: NodeFacts) -> Mapping[int, int | None]:
     }
 
 
-def rdma_ports(facts: NodeFacts) -> CheckResults:
-    """Judge whether ports are down, or slower than those of adapters of the same kind."""
-    ports = _ports(facts)
-    down = [port for port in ports if not port.is_active]
-    if down:
-        yield warn(
-            f"not ACTIVE, and so in no plan: {_ports_named(down)}",
-            "look at the cable, the switch port and the subnet manager (ibstat, rdma link); "
-            "nothing, if the port is not meant to be used",
-        )
-    rated = [port for port in ports if port.is_active and port.gbps is not None]
-    for alike in grouped(rated, lambda port: port.link_layer).values():
-        most = max(port.gbps or 0 for port in alike)
-        for slow in (port for port in alike if port.gbps != most):
-            yield warn(
-                f"{slow.device} runs at {slow.gbps} Gb/s, others at {most}",
-                "look at its cable and switch port; nothing, if it is another model",
-            )
-    yield ok(f"{count(len(ports) - len(down), 'port')} ACTIVE, all equally fast")
-
-
 def gpu_nics(facts: NodeFacts) -> CheckResults:
     """Judge whether each GPU has an RDMA device near it, and each device a GPU."""
     topology, gpus = facts.topology, facts.some_gpus()
     usable = usable_ports(topology.nics)
-    if _ports(facts) and not usable:
+    if not usable:
         raise NotApplicableError("no port of an RDMA device is ACTIVE")
     nics = nics_of_gpus(topology)
     links = {gpu.key: nics[gpu.key].nearest[0].link for gpu in gpus}
     far = [gpu for gpu in gpus if links[gpu.key] not in ON_SWITCH]
     lone = [port for nic, port in usable if all(topology.nearness(gpu, nic) == SYS for gpu in gpus)]
     if lone and far:  # where each GPU has a near one, the others are for storage
+        ports = ", ".join(f"{port.device} port {port.number}" for port in lone)
         yield warn(
-            f"on another NUMA node than every GPU: {_ports_named(lone)}",
+            f"on another NUMA node than every GPU: {ports}",
             "move the adapter to a slot of a node with GPUs; nothing, if it is for storage",
         )
     if far and len(far) < len(gpus):
@@ -147,14 +104,3 @@ def gpu_nics(facts: NodeFacts) -> CheckResults:
         )
     near = ", ".join(sorted({*links.values()}))
     yield ok(f"every GPU has an RDMA device as near as others have ({near})")
-
-
-def _ports(facts: NodeFacts) -> list[RdmaPort]:
-    ports = [port for nic in facts.topology.nics for port in nic.ports]
-    if not ports:
-        raise NotApplicableError("this node has no RDMA device")
-    return ports
-
-
-def _ports_named(ports: list[RdmaPort]) -> str:
-    return ", ".join(f"{port.device} port {port.number}" for port in ports)

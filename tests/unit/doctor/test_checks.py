@@ -23,19 +23,11 @@ UNKNOWN = made(NODES, gpus=[0, None])
 #: CPU 3 is on node 0 and offline.
 OFFLINE = made(NODES, gpus=[0, 1], online="0-2,4-7")
 OF_NODE_0 = {f"{CPU}/cpu3/node0/cpulist": "0-2"}
-#: All of node 1 is.
-NODE_OFFLINE = made(NODES, gpus=[0, 1], online="0-3")
-OF_NODE_1 = {f"{CPU}/cpu{cpu}/node1/cpulist": "" for cpu in range(4, 8)}
 #: What a kernel of old wrote for a node one of whose CPUs is offline.
 SMT_OFF = {**OF_NODE_0, f"{CPU}/smt/control": "off"}
 
-#: A node without CPUs, two of three GPUs on it, and node 1 beside it.
-DISTANCES = [("0-2", "0-2", 20), ("1", "2", 12), ("0", "0", 10), ("1", "1", 10), ("2", "2", 10)]
-BARE = made({**NODES, 2: ""}, gpus=[2, 0, 2], distances=DISTANCES)
 ALL_ONLINE = "ok: every CPU near a GPU is online"
 NONE_ISOLATED = "ok: ranks are given no CPU of isolcpus="
-TO_NODE_1 = "has no CPU online: its ranks go to node 1"
-ALL_OFFLINE = "its CPUs 4-7 are present and offline: echo 1"
 NO_TICKS = "nohz_full= has CPUs 3-4 near GPUs 0-1"
 
 
@@ -49,10 +41,6 @@ def balancing(value: int) -> Files:
         ("gpu-numa-node", TWO, {}, "ok: GPU 0 on node 0; GPU 1 on node 1"),
         ("gpu-numa-node", machine("flat"), {}, "warn 0-3: numa_node of GPUs 0-3 → pxb-pcie"),
         ("gpu-numa-node", UNKNOWN, {}, "warn 1: of GPU 1 (0000:11:00.0) → update the firm"),
-        ("gpu-node-cpus", TWO, {}, "ok: the node of every GPU has CPUs"),
-        ("gpu-node-cpus", made(NODES, [None]), {}, "n/a: no GPU's NUMA node is known"),
-        ("gpu-node-cpus", BARE, {}, f"warn 0,2: GPUs 0,2 {TO_NODE_1} → nothing, if the hard"),
-        ("gpu-node-cpus", NODE_OFFLINE, OF_NODE_1, f"warn 1: node 1 of GPU 1 → {ALL_OFFLINE}"),
         ("offline-cpus", TWO, {}, ALL_ONLINE),
         ("offline-cpus", TWO, {f"{CPU}/present": "?"}, "n/a: there is no /sys/devices/system/cpu/"),
         ("offline-cpus", OFFLINE, OF_NODE_0, "warn 0: near GPU 0: CPU 3, which → echo 1 > "),
@@ -75,7 +63,7 @@ def test_checks_of_numa_nodes_and_their_cpus(
 
 def test_without_a_gpu_its_numa_node_is_not_checked(tmp_path: Path) -> None:
     facts = facts_of(tmp_path, NO_GPU, {**balancing(1), "proc/irq/0/smp_affinity_list": "0-7"})
-    for name in ("gpu-numa-node", "gpu-node-cpus", "offline-cpus", "numa-balancing", "irqbalance"):
+    for name in ("gpu-numa-node", "offline-cpus", "numa-balancing", "irqbalance"):
         check(name, facts, "n/a: there is no GPU")
 
 
@@ -217,12 +205,6 @@ def test_nvml_on_hold_is_not_asked(
 A100, STORAGE = machine("dgx-a100"), ("mlx5_4", "mlx5_5")
 
 
-def with_ports(**changes: object) -> Topology:
-    first, *others = A100.nics
-    port = replace(first.ports[0], **changes)  # type: ignore[arg-type]
-    return replace(A100, nics=(replace(first, ports=(port,)), *others))
-
-
 def only(*names: str) -> Topology:
     return replace(A100, nics=tuple(nic for nic in A100.nics if nic.names[0] in names))
 
@@ -234,26 +216,9 @@ def without(*names: str) -> Topology:
 @pytest.mark.parametrize(
     ("topology", "expected"),
     [
-        (A100, "ok: 10 ports ACTIVE"),
-        (TWO, "n/a: this node has no RDMA device"),
-        (with_ports(is_active=False), "warn: in no plan: mlx5_0 port 1 → ibstat"),
-        (with_ports(gbps=100), "warn: mlx5_0 runs at 100 Gb/s, others at 200 → cable"),
-        (with_ports(gbps=100, link_layer="Ethernet"), "ok: 10 ports ACTIVE"),
-        (with_ports(gbps=None), "ok: 10 ports ACTIVE"),
-    ],
-)
-def test_rdma_ports_that_are_down_or_slower_than_others(
-    tmp_path: Path, topology: Topology, expected: str
-) -> None:
-    check("rdma-ports", facts_of(tmp_path, topology), expected)
-
-
-@pytest.mark.parametrize(
-    ("topology", "expected"),
-    [
         (machine("dgx-h100"), "ok: every GPU has an RDMA device as near as others have (PXB)"),
         (machine("mi250x"), "ok: every GPU has an RDMA device as near as others have (NODE, PHB)"),
-        (TWO, "n/a: this node has no RDMA device"),
+        (TWO, "n/a: no port of an RDMA device is ACTIVE"),
         (replace(NO_GPU, nics=A100.nics), "n/a: GPU"),
         (A100, "ok: as near as others have (PXB)"),
         (only(*STORAGE), "warn: than every GPU: mlx5_4 port 1, mlx5_5 port 1 → for storage"),

@@ -128,20 +128,16 @@ def test_gpus_of_a_vendor_with_unknown_device_files_have_no_lines() -> None:
     assert "vendor huawei" in conf.lines()[-1]
 
 
-ARE_CUDA_S = "Slurm's gpu numbers are CUDA's: keep it."
-
-
 @pytest.mark.parametrize(
     ("kinds", "comment"),
     [
-        ("a100 a100 v100", f"In this order, and with Gres=gpu:a100:2,gpu:v100:1, {ARE_CUDA_S}"),
-        ("a100 v100 a100", "Slurm numbers GPUs type by type, so its gpu numbers cannot be CUDA's."),
-        ("a100 a100 a100", f"In this order {ARE_CUDA_S}"),
+        ("a100 v100 a100", "Slurm numbers GPUs type by type: its gpu numbers may not be CUDA's."),
+        ("a100 a100 a100", "In this order Slurm's gpu numbers are CUDA's: keep it."),
     ],
 )
 def test_the_comment_on_the_order_of_several_types(kinds: str, comment: str) -> None:
     gpus = with_minors(made({0: "0-7"}, gpus=[0, 0, 0]), range(3))
-    assert GresConf(gpus, named=tuple(kinds.split())).lines()[0] == f"# {comment}"
+    assert GresConf(gpus, named=tuple(kinds.split())).lines()[0].startswith(f"# {comment}")
 
 
 def types_of(
