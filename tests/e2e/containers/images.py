@@ -49,17 +49,23 @@ def affinityd() -> str:
     return tag
 
 
+def base() -> str:
+    """Return the tag of what our own image is built on."""
+    return _debian("base", *PACKAGES)
+
+
 def build(*arguments: str, **variables: str) -> Ended:
-    base = _debian("base", *PACKAGES)
+    on = base()
     with locked():
         # What a build leaves untagged is the cache of the next one.
         attempt("image", "prune", "--force", "--filter=until=24h")
         command = [os.fspath(REPOSITORY / "scripts/image"), *arguments, "--pull=never"]
-        variables = {"IMAGE_TOOL": "podman", "BASE_IMAGE": base, **variables}
-        return ran(*command, *_network(), env={**environment(), **variables}, timeout=600)
+        variables = {"IMAGE_TOOL": "podman", "BASE_IMAGE": on, **variables}
+        return ran(*command, *network(), env={**environment(), **variables}, timeout=600)
 
 
-def _network() -> list[str]:
+def network() -> list[str]:
+    """Return the options by which a build reaches the package index that this machine uses."""
     printed = subprocess.check_output([sys.executable, "-m", "pip", "config", "list"], text=True)
     settings = re.findall(r"^[\w:]+\.(cert|index-url)='(.*)'$", printed, re.MULTILINE)
     arguments = [f"--build-arg={PIP[key]}={value}" for key, value in settings]

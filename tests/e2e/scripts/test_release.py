@@ -1,0 +1,60 @@
+"""What scripts/release refuses before it builds anything."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import REPOSITORY
+
+VERSION = "9.8.7"
+AUTHOR = {
+    f"GIT_{role}_{field}": value
+    for role in ("AUTHOR", "COMMITTER")
+    for field, value in (("NAME", "test"), ("EMAIL", "test@localhost"))
+}
+
+
+def git(folder: Path, *words: str) -> None:
+    command = ["git", "-C", os.fspath(folder), "-c", "commit.gpgSign=false", *words]
+    subprocess.run(command, check=True, capture_output=True, env={**os.environ, **AUTHOR})
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    shutil.copytree(REPOSITORY / "scripts", tmp_path / "scripts")
+    (tmp_path / "CHANGELOG.md").write_text(f"## [{VERSION}] - 2030-01-31\n")
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "--quiet", "--message", "first")
+    return tmp_path
+
+
+def refusal(checkout: Path, *words: str) -> str:
+    command = [os.fspath(checkout / "scripts/release"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    return done.stderr
+
+
+@pytest.mark.parametrize("words", [(), ("--check",), ("v1.2.3",), ("1.2",), ("1.2.3rc1",)])
+def test_a_version_is_three_numbers(checkout: Path, words: tuple[str, ...]) -> None:
+    assert refusal(checkout, *words) == "usage: scripts/release [--check] X.Y.Z\n"
+
+
+def test_the_changelog_has_the_version_with_a_date(checkout: Path) -> None:
+    assert "'## [9.8.8] - DATE'" in refusal(checkout, "--check", "9.8.8")
+
+
+def test_nothing_is_left_uncommitted(checkout: Path) -> None:
+    (checkout / "scripts/run").write_text("")
+    assert "not committed" in refusal(checkout, "--check", VERSION)
+
+
+def test_a_version_is_released_once(checkout: Path) -> None:
+    git(checkout, "tag", f"v{VERSION}")
+    assert f"v{VERSION} is there" in refusal(checkout, VERSION)
