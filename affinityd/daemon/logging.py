@@ -12,13 +12,13 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from queue import SimpleQueue
 
 from affinityd.text import one_line
 
-MOST_LINES = 1000  #: lines that may wait; lines beyond them are lost, and counted
+MOST_LINES = 1000  #: lines that may wait; lines beyond them are lost
 END_SECONDS = 1.0  #: that the end of the process waits for unwritten lines
 
 log = logging.getLogger(__name__)
@@ -53,10 +53,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class LineLog(logging.Handler):
-    """Formats records, and queues MOST_LINES of them at most, which a thread writes to a file.
-
-    Once the file accepts lines again, a line tells how many are missing.
-    """
+    """Formats records, and queues MOST_LINES of them at most, which a thread writes to a file."""
 
     def __init__(self, file: int, formatter: logging.Formatter) -> None:
         super().__init__()
@@ -64,7 +61,6 @@ class LineLog(logging.Handler):
         self._file = file
         # Of the queues only this one bears a finalizer that logs while a line is being put.
         self._waiting = SimpleQueue[str | None]()
-        self._dropped = 0  # lines that found no room
         self._thread = threading.Thread(target=self._write_lines, daemon=True)
         self._thread.start()
 
@@ -72,8 +68,6 @@ class LineLog(logging.Handler):
         """Queue a record's line."""
         if self._waiting.qsize() < MOST_LINES:
             self._waiting.put(self.format(record))
-        else:
-            self._dropped += 1
 
     def end(self) -> None:
         """Wait for the unwritten lines, END_SECONDS at most."""
@@ -81,24 +75,11 @@ class LineLog(logging.Handler):
         self._thread.join(END_SECONDS)
 
     def _write_lines(self) -> None:
-        missing = 0
         while (line := self._waiting.get()) is not None:
-            dropped, self._dropped = self._dropped, 0
-            missing += dropped + (not self._write(line))
-            if missing and self._waiting.empty():
-                text = f"{missing} lines are missing above: the log could not be written"
-                notice = logging.LogRecord(log.name, logging.WARNING, "", 0, text, (), None)
-                if self._write(self.format(notice)):
-                    missing = 0
-
-    def _write(self, line: str) -> bool:
-        rest = f"{line}\n".encode(errors="replace")
-        try:
-            while rest:
-                rest = rest[os.write(self._file, rest) :]
-        except OSError:
-            return False
-        return True
+            rest = f"{line}\n".encode(errors="replace")
+            with suppress(OSError):
+                while rest:
+                    rest = rest[os.write(self._file, rest) :]
 
 
 @contextmanager

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import reprlib
 import sys
-from collections.abc import Collection, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal, TypeVar
-
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic_core import ErrorDetails
+from typing import Any
 
 from affinityd.client.apply import nic_libraries
 from affinityd.cpuset import several
 from affinityd.enforce.policy import (
+    GRANTED,
     NAMED,
     NODE,
+    NOTHING,
     NamePatterns,
     Policy,
     PolicyError,
@@ -26,16 +24,13 @@ from affinityd.enforce.policy import (
     Treatment,
 )
 from affinityd.errors import InvalidRequestError
-from affinityd.planner.modes import MODES
-from affinityd.request.parameters import MAX_NUMBER
+from affinityd.request.parameters import PARAMETERS, one_of, suggestion
 from affinityd.text import count, one_line, quote
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
-
-T = TypeVar("T")
 
 #: Keys that match a process's environment, which takes privileges to read.
 OF_ENVIRONMENTS = ("partition", "account", "environment")
@@ -46,188 +41,171 @@ OF_THEIR_OWN = ("mode", "observe", "leave")
 MAX_UID = 2**32 - 2  #: the last number means no user, chown(2)
 MAX_NAME = 256  #: characters: a glob of many stars takes its time
 
-#: Kind of an error → the right value, in words of TOML rather than of Python.
-RIGHT = {
-    "string_type": "it should be a name or a glob in quotes",
-    "int_type": "it should be a whole number",
-    "bool_type": "it should be true or false",
-    "dict_type": "it should be a table of variables, like { TEAM = 'vision*' }",
-    "too_short": "it is empty, which matches no process; remove the key",
-    "string_too_short": "it is empty; write a name, or a glob like '*'",
-}
+#: Reads a value; its ValueError or InvalidRequestError is one line that quotes the wrong value.
+Reader = Callable[[Any], Any]
 
 
-def _listed(value: object) -> object:
-    return value if isinstance(value, list) else [value]
-
-
-def _mode(value: object) -> object:
-    name = value.replace("-", "_") if isinstance(value, str) else ""
-    if name not in MODES:
-        raise ValueError(f"it is not a mode; {_suggestion(str(value), MODES)}")
-    return name
+def _written(read: Callable[[str], Any]) -> Reader:
+    """Return the reader of a value that `read` takes as a text."""
+    return lambda value: read(value if isinstance(value, str) else shown(value))
 
 
 def _cpus(value: object) -> object:
-    if value not in ("granted", "none") and (
-        type(value) is not int or value not in range(1, MAX_NUMBER + 1)
-    ):
-        raise ValueError("it should be a number of CPUs from 1 on, 'granted' or 'none'")
+    try:
+        return value if value in (GRANTED, NOTHING) else _written(PARAMETERS["cpus"].read)(value)
+    except ValueError as error:
+        raise ValueError(f"{error}, nor {GRANTED!r} or {NOTHING!r}") from None
+
+
+def _switch(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{shown(value)} is neither true nor false")  # noqa: TRY004 - of TOML
     return value
 
 
 def _nics(names: str) -> str:
-    try:
-        nic_libraries(names)
-    except InvalidRequestError as error:
-        raise ValueError(str(error).removeprefix("nics: ")) from None
+    nic_libraries(names)
     return names
 
 
-def _cgroup(path: str) -> str:
-    if path[0] not in "/*?[":
-        raise ValueError("it is not a path of a cgroup; begin it with / or *")
-    return path
-
-
-def _variable(name: str) -> str:
-    if "=" in name:
-        raise ValueError("a variable's name has no = in it")
+def _name(value: object) -> str:
+    (name,) = _names(value)
     return name
 
 
-OneOrMore = Annotated[list[T], BeforeValidator(_listed), Field(min_length=1)]
-Text = Annotated[str, Field(max_length=MAX_NAME)]
-Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
-Path = Annotated[Name, AfterValidator(_cgroup)]
-UserId = Annotated[int, Field(ge=0, le=MAX_UID)]
-Variable = Annotated[Name, AfterValidator(_variable)]
+def _names(value: object, least: int = 1) -> list[str]:
+    """Read a name or a glob, or a list of some."""
+    names: list[Any] = value if isinstance(value, list) else [value]
+    if not names or not all(isinstance(it, str) and least <= len(it) <= MAX_NAME for it in names):
+        raise ValueError(f"{shown(value)} is no name or glob in quotes, nor a list of some")
+    return names
 
 
-class PolicySettings(BaseModel):
-    """How processes are treated; None: as the top level, or the site, has it."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    mode: Annotated[str | None, BeforeValidator(_mode)] = None
-    share: Literal["auto", "requested", "node"] | None = None
-    scope: Literal["node", "socket"] | None = None
-    min_physical_cores: Annotated[int, Field(ge=1, le=MAX_NUMBER)] | None = None
-    cpus: Annotated[int | str | None, BeforeValidator(_cpus)] = None
-    observe: bool | None = None
-    leave: bool | None = None
-    # Of containers as they are created, by NRI.
-    nics: Annotated[str | None, AfterValidator(_nics)] = None
-    memory: Literal["bind", "none"] | None = None
-    without_request: Literal["share", "keep"] | None = None
+def _uids(value: object) -> list[int]:
+    uids: list[Any] = value if isinstance(value, list) else [value]
+    if not uids or not all(type(uid) is int and 0 <= uid <= MAX_UID for uid in uids):
+        raise ValueError(f"{shown(value)} is no user's number, nor a list of some")
+    return uids
 
 
-class RuleTable(PolicySettings):
-    """Conditions on processes, and their treatment; None: any value."""
-
-    partition: OneOrMore[Name] | None = None
-    account: OneOrMore[Name] | None = None
-    user: OneOrMore[Name] | None = None
-    namespace: OneOrMore[Name] | None = None
-    pod: OneOrMore[Name] | None = None
-    uid: OneOrMore[UserId] | None = None
-    cgroup: OneOrMore[Path] | None = None
-    environment: Annotated[dict[Variable, OneOrMore[Text]], Field(min_length=1)] | None = None
+def _cgroups(value: object) -> list[str]:
+    paths = _names(value)
+    if wrong := [path for path in paths if path[0] not in "/*?["]:
+        raise ValueError(f"{shown(wrong[0])} is no path of a cgroup; begin it with / or *")
+    return paths
 
 
-class PolicyTable(PolicySettings):
-    """The whole file."""
+def _environment(value: object) -> dict[str, list[str]]:
+    if not isinstance(value, dict) or not value or any("=" in it for it in map(_name, value)):
+        raise ValueError(f"{shown(value)} is no table of variables, like {{ TEAM = 'vision*' }}")
+    return {name: _names(texts, least=0) for name, texts in value.items()}
 
-    rule: list[RuleTable] = []
 
-
-SETTINGS = tuple(PolicySettings.model_fields)
 PLANNED = ("mode", "share", "scope", "min_physical_cores")  #: of these, `Treatment.options`
-KEYS = tuple(name for name in RuleTable.model_fields if name not in SETTINGS)
+#: How processes are treated; what is left out is as the top level, or the site, has it.
+SETTINGS: Mapping[str, Reader] = {
+    **{name: _written(PARAMETERS[name].read) for name in PLANNED},
+    "cpus": _cpus,
+    "observe": _switch,
+    "leave": _switch,
+    # Of containers as they are created, by NRI.
+    "nics": _written(_nics),
+    "memory": _written(one_of("bind", "none")),
+    "without_request": _written(one_of("share", "keep")),
+}
+#: Conditions on processes.
+KEYS: Mapping[str, Reader] = {
+    **dict.fromkeys(NAMED, _names),
+    "uid": _uids,
+    "cgroup": _cgroups,
+    "environment": _environment,
+}
+
+Table = Mapping[str, Any]  #: the values of a policy, or of a rule, by their keys
 
 
 def parse(text: str, site: Treatment = NODE) -> Policy:
     """Read a policy's file; `site` has the defaults. Raises PolicyError."""
-    table = document(text)
-    defaults = _treatment(table, site)
+    top, rules = document(text)
+    defaults = _treatment(top, site)
     return Policy(
-        defaults, tuple(_rule(number, rule, defaults) for number, rule in enumerate(table.rule, 1))
+        defaults, tuple(_rule(number, rule, defaults) for number, rule in enumerate(rules, 1))
     )
 
 
-def document(text: str) -> PolicyTable:
-    """Return the content of a policy's file.
+def document(text: str) -> tuple[Table, list[Table]]:
+    """Return the settings of a policy's file, and its rules.
 
     Raises PolicyError, one line: the rule, its key and value, or TOML's line and column.
     """
     try:
         tables = tomllib.loads(text)
-        return PolicyTable.model_validate(tables)
-    except ValidationError as errors:
-        raise PolicyError(one_line(_line(errors.errors()[0], tables))) from None
     except ValueError as error:
         raise PolicyError(f"it is not TOML: {one_line(str(error))}") from None
     except RecursionError:
         raise PolicyError("it is nested too deeply") from None
+    rules = tables.pop("rule", [])
+    if not isinstance(rules, list) or not all(isinstance(rule, dict) for rule in rules):
+        remedy = "write [[rule]], in two brackets, above each"
+        raise PolicyError(one_line(f"{shown(rules)} is not a list of rules; {remedy}"))
+    in_rule = {**KEYS, **SETTINGS}
+    return _read(tables, "", SETTINGS), [
+        _read(rule, f"{_place(number, rule)}: ", in_rule) for number, rule in enumerate(rules, 1)
+    ]
 
 
-def _treatment(settings: PolicySettings, before: Treatment) -> Treatment:
-    """Return a treatment with these fields; the mode `node` is one node, for any scope."""
-    values = settings.model_dump(include={*SETTINGS}, exclude_none=True)
+def _read(table: Table, place: str, readers: Mapping[str, Reader]) -> Table:
+    values = {}
+    for name, value in table.items():
+        if name not in readers:
+            why = f"unknown {quote(name)}; {suggestion(name, readers)}"
+            if name in KEYS:
+                why = f"{name} selects processes; write it below a line [[rule]]"
+            raise PolicyError(one_line(f"{place}{why}"))
+        try:
+            values[name] = readers[name](value)
+        except (ValueError, InvalidRequestError) as error:
+            why = str(error).removeprefix(f"{name}: ")
+            raise PolicyError(one_line(f"{place}{name}: {why}")) from None
+    return values
+
+
+def _treatment(settings: Table, before: Treatment) -> Treatment:
+    """Return a treatment with these settings; the mode `node` is one node, for any scope."""
+    values = {name: settings[name] for name in SETTINGS if name in settings}
     planned = {name: values.pop(name) for name in PLANNED if name in values}
     if "scope" in planned and "mode" not in planned and before.options.mode == NODE.options.mode:
         planned["mode"] = "all"
     return replace(before, options=replace(before.options, **planned), **values)
 
 
-def _rule(number: int, table: RuleTable, defaults: Treatment) -> Rule:
-    treatment = replace(_treatment(table, defaults), rule=number)
-    values = table.model_dump(exclude_none=True)
+def _rule(number: int, values: Table, defaults: Treatment) -> Rule:
+    treatment = replace(_treatment(values, defaults), rule=number)
     if values.keys().isdisjoint(KEYS):
         raise PolicyError(f"rule {number}: it selects nothing; give it one of {', '.join(KEYS)}")
     unused = [name for name in SETTINGS if name in values and name != "leave"]
     if treatment.leave and unused:
-        where, name = f"rule {number}{_first_key(values)}", unused[0]
         why = "has no effect with leave = true; remove it, or write leave = false"
-        raise PolicyError(one_line(f"{where}: {name} {why}"))
+        raise PolicyError(one_line(f"{_place(number, values)}: {unused[0]} {why}"))
     conditions: dict[str, Container[Any]] = {
-        k: NamePatterns(values[k]) for k in NAMED if k in values
+        name: NamePatterns(values[name]) for name in NAMED if name in values
     }
-    if table.uid is not None:
-        conditions["uid"] = frozenset(table.uid)
+    if "uid" in values:
+        conditions["uid"] = frozenset(values["uid"])
     return Rule(
         treatment,
         conditions,
-        cgroup=NamePatterns(table.cgroup) if table.cgroup else None,
+        cgroup=NamePatterns(values["cgroup"]) if "cgroup" in values else None,
         environment={
-            key: NamePatterns(globs) for key, globs in values.get("environment", {}).items()
+            name: NamePatterns(globs) for name, globs in values.get("environment", {}).items()
         },
     )
 
 
-def _line(error: ErrorDetails, tables: Mapping[str, Any]) -> str:
-    """Return the place of an error, the wrong value, and the remedy."""
-    place, rule, keys = list(error["loc"]), "", ("rule", *SETTINGS)
-    match place:
-        case ["rule", int(index), *in_rule] if in_rule:
-            rule = f"rule {index + 1}{_first_key(tables['rule'][index])}: "
-            place, keys = in_rule, (*KEYS, *SETTINGS)
-    name = ".".join(part for part in place if isinstance(part, str) and part != "[key]")
-    if name == "rule":
-        return (
-            f"{shown(tables['rule'])} is not a list of rules; write [[rule]], in two "
-            "brackets, above each"
-        )
-    if error["type"] == "extra_forbidden" and name in KEYS:
-        return f"{name} selects processes; write it below a line [[rule]]"
-    if error["type"] == "extra_forbidden":
-        return f"{rule}unknown {quote(name)}; {_suggestion(name, keys)}"
-    why = error.get("ctx", {}).get("error") or error["msg"].replace("Input", "it", 1)
-    return f"{rule}{name}: {shown(error['input'])}: {RIGHT.get(error['type'], why)}"
-
-
-def _first_key(table: Mapping[str, object]) -> str:
-    return next((f" ({key} = {shown(it)})" for key, it in table.items() if key in KEYS), "")
+def _place(number: int, rule: Table) -> str:
+    """Return a rule's name in a message: its number, and the first condition of it."""
+    first = next((f" ({key} = {shown(it)})" for key, it in rule.items() if key in KEYS), "")
+    return f"rule {number}{first}"
 
 
 def shown(value: object) -> str:
@@ -240,17 +218,10 @@ def shown(value: object) -> str:
         return "a huge number"
 
 
-def _suggestion(name: str, keys: Collection[str]) -> str:
-    near = difflib.get_close_matches(name[:64], keys, n=1)
-    alike = [key for key in keys if name and name in key] or near
-    return f"did you mean {' or '.join(alike)}?" if alike else f"known are {', '.join(keys)}"
-
-
 def described(text: str) -> list[str]:
     """Return lines that tell what a policy matches and does. Raises PolicyError."""
     parse(text)
-    table = document(text).model_dump(exclude_none=True)
-    rules = table["rule"]
+    table, rules = document(text)
     lines = [count(len(rules), "rule")]
     for number, rule in enumerate(rules, start=1):
         matched = " and ".join(_matched(key, rule[key]) for key in KEYS if key in rule)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from affinityd.cpuset import CpuSet, parse_list
@@ -78,7 +78,8 @@ def parse_request(pairs: Iterable[tuple[str, str]]) -> Request:
     for name, text in pairs:
         parameter = PARAMETERS.get(name)
         if parameter is None:
-            raise UnknownParameterError(_unknown(name))
+            hint = suggestion(name, PARAMETERS)
+            raise UnknownParameterError(f"{quote(name)} is no parameter; {hint}")
         if name in values:
             raise InvalidRequestError(f"{name} is given twice; give it once")
         if not text.strip() and not parameter.may_be_empty:
@@ -107,12 +108,12 @@ def parse_request(pairs: Iterable[tuple[str, str]]) -> Request:
     return request
 
 
-def _unknown(name: str) -> str:
+def suggestion(name: str, known: Collection[str]) -> str:
+    """Return what a name that is not known may have been meant for."""
     import difflib  # noqa: PLC0415 - a rank has no use for it
 
-    near = difflib.get_close_matches(name[:64], PARAMETERS, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(PARAMETERS)}"
-    return f"{quote(name)} is no parameter; {hint}"
+    near = difflib.get_close_matches(name[:64], known, n=1)
+    return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
 
 
 def plain(text: str) -> str:
@@ -131,7 +132,9 @@ _BOOLEANS = {
 }
 
 
-def _read_one_of(*choices: str) -> Callable[[str], str]:
+def one_of(*choices: str) -> Callable[[str], str]:
+    """Return the reader of a text that is one of these words."""
+
     def read(text: str) -> str:
         if text not in choices:
             raise ValueError(f"{quote(text)} is not one of {', '.join(choices)}")
@@ -142,7 +145,7 @@ def _read_one_of(*choices: str) -> Callable[[str], str]:
 
 def _read_mode(text: str) -> str:
     name = text.replace("-", "_")
-    return name if name in MODES else _read_one_of(*MODES)(text)
+    return name if name in MODES else one_of(*MODES)(text)
 
 
 def _read_boolean(text: str) -> bool:
@@ -223,7 +226,7 @@ def _few(number: int, noun: str) -> int:
 def _choice(text: str, *words: str) -> Parameter:
     """Return a parameter that is one of these words, the first by default."""
     schema = {"type": "string", "enum": list(words), "default": words[0]}
-    return Parameter(_read_one_of(*words), text, schema)
+    return Parameter(one_of(*words), text, schema)
 
 
 def _flag(text: str, *, default: bool) -> Parameter:

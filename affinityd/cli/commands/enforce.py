@@ -97,7 +97,7 @@ def _of_process(undone: journal.Undone) -> Iterator[str]:
 
 def _check(path: str) -> int:
     try:
-        from affinityd.daemon.policy_document import described  # noqa: PLC0415 - wants pydantic
+        from affinityd.daemon.policy_document import described  # noqa: PLC0415 - may want tomli
 
         with Path(path).open("rb") as file:
             rules = described(decoded(file.read(MAX_FILE + 1)))

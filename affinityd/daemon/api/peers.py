@@ -50,18 +50,10 @@ MOST_CGROUPS = 256  #: whose cpuset files' paths are remembered
 SPARE_FILES = 96  #: files that the daemon needs besides connections
 MOST_OF_ONE = 512  #: connections at once of one user; all over TCP count as one
 
-UNKNOWN = "the caller is unidentified; without a cpuset its plan is for the whole node"
-OTHER_PIDS = (
-    f"{UNKNOWN}: it is in a pid namespace that the daemon cannot see; run the daemon in the "
-    "node's: hostPID: true, --pid=host"
-)
-OTHER_PROC = (
-    f"{UNKNOWN}: /proc is of another pid namespace than the daemon; mount the daemon's own, or run "
-    "it in the node's: hostPID: true, --pid=host"
-)
-HIDDEN = (
-    f"{UNKNOWN}: /proc hides it from the daemon; give the daemon CAP_SYS_PTRACE, or mount /proc "
-    "without hidepid= and leave out ProtectProc="
+UNKNOWN = (
+    "the caller is unidentified; without a cpuset its plan is for the whole node: the daemon does "
+    "not see its pid; run the daemon in the node's pid namespace (hostPID: true, --pid=host), and "
+    "with its /proc, without hidepid= and ProtectProc=, or with CAP_SYS_PTRACE"
 )
 
 
@@ -184,7 +176,7 @@ class Callers:
             return None
         pid = peer.credentials.pid
         if pid <= 0 or not self._sees_own_pids:
-            self._warn_once(OTHER_PROC if pid > 0 else OTHER_PIDS)
+            self._warn_once(UNKNOWN)
             return None
         try:
             caller = _caller(pid)
@@ -196,7 +188,7 @@ class Callers:
                 f"the caller cannot be identified now: {error.strerror}; try again in a moment"
             ) from None
         if exists(pid) and not os.path.exists(f"/proc/{pid}/cgroup"):  # noqa: PTH110
-            self._warn_once(HIDDEN)
+            self._warn_once(UNKNOWN)
         return None
 
     @cached_property

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from affinityd.daemon.policy_document import PolicySettings, described, parse
+from affinityd.daemon.policy_document import SETTINGS, described, parse
 from affinityd.planner.modes import MODES
 from tests.e2e.chart.rendering import (
     CHART,
@@ -201,4 +201,4 @@ def test_modes_of_the_schema_are_those_of_plans() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     rules = schema["properties"]["kubernetes"]["properties"]["rules"]["items"]["properties"]
     assert rules["mode"]["enum"] == [*MODES]
-    assert {*rules} == {*PolicySettings.model_fields, "namespace", "pod"} - {"min_physical_cores"}
+    assert {*rules} == {*SETTINGS, "namespace", "pod"} - {"min_physical_cores"}

@@ -238,11 +238,12 @@ def test_the_page_shows_the_output_of_check_for_its_policy(
     assert capsys.readouterr().out == printed
 
 
-def test_without_pydantic_the_error_names_the_extra_to_install(
+def test_without_a_reader_of_toml_the_error_names_the_extra_to_install(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("affinityd.cli.commands.enforce", "affinityd.daemon.policy_document"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.setitem(sys.modules, "pydantic", None)
+    for name in ("tomllib", "tomli"):
+        monkeypatch.setitem(sys.modules, name, None)
     assert main(["enforce", "--check", "/none"]) == 2
     assert capsys.readouterr().err.endswith("pip install '.[daemon]' in a checkout\n")

@@ -214,7 +214,7 @@ def test_a_wrong_policy_is_a_line_and_the_last_good_one_counts(
     for _ in range(2):
         assert runtime.create(created()).cpus == NEAR
     (line,) = (it for it in caplog.messages if "policy" in it)
-    wrong = f"{tmp_path}/policy.toml has an error: observe: 1: it should be true or false"
+    wrong = f"{tmp_path}/policy.toml has an error: observe: 1 is neither true nor false"
     assert line == f"the policy {wrong}; the last good one applies"
     (tmp_path / "policy.toml").unlink()
     plugin._policy = PolicyFile(f"{tmp_path}/none", parse=parse, is_optional=False)
