@@ -174,22 +174,6 @@ def _list(read: Reader, value: object) -> tuple[Any, ...]:
     return tuple(_at(f"[{place}]", read, item) for place, item in enumerate(listed))
 
 
-def _tuple(*kinds: Any) -> Reader:  # noqa: ANN401 - types
-    """Return the reader of a list of any length, `tuple[int, ...]`, or of one of these items."""
-    if kinds[-1] is Ellipsis:
-        return partial(_list, _reader(kinds[0]))
-    readers = [_reader(kind) for kind in kinds]
-
-    def read_items(value: object) -> tuple[Any, ...]:
-        listed = _plain(list, value)
-        if len(listed) != len(readers):
-            raise _not(value, f"a list of {len(readers)} items")
-        both = enumerate(zip(readers, listed, strict=True))
-        return tuple(_at(f"[{place}]", read, item) for place, (read, item) in both)
-
-    return read_items
-
-
 def _mapping(read_name: Callable[[str], Any], read: Reader, value: object) -> dict[Any, Any]:
     return {
         read_name(name): _at(f"[{quote(name)}]", read, item)
@@ -234,7 +218,7 @@ _MAKERS: dict[Any, Callable[..., Reader]] = {
     Annotated: _annotated,
     Union: _optional,
     UnionType: _optional,
-    tuple: _tuple,
+    tuple: lambda item, _any_length: partial(_list, _reader(item)),
     Sequence: lambda item: partial(_list, _reader(item)),
     Mapping: lambda name, item: partial(
         _mapping, _number_of if name is int else str, _reader(item)

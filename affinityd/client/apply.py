@@ -8,7 +8,7 @@ from _thread import allocate_lock, start_new_thread
 from affinityd import config
 from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.errors import ApplyError, InvalidRequestError
-from affinityd.linux.cgroup import cpuset_of, own_cpu_limit, widest_mask
+from affinityd.linux.cgroup import cpuset_of, own_cpu_limit
 from affinityd.linux.files import environment_of, listed, numbered, text
 from affinityd.request import environment
 from affinityd.request.environment import ENV, JOB_CPUS, NIC_VARIABLES, OF_TASK, local_rank
@@ -108,8 +108,7 @@ class ProcessContext:
     @property
     def cpuset(self) -> CpuSet | None:
         """The CPUs that its cgroup allows; None where that is not known."""
-        cpus = cpuset_of(self.pid)
-        return widest_mask() if cpus is None and self.pid == os.getpid() else cpus
+        return cpuset_of(self.pid)
 
     @property
     def visible(self) -> str | None:

@@ -24,8 +24,7 @@ from affinityd.daemon.logging import log_on_stdout
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.servers import Listeners, Server, listening, raise_file_limit
 from affinityd.daemon.state.scans import ScanChild, ScanResult, scan_regularly
-from affinityd.daemon.state.topology_watcher import TopologyWatcher, notify
-from affinityd.discovery.machine import Machine
+from affinityd.daemon.state.topology_watcher import TopologySource, TopologyWatcher, notify
 from affinityd.errors import AffinityError, FatalError
 from affinityd.topology.model import Topology
 
@@ -36,7 +35,7 @@ SWITCH_SECONDS = 0.0002  #: after so long a running thread yields to another
 
 def run(
     settings: Settings,
-    machine: Machine,
+    machine: TopologySource,
     scans: ScanChild | None,
     *,
     nvml_failures: Mapping[str, int] = MappingProxyType({}),
@@ -68,7 +67,7 @@ def run(
 
 async def _serve(
     settings: Settings,
-    machine: Machine,
+    machine: TopologySource,
     scans: ScanChild | None,
     listeners: Listeners,
     nvml_failures: Mapping[str, int],

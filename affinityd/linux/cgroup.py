@@ -33,7 +33,6 @@ CHOSEN = "cpuset.cpus"  #: of either version: the CPUs that were chosen for a cg
 MOST_LEVELS = 64  #: that are read below a mount: any user may make thousands
 DELETED = " (deleted)"  #: the kernel appends it to the path of a removed cgroup
 SLICE = ".slice"  #: ends the names of systemd's slices: a-b.slice is in a.slice
-MOST_CPUS = 8192  #: the most that an x86 kernel is built for; the kernel passes over the rest
 QUOTA, PERIOD = "cpu.cfs_quota_us", "cpu.cfs_period_us"  #: of v1; v2 has both in one file
 MAX = "cpu.max"
 SHARES, WEIGHT = "cpu.shares", "cpu.weight"  #: of v1, and of v2
@@ -158,25 +157,6 @@ def cpuset_at(path: str, root: str = "/", kind: str = "cpus") -> CpuSet | None:
                     if numbers := cpus_listed_in(f"{folder}/{name}"):
                         return numbers
     return None
-
-
-def widest_mask() -> CpuSet:
-    """Return the widest mask that this process may have, where no cgroup is visible (chroot)."""
-    import threading  # noqa: PLC0415 - few need it, and a starting rank imports this module
-
-    masks: list[CpuSet] = []
-
-    def widen() -> None:
-        try:  # noqa: SIM105 - contextlib takes long to import
-            os.sched_setaffinity(0, range(MOST_CPUS))
-        except OSError:
-            pass
-        masks.append(frozenset(os.sched_getaffinity(0)))
-
-    thread = threading.Thread(target=widen)  # the masks of other threads stay
-    thread.start()
-    thread.join()
-    return masks[0]
 
 
 def hierarchies(membership: str) -> Iterator[tuple[list[str], str]]:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from http import HTTPStatus
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from affinityd import __version__
@@ -52,11 +53,6 @@ _NOT_ENFORCING = (
     "this daemon does not enforce: start it with --enforce observe or pin, and without "
     "AFFINITYD=off"
 )
-_ONLY_PLANS = """\
-affinityd answers only plans at this address.
-
-GET /plan  The CPUs of each rank, as in /plan?gpus=0,1&mode=node
-"""
 
 
 class Api:
@@ -91,24 +87,12 @@ class Api:
             PATH: self._openapi,
         }
         routes = [Route(path, endpoint) for path, endpoint in endpoints.items()]
-        return _app([*page_routes(self._watcher, self._settings.socket, listed), *routes])
+        pages = page_routes(self._watcher, self._settings.socket, listed)
+        return _app([*pages, *routes], f"see {PATH}")
 
     def only_plans(self) -> FastAPI:
         """Return the app that answers /plan alone."""
-
-        async def root(_request: Request) -> Response:
-            return PlainTextResponse(_ONLY_PLANS)
-
-        async def not_answered(request: Request, error: Exception) -> Response:
-            if request.url.path == "/plan":
-                return await _not_answered(request, error)
-            asked = f"{request.method} {quote(request.scope['path'])}"
-            detail = f"{asked} is not answered at this address; only GET /plan is"
-            return problem(request, 404, "Not Found", detail)
-
-        app = _app([Route("/", root), Route("/plan", self._plans.get)])
-        app.add_exception_handler(HTTPException, not_answered)
-        return app
+        return _app([Route("/plan", self._plans.get)], "only GET /plan is")
 
     async def _topology(self, _request: Request) -> Response:
         await self._watcher.refresh()
@@ -181,8 +165,8 @@ def problem(request: Request, status: int, title: str, detail: str) -> Response:
     return Response(body.encode(errors="replace"), status, media_type=PROBLEM)
 
 
-def _app(routes: Sequence[Route]) -> FastAPI:
-    """Return an app with these paths, each of whose errors is a problem."""
+def _app(routes: Sequence[Route], remedy: str) -> FastAPI:
+    """Return an app with these paths; each error is a problem, of another path with a remedy."""
     return FastAPI(
         title="affinityd",
         version=__version__,
@@ -194,7 +178,7 @@ def _app(routes: Sequence[Route]) -> FastAPI:
         redirect_slashes=False,  # a redirect would name the request's host, which may be any
         exception_handlers={
             AffinityError: _refused,
-            HTTPException: _not_answered,
+            HTTPException: partial(_not_answered, remedy),
             Exception: _broken,
         },
     )
@@ -208,9 +192,11 @@ async def _refused(request: Request, error: Exception) -> Response:
     return reply
 
 
-async def _not_answered(request: Request, error: Exception) -> Response:
+async def _not_answered(remedy: str, request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - as above
-    detail = f"{request.method} {quote(request.scope['path'])} is not answered here; see {PATH}"
+    asked = f"{request.method} {quote(request.scope['path'])}"
+    how = "only GET is" if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED else remedy
+    detail = f"{asked} is not answered at this address; {how}"
     title = HTTPStatus(error.status_code).phrase
     reply = problem(request, error.status_code, title, detail)
     reply.headers.update(error.headers or {})

@@ -13,11 +13,11 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from affinityd.config import NODE_FILE
 from affinityd.config.settings import Settings
 from affinityd.daemon.state.background import FailureLog, in_background, pause, until_multiple
-from affinityd.discovery.machine import Machine
 from affinityd.errors import AffinityError, NotReadyError
 from affinityd.linux.files import content, sweep
 from affinityd.text import count
@@ -30,6 +30,28 @@ DRIVER_CHECK_SECONDS = 2.0  #: how often drivers and RDMA ports are looked at
 DRIVER_RETRY_SECONDS = 30.0  #: how often a loaded driver is queried again that gave no answer
 FIRST_SECONDS = 0.6  #: that a plan waits for the first reading; clients wait for 0.7 s and more
 MIG_REREAD_SECONDS = 10.0  #: an unknown MIG UUID makes a reading at most so often
+
+
+class TopologySource(Protocol):
+    """A machine that can be read again and again."""
+
+    #: The file that differs when a CPU comes or goes; None: none does.
+    online_file: str | None
+
+    def query_drivers(self) -> None:
+        """Ask its GPU drivers, which may take long; their answers are remembered."""
+
+    def read(self) -> Topology:
+        """Read its files, and join them with its drivers' answers. Raises AffinityError."""
+
+    def drivers(self) -> object:
+        """Return a value that changes when a driver comes or goes."""
+
+    def ports(self) -> object:
+        """Return a value that changes when a port of an RDMA device goes up or down."""
+
+    def lacks_nvml(self) -> bool:
+        """Whether a driver is there that did not answer."""
 
 
 class KnownNode:
@@ -50,7 +72,7 @@ class KnownNode:
 class TopologyWatcher(KnownNode):
     """Reads the node at the start, on request, and when something has changed; publishes it."""
 
-    def __init__(self, machine: Machine, settings: Settings) -> None:
+    def __init__(self, machine: TopologySource, settings: Settings) -> None:
         super().__init__()
         self._machine = machine
         self._settings = settings

@@ -50,7 +50,7 @@ def test_a_plan_is_answered_as_elsewhere(node: Node, method: str, target: str) -
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 @pytest.mark.parametrize(
-    "target", ["/metrics", "/audit", "/plan/", "/plan/../metrics", "/metrics?x=/plan"]
+    "target", ["/", "/metrics", "/audit", "/plan/", "/plan/../metrics", "/metrics?x=/plan"]
 )
 def test_nothing_else_is_answered(node: Node, method: str, target: str) -> None:
     reply = node.ask(target, method)
@@ -58,14 +58,6 @@ def test_nothing_else_is_answered(node: Node, method: str, target: str) -> None:
     detail = exactly(ProblemDocument, reply.body).detail
     assert detail.endswith("is not answered at this address; only GET /plan is")
     assert node.ask(target, method, accept="text/plain").text == f"Not Found: {detail}\n"
-
-
-def test_the_first_page_says_that_plans_alone_are_answered(node: Node) -> None:
-    reply = node.ask("/")
-    assert (reply.status, reply.headers["content-type"]) == (200, "text/plain; charset=utf-8")
-    assert "affinityd answers only plans at this address" in reply.text
-    assert node.ask("/", "POST").status == 404
-    assert node.ask("/", host=EVERYTHING).body == node.daemon.get("/").body != reply.body
 
 
 def test_any_address_of_a_plan_listener_answers_only_plans(tmp_path: Path) -> None:

@@ -70,8 +70,8 @@ def test_the_answers_form(
         ("/audit?%zz", 422, "/audit takes no parameters, and was given '%zz'"),
         ("/enforce", 503, f"{HOW}, and without AFFINITYD=off"),
         ("/enforce?mode=node", 422, "/enforce takes no parameters, and was given 'mode=node'"),
-        ("/nowhere", 404, "GET '/nowhere' is not answered here; see /openapi.json"),
-        ("/plan/?gpus=0", 404, "GET '/plan/' is not answered here; see /openapi.json"),
+        ("/nowhere", 404, "GET '/nowhere' is not answered at this address; see /openapi.json"),
+        ("/plan/?gpus=0", 404, "GET '/plan/' is not answered at this address; see /openapi.json"),
     ],
 )
 def test_a_refusal_is_one_clear_line(daemon: Daemon, target: str, status: int, line: str) -> None:

@@ -19,7 +19,6 @@ from affinityd.config.settings import Settings
 from affinityd.daemon.state import topology_watcher
 from affinityd.daemon.state.scans import scan_regularly
 from affinityd.daemon.state.topology_watcher import KnownNode, TopologyWatcher
-from affinityd.discovery.machine import Machine
 from affinityd.topology.document import read_node
 from affinityd.topology.model import Node, Topology
 from tests.support.machines.facts import machine
@@ -30,15 +29,15 @@ WHOLE = machine("dgx-h100")
 FEWER = replace(WHOLE, cores=WHOLE.cores[1:])
 
 
-class StandIn(Machine):
+class StandIn:
     """A machine whose next reading, sentinels and faults a test sets."""
 
     def __init__(self, folder: Path) -> None:
         self.online_file: str | None = f"{folder}/online"
         self.set_online("0-223")
         self.topology = WHOLE
-        self.seen_drivers: tuple[str | None, ...] = ("550",)
-        self.seen_ports = (("4: ACTIVE", True),)
+        self.seen_drivers = "550"
+        self.seen_ports = "4: ACTIVE"
         self.silent = False
         self.asked = self.read_times = 0
         self.may_answer = threading.Event()
@@ -47,7 +46,7 @@ class StandIn(Machine):
     def set_online(self, cpus: str) -> None:
         Path(str(self.online_file)).write_text(cpus)
 
-    def query_drivers(self, _timeout: float = 0.0) -> None:
+    def query_drivers(self) -> None:
         self.asked += 1
         self.may_answer.wait(SOON)
 
@@ -55,10 +54,10 @@ class StandIn(Machine):
         self.read_times += 1
         return self.topology
 
-    def drivers(self) -> tuple[str | None, ...]:
+    def drivers(self) -> str:
         return self.seen_drivers
 
-    def ports(self) -> tuple[tuple[str, bool], ...]:
+    def ports(self) -> str:
         return self.seen_ports
 
     def lacks_nvml(self) -> bool:
@@ -138,7 +137,7 @@ async def test_a_driver_that_changes_is_asked_and_one_that_is_silent_again_after
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with watching(tmp_path) as watched:
-        watched.seen_drivers = ("560",)
+        watched.seen_drivers = "560"
         await until(lambda: watched.asked == 2)
         for silent, seconds in ((True, 30.0), (False, 0.05)):
             watched.silent = silent
