@@ -109,7 +109,7 @@ def parse_request(pairs: Iterable[tuple[str, str]]) -> Request:
 
 
 def suggestion(name: str, known: Collection[str]) -> str:
-    """Return what a name that is not known may have been meant for."""
+    """Return a hint for an unknown name: the known one that is most alike, else all."""
     import difflib  # noqa: PLC0415 - a rank has no use for it
 
     near = difflib.get_close_matches(name[:64], known, n=1)
