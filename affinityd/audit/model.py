@@ -93,7 +93,6 @@ class ContainerResources:
     cpus: CpuSet = frozenset()  #: exclusive ones; none in the shared pool
     nodes: frozenset[int] = frozenset()  #: the NUMA nodes of its devices, where kubelet knows them
     gpus: tuple[GpuKey, ...] = ()  #: of this node, among its devices
-    containers: int = 1  #: of its pod
 
     @property
     def names(self) -> tuple[str, str, str]:
@@ -106,11 +105,8 @@ class KubeletConfig:
     """The settings by which kubelet chooses a container's CPUs and devices. None: unknown."""
 
     cpu_policy: str | None = None  #: cpuManagerPolicy: none, static
-    cpu_options: Mapping[str, str] | None = None  #: full-pcpus-only … → "true"
     #: topologyManagerPolicy: none, best-effort, restricted, single-numa-node
     topology_policy: str | None = None
-    topology_scope: str | None = None  #: container, pod
-    topology_options: Mapping[str, str] | None = None  #: prefer-closest-numa-nodes … → "true"
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,7 @@ class Remedies:
         job, container = facts.membership.job, facts.membership.container
         if job is not None and job.scheduler == KUBERNETES:
             kubelet = self._scan.kubelet or KubeletConfig()
-            placement = PodPlacement(self._topology, near, facts.cpuset, facts.given, kubelet)
+            placement = PodPlacement(near, facts.cpuset, facts.given, kubelet)
             return f"{placement} there: {placement.remedy()}"
         few = f"{near.part_of(facts.cpuset)} there"
         if job is None:
@@ -186,10 +186,7 @@ def pin_command(pid: int, gpus: str, *, tree: bool, force: bool) -> str:
 # The CPUs that kubelet gave a container, and the settings that give it near ones. Pure.
 #
 # Sources: Kubernetes "Control CPU Management Policies on the Node", "Control Topology Management
-# Policies on a node"; pkg/kubelet/cm/topologymanager: it aligns no device by DRA, and starts on
-# more than 8 NUMA nodes only with the option max-allowable-numa-nodes.
-
-MOST_NODES = 8  #: on which the Topology Manager starts
+# Policies on a node"; pkg/kubelet/cm/topologymanager: it aligns no device by DRA.
 
 #: The next policy of the Topology Manager, for GPUs on one node, and on several.
 NEXT = {
@@ -205,14 +202,16 @@ BY_DRA = (
 )
 NO_NODE = "have the device plugin tell the NUMA nodes of its GPUs"
 OTHER_NODE = "correct the device plugin, which tells kubelet {nodes}"
-OLDER = "start the pod again: its kubelet has the right settings now"
+OLDER = (
+    "start the pod again: its kubelet has the right policies now; docs/kubernetes-nodes.md has "
+    "their options"
+)
 
 
 @dataclass(frozen=True)
 class PodPlacement:
     """A container without enough CPUs near its GPUs, and the kubelet that placed it."""
 
-    topology: Topology
     near: Vicinity
     cpuset: CpuSet | None
     given: ContainerResources | None  #: None: not known
@@ -228,7 +227,7 @@ class PodPlacement:
         return f"kubelet gave {given.namespace}/{given.pod} {its}, {self.near.part_of(cpus)}"
 
     def remedy(self) -> str:
-        """Return how the container gets near CPUs: the settings its kubelet lacks, and more."""
+        """Return how the container gets near CPUs: the policies its kubelet lacks, and more."""
         given = self.given
         if given is not None and given.claims and not given.devices:
             return BY_DRA
@@ -243,33 +242,14 @@ class PodPlacement:
         return ", and ".join(advice) or OLDER
 
     def _lacking(self) -> Iterator[str]:
-        """Yield the settings that its kubelet lacks, each with its value now, where it is known."""
-        kubelet, given, topology = self.kubelet, self.given, self.topology
-        is_on_several = len(self.near.nodes) > 1
-        if kubelet.topology_policy in NEXT:
-            policy = NEXT[kubelet.topology_policy][is_on_several]
-            yield f"topologyManagerPolicy: {policy}{_now(kubelet.topology_policy)}"
-        options, most = kubelet.topology_options, MOST_NODES
-        if options and options.get("max-allowable-numa-nodes", "").isdecimal():
-            most = int(options["max-allowable-numa-nodes"])
-        if kubelet.topology_policy in {None, "none"} and len(topology.nodes) > most:
-            nodes = len(topology.nodes)
-            yield f'topologyManagerPolicyOptions: max-allowable-numa-nodes: "{nodes}"'
-        if is_on_several and options is not None and not _has(options, "prefer-closest-numa-nodes"):
-            yield 'topologyManagerPolicyOptions: prefer-closest-numa-nodes: "true"'
-        if kubelet.topology_scope == "container" and given is not None and given.containers > 1:
-            yield f"topologyManagerScope: pod{_now(kubelet.topology_scope)}"
-        if kubelet.cpu_policy != "static":
-            yield f"cpuManagerPolicy: static{_now(kubelet.cpu_policy)}"
-        cpus = given.cpus if given is not None else frozenset[int]()
-        is_torn = any(0 < len(cpus.intersection(it.cpus)) < len(it.cpus) for it in topology.cores)
-        if is_torn and not _has(kubelet.cpu_options, "full-pcpus-only"):
-            yield 'cpuManagerPolicyOptions: full-pcpus-only: "true"'
+        """Yield the policies that its kubelet lacks, each with the one now, where it is known."""
+        cpu, topology = self.kubelet.cpu_policy, self.kubelet.topology_policy
+        if topology in NEXT:
+            following = NEXT[topology][len(self.near.nodes) > 1]
+            yield f"topologyManagerPolicy: {following}{_now(topology)}"
+        if cpu != "static":
+            yield f"cpuManagerPolicy: static{_now(cpu)}"
 
 
 def _now(value: str | None) -> str:
     return f" (it is {value})" if value is not None else ""
-
-
-def _has(options: Mapping[str, str] | None, name: str) -> bool:
-    return (options or {}).get(name, "false").lower() == "true"

@@ -25,14 +25,9 @@ LARGEST = 2**20  #: bytes of a file
 POLICIES = {
     "cpuManagerPolicy": ("cpu-manager-policy", "none"),
     "topologyManagerPolicy": ("topology-manager-policy", "none"),
-    "topologyManagerScope": ("topology-manager-scope", "container"),
-}
-OPTIONS = {
-    "cpuManagerPolicyOptions": "cpu-manager-policy-options",
-    "topologyManagerPolicyOptions": "topology-manager-policy-options",
 }
 
-#: The texts in a file, by their names; of a mapping's, the names of both: a.b.
+#: The texts in a file, by their names.
 Texts = Mapping[str, str]
 
 
@@ -51,10 +46,7 @@ def read(pid: int, proc: str = PROC) -> KubeletConfig:
     state = content(f"{proc}/{pid}/root{flags.get('root-dir', FOLDER)}/cpu_manager_state")
     return KubeletConfig(
         cpu_policy=_policy(state) or _text("cpuManagerPolicy", flags, files),
-        cpu_options=_options("cpuManagerPolicyOptions", flags, files),
         topology_policy=_text("topologyManagerPolicy", flags, files),
-        topology_scope=_text("topologyManagerScope", flags, files),
-        topology_options=_options("topologyManagerPolicyOptions", flags, files),
     )
 
 
@@ -97,32 +89,16 @@ def _raise(error: OSError) -> None:
 
 
 def _texts(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the texts of a JSON document or of simple YAML. Raises ValueError."""
+    """Yield the texts of a JSON document, or of the first level of YAML. Raises ValueError."""
     if text.lstrip().startswith("{"):
-        for name, value in json.loads(text).items():
-            members = value.items() if isinstance(value, dict) else ()
-            yield from ((f"{name}.{key}", str(text)) for key, text in members)
-            yield name, value if isinstance(value, str) else ""
+        named = json.loads(text).items()
+        yield from ((name, value) for name, value in named if isinstance(value, str))
         return
-    parent = ""
     for line in text.splitlines():
         key, colon, value = re.sub(r"(^|\s)#.*", "", line).partition(":")
-        if not (key and colon):
-            continue
-        if not key[0].isspace():
-            parent = _plain(key)
-            yield parent, _plain(value)
-        elif ":" not in value:
-            yield f"{parent}.{_plain(key)}", _plain(value)
-        if not key[0].isspace() and value.lstrip().startswith("{"):
-            pairs = (pair.partition(":") for pair in value.strip(" {}").split(","))
-            yield from ((f"{parent}.{_plain(key)}", _plain(text)) for key, _, text in pairs)
-
-
-def _plain(text: str) -> str:
-    """Return a text of YAML without its quotes; "" for null, which means the default."""
-    plain = text.strip(" \t\"',")
-    return "" if plain in {"null", "~"} else plain
+        if colon and key and not key[0].isspace():
+            plain = value.strip(" \t\"'")
+            yield key.strip("\"'"), "" if plain in {"null", "~"} else plain
 
 
 def _policy(state: bytes | None) -> str | None:
@@ -136,13 +112,3 @@ def _policy(state: bytes | None) -> str | None:
 def _text(setting: str, flags: Texts, files: Texts | None) -> str | None:
     flag, default = POLICIES[setting]
     return flags.get(flag) or (None if files is None else files.get(setting) or default)
-
-
-def _options(setting: str, flags: Texts, files: Texts | None) -> Texts | None:
-    if options := flags.get(OPTIONS[setting]):
-        pairs = (pair.partition("=") for pair in options.split(","))
-        return {name: value for name, _, value in pairs}
-    if files is None:
-        return None
-    prefix = f"{setting}."
-    return {name[len(prefix) :]: text for name, text in files.items() if name.startswith(prefix)}

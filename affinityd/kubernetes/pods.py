@@ -87,12 +87,10 @@ def _containers(answer: Value) -> Iterator[ContainerResources]:
         if total > MOST:
             raise ValueError(f"over {MOST} containers")
         for container in containers:
-            yield _of_container(text(pod, 2), text(pod, 1), container, len(containers))
+            yield _of_container(text(pod, 2), text(pod, 1), container)
 
 
-def _of_container(
-    namespace: str, pod: str, container: Message, containers: int
-) -> ContainerResources:
+def _of_container(namespace: str, pod: str, container: Message) -> ContainerResources:
     devices = messages(container, 2)
     names: defaultdict[str, frozenset[str]] = defaultdict(frozenset)
     for device in devices:
@@ -114,7 +112,6 @@ def _of_container(
             for place in messages(device, 3)
             for node in messages(place, 1)
         ),
-        containers=containers,
     )
 
 
