@@ -179,23 +179,15 @@ def used_gpus(process: Stat, planner: ProcessPlanner, *, is_named: bool) -> Used
     using = {it.pid: {it.gpu, *it.beside} for it in held.holdings if it.pid in unclear}
     for pid, keys in using.items():
         ranks[pid] = [rank for rank in ranks[pid] if rank.gpu.key in keys] or ranks[pid]
-    helpers: set[int] = set()  # descendants, without a GPU of their own, of processes that use one
-    for stat in tree:  # parents before children
-        if stat.number in unclear - using.keys() and stat.parent in using.keys() | helpers:
-            helpers.add(stat.number)
-            del ranks[stat.number]
-    clear = (ranks.keys() - unclear) | using.keys()
-    launchers: set[int] = set()  # ancestors of processes with known GPUs
-    for stat in reversed(tree):
-        if stat.number in clear | launchers:
-            launchers.add(stat.parent)
-    # Where the driver has told, the others of the tree use none: they are helpers.
-    is_told = using and not held.unknown
-    doubtful = () if is_told else (unclear & ranks.keys()) - clear - launchers
-    why = next((NOT_KNOWN.format(why=why) for why in held.unknown.values()), USES_NONE)
-    names = {pid: several("GPU", (gpu.index for gpu in gpus_of(ranks[pid]))) for pid in doubtful}
-    doubts = {pid: NOT_NAMED.format(gpus=gpus, why=why) for pid, gpus in names.items()}
-    return UsedGpus(ranks, doubts, by_driver=bool(using))
+    unclear -= using.keys()
+    if ranks.keys() <= unclear:  # else the others use none: they start those that do, or help them
+        why = next((NOT_KNOWN.format(why=why) for why in held.unknown.values()), USES_NONE)
+        names = {pid: several("GPU", (it.index for it in gpus_of(ranks[pid]))) for pid in unclear}
+        doubts = {pid: NOT_NAMED.format(gpus=gpus, why=why) for pid, gpus in names.items()}
+        return UsedGpus(ranks, doubts)
+    for pid in unclear - {process.number}:
+        del ranks[pid]
+    return UsedGpus(ranks, {}, by_driver=bool(using))
 
 
 def gpus_of(ranks: Sequence[RankPlan]) -> tuple[Gpu, ...]:

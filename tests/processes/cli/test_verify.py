@@ -148,7 +148,8 @@ def test_the_ranks_of_a_launcher_are_judged_and_pinned_by_the_gpus_that_the_driv
         for pid, mask in ((zero, NEAR), (one, NEAR), (helper, FAR)):
             os.sched_setaffinity(pid, mask)
         code, processes = verified(capsys, child.pid)
-        assert (code, used(processes)) == (1, [[0, 1], [0], [1], [0, 1]])
+        gpus = dict(zip((it["pid"] for it in processes), used(processes), strict=True))
+        assert (code, gpus) == (1, {child.pid: [0, 1], zero: [0], one: [1], helper: [0, 1]})
         (far,) = [it for it in processes if it["mismatches"]]
         assert far["pid"] == one
         pin = f"affinityd pin --gpus 0000:11:00.0 {one} fixes that"
