@@ -150,8 +150,7 @@ class Auditor:
             ratios=ratios,
             boot=boot,
         )
-        self._history.add(boot, states(scan))
-        return replace(scan, history=self._history.letters(boot, judge.near))
+        return replace(scan, history=self._history.add(boot, states(scan)))
 
     def _audited(
         self, judge: Judge, walk: ProcessWalk, owners: ProcessOwners

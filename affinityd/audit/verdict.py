@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Annotated
 
 from affinityd.audit.model import AuditedProcess, GpuKey, Scan
@@ -17,6 +17,7 @@ STATES = (FAR, ORPHAN, WAITING, UNKNOWN, NEAR, IDLE)
 #: State → a letter of the history; a minute without a scan has a dot.
 LETTERS = {FAR: "f", ORPHAN: "o", WAITING: "w", UNKNOWN: "u", NEAR: "n", IDLE: "i"}
 NO_SCAN = "."
+WORST_FIRST = "".join(LETTERS.values()) + NO_SCAN
 
 State = Annotated[str, OneOf(STATES)]
 
@@ -109,29 +110,21 @@ def verdict(scan: Scan, remedy: Callable[[str, AuditedProcess], str | None]) -> 
             yield Finding(IDLE, "no process uses a GPU")
 
 
-@dataclass
 class History:
-    """The worst state of each GPU in each of the last sixty minutes."""
+    """The worst state of each GPU in each of the last sixty minutes, as letters."""
 
-    minutes: dict[GpuKey, dict[int, str]] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._letters: Mapping[GpuKey, str] = {}
+        self._minute = 0  # of their last ones
 
-    def add(self, now: float, found: Mapping[GpuKey, str]) -> None:
-        """Add the states of a scan at `now`, seconds."""
+    def add(self, now: float, found: Mapping[GpuKey, str]) -> Mapping[GpuKey, str]:
+        """Add the states of a scan at `now`, seconds; return the letters of its GPUs."""
         minute = int(now // 60)
+        passed = NO_SCAN * min(minute - self._minute, HOUR)
+        letters = {}
         for gpu, state in found.items():
-            minutes = self.minutes.get(gpu, {})
-            worst = min(minutes.get(minute, IDLE), state, key=STATES.index)
-            kept = {it: minutes[it] for it in minutes if it > minute - HOUR}
-            self.minutes[gpu] = {**kept, minute: worst}
-        self.minutes = {gpu: self.minutes[gpu] for gpu in found}
-
-    def letters(self, now: float, gpus: Iterable[GpuKey]) -> dict[GpuKey, str]:
-        """Return a letter a minute for each GPU, the last one for the minute of `now`."""
-        last = int(now // 60)
-        return {
-            gpu: "".join(
-                LETTERS.get(self.minutes.get(gpu, {}).get(minute, ""), NO_SCAN)
-                for minute in range(last - HOUR + 1, last + 1)
-            )
-            for gpu in gpus
-        }
+            before = (self._letters.get(gpu, NO_SCAN * HOUR) + passed)[-HOUR:]
+            worst = min(before[-1], LETTERS[state], key=WORST_FIRST.index)
+            letters[gpu] = before[:-1] + worst
+        self._letters, self._minute = letters, minute
+        return letters

@@ -195,7 +195,7 @@ class _Deciding:
         """
         process, facts, fits = decision.process, decision.process.facts, decision.verdict == FITS
         if fits and not process.is_given:
-            away = [it for it, verdict in target.verdicts(facts) if verdict == ON_PURPOSE]
+            away = target.threads(facts, ON_PURPOSE)
             if away[:1] == list(facts.threads[:1]):
                 mask, cpuset = format_list(away[0].mask), format_list(target.cpuset)
                 why = CONFINED.format(mask=mask, cpuset=cpuset, pid=facts.pid)
@@ -223,17 +223,16 @@ class _Deciding:
 def _judged(decision: Decision, target: TargetCpus) -> Decision:
     """Return the decision about a process that has a place: it fits, or has drifted."""
     facts = decision.process.facts
-    verdicts = [verdict for _, verdict in target.verdicts(facts)]
-    drifted, on_purpose = verdicts.count(DRIFTED), verdicts.count(ON_PURPOSE)
+    drifted, on_purpose = (target.threads(facts, it) for it in (DRIFTED, ON_PURPOSE))
     decision = replace(
-        decision, verdict=FITS, target=target, drifted=drifted, on_purpose=on_purpose
+        decision, verdict=FITS, target=target, drifted=len(drifted), on_purpose=len(on_purpose)
     )
     if not drifted:
         return decision
     # Where the audit finds no mismatch, it runs near its GPU, on CPUs of others.
     # ALLOCATION is judged by its own GPU, if a descendant's GPU has near CPUs.
     cause = {None: SHARE, UNPINNED: UNPINNED}.get(decision.process.cause, MASK)
-    masks = format_list(frozenset().union(*target.drifted_masks(facts)))
+    masks = format_list(frozenset().union(*(thread.mask for thread in drifted)))
     why = ELSEWHERE.format(masks=masks, cpus=format_list(target.cpus))
     return replace(decision, verdict=DRIFTED, cause=cause, why=why)
 
@@ -356,7 +355,7 @@ def _is_ours(decision: Decision, record: PinRecord) -> bool:
     facts, target = decision.process.facts, decision.target
     if target is None or target.cpus == record.asked:
         return False
-    return target.drifted_masks(facts) <= {*record.given}
+    return {thread.mask for thread in target.threads(facts, DRIFTED)} <= {*record.given}
 
 
 def _left(decision: Decision, reason: str, why: str) -> Decision:

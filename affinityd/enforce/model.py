@@ -80,17 +80,11 @@ class TargetCpus:
             return FITS
         return ON_PURPOSE if is_on_purpose(mask, self.usual, self.cpuset) else DRIFTED
 
-    def verdicts(self, facts: ProcessFacts) -> list[tuple[Thread, str]]:
-        """Return the running threads of a process, each with what `of` returns for its mask."""
+    def threads(self, facts: ProcessFacts, verdict: str) -> list[Thread]:
+        """Return the running threads of a process for whose mask `of` returns this verdict."""
         of = {mask: self.of(mask) for mask in {thread.mask for thread in facts.threads}}
         running = facts.threads[1:] if facts.state in ENDED else facts.threads
-        return [(thread, of[thread.mask]) for thread in running]
-
-    def drifted_masks(self, facts: ProcessFacts) -> frozenset[CpuSet]:
-        """Return the masks of a process that a pin would replace."""
-        return frozenset(
-            thread.mask for thread, verdict in self.verdicts(facts) if verdict == DRIFTED
-        )
+        return [thread for thread in running if of[thread.mask] == verdict]
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ def mended(decision: Decision) -> ProcessFacts:
     facts, target = decision.process.facts, decision.target
     if decision.verdict != DRIFTED or target is None:
         return facts
-    drifted = {it.tid for it, verdict in target.verdicts(facts) if verdict == DRIFTED}
+    drifted = {thread.tid for thread in target.threads(facts, DRIFTED)}
     threads = (replace(it, mask=target.cpus) if it.tid in drifted else it for it in facts.threads)
     return replace(facts, threads=tuple(threads))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from affinityd.audit.model import AuditedProcess, Scan
-from affinityd.audit.verdict import HOUR, History, states, verdict
+from affinityd.audit.verdict import History, states, verdict
 from affinityd.audit.waits import CAUSES, Waits
 from tests.support.scans import GPU0, GPU1, NEAR, process, scan
 
@@ -63,22 +63,15 @@ def test_a_finding_has_the_remedy_of_the_first_process_concerned() -> None:
 
 def test_the_history_has_the_worst_state_of_each_minute_of_an_hour() -> None:
     history = History()
-    for minute, state in (
-        (0, "far"),
-        (100, "near"),
-        (101, "idle"),
-        (101, "waiting"),
-        (101, "near"),
+    for minute, state, letters in (
+        (1000, "far", "." * 59 + "f"),
+        (1057, "near", ".." + "f" + "." * 56 + "n"),
+        (1058, "idle", "." + "f" + "." * 56 + "ni"),
+        (1058, "waiting", "." + "f" + "." * 56 + "nw"),
+        (1058, "near", "." + "f" + "." * 56 + "nw"),
+        (1061, "near", "." * 55 + "nw..n"),
+        (1200, "idle", "." * 59 + "i"),
     ):
-        history.add(60.0 * minute, {GPU0: state})
-    letters = history.letters(60.0 * 103, [GPU0, GPU1])
-    assert letters == {GPU0: "." * 56 + "nw..", GPU1: "." * 60}
-    history.add(60.0 * 104, {})  # the GPU is gone
-    assert history.letters(60.0 * 104, [GPU0]) == {GPU0: "." * 60}
-
-
-def test_an_hour_is_kept_and_no_more() -> None:
-    history = History()
-    for minute in range(200):
-        history.add(60.0 * minute, {GPU0: "near"})
-    assert len(history.minutes[GPU0]) == HOUR
+        assert history.add(60.0 * minute, {GPU0: state}) == {GPU0: letters}
+    assert history.add(60.0 * 1201, {}) == {}
+    assert history.add(60.0 * 1202, {GPU0: "near"}) == {GPU0: "." * 59 + "n"}  # it is back

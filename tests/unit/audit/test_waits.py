@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from hypothesis import given
@@ -20,125 +19,62 @@ def runner(kind: str, ran: float, owner: str | None = None, most: float | None =
     return Runner(kind, 7, "other", 0, owner, ran, ran if most is None else most)
 
 
-#: A thread that runs whenever it may, on one CPU, for ten seconds.
-HALF = ThreadTime(5, 5)
+def use(
+    *threads: tuple[float, float],
+    cpus: int = 1,
+    cpu: CpuTime | None = None,
+    beside: Sequence[Runner] = (),
+    throttled: float = 0.0,
+) -> Use:
+    """Return ten seconds, in which threads ran and waited for so long, of CPUs that were busy."""
+    times, busy = [ThreadTime(*it) for it in threads], cpu or CpuTime(10 * cpus)
+    ran = sum(time.ran for time in times)
+    return Use(10, frozenset(range(cpus)), times, ran, busy, beside, throttled)
 
 
-class Case(NamedTuple):
-    what: str
-    use: Use
-    waited: Mapping[str, float]
+HALF = 5, 5  #: a thread that runs whenever it may: seconds for which it ran, and waited
+DAEMON, NEIGHBOR = runner("system", 2), runner("neighbor", 5)
 
 
-CASES = (
-    Case(
-        "a thread that never waits",
-        Use(10, frozenset({0}), [ThreadTime(10, 0)], 10, CpuTime(10)),
-        {},
-    ),
-    Case(
-        "a thread that shares its CPU with a neighbor",
-        Use(10, frozenset({0}), [HALF], 5, CpuTime(10), [runner("neighbor", 5)]),
-        {"neighbor": 5},
-    ),
-    Case(
-        "beside a neighbor and a daemon, in proportion to what these ran",
-        Use(
-            10,
-            frozenset({0}),
-            [ThreadTime(4, 6)],
-            4,
-            CpuTime(10),
-            [runner("neighbor", 4), runner("system", 2)],
+@pytest.mark.parametrize(
+    ("work", "waited"),
+    [
+        (use((10, 0)), {}),
+        (use(HALF, beside=[NEIGHBOR]), {"neighbor": 5}),
+        # In proportion to what others ran: on these CPUs, as far as is known.
+        (use((4, 6), beside=[runner("neighbor", 4), DAEMON]), {"neighbor": 4, "system": 2}),
+        (use((8, 2), beside=[runner("neighbor", 9)]), {"neighbor": 2}),
+        # One that may have run elsewhere ran here more than that, as these CPUs did nothing else.
+        (
+            use(HALF, beside=[runner("neighbor", 2, most=4), runner("system", 0.5)]),
+            {"neighbor": 4, "system": 0.5, "unknown": 0.5},
         ),
-        {"neighbor": 4, "system": 2},
-    ),
-    Case(
-        "a neighbor that may run on other CPUs, too, counts for what it ran here",
-        Use(10, frozenset({0}), [ThreadTime(8, 2)], 8, CpuTime(10), [runner("neighbor", 9)]),
-        {"neighbor": 2},
-    ),
-    Case(
-        "and one that may ran here more than elsewhere, as these CPUs did nothing else",
-        Use(
-            10,
-            frozenset({0}),
-            [HALF],
-            5,
-            CpuTime(10),
-            [runner("neighbor", 2, most=4), runner("system", 0.5)],
+        (use(HALF), {"unknown": 5}),  # what ran there has ended
+        (use(*[(20 / 3, 10 / 3)] * 3, cpus=2), {"own_threads": 10}),
+        (use(HALF, beside=[runner("own_threads", 5)]), {"own_threads": 5}),  # of the same job
+        # Threads in bursts, though their CPUs idle for most of the time; and a lone one.
+        (use(*[(2, 1)] * 3, cpus=2, cpu=CpuTime(6)), {"own_threads": 3}),
+        (use((2, 1), cpus=2, cpu=CpuTime(2)), {"unknown": 1}),
+        # A limit of one CPU. Fewer threads would wait less, too.
+        (use(HALF, HALF, cpus=2, cpu=CpuTime(10), throttled=10), {"throttled": 10}),
+        (
+            use(*[(2.5, 7.5)] * 4, cpus=2, cpu=CpuTime(10), throttled=10),
+            {"throttled": 10, "own_threads": 20},
         ),
-        {"neighbor": 4, "system": 0.5, "unknown": 0.5},
-    ),
-    Case(
-        "what ran there and has ended is unknown",
-        Use(10, frozenset({0}), [HALF], 5, CpuTime(10)),
-        {"unknown": 5},
-    ),
-    Case(
-        "three busy threads on two CPUs",
-        Use(10, frozenset({0, 1}), [ThreadTime(20 / 3, 10 / 3)] * 3, 20, CpuTime(20)),
-        {"own_threads": 10},
-    ),
-    Case(
-        "another process of the same job",
-        Use(10, frozenset({0}), [HALF], 5, CpuTime(10), [runner("own_threads", 5)]),
-        {"own_threads": 5},
-    ),
-    Case(
-        "threads in bursts, though their CPUs idle for most of the time",
-        Use(10, frozenset({0, 1}), [ThreadTime(2, 1)] * 3, 6, CpuTime(6)),
-        {"own_threads": 3},
-    ),
-    Case(
-        "a lone thread that waits on an idle CPU",
-        Use(10, frozenset({0}), [ThreadTime(2, 1)], 2, CpuTime(2)),
-        {"unknown": 1},
-    ),
-    Case(
-        "two threads with a limit of one CPU",
-        Use(10, frozenset({0, 1}), [HALF, HALF], 10, CpuTime(10), throttled=10),
-        {"throttled": 10},
-    ),
-    Case(
-        "four threads on two CPUs with a limit of one: fewer threads would wait less, too",
-        Use(10, frozenset({0, 1}), [ThreadTime(2.5, 7.5)] * 4, 10, CpuTime(10), throttled=10),
-        {"throttled": 10, "own_threads": 20},
-    ),
-    Case(
-        "interrupts that found the thread on its CPU, where the kernel counts it as running",
-        Use(10, frozenset({0}), [ThreadTime(10, 0)], 10, CpuTime(8, interrupts=2)),
-        {"interrupts": 2},
-    ),
-    Case(
-        "a hypervisor that took half of the CPU",
-        Use(10, frozenset({0}), [ThreadTime(10, 0)], 10, CpuTime(5, steal=5)),
-        {"steal": 5},
-    ),
-    Case(
-        "a thread of the kernel that handles interrupts",
-        Use(10, frozenset({0}), [HALF], 5, CpuTime(10), [runner("interrupts", 5)]),
-        {"interrupts": 5},
-    ),
-    Case(
-        "a neighbor on one of eight CPUs, of which the job has more threads than CPUs",
-        Use(
-            10,
-            frozenset(range(8)),
-            [ThreadTime(75 / 9, 15 / 9)] * 9,
-            75,
-            CpuTime(80),
-            [runner("neighbor", 5)],
+        # The kernel counts the thread that an interrupt found, or the hypervisor, as running.
+        (use((10, 0), cpu=CpuTime(8, interrupts=2)), {"interrupts": 2}),
+        (use((10, 0), cpu=CpuTime(5, steal=5)), {"steal": 5}),
+        (use(HALF, beside=[runner("interrupts", 5)]), {"interrupts": 5}),
+        # A neighbor on one of eight CPUs, of which the job has more threads than CPUs.
+        (
+            use(*[(75 / 9, 15 / 9)] * 9, cpus=8, beside=[NEIGHBOR]),
+            {"own_threads": 10, "neighbor": 5},
         ),
-        {"own_threads": 10, "neighbor": 5},
-    ),
+    ],
 )
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.what)
-def test_each_cause_has_its_seconds(case: Case) -> None:
-    expected = {**dict.fromkeys(CAUSES, 0.0), **case.waited}
-    assert split(case.use) == pytest.approx(expected, abs=0.01)
+def test_each_cause_has_its_seconds(work: Use, waited: Mapping[str, float]) -> None:
+    expected = {**dict.fromkeys(CAUSES, 0.0), **waited}
+    assert split(work) == pytest.approx(expected, abs=0.01)
 
 
 SECONDS = st.floats(0, 100)
@@ -187,13 +123,10 @@ def test_a_remedy_names_what_it_needs(
     assert named in (remedy(waits(cause, owner), scheduler) or "")
 
 
-def test_another_user_s_process_is_not_named() -> None:
-    assert "process 7" not in (remedy(waits("neighbor"), None, uid=1000) or "")
-
-
-def test_another_user_s_process_of_the_same_job_is_not_named_either() -> None:
-    assert "process 7" in (remedy(waits("own_threads"), None) or "")
-    assert "process 7" not in (remedy(waits("own_threads"), None, uid=1000) or "")
+@pytest.mark.parametrize("cause", ["neighbor", "own_threads"])
+def test_another_user_s_process_is_not_named(cause: str) -> None:
+    assert "process 7" in (remedy(waits(cause), None) or "")
+    assert "process 7" not in (remedy(waits(cause), None, uid=1000) or "")
 
 
 @pytest.mark.parametrize(
