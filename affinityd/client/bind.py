@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from affinityd.errors import (
 from affinityd.linux import pinning
 from affinityd.linux.memory_policy import MemoryPolicy, checked_policy, own_policy
 from affinityd.linux.processes import mask_of, stat_of
+from affinityd.request.environment import may_rebind
 from affinityd.request.parameters import MAX_ENTRIES
 
 if TYPE_CHECKING:
@@ -156,13 +158,18 @@ def bind_process(
     cpus, memory, remarks = apply.apply_plan(plan, policy)
     libraries = variables.get(apply.NICS) if libraries is None else libraries
     unset = apply.export_nics(libraries, plan.rdma, variables) if libraries else ()
+    undone: Iterator[str] = iter(())
+    if may_rebind(os.environ, sys.orig_argv):
+        from affinityd.client.second_binder import remarks as of_others  # noqa: PLC0415 - rarely
+
+        undone = of_others(sys.orig_argv, owns=False)
     far_apart = apply.gpus_far_apart(plan, parameters)
     return Binding(
         cpus=cpus,
         locality=plan.locality,
         memory=memory or own_policy(),
         source=plan.source,
-        warnings=(*far_apart, *remarks, *unset, *_pin_threads(plan.cpus)),
+        warnings=(*far_apart, *remarks, *unset, *_pin_threads(plan.cpus), *undone),
     )
 
 

@@ -72,8 +72,8 @@ READ = frozenset(
     )
 )
 
-#: The words and variables by which a row of `binders` may act: without one of them `affinityd exec`
-#: does not import that table.
+#: The words and variables by which a row of `binders` may act: without one of them no process
+#: imports that table.
 BINDERS = frozenset(
     (
         *("numactl", "taskset", "srun", "mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.openmpi"),
@@ -86,6 +86,14 @@ BINDERS = frozenset(
         *("OMP_PROC_BIND", "OMP_PLACES", "KMP_AFFINITY"),
     )
 )
+
+
+
+def may_rebind(environ: Environment, command: Sequence[str]) -> bool:
+    """Return whether another binder may act on a command."""
+    names = (word.rpartition("/")[2] for word in command)
+    return not BINDERS.isdisjoint([*environ, *names, *" ".join(command).split()])
+
 
 #: A library → its variable.
 NIC_VARIABLES = {

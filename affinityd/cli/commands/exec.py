@@ -16,7 +16,7 @@ from affinityd.client import apply, ask_daemon
 from affinityd.cpuset import format_list
 from affinityd.errors import AffinityError, InvalidRequestError
 from affinityd.linux.files import environment_of
-from affinityd.request.environment import BINDERS
+from affinityd.request.environment import may_rebind
 from affinityd.text import quote
 
 TYPE_CHECKING = False
@@ -172,8 +172,8 @@ def _pin(options: Mapping[str, str], command: Sequence[str], start: float, switc
     sets_threads = "threads" in options or variables.get(apply.THREADS) == apply.AUTO
     for line in apply.threads_to_start(cpus, plan.threads if sets_threads else None):
         say(f"{NAME}: {line}")
-    owns, names = _owns(options, variables), (word.rpartition("/")[2] for word in command)
-    if owns or not BINDERS.isdisjoint([*os.environ, *names, *" ".join(command).split()]):
+    owns = _owns(options, variables)
+    if owns or may_rebind(os.environ, command):
         from affinityd.client.second_binder import remarks as of_others  # noqa: PLC0415 - rarely
 
         for line in of_others(command, owns=owns):

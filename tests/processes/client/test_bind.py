@@ -92,6 +92,11 @@ def test_without_a_plan_the_process_is_unchanged_and_warned(here: Mapping[str, s
     assert stderr == f"affinityd: {NO_GPU}\n"
 
 
+def test_a_binder_that_will_undo_the_pin_is_a_warning(here: Mapping[str, str]) -> None:
+    said = python("say(affinityd.bind(gpus='0').warnings)", {**here, "OMP_PROC_BIND": "close"})
+    assert "OpenMP (OMP_PROC_BIND=close) divides the mask among its threads" in said[0][-1]
+
+
 @pytest.mark.parametrize(("call", "cpus"), [("", [int(NEAR)]), ("mode='node'", sorted(CPUS))])
 def test_variables_count_for_arguments_that_are_not_given(
     tmp_path: Path, call: str, cpus: list[int]
