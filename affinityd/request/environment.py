@@ -88,7 +88,6 @@ BINDERS = frozenset(
 )
 
 
-
 def may_rebind(environ: Environment, command: Sequence[str]) -> bool:
     """Return whether another binder may act on a command."""
     names = (word.rpartition("/")[2] for word in command)

@@ -100,6 +100,7 @@ audit.enabled=true audit.runtimeClassName= | | callers |
 audit.runtimeClassName=nvidia | --scan-interval=off | |
 audit.enabled=true runtimeClassName=nvidia-legacy settings.scanInterval=60 \
  | --scan-interval=60 | callers | nvidia-legacy
+audit.enabled=true audit.hostMemory=true | | callers, memory | nvidia
 hostPID=true settings.scanInterval=false | --scan-interval=off | callers |
 hostPID=true settings.scanInterval=null settings.jobSeries=0 | | callers |
 hostPID=true settings.jobSeries=20 | --job-series=20 | callers |

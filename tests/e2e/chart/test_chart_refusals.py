@@ -78,6 +78,7 @@ audit.enabled=true settings.scanInterval=off → audit.enabled is true and setti
 settings.scanInterval=30 → settings.scanInterval is 30, and audit.enabled is false; set
 settings.jobSeries=20 → settings.jobSeries is 20, but no process is scanned; set audit.enabled
 kubernetes.podResources=true → kubernetes.podResources is true, but no process is scanned; set
+audit.hostMemory=true → audit.hostMemory is true, but no process is scanned; set audit.enabled
 audit.measuredFolder=/a → audit.measuredFolder is /a, but no process is scanned; set audit.enabled
 extraVolumes[0].name=measured extraVolumes[0].emptyDir.medium= → extraVolumes: measured is the
 enforce.mode=pin → enforce.mode is pin, but no process is scanned; set audit.enabled: true

@@ -179,12 +179,26 @@ print(os.getuid(), *(it.pod for it in found))
 """
 
 
-def test_the_chart_s_daemon_asks_kubelet_without_a_capability(cluster: Cluster, far: int) -> None:
+#: Only a tracer may look at the memory of a process with other capabilities.
+LOOKS = """
+from affinityd.linux.resident import resident_memory
+print(sum(resident_memory({pid}).drawn.values()) > 0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("audit", "capabilities"),
+    [({}, "0000000000000000"), ({"hostMemory": True}, "0000000000080000")],
+)
+def test_the_chart_s_daemon_asks_kubelet_and_looks_at_memory_if_it_may(
+    cluster: Cluster, far: int, audit: Mapping[str, bool], capabilities: str
+) -> None:
     assert far
-    values = {"audit": {"enabled": True, "runtimeClassName": ""}, **two_nodes.VALUES}
+    values = {"audit": {"enabled": True, "runtimeClassName": "", **audit}, **two_nodes.VALUES}
     with installed(cluster, {**values, "kubernetes": {"podResources": True}}) as chart:
         name = chart.pod()["metadata"]["name"]
         inside = f"kubectl exec -n {chart.namespace} {name} -c affinityd -i --"
         uid, *pods = cluster.run(f"{inside} python3 -", ASKS).split()
         assert (uid, "far" in pods) == ("0", True)
-        assert "CapEff:\t0000000000000000" in cluster.run(f"{inside} cat /proc/self/status")
+        assert f"CapEff:\t{capabilities}" in cluster.run(f"{inside} cat /proc/self/status")
+        assert cluster.run(f"{inside} python3 -", LOOKS.format(pid=far)) == f"{bool(audit)}\n"

@@ -52,6 +52,9 @@
 {{- if and $.Values.audit.measuredFolder (not $looks) }}
 {{- fail (printf "audit.measuredFolder is %s, but no process is scanned; set audit.enabled: true and leave settings.scanInterval empty, or leave measuredFolder empty" $.Values.audit.measuredFolder) }}
 {{- end }}
+{{- if and $.Values.audit.hostMemory (not $looks) }}
+{{- fail "audit.hostMemory is true, but no process is scanned; set audit.enabled: true and leave settings.scanInterval empty, or set audit.hostMemory: false" }}
+{{- end }}
 {{- $mode := include "affinityd.enforce" $ }}
 {{- if and (ne $mode "off") (not $looks) }}
 {{- fail (printf "enforce.mode is %s, but no process is scanned; set audit.enabled: true and leave settings.scanInterval empty, or set enforce.mode: off" $mode) }}

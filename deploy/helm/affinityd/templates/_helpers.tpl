@@ -140,12 +140,13 @@ metricRelabelings:
 {{- .Values.enforce.mode | default "off" }}
 {{- end }}
 
-{{- /* The capabilities for enforcement, a word each; empty: the daemon is unprivileged. */}}
+{{- /* The capabilities for enforcement and host memory, a word each; empty: the daemon is unprivileged. */}}
 {{- define "affinityd.capabilities" -}}
 {{- $mode := include "affinityd.enforce" . }}
 {{- $looks := or (eq $mode "pin") (and .Values.enforce.readEnvironments (ne $mode "off")) }}
 {{- if eq $mode "pin" }} SYS_NICE{{ end }}
-{{- if $looks }} SYS_PTRACE DAC_READ_SEARCH{{ end }}
+{{- if or $looks .Values.audit.hostMemory }} SYS_PTRACE{{ end }}
+{{- if $looks }} DAC_READ_SEARCH{{ end }}
 {{- end }}
 
 {{- define "affinityd.nobody" -}}
@@ -170,6 +171,10 @@ readOnlyRootFilesystem: true
 runAsNonRoot: false
 runAsUser: 0
 runAsGroup: 0
+{{- if .Values.audit.hostMemory }}
+seccompProfile:
+  type: Unconfined
+{{- end }}
 {{- else -}}
 {{ include "affinityd.securityContext" . }}
 {{- end }}
