@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from affinityd.cpuset import parse_list, several
 from affinityd.errors import InvalidRequestError
@@ -125,31 +124,6 @@ def policy_of(pid: int) -> MemoryPolicy | None:
     It is read from the first mapping, most often the program's text, which seldom has its own.
     """
     return _first_policy(f"/proc/{pid}/numa_maps")
-
-
-def resident_bytes(pid: int) -> dict[int, int]:
-    """Return the bytes of a process's resident memory by NUMA node; shared pages count in full.
-
-    The kernel walks every page under the process's own lock, in which the process waits: seconds
-    for hundreds of GB. Raises OSError.
-    """
-    total: dict[int, int] = {}
-    with Path(f"/proc/{pid}/numa_maps").open("rb") as mappings:
-        for mapping in mappings:
-            for node, size in bytes_by_node(mapping).items():
-                total[node] = total.get(node, 0) + size
-    return total
-
-
-def bytes_by_node(mapping: bytes) -> dict[int, int]:
-    """Read a line of numa_maps: `N3=17` pages, of `kernelpagesize_kB=4` each."""
-    values = dict(word.partition(b"=")[::2] for word in mapping.strip().split(b" "))
-    page = int(values.get(b"kernelpagesize_kB", 0)) * 1024
-    return {
-        int(name[1:]): int(pages) * page
-        for name, pages in values.items()
-        if name[:1] == b"N" and name[1:].isdigit()
-    }
 
 
 def parse_policy(text: str) -> MemoryPolicy | None:

@@ -6,13 +6,15 @@ import ctypes
 import mmap
 import os
 import time
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from statistics import median
 from typing import NamedTuple
 
 from affinityd.linux.files import listed, text
-from affinityd.linux.memory_policy import resident_bytes, set_policy
+from affinityd.linux.memory_policy import set_policy
+from affinityd.linux.syscalls import move_pages
 from affinityd.topology.model import Topology
 
 SECONDS = 0.02  #: that a figure of one round may take, unless one action takes longer
@@ -59,15 +61,13 @@ def memory_on(topology: Topology, node: int, reader: int) -> Iterator[Buffer]:
     with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         with suppress(OSError, AttributeError):  # a kernel, or a Python, without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
-        before = {} if is_one else _resident()
         with suppress(OSError):  # a cpuset without them; the policy alone may do
             os.sched_setaffinity(0, topology.cpus_of_node(node) or here)
         refusals = set_policy("preferred", frozenset({node})).refusals  # the kernel may do without
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         ctypes.memset(address, 1, size)
         os.sched_setaffinity(0, here)
-        there = size if is_one else _resident().get(node, 0) - before.get(node, 0)
-        if there < THERE * size:
+        if not is_one and _part_on(node, address, size) < THERE:
             why = refusals[0] if refusals else "it has too little free memory"
             raise NotMeasuredError(f"not all of {size // MIB} MiB came to node {node}: {why}")
         yield Buffer(ctypes.c_void_p(address), ctypes.c_size_t(size))
@@ -86,8 +86,11 @@ def last_level_cache(cpu: int) -> int:
     return max((int(size[:-1]) * 1024 for size in sizes if size[:-1].isdigit()), default=0)
 
 
-def _resident() -> dict[int, int]:
+def _part_on(node: int, address: int, size: int) -> float:
+    """Return the part of memory that is on a node, by every sixteenth page."""
+    pages = array("Q", range(address, address + size, 16 * mmap.PAGESIZE))
     try:
-        return resident_bytes(os.getpid())
+        _, nodes = move_pages(os.getpid(), pages)
     except OSError as error:
         raise NotMeasuredError(f"the place of memory cannot be read: {error.strerror}") from None
+    return nodes.tolist().count(node) / len(nodes)

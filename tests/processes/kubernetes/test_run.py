@@ -1,6 +1,6 @@
 """`run` of `affinityd init`: what it asks for a container, and the CPUs that a container keeps.
 
-What a daemon makes of that is held by tests/unit/kubernetes/test_container_gpus.py.
+What a daemon makes of that is held by tests/unit/request/test_devices.py.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from tests.support.paths import REPOSITORY
 PRELUDE = f"""
 import json, os, sys, threading
 sys.path.insert(0, {os.fspath(REPOSITORY)!r})
-from affinityd.linux.memory_policy import own_policy, policy_of, resident_bytes, set_policy
+from affinityd.linux.memory_policy import own_policy, policy_of, set_policy
 
 ON_0, ON_1 = frozenset({{0}}), frozenset({{1}})
 
@@ -149,28 +149,8 @@ def test_the_policy_of_an_ended_or_another_user_s_process_is_none() -> None:
     assert child("""
 if os.geteuid() == 0:
     os.setuid(65534)
-try:
-    resident_bytes(1)
-except PermissionError:
-    tell(policy_of(1), policy_of(2**22 + 1))
+tell(policy_of(1), policy_of(2**22 + 1))
 """) == [None, None]
-    with pytest.raises(OSError, match="No such file"):
-        memory_policy.resident_bytes(2**22 + 1)
-
-
-def test_resident_memory_is_counted_by_node() -> None:
-    assert child("""
-import mmap
-before, *none = resident_bytes(os.getpid()).values()
-area = mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-for place in range(0, len(area), mmap.PAGESIZE):
-    area[place] = 1
-after = resident_bytes(os.getpid())[0]
-print(json.dumps([none, 64 << 20 <= after - before < 66 << 20]))
-""") == [[], True]
-
-
-MIB = 1 << 20
 
 
 @pytest.mark.parametrize(
@@ -194,17 +174,3 @@ MIB = 1 << 20
 )
 def test_the_policy_column_of_numa_maps_is_read(text: str, held: str) -> None:
     assert str(memory_policy.parse_policy(text)) == held
-
-
-@pytest.mark.parametrize(
-    ("mapping", "amounts"),
-    [
-        (b"7f00 default anon=17 dirty=17 N3=17 kernelpagesize_kB=4\n", {3: 17 * 4096}),
-        (b"7f00 bind:0-1 huge N0=2 N1=1 kernelpagesize_kB=2048\n", {0: 4 * MIB, 1: 2 * MIB}),
-        (b"4000 prefer (many):0,2 file=/N1 N2=1 kernelpagesize_kB=64\n", {2: 65536}),
-        (b"7f00 default file=/tmp/a\\040N0\\0759 N1=1 kernelpagesize_kB=4\n", {1: 4096}),
-        (b"7f00 default stack\n", {}),
-    ],
-)
-def test_bytes_of_a_mapping_by_node(mapping: bytes, amounts: dict[int, int]) -> None:
-    assert memory_policy.bytes_by_node(mapping) == amounts

@@ -52,6 +52,9 @@ NODES = {
 }
 
 
+EVERY = "granted=0,1,2,3,4,5,6,7 NVIDIA_VISIBLE_DEVICES"  #: of a privileged container
+
+
 def indices(topology: Topology, asked: str) -> str:
     ranks = ask(topology, **words(f"mode=node {asked}")).ranks
     return " ".join(str(rank.gpu.index) for rank in ranks)
@@ -59,7 +62,7 @@ def indices(topology: Topology, asked: str) -> str:
 
 @pytest.mark.parametrize(
     ("asked", "expected"),
-    rows("""
+    rows(f"""
 all, if none is named                   |                              | 0 1 2 3 4 5 6 7
 by index, in the request's order        | gpus=3,0                     | 3 0
 by the beginning of a UUID              | gpus=GPU-12                  | 2
@@ -82,6 +85,13 @@ what a container was to be given        | NVIDIA_VISIBLE_DEVICES=4,2           |
 of the files that are open to it        | granted=2,4,6 NVIDIA_VISIBLE_DEVICES=4,2 | 2 4
 which prove more than a list of others  | granted=2,4 NVIDIA_VISIBLE_DEVICES=6 | 2 4
 or than one of none                     | granted=2,4 NVIDIA_VISIBLE_DEVICES=all | 2 4
+of a privileged container, its list     | {EVERY}=GPU-24                 | 4
+with repeated names and instances       | {EVERY}=1,GPU-010000,5:1         | 1 5
+by PCI bus id                           | {EVERY}=00000000:0f:00.0         | 1
+unless a name is not unique             | {EVERY}=MIG-a                    | 0 1 2 3 4 5 6 7
+or of no GPU                            | {EVERY}=1,9                      | 0 1 2 3 4 5 6 7
+which hides no granted one              | granted=5 NVIDIA_VISIBLE_DEVICES=MIG-ff | 5
+instances count, too | granted=5 NVIDIA_VISIBLE_DEVICES=MIG-a1,MIG-a2 visible=1 | 5
 and indices what is left                | granted=2,4,6 visible=2,0 gpus=1 | 2
 a granted GPU, visible or not           | granted=2,4,6 visible=0 gpus=GPU-36 | 6
 """),
