@@ -16,12 +16,6 @@ say() {
     printf 'affinityd: %s\n' "$1" >&2
     timeout 1 logger -t affinityd -p daemon.warning -- "$1" 2>/dev/null
 }
-is_over() { # NOTE: nothing runs here of its job, which had ten minutes to start its tasks
-    [ -n "$(find "$1" -mmin +10 2>/dev/null)" ] || return 1
-    # Slurm 22.05 prints a title where nothing runs, newer ones only that, on stderr.
-    running=$(timeout 2 scontrol listpids 2>&1 | awk '/^(PID|[0-9]|No job steps exist)/ { print $2 }')
-    [ -n "$running" ] && ! printf '%s\n' "$running" | grep -qx "${1##*/}"
-}
 setting() { # NAME
     [ ! -f "$settings" ] || sed -n \
         "s/^[[:space:]]*$1[[:space:]]*=[[:space:]]*[\"']\{0,1\}\([^\"'[:space:]]*\).*/\1/p" "$settings" |
@@ -41,20 +35,16 @@ printf 'gpus=%s\n' "$gpus" >"$note" ||
 leader=${SLURM_HET_JOB_ID:-$SLURM_JOB_ID}
 [ "$leader" = "$SLURM_JOB_ID" ] || ln -sfn "$SLURM_JOB_ID" "$notes/$leader"
 
-# Two notes that name one GPU are of jobs that share it, by MPS or shards, unless one outlived its job:
-# where the epilog did not run.
+# Two notes that name one GPU are of jobs that share it, by MPS or shards. Where the epilog did not run, a
+# note stays for a month.
+find "$notes" -mtime +30 -exec rm -f {} +
 shared=''
 any=$(printf %s "$gpus" | tr , '|')
 others=$(grep -lE "^gpus=(.*,)?($any)(,|\$)" "$notes"/[0-9]* 2>/dev/null)
 for other in $others; do
-    if [ "$other" = "$note" ] || [ -L "$other" ]; then
-        continue
-    elif is_over "$other"; then
-        rm -f "$other"
-    else
-        shared="$shared ${other##*/}"
-        printf 'shared=%s\n' "$gpus" >>"$other"
-    fi
+    { [ "$other" = "$note" ] || [ -L "$other" ]; } && continue
+    shared="$shared ${other##*/}"
+    printf 'shared=%s\n' "$gpus" >>"$other"
 done
 if [ -n "$shared" ]; then
     printf 'shared=%s\n' "$gpus" >>"$note"

@@ -113,19 +113,10 @@ END
 }
 apply() { # PID: mask, which it then has
     [ "$switch" = on ] || leave "observe: would run on CPUs $cpulist ($locality)"
-    has "$taskset" || has "$python" || leave 'neither taskset nor python3 is here, to set CPUs'
+    has "$taskset" || leave 'taskset is not here, to set CPUs'
     [ "$locality" != unknown ] || leave 'the machine does not say where its GPU is'
-    pin "$cpulist" "$1" >/dev/null || leave "CPUs $cpulist were refused"
+    "$taskset" -cp "$cpulist" "$1" >/dev/null || leave "CPUs $cpulist were refused"
     read_mask "$1" || leave "CPUs $cpulist could not be read back"
-}
-pin() { # CPULIST PID
-    { has "$taskset" && "$taskset" -cp "$1" "$2"; } || # an old busybox's takes masks alone
-        "$python" -I -S -c '
-import os, sys
-parts = [part.partition("-") for part in sys.argv[1].split(",")]
-cpus = {cpu for part in parts for cpu in range(int(part[0]), int(part[2] or part[0]) + 1)}
-os.sched_setaffinity(int(sys.argv[2]), cpus)
-' "$1" "$2"
 }
 # Libraries that AFFINITYD_NICS names are told which RDMA devices are near the GPUs. What the user has
 # set stays; a value of an earlier pin is replaced.

@@ -2,7 +2,7 @@
 # run [--fail-closed] [--] COMMAND [ARGUMENT...]: starts a command near its container's GPUs.
 #
 # `affinityd init` puts it into a pod. It asks the node's affinityd by curl or python3 of the image, else reads the
-# files that init left for the container's GPUs, and pins by taskset or python3. After any error the command starts
+# files that init left for the container's GPUs, and pins by taskset. After any error the command starts
 # all the same, and a line on stderr says why.
 # shellcheck disable=SC2034,SC2154 # variables that eval reads and sets
 
@@ -29,7 +29,7 @@ find_place() { # prints what the command is told, nothing if off, or what kept i
     apply $$
     count_cpus "$mask"
     if [ "$size" -lt "$least" ]; then
-        pin "$allowed" $$ >/dev/null
+        "$taskset" -cp "$allowed" $$ >/dev/null
         leave "$trouble, and in $here/gpu $size CPUs are near, of $least asked for"
     fi
     [ "$locality" != remote ] || say "CPUs $mask are not near the GPU; allowed are $allowed"

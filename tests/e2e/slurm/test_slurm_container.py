@@ -57,19 +57,18 @@ exec chroot . {installed}/task_prolog.sh
 SETTINGS = "AFFINITYD_MODE=exclusive\n"
 
 CURL, PYTHON = "curl=curl taskset=taskset", "python3=python3"
+NO_TASKSET = "taskset is not here, to set CPUs"
 NO_CLIENT = "neither curl nor python3 is here, to ask affinityd"
 
 #: An image's shell and other programs, and why no plan is made, or none applied.
 IMAGES = [
     ("dash", f"ls=ls {CURL}", None),
     ("bash", "ls=busybox curl=curl taskset=busybox", None),
-    ("busybox", f"ls=ls curl=curl {PYTHON}", None),
     ("dash", f"ls=ls {PYTHON} taskset=taskset", None),
-    ("bash", f"ls=busybox {PYTHON}", None),
     ("dash", "", NO_CLIENT),
     ("bash", "taskset=taskset", NO_CLIENT),
-    ("busybox", "curl=curl", "neither taskset nor python3 is here, to set CPUs"),
-    ("dash", PYTHON, None),
+    ("busybox", "curl=curl", NO_TASKSET),
+    ("dash", PYTHON, NO_TASKSET),
 ]
 
 TWO, THEIRS = ("--ntasks=2", "--gres=gpu:small:2"), [HOME[2], HOME[3]]

@@ -76,9 +76,10 @@ def test_a_note_names_the_job_s_gpus_as_long_as_it_lives(node_of_jobs: Node) -> 
     assert "0:" not in node_of_jobs.cluster.srun("-n1", "/bin/ls", "/run/affinityd-jobs")
 
 
-def test_the_next_job_on_a_gpu_removes_an_old_note(node_of_jobs: Node) -> None:
-    """A young one may be of a job that is about to start: it shares the GPU."""
-    hour, stale = 3600, {"91": ("2", 0.1), "92": ("2", 1), "93": ("0", 48)}
+def test_a_note_of_another_job_on_the_gpu_says_that_it_is_shared_for_a_month(
+    node_of_jobs: Node,
+) -> None:
+    hour, stale = 3600, {"91": ("2", 0.1), "92": ("2", 32 * 24), "93": ("0", 48)}
     for job, (gpu, age) in stale.items():
         node_of_jobs.note(job).write_text(f"gpus={gpu}\n")
         when = time.time() - age * hour
