@@ -18,9 +18,7 @@ from tests.e2e.vm.inside import (
     addresses,
     bring,
     cgroup,
-    filled,
     nested,
-    output,
     program,
     ran,
     running,
@@ -112,8 +110,6 @@ def main() -> Document:
     for name, group in {"far": cgroup("far", cpus="16-19"), "below": cgroup("site/job")}.items():
         report[name] = place(exec_(FIRST_GPU, LOOK, group=group))
     report["shrinking"] = shrinking()
-    stage("mending")
-    report["far memory"] = far_memory()
     stage("ranks, by node.json")
     daemon.stop()
     (PCI_FOLDER / addresses()[-1] / "remove").write_text("1")  # of which node.json goes on to tell
@@ -218,26 +214,6 @@ def memory_of(ended: Ended) -> dict[str, Any]:
     }
 
 
-# Processes that are not where their GPU is.
-
-
-def far_memory() -> dict[str, Any]:
-    """Return what is found of processes whose memory is, and is not, where their GPU is."""
-    seen: dict[str, Ended] = {}
-    with filled("taskset", "-c", "4-7") as pid:
-        output("taskset", "-acp", "12-15", pid)
-        seen["filled, then pinned"] = affinityd("verify", pid, *FIRST_GPU)
-        seen["resident"] = resident(pid, *FIRST_GPU)
-        remedy = re.search(r"affinityd (pin --memory .*\d) moves", seen["resident"]["stdout"])
-        seen["moved"] = affinityd(*(remedy[1].split() if remedy else ["none"]))
-        seen["its pages moved"] = resident(pid, *FIRST_GPU)
-    with filled("numactl", "--physcpubind=12-15", "--membind=1") as pid:
-        seen["bound far away"] = affinityd("verify", pid, *FIRST_GPU)
-    with filled("taskset", "-c", "20-23") as pid:
-        seen["no memory near"] = resident(pid, "--gpus", "6")
-    return {name: [it["status"], it["stdout"]] for name, it in seen.items()}
-
-
 def shrinking() -> dict[str, Any]:
     """Return a rank's mask, and what is found of it, as its cpuset shrinks and grows."""
     group = cgroup("job", cpus="8-15")
@@ -249,7 +225,3 @@ def shrinking() -> dict[str, Any]:
             return [thread_masks(pid), ended["status"], ended["stdout"] + ended["stderr"]]
 
         return {name: moment(command, name) for name, (command, *_) in SHRINKING.items()}
-
-
-def resident(pid: str, *options: str) -> Ended:
-    return affinityd("verify", pid, "--resident", *options)

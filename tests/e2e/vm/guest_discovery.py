@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ from tests.e2e.vm.inside import AFFINITYD, Document, bring, output, stage
 from tests.e2e.vm.warm import serving
 from tests.support.daemons import Daemon, eventually
 
-KINDS = ("core", "package", "numanode", "l3")  #: of hwloc's objects
 EVERY = "mode=node"
 
 #: What is asked before and after CPUs come and go: of GPU 0 and 1 (node 3), of GPU 4 (node 7).
@@ -32,18 +29,14 @@ MOMENTS: dict[str, tuple[Sequence[int], bool, list[str], list[str], str]] = {
 }
 
 
-YEAR = 365 * 86400.0
-
-
 def main() -> Document:
-    report: Document = {"as booted": look(), "acs": acs()}
+    machine = dict(json.loads(output(*AFFINITYD, "topology", "--format", "json")))
+    report: Document = {"machine": machine, "numactl": output("numactl", "-H"), "acs": acs()}
     stage("the daemon starts")
     daemon = serving()
     stage("CPUs come and go")
     report["hotplug"] = {name: moment(daemon, name) for name in MOMENTS}
     report["every"] = daemon.plan(EVERY)
-    stage("the clock jumps")
-    report["clock"] = clock(daemon)
     daemon.stop()
     return report
 
@@ -69,15 +62,6 @@ def is_bridge(device: Path) -> bool:
     return (device / "class").read_text().startswith("0x0604")
 
 
-def look() -> dict[str, Any]:
-    return {
-        "affinityd": asked("topology"),
-        "lscpu": output("lscpu", "-p=CPU,CORE,SOCKET,NODE"),
-        "numactl": output("numactl", "-H"),
-        "lstopo": {kind: output("lstopo", "--only", kind, "--cpuset") for kind in KINDS},
-    }
-
-
 def moment(daemon: Daemon, name: str) -> dict[str, Any]:
     """Change the online CPUs; return the answers, and what node.json says."""
     cpus, online, *_ = MOMENTS[name]
@@ -86,32 +70,3 @@ def moment(daemon: Daemon, name: str) -> dict[str, Any]:
     generation = daemon.get("/topology").json["generation"]
     eventually(lambda: daemon.node_file["generation"] == generation, "the reading is published")
     return {"answers": answers, "node file": daemon.node_file}
-
-
-def clock(daemon: Daemon) -> list[Any]:
-    """Set the clock a year on, a year back, and right again; return what is answered then."""
-    eventually(lambda: ages(daemon), "the processes were scanned")
-    ahead = time.time() - time.monotonic()
-    seen = []
-    for offset in (YEAR, -YEAR, 0.0):
-        time.clock_settime(time.CLOCK_REALTIME, time.monotonic() + ahead + offset)
-        read = readings(daemon)
-        daemon.signal(signal.SIGHUP)
-        eventually(lambda read=read: readings(daemon) > read, "it is read anew")  # type: ignore[misc]
-        (age,) = ages(daemon)
-        seen.append([daemon.plan(EVERY), daemon.get("/readyz").status, age])
-    return seen
-
-
-def ages(daemon: Daemon) -> list[float]:
-    """Return the age of the last scan; nothing before the first."""
-    lines = [line.split() for line in daemon.get("/metrics").text.splitlines()]
-    return [float(line[1]) for line in lines if line[0] == "affinityd_scan_age_seconds"]
-
-
-def readings(daemon: Daemon) -> int:
-    return sum("nothing has changed" in line for line in daemon.lines)
-
-
-def asked(*command: str) -> dict[str, Any]:
-    return dict(json.loads(output(*AFFINITYD, *command, "--format", "json")))

@@ -79,8 +79,9 @@ def of_holder(holder: subprocess.Popen[str], ended: Ended) -> Document:
 
 def plain() -> Document:
     with holding("anonymous", "1=8,7=8") as holder:
-        dry = commanded(holder.pid, "--dry-run")
-        return {"dry": dry, **of_holder(holder, commanded(holder.pid))}
+        verified = affinityd("verify", f"{holder.pid}", "--resident", *FIRST_GPU)
+        before = {"verified": verified, "dry": commanded(holder.pid, "--dry-run")}
+        return {**before, **of_holder(holder, commanded(holder.pid))}
 
 
 def pinned() -> Document:

@@ -142,19 +142,6 @@ def tell(users: Mapping[int, Sequence[int]]) -> None:
 FILL = (sys.executable, "-I", "-S", os.fspath(Path(__file__).with_name("filling.py")))
 
 
-@contextmanager
-def filled(*before: str) -> Iterator[str]:
-    """Run a program that has filled memory, by way of a command; give its pid."""
-    pipe = subprocess.PIPE
-    with subprocess.Popen([*before, *FILL], stdin=pipe, stdout=pipe, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline(), "the program ended before it was ready"
-        try:
-            yield f"{process.pid}"
-        finally:
-            process.kill()
-
-
 def thread_masks(pid: int) -> list[str]:
     """Return the mask of each thread, the main one first, as the kernel says."""
     tids = sorted(int(path.name) for path in Path(f"/proc/{pid}/task").iterdir())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from tests.e2e.vm.guest_apply import FILLERS, OUTSIDE, PODS, RANKS, SHRINKING
@@ -97,29 +95,3 @@ def test_a_container_is_placed_within_its_pod_s_slice(seen: Document, pod: str) 
     _, memory, cpus, nodes, locality = PODS[pod]
     in_kernel = nodes or memory or f"0-{NODES - 1}"
     assert seen["containers"][pod] == [cpus, nodes, locality, cpus, in_kernel]
-
-
-# Memory that is not where it belongs.
-
-BOUND = "mismatch: its memory policy is bind on node 1, and GPU 0 is on node 3"
-RESIDENT = (
-    r"mismatch: host memory \d+ MiB, \d+% \(\d+ to \d+\) far on nodes? .*, and GPU 0 is on node 3; "
-    r"late: .*; affinityd pin --memory --gpus 0 \d+ moves it now"
-)
-
-
-@pytest.mark.parametrize(
-    ("moment", "status", "words"),
-    [
-        ("filled, then pinned", 0, ""),
-        ("resident", 1, RESIDENT),
-        ("moved", 0, r"\d+ MiB moved to node 3"),
-        ("its pages moved", 0, ""),
-        ("bound far away", 1, BOUND),
-        ("no memory near", 0, ""),  # on any of the nearest nodes that have some
-    ],
-)
-def test_far_memory_is_seen_and_moved(seen: Document, moment: str, status: int, words: str) -> None:
-    ended, printed = seen["far memory"][moment]
-    assert ended == status, printed
-    assert re.search(words, printed)

@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
-from affinityd.cpuset import CpuSet, parse_list, parse_mask
 from tests.e2e.vm.guest_discovery import MOMENTS
-from tests.e2e.vm.hardware import BARE_NODE, CPUS, GPU_NODES, MEMORY_NODE, NODES, cpus_of, distance
+from tests.e2e.vm.hardware import BARE_NODE, CPUS, GPU_NODES, NODES, cpus_of, distance
 from tests.e2e.vm.inside import Document
-
-
-@pytest.fixture
-def look(seen: Document) -> Document:
-    """Return what was seen at first: with a CPU that is offline since the machine booted."""
-    return dict(seen["as booted"])
 
 
 def of_ranks(planned: Document, *keys: str) -> list[Any]:
@@ -26,58 +17,23 @@ def of_ranks(planned: Document, *keys: str) -> list[Any]:
     return [tuple(rank[key] for key in keys) for rank in planned["ranks"]]
 
 
-# The machine, as affinityd and others see it.
-
-
-def sets(items: Iterable[Document]) -> set[CpuSet]:
-    return {parse_list(item["cpulist"]) for item in items}
-
-
-def grouped(pairs: Iterable[tuple[object, int]]) -> set[CpuSet]:
-    """Return the CPUs that have the same key, for every key."""
-    groups: dict[object, set[int]] = defaultdict(set)
-    for key, cpu in pairs:
-        groups[key].add(cpu)
-    return set(map(frozenset, groups.values()))
-
-
-def lstopo_sets(text: str) -> set[CpuSet]:
-    return {parse_mask(mask) for mask in re.findall(r"cpuset=(\S+)", text)}
+# The machine. That cores, packages and caches are hwloc's is held by tests/e2e/lstopo.
 
 
 def test_acs_of_a_bridge_is_read_from_its_register(seen: Document) -> None:
     assert seen["acs"] == [False, True]
 
 
-def test_the_machine_is_the_one_that_was_built(look: Document) -> None:
-    topology = look["affinityd"]
+def test_the_machine_is_the_one_that_was_built(seen: Document) -> None:
+    """One of its CPUs is offline since it booted."""
+    topology = seen["machine"]
     assert (topology["online"], topology["possible"]) == (f"0-{CPUS - 2}", f"0-{CPUS - 1}")
     gpus = [(gpu["vendor"], gpu["numa_node"]) for gpu in topology["gpus"]]
     assert gpus == [("amd", node) for node in GPU_NODES]
 
 
-def test_cores_packages_caches_and_nodes_are_lscpus_and_lstopos(look: Document) -> None:
-    topology, lstopo = look["affinityd"], look["lstopo"]
-    rows = [line.split(",") for line in look["lscpu"].splitlines() if not line.startswith("#")]
-    by_core, by_package, by_node = (
-        grouped((row[column], int(row[0])) for row in rows) for column in (1, 2, 3)
-    )
-    assert sets(topology["cores"]) == by_core == lstopo_sets(lstopo["core"])
-    assert sets(topology["packages"]) == by_package == lstopo_sets(lstopo["package"])
-    assert sets(node for node in topology["nodes"] if node["cpulist"]) == by_node
-    cpus = [(core["llc"], cpu) for core in topology["cores"] for cpu in parse_list(core["cpulist"])]
-    assert grouped(cpus) == lstopo_sets(lstopo["l3"])
-    shown = re.findall(r"P#(\d+).* cpuset=(\S+)", lstopo["numanode"])
-    theirs = {int(number): parse_mask(mask) for number, mask in shown}
-    # hwloc shows memory without CPUs as that of the CPUs which are nearest: all of a package.
-    assert theirs.pop(MEMORY_NODE) == parse_list("0-15")
-    nodes = {node["number"]: parse_list(node["cpulist"]) for node in topology["nodes"]}
-    # It shows no node without memory.
-    assert nodes == {**theirs, MEMORY_NODE: frozenset(), BARE_NODE: parse_list(cpus_of(BARE_NODE))}
-
-
-def test_memory_and_distances_are_numactls_and_the_firmwares(look: Document) -> None:
-    nodes, numactl = look["affinityd"]["nodes"], look["numactl"]
+def test_memory_and_distances_are_numactls_and_the_firmwares(seen: Document) -> None:
+    nodes, numactl = seen["machine"]["nodes"], seen["numactl"]
     sizes = {str(node["number"]): str(node["memory_bytes"] >> 20) for node in nodes}
     assert sizes == dict(re.findall(r"^node (\d+) size: (\d+) MB$", numactl, re.MULTILINE))
     assert [number for number, size in sizes.items() if size == "0"] == [str(BARE_NODE)]
@@ -88,8 +44,8 @@ def test_memory_and_distances_are_numactls_and_the_firmwares(look: Document) -> 
     assert rows == {one: [distance(one, other) for other in every] for one in every}
 
 
-def test_the_network_adapter_beside_a_gpu_is_nearest_to_it(look: Document) -> None:
-    topology = look["affinityd"]
+def test_the_network_adapter_beside_a_gpu_is_nearest_to_it(seen: Document) -> None:
+    topology = seen["machine"]
     nodes = {gpu["pci_bus_id"]: gpu["numa_node"] for gpu in topology["gpus"]}
     assert len(topology["nics"]) == len(set(GPU_NODES))
     for nic in topology["nics"]:
@@ -129,10 +85,3 @@ def test_gpus_of_a_node_without_online_cpus_have_the_nearest(seen: Document) -> 
     ranks = of_ranks(planned, "numa_node", "home_node", "locality")
     assert ranks == [(3, 0, "remote"), (3, 1, "remote")]
     assert [it["code"] for it in planned["warnings"]] == ["remote_home", "remote_home"]
-
-
-def test_a_clock_that_jumps_changes_no_plan_and_no_scans_age(seen: Document) -> None:
-    assert len(seen["clock"]) == 3
-    for planned, status, age in seen["clock"]:
-        assert (planned, status) == (seen["every"], 200)
-        assert 0 <= age < 100

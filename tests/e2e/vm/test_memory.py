@@ -59,7 +59,7 @@ def assert_accounted(it: Document) -> None:
     """Hold that what moved came to the near node; meanwhile pages of files may be mapped."""
     moved = sum(it["moved"].values())
     assert moved == it["now"]["3"] - it["before"]["3"]
-    assert 0 <= moved - (far(it["before"]) - far(it["now"])) <= it["moved"][FILES]
+    assert 0 <= moved - (far(it["before"]) - far(it["now"])) <= it["moved"].get(FILES, 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -135,6 +135,18 @@ def test_a_command_says_how_much_moved_and_how_much_stayed(
 def test_why_a_command_did_not_finish_is_a_line(seen: Document, case: str, words: str) -> None:
     assert re.fullmatch(f"affinityd pin: {words}\n", seen["commands"][case]["stderr"])
     assert case in CASES
+
+
+RESIDENT = (
+    r"mismatch: host memory \d+ MiB, \d+% \(\d+ to \d+\) far on nodes? .*, and GPU 0 is on node 3; "
+    r".*affinityd pin --memory --gpus 0 \d+ moves it"
+)
+
+
+def test_verify_tells_of_far_memory_and_how_to_move_it(seen: Document) -> None:
+    verified = seen["commands"]["plain"]["verified"]
+    assert verified["status"] == 1
+    assert re.search(RESIDENT, verified["stdout"])
 
 
 def test_a_rehearsal_moves_nothing(seen: Document) -> None:
