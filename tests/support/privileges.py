@@ -71,33 +71,3 @@ def lost_without(kind: str, item: str) -> frozenset[str]:
         return lost
     scanning = FEATURES["enforce observe"]
     return frozenset(name for name in lost if scanning not in whole(name))
-
-
-#: What the daemon says where one of these is missing: in its log, at /audit, /enforce or /readyz.
-SAID = {
-    "DAC_READ_SEARCH": "environments of jobs' processes cannot be read",
-    "SYS_NICE": "observes instead of pinning: the daemon has no CAP_SYS_NICE",
-    "SYS_PTRACE": "environments of jobs' processes cannot be read",
-    "sched_setaffinity": "observes instead of pinning: sched_setaffinity(2) is refused",
-    "pid": "hostPID: true, --pid=host",
-    "/dev/davinci0": "its device file is not known",
-    "/dev/nvidiactl": "a user who may open /dev/nvidiactl",
-    "/proc/PID/cgroup": "it is in no job",
-    "/proc/PID/environ": "environments of jobs' processes cannot be read",
-    "/proc/PID/stat": "some of its processes are hidden here",
-    "/proc/driver/nvidia": "NVIDIA's driver is not loaded",
-    "/run/nri": "no container is adjusted; check that the runtime has NRI on at /run/nri/nri.sock",
-    "/sys/class/kfd": "AMD's KFD lists no processes",
-    "/sys/devices/system/cpu": "has no online CPU in sys/devices/system/cpu",
-    "/sys/devices/system/node": "The kernel shows no NUMA nodes",
-    "/var/lib/kubelet/pod-resources": "pods that began since are not named",
-    "/sys/fs/cgroup": "mount the node's cgroups where the daemon runs",
-}
-
-#: What cannot be told from what is not there: a machine without them, or a process that has ended.
-SILENT = {
-    *("/etc/passwd", "/proc/PID/fd", "/proc/PID/status", "/proc/PID/task"),
-    "/proc/self/mountinfo",  # a plan by the caller's mask
-    *("/sys/bus/pci/devices", "/var/log/pods"),
-    *("move_pages", "/proc/PID/maps"),  # another user's process, on a node without privileges
-}

@@ -13,7 +13,6 @@ from affinityd.errors import AffinityError
 from affinityd.topology.document import read_node
 from affinityd.topology.model import Gpu
 from tests.e2e.privileges.actors import JOB, Actors
-from tests.support import privileges
 from tests.support.daemons import eventually, is_ready
 from tests.support.enforcing_node import AskedNode
 from tests.support.nri import Runtime, created
@@ -47,18 +46,12 @@ class Node(AskedNode):
         return frozenset(name for name, works in WORKS.items() if _is_true(works, self))
 
     def must_lose(self, lost: frozenset[str], item: str) -> None:
-        """Hold that it has all but these features, says so, and answers nothing wrong."""
+        """Hold that it has all but these features, and answers nothing wrong."""
         left = frozenset(WORKS) - lost
         with suppress(AssertionError):  # which of them are missing is told by the next line
             eventually(lambda: self.working() == left, f"it has {', '.join(left)}")
         assert self.working() == left, f"without {item}: {sorted(self.working() ^ left)}"
-        if item in privileges.SAID:
-            eventually(lambda: privileges.SAID[item] in self.told(), f"it tells of {item}")
         assert self.is_right()
-
-    def told(self) -> str:
-        documents = (self.daemon.get(path).text for path in ("/readyz", "/audit", "/enforce"))
-        return "\n".join((*self.daemon.lines, *documents))
 
     def is_right(self) -> bool:
         try:
