@@ -6,25 +6,26 @@ Its node has this machine's two CPUs, each on a NUMA node of its own with two GP
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.support.asking_processes import as_user, asking
 from tests.support.cpusets import cgroup, needs_cpuset
 from tests.support.daemons import eventually
 from tests.support.enforcing_node import facts
 from tests.support.made_nodes import running_on
-from tests.support.tiny import BOTH, FAR, NEAR, tiny
+from tests.support.tiny import BOTH, FAR, NEAR, ran, tiny
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root may make namespaces and users"),
     needs_cpuset,
 ]
 
-PLAIN = "mode=node&gpus=0"
+PLAN = "http://localhost/plan?mode=node&gpus=0"
+ANOTHER_USER = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 HIDE_PROC, THEN = "mount -t proc -o hidepid=invisible proc /proc", 'exec "$0" "$@"'
 PIDS = ("--pid", "--fork", "--kill-child", "--mount-proc")
 #: Mounts a /proc that shows no other user's processes, but for the driver that the node has; then
@@ -50,14 +51,13 @@ def test_unidentified_callers_are_logged_once_and_answered(
         ) as daemon,
     ):
         assert daemon.says("the caller") == []
-        for user in ((), as_user(65534)):
-            with asking(daemon.socket, within=far, before=user) as asker:
-                for cpus, query, source in (
-                    (BOTH, PLAIN, "node"),
-                    (NEAR, f"{PLAIN}&cpuset={NEAR}", "request"),
-                ):
-                    allowed = {"cpulist": cpus, "source": source, "within": None}
-                    assert asker.allowed(query) == allowed
+        enter = ("sh", "-c", 'echo $$ >"$0/cgroup.procs"; exec "$@"', far)
+        curl = ("curl", "-s", "--unix-socket", daemon.socket)
+        for user in ((), ANOTHER_USER):
+            for cpus, query, source in ((BOTH, "", "node"), (NEAR, f"&cpuset={NEAR}", "request")):
+                done = ran(*enter, *user, *curl, f"{PLAN}{query}")
+                allowed = {"cpulist": cpus, "source": source, "within": None}
+                assert json.loads(done.stdout)["allowed"] == allowed
         eventually(lambda: daemon.says("the caller"), "it is said")
         (warning,) = daemon.says("the caller")
         assert warning.startswith("warning: the caller is unidentified")
