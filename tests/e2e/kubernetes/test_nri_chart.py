@@ -145,15 +145,6 @@ def test_the_doctor_names_the_runtime(gpus: Chart) -> None:
     assert re.search(f"containerd .* asks the daemon; namespaces: {CHOSEN}", printed), printed
 
 
-def test_a_label_that_is_no_switch_is_refused_in_the_log(gpus: Chart) -> None:
-    wrong = started(gpus.cluster, "wrong", asking("c", WAYS["file"]), affinityd="enabled")["c"]
-    assert (wrong.cpus, wrong.told) == (BOTH, {})
-    line = "container training/wrong/c is not adjusted: the label affinityd: 'enabled' is none of"
-    name = gpus.pod()["metadata"]["name"]
-    assert line in gpus.cluster.run(f"kubectl -n {gpus.namespace} logs {name} -c affinityd")
-    removed(gpus.cluster)
-
-
 def test_a_policy_says_how_a_namespace_s_containers_are_placed(
     gpus: Chart, values: Mapping[str, Any]
 ) -> None:

@@ -21,7 +21,7 @@ packages_and_indices='
 mmdebstrap --quiet --variant=extract --format=tar \
     --hook-dir=/usr/share/mmdebstrap/hooks/merged-usr \
     --include=linux-image-amd64,kmod,mount,iproute2,dash,coreutils \
-    --include=python3-minimal,libpython3-stdlib,util-linux,numactl \
+    --include=python3-minimal,libpython3-stdlib,util-linux,numactl,hwloc-nox \
     --include=slurmctld,slurmd,slurm-client,curl,sed,grep,mawk,findutils,bsdutils \
     --dpkgopt='path-exclude=/usr/share/*' \
     --dpkgopt='path-exclude=/lib/udev/*' \

@@ -5,56 +5,25 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e.faults.test_faults_upgrade import PREVIOUS, git
-from tests.e2e.kubernetes import machine
-from tests.e2e.kubernetes.chart import SLEEPS, Chart, Job, named
-from tests.e2e.kubernetes.cluster import Cluster, plugin
-from tests.e2e.kubernetes.two_nodes import restart
+from tests.e2e.kubernetes.chart import Chart, Job, named
+from tests.e2e.kubernetes.cluster import Cluster
 from tests.support.daemons import eventually
 from tests.support.tiny import NEAR
 
 RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
 PINNED = f"Cpus_allowed_list:\t{NEAR}"
-#: What has the daemon name pods by kubelet: kubelet's socket is root's.
-PODS = {
-    "audit": {"enabled": True, "runtimeClassName": ""},
-    "enforce": {"mode": "pin"},
-    "settings": {"scanInterval": 1},
-    "kubernetes": {"podResources": True},
-}
 
 
 def started(cluster: Cluster, name: str) -> Job:
     job = Job(cluster, name)
     job.start()
     return job
-
-
-def test_the_daemon_finds_kubelet_s_new_socket(chart: Chart, values: Mapping[str, Any]) -> None:
-    chart.helm("upgrade", {**values, **PODS})
-    before = chart.pod()
-
-    for name in ("before", "after"):
-        with plugin(chart.cluster, {machine.uuid(0): 0}):
-            plain = Job(chart.cluster, name)
-            plain.start(SLEEPS, gpus=1)
-            plain.wait_for("app")
-            machine.use(0, plain.pids[0])
-            listed = partial(chart.exec, "affinityd enforce --all")
-            eventually(lambda: f"default/{name}" in listed(), f"{name} has its name")  # noqa: B023
-            chart.cluster.run(f"kubectl delete pod {name} --grace-period=0 --force")
-        restart(chart.cluster, {})
-    now = chart.pod()
-    assert now["metadata"]["uid"] == before["metadata"]["uid"]
-    (status,) = now["status"]["containerStatuses"]
-    assert (status["ready"], status["restartCount"]) == (True, 0)
-    assert started(chart.cluster, "pinned-after").says() == [PINNED]
 
 
 def test_an_old_chart_is_upgraded(chart: Chart, values: Mapping[str, Any], tmp_path: Path) -> None:
