@@ -178,14 +178,6 @@ def irqbalance(facts: NodeFacts) -> CheckResults:
         yield ok("irqbalance does not run, and no interrupt of a GPU is handled far from it")
         return
     banned = _banned(facts.tree, pid)
-    gpus = [gpu for gpu in topology.gpus if (near := facts.near(gpu).cpus) and near <= banned]
-    if gpus:
-        yield warn(
-            f"irqbalance does not use {several('CPU', banned)}, all that are near "
-            f"{named(gpus)}: their interrupts go to another node",
-            f"let it use a core of each node: shorten {LIST}= in {IN_FILES}",
-            gpus,
-        )
     gpus, cpus = facts.used_by_ranks(topology.online - banned)
     if gpus and facts.reserved & topology.online:  # else it has no other cores
         ranks = format_list(topology.online - facts.reserved)

@@ -1,6 +1,6 @@
-"""Whether Slurm's configuration fits the node: its GPUs, and where it lets CPU jobs and ranks run.
+"""What Slurm's configuration does to jobs with GPUs: where it lets CPU jobs and ranks run.
 
-Sources: gres.conf(5); slurm.conf(5) (SelectTypeParameters, RestrictedCoresPerGPU); srun(1),
+Sources: slurm.conf(5) (SelectTypeParameters, RestrictedCoresPerGPU); srun(1),
 "--distribution"; cgroup.conf(5) (CgroupJobIdPaths).
 """
 
@@ -15,17 +15,14 @@ from affinityd.doctor.facts import (
     CheckResults,
     NodeFacts,
     NotApplicableError,
-    fail,
     named,
     ok,
     some,
     warn,
 )
 from affinityd.grouping import grouped
-from affinityd.slurm.check import counts, cpu_jobs, differences
+from affinityd.slurm.check import cpu_jobs
 from affinityd.slurm.commands import FOLDERS, LocalSlurm, SlurmError, find_slurm
-from affinityd.slurm.cores import SCOPES
-from affinityd.slurm.gres_conf import GresConf
 from affinityd.topology.model import Gpu, Topology, cpus_of
 
 
@@ -36,40 +33,6 @@ def _local_slurm(facts: NodeFacts) -> LocalSlurm:
     if slurm is None:
         raise NotApplicableError(f"no Slurm: there is no slurm.conf in {', '.join(FOLDERS)}")
     return slurm
-
-
-SHOWN = 3  #: findings about gres.conf; more are counted
-
-
-def gres_conf(facts: NodeFacts) -> CheckResults:
-    """Judge whether the GPUs that slurmd has are the node's."""
-    if facts.tree.live and facts.maintenance is not None:  # AutoDetect= has slurmd ask the driver
-        raise NotApplicableError(f"slurmd was not asked: {facts.maintenance}")
-    slurm = _local_slurm(facts)
-    name = slurm.node_name(facts.topology.name)
-    try:
-        node, slurmd = slurm.nodes(name)[0], slurm.slurmd_gres(name)
-    except SlurmError as error:
-        if not facts.topology.gpus:
-            raise NotApplicableError(f"not a node of Slurm: {error}") from None
-        yield warn(
-            str(error), f"affinityd slurm check --node-name NAME, if the node's name is not {name}"
-        )
-        return
-    # By NUMA node or by package: whichever way it was written.
-    conf = min(
-        (GresConf(facts.topology, scope, node.configured, slurmd.types) for scope in SCOPES),
-        key=lambda conf: len([*differences(conf, slurmd)]),
-    )
-    findings = [*differences(conf, slurmd), *counts(conf, node), *([f"{node}"] * node.is_refused)]
-    more = [f"and {len(findings) - SHOWN} more"] if len(findings) > SHOWN else []
-    text = "; ".join([*findings[:SHOWN], *more])
-    if not slurmd.is_complete:
-        yield fail(text, "write it as in gres.conf(5); affinityd slurm check lists everything")
-    elif findings:
-        prints = f"affinityd slurm gres-conf prints right lines for {name}"
-        yield warn(text, f"{prints}; affinityd slurm check lists everything")
-    yield ok("gres.conf fits the node")
 
 
 BY_SLUID = re.compile(r"s[0-9A-Z]{13}")  #: a folder of a job of Slurm 26.05

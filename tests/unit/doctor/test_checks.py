@@ -10,13 +10,12 @@ import pytest
 from affinityd.discovery.nvml import NvmlReport
 from affinityd.discovery.nvml.query import REMEDIES
 from affinityd.discovery.tree import FolderTree
-from affinityd.doctor.facts import NO_ROOT, NodeFacts
+from affinityd.doctor.facts import NodeFacts
 from affinityd.topology.model import Nic, Topology
 from tests.support.doctor_facts import CPU, NO_GPU, ONE, PCI, TWO, Files, check, facts_of
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
 from tests.support.machines.sysfs_tree import nvml_report
-from tests.support.recorded_slurm import recorded_slurm
 
 NODES = {0: "0-3", 1: "4-7"}
 UNKNOWN = made(NODES, gpus=[0, None])
@@ -119,7 +118,7 @@ USES_RANKS = (
     "warn 1: may use CPUs 5-7, where ranks of GPU 1 run, though CPUs 0,4 are reserved → "
     f"{LIST}=1-3,5-7 in /etc/default/irqbalance"
 )
-NOT_NEAR = f"warn 0: irqbalance does not use CPUs 0-3, all that are near GPU 0 → {LIST}="
+BANNED_BY_MASK = "warn 1: may use CPUs 5-7, where ranks of GPU 1 run → 1-3,5-7 in"
 HANDLED = "its interrupts are handled on"
 FAR_FROM_GPU = f"warn 1: GPU 1 ({GPU_1}): {HANDLED} CPU 0, and CPUs 4-7 are near → enable --now irq"
 FAR_FROM_NIC = f"warn 1: adapter mlx5_0 ({NIC}): {HANDLED} CPUs 0-2 → let irqbalance use CPUs there"
@@ -135,7 +134,7 @@ FAR_FROM_NIC = f"warn 1: adapter mlx5_0 ({NIC}): {HANDLED} CPUs 0-2 → let irqb
         ({**running(), **ISOLATED}, "0,4", KEEPS_OFF),
         ({**UNREADABLE, **SETTINGS}, "0,4", KEEPS_OFF),
         (running(f"{LIST}=1-3"), "0,4", USES_RANKS),
-        (running(f"{LIST}=lots", f"{MASK}=f"), "", NOT_NEAR),
+        (running(f"{LIST}=lots", f"{MASK}=f"), "0,4", BANNED_BY_MASK),
         ({**QUIET, **irq(GPU_1, 40, "0"), **irq(GPU_0, 41, "1")}, "", FAR_FROM_GPU),
         ({**running(), **irq(NIC, 40, "", "0-1"), **irq(NIC, 41, "2")}, "", FAR_FROM_NIC),
         ({**running(), **irq(NIC, 40, "0"), **irq(NIC, 41, "4")}, "", RUNS),
@@ -229,73 +228,9 @@ def test_rdma_devices_far_from_gpus(tmp_path: Path, topology: Topology, expected
     check("gpu-nics", facts_of(tmp_path, topology), expected)
 
 
-def with_files(node: Topology) -> Topology:
-    return replace(node, gpus=tuple(replace(gpu, minor=gpu.index) for gpu in node.gpus))
-
-
-PACKAGES = {0: "0-3", 1: "4-7"}
-NODE = with_files(made(PACKAGES, gpus=[0, 1], packages=PACKAGES))
-#: A package of two nodes.
-HALVES = with_files(made({0: "0-1", 1: "2-3", 2: "4-7"}, gpus=[0, 2], packages=PACKAGES))
-
-RIGHT = "Name=gpu File=/dev/nvidia0 Cores=0-3\nName=gpu File=/dev/nvidia1 Cores=4-7"
-CROSSED = "Name=gpu File=/dev/nvidia0 Cores=4-7\nName=gpu File=/dev/nvidia1 Cores=0-3"
-
-
 def live(facts: NodeFacts) -> NodeFacts:
     assert isinstance(facts.tree, FolderTree)
     return replace(facts, tree=FolderTree(facts.tree.root, facts.tree.name, live=True))
-
-
-def facts_with(
-    gres: str, lines: str, node: Topology, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> NodeFacts:
-    """Return the facts of a node, gpu07 to Slurm, of which slurmd has these lines."""
-    slurm = recorded_slurm(folder / "slurm", monkeypatch)
-    monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
-    slurm.is_called("gpu07")
-    slurm.expects(gres, "gpu07")
-    slurm.has(lines)
-    return live(facts_of(folder / "node", node))
-
-
-FITS = "ok: gres.conf fits the node"
-GARBAGE = 'error: Parse error in file gres.conf line 3: "foo"\nfatal: error reading gres.conf'
-MISSING = "\n".join(f"Name=gpu File=/dev/nvidia{number}" for number in range(2, 9))
-MISTYPED = RIGHT.replace("gpu ", "gpu Type=A100 ", 1).replace("gpu F", "gpu Type=a100 F")
-
-
-@pytest.mark.parametrize(
-    ("node", "lines", "expected"),
-    [
-        (NODE, RIGHT, FITS),
-        (HALVES, RIGHT.replace("0-3", "0-1"), FITS),
-        (NODE, CROSSED, "warn: gpu 0: Slurm has Cores=4-7; → affinityd slurm gres-conf prints"),
-        (NODE, GARBAGE, 'fail: gres.conf line 3: "foo" → gres.conf(5)'),
-        (NODE, MISSING, "warn: ; and 6 more → affinityd slurm check lists everything"),
-        (NODE, MISTYPED, "warn: gpu 0: Slurm has Type=A100; → for gpu07"),
-    ],
-)
-def test_gres_conf(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: Topology, lines: str, expected: str
-) -> None:
-    gres = "gpu:a100:2" if "a100" in lines else "gpu:2"
-    check("gres-conf", facts_with(gres, lines, node, tmp_path, monkeypatch), expected)
-
-
-def test_gres_conf_is_not_checked_without_slurm_on_a_replay_or_during_driver_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("SLURM_CONF", raising=False)
-    replayed, here = facts_of(tmp_path), live(facts_of(tmp_path))
-    shipped = NodeFacts(TWO, FolderTree(NO_ROOT, "shipped"))
-    for facts in (replayed, shipped):
-        check("gres-conf", facts, "n/a: a captured or built-in machine has no slurmd")
-    held = replace(here, maintenance="NVML is not asked")
-    check("gres-conf", held, "n/a: slurmd was not asked: NVML is not asked")
-    check("gres-conf", here, "n/a: no Slurm: there is no slurm.conf in /etc/slurm, ")
-    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "gone"))
-    check("gres-conf", here, "n/a: gone is not a file")
 
 
 V1 = "34 31 0:31 / /sys/fs/cgroup/cpuset rw,relatime - cgroup cgroup rw,cpuset"

@@ -9,13 +9,16 @@ import pytest
 
 from affinityd.topology.model import Topology
 from tests.support.doctor_facts import TWO, check, facts_of
+from tests.support.machines.by_hand import made
 from tests.support.recorded_slurm import RecordedSlurm, recorded_slurm
-from tests.unit.doctor.test_checks import NODE, V2, live
+from tests.unit.doctor.test_checks import V2, live
 
 SCOPE = "sys/fs/cgroup/system.slice/slurmstepd.scope"
 SLUIDS = {"proc/self/mountinfo": V2, f"{SCOPE}/sEKNKTV3WPV500/cgroup.procs": ""}
 BY_NUMBER = {"proc/self/mountinfo": V2, f"{SCOPE}/job_7/cgroup.procs": ""}
 NAMES_BY_SLUID = f"warn: /{SCOPE} names jobs by SLUID, as sEKNKTV3WPV500 → CgroupJobIdPaths=yes"
+PACKAGES = {0: "0-3", 1: "4-7"}
+NODE = made(PACKAGES, gpus=[0, 1], packages=PACKAGES)
 ALTERNATING = replace(NODE, gpus=NODE.gpus[::-1])
 #: Four GPUs, two on each of two packages.
 FOUR = replace(NODE, gpus=tuple(replace(NODE.gpus[it // 2], index=it, minor=it) for it in range(4)))
