@@ -1,4 +1,4 @@
-"""What Slurm's configuration does to jobs with GPUs: where it lets CPU jobs and ranks run.
+"""Slurm's effect on jobs with GPUs: where its configuration lets CPU jobs and ranks run.
 
 Sources: slurm.conf(5) (SelectTypeParameters, RestrictedCoresPerGPU); srun(1),
 "--distribution"; cgroup.conf(5) (CgroupJobIdPaths).
