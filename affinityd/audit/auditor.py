@@ -130,7 +130,6 @@ class Auditor:
             overlap=overlap(found),
             skipped=walk.late.total() + held.skipped,
             divided=divided(found),
-            late=walk.late,
             gpu_time=self._cpu_time.gpu_time,
             used=used,
             waits=waits,
@@ -223,8 +222,9 @@ class CpuTimeCounters:
         self._ticks = ticks  # in a second
         self._before: Mapping[ThreadName, int] = {}
         self._looked = float("inf")  # ticks since boot: of the threads before, none is known
-        self._gpus: dict[GpuKey, CpuTime] = {}
-        self._waits: dict[GpuKey, dict[str, float]] = {}  # by cause
+        self.gpu_time: Mapping[GpuKey, CpuTime] = {}  #: of every GPU's processes
+        #: The seconds that threads of every GPU's processes waited, by cause.
+        self.wait_time: Mapping[GpuKey, Mapping[str, float]] = {}
 
     def book(
         self,
@@ -238,9 +238,10 @@ class CpuTimeCounters:
         `boot`: when this scan began, in seconds since boot. The time of a process with several
         GPUs counts for its first.
         """
-        self._gpus = {**dict.fromkeys(gpus, CpuTime()), **self._gpus}
-        for gpu in gpus:
-            self._waits.setdefault(gpu, dict.fromkeys(CAUSES, 0.0))
+        gpu_time = {**dict.fromkeys(gpus, CpuTime()), **self.gpu_time}
+        wait_time = {
+            gpu: {**dict.fromkeys(CAUSES, 0.0), **self.wait_time.get(gpu, {})} for gpu in gpu_time
+        }
         used = {}
         for process in processes:
             facts = process.facts
@@ -248,20 +249,11 @@ class CpuTimeCounters:
                 continue
             if facts.pid in waits:
                 for cause, seconds in waits[facts.pid].causes.items():
-                    self._waits[facts.gpu][cause] += seconds
+                    wait_time[facts.gpu][cause] += seconds
             ticks = spent(facts, process.near, self._before, self._looked)
             used[facts.pid] = CpuTime(*(number / self._ticks for number in ticks))
-            self._gpus[facts.gpu] += used[facts.pid]
+            gpu_time[facts.gpu] += used[facts.pid]
         self._before = ticks_of(processes)
         self._looked = boot * self._ticks
+        self.gpu_time, self.wait_time = gpu_time, wait_time
         return used
-
-    @property
-    def gpu_time(self) -> Mapping[GpuKey, CpuTime]:
-        """The CPU time of every GPU's processes."""
-        return dict(self._gpus)
-
-    @property
-    def wait_time(self) -> Mapping[GpuKey, Mapping[str, float]]:
-        """The seconds that threads of every GPU's processes waited, by cause."""
-        return {gpu: dict(causes) for gpu, causes in self._waits.items()}

@@ -236,7 +236,6 @@ class Scan:
     overlap: Mapping[tuple[str, ...], CpuSet] = field(default_factory=dict)
     skipped: int = 0  #: processes that were not read within the time limit
     divided: frozenset[int] = frozenset()  #: pids: one below them holds another GPU
-    late: Mapping[GpuKey, int] = field(default_factory=dict)  #: processes known to use a GPU
     gpu_time: Mapping[GpuKey, CpuTime] = field(default_factory=dict)  #: of every GPU
     #: By pid: since the last scan; known daemons have none.
     used: Mapping[int, CpuTime] = field(default_factory=dict)

@@ -101,7 +101,6 @@ def _only(scan: Scan, gpus: AbstractSet[GpuKey]) -> Scan:
         near={key: cpus for key, cpus in scan.near.items() if key in gpus},
         unknown={key: why for key, why in scan.unknown.items() if key in gpus},
         overlap=overlap(processes),
-        skipped=scan.skipped - sum(late for key, late in scan.late.items() if key not in gpus),
     )
 
 
