@@ -143,7 +143,7 @@ class Auditor:
             wait_time=self._cpu_time.wait_time if self._waits.counts else {},
             since={gpu: self._since[gpu] for gpu in far},
             numa_balancing=int(balancing) if balancing.isdigit() else None,
-            notices=(*held.notices, *named.notices, *remarks),
+            notices=(*named.notices, *remarks),
             kubelet=named.kubelet,
             idle={pid: boot - since for (pid, _), since in self._idle.items()},
             ratios=ratios,

@@ -40,7 +40,6 @@ class GpuHolders:
     #: Seconds since boot; a pid that started later is another's. inf: within this scan.
     asked: float = float("inf")
     skipped: int = 0  #: processes: their files were not read within the time limit
-    notices: tuple[str, ...] = ()  #: remarks for people
 
     @classmethod
     def unknown_of(cls, gpus: Iterable[Gpu], why: str) -> GpuHolders:

@@ -16,8 +16,6 @@
  *   socket 0-63,128-191             the same, scope socket
  *   mig MIG-5c1b...                 the next MIG device; `mig` alone is an empty slot, and `mig off`
  *                                   a GPU that could be divided and is not
- *   pending 1                       nvmlDeviceGetMigMode: the mode after the next reset; the current
- *                                   one where this is not said
  *   persistence 1                   nvmlDeviceGetPersistenceMode
  *   process compute 4711 1048576    a process in nvmlDeviceGetComputeRunningProcesses of this GPU, or
  *                                   of the MIG device whose line is the last above; or in the list
@@ -293,9 +291,8 @@ int nvmlDeviceGetMigMode(device_t device, unsigned *current, unsigned *pending)
     SCRIPTED(device);
     if (!can_divide(device, &slots))
         return NOT_SUPPORTED;
-    const char *value = fact(device, "pending");
     *current = slots > 0;
-    *pending = value ? (unsigned)atoi(value) : *current;
+    *pending = *current;
     return SUCCESS;
 }
 

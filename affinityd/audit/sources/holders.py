@@ -75,7 +75,6 @@ class HolderSources:
             unknown={key: why for part in found for key, why in part.unknown.items()},
             asked=asked,
             skipped=sum(part.skipped for part in found),
-            notices=tuple(notice for part in found for notice in part.notices),
         )
 
 

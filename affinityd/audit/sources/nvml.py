@@ -18,7 +18,6 @@ NVML_SECONDS = 10.0  #: that NVML may take to answer
 
 NO_DRIVER = "NVIDIA's driver is not loaded"
 READ_AGAIN = "the daemon reads the machine again on systemctl reload affinityd"
-WAITS = "{change} by a reset of the GPU"
 
 
 def nvml_holders(
@@ -52,8 +51,7 @@ def processes_of(report: ProcessReport, gpus: Sequence[Gpu]) -> GpuHolders:
             unknown[gpu.key] = doubt
         elif listed is not None:
             holdings += _holdings(gpu, listed.processes)
-    waits = (WAITS.format(change=report.changing),) if report.changing else ()
-    return GpuHolders(tuple(holdings), unknown, notices=waits)
+    return GpuHolders(tuple(holdings), unknown)
 
 
 def _doubt(gpu: Gpu, listed: GpuProcesses | None) -> str | None:

@@ -76,7 +76,6 @@ class ProcessReport(NvmlAnswer):
     """NVML's report on processes."""
 
     gpus: tuple[GpuProcesses, ...] | None
-    changing: str | None = None  #: the MIG mode that waits for a reset to be changed
 
 
 R = TypeVar("R", NvmlReport, ProcessReport)

@@ -95,16 +95,15 @@ class NvmlDevice:
         """Return nvmlDeviceGetPciInfo's bus id as sysfs writes it."""
         return self.query(lambda handle: as_sysfs(self.nvml.nvmlDeviceGetPciInfo(handle).busId))
 
-    def mig_modes(self) -> tuple[bool, bool]:
-        """Return whether MIG is on, and whether it will be on after the next reset."""
-        current, pending = self.query(self.nvml.nvmlDeviceGetMigMode) or (None, None)
-        enabled = self.nvml.NVML_DEVICE_MIG_ENABLE
-        return current == enabled, pending == enabled
+    def is_divided(self) -> bool:
+        """Return whether MIG is on."""
+        current, _ = self.query(self.nvml.nvmlDeviceGetMigMode) or (None, None)
+        return bool(current == self.nvml.NVML_DEVICE_MIG_ENABLE)
 
     def mig_devices(self) -> Iterator[NvmlDevice]:
         """Yield the MIG devices; of the slots for them, most may be empty."""
-        is_on, _ = self.mig_modes()
-        slots = self.query(self.nvml.nvmlDeviceGetMaxMigDeviceCount) if is_on else None
+        counts = self.nvml.nvmlDeviceGetMaxMigDeviceCount
+        slots = self.query(counts) if self.is_divided() else None
         for slot in range(slots or 0):
             handle = self.query(self.nvml.nvmlDeviceGetMigDeviceHandleByIndex, slot)
             if handle is not None:
@@ -310,19 +309,12 @@ NO_LIST = (
 
 
 def _report_processes(nvml: ModuleType) -> ProcessReport:
-    devices = _devices(nvml)
-    gpus = tuple(_processes(index, gpu) for index, gpu in enumerate(devices))
-    changing = None
-    for index, gpu in enumerate(devices):
-        is_on, is_to_be = gpu.mig_modes()
-        if is_on != is_to_be:  # it waits for a reset, which the GPU's users prevent
-            changing = f"GPU {index}'s MIG mode will be {'enabled' if is_to_be else 'disabled'}"
-            break
-    return ProcessReport(gpus, changing)
+    gpus = (_processes(index, gpu) for index, gpu in enumerate(_devices(nvml)))
+    return ProcessReport(tuple(gpus))
 
 
 def _processes(index: int, gpu: NvmlDevice) -> GpuProcesses:
-    uuid, pci_bus_id, (is_divided, _) = gpu.uuid(), gpu.pci_bus_id(), gpu.mig_modes()
+    uuid, pci_bus_id, is_divided = gpu.uuid(), gpu.pci_bus_id(), gpu.is_divided()
     # Only a privileged process may query a divided GPU itself, and no process runs outside its
     # MIG devices.
     parts: list[tuple[NvmlDevice, str | None]] = [(gpu, None)]

@@ -72,7 +72,6 @@ NVML = NvmlReport(
 OF_GPU = (NvmlProcess(7, "compute", 2**30, "MIG-0"),)
 PROCESSES = ProcessReport(
     gpus=(GpuProcesses(0, "GPU-0", "0000:07:00.0", OF_GPU), GpuProcesses(1, error="GPU is lost")),
-    changing="nvidia-smi",
 )
 ENFORCED = enforced(fits(7), drifted(8), left(9, "no_job", job=None), notices=("a",))
 

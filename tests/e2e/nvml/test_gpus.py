@@ -256,14 +256,6 @@ def test_the_processes_of_every_gpu_that_answers_are_named(facts: Facts) -> None
     assert query_processes() == ProcessReport(gpus)
 
 
-@pytest.mark.parametrize(
-    ("gpu", "change"), [("mig off\n pending 1", "enabled"), ("mig MIG-0\n pending 0", "disabled")]
-)
-def test_a_mig_mode_that_waits_for_a_reset_is_told(facts: Facts, gpu: str, change: str) -> None:
-    facts(f"gpu\ngpu\n {gpu}")
-    assert query_processes().changing == f"GPU 1's MIG mode will be {change}"
-
-
 def test_an_nvml_that_does_not_start_has_a_remedy(facts: Facts) -> None:
     facts("fail nvmlInitWithFlags 9\ngpu")
     error = "NVML did not start: Driver Not Loaded"

@@ -137,11 +137,10 @@ def test_of_a_gpu_whose_processes_were_not_all_reached_it_is_not_known_that_all_
 ) -> None:
     monkeypatch.setattr("affinityd.audit.auditor.READING", -1.0)
     known = Known(far, os.getpid())
-    known.now = replace(known.now, skipped=5, notices=("look",))
+    known.now = replace(known.now, skipped=5)
     scan = Auditor(known.held).scan(TOPOLOGY)
     assert (scan.processes, scan.skipped) == ((), 7)
     assert scan.unknown == {GPU: "2 of its processes were not scanned: the time limit was reached"}
-    assert scan.notices == ("look",)
 
 
 def test_storms_of_processes_are_survived_and_leave_nothing_that_is_torn(far: int) -> None:

@@ -251,7 +251,6 @@ A100 = NvmlGpu(
 FULL = NvmlReport(gpus=(A100, NvmlGpu(index=1, error=LOST_GPU)), driver_version="550.54.15")
 PROCESSES = (NvmlProcess(4711, "compute", 1 << 40, "MIG-0"), NvmlProcess(4712, "mps"))
 OF_GPU = GpuProcesses(0, "GPU-0", "0000:07:00.0", PROCESSES)
-CHANGING = "GPU 1's MIG mode will be enabled"
 
 
 @pytest.mark.parametrize(
@@ -260,7 +259,7 @@ CHANGING = "GPU 1's MIG mode will be enabled"
         FULL,
         NvmlReport(gpus=()),
         NvmlReport(None, error="Driver Not Loaded", remedy="load it"),
-        ProcessReport(gpus=(OF_GPU, GpuProcesses(index=1, error=LOST_GPU)), changing=CHANGING),
+        ProcessReport(gpus=(OF_GPU, GpuProcesses(index=1, error=LOST_GPU))),
         ProcessReport(gpus=None, error="Driver Not Loaded"),
     ],
 )
