@@ -198,15 +198,13 @@ class NriPlugin:
             return self._made(pod, replace(container, cpus=""), seconds, quietly=quietly)
 
         # Those with a cpuset first: which are another's bounds the plans of the rest.
-        others: list[tuple[Container, Adjustment]] = []
-        for pod, container in (pair for pair in listed if pair[1].cpus):
-            again, has = made(pod, container), parse_list(container.cpus)
+        placed = [(container, made(pod, container)) for pod, container in listed if container.cpus]
+        for container, again in placed:
+            has = parse_list(container.cpus)
             if again.outcome == PINNED and (has == again.cpus or _is_ours(container)):
                 self._keep(container, replace(again, cpus=has))
             else:
-                others.append((container, again))
-        for container, again in others:
-            self._keep(container, replace(again, outcome=KEPT if again.cpus else again.outcome))
+                self._keep(container, replace(again, outcome=KEPT if again.cpus else again.outcome))
         given: dict[str, str] = {}
         for pod, container in (pair for pair in listed if not pair[1].cpus):
             now = made(pod, container)
