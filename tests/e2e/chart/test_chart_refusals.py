@@ -19,6 +19,7 @@ TYPOS = """
 hostPid=true                       '': additional properties 'hostPid' not allowed
 hostPID=yes                        '/hostPID': got string, want null or boolean
 image.digest=latest                '/image/digest': 'latest' does not match
+global.imageRegistry=https://a     '/global/imageRegistry': 'https://a' does not match
 imagePullSecrets={mine}            '/imagePullSecrets/0': got string, want object
 settings.reservedCpus=-1           '/settings/reservedCpus': minimum: got -1, want 0
 settings.jobSeries=1001            '/settings/jobSeries': maximum: got 1,001, want 1,000
@@ -78,6 +79,7 @@ audit.enabled=true settings.scanInterval=off → audit.enabled is true and setti
 settings.scanInterval=30 → settings.scanInterval is 30, and audit.enabled is false; set
 settings.jobSeries=20 → settings.jobSeries is 20, but no process is scanned; set audit.enabled
 kubernetes.podResources=true → kubernetes.podResources is true, but no process is scanned; set
+kubernetes.nri.namespaces={serving} → kubernetes.nri.namespaces names namespaces, and kubernetes.nri
 audit.hostMemory=true → audit.hostMemory is true, but no process is scanned; set audit.enabled
 audit.measuredFolder=/a → audit.measuredFolder is /a, but no process is scanned; set audit.enabled
 extraVolumes[0].name=measured extraVolumes[0].emptyDir.medium= → extraVolumes: measured is the
@@ -176,7 +178,7 @@ def properties(schema: Mapping[str, Any], path: str = "") -> Iterator[str]:
 
 
 def test_every_value_that_can_be_set_is_in_values_yaml_with_its_default() -> None:
-    optional = ("/global", "/enabled", "/affinity/", "/seLinuxOptions/", "/nodeSelector/")
+    optional = ("/enabled", "/affinity/", "/seLinuxOptions/", "/nodeSelector/")
     settable = {path for path in properties(SCHEMA) if not path.startswith(optional)}
     free = ("/nodeSelector/", "/resources/", "/dashboards/labels/")
     resources = {"/resources/requests", "/resources/limits"}

@@ -38,6 +38,9 @@
 {{- fail "audit.enabled is true and settings.scanInterval is off: the audit would scan no process; leave scanInterval empty, or set audit.enabled: false" }}
 {{- end }}
 {{- end }}
+{{- if and .Values.kubernetes.nri.namespaces (not .Values.kubernetes.nri.enabled) }}
+{{- fail "kubernetes.nri.namespaces names namespaces, and kubernetes.nri.enabled is false; set it to true, or leave namespaces empty" }}
+{{- end }}
 {{- with .Values.settings }}
 {{- $looks := ne (include "affinityd.scanInterval" $) "off" }}
 {{- if and .scanInterval (ne (toString .scanInterval) "off") (not (include "affinityd.hostPID" $)) }}

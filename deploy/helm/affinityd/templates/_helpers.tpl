@@ -40,9 +40,25 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- toYaml (mergeOverwrite (dict) .Values.commonLabels (fromYaml (include "affinityd.ownLabels" .))) }}
 {{- end }}
 
+{{- define "affinityd.namespace" -}}
+{{- default .Release.Namespace .Values.namespaceOverride }}
+{{- end }}
+
+{{- /* The annotations of an object, of the chart's values and its own. */}}
+{{- define "affinityd.annotations" -}}
+{{- with mergeOverwrite (dict) (index . 0).Values.commonAnnotations (default dict (index . 1)) }}
+{{- printf "\n  annotations:\n%s" (toYaml . | indent 4) }}
+{{- end }}
+{{- end }}
+
+{{- /* global.imageRegistry takes the place of the host that the repository begins with. */}}
 {{- define "affinityd.image" -}}
+{{- $repository := .Values.image.repository }}
+{{- with .Values.global.imageRegistry }}
+{{- $repository = print (trimSuffix "/" .) "/" (regexReplaceAllLiteral "^(localhost|[^/]*[.:][^/]*)/" $repository "") }}
+{{- end }}
 {{- with .Values.image }}
-{{- if .digest }}{{ .repository }}@{{ .digest }}{{ else }}{{ .repository }}:{{ default $.Chart.AppVersion .tag }}{{ end }}
+{{- if .digest }}{{ $repository }}@{{ .digest }}{{ else }}{{ $repository }}:{{ default $.Chart.AppVersion .tag }}{{ end }}
 {{- end }}
 {{- end }}
 
@@ -188,7 +204,7 @@ seccompProfile:
 
 {{- /* The URL by which a pod of any namespace reaches its own node's daemon. */}}
 {{- define "affinityd.url" -}}
-http://{{ include "affinityd.fullname" . }}.{{ .Release.Namespace }}:{{ .Values.ports.plan }}
+http://{{ include "affinityd.fullname" . }}.{{ include "affinityd.namespace" . }}:{{ .Values.ports.plan }}
 {{- end }}
 
 {{- /* Where the daemon sees its socket's folder: as the node, which mounts it in containers by NRI. */}}
