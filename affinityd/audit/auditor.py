@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
 from affinityd.audit.allocations import with_allocations
-from affinityd.audit.gather import TICKS, ProcessWalk
+from affinityd.audit.gather import TICKS, ProcessWalk, ThreadName, ticks_of, ticks_spent
 from affinityd.audit.judge import Judge, divided, overlap
 from affinityd.audit.memory import MemoryMeter
 from affinityd.audit.model import (
@@ -183,37 +182,6 @@ def with_first_mask(facts: ProcessFacts, known: FirstMasks) -> ProcessFacts:
 # A thread's time goes to the CPU that it ran on last, so a sum over many threads and scans is
 # right, even if a single number is not. Pure: the clocks are handed in.
 
-NO_WAITS: Mapping[int, Waits] = MappingProxyType({})
-
-ThreadName = tuple[int, int]  #: tid and start: one thread for good
-
-
-def spent(
-    facts: ProcessFacts, near: CpuSet | None, before: Mapping[ThreadName, int], since: float
-) -> tuple[int, int]:
-    """Return the ticks that a process's threads spent, and those of them far from its GPUs.
-
-    `before`: the ticks of the threads at the last scan. All ticks of a new thread count if it
-    started after `since`, clock ticks since boot; else they are unknown, and none counts.
-    """
-    total = remote = 0
-    for thread in facts.threads:
-        unknown = thread.cpu_ticks if thread.start < since else 0
-        used = max(0, thread.cpu_ticks - before.get((thread.tid, thread.start), unknown))
-        total += used
-        if near is not None and thread.last_cpu not in near:
-            remote += used
-    return total, remote
-
-
-def ticks_of(processes: Iterable[AuditedProcess]) -> dict[ThreadName, int]:
-    """Return the ticks of every thread so far."""
-    return {
-        (thread.tid, thread.start): thread.cpu_ticks
-        for process in processes
-        for thread in process.facts.threads
-    }
-
 
 class CpuTimeCounters:
     """The counters of GPUs, from the first scan on. They never go back."""
@@ -231,7 +199,7 @@ class CpuTimeCounters:
         processes: Sequence[AuditedProcess],
         gpus: Collection[GpuKey],
         boot: float,
-        waits: Mapping[int, Waits] = NO_WAITS,
+        waits: Mapping[int, Waits],
     ) -> Mapping[int, CpuTime]:
         """Add the time spent since the last scan, and return it by pid; `waits`: by pid.
 
@@ -250,10 +218,10 @@ class CpuTimeCounters:
             if facts.pid in waits:
                 for cause, seconds in waits[facts.pid].causes.items():
                     wait_time[facts.gpu][cause] += seconds
-            ticks = spent(facts, process.near, self._before, self._looked)
+            ticks = ticks_spent(facts, process.near, self._before, self._looked)
             used[facts.pid] = CpuTime(*(number / self._ticks for number in ticks))
             gpu_time[facts.gpu] += used[facts.pid]
-        self._before = ticks_of(processes)
+        self._before = ticks_of(process.facts for process in processes)
         self._looked = boot * self._ticks
         self.gpu_time, self.wait_time = gpu_time, wait_time
         return used

@@ -10,7 +10,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -170,6 +170,36 @@ def one_process(pid: int) -> ProcessFacts | None:
     """Return the facts of a process, of no GPU in particular; None: it has ended."""
     held, unlimited = GpuHolders((Holding(pid, ("", 0)),)), float("inf")
     return next(iter(ProcessWalk(held, unlimited, ProcessTable(), family=unlimited)), None)
+
+
+ThreadName = tuple[int, int]  #: tid and start: one thread for good
+
+
+def ticks_spent(
+    facts: ProcessFacts, near: CpuSet | None, before: Mapping[ThreadName, int], since: float
+) -> tuple[int, int]:
+    """Return the ticks that a process's threads spent, and those of them far from its GPUs.
+
+    `before`: the ticks of the threads at the last scan. All ticks of a new thread count if it
+    started after `since`, clock ticks since boot; else they are unknown, and none counts.
+    """
+    total = remote = 0
+    for thread in facts.threads:
+        unknown = thread.cpu_ticks if thread.start < since else 0
+        used = max(0, thread.cpu_ticks - before.get((thread.tid, thread.start), unknown))
+        total += used
+        if near is not None and thread.last_cpu not in near:
+            remote += used
+    return total, remote
+
+
+def ticks_of(processes: Iterable[ProcessFacts]) -> dict[ThreadName, int]:
+    """Return the ticks of every thread so far."""
+    return {
+        (thread.tid, thread.start): thread.cpu_ticks
+        for facts in processes
+        for thread in facts.threads
+    }
 
 
 # The job and container of a process, by the paths of its cgroups.

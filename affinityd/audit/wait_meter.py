@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from affinityd.audit.gather import membership, service
+from affinityd.audit.gather import membership, service, ticks_of, ticks_spent
 from affinityd.audit.model import Membership, ProcessFacts
 from affinityd.audit.waits import (
     INTERRUPTS,
@@ -196,11 +196,7 @@ class WaitMeter:
         return _Look(
             time=now,
             cpus=cpu_times(self._proc),
-            ticks={
-                (thread.tid, thread.start): thread.cpu_ticks
-                for waiter in waiters
-                for thread in waiter.threads
-            },
+            ticks=ticks_of(waiters),
             times={
                 (thread.tid, thread.start): time
                 for waiter in waiters
@@ -208,7 +204,7 @@ class WaitMeter:
                 if (time := thread_time(waiter.pid, thread.tid, self._proc)) is not None
             },
             throttled={folder: throttling(folder) or Throttling() for folder in folders},
-            others=ticks_of(processes) if self._reads_others else None,
+            others=_all_ticks(processes) if self._reads_others else None,
         )
 
     def _measured(self, waiter: ProcessFacts) -> Sequence[Thread]:
@@ -226,20 +222,19 @@ class WaitMeter:
 
         Of a thread that began since the last look all counts, of one that was not read then none.
         """
-        ran, times = 0.0, []
+        ran, _ = ticks_spent(waiter, None, before.ticks, before.time * TICKS)
+        times = []
         for thread in waiter.threads:
             name = thread.tid, thread.start
             is_new = thread.start >= before.time * TICKS
-            was = before.ticks.get(name, 0 if is_new else thread.cpu_ticks)
             # A thread that calls execve(2) takes the main one's id and start, not its times.
-            ran += max(0, thread.cpu_ticks - was) / TICKS
             first = before.times.get(name, ThreadTime(0.0, 0.0) if is_new else None)
             last = look.times.get(name)
             if first is not None and last is not None:
                 times.append(
                     ThreadTime(*(max(0.0, b - a) for a, b in zip(first, last, strict=True)))
                 )
-        return ran, times
+        return ran / TICKS, times
 
     def _limit(
         self, waiter: ProcessFacts, before: _Look, look: _Look
@@ -277,6 +272,6 @@ class WaitMeter:
         ]
 
 
-def ticks_of(processes: ProcessTable) -> Mapping[_Name, int]:
+def _all_ticks(processes: ProcessTable) -> Mapping[_Name, int]:
     """Return the ticks of every process so far, those of ended threads included."""
     return {(stat.number, stat.start): stat.cpu_ticks for stat in processes.by_pid.values()}

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from affinityd.audit.auditor import spent, ticks_of
 from affinityd.audit.document import waits_of
-from affinityd.audit.gather import TICKS
+from affinityd.audit.gather import TICKS, ticks_of, ticks_spent
 from affinityd.audit.mask_owner import MaskOwner
 from affinityd.audit.model import AuditedProcess, GpuKey, Holding, ProcessFacts, Scan
 from affinityd.audit.remedies import Remedies
@@ -148,9 +147,9 @@ def _rows_table(
     rows = [_row(group, names, levels[group[0].facts.pid]) for group in groups]
     if before is None:
         return aligned(COLUMNS, rows, NUMBERS)
-    ticks, since = ticks_of(before.processes), before.boot * TICKS
+    ticks, since = ticks_of(process.facts for process in before.processes), before.boot * TICKS
     for place, group in enumerate(groups):
-        amounts = [spent(process.facts, process.near, ticks, since) for process in group]
+        amounts = [ticks_spent(process.facts, process.near, ticks, since) for process in group]
         total, remote = (sum(amount) for amount in zip(*amounts, strict=True))
         part = f"{remote / total:.0%}" if total else NONE
         rows[place] = (
@@ -195,7 +194,7 @@ def _row(group: Alike, names: Mapping[GpuKey, str], level: int) -> tuple[str, ..
     more = f" +{len(group) - 1} alike" if len(group) > 1 else ""
     # The threads that may run far away, and the CPU time that they spent there.
     words = [placed.placement in FAR for process in group for placed in process.threads]
-    ticks = sum(spent(process.facts, process.near, {}, since=0)[1] for process in group)
+    ticks = sum(ticks_spent(process.facts, process.near, {}, since=0)[1] for process in group)
     far = f"{sum(words)} ({ticks / TICKS:.0f} s)" if any(words) else NONE
     far = NOT_KNOWN if first.near is None else far
     vendor, _ = facts.gpu  # its GPUs are `0`, or `0+1-3`, that of most memory first

@@ -31,7 +31,7 @@ def booked(*scans: Sequence[AuditedProcess]) -> CpuTimeCounters:
     """Book scans, EVERY seconds apart, the first 100 s after boot, with 100 ticks a second."""
     ledger, total = CpuTimeCounters(100), CpuTime()
     for number, processes in enumerate(scans):
-        used = ledger.book(processes, [GPU, OTHER], 100.0 + number * EVERY)
+        used = ledger.book(processes, [GPU, OTHER], 100.0 + number * EVERY, {})
         total = sum(used.values(), total)
     assert ledger.gpu_time[GPU] == total
     assert ledger.gpu_time[OTHER] == CpuTime(0, 0), "it is not used"
