@@ -14,6 +14,7 @@ from affinityd.audit.memory import PLACES, HostMemory
 from affinityd.audit.memory import REMEDIES as MEMORY_REMEDIES
 from affinityd.audit.model import KUBERNETES, SLURM, AuditedProcess, CpuTime, Scan
 from affinityd.audit.remedies import Remedies
+from affinityd.audit.verdict import Finding
 from affinityd.audit.waits import CAUSES as WAIT_CAUSES
 from affinityd.audit.waits import Waits, remedy
 from affinityd.cpuset import CpuSet, format_list
@@ -152,6 +153,7 @@ class AuditProcessDocument:
     threads: Sequence[AuditThreadDocument]
     waits: AuditWaitsDocument | None = None  #: null: not known
     host_memory: AuditMemoryDocument | None = None  #: null: not known, or it holds no GPU
+    masks: CpuList = ""  #: where its threads may run, together
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,7 @@ class AuditDocument:
     skipped: int
     numa_balancing: int | None
     notices: Sequence[str]
-    verdict: Sequence[verdict.Finding] = ()  #: the worst first
+    verdict: Sequence[Finding] = ()  #: the worst first
     pin_overlaps: Sequence[AuditOverlapDocument] | None = left_out()
     processes: Sequence[AuditProcessDocument] | None = left_out()
 
@@ -371,4 +373,5 @@ def _process(
         ],
         waits=waits_of(process, scan.waits, names_all),
         host_memory=_host_memory(process, scan.memory.get(facts.pid), remedies),
+        masks=cpulist(facts.cpus),
     )

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from affinityd import __version__
 from affinityd.config.settings import OFF, Settings
 from affinityd.daemon.api.description import JSON, PATH, PROBLEM, SVG, listed, openapi
-from affinityd.daemon.api.page import PICTURE_HEADERS, page_routes
+from affinityd.daemon.api.page import PICTURE_HEADERS, page_routes, takes_gzip
 from affinityd.daemon.api.peers import Callers, peer_of_request, reader_of
 from affinityd.daemon.api.plan import Plans, wants_text
 from affinityd.daemon.metrics.registry import Metrics
@@ -47,12 +47,14 @@ RETRY_SECONDS = "1"  #: after which a machine that has not been read yet may hav
 _DOCUMENT_HEADERS = {
     "cache-control": "no-store",
     "cross-origin-resource-policy": "same-origin",
+    "vary": "accept-encoding",
     "x-content-type-options": "nosniff",
 }
 _NOT_ENFORCING = (
     "this daemon does not enforce: start it with --enforce observe or pin, and without "
     "AFFINITYD=off"
 )
+NO_THREADS = "threads=none"  #: a query
 
 
 class Api:
@@ -129,19 +131,28 @@ class Api:
 
     async def _document(self, request: Request) -> Response:
         path = request.scope["path"]
-        if query := request.scope["query_string"].decode("ascii", errors="replace"):
-            raise InvalidRequestError(f"{path} takes no parameters, and was given {quote(query)}")
+        query = request.scope["query_string"].decode("ascii", errors="replace")
+        if query and (path, query) != ("/audit", NO_THREADS):
+            taken = f"no parameters but {NO_THREADS}" if path == "/audit" else "no parameters"
+            raise InvalidRequestError(f"{path} takes {taken}, and was given {quote(query)}")
         if path == "/enforce" and self._settings.enforce == OFF:
             raise NotEnforcedError(_NOT_ENFORCING)
         peer, host = peer_of_request(request.scope), request.headers.get("host", "")
         reader = reader_of(peer, self._settings.admin_group, host)
         last = self._last_scan()
-        document = last.document(path, reader) if last else None
-        if last is None or document is None:
+        if last is None:
             raise self._no_document(path)
-        headers = {**_DOCUMENT_HEADERS, "etag": f'"{last.boot}-{reader}"'}
-        if request.headers.get("if-none-match") == headers["etag"]:  # the page asks often
+        tag = f'W/"{last.boot}-{reader}-{query}"'  # weak: it is the same compressed and not
+        headers = {**_DOCUMENT_HEADERS, "etag": tag}
+        if request.headers.get("if-none-match") == tag:  # the page asks often
             return Response(status_code=304, headers=headers)
+        if as_gzip := takes_gzip(request):
+            headers["content-encoding"] = "gzip"
+        form = partial(last.document, path, reader, threads=not query, as_gzip=as_gzip)
+        async with self._turn:
+            document = await in_background(form)
+        if document is None:
+            raise self._no_document(path)
         return Response(document, media_type=JSON, headers=headers)
 
     def _no_document(self, path: str) -> NotReadyError:

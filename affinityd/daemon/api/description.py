@@ -37,7 +37,7 @@ _REFUSED = {
     **_NOT_READ,
 }
 _NO_DOCUMENT = {
-    422: "It takes no parameters.",
+    422: "It does not take this parameter.",
     503: "There has been no scan yet, or the daemon does not scan.",
 }
 
@@ -65,7 +65,19 @@ PATHS = {
         _REFUSED,
         [parameter for parameter in _PARAMETERS if parameter["name"] != "format"],
     ),
-    "/audit": Path("The processes that use GPUs, and where they may run", (JSON,), _NO_DOCUMENT),
+    "/audit": Path(
+        "The processes that use GPUs, and where they may run",
+        (JSON,),
+        _NO_DOCUMENT,
+        [
+            {
+                "name": "threads",
+                "in": "query",
+                "description": "`none`: without the threads of processes",
+                "schema": {"enum": ["none"]},
+            }
+        ],
+    ),
     "/enforce": Path(
         "Which processes of GPU jobs are pinned, which are left alone, and why",
         (JSON,),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,8 @@ from tests.e2e.page.documents import with_gpus
 from tests.support.daemons import PATIENCE, Daemon, eventually, free_port, running
 from tests.support.machines.facts import machine
 from tests.support.machines.sysfs_tree import write_tree
+
+AUDIT = re.compile(r"/audit(\?.*)?$")  #: the document's address, not that of audit.js
 
 #: Returns the names and classes of each picture's CPUs.
 CLASSES = """all => all.map(svg => [...svg.querySelectorAll(".cpu[data-name]")]
@@ -59,7 +62,7 @@ class Tab:
 
     def _notes(self, message: ConsoleMessage) -> None:
         """Note an error; that /audit has no scan of a replayed machine is none."""
-        if message.type == "error" and not message.location["url"].endswith("/audit"):
+        if message.type == "error" and not AUDIT.search(message.location["url"]):
             self.errors.append(message.text)
 
     @property

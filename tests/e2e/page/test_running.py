@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import shutil
 import signal
@@ -145,6 +147,22 @@ def test_the_same_scan_is_not_sent_twice(node: EnforcingNode) -> None:
 
     eventually(is_known, "it is asked twice between two scans")
     assert node.daemon.get("/audit", **{"if-none-match": '"older"'}).status == 200
+
+
+@pytest.mark.usefixtures("pid")
+def test_a_page_asks_for_no_threads_and_takes_it_compressed(node: EnforcingNode) -> None:
+    def is_the_same() -> bool:
+        replies = [
+            node.daemon.get("/audit", **{"if-none-match": '""'}),
+            node.daemon.get("/audit?threads=none", **{"accept-encoding": "gzip, br"}),
+        ]
+        assert [it.headers.get("content-encoding") for it in replies] == [None, "gzip"]
+        whole, brief = replies[0].json, json.loads(gzip.decompress(replies[1].body))
+        assert [len(it["processes"][0].pop("threads")) for it in (whole, brief)] == [1, 0]
+        assert whole["processes"][0]["masks"] == FAR
+        return bool(whole == brief)
+
+    eventually(is_the_same, "both are of the same scan")
 
 
 # A port that leads to a unix socket, as `ssh -L` makes one.

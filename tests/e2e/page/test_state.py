@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, BrowserContext, Route
 
 from affinityd.audit.document import AuditDocument
 from affinityd.json_codec import dumps
-from tests.e2e.page.conftest import HOSTILE, SIZES, Node, Tab
+from tests.e2e.page.conftest import AUDIT, HOSTILE, SIZES, Node, Tab
 from tests.e2e.page.documents import audit, beside, far, orphan, process, several, waiting
 from tests.support.daemons import PATIENCE, eventually
 
@@ -25,7 +25,7 @@ JSON = "application/json"
 def answering(context: BrowserContext, document: AuditDocument) -> None:
     """Have /audit be this document, from now on."""
     body = dumps(document)
-    context.route("**/audit", lambda route: route.fulfill(body=body, content_type=JSON))
+    context.route(AUDIT, lambda route: route.fulfill(body=body, content_type=JSON))
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def test_a_scan_that_has_not_changed_is_not_sent_again(
             body = dumps(audit(EIGHT, several(30, 8)))
             route.fulfill(body=body, content_type=JSON, headers={"etag": '"1"'})
 
-    context.route("**/audit", answer)
+    context.route(AUDIT, answer)
     tab = Tab.open(context, nodes("8-gpus"))
     eventually(lambda: tab.page.evaluate("1") and len(asked) > 2, "it asks again")
     assert {*asked[1:]} == {'"1"'}

@@ -107,7 +107,8 @@ submit steps with --exact"},
   "kind_bytes": {"anonymous": 900, "shared": 100}, "gpu_bytes": 500,
   "far_percent": [62.0, 52.2, 70.9], "far_nodes": [0], "pinned": ["VmPin 0 MiB"], "cause": "late",
   "remedy": "it took memory before it was pinned: start it with affinityd exec; affinityd pin \
---memory --gpus 0000:10:00.0 100 moves it now"}}
+--memory --gpus 0000:10:00.0 100 moves it now"},
+ "masks": "0-4"}
 """
 
 

@@ -80,9 +80,14 @@ def page_routes(watcher: TopologyWatcher, socket: str, listed: Callable[[], str]
 def compressed(request: Request, body: bytes, content_type: str) -> Response:
     """Return a file of the page, compressed unless the browser refuses that."""
     headers = {**HEADERS, "content-type": content_type, "vary": "accept, accept-encoding"}
-    if "gzip" in request.headers.get("accept-encoding", ""):
+    if takes_gzip(request):
         return Response(body, headers={**headers, "content-encoding": "gzip"})
     return Response(decompress(body), headers=headers)
+
+
+def takes_gzip(request: Request) -> bool:
+    """Return whether a client takes an answer that is compressed, as every browser does."""
+    return "gzip" in request.headers.get("accept-encoding", "")
 
 
 def page(node: Node, socket: str) -> str:

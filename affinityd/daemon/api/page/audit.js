@@ -15,6 +15,7 @@ const MOST_JOBS = 4; // on a card
 const STATES = { f: ["far", 10], o: ["orphan", 8], w: ["waiting", 7], u: ["unknown", 5], n: ["near", 4], i: ["idle", 2] };
 
 const section = document.getElementById("now");
+const running = document.querySelector("[name=running]");
 const within = (name) => section.querySelector(name);
 let last = null; // {audit, tag, scanned: by this machine's clock}
 let fault = ""; // why there is no newer one
@@ -37,18 +38,20 @@ export function watch({ scanned, back }) {
     timer = setTimeout(look, SECONDS * 1000);
   };
   document.addEventListener("visibilitychange", look);
+  running.addEventListener("change", look);
   setInterval(tick, 1000);
   look();
 }
 
-// Returns whether there is a new scan.
+// Returns whether there is a new scan. Threads, most of it, are asked for only where they are marked.
 async function ask() {
   try {
+    const path = running.checked ? "/audit" : "/audit?threads=none";
     const headers = { accept: "application/json", ...(last && { "if-none-match": last.tag }) };
-    const reply = await fetch("/audit", { headers, signal: AbortSignal.timeout(PATIENCE * 1000) });
+    const reply = await fetch(path, { headers, signal: AbortSignal.timeout(PATIENCE * 1000) });
     const audit = reply.status === 304 ? last.audit : await reply.json();
     fault = reply.ok || reply.status === 304 ? "" : audit.detail;
-    if (!reply.ok || audit.time === last?.audit.time) return false;
+    if (!reply.ok || audit === last?.audit) return false;
     const now = Date.parse(reply.headers.get("date")) || Date.now(); // by the daemon's clock
     last = { audit, tag: reply.headers.get("etag") ?? "", scanned: Date.now() - Math.max(0, now - Date.parse(audit.time)) };
     return true;

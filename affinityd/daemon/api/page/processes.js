@@ -1,7 +1,6 @@
 // The table of processes: those that are alike in one row, filtered and sorted by the reader.
 
 import { amount, button, count, made, printable, refill, remedied } from "/elements.js";
-import { formatList, parseList } from "/picture.js";
 
 const ROWS = 40; // shown before the reader asks for more
 const MOST_PIDS = 200; // in a row's details
@@ -55,7 +54,7 @@ const COLUMNS = {
   ],
   waits: [waitsOf, (group) => -waited(group)],
   "far memory": [(group) => (farMemory(group) ? amount(farMemory(group)) : ""), (group) => -farMemory(group)],
-  "may run on": [([first]) => formatList(first.threads.flatMap((it) => parseList(it.cpulist))), null],
+  "may run on": [([first]) => first.masks, null],
 };
 
 // Seconds that threads waited in a second, and the cause of the longest waits.
@@ -147,9 +146,6 @@ function* details(group) {
   const pids = group.map((it) => it.pid);
   const more = pids.length > MOST_PIDS ? ` and ${pids.length - MOST_PIDS} more` : "";
   yield made("p", `${pids.length === 1 ? "PID" : "PIDs"} ${pids.slice(0, MOST_PIDS).join(", ")}${more}`);
-  const [first] = group;
-  const masks = [...new Set(first.threads.map((it) => it.cpulist))].join(" and ");
-  yield made("p", `${count(first.threads.length, "thread")} of process ${first.pid} may run on CPUs ${masks}`);
 }
 
 filter.addEventListener("input", show);

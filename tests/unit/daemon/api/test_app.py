@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from gzip import decompress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from affinityd.daemon.state.topology_watcher import TopologyWatcher
 from affinityd.linux.processes import Credentials
 from affinityd.request.resolve import Reply
 from affinityd.topology.model import Node
+from tests.support import audit_facts
+from tests.support.audit_facts import audited, thread
 from tests.support.documents import exactly
 from tests.support.machines.facts import machine
 from tests.support.scans import audit, process, scanned
@@ -92,6 +96,22 @@ def test_the_document_shows_those_processes_and_counts_all(
     assert (answer.sees, pids(body)) == (sees, shown)
     assert (answer.gpus[0].processes or {})["local"] == 3
     assert result.document("/enforce", reader) is None
+
+
+def test_the_document_without_threads_is_cut_from_the_whole_one() -> None:
+    names = ('}], "waits": null \\', '"threads": [{')
+    hostile = tuple(replace(thread("0"), name=it) for it in names)
+    named = audited(audit_facts.process(threads=hostile))
+    _, (result,) = scanned(audit(named, process(2, threads=0), process(3)))
+    whole, brief = (result.document("/audit", ALL, threads=it) for it in (True, False))
+    expected = json.loads(whole or b"")
+    assert [len(it["threads"]) for it in expected["processes"]] == [2, 0, 1]
+    for described in expected["processes"]:
+        described["threads"] = []
+    assert json.loads(brief or b"") == expected
+    packed = [result.document("/audit", ALL, threads=False, as_gzip=True) for _ in "12"]
+    assert decompress(packed[0] or b"") == brief
+    assert packed[0] is packed[1], "it is compressed once"
 
 
 @pytest.mark.parametrize("accept", [b"*/*", b"text/plain"])
