@@ -5,7 +5,7 @@ In a training script: `affinityd.bind()`, or `affinityd.set_affinity(gpu_id, npr
 
 from __future__ import annotations
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "AffinityError",
     "Binding",
