@@ -23,9 +23,9 @@ A message is one line that quotes the wrong value and says what would be right.
 
 from __future__ import annotations
 
-#: How a missing package is had: from a checkout, as this project publishes on no index.
-DAEMON_EXTRA = "affinityd's extra daemon installs it: pip install '.[daemon]' in a checkout"
-NVML_EXTRA = "affinityd's extra nvml installs it: pip install '.[nvml]' in a checkout"
+#: How a missing Python package is had.
+DAEMON_EXTRA = "install the package affinityd-daemon, or affinityd's extra daemon (docs/install.md)"
+NVML_EXTRA = "install the package affinityd-daemon, or affinityd's extra nvml (docs/install.md)"
 
 
 class AffinityError(Exception):

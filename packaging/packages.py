@@ -24,6 +24,8 @@ PACKAGING = REPOSITORY / "packaging"
 PYTHONS = range(11, 15)  #: the minor versions: of the lock's oldest, to the newest that was tried
 PLATFORMS = ("manylinux2014", "manylinux_2_28")  #: of wheels: glibc 2.28 or newer, as in RHEL 8
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}  #: by Debian's names
+#: Folders that other packages have, too, and not every root.
+SHARED = ("/etc/slurm", *(f"/usr/share/{it}" for it in ("bash-completion", "fish", "zsh")))
 NAMES = ("affinityd", "affinityd-daemon")
 
 
@@ -82,7 +84,7 @@ def _owned(root: Path) -> Iterator[str]:
     """Yield the lines of %files: our folders, all files, and the bytecode that scripts make."""
     for path in sorted(root.rglob("*")):
         name = f"/{path.relative_to(root)}"
-        if path.is_dir() and (name == "/etc/slurm" or "affinityd" in name.split("/")):
+        if path.is_dir() and (name.startswith(SHARED) or "affinityd" in name.split("/")):
             yield f"%dir {name}"
             if any(path.glob("*.py")):
                 yield f"%ghost %dir %attr(755,root,root) {name}/__pycache__"

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [
     *(ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md")),
     *(it for it in sorted(ROOT.glob("[!.]*/README.md")) if it.parent.name != "mutants"),
-    *sorted(ROOT.glob("deploy/*/*/README.md")),
+    *sorted(ROOT.glob("deploy/**/README.md")),
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 

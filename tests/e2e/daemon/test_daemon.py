@@ -137,7 +137,7 @@ def test_without_the_daemon_extra_serve_says_so_and_plan_works(tmp_path: Path) -
     env = {"PYTHONPATH": os.fspath(REPOSITORY), "PATH": os.environ["PATH"]}
     served = ran(*bare, "serve", "--machine", "dgx-a100", env=env)
     assert (served.status, served.stderr.count("\n")) == (1, 1)
-    assert "pip install '.[daemon]' in a checkout" in served.stderr
+    assert "install the package affinityd-daemon" in served.stderr
     asks = ("plan", "--machine", "dgx-a100", "--gpus", "0", "--format", "cpulist")
     assert ran(*bare, *asks, env=env) == Ended(0, "48-63,176-191\n", "")
 

@@ -59,11 +59,10 @@ def older_checkout(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Root:
-    """A root whose systemctl notes what it is asked for."""
-
     path: Path
 
-    def __post_init__(self) -> None:
+    def note_systemctl(self) -> None:
+        """Have systemctl, as on a node that runs systemd, only note what it is asked for."""
         (self.path / "run/systemd/system").mkdir(parents=True, exist_ok=True)
         systemctl = self.path / "usr/bin/systemctl"
         systemctl.write_text('#!/bin/sh\necho "$@" >>/asked\n')
@@ -111,8 +110,11 @@ class Root:
 def debian(suite: str, folder: Path, *packages: str) -> Root:
     asks = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Origin: Debian", "Label: Debian"]
     mirrors = subprocess.check_output(asks, text=True).split()[:1]
-    options = ["--quiet", "--variant=essential", "--aptopt=Acquire::Check-Valid-Until false"]
-    include = f"--include={','.join(('python3', *packages))}"
+    options = ["--quiet", "--variant=apt", "--aptopt=Acquire::Check-Valid-Until false"]
+    include = f"--include={','.join(('python3', 'curl', *packages))}"
     command = ["mmdebstrap", *options, include, suite, f"{folder / suite}", *mirrors]
     subprocess.run(command, check=True, timeout=600)
-    return Root(folder / suite)
+    root = Root(folder / suite)
+    if "systemd" not in packages:
+        root.note_systemctl()
+    return root

@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from affinityd import __version__
+from docs.check.blocks import BLOCKS
 from tests.e2e.packages.roots import NOBODY, OLDER, SUITES, built, debian, older_checkout
 
+#: The commands of the page install.md.
+(INSTALL,) = (it.text for it in BLOCKS if it.page == "docs/install.md" and "apt " in it.text)
 CONF = "etc/affinityd.conf"
 PROLOG = "etc/slurm/affinityd/prolog.sh"
 
@@ -46,10 +49,10 @@ def test_packages_are_installed_upgraded_and_purged(
     root = debian(suite, tmp_path)
     before = root.files()
 
-    root.run("dpkg", "--install", *root.holds(older))
+    root.holds(older)
+    root.run("sh", "-ec", INSTALL)
+    assert root.asked() == ["enable --now affinityd"]
     assert root.run("affinityd", "version", user=NOBODY) == f"affinityd {OLDER}\n"
-    assert not {"start affinityd.service", "enable affinityd.service"} & {*root.asked()}
-    assert not (root.path / "etc/systemd/system/multi-user.target.wants").exists()
 
     settings = root.path / CONF
     settings.write_text(settings.read_text() + "AFFINITYD=observe\n")
@@ -57,6 +60,7 @@ def test_packages_are_installed_upgraded_and_purged(
         root.run("dpkg", "--install", "--force-confdef", "--force-confold", *root.holds(packages))
         assert os.fstat(prolog.fileno()).st_nlink == 0
         assert OLDER in prolog.read()
+    assert not [*root.path.glob("usr/lib/affinityd/**/gone*")]
     assert OLDER not in (root.path / PROLOG).read_text()
     assert settings.read_text().endswith("AFFINITYD=observe\n")
     assert root.asked() == ["daemon-reload", "try-restart affinityd.service"]

@@ -246,4 +246,4 @@ def test_without_a_reader_of_toml_the_error_names_the_extra_to_install(
     for name in ("tomllib", "tomli"):
         monkeypatch.setitem(sys.modules, name, None)
     assert main(["enforce", "--check", "/none"]) == 2
-    assert capsys.readouterr().err.endswith("pip install '.[daemon]' in a checkout\n")
+    assert capsys.readouterr().err.endswith("affinityd's extra daemon (docs/install.md)\n")

@@ -1,6 +1,6 @@
 """A node through install, enforcement, upgrade and removal, by the commands of the pages.
 
-They are in slurm/README.md, docs/operating.md, docs/slurm.md and docs/enforce.md. The node's
+They are in docs/install.md, slurm/README.md, docs/slurm.md and docs/enforce.md. The node's
 folders are below one of the test's. Stand-ins replace systemctl and affinityd, whose arguments they
 record, and venv, for which this checkout is installed.
 """
@@ -70,9 +70,9 @@ def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
 
 
-@pytest.mark.parametrize("page", ["slurm/README.md", "docs/operating.md"])
-def test_install_upgrade_and_remove(site: Site, page: str) -> None:
+def test_install_upgrade_and_remove(site: Site) -> None:
     before = {*site.root.rglob("*")}
+    page = "docs/install.md"
     asked = site.run(block(page, "python3 -m venv"))
     assert asked[-1] == "systemctl enable --now affinityd"
     unit = "etc/systemd/system/affinityd.service"
@@ -80,7 +80,7 @@ def test_install_upgrade_and_remove(site: Site, page: str) -> None:
     old = (site.root / "usr/bin/affinityd").resolve()
     assert subprocess.run([old, "version"], check=True)
 
-    upgraded = site.run(block("slurm/README.md", "venv="))
+    upgraded = site.run(block(page, "venv="))
     assert upgraded == ["systemctl daemon-reload", "systemctl restart affinityd"]
     assert old.exists()
     assert old != (site.root / "usr/bin/affinityd").resolve()
@@ -88,8 +88,8 @@ def test_install_upgrade_and_remove(site: Site, page: str) -> None:
     site.run(block("docs/slurm.md", "install -D"))
     site.run(block("slurm/README.md", "install -D"))
     assert len([*(site.root / "etc/slurm/affinityd").iterdir()]) == 4
-    for start in ("rm -rf /etc/slurm", "systemctl disable"):
-        removed = site.run(block("slurm/README.md", start))
+    site.run(block("slurm/README.md", "rm -rf /etc/slurm"))
+    removed = site.run(block(page, "systemctl disable"))
     assert removed == ["systemctl disable --now affinityd", "systemctl daemon-reload"]
     left = {*site.root.rglob("*")} - before - {site.root / "asked"}
     assert {str(it.relative_to(site.root)) for it in left} == {
