@@ -14,6 +14,7 @@ from affinityd.audit.document import AuditDocument
 from affinityd.config.settings import Settings
 from affinityd.daemon.api import plan
 from affinityd.daemon.api.app import Api
+from affinityd.daemon.api.description import openapi
 from affinityd.daemon.api.peers import Peer, reader_of
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.state.scans import ALL, COUNTS
@@ -112,6 +113,11 @@ def test_the_document_without_threads_is_cut_from_the_whole_one() -> None:
     packed = [result.document("/audit", ALL, threads=False, as_gzip=True) for _ in "12"]
     assert decompress(packed[0] or b"") == brief
     assert packed[0] is packed[1], "it is compressed once"
+
+
+def test_every_document_is_described() -> None:
+    schemas = json.loads(openapi())["components"]["schemas"]
+    assert {"PlanDocument", "TopologyAnswer", "AuditDocument", "EnforceDocument"} <= schemas.keys()
 
 
 @pytest.mark.parametrize("accept", [b"*/*", b"text/plain"])
