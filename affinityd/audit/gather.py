@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from affinityd.audit.model import (
@@ -27,7 +28,7 @@ from affinityd.audit.model import (
 )
 from affinityd.cpuset import CpuSet
 from affinityd.linux.cgroup import Cgroups, hierarchies
-from affinityd.linux.files import text
+from affinityd.linux.files import listed, text
 from affinityd.linux.processes import (
     ENDED,
     ROOT,
@@ -245,28 +246,32 @@ def membership(cgroup_text: str, root: str = "/") -> Membership:
 
     The first line with a job counts: in a hybrid hierarchy some lines have none. A process in
     a container that no scheduler started has a container and no job. The number of a job that goes
-    by its SLUID is read from the title of its step's slurmstepd. `root`: of the machine's files.
+    by its SLUID is read from a slurmstepd's title; where none says it, the SLUID names the job.
+    `root`: of the machine's files.
     """
     found = [_of_path(path) for _, path in hierarchies(cgroup_text)]
     in_a_container = next((it for it in found if it.container), Membership())
     its = next((it for it in found if it.job or it.sluid), in_a_container)
-    return its if its.sluid is None else replace(its, job=_job_of_step(cgroup_text, its, root))
+    if its.sluid is None:
+        return its
+    return replace(its, job=Job(SLURM, _number(cgroup_text, its.sluid, root) or its.sluid))
 
 
-def _job_of_step(cgroup_text: str, its: Membership, root: str) -> Job | None:
-    """Return the job of a step, by root's slurmstepd in its cgroup: `slurmstepd: [7.batch]`.
+def _number(cgroup_text: str, sluid: str, root: str) -> str | None:
+    """Return a job's number, by root's slurmstepd in the cgroup of a step: `slurmstepd: [7.batch]`.
 
-    Of several components of a heterogeneous job, `[7+1.0]`, each has a number of its own: none.
-    Source: Slurm's src/slurmd/slurmstepd/slurmstepd.c.
+    None: no step lives, or the job is a component of a heterogeneous one. `[7+1.0]` has the first
+    component's number, not its own. Source: Slurm's src/slurmd/slurmstepd/slurmstepd.c.
     """
-    end, proc = f"/{its.sluid}/step_{its.step}", f"{root.rstrip('/')}/proc"
+    proc = f"{root.rstrip('/')}/proc"
     for folder in Cgroups(cgroup_text, root).folders("cgroup2", ""):
-        if folder.endswith(end):
-            for pid in map(int, text(f"{folder}/slurm/cgroup.procs").split()):
-                # Its uid first: to read a title may wait for a lock of the process's memory.
-                title = _title(title_of(pid, proc)) if uid_of(pid, proc) == ROOT else None
-                if title:
-                    return Job(SLURM, title[1])
+        steps = listed(folder) if folder.endswith(f"/{sluid}") else ()
+        pids = (text(f"{folder}/{step}/slurm/cgroup.procs").split() for step in steps)
+        for pid in map(int, chain.from_iterable(pids)):
+            # Its uid first: to read a title may wait for a lock of the process's memory.
+            title = _title(title_of(pid, proc)) if uid_of(pid, proc) == ROOT else None
+            if title:
+                return title[1]
     return None
 
 

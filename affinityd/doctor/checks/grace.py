@@ -102,10 +102,10 @@ def _jobs_on(facts: NodeFacts, nodes: set[int]) -> list[str]:
     tree, jobs = facts.tree, set()
     root = tree.root if isinstance(tree, FolderTree) else NO_ROOT
     for pid in numbered(tree, "proc", ""):
-        job = membership(tree.read(f"proc/{pid}/cgroup") or "", root)
-        if job.job or job.sluid:
+        its = membership(tree.read(f"proc/{pid}/cgroup") or "", root)
+        if its.job:
             status = read_fields(tree, f"proc/{pid}/status", "Mems_allowed_list")
             with suppress(ValueError):
                 if nodes & parse_list(status.get("Mems_allowed_list", "")):
-                    jobs.add(job.owner or f"slurm {job.sluid}")
+                    jobs.add(f"{its.owner}")
     return sorted(jobs)

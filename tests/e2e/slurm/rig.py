@@ -73,6 +73,7 @@ CgroupMountpoint=/sys/fs/cgroup
 IgnoreSystemd=yes
 ConstrainCores={cores}
 ConstrainDevices={devices}
+{lines}
 """
 
 #: Gives slurmd a /dev of its own, then what is to be seen elsewhere, a line SOURCE TARGET each.
@@ -126,6 +127,7 @@ class Setup:
     constrain_cores: bool = True
     by_cgroup: bool = False  #: jobs have cgroups even where no task plugin makes any
     conf: Sequence[str] = ()  #: more lines of slurm.conf
+    cgroup_conf: Sequence[str] = ()  #: and of cgroup.conf
     nodes: int = 1  #: all alike, each on all CPUs of this machine
     topology: str = ""  #: of the node, where its CPUs are not to be all alike: Sockets=2 …
     hwloc: str = ""  #: what slurmd is to see of the hardware, as hwloc(7) has HWLOC_SYNTHETIC
@@ -134,6 +136,7 @@ class Setup:
     gres: Mapping[str, int] = field(default_factory=dict)  #: more of them, and how many
     binds: Mapping[Path, str] = field(default_factory=dict)  #: what the node sees, and where
     release: str = HOST  #: of Slurm
+    root: Path | None = None  #: where that release is; None: made here, and kept
 
 
 @dataclass(frozen=True)
@@ -245,7 +248,7 @@ def slurm(setup: Setup, user: str | None = None) -> Iterator[Slurm]:
     with (
         # Not below pytest's folder: the path of a unix socket has room for 107 bytes.
         tempfile.TemporaryDirectory(prefix="rig-", ignore_cleanup_errors=True) as name,
-        entered(setup.release, Path(name)) as inside,
+        entered(setup, Path(name)) as inside,
     ):
         folder = Path(name)
         folder.chmod(0o755)
@@ -294,8 +297,9 @@ def _nodes(folder: Path, setup: Setup) -> list[str]:
 
 
 def _remove_cgroups(node: str) -> None:
-    """Remove what slurmd leaves behind in each hierarchy, the innermost first."""
-    for top in Path("/sys/fs/cgroup").glob(f"*/slurm_{node}"):
+    """Remove what slurmd leaves behind in each hierarchy, v1 or v2, the innermost first."""
+    groups = Path("/sys/fs/cgroup")
+    for top in (*groups.glob(f"*/slurm_{node}"), *groups.glob(f"*/{node}_slurmstepd.scope")):
         for folder, _, _ in os.walk(top, topdown=False):
             with suppress(OSError):
                 Path(folder).rmdir()
@@ -327,7 +331,9 @@ def _configure(folder: Path, setup: Setup) -> None:
     lines = [f"Name=gpu {kind} File=/dev/nvidia{minor}\n" for kind, minor in typed]
     lines += [f"Name={name} Count={count}\n" for name, count in setup.gres.items()]
     (folder / "slurm.conf").write_text(conf)
-    (folder / "cgroup.conf").write_text(CGROUP_CONF.format(**words))
+    (folder / "cgroup.conf").write_text(
+        CGROUP_CONF.format(**words, lines="\n".join(setup.cgroup_conf))
+    )
     gres_conf = "".join(lines) if setup.gres_conf is None else setup.gres_conf
     (folder / "gres.conf").write_text(gres_conf)
     for node in _nodes(folder, setup):
@@ -378,28 +384,26 @@ for folder in /proc /sys /dev /tmp "$2"; do
     mount --rbind "$folder" "root$folder"
 done
 cd root
-pivot_root . mnt # after a chroot no user's task could make a user namespace
-umount -l mnt
-echo
-exec sleep infinity
+mount --move . / # after a chroot alone no user's task could make a user namespace
+exec chroot . sh -c 'echo; exec sleep infinity'
 """
 
 
 @contextmanager
-def entered(release: str, folder: Path) -> Iterator[Sequence[str]]:
-    """Yield the words before a command that have it run where a release is; `folder`: for layers.
+def entered(setup: Setup, folder: Path) -> Iterator[Sequence[str]]:
+    """Yield the words before a command that have it run in a release; `folder`: for layers.
 
     They are options of nsenter in the end: root can add --setuid and --setgid.
     """
-    if release == HOST:
+    if setup.release == HOST:
         yield (NSENTER,)
         return
     command = ["unshare", "--mount", "--propagation=private", "sh", "-c", LAYERED]
-    places = (folder, root_of(release), REPOSITORY)
+    places = (folder, setup.root or root_of(setup.release), REPOSITORY)
     with subprocess.Popen([*command, *places], stdout=subprocess.PIPE) as holder:
         try:
             assert holder.stdout is not None
-            assert holder.stdout.readline() == b"\n", f"no root of Slurm {release}"
+            assert holder.stdout.readline() == b"\n", f"no root of Slurm {setup.release}"
             yield (NSENTER, f"--target={holder.pid}", "--mount", "--wdns=/")
         finally:
             holder.kill()

@@ -86,6 +86,7 @@ echo "cpuset $cpus"
 def main() -> Document:
     bring("31", online=True)
     furnish()
+    hold_gpus(MINORS)
     stage("the daemon starts")
     with running(RUN):
         return all_of(output(*AFFINITYD, "slurm", "gres-conf"))
@@ -109,7 +110,6 @@ def furnish() -> None:
         # Slurm 22.05 overlooks the last of a cgroup's controllers, which pids is then.
         (folder / "cgroup.subtree_control").write_text("+cpuset +pids")
     have_patience()
-    hold_gpus(MINORS)
 
 
 def have_patience() -> None:

@@ -32,6 +32,10 @@ CARRIED = (
 #: Where the guest has what is built here.
 BUILT = "built"
 
+#: Where it has another Debian, and what it does without of that.
+RELEASE = "release"
+UNUSED = ("./usr/share", "./usr/lib/python3*", "./usr/bin/python3*", "./var/lib/dpkg")
+
 #: A CPU that is possible and not online until somebody asks for it: one thread of the last core.
 OFFLINE_AT_BOOT = hardware.CPUS - 1
 
@@ -43,19 +47,20 @@ KERNEL_PARAMETERS = (
 
 
 def boot(
-    folder: Path, names: Sequence[str], *, built: Sequence[Path] = ()
+    folder: Path, names: Sequence[str], *, built: Sequence[Path] = (), release: Path | None = None
 ) -> dict[str, dict[str, Any]]:
     """Boot the machine, with a folder for what it needs and says, and return its reports by name.
 
     A report is what a script, guest_NAME, prints; they run one after another. `built` are files
-    that they find in /built. Raises MachineError, with what the machine last wrote on its console.
+    that they find in /built, `release` is the root of another Debian, in /release. Raises
+    MachineError, with what the machine last wrote on its console.
     """
     missing = [program for program in PROGRAMS if shutil.which(program) is None]
     if missing:
         raise MachineError(f"{', '.join(missing)} missing: `scripts/test vm`, as root, installs it")
     made = image()
     ramdisk, console, report = (folder / name for name in ("ramdisk", "console", "report"))
-    _write_ramdisk(ramdisk, made / ROOT, folder / "carried", built)
+    _write_ramdisk(ramdisk, made / ROOT, folder / "carried", built, release)
     parameters = f"{KERNEL_PARAMETERS} GUESTS={','.join(names)}"  # the kernel hands it to init
     command = [
         *(QEMU, *hardware.options(), "-no-reboot"),
@@ -89,8 +94,10 @@ def _run(command: Sequence[str], report: Path) -> list[dict[str, Any]]:
         ) from None
 
 
-def _write_ramdisk(ramdisk: Path, root: Path, carried: Path, built: Sequence[Path]) -> None:
-    """Write the image's root and, behind it, the checkout: the kernel unpacks one after another."""
+def _write_ramdisk(
+    ramdisk: Path, root: Path, carried: Path, built: Sequence[Path], release: Path | None
+) -> None:
+    """Write the image's root and, behind it, the rest: the kernel unpacks one after another."""
     for name in CARRIED:
         source, target = REPOSITORY / name, carried / "checkout" / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -102,12 +109,20 @@ def _write_ramdisk(ramdisk: Path, root: Path, carried: Path, built: Sequence[Pat
     for path in built:
         (carried / BUILT).mkdir(exist_ok=True)
         shutil.copy(path, carried / BUILT)
-    archive = ["bsdtar", "-cf", "-", "--format", "newc", "--uid", "0", "--gid", "0", "."]
+    archive = ["bsdtar", "-cf", "-", "--format", "newc", "--uid", "0", "--gid", "0"]
     with ramdisk.open("wb") as file:
         with root.open("rb") as base:
             shutil.copyfileobj(base, file)
         file.flush()
-        subprocess.run(archive, cwd=carried, stdout=file, check=True)
+        subprocess.run([*archive, "."], cwd=carried, stdout=file, check=True)
+        if release is not None:
+            file.flush()
+            subprocess.run(
+                [*archive, f"-s,^[.],{RELEASE},S", *(f"--exclude={it}" for it in UNUSED), "."],
+                cwd=release,
+                stdout=file,
+                check=True,
+            )
 
 
 def _tail(console: Path) -> str:

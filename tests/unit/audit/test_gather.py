@@ -43,7 +43,7 @@ def member(cgroups: str) -> str:
     CgroupSlice | /site.slice/site-slurm.slice/slurmstepd.scope/job_7/step_0 | slurm 7 step 0
     a slurmd in Docker | /docker/{OTHER}{STEPS}/job_7/step_0 | slurm 7 step 0 outside {OTHER}
     in a pod | {POD}/crio-{OTHER}.scope{STEPS}/job_7/step_0 | slurm 7 step 0 outside {OTHER}
-    a job by its SLUID | {STEPS}/sEKNKTV3WPV500/step_0/user/task_0 | step 0
+    a job by its SLUID | {STEPS}/sEKNKTV3WPV500/step_0/user/task_0 | slurm sEKNKTV3WPV500 step 0
     the node's own pods | /kubepods.slice/kubepods-system.slice/\
 kubepods-system-pod{IN_A_SLICE}.slice/cri-containerd-{ID}.scope | {IN_POD}
     the same, cgroupfs | /kubepods/system/pod{UID}/{ID} | {IN_POD}
@@ -78,30 +78,33 @@ def test_the_folders_of_schedulers_and_runtimes_tell_job_and_container(
     assert member(f"0::{path}\n") == expected
 
 
+UNNUMBERED = Job(SLURM, "sEKNKTV3WPV500")
+
+
 @pytest.mark.parametrize(
     ("title", "uid", "job"),
     [
         ("slurmstepd: [4711.0]", 0, Job(SLURM, "4711")),
         ("slurmstepd: [4711.batch]", 0, Job(SLURM, "4711")),
-        ("slurmstepd: [4711.0]", 1000, None),  # a user's program calls itself so
-        ("slurmstepd: [4711+1.0]", 0, None),  # a component, whose number is another
-        ("slurmstepd", 0, None),  # it has not named itself yet
+        ("slurmstepd: [4711.0]", 1000, UNNUMBERED),  # a user's program calls itself so
+        ("slurmstepd: [4711+1.0]", 0, UNNUMBERED),  # a component, whose number is another
+        ("slurmstepd", 0, UNNUMBERED),  # it has not named itself yet
     ],
 )
-def test_the_number_of_a_job_by_its_sluid_is_in_its_slurmstepd_s_title(
-    tmp_path: Path, title: str, uid: int, job: Job | None
+def test_the_number_of_a_job_by_its_sluid_is_in_the_title_of_a_slurmstepd_of_any_step(
+    tmp_path: Path, title: str, uid: int, job: Job
 ) -> None:
-    step = f"{STEPS}/sEKNKTV3WPV500/step_0"
+    folder = f"{STEPS}/{UNNUMBERED.id}"
     mounts = "29 22 0:26 / /cg rw - cgroup2 cgroup rw"
     for path, text in (
         ("proc/self/mountinfo", mounts),
-        (f"cg{step}/slurm/cgroup.procs", "70\n71\n"),
+        (f"cg{folder}/step_batch/slurm/cgroup.procs", "70\n71\n"),
         ("proc/71/cmdline", title),
         ("proc/71/status", f"Name:\tslurmstepd\nUid:\t{uid}\t{uid}\n"),
     ):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
-    its = membership(f"0::{step}/user/task_0\n", str(tmp_path))
+    its = membership(f"0::{folder}/step_0/user/task_0\n", str(tmp_path))
     assert (its.job, its.step) == (job, "0")
 
 

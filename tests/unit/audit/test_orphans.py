@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.audit.auditor import Auditor
-from affinityd.audit.model import CpuTime, GpuHolders, Holding, ProcessFacts
+from affinityd.audit.model import CpuTime, GpuHolders, Holding, Job, Membership, ProcessFacts
 from affinityd.audit.orphans import NOT_THERE, IdleSince, ProcessOwners, idle_since, why_orphan
 from affinityd.linux.processes import ProcessTable
 from tests.support.audit_facts import (
@@ -109,6 +109,22 @@ def test_a_job_of_slurms_lives_as_long_as_a_slurmstepd_of_it(
     there = owners(tmp_path, INIT, stepd, SHELL, says=says)
     reason = why_orphan(process("0", parent=parent, membership=SLURM_JOB), there)
     assert reason == (ENDED if is_orphan else None)
+
+
+SLUID = "sEKNKTV3WPV500"
+UNNUMBERED = Membership(Job("slurm", SLUID), step="0", sluid=SLUID)
+BY_SLUID = OF_JOB.replace("job_{}", "{}")
+
+
+@pytest.mark.parametrize(
+    ("its", "is_orphan"), [(SLUID, False), ("sEKNKTV3WPV501", True), ("job_7", True)]
+)
+def test_a_job_without_a_number_lives_as_long_as_a_slurmstepd_in_its_folder(
+    tmp_path: Path, its: str, is_orphan: bool
+) -> None:
+    there = owners(tmp_path, INIT, STEPD, says=BY_SLUID.format(its))
+    reason = why_orphan(process("0", parent=1, membership=UNNUMBERED), there)
+    assert reason == (ENDED.replace("7", SLUID) if is_orphan else None)
 
 
 @pytest.mark.parametrize("task", [process("0", parent=1), process("0", membership=SLURM_JOB)])
