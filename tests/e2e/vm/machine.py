@@ -116,7 +116,6 @@ def _write_ramdisk(
         file.flush()
         subprocess.run([*archive, "."], cwd=carried, stdout=file, check=True)
         if release is not None:
-            file.flush()
             subprocess.run(
                 [*archive, f"-s,^[.],{RELEASE},S", *(f"--exclude={it}" for it in UNUSED), "."],
                 cwd=release,
