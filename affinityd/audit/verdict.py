@@ -12,7 +12,7 @@ from affinityd.text import count
 
 FAR, ORPHAN, WAITING, UNKNOWN = "far", "orphan", "waiting", "unknown"
 NEAR, IDLE = "near", "idle"
-#: The worst first. Unknown: its processes, or its place. Idle: no process uses it.
+#: The worst first. Unknown: its processes, or its place. Idle: no process uses it, also none beside another GPU.
 STATES = (FAR, ORPHAN, WAITING, UNKNOWN, NEAR, IDLE)
 #: State → a letter of the history; a minute without a scan has a dot.
 LETTERS = {FAR: "f", ORPHAN: "o", WAITING: "w", UNKNOWN: "u", NEAR: "n", IDLE: "i"}
@@ -63,7 +63,8 @@ def by_state(scan: Scan) -> Mapping[str, Mapping[GpuKey, AuditedProcess | None]]
     for process in scan.processes:
         for state, (_, _, concerns) in FINDINGS.items():
             if not process.is_daemon and concerns(process, scan):
-                found[state].setdefault(process.facts.gpu, process)
+                for gpu in process.facts.gpus:
+                    found[state].setdefault(gpu, process)
     for gpu, near in scan.near.items():
         if gpu in scan.unknown or near is None:
             found[UNKNOWN][gpu] = None
@@ -73,7 +74,7 @@ def by_state(scan: Scan) -> Mapping[str, Mapping[GpuKey, AuditedProcess | None]]
 def states(scan: Scan) -> dict[GpuKey, str]:
     """Return the worst state of every GPU."""
     found = by_state(scan)
-    used = {process.facts.gpu for process in scan.processes if not process.is_daemon}
+    used = {gpu for it in scan.processes if not it.is_daemon for gpu in it.facts.gpus}
     return {
         gpu: next(
             (state for state in STATES[:4] if gpu in found[state]), NEAR if gpu in used else IDLE

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from affinityd.audit.model import AuditedProcess, Scan
@@ -11,8 +13,14 @@ from tests.support.scans import GPU0, GPU1, NEAR, process, scan
 
 FAR = process(1, cause="mask", placement="remote")
 ORPHAN = process(2, orphan="its job has ended")
+FAR_FROM_1 = process(1, GPU1, cause="mask", placement="remote")
 FROM_NEAR = "1 GPU in use, from near alone"
 DAEMON = process(3, cause="mask", placement="remote", is_daemon=True)
+
+
+def beside(it: AuditedProcess) -> AuditedProcess:
+    """Return the process as one that uses GPU 0, too."""
+    return replace(it, facts=replace(it.facts, beside=(GPU0,)))
 
 
 def waiting(seconds: float, cause: str = "neighbor") -> dict[int, Waits]:
@@ -37,6 +45,8 @@ def waiting(seconds: float, cause: str = "neighbor") -> dict[int, Waits]:
             "far",
             ["1 of 2 GPUs is used from far away", "1 of 2 GPUs is held by an ended job"],
         ),
+        (scan(beside(process(1, GPU1))), "near", ["2 GPUs in use, from near alone"]),
+        (scan(beside(FAR_FROM_1)), "far", ["2 of 2 GPUs are used from far away"]),
         (scan(process(1), waits=waiting(2.0)), "waiting", ["1 of 2 GPUs waits for CPUs"]),
         (scan(process(1), waits=waiting(0.5)), "near", [FROM_NEAR]),
         (
