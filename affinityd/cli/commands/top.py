@@ -7,10 +7,10 @@ import curses
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 
 from affinityd.audit.document import AuditDocument, document, everything
 from affinityd.cli.commands.audit import auditor_by
@@ -25,9 +25,11 @@ from affinityd.text import count, one_line
 
 TIMEOUT = 2.0  #: seconds for which a daemon is waited for
 EVERY = 2.0  #: seconds between two looks
-KEY_SECONDS = 0.2  #: for which a key is waited for
+KEY_MILLISECONDS = 1000  #: for which a key is waited for, before the age is drawn again
 MOST_BYTES = 64 * 2**20
-KEYS = "q quit   s sort by {sort}   / filter {wanted}   g GPU {gpu}"
+#: Key → lines by which it scrolls.
+SCROLLS = {curses.KEY_DOWN: 1, curses.KEY_UP: -1, curses.KEY_NPAGE: 10, curses.KEY_PPAGE: -10}
+KEYS = "q quit   arrows scroll   s sort by {sort}   / filter {wanted}   g GPU {gpu}"
 
 #: Returns the state of the node, and its source.
 Look = Callable[[], tuple[AuditDocument, str]]
@@ -83,11 +85,17 @@ def _asked(address: str) -> AuditDocument | None:
     """Return a daemon's answer; None: none listens there. Raises DaemonError."""
     try:
         text = ask_daemon.fetch(address, "/audit", time.monotonic() + TIMEOUT, most=MOST_BYTES)
-        return loads(AuditDocument, text, "audit")
+        return _read(text)
     except NoDaemonError:
         return None
     except ValueError as error:
         raise DaemonError(f"cannot parse the daemon's /audit response: {error}") from None
+
+
+@lru_cache(maxsize=1)
+def _read(text: str) -> AuditDocument:
+    """Return a daemon's document, read once a scan: thousands of processes take half a second."""
+    return loads(AuditDocument, text, "audit")
 
 
 class Screen:
@@ -100,20 +108,25 @@ class Screen:
         self._audit: AuditDocument | None = None
         self._source, self._trouble = "", ""
         self._due = 0.0
+        self._first = 0  # line that is shown
 
     def run(self, window: curses.window) -> None:
         """Draw until `q`, Ctrl-C or the end of input."""
         for set_up in (partial(curses.curs_set, 0), curses.use_default_colors):
             with suppress(curses.error):  # a console's terminal has neither, as vt100 and vt220
                 set_up()
-        window.timeout(int(KEY_SECONDS * 1000))
         try:
             while True:
                 if time.monotonic() >= self._due:
                     self._refresh()
                 self._draw(window)
-                if not self._take(window.getch()):
-                    return
+                window.timeout(KEY_MILLISECONDS)
+                key = window.getch()
+                window.timeout(0)  # all that were typed meanwhile, before it is drawn again
+                while key != curses.ERR:
+                    if not self._take(key):
+                        return
+                    key = window.getch()
         except KeyboardInterrupt:
             return
 
@@ -144,6 +157,7 @@ class Screen:
             self._view = self._view.next_gpu(len(self._audit.gpus))
         elif key == ord("/"):
             self._typing = True
+        self._first += SCROLLS.get(key, 0)
         return self._typing or key != ord("q")
 
     def _draw(self, window: curses.window) -> None:
@@ -156,15 +170,16 @@ class Screen:
         lines: list[str] = [self._trouble] if self._trouble else []
         if audit is not None:
             lines += screen(audit, view, self._source, time.time())
-        _show(window, [*lines, "", keys])
+        room = max(0, window.getmaxyx()[0] - 2)
+        self._first = max(0, min(self._first, len(lines) - room))
+        shown = lines[self._first : self._first + room]
+        below = len(lines) - self._first - len(shown)
+        _show(window, [*shown, f"and {count(below, 'line')} more below" if below else "", keys])
 
 
-def _show(window: curses.window, lines: Iterable[str]) -> None:
+def _show(window: curses.window, lines: Sequence[str]) -> None:
     height, width = window.getmaxyx()
     *above, keys = lines
-    if len(above) > height - 1:
-        more = count(len(above) - height + 2, "line")
-        above = [*above[: max(0, height - 2)], f"and {more} more, in a larger window"]
     window.erase()
     for row, line in enumerate(above[: height - 1]):
         window.addnstr(row, 0, one_line(line), width - 1)

@@ -53,9 +53,10 @@ def screen(audit: AuditDocument, view: View, source: str, now: float) -> Iterato
         yield f"  {finding.text}{f': {finding.remedy}' if finding.remedy else ''}"
     yield ""
     processes = [it for it in audit.processes or () if not it.daemon]
+    by_gpu = grouped(processes, lambda it: (it.vendor, it.gpu))
     rows = []
-    for gpu in audit.gpus:
-        its = [it for it in processes if (it.vendor, it.gpu) == (gpu.vendor, gpu.index)]
+    for gpu in audit.gpus if view.gpu is None else [audit.gpus[view.gpu]]:
+        its = by_gpu.get((gpu.vendor, gpu.index), [])
         far = [it for it in its if it.cause] or its  # the job that is far comes first
         jobs = list(dict.fromkeys(filter(None, map(job_of, [*far, *its]))))
         memory = gpu.host_memory_bytes or {}

@@ -84,6 +84,12 @@ def test_a_gpu_that_is_no_more_is_not_shown_alone() -> None:
     assert View(gpu=1).of(1) == View()
 
 
+def test_a_gpu_alone_has_the_screen_for_itself() -> None:
+    lines = shown(ALL, View(gpu=1))
+    begin = lines.index("gpu state jobs processes waits far memory last hour")
+    assert [line[:9] for line in lines[begin + 1 : begin + 3]] == ["1 waiting", ""]
+
+
 def test_counts_alone_are_shown_without_processes() -> None:
     lines = shown(document(MACHINE, FOUND, None))
     assert lines[1] == "1 of 2 GPUs is used from far away"
