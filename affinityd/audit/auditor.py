@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from affinityd.audit.allocations import with_allocations
 from affinityd.audit.gather import TICKS, ProcessWalk, ThreadName, ticks_of, ticks_spent
@@ -34,7 +37,8 @@ from affinityd.audit.waits import CAUSES, Waits
 from affinityd.cpuset import CpuSet
 from affinityd.grouping import Recent
 from affinityd.linux.files import text
-from affinityd.linux.processes import PROC, ProcessTable, exists, since_boot
+from affinityd.linux.processes import PROC, ProcessTable, exists, since_boot, user_name
+from affinityd.threads import Readings
 from affinityd.topology.model import Topology
 
 READING = 5.0  #: seconds that a scan may read /proc
@@ -75,6 +79,7 @@ class Auditor:
         self._cpu_time = CpuTimeCounters(TICKS)
         self._waits = WaitMeter(proc)
         self._memory = MemoryMeter()
+        self._users = UserNames()
         self._history = History()
         self._idle: IdleSince = {}
         self._gone: set[tuple[int, GpuKey]] = set()  # holders without a process, at the last scan
@@ -132,6 +137,7 @@ class Auditor:
             gpu_time=self._cpu_time.gpu_time,
             used=used,
             waits=waits,
+            users=self._users.look({it.facts.uid for it in found if it.facts.uid is not None}),
             memory=self._memory.look(
                 {
                     (it.facts.pid, it.facts.start): (judge.vicinity(it.facts.gpus), it.placement)
@@ -163,6 +169,23 @@ class Auditor:
                 yield audited
             else:
                 yield replace(audited, orphan=why_orphan(facts, owners))
+
+
+class UserNames:
+    """Names of users, each asked for once; of a directory that is slow a later scan has them."""
+
+    def __init__(self, name_of: Callable[[int], str | None] = user_name) -> None:
+        self._name_of = name_of
+        self._known: dict[int, str | None] = {}  #: of the last scan's users
+        self._readings: Readings[int, str | None] = Readings()
+
+    def look(self, uids: set[int]) -> dict[int, str]:
+        """Return the names by uid; of some none may be known, or not yet."""
+        self._known = {uid: self._known[uid] for uid in uids if uid in self._known}
+        for uid in uids - self._known.keys():
+            with suppress(FutureTimeoutError):
+                self._known[uid] = self._readings.result(uid, partial(self._name_of, uid))
+        return {uid: name for uid, name in self._known.items() if name is not None}
 
 
 def counted(processes: Iterable[AuditedProcess]) -> Iterator[AuditedProcess]:

@@ -153,6 +153,7 @@ class AuditProcessDocument:
     threads: Sequence[AuditThreadDocument]
     waits: AuditWaitsDocument | None = None  #: null: not known
     host_memory: AuditMemoryDocument | None = None  #: null: not known, or it holds no GPU
+    user: str | None = None  #: the name of uid; null: not known
     masks: CpuList = ""  #: where its threads may run, together
 
 
@@ -373,5 +374,6 @@ def _process(
         ],
         waits=waits_of(process, scan.waits, names_all),
         host_memory=_host_memory(process, scan.memory.get(facts.pid), remedies),
+        user=None if facts.uid is None else scan.users.get(facts.uid),
         masks=cpulist(facts.cpus),
     )

@@ -12,7 +12,7 @@ from affinityd.text import count
 
 FAR, ORPHAN, WAITING, UNKNOWN = "far", "orphan", "waiting", "unknown"
 NEAR, IDLE = "near", "idle"
-#: The worst first. Unknown: its processes, or its place. Idle: no process uses it, also none beside another GPU.
+#: The worst first. Unknown: its processes, or its place. Idle: no process uses it.
 STATES = (FAR, ORPHAN, WAITING, UNKNOWN, NEAR, IDLE)
 #: State → a letter of the history; a minute without a scan has a dot.
 LETTERS = {FAR: "f", ORPHAN: "o", WAITING: "w", UNKNOWN: "u", NEAR: "n", IDLE: "i"}

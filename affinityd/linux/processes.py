@@ -8,6 +8,7 @@ fs/proc/array.c `do_task_stat`; unix(7), SO_PEERCRED; struct ucred of kernel inc
 from __future__ import annotations
 
 import os
+import pwd
 import socket
 import struct
 import time
@@ -87,6 +88,14 @@ class Thread:
     mask: CpuSet  #: as the kernel gives it: online CPUs only
     last_cpu: int
     cpu_ticks: int  #: utime + stime, clock ticks
+
+
+def user_name(uid: int) -> str | None:
+    """Return a user's name; None: there is none. A directory (LDAP) may take seconds."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return None
 
 
 def parse_stat(data: bytes | None) -> Stat | None:

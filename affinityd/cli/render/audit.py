@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pwd
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -17,6 +16,7 @@ from affinityd.audit.waits import NOTABLE
 from affinityd.cli.console import aligned
 from affinityd.cpuset import format_list, several
 from affinityd.grouping import grouped
+from affinityd.linux.processes import user_name
 from affinityd.measure.document import ALIKE
 from affinityd.text import count
 from affinityd.topology.model import Topology
@@ -218,12 +218,7 @@ def _row(group: Alike, names: Mapping[GpuKey, str], level: int) -> tuple[str, ..
 
 @cache
 def _user(uid: int | None) -> str:
-    if uid is None:
-        return NOT_KNOWN
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
+    return NOT_KNOWN if uid is None else user_name(uid) or str(uid)
 
 
 def _waited(group: Alike, scan: Scan) -> str:

@@ -17,7 +17,7 @@ NONE = "-"
 STALE = 60.0  #: seconds after which a scan is called old
 SORTED_BY = ("gpu", "waits", "name", "job", "pid")
 GPU_COLUMNS = ("gpu", "state", "jobs", "processes", "waits", "far memory", "last hour")
-COLUMNS = ("gpu", "pid", "name", "job", "placement", "cause", "waits", "may run on")
+COLUMNS = ("gpu", "pid", "name", "user", "job", "placement", "cause", "waits", "may run on")
 NUMBERS = {"pid", "processes", "waits", "far memory"}
 
 
@@ -58,7 +58,9 @@ def screen(audit: AuditDocument, view: View, source: str, now: float) -> Iterato
     for gpu in audit.gpus if view.gpu is None else [audit.gpus[view.gpu]]:
         its = by_gpu.get((gpu.vendor, gpu.index), [])
         far = [it for it in its if it.cause] or its  # the job that is far comes first
-        jobs = list(dict.fromkeys(filter(None, map(job_of, [*far, *its]))))
+        jobs = list(
+            dict.fromkeys(f"{job_of(it)} ({user_of(it)})" for it in [*far, *its] if job_of(it))
+        )
         memory = gpu.host_memory_bytes or {}
         rows.append(
             (
@@ -88,6 +90,11 @@ def job_of(process: AuditProcessDocument) -> str:
     return f"container {process.container[:12]}" if process.container else ""
 
 
+def user_of(process: AuditProcessDocument) -> str:
+    """Return the name of a process's user, else the number."""
+    return process.user or (NONE if process.uid is None else str(process.uid))
+
+
 def _waited(processes: Sequence[AuditProcessDocument]) -> str:
     """Return the seconds that threads waited in a second, and the cause of the longest waits."""
     waits = [it.waits for it in processes if it.waits is not None and it.waits.waited > 0]
@@ -106,11 +113,12 @@ def _rows(
     shown = [
         it
         for it in processes
-        if view.wanted in f"{it.pid} {it.name} {job_of(it)}"
+        if view.wanted in f"{it.pid} {it.name} {user_of(it)} {job_of(it)}"
         and (chosen is None or (it.vendor, it.gpu) == (chosen.vendor, chosen.index))
     ]
     alike = grouped(
-        shown, lambda it: (it.vendor, it.gpu, it.name, job_of(it), it.placement, it.cause)
+        shown,
+        lambda it: (it.vendor, it.gpu, it.name, user_of(it), job_of(it), it.placement, it.cause),
     )
     orders = {
         "gpu": lambda group: (group[0].vendor, group[0].gpu, group[0].pid),
@@ -126,6 +134,7 @@ def _rows(
             f"{first.gpu}",
             f"{first.pid}",
             f"{one_line(first.name)}{more}",
+            user_of(first),
             job_of(first) or NONE,
             first.placement,
             first.cause or NONE,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pwd
 import re
 from collections.abc import Collection, Mapping
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -18,7 +17,7 @@ from affinityd.cpuset import CpuSet, parse_list
 from affinityd.grouping import REMEMBERED, Recent
 from affinityd.linux.cgroup import hierarchies
 from affinityd.linux.files import environment_of, listed
-from affinityd.linux.processes import cgroups_of, is_running, stat_of
+from affinityd.linux.processes import cgroups_of, is_running, stat_of, user_name
 from affinityd.threads import Readings
 
 ANCESTORS = 8  #: tried for a process that has overwritten its own
@@ -105,7 +104,7 @@ class ProcessIdentities:
         self._folder = pods
         self._readings: Readings[Key, Mapping[str, str] | None] = Readings()
         self._pods = cache(pods_of)
-        self._user = cache(_name_of)  # a directory that does not answer takes seconds
+        self._user = cache(user_name)  # a directory that does not answer takes seconds
         self._users_began = 0.0  # when the first of them was requested, seconds since boot
         self._known: Recent[Key, Mapping[str, str] | None] = Recent()
 
@@ -115,7 +114,7 @@ class ProcessIdentities:
         self._known.begin(boot)
         self._pods = cache(pods_of)
         if boot - self._users_began >= REMEMBERED:  # a directory may answer by now, or otherwise
-            self._user, self._users_began = cache(_name_of), boot
+            self._user, self._users_began = cache(user_name), boot
 
     def of(self, facts: ProcessFacts, variables: Collection[str]) -> ProcessIdentity:
         """Return the identity of a process, with these variables of its environment.
@@ -184,10 +183,3 @@ def pods_of(folder: str) -> Mapping[str, Mapping[str, str | None]]:
         namespace, _, pod = named.partition("_")
         pods[uid] = {"namespace": namespace, "pod": pod}
     return pods
-
-
-def _name_of(uid: int) -> str | None:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return None

@@ -23,10 +23,10 @@ from affinityd.cpuset import parse_list
 from affinityd.machines import load
 from affinityd.picture import COLORS, color
 from affinityd.topology.model import Nic, Topology
-from tests.support.node_states import with_gpus
 from tests.support.daemons import PATIENCE, Daemon, eventually, free_port, running
 from tests.support.machines.facts import machine
 from tests.support.machines.sysfs_tree import write_tree
+from tests.support.node_states import with_gpus
 
 AUDIT = re.compile(r"/audit(\?.*)?$")  #: the document's address, not that of audit.js
 

@@ -70,7 +70,7 @@ def test_a_user_sees_far_processes(node: EnforcingNode, pid: int, context: Brows
         assert f"affinityd pin --gpus {uuid(0)} {pid}" in text(tab, "#verdict .far code")
         card = text(tab, ".card.far")
         assert all(
-            it in card for it in ("GPU 0", f"slurm {JOB}, user 0", "1 remote; cause: 1 mask")
+            it in card for it in ("GPU 0", f"slurm {JOB}, user root", "1 remote; cause: 1 mask")
         )
         assert "runs" not in tab.drawn()[int(FAR)]
         tab.page.get_by_label("show processes on the picture").check()

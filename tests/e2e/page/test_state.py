@@ -14,8 +14,8 @@ from playwright.sync_api import Browser, BrowserContext, Route
 from affinityd.audit.document import AuditDocument
 from affinityd.json_codec import dumps
 from tests.e2e.page.conftest import AUDIT, HOSTILE, SIZES, Node, Tab
-from tests.support.node_states import audit, beside, far, orphan, process, several, waiting
 from tests.support.daemons import PATIENCE, eventually
+from tests.support.node_states import audit, beside, far, orphan, process, several, waiting
 
 Nodes = Callable[[str], Node]
 Shows = Callable[..., Tab]

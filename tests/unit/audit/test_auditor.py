@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import Event
 
 import pytest
 
-from affinityd.audit.auditor import CpuTimeCounters
+from affinityd.audit.auditor import CpuTimeCounters, UserNames
 from affinityd.audit.model import AuditedProcess, CpuTime
 from affinityd.linux.processes import Thread
 from tests.support.audit_facts import GPU, audited, process, thread
+from tests.support.daemons import PATIENCE, eventually
 
 OTHER = ("nvidia", 1)
 EVERY = 15.0
@@ -25,6 +27,22 @@ def near(ticks: int, tid: int = 1, start: int = 5) -> Thread:
 
 def far(ticks: int, tid: int = 1, start: int = 5) -> Thread:
     return thread("0-7", tid, last_cpu=0, ticks=ticks, start=start)
+
+
+def test_a_directory_that_is_slow_names_its_users_at_a_later_scan() -> None:
+    answers, asked = Event(), []
+
+    def name_of(uid: int) -> str | None:
+        asked.append(uid)
+        if uid == 1:
+            answers.wait(PATIENCE)
+        return {0: "root", 1: "alice"}.get(uid)
+
+    names = UserNames(name_of)
+    assert names.look({0, 1, 2}) == {0: "root"}
+    answers.set()
+    eventually(lambda: names.look({1, 2}) == {1: "alice"}, "it has answered")
+    assert sorted(asked) == [0, 1, 2], "each is asked for once"
 
 
 def booked(*scans: Sequence[AuditedProcess]) -> CpuTimeCounters:

@@ -52,6 +52,7 @@ SCAN = Scan(
     waits={100: Waits(10.0, {**dict.fromkeys(CAUSES, 0.0), "neighbor": 2.0}, runners=[OTHER])},
     wait_time={GPU: {"neighbor": 2.0}},
     history={GPU: "ff"},
+    users={1000: "alice"},
     memory={100: FAR},
     numa_balancing=1,
     notices=("look",),
@@ -108,7 +109,7 @@ submit steps with --exact"},
   "far_percent": [62.0, 52.2, 70.9], "far_nodes": [0], "pinned": ["VmPin 0 MiB"], "cause": "late",
   "remedy": "it took memory before it was pinned: start it with affinityd exec; affinityd pin \
 --memory --gpus 0000:10:00.0 100 moves it now"},
- "masks": "0-4"}
+ "user": "alice", "masks": "0-4"}
 """
 
 

@@ -16,12 +16,13 @@ from tests.support.scans import GPU0, GPU1, MACHINE, process, scan
 NOW = 1_790_000_000.0
 SEVEN, EIGHT = Job("slurm", "7"), Job("slurm", "8")
 FOUND = scan(
-    process(1, job=SEVEN),
+    process(1, job=SEVEN, uid=1001),
     process(2, job=EIGHT, cause="mask", placement="remote"),
     process(3, GPU1, job=EIGHT),
     process(4, GPU1, job=EIGHT),
     process(5, GPU1, is_daemon=True),
     time=NOW - 5,
+    users={1001: "alice"},
     history={GPU0: "." * 58 + "nf", GPU1: "." * 60},
     waits={3: Waits(10.0, {**dict.fromkeys(CAUSES, 0.0), "neighbor": 4.0})},
 )
@@ -45,10 +46,11 @@ def test_the_verdict_comes_first_then_a_line_a_gpu_then_the_processes() -> None:
     assert lines[1].startswith("1 of 2 GPUs is used from far away: ")
     assert lines[2].startswith("1 of 2 GPUs waits for CPUs: ")
     begin = lines.index("gpu state jobs processes waits far memory last hour")
-    assert lines[begin + 1] == "0 far slurm 8 slurm 7 2 - - nf"  # the job that is far comes first
-    assert lines[begin + 2] == "1 waiting slurm 8 2 0.40 neighbor - -"
+    # The job that is far comes first.
+    assert lines[begin + 1] == "0 far slurm 8 (1000) slurm 7 (alice) 2 - - nf"
+    assert lines[begin + 2] == "1 waiting slurm 8 (1000) 2 0.40 neighbor - -"
     assert pids(lines) == ["1", "2", "3"]
-    assert lines[-1] == "1 3 python +1 alike slurm 8 local - 0.40 neighbor 0"
+    assert lines[-1] == "1 3 python +1 alike 1000 slurm 8 local - 0.40 neighbor 0"
 
 
 def test_an_old_scan_is_called_old() -> None:
@@ -60,6 +62,7 @@ def test_an_old_scan_is_called_old() -> None:
     ("view", "expected"),
     [
         (View(wanted="slurm 7"), ["1"]),
+        (View(wanted="alice"), ["1"]),
         (View(wanted="nothing"), []),
         (View(gpu=1), ["3"]),
         (View(sort="waits"), ["3", "1", "2"]),

@@ -2,7 +2,7 @@
 
 import { amount, button, copied, count, drawn, duration, made, printable, refill, remedied, say } from "/elements.js";
 import { parseList } from "/picture.js";
-import { isOfGpu, jobOf, showProcesses, showGpu } from "/processes.js";
+import { isOfGpu, jobOf, showProcesses, showGpu, userOf } from "/processes.js";
 
 const FAR = new Set(["mixed", "remote", "unpinned"]);
 const SECONDS = 5; // between two questions
@@ -133,7 +133,7 @@ function jobsOf(processes) {
   const jobs = new Map();
   for (const process of farFirst(processes)) {
     const job = jobOf(process) || `${process.name} (no job)`;
-    const text = `${job}${process.uid === null ? "" : `, user ${process.uid}`}`;
+    const text = `${job}${userOf(process) ? `, user ${userOf(process)}` : ""}`;
     const known = jobs.get(text) ?? { isFar: false, orphan: null };
     jobs.set(text, { isFar: known.isFar || Boolean(process.cause), orphan: known.orphan ?? process.orphan });
   }

@@ -19,6 +19,8 @@ export function jobOf(process) {
   return process.container ? `container ${process.container.slice(0, 12)}` : "";
 }
 
+export const userOf = (process) => process.user ?? String(process.uid ?? "");
+
 // Shows the processes of a scan; null: the reader may see none.
 export function showProcesses(those, gpus) {
   processes = those ?? [];
@@ -47,7 +49,7 @@ const COLUMNS = {
   PID: [([first]) => first.pid, ([first]) => first.pid],
   process: [(group) => `${group[0].name}${group.length > 1 ? ` +${group.length - 1} alike` : ""}`, ([first]) => first.name],
   job: [([first]) => jobOf(first), ([first]) => jobOf(first)],
-  user: [([first]) => first.uid ?? "", ([first]) => first.uid ?? -1],
+  user: [([first]) => userOf(first), ([first]) => userOf(first)],
   placement: [
     ([first]) => [first.placement, first.cause, first.orphan && "orphan"].filter(Boolean).join(", "),
     ([first]) => (first.cause ? 0 : first.orphan ? 1 : 2),
@@ -69,7 +71,7 @@ function show() {
   const groups = new Map();
   for (const process of processes) {
     const gpus = [process, ...process.gpus_beside].map((it) => `${it.vendor}:${it.gpu}`);
-    const words = [process.pid, process.name, jobOf(process), process.placement, process.cause, process.orphan && "orphan"];
+    const words = [process.pid, process.name, jobOf(process), userOf(process), process.placement, process.cause, process.orphan && "orphan"];
     const text = words.join(" ").toLowerCase();
     if ((ofGpus.value && !gpus.includes(ofGpus.value)) || !wanted.every((it) => text.includes(it))) continue;
     const key = JSON.stringify([gpus, process.name, jobOf(process), process.uid, process.placement, process.cause, process.orphan]);
