@@ -44,6 +44,8 @@ def _deb(build: Path, into: Path, architecture: str) -> None:
     source = build / "affinityd"
     shutil.copytree(PACKAGING / "deb/debian", source / "debian")
     _lay_out(source / "tree", MACHINES[architecture])
+    zsh = source / "tree/affinityd/usr/share/zsh"
+    (zsh / "site-functions").rename(zsh / "vendor-completions")  # where Debian's zsh looks
     moment = formatdate(_epoch())
     (source / "debian/changelog").write_text(
         f"affinityd ({_version()}) unstable; urgency=medium\n\n"
@@ -132,9 +134,7 @@ def _base(root: Path) -> None:
         _copy(f"slurm/{script.name}", root / "etc/slurm/affinityd" / script.name)
     for name in ("slurm/slurm.conf", "slurm/gres.conf", "slurm/enroot/50-affinityd.fstab"):
         _copy(name, root / "usr/share/affinityd" / name)
-    manual = REPOSITORY / "scripts/manual"
-    if manual.exists():
-        _run(manual, root / "usr/share")
+    _run(REPOSITORY / "scripts/manual", root / "usr/share")
 
 
 def _daemon(root: Path, machine: str) -> None:
