@@ -65,12 +65,14 @@ def top(*words: str, size: tuple[int, int] = (40, 160)) -> Iterator[Terminal]:
     ours, theirs = pty.openpty()
     fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
     command = [sys.executable, "-m", "affinityd", "top", *words]
+    sizes = {"LINES", "COLUMNS"}  # which would count more than the terminal's
+    env = {name: it for name, it in os.environ.items() if name not in sizes} | {"TERM": "xterm"}
     with subprocess.Popen(
         command,
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
-        env={**os.environ, "TERM": "xterm"},
+        env=env,
         start_new_session=True,
     ) as process:
         os.close(theirs)
