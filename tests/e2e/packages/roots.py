@@ -20,6 +20,7 @@ NOBODY = "65534:65534"
 #: What dpkg, apt and rpm write down of what they did, and no package has.
 RECORDS = (
     "var/lib/dpkg",
+    "var/lib/apt",
     "var/lib/rpm",
     "var/log",
     "var/cache",
