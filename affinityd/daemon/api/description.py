@@ -36,6 +36,7 @@ _REFUSED = {
     422: "A parameter is unknown, repeated, empty or malformed.",
     **_NOT_READ,
 }
+_THREADS = [{"name": "threads", "in": "query", "schema": {"enum": ["none"]}}]
 _NO_DOCUMENT = {
     422: "It does not take this parameter.",
     503: "There has been no scan yet, or the daemon does not scan.",
@@ -66,17 +67,7 @@ PATHS = {
         [parameter for parameter in _PARAMETERS if parameter["name"] != "format"],
     ),
     "/audit": Path(
-        "The processes that use GPUs, and where they may run",
-        (JSON,),
-        _NO_DOCUMENT,
-        [
-            {
-                "name": "threads",
-                "in": "query",
-                "description": "`none`: without the threads of processes",
-                "schema": {"enum": ["none"]},
-            }
-        ],
+        "The processes that use GPUs, and where they may run", (JSON,), _NO_DOCUMENT, _THREADS
     ),
     "/enforce": Path(
         "Which processes of GPU jobs are pinned, which are left alone, and why",

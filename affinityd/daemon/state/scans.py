@@ -39,8 +39,6 @@ HUNG_SECONDS = 120.0
 #: Others go first on a busy CPU, and yet a scan ends in time there: it has a tenth of the CPU.
 NICENESS = 10
 
-GZIP_LEVEL = 6  #: 9 takes three times as long for a tenth less
-
 METRICS = "metrics"  #: the name of the text with the metrics of a scan
 
 #: The readers of a document: of all processes, of none but counts, and of the own of a user that
@@ -72,7 +70,7 @@ class ScanResult:
         form = name, threads, as_gzip
         if name in self.texts and form not in self._forms:
             text = self.texts[name] if threads else without_threads(self.texts[name])
-            self._forms[form] = compress(text, GZIP_LEVEL) if as_gzip else text
+            self._forms[form] = compress(text, 6) if as_gzip else text
         return self._forms.get(form)
 
 
