@@ -53,7 +53,7 @@ def test_the_last_topology_stays_while_sysfs_fails(tmp_path: Path) -> None:
             assert daemon.plan("gpus=0")["generation"] == 1
             asked.more()
             daemon.signal(signal.SIGHUP)
-            inside(daemon, "umount", path)
+            inside(daemon, "umount", "--lazy", path)
             daemon.signal(signal.SIGHUP)
             eventually(partial(daemon.says, "nothing has changed"), "it is read again")
             assert len(daemon.says(line)) == 1
@@ -66,7 +66,7 @@ def test_a_file_that_fails_from_the_start_is_named_and_the_rest_is_used(tmp_path
     with node.running(at_first=f"mount --bind /proc/$$/mem {NODE_CPUS}") as daemon:
         notices = daemon.get("/topology").json["topology"]["notices"]
         assert f"{NODE_CPUS} could not be read: Input/output error" in notices
-        inside(daemon, "umount", NODE_CPUS)
+        inside(daemon, "umount", "--lazy", NODE_CPUS)
         daemon.signal(signal.SIGHUP)
         eventually(lambda: daemon.plan("gpus=0")["generation"] == 2, "it is read again")
         answers(daemon, node)
@@ -78,7 +78,7 @@ def test_without_sysfs_it_refuses_until_that_is_mounted(tmp_path: Path) -> None:
         eventually(lambda: daemon.says("has no online CPU"), "it is told")
         statuses = [daemon.get(path).status for path in ("/plan", "/readyz", "/healthz")]
         assert statuses == [503, 503, 200]
-        inside(daemon, "umount", "/sys")
+        inside(daemon, "umount", "--lazy", "/sys")
         eventually(lambda: is_ready(daemon), "it plans")
         answers(daemon, node)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -68,7 +69,9 @@ def owner() -> Iterator[Callable[..., str]]:
     ) -> str:
         env = {"PATH": os.environ["PATH"], **environ}
         pipe = subprocess.PIPE
-        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env)
+        process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, text=True, env=env, start_new_session=True
+        )
         started.append(process)
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -78,7 +81,7 @@ def owner() -> Iterator[Callable[..., str]]:
 
     yield tell
     for process in started:
-        process.terminate()
+        os.killpg(process.pid, signal.SIGKILL)  # its children, too
         process.communicate()
 
 
@@ -122,7 +125,7 @@ def test_a_command_line_tells_what_set_the_mask_of_it_and_its_children(
     owner: Callable[..., str], tmp_path: Path, *, child: bool
 ) -> None:
     launcher = tmp_path / "deepspeed"
-    launcher.write_text("trap 'kill $!' TERM; sleep 600 & echo ready; wait")
+    launcher.write_text("sleep 600 & echo ready; wait")
     said = owner([*PINNED, "sh", str(launcher), "--bind_cores_to_rank"], {}, child=child)
     switch = "deepspeed without --bind_cores_to_rank"
     assert said == f"DeepSpeed (deepspeed --bind_cores_to_rank); to end that: {switch}"
