@@ -24,7 +24,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib.resources import files
 from typing import Any
 
 from affinityd.cpuset import CpuSet, parse_list
@@ -44,6 +43,8 @@ def load(name: str) -> Topology:
     """Return a shipped machine; raises TreeError, which lists them, for an unknown name."""
     if name not in NAMES:
         raise TreeError(f"no machine is named {name!r}; there are {', '.join(NAMES)}")
+    from importlib.resources import files  # noqa: PLC0415 - it is slow, and few replay a machine
+
     return build(json.loads((files(__name__) / f"{name}.json").read_text(encoding="utf-8")))
 
 
