@@ -128,7 +128,7 @@ BINDERS = (
         AGREES,
         "starts each worker by numactl on the CPUs of its GPU's node that are in the mask",
         "torchrun without --numa-binding",
-        "pytorch/pytorch torch/numa/binding.py; read 2.13.0, 2026-11-26",
+        "pytorch/pytorch torch/numa/binding.py; tried 2.11.0, 2026-11-27",
         programs=("torchrun", "torch.distributed.run"),
         options=("--numa-binding", "--numa_binding"),
     ),
