@@ -43,7 +43,7 @@ MAPPING = re.compile(b"^" + _LINE, re.MULTILINE)
 #: One that is not within a MiB: there its first and last address have the same higher digits.
 LARGE = re.compile(rb"^(?!([0-9a-f]+)[0-9a-f]{5}-\1[0-9a-f]{5} )" + _LINE, re.MULTILINE)
 NO_DEVICE = b"00:00"  #: of anonymous memory
-DEVICES = (b"/dev/nvidia", b"/dev/infiniband/")  #: whose mappings are no memory of the process's
+DEVICES = (b"/dev/nvidia", b"/dev/infiniband/")  #: mapped, they are not the process's memory
 #: The name of shared anonymous memory. Where NVIDIA's driver is mapped too, it is what
 #: cudaHostAlloc and PyTorch's pin_memory give: pinned, and not in VmPin (seen with driver 580).
 ZERO = b"/dev/zero (deleted)"
