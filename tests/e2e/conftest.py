@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.slurm.rig import HOST, NIGHTLY, SUITES
+from tests.support.two_cpus import keep_two_cpus
+
+keep_two_cpus()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

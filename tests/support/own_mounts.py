@@ -1,8 +1,9 @@
 """Mounts that only the tests see, where root runs them.
 
 On a node on which affinityd runs, its folder and settings would be found by tests of a machine that
-has neither. In a checkout below a folder that other users cannot enter, as root's home is, what the
-tests run as other users would not start. Both are mounted over in a mount namespace of the tests'
+has neither; on one with GPUs, processes would have its device files and not those of the tests'
+machines. In a checkout below a folder that other users cannot enter, as root's home is, what the
+tests run as other users would not start. All are mounted over in a mount namespace of the tests'
 own; the machine stays as it is.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import stat
 import tempfile
 from pathlib import Path
@@ -17,6 +19,8 @@ from pathlib import Path
 from tests.support.paths import REPOSITORY
 
 RUN, CONFIG = Path("/run/affinityd"), Path("/etc/affinityd.conf")
+DEV = Path("/dev")
+GPUS, NONE = re.compile(r"nvidia\d+|dri"), re.compile("")
 
 # Of <sched.h> and <sys/mount.h>.
 CLONE_NEWNS, MS_BIND, MS_REC, MS_SLAVE = 0x20000, 4096, 16384, 1 << 19
@@ -25,13 +29,14 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def hide_the_machines_own() -> None:
-    """Hide a site's folder and settings, and let other users enter the folders above the checkout.
+    """Hide a site's folder, settings and GPUs; let other users enter the folders above the checkout.
 
     Does nothing where there is nothing to hide, or without the privilege to mount.
     """
     running = RUN.is_dir() and any(RUN.iterdir())
     closed = [parent for parent in reversed(REPOSITORY.parents) if not _all_may_enter(parent)]
-    if os.geteuid() or not (running or CONFIG.exists() or closed):
+    has_gpus = any(GPUS.fullmatch(entry.name) for entry in DEV.iterdir())
+    if os.geteuid() or not (running or CONFIG.exists() or closed or has_gpus):
         return
     folder = Path.cwd()
     if _LIBC.unshare(CLONE_NEWNS):
@@ -41,8 +46,10 @@ def hide_the_machines_own() -> None:
         _mount("tmpfs", RUN, "tmpfs")
     if CONFIG.exists():
         _mount("/dev/null", CONFIG, None, MS_BIND)
+    if has_gpus:
+        _mount_anew(DEV, without=GPUS)
     for path in closed:
-        _open(path)
+        _mount_anew(path)
     os.chdir(folder)  # through the new mounts
 
 
@@ -50,13 +57,15 @@ def _all_may_enter(folder: Path) -> bool:
     return bool(folder.stat().st_mode & stat.S_IXOTH)
 
 
-def _open(folder: Path) -> None:
-    """Mount a folder that all may enter over this one, with the same entries."""
+def _mount_anew(folder: Path, without: re.Pattern[str] = NONE) -> None:
+    """Mount a folder that all may enter over this one, with the same entries but for some."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
         aside = Path(name)
         _mount(os.fspath(folder), aside, None, MS_BIND | MS_REC)
         _mount("tmpfs", folder, "tmpfs", data="mode=755")
         for entry in aside.iterdir():
+            if without.fullmatch(entry.name):
+                continue
             place = folder / entry.name
             if entry.is_symlink():
                 place.symlink_to(entry.readlink())
