@@ -13,7 +13,6 @@ import ctypes
 import os
 import re
 import stat
-import tempfile
 from pathlib import Path
 
 from tests.support.paths import REPOSITORY
@@ -29,7 +28,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def hide_the_machines_own() -> None:
-    """Hide a site's folder, settings and GPUs; let other users enter the folders above the checkout.
+    """Hide a site's folder, settings and GPUs; let other users enter the checkout.
 
     Does nothing where there is nothing to hide, or without the privilege to mount.
     """
@@ -59,20 +58,18 @@ def _all_may_enter(folder: Path) -> bool:
 
 def _mount_anew(folder: Path, without: re.Pattern[str] = NONE) -> None:
     """Mount a folder that all may enter over this one, with the same entries but for some."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
-        aside = Path(name)
-        _mount(os.fspath(folder), aside, None, MS_BIND | MS_REC)
-        _mount("tmpfs", folder, "tmpfs", data="mode=755")
-        for entry in aside.iterdir():
-            if without.fullmatch(entry.name):
-                continue
-            place = folder / entry.name
-            if entry.is_symlink():
-                place.symlink_to(entry.readlink())
-                continue
-            place.mkdir() if entry.is_dir() else place.touch()
-            _mount(os.fspath(entry), place, None, MS_BIND | MS_REC)
-        _LIBC.umount2(name.encode(), 2)  # MNT_DETACH
+    below = os.open(folder, os.O_PATH)  # it leads to the entries once they are mounted over
+    _mount("tmpfs", folder, "tmpfs", data="mode=755")
+    for entry in Path(f"/proc/self/fd/{below}").iterdir():
+        if without.fullmatch(entry.name):
+            continue
+        place = folder / entry.name
+        if entry.is_symlink():
+            place.symlink_to(entry.readlink())
+            continue
+        place.mkdir() if entry.is_dir() else place.touch()
+        _mount(os.fspath(entry), place, None, MS_BIND | MS_REC)
+    os.close(below)
 
 
 def _mount(source: str, target: Path, kind: str | None, flags: int = 0, data: str = "") -> None:
