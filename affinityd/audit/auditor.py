@@ -149,7 +149,6 @@ class Auditor:
             since={gpu: self._since[gpu] for gpu in far},
             numa_balancing=int(balancing) if balancing.isdigit() else None,
             notices=(*named.notices, *remarks),
-            kubelet=named.kubelet,
             idle={pid: boot - since for (pid, _), since in self._idle.items()},
             ratios=ratios,
             boot=boot,

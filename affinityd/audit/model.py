@@ -100,15 +100,6 @@ class ContainerResources:
 
 
 @dataclass(frozen=True)
-class KubeletConfig:
-    """The settings by which kubelet chooses a container's CPUs and devices. None: unknown."""
-
-    cpu_policy: str | None = None  #: cpuManagerPolicy: none, static
-    #: topologyManagerPolicy: none, best-effort, restricted, single-numa-node
-    topology_policy: str | None = None
-
-
-@dataclass(frozen=True)
 class ProcessFacts:
     """One process as it was found."""
 
@@ -206,7 +197,6 @@ class NamedPods:
 
     processes: list[AuditedProcess]
     notices: tuple[str, ...] = ()  #: why some are not named, for people
-    kubelet: KubeletConfig | None = None  #: its settings; None: it was not asked
 
 
 @dataclass(frozen=True)
@@ -253,5 +243,4 @@ class Scan:
     #: Of GPUs that `affinityd measure` has measured here: near's bandwidth over each node's
     ratios: Mapping[GpuKey, Mapping[int, float]] = field(default_factory=dict)
     notices: tuple[str, ...] = ()  #: more remarks, for people
-    kubelet: KubeletConfig | None = None  #: the settings of the node's; None: it was not asked
     boot: float = float("inf")  #: when it began, seconds since boot

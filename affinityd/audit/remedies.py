@@ -5,7 +5,7 @@ No remedy ends a process that still computes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,7 +16,6 @@ from affinityd.audit.model import (
     AuditedProcess,
     ContainerResources,
     GpuKey,
-    KubeletConfig,
     ProcessFacts,
     Scan,
 )
@@ -149,8 +148,7 @@ class Remedies:
         """
         job, container = facts.membership.job, facts.membership.container
         if job is not None and job.scheduler == KUBERNETES:
-            kubelet = self._scan.kubelet or KubeletConfig()
-            placement = PodPlacement(near, facts.cpuset, facts.given, kubelet)
+            placement = PodPlacement(near, facts.cpuset, facts.given)
             return f"{placement} there: {placement.remedy()}"
         few = f"{near.part_of(facts.cpuset)} there"
         if job is None:
@@ -188,12 +186,8 @@ def pin_command(pid: int, gpus: str, *, tree: bool, force: bool) -> str:
 # Sources: Kubernetes "Control CPU Management Policies on the Node", "Control Topology Management
 # Policies on a node"; pkg/kubelet/cm/topologymanager: it aligns no device by DRA.
 
-#: The next policy of the Topology Manager, for GPUs on one node, and on several.
-NEXT = {
-    None: ("single-numa-node (or best-effort)", "best-effort"),
-    "none": ("single-numa-node (or best-effort)", "best-effort"),
-    "best-effort": ("restricted", "restricted"),
-}
+#: The policies of the Topology Manager that start no pod far from its GPUs: on one, several nodes.
+ONE_NODE, SEVERAL_NODES = "single-numa-node (or restricted)", "restricted"
 
 GUARANTEED = "give the pod whole CPUs in the Guaranteed QoS class"
 BY_DRA = (
@@ -202,20 +196,15 @@ BY_DRA = (
 )
 NO_NODE = "have the device plugin tell the NUMA nodes of its GPUs"
 OTHER_NODE = "correct the device plugin, which tells kubelet {nodes}"
-OLDER = (
-    "start the pod again: its kubelet has the right policies now; docs/kubernetes-nodes.md has "
-    "their options"
-)
 
 
 @dataclass(frozen=True)
 class PodPlacement:
-    """A container without enough CPUs near its GPUs, and the kubelet that placed it."""
+    """A container without enough CPUs near its GPUs."""
 
     near: Vicinity
     cpuset: CpuSet | None
     given: ContainerResources | None  #: None: not known
-    kubelet: KubeletConfig
 
     def __str__(self) -> str:
         """Return it as a clause: `kubelet gave team/train the exclusive CPUs 0-3, no CPU`."""
@@ -227,29 +216,16 @@ class PodPlacement:
         return f"kubelet gave {given.namespace}/{given.pod} {its}, {self.near.part_of(cpus)}"
 
     def remedy(self) -> str:
-        """Return how the container gets near CPUs: the policies its kubelet lacks, and more."""
+        """Return how the container gets near CPUs: the policies that kubelet needs, and more."""
         given = self.given
         if given is not None and given.claims and not given.devices:
             return BY_DRA
-        settings = " and ".join(self._lacking())
-        advice = [f"set kubelet's {settings}"] if settings else []
+        policy = SEVERAL_NODES if len(self.near.nodes) > 1 else ONE_NODE
+        advice = [f"set kubelet's topologyManagerPolicy: {policy}"]
         if given is None or not given.cpus:
-            advice.append(GUARANTEED)
+            advice = [f"{advice[0]} and cpuManagerPolicy: static", GUARANTEED]
         right = {*self.near.nodes, *(gpu.numa_node for gpu in self.near.gpus)}
         if given is not None and given.devices and given.nodes.isdisjoint(right):
             other = OTHER_NODE.format(nodes=several("node", given.nodes))
             advice.append(other if given.nodes else NO_NODE)
-        return ", and ".join(advice) or OLDER
-
-    def _lacking(self) -> Iterator[str]:
-        """Yield the policies that its kubelet lacks, each with the one now, where it is known."""
-        cpu, topology = self.kubelet.cpu_policy, self.kubelet.topology_policy
-        if topology in NEXT:
-            following = NEXT[topology][len(self.near.nodes) > 1]
-            yield f"topologyManagerPolicy: {following}{_now(topology)}"
-        if cpu != "static":
-            yield f"cpuManagerPolicy: static{_now(cpu)}"
-
-
-def _now(value: str | None) -> str:
-    return f" (it is {value})" if value is not None else ""
+        return f"{', and '.join(advice)}, and start the pod again"

@@ -14,12 +14,9 @@ accelerators of GKE (`nvidia0`, `nvidia0/vgpu1`), ROCm/k8s-device-plugin (PCI bu
 
 from __future__ import annotations
 
-import os
 import re
-import socket
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from affinityd.audit.model import (
@@ -30,14 +27,11 @@ from affinityd.audit.model import (
     ContainerResources,
     GpuKey,
     Job,
-    KubeletConfig,
     NamedPods,
     ProcessFacts,
 )
 from affinityd.cpuset import CpuSet
-from affinityd.kubernetes import kubelet_config
 from affinityd.linux import protobuf as grpc
-from affinityd.linux.processes import PROC, credentials
 from affinityd.linux.protobuf import Message, Value, messages, number, numbers, read, text, texts
 from affinityd.topology.model import Gpu, Topology
 
@@ -61,14 +55,6 @@ def allocatable_cpus(socket: str, timeout: float = TIMEOUT) -> CpuSet:
     """
     answer = grpc.call(socket, f"{SERVICE}/GetAllocatableResources", b"", timeout)
     return frozenset(numbers(read(answer), 2))
-
-
-def gives_cpus(socket: str, timeout: float = TIMEOUT) -> bool | None:
-    """Return whether kubelet gives exclusive CPUs; None: it does not say. Raises OSError."""
-    try:
-        return bool(allocatable_cpus(socket, timeout))
-    except ValueError:
-        return None
 
 
 def containers(answer: bytes) -> tuple[ContainerResources, ...]:
@@ -158,10 +144,6 @@ def _names(gpu: Gpu) -> Iterator[tuple[str, str | None]]:
     yield from ((part.uuid, part.uuid) for part in gpu.mig)
 
 
-#: Returns the GPUs whose files a process has in its /dev; none where that cannot be read.
-DeviceFiles = Callable[[int], frozenset[GpuKey]]
-
-
 def is_of_pod(process: AuditedProcess) -> bool:
     """Return whether a process is in a container of a pod, and no known daemon."""
     job = process.facts.membership.job
@@ -171,14 +153,12 @@ def is_of_pod(process: AuditedProcess) -> bool:
 def with_containers(
     candidates: Sequence[Candidate],
     processes: Sequence[AuditedProcess],
-    device_files: DeviceFiles,
     known: Mapping[str, ContainerResources],
 ) -> list[AuditedProcess]:
     """Return the processes, those of pods with what kubelet gave their containers.
 
     `known`: those of containers that the runtime tells, by id. Of others: where several containers
-    fit, or processes of several pods fit one, it is not known. `device_files` is called where no
-    exclusive CPUs decide.
+    fit, or processes of several pods fit one, it is not known.
     """
     names = {container.names for container in known.values()}
     candidates = [some for some in candidates if some.container.names not in names]
@@ -187,11 +167,7 @@ def with_containers(
         of = process.facts.membership
         groups[of.job, of.container].append(process.facts)
     given = {of: known[of[1]] for of in groups if of[1] and of[1] in known}
-    matches = {
-        of: _match(facts, candidates, device_files)
-        for of, facts in groups.items()
-        if of not in given
-    }
+    matches = {of: _match(facts, candidates) for of, facts in groups.items() if of not in given}
     pods: defaultdict[Candidate | None, set[Job | None]] = defaultdict(set)
     for (job, _), match in matches.items():
         pods[match].add(job)
@@ -243,22 +219,15 @@ class Candidate:
         return not self.devices.isdisjoint({device, (gpu, None)})
 
 
-def _match(
-    processes: Sequence[ProcessFacts], candidates: Iterable[Candidate], device_files: DeviceFiles
-) -> Candidate | None:
-    """Return the only container that fits; None: there is none, or there are several.
+def _match(processes: Sequence[ProcessFacts], candidates: Iterable[Candidate]) -> Candidate | None:
+    """Return the only container that fits, one with exclusive CPUs first.
 
-    Exclusive CPUs tell containers apart, else the files in a container's /dev: one with files of
-    other GPUs got them by another way than kubelet.
+    None: there is none, or there are several.
     """
     fitting = [candidate for candidate in candidates if all(map(candidate.fits, processes))]
     exclusive = [candidate for candidate in fitting if candidate.container.cpus]
     if exclusive and any(facts.cpuset for facts in processes):
         fitting = exclusive
-    elif fitting and (files := device_files(processes[0].pid)):
-        fitting = [some for some in fitting if files.issubset(some.container.gpus)]
-        if len(fitting) > 1:
-            fitting = [some for some in fitting if files.issuperset(some.container.gpus)]
     return fitting[0] if len(fitting) == 1 else None
 
 
@@ -266,21 +235,17 @@ UNKNOWN = (
     "kubelet's podresources at {socket}: {error}: pods that began since are not named; "
     "mount kubelet's folder pod-resources there, or set --pod-resources off"
 )
-#: Of the CPU manager, by whether kubelet gives exclusive CPUs.
-POLICIES = {True: "static", False: "none", None: None}
 
 
 class KubeletPods:
-    """Kubelet's last answer and its settings."""
+    """Kubelet's last answer."""
 
-    def __init__(self, path: str | None, proc: str = PROC) -> None:
-        """Take kubelet's socket, None if it is not to be asked, and the path of /proc."""
+    def __init__(self, path: str | None) -> None:
+        """Take kubelet's socket; None if it is not to be asked."""
         self._path = path
-        self._proc = proc
         self._jobs: frozenset[Job | None] = frozenset()  # pods that there were at that answer
         self._candidates: Sequence[Candidate] = ()
         self._given: Mapping[tuple[str, str, str], ContainerResources] = {}  # by names
-        self._config: KubeletConfig | None = None
 
     def name(
         self,
@@ -299,26 +264,14 @@ class KubeletPods:
             return NamedPods(processes)
         notices = []
         try:
-            deadline = time.monotonic() + TIMEOUT
             if self._path is not None:
-                answer = containers(list_pods(self._path, _left(deadline)))
+                answer = containers(list_pods(self._path))
                 self._candidates = Candidate.all_of(answer, topology)
                 given = (*answer, *(some.container for some in self._candidates))
                 self._given = {container.names: container for container in given}
                 self._jobs = jobs
-                self._config = self._settings(self._path, deadline)
         except (OSError, ValueError) as error:
             notices = [UNKNOWN.format(socket=self._path, error=error)]
-
-        def device_files(pid: int) -> frozenset[GpuKey]:
-            dev = f"{self._proc}/{pid}/root/dev"  # a pod may have made millions of names in it
-            return frozenset(
-                gpu.key
-                for gpu in topology.gpus
-                if os.path.lexists(f"{dev}/nvidia{gpu.minor}")
-                or os.path.lexists(f"{dev}/dri/renderD{gpu.render_minor}")
-            )
-
         known = {
             container: self._given.get(its, ContainerResources(*its))
             for container, its in names.items()
@@ -329,26 +282,7 @@ class KubeletPods:
             if process.facts.membership.job in self._jobs
             or process.facts.membership.container in known
         ]
-        named = with_containers(self._candidates, then, device_files, known)
+        named = with_containers(self._candidates, then, known)
         by_pid = {process.facts.pid: process for process in named}
         all_processes = [by_pid.get(process.facts.pid, process) for process in processes]
-        return NamedPods(all_processes, tuple(notices), self._config)
-
-    def _settings(self, path: str, deadline: float) -> KubeletConfig:
-        """Read the settings of the kubelet that listens. Raises OSError, ValueError."""
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(_left(deadline))
-            connection.connect(path)
-            pid = credentials(connection).pid
-        config = kubelet_config.read(pid, self._proc)
-        if config.cpu_policy is not None:
-            return config
-        gives = gives_cpus(path, _left(deadline))
-        return replace(config, cpu_policy=POLICIES[gives])
-
-
-def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError("timed out")
-    return left
+        return NamedPods(all_processes, tuple(notices))

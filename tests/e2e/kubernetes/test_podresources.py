@@ -1,4 +1,4 @@
-"""The daemon names pods by a real kubelet: who has which GPU, and which setting is wrong."""
+"""The daemon names pods by a real kubelet: who has which GPU, and which CPUs."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ pytestmark = needs_cpuset
 
 SHARED, EXCLUSIVE = CPUS  #: kubelet's own and the shared ones; what it gives away
 FAR_GPU, DRA_GPU = 0, 2  #: of tests/support/enforcing_node: 0 is near SHARED, 2 near EXCLUSIVE
-#: A remedy, as far as kubelet's policy.
-SAID = (
+REMEDY = (
     f"GPU {FAR_GPU} is on node {SHARED}, near CPUs {SHARED}, and kubelet gave default/far the "
     f"exclusive CPU {EXCLUSIVE}, no CPU there: set kubelet's topologyManagerPolicy: "
+    "single-numa-node (or restricted), and start the pod again"
 )
 DRIVER, POOL = "gpu.nvidia.com", "gpus"
 #: Labels that the scraped target has: those of the daemon's pod, and of no job.
@@ -95,7 +95,7 @@ def test_a_pod_that_kubelet_placed_far_has_a_remedy(far: int, node: EnforcingNod
         "exclusive_cpus": f"{EXCLUSIVE}",
     }
     assert process["cause"] == "allocation"
-    assert process["remedy"] == f"{SAID}restricted (it is best-effort)"
+    assert process["remedy"] == REMEDY
     eventually(lambda: node.enforce()["jobs"], "it has enforced")
     (job,) = node.enforce()["jobs"]
     (process,) = job["processes"]
@@ -132,12 +132,6 @@ def test_a_real_prometheus_has_a_pod_s_names(
             return [[row.get(name, "") for name in names_of_pod[1:]] for row in rows]
 
         eventually(lambda: names() == [["default", "far", "main"]], "the table has its name")
-
-
-def test_a_new_kubelet_is_asked_again(cluster: Cluster, far: int, node: EnforcingNode) -> None:
-    two_nodes.restart(cluster, {"topologyManagerPolicy": "none"}, forgets=False)
-    looser = f"{SAID}single-numa-node (or best-effort) (it is none)"
-    eventually(lambda: named_process(node, far)["remedy"] == looser, "it asks the new kubelet")
 
 
 def test_a_pod_has_its_gpu_by_dra(cluster: Cluster, node: EnforcingNode) -> None:

@@ -60,8 +60,8 @@ def kubelet(
         yield
 
 
-def restart(cluster: Cluster, settings: Mapping[str, object], *, forgets: bool = True) -> None:
-    """Restart kubelet; `settings`: of its KubeletConfiguration; `forgets`: without checkpoints."""
+def restart(cluster: Cluster, settings: Mapping[str, object]) -> None:
+    """Restart kubelet without its checkpoints; `settings`: of its KubeletConfiguration."""
     file, command = CHROOT / "rig/kubelet.yaml", cluster.stop("kubelet")
     file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), **SOONER, **settings}))
     gone = {amount: {"nvidia.com/gpu": None} for amount in ("capacity", "allocatable")}
@@ -69,9 +69,7 @@ def restart(cluster: Cluster, settings: Mapping[str, object], *, forgets: bool =
     cluster.run(f"kubectl patch node {NODE} --subresource status --type merge --patch '{patch}'")
     plugins = KUBELET / "device-plugins"
     states = (KUBELET / f"{name}_manager_state" for name in ("cpu", "dra"))
-    for path in (*states, *plugins.iterdir()) if forgets else ():
+    for path in (*states, *plugins.iterdir()):
         path.unlink(missing_ok=True)
     cluster.start("kubelet", command)
-    if not forgets:
-        return
     eventually((plugins / "kubelet.sock").exists, "kubelet listens to device plugins")

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from affinityd.audit.judge import Judge
-from affinityd.audit.model import ContainerResources, KubeletConfig, Membership, ProcessFacts
+from affinityd.audit.model import ContainerResources, Membership, ProcessFacts
 from affinityd.audit.remedies import BY_DRA, PodPlacement, Remedies
 from affinityd.cpuset import parse_list
 from affinityd.topology.model import Topology
@@ -38,7 +38,7 @@ SOCKETS = (
 )
 KUBELET = "set kubelet's topologyManagerPolicy: {policy} and cpuManagerPolicy: static, and give"
 CHOOSE = "has no CPU there: set a cpuset with near CPUs"
-GUARANTEED = "the pod whole CPUs in the Guaranteed QoS class"
+GUARANTEED = "the pod whole CPUs in the Guaranteed QoS class, and start the pod again"
 
 
 @pytest.mark.parametrize(
@@ -53,8 +53,8 @@ GUARANTEED = "the pod whole CPUs in the Guaranteed QoS class"
 def test_an_allocation_is_mended_by_what_made_it(membership: Membership, said: str) -> None:
     far = process("0-3", cpuset="0-3", membership=membership)
     beside = replace(far, beside=(OTHER,))
-    one = "Cores=4-7 in the GPU's line", "single-numa-node (or best-effort)"
-    two = "Cores=4-7 and Cores=8-11 in the GPUs' lines", "best-effort"
+    one = "Cores=4-7 in the GPU's line", "single-numa-node (or restricted)"
+    two = "Cores=4-7 and Cores=8-11 in the GPUs' lines", "restricted"
     of_one, of_two = (
         said.format(cores=cores, policy=policy, sockets=SOCKETS.format(nodes))
         for (cores, policy), nodes in ((one, 2), (two, 3))
@@ -165,21 +165,17 @@ def test_no_remedy_ends_an_orphan_that_still_computes(
 #: Two GPUs, on nodes 0 and 1; two CPUs are a core.
 NODE = made({0: "0-3", 1: "4-7"}, gpus=[0, 1], threads=2, siblings="adjacent")
 
-RESTRICTED, BEST_EFFORT, NONE = (
-    KubeletConfig("static", policy) for policy in ("restricted", "best-effort", "none")
-)
 OF_PLUGIN = {"nvidia.com/gpu": frozenset(("GPU-0",))}
 GIVEN = ContainerResources(
     "team", "train", "main", OF_PLUGIN, frozenset(), parse_list("4-7"), frozenset((0,))
 )
 SHARED, SPLIT = (replace(GIVEN, cpus=parse_list(cpus)) for cpus in ("", "3-5"))
-STRICTER = "topologyManagerPolicy: restricted (it is best-effort)"
-ALIGNED = "topologyManagerPolicy: single-numa-node (or best-effort)"
-GIVE = "give the pod whole CPUs in the Guaranteed QoS class"
+ALIGN = "set kubelet's topologyManagerPolicy: single-numa-node (or restricted)"
+STATIC = " and cpuManagerPolicy: static, and give the pod whole CPUs in the Guaranteed QoS class"
 
 
-def placed(given: ContainerResources | None, kubelet: KubeletConfig, gpus: int = 1) -> PodPlacement:
-    return PodPlacement(vicinity(NODE, NODE.gpus[:gpus]), parse_list("4-7"), given, kubelet)
+def placed(given: ContainerResources | None, gpus: int = 1) -> PodPlacement:
+    return PodPlacement(vicinity(NODE, NODE.gpus[:gpus]), parse_list("4-7"), given)
 
 
 @pytest.mark.parametrize(
@@ -192,27 +188,23 @@ def placed(given: ContainerResources | None, kubelet: KubeletConfig, gpus: int =
     ],
 )
 def test_who_placed_a_container(given: ContainerResources | None, said: str) -> None:
-    assert str(placed(given, RESTRICTED)) == said
+    assert str(placed(given)) == said
 
 
 ON_BOTH, ON_NONE, ON_1 = (replace(GIVEN, nodes=frozenset(it)) for it in ((0, 1), (), (1,)))
 BY_CLAIM = replace(GIVEN, devices={}, claims=frozenset(("gpu.nvidia.com/gpu-0",)))
-NO_STATIC = replace(NONE, cpu_policy="none")
 
 
 @pytest.mark.parametrize(
     ("placement", "named"),
     [
-        (placed(None, KubeletConfig()), f"{ALIGNED} and cpuManagerPolicy: static, and {GIVE}"),
-        (placed(GIVEN, NONE), f"{ALIGNED} (it is none)"),
-        (placed(GIVEN, BEST_EFFORT), STRICTER),
-        (placed(GIVEN, NO_STATIC), "cpuManagerPolicy: static (it is none)"),
-        (placed(SHARED, RESTRICTED), GIVE),
-        (placed(ON_BOTH, NONE, gpus=2), "topologyManagerPolicy: best-effort (it is none)"),
-        (placed(ON_NONE, RESTRICTED), "have the device plugin tell the NUMA nodes of its GPUs"),
-        (placed(ON_1, RESTRICTED), "correct the device plugin, which tells kubelet node 1"),
-        (placed(BY_CLAIM, NONE), BY_DRA),
-        (placed(GIVEN, RESTRICTED), "start the pod again"),
+        (placed(None), f"{ALIGN}{STATIC}, and start the pod again"),
+        (placed(GIVEN), f"{ALIGN}, and start the pod again"),
+        (placed(SHARED), f"{ALIGN}{STATIC}"),
+        (placed(ON_BOTH, gpus=2), "set kubelet's topologyManagerPolicy: restricted, and start"),
+        (placed(ON_NONE), "have the device plugin tell the NUMA nodes of its GPUs"),
+        (placed(ON_1), "correct the device plugin, which tells kubelet node 1"),
+        (placed(BY_CLAIM), BY_DRA),
     ],
 )
 def test_the_remedy_is_the_setting_that_prevents_it(placement: PodPlacement, named: str) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from affinityd.audit.judge import Judge
 from affinityd.audit.model import (
     AuditedProcess,
     ContainerResources,
-    GpuKey,
     Job,
     Membership,
     NamedPods,
@@ -87,32 +85,24 @@ class Kubelet:
     def __init__(self) -> None:
         self.answer: bytes | Exception = b""
         self.asked = 0
-        self.gives: bool | None = True
 
-    def list_pods(self, _socket: str, _timeout: float) -> bytes:
+    def list_pods(self, _socket: str) -> bytes:
         self.asked += 1
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
 
-    def gives_cpus(self, _socket: str, _timeout: float) -> bool | None:
-        return self.gives
-
 
 @pytest.fixture
 def kubelet(monkeypatch: pytest.MonkeyPatch) -> Kubelet:
     kubelet = Kubelet()
-    for name in ("list_pods", "gives_cpus"):
-        monkeypatch.setattr(pods, name, getattr(kubelet, name))
+    monkeypatch.setattr(pods, "list_pods", kubelet.list_pods)
     return kubelet
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Iterator[Path]:
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(f"{tmp_path}/kubelet.sock")
-        server.listen()
-        yield tmp_path / "kubelet.sock"
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "kubelet.sock"
 
 
 def names(named: NamedPods) -> list[str | None]:
@@ -122,7 +112,7 @@ def names(named: NamedPods) -> list[str | None]:
 def test_the_last_answer_is_used_while_kubelet_does_not_answer(
     kubelet: Kubelet, path: Path
 ) -> None:
-    pods = KubeletPods(f"{path}", f"{path.parent}")
+    pods = KubeletPods(f"{path}")
     kubelet.answer = HANGS
     none = pods.name(NODE, [IN_POD])
     assert (names(none), len(none.notices), kubelet.asked) == ([None], 1, 1)
@@ -138,15 +128,6 @@ def test_the_last_answer_is_used_while_kubelet_does_not_answer(
         assert names(pods.name(NODE, [LATER, IN_POD])) == [None, "train-0"]
     kubelet.answer = pod("train-1")
     assert names(pods.name(NODE, [IN_POD])) == ["train-1"]
-
-
-def test_kubelet_s_settings_are_read_at_each_scan(kubelet: Kubelet, path: Path) -> None:
-    pods = KubeletPods(f"{path}", f"{path.parent}")
-    for gives, policy in ((True, "static"), (False, "none"), (None, None)):
-        kubelet.gives = gives
-        config = pods.name(NODE, [IN_POD]).kubelet
-        assert config is not None
-        assert (config.cpu_policy, config.topology_policy) == (policy, None)
 
 
 @pytest.mark.parametrize(
@@ -189,11 +170,10 @@ def in_pod(
 def named(
     *processes: AuditedProcess,
     containers: tuple[ContainerResources, ...],
-    files: frozenset[GpuKey] = frozenset(),
     known: Mapping[str, ContainerResources] = NO_KNOWN,
 ) -> list[str | None]:
     candidates = Candidate.all_of(containers, WITH_MIG)
-    found = with_containers(candidates, processes, lambda _pid: files, known)
+    found = with_containers(candidates, processes, known)
     return [None if it.facts.given is None else it.facts.given.pod for it in found]
 
 
@@ -245,15 +225,6 @@ def test_mig_instances_tell_containers_of_a_gpu_apart(
     assert named(its, containers=containers) == [expected]
 
 
-@pytest.mark.parametrize(("files", "expected"), [((0,), "one"), ((0, 1), "two"), ((), None)])
-def test_device_files_tell_containers_of_a_shared_gpu_apart(
-    files: tuple[int, ...], expected: str | None
-) -> None:
-    containers = given("one", "GPU-0::0"), given("two", "GPU-0::1", "GPU-1")
-    keys = frozenset(("nvidia", gpu) for gpu in files)
-    assert named(in_pod(0), containers=containers, files=keys) == [expected]
-
-
 def test_a_container_is_of_one_pod_unless_the_other_is_a_known_daemon() -> None:
     train, monitor = in_pod(0), in_pod(0, uid=POD.replace("0d6f", "1d6f"), pid=101)
     containers = (given("train", "GPU-0"),)
@@ -295,9 +266,7 @@ def test_the_runtime_names_containers_of_which_kubelet_says_nothing(
 
 def test_a_matched_process_has_all_gpus_of_its_container() -> None:
     containers = (given("train", "GPU-0", "GPU-1"),)
-    (its,) = with_containers(
-        Candidate.all_of(containers, NODE), [in_pod(0)], lambda _pid: frozenset(), NO_KNOWN
-    )
+    (its,) = with_containers(Candidate.all_of(containers, NODE), [in_pod(0)], NO_KNOWN)
     assert its.facts.gpus == (("nvidia", 0),)
     assert its.facts.given is not None
     assert its.facts.given.gpus == (("nvidia", 0), ("nvidia", 1))
