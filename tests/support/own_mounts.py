@@ -19,10 +19,12 @@ from tests.support.paths import REPOSITORY
 
 RUN, CONFIG = Path("/run/affinityd"), Path("/etc/affinityd.conf")
 DEV = Path("/dev")
-GPUS, NONE = re.compile(r"nvidia\d+|dri"), re.compile("")
+PTMX = "ptmx"  #: it must lie beside the pseudoterminals, kernel fs/devpts/inode.c
+GPUS, NONE = re.compile("nvidia.*|dri|kfd"), re.compile("")
 
 # Of <sched.h> and <sys/mount.h>.
 CLONE_NEWNS, MS_BIND, MS_REC, MS_SLAVE = 0x20000, 4096, 16384, 1 << 19
+MS_RDONLY, MS_REMOUNT = 1, 32
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -47,6 +49,8 @@ def hide_the_machines_own() -> None:
         _mount("/dev/null", CONFIG, None, MS_BIND)
     if has_gpus:
         _mount_anew(DEV, without=GPUS)
+        # NVIDIA's driver would make its files again.
+        _mount("none", DEV, None, MS_REMOUNT | MS_RDONLY)
     for path in closed:
         _mount_anew(path)
     os.chdir(folder)  # through the new mounts
@@ -64,8 +68,8 @@ def _mount_anew(folder: Path, without: re.Pattern[str] = NONE) -> None:
         if without.fullmatch(entry.name):
             continue
         place = folder / entry.name
-        if entry.is_symlink():
-            place.symlink_to(entry.readlink())
+        if entry.is_symlink() or entry.name == PTMX:
+            place.symlink_to(f"pts/{PTMX}" if entry.name == PTMX else entry.readlink())
             continue
         place.mkdir() if entry.is_dir() else place.touch()
         _mount(os.fspath(entry), place, None, MS_BIND | MS_REC)

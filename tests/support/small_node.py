@@ -17,7 +17,7 @@ from affinityd.topology.model import Node, Topology
 from tests.support.machines.by_hand import made
 from tests.support.machines.sysfs_tree import write_tree
 
-TOPOLOGY = made({0: "0,2", 1: "1,3"}, gpus=[1, 0])
+TOPOLOGY = made({0: "0,1022", 1: "1,1023"}, gpus=[1, 0])
 
 ALL = frozenset(os.sched_getaffinity(0))
 FAR, NEAR = frozenset({0}), frozenset({1})  #: of GPU 0

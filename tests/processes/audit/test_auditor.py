@@ -82,7 +82,7 @@ def test_a_process_is_judged_by_its_mask_and_the_machine_at_each_scan(far: int) 
     expected = [("remote", "mask")], [("local", None)], [("mixed", "mask")]
     assert [placed(it) for it in scans] == [*expected]
     assert [it.since for it in scans] == [{GPU: first.time}, {}, {GPU: third.time}]
-    assert first.near == {GPU: frozenset({1, 3}), OTHER: frozenset({0, 2})}
+    assert first.near == {GPU: frozenset({1, 1023}), OTHER: frozenset({0, 1022})}
     narrow = made({0: "0", 1: "1"}, gpus=[1])  # where its mask is all that there is
     os.sched_setaffinity(far, {0, 1})
     assert placed(auditor.scan(narrow)) == [("unpinned", "unpinned")]

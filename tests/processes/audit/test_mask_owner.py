@@ -77,7 +77,7 @@ def owner() -> Iterator[Callable[..., str]]:
         assert process.stdout.readline() == "ready\n"
         holders = GpuHolders((Holding(process.pid, ("nvidia", 0)),))
         facts = [*ProcessWalk(holders, time.monotonic() + 60, ProcessTable())]
-        return str(owner_of(replace(facts[child], cpuset=cpuset or facts[child].cpuset)))
+        return str(owner_of(replace(facts[child], cpuset=cpuset or ALL)))
 
     yield tell
     for process in started:
