@@ -1,6 +1,5 @@
 #!/bin/sh
 # Prolog= of slurm.conf: notes the job's GPUs for task_prolog.sh, and checks whether affinityd answers.
-#
 # It runs as root, on each node of a job, before its first task. Only here are the job's GPUs always
 # in the node's own numbering. It ends with 0, unless no daemon answers and AFFINITYD_DRAIN=yes is in
 # /etc/affinityd.conf: then Slurm drains the node. A job without GPUs needs neither note nor daemon.
@@ -35,22 +34,6 @@ printf 'gpus=%s\n' "$gpus" >"$note" ||
 leader=${SLURM_HET_JOB_ID:-$SLURM_JOB_ID}
 [ "$leader" = "$SLURM_JOB_ID" ] || ln -sfn "$SLURM_JOB_ID" "$notes/$leader"
 
-# Two notes that name one GPU are of jobs that share it, by MPS or shards. Where the epilog did not run, a
-# note stays for a month.
-find "$notes" -mtime +30 -exec rm -f {} +
-shared=''
-any=$(printf %s "$gpus" | tr , '|')
-others=$(grep -lE "^gpus=(.*,)?($any)(,|\$)" "$notes"/[0-9]* 2>/dev/null)
-for other in $others; do
-    { [ "$other" = "$note" ] || [ -L "$other" ]; } && continue
-    shared="$shared ${other##*/}"
-    printf 'shared=%s\n' "$gpus" >>"$other"
-done
-if [ -n "$shared" ]; then
-    printf 'shared=%s\n' "$gpus" >>"$note"
-    say "job $SLURM_JOB_ID shares its GPUs, and so their CPUs, with$shared"
-fi
-
 # Off or observing, a node without a daemon loses no pin.
 case $(setting AFFINITYD) in '' | [Oo][Nn] | 1 | [Yy][Ee][Ss] | [Tt][Rr][Uu][Ee]) ;; *) exit 0 ;; esac
 socket=$(setting AFFINITYD_SOCKET)
@@ -61,10 +44,7 @@ for _ in 1 2 3 4 5 6 7 8 9 10 11 12; do # of ms: curl waits for no room in a que
     [ $? = 7 ] || break
 done
 say "no daemon is ready at $socket: tasks on this node are pinned by node.json, or not at all ($problem)"
-case $(setting AFFINITYD_DRAIN) in
-yes | true | 1 | on) # Slurm drains the node for the status, and keeps this reason
-    timeout 2 scontrol update NodeName="${SLURMD_NODENAME-}" State=DRAIN Reason="affinityd: no daemon is ready at $socket"
-    exit 1
-    ;;
-esac
-exit 0
+case $(setting AFFINITYD_DRAIN) in yes | true | 1 | on) ;; *) exit 0 ;; esac
+# Slurm drains the node for the status, and keeps this reason.
+timeout 2 scontrol update NodeName="${SLURMD_NODENAME-}" State=DRAIN Reason="affinityd: no daemon is ready at $socket"
+exit 1

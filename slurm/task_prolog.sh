@@ -1,11 +1,9 @@
 #!/bin/sh
 # TaskProlog= of slurm.conf: pins a task near its GPUs, as this node's affinityd says.
-#
-# It runs as the user, beside the task, before the program. Slurm reads what it prints, on stderr
-# too, and kills the task if it fails: so it prints nothing but `export` and `unset` lines, and ends
-# with 0 within a second. After any error the task stays as Slurm made it, and AFFINITYD_UNPINNED
-# says why.
-# shellcheck disable=SC2034,SC2154 # variables that eval reads and sets
+# It runs as the user, beside the task, before the program. Slurm reads what it prints, on stderr too,
+# and kills the task if it fails: so it prints `export`, `unset` and `print` lines alone, and ends with 0
+# within a second. After any error the task stays as Slurm made it, and AFFINITYD_UNPINNED says why.
+# shellcheck disable=SC1090,SC2034,SC2086,SC2154 # a file that is sourced, variables that eval sets, words
 
 set +e +f +u +v +x
 unset -f [ printf read cd command # exported functions of the user, where sh is bash
@@ -19,7 +17,6 @@ done
 shared_file=${0%/*}/pinning.sh
 # Its NICs, too: this may be another node, where a library fails that is told to use no others.
 if [ -n "${AFFINITYD_RDMA-}" ] && [ -r "$shared_file" ]; then
-    # shellcheck source=affinityd/kubernetes/files/pinning.sh
     . "$shared_file"
     former_nics
 fi
@@ -51,21 +48,11 @@ leave() { # REASON
     exit 0
 }
 tell() { # LINE, on stdout of a node's first task, if the user or the site wants to see it
-    case ${SLURM_LOCALID-},${AFFINITYD_VERBOSE-} in 0,1 | 0,[Yy][Ee][Ss] | 0,[Tt][Rr][Uu][Ee] | 0,[Oo][Nn]) ;; *) return ;; esac
+    { [ "${SLURM_LOCALID-}" = 0 ] && is_on "${AFFINITYD_VERBOSE-}"; } || return
     printf 'print affinityd: %s, task %s: %.200s\n' "${SLURMD_NODENAME-}" "${SLURM_PROCID-}" "$1"
-}
-read_lines() { # PREFIX FILE: PREFIX_NAME of each line NAME=VALUE; the last of a name counts
-    while IFS='= ' read -r name value || [ -n "$name" ]; do
-        case $((${#name} + ${#value} < 4096)),$name in # to cut a longer one takes some shells seconds
-        0,* | 1, | *,*[!A-Za-z_]*) continue ;;
-        esac
-        value=${value%[[:space:]]} value=${value#[\'\"]}
-        eval "$1_$name=\${value%[\\'\\\"]}"
-    done <"$2"
 }
 
 [ -r "$shared_file" ] || leave "$shared_file cannot be read"
-# shellcheck source=affinityd/kubernetes/files/pinning.sh
 . "$shared_file"
 switch=on no_switch='is none of on, observe and off' site_AFFINITYD=''
 heed "${AFFINITYD-}" || leave "AFFINITYD $no_switch"
@@ -82,7 +69,7 @@ esac
 case ${SLURM_MEM_BIND_TYPE:-none} in none* | quiet,none*) ;; *) leave 'its memory is bound by --mem-bind' ;; esac
 read_mask "${SLURM_TASK_PID-}" || leave "/proc/${SLURM_TASK_PID-}/status cannot be read"
 
-[ ! -f "$settings" ] || read_lines site "$settings"
+[ ! -f "$settings" ] || read_lines site <"$settings"
 heed "$site_AFFINITYD" || leave "AFFINITYD in $settings $no_switch"
 [ "$switch" != off ] || leave "AFFINITYD=off in $settings"
 for name in $plan_variables AFFINITYD_NICS AFFINITYD_OWN AFFINITYD_SOCKET AFFINITYD_VERBOSE; do
@@ -96,9 +83,8 @@ file=${socket%/*}/node.json # of a daemon that has ended
 nothing="no daemon listens at $socket, and no node.json is beside it"
 [ -S "$socket" ] || [ -n "$file" ] || leave "$nothing"
 
-# Its GPUs in the node's numbering, and those that other jobs have, too.
-note=/run/affinityd-jobs/${SLURM_JOB_ID-} job_gpus='' job_shared=''
-[ ! -f "$note" ] || read_lines job "$note"
+note=/run/affinityd-jobs/${SLURM_JOB_ID-} job_gpus='' # in the node's numbering
+[ ! -f "$note" ] || read_lines job <"$note"
 find_devices /dev/nvidia minor
 [ -n "$granted" ] || [ -e /dev/nvidiactl ] || find_devices /dev/dri/renderD drm
 job=$job_gpus
@@ -111,21 +97,17 @@ asked=7
 case $asked in
 7) trouble=$nothing ;;
 28 | 137 | 142) trouble="no answer in time from $address" ;; # of curl, and of those that are killed
-0) trouble="no plan from $address, but another answer" ;;
 *) trouble="no plan from $address (status $asked)" ;;
 esac
 understand || leave "${reason:-$trouble}"
 [ "$switch" != off ] || leave "AFFINITYD=off, from the daemon at $socket"
 apply "$SLURM_TASK_PID"
-[ -z "$job_shared" ] || warnings=${warnings:+$warnings,}shared_gpu
 printf 'export %s\n' "AFFINITYD_CPULIST=$mask" "AFFINITYD_LOCALITY=$locality" \
     "AFFINITYD_ALLOWED=$allowed" ${job_gpus:+"AFFINITYD_JOB_GPUS=$job_gpus"} \
     ${warnings:+"AFFINITYD_WARNINGS=$warnings"}
 few=''
-if [ -z "${SLURM_CPUS_PER_TASK-}" ] && is_number "${SLURM_CPUS_ON_NODE-}" &&
-    is_number "${SLURM_JOB_CPUS_PER_NODE-}" && [ "$SLURM_CPUS_ON_NODE" -lt "$SLURM_JOB_CPUS_PER_NODE" ]; then
+[ -n "${SLURM_CPUS_PER_TASK-}" ] || ! [ "${SLURM_CPUS_ON_NODE-}" -lt "${SLURM_JOB_CPUS_PER_NODE-}" ] ||
     few="; its step has $SLURM_CPUS_ON_NODE of the job's $SLURM_JOB_CPUS_PER_NODE CPUs: give -c"
-fi
 # Variables by which another binder undoes the pin, each with the one that ends that (binders.py).
 second='' switches=''
 for row in GOMP_CPU_AFFINITY:OMP_PROC_BIND=false OMP_PROC_BIND:OMP_PROC_BIND=false OMP_PLACES:OMP_PROC_BIND=false \
@@ -135,15 +117,10 @@ for row in GOMP_CPU_AFFINITY:OMP_PROC_BIND=false OMP_PROC_BIND:OMP_PROC_BIND=fal
     eval "value=\${$name-} now=\${${switch%%=*}-}"
     [ -z "$value" ] || [ "$now" = "${switch#*=}" ] || second="; $name binds it, too" switches="$switches $switch"
 done
-case ${AFFINITYD_OWN-} in
-1 | [Oo][Nn] | [Yy][Ee][Ss] | [Tt][Rr][Uu][Ee])
+if is_on "${AFFINITYD_OWN-}"; then
     second=''
-    # shellcheck disable=SC2086 # a word a variable
     printf 'export %s\n' $switches TLLM_NUMA_AWARE_WORKER_AFFINITY=0 NRL_DISABLE_NUMA_BINDING=1 \
         UCCL_EP_DISABLE_CPU_AFFINITY=1
-    ;;
-esac
+fi
 tell "CPUs $mask ($locality)$few${warnings:+; $warnings}$second"
-nic_variables | while read -r line; do
-    printf 'export %s\n' "$line"
-done
+nic_variables 'export '

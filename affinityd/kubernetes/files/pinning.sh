@@ -1,8 +1,6 @@
 # Sourced by slurm/task_prolog.sh and by a pod's run: they ask affinityd, and pin by its answer.
-# They pass variables on as they are: the daemon interprets them.
-#
-# The script sets the paths (proc, curl, taskset, python; clean starts a tool), and has a switch
-# and `leave REASON`, which ends it.
+# They pass variables on as they are: the daemon interprets them. The script sets the paths (proc, curl,
+# taskset, python; clean starts a tool), and has a switch and `leave REASON`, which ends it.
 # shellcheck shell=sh disable=SC2034,SC2154 # variables of the scripts, and those that eval reads
 
 # Parameters that site and job may choose.
@@ -12,12 +10,12 @@ observe='' granted='' job='' # other parameters, if known
 
 heed() { # WORD: switch, the least of its value and AFFINITYD=WORD
     case $1 in
-    '' | [Oo][Nn] | 1 | [Yy][Ee][Ss] | [Tt][Rr][Uu][Ee]) ;;
     [Oo][Bb][Ss][Ee][Rr][Vv][Ee]) [ "$switch" = off ] || switch=observe ;;
     [Oo][Ff][Ff] | 0 | [Nn][Oo] | [Ff][Aa][Ll][Ss][Ee]) switch=off ;;
-    *) return 1 ;;
+    *) [ -z "$1" ] || is_on "$1" ;;
     esac
 }
+is_on() { case $1 in [Oo][Nn] | 1 | [Yy][Ee][Ss] | [Tt][Rr][Uu][Ee]) ;; *) return 1 ;; esac; }
 has() { command -v "$1" >/dev/null; }
 is_number() { case $1 in '' | *[!0-9]* | ???????????*) return 1 ;; esac; }
 is_cpulist() { # no machine has a CPU of six digits
@@ -57,20 +55,16 @@ fetch() { # OPTION PARAMETER...; 7: nothing listens
     if [ -f "$address" ]; then
         $clean "$limit" -s KILL "$seconds" "$affinityd" plan --node-file "$address" "$@"
     elif has "$curl"; then
-        tries=1
         case $address in
-        /*)
-            set -- "$@" --unix-socket "$address" http://localhost/plan
-            tries='1 2 3 4 5 6 7 8 9 10 11 12' # of ms: curl waits for no room in a queue, unix(7)
-            ;;
+        /*) set -- "$@" --unix-socket "$address" http://localhost/plan ;;
         *) set -- "$@" "$address/plan" ;;
         esac
-        for _ in $tries; do
+        for _ in 1 2 3 4 5 6 7 8 9 10 11 12; do # of ms: curl waits for no room in a queue, unix(7)
             $clean "$curl" -q -s -G --noproxy '*' -m "$seconds" --max-filesize 65536 --limit-rate 1M "$@"
             status=$?
-            [ "$status" = 7 ] || return "$status"
+            [ "$status" = 7 ] || break
         done
-        return 7
+        return "$status"
     else
         $clean "$python" -I -S -c '
 import http.client, os, signal, socket, sys, urllib.parse
@@ -88,23 +82,26 @@ print(daemon.getresponse().read(65536).decode())
 ' "$address" "$seconds" "$@"
     fi
 }
-understand() { # cpulist, locality, allowed, warnings, job_gpus, rdma; else reason, the answer's first line
-    value='' cpulist='' locality='' allowed='' warnings='' job_gpus='' rdma='' reason=''
-    while IFS= read -r line; do # to cut lines out of a long answer takes some shells seconds
-        reason=${reason:-$line}
-        case $line in
-        AFFINITYD=*) value=${line#*=} ;;
-        AFFINITYD_CPULIST=*) cpulist=${line#*=} ;;
-        AFFINITYD_LOCALITY=*) locality=${line#*=} ;;
-        AFFINITYD_ALLOWED=*) allowed=${line#*=} ;;
-        AFFINITYD_WARNINGS=*) warnings=${line#*=} ;;
-        AFFINITYD_JOB_GPUS=*) job_gpus=${line#*=} ;;
-        AFFINITYD_RDMA=*) rdma=${line#*=} ;;
+read_lines() { # PREFIX: PREFIX_NAME of each line NAME=VALUE of stdin; the last of a name counts
+    while IFS='= ' read -r name value || [ -n "$name" ]; do
+        case $((${#name} + ${#value} < 4096)),$name in # to cut a longer one takes some shells seconds
+        0,* | 1, | *,*[!A-Za-z_]*) continue ;;
         esac
-    done <<END
+        value=${value%[[:space:]]} value=${value#[\'\"]}
+        eval "$1_$name=\${value%[\\'\\\"]}"
+    done
+}
+understand() { # cpulist, locality, allowed, warnings, job_gpus, rdma; else reason, the answer's first line
+    for name in '' _CPULIST _LOCALITY _ALLOWED _WARNINGS _JOB_GPUS _RDMA; do unset "plan_AFFINITYD$name"; done
+    read_lines plan <<END
 $answer
 END
-    heed "$value" || switch=off
+    IFS= read -r reason <<END
+$answer
+END
+    cpulist=$plan_AFFINITYD_CPULIST locality=$plan_AFFINITYD_LOCALITY allowed=$plan_AFFINITYD_ALLOWED
+    warnings=$plan_AFFINITYD_WARNINGS job_gpus=$plan_AFFINITYD_JOB_GPUS rdma=$plan_AFFINITYD_RDMA
+    heed "$plan_AFFINITYD" || switch=off
     case $locality in
     local | mixed | remote | unknown) is_cpulist "$cpulist" && is_cpulist "$allowed" && return ;;
     esac
@@ -120,7 +117,7 @@ apply() { # PID: mask, which it then has
 }
 # Libraries that AFFINITYD_NICS names are told which RDMA devices are near the GPUs. What the user has
 # set stays; a value of an earlier pin is replaced.
-nic_variables() ( # prints NAME=value, a line each
+nic_variables() ( # PREFIX: prints NAME=value after it, a line each
     case ${AFFINITYD_NICS:-none},$rdma in none,* | *[!A-Za-z0-9_.:,\ -]*) return ;; esac
     eval "$(former_nics)"
     ports='' IFS=', '
@@ -131,11 +128,11 @@ nic_variables() ( # prints NAME=value, a line each
         eval "[ -z \"\${${line%%=*}-}\" ]" || continue
         case ${line%%_*},$AFFINITYD_NICS in
         UCX,*[Uu][Cc][Xx]* | NVSHMEM,*[Nn][Vv][Ss][Hh][Mm][Ee][Mm]* | NCCL,*[Nn][Cc][Cc][Ll]* | UCCL,*[Uu][Cc][Cc][Ll]*)
-            printf '%s\n' "$line"
+            printf '%s\n' "${1-}$line"
             ;;
         esac
     done
-    [ -z "$ports" ] || printf '%s\n' "AFFINITYD_RDMA=$ports"
+    [ -z "$ports" ] || printf '%s\n' "${1-}AFFINITYD_RDMA=$ports"
 )
 former_nics() { # prints `unset NAME` for each variable that an earlier pin has set, by its AFFINITYD_RDMA
     case ${AFFINITYD_RDMA-} in *[!A-Za-z0-9_.:,-]*) return ;; esac

@@ -1,10 +1,9 @@
 #!/bin/sh
 # run [--fail-closed] [--] COMMAND [ARGUMENT...]: starts a command near its container's GPUs.
-#
 # `affinityd init` puts it into a pod. It asks the node's affinityd by curl or python3 of the image, else reads the
 # files that init left for the container's GPUs, and pins by taskset. After any error the command starts
 # all the same, and a line on stderr says why.
-# shellcheck disable=SC2034,SC2154 # variables that eval reads and sets
+# shellcheck disable=SC1090,SC1091,SC2034,SC2086,SC2154 # files that are sourced, variables that eval sets, words
 
 # All of it runs in a subshell: its variables may be names of the command's environment.
 find_place() { # prints what the command is told, nothing if off, or what kept it from its place
@@ -15,10 +14,8 @@ find_place() { # prints what the command is told, nothing if off, or what kept i
     trap '' PIPE # of a stderr that is not read
     case $0 in */*) here=${0%/*} ;; *) here=. ;; esac
     switch=on rdma=''
-    # shellcheck source=affinityd/kubernetes/files/pinning.sh
     . "$here/pinning.sh"
     heed "${AFFINITYD-}" || leave 'AFFINITYD is none of on, observe and off'
-    # shellcheck source=/dev/null
     [ ! -r "$here/settings" ] || . "$here/settings"
     [ "$switch" != off ] || exit 0
     read_mask $$ || leave "the mask in $proc/$$/status cannot be read"
@@ -33,7 +30,7 @@ find_place() { # prints what the command is told, nothing if off, or what kept i
         leave "$trouble, and in $here/gpu $size CPUs are near, of $least asked for"
     fi
     [ "$locality" != remote ] || say "CPUs $mask are not near the GPU; allowed are $allowed"
-    printf %s "AFFINITYD_CPULIST=$mask AFFINITYD_LOCALITY=$locality AFFINITYD_ALLOWED=$allowed $(nic_variables)"
+    printf %s "AFFINITYD_CPULIST=$mask AFFINITYD_LOCALITY=$locality AFFINITYD_ALLOWED=$allowed $(nic_variables '')"
 }
 say() { [ "$switch" = observe ] || printf 'affinityd run: %s\n' "$1" >&3; }
 leave() { # REASON
@@ -57,10 +54,7 @@ find_limit() { # AFFINITYD_JOB_CPUS: the container's CPU request, else its limit
     read -r quota period <"$sys/fs/cgroup/cpu.max" ||
         { read -r quota <"$sys/fs/cgroup/cpu/cpu.cfs_quota_us" &&
             read -r period <"$sys/fs/cgroup/cpu/cpu.cfs_period_us"; }
-    if is_number "$quota" && is_number "$period"; then
-        AFFINITYD_JOB_CPUS=$(((quota + period - 1) / period))
-        return
-    fi
+    is_number "$quota" && is_number "$period" && AFFINITYD_JOB_CPUS=$(((quota + period - 1) / period)) && return
     # Since 1.33 kubelet sets no limit for exclusive CPUs: the weight is then of all of the cpuset.
     count_cpus "$mask"
     [ "$size" -le 256 ] && shares=$((1024 * size)) || shares=262144 # more has no weight
@@ -68,7 +62,6 @@ find_limit() { # AFFINITYD_JOB_CPUS: the container's CPU request, else its limit
         read -r weight <"$sys/fs/cgroup/cpu/cpu.shares"
     ! is_number "$weight" || [ "$weight" -lt "$shares" ] || AFFINITYD_JOB_CPUS=$size
 }
-
 count_cpus() { # CPULIST: size
     size=0 blanks=$IFS IFS=,
     for part in $1; do
@@ -76,7 +69,6 @@ count_cpus() { # CPULIST: size
     done
     IFS=$blanks
 }
-
 ask_daemon() { # cpulist, locality, allowed; least, the CPUs that it must have
     trouble='no affinityd is here to be asked' timeout=0.7 least=0
     has curl || has python3 || { trouble='neither curl nor python3 is here, to ask affinityd' && plan_from_files; return; }
@@ -88,10 +80,10 @@ ask_daemon() { # cpulist, locality, allowed; least, the CPUs that it must have
         *) trouble="$place is neither http://HOST:PORT nor the path of a socket from /" && continue ;;
         esac
         ask "${place%/}" "$timeout" 'NVIDIA_VISIBLE_DEVICES CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES
-            HIP_VISIBLE_DEVICES AFFINITYD_JOB_CPUS AFFINITYD_JOB_GPUS AFFINITYD_CPULIST AFFINITYD_ALLOWED LOCAL_RANK LOCAL_WORLD_SIZE LOCAL_SIZE
-            OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS
-            PMI_LOCAL_RANK PMI_LOCAL_SIZE PALS_LOCAL_RANKID MV2_COMM_WORLD_LOCAL_RANK
-            MV2_COMM_WORLD_LOCAL_SIZE JSM_NAMESPACE_LOCAL_RANK JSM_NAMESPACE_LOCAL_SIZE
+            HIP_VISIBLE_DEVICES AFFINITYD_JOB_CPUS AFFINITYD_JOB_GPUS AFFINITYD_CPULIST AFFINITYD_ALLOWED
+            LOCAL_RANK LOCAL_WORLD_SIZE LOCAL_SIZE OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_SIZE
+            MPI_LOCALRANKID MPI_LOCALNRANKS PMI_LOCAL_RANK PMI_LOCAL_SIZE PALS_LOCAL_RANKID
+            MV2_COMM_WORLD_LOCAL_RANK MV2_COMM_WORLD_LOCAL_SIZE JSM_NAMESPACE_LOCAL_RANK JSM_NAMESPACE_LOCAL_SIZE
             HOROVOD_LOCAL_RANK HOROVOD_LOCAL_SIZE FLUX_TASK_LOCAL_ID FLUX_JOB_SIZE FLUX_JOB_NNODES'
         trouble="no answer from ${place%/}" timeout=0.2
         ! understand || return
@@ -117,10 +109,7 @@ plan_from_files() { # cpulist, locality, allowed: near all of the container's GP
 }
 
 affinityd_closed='' affinityd_usage='usage: run [--fail-closed] [--] COMMAND [ARGUMENT...]'
-case ${1-} in
---fail-closed) affinityd_closed="was not started" && shift ;;
--h | --help) echo "$affinityd_usage" && exit ;;
-esac
+[ "${1-}" != --fail-closed ] || { affinityd_closed='was not started' && shift; }
 [ "${1-}" != -- ] || shift
 case ${1--} in -*) echo "$affinityd_usage" >&2; exit 125 ;; esac
 if [ -z "$affinityd_closed" ]; then
@@ -139,7 +128,7 @@ if affinityd_place=$(
     'unpinned '*) export AFFINITYD_UNPINNED="${affinityd_place#* }" ;;
     *)
         unset AFFINITYD_UNPINNED
-        # shellcheck disable=SC2086,SC2163 # NAME=value, several times
+        # shellcheck disable=SC2163 # NAME=value, several times
         export $affinityd_place
         ;;
     esac
@@ -162,7 +151,6 @@ if [ -n "$affinityd_odd" ] && command -v env >/dev/null; then
     set -f
     IFS='
 '
-    # shellcheck disable=SC2086 # a word a variable
     set -- env $affinityd_odd "$@"
 fi
 trap - EXIT

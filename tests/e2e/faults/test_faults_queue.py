@@ -84,9 +84,3 @@ def test_a_script_gives_up_if_the_queue_stays_full(folder: Path) -> None:
     (folder / "room").touch()
     with full(folder / "s"):
         assert ask(folder, f"{folder}/s") == ("no answer\n", TRIES)
-
-
-def test_a_tcp_address_is_asked_once(folder: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    assert ask(folder, f"http://127.0.0.1:{port}") == ("no answer\n", 1)

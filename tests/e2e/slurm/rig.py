@@ -61,7 +61,7 @@ SelectTypeParameters=CR_Core
 JobAcctGatherType=jobacct_gather/none
 ProctrackType={tracking}
 TaskPlugin={setup.task_plugin}
-GresTypes={types}
+GresTypes=gpu
 {lines}
 {nodes}
 PartitionName=all Nodes=ALL Default=YES State=UP
@@ -133,7 +133,6 @@ class Setup:
     hwloc: str = ""  #: what slurmd is to see of the hardware, as hwloc(7) has HWLOC_SYNTHETIC
     state: str = "idle"  #: to which the node comes
     gres_conf: str | None = None  #: its text; None: a line for each GPU, without Cores=
-    gres: Mapping[str, int] = field(default_factory=dict)  #: more of them, and how many
     binds: Mapping[Path, str] = field(default_factory=dict)  #: what the node sees, and where
     release: str = HOST  #: of Slurm
     root: Path | None = None  #: where that release is; None: made here, and kept
@@ -308,7 +307,7 @@ def _remove_cgroups(node: str) -> None:
 def _configure(folder: Path, setup: Setup) -> None:
     (folder / "state").mkdir()
     gpus = [gpu.rpartition(":") for gpu in setup.gpus]
-    gres = {**Counter(f"gpu:{kind}" if kind else "gpu" for kind, _, _ in gpus), **setup.gres}
+    gres = Counter(f"gpu:{kind}" if kind else "gpu" for kind, _, _ in gpus)
     has = " Gres=" + ",".join(f"{it}:{n}" for it, n in gres.items()) if gres else ""
     by_cgroup = setup.by_cgroup or "cgroup" in setup.task_plugin
     conf = SLURM_CONF.format(
@@ -322,14 +321,12 @@ def _configure(folder: Path, setup: Setup) -> None:
         ),
         port=free_port(),
         lines="\n".join(setup.conf),
-        types=",".join({"gpu": 0, **setup.gres}),
         tracking="proctrack/cgroup" if by_cgroup else "proctrack/linuxproc",
     )
     constrains = {"cores": setup.constrain_cores, "devices": setup.constrain_devices}
     words = {name: "yes" if does else "no" for name, does in constrains.items()}
     typed = [(f"Type={kind}" if kind else "", minor) for kind, _, minor in gpus]
     lines = [f"Name=gpu {kind} File=/dev/nvidia{minor}\n" for kind, minor in typed]
-    lines += [f"Name={name} Count={count}\n" for name, count in setup.gres.items()]
     (folder / "slurm.conf").write_text(conf)
     (folder / "cgroup.conf").write_text(
         CGROUP_CONF.format(**words, lines="\n".join(setup.cgroup_conf))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,7 +48,6 @@ def cluster(conf: Path, release: str) -> Iterator[Node]:
     setup = Setup(
         task_plugin="task/affinity,task/cgroup",
         conf=("LaunchParameters=use_interactive_step", "FirstJobId=7000"),  # others have jobs here
-        gres={"shard": 400, "mps": 400},
         binds={conf: "/etc/affinityd.conf"},
         release=release,
     )
@@ -74,22 +71,6 @@ def test_a_note_names_the_job_s_gpus_as_long_as_it_lives(node_of_jobs: Node) -> 
     note = node_of_jobs.note(printed[1].split()[-1])
     eventually(lambda: not note.exists(), "the epilog ran")
     assert "0:" not in node_of_jobs.cluster.srun("-n1", "/bin/ls", "/run/affinityd-jobs")
-
-
-def test_a_note_of_another_job_on_the_gpu_says_that_it_is_shared_for_a_month(
-    node_of_jobs: Node,
-) -> None:
-    hour, stale = 3600, {"91": ("2", 0.1), "92": ("2", 32 * 24), "93": ("0", 48)}
-    for job, (gpu, age) in stale.items():
-        node_of_jobs.note(job).write_text(f"gpus={gpu}\n")
-        when = time.time() - age * hour
-        os.utime(node_of_jobs.note(job), (when, when))
-    tasks = node_of_jobs.tasks(*TWO)
-    left = [job for job in stale if node_of_jobs.note(job).exists()]
-    for job in left:
-        node_of_jobs.note(job).unlink()
-    assert left == ["91", "93"]
-    assert {task.variables["WARNINGS"] for task in tasks} == {"shared_gpu"}
 
 
 def test_steps_side_by_side_on_a_gpu_each_are_near_it_and_apart(node_of_jobs: Node) -> None:
@@ -119,15 +100,6 @@ def test_the_documentation_s_example_prints_where_each_task_is(node_of_jobs: Nod
         "/bin/sh", "-c", command, env={"AFFINITYD_MODE": "exclusive"}
     )
     assert sorted(re.findall(r"AFFINITYD_CPULIST=(\S+)", printed)) == [NEAR, FAR]
-
-
-@pytest.mark.parametrize("kind", ["shard", "mps"])
-def test_jobs_that_share_a_gpu_are_told_that_they_share_its_cpus(
-    node_of_jobs: Node, kind: str
-) -> None:
-    with node_of_jobs.cluster.job(1, f"--gres={kind}:10"):
-        (task,) = node_of_jobs.tasks("-n1", f"--gres={kind}:10")
-    assert "shared_gpu" in task.variables["WARNINGS"].split(",")
 
 
 def test_a_running_job_without_a_cpu_near_its_gpu_is_named(node_of_jobs: Node) -> None:
