@@ -70,10 +70,11 @@ class AskedNode:
         return len(times) - 1
 
 
+LISTED = "nvmlDeviceGetComputeRunningProcesses"
 GPUS = (NEAR, NEAR, FAR, FAR)  #: GPU → the CPU that is near it
 
-#: GPU → the processes that use it.
-Users = Mapping[int, Sequence[int]]
+#: GPU → the processes that use it; None: NVML does not say which.
+Users = Mapping[int, Sequence[int] | None]
 
 
 @dataclass
@@ -110,7 +111,9 @@ def facts(users: Users, fault: str = "") -> str:
     lines = [f"driver {DRIVER}", fault]
     for gpu, cpu in enumerate(GPUS):
         lines += ["gpu", f"uuid {uuid(gpu)}", f"minor {gpu}", f"pci 0000{address(gpu)}"]
-        lines += [f"node {cpu}", *(f"process compute {pid} {2**30}" for pid in users.get(gpu, ()))]
+        pids = users.get(gpu, ())
+        lines += [f"node {cpu}", *(f"process compute {pid} {2**30}" for pid in pids or ())]
+        lines += [f"fail {LISTED}_v{version} 4" for version in (2, 3) if pids is None]
     return "\n".join([*lines, ""])
 
 

@@ -8,25 +8,8 @@ import pytest
 
 from affinityd.daemon.policy_document import SETTINGS, described, parse
 from affinityd.planner.modes import MODES
-from tests.e2e.chart.rendering import (
-    CHART,
-    NAMESPACE,
-    NEWEST,
-    OLDEST,
-    OPTIONS,
-    REMAKE,
-    chosen,
-    container,
-    daemon_set,
-    golden_path,
-    helm,
-    looked_at,
-    objects,
-    pod,
-    rendered,
-    validate,
-    with_values,
-)
+from tests.e2e.chart import rendering
+from tests.e2e.chart.rendering import CHART, OPTIONS, container, daemon_set, objects, pod, rendered
 from tests.support import privileges
 
 EVERY_OPTION = pytest.mark.parametrize("option", OPTIONS)
@@ -35,16 +18,20 @@ CUSTOM = "monitoring.coreos.com/v1"
 
 @EVERY_OPTION
 def test_the_manifests_are_those_that_were_looked_at(option: str) -> None:
-    assert looked_at(option) == golden_path(option).read_text(), REMAKE
+    assert rendering.looked_at(option) == rendering.golden_path(option).read_text(), (
+        rendering.REMAKE
+    )
 
 
 def test_there_is_no_golden_of_another_option() -> None:
-    assert {*golden_path("default").parent.iterdir()} == {golden_path(it) for it in OPTIONS}
+    assert {*rendering.golden_path("default").parent.iterdir()} == {
+        rendering.golden_path(it) for it in OPTIONS
+    }
 
 
 @pytest.mark.parametrize("option", ["default", "everything"])
 def test_helm_lints_it(option: str) -> None:
-    done = helm("lint", "--strict", str(CHART), *chosen(option))
+    done = rendering.helm("lint", "--strict", str(CHART), *rendering.chosen(option))
     assert done.returncode == 0, done.stdout
     assert "[WARNING]" not in done.stdout
 
@@ -53,13 +40,13 @@ def test_kubernetes_knows_every_field() -> None:
     made = [it for option in OPTIONS for it in objects(option).values()]
     unique = {repr(it): it for it in made if it["apiVersion"] != CUSTOM}
     assert len(unique) > len(OPTIONS)
-    validate(unique.values(), OLDEST, NEWEST)
+    rendering.validate(unique.values(), rendering.OLDEST, rendering.NEWEST)
 
 
 @EVERY_OPTION
 def test_objects_have_the_label_and_namespace_of_the_release(option: str) -> None:
     elsewhere = {"PodMonitor", "ConfigMap"}  # where Prometheus and Grafana look
-    namespace = "gpu-platform" if option == "catalog" else NAMESPACE
+    namespace = "gpu-platform" if option == "catalog" else rendering.NAMESPACE
     for manifest in objects(option).values():
         assert manifest["metadata"]["labels"]["app.kubernetes.io/instance"] == "affinityd"
         assert manifest["metadata"]["namespace"] == namespace or manifest["kind"] in elsewhere
@@ -169,7 +156,7 @@ def test_one_value_sets_what_the_older_ones_set_together() -> None:
     ],
 )
 def test_a_policy_is_mounted_and_pods_if_it_names_namespaces(mode: str, policy: str) -> None:
-    made = with_values({"hostPID": True, "enforce": {"mode": mode, "policy": policy}})
+    made = rendering.with_values({"hostPID": True, "enforce": {"mode": mode, "policy": policy}})
     data = made.get("ConfigMap/affinityd-policy", {}).get("data")
     assert data == (None if mode == "off" else {"policy.toml": policy})
     spec = made["DaemonSet/affinityd"]["spec"]["template"]["spec"]
@@ -187,7 +174,7 @@ def test_rules_by_namespace_come_after_those_of_the_policy() -> None:
     policy = 'mode = "socket"\n[[rule]]\npod = "a"\nleave = true'
     rules = [{"namespace": ["b", "c-*"], "nics": "ucx", "without_request": "keep"}, {"pod": "d"}]
     kubernetes = {"nri": {"enabled": True}, "rules": rules}
-    made = with_values({"kubernetes": kubernetes, "enforce": {"policy": policy}})
+    made = rendering.with_values({"kubernetes": kubernetes, "enforce": {"policy": policy}})
     text = made["ConfigMap/affinityd-policy"]["data"]["policy.toml"]
     assert described(text) == [
         "3 rules",
@@ -196,7 +183,9 @@ def test_rules_by_namespace_come_after_those_of_the_policy() -> None:
         "rule 3: pod 'd': mode socket",
         "all others: mode socket",
     ]
-    assert "ConfigMap/affinityd-policy" not in with_values({"kubernetes": {"rules": rules}})
+    assert "ConfigMap/affinityd-policy" not in rendering.with_values(
+        {"kubernetes": {"rules": rules}}
+    )
 
 
 def test_modes_of_the_schema_are_those_of_plans() -> None:

@@ -19,30 +19,19 @@ TYPOS = """
 hostPid=true                       '': additional properties 'hostPid' not allowed
 hostPID=yes                        '/hostPID': got string, want null or boolean
 image.digest=latest                '/image/digest': 'latest' does not match
-global.imageRegistry=https://a     '/global/imageRegistry': 'https://a' does not match
-imagePullSecrets={mine}            '/imagePullSecrets/0': got string, want object
 settings.reservedCpus=-1           '/settings/reservedCpus': minimum: got -1, want 0
 settings.jobSeries=1001            '/settings/jobSeries': maximum: got 1,001, want 1,000
-audit.hostPID=true                 '/audit': additional properties 'hostPID' not allowed
 enforce.mode=on                    '/enforce/mode': value must be one of 'off', …
-enforce.policy=1                   '/enforce/policy': got number, want string
 kubernetes.rules[0].pod=1          '/kubernetes/rules/0/pod': got number, want string or array
 kubernetes.rules[0].mode=near      '/kubernetes/rules/0/mode': value must be one of 'all', …
 kubernetes.rules[0].nics=mlx5_0    '/kubernetes/rules/0/nics': 'mlx5_0' does not match
 listenAddress=127.0.0.1            '/listenAddress': value must be one of '0.0.0.0', …
-ports.http=0                       '/ports/http': minimum: got 0, want 1
 gpuNodeLabels={a:b}                '/gpuNodeLabels/0': 'a:b' does not match
-nodeSelector.gpu=true              '/nodeSelector/gpu': got boolean, want string
-tolerations[0].operator=Exist      '/tolerations/0/operator': value must be one of 'Exists', …
-affinity.nodeAfinity.a=b           '/affinity': additional properties 'nodeAfinity' not allowed
-updateStrategy.rollingUpdate.maxUnavailable=ten \
- '/updateStrategy/rollingUpdate/maxUnavailable': 'ten' does not match
 metrics.podMonitor.interval=1x     '/metrics/podMonitor/interval': '1x' does not match
 metrics.prometheusRule.runbookUrl=https://wiki/gpu#alerts \
  '/metrics/prometheusRule/runbookUrl': 'https://wiki/gpu#alerts' does not match
 fullnameOverride=1st               '/fullnameOverride': '1st' does not match
 extraArgs={--root,/node}           '/extraArgs/1': '/node' does not match
-extraVolumes[0].name=a             '/extraVolumes/0': minProperties: got 1, want 2
 extraVolumeMounts[0].name=a        '/extraVolumeMounts/0': missing property 'mountPath'
 """
 
@@ -88,8 +77,6 @@ image.repository=localhost:5000/a:b → image.repository is "localhost:5000/a:b"
 image.repository= → image.repository is "": name HOST/REPOSITORY alone, in lower case; the tag goes
 socket.hostPath=/ → socket.hostPath is "/": the init step gives it to the daemon's user, so name an
 socket.hostPath=run/affinityd → socket.hostPath is "run/affinityd": the init step
-socket.hostPath=/run/affinityd/x → socket.hostPath is "/run/affinityd/x": the init step
-socket.hostPath=/run/affinityd.sock → socket.hostPath is "/run/affinityd.sock": the init step
 socket.hostPath=/run/../affinityd → socket.hostPath is "/run/../affinityd": the init step
 extraArgs={--listen-plan=x} → extraArgs: --listen-plan is the chart's own; set listenAddress, ports
 extraArgs={--node-name=a} → extraArgs: --node-name is the chart's own: the Node's name; leave it out

@@ -72,7 +72,6 @@ ABOVE = (("2x40", 1, True), ("2x40", -1, False), ("2x9 0 2x40", 1, False), ("0x4
 DAEMON: tuple[Case, ...] = (
     ("Down", {series("up"): "0x20"}, 6, True),
     ("Down", {series("up"): "0x20"}, 4, False),
-    ("Down", {series("up"): "1x20"}, 6, False),
     ("Down", {OTHER_UP: "0x20"}, 6, False),
     ("Down", {OTHER_UP: "0x20", BUILD: "1x20"}, 6, False),
     ("NotReady", {BUILD: "1x20"}, 6, True),
@@ -81,24 +80,16 @@ DAEMON: tuple[Case, ...] = (
     ("SeesNoGpu", {GENERATION: "1x30", GPUS: "8x30"}, 16, False),
     ("PlansAreRemote", {LOCAL: "0+6x90", REMOTE: "0+1x90"}, 80, True),
     ("PlansAreRemote", {LOCAL: "0+20x90", REMOTE: "0+1x90"}, 80, False),
-    ("PlansAreRemote", {LOCAL: "5x90", REMOTE: "5x90"}, 80, False),
     ("PlansAreRemote", {LOCAL: "0+1x90", **BY_HAND}, 80, False),
     ("RefusesPlans", {LOCAL: "0+1x90", **BY_HAND}, 80, False),
     ("KeepsRestarting", {series("up"): "1x20", START: "1 1 7 20 40 60x15"}, 8, True),
     ("KeepsRestarting", {series("up"): "1x20", START: "1x9 7x11"}, 12, False),
-    (
-        "KeepsRestarting",
-        {OTHER_UP: "1x20", START.replace("affinityd", "node", 1): "0+9x20"},
-        9,
-        False,
-    ),
     ("RefusesPlans", {LOCAL: "0+1x90", REFUSED: "0+3x90"}, 80, True),
     ("RefusesPlans", {LOCAL: "0+3x90", REFUSED: "0+1x90"}, 80, False),
     ("TopologyKeepsChanging", {GENERATION: "1+1x20"}, 20, True),
     ("TopologyKeepsChanging", {GENERATION: "1x20 2x20"}, 40, False),
     ("NriIsLost", {NRI: "0x20"}, 6, True),
     ("NriIsLost", {NRI: "0x3 1 0x20"}, 6, False),
-    ("NriIsLost", {NRI: "1x20", BUILD: "1x20"}, 6, False),
     ("NriMissesContainers", {MISSED: "2x20"}, 6, True),
     ("NriMissesContainers", {MISSED: "0x20"}, 6, False),
     ("NriFails", {LOST: "0+1x40"}, 20, True),
@@ -280,13 +271,9 @@ LEFT, PIN = {**MASK, **FITTING}, {would_pin("mask"): "1x9"}
 
 #: A job, by two instances of a daemon; a container of a pod without a mismatch is beside it.
 JOB = {"scheduler": "slurm", "job_id": "7"}
-OF_POD = {
-    "scheduler": "kubernetes",
-    "job_id": "8a1f",
-    "namespace": "n",
-    "pod": "p",
-    "container": "c",
-}
+OF_POD = {"scheduler": "kubernetes", "job_id": "8a1f", "namespace": "n", "pod": "p"}
+OF_JOBS = "node_job:affinityd_job_gpu_seconds:rate5m"
+OF_FAR_JOBS = "node_job_cause:affinityd_job_mismatched_gpu_seconds:rate5m"
 HELD, HELD_FAR = (f"affinityd_job_{it}gpu_seconds_total" for it in ("", "mismatched_"))
 JOBS_HELD = {series(HELD, **JOB): "0+120x9", series(HELD, **OF_POD): "0+240x9"}
 JOBS_FAR = {
@@ -311,16 +298,8 @@ RECORDED: tuple[tuple[str, Series, Mapping[str, float]], ...] = (
     ("node_cause:affinityd_gpu_numa_mismatch:sum", TWO_FAR, by_cause(mask=2, unpinned=1)),
     ("node:affinityd_gpu_cpu_seconds:rate5m", FAR_TIME, {labels(NODE): 2}),
     ("node:affinityd_gpu_remote_cpu_seconds:rate5m", FAR_TIME, {labels(NODE): 0.5}),
-    (
-        "node_job:affinityd_job_gpu_seconds:rate5m",
-        JOBS_HELD,
-        {labels(NODE, **JOB): 2, labels(NODE, **OF_POD): 4},
-    ),
-    (
-        "node_job_cause:affinityd_job_mismatched_gpu_seconds:rate5m",
-        JOBS_FAR,
-        {labels(NODE, **JOB, cause="mask"): 1.5},
-    ),
+    (OF_JOBS, JOBS_HELD, {labels(NODE, **JOB): 2, labels(NODE, **OF_POD): 4}),
+    (OF_FAR_JOBS, JOBS_FAR, {labels(NODE, **JOB, cause="mask"): 1.5}),
     # Near, on another's CPUs; nobody enforces; it fits by the policy.
     (REMEDY, {mismatch("mask"): "0x9", would_pin("share"): "1x9", left("young"): "0x9"}, {}),
     (REMEDY, MASK, {}),
