@@ -112,7 +112,6 @@ class NodeFacts:
     nvml: NvmlReport | None = None  #: NVML's report; None: it was not called
     daemon: DaemonFacts | None = None  #: None: the machine is not this one
     maintenance: str | None = None  #: why NVML was not called: maintenance of its driver
-    hold_seconds: float | None = None  #: age of the file that holds NVML off; None: none
     #: Variables of this process, and keys of the settings file: each name, and where it is set.
     variables: tuple[tuple[str, str], ...] = ()
 
@@ -127,13 +126,11 @@ class NodeFacts:
             raise NotApplicableError("there is no GPU")
         return self.topology.gpus
 
-    def mounts(self, pid: int | str) -> Mapping[str, Mount]:
-        """Return the mounts that a process, or `self`, sees, by path; empty if they cannot be read.
-
-        Of two mounts at one point the later hides the earlier.
-        """
-        text = self.tree.read(f"proc/{pid}/mountinfo") or ""
-        return {mount.point: mount for mount in parse_mounts(text)}
+    @cached_property
+    def mounts(self) -> Sequence[Mount]:
+        """The mounts that this process sees; of two at one point the later hides the earlier."""
+        text = self.tree.read("proc/self/mountinfo") or ""
+        return [*{mount.point: mount for mount in parse_mounts(text)}.values()]
 
     def near(self, *gpus: Gpu) -> Vicinity:
         """Return the vicinity of GPUs."""

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from affinityd import config
@@ -41,7 +39,6 @@ EXPECTING = (
     *(f"/{folder}/systemd/system/affinityd.service" for folder in ("etc", "usr/lib")),
     "/etc/slurm/slurm.conf",
 )
-COLUMNS = ("check", "status", "found")
 
 
 def add_arguments(parser: Parser) -> None:
@@ -96,9 +93,6 @@ def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> N
     file = config.path()
     variables = [(name, ENVIRONMENT) for name in sorted(os.environ)]
     variables += [(name, file) for name in config.read_file(file)]
-    hold_seconds = None
-    with suppress(OSError):  # no file holds NVML off
-        hold_seconds = max(0.0, time.time() - Path(hold).lstat().st_mtime)
     return NodeFacts(
         topology=topology,
         tree=FolderTree(NO_ROOT, topology.name) if settings.machine else machine.tree,
@@ -107,7 +101,6 @@ def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> N
         variables=tuple(variables) if machine.is_live else (),
         daemon=daemon,
         maintenance=maintenance,
-        hold_seconds=hold_seconds if machine.is_live else None,
     )
 
 

@@ -3,9 +3,6 @@
 The request is a job's: without a cpuset, so that the daemon must identify the caller. Commands
 ignore unknown settings silently: a job inherits many variables, and the file may have lines for
 other programs.
-
-Sources: pid_namespaces(7); proc(5) for hidepid= and gid=, kernel fs/proc/base.c
-`has_pid_permissions`.
 """
 
 from __future__ import annotations
@@ -26,7 +23,6 @@ from affinityd import config
 from affinityd.client import ask_daemon
 from affinityd.config import NODE_FILE, settings
 from affinityd.cpuset import format_list
-from affinityd.discovery.tree import read_fields
 from affinityd.doctor.facts import (
     ENVIRONMENT,
     CheckResults,
@@ -41,7 +37,7 @@ from affinityd.enforce.document import MAX_BYTES, PATH, EnforceDocument
 from affinityd.errors import REFUSALS, AffinityError, NotEnforcedError
 from affinityd.json_codec import loads
 from affinityd.linux.cgroup import cpuset_of
-from affinityd.linux.processes import INITIAL_PIDS, credentials
+from affinityd.linux.processes import credentials
 from affinityd.request.document import AllowedCpus
 from affinityd.text import count
 from affinityd.topology.document import read_node
@@ -135,9 +131,7 @@ def daemon(facts: NodeFacts) -> CheckResults:
         return
     yield from socket(daemon)
     yield from published_node(daemon, facts.topology)
-    if daemon.pid is not None:
-        yield from visible_processes(facts, daemon.pid)
-    yield from callers(facts, daemon)
+    yield from callers(daemon)
     yield from enforcement(daemon)
     yield ok(f"{daemon.path} answers (process {daemon.pid or 'unknown'})")
 
@@ -185,66 +179,43 @@ def variables(facts: NodeFacts) -> CheckResults:
 
 
 def socket(daemon: DaemonFacts) -> CheckResults:
-    """Judge whether a daemon answers, and every user reaches it."""
+    """Judge whether a daemon answers, and every user reaches it, and no other socket there."""
     if daemon.is_denied:
         yield fail(
             f"this user may not connect to {daemon.path}: {daemon.error}",
             "let every user reach it: chmod 755 the folders and 666 the socket; or affinityd "
             "doctor as root",
         )
-    elif not daemon.listens:
-        yield fail(
-            f"no daemon at {daemon.path}: {daemon.error}",
-            "systemctl enable --now affinityd, or affinityd serve as root; --socket names another",
-        )
-    elif daemon.status == HTTPStatus.SERVICE_UNAVAILABLE:
-        yield fail(
-            f"the daemon at {daemon.path} has not read the machine yet",
-            "wait some seconds; then see why: journalctl -u affinityd",
-        )
     elif daemon.status != HTTPStatus.OK:
         yield fail(
-            f"the server at {daemon.path} (process {daemon.pid or 'unknown'}) is not a "
-            f"ready daemon: {daemon.error or f'it answered {daemon.status}'}",
-            "systemctl restart affinityd, or end the process that listens there",
+            f"no ready daemon at {daemon.path}: {daemon.error or f'it answered {daemon.status}'}",
+            "systemctl enable --now affinityd, or affinityd serve as root; journalctl -u affinityd "
+            "says why one that runs is not ready; --socket names another",
         )
-    path = Path(daemon.path)
-    folder, mode = path.parent, _mode(path.parent)
-    is_system = folder == Path(config.SYSTEM_SOCKET).parent
-    if is_system and mode is not None and mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if wrong := [*_wrong_modes(Path(daemon.path).absolute())]:
         yield warn(
-            f"others may put a socket into {folder}, which is {mode:04o}",
-            f"chmod 755 {folder}; in the unit RuntimeDirectoryMode=0755",
-        )
-    if closed := [*_closed(path.absolute())]:
-        yield warn(
-            f"not all users' jobs reach {path}: {', '.join(closed)}",
+            "not all users' jobs reach the daemon, or others may replace its socket: "
+            + ", ".join(wrong),
             "chmod 755 the folders and 666 the socket; in the unit RuntimeDirectoryMode=0755",
         )
 
 
-def _closed(path: Path) -> Iterator[str]:
-    """Yield the folders that keep other users from the socket.
+def _wrong_modes(path: Path) -> Iterator[str]:
+    """Yield the folders that keep other users from the socket, or let them put another there.
 
     A user's runtime folder is for that user alone: XDG Base Directory Specification, mode 0700.
     """
-    private = (config.RUNTIME_FOLDERS, config.runtime_folder())
-    if any(map(path.is_relative_to, private)) or not may_exist(path):
+    if any(map(path.is_relative_to, (config.RUNTIME_FOLDERS, config.runtime_folder()))):
         return
     for place in (*reversed(path.parents), path):
-        needed = stat.S_IXOTH if place != path else stat.S_IROTH | stat.S_IWOTH
-        mode = _mode(place)
-        if mode is None:
+        try:
+            mode = stat.S_IMODE(place.stat().st_mode)
+        except OSError:  # it is not there, or is hidden
             return
-        if mode & needed != needed:
+        needed = stat.S_IXOTH if place != path else stat.S_IROTH | stat.S_IWOTH
+        is_systems = place == Path(config.SYSTEM_SOCKET).parent
+        if mode & needed != needed or (is_systems and mode & (stat.S_IWGRP | stat.S_IWOTH)):
             yield f"{place} is {mode:04o}"
-
-
-def _mode(path: Path) -> int | None:
-    try:
-        return stat.S_IMODE(path.stat().st_mode)
-    except OSError:
-        return None
 
 
 def may_exist(path: Path) -> bool:
@@ -260,85 +231,42 @@ def may_exist(path: Path) -> bool:
 
 def published_node(daemon: DaemonFacts, topology: Topology) -> CheckResults:
     """Judge whether node.json, from which ranks plan without the daemon, is of this machine."""
-    file, node = Path(daemon.path).with_name(NODE_FILE), daemon.published
+    node = daemon.published
     if isinstance(node, str):
-        if daemon.listens:
-            yield warn(
-                f"{file}: {node}: ranks cannot plan from it while the daemon does not run",
-                "let the daemon write to its folder, then systemctl reload affinityd",
-            )
-        return
-
-    def shown(machine: Topology) -> dict[str, str]:
-        gpus = ", ".join(gpu.pci_bus_id for gpu in machine.gpus) or "none"
-        return {"name": machine.name, "online CPUs": format_list(machine.online), "GPUs": gpus}
-
-    told, here = shown(node.topology), shown(topology)
-    stale = [f"its {it}: {told[it]}, here: {here[it]}" for it in here if told[it] != here[it]]
-    if node.replayed or stale:
+        fault = node if daemon.listens else ""
+    else:
+        told, here = (
+            {
+                "name": machine.name,
+                "online CPUs": format_list(machine.online),
+                "GPUs": ", ".join(gpu.pci_bus_id for gpu in machine.gpus) or "none",
+            }
+            for machine in (node.topology, topology)
+        )
+        stale = (f"its {it}: {told[it]}, here: {here[it]}" for it in here if told[it] != here[it])
+        fault = next(stale, "it is a replayed machine's" if node.replayed else "")
+    if fault:
         yield warn(
-            f"{file} is of another machine, or out of date: {[*stale, 'it was replayed'][0]}",
-            "run a replaying daemon on a socket in a folder of its own"
-            if node.replayed
-            else "systemctl reload affinityd, or remove the file where no daemon runs",
+            f"ranks cannot plan from {Path(daemon.path).with_name(NODE_FILE)} without the daemon: "
+            + fault,
+            "let the daemon write to its folder, and one that replays a machine have a folder of "
+            "its own; then systemctl reload affinityd, or remove a file that no daemon writes",
         )
 
 
-SYS_PTRACE = 1 << 19  #: kernel include/uapi/linux/capability.h
-SHOWN = ("0", "off")  #: hidepid=: nothing is hidden
-NO_EXEMPTION = ("4", "ptraceable")  #: hidepid=: from every user, for any gid=
-
-
-def visible_processes(facts: NodeFacts, pid: int) -> CheckResults:
-    """Judge whether /proc shows every user's processes to the daemon."""
-    process = f"the daemon (process {pid})"
-    proc = facts.mounts(pid).get("/proc")
-    if proc is None:
-        return
-    status = read_fields(facts.tree, f"proc/{pid}/status", "NSpid", "CapEff", "Gid", "Groups")
-    numbers = status.get("NSpid", "").split()
-    namespace = facts.tree.link(f"proc/{pid}/ns/pid")  # only root sees the link of another's
-    if len(numbers) > 1 or namespace not in {None, INITIAL_PIDS}:
-        yield warn(
-            f"{process} is in a pid namespace of its own: it sees no process outside, and "
-            "NVML's pids are other processes there",
-            "hostPID: true in its pod; podman run --pid=host; remove PrivatePIDs= from its unit",
-        )
-    options = {name: value for name, _, value in (text.partition("=") for text in proc.options)}
-    hidden = options.get("hidepid", "off")
-    is_capable = int(status.get("CapEff", "0"), 16) & SYS_PTRACE
-    groups = f"{status.get('Gid', '')} {status.get('Groups', '')}".split()
-    is_exempt = hidden not in NO_EXEMPTION and options.get("gid", "0") in groups
-    if hidden not in SHOWN and not (is_capable or is_exempt):
-        yield warn(
-            f"/proc is mounted with hidepid={hidden}: {process} does not see other users' "
-            "processes, neither their cpusets nor their masks",
-            "remove ProtectProc= from its unit; if the machine's /proc is mounted so: "
-            "mount -o remount,hidepid=off /proc, or CapabilityBoundingSet=CAP_SYS_PTRACE "
-            "in its unit",
-        )
-
-
-def callers(facts: NodeFacts, daemon: DaemonFacts) -> CheckResults:
-    """Judge whether a daemon identifies this process by its request."""
+def callers(daemon: DaemonFacts) -> CheckResults:
+    """Judge whether a daemon identifies this process, and its cpuset, by its request."""
     allowed, published = daemon.allowed, daemon.published
     if allowed is None or (isinstance(published, Node) and published.replayed):
         return
-    if allowed.source != "caller":
+    has_no_cpuset = allowed.within is None and daemon.own_cpuset is not None
+    if allowed.source != "caller" or has_no_cpuset:
         yield warn(
-            "the daemon cannot identify callers: jobs that state no cpuset are planned on the "
-            "whole node",
-            "its log says why: journalctl -u affinityd",
-        )
-    elif allowed.within is None and daemon.own_cpuset is not None:
-        mounts = facts.mounts(daemon.pid).values() if daemon.pid else ()
-        has_none = mounts and not any(mount.kind.startswith("cgroup") for mount in mounts)
-        why = "no cgroups are mounted where it runs" if has_none else "it cannot see its cgroup"
-        yield warn(
-            f"the daemon knows the caller's mask, and not its cpuset: {why}; this process "
-            f"has CPUs {format_list(daemon.own_cpuset)}",
-            "mount the node's /sys/fs/cgroup where it runs, as hostPID: true of the chart does; in "
-            "a unit leave out InaccessiblePaths=/sys and the like",
+            "the daemon does not identify callers by their cpusets: jobs that state none are "
+            "planned on the whole node, or by their masks",
+            "its log says why (journalctl -u affinityd): let it see the node's processes and "
+            "/sys/fs/cgroup, by hostPID: true of the chart, or without PrivatePIDs=, ProtectProc= "
+            "and InaccessiblePaths= in its unit",
         )
 
 

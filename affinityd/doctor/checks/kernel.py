@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from affinityd.audit.sources.nvml import HOLD
 from affinityd.cpuset import CpuSet, format_list, parse_list, parse_mask, several
 from affinityd.discovery.nvml import NvmlGpu
 from affinityd.discovery.pci import DEVICES
@@ -73,8 +72,6 @@ def isolcpus(facts: NodeFacts) -> CheckResults:
     yield ok("ranks are given no CPU of isolcpus= or nohz_full=")
 
 
-FORGOTTEN = 86400.0  #: seconds; no work on a driver takes a day
-
 NO_NVIDIA = "there is no NVIDIA GPU"
 
 
@@ -84,15 +81,7 @@ def nvml(facts: NodeFacts) -> CheckResults:
     if not _nvidia(facts) and not (report and report.gpus):
         raise NotApplicableError(NO_NVIDIA)
     if facts.maintenance is not None:
-        if facts.hold_seconds is None or facts.hold_seconds < FORGOTTEN:
-            raise NotApplicableError(f"NVML was not asked: {facts.maintenance}")
-        yield warn(
-            f"{facts.maintenance}, which is {facts.hold_seconds / 3600:.0f} hours old: the "
-            "audit does not know which processes use the GPUs",
-            f"rm {HOLD}, if no work on the driver is under way",
-            _nvidia(facts),
-        )
-        return
+        raise NotApplicableError(f"NVML was not asked: {facts.maintenance}")
     if report is None:
         raise NotApplicableError("NVML was not asked: the machine is replayed without its answers")
     if report.gpus is None:
@@ -224,7 +213,7 @@ def _banned(tree: Tree, pid: int) -> CpuSet:
 
 def cgroup(facts: NodeFacts) -> CheckResults:
     """Tell the version of cgroups, and judge whether it can keep jobs on their CPUs."""
-    mounts = [mount for mount in facts.mounts("self").values() if mount.kind.startswith("cgroup")]
+    mounts = [mount for mount in facts.mounts if mount.kind.startswith("cgroup")]
     if not mounts:
         raise NotApplicableError("no cgroup is mounted, by /proc/self/mountinfo")
     v2 = next((mount for mount in mounts if mount.kind == "cgroup2"), None)
@@ -258,8 +247,7 @@ def cgroup(facts: NodeFacts) -> CheckResults:
 
 def job_scopes(facts: NodeFacts) -> list[str]:
     """Return the folders of cgroup v2 in which schedulers put their jobs."""
-    mounts = facts.mounts("self").values()
-    points = [mount.point for mount in mounts if mount.kind == "cgroup2"][:1]
+    points = [mount.point for mount in facts.mounts if mount.kind == "cgroup2"][:1]
     slices = (
         f"{point}/{name}"
         for point in points

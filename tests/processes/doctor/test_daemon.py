@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,15 +18,13 @@ from affinityd import config
 from affinityd.cli.commands.doctor import gather
 from affinityd.config.settings import Settings
 from affinityd.discovery import open_tree
-from affinityd.doctor.checks.daemon import callers, probe, visible_processes
-from affinityd.doctor.facts import DaemonFacts, NodeFacts
-from affinityd.linux.processes import INITIAL_PIDS
+from affinityd.doctor.checks.daemon import probe
+from affinityd.doctor.facts import NodeFacts
 from affinityd.request.document import AllowedCpus
 from affinityd.topology.document import write_node
 from affinityd.topology.model import Node
-from tests.support.children import children_of
 from tests.support.daemons import PATIENCE, Daemon, running
-from tests.support.doctor_facts import TWO, check, judged
+from tests.support.doctor_facts import TWO, check
 from tests.support.paths import REPOSITORY
 from tests.support.servers import Behaviour, answering, hanging, http, serving
 
@@ -89,7 +87,7 @@ def test_without_a_named_socket_root_s_daemon_is_checked(
         (none, own, f"n/a: no daemon listens at {none} or {own}, and none is needed"),
         (daemon.socket, own, found),
         (none, daemon.socket, found),
-        (left, own, f"fail: no daemon at {left} → {MISSING}"),
+        (left, own, f"fail: no ready daemon at {left} → {MISSING}"),
         (none, none, f"n/a: no daemon listens at {none}, and none is needed"),  # to root
     ):
         monkeypatch.setattr(config, "default_socket", lambda path=users: os.fspath(path))
@@ -104,7 +102,7 @@ def test_a_system_folder_that_others_may_write_to_is_a_warning(
     with mode(folder, 0o777):
         check("daemon", here(daemon.socket), "ok: answers")
         monkeypatch.setattr(config, "SYSTEM_SOCKET", os.fspath(daemon.socket))
-        check("daemon", here(daemon.socket), f"warn: {folder}, which is 0777 → chmod 755 {folder}")
+        check("daemon", here(daemon.socket), f"warn: {folder} is 0777 → chmod 755")
 
 
 @pytest.mark.parametrize(
@@ -115,16 +113,13 @@ def test_without_a_daemon_the_remedy_is_to_start_one(folder: Path, name: str, wh
     check("daemon", here(folder / name), f"fail: {folder / name}: {why} → {MISSING}")
 
 
-END_IT = "fail: {} → end the process that listens"
-
-
 @pytest.mark.parametrize(
     ("behave", "timeout", "expected"),
     [
-        (hanging, 0.2, "fail: ready daemon: no answer within 0.2 s → systemctl restart"),
-        (answering(b"220 mail\r\n"), PATIENCE, END_IT.format("220 mail")),
-        (answering(http("404 No", b"")), PATIENCE, END_IT.format("it answered 404")),
-        (answering(http("503 No", b"")), PATIENCE, "fail: not read the machine yet → journalctl"),
+        (hanging, 0.2, f"fail: no answer within 0.2 s → {MISSING}"),
+        (answering(b"220 mail\r\n"), PATIENCE, f"fail: 220 mail → {MISSING}"),
+        (answering(http("404 No", b"")), PATIENCE, f"fail: it answered 404 → {MISSING}"),
+        (answering(http("503 No", b"")), PATIENCE, f"fail: it answered 503 → {MISSING}"),
     ],
     ids=["silent", "a mail server", "a web server", "not ready"],
 )
@@ -148,8 +143,11 @@ def test_a_socket_that_not_every_user_reaches_is_a_warning(
     with serving(folder / "s", READY) as path:
         path.chmod(0o666)
         (folder / shut).chmod(bits)
-        closed = f"{folder / shut} is {bits:04o}"
-        check("daemon", seen(path), f"warn: not all users' jobs reach {path}: {closed} → chmod 755")
+        check(
+            "daemon",
+            seen(path),
+            f"warn: replace its socket: {folder / shut} is {bits:04o} → chmod 755",
+        )
 
 
 def test_a_malformed_node_json_is_a_warning(folder: Path) -> None:
@@ -194,77 +192,3 @@ def plan(**allowed: object) -> bytes:
 def test_the_probe_reads_the_caller_s_cpus_from_a_plan(tmp_path: Path) -> None:
     with serving(tmp_path / "s", answering(plan())) as path:
         assert probe(os.fspath(path)).allowed == AllowedCpus("0-3", "caller", "0-3")
-
-
-needs_host_pid = pytest.mark.skipif(
-    open_tree("/").link("proc/self/ns/pid") != INITIAL_PIDS,
-    reason="here is a pid namespace of its own",
-)
-
-
-@contextmanager
-def waiting(*before: str) -> Iterator[int]:
-    command = [*before, "sh", "-c", "echo ready && exec sleep 600"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            yield next(iter(children_of(process.pid)), process.pid)
-        finally:
-            process.kill()
-
-
-def mounting(*commands: str) -> Sequence[str]:
-    return ("unshare", "--mount", "sh", "-ec", "; ".join((*commands, 'exec "$@"')), "sh")
-
-
-def mounting_proc(options: str) -> Sequence[str]:
-    return mounting(f"mount -t proc -o {options} proc /proc")
-
-
-HERE = NodeFacts(TWO, open_tree("/"))
-
-
-#: Without capabilities, as the unit's process.
-POWERLESS = ("setpriv", "--bounding-set=-all", "--inh-caps=-all")
-OF_GROUP = ("setpriv", "--groups=4711", *POWERLESS[1:])
-OWN_PIDS = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
-NO_CGROUPS = mounting("umount -l /sys/fs/cgroup")
-
-
-def hides(how: str, remedy: str) -> str:
-    return f"warn: hidepid={how}: the daemon → {remedy}"
-
-
-@needs_root
-@needs_host_pid
-@pytest.mark.parametrize(
-    ("options", "before", "expected"),
-    [
-        ("hidepid=2", POWERLESS, "ok"),  # root's group is exempt
-        ("hidepid=2,gid=4711", (), "ok"),  # a capability sees all
-        ("hidepid=2,gid=4711", OF_GROUP, "ok"),
-        ("hidepid=1,gid=4711", POWERLESS, hides("noaccess", "CAP_SYS_PTRACE")),
-        ("hidepid=2,gid=4711", POWERLESS, hides("invisible", "remount,hidepid=off /proc")),
-        ("hidepid=4", POWERLESS, hides("ptraceable", "CAP_SYS_PTRACE")),  # from every group
-    ],
-)
-def test_a_proc_that_hides_processes_from_the_daemon_is_found(
-    options: str, before: Sequence[str], expected: str
-) -> None:
-    with waiting(*mounting_proc(options), *before) as pid:
-        judged(visible_processes(HERE, pid), expected)
-
-
-BY_ITS_MASK = AllowedCpus("0-3", "caller", None)
-
-
-@needs_root
-def test_a_pid_namespace_and_a_lack_of_cgroups_are_found() -> None:
-    with waiting(*OWN_PIDS) as pid:
-        found = "warn: in a pid namespace of its own → hostPID: true"
-        judged(visible_processes(HERE, pid), found)
-    with waiting(*NO_CGROUPS) as pid:
-        daemon = DaemonFacts("s", pid=pid, allowed=BY_ITS_MASK, own_cpuset=frozenset({0}))
-        found = "warn: no cgroups are mounted → /sys/fs/cgroup"
-        judged(callers(HERE, daemon), found)
