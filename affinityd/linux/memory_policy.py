@@ -36,8 +36,6 @@ SPELLINGS = {
 #: it walks the pages of one mapping, and those without pages before it: fs/seq_file.c.
 FIRST_MAPPING = 64
 
-FALLBACKS = {"bind": "preferred", "preferred_many": "local"}  #: for a refused policy
-
 
 @dataclass(frozen=True)
 class MemoryPolicy:
@@ -63,44 +61,30 @@ def checked_policy(text: str | None) -> str | None:
 def set_policy(policy: str, nodes: frozenset[int]) -> MemoryPolicy:
     """Set the calling thread's policy, one of POLICIES, and return it, as read back.
 
-    A refusal never raises: bind gives way to preferred, that and interleave to the policy before,
-    and `refusals` says so. `preferred` with several nodes is the kernel's preferred_many; a kernel
-    that has none (before 5.15) holds local instead. `local` ignores `nodes`.
+    A refusal never raises: the policy stays as it was, and `refusals` says so. `preferred` with
+    several nodes is the kernel's preferred_many (since 5.15). `local` ignores `nodes`.
     """
-    refusals: list[str] = []
-    wish = _wish(policy, nodes) if nodes or policy == "local" else None
-    if wish is None:
-        refusals.append(f"{policy} needs a node and was given none")
-    while wish:
+    is_many = policy == "preferred" and len(nodes) > 1
+    name = "preferred_many" if is_many else policy
+    wish, refusal = MemoryPolicy(name, frozenset() if policy == "local" else nodes), None
+    if policy != "local" and not nodes:
+        refusal = f"{policy} needs a node and was given none"
+    else:
         try:
-            syscalls.set_mempolicy(MODES.index(str(wish.policy)), wish.nodes)
-        except OSError as error:  # noqa: PERF203 - there are three at most
-            name = errno.errorcode.get(error.errno or 0, error.errno)
-            refusals.append(f"{wish} was refused ({name}: {error.strerror})")
-            fallback = FALLBACKS.get(str(wish.policy))
-            if wish.policy == "preferred_many" and error.errno != errno.EINVAL:
-                fallback = None  # it would be refused, too
-            wish = _wish(fallback, wish.nodes) if fallback else None
-        else:
-            break
+            syscalls.set_mempolicy(MODES.index(name), wish.nodes)
+        except OSError as error:
+            number = errno.errorcode.get(error.errno or 0, error.errno)
+            refusal = f"{wish} was refused ({number}: {error.strerror})"
     now = own_policy() or MemoryPolicy(None)
     outcome = f"{now} holds" if now.policy else "the policy that holds cannot be read"
-    if refusals:
-        refusals[-1] += f"; {outcome}"
-    if wish and now.policy != wish.policy:
-        refusals.append(f"{wish} was accepted, but {outcome}")
-    elif wish and (missing := wish.nodes - now.nodes):
+    if refusal is not None:
+        refusal = f"{refusal}; {outcome}"
+    elif now.policy != wish.policy:
+        refusal = f"{wish} was accepted, but {outcome}"
+    elif missing := wish.nodes - now.nodes:
         why = "without memory, or outside Mems_allowed"
-        refusals.append(f"{wish} left out {several('node', missing)}: {why}")
-    return replace(now, refusals=tuple(refusals))
-
-
-def _wish(policy: str, nodes: frozenset[int]) -> MemoryPolicy:
-    """Return a policy as the kernel has it."""
-    if policy == "local":
-        return MemoryPolicy("local")
-    is_many = policy == "preferred" and len(nodes) > 1
-    return MemoryPolicy("preferred_many" if is_many else policy, nodes)
+        refusal = f"{wish} left out {several('node', missing)}: {why}"
+    return replace(now, refusals=() if refusal is None else (refusal,))
 
 
 def own_policy() -> MemoryPolicy | None:
