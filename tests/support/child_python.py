@@ -8,8 +8,8 @@ import sys
 from tests.support.daemons import PATIENCE
 from tests.support.paths import REPOSITORY
 
-#: seccomp(2) for such a child: `refuse` has a system call, by its name, return an error; if its
-#: first argument is `first`, where one is named. Numbers of sched_*: see affinityd.linux.syscalls.
+#: seccomp(2) for such a child: `refuse` has a system call, by its name, return an error. Numbers of
+#: sched_*: see affinityd.linux.syscalls.
 SECCOMP = """
 import ctypes, errno, os, struct, sys
 from affinityd.linux.syscalls import NUMBERS
@@ -18,15 +18,11 @@ SET_GET = {"x86_64": (203, 204), "aarch64": (122, 123), "ppc64le": (222, 223)}
 LOAD, JUMP_IF_EQUAL, RETURN, ERRNO, ALLOW = 0x20, 0x15, 0x06, 0x50000, 0x7FFF0000
 NO_NEW_PRIVS, SECCOMP_ON, FILTER = 38, 22, 2
 
-def refuse(call, error=errno.EPERM, first=None):
+def refuse(call, error=errno.EPERM):
     machine = os.uname().machine
     affinity = zip(("sched_setaffinity", "sched_getaffinity"), SET_GET[machine])
     number = {**NUMBERS[machine], **dict(affinity)}[call]
-    tests = [(0, number)] + ([] if first is None else [(16, first)])
-    steps = []
-    for place, (offset, value) in enumerate(tests):
-        to_allow = 2 * (len(tests) - place) - 1
-        steps += [(LOAD, 0, 0, offset), (JUMP_IF_EQUAL, 0, to_allow, value)]
+    steps = [(LOAD, 0, 0, 0), (JUMP_IF_EQUAL, 0, 1, number)]
     steps += [(RETURN, 0, 0, ERRNO | error), (RETURN, 0, 0, ALLOW)]
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *it) for it in steps))
     program = struct.pack("HxxxxxxP", len(steps), ctypes.addressof(code))
