@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from affinityd.client.ask_daemon import ProcessPlan
     from affinityd.linux.memory_policy import MemoryPolicy
     from affinityd.linux.processes import Stat
+    from affinityd.request.binders import Acting
     from affinityd.request.environment import Pairs
 
 UNPINNED = "AFFINITYD_UNPINNED"  #: why a process was not pinned
@@ -201,12 +202,42 @@ def own_query(chosen: Mapping[str, str], switch: str = config.ON) -> Pairs:
     return process.query({**observed, **chosen}, cpus)
 
 
-def check_policy(policy: str | None) -> None:
-    """Raise InvalidRequestError for an unknown memory policy; None is none."""
-    if policy is not None:
-        from affinityd.linux.memory_policy import checked_policy  # noqa: PLC0415 - few ask for one
+def pin_self(
+    plan: ProcessPlan,
+    chosen: Mapping[str, str],
+    variables: Mapping[str, str],
+    command: Sequence[str],
+    *,
+    policy: str | None,
+    libraries: str | None,
+    owns: bool = False,
+) -> tuple[CpuSet, MemoryPolicy | None, list[str]]:
+    """Apply a plan to the calling thread; return as `apply_plan`, with the remarks on all of it.
 
-        checked_policy(policy)
+    `libraries` are told their NICs. Other binders of `command`, which this process is or becomes,
+    are remarked; those that `owns` can stop by variables are stopped.
+    """
+    cpus, memory, remarks = apply_plan(plan, policy)
+    if libraries:
+        remarks += export_nics(libraries, plan.rdma, variables)
+    if owns or environment.may_rebind(os.environ, command):
+        remarks += (
+            f"{acting} {acting.binder.effect} afterwards; {acting.binder.ends_it}"
+            for acting in binders_to_come(command, owns=owns)
+            if acting.binder.fights
+        )
+    return cpus, memory, [*_gpus_far_apart(plan, chosen), *remarks]
+
+
+def binders_to_come(command: Sequence[str], *, owns: bool) -> list[Acting]:
+    """Return the binders that act later; `owns`: the environment first stops those it can."""
+    from affinityd.request.binders import later, own_variables  # noqa: PLC0415 - few have one
+
+    others = later(os.environ, command)
+    if owns:
+        os.environ.update(own_variables(others))
+        others = later(os.environ, command)
+    return others
 
 
 def apply_plan(
@@ -263,7 +294,7 @@ def set_own_mask(cpus: CpuSet) -> CpuSet:
     return frozenset(os.sched_getaffinity(0))
 
 
-def gpus_far_apart(plan: ProcessPlan, chosen: Mapping[str, str]) -> Iterator[str]:
+def _gpus_far_apart(plan: ProcessPlan, chosen: Mapping[str, str]) -> Iterator[str]:
     """Yield a line for a single process that has the CPUs near GPUs of several nodes.
 
     A process that named its GPUs knows them, and each rank would repeat it.

@@ -30,7 +30,6 @@ from affinityd.errors import (
 from affinityd.linux import pinning
 from affinityd.linux.memory_policy import MemoryPolicy, checked_policy, own_policy
 from affinityd.linux.processes import mask_of, stat_of
-from affinityd.request.environment import may_rebind
 from affinityd.request.parameters import MAX_ENTRIES
 
 if TYPE_CHECKING:
@@ -144,9 +143,9 @@ def bind_process(
     try:
         checked_policy(policy)
         variables = config.variables()
-        parameters = config.plan_parameters(variables, chosen)
-        query = apply.own_query(parameters, switch)
-        plan = ask_daemon.find_plan(query, config.sockets(variables), start, timeout, bounded=False)
+        chosen = config.plan_parameters(variables, chosen)
+        query, sockets = apply.own_query(chosen, switch), config.sockets(variables)
+        plan = ask_daemon.find_plan(query, sockets, start, timeout, bounded=False)
     except AffinityError as error:
         if switch != config.OBSERVE:
             raise
@@ -155,21 +154,16 @@ def bind_process(
     if plan.switch != config.ON:
         apply.export_observed(plan)
         return _unbound()
-    cpus, memory, remarks = apply.apply_plan(plan, policy)
     libraries = variables.get(apply.NICS) if libraries is None else libraries
-    unset = apply.export_nics(libraries, plan.rdma, variables) if libraries else ()
-    undone: Iterator[str] = iter(())
-    if may_rebind(os.environ, sys.orig_argv):
-        from affinityd.client.second_binder import remarks as of_others  # noqa: PLC0415 - rarely
-
-        undone = of_others(sys.orig_argv, owns=False)
-    far_apart = apply.gpus_far_apart(plan, parameters)
+    cpus, memory, remarks = apply.pin_self(
+        plan, chosen, variables, sys.orig_argv, policy=policy, libraries=libraries
+    )
     return Binding(
         cpus=cpus,
         locality=plan.locality,
         memory=memory or own_policy(),
         source=plan.source,
-        warnings=(*far_apart, *remarks, *unset, *_pin_threads(plan.cpus), *undone),
+        warnings=(*remarks, *_pin_threads(plan.cpus)),
     )
 
 

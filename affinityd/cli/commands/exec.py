@@ -16,7 +16,6 @@ from affinityd.client import apply, ask_daemon
 from affinityd.cpuset import format_list
 from affinityd.errors import AffinityError, InvalidRequestError
 from affinityd.linux.files import environment_of
-from affinityd.request.environment import may_rebind
 from affinityd.text import quote
 
 TYPE_CHECKING = False
@@ -90,21 +89,35 @@ def main(argv: Sequence[str]) -> int:
 
 def _check(words: Sequence[str], command: Sequence[str], start: float) -> int:
     """Print which binders would act on the command, in their order. Return 0 if the pin stays."""
-    from affinityd.client.second_binder import order  # noqa: PLC0415 - few ask for it
+    from affinityd.request.binders import earlier  # noqa: PLC0415 - few ask for it
 
-    cpus, pin, owns = None, "no pin, by its switch", False
+    is_pinned, pin, owns = False, "no pin, by its switch", False
     try:
         options, switch, variables = parse(words), config.chosen_switch(), config.variables()
         owns = _owns(options, variables)
         if switch == config.ON:
             _, plan = _plan(options, variables, start, switch)
             if plan.switch == config.ON:
-                cpus, pin = plan.cpus, f"CPUs {format_list(plan.cpus)} ({plan.locality})"
+                is_pinned, pin = True, f"CPUs {format_list(plan.cpus)} ({plan.locality})"
     except AffinityError as error:
         pin = f"no pin: {error}"
-    lines, stays = order(command, pin, is_pinned=cpus is not None, owns=owns)
-    print("\n".join(lines), flush=True)
-    return 0 if stays else 1
+    others = apply.binders_to_come(command, owns=owns)
+    lines = [
+        *(
+            f"{it} has set the mask that is planned on; {it.binder.ends_it}"
+            for it in earlier(os.environ)
+        ),
+        f"affinityd: {pin}",
+        *(f"{it} {it.binder.effect}: {it.binder.does}" for it in others),
+    ]
+    for number, line in enumerate(lines, 1):
+        print(f"{number}. {line}")
+    winners = [it for it in others if it.binder.fights]
+    if winners:
+        print(f"{winners[-1]} wins; {winners[-1].binder.ends_it}", flush=True)
+    else:
+        print("affinityd wins" if is_pinned else "none wins: nothing pins it", flush=True)
+    return 0 if is_pinned and not winners else 1
 
 
 def _trouble(words: Sequence[str], command: Sequence[str], start: float) -> str | None:
@@ -153,31 +166,31 @@ def _pin(options: Mapping[str, str], command: Sequence[str], start: float, switc
     variables = config.variables()
     policy = options.get("memory") or variables.get("AFFINITYD_MEMORY")
     libraries = options.get("nics") or variables.get("AFFINITYD_NICS")
-    apply.check_policy(policy)
+    if policy is not None:
+        from affinityd.linux.memory_policy import checked_policy  # noqa: PLC0415 - few ask for one
+
+        checked_policy(policy)
     parameters, plan = _plan(options, variables, start, switch)
     if plan.switch != config.ON:
         apply.export_observed(plan)
         return
-    cpus, _, remarks = apply.apply_plan(plan, policy)
-    if libraries:
-        remarks += apply.export_nics(libraries, plan.rdma, variables)
+    cpus, _, lines = apply.pin_self(
+        plan,
+        parameters,
+        variables,
+        command,
+        policy=policy,
+        libraries=libraries,
+        owns=_owns(options, variables),
+    )
     if "verbose" in options:
-        for line in (apply.summary(plan, cpus, parameters), *apply.oddities(plan, parameters)):
-            say(f"{NAME}: {line}")
-        if libraries:
-            ports = os.environ.get(apply.EXPORTED_NICS) or "none"
-            say(f"{NAME}: NICs for {libraries}: {ports}")
-    for line in (*apply.gpus_far_apart(plan, parameters), *remarks):
-        say(f"{NAME}: {line}")
+        ports = os.environ.get(apply.EXPORTED_NICS) or "none"
+        nics = [f"NICs for {libraries}: {ports}"] if libraries else []
+        place, oddities = apply.summary(plan, cpus, parameters), apply.oddities(plan, parameters)
+        lines = [place, *oddities, *nics, *lines]
     sets_threads = "threads" in options or variables.get(apply.THREADS) == apply.AUTO
-    for line in apply.threads_to_start(cpus, plan.threads if sets_threads else None):
+    for line in (*lines, *apply.threads_to_start(cpus, plan.threads if sets_threads else None)):
         say(f"{NAME}: {line}")
-    owns = _owns(options, variables)
-    if owns or may_rebind(os.environ, command):
-        from affinityd.client.second_binder import remarks as of_others  # noqa: PLC0415 - rarely
-
-        for line in of_others(command, owns=owns):
-            say(f"{NAME}: {line}")
 
 
 def split(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
