@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from functools import cache, partial
+from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -18,9 +18,6 @@ from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.text import quote, whole_number
 
 T = TypeVar("T")
-
-#: Reads a value; the ValueError that it raises begins where the path to the value ends.
-Reader = Callable[[Any], Any]
 
 #: How much of a wrong value an error shows.
 SHOWN = 40
@@ -43,6 +40,7 @@ _PLAIN: dict[Any, str] = {
     dict: "an object",
 }
 _NUMBERS = (int, float)
+_UNIONS = (Union, UnionType)
 
 
 @dataclass(frozen=True)
@@ -100,7 +98,7 @@ def parsed(text: str | bytes, where: str) -> object:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise ValueError(f"{where}{_not(text[:SHOWN], f'JSON: {error}')}") from None
+        raise _not(where, text[:SHOWN], f"JSON: {error}") from None
     except RecursionError:
         raise ValueError(f"{where} is nested too deeply") from None
 
@@ -110,118 +108,95 @@ def decode(kind: type[T], value: object, where: str) -> T:
 
     Raises ValueError, one line with the path and the value: `where.gpus[0].index is 'x', not …`.
     """
-    read: Callable[[object], T] = _reader(cast("Any", kind))
     try:
-        return _at(where, read, value)
+        return cast("T", _read(kind, value, where))
     except RecursionError:
         raise ValueError(f"{where} is nested too deeply") from None
 
 
+def _read(kind: Any, value: Any, place: str) -> Any:  # noqa: ANN401 - a type, a value of JSON
+    if kind.__class__ is type:
+        return _plain(kind, value, place) if kind in _PLAIN else _object(kind, value, place)
+    origin, arguments = _apart(kind)
+    if origin is Annotated:
+        return _annotated(*arguments, value=value, place=place)
+    if origin in _UNIONS:
+        (other,) = (it for it in arguments if it is not NoneType)
+        return None if value is None else _read(other, value, place)
+    if origin in (tuple, Sequence):
+        items = enumerate(_plain(list, value, place))
+        return tuple(_read(arguments[0], item, f"{place}[{number}]") for number, item in items)
+    if origin is Mapping:
+        name_kind, item_kind = arguments
+        return {
+            _number(name, place) if name_kind is int else name: _read(
+                item_kind, item, f"{place}[{quote(name)}]"
+            )
+            for name, item in _plain(dict, value, place).items()
+        }
+    return _cpus(value, place)  # of a frozenset
+
+
 @cache
-def _reader(kind: Any) -> Reader:  # noqa: ANN401 - a type
-    if kind in _PLAIN:
-        return partial(_plain, kind)
-    make = _MAKERS.get(get_origin(kind))
-    return make(*get_args(kind)) if make else _object(kind)
+def _apart(kind: Any) -> tuple[Any, tuple[Any, ...]]:  # noqa: ANN401 - a type
+    return get_origin(kind), get_args(kind)
 
 
-def _plain(kind: type, value: Any) -> Any:  # noqa: ANN401 - a JSON value, by its exact type
+def _plain(kind: type, value: Any, place: str) -> Any:  # noqa: ANN401 - by its exact type
     is_kind = type(value) is kind or (kind is float and type(value) is int)
     if not is_kind:
-        raise _not(value, _PLAIN[kind])
+        raise _not(place, value, _PLAIN[kind])
     if kind in _NUMBERS and not 0 <= value <= MAX_NUMBER:
-        raise _not(value, f"a number from 0 to {MAX_NUMBER}")
+        raise _not(place, value, f"a number from 0 to {MAX_NUMBER}")
     return value
 
 
-def _at(place: str, read: Callable[[Any], T], value: object) -> T:
-    """Read the value at a place; a ValueError begins with the place."""
-    try:
-        return read(value)
-    except ValueError as error:
-        raise ValueError(f"{place}{error}") from None
-
-
-def _cpus(value: object) -> CpuSet:
-    return _at(": ", parse_list, _plain(str, value))
-
-
-def _cpulist(value: object) -> str:
-    _cpus(value)
-    return str(value)
-
-
-def _annotated(kind: Any, *notes: Any) -> Reader:  # noqa: ANN401 - a type
+def _annotated(kind: Any, *notes: Any, value: Any, place: str) -> Any:  # noqa: ANN401 - as above
     if _CPULIST in notes:
-        return _cpulist
-    words = next((note.words for note in notes if isinstance(note, OneOf)), None)
-    return _reader(kind) if words is None else partial(_word, words)
+        _cpus(value, place)
+        return value
+    for note in notes:
+        if isinstance(note, OneOf) and value not in note.words:
+            raise _not(place, value, f"one of {', '.join(note.words)}")
+    return _read(kind, value, place)
 
 
-def _word(words: tuple[str, ...], value: object) -> str:
-    if value not in words:
-        raise _not(value, f"one of {', '.join(words)}")
-    return str(value)
+def _cpus(value: object, place: str) -> CpuSet:
+    text = _plain(str, value, place)
+    try:
+        return parse_list(text)
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from None
 
 
-def _optional(*kinds: Any) -> Reader:  # noqa: ANN401 - types
-    (read,) = (_reader(kind) for kind in kinds if kind is not NoneType)
-    return lambda value: None if value is None else read(value)
-
-
-def _list(read: Reader, value: object) -> tuple[Any, ...]:
-    listed = _plain(list, value)
-    return tuple(_at(f"[{place}]", read, item) for place, item in enumerate(listed))
-
-
-def _mapping(read_name: Callable[[str], Any], read: Reader, value: object) -> dict[Any, Any]:
-    return {
-        read_name(name): _at(f"[{quote(name)}]", read, item)
-        for name, item in _plain(dict, value).items()
-    }
-
-
-def _number_of(name: str) -> int:
+def _number(name: str, place: str) -> int:
     number = whole_number(name, MAX_NUMBER)
     if number is None:
-        raise ValueError(f": {quote(name)} is not a number")
+        raise ValueError(f"{place}: {quote(name)} is not a number")
     return number
 
 
-def _object(kind: type) -> Reader:
+def _object(kind: type, value: Any, place: str) -> object:  # noqa: ANN401 - as above
+    values, read = _plain(dict, value, place), {}
+    for name, (hint, is_needed) in _fields(kind).items():
+        if name in values:
+            read[name] = _read(hint, values[name], f"{place}.{name}")
+        elif is_needed and NoneType in get_args(hint):
+            read[name] = None
+        elif is_needed:
+            raise ValueError(f"{place} has no {name!r}")
+    return kind(**read)
+
+
+@cache
+def _fields(kind: type) -> Mapping[str, tuple[Any, bool]]:
+    """Return the type of each field, and whether it has no default."""
     hints = get_type_hints(kind, include_extras=True)
-    readers = {field.name: _reader(hints[field.name]) for field in fields(kind)}
-    needed = {
-        field.name for field in fields(kind) if field.default is field.default_factory is MISSING
+    return {
+        it.name: (hints[it.name], it.default is it.default_factory is MISSING)
+        for it in fields(kind)
     }
-    empty = {name: None for name in needed if NoneType in get_args(hints[name])}
-
-    def read_object(value: object) -> object:
-        listed = _plain(dict, value)
-        read: dict[str, Any] = dict(empty)
-        for name, reader in readers.items():
-            if name in listed:
-                read[name] = _at(f".{name}", reader, listed[name])
-            elif name in needed and name not in empty:
-                raise ValueError(f" has no {name!r}")
-        return kind(**read)
-
-    return read_object
 
 
-def _not(value: object, expected: str) -> ValueError:
-    return ValueError(f" is {repr(value)[:SHOWN]}, not {expected}")
-
-
-#: A type's origin → the maker of its reader, from its arguments; else it is a dataclass.
-_MAKERS: dict[Any, Callable[..., Reader]] = {
-    Annotated: _annotated,
-    Union: _optional,
-    UnionType: _optional,
-    tuple: lambda item, _any_length: partial(_list, _reader(item)),
-    Sequence: lambda item: partial(_list, _reader(item)),
-    Mapping: lambda name, item: partial(
-        _mapping, _number_of if name is int else str, _reader(item)
-    ),
-    frozenset: lambda _: _cpus,
-}
+def _not(place: str, value: object, expected: str) -> ValueError:
+    return ValueError(f"{place} is {repr(value)[:SHOWN]}, not {expected}")
