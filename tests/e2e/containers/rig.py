@@ -23,8 +23,6 @@ UNPRIVILEGED = ("--read-only", "--cap-drop=all")  #: as the chart has it
 SOCKETS = "/run/affinityd"  #: the folder of its socket, inside
 ROOT = "/machine"  #: where it finds a captured machine
 PID = "pid"  #: the file beside its log with the number of its first process
-#: Of a pod with `hostUsers: false`: its root is nobody on the node.
-USER_NAMESPACE = ("--uidmap=0:100000:65536", "--gidmap=0:100000:65536")
 
 
 _numbers = itertools.count()
@@ -100,7 +98,7 @@ def daemon(
     command = ["serve", *arguments, *(["--root", ROOT] if root else [])]
     here = ["--pid=host", *UNPRIVILEGED, *volumes, *options]
     with running(folder, images.affinityd(), *command, options=here) as started:
-        eventually(lambda: _is_ready(started), "the daemon is ready")
+        eventually(lambda: is_ready(started), "the daemon is ready")
         eventually(started.socket.with_name("node.json").exists, "the node file is there")
         yield started
 
@@ -122,11 +120,6 @@ def machine(tree: Path) -> list[str]:
     """
     seen = [folder for folder in ("devices", "bus", "class") if (tree / "sys" / folder).exists()]
     return [f"--volume={tree}/sys/{folder}:/sys/{folder}:ro" for folder in seen]
-
-
-def pods_cgroup(uid: str) -> str:
-    """Return a pod's cgroup; in /kubepods a kubelet ends the processes of pods unknown to it."""
-    return f"/test-containers/kubepods/burstable/pod{uid}"
 
 
 def unique_name() -> str:
@@ -152,8 +145,3 @@ def _has_started(started: Container) -> bool:
     except (OSError, ValueError):  # the file of its pid is not there, or empty
         return False
     return words[0] != b"" and b"runc" not in words[0]
-
-
-def _is_ready(started: Container) -> bool:
-    assert started.process.poll() is None, started.complaints
-    return is_ready(started)

@@ -114,12 +114,6 @@ def test_its_own_sysfs_shows_it_the_node_without_a_host_path(image: str) -> None
     assert here["cores"]
 
 
-def test_a_failed_build_prints_no_name() -> None:
-    built = images.build("localhost/affinityd:never", BASE_IMAGE="localhost/no-such-base")
-    assert (built.status, built.stdout) == (1, "")
-    assert built.stderr.splitlines()[-1] == "podman could not build localhost/affinityd:never."
-
-
 # What is in the image is what its lock names, and that can be had for every node.
 
 LOCK = REPOSITORY / "deploy/image/requirements.txt"

@@ -9,25 +9,23 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.containers import images
-from tests.e2e.containers.rig import (
-    SOCKETS,
-    USER_NAMESPACE,
-    Container,
-    container,
-    daemon,
-    machine,
-    mount,
-    pods_cgroup,
-    running,
-)
+from tests.e2e.containers.rig import SOCKETS, Container, container, daemon, machine, mount, running
 from tests.support.tiny import FAR, LOOK, Ended, tiny_tree
 
+#: Of a pod with `hostUsers: false`: its root is nobody on the node.
+USER_NAMESPACE = ("--uidmap=0:100000:65536", "--gidmap=0:100000:65536")
 CLIENTS = {
     "root": (),
     "uid 1000": ("--user=1000:1000",),
     "root of a user namespace": USER_NAMESPACE,
     "uid 1000 of a user namespace": ("--user=1000:1000", *USER_NAMESPACE),
 }
+
+
+def pods_cgroup(uid: str) -> str:
+    """Return a pod's cgroup; in /kubepods a kubelet ends the processes of pods unknown to it."""
+    return f"/test-containers/kubepods/burstable/pod{uid}"
+
 
 #: What the chart gives its daemon: a pod's cgroup, and to see the node's.
 POD = ("--cgroupns=private", f"--cgroup-parent={pods_cgroup('A')}")

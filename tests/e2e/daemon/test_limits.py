@@ -27,7 +27,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another
 
 @as_root
 def test_a_user_with_too_many_connections_keeps_no_other_from_a_plan(daemon: Daemon) -> None:
-    with crowd(daemon, MOST_OF_ONE + 1, ANOTHER) as connections:
+    with crowd(daemon, MOST_OF_ONE + 1) as connections:
         assert everything(connections[0]) == b""  # the oldest that asks nothing
         connections[-1].sendall(REQUEST)
         connections[-1].shutdown(socket.SHUT_WR)
@@ -40,7 +40,7 @@ def test_a_user_with_too_many_connections_keeps_no_other_from_a_plan(daemon: Dae
 @as_root
 def test_one_user_cannot_use_up_the_daemon_s_files(folder: Path) -> None:
     with running(folder, *MACHINE, before=("prlimit", "--nofile=128:128")) as daemon:
-        with crowd(daemon, 200, ANOTHER):
+        with crowd(daemon, 200):
             for _ in range(50):
                 assert daemon.get(TARGET).body == ANSWER
             assert len([*Path(f"/proc/{daemon.process.pid}/fd").iterdir()]) < 128
@@ -60,14 +60,8 @@ MACHINE = ("--machine", "dgx-a100")
 TARGET = "/plan?gpus=0&mode=node&format=cpulist"
 ANSWER = b"48-63,176-191\n"
 
+REQUEST = f"GET {TARGET} HTTP/1.1\r\nhost: x\r\n\r\n".encode()
 ANOTHER = 65534  #: a user
-
-
-def get(target: str, *headers: str) -> bytes:
-    return "\r\n".join((f"GET {target} HTTP/1.1", "host: x", *headers, "", "")).encode()
-
-
-REQUEST = get(TARGET)
 
 
 def connect(daemon: Daemon) -> socket.socket:
@@ -78,18 +72,16 @@ def connect(daemon: Daemon) -> socket.socket:
 
 
 @contextmanager
-def crowd(daemon: Daemon, number: int, user: int | None = None) -> Iterator[list[socket.socket]]:
-    """Connect so often; as another user, who is the effective one to the kernel, unix(7)."""
+def crowd(daemon: Daemon, number: int) -> Iterator[list[socket.socket]]:
+    """Connect so often, as another user: to the kernel that is the effective one, unix(7)."""
     with ExitStack() as stack:
-        if user is not None:
-            os.setegid(user)
-            os.seteuid(user)
+        os.setegid(ANOTHER)
+        os.seteuid(ANOTHER)
         try:
             connections = [stack.enter_context(connect(daemon)) for _ in range(number)]
         finally:
-            if user is not None:
-                os.seteuid(0)
-                os.setegid(0)
+            os.seteuid(0)
+            os.setegid(0)
         yield connections
 
 

@@ -9,15 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tests.e2e.faults.checker import QUERIES, asking, start_ranks, start_ranks_during
-from tests.support.daemons import (
-    PATIENCE,
-    Daemon,
-    eventually,
-    is_ready,
-    running,
-    spawn,
-    with_constants,
-)
+from tests.support.daemons import PATIENCE, eventually, is_ready, running, spawn, with_constants
 from tests.support.machines.facts import machine
 from tests.support.tiny import tiny, tiny_tree
 
@@ -27,15 +19,11 @@ MACHINE = "dgx-a100"
 ENDLESS = with_constants(daemon__servers__DRAIN_SECONDS=10 * PATIENCE)
 
 
-def answers(daemon: Daemon) -> list[bytes]:
-    return [daemon.get(f"/plan?{query}").body for query in QUERIES]
-
-
 def test_a_daemon_that_restarts_under_load_answers_right_or_not_at_all(tmp_path: Path) -> None:
     """And it ends well, as `systemctl restart` ends it: ranks are where they belong in any case."""
     root = str(tiny_tree(tmp_path / "machine"))
     with running(tmp_path, "--root", root) as daemon:
-        before = answers(daemon)
+        before = [daemon.plan(query) for query in QUERIES]
         with asking(daemon.socket, tiny(), clients=3) as asked:
 
             def restart(number: signal.Signals) -> None:
@@ -53,7 +41,7 @@ def test_a_daemon_that_restarts_under_load_answers_right_or_not_at_all(tmp_path:
             assert all(line.endswith("from node.json") for line in complaints)
             asked.more()
         assert asked.refused
-        assert answers(daemon) == before
+        assert [daemon.plan(query) for query in QUERIES] == before
         assert start_ranks(4, daemon.socket) == set()
 
 

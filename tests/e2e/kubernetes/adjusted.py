@@ -5,14 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from affinityd.cpuset import format_list
-from affinityd.linux.files import environment_of
-from affinityd.linux.processes import mask_of
-from tests.e2e.kubernetes.cluster import CHROOT, IMAGE, SLEEPS, Cluster
+from tests.e2e.kubernetes.cluster import CHROOT, SLEEPER, SOCKET, Cluster, Process
 from tests.support.daemons import eventually
 from tests.support.daemons import running as daemon_running
 from tests.support.enforcing_node import AskedNode, facts
@@ -26,7 +22,6 @@ PAGE = (REPOSITORY / "docs/kubernetes-nri.md").read_text()
 SWITCH_ON = PAGE[PAGE.index("printf 'AFFINITYD_NRI") : PAGE.index("systemctl restart")]
 CHOSEN, OTHER = "training", "other"
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
-SOCKET = "run/affinityd/affinityd.sock"
 #: What the restricted Pod Security Standard asks for.
 UNPRIVILEGED = {
     "allowPrivilegeEscalation": False,
@@ -68,40 +63,12 @@ def serving(
         yield node
 
 
-@dataclass(frozen=True)
-class Process:
-    pid: int
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        return environment_of(self.pid) or {}
-
-    @property
-    def told(self) -> Mapping[str, str]:
-        variables = self.environment.items()
-        return {name: value for name, value in variables if name.startswith("AFFINITYD")}
-
-    @property
-    def cpus(self) -> str:
-        return format_list(mask_of(self.pid) or ())
-
-    @property
-    def gpu(self) -> int:
-        return int(self.environment["NVIDIA_VISIBLE_DEVICES"].removeprefix("GPU-")[0])
-
-    @property
-    def has_socket(self) -> bool:
-        return Path(f"/proc/{self.pid}/root/{SOCKET}").is_socket()
-
-
 def container(name: str, *, gpus: int = 1, limit: str = "500m", **env: str) -> Mapping[str, Any]:
     amount = {"nvidia.com/gpu": str(gpus)} if gpus else {}
     variables = [{"name": key, "value": it} for key, it in {"WHO": name, **env}.items()]
     return {
+        **SLEEPER,
         "name": name,
-        "image": IMAGE,
-        "imagePullPolicy": "Never",
-        "command": SLEEPS,
         "env": variables,
         "resources": {"requests": {"cpu": "10m", **amount}, "limits": {"cpu": limit, **amount}},
         "securityContext": UNPRIVILEGED,

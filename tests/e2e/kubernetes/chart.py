@@ -119,13 +119,9 @@ def _endpoint(chart: Chart) -> str:
 # A job's pod as the page has it: an init container, and a program that /affinity/run starts.
 
 SLEEPS = ("sleep", "100000")  #: a program without /affinity/run
-#: Says where it runs, and stays there.
-LOOKS = (
-    "/affinity/run",
-    "sh",
-    "-c",
-    "grep Cpus_allowed_list /proc/self/status; sleep 100000 & wait",
-)
+#: A program that says where it runs, and stays there.
+SAYS = "grep Cpus_allowed_list /proc/self/status; sleep 100000 & wait"
+LOOKS = ("/affinity/run", "sh", "-c", SAYS)
 HOLD = "until [ -e /affinity/go ]; do /bin/busybox sleep 0.1; done"
 
 
@@ -136,11 +132,8 @@ class Job:
     cluster: Cluster
     name: str
 
-    def start(self, command: Sequence[str] = LOOKS, *, held: bool = False, gpus: int = 0) -> None:
-        """Create it; `held`: it waits between its init container and its program for `go`.
-
-        `gpus`: how many it asks kubelet for.
-        """
+    def start(self, command: Sequence[str] = LOOKS, *, held: bool = False) -> None:
+        """Create it; `held`: it waits between its init container and its program for `go`."""
         mounts = [
             {"name": "affinity", "mountPath": "/affinity"},
             {"name": "affinityd", "mountPath": "/run/affinityd", "readOnly": True},
@@ -154,7 +147,6 @@ class Job:
             "command": [*command],
             # Its one device file is what a device plugin gives.
             "securityContext": {"privileged": True},
-            "resources": {"limits": {"nvidia.com/gpu": gpus}} if gpus else {},
             "volumeMounts": [*mounts, {"name": "gpu", "mountPath": "/dev/dri/renderD128"}],
         }
         affinity = {"name": "affinity", **image, "args": ["init", "--to", "/affinity"]}

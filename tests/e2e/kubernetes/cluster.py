@@ -18,6 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from affinityd import __version__
+from affinityd.cpuset import format_list
+from affinityd.linux.files import environment_of
+from affinityd.linux.processes import mask_of
 from tests.e2e.chart.tools import helm
 from tests.e2e.containers import images
 from tests.e2e.containers.podman import podman
@@ -36,6 +39,10 @@ PACKAGES = (
 )
 IMAGE = "localhost/busybox:tests"
 SLEEPS = ("/bin/busybox", "sleep", "100000")  #: the command of a container of it
+#: A container that does nothing, and amounts for which kubelet may give one a CPU of its own.
+SLEEPER = {"name": "main", "image": IMAGE, "imagePullPolicy": "Never", "command": SLEEPS}
+ONE_CPU = {"cpu": "1", "memory": "64Mi"}
+SOCKET = "run/affinityd/affinityd.sock"
 CPUSETS = Path("/sys/fs/cgroup/cpuset")
 NVIDIA = 195  #: the major of /dev/nvidia*, kernel Documentation/admin-guide/devices.txt
 
@@ -44,6 +51,41 @@ NODE = "rig0"
 HELM_FOLDERS = ("CACHE", "CONFIG", "DATA")  #: of its own, not the user's
 #: The names that the pages, the examples and the chart's values have for our image.
 AFFINITYD = tuple(f"{place}/affinityd:{__version__}" for place in ("localhost", "registry.example"))
+
+
+@dataclass(frozen=True)
+class Process:
+    """A program in a container, as it is now."""
+
+    pid: int
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return environment_of(self.pid) or {}
+
+    @property
+    def told(self) -> Mapping[str, str]:
+        variables = self.environment.items()
+        return {name: value for name, value in variables if name.startswith("AFFINITYD")}
+
+    @property
+    def cpus(self) -> str:
+        return format_list(mask_of(self.pid) or ())
+
+    @property
+    def cpuset(self) -> str:
+        """What kubelet gave its container."""
+        lines = Path(f"/proc/{self.pid}/cgroup").read_text().splitlines()
+        (folder,) = (line.split(":")[2] for line in lines if ":cpuset:" in line)
+        return Path(f"{CPUSETS}{folder}/cpuset.cpus").read_text().strip()
+
+    @property
+    def gpu(self) -> int:
+        return int(self.environment["NVIDIA_VISIBLE_DEVICES"].removeprefix("GPU-")[0])
+
+    @property
+    def has_socket(self) -> bool:
+        return Path(f"/proc/{self.pid}/root/{SOCKET}").is_socket()
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.kubernetes import machine
+from tests.e2e.kubernetes.adjusted import removed
 from tests.e2e.kubernetes.chart import Chart, installed
 from tests.e2e.kubernetes.cluster import RIGS, Cluster, running
 
@@ -26,6 +27,13 @@ def rig() -> None:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with running(tmp_path_factory.mktemp("cluster")) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def pods_end(cluster: Cluster) -> Iterator[None]:
+    """Have the pods of a test end with it: their GPUs are free again."""
+    yield
+    removed(cluster)
 
 
 @pytest.fixture(scope="module")

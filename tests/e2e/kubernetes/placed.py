@@ -10,46 +10,17 @@ from typing import Any
 
 import yaml
 
-from affinityd.cpuset import CpuSet, parse_list
-from affinityd.linux.files import environment_of
-from affinityd.linux.processes import mask_of
+from affinityd.cpuset import parse_list
 from tests.e2e.containers import images
 from tests.e2e.kubernetes import two_nodes
 from tests.e2e.kubernetes.chart import Chart, installed
-from tests.e2e.kubernetes.cluster import CHROOT, CPUSETS, Cluster, running
+from tests.e2e.kubernetes.cluster import CHROOT, Cluster, Process, running
 from tests.e2e.kubernetes.two_nodes import GPUS
 from tests.support.daemons import PATIENCE, eventually
 from tests.support.paths import REPOSITORY
 from tests.support.tiny import CPUS
 
 TOLD = {"AFFINITYD_CPULIST", "AFFINITYD_UNPINNED"}  #: one of them is in a started program
-
-
-@dataclass(frozen=True)
-class Process:
-    pid: int
-
-    @property
-    def cpus(self) -> CpuSet:
-        return mask_of(self.pid) or frozenset()
-
-    @property
-    def cpuset(self) -> CpuSet:
-        """What kubelet gave its container."""
-        lines = Path(f"/proc/{self.pid}/cgroup").read_text().splitlines()
-        (folder,) = (line.split(":")[2] for line in lines if ":cpuset:" in line)
-        return parse_list(Path(f"{CPUSETS}{folder}/cpuset.cpus").read_text())
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        return environment_of(self.pid) or {}
-
-    @property
-    def near(self) -> CpuSet:
-        """The CPU near the GPU that it is to use: of its rank, where a launcher started it."""
-        gpus = self.environment["NVIDIA_VISIBLE_DEVICES"].split(",")
-        gpu = sorted(gpus, key=GPUS.__getitem__)[int(self.environment.get("LOCAL_RANK", "0"))]
-        return frozenset({CPUS[GPUS[gpu]]})
 
 
 @dataclass(frozen=True)
@@ -127,13 +98,19 @@ def created(cluster: Cluster, manifest: Mapping[str, Any]) -> Iterator[Pod]:
         )
 
 
+def near(process: Process) -> str:
+    """Return the CPU near the GPU that it is to use: of its rank, where a launcher started it."""
+    gpus = process.environment["NVIDIA_VISIBLE_DEVICES"].split(",")
+    gpu = sorted(gpus, key=GPUS.__getitem__)[int(process.environment.get("LOCAL_RANK", "0"))]
+    return str(CPUS[GPUS[gpu]])
+
+
 def check(process: Process) -> None:
     """Check that a process has near CPUs if its cpuset has any, and says so."""
-    cpuset, near = process.cpuset, process.near
-    environment = process.environment
-    assert process.cpus == (cpuset & near or cpuset)
-    assert parse_list(environment["AFFINITYD_CPULIST"]) == process.cpus
-    assert environment["AFFINITYD_LOCALITY"] == ("local" if cpuset & near else "remote")
+    is_local = parse_list(near(process)) <= parse_list(process.cpuset)
+    assert process.cpus == (near(process) if is_local else process.cpuset)
+    assert process.environment["AFFINITYD_CPULIST"] == process.cpus
+    assert process.environment["AFFINITYD_LOCALITY"] == ("local" if is_local else "remote")
 
 
 # The manifests of deploy/examples, as a node of two CPUs and two GPUs can run them.

@@ -16,14 +16,14 @@ from tests.e2e.kubernetes.adjusted import (
     serving,
     started,
 )
-from tests.e2e.kubernetes.cluster import POD_RESOURCES, Cluster, plugin, running
+from tests.e2e.kubernetes.cluster import ONE_CPU, POD_RESOURCES, Cluster, plugin, running
 from tests.e2e.kubernetes.two_nodes import restart
 from tests.support.cpusets import needs_cpuset
 from tests.support.daemons import eventually
 from tests.support.enforcing_node import uuid
 from tests.support.tiny import BOTH, FAR, NEAR
 
-pytestmark = needs_cpuset
+pytestmark = [needs_cpuset, pytest.mark.usefixtures("pods_end")]
 
 GPUS = {uuid(gpu): gpu // 2 for gpu in range(4)}
 
@@ -69,14 +69,14 @@ def test_chosen_containers_with_gpus_are_adjusted(cluster: Cluster, tmp_path: Pa
         counted = node.samples("nri_requests_total", "outcome")
         expected = {"pinned": 3, "no_gpu": 1, "not_chosen": 1, "failed": 0, "late": 0}
         assert {name: counted[name] for name in expected} == expected
-    removed(cluster)
 
 
 def test_a_container_that_started_without_the_daemon_is_placed_and_a_resized_one_again(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     early = started(cluster, "early", container("one"), container("plain", gpus=0))
-    assert {process.cpus for process in early.values()} == {BOTH}
+    seen = [(process.cpus, process.told, process.has_socket) for process in early.values()]
+    assert seen == [(BOTH, {}, False)] * 2
     with serving(cluster, tmp_path) as node:
         near = (NEAR, FAR)[early["one"].gpu // 2]
         eventually(lambda: early["one"].cpus == near, "it runs near its GPU")
@@ -90,12 +90,6 @@ def test_a_container_that_started_without_the_daemon_is_placed_and_a_resized_one
         eventually(lambda: node.samples("nri_containers", "state") == none, "they are forgotten")
 
 
-def test_without_the_daemon_a_container_starts_as_ever(cluster: Cluster) -> None:
-    (one,) = started(cluster, "alone", container("one")).values()
-    assert (one.cpus, one.told, one.has_socket) == (BOTH, {}, False)
-    removed(cluster)
-
-
 def test_a_container_gets_no_cpu_that_is_another_pod_s_own(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -106,8 +100,7 @@ def test_a_container_gets_no_cpu_that_is_another_pod_s_own(
         "reservedSystemCPUs": NEAR,
     }
     restart(cluster, strict)
-    amount = {"cpu": "1", "memory": "64Mi"}
-    own = {**container("own", gpus=0), "resources": {"requests": amount, "limits": amount}}
+    own = {**container("own", gpus=0), "resources": {"requests": ONE_CPU, "limits": ONE_CPU}}
     kubelet = f"--pod-resources={POD_RESOURCES}"
     with plugin(cluster, GPUS), serving(cluster, tmp_path, kubelet) as node:
         guaranteed = started(cluster, "guaranteed", own)["own"]
@@ -120,4 +113,3 @@ def test_a_container_gets_no_cpu_that_is_another_pod_s_own(
         assert "AFFINITYD_CPULIST" not in burstable.told
         counted = node.samples("nri_requests_total", "outcome")
         assert (counted["kept"], counted["pinned"]) == (1, 0)
-        removed(cluster)

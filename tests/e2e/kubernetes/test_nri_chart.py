@@ -16,7 +16,6 @@ from tests.e2e.kubernetes import machine
 from tests.e2e.kubernetes.adjusted import (
     CHOSEN,
     OTHER,
-    Process,
     container,
     make_namespaces,
     removed,
@@ -28,6 +27,7 @@ from tests.e2e.kubernetes.cluster import (
     KUBELET,
     NODE,
     Cluster,
+    Process,
     device_plugin,
     kubelet_plugin,
 )
@@ -35,7 +35,7 @@ from tests.support.cpusets import needs_cpuset
 from tests.support.daemons import eventually
 from tests.support.tiny import BOTH, FAR
 
-pytestmark = needs_cpuset
+pytestmark = [needs_cpuset, pytest.mark.usefixtures("pods_end")]
 
 #: Way → the resource of a device plugin that gives GPU 1 so: it is near FAR.
 WAYS = {way: f"{way}.example.com/gpu" for way in ("file", "variable", "cdi")}
@@ -96,7 +96,6 @@ def test_a_gpu_of_a_device_plugin_is_known(gpus: Chart, way: str) -> None:
     (process,) = started(gpus.cluster, way, asking(way, WAYS[way])).values()
     assert (process.cpus, process.told["AFFINITYD_LOCALITY"]) == (FAR, "local")
     assert process.has_socket
-    removed(gpus.cluster)
 
 
 def test_a_gpu_of_a_driver_of_dra_is_known(gpus: Chart) -> None:
@@ -110,7 +109,6 @@ def test_a_gpu_of_a_driver_of_dra_is_known(gpus: Chart) -> None:
     (pid,) = gpus.cluster.start_pod("by-dra", spec, namespace=CHOSEN)
     process = Process(pid)
     assert (process.cpus, process.told["AFFINITYD_LOCALITY"]) == (FAR, "local")
-    removed(gpus.cluster)
 
 
 def test_pods_that_start_while_the_daemon_is_away_are_placed_when_it_is_back(gpus: Chart) -> None:
@@ -125,7 +123,6 @@ def test_pods_that_start_while_the_daemon_is_away_are_placed_when_it_is_back(gpu
     eventually(lambda: {process.cpus for process in early} == {FAR}, "they run near their GPU")
     metric = 'affinityd_nri_containers{locality="local",state="pinned"} 2.0'
     eventually(lambda: metric in gpus.ask("/metrics"), "they are counted")
-    removed(gpus.cluster)
 
 
 def test_a_privileged_container_is_left_unless_it_was_granted_a_gpu(gpus: Chart) -> None:
@@ -172,7 +169,6 @@ def test_a_policy_says_how_a_namespace_s_containers_are_placed(
     least = {**least, "resources": {"requests": {"cpu": "0", **amount}, "limits": amount}}
     kept = started(gpus.cluster, "kept", least)["c"]
     assert (kept.cpus, kept.told["AFFINITYD_NODES"]) == (BOTH, "0-1")
-    removed(gpus.cluster)
 
 
 def test_a_placed_container_has_its_pod_s_cpus_again_when_it_restarts_without_the_daemon(
@@ -191,4 +187,3 @@ def test_a_placed_container_has_its_pod_s_cpus_again_when_it_restarts_without_th
 
     eventually(again, "it has restarted")
     assert [its.cpus for its in again()] == [BOTH]
-    removed(gpus.cluster)

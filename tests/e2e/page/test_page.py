@@ -173,14 +173,6 @@ def test_the_commands_of_a_rank_give_it_its_cpus(open_tab: Opens) -> None:
     assert planned.stdout == f"{cpulist}\n"
 
 
-def test_a_cpulist_is_copied(open_tab: Opens, context: BrowserContext) -> None:
-    tab = open_tab(query="?gpus=0")
-    context.grant_permissions(["clipboard-read", "clipboard-write"], origin=tab.node.origin)
-    tab.page.locator("td.list button").first.click()
-    assert tab.page.locator("td.list button").first.inner_text() == "copied"
-    assert tab.page.evaluate("navigator.clipboard.readText()") == tab.cpulists()[0]
-
-
 @pytest.mark.parametrize(
     ("query", "says"),
     [

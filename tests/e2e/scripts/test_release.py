@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,18 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import REPOSITORY
+from tests.support.tiny import ran
 
 VERSION = "9.8.7"
-AUTHOR = {
-    f"GIT_{role}_{field}": value
-    for role in ("AUTHOR", "COMMITTER")
-    for field, value in (("NAME", "test"), ("EMAIL", "test@localhost"))
-}
+AUTHOR = ("-c", "user.name=test", "-c", "user.email=test@localhost", "-c", "commit.gpgSign=false")
 
 
 def git(folder: Path, *words: str) -> None:
-    command = ["git", "-C", os.fspath(folder), "-c", "commit.gpgSign=false", *words]
-    subprocess.run(command, check=True, capture_output=True, env={**os.environ, **AUTHOR})
+    subprocess.run(["git", "-C", folder, *AUTHOR, *words], check=True, capture_output=True)
 
 
 @pytest.fixture
@@ -35,9 +30,8 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def refusal(checkout: Path, *words: str) -> str:
-    command = [os.fspath(checkout / "scripts/release"), *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (1, "")
+    done = ran(checkout / "scripts/release", *words)
+    assert (done.status, done.stdout) == (1, "")
     return done.stderr
 
 

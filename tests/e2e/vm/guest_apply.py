@@ -8,23 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.e2e.vm import inside
 from tests.e2e.vm.hardware import BARE_NODE, GPU_NODES, NODES, distance
-from tests.e2e.vm.inside import (
-    FILL,
-    PCI_FOLDER,
-    SOCKET,
-    Document,
-    Ended,
-    addresses,
-    bring,
-    cgroup,
-    nested,
-    program,
-    ran,
-    running,
-    stage,
-    thread_masks,
-)
+from tests.e2e.vm.inside import Document, Ended, bring, cgroup, nested, program, ran, running, stage
 from tests.e2e.vm.warm import affinityd, serving
 from tests.support.nri import Runtime, created
 
@@ -38,7 +24,7 @@ MODES = ("node", "unique_contiguous")
 LOOK = ("cat", "/proc/self/status", "/proc/self/environ")
 
 #: Fills memory, after numactl has said what get_mempolicy(2) says.
-SHOW_AND_FILL = ("sh", "-c", 'numactl --show && exec "$0" "$@"', *FILL)
+SHOW_AND_FILL = ("sh", "-c", 'numactl --show && exec "$0" "$@"', *inside.FILL)
 
 MANY = ("--gpus", "0,2,4", "--memory")
 BARE = ("--gpus", "6")  #: is on the node without memory
@@ -112,7 +98,8 @@ def main() -> Document:
     report["shrinking"] = shrinking()
     stage("ranks, by node.json")
     daemon.stop()
-    (PCI_FOLDER / addresses()[-1] / "remove").write_text("1")  # of which node.json goes on to tell
+    last = inside.addresses()[-1]  # of which node.json goes on to tell
+    (inside.PCI_FOLDER / last / "remove").write_text("1")
     report["ranks"]["node.json"] = ranks("node.json")
     Path("/sys/bus/pci/rescan").write_text("1")  # the machine is as it was, for the next script
     return report
@@ -170,7 +157,8 @@ def callers() -> dict[str, Any]:
 def allowed(group: Path, query: str, *before: str) -> Any:  # noqa: ANN401 - of a document
     url = f"http://localhost/plan?mode=node&gpus=0&{query}"
     into = f'echo 0 >{group}/cgroup.procs; exec "$@"'
-    asked = ran(["sh", "-c", into, "sh", *before, "curl", "-s", "--unix-socket", f"{SOCKET}", url])
+    curl = ("curl", "-s", "--unix-socket", f"{inside.SOCKET}", url)
+    asked = ran(["sh", "-c", into, "sh", *before, *curl])
     return json.loads(asked["stdout"])["allowed"] if asked["stdout"] else asked
 
 
@@ -222,6 +210,6 @@ def shrinking() -> dict[str, Any]:
         def moment(command: str, name: str) -> list[Any]:
             cgroup("job", cpus=name.partition(",")[0])
             ended = affinityd(command, f"{pid}", *FIRST_GPU)
-            return [thread_masks(pid), ended["status"], ended["stdout"] + ended["stderr"]]
+            return [inside.thread_masks(pid), ended["status"], ended["stdout"] + ended["stderr"]]
 
         return {name: moment(command, name) for name, (command, *_) in SHRINKING.items()}

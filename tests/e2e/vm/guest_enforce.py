@@ -10,18 +10,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from http import HTTPStatus
 
-from tests.e2e.vm.inside import (
-    Document,
-    bring,
-    cgroup,
-    have_driver,
-    nested,
-    program,
-    running,
-    stage,
-    tell,
-    thread_masks,
-)
+from tests.e2e.vm import inside
+from tests.e2e.vm.inside import Document, cgroup, nested, program, running, stage, thread_masks
 from tests.e2e.vm.warm import serving
 from tests.support.daemons import Daemon, eventually
 
@@ -37,19 +27,19 @@ GROUP = (
 
 
 def main() -> Document:
-    bring("31", online=True)
-    have_driver()
+    inside.bring("31", online=True)
+    inside.have_driver()
     os.environ["AFFINITYD_CPUS"] = "none"  # near CPUs alone, however few
     report: Document = {}
     with pod(FIRST) as first, pod(SECOND) as second:
-        tell({first: [FIRST]})
+        inside.tell({first: [FIRST]})
         stage("a daemon pins")
         with enforcing() as daemon:
             report["followed"] = {cpus: followed(first, cpus) for cpus in PLACES}
             counted = f'affinityd_enforce_pins_total{{outcome="pinned"}} {len(PLACES)}.0\n'
             eventually(lambda: counted in metrics(daemon), "it has counted them")
             report["metrics"] = metrics(daemon)
-        tell({first: [FIRST], second: [SECOND]})
+        inside.tell({first: [FIRST], second: [SECOND]})
         stage("another daemon pins")
         with enforcing() as daemon:
             eventually(lambda: enforced(daemon).get("threads"), "it has pinned the second pod")

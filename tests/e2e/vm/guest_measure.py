@@ -8,29 +8,19 @@ from __future__ import annotations
 
 import os
 
+from tests.e2e.vm import inside
 from tests.e2e.vm.hardware import BARE_NODE, GPU_NODES, cpus_of
-from tests.e2e.vm.inside import (
-    AFFINITYD,
-    Document,
-    Ended,
-    addresses,
-    bring,
-    cgroup,
-    have_driver,
-    ran,
-    stage,
-    tell,
-)
+from tests.e2e.vm.inside import AFFINITYD, Document, Ended, cgroup, ran, stage
 
 MEASURED = 2  #: the GPU that CUDA shows
 NODES = (0, GPU_NODES[MEASURED], BARE_NODE)  #: those in the cpuset
 
 
 def main() -> Document:
-    bring("31", online=True)
-    have_driver()
-    tell({})
-    os.environ["GPU_ADDRESS"] = addresses()[MEASURED]
+    inside.bring("31", online=True)
+    inside.have_driver()
+    inside.tell({})
+    os.environ["GPU_ADDRESS"] = inside.addresses()[MEASURED]
     cpuset = cgroup("job", cpus=",".join(map(cpus_of, NODES)))
     stage("the measurement")
     return measured(f"{cpuset}/cgroup.procs")

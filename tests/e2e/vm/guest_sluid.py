@@ -15,8 +15,7 @@ from tests.e2e.slurm.rig import USER, Setup, Slurm, slurm
 from tests.e2e.vm.guest_enforce import enforced, enforcing
 from tests.e2e.vm.guest_slurm import furnish
 from tests.e2e.vm.hardware import GPU_NODES
-from tests.e2e.vm.inside import Document, bring, have_driver, stage, tell, thread_masks
-from tests.e2e.vm.machine import RELEASE
+from tests.e2e.vm.inside import RELEASE, Document, bring, have_driver, stage, tell, thread_masks
 from tests.e2e.vm.warm import affinityd
 from tests.support.daemons import Daemon, eventually
 

@@ -11,12 +11,12 @@ import lzma
 import os
 import re
 import struct
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from tests.support.paths import REPOSITORY
+from tests.support.tiny import ran
 
 RECIPE = Path(__file__).with_name("image.sh")
 PYPROJECT = REPOSITORY / "pyproject.toml"
@@ -25,12 +25,8 @@ KERNEL = "vmlinux"  #: an ELF file, which QEMU starts without a BIOS's or boot l
 ROOT = "root.cpio"
 
 
-class MachineError(Exception):
-    """The machine could not be made or started, or did not report."""
-
-
 def image() -> Path:
-    """Return the folder with KERNEL and ROOT. Raises MachineError with what its recipe said."""
+    """Return the folder with KERNEL and ROOT."""
     required = requirements(PYPROJECT.read_text())
     recipe = "\n".join((Path(__file__).read_text(), RECIPE.read_text(), *required))
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "affinityd-vm"
@@ -66,20 +62,9 @@ def _make(folder: Path, required: list[str]) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         made = Path(scratch) / folder.name
         made.mkdir()
-        _follow(RECIPE, made, required)
+        ended = ran(RECIPE, made, sys.executable, *required)
+        assert ended.status == 0, ended
         packed = made / "vmlinuz"
         (made / KERNEL).write_bytes(unpacked(packed.read_bytes()))
         packed.unlink()
         made.rename(folder)  # whole or not at all
-
-
-def _follow(recipe: Path, folder: Path, required: list[str]) -> None:
-    ended = subprocess.run(
-        [str(recipe), str(folder), sys.executable, *required],
-        check=False,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    if ended.returncode != 0:
-        raise MachineError(f"{recipe.name} ended with {ended.returncode}\n{ended.stdout}")

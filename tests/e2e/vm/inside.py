@@ -20,6 +20,7 @@ SOCKET = Path("/run/affinityd/affinityd.sock")  # the default; the daemon is tol
 CPU_FOLDER = Path("/sys/devices/system/cpu")
 PCI_FOLDER = Path("/sys/bus/pci/devices")
 GROUPS = Path("/sys/fs/cgroup")
+RELEASE = "release"  #: the folder of another Debian, where a script needs one
 
 Document = dict[str, Any]  #: what a script reports
 Ended = dict[str, Any]  #: a process that has ended: its status, its stdout, its stderr

@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e.vm import hardware
-from tests.e2e.vm.image import KERNEL, ROOT, MachineError, image
+from tests.e2e.vm.image import KERNEL, ROOT, image
+from tests.e2e.vm.inside import RELEASE
+from tests.support.tiny import ran
 
 FOLDER = Path(__file__).parent
 REPOSITORY = FOLDER.parents[2]
 QEMU = "qemu-system-x86_64"
-PROGRAMS = (QEMU, "mmdebstrap", "bsdtar")
 PATIENCE = 1800  #: seconds for a machine that takes 200 where nothing else runs
-TAIL = 40  #: lines of the console that an error shows
+TAIL = 40  #: lines of the console that a failure shows
 
 #: What the guest has of the checkout.
 CARRIED = (
@@ -32,8 +33,7 @@ CARRIED = (
 #: Where the guest has what is built here.
 BUILT = "built"
 
-#: Where it has another Debian, and what it does without of that.
-RELEASE = "release"
+#: What it does without of another Debian.
 UNUSED = ("./usr/share", "./usr/lib/python3*", "./usr/bin/python3*", "./var/lib/dpkg")
 
 #: A CPU that is possible and not online until somebody asks for it: one thread of the last core.
@@ -51,13 +51,10 @@ def boot(
 ) -> dict[str, dict[str, Any]]:
     """Boot the machine, with a folder for what it needs and says, and return its reports by name.
 
-    A report is what a script, guest_NAME, prints; they run one after another. `built` are files
-    that they find in /built, `release` is the root of another Debian, in /release. Raises
-    MachineError, with what the machine last wrote on its console.
+    A report is what a script, guest_NAME, prints; they run one after another, and each must print
+    one. `built` are files that they find in /built, `release` is the root of another Debian, in
+    /release.
     """
-    missing = [program for program in PROGRAMS if shutil.which(program) is None]
-    if missing:
-        raise MachineError(f"{', '.join(missing)} missing: `scripts/test vm`, as root, installs it")
     made = image()
     ramdisk, console, report = (folder / name for name in ("ramdisk", "console", "report"))
     _write_ramdisk(ramdisk, made / ROOT, folder / "carried", built, release)
@@ -68,30 +65,13 @@ def boot(
         *("-serial", f"file:{console}", "-serial", f"file:{report}"),
     ]
     try:
-        reports = _run(command, report)
-    except MachineError as error:
-        raise MachineError(f"{error}\n{_tail(console)}") from None
+        ended = ran(*command, timeout=PATIENCE)
     finally:
         ramdisk.unlink()  # it is large; the rest is kept to be looked at
-    if len(reports) < len(names):
-        raise MachineError(f"guest_{names[len(reports)]} ended without a report\n{_tail(console)}")
-    return dict(zip(names, reports, strict=True))
-
-
-def _run(command: Sequence[str], report: Path) -> list[dict[str, Any]]:
-    try:
-        ended = subprocess.run(
-            command, check=False, timeout=PATIENCE, capture_output=True, text=True
-        )
-    except subprocess.TimeoutExpired:
-        raise MachineError(f"the virtual machine did not end within {PATIENCE} s") from None
-    try:
-        return [json.loads(line) for line in report.read_text().splitlines() if line]
-    except (OSError, ValueError) as error:
-        raise MachineError(
-            f"the virtual machine ended without a report: {error}\n"
-            f"{QEMU} ended with {ended.returncode}\n{ended.stderr}"
-        ) from None
+    lines = report.read_text().splitlines() if report.exists() else []
+    said = console.read_text(errors="replace").splitlines() if console.exists() else []
+    assert len(lines) == len(names), "\n".join([*lines, f"{ended}", *said[-TAIL:]])
+    return dict(zip(names, map(json.loads, lines), strict=True))
 
 
 def _write_ramdisk(
@@ -122,8 +102,3 @@ def _write_ramdisk(
                 stdout=file,
                 check=True,
             )
-
-
-def _tail(console: Path) -> str:
-    text = console.read_text(errors="replace") if console.exists() else "Its console is empty."
-    return "\n".join(text.splitlines()[-TAIL:])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,21 +13,15 @@ from tests.e2e.chart.tools import helm
 from tests.e2e.containers import images
 from tests.e2e.containers.podman import environment, podman
 from tests.support.paths import REPOSITORY
+from tests.support.tiny import ran
 
 VERSION = "9.8.7"
 COMMIT = ("git", "-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "-q", "-a")
 
 
 def run(folder: Path, *command: str, **variables: str) -> str:
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        check=False,
-        capture_output=True,
-        text=True,
-        env={**environment(), **variables},
-    )
-    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    done = ran(*command, cwd=folder, env={**environment(), **variables})
+    assert done.status == 0, f"{command}: {done.stdout}{done.stderr}"
     return done.stdout
 
 

@@ -29,13 +29,13 @@ from affinityd.kubernetes.nri.messages import (
 )
 from affinityd.linux.protobuf import field, read, text
 from tests.e2e.kubernetes.adjusted import container, make_namespaces, removed, serving, started
-from tests.e2e.kubernetes.cluster import Cluster, running
+from tests.e2e.kubernetes.cluster import ONE_CPU, Cluster, running
 from tests.e2e.kubernetes.two_nodes import restart
 from tests.support.cpusets import needs_cpuset
 from tests.support.daemons import PATIENCE, eventually, with_constants
 from tests.support.tiny import BOTH, CPUS, FAR, NEAR
 
-pytestmark = needs_cpuset
+pytestmark = [needs_cpuset, pytest.mark.usefixtures("pods_end")]
 
 CONTAINERS = 20  #: of a pod
 PODS = 2
@@ -182,7 +182,6 @@ def test_a_container_starts_when_the_daemon_is_killed(cluster: Cluster, tmp_path
         thread.join()
         assert node.daemon.process.wait(PATIENCE) == -signal.SIGKILL
         assert (process.cpus, process.told) == (BOTH, {})
-        removed(cluster)
 
 
 def test_containers_are_adjusted_after_a_runtime_restart(cluster: Cluster, tmp_path: Path) -> None:
@@ -193,7 +192,6 @@ def test_containers_are_adjusted_after_a_runtime_restart(cluster: Cluster, tmp_p
         eventually(lambda: node.samples("nri_connected")[""] == 1, "the plugin is back")
         (process,) = started(cluster, "again", container("c", gpus=0, **GPU_0)).values()
         assert process.cpus == NEAR
-        removed(cluster)
 
 
 def test_a_cpuset_of_another_plugin_stays(cluster: Cluster, tmp_path: Path) -> None:
@@ -203,7 +201,6 @@ def test_a_cpuset_of_another_plugin_stays(cluster: Cluster, tmp_path: Path) -> N
         assert process.cpus == FAR
         assert "AFFINITYD_NODES" in process.told
         assert "AFFINITYD_CPULIST" not in process.told
-        removed(cluster)
 
 
 def test_beside_dra_driver_cpu_that_driver_decides(cluster: Cluster, tmp_path: Path) -> None:
@@ -220,7 +217,6 @@ def test_beside_dra_driver_cpu_that_driver_decides(cluster: Cluster, tmp_path: P
             assert claiming.cpus == FAR
             pool = {early.cpus, beside.cpus}
             assert pool == {NEAR}, "what no claim has"
-        removed(cluster)
 
 
 def test_a_cpuset_of_kubelet_s_static_policy_stays(cluster: Cluster, tmp_path: Path) -> None:
@@ -228,8 +224,7 @@ def test_a_cpuset_of_kubelet_s_static_policy_stays(cluster: Cluster, tmp_path: P
     # It gives away the other CPUs.
     restart(cluster, {"cpuManagerPolicy": "static", "reservedSystemCPUs": NEAR})
     with serving(cluster, tmp_path):
-        amount = {"cpu": "1", "memory": "64Mi"}
-        resources = {"requests": amount, "limits": amount}
+        resources = {"requests": ONE_CPU, "limits": ONE_CPU}
         whole = {**container("exclusive", gpus=0, **GPU_0), "resources": resources}
         part = container("part", gpus=0, **GPU_0)
         for asked, cpus in ((whole, FAR), (part, BOTH)):

@@ -9,32 +9,31 @@ from typing import Any
 
 import pytest
 
-from affinityd.cpuset import CpuSet
 from affinityd.linux.cgroup import Cgroups
 from tests.e2e.kubernetes import two_nodes
-from tests.e2e.kubernetes.cluster import IMAGE, SLEEPS, Cluster
-from tests.e2e.kubernetes.placed import FOLDER, Pod, check, created, pods, prepared
+from tests.e2e.kubernetes.cluster import ONE_CPU, SLEEPER, Cluster
+from tests.e2e.kubernetes.placed import FOLDER, Pod, check, created, near, pods, prepared
 from tests.support.cpusets import needs_cpuset
 from tests.support.daemons import eventually
 from tests.support.enforcing_node import enforcing
-from tests.support.tiny import CPUS
+from tests.support.tiny import BOTH, FAR, NEAR
 
 pytestmark = needs_cpuset
 
-POOL, EXCLUSIVE = (frozenset({cpu}) for cpu in CPUS)  #: kubelet's own and the shared ones; the rest
+POOL, EXCLUSIVE = NEAR, FAR  #: kubelet's own and the shared ones; the rest
 
 
 @dataclass(frozen=True)
 class Policies:
     cpu: str
     topology: str
-    own: CpuSet  #: the cpuset of a Guaranteed pod with a whole CPU
+    own: str  #: the cpuset of a Guaranteed pod with a whole CPU
     is_aligned: bool  #: whether its GPU is then near
     is_one_node: bool | None  #: whether it refuses a pod with GPUs of two nodes; None: not tried
 
 
 TABLE = (
-    Policies("none", "none", POOL | EXCLUSIVE, is_aligned=False, is_one_node=False),
+    Policies("none", "none", BOTH, is_aligned=False, is_one_node=False),
     Policies("static", "none", EXCLUSIVE, is_aligned=False, is_one_node=None),
     Policies("static", "best-effort", EXCLUSIVE, is_aligned=True, is_one_node=None),
     Policies("static", "restricted", EXCLUSIVE, is_aligned=True, is_one_node=True),
@@ -58,13 +57,13 @@ def test_a_program_has_the_near_cpus_of_its_cpuset(cluster: Cluster, policies: P
                     check(process)
                     assert pod.now["status"]["qosClass"] == "Guaranteed"
                     assert process.cpuset == policies.own
-                    assert process.near == process.cpus or not policies.is_aligned
+                    assert near(process) == process.cpus or not policies.is_aligned
         (manifest,) = pods(cluster, "burstable-shared-pool")
         with created(cluster, manifest) as pod:
             (process,) = pod.processes()
             check(process)
             assert pod.now["status"]["qosClass"] == "Burstable"
-            assert process.cpuset == POOL | EXCLUSIVE  # while no other pod has CPUs of its own
+            assert process.cpuset == BOTH  # while no other pod has CPUs of its own
         if policies.is_one_node is None:
             return  # two ranks with cores of their own cannot have one CPU
         (manifest,) = pods(cluster, "torchrun-8gpu")
@@ -86,10 +85,7 @@ UNPINNED = {"name": "AFFINITYD_UNPINNED", "value": "by the test"}
 
 
 def neighbor() -> dict[str, Any]:
-    amount = {"cpu": "1", "memory": "64Mi"}
-    resources = {"requests": amount, "limits": amount}
-    image = {"image": IMAGE, "imagePullPolicy": "Never", "command": SLEEPS}
-    container = {"name": "main", **image, "resources": resources}
+    container = {**SLEEPER, "resources": {"requests": ONE_CPU, "limits": ONE_CPU}}
     about = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "neighbor"}}
     return {**about, "spec": {"containers": [container]}}
 
@@ -138,7 +134,7 @@ def test_without_static_a_resize_changes_the_cpu_limit_and_no_pin(cluster: Clust
         assert Cgroups.of(process.pid).cpu_limit() == 1
         resize(pod, requests={"cpu": "1500m"}, limits={"cpu": "1500m"})
         eventually(lambda: Cgroups.of(process.pid).cpu_limit() == 1 + 1, "its limit is larger")
-        assert (process.cpuset, process.cpus) == (POOL | EXCLUSIVE, process.near)
+        assert (process.cpuset, process.cpus) == (BOTH, near(process))
 
 
 @pytest.mark.parametrize("way", ["run", "enforce"])
@@ -157,7 +153,7 @@ def test_a_pin_outlasts_kubelets_writing_to_the_pool(cluster: Cluster, way: str)
             with created(cluster, neighbor()):
                 eventually(lambda: process.cpuset == process.cpus == POOL, "the pool shrinks")
                 node.wait_until("allocation", process.pid)
-            eventually(lambda: process.cpuset == POOL | EXCLUSIVE, "the pool has its CPU again")
+            eventually(lambda: process.cpuset == BOTH, "the pool has its CPU again")
             assert process.cpus == EXCLUSIVE
             node.wait_until("fits", process.pid)
 
