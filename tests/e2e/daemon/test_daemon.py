@@ -15,15 +15,7 @@ import pytest
 
 from affinityd.cpuset import parse_list
 from affinityd.topology.document import read_node
-from tests.support.daemons import (
-    PATIENCE,
-    eventually,
-    is_ready,
-    refused,
-    running,
-    spawn,
-    started,
-)
+from tests.support.daemons import PATIENCE, eventually, is_ready, refused, running, spawn, started
 from tests.support.machines.facts import machine
 from tests.support.machines.sysfs_tree import write_tree
 from tests.support.paths import REPOSITORY

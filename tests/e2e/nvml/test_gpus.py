@@ -14,14 +14,8 @@ from pathlib import Path
 import pytest
 
 from affinityd.cpuset import MAX_CPUS, CpuSet, format_list, parse_list
-from affinityd.discovery.nvml import (
-    GpuProcesses,
-    NvmlGpu,
-    NvmlProcess,
-    NvmlReport,
-    ProcessReport,
-    read_report,
-)
+from affinityd.discovery import nvml
+from affinityd.discovery.nvml import GpuProcesses, NvmlGpu, NvmlProcess, NvmlReport, read_report
 from affinityd.discovery.nvml.query import NO_LIST, REMEDIES, _may_run_on, _online
 from affinityd.discovery.nvml.query import query_gpus as query
 from affinityd.errors import NVML_EXTRA
@@ -197,10 +191,10 @@ print(dumps(query_processes(10)))
 """
 
 
-def query_processes() -> ProcessReport:
+def query_processes() -> nvml.ProcessReport:
     """Ask in a new Python: a fork has the library path with which its parent was started."""
     printed = subprocess.check_output([sys.executable, "-c", QUERY], cwd=REPOSITORY, text=True)
-    return read_report(ProcessReport, printed)
+    return read_report(nvml.ProcessReport, printed)
 
 
 ELEVEN = NvmlProcess(11, "compute", 1)
@@ -253,12 +247,12 @@ def test_the_processes_of_every_gpu_that_answers_are_named(facts: Facts) -> None
     )
     facts("\n".join(f"gpu\n {lines}" for lines, _ in rows))
     gpus = tuple(replace(gpu, index=index) for index, (_, gpu) in enumerate(rows))
-    assert query_processes() == ProcessReport(gpus)
+    assert query_processes() == nvml.ProcessReport(gpus)
 
 
 def test_an_nvml_that_does_not_start_has_a_remedy(facts: Facts) -> None:
     facts("fail nvmlInitWithFlags 9\ngpu")
     error = "NVML did not start: Driver Not Loaded"
-    assert query_processes() == ProcessReport(
+    assert query_processes() == nvml.ProcessReport(
         None, error=error, remedy="load the driver: modprobe nvidia"
     )
