@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from affinityd.enforce.document import EnforceDocument
 from tests.support.daemons import Daemon, eventually, with_constants
 from tests.support.documents import exactly
 from tests.support.made_nodes import DRIVER, running_on
+from tests.support.paths import open_folder
 from tests.support.puppets import GRACE
 from tests.support.shared_objects import environment
 from tests.support.tiny import FAR, NEAR, tiny
@@ -132,12 +132,13 @@ def scanning(
     **how: Any,  # noqa: ANN401 - what `spawn` takes
 ) -> Iterator[EnforcingNode]:
     """Run a daemon that scans every second, from its first scan on."""
-    with tempfile.TemporaryDirectory() as name:
-        folder, nvml = Path(name), facts(users or {})
-        folder.chmod(0o755)
-        with running_on(tiny(), folder, nvml, "--scan-interval", "1", *arguments, **how) as daemon:
-            eventually(lambda: daemon.get("/audit").status == 200, "there is a scan")
-            yield EnforcingNode(daemon, folder)
+    nvml, scans = facts(users or {}), ("--scan-interval", "1")
+    with (
+        open_folder() as folder,
+        running_on(tiny(), folder, nvml, *scans, *arguments, **how) as daemon,
+    ):
+        eventually(lambda: daemon.get("/audit").status == 200, "there is a scan")
+        yield EnforcingNode(daemon, folder)
 
 
 @contextmanager

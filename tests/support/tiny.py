@@ -59,6 +59,13 @@ def ran(*command: str | os.PathLike[str], **options: Any) -> Ended:  # noqa: ANN
     return Ended(done.returncode, done.stdout, done.stderr)
 
 
+def printed(*command: str | os.PathLike[str], **options: Any) -> str:  # noqa: ANN401
+    """Run a command that must succeed; return what it prints."""
+    done = ran(*command, **options)
+    assert done.status == 0, f"{command}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
 def affinityd(
     *words: str, env: Mapping[str, str] | None = None, checkout: Path | None = None
 ) -> Ended:

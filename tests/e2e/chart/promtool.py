@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tests.e2e.chart.rendering import CHART, loaded
+from tests.support.tiny import printed
 
 RULES = CHART / "rules" / "affinityd.yaml"
 _rules = [rule for group in loaded(RULES.read_text())[0]["groups"] for rule in group["rules"]]
@@ -23,9 +23,7 @@ Played = Mapping[str, Any]  #: a group of tests, as promtool reads it
 
 def promtool(*words: str) -> str:
     """Return what promtool says; it must be content."""
-    done = subprocess.run(["promtool", *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return printed("promtool", *words)
 
 
 def asked(expr: str, series: Series, minutes: int, answers: Mapping[str, float]) -> Played:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tests.e2e.containers.podman import attempt, environment, locked, podman
 from tests.support.paths import REPOSITORY
-from tests.support.tiny import Ended, ran
+from tests.support.tiny import Ended, printed, ran
 
 SUITE = "bookworm"
 #: What `base` has of Debian, which stands for python:3.12-slim; `debian` has curl besides.
@@ -79,8 +79,7 @@ def _debian(name: str, *packages: str) -> str:
     command = ["mmdebstrap", "--quiet", "--variant=essential", include, *excluded, SUITE]
 
     def write(archive: Path) -> None:
-        ended = ran(*command, archive, timeout=600)
-        assert ended.status == 0, ended.stderr
+        printed(*command, archive, timeout=600)
 
     return _made(name, write, recipe=command)
 

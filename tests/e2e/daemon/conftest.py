@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.support.daemons import Daemon, running
-
-
-@contextmanager
-def open_folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        yield folder
+from tests.support.paths import open_folder
 
 
 @pytest.fixture

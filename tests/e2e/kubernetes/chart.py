@@ -180,11 +180,11 @@ class Job:
     def log(self, container: str = "app") -> Sequence[str]:
         return self.cluster.run(f"kubectl logs {self.name} -c {container}").splitlines()
 
-    def says(self) -> Sequence[str]:
-        """Return the lines of its program and of `run`, once it runs."""
+    def says(self) -> set[str]:
+        """Return the lines of its program and of `run`, which are on two streams, once it runs."""
         self.wait_for("app")
         eventually(lambda: "Cpus_allowed_list" in "".join(self.log()), f"{self.name} has looked")
-        return self.log()
+        return {*self.log()}
 
     @property
     def pids(self) -> list[int]:

@@ -43,7 +43,7 @@ def job(chart: Chart) -> Job:
 
 
 def test_a_job_is_pinned_by_the_daemon_of_its_node(job: Job) -> None:
-    assert job.says() == [PINNED]
+    assert job.says() == {PINNED}
     (line,) = job.log("affinity")
     assert line.endswith("2 GPUs, from the daemon at /run/affinityd/affinityd.sock")
 
@@ -114,12 +114,12 @@ def test_a_job_starts_while_its_daemon_is_replaced(chart: Chart) -> None:
     chart.cluster.run(f"kubectl label node {NODE} {LABEL.split('=')[0]}-")
     eventually(lambda: not chart.pods(), "the daemon has gone")
     job.go()
-    assert job.says() == [ALONE, PINNED]
+    assert job.says() == {ALONE, PINNED}
     late = Job(chart.cluster, "late")
     late.start()
     late.wait_for("affinity")
     chart.cluster.run(f"kubectl label node {NODE} {LABEL}")
-    assert late.says() == [PINNED]
+    assert late.says() == {PINNED}
     assert "from the daemon" in late.log("affinity")[-1]
 
 
@@ -132,6 +132,6 @@ def test_nothing_of_the_chart_is_left_and_jobs_start_without_it(chart: Chart) ->
     assert left == "pod/affinityd-test\n"  # as the page says
     job = Job(chart.cluster, "orphan")
     job.start()
-    assert job.says() == [ALONE, PINNED]
+    assert job.says() == {ALONE, PINNED}
     (planned,) = job.log("affinity")
     assert "/affinity has the CPUs near 2 GPUs, from node.json: no daemon at " in planned

@@ -13,21 +13,15 @@ from pathlib import Path
 
 from tests.support.daemons import Daemon, running
 from tests.support.paths import REPOSITORY
+from tests.support.tiny import printed
 
 SUITES = {"bookworm": 11, "trixie": 13, "forky": 14}  #: their minor version of Python 3
 OLDER = "0.0.9"
 NOBODY = "65534:65534"
 #: What dpkg, apt and rpm write down of what they did, and no package has.
 RECORDS = (
-    "var/lib/dpkg",
-    "var/lib/apt",
-    "var/lib/rpm",
-    "var/log",
-    "var/cache",
-    "proc",
-    "root",
-    "asked",
-    "affinityd",
+    *("var/lib/dpkg", "var/lib/apt", "var/lib/rpm", "var/log", "var/cache"),
+    *("proc", "root", "asked", "affinityd"),
 )
 
 
@@ -72,11 +66,7 @@ class Root:
     def run(self, *command: str, user: str = "0:0") -> str:
         environment = {"PATH": "/usr/sbin:/usr/bin", "DEBIAN_FRONTEND": "noninteractive"}
         inside = ["chroot", f"--userspec={user}", os.fspath(self.path), *command]
-        done = subprocess.run(
-            inside, env=environment, check=False, text=True, capture_output=True, timeout=600
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        return printed(*inside, env=environment, timeout=600)
 
     def asked(self) -> list[str]:
         """Return what systemctl was asked for since the last time."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 from tests.e2e.packages.roots import built, debian
 from tests.support.paths import REPOSITORY
+from tests.support.tiny import Ended, printed, ran
 
 ANSIBLE = REPOSITORY / "deploy/ansible"
 PROGRAMS = Path(sys.executable).parent
@@ -41,18 +41,16 @@ class Site:
         self.slurm_conf = self.root.path / "etc/slurm/slurm.conf"
         self.slurm_conf.parent.mkdir()
 
-    def play(self, *variables: str) -> subprocess.CompletedProcess[str]:
+    def play(self, *variables: str) -> Ended:
         values = (f"affinityd_files={self.packages}", "ansible_become=false", *variables)
         command = ["ansible-playbook", f"--inventory={self.inventory}", "site.yml"]
         environment = {**ENVIRONMENT, "ANSIBLE_SSH_EXECUTABLE": os.fspath(self.ssh)}
         command += [f"--extra-vars={it}" for it in values]
-        return subprocess.run(
-            command, cwd=ANSIBLE, env=environment, capture_output=True, text=True, check=False
-        )
+        return ran(*command, cwd=ANSIBLE, env=environment)
 
 
-def changed(done: subprocess.CompletedProcess[str]) -> int:
-    assert done.returncode == 0, done.stdout + done.stderr
+def changed(done: Ended) -> int:
+    assert done.status == 0, done.stdout + done.stderr
     return int(re.findall(r"changed=(\d+)", done.stdout)[0])
 
 
@@ -60,7 +58,7 @@ def test_a_site_is_installed_and_a_second_run_changes_nothing(tmp_path: Path) ->
     site = Site(tmp_path)
     site.slurm_conf.write_text("Prolog=/etc/slurm/site.sh\n")
     refused = site.play()
-    assert refused.returncode != 0
+    assert refused.status != 0
     assert "names scripts of the site" in refused.stdout
 
     site.slurm_conf.write_text(SLURM_CONF)
@@ -73,7 +71,7 @@ def test_a_site_is_installed_and_a_second_run_changes_nothing(tmp_path: Path) ->
 
     (site.root.path / "etc/slurm/affinityd/pinning.sh").chmod(0o600)
     write = "affinityd_write_slurm_conf=true"
-    assert site.play(write).returncode != 0
+    assert site.play(write).status != 0
     assert site.slurm_conf.read_text() == SLURM_CONF, "a job would drain the node"
 
     (site.root.path / "etc/slurm/affinityd/pinning.sh").chmod(0o644)
@@ -87,6 +85,5 @@ def test_a_site_is_installed_and_a_second_run_changes_nothing(tmp_path: Path) ->
 
 
 def test_ansible_lint_has_nothing_to_say() -> None:
-    lint = ["ansible-lint", "--offline", "--strict", "--profile=production", os.fspath(ANSIBLE)]
-    done = subprocess.run(lint, env=ENVIRONMENT, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    words = ("--offline", "--strict", "--profile=production")
+    printed("ansible-lint", *words, ANSIBLE, env=ENVIRONMENT)

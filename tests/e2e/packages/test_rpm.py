@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 from affinityd import __version__
 from tests.e2e.packages.roots import NOBODY, OLDER, Root, built, debian, older_checkout
 from tests.support.paths import REPOSITORY
+from tests.support.tiny import printed
 
 
 def rpm(root: Root, *words: str | Path) -> str:
     """Run this machine's rpm on a root; it has no package of Python, whose files are there."""
-    command = ["rpm", f"--root={root.path}", *map(str, words)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return printed("rpm", f"--root={root.path}", *words)
 
 
 def test_packages_are_installed_upgraded_and_erased(tmp_path: Path) -> None:
@@ -57,6 +54,4 @@ def test_rpmlint_finds_no_error_and_the_same_checkout_makes_the_same_bytes(tmp_p
     for name, package in packages.items():
         assert package.read_bytes() == again[name].read_bytes()
     settings = REPOSITORY / "packaging/rpm/rpmlint.toml"
-    command = ["rpmlint", f"--config={settings}", *map(str, packages.values())]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
+    printed("rpmlint", f"--config={settings}", *packages.values())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -21,6 +20,7 @@ from tests.e2e.page.conftest import HOSTILE, MACHINES, Node, Tab
 from tests.support.daemons import eventually, free_port, running
 from tests.support.machines.facts import machine
 from tests.support.machines.sysfs_tree import write_tree
+from tests.support.tiny import printed
 
 SVG = "{http://www.w3.org/2000/svg}"
 Opens = Callable[..., Tab]
@@ -160,8 +160,7 @@ def test_the_commands_of_a_rank_give_it_its_cpus(open_tab: Opens) -> None:
     tab.page.get_by_role("button", name="reasons and commands of rank 1").click()
     curl, taskset, numactl, exec_ = tab.page.locator("td[colspan] code:visible").all_inner_texts()
     cpulist = tab.cpulists()[1]
-    done = subprocess.run(shlex.split(curl), capture_output=True, text=True, check=True)
-    assert done.stdout == f"{cpulist}\n"
+    assert printed(*shlex.split(curl)) == f"{cpulist}\n"
     assert taskset == f"taskset -c {cpulist} COMMAND"
     assert numactl == f"numactl --physcpubind={cpulist} --localalloc COMMAND"
     words = shlex.split(exec_)
@@ -169,8 +168,7 @@ def test_the_commands_of_a_rank_give_it_its_cpus(open_tab: Opens) -> None:
     options = words[2 : words.index("--")]
     command = [sys.executable, "-m", "affinityd", "plan", "--machine", "dgx-a100"]
     options += ["--reserved-cpus", "0", "--format", "cpulist"]
-    planned = subprocess.run([*command, *options], capture_output=True, text=True, check=True)
-    assert planned.stdout == f"{cpulist}\n"
+    assert printed(*command, *options) == f"{cpulist}\n"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import os
 import shutil
 import stat
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,6 +17,7 @@ from typing import Any
 from affinityd.enforce.decide import GRACE
 from tests.support.children import program, sleeping
 from tests.support.cpusets import cgroup, pod_parts, step_parts
+from tests.support.paths import open_folder
 from tests.support.tiny import BOTH, CPUS
 
 USER = 1234
@@ -72,9 +72,8 @@ class Actors:
 @contextmanager
 def playing() -> Iterator[Actors]:
     """Start them; they are grown up. The NPU's device file has the numbers of /dev/full, mem(4)."""
-    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        enter, dev = stack.enter_context, Path(name)
-        dev.chmod(0o755)
+    with open_folder() as dev, ExitStack() as stack:
+        enter = stack.enter_context
         os.mknod(dev / "davinci0", stat.S_IFCHR | 0o666, os.makedev(1, 7))
         os.mknod(dev / "nvidiactl", stat.S_IFCHR | 0o666, os.makedev(1, 3))
         (dev / "nothing").touch()

@@ -7,7 +7,6 @@ tests', AMD's, whose KFD is files, and an NPU whose device file has the number o
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -23,6 +22,7 @@ from tests.support.daemons import free_port, spawn
 from tests.support.machines.sysfs_tree import put, write_tree
 from tests.support.made_nodes import DRIVER
 from tests.support.nri import Runtime
+from tests.support.paths import open_folder
 from tests.support.servers import answering, serving
 from tests.support.shared_objects import environment
 from tests.support.tiny import NEAR, tiny
@@ -96,9 +96,7 @@ def confined(actors: Actors, kind: str = "", lacks: str = "", only: str = "") ->
         return all_of - {lacks} if what == kind else all_of
 
     actors.rest()
-    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        folder = Path(name)
-        folder.chmod(0o755)
+    with open_folder() as folder, ExitStack() as stack:
         _write_files(folder, actors)
         port = free_port()
         stack.enter_context(serving(folder / "kubelet/kubelet.sock", answering(_pods())))

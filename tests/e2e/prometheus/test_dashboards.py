@@ -7,7 +7,6 @@ promtool in tests/e2e/chart.
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +24,7 @@ from tests.e2e.prometheus.server import (
 )
 from tests.support.cpusets import needs_cpuset
 from tests.support.daemons import Daemon, eventually, free_port, running
+from tests.support.tiny import Ended, ran
 
 pytestmark = needs_cpuset
 
@@ -201,6 +201,4 @@ def test_promtool_has_nothing_to_say_about_the_metrics(scraped: Scraped) -> None
     metrics = scraped.audited.get("/metrics").text
     for kind in ("gpu", "job", "enforce", "plan"):
         assert f"\n# TYPE affinityd_{kind}_" in metrics
-    command = ("promtool", "check", "metrics")
-    done = subprocess.run(command, input=metrics, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert ran("promtool", "check", "metrics", input=metrics) == Ended(0, "", "")

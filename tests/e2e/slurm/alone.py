@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from tests.e2e.slurm.node import SCRIPTS
 from tests.support.daemons import PATIENCE
+from tests.support.paths import open_folder
 from tests.support.servers import Behaviour, serving
 from tests.support.tiny import Ended, ran
 
@@ -85,9 +85,7 @@ def task_prolog(node: Node, env: Mapping[str, str]) -> tuple[str, str]:
 def beside(behave: Behaviour | None) -> Iterator[Path]:
     """Yield a /run/affinityd where something listens as a daemon does; None: nothing."""
     # Not below pytest's folder, which may be in the /dev that the script does not see.
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        folder.chmod(0o755)
+    with open_folder() as folder:
         if behave is None:
             yield folder
         else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from affinityd.topology.model import Topology
 from tests.e2e.slurm.rig import USER, Setup, Slurm, slurm
 from tests.support.daemons import Daemon, running
 from tests.support.machines.sysfs_tree import write_tree
-from tests.support.paths import REPOSITORY
+from tests.support.paths import REPOSITORY, open_folder
 from tests.support.tiny import FAR, NEAR, affinityd, tiny
 
 SCRIPTS = REPOSITORY / "slurm"
@@ -108,9 +107,7 @@ def node(
 
     Its folder has `machine`, the files of the machine, and `scripts`, as a site copies them.
     """
-    with tempfile.TemporaryDirectory(prefix="node-") as name:
-        folder = Path(name)
-        folder.chmod(0o755)
+    with open_folder("node-") as folder:
         machine = machine or tiny(*GPU_NODES, minors=MINORS)
         tree, run = write_tree(machine, folder / "machine"), folder / "run"
         (run / "jobs").mkdir(parents=True)

@@ -27,7 +27,7 @@ from functools import cache
 from pathlib import Path
 
 from tests.support.daemons import PATIENCE, eventually, free_port
-from tests.support.paths import REPOSITORY
+from tests.support.paths import REPOSITORY, open_folder
 
 MAJOR = 240  #: of devices for local use, kernel Documentation/admin-guide/devices.txt
 USER = "games"  #: whose jobs are not root's; every Debian has it
@@ -245,12 +245,9 @@ def logs(folder: Path) -> str:
 def slurm(setup: Setup, user: str | None = None) -> Iterator[Slurm]:
     """Run a cluster, as a rule of one node, that has this machine's CPUs, for jobs of a user."""
     with (
-        # Not below pytest's folder: the path of a unix socket has room for 107 bytes.
-        tempfile.TemporaryDirectory(prefix="rig-", ignore_cleanup_errors=True) as name,
-        entered(setup, Path(name)) as inside,
+        open_folder("rig-") as folder,
+        entered(setup, folder) as inside,
     ):
-        folder = Path(name)
-        folder.chmod(0o755)
         _configure(folder, setup)
         daemons: list[subprocess.Popen[bytes]] = []
         cluster = Slurm(folder, user, inside)

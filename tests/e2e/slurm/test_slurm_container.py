@@ -7,14 +7,13 @@ mounts there what the drop-in says, and executes in it the path that slurm.conf 
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import pytest
 
 from tests.e2e.slurm.node import HOME, INSTALLED, Node, node
 from tests.e2e.slurm.rig import Setup
+from tests.support.paths import open_folder
 from tests.support.tiny import BOTH
 
 DROP_IN = f"{INSTALLED}/enroot/50-affinityd.fstab"
@@ -77,9 +76,7 @@ Env = Mapping[str, str]
 
 @pytest.fixture(scope="module")
 def containers(release: str) -> Iterator[Node]:
-    with tempfile.TemporaryDirectory(prefix="enroot-") as name:
-        folder = Path(name)
-        folder.chmod(0o755)
+    with open_folder("enroot-") as folder:
         (folder / "root").mkdir()
         (folder / "enroot").write_text(ENROOT.format(folder=folder, installed=INSTALLED))
         (folder / "settings").write_text(SETTINGS)

@@ -20,7 +20,7 @@ from affinityd.cpuset import CpuSet, parse_list
 from tests.support.children import threads
 from tests.support.daemons import PATIENCE, Daemon, eventually, running
 from tests.support.paths import REPOSITORY
-from tests.support.tiny import BOTH, FAR, NEAR, affinityd, tiny_tree
+from tests.support.tiny import BOTH, FAR, NEAR, affinityd, printed, tiny_tree
 
 CPUS = (FAR, NEAR)  #: by rank
 TRAIN = str(Path(__file__).with_name("train.py"))
@@ -103,12 +103,6 @@ def test_every_thread_of_a_rank_and_of_its_workers_is_beside_its_gpu(
         assert verified.status == 1
         (mismatch,) = (line for line in verified.stdout.splitlines() if "mismatch" in line)
         assert mismatch.startswith(f"process {stray} ")
-
-
-def printed(*command: str, env: Mapping[str, str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def example(here: Mapping[str, str], *words: str) -> list[str]:

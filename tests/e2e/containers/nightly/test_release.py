@@ -13,16 +13,14 @@ from tests.e2e.chart.tools import helm
 from tests.e2e.containers import images
 from tests.e2e.containers.podman import environment, podman
 from tests.support.paths import REPOSITORY
-from tests.support.tiny import ran
+from tests.support.tiny import printed
 
 VERSION = "9.8.7"
 COMMIT = ("git", "-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "-q", "-a")
 
 
 def run(folder: Path, *command: str, **variables: str) -> str:
-    done = ran(*command, cwd=folder, env={**environment(), **variables})
-    assert done.status == 0, f"{command}: {done.stdout}{done.stderr}"
-    return done.stdout
+    return printed(*command, cwd=folder, env={**environment(), **variables})
 
 
 @pytest.fixture(scope="module")

@@ -34,13 +34,13 @@ def test_an_old_chart_is_upgraded(chart: Chart, values: Mapping[str, Any], tmp_p
     subprocess.run(["tar", "-x", "-C", tmp_path], input=archive, check=True)
     chart.helm("install", values, chart=str(tmp_path / "deploy/helm/affinityd"))
     job = started(chart.cluster, "of-an-earlier-release")
-    assert job.says() == [PINNED]
+    assert job.says() == {PINNED}
     chart.cluster.run(
         "helm upgrade affinityd deploy/helm/affinityd --namespace affinityd --wait "
         "--reset-then-reuse-values"
     )
-    assert job.says() == [PINNED]
-    assert started(chart.cluster, "of-this-release").says() == [PINNED]
+    assert job.says() == {PINNED}
+    assert started(chart.cluster, "of-this-release").says() == {PINNED}
 
 
 def test_without_the_socket_it_runs_in_a_restricted_namespace(cluster: Cluster) -> None:
