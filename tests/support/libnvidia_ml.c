@@ -25,9 +25,9 @@
  *                                   `nvlink` alone is one that is down
  *   fail FUNCTION ACTION            what an exported function does first on this GPU, or, above the
  *                                   first `gpu`, one that is about no GPU: return a code (15: GPU is
- *                                   lost), hang, slow (take a second), until FILE (is there), note
- *                                   FILE (add a byte to it), crash, print (a line of noise on
- *                                   stdout), or helper (start a process that never ends)
+ *                                   lost), hang, slow (take a second), until FILE (is there), crash,
+ *                                   print (a line of noise on stdout), or helper (start a process
+ *                                   that never ends)
  *
  * A key that is not there is NVML_ERROR_NOT_SUPPORTED.
  */
@@ -127,12 +127,6 @@ static int act(const char *action)
         sleep(1);
     while (strncmp(action, "until ", 6) == 0 && access(action + 6, F_OK) != 0)
         usleep(10000);
-    if (strncmp(action, "note ", 5) == 0) {
-        int file = open(action + 5, O_CREAT | O_WRONLY | O_APPEND, 0600);
-        int noted = write(file, "+", 1);
-        close(file);
-        return noted == 1 ? SUCCESS : UNKNOWN;
-    }
     if (strcmp(action, "hang") == 0 || (strcmp(action, "helper") == 0 && fork() == 0))
         for (;;)
             pause();

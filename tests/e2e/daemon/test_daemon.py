@@ -151,26 +151,3 @@ def test_sighup_never_ends_the_daemon(tmp_path: Path) -> None:
             daemon.signal(signal.SIGHUP)
         assert daemon.process.wait(0) == 0
         assert not daemon.socket.exists()
-
-
-#: The daemon on a machine that breaks what is promised.
-BROKEN = """
-from affinityd.config import settings
-from affinityd.daemon import main as daemon
-
-class Broken:
-    def drivers(self):
-        raise OSError("a\\nb")
-
-daemon.run(settings.load({"listen": "none", "log_format": "json"}), Broken(), None)
-"""
-
-
-def test_a_bug_is_one_line_of_the_log(tmp_path: Path) -> None:
-    path = tmp_path / "affinityd.sock"
-    env = {**os.environ, "AFFINITYD_SOCKET": str(path)}
-    done = ran(sys.executable, "-c", BROKEN, env=env, timeout=PATIENCE)
-    assert (done.status, done.stderr, path.exists()) == (1, "", False)
-    line: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
-    assert (line["level"], line["message"]) == ("critical", "this is a bug")
-    assert line["exception"].endswith("OSError: a\nb")

@@ -133,11 +133,9 @@ def test_without_a_daemon_sysfs_or_node_json_is_read(tree: Path, tmp_path: Path)
 
 
 def test_an_answer_without_a_plan_is_named(tmp_path: Path) -> None:
-    refusal = b"Malformed request: mode: 'node' is not one of all\n"
     behaviors = (
         (hanging, "did not answer in time"),
         (answering(http("503 x", b"No topology yet\n")), "answered 503"),
-        (answering(http("422 Malformed", refusal)), "mode: 'node' is not one of all"),
         (answering(http("200 OK", b"[" * 70_000)), "is not affinityd"),
     )
     for number, (behavior, line) in enumerate(behaviors):
@@ -163,10 +161,6 @@ def test_a_file_that_cannot_be_written_is_named(daemon: Daemon, tmp_path: Path) 
     reason = f"{tmp_path}/plan.json cannot be written: Is a directory"
     left = f"no plan was left in {tmp_path}: programs ask when they start"
     assert (done.status, done.lines) == (0, [f"affinityd init: {reason}; {left}"])
-    (tmp_path / "file").touch()
-    done = init(tmp_path / "file/to", socket=daemon.socket)
-    line = f"affinityd init: {tmp_path}/file/to/run cannot be written: Not a directory"
-    assert (done.status, done.lines) == (1, [line])
 
 
 def test_a_second_init_replaces_the_first(daemon: Daemon, tmp_path: Path) -> None:

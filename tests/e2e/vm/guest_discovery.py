@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,9 +29,6 @@ MOMENTS: dict[str, tuple[Sequence[int], bool, list[str], list[str], str]] = {
 }
 
 
-YEAR = 365 * 86400.0
-
-
 def main() -> Document:
     machine = dict(json.loads(output(*AFFINITYD, "topology", "--format", "json")))
     report: Document = {"machine": machine, "numactl": output("numactl", "-H"), "acs": acs()}
@@ -42,8 +37,6 @@ def main() -> Document:
     stage("CPUs come and go")
     report["hotplug"] = {name: moment(daemon, name) for name in MOMENTS}
     report["every"] = daemon.plan(EVERY)
-    stage("the clock jumps")
-    report["clock"] = clock(daemon)
     daemon.stop()
     return report
 
@@ -77,17 +70,3 @@ def moment(daemon: Daemon, name: str) -> dict[str, Any]:
     generation = daemon.get("/topology").json["generation"]
     eventually(lambda: daemon.node_file["generation"] == generation, "the reading is published")
     return {"answers": answers, "node file": daemon.node_file}
-
-
-def clock(daemon: Daemon) -> list[Any]:
-    """Set the clock a year on, a year back, and right again; return what is answered then."""
-    ahead = time.time() - time.monotonic()
-    seen = []
-    for offset in (YEAR, -YEAR, 0.0):
-        time.clock_settime(time.CLOCK_REALTIME, time.monotonic() + ahead + offset)
-        read = len(daemon.says("nothing has changed"))
-        daemon.signal(signal.SIGHUP)
-        is_read = lambda read=read: len(daemon.says("nothing has changed")) > read  # noqa: E731
-        eventually(is_read, "it is read anew")
-        seen.append([daemon.plan(EVERY), daemon.get("/readyz").status])
-    return seen

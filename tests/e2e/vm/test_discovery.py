@@ -85,7 +85,3 @@ def test_gpus_of_a_node_without_online_cpus_have_the_nearest(seen: Document) -> 
     ranks = of_ranks(planned, "numa_node", "home_node", "locality")
     assert ranks == [(3, 0, "remote"), (3, 1, "remote")]
     assert [it["code"] for it in planned["warnings"]] == ["remote_home", "remote_home"]
-
-
-def test_a_clock_that_jumps_changes_no_plan(seen: Document) -> None:
-    assert seen["clock"] == [[seen["every"], 200]] * 3
