@@ -1,7 +1,5 @@
 """What several of the suites share."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

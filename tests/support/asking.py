@@ -1,7 +1,5 @@
 """Asking for a plan as a caller does: parameters by name, each a text."""
 
-from __future__ import annotations
-
 from affinityd.cpuset import format_list, parse_list
 from affinityd.daemon.api.plan import pairs_of, replied
 from affinityd.errors import AffinityError

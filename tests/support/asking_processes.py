@@ -1,7 +1,5 @@
 """Processes that are connected to a socket of ours, and do as they are told."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import tempfile

@@ -1,7 +1,5 @@
 """Facts of processes for tests, as short as a table needs them; and holders that are known."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

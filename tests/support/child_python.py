@@ -1,7 +1,5 @@
 """Python in a child that lacks some privilege, for tests: what it prints is what is returned."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Real processes for tests: programs that say when they are ready and run until they are ended."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

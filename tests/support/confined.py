@@ -3,8 +3,6 @@
 It sees a root of its own, in which there is what Python needs, /proc, and what is shown to it.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys

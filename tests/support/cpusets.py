@@ -1,7 +1,5 @@
 """Real cpusets for tests: cgroups of this machine's v1 hierarchy, as schedulers make them, too."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A real daemon for tests: started, asked over its socket, ended."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

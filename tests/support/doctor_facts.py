@@ -1,7 +1,5 @@
 """Facts for the doctor's checks, of machines made for a test, and what a check finds in them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

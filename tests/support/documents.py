@@ -1,7 +1,5 @@
 """Documents for tests: as JSON has them, and read by their description."""
 
-from __future__ import annotations
-
 import json
 from typing import Any, TypeVar
 

@@ -1,7 +1,5 @@
 """Reports for tests: what is to become of processes on the two GPUs of a machine with two nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

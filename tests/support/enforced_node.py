@@ -1,7 +1,5 @@
 """A node whose jobs are looked at scan after scan, and pinned as the kernel would: for tests."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any

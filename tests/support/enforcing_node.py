@@ -1,7 +1,5 @@
 """A real daemon that scans or enforces, on a node of two CPUs and four GPUs: two near each CPU."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

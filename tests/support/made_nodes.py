@@ -5,8 +5,6 @@ are mounted over in a mount namespace of the daemon's own; NVML is a real shared
 `LiveNode` the NUMA nodes are this machine's, too, and its first PCI device is the GPU.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Measurements for tests, as short as a table needs them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """What `GET /audit` says of made-up processes: some far, waiting or orphans, on a DGX A100."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import replace

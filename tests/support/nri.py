@@ -1,7 +1,5 @@
 """The runtime's side of NRI, as containerd speaks it."""
 
-from __future__ import annotations
-
 import select
 import socket
 from collections.abc import Mapping, Sequence

@@ -7,8 +7,6 @@ tests run as other users would not start. All are mounted over in a mount namesp
 own; the machine stays as it is.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

@@ -1,7 +1,5 @@
 """Where things are: the checkout, what the tests have written down, and folders of their own."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager

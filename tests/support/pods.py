@@ -5,8 +5,6 @@ vendor in sysfs, and a kernel that takes the mask of 256 CPUs. The scripts, and 
 real.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import shutil

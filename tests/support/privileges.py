@@ -3,8 +3,6 @@
 Measured by the suite `privileges`; the unit and the chart are held to it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Ranks of a made-up GPU job, with workers and threads, which unpin themselves as they are told."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -2,8 +2,6 @@
 tests/e2e/slurm.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A reported machine that a test makes: two nodes of four cores, two CPUs a core, four GPUs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from affinityd.cpuset import parse_list

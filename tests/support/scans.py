@@ -1,7 +1,5 @@
 """Scans for tests: processes on the two GPUs of a machine with two nodes."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from dataclasses import replace

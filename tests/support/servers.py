@@ -1,7 +1,5 @@
 """Servers on a unix socket that are no daemon, or none that anybody would want."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Callable, Iterator

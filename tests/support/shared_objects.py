@@ -1,7 +1,5 @@
 """Builds the libraries of GPU drivers that libnvidia_ml.c and gpu_driver.c describe."""
 
-from __future__ import annotations
-
 import atexit
 import functools
 import shutil

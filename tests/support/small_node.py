@@ -3,8 +3,6 @@
 Its CPUs 0 and 1 are this machine's; each is on a node of its own, as is each of its two GPUs.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

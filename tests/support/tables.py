@@ -1,7 +1,5 @@
 """Tables of cases as they are read: a row a line, its cells between bars."""
 
-from __future__ import annotations
-
 import pytest
 from _pytest.mark import ParameterSet
 

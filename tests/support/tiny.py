@@ -1,7 +1,5 @@
 """A machine whose plans can be applied here: two CPUs that this process has, on two nodes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

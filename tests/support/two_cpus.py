@@ -1,7 +1,5 @@
 """Two CPUs for tests that place processes: their cases are written for two, on any machine."""
 
-from __future__ import annotations
-
 import os
 
 

@@ -1,7 +1,5 @@
 """The chart's rules, played by promtool."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +16,7 @@ _metrics = loaded((CHART / "values.yaml").read_text())[0]["metrics"]
 #: The page that explains the alerts, as the chart's values have it.
 RUNBOOK: str = _metrics["prometheusRule"]["runbookUrl"]
 
+Series = Mapping[str, str]  #: series → its samples, as a Prometheus has them: one a minute
 Played = Mapping[str, Any]  #: a group of tests, as promtool reads it
 
 
@@ -61,9 +60,7 @@ def play(folder: Path, *tests: Played) -> None:
     promtool("test", "rules", str(file))
 
 
-# Series as a Prometheus has them: a sample a minute.
-
-Series = Mapping[str, str]  #: series → its samples
+# Series.
 
 GPU07 = {"job": "affinityd", "instance": "a", "node": "gpu07"}
 GPU08 = {**GPU07, "instance": "b", "node": "gpu08"}

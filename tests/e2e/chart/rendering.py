@@ -4,8 +4,6 @@
 one who installs the chart would. Of each option there is what it changes.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import re

@@ -1,7 +1,5 @@
 """Dashboards: those that deploy/grafana writes, judged by Grafana's own models."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping

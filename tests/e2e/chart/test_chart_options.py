@@ -1,7 +1,5 @@
 """Every option of the chart: what it changes, and what holds whatever is chosen."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The chart as what is installed: its version, its notes, its package, as a part of another."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

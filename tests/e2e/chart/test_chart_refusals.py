@@ -1,7 +1,5 @@
 """Values that are wrong: typos are refused by the schema, contradictions with what to change."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping

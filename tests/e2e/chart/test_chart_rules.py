@@ -1,7 +1,5 @@
 """Alert and recording rules, judged and played by promtool."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

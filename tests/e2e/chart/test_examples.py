@@ -1,7 +1,5 @@
 """The example manifests: their fields, what they may, and what they say of their cpusets."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase

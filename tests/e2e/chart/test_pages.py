@@ -1,7 +1,5 @@
 """What pages say of Prometheus: their questions have the answers that they promise."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

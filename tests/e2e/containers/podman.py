@@ -3,8 +3,6 @@
 The storage is kept in the user's cache, so that a second run builds no more than what changed.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

@@ -3,8 +3,6 @@
 A container has no network but its own loopback, unless an option says otherwise.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The image: what is in it, what is not, and as whom it runs."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

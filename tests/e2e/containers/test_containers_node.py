@@ -1,7 +1,5 @@
 """The daemon as a node's: it sees the node's pids, and clients of every user reach its socket."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A daemon on a shipped machine, and a folder for those of a test's own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

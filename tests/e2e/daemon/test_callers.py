@@ -4,8 +4,6 @@ That it knows the others is held by tests/processes/daemon, tests/e2e/containers
 Its node has this machine's two CPUs, each on a NUMA node of its own with two GPUs.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Sequence

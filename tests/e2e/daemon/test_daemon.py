@@ -1,7 +1,5 @@
 """The daemon's life: start, readings, signals, end. Real processes, real sockets."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

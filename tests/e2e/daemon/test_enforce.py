@@ -3,8 +3,6 @@
 The two CPUs are two NUMA nodes to it, each with two GPUs, and NVML's facts say who uses them.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

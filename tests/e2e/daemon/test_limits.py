@@ -1,7 +1,5 @@
 """What a real daemon takes from its callers, and what becomes of the others meanwhile."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

@@ -1,7 +1,5 @@
 """An address for those who may ask for plans alone. A real daemon on real sockets."""
 
-from __future__ import annotations
-
 import http.client
 from collections.abc import Iterator
 from contextlib import closing

@@ -4,8 +4,6 @@ Right is what the planner says of a topology that is true meanwhile. What may co
 or a connection that is refused or breaks off; nothing else may.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import threading

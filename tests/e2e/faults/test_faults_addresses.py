@@ -3,8 +3,6 @@
 That it ends where its socket is gone is held by tests/e2e/systemd and tests/e2e/fuzz.
 """
 
-from __future__ import annotations
-
 import http.client
 import signal
 import socket

@@ -1,7 +1,5 @@
 """NVML that fails, hangs or crashes in mid-flight: no plan is worse than before it did."""
 
-from __future__ import annotations
-
 import signal
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Another process keeps a daemon's queue of connections full; curl does not wait for room."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """Daemons that are killed, ended and started anew while clients ask. Real processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

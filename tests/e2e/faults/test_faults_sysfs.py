@@ -1,7 +1,5 @@
 """sysfs that fails, is not there, or changes: on this machine's own, and on a written one."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """An upgrade while jobs start: the daemon of one release, the clients of another. Real programs."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What parsers are fed with, and what is always to be so of them."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """The API against its own OpenAPI document: whatever that allows, and what it forbids, is asked."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

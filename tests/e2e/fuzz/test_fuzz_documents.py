@@ -1,7 +1,5 @@
 """Files and answers in JSON and of lines that somebody else wrote: read, or refused in one line."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Every reader of a text: it reads anything soon, or says in one line what was wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

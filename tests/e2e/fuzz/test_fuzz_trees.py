@@ -1,7 +1,5 @@
 """Trees like a kernel's with something wrong in them: a machine, or one line, and soon."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tarfile

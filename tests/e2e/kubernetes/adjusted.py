@@ -1,7 +1,5 @@
 """A daemon that a real containerd knows, and the containers that it asks it about."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The chart, installed by helm in a cluster of the tests."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """A real Kubernetes of one node, by the rig that lies beside the checkout."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

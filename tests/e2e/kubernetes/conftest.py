@@ -1,7 +1,5 @@
 """A cluster needs root, and the rig that makes it. A module may have a cluster of its own kind."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any

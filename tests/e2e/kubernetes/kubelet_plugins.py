@@ -11,8 +11,6 @@ does, the driver's name, its pool and its only device, of which containers get w
 Sources: api.proto of k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1, pluginregistration/v1, dra/v1.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence

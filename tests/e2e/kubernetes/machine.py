@@ -4,8 +4,6 @@ Their driver has all that it knows in /sys, which can be mounted over in a conta
 it in /proc, which cannot.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat

@@ -1,7 +1,5 @@
 """Pods of a cluster as the node has them: their processes, cpusets and masks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The chart on a real cluster, from `helm install` to `helm uninstall`, with jobs beside it."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -1,7 +1,5 @@
 """A real containerd asks the daemon about the containers that it creates."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The chart's daemon, in its pod, places what a real containerd creates, however its GPU came."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

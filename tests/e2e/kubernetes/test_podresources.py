@@ -1,7 +1,5 @@
 """The daemon names pods by a real kubelet: who has which GPU, and which CPUs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path

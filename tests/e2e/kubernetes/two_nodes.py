@@ -4,8 +4,6 @@ kubelet finds NUMA nodes in /sys, so files mounted there have its Topology Manag
 The CPUs are this machine's, and the cpusets are real.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator, Mapping

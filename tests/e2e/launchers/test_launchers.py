@@ -1,7 +1,5 @@
 """`affinityd exec` as the entry of real launchers: Slurm's srun and sbatch, two mpiruns."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -4,8 +4,6 @@ hwloc (Debian: hwloc-nox) is asked for every CPU that is online, those included 
 captured machine forbids. Slurm's numbers of cores are its logical ones.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Callable, Iterable, Iterator

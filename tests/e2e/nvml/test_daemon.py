@@ -1,7 +1,5 @@
 """The daemon on a live machine that has NVIDIA's driver, as far as that can be had without one."""
 
-from __future__ import annotations
-
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every answer here comes out of a real libnvidia-ml.so.1, through pynvml, in a real child."""
 
-from __future__ import annotations
-
 import functools
 import os
 import subprocess

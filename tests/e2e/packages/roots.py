@@ -1,7 +1,5 @@
 """Packages of this checkout, and roots of Debian that are made for a test and go with it."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

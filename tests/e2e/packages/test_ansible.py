@@ -1,7 +1,5 @@
 """deploy/ansible on a node that is a root of Debian: ssh, as ansible starts it, leads there."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """Debian's packages in fresh roots of its releases: installed, used, upgraded, purged."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The packages for RPM, in a root of Debian with a database of rpm."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The node's page in a real browser: each control, by mouse and by keyboard, and what it shows."""
 
-from __future__ import annotations
-
 import shlex
 import signal
 import sys

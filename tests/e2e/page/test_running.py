@@ -1,7 +1,5 @@
 """What runs now, on the page: processes over a forwarded socket, counts over TCP."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """The page's first view: the state of the node, of documents that the test makes."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import replace

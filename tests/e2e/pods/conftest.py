@@ -1,7 +1,5 @@
 """A node's daemon, and pods on that node that `affinityd init` has prepared."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

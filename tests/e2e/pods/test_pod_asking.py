@@ -4,8 +4,6 @@ What it asks for is held by tests/processes/kubernetes, whom it believes by test
 and what it makes of other answers by tests/e2e/slurm: both scripts share slurm/pinning.sh.
 """
 
-from __future__ import annotations
-
 import socket
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`affinityd init`: what a pod is given, with a daemon, with one that comes late, and without."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """What `run` starts is the job's own: its words, status, environment, signals and streams."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

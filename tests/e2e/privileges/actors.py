@@ -1,7 +1,5 @@
 """Processes of GPUs, another user's and real, in cgroups of jobs; and one that asks for plans."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What shows, for each thing that the daemon does, that it does it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Callable, Mapping

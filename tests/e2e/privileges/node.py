@@ -4,8 +4,6 @@ One NUMA node for each of two CPUs, and three GPUs near the first: NVIDIA's, who
 tests', AMD's, whose KFD is files, and an NPU whose device file has the number of a memory device.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager

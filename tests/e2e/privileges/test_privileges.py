@@ -1,7 +1,5 @@
 """With just what one feature needs a daemon has it; what is taken loses what needs it, no more."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

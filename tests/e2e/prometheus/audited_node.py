@@ -11,8 +11,6 @@ The daemon is to pin, and may not: it observes. Its policy was right when it sta
 since.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

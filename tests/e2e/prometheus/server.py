@@ -1,7 +1,5 @@
 """A real Prometheus: set up as deploy/prometheus says, and asked as Grafana asks it."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

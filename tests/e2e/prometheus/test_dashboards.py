@@ -4,8 +4,6 @@ Queries of several clusters and scrape jobs, and what no test makes a node so il
 promtool in tests/e2e/chart.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

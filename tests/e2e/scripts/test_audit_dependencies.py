@@ -1,7 +1,5 @@
 """scripts/audit-dependencies: what could not be asked is not called clean."""
 
-from __future__ import annotations
-
 import os
 
 from tests.support.paths import REPOSITORY

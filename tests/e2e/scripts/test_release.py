@@ -1,7 +1,5 @@
 """What scripts/release refuses before it builds anything."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

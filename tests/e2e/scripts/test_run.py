@@ -1,7 +1,5 @@
 """scripts/run, as a newcomer runs it."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

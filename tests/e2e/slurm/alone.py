@@ -3,8 +3,6 @@
 Its /dev, /run and /etc have what a test says and nothing else.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Iterator, Mapping

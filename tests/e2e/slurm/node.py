@@ -1,7 +1,5 @@
 """A node as the documentation has it installed: the daemon, Slurm, and the scripts in slurm/."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -5,8 +5,6 @@ and its tasks live in a mount namespace, whose /dev has a device file for each G
 serves. Slurm asks for no more.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

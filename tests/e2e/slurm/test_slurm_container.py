@@ -5,8 +5,6 @@ programs that a case names, as a user can: in a user namespace, with a fresh tmp
 mounts there what the drop-in says, and executes in it the path that slurm.conf would have.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 import pytest

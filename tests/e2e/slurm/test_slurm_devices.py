@@ -1,7 +1,5 @@
 """Slurm 26.05 finds NVIDIA's GPUs itself, and names them by UUID: AutoDetect=nvidia, env_uuid."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator, Mapping

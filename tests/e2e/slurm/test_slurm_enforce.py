@@ -3,8 +3,6 @@
 No script of ours is installed: the tasks run where Slurm has put them until the daemon sees them.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """gres.conf as `affinityd slurm` prints and checks it, beside what a real Slurm makes of it."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

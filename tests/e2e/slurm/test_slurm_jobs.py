@@ -1,7 +1,5 @@
 """Jobs of a real Slurm with the scripts of slurm/: notes, steps within steps, jobs beside jobs."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 Each task prints its own mask, which is compared with the plan for the GPU that it was given.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator
 from dataclasses import replace

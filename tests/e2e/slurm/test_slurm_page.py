@@ -1,7 +1,5 @@
 """A node with GPUs, and one without, through install, upgrade and removal as the page says."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

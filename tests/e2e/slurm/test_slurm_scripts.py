@@ -1,7 +1,5 @@
 """The scripts of slurm/ on their own: what they read, ask and answer; no Slurm needs to run."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

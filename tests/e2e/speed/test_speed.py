@@ -1,7 +1,5 @@
 """The speed that the daemon promises, measured beside a peer in the same run."""
 
-from __future__ import annotations
-
 from bench import plans, process, prolog, scans, start
 
 

@@ -6,8 +6,6 @@ process of a machine does. It has a cgroup, and a namespace of cgroups, of its o
 every process of this machine into its care; its /run is a folder.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -3,8 +3,6 @@
 The machine is tests.support.tiny's, with its GPUs the other way round: GPU 0 is beside CPU FAR.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -3,8 +3,6 @@
 train.py [bind] FOLDER
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

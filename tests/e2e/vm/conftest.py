@@ -1,7 +1,5 @@
 """What the guests' scripts saw: one machine runs all that a change needs, others one each."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A rank: fills memory, prints what the kernel says of it, and ends when its stdin does."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

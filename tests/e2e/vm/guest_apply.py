@@ -1,7 +1,5 @@
 """Runs in the virtual machine: applies plans there, and reports what came of them."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Runs in the virtual machine: uses affinityd there, and reports what it saw."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 NVIDIA's library says from facts who uses which GPU; processes and cgroups are real.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager

@@ -4,8 +4,6 @@ Memory is real; NVIDIA's driver is made (inside.py), and its CUDA has one GPU, w
 host's.
 """
 
-from __future__ import annotations
-
 import os
 
 from tests.e2e.vm import inside

@@ -3,8 +3,6 @@
 numa_maps(5) is the kernel's whole account of the same.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -3,8 +3,6 @@
 NVIDIA's library says from facts who uses which GPU; Slurm, its processes and cgroups are real.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Sequence

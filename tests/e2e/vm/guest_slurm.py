@@ -1,7 +1,5 @@
 """Runs in the virtual machine: Slurm on cgroup v2, with the scripts of slurm/, and its jobs."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 from collections.abc import Mapping

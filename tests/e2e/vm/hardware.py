@@ -5,8 +5,6 @@ memory alone beside the first package; four PCI host bridges, each on a node, wi
 network adapter.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 NODES = 8  #: with CPUs

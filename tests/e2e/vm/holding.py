@@ -3,8 +3,6 @@
 holding.py KIND NODE=MIB[,NODE=MIB]...
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

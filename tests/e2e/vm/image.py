@@ -3,8 +3,6 @@
 It lies in the user's cache, named after its recipe.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import lzma

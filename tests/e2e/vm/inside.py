@@ -1,7 +1,5 @@
 """What the guests' scripts do alike: they say how far they are, make cgroups, run programs."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -4,8 +4,6 @@ Everything that the guest reads is in its initial ramdisk, and all that it says 
 serial ports, so that it needs neither a disk nor a network nor a folder of this machine.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

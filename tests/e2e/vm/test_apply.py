@@ -1,7 +1,5 @@
 """A real kernel on a machine with many NUMA nodes: plans that are applied there."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.e2e.vm.guest_apply import FILLERS, OUTSIDE, PODS, RANKS, SHRINKING

@@ -1,7 +1,5 @@
 """A real kernel on a machine with many NUMA nodes: affinityd in it."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A real kernel on a machine with many NUMA nodes, on cgroup v2: a daemon keeps pods in place."""
 
-from __future__ import annotations
-
 import pytest
 
 from affinityd.cpuset import parse_list

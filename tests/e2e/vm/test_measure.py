@@ -1,7 +1,5 @@
 """A real kernel on a machine with many NUMA nodes: which of its figures are measured."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

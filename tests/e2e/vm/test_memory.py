@@ -3,8 +3,6 @@
 What is said is compared with numa_maps, in which the kernel counts every page.
 """
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """A real Slurm 26.05 on cgroup v2: its jobs are known by folders of either name."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """A real Slurm on cgroup v2, on a machine with many NUMA nodes: where its tasks run."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ Each is a fork of a process that has imported what they need, the daemon's packa
 there on all is real: a pid, a mask, a cgroup, an environment, execve(2).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -4,8 +4,6 @@ The truth is known by construction. Other work of this machine is seen, too: `sc
 these tests alone, and nightly. tests/processes has what holds on a busy machine.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Small machines with one odd thing each, written where a test needs them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 from affinityd.cpuset import parse_list

@@ -1,7 +1,5 @@
 """The named machines of every test: those that the package ships and those beside this file."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 

@@ -1,7 +1,5 @@
 """NVLinks between the GPUs of a machine, written as `nvidia-smi topo -m` shows them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from hypothesis import strategies as st

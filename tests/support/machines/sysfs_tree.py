@@ -4,8 +4,6 @@ Besides what discovery reads, the files that lstopo reads are written, as on a r
 instances have no file: `nvml_report` says what NVML would.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path

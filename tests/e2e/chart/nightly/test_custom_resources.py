@@ -1,7 +1,5 @@
 """Objects of Prometheus Operator and Kyverno, judged by their CRDs, as the API server would."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from typing import Any

@@ -1,7 +1,5 @@
 """scripts/bundle: what it makes installs, and runs, where there is no network at all."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

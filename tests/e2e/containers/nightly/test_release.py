@@ -1,7 +1,5 @@
 """scripts/release: a whole release from a checkout of its own, with its image."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The chart's daemon while its node and its cluster change around it; and how it is refused."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Every command of docs/kubernetes*.md, and of the chart's notes, in the order of the pages."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

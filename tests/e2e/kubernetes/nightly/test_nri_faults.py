@@ -1,7 +1,5 @@
 """Containers of a real containerd while the daemon fails, hangs, or is one of several plugins."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

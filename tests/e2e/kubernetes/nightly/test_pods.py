@@ -1,7 +1,5 @@
 """Pods of a real kubelet: its policies, a resize, the shared pool, Pod Security Standards."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
