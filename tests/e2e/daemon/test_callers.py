@@ -17,10 +17,7 @@ from tests.support.enforcing_node import facts
 from tests.support.made_nodes import running_on
 from tests.support.tiny import BOTH, FAR, NEAR, ran, tiny
 
-pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="only root may make namespaces and users"),
-    needs_cpuset,
-]
+pytestmark = needs_cpuset
 
 PLAN = "http://localhost/plan?mode=node&gpus=0"
 ANOTHER_USER = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")

@@ -22,10 +22,7 @@ from tests.support.enforcing_node import EnforcingNode, enforcing
 from tests.support.puppets import Puppet, Troupe, masks, playing, unpin
 from tests.support.tiny import BOTH, FAR, NEAR, affinityd
 
-pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="mounts, and moves processes into cgroups"),
-    needs_cpuset,
-]
+pytestmark = needs_cpuset
 
 NEAR_CPU, FAR_CPU = parse_list(NEAR), parse_list(FAR)
 POD = "0b7de3f1-51aa-9d02-4c1e-8a1f0c3ea00"

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 import shutil
 import signal
 import socket
@@ -23,10 +22,7 @@ from tests.support.daemons import eventually, free_port
 from tests.support.enforcing_node import EnforcingNode, scanning, uuid
 from tests.support.tiny import FAR, NEAR
 
-pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="mounts, and makes cgroups"),
-    needs_cpuset,
-]
+pytestmark = needs_cpuset
 JOB = 4711
 
 

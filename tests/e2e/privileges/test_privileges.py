@@ -1,6 +1,5 @@
 """With just what one feature needs a daemon has it; what is taken loses what needs it, no more."""
 
-import os
 import re
 from collections.abc import Iterator
 
@@ -14,10 +13,7 @@ from tests.support.cpusets import needs_cpuset
 from tests.support.daemons import PATIENCE, eventually
 from tests.support.paths import REPOSITORY
 
-pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="mounts, and becomes other users"),
-    needs_cpuset,
-]
+pytestmark = needs_cpuset
 
 CPUS = "/sys/devices/system/cpu"
 EVERY = [

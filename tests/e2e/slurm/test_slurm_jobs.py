@@ -178,9 +178,7 @@ def test_the_page_s_commands_do_what_it_says(node_of_jobs: Node, conf: Path) -> 
     for commands, word in ((ON, "on"), (OFF, "off"), (ON, "on")):
         done(commands)
         settings = dict(line.split("=") for line in (*ours, f"AFFINITYD={word}"))
-        assert (
-            config.read_file(f"{copy}") == settings
-        )  # of a name that is there twice, the last counts
+        assert config.read_file(f"{copy}") == settings  # of a name that is there twice the last
     conf.write_text(copy.read_text())
     assert [task.cpus for task in node_of_jobs.tasks(*TWO)] == THEIRS
     (query,) = re.findall(r"`(sinfo [^`]*)`", SECTION)

@@ -106,13 +106,13 @@ def filled_meanwhile() -> Document:
         return {**moved(holder.pid), "after": after(holder)}
 
 
-def at_the_limit(mib: int) -> Document:
-    """Move the memory of a process whose cgroup has room for so many MiB more."""
+def at_the_limit() -> Document:
+    """Move the memory of a process whose cgroup has room for two MiB more."""
     group = cgroup("limited")
     (GROUPS / "cgroup.subtree_control").write_text("+memory")
     enter = ("sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', os.fspath(group))
     with holding("anonymous", "1=30,7=30", enter) as holder:
-        limit = int((group / "memory.current").read_text()) + mib * MIB
+        limit = int((group / "memory.current").read_text()) + 2 * MIB
         (group / "memory.max").write_text(f"{limit}")
         ended = of_holder(holder, commanded(holder.pid))
         return {**ended, "events": (group / "memory.events").read_text()}
@@ -156,8 +156,7 @@ CASES: dict[str, Callable[[], Document]] = {
     "shared": shared,
     "full": full,
     "filled meanwhile": filled_meanwhile,
-    "at the limit": partial(at_the_limit, 2),
-    "near the limit": partial(at_the_limit, 12),
+    "at the limit": at_the_limit,
     "elsewhere": elsewhere,
     "SIGTERM": partial(interrupted, signal.SIGTERM),
     "SIGKILL": partial(interrupted, signal.SIGKILL),

@@ -127,11 +127,8 @@ def test_an_unchanged_pod_is_pinned_by_nri(site: Site) -> None:
     eventually(lambda: metric in site.chart.ask("/metrics"), "the runtime knows the plugin")
     app = container("app", gpus=0, NVIDIA_VISIBLE_DEVICES="0")
     (process,) = started(site.cluster, "plain", app).values()
-    assert (process.cpus, process.told["AFFINITYD_LOCALITY"], process.has_socket) == (
-        NEAR,
-        "local",
-        True,
-    )
+    assert (process.cpus, process.told["AFFINITYD_LOCALITY"]) == (NEAR, "local")
+    assert process.has_socket
     removed(site.cluster)
 
 
