@@ -41,14 +41,12 @@ def differences(conf: GresConf, slurmd: SlurmdGres) -> Iterator[str]:
     files = {file: gpu for gpu in conf.topology.gpus if (file := device_file(gpu))}
     for file, gpu in files.items():
         entries = [entry for device, entry in devices if device == file]
-        if not entries:
-            yield f"gpu {gpu.index}: Slurm has no {file}; {PRINTED} {conf.line(gpu)}"
-        if len(entries) > 1 and not all(entry.is_slice for entry in entries):
-            yield f"gpu {gpu.index}: Slurm has {file} {len(entries)} times"
-        unlike = dict.fromkeys(tuple(_fields(conf, gpu, entry)) for entry in entries)
-        for fields in filter(None, unlike):
-            has, right = (" ".join(words) for words in zip(*fields, strict=True))
-            yield f"gpu {gpu.index}: Slurm has {has}; {PRINTED} {right}"
+        is_twice = len(entries) > 1 and not all(entry.is_slice for entry in entries)
+        wrong = [entry for entry in entries if is_twice or not _fits(conf, gpu, entry)]
+        if wrong or not entries:
+            has = " and ".join(map(str, dict.fromkeys(wrong))) or f"no {file}"
+            times = f" {len(entries)} times" if is_twice else ""
+            yield f"gpu {gpu.index}: Slurm has {has}{times}; {PRINTED} {conf.line(gpu)}"
     if conf.unknown:
         return
     for file, entry in devices:
@@ -59,21 +57,19 @@ def differences(conf: GresConf, slurmd: SlurmdGres) -> Iterator[str]:
         yield f"Slurm's order is {', '.join(order)}; {PRINTED} {', '.join(files)}"
 
 
-def _fields(conf: GresConf, gpu: Gpu, entry: GresEntry) -> Iterator[tuple[str, str]]:
-    """Yield the fields in which an entry differs from a GPU's line, as both have them.
+def _fits(conf: GresConf, gpu: Gpu, entry: GresEntry) -> bool:
+    """Whether an entry is as a GPU's line: cores of its package do, too.
 
     slurmd drops types, and says so, where Gres= has none. A GPU of an unknown NUMA node has no
     right cores.
     """
-    affinity, has_types = conf.affinities[gpu.key], any(conf.gres or ())
-    if entry.name != "gpu":
-        yield f"Name={entry.name}", "Name=gpu"
-    kind = conf.types.of.get(gpu.key, entry.kind)
-    if has_types and not entry.is_slice and entry.kind != kind:
-        yield f"Type={entry.kind or ''}", f"Type={kind}"
-    if affinity.near and entry.cores not in {affinity.right, *affinity.near}:
-        cores = "no Cores=" if entry.cores is None else f"Cores={format_list(entry.cores)}"
-        yield cores, affinity.field or "no Cores="
+    affinity = conf.affinities[gpu.key]
+    has_types = any(conf.gres or ()) and not entry.is_slice
+    return (
+        entry.name == "gpu"
+        and (not has_types or entry.kind == conf.types.of.get(gpu.key, entry.kind))
+        and (not affinity.near or entry.cores in {affinity.right, *affinity.near})
+    )
 
 
 def counts(conf: GresConf, node: ShownNode) -> Iterator[str]:

@@ -22,7 +22,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import NamedTuple
 
-from affinityd.cpuset import parse_list
+from affinityd.cpuset import format_list, parse_list
 from affinityd.errors import InvalidRequestError
 from affinityd.slurm.cores import CoreNumbers
 from affinityd.slurm.gres_conf import Present, TypeCounts, gres_of, read_gres
@@ -90,6 +90,12 @@ class GresEntry(NamedTuple):
     files: tuple[str, ...]  #: (): none is named
     cores: CoreNumbers | None  #: None: no Cores=
     is_slice: bool  #: a MIG instance: one GPU may have several
+
+    def __str__(self) -> str:
+        """Return it as a line of gres.conf."""
+        kind = f" Type={self.kind}" if self.kind else ""
+        cores = "" if self.cores is None else f" Cores={format_list(self.cores)}"
+        return f"Name={self.name}{kind} File={','.join(self.files)}{cores}"
 
 
 class SlurmdGres(NamedTuple):

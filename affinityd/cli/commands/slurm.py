@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,9 +24,8 @@ COMMANDS = {
     "check": "compare Slurm's GPUs with the lines of gres-conf, and list jobs far from their GPUs",
 }
 
-NO_NODES = " \t\n\"'#=\\"  #: characters that no list of nodes has
-NO_NODE = f"{NO_NODES},[]"
-NO_TYPES = f"{NO_NODES}[]:()"
+#: A name of a node, a list of such (gpu[01-04],gpu7), or types: words without a field's characters.
+_is_plain = re.compile(r"[^\s\"'#=\\,]+(,[^\s\"'#=\\,]+)*").fullmatch
 
 
 def add_arguments(parser: Parser) -> None:
@@ -39,13 +39,13 @@ def add_arguments(parser: Parser) -> None:
         "--node-name",
         metavar="NAMES",
         dest="nodes",
-        type=_without(NO_NODES, "names no nodes; write it like gpu[01-04]"),
+        type=_plain,
         help="begin each line with NodeName=NAMES: one name, or equal nodes like gpu[001-500]",
     )
     gres_conf.add_argument(
         "--type",
         metavar="TYPE[,TYPE...]",
-        type=_without(NO_TYPES, "is not a type; write it like a100"),
+        type=_plain,
         help=(
             "the Type= of all GPUs, or of each in the order of the lines, if neither "
             "scontrol nor slurmd knows it"
@@ -55,7 +55,7 @@ def add_arguments(parser: Parser) -> None:
         "--node-name",
         metavar="NAME",
         dest="node",
-        type=_without(NO_NODE, "is not a node's name"),
+        type=_plain,
         help="the node's name in slurm.conf (default: this host)",
     )
     check.add_argument(
@@ -85,15 +85,11 @@ def run(arguments: argparse.Namespace) -> int:
     return _gres_conf(arguments) if arguments.command == "gres-conf" else _check(arguments)
 
 
-def _without(strange: str, fault: str) -> Callable[[str], str]:
-    """Return a reader of texts, parted by commas, that are not empty and lack these characters."""
-
-    def read(text: str) -> str:
-        if not all(text.split(",")) or {*strange} & {*text}:
-            raise argparse.ArgumentTypeError(f"{quote(text)} {fault}")
-        return text
-
-    return read
+def _plain(text: str) -> str:
+    """Read names that can stand in a line of gres.conf. Raises ArgumentTypeError."""
+    if not _is_plain(text):
+        raise argparse.ArgumentTypeError(f"{quote(text)} is not a name, as gpu[01-04] or a100")
+    return text
 
 
 def _gres_conf(arguments: argparse.Namespace) -> int:

@@ -65,7 +65,7 @@ def test_the_printed_lines_end_the_drain_of_a_node(tree: Path, release: str) -> 
 
 PAIR = ("0", "1")
 TOO_FEW = f"gpu 1: Slurm has no /dev/nvidia1; {PRINTS} "
-OTHER_CORES = f"gpu 0: Slurm has Cores=1; {PRINTS} Cores=0\n"
+OTHER_CORES = f"File=/dev/nvidia0 Cores=1; {PRINTS} Name=gpu File=/dev/nvidia0 Cores=0\n"
 
 
 @pytest.mark.parametrize(
@@ -129,4 +129,4 @@ def test_check_shows_slurmd_s_errors_of_a_file(tree: Path, release: str) -> None
     assert malformed.status == 2
     assert "unrecognized key: Coress" in malformed.stdout
     assert 'gres.conf line 1: " Coress=0"' in malformed.stdout
-    assert other.stdout.count("Slurm has Type=A100") == 2
+    assert other.stdout.count("Slurm has Name=gpu Type=A100 ") == 2

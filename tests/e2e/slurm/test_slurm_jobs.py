@@ -104,7 +104,7 @@ def test_a_running_job_without_a_cpu_near_its_gpu_is_named(node_of_jobs: Node) -
     """Of two free cores Slurm gives a lone task the second, which is far from GPU 0."""
     with node_of_jobs.cluster.job(1, "--gres=gpu:big:1"):
         checked, cluster = check(node_of_jobs), check(node_of_jobs, "--cluster")
-    assert "gpu 0: Slurm has no Cores=" in checked
+    assert "gpu 0: Slurm has Name=gpu " in checked  # without Cores=
     far = rf"job 7\d+ has gpu 0 \(package 0, node 0\) and CPUs {FAR} \(package 0, node 1\)"
     assert re.search(f"^{far}", checked, re.MULTILINE), checked
     assert re.search(f"^{far}", cluster, re.MULTILINE), cluster

@@ -77,14 +77,14 @@ the cores of the GPU's package @
 
 no Cores= @
 < Name=gpu Count=2 File=/dev/nvidia[0-1]
-> gpu 0: Slurm has no Cores=; {PRINTS} Cores=0-3
-> gpu 1: Slurm has no Cores=; {PRINTS} Cores=12-15
+> gpu 0: Slurm has Name=gpu File=/dev/nvidia0,/dev/nvidia1; {PRINTS} {ZERO}
+> gpu 1: Slurm has Name=gpu File=/dev/nvidia0,/dev/nvidia1; {PRINTS} {ONE}
 
 a part of the cores, and numbers of CPUs @
 < {ZERO.replace("0-3", "0-2")}
 < {ONE.replace("12-15", "12-15,28-31")}
-> gpu 0: Slurm has Cores=0-2; {PRINTS} Cores=0-3
-> gpu 1: Slurm has Cores=12-15,28-31; {PRINTS} Cores=12-15
+> gpu 0: Slurm has {ZERO.replace("0-3", "0-2")}; {PRINTS} {ZERO}
+> gpu 1: Slurm has {ONE},28-31; {PRINTS} {ONE}
 
 a GPU that Slurm has not @
 < {ZERO}
@@ -98,7 +98,7 @@ a device that is no GPU @
 a GPU twice @
 {TWO}
 < {ZERO}
-> gpu 0: Slurm has /dev/nvidia0 2 times
+> gpu 0: Slurm has {ZERO} 2 times; {PRINTS} {ZERO}
 
 not in bus order @
 < {ONE}
@@ -112,12 +112,12 @@ instances of one GPU @
 
 another case of a type @ gpu:a100:2
 {TYPED.replace("a100", "A100", 1)}
-> gpu 0: Slurm has Type=A100; {PRINTS} Type=a100
+> gpu 0: Slurm has {BIG.replace("a100", "A100")}; {PRINTS} {BIG}
 
 another case of gpu @ gpu:2
 < {ZERO.replace("=gpu", "=GPU")}
 < {ONE}
-> gpu 0: Slurm has Name=GPU; {PRINTS} Name=gpu
+> gpu 0: Slurm has {ZERO.replace("=gpu", "=GPU")}; {PRINTS} {ZERO}
 
 a detected type where Gres= has none @ gpu:2
 {TYPED.replace("a100", "nvidia_a100-sxm4-40gb")}
