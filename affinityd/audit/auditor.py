@@ -24,13 +24,7 @@ from affinityd.audit.model import (
     ProcessFacts,
     Scan,
 )
-from affinityd.audit.orphans import (
-    IdleSince,
-    ProcessOwners,
-    idle_since,
-    missing_process,
-    why_orphan,
-)
+from affinityd.audit.orphans import ProcessOwners, missing_process, why_orphan
 from affinityd.audit.verdict import History, states
 from affinityd.audit.wait_meter import WaitMeter
 from affinityd.audit.waits import CAUSES, Waits
@@ -81,7 +75,6 @@ class Auditor:
         self._memory = MemoryMeter()
         self._users = UserNames()
         self._history = History()
-        self._idle: IdleSince = {}
         self._gone: set[tuple[int, GpuKey]] = set()  # holders without a process, at the last scan
         self._since: dict[GpuKey, float] = {}  # when a mismatch was seen first
         self._first_masks = FirstMasks()
@@ -120,7 +113,6 @@ class Auditor:
         # Not `boot`: to ask a driver takes seconds at some scans, and the counters are read now.
         waits = self._waits.look([it.facts for it in counted(found)], processes, since_boot())
         used = self._cpu_time.book(found, judge.near, boot, waits)
-        self._idle = idle_since(found, used, self._idle, boot)
         # A mismatch goes on while the processes of its GPU cannot be seen.
         far = {it.facts.gpu for it in found if it.is_mismatch}
         going_on = far | (self._since.keys() & unknown.keys())
@@ -149,7 +141,6 @@ class Auditor:
             since={gpu: self._since[gpu] for gpu in far},
             numa_balancing=int(balancing) if balancing.isdigit() else None,
             notices=(*named.notices, *remarks),
-            idle={pid: boot - since for (pid, _), since in self._idle.items()},
             ratios=ratios,
             boot=boot,
         )

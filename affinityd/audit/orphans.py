@@ -5,20 +5,12 @@ Source: proc_pid_stat(5).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from functools import cache, cached_property
 
 from affinityd.audit.gather import is_slurms, membership
 from affinityd.audit.judge import FIRST_USER
-from affinityd.audit.model import (
-    SLURM,
-    AuditedProcess,
-    CpuTime,
-    Holding,
-    Job,
-    ProcessFacts,
-)
-from affinityd.grouping import grouped
+from affinityd.audit.model import SLURM, AuditedProcess, Holding, Job, ProcessFacts
 from affinityd.linux.processes import (
     INIT,
     ROOT,
@@ -62,28 +54,6 @@ def missing_process(holding: Holding) -> AuditedProcess:
     pid, gpu = holding.pid, holding.gpu  # neither its name, owner, start nor parent is known
     facts = ProcessFacts(pid, "?", None, 0, 0, GONE, gpu, holding, beside=holding.beside)
     return AuditedProcess(facts, UNKNOWN, threads=(), orphan=NOT_THERE)
-
-
-#: Orphans by pid and start → since when they are idle, seconds since boot.
-IdleSince = Mapping[tuple[int, int], float]
-
-
-def idle_since(
-    processes: Sequence[AuditedProcess], used: Mapping[int, CpuTime], before: IdleSince, now: float
-) -> IdleSince:
-    """Return since when orphans have been idle: only an idle one may be ended.
-
-    It is idle while neither it nor a process that works for it uses CPU time. `used`: by pid, since
-    the last scan; `now`: when the processes were read.
-    """
-    families = grouped(processes, lambda process: process.facts.holder or process.facts.pid)
-    since = {}
-    for facts in (process.facts for process in processes if process.orphan is not None):
-        members = (process.facts.pid for process in families[facts.pid])
-        is_busy = any(pid in used and used[pid].total for pid in members)
-        key = facts.pid, facts.start
-        since[key] = now if is_busy else before.get(key, now)
-    return since
 
 
 # The owners of a machine's processes where Slurm runs the jobs, by /proc. Elsewhere any process may

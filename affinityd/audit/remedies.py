@@ -47,13 +47,10 @@ WHOLE_NAMES = "set {variable}={sign}={names}"
 START_WITH_NICS = "start it with affinityd exec --nics ucx,nvshmem,uccl"
 SET_LIBFABRIC = "set FI_CXI_DEVICE_NAME={device}"
 
-#: Seconds without CPU time after which a process is taken to compute no more.
-IDLE = 60.0
-COMPUTES = (
-    "it may still compute: ask its user; affinityd audit --watch says when it has "
-    f"used no CPU time for {IDLE:g} s"
+MAY_COMPUTE = (
+    "it may still compute: ask its user, and end it when its CPU time, ps -o time= {pid}, has "
+    "stopped to grow"
 )
-ENDS = "it has used no CPU time for {idle:.0f} s: check what it is, then end it: kill {pid}"
 
 
 @dataclass(frozen=True)
@@ -117,7 +114,7 @@ class Remedies:
         return memory.remedy(None if is_pods else MOVE_MEMORY.format(gpus=names, pid=facts.pid))
 
     def end(self, process: AuditedProcess) -> str | None:
-        """Return the command that ends an orphan, or the step before it; None: no remedy."""
+        """Return what to do about an orphan; None: nothing, or it is none."""
         facts = process.facts
         if process.orphan is None:
             return None
@@ -127,8 +124,7 @@ class Remedies:
             # Its parent may be a running job that notices soon: no remedy may kill that.
             parent = f"check process {facts.parent}, which must wait(2) for it or end"
             return parent if facts.parent > INIT else None
-        idle = self._scan.idle.get(facts.pid, 0.0)
-        return COMPUTES if idle < IDLE else ENDS.format(idle=idle, pid=facts.pid)
+        return MAY_COMPUTE.format(pid=facts.pid)
 
     def _target(self, process: AuditedProcess) -> AuditedProcess:
         """Return the process that a pin should name: its holder, or itself."""

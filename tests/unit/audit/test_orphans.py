@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 
 from affinityd.audit.auditor import Auditor
-from affinityd.audit.model import CpuTime, GpuHolders, Holding, Job, Membership, ProcessFacts
-from affinityd.audit.orphans import NOT_THERE, IdleSince, ProcessOwners, idle_since, why_orphan
+from affinityd.audit.model import GpuHolders, Holding, Job, Membership, ProcessFacts
+from affinityd.audit.orphans import NOT_THERE, ProcessOwners, why_orphan
 from affinityd.linux.processes import ProcessTable
 from tests.support.audit_facts import (
     GPU,
     KUBERNETES_POD,
     LONE_CONTAINER,
     SLURM_JOB,
-    audited,
     process,
 )
 from tests.support.machines.by_hand import made
@@ -154,29 +153,3 @@ def test_what_the_driver_names_twice_and_is_not_there_is_missing(
     found = [auditor.scan(machine).processes for _ in scans]
     assert [[it.facts.pid for it in processes] for processes in found] == missing
     assert {it.orphan for processes in found for it in processes} <= {NOT_THERE}
-
-
-# Since when an orphan has computed nothing.
-
-ORPHAN, WORKER = (
-    audited(process("0"), orphan="nothing owns it"),
-    audited(process(pid=200, holder=100)),
-)
-BUSY, AT_REST = CpuTime(0.01), CpuTime()
-
-
-@pytest.mark.parametrize(
-    ("used", "before", "since"),
-    [
-        ({100: AT_REST}, {(100, 5): 85.0}, 85.0),
-        ({100: AT_REST, 200: AT_REST}, {(100, 5): 85.0}, 85.0),
-        ({100: BUSY}, {(100, 5): 85.0}, 100.0),
-        ({100: AT_REST, 200: BUSY}, {(100, 5): 85.0}, 100.0),  # what works for it
-        ({100: AT_REST}, {(100, 6): 85.0}, 100.0),  # another process has its number
-        ({100: AT_REST}, {}, 100.0),
-    ],
-)
-def test_an_orphan_is_idle_while_it_and_its_workers_use_no_cpu_time(
-    used: dict[int, CpuTime], before: IdleSince, since: float
-) -> None:
-    assert idle_since([ORPHAN, WORKER], used, before, 100.0) == {(100, 5): since}

@@ -135,31 +135,24 @@ def test_a_family_is_mended_as_one(found: list[ProcessFacts], expected: list[str
     assert [it and it.replace("--gpus ", "") for it in pins] == expected
 
 
-COMPUTES = (
-    "it may still compute: ask its user; affinityd audit --watch says when it has "
-    "used no CPU time for 60 s"
-)
-IDLE = "it has used no CPU time for 61 s: check what it is, then end it: kill 100"
+COMPUTES = "it may still compute: ask its user, and end it when its CPU time, ps -o time= 100, has"
 WAIT = "check process 50, which must wait(2) for it or end"
 
 
 @pytest.mark.parametrize(
-    ("facts", "idle", "said"),
+    ("facts", "said"),
     [
-        (RANK, {}, COMPUTES),  # it was looked at once
-        (RANK, {100: 59.0}, COMPUTES),
-        (RANK, {100: 61.0}, IDLE),
-        (process("0-3", "0-3", state="Z"), {100: 0.0}, COMPUTES),  # only its main thread has ended
-        (process("0-3", state="Z"), {100: 61.0}, WAIT),
-        (process("0-3", state="Z", parent=1), {100: 0.0}, None),  # init is to notice
-        (process("0-3", state="X"), {100: 0.0}, "reset the GPU when no other process uses it"),
+        (RANK, COMPUTES),
+        (process("0-3", "0-3", state="Z"), COMPUTES),  # only its main thread has ended
+        (process("0-3", state="Z"), WAIT),
+        (process("0-3", state="Z", parent=1), ""),  # init is to notice
+        (process("0-3", state="X"), "reset the GPU when no other process uses it"),
     ],
 )
-def test_no_remedy_ends_an_orphan_that_still_computes(
-    facts: ProcessFacts, idle: dict[int, float], said: str | None
-) -> None:
+def test_no_remedy_ends_an_orphan_that_still_computes(facts: ProcessFacts, said: str) -> None:
     orphan = replace(Judge(TWO).judge(facts), orphan="its job has ended")
-    assert Remedies(TWO, replace(scan_of(TWO, orphan), idle=idle)).end(orphan) == said
+    end = Remedies(TWO, scan_of(TWO, orphan)).end(orphan) or ""
+    assert (end.startswith(said), bool(end)) == (True, bool(said))
 
 
 #: Two GPUs, on nodes 0 and 1; two CPUs are a core.

@@ -34,7 +34,7 @@ export function copied(code) {
 
 // A remedy, and a button that copies its command, or all of it where it has none.
 export function remedied(text) {
-  const [, before, command, after] = text.match(/^(.*(?:; |: ))?((?:affinityd|kill) [^;]*?)( fixes it now)?$/) ?? [];
+  const [, before, command, after] = text.match(/^(.*(?:; |: ))?(affinityd [^;]*?)( fixes it now)?$/) ?? [];
   if (!command) return copied(made("span", printable(text)));
   const parts = made("div");
   const code = made("code", printable(command));
