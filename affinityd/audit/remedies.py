@@ -48,8 +48,8 @@ START_WITH_NICS = "start it with affinityd exec --nics ucx,nvshmem,uccl"
 SET_LIBFABRIC = "set FI_CXI_DEVICE_NAME={device}"
 
 MAY_COMPUTE = (
-    "it may still compute: ask its user, and end it when its CPU time, ps -o time= {pid}, has "
-    "stopped to grow"
+    "it may still compute: ask its user, and end it when its CPU time (ps -o time= {pid}) no "
+    "longer grows"
 )
 
 

@@ -98,7 +98,6 @@ def audit(
             if it.facts.state == RUNNABLE
         },
         memory={it.facts.pid: _memory(it) for it in processes},
-        idle={it.facts.pid: 812.0 for it in processes if it.orphan},
     )
     states = verdict.states(scan)
     waited = {OWN_THREADS: 341.0, "neighbor": 3.0}
