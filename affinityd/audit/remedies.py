@@ -114,7 +114,7 @@ class Remedies:
         return memory.remedy(None if is_pods else MOVE_MEMORY.format(gpus=names, pid=facts.pid))
 
     def end(self, process: AuditedProcess) -> str | None:
-        """Return what to do about an orphan; None: nothing, or it is none."""
+        """Return the remedy of an orphan; None: there is none, or it is no orphan."""
         facts = process.facts
         if process.orphan is None:
             return None
