@@ -43,7 +43,6 @@ ALLOCATE_NEAR = (
 )
 #: And of those on NICs.
 NEARER_NICS = "set {variable}={value}, or start it with affinityd exec --nics {library}"
-WHOLE_NAMES = "set {variable}={sign}={names}"
 START_WITH_NICS = "start it with affinityd exec --nics ucx,nvshmem,uccl"
 SET_LIBFABRIC = "set FI_CXI_DEVICE_NAME={device}"
 

@@ -158,7 +158,7 @@ class WaitMeter:
         if before is None or now <= before.time:
             return {}
         used = {waiter.pid: self._used(waiter, before, look) for waiter in waiters}
-        waited = {pid: sum(time.waited for time in its) for pid, (_, its) in used.items()}
+        waited = {pid: sum(it.waited for it in its.values()) for pid, (_, its) in used.items()}
         by_group = defaultdict[str, float](float)
         for waiter in waiters:
             by_group[waiter.cgroups] += waited[waiter.pid]
@@ -174,12 +174,17 @@ class WaitMeter:
             used_up = limit.used_up / limit.periods if limit.periods else 0.0
             part = mine / by_group[waiter.cgroups] if mine else 0.0
             runners = runners_beside(waiter, others) if mine > NOTABLE * seconds else []
-            use = Use(seconds, cpus, times, ran, by_cpus[cpus], runners, limit.seconds * part)
+            measured, throttled = [*times.values()], limit.seconds * part
             if times:
-                elsewhere = frozenset(look.cpus) - cpus
-                causes = split(use)
                 waits[waiter.pid] = Waits(
-                    seconds, causes, cpus, elsewhere, runners, folder, used_up=used_up
+                    seconds,
+                    split(Use(seconds, cpus, measured, ran, by_cpus[cpus], runners, throttled)),
+                    cpus,
+                    frozenset(look.cpus) - cpus,
+                    runners,
+                    folder,
+                    used_up=used_up,
+                    threads=times,
                 )
         is_waiting = any(it.waited > NOTABLE * seconds for it in waits.values())
         self._reads_others = self._names_others or is_waiting
@@ -217,13 +222,15 @@ class WaitMeter:
         return [main, *busy[: MOST_THREADS - 1]]
 
     @staticmethod
-    def _used(waiter: ProcessFacts, before: _Look, look: _Look) -> tuple[float, list[ThreadTime]]:
-        """Return the seconds that its threads ran, and the times of those that are measured.
+    def _used(
+        waiter: ProcessFacts, before: _Look, look: _Look
+    ) -> tuple[float, dict[int, ThreadTime]]:
+        """Return the seconds that its threads ran, and by tid the times of those measured.
 
         Of a thread that began since the last look all counts, of one that was not read then none.
         """
         ran, _ = ticks_spent(waiter, None, before.ticks, before.time * TICKS)
-        times = []
+        times = {}
         for thread in waiter.threads:
             name = thread.tid, thread.start
             is_new = thread.start >= before.time * TICKS
@@ -231,9 +238,8 @@ class WaitMeter:
             first = before.times.get(name, ThreadTime(0.0, 0.0) if is_new else None)
             last = look.times.get(name)
             if first is not None and last is not None:
-                times.append(
-                    ThreadTime(*(max(0.0, b - a) for a, b in zip(first, last, strict=True)))
-                )
+                grown = (max(0.0, b - a) for a, b in zip(first, last, strict=True))
+                times[thread.tid] = ThreadTime(*grown)
         return ran / TICKS, times
 
     def _limit(

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.linux.scheduling import CpuTime, ThreadTime
@@ -84,6 +84,7 @@ class Waits:
     limited: str | None = None  #: the folder of the cgroup with the limit
     interrupt: str | None = None  #: that was handled most often, where it was counted
     used_up: float = 0.0  #: the part of the limit's periods in which its cgroup used it up
+    threads: Mapping[int, ThreadTime] = field(default_factory=dict)  #: by tid, of those measured
 
     @property
     def waited(self) -> float:

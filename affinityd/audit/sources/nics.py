@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from affinityd.audit.remedies import NEARER_NICS, SET_LIBFABRIC, START_WITH_NICS, WHOLE_NAMES
+from affinityd.audit.remedies import NEARER_NICS, SET_LIBFABRIC, START_WITH_NICS
 from affinityd.cpuset import several
 from affinityd.linux.files import environment_of, listed, text
 from affinityd.request.environment import NIC_VARIABLES, nic_value
@@ -48,8 +48,6 @@ class NicJudge:
         nearer = f"{first} is nearer ({best[0].link})"
         for library, variable in NIC_VARIABLES.items():
             said = use.variables.get(variable, "")
-            if library == NCCL:
-                yield from self._prefixes(variable, said)
             if ports and self._is_far(gpus, self._named(library, said)):
                 yield (
                     f"{variable}={said} names no NIC on the NUMA node of {_names(gpus)}; {nearer}: "
@@ -89,21 +87,6 @@ class NicJudge:
         if library != NCCL or said.startswith("="):
             return tuple(names)
         return tuple(it for it in self._devices if it.startswith(tuple(names)))
-
-    def _prefixes(self, variable: str, said: str) -> Iterator[str]:
-        """Yield that names of whole devices mean others, too."""
-        sign = "^" if said.startswith("^") else ""
-        if said.startswith("=", len(sign)):
-            return
-        names = _listed(said.removeprefix(sign))
-        exact = [name for name in names if name in self._devices]
-        meant = (it for it in self._devices if it.startswith(tuple(exact)) and it not in names)
-        if more := list(dict.fromkeys(meant)):
-            remedy = WHOLE_NAMES.format(variable=variable, sign=sign, names=said.removeprefix(sign))
-            yield (
-                f"{variable}={said} is a list of prefixes, which {'ex' if sign else 'in'}cludes "
-                f"{', '.join(more)}, too: {remedy}"
-            )
 
 
 def _listed(text: str) -> list[str]:

@@ -54,9 +54,6 @@ def add_arguments(parser: Parser) -> None:
         action="store_true",
         help="also a line on the memory of each process that holds a GPU, if it is near, too",
     )
-    parser.add_argument(
-        "--all", action="store_true", help="a row for each process, even if workers are alike"
-    )
     parser.add_argument("--gpus", metavar="LIST", help="only these, by index, UUID or PCI bus id")
     add_settings(parser, ["pod_resources", "measured"])
 
@@ -68,13 +65,13 @@ def run(arguments: argparse.Namespace) -> int:
     keys = _chosen(topology, arguments.gpus)
     # The holders are sought on all GPUs: a process's first is the one with most of its memory.
     auditor = auditor_by(load_settings(arguments), query_processes, node.reserved)
-    scan, before = _only(auditor.scan(topology), keys), None
+    scan = _only(auditor.scan(topology), keys)
     try:
-        _print(arguments, topology, scan, before)
+        _print(arguments, topology, scan)
         while arguments.watch is not None:
             time.sleep(arguments.watch)
-            scan, before = _only(auditor.scan(topology), keys), scan
-            _print(arguments, topology, scan, before)
+            scan = _only(auditor.scan(topology), keys)
+            _print(arguments, topology, scan, is_second=True)
     except BrokenPipeError:  # the reader has ended; the result counts all the same
         give_up_stdout()
     if any(it.placement == REMOTE and not it.is_daemon for it in scan.processes):
@@ -105,7 +102,7 @@ def _only(scan: Scan, gpus: AbstractSet[GpuKey]) -> Scan:
 
 
 def _print(
-    arguments: argparse.Namespace, topology: Topology, scan: Scan, before: Scan | None
+    arguments: argparse.Namespace, topology: Topology, scan: Scan, *, is_second: bool = False
 ) -> None:
     nics, owners = _far_nics(topology, scan), _mask_owners(scan)
     if arguments.format == "json":
@@ -120,11 +117,11 @@ def _print(
         print(dumps({**whole, "processes": processes}), flush=True)
         return
     lines = [
-        *audit.table(topology, scan, before, fold=not arguments.all, all_memory=arguments.memory),
+        *audit.table(topology, scan, is_second=is_second, all_memory=arguments.memory),
         *audit.owner_lines(scan, owners),
         *audit.nic_lines(scan, nics),
     ]
-    print("\n".join(map(one_line, lines if before is None else ["", *lines])), flush=True)
+    print("\n".join(map(one_line, ["", *lines] if is_second else lines)), flush=True)
 
 
 def _far_nics(topology: Topology, scan: Scan) -> Mapping[int, Sequence[str]]:

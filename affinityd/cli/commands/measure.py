@@ -9,7 +9,6 @@ from pathlib import Path
 from affinityd.audit.auditor import Auditor
 from affinityd.audit.document import rfc3339
 from affinityd.audit.sources.holders import HolderSources
-from affinityd.cli.commands.topology import wants_color
 from affinityd.cli.console import progress, say
 from affinityd.cli.parser import Parser, add_format
 from affinityd.cli.render.measure import lines
@@ -54,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.format == "json":
         print(dumps(measurement, indent=1, ensure_ascii=False))
     else:
-        print("\n".join(lines(measurement, color=wants_color())))
+        print("\n".join(lines(measurement)))
     if arguments.save is not None:
         save(measurement, Path(arguments.save))
         say(f"{arguments.save}: written")

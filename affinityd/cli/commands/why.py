@@ -18,9 +18,8 @@ from affinityd.cli.console import aligned, say
 from affinityd.cli.parser import Parser, add_format, duration
 from affinityd.cpuset import several
 from affinityd.errors import TargetError
-from affinityd.linux.processes import ProcessTable, Stat, Thread, since_boot, stat_of
+from affinityd.linux.processes import ProcessTable, Stat, since_boot, stat_of
 from affinityd.linux.scheduling import (
-    ThreadTime,
     interrupt_counts,
     pressure_of,
     switches_of,
@@ -101,21 +100,13 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-_Name = tuple[int, int]  #: tid and start: one thread for good
-
-
-def name_of(thread: Thread) -> _Name:
-    """Return the name of a thread: another may have its tid later."""
-    return thread.tid, thread.start
-
-
 @dataclass(frozen=True)
 class Moment:
     """The counters of a process at one moment."""
 
     facts: ProcessFacts
-    times: Mapping[_Name, ThreadTime | None]
-    switches: Mapping[_Name, tuple[int | None, int | None]]  #: forced ones, and to another CPU
+    #: By tid and start: forced switches, and those to another CPU.
+    switches: Mapping[tuple[int, int], tuple[int | None, int | None]]
     interrupts: Mapping[str, int]
     pressure: float | None
 
@@ -125,11 +116,8 @@ class Moment:
         facts = one_process(process.number)
         if facts is None:
             raise TargetError(f"{target.shown(process)} has ended meanwhile")
-        pid, threads = facts.pid, facts.threads
-        times = {name_of(it): thread_time(pid, it.tid) for it in threads}
-        switches = {name_of(it): switches_of(pid, it.tid) for it in threads}
-        interrupts, pressure = interrupt_counts(facts.cpus), pressure_of(facts.cgroups)
-        return cls(facts, times, switches, interrupts, pressure)
+        switches = {(it.tid, it.start): switches_of(facts.pid, it.tid) for it in facts.threads}
+        return cls(facts, switches, interrupt_counts(facts.cpus), pressure_of(facts.cgroups))
 
 
 def document(pid: int, waits: Waits, cure: str | None) -> Mapping[str, object]:
@@ -160,9 +148,11 @@ def table(
         yield ""
         yield from aligned(("cause", "seconds", "share", "meanwhile"), rows, {"seconds", "share"})
     yield ""
+    times = ((it, waits.threads[it.tid]) for it in after.facts.threads if it.tid in waits.threads)
+    longest = sorted(times, key=lambda it: (-it[1].waited, -it[1].ran, it[0].tid))
     rows = [
-        [str(thread.tid), thread.name, str(thread.last_cpu), f"{ran:.2f}", f"{waited:.2f}"]
-        for thread, ran, waited in _threads(before, after)[:MOST_ROWS]
+        [str(thread.tid), thread.name, str(thread.last_cpu), f"{its.ran:.2f}", f"{its.waited:.2f}"]
+        for thread, its in longest[:MOST_ROWS]
     ]
     columns = ("thread", "name", "CPU", "ran", "waited")
     yield from aligned(columns, rows, {"thread", "CPU", "ran", "waited"})
@@ -183,18 +173,6 @@ def table(
         "no remedy is needed" if is_quiet else "no remedy is known: no known cause has much of it"
     )
     yield none if cure is None else f"remedy: {cure}"
-
-
-def _threads(before: Moment, after: Moment) -> list[tuple[Thread, float, float]]:
-    """Return the threads with the seconds for which they ran and waited, longest waits first."""
-    used = []
-    for thread in after.facts.threads:
-        name = name_of(thread)
-        last, first = after.times[name], before.times.get(name) or ThreadTime(0.0, 0.0)
-        if last is not None:  # it may have become the main one by execve(2), and waited less
-            ran, waited = last.ran - first.ran, last.waited - first.waited
-            used.append((thread, max(0.0, ran), max(0.0, waited)))
-    return sorted(used, key=lambda it: (-it[2], -it[1], it[0].tid))
 
 
 def _counts(before: Moment, after: Moment) -> Iterator[str]:

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from affinityd.audit.document import waits_of
-from affinityd.audit.gather import TICKS, ticks_of, ticks_spent
+from affinityd.audit.gather import TICKS, ticks_spent
 from affinityd.audit.mask_owner import MaskOwner
 from affinityd.audit.model import AuditedProcess, GpuKey, Holding, ProcessFacts, Scan
 from affinityd.audit.remedies import Remedies
@@ -28,14 +28,13 @@ MOST_COMMANDS = 8  #: for processes that are alike
 def table(
     topology: Topology,
     scan: Scan,
-    before: Scan | None,
     *,
-    fold: bool = True,
+    is_second: bool = False,
     all_memory: bool = False,
 ) -> Iterator[str]:
-    """Yield lines; with a scan `before`, also which part of the CPU time since then was remote.
+    """Yield lines; of a second look also which part of the CPU time since the first was remote.
 
-    `fold`: workers that are alike may share a row. `all_memory`: also a line on near memory.
+    `all_memory`: also a line on near memory.
     """
     is_mixed = len({gpu.vendor for gpu in topology.gpus}) > 1
     names = {
@@ -43,7 +42,7 @@ def table(
         for gpu in topology.gpus
     }
     if scan.processes:
-        yield from _rows_table(scan, names, before, fold=fold)
+        yield from _rows_table(scan, names, is_second=is_second)
     elif len(scan.unknown) < len(scan.near):
         yield "no process uses a GPU"
     remedies = Remedies(topology, scan)
@@ -137,27 +136,20 @@ MOST_ALIKE = 4  #: more workers than these that are alike share a row
 Alike = list[AuditedProcess]  #: the first of them, and the others
 
 
-def _rows_table(
-    scan: Scan, names: Mapping[GpuKey, str], before: Scan | None, *, fold: bool
-) -> Iterator[str]:
+def _rows_table(scan: Scan, names: Mapping[GpuKey, str], *, is_second: bool) -> Iterator[str]:
     levels: dict[int, int] = {}  # pid → how many ancestors it has here, up to the holder of its GPU
     for facts in (process.facts for process in scan.processes):
         levels[facts.pid] = 0 if facts.holder is None else levels.get(facts.parent, 0) + 1
-    groups = list(_folded(scan)) if fold else [[process] for process in scan.processes]
-    rows = [_row(group, names, levels[group[0].facts.pid]) for group in groups]
-    if before is None:
-        return aligned(COLUMNS, rows, NUMBERS)
-    ticks, since = ticks_of(process.facts for process in before.processes), before.boot * TICKS
-    for place, group in enumerate(groups):
-        amounts = [ticks_spent(process.facts, process.near, ticks, since) for process in group]
-        total, remote = (sum(amount) for amount in zip(*amounts, strict=True))
-        part = f"{remote / total:.0%}" if total else NONE
-        rows[place] = (
-            *rows[place],
-            NOT_KNOWN if group[0].near is None else part,
-            _waited(group, scan),
-        )
-    return aligned((*COLUMNS, *SINCE_BEFORE), rows, NUMBERS)
+    rows = []
+    for group in _folded(scan):
+        row = _row(group, names, levels[group[0].facts.pid])
+        if is_second:
+            used = [scan.used[it.facts.pid] for it in group if it.facts.pid in scan.used]
+            total, remote = (sum(it.total for it in used), sum(it.remote for it in used))
+            part = f"{remote / total:.0%}" if total else NONE
+            row = (*row, NOT_KNOWN if group[0].near is None else part, _waited(group, scan))
+        rows.append(row)
+    return aligned((*COLUMNS, *(SINCE_BEFORE if is_second else ())), rows, NUMBERS)
 
 
 def process_name(facts: ProcessFacts) -> str:

@@ -146,7 +146,7 @@ def test_the_audit_of_a_rank_on_the_wrong_node_with_its_workers(page: str) -> No
 
     workers = [process(pid, first.key, 0, holder=598) for pid in range(622, 628)]
     found = (process(598, first.key, 43008), *workers, process(613, second.key, 40960))
-    lines = table(node, scan_of(node, *found), None)
+    lines = table(node, scan_of(node, *found))
     assert "".join(f"{line}\n" for line in lines) == shown(page, "affinityd audit")
 
 

@@ -11,12 +11,11 @@ import pytest
 from affinityd.audit.gather import TICKS
 from affinityd.audit.judge import Judge
 from affinityd.audit.memory import HostMemory
-from affinityd.audit.model import AuditedProcess, ProcessFacts, Scan
+from affinityd.audit.model import CpuTime, ProcessFacts, Scan
 from affinityd.audit.waits import CAUSES, Waits
 from affinityd.cli.commands import audit
 from affinityd.cli.parser import Parser
 from affinityd.cli.render import audit as audit_table
-from affinityd.linux.processes import Thread
 from affinityd.linux.resident import ANONYMOUS, ResidentMemory
 from affinityd.topology.model import Topology
 from tests.support.audit_facts import (
@@ -43,10 +42,8 @@ def rows(lines: Sequence[str]) -> list[str]:
     return [" | ".join(re.split("  +", line.strip())) for line in lines]
 
 
-def shown(
-    found: Scan, before: Scan | None = None, *, topology: Topology = TWO, fold: bool = True
-) -> list[str]:
-    return list(audit_table.table(topology, found, before, fold=fold))
+def shown(found: Scan, *, topology: Topology = TWO, is_second: bool = False) -> list[str]:
+    return list(audit_table.table(topology, found, is_second=is_second))
 
 
 def worker(pid: int, mask: str, parent: int = 100) -> ProcessFacts:
@@ -84,8 +81,6 @@ def test_equal_workers_without_children_share_a_row_below_their_rank() -> None:
         "its cpuset has CPUs there; to fix it now:"
     )
     assert command == "  affinityd pin --tree --force --gpus 0000:10:00.0 100"
-    pids = [it.facts.pid for it in FAMILIES.processes]
-    assert [int(line.split()[1]) for line in shown(FAMILIES, fold=False)[1:-2]] == pids
 
 
 def test_far_memory_has_a_line_with_its_remedy() -> None:
@@ -165,33 +160,18 @@ def test_a_line_says_that_no_gpu_is_used_if_that_is_known() -> None:
     ]
 
 
-def spending(tid: int, last_cpu: int, ticks: int, start: int = 5) -> Thread:
-    return thread("0-7", tid, last_cpu=last_cpu, ticks=ticks, start=start)
-
-
 def test_a_second_scan_shows_the_part_of_cpu_time_spent_far_from_the_gpus() -> None:
-    def look(boot: float, far: int, near: int, *ticks: int, born: int) -> Scan:
-        threads = spending(100, 0, far), spending(101, 4, near)
-        new = (spending(400, 4, near), spending(401, 0, born, start=int(20.5 * TICKS)))
-        workers = (
-            audited(process(pid=pid, parent=50, holder=50, threads=(spending(pid, cpu, it),)))
-            for pid, cpu, it in zip(range(600, 605), (0, 4, 4, 4, 4), ticks, strict=True)
-        )
-        found: tuple[AuditedProcess, ...] = (
-            audited(process(threads=threads)),
-            audited(process(pid=200, threads=threads, beside=(OTHER,)), near="0-7"),
-            audited(process(pid=300, threads=threads), near=None),
-            audited(process(pid=400, threads=new if born else new[:1])),
-            *workers,
-        )
-        return replace(scan_of(TWO, *found), boot=boot)
-
-    before = look(20.0, 10, 10, 10, 10, 10, 10, 10, born=0)
-    after = look(22.0, 40, 20, 50, 10, 10, 10, 50, born=30)
-    head, *lines = rows(shown(after, before))
+    families = (
+        audited(process(pid=100)),
+        audited(process(pid=300), near=None),
+        audited(process(pid=400)),
+        *(audited(process(pid=pid, parent=50, holder=50)) for pid in range(600, 605)),
+    )
+    used = {100: CpuTime(4.0, 3.0), 300: CpuTime(1.0), 600: CpuTime(1.0, 1.0), 604: CpuTime(1.0)}
+    found = replace(scan_of(TWO, *families), used=used)
+    head, *lines = rows(shown(found, is_second=True))
     assert head.endswith(" | remote time | waits")
-    assert [line.split(" | ")[-2] for line in lines] == ["75%", "0%", "?", "75%", "50%"]
-    assert rows(shown(after, after))[1].endswith(" | - | ?")
+    assert [line.split(" | ")[-2] for line in lines] == ["75%", "?", "-", "50%"]
 
 
 def waiting(neighbor: float) -> Waits:
@@ -201,7 +181,7 @@ def waiting(neighbor: float) -> Waits:
 def test_a_second_scan_shows_how_long_threads_waited_and_for_what() -> None:
     found = scan_of(TWO, *(audited(process(pid=pid)) for pid in (100, 200, 300)))
     found = replace(found, waits={100: waiting(4.2), 200: waiting(0.05)})
-    lines = shown(found, found)
+    lines = shown(found, is_second=True)
     assert [line.rpartition(" | ")[2] for line in rows(lines)[1:4]] == ["0.42 neighbor", "-", "?"]
     assert ["waits for CPUs, 100% of it likely for neighbor" in it for it in lines[4:]] == [True]
 

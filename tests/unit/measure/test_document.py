@@ -224,4 +224,4 @@ it is so"""
 
 
 def test_the_tables_come_first_then_missing_figures_then_the_sentence() -> None:
-    assert "\n".join(lines(TABLED, color=False)) == TABLE
+    assert "\n".join(lines(TABLED)) == TABLE

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from affinityd.audit.sources.nics import NicJudge, NicUse
 from tests.support.machines.facts import machine
 from tests.support.tables import rows
 
-A100, H100, MI250X = machine("dgx-a100"), machine("dgx-h100"), machine("mi250x")
+H100, MI250X = machine("dgx-h100"), machine("mi250x")
 #: On it, mlx5_0 is near GPU 0, mlx5_9, mlx5_10 and mlx5_11 are on the other node.
 FAR = "names no NIC on the NUMA node of GPU 0; mlx5_0 is nearer (PXB): set "
 BY_EXEC = ", or start it with affinityd exec --nics "
-PREFIX = "is a list of prefixes, which includes mlx5_10, mlx5_11, too: set "
-ALL = "mlx5_0,mlx5_3,mlx5_4,mlx5_5,mlx5_6,mlx5_9,mlx5_10,mlx5_11"
 
 
 def findings(gpu: int, *opened: str, **variables: str) -> list[str]:
@@ -43,19 +39,6 @@ def test_a_variable_that_names_a_nic_of_another_node_is_a_finding(
 ) -> None:
     expected = [f"{variable}={said} {finding}"] if finding else []
     assert findings(0, **{variable: said}) == expected
-
-
-@pytest.mark.parametrize("sign", ["", "^"])
-def test_a_name_of_nccl_s_that_is_a_prefix_of_others_is_a_finding(sign: str) -> None:
-    first, *others = A100.nics
-    ports = (replace(first.ports[0], device="mlx5_10"),)
-    judge = NicJudge(replace(A100, nics=(replace(first, ports=ports), *others)))
-    (found,) = judge.findings([A100.gpus[1]], NicUse({"NCCL_IB_HCA": f"{sign}mlx5_1:1"}))
-    verb = "excludes" if sign else "includes"
-    assert found == (
-        f"NCCL_IB_HCA={sign}mlx5_1:1 is a list of prefixes, which {verb} mlx5_10, too: "
-        f"set NCCL_IB_HCA={sign}=mlx5_1:1"
-    )
 
 
 def test_devices_that_are_open_tell_what_is_used() -> None:
