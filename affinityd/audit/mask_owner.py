@@ -16,8 +16,6 @@ from affinityd.request.binders import BINDERS, NOTHING, OPENMP, Acting, earlier,
 
 ANCESTORS = 8  #: whose command lines are read: servers start their workers
 OURS, SLURMS, UNKNOWN = "affinityd", "Slurm", "unknown"
-#: For a runtime whose variable was set after the process's start.
-NO_OPENMP = "to end that: OMP_PROC_BIND=false"
 
 
 @dataclass(frozen=True)

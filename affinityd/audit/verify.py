@@ -6,7 +6,7 @@ Every thread counts, also one that a library pinned.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from affinityd.audit.judge import Judge
@@ -46,7 +46,6 @@ class Verification:
     is_self: bool = False  #: the command itself, which ends with its answer: no pin helps it
     doubts: tuple[str, ...] = ()  #: why it may have been judged by other GPUs than it uses
     far_nics: tuple[str, ...] = ()  #: sentences on RDMA devices away from the GPUs
-    nics: Mapping[str, str] = field(default_factory=dict)  #: RDMA device that is open → its link
     waited: float = 0.0  #: part of the time that its threads could run; 0 as well where unknown
     remedy: str = ""  #: of the threads that may run far away
     move: str | None = None  #: the command that moves its memory
@@ -102,8 +101,6 @@ class Verification:
         if not self.near.nodes:
             yield f"{self.near}: it cannot be judged"
         yield from self._far_memory(is_most=False)
-        if self.nics:
-            yield "RDMA devices open: " + ", ".join(f"{it} ({self.nics[it]})" for it in self.nics)
         if self.waited >= WORTH_A_NOTE:
             yield (
                 f"its threads waited for CPUs for {self.waited:.0%} of the time that they could "

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from affinityd.cpuset import format_list, parse_list
 from affinityd.errors import InvalidRequestError
 from affinityd.slurm.cores import CoreNumbers
-from affinityd.slurm.gres_conf import Present, TypeCounts, gres_of, read_gres
+from affinityd.slurm.gres_conf import TypeCounts, gres_of, read_gres
 from affinityd.text import one_line, whole_number
 
 #: Folders of slurm.conf: Slurm's own, Debian's old one, that of configless Slurm.
@@ -104,12 +104,6 @@ class SlurmdGres(NamedTuple):
     entries: tuple[GresEntry, ...]  #: in Slurm's order
     messages: tuple[str, ...] = ()  #: errors and warnings
     is_complete: bool = True  #: slurmd read gres.conf to its end
-
-    @property
-    def types(self) -> Present:
-        """The type of each device file, without those of MIG instances."""
-        whole = [entry for entry in self.entries if not entry.is_slice]
-        return {file: entry.kind for entry in whole for file in entry.files}
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ src/plugins/gres/gpu/gres_gpu.c (_normalize_sys_gres_types), src/interfaces/gres
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -25,7 +24,6 @@ SLICES = "MIG instances are GPUs to Slurm, which AutoDetect=nvml in gres.conf fi
 MOST_GPUS = 999_999  #: of a type in Gres=
 
 GpuKey = tuple[str, int]
-Present = Mapping[str, str | None]  #: device file → type; None: its line has none
 TypeCounts = Mapping[str | None, int]  #: type → GPUs, in the order of Gres=; None: without a type
 
 
@@ -86,16 +84,14 @@ class GresConf:
     topology: Topology
     scope: str = "node"  #: the domain of the right cores, of `SCOPES`
     gres: TypeCounts | None = None  #: slurmctld's Gres=; None: it is not known
-    present: Present = field(default_factory=dict)
     named: tuple[str, ...] = ()  #: the types of --type: one, or one for each GPU in their order
 
     @cached_property
     def types(self) -> GpuTypes:
-        """The `Type=` of each GPU: as named, else of slurmctld's Gres=, else slurmd's.
+        """The `Type=` of each GPU: as named, else the one of slurmctld's Gres=.
 
-        Of several types in Gres=, slurmd's lines tell which GPU has which. Raises
-        InvalidRequestError for names that are neither one nor one for each GPU, and for a type that
-        Gres= does not have.
+        Raises InvalidRequestError for names that are neither one nor one for each GPU, and for a
+        type that Gres= does not have.
         """
         gpus, gres, named = self.topology.gpus, self.gres, self.named
         if len(named) not in {0, 1, len(gpus)}:
@@ -113,16 +109,9 @@ class GresConf:
             return GpuTypes({gpu.key: kind for gpu, kind in zip(gpus, kinds, strict=True)})
         if gres and any(gres) and any(gpu.mig for gpu in gpus):
             return GpuTypes({}, SLICES)
-        kinds_told = gres if gres is not None else dict.fromkeys(self.present.values())
-        if len(kinds_told) < 2:  # noqa: PLR2004
-            return GpuTypes({gpu.key: next(iter(kinds_told), None) for gpu in gpus})
-        of_slurmd = [(gpu.key, self.present.get(device_file(gpu) or "")) for gpu in gpus]
-        lines = {key: kind for key, kind in of_slurmd if kind}
-        if gres is None:
-            return GpuTypes(lines, "slurmd has several types, and none for it")
-        if Counter(lines.values()) == gres:
-            return GpuTypes(lines)
-        return GpuTypes({}, f"{gres_of(gres)} has several types, and slurmd has others")
+        if gres and len(gres) > 1:
+            return GpuTypes({}, f"{gres_of(gres)} has several types")
+        return GpuTypes({gpu.key: next(iter(gres or ()), None) for gpu in gpus})
 
     @cached_property
     def cores(self) -> SlurmCores:
@@ -151,7 +140,7 @@ class GresConf:
     @property
     def has_several_types(self) -> bool:
         """Whether Slurm's order of GPUs is not that of the bus alone."""
-        return len({*self.types.of.values()}) > 1
+        return len({*self.types.of.values(), *(self.gres or ())}) > 1
 
     def lines(self, node_name: str | None = None) -> list[str]:
         """Return comments, then a line for each GPU, in the order of their numbers."""

@@ -17,7 +17,7 @@ from affinityd.audit.remedies import NEARER_NICS, SET_LIBFABRIC, START_WITH_NICS
 from affinityd.cpuset import several
 from affinityd.linux.files import environment_of, listed, text
 from affinityd.request.environment import NIC_VARIABLES, nic_value
-from affinityd.topology.model import LINKS, SYS, Gpu, Topology
+from affinityd.topology.model import SYS, Gpu, Topology
 from affinityd.topology.rdma import nics_of_gpus, verbs_ports
 
 NCCL = "nccl"
@@ -63,20 +63,14 @@ class NicJudge:
                 f"{_names(gpus)}; {nearer}: {remedy}"
             )
 
-    def links(self, gpus: Sequence[Gpu], devices: Collection[str]) -> Mapping[str, str]:
-        """Return device → its nearest link to any of the GPUs, of those that are known."""
-        return {
-            port.device: min(
-                (self._topology.nearness(gpu, nic) for gpu in gpus), key=LINKS.index, default=SYS
-            )
-            for nic in self._topology.nics
-            for port in nic.ports
-            if port.device in devices
-        }
-
     def _is_far(self, gpus: Sequence[Gpu], devices: Collection[str]) -> bool:
         """Whether devices are all on other nodes than the GPUs, and a nearer one is there."""
-        links = {*self.links(gpus, devices).values()}
+        links = {
+            self._topology.nearness(gpu, nic)
+            for nic in self._topology.nics
+            if any(port.device in devices for port in nic.ports)
+            for gpu in gpus
+        }
         nearest = {it.link for gpu in gpus for it in self._nics[gpu.key].nearest}
         return links == {SYS} and nearest != {SYS}
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from dataclasses import replace
 from functools import partial
 
 from affinityd.audit.auditor import Auditor
 from affinityd.audit.document import document, everything
-from affinityd.audit.judge import overlap
 from affinityd.audit.mask_owner import MaskOwner, owner_of
-from affinityd.audit.model import GpuKey, Scan
+from affinityd.audit.model import Scan
 from affinityd.audit.sources.holders import HolderSources
 from affinityd.audit.sources.nics import NicJudge, nic_use
 from affinityd.cli.console import give_up_stdout
@@ -28,7 +25,6 @@ from affinityd.errors import NoSuchGpuError
 from affinityd.json_codec import dumps
 from affinityd.kubernetes.pods import KubeletPods
 from affinityd.measure.document import gpu_ratios
-from affinityd.request import devices
 from affinityd.text import one_line
 from affinityd.topology.model import Topology
 from affinityd.topology.nearness import REMOTE
@@ -54,7 +50,6 @@ def add_arguments(parser: Parser) -> None:
         action="store_true",
         help="also a line on the memory of each process that holds a GPU, if it is near, too",
     )
-    parser.add_argument("--gpus", metavar="LIST", help="only these, by index, UUID or PCI bus id")
     add_settings(parser, ["pod_resources", "measured"])
 
 
@@ -62,15 +57,15 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the processes of GPUs; 0: none of them is remote, 1: one is, 2: unknown."""
     node = this_machine("has no processes")
     topology = node.topology
-    keys = _chosen(topology, arguments.gpus)
-    # The holders are sought on all GPUs: a process's first is the one with most of its memory.
+    if not topology.gpus:
+        raise NoSuchGpuError("this node has no GPU")
     auditor = auditor_by(load_settings(arguments), query_processes, node.reserved)
-    scan = _only(auditor.scan(topology), keys)
+    scan = auditor.scan(topology)
     try:
         _print(arguments, topology, scan)
         while arguments.watch is not None:
             time.sleep(arguments.watch)
-            scan = _only(auditor.scan(topology), keys)
+            scan = auditor.scan(topology)
             _print(arguments, topology, scan, is_second=True)
     except BrokenPipeError:  # the reader has ended; the result counts all the same
         give_up_stdout()
@@ -78,27 +73,6 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
     is_known = any(cpus and key not in scan.unknown for key, cpus in scan.near.items())
     return 0 if is_known else TROUBLE
-
-
-def _chosen(topology: Topology, listed: str | None) -> AbstractSet[GpuKey]:
-    if not topology.gpus:
-        raise NoSuchGpuError("this node has no GPU")
-    if listed in {None, "all"}:
-        return {gpu.key for gpu in topology.gpus}
-    entries = [entry.strip() for entry in str(listed).split(",")]
-    chosen = devices.named(devices.all_devices(topology), entries)
-    return {device.gpu.key for _, device in chosen}
-
-
-def _only(scan: Scan, gpus: AbstractSet[GpuKey]) -> Scan:
-    processes = tuple(it for it in scan.processes if not gpus.isdisjoint(it.facts.gpus))
-    return replace(
-        scan,
-        processes=processes,
-        near={key: cpus for key, cpus in scan.near.items() if key in gpus},
-        unknown={key: why for key, why in scan.unknown.items() if key in gpus},
-        overlap=overlap(processes),
-    )
 
 
 def _print(

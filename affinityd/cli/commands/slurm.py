@@ -6,7 +6,6 @@ import argparse
 import json
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from affinityd.cli.console import say
@@ -16,7 +15,7 @@ from affinityd.errors import InvalidRequestError
 from affinityd.slurm.check import JobsReport, counts, differences, in_slurms_numbers, judge_jobs
 from affinityd.slurm.commands import FOLDERS, LocalSlurm, SlurmError, find_slurm
 from affinityd.slurm.cores import SCOPES
-from affinityd.slurm.gres_conf import GresConf, Present
+from affinityd.slurm.gres_conf import GresConf
 from affinityd.text import count, one_line, quote
 
 COMMANDS = {
@@ -47,8 +46,8 @@ def add_arguments(parser: Parser) -> None:
         metavar="TYPE[,TYPE...]",
         type=_plain,
         help=(
-            "the Type= of all GPUs, or of each in the order of the lines, if neither "
-            "scontrol nor slurmd knows it"
+            "the Type= of all GPUs, or of each in the order of the lines, if scontrol does not "
+            "know it"
         ),
     )
     check.add_argument(
@@ -98,21 +97,16 @@ def _gres_conf(arguments: argparse.Namespace) -> int:
     topology = read_once(settings)
     slurm = find_slurm(arguments.slurm_conf, is_live=not settings.replays)
     gres, why = None, ""
-    present: Present = {}
     if slurm is not None:
-        this_node = slurm.node_name(topology.name)
-        nodes = arguments.nodes or this_node
+        nodes = arguments.nodes or slurm.node_name(topology.name)
         try:
             gres = slurm.configured(nodes)
         except SlurmError as error:
             why = (
                 f"the Gres= of {nodes} is not known: {error}; if it has a type, name it with --type"
             )
-        if gres is None or len(gres) > 1:
-            with suppress(SlurmError):
-                present = slurm.slurmd_gres(this_node).types
     types = tuple(arguments.type.split(",")) if arguments.type else ()
-    conf = GresConf(topology, arguments.scope, gres, present, types)
+    conf = GresConf(topology, arguments.scope, gres, types)
     for line in conf.lines(arguments.nodes):
         print(line)
     all_gpus = count(len(topology.gpus), "GPU")
@@ -149,7 +143,7 @@ def _check(arguments: argparse.Namespace) -> int:
         name = arguments.node or slurm.node_name(topology.name)
         slurmd, nodes = slurm.slurmd_gres(name), slurm.nodes(name)
         gpus, is_complete = in_slurms_numbers(topology, slurmd), slurmd.is_complete
-        conf = GresConf(topology, arguments.scope, nodes[0].configured, slurmd.types)
+        conf = GresConf(topology, arguments.scope, nodes[0].configured)
         findings += [*differences(conf, slurmd), *counts(conf, nodes[0])]
         if conf.unknown:
             unknown = count(len(conf.unknown), "GPU")

@@ -128,7 +128,6 @@ def _verifications(
         yield replace(
             judged,
             far_nics=tuple(nic_judge.findings(gpus, use)),
-            nics=nic_judge.links(gpus, use.opened),
             policy=policy,
             memory=HostMemory.of(pid, judged.near, placement, policy),
             is_self=is_self,

@@ -52,7 +52,7 @@ def found(
     lines: str, topology: Topology, scope: str = "node", gres: TypeCounts | None = None
 ) -> list[str]:
     has = slurmd(lines)
-    return list(differences(GresConf(topology, scope, gres, has.types), has))
+    return list(differences(GresConf(topology, scope, gres), has))
 
 
 ZERO = "Name=gpu File=/dev/nvidia0 Cores=0-3"
@@ -162,8 +162,7 @@ def test_slurmctld_s_numbers_of_gpus_and_cores_are_compared(
     gres: str, cores: int, finding: str | None
 ) -> None:
     node = ShownNode("gpu07", "IDLE", "", read_gres(gres), cores, 2)
-    has = {"/dev/nvidia0": "a100", "/dev/nvidia1": "v100"}
-    findings = list(counts(GresConf(TWO_GPUS, gres=node.gres, present=has), node))
+    findings = list(counts(GresConf(TWO_GPUS, gres=node.gres), node))
     assert len(findings) == (finding is not None)
     assert (finding or "") in "".join(findings)
 
@@ -230,7 +229,6 @@ def test_the_gpus_of_each_release_are_read(text: str) -> None:
         GresEntry("gpu", "a100", ("/dev/nvidia1",), LAST, is_slice=False),
     )
     assert gres.messages == ()
-    assert gres.types == {"/dev/nvidia0": "a100", "/dev/nvidia1": "a100"}
 
 
 def test_a_line_may_have_several_gpus_or_a_mig_instance_with_several_files() -> None:

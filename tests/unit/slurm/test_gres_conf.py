@@ -9,7 +9,7 @@ import pytest
 
 from affinityd.cpuset import format_list
 from affinityd.slurm.cores import SlurmCores, affinities
-from affinityd.slurm.gres_conf import SLICES, GpuTypes, GresConf, Present, TypeCounts, read_gres
+from affinityd.slurm.gres_conf import SLICES, GpuTypes, GresConf, TypeCounts, read_gres
 from affinityd.topology.model import Core, Gpu, MigInstance, Topology
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
@@ -140,11 +140,8 @@ def test_the_comment_on_the_order_of_several_types(kinds: str, comment: str) -> 
     assert GresConf(gpus, named=tuple(kinds.split())).lines()[0].startswith(f"# {comment}")
 
 
-def types_of(
-    gpus: tuple[Gpu, ...], gres: TypeCounts | None, present: Present | None = None
-) -> GpuTypes:
-    topology = replace(made({0: "0-7"}, gpus=[]), gpus=gpus)
-    return GresConf(topology, gres=gres, present=present or {}).types
+def types_of(gpus: tuple[Gpu, ...], gres: TypeCounts | None) -> GpuTypes:
+    return GresConf(replace(made({0: "0-7"}, gpus=[]), gpus=gpus), gres=gres).types
 
 
 def some_gpus(number: int) -> tuple[Gpu, ...]:
@@ -152,25 +149,18 @@ def some_gpus(number: int) -> tuple[Gpu, ...]:
 
 
 @pytest.mark.parametrize(
-    ("gres", "present", "kinds"),
+    ("gres", "kinds"),
     rows("""
-one type                            | gpu:a100:2             |           | a100 a100
-several, and slurmd's lines fit     | gpu:a100:1,gpu:v100:1  | v100 a100 | v100 a100
-which have other numbers            | gpu:a100:1,gpu:v100:1  | v100 v100 | ? ?
-which are not known                 | gpu:a100:1,gpu:v100:1  |           | ? ?
-Gres= has no type                   | gpu:2                  | x x       | None None
-nothing is known                    |                        |           | None None
-the present lines alone             |                        | x         | x x
-which have no type                  |                        | None None | None None
-which have several                  |                        | x y       | x y
+one type           | gpu:a100:2            | a100 a100
+several types      | gpu:a100:1,gpu:v100:1 | ? ?
+Gres= has no type  | gpu:2                 | None None
+nothing is known   |                       | None None
 """),
 )
-def test_the_types_of_gpus(gres: str, present: str, kinds: str) -> None:
-    """`present`: the types in slurmd's lines; `?`: undecided, and the reason says so."""
-    wanted = read_gres(gres) if gres else None
-    lines = enumerate(None if it == "None" else it for it in present.split())
+def test_the_types_of_gpus(gres: str, kinds: str) -> None:
+    """`?`: undecided, and the reason says so."""
     gpus = some_gpus(2)
-    types = types_of(gpus, wanted, {f"/dev/nvidia{at}": kind for at, kind in lines})
+    types = types_of(gpus, read_gres(gres) if gres else None)
     assert " ".join(f"{types.of.get(gpu.key, '?')}" for gpu in gpus) == kinds
     assert types.why is not None or "?" not in kinds
 
