@@ -1,13 +1,17 @@
-"""An upgrade while jobs start: the daemon of one release, the clients of another. Real programs."""
+"""Daemons that are killed, ended, or of another release, while clients ask and jobs start."""
 
 import os
+import signal
+import socket
 import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.faults.checker import QUERIES, asking, start_ranks_during
-from tests.support.daemons import eventually, is_ready, running, spawn
+from tests.e2e.faults.checker import QUERIES, asking, start_ranks, start_ranks_during
+from tests.support.daemons import PATIENCE, eventually, is_ready, running, spawn, with_constants
+from tests.support.machines.facts import machine
 from tests.support.paths import REPOSITORY
 from tests.support.tiny import tiny, tiny_tree
 
@@ -70,4 +74,51 @@ def test_ranks_that_start_during_upgrade_and_downgrade_are_where_they_belong(
         with asking(daemon.socket, tiny(), clients=1) as asked:
             start_ranks_during(swap, daemon.socket, None, previous)
             asked.more()
+        assert asked.cut == 0
+
+
+# The same release, started anew.
+
+MACHINE = "dgx-a100"
+
+#: Only what does not wait for them ends with connections that say nothing.
+ENDLESS = with_constants(daemon__servers__DRAIN_SECONDS=10 * PATIENCE)
+
+
+def test_a_daemon_that_restarts_under_load_answers_right_or_not_at_all(
+    tmp_path: Path, root: str
+) -> None:
+    """And it ends well, as `systemctl restart` ends it: ranks are where they belong in any case."""
+    with running(tmp_path, "--root", root) as daemon:
+        before = [daemon.plan(query) for query in QUERIES]
+        with asking(daemon.socket, tiny(), clients=3) as asked:
+
+            def restart(number: signal.Signals) -> None:
+                asked.more()
+                daemon.signal(number)
+                daemon.process.wait(PATIENCE)
+                assert start_ranks(4, daemon.socket) == set()
+                daemon.process = spawn(tmp_path, "--root", root).process
+                eventually(lambda: is_ready(daemon), "it is there again")
+
+            complaints = start_ranks_during(lambda: restart(signal.SIGKILL), daemon.socket)
+            cut = asked.cut
+            complaints |= start_ranks_during(lambda: restart(signal.SIGTERM), daemon.socket)
+            assert asked.cut == cut
+            assert all(line.endswith("from node.json") for line in complaints)
+            asked.more()
+        assert asked.refused
+        assert [daemon.plan(query) for query in QUERIES] == before
+        assert start_ranks(4, daemon.socket) == set()
+
+
+def test_sigterm_cuts_no_answer_and_waits_for_no_silent_client(tmp_path: Path) -> None:
+    with running(tmp_path, "--machine", MACHINE, before=ENDLESS) as daemon, ExitStack() as idle:
+        for _ in range(500):
+            connection = idle.enter_context(socket.socket(socket.AF_UNIX))
+            connection.connect(os.fspath(daemon.socket))
+        connection.sendall(b"GET /plan?gpus=0 HTT")
+        with asking(daemon.socket, machine(MACHINE), clients=8) as asked:
+            asked.more(100)
+            assert daemon.stop() == 0
         assert asked.cut == 0

@@ -19,8 +19,9 @@ from affinityd.discovery.nvml.query import query_gpus as query
 from affinityd.errors import NVML_EXTRA
 from tests.support.daemons import PATIENCE, eventually, open_files
 from tests.support.paths import REPOSITORY
+from tests.support.shared_objects import environment
 
-Facts = Callable[[str], Path]
+Facts = Callable[[str], Path]  #: text → the file that NVML holds open
 
 GPU = "uuid GPU-0\n pci 00000000:07:00.0\n minor 3"
 KNOWN = NvmlGpu(0, "GPU-0", "0000:07:00.0", 3, nvlinks={})
@@ -28,6 +29,20 @@ NOTHING = NvmlGpu(0, nvlinks={})
 TO_SWITCHES = "nvlink 00000000:C8:00.0\n nvlink 00000000:C8:00.0\n nvlink 00010000:0F:00.0\n nvlink"
 LOST = "GPU is lost"
 NOT_UTF_8 = "'utf-8' codec can't decode byte 0xff in position 4: invalid start byte"
+
+
+@pytest.fixture
+def facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Facts:
+    """Let NVML answer from a text, in the words of libnvidia_ml.c."""
+
+    def write(text: str) -> Path:
+        device = tmp_path / "nvidiactl"
+        device.touch()
+        for name, value in environment(f"device {device}\n{text}", tmp_path).items():
+            monkeypatch.setenv(name, value)
+        return device
+
+    return write
 
 
 def holders(file: Path) -> set[int]:

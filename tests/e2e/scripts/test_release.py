@@ -1,5 +1,6 @@
-"""What scripts/release refuses before it builds anything."""
+"""What scripts/release refuses before it builds, and what scripts/audit-dependencies cannot ask."""
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -50,3 +51,10 @@ def test_nothing_is_left_uncommitted(checkout: Path) -> None:
 def test_a_version_is_released_once(checkout: Path) -> None:
     git(checkout, "tag", f"v{VERSION}")
     assert f"v{VERSION} is there" in refusal(checkout, VERSION)
+
+
+def test_what_could_not_be_asked_is_not_called_clean() -> None:
+    env = {**os.environ, "OSV_URL": "http://127.0.0.1:1/v1/query", "NO_PROXY": "127.0.0.1"}
+    done = ran(REPOSITORY / "scripts/audit-dependencies", env=env)
+    assert (done.status, done.stdout) == (3, "")
+    assert done.lines[-1].startswith("deploy/image/*.txt was NOT AUDITED: ")
