@@ -62,15 +62,11 @@ def asked(node: Container, *options: str) -> tuple[str, str, str | None]:
     return allowed["cpulist"], allowed["source"], allowed["within"]
 
 
-def exec_in_image(node: Container, *options: str) -> Ended:
-    words = ["exec", "--gpus=1", "--timeout=10", "--", *LOOK]
-    return container(images.affinityd(), *words, options=[*mount(node), *options])
-
-
 @pytest.mark.parametrize("options", CLIENTS.values(), ids=CLIENTS)
 def test_a_client_gets_its_container_s_cpus(node: Container, options: Sequence[str]) -> None:
     assert asked(node, *options, f"--cpuset-cpus={FAR}") == (FAR, "caller", FAR)
-    ended = exec_in_image(node, *options)
+    words = ["exec", "--gpus=1", "--timeout=10", "--", *LOOK]
+    ended = container(images.affinityd(), *words, options=[*mount(node), *options])
     assert (ended.cpus, ended.stderr) == (FAR, "")
 
 

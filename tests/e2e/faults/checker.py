@@ -37,10 +37,6 @@ LIVE_QUERIES = tuple(
 )
 
 
-def right_answer(topology: Topology, query: str) -> str:
-    return formats.render(plan_on_node(Node(topology), parse_qsl(query)), "cpulist")
-
-
 def exchange(path: Path, query: str) -> tuple[int, str]:
     """Return an answer's status and text. Raises OSError; HTTPException where it breaks off."""
     headers = {"Accept": "text/plain", "Connection": "close"}
@@ -87,7 +83,8 @@ def asking(
     path: Path, *true: Topology, clients: int = 4, queries: Sequence[str] = QUERIES
 ) -> Iterator[Asked]:
     """Ask in loops until the end of the block; what was wrong by then fails it."""
-    right = {query: {right_answer(it, query) for it in true} for query in queries}
+    plans = {query: [plan_on_node(Node(it), parse_qsl(query)) for it in true] for query in queries}
+    right = {query: {formats.render(it, "cpulist") for it in plans[query]} for query in queries}
     asked, over = Asked(), threading.Event()
 
     def loop(first: int) -> None:

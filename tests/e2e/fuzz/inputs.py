@@ -119,16 +119,12 @@ def read_or_refused(read: Callable[[], object], *refusals: type[Exception]) -> E
     return None
 
 
-class TooSlowError(AssertionError):
-    """An input that takes longer than anybody has."""
-
-
 @contextmanager
 def soon() -> Iterator[None]:
     """End what takes longer than SOON: in the main thread alone."""
 
     def ring(_number: int, _frame: object) -> None:
-        raise TooSlowError(f"not within {SOON} s of a CPU, or {PATIENCE} s")
+        raise AssertionError(f"not within {SOON} s of a CPU, or {PATIENCE} s")
 
     timers = (
         (signal.SIGPROF, signal.ITIMER_PROF, SOON),

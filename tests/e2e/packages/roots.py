@@ -54,13 +54,6 @@ def older_checkout(folder: Path) -> Path:
 class Root:
     path: Path
 
-    def note_systemctl(self) -> None:
-        """Have systemctl, as on a node that runs systemd, only note what it is asked for."""
-        (self.path / "run/systemd/system").mkdir(parents=True, exist_ok=True)
-        systemctl = self.path / "usr/bin/systemctl"
-        systemctl.write_text('#!/bin/sh\necho "$@" >>/asked\n')
-        systemctl.chmod(0o755)
-
     def run(self, *command: str, user: str = "0:0") -> str:
         environment = {"PATH": "/usr/sbin:/usr/bin", "DEBIAN_FRONTEND": "noninteractive"}
         inside = ["chroot", f"--userspec={user}", os.fspath(self.path), *command]
@@ -104,6 +97,8 @@ def debian(suite: str, folder: Path, *packages: str) -> Root:
     command = ["mmdebstrap", *options, include, suite, f"{folder / suite}", *mirrors]
     subprocess.run(command, check=True, timeout=600)
     root = Root(folder / suite)
-    if "systemd" not in packages:
-        root.note_systemctl()
+    if "systemd" not in packages:  # systemctl notes what it is asked for, and does no more
+        (root.path / "run/systemd/system").mkdir(parents=True, exist_ok=True)
+        (root.path / "usr/bin/systemctl").write_text('#!/bin/sh\necho "$@" >>/asked\n')
+        (root.path / "usr/bin/systemctl").chmod(0o755)
     return root

@@ -107,10 +107,6 @@ class Asked:
         expr = filled_in(self.expr, chosen)
         return server.query(expr) if self.is_instant else server.query_range(expr, RANGE)
 
-    def values(self, server: Prometheus, chosen: Mapping[str, str]) -> list[float]:
-        series = self.put_to(server, chosen)
-        return [float((it["value"] if "value" in it else it["values"][-1])[1]) for it in series]
-
 
 def documents() -> Iterator[tuple[str, Any]]:
     for path in sorted(FOLDER.iterdir()):

@@ -422,16 +422,13 @@ def root_of(release: str) -> Path:
 def _make(folder: Path, recipe: list[str], release: str) -> None:
     half = folder.with_suffix(".half")
     shutil.rmtree(half, ignore_errors=True)
+    # Where this machine's apt has Debian from; mmdebstrap knows one, too.
+    asks = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Origin: Debian", "Label: Debian"]
+    mirrors = subprocess.check_output(asks, text=True).split()[:1]
     done = subprocess.run(
-        [*recipe, half, *_mirrors()], capture_output=True, text=True, check=False, timeout=900
+        [*recipe, half, *mirrors], capture_output=True, text=True, check=False, timeout=900
     )
     assert done.returncode == 0, f"{shlex.join(recipe)}: {done.stderr}"
     version = subprocess.check_output(["chroot", half, "slurmd", "-V"], text=True)
     assert f" {release}." in version, f"{recipe[-1]} has {version}: change SUITES"
     half.rename(folder)  # whole or not at all
-
-
-def _mirrors() -> list[str]:
-    """Return where this machine's apt has Debian from; mmdebstrap knows one, too."""
-    asks = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Origin: Debian", "Label: Debian"]
-    return subprocess.check_output(asks, text=True).split()[:1]
