@@ -31,65 +31,47 @@ class NicUse:
     opened: tuple[str, ...] = ()  #: devices
 
 
-class NicJudge:
-    """Judges processes on one machine."""
+def far_nics(topology: Topology, gpus: Sequence[Gpu], use: NicUse) -> Iterator[str]:
+    """Yield sentences, each with its remedy, about a process that uses none of its GPUs' NICs."""
+    nics = [nics_of_gpus(topology)[gpu.key] for gpu in gpus]
+    best = [nic for its in nics for nic in its.best()]
+    nearest = {nic.link for its in nics for nic in its.nearest}
+    if not best or nearest == {SYS}:
+        return
 
-    def __init__(self, topology: Topology) -> None:
-        self._topology = topology
-        self._nics = nics_of_gpus(topology)
-        self._devices = tuple(port.device for nic in topology.nics for port in nic.ports)
-
-    def findings(self, gpus: Sequence[Gpu], use: NicUse) -> Iterator[str]:
-        """Yield sentences, each with its remedy, about a process on these GPUs."""
-        best = [it for gpu in gpus for it in self._nics[gpu.key].best()]
-        if not best:
-            return
-        ports, first = verbs_ports(best), best[0].port.device
-        nearer = f"{first} is nearer ({best[0].link})"
-        for library, variable in NIC_VARIABLES.items():
-            said = use.variables.get(variable, "")
-            if ports and self._is_far(gpus, self._named(library, said)):
-                yield (
-                    f"{variable}={said} names no NIC on the NUMA node of {_names(gpus)}; {nearer}: "
-                    + NEARER_NICS.format(
-                        variable=variable, value=nic_value(library, ports), library=library
-                    )
-                )
-        if self._is_far(gpus, use.opened):
-            opened = ", ".join(use.opened)
-            remedy = START_WITH_NICS if ports else SET_LIBFABRIC.format(device=first)
-            yield (
-                f"its only open RDMA devices, {opened}, are not on the NUMA node of "
-                f"{_names(gpus)}; {nearer}: {remedy}"
-            )
-
-    def _is_far(self, gpus: Sequence[Gpu], devices: Collection[str]) -> bool:
-        """Whether devices are all on other nodes than the GPUs, and a nearer one is there."""
+    def are_far(devices: Collection[str]) -> bool:
         links = {
-            self._topology.nearness(gpu, nic)
-            for nic in self._topology.nics
+            topology.nearness(gpu, nic)
+            for nic in topology.nics
             if any(port.device in devices for port in nic.ports)
             for gpu in gpus
         }
-        nearest = {it.link for gpu in gpus for it in self._nics[gpu.key].nearest}
-        return links == {SYS} and nearest != {SYS}
+        return links == {SYS}
 
-    def _named(self, library: str, said: str) -> tuple[str, ...]:
-        if said.startswith("^"):
-            return ()
-        names = _listed(said.removeprefix("="))
-        if library != NCCL or said.startswith("="):
-            return tuple(names)
-        return tuple(it for it in self._devices if it.startswith(tuple(names)))
+    ports, first = verbs_ports(best), best[0].port.device
+    names = several("GPU", (gpu.index for gpu in gpus))
+    where = f"the NUMA node of {names}; {first} is nearer ({best[0].link})"
+    for library, variable in NIC_VARIABLES.items():
+        said = use.variables.get(variable, "")
+        if ports and are_far(_named(topology, library, said)):
+            value = nic_value(library, ports)
+            remedy = NEARER_NICS.format(variable=variable, value=value, library=library)
+            yield f"{variable}={said} names no NIC on {where}: {remedy}"
+    if are_far(use.opened):
+        remedy = START_WITH_NICS if ports else SET_LIBFABRIC.format(device=first)
+        yield f"its only open RDMA devices, {', '.join(use.opened)}, are not on {where}: {remedy}"
 
 
-def _listed(text: str) -> list[str]:
-    """Return the names of a list like `mlx5_0:1,mlx5_1`, without ports."""
-    return [name for it in text.split(",") if (name := it.partition(":")[0].strip())]
-
-
-def _names(gpus: Sequence[Gpu]) -> str:
-    return several("GPU", (gpu.index for gpu in gpus))
+def _named(topology: Topology, library: str, said: str) -> Collection[str]:
+    """Return the devices that a list like `mlx5_0:1,mlx5_1` means to a library."""
+    if said.startswith("^"):
+        return ()
+    listed = (it.partition(":")[0].strip() for it in said.removeprefix("=").split(","))
+    names = tuple(filter(None, listed))
+    if library != NCCL or said.startswith("="):
+        return names
+    devices = (port.device for nic in topology.nics for port in nic.ports)
+    return [device for device in devices if device.startswith(names)]
 
 
 # The RDMA devices that a process has open, and the variables that choose them.

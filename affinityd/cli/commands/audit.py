@@ -12,7 +12,7 @@ from affinityd.audit.document import document, everything
 from affinityd.audit.mask_owner import MaskOwner, owner_of
 from affinityd.audit.model import Scan
 from affinityd.audit.sources.holders import HolderSources
-from affinityd.audit.sources.nics import NicJudge, nic_use
+from affinityd.audit.sources.nics import far_nics, nic_use
 from affinityd.cli.console import give_up_stdout
 from affinityd.cli.parser import Parser, add_format, add_settings, duration, load_settings
 from affinityd.cli.render import audit
@@ -102,10 +102,10 @@ def _far_nics(topology: Topology, scan: Scan) -> Mapping[int, Sequence[str]]:
     """Return pid → sentences on RDMA devices away from its GPUs, of processes that hold GPUs."""
     if not usable_ports(topology.nics):  # then no process's files are read
         return {}
-    judge, gpus = NicJudge(topology), {gpu.key: gpu for gpu in topology.gpus}
+    gpus = {gpu.key: gpu for gpu in topology.gpus}
     holders = (it.facts for it in scan.processes if it.facts.holding and not it.is_daemon)
     return {
-        facts.pid: list(judge.findings([gpus[key] for key in facts.gpus], nic_use(facts.pid)))
+        facts.pid: [*far_nics(topology, [gpus[key] for key in facts.gpus], nic_use(facts.pid))]
         for facts in holders
     }
 

@@ -13,7 +13,7 @@ from affinityd.audit.judge import Judge
 from affinityd.audit.mask_owner import owner_of
 from affinityd.audit.memory import HostMemory
 from affinityd.audit.model import GpuHolders, Holding, ProcessFacts
-from affinityd.audit.sources.nics import NicJudge, nic_use
+from affinityd.audit.sources.nics import far_nics, nic_use
 from affinityd.audit.verify import Verification, by_plan, matches, with_remedy
 from affinityd.cli import target
 from affinityd.cli.console import give_up_stdout, say
@@ -113,7 +113,7 @@ def _verifications(
     for pid, ranks in used.ranks.items():
         first, *beside = (gpu.key for gpu in gpus_of(ranks))
         holdings.append(Holding(pid, first, beside=tuple(beside)))
-    judge, nic_judge = Judge(planner.topology), NicJudge(planner.topology)
+    judge = Judge(planner.topology)
     holders, unlimited = GpuHolders(tuple(holdings)), float("inf")
     processes = list(ProcessWalk(holders, unlimited, ProcessTable(), family=unlimited))
     if not processes or processes[0].pid != process.number:
@@ -122,12 +122,11 @@ def _verifications(
         is_self = facts.pid == os.getpid()
         with_cpuset = replace(facts, cpuset=facts.cpuset or planner.cpuset(process))
         judged = by_plan(judge, with_cpuset, used.ranks[facts.holder or facts.pid])
-        use, gpus = nic_use(facts.pid), judged.near.gpus
         doubt, (pid, placement) = used.doubts.get(facts.pid), (facts.pid, judged.process.placement)
         policy = memory_policy.own_policy() if is_self else memory_policy.policy_of(pid)
         yield replace(
             judged,
-            far_nics=tuple(nic_judge.findings(gpus, use)),
+            far_nics=tuple(far_nics(planner.topology, judged.near.gpus, nic_use(facts.pid))),
             policy=policy,
             memory=HostMemory.of(pid, judged.near, placement, policy),
             is_self=is_self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from affinityd.audit.sources.nics import NicJudge, NicUse
+from affinityd.audit.sources.nics import NicUse, far_nics
 from tests.support.machines.facts import machine
 from tests.support.tables import rows
 
@@ -15,8 +15,7 @@ BY_EXEC = ", or start it with affinityd exec --nics "
 
 
 def findings(gpu: int, *opened: str, **variables: str) -> list[str]:
-    judge = NicJudge(H100)
-    return list(judge.findings([H100.gpus[gpu]], NicUse(variables, opened)))
+    return list(far_nics(H100, [H100.gpus[gpu]], NicUse(variables, opened)))
 
 
 @pytest.mark.parametrize(
@@ -48,5 +47,5 @@ def test_devices_that_are_open_tell_what_is_used() -> None:
         "its only open RDMA devices, mlx5_9, mlx5_10, are not on the NUMA node of GPU 0; mlx5_0 is "
         "nearer (PXB): start it with affinityd exec --nics ucx,nvshmem,uccl"
     )
-    (found,) = NicJudge(MI250X).findings([MI250X.gpus[0]], NicUse(opened=("cxi2",)))
+    (found,) = far_nics(MI250X, [MI250X.gpus[0]], NicUse(opened=("cxi2",)))
     assert found.endswith("cxi0 is nearer (NODE): set FI_CXI_DEVICE_NAME=cxi0")
