@@ -15,7 +15,6 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,11 +142,6 @@ class LocalSlurm:
                     f"{gres_of(node.gres)}; lines for both cannot be equal: name nodes that are"
                 )
         return first.gres
-
-    def config(self) -> Mapping[str, str]:
-        """Return slurmctld's configuration, by the keys of slurm.conf. Raises SlurmError."""
-        pairs = (line.partition("=") for line in self.scontrol("show", "config").splitlines())
-        return {key.strip(): value.strip() for key, _, value in pairs}
 
     def slurmd_gres(self, node: str) -> SlurmdGres:
         """Return slurmd's GPUs of a node. Raises SlurmError if there is no slurmd."""

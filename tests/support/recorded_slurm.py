@@ -20,7 +20,6 @@ SCONTROL = """\
 case "$*" in
 *aliases*) cat {folder}/aliases ;;
 *hostnames*) cat {folder}/hostnames ;;
-*config) cat {folder}/config ;;
 *job) cat {folder}/jobs ;;
 *) [ -e {folder}/nodes ] && cat {folder}/nodes || {{ echo "Node not found" >&2; exit 1; }} ;;
 esac
@@ -61,11 +60,6 @@ class RecordedSlurm:
     def shows(self, *nodes: str) -> None:
         (self.folder / "nodes").write_text("".join(f"{node}\n" for node in nodes))
 
-    def is_configured(self, **values: str) -> None:
-        """Have slurmctld show this configuration."""
-        lines = (f"{key:<23} = {value}\n" for key, value in values.items())
-        (self.folder / "config").write_text("".join(lines))
-
     def is_called(self, name: str) -> None:
         (self.folder / "aliases").write_text(f"{name}\n")
 
@@ -79,6 +73,6 @@ def recorded_slurm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> RecordedSlu
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}", prepend=":")
     monkeypatch.delenv("SLURM_CONF", raising=False)
-    for name in ("slurm.conf", "aliases", "jobs", "config"):
+    for name in ("slurm.conf", "aliases", "jobs"):
         (folder / name).write_text("")
     return RecordedSlurm(folder)

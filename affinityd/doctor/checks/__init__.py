@@ -47,7 +47,7 @@ CHECKS: Mapping[str, Check] = {
         platform.peer_to_peer, "no ACS and no IOMMU redirects copies between devices", nvml=True
     ),
     "cpu-power": Check(platform.cpu_power, "CPUs near GPUs are fast after a pause"),
-    "slurm-conf": Check(slurm.slurm_conf, "Slurm keeps cores near GPUs for their ranks"),
+    "slurm-conf": Check(slurm.slurm_conf, "Slurm keeps cores near GPUs for jobs with GPUs"),
     "cgroup": Check(kernel.cgroup, "cgroups can confine jobs to their CPUs"),
 }
 

@@ -1,6 +1,6 @@
 """Memory of GPUs that the machine shows as NUMA nodes: NVIDIA's Grace.
 
-Sources: NVIDIA/open-gpu-kernel-modules, kernel-open/nvidia/nv-procfs.c (params, numa_status) and
+Sources: NVIDIA/open-gpu-kernel-modules, kernel-open/nvidia/nv-procfs.c (params) and
 os-registry.c (CoherentGPUMemoryMode); NVIDIA's "Understanding Memory Management on
 Hardware-Coherent Platforms"; kernel Documentation/filesystems/proc.rst (Mems_allowed_list),
 ABI/stable/sysfs-devices-node (meminfo).
@@ -13,7 +13,6 @@ from contextlib import suppress
 
 from affinityd.audit.gather import membership
 from affinityd.cpuset import parse_list, several
-from affinityd.discovery.gpus import DRIVER_GPUS
 from affinityd.discovery.tree import FolderTree, number, numbered, read_fields
 from affinityd.doctor.facts import (
     NO_ROOT,
@@ -26,7 +25,6 @@ from affinityd.doctor.facts import (
     warn,
 )
 from affinityd.text import amount
-from affinityd.topology.model import Gpu
 
 MODE = "CoherentGPUMemoryMode"
 BY_DRIVER = f"options nvidia NVreg_{MODE}=driver in /etc/modprobe.d, and load the driver again"
@@ -61,7 +59,12 @@ def gpu_memory(facts: NodeFacts) -> CheckResults:
             gpus,
         )
     for key, kind in (("FilePages", "page cache"), ("AnonPages", "ordinary memory of programs")):
-        used = {node: size for node in nodes if (size := _kib(facts, node, key) * 1024)}
+        used = {}
+        for node in nodes:
+            name, file = f"Node {node} {key}", f"sys/devices/system/node/node{node}/meminfo"
+            kib = read_fields(facts.tree, file, name).get(name, "").removesuffix(" kB")
+            if size := 1024 * (number(kib) or 0):
+                used[node] = size
         if sum(used.values()) >= LEAST:
             yield warn(
                 f"{kind} takes {amount(sum(used.values()))} of the memory of GPUs, on "
@@ -72,7 +75,7 @@ def gpu_memory(facts: NodeFacts) -> CheckResults:
                 else "affinityd exec --memory bind keeps a program on the nodes of CPUs, where a "
                 "program may run out of memory; nothing, if it placed it there on purpose, or "
                 f"its GPU's use moved it; for good: {BY_DRIVER}; {COST}",
-                [gpu for gpu in gpus if _node_of(facts, gpu) in used],
+                gpus,
             )
     if jobs := _jobs_on(facts, nodes):
         yield warn(
@@ -83,18 +86,6 @@ def gpu_memory(facts: NodeFacts) -> CheckResults:
             gpus,
         )
     yield ok(f"{MODE} is {mode}: memory of {named(gpus)} is {where}, little of it otherwise used")
-
-
-def _kib(facts: NodeFacts, node: int, key: str) -> int:
-    name = f"Node {node} {key}"
-    fields = read_fields(facts.tree, f"sys/devices/system/node/node{node}/meminfo", name)
-    return number(fields.get(name, "").removesuffix(" kB")) or 0
-
-
-def _node_of(facts: NodeFacts, gpu: Gpu) -> int | None:
-    """Return the NUMA node that is a GPU's memory."""
-    path = f"{DRIVER_GPUS}/{gpu.pci_bus_id}/numa_status"
-    return number(read_fields(facts.tree, path, "Node").get("Node"))
 
 
 def _jobs_on(facts: NodeFacts, nodes: set[int]) -> list[str]:

@@ -4,8 +4,8 @@ Sources: kernel Documentation/admin-guide/sysctl/kernel.rst (numa_balancing), ke
 (isolcpus=, nohz_full=), timers/no_hz.rst, core-api/irq/irq-affinity.rst;
 ABI/testing/sysfs-devices-system-cpu (isolated), sysfs-bus-pci (msi_irqs); NVML's API reference
 (nvmlDeviceGetPersistenceMode), NVIDIA's "Driver Persistence"; irqbalance(1):
-IRQBALANCE_BANNED_CPULIST overrides IRQBALANCE_BANNED_CPUS; where neither is set, irqbalance keeps
-off isolcpus= and nohz_full= (cputree.c); admin-guide/cgroup-v2.rst (cgroup.controllers);
+where IRQBALANCE_BANNED_CPULIST is not set, irqbalance keeps off isolcpus= and nohz_full=
+(cputree.c); admin-guide/cgroup-v2.rst (cgroup.controllers);
 https://slurm.schedmd.com/cgroup_v2.html; proc(5) for mounts.
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from affinityd.cpuset import CpuSet, format_list, parse_list, parse_mask, several
+from affinityd.cpuset import CpuSet, format_list, parse_list, several
 from affinityd.discovery.nvml import NvmlGpu
 from affinityd.discovery.pci import DEVICES
 from affinityd.discovery.tree import MARK as CPUS
@@ -135,7 +135,7 @@ def _reports(facts: NodeFacts) -> list[tuple[Gpu, NvmlGpu]]:
 #: Where a distribution sets irqbalance's environment.
 FILES = ("etc/default/irqbalance", "etc/sysconfig/irqbalance")
 IN_FILES = " or ".join(f"/{file}" for file in FILES)
-LIST, MASK = "IRQBALANCE_BANNED_CPULIST", "IRQBALANCE_BANNED_CPUS"
+LIST = "IRQBALANCE_BANNED_CPULIST"  #: the mask in IRQBALANCE_BANNED_CPUS is of old releases
 
 
 def irqbalance(facts: NodeFacts) -> CheckResults:
@@ -203,10 +203,9 @@ def _banned(tree: Tree, pid: int) -> CpuSet:
     text = text or next(filter(None, map(tree.read, FILES)), "")
     lines = (line.partition("=") for line in text.replace("\0", "\n").split("\n"))
     settings = {name.strip(): value.strip().strip("\"'") for name, _, value in lines}
-    for name, parse in ((LIST, parse_list), (MASK, parse_mask)):
-        if settings.get(name):
-            with suppress(ValueError):
-                return parse(settings[name])
+    if settings.get(LIST):
+        with suppress(ValueError):
+            return parse_list(settings[LIST])
     lists = (read_cpus(tree, f"{CPUS}/{name}") for name in ("isolated", "nohz_full"))
     return frozenset().union(*(cpus for cpus in lists if cpus))
 

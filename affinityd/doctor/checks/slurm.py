@@ -1,7 +1,6 @@
-"""Slurm's effect on jobs with GPUs: where its configuration lets CPU jobs and ranks run.
+"""Slurm's effect on jobs with GPUs: where it lets CPU jobs run, and how it names job folders.
 
-Sources: slurm.conf(5) (SelectTypeParameters, RestrictedCoresPerGPU); srun(1),
-"--distribution"; cgroup.conf(5) (CgroupJobIdPaths).
+Sources: slurm.conf(5) (RestrictedCoresPerGPU), cgroup.conf(5) (CgroupJobIdPaths).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from affinityd.doctor.facts import (
 from affinityd.grouping import grouped
 from affinityd.slurm.check import cpu_jobs
 from affinityd.slurm.commands import FOLDERS, LocalSlurm, SlurmError, find_slurm
-from affinityd.topology.model import Gpu, Topology, cpus_of
+from affinityd.topology.model import cpus_of
 
 
 def _local_slurm(facts: NodeFacts) -> LocalSlurm:
@@ -36,7 +35,6 @@ def _local_slurm(facts: NodeFacts) -> LocalSlurm:
 
 
 BY_SLUID = re.compile(r"s[0-9A-Z]{13}")  #: a folder of a job of Slurm 26.05
-BLOCK = "CR_CORE_DEFAULT_DIST_BLOCK"
 
 
 def slurm_conf(facts: NodeFacts) -> CheckResults:
@@ -49,7 +47,7 @@ def slurm_conf(facts: NodeFacts) -> CheckResults:
         if not findings:
             raise NotApplicableError(str(why)) from None
     yield from findings
-    yield ok("CPU jobs, ranks and the names of job folders go together with GPUs")
+    yield ok("CPU jobs and the names of job folders go together with GPUs")
 
 
 def _folders(facts: NodeFacts) -> Iterator[CheckResult]:
@@ -67,48 +65,21 @@ def _folders(facts: NodeFacts) -> Iterator[CheckResult]:
 
 
 def _of_slurmctld(facts: NodeFacts, slurm: LocalSlurm) -> Iterator[CheckResult]:
-    topology, config = facts.topology, slurm.config()
+    topology = facts.topology
     node = slurm.nodes(slurm.node_name(topology.name))[0]
-    parameters = config.get("SelectTypeParameters", "")
-    are_packages = "_as_socket" not in config.get("SlurmdParameters", "")
-    if are_packages and "affinity" in config.get("TaskPlugin", "") and BLOCK not in parameters:
-        far, far_in_blocks = _far_ranks(topology)
-        if len(far) > len(far_in_blocks):
+    if node.restricts_cores:
+        return
+    jobs = cpu_jobs(slurm, topology, node)
+    taken = frozenset[int]().union(*jobs.values())
+    for near, gpus in grouped(topology.gpus, lambda gpu: facts.near(gpu).cpus).items():
+        cores = [core for core in topology.cores if core.cpus[0] in near]
+        lost = [core for core in cores if not taken.isdisjoint(core.cpus)]
+        if 2 * len(lost) > len(cores):
+            numbers = sorted(job for job, cpus in jobs.items() if cpus & cpus_of(lost))
             yield warn(
-                f"SelectTypeParameters={parameters} deals cores to ranks from all sockets in turn: "
-                f"with a rank for each GPU, those of {named(far)} start on another socket",
-                f"add {BLOCK} there, and restart slurmctld; or srun "
-                "--distribution=block:block; it costs jobs with few ranks the memory bandwidth of "
-                "the other sockets; nothing, where affinityd's TaskProlog pins tasks",
-                far,
+                f"jobs without GPUs ({some([*map(str, numbers)])}) have {len(lost)} of the "
+                f"{len(cores)} cores near {named(gpus)}: a job with these GPUs gets far ones",
+                f"RestrictedCoresPerGPU={max(1, len(cores) // len(gpus))}, or fewer, in the "
+                "node's line of slurm.conf; it costs CPU jobs these cores, even if GPUs idle",
+                gpus,
             )
-    if not node.restricts_cores:
-        jobs = cpu_jobs(slurm, topology, node)
-        taken = frozenset[int]().union(*jobs.values())
-        for near, gpus in grouped(topology.gpus, lambda gpu: facts.near(gpu).cpus).items():
-            cores = [core for core in topology.cores if core.cpus[0] in near]
-            lost = [core for core in cores if not taken.isdisjoint(core.cpus)]
-            if 2 * len(lost) > len(cores):
-                numbers = sorted(job for job, cpus in jobs.items() if cpus & cpus_of(lost))
-                yield warn(
-                    f"jobs without GPUs ({some([*map(str, numbers)])}) have {len(lost)} of the "
-                    f"{len(cores)} cores near {named(gpus)}: a job with these GPUs gets far ones",
-                    f"RestrictedCoresPerGPU={max(1, len(cores) // len(gpus))}, or fewer, in the "
-                    "node's line of slurm.conf; it costs CPU jobs these cores, even if GPUs idle",
-                    gpus,
-                )
-
-
-def _far_ranks(topology: Topology) -> tuple[list[Gpu], list[Gpu]]:
-    """Return the GPUs of which rank i's GPU i is on another socket: in turn, and in blocks."""
-    package_of = {core.node: core.package for core in topology.cores}
-    sockets = sorted({core.package for core in topology.cores if core.package is not None})
-    gpus = [gpu for gpu in topology.gpus if gpu.vendor == topology.vendor]
-    far: tuple[list[Gpu], list[Gpu]] = [], []
-    for rank, gpu in enumerate(gpus):
-        home = package_of.get(gpu.numa_node)
-        in_turn, in_blocks = rank % len(sockets or [0]), rank * len(sockets) // len(gpus)
-        for place, misplaced in zip((in_turn, in_blocks), far, strict=True):
-            if home is not None and sockets[place] != home:
-                misplaced.append(gpu)
-    return far
