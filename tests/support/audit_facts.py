@@ -81,8 +81,8 @@ def facts_of(pid: int) -> ProcessFacts:
 
 def scan_of(topology: Topology, *processes: AuditedProcess) -> Scan:
     """Return a scan that found these, of families of their own."""
-    near = Judge(topology).near
-    return Scan(0.0, 0.0, processes, near, unknown={}, divided=divided(processes))
+    near, users = Judge(topology).near, {0: "root"}
+    return Scan(0.0, 0.0, processes, near, {}, divided=divided(processes), users=users)
 
 
 def audited(

@@ -90,10 +90,11 @@ def _print(
             process["memory"] = memory.resident.by_node if memory else None
         print(dumps({**whole, "processes": processes}), flush=True)
         return
+    names = {it.facts.pid: audit.process_name(it.facts) for it in scan.processes}
     lines = [
         *audit.table(topology, scan, is_second=is_second, all_memory=arguments.memory),
-        *audit.owner_lines(scan, owners),
-        *audit.nic_lines(scan, nics),
+        *(f"{names[pid]}: CPUs set by {owner}" for pid, owner in owners.items() if owner.how),
+        *(f"{names[pid]}: {text}" for pid, texts in nics.items() for text in texts),
     ]
     print("\n".join(map(one_line, ["", *lines] if is_second else lines)), flush=True)
 

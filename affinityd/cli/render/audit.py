@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from typing import Any
 
 from affinityd.audit.document import waits_of
 from affinityd.audit.gather import TICKS, ticks_spent
-from affinityd.audit.mask_owner import MaskOwner
 from affinityd.audit.model import AuditedProcess, GpuKey, Holding, ProcessFacts, Scan
 from affinityd.audit.remedies import Remedies
 from affinityd.audit.verify import Verification, matches
@@ -16,7 +14,6 @@ from affinityd.audit.waits import NOTABLE
 from affinityd.cli.console import aligned
 from affinityd.cpuset import format_list, several
 from affinityd.grouping import grouped
-from affinityd.linux.processes import user_name
 from affinityd.measure.document import ALIKE
 from affinityd.text import count
 from affinityd.topology.model import Topology
@@ -109,19 +106,6 @@ def _waits(scan: Scan) -> Iterator[str]:
             )
 
 
-def owner_lines(scan: Scan, owners: Mapping[int, MaskOwner]) -> Iterator[str]:
-    """Yield lines on what set the masks of processes, by pid."""
-    names = {process.facts.pid: process_name(process.facts) for process in scan.processes}
-    told = {pid: owner for pid, owner in owners.items() if owner.how}
-    yield from (f"{names[pid]}: CPUs set by {owner}" for pid, owner in told.items())
-
-
-def nic_lines(scan: Scan, nics: Mapping[int, Sequence[str]]) -> Iterator[str]:
-    """Yield lines on the RDMA devices of processes, by pid."""
-    names = {process.facts.pid: process_name(process.facts) for process in scan.processes}
-    yield from (f"{names[pid]}: {text}" for pid, texts in nics.items() for text in texts)
-
-
 COLUMNS = (
     *("gpu", "pid", "name", "user", "job", "threads", "far", "placement", "cause", "cpulist"),
     *("ran last on", "gpu memory"),
@@ -142,7 +126,7 @@ def _rows_table(scan: Scan, names: Mapping[GpuKey, str], *, is_second: bool) -> 
         levels[facts.pid] = 0 if facts.holder is None else levels.get(facts.parent, 0) + 1
     rows = []
     for group in _folded(scan):
-        row = _row(group, names, levels[group[0].facts.pid])
+        row = _row(group, scan, names, levels[group[0].facts.pid])
         if is_second:
             used = [scan.used[it.facts.pid] for it in group if it.facts.pid in scan.used]
             total, remote = (sum(it.total for it in used), sum(it.remote for it in used))
@@ -178,7 +162,7 @@ def _folded(scan: Scan) -> Iterator[Alike]:
         yield from [group] if len(group) > MOST_ALIKE else ([process] for process in group)
 
 
-def _row(group: Alike, names: Mapping[GpuKey, str], level: int) -> tuple[str, ...]:
+def _row(group: Alike, scan: Scan, names: Mapping[GpuKey, str], level: int) -> tuple[str, ...]:
     first, facts = group[0], group[0].facts
     of = facts.membership
     step = f".{of.step}" if of.job and of.step else ""
@@ -196,7 +180,7 @@ def _row(group: Alike, names: Mapping[GpuKey, str], level: int) -> tuple[str, ..
         "+".join(filter(None, (names[facts.gpu], alike, *others))),
         str(facts.pid),
         f"{LEVEL * level}{facts.name}{more}",
-        _user(facts.uid),
+        NOT_KNOWN if facts.uid is None else scan.users.get(facts.uid, str(facts.uid)),
         f"{facts.owner or NONE}{step}",
         str(len(threads)),
         far,
@@ -206,11 +190,6 @@ def _row(group: Alike, names: Mapping[GpuKey, str], level: int) -> tuple[str, ..
         format_list({thread.last_cpu for thread in threads}) or NONE,
         _memory(facts.holding),
     )
-
-
-@cache
-def _user(uid: int | None) -> str:
-    return NOT_KNOWN if uid is None else user_name(uid) or str(uid)
 
 
 def _waited(group: Alike, scan: Scan) -> str:
