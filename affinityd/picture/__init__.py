@@ -9,7 +9,7 @@ from html import escape
 from importlib.resources import files
 
 from affinityd.cpuset import CpuSet, format_list, several
-from affinityd.picture.boxes import Box, machine, narrow_machine, shortened
+from affinityd.picture.boxes import Box, machine, shortened
 from affinityd.request.resolve import Reply
 from affinityd.text import count, node_name, printable
 from affinityd.topology.model import Topology
@@ -112,8 +112,8 @@ def draw(topology: Topology, marks: Marks | None = None) -> str:
 def draw_within(topology: Topology, marks: Marks) -> str:
     """Return a machine as a wide and a narrow SVG element; the page shows the one that fits."""
     return "".join(
-        _picture(topology, boxes, marks, kind=f" {kind}")
-        for kind, boxes in (("wide", machine(topology)), ("narrow", narrow_machine(topology)))
+        _picture(topology, machine(topology, is_narrow=kind == "narrow"), marks, kind=f" {kind}")
+        for kind in ("wide", "narrow")
     )
 
 

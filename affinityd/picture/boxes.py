@@ -71,21 +71,12 @@ DEVICE_LETTERS = (15, 20)  #: of a device's lines, the second in smaller ones
 MOST_OFFLINE = 256
 
 
-@lru_cache(maxsize=4)
-def machine(topology: Topology) -> Box:
-    """Return the picture of a machine."""
-    return _machine(
-        topology, WIDTH, WIDTH if len(list(words.places(topology))) == 1 else WIDTH / 2 - 8
-    )
-
-
-@lru_cache(maxsize=4)
-def narrow_machine(topology: Topology) -> Box:
-    """Return the picture for a narrow place: a phone, or half a window."""
-    return _machine(topology, NARROW, NARROW)
-
-
-def _machine(topology: Topology, width: float, of_place: float) -> Box:
+@lru_cache(maxsize=8)
+def machine(topology: Topology, *, is_narrow: bool = False) -> Box:
+    """Return the picture of a machine; a narrow one is for a phone, or half a window."""
+    width = NARROW if is_narrow else WIDTH
+    is_stacked = is_narrow or len(list(words.places(topology))) == 1
+    of_place = width if is_stacked else width / 2 - 8
     boxes = []
     for packages, numbers in words.places(topology):
         if len(numbers) == 1:

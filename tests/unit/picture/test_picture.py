@@ -12,8 +12,8 @@ from hypothesis import given
 
 from affinityd.cpuset import parse_list
 from affinityd.picture import Marks, draw, marks_of
-from affinityd.picture.boxes import Box, narrow_machine
-from affinityd.picture.boxes import machine as wide_machine
+from affinityd.picture.boxes import Box
+from affinityd.picture.boxes import machine as boxes_of
 from affinityd.request.parameters import parse_request
 from affinityd.request.resolve import Reply, answer
 from affinityd.topology.model import Node, Topology
@@ -92,8 +92,8 @@ def overlaps(box: Box) -> Iterator[str]:
 
 @given(machines())
 def test_every_cpu_is_drawn_once_and_no_boxes_overlap(topology: Topology) -> None:
-    for boxes in (wide_machine(topology), narrow_machine(topology)):
-        assert list(overlaps(boxes)) == []
+    for is_narrow in (False, True):
+        assert list(overlaps(boxes_of(topology, is_narrow=is_narrow))) == []
     assert Counter(cpus(parsed(topology))) == Counter(topology.possible | topology.online)
 
 
