@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, NamedTuple
 
 from affinityd.cli.console import GAP, aligned, justified
@@ -79,23 +80,14 @@ def _rows(branches: Sequence[Branch], indent: str) -> Iterator[_Row]:
 def _lines(row: _Row, head: str, *, color: bool) -> Iterator[str]:
     """Yield a row's lines; `head` is the text before its last cell."""
     name = row.branch.cells[0]
-    last, *wrapped = _wrap(row.branch.cells[-1], WIDTH - len(head))
+    width = max(1, WIDTH - len(head))
+    cell = wrap(row.branch.cells[-1], width, break_on_hyphens=False, break_long_words=False)
+    last, *wrapped = cell or [""]
     stem, rest = (paint(text, DIM, color=color) for text in (row.stem, row.rest))
     painted = paint(name, row.branch.color, color=color)
     yield f"{stem}{painted}{head[len(row.stem + name) :]}{last}".rstrip()
     for line in wrapped:
         yield rest + " " * (len(head) - len(row.rest)) + line
-
-
-def _wrap(text: str, width: int) -> Iterator[str]:
-    """Yield the text in lines, broken between its words or else after a comma."""
-    while len(text) > width > 0:
-        cut = text.rfind(" ", 0, width + 1) + 1 or text.rfind(",", 0, width) + 1
-        if not cut:
-            break
-        yield text[:cut].rstrip()
-        text = text[cut:].lstrip()
-    yield text
 
 
 PLACE, SHARE, BARE, UNPLACED, DEVICE = "place", "share", "bare", "unplaced", "device"
