@@ -15,7 +15,6 @@ from affinityd.cli.console import aligned
 from affinityd.cpuset import format_list, several
 from affinityd.grouping import grouped
 from affinityd.measure.document import ALIKE
-from affinityd.text import count
 from affinityd.topology.model import Topology
 from affinityd.topology.nearness import FAR
 
@@ -224,12 +223,9 @@ def verify_table(verifications: Sequence[Verification], all_memory: bool = False
         mismatches = verification.others if is_tree else verification.mismatches
         yield from (f"{name}: mismatch: {text}" for text in mismatches)
     if is_tree:
-        root, remedy = verifications[0], far[0].remedy
-        below = count(len(far) - bool(root.far), "descendant")
-        first = process_name(root.process.facts)
-        tree = f"{first} and {below}" if root.far else f"{below} of {first}"
+        its = f"{process_name(far[0].process.facts)} and {len(far) - 1} more"
         words = ", ".join(sorted({word for verification in far for word in verification.far}))
-        yield f"{tree}: mismatch: may run far from their GPUs ({words}); {remedy}"
+        yield f"{its}: mismatch: may run far from their GPUs ({words}); {far[0].remedy}"
 
 
 def _thread_rows(verification: Verification) -> Iterator[tuple[str, ...]]:

@@ -203,9 +203,9 @@ def test_one_command_pins_a_launcher_with_all_of_its_workers(
         masks = (FAR if gpus else ALL, *ranks)
         for pid, mask in zip((child.pid, *children_of(child.pid)), masks, strict=True):
             os.sched_setaffinity(pid, mask)
-        name = Path(f"/proc/{child.pid}/comm").read_text().strip()
-        first = f"process {child.pid} ({name})"
-        who = f"2 descendants of {first}" if not gpus else f"{first} and 2 descendants"
+        first = child.pid if gpus else children_of(child.pid)[0]
+        name = Path(f"/proc/{first}/comm").read_text().strip()
+        who = f"process {first} ({name}) and {2 if gpus else 1} more"
         remedy = f"affinityd pin {options} {child.pid} fixes that"
         asked = ["verify", str(child.pid), *gpus]
         assert main(asked) == 1
