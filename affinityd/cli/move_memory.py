@@ -5,6 +5,7 @@ All that can be refused is refused before anything is changed.
 
 from __future__ import annotations
 
+import errno
 import signal
 import time
 from array import array
@@ -111,8 +112,8 @@ def _moved(move: MemoryMove, signals: Sequence[int]) -> bool:
             if time.monotonic() - shown_at > EVERY:
                 shown_at = time.monotonic()
                 progress(f"{name}: {amount(migration.moved.total())} of {amount(move.expected)}")
-    except OSError as error:
-        trouble = str(error.strerror)
+    except OSError as error:  # EINVAL: it has no memory any more
+        trouble = ENDED if error.errno == errno.EINVAL else str(error.strerror)
     if not is_running(move.stat.number, move.stat.start):
         trouble = ENDED
     progress("")

@@ -97,7 +97,7 @@ READERS: dict[str, tuple[Callable[[str], object], tuple[str, ...], type[Exceptio
     "a visible-device list": (lambda text: read_visible(text, all_devices(DGX)), DEVICES, None),
     "a PCI address": (lambda text: is_pci_address(text) and bus_order(text), PCI, None),
     "what slurmd prints": (parse_slurmd, SLURMD, None),
-    "a task of Slurm": (a_task_of_slurm, CPULIST, None),
+    "a task of Slurm": (a_task_of_slurm, CPULIST, AffinityError),
     "a policy": (a_policy, TOML, PolicyError),
     "cgroups of a job": (membership, CGROUPS, None),
     "cgroups of a service": (service, CGROUPS, None),

@@ -102,7 +102,7 @@ def full() -> Document:
 def filled_meanwhile() -> Document:
     """Move more than there is room for, as where other memory came to the node meanwhile."""
     filler = f"{NEAR}={room_on(NEAR) // MIB - 40}"
-    with holding("anonymous", filler), holding("anonymous", "1=70") as holder:
+    with holding("anonymous", filler), holding("anonymous", "1=120") as holder:
         return {**moved(holder.pid), "after": after(holder)}
 
 
