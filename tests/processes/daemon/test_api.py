@@ -66,6 +66,11 @@ def test_the_answers_form(
         ("/plan?visible=" + "9" * 5000, 404, "no GPU is visible to the caller"),
         ("/plan?gpus=8", 404, "no GPU 8; visible are 0 (0000:07:00.0), 1 (0000:0f:00.0)"),
         ("/plan?gpus=0&min_physical_cores=99", 409, "min_physical_cores=16 would work"),
+        # A picture that cannot be drawn is refused as a plan is.
+        ("/topology.svg?gpus=99", 404, "no GPU 99"),
+        ("/topology.svg?mode=far", 422, "mode: 'far' is not one of"),
+        ("/topology.svg?format=json", 422, "always SVG"),
+        ("/topology.svg?cpuset=9999", 409, "cpuset"),
         ("/audit", 503, "a replayed machine has no processes to scan"),
         ("/audit?threads=none", 503, "a replayed machine has no processes to scan"),
         ("/audit?%zz", 422, "/audit takes no parameters but threads=none, and was given '%zz'"),
@@ -212,22 +217,6 @@ def test_the_picture_over_http_is_the_one_that_commands_write(
     assert (reply.headers["content-type"], reply.text) == ("image/svg+xml", file.read_text())
     assert main(["topology", *options]) == 0
     assert file.read_text() == daemon.get("/topology.svg").text
-
-
-@pytest.mark.parametrize(
-    ("query", "status", "says"),
-    [
-        ("gpus=99", 404, "no GPU 99"),
-        ("mode=far", 422, "mode"),
-        ("format=json", 422, "always SVG"),
-        ("cpuset=9999", 409, "Cannot be satisfied"),
-    ],
-)
-def test_a_picture_that_cannot_be_drawn_is_refused_as_a_plan_is(
-    daemon: Daemon, query: str, status: int, says: str
-) -> None:
-    reply = daemon.get(f"/topology.svg?{query}")
-    assert (reply.status, says in reply.text) == (status, True)
 
 
 def test_a_picture_that_cannot_be_written_is_an_error_of_one_line(
