@@ -355,9 +355,7 @@ NODE = Node(machine("dgx-a100"), frozenset({0, 128}), generation=3)
 @pytest.fixture
 def socket_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return where a daemon's socket would be, where no settings say anything of a machine."""
-    for name in ("ROOT", "MACHINE", "RESERVED_CPUS", "SOCKET"):
-        monkeypatch.delenv(f"AFFINITYD_{name}", raising=False)
-    monkeypatch.setenv("AFFINITYD_CONFIG", str(tmp_path / "none"))
+    monkeypatch.delenv("AFFINITYD_MACHINE")
     (tmp_path / "run").mkdir()
     return str(tmp_path / "run" / "affinityd.sock")
 

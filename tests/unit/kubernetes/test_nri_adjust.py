@@ -82,6 +82,7 @@ def test_the_gpus_of_a_new_container_follow_from_its_request(
         ({"shares": 16 * 1024}, NEAR_0),
         # A privileged container may open every device; the variable has its own.
         ({"devices": ["/dev/nvidia0", "/dev/nvidia2"], "env": [UUIDS]}, NEAR_0),
+        ({"node": replace(NODE, reserved=parse_list("48-49"))}, "50-63,176-191"),
         ({"within": "0-15,48-50"}, "48-50"),
         ({"within": "0-15"}, "0-15"),
         ({"within": None}, ""),  # its pod's are not known: none are chosen
@@ -124,11 +125,6 @@ def test_a_container_stays_as_it_is_if_the_node_of_a_gpu_is_unknown(devices: lis
     gpus = (replace(GPUS[0], numa_node=None), *GPUS[1:])
     adjusted = made(node=replace(NODE, topology=replace(A100, gpus=gpus)), devices=devices)
     assert (adjusted.outcome, adjusted.environment, adjusted.cpus) == ("unknown", {}, frozenset())
-
-
-def test_a_container_gets_no_reserved_cpus() -> None:
-    adjusted = made(node=replace(NODE, reserved=parse_list("48-49")))
-    assert format_list(adjusted.cpus) == "50-63,176-191"
 
 
 @pytest.mark.parametrize(

@@ -182,22 +182,15 @@ def built(links: Matrix) -> Topology:
         return (*parts, device)
 
     gpus = sorted({gpu for gpu, _ in links}, key=int)
-    nics = dict.fromkeys(nic for _, nic in links)
+    names = dict.fromkeys(name for _, name in links)
     return Topology(
         "reported",
         tuple(Core((number,), number, 0, None, number) for number in numbers.values()),
         tuple(NumaNode(number) for number in numbers.values()),
         tuple(Gpu(int(gpu), "nvidia", gpu, numbers[node[gpu]], pci_path=path(gpu)) for gpu in gpus),
         tuple(
-            Nic(
-                nic,
-                numbers[node[nic]],
-                "infiniband",
-                (nic,),
-                path(nic),
-                ports=(RdmaPort(nic, 1, is_active=True, gbps=400),),
-            )
-            for nic in nics
+            nic(name, "", pci_bus_id=name, numa_node=numbers[node[name]], pci_path=path(name))
+            for name in names
         ),
     )
 
