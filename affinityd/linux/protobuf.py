@@ -23,7 +23,7 @@ MOST_FIELDS = 2**16  #: of a message, or numbers of a field: memory is a hundred
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
-END_STREAM, ACK, END_HEADERS, PADDED = 0x1, 0x1, 0x4, 0x8  #: flags of frames
+END_STREAM, ACK, END_HEADERS = 0x1, 0x1, 0x4  #: flags of frames
 STREAM = 1  #: the only one
 HEAD = 9  #: bytes before a frame's payload
 MAX_FRAME = 2**14  #: bytes of a payload, where a client has not allowed more
@@ -163,8 +163,7 @@ def call(path: str, method: str, message: bytes, timeout: float) -> bytes:
             elif (kind == GOAWAY and last < STREAM) or (kind == RST_STREAM and is_ours):
                 raise ValueError(f"{path} refused {method}")
             elif kind == DATA and is_ours:
-                padding = int.from_bytes(payload[:1], "big")
-                answer += payload[1 : len(payload) - padding] if flags & PADDED else payload
+                answer += payload
                 if len(answer) > LARGEST + PREFIX:
                     raise ValueError(f"{path} answered {method} with over {LARGEST} bytes")
             if kind in {DATA, HEADERS} and is_ours and flags & END_STREAM:

@@ -186,8 +186,8 @@ def adjust(
     where = f"CPUs {format_list(reply.cpus)} ({reply.locality})"
     if word == config.OBSERVE:
         note = f"observe: would run on {where}"
-        adjustment = _with_variables(container, OBSERVED, {"AFFINITYD_UNPINNED": note}, note)
-        return replace(adjustment, locality=place)
+        told = _unset(container, {"AFFINITYD_UNPINNED": note})
+        return Adjustment(OBSERVED, told, note=note, locality=place)
     is_enough = len(reply.cpus) >= min(asked, len(reply.allowed))
     pins = is_enough and not is_taken and not keeps and within is not None
     environment = {
@@ -203,17 +203,13 @@ def adjust(
     within_them = f"; {others[-1]} binds within them" if others else ""
     near = memory.intersection(rank.memory_node for rank in reply.ranks)
     binds = pins and rules.binds_memory and not container.memory
-    adjustment = _with_variables(
-        container,
+    return Adjustment(
         PINNED if pins else KEPT,
-        environment,
-        f"{where}, of {len(before)}{within_them}" if pins else f"its CPUs stay ({place})",
-    )
-    return replace(
-        adjustment,
+        _unset(container, environment),
         folder=_folder(pod, container, rules),
-        cpus=reply.cpus if pins else frozenset[int](),
-        memory=near if binds else frozenset[int](),
+        cpus=reply.cpus if pins else frozenset(),
+        memory=near if binds else frozenset(),
+        note=f"{where}, of {len(before)}{within_them}" if pins else f"its CPUs stay ({place})",
         locality=reply.locality if pins else place,
         taken=len(before) - len(reply.cpus) if pins else 0,
     )
@@ -241,11 +237,9 @@ def _planned(
     return answer(node, request._replace(options=replace(rules.options, cpus=each or None)))
 
 
-def _with_variables(
-    container: Container, outcome: str, environment: Mapping[str, str], note: str
-) -> Adjustment:
-    new = {name: text for name, text in environment.items() if name not in container.environment}
-    return Adjustment(outcome, new, note=note)
+def _unset(container: Container, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return those of some variables that the container does not set itself."""
+    return {name: text for name, text in environment.items() if name not in container.environment}
 
 
 def _facts(node: Node, container: Container, reply: Reply, cpus: CpuSet) -> dict[str, str]:

@@ -16,7 +16,6 @@ from affinityd.linux.protobuf import (
     END_STREAM,
     GOAWAY,
     HEADERS,
-    PADDED,
     RST_STREAM,
     SETTINGS,
     WINDOW_UPDATE,
@@ -41,10 +40,6 @@ def message(data: bytes = SAID, *, flag: int = 0, more: int = 0) -> bytes:
 def in_parts(data: bytes, flags: int = 0, size: int = 16000) -> bytes:
     parts = (data[at : at + size] for at in range(0, len(data), size))
     return b"".join(frame(DATA, part, flags) for part in parts)
-
-
-def padded(data: bytes) -> bytes:
-    return bytes([5]) + data + bytes(5)
 
 
 BEGIN = frame(SETTINGS, stream=0) + frame(HEADERS, STATUS_OK, END_HEADERS)
@@ -72,7 +67,6 @@ CONTINUED = frame(HEADERS, STATUS_OK) + frame(CONTINUATION, b"", END_HEADERS)
     [
         BEGIN + in_parts(message(), size=1000) + END,
         BEGIN + frame(DATA, message()[:9000]) + frame(DATA, message()[9000:], END_STREAM),
-        BEGIN + frame(DATA, padded(message()), PADDED) + END,
         BEGIN + UNHEARD + in_parts(message()) + END,
         BEGIN + frame(DATA, b"of another", 0, 3) + in_parts(message()) + END,
         frame(SETTINGS, stream=0) + CONTINUED + in_parts(message()) + END,
