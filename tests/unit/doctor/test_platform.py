@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -122,28 +121,23 @@ def test_capabilities_that_lead_in_a_circle_end(tmp_path: Path) -> None:
 
 
 def clock(cpus: str, governor: str, preference: str | None = None) -> Files:
+    values = {"scaling_governor": governor, "energy_performance_preference": preference}
     return {
         f"{CPU}/cpu{cpu}/cpufreq/{name}": value
         for cpu in cpus
-        for name, value in {
-            "scaling_governor": governor,
-            **({"energy_performance_preference": preference} if preference else {}),
-        }.items()
+        for name, value in values.items()
+        if value is not None
     }
 
 
 def idle(cpus: str, *states: tuple[str, int, int]) -> Files:
     """Return the idle states of CPUs: name, exit latency, whether it is disabled."""
-    return dict(_idle(cpus, states))
-
-
-def _idle(cpus: str, states: tuple[tuple[str, int, int], ...]) -> Iterator[tuple[str, object]]:
-    for cpu in cpus:
-        for number, (name, latency, disable) in enumerate(states):
-            folder = f"{CPU}/cpu{cpu}/cpuidle/state{number}"
-            yield f"{folder}/name", name
-            yield f"{folder}/latency", latency
-            yield f"{folder}/disable", disable
+    return {
+        f"{CPU}/cpu{cpu}/cpuidle/state{number}/{name}": value
+        for cpu in cpus
+        for number, state in enumerate(states)
+        for name, value in zip(("name", "latency", "disable"), state, strict=True)
+    }
 
 
 EVERY = "01234567"
