@@ -1,5 +1,7 @@
 """A daemon to which anything happens, in any order: whatever it answers is what is so."""
 
+from __future__ import annotations
+
 import json
 import os
 import signal
