@@ -53,8 +53,9 @@ JSON = (
 
 @pytest.mark.parametrize("words", JSON)
 def test_commands_take_json_and_format_json_alike(run: Run, words: str) -> None:
-    ((_, out, err),) = {run(f"{words} {said}") for said in ("--json", "--format json")}
-    assert err or json.loads(out)
+    answers = [run(f"{words} {said}") for said in ("--json", "--format json")]
+    assert all(err or json.loads(out) for _, out, err in answers)
+    assert len({(status, err) for status, _, err in answers}) == 1
 
 
 def test_without_a_daemon_a_plan_and_a_topology_are_the_daemon_s(tmp_path: Path, run: Run) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from contextlib import suppress
 from dataclasses import replace
@@ -96,7 +97,7 @@ def hangs(pid: int) -> bool:
 def test_a_gpu_with_unknown_processes_is_not_measured() -> None:
     done = ran()
     assert done.returncode == 0
-    assert "GPUs 0-1 from nodes 0-1: NVIDIA's driver is not loaded; --force" in done.stdout
+    assert re.search("GPUs 0-1 from nodes 0-1: .*; --force", done.stdout), done.stdout
     assert "pinned" not in done.stdout
 
 
