@@ -190,7 +190,8 @@ def test_a_rank_has_what_it_asked_for_while_cores_are_idle(question: Question, c
     assert are_disjoint(held)
     is_idle = len(usable(question.topology.cores, wide.allowed)) > sum(map(len, held))
     mode, options = question.parameters["mode"], wide.request.options
-    if is_idle and mode != "single_unique" and options.max_physical_cores is None:
+    keeps_to_block = mode == "single_unique" or wide.plan.share == "node"
+    if is_idle and not keeps_to_block and options.max_physical_cores is None:
         assert all(len(rank.cpus) >= int(cpus) for rank in wide.ranks)
     if mode != "even" and isinstance(narrow, Reply) and narrow.plan.share == wide.plan.share:
         pairs = zip(narrow.ranks, wide.ranks, strict=True)
