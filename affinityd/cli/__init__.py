@@ -72,6 +72,10 @@ def parser_of(name: str) -> Parser:
 
 def entry() -> None:
     """Run as a program."""
+    if sys.argv[1:2] == ["serve"]:
+        from affinityd import daemon  # noqa: PLC0415 - only the daemon needs it
+
+        daemon.hold_signals()  # until there is a handler for them
     for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a line shows a ?
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")

@@ -1,1 +1,21 @@
-"""The daemon."""
+"""The daemon, and the signals that arrive while it is imported.
+
+The kernel drops a signal that pid 1, as of a container, has no handler for: pid_namespaces(7).
+"""
+
+from __future__ import annotations
+
+import signal
+
+#: The signals that the daemon handles, once it can.
+HELD = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+
+
+def hold_signals() -> None:
+    """Block signals: then the kernel keeps those for pid 1 too."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+
+
+def release_signals() -> None:
+    """Handle the blocked signals, and later ones."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)

@@ -17,6 +17,7 @@ import uvloop
 from affinityd import __version__
 from affinityd.config import ON
 from affinityd.config.settings import Settings
+from affinityd.daemon import release_signals
 from affinityd.daemon.api.app import Api
 from affinityd.daemon.api.peers import Connections
 from affinityd.daemon.logging import log_on_stdout
@@ -136,6 +137,7 @@ def _take_signals(servers: Sequence[Server], watcher: TopologyWatcher) -> None:
     signal.signal(
         signal.SIGHUP, lambda _number, _frame: loop.call_soon_threadsafe(watcher.want_reading)
     )
+    release_signals()
 
 
 def _end(servers: Sequence[Server]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import signal
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -29,7 +28,6 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT."""
     gc.disable()  # until all is imported: what is imported stays
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the daemon has a handler
     chosen = narrowed(load_settings(arguments), config.chosen_switch())
     failures = dict.fromkeys((TOPOLOGY, PROCESSES), 0)
     is_scanning = chosen.scan_interval is not None and not chosen.replays

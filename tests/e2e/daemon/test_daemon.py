@@ -7,13 +7,25 @@ import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from affinityd.cpuset import parse_list
 from affinityd.topology.document import read_node
-from tests.support.daemons import PATIENCE, eventually, is_ready, refused, running, spawn, started
+from tests.support.children import children_of
+from tests.support.daemons import (
+    PATIENCE,
+    Daemon,
+    eventually,
+    is_ready,
+    refused,
+    running,
+    spawn,
+    started,
+)
 from tests.support.machines.facts import machine
 from tests.support.machines.sysfs_tree import write_tree
 from tests.support.paths import REPOSITORY
@@ -139,13 +151,56 @@ def test_a_live_machine_has_the_given_name_and_no_scan(tmp_path: Path) -> None:
         assert (reply.status, reply.text) == (503, answer)
 
 
-def test_sighup_never_ends_the_daemon(tmp_path: Path) -> None:
-    with started(tmp_path, "--machine", "mi250x") as daemon:
-        eventually(daemon.socket.exists, "it listens")
-        daemon.signal(signal.SIGHUP)
+# The daemon's signals from its very start, and as a container's first process: real processes.
+
+#: Makes the daemon pid 1 of a pid namespace of its own; without privileges, in a user namespace.
+ALONE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+FIRST = ALONE if os.geteuid() == 0 else (*ALONE, "--map-root-user")
+MAY_BE_FIRST = subprocess.run([*FIRST, "true"], capture_output=True, check=False).returncode == 0
+
+needs_namespaces = pytest.mark.skipif(not MAY_BE_FIRST, reason="no pid namespaces here")
+in_both_ways = pytest.mark.parametrize("before", [(), pytest.param(FIRST, marks=needs_namespaces)])
+
+
+@contextmanager
+def starting(folder: Path, before: Sequence[str]) -> Iterator[tuple[Daemon, int]]:
+    """Start a daemon until Python has; its pid is another one's where something went before."""
+    with started(folder, "--machine", "mi250x", before=before) as daemon:
+        if before:
+            eventually(lambda: children_of(daemon.process.pid), "it has started")
+        pid = children_of(daemon.process.pid)[0] if before else daemon.process.pid
+        eventually(lambda: holds_signals(pid), "Python has started")
+        yield daemon, pid
+
+
+def holds_signals(pid: int) -> bool:
+    """Whether a process lets SIGHUP wait, proc_pid_status(5): Python takes some ms to start."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    blocked = int(status.split("SigBlk:")[1].split()[0], 16)
+    return bool(blocked >> (signal.SIGHUP - 1) & 1)
+
+
+@in_both_ways
+@pytest.mark.parametrize(("number", "listens"), [(signal.SIGTERM, False), (signal.SIGINT, True)])
+def test_a_signal_that_comes_early_ends_the_daemon(
+    tmp_path: Path, before: Sequence[str], number: int, listens: bool
+) -> None:
+    with starting(tmp_path, before) as (daemon, pid):
+        eventually(lambda: not listens or daemon.socket.exists(), "it listens")
+        os.kill(pid, number)
+        assert daemon.process.wait(PATIENCE) == 0
+        assert not daemon.socket.exists()
+        assert daemon.complaints == []
+
+
+@in_both_ways
+def test_sighup_never_ends_the_daemon(tmp_path: Path, before: Sequence[str]) -> None:
+    with starting(tmp_path, before) as (daemon, pid):
+        os.kill(pid, signal.SIGHUP)
         eventually(lambda: is_ready(daemon), "the daemon is ready")
-        daemon.signal(signal.SIGTERM)
+        os.kill(pid, signal.SIGHUP)
+        os.kill(pid, signal.SIGTERM)
         while daemon.process.poll() is None:
-            daemon.signal(signal.SIGHUP)
+            daemon.signal(signal.SIGHUP) if not before else daemon.process.wait(PATIENCE)
         assert daemon.process.wait(0) == 0
         assert not daemon.socket.exists()

@@ -4,7 +4,10 @@ import os
 import signal
 import socket
 import subprocess
+import sys
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,10 +16,16 @@ from tests.e2e.faults.checker import QUERIES, asking, start_ranks, start_ranks_d
 from tests.support.daemons import PATIENCE, eventually, is_ready, running, spawn, with_constants
 from tests.support.machines.facts import machine
 from tests.support.paths import REPOSITORY
-from tests.support.tiny import tiny, tiny_tree
+from tests.support.tiny import FAR, LOOK, NEAR, affinityd, tiny, tiny_tree
 
 #: The release before this one; there is no tag yet.
 PREVIOUS = "63e129cf2f3a6daff71be5e3a87307b6a5abff3c"
+#: Of 0.1: the first whose daemon plans a machine, and the first that also has exec and verify.
+FIRST = "b736fabbbb828d54420dbe45b218c98e1b5eb178"
+FIRST_CLIENTS = "9b3b85be5759803a615d7137d4dddbfa6f960e26"
+
+VERIFY = (sys.executable, "-m", "affinityd", "verify")
+PLACES = {"0": NEAR, "1": FAR}  #: GPU → the only CPU that is right for it
 
 
 def git(*words: str) -> subprocess.CompletedProcess[bytes]:
@@ -24,15 +33,25 @@ def git(*words: str) -> subprocess.CompletedProcess[bytes]:
 
 
 @pytest.fixture(scope="module")
-def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the package of the release before this one."""
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return a function that gives the package of a commit a folder."""
     if git("rev-parse", "--is-shallow-repository").stdout != b"false\n":
         pytest.skip("a checkout without its history: git fetch --unshallow")
-    folder = tmp_path_factory.mktemp("older")
-    archive = git("archive", PREVIOUS, "affinityd")
-    assert archive.returncode == 0, archive.stderr.decode()
-    subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
-    return folder
+
+    @cache
+    def unpacked(commit: str) -> Path:
+        folder = tmp_path_factory.mktemp("older")
+        archive = git("archive", commit, "affinityd")
+        assert archive.returncode == 0, archive.stderr.decode()
+        subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
+        return folder
+
+    return unpacked
+
+
+@pytest.fixture(scope="module")
+def previous(checkout: Callable[[str], Path]) -> Path:
+    return checkout(PREVIOUS)
 
 
 @pytest.fixture
@@ -45,7 +64,10 @@ def by_checkout(folder: Path | None) -> list[str]:
     return [] if folder is None else ["env", "-C", os.fspath(folder)]
 
 
-def test_both_releases_answer_the_same(tmp_path: Path, previous: Path, root: str) -> None:
+@pytest.mark.parametrize("commit", [FIRST, FIRST_CLIENTS, PREVIOUS])
+def test_both_releases_answer_the_same(
+    commit: str, tmp_path: Path, checkout: Callable[[str], Path], root: str
+) -> None:
     def lines(by: Path | None) -> list[set[str]]:
         targets = [f"/plan?{query}&format=shell" for query in QUERIES]
         with running(tmp_path, "--root", root, before=by_checkout(by)) as daemon:
@@ -53,8 +75,45 @@ def test_both_releases_answer_the_same(tmp_path: Path, previous: Path, root: str
             assert daemon.stop() == 0
             return answers
 
-    before, now = lines(previous), lines(None)
+    before, now = lines(checkout(commit)), lines(None)
     assert all(old <= new for old, new in zip(before, now, strict=True))
+
+
+def test_exec_and_verify_of_0_1_ask_a_daemon_of_today(
+    tmp_path: Path, checkout: Callable[[str], Path], root: str
+) -> None:
+    older = checkout(FIRST_CLIENTS)
+    with running(tmp_path, "--root", root) as daemon:
+        env = {"AFFINITYD_SOCKET": os.fspath(daemon.socket)}
+        for gpu, cpu in PLACES.items():
+            pinned = affinityd("exec", "--gpus", gpu, "--", *LOOK, env=env, checkout=older)
+            assert (pinned.cpus, pinned.stderr) == (cpu, "")
+            words = ("exec", "--gpus", gpu, "--", *VERIFY, "--gpus", gpu)
+            verified = affinityd(*words, env=env, checkout=older)
+            assert (verified.status, verified.stderr) == (0, "")
+
+
+def test_exec_of_today_asks_a_daemon_of_0_1(
+    tmp_path: Path, checkout: Callable[[str], Path], root: str
+) -> None:
+    with running(tmp_path, "--root", root, before=by_checkout(checkout(FIRST_CLIENTS))) as daemon:
+        env = {"AFFINITYD_SOCKET": os.fspath(daemon.socket)}
+        for gpu, cpu in PLACES.items():
+            pinned = affinityd("exec", "--gpus", gpu, "--", *LOOK, env=env)
+            assert (pinned.cpus, pinned.stderr) == (cpu, "")
+
+
+def test_where_a_daemon_of_0_1_says_too_little_exec_and_verify_find_the_machine_themselves(
+    tmp_path: Path, checkout: Callable[[str], Path], root: str
+) -> None:
+    """The first daemon did not say which CPUs a process may have, and wrote another node.json."""
+    with running(tmp_path, "--root", root, before=by_checkout(checkout(FIRST))) as daemon:
+        env = {"AFFINITYD_SOCKET": os.fspath(daemon.socket), "AFFINITYD_ROOT": root}
+        pinned = affinityd("exec", "--gpus", "1", "--", *LOOK, env=env)
+        assert pinned.cpus == FAR
+        assert pinned.lines[-1].endswith("planned from sysfs")
+        verified = affinityd("exec", "--gpus", "1", "--", *VERIFY, "--gpus", "1", env=env)
+        assert verified.status == 0
 
 
 def test_ranks_that_start_during_upgrade_and_downgrade_are_where_they_belong(
