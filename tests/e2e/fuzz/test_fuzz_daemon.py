@@ -1,7 +1,5 @@
 """A daemon to which anything happens, in any order: whatever it answers is what is so."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -105,10 +103,9 @@ class LivingDaemon(RuleBasedStateMachine):
     @rule(asked=parameters)
     def plan(self, asked: dict[str, str]) -> None:
         reply = self.model.daemon.get(f"/plan?{urlencode(asked)}")
-        node = self.model.asked()
         try:
-            request = parse_request(asked.items())
-            expected = answer(node, request)
+            request = parse_request(asked.items())  # what cannot be read has nothing read anew
+            expected = answer(self.model.asked(), request)
         except AffinityError as error:
             assert (reply.status, detail(reply)) == (error.status, str(error))  # noqa: PT017
             return
@@ -127,8 +124,9 @@ class LivingDaemon(RuleBasedStateMachine):
 
     @rule()
     def sighup(self) -> None:
-        last = f"(generation {self.model.generation})"  # it is told after the answer by it
-        eventually(lambda: self.model.daemon.says(last), "its last reading is told")
+        file, last = self.model.folder / NODE_FILE, self.model.generation
+        # It is published after the answer by it, with a line of the log if the machine is another.
+        eventually(lambda: read_node(file).generation == last, "its last reading is published")
         before = self.model.readings()
         self.model.read_anew()
         self.model.daemon.signal(signal.SIGHUP)
