@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.chart import values_table
 from tests.e2e.chart.rendering import CHART, loaded, objects, refusal
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
@@ -160,6 +161,11 @@ def properties(schema: Mapping[str, Any], path: str = "") -> Iterator[str]:
     for name, part in schema.get("properties", {}).items():
         yield f"{path}/{name}"
         yield from properties(part, f"{path}/{name}")
+
+
+def test_the_readme_s_table_is_that_of_values_yaml() -> None:
+    readme = values_table.README.read_text()
+    assert values_table.written(readme) == readme, "python -m tests.e2e.chart.values_table"
 
 
 def test_every_value_that_can_be_set_is_in_values_yaml_with_its_default() -> None:
