@@ -10,7 +10,7 @@ from tests.e2e.containers import images
 from tests.e2e.containers.rig import SOCKETS, Container, container, daemon, machine, mount, running
 from tests.support.tiny import FAR, LOOK, Ended, tiny_tree
 
-#: Of a pod with `hostUsers: false`: its root is nobody on the node.
+#: Of a pod with `hostUsers: false`: its uid 0 is an unprivileged uid on the node.
 USER_NAMESPACE = ("--uidmap=0:100000:65536", "--gidmap=0:100000:65536")
 CLIENTS = {
     "root": (),

@@ -4,8 +4,8 @@ Near the first CPU are the GPUs 0 and 1, near the second one 2 and 3.
 
     GPU 0   job 77, alive: its cpuset is the far CPU; job 78, ended: its mask is the far CPU
     GPU 1   NVML does not say who uses it
-    GPU 2   job 79, alive: a process that nobody pinned; job 80, alive: its mask is the near CPU
-    GPU 3   a process that nobody pinned, of no job
+    GPU 2   job 79, alive: a process that is not pinned; job 80, alive: its mask is the near CPU
+    GPU 3   a process that is not pinned, of no job
 
 The daemon is to pin, and may not: it observes. Its policy was right when it started, and is broken
 since.

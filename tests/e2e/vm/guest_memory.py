@@ -107,7 +107,7 @@ def filled_meanwhile() -> Document:
 
 
 def at_the_limit() -> Document:
-    """Move the memory of a process whose cgroup has room for two MiB more."""
+    """Move the memory of a process whose cgroup is 2 MiB below its memory limit."""
     group = cgroup("limited")
     (GROUPS / "cgroup.subtree_control").write_text("+memory")
     enter = ("sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', os.fspath(group))
