@@ -1,1 +1,1 @@
-"""Checks of the documentation and of all messages: `scripts/docs-check`, `scripts/messages`."""
+"""Checks of the documentation: `scripts/docs-check`."""

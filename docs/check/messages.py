@@ -1,6 +1,4 @@
-"""All messages in one list: python -m docs.check.messages prints them, each with its place.
-
-With --write it writes their texts, sorted and without places, to the golden file.
+"""All messages in one list, each with its place.
 
 A message is a text of three words or more that a program may print: a string of the package that is
 no docstring, a quoted text of the shell scripts, a text of an alert or of a dashboard's panel, a
@@ -12,8 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
@@ -23,8 +20,6 @@ from docs.check.pages import ROOT
 LEAST_WORDS = 3
 SCRIPTS = ("affinityd/kubernetes/files/*.sh", "slurm/*.sh")
 CHART = ROOT / "deploy/helm/affinityd"
-GOLDEN = ROOT / "tests/data/golden/messages.txt"
-VALUE = re.compile(r"\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}")
 
 #: The place of a message, and its text; {expression} for values.
 Message = tuple[str, str]
@@ -117,23 +112,3 @@ def messages() -> Iterator[Message]:
     for path in sorted(CHART.glob("templates/*")):
         if path.is_file():
             yield from of_chart(path)
-
-
-def texts() -> str:
-    """Return the golden file: a text a line, `{}` in place of values."""
-    return "".join(
-        sorted({f"{VALUE.sub('{}', ' '.join(text.split()))}\n" for _, text in messages()})
-    )
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Print them, or write the golden file."""
-    if "--write" in arguments:
-        GOLDEN.write_text(texts())
-        return
-    for place, text in messages():
-        print(f"{place}\t{' '.join(text.split())}")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -25,7 +25,6 @@ from affinityd.planner import WARNINGS, Options, modes
 from affinityd.planner.modes import MODES
 from affinityd.request.parameters import PARAMETERS
 from docs.check.blocks import BLOCKS
-from docs.check.messages import GOLDEN, texts
 from tests.support.asking import ask, cpulists
 from tests.support.doctor_facts import facts_of
 from tests.support.machines.facts import machine
@@ -80,11 +79,6 @@ def test_the_example_of_a_check_judges_huge_pages(
     found = [*defined(HUGE_PAGES, kernel)["huge_pages"](facts)]
     assert found[0].status == status
     assert "kernel.huge_pages" in ROW
-
-
-def test_the_golden_file_has_every_message() -> None:
-    """Run `scripts/messages --write` after a change of a message, and read the file's diff."""
-    assert texts().splitlines() == GOLDEN.read_text().splitlines()
 
 
 NAMED = [*(it.name for it in GPU_FAMILIES), *(it.name for it in FAMILIES)]
