@@ -1,4 +1,4 @@
-"""The pages: their checker finds faults, and their examples print what they say."""
+"""The examples of the pages print what the pages say."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ from affinityd.enforce.decide import ELSEWHERE
 from affinityd.enforce.document import EnforceDocument, render
 from affinityd.enforce.policy import PolicyState, Treatment
 from affinityd.json_codec import loads
-from docs.check import commands
-from docs.check.blocks import BLOCKS, Block
-from docs.check.words import nameless, wrong_words
+from docs.check.blocks import BLOCKS
 from tests.support import audit_facts
 from tests.support.audit_facts import POD, audited, scan_of
 from tests.support.daemons import Daemon, running
@@ -34,51 +32,6 @@ from tests.support.machines.by_hand import made
 from tests.support.machines.sysfs_tree import put, write_tree
 from tests.support.paths import REPOSITORY
 from tests.support.scans import GPU0, GPU1, MACHINE
-
-WRONG = [
-    ("sh", "affinityd plna", "affinityd plna: there is no such command"),
-    ("sh", "srun affinityd exec --verbos -- true", "did you mean --verbose?"),
-    ("sh", "echo 1 && affinityd audit --wach  # again", "unrecognized arguments: --wach"),
-    ("sh", "kubectl -n affinityd exec POD -- affinityd audit -x", "unrecognized arguments: -x"),
-    ("console", "$ affinityd pin --tree\nall is well\n", "required: PID"),
-    ("sh", "scripts/runs", "scripts/runs does not exist"),
-    ("sh", "scripts/test slrum", "there is no such suite"),
-    ("sh", "if true; then", "sh: "),
-    ("yaml", "a: [", "yaml: "),
-    ("python", "def f(:", "python: "),
-    ("ini", "AFFINITYD_JOB_SERIES=many", "'many' is not a whole number"),
-]
-
-
-@pytest.mark.parametrize(("kind", "text", "said"), WRONG)
-def test_a_wrong_block_is_a_fault(kind: str, text: str, said: str) -> None:
-    (fault,) = commands.faults(Block("page.md", 1, kind, f"{text}\n"))
-    assert said in fault
-
-
-def test_a_right_block_is_none() -> None:
-    text = (
-        "pid=$(pgrep python)\naffinityd pin --tree PID >out  # affinityd plna\nscripts/test unit\n"
-    )
-    assert [*commands.faults(Block("page.md", 1, "sh", text))] == []
-
-
-def test_options_and_values_in_sentences_are_looked_up() -> None:
-    assert [*commands.unknown_options("as `affinityd audit --wach` says")]
-    assert not [*commands.unknown_options("`affinityd pin` and `affinityd exec`")]
-    assert [*commands.unknown_values("--set audit.enable=true")]
-    assert not [*commands.unknown_values("--set metrics.podMonitor.labels.release=a")]
-
-
-def test_words_are_american_and_sentences_name_their_subject() -> None:
-    assert [*wrong_words("The behaviour of nobody is initialised by `whom`")] == [
-        "'nobody': name the user or program",
-        "'behaviour': American spelling",
-        "'initialised': American spelling",
-    ]
-    assert [*nameless("Return what it is.")]
-    assert not [*nameless("Return the mask.")]
-
 
 SOCKET, ADDRESS = "/run/affinityd/affinityd.sock", "http://127.0.0.1:9465"
 EXAMPLES = [it for block in BLOCKS if block.kind == "console" for it in block.examples]
