@@ -46,9 +46,6 @@ FirstMasks = Recent[tuple[int, int], CpuSet]
 #: Adds what kubelet gave the containers of processes.
 NamePods = Callable[[Topology, list[AuditedProcess], ContainerNames], NamedPods]
 
-#: Measured ratios of GPUs, as `Scan.ratios` has them, and notices for people.
-Measured = tuple[Mapping[GpuKey, Mapping[int, float]], tuple[str, ...]]
-
 
 class Auditor:
     """Scans the processes repeatedly, and keeps some facts from scan to scan."""
@@ -60,15 +57,13 @@ class Auditor:
         *,
         reserved: CpuSet = frozenset(),
         name_pods: NamePods | None = None,
-        measured: Callable[[Topology], Measured] | None = None,
     ) -> None:
         """Take the source of holders, the path of /proc, and the CPUs that no plan gives.
 
-        `name_pods` adds the facts of kubelet, `measured` those of a measurement.
+        `name_pods` adds the facts of kubelet.
         """
         self._held = held
         self._name_pods = name_pods
-        self._measured = measured
         self._proc = proc
         self._cpu_time = CpuTimeCounters(TICKS)
         self._waits = WaitMeter(proc)
@@ -108,7 +103,6 @@ class Auditor:
         late = {gpu: LATE.format(number=number) for gpu, number in walk.late.items()}
         hidden = {it.gpu: HIDDEN for it in walk.unseen if it not in gone}
         unknown = {**late, **hidden, **held.unknown}
-        ratios, remarks = self._measured(topology) if self._measured else ({}, ())
         balancing = text(f"{self._proc}/sys/kernel/numa_balancing")
         # Not `boot`: to ask a driver takes seconds at some scans, and the counters are read now.
         waits = self._waits.look([it.facts for it in counted(found)], processes, since_boot())
@@ -140,8 +134,7 @@ class Auditor:
             wait_time=self._cpu_time.wait_time if self._waits.counts else {},
             since={gpu: self._since[gpu] for gpu in far},
             numa_balancing=int(balancing) if balancing.isdigit() else None,
-            notices=(*named.notices, *remarks),
-            ratios=ratios,
+            notices=tuple(named.notices),
             boot=boot,
         )
         return replace(scan, history=self._history.add(boot, states(scan)))

@@ -56,8 +56,6 @@ class AuditGpuDocument:
     wait_seconds: Mapping[WaitCause, float] | None  #: threads that could run, and did not
     host_memory_bytes: Mapping[MemoryPlace, int] | None  #: of its processes, by a sample
     host_memory_pinned_far_bytes: int | None  #: far, and likely pinned
-    #: NUMA node of CPUs → near's host-to-device bandwidth over that node's; None: not measured
-    measured_ratio: Mapping[int, float] | None = left_out()
     state: verdict.State = verdict.IDLE  #: the worst of its processes
     history: str = ""  #: a letter for each of the last sixty minutes: the first of its worst state
 
@@ -290,7 +288,6 @@ def _gpu(gpu: Gpu, scan: Scan, processes: Sequence[AuditedProcess], state: str) 
         cpu_seconds=time.total if was_seen else None,
         remote_cpu_seconds=time.remote if was_seen and near is not None else None,
         wait_seconds=scan.wait_time.get(gpu.key) if was_seen else None,
-        measured_ratio=scan.ratios.get(gpu.key),
         state=state,
         history=scan.history.get(gpu.key, ""),
         **(known if is_known else dict.fromkeys(known)),

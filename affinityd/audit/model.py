@@ -239,7 +239,5 @@ class Scan:
     #: GPUs with a mismatch → since when, seconds since the epoch
     since: Mapping[GpuKey, float] = field(default_factory=dict)
     numa_balancing: int | None = None  #: /proc/sys/kernel/numa_balancing; None: there is none
-    #: Of GPUs that `affinityd measure` has measured here: near's bandwidth over each node's
-    ratios: Mapping[GpuKey, Mapping[int, float]] = field(default_factory=dict)
     notices: tuple[str, ...] = ()  #: more remarks, for people
     boot: float = float("inf")  #: when it began, seconds since boot

@@ -25,7 +25,6 @@ COMMANDS = {
     "why": "measure how long a process waits for CPUs, and for what",
     "audit": "show the processes of each GPU, and which run far from it",
     "enforce": "show what the daemon pins, what it leaves alone, and why",
-    "measure": "measure how much faster near is than far on this node",
     "doctor": "check this node for what keeps ranks from their CPUs",
     "topology": "show the node as a tree: packages, NUMA nodes, GPUs, NICs",
     "slurm": "print this node's lines of gres.conf, or check them",
@@ -100,6 +99,7 @@ def _command(argv: Sequence[str]) -> str:
     if name in COMMANDS or name in VERSION:
         return "version" if name in VERSION else name
     from affinityd.cli.parser import Parser  # noqa: PLC0415 - exec starts without argparse
+    from affinityd.config.removed import refusal  # noqa: PLC0415 - as seldom
 
     parser = Parser(
         prog="affinityd",
@@ -113,6 +113,8 @@ def _command(argv: Sequence[str]) -> str:
     commands = parser.add_argument_group("commands")
     for command, text in COMMANDS.items():
         commands.add_argument(f"_{command}", metavar=command, nargs="?", help=text)
+    if line := refusal(name):
+        parser.exit(2, f"{line}\n")
     if not name.startswith("-"):
         fault = f"{name!r} is no command" if argv else "a command is missing"
         parser.error(f"{fault}; there are {', '.join(COMMANDS)}")

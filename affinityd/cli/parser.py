@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from affinityd import config, machines
 from affinityd.cli.console import flag
-from affinityd.config import settings
+from affinityd.config import removed, settings
 from affinityd.errors import InvalidRequestError
 from affinityd.request.parameters import PARAMETERS
 from affinityd.text import one_line, quote
@@ -28,6 +28,9 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """End with exit code 2 and one line."""
         unknown = message.partition("unrecognized arguments: ")[2].partition(" ")[0]
+        command = f"{self.prog.removeprefix('affinityd ')} {unknown.partition('=')[0]}"
+        if unknown and (line := removed.refusal(command)):
+            self.exit(2, f"{line}\n")
         near = difflib.get_close_matches(unknown[:64], self._option_string_actions, n=1)
         meant = f"; did you mean {near[0]}?" if near else f"; see {self.prog} --help"
         line = one_line(f"{self.prog}: {message}{meant}")

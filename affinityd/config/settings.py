@@ -19,7 +19,6 @@ Reader = Callable[[str], Any]
 
 DEFAULT_LISTEN = ("127.0.0.1", 9465)
 OFF = "off"
-MEASURED = "/var/lib/affinityd/measure.json"  #: where `affinityd measure --save` leaves its result
 #: The values of `enforce`: it is off, or reports what it would pin, or pins.
 OBSERVE, PIN = "observe", "pin"
 ENFORCE_VALUES = (OFF, OBSERVE, PIN)
@@ -196,13 +195,6 @@ class Settings:
         "what containers without a CPU request get: as many CPUs as their part of the node's GPUs, "
         "or all that they have (default: share)",
     )
-    #: A file that need not be there; None: none is read.
-    measured: str | None = _setting(
-        MEASURED,
-        "FILE|off",
-        f"a result of affinityd measure, to weigh remote CPU time by (default: {MEASURED})",
-        unless(OFF, str),
-    )
     log_format: str = _choice(("text", "json"), "the format of log lines (default: text)")
     switch: str = config.ON  #: AFFINITYD, of the daemon only: its word to clients
 
@@ -218,7 +210,7 @@ SETTINGS: Mapping[str, Setting] = {
 NAMES = tuple(SETTINGS)
 #: Settings of the daemon only; clients ignore them in variables and file.
 DAEMON_ONLY = {
-    *("enforce", "enforce_policy", "pod_resources", "measured"),
+    *("enforce", "enforce_policy", "pod_resources"),
     *("nri", "nri_mount", "nri_namespaces", "nri_without_request"),
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deploy.grafana import looks
 from deploy.grafana.dcgm import IDLE_GPUS, WAITING_GPUS
-from deploy.grafana.node_series import BUSY, FAR, FAR_MEMORY, MISMATCH, NAMED, RATIO, WAITED, of
+from deploy.grafana.node_series import BUSY, FAR, FAR_MEMORY, MISMATCH, NAMED, WAITED, of
 from deploy.grafana.panels import graph_of, timeline_of
 from deploy.grafana.queries import CLUSTER, GPU, Query, increase, rate, share, worst_placement
 from deploy.grafana.tables import Column, table_of
@@ -122,14 +122,6 @@ COST = [
         Query(share(rate(FAR), rate(BUSY), GPU), NAMED),
         about="A thread's time counts for the CPU on which a scan last saw it.",
         unit=looks.SHARE,
-    ),
-    graph_of(
-        "How much CPU time is far, weighed by what near gains?",
-        Query(f"sum by ({GPU}) ({rate(FAR)}) * max by ({GPU}) ({RATIO})", NAMED),
-        about="CPU seconds per second on far CPUs, times the largest ratio of near to far "
-        "host-to-device bandwidth of the GPU. It ranks GPUs: a job loses that much only if it "
-        "waits for copies alone. Empty: `affinityd measure --save` has measured no GPU there.",
-        unit=looks.CPUS,
     ),
     graph_of(
         "How much host memory is far from each GPU?",

@@ -11,7 +11,6 @@ NAMED = "GPU {{gpu}} {{pci_bus_id}}"  #: a GPU's legend
 FAR, BUSY = of("affinityd_gpu_remote_cpu_seconds_total"), of("affinityd_gpu_cpu_seconds_total")
 WAITED = of("affinityd_gpu_wait_seconds_total")
 FAR_MEMORY = of("affinityd_gpu_host_memory_bytes", 'placement="far"')
-RATIO = of("affinityd_measured_ratio")
 MISMATCH = of("affinityd_gpu_numa_mismatch")
 PLANNED = of("affinityd_plans_total", 'result="ok",client="job"')
 REFUSED = of("affinityd_plans_total", 'result!="ok",client="job"')

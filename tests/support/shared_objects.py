@@ -1,4 +1,4 @@
-"""Builds the libraries of GPU drivers that libnvidia_ml.c and gpu_driver.c describe."""
+"""Builds the NVML that libnvidia_ml.c describes."""
 
 import atexit
 import functools
@@ -25,25 +25,12 @@ def environment(facts: str, folder: Path) -> dict[str, str]:
 
 @functools.cache
 def _nvml() -> Path:
-    return _built("libnvidia_ml.c", {"libnvidia-ml.so.1": ()})
-
-
-@functools.cache
-def libraries() -> Path:
-    """Return the folder of CUDA's and HIP's library."""
-    strict = ("-Wall", "-Werror")
-    names = {"libcuda.so.1": strict, "libamdhip64.so": (*strict, "-DHIP")}
-    return _built("gpu_driver.c", names)
-
-
-def _built(source: str, names: dict[str, tuple[str, ...]]) -> Path:
-    """Build libraries of a source; their folder goes when the test run ends."""
+    """Build the library; its folder goes when the test run ends."""
     gcc = shutil.which("gcc")
     if gcc is None:
         raise FileNotFoundError("the tests of GPUs need gcc: apt-get install gcc libc6-dev")
     folder = tempfile.TemporaryDirectory(prefix="affinityd-libraries-")
     atexit.register(folder.cleanup)
-    for name, flags in names.items():
-        target = Path(folder.name, name)
-        subprocess.run([gcc, *FLAGS, *flags, "-o", target, HERE / source], check=True)
+    target = Path(folder.name, "libnvidia-ml.so.1")
+    subprocess.run([gcc, *FLAGS, "-o", target, HERE / "libnvidia_ml.c"], check=True)
     return Path(folder.name)

@@ -23,7 +23,7 @@ LAYERS = (
     ("topology",),
     ("machines", "planner"),
     ("discovery", "request", "slurm"),
-    ("audit", "client", "measure", "picture"),
+    ("audit", "client", "picture"),
     ("enforce", "kubernetes"),
     ("daemon", "doctor"),
     ("cli",),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 from affinityd.audit.auditor import Auditor
 from affinityd.audit.document import document, everything
@@ -24,7 +23,6 @@ from affinityd.discovery.nvml.query import query_processes
 from affinityd.errors import NoSuchGpuError
 from affinityd.json_codec import dumps
 from affinityd.kubernetes.pods import KubeletPods
-from affinityd.measure.document import gpu_ratios
 from affinityd.text import one_line
 from affinityd.topology.model import Topology
 from affinityd.topology.nearness import REMOTE
@@ -50,7 +48,7 @@ def add_arguments(parser: Parser) -> None:
         action="store_true",
         help="also a line on the memory of each process that holds a GPU, if it is near, too",
     )
-    add_settings(parser, ["pod_resources", "measured"])
+    add_settings(parser, ["pod_resources"])
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -132,5 +130,4 @@ def auditor_by(
         HolderSources(query).held,
         reserved=reserved,
         name_pods=KubeletPods(chosen.pod_resources).name if names_pods else None,
-        measured=partial(gpu_ratios, chosen.measured) if chosen.measured else None,
     )

@@ -10,8 +10,9 @@ from functools import partial
 from multiprocessing.connection import Connection
 
 from affinityd import config
+from affinityd.cli.console import say
 from affinityd.cli.parser import Parser, add_settings, load_settings
-from affinityd.config import settings
+from affinityd.config import removed, settings
 from affinityd.daemon.state.scans import Scan, ScanChild, serve_scans
 from affinityd.discovery.machine import Machine
 from affinityd.discovery.nvml import R
@@ -28,6 +29,8 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT."""
     gc.disable()  # until all is imported: what is imported stays
+    for line in removed.warnings():
+        say(f"affinityd serve: {line}")
     chosen = narrowed(load_settings(arguments), config.chosen_switch())
     failures = dict.fromkeys((TOPOLOGY, PROCESSES), 0)
     is_scanning = chosen.scan_interval is not None and not chosen.replays

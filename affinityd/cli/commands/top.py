@@ -37,7 +37,7 @@ Look = Callable[[], tuple[AuditDocument, str]]
 
 def add_arguments(parser: Parser) -> None:
     """Add the command's options."""
-    add_settings(parser, ("socket", "pod_resources", "measured"))
+    add_settings(parser, ("socket", "pod_resources"))
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -14,7 +14,6 @@ from affinityd.audit.waits import NOTABLE
 from affinityd.cli.console import aligned
 from affinityd.cpuset import format_list, several
 from affinityd.grouping import grouped
-from affinityd.measure.document import ALIKE
 from affinityd.topology.model import Topology
 from affinityd.topology.nearness import FAR
 
@@ -70,12 +69,6 @@ def _remarks(scan: Scan, names: Mapping[GpuKey, str]) -> Iterator[str]:
     if scan.skipped:
         yield f"not scanned, as the time limit was reached: {scan.skipped} processes or more"
     yield from scan.notices
-    far = {process.facts.gpu for process in scan.processes if process.is_mismatch}
-    for key in (key for key in scan.ratios if key in far):
-        most = max(scan.ratios[key].values())
-        if most >= ALIKE:
-            copies = f"near CPUs copy to it up to {most:.1f} times as fast as far ones"
-            yield f"GPU {names[key]}: {copies} (affinityd measure)"
 
 
 def _remedies(scan: Scan, remedies: Remedies) -> Iterator[str]:

@@ -159,13 +159,6 @@ GPU_FAMILIES: tuple[MetricFamily[AuditGpuDocument], ...] = (
         "How much of that is far and likely pinned: locked, or a buffer of CUDA's; it stays.",
         lambda gpu: gpu.host_memory_pinned_far_bytes,
     ),
-    MetricFamily(
-        "affinityd_measured_ratio",
-        "How many times faster near CPUs copied pinned memory to the GPU than those of "
-        "numa_node, by affinityd measure --save; no sample if that was not measured.",
-        lambda gpu: {str(node): ratio for node, ratio in (gpu.measured_ratio or {}).items()},
-        "numa_node",
-    ),
 )
 
 #: Since when a GPU has a mismatch, seconds since the epoch; None: it has none.

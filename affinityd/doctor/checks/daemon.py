@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from affinityd import config
 from affinityd.client import ask_daemon
-from affinityd.config import NODE_FILE, settings
+from affinityd.config import NODE_FILE, removed, settings
 from affinityd.cpuset import format_list
 from affinityd.doctor.facts import (
     ENVIRONMENT,
@@ -169,6 +169,11 @@ def variables(facts: NodeFacts) -> CheckResults:
         if variable in NAMES or name.startswith(RANKS):
             continue
         if where == ENVIRONMENT and OF_SERVICES.intersection(name.split("_")):
+            continue
+        if variable in removed.VARIABLES:
+            yield warn(
+                f"{variable} in {where} is removed, and ignored", removed.VARIABLES[variable]
+            )
             continue
         near = difflib.get_close_matches(name, NAMES, n=1, cutoff=ALIKE)
         if near or name.startswith(config.PREFIX):

@@ -88,18 +88,6 @@ def test_a_gpu_on_an_unknown_node_is_in_no_share(tmp_path: Path) -> None:
     play(tmp_path, *(asked(it, samples, 8, its) for it, its in zip(shares, answers, strict=True)))
 
 
-def test_far_time_is_weighed_by_the_largest_measured_ratio_of_its_gpu(tmp_path: Path) -> None:
-    ratio = "affinityd_measured_ratio"
-    samples = {
-        **{of_gpu(ratio, numa_node=node): f"{it}x9" for node, it in (("0", 1), ("1", 1.5))},
-        FAR: "0+30x9",
-        of_gpu("affinityd_gpu_remote_cpu_seconds_total", 1): "0+30x9",  # not measured
-    }
-    (query,) = (it for it in exprs(NODE) if ratio in it)
-    gpu = labels(gpu="0", pci_bus_id="0000:00:00.0")
-    play(tmp_path, asked(filled_in(query, CHOSEN), samples, 8, {gpu: 0.75}))
-
-
 @EACH
 def test_a_far_gpu_is_counted_once_by_its_remedy(tmp_path: Path, board: Board) -> None:
     series: Series = {

@@ -32,6 +32,10 @@ def notes_of(text: str) -> str:
     return str(json.loads(done.stdout)["info"]["notes"])
 
 
+def test_the_notes_say_which_values_are_removed() -> None:
+    assert "audit.measuredFolder is removed, and ignored" in notes_of("audit.measuredFolder=/a")
+
+
 def test_the_notes_name_what_is_there() -> None:
     notes, daemons = notes_of("default"), f"--namespace {NAMESPACE}"
     commands = [line.strip() for line in notes.splitlines() if line.startswith("    ")]

@@ -69,8 +69,6 @@ settings.jobSeries=20 → settings.jobSeries is 20, but no process is scanned; s
 kubernetes.podResources=true → kubernetes.podResources is true, but no process is scanned; set
 kubernetes.nri.namespaces={serving} → kubernetes.nri.namespaces names namespaces, and kubernetes.nri
 audit.hostMemory=true → audit.hostMemory is true, but no process is scanned; set audit.enabled
-audit.measuredFolder=/a → audit.measuredFolder is /a, but no process is scanned; set audit.enabled
-extraVolumes[0].name=measured extraVolumes[0].emptyDir.medium= → extraVolumes: measured is the
 enforce.mode=pin → enforce.mode is pin, but no process is scanned; set audit.enabled: true
 image.repository=localhost:5000/a:b → image.repository is "localhost:5000/a:b": name HOST/REPOSITORY
 image.repository= → image.repository is "": name HOST/REPOSITORY alone, in lower case; the tag goes
@@ -159,6 +157,8 @@ def properties(schema: Mapping[str, Any], path: str = "") -> Iterator[str]:
     if "$ref" in schema:
         schema = SCHEMA["definitions"][schema["$ref"].rpartition("/")[2]]
     for name, part in schema.get("properties", {}).items():
+        if part.get("description", "").startswith("Removed in "):  # it is ignored
+            continue
         yield f"{path}/{name}"
         yield from properties(part, f"{path}/{name}")
 

@@ -20,11 +20,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from affinityd.cpuset import parse_list
-from affinityd.measure.document import MeasuredGpu, save
 from tests.support.cpusets import cgroup, step_parts
 from tests.support.daemons import Daemon
-from tests.support.enforcing_node import address, enforcing, uuid
-from tests.support.measurements import copies, measurement
+from tests.support.enforcing_node import enforcing
 from tests.support.tiny import BOTH, FAR
 
 #: A fifth of a CPU: enough to be counted in ticks, little enough for a machine that tests.
@@ -36,11 +34,6 @@ while True:
         pass
     sleep(0.08)
 """
-#: Of GPU 0, to which near CPUs copy 1.8 times as fast as far ones.
-_MEASURED = MeasuredGpu("nvidia", 0, uuid(0), address(0), [0])
-MEASUREMENT = measurement(
-    [copies(0, 54e9, _MEASURED), copies(1, 30e9, _MEASURED)], gpus=[_MEASURED]
-)
 DEPRIVED = ("setpriv", "--bounding-set=-all", "--no-new-privs")
 SERIES = ("--job-series", "10")
 
@@ -61,10 +54,9 @@ def audited(folder: Path, listen: str) -> Iterator[Daemon]:
             for mask, group in ((FAR, far), (FAR, ended), (BOTH, whole), (FAR, good), (BOTH, None))
         )
         users = {0: [allocated, masked], 1: None, 2: [unpinned, placed], 3: [nobodys]}
-        policy, measured = folder / "policy.toml", folder / "measure.json"
+        policy = folder / "policy.toml"
         policy.write_text('mode = "node"\n')
-        save(MEASUREMENT, measured)
-        env = {"AFFINITYD_ENFORCE_POLICY": str(policy), "AFFINITYD_MEASURED": str(measured)}
+        env = {"AFFINITYD_ENFORCE_POLICY": str(policy)}
         node = stack.enter_context(
             enforcing("pin", *SERIES, before=DEPRIVED, users=users, env=env, listen=listen)
         )

@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.slurm.rig import root_of
 from tests.e2e.vm.machine import boot
-from tests.support.shared_objects import environment, libraries
+from tests.support.shared_objects import environment
 
 #: The tests that `scripts/test all` runs, in the order in which their scripts run.
 EVERY_CHANGE = ("apply", "enforce")
@@ -47,5 +47,4 @@ def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def booted(folder: Path, names: Sequence[str]) -> Mapping[str, Document]:
     nvml = Path(environment("", folder)["LD_LIBRARY_PATH"], "libnvidia-ml.so.1")
     releases = [root_of(RELEASES[name]) for name in names if name in RELEASES]
-    built = [nvml, libraries() / "libcuda.so.1"]
-    return boot(folder, names, built=built, release=next(iter(releases), None))
+    return boot(folder, names, built=[nvml], release=next(iter(releases), None))

@@ -130,11 +130,6 @@ def test_a_scan_is_told_by_gpu_and_process() -> None:
     assert (lost["orphan"], lost["gpu_memory_bytes"]) == ("not owned", 2**30)
 
 
-def test_a_gpu_that_was_measured_has_its_ratios_and_another_none() -> None:
-    told = document(TWO, replace(SCAN, ratios={GPU: {0: 1.8, 1: 1.0}}), None)
-    assert [it.get("measured_ratio") for it in told["gpus"]] == [{"0": 1.8, "1": 1.0}, None]
-
-
 def test_of_a_gpu_whose_place_is_not_known_no_time_is_remote() -> None:
     lost = document(TWO, replace(SCAN, unknown={}), None)["gpus"][1]
     assert (lost["cpu_seconds"], lost["remote_cpu_seconds"], lost["orphans"]) == (1.0, None, 1)

@@ -184,19 +184,3 @@ def test_a_second_scan_shows_how_long_threads_waited_and_for_what() -> None:
     lines = shown(found, is_second=True)
     assert [line.rpartition(" | ")[2] for line in rows(lines)[1:4]] == ["0.42 neighbor", "-", "?"]
     assert ["waits for CPUs, 100% of it likely for neighbor" in it for it in lines[4:]] == [True]
-
-
-@pytest.mark.parametrize(
-    ("mask", "ratio", "said"),
-    [
-        ("0-3", 1.8, ["GPU 0: near CPUs copy to it up to 1.8 times as fast as far ones"]),
-        ("0-3", 1.02, []),
-        ("4-7", 1.8, []),  # it is near
-    ],
-)
-def test_a_measured_gpu_with_far_processes_has_a_line_on_its_ratio(
-    mask: str, ratio: float, said: list[str]
-) -> None:
-    found = replace(scan(process(mask, cpuset="0-7")), ratios={GPU: {0: ratio, 1: 1.0}})
-    lines = [it for it in shown(found) if "affinityd measure" in it]
-    assert lines == [f"{it} (affinityd measure)" for it in said]

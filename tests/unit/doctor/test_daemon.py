@@ -191,11 +191,18 @@ def test_an_unknown_setting_is_found_with_its_likely_name(
     judged(variables(facts), found if meant else "ok")
 
 
+def test_a_removed_setting_is_found_with_what_to_do(tmp_path: Path) -> None:
+    facts = replace(facts_of(tmp_path), variables=(("AFFINITYD_MEASURED", FILE),))
+    found = f"warn: AFFINITYD_MEASURED in {FILE} is removed, and ignored → leave it out"
+    judged(variables(facts), found)
+
+
 def test_every_variable_that_this_project_names_is_known() -> None:
     places = ("affinityd", "bin", "deploy", "docs", "examples", "scripts", "slurm")
     files = (path for place in places for path in (REPOSITORY / place).rglob("*") if path.is_file())
     pages = [*files, *REPOSITORY.glob("*.md"), REPOSITORY / "Dockerfile"]
-    pages.remove(REPOSITORY / "CHANGELOG.md")  # which names what is no more
+    for path in ("CHANGELOG.md", "affinityd/config/removed.py"):  # which name what is no more
+        pages.remove(REPOSITORY / path)
     texts = [path.read_text() for path in pages if path.suffix not in {".pyc", ".xz"}]
     named = set(re.findall(r"\bAFFINITYD_[A-Z_]*[A-Z]\b", "".join(texts)))
     assert len(named) > 30

@@ -52,9 +52,6 @@
 {{- if and $.Values.kubernetes.podResources (not (or $looks $.Values.kubernetes.nri.enabled)) }}
 {{- fail "kubernetes.podResources is true, but no process is scanned; set audit.enabled: true and leave settings.scanInterval empty, or kubernetes.nri.enabled: true, or set kubernetes.podResources: false" }}
 {{- end }}
-{{- if and $.Values.audit.measuredFolder (not $looks) }}
-{{- fail (printf "audit.measuredFolder is %s, but no process is scanned; set audit.enabled: true and leave settings.scanInterval empty, or leave measuredFolder empty" $.Values.audit.measuredFolder) }}
-{{- end }}
 {{- if and $.Values.audit.hostMemory (not $looks) }}
 {{- fail "audit.hostMemory is true, but no process is scanned; set audit.enabled: true and leave settings.scanInterval empty, or set audit.hostMemory: false" }}
 {{- end }}

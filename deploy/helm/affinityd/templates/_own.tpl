@@ -40,7 +40,7 @@
 {{- end }}
 {{- end }}
 
-{{- $volumes := dict "socket" ", or set socket.hostPath" "policy" ", or set enforce.policy" "cgroups" "" "measured" ", or set audit.measuredFolder" "pods" "" "pod-resources" "" "nri" ", or set kubernetes.nri.socketFolder" }}
+{{- $volumes := dict "socket" ", or set socket.hostPath" "policy" ", or set enforce.policy" "cgroups" "" "pods" "" "pod-resources" "" "nri" ", or set kubernetes.nri.socketFolder" }}
 {{- range .Values.extraVolumes }}
 {{- if hasKey $volumes .name }}
 {{- fail (printf "extraVolumes: %s is the chart's own; give yours another name%s" .name (get $volumes .name)) }}

@@ -81,7 +81,6 @@ NOWHERE = Audit(MACHINE, scan(process(1, placement="unknown"), near={**NEAR, GPU
 
 WAITING = Audit(MACHINE, scan(process(1), wait_time={GPU0: {"neighbor": 2.5, "unknown": 0.0}}))
 MEMORY = Audit(MACHINE, scan(process(1), process(2), memory={1: held(38), 2: held(50, "VmPin")}))
-MEASURED = Audit(MACHINE, scan(process(1), ratios={GPU0: {0: 1.0, 1: 1.8}}))
 
 NONE = dict.fromkeys(("local", "mixed", "remote", "unpinned", "unknown"), 0.0)
 SINCE = "gpu_numa_mismatch_start_timestamp_seconds"
@@ -110,9 +109,6 @@ SINCE = "gpu_numa_mismatch_start_timestamp_seconds"
         (FOUND, None, "scan_duration_seconds", {"": 0.25}),
         (FOUND, None, "scan_skipped_processes", {"": 1}),
         (FOUND, None, "numa_balancing", {"": 1}),
-        (FOUND, "0", "measured_ratio", {}),
-        (MEASURED, "0", "measured_ratio", {"0": 1.0, "1": 1.8}),
-        (MEASURED, "1", "measured_ratio", {}),
         # Its processes are not known; what they have used stays.
         (UNKNOWN, "0", "gpu_audited", {"": 0}),
         (UNKNOWN, "0", "gpu_numa_mismatch", {}),

@@ -1,1 +1,0 @@
-"""Measurements of memory and GPUs from each NUMA node: near against far."""

@@ -1,0 +1,40 @@
+"""What 0.3 no longer has is refused, or warned of, in one line that says what to use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from affinityd.cli import COMMANDS, main
+from affinityd.config import removed
+
+
+@pytest.mark.parametrize("command", removed.COMMANDS)
+def test_a_removed_command_or_option_is_refused_with_what_to_use(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, *option = command.split()
+    assert (name in COMMANDS) == bool(option)
+    with pytest.raises(SystemExit) as ended:
+        main([name, *(f"{word}=1" for word in option)])
+    line = f"affinityd {command} is removed: {removed.COMMANDS[command]}\n"
+    assert (ended.value.code, capsys.readouterr().err) == (2, line)
+
+
+@pytest.mark.parametrize(
+    ("environment", "in_file", "said"),
+    [
+        ("", "", []),
+        ("off", "/a", ["AFFINITYD_MEASURED is removed, and ignored: leave it out"]),
+        ("", "/a", ["AFFINITYD_MEASURED in {path} is removed, and ignored: leave it out"]),
+    ],
+)
+def test_a_removed_variable_is_warned_of_where_it_is_set(
+    tmp_path: Path, environment: str, in_file: str, said: list[str]
+) -> None:
+    path = tmp_path / "affinityd.conf"
+    path.write_text(f"AFFINITYD_MEASURED={in_file}\nAFFINITYD_MODE=node\n")
+    environ = {"AFFINITYD_CONFIG": str(path), "AFFINITYD_MEASURED": environment}
+    lines = [line.partition(";")[0] for line in removed.warnings(environ)]
+    assert lines == [line.format(path=path) for line in said]
