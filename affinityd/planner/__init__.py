@@ -35,7 +35,8 @@ class Demand(NamedTuple):
     #: Logical CPUs that the ranks with a home node ask for together; missing: `options.cpus` each.
     #: Of a node without ranks other processes of the job ask.
     together: Mapping[int | None, int] = {}
-    homes: tuple[int | None, ...] | None = None  #: each rank's home node; None: the nearest
+    #: Each rank's home node, for modes that divide its cores; None: the nearest.
+    homes: tuple[int | None, ...] | None = None
     others: CpuSet = frozenset()  #: CPUs of other plans: far ones among them are added last
 
 
@@ -48,10 +49,10 @@ class PlanWarning(NamedTuple):
 
 
 class Widening(NamedTuple):
-    """Why a rank has far CPUs: its home node had too few for its ranks' requests."""
+    """Why a rank has far CPUs: its home nodes had too few for its ranks' requests."""
 
-    cpus: CpuSet  #: the rank's far CPUs
-    near: int  #: near allowed logical CPUs, for all ranks of this home node
+    cpus: CpuSet  #: those that were added
+    at_home: int  #: the allowed logical CPUs of the home nodes, for all of their ranks
     asked: int  #: logical CPUs that these ranks asked for together
 
 
@@ -62,12 +63,12 @@ class RankPlan(NamedTuple):
     gpu: Gpu
     cpus: CpuSet
     physical_cores: int
-    home_node: int | None
-    locality: str  #: "local", "mixed", "remote" or "unknown"
+    home_node: int | None  #: the first of its home nodes
+    locality: str  #: of `nearness.LOCALITIES`
     memory_node: int | None
     threads: int  #: physical cores ÷ the ranks that share them, at least 1
     reasons: tuple[str, ...]
-    widening: Widening | None = None  #: None: every CPU is near, or the home is remote
+    widening: Widening | None = None  #: None: no CPU was added
 
 
 class Plan(NamedTuple):
@@ -82,9 +83,6 @@ def widened_cpus(ranks: Iterable[RankPlan]) -> dict[tuple[str, int], CpuSet]:
     """Return the CPUs, near and far, of the GPUs whose ranks asked for more than are near."""
     return {rank.gpu.key: rank.cpus for rank in ranks if rank.widening}
 
-
-#: The localities of a rank, from best to worst; a plan's is the worst of its ranks'.
-LOCALITIES = ("local", "unknown", "mixed", "remote")
 
 #: The warnings of plans.
 WARNINGS = (

@@ -6,6 +6,7 @@ machine and its reserved CPUs alone, so unrelated jobs do not overlap.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, cycle, zip_longest
@@ -18,6 +19,7 @@ from affinityd.topology.model import Core, Gpu, Topology, cpus_of
 
 K = TypeVar("K")
 RankCores = Mapping[int, tuple[Core, ...]]  #: each rank's cores, best first
+Nodes = tuple[int | None, ...]  #: numbers of NUMA nodes: one, or several that are equally near
 #: The keys of a node's GPUs, the node's domain, and its block for each GPU.
 NodeBlocks = tuple[tuple[tuple[str, int], ...], Domain, tuple[Domain, ...]]
 
@@ -27,7 +29,7 @@ class RankGroup(NamedTuple):
 
     ranks: tuple[int, ...]
     domain: Domain
-    home: int | None  #: the home node of all of them; None also where the domain is everywhere
+    homes: Nodes  #: the home nodes of all of them; (): the domain is everywhere
 
 
 def usable(cores: Iterable[Core], allowed: CpuSet) -> tuple[Core, ...]:
@@ -41,59 +43,73 @@ def usable(cores: Iterable[Core], allowed: CpuSet) -> tuple[Core, ...]:
     return tuple(usable_cores)
 
 
+def nearest_nodes(topology: Topology, gpus: Sequence[Gpu], allowed: CpuSet) -> list[Nodes]:
+    """Return for each rank the nodes with allowed CPUs that are nearest to its GPU, in order.
+
+    All are as near to a GPU of unknown place. `allowed` must hold an online CPU.
+    """
+    candidates = [
+        number
+        for number in topology.nodes_with_cpus
+        if not allowed.isdisjoint(topology.cpus_of_node(number))
+    ]
+    return [topology.nearest(gpu.numa_node, candidates) for gpu in gpus]
+
+
 def home_nodes(topology: Topology, gpus: Sequence[Gpu], allowed: CpuSet) -> list[int | None]:
-    """Return each rank's home node: the GPU's own if it has an allowed CPU, else the nearest.
+    """Return one home node for each rank, of the nearest, for modes that divide its cores.
 
     Ranks without a choice are placed first; the others in rank order, each on the tied node that
     is home to fewest so far, then on the lowest number. `allowed` must hold an online CPU.
     """
-    ranks_at = {
-        number: 0
-        for number in topology.nodes_with_cpus
-        if not allowed.isdisjoint(topology.cpus_of_node(number))
-    }
-    nearest = [topology.nearest(gpu.numa_node, ranks_at) for gpu in gpus]
+    nearest = nearest_nodes(topology, gpus, allowed)
+    ranks_at: Counter[int | None] = Counter()
     homes: dict[int, int | None] = {}
     for rank in sorted(range(len(gpus)), key=lambda rank: len(nearest[rank]) > 1):
-        homes[rank] = min(
-            nearest[rank], key=lambda number: (ranks_at[number], topology.node_of[number].order)
-        )
+        homes[rank] = min(nearest[rank], key=lambda number: ranks_at[number])
         ranks_at[homes[rank]] += 1
     return [homes[rank] for rank in range(len(gpus))]
 
 
 def domains_of(
-    topology: Topology, homes: Collection[int | None], allowed: CpuSet, *, scope: str, unique: bool
-) -> dict[int | None, Domain]:
-    """Return the domain of each home node; `unique`: its ranks must not overlap with others'."""
+    topology: Topology, homes: Collection[Nodes], allowed: CpuSet, *, scope: str, unique: bool
+) -> dict[Nodes, Domain]:
+    """Return the domain of home nodes; `unique`: its ranks must not overlap with others'."""
     if scope == "node":
-        return {home: single_bundles(usable(topology.node_cores[home], allowed)) for home in homes}
+        return {nodes: near_domain(topology, nodes, allowed) for nodes in homes}
     if not unique:
-        return {home: socket(topology, home, allowed) for home in homes}
+        return {nodes: socket(topology, nodes, allowed) for nodes in homes}
     # In each package the cores that are near to no home node are dealt to the near ones.
+    taken = {*chain.from_iterable(homes)}
     cores = usable(topology.cores, allowed)
     bundles = deal(
-        [core for core in cores if core.node in homes],
-        [core for core in cores if core.node not in homes],
+        [core for core in cores if core.node in taken],
+        [core for core in cores if core.node not in taken],
     )
-    return {home: tuple(bundle for bundle in bundles if bundle[0].node == home) for home in homes}
+    return {
+        nodes: tuple(bundle for bundle in bundles if bundle[0].node in nodes) for nodes in homes
+    }
 
 
-def nearest_first(topology: Topology, home: int | None) -> list[int | None]:
-    """Return the numbers of the nodes: the home node, then the nearest, then the lowest number."""
-    nodes = sorted(
-        topology.nodes,
-        key=lambda node: (node.number != home, topology.distance(home, node.number), node.order),
-    )
-    return [node.number for node in nodes]
+def nearest_first(topology: Topology, homes: Nodes) -> list[int | None]:
+    """Return the numbers of all nodes: home nodes, then those nearest to the first of them."""
+    others = [node for node in topology.nodes if node.number not in homes]
+    others.sort(key=lambda node: (topology.distance(homes[0], node.number), node.order))
+    return [*homes, *(node.number for node in others)]
 
 
-def socket(topology: Topology, home: int | None, allowed: CpuSet) -> Domain:
-    """Return the home node's cores, then those of its packages' other nodes, the nearest first."""
-    packages = {core.package for core in topology.node_cores[home]}
+def near_domain(topology: Topology, homes: Nodes, allowed: CpuSet) -> Domain:
+    """Return the cores of home nodes, node by node."""
+    cores = chain.from_iterable(topology.node_cores[number] for number in homes)
+    return single_bundles(usable(cores, allowed))
+
+
+def socket(topology: Topology, homes: Nodes, allowed: CpuSet) -> Domain:
+    """Return the home nodes' cores, then those of their packages' other nodes, nearest first."""
+    packages = {core.package for number in homes for core in topology.node_cores[number]}
     cores = (
         core
-        for number in nearest_first(topology, home)
+        for number in nearest_first(topology, homes)
         for core in topology.node_cores[number]
         if core.package in packages
     )
@@ -176,12 +192,12 @@ def gpu_blocks(
 @lru_cache(maxsize=8)
 def _of_nodes(topology: Topology, scope: str, unreserved: CpuSet) -> Sequence[NodeBlocks]:
     """Return the blocks of every node, found once for all jobs."""
-    gpus_at = positions(home_nodes(topology, topology.gpus, unreserved))
+    gpus_at = positions((home,) for home in home_nodes(topology, topology.gpus, unreserved))
     domains = domains_of(topology, gpus_at, unreserved, scope=scope, unique=True)
     of_nodes = []
-    for home, places in gpus_at.items():
+    for homes, places in gpus_at.items():
         keys = tuple(topology.gpus[place].key for place in places)
-        of_nodes.append((keys, domains[home], _cut(domains[home], len(places))))
+        of_nodes.append((keys, domains[homes], _cut(domains[homes], len(places))))
     return of_nodes
 
 
@@ -214,14 +230,14 @@ def widened(
         has = len(given_cpus(chain(*group.domain), demand.options))
         is_short = not divides or len(group.domain) < len(group.ranks)
         lack = asked_together(demand, group, asked) - has if is_short else 0
-        further = _take(free, topology, demand, group.home, lack)
+        further = _take(free, topology, demand, group.homes, lack)
         wider.append(group._replace(domain=(*group.domain, *single_bundles(further))))
     return tuple(wider)
 
 
 def asked_together(demand: Demand, group: RankGroup, asked: int) -> int:
     """Return how many logical CPUs the ranks of a group ask for, `asked` each if none says it."""
-    return demand.together.get(group.home, asked * len(group.ranks))
+    return demand.together.get(group.homes[0], asked * len(group.ranks))
 
 
 def topped_up(
@@ -238,11 +254,11 @@ def topped_up(
     cores of another's domain.
     """
     free = _free_cores(topology, demand, chain(*cores_of.values()))
-    home = {rank: group.home for group in groups for rank in group.ranks}
+    homes = {rank: group.homes for group in groups for rank in group.ranks}
     full = {}
     for rank, cores in sorted(cores_of.items()):
         lack = asked - len(given_cpus(cores, demand.options))
-        full[rank] = cores + _take(free, topology, demand, home[rank], lack)
+        full[rank] = cores + _take(free, topology, demand, homes[rank], lack)
     return full
 
 
@@ -254,12 +270,12 @@ def _free_cores(topology: Topology, demand: Demand, taken: Iterable[Core]) -> li
 
 
 def _take(
-    free: list[Core], topology: Topology, demand: Demand, home: int | None, lack: int
+    free: list[Core], topology: Topology, demand: Demand, homes: Nodes, lack: int
 ) -> tuple[Core, ...]:
-    """Take the free cores nearest to a node, until they have so many CPUs, or all."""
+    """Take the free cores nearest to home nodes, until they have so many CPUs, or all."""
     cores: list[Core] = []
     if lack > 0:
-        order = nearest_first(topology, home)
+        order = nearest_first(topology, homes)
         free.sort(key=lambda core: (core.cpus[0] in demand.others, order.index(core.node)))
     while lack > 0 and free:
         cores.append(free.pop(0))

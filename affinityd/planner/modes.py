@@ -78,7 +78,7 @@ class PlanMode(NamedTuple):
     scope: str | None = None  #: its scope; the request's does not count
     everywhere: bool = False  #: its domain is every allowed core, not the home node's
     unique: bool = False  #: ranks never overlap
-    shares: bool = False  #: ranks of a home node have the same cores, however many there are
+    shares: bool = False  #: ranks have all cores of their home nodes, however many ranks there are
     shares_node: bool = False  #: uses `share`: with share=node each GPU has a block of its own
     by_rank: bool = False  #: divides by the ranks' numbers: no GPU has cores of its own
     balances: bool = False  #: uses `balanced`
@@ -88,7 +88,7 @@ class PlanMode(NamedTuple):
 
 MODES = {
     "all": PlanMode(all_cores, shares=True),
-    "single": PlanMode(first_core, scope="node", shares=True, counts=False),
+    "single": PlanMode(first_core, scope="node", counts=False),
     "single_unique": PlanMode(one_each, scope="node", unique=True, shares_node=True, counts=False),
     "unique_contiguous": PlanMode(contiguous, unique=True, shares_node=True, balances=True),
     "unique_interleaved": PlanMode(interleaved, unique=True, shares_node=True, balances=True),
@@ -97,5 +97,7 @@ MODES = {
     "exclusive": PlanMode(blocks, unique=True, shares_node=True),
     # Ranks on the caches of another node would have only far CPUs.
     "core_complex": PlanMode(complexes, scope="node", widens=False, by_rank=True),
-    "even": PlanMode(blocks, scope="node", everywhere=True, unique=True, by_rank=True),
+    "even": PlanMode(
+        blocks, scope="node", everywhere=True, unique=True, by_rank=True, widens=False
+    ),
 }

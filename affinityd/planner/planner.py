@@ -12,7 +12,8 @@ from affinityd.planner import Demand, Options, Plan, RankPlan, Widening, domains
 from affinityd.planner.domains import RankCores, RankGroup, given_cpus, single_bundles, usable
 from affinityd.planner.modes import MODES, PlanMode, Position
 from affinityd.planner.reasons import Reasons, too_few_cores, warnings
-from affinityd.topology.model import Core, Topology
+from affinityd.topology.model import Core, Gpu, Topology
+from affinityd.topology.nearness import locality, near_nodes, vicinity
 
 #: The groups that were divided, with their own domains, before others' cores came in; the cores of
 #: every rank; and among which GPUs they were divided: "requested" or "node".
@@ -53,7 +54,7 @@ def _divided(topology: Topology, demand: Demand, mode: PlanMode) -> Division:
         ranks_of = domains.positions(gpu.key for gpu in demand.gpus)
         if ranks_of.keys() <= blocks.keys():
             groups = tuple(
-                RankGroup(ranks, blocks[gpu], blocks[gpu][0][0].node)
+                RankGroup(ranks, blocks[gpu], (blocks[gpu][0][0].node,))
                 for gpu, ranks in ranks_of.items()
             )
             in_blocks = dict(_split(groups, options, mode))
@@ -71,15 +72,20 @@ def _divided(topology: Topology, demand: Demand, mode: PlanMode) -> Division:
 
 
 def _by_home(topology: Topology, demand: Demand, mode: PlanMode) -> tuple[RankGroup, ...]:
-    """Group ranks by home node, each group on the domain of mode and scope."""
-    allowed = demand.allowed
+    """Group ranks by home nodes, each group on the domain of mode and scope."""
+    gpus, allowed = demand.gpus, demand.allowed
     if mode.everywhere:
         domain = single_bundles(usable(topology.cores, allowed))
-        return (RankGroup(tuple(range(len(demand.gpus))), domain, None),)
-    ranks_at = domains.positions(demand.homes or domains.home_nodes(topology, demand.gpus, allowed))
+        return (RankGroup(tuple(range(len(gpus))), domain, ()),)
+    if mode.shares:
+        homes_of_ranks = domains.nearest_nodes(topology, gpus, allowed)
+    else:
+        homes = demand.homes or domains.home_nodes(topology, gpus, allowed)
+        homes_of_ranks = [(home,) for home in homes]
+    ranks_at = domains.positions(homes_of_ranks)
     scope = mode.scope or demand.options.scope
     domain_of = domains.domains_of(topology, ranks_at, allowed, scope=scope, unique=mode.unique)
-    return tuple(RankGroup(ranks, domain_of[home], home) for home, ranks in ranks_at.items())
+    return tuple(RankGroup(ranks, domain_of[homes], homes) for homes, ranks in ranks_at.items())
 
 
 def _split(
@@ -110,36 +116,35 @@ def _rank_plans(
         if len(cores_of[rank]) < least:
             raise UnsatisfiableError(too_few_cores(demand, rank, cores_of, least))
         gpu, group = demand.gpus[rank], group_of[rank]
-        home = cores[0].node if mode.everywhere else group.home
-        nodes = {core.node for core in cores} if mode.everywhere else {home}
-        widening = None if mode.everywhere else _widening(demand, group, cores)
-        if len(topology.nodes_with_cpus) == 1 or nodes == {gpu.numa_node} - {None}:
-            locality = "mixed" if widening else "local"
-        else:
-            locality = "unknown" if gpu.numa_node is None else "remote"
+        cpus = given_cpus(cores, options)
+        homes = (cores[0].node,) if mode.everywhere else group.homes
+        widening = None if mode.everywhere else _widening(topology, demand, group, gpu, cores)
         yield RankPlan(
             rank=rank,
             gpu=gpu,
-            cpus=given_cpus(cores, options),
+            cpus=cpus,
             physical_cores=len(cores),
-            home_node=home,
-            locality=locality,
-            memory_node=topology.memory_node(home),
+            home_node=homes[0],
+            locality=locality(vicinity(topology, [gpu]), cpus),
+            memory_node=topology.memory_node(homes[0]),
             threads=max(1, len(cores) // max(ranks_on[core.cpus[0]] for core in cores)),
-            reasons=tuple(reasons.of(rank, home, widening)),
+            reasons=tuple(reasons.of(rank, homes, widening)),
             widening=widening,
         )
 
 
-def _widening(demand: Demand, group: RankGroup, cores: Iterable[Core]) -> Widening | None:
-    """Return a rank's far CPUs, and its group's request; None: all are near."""
+def _widening(
+    topology: Topology, demand: Demand, group: RankGroup, gpu: Gpu, cores: Iterable[Core]
+) -> Widening | None:
+    """Return a rank's added far CPUs, and its group's request; None: there are none."""
     options = demand.options
     if options.cpus is None:
         return None
-    near = list(chain(*group.domain))
-    firsts = {core.cpus[0] for core in near}
-    further = [core for core in cores if core.node != group.home and core.cpus[0] not in firsts]
+    firsts = {core.cpus[0] for core in chain(*group.domain)}
+    near = {*group.homes, *near_nodes(topology, gpu)}
+    further = [core for core in cores if core.node not in near and core.cpus[0] not in firsts]
     if not further:
         return None
+    at_home = [core for core in chain(*group.domain) if core.node in group.homes]
     asked = domains.asked_together(demand, group, options.cpus)
-    return Widening(given_cpus(further, options), len(given_cpus(near, options)), asked)
+    return Widening(given_cpus(further, options), len(given_cpus(at_home, options)), asked)

@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from affinityd.cpuset import format_list
+from affinityd.cpuset import format_list, named_nodes
 from affinityd.planner import Demand, Options, PlanWarning, RankPlan, Widening
-from affinityd.planner.domains import RankCores, shares_node, socket, usable
+from affinityd.planner.domains import Nodes, RankCores, nearest_nodes, shares_node, socket, usable
 from affinityd.planner.modes import PlanMode
 from affinityd.text import count, node_name
 from affinityd.topology.model import Core, Gpu, Topology, cpus_of
+from affinityd.topology.nearness import MIXED, REMOTE, UNKNOWN
 
 
 class Reasons:
@@ -25,10 +26,10 @@ class Reasons:
         self.cores_of, self.share = cores_of, share
         #: How many ranks hold a core, by its lowest CPU.
         self.ranks_on = Counter(core.cpus[0] for cores in cores_of.values() for core in cores)
-        #: Home node → the reasons that its ranks have in common.
-        self.of_node: dict[int | None, tuple[str, ...]] = {}
+        #: Home nodes → the reasons that their ranks have in common.
+        self.of_nodes: dict[Nodes, tuple[str, ...]] = {}
 
-    def of(self, rank: int, home: int | None, widening: Widening | None) -> Iterator[str]:
+    def of(self, rank: int, homes: Nodes, widening: Widening | None) -> Iterator[str]:
         """Yield why a rank has its CPUs, and why others were left out."""
         gpu, cores = self.demand.gpus[rank], self.cores_of[rank]
         if gpu.numa_node is None:
@@ -36,44 +37,45 @@ class Reasons:
         else:
             source = f" (by {gpu.numa_source})" if gpu.numa_source else ""
             yield f"GPU {gpu.index} is on NUMA node {gpu.numa_node}{source}"
-        if home != gpu.numa_node:
-            yield self._home_choice(gpu, home)
+        if gpu.numa_node not in homes:
+            yield self._home_choice(gpu, homes)
         yield self._division(cores)
         if widening is not None:
+            has = "has" if len(homes) == 1 else "have"
             yield (
-                f"{node_name(home)} has {widening.near} allowed CPUs, and {widening.asked} were "
-                f"asked for: CPUs {format_list(widening.cpus)} of other nodes were added"
+                f"{named_nodes(homes)} {has} {widening.at_home} allowed CPUs, and {widening.asked} "
+                f"were asked for: CPUs {format_list(widening.cpus)} of other nodes were added"
             )
-        if home not in self.of_node:
-            self.of_node[home] = (*self._left_to_others(home), *self._out_of_reach(home))
-        yield from self.of_node[home]
+        if homes not in self.of_nodes:
+            self.of_nodes[homes] = (*self._left_to_others(homes[0]), *self._out_of_reach(homes))
+        yield from self.of_nodes[homes]
         yield from self._cut_off(cores)
 
-    def _home_choice(self, gpu: Gpu, home: int | None) -> str:
-        topology = self.topology
+    def _home_choice(self, gpu: Gpu, homes: Nodes) -> str:
+        topology, names = self.topology, named_nodes(homes)
         if self.mode.everywhere:
-            return f"its block begins on {node_name(home)}"
+            return f"its block begins on {names}"
         if len(topology.nodes_with_cpus) == 1:
-            return f"only {node_name(home)} has CPUs"
+            return f"only {names} has CPUs"
+        if gpu.numa_node is None and self.mode.shares:
+            return f"any allowed CPU may be near: those of {names}"
         if gpu.numa_node is None:
-            return f"{node_name(home)} was home to the fewest ranks"
+            return f"{names} was home to the fewest ranks"
         lack = "allowed CPU" if topology.node_cores.get(gpu.numa_node) else "CPU"
-        distance = topology.distance(gpu.numa_node, home)
+        distance = topology.distance(gpu.numa_node, homes[0])
         shown = "unknown" if distance == float("inf") else f"{distance:.0f}"
-        return (
-            f"that node has no {lack}; {node_name(home)} is the nearest that has one "
-            f"(distance {shown})"
-        )
+        nearest = "is the nearest that has" if len(homes) == 1 else "are the nearest that have"
+        return f"that node has no {lack}; {names} {nearest} one (distance {shown})"
 
     def _division(self, cores: Sequence[Core]) -> str:
         topology, mode = self.topology, self.demand.options.mode
-        held = {core.node for core in cores}
-        nodes = sorted(held, key=lambda number: topology.node_of[number].order)
+        nodes = {core.node for core in cores}
         total = sum(len(topology.node_cores[number]) for number in nodes)
-        where = " and ".join(node_name(number) for number in nodes)
         sharers = max([self.ranks_on[core.cpus[0]] for core in cores])
         together = f", shared by {sharers} ranks" if sharers > 1 else ""
-        return f"{mode}: {count(len(cores), 'core')} of the {total} of {where}{together}"
+        return (
+            f"{mode}: {count(len(cores), 'core')} of the {total} of {named_nodes(nodes)}{together}"
+        )
 
     def _left_to_others(self, home: int | None) -> Iterator[str]:
         if self.share == "node":
@@ -87,16 +89,17 @@ class Reasons:
             if spare:
                 yield f"{cause} leaves {count(spare, 'core')} of {node_name(home)} unused"
 
-    def _out_of_reach(self, home: int | None) -> Iterator[str]:
+    def _out_of_reach(self, homes: Nodes) -> Iterator[str]:
         """Yield which CPUs of the mode's domain may not be used."""
         topology, demand = self.topology, self.demand
         if self.mode.everywhere:
             place, cpus = "the machine", topology.online
         elif (self.mode.scope or demand.options.scope) == "node":
-            place, cpus = node_name(home), topology.cpus_of_node(home)
+            place = named_nodes(homes)
+            cpus = frozenset().union(*map(topology.cpus_of_node, homes))
         else:
-            cores = chain.from_iterable(socket(topology, home, topology.online))
-            place, cpus = f"{node_name(home)}'s socket", cpus_of(cores)
+            place = f"the socket of {named_nodes(homes)}"
+            cpus = cpus_of(chain.from_iterable(socket(topology, homes, topology.online)))
         if reserved := cpus - demand.unreserved:
             yield f"CPUs {format_list(reserved)} of {place} are reserved"
         if outside := (cpus & demand.unreserved) - demand.allowed:
@@ -159,10 +162,11 @@ def warnings(
         )
     entries = Counter(gpu.key for gpu in demand.gpus)
     for rank in ranks:
-        for code, message in _of_rank(rank, entries[rank.gpu.key], options.cpus, share):
+        for code, message in _of_rank(rank, mode, entries[rank.gpu.key], options.cpus, share):
             yield PlanWarning(code, f"rank {rank.rank}{message}", rank.rank)
     if options.cpus is not None and not mode.everywhere:
-        homes = {*demand.together, *(rank.home_node for rank in ranks)}
+        nearest = nearest_nodes(topology, demand.gpus, demand.allowed)
+        homes = {*demand.together}.union(*nearest)
         used_cpus = (rank.cpus for rank in ranks)
         idle = demand.allowed.difference(*map(topology.cpus_of_node, homes), *used_cpus)
         if idle:
@@ -171,14 +175,16 @@ def warnings(
 
 
 def _of_rank(
-    rank: RankPlan, entries: int, asked: int | None, share: str
+    rank: RankPlan, mode: PlanMode, entries: int, asked: int | None, share: str
 ) -> Iterator[tuple[str, str]]:
     """Yield codes and messages about a rank; `entries`: how many ranks have its GPU."""
     gpu, home, wide = rank.gpu, node_name(rank.home_node), rank.widening
-    if rank.locality == "remote":
+    # In other modes a mixed rank was widened, or its scope is the socket.
+    if rank.locality == REMOTE or (mode.everywhere and rank.locality == MIXED):
         place = f"NUMA node {gpu.numa_node}, where its GPU {gpu.index} is"
-        yield "remote_home", f" has CPUs away from {place}; its home is {home}"
-    if rank.locality == "unknown":
+        another = "" if rank.home_node == gpu.numa_node else f"; its home is {home}"
+        yield "remote_home", f" has CPUs away from {place}{another}"
+    if rank.locality == UNKNOWN:
         yield (
             "unknown_locality",
             f": the machine does not say on which NUMA node GPU {gpu.index} is",
@@ -189,5 +195,5 @@ def _of_rank(
         block = f"the {len(rank.cpus)} CPUs of its GPU's block, to which share=node keeps"
         yield "parameter_ignored", f": cpus={asked} is more than {block}"
     if wide:
-        lack = f"{wide.near} allowed CPUs are near, and {wide.asked} were asked for"
+        lack = f"{wide.at_home} allowed CPUs are there, and {wide.asked} were asked for"
         yield "widened", f" has CPUs {format_list(wide.cpus)} away from {home}, its home: {lack}"

@@ -9,10 +9,11 @@ from typing import Annotated
 from affinityd.config import SWITCHES
 from affinityd.cpuset import format_list
 from affinityd.json_codec import CpuList, OneOf, left_out
-from affinityd.planner import LOCALITIES, WARNINGS, RankPlan
+from affinityd.planner import WARNINGS, RankPlan
 from affinityd.planner.modes import MODES
 from affinityd.request.resolve import Reply
 from affinityd.topology.model import LINKS
+from affinityd.topology.nearness import LOCALITIES
 
 
 @dataclass(frozen=True)

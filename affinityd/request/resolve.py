@@ -8,13 +8,14 @@ from typing import NamedTuple
 from affinityd.config import OBSERVE, ON
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.errors import UnsatisfiableError
-from affinityd.planner import LOCALITIES, Plan, PlanWarning, RankPlan
+from affinityd.planner import Plan, PlanWarning, RankPlan
 from affinityd.request.devices import all_devices, is_ambiguous, named, visible_devices
 from affinityd.request.parameters import Request
 from affinityd.request.ranks import job_entries, plan_ranks
 from affinityd.request.slurm_task import plan_task
 from affinityd.text import quote
 from affinityd.topology.model import ON_SWITCH, Node, Topology
+from affinityd.topology.nearness import LOCALITIES
 from affinityd.topology.rdma import NearNic, nics_of_gpus, verbs_ports
 
 AMBIGUOUS = PlanWarning(

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from affinityd.cpuset import CpuSet
 from affinityd.errors import UnsatisfiableError
 from affinityd.planner import Options, Plan, PlanWarning
-from affinityd.planner.domains import home_nodes, usable
+from affinityd.planner.domains import nearest_nodes, usable
 from affinityd.planner.modes import MODES
 from affinityd.request.devices import Entry, all_devices, named
 from affinityd.request.parameters import Request, SlurmTask
@@ -95,7 +95,8 @@ def _beside_neighbors(
         return plan_entries(node, gpus.own, allowed, options)
     # All tasks see the step's GPUs, unless Slurm bound them: then the step's are some of the job's.
     divided = (gpus.job if gpus.is_bound else ()) or gpus.visible
-    homes = tuple(home_nodes(node.topology, gpus_of(divided), allowed))
+    nearest = nearest_nodes(node.topology, gpus_of(divided), allowed)
+    homes = tuple(nodes[0] for nodes in nearest)
     own = tuple(homes[places_of(entry, divided)[0]] for entry in gpus.own)
     if options.cpus is None:
         return plan_entries(node, gpus.own, allowed, options, homes=own)

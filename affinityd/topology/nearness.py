@@ -1,4 +1,7 @@
-"""The CPUs and memory near GPUs, the placement of masks, and why some are far. Pure."""
+"""Near and far: the CPUs and memory near GPUs, the locality of CPUs, and why some are far. Pure.
+
+Plans, `verify`, audit, metrics and pictures all take their words from here.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,13 @@ from affinityd.cpuset import CpuSet, several
 from affinityd.text import count
 from affinityd.topology.model import Gpu, Topology
 
-LOCAL = "local"  #: may run only near its GPUs
-MIXED = "mixed"  #: near and far
-REMOTE = "remote"  #: only far from them
-UNPINNED = "unpinned"  #: on every online CPU, and some of them are far
-UNKNOWN = "unknown"  #: the NUMA nodes of its GPUs are unknown
-PLACEMENTS = (LOCAL, MIXED, REMOTE, UNPINNED, UNKNOWN)
+LOCAL = "local"  #: all CPUs are near
+MIXED = "mixed"  #: some are
+REMOTE = "remote"  #: none is
+UNKNOWN = "unknown"  #: the machine does not say where the GPU is
+UNPINNED = "unpinned"  #: of a living process: on every online CPU, and some of them are far
+LOCALITIES = (LOCAL, UNKNOWN, MIXED, REMOTE)  #: of plans, best to worst
+PLACEMENTS = (LOCAL, MIXED, REMOTE, UNPINNED, UNKNOWN)  #: of living processes
 FAR = (MIXED, REMOTE, UNPINNED)  #: placements of a thread that may run far from its GPUs
 
 #: Why a process may run far from its GPUs, besides UNPINNED.
@@ -47,22 +51,34 @@ class Vicinity:
         return f"only {count(there, 'CPU')}" if there else "no CPU"
 
 
+def near_nodes(topology: Topology, gpu: Gpu) -> tuple[int | None, ...]:
+    """Return the nodes whose CPUs are near a GPU, in order; (): its place is not known.
+
+    Near is its own node. If that has no online CPU, all nodes with CPUs that are nearest to it are
+    near. It does not matter which of them a process may use. If only one node has CPUs, they are
+    near every GPU.
+    """
+    with_cpus = topology.nodes_with_cpus
+    if len(with_cpus) == 1:
+        return with_cpus
+    if gpu.numa_node is None:
+        return ()
+    return topology.nearest(gpu.numa_node, with_cpus)
+
+
 def vicinity(
     topology: Topology, gpus: Sequence[Gpu], memory_nodes: Iterable[int | None] = ()
 ) -> Vicinity:
     """Return the vicinity of GPUs; memory of `memory_nodes` counts as near too.
 
-    Near is the GPU's own node, or the nearest ones that have CPUs, even if a process may not use
-    them. If the node of a GPU is unknown, so is the vicinity, unless all CPUs are in one node.
+    If the place of one GPU is not known, neither is the vicinity.
     """
-    nodes = with_cpus = topology.nodes_with_cpus
-    if len(with_cpus) > 1:
-        near = {node for gpu in gpus for node in topology.nearest(gpu.numa_node, with_cpus)}
-        is_known = all(gpu.numa_node is not None for gpu in gpus)
-        nodes = tuple(node for node in with_cpus if node in near and is_known)
+    nodes_of_gpus = [near_nodes(topology, gpu) for gpu in gpus]
+    near = set[int | None]().union(*nodes_of_gpus) if all(nodes_of_gpus) else set[int | None]()
+    nodes = tuple(node for node in topology.nodes_with_cpus if node in near)
     homes = set(memory_nodes).union(*map(topology.memory_nodes, nodes))
     memory = frozenset(node for node in homes if node is not None)
-    others = frozenset(node for node in with_cpus if node is not None) - memory
+    others = frozenset(node for node in topology.nodes_with_cpus if node is not None) - memory
     return Vicinity(
         tuple(gpus),
         nodes,
@@ -72,15 +88,26 @@ def vicinity(
     )
 
 
-def placement(topology: Topology, near: Vicinity, mask: CpuSet) -> str:
-    """Return the placement of a mask relative to the GPUs: one of PLACEMENTS."""
+def locality(near: Vicinity, cpus: CpuSet) -> str:
+    """Return where online CPUs are, seen from the GPUs: one of LOCALITIES."""
     if not near.nodes:
         return UNKNOWN
-    if mask <= near.cpus or len(near.nodes) == len(topology.nodes_with_cpus):
+    if cpus <= near.cpus:
         return LOCAL
-    if mask >= topology.online:
+    if cpus.isdisjoint(near.cpus):
+        return REMOTE
+    return MIXED
+
+
+def placement(topology: Topology, near: Vicinity, mask: CpuSet) -> str:
+    """Return where a process with a mask may run, seen from the GPUs: one of PLACEMENTS.
+
+    A mask may have CPUs that are offline: no process runs there.
+    """
+    where = locality(near, mask & topology.online)
+    if where == MIXED and mask >= topology.online:
         return UNPINNED
-    return REMOTE if mask.isdisjoint(near.cpus) else MIXED
+    return where
 
 
 def cause_of(
@@ -89,17 +116,18 @@ def cause_of(
     cpuset: CpuSet | None,
     widened: CpuSet | None = None,
 ) -> str | None:
-    """Return why masks are far, the first of CAUSES that fits; None: none is far.
+    """Return why masks are far, one of CAUSES; None: none is far.
 
     The process may use `cpuset`; `widened` are the CPUs, near and far, that it was given because
     it asked for more than are near; None: unknown, or it was not.
     """
-    far = [mask for mask, word in placements.items() if word in FAR]
-    causes = (
-        (None, not far),
-        (ALLOCATION, cpuset is not None and cpuset.isdisjoint(near)),
-        (ALLOCATION, widened is not None and all(mask <= widened for mask in far)),
-        (UNPINNED, UNPINNED in placements.values()),
-        (MASK, True),
-    )
-    return next(cause for cause, fits in causes if fits)
+    far = [mask for mask, place in placements.items() if place in FAR]
+    if not far:
+        return None
+    if cpuset is not None and cpuset.isdisjoint(near):
+        return ALLOCATION
+    if widened is not None and all(mask <= widened for mask in far):
+        return ALLOCATION
+    if UNPINNED in placements.values():
+        return UNPINNED
+    return MASK

@@ -42,7 +42,8 @@ def test_three_ranks_on_one_node(mode: str) -> None:
 def test_the_table_says_which_modes_share_cores_and_which_are_unique() -> None:
     same = {name for name, cpulists in THREE_RANKS.items() if len(set(cpulists)) == 1}
     assert {name for name, mode in MODES.items() if mode.shares} == same - {
-        name for name, mode in MODES.items() if mode.by_rank
+        "single",
+        "core_complex",
     }
     assert {name for name, mode in MODES.items() if mode.unique} == {*MODES} - same
 

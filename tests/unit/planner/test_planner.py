@@ -104,7 +104,7 @@ cpuset=0-19 | 0-4 5-9 10-14 15-19
 shared cores count           | dgx-1v | gpus=0,1 mode=node min_physical_cores=20 | \
 0-19,40-59 0-19,40-59
 strict takes what is local   | pair    | strict=yes mode=node | 0-3
-and what is unknown          | unknown | strict=true mode=node | 0-3
+and what is unknown          | unknown | strict=true mode=node | 0-7
 cores by their lowest CPU    | siblings | mode=single cpuset=1,4  | 4
 that is online               | no CPU 0 | mode=single              | 1,9
 allowed or not               | no CPU 0 | mode=single cpuset=8-15  | 9
@@ -132,7 +132,7 @@ single_unique | one core | mode=single_unique | rank 1 (GPU 1),1 allowed CPU,a w
 offline CPUs | half offline | cpuset=2-3 | no CPU is allowed,(0-1)
 all reserved | half offline | reserved=0-3 | no CPU is allowed,(all are reserved)
 remote | pair | cpuset=4-7 strict=true | strict,rank 0,home is node 1,strict=false
-over two nodes | pair | mode=even strict=true | strict,rank 0,home is node 0,strict=false
+over two nodes | pair | mode=even strict=true | strict,rank 0,away from NUMA node 0,strict=false
 widened | pair | mode=node cpuset=3-4 cpus=2 strict=true | strict: rank 0,CPUs 4 away from node 0
 """),
 )
@@ -198,8 +198,65 @@ OUTSIDE = {0: "0-7"}
         (machine("uv2000"), "cpuset=0-15,24-31", [0, 1]),
     ],
 )
-def test_home_nodes(topology: Topology, asked: str, expected: list[int | None]) -> None:
-    assert homes(ask(topology, **words(f"share=requested mode=node {asked}"))) == expected
+def test_ranks_that_divide_cores_have_one_home_node_each(
+    topology: Topology, asked: str, expected: list[int | None]
+) -> None:
+    assert homes(ask(topology, **words(f"share=requested mode=single {asked}"))) == expected
+
+
+FOUR = {0: "0-3", 1: "4-7", 2: "8-11", 3: ""}
+#: Nodes 1 and 2 are as near to node 0; nodes 0 and 1 are the nearest to node 3.
+FAR_ROWS = [("0", "1-2", 20), ("1", "2", 30), ("0-1", "3", 20), ("2", "3", 40)]
+TIED = {
+    "own": made(FOUR, gpus=[0], distances=FAR_ROWS),
+    "no CPUs": made(FOUR, gpus=[3], distances=FAR_ROWS),
+    "both": made(FOUR, gpus=[0, 3], distances=FAR_ROWS),
+    "nowhere": made({0: "0-3", 1: "4-7", 2: ""}, gpus=[2, 2]),
+    "unknown": made(FOUR, gpus=[None, 0], distances=FAR_ROWS),
+    # CPU numbers alternate between the nodes; each has a package of its own.
+    "odd": made({0: "0-6:2", 1: "1-7:2"}, gpus=[None], packages={0: "0-6:2", 1: "1-7:2"}),
+    "packages": made(FOUR, gpus=[3], packages={0: "0-3,8-9", 1: "4-7,10-11"}, distances=FAR_ROWS),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "expected"),
+    rows("""
+its own node is no tie               | own      |                    | 0-3 0 local
+two nodes tie as the nearest allowed | own      | cpuset=4-11        | 4-11 1 remote
+one of them is left                  | own      | cpuset=8-11        | 8-11 2 remote
+of a node without CPUs: all are near | no CPUs  |                    | 0-7 0 local
+one of them is allowed               | no CPUs  | cpuset=5-11        | 5-7 1 local
+none is                              | no CPUs  | cpuset=8-11        | 8-11 2 remote
+without distances all tie            | nowhere  |                    | 0-7 0 local 0-7 0 local
+other ranks change nothing           | both     |                    | 0-3 0 local 0-7 0 local
+unknown ties with all                | unknown  |                    | 0-11 0 unknown 0-3 0 local
+of the allowed                       | unknown  | cpuset=6-9 gpus=0  | 6-9 1 unknown
+a maximum takes one node first       | odd      | max_physical_cores=5 | 0-2,4,6 0 unknown
+sockets of all of them               | packages | mode=socket        | 0-11 0 mixed
+their own nodes first                | packages | mode=socket max_physical_cores=8 | 0-7 0 local
+more are added beyond all of them    | no CPUs  | cpus=10            | 0-9 0 mixed
+what was asked for is near           | no CPUs  | cpus=8             | 0-7 0 local
+in a unique mode, too                | no CPUs  | mode=exclusive cpus=6 | 0-5 0 local
+and beyond                           | no CPUs  | mode=exclusive cpus=9 | 0-8 0 mixed
+"""),
+)
+def test_ranks_that_share_have_all_nodes_that_are_equally_near(
+    name: str, asked: str, expected: str
+) -> None:
+    """Each rank's CPUs, home node and locality."""
+    reply = ask(TIED[name], **words(f"mode=node {asked}"))
+    ranks = zip(cpulists(reply), reply.ranks, strict=True)
+    assert " ".join(f"{cpus} {rank.home_node} {rank.locality}" for cpus, rank in ranks) == expected
+
+
+def test_a_dgx_rank_far_from_its_gpu_keeps_the_64_cpus_that_are_equally_far() -> None:
+    (rank,) = ask(machine("dgx-a100"), gpus="0", cpuset="64-127", mode="node").ranks
+    assert (len(rank.cpus), rank.home_node, rank.memory_node) == (64, 4, 4)
+    assert (
+        "that node has no allowed CPU; nodes 4-7 are the nearest that have one (distance 32)"
+        in rank.reasons
+    )
 
 
 @pytest.mark.parametrize(
@@ -210,7 +267,7 @@ how many cores      |                     | unique_contiguous: 8 cores of the 8 
 reserved CPUs       | reserved=0-1,8      | CPUs 0-1,8 of node 0 are reserved
 the cpuset          | cpuset=0-5          | CPUs 6-15 of node 0 are outside the cpuset or mask
 of a socket         | cpuset=0-15 mode=socket | \
-CPUs 16-31 of node 0's socket are outside the cpuset or mask
+CPUs 16-31 of the socket of node 0 are outside the cpuset or mask
 of the machine      | cpuset=0-15 mode=even | \
 CPUs 16-31 of the machine are outside the cpuset or mask
 the maximum         | max_physical_cores=3 | max_physical_cores leaves out 5 cores
@@ -229,9 +286,13 @@ that node has no allowed CPU; node 1 is the nearest that has one (distance 20)
 unknown             | gpus=1              | \
 the machine does not say on which NUMA node GPU 1 is
 spread              | gpus=0,1            | node 1 was home to the fewest ranks
+where it may be     | gpus=1 mode=node    | any allowed CPU may be near: those of nodes 0-1
+equally near nodes  | gpus=2 mode=node    | \
+that node has no CPU; nodes 0-1 are the nearest that have one (distance unknown)
+of both             | gpus=2 mode=node reserved=0 | CPUs 0 of nodes 0-1 are reserved
 no CPUs             | gpus=2              | \
 that node has no CPU; node 0 is the nearest that has one (distance unknown)
-even                | mode=even           | even: 16 cores of the 16 of node 0 and node 1
+even                | mode=even           | even: 16 cores of the 16 of nodes 0-1
 even, elsewhere     | mode=even gpus=0,2  | its block begins on node 1
 """),
 )
@@ -275,7 +336,7 @@ WIDENED = {
     ("node", "asked", "expected"),
     rows("""
 tasks on CPUs of two nodes share both  | pair | gpus=0,0 mode=node cpuset=3-4 cpus=1  | 3-4~ 3-4~
-in a unique mode each has one          | pair | gpus=0,0 cpuset=3-4 cpus=1            | 3 4~
+in a unique mode each has one          | pair | gpus=0,0 cpuset=3-4 cpus=1            | 3 4!
 no more are added than were asked for  | pair | mode=node cpuset=3-6 cpus=2           | 3-4~
 where enough are near nothing changes  | pair | mode=node cpuset=0-7 cpus=2           | 0-3
 or as many as there are                | pair | mode=node cpus=99                     | 0-7~
@@ -288,12 +349,12 @@ what balanced leaves idle is taken     | both | cpuset=0-1,4-7 cpus=3           
 so is the rest of an equal division    | pair | gpus=0,0 cpuset=0-2 cpus=2            | 0,2 1
 cores are not cut in two               | chain | gpus=0,0 cpus=3             | 0,4,6,10~ 1,5,7,11~
 near cores stay with the rank of old   | chain | gpus=0,0 cpus=4             | 0,4,6,10~ 1,5,7,11~
-one core a rank | pair | gpus=0,0 mode=single_unique cpuset=3-5 cpus=2                | 3 4~
+one core a rank | pair | gpus=0,0 mode=single_unique cpuset=3-5 cpus=2                | 3 4!
 the maximum cuts all the same          | pair | cpus=6 max_physical_cores=5           | 0-4~
 caches do not grow | caches | gpus=0,0 mode=core_complex cpuset=2,4-7 cpus=2          | 2 2
 all is far: remote, not widened        | pair | cpuset=4-7 mode=node cpus=2           | 4-7!
 a socket is widened beyond itself      | socket | mode=socket cpus=5                  | 0-4~
-what the mode has anyway is no widening | socket | mode=socket cpus=4                 | 0-3
+what a socket has anyway is no widening | socket | mode=socket cpus=4                | 0-3~
 a GPU's block is enough                | dgx | gpus=0 cpus=16                        | 48-55,176-183
 it is left where it is too small       | dgx | gpus=0 cpus=20                        | 48-63,176-191
 but not by ranks that plan by themselves | dgx | gpus=0 cpus=40 share=node           | 48-55,176-183
@@ -312,7 +373,10 @@ def test_where_too_few_cpus_are_near_the_nearest_others_are_added(
     ("node", "asked", "code", "part"),
     rows("""
 all ranks of a node together | pair | gpus=0,0 rank=1 mode=node cpuset=2-5 cpus=2 | widened | \
-rank 1 has CPUs 4-5 away from node 0, its home: 2 allowed CPUs are near, and 4 were asked for
+rank 1 has CPUs 4-5 away from node 0, its home: 2 allowed CPUs are there, and 4 were asked for
+none near | pair | gpus=0,0 cpuset=3-4 cpus=1 | remote_home | \
+rank 1 has CPUs away from NUMA node 0, where its GPU 0 is
+of a socket | socket | mode=socket cpus=4 | widened |
 enough        | dgx | gpus=0 cpus=16            | parameter_ignored |
 a small block | dgx | gpus=0 cpus=40 share=node | parameter_ignored | cpus=40 is more than the 16
 no more are allowed | pair | mode=node cpus=99 | parameter_ignored |

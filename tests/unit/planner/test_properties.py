@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from affinityd.cpuset import format_list
+from affinityd.cpuset import CpuSet, format_list
 from affinityd.errors import UnsatisfiableError
 from affinityd.planner import RankPlan
 from affinityd.planner.domains import usable
 from affinityd.planner.modes import MODES
 from affinityd.request.resolve import Reply
-from affinityd.topology.model import Core, Topology
+from affinityd.topology.model import Core, Gpu, Topology
+from affinityd.topology.nearness import placement, vicinity
 from tests.support.asking import ask, codes
 from tests.support.machines.facts import machine
 from tests.support.machines.strategies import UNIQUE, Question, questions
@@ -42,30 +43,65 @@ def test_a_rank_has_allowed_cpus_of_whole_cores_of_its_domain(question: Question
         assert rank.physical_cores == len(cores) <= (options.max_physical_cores or 999)
         assert 1 <= rank.threads <= rank.physical_cores
         if not mode.everywhere:
-            near = topology.node_cores[rank.home_node]
+            nearest = nearest_to(topology, rank.gpu, reply.allowed)
+            homes = nearest if mode.shares else {rank.home_node}
+            packages = {core.package for node in homes for core in topology.node_cores[node]}
             assert rank.cpus & topology.cpus_of_node(rank.home_node)
-            assert {core.package for core in cores} <= {core.package for core in near}
-            is_near = {core.node for core in cores} == {rank.home_node}
-            assert is_near or (mode.scope or options.scope) == "socket"
+            assert {core.package for core in cores} <= packages
+            assert {core.node for core in cores} <= homes or (
+                (mode.scope or options.scope) == "socket"
+            )
+
+
+def nearest_to(topology: Topology, gpu: Gpu, cpus: CpuSet) -> set[int | None]:
+    """Return the nodes of these CPUs that no other is nearer than; of an unknown place all."""
+    nodes = {core.node for core in topology.cores if not cpus.isdisjoint(core.cpus)}
+    if gpu.numa_node is None:
+        return nodes
+    if gpu.numa_node in nodes:
+        return {gpu.numa_node}
+    distances = topology.node_of[gpu.numa_node].distances
+    far = {node: distances.get(-1 if node is None else node, 256) for node in nodes}
+    return {node for node in nodes if far[node] == min(far.values())}
 
 
 @given(questions())
-def test_the_home_node_is_the_nearest_and_decides_the_locality(question: Question) -> None:
+def test_the_home_node_is_the_nearest_and_modes_that_share_take_all_that_tie(
+    question: Question,
+) -> None:
     topology, reply = question.topology, question.answered()
-    mode = MODES[reply.request.options.mode]
-    running = {core.node for core in topology.cores}
-    near = {node for node in running if reply.allowed & topology.cpus_of_node(node)}
+    mode, options = MODES[reply.request.options.mode], reply.request.options
     for rank in reply.ranks:
-        own, home = rank.gpu.numa_node, rank.home_node
-        assert home in near
-        if own is not None and not mode.everywhere:
-            row = topology.node_of[own].distances
-            far = {node: row.get(-1 if node is None else node, 256) for node in near}
-            assert home == own if own in near else far[home] == min(far.values())
-        assert rank.memory_node == topology.memory_node(home)
-        nodes = {core.node for core in cores_of(rank, topology)} if mode.everywhere else {home}
-        seen = "unknown" if own is None else "local" if nodes == {own} else "remote"
-        assert rank.locality == ("local" if len(running) == 1 else seen)
+        nearest = nearest_to(topology, rank.gpu, reply.allowed)
+        assert rank.memory_node == topology.memory_node(rank.home_node)
+        if not mode.everywhere:
+            assert rank.home_node in nearest
+        if mode.shares:
+            near = [core for core in topology.cores if core.node in nearest]
+            assert rank.home_node == min(nearest, key=lambda node: topology.node_of[node].order)
+            if options.max_physical_cores is None:
+                assert {*usable(near, reply.allowed)} <= {
+                    *usable(cores_of(rank, topology), reply.allowed)
+                }
+
+
+@given(questions(), st.integers(1, 9).map(str) | st.none())
+def test_locality_says_how_many_of_the_cpus_are_near(question: Question, cpus: str | None) -> None:
+    topology = question.topology
+    reply = question.answered(**({} if cpus is None else {"cpus": cpus}))
+    for rank in reply.ranks:
+        near = vicinity(topology, [rank.gpu])
+        nodes = nearest_to(topology, rank.gpu, topology.online)
+        if rank.gpu.numa_node is None and len(topology.nodes_with_cpus) > 1:
+            assert (rank.locality, near.nodes) == ("unknown", ())
+        else:
+            near_cpus = {cpu for node in nodes for cpu in topology.cpus_of_node(node)}
+            assert near.cpus == near_cpus
+            assert (rank.locality == "local") == (rank.cpus <= near_cpus)
+            assert (rank.locality == "remote") == rank.cpus.isdisjoint(near_cpus)
+        is_unpinned = rank.locality == "mixed" and rank.cpus == topology.online
+        place = "unpinned" if is_unpinned else rank.locality
+        assert placement(topology, near, rank.cpus) == place
 
 
 @given(questions())
@@ -159,24 +195,26 @@ def test_far_and_shared_ranks_are_warned_of_and_strict_refuses_far_ones(
     question: Question, cpus: str | None
 ) -> None:
     more = {} if cpus is None else {"cpus": cpus}
-    reply, near_cpus = question.answered(**more), question.topology.cpus_of_node
+    reply = question.answered(**more)
+    everywhere = MODES[reply.request.options.mode].everywhere
     localities = [rank.locality for rank in reply.ranks]
     gpus = [rank.gpu.index for rank in reply.ranks]
     widened = [rank for rank in reply.ranks if rank.widening]
     warned = codes(reply)
-    assert warned.count("remote_home") == localities.count("remote")
+    far = localities.count("remote") + localities.count("mixed") * everywhere
+    assert warned.count("remote_home") == far
     assert warned.count("unknown_locality") == localities.count("unknown")
     assert warned.count("shared_gpu") == sum(gpus.count(gpu) > 1 for gpu in gpus)
     assert [warning.rank for warning in reply.warnings if warning.code == "widened"] == [
         rank.rank for rank in widened
     ]
     assert all(len(warning.message.splitlines()) == 1 for warning in reply.warnings)
-    for rank in reply.ranks:
-        assert rank.locality != ("local" if rank.widening else "mixed")
-        far = rank.widening.cpus if rank.widening else frozenset()
-        assert far <= rank.cpus - near_cpus(rank.home_node)
+    for rank in widened:
+        assert rank.widening is not None
+        assert rank.locality != "local"
+        assert rank.widening.cpus <= rank.cpus - question.topology.cpus_of_node(rank.home_node)
     strict = question.try_to_ask(**more, strict="true")
-    if widened or "remote" in localities:
+    if widened or far:
         assert str(strict).startswith("strict: ")
     else:
         assert isinstance(strict, Reply)

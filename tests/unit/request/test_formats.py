@@ -144,10 +144,11 @@ def test_vllm_is_told_nothing_with_which_it_would_not_start(port: Mapping[str, A
 
 @pytest.mark.parametrize(
     ("gpu_nodes", "worst"),
-    [([0, 0], "local"), ([0, None], "unknown"), ([None, 2], "remote"), ([0, 2], "remote")],
+    [([0, 2], "local"), ([0, None], "unknown"), ([None, 1], "remote"), ([0, 1], "remote")],
 )
 def test_the_worst_locality_sums_a_plan_up(gpu_nodes: list[int | None], worst: str) -> None:
-    reply = ask(made({0: "0-3", 1: "4-7", 2: ""}, gpus=gpu_nodes), mode="node")
+    topology = made({0: "0-3", 1: "4-7", 2: ""}, gpus=gpu_nodes)  # node 2 is as near to 0 and 1
+    reply = ask(topology, mode="node", cpuset="0-3")
     assert reply.locality == worst
     assert f"AFFINITYD_LOCALITY={worst}\n" in render(reply, "shell")
 
