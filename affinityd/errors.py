@@ -7,8 +7,7 @@ AffinityError
 ├── UnsatisfiableError    understood, but this machine cannot give it    409, exit 1
 ├── NotReadyError         no topology yet                                503, exit 1
 │   ├── BusyError         too little left of something to answer        503
-│   ├── NotScannedError   no scan of the processes yet, or never         503
-│   └── NotEnforcedError  nothing enforced yet, or never                 503
+│   └── NotScannedError   no scan of the processes yet, or never         503
 ├── TreeError             a root that cannot be read as a machine             exit 2
 ├── TargetError           a process that does not exist or cannot be read          exit 2
 ├── OutputError           a file that cannot be written                       exit 1
@@ -84,12 +83,6 @@ class NotScannedError(NotReadyError):
     """The processes have not been looked at, or never are."""
 
     title = "No scan"
-
-
-class NotEnforcedError(NotReadyError):
-    """Nothing has been enforced, or nothing ever is."""
-
-    title = "Not enforced"
 
 
 class TreeError(AffinityError):

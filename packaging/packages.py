@@ -140,8 +140,6 @@ def _base(root: Path) -> None:
 def _daemon(root: Path, machine: str) -> None:
     _copy("deploy/systemd/affinityd.service", root / "usr/lib/systemd/system/affinityd.service")
     modules = root / "usr/lib/affinityd/daemon"
-    enforce = "systemd/affinityd.service.d/enforce.conf"
-    _copy(f"deploy/{enforce}", root / "usr/share/affinityd" / enforce)
     with tempfile.TemporaryDirectory() as wheels:
         _download(wheels, machine)
         for wheel in Path(wheels).iterdir():

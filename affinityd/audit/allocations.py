@@ -22,9 +22,6 @@ from affinityd.request.ranks import at_most_of_whole_node
 from affinityd.topology.model import Topology
 from affinityd.topology.nearness import cause_of
 
-#: GPUs that processes of a job hold, or have held, each with the cpuset of such a process.
-HeldGpus = frozenset[tuple[GpuKey, CpuSet]]
-
 
 @dataclass(frozen=True)
 class Share:
@@ -46,13 +43,11 @@ class Shares:
         self._gpus = {gpu.key: gpu for gpu in topology.gpus}
         self.ranks = cache(self._ranks)
 
-    def of(
-        self, cpuset: CpuSet, holders: Collection[ProcessFacts], held: HeldGpus = frozenset()
-    ) -> Share:
+    def of(self, cpuset: CpuSet, holders: Collection[ProcessFacts]) -> Share:
         """Return the CPUs a process with this cpuset divides with the holders of its job's GPUs.
 
         All cpusets that overlap, directly or through others, are one share; GPUs that kubelet gave
-        a container count, even if others of its processes use them. `held`: more GPUs that count.
+        a container count, even if others of its processes use them.
         """
         cpusets = [holder.cpuset & self.whole for holder in holders if holder.cpuset]
         cpus, before = cpuset & self.whole, None
@@ -60,7 +55,7 @@ class Shares:
             before = cpus
             cpus = cpus.union(*(other for other in cpusets if not other.isdisjoint(cpus)))
         sharing = [it for it in holders if it.cpuset and not it.cpuset.isdisjoint(cpus)]
-        gpus = {gpu for gpu, its in held if not its.isdisjoint(cpus)}
+        gpus: set[GpuKey] = set()
         for holder in sharing:
             gpus.update(holder.gpus, holder.given.gpus if holder.given else ())
         granted, asked = _granted(sharing, cpus), None
@@ -94,7 +89,7 @@ class Shares:
         widened = first if is_given else self._widened(process, share, share.asked)
         near = process.near or frozenset()
         cause = cause_of(process.judged, near, process.facts.cpuset, widened)
-        return replace(process, cause=cause, is_given=is_given)
+        return replace(process, cause=cause)
 
     def _widened(self, process: AuditedProcess, share: Share, asked: int | None) -> CpuSet | None:
         """Return the CPUs of a process's GPUs by a plan for so many CPUs each.

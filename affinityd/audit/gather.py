@@ -216,7 +216,6 @@ _HEX = "[0-9a-f]"
 #: A pod's uid; of a static pod, the hash of its manifest.
 _UID = rf"{_HEX}{{8}}(?:[-_]{_HEX}{{4}}){{3}}[-_]{_HEX}{{12}}|{_HEX}{{32}}"
 _ID = rf"{_HEX}{{64}}"
-SHORT = 12  #: characters of a container's id
 
 # For paths that end with a slash: a part that begins with one is a folder's full name.
 
@@ -284,11 +283,6 @@ def service(cgroup_text: str) -> str | None:
 def is_slurms(job: Job | None) -> bool:
     """Whether Slurm has started a job."""
     return job is not None and job.scheduler == SLURM
-
-
-def short_id(path: str) -> str:
-    """Return the id of the outermost container in a path as runtimes show it: 12 characters."""
-    return (_container(f"{path}/") or path)[:SHORT]
 
 
 def _of_path(path: str) -> Membership:

@@ -169,7 +169,6 @@ class AuditedProcess:
     is_daemon: bool = False  #: known to run on every node (nvidia-persistenced …): not counted
     orphan: str | None = None  #: why it belongs to no living job; None: it does
     near: CpuSet | None = None  #: the CPUs near any of its GPUs; None: not known of all of them
-    is_given: bool = False  #: it has the CPUs that a plan gives for as many, near ones first
 
     @property
     def is_mismatch(self) -> bool:

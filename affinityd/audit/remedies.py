@@ -29,7 +29,7 @@ from affinityd.topology.nearness import ALLOCATION, UNPINNED, Vicinity
 #: For a pod's process, which no command in the daemon's own container may pin.
 BY_RUNTIME = (
     "label the pod affinityd=on, or list its namespace (kubernetes.nri of the chart), and start it "
-    "again; or let the daemon pin it (enforce.mode: pin)"
+    "again"
 )
 
 #: The ends of the findings of `affinityd verify`.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from affinityd.cli.parser import Parser
 
 COMMANDS = {
-    "serve": "run the daemon: plans, audits, metrics, enforcement",
+    "serve": "run the daemon: plans, audits, metrics",
     "plan": "print a cpulist for each rank, without a daemon",
     "exec": "run a command on the CPUs near its GPU",
     "init": "prepare a pod's containers to pin, in an init container",
@@ -24,7 +24,6 @@ COMMANDS = {
     "top": "show the state of the node in a terminal",
     "why": "measure how long a process waits for CPUs, and for what",
     "audit": "show the processes of each GPU, and which run far from it",
-    "enforce": "show what the daemon pins, what it leaves alone, and why",
     "doctor": "check this node for what keeps ranks from their CPUs",
     "topology": "show the node as a tree: packages, NUMA nodes, GPUs, NICs",
     "slurm": "print this node's lines of gres.conf, or check them",

@@ -11,15 +11,34 @@ from collections.abc import Iterator, Mapping
 from affinityd import config
 
 MEASURING = "examples/loader_ab.py and docs/training.md, Does it help here?, say how to measure"
+TO_PIN = (
+    "the daemon changes nothing that runs; affinityd audit names the processes that run far from "
+    "their GPUs, and affinityd pin --tree PID pins one"
+)
 #: By the words after `affinityd`: what to use instead.
 COMMANDS: Mapping[str, str] = {
+    "enforce": TO_PIN,
+    "serve --enforce": TO_PIN,
+    "serve --enforce-policy": TO_PIN,
     "measure": MEASURING,
     "audit --measured": MEASURING,
     "serve --measured": MEASURING,
 }
 #: Variables, also as lines of the settings file: what to do instead.
 VARIABLES: Mapping[str, str] = {
+    "AFFINITYD_ENFORCE": f"leave it out; {TO_PIN}",
+    "AFFINITYD_ENFORCE_POLICY": f"leave it out; {TO_PIN}",
     "AFFINITYD_MEASURED": f"leave it out; {MEASURING}",
+}
+#: Files that 0.2 read, or was given privileges by: what to do instead.
+FILES: Mapping[str, str] = {
+    "/etc/affinityd-policy.toml": (
+        "it is ignored; remove it: no process is pinned by rules, and one setting holds for all "
+        "containers that NRI places"
+    ),
+    "/etc/systemd/system/affinityd.service.d/enforce.conf": (
+        "it gives the daemon privileges that it does not use; remove it"
+    ),
 }
 
 
@@ -30,7 +49,10 @@ def refusal(command: str) -> str | None:
 
 
 def warnings(environ: Mapping[str, str] = os.environ) -> Iterator[str]:
-    """Yield a line for each removed variable that is set. Raises InvalidRequestError."""
+    """Yield a line for each removed variable that is set, and for each file of 0.2.
+
+    Raises InvalidRequestError.
+    """
     path = config.path(environ)
     in_file = config.read_file(path)
     for variable, instead in VARIABLES.items():
@@ -38,3 +60,6 @@ def warnings(environ: Mapping[str, str] = os.environ) -> Iterator[str]:
             yield f"{variable} is removed, and ignored: {instead}"
         elif in_file.get(variable):
             yield f"{variable} in {path} is removed, and ignored: {instead}"
+    for file, instead in FILES.items():
+        if os.path.exists(file):  # noqa: PTH110 - pathlib raises where a folder is not to be entered
+            yield f"{file} is of an earlier release: {instead}"

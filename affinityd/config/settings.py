@@ -19,9 +19,6 @@ Reader = Callable[[str], Any]
 
 DEFAULT_LISTEN = ("127.0.0.1", 9465)
 OFF = "off"
-#: The values of `enforce`: it is off, or reports what it would pin, or pins.
-OBSERVE, PIN = "observe", "pin"
-ENFORCE_VALUES = (OFF, OBSERVE, PIN)
 MAX_INTERVAL = 3600  #: seconds
 MAX_JOB_SERIES = 1000
 MAX_PORT = 65535
@@ -155,17 +152,6 @@ class Settings:
         "the group that sees all users' processes, as root does (default: none)",
         group,
     )
-    enforce: str = _choice(
-        ENFORCE_VALUES,
-        "pin GPU jobs that run far from their GPUs, or only report what that would do "
-        "(default: off)",
-    )
-    #: A file that has to be there; None: the usual one, if it is.
-    enforce_policy: str | None = _setting(
-        None,
-        "FILE",
-        "which jobs and containers, and how (default: /etc/affinityd-policy.toml, if it exists)",
-    )
     pod_resources: str | None = _setting(
         None,
         "SOCKET|off",
@@ -210,8 +196,7 @@ SETTINGS: Mapping[str, Setting] = {
 NAMES = tuple(SETTINGS)
 #: Settings of the daemon only; clients ignore them in variables and file.
 DAEMON_ONLY = {
-    *("enforce", "enforce_policy", "pod_resources"),
-    *("nri", "nri_mount", "nri_namespaces", "nri_without_request"),
+    *("pod_resources", "nri", "nri_mount", "nri_namespaces", "nri_without_request"),
 }
 
 
@@ -271,19 +256,11 @@ def _value(name: str, setting: SettingText) -> Any:  # noqa: ANN401 - of Setting
 
 
 def _check_live(settings: Settings, chosen: Mapping[str, SettingText]) -> None:
-    """Raise InvalidRequestError if there are no processes to pin, or containers to adjust."""
-    machine, interval = chosen.get("machine") or chosen.get("root"), chosen.get("scan_interval")
-    replays = machine if settings.replays else None
-    unscanned = interval if settings.scan_interval is None else None
-    contradictions = (
-        ("enforce", settings.enforce != OFF, "processes", replays, "replays another machine"),
-        ("enforce", settings.enforce != OFF, "processes", unscanned, "turns scans off"),
-        ("nri", settings.nri is not None, "containers", replays, "replays another machine"),
-    )
-    for name, is_on, needed, other, why in contradictions:
-        if is_on and other:
-            text, source, _ = chosen[name]
-            raise InvalidRequestError(
-                f"{source}: {quote(text)} needs this machine's {needed}, and {other.source} {why}; "
-                f"give --{name} off, or leave {other.source} out"
-            )
+    """Raise InvalidRequestError if there are no containers to adjust."""
+    machine = chosen.get("machine") or chosen.get("root")
+    if settings.nri is not None and settings.replays and machine is not None:
+        text, source, _ = chosen["nri"]
+        raise InvalidRequestError(
+            f"{source}: {quote(text)} needs this machine's containers, and {machine.source} "
+            f"replays another machine; give --nri off, or leave {machine.source} out"
+        )

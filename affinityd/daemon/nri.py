@@ -20,14 +20,11 @@ from prometheus_client.core import Metric
 from affinityd import config
 from affinityd.audit.model import ContainerResources
 from affinityd.client.apply import NICS, verbs_files
-from affinityd.config.settings import OFF, Settings
+from affinityd.config.settings import Settings
 from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.daemon.metrics.families import MetricFamily, filled, whole
-from affinityd.daemon.policy_document import parse, policy_news
 from affinityd.daemon.state.background import FailureLog
 from affinityd.daemon.state.topology_watcher import KnownNode
-from affinityd.enforce.policy import BIND, FILE, NOTHING, Policy, PolicyError, PolicyFile
-from affinityd.enforce.policy.identity import ProcessIdentity
 from affinityd.errors import AffinityError, InvalidRequestError, NoSuchGpuError
 from affinityd.kubernetes import pods
 from affinityd.kubernetes.nri import messages, session
@@ -59,7 +56,6 @@ log = logging.getLogger(__name__)
 DEADLINE = 0.4  #: seconds until the answer is an empty one; the runtime would wait for 2 s
 KUBELET_SECONDS = 0.1  #: of these, for each question to kubelet
 SYNCHRONIZE_SECONDS = 1.5  #: for the containers that run already
-SETTLES = 0.02  #: seconds between two looks at a policy's file that has changed
 FIRST_LOOK = 0.05  #: seconds between two looks whether the machine has been read
 NO_NAMESPACE = "none, only pods with the label affinityd=on"
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  #: seconds between two connections
@@ -92,10 +88,6 @@ class NriPlugin:
             verbs=verbs_files,
             without_request=settings.nri_without_request,
         )
-        self._policy = PolicyFile(
-            settings.enforce_policy or FILE, parse=parse, is_optional=not settings.enforce_policy
-        )
-        self._logs_policy = settings.enforce == OFF  # else enforcement does
         self.outcomes: Counter[tuple[str, str]] = Counter()  #: by outcome and locality
         self.states: dict[str, tuple[str, str]] = {}  #: container → its state and locality
         self.taken = 0  #: CPUs that containers might use before
@@ -113,7 +105,6 @@ class NriPlugin:
 
     def start(self) -> None:
         """Connect, and connect again, as long as the daemon runs."""
-        self._current_policy()
         threading.Thread(target=self._run, daemon=True).start()
 
     def metrics(self) -> Iterator[Metric]:
@@ -165,8 +156,7 @@ class NriPlugin:
         self.names[container.id] = pod.namespace, pod.name, container.name
         made = self._made(pod, container, DEADLINE)
         self._note(container, made)
-        cpuset = format_list(made.cpus), format_list(made.memory)
-        return messages.adjusted(made.environment, made.folder, *cpuset)
+        return messages.adjusted(made.environment, made.folder, format_list(made.cpus))
 
     def _update_container(self, request: bytes) -> bytes:
         """Return an UpdateContainerResponse: the CPUs of one that was resized."""
@@ -264,11 +254,8 @@ class NriPlugin:
             names = granted(container) or kubelet.gpus(node.topology, pod, container)
             if not names:
                 return Adjustment(NO_GPU)
-            rules, within = self._rules_for(pod, container), self._within(pod, kubelet)
-            memory = cpuset_at(pod.cgroup, kind="mems") if rules.binds_memory else None
-            made = adjust(
-                node, pod, container, rules, names, within=within, memory=memory or frozenset()
-            )
+            within = self._within(pod, kubelet)
+            made = adjust(node, pod, container, self._rules, names, within=within)
         except NoSuchGpuError as error:  # maybe of a driver that came after the last reading
             self._read_again()
             why = str(error)
@@ -279,37 +266,6 @@ class NriPlugin:
         if not quietly:
             log.warning("container %s is not adjusted: %s", name, why)
         return Adjustment(UNKNOWN)
-
-    def _rules_for(self, pod: Pod, container: Container) -> Rules:
-        """Return the rules for a container, by the policy. Raises PolicyError."""
-        identity = ProcessIdentity(
-            namespace=pod.namespace,
-            pod=pod.name,
-            environment=container.environment,
-            unread=frozenset(("uid", "user")),
-        )
-        if (policy := self._current_policy()) is None:
-            raise PolicyError(f"{self._policy.state.file}: {self._policy.state.error}")
-        its = policy.treatment(identity)
-        return replace(
-            self._rules,
-            switch=config.OFF if its.leave else config.OBSERVE if its.observe else config.ON,
-            options=its.options,
-            cpus=its.cpus if isinstance(its.cpus, int) else {NOTHING: 0}.get(its.cpus),
-            nics=its.nics or self._rules.nics,
-            without_request=its.without_request or self._rules.without_request,
-            binds_memory=its.memory == BIND,
-        )
-
-    def _current_policy(self) -> Policy | None:
-        """Return the policy as its file is now; None: it was never right, as the log says."""
-        before, policy = self._policy.state, self._policy.current()
-        if self._policy.is_unsettled:  # it may be half written
-            time.sleep(SETTLES)
-            policy = self._policy.current()
-        for level, line in policy_news(before, self._policy.state) if self._logs_policy else ():
-            log.log(level, "%s", line)
-        return policy
 
     def _is_chosen(self, pod: Pod, container: Container) -> bool:
         """Return whether a pod is chosen. Raises InvalidRequestError for its label."""

@@ -1,4 +1,4 @@
-"""A scan in the child process: judged, enforced, described by metrics, documents and log lines."""
+"""A scan in the child process: judged, and described by metrics, documents and log lines."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 
 from affinityd.audit.document import Sees, document, everything, render
 from affinityd.audit.model import NO_NAMES, AuditedProcess, ContainerNames, Scan
-from affinityd.config.settings import OFF, Settings
+from affinityd.config.settings import Settings
 from affinityd.cpuset import CpuSet
 from affinityd.daemon.metrics import audit as audit_metrics
 from affinityd.daemon.metrics.audit import JobRow, JobSeries
@@ -23,9 +22,6 @@ from affinityd.daemon.state.scans import ALL, COUNTS, METRICS, OWN, ScanResult
 from affinityd.grouping import Recent
 from affinityd.topology.model import Topology
 from affinityd.topology.nearness import UNPINNED
-
-if TYPE_CHECKING:
-    from affinityd.daemon.enforcement import Enforcement
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +33,7 @@ FEWEST = 8  #: of so many CPUs one at least has to be free for the daemon to mov
 
 
 class Scanning:
-    """Scans, enforces if it should, and keeps the last scan for metrics."""
+    """Scans, and keeps the last scan for metrics."""
 
     def __init__(
         self,
@@ -54,25 +50,13 @@ class Scanning:
         self._last: tuple[Topology, Scan] | None = None
         self._reserved = settings.reserved_cpus
         self._may_use = frozenset(os.sched_getaffinity(0))
-        self._enforcement: Enforcement | None = None
-        if settings.enforce != OFF:
-            from affinityd.daemon.enforcement import Enforcement  # noqa: PLC0415 - most have none
-
-            self._enforcement = Enforcement(settings)
 
     def scan(self, topology: Topology, containers: ContainerNames = NO_NAMES) -> ScanResult:
-        """Scan once, enforce by that scan, and write all that the daemon serves of it."""
+        """Scan once, and write all that the daemon serves of it."""
         scan = self._scan(topology, containers)
         self._rows, self._last = self._jobs.scanned(scan), (topology, scan)
         self._log.scanned(topology, scan)
-        texts = documents("/audit", scan, partial(render, topology, scan))
-        if self._enforcement is not None and (
-            enforced := self._enforcement.enforce(topology, scan)
-        ):
-            from affinityd.enforce import document as enforced_document  # noqa: PLC0415 - as above
-
-            write = partial(enforced_document.render, enforced)
-            texts |= documents(enforced_document.PATH, enforced.scan, write)
+        texts = documents(scan, partial(render, topology, scan))
         texts[METRICS] = generate_latest(self)
         cpus = cpus_beside(scan, self._reserved, self._may_use)
         return ScanResult(scan.boot, texts, self._counts, cpus)
@@ -81,8 +65,6 @@ class Scanning:
         """Yield the metrics of the last scan."""
         if self._last is not None:
             yield from audit_metrics.metrics(*self._last, self._rows)
-        if self._enforcement is not None:
-            yield from self._enforcement.metrics()
 
 
 def cpus_beside(scan: Scan, reserved: CpuSet, may_use: CpuSet) -> CpuSet:
@@ -101,8 +83,8 @@ def cpus_beside(scan: Scan, reserved: CpuSet, may_use: CpuSet) -> CpuSet:
     return reserved & may_use or (free if len(free) * FEWEST >= len(may_use) else may_use)
 
 
-def documents(path: str, scan: Scan, write: Callable[[Sees | None], bytes]) -> dict[str, bytes]:
-    """Return the document at a path for each reader, by their names."""
+def documents(scan: Scan, write: Callable[[Sees | None], bytes]) -> dict[str, bytes]:
+    """Return the document of /audit for each reader, by their names."""
 
     def is_of(uid: int | None, process: AuditedProcess) -> bool:
         return uid is not None and process.facts.uid == uid
@@ -111,7 +93,7 @@ def documents(path: str, scan: Scan, write: Callable[[Sees | None], bytes]) -> d
     holders_first = sorted(scan.processes, key=lambda it: it.facts.holding is None)
     uids = islice(dict.fromkeys(it.facts.uid for it in holders_first), MOST_READERS)
     readers |= {str(uid): partial(is_of, uid) for uid in uids}
-    return {f"{path} {reader}": write(sees) + b"\n" for reader, sees in readers.items()}
+    return {reader: write(sees) + b"\n" for reader, sees in readers.items()}
 
 
 class AuditLog:

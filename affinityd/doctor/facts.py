@@ -10,7 +10,6 @@ from functools import cached_property
 from affinityd.cpuset import CpuSet, several
 from affinityd.discovery.nvml import NvmlReport
 from affinityd.discovery.tree import Tree
-from affinityd.enforce.document import EnforceDocument
 from affinityd.linux.cgroup import Mount, parse_mounts
 from affinityd.request.document import AllowedCpus
 from affinityd.topology.model import Gpu, Node, Topology
@@ -94,7 +93,6 @@ class DaemonFacts:
     error: str | None = None
     pid: int | None = None  #: SO_PEERCRED; None: no process listens, or it is not seen from here
     published: Node | str = "there is none"  #: node.json, or why it is not to be read
-    enforcement: EnforceDocument | None = None  #: its answer at /enforce
     allowed: AllowedCpus | None = None  #: this process in its answer at /plan
     own_cpuset: CpuSet | None = None  #: this process's, as read by itself
 

@@ -137,11 +137,10 @@ def cpuset_of(pid: int, root: str = "/") -> CpuSet | None:
     return Cgroups.of(pid, root).cpuset
 
 
-def cpuset_at(path: str, root: str = "/", kind: str = "cpus") -> CpuSet | None:
+def cpuset_at(path: str, root: str = "/") -> CpuSet | None:
     """Return the CPUs that a cgroup of the node allows, by its path, or its name as a slice.
 
-    `kind`: `mems` for the NUMA nodes of its memory. None where no whole hierarchy with a cpuset is
-    mounted here, or has no such cgroup.
+    None where no whole hierarchy with a cpuset is mounted here, or has no such cgroup.
     """
     if path.endswith(SLICE) and "/" not in path:
         parts = path.removesuffix(SLICE).split("-")
@@ -153,8 +152,7 @@ def cpuset_at(path: str, root: str = "/", kind: str = "cpus") -> CpuSet | None:
             is_there = is_whole and path and os.path.isdir(point + path)  # noqa: PTH112 - no pathlib
             for folder in _upwards(point, path) if is_there else ():
                 for file in files:
-                    name = kind.join(file.rsplit("cpus", 1))
-                    if numbers := cpus_listed_in(f"{folder}/{name}"):
+                    if numbers := cpus_listed_in(f"{folder}/{file}"):
                         return numbers
     return None
 

@@ -12,8 +12,8 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
 
 from affinityd.cpuset import CpuSet
 from affinityd.linux.processes import ENDED, mask_of, stat_of, thread_ids, thread_stat
@@ -41,8 +41,7 @@ REASONS = {
     errno.EBUSY: "it is SCHED_DEADLINE, which needs every CPU of its cpuset",
 }
 
-#: The treatment of a thread, by its mask and the masks given so far: CHANGE, LEFT_ALONE,
-#: or PINNED where the mask is right as it is.
+#: The treatment of a thread, by its mask and the masks given so far: CHANGE or LEFT_ALONE.
 Rule = Callable[[CpuSet, Collection[CpuSet]], str]
 
 
@@ -79,32 +78,15 @@ class ThreadResult:
 
 
 @dataclass(frozen=True)
-class ThreadBefore:
-    """A thread as it was before its mask was replaced."""
-
-    tid: int
-    start: int  #: clock ticks since boot: another thread may have its number by now
-    mask: CpuSet
-
-
-@dataclass(frozen=True)
 class PinResult:
     """The results of all threads, without ended ones."""
 
     threads: tuple[ThreadResult, ...]  #: by process, main threads first; (): all have ended
     is_settled: bool  #: whether the last passes found nothing more to do
-    is_late: bool = False  #: the time was up before every thread was looked at
-    #: By pid: the threads whose masks were replaced, ended ones, too.
-    replaced: Mapping[int, Sequence[ThreadBefore]] = field(default_factory=dict)
 
     def having(self, outcome: str) -> tuple[ThreadResult, ...]:
         """Return the threads with one outcome."""
         return tuple(thread for thread in self.threads if thread.outcome == outcome)
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether all processes have ended, or their numbers are others' by now."""
-        return not self.threads and not self.is_late
 
     @property
     def cut(self) -> tuple[ThreadResult, ...]:
@@ -118,58 +100,40 @@ class PinResult:
         return self.is_settled and bool(self.threads) and not refused_or_cut
 
 
-def pin_threads(
-    targets: Callable[[], Iterable[Target]],
-    *,
-    deadline: float | None = None,
-    dry_run: bool = False,
-    max_passes: int = MAX_PASSES,
-) -> PinResult:
+def pin_threads(targets: Callable[[], Iterable[Target]], *, dry_run: bool = False) -> PinResult:
     """Set the masks of all threads that the rules of their processes do not leave alone.
 
     `targets` is called before each pass: processes may come and go. A thread that changes its mask
-    after it was set is left alone. After the `deadline`, time.monotonic(), nothing is set; with
-    one, an unfinished clone(2) is not waited for. With `dry_run` nothing is set, and the result is
-    that of a pin without refusals.
+    after it was set is left alone. With `dry_run` nothing is set, and the result is that of a pin
+    without refusals.
 
     Never raises for a thread, or a process, that has ended or was refused.
     """
-    passes = _Passes(deadline, dry_run=dry_run)
+    passes = _Passes(dry_run=dry_run)
     quiet = 0
-    for _ in range(max_passes):
-        is_patient = deadline is None and passes.may_show_more()
+    for _ in range(MAX_PASSES):
+        is_patient = passes.may_show_more()
         quiet = 0 if passes.pin_all(targets()) else quiet + 1
-        if passes.is_late:
-            break
         if quiet >= (PATIENT_PASSES if is_patient else QUIET_PASSES):
-            return passes.result(is_settled=True)
+            return PinResult(tuple(passes.results), is_settled=True)
         if quiet and is_patient:
             time.sleep(PAUSE * 2 ** (quiet - 1))
-    return passes.result(is_settled=False)
+    return PinResult(tuple(passes.results), is_settled=False)
 
 
 class _Passes:
     """Passes over all threads: their common state, and the results of the last one."""
 
-    def __init__(self, deadline: float | None, *, dry_run: bool) -> None:
+    def __init__(self, *, dry_run: bool) -> None:
         self.results: list[ThreadResult] = []
-        self.is_late = False
-        self._deadline = deadline
         self._dry_run = dry_run
-        # By pid and tid: the threads whose mask was replaced.
-        self._before: dict[int, dict[int, ThreadBefore]] = {}
+        self._replaced: set[tuple[int, int]] = set()  # pid and tid of each mask that was replaced
         self._has_set = False  # a mask, in this pass
         self._user_time: dict[int, int] = {}  # of threads, when they were first seen pinned
         self._masks: dict[CpuSet, set[CpuSet]] = {}  # as requested: that, or its result
 
-    def result(self, *, is_settled: bool) -> PinResult:
-        """Return the result of all passes."""
-        replaced = {pid: [*threads.values()] for pid, threads in self._before.items()}
-        return PinResult(tuple(self.results), is_settled, self.is_late, replaced)
-
     def pin_all(self, targets: Iterable[Target]) -> bool:
         """Pin the present threads; return whether any mask was set."""
-        earlier = {result.tid: result for result in self.results}
         self.results = []
         self._has_set = False
         for target in targets:
@@ -180,11 +144,6 @@ class _Passes:
             if stat.state in ENDED and target.pid in tids:  # before its other threads
                 tids.remove(target.pid)
             for tid in tids:
-                self.is_late = self._deadline is not None and time.monotonic() >= self._deadline
-                if self.is_late:
-                    self.results += earlier.values()  # reported all the same
-                    return False
-                earlier.pop(tid, None)
                 if (result := self._pin(target, tid)) is not None:
                     self.results.append(result)
         return self._has_set
@@ -205,7 +164,7 @@ class _Passes:
         mask = mask_of(tid)
         if mask is None:
             return None
-        was_set = tid in self._before.get(target.pid, ())
+        was_set = (target.pid, tid) in self._replaced
         is_held = mask in self._masks.setdefault(target.cpus, {target.cpus})
         result = ThreadResult(target.pid, tid, PINNED, target.cpus, mask, was_set=was_set)
         if is_held or (was_set and mask < target.cpus):  # the cpuset may have shrunk since
@@ -218,8 +177,7 @@ class _Passes:
 
     def _set_mask(self, wish: ThreadResult) -> ThreadResult | None:
         """Set the mask of a thread, which so far has the one in `held`; None: it has ended."""
-        stat = thread_stat(wish.pid, wish.tid)
-        if stat is None:  # another process's thread may have its number
+        if thread_stat(wish.pid, wish.tid) is None:  # another process's thread may have its number
             return None
         try:
             os.sched_setaffinity(wish.tid, wish.asked)
@@ -239,7 +197,6 @@ class _Passes:
             return None
         if held <= wish.asked:  # else it has just pinned itself
             self._masks[wish.asked].add(held)
-        threads = self._before.setdefault(wish.pid, {})
-        threads.setdefault(wish.tid, ThreadBefore(wish.tid, stat.start, wish.held))
+        self._replaced.add((wish.pid, wish.tid))
         self._has_set = True
         return replace(wish, held=held, was_set=True)

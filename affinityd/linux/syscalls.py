@@ -30,7 +30,6 @@ NO_NODE = "nonexistent, without memory, or outside Mems_allowed"
 UNTRIED = -9999  #: the status of a page that the kernel did not come to; no errno
 MPOL_MF_MOVE = 1 << 1  #: of move_pages(2): only pages that no other process maps
 
-SYS_NICE = 23  #: kernel include/uapi/linux/capability.h
 PR_SET_PDEATHSIG = 1  #: prctl(2)
 
 

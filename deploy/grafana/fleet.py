@@ -5,7 +5,6 @@ from __future__ import annotations
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from deploy.grafana import looks
-from deploy.grafana.enforce import pinning
 from deploy.grafana.fleet_series import (
     BUSY,
     BY_CAUSE,
@@ -17,7 +16,7 @@ from deploy.grafana.fleet_series import (
     REFUSED,
     of,
 )
-from deploy.grafana.fleet_tables import HINDERED, JOBS, NODES, NODES_OF_JOBS, PLACED_FAR, UNSEEN
+from deploy.grafana.fleet_tables import JOBS, NODES, NODES_OF_JOBS, PLACED_FAR, UNSEEN
 from deploy.grafana.frame import ANY, FLEET, dashboard_of, nodes_of, variable_of
 from deploy.grafana.panels import graph_of, stat_of, words_of
 from deploy.grafana.queries import UP, Query, or_none, rate, share
@@ -149,7 +148,6 @@ def fleet() -> Dashboard:
             "How bad is it?": NOW,
             "Where, and since when?": [NODES, PLACED_FAR, JOBS, NODES_OF_JOBS],
             "Why?": WHY,
-            "Enforcement": [*pinning(of), HINDERED],
             "Can all nodes be seen?": SIGHT,
             "Plans": PLANS,
         },

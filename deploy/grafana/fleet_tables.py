@@ -18,7 +18,7 @@ from deploy.grafana.fleet_series import (
     of_job,
 )
 from deploy.grafana.frame import FLEET, NODE, SAME_TIME, way_to
-from deploy.grafana.queries import UP, increase, share
+from deploy.grafana.queries import UP, share
 from deploy.grafana.tables import Column, Link, table_of
 
 NO_RULES = "no rows: load the rules of rules/affinityd.yaml"
@@ -26,9 +26,6 @@ NO_JOBS = "no jobs, or the daemons run without --job-series (in the chart: setti
 
 TO_NODE = Link("Look at this node", way_to(NODE, "var-node=${__value.raw}", SAME_TIME))
 TO_JOB = Link("Where does it run?", way_to(FLEET, "var-job_id=${__value.raw}", SAME_TIME))
-
-GIVEN_UP = 'reason="given_up"'
-REFUSED_PINS = increase(of("affinityd_enforce_pins_total", 'outcome="refused"'), "$__range")
 
 NODES = table_of(
     "Which nodes run far from their GPUs, and what does it cost?",
@@ -132,35 +129,6 @@ NODES_OF_JOBS = table_of(
     links={"Node": TO_NODE},
     empty=NO_JOBS,
     width=10,
-)
-
-HINDERED = table_of(
-    "Which nodes cannot pin as configured?",
-    {"node": "Node"},
-    [
-        Column(
-            "Cannot pin",
-            f"sum by (node) ({of('affinityd_enforce_hindered')}) > 0",
-            levels=looks.NONE_IS_GOOD,
-        ),
-        Column(
-            "Policy error",
-            f"sum by (node) ({of('affinityd_enforce_policy_error')}) > 0",
-            levels=looks.NONE_IS_GOOD,
-        ),
-        Column(
-            "Processes given up",
-            f"sum by (node) ({of('affinityd_enforce_left_processes', GIVEN_UP)}) > 0",
-            levels=looks.NONE_IS_BETTER,
-        ),
-        Column("Pins refused", f"sum by (node) ({REFUSED_PINS}) > 0", levels=looks.NONE_IS_BETTER),
-    ],
-    about="Pins refused: in the time range above; the other columns are of now. "
-    "`affinityd enforce` on the node says why.",
-    sort="Cannot pin",
-    links={"Node": TO_NODE},
-    empty="none",
-    height=8,
 )
 
 UNSEEN = table_of(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from deploy.grafana import looks
-from deploy.grafana.enforce import pinning
 from deploy.grafana.frame import NODE, dashboard_of, nodes_of
 from deploy.grafana.node_gpus import COST, GPUS, NICS, WAITS
 from deploy.grafana.node_series import BUCKETS, BUSY, FAR, MISMATCH, PLANNED, REFUSED, of
@@ -63,7 +62,6 @@ DAEMON = [
     graph_of(
         "What does a scan cost, and how old is the last?",
         Query(f"max({of('affinityd_scan_duration_seconds')})", "duration"),
-        Query(f"max({of('affinityd_enforce_duration_seconds')})", "pinning after it"),
         Query(f"max({of('affinityd_scan_age_seconds')})", "age"),
         about="If the age only grows, a scan hangs or fails: look at the daemon's log.",
         unit=looks.SECONDS,
@@ -71,9 +69,8 @@ DAEMON = [
     graph_of(
         "How many processes were left out?",
         Query(f"max({of('affinityd_scan_skipped_processes')})", "skipped"),
-        Query(f"max({of('affinityd_enforce_unreached_processes')})", "not pinned in time"),
         about="Skipped: a scan did not reach them within its time limit, and no other panel counts "
-        "them. Not pinned in time: they are pinned after the next scan.",
+        "them.",
         unit=looks.COUNT,
     ),
     graph_of(
@@ -117,7 +114,6 @@ def node() -> Dashboard:
             "What it costs": COST,
             "Why GPUs wait": WAITS,
             "NICs": NICS,
-            "Enforcement": pinning(of),
             "The daemon": DAEMON,
         },
         [nodes_of(several=False)],

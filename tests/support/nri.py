@@ -40,13 +40,12 @@ def created(
     shares: int = 1024,
     quota: int = 0,
     cpus: str = "",
-    memory: str = "",
     cgroup: str = "",
 ) -> bytes:
     parent = wire.field(8, wire.field(3, cgroup))
     names = wire.field(1, f"pod-{number}") + wire.field(2, "job") + wire.field(4, namespace)
     pod = names + pairs(5, labels or {}) + parent
-    cpu = wire.field(1, wire.field(1, shares)) + wire.field(6, cpus) + wire.field(7, memory)
+    cpu = wire.field(1, wire.field(1, shares)) + wire.field(6, cpus)
     if quota:
         cpu += wire.field(2, wire.field(1, quota)) + wire.field(3, wire.field(1, 100000))
     files = b"".join(wire.field(2, wire.field(1, it)) for it in devices)
@@ -83,7 +82,6 @@ class Given:
     cpus: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     mounts: tuple[tuple[str, str], ...] = ()  #: source and destination
-    memory: str = ""  #: NUMA nodes
 
 
 def given(response: bytes) -> Given:
@@ -93,7 +91,6 @@ def given(response: bytes) -> Given:
         text(cpu, 6),
         {text(it, 1): text(it, 2) for it in messages(adjust, 4)},
         tuple((text(it, 3), text(it, 1)) for it in messages(adjust, 3)),
-        text(cpu, 7),
     )
 
 

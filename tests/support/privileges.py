@@ -60,12 +60,5 @@ def items(kind: str) -> list[str]:
 
 
 def lost_without(kind: str, item: str) -> frozenset[str]:
-    """Return the features that need something.
-
-    A file of /proc/self is hidden from the daemon, and not from the process that scans for it.
-    """
-    lost = frozenset(name for name in FEATURES if item in needs(name, kind))
-    if not item.startswith("/proc/self/"):
-        return lost
-    scanning = FEATURES["enforce observe"]
-    return frozenset(name for name in lost if scanning not in whole(name))
+    """Return the features that need something."""
+    return frozenset(name for name in FEATURES if item in needs(name, kind))

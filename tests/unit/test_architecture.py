@@ -24,7 +24,7 @@ LAYERS = (
     ("machines", "planner"),
     ("discovery", "request", "slurm"),
     ("audit", "client", "picture"),
-    ("enforce", "kubernetes"),
+    ("kubernetes",),
     ("daemon", "doctor"),
     ("cli",),
 )
@@ -41,7 +41,6 @@ PURE_MODULES = (
     *("affinityd.cpuset", "affinityd.text", "affinityd.topology.model"),
     "affinityd.topology.nearness",
     *(f"affinityd.audit.{name}" for name in ("judge", "allocations", "verify")),
-    *(f"affinityd.enforce.{name}" for name in ("model", "placement", "decide")),
 )
 
 

@@ -12,18 +12,13 @@ import pytest
 from packaging.requirements import Requirement
 
 from affinityd.config import PLAN_PARAMETERS
-from affinityd.config.settings import ENFORCE_VALUES, NAMES
-from affinityd.daemon.metrics.enforcement import FAMILIES, GPU_FAMILIES
-from affinityd.daemon.policy_document import KEYS, SETTINGS, parse
+from affinityd.config.settings import NAMES
 from affinityd.discovery import gpus
 from affinityd.doctor.checks import kernel
-from affinityd.enforce import decide
-from affinityd.enforce.model import CAUSES, DRIFTED, FITS, LEFT, PIN_OUTCOMES, REASONS
-from affinityd.enforce.policy import Treatment
-from affinityd.enforce.policy.identity import ProcessIdentity as Who
-from affinityd.planner import WARNINGS, Options, modes
+from affinityd.planner import WARNINGS, modes
 from affinityd.planner.modes import MODES
 from affinityd.request.parameters import PARAMETERS
+from affinityd.topology.nearness import CAUSES
 from docs.check.blocks import BLOCKS
 from tests.support.asking import ask, cpulists
 from tests.support.doctor_facts import facts_of
@@ -40,7 +35,7 @@ MODE, VENDORS, HUGE_PAGES, ROW = (
     [
         ("docs/planning.md", MODES),
         ("docs/api.md", PARAMETERS),
-        ("docs/api.md", (*WARNINGS, *CAUSES, *REASONS, *PIN_OUTCOMES, FITS, DRIFTED, LEFT)),
+        ("docs/api.md", (*WARNINGS, *CAUSES)),
         ("docs/settings.md", [f"AFFINITYD_{name.upper()}" for name in NAMES]),
         ("docs/settings.md", [f"AFFINITYD_{name.upper()}" for name in PLAN_PARAMETERS]),
     ],
@@ -79,43 +74,6 @@ def test_the_example_of_a_check_judges_huge_pages(
     found = [*defined(HUGE_PAGES, kernel)["huge_pages"](facts)]
     assert found[0].status == status
     assert "kernel.huge_pages" in ROW
-
-
-NAMED = [*(it.name for it in GPU_FAMILIES), *(it.name for it in FAMILIES)]
-METRICS = [name.removesuffix("_total") for name in NAMED]
-PAGES = ("enforce", "enforce-policy", "metrics")
-PAGE = " ".join(REPOSITORY.joinpath(f"docs/{page}.md").read_text() for page in PAGES)
-TEXT = " ".join(PAGE.split())
-POLICY, DEGREES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
-
-
-def test_the_policies_of_the_page_do_what_it_says() -> None:
-    """What `affinityd enforce --check` says of the first is on the page, too."""
-    trainer, policy = "/system.slice/trainer-7.service", parse(POLICY)
-    cgroups = [policy.names_cgroup(Who(uid, cgroups=("/", trainer))) for uid in (1005, 1006)]
-    assert cgroups == [trainer, None]
-    label = {"LATENCY_CLASS": "critical"}
-    found = policy.treatment(Who(namespace="inference-a", environment=label))
-    assert found == Treatment(Options("exclusive", min_physical_cores=2), rule=3)
-    degrees = parse(DEGREES)
-    assert [degrees.treatment(Who(partition=it)).observe for it in ("pilot", "all")] == [
-        False,
-        True,
-    ]
-
-
-def test_the_pages_of_enforcement_explain_every_value() -> None:
-    words = {*ENFORCE_VALUES, *REASONS, *CAUSES, *KEYS, *SETTINGS, *PIN_OUTCOMES, *METRICS}
-    said = {word.removesuffix("_total") for word in re.findall(r"`(\w+)`", PAGE)}
-    assert words <= said
-
-
-def test_the_page_has_the_seconds_of_the_code() -> None:
-    assert f"less than {decide.GRACE:.0f} s" in TEXT
-    *waits, last = decide.WAITS[2:]
-    assert f"then {', '.join(map(str, waits))} and {last} s after" in TEXT
-    assert decide.REST == 3600
-    assert "An hour without a reset" in TEXT
 
 
 if sys.version_info >= (3, 11):

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from pathlib import Path
 
-from affinityd import config
 from affinityd.cli import target
 from affinityd.cli.console import flag, say
 from affinityd.cli.move_memory import move_memory, planned_moves
 from affinityd.cli.parser import PLAN_OPTIONS, Parser, add_plan_options, plan_options
 from affinityd.client.apply import UNKNOWN_PLACE
 from affinityd.cpuset import CpuSet, format_list, parse_list
-from affinityd.enforce import journal
 from affinityd.errors import ApplyError, InvalidRequestError
 from affinityd.grouping import grouped
 from affinityd.linux.pinning import (
@@ -30,7 +25,7 @@ from affinityd.linux.pinning import (
     is_on_purpose,
     pin_threads,
 )
-from affinityd.linux.processes import Stat, descendants, mask_of, stat_of, uid_of
+from affinityd.linux.processes import Stat, descendants, mask_of, stat_of
 from affinityd.text import count, one_line
 from affinityd.topology.nearness import Vicinity, vicinity
 
@@ -118,7 +113,6 @@ def run(arguments: argparse.Namespace) -> int:
     own = own_cpus if arguments.tree else None
     targets = pin_targets(process, cpus, own, force=arguments.force)
     pinned = pin_threads(targets, dry_run=arguments.dry_run)
-    _journal(pinned)
     for line in _results(pinned, dry_run=arguments.dry_run):
         print(one_line(line))
     failures = list(_failures(pinned, process))
@@ -130,32 +124,6 @@ def run(arguments: argparse.Namespace) -> int:
             print(one_line(f"{move}"))
     status = 0 if arguments.dry_run else move_memory(moves)
     return status or (0 if pinned.is_complete else 1)
-
-
-def _journal(pinned: PinResult) -> None:
-    """Note the masks before the pin beside the daemon's socket, for `affinityd enforce --undo`."""
-    sockets = [path for path in config.sockets(config.variables()) if path.startswith("/")]
-    folders = [folder for path in sockets if os.access(folder := Path(path).parent, os.W_OK)]
-    cpus = {thread.pid: thread.asked for thread in pinned.threads}
-    for pid, threads in pinned.replaced.items():
-        stat = stat_of(pid)
-        if stat is None or not folders:
-            continue
-        pin = journal.JournaledPin(
-            time=time.time(),
-            pid=pid,
-            start=stat.start,
-            name=stat.name,
-            uid=uid_of(pid),
-            job=None,
-            reason="affinityd pin",
-            cpus=cpus[pid],
-            threads=threads,
-        )
-        try:
-            journal.append(folders[0] / journal.FILE, pin)
-        except OSError as error:
-            say(f"affinityd pin: {error.filename}: {error.strerror}: --undo will not know this pin")
 
 
 def _cpus(

@@ -31,13 +31,9 @@ def run(arguments: argparse.Namespace) -> int:
     gc.disable()  # until all is imported: what is imported stays
     for line in removed.warnings():
         say(f"affinityd serve: {line}")
-    chosen = narrowed(load_settings(arguments), config.chosen_switch())
+    chosen = replace(load_settings(arguments), switch=config.chosen_switch())
     failures = dict.fromkeys((TOPOLOGY, PROCESSES), 0)
     is_scanning = chosen.scan_interval is not None and not chosen.replays
-    if chosen.enforce != settings.OFF:
-        from affinityd.enforce.policy import site  # noqa: PLC0415 - most daemons enforce nothing
-
-        site(config.variables())  # an invalid one ends the daemon now
     scans = ScanChild(partial(_scan, chosen), failures) if is_scanning else None
     machine = Machine(chosen, counting(failures, TOPOLOGY, query_gpus))
     from affinityd.daemon import main  # noqa: PLC0415 - takes about as long as a driver to answer
@@ -74,9 +70,3 @@ def counting(
         return report
 
     return asking
-
-
-def narrowed(chosen: settings.Settings, switch: str) -> settings.Settings:
-    """Return the settings with the switch applied: enforcement does no more than clients may."""
-    is_free = switch == config.ON or chosen.enforce == settings.OFF
-    return replace(chosen, switch=switch, enforce=chosen.enforce if is_free else switch)

@@ -1,6 +1,6 @@
 """The HTTP API: its paths and their answers; errors as problem details (RFC 9457), or as a line.
 
-`GET /audit` and `GET /enforce` show processes, as each caller may see them.
+`GET /audit` shows processes, as each caller may see them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from affinityd import __version__
-from affinityd.config.settings import OFF, Settings
+from affinityd.config.settings import Settings
 from affinityd.daemon.api.description import JSON, PATH, PROBLEM, SVG, listed, openapi
 from affinityd.daemon.api.page import PICTURE_HEADERS, page_routes, takes_gzip
 from affinityd.daemon.api.peers import Callers, peer_of_request, reader_of
@@ -29,7 +29,6 @@ from affinityd.daemon.state.topology_watcher import TopologyWatcher
 from affinityd.errors import (
     AffinityError,
     InvalidRequestError,
-    NotEnforcedError,
     NotReadyError,
     NotScannedError,
 )
@@ -50,10 +49,6 @@ _DOCUMENT_HEADERS = {
     "vary": "accept-encoding",
     "x-content-type-options": "nosniff",
 }
-_NOT_ENFORCING = (
-    "this daemon does not enforce: start it with --enforce observe or pin, and without "
-    "AFFINITYD=off"
-)
 NO_THREADS = "threads=none"  #: a query
 
 
@@ -84,8 +79,7 @@ class Api:
             "/healthz": self._healthz,
             "/readyz": self._readyz,
             "/topology.svg": self._picture,
-            "/audit": self._document,
-            "/enforce": self._document,
+            "/audit": self._audit,
             PATH: self._openapi,
         }
         routes = [Route(path, endpoint) for path, endpoint in endpoints.items()]
@@ -129,35 +123,29 @@ class Api:
         svg = draw(self._watcher.node.topology, marks)
         return Response(svg, media_type=SVG, headers=PICTURE_HEADERS)
 
-    async def _document(self, request: Request) -> Response:
-        path = request.scope["path"]
+    async def _audit(self, request: Request) -> Response:
         query = request.scope["query_string"].decode("ascii", errors="replace")
-        if query and (path, query) != ("/audit", NO_THREADS):
-            taken = f"no parameters but {NO_THREADS}" if path == "/audit" else "no parameters"
-            raise InvalidRequestError(f"{path} takes {taken}, and was given {quote(query)}")
-        if path == "/enforce" and self._settings.enforce == OFF:
-            raise NotEnforcedError(_NOT_ENFORCING)
+        if query and query != NO_THREADS:
+            raise InvalidRequestError(
+                f"/audit takes no parameters but {NO_THREADS}, and was given {quote(query)}"
+            )
         peer, host = peer_of_request(request.scope), request.headers.get("host", "")
         reader = reader_of(peer, self._settings.admin_group, host)
         last = self._last_scan()
         if last is None:
-            raise self._no_document(path)
+            raise self._no_scan()
         tag = f'W/"{last.boot}-{reader}-{query}"'  # weak: it is the same compressed and not
         headers = {**_DOCUMENT_HEADERS, "etag": tag}
         if request.headers.get("if-none-match") == tag:  # the page asks often
             return Response(status_code=304, headers=headers)
         if as_gzip := takes_gzip(request):
             headers["content-encoding"] = "gzip"
-        form = partial(last.document, path, reader, threads=not query, as_gzip=as_gzip)
+        form = partial(last.document, reader, threads=not query, as_gzip=as_gzip)
         async with self._turn:
             document = await in_background(form)
-        if document is None:
-            raise self._no_document(path)
         return Response(document, media_type=JSON, headers=headers)
 
-    def _no_document(self, path: str) -> NotReadyError:
-        if path == "/enforce":
-            return NotEnforcedError("nothing has been enforced yet; try again in a moment")
+    def _no_scan(self) -> NotScannedError:
         if self._settings.replays:
             return NotScannedError("a replayed machine has no processes to scan")
         if self._settings.scan_interval is None:

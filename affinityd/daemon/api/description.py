@@ -69,11 +69,6 @@ PATHS = {
     "/audit": Path(
         "The processes that use GPUs, and where they may run", (JSON,), _NO_DOCUMENT, _THREADS
     ),
-    "/enforce": Path(
-        "Which processes of GPU jobs are pinned, which are left alone, and why",
-        (JSON,),
-        _NO_DOCUMENT,
-    ),
 }
 
 
@@ -96,7 +91,6 @@ def openapi() -> str:
     from pydantic import TypeAdapter  # noqa: PLC0415
 
     from affinityd.audit.document import AuditDocument  # noqa: PLC0415
-    from affinityd.enforce.document import EnforceDocument  # noqa: PLC0415
     from affinityd.request.document import PlanDocument, ProblemDocument  # noqa: PLC0415
     from affinityd.topology.document import TopologyAnswer  # noqa: PLC0415
 
@@ -104,7 +98,6 @@ def openapi() -> str:
         "/plan": PlanDocument,
         "/topology": TopologyAnswer,
         "/audit": AuditDocument,
-        "/enforce": EnforceDocument,
         PROBLEM: ProblemDocument,
     }
     references, definitions = TypeAdapter.json_schemas(

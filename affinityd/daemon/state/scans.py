@@ -1,4 +1,4 @@
-"""The child process that scans, judges and enforces; only bytes come back to the daemon.
+"""The child process that scans and judges; only bytes come back to the daemon.
 
 It is forked before the daemon has threads, so no plan waits for an interpreter that looks at
 thousands of processes. Its answers are JSON, metrics and documents as they are served; none is
@@ -51,27 +51,23 @@ class ScanResult:
     """The part of a scan that the daemon keeps."""
 
     boot: float  #: when the scan began, seconds since boot
-    #: METRICS, and the documents by path and reader: `/audit all`.
+    #: METRICS, and the documents of /audit by reader.
     texts: Mapping[str, bytes]
     counts: Mapping[str, int]  #: of failures since the start, by their name
     cpus: CpuSet = frozenset()  #: on which the daemon is in no rank's way
     _forms: dict[tuple[str, bool, bool], bytes] = field(default_factory=dict)
 
-    def document(
-        self, path: str, reader: str, *, threads: bool = True, as_gzip: bool = False
-    ) -> bytes | None:
-        """Return a document as a reader may see it; None: nothing has been enforced yet.
+    def document(self, reader: str, *, threads: bool = True, as_gzip: bool = False) -> bytes:
+        """Return the document of /audit as a reader may see it.
 
         Without threads of processes, and compressed, it is made once a scan: pages ask often.
         """
-        name = f"{path} {reader}"
-        if name not in self.texts:
-            name = f"{path} {OWN}"
+        name = reader if reader in self.texts else OWN
         form = name, threads, as_gzip
-        if name in self.texts and form not in self._forms:
+        if form not in self._forms:
             text = self.texts[name] if threads else without_threads(self.texts[name])
             self._forms[form] = compress(text, 6) if as_gzip else text
-        return self._forms.get(form)
+        return self._forms[form]
 
 
 def without_threads(text: bytes) -> bytes:

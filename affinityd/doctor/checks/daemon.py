@@ -33,8 +33,7 @@ from affinityd.doctor.facts import (
     ok,
     warn,
 )
-from affinityd.enforce.document import MAX_BYTES, PATH, EnforceDocument
-from affinityd.errors import REFUSALS, AffinityError, NotEnforcedError
+from affinityd.errors import REFUSALS, AffinityError
 from affinityd.json_codec import loads
 from affinityd.linux.cgroup import cpuset_of
 from affinityd.linux.processes import credentials
@@ -44,6 +43,7 @@ from affinityd.topology.document import read_node
 from affinityd.topology.model import Node, Topology
 
 TIMEOUT = 1.0  #: seconds, as any client of the daemon waits
+MOST_BYTES = 64 * 2**20  #: of an answer
 PLAN = "/plan?mode=all&format=json"  #: of the cheapest mode; it has this process's CPUs
 
 T = TypeVar("T")
@@ -60,9 +60,9 @@ def probe(path: str, timeout: float = TIMEOUT) -> DaemonFacts:
     """Return the facts of the daemon whose socket is at a path; it is queried if it answers."""
 
     def queried(target: str, read: Callable[[str], T]) -> T | None:
-        deadline, refusals = time.monotonic() + timeout, (*REFUSALS, NotEnforcedError)
+        deadline = time.monotonic() + timeout
         with suppress(AffinityError, ValueError):
-            text = ask_daemon.fetch(path, target, deadline, refusals=refusals, most=MAX_BYTES)
+            text = ask_daemon.fetch(path, target, deadline, refusals=REFUSALS, most=MOST_BYTES)
             return read(text)
         return None
 
@@ -72,7 +72,6 @@ def probe(path: str, timeout: float = TIMEOUT) -> DaemonFacts:
     plan = queried(PLAN, lambda text: loads(PlanPart, text, PLAN))
     return replace(
         daemon,
-        enforcement=queried(PATH, lambda text: loads(EnforceDocument, text, PATH)),
         allowed=plan.allowed if plan else None,
         own_cpuset=cpuset_of(os.getpid()),
         nri=queried("/metrics", _nri_samples),
@@ -132,7 +131,6 @@ def daemon(facts: NodeFacts) -> CheckResults:
     yield from socket(daemon)
     yield from published_node(daemon, facts.topology)
     yield from callers(daemon)
-    yield from enforcement(daemon)
     yield ok(f"{daemon.path} answers (process {daemon.pid or 'unknown'})")
 
 
@@ -301,23 +299,3 @@ def nri(facts: NodeFacts) -> CheckResults:
             f"{count(missed, 'container')} with GPUs were to be placed by NRI, and were not",
             "see `is not adjusted` in the daemon's log; a daemon that starts again places them",
         )
-
-
-def enforcement(daemon: DaemonFacts) -> CheckResults:
-    """Judge the daemon's answer at /enforce."""
-    report = daemon.enforcement
-    if report is None:
-        return
-    if report.hindrance is not None:
-        yield warn(
-            f"the daemon was told to pin, and can only observe: {report.hindrance}",
-            "affinityd.service.d/enforce.conf for systemd, enforce.mode of the chart; or let it "
-            "observe: AFFINITYD_ENFORCE=observe",
-        )
-    if report.policy.error is not None:
-        yield warn(
-            f"the policy {report.policy.file} has an error: {report.policy.error}",
-            "correct it, and check it with affinityd enforce --check FILE",
-        )
-    for notice in report.notices:
-        yield warn(notice, "affinityd enforce says which processes are left alone meanwhile")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from affinityd import config
 from affinityd.client.apply import NICS, nic_libraries
@@ -102,7 +102,7 @@ SHARE, KEEP = "share", "keep"  #: the CPUs of a container without a CPU request
 
 @dataclass(frozen=True)
 class Rules:
-    """The settings of the plugin, and the policy's for a pod."""
+    """The settings of the plugin."""
 
     namespaces: frozenset[str]
     folder: str | None = None  #: of the daemon's socket, on the node; None: it is not mounted
@@ -110,10 +110,6 @@ class Rules:
     without_request: str = SHARE  #: the CPUs of a container without a CPU request
     #: Returns the files in /dev/infiniband of an RDMA device.
     verbs: Callable[[str], Collection[str]] = lambda _device: ()
-    switch: str = config.ON  #: of the policy for a pod
-    options: Options = Options(mode="node")  # noqa: RUF009 - it is frozen
-    cpus: int | None = None  #: that a rank counts as asking for; 0: none; None: by its request
-    binds_memory: bool = False  #: to the NUMA nodes near its GPUs
 
 
 @dataclass(frozen=True)
@@ -124,7 +120,6 @@ class Adjustment:
     environment: Mapping[str, str] = field(default_factory=dict)
     folder: str | None = None  #: of the node, mounted read only; None: none is
     cpus: CpuSet = frozenset()  #: its cpuset; empty: as it is
-    memory: CpuSet = frozenset()  #: the NUMA nodes of its memory; empty: as they are
     note: str = ""  #: for the log; empty: the container is not worth a line
     locality: str = ""  #: of its CPUs, one of `nearness.PLACEMENTS`
     taken: int = 0  #: CPUs that it might use before
@@ -154,28 +149,24 @@ def adjust(
     granted: str,
     *,
     within: CpuSet | None,
-    memory: CpuSet = frozenset(),
 ) -> Adjustment:
     """Return the changes to a container with these GPUs.
 
-    `within`, `memory`: the CPUs that its pod may use, None if they are not known, and the NUMA
-    nodes of memory. Raises AffinityError where no plan can be made: for a GPU that this node has
-    not, or if no CPU is allowed.
+    `within`: the CPUs that its pod may use, None if they are not known. Raises AffinityError where
+    no plan can be made: for a GPU that this node has not, or if no CPU is allowed.
     """
     word = config.least_switch(
         node.switch,
-        rules.switch,
         config.read_switch_or_off(pod.labels.get(LABEL, "")),
         config.read_switch_or_off(container.environment.get(config.SWITCH, "")),
     )
     if word == config.OFF:
         return Adjustment(OFF)
-    asked = container.asked if rules.cpus is None else rules.cpus
     keeps = not container.asked and rules.without_request == KEEP
     # A cpuset is another's: of kubelet's static policy, which gives every container one.
     is_taken, cpuset = bool(container.cpus), parse_list(container.cpus)
     usable = within if not is_taken else cpuset if within is None else cpuset & within
-    reply = _planned(node, container, granted, usable, rules)
+    reply = _planned(node, container, granted, usable)
     if any(rank.locality == UNKNOWN for rank in reply.ranks):
         note = "it stays, since the NUMA node of a GPU is not known"
         return Adjustment(UNKNOWN, note=note, locality=UNKNOWN)
@@ -188,7 +179,7 @@ def adjust(
         note = f"observe: would run on {where}"
         told = _unset(container, {"AFFINITYD_UNPINNED": note})
         return Adjustment(OBSERVED, told, note=note, locality=place)
-    is_enough = len(reply.cpus) >= min(asked, len(reply.allowed))
+    is_enough = len(reply.cpus) >= min(container.asked, len(reply.allowed))
     pins = is_enough and not is_taken and not keeps and within is not None
     environment = {
         **_facts(node, container, reply, reply.cpus if pins else before),
@@ -201,24 +192,19 @@ def adjust(
     # A mask that they set stays within the cpuset.
     others = [it for it in later(container.environment, container.command) if it.binder.fights]
     within_them = f"; {others[-1]} binds within them" if others else ""
-    near = memory.intersection(rank.memory_node for rank in reply.ranks)
-    binds = pins and rules.binds_memory and not container.memory
     return Adjustment(
         PINNED if pins else KEPT,
         _unset(container, environment),
         folder=_folder(pod, container, rules),
         cpus=reply.cpus if pins else frozenset(),
-        memory=near if binds else frozenset(),
         note=f"{where}, of {len(before)}{within_them}" if pins else f"its CPUs stay ({place})",
         locality=reply.locality if pins else place,
         taken=len(before) - len(reply.cpus) if pins else 0,
     )
 
 
-def _planned(
-    node: Node, container: Container, granted: str, within: CpuSet | None, rules: Rules
-) -> Reply:
-    """Return the plan, of mode `node` all CPUs near its GPUs, and others if it asked for more.
+def _planned(node: Node, container: Container, granted: str, within: CpuSet | None) -> Reply:
+    """Return the plan, all CPUs near its GPUs, and others if it asked for more.
 
     More than near ones also if these are too few for all containers with GPUs there. A container
     that has asked for nothing counts as if it had asked for its GPUs' part of the node's CPUs.
@@ -229,12 +215,10 @@ def _planned(
     gpus = len({rank.gpu.key for rank in ranks})
     # The containers of the other GPUs there may have requested as much for each.
     others = sum(gpu.numa_node in near for gpu in node.topology.gpus)
-    others = others if rules.options.mode == "node" else gpus
     together = -(-container.shares * others // (CPU_SHARES * gpus)) if gpus else 0
     part = -(-len(node.usable) * gpus // max(len(node.topology.gpus), 1))
     each = -(-max(container.asked or part, together) // len(ranks)) if gpus else 0
-    each = each if rules.cpus is None else rules.cpus
-    return answer(node, request._replace(options=replace(rules.options, cpus=each or None)))
+    return answer(node, request._replace(options=Options(mode="node", cpus=each or None)))
 
 
 def _unset(container: Container, environment: Mapping[str, str]) -> dict[str, str]:

@@ -50,7 +50,6 @@ class Container:
     shares: int  #: of a CPU that it requested, CPU_SHARES each; 0: it requested none
     limit: int | None  #: CPUs, rounded up
     cpus: str  #: its cpuset; empty: the runtime sets none
-    memory: str  #: the NUMA nodes of its memory, likewise
     is_stopped: bool = False
     command: tuple[str, ...] = ()  #: its program and arguments
 
@@ -130,7 +129,6 @@ def _resources(resources: Message) -> dict[str, Any]:
         "shares": shares if shares > LEAST_SHARES else 0,
         "limit": -(-quota // period) if 0 < quota < UNLIMITED and period else None,
         "cpus": text(cpu, 6),
-        "memory": text(cpu, 7),
     }
 
 
@@ -138,15 +136,11 @@ def _mapping(message: Message, number: int) -> dict[str, str]:
     return {text(pair, 1): text(pair, 2) for pair in messages(message, number)}
 
 
-def adjusted(
-    environment: Mapping[str, str], folder: str | None, cpus: str, memory: str = ""
-) -> bytes:
+def adjusted(environment: Mapping[str, str], folder: str | None, cpus: str) -> bytes:
     """Return a CreateContainerResponse: variables, a folder to mount, and a cpuset.
 
-    A folder of the node is mounted at MOUNT_POINT; None: none is. Empty `cpus`, `memory`: the
-    CPUs, and the NUMA nodes of its memory, stay.
+    A folder of the node is mounted at MOUNT_POINT; None: none is. Empty `cpus`: the CPUs stay.
     """
-    cpuset = (field(6, cpus) if cpus else b"") + (field(7, memory) if memory else b"")
     changes = b"".join(
         [
             *(field(3, mount) for mount in _mount(folder)),
@@ -154,7 +148,7 @@ def adjusted(
                 field(4, field(1, name) + field(2, value))
                 for name, value in sorted(environment.items())
             ),
-            field(6, field(2, field(2, cpuset))) if cpuset else b"",
+            field(6, field(2, field(2, field(6, cpus)))) if cpus else b"",
         ]
     )
     return field(1, changes) if changes else b""

@@ -95,24 +95,6 @@ def mismatch(cause: str, gpu: int = 0) -> str:
     return of_gpu("affinityd_gpu_numa_mismatch", gpu, cause=cause)
 
 
-def left(reason: str, gpu: int = 0) -> str:
-    """Return the series of a GPU's processes that are let alone for a reason."""
-    return of_gpu("affinityd_enforce_left_processes", gpu, reason=reason)
-
-
-def would_pin(cause: str, gpu: int = 0) -> str:
-    return of_gpu("affinityd_enforce_would_pin_processes", gpu, cause=cause)
-
-
-REMEDY = "node_gpu_remedy:affinityd_gpu_numa_mismatch:max"
-
-
-def remedied(remedy: str, gpu: int, node: str = "gpu07") -> str:
-    """Return what the rules record of a GPU that runs far."""
-    place = {"job": "affinityd", "node": node, "gpu": f"{gpu}", "pci_bus_id": f"0000:0{gpu}:00.0"}
-    return f"{REMEDY}{labels(place, remedy=remedy)}"
-
-
 FAR, TOTAL = (of_gpu(f"affinityd_gpu_{it}cpu_seconds_total") for it in ("remote_", ""))
 UNPLACED = of_gpu("affinityd_gpu_cpu_seconds_total", 1)  #: of a GPU whose node is not known
 

@@ -1,11 +1,7 @@
 """Every option of the chart: what it changes, and what holds whatever is chosen."""
 
-import json
-
 import pytest
 
-from affinityd.daemon.policy_document import SETTINGS, described, parse
-from affinityd.planner.modes import MODES
 from tests.e2e.chart import rendering
 from tests.e2e.chart.rendering import CHART, OPTIONS, container, daemon_set, objects, pod, rendered
 from tests.support import privileges
@@ -92,15 +88,7 @@ hostPID=true settings.scanInterval=null settings.jobSeries=0 | | callers |
 hostPID=true settings.jobSeries=20 | --job-series=20 | callers |
 settings.reservedCpus=0 | --reserved-cpus=0 --scan-interval=off | |
 settings.reservedCpus=null | --scan-interval=off | |
-enforce.mode=false enforce.policy=x | --scan-interval=off | |
-hostPID=true enforce.readEnvironments=true | | callers |
-hostPID=true enforce.mode=observe | --enforce=observe | enforce observe |
-hostPID=true enforce.mode=observe enforce.readEnvironments=true \
- | --enforce=observe | enforce observe, environments |
-hostPID=true enforce.mode=pin enforce.policy=x \
- | --enforce=pin --enforce-policy=/etc/affinityd/policy.toml | enforce pin, environments |
-hostPID=true enforce.mode=pin enforce.readEnvironments=true \
- | --enforce=pin | enforce pin, environments |
+hostPID=true enforce.mode=pin enforce.policy=x | | callers |
 """
 
 
@@ -142,52 +130,3 @@ def test_values_choose_privileges(values: str, arguments: str, features: str, nv
 
 def test_one_value_sets_what_the_older_ones_set_together() -> None:
     assert rendered("audit.enabled=true") == rendered("hostPID=true runtimeClassName=nvidia")
-
-
-@pytest.mark.parametrize(
-    ("mode", "policy"),
-    [
-        ("off", '[[rule]]\nnamespace = "a"'),
-        ("observe", f"\n\n#\ttab\n  mode = 'node'\n# {'a: b' * 99}\n"),
-        ("pin", '[[rule]]\nuser = "podman"'),
-        ("pin", '[[rule]]\nnamespace = "a"'),
-    ],
-)
-def test_a_policy_is_mounted_and_pods_if_it_names_namespaces(mode: str, policy: str) -> None:
-    made = rendering.with_values({"hostPID": True, "enforce": {"mode": mode, "policy": policy}})
-    data = made.get("ConfigMap/affinityd-policy", {}).get("data")
-    assert data == (None if mode == "off" else {"policy.toml": policy})
-    spec = made["DaemonSet/affinityd"]["spec"]["template"]["spec"]
-    volumes = [it["hostPath"]["path"] for it in spec["volumes"] if it["name"] == "pods"]
-    assert volumes == ["/var/log/pods"] * (mode != "off" and "namespace" in policy)
-
-
-@pytest.mark.parametrize("option", ["pin", "nri"])
-def test_the_policy_of_an_example_is_valid(option: str) -> None:
-    policy = objects(option)["ConfigMap/affinityd-policy"]["data"]["policy.toml"]
-    assert len(parse(policy).rules) == 2
-
-
-def test_rules_by_namespace_come_after_those_of_the_policy() -> None:
-    policy = 'mode = "socket"\n[[rule]]\npod = "a"\nleave = true'
-    rules = [{"namespace": ["b", "c-*"], "nics": "ucx", "without_request": "keep"}, {"pod": "d"}]
-    kubernetes = {"nri": {"enabled": True}, "rules": rules}
-    made = rendering.with_values({"kubernetes": kubernetes, "enforce": {"policy": policy}})
-    text = made["ConfigMap/affinityd-policy"]["data"]["policy.toml"]
-    assert described(text) == [
-        "3 rules",
-        "rule 1: pod 'a': left alone",
-        "rule 2: namespace 'b' or 'c-*': mode socket, nics ucx, without_request keep",
-        "rule 3: pod 'd': mode socket",
-        "all others: mode socket",
-    ]
-    assert "ConfigMap/affinityd-policy" not in rendering.with_values(
-        {"kubernetes": {"rules": rules}}
-    )
-
-
-def test_modes_of_the_schema_are_those_of_plans() -> None:
-    schema = json.loads((CHART / "values.schema.json").read_text())
-    rules = schema["properties"]["kubernetes"]["properties"]["rules"]["items"]["properties"]
-    assert rules["mode"]["enum"] == [*MODES]
-    assert {*rules} == {*SETTINGS, "namespace", "pod"} - {"min_physical_cores"}

@@ -33,7 +33,11 @@ def notes_of(text: str) -> str:
 
 
 def test_the_notes_say_which_values_are_removed() -> None:
-    assert "audit.measuredFolder is removed, and ignored" in notes_of("audit.measuredFolder=/a")
+    values = "audit.measuredFolder=/a enforce.mode=pin enforce.policy=x kubernetes.rules[0].pod=a"
+    notes = notes_of(values)
+    for name in ("audit.measuredFolder is", "enforce.policy are", "kubernetes.rules is"):
+        assert f"{name} removed, and ignored" in notes
+    assert "removed, and ignored" not in notes_of("default")
 
 
 def test_the_notes_name_what_is_there() -> None:
@@ -50,27 +54,6 @@ def test_the_notes_name_what_is_there() -> None:
         f"helm test affinityd {daemons} --logs",
     ]
     assert f"AFFINITYD_URL=http://affinityd.{NAMESPACE}:9466" in notes
-
-
-NOT_SEEN = "If the nodes have NVIDIA GPUs, set runtimeClassName: nvidia"
-NOT_READ = "Environments are not read: what is reported may include processes with AFFINITYD=off"
-OF_NO_USE = "enforce.mode is off, and the other values of enforce have no effect"
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ("default", []),
-        ("enforce.readEnvironments=true", [OF_NO_USE]),
-        ("hostPID=true enforce.mode=observe", [NOT_SEEN, NOT_READ]),
-        ("audit.enabled=true enforce.mode=pin", []),
-        ("hostPID=true enforce.mode=pin enforce.readEnvironments=true", [NOT_SEEN]),
-    ],
-)
-def test_the_notes_say_what_enforcement_lacks(values: str, expected: list[str]) -> None:
-    notes = notes_of(values)
-    assert [it for it in (NOT_SEEN, NOT_READ, OF_NO_USE) if it in notes] == expected
-    assert ("affinityd enforce" in notes) == ("enforce.mode=" in values)
 
 
 def test_a_package_has_all_that_is_rendered_and_nothing_of_the_tests(tmp_path: Path) -> None:

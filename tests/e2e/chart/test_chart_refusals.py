@@ -20,10 +20,6 @@ hostPID=yes                        '/hostPID': got string, want null or boolean
 image.digest=latest                '/image/digest': 'latest' does not match
 settings.reservedCpus=-1           '/settings/reservedCpus': minimum: got -1, want 0
 settings.jobSeries=1001            '/settings/jobSeries': maximum: got 1,001, want 1,000
-enforce.mode=on                    '/enforce/mode': value must be one of 'off', …
-kubernetes.rules[0].pod=1          '/kubernetes/rules/0/pod': got number, want string or array
-kubernetes.rules[0].mode=near      '/kubernetes/rules/0/mode': value must be one of 'all', …
-kubernetes.rules[0].nics=mlx5_0    '/kubernetes/rules/0/nics': 'mlx5_0' does not match
 listenAddress=127.0.0.1            '/listenAddress': value must be one of '0.0.0.0', …
 gpuNodeLabels={a:b}                '/gpuNodeLabels/0': 'a:b' does not match
 metrics.podMonitor.interval=1x     '/metrics/podMonitor/interval': '1x' does not match
@@ -69,7 +65,6 @@ settings.jobSeries=20 → settings.jobSeries is 20, but no process is scanned; s
 kubernetes.podResources=true → kubernetes.podResources is true, but no process is scanned; set
 kubernetes.nri.namespaces={serving} → kubernetes.nri.namespaces names namespaces, and kubernetes.nri
 audit.hostMemory=true → audit.hostMemory is true, but no process is scanned; set audit.enabled
-enforce.mode=pin → enforce.mode is pin, but no process is scanned; set audit.enabled: true
 image.repository=localhost:5000/a:b → image.repository is "localhost:5000/a:b": name HOST/REPOSITORY
 image.repository= → image.repository is "": name HOST/REPOSITORY alone, in lower case; the tag goes
 socket.hostPath=/ → socket.hostPath is "/": the init step gives it to the daemon's user, so name an
@@ -77,8 +72,8 @@ socket.hostPath=run/affinityd → socket.hostPath is "run/affinityd": the init s
 socket.hostPath=/run/../affinityd → socket.hostPath is "/run/../affinityd": the init step
 extraArgs={--listen-plan=x} → extraArgs: --listen-plan is the chart's own; set listenAddress, ports
 extraArgs={--node-name=a} → extraArgs: --node-name is the chart's own: the Node's name; leave it out
-extraEnv[0].name=AFFINITYD_ENFORCE_POLICY extraEnv[0].value=x \
- → extraEnv: AFFINITYD_ENFORCE_POLICY is the chart's own; set enforce.policy instead
+extraEnv[0].name=AFFINITYD_NRI_NAMESPACES extraEnv[0].value=x \
+ → extraEnv: AFFINITYD_NRI_NAMESPACES is the chart's own; set kubernetes.nri.namespaces instead
 runtimeClassName=nvidia extraEnv[0].name=NVIDIA_VISIBLE_DEVICES extraEnv[0].value=x \
  → extraEnv: NVIDIA_VISIBLE_DEVICES is the chart's own; leave it out, or leave runtimeClassName and
 extraVolumes[0].name=socket extraVolumes[0].emptyDir.medium= → extraVolumes: socket is the chart's

@@ -10,7 +10,6 @@ from tests.e2e.chart.promtool import (
     FLEET,
     GPU07,
     RECORDS,
-    REMEDY,
     RULES,
     RUNBOOK,
     TOTAL,
@@ -21,13 +20,11 @@ from tests.e2e.chart.promtool import (
     asked,
     clustered,
     labels,
-    left,
     mismatch,
     of_gpu,
     play,
     promtool,
     series,
-    would_pin,
 )
 from tests.e2e.chart.rendering import loaded, objects
 
@@ -58,10 +55,6 @@ ABOVE_ZERO = (
     ("Unpinned", mismatch("unpinned"), 15),
     ("OrphansHoldGpu", of_gpu("affinityd_gpu_orphan_processes"), 15),
     ("PinsOverlap", series("affinityd_pin_overlap_cpus"), 15),
-    ("CannotPin", series("affinityd_enforce_hindered"), 10),
-    ("PolicyIsBroken", series("affinityd_enforce_policy_error"), 10),
-    ("EnforcesBlind", series("affinityd_enforce_notices"), 15),
-    ("GaveUpPinning", left("given_up"), 15),
 )
 #: Samples, minutes more than that, and whether it fires.
 ABOVE = (("2x40", 1, True), ("2x40", -1, False), ("2x9 0 2x40", 1, False), ("0x40", 1, False))
@@ -158,7 +151,6 @@ AUDIT: tuple[Case, ...] = (
 CASES: tuple[Case, ...] = (
     *DAEMON,
     *AUDIT,
-    ("GaveUpPinning", {left("waiting"): "1x20"}, 16, False),
     *(
         (alert, {name: samples}, minutes + more, fires)
         for alert, name, minutes in ABOVE_ZERO
@@ -262,9 +254,6 @@ FAR_TIME = {TOTAL: "0+120x9", FAR: "0+30x9", UNPLACED: "0+600x9"}
 #: Two GPUs run far, one by two causes.
 TWO_FAR = {mismatch("mask"): "1x9", mismatch("unpinned"): "1x9", mismatch("mask", 1): "1x9"}
 TWO_FAR |= {mismatch("mask", 2): "0x9"}
-MASK, GIVEN = {mismatch("mask"): "1x9"}, {mismatch("allocation"): "1x9"}
-FITTING = {left("allocation"): "0x9", left("young"): "0x9", would_pin("mask"): "0x9"}
-LEFT, PIN = {**MASK, **FITTING}, {would_pin("mask"): "1x9"}
 
 
 #: A job, by two instances of a daemon; a container of a pod without a mismatch is beside it.
@@ -285,10 +274,6 @@ def by_cause(**counts: float) -> Mapping[str, float]:
     return {labels(NODE, cause=cause): count for cause, count in counts.items()}
 
 
-def by_remedy(remedy: str) -> Mapping[str, float]:
-    return {labels(NODE, gpu="0", pci_bus_id="0000:00:00.0", remedy=remedy): 1}
-
-
 #: Record, samples, what is recorded.
 RECORDED: tuple[tuple[str, Series, Mapping[str, float]], ...] = (
     ("instance:affinityd_up:known", {series("up"): "1x9", OTHER_UP: "1x9"}, {labels(GPU07): 1}),
@@ -298,16 +283,6 @@ RECORDED: tuple[tuple[str, Series, Mapping[str, float]], ...] = (
     ("node:affinityd_gpu_remote_cpu_seconds:rate5m", FAR_TIME, {labels(NODE): 0.5}),
     (OF_JOBS, JOBS_HELD, {labels(NODE, **JOB): 2, labels(NODE, **OF_POD): 4}),
     (OF_FAR_JOBS, JOBS_FAR, {labels(NODE, **JOB, cause="mask"): 1.5}),
-    # Near, on another's CPUs; nobody enforces; it fits by the policy.
-    (REMEDY, {mismatch("mask"): "0x9", would_pin("share"): "1x9", left("young"): "0x9"}, {}),
-    (REMEDY, MASK, {}),
-    (REMEDY, LEFT, by_remedy("neither")),
-    (REMEDY, {**LEFT, **PIN, left("waiting"): "1x9"}, by_remedy("pin")),
-    (REMEDY, {**LEFT, left("young"): "1x9"}, {}),
-    (REMEDY, {**LEFT, left("on_purpose"): "1x9"}, by_remedy("neither")),
-    (REMEDY, {**LEFT, **PIN, left("policy"): "1x9"}, by_remedy("neither")),
-    (REMEDY, {**GIVEN, **LEFT, **PIN, left("allocation"): "1x9"}, by_remedy("allocation")),
-    (REMEDY, {**GIVEN, **FITTING, left("allocation", 1): "1x9"}, by_remedy("neither")),
 )
 
 

@@ -19,18 +19,15 @@ from tests.e2e.chart.promtool import (
     asked,
     far_gpu,
     labels,
-    left,
     play,
     promtool,
-    remedied,
     util,
 )
 from tests.e2e.chart.rendering import CHART, by_name, loaded, template
 from tests.support.paths import REPOSITORY
 
-MONITORING, ENFORCE, SLURM = (
-    (REPOSITORY / it).read_text()
-    for it in ("docs/monitoring.md", "docs/enforce.md", "slurm/README.md")
+MONITORING, SLURM = (
+    (REPOSITORY / it).read_text() for it in ("docs/monitoring.md", "slurm/README.md")
 )
 
 
@@ -71,22 +68,6 @@ observed_plans_total{node="gpu08",before="local",after="local"}   0+4x70
 POD = {"pod": "dcgm-exporter-x7k2p", "exported_pod": "train-0"}
 IDLE = {util(0, **POD): "6x70", util(1, **POD): "90x63 0x9", util(2, **POD): "0x70"}
 IDLE |= {**far_gpu(0, "1x70"), **far_gpu(1, "1x70"), **far_gpu(2, "0x70")}
-WEEK = {
-    remedied("pin", 0): "1x9 _x90",
-    remedied("pin", 1): "_x50 1x9",
-    remedied("allocation", 1): "1x9",
-    remedied("pin", 0, "gpu08"): "1x99",
-    remedied("neither", 2): "1x99",
-}
-LEFT = {
-    left("allocation"): "0x9 2x9 0x80",
-    left("allocation", 1): "1x99",
-    left("orphan"): "0x9 1 0x80",
-    left("policy"): "0x99",
-    left("young"): "3x99",
-    left("waiting"): "1x99",
-}
-
 #: What the questions of a page, in their order, have as answers of which series.
 MONITORED = (
     (SHARE, {labels(job_id="4711"): 0.12}),
@@ -95,18 +76,13 @@ MONITORED = (
     (REFUSED, {labels(instance="a"): 60}),
     (IDLE, {labels(POD, uuid="GPU-0a1f"): 6}),
 )
-ENFORCED = (
-    (WEEK, {labels(remedy=it): 3 if it == "pin" else 1 for it in ("pin", "allocation", "neither")}),
-    (WEEK, {labels(node="gpu07"): 2, labels(node="gpu08"): 1}),
-    (LEFT, {labels(reason="allocation"): 2, labels(reason="orphan"): 1}),
-)
 OF_PLANS = {labels(after="local", before=it): by for it, by in (("remote", 195), ("local", 260))}
 
 
 @pytest.mark.parametrize(
     ("page", "questions"),
-    [(MONITORING, MONITORED), (ENFORCE, ENFORCED), (SLURM, [(PLANS, OF_PLANS)])],
-    ids=["monitoring", "enforce", "slurm"],
+    [(MONITORING, MONITORED), (SLURM, [(PLANS, OF_PLANS)])],
+    ids=["monitoring", "slurm"],
 )
 def test_each_question_has_the_answer_that_the_page_says(
     tmp_path: Path, page: str, questions: tuple[tuple[Series, Mapping[str, float]]]
@@ -117,9 +93,8 @@ def test_each_question_has_the_answer_that_the_page_says(
 
 
 def test_the_alerts_that_pages_name_are_there() -> None:
-    named = [set(re.findall(r"`(Affinityd\w+)`", page)) for page in (MONITORING, ENFORCE)]
-    assert {*FLEET} < named[0] <= ALERTS.keys()
-    assert named[1] == {name for name, it in ALERTS.items() if "affinityd_enforce_" in it["expr"]}
+    named = set(re.findall(r"`(Affinityd\w+)`", MONITORING))
+    assert {*FLEET} < named <= ALERTS.keys()
 
 
 def test_the_command_for_a_page_of_ones_own_changes_every_runbook(tmp_path: Path) -> None:
@@ -196,7 +171,6 @@ def test_each_command_is_taken_as_it_is_written(
     page: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert words[2:6] == ["affinityd", "deploy/helm/affinityd", "--namespace", "affinityd"]
-    (tmp_path / "policy.toml").write_text('mode = "node"\n')
     monkeypatch.chdir(tmp_path)
     options = [it for it in words[6:] if it != "--reset-then-reuse-values"]
     made = by_name(loaded(template(*options)))

@@ -13,8 +13,8 @@ import pytest
 
 from tests.support.cpusets import cgroup, needs_cpuset
 from tests.support.daemons import eventually
-from tests.support.enforcing_node import facts
 from tests.support.made_nodes import running_on
+from tests.support.scanning_node import facts
 from tests.support.tiny import BOTH, FAR, NEAR, ran, tiny
 
 pytestmark = needs_cpuset

@@ -20,7 +20,7 @@ LEFT_OUT = [checks.positive_data_acceptance, checks.not_a_server_error]
 
 PATHS = (
     *("/", "/plan", "/topology", "/topology.svg", "/metrics"),
-    *("/healthz", "/readyz", "/audit", "/enforce"),
+    *("/healthz", "/readyz", "/audit"),
 )
 
 

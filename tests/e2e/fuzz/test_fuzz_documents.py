@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -12,9 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from affinityd import config
-from affinityd.audit.document import everything
-from affinityd.audit.model import Membership, ProcessFacts
-from affinityd.cli.render.enforcement import lines
 from affinityd.cli.render.topology import draw
 from affinityd.config import NODE_FILE, settings
 from affinityd.config.settings import Settings
@@ -28,8 +24,6 @@ from affinityd.discovery.nvml import (
     ProcessReport,
     read_report,
 )
-from affinityd.enforce.document import EnforceDocument, document
-from affinityd.enforce.policy.identity import environment
 from affinityd.errors import AffinityError, InvalidRequestError
 from affinityd.json_codec import dumps, loads
 from affinityd.kubernetes.nri import messages
@@ -37,6 +31,7 @@ from affinityd.kubernetes.nri.messages import PLUGIN, REQUEST, Trunk, Ttrpc, pac
 from affinityd.kubernetes.nri.session import reply
 from affinityd.kubernetes.pods import containers
 from affinityd.linux.cgroup import Cgroups, cpuset_of
+from affinityd.linux.files import environment_of
 from affinityd.linux.processes import parse_stat, process_of, uid_of
 from affinityd.linux.protobuf import field, read
 from affinityd.request.formats import render
@@ -52,7 +47,6 @@ from affinityd.topology.model import Node, Topology
 from tests.e2e.fuzz.inputs import MANY, SOME, damaged, mutants, read_or_refused, texts, words
 from tests.support.asking import ask
 from tests.support.documents import in_json
-from tests.support.enforce_reports import drifted, enforced, fits, left
 from tests.support.machines.facts import machine
 from tests.support.machines.strategies import machines
 from tests.support.nri import created
@@ -71,18 +65,9 @@ OF_GPU = (NvmlProcess(7, "compute", 2**30, "MIG-0"),)
 PROCESSES = ProcessReport(
     gpus=(GpuProcesses(0, "GPU-0", "0000:07:00.0", OF_GPU), GpuProcesses(1, error="GPU is lost")),
 )
-ENFORCED = enforced(fits(7), drifted(8), left(9, "no_job", job=None), notices=("a",))
-
-
-def an_enforce_document(text: str) -> object:
-    document = loads(EnforceDocument, text, "enforce")
-    return document.has_mismatch, document.knows_nothing, list(lines(document, fitting=True))
-
-
 DOCUMENTS: dict[str, tuple[object, Callable[[str], object]]] = {
     "NVML's report": (in_json(NVML), partial(read_report, NvmlReport)),
     "NVML's processes": (in_json(PROCESSES), partial(read_report, ProcessReport)),
-    "what is enforced": (in_json(document(ENFORCED, everything)), an_enforce_document),
 }
 
 
@@ -136,7 +121,7 @@ def test_a_node_file_with_anything_in_it_is_a_machine_or_none(
 
 CONFIGURED = (
     *(f"AFFINITYD_{name.upper()}=" for name in settings.NAMES),
-    *words("0-3 off pin 127.0.0.1:9465 [::1]:0 none # ; ' \" \\ = on root 4294967295"),
+    *words("0-3 off 127.0.0.1:9465 [::1]:0 none # ; ' \" \\ = on root 4294967295"),
     *("\n", "a b", "export "),
 )
 CONTENT = texts(*CONFIGURED).map(lambda text: text.encode(errors="surrogatepass")) | st.binary()
@@ -170,7 +155,6 @@ FILES = {
         b"37 35 0:30 /../.. /sys/fs/cgroup/unified rw - cgroup2 none rw,nsdelegate\n"
     ),
 }
-FOUND = ProcessFacts(7, "a", 1, 0, 1, "S", ("nvidia", 0), None, Membership(), None, ())
 
 
 @given(st.fixed_dictionaries({name: damaged(content) for name, content in FILES.items()}))
@@ -186,9 +170,8 @@ def test_damaged_files_of_proc_tell_less_and_end_nothing(
     read_or_refused(lambda: cpuset_of(7, os.fspath(root)))
     read_or_refused(lambda: Cgroups.of(7, os.fspath(root)).confining)
     read_or_refused(lambda: (uid_of(7, os.fspath(proc)), process_of(7, os.fspath(proc))))
-    read = parse_stat(files["7/stat"])
-    process = replace(FOUND, start=read.start if read else 0)
-    read_or_refused(lambda: environment(process, os.fspath(root)))
+    read_or_refused(lambda: parse_stat(files["7/stat"]))
+    read_or_refused(lambda: environment_of(7, os.fspath(root)))
 
 
 # Bytes of a container runtime, and of kubelet.

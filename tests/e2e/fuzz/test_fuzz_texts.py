@@ -9,10 +9,7 @@ from hypothesis import strategies as st
 from affinityd.audit.gather import membership, service
 from affinityd.client import ask_daemon
 from affinityd.cpuset import parse_list, parse_mask
-from affinityd.daemon.policy_document import parse
 from affinityd.discovery.pci import bus_order, is_pci_address
-from affinityd.enforce.policy import Policy, PolicyError
-from affinityd.enforce.policy.identity import ProcessIdentity
 from affinityd.errors import AffinityError
 from affinityd.linux.memory_policy import parse_policy
 from affinityd.linux.processes import parse_stat
@@ -28,12 +25,6 @@ from tests.support.asking import ask
 from tests.support.machines.facts import machine
 
 DGX, MIXED, AMD = machine("dgx-a100"), machine("mixed-models"), machine("mi250x")
-
-
-def a_policy(text: str) -> object:
-    policy = parse(text)
-    assert isinstance(policy, Policy)
-    return [rule.matches(ProcessIdentity(user=text[:300], pod="x")) for rule in policy.rules]
 
 
 def a_task_of_slurm(text: str) -> object:
@@ -75,11 +66,6 @@ SLURMD = (
     *(" File=", "/dev/nvidia[0-7]", " Cores=", "0-15", " Links=", "-1,4", " Count=", "1", "\n"),
     *("error: ", "warning: ", "fatal: ", "[0-99999]", "=", ",", "9" * 5000),
 )
-TOML = (
-    *("mode", "=", '"node"', "'", '"', "\n", "[[rule]]", "[", "]", "{", "}", ",", ".", "leave"),
-    *("true", "user", '"a*"', "environment", "uid", "1", "0x_f", "1e9", "1979-05-27", "cgroup"),
-    *("#", '"""', "min_physical_cores", "*?" * 60, '["[z-a]"]', "\\u0000", "\\"),
-)
 HTTP = (
     *("HTTP/1.1", " ", "200", "422", "\r\n", "\r\n\r\n", "content-length:", "0", "4", "OK", "x"),
     *("Malformed request: ", "\ud800", "HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n"),
@@ -98,7 +84,6 @@ READERS: dict[str, tuple[Callable[[str], object], tuple[str, ...], type[Exceptio
     "a PCI address": (lambda text: is_pci_address(text) and bus_order(text), PCI, None),
     "what slurmd prints": (parse_slurmd, SLURMD, None),
     "a task of Slurm": (a_task_of_slurm, CPULIST, AffinityError),
-    "a policy": (a_policy, TOML, PolicyError),
     "cgroups of a job": (membership, CGROUPS, None),
     "cgroups of a service": (service, CGROUPS, None),
     "a stat file": (lambda text: parse_stat(text.encode(errors="replace")), STAT, None),

@@ -9,9 +9,9 @@ from typing import Any
 from tests.e2e.kubernetes.cluster import CHROOT, SLEEPER, SOCKET, Cluster, Process
 from tests.support.daemons import eventually
 from tests.support.daemons import running as daemon_running
-from tests.support.enforcing_node import AskedNode, facts
 from tests.support.made_nodes import entering
 from tests.support.paths import REPOSITORY
+from tests.support.scanning_node import AskedNode, facts
 from tests.support.shared_objects import environment
 from tests.support.tiny import tiny
 

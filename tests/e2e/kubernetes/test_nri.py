@@ -18,7 +18,7 @@ from tests.e2e.kubernetes.cluster import ONE_CPU, POD_RESOURCES, Cluster, plugin
 from tests.e2e.kubernetes.two_nodes import restart
 from tests.support.cpusets import needs_cpuset
 from tests.support.daemons import eventually
-from tests.support.enforcing_node import uuid
+from tests.support.scanning_node import uuid
 from tests.support.tiny import BOTH, FAR, NEAR
 
 pytestmark = [needs_cpuset, pytest.mark.usefixtures("pods_end")]

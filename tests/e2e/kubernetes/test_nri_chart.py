@@ -13,10 +13,8 @@ import pytest
 from tests.e2e.kubernetes import machine
 from tests.e2e.kubernetes.adjusted import (
     CHOSEN,
-    OTHER,
     container,
     make_namespaces,
-    removed,
     started,
 )
 from tests.e2e.kubernetes.chart import LABEL, Chart
@@ -138,32 +136,6 @@ def test_a_privileged_container_is_left_unless_it_was_granted_a_gpu(gpus: Chart)
 def test_the_doctor_names_the_runtime(gpus: Chart) -> None:
     printed = gpus.exec("affinityd doctor nri")
     assert re.search(f"containerd .* asks the daemon; namespaces: {CHOSEN}", printed), printed
-
-
-def test_a_policy_says_how_a_namespace_s_containers_are_placed(
-    gpus: Chart, values: Mapping[str, Any]
-) -> None:
-    rules = [
-        {"namespace": OTHER, "observe": True},
-        {"pod": "left*", "leave": True},
-        {"namespace": [CHOSEN], "memory": "bind", "without_request": "keep"},
-    ]
-    nri = {"enabled": True, "namespaces": ["*"]}
-    gpus.helm("upgrade", {**values, "kubernetes": {"nri": nri, "rules": rules}})
-    wait_for_runtime(gpus)
-    would = {"AFFINITYD_UNPINNED": f"observe: would run on CPUs {FAR} (local)"}
-    observed = started(gpus.cluster, "seen", asking("c", WAYS["file"]), namespace=OTHER)["c"]
-    assert (observed.cpus, observed.told) == (BOTH, would)
-    left = started(gpus.cluster, "left-1", asking("c", WAYS["cdi"]))["c"]
-    assert (left.cpus, left.told) == (BOTH, {})
-    bound = started(gpus.cluster, "bound", asking("c", WAYS["variable"]))["c"]
-    assert bound.cpus == FAR
-    removed(gpus.cluster)
-    least = asking("c", WAYS["file"])
-    amount = {WAYS["file"]: "1"}
-    least = {**least, "resources": {"requests": {"cpu": "0", **amount}, "limits": amount}}
-    kept = started(gpus.cluster, "kept", least)["c"]
-    assert (kept.cpus, kept.told["AFFINITYD_NODES"]) == (BOTH, "0-1")
 
 
 def test_a_placed_container_has_its_pod_s_cpus_again_when_it_restarts_without_the_daemon(

@@ -14,13 +14,13 @@ from tests.e2e.kubernetes.cluster import KUBELET, POD_RESOURCES, Cluster, kubele
 from tests.e2e.prometheus.server import QUERIES, running_prometheus
 from tests.support.cpusets import needs_cpuset
 from tests.support.daemons import eventually, free_port
-from tests.support.enforcing_node import EnforcingNode, enforcing, uuid
+from tests.support.scanning_node import ScanningNode, scanning, uuid
 from tests.support.tiny import CPUS
 
 pytestmark = needs_cpuset
 
 SHARED, EXCLUSIVE = CPUS  #: kubelet's own and the shared ones; what it gives away
-FAR_GPU, DRA_GPU = 0, 2  #: of tests/support/enforcing_node: 0 is near SHARED, 2 near EXCLUSIVE
+FAR_GPU, DRA_GPU = 0, 2  #: of tests/support/scanning_node: 0 is near SHARED, 2 near EXCLUSIVE
 REMEDY = (
     f"GPU {FAR_GPU} is on node {SHARED}, near CPUs {SHARED}, and kubelet gave default/far the "
     f"exclusive CPU {EXCLUSIVE}, no CPU there: set kubelet's topologyManagerPolicy: "
@@ -53,9 +53,9 @@ def address() -> str:
 
 
 @pytest.fixture(scope="module")
-def node(address: str) -> Iterator[EnforcingNode]:
+def node(address: str) -> Iterator[ScanningNode]:
     words = ("--pod-resources", str(POD_RESOURCES), "--job-series", "5")
-    with enforcing("observe", *words, listen=address) as node:
+    with scanning(*words, listen=address) as node:
         yield node
 
 
@@ -64,7 +64,7 @@ def created(cluster: Cluster, name: str, resources: Mapping[str, Any], **more: o
     return cluster.start_pod(name, {"containers": [container], **more})[0]
 
 
-def named_process(node: EnforcingNode, pid: int) -> Any:  # noqa: ANN401 - a document
+def named_process(node: ScanningNode, pid: int) -> Any:  # noqa: ANN401 - a document
     """Return the process at /audit, once the pod of it is known."""
     processes: list[Any] = []
 
@@ -76,7 +76,7 @@ def named_process(node: EnforcingNode, pid: int) -> Any:  # noqa: ANN401 - a doc
     return processes[0]
 
 
-def test_a_pod_that_kubelet_placed_far_has_a_remedy(far: int, node: EnforcingNode) -> None:
+def test_a_pod_that_kubelet_placed_far_has_a_remedy(far: int, node: ScanningNode) -> None:
     node.say({FAR_GPU: [far]})
     process = named_process(node, far)
     assert process["pod"] == {
@@ -87,14 +87,10 @@ def test_a_pod_that_kubelet_placed_far_has_a_remedy(far: int, node: EnforcingNod
     }
     assert process["cause"] == "allocation"
     assert process["remedy"] == REMEDY
-    eventually(lambda: node.enforce()["jobs"], "it has enforced")
-    (job,) = node.enforce()["jobs"]
-    (process,) = job["processes"]
-    assert (job["pod"], process["container"]) == ("default/far", "main")
 
 
 def test_a_real_prometheus_has_a_pod_s_names(
-    cluster: Cluster, far: int, node: EnforcingNode, address: str, tmp_path: Path
+    cluster: Cluster, far: int, node: ScanningNode, address: str, tmp_path: Path
 ) -> None:
     node.say({FAR_GPU: [far]})
     named_process(node, far)
@@ -119,7 +115,7 @@ def test_a_real_prometheus_has_a_pod_s_names(
         eventually(lambda: names() == [["default", "far", "main"]], "the table has its name")
 
 
-def test_a_pod_has_its_gpu_by_dra(cluster: Cluster, node: EnforcingNode) -> None:
+def test_a_pod_has_its_gpu_by_dra(cluster: Cluster, node: ScanningNode) -> None:
     driver = ("/var/lib/kubelet", KUBELET, DRIVER, POOL, f"gpu-{DRA_GPU}")
     with kubelet_plugin("claims", *driver):
         cluster.claim_device(DRIVER, POOL, f"gpu-{DRA_GPU}", "default")
@@ -139,7 +135,7 @@ def test_the_runtime_names_pods_that_share_a_gpu(cluster: Cluster) -> None:
     pids = {name: created(cluster, name, {}) for name in ("slice-a", "slice-b")}
     runtime = f"--nri={cluster.root}/run/nri/nri.sock"
     words = ("--pod-resources", str(POD_RESOURCES), runtime)
-    with enforcing("observe", *words, users={DRA_GPU: [*pids.values()]}) as node:
+    with scanning(*words, users={DRA_GPU: [*pids.values()]}) as node:
         for name, pid in pids.items():
             named = named_process(node, pid)["pod"].items()
             assert named >= {"namespace": "default", "name": name, "container": "main"}.items()

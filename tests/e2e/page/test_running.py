@@ -19,7 +19,7 @@ from tests.e2e.page.conftest import Node, Tab
 from tests.support.children import sleeping
 from tests.support.cpusets import cgroup, needs_cpuset, step_parts
 from tests.support.daemons import eventually, free_port
-from tests.support.enforcing_node import EnforcingNode, scanning, uuid
+from tests.support.scanning_node import ScanningNode, scanning, uuid
 from tests.support.tiny import FAR, NEAR
 
 pytestmark = needs_cpuset
@@ -32,13 +32,13 @@ def port() -> int:
 
 
 @pytest.fixture(scope="module")
-def node(port: int) -> Iterator[EnforcingNode]:
+def node(port: int) -> Iterator[ScanningNode]:
     with scanning(listen=f"127.0.0.1:{port}") as node:
         yield node
 
 
 @pytest.fixture
-def pid(node: EnforcingNode) -> Iterator[int]:
+def pid(node: ScanningNode) -> Iterator[int]:
     with cgroup(*step_parts(JOB)) as folder, sleeping() as child:
         (folder / "cgroup.procs").write_text(str(child.pid))
         subprocess.run(["taskset", "-cp", FAR, str(child.pid)], check=True, capture_output=True)
@@ -55,7 +55,7 @@ def text(tab: Tab, selector: str) -> str:
     return " ".join(tab.page.locator(selector).all_inner_texts())
 
 
-def test_a_user_sees_far_processes(node: EnforcingNode, pid: int, context: BrowserContext) -> None:
+def test_a_user_sees_far_processes(node: ScanningNode, pid: int, context: BrowserContext) -> None:
     with forwarded(node.daemon.socket) as port:
         tab = Tab.open(context, Node(node.daemon, f"http://127.0.0.1:{port}"))
         eventually(lambda: str(pid) in words(tab), "it is listed")
@@ -86,7 +86,7 @@ def test_a_user_sees_far_processes(node: EnforcingNode, pid: int, context: Brows
 
 
 @pytest.mark.usefixtures("pid")
-def test_over_tcp_there_are_counts(node: EnforcingNode, port: int, context: BrowserContext) -> None:
+def test_over_tcp_there_are_counts(node: ScanningNode, port: int, context: BrowserContext) -> None:
     tab = Tab.open(context, Node(node.daemon, f"http://127.0.0.1:{port}"), "?running=on")
     eventually(lambda: "1 remote; cause: 1 mask" in text(tab, ".card.far"), "one is remote")
     assert "1 of 4 GPUs is used from far away" in text(tab, "#verdict")
@@ -125,7 +125,7 @@ def test_a_daemon_that_hangs_dies_and_is_replaced(context: BrowserContext) -> No
 
 
 def test_plans_of_the_page_are_counted_apart_from_those_of_jobs(
-    node: EnforcingNode, context: BrowserContext, port: int
+    node: ScanningNode, context: BrowserContext, port: int
 ) -> None:
     Tab.open(context, Node(node.daemon, f"http://127.0.0.1:{port}"))
     counted = node.samples("plans_total", "client")
@@ -133,7 +133,7 @@ def test_plans_of_the_page_are_counted_apart_from_those_of_jobs(
     assert "job" not in counted
 
 
-def test_the_same_scan_is_not_sent_twice(node: EnforcingNode) -> None:
+def test_the_same_scan_is_not_sent_twice(node: ScanningNode) -> None:
     def is_known() -> bool:
         tag = node.daemon.get("/audit").headers["etag"]
         reply = node.daemon.get("/audit", **{"if-none-match": tag})
@@ -144,7 +144,7 @@ def test_the_same_scan_is_not_sent_twice(node: EnforcingNode) -> None:
 
 
 @pytest.mark.usefixtures("pid")
-def test_a_page_asks_for_no_threads_and_takes_it_compressed(node: EnforcingNode) -> None:
+def test_a_page_asks_for_no_threads_and_takes_it_compressed(node: ScanningNode) -> None:
     def is_the_same() -> bool:
         replies = [
             node.daemon.get("/audit", **{"if-none-match": '""'}),

@@ -5,14 +5,12 @@ import os
 import shutil
 import stat
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from affinityd.enforce.decide import GRACE
 from tests.support.children import program, sleeping
 from tests.support.cpusets import cgroup, pod_parts, step_parts
 from tests.support.paths import open_folder
@@ -45,7 +43,6 @@ AS_USER = ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups")
 class Actors:
     job: int  #: of a step of Slurm's, on NVIDIA's
     pod: int  #: of a pod, on NVIDIA's
-    off: int  #: of another job's step, on NVIDIA's, which is to be let alone
     of_amd: int
     of_npu: int
     asker: subprocess.Popen[str]
@@ -53,7 +50,7 @@ class Actors:
 
     @property
     def pids(self) -> list[int]:
-        return [self.asker.pid, self.job, self.pod, self.off, self.of_amd, self.of_npu]
+        return [self.asker.pid, self.job, self.pod, self.of_amd, self.of_npu]
 
     def rest(self) -> None:
         for pid in self.pids[1:]:
@@ -69,7 +66,7 @@ class Actors:
 
 @contextmanager
 def playing() -> Iterator[Actors]:
-    """Start them; they are grown up. The NPU's device file has the numbers of /dev/full, mem(4)."""
+    """Start them. The NPU's device file has the numbers of /dev/full, mem(4)."""
     with open_folder() as dev, ExitStack() as stack:
         enter = stack.enter_context
         os.mknod(dev / "davinci0", stat.S_IFCHR | 0o666, os.makedev(1, 7))
@@ -77,25 +74,22 @@ def playing() -> Iterator[Actors]:
         (dev / "nothing").touch()
         for file in dev.iterdir():
             file.chmod(0o666)
-        step, other = (enter(cgroup(*step_parts(it), cpus=BOTH)) for it in (JOB, JOB + 1))
+        step = enter(cgroup(*step_parts(JOB), cpus=BOTH))
         pod = enter(cgroup(*pod_parts(POD), cpus=BOTH))
 
-        def started(group: Path, file: str = "nothing", **env: str) -> int:
+        def started(group: Path, file: str = "nothing") -> int:
             before = (*AS_USER, "sh", "-c", 'exec "$@" 3<"$0"', f"{dev / file}")
-            process = enter(sleeping({**os.environ, **env}, before))
+            process = enter(sleeping(None, before))
             (group / "cgroup.procs").write_text(f"{process.pid}")
             return process.pid
 
-        began = time.monotonic()
         job, of_amd, of_npu = started(step), started(step), started(step, "davinci0")
-        off, in_pod = started(other, AFFINITYD="off"), started(pod)
+        in_pod = started(pod)
         asker = enter(program(ASKS))
         (step / "cgroup.procs").write_text(f"{asker.pid}")
         # What is called as Slurm's own in a step: the job has not ended.
         shutil.copy(shutil.which("sleep") or "", dev / "slurmstepd")
-        for folder in (step, other):
-            keeper = enter(subprocess.Popen([dev / "slurmstepd", "600"]))
-            stack.callback(keeper.kill)
-            (folder / "cgroup.procs").write_text(f"{keeper.pid}")
-        time.sleep(max(0.0, began + GRACE + 0.5 - time.monotonic()))
-        yield Actors(job, in_pod, off, of_amd, of_npu, asker, dev)
+        keeper = enter(subprocess.Popen([dev / "slurmstepd", "600"]))
+        stack.callback(keeper.kill)
+        (step / "cgroup.procs").write_text(f"{keeper.pid}")
+        yield Actors(job, in_pod, of_amd, of_npu, asker, dev)

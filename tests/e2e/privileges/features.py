@@ -1,6 +1,5 @@
 """What shows, for each thing that the daemon does, that it does it."""
 
-import os
 import subprocess
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -12,8 +11,8 @@ from affinityd.topology.document import read_node
 from affinityd.topology.model import Gpu
 from tests.e2e.privileges.actors import JOB, Actors
 from tests.support.daemons import eventually, is_ready
-from tests.support.enforcing_node import AskedNode
 from tests.support.nri import Runtime, created
+from tests.support.scanning_node import AskedNode
 from tests.support.tiny import BOTH, CPUS, NEAR
 
 OK = 200  #: HTTP's
@@ -23,8 +22,7 @@ GPUS = (
     Gpu(0, "amd", "0000:e2:00.0", numa_node=0, render_minor=128),
     Gpu(0, "huawei", "0000:e3:00.0", numa_node=0),
 )
-BY_KUBELET = "elsewhere"  #: not as in /var/log/pods: it shows which of both named a pod
-BY_POD, BY_USER = 1, 2  #: numbers of the rules that are about them
+NAMESPACE = "inference"  #: as kubelet names it
 
 
 @dataclass
@@ -36,8 +34,7 @@ class Node(AskedNode):
 
     def settle(self) -> None:
         eventually(lambda: is_ready(self.daemon), "the daemon is ready")
-        for path in ("/audit", "/enforce"):
-            eventually(lambda path=path: self.daemon.get(path).status == OK, path)  # type: ignore[misc]
+        eventually(lambda: self.daemon.get("/audit").status == OK, "it has scanned")
         self.wait_for_scans(1)
 
     def working(self) -> frozenset[str]:
@@ -72,12 +69,6 @@ def _audited(node: Node, pid: int) -> Any:  # noqa: ANN401 - a document
     assert process["threads"]
     (gpu,) = (it for it in node.audit()["gpus"] if it["vendor"] == process["vendor"])
     assert gpu["unknown"] is None
-    return process
-
-
-def _enforced(node: Node, pid: int) -> Any:  # noqa: ANN401 - a document
-    jobs = node.daemon.get("/enforce").json["jobs"]
-    (process,) = (it for job in jobs for it in job["processes"] if it["pid"] == pid)
     return process
 
 
@@ -134,11 +125,6 @@ WORKS: Mapping[str, Callable[[Node], bool]] = {
         _audited(node, node.actors.job)["host_memory"]["far_percent"] is not None
     ),
     "jobs": lambda node: _audited(node, node.actors.job)["job"]["id"] == str(JOB),
-    "enforce observe": lambda node: _enforced(node, node.actors.job)["cpulist"] == NEAR,
-    "names of pods": lambda node: _audited(node, node.actors.pod)["pod"]["namespace"] == BY_KUBELET,
+    "names of pods": lambda node: _audited(node, node.actors.pod)["pod"]["namespace"] == NAMESPACE,
     "containers by NRI": _adjusts,
-    "rules by pod": lambda node: _enforced(node, node.actors.pod)["rule"] == BY_POD,
-    "rules by user": lambda node: _enforced(node, node.actors.job)["rule"] == BY_USER,
-    "environments": lambda node: _enforced(node, node.actors.off)["reason"] == "opted_out",
-    "enforce pin": lambda node: os.sched_getaffinity(node.actors.job) == {int(NEAR)},
 }

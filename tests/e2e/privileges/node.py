@@ -12,8 +12,8 @@ from pathlib import Path
 
 from affinityd.linux.protobuf import DATA, END_STREAM, STREAM, field, frame
 from affinityd.topology.model import Topology
-from tests.e2e.privileges.actors import POD, USER, Actors
-from tests.e2e.privileges.features import BY_KUBELET, GPUS, UUID, Node
+from tests.e2e.privileges.actors import Actors
+from tests.e2e.privileges.features import GPUS, NAMESPACE, UUID, Node
 from tests.support import privileges
 from tests.support.confined import Confinement
 from tests.support.daemons import free_port, spawn
@@ -26,13 +26,6 @@ from tests.support.shared_objects import environment
 from tests.support.tiny import NEAR, tiny
 
 KFD_ID = 50432  #: KFD's own number of AMD's GPU
-NAME, NAMESPACE = "annie", "inference"
-POLICY = f"""
-[[rule]]
-namespace = "{NAMESPACE}"
-[[rule]]
-user = "{NAME}"
-"""
 
 
 def machine() -> Topology:
@@ -42,7 +35,7 @@ def machine() -> Topology:
 def _facts(actors: Actors) -> str:
     lines = [f"driver {DRIVER}", "device /dev/nvidiactl", "gpu", f"uuid {UUID}", "minor 0"]
     lines += [f"pci 0000{GPUS[0].pci_bus_id}", f"node {NEAR}"]
-    lines += [f"process compute {it} {2**20}" for it in (actors.job, actors.pod, actors.off)]
+    lines += [f"process compute {it} {2**20}" for it in (actors.job, actors.pod)]
     return "\n".join([*lines, ""])
 
 
@@ -52,9 +45,6 @@ def _write_files(folder: Path, actors: Actors) -> None:
     put(kfd / "topology/nodes/1/gpu_id", KFD_ID)
     put(kfd / f"proc/{actors.of_amd}/vram_{KFD_ID}", 2**20)
     put(folder / "machine/proc/driver/nvidia/version", f"NVRM version: {DRIVER}")
-    put(folder / "etc/passwd", f"{NAME}:x:{USER}:{USER}::/:/bin/sh")
-    put(folder / "etc/affinityd-policy.toml", POLICY)
-    (folder / f"pods/{NAMESPACE}_chat-0_{POD}").mkdir(parents=True)
     (folder / "run/affinityd").mkdir(parents=True)
     for name in ("root", "kubelet", "nri"):
         (folder / name).mkdir()
@@ -63,7 +53,7 @@ def _write_files(folder: Path, actors: Actors) -> None:
 def _pods() -> bytes:
     gpu = field(2, field(1, "nvidia.com/gpu") + field(2, UUID))
     container = field(3, field(1, "main") + gpu)
-    pods = field(1, field(1, "chat-0") + field(2, BY_KUBELET) + container)
+    pods = field(1, field(1, "chat-0") + field(2, NAMESPACE) + container)
     message = bytes([0]) + len(pods).to_bytes(4, "big") + pods
     return frame(DATA, END_STREAM, STREAM, message)
 
@@ -77,10 +67,8 @@ def _places(folder: Path, dev: Path) -> Mapping[str, Path]:
         "/sys/fs/cgroup": Path("/sys/fs/cgroup"),
         "/dev/nvidiactl": dev / "nvidiactl",
         "/dev/davinci0": dev / "davinci0",
-        "/var/log/pods": folder / "pods",
         "/var/lib/kubelet/pod-resources": folder / "kubelet",
         "/run/nri": folder / "nri",
-        "/etc/passwd": folder / "etc/passwd",
     }
 
 
@@ -102,11 +90,9 @@ def confined(actors: Actors, kind: str = "", lacks: str = "", only: str = "") ->
         stack.callback(runtime.end)
         daemon = spawn(
             folder / "run/affinityd",
-            *("--scan-interval", "1", "--enforce", "pin"),
+            *("--scan-interval", "1"),
             env={
                 "AFFINITYD_SOCKET": "/run/affinityd/affinityd.sock",
-                "AFFINITYD_CPUS": "none",  # its three jobs have a CPU between them near their GPUs
-                "AFFINITYD_ENFORCE_POLICY": "/etc/affinityd-policy.toml",
                 "AFFINITYD_CONFIG": "/nonexistent",
                 "AFFINITYD_POD_RESOURCES": "/var/lib/kubelet/pod-resources/kubelet.sock",
                 "AFFINITYD_NRI": "/run/nri/nri.sock",
@@ -133,7 +119,6 @@ def _confinement(
     if "/sys/bus/pci/devices" in shown:
         for entry in (folder / "machine/sys/devices").glob("*:*"):
             shown[f"/sys/devices/{entry.name}"] = entry
-    shown["/etc/affinityd-policy.toml"] = folder / "etc/affinityd-policy.toml"
     nvml = Path(environment(_facts(actors), folder)["LD_LIBRARY_PATH"])
     shown |= {os.fspath(it): it for it in (nvml, folder / "nvml.facts")}
     writes = {"/run/affinityd"} & set(needed("writes"))

@@ -63,7 +63,6 @@ def test_without_its_folder_the_daemon_ends(actors: Actors) -> None:
 
 
 UNIT = REPOSITORY / "deploy/systemd/affinityd.service"
-ENFORCE = UNIT.parent / f"{UNIT.name}.d/enforce.conf"
 
 
 def values(text: str, name: str, mark: str = "") -> list[set[str]]:
@@ -89,11 +88,3 @@ def test_the_unit_has_one_folder_to_write_to_and_offers_what_device_files_take()
     allowed, left_out = values(unit, "SystemCallFilter")
     assert allowed == {"@system-service"}
     assert left_out == {"~@privileged", "@resources", "@aio", "@keyring"}
-
-
-def test_the_drop_in_has_what_pinning_and_reading_environments_take() -> None:
-    text = ENFORCE.read_text()
-    read = {f"CAP_{it}" for it in privileges.FEATURES["environments"].capabilities}
-    assert values(text, "CapabilityBoundingSet") == [capabilities("enforce pin"), read]
-    assert values(text, "SystemCallFilter") == [set(privileges.needs("enforce pin", "calls"))]
-    assert re.findall(r"^#\w+=", text, re.MULTILINE) == []

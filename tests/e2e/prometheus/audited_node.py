@@ -6,9 +6,6 @@ Near the first CPU are the GPUs 0 and 1, near the second one 2 and 3.
     GPU 1   NVML does not say who uses it
     GPU 2   job 79, alive: a process that is not pinned; job 80, alive: its mask is the near CPU
     GPU 3   a process that is not pinned, of no job
-
-The daemon is to pin, and may not: it observes. Its policy was right when it started, and is broken
-since.
 """
 
 import os
@@ -22,7 +19,7 @@ from pathlib import Path
 from affinityd.cpuset import parse_list
 from tests.support.cpusets import cgroup, step_parts
 from tests.support.daemons import Daemon
-from tests.support.enforcing_node import enforcing
+from tests.support.scanning_node import scanning
 from tests.support.tiny import BOTH, FAR
 
 #: A fifth of a CPU: enough to be counted in ticks, little enough for a machine that tests.
@@ -54,13 +51,7 @@ def audited(folder: Path, listen: str) -> Iterator[Daemon]:
             for mask, group in ((FAR, far), (FAR, ended), (BOTH, whole), (FAR, good), (BOTH, None))
         )
         users = {0: [allocated, masked], 1: None, 2: [unpinned, placed], 3: [nobodys]}
-        policy = folder / "policy.toml"
-        policy.write_text('mode = "node"\n')
-        env = {"AFFINITYD_ENFORCE_POLICY": str(policy)}
-        node = stack.enter_context(
-            enforcing("pin", *SERIES, before=DEPRIVED, users=users, env=env, listen=listen)
-        )
-        policy.write_text("mode =\n")
+        node = stack.enter_context(scanning(*SERIES, before=DEPRIVED, users=users, listen=listen))
         yield node.daemon
 
 

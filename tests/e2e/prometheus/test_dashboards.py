@@ -33,7 +33,6 @@ AUDITED, DEFAULT, GONE = "127.0.0.1", "gpu09.example.org", "gone"
 OF_POD = {"namespace": "gpu", "pod": "affinityd-x7k2p", "endpoint": "http"}
 
 CANNOT_SEE = "Which nodes cannot be seen, and why?"
-DO_NOT_PIN = "Which nodes cannot pin as configured?"
 OF_NICS = "What do the NICs of each GPU carry?"
 WITH_DCGM = (
     "Which GPUs are far from their CPUs and idle, by pod?",
@@ -43,8 +42,6 @@ WITH_DCGM = (
 EMPTY_ON_PURPOSE = {
     (CANNOT_SEE, "D"),  # a scan was cut short by its time limit
     (CANNOT_SEE, "E"),  # the last scan is a minute old
-    (DO_NOT_PIN, "C"),  # a process was reset five times
-    (DO_NOT_PIN, "D"),  # the kernel refused a pin
     *((panel, it) for panel in WITH_DCGM for it in "AB"),  # there is no dcgm-exporter
     *((OF_NICS, it) for it in "AB"),  # nor a node_exporter
 }
@@ -171,7 +168,7 @@ def test_every_rule_can_be_followed_and_every_record_is_of_the_node(server: Prom
     eventually(followed, "every rule was evaluated")
     assert [rule["lastError"] for rule in server.rules().values() if "lastError" in rule] == []
     records = [name for name, rule in server.rules().items() if rule["type"] == "recording"]
-    assert len(records) == 8
+    assert len(records) == 7
     for record in records:
         assert AUDITED in {it["metric"]["node"] for it in server.query(record)}
 
@@ -181,8 +178,7 @@ def test_alerts_find_what_is_wrong(server: Prometheus) -> None:
         series = server.query(server.rules()[f"Affinityd{alert}"]["query"])
         return {it["metric"]["node"] for it in series}
 
-    of_a_node = "AllocationIsRemote MaskIsRemote OrphansHoldGpu CannotSeeIntoGpus CannotPin"
-    for alert in (*of_a_node.split(), "PolicyIsBroken"):
+    for alert in ("AllocationIsRemote", "MaskIsRemote", "OrphansHoldGpu", "CannotSeeIntoGpus"):
         assert alerting(alert) == {AUDITED}
     eventually(lambda: alerting("Down") == {GONE}, "the daemon that ended is missed")
     (of_fleet,) = server.query(server.rules()["AffinitydUnpinned"]["query"])
@@ -197,6 +193,6 @@ def test_a_gpu_is_shown_by_its_worst_process(server: Prometheus) -> None:
 
 def test_promtool_has_nothing_to_say_about_the_metrics(scraped: Scraped) -> None:
     metrics = scraped.audited.get("/metrics").text
-    for kind in ("gpu", "job", "enforce", "plan"):
+    for kind in ("gpu", "job", "plan"):
         assert f"\n# TYPE affinityd_{kind}_" in metrics
     assert ran("promtool", "check", "metrics", input=metrics) == Ended(0, "", "")

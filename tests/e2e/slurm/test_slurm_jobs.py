@@ -154,9 +154,7 @@ def test_the_page_s_commands_do_what_it_says(node_of_jobs: Node, conf: Path) -> 
     def done(commands: str) -> str:
         ours = commands.replace("systemctl restart affinityd", ":")
         ours = ours.replace("/etc/affinityd.conf", str(copy))
-        ours = ours.replace("/run/affinityd", str(node_of_jobs.folder)).replace(
-            "affinityd enforce\n", ""
-        )
+        ours = ours.replace("/run/affinityd", str(node_of_jobs.folder))
         return subprocess.check_output(["sh", "-ec", ours], text=True)
 
     copy = conf.with_name("copy")
@@ -169,10 +167,9 @@ def test_the_page_s_commands_do_what_it_says(node_of_jobs: Node, conf: Path) -> 
     assert re.search(r"^Cpus_allowed_list:\t", printed, re.MULTILINE)
     assert re.search(r"^AFFINITYD_UNPINNED=observe: would run on CPUs \d", printed, re.MULTILINE)
     assert "affinityd_observed_plans_total{after=" in done(COUNTS)
-    ours = ("AFFINITYD_MODE=node", "AFFINITYD_ENFORCE=observe")
     for commands, word in ((ON, "on"), (OFF, "off"), (ON, "on")):
         done(commands)
-        settings = dict(line.split("=") for line in (*ours, f"AFFINITYD={word}"))
+        settings = {"AFFINITYD_MODE": "node", "AFFINITYD": word}
         assert config.read_file(f"{copy}") == settings  # of a name that is there twice the last
     conf.write_text(copy.read_text())
     assert [task.cpus for task in node_of_jobs.tasks(*TWO)] == THEIRS

@@ -107,37 +107,31 @@ def _cgroup() -> Iterator[Path]:
 
 
 DEPLOY = UNIT.parent
-ENFORCE = DEPLOY / f"{UNIT.name}.d" / "enforce.conf"
 TRUE = shutil.which("true") or "/bin/true"
 
-ALONE: Mapping[str, str] = {}
-PINNING = {ENFORCE.name: ENFORCE.read_text()}
 
-
-def complaints(root: Path, unit: str, drop_ins: Mapping[str, str] = ALONE) -> str:
+def complaints(root: Path, unit: str) -> str:
     for path in (root / "usr/bin/affinityd", root / "bin/kill"):
         path.parent.mkdir(parents=True)
         shutil.copy(TRUE, path)
-    installed(root / "etc/systemd/system", unit, drop_ins)
+    installed(root / "etc/systemd/system", unit, {})
     options = ("--man=no", "--recursive-errors=no", f"--root={root}")
     done = ran("systemd-analyze", "verify", *options, UNIT.name)
     return f"{done.status or ''}{done.stdout}{done.stderr}"
 
 
-@pytest.mark.parametrize("drop_ins", [ALONE, PINNING], ids=["alone", "pins"])
-def test_systemd_accepts_the_unit(tmp_path: Path, drop_ins: Mapping[str, str]) -> None:
-    assert complaints(tmp_path / "right", UNIT.read_text(), drop_ins) == ""
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    assert complaints(tmp_path / "right", UNIT.read_text()) == ""
     wrong = UNIT.read_text().replace("RestartSec", "RestratSec")
     assert "RestratSec" in complaints(tmp_path / "wrong", wrong)
 
 
-@pytest.mark.parametrize(("drop_ins", "tenths"), [(ALONE, 20), (PINNING, 26)])
-def test_its_exposure_is_limited(tmp_path: Path, drop_ins: Mapping[str, str], tenths: int) -> None:
+def test_its_exposure_is_limited(tmp_path: Path) -> None:
     if "--offline" not in ran("systemd-analyze", "--help").stdout:
         pytest.skip("systemd judges units that are not installed since its version 250")
-    unit = installed(tmp_path, UNIT.read_text(), drop_ins)
+    unit = installed(tmp_path, UNIT.read_text(), {})
     security = ("systemd-analyze", "security", "--offline=true", "--no-pager")
-    printed(*security, f"--threshold={tenths}", unit)
+    printed(*security, "--threshold=20", unit)
 
 
 #: What the file has for what starts jobs, besides the daemon's settings.
@@ -157,19 +151,6 @@ def test_the_sample_settings_are_the_defaults_and_affinityd_knows_them_all(tmp_p
     assert (loaded.listen, loaded.log_format) == (default.listen, default.log_format)
     assert loaded.reserved_cpus == {0, 64}
     assert (loaded.scan_interval, loaded.job_series) == (default.scan_interval, default.job_series)
-
-
-@pytest.mark.parametrize(("drop_ins", "does"), [(ALONE, "observe"), (PINNING, "pin")])
-def test_pinning_needs_the_drop_in(tmp_path: Path, drop_ins: Mapping[str, str], does: str) -> None:
-    asked = "[Service]\nEnvironment=AFFINITYD_ENFORCE=pin AFFINITYD_LISTEN=none\n"
-    with started(tmp_path, "-m affinityd serve", {**drop_ins, "asked.conf": asked}) as daemon:
-        eventually(lambda: is_ready(daemon), "the daemon is ready")
-        eventually(lambda: daemon.get("/enforce").status == 200, "it has looked once")
-        answer = daemon.get("/enforce").json
-        warnings = [line for line in daemon.lines if "observes instead of pinning" in line]
-    assert (answer["enforce"], answer["does"]) == ("pin", does)
-    for reasons in (warnings, [it for it in [answer["hindrance"]] if it]):
-        assert ["enforce.conf" in line for line in reasons] == [True] * (does == "observe")
 
 
 # What the daemon does not survive: a real systemd starts it again.

@@ -11,7 +11,7 @@ from tests.e2e.vm.machine import boot
 from tests.support.shared_objects import environment
 
 #: The tests that `scripts/test all` runs, in the order in which their scripts run.
-EVERY_CHANGE = ("apply", "enforce")
+EVERY_CHANGE = ("apply",)
 
 #: The tests that need another Slurm than the image's.
 RELEASES = {"sluid": "26.05"}

@@ -63,10 +63,9 @@ POD = "/".join(f"{name}.slice" for name in SLICES)
 
 #: The cpuset of a pod: CPUs, and nodes of memory; then the CPUs, memory and place of its container.
 PODS = {
-    "all of the node": ("", "", "12-15", "3", "local"),
-    "a part of it": ("8-13", "2-3", "12-13", "3", "local"),
-    "far from its GPU": ("16-19", "", "16-19", "4", "remote"),
-    "no memory near its GPU": ("", "2", "12-15", "", "local"),
+    "all of the node": ("", "12-15", "local"),
+    "a part of it": ("8-13", "12-13", "local"),
+    "far from its GPU": ("16-19", "16-19", "remote"),
 }
 
 
@@ -114,27 +113,25 @@ LATE = 10  #: answers that may come too late: this machine is emulated
 
 def containers() -> dict[str, Any]:
     """Return what containers of a pod are given, and where the kernel then lets one be."""
-    policy, socket = Path("/tmp/policy.toml"), Path("/tmp/nri.sock")  # noqa: S108 - nobody else is here
-    policy.write_text('memory = "bind"\ncpus = "none"\n')
+    socket = Path("/tmp/nri.sock")  # noqa: S108 - nobody else is here
     runtime = Runtime(socket)
-    daemon = serving(f"--nri={socket}", "--nri-namespaces=training", f"--enforce-policy={policy}")
+    daemon = serving(f"--nri={socket}", "--nri-namespaces=training")
     runtime.accept()
     pod = nested(POD, None)
     (pod.parent / "cgroup.subtree_control").write_text("+cpuset")
     seen = {}
-    for name, (cpus, memory, *_) in PODS.items():
-        cgroup(POD, cpus=cpus or "\n", mems=memory or "\n")
+    for name, (cpus, *_) in PODS.items():
+        cgroup(POD, cpus=cpus or "\n")
         env = ["NVIDIA_VISIBLE_DEVICES=0"]
         for _ in range(LATE):
             given = runtime.create(created(env=env, devices=[], cgroup=f"{SLICES[-1]}.slice"))
             if "AFFINITYD_LOCALITY" in given.environment:
                 break
-        mems = {"mems": given.memory} if given.memory else {}
-        scope = cgroup(f"{POD}/cri-containerd-1.scope", cpus=given.cpus, **mems)
+        scope = cgroup(f"{POD}/cri-containerd-1.scope", cpus=given.cpus)
         with running(program("rank"), group=scope) as pid:
             status = Path(f"/proc/{pid}/status").read_text()
-        allowed = re.findall(r"(?:Cpus|Mems)_allowed_list:\t(.*)", status)
-        seen[name] = [given.cpus, given.memory, given.environment["AFFINITYD_LOCALITY"], *allowed]
+        allowed = re.findall(r"Cpus_allowed_list:\t(.*)", status)
+        seen[name] = [given.cpus, given.environment["AFFINITYD_LOCALITY"], *allowed]
         scope.rmdir()
     daemon.stop()
     runtime.end()

@@ -6,15 +6,15 @@ NVIDIA's library says from facts who uses which GPU; Slurm, its processes and cg
 import os
 import signal
 from collections.abc import Sequence
+from http import HTTPStatus
 from pathlib import Path
 
 from affinityd.linux.processes import stat_of
 from tests.e2e.slurm.rig import USER, Setup, Slurm, slurm
-from tests.e2e.vm.guest_enforce import enforced, enforcing
 from tests.e2e.vm.guest_slurm import furnish
 from tests.e2e.vm.hardware import GPU_NODES
-from tests.e2e.vm.inside import RELEASE, Document, bring, have_driver, stage, tell, thread_masks
-from tests.e2e.vm.warm import affinityd
+from tests.e2e.vm.inside import RELEASE, Document, bring, have_driver, stage, tell
+from tests.e2e.vm.warm import affinityd, serving
 from tests.support.daemons import Daemon, eventually
 
 BY_SLUID, BY_NUMBER = "no", "yes"  #: settings of CgroupJobIdPaths
@@ -25,7 +25,6 @@ def main() -> Document:
     bring("31", online=True)
     furnish()
     have_driver()
-    os.environ["AFFINITYD_CPUS"] = "none"  # near CPUs alone, however few
     return {setting: with_setting(setting) for setting in (BY_SLUID, BY_NUMBER)}
 
 
@@ -60,17 +59,19 @@ def judged(cluster: Slurm, pids: Sequence[int]) -> Document:
         "audit": affinityd("audit", "--json"),
         "doctor": affinityd("doctor", "--json", "slurm-conf"),
     }
-    stage("a daemon pins")
-    with enforcing() as daemon:
-        eventually(lambda: enforced(daemon).get("threads"), "it has pinned the tasks")
-        report["living"] = documents(daemon)
-        report["masks"] = [thread_masks(pid) for pid in pids]
+    stage("a daemon scans")
+    daemon = serving("--scan-interval", "1")
+    try:
+        eventually(lambda: len(processes(daemon)) == len(pids), "it has seen the tasks")
+        report["living"] = processes(daemon)
         stage("the job ends, and its slurmstepd has ended before its tasks")
         os.kill(parent(pids[0]), signal.SIGKILL)
         cluster.run("scancel", number)
         eventually(lambda: not cluster.run("squeue", "-h"), "the job has ended")
-        eventually(lambda: all(it["reason"] for it in verdicts(daemon)), "the daemon has seen it")
-        report["left"] = documents(daemon)
+        eventually(lambda: all(it["orphan"] for it in processes(daemon)), "the daemon has seen it")
+        report["left"] = processes(daemon)
+    finally:
+        daemon.stop()
     return report
 
 
@@ -80,10 +81,7 @@ def parent(pid: int) -> int:
     return stat.parent
 
 
-def documents(daemon: Daemon) -> Document:
-    return {name: daemon.get(f"/{name}").json for name in ("audit", "enforce")}
-
-
-def verdicts(daemon: Daemon) -> list[Document]:
-    """Return what enforcement decides of each process."""
-    return [it for job in daemon.get("/enforce").json["jobs"] for it in job["processes"]]
+def processes(daemon: Daemon) -> list[Document]:
+    """Return the processes of the daemon's last scan; none before the first."""
+    reply = daemon.get("/audit")
+    return list(reply.json["processes"]) if reply.status == HTTPStatus.OK else []

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.e2e.vm.guest_apply import FILLERS, OUTSIDE, PODS, RANKS, SHRINKING
-from tests.e2e.vm.hardware import GPU_NODES, NODES, cpus_of
+from tests.e2e.vm.hardware import GPU_NODES, cpus_of
 from tests.e2e.vm.inside import Document
 
 FIRST = cpus_of(GPU_NODES[0])
@@ -89,6 +89,5 @@ def test_a_pin_follows_a_cpuset_that_grew_again(seen: Document, moment: str) -> 
 @pytest.mark.parametrize("pod", PODS)
 def test_a_container_is_placed_within_its_pod_s_slice(seen: Document, pod: str) -> None:
     """The runtime is a stub that speaks NRI; the slices and the kernel are real."""
-    _, memory, cpus, nodes, locality = PODS[pod]
-    in_kernel = nodes or memory or f"0-{NODES - 1}"
-    assert seen["containers"][pod] == [cpus, nodes, locality, cpus, in_kernel]
+    _, cpus, locality = PODS[pod]
+    assert seen["containers"][pod] == [cpus, locality, cpus]

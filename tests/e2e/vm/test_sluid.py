@@ -5,8 +5,7 @@ import re
 
 import pytest
 
-from tests.e2e.vm.guest_sluid import BY_NUMBER, BY_SLUID, GPUS
-from tests.e2e.vm.hardware import GPU_NODES, cpus_of
+from tests.e2e.vm.guest_sluid import BY_NUMBER, BY_SLUID
 from tests.e2e.vm.inside import Document
 
 SETTINGS = (BY_SLUID, BY_NUMBER)
@@ -24,19 +23,10 @@ def folder(seen: Document) -> str:
 def test_audit_names_the_job_of_each_task(seen: Document, setting: str) -> None:
     its = seen[setting]
     assert re.fullmatch(FOLDERS[setting], folder(its))
-    for document in (json.loads(its["audit"]["stdout"]), its["living"]["audit"]):
-        jobs = {it["pid"]: (it["job"], it["orphan"]) for it in document["processes"]}
+    for processes in (json.loads(its["audit"]["stdout"])["processes"], its["living"]):
+        jobs = {it["pid"]: (it["job"], it["orphan"]) for it in processes}
         job = {"scheduler": "slurm", "id": its["number"], "step": "0"}
         assert jobs == dict.fromkeys(its["pids"], (job, None))
-
-
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_enforcement_pins_the_tasks_as_a_job_s(seen: Document, setting: str) -> None:
-    its = seen[setting]
-    (job,) = its["living"]["enforce"]["jobs"]
-    assert (job["scheduler"], job["id"]) == ("slurm", its["number"])
-    assert {it["pid"] for it in job["processes"]} == {*its["pids"]}
-    assert its["masks"] == [[cpus_of(GPU_NODES[gpu])] for gpu in GPUS]
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -45,10 +35,8 @@ def test_what_an_ended_job_has_left_is_an_orphan(seen: Document, setting: str) -
     its = seen[setting]
     name = its["number"] if setting == BY_NUMBER else folder(its)
     why = f"Slurm job {name} has ended: it has no slurmstepd any more"
-    orphans = {it["pid"]: it["orphan"] for it in its["left"]["audit"]["processes"]}
+    orphans = {it["pid"]: it["orphan"] for it in its["left"]}
     assert orphans == dict.fromkeys(its["pids"], why)
-    decided = [it for job in its["left"]["enforce"]["jobs"] for it in job["processes"]]
-    assert {it["pid"]: it["reason"] for it in decided} == dict.fromkeys(its["pids"], "orphan")
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

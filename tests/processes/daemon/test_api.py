@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from affinityd.cli import main
-from affinityd.doctor.checks.daemon import probe
 from affinityd.json_codec import dumps
 from affinityd.request.document import PlanDocument, ProblemDocument
 from tests.support.child_python import said
@@ -19,8 +18,6 @@ from tests.support.daemons import Daemon, UnixConnection, eventually, running, w
 from tests.support.documents import exactly
 from tests.support.machines.facts import machine
 from tests.support.machines.sysfs_tree import nvml_report, write_tree
-
-HOW = "this daemon does not enforce: start it with --enforce observe or pin"
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +71,7 @@ def test_the_answers_form(
         ("/audit", 503, "a replayed machine has no processes to scan"),
         ("/audit?threads=none", 503, "a replayed machine has no processes to scan"),
         ("/audit?%zz", 422, "/audit takes no parameters but threads=none, and was given '%zz'"),
-        ("/enforce", 503, f"{HOW}, and without AFFINITYD=off"),
-        ("/enforce?mode=node", 422, "/enforce takes no parameters, and was given 'mode=node'"),
+        ("/enforce", 404, "GET '/enforce' is not answered at this address; see /openapi.json"),
         ("/nowhere", 404, "GET '/nowhere' is not answered at this address; see /openapi.json"),
         ("/plan/?gpus=0", 404, "GET '/plan/' is not answered at this address; see /openapi.json"),
     ],
@@ -113,7 +109,7 @@ def test_another_method_is_refused_and_told_which_there_are(daemon: Daemon) -> N
 
 
 SERVED = (
-    *("/", "/plan", "/topology", "/topology.svg", "/audit", "/enforce", "/metrics"),
+    *("/", "/plan", "/topology", "/topology.svg", "/audit", "/metrics"),
     *("/healthz", "/readyz", "/openapi.json"),
 )
 
@@ -143,7 +139,7 @@ def test_the_first_page_lists_what_is_served_a_line_each(daemon: Daemon) -> None
     assert [(method, bool(says)) for method, _, says in rows] == [("GET", True)] * len(rows)
     assert {path for _, path, _ in rows} == set(SERVED)
     assert set(SERVED) - {"/openapi.json"} == daemon.get("/openapi.json").json["paths"].keys()
-    assert 404 not in {daemon.get(path).status for path in SERVED if path != "/enforce"}
+    assert 404 not in {daemon.get(path).status for path in SERVED}
 
 
 def test_the_openapi_document_names_every_parameter_with_its_default(daemon: Daemon) -> None:
@@ -155,18 +151,9 @@ def test_the_openapi_document_names_every_parameter_with_its_default(daemon: Dae
     assert {"gpus", "rank", "cpuset", "visible", "granted", "share", "format"} <= defaults.keys()
 
 
-def test_the_command_says_that_it_does_not_enforce_and_the_doctor_has_no_report(
-    daemon: Daemon, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["enforce", "--socket", str(daemon.socket)]) == 2
-    assert capsys.readouterr().err == f"affinityd enforce: {HOW}, and without AFFINITYD=off\n"
-    assert probe(str(daemon.socket)).enforcement is None
-
-
-def test_a_daemon_imports_nothing_that_scans_or_enforces_or_describes_answers() -> None:
+def test_a_daemon_imports_nothing_that_scans() -> None:
     code = "import sys, affinityd.cli.commands.serve, affinityd.daemon.main; print(*sys.modules)"
-    others = ("affinityd.audit", "affinityd.enforce")
-    assert [name for name in said(code).split() if name.startswith(others)] == []
+    assert [name for name in said(code).split() if name.startswith("affinityd.audit")] == []
 
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"

@@ -1,8 +1,8 @@
-"""A node through install, enforcement, upgrade and removal, by the commands of the pages.
+"""A node through install, upgrade and removal, by the commands of the pages.
 
-They are in docs/install.md, slurm/README.md, docs/slurm.md and docs/enforce.md. The node's
-folders are below one of the test's. Stand-ins replace systemctl and affinityd, whose arguments they
-record, and venv, for which this checkout is installed.
+They are in docs/install.md, slurm/README.md and docs/slurm.md. The node's folders are below one of
+the test's. Stand-ins replace systemctl, whose arguments they record, and venv, for which this
+checkout is installed.
 """
 
 from __future__ import annotations
@@ -95,16 +95,3 @@ def test_install_upgrade_and_remove(site: Site) -> None:
     assert {str(it.relative_to(site.root)) for it in left} == {
         *("etc/slurm", "etc/enroot", "etc/enroot/mounts.d")
     }
-
-
-def test_enforcement_is_observed_switched_on_and_taken_back(site: Site) -> None:
-    site.stand_in("affinityd", 'echo affinityd "$@" >>"$ROOT/asked"')
-    page = "docs/enforce.md"
-    restart = "systemctl restart affinityd"
-    assert site.run(block(page, "echo AFFINITYD_ENFORCE")) == [restart, "affinityd enforce"]
-    assert site.read("etc/affinityd.conf") == "AFFINITYD_ENFORCE=observe\n"
-    assert site.run(block(page, "cp -R")) == ["systemctl daemon-reload", restart]
-    assert site.read("etc/affinityd.conf") == "AFFINITYD_ENFORCE=pin\n"
-    assert site.read("etc/systemd/system/affinityd.service.d/enforce.conf")
-    undone = ["systemctl stop affinityd", "affinityd enforce --undo"]
-    assert site.run(block(page, "systemctl stop")) == undone

@@ -11,27 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.audit.document import everything
 from affinityd.audit.gather import TICKS
-from affinityd.audit.model import AuditedProcess, GpuKey, Holding, Job, Membership, ProcessFacts
-from affinityd.audit.remedies import Remedies
+from affinityd.audit.model import AuditedProcess, GpuKey, Holding
 from affinityd.cli import main
-from affinityd.cli.render import enforcement
 from affinityd.cli.render.audit import table
-from affinityd.enforce.decide import ELSEWHERE
-from affinityd.enforce.document import EnforceDocument, render
-from affinityd.enforce.policy import PolicyState, Treatment
-from affinityd.json_codec import loads
 from docs.check.blocks import BLOCKS
 from tests.support import audit_facts
-from tests.support.audit_facts import POD, audited, scan_of
+from tests.support.audit_facts import audited, scan_of
 from tests.support.daemons import Daemon, running
 from tests.support.doctor_facts import TWO
-from tests.support.enforce_reports import drifted, enforced, fits, left
 from tests.support.machines.by_hand import made
 from tests.support.machines.sysfs_tree import put, write_tree
 from tests.support.paths import REPOSITORY
-from tests.support.scans import GPU0, GPU1, MACHINE
 
 SOCKET, ADDRESS = "/run/affinityd/affinityd.sock", "http://127.0.0.1:9465"
 EXAMPLES = [it for block in BLOCKS if block.kind == "console" for it in block.examples]
@@ -101,35 +92,6 @@ def test_the_audit_of_a_rank_on_the_wrong_node_with_its_workers(page: str) -> No
     found = (process(598, first.key, 43008), *workers, process(613, second.key, 40960))
     lines = table(node, scan_of(node, *found))
     assert "".join(f"{line}\n" for line in lines) == shown(page, "affinityd audit")
-
-
-def test_the_report_of_an_observing_daemon() -> None:
-    def facts(pid: int, name: str, gpu: GpuKey, masks: list[str], job: Job) -> ProcessFacts:
-        its = audit_facts.process(*masks, pid=pid, gpu=gpu, cpuset=masks[0])
-        return replace(its, name=name, membership=Membership(job))
-
-    slurm, pod = Job("slurm", "4711"), Job("kubernetes", POD)
-    rank, *workers = (
-        replace(
-            drifted(),
-            process=audited(facts(pid, name, GPU0, ["4-7"] * 9, slurm), "remote", cause="mask"),
-            job=slurm,
-            why=ELSEWHERE.format(masks="4-7", cpus="0-3"),
-            drifted=9,
-        )
-        for pid, name in ((4242, "python"), *((pid, "pt_data_worker") for pid in range(4250, 4253)))
-    )
-    far = audited(facts(5117, "vllm", GPU1, ["0-3"], pod), "remote", cause="allocation")
-    why = str(Remedies(MACHINE, scan_of(MACHINE, far)).of(far))
-    kept = left(reason="allocation", job=pod, would="allocation")
-    kept = replace(kept, process=far, pod="inference/chat-0", treatment=Treatment(), why=why)
-
-    policy = PolicyState("/etc/affinityd-policy.toml", 1_790_000_000.0, 4)
-    report = enforced(rank, *workers, fits(), kept, does="observe", policy=policy)
-    report = replace(report, topology=replace(MACHINE, name="gpu07"))
-    document = loads(EnforceDocument, render(report, everything), "enforce")
-    lines = enforcement.lines(document, fitting=False)
-    assert list(lines) == shown("docs/enforce.md", "affinityd enforce").splitlines()
 
 
 def test_the_doctor_of_a_balanced_node(

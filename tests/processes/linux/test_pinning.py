@@ -161,7 +161,7 @@ def test_a_process_that_reuses_the_pid_is_not_pinned() -> None:
     with sleeping() as child, sleeping() as other:
         now = Target(child.pid, present(child.pid).start, FIRST)
         assert pin_threads(lambda: [replace(now, start=now.start - 1)]).threads == ()
-        passes = pinning._Passes(None, dry_run=False)
+        passes = pinning._Passes(dry_run=False)
         passes._set_mask(pinning.ThreadResult(child.pid, other.pid, PINNED, FIRST, ALL))
         assert masks(child.pid) == masks(other.pid) == [ALL]
         assert pin_threads(lambda: [now]).is_complete

@@ -11,11 +11,9 @@ from affinityd.audit.judge import Judge
 from affinityd.audit.model import AuditedProcess, GpuKey, ProcessFacts
 from affinityd.audit.remedies import Remedies
 from affinityd.cpuset import format_list, parse_list
-from affinityd.enforce.policy.identity import ProcessIdentity
 from affinityd.topology.model import Topology
 from tests.support.asking import ask
 from tests.support.audit_facts import KUBERNETES_POD, LONE_CONTAINER, SLURM_JOB, process, scan_of
-from tests.support.enforced_node import NEAR_ALONE, Site, masks, places, said
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
 
@@ -47,26 +45,25 @@ POD = in_a_pod("2-7", "2-7", 4)
 
 
 @pytest.mark.parametrize(
-    ("facts", "cause", "enforced"),
+    ("facts", "cause"),
     [
-        (of_slurm("2-5", "2-5"), "allocation", "left allocation"),  # all four that it asked for
-        (of_slurm("5", "2-5"), "allocation", "left allocation"),  # or some, as a task of several
-        (of_slurm("2-3", "2-5"), None, "fits"),
-        (of_slurm("0-7", "2-5"), "unpinned", "drifted unpinned"),  # beyond its cpuset, if it were
-        (of_slurm("4-5", "4-5"), "allocation", "left allocation"),  # no near CPU at all
-        (replace(of_slurm("2-5", "2-5"), is_confined=False), "mask", "drifted mask"),
-        (in_a_pod("2-5", "2-7", 4), "allocation", "left allocation"),  # a pod's limit
-        (POD, "mask", "drifted mask"),  # more than its limit
-        (in_a_pod("2-5", "2-7", 2), "mask", "drifted mask"),  # a limit that near CPUs hold
-        (in_a_pod("2-5", "2-7", None), "allocation", "left allocation"),  # as a plan gives so many
-        (in_a_pod("2-3,5", "2-7", None), "mask", "drifted mask"),  # as no plan does
+        (of_slurm("2-5", "2-5"), "allocation"),  # all four that it asked for
+        (of_slurm("5", "2-5"), "allocation"),  # or some, as a task of several
+        (of_slurm("2-3", "2-5"), None),
+        (of_slurm("0-7", "2-5"), "unpinned"),  # beyond its cpuset, if it were
+        (of_slurm("4-5", "4-5"), "allocation"),  # no near CPU at all
+        (replace(of_slurm("2-5", "2-5"), is_confined=False), "mask"),
+        (in_a_pod("2-5", "2-7", 4), "allocation"),  # a pod's limit
+        (POD, "mask"),  # more than its limit
+        (in_a_pod("2-5", "2-7", 2), "mask"),  # a limit that near CPUs hold
+        (in_a_pod("2-5", "2-7", None), "allocation"),  # as a plan gives so many
+        (in_a_pod("2-3,5", "2-7", None), "mask"),  # as no plan does
     ],
 )
 def test_cpus_that_were_asked_for_and_are_far_are_no_mistake_of_a_mask(
-    facts: ProcessFacts, cause: str | None, enforced: str
+    facts: ProcessFacts, cause: str | None
 ) -> None:
     assert causes(facts) == [cause]
-    assert said(*Site(LONE).look(facts)) == [enforced]
 
 
 def test_the_gpus_of_a_job_divide_what_it_asked_for() -> None:
@@ -94,16 +91,8 @@ def test_the_remedy_is_another_allocation_and_says_how_many_cpus_are_near() -> N
     assert remedy is not None
     assert remedy.command is None
     assert "its job was given only 2 CPUs there: put Cores=" in remedy.why
-    (left,) = Site(LONE).look(facts)
-    assert "only 2 CPUs" in (left.why or "")
     (found,) = audited(of_slurm("3-5", "0-5"), reserved="0-2")  # which no plan gives
     assert found.cause == "allocation"
-
-
-def test_enforcement_never_takes_a_cpu_that_was_asked_for() -> None:
-    assert places(Site(LONE).look(POD)) == ["2-5"]
-    (pinned,) = Site(LONE).pin(POD)
-    assert masks(pinned) == ["2-5"]
 
 
 def test_what_a_plan_gave_for_more_than_a_machine_s_share_is_not_taken_back() -> None:
@@ -111,25 +100,10 @@ def test_what_a_plan_gave_for_more_than_a_machine_s_share_is_not_taken_back() ->
     given = of_slurm(
         format_list(ask(DGX, gpus="0", mode="node", AFFINITYD_CPUS="64").cpus), "0-255"
     )
-    assert said(*Site(DGX).look(given)) == ["left allocation"]
     assert causes(given, on=DGX) == ["allocation"]
     moved = of_slurm("0-63", "0-255")  # as many, and not the nearest
-    assert said(*Site(DGX).look(moved)) == ["drifted mask"]
+    assert causes(moved, on=DGX) == ["mask"]
 
 
-def test_a_job_with_a_machine_of_its_own_is_to_be_pinned_unless_it_was_given_all_of_it() -> None:
-    whole = of_slurm("0-255", "0-255")
-    assert causes(whole, on=DGX) == ["unpinned"]
-    for given, expected in (("0-255", "left allocation"), ("0-127", "drifted unpinned")):
-        identities = {whole.pid: ProcessIdentity(given=parse_list(given))}
-        (decision,) = Site(DGX, identities=identities).look(whole)
-        assert said(decision) == [expected]
-        assert ("was given CPUs 0-255" in (decision.why or "")) == (given == "0-255")
-
-
-@pytest.mark.parametrize(
-    ("policy", "place"),
-    [("", "2-7"), ('cpus = "granted"', "2-7"), (NEAR_ALONE, "2-3"), ("cpus = 3", "2-4")],
-)
-def test_the_policy_says_how_many_cpus_count_as_asked_for(policy: str, place: str) -> None:
-    assert places(Site(LONE, policy).look(of_slurm("0-7", "2-7"))) == [place]
+def test_a_job_with_a_machine_of_its_own_is_unpinned() -> None:
+    assert causes(of_slurm("0-255", "0-255"), on=DGX) == ["unpinned"]

@@ -87,12 +87,11 @@ def test_a_pin_names_gpus_as_every_container_does(masks: list[str], why: str, op
         assert remedies(facts, topology=topology) == [f"{why}; {pin} fixes it now"]
 
 
-def test_a_pod_is_placed_by_its_label_or_by_enforcement() -> None:
+def test_a_pod_is_placed_by_its_label() -> None:
     """No command in the daemon's own container may pin another pod's process."""
     (remedy,) = remedies(process("0-3", cpuset="0-7", membership=KUBERNETES_POD))
     assert remedy is not None
     assert remedy.startswith(f"{MASK}; label the pod affinityd=on, ")
-    assert remedy.endswith("(enforce.mode: pin)")
     assert "affinityd pin" not in remedy
 
 

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 from affinityd import config
-from affinityd.cli.commands.serve import narrowed
-from affinityd.config.settings import ENFORCE_VALUES, Settings
 from affinityd.cpuset import parse_list
 from affinityd.daemon.api.plan import observed_placement
 from affinityd.errors import InvalidRequestError
@@ -125,16 +123,6 @@ def test_the_least_switch_of_job_and_site_counts(tmp_path: Path) -> None:
             least = order[min(order.index(job), order.index(site), 2)]
             environ = {"AFFINITYD": job, "AFFINITYD_CONFIG": str(conf)}
             assert config.chosen_switch(environ) == least
-
-
-@pytest.mark.parametrize(
-    ("said", "ways"),
-    [("on", "off observe pin"), ("observe", "off observe observe"), ("off", "off off off")],
-)
-def test_enforcement_does_no_more_than_the_node_s_switch_allows(said: str, ways: str) -> None:
-    found = [narrowed(Settings(enforce=way), said) for way in ENFORCE_VALUES]
-    assert [it.enforce for it in found] == ways.split()
-    assert {it.switch for it in found} == {said}
 
 
 #: GPU 0 is near CPUs 0-3, GPU 1 near 4-7; where GPU 2 is, is not known.

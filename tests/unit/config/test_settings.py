@@ -59,8 +59,6 @@ def test_the_defaults(sources: Sources, monkeypatch: pytest.MonkeyPatch) -> None
         scan_interval=15,
         job_series=0,
         admin_group=None,
-        enforce="off",
-        enforce_policy=None,
         log_format="text",
     )
 
@@ -84,7 +82,6 @@ def test_a_machine_overrides_a_root_of_a_lesser_source(sources: Sources) -> None
         ("job_series", "1000", 1000),
         ("admin_group", "root", 0),
         ("admin_group", "4000000000", 4000000000),
-        ("enforce", "pin", "pin"),
         ("nri_namespaces", "a, b", frozenset({"a", "b"})),
     ],
 )
@@ -94,21 +91,18 @@ def test_a_setting_is_read(sources: Sources, name: str, text: str, value: object
     assert getattr(sources.load(env=variable), name) == value
 
 
-def test_enforcement_needs_this_machine_and_scans(sources: Sources) -> None:
-    for flag, text, told in (
-        ("machine", "mi250x", "--machine replays another machine"),
-        ("root", "/x", "--root replays another machine"),
-        ("scan_interval", "off", "--scan-interval turns scans off"),
-    ):
-        begin = f"--enforce: 'observe' needs this machine's processes, and {told}; give --enforce o"
-        assert sources.refusal({flag: text, "enforce": "observe"}).startswith(begin)
-        assert sources.load({flag: text, "enforce": "off"}).enforce == "off"
+def test_containers_are_adjusted_on_this_machine_alone(sources: Sources) -> None:
+    for flag, text in (("machine", "mi250x"), ("root", "/x")):
+        assert sources.refusal({flag: text, "nri": "/s"}) == (
+            f"--nri: '/s' needs this machine's containers, and --{flag} replays another machine; "
+            f"give --nri off, or leave --{flag} out"
+        )
+        assert sources.load({flag: text, "nri": "off"}).nri is None
 
 
 def test_a_client_ignores_settings_of_the_daemon(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("AFFINITYD_ENFORCE", "pin")
     monkeypatch.setenv("AFFINITYD_NRI_MOUNT", "nonsense")
     assert main(["plan", "--machine", "ascend-910b", "--gpus", "0"]) == 0
     assert main(["serve", "--machine", "mi250x"]) == 2
@@ -132,7 +126,7 @@ NAME = "is not a node's name; give a line of 253 characters at most"
         ("scan_interval", "0", f"--scan-interval: '0' {INTERVAL}"),
         ("job_series", "9" * 5000, f"--job-series: '{'9' * 60}…' {JOBS}"),
         ("admin_group", "no such", "--admin-group: there is no group 'no such' here"),
-        ("enforce", "on", "--enforce: 'on' is none of off, observe, pin"),
+        ("log_format", "xml", "--log-format: 'xml' is neither text nor json"),
         ("nri_mount", "/run", "--nri-mount: '/run' is neither on nor off"),
     ],
 )

@@ -13,9 +13,7 @@ from affinityd.config.settings import Settings
 from affinityd.cpuset import parse_list
 from affinityd.daemon import nri
 from affinityd.daemon.nri import NriPlugin
-from affinityd.daemon.policy_document import parse
 from affinityd.daemon.state.topology_watcher import KnownNode
-from affinityd.enforce.policy import PolicyFile
 from affinityd.kubernetes import pods
 from affinityd.linux.protobuf import field, number, read, text
 from affinityd.topology.model import Node
@@ -49,10 +47,8 @@ def plugin(
     socket = f"{tmp_path}/nri.sock"
     chosen = frozenset({"training"})
     # Of the pod: its cgroup is none of this machine's.
-    monkeypatch.setattr(nri, "cpuset_at", lambda *_, **_kind: frozenset(CPUS))
-    policy = tmp_path / "policy.toml"
-    policy.touch()
-    settings = Settings(nri=socket, nri_namespaces=chosen, enforce_policy=f"{policy}")
+    monkeypatch.setattr(nri, "cpuset_at", lambda *_: frozenset(CPUS))
+    settings = Settings(nri=socket, nri_namespaces=chosen)
     made = NriPlugin(settings, KnownNode(Node(tiny())), lambda: read_again.append(1))
     made.start()
     registered = runtime.accept()
@@ -177,49 +173,6 @@ def test_gpus_that_kubelet_alone_knows_count(
     given = runtime.create(created(devices=[]))
     assert given.cpus == (NEAR if outcome == "pinned" else "")
     assert outcomes(plugin) == {outcome: 1}
-
-
-@pytest.mark.parametrize(
-    ("policy", "result"),
-    [
-        ("", ("pinned", NEAR)),
-        ("leave = true", ("off", "")),
-        ('[[rule]]\nnamespace = "train*"\nleave = true', ("off", "")),
-        ('[[rule]]\nnamespace = "serving"\nleave = true', ("pinned", NEAR)),
-        ('[[rule]]\npod = "job"\nobserve = true', ("observed", "")),
-        ('[[rule]]\nenvironment = {TEAM = "a"}\nleave = true', ("off", "")),
-        ("[[rule]]\nuid = 1000\nleave = true", ("off", "")),  # maybe it is this user's
-        ('[[rule]]\naccount = "debug"\nleave = true', ("pinned", NEAR)),  # of Slurm
-        ("cpus = 2", ("pinned", BOTH)),
-        ('mode = "socket"\ncpus = "none"', ("pinned", BOTH)),
-        ('memory = "bind"', ("pinned", NEAR)),
-        ('without_request = "keep"', ("kept", "")),
-    ],
-)
-def test_a_policy_says_how_the_containers_of_a_namespace_are_placed(
-    runtime: Runtime, plugin: NriPlugin, tmp_path: Path, policy: str, result: tuple[str, str]
-) -> None:
-    (tmp_path / "policy.toml").write_text(policy)
-    request = created(env=["TEAM=a"], shares=0 if "without" in policy else 1024)
-    given = runtime.create(request)
-    outcome, cpus = result
-    assert (outcomes(plugin), given.cpus) == ({outcome: 1}, cpus)
-    assert given.memory == ("0" if "bind" in policy else "")
-
-
-def test_a_wrong_policy_is_a_line_and_the_last_good_one_counts(
-    runtime: Runtime, plugin: NriPlugin, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "policy.toml").write_text("observe = 1")
-    for _ in range(2):
-        assert runtime.create(created()).cpus == NEAR
-    (line,) = (it for it in caplog.messages if "policy" in it)
-    wrong = f"{tmp_path}/policy.toml has an error: observe: 1 is neither true nor false"
-    assert line == f"the policy {wrong}; the last good one applies"
-    (tmp_path / "policy.toml").unlink()
-    plugin._policy = PolicyFile(f"{tmp_path}/none", parse=parse, is_optional=False)
-    assert runtime.create(created()) == Given()
-    assert outcomes(plugin) == {"pinned": 2, "unknown": 1}
 
 
 @pytest.mark.parametrize("farewell", [b"", b"\x00\x00\x00\x01\xff\xff\xff\xff"])

@@ -1,4 +1,4 @@
-"""The log lines about scans and enforcement: each finding once."""
+"""The log lines about scans, each finding once; the documents; the daemon's own CPUs."""
 
 from __future__ import annotations
 
@@ -8,16 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from affinityd.config.settings import OBSERVE, PIN
 from affinityd.cpuset import format_list, parse_list
-from affinityd.daemon.enforcement import EnforceLog
 from affinityd.daemon.scanning import MOST_READERS, cpus_beside
 from affinityd.daemon.state import scans
-from affinityd.enforce.document import Enforced
-from affinityd.enforce.model import Decision
-from affinityd.enforce.policy import PolicyState
-from affinityd.grouping import REMEMBERED
-from tests.support.enforce_reports import done, drifted, enforced, fits, left, result
 from tests.support.scans import GPU0, GPU1, Audit, audit, process, scanned
 
 REMOTE = process(1, cause="mask", placement="remote")
@@ -62,97 +55,6 @@ def test_the_log_has_these_lines_of_scans(
     assert [f"{record.levelname}: {record.message}" for record in caplog.records] == lines
 
 
-def told(
-    caplog: pytest.LogCaptureFixture, *reports: Enforced, wanted: str = PIN, why: str | None = None
-) -> list[str]:
-    """Return the lines of these reports, one after the other, a minute apart."""
-    caplog.set_level(logging.INFO)
-    log = EnforceLog(wanted, why)
-    for minute, one in enumerate(reports):
-        scan = replace(one.scan, boot=one.scan.boot + 60 * minute)
-        log.enforced(replace(one, scan=scan))
-    return [f"{record.levelname}: {record.message}" for record in caplog.records]
-
-
-def pinning(*decisions: Decision) -> Enforced:
-    return enforced(*decisions, done=[done(it, result(2)) for it in decisions])
-
-
-FITS, ONE, TWO = enforced(fits()), pinning(drifted(1)), pinning(drifted(2))
-ON_BOTH = pinning(drifted(1), drifted(2, gpu=GPU1))
-ENDED = enforced(drifted(1), done=(done(drifted(1), result()),))
-EPERM = "EPERM: it is another user's"
-GIVEN_UP = enforced(left(1, "given_up", would="mask"), left(2, "given_up", would="mask"))
-REFUSED = enforced(drifted(1), done=(done(drifted(1), result(refused=2, error=EPERM)),))
-OF_NO_JOB = enforced(left(1, "no_job", job=None))
-BLIND = enforced(notices=("it cannot be read\n",))
-LONG = int(REMEMBERED) // 60 + 1  #: reports after which what was told is news again
-
-PINNED_ONE, PINNED_TWO = (
-    f"INFO: slurm 7: pinned python (pid {pid}) of uid 1000: 2 threads from CPUs 4-7 to 0-3 (mask)"
-    for pid in (1, 2)
-)
-SAID_GIVEN_UP = "WARNING: slurm 7: python (pid 1) is no longer pinned: so it is"
-SAID_REFUSED = f"WARNING: slurm 7: python (pid 1): 2 threads cannot be pinned: {EPERM}"
-SAID_BLIND = "WARNING: it cannot be read\\n"
-
-FREE, TAKEN = enforced(), enforced(does=OBSERVE, hindrance="another daemon pins")
-OBSERVES = "WARNING: observes instead of pinning: another daemon pins"
-PINS = "INFO: pins from now on: nothing hinders it any more"
-
-
-@pytest.mark.parametrize(
-    ("reports", "lines"),
-    [
-        ([FITS, enforced(drifted()), ENDED, OF_NO_JOB], []),
-        ([ONE, TWO, ONE], [PINNED_ONE, PINNED_TWO, PINNED_ONE]),
-        ([ON_BOTH], [PINNED_ONE, PINNED_TWO]),
-        ([GIVEN_UP, GIVEN_UP], [SAID_GIVEN_UP]),
-        ([GIVEN_UP, *[ONE] * LONG, GIVEN_UP], [SAID_GIVEN_UP, *[PINNED_ONE] * LONG]),
-        ([REFUSED, REFUSED], [SAID_REFUSED]),
-        ([BLIND, BLIND, FITS, BLIND], [SAID_BLIND]),
-        ([BLIND, *[FITS] * LONG, BLIND], [SAID_BLIND] * 2),
-        ([FREE, TAKEN, TAKEN], [OBSERVES]),
-        ([TAKEN, FREE, FREE], [OBSERVES, PINS]),
-    ],
-)
-def test_each_finding_is_logged_once(
-    caplog: pytest.LogCaptureFixture, reports: list[Enforced], lines: list[str]
-) -> None:
-    assert told(caplog, *reports)[1:] == lines
-
-
-FILE = "/etc/affinityd-policy.toml"
-NO_POLICY, READ, AGAIN = PolicyState(), PolicyState(FILE, 5.0, 3), PolicyState(FILE, 6.0, 1)
-BROKEN = PolicyState(FILE, 5.0, 3, "rule 1: so")
-WORSE = replace(BROKEN, error="rule 2: so")
-NEVER = PolicyState(FILE, None, 0, "there is no such file")
-
-COUNTS = f"INFO: the policy {FILE} applies, with 3 rules"
-COUNTS_AGAIN = f"INFO: the policy {FILE} applies, with 1 rule"
-BAD = f"WARNING: the policy {FILE} has an error"
-STANDS = "the last good one applies"
-BAD_1, BAD_2 = f"{BAD}: rule 1: so; {STANDS}", f"{BAD}: rule 2: so; {STANDS}"
-REMOVED = f"INFO: the policy {FILE} was removed: the defaults apply"
-
-
-@pytest.mark.parametrize(
-    ("states", "lines"),
-    [
-        ([NO_POLICY, NO_POLICY], []),
-        ([READ, READ, AGAIN], [COUNTS, COUNTS_AGAIN]),
-        ([READ, BROKEN, BROKEN, WORSE], [COUNTS, BAD_1, BAD_2]),
-        ([NEVER], [f"{BAD}: there is no such file; nothing is pinned until it is correct"]),
-        ([READ, BROKEN, READ], [COUNTS, BAD_1, COUNTS]),
-        ([READ, NO_POLICY], [COUNTS, REMOVED]),
-    ],
-)
-def test_changes_of_the_policy_are_logged(
-    caplog: pytest.LogCaptureFixture, states: list[PolicyState], lines: list[str]
-) -> None:
-    assert told(caplog, *(enforced(policy=state) for state in states))[1:] == lines
-
-
 @pytest.mark.parametrize(
     ("audit", "reserved", "may_use", "cpus"),
     [
@@ -175,9 +77,9 @@ def test_the_daemon_keeps_off_the_cpus_of_pinned_ranks(
 def test_of_a_container_s_thousand_uids_few_have_a_document_of_their_own() -> None:
     many = audit(*(process(uid, uid=uid) for uid in range(1000, 2000)))
     _, (result,) = scanned(many)
-    assert sum(name.removeprefix("/audit ").isdigit() for name in result.texts) == MOST_READERS
-    nothing = result.document("/audit", "own")
-    assert result.document("/audit", "1000") != nothing == result.document("/audit", "1999")
+    assert sum(name.isdigit() for name in result.texts) == MOST_READERS
+    nothing = result.document("own")
+    assert result.document("1000") != nothing == result.document("1999")
 
 
 def test_the_daemon_s_threads_are_moved_but_not_those_of_init_when_it_has_ended(

@@ -9,23 +9,17 @@ from pathlib import Path
 import pytest
 
 from affinityd import config
-from affinityd.audit.document import everything
 from affinityd.doctor.checks.daemon import (
     NAMES,
     RANKS,
     callers,
-    enforcement,
     published_node,
     variables,
 )
 from affinityd.doctor.facts import ENVIRONMENT, DaemonFacts
-from affinityd.enforce.document import Enforced, EnforceDocument, render
-from affinityd.enforce.policy import PolicyState
-from affinityd.json_codec import loads
 from affinityd.request.document import AllowedCpus
 from affinityd.topology.model import Node
 from tests.support.doctor_facts import TWO, check, facts_of, judged
-from tests.support.enforce_reports import drifted, enforced
 from tests.support.machines.by_hand import made
 from tests.support.paths import REPOSITORY
 
@@ -123,35 +117,6 @@ def test_a_daemon_that_does_not_identify_its_callers_is_found(
     own = None if cpuset is None else frozenset(cpuset)
     daemon = DaemonFacts("/s", listens=True, pid=7, allowed=answer, own_cpuset=own)
     judged(callers(replace(daemon, published=published)), expected)
-
-
-OBSERVES = enforced(wanted="observe", does="observe")
-HINDERED = enforced(does="observe", hindrance="CAP_SYS_NICE is missing")
-BROKEN = enforced(policy=PolicyState("/p.toml", error="rule 1: unknown 'mod'"))
-BLIND = enforced(notices=("no environment can be read", "NVML says nothing"))
-
-
-@pytest.mark.parametrize(
-    ("found", "expected"),
-    [
-        (enforced(drifted()), ["ok"]),
-        (OBSERVES, ["ok"]),
-        (HINDERED, ["warn: pin, and can only observe: CAP_SYS_NICE is missing → enforce.conf"]),
-        (BROKEN, ["warn: /p.toml has an error: rule 1: unknown 'mod' → --check"]),
-        (BLIND, [f"warn: {it} → affinityd enforce" for it in BLIND.notices]),
-    ],
-    ids=[
-        "pins",
-        "is to observe, and does",
-        "is to pin, and may not",
-        "policy",
-        "blind in two ways",
-    ],
-)
-def test_what_keeps_the_daemon_from_pinning_is_found(found: Enforced, expected: list[str]) -> None:
-    report = loads(EnforceDocument, render(found, everything), "enforce")
-    daemon = DaemonFacts("/s", listens=True, enforcement=report)
-    judged(enforcement(daemon), *expected)
 
 
 FILE = "/etc/affinityd.conf"

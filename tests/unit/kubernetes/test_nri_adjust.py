@@ -12,7 +12,6 @@ from affinityd.errors import InvalidRequestError
 from affinityd.kubernetes.nri import messages
 from affinityd.kubernetes.nri.adjust import Adjustment, Rules, adjust, chosen, granted
 from affinityd.kubernetes.nri.messages import FRAME, PLUGIN, RESPONSE, Trunk, Ttrpc, packed
-from affinityd.planner import Options
 from affinityd.topology.model import Node
 from tests.support import nri
 from tests.support.machines.facts import machine
@@ -29,14 +28,11 @@ def made(
     rules: Rules = RULES,
     node: Node = NODE,
     within: str | None = "0-255",
-    memory: str = "0-7",
     **request: Any,  # noqa: ANN401
 ) -> Adjustment:
     pod, container = messages.created(nri.created(**request))
     cpus = None if within is None else parse_list(within)
-    return adjust(
-        node, pod, container, rules, granted(container), within=cpus, memory=parse_list(memory)
-    )
+    return adjust(node, pod, container, rules, granted(container), within=cpus)
 
 
 @pytest.mark.parametrize(
@@ -203,52 +199,6 @@ def test_the_log_names_a_binder_that_stays_within_the_cpuset(
     request_: dict[str, Any], binder: str
 ) -> None:
     assert made(**request_).note.endswith(f", of 256; {binder} binds within them")
-
-
-@pytest.mark.parametrize(
-    ("request_", "within", "memory"),
-    [
-        ({}, "0-7", "3"),
-        ({"devices": ["/dev/nvidia0", "/dev/nvidia2"]}, "0-7", "1,3"),
-        ({"devices": ["/dev/nvidia0", "/dev/nvidia2"]}, "0-1", "1"),
-        ({}, "0", ""),  # its pod may use none of it: the container would not start
-        ({"cgroup": "/x", "cpus": "0-127"}, "0-7", ""),  # its CPUs are another's choice, too
-        ({"label": "observe"}, "0-7", ""),
-    ],
-)
-def test_memory_is_bound_if_the_policy_says_so(
-    request_: dict[str, Any], within: str, memory: str
-) -> None:
-    label = request_.pop("label", "on")
-    rules = replace(RULES, binds_memory=True)
-    adjusted = made(rules, **request_, labels={"affinityd": label}, memory=within)
-    assert format_list(adjusted.memory) == memory
-    assert not made(**request_, memory=within).memory
-
-
-def test_a_cpuset_of_memory_that_kubelet_has_set_stays() -> None:
-    rules = replace(RULES, binds_memory=True)
-    pod, container = messages.created(nri.created(memory="5"))
-    nodes = frozenset(range(8))
-    adjusted = adjust(NODE, pod, container, rules, "0", within=NODE.usable, memory=nodes)
-    assert (adjusted.outcome, adjusted.memory) == ("pinned", frozenset())
-
-
-@pytest.mark.parametrize(
-    ("mode", "cpus", "request_", "expected"),
-    [
-        ("unique_contiguous", 0, {}, "48-55,176-183"),
-        ("unique_contiguous", 0, {"devices": ["/dev/nvidia1"]}, "56-63,184-191"),
-        ("unique_contiguous", None, {"shares": 12 * 1024}, "48-55,176-183"),
-        ("node", 0, {"shares": 100 * 1024}, NEAR_0),  # near CPUs are all that counts
-    ],
-)
-def test_a_mode_and_a_number_of_cpus_of_the_policy_count(
-    mode: str, cpus: int | None, request_: dict[str, Any], expected: str
-) -> None:
-    rules = replace(RULES, options=Options(mode=mode), cpus=cpus)
-    adjusted = made(rules, **request_)
-    assert (adjusted.outcome, format_list(adjusted.cpus)) == ("pinned", expected)
 
 
 def test_variables_that_a_container_has_set_stay() -> None:

@@ -55,10 +55,6 @@
 {{- if and $.Values.audit.hostMemory (not $looks) }}
 {{- fail "audit.hostMemory is true, but no process is scanned; set audit.enabled: true and leave settings.scanInterval empty, or set audit.hostMemory: false" }}
 {{- end }}
-{{- $mode := include "affinityd.enforce" $ }}
-{{- if and (ne $mode "off") (not $looks) }}
-{{- fail (printf "enforce.mode is %s, but no process is scanned; set audit.enabled: true and leave settings.scanInterval empty, or set enforce.mode: off" $mode) }}
-{{- end }}
 {{- end }}
 {{- include "affinityd.namesNothing" . }}
 {{- include "affinityd.chartsOwn" . }}

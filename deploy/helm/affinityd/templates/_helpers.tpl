@@ -151,27 +151,13 @@ metricRelabelings:
 {{- if or (not (include "affinityd.hostPID" .)) (kindIs "bool" $chosen) }}off{{ else if $chosen }}{{ $chosen }}{{ end }}
 {{- end }}
 
-{{- /* off, observe or pin: YAML reads an off without quotes as false. */}}
-{{- define "affinityd.enforce" -}}
-{{- .Values.enforce.mode | default "off" }}
-{{- end }}
-
-{{- /* The capabilities for enforcement and host memory, a word each; empty: the daemon is unprivileged. */}}
-{{- define "affinityd.capabilities" -}}
-{{- $mode := include "affinityd.enforce" . }}
-{{- $looks := or (eq $mode "pin") (and .Values.enforce.readEnvironments (ne $mode "off")) }}
-{{- if eq $mode "pin" }} SYS_NICE{{ end }}
-{{- if or $looks .Values.audit.hostMemory }} SYS_PTRACE{{ end }}
-{{- if $looks }} DAC_READ_SEARCH{{ end }}
-{{- end }}
-
 {{- define "affinityd.nobody" -}}
 65532
 {{- end }}
 
 {{- /* The user of the daemon and of its socket's folder: only root has capabilities, and kubelet's and the runtime's sockets. */}}
 {{- define "affinityd.user" -}}
-{{- if or (include "affinityd.capabilities" .) .Values.kubernetes.podResources .Values.kubernetes.nri.enabled }}0{{ else }}{{ include "affinityd.nobody" . }}{{ end }}
+{{- if or .Values.audit.hostMemory .Values.kubernetes.podResources .Values.kubernetes.nri.enabled }}0{{ else }}{{ include "affinityd.nobody" . }}{{ end }}
 {{- end }}
 
 {{- /* The security context of the daemon's container. */}}
@@ -180,8 +166,8 @@ metricRelabelings:
 allowPrivilegeEscalation: false
 capabilities:
   drop: [ALL]
-  {{- with include "affinityd.capabilities" . | trim }}
-  add: [{{ splitList " " . | join ", " }}]
+  {{- if .Values.audit.hostMemory }}
+  add: [SYS_PTRACE]
   {{- end }}
 readOnlyRootFilesystem: true
 runAsNonRoot: false
@@ -215,15 +201,4 @@ http://{{ include "affinityd.fullname" . }}.{{ include "affinityd.namespace" . }
 {{- /* Whether the node's cgroups are mounted: for the cpusets of other pods. */}}
 {{- define "affinityd.cgroups" -}}
 {{- if or (include "affinityd.hostPID" .) .Values.kubernetes.nri.enabled }}true{{ end }}
-{{- end }}
-
-{{- /* The policy's file, of enforcement and of NRI; empty where neither is on, or none is given. */}}
-{{- define "affinityd.policy" -}}
-{{- if or (ne (include "affinityd.enforce" .) "off") .Values.kubernetes.nri.enabled }}
-{{- .Values.enforce.policy }}
-{{- with .Values.kubernetes.rules }}
-{{- ternary "\n" "" (ne $.Values.enforce.policy "") }}
-{{- toToml (dict "rule" .) }}
-{{- end }}
-{{- end }}
 {{- end }}

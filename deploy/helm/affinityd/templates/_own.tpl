@@ -13,8 +13,6 @@
       "--nri-namespaces" "; set kubernetes.nri.namespaces instead"
       "--nri-without-request" "; set kubernetes.nri.withoutRequest instead"
       "--nri-mount" "; set kubernetes.nri.enabled and socket.enabled instead"
-      "--enforce" "; set enforce.mode instead"
-      "--enforce-policy" "; set enforce.policy instead"
       "--node-name" ": the Node's name; leave it out" }}
 {{- range .Values.extraArgs }}
 {{- $flag := index (splitList "=" .) 0 }}
@@ -40,7 +38,7 @@
 {{- end }}
 {{- end }}
 
-{{- $volumes := dict "socket" ", or set socket.hostPath" "policy" ", or set enforce.policy" "cgroups" "" "pods" "" "pod-resources" "" "nri" ", or set kubernetes.nri.socketFolder" }}
+{{- $volumes := dict "socket" ", or set socket.hostPath" "cgroups" "" "pod-resources" "" "nri" ", or set kubernetes.nri.socketFolder" }}
 {{- range .Values.extraVolumes }}
 {{- if hasKey $volumes .name }}
 {{- fail (printf "extraVolumes: %s is the chart's own; give yours another name%s" .name (get $volumes .name)) }}

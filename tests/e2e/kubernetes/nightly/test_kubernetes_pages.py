@@ -22,7 +22,6 @@ from tests.support.tiny import CPUS, NEAR
 
 #: No page sets these: the class is the operator's, whose runtime the rig has not.
 CLASS = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "handler": "runc"}
-POLICY = '[[rule]]\nname = "all"\nmatch = {namespace = "default"}\nmode = "node"\n'
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         folder.mkdir()
         (folder / "deploy").symlink_to(REPOSITORY / "deploy")
         (folder / "machine.json").write_text(json.dumps(machine.values()))
-        (folder / "policy.toml").write_text(POLICY)
         cluster.load_affinityd()
         cluster.run(f"kubectl label node {NODE} {LABEL}")
         cluster.apply({**CLASS, "metadata": {"name": "nvidia"}})
@@ -109,9 +107,9 @@ def test_notes(site: Site) -> None:
         site.run(*(it for it in commands if it != forward))
 
 
-def test_audit_and_enforcement(site: Site) -> None:
+def test_audit(site: Site) -> None:
     (pid, *_) = Job(site.cluster, "early").pids
-    for place, printed in ((0, "default"), (1, "GPU"), (2, "observes")):
+    for place, printed in ((0, "default"), (1, "GPU")):
         upgrade, *rest = lines("kubernetes-audit", place, NODE=NODE, PID=str(pid))
         site.run(upgrade, "kubectl -n affinityd rollout status daemonset/affinityd")
         name = site.chart.pod()["metadata"]["name"]

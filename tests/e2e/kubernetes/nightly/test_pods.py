@@ -13,7 +13,7 @@ from tests.e2e.kubernetes.cluster import ONE_CPU, SLEEPER, Cluster
 from tests.e2e.kubernetes.placed import FOLDER, Pod, check, created, near, pods, prepared
 from tests.support.cpusets import needs_cpuset
 from tests.support.daemons import eventually
-from tests.support.enforcing_node import enforcing
+from tests.support.scanning_node import scanning
 from tests.support.tiny import BOTH, FAR, NEAR
 
 pytestmark = needs_cpuset
@@ -75,11 +75,10 @@ def test_a_program_has_the_near_cpus_of_its_cpuset(cluster: Cluster, policies: P
                 assert pod.now["status"]["qosClass"] == "Guaranteed"
 
 
-# What kubelet changes of running pods: a resize, the shared pool; and audit and enforce see it.
+# What kubelet changes of running pods: a resize, the shared pool; and the audit sees it.
 
 _, SECOND = two_nodes.GPUS
 SECOND_GPU = {SECOND: 1}  #: a node with one GPU, near the CPU that kubelet gives away
-UNPINNED = {"name": "AFFINITYD_UNPINNED", "value": "by the test"}
 
 
 def neighbor() -> dict[str, Any]:
@@ -135,25 +134,24 @@ def test_without_static_a_resize_changes_the_cpu_limit_and_no_pin(cluster: Clust
         assert (process.cpuset, process.cpus) == (BOTH, near(process))
 
 
-@pytest.mark.parametrize("way", ["run", "enforce"])
-def test_a_pin_outlasts_kubelets_writing_to_the_pool(cluster: Cluster, way: str) -> None:
+def test_a_pin_outlasts_kubelets_writing_to_the_pool(cluster: Cluster) -> None:
     """A kernel from 6.2 on keeps the mask that was set, as far as the pool has it."""
     (manifest,) = pods(cluster, "burstable-shared-pool")
-    if way == "enforce":
-        (container,) = manifest["spec"]["containers"]
-        container["command"].remove("/affinity/run")
-        container["env"].append(UNPINNED)
     with two_nodes.kubelet(cluster, gpus=SECOND_GPU), created(cluster, manifest) as pod:
         (process,) = pod.processes()
-        with enforcing("pin", users={2: [process.pid]}) as node:
-            node.wait_until("fits", process.pid)
+        with scanning(users={2: [process.pid]}) as node:
+
+            def causes() -> list[str | None]:
+                return [it["cause"] for it in node.audit()["processes"]]
+
+            eventually(lambda: causes() == [None], "it is near its GPU")
             assert process.cpus == EXCLUSIVE
             with created(cluster, neighbor()):
                 eventually(lambda: process.cpuset == process.cpus == POOL, "the pool shrinks")
-                node.wait_until("allocation", process.pid)
+                eventually(lambda: causes() == ["allocation"], "the audit sees it")
             eventually(lambda: process.cpuset == BOTH, "the pool has its CPU again")
             assert process.cpus == EXCLUSIVE
-            node.wait_until("fits", process.pid)
+            eventually(lambda: causes() == [None], "it is near its GPU again")
 
 
 # Namespaces that enforce a Pod Security Standard, and the policy that changes pods for them.

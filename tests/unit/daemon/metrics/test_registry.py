@@ -1,4 +1,4 @@
-"""The metrics of a scan: GPUs, jobs with rows of their own, and what is enforced."""
+"""The metrics of a scan: GPUs, and jobs with rows of their own."""
 
 from __future__ import annotations
 
@@ -7,26 +7,19 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from subprocess import PIPE, Popen
-from typing import Any
 
 import pytest
 
 from affinityd.audit.memory import HostMemory
 from affinityd.audit.model import AuditedProcess, ContainerResources, CpuTime, Job, Scan
 from affinityd.cli.commands.serve import counting
-from affinityd.config.settings import OBSERVE
-from affinityd.daemon.metrics import enforcement
 from affinityd.daemon.metrics.audit import OTHERS, REMEMBERED, JobRow, JobSeries
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.state.topology_watcher import KnownNode
 from affinityd.discovery.nvml import NvmlReport
-from affinityd.enforce.document import Enforced
-from affinityd.enforce.policy import PolicyState
 from affinityd.linux.resident import ANONYMOUS, ResidentMemory
 from affinityd.topology.model import Node
-from tests.support.enforce_reports import drifted, enforced, fits, left, totals
 from tests.support.scans import GPU0, GPU1, MACHINE, NEAR, Audit, process, scan
 from tests.support.scans import scanned as scanned_by
 
@@ -152,14 +145,12 @@ def test_the_age_of_the_last_scan_grows(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_metrics_of_a_gpu_have_its_labels_and_no_pid_or_process_name() -> None:
     metrics = scanned(FOUND, node=Node(MACHINE))
-    metrics.show("enforce", lambda: enforcement.metrics(enforced()))
     lines = told(metrics)
     labels = 'gpu="1",pci_bus_id="0000:11:00.0",uuid="",vendor="nvidia"'
     assert f"affinityd_gpu_audited{{{labels}}} 1.0" in lines
     of_gpus = [line for line in lines if re.search(r'[{,]gpu="', line)]
     assert {line.partition("{")[0].removeprefix("affinityd_") for line in of_gpus} >= {
         *("gpu_numa_node", "gpu_audited", "gpu_numa_mismatch", "gpu_cpu_seconds_total"),
-        "enforce_left_processes",
     }
     assert [line for line in of_gpus if 'vendor="nvidia"' not in line] == []
     found = {name for line in scraped(FOUND) for name in re.findall(r'(\w+)="', line)}
@@ -228,11 +219,11 @@ def test_a_jobs_label_is_one_printable_line(job_id: str) -> None:
 
 
 def test_a_metric_is_described_once() -> None:
-    lines = reported(enforced())
+    lines = scraped(FOUND)
     assert "# TYPE affinityd_gpu_cpu_seconds_total counter" in lines
     described = [line.split()[2] for line in lines if line.startswith("# TYPE")]
     assert len(described) == len(set(described))
-    assert {"affinityd_gpu_audited", "affinityd_enforce_mode"} <= set(described)
+    assert "affinityd_gpu_audited" in described
 
 
 TWO, THREE, FOUR = (Job("slurm", str(number)) for number in range(2, 5))
@@ -323,80 +314,3 @@ def test_a_mismatch_of_a_job_has_a_beginning(
         moment = {"time": float(number), "boot": 1000.0 + 15 * number}
         rows = series.scanned(scan(*(processes or ()), unknown=unknown, **moment))
     assert [row.since for row in rows] == since
-
-
-def reported(*reports: Enforced) -> list[str]:
-    metrics = scanned(FOUND)
-    for found in reports:
-        metrics.show("enforce", partial(enforcement.metrics, found))
-    return told(metrics)
-
-
-def some(found: dict[str, float]) -> dict[str, float]:
-    return {labels: value for labels, value in found.items() if value}
-
-
-DRIFT = enforced(
-    fits(1),
-    drifted(2, "mask"),
-    drifted(3, "unpinned"),
-    *(drifted(4, "share"), drifted(5, "share")),
-    left(6, "allocation", cause="allocation"),
-    left(7, "young", would="share"),
-    left(8, "waiting", would="mask", cause="mask"),
-    left(9, "no_job"),
-    left(10, "daemon", cause="mask", is_daemon=True),
-    drifted(11, "mask", gpu=GPU1),
-)
-WOULD, LEFT = "enforce_would_pin_processes", "enforce_left_processes"
-
-
-def test_a_gpu_has_drifted_processes_by_cause_and_left_ones_by_reason() -> None:
-    lines = reported(DRIFT)
-    would, were_left = ([some(samples(lines, name, it)) for it in "01"] for name in (WOULD, LEFT))
-    assert would == [{"mask": 1, "unpinned": 1, "share": 2}, {"mask": 1}]
-    assert were_left == [{"allocation": 1, "young": 1, "waiting": 1}, {}]
-
-
-def test_a_gpu_without_drift_has_samples_of_0() -> None:
-    for name, number in ((WOULD, 3), (LEFT, 14)):
-        found = samples(reported(enforced()), name, "0")
-        assert (len(found), set(found.values())) == (number, {0.0})
-
-
-def test_a_gpu_with_unknown_processes_has_no_samples() -> None:
-    lines = reported(enforced(drifted(1, gpu=GPU1), unknown={GPU0: "NVML is silent"}))
-    assert samples(lines, WOULD, "0") == {}
-    assert some(samples(lines, WOULD, "1")) == {"mask": 1}
-
-
-TOTALS = {"totals": totals(pinned=3, refused=1, threads=40, resets=2)}
-POLICY = {"policy": PolicyState("/etc/p", 1700000000.5, 2, "line 3")}
-HINDERED = {"does": OBSERVE, "hindrance": "no"}
-
-
-@pytest.mark.parametrize(
-    ("more", "name", "values"),
-    [
-        ({}, "mode", {"observe": 0, "pin": 1}),
-        (HINDERED, "mode", {"observe": 1, "pin": 0}),
-        ({}, "hindered", {"": 0}),
-        (HINDERED, "hindered", {"": 1}),
-        (TOTALS, "pins_total", {"pinned": 3, "cut": 0, "refused": 1, "unsettled": 0}),
-        (TOTALS, "pinned_threads_total", {"": 40}),
-        (TOTALS, "resets_total", {"": 2}),
-        (POLICY, "policy_error", {"": 1}),
-        (POLICY, "policy_read_timestamp_seconds", {"": 1700000000.5}),
-        ({}, "policy_read_timestamp_seconds", {}),
-        ({"unreached": 5}, "unreached_processes", {"": 5}),
-        ({"seconds": 0.25}, "duration_seconds", {"": 0.25}),
-    ],
-)
-def test_the_metrics_of_enforcement_are(
-    more: Mapping[str, Any], name: str, values: dict[str, float]
-) -> None:
-    assert samples(reported(DRIFT, enforced(**more)), f"enforce_{name}") == values
-
-
-def test_a_daemon_that_does_not_enforce_has_no_metrics_of_enforcement() -> None:
-    assert not [line for line in reported() if "enforce" in line]

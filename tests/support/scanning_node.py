@@ -1,4 +1,4 @@
-"""A real daemon that scans or enforces, on a node of two CPUs and four GPUs: two near each CPU."""
+"""A real daemon that scans, on a node of two CPUs and four GPUs: two near each CPU."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from affinityd.audit.document import AuditDocument
-from affinityd.enforce.document import EnforceDocument
-from tests.support.daemons import Daemon, eventually, with_constants
+from tests.support.daemons import Daemon, eventually
 from tests.support.documents import exactly
 from tests.support.made_nodes import DRIVER, running_on
 from tests.support.paths import open_folder
-from tests.support.puppets import GRACE
 from tests.support.shared_objects import environment
 from tests.support.tiny import FAR, NEAR, tiny
 
@@ -76,33 +74,10 @@ Users = Mapping[int, Sequence[int] | None]
 
 
 @dataclass
-class EnforcingNode(AskedNode):
+class ScanningNode(AskedNode):
     def say(self, users: Users, fault: str = "") -> None:
         """Have NVML name these processes, from the next scan on, or fail."""
         self.tell(facts(users, fault))
-
-    def enforce(self) -> Any:  # noqa: ANN401 - a document
-        reply = self.daemon.get("/enforce")
-        assert reply.status == 200, reply.text
-        exactly(EnforceDocument, reply.body)
-        return reply.json
-
-    def processes(self) -> dict[int, Any]:
-        jobs = self.enforce()["jobs"]
-        return {process["pid"]: process for job in jobs for process in job["processes"]}
-
-    def become(self, *pids: int) -> set[str]:
-        """Return what is to become of these: fits, drifted, or the reason why they are left."""
-        found = self.processes()
-        return {
-            found[pid]["reason"] or found[pid]["verdict"] if pid in found else "?" for pid in pids
-        }
-
-    def wait_until(self, what: str, *pids: int) -> None:
-        eventually(lambda: self.become(*pids) == {what}, f"{pids} are {what}")
-
-    def pins(self) -> float:
-        return sum(self.samples("enforce_pins_total", "outcome").values())
 
 
 def facts(users: Users, fault: str = "") -> str:
@@ -128,7 +103,7 @@ def scanning(
     *arguments: str,
     users: Users | None = None,
     **how: Any,  # noqa: ANN401 - what `spawn` takes
-) -> Iterator[EnforcingNode]:
+) -> Iterator[ScanningNode]:
     """Run a daemon that scans every second, from its first scan on."""
     nvml, scans = facts(users or {}), ("--scan-interval", "1")
     with (
@@ -136,18 +111,4 @@ def scanning(
         running_on(tiny(), folder, nvml, *scans, *arguments, **how) as daemon,
     ):
         eventually(lambda: daemon.get("/audit").status == 200, "there is a scan")
-        yield EnforcingNode(daemon, folder)
-
-
-@contextmanager
-def enforcing(
-    way: str,
-    *arguments: str,
-    before: Sequence[str] = (),
-    **how: Any,  # noqa: ANN401 - what `scanning` takes
-) -> Iterator[EnforcingNode]:
-    """Run a daemon that enforces, likewise, and lets what starts alone for one second."""
-    sooner = with_constants(enforce__decide__GRACE=GRACE)
-    with scanning("--enforce", way, *arguments, before=(*before, *sooner), **how) as node:
-        eventually(lambda: node.daemon.get("/enforce").status == 200, "it has enforced")
-        yield node
+        yield ScanningNode(daemon, folder)

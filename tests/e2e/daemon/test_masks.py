@@ -1,0 +1,60 @@
+"""A real daemon and masks: it sets its own, and no other process's."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from affinityd.cpuset import CpuSet, parse_list
+from affinityd.linux.processes import descendants, mask_of, thread_ids
+from tests.support.children import sleeping
+from tests.support.cpusets import needs_cpuset
+from tests.support.daemons import eventually
+from tests.support.scanning_node import ScanningNode, scanning
+from tests.support.tiny import FAR, NEAR
+
+pytestmark = needs_cpuset
+
+NEAR_CPU, FAR_CPU = parse_list(NEAR), parse_list(FAR)
+
+#: What 0.2 had, by which its daemon pinned processes that ran far from their GPU.
+OF_0_2 = {"AFFINITYD_ENFORCE": "pin", "AFFINITYD_ENFORCE_POLICY": "/nonexistent"}
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[ScanningNode]:
+    with scanning(env=OF_0_2) as node:
+        yield node
+
+
+def test_a_process_far_from_its_gpu_keeps_its_mask_and_a_command_is_named(
+    node: ScanningNode,
+) -> None:
+    with sleeping() as child:
+        os.sched_setaffinity(child.pid, FAR_CPU)
+        node.say({0: [child.pid]})
+        eventually(lambda: [it["cause"] for it in node.audit()["processes"]] == ["mask"], "seen")
+        node.wait_for_scans(2)
+        assert mask_of(child.pid) == FAR_CPU
+        (process,) = node.audit()["processes"]
+        assert f" {child.pid} fixes it now" in process["remedy"]
+
+
+@pytest.mark.parametrize("name", OF_0_2)
+def test_a_setting_of_0_2_is_warned_of_in_one_line(node: ScanningNode, name: str) -> None:
+    (line,) = (it for it in node.daemon.lines if f"{name} " in it)
+    assert "is removed, and ignored: the daemon changes nothing that runs" in line
+
+
+def test_the_daemon_keeps_off_the_cpus_of_pinned_ranks(node: ScanningNode) -> None:
+    daemon = node.daemon.process.pid
+
+    def held() -> set[CpuSet | None]:
+        family = [daemon, *(stat.number for stat in descendants(daemon))]
+        return {mask_of(tid) for pid in family for tid in thread_ids(pid)}
+
+    with sleeping() as child:
+        os.sched_setaffinity(child.pid, NEAR_CPU)
+        node.say({0: [child.pid]})
+        eventually(lambda: held() == {FAR_CPU}, "the daemon keeps off")
+    eventually(lambda: held() == {NEAR_CPU | FAR_CPU}, "it has all CPUs again")
