@@ -5,6 +5,7 @@ AffinityError
 │   └── UnknownParameterError    of another release, or misspelled      422, exit 2
 ├── NoSuchGpuError        no such GPU, or none visible                   404, exit 1
 ├── UnsatisfiableError    understood, but this machine cannot give it    409, exit 1
+│   └── BoundError        its CPUs are bound already, and stay          409, exit 1
 ├── NotReadyError         no topology yet                                503, exit 1
 │   ├── BusyError         too little left of something to answer        503
 │   └── NotScannedError   no scan of the processes yet, or never         503
@@ -66,6 +67,12 @@ class UnsatisfiableError(AffinityError):
     title = "Cannot be satisfied"
 
 
+class BoundError(UnsatisfiableError):
+    """The CPUs of the process were bound by its user, who decides: they stay."""
+
+    title = "Left as it is"
+
+
 class NotReadyError(AffinityError):
     """The topology has not been read yet."""
 
@@ -122,4 +129,10 @@ class FatalError(AffinityError):
 
 
 #: The errors that refuse a request, in the daemon or in a client.
-REFUSALS = (InvalidRequestError, UnknownParameterError, NoSuchGpuError, UnsatisfiableError)
+REFUSALS = (
+    InvalidRequestError,
+    UnknownParameterError,
+    NoSuchGpuError,
+    UnsatisfiableError,
+    BoundError,
+)

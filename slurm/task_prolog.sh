@@ -58,15 +58,6 @@ switch=on no_switch='is none of on, observe and off' site_AFFINITYD=''
 heed "${AFFINITYD-}" || leave "AFFINITYD $no_switch"
 [ "$switch" != off ] || leave AFFINITYD=off
 
-# The masks that Slurm chose begin with 0x, a user's do not. Words such as cores only say how it is to
-# choose.
-masks=''
-case ${SLURM_STEP_ID:+${SLURM_CPU_BIND_TYPE-}${SLURM_CPU_BIND_LIST-}} in
-mask_cpu:0x*) masks=SLURM_CPU_BIND_LIST ;;
-none* | rank* | map_* | mask_*) leave 'its CPUs are bound by --cpu-bind, or by the CpuBind= of the site' ;;
-esac
-# Its pages would stay where Slurm bound them.
-case ${SLURM_MEM_BIND_TYPE:-none} in none* | quiet,none*) ;; *) leave 'its memory is bound by --mem-bind' ;; esac
 read_mask "${SLURM_TASK_PID-}" || leave "/proc/${SLURM_TASK_PID-}/status cannot be read"
 
 [ ! -f "$settings" ] || read_lines site <"$settings"
@@ -90,7 +81,10 @@ find_devices /dev/nvidia minor
 job=$job_gpus
 passed="CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES SLURM_JOB_ID SLURM_STEP_ID SLURM_LOCALID
     SLURM_GTIDS SLURM_NTASKS SLURM_CPUS_PER_TASK SLURM_JOB_CPUS_PER_NODE SLURM_GPUS_ON_NODE
-    SLURM_CPUS_ON_NODE $masks"
+    SLURM_CPUS_ON_NODE"
+# What Slurm, or the user, bound in a step; a batch script inherits that of the shell it was sent from.
+[ -z "${SLURM_STEP_ID-}" ] || passed="$passed SLURM_CPU_BIND_TYPE SLURM_CPU_BIND_LIST SLURM_MEM_BIND_TYPE
+    SLURM_STEP_TASKS_PER_NODE SLURM_NODEID"
 asked=7
 [ ! -S "$socket" ] || ask "$socket" 0.7 "$passed"
 [ "$asked" != 7 ] || [ -z "$file" ] || ask "$file" 0.6 "$passed"

@@ -198,8 +198,7 @@ def own_query(chosen: Mapping[str, str], switch: str = config.ON) -> Pairs:
     process = ProcessContext.of_self()
     mask = process.mask
     observed = {"observe": format_list(mask)} if switch == config.OBSERVE else {}
-    cpus = environment.cpus_to_plan_on(os.environ, mask)
-    return process.query({**observed, **chosen}, cpus)
+    return process.query({**observed, **chosen}, mask)
 
 
 def pin_self(

@@ -60,14 +60,16 @@ OF_TASK = (
     *(name for names in LAUNCHERS.values() for name in names),
     *(FLUX_NODES, SLURM_JOB, "SLURM_STEP_ID", "SLURM_NTASKS", "SLURM_GTIDS", "SLURM_JOB_GPUS"),
     *("SLURM_GPUS_ON_NODE", "SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"),
-    *("SLURM_JOB_CPUS_PER_NODE", "SLURM_CPU_BIND_LIST", JOB_CPUS, JOB_GPUS),
+    *("SLURM_JOB_CPUS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"),
+    *("SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_LIST", "SLURM_MEM_BIND_TYPE", JOB_CPUS, JOB_GPUS),
+    *("AFFINITYD_CPULIST", "AFFINITYD_ALLOWED"),
 )
 #: All that `env` may name; scripts send the others as well.
 READ = frozenset(
     (
         *OF_TASK,
         *(name for names in VISIBLE.values() for name in names),
-        *(NVIDIA_VISIBLE, "AFFINITYD_CPULIST", "AFFINITYD_ALLOWED", CPUS),
+        *(NVIDIA_VISIBLE, CPUS),
         *PARAMETER_VARIABLES.values(),
     )
 )
@@ -176,9 +178,30 @@ def _ranks(environ: Environment) -> Iterator[Rank]:
             in_no_step = SLURM_JOB in environ and step is None
             if rank == 0 and (in_no_step or (step or 0) >= SLURM_SPECIAL_STEP):
                 continue  # Slurm numbers a batch script and an interactive shell, too
-            tasks = environ.get("SLURM_GTIDS")  # slurmstepd lists those of the step on this node
-            size = tasks.count(",") + 1 if tasks else None
+            size = slurm_tasks(environ)
         yield Rank(rank, size if size is not None and rank < size else None, variable)
+
+
+def slurm_tasks(environ: Environment) -> int | None:
+    """Return how many tasks a Slurm step has on this node; None: unknown.
+
+    slurmstepd lists their numbers in SLURM_GTIDS. SLURM_STEP_TASKS_PER_NODE is like 4(x2),3.
+    """
+    listed = environ.get("SLURM_GTIDS")
+    if listed:
+        return listed.count(",") + 1
+    node = number(environ.get("SLURM_NODEID"))
+    if node is None:
+        return None
+    for entry in environ.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
+        tasks, _, repeated = entry.partition("(x")
+        nodes = number(repeated.removesuffix(")")) if repeated else 1
+        if nodes is None:
+            return None
+        if node < nodes:
+            return number(tasks)
+        node -= nodes
+    return None
 
 
 def cpus_to_plan_on(environ: Environment, mask: CpuSet) -> CpuSet:

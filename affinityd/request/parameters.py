@@ -33,12 +33,9 @@ class SlurmTask(NamedTuple):
     number: int  #: of the task on this node
     tasks: int  #: how many there are on this node
     step_gpus: int | None  #: how many the step has on this node
-    slices: tuple[CpuSet, ...]  #: the CPUs that Slurm gave each task; (): Slurm bound none
-
-    @property
-    def slice(self) -> CpuSet:
-        """The CPUs that Slurm gave this task; empty: Slurm bound none."""
-        return self.slices[self.number % len(self.slices)] if self.slices else frozenset()
+    masks: tuple[CpuSet, ...]  #: those that Slurm chose; (): Slurm bound none
+    mask: CpuSet | None = None  #: of the task, as it is now; None: not stated
+    pinned: CpuSet = frozenset()  #: what affinityd has pinned it to; empty: it has not
 
 
 class Request(NamedTuple):
@@ -60,6 +57,7 @@ class Request(NamedTuple):
     nvidia_visible: str | None = None  #: NVIDIA_VISIBLE_DEVICES, of NVIDIA's container runtime
     task_cpus: TaskCpus | None = None  #: None: unknown
     slurm: SlurmTask | None = None  #: None: it is none, or its GPUs were named
+    bound: str | None = None  #: why the caller's CPUs stay as they are; None: they may change
     is_of_process: bool = False  #: `job` may be another one's, and a rank beyond its GPUs
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from affinityd.config import CPUS, PARAMETER_VARIABLES
-from affinityd.cpuset import parse_mask
+from affinityd.cpuset import CpuSet, parse_list, parse_mask
 from affinityd.errors import InvalidRequestError
 from affinityd.planner.modes import MODES
 from affinityd.request.environment import (
@@ -88,14 +88,21 @@ def _environment(assignments: Iterable[str]) -> dict[str, str]:
 
 def _of_process(request: Request, environ: Environment, stated: Collection[str]) -> Request:
     """Return the request of a process: with what its variables say, and what was stated."""
-    rank = local_rank(environ)
+    rank, mask = local_rank(environ), request.cpuset
     request = _completed(request, environ, rank)
     if request.rank is not None and len(request.rank) == 1:
         started = rank.size if rank and not _is_alone(rank) else None
         rank = Rank(request.rank[0], started, CHOSEN_RANK)
     request, is_named = request._replace(is_of_process=True), {"gpus", "rank"} & set(stated)
-    if rank and rank.size and rank.variable == SLURM_TASK and not is_named:
-        return _of_slurm_task(request, rank, rank.size, environ)
+    if not is_named and (rank is None or rank.variable == SLURM_TASK):
+        request = request._replace(bound=_bound_by(environ))
+        if rank and rank.size:
+            return _of_slurm_task(request, rank, rank.size, environ, mask)
+        if rank and _slurm_masks(environ):
+            unknown = (
+                "neither SLURM_GTIDS nor SLURM_STEP_TASKS_PER_NODE says how many tasks there are"
+            )
+            return request._replace(bound=request.bound or unknown)
     if rank is None or _is_alone(rank):
         return _granted_job(request, environ)
     if not is_named and _has_own_gpus(request, environ):
@@ -127,17 +134,49 @@ def _completed(request: Request, environ: Environment, rank: Rank | None) -> Req
     )
 
 
-def _of_slurm_task(request: Request, rank: Rank, tasks: int, environ: Environment) -> Request:
-    """Return the request of a task of srun, whose own facts its plan follows from."""
+def _bound_by(environ: Environment) -> str | None:
+    """Return the option by which the user bound a task of a Slurm step; None: by none.
+
+    Slurm writes the masks that it chooses with 0x, a user's own without.
+    """
+    if "SLURM_STEP_ID" not in environ:
+        return None
+    kind = environ.get("SLURM_CPU_BIND_TYPE", "")
+    is_own_list = kind.startswith("mask_cpu") and _slurm_masks(environ)
+    if kind.startswith(("none", "rank", "map_", "mask_")) and not is_own_list:
+        return (
+            f"its CPUs are bound by --cpu-bind={kind.rstrip(':')}, or by the CpuBind= of the site"
+        )
+    # Its pages would stay where Slurm bound them.
+    memory = environ.get("SLURM_MEM_BIND_TYPE") or "none"
+    if not memory.removeprefix("quiet,").startswith("none"):
+        return f"its memory is bound by --mem-bind={memory.rstrip(':')}"
+    return None
+
+
+def _slurm_masks(environ: Environment) -> str:
+    """Return the list of the masks that Slurm chose for the tasks of a step; "": it chose none."""
     masks = environ.get("SLURM_CPU_BIND_LIST", "")
-    is_slurms = masks.startswith("0x")  # a user's do not begin so
+    return masks if masks.startswith("0x") else ""
+
+
+def _of_slurm_task(
+    request: Request, rank: Rank, tasks: int, environ: Environment, mask: CpuSet | None
+) -> Request:
+    """Return the request of a task of srun, whose own facts its plan follows from."""
+    listed = _slurm_masks(environ)
     try:
-        slices = tuple(map(parse_mask, masks.split(","))) if is_slurms else ()
+        masks = tuple(map(parse_mask, listed.split(","))) if listed else ()
     except ValueError as error:
         raise InvalidRequestError(f"env: SLURM_CPU_BIND_LIST: {error}") from None
+    try:
+        pinned = parse_list(environ.get("AFFINITYD_CPULIST", ""))
+    except ValueError:
+        pinned = frozenset()
     step_gpus = number(environ.get("SLURM_GPUS_ON_NODE"))
     request = _granted_job(request._replace(job=request.job or _gpus_of_job(environ)), environ)
-    return request._replace(slurm=SlurmTask(rank.number, tasks, step_gpus, slices))
+    task = SlurmTask(rank.number, tasks, step_gpus, masks, mask, pinned)
+    return request._replace(slurm=task)
 
 
 def _granted_job(request: Request, environ: Environment) -> Request:

@@ -34,6 +34,8 @@ class Planned(NamedTuple):
     asked: frozenset[int]  #: the requested ranks
     options: Options  #: as planned by
     plan: Plan
+    allowed: CpuSet  #: the CPUs that were planned on
+    slice: str | None = None  #: what became of the task's slice; None: it has none
 
 
 def plan_ranks(
@@ -71,7 +73,8 @@ def plan_ranks(
     cpus = asked_cpus(node, request, allowed, (task_cpus and task_cpus.tasks) or ranks or 1)
     if cpus is not None:
         options = replace(options, cpus=-(-cpus // gpus_of_task))
-    return Planned(entries, asked, options, plan_entries(node, entries, allowed, options))
+    result = plan_entries(node, entries, allowed, options)
+    return Planned(entries, asked, options, result, allowed)
 
 
 def plan_entries(

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from affinityd.config import OBSERVE, ON
 from affinityd.cpuset import CpuSet, format_list
-from affinityd.errors import UnsatisfiableError
+from affinityd.errors import BoundError, UnsatisfiableError
 from affinityd.planner import Plan, PlanWarning, RankPlan
 from affinityd.request.devices import all_devices, is_ambiguous, named, visible_devices
 from affinityd.request.parameters import Request
@@ -49,6 +49,7 @@ class Reply(NamedTuple):
     switch: str = ON  #: of the node and of the caller, together
     #: The nodes of memory near any GPU that the process sees: for memory that all ranks use
     visible_memory: frozenset[int] = frozenset()
+    slice: str | None = None  #: what became of a Slurm task's slice: "kept" or "dealt"
 
     @property
     def ranks(self) -> tuple[RankPlan, ...]:
@@ -82,21 +83,25 @@ def answer(node: Node, request: Request, caller: Caller | None = None) -> Reply:
 
     `caller` is None where it is not known. Raises AffinityError.
     """
+    if request.bound is not None:
+        raise BoundError(request.bound)
     topology, task = node.topology, request.slurm
     caller = None if request.whose == "node" else caller
     within = caller.cpuset if caller else None
     cpuset, source = _cpuset(request, caller, topology)
-    # Another mask than its slice is the user's choice, or was inherited from another step.
-    if task and cpuset == task.slice:
-        cpuset = frozenset().union(*task.slices)
-    allowed = node.usable & (cpuset if within is None else cpuset & within)
     seen = visible_devices(topology, request)
     entries = named(seen, request.gpus)
     job = job_entries(topology, request, entries)
     request = request._replace(job=request.job if job else None)
     if task:
-        planned = plan_task(node, request, task, entries, job, allowed=allowed)
+        mask = task.mask or (caller.mask if caller else None)
+        if mask and within:
+            mask &= within
+        planned = plan_task(
+            node, request, task, entries, job, mask=mask, cpuset=cpuset, within=within
+        )
     else:
+        allowed = node.usable & (cpuset if within is None else cpuset & within)
         planned = plan_ranks(node, request, entries, job, allowed)
     result, of_gpus = planned.plan, nics_of_gpus(topology)
     is_unclear = is_ambiguous(seen, request.gpus) or (
@@ -111,13 +116,14 @@ def answer(node: Node, request: Request, caller: Caller | None = None) -> Reply:
         request=request._replace(options=planned.options),
         entries=tuple(name for name, _ in planned.entries),
         asked_ranks=planned.asked,
-        allowed=allowed,
+        allowed=planned.allowed,
         source=source,
         within=within,
         plan=result._replace(warnings=(*result.warnings, *ambiguous, *_far_nics(result, nics))),
         nics=nics,
         switch=node.switch if request.observe is None or node.switch != ON else OBSERVE,
         visible_memory=frozenset(node for node in memory if node is not None),
+        slice=planned.slice,
     )
 
 

@@ -1,28 +1,36 @@
 """The plan of a task of a Slurm step, by the task's own facts alone. Pure.
 
-The rule is in docs/slurm.md, "What each task gets". Slurm's own distribution of GPUs is not derived
-again: a task knows its GPUs, its number, how many tasks the step has on the node, and their CPUs.
+The rule is in docs/slurm.md, "What each task gets". A task knows its GPUs, its number, how many
+tasks the step has on the node, and the CPUs that Slurm bound each of them to.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from itertools import chain
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
-from affinityd.cpuset import CpuSet
-from affinityd.errors import UnsatisfiableError
+from affinityd.cpuset import CpuSet, format_list
+from affinityd.errors import BoundError, UnsatisfiableError
 from affinityd.planner import Options, Plan, PlanWarning
 from affinityd.planner.domains import nearest_nodes, usable
 from affinityd.planner.modes import MODES
+from affinityd.planner.slices import deal, plan_within
 from affinityd.request.devices import Entry, all_devices, named
 from affinityd.request.parameters import Request, SlurmTask
 from affinityd.request.ranks import Planned, asked_cpus, gpus_of, places_of, plan_entries
-from affinityd.topology.model import Node
+from affinityd.text import count
+from affinityd.topology.model import Gpu, Node, cpus_of
+from affinityd.topology.nearness import vicinity
+
+#: What became of a task's slice: it stays, or CPUs changed hands.
+KEPT = "kept"
+DEALT = "dealt"
+#: What to ask Slurm for where a slice has no near CPU.
+REMEDY = "--gres-flags=enforce-binding with Cores= in gres.conf, or --gpu-bind=closest"
 
 
-class TaskGpus(NamedTuple):
+@dataclass(frozen=True)
+class TaskGpus:
     """The GPUs of a task, and those that it is planned among."""
 
     visible: tuple[Entry, ...]
@@ -39,20 +47,171 @@ def plan_task(
     visible: tuple[Entry, ...],
     job: tuple[Entry, ...],
     *,
+    mask: CpuSet | None,
+    cpuset: CpuSet,
+    within: CpuSet | None,
+) -> Planned:
+    """Plan a task of a step by its mask, and by the devices that it sees and its job's.
+
+    `cpuset` are the CPUs that a task without a slice is planned on, `within` those of its cgroup.
+    None: not known. Raises AffinityError; BoundError where the user has narrowed the mask.
+    """
+    gpus = _task_gpus(node, task, visible, job)
+    slices = _slices_of(task, node.topology.online, mask, within)
+    if slices:
+        planned = _plan_in_slice(node, request.options, task, gpus, slices)
+        step_cpus = request.task_cpus.of_job if request.task_cpus else None
+        warnings = [*_assumed_gpu(task, gpus), *_idle_cpus(node, step_cpus, slices, within)]
+    else:
+        allowed = _cpus_without_slice(node, task, cpuset, within)
+        planned = _plan_without_slice(node, request, task, gpus, mask=mask, allowed=allowed)
+        warnings = _assumed_gpu(task, gpus)
+    plan = planned.plan
+    return planned._replace(plan=plan._replace(warnings=(*plan.warnings, *warnings)))
+
+
+def _task_gpus(
+    node: Node, task: SlurmTask, visible: tuple[Entry, ...], job: tuple[Entry, ...]
+) -> TaskGpus:
+    """Return a task's GPUs: those that Slurm bound to it, else its part of those that all see."""
+    is_bound = len(visible) < (task.step_gpus or 0)
+    own = visible if is_bound else visible[_part_of(task.number, task.tasks or 1, len(visible))]
+    everything = all_devices(node.topology)
+    if len(job) < (task.step_gpus or 0):  # of several types Slurm tells a prolog the last alone
+        job = ()
+    if not job and task.step_gpus == len(everything.by_index):  # needs no note
+        job = named(everything, None)
+    places = tuple(places_of(entry, job)[0] for entry in own) if job else ()
+    return TaskGpus(visible, own, job, places, is_bound)
+
+
+def _part_of(number: int, tasks: int, gpus: int) -> slice:
+    """Return the part of a task of GPUs that all see: one in turn, or a block in order."""
+    if tasks >= gpus:
+        return slice(number % gpus, number % gpus + 1)
+    size, more = divmod(gpus, tasks)
+    start = number * size + min(number, more)
+    return slice(start, start + size + (number < more))
+
+
+def _slices_of(
+    task: SlurmTask, online: CpuSet, mask: CpuSet | None, within: CpuSet | None
+) -> tuple[CpuSet, ...]:
+    """Return the slice of each task; (): they have none.
+
+    Raises BoundError where the user has narrowed the mask, or where the list cannot be the step's.
+    """
+    if task.tasks == 1 or len(task.masks) <= 1:  # one mask for several tasks is no slice
+        return ()
+    if len(task.masks) < task.tasks:
+        raise BoundError(
+            f"SLURM_CPU_BIND_LIST has {len(task.masks)} masks for {task.tasks} tasks; "
+            "it would have one for each"
+        )
+    slices = tuple(cpus & online for cpus in task.masks[: task.tasks])
+    own = slices[task.number]
+    if mask is not None and mask not in {own, task.pinned}:
+        if mask < own or mask < task.pinned:
+            raise BoundError(f"its CPUs were narrowed to {format_list(mask)} by the user")
+        return ()  # the list is that of an outer step
+    together = frozenset[int]().union(*slices)
+    if sum(len(cpus) for cpus in slices) > len(together):
+        return ()
+    if within is not None and not together <= within:
+        beyond = format_list(together - within)
+        raise BoundError(f"SLURM_CPU_BIND_LIST has CPUs {beyond}, which the task may not use")
+    return slices
+
+
+def _plan_in_slice(
+    node: Node, options: Options, task: SlurmTask, gpus: TaskGpus, slices: tuple[CpuSet, ...]
+) -> Planned:
+    """Plan a task within its slice, or within what the tasks of the step exchange for it."""
+    topology, options = node.topology, replace(options, cpus=None)
+    own = slices[task.number]
+    listed = format_list(own)
+    if gpus.is_bound or len(gpus.visible) != task.step_gpus:
+        # Slurm chose these GPUs to fit the slices, or the user listed them.
+        cpus, because = own, f"Slurm bound the task to CPUs {listed}, and to its GPUs"
+    else:
+        cpus = deal(slices, _near_of_tasks(node, task, gpus), topology.cores, node.reserved)[
+            task.number
+        ]
+        because = f"Slurm bound the task to CPUs {listed}"
+        if cpus != own:
+            because += "; far ones were exchanged with other tasks of the step"
+    plan = plan_within(topology, gpus_of(gpus.own), cpus, options, because=because, remedy=REMEDY)
+    ranks = frozenset(range(len(gpus.own)))
+    return Planned(gpus.own, ranks, options, plan, cpus, KEPT if cpus == own else DEALT)
+
+
+def _near_of_tasks(node: Node, task: SlurmTask, gpus: TaskGpus) -> list[CpuSet | None]:
+    """Return the CPUs near the GPUs that each task of the step is assumed to use; None: unknown."""
+    visible = gpus_of(gpus.visible)
+    near: dict[tuple[Gpu, ...], CpuSet | None] = {}
+    near_of_tasks = []
+    for other in range(task.tasks):
+        its_gpus = visible[_part_of(other, task.tasks, len(visible))]
+        if its_gpus not in near:
+            around = vicinity(node.topology, its_gpus)
+            near[its_gpus] = around.cpus if around.nodes else None
+        near_of_tasks.append(near[its_gpus])
+    return near_of_tasks
+
+
+def _idle_cpus(
+    node: Node, step_cpus: int | None, slices: Sequence[CpuSet], within: CpuSet | None
+) -> list[PlanWarning]:
+    """Warn of the step's cores of which no task has a CPU; `step_cpus`: how many CPUs it has."""
+    online = node.topology.online
+    if within is None or (within >= online and step_cpus != len(online)):
+        return []  # the cpuset does not say which CPUs are the step's
+    taken = frozenset[int]().union(*slices)
+    free = cpus_of(core for core in node.topology.cores if taken.isdisjoint(core.cpus))
+    idle = free & within & node.usable
+    if not idle:
+        return []
+    cpus = count(len(idle), "CPU")
+    message = f"{cpus} of this step ({format_list(idle)}) have no task: give -c"
+    return [PlanWarning("idle_cpus", message)]
+
+
+def _assumed_gpu(task: SlurmTask, gpus: TaskGpus) -> list[PlanWarning]:
+    """Warn where a task's GPUs are not known but follow from its number."""
+    if gpus.is_bound or task.tasks == 1 or len(gpus.visible) == 1:
+        return []
+    names = format_list(gpu.index for gpu in gpus_of(gpus.own))
+    message = (
+        f"all tasks of the step see the same {len(gpus.visible)} GPUs; task {task.number} is "
+        f"assumed to use GPU {names}"
+    )
+    return [PlanWarning("assumed_gpu", message)]
+
+
+def _plan_without_slice(
+    node: Node,
+    request: Request,
+    task: SlurmTask,
+    gpus: TaskGpus,
+    *,
+    mask: CpuSet | None,
     allowed: CpuSet,
 ) -> Planned:
-    """Plan a task of a step that may use these CPUs, by the devices that it sees and its job's.
-
-    Raises AffinityError.
-    """
+    """Plan a task on these CPUs, which are also other tasks', unless its mask is near as it is."""
     options, mode = request.options, MODES[request.options.mode]
-    gpus, has_siblings = _task_gpus(node, task, visible, job), task.tasks > 1
+    has_siblings = task.tasks > 1
+    near = vicinity(node.topology, gpus_of(gpus.own))
+    shares = mode.shares and mode.counts
+    if shares and mask and mask <= near.cpus and mask <= node.usable:
+        because = f"its mask, CPUs {format_list(mask)}, is near as it is"
+        plan = plan_within(node.topology, gpus_of(gpus.own), mask, options, because=because)
+        return Planned(gpus.own, frozenset(range(len(gpus.own))), options, plan, mask)
     if options.cpus is None:
-        options = replace(options, cpus=asked_cpus(node, request, allowed, task.tasks))
+        options = replace(options, cpus=_asked_cpus(node, request, task, allowed))
     if mode.by_rank and has_siblings:
         entries = tuple(gpus.own[rank % len(gpus.own)] for rank in range(task.tasks))
         result = plan_entries(node, entries, allowed, options)
-        return Planned(entries, frozenset((task.number,)), options, result)
+        return Planned(entries, frozenset((task.number,)), options, result, allowed)
     if mode.shares_node and has_siblings and allowed:
         in_block = _in_own_block(node, task, options, gpus, allowed)
         if in_block:
@@ -64,22 +223,28 @@ def plan_task(
             "asked for: it has those of mode node, which other tasks may share"
         )
         result = result._replace(warnings=(*result.warnings, PlanWarning("not_unique", message)))
-    return Planned(gpus.own, frozenset(range(len(gpus.own))), options, result)
+    return Planned(gpus.own, frozenset(range(len(gpus.own))), options, result, allowed)
 
 
-def _task_gpus(
-    node: Node, task: SlurmTask, visible: tuple[Entry, ...], job: tuple[Entry, ...]
-) -> TaskGpus:
-    """Return a task's GPUs: those that Slurm bound to it, else its part of those that all see."""
-    is_bound = len(visible) < (task.step_gpus or 0)
-    own = visible if is_bound else visible[_dealt(task.number, task.tasks, len(visible))]
-    everything = all_devices(node.topology)
-    if len(job) < (task.step_gpus or 0):  # of several types Slurm tells a prolog the last alone
-        job = ()
-    if not job and task.step_gpus == len(everything.by_index):  # needs no note
-        job = named(everything, None)
-    places = tuple(places_of(entry, job)[0] for entry in own) if job else ()
-    return TaskGpus(visible, own, job, places, is_bound)
+def _cpus_without_slice(
+    node: Node, task: SlurmTask, cpuset: CpuSet, within: CpuSet | None
+) -> CpuSet:
+    """Return the CPUs that a task without a slice is planned on: those of all tasks, if known."""
+    if task.masks and cpuset == task.masks[task.number % len(task.masks)] & node.topology.online:
+        cpuset = frozenset().union(*task.masks)
+    return node.usable & (cpuset if within is None else cpuset & within)
+
+
+def _asked_cpus(node: Node, request: Request, task: SlurmTask, allowed: CpuSet) -> int | None:
+    """Return how many CPUs a task without a slice asked for; None: unknown.
+
+    A mask that tasks share is no demand. Without -c Slurm gives each task one CPU.
+    """
+    asked = asked_cpus(node, request, allowed, task.tasks)
+    is_stated = request.task_cpus is not None and request.task_cpus.cpus is not None
+    if asked is not None and task.tasks > 1 and not is_stated:
+        return 1
+    return asked
 
 
 def _beside_neighbors(
@@ -101,9 +266,6 @@ def _beside_neighbors(
     if options.cpus is None:
         return plan_entries(node, gpus.own, allowed, options, homes=own)
     asked = options.cpus
-    if task.slices and asked >= len(allowed) // task.tasks:
-        # Not fewer than Slurm bound it to: alone on a node, a job has more than it asked for.
-        asked = max(asked, len(task.slice & allowed))
     together = {home: asked * _tasks_at(home, homes, task, gpus) for home in homes}
     lenient = replace(options, strict=False)
     of_all = plan_entries(node, divided, allowed, lenient, homes=homes, together=together)
@@ -112,15 +274,6 @@ def _beside_neighbors(
     return plan_entries(
         node, gpus.own, allowed, options, homes=own, together=together, others=others
     )
-
-
-def _dealt(number: int, tasks: int, gpus: int) -> slice:
-    """Return the part of a task of GPUs that all see: one in turn, or a block in order."""
-    if tasks >= gpus:
-        return slice(number % gpus, number % gpus + 1)
-    size, more = divmod(gpus, tasks)
-    start = number * size + min(number, more)
-    return slice(start, start + size + (number < more))
 
 
 def _tasks_at(
@@ -134,7 +287,7 @@ def _tasks_at(
     if gpus.is_bound:  # a step with a part of the job's GPUs may have all of them here
         of_step = min(task.step_gpus or len(homes), len(homes))
         return min(task.tasks, -(-task.tasks * homes.count(home) // of_step))
-    dealt = (homes[_dealt(other, task.tasks, len(homes))] for other in range(task.tasks))
+    dealt = (homes[_part_of(other, task.tasks, len(homes))] for other in range(task.tasks))
     part = -(-task.tasks * homes.count(home) // len(homes))
     return max(part, sum(home in homes_of_task for homes_of_task in dealt))
 
@@ -153,9 +306,6 @@ def _in_own_block(
     else:  # they take turns
         sharing = -(-task.tasks // len(gpus.visible))
         slot = task.number // len(gpus.visible)
-    by_slice = gpus.is_bound and sharing > 1 and len(task.slices) > 1
-    if by_slice:  # Slurm chose by their slices which tasks share a GPU
-        sharing, slot = 1, 0
     knows_step = gpus.is_bound and len(gpus.job) == task.step_gpus
     if sharing > 1 and knows_step and gpus.places != (task.number // sharing,):
         return None  # not its neighbors have the same GPU, but unknown ones
@@ -167,12 +317,6 @@ def _in_own_block(
     ranks = frozenset(place * sharing + slot for place in places)
     try:
         result = plan_entries(node, entries, allowed, dividing)
-        if by_slice:
-            block = frozenset[int]().union(*(result.ranks[place].cpus for place in places))
-            part, share = block & _own_cores(node, task), result.share
-            entries, ranks = gpus.own, frozenset(range(len(gpus.own)))
-            result = plan_entries(node, entries, part, replace(dividing, share="requested"))
-            result = result._replace(share=share)
     except UnsatisfiableError:
         return None
     asking = [rank for rank in result.ranks if rank.rank in ranks]
@@ -181,15 +325,7 @@ def _in_own_block(
     cores = sum(rank.physical_cores for rank in asking)
     if is_far or is_shared or cores < _least_cores(node, options, allowed):
         return None
-    return Planned(entries, ranks, options, result)
-
-
-def _own_cores(node: Node, task: SlurmTask) -> CpuSet:
-    """Return the CPUs of a task's slice, without cores of which another task has a part."""
-    slices = [task.slices[other % len(task.slices)] for other in range(task.tasks)]
-    others = frozenset[int]().union(*slices[: task.number], *slices[task.number + 1 :])
-    cores = (core.cpus for core in node.topology.cores)
-    return task.slice.intersection(*[chain(*filter(others.isdisjoint, cores))])
+    return Planned(entries, ranks, options, result, allowed)
 
 
 def _least_cores(node: Node, options: Options, allowed: CpuSet) -> int:

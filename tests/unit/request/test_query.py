@@ -19,6 +19,7 @@ TORCHRUN = "LOCAL_RANK=1 LOCAL_WORLD_SIZE=4"
 MPIRUN = "OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=4"
 BATCH = "SLURM_JOB_ID=9 SLURM_LOCALID=0 SLURM_GTIDS=0"
 SRUN = f"{BATCH} SLURM_STEP_ID=0 SLURM_LOCALID=1 SLURM_GTIDS=4,5,6,7 SLURM_GPUS_ON_NODE=4"
+BOUND, UNLISTED = "SLURM_CPU_BIND_TYPE", "SLURM_GTIDS= SLURM_STEP_TASKS_PER_NODE"
 CUDA, PER_TASK = "CUDA_VISIBLE_DEVICES", "SLURM_CPUS_PER_TASK"
 ALL_FOUR, ONE = f"{CUDA}=0,1,2,3", f"{CUDA}=2"
 NVIDIA, AMD = "granted=minor:0,minor:1", "granted=drm:128,drm:129"
@@ -43,7 +44,8 @@ def told(request: Request) -> str:
         "share": share if share != "auto" else "",
         "task": task and f"{task.number}/{task.tasks}",
         "of": task and task.step_gpus,
-        "slices": task and "+".join(map(format_list, task.slices)),
+        "masks": task and "+".join(map(format_list, task.masks)),
+        "bound": request.bound and request.bound.partition("=")[2].partition(",")[0],
     }
     return " ".join(f"{name}={text}" for name, text in parts.items() if text)
 
@@ -89,8 +91,13 @@ a batch script: all that are visible | {BATCH} |
 a task of srun                  | {SRUN} {ALL_FOUR} | task=1/4 of=4
 with a GPU of its own           | {SRUN} {ONE} | task=1/4 of=4
 a lone task                     | {SRUN} SLURM_LOCALID=0 SLURM_GTIDS=4 | task=0/1 of=4
-on a slice                      | {SRUN} SLURM_CPU_BIND_LIST=0x3,0xc | task=1/4 of=4 slices=0-1+2-3
-on CPUs that the user named     | {SRUN} SLURM_CPU_BIND_LIST=0,8 | task=1/4 of=4
+on a slice                      | {SRUN} SLURM_CPU_BIND_LIST=0x3,0xc | task=1/4 of=4 masks=0-1+2-3
+on masks that the user listed   | {SRUN} {BOUND}=mask_cpu: SLURM_CPU_BIND_LIST=3,c \
+| task=1/4 of=4 bound=mask_cpu
+bound to CPUs by the user       | {SRUN} {BOUND}=map_cpu: | task=1/4 of=4 bound=map_cpu
+left unbound by the user        | {SRUN} {BOUND}=none | task=1/4 of=4 bound=none
+with memory bound by the user   | {SRUN} SLURM_MEM_BIND_TYPE=local | task=1/4 of=4 bound=local
+the number of tasks by node     | {SRUN} {UNLISTED}=3,2(x2) SLURM_NODEID=2 | task=1/2 of=4
 of a step without GPUs          | {SRUN} SLURM_GPUS_ON_NODE=many | task=1/4
 the script's job GPUs, inherited | {SRUN} {ONE} SLURM_JOB_GPUS=0,1,2,3 | task=1/4 of=4
 the site names the job's GPUs   | {SRUN} {ONE} AFFINITYD_JOB_GPUS=0,1 | job=0,1 task=1/4 of=4

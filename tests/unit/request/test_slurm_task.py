@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from affinityd import machines
 from affinityd.cpuset import CpuSet, format_list, format_mask, parse_list
+from affinityd.errors import BoundError
 from affinityd.request.query import parse_query
-from affinityd.request.resolve import Reply, answer
+from affinityd.request.resolve import Caller, Reply, answer
 from affinityd.topology.model import Node, Topology
 from tests.support.asking import codes
 from tests.support.tables import rows, words
@@ -85,55 +86,39 @@ def step(described: str) -> Step:
 
 BOTH = "slices=16-23/48-55"  #: eight cores of node 1 and of node 3
 ON_3, ON_1 = "48-55", "16-23"
-NODES = "/".join(
-    f"{16 * node}-{16 * node + 15},{16 * node + 128}-{16 * node + 143}" for node in range(8)
-)
-#: Two tasks at each home, with the CPUs of one node more.
-ON_DGX = " ".join(
-    f"{cpus} {cpus}"
-    for cpus in (
-        *("0-15,48-63,128-143,176-191", "16-47,144-175"),
-        *("64-79,112-127,192-207,240-255", "80-111,208-239"),
-    )
-)
 
 
 @pytest.mark.parametrize(
     ("described", "expected"),
     rows(f"""
-all see all: task i has GPU i | job=0,2 seen=0,2/0,2 {BOTH} | {ON_3} {ON_1}
-with more tasks they take turns | job=0,2 seen=0,2/0,2/0,2 slices=16-23,48-55 AFFINITYD_CPUS=none \
-| {ON_3} {ON_1} {ON_3}
+all see all: task i has GPU i, and its slice or another's | job=0,2 seen=0,2/0,2 {BOTH} \
+| {ON_3} {ON_1}
+so in a unique mode | job=0,2 seen=0,2/0,2 {BOTH} mode=exclusive | {ON_3} {ON_1}
 with fewer, each has a block of GPUs | job=0-3 seen=0,1,2,3/0,1,2,3 {BOTH} | {ON_3} {ON_1}
-the first blocks have one more | job=0-2 seen=0,1,2/0,1,2 {BOTH} AFFINITYD_CPUS=none | {ON_3} {ON_1}
-GPUs of its own, on another's slice | job=0,2 seen=2/0 {BOTH} | {ON_1} {ON_3}
-on slices of two nodes both ask one | job=0-1 seen=0/1 {BOTH} | 16-23,48-55 16-23,48-55
-so without a note of the job | job=0,2 seen=0/0 {BOTH} note=no | 16-23,48-55 16-23,48-55
-CPUs that were not asked for stay idle | job=0-1 seen=0/1 {BOTH} SLURM_CPUS_PER_TASK=4 \
-AFFINITYD_CPUS=none | {ON_3} {ON_3}
+the first blocks have one more | job=0-2 seen=0,1,2/0,1,2 {BOTH} | {ON_3} {ON_1}
+Slurm chose the GPUs by the slices, which stay | job=0,2 seen=0/2 {BOTH} | {ON_1} {ON_3}
+so if both have the same GPU | job=0,2 seen=0/0 {BOTH} note=no | {ON_1} {ON_3}
+a step of fewer GPUs than are seen | job=0,2 seen=0,2/0,2 {BOTH} SLURM_GPUS_ON_NODE=1 \
+| {ON_1} {ON_3}
+CPUs that were asked for do not widen it | job=0-1 seen=0/1 {BOTH} SLURM_CPUS_PER_TASK=16 \
+| {ON_1} {ON_3}
+one core for each task | job=0-1 seen=0/1 slices=48-51/52-55 mode=single_unique | 48 52
+a maximum | job=0-1 seen=0/1 slices=48-51/52-55 AFFINITYD_MAX_PHYSICAL_CORES=1 | 48 52
+without slices they take turns | job=0,2 seen=0,2/0,2/0,2 slices=16-23,48-55 | {ON_3} {ON_1} {ON_3}
 a lone task has the CPUs near any of its GPUs | job=0,2 seen=0,2 slices=16-23,48-55 | 16-23,48-55
 in a unique mode, too | job=0,2 seen=0,2 slices=16-23,48-55 mode=exclusive | 16-23,48-55
-GPUs divide what the job has | job=0-1 seen=0/1 slices=48-51/52-55 mode=exclusive | 48-51 52-55
-whatever slice each has | job=0-1 seen=1/0 slices=48-51/52-55 mode=exclusive | 52-55 48-51
+near masks that overlap stay | job=0-1 seen=0/1 slices=48-51/48-55 | 48-51 48-55
+CPUs for each task are a demand | job=0-1 seen=0/1 slices=16-23,48-49 SLURM_CPUS_PER_TASK=2 \
+| 16-17,48-49 16-17,48-49
+the size of a mask is none | job=0-1 seen=0/1 slices=16-23,48-49 | 48-49 48-49
+GPUs divide what the job has | job=0-1 seen=0/1 slices=48-55 mode=exclusive | 48-51 52-55
 tasks on one GPU divide its block | job=0-1 seen=0,1/0,1/0,1/0,1 slices=48-55 mode=exclusive | \
 48-49 52-53 50-51 54-55
-a slice tells which part, if Slurm chose the GPU | job=0-1 seen=0/1/0/1 \
-slices=48-49/52-53/50-51/54-55 mode=exclusive | 48-49 52-53 50-51 54-55
 without a note the node's GPUs divide the node's | job=0-1 seen=0/1 note=no \
-slices=48-55,176-183/56-63,184-191 mode=exclusive | 48-55,176-183 56-63,184-191
+slices=48-63,176-191 mode=exclusive | 48-55,176-183 56-63,184-191
 a note of fewer GPUs than the step's is none | job=1 seen=0/1 SLURM_GPUS_ON_NODE=2 \
-slices=48-55,176-183/56-63,184-191 mode=exclusive | 48-55,176-183 56-63,184-191
-one core for each GPU | job=0-1 seen=0/1 slices=48-51/52-55 mode=single_unique | 48 49
-a maximum is no lack | job=0-1 seen=0/1 slices=48-51/52-55 mode=exclusive \
-AFFINITYD_MAX_PHYSICAL_CORES=1 | 48 52
-far CPUs that were asked for are not another home's | job=0-7 seen=0/1/2/3/4/5/6/7 \
-SLURM_CPUS_PER_TASK=32 slices={NODES} | {ON_DGX}
-of an exclusive node, though its note has all GPUs | job=0-7 seen=0,1/0,1 \
-slices=0-31,128-159/32-63,160-191 SLURM_CPUS_PER_TASK=64 SLURM_GPUS_ON_NODE=2 \
-| 0-63,128-191 0-63,128-191
-so if Slurm bound them | job=0-7 seen=0/1 slices=0-31,128-159/32-63,160-191 \
-SLURM_CPUS_PER_TASK=64 SLURM_GPUS_ON_NODE=2 | 0-63,128-191 0-63,128-191
-modes that go by ranks | job=0-1 seen=0/1 slices=48-51/52-55 mode=even | 48-51 52-55
+slices=48-63,176-191 mode=exclusive | 48-55,176-183 56-63,184-191
+modes that go by ranks | job=0-1 seen=0/1 slices=48-55 mode=even | 48-51 52-55
 """),
 )
 def test_each_task_of_a_step_has_these_cpus(described: str, expected: str) -> None:
@@ -145,8 +130,8 @@ def test_each_task_of_a_step_has_these_cpus(described: str, expected: str) -> No
 @pytest.mark.parametrize(
     ("described", "expected"),
     rows("""
-fewer than were asked for | job=0-3 seen=0/1 slices=48-51/52-55 mode=exclusive | 48-55 48-55
-none near | job=0,2 seen=0/2 slices=48-51/52-55 mode=exclusive | 48-51 48-55
+fewer than were asked for | job=0-3 seen=0/1 slices=48-55 SLURM_CPUS_PER_TASK=4 mode=exclusive \
+| 48-55 48-55
 too few cores for its tasks | job=0 seen=0/0/0 slices=48-49 mode=exclusive | 48-49 48-49 48-49
 """),
 )
@@ -158,11 +143,49 @@ def test_what_a_unique_mode_cannot_give_is_that_of_mode_node_with_a_warning(
     assert any("not_unique" in codes(reply) for reply in replies)
 
 
-def test_cpus_are_idle_that_are_near_none_of_the_job_s_gpus() -> None:
-    described = f"job=0,2 seen=0/2 {BOTH} AFFINITYD_CPUS=1"
-    assert all("idle_cpus" not in codes(reply) for reply in step(described).replies)
-    described = f"job=0,1 seen=0/1 {BOTH} AFFINITYD_CPUS=1"
-    assert all("idle_cpus" in codes(reply) for reply in step(described).replies)
+@pytest.mark.parametrize(
+    ("described", "expected"),
+    rows(f"""
+that are near none of the job's GPUs | job=0-1 seen=0/1 slices=16-23,48-55 | idle_cpus
+none, where each is near one | job=0,2 seen=0/2 slices=16-23,48-55 |
+the GPU of a task is assumed | job=0,2 seen=0,2/0,2 {BOTH} | assumed_gpu
+a slice without near CPUs | job=0-1 seen=0/1 slices=16-19/20-23 | remote_home
+"""),
+)
+def test_a_task_is_told(described: str, expected: str) -> None:
+    for reply in step(described).replies:
+        assert codes(reply) == expected.split()
+
+
+def test_cores_of_the_step_are_idle_that_no_task_has() -> None:
+    caller = Caller(parse_list("48-51"), parse_list("48-63"))
+    pairs = [("cpuset", "48-51"), ("env", "SLURM_CPU_BIND_LIST=0xf000000000000,0xf0000000000000")]
+    pairs += [("env", f"{name}={text}") for name, text in TASK_OF_TWO.items()]
+    reply = answer(Node(topology_of("dgx-a100")), parse_query(pairs), caller)
+    (idle,) = (warning for warning in reply.warnings if warning.code == "idle_cpus")
+    assert "56-63" in idle.message
+
+
+@pytest.mark.parametrize(
+    ("mask", "variables"),
+    [
+        pytest.param("48-49", "SLURM_CPU_BIND_LIST=0xf000000000000,0xf0000000000000", id="user's"),
+        pytest.param("48", "AFFINITYD_CPULIST=48-49 SLURM_CPU_BIND_LIST=0x3,0xc", id="after a pin"),
+        pytest.param(
+            "48-51", "SLURM_CPU_BIND_LIST=0xf000000000000,0xf SLURM_GTIDS=0,1,2", id="few"
+        ),
+        pytest.param("48-51", "SLURM_CPU_BIND_LIST=0xf000000000000,0xf", id="beyond the cpuset"),
+        pytest.param("48-51", "SLURM_CPU_BIND_LIST=0x3,0xc SLURM_GTIDS=", id="tasks unknown"),
+        pytest.param("48-51", "SLURM_CPU_BIND_TYPE=map_cpu:", id="bound to CPUs"),
+        pytest.param("48-51", "SLURM_MEM_BIND_TYPE=quiet,local", id="bound to memory"),
+    ],
+)
+def test_a_mask_stays_that_slurm_did_not_choose(mask: str, variables: str) -> None:
+    environ = {**TASK_OF_TWO, **words(variables)}
+    pairs = [("cpuset", mask), *(("env", f"{name}={text}") for name, text in environ.items())]
+    caller = Caller(parse_list(mask), parse_list("48-63"))
+    with pytest.raises(BoundError):
+        answer(Node(topology_of("dgx-a100")), parse_query(pairs), caller)
 
 
 def test_a_task_that_inherited_the_slices_of_another_step_stays_where_it_is() -> None:
@@ -213,16 +236,28 @@ def test_in_a_unique_mode_no_two_tasks_with_gpus_of_their_own_share_a_core(drawn
     assert all(one.isdisjoint(other) for one, other in combinations(apart, 2))
 
 
-@given(steps(["node"]))
-def test_in_mode_node_the_tasks_of_a_node_have_no_fewer_cpus_than_slurm_gave_them(
+@given(steps([*UNIQUE, "node", "all", "socket", "even"]))
+def test_tasks_with_slices_have_as_many_cpus_as_slurm_gave_them_and_none_is_another_s(
     drawn: Step,
 ) -> None:
-    """A job that has the machine to itself was given more than it asked for."""
-    tasks, step_cpus = len(drawn.seen), frozenset[int]().union(*drawn.slices)
-    if 8 * len(step_cpus) >= 7 * len(drawn.topology.online):
+    """But for single_unique, which is a core of them."""
+    replies = drawn.replies
+    if len(drawn.slices) == 1 or len(drawn.seen) == 1:
         return
+    for reply, own in zip(replies, drawn.slices, strict=True):
+        assert len(reply.cpus) == len(own) or drawn.mode == "single_unique"
+    assert sum(len(reply.cpus) for reply in replies) == len(frozenset().union(*_cpus(replies)))
+
+
+@given(steps(["node"]))
+def test_tasks_of_a_home_have_as_many_cpus_as_they_are(drawn: Step) -> None:
+    """Without -c Slurm gives each task one."""
     replies = drawn.replies
     homes = [{rank.home_node for rank in reply.ranks} for reply in replies]
     for task, reply in enumerate(replies):
-        together = homes.count(homes[task])
-        assert len(reply.cpus) >= len(step_cpus) * together // tasks
+        step_cpus = frozenset[int]().union(*drawn.slices)
+        assert len(reply.cpus) >= min(homes.count(homes[task]), len(step_cpus) // len(drawn.seen))
+
+
+def _cpus(replies: Sequence[Reply]) -> list[CpuSet]:
+    return [reply.cpus for reply in replies]

@@ -91,7 +91,7 @@ def test_a_cpuset_parameter_may_be_wider_than_the_mask_and_not_than_the_cpuset()
     [
         "cpuset=0-255",
         "LOCAL_RANK=1 SLURM_JOB_ID=1",
-        "SLURM_STEP_ID=0 SLURM_LOCALID=0 SLURM_GTIDS=0,1 SLURM_CPU_BIND_LIST=0x3000000000000,0xf",
+        "SLURM_STEP_ID=0 SLURM_LOCALID=0 SLURM_GTIDS=0,1 SLURM_CPU_BIND_LIST=0xf000000000000",
         "granted=0,1,2,3 visible=3,2",
     ],
 )

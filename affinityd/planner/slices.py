@@ -1,0 +1,219 @@
+"""The deal of a Slurm step: which CPUs each of its tasks on this node has. Pure.
+
+A slice is the CPUs that Slurm bound one task to. Slurm gives out slices without looking at where a
+task's GPU is. The tasks exchange CPUs, so that each has as many as before, all its own, and as many
+near its GPUs as can be. docs/slurm.md has the rule, "What each task gets".
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+
+from affinityd.cpuset import CpuSet, format_list
+from affinityd.errors import UnsatisfiableError
+from affinityd.planner import Options, Plan, PlanWarning, RankPlan
+from affinityd.planner.domains import given_cpus, single_bundles, usable
+from affinityd.planner.modes import MODES, Position
+from affinityd.text import count
+from affinityd.topology.model import Core, Gpu, Topology, cpus_of
+from affinityd.topology.nearness import LOCAL, REMOTE, UNKNOWN, locality, vicinity
+
+
+def deal(
+    slices: Sequence[CpuSet],
+    near: Sequence[CpuSet | None],
+    cores: Sequence[Core],
+    fixed: CpuSet = frozenset(),
+) -> tuple[CpuSet, ...]:
+    """Return the CPUs of each task of a step, in task order.
+
+    `slices` are disjoint sets of online CPUs. `near` are the CPUs near each task's GPUs; None: not
+    known, or the slice stays for another reason. `cores` are the machine's, in order. CPUs that are
+    `fixed` do not change hands.
+    """
+    is_whole = _are_whole(slices, cores)
+    if is_whole:
+        fixed = cpus_of(core for core in cores if not fixed.isdisjoint(core.cpus))
+    exchange = _Exchange(slices, near, fixed)
+    exchange.take_slices()
+    exchange.put_in(cores)
+    exchange.take_near_cores()
+    exchange.take_what_is_left(cores)
+    dealt = tuple(exchange.dealt)
+    if is_whole and not _are_whole(dealt, cores):
+        return tuple(slices)  # cores of different sizes: no exchange without a torn core
+    return dealt
+
+
+class _Exchange:
+    """The tasks that are not wholly near, and the CPUs that they put in."""
+
+    def __init__(
+        self, slices: Sequence[CpuSet], near: Sequence[CpuSet | None], fixed: CpuSet
+    ) -> None:
+        self.slices = slices
+        self.fixed = fixed
+        self.dealt = list(slices)
+        #: The near CPUs of each task that takes part, in task order.
+        self.near: dict[int, CpuSet] = {}
+        for task, cpus in enumerate(slices):
+            near_cpus = near[task]
+            if near_cpus is not None and not cpus - fixed <= near_cpus:
+                self.near[task] = near_cpus
+        self.pool: set[int] = set()
+        self.left: list[int] = []  #: the tasks that take single cores
+
+    def take_slices(self) -> None:
+        """Give each task without a near CPU the first whole slice that is near and as large."""
+        apart = []
+        for task, near_cpus in self.near.items():
+            cpus = self.slices[task]
+            if cpus.isdisjoint(near_cpus) and cpus.isdisjoint(self.fixed):
+                apart.append(task)
+        offered = list(apart)
+        for task in apart:
+            for other in offered:
+                cpus = self.slices[other]
+                if len(cpus) == len(self.slices[task]) and cpus <= self.near[task]:
+                    self.dealt[task] = cpus
+                    offered.remove(other)
+                    break
+
+    def put_in(self, cores: Sequence[Core]) -> None:
+        """Collect what was not taken; each task that is left keeps its near part."""
+        for task in self.near:
+            self.pool |= self.slices[task] - self.fixed
+        for task, near_cpus in self.near.items():
+            if self.dealt[task] != self.slices[task]:
+                self.pool -= self.dealt[task]
+            else:
+                self.left.append(task)
+                self.dealt[task] = self.slices[task] & (near_cpus | self.fixed)
+                self.pool -= self.dealt[task]
+        #: NUMA node → (whether it is a part of a core, its CPUs in the pool), the best first.
+        self.parts: dict[int | None, list[tuple[bool, tuple[int, ...]]]] = {}
+        for core in cores:
+            cpus = tuple(cpu for cpu in core.cpus if cpu in self.pool)
+            if cpus:
+                part = (len(cpus) < len(core.cpus), cpus)
+                heapq.heappush(self.parts.setdefault(core.node, []), part)
+
+    def take_near_cores(self) -> None:
+        """Let the tasks that are left take a near core each, in turns."""
+        taking = list(self.left)
+        while taking:
+            taking = [task for task in taking if self._take_near_core(task)]
+
+    def _take_near_core(self, task: int) -> bool:
+        """Give a task the best near core of the pool; return whether there was one."""
+        lack = self._lack(task)
+        if not lack:
+            return False
+        best: list[tuple[bool, tuple[int, ...]]] = []
+        for parts in self.parts.values():
+            is_near = parts and parts[0][1][0] in self.near[task]
+            if is_near and (not best or parts[0] < best[0]):
+                best = parts
+        if not best:
+            return False
+        _, cpus = heapq.heappop(best)
+        if len(cpus) > lack:
+            heapq.heappush(best, (True, cpus[lack:]))
+        self._give(task, cpus[:lack])
+        return True
+
+    def take_what_is_left(self, cores: Sequence[Core]) -> None:
+        """Fill the tasks up with far CPUs: whole cores first, those that they put in first."""
+        for task in self.left:
+            if not self._lack(task):
+                continue
+            whole = [core.cpus for core in cores if self.pool.issuperset(core.cpus)]
+            for cpus in self._own_first(task, whole):
+                if len(cpus) <= self._lack(task):
+                    self._give(task, cpus)
+            single: list[tuple[int, ...]] = [(cpu,) for cpu in self.pool]
+            for cpus in self._own_first(task, single):
+                if self._lack(task):
+                    self._give(task, cpus)
+
+    def _own_first(self, task: int, parts: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        own = self.slices[task]
+        return sorted(parts, key=lambda cpus: (not own.issuperset(cpus), cpus))
+
+    def _lack(self, task: int) -> int:
+        return len(self.slices[task]) - len(self.dealt[task])
+
+    def _give(self, task: int, cpus: Iterable[int]) -> None:
+        self.dealt[task] |= frozenset(cpus)
+        self.pool.difference_update(cpus)
+
+
+def _are_whole(slices: Sequence[CpuSet], cores: Iterable[Core]) -> bool:
+    """Return whether no slice has a part of a core."""
+    owner: dict[int, int] = {}
+    for task, cpus in enumerate(slices):
+        for cpu in cpus:
+            owner[cpu] = task
+    return all(len({owner.get(cpu) for cpu in core.cpus}) == 1 for core in cores)
+
+
+def plan_within(
+    topology: Topology,
+    gpus: Sequence[Gpu],
+    cpus: CpuSet,
+    options: Options,
+    *,
+    because: str,
+    remedy: str = "",
+) -> Plan:
+    """Plan a process that has these CPUs for itself: the mode chooses within them.
+
+    Each of its GPUs is a rank of the plan, and each rank has the same CPUs. `because` is the reason
+    for these CPUs, `remedy` what gives others where none is near.
+
+    Raises UnsatisfiableError where `min_physical_cores` or `strict` cannot hold.
+    """
+    mode, near = MODES[options.mode], vicinity(topology, gpus)
+    cores = list(usable(topology.cores, cpus))
+    cores.sort(key=lambda core: near.cpus.isdisjoint(core.cpus))
+    lone = Position(0, 1, len(cores), balanced=False)
+    chosen = [bundle[0] for bundle in mode.split(single_bundles(cores), lone)]
+    if mode.counts and len(chosen) < options.min_physical_cores:
+        raise UnsatisfiableError(
+            f"min_physical_cores={options.min_physical_cores} is more than the "
+            f"{count(len(chosen), 'core')} of CPUs {format_list(cpus)}"
+        )
+    if mode.counts and options.max_physical_cores is not None:
+        chosen = chosen[: options.max_physical_cores]
+    given = given_cpus(chosen, options)
+    word = locality(near, given)
+    far = format_list(given - near.cpus)
+    if options.strict and word not in {LOCAL, UNKNOWN}:
+        raise UnsatisfiableError(f"strict: CPUs {far} are not near the GPU; strict=false allows it")
+    home = chosen[0].node
+    ranks = []
+    warnings = []
+    for rank, gpu in enumerate(gpus):
+        ranks.append(
+            RankPlan(
+                rank=rank,
+                gpu=gpu,
+                cpus=given,
+                physical_cores=len(chosen),
+                home_node=home,
+                locality=word,
+                memory_node=topology.memory_node(home),
+                threads=max(1, len(chosen) // len(gpus)),
+                reasons=(f"{near}", because),
+            )
+        )
+        if word == REMOTE:
+            message = f"rank {rank}: none of its CPUs {format_list(cpus)} is near its GPU"
+            if remedy:
+                message += f"; {remedy} gives near ones"
+            warnings.append(PlanWarning("remote_home", message, rank))
+        elif word == UNKNOWN:
+            message = f"rank {rank}: the machine does not say on which NUMA node GPU {gpu.index} is"
+            warnings.append(PlanWarning("unknown_locality", message, rank))
+    return Plan(tuple(ranks), "requested", tuple(warnings))

@@ -1,0 +1,176 @@
+"""The deal of a Slurm step: tasks exchange far CPUs, and none has fewer, more or another's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from affinityd.cpuset import CpuSet, format_list, parse_list
+from affinityd.errors import UnsatisfiableError
+from affinityd.planner import Options
+from affinityd.planner.slices import deal, plan_within
+from affinityd.topology.model import Core, cpus_of
+from affinityd.topology.nearness import vicinity
+from tests.support.machines.facts import machine
+from tests.support.machines.strategies import machines
+
+SLURM_VM = machine("slurm-vm")  # node 0 has CPUs 0-15, node 1 16-31; cores are pairs
+NEAR = {"0": parse_list("0-15"), "1": parse_list("16-31"), "-": None}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "slices", "expected"),
+    [
+        pytest.param("0 0", "0-3 4-7", "0-3 4-7", id="near slices stay"),
+        pytest.param("1 0", "0-3 16-19", "16-19 0-3", id="whole slices are exchanged"),
+        pytest.param("1 1 0", "0-3 4-7 16-19", "16-19 4-7 0-3", id="the first task takes first"),
+        pytest.param("1 0", "0-3 16-17", "2-3,16-17 0-1", id="as far as near ones reach"),
+        pytest.param("1 0", "0-1,16 2,18-19", "16,18-19 0-2", id="the near part is kept"),
+        pytest.param("1 1 0 0", "0-5 6-7 16-17 18-23", "18-23 16-17 6-7 0-5", id="by size"),
+        pytest.param("1 - 0", "0-1 2-3 16-17", "16-17 2-3 0-1", id="an unknown place stays out"),
+        pytest.param("1 0 0", "0-3 4-5 16-19", "16-19 4-5 0-3", id="a near task stays out"),
+        pytest.param("1 1", "0-3 4-7", "0-3 4-7", id="no near CPU is there"),
+        pytest.param(
+            "1 1 0 0", "0-3 4-7 16-17 18-19", "4-5,16-17 6-7,18-19 0-1 2-3", id="cores in turns"
+        ),
+    ],
+)
+def test_tasks_exchange_far_cpus(nodes: str, slices: str, expected: str) -> None:
+    near = [NEAR[node] for node in nodes.split()]
+    dealt = deal([parse_list(cpus) for cpus in slices.split()], near, SLURM_VM.cores)
+    assert " ".join(map(format_list, dealt)) == expected
+
+
+def test_a_reserved_cpu_does_not_change_hands() -> None:
+    slices = [parse_list("0-3"), parse_list("16-19")]
+    dealt = deal(slices, [NEAR["1"], NEAR["0"]], SLURM_VM.cores, parse_list("0"))
+    assert [format_list(cpus) for cpus in dealt] == ["0-1,16-17", "2-3,18-19"]
+
+
+def test_where_cores_differ_in_size_none_is_torn() -> None:
+    """The first task would take the core of one CPU, and half of another."""
+    small = Core(cpus=(16,), node=1, package=1, die=None, llc=16)
+    cores = [core for core in SLURM_VM.cores if core.cpus != (16, 17)]
+    slices = [parse_list("0-1"), parse_list("16")]
+    assert list(deal(slices, [NEAR["1"], NEAR["0"]], [*cores, small])) == slices
+
+
+@dataclass(frozen=True)
+class Step:
+    """The tasks of a step on a random machine."""
+
+    cores: tuple[Core, ...]
+    slices: list[CpuSet]
+    near: list[CpuSet | None]
+    fixed: CpuSet
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> Step:
+    """Draw a step whose tasks have whole cores, or any CPUs; some places are unknown."""
+    topology = draw(machines())
+    is_by_core = draw(st.booleans())
+    if is_by_core:
+        parts = [core.cpus for core in topology.cores]
+    else:
+        parts = [(cpu,) for cpu in sorted(topology.online)]
+    parts = draw(st.permutations(parts))
+    tasks = draw(st.integers(1, min(8, len(parts))))
+    each = draw(st.integers(1, len(parts) // tasks))
+    slices = []
+    near: list[CpuSet | None] = []
+    for task in range(tasks):
+        slices.append(frozenset(sum(parts[task * each : (task + 1) * each], ())))
+        gpus = draw(st.lists(st.sampled_from(topology.gpus), min_size=1, max_size=2))
+        around = vicinity(topology, gpus)
+        near.append(around.cpus if around.nodes else None)
+    fixed = draw(st.sets(st.sampled_from(sorted(topology.online)), max_size=3))
+    return Step(topology.cores, slices, near, frozenset(fixed))
+
+
+@given(steps())
+def test_no_task_has_fewer_cpus_or_more_or_another_s(step: Step) -> None:
+    dealt = deal(step.slices, step.near, step.cores, step.fixed)
+    assert [len(cpus) for cpus in dealt] == [len(cpus) for cpus in step.slices]
+    assert frozenset().union(*dealt) == frozenset().union(*step.slices)
+
+
+@given(steps())
+def test_what_is_near_or_unknown_or_fixed_stays(step: Step) -> None:
+    dealt = deal(step.slices, step.near, step.cores, step.fixed)
+    for before, after, near in zip(step.slices, dealt, step.near, strict=True):
+        if near is None or before <= near:
+            assert after == before
+        else:
+            assert before & near <= after
+        assert before & step.fixed == after & step.fixed
+
+
+@given(steps())
+def test_no_two_tasks_could_exchange_cpus_and_both_gain(step: Step) -> None:
+    dealt = deal(step.slices, step.near, step.cores, step.fixed)
+    sizes = {len(core.cpus) for core in step.cores}
+    if len(sizes) > 1:
+        return  # an exchange could tear a core
+    kept = cpus_of(core for core in step.cores if not step.fixed.isdisjoint(core.cpus))
+    wanted = []
+    for cpus, near in zip(dealt, step.near, strict=True):
+        if near is not None:
+            wanted.append((cpus - near - kept, near))
+    for (far, near), (other_far, other_near) in combinations(wanted, 2):
+        assert far.isdisjoint(other_near) or other_far.isdisjoint(near)
+
+
+@given(steps())
+def test_whole_cores_stay_whole(step: Step) -> None:
+    def torn(slices: list[CpuSet]) -> list[Core]:
+        return [
+            core
+            for core in step.cores
+            for cpus in slices
+            if 0 < len(cpus.intersection(core.cpus)) < len(core.cpus)
+        ]
+
+    if not torn(step.slices):
+        assert not torn(list(deal(step.slices, step.near, step.cores, step.fixed)))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        pytest.param(Options(), "14-19", id="node is all of it"),
+        pytest.param(Options(mode="unique_contiguous"), "14-19", id="so are the unique modes"),
+        pytest.param(Options(mode="even"), "14-19", id="and even"),
+        pytest.param(Options(mode="single"), "16-17", id="single is the first near core"),
+        pytest.param(Options(mode="single_unique"), "16-17", id="so is single_unique"),
+        pytest.param(Options(mode="core_complex"), "16-19", id="core_complex is the larger part"),
+        pytest.param(Options(multithreading="single_logical"), "14,16,18", id="one CPU a core"),
+        pytest.param(Options(max_physical_cores=2), "16-19", id="near cores first"),
+    ],
+)
+def test_a_mode_chooses_within_the_cpus_of_a_process(options: Options, expected: str) -> None:
+    plan = plan_within(
+        SLURM_VM, SLURM_VM.gpus[:1], parse_list("14-19"), options, because="so it is"
+    )
+    assert [format_list(rank.cpus) for rank in plan.ranks] == [expected]
+
+
+@pytest.mark.parametrize("options", [Options(min_physical_cores=4), Options(strict=True)])
+def test_what_cannot_hold_within_them_is_refused(options: Options) -> None:
+    with pytest.raises(UnsatisfiableError):
+        plan_within(SLURM_VM, SLURM_VM.gpus[:1], parse_list("14-19"), options, because="so")
+
+
+@given(steps())
+def test_a_process_is_local_if_its_cpus_are_near(step: Step) -> None:
+    gpu = SLURM_VM.gpus[0]
+    cpus = step.slices[0] & SLURM_VM.online
+    if cpus:
+        plan = plan_within(SLURM_VM, [gpu], cpus, Options(), because="so it is")
+        far = cpus - cpus_of(core for core in SLURM_VM.cores if core.node == gpu.numa_node)
+        words = {0: "local", len(cpus): "remote"}
+        assert plan.ranks[0].locality == words.get(len(far), "mixed")

@@ -1,0 +1,87 @@
+"""Launches of a real Slurm with task/affinity: each task gets the CPUs that are right.
+
+tests/data/slurm_launches has the facts of each task as a real Slurm made them, one step a line:
+`env` as TaskProlog has it, `mask` and `cpuset` as Slurm set them, `devices` the GPUs that it may
+open, `job_gpus` the note of prolog.sh, and `cpus`, which is right.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from affinityd.cpuset import CpuSet, format_list, parse_list
+from affinityd.errors import BoundError
+from affinityd.request.query import parse_query
+from affinityd.request.resolve import Caller, Reply, answer
+from affinityd.topology.model import Node
+from tests.support.machines.facts import machine
+from tests.support.paths import DATA, REPOSITORY
+
+NODE = Node(machine("slurm-vm"))
+LAUNCHES = [
+    json.loads(line)
+    for file in sorted((DATA / "slurm_launches").glob("*.jsonl"))
+    for line in file.read_text().splitlines()
+]
+#: The variables that task_prolog.sh passes on.
+PASSED = re.findall(
+    r"\b(?:SLURM|CUDA)_[A-Z_]+",
+    " ".join(re.findall(r'passed="([^"]*)"', (REPOSITORY / "slurm/task_prolog.sh").read_text())),
+)
+
+
+def plan_of_task(facts: Mapping[str, Any], mask: CpuSet, **variables: str) -> Reply | None:
+    """Return the answer to the query of task_prolog.sh; None: the mask stays."""
+    environ = {**facts["env"], **variables}
+    pairs = [("format", "shell"), ("cpuset", format_list(mask))]
+    pairs.append(("granted", ",".join(f"minor:{minor}" for minor in facts["devices"])))
+    pairs.append(("job", facts["job_gpus"]))
+    names = [*PASSED, *variables]
+    pairs += [("env", f"{name}={environ[name]}") for name in names if name in environ]
+    caller = Caller(mask, parse_list(facts["cpuset"]))
+    try:
+        return answer(NODE, parse_query(pairs), caller)
+    except BoundError:
+        return None
+
+
+@pytest.mark.parametrize("launch", LAUNCHES, ids=[launch["launch"] for launch in LAUNCHES])
+def test_each_task_of_a_launch_has_the_right_cpus(launch: Mapping[str, Any]) -> None:
+    for task in launch["tasks"]:
+        reply = plan_of_task(task, parse_list(task["mask"]))
+        cpus = task["mask"] if reply is None else format_list(reply.cpus)
+        assert cpus == task["cpus"], task["why"]
+
+
+@pytest.mark.parametrize("launch", LAUNCHES, ids=[launch["launch"] for launch in LAUNCHES])
+def test_a_pinned_task_gets_the_same_answer_again(launch: Mapping[str, Any]) -> None:
+    """As `affinityd exec`, `bind` and `verify` do in a task that TaskProlog has pinned."""
+    for task in launch["tasks"]:
+        first = plan_of_task(task, parse_list(task["mask"]))
+        if first is not None:
+            pin = {
+                "AFFINITYD_CPULIST": format_list(first.cpus),
+                "AFFINITYD_ALLOWED": format_list(first.allowed),
+            }
+            again = plan_of_task(task, first.cpus, **pin)
+            assert again is not None
+            assert (again.cpus, again.locality) == (first.cpus, first.locality)
+
+
+@pytest.mark.parametrize("mode", ["unique_contiguous", "socket", "core_complex"])
+@pytest.mark.parametrize("launch", LAUNCHES, ids=[launch["launch"] for launch in LAUNCHES])
+def test_in_no_mode_do_tasks_share_cpus_that_they_did_not_share(
+    launch: Mapping[str, Any], mode: str
+) -> None:
+    tasks = launch["tasks"]
+    masks = [parse_list(task["mask"]) for task in tasks]
+    if sum(map(len, masks)) > len(frozenset().union(*masks)):
+        return
+    cpus: list[int] = []
+    for task, mask in zip(tasks, masks, strict=True):
+        reply = plan_of_task(task, mask, AFFINITYD_MODE=mode)
+        cpus += mask if reply is None else reply.cpus
+    assert len(cpus) == len(set(cpus))
