@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -143,3 +144,13 @@ def test_whether_slurm_confines_its_job(tmp_path: Path, cpuset: str) -> None:
         (facts,) = gathered(task.pid, proc=str(proc))
     assert (facts.membership.job, facts.cpuset) == (Job("slurm", "7"), frozenset(range(8)))
     assert facts.is_confined is bool(cpuset)
+
+
+def test_a_process_whose_pid_another_gets_meanwhile_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with sleeping() as child:
+        stat = present(child.pid)
+        answers = iter([stat, replace(stat, start=stat.start + 1)])
+        monkeypatch.setattr(gather, "stat_of", lambda *_: next(answers))
+        assert gathered(child.pid) == []

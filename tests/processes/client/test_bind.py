@@ -97,6 +97,16 @@ def test_a_binder_that_will_undo_the_pin_is_a_warning(here: Mapping[str, str]) -
     assert "OpenMP (OMP_PROC_BIND=close) divides the mask among its threads" in said[0][-1]
 
 
+@pytest.mark.parametrize(("passes", "warned"), [(16, False), (1, True)])
+def test_threads_that_start_faster_than_they_are_pinned_are_a_warning(
+    here: Mapping[str, str], passes: int, *, warned: bool
+) -> None:
+    limit = f"pinning.pin_threads.__kwdefaults__['max_passes'] = {passes}"
+    code = f"from affinityd.linux import pinning; {limit}; say(affinityd.bind(gpus='0').warnings)"
+    warnings = python(code, here)[0]
+    assert any("threads start faster" in warning for warning in warnings) == warned
+
+
 @pytest.mark.parametrize(("call", "cpus"), [("", [int(NEAR)]), ("mode='node'", sorted(CPUS))])
 def test_variables_count_for_arguments_that_are_not_given(
     tmp_path: Path, call: str, cpus: list[int]

@@ -41,6 +41,7 @@ def test_an_answer_has_the_published_shape(daemon: Daemon) -> None:
         ({}, "", "application/json", None),
         ({"accept": "*/*"}, "", "application/json", None),  # curl's
         ({"accept": "text/plain"}, "", "text/plain", "48-63,176-191\n"),
+        ({"accept": "text/plain;q=0.9, */*"}, "", "text/plain", "48-63,176-191\n"),
         ({"accept": "text/plain"}, "&format=json", "application/json", None),
         ({}, "&format=mask&cpuset=48", "text/plain", f"{1 << 48:#x}\n"),
     ],

@@ -7,13 +7,25 @@ from __future__ import annotations
 
 import os
 import socket
+from asyncio import Transport
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from affinityd.cpuset import parse_list
-from affinityd.daemon.api.peers import Callers, Peer, peer_of, reader_of
+from affinityd.daemon.api import peers
+from affinityd.daemon.api.peers import (
+    Callers,
+    Connections,
+    Peer,
+    PeerProtocol,
+    peer_of,
+    reader_of,
+)
 from affinityd.daemon.state.scans import ALL, COUNTS
 from affinityd.request.resolve import Caller
 from tests.support.asking_processes import Asker, connected
@@ -69,6 +81,29 @@ def test_a_living_caller_is_known_by_the_mask_and_the_cpuset_that_it_has_now(
         assert told(caller.peer) == known(FAR, FAR)
         caller.process.kill()  # no cgroup goes that has a process
         caller.process.wait()
+
+
+def test_a_caller_whose_cpuset_changed_since_its_mask_was_read_has_the_cpuset(
+    caller: Called, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "mask_of", lambda _: parse_list("9999"))
+    monkeypatch.setattr(peers, "_cpuset_files", lambda _: ("/sys/devices/system/cpu/online",))
+    online = Path("/sys/devices/system/cpu/online").read_text()
+    assert told(caller.peer) == known(online, online)
+
+
+def test_a_user_at_the_limit_loses_its_oldest_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "MOST_OF_ONE", 2)
+    closed: list[str] = []
+    connections = Connections(lambda: closed.append("counted"))
+    for user, name in ((7, "first"), (8, "another's"), (7, "second"), (7, "third")):
+        connection = PeerProtocol.__new__(PeerProtocol)
+        connection.user = user
+        connection.transport = cast(
+            "Transport", SimpleNamespace(close=partial(closed.append, name))
+        )
+        connections.add(connection)
+    assert closed == ["counted", "first"]
 
 
 @pytest.mark.parametrize("is_reaped", [False, True])

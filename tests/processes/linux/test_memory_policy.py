@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.linux import memory_policy
+from affinityd.linux import memory_policy, syscalls
 from affinityd.linux.memory_policy import MemoryPolicy
 from tests.support.child_python import SECCOMP, said
 from tests.support.children import program
@@ -66,6 +66,21 @@ def test_a_policy_applies_and_is_seen_from_outside(
         assert {line.split()[1] for line in lines} == {spelling}
         seen = memory_policy.policy_of(process.pid)
     assert seen == MemoryPolicy(policy, frozenset(nodes))
+
+
+@pytest.mark.parametrize(
+    ("mode", "nodes", "policy"),
+    [
+        (1, {3}, "preferred on node 3"),
+        (1, set(), "local"),  # as kernels before 5.14 answer
+        (7, {3}, "mode 7 on node 3"),
+    ],
+)
+def test_the_answer_of_any_kernel_is_named(
+    monkeypatch: pytest.MonkeyPatch, mode: int, nodes: set[int], policy: str
+) -> None:
+    monkeypatch.setattr(syscalls, "get_mempolicy", lambda: (mode, frozenset(nodes)))
+    assert str(memory_policy.own_policy()) == policy
 
 
 # What does not.

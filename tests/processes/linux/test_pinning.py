@@ -19,6 +19,7 @@ from tests.support.daemons import eventually
 
 ALL = frozenset(os.sched_getaffinity(0))
 FIRST, SECOND = (frozenset({cpu}) for cpu in sorted(ALL)[:2])
+BOTH = FIRST | SECOND
 
 #: Each thread starts the next one, as fast as it can, 200 in all.
 CHAIN = """
@@ -171,3 +172,25 @@ def test_threads_are_pinned_although_the_main_one_has_ended() -> None:
     with program(HEADLESS) as child:
         assert outcomes(pin(child.pid, FIRST)) == [(PINNED, FIRST)]
         assert masks(child.pid) == [ALL, FIRST]
+
+
+@pytest.mark.parametrize(
+    ("before", "asked", "changed", "expected"),
+    [
+        (FIRST, BOTH, None, (PINNED, BOTH)),  # fewer CPUs than asked for are no pin
+        (FIRST, BOTH, SECOND, (PINNED, SECOND)),  # its cpuset has shrunk since it was pinned
+        (BOTH, FIRST, SECOND, (LEFT_ALONE, SECOND)),  # it has pinned itself since
+    ],
+)
+def test_a_thread_is_judged_by_the_mask_that_it_has_after_a_pass(
+    before: CpuSet, asked: CpuSet, changed: CpuSet | None, expected: tuple[str, CpuSet]
+) -> None:
+    with sleeping() as child:
+        os.sched_setaffinity(child.pid, before)
+        passes = pinning._Passes(None, dry_run=False)
+        target = Target(child.pid, present(child.pid).start, asked)
+        passes.pin_all([target])
+        if changed is not None:
+            os.sched_setaffinity(child.pid, changed)
+            passes.pin_all([target])
+        assert outcomes(passes.result(is_settled=True)) == [expected]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,6 +81,20 @@ def test_what_is_an_orphan(facts: ProcessFacts, reason: str | None, tmp_path: Pa
 def test_what_nothing_owns_is_an_orphan(tmp_path: Path, others: str, reason: str) -> None:
     there = owners(tmp_path, INIT, "100 python 1 1000 0", *filter(None, others.split("; ")))
     assert why_orphan(process("0", parent=1), there) == (NO_JOB if reason else None)
+
+
+@pytest.mark.parametrize(
+    "owner",
+    [
+        {"service": "ollama.service"},
+        *({"membership": it} for it in (LONE_CONTAINER, KUBERNETES_POD)),
+    ],
+)
+def test_a_service_a_container_or_a_pod_owns_its_processes_where_slurm_runs(
+    tmp_path: Path, owner: dict[str, Any]
+) -> None:
+    there = owners(tmp_path, INIT, "100 python 1 1000 0", "41 slurmd 1 0 0")
+    assert why_orphan(process("0", parent=1, **owner), there) is None
 
 
 OF_JOB = "0::/system.slice/slurmstepd.scope/job_{}/step_0/slurm\n"

@@ -28,6 +28,7 @@ MOUNTS = {
     "all of v1": "cgroup /../../.. /cg cpuset",
     "from outside": "cgroup2 /../.. /cg",
     "v1's CPU": "cgroup / /cg cpu,cpuacct",
+    "v1, one by one": "cgroup / /cg/cpu cpu,cpuacct; cgroup / /cg/set cpuset",
     "none": "",
 }
 
@@ -64,6 +65,7 @@ CPUSETS = """
     a part | 3:cpuset:/docker/abc/job | a part | job/CPUS=5; docker/abc/job/CPUS=6 | 5
     another part, whose name begins alike | 3:cpuset:/docker/abcd | a part | CPUS=5 |
     a mount point with a blank | 0::/job | with a blank | my cgroups/job/EFF=1 | 1
+    v1: its controller's mount | 3:cpuset:/j | v1, one by one | cpu/j/CPUS=7; set/j/CPUS=1 | 1
     both: v1 has the controller | 3:cpuset:/j 0::/j | both | one/j/CPUS=1; two/j/EFF=2 | 1
     both: v1 has others only | 4:memory:/job 0::/job | v2 | job/EFF=2 | 2
     outside of our namespace | 0::/../../other | v2 | EFF=0-7 |
@@ -111,6 +113,8 @@ def test_the_cgroup_that_confines_a_process(
     rows("""
     its own | 0::/pod/a | v2 | pod/a/cpu.max=400000 100000; pod/cpu.max=max 100000 | 4
     the pod's, rounded up | 0::/pod/a | v2 | pod/a/cpu.max=max 100000; pod/cpu.max=250000 100000 | 3
+    less than the pod's | 0::/pod/a | v2 | pod/a/cpu.max=200 100; pod/cpu.max=400 100 | 2
+    more than the pod's | 0::/pod/a | v2 | pod/a/cpu.max=400 100; pod/cpu.max=200 100 | 2
     none | 0::/pod | v2 | pod/cpu.max=max 100000 |
     no period | 0::/pod | v2 | pod/cpu.max=7 0 |
     v1 | 4:cpu,cpuacct:/p | v1's CPU | p/cpu.cfs_quota_us=150000; p/cpu.cfs_period_us=50000 | 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from gzip import decompress
 from pathlib import Path
@@ -27,7 +28,7 @@ from tests.support.audit_facts import audited, thread
 from tests.support.documents import exactly
 from tests.support.machines.facts import machine
 from tests.support.scans import audit, process, scanned
-from tests.unit.daemon.state.test_topology_watcher import StandIn
+from tests.unit.daemon.state.test_topology_watcher import FEWER, StandIn
 
 ADMINS = 500
 OWN = "7"
@@ -118,13 +119,8 @@ def test_every_document_is_described() -> None:
     assert {"PlanDocument", "TopologyAnswer", "AuditDocument"} <= schemas.keys()
 
 
-@pytest.mark.parametrize("accept", [b"*/*", b"text/plain"])
-async def test_a_bug_is_a_500_of_one_line(
-    accept: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: object, **__: object) -> Reply:
-        raise RuntimeError("a bug: it is so")
-
+async def answered(watcher: TopologyWatcher, accept: bytes) -> tuple[int, str]:
+    """Return the status and text of GET /plan?gpus=0 of a daemon's app, also where it raises."""
     sent: list[dict[str, Any]] = []
 
     async def send(message: Any) -> None:  # noqa: ANN401 - as ASGI has it
@@ -133,15 +129,35 @@ async def test_a_bug_is_a_500_of_one_line(
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": b""}
 
+    app = Api(Settings(), watcher, Metrics(watcher, lambda: None), lambda: None).whole()
+    scope = {"type": "http", "method": "GET", "path": "/plan", "query_string": b"gpus=0"}
+    with suppress(RuntimeError):
+        await app({**scope, "headers": [(b"accept", accept)]}, receive, send)
+    start, body = sent
+    return start["status"], body["body"].decode()
+
+
+@pytest.mark.parametrize("accept", [b"*/*", b"text/plain"])
+async def test_a_bug_is_a_500_of_one_line(
+    accept: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> Reply:
+        raise RuntimeError("a bug: it is so")
+
     monkeypatch.setattr(plan, "replied", broken)
     watcher = TopologyWatcher(StandIn(tmp_path), Settings(socket=f"{tmp_path}/s"))
     watcher.known = Node(machine("dgx-h100"))
-    app = Api(Settings(), watcher, Metrics(watcher, lambda: None), lambda: None).whole()
-    scope = {"type": "http", "method": "GET", "path": "/plan", "query_string": b"gpus=0"}
-    with pytest.raises(RuntimeError, match="a bug"):
-        await app({**scope, "headers": [(b"accept", accept)]}, receive, send)
-    start, body = sent
-    text = body["body"].decode()
-    assert (start["status"], text.count("\n"), "it is so" in text) == (500, 1, False)
+    status, text = await answered(watcher, accept)
+    assert (status, text.count("\n"), "it is so" in text) == (500, 1, False)
     title = text.partition(":")[0] if accept == b"text/plain" else json.loads(text)["title"]
     assert title == "Internal error"
+
+
+async def test_a_plan_is_made_on_the_cpus_that_are_online_now(tmp_path: Path) -> None:
+    source = StandIn(tmp_path)
+    watcher = TopologyWatcher(source, Settings(socket=f"{tmp_path}/s"))
+    watcher.known = Node(source.topology)
+    source.topology = FEWER
+    source.set_online("1-223")
+    _, text = await answered(watcher, b"text/plain")
+    assert text == "1-55,113-167\n"
