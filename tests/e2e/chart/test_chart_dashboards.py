@@ -1,19 +1,14 @@
-"""Dashboards: those that deploy/grafana writes, judged by Grafana's own models."""
+"""Grafana's dashboards: their queries, played by promtool."""
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from copy import deepcopy
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from grafana_foundation_sdk.cog.encoder import JSONEncoder
-from grafana_foundation_sdk.cog.plugins import register_default_plugins
-from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from affinityd.topology.nearness import CAUSES
-from deploy.grafana.__main__ import main as write
 from tests.e2e.chart.promtool import (
     FAR,
     GPU07,
@@ -27,10 +22,11 @@ from tests.e2e.chart.promtool import (
     labels,
     of_gpu,
     play,
+    promtool,
     util,
 )
 from tests.e2e.chart.rendering import objects
-from tests.e2e.prometheus.server import FOLDER, documents, filled_in
+from tests.e2e.prometheus.server import FOLDER, documents, filled_in, panels
 
 Board = Mapping[str, Any]
 
@@ -42,38 +38,27 @@ CHOSEN = {"cluster": "", **GPU07, "__range": "8m", "__rate_interval": "5m"}
 
 
 def exprs(board: Board) -> list[str]:
-    return [it["expr"] for panel in board["panels"] for it in panel.get("targets", ())]
+    return [it["expr"] for panel in panels(board) for it in panel.get("targets", ())]
 
 
-def test_the_dashboards_are_up_to_date(tmp_path: Path) -> None:
-    write(str(tmp_path))
-    written = {path.name: path.read_text() for path in tmp_path.iterdir()}
+def test_the_chart_has_the_dashboards() -> None:
     kept = {path.name: path.read_text() for path in FOLDER.iterdir()}
-    assert written == kept, "scripts/dashboards writes them"
-    assert objects("dashboards")["ConfigMap/affinityd-dashboards"]["data"] == written
+    assert objects("dashboards")["ConfigMap/affinityd-dashboards"]["data"] == kept
 
 
-def leaves(part: object, path: str = "$") -> Iterator[tuple[str, object]]:
-    if isinstance(part, dict | list):
-        for name, inner in part.items() if isinstance(part, dict) else enumerate(part):
-            yield from leaves(inner, f"{path}.{name}")
-    else:
-        yield path, part
+def test_promtool_can_parse_every_query(tmp_path: Path) -> None:
+    queries = [filled_in(expr, CHOSEN) for board in BOARDS.values() for expr in exprs(board)]
+    rules = [{"record": f"query_{place}", "expr": expr} for place, expr in enumerate(queries)]
+    file = tmp_path / "queries.json"
+    file.write_text(json.dumps({"groups": [{"name": "queries", "rules": rules}]}))
+    assert f"SUCCESS: {len(queries)} rules found" in promtool("check", "rules", str(file))
 
 
-def unknown(board: Board) -> set[str]:
-    """Return the paths of what Grafana's models do not give back: they do not know it."""
-    register_default_plugins()
-    returned = json.loads(json.dumps(Dashboard.from_json(board), cls=JSONEncoder))
-    return {path for path, _ in {*leaves(board)} - {*leaves(returned)}}
-
-
-@EACH
-def test_grafana_knows_every_field_of_a_dashboard(board: Board) -> None:
-    assert unknown(board) == set()
-    changed = {**deepcopy(board), "refreshed": "1m"}
-    changed["panels"][1]["options"]["graphMod"] = "none"
-    assert unknown(changed) == {"$.panels.1.options.graphMod", "$.refreshed"}
+@pytest.mark.parametrize(("board", "most"), [(NODE, 16), (FLEET, 12)], ids=["node", "fleet"])
+def test_a_dashboard_is_small_and_shows_its_first_row_alone(board: Board, most: int) -> None:
+    assert len([*panels(board)]) <= most
+    first, *others = (it for it in board["panels"] if it["type"] == "row")
+    assert (first["collapsed"], {it["collapsed"] for it in others}) == (False, {True})
 
 
 def test_a_gpu_on_an_unknown_node_is_in_no_share(tmp_path: Path) -> None:
@@ -101,7 +86,7 @@ def test_a_far_gpu_that_dcgm_sees_idle_has_its_pod(tmp_path: Path) -> None:
     }
     for gpu, is_far in enumerate((1, 1, 1, 1, 0)):
         samples |= far_gpu(gpu, f"{is_far}x9")
-    (table,) = (it for it in NODE["panels"] if it["title"].startswith("Which GPUs are far"))
+    (table,) = (it for it in panels(NODE) if it["title"].startswith("Which GPUs are far"))
     exprs = (filled_in(it["expr"], CHOSEN) for it in table["targets"])
     pods = [labels(gpu=it, namespace="team", pod=f"train-{it}") for it in ("0", "1")]
     pods.append(labels(gpu="2"))
@@ -126,7 +111,7 @@ def test_what_the_nics_of_a_gpu_carry_is_joined_by_node_device_and_port(tmp_path
     ):
         samples[f"{counter}{labels(place, device=device, port='1')}"] = "0+60x9"
     samples[f'{counter}{{cluster="b",node="gpu07",device="mlx5_0",port="1"}}'] = "0+900x9"
-    (panel,) = (it for it in NODE["panels"] if it["title"] == "What do the NICs of each GPU carry?")
+    (panel,) = (it for it in panels(NODE) if it["title"] == "What do the NICs of each GPU carry?")
     expr = filled_in(panel["targets"][0]["expr"], CHOSEN)
     gpus = [labels(gpu=f"{gpu}", pci_bus_id=f"0000:0{gpu}:00.0") for gpu in (0, 1)]
     play(tmp_path, asked(expr, samples, 8, dict(zip(gpus, (2.0, 1.0), strict=True))))
@@ -145,7 +130,7 @@ def test_each_query_has_the_chosen_cluster_and_scrape_jobs(board: Board) -> None
     jobs = 'label_values(affinityd_build_info{cluster="$cluster"}, job)'
     assert (variables["job"]["query"]["query"], variables["job"]["multi"]) == (jobs, True)
     assert "allValue" not in variables["job"]  # "up" of every job there is would match
-    asking = [target for panel in board["panels"] for target in panel.get("targets", ())]
+    asking = [target for panel in panels(board) for target in panel.get("targets", ())]
     asking += [it for it in variables.values() if it["type"] == "query"]
     prometheus = {"type": "prometheus", "uid": "${datasource}"}
     assert [it["datasource"] for it in asking] == [prometheus] * len(asking)
@@ -161,7 +146,7 @@ def test_links_lead_to_dashboards_that_are_there(board: Board) -> None:
 
 
 def bold(board: Board, title: str) -> set[str]:
-    (text,) = (it for it in board["panels"] if it["type"] == "text" and it["title"] == title)
+    (text,) = (it for it in panels(board) if it["type"] == "text" and it["title"] == title)
     return set(re.findall(r"^\| \*\*(\w+)\*\*", text["options"]["content"], re.MULTILINE))
 
 
@@ -208,7 +193,7 @@ PLAYED = {**SPANS, **RESTARTS, **daemon_series(GPU08, GOOD, HOUR)}
 
 def test_gpu_hours_survive_restarts_and_new_addresses(tmp_path: Path) -> None:
     chosen = {"$cluster": "", "$job": "affinityd", "$node": ".*", "$__range": f"{WINDOW}s"}
-    panels = (it for name, board in documents() if name == "fleet" for it in board["panels"])
+    panels = (it for name, board in documents() if name == "fleet" for it in panels(board))
     (table,) = (it for it in panels if it["title"].startswith("Which jobs were placed far"))
     rows = [
         labels(SLURM, cause="allocation"),

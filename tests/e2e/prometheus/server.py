@@ -113,10 +113,19 @@ def documents() -> Iterator[tuple[str, Any]]:
         yield path.stem.removeprefix("affinityd-"), json.loads(path.read_text())
 
 
+def panels(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield a dashboard's panels, also those of collapsed rows, without the rows."""
+    for panel in document["panels"]:
+        if panel["type"] == "row":
+            yield from panel["panels"]
+        else:
+            yield panel
+
+
 QUERIES = [
     Asked(name, panel["title"], it["refId"], it["expr"], it.get("instant", False))
     for name, document in documents()
-    for panel in document["panels"]
+    for panel in panels(document)
     for it in panel.get("targets", ())
 ]
 

@@ -18,6 +18,7 @@ from tests.e2e.prometheus.server import (
     Prometheus,
     documents,
     filled_in,
+    panels,
     running_prometheus,
 )
 from tests.support.cpusets import needs_cpuset
@@ -112,7 +113,7 @@ def test_a_panel_has_data(server: Prometheus, asked: Asked) -> None:
 
 def test_rows_of_a_table_have_only_its_keys(server: Prometheus) -> None:
     for name, document in documents():
-        for panel in (it for it in document["panels"] if it["type"] == "table"):
+        for panel in (it for it in panels(document) if it["type"] == "table"):
             (organize,) = (it for it in panel["transformations"] if it["id"] == "organize")
             keys = {key for key in organize["options"]["indexByName"] if "Value" not in key}
             for target in panel["targets"]:

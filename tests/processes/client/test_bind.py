@@ -101,8 +101,8 @@ def test_a_binder_that_will_undo_the_pin_is_a_warning(here: Mapping[str, str]) -
 def test_threads_that_start_faster_than_they_are_pinned_are_a_warning(
     here: Mapping[str, str], passes: int, *, warned: bool
 ) -> None:
-    limit = f"pinning.pin_threads.__kwdefaults__['max_passes'] = {passes}"
-    code = f"from affinityd.linux import pinning; {limit}; say(affinityd.bind(gpus='0').warnings)"
+    limit = f"from affinityd.linux import pinning; pinning.MAX_PASSES = {passes}"
+    code = f"{limit}; say(affinityd.bind(gpus='0').warnings)"
     warnings = python(code, here)[0]
     assert any("threads start faster" in warning for warning in warnings) == warned
 

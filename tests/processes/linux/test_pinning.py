@@ -187,10 +187,10 @@ def test_a_thread_is_judged_by_the_mask_that_it_has_after_a_pass(
 ) -> None:
     with sleeping() as child:
         os.sched_setaffinity(child.pid, before)
-        passes = pinning._Passes(None, dry_run=False)
+        passes = pinning._Passes(dry_run=False)
         target = Target(child.pid, present(child.pid).start, asked)
         passes.pin_all([target])
         if changed is not None:
             os.sched_setaffinity(child.pid, changed)
             passes.pin_all([target])
-        assert outcomes(passes.result(is_settled=True)) == [expected]
+        assert outcomes(PinResult(tuple(passes.results), is_settled=True)) == [expected]

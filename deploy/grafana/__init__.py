@@ -1,1 +1,0 @@
-"""Grafana's dashboards, written by `scripts/dashboards` with Grafana's own models of them."""
