@@ -36,18 +36,14 @@ Case = tuple[str, Series, int, bool]  #: alert without `Affinityd`, samples, min
 BUILD, GENERATION = series("affinityd_build_info"), series("affinityd_topology_generation")
 ELSEWHERE = 'affinityd_topology_generation{job="affinityd",instance="b"}'
 GPUS, NO_GPU = series("affinityd_gpus", vendor="amd"), series("affinityd_cpus", state="online")
-LOCAL, REMOTE, REFUSED = (
+LOCAL, REFUSED = (
     series("affinityd_plans_total", mode="node", result=result, locality=locality, client="job")
-    for result, locality in (("ok", "local"), ("ok", "remote"), ("404", ""))
+    for result, locality in (("ok", "local"), ("404", ""))
 )
-BY_HAND = {name.replace('client="job"', 'client="other"'): "0+9x90" for name in (REMOTE, REFUSED)}
+BY_HAND = {REFUSED.replace('client="job"', 'client="other"'): "0+9x90"}
 START = series("process_start_time_seconds")
 NRI = series("affinityd_nri_connected")
 MISSED = series("affinityd_nri_containers", state="missed", locality="unknown")
-LATE, LOST = (
-    series("affinityd_nri_requests_total", outcome=outcome, locality="")
-    for outcome in ("late", "unknown")
-)
 OTHER_UP = 'up{job="node",instance="a"}'
 
 #: Alerts of one series, which fire when it was above 0 for so many minutes.
@@ -69,24 +65,15 @@ DAEMON: tuple[Case, ...] = (
     ("NotReady", {BUILD: "1x20", GENERATION: "1x20", ELSEWHERE: "1x20"}, 6, False),
     ("SeesNoGpu", {GENERATION: "1x30"}, 16, True),
     ("SeesNoGpu", {GENERATION: "1x30", GPUS: "8x30"}, 16, False),
-    ("PlansAreRemote", {LOCAL: "0+6x90", REMOTE: "0+1x90"}, 80, True),
-    ("PlansAreRemote", {LOCAL: "0+20x90", REMOTE: "0+1x90"}, 80, False),
-    ("PlansAreRemote", {LOCAL: "0+1x90", **BY_HAND}, 80, False),
     ("RefusesPlans", {LOCAL: "0+1x90", **BY_HAND}, 80, False),
     ("KeepsRestarting", {series("up"): "1x20", START: "1 1 7 20 40 60x15"}, 8, True),
     ("KeepsRestarting", {series("up"): "1x20", START: "1x9 7x11"}, 12, False),
     ("RefusesPlans", {LOCAL: "0+1x90", REFUSED: "0+3x90"}, 80, True),
     ("RefusesPlans", {LOCAL: "0+3x90", REFUSED: "0+1x90"}, 80, False),
-    ("TopologyKeepsChanging", {GENERATION: "1+1x20"}, 20, True),
-    ("TopologyKeepsChanging", {GENERATION: "1x20 2x20"}, 40, False),
     ("NriIsLost", {NRI: "0x20"}, 6, True),
     ("NriIsLost", {NRI: "0x3 1 0x20"}, 6, False),
     ("NriMissesContainers", {MISSED: "2x20"}, 6, True),
     ("NriMissesContainers", {MISSED: "0x20"}, 6, False),
-    ("NriFails", {LOST: "0+1x40"}, 20, True),
-    ("NriFails", {LOST: "7x40", LATE: "0+1x40"}, 20, False),
-    ("NriIsLate", {LATE: "0x9 1x40"}, 20, True),
-    ("NriIsLate", {LATE: "7x40", LOST: "0+1x40"}, 20, False),
 )
 
 FAR_MEMORY, NEAR_MEMORY = (
@@ -136,10 +123,6 @@ AUDIT: tuple[Case, ...] = (
     ("HostMemoryIsFar", {FAR_MEMORY: "8e9x40", NEAR_MEMORY: "1e9x40"}, 31, False),
     ("CannotSeeIntoGpus", {AUDITED: "0x20"}, 16, True),
     ("CannotSeeIntoGpus", {AUDITED: "1x20"}, 16, False),
-    ("ScanIsOld", {AGE: "0+60x20", EVERY: "15x20"}, 4, True),
-    ("ScanIsOld", {AGE: "0+60x20", EVERY: "300x20"}, 20, False),
-    ("ScanIsOld", {AGE: "0+60x7 3x20", EVERY: "15x20"}, 15, False),
-    ("ScanIsOld", {AGE: "36x20", EVERY: "1x20"}, 15, False),
     ("HasNotScanned", {EVERY: "15x20"}, 3, True),
     ("HasNotScanned", {EVERY: "15x20", AGE: "_ 20x20"}, 5, False),
     ("HasNotScanned", {AGE: "15x20"}, 3, False),

@@ -126,8 +126,10 @@ SECTIONS = {
 def test_the_runbook_of_each_alert_is_its_heading() -> None:
     assert list(SECTIONS) == list(ALERTS)
     assert RUNBOOK.endswith("/docs/alerts.md")
+    assert len(ALERTS) <= 18
     for name, alert in ALERTS.items():
         assert alert["annotations"]["runbook_url"] == f"{RUNBOOK}#{name.lower()}"
+        assert len(SECTIONS[name].splitlines()) <= 10
 
 
 def test_the_panels_that_it_names_are_on_the_dashboards() -> None:
