@@ -1,13 +1,7 @@
-"""Asks tools where ranks belong on reported machines, and judges their answers.
-
-scripts/compare                     all of it: writes the tables into bench/machines.md
-scripts/compare TOOL                one tool: each answer that is not right
-scripts/compare TOOL SOURCE         one tool on one machine, named as its report: each rank
-"""
+"""Asks tools where ranks belong on reported machines, judges their answers: bench/machines.md."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import tempfile
@@ -16,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from affinityd.cpuset import format_list
 from bench.compare.judge import VERDICTS, Answer, Verdict, judge
 from bench.compare.reported import KINDS, Machine, Question, machines, questions
 from bench.compare.tools import TOOLS, Tool
@@ -103,19 +96,6 @@ def write_page(chosen: list[Machine], tools: list[Tool], *, is_whole: bool) -> N
     PAGE.write_text(f"{before}{BEGIN}\n{text}\n\n{END}{rest.partition(END)[2]}")
 
 
-def explain(question: Question, answer: Answer, verdict: Verdict) -> None:
-    machine = question.machine
-    print(f"{machine.source}  {machine.name}: {question.kind}: {verdict}")
-    seen = " and ".join(f"CUDA_VISIBLE_DEVICES={job.visible}" for job in question.jobs)
-    print(f"  CPUs {format_list(question.allowed)}; {seen}")
-    if answer.error is not None:
-        print(f"  {answer.error}")
-        return
-    for gpu, cpus in zip(question.order, answer.ranks, strict=True):
-        where = "left as it was" if cpus is None else format_list(cpus)
-        print(f"  GPU {gpu} on node {machine.gpu_node(gpu)}: {where}")
-
-
 def available(tools: Iterable[Tool]) -> Iterator[Tool]:
     """Yield the tools whose code is at hand, and print one line for each other."""
     for tool in tools:
@@ -127,28 +107,12 @@ def available(tools: Iterable[Tool]) -> Iterator[Tool]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="scripts/compare", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("tool", nargs="?", choices=[tool.name for tool in TOOLS])
-    parser.add_argument("source", nargs="?")
-    arguments = parser.parse_args()
+    """Ask every tool that can be had about every machine that says enough."""
     if os.geteuid():
-        parser.error("tools run with a machine's tree as their root: chroot(2) needs root")
+        sys.exit("tools run with a machine's tree as their root: chroot(2) needs root")
     fit = [machine for machine in machines() if machine.unfit is None]
-    wanted = [it for it in TOOLS if arguments.tool in {None, it.name}]
-    tools = list(available(wanted))
-    if arguments.tool is None:
-        write_page(fit, tools, is_whole=tools == wanted)
-        return
-    if not tools:
-        sys.exit(1)
-    chosen = [it for it in fit if arguments.source in {None, it.source}]
-    if not chosen:
-        parser.error(f"no machine that can be judged has the source {arguments.source!r}")
-    for _, question, answer, verdict in judged(chosen, tools):
-        if arguments.source is not None or verdict != "right":
-            explain(question, answer, verdict)
+    tools = list(available(TOOLS))
+    write_page(fit, tools, is_whole=len(tools) == len(TOOLS))
 
 
 if __name__ == "__main__":
