@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -15,17 +15,11 @@ from xdist.scheduler import LoadFileScheduling
 
 from tests.support.daemons import PATIENCE, Daemon, running
 from tests.support.own_mounts import hide_the_machines_own
-from tests.support.paths import REPOSITORY
-
-#: What public planners answer, where it lies beside the checkout; no test needs it.
-CONFORMANCE = REPOSITORY.parent / "shared" / "conformance"
 
 #: The trees that tests write are read from memory, as a kernel's are.
 MEMORY = Path("/dev/shm")  # noqa: S108 - pytest makes a folder of its own in it
 if os.access(MEMORY, os.W_OK):
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", os.fspath(MEMORY))
-
-collect_ignore = [] if CONFORMANCE.is_dir() else ["unit/planner/test_conformance.py"]
 
 #: Where a file's suite is in its path: tests/SUITE, or tests/e2e/SUITE.
 TESTS = Path(__file__).parent
@@ -95,6 +89,20 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("seconds of each suite, of all workers together")
     for suite, seconds in sorted(took.items(), key=lambda it: -it[1]):
         terminalreporter.write_line(f"{seconds:8.1f} {suite}")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
+    """End with a line that says which tests did not run, and why."""
+    yield
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and not hasattr(session.config, "workerinput"):
+        skipped: Counter[str] = Counter()
+        for report in reporter.stats.get("skipped", []):
+            _, _, reason = report.longrepr
+            skipped[reason.removeprefix("Skipped: ")] += 1
+        reasons = [f"{count} ({reason})" for reason, count in skipped.most_common()]
+        reporter.write_line(f"\nTests that were not run: {', '.join(reasons) or 'none'}")
 
 
 @pytest.fixture(scope="module")

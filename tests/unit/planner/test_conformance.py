@@ -1,8 +1,4 @@
-"""What public planners answer on the same machines; collected where their answers are at hand.
-
-A folder `shared/conformance` beside the checkout holds them: `cases.json` has machines and plans,
-`visible.json` what a driver makes of values of CUDA_VISIBLE_DEVICES.
-"""
+"""What public planners answer on the same machines: tests/data/conformance."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from affinityd.topology.model import Core, Gpu, NumaNode, Topology
 from tests.support.asking import ask, cpulists
 from tests.support.paths import REPOSITORY
 
-HERE = REPOSITORY.parent / "shared" / "conformance"
+HERE = REPOSITORY / "tests/data/conformance"
 
 Case = dict[str, Any]
 
