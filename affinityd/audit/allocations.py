@@ -31,6 +31,7 @@ class Share:
     gpus: tuple[GpuKey, ...]  #: by their numbers
     granted: int | None  #: how many of the CPUs the job asked for; None: not known
     asked: int | None  #: how many each rank asked for; None: not known
+    has_slices: bool = False  #: Slurm bound each of its processes to CPUs of its own
 
 
 class Shares:
@@ -62,7 +63,7 @@ class Shares:
         if granted is not None and gpus:
             each = -(-granted // len(gpus))
             asked = at_most_of_whole_node(self.topology, each, granted, cpus, self.whole)
-        return Share(cpus, tuple(sorted(gpus)), granted, asked)
+        return Share(cpus, tuple(sorted(gpus)), granted, asked, _have_slices(sharing))
 
     def _ranks(self, share: Share, options: Options) -> tuple[RankPlan, ...] | str:
         """Return the plan for a share, or why there is none."""
@@ -86,6 +87,8 @@ class Shares:
             homes = Counter(self._gpus[key].numa_node for key in share.gpus if key in self._gpus)
             asks = {-(-len(first) // ranks) for ranks in (len(share.gpus), *homes.values())}
             is_given = any(self._widened(process, share, each) == first for each in asks)
+        if share.has_slices and not others:
+            is_given = True  # to pin it near would take CPUs of another task
         widened = first if is_given else self._widened(process, share, share.asked)
         near = process.near or frozenset()
         cause = cause_of(process.judged, near, process.facts.cpuset, widened)
@@ -124,6 +127,17 @@ def with_allocations(
     share_of = {it.pid: share(it.cpuset, of) for of, holders in by_job.items() for it in holders}
     with_shares = ((it, share_of.get(it.facts.holder or it.facts.pid)) for it in found)
     return [it if its is None else shares.judged(it, its) for it, its in with_shares]
+
+
+def _have_slices(holders: Iterable[ProcessFacts]) -> bool:
+    """Return whether several holders of a Slurm job have masks of which no two overlap."""
+    masks = []
+    for facts in holders:
+        job = facts.membership.job
+        if job is None or job.scheduler != SLURM or not facts.threads:
+            return False
+        masks.append(facts.threads[0].mask)
+    return len(masks) > 1 and sum(map(len, masks)) == len(frozenset[int]().union(*masks))
 
 
 def _granted(processes: Iterable[ProcessFacts], cpus: CpuSet) -> int | None:

@@ -18,9 +18,10 @@ from affinityd.client import local_plan
 from affinityd.client.apply import ProcessContext
 from affinityd.cpuset import CpuSet, several
 from affinityd.discovery.nvml.query import query_processes
-from affinityd.errors import AffinityError, InvalidRequestError, TargetError
-from affinityd.linux.processes import Stat, cgroups_of, descendants, process_of, stat_of
+from affinityd.errors import AffinityError, BoundError, InvalidRequestError, TargetError
+from affinityd.linux.processes import Stat, cgroups_of, descendants, mask_of, process_of, stat_of
 from affinityd.planner import RankPlan
+from affinityd.request.query import parse_query
 from affinityd.request.resolve import Caller, Reply
 from affinityd.text import quote
 from affinityd.topology.model import Gpu, Node, Topology
@@ -122,7 +123,19 @@ class ProcessPlanner:
         if not self.divides:  # the number of CPUs is no choice of how to divide them
             variables = {name: text for name, text in variables.items() if name == config.CPUS}
         query = process.query(config.plan_parameters(variables, self.chosen), cpus)
-        return local_plan.plan_on_node(self.node, query, Caller(mask=cpus, cpuset=cpus))
+        request, caller = parse_query(query), Caller(mask=cpus, cpuset=cpus)
+        task = request.slurm
+        if task is None:
+            return local_plan.plan_request(self.node, request, caller)
+        task = task._replace(mask=mask_of(stat.number))
+        try:
+            return local_plan.plan_request(self.node, request._replace(slurm=task), caller)
+        except BoundError:
+            if self.divides:
+                raise
+        # Whether it is near is no question of what bound it.
+        request = request._replace(bound=None, slurm=task._replace(masks=()))
+        return local_plan.plan_request(self.node, request, caller)
 
     def doubt(self, stat: Stat) -> str | None:
         """Return why this process may number its GPUs differently from here; None: it does not.

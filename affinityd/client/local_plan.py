@@ -19,6 +19,7 @@ from affinityd.discovery import discover, open_tree, snapshot_nvml
 from affinityd.errors import REFUSALS, AffinityError, NoSuchGpuError
 from affinityd.request import formats
 from affinityd.request.devices import names_unknown_mig
+from affinityd.request.parameters import Request
 from affinityd.request.query import parse_query
 from affinityd.request.resolve import Caller, Reply, answer
 from affinityd.text import one_line, quote
@@ -113,7 +114,11 @@ def plan_text(query: Pairs, sockets: Sequence[str], trouble: str | None) -> str:
 
 def plan_on_node(node: Node, query: Pairs, caller: Caller | None = None) -> Reply:
     """Return a daemon's answer to a query. Raises AffinityError."""
-    request = parse_query(query)
+    return plan_request(node, parse_query(query), caller)
+
+
+def plan_request(node: Node, request: Request, caller: Caller | None = None) -> Reply:
+    """Return a daemon's answer to a request. Raises AffinityError."""
     if not node.replayed and names_unknown_mig(node.topology, request):
         node = _with_instances(node)
     return answer(node, request, caller)

@@ -69,6 +69,7 @@ class RankPlan(NamedTuple):
     threads: int  #: physical cores ÷ the ranks that share them, at least 1
     reasons: tuple[str, ...]
     widening: Widening | None = None  #: None: no CPU was added
+    is_own: bool = False  #: its CPUs are those that it was bound to, near or far
 
 
 class Plan(NamedTuple):
@@ -80,8 +81,8 @@ class Plan(NamedTuple):
 
 
 def widened_cpus(ranks: Iterable[RankPlan]) -> dict[tuple[str, int], CpuSet]:
-    """Return the CPUs, near and far, of the GPUs whose ranks asked for more than are near."""
-    return {rank.gpu.key: rank.cpus for rank in ranks if rank.widening}
+    """Return the CPUs, near and far, of the GPUs whose ranks were given far ones."""
+    return {rank.gpu.key: rank.cpus for rank in ranks if rank.widening or rank.is_own}
 
 
 #: The warnings of plans.

@@ -206,6 +206,7 @@ def plan_within(
                 memory_node=topology.memory_node(home),
                 threads=max(1, len(chosen) // len(gpus)),
                 reasons=(f"{near}", because),
+                is_own=True,
             )
         )
         if word == REMOTE:

@@ -143,7 +143,12 @@ def _bound_by(environ: Environment) -> str | None:
         return None
     kind = environ.get("SLURM_CPU_BIND_TYPE", "")
     is_own_list = kind.startswith("mask_cpu") and _slurm_masks(environ)
-    if kind.startswith(("none", "rank", "map_", "mask_")) and not is_own_list:
+    if kind.startswith("none"):
+        return (
+            "--cpu-bind=none, of the user or the site, leaves its CPUs alone; without it each task "
+            "keeps the CPUs that Slurm chose, and affinityd exchanges far ones"
+        )
+    if kind.startswith(("rank", "map_", "mask_")) and not is_own_list:
         return (
             f"its CPUs are bound by --cpu-bind={kind.rstrip(':')}, or by the CpuBind= of the site"
         )

@@ -14,7 +14,7 @@ from affinityd.daemon.api.description import JSON
 from affinityd.daemon.api.peers import Callers, peer_of_request
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.state.topology_watcher import TopologyWatcher
-from affinityd.errors import AffinityError, InvalidRequestError
+from affinityd.errors import AffinityError, BoundError, InvalidRequestError
 from affinityd.json_codec import dumps
 from affinityd.request import resolve
 from affinityd.request.devices import names_unknown_mig
@@ -55,11 +55,15 @@ class Plans:
         except AffinityError as error:
             mode = asked.options.mode if asked else ""
             self._metrics.plans.labels(mode, str(error.status), "", client).inc()
+            if isinstance(error, BoundError):
+                self._metrics.slurm_slices.labels("bound").inc()
             raise
         is_text = wants_text(request.headers.get("accept"))
         form = asked.format or ("cpulist" if is_text else "json")
         mode = reply.request.options.mode
         self._metrics.plans.labels(mode, "ok", reply.locality, client).inc()
+        if asked.slurm is not None:
+            self._metrics.slurm_slices.labels(reply.slice or "none").inc()
         if observed := observed_placement(node.topology, reply, caller, form):
             self._metrics.observed_plans.labels(observed, reply.locality).inc()
         self._metrics.plan_seconds.observe(perf_counter() - began)

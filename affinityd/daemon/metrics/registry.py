@@ -178,6 +178,14 @@ class Metrics:
             ("before", "after"),
             registry=registry,
         )
+        self.slurm_slices = Counter(
+            "affinityd_slurm_slices",
+            "Plans for tasks of Slurm's steps. kept: the task has the CPUs that Slurm bound it to; "
+            "dealt: tasks exchanged far ones; bound: the user bound it, and it stays; none: it has "
+            "no CPUs of its own.",
+            ("result",),
+            registry=registry,
+        )
         self.refused_connections = Counter(
             "affinityd_refused_connections",
             "Connections closed for a new one of a user who had the most that one may have.",

@@ -107,3 +107,12 @@ def test_what_a_plan_gave_for_more_than_a_machine_s_share_is_not_taken_back() ->
 
 def test_a_job_with_a_machine_of_its_own_is_unpinned() -> None:
     assert causes(of_slurm("0-255", "0-255"), on=DGX) == ["unpinned"]
+
+
+def test_a_far_slice_of_slurm_is_no_mistake_of_a_mask() -> None:
+    """To pin one task near would take CPUs of the other."""
+    far = of_slurm("4-5", "0-7")
+    neighbor = of_slurm("0-1", "0-7", pid=200, gpu=SECOND)
+    assert causes(far, neighbor, on=PAIR) == ["allocation", "allocation"]
+    beside = of_slurm("5-7", "0-7", pid=200, gpu=SECOND)
+    assert causes(far, beside, on=PAIR) == ["mask", None]

@@ -45,7 +45,7 @@ def told(request: Request) -> str:
         "task": task and f"{task.number}/{task.tasks}",
         "of": task and task.step_gpus,
         "masks": task and "+".join(map(format_list, task.masks)),
-        "bound": request.bound and request.bound.partition("=")[2].partition(",")[0],
+        "bound": request.bound and request.bound.partition("=")[2].partition(",")[0].split()[0],
     }
     return " ".join(f"{name}={text}" for name, text in parts.items() if text)
 
