@@ -1,7 +1,7 @@
 """A real daemon that scans, on a node of two CPUs and four GPUs: two near each CPU."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,17 +53,6 @@ class AskedNode:
             return len(times) > number
 
         eventually(have_come, f"there are {number} new scans")
-
-    def scans_until(self, condition: Callable[[], object], what: str) -> int:
-        """Wait until something holds; return how many scans there were meanwhile."""
-        times = {self.audit()["time"]}
-
-        def holds() -> object:
-            times.add(self.audit()["time"])
-            return condition()
-
-        eventually(holds, what)
-        return len(times) - 1
 
 
 LISTED = "nvmlDeviceGetComputeRunningProcesses"

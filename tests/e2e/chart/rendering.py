@@ -39,9 +39,9 @@ def helm(*words: str, values: Mapping[str, Any] | None = None) -> subprocess.Com
     )
 
 
-def template(*words: str, values: Mapping[str, Any] | None = None) -> str:
+def template(*words: str) -> str:
     """Return the manifests that `helm template` makes of the chart; it must be content."""
-    done = helm("template", "affinityd", str(CHART), *words, values=values)
+    done = helm("template", "affinityd", str(CHART), *words)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
@@ -62,11 +62,6 @@ def rendered(text: str) -> str:
 @cache
 def objects(text: str) -> Mapping[str, Object]:
     return by_name(loaded(rendered(text)))
-
-
-def with_values(values: Mapping[str, Any]) -> Mapping[str, Object]:
-    """Return the objects that the chart makes of values that --set cannot say."""
-    return by_name(loaded(template(values=values)))
 
 
 def refusal(text: str) -> str:
