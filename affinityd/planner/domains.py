@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 
 from affinityd.cpuset import CpuSet
 from affinityd.planner import Demand, Options
-from affinityd.planner.modes import Bundle, Domain, PlanMode, Position, blocks
+from affinityd.planner.modes import Bundle, Domain, PlanMode, Position, Split
 from affinityd.topology.model import Core, Gpu, Topology, cpus_of
 
 K = TypeVar("K")
@@ -156,8 +156,11 @@ def positions(keys: Iterable[K]) -> dict[K, tuple[int, ...]]:
 
 def shares_node(demand: Demand, mode: PlanMode) -> bool:
     """Return whether a plan must keep to the blocks."""
-    share, is_unconfined = demand.options.share, demand.allowed == demand.unreserved
-    return mode.shares_node and (share == "node" or (share == "auto" and is_unconfined))
+    if demand.options.share != "auto" or not mode.shares_node:
+        return mode.shares_node and demand.options.share == "node"
+    # Ranks on one GPU that need not have CPUs of their own divide more than its block.
+    has_own_gpus = len({gpu.key for gpu in demand.gpus}) == len(demand.gpus)
+    return demand.allowed == demand.unreserved and (mode.unique or has_own_gpus)
 
 
 def gpu_blocks(
@@ -169,7 +172,7 @@ def gpu_blocks(
     node is divided again. A GPU is missing if its node has fewer allowed cores than GPUs.
     """
     options, allowed = demand.options, demand.allowed
-    of_nodes = _of_nodes(topology, mode.scope or options.scope, demand.unreserved)
+    of_nodes = _of_nodes(topology, mode.scope or options.scope, mode.cut, demand.unreserved)
     # The blocks of a node with fewer cores than GPUs do not count for those of the others.
     whole = (cut for _, _, cut in of_nodes if all(cut))
     smallest = min((len(block) for cut in whole for block in cut), default=None)
@@ -184,27 +187,27 @@ def gpu_blocks(
             parts = [restrict(b[:keep], allowed) or restrict(b, allowed)[:keep] for b in cut]
         else:
             again = restrict(domain, allowed)
-            parts = list(_cut(again, len(cut))) if len(again) >= len(cut) else []
+            parts = list(_pieces(again, len(cut), mode.cut)) if len(again) >= len(cut) else []
         block_of.update(zip(gpus, parts, strict=False))
     return block_of
 
 
 @lru_cache(maxsize=8)
-def _of_nodes(topology: Topology, scope: str, unreserved: CpuSet) -> Sequence[NodeBlocks]:
+def _of_nodes(
+    topology: Topology, scope: str, cut: Split, unreserved: CpuSet
+) -> Sequence[NodeBlocks]:
     """Return the blocks of every node, found once for all jobs."""
     gpus_at = positions((home,) for home in home_nodes(topology, topology.gpus, unreserved))
     domains = domains_of(topology, gpus_at, unreserved, scope=scope, unique=True)
     of_nodes = []
     for homes, places in gpus_at.items():
         keys = tuple(topology.gpus[place].key for place in places)
-        of_nodes.append((keys, domains[homes], _cut(domains[homes], len(places))))
+        of_nodes.append((keys, domains[homes], _pieces(domains[homes], len(places), cut)))
     return of_nodes
 
 
-def _cut(domain: Domain, pieces: int) -> tuple[Domain, ...]:
-    return tuple(
-        blocks(domain, Position(index, pieces, 0, balanced=False)) for index in range(pieces)
-    )
+def _pieces(domain: Domain, number: int, cut: Split) -> tuple[Domain, ...]:
+    return tuple(cut(domain, Position(index, number, 0, balanced=False)) for index in range(number))
 
 
 def given_cpus(cores: Iterable[Core], options: Options) -> CpuSet:

@@ -7,6 +7,7 @@ partners (cores of the same package that are near to no planned rank).
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from typing import NamedTuple
 
 from affinityd.topology.model import Core
@@ -60,15 +61,29 @@ def blocks(domain: Domain, position: Position) -> Domain:
     return domain[start : start + size + (position.rank < remainder)]
 
 
-def complexes(domain: Domain, position: Position) -> Domain:
-    """Each rank has one LLC group: groups with most CPUs first, then by lowest CPU."""
+def one_cache(domain: Domain, position: Position) -> Domain:
+    """Each rank has the next LLC group; after the last the first again."""
+    caches = largest_caches_first(domain)
+    return caches[position.rank % len(caches)]
+
+
+def every_nth_cache(domain: Domain, position: Position) -> Domain:
+    """Each GPU has every n-th LLC group, and at least one, which others may have, too."""
+    caches = largest_caches_first(domain)
+    its_caches = caches[position.rank :: position.ranks] or [one_cache(domain, position)]
+    return tuple(chain.from_iterable(its_caches))
+
+
+def largest_caches_first(domain: Domain) -> list[Domain]:
+    """Return the LLC groups of a domain: those with most CPUs first, then by lowest CPU."""
     groups: dict[int, list[Bundle]] = {}
     for bundle in domain:
         groups.setdefault(bundle[0].llc, []).append(bundle)
-    largest_first = sorted(
-        groups, key=lambda llc: (-sum(len(bundle[0].cpus) for bundle in groups[llc]), llc)
-    )
-    return tuple(groups[largest_first[position.rank % len(largest_first)]])
+
+    def order(llc: int) -> tuple[int, int]:
+        return -sum(len(bundle[0].cpus) for bundle in groups[llc]), llc
+
+    return [tuple(groups[llc]) for llc in sorted(groups, key=order)]
 
 
 class PlanMode(NamedTuple):
@@ -80,7 +95,8 @@ class PlanMode(NamedTuple):
     unique: bool = False  #: ranks never overlap
     shares: bool = False  #: ranks have all cores of their home nodes, however many ranks there are
     shares_node: bool = False  #: uses `share`: with share=node each GPU has a block of its own
-    by_rank: bool = False  #: divides by the ranks' numbers: no GPU has cores of its own
+    cut: Split = blocks  #: how the GPUs of a home node divide it into these blocks
+    by_rank: bool = False  #: ranks that see the same GPUs divide by their numbers
     balances: bool = False  #: uses `balanced`
     counts: bool = True  #: uses `min_physical_cores` and `max_physical_cores`
     widens: bool = True  #: uses `cpus`
@@ -96,7 +112,14 @@ MODES = {
     "socket": PlanMode(all_cores, scope="socket", shares=True),
     "exclusive": PlanMode(blocks, unique=True, shares_node=True),
     # Ranks on the caches of another node would have only far CPUs.
-    "core_complex": PlanMode(complexes, scope="node", widens=False, by_rank=True),
+    "core_complex": PlanMode(
+        one_cache,
+        scope="node",
+        shares_node=True,
+        cut=every_nth_cache,
+        by_rank=True,
+        widens=False,
+    ),
     "even": PlanMode(
         blocks, scope="node", everywhere=True, unique=True, by_rank=True, widens=False
     ),

@@ -81,7 +81,10 @@ class Reasons:
         if self.share == "node":
             is_cut = self.mode.balances and self.demand.options.balanced
             unused = "; balanced may leave cores of it unused" if is_cut else ""
-            yield f"share=node: each GPU of {node_name(home)} has its own block{unused}"
+            if self.mode.unique:
+                yield f"share=node: each GPU of {node_name(home)} has its own block{unused}"
+            else:
+                yield f"share=node: the GPUs of {node_name(home)} take its caches in turn"
         elif self.mode.balances:
             near = usable(self.topology.node_cores[home], self.demand.allowed)
             spare = sum(core.cpus[0] not in self.ranks_on for core in near)
@@ -164,7 +167,8 @@ def warnings(
     for rank in ranks:
         for code, message in _of_rank(rank, mode, entries[rank.gpu.key], options.cpus, share):
             yield PlanWarning(code, f"rank {rank.rank}{message}", rank.rank)
-    if options.cpus is not None and not mode.everywhere:
+    # With share=node ranks on other GPUs, which plan by themselves, use the rest.
+    if options.cpus is not None and not mode.everywhere and share != "node":
         nearest = nearest_nodes(topology, demand.gpus, demand.allowed)
         homes = {*demand.together}.union(*nearest)
         used_cpus = (rank.cpus for rank in ranks)

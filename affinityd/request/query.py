@@ -220,7 +220,7 @@ def _has_own_gpus(request: Request, environ: Environment) -> bool:
     whose parent has the same variable states its rank (affinityd.client.apply).
     """
     options = request.options
-    if request.visible is None or MODES[options.mode].by_rank or options.share == "requested":
+    if request.visible is None or MODES[options.mode].everywhere or options.share == "requested":
         return False
     container = request.nvidia_visible or request.granted
     in_slurm = SLURM_JOB in environ

@@ -201,21 +201,20 @@ def _plan_without_slice(
     options, mode = request.options, MODES[request.options.mode]
     has_siblings = task.tasks > 1
     near = vicinity(node.topology, gpus_of(gpus.own))
-    shares = mode.shares and mode.counts
-    if shares and mask and mask <= near.cpus and mask <= node.usable:
+    if mode.shares and mask and mask <= near.cpus and mask <= node.usable:
         because = f"its mask, CPUs {format_list(mask)}, is near as it is"
         plan = plan_within(node.topology, gpus_of(gpus.own), mask, options, because=because)
         return Planned(gpus.own, frozenset(range(len(gpus.own))), options, plan, mask)
     if options.cpus is None:
         options = replace(options, cpus=_asked_cpus(node, request, task, allowed))
-    if mode.by_rank and has_siblings:
-        entries = tuple(gpus.own[rank % len(gpus.own)] for rank in range(task.tasks))
-        result = plan_entries(node, entries, allowed, options)
-        return Planned(entries, frozenset((task.number,)), options, result, allowed)
     if mode.shares_node and has_siblings and allowed:
         in_block = _in_own_block(node, task, options, gpus, allowed)
         if in_block:
             return in_block
+    if mode.by_rank and has_siblings:
+        entries = tuple(gpus.own[rank % len(gpus.own)] for rank in range(task.tasks))
+        result = plan_entries(node, entries, allowed, options)
+        return Planned(entries, frozenset((task.number,)), options, result, allowed)
     result = _beside_neighbors(node, task, options, gpus, allowed)
     if mode.unique and has_siblings:
         message = (
@@ -333,7 +332,8 @@ def _least_cores(node: Node, options: Options, allowed: CpuSet) -> int:
 
     The user may want fewer: a core, or no more than a number of cores.
     """
-    wants_fewer = not MODES[options.mode].counts or options.max_physical_cores is not None
+    mode = MODES[options.mode]
+    wants_fewer = not (mode.counts and mode.widens) or options.max_physical_cores is not None
     if wants_fewer or options.cpus is None:
         return 1
     threads = max(len(core.cpus) for core in usable(node.topology.cores, allowed))

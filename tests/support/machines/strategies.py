@@ -18,8 +18,8 @@ from tests.support.asking import is_one_short_line, try_to_ask
 Place = tuple[int | None, int | None]  #: NUMA node, package
 
 UNIQUE = tuple(name for name, mode in MODES.items() if mode.unique)
-#: Those that share=node means something to.
-SHARING = tuple(name for name, mode in MODES.items() if mode.shares_node)
+#: Those of them that share=node means something to.
+SHARING = tuple(name for name in UNIQUE if MODES[name].shares_node)
 
 
 @st.composite

@@ -16,7 +16,7 @@ from affinityd import machines
 from affinityd.client import apply
 from affinityd.client.apply import ProcessContext, export_nics
 from affinityd.client.local_plan import plan_on_node
-from affinityd.cpuset import CpuSet
+from affinityd.cpuset import CpuSet, parse_list
 from affinityd.request.environment import NIC_VARIABLES
 from affinityd.request.resolve import Reply
 from affinityd.topology.model import Node, Topology
@@ -144,6 +144,28 @@ def test_siblings_never_overlap_in_a_unique_mode(name: str, data: st.DataObject)
 def test_siblings_never_overlap_in_other_dividing_modes(name: str, mode: str) -> None:
     siblings = ranks(machine("dgx-a100"), name, 2, range(2))
     assert none_overlap([it.plan(mode=mode) for it in siblings])
+
+
+#: Each GPU's cache by the maps that LUMI and Frontier publish; siblings are 64 apart.
+MI250X = ["48-55", "56-63", "16-23", "24-31", "0-7", "8-15", "32-39", "40-47"]
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+@pytest.mark.parametrize(
+    "kept", [frozenset(), frozenset(range(0, 128, 8))], ids=["all", "low noise"]
+)
+@pytest.mark.parametrize("order", [range(8), (0, 2, 4, 6, 1, 3, 5, 7)], ids=str)
+def test_each_gpu_of_mi250x_has_the_cache_that_sites_bind_it_to(
+    name: str, kept: CpuSet, order: Sequence[int]
+) -> None:
+    topology = machine("mi250x")
+    cpus = topology.online - kept
+    for number in range(8):
+        rank = Rank(topology, LAUNCHES[name], number, 8, order, cpus)
+        reply = rank.plan(mode="core_complex", AFFINITYD_CPUS="8")
+        cache = parse_list(MI250X[rank.gpu])
+        assert reply.cpus == (cache | {cpu + 64 for cpu in cache}) - kept
+        assert not {"shared_gpu", "idle_cpus"} & {*codes(reply)}
 
 
 @pytest.mark.parametrize("mode", ["node", "all", "socket"])

@@ -119,7 +119,7 @@ def test_even_is_what_nproc_divided_by_ranks_gives() -> None:
         ("unique_interleaved", "balanced=false", None),
         ("single", "multithreading=single_logical", "min_physical_cores=2"),
         ("single_unique", "share=node", "max_physical_cores=2"),
-        ("core_complex", "min_physical_cores=2", "share=node"),
+        ("core_complex", "min_physical_cores=2 share=node", "balanced=false"),
         ("even", "max_physical_cores=2", "share=node"),
     ],
 )

@@ -35,6 +35,9 @@ NODES = {
     "four": made({0: "0-3", 1: "4-7"}, gpus=[0, 0, 1, 1]),
     "short": made({0: "0", 1: "1-8", 2: "9-14"}, gpus=[0, 0, 1, 2, 2]),
     "three": made({0: "0-3", 1: "4-7"}, gpus=[0, 0, 1]),
+    # Caches of two cores.
+    "caches": made({0: "0-7", 1: "8-11"}, gpus=[0, 0, 1], cores_per_llc=2),
+    "few": made({0: "0-3"}, gpus=[0, 0, 0], cores_per_llc=2),
     # A balanced block is one core, and that of GPU 1 is not allowed in 2 and 4.
     "unlike": made({0: "0-4", 1: "5-6"}, gpus=[0, 0, 1, 1]),
 }
@@ -55,7 +58,10 @@ def node(name: str) -> Topology:
         *((f"mode={mode}", "node") for mode in ("unique_interleaved", "single_unique")),
         ("mode=exclusive", "node"),
         ("mode=node", "requested"),
-        *((f"mode={mode} share=node", "requested") for mode in ("all", "core_complex", "even")),
+        *((f"mode={mode} share=node", "requested") for mode in ("all", "even")),
+        *(("mode=core_complex share=node", "node"), ("mode=core_complex", "node")),
+        # Ranks on one GPU divide all caches.
+        ("mode=core_complex gpus=0,0", "requested"),
         # The caller's mask may lack what is reserved, and no more.
         ("mask=0-79", "node"),
         ("mask=2-79 reserved=0-1", "node"),
@@ -98,6 +104,12 @@ a GPU without one: cut anew           | pair | cpuset=0-3 balanced=no      | 0-1
 even with as many cores as GPUs       | pair | cpuset=5,7 balanced=no      | 5 7
 the rest to the first, then, too      | pair | cpuset=5-7 balanced=no      | 5-6 7
 the same for one GPU alone, then, too | pair | cpuset=5-7 balanced=no gpus=1 | 7
+a cache each, in turn                 | caches | mode=core_complex | 0-1 2-3 8-9
+the same for one GPU alone            | caches | mode=core_complex gpus=1 | 2-3
+ranks on one GPU have every other one | caches | mode=core_complex gpus=0,0,0,1 | 0-1 4-5 0-1 2-3
+those with most allowed CPUs first    | caches | mode=core_complex cpuset=1-7 gpus=0,0,1 | 4-5 1 2-3
+more GPUs than caches                 | few    | mode=core_complex | 0-1 2-3 0-1
+one cache that is allowed             | caches | mode=core_complex cpuset=0-1 gpus=0,1 | 0-1 0-1
 which is for one node only            | four | cpuset=0-1,5-7 balanced=no  | 0 1 5 6-7
 too few cores on another node         | three | cpuset=2,4-7 balanced=no gpus=2 | 4-7
 a balanced job that has lost its core | unlike | cpuset=2-4 gpus=0           | 2
@@ -178,7 +190,7 @@ def test_jobs_with_disjoint_cpusets_have_disjoint_cpus(jobs: Jobs, data: st.Data
     assert len(frozenset().union(*cpu_sets)) == sum(map(len, cpu_sets))
 
 
-@given(questions(SHARING))
+@given(questions((*SHARING, "core_complex")))
 def test_a_gpu_s_block_does_not_depend_on_the_other_requested_gpus(question: Question) -> None:
     every = question.answered(gpus="all", share="node", balanced="false")
     assume(every.plan.share == "node")

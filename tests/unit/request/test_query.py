@@ -104,7 +104,8 @@ the site names the job's GPUs   | {SRUN} {ONE} AFFINITYD_JOB_GPUS=0,1 | job=0,1 
 torchrun under srun             | {SRUN} {TORCHRUN} {ALL_FOUR} | {SECOND}
 mpirun: all see the same        | {MPIRUN} {ALL_FOUR} | {SECOND}
 a wrapper gave it its own       | {MPIRUN} {ONE} | share=node
-unless all divide by number     | {MPIRUN} {ONE} AFFINITYD_MODE=core-complex | {SECOND}
+and a cache with it             | {MPIRUN} {ONE} AFFINITYD_MODE=core-complex | share=node
+unless all divide by number     | {MPIRUN} {ONE} AFFINITYD_MODE=even | {SECOND}
 or among the requested alone    | {MPIRUN} {ONE} AFFINITYD_SHARE=requested | \
 {SECOND} share=requested
 a wrapper in a batch script     | {BATCH} {MPIRUN} {ONE} SLURM_JOB_GPUS=2,3,4,5 | job=2,3,4,5
