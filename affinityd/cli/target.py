@@ -25,7 +25,7 @@ from affinityd.request.query import parse_query
 from affinityd.request.resolve import Caller, Reply
 from affinityd.text import quote
 from affinityd.topology.model import Gpu, Node, Topology
-from affinityd.topology.nearness import vicinity
+from affinityd.topology.nearness import near_nodes
 
 MAX_DIGITS = 10  #: more than any pid has
 
@@ -170,7 +170,7 @@ class UsedGpus:
 def used_gpus(process: Stat, planner: ProcessPlanner, *, is_named: bool) -> UsedGpus:
     """Return the GPUs of a process and its descendants, as a launcher's ranks have them.
 
-    Where the environment names none of GPUs on several NUMA nodes, the driver is asked, unless
+    Where the environment names none of GPUs in several places, the driver is asked, unless
     the user has named them. Raises AffinityError if there is no plan for the process itself.
     """
     tree = [process, *descendants(process.number)]
@@ -182,7 +182,7 @@ def used_gpus(process: Stat, planner: ProcessPlanner, *, is_named: bool) -> Used
         stat.number
         for stat in tree
         if not is_named and stat.number in ranks and planner.context(stat).visible is None
-        if len(vicinity(planner.topology, gpus_of(ranks[stat.number])).nodes) > 1
+        if len({near_nodes(planner.topology, gpu) for gpu in gpus_of(ranks[stat.number])}) > 1
     }
     held = GpuHolders()
     if unclear and planner.node.replayed:

@@ -11,13 +11,13 @@ Source: Slurm's src/slurmd/common/xcpuinfo.c (xcpuinfo_hwloc_topo_get), gres.con
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from affinityd.cpuset import format_list
-from affinityd.planner.domains import home_nodes
 from affinityd.topology.model import Core, Topology
+from affinityd.topology.nearness import near_nodes
 
 SCOPES = ("node", "socket")
 
@@ -60,9 +60,9 @@ class SlurmCores:
 
         return tuple(sorted(self.topology.cores, key=path))
 
-    def of_node(self, number: int | None) -> CoreNumbers:
-        """Return the cores of a NUMA node."""
-        return frozenset(place for place, core in enumerate(self.order) if core.node == number)
+    def of_nodes(self, numbers: Collection[int | None]) -> CoreNumbers:
+        """Return the cores of NUMA nodes."""
+        return frozenset(place for place, core in enumerate(self.order) if core.node in numbers)
 
     def of_packages(self, cores: CoreNumbers) -> CoreNumbers:
         """Return all cores of the packages that contain these."""
@@ -93,7 +93,7 @@ class CoreAffinity:
     """The right `Cores=` of one GPU."""
 
     right: CoreNumbers | None  #: None: no Cores=, as every core will do, or it is not known which
-    #: The home node's, and equally right ones: a tied node's, a package's; (): unknown.
+    #: The near ones, and equally right ones: a tied node's, a package's; (): unknown.
     near: tuple[CoreNumbers, ...] = ()
 
     @property
@@ -103,26 +103,19 @@ class CoreAffinity:
 
 
 def affinities(cores: SlurmCores, scope: str) -> Mapping[tuple[str, int], CoreAffinity]:
-    """Return the right `Cores=` of every GPU, by its key.
-
-    A GPU on a node without CPUs gets the nearest node that has some; where several are equally
-    near, the one that a plan for all GPUs would take. `scope`: of `SCOPES`.
-    """
-    topology, with_cpus = cores.topology, cores.topology.nodes_with_cpus
+    """Return the right `Cores=` of every GPU, by its key: the near ones. `scope`: of `SCOPES`."""
     every = frozenset(range(len(cores.order)))
-    placed = [gpu for gpu in topology.gpus if gpu.numa_node is not None]
-    nodes_of = home_nodes(topology, placed, topology.online)
-    homes = {gpu.key: node for gpu, node in zip(placed, nodes_of, strict=True)}
     by_gpu: dict[tuple[str, int], CoreAffinity] = {}
-    for gpu in topology.gpus:
-        if gpu.numa_node is None and len(with_cpus) > 1:
+    for gpu in cores.topology.gpus:
+        nodes = near_nodes(cores.topology, gpu)
+        if not nodes:
             by_gpu[gpu.key] = CoreAffinity(None)
             continue
-        nodes = topology.nearest(gpu.numa_node, with_cpus)
-        of_nodes = [cores.of_node(node) for node in (homes.get(gpu.key), *nodes) if node in nodes]
-        packages = [cores.of_packages(numbers) for numbers in of_nodes]
-        right = of_nodes[0] if scope == "node" else packages[0]
+        near = cores.of_nodes(nodes)
+        of_each = [cores.of_nodes([node]) for node in nodes]
+        packages = [cores.of_packages(numbers) for numbers in (near, *of_each)]
+        right = near if scope == "node" else packages[0]
         needs_none = right == every
-        near = (*of_nodes, *(package for package in packages if needs_none or package != every))
-        by_gpu[gpu.key] = CoreAffinity(None if needs_none else right, near)
+        enough = (*of_each, *(package for package in packages if needs_none or package != every))
+        by_gpu[gpu.key] = CoreAffinity(None if needs_none else right, (near, *enough))
     return by_gpu

@@ -27,7 +27,7 @@ from affinityd.linux.pinning import (
 )
 from affinityd.linux.processes import Stat, descendants, mask_of, stat_of
 from affinityd.text import count, one_line
-from affinityd.topology.nearness import Vicinity, vicinity
+from affinityd.topology.nearness import UNKNOWN, Vicinity, vicinity
 
 #: The CPUs of a descendant with its own place, as a launcher's ranks; None: its parent's.
 OwnCpus = Callable[[Stat], CpuSet | None]
@@ -139,7 +139,7 @@ def _cpus(
     options = plan_options(arguments)
     planner = target.ProcessPlanner(options, divides=True)
     reply = planner.plan(process)
-    if reply.locality == "unknown":
+    if reply.locality == UNKNOWN:
         raise ApplyError(f"{UNKNOWN_PLACE}; name the CPUs: --cpus LIST")
     used = target.used_gpus(process, planner, is_named="gpus" in options)
     concerned = used.doubts if arguments.tree else used.doubts.keys() & {process.number}
@@ -148,7 +148,7 @@ def _cpus(
 
     def own_cpus(child: Stat) -> CpuSet | None:
         ranks = used.ranks.get(child.number, ())
-        is_unknown = any(rank.locality == "unknown" for rank in ranks)
+        is_unknown = any(rank.locality == UNKNOWN for rank in ranks)
         return None if is_unknown else frozenset().union(*(rank.cpus for rank in ranks)) or None
 
     if doubt := planner.doubt(process):

@@ -36,8 +36,7 @@ def gpu_numa_node(facts: NodeFacts) -> CheckResults:
     if lost := [gpu for gpu in gpus if gpu.numa_node is None]:
         addresses = ", ".join(gpu.pci_bus_id for gpu in lost)
         yield warn(
-            f"numa_node of {named(lost)} ({addresses}) is unknown: plans spread their ranks over "
-            "all nodes",
+            f"numa_node of {named(lost)} ({addresses}) is unknown: their ranks are not pinned",
             "update the firmware, which must name the NUMA node of each PCI root (ACPI _PXM); in a "
             "virtual machine put each GPU below a PCI root of its node (QEMU: pxb-pcie with "
             "numa_node=)",

@@ -26,7 +26,7 @@ from affinityd.request.environment import JOB_CPUS, NIC_VARIABLES, nic_value
 from affinityd.request.parameters import Request
 from affinityd.request.resolve import Reply, answer
 from affinityd.topology.model import Node
-from affinityd.topology.nearness import placement, vicinity
+from affinityd.topology.nearness import near_nodes, placement, vicinity
 
 NVIDIA_VISIBLE, ASCEND_VISIBLE = "NVIDIA_VISIBLE_DEVICES", "ASCEND_VISIBLE_DEVICES"
 CDI_ANNOTATION = "cdi.k8s.io/"  #: begins the annotations that name devices of CDI
@@ -211,10 +211,10 @@ def _planned(node: Node, container: Container, granted: str, within: CpuSet | No
     """
     request = Request(granted=granted, nvidia_visible=listed(container), cpuset=within)
     ranks = visible_devices(node.topology, request).by_index.values()
-    near = {rank.gpu.numa_node for rank in ranks}
+    near = {near_nodes(node.topology, rank.gpu) for rank in ranks}
     gpus = len({rank.gpu.key for rank in ranks})
     # The containers of the other GPUs there may have requested as much for each.
-    others = sum(gpu.numa_node in near for gpu in node.topology.gpus)
+    others = sum(near_nodes(node.topology, gpu) in near for gpu in node.topology.gpus)
     together = -(-container.shares * others // (CPU_SHARES * gpus)) if gpus else 0
     part = -(-len(node.usable) * gpus // max(len(node.topology.gpus), 1))
     each = -(-max(container.asked or part, together) // len(ranks)) if gpus else 0

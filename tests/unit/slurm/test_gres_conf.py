@@ -93,9 +93,10 @@ BARREN = {0: "0-3", 1: "4-7", 2: ""}
         # The package has every core, or is of two nodes.
         (made({0: "0-3", 1: "4-7"}, gpus=[0]), "socket", [None]),
         (made(HALVES, gpus=[1, 2], packages={0: "0-3", 1: "4-7"}), "socket", ["0-3", "4-7"]),
-        # The GPU's node has no CPUs, and another is the nearest; of two a GPU each, as in a plan.
+        # The GPU's node has no CPUs, and others are the nearest.
         (made(BARREN, [2], distances=[("2", "0", 40), ("2", "1", 20)]), "node", ["4-7"]),
-        (made(BARREN, [2, 2], distances=[("2", "0-1", 20)]), "node", ["0-3", "4-7"]),
+        (made(BARREN, [2, 2], distances=[("2", "0-1", 20)]), "node", [None, None]),
+        (made({**BARREN, 3: "8-9"}, [2], distances=[("2", "0-1", 20)]), "node", ["0-7"]),
     ],
 )
 def test_the_cores_of_a_gpu(node: Topology, scope: str, cores: list[str | None]) -> None:
