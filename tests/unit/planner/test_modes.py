@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 
 import pytest
 
@@ -39,13 +40,11 @@ def test_three_ranks_on_one_node(mode: str) -> None:
     assert cpulists(reply) == THREE_RANKS[mode]
 
 
-def test_the_table_says_which_modes_share_cores_and_which_are_unique() -> None:
-    same = {name for name, cpulists in THREE_RANKS.items() if len(set(cpulists)) == 1}
-    assert {name for name, mode in MODES.items() if mode.shares} == same - {
-        "single",
-        "core_complex",
-    }
-    assert {name for name, mode in MODES.items() if mode.unique} == {*MODES} - same
+@pytest.mark.parametrize("mode", MODES)
+def test_ranks_share_no_cpu_in_a_unique_mode_alone(mode: str) -> None:
+    ranks = ask(machine("dgx-1v"), gpus="0,1,2", mode=mode, share="requested").ranks
+    is_unique = sum(len(rank.cpus) for rank in ranks) == len({*chain(*(it.cpus for it in ranks))})
+    assert is_unique == MODES[mode].unique
 
 
 NODES = {
