@@ -19,7 +19,6 @@ LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 FILE = re.compile(r"`((?:affinityd|bench|deploy|docs|examples|scripts|slurm|tests)/[\w./*-]+)`")
 TEST = re.compile(r"`(test_\w+)`")
 CODE = re.compile(r"`[^`]*`")
-MOST_LINES = 250
 
 
 def prose(page: Path) -> str:
@@ -55,13 +54,6 @@ def missing_files(page: Path) -> Iterator[str]:
     for name in TEST.findall(prose(page)):
         if not any(f"def {name}(" in path.read_text() for path in ROOT.glob("tests/**/*.py")):
             yield f"there is no {name}"
-
-
-def too_long(page: Path) -> Iterator[str]:
-    """Yield the length of a page that is too long to be read at once."""
-    lines = page.read_text().count("\n")
-    if lines > MOST_LINES:
-        yield f"{lines} lines are too many; the most is {MOST_LINES}: split the page"
 
 
 def malformed_rows(page: Path) -> Iterator[str]:
