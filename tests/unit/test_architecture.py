@@ -111,7 +111,7 @@ def test_other_packages_are_imported_by_the_daemon_alone() -> None:
     assert not any("pynvml" in its for name, its in foreign.items() if top(name) == "daemon")
 
 
-def test_what_computes_neither_reads_nor_looks_at_the_clock() -> None:
+def test_pure_modules_read_no_file_and_no_clock() -> None:
     found = {name: OUTSIDE[name] & IMPURE for name in PURE_MODULES}
     assert {name: its for name, its in found.items() if its} == {}
 

@@ -101,7 +101,7 @@ def locked(name: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("python", PYTHONS)
 @pytest.mark.parametrize("name", LOCKS)
-def test_the_lock_has_what_is_asked_for(name: str, python: str) -> None:
+def test_the_lock_has_every_package_of_pyproject(name: str, python: str) -> None:
     there = {"python_version": python}
     asked = [Requirement(line) for line in LOCKS[name]]
     meant = [it for it in asked if it.marker is None or it.marker.evaluate(there)]

@@ -132,7 +132,7 @@ def test_a_mismatch_outlasts_a_scan_that_could_not_see_it(far: int, tmp_path: Pa
     assert auditor.scan(TOPOLOGY).unknown == known.now.unknown
 
 
-def test_of_a_gpu_whose_processes_were_not_all_reached_it_is_not_known_that_all_is_well(
+def test_a_gpu_with_unreached_processes_is_unknown(
     far: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("affinityd.audit.auditor.READING", -1.0)

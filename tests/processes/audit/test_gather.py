@@ -63,7 +63,7 @@ def pids(found: list[ProcessFacts]) -> list[int]:
     return [facts.pid for facts in found]
 
 
-def test_a_process_is_told_by_what_the_kernel_has_of_it() -> None:
+def test_the_facts_of_a_process_are_those_of_the_kernel() -> None:
     with sleeping() as child:
         cpu = min(os.sched_getaffinity(0))
         os.sched_setaffinity(child.pid, {cpu})

@@ -45,7 +45,9 @@ def test_a_process_that_shares_its_cpu_with_its_siblings_waits_for_them(
     assert answer["remedy"]
 
 
-def test_a_table_names_the_threads_and_the_others(crowd: list[int], capsys: Capture) -> None:
+def test_a_table_names_the_threads_and_the_other_processes(
+    crowd: list[int], capsys: Capture
+) -> None:
     assert main(["why", "--for=1", f"{crowd[0]}"]) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"process {crowd[0]} (python")
@@ -67,14 +69,14 @@ time.sleep(60)
 """
 
 
-def test_of_threads_that_end_meanwhile_nothing_is_taken_back(capsys: Capture) -> None:
+def test_the_waits_of_ended_threads_still_count(capsys: Capture) -> None:
     with program(ENDING) as child:
         assert main(["why", "--for=1.5", f"{child.pid}"]) == 0
     out = capsys.readouterr().out
     assert not re.search(r" -\d", out)
 
 
-def test_what_cannot_be_measured_is_a_line(capsys: Capture) -> None:
+def test_a_process_that_cannot_be_measured_is_one_line(capsys: Capture) -> None:
     with program(ZOMBIE) as parent:
         (zombie,) = children_of(parent.pid)
         for pid, part in ((zombie, "has ended"), (2**22 - 1, "there is no process"), (2, "kernel")):

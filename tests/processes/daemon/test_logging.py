@@ -111,7 +111,7 @@ def pipe() -> Iterator[tuple[int, int]]:
     os.close(writer)
 
 
-def test_all_that_is_told_is_written_in_its_order_before_the_end(pipe: tuple[int, int]) -> None:
+def test_every_log_line_is_written_in_order_before_the_end(pipe: tuple[int, int]) -> None:
     reader, writer = pipe
     with telling(writer) as tell:
         for number in range(100):

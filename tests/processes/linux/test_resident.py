@@ -85,7 +85,7 @@ def test_files_on_a_tmpfs_are_shared_memory() -> None:
     assert memory.drawn[SHARED, 0] > 0.4 * sum(memory.drawn.values())
 
 
-def test_locked_memory_is_told() -> None:
+def test_locked_memory_is_reported() -> None:
     code = f"""
 import ctypes, mmap
 area = mmap.mmap(-1, {MIB})
@@ -99,7 +99,7 @@ input()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
-def test_of_another_user_s_process_only_sizes_are_known() -> None:
+def test_only_the_sizes_of_another_user_s_memory_are_known() -> None:
     with sleeping() as child:
         sizes, drawn = json.loads(
             said(f"""
@@ -135,7 +135,7 @@ def test_a_lock_that_is_free_or_whose_process_has_ended_is_not_waited_for() -> N
     wait_for_lock(2**22 + 1)
 
 
-def test_of_an_ended_process_nothing_is_known() -> None:
+def test_an_ended_process_has_no_memory() -> None:
     memory = resident_memory(2**22 + 1)
     assert (memory.size, memory.drawn, memory.share({0})) == (0, {}, None)
 
@@ -161,7 +161,7 @@ if int(count) < 40:
     assert any(memory.drawn for memory in seen)
 
 
-def test_of_a_long_list_of_mappings_only_large_ones_count() -> None:
+def test_only_large_mappings_of_a_long_list_count() -> None:
     maps, files = Path("/proc/self/maps").read_bytes(), {b"00:00": ANONYMOUS}
     whole, large = (mappings_in(maps, files, long) for long in (len(maps), 1000))
     assert large == [it for it in whole if it[0] >> 20 != it[1] >> 20]

@@ -130,7 +130,7 @@ def test_a_scan_is_told_by_gpu_and_process() -> None:
     assert (lost["orphan"], lost["gpu_memory_bytes"]) == ("not owned", 2**30)
 
 
-def test_of_a_gpu_whose_place_is_not_known_no_time_is_remote() -> None:
+def test_a_gpu_of_unknown_place_has_no_remote_time() -> None:
     lost = document(TWO, replace(SCAN, unknown={}), None)["gpus"][1]
     assert (lost["cpu_seconds"], lost["remote_cpu_seconds"], lost["orphans"]) == (1.0, None, 1)
     assert (lost["processes"]["unknown"], lost["threads"]["unknown"]) == (1, 0)
@@ -145,7 +145,7 @@ def test_of_a_gpu_whose_place_is_not_known_no_time_is_remote() -> None:
         (None, "counts", None),
     ],
 )
-def test_what_is_written_is_what_its_reader_may_see_in_one_line(
+def test_a_document_is_one_line_with_the_processes_that_its_reader_may_see(
     sees: Sees | None, word: str, pids: list[int] | None
 ) -> None:
     written = render(TWO, SCAN, sees)

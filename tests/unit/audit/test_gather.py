@@ -126,7 +126,7 @@ def test_the_number_of_a_job_by_its_sluid_is_in_the_title_of_a_slurmstepd_of_any
     what watches a container | /machine.slice/libpod-conmon-{ID}.scope
     """),
 )
-def test_what_a_user_calls_a_cgroup_makes_no_job(path: str) -> None:
+def test_a_cgroup_that_a_user_named_is_no_job(path: str) -> None:
     assert member(f"0::{path}\n") == ""
 
 

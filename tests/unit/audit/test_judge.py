@@ -92,7 +92,7 @@ def test_a_process_is_where_those_of_its_threads_are_that_no_library_pinned(
         process(beside=(BESIDE,), holder=50),  # it works for what holds both
     ],
 )
-def test_near_several_gpus_is_what_is_near_any_of_them(
+def test_cpus_near_any_of_several_gpus_are_near(
     facts: ProcessFacts, mask: str, cpuset: str, expected: str, cause: str
 ) -> None:
     facts = replace(facts, threads=process(mask).threads, cpuset=parse_list(cpuset))
@@ -100,7 +100,7 @@ def test_near_several_gpus_is_what_is_near_any_of_them(
     assert Judge(THREE).judge(facts).near == parse_list("4-11")
 
 
-def test_what_has_ended_is_not_judged_and_threads_that_go_on_are() -> None:
+def test_ended_processes_are_not_judged_and_their_living_threads_are() -> None:
     assert judged(TWO, process("0-3", "4-7", state="Z"))[0] == "local"
     assert judged(TWO, process("0-3", state="Z"))[0] == "unknown"
     assert judged(TWO, process(state="X"))[0] == "unknown"

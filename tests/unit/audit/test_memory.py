@@ -93,7 +93,9 @@ def test_the_cause_is_the_first_that_fits(
         (memory(PRIVATE, {"near": frozenset()}), "212 GiB, where is not known", (0, 0, 212)),
     ],
 )
-def test_it_is_told_in_a_line(host: HostMemory, text: str, placed: tuple[int, ...]) -> None:
+def test_far_memory_is_described_in_a_line(
+    host: HostMemory, text: str, placed: tuple[int, ...]
+) -> None:
     assert str(host) == f"host memory {text}"
     assert tuple(round(size / GIB) for size in host.placed.values()) == placed
 
@@ -109,7 +111,7 @@ def test_it_is_told_in_a_line(host: HostMemory, text: str, placed: tuple[int, ..
         (memory(PRIVATE, {"policy": policy("bind", 1)}), False),
     ],
 )
-def test_what_can_move_has_a_command(host: HostMemory, is_offered: bool) -> None:
+def test_memory_that_can_move_has_a_command(host: HostMemory, is_offered: bool) -> None:
     remedy = host.remedy("COMMAND")
     assert remedy
     assert remedy.endswith("; COMMAND moves it now") == is_offered

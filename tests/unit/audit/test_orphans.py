@@ -64,7 +64,9 @@ def owners(proc: Path, *processes: str, says: str = "") -> ProcessOwners:
         *((process("0", parent=1, uid=uid), None) for uid in (0, 999, None)),
     ],
 )
-def test_what_is_an_orphan(facts: ProcessFacts, reason: str | None, tmp_path: Path) -> None:
+def test_an_orphan_has_ended_or_lost_its_main_thread(
+    facts: ProcessFacts, reason: str | None, tmp_path: Path
+) -> None:
     assert why_orphan(facts, owners(tmp_path, INIT)) == reason
 
 
@@ -78,7 +80,9 @@ def test_what_is_an_orphan(facts: ProcessFacts, reason: str | None, tmp_path: Pa
     what a user calls slurmd runs no jobs | 41 slurmd 1 1001 0; 43 bash 1 1000 34816 |
     """),
 )
-def test_what_nothing_owns_is_an_orphan(tmp_path: Path, others: str, reason: str) -> None:
+def test_a_process_of_no_job_container_or_service_is_an_orphan_where_slurm_runs(
+    tmp_path: Path, others: str, reason: str
+) -> None:
     there = owners(tmp_path, INIT, "100 python 1 1000 0", *filter(None, others.split("; ")))
     assert why_orphan(process("0", parent=1), there) == (NO_JOB if reason else None)
 
@@ -160,7 +164,7 @@ HIDDEN = [Holding(os.getpid(), GPU), Holding(1, GPU)]  #: by /proc
         ([HIDDEN, HIDDEN], [[], []]),
     ],
 )
-def test_what_the_driver_names_twice_and_is_not_there_is_missing(
+def test_a_pid_that_the_driver_lists_twice_without_a_process_is_missing(
     tmp_path: Path, scans: list[list[Holding]], missing: list[list[int]]
 ) -> None:
     held = (GpuHolders(tuple(holdings)) for holdings in scans)

@@ -109,7 +109,7 @@ def test_the_process_is_named_that_ran_longest_there_not_elsewhere() -> None:
 
 
 @pytest.mark.parametrize(("uid", "kind"), [(1000, OWN_THREADS), (1001, NEIGHBOR)])
-def test_what_a_daemon_starts_for_two_users_is_no_single_job(uid: int, kind: str) -> None:
+def test_the_children_of_a_daemon_for_two_users_are_no_single_job(uid: int, kind: str) -> None:
     waiter = process("0", pid=PID, parent=5)
     (runner,) = runners_beside(waiter, [other(8, 1, {0}, parent=5, uid=uid)])
     assert runner.kind == kind
@@ -130,9 +130,7 @@ def test_a_process_runs_where_any_of_its_threads_may(monkeypatch: pytest.MonkeyP
         ("/user.slice/user-1000.slice/session-3.scope", NEIGHBOR),
     ],
 )
-def test_what_a_user_runs_as_a_service_of_their_own_is_no_daemon_of_the_node(
-    node: Node, cgroup: str, kind: str
-) -> None:
+def test_a_service_of_a_user_is_no_daemon_of_the_node(node: Node, cgroup: str, kind: str) -> None:
     node.write("proc/8/cgroup", f"0::{cgroup}\n")
     node.write("proc/8/status", "Name:\tx\nUid:\t1000\t1000\n")
     stat = other(8, 1, set()).stat

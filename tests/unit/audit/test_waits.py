@@ -86,7 +86,7 @@ SECONDS = st.floats(0, 100)
     st.lists(st.builds(runner, st.sampled_from(CAUSES[1:5]), SECONDS), max_size=4),
     SECONDS,
 )
-def test_what_the_kernel_counts_is_neither_lost_nor_counted_twice(
+def test_the_causes_of_a_wait_add_up_to_what_the_kernel_counts(
     threads: list[ThreadTime], cpu: CpuTime, runners: list[Runner], throttled: float
 ) -> None:
     ran = sum(thread.ran for thread in threads)
@@ -133,7 +133,7 @@ def test_another_user_s_process_is_not_named(cause: str) -> None:
     "quiet",
     [waits("unknown"), Waits(10, dict.fromkeys(CAUSES, 0.0)), Waits(1000, waits("steal").causes)],
 )
-def test_what_needs_none_has_no_remedy(quiet: Waits) -> None:
+def test_a_wait_without_a_cure_has_no_remedy(quiet: Waits) -> None:
     assert remedy(quiet, None) is None
 
 
@@ -174,7 +174,7 @@ def test_counters_are_read_as_the_kernel_writes_them(tmp_path: Path) -> None:
     }
 
 
-def test_what_the_kernel_does_not_count_is_none(tmp_path: Path) -> None:
+def test_waits_are_none_where_the_kernel_does_not_count_them(tmp_path: Path) -> None:
     proc = str(tmp_path)
     assert scheduling.thread_time(7, 7, proc) is None
     assert scheduling.switches_of(7, 7, proc) == (None, None)

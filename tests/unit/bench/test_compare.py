@@ -43,7 +43,9 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_an_answer_is_judged(case: tuple[str, str, str, str, bool, str]) -> None:
+def test_the_judge_returns_the_worst_verdict_of_an_answer(
+    case: tuple[str, str, str, str, bool, str],
+) -> None:
     machine, allowed, gpus, ranks, unique, verdict = case
     given = [None if it == "-" else parse_list(it) for it in ranks.split(" ")]
     assert judge(asked(machine, allowed, gpus), Answer(given), unique=unique) == verdict

@@ -196,7 +196,7 @@ def test_it_comes_back_when_the_runtime_does(
     assert known.endswith("the runtime knows the plugin; namespaces: training")
 
 
-def test_what_started_without_the_plugin_gets_its_cpus_while_it_runs(
+def test_a_container_that_started_without_the_plugin_gets_its_cpus_while_it_runs(
     runtime: Runtime, plugin: NriPlugin
 ) -> None:
     ours = ["AFFINITYD_CPULIST=" + BOTH]
@@ -208,7 +208,7 @@ def test_what_started_without_the_plugin_gets_its_cpus_while_it_runs(
     assert states(plugin) == {"container-1": "pinned", "container-3": "pinned"}
 
 
-def test_what_runs_and_cannot_be_placed_is_a_line_and_missed(
+def test_a_running_container_that_cannot_be_placed_is_logged_and_counted_as_missed(
     runtime: Runtime, plugin: NriPlugin, caplog: pytest.LogCaptureFixture
 ) -> None:
     lost = created(number=1, devices=["/dev/nvidia77"])
@@ -218,7 +218,9 @@ def test_what_runs_and_cannot_be_placed_is_a_line_and_missed(
     assert "container training/job/main is not adjusted: " in caplog.text
 
 
-def test_a_cpuset_of_kubelet_s_bounds_the_others(runtime: Runtime, plugin: NriPlugin) -> None:
+def test_a_cpuset_that_kubelet_set_bounds_the_other_containers(
+    runtime: Runtime, plugin: NriPlugin
+) -> None:
     """Without kubelet's word it is not known which CPUs are another container's own."""
     of_kubelet = created(number=2, cpus=FAR)
     (answer,) = runtime.ask(("Synchronize", synchronized(created(number=1), of_kubelet)))

@@ -95,7 +95,7 @@ def with_configs(
         (SWITCHED, ALL_OFF, dict.fromkeys(GPUS_DMA, "identity"), [NOT_REDIRECTED]),
     ],
 )
-def test_what_is_between_gpus_and_other_devices(
+def test_acs_and_iommu_between_gpus_and_other_devices_are_findings(
     tmp_path: Path,
     topology: Topology,
     configs: dict[str, bytes],

@@ -175,7 +175,7 @@ INSTEAD = {
 
 
 @pytest.mark.parametrize(("name", "text"), [(n, it) for n in NO_DEVICES for it in NO_DEVICES[n]])
-def test_what_names_no_device_at_all_is_malformed(name: str, text: str) -> None:
+def test_a_text_that_names_no_device_is_malformed(name: str, text: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         ask(EIGHT, **{name: text})
     assert str(caught.value) == f"{name}: {text.rpartition(',')[2]!r} {INSTEAD[name]}"

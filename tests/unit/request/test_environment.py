@@ -34,7 +34,7 @@ CUDA, ROCR, HIP, ASCEND = (
         ("nvidia amd", {ROCR: "2"}, f"{ROCR}=2"),
     ],
 )
-def test_the_variables_of_the_vendor_count_whose_driver_is_here(
+def test_the_variables_of_the_vendor_with_a_driver_count(
     vendors: str, environ: Mapping[str, str], visible: str | None
 ) -> None:
     """HIP reads CUDA_VISIBLE_DEVICES where it has none of its own."""
@@ -125,7 +125,7 @@ def test_the_nearest_launcher_says_the_rank(environ: str, expected: str) -> None
     assert read(words(environ)) == expected
 
 
-def test_what_is_no_number_is_no_rank() -> None:
+def test_a_rank_is_a_number() -> None:
     for text in ("", " 0", "-1", "+1", "1.0", "0x1", "one", "١", "1" * 11, "\udcff", "²"):
         assert [read({variable: text}) for variable in LAUNCHERS] == [""] * len(LAUNCHERS)
     assert (number("0"), number(str(2**32 - 1))) == (0, 2**32 - 1)

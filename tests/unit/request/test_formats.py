@@ -66,7 +66,9 @@ def test_the_document_is_the_contract_s_in_its_order() -> None:
         ("balanced=no", "balanced", False),
     ],
 )
-def test_the_request_is_told_as_understood(asked: str, name: str, understood: object) -> None:
+def test_the_document_has_the_request_as_it_was_parsed(
+    asked: str, name: str, understood: object
+) -> None:
     assert document(ask(machine("flat"), **words(asked)))["request"][name] == understood
 
 
@@ -99,7 +101,7 @@ def test_the_shell_format_has_the_codes_of_warnings_in_alphabetical_order() -> N
     assert "\nAFFINITYD_WARNINGS=parameter_ignored,remote_home,shared_gpu\n" in text
 
 
-def test_a_rank_is_told_the_memory_near_all_gpus_that_it_sees() -> None:
+def test_the_answer_has_the_memory_nodes_near_all_visible_gpus() -> None:
     one, some = ({"rank": "0"}, {"rank": "0", "visible": "0,2"})
     assert ask(machine("dgx-a100"), **one).visible_memory == {1, 3, 5, 7}
     assert ask(machine("dgx-a100"), **some).visible_memory == {1, 3}

@@ -157,7 +157,7 @@ def test_a_list_has_256_entries_at_most(name: str, write: Callable[[int], str]) 
         read(name, write(MAX_ENTRIES + 1))
 
 
-def test_what_a_driver_writes_is_bounded_by_its_letters() -> None:
+def test_a_list_of_visible_devices_has_32768_characters_at_most() -> None:
     read("visible", "0" * MAX_LENGTH)
     message = r"\Avisible: 32769 characters are too many; the most is 32768\Z"
     with pytest.raises(InvalidRequestError, match=message):
@@ -171,7 +171,7 @@ texts = st.text(max_size=12) | st.text("0123456789,-:/ \n\0", max_size=12)
 
 
 @given(st.lists(st.tuples(names, texts), max_size=4))
-def test_whatever_is_asked_is_understood_or_refused_with_one_line(
+def test_any_query_is_parsed_or_refused_with_one_line(
     pairs: list[tuple[str, str]],
 ) -> None:
     try:

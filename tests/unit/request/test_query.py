@@ -130,7 +130,9 @@ a note of the job's GPUs      | {SRUN} {ONE}  | job=0,1   | job=0,1 task=1/4 of=
 a container with one GPU      | {TORCHRUN} {ONE} | granted=minor:2 | {SECOND}
 """),
 )
-def test_what_is_stated_overrides_variables(environ: str, stated: str, expected: str) -> None:
+def test_a_parameter_overrides_the_variable_of_its_kind(
+    environ: str, stated: str, expected: str
+) -> None:
     assert told(read(words(environ), stated)) == expected
 
 
@@ -161,7 +163,7 @@ def test_variables_choose_all_parameters_of_a_plan() -> None:
 @pytest.mark.parametrize(
     ("granted", "own"), [(NVIDIA, "1"), (AMD, "ROCR_VISIBLE_DEVICES=0;HIP_VISIBLE_DEVICES=1")]
 )
-def test_the_variable_counts_of_the_vendor_whose_files_were_granted(granted: str, own: str) -> None:
+def test_the_variable_of_the_vendor_with_granted_files_counts(granted: str, own: str) -> None:
     request = read(words(f"ROCR_VISIBLE_DEVICES=0 {CUDA}=1"), granted)
     assert request.visible == own
 
@@ -187,7 +189,7 @@ def test_a_task_that_is_not_bound_has_its_step_s_devices_else_its_job_s() -> Non
         (["AFFINITYD_MODE=fast"], "mode: 'fast' is not one of all"),
     ],
 )
-def test_what_is_no_variable_of_a_plan_s_is_refused(texts: list[str], told: str) -> None:
+def test_a_variable_that_no_plan_reads_is_refused(texts: list[str], told: str) -> None:
     with pytest.raises(InvalidRequestError) as error:
         parse_query([("env", text) for text in texts])
     assert told in str(error.value)

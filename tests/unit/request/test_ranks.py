@@ -61,7 +61,9 @@ NOT_THE_JOB_S = "job: the caller's GPU 0 (0000:47:00.0) is not among the job's: 
         ("job=0,1 visible=2", NoSuchGpuError, NOT_THE_JOB_S),
     ],
 )
-def test_what_is_wrong_is_said(asked: str, kind: type[AffinityError], message: str) -> None:
+def test_ranks_that_do_not_fit_the_gpus_are_refused(
+    asked: str, kind: type[AffinityError], message: str
+) -> None:
     with pytest.raises(kind) as caught:
         ask(DGX, **words(asked))
     assert str(caught.value).startswith(message)

@@ -34,7 +34,7 @@ def test_a_node_has_its_cores_in_order_and_its_cpus() -> None:
     assert [it.order for it in ODD.nodes] == [(False, 0), (False, 1), (False, 3), (True, 0)]
 
 
-def test_what_is_sent_of_a_topology_are_its_fields_which_no_thread_changes() -> None:
+def test_only_the_fields_of_a_topology_are_pickled() -> None:
     sent = made({0: "0-3", 1: "4-7"}, gpus=[1])
     assert len(sent.online) == 8  # which it keeps
     assert pickle.loads(pickle.dumps(sent)) == sent  # noqa: S301 - its own

@@ -163,7 +163,7 @@ def unknown(why: str) -> GpuHolders:
     return GpuHolders(unknown={gpu.key: why for gpu in NVIDIAS}, asked=1000.0)
 
 
-def test_each_vendors_source_is_asked_and_when_is_told(root: Path) -> None:
+def test_the_source_of_each_vendor_is_asked_at_a_recorded_time(root: Path) -> None:
     amd = Gpu(0, "amd", "0000:21:00.0", numa_node=0, render_minor=128)
     npu = Gpu(0, "huawei", "0000:31:00.0", numa_node=0)
     kfd = root / "sys/class/kfd/kfd"
@@ -260,14 +260,14 @@ def test_a_process_uses_the_gpus_in_which_it_has_memory_or_a_queue(
     assert kfd_holders(parts, str(sys)) == found
 
 
-def test_what_a_process_holds_through_further_contexts_is_added(sys: Path) -> None:
+def test_the_memory_of_several_contexts_of_a_process_is_added_up(sys: Path) -> None:
     process(sys, "4711", 0, 4096, 0)
     process(sys, "4711/context_1", 8192, 1024, 0, queues=(2,))
     memory = {it.gpu: it.memory_bytes for it in kfd_holders(GPUS, str(sys)).holdings}
     assert memory == {FIRST_AMD: 8192, SECOND_AMD: 5120, THIRD_AMD: 0}
 
 
-def test_of_what_kfd_does_not_list_nothing_is_known(sys: Path) -> None:
+def test_the_holders_of_a_gpu_that_kfd_does_not_list_are_unknown(sys: Path) -> None:
     process(sys, "4711", 1, 0, 0)
     hidden = Gpu(3, "amd", "0000:09:00.0", numa_node=0)
     found = kfd_holders((*GPUS, hidden), str(sys))
@@ -353,7 +353,7 @@ def test_sysfs_tells_which_file_is_whose_or_else_the_name_does(machine: Machine)
     assert machine.files(NPUS[0]) == GpuDeviceFiles({}, frozenset())
 
 
-def test_of_a_gpu_without_a_file_or_without_rights_nothing_is_known(machine: Machine) -> None:
+def test_the_holders_of_a_gpu_without_a_readable_file_are_unknown(machine: Machine) -> None:
     found = machine.scanner().found((*NPUS, ACCELERATOR))
     assert found == GpuHolders(unknown={ACCELERATOR.key: device_files.NO_FILE})
     shutil.rmtree(machine.proc / "1")  # as hidepid= hides it

@@ -40,7 +40,7 @@ def test_a_variable_that_names_a_nic_of_another_node_is_a_finding(
     assert findings(0, **{variable: said}) == expected
 
 
-def test_devices_that_are_open_tell_what_is_used() -> None:
+def test_the_open_devices_of_a_process_are_those_it_uses() -> None:
     assert findings(0, "mlx5_0", "mlx5_9") == findings(0) == []
     (found,) = findings(0, "mlx5_9", "mlx5_10")
     assert found == (

@@ -65,7 +65,7 @@ _names = st.sampled_from(["gpus", "visible", "granted", "cpuset", "rank", "forma
 
 
 @given(machines(), st.dictionaries(_names, st.text(max_size=8) | _lists, max_size=3))
-def test_whatever_is_asked_is_answered_or_refused_with_one_line(
+def test_any_request_is_answered_or_refused_with_one_line(
     topology: Topology, parameters: dict[str, str]
 ) -> None:
     told = try_to_ask(topology, **parameters)
