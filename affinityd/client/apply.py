@@ -6,7 +6,7 @@ import os
 from _thread import allocate_lock, start_new_thread
 
 from affinityd import config
-from affinityd.cpuset import CpuSet, format_list, several
+from affinityd.cpuset import CpuSet, format_list, parse_list, several
 from affinityd.errors import ApplyError, InvalidRequestError
 from affinityd.linux.cgroup import cpuset_of, own_cpu_limit
 from affinityd.linux.files import environment_of, listed, numbered, text
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from affinityd.request.environment import Pairs
 
 UNPINNED = "AFFINITYD_UNPINNED"  #: why a process was not pinned
+PINNED_FOR = "AFFINITYD_PINNED_FOR"  #: the task that a process was pinned for
 #: Which libraries are told their NICs: the choice of the site or the user.
 NICS = f"{config.PREFIX}NICS"
 NO_LIBRARY = "none"
@@ -201,6 +202,35 @@ def own_query(chosen: Mapping[str, str], switch: str = config.ON) -> Pairs:
     return process.query({**observed, **chosen}, mask)
 
 
+def kept_pin(chosen: Mapping[str, str]) -> CpuSet | None:
+    """Return the mask of this process if affinityd has pinned it before, and is to keep that.
+
+    The pin was for this task, and the mask is still that of the pin, or was narrowed since. A
+    process that names parameters of a plan, `chosen`, is planned anew.
+    """
+    if chosen or os.environ.get(PINNED_FOR) != environment.task_of(os.environ):
+        return None
+    try:
+        pinned = parse_list(os.environ.get("AFFINITYD_CPULIST", ""))
+    except ValueError:
+        return None
+    mask = frozenset(os.sched_getaffinity(os.getpid()))
+    return mask if mask <= pinned else None
+
+
+def add_to_pin(
+    plan: ProcessPlan, variables: Mapping[str, str], *, policy: str | None, libraries: str | None
+) -> tuple[MemoryPolicy | None, list[str]]:
+    """Apply a plan's memory policy and NICs to this process, which keeps its mask.
+
+    Return the policy and the remarks, as `pin_self`. Raises ApplyError as `apply_plan`.
+    """
+    memory, remarks = set_memory(plan, policy)
+    if libraries:
+        remarks += export_nics(libraries, plan.rdma, variables)
+    return memory, remarks
+
+
 def pin_self(
     plan: ProcessPlan,
     chosen: Mapping[str, str],
@@ -250,19 +280,32 @@ def apply_plan(
     """
     if plan.locality == "unknown":
         raise ApplyError(UNKNOWN_PLACE)
-    cpus, memory, refusals = set_own_mask(plan.cpus), None, []
-    if policy is not None:
-        from affinityd.linux.memory_policy import set_policy  # noqa: PLC0415 - few ask for one
-
-        # Memory that is interleaved is all ranks': near to each of their GPUs in turn.
-        visible = plan.visible_memory if policy == "interleave" else frozenset()
-        memory = set_policy(policy, visible or plan.memory_nodes)
-        refusals = [f"memory: {refusal}" for refusal in memory.refusals]
+    cpus = set_own_mask(plan.cpus)
+    memory, refusals = set_memory(plan, policy)
     os.environ.pop(UNPINNED, None)
+    os.environ[PINNED_FOR] = environment.task_of(os.environ)
+    # Also where nothing was narrowed: a mask that no longer equals it is planned on anew.
     os.environ["AFFINITYD_CPULIST"] = format_list(cpus)
     os.environ["AFFINITYD_ALLOWED"] = format_list(plan.allowed)
     os.environ["AFFINITYD_LOCALITY"] = plan.locality
     return cpus, memory, [*_remarks(plan, cpus), *refusals]
+
+
+def set_memory(plan: ProcessPlan, policy: str | None) -> tuple[MemoryPolicy | None, list[str]]:
+    """Set the memory policy of this process; None: the plan's nodes are left to the kernel.
+
+    Return it as read back, and what was refused, a line each.
+    """
+    if policy is None:
+        return None, []
+    if plan.locality == "unknown":
+        raise ApplyError(UNKNOWN_PLACE)
+    from affinityd.linux.memory_policy import set_policy  # noqa: PLC0415 - few ask for one
+
+    # Memory that is interleaved is all ranks': near to each of their GPUs in turn.
+    visible = plan.visible_memory if policy == "interleave" else frozenset()
+    memory = set_policy(policy, visible or plan.memory_nodes)
+    return memory, [f"memory: {refusal}" for refusal in memory.refusals]
 
 
 def export_unpinned(reason: str) -> None:
@@ -281,8 +324,12 @@ def set_own_mask(cpus: CpuSet) -> CpuSet:
     """Set the mask of the calling thread, and return it as read back.
 
     A program that it executes inherits it. The kernel silently removes CPUs that the cpuset
-    does not allow, sched_setaffinity(2). Raises ApplyError if none is left.
+    does not allow, sched_setaffinity(2). A mask that is so already is not set: it goes on to
+    follow its cpuset when that grows. Raises ApplyError if no CPU is left.
     """
+    mask = frozenset(os.sched_getaffinity(0))
+    if mask == cpus:
+        return mask
     try:
         os.sched_setaffinity(0, cpus)
     except OSError as error:

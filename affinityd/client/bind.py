@@ -35,6 +35,7 @@ from affinityd.request.parameters import MAX_ENTRIES
 if TYPE_CHECKING:
     from affinityd.request.document import PlanDocument
 
+KEPT = "kept"  #: the source of a pin that was there before
 NOT_OF_PLAN = frozenset(("memory", "nics", "timeout", "fail_closed"))  #: arguments of bind()
 
 logger = logging.getLogger("affinityd")
@@ -47,12 +48,14 @@ class Binding:
     cpus: CpuSet  #: the calling thread's mask
     locality: str | None  #: "local", "mixed", "remote", "unknown"; None: there was no plan
     memory: MemoryPolicy | None  #: the calling thread's policy; None: it cannot be read
-    source: str | None  #: of the plan: "daemon", "node.json", "sysfs"; None: there was no plan
+    #: Of the plan: "daemon", "node.json", "sysfs"; "kept": it was pinned before, and that stays;
+    #: None: there was no plan.
+    source: str | None
     warnings: tuple[str, ...] = ()  #: deviations from the request, a line each
 
     @property
     def pinned(self) -> bool:
-        """Whether there was a plan, and the kernel took it."""
+        """Whether there was a plan, now or before, and the kernel took it."""
         return self.source is not None
 
 
@@ -85,8 +88,9 @@ def bind(
     the near RDMA devices. The others are the parameters of a plan, by their names; None, also of
     `cpus` and `nics`: as AFFINITYD_* variables say, as for `affinityd exec`.
 
-    Children see it in AFFINITYD_* variables in the environment. A second call plans as the
-    first one did. Without a plan the process stays as it is, with a warning in the result and in
+    Children see it in AFFINITYD_* variables in the environment. A second call with arguments
+    plans as the first one did; without any of a plan's, it keeps the CPUs of the first, or of
+    `affinityd exec`. Without a plan the process stays as it is, with a warning in the result and in
     the log; with `fail_closed`, AffinityError is raised instead.
     """
     arguments = locals().copy()
@@ -143,6 +147,9 @@ def bind_process(
     try:
         checked_policy(policy)
         variables = config.variables()
+        kept = apply.kept_pin(chosen) if switch == config.ON else None
+        if kept is not None and policy is None and libraries is None:
+            return _kept()
         chosen = config.plan_parameters(variables, chosen)
         query, sockets = apply.own_query(chosen, switch), config.sockets(variables)
         plan = ask_daemon.find_plan(query, sockets, start, timeout, bounded=False)
@@ -154,6 +161,9 @@ def bind_process(
     if plan.switch != config.ON:
         apply.export_observed(plan)
         return _unbound()
+    if kept is not None:
+        memory, remarks = apply.add_to_pin(plan, variables, policy=policy, libraries=libraries)
+        return _kept(memory, remarks)
     libraries = variables.get(apply.NICS) if libraries is None else libraries
     cpus, memory, remarks = apply.pin_self(
         plan, chosen, variables, sys.orig_argv, policy=policy, libraries=libraries
@@ -165,6 +175,13 @@ def bind_process(
         source=plan.source,
         warnings=(*remarks, *_pin_threads(plan.cpus)),
     )
+
+
+def _kept(memory: MemoryPolicy | None = None, remarks: Sequence[str] = ()) -> Binding:
+    """Return the binding of a process that keeps the mask that affinityd gave it before."""
+    cpus = frozenset(os.sched_getaffinity(0))
+    locality = os.environ.get("AFFINITYD_LOCALITY")
+    return Binding(cpus, locality, memory or own_policy(), KEPT, tuple(remarks))
 
 
 def _unbound(*reasons: str) -> Binding:

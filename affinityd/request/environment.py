@@ -217,6 +217,16 @@ def cpus_to_plan_on(environ: Environment, mask: CpuSet) -> CpuSet:
     return allowed if pinned == mask and pinned <= allowed else mask
 
 
+def task_of(environ: Environment) -> str:
+    """Return what the variables say of a process's task: its ranks, its GPUs and its settings.
+
+    A pin holds for one task: a launcher's ranks, which inherit its variables, are others.
+    """
+    of_gpus = [name for names in VISIBLE.values() for name in names]
+    names = (*LAUNCHERS, *of_gpus, CPUS, *PARAMETER_VARIABLES.values())
+    return " ".join(f"{name}={environ[name]}" for name in names if environ.get(name))
+
+
 def nic_value(library: str, ports: Sequence[str]) -> str:
     """Return the value of a library's variable for ports, each like `mlx5_2:1`."""
     if library == "uccl":

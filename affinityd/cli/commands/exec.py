@@ -13,7 +13,7 @@ import time
 from affinityd import config
 from affinityd.cli.console import flag, say
 from affinityd.client import apply, ask_daemon
-from affinityd.cpuset import format_list
+from affinityd.cpuset import format_list, several
 from affinityd.errors import AffinityError, InvalidRequestError
 from affinityd.linux.files import environment_of
 from affinityd.text import quote
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from affinityd.cli.parser import Parser
     from affinityd.client.ask_daemon import ProcessPlan
+    from affinityd.cpuset import CpuSet
 
 NAME = "affinityd exec"
 #: As env(1) and timeout(1) have it; the first: the command was not tried.
@@ -170,6 +171,11 @@ def _pin(options: Mapping[str, str], command: Sequence[str], start: float, switc
         from affinityd.linux.memory_policy import checked_policy  # noqa: PLC0415 - few ask for one
 
         checked_policy(policy)
+    named = {name: text for name, text in options.items() if name in PARAMETERS}
+    kept = apply.kept_pin(named) if switch == config.ON else None
+    if kept is not None:
+        _keep(kept, options, variables, start)
+        return
     parameters, plan = _plan(options, variables, start, switch)
     if plan.switch != config.ON:
         apply.export_observed(plan)
@@ -190,6 +196,27 @@ def _pin(options: Mapping[str, str], command: Sequence[str], start: float, switc
         lines = [place, *oddities, *nics, *lines]
     sets_threads = "threads" in options or variables.get(apply.THREADS) == apply.AUTO
     for line in (*lines, *apply.threads_to_start(cpus, plan.threads if sets_threads else None)):
+        say(f"{NAME}: {line}")
+
+
+def _keep(
+    cpus: CpuSet, options: Mapping[str, str], variables: Mapping[str, str], start: float
+) -> None:
+    """Leave the mask that affinityd has given this process; do what else the options name.
+
+    What variables name, the command that pinned it has done.
+    """
+    lines = []
+    if "verbose" in options:
+        lines.append(f"affinityd pinned this process before, to {several('CPU', cpus)}: they stay")
+    threads = None
+    if {"memory", "nics", "threads"} & options.keys():
+        _, plan = _plan(options, variables, start, config.ON)
+        policy, libraries = options.get("memory"), options.get("nics")
+        _, remarks = apply.add_to_pin(plan, variables, policy=policy, libraries=libraries)
+        lines += remarks
+        threads = plan.threads if "threads" in options else None
+    for line in (*lines, *apply.threads_to_start(cpus, threads)):
         say(f"{NAME}: {line}")
 
 

@@ -156,7 +156,7 @@ def test_children_have_the_plan_in_variables_and_deviations_are_remarks(
 ) -> None:
     lines = {"CPULIST": "4-7", "ALLOWED": "0-9", "LOCALITY": "local", "MEMORY_NODES": ""}
     lines |= {"THREADS": "4", **dict([line.split("=")] if line else [])}
-    for name in ("CPULIST", "ALLOWED", "LOCALITY", "UNPINNED"):
+    for name in ("CPULIST", "ALLOWED", "LOCALITY", "UNPINNED", "PINNED_FOR"):
         monkeypatch.setenv(f"AFFINITYD_{name}", "of an earlier pin")
     monkeypatch.setenv("CUDA_DEVICE_ORDER", order)
     monkeypatch.setattr(apply, "set_own_mask", lambda _cpus: parse_list(cpus))
@@ -189,7 +189,7 @@ def test_only_interleaved_memory_is_near_all_visible_gpus(
 
     monkeypatch.setattr(apply, "set_own_mask", lambda cpus: cpus)
     monkeypatch.setattr(memory_policy, "set_policy", set_policy)
-    for name in ("CPULIST", "ALLOWED", "LOCALITY"):
+    for name in ("CPULIST", "ALLOWED", "LOCALITY", "PINNED_FOR"):
         monkeypatch.setenv(f"AFFINITYD_{name}", "")  # to be as it was afterwards
     text = "".join(f"AFFINITYD_{name}={value}\n" for name, value in lines.items())
     apply.apply_plan(ProcessPlan(text), policy)
