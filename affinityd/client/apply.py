@@ -194,10 +194,15 @@ def _may_open(path: str) -> bool:
     return os.access(path, os.R_OK | os.W_OK)
 
 
-def own_query(chosen: Mapping[str, str], switch: str = config.ON) -> Pairs:
-    """Return the plan requests for this process; `chosen` parameters override its own."""
+def own_query(
+    chosen: Mapping[str, str], switch: str = config.ON, mask: CpuSet | None = None
+) -> Pairs:
+    """Return the plan requests for this process; `chosen` parameters override its own.
+
+    `mask` is that of its main thread, unless a runtime has bound that.
+    """
     process = ProcessContext.of_self()
-    mask = process.mask
+    mask = process.mask if mask is None else mask
     observed = {"observe": format_list(mask)} if switch == config.OBSERVE else {}
     return process.query({**observed, **chosen}, mask)
 

@@ -12,25 +12,28 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from affinityd import config
-from affinityd.client import apply, ask_daemon
+from affinityd.client import apply, ask_daemon, openmp
 from affinityd.client.ask_daemon import TIMEOUT
-from affinityd.cpuset import CpuSet, parse_list
+from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.errors import (
     AffinityError,
     DaemonError,
     InvalidRequestError,
+    NoSuchGpuError,
     UnknownParameterError,
+    UnsatisfiableError,
 )
 from affinityd.linux import pinning
 from affinityd.linux.memory_policy import MemoryPolicy, checked_policy, own_policy
 from affinityd.linux.processes import mask_of, stat_of
 from affinityd.request.parameters import MAX_ENTRIES
+from affinityd.text import count
 
 if TYPE_CHECKING:
     from affinityd.request.document import PlanDocument
@@ -78,7 +81,9 @@ def bind(
     timeout: float = TIMEOUT,
     fail_closed: bool = False,
 ) -> Binding:
-    """Pin every thread of this process to the CPUs near its GPU; return the binding, read back.
+    """Pin the threads of this process to the CPUs near its GPU; return the binding, read back.
+
+    Threads whose masks differ from the main thread's were bound by a runtime, and are left alone.
 
     `rank` is the local rank of so many `ranks`; None: the launcher's. `gpus` are those of the
     ranks, an entry each, as `/plan` takes them; None: those that are visible. `cpus` is how many
@@ -151,7 +156,9 @@ def bind_process(
         if kept is not None and policy is None and libraries is None:
             return _kept()
         chosen = config.plan_parameters(variables, chosen)
-        query, sockets = apply.own_query(chosen, switch), config.sockets(variables)
+        mask = mask_of(os.getpid()) or frozenset()
+        before = openmp.cpus_before_binding(os.environ, mask)
+        query, sockets = apply.own_query(chosen, switch, before), config.sockets(variables)
         plan = ask_daemon.find_plan(query, sockets, start, timeout, bounded=False)
     except AffinityError as error:
         if switch != config.OBSERVE:
@@ -173,7 +180,7 @@ def bind_process(
         locality=plan.locality,
         memory=memory or own_policy(),
         source=plan.source,
-        warnings=(*remarks, *_pin_threads(plan.cpus)),
+        warnings=(*remarks, *_pin_threads(plan.cpus, mask, before)),
     )
 
 
@@ -189,15 +196,39 @@ def _unbound(*reasons: str) -> Binding:
     return Binding(frozenset(os.sched_getaffinity(0)), None, own_policy(), None, reasons)
 
 
-def _pin_threads(cpus: CpuSet) -> Iterator[str]:
-    """Pin every thread of this process; yield the refusals."""
+def _pin_threads(cpus: CpuSet, main: CpuSet, before: CpuSet) -> Iterator[str]:
+    """Pin the threads of this process; yield what is not as it should be.
+
+    `main` was the main thread's mask, and `before` all that the process had. Threads with a mask of
+    their own are left alone.
+    """
+
+    def rule(mask: CpuSet, given: Collection[CpuSet]) -> str:
+        is_own = pinning.is_on_purpose(mask, {main, *given}, before)
+        return pinning.LEFT_ALONE if is_own else pinning.CHANGE
+
     stat = stat_of(os.getpid())
-    targets = [] if stat is None else [pinning.Target(stat.number, stat.start, cpus)]
+    targets = [] if stat is None else [pinning.Target(stat.number, stat.start, cpus, rule)]
     pinned = pinning.pin_threads(lambda: targets)
     for thread in pinned.having(pinning.REFUSED):
         yield f"thread {thread.tid} was refused its CPUs: {thread.reason}"
+    elsewhere = [thread for thread in pinned.having(pinning.LEFT_ALONE) if not thread.held <= cpus]
+    if elsewhere:
+        held = frozenset[int]().union(*(thread.held for thread in elsewhere))
+        yield (
+            f"{count(len(elsewhere), 'thread')} of this process had CPUs of their own, and keep "
+            f"them, {format_list(held)}: call bind() before they are bound"
+        )
     if not pinned.is_settled:
         yield "threads start faster than they are pinned; some may run elsewhere"
+    threads = len(pinned.having(pinning.PINNED))
+    is_pool = threads >= len(before)  # of a library that starts a thread for each CPU
+    sized = max(threads if is_pool else 0, openmp.pool_size() or 0)
+    if main == before and len(cpus) < len(before) and sized > len(cpus):
+        yield (
+            f"{count(sized, 'thread')} of a library, which counted the CPUs before, share "
+            f"{count(len(cpus), 'CPU')} now: call bind() before the library is loaded"
+        )
 
 
 def worker_init_fn(worker_id: int) -> None:
@@ -278,10 +309,11 @@ def set_affinity(
     processes of one GPU each, which divide the cores among themselves.
 
     Deviations are told by `warnings.warn`: a process that may use no CPU near its GPU gets the
-    nearest that it may use. NVIDIA's package raises GPUAffinityError there, on every rank.
+    nearest that it may use, and one for which there is no plan stays as it is. NVIDIA's package
+    raises GPUAffinityError there, on every rank.
 
-    Raises AffinityError (also as GPUAffinityError) where there is no such GPU or rank, too few
-    cores, or no plan at all; `affinityd.bind` raises no error.
+    Raises AffinityError (also as GPUAffinityError) for its arguments: where there is no such GPU
+    or rank, a wrong word, or fewer cores than a `min_physical_cores` that is given.
     """
     if not 0 <= gpu_id < nproc_per_node:
         raise InvalidRequestError(
@@ -303,7 +335,14 @@ def set_affinity(
         "min_physical_cores": min_physical_cores,
         "max_physical_cores": max_physical_cores,
     }
-    binding = bind_process(texts(parameters))
+    try:
+        binding = bind_process(texts(parameters))
+    except (InvalidRequestError, NoSuchGpuError):
+        raise
+    except AffinityError as error:
+        if isinstance(error, UnsatisfiableError) and min_physical_cores > 1:
+            raise
+        binding = _unbound(str(error))
     for warning in binding.warnings:
         warnings.warn(f"affinityd: {warning}", stacklevel=2)
     return set(binding.cpus)

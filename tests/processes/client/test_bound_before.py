@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 
 from tests.support.cpusets import cpuset, needs_cpuset
 from tests.support.daemons import Daemon, running
-from tests.support.tiny import BOTH, FAR, NEAR, PROGRAM, exec_, tiny_tree
+from tests.support.tiny import BOTH, FAR, NEAR, PROGRAM, exec_, ran, tiny_tree
 
 EXEC = (sys.executable, str(PROGRAM), "exec")
 #: The CPUs that a program has after a call of affinityd.bind().
@@ -101,3 +102,95 @@ def test_a_mask_that_is_not_narrowed_follows_its_cpuset(
             (group / "cpuset.cpus").write_text(BOTH)
             printed, _ = child.communicate("go\n")
     assert printed.split()[1] == BOTH
+
+
+#: Loads libgomp, which may bind the main thread, and calls affinityd. Prints the masks of the two
+#: threads of a parallel region before, the main thread's, those of a region after, and warnings.
+OPENMP = """
+import ctypes, json, os, threading, warnings
+import affinityd
+gomp = ctypes.CDLL("libgomp.so.1")
+masks = {{}}
+@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+def work(_):
+    masks[threading.get_native_id()] = sorted(os.sched_getaffinity(0))
+    barrier.wait()
+def team():
+    masks.clear(); gomp.GOMP_parallel(work, None, 2, 0)
+    return [masks.pop(os.getpid()), *masks.values()]
+barrier = threading.Barrier(2)
+first = team() if {has_team} else None
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    result = {call}
+lines = [*getattr(result, "warnings", ()), *(str(it.message) for it in told)]
+print(json.dumps([first, sorted(os.sched_getaffinity(0)), team(), lines]))
+"""
+CLOSE = {"OMP_PROC_BIND": "close", "OMP_PLACES": "threads", "OMP_NUM_THREADS": "2"}
+TORCHRUN = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+MPIRUN = {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+ON_NEAR, ON_FAR = [int(NEAR)], [int(FAR)]
+EITHER = [*ON_NEAR, *ON_FAR]
+FIRST_REGION = "call bind() before the first parallel region"
+KEPT_THREAD = f"1 thread of this process had CPUs of their own, and keep them, {FAR}"
+SHARED = "2 threads of a library, which counted the CPUs before, share 1 CPU now"
+
+
+@pytest.mark.parametrize(
+    ("env", "has_team", "call", "main", "team", "line"),
+    [
+        # What a launcher may have given the rank is gone: the threads stay on all of it.
+        ({**CLOSE, **MPIRUN}, True, "affinityd.bind()", ON_NEAR, [ON_NEAR, ON_FAR], FIRST_REGION),
+        ({**CLOSE, **MPIRUN}, False, "affinityd.bind()", ON_NEAR, [ON_NEAR, ON_FAR], FIRST_REGION),
+        ({**CLOSE, **MPIRUN}, False, "affinityd.set_affinity(1, 2)", ON_NEAR, None, FIRST_REGION),
+        # No other has bound it: the main thread goes where its GPU is.
+        ({**CLOSE, **TORCHRUN}, True, "affinityd.bind()", ON_FAR, [ON_FAR, ON_FAR], None),
+        ({**CLOSE, **TORCHRUN}, False, "affinityd.set_affinity(1, 2)", ON_FAR, None, None),
+        (CLOSE, True, "affinityd.bind(gpus=0)", ON_NEAR, [ON_NEAR, ON_FAR], KEPT_THREAD),
+        # A pool that is not bound.
+        (TORCHRUN, True, "affinityd.bind()", ON_FAR, [ON_FAR, ON_FAR], SHARED),
+        (TORCHRUN, False, "affinityd.bind()", ON_FAR, [ON_FAR, ON_FAR], SHARED),
+        ({**TORCHRUN, "OMP_NUM_THREADS": "1"}, False, "affinityd.bind()", ON_FAR, None, None),
+        ({**CLOSE, "OMP_PROC_BIND": "false"}, True, "affinityd.bind(1)", ON_FAR, None, SHARED),
+    ],
+)
+def test_threads_that_openmp_has_bound_are_left_and_a_pool_is_warned_of(
+    here: Mapping[str, str],
+    *,
+    env: dict[str, str],
+    has_team: bool,
+    call: str,
+    main: list[int],
+    team: list[list[int]] | None,
+    line: str | None,
+) -> None:
+    code = OPENMP.format(has_team=has_team, call=call)
+    environ = {"PATH": os.environ["PATH"], **here, **env}
+    printed = subprocess.check_output([sys.executable, "-c", code], env=environ, text=True)
+    first, mask, threads, lines = json.loads(printed)
+    is_bound = env.get("OMP_PROC_BIND") == "close"
+    if has_team:
+        assert first == ([ON_NEAR, ON_FAR] if is_bound else [EITHER, EITHER])
+    assert mask == main
+    if team is not None:
+        assert threads == team
+    assert [
+        FIRST_REGION in it or it.startswith(line or "-") for it in lines if "afterwards" not in it
+    ] == ([True] if line else [])
+
+
+def test_set_affinity_raises_nothing_for_the_state_of_the_machine(
+    shared: Mapping[str, str],
+) -> None:
+    """Two ranks, and one CPU that they may use: NVIDIA's package ends all ranks here."""
+    code = (
+        f"import affinityd, os; os.sched_setaffinity(0, [{NEAR}]);"
+        "print(*affinityd.set_affinity(1, 2{}))"
+    )
+    words = [sys.executable, "-c"]
+    done = ran(*words, code.format(""), env={**os.environ, **shared})
+    assert (done.status, done.stdout) == (0, f"{NEAR}\n")
+    assert "would have 0 physical cores" in done.stderr
+    done = ran(*words, code.format(", min_physical_cores=2"), env={**os.environ, **shared})
+    assert done.status == 1
+    assert done.lines[-1].startswith("affinityd.errors.UnsatisfiableError: rank")
