@@ -41,10 +41,7 @@ UNKNOWN_PLACE = "the machine does not say on which NUMA node its GPU is"
 
 #: Remarks on a plan's warnings; the others follow from the question, or are reported anyway.
 REMARKS = {
-    "widened": (
-        "fewer CPUs are near the GPU than were asked for: the nearest others were added "
-        "(AFFINITYD_CPUS=none leaves them out)"
-    ),
+    "widened": "the nearest others were added (AFFINITYD_CPUS=none leaves them out)",
     "share_unavailable": "too few cores for a block for each GPU: only this job's GPUs divide them",
     "ambiguous_index": (
         "this machine has GPUs of several models, which CUDA numbers fastest first: "
@@ -130,8 +127,10 @@ class ProcessContext:
         if rank and rank.variable != environment.SLURM_TASK and self._shares(visible):
             stated["rank"] = f"{rank.number}"
             stated |= {} if rank.size is None else {"ranks": f"{rank.size}"}
-        variables = [name for name in (*OF_TASK, config.CPUS) if name in environ]
-        return (*stated.items(), *((ENV, f"{name}={environ[name]}") for name in variables))
+        if "cpuset" not in chosen and environment.SLURM_JOB not in environ:
+            environ[environment.ALLOWED] = format_list(cpus)  # a chosen cpuset is no limit
+        names = dict.fromkeys((*OF_TASK, config.CPUS, environment.ALLOWED))
+        return (*stated.items(), *((ENV, f"{it}={environ[it]}") for it in names if it in environ))
 
     def _shares(self, visible: str | None) -> bool:
         """Return whether its single visible GPU is its siblings', too: their parent has the same.
@@ -427,7 +426,16 @@ def _remarks(plan: ProcessPlan, cpus: CpuSet) -> Iterator[str]:
     is_ordered = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     for code in plan.warnings:
         if code in REMARKS and not (code == "ambiguous_index" and is_ordered):
-            yield REMARKS[code]
+            yield f"{_lack(plan)}: {REMARKS[code]}" if code == "widened" else REMARKS[code]
+
+
+def _lack(plan: ProcessPlan) -> str:
+    """Return that fewer CPUs are near than were asked for, with their numbers where known."""
+    if plan.near is None:
+        return "fewer CPUs are near the GPU than were asked for"
+    are = "is" if len(plan.near) == 1 else "are"
+    allowed = count(len(plan.allowed), "allowed CPU")
+    return f"{len(plan.near)} of {allowed} {are} near the GPU, fewer than were asked for"
 
 
 def nic_libraries(names: str) -> tuple[str, ...]:

@@ -74,6 +74,8 @@ class ProcessPlan:
             self.allowed: CpuSet = parse_list(values["AFFINITYD_ALLOWED"])
             self.memory_nodes = parse_list(values["AFFINITYD_MEMORY_NODES"])
             self.visible_memory = parse_list(values.get("AFFINITYD_VISIBLE_MEMORY_NODES", ""))
+            near = values.get("AFFINITYD_NEAR")  #: of the allowed; told where others were added
+            self.near = None if near is None else parse_list(near)
             self.gpus = parse_list(values.get("AFFINITYD_GPUS", ""))  # the node's own indices
             self.nodes = parse_list(values.get("AFFINITYD_NODES", ""))  # the home nodes
             self.locality = values["AFFINITYD_LOCALITY"]

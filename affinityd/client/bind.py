@@ -222,11 +222,11 @@ def _pin_threads(cpus: CpuSet, main: CpuSet, before: CpuSet) -> Iterator[str]:
     if not pinned.is_settled:
         yield "threads start faster than they are pinned; some may run elsewhere"
     threads = len(pinned.having(pinning.PINNED))
-    is_pool = threads >= len(before)  # of a library that starts a thread for each CPU
-    sized = max(threads if is_pool else 0, openmp.pool_size() or 0)
-    if main == before and len(cpus) < len(before) and sized > len(cpus):
+    is_narrowed = main == before and len(cpus) < len(before)
+    pool = openmp.pool_size(threads, len(before)) if is_narrowed else 0
+    if pool > len(cpus):
         yield (
-            f"{count(sized, 'thread')} of a library, which counted the CPUs before, share "
+            f"{count(pool, 'thread')} of a library, which counted the CPUs before, share "
             f"{count(len(cpus), 'CPU')} now: call bind() before the library is loaded"
         )
 

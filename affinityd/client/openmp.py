@@ -21,6 +21,8 @@ PROC_BIND = "OMP_PROC_BIND"
 BINDING_VARIABLES = (PROC_BIND, "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 GNU = "libgomp"
 RUNTIMES = (GNU, "libiomp5", "libomp")
+#: Libraries that start a thread for each CPU that they find.
+POOLS = (*RUNTIMES, "libopenblas", "libscipy_openblas", "libmkl_", "libblis")
 TORCHRUN = "LOCAL_RANK"  #: the rank of launchers that bind no rank by themselves
 
 
@@ -67,15 +69,20 @@ def cpus_before_binding(environ: Mapping[str, str], mask: CpuSet) -> CpuSet:
     return before
 
 
-def pool_size() -> int | None:
-    """Return how many threads libgomp has in a parallel region; None: it is not loaded."""
+def pool_size(threads: int, cpus: int) -> int:
+    """Return how many threads a library has in its pool, or will have; 0: unknown, or none.
+
+    libgomp says it. Of others `threads`, those of this process, are a pool if there are as many as
+    CPUs when it was loaded, `cpus`.
+    """
+    size = threads if threads >= cpus and library(POOLS) else 0
     path = library((GNU,))
     if path is None:
-        return None
+        return size
     import ctypes  # noqa: PLC0415 - few processes need it
 
     try:
         runtime = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
-        return int(runtime.omp_get_max_threads())
+        return max(size, int(runtime.omp_get_max_threads()))
     except (OSError, AttributeError):
-        return None
+        return size

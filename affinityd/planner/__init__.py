@@ -38,6 +38,7 @@ class Demand(NamedTuple):
     #: Each rank's home node, for modes that divide its cores; None: the nearest.
     homes: tuple[int | None, ...] | None = None
     others: CpuSet = frozenset()  #: CPUs of other plans: far ones among them are added last
+    cuts_cores: bool = False  #: ranks that share get as many CPUs as they ask for, not whole cores
 
 
 class PlanWarning(NamedTuple):

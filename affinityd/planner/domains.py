@@ -234,6 +234,10 @@ def widened(
         is_short = not divides or len(group.domain) < len(group.ranks)
         lack = asked_together(demand, group, asked) - has if is_short else 0
         further = _take(free, topology, demand, group.homes, lack)
+        surplus = len(given_cpus(further, demand.options)) - lack
+        if demand.cuts_cores and not divides and further and surplus > 0:
+            last = further[-1]
+            further = (*further[:-1], last._replace(cpus=last.cpus[:-surplus]))
         wider.append(group._replace(domain=(*group.domain, *single_bundles(further))))
     return tuple(wider)
 

@@ -51,6 +51,9 @@ LAUNCHERS = {
 #: Slurm's steps from here on are no tasks of srun: interactive, batch, extern (slurm.h).
 SLURM_SPECIAL_STEP = 0xFFFFFFFA
 
+#: The CPUs that a process may use, before a pin: `exec` exports them, and commands send them.
+ALLOWED = "AFFINITYD_ALLOWED"
+CPULIST = "AFFINITYD_CPULIST"  #: the CPUs that a pin has given
 JOB_CPUS = "AFFINITYD_JOB_CPUS"  #: the CPUs of a container: its request, or its limit
 JOB_GPUS = "AFFINITYD_JOB_GPUS"  #: the GPUs of a job on this node, in the node's numbering
 NVIDIA_VISIBLE = "NVIDIA_VISIBLE_DEVICES"
@@ -62,7 +65,7 @@ OF_TASK = (
     *("SLURM_GPUS_ON_NODE", "SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"),
     *("SLURM_JOB_CPUS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"),
     *("SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_LIST", "SLURM_MEM_BIND_TYPE", JOB_CPUS, JOB_GPUS),
-    *("AFFINITYD_CPULIST", "AFFINITYD_ALLOWED"),
+    *(CPULIST, ALLOWED),
 )
 #: All that `env` may name; scripts send the others as well.
 READ = frozenset(
@@ -210,8 +213,8 @@ def cpus_to_plan_on(environ: Environment, mask: CpuSet) -> CpuSet:
     A mask that affinityd set is no limit: to divide it again would shrink it at every pin.
     """
     try:
-        pinned = parse_list(environ.get("AFFINITYD_CPULIST", ""))
-        allowed = parse_list(environ.get("AFFINITYD_ALLOWED", ""))
+        pinned = parse_list(environ.get(CPULIST, ""))
+        allowed = parse_list(environ.get(ALLOWED, ""))
     except ValueError:
         return mask
     return allowed if pinned == mask and pinned <= allowed else mask

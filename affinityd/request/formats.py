@@ -34,6 +34,8 @@ def _shell(reply: Reply) -> Iterator[str]:
     yield f"AFFINITYD_VISIBLE_MEMORY_NODES={format_list(reply.visible_memory)}"
     yield f"AFFINITYD_THREADS={sum(rank.threads for rank in reply.ranks)}"
     yield f"AFFINITYD_RDMA={','.join(reply.rdma_ports)}"
+    if any(rank.widening for rank in reply.ranks):
+        yield f"AFFINITYD_NEAR={format_list(reply.near)}"
     yield f"AFFINITYD_WARNINGS={','.join(sorted({warning.code for warning in reply.warnings}))}"
     for rank in reply.ranks:
         yield f"AFFINITYD_RANK_{rank.rank}_CPULIST={format_list(rank.cpus)}"

@@ -25,6 +25,9 @@ class TaskCpus(NamedTuple):
     cpus: int | None = None  #: a number
     tasks: int | None = None  #: or an equal part of those that so many tasks may use
     of_job: int | None = None  #: how many the job, or the container, has on this node
+    #: Nothing but the size of the mask or cpuset says it: the part counts up to a GPU's part of the
+    #: machine's cores, and not at all where that is the whole machine.
+    is_allotment: bool = False
 
 
 class SlurmTask(NamedTuple):

@@ -11,6 +11,8 @@ from affinityd.cpuset import CpuSet, parse_list, parse_mask
 from affinityd.errors import InvalidRequestError
 from affinityd.planner.modes import MODES
 from affinityd.request.environment import (
+    ALLOWED,
+    CPULIST,
     ENV,
     JOB_CPUS,
     JOB_GPUS,
@@ -93,7 +95,8 @@ def _of_process(request: Request, environ: Environment, stated: Collection[str])
     if request.rank is not None and len(request.rank) == 1:
         started = rank.size if rank and not _is_alone(rank) else None
         rank = Rank(request.rank[0], started, CHOSEN_RANK)
-    request, is_named = request._replace(is_of_process=True), {"gpus", "rank"} & set(stated)
+    request = request._replace(is_of_process=bool(environ.keys() - {ALLOWED, CPULIST}))
+    is_named = {"gpus", "rank"} & set(stated)
     if not is_named and (rank is None or rank.variable == SLURM_TASK):
         request = request._replace(bound=_bound_by(environ))
         if rank and rank.size:
@@ -253,7 +256,8 @@ def asked_cpus(environ: Environment, ranks: int | None = None) -> TaskCpus | Non
     `ranks` divide its CPUs; None: as many as its launcher started. AFFINITYD_CPUS says it; else
     under Slurm SLURM_CPUS_PER_TASK, which is set where -c was given; a batch script asked for that
     of all its tasks. Else it is its part of its tasks' CPUs. In a pod it is a part of
-    AFFINITYD_JOB_CPUS, the container's CPU request. Raises InvalidRequestError for an
+    AFFINITYD_JOB_CPUS, the container's CPU request. Elsewhere the CPUs that it may use, which
+    commands send as AFFINITYD_ALLOWED, are its allotment. Raises InvalidRequestError for an
     AFFINITYD_CPUS that is neither none nor a number.
     """
     request = number(environ.get(JOB_CPUS))
@@ -276,4 +280,6 @@ def asked_cpus(environ: Environment, ranks: int | None = None) -> TaskCpus | Non
         if step is None or step >= SLURM_SPECIAL_STEP:  # a script has the CPUs of all its tasks
             each *= number(environ.get("SLURM_NTASKS")) or 1
         return TaskCpus(cpus=each, of_job=of_job)
-    return TaskCpus(tasks=tasks, of_job=of_job) if request or in_slurm else None
+    if request or in_slurm:
+        return TaskCpus(tasks=tasks, of_job=of_job)
+    return TaskCpus(tasks=tasks, is_allotment=True) if environ.get(ALLOWED) else None

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from affinityd.cpuset import CpuSet, several
 from affinityd.errors import InvalidRequestError, NoSuchGpuError
 from affinityd.planner import Demand, Options, Plan
-from affinityd.planner.domains import usable
+from affinityd.planner.domains import home_nodes, usable
 from affinityd.planner.modes import MODES
 from affinityd.planner.planner import plan
 from affinityd.request.devices import (
@@ -73,8 +73,34 @@ def plan_ranks(
     cpus = asked_cpus(node, request, allowed, (task_cpus and task_cpus.tasks) or ranks or 1)
     if cpus is not None:
         options = replace(options, cpus=-(-cpus // gpus_of_task))
-    result = plan_entries(node, entries, allowed, options)
+    together: dict[int | None, int] = {}
+    if cpus is not None and task_cpus is not None and task_cpus.is_allotment:
+        options, together = _of_allotment(node, options, task_cpus.tasks or 1, entries, allowed)
+    result = plan_entries(
+        node, entries, allowed, options, together=together, cuts_cores=bool(together)
+    )
     return Planned(entries, asked, options, result, allowed)
+
+
+def _of_allotment(
+    node: Node, options: Options, tasks: int, entries: Sequence[Entry], allowed: CpuSet
+) -> tuple[Options, dict[int | None, int]]:
+    """Return a demand that is a part of an allotment, for each rank and for those of a home node.
+
+    A rank asks for no more than a GPU's part of the machine's cores. Where a task does not see the
+    GPUs of the others, these may all be of its own home node.
+    """
+    cpus = min(options.cpus or 1, cores_of_gpu(node.topology))
+    sees_all = len(entries) >= tasks
+    gpus = gpus_of(entries) if sees_all else node.topology.gpus
+    homes = home_nodes(node.topology, gpus, allowed) if allowed else []
+    together: dict[int | None, int] = {}
+    for home in homes:
+        ranks = homes.count(home)
+        if not sees_all:
+            ranks = max(min(ranks, tasks), -(-tasks * ranks // len(homes)))
+        together[home] = cpus * ranks
+    return replace(options, cpus=cpus), together
 
 
 def plan_entries(
@@ -86,12 +112,13 @@ def plan_entries(
     homes: tuple[int | None, ...] | None = None,
     together: Mapping[int | None, int] | None = None,
     others: CpuSet = frozenset(),
+    cuts_cores: bool = False,
 ) -> Plan:
     """Plan ranks on these CPUs, of which rank i drives entry i. Raises AffinityError."""
     if len(entries) > MAX_ENTRIES:
         raise InvalidRequestError(f"{len(entries)} GPUs are too many; the most is {MAX_ENTRIES}")
     gpus = gpus_of(entries)
-    demand = Demand(gpus, allowed, node.usable, options, together or {}, homes, others)
+    demand = Demand(gpus, allowed, node.usable, options, together or {}, homes, others, cuts_cores)
     return plan(node.topology, demand)
 
 
@@ -148,6 +175,8 @@ def asked_cpus(node: Node, request: Request, allowed: CpuSet, tasks: int) -> int
         return None
     together = min(len(allowed), asked.of_job or len(allowed))
     each = max(1, together // tasks)
+    if asked.is_allotment:
+        return None if allowed >= node.usable else each
     if asked.cpus is None:
         return at_most_of_whole_node(node.topology, each, together, allowed, node.usable)
     # Another launcher's ranks may have inherited the variable of a script, for all of them.
@@ -165,5 +194,9 @@ def at_most_of_whole_node(
     cores = usable(topology.cores, usable_cpus)
     lacking = sum(cpus.isdisjoint(core.cpus) for core in cores)
     is_less = lacking * TOLERATED > len(cores) or granted * TOLERATED <= len(cpus) * (TOLERATED - 1)
-    of_gpu = max(1, len(topology.cores) // max(1, len(topology.gpus)))
-    return each if is_less else min(each, of_gpu)
+    return each if is_less else min(each, cores_of_gpu(topology))
+
+
+def cores_of_gpu(topology: Topology) -> int:
+    """Return a GPU's part of the machine's cores, at least one."""
+    return max(1, len(topology.cores) // max(1, len(topology.gpus)))

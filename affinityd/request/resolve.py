@@ -15,7 +15,7 @@ from affinityd.request.ranks import job_entries, plan_ranks
 from affinityd.request.slurm_task import plan_task
 from affinityd.text import quote
 from affinityd.topology.model import ON_SWITCH, Node, Topology
-from affinityd.topology.nearness import LOCALITIES
+from affinityd.topology.nearness import LOCALITIES, vicinity
 from affinityd.topology.rdma import NearNic, nics_of_gpus, verbs_ports
 
 AMBIGUOUS = PlanWarning(
@@ -50,6 +50,7 @@ class Reply(NamedTuple):
     #: The nodes of memory near any GPU that the process sees: for memory that all ranks use
     visible_memory: frozenset[int] = frozenset()
     slice: str | None = None  #: what became of a Slurm task's slice: "kept" or "dealt"
+    near: CpuSet = frozenset()  #: the allowed CPUs near any of the requested ranks' GPUs
 
     @property
     def ranks(self) -> tuple[RankPlan, ...]:
@@ -110,6 +111,7 @@ def answer(node: Node, request: Request, caller: Caller | None = None) -> Reply:
     ambiguous = (AMBIGUOUS,) if is_unclear else ()
     nics = {rank.rank: of_gpus[rank.gpu.key].best(request.nics) for rank in result.ranks}
     memory = {topology.memory_node(device.gpu.numa_node) for _, device in entries}
+    gpus = [rank.gpu for rank in result.ranks if rank.rank in planned.asked]
     return Reply(
         node=topology.name,
         generation=node.generation,
@@ -123,6 +125,7 @@ def answer(node: Node, request: Request, caller: Caller | None = None) -> Reply:
         nics=nics,
         switch=node.switch if request.observe is None or node.switch != ON else OBSERVE,
         visible_memory=frozenset(node for node in memory if node is not None),
+        near=planned.allowed & vicinity(topology, gpus).cpus,
         slice=planned.slice,
     )
 

@@ -101,7 +101,10 @@ def test_a_query_has_the_process_s_own_facts(
     expected: Mapping[str, str],
 ) -> None:
     variables = [f"{name}={text}" for name, text in env.items() if name in RANK]
-    assert asked(env, before, **given) == ({**HERE, **expected}, variables)
+    parameters = {**HERE, **expected}
+    if "cpuset" not in given:  # a chosen one is no limit of the process
+        variables.append(f"AFFINITYD_ALLOWED={parameters['cpuset']}")
+    assert asked(env, before, **given) == (parameters, variables)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes device files")

@@ -7,13 +7,19 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import pytest
 
 from tests.support.cpusets import cpuset, needs_cpuset
 from tests.support.daemons import Daemon, running
+from tests.support.machines.by_hand import made
+from tests.support.machines.sysfs_tree import write_tree
 from tests.support.tiny import BOTH, FAR, NEAR, PROGRAM, exec_, ran, tiny_tree
 
+FEWER = (
+    "fewer than were asked for: the nearest others were added (AFFINITYD_CPUS=none leaves them out)"
+)
 EXEC = (sys.executable, str(PROGRAM), "exec")
 #: The CPUs that a program has after a call of affinityd.bind().
 BIND = "import affinityd, os; affinityd.bind({}); print('x:', *sorted(os.sched_getaffinity(0)))"
@@ -194,3 +200,18 @@ def test_set_affinity_raises_nothing_for_the_state_of_the_machine(
     done = ran(*words, code.format(", min_physical_cores=2"), env={**os.environ, **shared})
     assert done.status == 1
     assert done.lines[-1].startswith("affinityd.errors.UnsatisfiableError: rank")
+
+
+def test_one_line_says_that_far_cpus_were_added_in_a_part_of_a_machine(tmp_path: Path) -> None:
+    """A machine of 32 CPUs, of which this process may use two, one near its GPU."""
+    nodes = {0: f"{FAR},4-18", 1: f"{NEAR},19-33"}
+    machine = write_tree(made(nodes, gpus=[1, 1, 0, 0]), tmp_path)
+    env = {"AFFINITYD_SOCKET": "/nonexistent", "AFFINITYD_ROOT": str(machine)}
+    replayed = "planned on a replayed machine"
+    for variables, cpus, lines in (
+        ({}, BOTH, [f"affinityd exec: 1 of 2 allowed CPUs is near the GPU, {FEWER}"]),
+        ({"AFFINITYD_CPUS": "none"}, NEAR, []),
+    ):
+        done = exec_("--gpus=0", "--", *SHOW, env={**env, **variables})
+        said = [line for line in done.lines if replayed not in line]
+        assert (done.cpus, said) == (cpus, lines)

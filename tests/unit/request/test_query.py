@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -69,7 +70,7 @@ none                     | {SRUN} {PER_TASK}=3 AFFINITYD_CPUS=none |
 """),
 )
 def test_the_scheduler_says_how_many_cpus_a_task_asked_for(environ: str, expected: str) -> None:
-    numbers = {name: int(text) for name, text in words(expected).items()}
+    numbers: dict[str, Any] = {name: int(text) for name, text in words(expected).items()}
     assert asked_cpus(words(environ)) == (TaskCpus(**numbers) if numbers else None)
 
 

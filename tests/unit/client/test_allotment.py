@@ -1,0 +1,91 @@
+"""Ranks in a mask or cpuset that is smaller than the machine: it is what they asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from affinityd.client import apply
+from affinityd.client.apply import ProcessContext
+from affinityd.client.local_plan import plan_on_node
+from affinityd.cpuset import format_list, parse_list
+from affinityd.request.resolve import Reply
+from affinityd.topology.model import Node
+from tests.support.asking import codes
+from tests.support.machines.by_hand import made
+from tests.support.machines.facts import machine
+from tests.support.tables import rows, words
+
+#: Two nodes of 8 cores and 2 threads; GPUs 0 to 3 are on node 1, GPUs 4 to 7 on node 0.
+TWO_NODES = made({0: "0-15", 1: "16-31"}, [1] * 4 + [0] * 4, threads=2, siblings="adjacent")
+TORCHRUN = "LOCAL_RANK={} LOCAL_WORLD_SIZE=4"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _drivers_of_no_vendor() -> Iterator[None]:
+    """Read the variables of every vendor, as if this machine's own driver were not there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(apply, "DRIVERS", {})
+        yield
+
+
+def planned(environ: str, mask: str, node: Node, **chosen: str) -> Reply:
+    process = ProcessContext(0, words(environ), lambda: None, devices=None)
+    return plan_on_node(node, process.query(chosen, parse_list(mask)))
+
+
+@pytest.mark.parametrize(
+    ("environ", "mask", "cpus", "locality"),
+    rows("""
+    one near CPU is fewer than a GPU's part | CUDA_VISIBLE_DEVICES=0 | 0-16 | 0,16 | mixed
+    as many near ones are enough            | CUDA_VISIBLE_DEVICES=0 | 0-17 | 16-17 | local
+    no CPU is near                          | CUDA_VISIBLE_DEVICES=0 | 0-7  | 0-7   | remote
+    a smaller mask is all that it asked for | CUDA_VISIBLE_DEVICES=0 | 15-16 | 15-16 | mixed
+    without a limit nothing was asked for   | CUDA_VISIBLE_DEVICES=0 | 0-31 | 16-31 | local
+    near only                | CUDA_VISIBLE_DEVICES=0 AFFINITYD_CPUS=none | 0-16 | 16 | local
+    all GPUs of a lone rank                 | OMP_NUM_THREADS=1 | 0-16 | 0-16 | local
+    """),
+)
+def test_a_rank_gets_its_part_of_the_machine_where_fewer_cpus_are_near(
+    environ: str, mask: str, cpus: str, locality: str
+) -> None:
+    reply = planned(environ, mask, Node(TWO_NODES))
+    assert (format_list(reply.cpus), reply.locality) == (cpus, locality)
+    assert ("widened" in codes(reply)) == (locality == "mixed")
+
+
+SCOPE = "0-13,16-17"  #: systemd-run --scope -p AllowedCPUs
+
+
+@pytest.mark.parametrize(
+    ("seen", "mode", "cpus"),
+    [
+        ("0,1,2,3", "node", ["0-5,16-17"] * 4),
+        ("{}", "node", ["0-5,16-17"] * 4),
+        ("0,1,2,3", "unique_contiguous", ["16-17", "0-1", "2-3", "4-5"]),
+    ],
+    ids=["ranks that see all four GPUs", "ranks that see their own", "ranks that divide the CPUs"],
+)
+def test_ranks_of_a_scope_get_their_parts_of_the_machine_near_cpus_first(
+    seen: str, mode: str, cpus: list[str]
+) -> None:
+    environ = f"{TORCHRUN} CUDA_VISIBLE_DEVICES={seen}"
+    ranks = [environ.replace("{}", f"{rank}") for rank in range(4)]
+    replies = [planned(rank, SCOPE, Node(TWO_NODES), mode=mode) for rank in ranks]
+    assert [format_list(reply.cpus) for reply in replies] == cpus
+
+
+def test_a_rank_in_most_of_a_machine_keeps_its_near_cpus() -> None:
+    topology = machine("dgx-a100")
+    reply = planned("CUDA_VISIBLE_DEVICES=0", "0-249", Node(topology))
+    near = topology.cpus_of_node(3) & parse_list("0-249")
+    assert (reply.cpus, reply.locality) == (near, "local")
+    reserved = Node(topology, parse_list("0-1,128-129"))
+    reply = planned("CUDA_VISIBLE_DEVICES=0", "2-127,130-255", reserved)
+    assert (reply.request.options.cpus, codes(reply)) == (None, [])
+
+
+def test_a_chosen_cpuset_is_no_allotment() -> None:
+    reply = planned("CUDA_VISIBLE_DEVICES=0", "0-31", Node(TWO_NODES), cpuset="0-16")
+    assert (format_list(reply.cpus), reply.locality) == ("16", "local")
