@@ -39,6 +39,11 @@ ACTIVE = "4:"  #: begins a port's state, enum ib_port_state
 
 UNKNOWN_PLACE = "the machine does not say on which NUMA node its GPU is"
 
+SAME_PLACES = (
+    "ranks that share these CPUs put their threads on the same first ones; for CPUs of its own for "
+    "each rank: AFFINITYD_MODE=unique_contiguous"
+)
+
 #: Remarks on a plan's warnings; the others follow from the question, or are reported anyway.
 REMARKS = {
     "widened": "the nearest others were added (AFFINITYD_CPUS=none leaves them out)",
@@ -50,32 +55,58 @@ REMARKS = {
 }
 
 PARENT_SECONDS = 0.3  #: for which the environment of the parent is waited for
+MOST_WRAPPERS = 8  #: processes between a rank and its launcher, as shells
 
 #: A file that each vendor's driver makes.
 DRIVERS = {"nvidia": "/dev/nvidiactl", "amd": "/dev/kfd", "huawei": "/dev/davinci_manager"}
 AMD = "0x1002"  #: the PCI vendor, in /sys/class/drm/renderDN/device/vendor
 
 
+class Launcher:
+    """The process that started a task; its environment and mask are None where not known."""
+
+    __slots__ = ("environ", "mask")
+
+    def __init__(self, environ: Mapping[str, str] | None, mask: CpuSet | None) -> None:
+        self.environ = environ
+        self.mask = mask
+
+    @classmethod
+    def above(cls, parent: int, environ: Mapping[str, str]) -> Launcher:
+        """Return the launcher of a process with this parent and environment.
+
+        It is the nearest ancestor that has not the same rank: a script of the rank has.
+        """
+        of_rank = {(name, environ[name]) for name in environment.variables_of_rank(environ)}
+        pid = parent
+        for _ in range(MOST_WRAPPERS):
+            found = _read_soon(pid)
+            if found is None or of_rank.isdisjoint(found.items()):
+                return cls(found, _mask_of(pid))
+            pid = _parent_of(pid)
+        return cls(None, None)
+
+
 class ProcessContext:
     """A process: its environment, and the devices and CPUs it may use; all but the CPUs read once.
 
-    `environ` is None if it cannot be read, as of another user; so is that of `parent_environ`.
-    `devices` are the GPUs whose files it may open, as the request's `granted`: None where there
-    are no such files.
+    `environ` is None if it cannot be read, as of another user. `devices` are the GPUs whose files
+    it may open, as the request's `granted`: None where there are no such files.
     """
 
-    __slots__ = ("_parent_environ", "devices", "environ", "pid")
+    __slots__ = ("_find_launcher", "_launcher", "devices", "environ", "pid")
 
     def __init__(
         self,
         pid: int,
         environ: Mapping[str, str] | None,
-        parent_environ: Callable[[], Mapping[str, str] | None],
+        find_launcher: Callable[[], Launcher],
         devices: str | None,
     ) -> None:
         self.pid = pid
         self.environ = environ
-        self._parent_environ = parent_environ
+        self._find_launcher = find_launcher
+        self._launcher: Launcher | None = None
         self.devices = devices
 
     @classmethod
@@ -85,7 +116,9 @@ class ProcessContext:
         if not {"SLURM_JOB_ID", JOB_CPUS} & environ.keys():
             limit = own_cpu_limit(len(os.sched_getaffinity(0)))  # of its container
             environ = environ if limit is None else {**environ, JOB_CPUS: f"{limit}"}
-        return cls(os.getpid(), environ, lambda: _read_soon(os.getppid()), granted_gpus())
+        return cls(
+            os.getpid(), environ, lambda: Launcher.above(os.getppid(), environ), granted_gpus()
+        )
 
     @classmethod
     def of(cls, process: Stat) -> ProcessContext:
@@ -97,12 +130,37 @@ class ProcessContext:
         if pid == os.getpid():
             return cls.of_self()
         devices = granted_gpus(f"/proc/{pid}/root/dev")
-        return cls(pid, environment_of(pid), lambda: _read_soon(parent), devices)
+        environ = environment_of(pid)
+        return cls(pid, environ, lambda: Launcher.above(parent, environ or {}), devices)
+
+    @property
+    def launcher(self) -> Launcher:
+        """The process that started its task, read on first use."""
+        if self._launcher is None:
+            self._launcher = self._find_launcher()
+        return self._launcher
+
+    def is_bound(self, cpus: CpuSet) -> bool:
+        """Return whether its launcher has bound it to these CPUs, and may have more itself.
+
+        Slurm tells by itself what it bound a task to.
+        """
+        rank = local_rank(self.environ or {})
+        if rank is None or rank.variable == environment.SLURM_TASK:
+            return False
+        mask = self.launcher.mask
+        return mask is not None and not cpus >= mask
 
     @property
     def mask(self) -> CpuSet:
         """The CPUs on which its main thread may run. Raises OSError if it has ended."""
         return frozenset(os.sched_getaffinity(self.pid))
+
+    @property
+    def unbinding(self) -> str:
+        """How its launcher is told not to bind it."""
+        rank = local_rank(self.environ or {})
+        return environment.UNBINDING.get(rank.variable if rank else "", "another launch")
 
     @property
     def cpuset(self) -> CpuSet | None:
@@ -127,22 +185,24 @@ class ProcessContext:
         if rank and rank.variable != environment.SLURM_TASK and self._shares(visible):
             stated["rank"] = f"{rank.number}"
             stated |= {} if rank.size is None else {"ranks": f"{rank.size}"}
-        if "cpuset" not in chosen and environment.SLURM_JOB not in environ:
-            environ[environment.ALLOWED] = format_list(cpus)  # a chosen cpuset is no limit
-        names = dict.fromkeys((*OF_TASK, config.CPUS, environment.ALLOWED))
+        environ.pop(environment.SLICE, None)
+        is_limit = "cpuset" not in chosen  # which is a choice
+        if is_limit and self.is_bound(cpus):
+            environ[environment.SLICE] = format_list(cpus)
+        elif is_limit and environment.SLURM_JOB not in environ:
+            environ[environment.ALLOWED] = format_list(cpus)
+        names = (*OF_TASK, config.CPUS, environment.SLICE)
         return (*stated.items(), *((ENV, f"{it}={environ[it]}") for it in names if it in environ))
 
     def _shares(self, visible: str | None) -> bool:
-        """Return whether its single visible GPU is its siblings', too: their parent has the same.
+        """Return whether its single visible GPU is its siblings', too: their launcher has the same.
 
         Slurm says by itself which GPUs a task has.
         """
         if visible is None or environment.gpus_in(visible) > 1:
             return False
-        parent_environ = self._parent_environ()
-        return parent_environ is not None and (
-            environment.visible(parent_environ, _vendors()) == visible
-        )
+        environ = self.launcher.environ
+        return environ is not None and environment.visible(environ, _vendors()) == visible
 
 
 def _read_soon(pid: int) -> Mapping[str, str] | None:
@@ -161,6 +221,20 @@ def _read_soon(pid: int) -> Mapping[str, str] | None:
     start_new_thread(read, ())
     is_read.acquire(timeout=PARENT_SECONDS)
     return environs[0] if environs else None
+
+
+def _mask_of(pid: int) -> CpuSet | None:
+    """Return the mask of a process; None if it has ended, or is in another pid namespace."""
+    try:
+        return frozenset(os.sched_getaffinity(pid)) if pid else None
+    except OSError:
+        return None
+
+
+def _parent_of(pid: int) -> int:
+    """Return the parent of a process, 0 where it is not known: proc_pid_stat(5)."""
+    fields = text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return int(fields[1]) if len(fields) > 1 else 0
 
 
 def _vendors() -> list[str]:
@@ -254,12 +328,25 @@ def pin_self(
     if libraries:
         remarks += export_nics(libraries, plan.rdma, variables)
     if owns or environment.may_rebind(os.environ, command):
-        remarks += (
-            f"{acting} {acting.binder.effect} afterwards; {acting.binder.ends_it}"
-            for acting in binders_to_come(command, owns=owns)
-            if acting.binder.fights
-        )
+        shares = _shares_cpus(plan, chosen)
+        for acting in binders_to_come(command, owns=owns):
+            line = f"{acting} {acting.binder.effect} afterwards; {acting.binder.ends_it}"
+            if shares and acting.word.startswith("OMP_"):
+                line += f"; {SAME_PLACES}"
+            if acting.binder.fights:
+                remarks.append(line)
     return cpus, memory, [*_gpus_far_apart(plan, chosen), *remarks]
+
+
+def _shares_cpus(plan: ProcessPlan, chosen: Mapping[str, str]) -> bool:
+    """Return whether other ranks of this process's launcher may have the same CPUs."""
+    from affinityd.planner.modes import MODES  # noqa: PLC0415 - few have a binder to come
+
+    rank = local_rank(os.environ)
+    mode = MODES.get(chosen.get("mode", "node").replace("-", "_"))
+    if rank is None or rank.size == 1 or mode is None or not mode.shares:
+        return False
+    return not ProcessContext.of_self().is_bound(plan.allowed)
 
 
 def binders_to_come(command: Sequence[str], *, owns: bool) -> list[Acting]:
@@ -419,7 +506,13 @@ def _remarks(plan: ProcessPlan, cpus: CpuSet) -> Iterator[str]:
     if plan.trouble is not None:
         yield f"{plan.trouble}; planned from {plan.source}"
     asked = format_list(plan.cpus)
-    if plan.locality == "remote":
+    process = ProcessContext.of_self()
+    if plan.locality == "remote" and process.is_bound(plan.allowed):
+        yield (
+            f"CPUs {asked} are not near the GPU: the launcher, or numactl or taskset in its "
+            f"script, bound this rank; {process.unbinding} leaves the choice to affinityd"
+        )
+    elif plan.locality == "remote":
         yield f"CPUs {asked} are not near the GPU; allowed are {format_list(plan.allowed)}"
     if cpus != plan.cpus:
         yield f"CPUs {asked} were cut down to {format_list(cpus)}: the cpuset has no more"

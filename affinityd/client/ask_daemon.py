@@ -21,6 +21,7 @@ from affinityd.errors import (
     AffinityError,
     ApplyError,
     DaemonError,
+    InvalidRequestError,
     NoDaemonError,
     UnknownParameterError,
 )
@@ -154,9 +155,18 @@ def _words(text: str) -> tuple[str, ...]:
 def ask_plan(
     address: str, query: Iterable[tuple[str, str]], deadline: float, form: str = "shell"
 ) -> str:
-    """Return a plan, in a format of the request's. Raises as `fetch`; `deadline` is as there."""
+    """Return a plan, in a format of the request's. Raises as `fetch`; `deadline` is as there.
+
+    A variable that a daemon of another release does not know is an UnknownParameterError, too.
+    """
     encoded = "&".join(f"{name}={_percent_encoded(text)}" for name, text in query)
-    return fetch(address, f"/plan?{encoded}&format={form}", deadline)
+    try:
+        return fetch(address, f"/plan?{encoded}&format={form}", deadline)
+    except InvalidRequestError as error:
+        what, is_unread, _ = str(error).partition(" is not read; known are ")
+        if is_unread:
+            raise UnknownParameterError(f"{what} is not read") from None
+        raise
 
 
 def fetch(

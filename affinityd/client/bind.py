@@ -340,7 +340,8 @@ def set_affinity(
     except (InvalidRequestError, NoSuchGpuError):
         raise
     except AffinityError as error:
-        if isinstance(error, UnsatisfiableError) and min_physical_cores > 1:
+        is_of_argument = type(error) is UnsatisfiableError and min_physical_cores > 1
+        if is_of_argument:
             raise
         binding = _unbound(str(error))
     for warning in binding.warnings:

@@ -94,10 +94,10 @@ BINDERS = (
     Binder(
         "Open MPI",
         REPLACES,
-        "binds up to two ranks to a core each, more to NUMA nodes, without regard to the mask",
+        "binds each rank to a core, in order (4.x: above two to NUMA nodes), in the mask or not",
         "mpirun --bind-to none (OMPI_MCA_hwloc_base_binding_policy=none, from 5.0 on "
         "PRTE_MCA_hwloc_default_binding_policy=none)",
-        "mpirun(1); tried 4.1.4, 2026-11-26",
+        "mpirun(1); tried 4.1.4 and 5.0.11, 2026-11-28",
         programs=("mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.openmpi"),
         off_options=("--bind-to none", "-bind-to none"),
         before={"OMPI_MCA_orte_bound_at_launch": "1"},

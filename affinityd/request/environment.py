@@ -48,12 +48,25 @@ LAUNCHERS = {
     FLUX_TASK: ("FLUX_JOB_SIZE",),
     SLURM_TASK: (),
 }
+#: How launchers, by the variable of the rank, are told not to bind it.
+UNBINDING = {
+    "LOCAL_RANK": "torchrun without --numa-binding, deepspeed without --bind_cores_to_rank",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "mpirun --bind-to none",
+    "MPI_LOCALRANKID": "mpiexec -bind-to none (Intel MPI: I_MPI_PIN=0)",
+    "PMI_LOCAL_RANK": "mpiexec -bind-to none",
+    "PALS_LOCAL_RANKID": "mpiexec --cpu-bind none",
+    "MV2_COMM_WORLD_LOCAL_RANK": "MV2_ENABLE_AFFINITY=0",
+    "JSM_NAMESPACE_LOCAL_RANK": "jsrun --bind none",
+    FLUX_TASK: "flux run -o cpu-affinity=off",
+}
 #: Slurm's steps from here on are no tasks of srun: interactive, batch, extern (slurm.h).
 SLURM_SPECIAL_STEP = 0xFFFFFFFA
 
 #: The CPUs that a process may use, before a pin: `exec` exports them, and commands send them.
 ALLOWED = "AFFINITYD_ALLOWED"
 CPULIST = "AFFINITYD_CPULIST"  #: the CPUs that a pin has given
+#: The CPUs to which a launcher has bound a rank; commands send them.
+SLICE = "AFFINITYD_SLICE"
 JOB_CPUS = "AFFINITYD_JOB_CPUS"  #: the CPUs of a container: its request, or its limit
 JOB_GPUS = "AFFINITYD_JOB_GPUS"  #: the GPUs of a job on this node, in the node's numbering
 NVIDIA_VISIBLE = "NVIDIA_VISIBLE_DEVICES"
@@ -72,7 +85,7 @@ READ = frozenset(
     (
         *OF_TASK,
         *(name for names in VISIBLE.values() for name in names),
-        *(NVIDIA_VISIBLE, CPUS),
+        *(NVIDIA_VISIBLE, CPUS, SLICE),
         *PARAMETER_VARIABLES.values(),
     )
 )
@@ -160,6 +173,19 @@ def local_rank(environ: Environment) -> Rank | None:
     nearest, *others = ranks
     alike = (rank for rank in others if rank.number == nearest.number and (rank.size or 0) > 1)
     return next(alike, nearest) if nearest.size is None else nearest
+
+
+def variables_of_rank(environ: Environment) -> tuple[str, ...]:
+    """Return the variables that name the local rank; (): there is none.
+
+    A script below mpirun may export LOCAL_RANK for its framework, which is the same rank.
+    """
+    rank = local_rank(environ)
+    if rank is None:
+        return ()
+    sizes = {None, rank.size}
+    ranks = [other for other in _ranks(environ) if other.number == rank.number]
+    return tuple(other.variable for other in ranks if other.size in sizes)
 
 
 def number(text: str | None) -> int | None:

@@ -60,6 +60,7 @@ class Request(NamedTuple):
     nvidia_visible: str | None = None  #: NVIDIA_VISIBLE_DEVICES, of NVIDIA's container runtime
     task_cpus: TaskCpus | None = None  #: None: unknown
     slurm: SlurmTask | None = None  #: None: it is none, or its GPUs were named
+    slice: CpuSet | None = None  #: the CPUs to which a launcher bound the rank; None: to none
     bound: str | None = None  #: why the caller's CPUs stay as they are; None: they may change
     is_of_process: bool = False  #: `job` may be another one's, and a rank beyond its GPUs
 

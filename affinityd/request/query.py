@@ -18,6 +18,7 @@ from affinityd.request.environment import (
     JOB_GPUS,
     NVIDIA_VISIBLE,
     READ,
+    SLICE,
     SLURM_JOB,
     SLURM_SPECIAL_STEP,
     SLURM_TASK,
@@ -134,7 +135,16 @@ def _completed(request: Request, environ: Environment, rank: Rank | None) -> Req
         cpuset=None if cpuset is None else cpus_to_plan_on(environ, cpuset),
         nvidia_visible=environ.get(NVIDIA_VISIBLE) or None,
         task_cpus=asked,
+        slice=_slice_of(environ),
     )
+
+
+def _slice_of(environ: Environment) -> CpuSet | None:
+    """Return the CPUs to which a launcher bound a rank. Raises InvalidRequestError."""
+    try:
+        return parse_list(environ[SLICE]) if SLICE in environ else None
+    except ValueError as error:
+        raise InvalidRequestError(f"env: {SLICE}: {error}") from None
 
 
 def _bound_by(environ: Environment) -> str | None:

@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from affinityd.cpuset import CpuSet, several
-from affinityd.errors import InvalidRequestError, NoSuchGpuError
-from affinityd.planner import Demand, Options, Plan
+from affinityd.cpuset import CpuSet, format_list, several
+from affinityd.errors import InvalidRequestError, NoSuchGpuError, UnsatisfiableError
+from affinityd.planner import Demand, Options, Plan, PlanWarning
 from affinityd.planner.domains import home_nodes, usable
 from affinityd.planner.modes import MODES
 from affinityd.planner.planner import plan
+from affinityd.planner.slices import plan_within
 from affinityd.request.devices import (
     Entry,
     all_devices,
@@ -70,6 +71,8 @@ def plan_ranks(
         has_number = task_cpus is not None and task_cpus.cpus is not None
         is_one = ranks is not None or (request.rank is not None and has_number)
         gpus_of_task = 1 if is_one else len(own)
+    if request.slice is not None:
+        return _plan_in_slice(node, options, entries, asked, allowed)
     cpus = asked_cpus(node, request, allowed, (task_cpus and task_cpus.tasks) or ranks or 1)
     if cpus is not None:
         options = replace(options, cpus=-(-cpus // gpus_of_task))
@@ -80,6 +83,33 @@ def plan_ranks(
         node, entries, allowed, options, together=together, cuts_cores=bool(together)
     )
     return Planned(entries, asked, options, result, allowed)
+
+
+def _plan_in_slice(
+    node: Node,
+    options: Options,
+    entries: tuple[Entry, ...],
+    asked: frozenset[int],
+    cpus: CpuSet,
+) -> Planned:
+    """Plan the ranks of a process that a launcher has bound to these CPUs, which are its own.
+
+    Whether other processes have them too is not known.
+    """
+    if not cpus:
+        raise UnsatisfiableError("no CPU is allowed: the launcher's mask has none of this machine")
+    options = replace(options, cpus=None)
+    ranks = sorted(asked)
+    gpus = gpus_of([entries[rank] for rank in ranks])
+    because = f"a launcher bound the rank to CPUs {format_list(cpus)}"
+    plan = plan_within(node.topology, gpus, cpus, options, because=because)
+    numbered = [place._replace(rank=rank) for rank, place in zip(ranks, plan.ranks, strict=True)]
+    warnings = list(plan.warnings)
+    if MODES[options.mode].unique:
+        message = f"mode {options.mode}: {because}, which other ranks may have, too"
+        warnings.append(PlanWarning("not_unique", message))
+    result = plan._replace(ranks=tuple(numbered), warnings=tuple(warnings))
+    return Planned(entries, asked, options, result, cpus)
 
 
 def _of_allotment(

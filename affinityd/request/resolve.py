@@ -102,7 +102,10 @@ def answer(node: Node, request: Request, caller: Caller | None = None) -> Reply:
             node, request, task, entries, job, mask=mask, cpuset=cpuset, within=within
         )
     else:
-        allowed = node.usable & (cpuset if within is None else cpuset & within)
+        own = request.slice
+        cpus = cpuset if own is None else own
+        usable = node.usable if own is None else topology.online
+        allowed = usable & (cpus if within is None else cpus & within)
         planned = plan_ranks(node, request, entries, job, allowed)
     result, of_gpus = planned.plan, nics_of_gpus(topology)
     is_unclear = is_ambiguous(seen, request.gpus) or (

@@ -86,8 +86,9 @@ def replied(node: Node, asked: Request, caller: Caller | None = None) -> Reply:
 
     Raises AffinityError; its kind is the reason.
     """
+    is_own = asked.slice is not None
     has_number = asked.task_cpus is not None and not asked.task_cpus.is_allotment
-    is_of_job = asked.rank is not None and asked.job is None and not has_number
+    is_of_job = asked.rank is not None and asked.job is None and not (has_number or is_own)
     if is_of_job and not (asked.is_of_process and asked.ranks is None):
         # The other ranks' replies differ in nothing else.
         reply = _reply(node, asked._replace(rank=None), caller)

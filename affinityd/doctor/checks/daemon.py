@@ -142,7 +142,7 @@ READ = (
 #: Variables that affinityd sets for jobs.
 WRITTEN = (
     *("ALLOWED", "CPULIST", "GPUS", "LOCALITY", "MEMORY_NODES", "NODES", "PINNED_FOR", "RDMA"),
-    *("UNPINNED", "VISIBLE_MEMORY_NODES", "WARNINGS"),
+    *("NEAR", "SLICE", "UNPINNED", "VISIBLE_MEMORY_NODES", "WARNINGS"),
 )
 #: Every name without a number in it.
 NAMES = (

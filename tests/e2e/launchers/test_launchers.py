@@ -84,6 +84,72 @@ def test_each_rank_of_mpirun_has_its_gpu(mpirun: str, here: Mapping[str, str]) -
     assert sorted(masks(done.stdout)) == sorted([NEAR, FAR] * 2)
 
 
+OPEN_MPI = ("mpirun.openmpi", "--allow-run-as-root")
+MPICH = ("mpirun.mpich",)
+UNIQUE = ("--mode=unique-contiguous", "--")
+SWAPPED = {"CUDA_VISIBLE_DEVICES": "1,0"}  #: rank 0 has the GPU that is far from the first core
+#: A script between the launcher and the rank, and one that binds the rank itself.
+WRAPPED = ("sh", "-c", '"$@"; exit $?', "sh")
+ON_FAR = ("sh", "-c", f'taskset -c {FAR} "$@"; exit $?', "sh")
+STAYS = "bound this rank; {}"
+
+
+@pytest.mark.parametrize(
+    ("mpirun", "before", "words", "env", "cpus", "switch"),
+    [
+        # Each rank is bound to a core, in order.
+        ((*OPEN_MPI, "--bind-to", "core"), (), (), {}, [NEAR, FAR], None),
+        ((*OPEN_MPI, "--bind-to", "core"), (), UNIQUE, {}, [NEAR, FAR], None),
+        ((*OPEN_MPI, "--bind-to", "core"), WRAPPED, UNIQUE, {}, [NEAR, FAR], None),
+        ((*OPEN_MPI, "--bind-to", "core"), (), (), SWAPPED, [NEAR, FAR], "mpirun --bind-to none"),
+        ((*MPICH, "-bind-to", "core"), (), UNIQUE, {}, [NEAR, FAR], None),
+        ((*MPICH, "-bind-to", "core"), WRAPPED, (), SWAPPED, [NEAR, FAR], "mpiexec -bind-to none"),
+        # None is bound.
+        ((*OPEN_MPI, "--bind-to", "none"), (), (), SWAPPED, [FAR, NEAR], None),
+        ((*MPICH, "-bind-to", "none"), WRAPPED, UNIQUE, SWAPPED, [FAR, NEAR], None),
+        # Or by its script.
+        ((*OPEN_MPI, "--bind-to", "none"), ON_FAR, UNIQUE, {}, [FAR, FAR], "mpirun --bind-to none"),
+        # By nobody: the launcher has no more.
+        (("taskset", "-c", FAR, *MPICH), (), (), {}, [FAR, FAR], None),
+    ],
+)
+def test_what_a_launcher_bound_a_rank_to_stays(
+    here: Mapping[str, str],
+    *,
+    mpirun: tuple[str, ...],
+    before: tuple[str, ...],
+    words: tuple[str, ...],
+    env: dict[str, str],
+    cpus: list[str],
+    switch: str | None,
+) -> None:
+    """Also in a mode that divides what the ranks have together, and where it is far."""
+    environ = {"PATH": os.environ["PATH"], "TMPDIR": "/tmp", **here, **env}  # noqa: S108
+    tell = ("sh", "-c", "echo $(grep Cpus_allowed_list /proc/self/status) $AFFINITYD_LOCALITY")
+    rank = ("sh", "-c", 'echo "${OMPI_COMM_WORLD_LOCAL_RANK:-$MPI_LOCALRANKID}: $("$@")"', "sh")
+    done = ran(*mpirun, "-np", "2", *rank, *before, *EXEC, *words, *tell, env=environ)
+    assert done.status == 0, done.stderr
+    assert masks(done.stdout) == cpus
+    lines = [line for line in done.lines if line.startswith("affinityd exec")]
+    assert any(STAYS.format(switch) in line for line in lines) == (switch is not None)
+
+
+def test_a_program_that_openmp_has_bound_keeps_the_cpus_of_its_rank(
+    here: Mapping[str, str],
+) -> None:
+    """Two threads of a rank on two places; the launcher may have given the rank any CPUs."""
+    program = (
+        "import ctypes, os, affinityd; ctypes.CDLL('libgomp.so.1');"
+        "b = affinityd.bind(); print(*os.sched_getaffinity(0), b.pinned, *b.warnings)"
+    )
+    bound = {"OMP_PROC_BIND": "close", "OMP_PLACES": "threads"}
+    environ = {"PATH": os.environ["PATH"], "TMPDIR": "/tmp", **here, **bound}  # noqa: S108
+    words = ("-bind-to", "none", "-np", "2", sys.executable, "-c", program)
+    done = ran("mpirun.mpich", *words, env={**environ, "PYTHONPATH": str(REPOSITORY)})
+    for line in done.stdout.splitlines():
+        assert line.startswith(f"{NEAR} False OpenMP (OMP_PROC_BIND=close) has bound")
+
+
 def test_check_names_srun_that_has_bound_a_task(
     here: Mapping[str, str], release: str, entry: tuple[str, ...]
 ) -> None:

@@ -283,6 +283,32 @@ HIDDEN = (
 )
 
 
+SAME_PLACES = (
+    f"{OPENMP} afterwards; {OWN}; ranks that share these CPUs put their threads on the same first "
+    "ones; for CPUs of its own for each rank: AFFINITYD_MODE=unique_contiguous"
+)
+
+
+@pytest.mark.parametrize(
+    ("env", "words", "line"),
+    [
+        ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}, [], SAME_PLACES),
+        ({"LOCAL_RANK": "0"}, ["--mode=socket"], SAME_PLACES),
+        (
+            {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"},
+            ["--mode=unique-contiguous"],
+            f"{OPENMP} afterwards; {OWN}",
+        ),
+        ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}, [], f"{OPENMP} afterwards; {OWN}"),
+    ],
+)
+def test_ranks_whose_threads_openmp_puts_on_the_same_cpus_are_told_of_a_mode(
+    here: Mapping[str, str], env: dict[str, str], words: list[str], line: str
+) -> None:
+    done = exec_(*words, "--", "true", env={**here, "OMP_PROC_BIND": "close", **env})
+    assert done.lines == [f"affinityd exec: {line}"]
+
+
 @pytest.mark.parametrize(
     ("env", "words", "variables", "line"),
     [

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.client import apply
-from affinityd.client.apply import ProcessContext, granted_gpus
+from affinityd.client.apply import Launcher, ProcessContext, granted_gpus
 from affinityd.client.ask_daemon import ProcessPlan
 from affinityd.cpuset import format_list, parse_list
 from affinityd.linux import memory_policy
@@ -240,7 +240,7 @@ def test_a_parent_whose_environment_cannot_be_read_in_time_counts_as_unread(
 ) -> None:
     monkeypatch.setattr(apply, "environment_of", lambda _pid: time.sleep(PATIENCE))
     environ = {"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "2"}
-    process = ProcessContext(0, environ, lambda: apply._read_soon(1), devices=None)
+    process = ProcessContext(0, environ, lambda: Launcher.above(1, {}), devices=None)
     began = time.monotonic()
     assert "rank" not in dict(process.query({}, frozenset({0})))
     assert time.monotonic() - began < PATIENCE / 2

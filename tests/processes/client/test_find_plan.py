@@ -305,6 +305,7 @@ def test_the_first_daemon_that_answers_is_asked(daemon: Daemon, tmp_path: Path) 
 
 # Trouble.
 
+UNREAD = "Malformed request: env: 'AFFINITYD_SLICE' is not read; known are HIP_VISIBLE_DEVICES"
 OLDER = "Unknown parameter: 'more' is no parameter; did you mean mode?"
 
 
@@ -314,6 +315,7 @@ OLDER = "Unknown parameter: 'more' is no parameter; did you mean mode?"
         ("no topology", "503 Oh", "answered 503: 'no topology'"),
         ("nonsense", "200 OK", "answered a plan without 'AFFINITYD_CPULIST'"),
         (OLDER, "422 No", "runs another release: 'more' is no parameter"),
+        (UNREAD, "422 No", "runs another release: env: 'AFFINITYD_SLICE' is not read"),
     ],
 )
 def test_a_plan_without_the_daemon_says_what_is_wrong_with_the_daemon(

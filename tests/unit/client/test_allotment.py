@@ -1,4 +1,4 @@
-"""Ranks in a mask or cpuset that is smaller than the machine: it is what they asked for."""
+"""Ranks in a mask or cpuset that is smaller than the machine: their own, or what they asked for."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from affinityd.client import apply
-from affinityd.client.apply import ProcessContext
+from affinityd.client.apply import Launcher, ProcessContext
 from affinityd.client.local_plan import plan_on_node
 from affinityd.cpuset import format_list, parse_list
+from affinityd.planner.modes import MODES
 from affinityd.request.resolve import Reply
 from affinityd.topology.model import Node
 from tests.support.asking import codes
@@ -30,8 +31,11 @@ def _drivers_of_no_vendor() -> Iterator[None]:
         yield
 
 
-def planned(environ: str, mask: str, node: Node, **chosen: str) -> Reply:
-    process = ProcessContext(0, words(environ), lambda: None, devices=None)
+def planned(
+    environ: str, mask: str, node: Node, launchers_mask: str | None = None, **chosen: str
+) -> Reply:
+    cpus = None if launchers_mask is None else parse_list(launchers_mask)
+    process = ProcessContext(0, words(environ), lambda: Launcher(None, cpus), devices=None)
     return plan_on_node(node, process.query(chosen, parse_list(mask)))
 
 
@@ -89,3 +93,55 @@ def test_a_rank_in_most_of_a_machine_keeps_its_near_cpus() -> None:
 def test_a_chosen_cpuset_is_no_allotment() -> None:
     reply = planned("CUDA_VISIBLE_DEVICES=0", "0-31", Node(TWO_NODES), cpuset="0-16")
     assert (format_list(reply.cpus), reply.locality) == ("16", "local")
+
+
+MPIRUN = "OMPI_COMM_WORLD_LOCAL_RANK={} OMPI_COMM_WORLD_LOCAL_SIZE=8"
+SRUN = "SLURM_JOB_ID=1 SLURM_STEP_ID=0 SLURM_LOCALID=0 SLURM_GTIDS=0,1 SLURM_GPUS_ON_NODE=8"
+
+
+@pytest.mark.parametrize(
+    ("rank", "mask", "mode", "cpus", "locality"),
+    rows("""
+    all of a near mask           | 0 | 16-23 | node              | 16-23 | local
+    in a mode that divides       | 0 | 16-23 | unique_contiguous | 16-23 | local
+    or that takes more           | 0 | 16-23 | even              | 16-23 | local
+    a node that ranks share      | 7 | 0-15  | unique_contiguous | 0-15  | local
+    of both nodes                | 0 | 12-19 | node              | 12-19 | mixed
+    its first near core          | 0 | 12-19 | single            | 16-17 | local
+    a thread of each core | 0 | 12-19 | node multithreading=single_logical | 12,14,16,18 | mixed
+    its first near cores         | 0 | 12-19 | node max_physical_cores=1 | 16-17 | local
+    wholly far                   | 0 | 0-3   | node              | 0-3   | remote
+    a core                       | 0 | 16    | exclusive         | 16    | local
+    reserved CPUs stay in it     | 0 | 28-31 | node              | 28-31 | local
+    """),
+)
+def test_what_a_launcher_bound_a_rank_to_is_the_rank_s_own(
+    rank: str, mask: str, mode: str, cpus: str, locality: str
+) -> None:
+    node = Node(TWO_NODES, parse_list("30-31"))
+    chosen = words(f"mode={mode}")
+    reply = planned(MPIRUN.format(rank), mask, node, "0-31", **chosen)
+    assert [place.rank for place in reply.ranks] == [int(rank)]
+    assert [place.gpu.index for place in reply.ranks] == [int(rank)]
+    assert (format_list(reply.cpus), reply.locality) == (cpus, locality)
+    is_unique = MODES[chosen["mode"]].unique
+    assert codes(reply) == ["not_unique"] * is_unique + ["remote_home"] * (locality == "remote")
+
+
+@pytest.mark.parametrize(
+    ("environ", "mask", "launchers_mask", "cpus"),
+    rows("""
+    a launcher with the same mask divides | MPIRUN | 0-16 | 0-16 | 0-6,16
+    one that is unknown                   | MPIRUN | 0-16 | None | 0-6,16
+    one with fewer CPUs has not bound it  | MPIRUN | 0-31 | 0-1  | 16-31
+    one elsewhere has                     | MPIRUN | 14-16 | 0-1 | 14-16
+    Slurm says it by itself               | SRUN | 14-17 | 0-31 | 16-17
+    """),
+)
+def test_a_mask_is_the_rank_s_own_where_the_launcher_has_more(
+    environ: str, mask: str, launchers_mask: str, cpus: str
+) -> None:
+    launchers = {"MPIRUN": MPIRUN.format(0).replace("SIZE=8", "SIZE=4"), "SRUN": SRUN}
+    mask_above = None if launchers_mask == "None" else launchers_mask
+    reply = planned(launchers[environ], mask, Node(TWO_NODES), mask_above)
+    assert format_list(reply.cpus) == cpus

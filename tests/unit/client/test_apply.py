@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from affinityd import machines
 from affinityd.client import apply
-from affinityd.client.apply import ProcessContext, export_nics
+from affinityd.client.apply import Launcher, ProcessContext, export_nics
 from affinityd.client.local_plan import plan_on_node
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.request.environment import NIC_VARIABLES
@@ -86,7 +86,7 @@ class Rank:
         parent = self.launch.parent
         if parent:
             parent = {variable: parent[variable].format(**facts)}
-        process = ProcessContext(0, said, lambda: parent, devices=None)
+        process = ProcessContext(0, said, lambda: Launcher(parent, None), devices=None)
         return plan_on_node(Node(self.topology), process.query(chosen, self.cpus))
 
 
