@@ -13,9 +13,9 @@ from pathlib import Path
 from affinityd.linux.protobuf import DATA, END_STREAM, STREAM, field, frame
 from affinityd.topology.model import Topology
 from tests.e2e.privileges.actors import Actors
+from tests.e2e.privileges.confined import Confinement
 from tests.e2e.privileges.features import GPUS, NAMESPACE, UUID, Node
 from tests.support import privileges
-from tests.support.confined import Confinement
 from tests.support.daemons import free_port, spawn
 from tests.support.machines.sysfs_tree import put, write_tree
 from tests.support.made_nodes import DRIVER
