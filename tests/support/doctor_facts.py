@@ -6,7 +6,7 @@ from pathlib import Path
 from affinityd.cpuset import format_list, parse_list
 from affinityd.discovery.nvml import NvmlReport
 from affinityd.doctor.checks import run_checks
-from affinityd.doctor.facts import CheckResult, CheckResults, NodeFacts
+from affinityd.doctor.facts import CheckResult, NodeFacts
 from affinityd.topology.model import Topology
 from tests.support.machines.by_hand import made
 from tests.support.machines.sysfs_tree import tree_of
@@ -45,12 +45,8 @@ def check(name: str, facts: NodeFacts, *expected: str) -> None:
     compare(run_checks(facts, [name]), expected)
 
 
-def judged(results: CheckResults, *expected: str) -> None:
-    """Hold that a part of a check has just these findings; `ok` stands for none."""
-    compare([*results], [text for text in expected if text != "ok"])
-
-
 def compare(findings: Sequence[CheckResult], expected: Sequence[str]) -> None:
+    """Hold that there are just these findings, each by parts of its sentences, as `check`."""
     assert len(findings) == len(expected), findings
     for finding, text in zip(findings, expected, strict=True):
         head, _, sentences = text.partition(": ")
