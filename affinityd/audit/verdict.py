@@ -83,10 +83,13 @@ def states(scan: Scan) -> dict[GpuKey, str]:
     }
 
 
-def verdict(scan: Scan, remedy: Callable[[str, AuditedProcess], str | None]) -> Iterator[Finding]:
+def verdict(
+    scan: Scan, remedy: Callable[[str, AuditedProcess], str | None] | None = None
+) -> Iterator[Finding]:
     """Yield the findings on the node, the worst first; one that all is well where there is none.
 
-    `remedy`: returns that of a process, by its state; None: the reader may not see it.
+    `remedy`: returns that of a process, by its state; None: the reader may not see it. Without it
+    there are no remedies.
     """
     found, gpus = by_state(scan), len(scan.near)
     for state in FINDINGS:
@@ -95,7 +98,7 @@ def verdict(scan: Scan, remedy: Callable[[str, AuditedProcess], str | None]) -> 
             one, many, _ = FINDINGS[state]
             first = next(iter(concerned.values()))
             number = f"{len(concerned)} of {count(gpus, 'GPU')}"
-            cure = None if first is None else remedy(state, first)
+            cure = None if first is None or remedy is None else remedy(state, first)
             yield Finding(state, f"{number} {one if len(concerned) == 1 else many}", cure)
     if unknown := found[UNKNOWN]:
         why = next((scan.unknown[gpu] for gpu in unknown if gpu in scan.unknown), None)

@@ -21,7 +21,6 @@ COMMANDS = {
     "init": "prepare a pod's containers to pin, in an init container",
     "pin": "pin a running process near its GPU, thread by thread",
     "verify": "check whether a process runs near its GPU",
-    "top": "show the state of the node in a terminal",
     "why": "measure how long a process waits for CPUs, and for what",
     "audit": "show the processes of each GPU, and which run far from it",
     "doctor": "check this node for what keeps ranks from their CPUs",

@@ -21,6 +21,7 @@ COMMANDS: Mapping[str, str] = {
     "serve --enforce": TO_PIN,
     "serve --enforce-policy": TO_PIN,
     "measure": MEASURING,
+    "top": "affinityd audit --watch says how the node is, and the daemon's page shows it",
     "audit --measured": MEASURING,
     "serve --measured": MEASURING,
 }

@@ -12,6 +12,7 @@ from affinityd.audit.mask_owner import MaskOwner, owner_of
 from affinityd.audit.model import Scan
 from affinityd.audit.sources.holders import HolderSources
 from affinityd.audit.sources.nics import far_nics, nic_use
+from affinityd.audit.verdict import verdict
 from affinityd.cli.console import give_up_stdout
 from affinityd.cli.parser import Parser, add_format, add_settings, duration, load_settings
 from affinityd.cli.render import audit
@@ -89,7 +90,9 @@ def _print(
         print(dumps({**whole, "processes": processes}), flush=True)
         return
     names = {it.facts.pid: audit.process_name(it.facts) for it in scan.processes}
+    state = "; ".join(finding.text for finding in verdict(scan))
     lines = [
+        *([state] if arguments.watch is not None else []),
         *audit.table(topology, scan, is_second=is_second, all_memory=arguments.memory),
         *(f"{names[pid]}: CPUs set by {owner}" for pid, owner in owners.items() if owner.how),
         *(f"{names[pid]}: {text}" for pid, texts in nics.items() for text in texts),

@@ -183,13 +183,16 @@ def test_a_watch_prints_one_document_per_line_until_interrupted(pid: int) -> Non
     assert {document["processes"][0]["pid"] for document in told} == {pid}
 
 
-def test_a_watch_prints_table_after_table_with_the_time_since_the_last(pid: int) -> None:
+def test_a_watch_prints_state_and_table_again_with_the_time_since_the_last(pid: int) -> None:
     with started(pid, "--watch", "0.1", stdout=subprocess.PIPE) as watching:
         assert watching.stdout is not None
+        state = watching.stdout.readline()
+        assert state == "1 of 2 GPUs is used from far away\n"
         head = watching.stdout.readline()
         while (line := watching.stdout.readline()) != "\n":
             assert "remote time" not in line
         assert "remote time" not in head
+        assert watching.stdout.readline() == state
         assert "remote time" in watching.stdout.readline()
 
 
