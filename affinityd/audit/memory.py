@@ -10,11 +10,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from mmap import PAGESIZE
 
-from affinityd.cpuset import several
+from affinityd.cpuset import format_list, several
 from affinityd.linux.files import text
 from affinityd.linux.memory_policy import MemoryPolicy, policy_of
-from affinityd.linux.migration import room_on
-from affinityd.linux.resident import CUDA, FILES, SHARED, ResidentMemory, Share, resident_memory
+from affinityd.linux.resident import (
+    CUDA,
+    FILES,
+    SHARED,
+    ResidentMemory,
+    Share,
+    resident_memory,
+    room_on,
+)
 from affinityd.text import amount
 from affinityd.threads import Readings
 from affinityd.topology.nearness import UNKNOWN, Vicinity
@@ -134,13 +141,19 @@ class HostMemory:
         """Return whether so many bytes of it are far, and a notable part of it."""
         return self.cause is not None and self.placed[FAR] >= least
 
-    def remedy(self, command: str | None) -> str | None:
-        """Return the remedy, in which `command` moves it. None: it needs no remedy."""
+    def remedy(self, pid: int | None) -> str | None:
+        """Return the remedy; None: it needs none. `pid`: whose memory a command here may move."""
         if self.cause is None:
             return None
-        is_stuck = self.pinned_far > self.placed[FAR] / 2
-        moves = command and self.cause not in {POLICY, FULL} and not is_stuck
-        return REMEDIES[self.cause] + (f"; {command} moves it now" if moves else "")
+        remedy = REMEDIES[self.cause]
+        if self.cause in {POLICY, FULL}:
+            return remedy
+        if self.pinned_far > self.placed[FAR] / 2:
+            return f"{remedy}; pinned: restart it near"
+        if pid is None:
+            return remedy
+        here = format_list(self.resident.nodes & self.far)
+        return f"{remedy}; migratepages {pid} {here} {format_list(self.near)} moves it now"
 
     def __str__(self) -> str:
         """Return it as people read it: `host memory 212 GiB, 38% (35 to 41) far on node 1`."""

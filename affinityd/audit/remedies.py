@@ -36,7 +36,6 @@ BY_RUNTIME = (
 PIN_FIXES = "{pin} fixes that"
 START_HERE = "start commands here with affinityd exec {options}-- COMMAND"
 START_WITH_MEMORY = "start it with affinityd exec --memory preferred"
-MOVE_MEMORY = "affinityd pin --memory {gpus}{pid}"
 ALLOCATE_NEAR = (
     "no pin fixes that; an allocation near the GPU does (Slurm: --gres-flags=enforce-binding; "
     "Kubernetes: kubelet's Topology Manager)"
@@ -107,10 +106,9 @@ class Remedies:
 
     def of_memory(self, process: AuditedProcess, memory: HostMemory) -> str | None:
         """Return the remedy of its far memory; None: it needs none."""
-        facts, job = process.facts, process.facts.membership.job
-        names = gpu_names(self._near(facts.gpus).gpus)
+        job = process.facts.membership.job
         is_pods = job is not None and job.scheduler == KUBERNETES
-        return memory.remedy(None if is_pods else MOVE_MEMORY.format(gpus=names, pid=facts.pid))
+        return memory.remedy(None if is_pods else process.facts.pid)
 
     def end(self, process: AuditedProcess) -> str | None:
         """Return the remedy of an orphan; None: there is none, or it is no orphan."""

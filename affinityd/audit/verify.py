@@ -15,7 +15,6 @@ from affinityd.audit.memory import LEAST, MOST, HostMemory
 from affinityd.audit.model import AuditedProcess, ProcessFacts
 from affinityd.audit.remedies import (
     ALLOCATE_NEAR,
-    MOVE_MEMORY,
     PIN_FIXES,
     START_HERE,
     START_WITH_MEMORY,
@@ -48,7 +47,6 @@ class Verification:
     far_nics: tuple[str, ...] = ()  #: sentences on RDMA devices away from the GPUs
     waited: float = 0.0  #: part of the time that its threads could run; 0 as well where unknown
     remedy: str = ""  #: of the threads that may run far away
-    move: str | None = None  #: the command that moves its memory
     owner: MaskOwner | None = None  #: of its mask; None: nothing set it
 
     @cached_property
@@ -123,7 +121,8 @@ class Verification:
         if memory is None or memory.share is None or not memory.is_notable(self.least):
             return
         if is_most == (memory.share.part >= MOST):
-            yield f"{memory}, and {self.near}; {memory.cause}: {memory.remedy(self.move)}"
+            pid = None if self.is_self else self.process.facts.pid
+            yield f"{memory}, and {self.near}; {memory.cause}: {memory.remedy(pid)}"
 
 
 def by_plan(judge: Judge, facts: ProcessFacts, ranks: Sequence[RankPlan]) -> Verification:
@@ -163,8 +162,4 @@ def with_remedy(verifications: Sequence[Verification], options: str) -> Sequence
     pin = pin_command(facts.pid, options, tree=is_tree, force=is_forced)
     start = START_HERE.format(options=options)
     remedy = start if first.is_self else PIN_FIXES.format(pin=pin)
-    moves = [MOVE_MEMORY.format(gpus=options, pid=it.process.facts.pid) for it in verifications]
-    return [
-        replace(it, remedy=remedy, move=None if it.is_self else move)
-        for it, move in zip(verifications, moves, strict=True)
-    ]
+    return [replace(each, remedy=remedy) for each in verifications]

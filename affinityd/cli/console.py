@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
 GAP = "  "  #: between two columns
-CLEAR_LINE = "\r\x1b[K"  #: ECMA-48
 
 
 def give_up_stdout() -> None:
@@ -33,13 +32,6 @@ def say(text: str) -> None:
             sys.stderr.write(f"{one_line(text)}\n")
         except OSError:  # no reader: that must not be the end of what goes on beside it,
             sys.stderr = None  # nor be tried again when Python ends
-
-
-def progress(line: str) -> None:
-    """Draw a line over the last one, if stderr is a terminal; "" clears it."""
-    if sys.stderr is not None and sys.stderr.isatty():
-        sys.stderr.write(f"{CLEAR_LINE}{line}")
-        sys.stderr.flush()
 
 
 def aligned(

@@ -23,6 +23,7 @@ COMMANDS: Mapping[str, str] = {
     "measure": MEASURING,
     "top": "affinityd audit --watch says how the node is, and the daemon's page shows it",
     "audit --measured": MEASURING,
+    "pin --memory": "affinityd verify --resident PID prints the migratepages(8) that moves it",
     "serve --measured": MEASURING,
 }
 #: Variables, also as lines of the settings file: what to do instead.

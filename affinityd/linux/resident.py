@@ -22,7 +22,7 @@ from random import Random
 from typing import NamedTuple
 
 from affinityd.linux import syscalls
-from affinityd.linux.files import content, read
+from affinityd.linux.files import content, read, text
 
 KINDS = ANONYMOUS, SHARED, HUGE, FILES, CUDA = (
     "anonymous",
@@ -123,7 +123,7 @@ def resident_memory(pid: int, chosen: Random | None = None) -> ResidentMemory:
     locked = {name: size for name in LOCKED if (size := status.get(f"{name}:"))}
     try:
         wait_for_lock(pid)
-        mappings = mappings_of(pid, LONG)
+        mappings = mappings_in(read(f"/proc/{pid}/maps", ALL_MAPS), _files_in_memory(pid))
         drawn = _draw(pid, mappings, chosen or Random())  # noqa: S311 - no secret
     except OSError:
         return ResidentMemory(sizes, locked=locked)
@@ -134,17 +134,11 @@ def resident_memory(pid: int, chosen: Random | None = None) -> ResidentMemory:
 MemoryMapping = tuple[int, int, str]
 
 
-def mappings_of(pid: int, long: int = ALL_MAPS) -> list[MemoryMapping]:
-    """Return the readable mappings of a process.
+def mappings_in(maps: bytes, files: Mapping[bytes, str], long: int = LONG) -> list[MemoryMapping]:
+    """Return the readable mappings that `maps` lists; of more than `long` bytes, the large ones.
 
-    Of a list of more than `long` bytes, only the large ones. Raises OSError.
+    `files`: kind of memory by device.
     """
-    maps = read(f"/proc/{pid}/maps", ALL_MAPS)
-    return mappings_in(maps, _files_in_memory(pid), long)
-
-
-def mappings_in(maps: bytes, files: Mapping[bytes, str], long: int) -> list[MemoryMapping]:
-    """Return the mappings that `maps` lists; `files`: kind of memory by device."""
     mappings = []
     zero = CUDA if b" /dev/nvidia" in maps else SHARED
     for *_, start, end, device, name in (LARGE if len(maps) > long else MAPPING).findall(maps):
@@ -210,9 +204,16 @@ def _draw(
                 behind += (end - start) // PAGESIZE
             addresses.append(start + (page - first) * PAGESIZE)
             kinds.append(kind)
-        _, nodes = syscalls.move_pages(pid, addresses)
-        places = zip(kinds, nodes, strict=True)
+        places = zip(kinds, syscalls.nodes_of_pages(pid, addresses), strict=True)
         drawn.update(place for place in places if place[1] >= 0)
         if drawn.total() >= ENOUGH or time.perf_counter() > late:
             break
     return drawn
+
+
+def room_on(node: int) -> int:
+    """Return the bytes that a node has free, or can free at once: of files not used lately."""
+    path = f"/sys/devices/system/node/node{node}/meminfo"
+    lines = (line.split() for line in text(path).splitlines())  # Node 0 MemFree: 1024 kB
+    sizes = {words[2]: int(words[3]) * 1024 for words in lines if len(words) > 3}  # noqa: PLR2004
+    return sizes.get("MemFree:", 0) + sizes.get("Inactive(file):", 0)

@@ -27,8 +27,7 @@ MODE_FLAGS = 0b111 << 13  #: beside the mode: MPOL_F_STATIC_NODES, _RELATIVE_, _
 PREFERRED_MANY = 5  #: a mode since 5.15
 NO_NODE = "nonexistent, without memory, or outside Mems_allowed"
 
-UNTRIED = -9999  #: the status of a page that the kernel did not come to; no errno
-MPOL_MF_MOVE = 1 << 1  #: of move_pages(2): only pages that no other process maps
+NO_PAGE = -9999  #: the status of a page before the kernel gives it one; no errno
 
 PR_SET_PDEATHSIG = 1  #: prctl(2)
 
@@ -60,20 +59,14 @@ def get_mempolicy() -> tuple[int, frozenset[int]]:
     return int.from_bytes(mode, "little") & ~MODE_FLAGS, nodes
 
 
-def move_pages(
-    pid: int, addresses: array[int], node: int | None = None
-) -> tuple[int, memoryview[int]]:
-    """Move pages of a process to a NUMA node, if one is given; return how many did not move.
+def nodes_of_pages(pid: int, addresses: array[int]) -> memoryview[int]:
+    """Return the NUMA nodes of pages of a process; negative: there is no page. By move_pages(2).
 
-    And of each page its status: its node, or a negative errno; ENOENT and EFAULT: there is none.
-    Pages that could not be copied, and those after them, stay UNTRIED. Raises OSError: ENOMEM (the
-    node is full), EACCES (the process may not use it), EPERM (no ptrace read access), ESRCH.
+    Raises OSError: EPERM (no ptrace read access), ESRCH.
     """
-    status = bytearray(array("i", [UNTRIED]) * len(addresses))
-    nodes = 0 if node is None else bytearray(array("i", [node]) * len(addresses))
-    pages = bytearray(addresses)
-    left = _call("move_pages", pid, len(addresses), pages, nodes, status, MPOL_MF_MOVE)
-    return left, memoryview(status).cast("i")
+    status = bytearray(array("i", [NO_PAGE]) * len(addresses))
+    _call("move_pages", pid, len(addresses), bytearray(addresses), 0, status, 0)
+    return memoryview(status).cast("i")
 
 
 def end_with(parent: int) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from affinityd.cli import target
 from affinityd.cli.console import flag, say
-from affinityd.cli.move_memory import move_memory, planned_moves
 from affinityd.cli.parser import PLAN_OPTIONS, Parser, add_plan_options, plan_options
 from affinityd.client.apply import UNKNOWN_PLACE
 from affinityd.cpuset import CpuSet, format_list, parse_list
@@ -27,7 +26,7 @@ from affinityd.linux.pinning import (
 )
 from affinityd.linux.processes import Stat, descendants, mask_of, stat_of
 from affinityd.text import count, one_line
-from affinityd.topology.nearness import UNKNOWN, Vicinity, vicinity
+from affinityd.topology.nearness import UNKNOWN
 
 #: The CPUs of a descendant with its own place, as a launcher's ranks; None: its parent's.
 OwnCpus = Callable[[Stat], CpuSet | None]
@@ -94,11 +93,6 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--force", action="store_true", help="also threads that were pinned elsewhere on purpose"
     )
-    parser.add_argument(
-        "--memory",
-        action="store_true",
-        help="also move its memory to the NUMA nodes near its GPUs",
-    )
     parser.add_argument("--dry-run", action="store_true", help="only print what would be done")
     # pin changes no environment, and has a --cpus of its own
     names = [name for name in PLAN_OPTIONS if name not in {"whose", "nics", "cpus"}]
@@ -108,8 +102,7 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Pin the process; 0: all of it, 1: a thread was refused, or got fewer CPUs than requested."""
     process = target.living(arguments.pid)
-    cpus, own_cpus, near = _cpus(arguments, process)
-    moves = planned_moves(near) if arguments.memory else []
+    cpus, own_cpus = _cpus(arguments, process)
     own = own_cpus if arguments.tree else None
     targets = pin_targets(process, cpus, own, force=arguments.force)
     pinned = pin_threads(targets, dry_run=arguments.dry_run)
@@ -119,23 +112,17 @@ def run(arguments: argparse.Namespace) -> int:
     more = [f"and {len(failures) - MOST_LINES} more"] if len(failures) > MOST_LINES else []
     for line in (*failures[:MOST_LINES], *more):
         say(f"affinityd pin: {line}")
-    if arguments.dry_run:
-        for move in moves:
-            print(one_line(f"{move}"))
-    status = 0 if arguments.dry_run else move_memory(moves)
-    return status or (0 if pinned.is_complete else 1)
+    return 0 if pinned.is_complete else 1
 
 
-def _cpus(
-    arguments: argparse.Namespace, process: Stat
-) -> tuple[CpuSet, OwnCpus, Sequence[tuple[Stat, Vicinity]]]:
-    """Return the CPUs of the process, how to find those of its descendants, and what is near each.
+def _cpus(arguments: argparse.Namespace, process: Stat) -> tuple[CpuSet, OwnCpus]:
+    """Return the CPUs of the process, and how to find those of its descendants.
 
     Each has its own GPU's, as a launcher's ranks; one without works for its parent. The GPUs are
     known as for `affinityd verify`. Raises ApplyError where they are not.
     """
     if arguments.listed is not None:
-        return _listed(arguments), lambda _child: None, []
+        return _listed(arguments), lambda _child: None
     options = plan_options(arguments)
     planner = target.ProcessPlanner(options, divides=True)
     reply = planner.plan(process)
@@ -156,18 +143,10 @@ def _cpus(
     for warning in reply.warnings:
         if warning.code not in UNASKED:
             say(f"affinityd: {warning.code}: {warning.message}")
-    near: dict[int, tuple[Stat, Vicinity]] = {}
-    for stat in [process, *(descendants(process.number) if arguments.tree else ())]:
-        ranks = used.ranks.get(stat.number) or ()
-        memory = {rank.memory_node for rank in ranks}
-        its_own = vicinity(planner.topology, target.gpus_of(ranks), memory) if ranks else None
-        near[stat.number] = stat, its_own or near[stat.parent][1]
-    return own_cpus(process) or reply.cpus, own_cpus, [*near.values()]
+    return own_cpus(process) or reply.cpus, own_cpus
 
 
 def _listed(arguments: argparse.Namespace) -> CpuSet:
-    if arguments.memory:
-        raise InvalidRequestError("--memory goes where the GPUs are; leave out --cpus")
     if named := plan_options(arguments):
         raise InvalidRequestError(f"--cpus needs no plan; leave out {flag(next(iter(named)))}")
     try:

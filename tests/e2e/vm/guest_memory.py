@@ -1,27 +1,23 @@
-"""Runs in the virtual machine: says where the memory of processes is, and moves it.
+"""Runs in the virtual machine: says where the memory of processes is.
 
 numa_maps(5) is the kernel's whole account of the same.
 """
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from random import Random
 
-from affinityd.linux.migration import Migration, room_on
 from affinityd.linux.processes import children_of
 from affinityd.linux.resident import resident_memory
 from tests.e2e.vm.hardware import GPU_NODES
-from tests.e2e.vm.inside import GROUPS, Document, Ended, bring, cgroup, output, stage
-from tests.e2e.vm.warm import Forked, affinityd, disturbed
-from tests.support.daemons import eventually
+from tests.e2e.vm.inside import Document, bring, output, stage
+from tests.e2e.vm.warm import affinityd
 
 RUNS, MIB = 100, 1 << 20
 HOLD = (sys.executable, "-I", "-S", os.fspath(Path(__file__).with_name("holding.py")))
@@ -49,119 +45,20 @@ KINDS = {
 def main() -> Document:
     bring("31", online=True)
     prepare()
-    report: Document = {"sampled": {}, "moved": {}}
+    report: Document = {"sampled": {}}
     for kind, parts in KINDS.items():
         stage(f"{kind} memory")
         with holding(kind, parts) as holder:
             report["sampled"][kind] = sampled(holder.pid)
-            report["moved"][kind] = {**moved(holder.pid), "after": after(holder)}
     stage("a container")
     own_mounts = ("unshare", "--mount", "--pid", "--fork", "sh", "-c", IN_CONTAINER, "sh")
     with holding("shm", "1=8,7=8", own_mounts) as holder:
         report["container"] = sampled(children_of(holder.pid)[0])
-    report["commands"] = {}
-    for name, case in CASES.items():
-        stage(f"a command: {name}")
-        report["commands"][name] = case()
-    return report
-
-
-def commanded(pid: int, *options: str) -> Ended:
-    return affinityd("pin", "--memory", *FIRST_GPU, *options, f"{pid}")
-
-
-def of_holder(holder: subprocess.Popen[str], ended: Ended) -> Document:
-    """Return how a command ended, where the memory of its process is then, and if it is whole."""
-    return {**ended, "now": on_nodes(holder.pid), "after": after(holder)}
-
-
-def plain() -> Document:
-    with holding("anonymous", "1=8,7=8") as holder:
-        verified = affinityd("verify", f"{holder.pid}", "--resident", *FIRST_GPU)
-        before = {"verified": verified, "dry": commanded(holder.pid, "--dry-run")}
-        return {**before, **of_holder(holder, commanded(holder.pid))}
-
-
-def pinned() -> Document:
+    stage("pinned memory")
     with holding("pinned", "1=8,7=8") as holder:
-        locked = resident_memory(holder.pid).locked
-        return {"locked": locked, **of_holder(holder, commanded(holder.pid))}
-
-
-def shared() -> Document:
-    with holding("shm", "1=8,7=8") as holder, holding("attached", "1=8,7=8"):
-        return of_holder(holder, commanded(holder.pid))
-
-
-def full() -> Document:
-    filler = f"{NEAR}={room_on(NEAR) // MIB - 40}"
-    with holding("anonymous", filler), holding("anonymous", "1=60") as holder:
-        return {**of_holder(holder, commanded(holder.pid)), "room": room_on(NEAR)}
-
-
-def filled_meanwhile() -> Document:
-    """Move more than there is room for, as where other memory came to the node meanwhile."""
-    filler = f"{NEAR}={room_on(NEAR) // MIB - 40}"
-    with holding("anonymous", filler), holding("anonymous", "1=120") as holder:
-        return {**moved(holder.pid), "after": after(holder)}
-
-
-def at_the_limit() -> Document:
-    """Move the memory of a process whose cgroup is 2 MiB below its memory limit."""
-    group = cgroup("limited")
-    (GROUPS / "cgroup.subtree_control").write_text("+memory")
-    enter = ("sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', os.fspath(group))
-    with holding("anonymous", "1=30,7=30", enter) as holder:
-        limit = int((group / "memory.current").read_text()) + 2 * MIB
-        (group / "memory.max").write_text(f"{limit}")
-        ended = of_holder(holder, commanded(holder.pid))
-        return {**ended, "events": (group / "memory.events").read_text()}
-
-
-def elsewhere() -> Document:
-    group = cgroup("elsewhere", mems="1,7")
-    enter = ("sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', os.fspath(group))
-    with holding("anonymous", "1=8,7=8", enter) as holder:
-        return of_holder(holder, commanded(holder.pid))
-
-
-def interrupted(number: signal.Signals) -> Document:
-    """Send a signal to the command once some memory has moved."""
-    with holding("anonymous", "1=100,7=100") as holder:
-        before = on_nodes(holder.pid).get(NEAR, 0)
-
-        def disturb(command: Forked) -> None:
-            has_begun = lambda: on_nodes(holder.pid).get(NEAR, 0) > before + 4 * MIB  # noqa: E731
-            eventually(has_begun, "some memory has moved")
-            command.send_signal(number)
-
-        words = ("pin", "--memory", *FIRST_GPU, f"{holder.pid}")
-        return of_holder(holder, disturbed(*words, disturb=disturb))
-
-
-def ended_meanwhile() -> Document:
-    with holding("anonymous", "1=100,7=100") as holder:
-
-        def disturb(_command: Forked) -> None:
-            eventually(lambda: on_nodes(holder.pid).get(NEAR, 0) > 4 * MIB, "some has moved")
-            holder.kill()
-            holder.wait()
-
-        return disturbed("pin", "--memory", *FIRST_GPU, f"{holder.pid}", disturb=disturb)
-
-
-CASES: dict[str, Callable[[], Document]] = {
-    "plain": plain,
-    "pinned": pinned,
-    "shared": shared,
-    "full": full,
-    "filled meanwhile": filled_meanwhile,
-    "at the limit": at_the_limit,
-    "elsewhere": elsewhere,
-    "SIGTERM": partial(interrupted, signal.SIGTERM),
-    "SIGKILL": partial(interrupted, signal.SIGKILL),
-    "ended meanwhile": ended_meanwhile,
-}
+        report["pinned"] = resident_memory(holder.pid).locked
+        report["verified"] = affinityd("verify", f"{holder.pid}", "--resident", *FIRST_GPU)
+    return report
 
 
 def prepare() -> None:
@@ -185,11 +82,6 @@ def holding(kind: str, parts: str, before: Sequence[str] = ()) -> Iterator[subpr
             yield holder
         finally:
             holder.kill()
-
-
-def after(holder: subprocess.Popen[str]) -> str:
-    """Have a holder end; return whether its memory has what it wrote."""
-    return holder.communicate()[0].strip()
 
 
 def on_nodes(pid: int) -> dict[int, int]:
@@ -220,19 +112,4 @@ def sampled(pid: int) -> Document:
         "sizes": memory.sizes,
         "kinds": sorted({kind for kind, _ in memory.drawn}),
         "locked": memory.locked,
-    }
-
-
-def moved(pid: int) -> Document:
-    """Move memory to the near node; return what is said of it, and bytes by node of both times."""
-    before = on_nodes(pid)
-    migration = Migration(pid, [*{*range(9)} - {NEAR}], [NEAR])
-    for _ in migration.batches():
-        pass
-    stayed = {f"{kind}: {why}": size for (kind, why), size in migration.stayed.items()}
-    return {
-        "before": before,
-        "moved": dict(migration.moved),
-        "stayed": stayed,
-        "now": on_nodes(pid),
     }

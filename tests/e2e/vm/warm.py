@@ -90,20 +90,9 @@ def affinityd(
     *words: str, env: Mapping[str, str] | None = None, group: Path | None = None
 ) -> Ended:
     """Return how a command ended. `env` adds to the environment, `group` is a cgroup to be in."""
-    return disturbed(*words, env=env, group=group, disturb=lambda _command: None)
-
-
-def disturbed(
-    *words: str,
-    disturb: Callable[[Forked], None],
-    env: Mapping[str, str] | None = None,
-    group: Path | None = None,
-) -> Ended:
-    """Return how a command ended, after something was done to it while it ran."""
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         env = {**HASTELESS, **(env or {})}
         command = Forked(_forked(partial(_become, words, env, group, (stdout, stderr))))
-        disturb(command)
         return {"status": command.wait(), "stdout": _text(stdout), "stderr": _text(stderr)}
 
 

@@ -117,18 +117,12 @@ def test_another_users_process_needs_gpus_and_is_not_pinned(
         monkeypatch.setenv("AFFINITYD_ROOT", os.fspath(write_tree(TOPOLOGY, Path(folder, "root"))))
         unnamed = as_another("pin", str(child.pid))
         named = as_another("pin", str(child.pid), "--gpus", "0", "--dry-run")
-        memory = as_another("pin", str(child.pid), "--gpus", "0", "--memory")
         status, _, complaint = as_another("pin", str(child.pid), "--cpus", "0", "--tree")
         assert {mask_of(stat.number) for stat in descendants(child.pid)} == {ALL}
         name = target.shown(target.living(child.pid))
     cause = "cannot be read: it is another user's, or has ended; give --gpus, or run this as root"
     assert unnamed == (2, "", f"affinityd pin: the environment of {name} {cause}\n")
     assert named == (0, f"{name}: 1 thread would be pinned to CPUs 1\n", "")
-    refusal = (
-        "Operation not permitted; it takes the process's own user, or root with CAP_SYS_PTRACE"
-    )
-    said = f"affinityd pin: the memory of {name} cannot be moved: {refusal}\n"
-    assert memory == (2, "", said)
     first, *_, last = complaint.splitlines()
     assert (status, complaint.count("\n")) == (1, 11)
     assert "1 thread refused, still on CPUs 0-1: EPERM: it is another user's" in first
@@ -145,7 +139,7 @@ def test_an_invalid_pid_is_an_error_of_one_line(capsys: Capture, command: str) -
     assert refused(capsys, command, "999999999") == said
 
 
-@pytest.mark.parametrize("command", [("pin",), ("pin", "--memory"), ("verify",)])
+@pytest.mark.parametrize("command", [("pin",), ("verify",)])
 def test_errors_distinguish_threads_zombies_and_kernel_threads(
     capsys: Capture, command: tuple[str, ...]
 ) -> None:
@@ -170,8 +164,6 @@ def test_errors_distinguish_threads_zombies_and_kernel_threads(
         ("--gpus 0 --gpus 1", "gpus is given twice; give it once"),
         ("--mode fast", "mode: 'fast' is not one of all,"),
         ("--gpus 7", "no GPU 7; visible are 0"),
-        ("--cpus 0 --memory", "--memory goes where the GPUs are; leave out --cpus"),
-        ("--gpus 0 --memory", "its cpuset allows it the memory of node 0, and GPU 0 is on node 1"),
     ],
 )
 def test_invalid_options_are_usage_errors_and_pin_nothing(
@@ -181,16 +173,6 @@ def test_invalid_options_are_usage_errors_and_pin_nothing(
     with sleeping() as child:
         assert line in refused(capsys, "pin", str(child.pid), *flags.split(), status=status)
         assert mask_of(child.pid) == ALL
-
-
-def test_near_memory_does_not_move(capsys: Capture) -> None:
-    """What moves, on several NUMA nodes: tests/e2e/vm."""
-    with parent_of({}, {}) as parent:
-        assert main(["pin", str(parent.pid), "--tree", "--memory", "--gpus", "1"]) == 0
-        names = [target.shown(target.living(it)) for it in (parent.pid, *children_of(parent.pid))]
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.rpartition(": none of its ")[0] for line in lines[-3:]] == names
-    assert all(line.endswith(" MiB of memory is far from its GPUs") for line in lines[-3:])
 
 
 def test_the_command_line_overrides_the_jobs_mode_which_overrides_the_sites(

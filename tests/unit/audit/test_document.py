@@ -107,8 +107,8 @@ submit steps with --exact"},
  "host_memory": {"placed_bytes": {"near": 190, "far": 310, "unknown": 0},
   "kind_bytes": {"anonymous": 900, "shared": 100}, "gpu_bytes": 500,
   "far_percent": [62.0, 52.2, 70.9], "far_nodes": [0], "pinned": ["VmPin 0 MiB"], "cause": "late",
-  "remedy": "it took memory before it was pinned: start it with affinityd exec; affinityd pin \
---memory --gpus 0000:10:00.0 100 moves it now"},
+  "remedy": "it took memory before it was pinned: start it with affinityd exec; migratepages 100 \
+0 1 moves it now"},
  "user": "alice", "masks": "0-4"}
 """
 

@@ -100,26 +100,31 @@ def test_far_memory_is_described_in_a_line(
     assert tuple(round(size / GIB) for size in host.placed.values()) == placed
 
 
+MOVES, PINNED = "; migratepages 100 1 0 moves it now", "; pinned: restart it near"
+
+
 @pytest.mark.parametrize(
-    ("host", "is_offered"),
+    ("host", "end"),
     [
-        (memory(PRIVATE), True),
-        (memory({**PRIVATE, (CUDA, 0): 90, (CUDA, FAR): 30}), True),
-        (memory({**PRIVATE, (CUDA, FAR): 40}), False),
-        (memory(PRIVATE, locked={"VmLck": 40 * GIB}), True),
-        (memory(PRIVATE, locked={"VmPin": 81 * GIB}), False),
-        (memory(PRIVATE, {"policy": policy("bind", 1)}), False),
+        (memory(PRIVATE), MOVES),
+        (memory({**PRIVATE, (CUDA, 0): 90, (CUDA, FAR): 30}), MOVES),
+        (memory({**PRIVATE, (CUDA, FAR): 40}), PINNED),
+        (memory(PRIVATE, locked={"VmLck": 40 * GIB}), MOVES),
+        (memory(PRIVATE, locked={"VmPin": 81 * GIB}), PINNED),
+        (memory(PRIVATE, {"policy": policy("bind", 1)}), "exec --memory preferred"),
     ],
 )
-def test_memory_that_can_move_has_a_command(host: HostMemory, is_offered: bool) -> None:
-    remedy = host.remedy("COMMAND")
+def test_memory_that_can_move_has_a_command_and_pinned_memory_a_restart(
+    host: HostMemory, end: str
+) -> None:
+    remedy = host.remedy(100)
     assert remedy
-    assert remedy.endswith("; COMMAND moves it now") == is_offered
-    assert host.remedy(None) == remedy.removesuffix("; COMMAND moves it now")
+    assert remedy.endswith(end)
+    assert host.remedy(None) == remedy.removesuffix(MOVES)
 
 
 def test_near_memory_needs_no_remedy() -> None:
-    assert memory({(ANONYMOUS, 0): 5}).remedy("COMMAND") is None
+    assert memory({(ANONYMOUS, 0): 5}).remedy(100) is None
 
 
 def test_a_process_that_lets_a_reader_hang_is_left_out_until_it_answers(

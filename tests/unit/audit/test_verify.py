@@ -144,6 +144,6 @@ def test_far_memory_is_noted_or_a_mismatch(
     )
     memory = HostMemory(resident, frozenset({1}), frozenset({0}), "local")
     finding = judged(TWO, "4-7", memory=memory)
-    remedy = memory.remedy("affinityd pin --memory 100")
+    remedy = memory.remedy(100)
     said = (f"{memory}, and {IS_ON}; late: {remedy}",)
     assert (finding.mismatches, tuple(finding.notes)) == (said * mismatches, said * notes)
