@@ -28,8 +28,9 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """End with exit code 2 and one line."""
         unknown = message.partition("unrecognized arguments: ")[2].partition(" ")[0]
-        command = f"{self.prog.removeprefix('affinityd ')} {unknown.partition('=')[0]}"
-        if unknown and (line := removed.refusal(command)):
+        choice = message.partition("invalid choice: ")[2].partition(" ")[0].strip("'")
+        word = unknown.partition("=")[0] or choice
+        if word and (line := removed.refusal(f"{self.prog.removeprefix('affinityd ')} {word}")):
             self.exit(2, f"{line}\n")
         near = difflib.get_close_matches(unknown[:64], self._option_string_actions, n=1)
         meant = f"; did you mean {near[0]}?" if near else f"; see {self.prog} --help"

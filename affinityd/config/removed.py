@@ -22,6 +22,7 @@ COMMANDS: Mapping[str, str] = {
     "serve --enforce-policy": TO_PIN,
     "measure": MEASURING,
     "top": "affinityd audit --watch says how the node is, and the daemon's page shows it",
+    "slurm check": "affinityd slurm gres-conf --diff compares; affinityd audit names far jobs",
     "audit --measured": MEASURING,
     "pin --memory": "affinityd verify --resident PID prints the migratepages(8) that moves it",
     "serve --measured": MEASURING,

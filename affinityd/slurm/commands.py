@@ -35,11 +35,10 @@ SCONTROL_SECONDS = 10.0  #: that slurmctld may take to answer
 #: slurmd waits 20 s for a device file that is missing; NVML takes a few to wake GPUs up.
 SLURMD_SECONDS = 40.0
 
-MOST = 10**7  #: cores, or threads, of a node
+MOST_THREADS = 1024  #: of a core
 INVALID = "INVALID_REG"  #: of the state of a node that registered with fewer GPUs of a type
 
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z]+)=(\S+)")
-_REASON = re.compile(r" Reason=(.*?)(?: \[\S+@[^]]*\]|$)")
 
 _PREFIX = re.compile(r"(?:\[[^\]]*\]|slurmd\S*:)\s*")
 _LEVEL = re.compile(r"(error|fatal|warning): ", re.IGNORECASE)
@@ -60,9 +59,7 @@ class ShownNode:
 
     name: str
     state: str  #: such as IDLE+DRAIN
-    reason: str  #: of its state; empty: there is none
     gres: TypeCounts
-    cores: int  #: that slurmctld counts; 0: not known
     threads: int  #: of a core; 1 at least
     restricts_cores: bool = False  #: RestrictedCoresPerGPU= keeps cores for jobs with GPUs
 
@@ -70,15 +67,6 @@ class ShownNode:
     def configured(self) -> TypeCounts | None:
         """Gres= of slurm.conf; None: slurmctld refuses the node, and shows what it registered."""
         return None if INVALID in self.state else self.gres
-
-    @property
-    def is_refused(self) -> bool:
-        """Whether slurmctld refuses what the node registered of its GPUs."""
-        return INVALID in self.state or self.reason.startswith("gres/")
-
-    def __str__(self) -> str:
-        """Return `State=IDLE`, with the reason of a state that has one."""
-        return f"State={self.state}{f' Reason={self.reason}' if self.reason else ''}"
 
 
 class GresEntry(NamedTuple):
@@ -111,9 +99,9 @@ class LocalSlurm:
 
     conf: Path
 
-    def nodes(self, name: str = "") -> list[ShownNode]:
-        """Return nodes as slurmctld has them; without a name all. Raises SlurmError."""
-        lines = self.scontrol("--oneliner", "show", "node", *filter(None, [name])).splitlines()
+    def nodes(self, names: str) -> list[ShownNode]:
+        """Return nodes, a hostlist, as slurmctld has them. Raises SlurmError."""
+        lines = self.scontrol("--oneliner", "show", "node", names).splitlines()
         nodes = [_shown(line) for line in lines if "NodeName=" in line]
         if not nodes:
             raise SlurmError("scontrol shows no node; slurm.conf must name one with GPUs")
@@ -202,19 +190,12 @@ def find_slurm(named: str | None, *, is_live: bool) -> LocalSlurm | None:
 
 def _shown(line: str) -> ShownNode:
     values = dict(_PAIR.findall(line))
-    sockets, per_socket, threads = (
-        whole_number(values.get(key), MOST) or 0
-        for key in ("Sockets", "CoresPerSocket", "ThreadsPerCore")
-    )
-    reason = _REASON.search(line)
     gres = re.sub(r"\([^()]*\)", "", values.get("Gres", ""))  # (null), or (S:0-1) of sockets
     return ShownNode(
         name=values["NodeName"],
         state=values.get("State", ""),
-        reason=reason[1].strip() if reason else "",
         gres=read_gres(gres),
-        cores=sockets * per_socket,
-        threads=max(1, threads),
+        threads=whole_number(values.get("ThreadsPerCore"), MOST_THREADS) or 1,
         restricts_cores="RestrictedCoresPerGPU" in values,
     )
 

@@ -1,27 +1,19 @@
-"""`affinityd slurm`: prints a node's lines of gres.conf, or compares them with Slurm's."""
+"""`affinityd slurm gres-conf`: prints a node's lines of gres.conf, or a diff from slurmd's."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import re
-from collections.abc import Sequence
-from pathlib import Path
 
 from affinityd.cli.console import say
-from affinityd.cli.parser import Parser, add_format, add_settings, load_settings
+from affinityd.cli.parser import Parser, add_settings, load_settings
 from affinityd.discovery.machine import read_once
 from affinityd.errors import InvalidRequestError
-from affinityd.slurm.check import JobsReport, counts, differences, in_slurms_numbers, judge_jobs
 from affinityd.slurm.commands import FOLDERS, LocalSlurm, SlurmError, find_slurm
 from affinityd.slurm.cores import SCOPES
+from affinityd.slurm.diff import differences
 from affinityd.slurm.gres_conf import GresConf
 from affinityd.text import count, one_line, quote
-
-COMMANDS = {
-    "gres-conf": "print this node's lines of gres.conf",
-    "check": "compare Slurm's GPUs with the lines of gres-conf, and list jobs far from their GPUs",
-}
 
 #: A name of a node, a list of such (gpu[01-04],gpu7), or types: words without a field's characters.
 _is_plain = re.compile(r"[^\s\"'#=\\,]+(,[^\s\"'#=\\,]+)*").fullmatch
@@ -29,19 +21,24 @@ _is_plain = re.compile(r"[^\s\"'#=\\,]+(,[^\s\"'#=\\,]+)*").fullmatch
 
 def add_arguments(parser: Parser) -> None:
     """Add the command's options."""
-    commands = parser.add_subparsers(dest="command", metavar="|".join(COMMANDS), required=True)
-    gres_conf, check = (
-        commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
-        for name, text in COMMANDS.items()
+    commands = parser.add_subparsers(dest="command", metavar="gres-conf", required=True)
+    text = "print this node's lines of gres.conf, or compare slurmd's with them"
+    command = commands.add_parser(
+        "gres-conf", help=text, description=f"{text[0].upper()}{text[1:]}."
     )
-    gres_conf.add_argument(
+    command.add_argument(
+        "--diff",
+        action="store_true",
+        help="print a diff from what slurmd -G has instead; 1: they differ",
+    )
+    command.add_argument(
         "--node-name",
         metavar="NAMES",
         dest="nodes",
         type=_plain,
         help="begin each line with NodeName=NAMES: one name, or equal nodes like gpu[001-500]",
     )
-    gres_conf.add_argument(
+    command.add_argument(
         "--type",
         metavar="TYPE[,TYPE...]",
         type=_plain,
@@ -50,38 +47,19 @@ def add_arguments(parser: Parser) -> None:
             "know it"
         ),
     )
-    check.add_argument(
-        "--node-name",
-        metavar="NAME",
-        dest="node",
-        type=_plain,
-        help="the node's name in slurm.conf (default: this host)",
+    command.add_argument(
+        "--slurm-conf",
+        metavar="FILE",
+        help="the slurm.conf of the slurmd and slurmctld that are asked (default: $SLURM_CONF, "
+        f"else the first of {', '.join(FOLDERS)})",
     )
-    check.add_argument(
-        "--cluster",
-        action="store_true",
-        help="the state and the jobs of all nodes; jobs are judged on nodes like this one",
+    command.add_argument(
+        "--scope",
+        choices=SCOPES,
+        default="node",
+        help="the cores of a GPU: its NUMA node's (default), or its package's",
     )
-    add_format(check, "text")
-    for command in (gres_conf, check):
-        command.add_argument(
-            "--slurm-conf",
-            metavar="FILE",
-            help="the slurm.conf of the slurmd and slurmctld that are asked (default: $SLURM_CONF, "
-            f"else the first of {', '.join(FOLDERS)})",
-        )
-        command.add_argument(
-            "--scope",
-            choices=SCOPES,
-            default="node",
-            help="the cores of a GPU: its NUMA node's (default), or its package's",
-        )
-        add_settings(command, ("root", "machine"))
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Run `gres-conf` or `check`."""
-    return _gres_conf(arguments) if arguments.command == "gres-conf" else _check(arguments)
+    add_settings(command, ("root", "machine"))
 
 
 def _plain(text: str) -> str:
@@ -91,14 +69,22 @@ def _plain(text: str) -> str:
     return text
 
 
-def _gres_conf(arguments: argparse.Namespace) -> int:
-    """Print the lines. Return 0 if every GPU has one, else 1."""
+def run(arguments: argparse.Namespace) -> int:
+    """Print the lines, or the diff. Return 0 if every GPU has a line, or nothing differs; else 1.
+
+    2: slurmd refuses gres.conf.
+    """
     settings = load_settings(arguments)
     topology = read_once(settings)
     slurm = find_slurm(arguments.slurm_conf, is_live=not settings.replays)
+    if slurm is None and arguments.diff:
+        raise InvalidRequestError(
+            f"there is no slurm.conf in {', '.join(FOLDERS)}; name it with --slurm-conf"
+        )
     gres, why = None, ""
+    nodes = arguments.nodes
     if slurm is not None:
-        nodes = arguments.nodes or slurm.node_name(topology.name)
+        nodes = nodes or slurm.node_name(topology.name)
         try:
             gres = slurm.configured(nodes)
         except SlurmError as error:
@@ -107,6 +93,8 @@ def _gres_conf(arguments: argparse.Namespace) -> int:
             )
     types = tuple(arguments.type.split(",")) if arguments.type else ()
     conf = GresConf(topology, arguments.scope, gres, types)
+    if slurm is not None and arguments.diff:
+        return _diff(conf, slurm, nodes)
     for line in conf.lines(arguments.nodes):
         print(line)
     all_gpus = count(len(topology.gpus), "GPU")
@@ -123,57 +111,14 @@ def _gres_conf(arguments: argparse.Namespace) -> int:
     return int(bool(faults))
 
 
-def _check(arguments: argparse.Namespace) -> int:
-    """Print the differences. Return 0 without any, 1 with some, 2 if slurmd refuses gres.conf."""
-    settings = load_settings(arguments)
-    topology = read_once(settings)
-    slurm = find_slurm(arguments.slurm_conf, is_live=arguments.cluster or not settings.replays)
-    if slurm is None and arguments.cluster:
-        slurm = LocalSlurm(Path(FOLDERS[0], "slurm.conf"))  # scontrol may find one by DNS
-    if slurm is None:
-        raise InvalidRequestError(
-            f"there is no slurm.conf in {', '.join(FOLDERS)}; name it with --slurm-conf"
-        )
-    findings: list[str] = []
-    notes: list[str] = []
-    if arguments.cluster:
-        nodes = [node for node in slurm.nodes() if node.gres]
-        gpus, is_complete = in_slurms_numbers(topology), True
-    else:
-        name = arguments.node or slurm.node_name(topology.name)
-        slurmd, nodes = slurm.slurmd_gres(name), slurm.nodes(name)
-        gpus, is_complete = in_slurms_numbers(topology, slurmd), slurmd.is_complete
-        conf = GresConf(topology, arguments.scope, nodes[0].configured)
-        findings += [*differences(conf, slurmd), *counts(conf, nodes[0])]
-        if conf.unknown:
-            unknown = count(len(conf.unknown), "GPU")
-            notes.append(f"the device files of {unknown} are not known: they are not compared")
-    findings += [f"{node.name}: {node}" for node in nodes if node.is_refused]
-    notes += [f"{node.name}: {node}" for node in nodes if node.reason and not node.is_refused]
-    jobs = judge_jobs(slurm, topology, nodes, gpus)
-    if jobs.left_out:
-        notes.append(
-            f"jobs on {', '.join(jobs.left_out)} are not judged: cores or GPUs are other numbers "
-            "than this machine's; --machine or --root names another"
-        )
-    if arguments.format == "json":
-        document = {
-            "nodes": [node.name for node in nodes],
-            "findings": findings,
-            "jobs": {"judged": jobs.judged, "findings": [*jobs.far]},
-            "notes": notes,
-        }
-        print(json.dumps(document, indent=1))
-    else:
-        lines = [*findings, *jobs.far, *(f"note: {note}" for note in notes)]
-        names = [node.name for node in nodes]
-        print("\n".join(map(one_line, [*lines, _summary(names, len(findings), jobs)])))
-    return int(bool(findings or jobs.far)) if is_complete else 2
-
-
-def _summary(nodes: Sequence[str], findings: int, jobs: JobsReport) -> str:
-    about = nodes[0] if len(nodes) == 1 else count(len(nodes), "node")
-    wrong = f"{count(findings, 'finding')}, {count(len(jobs.far), 'far GPU')} of jobs"
-    result = wrong if findings or jobs.far else "Slurm has the GPUs as they are"
-    judged = f"; {count(jobs.judged, 'running job')} judged" if jobs.judged else ""
-    return f"{about}: {result}{judged}"
+def _diff(conf: GresConf, slurm: LocalSlurm, node: str) -> int:
+    """Print slurmd's errors and the diff. Return 0: it is empty, 1: it is not, 2: errors alone."""
+    slurmd = slurm.slurmd_gres(node)
+    for message in slurmd.messages:
+        say(f"affinityd slurm gres-conf: {message}")
+    if not slurmd.is_complete:
+        return 2
+    lines = differences(conf, slurmd)
+    for line in lines:
+        print(one_line(line))
+    return int(bool(lines))

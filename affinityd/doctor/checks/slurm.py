@@ -1,13 +1,15 @@
 """Slurm's effect on jobs with GPUs: where it lets CPU jobs run, and how it names job folders.
 
-Sources: slurm.conf(5) (RestrictedCoresPerGPU), cgroup.conf(5) (CgroupJobIdPaths).
+Sources: slurm.conf(5) (RestrictedCoresPerGPU), cgroup.conf(5) (CgroupJobIdPaths), scontrol(1);
+Slurm's src/api/job_info.c (CPU_IDs= number the threads core by core, in the order of Cores=).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from affinityd.cpuset import CpuSet, parse_list
 from affinityd.doctor.checks.kernel import job_scopes
 from affinityd.doctor.facts import (
     CheckResult,
@@ -20,9 +22,9 @@ from affinityd.doctor.facts import (
     warn,
 )
 from affinityd.grouping import grouped
-from affinityd.slurm.check import cpu_jobs
-from affinityd.slurm.commands import FOLDERS, LocalSlurm, SlurmError, find_slurm
-from affinityd.topology.model import cpus_of
+from affinityd.slurm.commands import FOLDERS, LocalSlurm, ShownNode, SlurmError, find_slurm
+from affinityd.slurm.cores import SlurmCores
+from affinityd.topology.model import Topology, cpus_of
 
 
 def _local_slurm(facts: NodeFacts) -> LocalSlurm:
@@ -83,3 +85,34 @@ def _of_slurmctld(facts: NodeFacts, slurm: LocalSlurm) -> Iterator[CheckResult]:
                 "node's line of slurm.conf; it costs CPU jobs these cores, even if GPUs idle",
                 gpus,
             )
+
+
+_JOB = re.compile(r"JobId=(\d+) ")
+_DETAILS = re.compile(r" Nodes=(\S+) CPU_IDs=(\S+) Mem=\S+ GRES=(\S*)")
+_HAS_GPUS = re.compile(r"(?:^|,)gpu(?::[^(),]+)?\(IDX:\d")
+
+
+def cpu_jobs(slurm: LocalSlurm, topology: Topology, node: ShownNode) -> Mapping[int, CpuSet]:
+    """Return the CPUs of each running job without GPUs on this node. Raises SlurmError."""
+    order = SlurmCores(topology).order
+    jobs = {}
+    for line in slurm.scontrol("--details", "--oneliner", "show", "job").splitlines():
+        job = _JOB.match(line)
+        if job is None or " JobState=RUNNING " not in line:
+            continue
+        for hosts, numbers, gres in _DETAILS.findall(line):
+            if _HAS_GPUS.search(gres) or not _has_node(slurm, hosts, node.name):
+                continue
+            cores = {number // node.threads for number in parse_list(numbers)}
+            jobs[int(job[1])] = cpus_of(order[core] for core in cores if core < len(order))
+    return jobs
+
+
+def _has_node(slurm: LocalSlurm, hosts: str, name: str) -> bool:
+    """Whether a node is in a list of nodes, as gpu[01-04,7],login2. Raises SlurmError."""
+    if "[" not in hosts and "," not in hosts:
+        return hosts == name
+    begins = re.findall(r"(?:^|,)([^,\[]+)", hosts)
+    if not any(name.startswith(begin) for begin in begins):
+        return False
+    return name in slurm.scontrol("show", "hostnames", hosts).split()

@@ -74,15 +74,14 @@ def _task(lines: Sequence[str]) -> Task:
     return Task(mask, variables, rest)
 
 
-def check(made: Node, *options: str) -> str:
-    """Return what `affinityd slurm check` finds, on the replayed machine; it finds something."""
-    where = ["--root", f"{made.folder.parent / 'machine'}"]
+def gres_diff(made: Node) -> list[str]:
+    """Return the changed lines of `gres-conf --diff`, on the replayed machine; there are some."""
+    where = ["--root", f"{made.folder.parent / 'machine'}", "--node-name", made.cluster.node]
     where += ["--slurm-conf", f"{made.cluster.folder}/slurm.conf"]
-    options = options or ("--node-name", made.cluster.node)
     env = {"PATH": f"{made.cluster.programs()}:{os.environ['PATH']}"}
-    ended = affinityd("slurm", "check", *where, *options, env=env)
+    ended = affinityd("slurm", "gres-conf", "--diff", *where, env=env)
     assert ended.status == 1, ended.stderr
-    return ended.stdout
+    return [line for line in ended.stdout.splitlines()[2:] if line[0] in "+-"]
 
 
 def copied(folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""gres.conf as `affinityd slurm` prints and checks it, beside what a real Slurm makes of it."""
+"""gres.conf as `affinityd slurm` prints and compares it, beside what a real Slurm makes of it."""
 
 import os
 import re
@@ -20,8 +20,7 @@ A100 = ("a100:0", "a100:1")
 UNTYPED = "Name=gpu File=/dev/nvidia0 Cores=0\nName=gpu File=/dev/nvidia1 Cores=1\n"
 TYPED = UNTYPED.replace("gpu ", "gpu Type=a100 ")
 
-PRINTS = "affinityd slurm gres-conf prints"
-FITS = "Slurm has the GPUs as they are\n"
+FITS = Ended(0, "", "")
 
 #: What a job prints of its GPUs.
 LOOK = ("sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
@@ -38,11 +37,12 @@ def tree() -> Iterator[Path]:
         yield write_tree(named, Path(folder) / socket.gethostname())
 
 
-def asked(command: str, cluster: Slurm, tree: Path, *flags: str) -> Ended:
-    """Return what a command says of the cluster's node, which asks the cluster's own programs."""
+def gres_conf(cluster: Slurm, tree: Path, *flags: str) -> Ended:
+    """Return what it says of the cluster's node; it asks the cluster's own programs."""
     env = {"PATH": f"{cluster.programs()}:{os.environ['PATH']}"}
     conf = f"{cluster.folder}/slurm.conf"
-    return affinityd("slurm", command, "--root", f"{tree}", "--slurm-conf", conf, *flags, env=env)
+    where = ("--root", f"{tree}", "--slurm-conf", conf)
+    return affinityd("slurm", "gres-conf", *where, *flags, env=env)
 
 
 def test_the_printed_lines_end_the_drain_of_a_node(tree: Path, release: str) -> None:
@@ -50,44 +50,39 @@ def test_the_printed_lines_end_the_drain_of_a_node(tree: Path, release: str) -> 
         shown = cluster.run("scontrol", "show", "node")
         assert "INVALID_REG" in shown
         assert "Reason=gres/gpu count reported lower than configured (0 < 2)" in shown
-        check = asked("check", cluster, tree)
-        assert check.status == 1
-        line = f"{PRINTS} Name=gpu File=/dev/nvidia0 Cores=0\n"
-        assert f"gpu 0: Slurm has no /dev/nvidia0; {line}" in check.stdout
-        assert "INVALID_REG Reason=gres/gpu count reported lower" in check.stdout
-        assert "name it with --type" in asked("gres-conf", cluster, tree).stderr
-        printed = asked("gres-conf", cluster, tree, "--type", "a100")
+        diff = gres_conf(cluster, tree, "--diff")
+        assert diff.status == 1
+        assert "\n+Name=gpu File=/dev/nvidia0 Cores=0\n" in diff.stdout
+        assert "name it with --type" in gres_conf(cluster, tree).stderr
+        printed = gres_conf(cluster, tree, "--type", "a100")
         assert (printed.status, printed.stderr) == (0, "")
     with slurm(Setup(gpus=A100, gres_conf=printed.stdout, release=release), USER) as cluster:
         assert cluster.srun("--gres=gpu:a100:1", *LOOK) == "0: 0\n"
-        assert asked("check", cluster, tree).stdout.endswith(FITS)
+        assert gres_conf(cluster, tree, "--diff") == FITS
 
 
 PAIR = ("0", "1")
-TOO_FEW = f"gpu 1: Slurm has no /dev/nvidia1; {PRINTS} "
-OTHER_CORES = f"File=/dev/nvidia0 Cores=1; {PRINTS} Name=gpu File=/dev/nvidia0 Cores=0\n"
+TOO_FEW = "+Name=gpu File=/dev/nvidia1 Cores=1"
+OTHER_CORES = "-Name=gpu File=/dev/nvidia0 Cores=1\n+Name=gpu File=/dev/nvidia0 Cores=0\n"
 
 
 @pytest.mark.parametrize(
     "case",
     [
-        (A100, TYPED.replace("a100", "A100"), "", "gres/gpu:a100 count too low"),
-        (PAIR, UNTYPED.splitlines()[0], TOO_FEW, "gres/gpu count reported lower"),
-        (PAIR, UNTYPED.replace("=0\n", "=1\n"), OTHER_CORES, None),
+        (A100, TYPED.replace("a100", "A100"), "+Name=gpu", "inval"),
+        (PAIR, UNTYPED.splitlines()[0], TOO_FEW, "inval"),
+        (PAIR, UNTYPED.replace("=0\n", "=1\n"), OTHER_CORES, "idle"),
     ],
     ids=["another case", "too few", "other cores"],
 )
-def test_check_finds_differing_lines_and_shows_why_slurmctld_drains_the_node(
-    tree: Path, case: tuple[tuple[str, ...], str, str, str | None], release: str
+def test_a_diff_has_the_lines_that_differ(
+    tree: Path, case: tuple[tuple[str, ...], str, str, str], release: str
 ) -> None:
-    gpus, lines, finding, reason = case
-    state = "inval" if reason else "idle"
+    gpus, lines, changed, state = case
     with slurm(Setup(gpus=gpus, gres_conf=lines, state=state, release=release)) as cluster:
-        check = asked("check", cluster, tree)
-    assert check.status == 1
-    assert finding in check.stdout
-    assert ("INVALID_REG" in check.stdout) == bool(reason)
-    assert f" Reason={reason}" in check.stdout or reason is None
+        diff = gres_conf(cluster, tree, "--diff")
+    assert diff.status == 1
+    assert changed in diff.stdout
 
 
 PACKAGE = "Sockets=1 CoresPerSocket=2 ThreadsPerCore=1"
@@ -109,24 +104,23 @@ def test_the_printed_settings_give_a_job_the_near_core(tmp_path: Path, release: 
     with slurm(cluster((), PACKAGE, "inval" if is_drained else "idle"), USER) as lacking:
         if not is_drained:
             assert FAR not in lacking.srun(*ONE_GPU, *WHERE)
-        check = asked("check", lacking, tree)
-        assert (check.status, "INVALID_REG Reason=gres/gpu GRES core" in check.stdout) == (
-            (1, True) if is_drained else (0, False)
-        ), check
+        assert (
+            "Reason=gres/gpu GRES core" in lacking.run("scontrol", "show", "node")
+        ) == is_drained
     with slurm(cluster((match[1],), match[2]), USER) as mended:
         assert mended.srun(*ONE_GPU, *WHERE).split()[-1] == FAR
-        assert asked("check", mended, tree).stdout.endswith(FITS)
+        assert gres_conf(mended, tree, "--diff") == FITS
 
 
-def test_check_shows_slurmd_s_errors_of_a_file(tree: Path, release: str) -> None:
+def test_a_diff_has_slurmd_s_errors_of_a_file(tree: Path, release: str) -> None:
     with slurm(Setup(gpus=A100, gres_conf=TYPED, release=release)) as cluster:
-        assert asked("check", cluster, tree).stdout.endswith(FITS)
+        assert gres_conf(cluster, tree, "--diff") == FITS
         file = Path(f"{cluster.folder}/gres.conf")
         file.write_text(TYPED.replace("Cores=0", "Coress=0"))
-        malformed = asked("check", cluster, tree)
+        malformed = gres_conf(cluster, tree, "--diff")
         file.write_text(TYPED.replace("a100", "A100"))
-        other = asked("check", cluster, tree)
-    assert malformed.status == 2
-    assert "unrecognized key: Coress" in malformed.stdout
-    assert 'gres.conf line 1: " Coress=0"' in malformed.stdout
-    assert other.stdout.count("Slurm has Name=gpu Type=A100 ") == 2
+        other = gres_conf(cluster, tree, "--diff")
+    assert (malformed.status, malformed.stdout) == (2, "")
+    assert "unrecognized key: Coress" in malformed.stderr
+    assert 'gres.conf line 1: " Coress=0"' in malformed.stderr
+    assert other.stdout.count("\n-Name=gpu Type=A100 ") == 2

@@ -9,7 +9,7 @@ import pytest
 
 from affinityd import config
 from affinityd.discovery import discover, open_tree
-from affinityd.slurm.check import cpu_jobs
+from affinityd.doctor.checks.slurm import cpu_jobs
 from affinityd.slurm.commands import LocalSlurm
 from tests.e2e.slurm.node import (
     CONF,
@@ -18,7 +18,6 @@ from tests.e2e.slurm.node import (
     LOOK,
     SCRIPTS,
     Node,
-    check,
     copied,
     node,
     read_tasks,
@@ -98,18 +97,6 @@ def test_the_documentation_s_example_prints_where_each_task_is(node_of_jobs: Nod
         "/bin/sh", "-c", command, env={"AFFINITYD_MODE": "exclusive"}
     )
     assert sorted(re.findall(r"AFFINITYD_CPULIST=(\S+)", printed)) == [NEAR, FAR]
-
-
-def test_a_running_job_without_a_cpu_near_its_gpu_is_named(node_of_jobs: Node) -> None:
-    """Of two free cores Slurm gives a lone task the second, which is far from GPU 0."""
-    with node_of_jobs.cluster.job(1, "--gres=gpu:big:1"):
-        checked, cluster = check(node_of_jobs), check(node_of_jobs, "--cluster")
-    assert "gpu 0: Slurm has Name=gpu " in checked  # without Cores=
-    far = rf"job 7\d+ has gpu 0 \(package 0, node 0\) and CPUs {FAR} \(package 0, node 1\)"
-    assert re.search(f"^{far}", checked, re.MULTILINE), checked
-    assert re.search(f"^{far}", cluster, re.MULTILINE), cluster
-    node_of_jobs.tasks("-n1")  # has waited until the job has ended
-    assert "job 7" not in check(node_of_jobs)
 
 
 def test_a_job_without_gpus_is_read(node_of_jobs: Node, monkeypatch: pytest.MonkeyPatch) -> None:

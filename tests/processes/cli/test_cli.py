@@ -45,10 +45,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 #: Each command that prints JSON, with what it needs for that.
-JSON = (
-    *(f"plan {DGX}", f"topology {DGX}", f"doctor {DGX}", "version", "verify", "audit"),
-    f"slurm check {DGX} --slurm-conf /dev/null",
-)
+JSON = (f"plan {DGX}", f"topology {DGX}", f"doctor {DGX}", "version", "verify", "audit")
 
 
 @pytest.mark.parametrize("words", JSON)

@@ -159,7 +159,7 @@ def test_a_malformed_node_json_is_a_warning(folder: Path) -> None:
 
 AS_NOBODY = """
 # Python itself may be where another user reads nothing: all that is needed comes first.
-import os, affinityd.cli.commands.doctor, affinityd.slurm.check
+import os, affinityd.cli.commands.doctor, affinityd.slurm.cores
 from affinityd.cli import entry
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 entry()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -43,8 +42,8 @@ class SlurmNode:
         out, err = self.capsys.readouterr()
         return Said(code, out.splitlines(), err)
 
-    def check(self, *flags: str) -> Said:
-        return self.run("check", *flags)
+    def diff(self, *flags: str) -> Said:
+        return self.run("gres-conf", "--diff", *flags)
 
     def printed(self, *flags: str) -> list[str]:
         """Return the lines of gres-conf that are no comments; there must be one for each GPU."""
@@ -92,7 +91,7 @@ def test_a_node_may_have_another_name_than_its_host(node: SlurmNode) -> None:
     node.slurm.expects("gpu:a100:2", "n7")
     node.slurm.has("\n".join(typed("a100")))
     assert node.printed() == typed("a100")
-    assert node.check().code == 0
+    assert node.diff() == (0, [], "")
     asked = (node.slurm.folder / "asked").read_text()
     assert asked == f"-G -N n7 -f {node.slurm.conf}\n"
 
@@ -120,11 +119,10 @@ def test_gpus_of_unknown_type_are_comments_until_the_option_names_it(node: Slurm
 
 def test_a_node_that_slurm_does_not_have_is_named(node: SlurmNode) -> None:
     node.slurm.has(RIGHT)
-    checked, printed = node.check(), node.run("gres-conf")
-    assert (checked.code, checked.out, printed.code) == (2, [], 0)
-    for said in (checked, printed):
-        assert "scontrol show node gpu07: Node not found; " in said.err
-        assert said.err.count("\n") == 1
+    printed = node.run("gres-conf")
+    assert printed.code == 0
+    assert "scontrol show node gpu07: Node not found; " in printed.err
+    assert printed.err.count("\n") == 1
     assert printed.err.endswith("if it has a type, name it with --type\n")
 
 
@@ -136,93 +134,29 @@ def test_the_lines_in_the_repository_for_a_dgx_a100_are_the_printed_ones(node: S
     assert node.printed(*nodes) == [f"NodeName=gpu[001-500] {line}" for line in lines]
 
 
-def test_the_last_line_counts_the_findings_and_the_exit_status_follows(node: SlurmNode) -> None:
-    node.slurm.expects("gpu:2", "gpu07")
-    for lines, code, said in (
-        (RIGHT, 0, "gpu07: Slurm has the GPUs as they are"),
-        (RIGHT.replace("0-3", "4-7"), 1, "gpu07: 1 finding, 0 far GPUs of jobs"),
-        ("error: Parse error\nfatal: x", 2, "gpu07: 2 findings, 0 far GPUs of jobs"),
-    ):
-        node.slurm.has(lines)
-        told = node.check()
-        assert (told.code, told.out[-1]) == (code, said)
+def test_a_diff_has_slurmd_s_lines_and_the_right_ones(node: SlurmNode) -> None:
+    node.slurm.has(RIGHT.replace("0-3", "4-7"))  # slurmctld need not answer
+    first, second = RIGHT.splitlines()
+    lines = ["--- slurmd -G", "+++ affinityd slurm gres-conf", "@@ -1,2 +1,2 @@"]
+    lines += [f"-{first.replace('0-3', '4-7')}", f"+{first}", f" {second}"]
+    assert node.diff() == (1, lines, "")
 
 
-REFUSED = "State=IDLE+DRAIN+INVALID_REG Reason=gres/gpu:a100 count too low (0 < 2)"
+def test_a_gres_conf_that_slurmd_refuses_has_its_errors_and_no_diff(node: SlurmNode) -> None:
+    node.slurm.has("error: Parse error\nfatal: x")
+    error = "affinityd slurm gres-conf: error: Parse error\naffinityd slurm gres-conf: fatal: x\n"
+    assert node.diff() == (2, [], error)
 
 
-def test_a_state_is_a_finding_if_slurmctld_refuses_the_gpus_else_a_note(node: SlurmNode) -> None:
-    node.slurm.expects("gpu:2", "gpu07")
-    node.slurm.has(RIGHT)
-    node.slurm.shows(f"NodeName=gpu07 Gres=gpu:2 {REFUSED} [root@2026-11-23T23:12:39]")
-    assert node.check()[:2] == (1, [f"gpu07: {REFUSED}", "gpu07: 1 finding, 0 far GPUs of jobs"])
-    node.slurm.shows("NodeName=gpu07 Gres=gpu:2 State=DOWN Reason=new fans [root@2026-11-23T23]")
-    assert node.check()[:2] == (
-        0,
-        ["note: gpu07: State=DOWN Reason=new fans", "gpu07: Slurm has the GPUs as they are"],
-    )
-
-
-def test_check_without_a_slurm_conf_is_an_error(node: SlurmNode) -> None:
-    said = node.check("--slurm-conf", "/dev")
+def test_a_diff_without_a_slurm_conf_is_an_error(node: SlurmNode) -> None:
+    said = node.diff("--slurm-conf", "/dev")
     assert (said.code, "/dev is not a file; name a slurm.conf" in said.err) == (2, True)
-    assert main(["slurm", "check", "--root", str(node.root)]) == 2
+    assert main(["slurm", "gres-conf", "--diff", "--root", str(node.root)]) == 2
     said_of_none = node.capsys.readouterr().err
     assert "there is no slurm.conf in /etc/slurm, /etc/slurm-llnl, /run/slurm/conf" in said_of_none
 
 
-@pytest.mark.parametrize("command", ["check", "gres-conf"])
 @pytest.mark.parametrize("name", ["", "a b", "a=b", "x\n"])
-def test_a_malformed_node_name_is_bad_usage(node: SlurmNode, command: str, name: str) -> None:
+def test_a_malformed_node_name_is_bad_usage(node: SlurmNode, name: str) -> None:
     with pytest.raises(SystemExit, match="2"):
-        node.run(command, "--node-name", name)
-
-
-CONFIGURED = "Gres=gpu:a100:2 State=IDLE Sockets=2 CoresPerSocket=4 ThreadsPerCore=1"
-
-
-def test_a_running_job_that_is_far_from_its_gpu_is_named(node: SlurmNode) -> None:
-    node.slurm.expects("gpu:a100:2", "gpu07")
-    node.slurm.shows(f"NodeName=gpu07 {CONFIGURED}")
-    node.slurm.has("\n".join(typed("a100")))
-    node.slurm.runs("4711 gpu07 0-3 1", "4712 gpu07 4-7 1", "4713 gpu08 0 1")
-    said = node.check()
-    far = "job 4711 has gpu 1 (package 1, node 1) and CPUs 0-3 (package 0, node 0), none of them"
-    assert (said.code, len(said.out)) == (1, 2)
-    assert said.out[0].startswith(far)
-    assert said.out[1] == "gpu07: 0 findings, 1 far GPU of jobs; 2 running jobs judged"
-
-
-def test_check_cluster_shows_each_state_and_judges_jobs_on_nodes_like_this_one(
-    node: SlurmNode,
-) -> None:
-    node.slurm.shows(
-        f"NodeName=gpu07 {CONFIGURED}",
-        f"NodeName=gpu08 {CONFIGURED.replace('State=IDLE ', '')} {REFUSED}",
-        "NodeName=big01 Gres=gpu:8 State=IDLE Sockets=2 CoresPerSocket=64 ThreadsPerCore=2",
-        "NodeName=login Gres=(null) State=DOWN Reason=x",
-    )
-    (node.slurm.folder / "hostnames").write_text("gpu07\ngpu08\n")
-    node.slurm.runs("4711 gpu[07-08] 0-3 1", "4712 big01 0 0")
-    assert main(["slurm", "check", "--cluster", "--root", str(node.root)]) == 1  # by scontrol alone
-    assert node.capsys.readouterr().out.splitlines() == node.check("--cluster").out
-    said = node.check("--cluster")
-    assert said.code == 1
-    assert said.out[0] == f"gpu08: {REFUSED}"
-    assert [line.partition(" has ")[0] for line in said.out[1:3]] == [
-        "gpu07: job 4711",
-        "gpu08: job 4711",
-    ]
-    assert said.out[3].startswith("note: jobs on big01 are not judged: ")
-    assert said.out[4] == "3 nodes: 1 finding, 2 far GPUs of jobs; 2 running jobs judged"
-
-
-def test_findings_are_printed_as_json(node: SlurmNode) -> None:
-    node.slurm.expects("gpu:2", "gpu07")
-    node.slurm.has(RIGHT.splitlines()[0].replace("0-3", "0-1"))
-    said = node.check("--format", "json")
-    assert said.code == 1
-    document = json.loads("".join(said.out))
-    assert document["nodes"] == ["gpu07"]
-    assert [text[:5] for text in document["findings"]] == ["gpu 0", "gpu 1"]
-    assert (document["jobs"], document["notes"]) == ({"judged": 0, "findings": []}, [])
+        node.run("gres-conf", "--node-name", name)

@@ -17,7 +17,7 @@ def test_a_removed_command_or_option_is_refused_with_what_to_use(
     name, *option = command.split()
     assert (name in COMMANDS) == bool(option)
     with pytest.raises(SystemExit) as ended:
-        main([name, *(f"{word}=1" for word in option), "1"])
+        main([name, *option, "1"])
     line = f"affinityd {command} is removed: {removed.COMMANDS[command]}\n"
     assert (ended.value.code, capsys.readouterr().err) == (2, line)
 

@@ -1,4 +1,4 @@
-"""What Slurm's commands print, GPUs that differ from the printed lines, and far jobs."""
+"""What Slurm's commands print, and GPUs that differ from the printed lines."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from affinityd.cpuset import parse_list
-from affinityd.slurm.check import SlurmJob, counts, differences, far, in_slurms_numbers
 from affinityd.slurm.commands import (
     FAILED,
     GresEntry,
     LocalSlurm,
-    ShownNode,
     SlurmdGres,
     SlurmError,
     parse,
 )
 from affinityd.slurm.cores import SCOPES
+from affinityd.slurm.diff import differences
 from affinityd.slurm.gres_conf import GresConf, TypeCounts, read_gres
 from affinityd.topology.model import Topology
 from tests.support.machines.by_hand import made
@@ -51,8 +49,9 @@ def slurmd(lines: str) -> SlurmdGres:
 def found(
     lines: str, topology: Topology, scope: str = "node", gres: TypeCounts | None = None
 ) -> list[str]:
-    has = slurmd(lines)
-    return list(differences(GresConf(topology, scope, gres), has))
+    """Return the changed lines of the diff."""
+    diff = differences(GresConf(topology, scope, gres), slurmd(lines))
+    return [line for line in diff[2:] if not line.startswith((" ", "@"))]
 
 
 ZERO = "Name=gpu File=/dev/nvidia0 Cores=0-3"
@@ -61,10 +60,9 @@ BIG = ZERO.replace(" ", " Type=a100 ", 1)
 TYPED = f"< {BIG}\n< {ONE.replace(' ', ' Type=a100 ', 1)}"
 TWO = f"< {ZERO}\n< {ONE}"
 CAPS = "/dev/nvidia-caps/nvidia-cap"
-PRINTS = "affinityd slurm gres-conf prints"
 
-#: A case a paragraph: what it shows @ Gres=, where that is known; the lines that slurmd has; what
-#: is found.
+#: A case a paragraph: what it shows @ Gres=, where that is known; the lines that slurmd has (<);
+#: the changed lines of the diff.
 CASES = f"""
 other devices are passed over @
 {TWO}
@@ -77,33 +75,38 @@ the cores of the GPU's package @
 
 no Cores= @
 < Name=gpu Count=2 File=/dev/nvidia[0-1]
-> gpu 0: Slurm has Name=gpu File=/dev/nvidia0,/dev/nvidia1; {PRINTS} {ZERO}
-> gpu 1: Slurm has Name=gpu File=/dev/nvidia0,/dev/nvidia1; {PRINTS} {ONE}
+-Name=gpu File=/dev/nvidia0
+-Name=gpu File=/dev/nvidia1
++{ZERO}
++{ONE}
 
 a part of the cores, and numbers of CPUs @
 < {ZERO.replace("0-3", "0-2")}
 < {ONE.replace("12-15", "12-15,28-31")}
-> gpu 0: Slurm has {ZERO.replace("0-3", "0-2")}; {PRINTS} {ZERO}
-> gpu 1: Slurm has {ONE},28-31; {PRINTS} {ONE}
+-{ZERO.replace("0-3", "0-2")}
+-{ONE},28-31
++{ZERO}
++{ONE}
 
 a GPU that Slurm has not @
 < {ZERO}
-> gpu 1: Slurm has no /dev/nvidia1; {PRINTS} {ONE}
++{ONE}
 
 a device that is no GPU @
 {TWO}
 < Name=gpu File=/dev/nvidia7
-> /dev/nvidia7 is not a GPU of this node; there are /dev/nvidia0, /dev/nvidia1
+-Name=gpu File=/dev/nvidia7
 
 a GPU twice @
 {TWO}
 < {ZERO}
-> gpu 0: Slurm has {ZERO} 2 times; {PRINTS} {ZERO}
+-{ZERO}
 
 not in bus order @
 < {ONE}
 < {ZERO}
-> Slurm's order is /dev/nvidia1, /dev/nvidia0; {PRINTS} /dev/nvidia0, /dev/nvidia1
++{ZERO}
+-{ZERO}
 
 instances of one GPU @
 < Name=gpu Count=1 File=/dev/nvidia0,{CAPS}[21-22] Cores=0-3
@@ -112,15 +115,21 @@ instances of one GPU @
 
 another case of a type @ gpu:a100:2
 {TYPED.replace("a100", "A100", 1)}
-> gpu 0: Slurm has {BIG.replace("a100", "A100")}; {PRINTS} {BIG}
+-{BIG.replace("a100", "A100")}
++{BIG}
 
 another case of gpu @ gpu:2
 < {ZERO.replace("=gpu", "=GPU")}
 < {ONE}
-> gpu 0: Slurm has {ZERO.replace("=gpu", "=GPU")}; {PRINTS} {ZERO}
+-{ZERO.replace("=gpu", "=GPU")}
++{ZERO}
 
 a detected type where Gres= has none @ gpu:2
 {TYPED.replace("a100", "nvidia_a100-sxm4-40gb")}
+
+several types, in the order of Gres= @ gpu:b:1,gpu:a:1
+< {ONE.replace(" ", " Type=b ", 1)}
+< {ZERO.replace(" ", " Type=a ", 1)}
 """
 
 
@@ -130,41 +139,12 @@ def test_slurmd_s_gpus_are_compared_with_the_printed_lines(case: str) -> None:
     value = title.partition(" @ ")[2]
     gres = read_gres(value) if value else None
     has = "\n".join(line[2:] for line in lines if line[0] == "<")
-    findings = [line[2:] for line in lines if line[0] == ">"]
-    assert found(has, TWO_GPUS, gres=gres) == findings
+    assert found(has, TWO_GPUS, gres=gres) == [line for line in lines if line[0] != "<"]
 
 
 @pytest.mark.parametrize("topology", [node(None), machine("dgx-h100")])
 def test_an_unknown_numa_node_or_device_file_is_not_compared(topology: Topology) -> None:
     assert found(ZERO, topology) == []
-
-
-def test_errors_of_slurmd_come_first_and_alone_if_it_failed() -> None:
-    error = "error: Invalid GRES data for gpu, Cores=1-9"
-    conf = GresConf(node(0))
-    for is_complete, number in ((True, 2), (False, 1)):
-        findings = list(differences(conf, parse(f"slurmd: {error}", is_complete=is_complete)))
-        assert (findings[0], len(findings)) == (error, number)
-
-
-@pytest.mark.parametrize(
-    ("gres", "cores", "finding"),
-    [
-        ("gpu:a100:2", 16, None),
-        ("gpu:a100:1", 16, "right is Gres=gpu:a100:2"),
-        ("", 16, "right is Gres=gpu:2"),
-        ("gpu:v100:1,gpu:a100:1", 16, None),
-        ("gpu:a100:2", 32, "slurmctld counts 32 cores, and the node has 16"),
-        ("gpu:a100:2", 0, None),  # it is not known
-    ],
-)
-def test_slurmctld_s_numbers_of_gpus_and_cores_are_compared(
-    gres: str, cores: int, finding: str | None
-) -> None:
-    node = ShownNode("gpu07", "IDLE", "", read_gres(gres), cores, 2)
-    findings = list(counts(GresConf(TWO_GPUS, gres=node.gres), node))
-    assert len(findings) == (finding is not None)
-    assert (finding or "") in "".join(findings)
 
 
 @given(machines(), st.sampled_from(SCOPES), st.sampled_from([None, "gpu07"]))
@@ -173,34 +153,6 @@ def test_printed_lines_have_no_differences(
 ) -> None:
     text = "\n".join(GresConf(topology, scope).lines(name))
     assert found(text, topology, scope) == []
-
-
-REMEDY = "give it --gres-flags=enforce-binding, and gres.conf the right Cores="
-
-
-@pytest.mark.parametrize(
-    ("gpus", "cpu_ids", "findings"),
-    [
-        ("0-1", "6,24", []),  # cores 3 and 12, a CPU near each
-        ("0-1", "0-15", ["1 (package 1, node 3) and CPUs 0-7,16-23 (package 0, nodes 0-1)"]),
-        ("1", "1", ["1 (package 1, node 3) and CPUs 0,16 (package 0, node 0)"]),
-        ("2", "0", []),  # it may be anywhere
-        ("8", "0", []),  # the node has no such GPU
-    ],
-)
-def test_a_job_has_cpus_near_each_of_its_gpus(gpus: str, cpu_ids: str, findings: list[str]) -> None:
-    topology = node(0, 3, None)
-    job = SlurmJob(4711, "gpu07", parse_list(cpu_ids), parse_list(gpus))
-    assert list(far(topology, in_slurms_numbers(topology), 2, job)) == [
-        f"job 4711 has gpu {finding}, none of them near it; {REMEDY}" for finding in findings
-    ]
-
-
-def test_slurm_s_gpu_numbers_follow_slurmd_s_order() -> None:
-    topology = node(0, 3)
-    assert [gpu.index for gpu in in_slurms_numbers(topology).values()] == [0, 1]
-    reverse = in_slurms_numbers(topology, slurmd(f"{ONE}\n{ZERO}"))
-    assert [gpu.index for gpu in reverse.values()] == [1, 0]
 
 
 FIRST, LAST = frozenset(range(4)), frozenset(range(4, 8))
@@ -291,9 +243,8 @@ def test_a_node_is_read_as_slurmctld_shows_it(
     slurm = recorded_slurm(tmp_path, monkeypatch)
     slurm.shows(SHOWN)
     (node,) = LocalSlurm(slurm.conf).nodes("gpu07")
-    assert (node.name, node.cores, node.threads, node.gres) == ("gpu07", 32, 2, {"A100": 2})
-    assert node.is_refused
-    assert str(node).endswith("+INVALID_REG Reason=gres/gpu:a100 count too low (0 < 2)")
+    assert (node.name, node.threads, node.gres) == ("gpu07", 2, {"A100": 2})
+    assert node.configured is None  # it is refused, and this is what it registered
 
 
 def test_a_command_that_fails_is_an_error_of_one_line(
