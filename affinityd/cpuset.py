@@ -106,9 +106,3 @@ def named_nodes(numbers: Collection[int | None]) -> str:
     numbered = [number for number in numbers if number is not None]
     parts = [several("node", numbered)] if numbered else []
     return " and ".join([*parts, *([node_name(None)] if None in numbers else [])])
-
-
-def named_packages(numbers: Collection[int | None]) -> str | None:
-    """Return `package 0`, or `packages 0-1`; None: unknown."""
-    numbered = [number for number in numbers if number is not None]
-    return several("package", numbered) if numbered else None

@@ -63,7 +63,7 @@ read_mask "${SLURM_TASK_PID-}" || leave "/proc/${SLURM_TASK_PID-}/status cannot 
 [ ! -f "$settings" ] || read_lines site <"$settings"
 heed "$site_AFFINITYD" || leave "AFFINITYD in $settings $no_switch"
 [ "$switch" != off ] || leave "AFFINITYD=off in $settings"
-for name in $plan_variables AFFINITYD_NICS AFFINITYD_OWN AFFINITYD_SOCKET AFFINITYD_VERBOSE; do
+for name in $plan_variables AFFINITYD_NICS AFFINITYD_SOCKET AFFINITYD_VERBOSE; do
     eval "$name=\${$name:-\${site_$name-}}"
 done
 
@@ -102,19 +102,14 @@ printf 'export %s\n' "AFFINITYD_CPULIST=$mask" "AFFINITYD_LOCALITY=$locality" \
 few=''
 [ -n "${SLURM_CPUS_PER_TASK-}" ] || ! [ "${SLURM_CPUS_ON_NODE-}" -lt "${SLURM_JOB_CPUS_PER_NODE-}" ] ||
     few="; its step has $SLURM_CPUS_ON_NODE of the job's $SLURM_JOB_CPUS_PER_NODE CPUs: give -c"
-# Variables by which another binder undoes the pin, each with the one that ends that (binders.py).
-second='' switches=''
+# Variables by which another binder undoes the pin, each with the one that ends that (request/environment.py).
+second=''
 for row in GOMP_CPU_AFFINITY:OMP_PROC_BIND=false OMP_PROC_BIND:OMP_PROC_BIND=false OMP_PLACES:OMP_PROC_BIND=false \
     KMP_AFFINITY:KMP_AFFINITY=none ACCELERATE_CPU_AFFINITY:ACCELERATE_CPU_AFFINITY=0 \
     AMD_CPU_AFFINITY:AMD_CPU_AFFINITY=0; do
     name=${row%%:*} switch=${row#*:}
     eval "value=\${$name-} now=\${${switch%%=*}-}"
-    [ -z "$value" ] || [ "$now" = "${switch#*=}" ] || second="; $name binds it, too" switches="$switches $switch"
+    [ -z "$value" ] || [ "$now" = "${switch#*=}" ] || second="; $name binds it, too"
 done
-if is_on "${AFFINITYD_OWN-}"; then
-    second=''
-    printf 'export %s\n' $switches TLLM_NUMA_AWARE_WORKER_AFFINITY=0 NRL_DISABLE_NUMA_BINDING=1 \
-        UCCL_EP_DISABLE_CPU_AFFINITY=1
-fi
 tell "CPUs $mask ($locality)$few${warnings:+; $warnings}$second"
 nic_variables 'export '

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from affinityd.client.ask_daemon import ProcessPlan
     from affinityd.linux.memory_policy import MemoryPolicy
     from affinityd.linux.processes import Stat
-    from affinityd.request.binders import Acting
     from affinityd.request.environment import Pairs
 
 UNPINNED = "AFFINITYD_UNPINNED"  #: why a process was not pinned
@@ -313,28 +312,22 @@ def pin_self(
     plan: ProcessPlan,
     chosen: Mapping[str, str],
     variables: Mapping[str, str],
-    command: Sequence[str],
     *,
     policy: str | None,
     libraries: str | None,
-    owns: bool = False,
 ) -> tuple[CpuSet, MemoryPolicy | None, list[str]]:
     """Apply a plan to the calling thread; return as `apply_plan`, with the remarks on all of it.
 
-    `libraries` are told their NICs. Other binders of `command`, which this process is or becomes,
-    are remarked; those that `owns` can stop by variables are stopped.
+    `libraries` are told their NICs. Variables that undo the pin are remarked.
     """
     cpus, memory, remarks = apply_plan(plan, policy)
     if libraries:
         remarks += export_nics(libraries, plan.rdma, variables)
-    if owns or environment.may_rebind(os.environ, command):
-        shares = _shares_cpus(plan, chosen)
-        for acting in binders_to_come(command, owns=owns):
-            line = f"{acting} {acting.binder.effect} afterwards; {acting.binder.ends_it}"
-            if shares and acting.word.startswith("OMP_"):
-                line += f"; {SAME_PLACES}"
-            if acting.binder.fights:
-                remarks.append(line)
+    for variable, switch in environment.rebinding(os.environ):
+        line = f"{variable} binds threads anew afterwards; to end that: {switch}"
+        if variable.startswith("OMP_") and _shares_cpus(plan, chosen):
+            line += f"; {SAME_PLACES}"
+        remarks.append(line)
     return cpus, memory, [*_gpus_far_apart(plan, chosen), *remarks]
 
 
@@ -347,17 +340,6 @@ def _shares_cpus(plan: ProcessPlan, chosen: Mapping[str, str]) -> bool:
     if rank is None or rank.size == 1 or mode is None or not mode.shares:
         return False
     return not ProcessContext.of_self().is_bound(plan.allowed)
-
-
-def binders_to_come(command: Sequence[str], *, owns: bool) -> list[Acting]:
-    """Return the binders that act later; `owns`: the environment first stops those it can."""
-    from affinityd.request.binders import later, own_variables  # noqa: PLC0415 - few have one
-
-    others = later(os.environ, command)
-    if owns:
-        os.environ.update(own_variables(others))
-        others = later(os.environ, command)
-    return others
 
 
 def apply_plan(

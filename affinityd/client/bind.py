@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import time
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -173,7 +172,7 @@ def bind_process(
         return _kept(memory, remarks)
     libraries = variables.get(apply.NICS) if libraries is None else libraries
     cpus, memory, remarks = apply.pin_self(
-        plan, chosen, variables, sys.orig_argv, policy=policy, libraries=libraries
+        plan, chosen, variables, policy=policy, libraries=libraries
     )
     return Binding(
         cpus=cpus,

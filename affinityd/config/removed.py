@@ -15,6 +15,7 @@ TO_PIN = (
     "the daemon changes nothing that runs; affinityd audit names the processes that run far from "
     "their GPUs, and affinityd pin --tree PID pins one"
 )
+SWITCHES = "docs/binders.md has the switch of each binder"
 #: By the words after `affinityd`: what to use instead.
 COMMANDS: Mapping[str, str] = {
     "enforce": TO_PIN,
@@ -24,6 +25,8 @@ COMMANDS: Mapping[str, str] = {
     "top": "affinityd audit --watch says how the node is, and the daemon's page shows it",
     "slurm check": "affinityd slurm gres-conf --diff compares; affinityd audit names far jobs",
     "audit --measured": MEASURING,
+    "exec --check": SWITCHES,
+    "exec --own": SWITCHES,
     "pin --memory": "affinityd verify --resident PID prints the migratepages(8) that moves it",
     "serve --measured": MEASURING,
 }
@@ -31,6 +34,7 @@ COMMANDS: Mapping[str, str] = {
 VARIABLES: Mapping[str, str] = {
     "AFFINITYD_ENFORCE": f"leave it out; {TO_PIN}",
     "AFFINITYD_ENFORCE_POLICY": f"leave it out; {TO_PIN}",
+    "AFFINITYD_OWN": f"leave it out; {SWITCHES}",
     "AFFINITYD_MEASURED": f"leave it out; {MEASURING}",
 }
 #: Files that 0.2 read, or was given privileges by: what to do instead.

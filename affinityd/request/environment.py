@@ -90,26 +90,30 @@ READ = frozenset(
     )
 )
 
-#: The words and variables by which a row of `binders` may act: without one of them no process
-#: imports that table.
-BINDERS = frozenset(
-    (
-        *("numactl", "taskset", "srun", "mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.openmpi"),
-        *("mpirun.mpich", "mpiexec.mpich", "mpiexec.hydra", "torchrun", "torch.distributed.run"),
-        *("accelerate", "deepspeed", "deepspeed.launcher.launch", "vllm", "sglang", "ray"),
-        *("vllm.entrypoints.openai.api_server", "sglang.launch_server", "trtllm-serve"),
-        *("trtllm-bench", "trtllm-llmapi-launch", "ACCELERATE_CPU_AFFINITY", "AMD_CPU_AFFINITY"),
-        *("SGLANG_AUTO_NUMA_BIND", "TLLM_NUMA_AWARE_WORKER_AFFINITY", "NCCL_PROXY_CPUSET"),
-        *("NRL_GPU_CPU_AFFINITY_FILE", "NCCL_IGNORE_CPU_AFFINITY", "GOMP_CPU_AFFINITY"),
-        *("OMP_PROC_BIND", "OMP_PLACES", "KMP_AFFINITY"),
-    )
-)
+#: Variables by which libraries and launchers undo a pin, each with the switch that ends that.
+REBINDS = {
+    "GOMP_CPU_AFFINITY": "OMP_PROC_BIND=false",
+    "OMP_PROC_BIND": "OMP_PROC_BIND=false",
+    "OMP_PLACES": "OMP_PROC_BIND=false",
+    "KMP_AFFINITY": "KMP_AFFINITY=none",
+    "ACCELERATE_CPU_AFFINITY": "ACCELERATE_CPU_AFFINITY=0",
+    "AMD_CPU_AFFINITY": "AMD_CPU_AFFINITY=0",
+    "TLLM_NUMA_AWARE_WORKER_AFFINITY": "TLLM_NUMA_AWARE_WORKER_AFFINITY=0",
+    "NRL_GPU_CPU_AFFINITY_FILE": "NRL_DISABLE_NUMA_BINDING=1",
+}
+#: Values that bind nothing.
+NO_BINDING = ("", "0", "false", "no", "none", "off", "disabled")
 
 
-def may_rebind(environ: Environment, command: Sequence[str]) -> bool:
-    """Return whether another binder may act on a command."""
-    names = (word.rpartition("/")[2] for word in command)
-    return not BINDERS.isdisjoint([*environ, *names, *" ".join(command).split()])
+def rebinding(environ: Environment) -> list[tuple[str, str]]:
+    """Return the variables that undo a pin, as `NAME=value`, each with its switch."""
+    found = []
+    for variable, switch in REBINDS.items():
+        value = environ.get(variable, "")
+        name, _, off = switch.partition("=")
+        if value.lower() not in NO_BINDING and environ.get(name, "").lower() != off:
+            found.append((f"{variable}={value}", switch))
+    return found
 
 
 #: A library → its variable.

@@ -32,7 +32,6 @@ def created(
     labels: Mapping[str, str] | None = None,
     *,
     number: int = 1,
-    command: Sequence[str] = (),
     env: Sequence[str] = (),
     devices: Sequence[str] = ("/dev/nvidia0",),
     mounts: Sequence[str] = ("/proc",),
@@ -51,7 +50,6 @@ def created(
     files = b"".join(wire.field(2, wire.field(1, it)) for it in devices)
     its = wire.field(1, f"container-{number}") + wire.field(2, f"pod-{number}")
     its += wire.field(3, "main") + wire.field(4, 3) + pairs(6, annotations or {})
-    its += b"".join(wire.field(7, it) for it in command)
     its += b"".join(wire.field(8, it) for it in env)
     its += b"".join(wire.field(9, wire.field(1, it)) for it in mounts)
     its += wire.field(11, files + wire.field(3, wire.field(2, cpu)))

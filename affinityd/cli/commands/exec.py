@@ -13,7 +13,7 @@ import time
 from affinityd import config
 from affinityd.cli.console import flag, say
 from affinityd.client import apply, ask_daemon
-from affinityd.cpuset import format_list, several
+from affinityd.cpuset import several
 from affinityd.errors import AffinityError, InvalidRequestError
 from affinityd.linux.files import environment_of
 from affinityd.text import quote
@@ -30,7 +30,7 @@ NAME = "affinityd exec"
 #: As env(1) and timeout(1) have it; the first: the command was not tried.
 FAILED, CANNOT_RUN, NOT_FOUND = 125, 126, 127
 
-OWN = f"{config.PREFIX}OWN"  #: whether --own is on
+OWN = f"{config.PREFIX}OWN"  #: of 0.2
 
 #: The parameters of a plan that it takes.
 PARAMETERS = (
@@ -49,15 +49,13 @@ CLIENT_OPTIONS = {
     ),
     "timeout": ("SECONDS", "to ask a daemon (default: 1); to read the machine, 5 times as long"),
     "threads": (None, "export OMP_NUM_THREADS, unless it is set"),
-    "own": (None, "set the variables by which other binders leave the pin alone"),
-    "check": (None, "say which binders would act and which one wins; start nothing"),
     "fail_closed": (None, "fail if the command cannot be pinned"),
     "verbose": (None, "print the rank, GPU, node, CPUs and NICs on stderr"),
 }
 FLAGS = [name for name, (metavar, _) in CLIENT_OPTIONS.items() if metavar is None]
 #: Options for people, the first in the help; launchers and schedulers set the rest.
 COMMON = (
-    *("gpus", "rank", "mode", "memory", "nics", "threads", "own", "check", "verbose", "strict"),
+    *("gpus", "rank", "mode", "memory", "nics", "threads", "verbose", "strict"),
     *("fail_closed", "timeout"),
 )
 BOOLEANS = ("balanced", "strict")  #: may take one
@@ -77,9 +75,12 @@ def main(argv: Sequence[str]) -> int:
     except InvalidRequestError as error:
         say(f"{NAME}: {error}")
         return FAILED
-    if "--check" in words:
-        return _check(words, command, start)
-    trouble = _trouble(words, command, start)
+    if "--check" in words:  # in 0.2 it started nothing
+        from affinityd.config.removed import refusal  # noqa: PLC0415 - few ask for it
+
+        say(refusal("exec --check") or "")
+        return FAILED
+    trouble = _trouble(words, start)
     if trouble is None:
         return become(command)
     # However wrong the other options are.
@@ -88,46 +89,13 @@ def main(argv: Sequence[str]) -> int:
     return FAILED if is_closed else become(command)
 
 
-def _check(words: Sequence[str], command: Sequence[str], start: float) -> int:
-    """Print which binders would act on the command, in their order. Return 0 if the pin stays."""
-    from affinityd.request.binders import earlier  # noqa: PLC0415 - few ask for it
-
-    is_pinned, pin, owns = False, "no pin, by its switch", False
-    try:
-        options, switch, variables = parse(words), config.chosen_switch(), config.variables()
-        owns = _owns(options, variables)
-        if switch == config.ON:
-            _, plan = _plan(options, variables, start, switch)
-            if plan.switch == config.ON:
-                is_pinned, pin = True, f"CPUs {format_list(plan.cpus)} ({plan.locality})"
-    except AffinityError as error:
-        pin = f"no pin: {error}"
-    others = apply.binders_to_come(command, owns=owns)
-    lines = [
-        *(
-            f"{it} has set the mask that is planned on; {it.binder.ends_it}"
-            for it in earlier(os.environ)
-        ),
-        f"affinityd: {pin}",
-        *(f"{it} {it.binder.effect}: {it.binder.does}" for it in others),
-    ]
-    for number, line in enumerate(lines, 1):
-        print(f"{number}. {line}")
-    winners = [it for it in others if it.binder.fights]
-    if winners:
-        print(f"{winners[-1]} wins; {winners[-1].binder.ends_it}", flush=True)
-    else:
-        print("affinityd wins" if is_pinned else "none wins: nothing pins it", flush=True)
-    return 0 if is_pinned and not winners else 1
-
-
-def _trouble(words: Sequence[str], command: Sequence[str], start: float) -> str | None:
+def _trouble(words: Sequence[str], start: float) -> str | None:
     """Pin this process unless the switch is off. Return the reason if it was not pinned."""
     switch = config.ON
     try:
         switch = config.chosen_switch()
         if switch != config.OFF:
-            _pin(parse(words), command, start, switch)
+            _pin(parse(words), start, switch)
     except AffinityError as error:
         trouble = str(error)
     except KeyboardInterrupt:
@@ -153,13 +121,7 @@ def _plan(
     return parameters, ask_daemon.find_plan(query, sockets, start, timeout, bounded=True)
 
 
-def _owns(options: Mapping[str, str], variables: Mapping[str, str]) -> bool:
-    """Whether other binders are to leave the mask: by --own, or AFFINITYD_OWN=1."""
-    word = variables.get(OWN)
-    return "own" in options or (word is not None and config.read_switch_or_off(word) == config.ON)
-
-
-def _pin(options: Mapping[str, str], command: Sequence[str], start: float, switch: str) -> None:
+def _pin(options: Mapping[str, str], start: float, switch: str) -> None:
     """Plan, pin this process and set the command's variables. Raises AffinityError.
 
     With the switch at observe, here or in the daemon, the mask stays as it is.
@@ -180,20 +142,14 @@ def _pin(options: Mapping[str, str], command: Sequence[str], start: float, switc
     if plan.switch != config.ON:
         apply.export_observed(plan)
         return
-    cpus, _, lines = apply.pin_self(
-        plan,
-        parameters,
-        variables,
-        command,
-        policy=policy,
-        libraries=libraries,
-        owns=_owns(options, variables),
-    )
+    cpus, _, lines = apply.pin_self(plan, parameters, variables, policy=policy, libraries=libraries)
     if "verbose" in options:
         ports = os.environ.get(apply.EXPORTED_NICS) or "none"
         nics = [f"NICs for {libraries}: {ports}"] if libraries else []
         place, oddities = apply.summary(plan, cpus, parameters), apply.oddities(plan, parameters)
         lines = [place, *oddities, *nics, *lines]
+    if os.environ.get(OWN):
+        lines.append(f"{OWN} is removed, and ignored: docs/binders.md has each binder's switch")
     sets_threads = "threads" in options or variables.get(apply.THREADS) == apply.AUTO
     for line in (*lines, *apply.threads_to_start(cpus, plan.threads if sets_threads else None)):
         say(f"{NAME}: {line}")
@@ -246,6 +202,10 @@ def parse(words: Sequence[str]) -> dict[str, str]:
         option, has_value, value = word.partition("=")
         name = OPTIONS.get(option) or SHORT.get(option)
         if name is None:
+            from affinityd.config.removed import COMMANDS  # noqa: PLC0415 - as seldom
+
+            if (instead := COMMANDS.get(f"exec {option}")) is not None:
+                raise InvalidRequestError(f"{option} is removed: {instead}")
             import difflib  # noqa: PLC0415 - only where something is wrong
 
             near = difflib.get_close_matches(option[:64], OPTIONS, n=1)

@@ -136,7 +136,7 @@ def daemon(facts: NodeFacts) -> CheckResults:
 
 #: Variables that commands, prologs and pods read, besides the settings.
 READ = (
-    *("CONFIG", "CPUS", "DRAIN", "JOB_CPUS", "JOB_GPUS", "MEMORY", "NICS", "OWN", "THREADS"),
+    *("CONFIG", "CPUS", "DRAIN", "JOB_CPUS", "JOB_GPUS", "MEMORY", "NICS", "THREADS"),
     *("TIMEOUT", "URL", "VERBOSE"),
 )
 #: Variables that affinityd sets for jobs.

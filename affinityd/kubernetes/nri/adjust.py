@@ -20,7 +20,6 @@ from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.errors import InvalidRequestError
 from affinityd.kubernetes.nri.messages import CPU_SHARES, MOUNT_POINT, Container, Pod
 from affinityd.planner import Options
-from affinityd.request.binders import later
 from affinityd.request.devices import visible_devices
 from affinityd.request.environment import JOB_CPUS, NIC_VARIABLES, nic_value
 from affinityd.request.parameters import Request
@@ -189,15 +188,12 @@ def adjust(
         cpus = format_list(reply.cpus)
         environment |= {"AFFINITYD_CPULIST": cpus, "AFFINITYD_ALLOWED": cpus}
         environment["AFFINITYD_LOCALITY"] = reply.locality
-    # A mask that they set stays within the cpuset.
-    others = [it for it in later(container.environment, container.command) if it.binder.fights]
-    within_them = f"; {others[-1]} binds within them" if others else ""
     return Adjustment(
         PINNED if pins else KEPT,
         _unset(container, environment),
         folder=_folder(pod, container, rules),
         cpus=reply.cpus if pins else frozenset(),
-        note=f"{where}, of {len(before)}{within_them}" if pins else f"its CPUs stay ({place})",
+        note=f"{where}, of {len(before)}" if pins else f"its CPUs stay ({place})",
         locality=reply.locality if pins else place,
         taken=len(before) - len(reply.cpus) if pins else 0,
     )

@@ -51,7 +51,6 @@ class Container:
     limit: int | None  #: CPUs, rounded up
     cpus: str  #: its cpuset; empty: the runtime sets none
     is_stopped: bool = False
-    command: tuple[str, ...] = ()  #: its program and arguments
 
     @property
     def requested(self) -> int | None:
@@ -112,7 +111,6 @@ def _container(container: Message) -> Container:
         pod=text(container, 2),
         is_stopped=number(container, 4) == STOPPED,
         name=text(container, 3),
-        command=tuple(texts(container, 7)),
         environment=dict(pair.partition("=")[::2] for pair in texts(container, 8)),
         annotations=_mapping(container, 6),
         mounts=tuple(text(mount, 1) for mount in messages(container, 9)),

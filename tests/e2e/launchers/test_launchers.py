@@ -148,33 +148,3 @@ def test_a_program_that_openmp_has_bound_keeps_the_cpus_of_its_rank(
     done = ran("mpirun.mpich", *words, env={**environ, "PYTHONPATH": str(REPOSITORY)})
     for line in done.stdout.splitlines():
         assert line.startswith(f"{NEAR} False OpenMP (OMP_PROC_BIND=close) has bound")
-
-
-def test_check_names_srun_that_has_bound_a_task(
-    here: Mapping[str, str], release: str, entry: tuple[str, ...]
-) -> None:
-    check = [*entry, "--check", "--", "true"]
-    with slurm(Setup(task_plugin="task/affinity", release=release)) as cluster:
-        bound = cluster.srun("-n1", "-c1", "--gres=gpu:1", *check, env=here)
-        unbound = cluster.srun("-n1", "-c2", "--cpu-bind=none", *check, env=here)
-    assert "1. Slurm (SLURM_CPU_BIND_TYPE=mask_cpu:) has set the mask" in bound
-    assert "1. affinityd: CPUs" in unbound
-
-
-@pytest.mark.parametrize(
-    ("mpirun", "options", "binder"),
-    [
-        ("mpirun.openmpi", ["--allow-run-as-root"], "Open MPI (OMPI_MCA_orte_bound_at_launch=1)"),
-        ("mpirun.openmpi", ["--allow-run-as-root", "--bind-to", "none"], ""),
-        ("mpirun.mpich", ["-bind-to", "core"], "MPICH (HYDRA_USER_PROVIDED_BINDING=1)"),
-        ("mpirun.mpich", [], ""),
-    ],
-)
-def test_check_names_an_mpirun_that_has_bound_a_rank(
-    here: Mapping[str, str], mpirun: str, options: list[str], binder: str
-) -> None:
-    env = {"PATH": os.environ["PATH"], "TMPDIR": "/tmp", **here}  # noqa: S108 - Open MPI's own
-    check = [*EXEC, "--check", "--", "true"]
-    done = ran(mpirun, *options, "-np", "1", *check, env=env)
-    first = done.stdout.splitlines()[0]
-    assert first.startswith(f"1. {binder} has set the mask" if binder else "1. affinityd: CPUs")

@@ -12,7 +12,6 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
-from affinityd.request.binders import own_variables
 from tests.e2e.slurm.alone import JOB, SHELLS, Node, beside, task_prolog
 from tests.e2e.slurm.node import GPU_NODES, MINORS, SCRIPTS
 from tests.support.daemons import Daemon, running
@@ -151,31 +150,25 @@ def test_the_first_task_of_a_node_prints_its_place_if_asked(
 
 
 @pytest.mark.parametrize(
-    ("env", "binder", "exported"),
+    ("env", "binder"),
     [
-        ({"OMP_PLACES": "cores"}, "OMP_PLACES", "OMP_PROC_BIND=false"),
-        ({"OMP_PLACES": "cores", "OMP_PROC_BIND": "false"}, None, ""),
-        ({"GOMP_CPU_AFFINITY": "0 1"}, "GOMP_CPU_AFFINITY", "OMP_PROC_BIND=false"),
-        ({"KMP_AFFINITY": "granularity=fine,compact,1,0"}, "KMP_AFFINITY", "KMP_AFFINITY=none"),
-        ({"AMD_CPU_AFFINITY": "0"}, None, ""),
-        ({}, None, ""),
+        ({"OMP_PLACES": "cores"}, "OMP_PLACES"),
+        ({"OMP_PLACES": "cores", "OMP_PROC_BIND": "false"}, None),
+        ({"GOMP_CPU_AFFINITY": "0 1"}, "GOMP_CPU_AFFINITY"),
+        ({"KMP_AFFINITY": "granularity=fine,compact,1,0"}, "KMP_AFFINITY"),
+        ({"AMD_CPU_AFFINITY": "0"}, None),
+        ({}, None),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("own", ["", "1", "off"])
-def test_a_second_binder_is_named_and_stopped_if_asked(
-    node: Node, env: Mapping[str, str], binder: str | None, exported: str, own: str
+def test_a_variable_that_undoes_the_pin_is_named(
+    node: Node, env: Mapping[str, str], binder: str | None
 ) -> None:
-    task = {**FAR_GPU, **FIRST, "AFFINITYD_VERBOSE": "1", "AFFINITYD_OWN": own, **env}
+    task = {**FAR_GPU, **FIRST, "AFFINITYD_VERBOSE": "1", **env}
     lines = task_prolog(node, task)[0].splitlines()
     assert f"export AFFINITYD_CPULIST={FAR}" in lines
     named = [it.rpartition("; ")[2] for it in lines if "binds it, too" in it]
-    assert named == ([f"{binder} binds it, too"] if binder and own != "1" else [])
-    variables = {it.removeprefix("export ") for it in lines if "export AFFINITYD" not in it}
-    hidden = {f"{name}={value}" for name, value in own_variables([]).items()}
-    assert {it for it in variables if not it.startswith("print")} == (
-        {*hidden, *filter(None, [exported])} if own == "1" else set()
-    )
+    assert named == ([f"{binder} binds it, too"] if binder else [])
 
 
 # Without a daemon.

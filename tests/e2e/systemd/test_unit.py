@@ -135,7 +135,7 @@ def test_its_exposure_is_limited(tmp_path: Path) -> None:
 
 
 #: What the file has for what starts jobs, besides the daemon's settings.
-OF_JOBS = {"mode", "nics", "own", "scope", "drain"}
+OF_JOBS = {"mode", "nics", "scope", "drain"}
 
 
 def test_the_sample_settings_are_the_defaults_and_affinityd_knows_them_all(tmp_path: Path) -> None:

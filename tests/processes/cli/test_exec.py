@@ -16,7 +16,6 @@ from tests.support.child_python import SECCOMP
 from tests.support.daemons import Daemon
 from tests.support.machines.facts import machine
 from tests.support.machines.sysfs_tree import write_tree
-from tests.support.paths import REPOSITORY
 from tests.support.servers import Behaviour, answering, hanging, http, serving
 from tests.support.tiny import BOTH, FAR, LOOK, NEAR, PROGRAM, affinityd, exec_, tiny, tiny_tree
 
@@ -272,19 +271,12 @@ def test_a_full_stderr_does_not_end_the_command(here: Mapping[str, str], words: 
     assert done.returncode == (7 if "sh" in words else 127)
 
 
-# Other binders.
-
-OPENMP = "OpenMP (OMP_PROC_BIND=close) divides the mask among its threads"
-OWN = "to end that: OMP_PROC_BIND=false"
-SHOW_OWN = ("sh", "-c", "env | grep -E '^(OMP|TLLM|KMP|NRL|UCCL)_' | sort; :")
-HIDDEN = (
-    "NRL_DISABLE_NUMA_BINDING=1\nTLLM_NUMA_AWARE_WORKER_AFFINITY=0\n"
-    "UCCL_EP_DISABLE_CPU_AFFINITY=1\n"
-)
+# Variables that undo the pin.
 
 
+ANEW = "OMP_PROC_BIND=close binds threads anew afterwards; to end that: OMP_PROC_BIND=false"
 SAME_PLACES = (
-    f"{OPENMP} afterwards; {OWN}; ranks that share these CPUs put their threads on the same first "
+    f"{ANEW}; ranks that share these CPUs put their threads on the same first "
     "ones; for CPUs of its own for each rank: AFFINITYD_MODE=unique_contiguous"
 )
 
@@ -297,9 +289,9 @@ SAME_PLACES = (
         (
             {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"},
             ["--mode=unique-contiguous"],
-            f"{OPENMP} afterwards; {OWN}",
+            ANEW,
         ),
-        ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}, [], f"{OPENMP} afterwards; {OWN}"),
+        ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}, [], ANEW),
     ],
 )
 def test_ranks_whose_threads_openmp_puts_on_the_same_cpus_are_told_of_a_mode(
@@ -310,54 +302,39 @@ def test_ranks_whose_threads_openmp_puts_on_the_same_cpus_are_told_of_a_mode(
 
 
 @pytest.mark.parametrize(
-    ("env", "words", "variables", "line"),
+    ("variable", "switch"),
     [
-        ({}, [], "", ""),
-        ({"OMP_PROC_BIND": "false"}, [], "OMP_PROC_BIND=false\n", ""),
-        ({"OMP_PROC_BIND": "close"}, [], "OMP_PROC_BIND=close\n", f"{OPENMP} afterwards; {OWN}"),
-        ({"OMP_PROC_BIND": "close"}, ["--own"], f"{HIDDEN}OMP_PROC_BIND=false\n", ""),
-        ({"OMP_PLACES": "cores", "AFFINITYD_OWN": "1"}, [], None, ""),
-        ({"AFFINITYD_OWN": "no"}, [], "", ""),
-        ({"KMP_AFFINITY": "none"}, ["--own"], f"KMP_AFFINITY=none\n{HIDDEN}", ""),
+        ("OMP_PROC_BIND=close", "OMP_PROC_BIND=false"),
+        ("OMP_PLACES=cores", "OMP_PROC_BIND=false"),
+        ("KMP_AFFINITY=compact", "KMP_AFFINITY=none"),
+        ("ACCELERATE_CPU_AFFINITY=1", "ACCELERATE_CPU_AFFINITY=0"),
+        ("NRL_GPU_CPU_AFFINITY_FILE=/a", "NRL_DISABLE_NUMA_BINDING=1"),
     ],
 )
-def test_a_line_names_a_second_binder_and_own_stops_it(
-    here: Mapping[str, str],
-    env: dict[str, str],
-    words: list[str],
-    variables: str | None,
-    line: str,
+def test_a_variable_that_undoes_the_pin_has_a_line_until_its_switch_is_set(
+    here: Mapping[str, str], variable: str, switch: str
 ) -> None:
-    done = exec_("--gpus=0", *words, "--", *SHOW_OWN, env={**here, **env})
-    expected = (
-        f"{HIDDEN}OMP_PLACES=cores\nOMP_PROC_BIND=false\n" if variables is None else variables
-    )
-    assert sorted(done.stdout.splitlines()) == sorted(expected.splitlines())
-    assert done.stderr == (f"affinityd exec: {line}\n" if line else "")
+    name, _, value = variable.partition("=")
+    off, _, word = switch.partition("=")
+    done = exec_("--gpus=0", "--", "true", env={**here, name: value})
+    line = f"{variable} binds threads anew afterwards; to end that: {switch}"
+    assert done.stderr == f"affinityd exec: {line}\n"
+    assert exec_("--gpus=0", "--", "true", env={**here, name: value, off: word}).stderr == ""
 
 
-def test_check_says_which_binder_wins_and_starts_nothing(
+def test_what_0_2_had_for_other_binders_is_refused_or_warned_of(
     here: Mapping[str, str], tmp_path: Path
 ) -> None:
-    """As the page shows it."""
-    page = (REPOSITORY / "docs/binders.md").read_text()
-    shown = page.partition("```text\n")[2].partition("```")[0].splitlines()
-    task = {"SLURM_CPU_BIND_TYPE": "mask_cpu:", "OMP_PROC_BIND": "close"}
-    touch = ["--gpus=0", "--check", "--", "touch", str(tmp_path / "started")]
-    done = exec_(*touch, env={**here, **task})
-    assert (done.status, done.stdout.splitlines()) == (
-        1,
-        [line.replace("0-15", NEAR) for line in shown],
-    )
-    done = exec_("--own", *touch, env={**here, **task})
-    assert (done.status, done.stdout.splitlines()[1:]) == (
-        0,
-        [f"2. affinityd: CPUs {NEAR} (local)", "affinityd wins"],
-    )
-    done = exec_(*touch, env={**here, "AFFINITYD": "off"})
-    ended = ["1. affinityd: no pin, by its switch", "none wins: nothing pins it"]
-    assert (done.status, done.stdout.splitlines()) == (1, ended)
-    assert not (tmp_path / "started").exists()
+    touch = ("--", "touch", str(tmp_path / "started"))
+    done = exec_("--gpus=0", "--check", *touch, env=here)
+    assert (done.status, "exec --check is removed: " in done.stderr) == (125, True)
+    assert not (tmp_path / "started").exists()  # --check started nothing
+    done = exec_("--gpus=0", "--own", *touch, env=here)
+    assert done.stderr.startswith("affinityd exec: --own is removed: docs/binders.md has ")
+    assert done.stderr.endswith("; the command runs unpinned\n")
+    assert (tmp_path / "started").exists()
+    done = exec_("--gpus=0", "--", "true", env={**here, "AFFINITYD_OWN": "1"})
+    assert done.stderr.startswith("affinityd exec: AFFINITYD_OWN is removed, and ignored: ")
 
 
 # What it costs.
@@ -394,4 +371,3 @@ def test_few_modules_are_imported(
     assert part in ours
     own = {it for it in ours if it.startswith("affinityd")}
     assert len(own) <= most
-    assert "affinityd.request.binders" not in own

@@ -188,19 +188,6 @@ def test_a_container_that_keeps_its_cpus_is_told_their_nodes_and_counted_by_thei
     assert pinned.note.endswith(", of 256")
 
 
-@pytest.mark.parametrize(
-    ("request_", "binder"),
-    [
-        ({"env": ["OMP_PROC_BIND=close"]}, "OpenMP (OMP_PROC_BIND=close)"),
-        ({"command": ["vllm", "serve", "--numa-bind"]}, "vLLM (vllm --numa-bind)"),
-    ],
-)
-def test_the_log_names_a_binder_that_stays_within_the_cpuset(
-    request_: dict[str, Any], binder: str
-) -> None:
-    assert made(**request_).note.endswith(f", of 256; {binder} binds within them")
-
-
 def test_variables_that_a_container_has_set_stay() -> None:
     adjusted = made(env=["AFFINITYD_LOCALITY=mine", "AFFINITYD_JOB_CPUS="], shares=4096)
     assert not {"AFFINITYD_LOCALITY", "AFFINITYD_JOB_CPUS"} & adjusted.environment.keys()
