@@ -90,7 +90,6 @@ class NriPlugin:
         )
         self.outcomes: Counter[tuple[str, str]] = Counter()  #: by outcome and locality
         self.states: dict[str, tuple[str, str]] = {}  #: container → its state and locality
-        self.taken = 0  #: CPUs that containers might use before
         self.is_known = False  #: to the runtime
         self.runtime = ""  #: its name and version
         self.names: dict[str, tuple[str, str, str]] = {}  #: id of a container → its names
@@ -228,7 +227,6 @@ class NriPlugin:
 
     def _note(self, container: Container, made: Adjustment) -> None:
         self.outcomes[made.outcome, made.locality] += 1
-        self.taken += made.taken
         if made.note:
             log.info("%s", made.note)
         self._keep(container, made)
@@ -353,16 +351,6 @@ CONTAINERS: tuple[MetricFamily[int], ...] = (
     ),
 )
 FAMILIES: tuple[MetricFamily[NriPlugin], ...] = (
-    MetricFamily(
-        "affinityd_nri_taken_cpus_total",
-        "CPUs that pinned containers might have used otherwise.",
-        lambda plugin: plugin.taken,
-    ),
-    MetricFamily(
-        "affinityd_nri_sees_cgroups",
-        "1 if the node's cgroups are mounted where the daemon runs: else every cpuset stays.",
-        lambda _plugin: cpuset_at("/") is not None,
-    ),
     MetricFamily(
         "affinityd_nri_connected",
         "1 while a container runtime knows the NRI plugin, else 0.",

@@ -125,8 +125,6 @@ NIC_VARIABLES = {
 }
 #: Those that do not choose near devices by themselves; NCCL does.
 UNASKED = ("ucx", "nvshmem", "uccl")
-#: VLLM_NIC_SELECTION_VARS: the same, each with what vLLM appends to a device (vllm#42083).
-VLLM_SELECTION = "UCX_NET_DEVICES:1,NVSHMEM_HCA_LIST:1,UCCL_P2P_RDMA_DEV"
 
 
 class Rank:

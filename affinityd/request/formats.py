@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from affinityd.config import ON, SWITCH
 from affinityd.cpuset import CpuSet, format_list, format_mask
-from affinityd.request.environment import NIC_VARIABLES, UNASKED, VLLM_SELECTION, nic_value
+from affinityd.request.environment import NIC_VARIABLES, UNASKED, nic_value
 from affinityd.request.resolve import Reply
 
 
@@ -42,33 +42,10 @@ def _shell(reply: Reply) -> Iterator[str]:
         yield f"AFFINITYD_RANK_{rank.rank}_LOCALITY={rank.locality}"
 
 
-def _lines(reply: Reply) -> Iterator[str]:
-    """Yield for each rank its GPU's index, locality, cpulist and the names that containers use."""
-    for rank in reply.ranks:
-        gpu, cpus = rank.gpu, format_list(rank.cpus)
-        yield " ".join([str(gpu.index), rank.locality, cpus, *gpu.container_names])
-
-
 def _nics(reply: Reply) -> Iterator[str]:
     """Yield the variables that give libraries the ranks' RDMA devices."""
     if ports := reply.rdma_ports:
         yield from (f"{NIC_VARIABLES[library]}={nic_value(library, ports)}" for library in UNASKED)
-
-
-def _vllm(reply: Reply) -> Iterator[str]:
-    """Yield the variables by which vLLM gives each worker the best NIC of its GPU.
-
-    vLLM does not start with one of them alone, nor with a GPU without a NIC of verbs.
-    """
-    pairs = []
-    for rank in reply.ranks:
-        # It appends one number to all of its devices.
-        usable = [it for it in reply.nics[rank.rank] if it.port.number == 1 and it.port.has_verbs]
-        if not usable:
-            return
-        pairs.append(f"{rank.gpu.pci_bus_id}={usable[0].nic.pci_bus_id}")
-    yield f"VLLM_GPU_NIC_PCIE_MAPPING={','.join(pairs)}"
-    yield f"VLLM_NIC_SELECTION_VARS={VLLM_SELECTION}"
 
 
 def _each(write: Callable[[CpuSet], str]) -> Callable[[Reply], Iterator[str]]:
@@ -81,9 +58,7 @@ _WRITERS: dict[str, Callable[[Reply], Iterator[str]]] = {
     "mask": _each(format_mask),
     "numactl": _each(lambda cpus: f"--physcpubind={format_list(cpus)} --localalloc"),
     "shell": _shell,
-    "lines": _lines,
     "nics": _nics,
-    "vllm": _vllm,
 }
 
 

@@ -15,7 +15,7 @@ from affinityd.text import quote, whole_number
 MAX_LENGTH = 32768  #: of a value, in characters; every second one of 8192 CPUs takes 20,000
 MAX_ENTRIES = 256
 MAX_NUMBER = 2**31
-FORMATS = ("json", "cpulist", "mask", "numactl", "shell", "lines", "nics", "vllm")
+FORMATS = ("json", "cpulist", "mask", "numactl", "shell", "nics")
 _DEFAULTS = Options()
 
 

@@ -1,70 +1,23 @@
 """A topology in JSON, for /topology, `affinityd topology --json` and node.json, and back.
 
-Values that follow from others (online, packages, a node's cpulist, a NIC's nearness, the attributes
-of DRA) are there for readers: `from_document` ignores them. node.json is published beside the
-daemon's socket for clients that outlive it.
-
-Sources of the attributes: KEP-6072, "Standard numaNode Device Attribute"; Kubernetes 1.37,
-staging/src/k8s.io/dynamic-resource-allocation/deviceattribute, numa_linux.go and pci_linux.go.
+Values that follow from others (online, packages, a node's cpulist, a NIC's nearness) are there for
+readers: `from_document` ignores them. node.json is published beside the daemon's socket for clients
+that outlive it.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TypeVar
 
 from affinityd import config
 from affinityd.cpuset import format_list, parse_list
 from affinityd.errors import InvalidRequestError
 from affinityd.json_codec import CpuList, decode, dumps, parsed
 from affinityd.linux.files import read_regular, text, write_whole
-from affinityd.topology.model import NUMA_NODE, Core, Gpu, Nic, Node, NumaNode, Topology
-
-
-@dataclass(frozen=True)
-class DraAttributes:
-    """A device's attributes, whose full names begin with `resource.kubernetes.io/`."""
-
-    #: Its NUMA node, then those next to it; None: the kernel's numa_node names no node.
-    numaNode: Sequence[int] | None  # noqa: N815 - Kubernetes' name, as the other two
-    pcieRoot: str | None  # noqa: N815 - its host bridge: pci0000:15
-    pciBusID: str  # noqa: N815
-
-
-def attributes_of(topology: Topology, device: Gpu | Nic) -> DraAttributes:
-    """Return the attributes that a driver publishes for a device, in the form of lists.
-
-    Only the kernel's `numa_node` counts, as for drivers: no other source of the device's node.
-    """
-    node = device.numa_node if device.numa_source in (NUMA_NODE, None) else None
-    return DraAttributes(
-        numaNode=None if node is None else tuple(_with_nodes_beside(topology, node)),
-        pcieRoot=next((part for part in device.pci_path[:1] if part.startswith("pci")), None),
-        pciBusID=device.pci_bus_id,
-    )
-
-
-def _with_nodes_beside(topology: Topology, node: int) -> Iterator[int]:
-    """Yield a node, then the nodes nearest to it, ascending, without those of another package.
-
-    Nodes at an equal distance are equally near. A node whose package is unknown, since it has no
-    CPUs, counts as one of the same package. No distances: the node alone.
-    """
-    yield node
-    cores, numa_node = topology.node_cores, topology.node_of.get(node)
-    packages = {number: cores[number][0].package for number in topology.nodes_with_cpus}
-    others = {**numa_node.distances} if numa_node else {}
-    others.pop(node, None)
-    for other in sorted(others):
-        known = {packages.get(node), packages.get(other)} - {None}
-        if others[other] == min(others.values()) and len(known) < 2:  # noqa: PLR2004
-            yield other
-
-
-Device = TypeVar("Device", Gpu, Nic)
+from affinityd.topology.model import Core, Gpu, Nic, Node, NumaNode, Topology
 
 
 @dataclass(frozen=True)
@@ -97,19 +50,10 @@ class CoreDocument:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GpuDocument(Gpu):
-    """A GPU, and the attributes that a driver of DRA publishes for it."""
-
-    #: None: of an earlier release
-    dra: DraAttributes | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class NicDocument(Nic):
     """A network or InfiniBand adapter, and how near it is to each GPU, by its PCI bus id."""
 
     nearness: Mapping[str, str]
-    dra: DraAttributes | None
 
 
 @dataclass(frozen=True)
@@ -122,7 +66,7 @@ class TopologyDocument:
     packages: Sequence[PackageDocument]
     nodes: Sequence[NodeDocument]
     cores: Sequence[CoreDocument]
-    gpus: Sequence[GpuDocument]
+    gpus: Sequence[Gpu]
     nics: Sequence[NicDocument]
     notices: Sequence[str]  #: parts that could not be read, for people
 
@@ -159,12 +103,11 @@ def to_document(topology: Topology) -> TopologyDocument:
             CoreDocument(format_list(core.cpus), core.node, core.package, core.die, core.llc)
             for core in topology.cores
         ],
-        gpus=[GpuDocument(**vars(gpu), dra=attributes_of(topology, gpu)) for gpu in topology.gpus],
+        gpus=topology.gpus,
         nics=[
             NicDocument(
                 **vars(nic),
                 nearness={gpu.pci_bus_id: topology.nearness(gpu, nic) for gpu in topology.gpus},
-                dra=attributes_of(topology, nic),
             )
             for nic in topology.nics
         ],
@@ -193,16 +136,16 @@ def from_document(document: TopologyDocument) -> Topology:
         nodes=tuple(
             NumaNode(node.number, node.memory_bytes, node.distances) for node in document.nodes
         ),
-        gpus=tuple(_as(Gpu, gpu) for gpu in document.gpus),
-        nics=tuple(_as(Nic, nic) for nic in document.nics),
+        gpus=tuple(document.gpus),
+        nics=tuple(_nic(nic) for nic in document.nics),
         possible=parse_list(document.possible),
         notices=tuple(document.notices),
     )
 
 
-def _as(kind: type[Device], described: Device) -> Device:
-    """Return a device without the values that its document adds."""
-    return kind(**{field.name: getattr(described, field.name) for field in fields(kind)})
+def _nic(described: NicDocument) -> Nic:
+    """Return a NIC without the value that its document adds."""
+    return Nic(**{field.name: getattr(described, field.name) for field in fields(Nic)})
 
 
 VERSION = 1

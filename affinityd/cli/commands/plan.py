@@ -45,19 +45,9 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--json", dest="format", action="append_const", const="json", help=text)
     parser.add_argument("--explain", action="store_true", help="print the reasons below each rank")
     add_svg(parser)
-    parser.add_argument(
-        "--node-file",
-        type=Path,
-        metavar="FILE",
-        help="a daemon's node.json: print the answer to --query, as the daemon would give it",
-    )
-    parser.add_argument(
-        "--query",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="with --node-file: a parameter of GET /plan, given once for each",
-    )
+    # For scripts: the daemon's answer to --query, from the node.json that it left.
+    parser.add_argument("--node-file", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--query", action="append", default=[], help=argparse.SUPPRESS)
     add_settings(parser, ("root", "machine", "reserved_cpus"))
 
 

@@ -118,12 +118,6 @@ GPU_FAMILIES: tuple[MetricFamily[AuditGpuDocument], ...] = (
         "placement",
     ),
     MetricFamily(
-        "affinityd_gpu_threads",
-        "Threads of the processes that use the GPU, and of their descendants, by placement.",
-        lambda gpu: gpu.threads,
-        "placement",
-    ),
-    MetricFamily(
         "affinityd_gpu_orphan_processes",
         "Orphans: processes that hold the GPU, and belong to no job any more.",
         lambda gpu: gpu.orphans,
@@ -153,11 +147,6 @@ GPU_FAMILIES: tuple[MetricFamily[AuditGpuDocument], ...] = (
         ),
         lambda gpu: gpu.host_memory_bytes,
         "placement",
-    ),
-    MetricFamily(
-        "affinityd_gpu_host_memory_pinned_far_bytes",
-        "How much of that is far and likely pinned: locked, or a buffer of CUDA's; it stays.",
-        lambda gpu: gpu.host_memory_pinned_far_bytes,
     ),
 )
 

@@ -44,7 +44,6 @@ NODE_FAMILIES: tuple[MetricFamily[Node], ...] = (
         "Logical CPUs of the node, by state.",
         lambda node: {
             "online": len(node.topology.online),
-            "possible": len(node.topology.possible),
             "reserved": len(node.reserved & node.topology.online),
         },
         "state",

@@ -289,11 +289,6 @@ def nri(facts: NodeFacts) -> CheckResults:
     ):
         chosen = runtime["namespaces"] or "none, only pods with the label affinityd=on"
         yield ok(f"{runtime['runtime'] or 'a runtime'} asks the daemon; namespaces: {chosen}")
-    if samples.get("affinityd_nri_sees_cgroups") == 0:
-        yield warn(
-            "the daemon does not see the node's cgroups: by NRI no container gets a cpuset",
-            "mount the node's /sys/fs/cgroup where it runs, as the chart does",
-        )
     if missed := int(sum(it for name, it in samples.items() if 'state="missed"' in name)):
         yield warn(
             f"{count(missed, 'container')} with GPUs were to be placed by NRI, and were not",

@@ -121,7 +121,6 @@ class Adjustment:
     cpus: CpuSet = frozenset()  #: its cpuset; empty: as it is
     note: str = ""  #: for the log; empty: the container is not worth a line
     locality: str = ""  #: of its CPUs, one of `nearness.PLACEMENTS`
-    taken: int = 0  #: CPUs that it might use before
 
 
 def chosen(pod: Pod, rules: Rules) -> bool:
@@ -195,7 +194,6 @@ def adjust(
         cpus=reply.cpus if pins else frozenset(),
         note=f"{where}, of {len(before)}" if pins else f"its CPUs stay ({place})",
         locality=reply.locality if pins else place,
-        taken=len(before) - len(reply.cpus) if pins else 0,
     )
 
 

@@ -112,8 +112,8 @@ def test_a_warning_of_many_ranks_is_one_line(run: Run) -> None:
 
 
 def test_a_plan_without_variables_for_libraries_says_so(run: Run) -> None:
-    line = "affinityd: format vllm: the plan has no active device of InfiniBand, RoCE or EFA\n"
-    assert run("plan --machine gh200x4 --format vllm") == (0, "", line)
+    line = "affinityd: format nics: the plan has no active device of InfiniBand, RoCE or EFA\n"
+    assert run("plan --machine gh200x4 --format nics") == (0, "", line)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -78,8 +78,6 @@ def test_the_metrics_name_the_runtime_and_count_by_outcome_and_locality(
     assert samples == {
         ("info", "containerd v2.1.4", "training"): 1,
         ("connected",): 1,
-        ("sees_cgroups",): 1,
-        ("taken_cpus_total",): 1,
         ("requests_total", "pinned", "local"): 1,
         ("requests_total", "observed", "unpinned"): 1,
         ("requests_total", "unknown", ""): 1,

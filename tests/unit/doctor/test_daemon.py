@@ -67,7 +67,7 @@ def test_a_node_json_of_another_machine_is_found(
     compare([*published_node(daemon, TWO)], [expected] if expected else [])
 
 
-CONNECTED, SEES = "affinityd_nri_connected", "affinityd_nri_sees_cgroups"
+CONNECTED = "affinityd_nri_connected"
 MISSED = 'affinityd_nri_containers{locality="unknown",state="missed"}'
 INFO, ELSEWHERE = (
     f'affinityd_nri_info{{namespaces="{names}",runtime="containerd v2.1.4"}}'
@@ -82,7 +82,6 @@ INFO, ELSEWHERE = (
         ({CONNECTED: 1.0, INFO: 1.0, MISSED: 0.0}, "ok: asks the daemon; namespaces: serving,trai"),
         ({CONNECTED: 1.0, ELSEWHERE: 1.0}, "ok: containerd v2.1.4 asks the daemon; namespaces: no"),
         ({CONNECTED: 0.0}, "fail: no container runtime knows the NRI plugin → turn NRI on"),
-        ({INFO: 1.0, SEES: 0.0}, "warn: the daemon does not see the node's cgroups → mount"),
         ({INFO: 1.0, MISSED: 2.0}, "warn: 2 containers with GPUs were to be placed → see"),
     ],
 )

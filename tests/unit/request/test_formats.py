@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -130,24 +128,11 @@ UCX_NET_DEVICES=mlx5_0:1,mlx5_1:1
 NVSHMEM_HCA_LIST=mlx5_0:1,mlx5_1:1
 UCCL_P2P_RDMA_DEV=mlx5_0,mlx5_1
 """
-VLLM = """\
-VLLM_GPU_NIC_PCIE_MAPPING=0000:07:00.0=0000:0c:00.0,0000:0f:00.0=0000:12:00.0
-VLLM_NIC_SELECTION_VARS=UCX_NET_DEVICES:1,NVSHMEM_HCA_LIST:1,UCCL_P2P_RDMA_DEV
-"""
 
 
-@pytest.mark.parametrize(("form", "lines"), [("shell", SHELL), ("nics", NICS), ("vllm", VLLM)])
+@pytest.mark.parametrize(("form", "lines"), [("shell", SHELL), ("nics", NICS)])
 def test_a_plan_as_lines_of_variables(form: str, lines: str) -> None:
     assert render(ask(machine("dgx-a100"), gpus="0,1", share="requested"), form) == lines
-
-
-@pytest.mark.parametrize(
-    "port", [{"number": 2}, {"link_layer": "Slingshot"}, {"is_active": False}], ids=str
-)
-def test_vllm_is_told_nothing_with_which_it_would_not_start(port: Mapping[str, Any]) -> None:
-    a100 = machine("dgx-a100")
-    nics = [replace(it, ports=tuple(replace(own, **port) for own in it.ports)) for it in a100.nics]
-    assert render(ask(replace(a100, nics=tuple(nics))), "vllm") == ""
 
 
 @pytest.mark.parametrize(
@@ -168,9 +153,7 @@ def test_every_format_says_the_same_and_no_shell_line_needs_quoting(question: Qu
         return
     assert isinstance(reply, Reply)
     texts = {name: render(reply, name) for name in FORMATS}
-    assert all(
-        text.endswith("\n") for name, text in texts.items() if name not in {"nics", "vllm"} or text
-    )
+    assert all(text.endswith("\n") for name, text in texts.items() if name != "nics" or text)
     expected = [rank.cpus for rank in reply.ranks]
     ranks = json.loads(texts["json"])["ranks"]
     assert [parse_list(rank["cpulist"]) for rank in ranks] == expected

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import stat
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from affinityd.json_codec import decode
 from affinityd.topology.document import (
     BOOT_ID,
     TopologyDocument,
-    attributes_of,
     from_document,
     read_node,
     to_document,
@@ -24,7 +22,6 @@ from affinityd.topology.document import (
 )
 from affinityd.topology.model import Node, Topology
 from tests.support.documents import in_json
-from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
 from tests.support.machines.nvlinks import dgx_1v, linked_machines
 
@@ -64,15 +61,6 @@ def test_a_nic_has_its_nearness_to_each_gpu() -> None:
     assert nic["nearness"].items() >= near.items()
 
 
-def test_a_device_has_the_attributes_that_a_driver_of_dra_publishes() -> None:
-    data = to_json(machine("mi250x"))
-    place = {"numaNode": [3, 0, 1, 2], "pcieRoot": "pci0000:c0", "pciBusID": "0000:c1:00.0"}
-    assert data["gpus"][0]["dra"] == place
-    assert [nic["dra"]["pciBusID"] for nic in data["nics"]] == [
-        nic["pci_bus_id"] for nic in data["nics"]
-    ]
-
-
 def test_nvlinks_are_listed_by_their_other_end() -> None:
     first, *_ = to_json(dgx_1v())["gpus"]
     ends = {"0000:07:00.0": 1, "0000:0a:00.0": 1, "0000:0b:00.0": 2, "0000:85:00.0": 2}
@@ -83,9 +71,9 @@ def test_nvlinks_are_listed_by_their_other_end() -> None:
 def test_a_document_of_an_earlier_release_is_read() -> None:
     data = to_json(dgx_1v())
     for gpu in data["gpus"]:
-        del gpu["nvlinks"], gpu["dra"]
+        del gpu["nvlinks"]
     for nic in data["nics"]:
-        del nic["dra"], nic["numa_source"]
+        del nic["numa_source"]
     assert {gpu.nvlinks for gpu in from_json(data).gpus} == {None}
 
 
@@ -108,54 +96,6 @@ def test_a_malformed_document_is_refused_in_one_line(change: dict[str, Any], sai
     with pytest.raises(ValueError, match=r"\Atopology.*\Z") as caught:
         from_json(to_json(machine("laptop")) | change)
     assert str(caught.value).startswith(f"topology{said}")
-
-
-PACKAGES = {0: "0-3", 1: "4-7"}
-
-
-def epyc(on: int) -> Topology:
-    """The KEP's EPYC 9825, NPS4: 12 between the nodes of a package, 32 between packages."""
-    distances = [("0-3", "0-3", 12), ("4-7", "4-7", 12), ("0-3", "4-7", 32)]
-    return made({n: f"{n}" for n in range(8)}, [on], packages=PACKAGES, distances=distances)
-
-
-def nodes(row: str, *packages: int | None, on: int = 0) -> Topology:
-    """A machine whose node `on` has these distances; a node without a package has no CPUs."""
-    cpus = {node: "" if package is None else f"{node}" for node, package in enumerate(packages)}
-    owned = {
-        package: ",".join(filter(None, (cpus[n] for n, it in enumerate(packages) if it == package)))
-        for package in packages
-        if package is not None
-    }
-    distances = [(f"{on}", f"{to}", int(far)) for to, far in enumerate(row.split()) if to != on]
-    return made(cpus, [on], packages=owned, distances=distances)
-
-
-@pytest.mark.parametrize(
-    ("topology", "expected"),
-    [
-        pytest.param(epyc(0), (0, 1, 2, 3), id="KEP-6072: an NVMe on node 0"),
-        pytest.param(epyc(6), (6, 4, 5, 7), id="KEP-6072: a NIC on node 6"),
-        pytest.param(epyc(5), (5, 4, 6, 7), id="KEP-6072: a GPU on node 5"),
-        pytest.param(nodes("32 10", 0, 1, on=1), (1,), id="NPS1: the other node is a package"),
-        pytest.param(nodes("12 10 12", 0, 0, 0, on=1), (1, 0, 2), id="helper: equidistant nodes"),
-        pytest.param(nodes("10", 0), (0,), id="helper: one node"),
-        pytest.param(nodes("10 12 12 20", 0, 0, 1, 0), (0, 1), id="helper: same-socket filter"),
-        pytest.param(nodes("10 12 12", 0, None, 1), (0, 1), id="a node without CPUs counts"),
-        pytest.param(nodes("10 20 12", 0, 0, 1), (0,), id="not the nearest of its own package"),
-        pytest.param(made({0: "0", 1: "1"}, [1]), (1,), id="no distances"),
-        pytest.param(made({0: "0", 1: "1"}, [None]), None, id="numa_node is -1"),
-    ],
-)
-def test_the_nodes_beside_a_device(topology: Topology, expected: tuple[int, ...] | None) -> None:
-    assert attributes_of(topology, topology.gpus[0]).numaNode == expected
-
-
-def test_only_the_kernel_s_numa_node_is_published() -> None:
-    (gpu,) = epyc(6).gpus
-    sources = {"numa_node": (6, 4, 5, 7), "NVML": None, "local_cpulist": None}
-    placed = {it: attributes_of(epyc(6), replace(gpu, numa_source=it)).numaNode for it in sources}
-    assert placed == sources
 
 
 NODE = Node(machine("mi250x"), reserved=frozenset({0, 1}), generation=7, switch="observe")
