@@ -1,9 +1,9 @@
-"""The document of `GET /audit` and `affinityd audit --json`: a scan, as its caller may see it."""
+"""The documents of `GET /audit` and `affinityd audit --json`: all of a scan, or its counts."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cache
@@ -19,7 +19,7 @@ from affinityd.audit.waits import CAUSES as WAIT_CAUSES
 from affinityd.audit.waits import Waits, remedy
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.grouping import grouped
-from affinityd.json_codec import CpuList, OneOf, dumps, left_out
+from affinityd.json_codec import CpuList, OneOf, left_out
 from affinityd.topology.model import Gpu, Topology
 from affinityd.topology.nearness import CAUSES, PLACEMENTS
 
@@ -28,8 +28,8 @@ Cause = Annotated[str, OneOf(CAUSES)]
 WaitCause = Annotated[str, OneOf(WAIT_CAUSES)]
 MemoryPlace = Annotated[str, OneOf(PLACES)]
 MemoryCause = Annotated[str, OneOf((*MEMORY_REMEDIES,))]
-#: Which processes a document names: all, the caller's own, or none.
-Seen = Annotated[str, OneOf(("all", "own", "counts"))]
+ALL, COUNTS = "all", "counts"  #: a document names all processes, or none
+Seen = Annotated[str, OneOf((ALL, COUNTS))]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,6 @@ class AuditGpuDocument:
     audited: bool
     unknown: str | None  #: why its processes are not known
     processes: Mapping[Placement, int] | None
-    threads: Mapping[Placement, int] | None
     mismatch: Mapping[Cause, int] | None  #: processes
     orphans: int | None
     cpu_seconds: float | None
@@ -148,11 +147,18 @@ class AuditProcessDocument:
     remedy: str | None
     daemon: bool
     orphan: str | None
-    threads: Sequence[AuditThreadDocument]
     waits: AuditWaitsDocument | None = None  #: null: not known
     host_memory: AuditMemoryDocument | None = None  #: null: not known, or it holds no GPU
     user: str | None = None  #: the name of uid; null: not known
     masks: CpuList = ""  #: where its threads may run, together
+    ran_on: CpuList = ""  #: where they ran last
+
+
+@dataclass(frozen=True)
+class WholeProcessDocument(AuditProcessDocument):
+    """The answer to `GET /audit?pid=N`: a process, and each of its threads."""
+
+    threads: Sequence[AuditThreadDocument] = ()
 
 
 @dataclass(frozen=True)
@@ -165,11 +171,7 @@ class AuditOverlapDocument:
 
 @dataclass(frozen=True)
 class AuditDocument:
-    """The answer to `GET /audit`.
-
-    A caller that sees only counts gets no `processes`, and only one that sees all gets
-    `pin_overlaps`.
-    """
+    """The answer to `GET /audit`; that of counts has no `processes` and no `pin_overlaps`."""
 
     node: str
     time: str
@@ -185,30 +187,16 @@ class AuditDocument:
     processes: Sequence[AuditProcessDocument] | None = left_out()
 
 
-Sees = Callable[[AuditedProcess], bool]  #: whether a caller may see a process
-
-
-def everything(_process: AuditedProcess) -> bool:
-    """Show every process."""
-    return True
-
-
-def document(topology: Topology, scan: Scan, sees: Sees | None) -> AuditDocument:
-    """Return the document for a reader that sees these processes; None: only counts.
-
-    Owners of overlapping pins are for readers that see all processes.
-    """
-    cpulist = cache(format_list)  # there are many threads and few masks
+def document(topology: Topology, scan: Scan, *, names_all: bool) -> AuditDocument:
+    """Return the document: everything, or without `names_all` only counts."""
+    cpulist = cache(format_list)  # there are many processes and few masks
     remedies = Remedies(topology, scan)
-    names_all = sees is everything
 
     def cure(state: str, process: AuditedProcess) -> str | None:
-        if sees is None or not sees(process):
-            return None
         if state == verdict.ORPHAN:
             return remedies.end(process)
         if state == verdict.WAITING:
-            waits = waits_of(process, scan.waits, names_all)
+            waits = waits_of(process, scan.waits)
             return waits.remedy if waits else None
         return str(remedies.of(process))
 
@@ -220,7 +208,7 @@ def document(topology: Topology, scan: Scan, sees: Sees | None) -> AuditDocument
         node=topology.name,
         time=rfc3339(scan.time),
         seconds=scan.seconds,
-        sees=seen(sees),
+        sees=ALL if names_all else COUNTS,
         gpus=[
             _gpu(gpu, scan, by_gpu.get(gpu.key, []), states[gpu.key])
             for gpu in topology.gpus
@@ -230,25 +218,33 @@ def document(topology: Topology, scan: Scan, sees: Sees | None) -> AuditDocument
         skipped=scan.skipped,
         numa_balancing=scan.numa_balancing,
         notices=scan.notices,
-        verdict=[*verdict.verdict(scan, cure)],
+        verdict=[*verdict.verdict(scan, cure if names_all else None)],
         pin_overlaps=(
             [AuditOverlapDocument(cpulist(cpus), owners) for owners, cpus in overlaps]
             if names_all
             else None
         ),
-        processes=sees
-        and [_process(it, scan, remedies, cpulist, names_all) for it in scan.processes if sees(it)],
+        processes=(
+            [_process(process, scan, remedies, cpulist) for process in scan.processes]
+            if names_all
+            else None
+        ),
     )
 
 
-def render(topology: Topology, scan: Scan, sees: Sees | None) -> bytes:
-    """Return the document as JSON, in one line."""
-    return dumps(document(topology, scan, sees)).encode()
-
-
-def seen(sees: Sees | None) -> str:
-    """Return the document's word for the processes it has."""
-    return "counts" if sees is None else "all" if sees is everything else "own"
+def whole_processes(topology: Topology, scan: Scan) -> Iterator[WholeProcessDocument]:
+    """Yield each process with its threads."""
+    cpulist = cache(format_list)
+    remedies = Remedies(topology, scan)
+    for process in scan.processes:
+        threads = [
+            AuditThreadDocument(
+                thread.tid, thread.name, cpulist(thread.mask), thread.last_cpu, placement, itself
+            )
+            for thread, placement, itself in process.threads
+        ]
+        described = _process(process, scan, remedies, cpulist)
+        yield WholeProcessDocument(**vars(described), threads=threads)
 
 
 def rfc3339(seconds: float) -> str:
@@ -267,10 +263,8 @@ def _gpu(gpu: Gpu, scan: Scan, processes: Sequence[AuditedProcess], state: str) 
     was_seen = is_known or time.total > 0
     pids = (process.facts.pid for process in processes)
     memory = [scan.memory[pid] for pid in pids if pid in scan.memory]
-    threads = (placed.placement for process in processes for placed in process.threads)
     known: dict[str, Any] = {
         "processes": _counted(PLACEMENTS, (process.placement for process in processes)),
-        "threads": _counted(PLACEMENTS, threads),
         "mismatch": _counted(CAUSES, (process.cause for process in processes)),
         "orphans": sum(process.orphan is not None for process in processes),
         "host_memory_bytes": {place: sum(it.placed[place] for it in memory) for place in PLACES},
@@ -299,15 +293,13 @@ def _counted(words: Iterable[str], found: Iterable[str | None]) -> dict[str, int
     return {word: numbers[word] for word in words}
 
 
-def waits_of(
-    process: AuditedProcess, waits: Mapping[int, Waits], names_all: bool
-) -> AuditWaitsDocument | None:
-    """Return how long a process waited; its remedy names processes of other users only if asked."""
+def waits_of(process: AuditedProcess, waits: Mapping[int, Waits]) -> AuditWaitsDocument | None:
+    """Return how long a process waited; None: it is not known."""
     facts, its = process.facts, waits.get(process.facts.pid)
     if its is None:
         return None
     job = facts.membership.job
-    cure = remedy(its, job.scheduler if job else None, None if names_all else facts.uid)
+    cure = remedy(its, job.scheduler if job else None)
     return AuditWaitsDocument(its.seconds, its.waited, its.causes, its.main_cause, cure)
 
 
@@ -334,7 +326,6 @@ def _process(
     scan: Scan,
     remedies: Remedies,
     cpulist: Callable[[CpuSet], str],
-    names_all: bool,
 ) -> AuditProcessDocument:
     facts, given, job = process.facts, process.facts.given, process.facts.membership.job
     holding, (vendor, index) = facts.holding, facts.gpu
@@ -363,14 +354,9 @@ def _process(
         remedy=remedies.sentence(process),
         daemon=process.is_daemon,
         orphan=process.orphan,
-        threads=[
-            AuditThreadDocument(
-                thread.tid, thread.name, cpulist(thread.mask), thread.last_cpu, placement, itself
-            )
-            for thread, placement, itself in process.threads
-        ],
-        waits=waits_of(process, scan.waits, names_all),
+        waits=waits_of(process, scan.waits),
         host_memory=_host_memory(process, scan.memory.get(facts.pid), remedies),
         user=None if facts.uid is None else scan.users.get(facts.uid),
         masks=cpulist(facts.cpus),
+        ran_on=cpulist(frozenset(thread.last_cpu for thread in facts.threads)),
     )

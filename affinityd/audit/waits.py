@@ -140,28 +140,22 @@ REMEDIES = {
 }
 
 
-def remedy(waits: Waits, scheduler: str | None, uid: int | None = None) -> str | None:
+def remedy(waits: Waits, scheduler: str | None) -> str | None:
     """Return the remedy of the main cause of a process's waits; None: there is none.
 
-    `scheduler`: of its job. `uid`: only processes of this user are named; None: all are.
+    `scheduler`: of its job.
     """
     cause = waits.main_cause
     if cause is None:
         return None
     runner, sibling = waits.runner(cause), waits.runner(OWN_THREADS)
-
-    def is_named(runner: Runner | None) -> bool:
-        return runner is not None and uid in {None, runner.uid}
-
     return REMEDIES[cause].format(
         limited=f"its cgroup {waits.limited}",
         number=count(len(waits.cpus), "CPU"),
         most=len(waits.cpus),
-        longest=f" ({sibling.label} ran longest beside it)"
-        if sibling and is_named(sibling)
-        else "",
-        runner=runner.label if runner and is_named(runner) else "another process",
-        confines=_confines(waits, runner if is_named(runner) else None, scheduler),
+        longest=f" ({sibling.label} ran longest beside it)" if sibling else "",
+        runner=runner.label if runner else "another process",
+        confines=_confines(waits, runner, scheduler),
         interrupt=f"{waits.interrupt} is" if waits.interrupt else "interrupts are",
     )
 

@@ -6,28 +6,23 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from itertools import islice
 
 from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 
-from affinityd.audit.document import Sees, document, everything, render
-from affinityd.audit.model import NO_NAMES, AuditedProcess, ContainerNames, Scan
+from affinityd.audit.document import document, whole_processes
+from affinityd.audit.model import NO_NAMES, ContainerNames, Scan
 from affinityd.config.settings import Settings
 from affinityd.cpuset import CpuSet
 from affinityd.daemon.metrics import audit as audit_metrics
 from affinityd.daemon.metrics.audit import JobRow, JobSeries
-from affinityd.daemon.state.scans import ALL, COUNTS, METRICS, OWN, ScanResult
+from affinityd.daemon.state.scans import ALL, COUNTS, METRICS, PROCESSES, ScanResult
 from affinityd.grouping import Recent
+from affinityd.json_codec import dumps
 from affinityd.topology.model import Topology
 from affinityd.topology.nearness import UNPINNED
 
 log = logging.getLogger(__name__)
-
-#: Users with a document of their own. A container may have 65536 uids, each with processes.
-MOST_READERS = 128
-
 
 FEWEST = 8  #: of so many CPUs one at least has to be free for the daemon to move there
 
@@ -56,8 +51,7 @@ class Scanning:
         scan = self._scan(topology, containers)
         self._rows, self._last = self._jobs.scanned(scan), (topology, scan)
         self._log.scanned(topology, scan)
-        texts = documents(scan, partial(render, topology, scan))
-        texts[METRICS] = generate_latest(self)
+        texts = {**documents(topology, scan), METRICS: generate_latest(self)}
         cpus = cpus_beside(scan, self._reserved, self._may_use)
         return ScanResult(scan.boot, texts, self._counts, cpus)
 
@@ -83,17 +77,16 @@ def cpus_beside(scan: Scan, reserved: CpuSet, may_use: CpuSet) -> CpuSet:
     return reserved & may_use or (free if len(free) * FEWEST >= len(may_use) else may_use)
 
 
-def documents(scan: Scan, write: Callable[[Sees | None], bytes]) -> dict[str, bytes]:
-    """Return the document of /audit for each reader, by their names."""
-
-    def is_of(uid: int | None, process: AuditedProcess) -> bool:
-        return uid is not None and process.facts.uid == uid
-
-    readers: dict[str, Sees | None] = {ALL: everything, COUNTS: None, OWN: partial(is_of, None)}
-    holders_first = sorted(scan.processes, key=lambda it: it.facts.holding is None)
-    uids = islice(dict.fromkeys(it.facts.uid for it in holders_first), MOST_READERS)
-    readers |= {str(uid): partial(is_of, uid) for uid in uids}
-    return {reader: write(sees) + b"\n" for reader, sees in readers.items()}
+def documents(topology: Topology, scan: Scan) -> dict[str, bytes]:
+    """Return the documents of /audit, by their names."""
+    whole = [
+        f"\n{process.pid} {dumps(process)}".encode() for process in whole_processes(topology, scan)
+    ]
+    return {
+        ALL: f"{dumps(document(topology, scan, names_all=True))}\n".encode(),
+        COUNTS: f"{dumps(document(topology, scan, names_all=False))}\n".encode(),
+        PROCESSES: b"".join(whole) + b"\n",
+    }
 
 
 class AuditLog:
@@ -110,7 +103,7 @@ class AuditLog:
         for notice in filter(self._notices.is_news, scan.notices):
             log.warning("%s", notice)
         before, self._mismatched = self._mismatched, {}
-        for gpu in document(topology, scan, None).gpus:
+        for gpu in document(topology, scan, names_all=False).gpus:
             name = f"{gpu.vendor} GPU {gpu.index} ({gpu.pci_bus_id})"
             causes = before.get(name, Counter())  # unseen processes stay as they were
             if gpu.mismatch is not None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from affinityd.audit import verdict
-from affinityd.audit.document import AuditDocument, document, everything
+from affinityd.audit.document import AuditDocument, document
 from affinityd.audit.memory import HostMemory
 from affinityd.audit.model import AuditedProcess, CpuTime, Job, Membership
 from affinityd.audit.waits import CAUSES, OWN_THREADS, Waits
@@ -113,4 +113,4 @@ def audit(
             for key, it in states.items()
         },
     )
-    return document(topology, scan, everything)
+    return document(topology, scan, names_all=True)

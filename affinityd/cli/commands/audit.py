@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from affinityd.audit.auditor import Auditor
-from affinityd.audit.document import document, everything
+from affinityd.audit.document import document
 from affinityd.audit.mask_owner import MaskOwner, owner_of
 from affinityd.audit.model import Scan
 from affinityd.audit.sources.holders import HolderSources
@@ -79,7 +79,7 @@ def _print(
 ) -> None:
     nics, owners = _far_nics(topology, scan), _mask_owners(scan)
     if arguments.format == "json":
-        whole = vars(document(topology, scan, everything))
+        whole = vars(document(topology, scan, names_all=True))
         processes = [{**vars(it), "far_nics": nics.get(it.pid, ())} for it in whole["processes"]]
         for process in processes:
             owner = owners.get(process["pid"])

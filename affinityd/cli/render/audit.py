@@ -89,7 +89,7 @@ def _remedies(scan: Scan, remedies: Remedies) -> Iterator[str]:
 def _waits(scan: Scan) -> Iterator[str]:
     """Yield a line for each process that waits for CPUs, with the remedy of the main cause."""
     for process in scan.processes:
-        waits = waits_of(process, scan.waits, names_all=True)
+        waits = waits_of(process, scan.waits)
         if waits is not None and waits.cause is not None:
             share = waits.causes[waits.cause] / waits.waited
             yield (

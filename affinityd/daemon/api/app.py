@@ -1,6 +1,6 @@
 """The HTTP API: its paths and their answers; errors as problem details (RFC 9457), or as a line.
 
-`GET /audit` shows processes, as each caller may see them.
+`GET /audit` shows processes to root and the admin group, and counts to everybody else.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from affinityd.daemon.api.peers import Callers, peer_of_request, reader_of
 from affinityd.daemon.api.plan import Plans, wants_text
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.state.background import in_background
-from affinityd.daemon.state.scans import ScanResult
+from affinityd.daemon.state.scans import ALL, ScanResult
 from affinityd.daemon.state.topology_watcher import TopologyWatcher
 from affinityd.errors import (
     AffinityError,
     InvalidRequestError,
+    NoSuchProcessError,
     NotReadyError,
     NotScannedError,
 )
@@ -36,7 +37,7 @@ from affinityd.json_codec import dumps
 from affinityd.picture import Marks, draw, marks_of
 from affinityd.request.document import ProblemDocument
 from affinityd.request.resolve import answer
-from affinityd.text import quote
+from affinityd.text import quote, whole_number
 from affinityd.topology.document import TopologyAnswer, to_document
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
@@ -49,7 +50,8 @@ _DOCUMENT_HEADERS = {
     "vary": "accept-encoding",
     "x-content-type-options": "nosniff",
 }
-NO_THREADS = "threads=none"  #: a query
+PID = "pid="  #: a query's parameter
+MAX_PID = 2**22  #: kernel include/linux/threads.h, PID_MAX_LIMIT
 
 
 class Api:
@@ -125,22 +127,30 @@ class Api:
 
     async def _audit(self, request: Request) -> Response:
         query = request.scope["query_string"].decode("ascii", errors="replace")
-        if query and query != NO_THREADS:
+        pid = whole_number(query.removeprefix(PID), MAX_PID) if query.startswith(PID) else None
+        if query and pid is None:
             raise InvalidRequestError(
-                f"/audit takes no parameters but {NO_THREADS}, and was given {quote(query)}"
+                f"/audit takes no parameter but {PID}N, and was given {quote(query)}"
             )
         peer, host = peer_of_request(request.scope), request.headers.get("host", "")
         reader = reader_of(peer, self._settings.admin_group, host)
         last = self._last_scan()
         if last is None:
             raise self._no_scan()
-        tag = f'W/"{last.boot}-{reader}-{query}"'  # weak: it is the same compressed and not
+        if pid is not None:
+            process = last.process(pid) if reader == ALL else None
+            if process is None:
+                raise NoSuchProcessError(
+                    f"pid: {pid} uses no GPU, by the last scan, or this caller may not see it"
+                )
+            return Response(process, media_type=JSON, headers=_DOCUMENT_HEADERS)
+        tag = f'W/"{last.boot}-{reader}"'  # weak: it is the same compressed and not
         headers = {**_DOCUMENT_HEADERS, "etag": tag}
         if request.headers.get("if-none-match") == tag:  # the page asks often
             return Response(status_code=304, headers=headers)
         if as_gzip := takes_gzip(request):
             headers["content-encoding"] = "gzip"
-        form = partial(last.document, reader, threads=not query, as_gzip=as_gzip)
+        form = partial(last.document, reader, as_gzip=as_gzip)
         async with self._turn:
             document = await in_background(form)
         return Response(document, media_type=JSON, headers=headers)

@@ -36,8 +36,16 @@ _REFUSED = {
     422: "A parameter is unknown, repeated, empty or malformed.",
     **_NOT_READ,
 }
-_THREADS = [{"name": "threads", "in": "query", "schema": {"enum": ["none"]}}]
+_PID = [
+    {
+        "name": "pid",
+        "in": "query",
+        "description": "one process with its threads (WholeProcessDocument), in place of all",
+        "schema": {"type": "integer", "minimum": 0},
+    }
+]
 _NO_DOCUMENT = {
+    404: "No such process uses a GPU, or the caller may not see it.",
     422: "It does not take this parameter.",
     503: "There has been no scan yet, or the daemon does not scan.",
 }
@@ -67,7 +75,7 @@ PATHS = {
         [parameter for parameter in _PARAMETERS if parameter["name"] != "format"],
     ),
     "/audit": Path(
-        "The processes that use GPUs, and where they may run", (JSON,), _NO_DOCUMENT, _THREADS
+        "The processes that use GPUs, and where they may run", (JSON,), _NO_DOCUMENT, _PID
     ),
 }
 
@@ -90,7 +98,7 @@ def openapi() -> str:
     """
     from pydantic import TypeAdapter  # noqa: PLC0415
 
-    from affinityd.audit.document import AuditDocument  # noqa: PLC0415
+    from affinityd.audit.document import AuditDocument, WholeProcessDocument  # noqa: PLC0415
     from affinityd.request.document import PlanDocument, ProblemDocument  # noqa: PLC0415
     from affinityd.topology.document import TopologyAnswer  # noqa: PLC0415
 
@@ -98,6 +106,7 @@ def openapi() -> str:
         "/plan": PlanDocument,
         "/topology": TopologyAnswer,
         "/audit": AuditDocument,
+        "/audit?pid": WholeProcessDocument,
         PROBLEM: ProblemDocument,
     }
     references, definitions = TypeAdapter.json_schemas(

@@ -239,9 +239,9 @@ def is_foreign(host: str) -> bool:
 
 
 def reader_of(peer: Peer | None, admin_group: int | None, host: str = "localhost") -> str:
-    """Return the reader of a document: ALL, COUNTS, or the uid whose processes it sees.
+    """Return the document that a caller may see: ALL for root and the admin group, else COUNTS.
 
-    Over TCP, from other namespaces or for a site it sees only counts.
+    Over TCP, from other namespaces or for a site these are no root and no member.
     """
     if peer is None or is_foreign(host):
         return COUNTS
@@ -251,4 +251,4 @@ def reader_of(peer: Peer | None, admin_group: int | None, host: str = "localhost
     # In a pid namespace below that of /proc, proc_pid_status(5), root is of some container.
     if uid == ROOT and len(status_of(pid, "NSpid").split()) > 1:
         return COUNTS
-    return ALL if uid == ROOT or admin_group in peer.groups else str(uid)
+    return ALL if uid == ROOT or admin_group in peer.groups else COUNTS

@@ -225,7 +225,7 @@ SCAN_FAMILIES: tuple[MetricFamily[Scan], ...] = (
 
 def metrics(topology: Topology, scan: Scan, jobs: Iterable[JobRow]) -> Iterator[Metric]:
     """Yield every metric of a scan."""
-    gpus = document(topology, scan, None).gpus
+    gpus = document(topology, scan, names_all=False).gpus
     yield from filled(GPU_FAMILIES, [(gpu_labels(gpu), gpu) for gpu in gpus], GPU_LABELS)
     since = [(gpu_labels(gpu), scan.since.get((gpu.vendor, gpu.index))) for gpu in gpus]
     yield from filled(SINCE_FAMILIES, since, GPU_LABELS)

@@ -41,9 +41,9 @@ NICENESS = 10
 
 METRICS = "metrics"  #: the name of the text with the metrics of a scan
 
-#: The readers of a document: of all processes, of none but counts, and of the own of a user that
-#: has none. Every other one is a uid.
-ALL, COUNTS, OWN = "all", "counts", "own"
+#: The documents of /audit: of all processes, and of counts alone.
+ALL, COUNTS = "all", "counts"
+PROCESSES = "processes"  #: the name of the text with a line for each process: its pid, its document
 
 
 @dataclass(frozen=True)
@@ -51,33 +51,27 @@ class ScanResult:
     """The part of a scan that the daemon keeps."""
 
     boot: float  #: when the scan began, seconds since boot
-    #: METRICS, and the documents of /audit by reader.
     texts: Mapping[str, bytes]
     counts: Mapping[str, int]  #: of failures since the start, by their name
     cpus: CpuSet = frozenset()  #: on which the daemon is in no rank's way
-    _forms: dict[tuple[str, bool, bool], bytes] = field(default_factory=dict)
+    _compressed: dict[str, bytes] = field(default_factory=dict)
 
-    def document(self, reader: str, *, threads: bool = True, as_gzip: bool = False) -> bytes:
-        """Return the document of /audit as a reader may see it.
+    def document(self, name: str, *, as_gzip: bool = False) -> bytes:
+        """Return ALL or COUNTS; it is compressed once a scan, since pages ask often."""
+        if not as_gzip:
+            return self.texts[name]
+        if name not in self._compressed:
+            self._compressed[name] = compress(self.texts[name], 6)
+        return self._compressed[name]
 
-        Without threads of processes, and compressed, it is made once a scan: pages ask often.
-        """
-        name = reader if reader in self.texts else OWN
-        form = name, threads, as_gzip
-        if form not in self._forms:
-            text = self.texts[name] if threads else without_threads(self.texts[name])
-            self._forms[form] = compress(text, 6) if as_gzip else text
-        return self._forms[form]
-
-
-def without_threads(text: bytes) -> bytes:
-    """Return the document of /audit without the threads of processes, which are most of it.
-
-    They are cut out: a JSON string has no bare quote, and reading it all would keep plans waiting.
-    """
-    begin, after = b'"threads": [', b'], "waits": '
-    head, *processes = text.split(begin + b"{")
-    return head + b"".join(begin + after + it.partition(after)[2] for it in processes)
+    def process(self, pid: int) -> bytes | None:
+        """Return the document of one process; None: the scan has no such process."""
+        lines, begin = self.texts[PROCESSES], b"\n%d " % pid
+        place = lines.find(begin)
+        if place < 0:
+            return None
+        place += len(begin)
+        return lines[place : lines.index(b"\n", place) + 1]
 
 
 Scan = Callable[["Topology", "ContainerNames"], ScanResult]

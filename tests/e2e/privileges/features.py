@@ -66,7 +66,7 @@ def _is_true(works: Callable[[Node], bool], node: Node) -> bool:
 
 def _audited(node: Node, pid: int) -> Any:  # noqa: ANN401 - a document
     (process,) = (it for it in node.audit()["processes"] if it["pid"] == pid)
-    assert process["threads"]
+    assert process["masks"]
     (gpu,) = (it for it in node.audit()["gpus"] if it["vendor"] == process["vendor"])
     assert gpu["unknown"] is None
     return process

@@ -63,7 +63,7 @@ def test_a_remote_process_fails_and_the_printed_remedy_fixes_its_mask(
             found, told = document(capsys)
             (shown,) = told["processes"]
             assert (found, shown["pid"], shown["placement"]) == (code, child.pid, placement)
-            assert shown["threads"][0]["cpulist"] == format_list(mask)
+            assert shown["masks"] == format_list(mask)
             assert (told["sees"], told["gpus"][0]["processes"][placement]) == ("all", 1)
         assert main(["audit"]) == 1
         said = capsys.readouterr().out.splitlines()[-1]

@@ -1,4 +1,4 @@
-"""A scan as JSON, for those who see all of it, their own processes, or counts alone."""
+"""A scan as JSON: all of it, its counts alone, and a process with its threads."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from affinityd.audit.document import AuditDocument, Sees, everything, render
+from affinityd.audit import document as module
+from affinityd.audit.document import AuditDocument
 from affinityd.audit.judge import Judge
 from affinityd.audit.memory import HostMemory
 from affinityd.audit.model import CpuTime, Scan
 from affinityd.audit.waits import CAUSES, Runner, Waits
 from affinityd.cpuset import parse_list
+from affinityd.json_codec import dumps
 from affinityd.linux.resident import ANONYMOUS, SHARED, ResidentMemory
-from affinityd.topology.model import Topology
 from tests.support.audit_facts import GPU, SLURM_JOB, audited, process
 from tests.support.documents import exactly
 from tests.support.machines.by_hand import made
@@ -65,7 +66,6 @@ HEAD = """
   {"vendor": "nvidia", "index": 0, "uuid": null, "pci_bus_id": "0000:10:00.0", "numa_node": 1,
    "near": "4-7", "audited": true, "unknown": null,
    "processes": {"local": 1, "mixed": 0, "remote": 1, "unpinned": 0, "unknown": 0},
-   "threads": {"local": 2, "mixed": 0, "remote": 2, "unpinned": 0, "unknown": 0},
    "mismatch": {"allocation": 0, "mask": 1, "unpinned": 0}, "orphans": 0,
    "cpu_seconds": 3.0, "remote_cpu_seconds": 1.5, "wait_seconds": {"neighbor": 2.0},
    "state": "far", "history": "ff",
@@ -73,7 +73,7 @@ HEAD = """
    "host_memory_pinned_far_bytes": 7},
   {"vendor": "nvidia", "index": 1, "uuid": null, "pci_bus_id": "0000:11:00.0", "numa_node": null,
    "near": null, "audited": false, "unknown": "NVML is silent",
-   "processes": null, "threads": null, "mismatch": null, "orphans": null,
+   "processes": null, "mismatch": null, "orphans": null,
    "cpu_seconds": 1.0, "remote_cpu_seconds": null, "wait_seconds": null,
    "state": "orphan", "history": "",
    "host_memory_bytes": null, "host_memory_pinned_far_bytes": null}],
@@ -92,13 +92,7 @@ RANK = """
  "placement": "remote", "cause": "mask",
  "remedy": "GPU 0 is on node 1, near CPUs 4-7, and its cpuset has CPUs there; \
 affinityd pin --gpus 0000:10:00.0 100 fixes it now",
- "daemon": false, "orphan": null, "threads": [
-  {"tid": 100, "name": "worker", "cpulist": "0-3", "last_cpu": 0, "placement": "remote",
-   "pinned_itself": false},
-  {"tid": 101, "name": "worker", "cpulist": "0-3", "last_cpu": 0, "placement": "remote",
-   "pinned_itself": false},
-  {"tid": 102, "name": "worker", "cpulist": "4", "last_cpu": 4, "placement": "local",
-   "pinned_itself": true}],
+ "daemon": false, "orphan": null,
  "waits": {"seconds": 10.0, "waited": 2.0, "cause": "neighbor", "causes": {"throttled": 0.0,
    "own_threads": 0.0, "neighbor": 2.0, "system": 0.0, "interrupts": 0.0, "steal": 0.0,
    "unknown": 0.0},
@@ -109,53 +103,57 @@ submit steps with --exact"},
   "far_percent": [62.0, 52.2, 70.9], "far_nodes": [0], "pinned": ["VmPin 0 MiB"], "cause": "late",
   "remedy": "it took memory before it was pinned: start it with affinityd exec; migratepages 100 \
 0 1 moves it now"},
- "user": "alice", "masks": "0-4"}
+ "user": "alice", "masks": "0-4", "ran_on": "0,4"}
+"""
+THREADS = """
+[{"tid": 100, "name": "worker", "cpulist": "0-3", "last_cpu": 0, "placement": "remote",
+  "pinned_itself": false},
+ {"tid": 101, "name": "worker", "cpulist": "0-3", "last_cpu": 0, "placement": "remote",
+  "pinned_itself": false},
+ {"tid": 102, "name": "worker", "cpulist": "4", "last_cpu": 4, "placement": "local",
+  "pinned_itself": true}]
 """
 
 
-def document(topology: Topology, scan: Scan, sees: Sees | None) -> Any:  # noqa: ANN401 - as JSON
-    return json.loads(render(topology, scan, sees))
+def document(scan: Scan, *, names_all: bool) -> Any:  # noqa: ANN401 - as JSON
+    return json.loads(dumps(module.document(TWO, scan, names_all=names_all)))
 
 
 def test_a_scan_is_told_by_gpu_and_process() -> None:
-    assert document(TWO, SCAN, None) == json.loads(HEAD)
-    rank, worker, daemon, lost = document(TWO, SCAN, everything)["processes"]
+    assert document(SCAN, names_all=False) == json.loads(HEAD)
+    rank, worker, daemon, lost = document(SCAN, names_all=True)["processes"]
     assert rank == json.loads(RANK)
     assert (worker["waits"], worker["host_memory"]) == (None, None)
-    own = document(TWO, SCAN, lambda it: it.facts.uid == 1000)["processes"]
-    assert "another process" in own[0]["waits"]["remedy"]
     assert (worker["parent"], worker["holds_gpu"], worker["cpuset"]) == (100, False, None)
     assert (worker["placement"], worker["cause"], worker["remedy"]) == ("local", None, None)
     assert (daemon["daemon"], daemon["cause"]) == (True, "unpinned")  # and it is not counted
     assert (lost["orphan"], lost["gpu_memory_bytes"]) == ("not owned", 2**30)
 
 
-def test_a_gpu_of_unknown_place_has_no_remote_time() -> None:
-    lost = document(TWO, replace(SCAN, unknown={}), None)["gpus"][1]
+def test_a_whole_process_has_its_threads_besides() -> None:
+    first, *_ = module.whole_processes(TWO, SCAN)
+    told = json.loads(dumps(first))
+    assert told.pop("threads") == json.loads(THREADS)
+    assert told == json.loads(RANK)
+
+
+def test_of_a_gpu_whose_place_is_not_known_no_time_is_remote() -> None:
+    lost = document(replace(SCAN, unknown={}), names_all=False)["gpus"][1]
     assert (lost["cpu_seconds"], lost["remote_cpu_seconds"], lost["orphans"]) == (1.0, None, 1)
-    assert (lost["processes"]["unknown"], lost["threads"]["unknown"]) == (1, 0)
+    assert lost["processes"]["unknown"] == 1
 
 
-@pytest.mark.parametrize(
-    ("sees", "word", "pids"),
-    [
-        (everything, "all", [100, 200, 300, 400]),
-        (lambda it: it.facts.uid == 1001, "own", [200]),
-        (lambda _it: False, "own", []),  # of a user who has none
-        (None, "counts", None),
-    ],
-)
-def test_a_document_is_one_line_with_the_processes_that_its_reader_may_see(
-    sees: Sees | None, word: str, pids: list[int] | None
-) -> None:
-    written = render(TWO, SCAN, sees)
+@pytest.mark.parametrize("names_all", [True, False])
+def test_counts_name_no_process_and_no_owner(names_all: bool) -> None:
+    written = dumps(module.document(TWO, SCAN, names_all=names_all)).encode()
     assert exactly(AuditDocument, written)
     assert b"\n" not in written
-    told, least = json.loads(written), document(TWO, SCAN, None)
+    told, least = json.loads(written), document(SCAN, names_all=False)
     cures = [it.pop("remedy") is not None for it in (*told["verdict"], *least["verdict"])][:3]
-    assert cures == [word == "all"] * 3
+    assert cures == [names_all] * 3
     processes, overlaps = told.pop("processes", None), told.pop("pin_overlaps", None)
-    assert told == {**least, "sees": word}
-    assert pids == (None if processes is None else [it["pid"] for it in processes])
+    assert told == {**least, "sees": "all" if names_all else "counts"}
+    pids = [100, 200, 300, 400]
+    assert (processes and [it["pid"] for it in processes]) == (pids if names_all else None)
     whose = [{"cpulist": "5-6", "owners": ["session 9", "slurm 7"]}]
-    assert overlaps == (whose if word == "all" else None)
+    assert overlaps == (whose if names_all else None)

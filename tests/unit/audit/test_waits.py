@@ -123,12 +123,6 @@ def test_a_remedy_names_what_it_needs(
     assert named in (remedy(waits(cause, owner), scheduler) or "")
 
 
-@pytest.mark.parametrize("cause", ["neighbor", "own_threads"])
-def test_another_user_s_process_is_not_named(cause: str) -> None:
-    assert "process 7" in (remedy(waits(cause), None) or "")
-    assert "process 7" not in (remedy(waits(cause), None, uid=1000) or "")
-
-
 @pytest.mark.parametrize(
     "quiet",
     [waits("unknown"), Waits(10, dict.fromkeys(CAUSES, 0.0)), Waits(1000, waits("steal").causes)],

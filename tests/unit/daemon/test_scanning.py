@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from affinityd.cpuset import format_list, parse_list
-from affinityd.daemon.scanning import MOST_READERS, cpus_beside
+from affinityd.daemon.scanning import cpus_beside
 from affinityd.daemon.state import scans
 from tests.support.scans import GPU0, GPU1, Audit, audit, process, scanned
 
@@ -72,14 +72,6 @@ def test_the_daemon_keeps_off_the_cpus_of_pinned_ranks(
 ) -> None:
     found = cpus_beside(audit.scan, parse_list(reserved), parse_list(may_use))
     assert format_list(found) == cpus
-
-
-def test_of_a_container_s_thousand_uids_few_have_a_document_of_their_own() -> None:
-    many = audit(*(process(uid, uid=uid) for uid in range(1000, 2000)))
-    _, (result,) = scanned(many)
-    assert sum(name.isdigit() for name in result.texts) == MOST_READERS
-    nothing = result.document("own")
-    assert result.document("1000") != nothing == result.document("1999")
 
 
 def test_the_daemon_s_threads_are_moved_but_not_those_of_init_when_it_has_ended(

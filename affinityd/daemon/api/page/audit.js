@@ -43,12 +43,11 @@ export function watch({ scanned, back }) {
   look();
 }
 
-// Returns whether there is a new scan. Threads, most of it, are asked for only where they are marked.
+// Returns whether there is a new scan.
 async function ask() {
   try {
-    const path = running.checked ? "/audit" : "/audit?threads=none";
     const headers = { accept: "application/json", ...(last && { "if-none-match": last.tag }) };
-    const reply = await fetch(path, { headers, signal: AbortSignal.timeout(PATIENCE * 1000) });
+    const reply = await fetch("/audit", { headers, signal: AbortSignal.timeout(PATIENCE * 1000) });
     const audit = reply.status === 304 ? last.audit : await reply.json();
     fault = reply.ok || reply.status === 304 ? "" : audit.detail;
     if (!reply.ok || audit === last?.audit) return false;
@@ -73,7 +72,7 @@ function tick() {
 }
 
 function seen(audit) {
-  const words = { all: "", own: "Only your processes are named.", counts: "No process is named here." };
+  const words = { all: "", counts: "No process is named here." };
   const skipped = audit.skipped ? `${count(audit.skipped, "process")} not reached.` : "";
   return [words[audit.sees], skipped, ...audit.notices.map(printable)].filter(Boolean).join(" ");
 }
@@ -195,24 +194,17 @@ export function mark(pictures, isOn) {
   for (const picture of pictures) picture.running(cpus, words);
 }
 
-// Each CPU that threads may run on, and whether one of them is far from its GPU there. Of an unpinned
-// thread it is the CPU on which the thread ran last.
+// Each CPU that processes may run on, and whether one of them is far from its GPU there. Of an unpinned
+// process these are the CPUs on which its threads ran last.
 function whereTheyRun(gpus, processes) {
   const near = new Map(gpus.map((gpu) => [nameOf(gpu), parseList(gpu.near)]));
   const cpus = new Map();
   for (const process of processes) {
     const own = [process, ...process.gpus_beside].flatMap((it) => near.get(`${it.vendor}:${it.gpu}`) ?? []);
-    const places = new Map();
-    for (const { cpulist, last_cpu, placement, pinned_itself } of process.threads) {
-      const isFar = FAR.has(placement) && !pinned_itself && !process.daemon;
-      const where = placement === "unpinned" ? String(last_cpu) : cpulist;
-      places.set(where, places.get(where) || isFar);
-    }
-    for (const [cpulist, isFar] of places) {
-      for (const cpu of parseList(cpulist)) {
-        const name = String(cpu);
-        cpus.set(name, cpus.get(name) || (isFar && !own.includes(cpu)));
-      }
+    const isFar = FAR.has(process.placement) && !process.daemon;
+    for (const cpu of parseList(process.placement === "unpinned" ? process.ran_on : process.masks)) {
+      const name = String(cpu);
+      cpus.set(name, cpus.get(name) || (isFar && !own.includes(cpu)));
     }
   }
   return cpus;

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from affinityd.audit.document import AuditDocument
+from affinityd.audit.document import AuditDocument, WholeProcessDocument
 from affinityd.config.settings import Settings
 from affinityd.daemon.api import plan
 from affinityd.daemon.api.app import Api
@@ -31,7 +31,6 @@ from tests.support.scans import audit, process, scanned
 from tests.unit.daemon.state.test_topology_watcher import FEWER, StandIn
 
 ADMINS = 500
-OWN = "7"
 
 
 def peer(uid: int, *groups: int, pid: int = 10) -> Peer:
@@ -45,10 +44,10 @@ def peer(uid: int, *groups: int, pid: int = 10) -> Peer:
     ("peer", "admin_group", "sees"),
     [
         (peer(0, 0), None, ALL),
-        (peer(7, 7), None, OWN),
+        (peer(7, 7), None, COUNTS),
         (peer(7, 7, ADMINS), ADMINS, ALL),
-        (peer(7, 7), ADMINS, OWN),
-        (peer(7, 0), None, OWN),  # root's group is none of the admins' unless that is said
+        (peer(7, 7), ADMINS, COUNTS),
+        (peer(7, 0), None, COUNTS),  # root's group is none of the admins' unless that is said
         (peer(7, 0), 0, ALL),
         (peer(0, 0, pid=0), None, COUNTS),  # of another pid namespace
         (peer(65534, ADMINS), ADMINS, COUNTS),  # of another user namespace
@@ -83,8 +82,6 @@ def pids(body: bytes) -> list[int] | None:
     ("reader", "sees", "shown"),
     [
         (ALL, "all", [1, 2, 3]),
-        ("7", "own", [1]),
-        ("9", "own", []),
         (COUNTS, "counts", None),
     ],
 )
@@ -98,25 +95,33 @@ def test_the_document_shows_those_processes_and_counts_all(
     assert (answer.gpus[0].processes or {})["local"] == 3
 
 
-def test_the_document_without_threads_is_cut_from_the_whole_one() -> None:
-    names = ('}], "waits": null \\', '"threads": [{')
-    hostile = tuple(replace(thread("0"), name=it) for it in names)
-    named = audited(audit_facts.process(threads=hostile))
-    _, (result,) = scanned(audit(named, process(2, threads=0), process(3)))
-    whole, brief = (result.document(ALL, threads=it) for it in (True, False))
-    expected = json.loads(whole)
-    assert [len(it["threads"]) for it in expected["processes"]] == [2, 0, 1]
-    for described in expected["processes"]:
-        described["threads"] = []
-    assert json.loads(brief) == expected
-    packed = [result.document(ALL, threads=False, as_gzip=True) for _ in "12"]
-    assert decompress(packed[0]) == brief
-    assert packed[0] is packed[1], "it is compressed once"
+def test_a_document_is_compressed_once() -> None:
+    _, (result,) = scanned(FOUND)
+    packed = [result.document(ALL, as_gzip=True) for _ in "12"]
+    assert decompress(packed[0]) == result.document(ALL)
+    assert packed[0] is packed[1]
+
+
+def test_one_process_is_answered_whole_and_others_have_no_threads() -> None:
+    hostile = replace(thread("0"), name='\n2 {"pid": 2}')
+    named = audited(audit_facts.process(threads=(hostile, thread("1"))))
+    _, (result,) = scanned(audit(named, process(2, threads=3), process(22)))
+    whole = exactly(WholeProcessDocument, result.process(2) or b"")
+    assert (whole.pid, len(whole.threads)) == (2, 3)
+    first = exactly(WholeProcessDocument, result.process(named.facts.pid) or b"")
+    assert [it.name for it in first.threads] == [hostile.name, thread("1").name]
+    assert result.process(222) is None
+    assert b'"threads"' not in result.document(ALL)
 
 
 def test_every_document_is_described() -> None:
     schemas = json.loads(openapi())["components"]["schemas"]
-    assert {"PlanDocument", "TopologyAnswer", "AuditDocument"} <= schemas.keys()
+    assert {
+        "PlanDocument",
+        "TopologyAnswer",
+        "AuditDocument",
+        "WholeProcessDocument",
+    } <= schemas.keys()
 
 
 async def answered(watcher: TopologyWatcher, accept: bytes) -> tuple[int, str]:
