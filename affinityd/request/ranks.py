@@ -82,6 +82,14 @@ def plan_ranks(
     result = plan_entries(
         node, entries, allowed, options, together=together, cuts_cores=bool(together)
     )
+    is_part = len({device.gpu.key for _, device in entries}) < len(node.topology.gpus)
+    if together and is_part and MODES[options.mode].unique and result.share == "requested":
+        message = (
+            f"CPUs {format_list(allowed)} are not the whole machine: jobs on other GPUs that may "
+            "run there may get the same ones"
+        )
+        warning = PlanWarning("not_unique", message)
+        result = result._replace(warnings=(*result.warnings, warning))
     return Planned(entries, asked, options, result, allowed)
 
 

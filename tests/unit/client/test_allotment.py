@@ -90,6 +90,17 @@ def test_a_rank_in_most_of_a_machine_keeps_its_near_cpus() -> None:
     assert (reply.request.options.cpus, codes(reply)) == (None, [])
 
 
+def test_jobs_in_one_part_of_a_machine_are_told_that_a_unique_mode_is_not() -> None:
+    for mode, mask, seen, expected in (
+        ("unique_contiguous", "0-27", "0", ["not_unique"]),
+        ("unique_contiguous", "0-27", "0,1,2,3,4,5,6,7", []),
+        ("unique_contiguous", "0-31", "0", []),  # each GPU has a block
+        ("node", "0-27", "0", []),
+    ):
+        reply = planned(f"CUDA_VISIBLE_DEVICES={seen}", mask, Node(TWO_NODES), mode=mode)
+        assert [code for code in codes(reply) if code == "not_unique"] == expected
+
+
 def test_a_chosen_cpuset_is_no_allotment() -> None:
     reply = planned("CUDA_VISIBLE_DEVICES=0", "0-31", Node(TWO_NODES), cpuset="0-16")
     assert (format_list(reply.cpus), reply.locality) == ("16", "local")
