@@ -185,11 +185,12 @@ class ProcessContext:
             stated["rank"] = f"{rank.number}"
             stated |= {} if rank.size is None else {"ranks": f"{rank.size}"}
         environ.pop(environment.SLICE, None)
+        limit = environment.cpus_to_plan_on(environ, cpus)
         is_limit = "cpuset" not in chosen  # which is a choice
-        if is_limit and self.is_bound(cpus):
-            environ[environment.SLICE] = format_list(cpus)
+        if is_limit and self.is_bound(limit):
+            environ[environment.SLICE] = format_list(limit)
         elif is_limit and environment.SLURM_JOB not in environ:
-            environ[environment.ALLOWED] = format_list(cpus)
+            environ[environment.ALLOWED] = format_list(limit)
         names = (*OF_TASK, config.CPUS, environment.SLICE)
         return (*stated.items(), *((ENV, f"{it}={environ[it]}") for it in names if it in environ))
 

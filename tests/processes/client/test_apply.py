@@ -77,34 +77,46 @@ RANK = {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
 RANKS = {"ranks": "4", "rank": "1"}
 OWN = {"visible": "2", "mode": "exclusive"}
 ON_FIRST = ("taskset", "-c", FIRST)
-#: A shell whose own environment has what its child inherits, and one that has not.
-SHELL = ("sh", "-c", '"$@"; exit $?', "sh")
-WRAPPER = ("sh", "-c", 'export CUDA_VISIBLE_DEVICES=2; "$@"; exit $?', "sh")
+TOLD = [f"{name}={text}" for name, text in RANK.items()]
+#: A launcher whose own environment has what its rank inherits, and a script of a rank.
+LAUNCHER = ("sh", "-c", f'{" ".join(TOLD)} "$@"; exit $?', "sh")
+SCRIPT = ("sh", "-c", 'export CUDA_VISIBLE_DEVICES=2; "$@"; exit $?', "sh")
+SEES_ONE = {"CUDA_VISIBLE_DEVICES": "2"}
 PINNED = {"AFFINITYD_CPULIST": FIRST, "AFFINITYD_ALLOWED": ALL}
+BY_PIN = [f"{name}={text}" for name, text in PINNED.items()]
 CHOSEN = {"mode": "even", "cpuset": "5", "visible": "", "granted": "1"}
+MAY_USE_ALL = f"AFFINITYD_ALLOWED={ALL}"
+EXCLUSIVE = {"mode": "exclusive"}
 
 
 @pytest.mark.parametrize(
-    ("before", "env", "given", "expected"),
+    ("before", "env", "given", "expected", "variables"),
     [
-        pytest.param(ON_FIRST, {}, {}, {"cpuset": FIRST}, id="its mask"),
-        pytest.param(ON_FIRST, PINNED, {}, {"cpuset": ALL}, id="which an earlier pin set"),
-        pytest.param((), RANK, CHOSEN, CHOSEN, id="what is chosen"),
-        (SHELL, {**RANK, "CUDA_VISIBLE_DEVICES": "2"}, {"mode": "exclusive"}, {**OWN, **RANKS}),
-        (WRAPPER, RANK, {"mode": "exclusive"}, OWN),
+        (ON_FIRST, {}, {}, {"cpuset": FIRST}, [f"AFFINITYD_ALLOWED={FIRST}"]),
+        (ON_FIRST, PINNED, {}, {"cpuset": FIRST}, BY_PIN),
+        ((), RANK, CHOSEN, CHOSEN, TOLD),
+        (LAUNCHER, SEES_ONE, EXCLUSIVE, {**OWN, **RANKS}, [*TOLD, MAY_USE_ALL]),
+        ((*LAUNCHER, *SCRIPT), {}, EXCLUSIVE, OWN, [*TOLD, MAY_USE_ALL]),
+        ((*LAUNCHER, *ON_FIRST), {}, {}, {"cpuset": FIRST}, [*TOLD, f"AFFINITYD_SLICE={FIRST}"]),
+    ],
+    ids=[
+        "its mask",
+        "which an earlier pin set",
+        "what is chosen",
+        "a GPU that the launcher sees, too",
+        "a GPU that the rank's script chose",
+        "a mask that is narrower than its launcher's",
     ],
 )
 def test_a_query_has_the_process_s_own_facts(
+    *,
     before: Sequence[str],
     env: Mapping[str, str],
     given: Mapping[str, str],
     expected: Mapping[str, str],
+    variables: list[str],
 ) -> None:
-    variables = [f"{name}={text}" for name, text in env.items() if name in RANK]
-    parameters = {**HERE, **expected}
-    if "cpuset" not in given:  # a chosen one is no limit of the process
-        variables.append(f"AFFINITYD_ALLOWED={parameters['cpuset']}")
-    assert asked(env, before, **given) == (parameters, variables)
+    assert asked(env, before, **given) == ({**HERE, **expected}, variables)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes device files")
