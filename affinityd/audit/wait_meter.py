@@ -103,7 +103,7 @@ def runners_beside(process: ProcessFacts, others: Iterable[Other]) -> list[Runne
             kind = OWN_THREADS if _owns(process, other) else other.kind
             part = other.ran * len(shared) / len(other.mask)
             owner = other.membership.owner or other.service
-            found.append(Runner(kind, stat.number, stat.name, other.uid, owner, part, other.ran))
+            found.append(Runner(kind, stat.number, stat.name, owner, part, other.ran))
     return sorted(found, key=lambda runner: (-runner.ran, runner.pid))
 
 

@@ -48,7 +48,6 @@ class Runner:
     kind: str  #: OWN_THREADS: of the same job; NEIGHBOR, SYSTEM, INTERRUPTS
     pid: int
     name: str
-    uid: int | None
     owner: str | None  #: its job, container or service
     ran: float  #: as far as is known: that part of its time which these CPUs are of its mask
     most: float  #: all of its time

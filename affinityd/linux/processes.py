@@ -152,12 +152,6 @@ def exists(pid: int) -> bool:
     return True
 
 
-def is_running(pid: int, start: int) -> bool:
-    """Return whether a process that started then still runs: another may have its pid by now."""
-    stat = stat_of(pid)
-    return stat is not None and stat.start == start and not stat.is_zombie
-
-
 def thread_ids(pid: int, proc: str = PROC) -> list[int]:
     """Return a process's threads, the main one first; none if it has ended.
 

@@ -15,7 +15,6 @@ from tests.support.children import (
     HEADLESS,
     ZOMBIE,
     children_of,
-    present,
     program,
     sleeping,
     threads,
@@ -130,16 +129,6 @@ def test_a_process_without_a_main_thread_is_no_zombie() -> None:
         assert found == [("Z", 1, True), ("Z", 2, False)]
         assert descendants(child.pid) == []
         assert len(threads(headless.pid)) == 2
-
-
-def test_a_process_runs_until_it_ends_and_another_with_its_pid_is_not_it() -> None:
-    with sleeping() as child:
-        start = present(child.pid).start
-        assert processes.is_running(child.pid, start)
-        assert not processes.is_running(child.pid, start - 1)
-        child.kill()
-        child.wait()
-        assert not processes.is_running(child.pid, start)
 
 
 @pytest.mark.parametrize("pid", [0, -1, 10**9, 10**12])

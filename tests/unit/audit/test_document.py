@@ -35,7 +35,7 @@ FAR = HostMemory(
     "remote",
 )
 
-OTHER = Runner("neighbor", 500, "make", 1001, None, 5.0, 5.0)
+OTHER = Runner("neighbor", 500, "make", None, 5.0, 5.0)
 
 SCAN = Scan(
     time=1_790_000_000.25,

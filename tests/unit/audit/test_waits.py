@@ -16,7 +16,7 @@ from affinityd.linux.scheduling import CpuTime, ThreadTime
 
 
 def runner(kind: str, ran: float, owner: str | None = None, most: float | None = None) -> Runner:
-    return Runner(kind, 7, "other", 0, owner, ran, ran if most is None else most)
+    return Runner(kind, 7, "other", owner, ran, ran if most is None else most)
 
 
 def use(
