@@ -47,7 +47,7 @@ def _fits(conf: GresConf, gpu: Gpu, entry: GresEntry) -> bool:
     right cores.
     """
     affinity = conf.affinities[gpu.key]
-    has_types = any(conf.gres or ()) and not entry.is_slice
+    has_types = any(conf.gres or conf.named) and not entry.is_slice
     return (
         entry.name == "gpu"
         and (not has_types or entry.kind == conf.types.of.get(gpu.key, entry.kind))

@@ -94,6 +94,8 @@ def run(arguments: argparse.Namespace) -> int:
     types = tuple(arguments.type.split(",")) if arguments.type else ()
     conf = GresConf(topology, arguments.scope, gres, types)
     if slurm is not None and arguments.diff:
+        if why and not types:
+            say(f"affinityd slurm gres-conf: {why}; types are not compared")
         return _diff(conf, slurm, nodes)
     for line in conf.lines(arguments.nodes):
         print(line)

@@ -69,7 +69,7 @@ OTHER_CORES = "-Name=gpu File=/dev/nvidia0 Cores=1\n+Name=gpu File=/dev/nvidia0 
 @pytest.mark.parametrize(
     "case",
     [
-        (A100, TYPED.replace("a100", "A100"), "+Name=gpu", "inval"),
+        (A100, TYPED.replace("a100", "A100"), "+Name=gpu Type=a100", "inval"),
         (PAIR, UNTYPED.splitlines()[0], TOO_FEW, "inval"),
         (PAIR, UNTYPED.replace("=0\n", "=1\n"), OTHER_CORES, "idle"),
     ],
@@ -80,9 +80,13 @@ def test_a_diff_has_the_lines_that_differ(
 ) -> None:
     gpus, lines, changed, state = case
     with slurm(Setup(gpus=gpus, gres_conf=lines, state=state, release=release)) as cluster:
-        diff = gres_conf(cluster, tree, "--diff")
+        # Of a drained node slurmctld does not tell the types.
+        types = ("--type", "a100") if gpus == A100 else ()
+        diff = gres_conf(cluster, tree, "--diff", *types)
+        untyped = gres_conf(cluster, tree, "--diff")
     assert diff.status == 1
     assert changed in diff.stdout
+    assert ("types are not compared" in untyped.stderr) == (state == "inval")
 
 
 PACKAGE = "Sockets=1 CoresPerSocket=2 ThreadsPerCore=1"

@@ -135,14 +135,22 @@ def test_the_lines_in_the_repository_for_a_dgx_a100_are_the_printed_ones(node: S
 
 
 def test_a_diff_has_slurmd_s_lines_and_the_right_ones(node: SlurmNode) -> None:
-    node.slurm.has(RIGHT.replace("0-3", "4-7"))  # slurmctld need not answer
+    node.slurm.expects("gpu:2", "gpu07")
+    node.slurm.has(RIGHT.replace("0-3", "4-7"))
     first, second = RIGHT.splitlines()
     lines = ["--- slurmd -G", "+++ affinityd slurm gres-conf", "@@ -1,2 +1,2 @@"]
     lines += [f"-{first.replace('0-3', '4-7')}", f"+{first}", f" {second}"]
     assert node.diff() == (1, lines, "")
+    (node.slurm.folder / "nodes").unlink()  # slurmctld need not answer
+    unknown = node.diff()
+    assert unknown[:2] == (1, lines)
+    assert unknown.err.endswith("name it with --type; types are not compared\n")
+    added = [line[1:] for line in node.diff("--type", "a100").out[3:] if line[0] == "+"]
+    assert added == typed("a100")
 
 
 def test_a_gres_conf_that_slurmd_refuses_has_its_errors_and_no_diff(node: SlurmNode) -> None:
+    node.slurm.expects("gpu:2", "gpu07")
     node.slurm.has("error: Parse error\nfatal: x")
     error = "affinityd slurm gres-conf: error: Parse error\naffinityd slurm gres-conf: fatal: x\n"
     assert node.diff() == (2, [], error)
