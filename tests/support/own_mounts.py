@@ -2,15 +2,16 @@
 
 On a node on which affinityd runs, its folder and settings would be found by tests of a machine that
 has neither; on one with GPUs, processes would have its device files and not those of the tests'
-machines. In a checkout below a folder that other users cannot enter, as root's home is, what the
-tests run as other users would not start. All are mounted over in a mount namespace of the tests'
-own; the machine stays as it is.
+machines. With a checkout or a Python below a folder that other users cannot enter, as root's home
+is, what the tests run as other users would not start. All are mounted over in a mount namespace of
+the tests' own; the machine stays as it is.
 """
 
 import ctypes
 import os
 import re
 import stat
+import sys
 from pathlib import Path
 
 from tests.support.paths import REPOSITORY
@@ -28,12 +29,13 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def hide_the_machines_own() -> None:
-    """Hide a site's folder, settings and GPUs; let other users enter the checkout.
+    """Hide a site's folder, settings and GPUs; let other users enter the checkout, and Python's.
 
     Does nothing where there is nothing to hide, or without the privilege to mount.
     """
     running = RUN.is_dir() and any(RUN.iterdir())
-    closed = [parent for parent in reversed(REPOSITORY.parents) if not _all_may_enter(parent)]
+    above = {*REPOSITORY.parents, *Path(sys.base_prefix).parents}
+    closed = [folder for folder in sorted(above) if not _all_may_enter(folder)]
     has_gpus = any(GPUS.fullmatch(entry.name) for entry in DEV.iterdir())
     if os.geteuid() or not (running or CONFIG.exists() or closed or has_gpus):
         return

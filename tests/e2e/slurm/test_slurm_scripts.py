@@ -48,9 +48,9 @@ def note(daemon: Daemon, text: str) -> None:
     (notes / JOB["SLURM_JOB_ID"]).write_text(text)
 
 
-def pinned(cpus: str, *more: str) -> tuple[str, str]:
+def pinned(cpus: str, *more: str, locality: str = "local") -> tuple[str, str]:
     """Return what a task is told that has these CPUs, and the CPUs."""
-    lines = (f"CPULIST={cpus}", "LOCALITY=local", f"ALLOWED={BOTH}", *more)
+    lines = (f"CPULIST={cpus}", f"LOCALITY={locality}", f"ALLOWED={BOTH}", *more)
     return "".join(f"export AFFINITYD_{line}\n" for line in lines), cpus
 
 
@@ -60,7 +60,8 @@ def left(why: str) -> tuple[str, str]:
 
 
 IDLE = "WARNINGS=idle_cpus"
-NEAR_IT, ALL = pinned(FAR, "JOB_GPUS=1", IDLE), pinned(BOTH, "JOB_GPUS=1")
+NEAR_IT = pinned(FAR, "JOB_GPUS=1", IDLE)
+ALL = pinned(BOTH, "JOB_GPUS=1", locality="mixed")
 APART = pinned(FAR, "JOB_GPUS=1", f"{IDLE},share_unavailable")
 OFF, WOULD_PIN = left("AFFINITYD=off"), left(f"observe: would run on CPUs {FAR} (local)")
 NO_WORD = "is none of on, observe and off"
@@ -327,8 +328,7 @@ def test_the_question_has_the_variables_and_device_files_of_the_task(by: str) ->
     stated, variables, cpus = asked(devices, env)
     files = {} if granted is None else {"granted": granted}
     assert stated == {"format": "shell", "cpuset": cpus, **files}
-    expected = {name: text for name, text in env.items() if name != "SLURM_CPU_BIND_TYPE"}
-    assert {name: text for name, text in variables.items() if text} == {**JOB, **expected}
+    assert {name: text for name, text in variables.items() if text} == {**JOB, **env}
 
 
 @pytest.mark.parametrize(
