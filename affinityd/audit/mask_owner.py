@@ -12,6 +12,7 @@ from affinityd.audit.model import ProcessFacts
 from affinityd.cpuset import CpuSet, format_list, parse_list, parse_mask
 from affinityd.linux.files import content, environment_of
 from affinityd.linux.processes import Thread
+from affinityd.request.slurm_task import REMEDY as SLURM_REMEDY
 
 OURS, SLURMS, OPENMP, UNKNOWN = "affinityd", "Slurm", "OpenMP", "unknown"
 #: The file of an OpenMP runtime among those that a process maps: of GCC, Intel or LLVM.
@@ -50,7 +51,7 @@ def owner_of(facts: ProcessFacts, root: str = "") -> MaskOwner | None:
     if ours and main == ours & (facts.cpuset or ours):  # a cpuset that shrank cut it down
         return MaskOwner(OURS, "AFFINITYD_CPULIST")
     if main in slices:
-        return MaskOwner(SLURMS, "SLURM_CPU_BIND_LIST", "to end that: srun --cpu-bind=none")
+        return MaskOwner(SLURMS, "SLURM_CPU_BIND_LIST", f"{SLURM_REMEDY} gives near CPUs")
     if ours:
         return MaskOwner(UNKNOWN, f"affinityd gave it CPUs {format_list(ours)}")
     if facts.cpuset is None or main >= facts.cpuset:

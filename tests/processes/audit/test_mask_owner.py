@@ -19,6 +19,7 @@ from affinityd.audit.mask_owner import owner_of
 from affinityd.audit.model import GpuHolders, Holding
 from affinityd.cpuset import CpuSet
 from affinityd.linux.processes import ProcessTable, mask_of, thread_ids
+from affinityd.request.slurm_task import REMEDY
 from tests.support.small_node import ALL
 
 TWO_CPUS = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="a mask needs a part")
@@ -94,7 +95,7 @@ def owner() -> Iterator[Callable[..., str]]:
         (
             (*PINNED, *SLEEP),
             {"SLURM_CPU_BIND_LIST": f"0x0,{1 << CPU:#x}"},
-            "Slurm (SLURM_CPU_BIND_LIST); to end that: srun --cpu-bind=none",
+            f"Slurm (SLURM_CPU_BIND_LIST); {REMEDY} gives near CPUs",
         ),
         ((*PINNED, *SLEEP), {"OMP_PROC_BIND": "true"}, NO_MARK),
     ],

@@ -14,6 +14,7 @@ import pytest
 
 from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.errors import BoundError
+from affinityd.planner import WARNINGS
 from affinityd.request.query import parse_query
 from affinityd.request.resolve import Caller, Reply, answer
 from affinityd.topology.model import Node
@@ -54,6 +55,8 @@ def test_each_task_of_a_launch_has_the_right_cpus(launch: Mapping[str, Any]) -> 
         reply = plan_of_task(task, parse_list(task["mask"]))
         cpus = task["mask"] if reply is None else format_list(reply.cpus)
         assert cpus == task["cpus"], task["why"]
+        codes = {warning.code for warning in reply.warnings} if reply else set()
+        assert codes <= {*WARNINGS}
 
 
 @pytest.mark.parametrize("launch", LAUNCHES, ids=[launch["launch"] for launch in LAUNCHES])
