@@ -1,4 +1,5 @@
 #!/bin/sh
+# affinityd 0.2.0
 # TaskProlog= of slurm.conf: pins a task near its GPUs, as this node's affinityd says.
 # It runs as the user, beside the task, before the program. Slurm reads what it prints, on stderr too,
 # and kills the task if it fails: so it prints `export`, `unset` and `print` lines alone, and ends with 0

@@ -20,6 +20,7 @@ SCONTROL = """\
 case "$*" in
 *aliases*) cat {folder}/aliases ;;
 *hostnames*) cat {folder}/hostnames ;;
+*config) cat {folder}/config ;;
 *job) cat {folder}/jobs ;;
 *) [ -e {folder}/nodes ] && cat {folder}/nodes || {{ echo "Node not found" >&2; exit 1; }} ;;
 esac

@@ -48,6 +48,7 @@ CHECKS: Mapping[str, Check] = {
     ),
     "cpu-power": Check(platform.cpu_power, "CPUs near GPUs are fast after a pause"),
     "slurm-conf": Check(slurm.slurm_conf, "Slurm keeps cores near GPUs for jobs with GPUs"),
+    "slurm-scripts": Check(slurm.slurm_scripts, "TaskProlog= runs the script of this version"),
     "cgroup": Check(kernel.cgroup, "cgroups can confine jobs to their CPUs"),
 }
 

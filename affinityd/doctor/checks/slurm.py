@@ -1,7 +1,8 @@
-"""Slurm's effect on jobs with GPUs: where it lets CPU jobs run, and how it names job folders.
+"""Slurm and jobs with GPUs: where it lets CPU jobs run, how it names job folders, its TaskProlog.
 
-Sources: slurm.conf(5) (RestrictedCoresPerGPU), cgroup.conf(5) (CgroupJobIdPaths), scontrol(1);
-Slurm's src/api/job_info.c (CPU_IDs= number the threads core by core, in the order of Cores=).
+Sources: slurm.conf(5) (RestrictedCoresPerGPU, TaskProlog), cgroup.conf(5) (CgroupJobIdPaths),
+scontrol(1); Slurm's src/api/job_info.c (CPU_IDs= number the threads core by core, in the order of
+Cores=).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from affinityd import __version__
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.doctor.checks.kernel import job_scopes
 from affinityd.doctor.facts import (
@@ -116,3 +118,27 @@ def _has_node(slurm: LocalSlurm, hosts: str, name: str) -> bool:
     if not any(name.startswith(begin) for begin in begins):
         return False
     return name in slurm.scontrol("show", "hostnames", hosts).split()
+
+
+def slurm_scripts(facts: NodeFacts) -> CheckResults:
+    """Judge whether TaskProlog= of slurm.conf runs the script of this version."""
+    config = _local_slurm(facts).scontrol("show", "config")
+    setting = re.search(r"^TaskProlog\S*\s*=\s*(/\S+)", config, re.MULTILINE)
+    if setting is None:
+        raise NotApplicableError("slurm.conf has no TaskProlog=")
+    path = setting[1]
+    text = facts.tree.read(path.lstrip("/")) or ""
+    called = re.search(r"/[^\s'\"]+/task_prolog\.sh", text)  # by a site's own script
+    if called is not None:
+        path = called[0]
+        text = facts.tree.read(path.lstrip("/")) or ""
+    if "AFFINITYD_UNPINNED" not in text:
+        raise NotApplicableError(f"TaskProlog={setting[1]} does not run affinityd's script here")
+    version = re.search(r"^# affinityd (\S+)$", text, re.MULTILINE)
+    release = version[1] if version else "0.2 or older"
+    if release != __version__:
+        yield warn(
+            f"{path} is of affinityd {release}, this is {__version__}: tasks may not be pinned",
+            f"install the scripts of {__version__}, pinning.sh beside it too",
+        )
+    yield ok(f"{path} is of affinityd {release}")

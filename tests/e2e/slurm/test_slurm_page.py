@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from affinityd import __version__
 from docs.check.blocks import BLOCKS
 from tests.e2e.slurm.node import INSTALLED, LOOK, SCRIPTS, Task, copied, read_tasks
 from tests.e2e.slurm.rig import USER, Setup, Slurm, logs, printed, slurm
@@ -81,6 +83,10 @@ def check(made: Slurm) -> str:
     return printed(made.folder, "sh", "-ec", CHECK, env=path)
 
 
+def version_of_scripts(made: Slurm) -> str:
+    return run(made, f"{sys.executable} bin/affinityd doctor slurm-scripts")
+
+
 def look(made: Slurm, *words: str) -> list[Task]:
     return read_tasks(made.srun(*words, *LOOK))
 
@@ -128,7 +134,9 @@ def test_an_upgrade_drains_no_node(nodes: Mapping[str, Slurm], kind: str, tmp_pa
     new = tmp_path / "new"
     shutil.copytree(SCRIPTS, new / "slurm")
     for script in (new / "slurm").glob("*.sh"):
-        script.write_text(f"{script.read_text()}# new\n")
+        text = script.read_text().replace(f"\n# affinityd {__version__}\n", "\n# affinityd 9.9.9\n")
+        script.write_text(f"{text}# new\n")
+    assert f"is of affinityd {__version__}\n" in version_of_scripts(made)
     with upgrading(made, new):
         for _ in range(ROUNDS):
             words = ["--gres=gpu:1"] if kind == GPU else []
@@ -138,6 +146,7 @@ def test_an_upgrade_drains_no_node(nodes: Mapping[str, Slurm], kind: str, tmp_pa
         *["# new"] * 4,
         *("epilog.sh", "pinning.sh", "prolog.sh", "task_prolog.sh", ""),
     ]
+    assert f"is of affinityd 9.9.9, this is {__version__}: " in version_of_scripts(made)
     run_jobs(made, kind, pinned=True)
 
 

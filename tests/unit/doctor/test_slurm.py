@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.doctor_facts import TWO, check, facts_of
+from affinityd import __version__
+from tests.support.doctor_facts import TWO, Files, check, facts_of
 from tests.support.machines.by_hand import made
+from tests.support.paths import REPOSITORY
 from tests.support.recorded_slurm import RecordedSlurm, recorded_slurm
 from tests.unit.doctor.test_checks import V2, live
 
@@ -65,3 +67,40 @@ def test_job_folders_by_sluid_are_named_even_if_slurm_does_not_answer(
     called_gpu07(tmp_path, monkeypatch)  # it shows no node
     check("slurm-conf", live(facts_of(tmp_path / "live", TWO, SLUIDS)), NAMES_BY_SLUID)
     check("slurm-conf", live(facts_of(tmp_path / "none", TWO, {})), "n/a: Node not found")
+
+
+OURS = (REPOSITORY / "slurm/task_prolog.sh").read_text()
+OF_0_2 = OURS.replace(f"# affinityd {__version__}\n", "")
+SITES = "[ ! -x /opt/task_prolog.sh ] || /opt/task_prolog.sh\n"
+
+
+@pytest.mark.parametrize(
+    ("setting", "files", "expected"),
+    [
+        ("/opt/task_prolog.sh", {"opt/task_prolog.sh": OURS}, f"ok: of affinityd {__version__}"),
+        (
+            "/opt/task_prolog.sh",
+            {"opt/task_prolog.sh": OF_0_2},
+            "warn: /opt/task_prolog.sh is of affinityd 0.2 or older → install the scripts of",
+        ),
+        (
+            "/etc/own",
+            {"etc/own": SITES, "opt/task_prolog.sh": OURS.replace(__version__, "0.0.9")},
+            f"warn: /opt/task_prolog.sh is of affinityd 0.0.9, this is {__version__} → pinning.sh",
+        ),
+        ("/etc/own", {"etc/own": "echo affinityd\n"}, "n/a: TaskProlog=/etc/own does not run"),
+        ("/etc/own", {}, "n/a: TaskProlog=/etc/own does not run"),
+        ("(null)", {}, "n/a: slurm.conf has no TaskProlog="),
+    ],
+)
+def test_a_task_prolog_of_another_version_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, files: Files, expected: str
+) -> None:
+    slurm = called_gpu07(tmp_path, monkeypatch)
+    config = f"TaskPluginParam         = (null type)\nTaskProlog              = {setting}\n"
+    (slurm.folder / "config").write_text(config)
+    check("slurm-scripts", live(facts_of(tmp_path / "node", TWO, files)), expected)
+
+
+def test_without_slurm_no_script_is_looked_for(tmp_path: Path) -> None:
+    check("slurm-scripts", facts_of(tmp_path), "n/a: has no slurmd")
