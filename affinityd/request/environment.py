@@ -220,13 +220,14 @@ def slurm_tasks(environ: Environment) -> int | None:
     """
     listed = environ.get("SLURM_GTIDS")
     if listed:
-        return listed.count(",") + 1
+        tasks_here = listed.split(",")
+        return None if None in map(number, tasks_here) else len(tasks_here)
     node = number(environ.get("SLURM_NODEID"))
     if node is None:
         return None
     for entry in environ.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
-        tasks, _, repeated = entry.partition("(x")
-        nodes = number(repeated.removesuffix(")")) if repeated else 1
+        tasks, is_repeated, nodes_alike = entry.partition("(x")
+        nodes = number(nodes_alike.removesuffix(")")) if is_repeated else 1
         if nodes is None:
             return None
         if node < nodes:

@@ -15,8 +15,10 @@ import pytest
 from tests.e2e.slurm.alone import JOB, SHELLS, Node, beside, task_prolog
 from tests.e2e.slurm.node import GPU_NODES, MINORS, SCRIPTS
 from tests.support.daemons import Daemon, running
+from tests.support.machines.by_hand import made
+from tests.support.machines.sysfs_tree import write_tree
 from tests.support.servers import Behaviour, answering, hanging, http
-from tests.support.tiny import BOTH, FAR, tiny_tree
+from tests.support.tiny import BOTH, FAR, NEAR, tiny_tree
 
 FAR_GPU = {"CUDA_VISIBLE_DEVICES": "1"}  #: near FAR
 DEVICES = "nvidiactl nvidia0 nvidia1 nvidia2 nvidia3"
@@ -33,6 +35,17 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def daemon(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     with running(tmp_path_factory.mktemp("node") / "run", "--root", f"{tree}") as daemon:
         yield daemon
+
+
+@pytest.fixture(scope="module")
+def larger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """Yield a node whose daemon has more CPUs than its tasks may use."""
+    folder = tmp_path_factory.mktemp("larger")
+    machine = made({0: BOTH, 1: "62-63"}, gpus=[0, 1])
+    gpus = tuple(replace(gpu, minor=gpu.index) for gpu in machine.gpus)
+    tree = write_tree(replace(machine, gpus=gpus), folder / "machine")
+    with running(folder / "run", "--root", f"{tree}") as daemon:
+        yield Node(run=daemon.socket.parent)
 
 
 @pytest.fixture
@@ -363,6 +376,53 @@ def test_a_node_without_gpus_forgets_the_gpus_of_the_submitting_shell() -> None:
 def test_an_epilog_removes_the_note_of_its_job() -> None:
     notes = "/run/affinityd-jobs"
     assert without_gpus("epilog.sh", {}, f"mkdir {notes}; : >{notes}/1\n") == f"left {notes}\n"
+
+
+# Variables that Slurm does not write so: a task whose slice is unclear stays.
+
+WHOLE = f"{sum(1 << int(cpu) for cpu in (NEAR, FAR)):#x}"  #: this machine's CPUs
+#: A task of two that see the same GPUs; the other one's CPUs are not this machine's.
+SLICED = {
+    **TWO_TASKS,
+    "CUDA_VISIBLE_DEVICES": "1,0",
+    "SLURM_GPUS_ON_NODE": "2",
+    "SLURM_CPU_BIND_TYPE": "mask_cpu:",
+    "SLURM_CPU_BIND_LIST": f"{WHOLE},{3 << 62:#x}",
+}
+LEFT, LONG = "Left as it is: ", "characters are too many"
+UNKNOWN_TASKS = f"{LEFT}neither SLURM_GTIDS nor SLURM_STEP_TASKS_PER_NODE says"
+ABSENT = {"SLURM_GTIDS": "", "SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": "2"}
+
+#: By what is wrong: the variables, and a part of the reason.
+UNCLEAR: dict[str, tuple[Mapping[str, str], str]] = {
+    "CPUs beyond the cpuset": ({}, "CPUs 62-63 were refused"),
+    "the same, tasks counted otherwise": (ABSENT, "CPUs 62-63 were refused"),
+    "fewer masks than tasks": (
+        {"SLURM_GTIDS": "0,1,2"},
+        f"{LEFT}SLURM_CPU_BIND_LIST has 2 masks for 3 tasks",
+    ),
+    "a mask that is none": ({"SLURM_CPU_BIND_LIST": f"{WHOLE},$(id)"}, "mask '$(id)' is not hexa"),
+    "64 kB of masks": (
+        {"SLURM_CPU_BIND_LIST": f"{WHOLE}{',0x4' * 16_000}"},
+        "Invalid HTTP request",  # it is longer than what uvicorn reads
+    ),
+    "a mask of 64 kB": ({"SLURM_CPU_BIND_LIST": f"0x{'f' * 64_000}"}, LONG),
+    "a mask of 20 kB": ({"SLURM_CPU_BIND_LIST": f"0x{'f' * 20_000}"}, "a mask of 20000 digits"),
+    "numbers of tasks: a command": ({"SLURM_GTIDS": "$(id)"}, UNKNOWN_TASKS),
+    "numbers of tasks: too few": ({"SLURM_GTIDS": "0,1,"}, UNKNOWN_TASKS),
+    "tasks of each node": ({**ABSENT, "SLURM_STEP_TASKS_PER_NODE": "2(x"}, UNKNOWN_TASKS),
+    "64 kB of tasks": ({**ABSENT, "SLURM_STEP_TASKS_PER_NODE": "1" * 64_000}, LONG),
+    "the node's number: a word": ({**ABSENT, "SLURM_NODEID": "one"}, UNKNOWN_TASKS),
+    "the node's number: of none": ({**ABSENT, "SLURM_NODEID": "7"}, UNKNOWN_TASKS),
+}
+
+
+@pytest.mark.parametrize("wrong", UNCLEAR)
+def test_a_task_whose_slice_is_unclear_stays_where_slurm_put_it(larger: Node, wrong: str) -> None:
+    env, why = UNCLEAR[wrong]
+    printed, cpus = task_prolog(larger, {**SLICED, **env})
+    assert re.fullmatch(f"export AFFINITYD_UNPINNED=.*{re.escape(why)}.*\n", printed), printed
+    assert cpus == BOTH
 
 
 # What task_prolog.sh makes of whatever it is answered, in whichever environment and sh.
