@@ -94,7 +94,7 @@ def test_without_a_plan_the_process_is_unchanged_and_warned(here: Mapping[str, s
 
 def test_a_binder_that_will_undo_the_pin_is_a_warning(here: Mapping[str, str]) -> None:
     said = python("say(affinityd.bind(gpus='0').warnings)", {**here, "OMP_PROC_BIND": "close"})
-    assert "OpenMP (OMP_PROC_BIND=close) divides the mask among its threads" in said[0][-1]
+    assert "OMP_PROC_BIND=close binds threads anew afterwards" in said[0][-1]
 
 
 @pytest.mark.parametrize(("passes", "warned"), [(16, False), (1, True)])
