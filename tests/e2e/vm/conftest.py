@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 
 from tests.e2e.slurm.rig import root_of
-from tests.e2e.vm.machine import boot
-from tests.support.shared_objects import environment
+from tests.e2e.vm import hardware, two_nodes
+from tests.e2e.vm.machine import PYTHON, UNUSED, boot
+from tests.support.shared_objects import environment, slurm_task
 
 #: The tests that `scripts/test all` runs, in the order in which their scripts run.
 EVERY_CHANGE = ("apply",)
 
 #: The tests that need another Slurm than the image's.
-RELEASES = {"sluid": "26.05"}
+RELEASES = {"sluid": "26.05", "slices": "24.11"}
 
 Document = dict[str, Any]
 
@@ -47,4 +48,11 @@ def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def booted(folder: Path, names: Sequence[str]) -> Mapping[str, Document]:
     nvml = Path(environment("", folder)["LD_LIBRARY_PATH"], "libnvidia-ml.so.1")
     releases = [root_of(RELEASES[name]) for name in names if name in RELEASES]
-    return boot(folder, names, built=[nvml], release=next(iter(releases), None))
+    release = next(iter(releases), None)
+    if "slices" in names:
+        machine = two_nodes.options()
+        built = [nvml, slurm_task()]
+        return boot(folder, names, machine=machine, built=built, release=release)
+    machine = hardware.options()
+    unused = (*UNUSED, *PYTHON)
+    return boot(folder, names, machine=machine, built=[nvml], release=release, unused=unused)

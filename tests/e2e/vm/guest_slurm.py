@@ -110,10 +110,10 @@ def furnish() -> None:
     have_patience()
 
 
-def have_patience() -> None:
+def have_patience(root: Path = Path("/")) -> None:
     """Let curl wait longer than the scripts say: an emulated CPU is slow."""
-    curl = Path("/usr/bin/curl")
-    curl.rename("/usr/bin/curl.debian")
+    curl = root / "usr/bin/curl"
+    curl.rename(root / "usr/bin/curl.debian")
     curl.write_text('#!/bin/sh\nexec /usr/bin/curl.debian "$@" --max-time 60\n')
     curl.chmod(0o755)
 

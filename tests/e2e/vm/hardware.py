@@ -5,7 +5,7 @@ memory alone beside the first package; four PCI host bridges, each on a node, wi
 network adapter.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 NODES = 8  #: with CPUs
 CPUS_PER_NODE = 4
@@ -38,7 +38,7 @@ def options() -> list[str]:
         *("-nodefaults", "-nographic", "-vga", "none"),
         *_nodes(),
         *_distances(),
-        *_bridges(),
+        *bridges(BRIDGES),
     ]
 
 
@@ -76,14 +76,15 @@ def _distances() -> Iterator[str]:
             yield from ("-numa", f"dist,src={one},dst={other},val={distance(one, other)}")
 
 
-def _bridges() -> Iterator[str]:
+def bridges(nodes: Sequence[int]) -> Iterator[str]:
+    """Yield the options of host bridges, each on a node, with two GPUs and a network adapter."""
     slot = 0
-    for number, node in enumerate(BRIDGES):
+    for number, node in enumerate(nodes):
         bus = 16 + 48 * number
         yield "-device"
-        yield f"pxb-pcie,id=host{node},bus=pcie.0,bus_nr={bus},numa_node={node}"
+        yield f"pxb-pcie,id=host{number},bus=pcie.0,bus_nr={bus},numa_node={node}"
         for device in (GPU, GPU, NIC):
             slot += 1
             yield "-device"
-            yield f"pcie-root-port,id=port{slot},bus=host{node},chassis={slot},slot={slot}"
+            yield f"pcie-root-port,id=port{slot},bus=host{number},chassis={slot},slot={slot}"
             yield from ("-device", f"{device},bus=port{slot},romfile=")

@@ -19,7 +19,7 @@ from tests.support.tiny import ran
 FOLDER = Path(__file__).parent
 REPOSITORY = FOLDER.parents[2]
 QEMU = "qemu-system-x86_64"
-PATIENCE = 1800  #: seconds for a machine that takes 200 where nothing else runs
+PATIENCE = 3000  #: seconds for machines that take 200 to 1000 where nothing else runs
 TAIL = 40  #: lines of the console that a failure shows
 
 #: What the guest has of the checkout.
@@ -31,8 +31,9 @@ CARRIED = (
 #: Where the guest has what is built here.
 BUILT = "built"
 
-#: What it does without of another Debian.
-UNUSED = ("./usr/share", "./usr/lib/python3*", "./usr/bin/python3*", "./var/lib/dpkg")
+#: What it does without of another Debian: the second where the tasks need no Python.
+UNUSED = ("./usr/share", "./var/lib/dpkg")
+PYTHON = ("./usr/lib/python3*", "./usr/bin/python3*")
 
 #: A CPU that is possible and not online until somebody asks for it: one thread of the last core.
 OFFLINE_AT_BOOT = hardware.CPUS - 1
@@ -45,20 +46,26 @@ KERNEL_PARAMETERS = (
 
 
 def boot(
-    folder: Path, names: Sequence[str], *, built: Sequence[Path] = (), release: Path | None = None
+    folder: Path,
+    names: Sequence[str],
+    *,
+    machine: Sequence[str],
+    built: Sequence[Path] = (),
+    release: Path | None = None,
+    unused: Sequence[str] = UNUSED,
 ) -> dict[str, dict[str, Any]]:
     """Boot the machine, with a folder for what it needs and says, and return its reports by name.
 
     A report is what a script, guest_NAME, prints; they run one after another, and each must print
-    one. `built` are files that they find in /built, `release` is the root of another Debian, in
-    /release.
+    one. `machine` is the hardware, in QEMU's options; `built` are files that they find in /built,
+    `release` is the root of another Debian, in /release, without the files that are `unused`.
     """
     made = image()
     ramdisk, console, report = (folder / name for name in ("ramdisk", "console", "report"))
-    _write_ramdisk(ramdisk, made / ROOT, folder / "carried", built, release)
+    _write_ramdisk(ramdisk, made / ROOT, folder / "carried", built, release=release, unused=unused)
     parameters = f"{KERNEL_PARAMETERS} GUESTS={','.join(names)}"  # the kernel hands it to init
     command = [
-        *(QEMU, *hardware.options(), "-no-reboot"),
+        *(QEMU, *machine, "-no-reboot"),
         *("-kernel", f"{made / KERNEL}", "-initrd", f"{ramdisk}", "-append", parameters),
         *("-serial", f"file:{console}", "-serial", f"file:{report}"),
     ]
@@ -73,7 +80,13 @@ def boot(
 
 
 def _write_ramdisk(
-    ramdisk: Path, root: Path, carried: Path, built: Sequence[Path], release: Path | None
+    ramdisk: Path,
+    root: Path,
+    carried: Path,
+    built: Sequence[Path],
+    *,
+    release: Path | None,
+    unused: Sequence[str],
 ) -> None:
     """Write the image's root and, behind it, the rest: the kernel unpacks one after another."""
     for name in CARRIED:
@@ -95,7 +108,7 @@ def _write_ramdisk(
         subprocess.run([*archive, "."], cwd=carried, stdout=file, check=True)
         if release is not None:
             subprocess.run(
-                [*archive, f"-s,^[.],{RELEASE},S", *(f"--exclude={it}" for it in UNUSED), "."],
+                [*archive, f"-s,^[.],{RELEASE},S", *(f"--exclude={it}" for it in unused), "."],
                 cwd=release,
                 stdout=file,
                 check=True,
