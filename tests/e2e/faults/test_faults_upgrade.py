@@ -1,6 +1,8 @@
 """Daemons that are killed, ended, or of another release, while clients ask and jobs start."""
 
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,13 +15,14 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.faults.checker import QUERIES, asking, start_ranks, start_ranks_during
+from tests.e2e.slurm.alone import Node, task_prolog
 from tests.support.daemons import PATIENCE, eventually, is_ready, running, spawn, with_constants
 from tests.support.machines.facts import machine
-from tests.support.paths import REPOSITORY
-from tests.support.tiny import FAR, LOOK, NEAR, affinityd, tiny, tiny_tree
+from tests.support.paths import REPOSITORY, open_folder
+from tests.support.tiny import BOTH, FAR, LOOK, NEAR, affinityd, tiny, tiny_tree
 
 #: The release before this one; there is no tag yet.
-PREVIOUS = "63e129cf2f3a6daff71be5e3a87307b6a5abff3c"
+PREVIOUS = "e17663234fc90a65d4d21dd58fb3916f4a889ce2"
 #: Of 0.1: the first whose daemon plans a machine, and the first that also has exec and verify.
 FIRST = "b736fabbbb828d54420dbe45b218c98e1b5eb178"
 FIRST_CLIENTS = "9b3b85be5759803a615d7137d4dddbfa6f960e26"
@@ -34,14 +37,14 @@ def git(*words: str) -> subprocess.CompletedProcess[bytes]:
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return a function that gives the package of a commit a folder."""
+    """Return a function that gives the files of a commit a folder."""
     if git("rev-parse", "--is-shallow-repository").stdout != b"false\n":
         pytest.skip("a checkout without its history: git fetch --unshallow")
 
     @cache
     def unpacked(commit: str) -> Path:
         folder = tmp_path_factory.mktemp("older")
-        archive = git("archive", commit, "affinityd")
+        archive = git("archive", commit)
         assert archive.returncode == 0, archive.stderr.decode()
         subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
         return folder
@@ -79,10 +82,11 @@ def test_both_releases_answer_the_same(
     assert all(old <= new for old, new in zip(before, now, strict=True))
 
 
-def test_exec_and_verify_of_0_1_ask_a_daemon_of_today(
-    tmp_path: Path, checkout: Callable[[str], Path], root: str
+@pytest.mark.parametrize("commit", [FIRST_CLIENTS, PREVIOUS])
+def test_exec_and_verify_of_an_older_release_ask_a_daemon_of_today(
+    commit: str, tmp_path: Path, checkout: Callable[[str], Path], root: str
 ) -> None:
-    older = checkout(FIRST_CLIENTS)
+    older = checkout(commit)
     with running(tmp_path, "--root", root) as daemon:
         env = {"AFFINITYD_SOCKET": os.fspath(daemon.socket)}
         for gpu, cpu in PLACES.items():
@@ -93,27 +97,61 @@ def test_exec_and_verify_of_0_1_ask_a_daemon_of_today(
             assert (verified.status, verified.stderr) == (0, "")
 
 
-def test_exec_of_today_asks_a_daemon_of_0_1(
-    tmp_path: Path, checkout: Callable[[str], Path], root: str
+@pytest.mark.parametrize("commit", [FIRST, FIRST_CLIENTS, PREVIOUS])
+def test_exec_of_today_is_pinned_by_an_older_daemon_or_says_why_not(
+    commit: str, tmp_path: Path, checkout: Callable[[str], Path], root: str
 ) -> None:
-    with running(tmp_path, "--root", root, before=by_checkout(checkout(FIRST_CLIENTS))) as daemon:
+    """Daemons of 0.1 do not take a process's variables."""
+    with running(tmp_path, "--root", root, before=by_checkout(checkout(commit))) as daemon:
         env = {"AFFINITYD_SOCKET": os.fspath(daemon.socket)}
         for gpu, cpu in PLACES.items():
             pinned = affinityd("exec", "--gpus", gpu, "--", *LOOK, env=env)
-            assert (pinned.cpus, pinned.stderr) == (cpu, "")
+            if commit == PREVIOUS:
+                assert (pinned.cpus, pinned.stderr) == (cpu, "")
+            else:
+                assert pinned.cpus == BOTH
+                (line,) = pinned.lines
+                assert line.startswith("affinityd exec: unknown parameter 'env'; ")
 
 
-def test_where_a_daemon_of_0_1_says_too_little_exec_and_verify_find_the_machine_themselves(
-    tmp_path: Path, checkout: Callable[[str], Path], root: str
+#: A task of a Slurm step of two, which see the same GPUs.
+STEP = {"SLURM_STEP_ID": "0", "SLURM_GTIDS": "0,1", "SLURM_LOCALID": "0"}
+STEP |= {"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_GPUS_ON_NODE": "2"}
+
+
+def slices(*cpus: str) -> dict[str, str]:
+    masks = ",".join(f"{1 << int(cpu):#x}" for cpu in cpus)
+    return {**STEP, "SLURM_CPU_BIND_TYPE": "mask_cpu:", "SLURM_CPU_BIND_LIST": masks}
+
+
+#: By what Slurm did: the task's CPUs and variables, those that it gets near GPU 0, and why 0.2 pins
+#: none.
+STEPS = {
+    "no task/affinity": (BOTH, STEP, NEAR, None),
+    "a near slice": (NEAR, slices(NEAR, FAR), NEAR, "is not read; known are"),
+    "a far slice": (FAR, slices(FAR, NEAR), NEAR, "is not read; known are"),
+    "--cpu-bind=none": (BOTH, {**STEP, "SLURM_CPU_BIND_TYPE": "none"}, BOTH, "is not read; known"),
+}
+
+
+@pytest.mark.parametrize("slurm", STEPS)
+def test_a_task_prolog_of_another_release_than_the_daemon_s_pins_or_leaves_the_mask(
+    tmp_path: Path, previous: Path, root: str, slurm: str
 ) -> None:
-    """The first daemon did not say which CPUs a process may have, and wrote another node.json."""
-    with running(tmp_path, "--root", root, before=by_checkout(checkout(FIRST))) as daemon:
-        env = {"AFFINITYD_SOCKET": os.fspath(daemon.socket), "AFFINITYD_ROOT": root}
-        pinned = affinityd("exec", "--gpus", "1", "--", *LOOK, env=env)
-        assert pinned.cpus == FAR
-        assert pinned.lines[-1].endswith("planned from sysfs")
-        verified = affinityd("exec", "--gpus", "1", "--", *VERIFY, "--gpus", "1", env=env)
-        assert verified.status == 0
+    before, env, near, refusal = STEPS[slurm]
+    # The script does not see /dev/shm, where pytest's folder may be.
+    with running(tmp_path / "now", "--root", root) as daemon, open_folder() as folder:
+        scripts = shutil.copytree(previous / "slurm", folder / "slurm")
+        told, cpus = task_prolog(Node(daemon.socket.parent, scripts=scripts), env, before)
+        assert cpus == near
+        assert (f"AFFINITYD_CPULIST={near}\n" in told) == (slurm != "--cpu-bind=none")
+    with running(tmp_path / "then", "--root", root, before=by_checkout(previous)) as daemon:
+        told, cpus = task_prolog(Node(daemon.socket.parent), env, before)
+        if refusal is None:
+            assert (cpus, f"AFFINITYD_CPULIST={near}\n" in told) == (near, True)
+        else:
+            assert cpus == before
+            assert re.fullmatch(f"export AFFINITYD_UNPINNED=.*{refusal}.*\n", told), told
 
 
 def test_ranks_that_start_during_upgrade_and_downgrade_are_where_they_belong(

@@ -14,7 +14,7 @@ from tests.e2e.slurm.node import SCRIPTS
 from tests.support.daemons import PATIENCE
 from tests.support.paths import open_folder
 from tests.support.servers import Behaviour, serving
-from tests.support.tiny import Ended, ran
+from tests.support.tiny import BOTH, Ended, ran
 
 #: A /dev without devices, for scripts that look there for GPUs; a line of sh each.
 BARE_DEV = """\
@@ -55,23 +55,25 @@ class Node:
     more: str = ""  #: lines of sh that change it
     after: str = ""  #: and what is looked at afterwards
     shell: str = ""  #: else this machine's
+    scripts: Path = SCRIPTS
 
     def run_script(self, name: str, env: Mapping[str, str]) -> Ended:
         """Run it in this environment alone: a TaskProlog as the user, others as root."""
         says = (f"{key}={text}" for key, text in env.items())
         command = [*(AS_USER if name == "task_prolog.sh" else ()), "/usr/bin/env", "-i", *says]
         facts = (self.run or "", self.settings, self.devices, self.shell, self.more)
-        words = (*map(str, facts), *command, str(SCRIPTS / name))
+        words = (*map(str, facts), *command, str(self.scripts / name))
         namespace = ("unshare", "--mount", "sh", "-ec", NODE + self.after, "sh")
         return ran(*namespace, *words, timeout=PATIENCE)
 
 
-def task_prolog(node: Node, env: Mapping[str, str]) -> tuple[str, str]:
-    """Return what task_prolog.sh prints before a task, and the task's CPUs then.
+def task_prolog(node: Node, env: Mapping[str, str], before: str = BOTH) -> tuple[str, str]:
+    """Return what task_prolog.sh prints before a task, and the task's CPUs then; `before`: it had.
 
     Slurm reads both streams: on stderr is nothing that it would heed.
     """
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, user=UID) as task:
+    command = ["taskset", "-c", before, "cat"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, user=UID) as task:
         done = node.run_script("task_prolog.sh", {**JOB, "SLURM_TASK_PID": f"{task.pid}", **env})
         status = Path(f"/proc/{task.pid}/status").read_text()
     heeded = re.findall(r"^(?:export \w+=|unset \w|print ).*\n", done.stderr, re.MULTILINE)
