@@ -50,7 +50,7 @@ leave() { # REASON
 }
 tell() { # LINE, on stdout of a node's first task, if the user or the site wants to see it
     { [ "${SLURM_LOCALID-}" = 0 ] && is_on "${AFFINITYD_VERBOSE-}"; } || return
-    printf 'print affinityd: %s, task %s: %.200s\n' "${SLURMD_NODENAME-}" "${SLURM_PROCID-}" "$1"
+    printf 'print affinityd: %s, task %s: %.400s\n' "${SLURMD_NODENAME-}" "${SLURM_PROCID-}" "$1"
 }
 
 [ -r "$shared_file" ] || leave "$shared_file cannot be read"
@@ -103,6 +103,12 @@ printf 'export %s\n' "AFFINITYD_CPULIST=$mask" "AFFINITYD_LOCALITY=$locality" \
 few=''
 [ -n "${SLURM_CPUS_PER_TASK-}" ] || ! [ "${SLURM_CPUS_ON_NODE-}" -lt "${SLURM_JOB_CPUS_PER_NODE-}" ] ||
     few="; its step has $SLURM_CPUS_ON_NODE of the job's $SLURM_JOB_CPUS_PER_NODE CPUs: give -c"
+case $locality,$AFFINITYD_MODE$AFFINITYD_SCOPE in
+mixed,*socket* | mixed,*even*) ;; # as was asked for
+remote,* | mixed,*)
+    few="$few; Slurm gave it far CPUs: --gpu-bind=closest, -c, or Cores= with --gres-flags=enforce-binding"
+    ;;
+esac
 # Variables by which another binder undoes the pin, each with the one that ends that (request/environment.py).
 second=''
 for row in GOMP_CPU_AFFINITY:OMP_PROC_BIND=false OMP_PROC_BIND:OMP_PROC_BIND=false OMP_PLACES:OMP_PROC_BIND=false \

@@ -164,6 +164,25 @@ def test_the_first_task_of_a_node_prints_its_place_if_asked(
 
 
 @pytest.mark.parametrize(
+    ("before", "env", "locality", "is_slurms"),
+    [
+        (FAR, {}, "local", False),
+        (NEAR, {}, "remote", True),
+        (BOTH, {"SLURM_CPUS_PER_TASK": "2"}, "mixed", True),
+        (BOTH, {"AFFINITYD_MODE": "all", "AFFINITYD_SCOPE": "socket"}, "mixed", False),
+    ],
+)
+def test_the_line_of_a_far_task_names_what_slurm_is_to_be_asked_for(
+    node: Node, before: str, env: Mapping[str, str], locality: str, *, is_slurms: bool
+) -> None:
+    task = {**FAR_GPU, **FIRST, **TWO_TASKS, "AFFINITYD_VERBOSE": "1", **env}
+    (line,) = re.findall("^print .*$", task_prolog(node, task, before)[0], re.MULTILINE)
+    assert f"({locality})" in line
+    for option in "--gpu-bind=closest", " -c,", "Cores=", "--gres-flags=enforce-binding":
+        assert (option in line) == is_slurms
+
+
+@pytest.mark.parametrize(
     ("env", "binder"),
     [
         ({"OMP_PLACES": "cores"}, "OMP_PLACES"),
