@@ -69,10 +69,15 @@ LAUNCHES = SLICES | OTHERS
 
 #: Steps over two slurmd, each of which has all CPUs: a node of its own, as far as a task can see.
 TWO_NODES = {
-    "two nodes": Launch("srun -N2 -n8 -c4 --gres=gpu:8 TASK"),
-    "two nodes, a GPU for each task": Launch("srun -N2 -n8 -c4 --gpus-per-task=1 TASK"),
-    "two nodes, dealt out in turn": Launch("srun -N2 -n8 -c4 --gres=gpu:8 -m cyclic TASK"),
+    "two nodes": Launch("srun -N2 --ntasks-per-node=4 -c4 --gres=gpu:8 TASK"),
+    "two nodes, a GPU for each task": Launch(
+        "srun -N2 --ntasks-per-node=4 -c4 --gpus-per-task=1 TASK"
+    ),
+    "two nodes, dealt out in turn": Launch(
+        "srun -N2 -n8 --ntasks-per-node=4 -c4 --gres=gpu:8 -m cyclic TASK"
+    ),
     "three tasks on two nodes": Launch("srun -N2 -n3 -c4 --gres=gpu:8 TASK"),
+    "seven tasks and one": Launch("srun -N2 -n8 -c4 --gres=gpu:8 TASK"),
 }
 
 SEEN = Path("/tmp/seen")  # noqa: S108 - nobody else is here; tasks see it, too
