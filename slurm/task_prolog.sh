@@ -12,7 +12,7 @@ trap 'exit 0' EXIT
 exec 2>/dev/null
 run=/run/affinityd
 
-for name in CPULIST LOCALITY ALLOWED JOB_GPUS WARNINGS UNPINNED RDMA; do # a batch script's
+for name in CPULIST LOCALITY ALLOWED JOB_GPUS WARNINGS UNPINNED RDMA PINNED_FOR; do # a batch script's
     eval "[ -z \"\${AFFINITYD_$name+inherited}\" ]" || printf 'unset AFFINITYD_%s\n' "$name"
 done
 shared_file=${0%/*}/pinning.sh
@@ -85,7 +85,7 @@ passed="CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES SLURM_JOB_ID SLURM_STEP_ID SLU
     SLURM_CPUS_ON_NODE"
 # What Slurm, or the user, bound in a step; a batch script inherits that of the shell it was sent from.
 [ -z "${SLURM_STEP_ID-}" ] || passed="$passed SLURM_CPU_BIND_TYPE SLURM_CPU_BIND_LIST SLURM_MEM_BIND_TYPE
-    SLURM_STEP_TASKS_PER_NODE SLURM_NODEID"
+    SLURM_TRES_BIND SLURM_STEP_TASKS_PER_NODE SLURM_NODEID"
 asked=7
 [ ! -S "$socket" ] || ask "$socket" 0.7 "$passed"
 [ "$asked" != 7 ] || [ -z "$file" ] || ask "$file" 0.6 "$passed"

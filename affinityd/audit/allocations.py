@@ -31,7 +31,7 @@ class Share:
     gpus: tuple[GpuKey, ...]  #: by their numbers
     granted: int | None  #: how many of the CPUs the job asked for; None: not known
     asked: int | None  #: how many each rank asked for; None: not known
-    has_slices: bool = False  #: Slurm bound each of its processes to CPUs of its own
+    has_slices: bool = False  #: the masks of its processes are disjoint, as Slurm's slices are
 
 
 class Shares:
@@ -83,12 +83,12 @@ class Shares:
             return process
         first, *others = process.judged
         is_given = False
-        if not others and not first >= share.cpus and len(first) <= (share.granted or len(first)):
+        if share.has_slices and not others:
+            is_given = True  # to pin it near would take CPUs of another task
+        elif not others and not first >= share.cpus and len(first) <= (share.granted or len(first)):
             homes = Counter(self._gpus[key].numa_node for key in share.gpus if key in self._gpus)
             asks = {-(-len(first) // ranks) for ranks in (len(share.gpus), *homes.values())}
             is_given = any(self._widened(process, share, each) == first for each in asks)
-        if share.has_slices and not others:
-            is_given = True  # to pin it near would take CPUs of another task
         widened = first if is_given else self._widened(process, share, share.asked)
         near = process.near or frozenset()
         cause = cause_of(process.judged, near, process.facts.cpuset, widened)

@@ -16,7 +16,7 @@ from affinityd.audit.model import GpuHolders
 from affinityd.audit.sources.holders import HolderSources
 from affinityd.client import local_plan
 from affinityd.client.apply import ProcessContext
-from affinityd.cpuset import CpuSet, several
+from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.discovery.nvml.query import query_processes
 from affinityd.errors import AffinityError, BoundError, InvalidRequestError, TargetError
 from affinityd.linux.processes import Stat, cgroups_of, descendants, mask_of, process_of, stat_of
@@ -127,8 +127,13 @@ class ProcessPlanner:
         task = request.slurm
         if task is None:
             return local_plan.plan_request(self.node, request, caller)
-        task = task._replace(mask=mask_of(stat.number))
+        mask = mask_of(stat.number)
+        task = task._replace(mask=mask)
         try:
+            bound = task.masks[task.number % len(task.masks)] if task.masks else None
+            if bound and mask and mask < bound and mask != task.pinned:
+                listed = format_list(mask)
+                raise BoundError(f"its CPUs were narrowed to {listed} by the user")  # noqa: TRY301
             return local_plan.plan_request(self.node, request._replace(slurm=task), caller)
         except BoundError:
             if self.divides:

@@ -187,12 +187,17 @@ class ProcessContext:
         environ.pop(environment.SLICE, None)
         limit = environment.cpus_to_plan_on(environ, cpus)
         is_limit = "cpuset" not in chosen  # which is a choice
+        if not is_limit:
+            environ.pop(environment.ALLOWED, None)
         if is_limit and self.is_bound(limit):
             environ[environment.SLICE] = format_list(limit)
         elif is_limit and environment.SLURM_JOB not in environ:
             environ[environment.ALLOWED] = format_list(limit)
+        if environment.SLURM_JOB not in environ:  # only there it counts, and 0.2 refuses it
+            environ.pop(environment.TORCHRUN, None)
         names = (*OF_TASK, config.CPUS, environment.SLICE)
-        return (*stated.items(), *((ENV, f"{it}={environ[it]}") for it in names if it in environ))
+        variables = ((ENV, f"{name}={environ[name]}") for name in names if name in environ)
+        return (*stated.items(), *variables)
 
     def _shares(self, visible: str | None) -> bool:
         """Return whether its single visible GPU is its siblings', too: their launcher has the same.
@@ -283,8 +288,8 @@ def own_query(
 def kept_pin(chosen: Mapping[str, str]) -> CpuSet | None:
     """Return the mask of this process if affinityd has pinned it before, and is to keep that.
 
-    The pin was for this task, and the mask is still that of the pin, or was narrowed since. A
-    process that names parameters of a plan, `chosen`, is planned anew.
+    The pin was for this task, and the mask is still that of the pin. A process that names
+    parameters of a plan, `chosen`, is planned anew.
     """
     if chosen or os.environ.get(PINNED_FOR) != environment.task_of(os.environ):
         return None
@@ -293,7 +298,7 @@ def kept_pin(chosen: Mapping[str, str]) -> CpuSet | None:
     except ValueError:
         return None
     mask = frozenset(os.sched_getaffinity(os.getpid()))
-    return mask if mask <= pinned else None
+    return mask if mask == pinned else None
 
 
 def add_to_pin(
@@ -489,14 +494,15 @@ def _remarks(plan: ProcessPlan, cpus: CpuSet) -> Iterator[str]:
     if plan.trouble is not None:
         yield f"{plan.trouble}; planned from {plan.source}"
     asked = format_list(plan.cpus)
-    process = ProcessContext.of_self()
-    if plan.locality == "remote" and process.is_bound(plan.allowed):
-        yield (
-            f"CPUs {asked} are not near the GPU: the launcher, or numactl or taskset in its "
-            f"script, bound this rank; {process.unbinding} leaves the choice to affinityd"
-        )
-    elif plan.locality == "remote":
-        yield f"CPUs {asked} are not near the GPU; allowed are {format_list(plan.allowed)}"
+    if plan.locality == "remote":
+        process = ProcessContext.of_self()
+        if process.is_bound(plan.allowed):
+            yield (
+                f"CPUs {asked} are not near the GPU: the launcher, or numactl or taskset in its "
+                f"script, bound this rank; {process.unbinding} leaves the choice to affinityd"
+            )
+        else:
+            yield f"CPUs {asked} are not near the GPU; allowed are {format_list(plan.allowed)}"
     if cpus != plan.cpus:
         yield f"CPUs {asked} were cut down to {format_list(cpus)}: the cpuset has no more"
     is_ordered = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"

@@ -48,7 +48,12 @@ def plan(topology: Topology, demand: Demand) -> Plan:
 def _divided(topology: Topology, demand: Demand, mode: PlanMode) -> Division:
     options = demand.options
     # A mode that does not count cores gives each rank one: the request names no more.
-    asked = 0 if options.cpus is None or not mode.widens else options.cpus if mode.counts else 1
+    if options.cpus is None or not mode.widens:
+        asked = 0
+    elif mode.counts:
+        asked = options.cpus
+    else:
+        asked = 1
     if domains.shares_node(demand, mode):
         blocks = domains.gpu_blocks(topology, demand, mode)
         ranks_of = domains.positions(gpu.key for gpu in demand.gpus)

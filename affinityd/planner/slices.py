@@ -1,4 +1,4 @@
-"""The deal of a Slurm step: which CPUs each of its tasks on this node has. Pure.
+"""CPUs that are a process's own: the deal of a Slurm step, and what a mode chooses in them. Pure.
 
 A slice is the CPUs that Slurm bound one task to. Slurm gives out slices without looking at where a
 task's GPU is. The tasks exchange CPUs, so that each has as many as before, all its own, and as many

@@ -59,6 +59,7 @@ UNBINDING = {
     "JSM_NAMESPACE_LOCAL_RANK": "jsrun --bind none",
     FLUX_TASK: "flux run -o cpu-affinity=off",
 }
+TORCHRUN = "TORCHELASTIC_RUN_ID"  #: set by torchrun for each of its workers
 #: Slurm's steps from here on are no tasks of srun: interactive, batch, extern (slurm.h).
 SLURM_SPECIAL_STEP = 0xFFFFFFFA
 
@@ -77,8 +78,8 @@ OF_TASK = (
     *(FLUX_NODES, SLURM_JOB, "SLURM_STEP_ID", "SLURM_NTASKS", "SLURM_GTIDS", "SLURM_JOB_GPUS"),
     *("SLURM_GPUS_ON_NODE", "SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"),
     *("SLURM_JOB_CPUS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"),
-    *("SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_LIST", "SLURM_MEM_BIND_TYPE", JOB_CPUS, JOB_GPUS),
-    *(CPULIST, ALLOWED),
+    *("SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_LIST", "SLURM_MEM_BIND_TYPE", "SLURM_TRES_BIND"),
+    *(JOB_CPUS, JOB_GPUS, CPULIST, ALLOWED, TORCHRUN),
 )
 #: All that `env` may name; scripts send the others as well.
 READ = frozenset(
@@ -173,8 +174,14 @@ def local_rank(environ: Environment) -> Rank | None:
     if not ranks:
         return None
     nearest, *others = ranks
-    alike = (rank for rank in others if rank.number == nearest.number and (rank.size or 0) > 1)
-    return next(alike, nearest) if nearest.size is None else nearest
+    for rank in others:
+        if rank.number != nearest.number or (rank.size or 0) <= 1:
+            continue
+        # A script may export the number of tasks as well; torchrun in a task has ranks of its own.
+        is_script_s = rank.variable == SLURM_TASK and rank.size == nearest.size
+        if nearest.size is None or (is_script_s and TORCHRUN not in environ):
+            return rank
+    return nearest
 
 
 def variables_of_rank(environ: Environment) -> tuple[str, ...]:
@@ -250,12 +257,13 @@ def cpus_to_plan_on(environ: Environment, mask: CpuSet) -> CpuSet:
 
 
 def task_of(environ: Environment) -> str:
-    """Return what the variables say of a process's task: its ranks, its GPUs and its settings.
+    """Return what the variables say of a process's task: its step, ranks, GPUs and settings.
 
     A pin holds for one task: a launcher's ranks, which inherit its variables, are others.
     """
     of_gpus = [name for names in VISIBLE.values() for name in names]
-    names = (*LAUNCHERS, *of_gpus, CPUS, *PARAMETER_VARIABLES.values())
+    of_step = (SLURM_JOB, "SLURM_STEP_ID")
+    names = (*of_step, *LAUNCHERS, *of_gpus, CPUS, *PARAMETER_VARIABLES.values())
     return " ".join(f"{name}={environ[name]}" for name in names if environ.get(name))
 
 

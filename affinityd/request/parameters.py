@@ -39,6 +39,8 @@ class SlurmTask(NamedTuple):
     masks: tuple[CpuSet, ...]  #: those that Slurm chose; (): Slurm bound none
     mask: CpuSet | None = None  #: of the task, as it is now; None: not stated
     pinned: CpuSet = frozenset()  #: what affinityd has pinned it to; empty: it has not
+    allowed: CpuSet = frozenset()  #: the CPUs before that pin; of a slice, all that the task has
+    binds_gpus: bool = False  #: Slurm bound GPUs to tasks, as --gpu-bind or --gpus-per-task say
 
 
 class Request(NamedTuple):

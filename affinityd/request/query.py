@@ -30,6 +30,7 @@ from affinityd.request.environment import (
     visible,
 )
 from affinityd.request.parameters import (
+    MAX_ENTRIES,
     Parameter,
     Request,
     SlurmTask,
@@ -37,11 +38,12 @@ from affinityd.request.parameters import (
     parse_request,
     plain,
 )
-from affinityd.text import quote
+from affinityd.text import one_line, quote
 
 if TYPE_CHECKING:
     from affinityd.request.environment import Environment
 
+MOST_SHOWN = 20  #: characters of a binding, in a message
 CHOSEN_RANK = "--rank"  #: where a rank comes from that no launcher gave
 #: The vendor of granted GPUs, by their names; of others any vendor's variables count.
 VENDORS = {"minor:": "nvidia", "drm:": "amd"}
@@ -91,13 +93,18 @@ def _environment(assignments: Iterable[str]) -> dict[str, str]:
 
 def _of_process(request: Request, environ: Environment, stated: Collection[str]) -> Request:
     """Return the request of a process: with what its variables say, and what was stated."""
-    rank, mask = local_rank(environ), request.cpuset
+    rank, mask = _bounded(local_rank(environ)), request.cpuset
     request = _completed(request, environ, rank)
     if request.rank is not None and len(request.rank) == 1:
         started = rank.size if rank and not _is_alone(rank) else None
         rank = Rank(request.rank[0], started, CHOSEN_RANK)
     request = request._replace(is_of_process=bool(environ.keys() - {ALLOWED, CPULIST}))
     is_named = {"gpus", "rank"} & set(stated)
+    of_slurm = _bounded(local_rank(environ))
+    if is_named and of_slurm and of_slurm.variable == SLURM_TASK and of_slurm.size:
+        slices = [mask for mask in _slurm_masks(environ)[: of_slurm.size] if mask]
+        if len(slices) > 1 and sum(map(len, slices)) == len(frozenset().union(*slices)):
+            request = request._replace(slice=mask)  # whichever GPU it uses, the others keep theirs
     if not is_named and (rank is None or rank.variable == SLURM_TASK):
         request = request._replace(bound=_bound_by(environ))
         if rank and rank.size:
@@ -115,6 +122,16 @@ def _of_process(request: Request, environ: Environment, stated: Collection[str])
         return request
     ranks = request.ranks or rank.size  # None: as many as GPUs
     return request._replace(job=None, rank=request.rank or (rank.number,), ranks=ranks)
+
+
+def _bounded(rank: Rank | None) -> Rank | None:
+    """Return a rank. Raises InvalidRequestError if no machine has so many."""
+    if rank is not None and max(rank.number + 1, rank.size or 1) > MAX_ENTRIES:
+        raise InvalidRequestError(
+            f"env: {rank.variable}={rank.number} of {rank.size or 'unknown'} ranks on this node "
+            f"are too many; the most is {MAX_ENTRIES}"
+        )
+    return rank
 
 
 def _completed(request: Request, environ: Environment, rank: Rank | None) -> Request:
@@ -162,38 +179,53 @@ def _bound_by(environ: Environment) -> str | None:
             "keeps the CPUs that Slurm chose, and affinityd exchanges far ones"
         )
     if kind.startswith(("rank", "map_", "mask_")) and not is_own_list:
-        return (
-            f"its CPUs are bound by --cpu-bind={kind.rstrip(':')}, or by the CpuBind= of the site"
-        )
+        option = one_line(kind.partition(":")[0][:MOST_SHOWN])
+        return f"its CPUs are bound by --cpu-bind={option}, or by the CpuBind= of the site"
     # Its pages would stay where Slurm bound them.
     memory = environ.get("SLURM_MEM_BIND_TYPE") or "none"
     if not memory.removeprefix("quiet,").startswith("none"):
-        return f"its memory is bound by --mem-bind={memory.rstrip(':')}"
+        return f"its memory is bound by --mem-bind={one_line(memory[:MOST_SHOWN])}"
     return None
 
 
-def _slurm_masks(environ: Environment) -> str:
-    """Return the list of the masks that Slurm chose for the tasks of a step; "": it chose none."""
-    masks = environ.get("SLURM_CPU_BIND_LIST", "")
-    return masks if masks.startswith("0x") else ""
+def _slurm_masks(environ: Environment) -> tuple[CpuSet, ...]:
+    """Return the masks that Slurm chose for the tasks of a step; (): it chose none.
+
+    Raises InvalidRequestError.
+    """
+    listed = environ.get("SLURM_CPU_BIND_LIST", "")
+    if not listed.startswith("0x"):
+        return ()
+    try:
+        return tuple(parse_mask(mask) for mask in listed.split(","))
+    except ValueError as error:
+        raise InvalidRequestError(f"env: SLURM_CPU_BIND_LIST: {error}") from None
+
+
+def _read_cpus(environ: Environment, name: str) -> CpuSet:
+    """Return the CPUs in a variable; empty where it has none, or is malformed."""
+    try:
+        return parse_list(environ.get(name, ""))
+    except ValueError:
+        return frozenset()
 
 
 def _of_slurm_task(
     request: Request, rank: Rank, tasks: int, environ: Environment, mask: CpuSet | None
 ) -> Request:
     """Return the request of a task of srun, whose own facts its plan follows from."""
-    listed = _slurm_masks(environ)
-    try:
-        masks = tuple(map(parse_mask, listed.split(","))) if listed else ()
-    except ValueError as error:
-        raise InvalidRequestError(f"env: SLURM_CPU_BIND_LIST: {error}") from None
-    try:
-        pinned = parse_list(environ.get("AFFINITYD_CPULIST", ""))
-    except ValueError:
-        pinned = frozenset()
-    step_gpus = number(environ.get("SLURM_GPUS_ON_NODE"))
     request = _granted_job(request._replace(job=request.job or _gpus_of_job(environ)), environ)
-    task = SlurmTask(rank.number, tasks, step_gpus, masks, mask, pinned)
+    gpu_bind = environ.get("SLURM_TRES_BIND", "").removeprefix("gres/gpu:")
+    task = SlurmTask(
+        number=rank.number,
+        tasks=tasks,
+        step_gpus=number(environ.get("SLURM_GPUS_ON_NODE")),
+        masks=_slurm_masks(environ),
+        mask=mask,
+        pinned=_read_cpus(environ, CPULIST),
+        allowed=_read_cpus(environ, ALLOWED),
+        binds_gpus=gpu_bind.removeprefix("verbose,") not in {"", "none", "verbose"},
+    )
     return request._replace(slurm=task)
 
 

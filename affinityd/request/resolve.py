@@ -102,10 +102,12 @@ def answer(node: Node, request: Request, caller: Caller | None = None) -> Reply:
             node, request, task, entries, job, mask=mask, cpuset=cpuset, within=within
         )
     else:
-        own = request.slice
-        cpus = cpuset if own is None else own
-        usable = node.usable if own is None else topology.online
-        allowed = usable & (cpus if within is None else cpus & within)
+        if request.slice is None:
+            allowed = node.usable & cpuset
+        else:
+            allowed = topology.online & request.slice
+        if within is not None:
+            allowed &= within
         planned = plan_ranks(node, request, entries, job, allowed)
     result, of_gpus = planned.plan, nics_of_gpus(topology)
     is_unclear = is_ambiguous(seen, request.gpus) or (

@@ -19,7 +19,7 @@ from affinityd.request.devices import Entry, all_devices, named
 from affinityd.request.parameters import Request, SlurmTask
 from affinityd.request.ranks import Planned, asked_cpus, gpus_of, places_of, plan_entries
 from affinityd.text import count
-from affinityd.topology.model import Gpu, Node, cpus_of
+from affinityd.topology.model import Node, cpus_of
 from affinityd.topology.nearness import vicinity
 
 #: What became of a task's slice: it stays, or CPUs changed hands.
@@ -59,7 +59,7 @@ def plan_task(
     gpus = _task_gpus(node, task, visible, job)
     slices = _slices_of(task, node.topology.online, mask, within)
     if slices:
-        planned = _plan_in_slice(node, request.options, task, gpus, slices)
+        planned = _plan_in_slice(node, request.options, task, gpus, slices=slices, mask=mask)
         step_cpus = request.task_cpus.of_job if request.task_cpus else None
         warnings = [*_assumed_gpu(task, gpus), *_idle_cpus(node, step_cpus, slices, within)]
     else:
@@ -74,8 +74,8 @@ def _task_gpus(
     node: Node, task: SlurmTask, visible: tuple[Entry, ...], job: tuple[Entry, ...]
 ) -> TaskGpus:
     """Return a task's GPUs: those that Slurm bound to it, else its part of those that all see."""
-    is_bound = len(visible) < (task.step_gpus or 0)
-    own = visible if is_bound else visible[_part_of(task.number, task.tasks or 1, len(visible))]
+    is_bound = task.binds_gpus or len(visible) < (task.step_gpus or 0)
+    own = visible if is_bound else visible[_part_of(task.number, task.tasks, len(visible))]
     everything = all_devices(node.topology)
     if len(job) < (task.step_gpus or 0):  # of several types Slurm tells a prolog the last alone
         job = ()
@@ -99,7 +99,9 @@ def _slices_of(
 ) -> tuple[CpuSet, ...]:
     """Return the slice of each task; (): they have none.
 
-    Raises BoundError where the user has narrowed the mask, or where the list cannot be the step's.
+    It is the rule who has slices; query.py has left tasks that the user bound, and those of which
+    it is not known how many there are. Raises BoundError where the user has narrowed the mask, or
+    where the list cannot be the step's.
     """
     if task.tasks == 1 or len(task.masks) <= 1:  # one mask for several tasks is no slice
         return ()
@@ -109,9 +111,9 @@ def _slices_of(
             "it would have one for each"
         )
     slices = tuple(cpus & online for cpus in task.masks[: task.tasks])
-    own = slices[task.number]
-    if mask is not None and mask not in {own, task.pinned}:
-        if mask < own or mask < task.pinned:
+    own, pinned = slices[task.number], task.pinned & online
+    if mask is not None and mask & online not in {own, pinned}:
+        if mask & online < own or mask & online < pinned:
             raise BoundError(f"its CPUs were narrowed to {format_list(mask)} by the user")
         return ()  # the list is that of an outer step
     together = frozenset[int]().union(*slices)
@@ -124,38 +126,56 @@ def _slices_of(
 
 
 def _plan_in_slice(
-    node: Node, options: Options, task: SlurmTask, gpus: TaskGpus, slices: tuple[CpuSet, ...]
+    node: Node,
+    options: Options,
+    task: SlurmTask,
+    gpus: TaskGpus,
+    *,
+    slices: tuple[CpuSet, ...],
+    mask: CpuSet | None,
 ) -> Planned:
     """Plan a task within its slice, or within what the tasks of the step exchange for it."""
     topology, options = node.topology, replace(options, cpus=None)
-    own = slices[task.number]
-    listed = format_list(own)
-    if gpus.is_bound or len(gpus.visible) != task.step_gpus:
-        # Slurm chose these GPUs to fit the slices, or the user listed them.
-        cpus, because = own, f"Slurm bound the task to CPUs {listed}, and to its GPUs"
-    else:
-        cpus = deal(slices, _near_of_tasks(node, task, gpus), topology.cores, node.reserved)[
-            task.number
-        ]
-        because = f"Slurm bound the task to CPUs {listed}"
-        if cpus != own:
-            because += "; far ones were exchanged with other tasks of the step"
+    cpus = own = slices[task.number]
+    indices = [device.gpu.index for _, device in gpus.visible]
+    dealt_before = _dealt_before(task, slices, mask, topology.online)
+    if dealt_before is not None:
+        cpus = dealt_before
+    elif not gpus.is_bound and len(indices) == task.step_gpus and indices == sorted(indices):
+        near = _near_of_tasks(node, task, gpus)
+        cpus = deal(slices, near, topology.cores, node.reserved)[task.number]
+    # Else Slurm chose these GPUs to fit the slices, or the user listed them.
+    because = f"Slurm bound the task to CPUs {format_list(own)}"
+    if cpus != own:
+        because += "; far ones were exchanged with other tasks of the step"
     plan = plan_within(topology, gpus_of(gpus.own), cpus, options, because=because, remedy=REMEDY)
     ranks = frozenset(range(len(gpus.own)))
     return Planned(gpus.own, ranks, options, plan, cpus, KEPT if cpus == own else DEALT)
 
 
+def _dealt_before(
+    task: SlurmTask, slices: tuple[CpuSet, ...], mask: CpuSet | None, online: CpuSet
+) -> CpuSet | None:
+    """Return what a task has that was pinned before; None: it was not.
+
+    It does not depend on the GPUs that a script in the task has chosen since, nor on CPUs that have
+    gone offline: the other tasks keep what they were dealt, too.
+    """
+    allowed = task.allowed & online
+    is_pinned = mask is not None and mask & online == task.pinned & online
+    is_of_step = bool(allowed) and allowed <= frozenset[int]().union(*slices)
+    if is_pinned and is_of_step and task.pinned <= task.allowed:
+        return allowed
+    return None
+
+
 def _near_of_tasks(node: Node, task: SlurmTask, gpus: TaskGpus) -> list[CpuSet | None]:
     """Return the CPUs near the GPUs that each task of the step is assumed to use; None: unknown."""
     visible = gpus_of(gpus.visible)
-    near: dict[tuple[Gpu, ...], CpuSet | None] = {}
     near_of_tasks = []
     for other in range(task.tasks):
-        its_gpus = visible[_part_of(other, task.tasks, len(visible))]
-        if its_gpus not in near:
-            around = vicinity(node.topology, its_gpus)
-            near[its_gpus] = around.cpus if around.nodes else None
-        near_of_tasks.append(near[its_gpus])
+        around = vicinity(node.topology, visible[_part_of(other, task.tasks, len(visible))])
+        near_of_tasks.append(around.cpus if around.nodes else None)
     return near_of_tasks
 
 

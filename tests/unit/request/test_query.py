@@ -102,7 +102,8 @@ the number of tasks by node     | {SRUN} {UNLISTED}=3,2(x2) SLURM_NODEID=2 | tas
 of a step without GPUs          | {SRUN} SLURM_GPUS_ON_NODE=many | task=1/4
 the script's job GPUs, inherited | {SRUN} {ONE} SLURM_JOB_GPUS=0,1,2,3 | task=1/4 of=4
 the site names the job's GPUs   | {SRUN} {ONE} AFFINITYD_JOB_GPUS=0,1 | job=0,1 task=1/4 of=4
-torchrun under srun             | {SRUN} {TORCHRUN} {ALL_FOUR} | {SECOND}
+torchrun under srun             | {SRUN} {TORCHRUN} TORCHELASTIC_RUN_ID=1 {ALL_FOUR} | {SECOND}
+a script's own variables         | {SRUN} {TORCHRUN} | task=1/4 of=4
 mpirun: all see the same        | {MPIRUN} {ALL_FOUR} | {SECOND}
 a wrapper gave it its own       | {MPIRUN} {ONE} | share=node
 and a cache with it             | {MPIRUN} {ONE} AFFINITYD_MODE=core-complex | share=node
@@ -207,3 +208,17 @@ def test_any_environment_is_read_or_refused(
         assert parse_query([*stated.items(), *(("env", f"{n}={it}") for n, it in environ.items())])
     except AffinityError:
         return
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        "LOCAL_RANK=4294967294",
+        "LOCAL_RANK=0 LOCAL_WORLD_SIZE=4294967295",
+        "SLURM_LOCALID=300 SLURM_STEP_ID=0",
+        "SLURM_LOCALID=0 SLURM_STEP_ID=0 SLURM_NODEID=0 SLURM_STEP_TASKS_PER_NODE=1000000",
+    ],
+)
+def test_more_ranks_than_a_node_has_are_refused(environ: str) -> None:
+    with pytest.raises(InvalidRequestError, match="the most is 256"):
+        read(words(environ))

@@ -39,9 +39,13 @@ def plan_of_task(facts: Mapping[str, Any], mask: CpuSet, **variables: str) -> Re
     environ = {**facts["env"], **variables}
     pairs = [("format", "shell"), ("cpuset", format_list(mask))]
     pairs.append(("granted", ",".join(f"minor:{minor}" for minor in facts["devices"])))
-    pairs.append(("job", facts["job_gpus"]))
-    names = [*PASSED, *variables]
-    pairs += [("env", f"{name}={environ[name]}") for name in names if name in environ]
+    if "rank" not in variables:
+        pairs.append(("job", facts["job_gpus"]))
+    pairs += [(name, text) for name, text in variables.items() if not name.isupper()]
+    names = [*PASSED, *(name for name in variables if name.isupper())]
+    pairs += [
+        ("env", f"{name}={environ[name]}") for name in dict.fromkeys(names) if name in environ
+    ]
     caller = Caller(mask, parse_list(facts["cpuset"]))
     try:
         return answer(NODE, parse_query(pairs), caller)
@@ -72,6 +76,55 @@ def test_a_pinned_task_gets_the_same_answer_again(launch: Mapping[str, Any]) -> 
             again = plan_of_task(task, first.cpus, **pin)
             assert again is not None
             assert (again.cpus, again.locality) == (first.cpus, first.locality)
+
+
+EIGHT = next(
+    launch for launch in LAUNCHES if launch["launch"].endswith("-n8 --gres=gpu:8 -c4 PROGRAM")
+)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        pytest.param({"CUDA_VISIBLE_DEVICES": "{task}"}, id="a script chooses a GPU after the pin"),
+        pytest.param({"LOCAL_RANK": "{task}"}, id="a script exports its rank"),
+        pytest.param({"LOCAL_RANK": "{task}", "LOCAL_WORLD_SIZE": "8"}, id="and their number"),
+        pytest.param({"gpus": "{task}"}, id="it names a GPU"),
+        pytest.param({"rank": "{task}"}, id="it names a rank"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["node", "exclusive"])
+def test_a_pinned_task_keeps_its_slice_whatever_it_says_of_itself(
+    variables: Mapping[str, str], mode: str
+) -> None:
+    for task in EIGHT["tasks"]:
+        first = plan_of_task(task, parse_list(task["mask"]))
+        assert first is not None
+        cpus = format_list(first.cpus)
+        said = {
+            name: text.format(task=task["env"]["SLURM_LOCALID"]) for name, text in variables.items()
+        }
+        said |= {"AFFINITYD_CPULIST": cpus, "AFFINITYD_ALLOWED": cpus, "AFFINITYD_MODE": mode}
+        again = plan_of_task(task, first.cpus, **said)
+        assert again is not None
+        assert format_list(again.cpus) == cpus
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        pytest.param({"CUDA_VISIBLE_DEVICES": "7,6,5,4,3,2,1,0"}, id="the user orders the GPUs"),
+        pytest.param({"SLURM_TRES_BIND": "gres/gpu:mask_gpu:0xff,0x2"}, id="Slurm binds GPUs"),
+        pytest.param({"SLURM_GPUS_ON_NODE": "7"}, id="more GPUs than the step's"),
+    ],
+)
+def test_a_slice_stays_where_the_gpus_of_the_others_are_not_known(
+    variables: Mapping[str, str],
+) -> None:
+    for task in EIGHT["tasks"]:
+        reply = plan_of_task(task, parse_list(task["mask"]), **variables)
+        assert reply is not None
+        assert format_list(reply.cpus) == task["mask"]
 
 
 @pytest.mark.parametrize("mode", ["unique_contiguous", "socket", "core_complex"])
