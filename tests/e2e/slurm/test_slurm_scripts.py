@@ -400,13 +400,14 @@ def test_an_epilog_removes_the_note_of_its_job() -> None:
 # Variables that Slurm does not write so: a task whose slice is unclear stays.
 
 WHOLE = f"{sum(1 << int(cpu) for cpu in (NEAR, FAR)):#x}"  #: this machine's CPUs
-#: A task of two that see the same GPUs; the other one's CPUs are not this machine's.
+#: The second task of two that see the same GPUs; the CPUs of the first are not this machine's.
 SLICED = {
     **TWO_TASKS,
-    "CUDA_VISIBLE_DEVICES": "1,0",
+    "SLURM_LOCALID": "1",
+    "CUDA_VISIBLE_DEVICES": "0,1",
     "SLURM_GPUS_ON_NODE": "2",
     "SLURM_CPU_BIND_TYPE": "mask_cpu:",
-    "SLURM_CPU_BIND_LIST": f"{WHOLE},{3 << 62:#x}",
+    "SLURM_CPU_BIND_LIST": f"{3 << 62:#x},{WHOLE}",
 }
 LEFT, LONG = "Left as it is: ", "characters are too many"
 UNKNOWN_TASKS = f"{LEFT}neither SLURM_GTIDS nor SLURM_STEP_TASKS_PER_NODE says"
