@@ -129,7 +129,7 @@ def by_plan(judge: Judge, facts: ProcessFacts, ranks: Sequence[RankPlan]) -> Ver
     """Judge one process by the GPUs and the cpuset of its plan.
 
     It is a mismatch if any thread may run far from them. Far CPUs that its job asked for are the
-    allocation's fault.
+    allocation's fault, if the process has the near ones as well.
     """
     gpus = {rank.gpu.key: rank.gpu for rank in ranks}
     near = vicinity(judge.topology, tuple(gpus.values()), {rank.memory_node for rank in ranks})
@@ -137,6 +137,8 @@ def by_plan(judge: Judge, facts: ProcessFacts, ranks: Sequence[RankPlan]) -> Ver
     every = tuple(placed._replace(pinned_itself=False) for placed in process.threads)
     process = replace(process, threads=every)
     widened = frozenset[int]().union(*widened_cpus(ranks).values())
+    if not widened & near.cpus <= facts.cpus:
+        widened = frozenset()
     cause = cause_of(process.judged, near.cpus, facts.cpuset, widened)
     return Verification(replace(process, cause=cause), near)
 

@@ -25,7 +25,7 @@ COMMANDS = {
     "audit": "show the processes of each GPU, and which run far from it",
     "doctor": "check this node for what keeps ranks from their CPUs",
     "topology": "show the node as a tree: packages, NUMA nodes, GPUs, NICs",
-    "slurm": "print this node's lines of gres.conf, or compare slurmd's with them",
+    "slurm": "print this node's lines of gres.conf, or compare slurmd's",
     "snapshot": "capture this node into an archive that --root replays",
     "version": "print the version",
 }

@@ -87,6 +87,7 @@ def test_a_thread_that_may_be_far_is_a_mismatch(masks: list[str], far: list[str]
         (["2-4", "3"], "2-4", "3", "only 1 CPU"),  # far CPUs that were asked for
         (["0-3", "0"], "0-3", None, "no CPU"),
         (["1-4"], "1-4", "2", None),  # it may run on more than it asked for
+        (["2-3"], "2-4", "3", None),  # only on the far ones
     ],
 )
 def test_the_allocation_is_the_cause_where_no_pin_mends_it(
