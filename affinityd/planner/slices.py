@@ -19,6 +19,9 @@ from affinityd.text import count
 from affinityd.topology.model import Core, Gpu, Topology, cpus_of
 from affinityd.topology.nearness import LOCAL, REMOTE, UNKNOWN, locality, vicinity
 
+#: Whether CPUs are a part of a core alone, the core's CPUs, and those in the pool.
+Part = tuple[bool, tuple[int, ...], tuple[int, ...]]
+
 
 def deal(
     slices: Sequence[CpuSet],
@@ -41,9 +44,15 @@ def deal(
     exchange.take_near_cores()
     exchange.take_what_is_left(cores)
     dealt = tuple(exchange.dealt)
-    if is_whole and not _are_whole(dealt, cores):
-        return tuple(slices)  # cores of different sizes: no exchange without a torn core
-    return dealt
+    if not is_whole or _are_whole(dealt, cores):
+        return dealt
+    # Cores differ in size, as where a CPU is offline: tasks with smaller ones keep their slices.
+    largest = max(len(core.cpus) for core in cores)
+    small = cpus_of(core for core in cores if len(core.cpus) < largest)
+    if small.isdisjoint(frozenset[int]().union(*slices)):
+        return tuple(slices)
+    others = [None if cpus & small else near[task] for task, cpus in enumerate(slices)]
+    return deal(slices, others, [core for core in cores if len(core.cpus) == largest], fixed)
 
 
 class _Exchange:
@@ -91,12 +100,12 @@ class _Exchange:
                 self.left.append(task)
                 self.dealt[task] = self.slices[task] & (near_cpus | self.fixed)
                 self.pool -= self.dealt[task]
-        #: NUMA node → (whether it is a part of a core, its CPUs in the pool), the best first.
-        self.parts: dict[int | None, list[tuple[bool, tuple[int, ...]]]] = {}
+        #: NUMA node → its cores' parts in the pool, the best first.
+        self.parts: dict[int | None, list[Part]] = {}
         for core in cores:
             cpus = tuple(cpu for cpu in core.cpus if cpu in self.pool)
             if cpus:
-                part = (len(cpus) < len(core.cpus), cpus)
+                part = (len(cpus) < len(core.cpus), core.cpus, cpus)
                 heapq.heappush(self.parts.setdefault(core.node, []), part)
 
     def take_near_cores(self) -> None:
@@ -110,16 +119,16 @@ class _Exchange:
         lack = self._lack(task)
         if not lack:
             return False
-        best: list[tuple[bool, tuple[int, ...]]] = []
+        best: list[Part] = []
         for parts in self.parts.values():
             is_near = parts and parts[0][1][0] in self.near[task]
             if is_near and (not best or parts[0] < best[0]):
                 best = parts
         if not best:
             return False
-        _, cpus = heapq.heappop(best)
+        _, core, cpus = heapq.heappop(best)
         if len(cpus) > lack:
-            heapq.heappush(best, (True, cpus[lack:]))
+            heapq.heappush(best, (True, core, cpus[lack:]))
         self._give(task, cpus[:lack])
         return True
 

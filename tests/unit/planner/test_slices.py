@@ -51,12 +51,21 @@ def test_a_reserved_cpu_does_not_change_hands() -> None:
     assert [format_list(cpus) for cpus in dealt] == ["0-1,16-17", "2-3,18-19"]
 
 
-def test_where_cores_differ_in_size_none_is_torn() -> None:
-    """The first task would take the core of one CPU, and half of another."""
+@pytest.mark.parametrize(
+    ("slices", "expected"),
+    [
+        pytest.param("0-1 16", "0-1 16", id="the first would take a core and half of another"),
+        pytest.param("0-1 16 2-3 18-19", "18-19 16 2-3 0-1", id="tasks with whole ones exchange"),
+    ],
+)
+def test_where_cores_differ_in_size_none_is_torn(slices: str, expected: str) -> None:
     small = Core(cpus=(16,), node=1, package=1, die=None, llc=16)
     cores = [core for core in SLURM_VM.cores if core.cpus != (16, 17)]
-    slices = [parse_list("0-1"), parse_list("16")]
-    assert list(deal(slices, [NEAR["1"], NEAR["0"]], [*cores, small])) == slices
+    cores = sorted([*cores, small], key=lambda core: core.cpus)
+    near = [NEAR["1"], NEAR["0"], NEAR["0"], NEAR["0"]]
+    listed = [parse_list(cpus) for cpus in slices.split()]
+    dealt = deal(listed, near[: len(listed)], cores)
+    assert " ".join(map(format_list, dealt)) == expected
 
 
 @dataclass(frozen=True)
