@@ -174,6 +174,7 @@ def place(ended: Ended) -> dict[str, str]:
     status, _, environ = ended["stdout"].rpartition("\n")
     mask = re.findall(r"^Cpus_allowed_list:\t(.*)$", status, re.MULTILINE)
     variables = dict(re.findall(r"(?:^|\0)AFFINITYD_(\w+)=([^\0]*)", environ))
+    variables.pop("PINNED_FOR", None)  # it names the task, which the test does
     variables.pop("TIMEOUT", None)  # which it was given
     return {"mask": "".join(mask), **variables, "said": ended["stderr"]}
 
