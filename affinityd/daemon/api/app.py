@@ -1,6 +1,6 @@
 """The HTTP API: its paths and their answers; errors as problem details (RFC 9457), or as a line.
 
-`GET /audit` shows processes to root and the admin group, and counts to everybody else.
+`GET /audit` shows processes to root and the admin group, and counts to all others.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations
 
@@ -186,6 +186,26 @@ def test_a_mask_stays_that_slurm_did_not_choose(mask: str, variables: str) -> No
     caller = Caller(parse_list(mask), parse_list("48-63"))
     with pytest.raises(BoundError):
         answer(Node(topology_of("dgx-a100")), parse_query(pairs), caller)
+
+
+@pytest.mark.parametrize("name", ["SLURM_MEM_BIND_TYPE", "SLURM_CPU_BIND_TYPE"])
+def test_a_binding_is_named_in_one_short_line(name: str) -> None:
+    environ = {**TASK_OF_TWO, name: "map_cpu\n" + "x" * 9999}
+    pairs = [("cpuset", "48"), *(("env", f"{key}={text}") for key, text in environ.items())]
+    with pytest.raises(BoundError) as refused:
+        answer(Node(topology_of("dgx-a100")), parse_query(pairs))
+    assert str(refused.value).isprintable()
+    assert len(str(refused.value)) < 200
+
+
+def test_masks_are_compared_without_offline_cpus() -> None:
+    dgx = topology_of("dgx-a100")
+    topology = replace(dgx, cores=tuple(core for core in dgx.cores if core.cpus[0] != 51))
+    variables = "SLURM_CPU_BIND_LIST=0xf000000000000,0xf0000000000000"
+    environ = {**TASK_OF_TWO, **words(variables)}
+    pairs = [("cpuset", "48-51"), *(("env", f"{name}={text}") for name, text in environ.items())]
+    reply = answer(Node(topology), parse_query(pairs))
+    assert (format_list(reply.cpus), reply.slice) == ("48-50", "kept")
 
 
 def test_a_task_that_inherited_the_slices_of_another_step_stays_where_it_is() -> None:
