@@ -186,6 +186,34 @@ def test_the_command_line_overrides_the_jobs_mode_which_overrides_the_sites(
             assert mask_of(child.pid) == cpus
 
 
+#: A lone task of Slurm on both CPUs, and two tasks that share them: no slices.
+SHARED_CPUS = ("0x3", "0x3,0x3")
+
+
+@pytest.mark.parametrize("masks", SHARED_CPUS)
+def test_a_slurm_task_without_a_slice_keeps_the_mask_that_the_user_narrowed(
+    capsys: Capture, masks: str
+) -> None:
+    tasks = masks.count(",") + 1
+    task = {
+        "CUDA_VISIBLE_DEVICES": "0",
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_ID": "0",
+        "SLURM_LOCALID": "0",
+        "SLURM_GTIDS": ",".join(f"{number}" for number in range(tasks)),
+        "SLURM_CPU_BIND_TYPE": "mask_cpu:",
+        "SLURM_CPU_BIND_LIST": masks,
+    }
+    with sleeping(env=task) as child:
+        assert main(["pin", str(child.pid)]) == 0
+        assert mask_of(child.pid) == NEAR
+    with sleeping(env=task, before=("taskset", "-c", "0")) as child:
+        capsys.readouterr()
+        said = refused(capsys, "pin", str(child.pid), status=1)
+        assert mask_of(child.pid) == FAR
+    assert said.endswith("its CPUs were narrowed to 0 by the user\n")
+
+
 def test_every_public_parameter_of_a_plan_is_an_option() -> None:
     parser = Parser()
     add_plan_options(parser, "the plan", PLAN_OPTIONS)
