@@ -360,6 +360,7 @@ PACKAGES = (
     *("slurmctld", "slurmd", "slurm-client", "munge", "curl", "mount", "procps"),
     *("busybox-static", "python3-minimal", "libpython3-stdlib"),
 )
+MORE = {"24.11": ("openmpi-bin",)}  #: of a release: the virtual machine's tests start it
 UNREAD = ("doc", "info", "locale", "man")  #: folders of /usr/share
 
 #: A root over that of a release, with this machine's processes, devices, cgroups and tests.
@@ -408,7 +409,8 @@ def root_of(release: str) -> Path:
     options = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in UNREAD]
     options += ["--aptopt=Acquire::Check-Valid-Until false"]  # a mirror may be behind
     recipe = ["mmdebstrap", "--quiet", "--variant=essential", *options]
-    recipe += [f"--include={','.join(PACKAGES)}", suite]
+    packages = (*PACKAGES, *MORE.get(release, ()))
+    recipe += [f"--include={','.join(packages)}", suite]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "affinityd-slurm"
     folder = cache / f"{suite}-{hashlib.sha256(repr(recipe).encode()).hexdigest()[:8]}"
     cache.mkdir(parents=True, exist_ok=True)

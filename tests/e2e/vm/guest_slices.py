@@ -4,13 +4,22 @@ Each task writes what it is and where its OpenMP threads may run. Nothing is jud
 """
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.e2e.slurm.rig import USER, Setup, Slurm, slurm
 from tests.e2e.vm.guest_slurm import INSTALLED, RUN, SCRIPTS, furnish, have_patience
-from tests.e2e.vm.inside import RELEASE, Document, bring, hold_gpus, output, stage
+from tests.e2e.vm.inside import (
+    GROUPS,
+    RELEASE,
+    Document,
+    bring,
+    cgroup,
+    hold_gpus,
+    output,
+    stage,
+)
 from tests.e2e.vm.two_nodes import GPU_NODES
 from tests.e2e.vm.warm import affinityd
 from tests.support.daemons import running
@@ -80,6 +89,36 @@ TWO_NODES = {
     "seven tasks and one": Launch("srun -N2 -n8 -c4 --gres=gpu:8 TASK"),
 }
 
+TORCHRUN = "LOCAL_RANK={rank} LOCAL_WORLD_SIZE={size}"
+MPIRUN = "mpirun --allow-run-as-root --oversubscribe -np 4"
+SCOPE = GROUPS / "scope"
+PART_OF_NODE_1 = "0-13,16-17"  #: two CPUs are near GPUs 0 to 3
+
+
+def side_by_side(command: str, ranks: Iterable[int], size: int) -> str:
+    """Return what starts ranks in the background, with the variables of torchrun."""
+    environ = [TORCHRUN.format(rank=rank, size=size) for rank in ranks]
+    return " & ".join(f"{variables} {command}" for variables in environ)
+
+
+#: What starts ranks, which are TASK, without Slurm.
+OUTSIDE = {
+    "mpirun binds each to eight CPUs": f"{MPIRUN} --map-by slot:pe=4 TASK",
+    "mpirun binds none": f"{MPIRUN} --bind-to none TASK",
+    "each is bound to the node of its GPU": " & ".join(
+        (
+            side_by_side("taskset -c 16-31 TASK", range(4), 8),
+            side_by_side("taskset -c 0-15 TASK", range(4, 8), 8),
+            "wait",
+        )
+    ),
+    "a lone rank of which one CPU is near": "CUDA_VISIBLE_DEVICES=0 taskset -c 0-16 TASK",
+    "a scope of which two CPUs are near": (
+        f"echo $$ >{SCOPE}/cgroup.procs; {side_by_side('TASK', range(4), 4)} & wait"
+    ),
+}
+OUTSIDE_MODES = (OFF, NODE, UNIQUE)
+
 SEEN = Path("/tmp/seen")  # noqa: S108 - nobody else is here; tasks see it, too
 FOLDER = SEEN / "launch"  #: where the tasks of the launch that runs report
 NAME = "$SLURM_JOB_ID.$SLURM_STEP_ID.$SLURM_PROCID"
@@ -104,6 +143,10 @@ env OMP_NUM_THREADS=4 OMP_PROC_BIND=close OMP_PLACES=threads "$task" "$folder/bo
 {SEEN}/affinityd exec -- "$task" "$folder/exec.$name"
 read -r _ cpus <"$folder/default.$name"
 taskset -c "${{cpus%%[,-]*}}" {SEEN}/affinityd exec -- "$task" "$folder/narrowed.$name"
+""",
+    "rank": f"""#!/bin/sh
+rank=${{OMPI_COMM_WORLD_LOCAL_RANK:-${{LOCAL_RANK:-0}}}}
+exec {SEEN}/affinityd exec -- {SEEN}/slurm_task {FOLDER}/default.0.0.$rank
 """,
     "affinityd": '#!/bin/sh\nPYTHONPATH=/checkout exec python3 -m affinityd "$@"\n',
 }
@@ -138,11 +181,12 @@ def main() -> Document:
             release="24.11",
             root=Path("/", RELEASE),
         )
-        return launches(setup, LAUNCHES) | launches(replace(setup, nodes=2), TWO_NODES)
+        one_node = launches(setup, LAUNCHES, OUTSIDE)
+        return one_node | launches(replace(setup, nodes=2), TWO_NODES, {})
 
 
-def launches(setup: Setup, table: Mapping[str, Launch]) -> Document:
-    """Return the tasks of each launch, in each mode."""
+def launches(setup: Setup, table: Mapping[str, Launch], outside: Mapping[str, str]) -> Document:
+    """Return the tasks of each launch, and of what starts them without Slurm, in each mode."""
     stage(f"Slurm starts, with nodes: {setup.nodes}")
     seen: Document = {}
     with slurm(setup, USER) as cluster:
@@ -150,6 +194,8 @@ def launches(setup: Setup, table: Mapping[str, Launch]) -> Document:
         output(*cluster.inside, f"{SEEN}/affinityd", "exec", "--", "true")
         for name, launch in table.items():
             seen[name] = {mode: tasks_of(cluster, launch, mode) for mode in launch.modes}
+        for name, command in outside.items():
+            seen[name] = {mode: ranks_of(cluster, command, mode) for mode in OUTSIDE_MODES}
     return seen
 
 
@@ -163,6 +209,23 @@ def tasks_of(cluster: Slurm, launch: Launch, mode: str) -> list[Document]:
         cluster.run("sh", "-c", command, env=MODES[mode])
     else:
         cluster.sbatch(command, *launch.batch, env=MODES[mode])
+    return read_reports()
+
+
+def ranks_of(cluster: Slurm, command: str, mode: str) -> list[Document]:
+    """Run a command, which starts ranks; return each rank's reports by their kind."""
+    stage(f"{mode}: {command}")
+    cgroup(SCOPE.name, cpus=PART_OF_NODE_1)
+    FOLDER.mkdir()
+    environ = {"AFFINITYD_SOCKET": f"{RUN}/affinityd.sock", "AFFINITYD_TIMEOUT": "60"}
+    assignments = [f"{name}={value}" for name, value in {**environ, **MODES[mode]}.items()]
+    program = command.replace("TASK", f"{SEEN}/rank")
+    output(*cluster.inside, "env", *assignments, "sh", "-c", program)
+    return read_reports()
+
+
+def read_reports() -> list[Document]:
+    """Return each task's reports by their kind, and remove them."""
     tasks: dict[tuple[int, ...], Document] = {}
     for file in FOLDER.iterdir():
         kind, *numbers = file.name.split(".")

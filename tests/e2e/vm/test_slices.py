@@ -7,7 +7,7 @@ from itertools import combinations, groupby
 import pytest
 
 from affinityd.cpuset import CpuSet, parse_list
-from tests.e2e.vm.guest_slices import EXEC, LAUNCHES, NODE, OFF, OTHERS, SLICES, TWO_NODES
+from tests.e2e.vm.guest_slices import EXEC, LAUNCHES, NODE, OFF, OTHERS, SLICES, TWO_NODES, UNIQUE
 from tests.e2e.vm.inside import Document
 from tests.e2e.vm.two_nodes import GPU_NODES, cpus_of
 
@@ -28,6 +28,31 @@ SHARED_CPUS = {
     "memory of its own node": ["0-3", "4-7", "8-11", "12-15"],
     "no binding": ["0-15"] * 4,
     "a lone task": ["0-15"],
+}
+
+
+QUARTERS = ["0-7", "8-15", "16-23", "24-31"]
+OF_THEIR_GPUS = ["16-31"] * 4 + ["0-15"] * 4
+
+#: What ranks get that Slurm did not start: without affinityd, and in each mode.
+RANKS = {
+    "mpirun binds each to eight CPUs": {OFF: QUARTERS, NODE: QUARTERS, UNIQUE: QUARTERS},
+    "mpirun binds none": {
+        OFF: ["0-31"] * 4,
+        NODE: ["16-31"] * 4,
+        UNIQUE: ["16-19", "20-23", "24-27", "28-31"],
+    },
+    "each is bound to the node of its GPU": {
+        OFF: OF_THEIR_GPUS,
+        NODE: OF_THEIR_GPUS,
+        UNIQUE: OF_THEIR_GPUS,
+    },
+    "a lone rank of which one CPU is near": {OFF: ["0-16"], NODE: ["0,16"], UNIQUE: ["0-1,16"]},
+    "a scope of which two CPUs are near": {
+        OFF: ["0-13,16-17"] * 4,
+        NODE: ["0-5,16-17"] * 4,
+        UNIQUE: ["16-17", "0-1", "2-3", "4-5"],
+    },
 }
 
 
@@ -110,6 +135,14 @@ def test_tasks_without_slices_get_what_is_near_of_what_they_share(
 ) -> None:
     masks = [task["default"]["mask"] for task in seen[name][NODE]]
     assert masks == SHARED_CPUS[name]
+
+
+@pytest.mark.parametrize("name", RANKS)
+def test_what_a_launcher_bound_a_rank_to_stays_and_others_get_near_cpus_first(
+    seen: Document, name: str
+) -> None:
+    masks = {mode: [rank["default"]["mask"] for rank in seen[name][mode]] for mode in seen[name]}
+    assert masks == RANKS[name]
 
 
 @pytest.mark.parametrize("kind", ["default", "bound"])
