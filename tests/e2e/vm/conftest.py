@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.slurm.rig import root_of
 from tests.e2e.vm import hardware, two_nodes
-from tests.e2e.vm.machine import PYTHON, UNUSED, boot
+from tests.e2e.vm.machine import PATIENCE, PYTHON, UNUSED, boot
 from tests.support.shared_objects import environment, slurm_task
 
 #: The tests that `scripts/test all` runs, in the order in which their scripts run.
@@ -26,6 +26,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     is_test = collection_path.name.startswith("test_")
     wanted = config.getoption("nightly") != (name in EVERY_CHANGE)
     return True if is_test and not wanted else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let the first test of a machine wait for it."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.timeout(2 * PATIENCE))
 
 
 @pytest.fixture(scope="session")
