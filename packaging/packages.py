@@ -128,7 +128,10 @@ def _base(root: Path) -> None:
         root / "usr/lib/affinityd/affinityd",
         ignore=shutil.ignore_patterns("__pycache__"),
     )
-    _copy("packaging/affinityd", root / "usr/bin/affinityd")
+    program = root / "usr/bin/affinityd"
+    _copy("packaging/affinityd", program)
+    _, _, guarded_start = (REPOSITORY / "bin/affinityd").read_text().partition("of the packages.\n")
+    program.write_text(f"{program.read_text()}{guarded_start}")
     _copy("deploy/systemd/affinityd.conf", root / "etc/affinityd.conf")
     for script in (REPOSITORY / "slurm").glob("*.sh"):
         _copy(f"slurm/{script.name}", root / "etc/slurm/affinityd" / script.name)

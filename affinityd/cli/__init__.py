@@ -11,6 +11,7 @@ from affinityd.errors import DAEMON_EXTRA, AffinityError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from types import ModuleType
 
     from affinityd.cli.parser import Parser
 
@@ -39,8 +40,7 @@ def main(argv: Sequence[str]) -> int:
     """
     name = _command(argv[:1])
     try:
-        # importlib, which would say this in words, costs exec a twentieth of Python's start.
-        command = __import__(f"affinityd.cli.commands.{name}", fromlist=["run"])
+        command = _import(name)
         if hasattr(command, "main"):
             return int(command.main(argv[1:]))
         return int(command.run(parser_of(name).parse_args(argv[1:])))
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
         say(f"affinityd {name}: {error}")
         return int(getattr(command, "TROUBLE", error.exit_code))
     except ModuleNotFoundError as error:
-        if (error.name or "").startswith("affinityd"):
+        if name == "exec" or (error.name or "").startswith("affinityd"):
             raise  # not an extra that is missing, but a part
         say(f"affinityd {name}: {error.name} is not installed; {DAEMON_EXTRA}")
         return 1
@@ -58,13 +58,22 @@ def parser_of(name: str) -> Parser:
     """Return the parser of a command; of `exec` it is for its help alone."""
     from affinityd.cli.parser import Parser  # noqa: PLC0415 - exec starts without argparse
 
-    command = __import__(f"affinityd.cli.commands.{name}", fromlist=["run"])
+    command = _import(name)
     if hasattr(command, "help_parser"):
         return command.help_parser()  # type: ignore[no-any-return]
     about = COMMANDS[name]
     parser = Parser(prog=f"affinityd {name}", description=f"{about[0].upper()}{about[1:]}.")
     command.add_arguments(parser)
     return parser
+
+
+def _import(name: str) -> ModuleType:
+    """Import a command. Raises ImportError if a file of it cannot be read."""
+    try:
+        # importlib, which would say this in words, costs exec a twentieth of Python's start.
+        return __import__(f"affinityd.cli.commands.{name}", fromlist=["run"])
+    except OSError as error:  # which `entry` would take for one of stdout
+        raise ImportError(f"{name} cannot be imported: {error}") from error
 
 
 def entry() -> None:
