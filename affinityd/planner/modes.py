@@ -105,9 +105,13 @@ class PlanMode(NamedTuple):
 MODES = {
     "all": PlanMode(all_cores, shares=True),
     "single": PlanMode(first_core, scope="node", counts=False),
-    "single_unique": PlanMode(one_each, scope="node", unique=True, shares_node=True, counts=False),
+    "single_unique": PlanMode(
+        one_each, scope="node", unique=True, shares_node=True, cut=interleaved, counts=False
+    ),
     "unique_contiguous": PlanMode(contiguous, unique=True, shares_node=True, balances=True),
-    "unique_interleaved": PlanMode(interleaved, unique=True, shares_node=True, balances=True),
+    "unique_interleaved": PlanMode(
+        interleaved, unique=True, shares_node=True, cut=interleaved, balances=True
+    ),
     "node": PlanMode(all_cores, scope="node", shares=True),
     "socket": PlanMode(all_cores, scope="socket", shares=True),
     "exclusive": PlanMode(blocks, unique=True, shares_node=True),

@@ -41,7 +41,7 @@ LAUNCHERS = {
     "OMPI_COMM_WORLD_LOCAL_RANK": ("OMPI_COMM_WORLD_LOCAL_SIZE",),
     "MPI_LOCALRANKID": ("MPI_LOCALNRANKS",),
     "PMI_LOCAL_RANK": ("PMI_LOCAL_SIZE",),
-    "PALS_LOCAL_RANKID": ("PMI_LOCAL_SIZE",),
+    "PALS_LOCAL_RANKID": ("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE"),
     "MV2_COMM_WORLD_LOCAL_RANK": ("MV2_COMM_WORLD_LOCAL_SIZE",),
     "JSM_NAMESPACE_LOCAL_RANK": ("JSM_NAMESPACE_LOCAL_SIZE",),
     "HOROVOD_LOCAL_RANK": ("HOROVOD_LOCAL_SIZE",),
@@ -74,7 +74,7 @@ NVIDIA_VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 #: The variables about a process's task, which commands send to the daemon.
 OF_TASK = (
     *LAUNCHERS,
-    *(name for names in LAUNCHERS.values() for name in names),
+    *dict.fromkeys(name for names in LAUNCHERS.values() for name in names),  # two share one
     *(FLUX_NODES, SLURM_JOB, "SLURM_STEP_ID", "SLURM_NTASKS", "SLURM_GTIDS", "SLURM_JOB_GPUS"),
     *("SLURM_GPUS_ON_NODE", "SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"),
     *("SLURM_JOB_CPUS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"),

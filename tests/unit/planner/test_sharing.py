@@ -7,9 +7,10 @@ from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
 from affinityd.cpuset import format_list
+from affinityd.planner.modes import MODES
 from affinityd.request.resolve import Reply
 from affinityd.topology.model import Topology
-from tests.support.asking import ask, codes, cpulists, lists
+from tests.support.asking import ask, codes, cpulists, lists, try_to_ask
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
 from tests.support.machines.strategies import (
@@ -85,11 +86,12 @@ but not where GPUs outnumber cores    | short  | gpus=2                    | 1-3
 whoever asks                          | short  | gpus=2,3                  | 1-3 9-11
 wherever it is                        | even   | gpus=0                    | 0-1
 exclusive is never balanced           | uneven | mode=exclusive            | 0-2 3-4 5-9
-the first core of each block          | uneven | mode=single_unique        | 0 3 5
-in turn, of ranks on one GPU          | uneven | mode=single_unique gpus=1,1,2 | 3 4 5
+the first core of each block          | uneven | mode=single_unique        | 0 1 5
+in turn, of ranks on one GPU          | uneven | mode=single_unique gpus=1,1,2 | 1 3 5
+interleaved: every n-th core | uneven | mode=unique_interleaved balanced=no | 0,2,4 1,3 5-9
 ranks on one GPU divide its block     | pair   | gpus=0,0                  | 0-1 2-3
 interleaved is within the block       | pair | gpus=0,1,0 mode=unique_interleaved balanced=no \
-| 0,2 4-7 1,3
+| 0,4 1,3,5,7 2,6
 balanced over the ranks, too          | pair     | gpus=0,1,0              | 0-1 4-5 2-3
 reserved CPUs are in no block         | pair     | reserved=0 balanced=no  | 1-4 5-7
 unknown GPUs are placed among all     | unknown  |                         | 4-5 0-1 2-3
@@ -147,9 +149,21 @@ def test_share_auto_warns_only_if_the_machine_has_fewer_cores_than_gpus() -> Non
 Jobs = tuple[Question, Question]
 
 
+@given(machines(), options(("unique_interleaved", "single_unique", "exclusive")))
+def test_a_plan_of_all_gpus_is_the_same_in_blocks_as_without(
+    topology: Topology, chosen: dict[str, str]
+) -> None:
+    """So the plan of a whole machine is gpu_affinity's own."""
+    assume(len({gpu.vendor for gpu in topology.gpus}) == 1)
+    in_blocks = try_to_ask(topology, **{**chosen, "share": "node"})
+    assume(isinstance(in_blocks, Reply) and in_blocks.plan.share == "node")
+    assert isinstance(in_blocks, Reply)
+    assert cpulists(in_blocks) == cpulists(ask(topology, **{**chosen, "share": "requested"}))
+
+
 @st.composite
 def two_jobs(draw: st.DrawFn) -> Jobs:
-    """Return two questions about GPUs of a machine; the jobs have none in common."""
+    """Return two questions about GPUs of a machine, of one cut; the jobs have none in common."""
     topology = draw(machines().filter(lambda it: len(it.gpus) > 1))
     reserved = draw(st.frozensets(st.sampled_from(sorted(topology.online)), max_size=3))
     order = list(map(str, draw(st.permutations(range(len(topology.gpus))))))
@@ -158,6 +172,8 @@ def two_jobs(draw: st.DrawFn) -> Jobs:
         Question(topology, reserved, {**draw(options(SHARING)), "gpus": ",".join(gpus)})
         for gpus in (order[:cut], order[cut:])
     )
+    cuts = [MODES[question.parameters["mode"]].cut for question in (one, other)]
+    assume(cuts[0] == cuts[1])
     return one, other
 
 
