@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 CpuSet = frozenset[int]
 
-#: Above any kernel's NR_CPUS; keeps `0-4294967295` from becoming a set.
-MAX_CPUS = 65536
+#: The most of any kernel's NR_CPUS; keeps `0-4294967295` from becoming a set.
+MAX_CPUS = 8192
 
 #: Characters around a value in a kernel file; some kernels leave a NUL in it.
 PADDING = "\0 \t\n"
@@ -32,7 +32,7 @@ def parse_list(text: str) -> CpuSet:
     cpus: list[int] = []
     for part in text.split(",") if text else ():
         cpus += _parse_part(part.strip())
-        if len(cpus) > MAX_CPUS:  # `0-65535,0-65535,…` must not take a minute
+        if len(cpus) > MAX_CPUS:  # `0-8191,0-8191,…` must not take a minute
             raise ValueError(f"the list names more than {MAX_CPUS} CPUs; name each once")
     return frozenset(cpus)
 

@@ -81,6 +81,8 @@ OF_TASK = (
     *("SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_LIST", "SLURM_MEM_BIND_TYPE", "SLURM_TRES_BIND"),
     *(JOB_CPUS, JOB_GPUS, CPULIST, ALLOWED, TORCHRUN),
 )
+#: Lists of CPUs, or with an entry for each node of a job; the others have one for each task or GPU.
+LONG_LISTS = {ALLOWED, CPULIST, SLICE, "SLURM_STEP_TASKS_PER_NODE", "SLURM_JOB_CPUS_PER_NODE"}
 #: All that `env` may name; scripts send the others as well.
 READ = frozenset(
     (

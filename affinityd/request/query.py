@@ -16,6 +16,7 @@ from affinityd.request.environment import (
     ENV,
     JOB_CPUS,
     JOB_GPUS,
+    LONG_LISTS,
     NVIDIA_VISIBLE,
     READ,
     SLICE,
@@ -37,6 +38,7 @@ from affinityd.request.parameters import (
     TaskCpus,
     parse_request,
     plain,
+    read_listed,
 )
 from affinityd.text import one_line, quote
 
@@ -85,7 +87,7 @@ def _environment(assignments: Iterable[str]) -> dict[str, str]:
         if name in environ:
             raise InvalidRequestError(f"env: {name} is given twice; give it once")
         try:
-            environ[name] = plain(value)
+            environ[name] = plain(value if name in LONG_LISTS else read_listed(value))
         except ValueError as error:
             raise InvalidRequestError(f"env: {name}: {error}") from None
     return environ
@@ -109,14 +111,14 @@ def _of_process(request: Request, environ: Environment, stated: Collection[str])
         request = request._replace(bound=_bound_by(environ))
         if rank and rank.size:
             return _of_slurm_task(request, rank, rank.size, environ, mask)
-        if rank and _slurm_masks(environ):
+        if rank and _has_slurm_masks(environ):
             unknown = (
                 "neither SLURM_GTIDS nor SLURM_STEP_TASKS_PER_NODE says how many tasks there are"
             )
             return request._replace(bound=request.bound or unknown)
     if rank is None or _is_alone(rank):
         return _granted_job(request, environ)
-    if not is_named and _has_own_gpus(request, environ):
+    if not is_named and not request.ranks and _has_own_gpus(request, environ):
         return _kept_apart(request, rank, environ)
     if request.rank and request.ranks:  # both are stated
         return request
@@ -172,7 +174,7 @@ def _bound_by(environ: Environment) -> str | None:
     if "SLURM_STEP_ID" not in environ:
         return None
     kind = environ.get("SLURM_CPU_BIND_TYPE", "")
-    is_own_list = kind.startswith("mask_cpu") and _slurm_masks(environ)
+    is_own_list = kind.startswith("mask_cpu") and _has_slurm_masks(environ)
     if kind.startswith("none"):
         return (
             "--cpu-bind=none, of the user or the site, leaves its CPUs alone; without it each task "
@@ -188,16 +190,20 @@ def _bound_by(environ: Environment) -> str | None:
     return None
 
 
+def _has_slurm_masks(environ: Environment) -> bool:
+    """Return whether Slurm chose the masks of the tasks of a step."""
+    return environ.get("SLURM_CPU_BIND_LIST", "").startswith("0x")
+
+
 def _slurm_masks(environ: Environment) -> tuple[CpuSet, ...]:
     """Return the masks that Slurm chose for the tasks of a step; (): it chose none.
 
     Raises InvalidRequestError.
     """
-    listed = environ.get("SLURM_CPU_BIND_LIST", "")
-    if not listed.startswith("0x"):
+    if not _has_slurm_masks(environ):
         return ()
     try:
-        return tuple(parse_mask(mask) for mask in listed.split(","))
+        return tuple(parse_mask(mask) for mask in environ["SLURM_CPU_BIND_LIST"].split(","))
     except ValueError as error:
         raise InvalidRequestError(f"env: SLURM_CPU_BIND_LIST: {error}") from None
 

@@ -20,7 +20,7 @@ from affinityd.request import resolve
 from affinityd.request.devices import names_unknown_mig
 from affinityd.request.document import document
 from affinityd.request.formats import render
-from affinityd.request.parameters import Request
+from affinityd.request.parameters import MAX_LENGTH, Request
 from affinityd.request.query import parse_query
 from affinityd.request.ranks import asked_ranks
 from affinityd.request.resolve import Caller, Reply
@@ -100,6 +100,10 @@ def pairs_of(query: bytes) -> list[tuple[str, str]]:
     """Read a query string. Raises InvalidRequestError if it is not percent-encoded UTF-8."""
     if not query:
         return []
+    if len(query) > MAX_LENGTH:
+        raise InvalidRequestError(
+            f"a query of {len(query)} characters is too long; the most is {MAX_LENGTH}"
+        )
     try:
         text = query.decode("ascii")
         if bad := next((part for part in text.split("&") if "=" not in part), None):

@@ -15,7 +15,7 @@ from affinityd.linux.memory_policy import parse_policy
 from affinityd.linux.processes import parse_stat
 from affinityd.request.devices import all_devices, read_visible
 from affinityd.request.environment import OF_TASK, local_rank
-from affinityd.request.parameters import PARAMETERS, parse_request
+from affinityd.request.parameters import MAX_LENGTH, PARAMETERS, parse_request
 from affinityd.request.query import parse_query
 from affinityd.request.resolve import answer
 from affinityd.slurm.commands import parse as parse_slurmd
@@ -41,7 +41,7 @@ def a_launchers_environment(text: str) -> object:
 
 def asking(name: str) -> Callable[[str], object]:
     def read(text: str) -> object:
-        pairs = [(name, text[:32768])]  # it is longer than any other text that strangers send
+        pairs = [(name, text[:MAX_LENGTH])]  # it is longer than any other text that strangers send
         if name == "job":
             pairs += [("ranks", "4"), ("rank", "1")]
         parse_request(pairs)
@@ -50,7 +50,7 @@ def asking(name: str) -> Callable[[str], object]:
     return read
 
 
-CPULIST = words("0 1 3 255 65535 65536 4294967295 - , : / 0-65535:65535,")
+CPULIST = words("0 1 3 255 8191 8192 4294967295 - , : / 0-8191:8191,")
 DEVICES = (
     *words("0 1 7 , -1 GPU- MIG- none all void minor:0 drm:128 / ; 0000:07:00.0 00000000:07:00.0"),
     *("ROCR_VISIBLE_DEVICES=", "HIP_VISIBLE_DEVICES=", DGX.gpus[0].uuid or "GPU-0"),

@@ -157,9 +157,9 @@ def test_a_list_has_256_entries_at_most(name: str, write: Callable[[int], str]) 
         read(name, write(MAX_ENTRIES + 1))
 
 
-def test_a_list_of_visible_devices_has_32768_characters_at_most() -> None:
+def test_a_list_of_visible_devices_has_49152_characters_at_most() -> None:
     read("visible", "0" * MAX_LENGTH)
-    message = r"\Avisible: 32769 characters are too many; the most is 32768\Z"
+    message = r"\Avisible: 49153 characters are too many; the most is 49152\Z"
     with pytest.raises(InvalidRequestError, match=message):
         read("visible", "0" * (MAX_LENGTH + 1))
 

@@ -187,7 +187,8 @@ def test_a_task_that_is_not_bound_has_its_step_s_devices_else_its_job_s() -> Non
         (["LOCAL_RANK"], "'LOCAL_RANK' is not NAME=VALUE"),
         (["LOCAL_RANK=1", "LOCAL_RANK=2"], "LOCAL_RANK is given twice"),
         (["CUDA_VISIBLE_DEVICES=\0"], "CUDA_VISIBLE_DEVICES: "),
-        ([f"CUDA_VISIBLE_DEVICES={'1' * 40000}"], "40000 characters are too many"),
+        ([f"CUDA_VISIBLE_DEVICES={'1' * 50000}"], "50000 characters are too many"),
+        ([f"SLURM_GTIDS={'1,' * 256}1"], "SLURM_GTIDS: 257 entries are too many"),
         (["AFFINITYD_MODE=fast"], "mode: 'fast' is not one of all"),
     ],
 )

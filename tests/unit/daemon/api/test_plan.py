@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+from urllib.parse import urlencode
 
 import pytest
-from hypothesis import given
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from affinityd.cpuset import format_list, parse_list
@@ -13,9 +15,11 @@ from affinityd.daemon.api import plan
 from affinityd.daemon.state.topology_watcher import KnownNode
 from affinityd.errors import AffinityError, InvalidRequestError, NotReadyError, UnsatisfiableError
 from affinityd.json_codec import dumps
+from affinityd.planner.modes import MODES
 from affinityd.request.document import document
+from affinityd.request.environment import READ
 from affinityd.request.formats import render
-from affinityd.request.parameters import FORMATS, parse_request
+from affinityd.request.parameters import FORMATS, MAX_LENGTH, PARAMETERS, parse_request
 from affinityd.request.resolve import Caller, answer
 from affinityd.topology.model import Node, Topology
 from tests.support.asking import answer_to, ask, is_one_short_line, try_to_ask
@@ -24,6 +28,8 @@ from tests.support.machines.strategies import machines
 from tests.support.tables import words
 
 A100 = Node(machine("dgx-a100"))
+#: Of memory for a request, in a planner that builds some thousand objects of 60 bytes, and sets.
+MOST_BYTES = 6_000_000
 TWO_GPUS = b"gpus=0,1&share=requested&mode=unique_contiguous"
 
 
@@ -107,3 +113,56 @@ def test_where_the_cpuset_is_not_known_the_mask_is_no_bound() -> None:
     assert (format_list(reply.allowed), reply.within) == ("0-63", None)
     reply = answer(A100, parse_request([("gpus", "0")]), Caller(parse_list("48-51")))
     assert format_list(reply.allowed) == "48-51"
+
+
+#: Values that ask for as much as they can, each for any variable or parameter.
+GREEDY = (
+    *(
+        "0",
+        "255",
+        "256",
+        "99999999",
+        "4294967294",
+        "2147483648",
+        "99999999(x2)",
+        "mask_cpu:",
+        "all",
+    ),
+    *("0-65535", "0-8191", "0-8190:2", "0-255", ",".join(["0"] * 24_000), ",".join(["1"] * 256)),
+    *("0x" + "f" * 30_000, "0x" + ",f" * 15_000, ",".join(["0xff"] * 256), "0x" + "f" * 2048),
+)
+greedy = st.sampled_from(GREEDY)
+variables = st.tuples(st.sampled_from(sorted(READ)), greedy).map("=".join)
+
+
+@given(
+    st.dictionaries(st.sampled_from(sorted(PARAMETERS)), greedy, max_size=3),
+    st.sampled_from([None, *MODES]),
+    st.lists(variables | st.just("SLURM_STEP_ID=0"), max_size=6),
+)
+@example({}, None, ["LOCAL_RANK=99999999"])
+@example({"ranks": "256", "cpus": "256"}, "socket", [])
+@example({}, None, [f"{name}=0-65535" for name in ("AFFINITYD_CPULIST", "AFFINITYD_ALLOWED")])
+@settings(phases=[Phase.explicit, Phase.generate])  # long values take minutes to shrink
+def test_no_query_makes_the_daemon_build_more_than_some_thousand_objects(
+    stated: dict[str, str], mode: str | None, variables: list[str]
+) -> None:
+    pairs = [*stated.items(), *(("env", variable) for variable in variables)]
+    pairs += [("mode", mode)] if mode and "mode" not in stated else []
+    tracemalloc.start()
+    try:
+        answer_to(A100, urlencode(pairs).encode())
+    except AffinityError:
+        pass
+    finally:
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert most < MOST_BYTES
+
+
+def test_a_query_that_is_too_long_is_refused_unread() -> None:
+    with pytest.raises(InvalidRequestError, match=r"49153 characters is too long; the most is"):
+        answer_to(A100, b"?" * (MAX_LENGTH + 1))
+    masks = ",".join(["0x" + "f" * 128] * 256)  # of 256 tasks on 512 CPUs
+    slurm = [("env", "SLURM_STEP_ID=0"), ("env", f"SLURM_CPU_BIND_LIST={masks}")]
+    assert answer_to(A100, urlencode(slurm).encode())
