@@ -27,7 +27,7 @@ from affinityd.audit.model import (
 from affinityd.audit.orphans import ProcessOwners, missing_process, why_orphan
 from affinityd.audit.verdict import History, states
 from affinityd.audit.wait_meter import WaitMeter
-from affinityd.audit.waits import CAUSES, Waits
+from affinityd.audit.waits import Waits
 from affinityd.cpuset import CpuSet
 from affinityd.grouping import Recent
 from affinityd.linux.files import text
@@ -132,6 +132,7 @@ class Auditor:
                 }
             ),
             wait_time=self._cpu_time.wait_time if self._waits.counts else {},
+            throttled_time=self._cpu_time.throttled_time if self._waits.counts else {},
             since={gpu: self._since[gpu] for gpu in far},
             numa_balancing=int(balancing) if balancing.isdigit() else None,
             notices=tuple(named.notices),
@@ -197,8 +198,10 @@ class CpuTimeCounters:
         self._before: Mapping[ThreadName, int] = {}
         self._looked = float("inf")  # ticks since boot: of the threads before, none is known
         self.gpu_time: Mapping[GpuKey, CpuTime] = {}  #: of every GPU's processes
-        #: The seconds that threads of every GPU's processes waited, by cause.
-        self.wait_time: Mapping[GpuKey, Mapping[str, float]] = {}
+        #: The seconds that threads of every GPU's processes waited.
+        self.wait_time: Mapping[GpuKey, float] = {}
+        #: The seconds for which the cgroups of its processes were throttled, each counted once.
+        self.throttled_time: Mapping[GpuKey, float] = {}
 
     def book(
         self,
@@ -213,21 +216,25 @@ class CpuTimeCounters:
         GPUs counts for its first.
         """
         gpu_time = {**dict.fromkeys(gpus, CpuTime()), **self.gpu_time}
-        wait_time = {
-            gpu: {**dict.fromkeys(CAUSES, 0.0), **self.wait_time.get(gpu, {})} for gpu in gpu_time
-        }
+        wait_time = {**dict.fromkeys(gpu_time, 0.0), **self.wait_time}
+        throttled_time = {**dict.fromkeys(gpu_time, 0.0), **self.throttled_time}
+        throttled: set[tuple[GpuKey, str | None]] = set()
         used = {}
         for process in processes:
             facts = process.facts
             if process.is_daemon:
                 continue
             if facts.pid in waits:
-                for cause, seconds in waits[facts.pid].causes.items():
-                    wait_time[facts.gpu][cause] += seconds
+                of_process = waits[facts.pid]
+                wait_time[facts.gpu] += of_process.waited or 0.0
+                if (facts.gpu, of_process.limited) not in throttled:
+                    throttled_time[facts.gpu] += of_process.throttled
+                    throttled.add((facts.gpu, of_process.limited))
             ticks = ticks_spent(facts, process.near, self._before, self._looked)
             used[facts.pid] = CpuTime(*(number / self._ticks for number in ticks))
             gpu_time[facts.gpu] += used[facts.pid]
         self._before = ticks_of(process.facts for process in processes)
         self._looked = boot * self._ticks
         self.gpu_time, self.wait_time = gpu_time, wait_time
+        self.throttled_time = throttled_time
         return used

@@ -52,7 +52,8 @@ class AuditGpuDocument:
     orphans: int | None
     cpu_seconds: float | None
     remote_cpu_seconds: float | None
-    wait_seconds: Mapping[WaitCause, float] | None  #: threads that could run, and did not
+    wait_seconds: float | None  #: threads that could run, and did not
+    throttled_seconds: float | None  #: of the cgroups of its processes, each once
     host_memory_bytes: Mapping[MemoryPlace, int] | None  #: of its processes, by a sample
     host_memory_pinned_far_bytes: int | None  #: far, and likely pinned
     state: verdict.State = verdict.IDLE  #: the worst of its processes
@@ -103,9 +104,9 @@ class AuditWaitsDocument:
     """How long threads waited for a CPU since the last scan: seconds, of all threads together."""
 
     seconds: float  #: between the scans
-    waited: float
-    causes: Mapping[WaitCause, float]
-    cause: WaitCause | None  #: the known one of most seconds; null: it hardly waited
+    waited: float | None  #: null: not measurable, since threads began and ended meanwhile
+    throttled: float  #: of its cgroup, over CPUs
+    cause: WaitCause | None  #: the fact that explains it; null: none does, or it hardly waited
     remedy: str | None
 
 
@@ -282,6 +283,7 @@ def _gpu(gpu: Gpu, scan: Scan, processes: Sequence[AuditedProcess], state: str) 
         cpu_seconds=time.total if was_seen else None,
         remote_cpu_seconds=time.remote if was_seen and near is not None else None,
         wait_seconds=scan.wait_time.get(gpu.key) if was_seen else None,
+        throttled_seconds=scan.throttled_time.get(gpu.key) if was_seen else None,
         state=state,
         history=scan.history.get(gpu.key, ""),
         **(known if is_known else dict.fromkeys(known)),
@@ -300,7 +302,7 @@ def waits_of(process: AuditedProcess, waits: Mapping[int, Waits]) -> AuditWaitsD
         return None
     job = facts.membership.job
     cure = remedy(its, job.scheduler if job else None)
-    return AuditWaitsDocument(its.seconds, its.waited, its.causes, its.main_cause, cure)
+    return AuditWaitsDocument(its.seconds, its.waited, its.throttled, its.cause, cure)
 
 
 def _host_memory(

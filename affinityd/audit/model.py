@@ -230,7 +230,8 @@ class Scan:
     #: By pid: how long threads waited since the last scan, where the kernel counts that
     waits: Mapping[int, Waits] = field(default_factory=dict)
     #: Of every GPU: the seconds that threads waited since the first scan, by cause
-    wait_time: Mapping[GpuKey, Mapping[str, float]] = field(default_factory=dict)
+    wait_time: Mapping[GpuKey, float] = field(default_factory=dict)
+    throttled_time: Mapping[GpuKey, float] = field(default_factory=dict)
     users: Mapping[int, str] = field(default_factory=dict)  #: names by uid, where they are known
     memory: Mapping[int, HostMemory] = field(default_factory=dict)  #: of holders, by pid
     #: Of every GPU: a letter for each of the last sixty minutes, of `verdict.LETTERS`

@@ -38,11 +38,9 @@ class Finding:
 def waits_long(process: AuditedProcess, scan: Scan) -> bool:
     """Return whether the threads of a process wait for CPUs so long that it matters."""
     waits = scan.waits.get(process.facts.pid)
-    return (
-        waits is not None
-        and waits.waited > LONG_WAIT * waits.seconds
-        and (waits.main_cause is not None)
-    )
+    if waits is None or waits.waited is None:
+        return False
+    return waits.waited > LONG_WAIT * waits.seconds and waits.cause is not None
 
 
 #: State → the sentence, for one GPU and for several, of so many; and which processes it is of.

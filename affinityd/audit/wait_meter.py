@@ -1,23 +1,19 @@
-"""Measures from scan to scan how long processes waited, and which others ran on their CPUs."""
+"""Reads from scan to scan how long processes waited, and which others ran on their CPUs."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from affinityd.audit.gather import membership, service, ticks_of, ticks_spent
 from affinityd.audit.model import Membership, ProcessFacts
 from affinityd.audit.waits import (
-    INTERRUPTS,
     NEIGHBOR,
     NOTABLE,
     OWN_THREADS,
     SYSTEM,
     Runner,
-    Use,
     Waits,
-    split,
 )
 from affinityd.cpuset import CpuSet
 from affinityd.linux.files import content
@@ -35,12 +31,10 @@ from affinityd.linux.processes import (
 )
 from affinityd.linux.scheduling import (
     TICKS,
-    CpuTime,
     ThreadTime,
     Throttling,
-    cpu_times,
     limiting_folders,
-    spent,
+    stolen_times,
     thread_time,
     throttling,
 )
@@ -56,8 +50,10 @@ MOST_MASKS = 256
 OF_USER = "user@"
 #: A process that ran for less than this part of the interval is not looked at.
 LEAST_PART = 0.005
-#: Kernel threads that handle interrupts.
-HANDLERS = ("ksoftirqd/", "irq/")
+#: Where a process ran for longer than its living threads by this part, some threads have ended.
+SHORT_LIVED_PART = 0.2
+#: Ticks that a process and its threads may differ by, since they are read one after another.
+LEAST_TICKS = 5
 
 _Name = tuple[int, int]  #: tid or pid, and start: one thread or process for good
 
@@ -88,7 +84,7 @@ class Other:
     def kind(self) -> str:
         """Its kind to a process of another job."""
         if self.stat.is_kernel_thread:
-            return INTERRUPTS if self.stat.name.startswith(HANDLERS) else SYSTEM
+            return SYSTEM
         if self.membership.owner is not None:
             return NEIGHBOR
         return SYSTEM if self.service or self.uid == ROOT else NEIGHBOR
@@ -103,7 +99,7 @@ def runners_beside(process: ProcessFacts, others: Iterable[Other]) -> list[Runne
             kind = OWN_THREADS if _owns(process, other) else other.kind
             part = other.ran * len(shared) / len(other.mask)
             owner = other.membership.owner or other.service
-            found.append(Runner(kind, stat.number, stat.name, owner, part, other.ran))
+            found.append(Runner(kind, stat.number, stat.name, owner, part))
     return sorted(found, key=lambda runner: (-runner.ran, runner.pid))
 
 
@@ -122,7 +118,8 @@ class _Look:
     """The counters at one moment."""
 
     time: float  #: seconds since boot
-    cpus: Mapping[int, CpuTime]
+    stolen: Mapping[int, float]  #: by CPU: seconds that the hypervisor took of it
+    processes: Mapping[_Name, int]  #: ticks of the waiters, those of ended threads included
     ticks: Mapping[_Name, int]  #: of every thread of the waiters
     times: Mapping[_Name, ThreadTime]  #: of those that are measured
     throttled: Mapping[str, Throttling]  #: by folder of a cgroup
@@ -157,36 +154,30 @@ class WaitMeter:
         self._before = look
         if before is None or now <= before.time:
             return {}
-        used = {waiter.pid: self._used(waiter, before, look) for waiter in waiters}
-        waited = {pid: sum(it.waited for it in its.values()) for pid, (_, its) in used.items()}
-        by_group = defaultdict[str, float](float)
-        for waiter in waiters:
-            by_group[waiter.cgroups] += waited[waiter.pid]
         seconds, others = now - before.time, self._others(before, look, processes)
-        by_cpus = {
-            cpus: spent(before.cpus, look.cpus, cpus) for cpus in {it.cpus for it in waiters}
-        }
         waits = {}
         for waiter in waiters:
-            ran, times = used[waiter.pid]
-            mine, cpus = waited[waiter.pid], waiter.cpus
+            ran_ticks, _ = ticks_spent(waiter, None, before.ticks, before.time * TICKS)
+            times = self._thread_times(waiter, before, look)
+            if not times:
+                continue
+            waited = sum(time.waited for time in times.values())
             limit, folder = self._limit(waiter, before, look)
-            used_up = limit.used_up / limit.periods if limit.periods else 0.0
-            part = mine / by_group[waiter.cgroups] if mine else 0.0
-            runners = runners_beside(waiter, others) if mine > NOTABLE * seconds else []
-            measured, throttled = [*times.values()], limit.seconds * part
-            if times:
-                waits[waiter.pid] = Waits(
-                    seconds,
-                    split(Use(seconds, cpus, measured, ran, by_cpus[cpus], runners, throttled)),
-                    cpus,
-                    frozenset(look.cpus) - cpus,
-                    runners,
-                    folder,
-                    used_up=used_up,
-                    threads=times,
-                )
-        is_waiting = any(it.waited > NOTABLE * seconds for it in waits.values())
+            is_measured = not _has_short_lived(waiter, ran_ticks, before, look)
+            waits[waiter.pid] = Waits(
+                seconds,
+                waited if is_measured else None,
+                ran_ticks / TICKS,
+                waiter.cpus,
+                frozenset(look.stolen) - waiter.cpus,
+                limit.seconds,
+                limit.used_up / limit.periods if limit.periods else 0.0,
+                folder,
+                _grown(before.stolen, look.stolen, waiter.cpus),
+                runners_beside(waiter, others) if waited > NOTABLE * seconds else [],
+                times,
+            )
+        is_waiting = any((it.waited or 0.0) > NOTABLE * seconds for it in waits.values())
         self._reads_others = self._names_others or is_waiting
         return waits
 
@@ -200,7 +191,12 @@ class WaitMeter:
         folders = {folder for its in self._folders.values() for folder in its}
         return _Look(
             time=now,
-            cpus=cpu_times(self._proc),
+            stolen=stolen_times(self._proc),
+            processes={
+                (waiter.pid, waiter.start): processes.by_pid[waiter.pid].cpu_ticks
+                for waiter in waiters
+                if waiter.pid in processes.by_pid
+            },
             ticks=ticks_of(waiters),
             times={
                 (thread.tid, thread.start): time
@@ -222,14 +218,11 @@ class WaitMeter:
         return [main, *busy[: MOST_THREADS - 1]]
 
     @staticmethod
-    def _used(
-        waiter: ProcessFacts, before: _Look, look: _Look
-    ) -> tuple[float, dict[int, ThreadTime]]:
-        """Return the seconds that its threads ran, and by tid the times of those measured.
+    def _thread_times(waiter: ProcessFacts, before: _Look, look: _Look) -> dict[int, ThreadTime]:
+        """Return by tid how long its threads ran and waited since the last look.
 
-        Of a thread that began since the last look all counts, of one that was not read then none.
+        Of a thread that began since then all counts; one that was not read then is left out.
         """
-        ran, _ = ticks_spent(waiter, None, before.ticks, before.time * TICKS)
         times = {}
         for thread in waiter.threads:
             name = thread.tid, thread.start
@@ -238,9 +231,9 @@ class WaitMeter:
             first = before.times.get(name, ThreadTime(0.0, 0.0) if is_new else None)
             last = look.times.get(name)
             if first is not None and last is not None:
-                grown = (max(0.0, b - a) for a, b in zip(first, last, strict=True))
-                times[thread.tid] = ThreadTime(*grown)
-        return ran / TICKS, times
+                ran, waited = last.ran - first.ran, last.waited - first.waited
+                times[thread.tid] = ThreadTime(max(0.0, ran), max(0.0, waited))
+        return times
 
     def _limit(
         self, waiter: ProcessFacts, before: _Look, look: _Look
@@ -276,6 +269,20 @@ class WaitMeter:
             Other.of(processes.by_pid[pid], used[pid, start], self._proc)
             for pid, start in busiest[:MOST_OTHERS]
         ]
+
+
+def _has_short_lived(waiter: ProcessFacts, ran_ticks: int, before: _Look, look: _Look) -> bool:
+    """Return whether much of what a process ran is of threads that have ended since."""
+    name = waiter.pid, waiter.start
+    if name not in before.processes or name not in look.processes:
+        return False
+    of_process = look.processes[name] - before.processes[name]
+    return of_process > (1 + SHORT_LIVED_PART) * ran_ticks + LEAST_TICKS
+
+
+def _grown(before: Mapping[int, float], after: Mapping[int, float], cpus: CpuSet) -> float:
+    """Return by how much the seconds of CPUs have grown, of those online at both moments."""
+    return sum(max(0.0, after[cpu] - before[cpu]) for cpu in cpus & before.keys() & after.keys())
 
 
 def _all_ticks(processes: ProcessTable) -> Mapping[_Name, int]:

@@ -1,56 +1,44 @@
-"""How long the threads of a process waited for a CPU, and for what.
+"""How long the threads of a process waited for a CPU, and the facts beside it. Pure.
 
-Over an interval a process's threads were runnable for some seconds (they ran, or waited), and their
-CPUs had some seconds to give. What a CPU did instead of running them tells the cause: it ran other
-threads of the job, because these are more than the CPUs; it ran other processes; it handled
-interrupts; the hypervisor took it; or the job was throttled. Of the seconds waited,
-
-    throttled    at most those of the cgroup, as the kernel counts them
-    own_threads  those by which the time that the job ran, and the process waited, exceeds its
-                 CPUs' time: others gone, it would still wait for as long
-    the others   at most the time that each took of these CPUs, in proportion if that is more
-    own_threads  what is left, as far as other threads of the job ran meanwhile
-    unknown      the rest
-
-While an interrupt is handled, or the hypervisor has the CPU, the kernel counts the thread there as
-running: that share of these seconds is added. All but the first are inference: *likely*.
+A thread waits while it could run and does not. The kernel counts that of each thread, how long a
+cgroup was throttled, how long each process ran, and what the hypervisor took of a CPU. A remedy
+follows from one of these facts; where none explains the wait, there is none.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from affinityd.cpuset import CpuSet, format_list
-from affinityd.linux.scheduling import CpuTime, ThreadTime
+from affinityd.linux.scheduling import ThreadTime
 from affinityd.text import count
 
-THROTTLED, OWN_THREADS, NEIGHBOR = "throttled", "own_threads", "neighbor"
-SYSTEM, INTERRUPTS, STEAL, UNKNOWN = "system", "interrupts", "steal", "unknown"
-CAUSES = (THROTTLED, OWN_THREADS, NEIGHBOR, SYSTEM, INTERRUPTS, STEAL, UNKNOWN)
+THROTTLED, OWN_THREADS, NEIGHBOR, SYSTEM = "throttled", "own_threads", "neighbor", "system"
+CAUSES = (THROTTLED, OWN_THREADS, NEIGHBOR, SYSTEM)
 
-#: Kinds of processes that are of no job of the one that waits.
-OTHERS = (NEIGHBOR, SYSTEM, INTERRUPTS)
+#: Why the waits of a process are not known.
+SHORT_LIVED = "short-lived threads"
 
 #: A process waits if its threads do for more than this part of the interval.
 NOTABLE = 0.01
-#: A cause is named if it has this part of the seconds.
+#: A fact explains a wait if it accounts for this part of it.
 KNOWN = 0.2
 #: A limit that was used up in this part of its periods is the cause, even if others ran.
 MOSTLY = 0.5
+#: Other processes that a remedy names.
+MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
 class Runner:
     """Another process, and the seconds for which it ran on the CPUs in question."""
 
-    kind: str  #: OWN_THREADS: of the same job; NEIGHBOR, SYSTEM, INTERRUPTS
+    kind: str  #: OWN_THREADS: of the same job; else NEIGHBOR or SYSTEM
     pid: int
     name: str
     owner: str | None  #: its job, container or service
-    ran: float  #: as far as is known: that part of its time which these CPUs are of its mask
-    most: float  #: all of its time
+    ran: float  #: that part of its time which these CPUs are of its mask
 
     @property
     def label(self) -> str:
@@ -59,167 +47,80 @@ class Runner:
 
 
 @dataclass(frozen=True)
-class Use:
-    """The work of a process's threads, and of the CPUs that they may use, in an interval."""
-
-    seconds: float
-    cpus: CpuSet
-    threads: Sequence[ThreadTime]  #: of those that were measured
-    ran: float  #: all of its threads
-    cpu: CpuTime  #: of all these CPUs
-    runners: Sequence[Runner] = ()
-    throttled: float = 0.0  #: summed over CPUs
-
-
-@dataclass(frozen=True)
 class Waits:
-    """The seconds for which a process's threads waited, by cause."""
+    """The seconds for which a process's threads waited, and what the kernel counts beside."""
 
     seconds: float  #: of the interval
-    causes: Mapping[str, float]  #: all of CAUSES
+    waited: float | None  #: of all threads together; None: threads began and ended meanwhile
+    ran: float = 0.0  #: of all threads together
     cpus: CpuSet = frozenset()  #: on which they may run
     elsewhere: CpuSet = frozenset()  #: the other CPUs that are online
-    runners: Sequence[Runner] = ()  #: that ran there meanwhile, the longest first
-    limited: str | None = None  #: the folder of the cgroup with the limit
-    interrupt: str | None = None  #: that was handled most often, where it was counted
+    throttled: float = 0.0  #: of its cgroup, or the one above that was for longest, over CPUs
     used_up: float = 0.0  #: the part of the limit's periods in which its cgroup used it up
+    limited: str | None = None  #: the folder of the cgroup with the limit
+    stolen: float = 0.0  #: by the hypervisor, of these CPUs, whoever ran there
+    runners: Sequence[Runner] = ()  #: that ran there meanwhile, the longest first
     threads: Mapping[int, ThreadTime] = field(default_factory=dict)  #: by tid, of those measured
 
     @property
-    def waited(self) -> float:
-        """The seconds of all threads together."""
-        return sum(self.causes.values())
+    def others(self) -> Sequence[Runner]:
+        """The processes of other jobs that ran there."""
+        return [runner for runner in self.runners if runner.kind != OWN_THREADS]
 
     @property
-    def main_cause(self) -> str | None:
-        """The known cause of most seconds; None: it hardly waited, or most is unknown.
-
-        If the limit was used up in most periods, it is the limit: without others the process would
-        have run no longer.
-        """
-        if self.used_up >= MOSTLY and self.waited >= NOTABLE * self.seconds:
+    def cause(self) -> str | None:
+        """The fact that explains the wait; None: it hardly waited, or none does."""
+        if self.waited is None or self.waited < NOTABLE * self.seconds:
+            return None
+        # Without the others, too, the process would have run no longer than its limit.
+        if self.used_up >= MOSTLY or self.throttled >= MOSTLY * self.waited:
             return THROTTLED
-        cause = max(CAUSES[:-1], key=lambda cause: self.causes[cause])
-        least = max(NOTABLE * self.seconds, KNOWN * self.waited)
-        return cause if self.causes[cause] >= least else None
-
-    def runner(self, kind: str) -> Runner | None:
-        """Return the process of that kind which ran longest."""
-        return next((runner for runner in self.runners if runner.kind == kind), None)
-
-
-#: Scheduler of either job → how a neighbor is kept off.
-CONFINES = {
-    "slurm": "let Slurm confine tasks (ConstrainCores=yes), and submit steps with --exact",
-    "kubernetes": (
-        "give both pods whole CPUs (requests = limits) under kubelet's static CPU manager, or let "
-        "affinityd place them"
-    ),
-}
-#: Cause → the remedy, and why.
-REMEDIES = {
-    THROTTLED: (
-        "the CPU limit of {limited} is too small for it: raise the limit, or leave it out and keep "
-        "the request"
-    ),
-    OWN_THREADS: (
-        "its job has more threads to run than {number}: set OMP_NUM_THREADS to at most {most}, or "
-        "start fewer workers{longest}"
-    ),
-    NEIGHBOR: "{runner} ran there: {confines}",
-    SYSTEM: (
-        "{runner} ran there: keep it off, for a service with CPUAffinity= in its unit, and ranks "
-        "off its CPUs with affinityd's --reserved-cpus"
-    ),
-    INTERRUPTS: (
-        "{interrupt} handled there: write other CPUs to smp_affinity_list in the /proc/irq "
-        "folder of its device"
-    ),
-    STEAL: "the machine is virtual, and its host gave the CPUs to others: ask for dedicated ones",
-}
+        ran_by_job = self.ran + sum(it.ran for it in self.runners if it.kind == OWN_THREADS)
+        surplus = ran_by_job + self.waited - len(self.cpus) * self.seconds
+        if surplus >= KNOWN * self.waited:
+            return OWN_THREADS
+        if self.others and sum(other.ran for other in self.others) >= KNOWN * self.waited:
+            return self.others[0].kind
+        return None
 
 
 def remedy(waits: Waits, scheduler: str | None) -> str | None:
-    """Return the remedy of the main cause of a process's waits; None: there is none.
+    """Return the remedy of what explains a process's waits; None: there is none.
 
     `scheduler`: of its job.
     """
-    cause = waits.main_cause
+    cause = waits.cause
     if cause is None:
         return None
-    runner, sibling = waits.runner(cause), waits.runner(OWN_THREADS)
-    return REMEDIES[cause].format(
-        limited=f"its cgroup {waits.limited}",
-        number=count(len(waits.cpus), "CPU"),
-        most=len(waits.cpus),
-        longest=f" ({sibling.label} ran longest beside it)" if sibling else "",
-        runner=runner.label if runner else "another process",
-        confines=_confines(waits, runner, scheduler),
-        interrupt=f"{waits.interrupt} is" if waits.interrupt else "interrupts are",
-    )
+    if cause == THROTTLED:
+        return (
+            f"the CPU limit of its cgroup {waits.limited} is too small for it: raise the limit, or "
+            "leave it out and keep the request"
+        )
+    if cause == OWN_THREADS:
+        return (
+            f"its job has more threads to run than {count(len(waits.cpus), 'CPU')}: set "
+            f"OMP_NUM_THREADS to at most {len(waits.cpus)}, or start fewer workers"
+        )
+    names = ", ".join(other.label for other in waits.others[:MOST_NAMED])
+    return f"on its CPUs ran {names}: {_confine(waits, waits.others[0], scheduler)}"
 
 
-def _confines(waits: Waits, runner: Runner | None, scheduler: str | None) -> str:
-    """Return how a neighbor is kept off a process's CPUs."""
-    other = runner.owner.partition(" ")[0] if runner and runner.owner else None
-    for name in (scheduler, other):
-        if name in CONFINES:
-            return CONFINES[name]
-    if not waits.elsewhere or runner is None:
+def _confine(waits: Waits, other: Runner, scheduler: str | None) -> str:
+    """Return how another process is kept off a process's CPUs."""
+    if other.kind == SYSTEM:
+        return (
+            "keep a service off with CPUAffinity= in its unit, and ranks off its CPUs with "
+            "affinityd's --reserved-cpus"
+        )
+    schedulers = {scheduler, (other.owner or "").partition(" ")[0]}
+    if "slurm" in schedulers:
+        return "let Slurm confine tasks (ConstrainCores=yes), and submit steps with --exact"
+    if "kubernetes" in schedulers:
+        return (
+            "give both pods whole CPUs (requests = limits) under kubelet's static CPU manager, or "
+            "let affinityd place them"
+        )
+    if not waits.elsewhere:
         return "start each of them with affinityd exec on CPUs of its own"
-    return f"affinityd pin --tree --cpus {format_list(waits.elsewhere)} {runner.pid} keeps it off"
-
-
-def split(use: Use) -> Mapping[str, float]:
-    """Return the seconds waited, by cause. Pure."""
-    waited = sum(thread.waited for thread in use.threads)
-    capacity = len(use.cpus) * use.seconds
-    ran, most = defaultdict[str, float](float), defaultdict[str, float](float)
-    for runner in use.runners:
-        ran[runner.kind] += runner.ran
-        most[runner.kind] += runner.most
-    ran_by_job = use.ran + ran[OWN_THREADS]
-    of_others = max(0.0, use.cpu.tasks - ran_by_job)
-    by_others = _fitted(of_others, {kind: (ran[kind], most[kind]) for kind in OTHERS})
-    # Interrupts found a thread of the job on their CPU, one of others, or none.
-    while_own, while_other = (
-        min(1.0, time / capacity) if capacity else 0.0 for time in (ran_by_job, of_others)
-    )
-    took = {
-        NEIGHBOR: by_others[NEIGHBOR],
-        SYSTEM: by_others[SYSTEM],
-        INTERRUPTS: by_others[INTERRUPTS] + use.cpu.interrupts * while_other,
-        STEAL: use.cpu.steal * while_other,
-        UNKNOWN: max(0.0, of_others - sum(by_others.values())),
-    }
-
-    causes = dict.fromkeys(CAUSES, 0.0)
-    causes[THROTTLED] = min(waited, use.throttled)
-    left = waited - causes[THROTTLED]
-    causes[OWN_THREADS] = min(left, max(0.0, ran_by_job + waited - capacity))
-    left -= causes[OWN_THREADS]
-    all_took = sum(took.values())
-    for cause, seconds in took.items():
-        causes[cause] = seconds * min(1.0, left / all_took if all_took else 0.0)
-    left -= sum(causes[cause] for cause in took)
-    beside = sum(min(thread.waited, max(0.0, ran_by_job - thread.ran)) for thread in use.threads)
-    more = max(0.0, min(left, beside - causes[OWN_THREADS]))
-    causes[OWN_THREADS] += more
-    causes[UNKNOWN] += max(0.0, left - more)
-    causes[INTERRUPTS] += use.cpu.interrupts * while_own
-    causes[STEAL] += use.cpu.steal * while_own
-    return {cause: round(seconds, 9) for cause, seconds in causes.items()}
-
-
-def _fitted(whole: float, parts: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-    """Return by kind how long processes ran on these CPUs, which ran others for `whole` seconds.
-
-    `parts`: how long they did if each used all CPUs of its mask alike, and at most. If that is more
-    than the CPUs ran, all used them less; if it is less, those that could have, more.
-    """
-    likely = sum(ran for ran, _ in parts.values())
-    most = sum(most for _, most in parts.values())
-    if likely >= whole:
-        return {kind: ran * whole / likely if likely else 0.0 for kind, (ran, _) in parts.items()}
-    further = min(1.0, (whole - likely) / (most - likely)) if most > likely else 0.0
-    return {kind: ran + further * (most - ran) for kind, (ran, most) in parts.items()}
+    return f"affinityd pin --tree --cpus {format_list(waits.elsewhere)} {other.pid} keeps it off"

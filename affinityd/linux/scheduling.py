@@ -1,4 +1,4 @@
-"""How long threads waited for a CPU, and what CPUs spent their time on.
+"""How long threads waited for a CPU, and what kept cgroups and CPUs from running them.
 
 A reading that does not exist is None. Sources: kernel Documentation/scheduler/sched-stats.rst
 (/proc/PID/schedstat, with CONFIG_SCHED_INFO, which CONFIG_SCHEDSTATS and CONFIG_TASK_DELAY_ACCT
@@ -11,7 +11,6 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from affinityd.cpuset import CpuSet
 from affinityd.linux.cgroup import Cgroups
 from affinityd.linux.files import content, text
 from affinityd.linux.processes import PROC
@@ -21,8 +20,7 @@ TICKS = os.sysconf("SC_CLK_TCK")  #: of the kernel's clock in a second
 NANOSECONDS, MICROSECONDS = 10**9, 10**6
 MOST = 2**64 - 1  #: of the kernel's counters
 
-#: Softirqs that devices cause.
-SOFTIRQS = ("NET_TX", "NET_RX", "BLOCK", "IRQ_POLL", "TASKLET")
+STEAL = 7  #: its place among the numbers of a CPU in /proc/stat
 
 #: Time for which a cgroup was throttled, summed over CPUs: of cgroups v1 and v2, and its unit.
 THROTTLED = {"throttled_time": NANOSECONDS, "throttled_usec": MICROSECONDS}
@@ -33,14 +31,6 @@ class ThreadTime(NamedTuple):
 
     ran: float
     waited: float  #: it was runnable, and did not run
-
-
-class CpuTime(NamedTuple):
-    """Seconds of CPUs since boot, as the clock's ticks found them."""
-
-    tasks: float = 0.0  #: user, nice and system
-    interrupts: float = 0.0  #: irq and softirq
-    steal: float = 0.0  #: the hypervisor ran another machine
 
 
 class Throttling(NamedTuple):
@@ -59,29 +49,19 @@ def thread_time(pid: int, tid: int, proc: str = PROC) -> ThreadTime | None:
     return ThreadTime(int(words[0]) / NANOSECONDS, int(words[1]) / NANOSECONDS)
 
 
-def cpu_times(proc: str = PROC) -> Mapping[int, CpuTime]:
-    """Read the lines `cpuN` of /proc/stat: the CPUs that are online."""
-    times: dict[int, CpuTime] = {}
+def stolen_times(proc: str = PROC) -> Mapping[int, float]:
+    """Return the seconds since boot that the hypervisor took of each CPU that is online.
+
+    It is `steal` of the lines `cpuN` of /proc/stat, proc_stat(5).
+    """
+    times: dict[int, float] = {}
     for line in text(f"{proc}/stat").split("\n"):
         name, _, values = line.partition(" ")
         words = values.split()
         number = whole_number(name.removeprefix("cpu"), MOST)
-        if number is not None and len(words) >= 8:  # noqa: PLR2004 - up to steal
-            user, nice, system, _, _, irq, softirq, steal = (
-                int(word) / TICKS for word in words[:8]
-            )
-            times[number] = CpuTime(user + nice + system, irq + softirq, steal)
+        if number is not None and len(words) >= STEAL + 1 and words[STEAL].isdigit():
+            times[number] = int(words[STEAL]) / TICKS
     return times
-
-
-def spent(before: Mapping[int, CpuTime], after: Mapping[int, CpuTime], cpus: CpuSet) -> CpuTime:
-    """Return the time that some CPUs, of those online at both moments, spent between them."""
-    both = [(before[cpu], after[cpu]) for cpu in cpus & before.keys() & after.keys()]
-    return CpuTime(
-        sum(last.tasks - first.tasks for first, last in both),
-        sum(last.interrupts - first.interrupts for first, last in both),
-        sum(last.steal - first.steal for first, last in both),
-    )
 
 
 def limiting_folders(membership: str, root: str = "/") -> list[str]:
@@ -106,54 +86,6 @@ def throttling(folder: str) -> Throttling | None:
             periods, used_up = (numbers.get(it, 0) for it in ("nr_periods", "nr_throttled"))
             return Throttling(numbers[name] / unit, periods, used_up)
     return None
-
-
-def switches_of(pid: int, tid: int, proc: str = PROC) -> tuple[int | None, int | None]:
-    """Return how often a thread had to make room for others, and was moved to another CPU.
-
-    The former is of its `status` file, proc_pid_status(5); the latter of `sched`, which a kernel
-    with CONFIG_SCHED_DEBUG has.
-    """
-    folder = f"{proc}/{pid}/task/{tid}"
-    forced = _number(f"{folder}/status", "nonvoluntary_ctxt_switches")
-    return forced, _number(f"{folder}/sched", "se.nr_migrations")
-
-
-def _number(path: str, name: str) -> int | None:
-    """Read the number of a line `NAME : NUMBER`."""
-    for line in text(path).split("\n"):
-        its_name, _, value = line.partition(":")
-        if its_name.strip() == name:
-            return whole_number(value.strip(), MOST)
-    return None
-
-
-def interrupt_counts(cpus: CpuSet, proc: str = PROC) -> Mapping[str, int]:
-    """Return how often each interrupt, and each kind of softirq, was handled on these CPUs.
-
-    An interrupt's name is `IRQ 57 (mlx5_comp3@pci:0000:18:00.0)`. Those of the kernel's own clock
-    and between CPUs are left out. Sources: proc_interrupts(5); Linux Documentation,
-    filesystems/proc.rst, "softirqs".
-    """
-    counts = {}
-    for file in ("interrupts", "softirqs"):
-        heading, *lines = text(f"{proc}/{file}").split("\n")
-        places = [place for place, name in enumerate(heading.split()) if _cpu(name) in cpus]
-        columns = len(heading.split())
-        for line in lines:
-            number, _, rest = line.strip().partition(":")
-            words = rest.split()
-            if number.isdigit():
-                name = f"IRQ {number} ({' '.join(words[columns:][-1:]) or 'unknown'})"
-            else:
-                name = f"softirq {number}"
-            if (number.isdigit() or number in SOFTIRQS) and len(words) >= columns:
-                counts[name] = sum(int(words[place]) for place in places)
-    return counts
-
-
-def _cpu(name: str) -> int | None:
-    return whole_number(name.removeprefix("CPU"), MOST)
 
 
 def pressure_of(membership: str, root: str = "/") -> float | None:

@@ -8,7 +8,7 @@ from affinityd.audit import verdict
 from affinityd.audit.document import AuditDocument, document
 from affinityd.audit.memory import HostMemory
 from affinityd.audit.model import AuditedProcess, CpuTime, Job, Membership
-from affinityd.audit.waits import CAUSES, OWN_THREADS, Waits
+from affinityd.audit.waits import Waits
 from affinityd.cpuset import parse_list
 from affinityd.linux.resident import ANONYMOUS, ResidentMemory
 from affinityd.topology.model import Topology
@@ -17,7 +17,6 @@ from tests.support.audit_facts import audited, scan_of
 
 NEAR, GIB = "48-63,176-191", 2**30  #: CPUs near GPU 0, which is on node 3
 RUNNABLE = "R"  #: the state of a process that waits for a CPU
-NO_WAITS = dict.fromkeys(CAUSES, 0.0)
 
 
 def with_gpus(topology: Topology, number: int) -> Topology:
@@ -93,21 +92,18 @@ def audit(
         scan_of(topology, *processes),
         time=time.time() - age,
         waits={
-            it.facts.pid: Waits(15.0, {**NO_WAITS, OWN_THREADS: 12.3}, parse_list(NEAR))
+            it.facts.pid: Waits(15.0, 12.3, 15.0 * len(parse_list(NEAR)), parse_list(NEAR))
             for it in processes
             if it.facts.state == RUNNABLE
         },
         memory={it.facts.pid: _memory(it) for it in processes},
     )
     states = verdict.states(scan)
-    waited = {OWN_THREADS: 341.0, "neighbor": 3.0}
     scan = replace(
         scan,
         gpu_time={key: CpuTime(8123.0, 6011.0 * (it == verdict.FAR)) for key, it in states.items()},
-        wait_time={
-            key: waited if it == verdict.WAITING else {**waited, OWN_THREADS: 0.2}
-            for key, it in states.items()
-        },
+        wait_time={key: 341.0 if it == verdict.WAITING else 3.0 for key, it in states.items()},
+        throttled_time=dict.fromkeys(states, 0.2),
         history={
             key: "." * 12 + "i" * 18 + "n" * 20 + verdict.LETTERS[it] * 10
             for key, it in states.items()

@@ -1,4 +1,4 @@
-"""`affinityd why`: measures for some seconds how long a process waits for CPUs, and for what."""
+"""`affinityd why`: how long a process waits for CPUs within some seconds, and the facts beside."""
 
 from __future__ import annotations
 
@@ -7,24 +7,19 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from affinityd.audit.gather import one_process
 from affinityd.audit.model import ProcessFacts
 from affinityd.audit.wait_meter import WaitMeter
-from affinityd.audit.waits import CAUSES, NOTABLE, Waits, remedy
+from affinityd.audit.waits import NOTABLE, SHORT_LIVED, Waits, remedy
 from affinityd.cli import target
 from affinityd.cli.console import aligned, say
 from affinityd.cli.parser import Parser, add_format, duration
 from affinityd.cpuset import several
 from affinityd.errors import TargetError
 from affinityd.linux.processes import ProcessTable, Stat, since_boot, stat_of
-from affinityd.linux.scheduling import (
-    interrupt_counts,
-    pressure_of,
-    switches_of,
-    thread_time,
-)
+from affinityd.linux.scheduling import pressure_of, thread_time
 from affinityd.text import count, one_line
 
 SECONDS = 5.0  #: by default
@@ -33,25 +28,9 @@ UNCOUNTED = (
     "this kernel does not count how long threads wait: it needs CONFIG_SCHEDSTATS or "
     "CONFIG_TASK_DELAY_ACCT"
 )
-#: Below it a cause is not shown.
-LEAST_SECONDS = 0.005
+LEAST_SECONDS = 0.005  #: below it a fact is not shown
 #: Kind of another process → how the table names it.
-KINDS = {
-    "own_threads": "the same job",
-    "neighbor": "a neighbor",
-    "system": "the node's",
-    "interrupts": "interrupts",
-}
-#: Cause → what happened.
-HAPPENED = {
-    "throttled": "its cgroup had used up its CPU limit",
-    "own_threads": "other threads of the same job ran",
-    "neighbor": "processes of others ran",
-    "system": "daemons of the node or threads of the kernel ran",
-    "interrupts": "interrupts were handled",
-    "steal": "the hypervisor ran other machines",
-    "unknown": "not known",
-}
+KINDS = {"own_threads": "the same job", "neighbor": "a neighbor", "system": "the node's"}
 
 
 def add_arguments(parser: Parser) -> None:
@@ -89,13 +68,15 @@ def run(arguments: argparse.Namespace) -> int:
     waits = meter.look([after.facts], ProcessTable(), since_boot()).get(process.number)
     if waits is None:
         raise TargetError(UNCOUNTED)
-    waits = replace(waits, interrupt=_busiest(before.interrupts, after.interrupts))
     job = after.facts.membership.job
     cure = remedy(waits, job.scheduler if job else None)
     if arguments.format == "json":
-        print(json.dumps(document(process.number, waits, cure)))
+        pressure = None
+        if before.pressure is not None and after.pressure is not None:
+            pressure = round(after.pressure - before.pressure, 6)
+        print(json.dumps({**document(process.number, waits, cure), "pressure": pressure}))
     else:
-        for line in table(stat, before, after, waits, cure):
+        for line in table(stat, after, waits, cure):
             print(one_line(line))
     return 0
 
@@ -105,10 +86,7 @@ class Moment:
     """The counters of a process at one moment."""
 
     facts: ProcessFacts
-    #: By tid and start: forced switches, and those to another CPU.
-    switches: Mapping[tuple[int, int], tuple[int | None, int | None]]
-    interrupts: Mapping[str, int]
-    pressure: float | None
+    pressure: float | None  #: seconds, by PSI; None: not counted
 
     @classmethod
     def of(cls, process: Stat) -> Moment:
@@ -116,8 +94,7 @@ class Moment:
         facts = one_process(process.number)
         if facts is None:
             raise TargetError(f"{target.shown(process)} has ended meanwhile")
-        switches = {(it.tid, it.start): switches_of(facts.pid, it.tid) for it in facts.threads}
-        return cls(facts, switches, interrupt_counts(facts.cpus), pressure_of(facts.cgroups))
+        return cls(facts, pressure_of(facts.cgroups))
 
 
 def document(pid: int, waits: Waits, cure: str | None) -> Mapping[str, object]:
@@ -125,28 +102,37 @@ def document(pid: int, waits: Waits, cure: str | None) -> Mapping[str, object]:
     return {
         "pid": pid,
         "seconds": round(waits.seconds, 6),
-        "waited": round(waits.waited, 6),
-        "causes": {cause: round(waits.causes[cause], 6) for cause in CAUSES},
+        "waited": None if waits.waited is None else round(waits.waited, 6),
+        "unmeasured": SHORT_LIVED if waits.waited is None else None,
+        "throttled": round(waits.throttled, 6),
+        "stolen": round(waits.stolen, 6),
+        "others": [
+            {
+                "pid": it.pid,
+                "name": it.name,
+                "of": it.owner,
+                "kind": it.kind,
+                "ran": round(it.ran, 6),
+            }
+            for it in waits.runners[:MOST_ROWS]
+        ],
+        "cause": waits.cause,
         "remedy": cure,
     }
 
 
-def table(
-    process: Stat, before: Moment, after: Moment, waits: Waits, cure: str | None
-) -> Iterator[str]:
-    """Yield the lines for a person: the sum, the threads, the processes beside them, the remedy."""
-    yield (
-        f"{target.shown(process)}: its threads waited {waits.waited:.2f} s in "
-        f"{waits.seconds:.1f} s for {several('CPU', waits.cpus)}"
-    )
-    rows = [
-        [cause, f"{seconds:.2f}", f"{100 * seconds / waits.waited:.0f} %", HAPPENED[cause]]
-        for cause, seconds in sorted(waits.causes.items(), key=lambda it: -it[1])
-        if seconds >= LEAST_SECONDS
-    ]
-    if rows:
-        yield ""
-        yield from aligned(("cause", "seconds", "share", "meanwhile"), rows, {"seconds", "share"})
+def table(process: Stat, after: Moment, waits: Waits, cure: str | None) -> Iterator[str]:
+    """Yield the lines for a person: the sum, the facts, the threads, others there, the remedy."""
+    name, cpus = target.shown(process), several("CPU", waits.cpus)
+    if waits.waited is None:
+        yield f"{name}: how long it waited for {cpus} is not measurable: {SHORT_LIVED}"
+    else:
+        yield f"{name}: its threads waited {waits.waited:.2f} s in {waits.seconds:.1f} s for {cpus}"
+    if waits.throttled >= LEAST_SECONDS:
+        used_up = f", which had used up its limit in {waits.used_up:.0%} of the periods"
+        yield f"throttled: {waits.throttled:.2f} s, its cgroup {waits.limited}{used_up}"
+    if waits.stolen >= LEAST_SECONDS:
+        yield f"stolen: {waits.stolen:.2f} s, by the hypervisor, of all that runs on these CPUs"
     yield ""
     times = ((it, waits.threads[it.tid]) for it in after.facts.threads if it.tid in waits.threads)
     longest = sorted(times, key=lambda it: (-it[1].waited, -it[1].ran, it[0].tid))
@@ -167,42 +153,9 @@ def table(
         columns = ("process", "name", "of", "is", "ran there")
         yield from aligned(columns, rows, {"process", "ran there"})
     yield ""
-    yield from _counts(before, after)
-    is_quiet = waits.waited <= NOTABLE * waits.seconds
-    none = (
-        "no remedy is needed" if is_quiet else "no remedy is known: no known cause has much of it"
-    )
-    yield none if cure is None else f"remedy: {cure}"
-
-
-def _counts(before: Moment, after: Moment) -> Iterator[str]:
-    """Yield the other numbers that the kernel counts of it, where it does."""
-    forced, moved = (_more(before, after, place) for place in (0, 1))
-    pressure = None
-    if before.pressure is not None and after.pressure is not None:
-        pressure = after.pressure - before.pressure
-    facts = (
-        ("its threads had to make room for others {0} times", forced),
-        ("were moved to another CPU {0} times", moved),
-        ("some thread of its cgroup waited for {0:.2f} s (PSI)", pressure),
-    )
-    counted = [sentence.format(number) for sentence, number in facts if number is not None]
-    if counted:
-        yield "; ".join(counted)
-
-
-def _more(before: Moment, after: Moment, place: int) -> int | None:
-    """Return by how much a number of its threads has grown; of one that has ended none is known."""
-    grown = [
-        max(0, last - (before.switches.get(name, (0, 0))[place] or 0))
-        for name, its in after.switches.items()
-        if (last := its[place]) is not None
-    ]
-    return sum(grown) if grown else None
-
-
-def _busiest(before: Mapping[str, int], after: Mapping[str, int]) -> str | None:
-    """Return the interrupt that was handled most often between two moments."""
-    handled = {name: number - before.get(name, 0) for name, number in after.items()}
-    name = max(handled, key=lambda it: handled[it], default=None)
-    return name if name is not None and handled[name] > 0 else None
+    if cure is not None:
+        yield f"remedy: {cure}"
+    elif waits.waited is not None and waits.waited <= NOTABLE * waits.seconds:
+        yield "no remedy is needed"
+    else:
+        yield "no remedy is known: no fact explains most of it"

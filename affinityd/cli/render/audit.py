@@ -87,15 +87,11 @@ def _remedies(scan: Scan, remedies: Remedies) -> Iterator[str]:
 
 
 def _waits(scan: Scan) -> Iterator[str]:
-    """Yield a line for each process that waits for CPUs, with the remedy of the main cause."""
+    """Yield a line for each process that waits for CPUs, where a fact explains it: the remedy."""
     for process in scan.processes:
         waits = waits_of(process, scan.waits)
         if waits is not None and waits.cause is not None:
-            share = waits.causes[waits.cause] / waits.waited
-            yield (
-                f"{process_name(process.facts)}: waits for CPUs, {share:.0%} of it likely for "
-                f"{waits.cause}: {waits.remedy}"
-            )
+            yield f"{process_name(process.facts)}: waits for CPUs, {waits.cause}: {waits.remedy}"
 
 
 COLUMNS = (
@@ -185,13 +181,13 @@ def _row(group: Alike, scan: Scan, names: Mapping[GpuKey, str], level: int) -> t
 
 
 def _waited(group: Alike, scan: Scan) -> str:
-    """Return the seconds that threads waited in a second, and the main cause."""
-    known = [scan.waits[it.facts.pid] for it in group if it.facts.pid in scan.waits]
-    if not known:
+    """Return the seconds that threads waited in a second, and what explains most of them."""
+    waits = [scan.waits[it.facts.pid] for it in group if it.facts.pid in scan.waits]
+    if not waits or any(of_process.waited is None for of_process in waits):
         return NOT_KNOWN
-    longest = max(known, key=lambda waits: waits.waited)
-    waited = sum(waits.waited for waits in known) / longest.seconds
-    return f"{waited:.2f} {longest.main_cause or ''}".strip() if waited >= NOTABLE else NONE
+    longest = max(waits, key=lambda of_process: of_process.waited or 0.0)
+    waited = sum(of_process.waited or 0.0 for of_process in waits) / longest.seconds
+    return f"{waited:.2f} {longest.cause or ''}".strip() if waited >= NOTABLE else NONE
 
 
 VERIFY_COLUMNS = (

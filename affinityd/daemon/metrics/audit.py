@@ -134,10 +134,14 @@ GPU_FAMILIES: tuple[MetricFamily[AuditGpuDocument], ...] = (
     ),
     MetricFamily(
         "affinityd_gpu_wait_seconds_total",
-        "How long threads of the GPU's processes could run and did not, by cause; no cause "
-        "but throttled is counted by the kernel: the others are inferred.",
+        "How long threads of the processes that use the GPU, and of their descendants, could run "
+        "and did not: the kernel's run delay. Short-lived threads are not counted.",
         lambda gpu: gpu.wait_seconds,
-        "cause",
+    ),
+    MetricFamily(
+        "affinityd_gpu_throttled_seconds_total",
+        "How long cgroups of the GPU's processes were throttled by their CPU limit, over CPUs.",
+        lambda gpu: gpu.throttled_seconds,
     ),
     MetricFamily(
         "affinityd_gpu_host_memory_bytes",

@@ -79,9 +79,7 @@ DAEMON: tuple[Case, ...] = (
 FAR_MEMORY, NEAR_MEMORY = (
     of_gpu("affinityd_gpu_host_memory_bytes", placement=it) for it in ("far", "near")
 )
-WAITED, WAITED_FOR_WHAT = (
-    of_gpu("affinityd_gpu_wait_seconds_total", cause=it) for it in ("neighbor", "unknown")
-)
+WAITED = of_gpu("affinityd_gpu_wait_seconds_total")
 AGE, EVERY = series("affinityd_scan_age_seconds"), series("affinityd_scan_interval_seconds")
 BALANCING, AUDITED = series("affinityd_numa_balancing"), of_gpu("affinityd_gpu_audited")
 
@@ -114,9 +112,10 @@ AUDIT: tuple[Case, ...] = (
     ("RemoteCpuTimeIsHigh", {TOTAL: "0+1200x90", FAR: "0+600x90", UNPLACED: "0+9000x90"}, 70, True),
     ("RemoteCpuTimeIsHigh", {TOTAL: "0+90x90", FAR: "0+50x90"}, 70, False),
     ("RemoteCpuTimeIsHigh", {TOTAL: "0+1200x90", FAR: "0+600x20 12000x70"}, 70, False),
-    ("GpuWaits", {WAITED: "0+60x90"}, 50, True),  # a second in a second
-    ("GpuWaits", {WAITED_FOR_WHAT: "0+60x90"}, 80, False),
-    ("GpuWaits", {WAITED: "0+20x90"}, 50, False),
+    ("GpuWaits", {WAITED: "0+60x90", TOTAL: "0+60x90"}, 50, True),  # half of the time
+    ("GpuWaits", {WAITED: "0+60x90", TOTAL: "0+1200x90"}, 80, False),  # many threads, 5 %
+    ("GpuWaits", {WAITED: "0+20x90", TOTAL: "0+20x90"}, 50, False),  # a third of a second
+    ("GpuWaits", {WAITED: "0+60x10 _x80", TOTAL: "0+60x10 _x80"}, 60, False),  # the node is gone
     ("HostMemoryIsFar", {FAR_MEMORY: "9e9x40", NEAR_MEMORY: "9e9x40"}, 31, True),
     ("HostMemoryIsFar", {FAR_MEMORY: "9e9x40", NEAR_MEMORY: "9e9x40"}, 29, False),
     ("HostMemoryIsFar", {FAR_MEMORY: "9e9x40", NEAR_MEMORY: "9e10x40"}, 31, False),

@@ -78,14 +78,14 @@ def test_a_card_names_the_far_job_first_and_says_what_it_costs(shows: Shows) -> 
     for words in (
         "placement 5 local, 1 remote; cause: 1 mask",
         "time lost 74% of 2.3 h CPU time was far",
-        "waits 3 s neighbor",
+        "waits 3 s for CPUs",
         "host memory 320 GiB near, 44 GiB far, some likely pinned",
         "NIC mlx5_0 PXB",
         "last hour: far 10 min, near 20 min, idle 18 min, no scan 12 min",
     ):
         assert words in first
     assert "orphan: its Slurm job has ended" in second
-    assert "waits 6 min own_threads, 3 s neighbor" in third
+    assert "waits 6 min for CPUs" in third
     strip = tab.page.get_by_role("img", name="last hour of GPU 0: far 10 min")
     assert strip.locator("rect").count() == 3
     tab.page.get_by_label("show processes on the picture").check()

@@ -13,7 +13,7 @@ from affinityd.audit.document import AuditDocument
 from affinityd.audit.judge import Judge
 from affinityd.audit.memory import HostMemory
 from affinityd.audit.model import CpuTime, Scan
-from affinityd.audit.waits import CAUSES, Runner, Waits
+from affinityd.audit.waits import Runner, Waits
 from affinityd.cpuset import parse_list
 from affinityd.json_codec import dumps
 from affinityd.linux.resident import ANONYMOUS, SHARED, ResidentMemory
@@ -35,7 +35,7 @@ FAR = HostMemory(
     "remote",
 )
 
-OTHER = Runner("neighbor", 500, "make", None, 5.0, 5.0)
+OTHER = Runner("neighbor", 500, "make", None, 5.0)
 
 SCAN = Scan(
     time=1_790_000_000.25,
@@ -50,8 +50,9 @@ SCAN = Scan(
     unknown={LOST: "NVML is silent"},
     overlap={("session 9", "slurm 7"): frozenset((5, 6))},
     gpu_time={GPU: CpuTime(3.0, 1.5), LOST: CpuTime(1.0)},
-    waits={100: Waits(10.0, {**dict.fromkeys(CAUSES, 0.0), "neighbor": 2.0}, runners=[OTHER])},
-    wait_time={GPU: {"neighbor": 2.0}},
+    waits={100: Waits(10.0, 2.0, cpus=frozenset({0}), runners=[OTHER])},
+    wait_time={GPU: 2.0},
+    throttled_time={GPU: 0.5},
     history={GPU: "ff"},
     users={1000: "alice"},
     memory={100: FAR},
@@ -67,14 +68,15 @@ HEAD = """
    "near": "4-7", "audited": true, "unknown": null,
    "processes": {"local": 1, "mixed": 0, "remote": 1, "unpinned": 0, "unknown": 0},
    "mismatch": {"allocation": 0, "mask": 1, "unpinned": 0}, "orphans": 0,
-   "cpu_seconds": 3.0, "remote_cpu_seconds": 1.5, "wait_seconds": {"neighbor": 2.0},
+   "cpu_seconds": 3.0, "remote_cpu_seconds": 1.5, "wait_seconds": 2.0,
+   "throttled_seconds": 0.5,
    "state": "far", "history": "ff",
    "host_memory_bytes": {"near": 190, "far": 310, "unknown": 0},
    "host_memory_pinned_far_bytes": 7},
   {"vendor": "nvidia", "index": 1, "uuid": null, "pci_bus_id": "0000:11:00.0", "numa_node": null,
    "near": null, "audited": false, "unknown": "NVML is silent",
    "processes": null, "mismatch": null, "orphans": null,
-   "cpu_seconds": 1.0, "remote_cpu_seconds": null, "wait_seconds": null,
+   "cpu_seconds": 1.0, "remote_cpu_seconds": null, "wait_seconds": null, "throttled_seconds": null,
    "state": "orphan", "history": "",
    "host_memory_bytes": null, "host_memory_pinned_far_bytes": null}],
  "verdict": [
@@ -93,10 +95,8 @@ RANK = """
  "remedy": "GPU 0 is on node 1, near CPUs 4-7, and its cpuset has CPUs there; \
 affinityd pin --gpus 0000:10:00.0 100 fixes it now",
  "daemon": false, "orphan": null,
- "waits": {"seconds": 10.0, "waited": 2.0, "cause": "neighbor", "causes": {"throttled": 0.0,
-   "own_threads": 0.0, "neighbor": 2.0, "system": 0.0, "interrupts": 0.0, "steal": 0.0,
-   "unknown": 0.0},
-  "remedy": "make (process 500) ran there: let Slurm confine tasks (ConstrainCores=yes), and \
+ "waits": {"seconds": 10.0, "waited": 2.0, "throttled": 0.0, "cause": "neighbor",
+  "remedy": "on its CPUs ran make (process 500): let Slurm confine tasks (ConstrainCores=yes), and \
 submit steps with --exact"},
  "host_memory": {"placed_bytes": {"near": 190, "far": 310, "unknown": 0},
   "kind_bytes": {"anonymous": 900, "shared": 100}, "gpu_bytes": 500,

@@ -8,7 +8,7 @@ import pytest
 
 from affinityd.audit.model import AuditedProcess, Scan
 from affinityd.audit.verdict import History, states, verdict
-from affinityd.audit.waits import CAUSES, Waits
+from affinityd.audit.waits import Runner, Waits
 from tests.support.scans import GPU0, GPU1, NEAR, process, scan
 
 FAR = process(1, cause="mask", placement="remote")
@@ -23,8 +23,10 @@ def beside(it: AuditedProcess) -> AuditedProcess:
     return replace(it, facts=replace(it.facts, beside=(GPU0,)))
 
 
-def waiting(seconds: float, cause: str = "neighbor") -> dict[int, Waits]:
-    return {1: Waits(10.0, {**dict.fromkeys(CAUSES, 0.0), cause: seconds})}
+def waiting(seconds: float | None, beside: float = 10) -> dict[int, Waits]:
+    """Return the waits of process 1; `beside`: how long another ran there."""
+    runners = [Runner("neighbor", 5, "make", None, beside)]
+    return {1: Waits(10.0, seconds, cpus=frozenset({0}), runners=runners)}
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,7 @@ def waiting(seconds: float, cause: str = "neighbor") -> dict[int, Waits]:
         (scan(process(1), waits=waiting(2.0)), "waiting", ["1 of 2 GPUs waits for CPUs"]),
         (scan(process(1), waits=waiting(0.5)), "near", [FROM_NEAR]),
         (
-            scan(process(1), waits=waiting(9.0, "unknown")),
+            scan(process(1), waits=waiting(9.0, beside=0)),
             "near",
             [FROM_NEAR],
         ),

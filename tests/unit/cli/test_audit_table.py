@@ -12,7 +12,7 @@ from affinityd.audit.gather import TICKS
 from affinityd.audit.judge import Judge
 from affinityd.audit.memory import HostMemory
 from affinityd.audit.model import CpuTime, ProcessFacts, Scan
-from affinityd.audit.waits import CAUSES, Waits
+from affinityd.audit.waits import Runner, Waits
 from affinityd.cli.commands import audit
 from affinityd.cli.parser import Parser
 from affinityd.cli.render import audit as audit_table
@@ -174,13 +174,15 @@ def test_a_second_scan_shows_the_part_of_cpu_time_spent_far_from_the_gpus() -> N
     assert [line.split(" | ")[-2] for line in lines] == ["75%", "?", "-", "50%"]
 
 
-def waiting(neighbor: float) -> Waits:
-    return Waits(10.0, {**dict.fromkeys(CAUSES, 0.0), "neighbor": neighbor})
+def waiting(waited: float | None) -> Waits:
+    return Waits(
+        10.0, waited, cpus=frozenset({0}), runners=[Runner("neighbor", 5, "make", None, 9)]
+    )
 
 
 def test_a_second_scan_shows_how_long_threads_waited_and_for_what() -> None:
-    found = scan_of(TWO, *(audited(process(pid=pid)) for pid in (100, 200, 300)))
-    found = replace(found, waits={100: waiting(4.2), 200: waiting(0.05)})
+    found = scan_of(TWO, *(audited(process(pid=pid)) for pid in (100, 200, 300, 400)))
+    found = replace(found, waits={100: waiting(4.2), 200: waiting(0.05), 300: waiting(None)})
     lines = shown(found, is_second=True)
-    assert [line.rpartition(" | ")[2] for line in rows(lines)[1:4]] == ["0.42 neighbor", "-", "?"]
-    assert ["waits for CPUs, 100% of it likely for neighbor" in it for it in lines[4:]] == [True]
+    assert [line.rpartition(" | ")[2] for line in rows(lines)[1:5]] == ["0.42 neighbor", *"-??"]
+    assert ["waits for CPUs, neighbor: on its CPUs ran make" in it for it in lines[5:]] == [True]

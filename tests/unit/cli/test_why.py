@@ -1,30 +1,49 @@
-"""What `affinityd why` counts between two moments."""
+"""What `affinityd why` prints of two moments."""
 
 from __future__ import annotations
 
-from affinityd.audit.waits import CAUSES, Waits
+import pytest
+
+from affinityd.audit.waits import Waits
 from affinityd.cli.commands.why import Moment, table
 from affinityd.linux.processes import Stat, Thread
 from affinityd.linux.scheduling import ThreadTime
 from tests.support.audit_facts import process
 
-MAIN, ENDS, BEGINS = (7, 100), (8, 100), (8, 900)  # the last one has the tid of the second
 STAT = Stat(7, "x", "R", 1, 7, 0, 0, 0, 1, 100, 0)
+TIMES = {7: ThreadTime(1.0, 1.0), 8: ThreadTime(1.0, 3.0)}
+CPUS = frozenset({0})
 
 
-def moment(switches: dict[tuple[int, int], int]) -> Moment:
-    """Return a moment at which threads have been switched so often."""
-    its = (Thread(tid, "x", start, frozenset({0}), 0, 0) for tid, start in switches)
-    facts = process(pid=7, threads=tuple(its))
-    return Moment(facts, {name: (number, None) for name, number in switches.items()}, {}, None)
-
-
-def test_a_thread_that_ended_takes_nothing_back_and_its_tid_may_be_another_s() -> None:
-    before, after = moment({MAIN: 5, ENDS: 900}), moment({MAIN: 8, BEGINS: 4})
-    causes = {**dict.fromkeys(CAUSES, 0.0), "unknown": 4.0}
-    times = {7: ThreadTime(1.0, 1.0), 8: ThreadTime(1.0, 3.0)}
-    waits = Waits(5.0, causes, frozenset({0}), threads=times)
-    lines = [*table(STAT, before, after, waits, None)]
+@pytest.mark.parametrize(
+    ("waits", "first", "last"),
+    [
+        (
+            Waits(5.0, 4.0, 2.0, CPUS, threads=TIMES),
+            "its threads waited 4.00 s in 5.0 s for CPU 0",
+            "no remedy is known: no fact explains most of it",
+        ),
+        (
+            Waits(5.0, None, 2.0, CPUS, threads=TIMES),
+            "how long it waited for CPU 0 is not measurable: short-lived threads",
+            "no remedy is known: no fact explains most of it",
+        ),
+        (Waits(500.0, 4.0, 2.0, CPUS, threads=TIMES), "waited 4.00 s", "no remedy is needed"),
+    ],
+)
+def test_the_threads_that_waited_longest_come_first(waits: Waits, first: str, last: str) -> None:
+    threads = tuple(Thread(tid, "x", 100, CPUS, 0, 0) for tid in TIMES)
+    lines = [*table(STAT, Moment(process(pid=7, threads=threads), None), waits, None)]
     assert [line.split()[-1] for line in lines if line.split()[1:2] == ["x"]] == ["3.00", "1.00"]
-    assert "its threads had to make room for others 7 times" in lines
-    assert lines[-1] == "no remedy is known: no known cause has much of it"
+    assert first in lines[0]
+    assert lines[-1] == last
+
+
+def test_facts_beside_are_said_where_there_are_some() -> None:
+    waits = Waits(5.0, 4.0, 1.0, CPUS, throttled=3.5, used_up=0.7, limited="/limit", stolen=0.5)
+    lines = [*table(STAT, Moment(process(pid=7), None), waits, "raise it")]
+    assert lines[1:3] == [
+        "throttled: 3.50 s, its cgroup /limit, which had used up its limit in 70% of the periods",
+        "stolen: 0.50 s, by the hypervisor, of all that runs on these CPUs",
+    ]
+    assert lines[-1] == "remedy: raise it"

@@ -158,8 +158,8 @@ function* factsOf(gpu) {
     const share = gpu.remote_cpu_seconds === null ? null : Math.round((100 * gpu.remote_cpu_seconds) / gpu.cpu_seconds);
     yield ["time lost", share === null ? "unknown" : `${share}% of ${duration(gpu.cpu_seconds)} CPU time was far`, share > 0];
   }
-  const waits = Object.entries(gpu.wait_seconds ?? {}).filter(([, it]) => it >= 1).sort(([, a], [, b]) => b - a);
-  yield ["waits", waits.map(([cause, it]) => `${duration(it)} ${cause}`).join(", "), gpu.state === "waiting"];
+  const waits = [gpu.wait_seconds >= 1 && `${duration(gpu.wait_seconds)} for CPUs`, gpu.throttled_seconds >= 1 && `${duration(gpu.throttled_seconds)} throttled`];
+  yield ["waits", waits.filter(Boolean).join(", "), gpu.state === "waiting"];
   const { near = 0, far = 0, unknown = 0 } = gpu.host_memory_bytes ?? {};
   const memory = [near && `${amount(near)} near`, far && `${amount(far)} far`, unknown && `${amount(unknown)} unknown`];
   if (gpu.host_memory_pinned_far_bytes) memory.push("some likely pinned");

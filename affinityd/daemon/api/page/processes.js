@@ -59,8 +59,9 @@ const COLUMNS = {
   "may run on": [([first]) => first.masks, null],
 };
 
-// Seconds that threads waited in a second, and the cause of the longest waits.
+// Seconds that threads waited in a second, and what explains the longest waits; ?: short-lived threads.
 function waitsOf(group) {
+  if (group.some(({ waits }) => waits && waits.waited === null)) return "?";
   if (waited(group) < 0.01) return "";
   const longest = group.reduce((most, it) => ((it.waits?.waited ?? 0) > (most.waits?.waited ?? 0) ? it : most));
   return `${waited(group).toFixed(2)} ${longest.waits.cause ?? ""}`.trim();

@@ -72,7 +72,7 @@ FOUND = Audit(
 UNKNOWN = Audit(MACHINE, scan(unknown=dict.fromkeys((GPU0, GPU1), "NVML did not answer")))
 NOWHERE = Audit(MACHINE, scan(process(1, placement="unknown"), near={**NEAR, GPU0: None}))
 
-WAITING = Audit(MACHINE, scan(process(1), wait_time={GPU0: {"neighbor": 2.5, "unknown": 0.0}}))
+WAITING = Audit(MACHINE, scan(process(1), wait_time={GPU0: 2.5}, throttled_time={GPU0: 1.5}))
 MEMORY = Audit(MACHINE, scan(process(1), process(2), memory={1: held(38), 2: held(50, "VmPin")}))
 
 NONE = dict.fromkeys(("local", "mixed", "remote", "unpinned", "unknown"), 0.0)
@@ -89,7 +89,8 @@ SINCE = "gpu_numa_mismatch_start_timestamp_seconds"
         (FOUND, "0", "gpu_orphan_processes", {"": 1}),
         (FOUND, "0", "gpu_cpu_seconds_total", {"": 8}),
         (FOUND, "0", "gpu_remote_cpu_seconds_total", {"": 2}),
-        (WAITING, "0", "gpu_wait_seconds_total", {"neighbor": 2.5, "unknown": 0}),
+        (WAITING, "0", "gpu_wait_seconds_total", {"": 2.5}),
+        (WAITING, "0", "gpu_throttled_seconds_total", {"": 1.5}),
         (WAITING, "1", "gpu_wait_seconds_total", {}),  # the kernel does not count it
         (MEMORY, "0", "gpu_host_memory_bytes", {"near": 1120, "far": 880, "unknown": 0}),
         (MEMORY, "1", "gpu_host_memory_bytes", dict.fromkeys(("near", "far", "unknown"), 0)),
