@@ -50,6 +50,13 @@ MOST_CGROUPS = 256  #: whose cpuset files' paths are remembered
 SPARE_FILES = 96  #: files that the daemon needs besides connections
 MOST_OF_ONE = 512  #: connections at once of one user; all over TCP count as one
 
+MOST_RECEIVED = 65536  #: bytes of one request; a query has 49,152 at most
+TOO_LARGE = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n"
+    b"content-type: text/plain\r\ncontent-length: 40\r\n\r\n"
+    b"a request has 65,536 characters at most\n"
+)
+
 UNKNOWN = (
     "the caller is unidentified; without a cpuset its plan is for the whole node: the daemon does "
     "not see its pid; run the daemon in the node's pid namespace (hostPID: true, --pid=host), and "
@@ -126,7 +133,11 @@ class Connections:
 
 
 class PeerProtocol(HttpToolsProtocol):
-    """One connection: uvicorn's, with its peer in the scope of each request."""
+    """One connection: uvicorn's, with its peer in the scope of each request.
+
+    It is closed for a request of more than MOST_RECEIVED bytes, and for one that is sent before the
+    last one is answered, which no client of ours does: uvicorn bounds neither.
+    """
 
     def __init__(
         self,
@@ -140,6 +151,7 @@ class PeerProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._connections = connections
         self.user: int | None = None  #: None: a connection over TCP
+        self._received = 0  #: bytes since the last request was complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin with a new connection, and note its peer."""
@@ -151,6 +163,32 @@ class PeerProtocol(HttpToolsProtocol):
         self.user = None if peer is None else peer.credentials.uid
         self.app_state = {**self.app_state, KEY: peer}
         self._connections.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Read a part of a request. The parser would keep, and copy, whatever is sent."""
+        self._received += len(data)
+        if self._received <= MOST_RECEIVED:
+            super().data_received(data)
+        elif not self.transport.is_closing():
+            if not self._is_answering:
+                self.transport.write(TOO_LARGE)
+            self.transport.close()
+
+    def on_headers_complete(self) -> None:
+        """Begin to answer a request."""
+        if self._is_answering:
+            self.transport.close()
+        elif not self.transport.is_closing():
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Count anew, for the next request."""
+        self._received = 0
+        super().on_message_complete()
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget a connection that has ended."""

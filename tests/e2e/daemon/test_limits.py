@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.daemon.api.peers import MOST_OF_ONE
+from affinityd.daemon.api.peers import MOST_OF_ONE, MOST_RECEIVED, TOO_LARGE
 from tests.support.daemons import PATIENCE, Daemon, running
 
 REFUSED = r"^affinityd_refused_connections_total (\S+)$"
@@ -50,6 +50,48 @@ def test_the_limit_of_files_is_raised_to_the_hard_limit(folder: Path) -> None:
     with running(folder, *MACHINE, before=("prlimit", "--nofile=128:4096")) as daemon:
         limits = Path(f"/proc/{daemon.process.pid}/limits").read_text()
         assert re.search(r"Max open files +4096 +4096", limits)
+
+
+#: What no client sends; each took the daemon's memory, or a minute of its CPU.
+FLOODS = {
+    "lines of a head": (b"GET /plan HTTP/1.1\r\n", b"x: y\r\n" * 5_000_000),
+    "a value of a head": (b"GET /plan HTTP/1.1\r\nx: ", b"y" * 60_000_000),
+    "a path": (b"GET /plan?", b"y" * 60_000_000),
+    "a body": (b"GET /plan HTTP/1.1\r\ncontent-length: 99999999\r\n\r\n", b"y" * 60_000_000),
+    "requests": (b"", b"GET /topology HTTP/1.1\r\nhost: x\r\n\r\n" * 200_000),
+}
+
+
+@pytest.mark.parametrize(("first", "more"), FLOODS.values(), ids=FLOODS)
+def test_a_connection_is_closed_that_sends_more_than_a_request(
+    daemon: Daemon, first: bytes, more: bytes
+) -> None:
+    before = memory(daemon)
+    with connect(daemon) as connection, pytest.raises((BrokenPipeError, ConnectionResetError)):
+        connection.sendall(first + more)
+    assert memory(daemon) - before < 10 * 2**20
+    assert daemon.get(TARGET).body == ANSWER
+
+
+def test_a_head_that_is_too_long_has_an_answer(daemon: Daemon) -> None:
+    with connect(daemon) as connection:
+        connection.sendall(b"GET /plan?" + b"y" * MOST_RECEIVED)
+        assert everything(connection) == TOO_LARGE
+
+
+@pytest.mark.parametrize("path", ["/audit", "/metrics", "/topology", "/openapi.json"])
+def test_requests_that_wait_for_no_answer_leave_no_traceback(daemon: Daemon, path: str) -> None:
+    for _ in range(10):
+        with connect(daemon) as connection:
+            connection.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode() * 3)
+    assert daemon.get(TARGET).body == ANSWER
+    assert "Traceback" not in daemon.log.read_text()
+
+
+def memory(daemon: Daemon) -> int:
+    """Return the bytes of memory that a daemon has now."""
+    pages = Path(f"/proc/{daemon.process.pid}/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 # Connections to a daemon, many at once, of this user and of others; what is sent on them.

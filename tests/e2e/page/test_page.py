@@ -175,7 +175,7 @@ def test_the_commands_of_a_rank_give_it_its_cpus(open_tab: Opens) -> None:
         ("?gpus=99", "no GPU 99"),
         (f"?mode={HOSTILE}", "<img"),
         (f"?{HOSTILE}=1", "<img"),
-        ("?cpuset=9999", "cpuset"),
+        ("?cpuset=8191", "cpuset"),
         ("?more=x", "'more' is no parameter"),
         ("?gpus=%27;alert(1)//", "alert"),
     ],

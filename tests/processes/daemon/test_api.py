@@ -68,7 +68,7 @@ def test_the_answers_form(
         ("/topology.svg?gpus=99", 404, "no GPU 99"),
         ("/topology.svg?mode=far", 422, "mode: 'far' is not one of"),
         ("/topology.svg?format=json", 422, "always SVG"),
-        ("/topology.svg?cpuset=9999", 409, "cpuset"),
+        ("/topology.svg?cpuset=8191", 409, "cpuset"),
         ("/audit", 503, "a replayed machine has no processes to scan"),
         ("/audit?pid=7", 503, "a replayed machine has no processes to scan"),
         ("/audit?%zz", 422, "/audit takes no parameter but pid=N, and was given '%zz'"),

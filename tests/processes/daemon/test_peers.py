@@ -133,7 +133,7 @@ def test_a_living_caller_is_known_by_the_mask_and_the_cpuset_that_it_has_now(
 def test_a_caller_whose_cpuset_changed_since_its_mask_was_read_has_the_cpuset(
     caller: Called, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers, "mask_of", lambda _: parse_list("9999"))
+    monkeypatch.setattr(peers, "mask_of", lambda _: parse_list("8191"))
     monkeypatch.setattr(peers, "_cpuset_files", lambda _: ("/sys/devices/system/cpu/online",))
     online = Path("/sys/devices/system/cpu/online").read_text()
     assert told(caller.peer) == known(online, online)
