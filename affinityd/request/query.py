@@ -52,7 +52,7 @@ VENDORS = {"minor:": "nvidia", "drm:": "amd"}
 VARIABLE = Parameter(
     str,
     "a variable of the caller's environment, like LOCAL_RANK=3; given once for each variable",
-    {"type": "array", "items": {"type": "string"}},
+    {"type": "array", "items": {"type": "string", "pattern": f"^({'|'.join(sorted(READ))})="}},
 )
 
 

@@ -14,12 +14,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from affinityd.config import NODE_FILE
+from affinityd.config import NODE_FILE, PARAMETER_VARIABLES
 from affinityd.cpuset import format_list, parse_list
 from affinityd.discovery import discover, open_tree
 from affinityd.errors import AffinityError
+from affinityd.request.environment import ALLOWED, CPULIST, READ, SLICE
 from affinityd.request.formats import render
-from affinityd.request.parameters import FORMATS, parse_request
+from affinityd.request.parameters import FORMATS
+from affinityd.request.query import parse_query
 from affinityd.request.resolve import answer
 from affinityd.topology.document import read_node
 from affinityd.topology.model import Gpu, Node, Topology
@@ -49,6 +51,12 @@ parameters = st.builds(
             "format": st.sampled_from([*FORMATS, "xml"]),
         },
     ),
+)
+#: The numbers of ranks and tasks, and the GPUs of a process and its job.
+variables = st.dictionaries(
+    st.sampled_from(sorted(READ - {ALLOWED, CPULIST, SLICE, *PARAMETER_VARIABLES.values()})),
+    st.sampled_from(["0", "1", "2", "0,1", "256", "4294967294", "all", ""]),
+    max_size=5,
 )
 
 
@@ -100,18 +108,20 @@ class LivingDaemon(RuleBasedStateMachine):
         for gpu in TREE.gpus:
             self.model.put(gpu, str(gpu.numa_node))
 
-    @rule(asked=parameters)
-    def plan(self, asked: dict[str, str]) -> None:
-        reply = self.model.daemon.get(f"/plan?{urlencode(asked)}")
+    @rule(asked=parameters, environ=variables)
+    def plan(self, asked: dict[str, str], environ: dict[str, str]) -> None:
+        assignments = [("env", f"{name}={value}") for name, value in environ.items()]
+        pairs = [*asked.items(), *assignments]
+        reply = self.model.daemon.get(f"/plan?{urlencode(pairs)}")
         try:
-            request = parse_request(asked.items())  # what cannot be read has nothing read anew
+            request = parse_query(pairs)  # what cannot be read has nothing read anew
             expected = answer(self.model.asked(), request)
         except AffinityError as error:
             assert (reply.status, detail(reply)) == (error.status, str(error))  # noqa: PT017
             return
         assert (reply.status, reply.text) == (200, render(expected, request.format or "json"))
         cpus = [cpu for rank in expected.ranks for cpu in rank.cpus]
-        assert asked["mode"] not in UNIQUE or len(cpus) == len(set(cpus))
+        assert environ or asked["mode"] not in UNIQUE or len(cpus) == len(set(cpus))
         assert set(cpus) <= self.model.read.online - parse_list(RESERVED)
 
     @rule(cpus=cpulists)

@@ -17,7 +17,7 @@ from affinityd.errors import AffinityError, InvalidRequestError, NotReadyError, 
 from affinityd.json_codec import dumps
 from affinityd.planner.modes import MODES
 from affinityd.request.document import document
-from affinityd.request.environment import READ
+from affinityd.request.environment import CUDA, READ
 from affinityd.request.formats import render
 from affinityd.request.parameters import FORMATS, MAX_LENGTH, PARAMETERS, parse_request
 from affinityd.request.resolve import Caller, answer
@@ -142,6 +142,7 @@ variables = st.tuples(st.sampled_from(sorted(READ)), greedy).map("=".join)
 )
 @example({}, None, ["LOCAL_RANK=99999999"])
 @example({"ranks": "256", "cpus": "256"}, "socket", [])
+@example({"ranks": "256"}, None, ["LOCAL_RANK=0", f"{CUDA}=0", "AFFINITYD_JOB_GPUS=0"])
 @example({}, None, [f"{name}=0-65535" for name in ("AFFINITYD_CPULIST", "AFFINITYD_ALLOWED")])
 @settings(phases=[Phase.explicit, Phase.generate])  # long values take minutes to shrink
 def test_no_query_makes_the_daemon_build_more_than_some_thousand_objects(
