@@ -11,6 +11,7 @@ AffinityError
 │   ├── BusyError         too little left of something to answer        503
 │   └── NotScannedError   no scan of the processes yet, or never         503
 ├── TreeError             a root that cannot be read as a machine             exit 2
+│   └── FailingFileError  one of its files fails                              exit 1
 ├── TargetError           a process that does not exist or cannot be read          exit 2
 ├── OutputError           a file that cannot be written                       exit 1
 ├── ApplyError            a plan that could not be applied                    exit 1
@@ -104,6 +105,12 @@ class TreeError(AffinityError):
     """A `--root` or `--machine` that names no readable machine."""
 
     exit_code = 2
+
+
+class FailingFileError(TreeError):
+    """A machine's file that is there, and fails to be read."""
+
+    exit_code = 1
 
 
 class TargetError(AffinityError):

@@ -9,7 +9,15 @@ from affinityd import config
 from affinityd.cpuset import CpuSet, format_list, parse_list, several
 from affinityd.errors import ApplyError, InvalidRequestError
 from affinityd.linux.cgroup import cpuset_of, own_cpu_limit
-from affinityd.linux.files import environment_of, listed, numbered, text
+from affinityd.linux.files import (
+    FAILING,
+    environment_of,
+    is_there,
+    listed,
+    numbered,
+    present,
+    text,
+)
 from affinityd.request import environment
 from affinityd.request.environment import ENV, JOB_CPUS, NIC_VARIABLES, OF_TASK, local_rank
 from affinityd.text import count, one_line, quote
@@ -58,7 +66,7 @@ MOST_WRAPPERS = 8  #: processes between a rank and its launcher, as shells
 
 #: A file that each vendor's driver makes.
 DRIVERS = {"nvidia": "/dev/nvidiactl", "amd": "/dev/kfd", "huawei": "/dev/davinci_manager"}
-AMD = "0x1002"  #: the PCI vendor, in /sys/class/drm/renderDN/device/vendor
+AMD = b"0x1002"  #: the PCI vendor, in /sys/class/drm/renderDN/device/vendor
 
 
 class Launcher:
@@ -243,8 +251,8 @@ def _parent_of(pid: int) -> int:
 
 
 def _vendors() -> list[str]:
-    """Return the vendors with a loaded driver."""
-    return [vendor for vendor, path in DRIVERS.items() if os.path.exists(path)]  # noqa: PTH110
+    """Return the vendors with a loaded driver. Raises OSError if that is unknown."""
+    return [vendor for vendor, path in DRIVERS.items() if is_there(path)]
 
 
 def granted_gpus(dev: str = "/dev", sys: str = "/sys") -> str | None:
@@ -253,17 +261,17 @@ def granted_gpus(dev: str = "/dev", sys: str = "/sys") -> str | None:
     NVIDIA's /dev/nvidiaN, else AMD's /dev/dri/renderDN: N is the device's minor, not the
     process's GPU number. access(2) honors the device cgroup and opens nothing. If NVIDIA's
     files exist and none of them may be opened it is "none"; AMD's may also be closed to a user
-    that is in no group of theirs.
+    that is in no group of theirs. Raises OSError if an existing file fails to be read.
     """
-    minors = numbered(dev, "nvidia")
+    minors = numbered(dev, "nvidia", FAILING)
     if minors:
         usable = [minor for minor in minors if _may_open(f"{dev}/nvidia{minor}")]
         return ",".join(f"minor:{minor}" for minor in usable) or "none"
     renders = [
         minor
-        for minor in numbered(f"{dev}/dri", "renderD")
+        for minor in numbered(f"{dev}/dri", "renderD", FAILING)
         if _may_open(f"{dev}/dri/renderD{minor}")
-        and text(f"{sys}/class/drm/renderD{minor}/device/vendor") == AMD
+        and (present(f"{sys}/class/drm/renderD{minor}/device/vendor") or b"").strip() == AMD
     ]
     return ",".join(f"drm:{minor}" for minor in renders) or None
 

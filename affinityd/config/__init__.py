@@ -6,8 +6,6 @@ the daemon may each set it; the least of them counts. `slurm/task_prolog.sh` and
 read the same words.
 """
 
-# ruff: noqa: PTH110 - as `os` has it, of a folder that cannot be entered, too
-
 from __future__ import annotations
 
 import codecs
@@ -134,10 +132,10 @@ def least_switch(*switches: str) -> str:
 
 def read_file(name: str) -> dict[str, str]:
     """Read the file's assignments; a missing file has none. Raises InvalidRequestError."""
-    if not os.path.exists(name):
-        return {}
     try:
         data = read_regular(name, MAX_FILE)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
     except OSError as error:
         raise InvalidRequestError(f"{name} cannot be read: {error.strerror}") from None
     try:

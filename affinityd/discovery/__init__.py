@@ -8,6 +8,7 @@ NVIDIA's library. They read only the facts that a plan needs.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from affinityd.cpuset import format_list
 from affinityd.discovery import cpus
-from affinityd.discovery.gpus import nvidia_addresses, read_driver, read_gpus
+from affinityd.discovery.gpus import KFD_NODES, nvidia_addresses, read_driver, read_gpus
 from affinityd.discovery.pci import NumaLocator, PciDevice, read_devices, read_nics
 from affinityd.discovery.tree import (
     MARK,
@@ -26,7 +27,8 @@ from affinityd.discovery.tree import (
     the_machine,
     tree_name,
 )
-from affinityd.errors import TreeError
+from affinityd.errors import FailingFileError, TreeError
+from affinityd.linux.files import SCARCE
 from affinityd.text import printable
 from affinityd.topology.model import Gpu, MigInstance, NumaNode, Topology
 
@@ -85,10 +87,13 @@ def discover(tree: Tree, nvml: NvmlReport | None) -> Topology:
     """Read a machine, once. `nvml`: NVML's report; None: it was not called.
 
     Parts that a tree lacks are missing in the topology, and named in its notices. Raises TreeError
-    if no CPU is found.
+    if no CPU is found, FailingFileError where a file fails: without it a GPU could seem to be
+    elsewhere, or another one.
     """
+    tree.broken.clear()
     online = cpus.read_online(tree)
     if not online:
+        _check(tree)
         raise TreeError(f"machine {tree.name!r} has no online CPU in {MARK}")
     nodes = cpus.read_nodes(tree)
     node_of_cpu = cpus.read_node_of_cpu(tree, nodes, online)
@@ -112,15 +117,32 @@ def discover(tree: Tree, nvml: NvmlReport | None) -> Topology:
     unknown = ", ".join(gpu.pci_bus_id for gpu in placed if gpu.numa_node is None)
     if unknown:
         notices.append(f"The machine does not say on which NUMA node these GPUs are: {unknown}")
+    nics, possible = tuple(read_nics(tree, devices, locator)), cpus.read_possible(tree, online)
+    _check(tree)
+    for path, error in sorted(tree.broken.items()):
+        notices.append(f"/{path} could not be read: {error.strerror}")
     return Topology(
         name=printable(tree.name),
         cores=cores,
         nodes=(*nodes, NumaNode(None)) if unlisted else nodes,
         gpus=placed,
-        nics=tuple(read_nics(tree, devices, locator)),
-        possible=cpus.read_possible(tree, online),
+        nics=nics,
+        possible=possible,
         notices=tuple(map(printable, notices)),
     )
+
+
+def _check(tree: Tree) -> None:
+    """Raise FailingFileError for a file that could not be read.
+
+    Not for those of a port of an RDMA device: it has failed, and counts as down. In a container KFD
+    refuses, with EPERM, the GPUs that are not its own.
+    """
+    for path, error in sorted(tree.broken.items()):
+        is_port = "/ports/" in path or "/port/" in path
+        is_hidden = path.startswith(KFD_NODES) and error.errno == errno.EPERM
+        if error.errno in SCARCE or not (is_port or is_hidden):
+            raise FailingFileError(f"/{path}: {error.strerror}")
 
 
 def _placed(

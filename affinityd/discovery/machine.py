@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 from affinityd import machines
@@ -13,7 +12,6 @@ from affinityd.discovery.nvml import NvmlReport
 from affinityd.discovery.pci import port_states
 from affinityd.discovery.tree import FolderTree, Tree
 from affinityd.errors import TreeError
-from affinityd.linux.files import SCARCE
 from affinityd.topology.model import Topology
 
 NVML_SECONDS = 20.0  #: that NVML may take to answer; idle GPUs wake up first
@@ -39,9 +37,6 @@ class Machine:
         self._answered_by: str | None = None  # the driver's version when NVML last answered
         #: The file that differs when a CPU comes or goes; None: none does.
         self.online_file = self._tree.root + ONLINE if isinstance(self._tree, FolderTree) else None
-        #: Of the last reading: the online CPUs, and the files that could not be read.
-        self._last_online: str | None = None
-        self._last_broken: Collection[str] | None = None
 
     @property
     def tree(self) -> Tree:
@@ -83,40 +78,16 @@ class Machine:
         self.report = report
 
     def read(self) -> Topology:
-        """Return its topology. Raises TreeError for a reading that is worse than the last one."""
+        """Return its topology. Raises TreeError."""
         if self._tree is None:
             assert self._shipped is not None  # noqa: S101 - one of the two is there
             return self._shipped
-        if not isinstance(self._tree, FolderTree):
-            return discover(self._tree, self.report)
-        online = self._tree.read(ONLINE) or self._last_online
-        broken = self._tree.broken
-        broken.clear()
-        try:
-            topology = discover(self._tree, self.report)
-        except TreeError as error:
-            causes = itertools.islice(_notices(broken), 1)
-            raise TreeError("; ".join((str(error), *causes))) from None
-        self._check(online, broken)
-        self._last_online, self._last_broken = online, {*broken}
-        notices = [*topology.notices, *_notices(broken)]
-        if self.report is not None and self.report.gpus is not None and self.report.error:
-            notices.insert(len(topology.notices), f"{self.report.said}; its last answer is used")
-        return replace(topology, notices=tuple(notices))
-
-    def _check(self, online: str | None, broken: Mapping[str, OSError]) -> None:
-        """Raise TreeError if a reading must not be used.
-
-        An unreadable file looks as if it were missing. So a reading that lacks more than the last
-        one is refused, unless CPUs came or went. An RDMA port that cannot be read has failed: it
-        is down, and the rest counts.
-        """
-        is_comparable = self._last_broken is not None and online == self._last_online
-        may_lack = (self._last_broken or ()) if is_comparable else broken
-        for path, error in broken.items():
-            is_port = "/ports/" in path or "/port/" in path
-            if error.errno in SCARCE or not (path in may_lack or is_port):
-                raise TreeError(f"/{path}: {error.strerror}")
+        topology = discover(self._tree, self.report)
+        report = self.report
+        if self.is_live and report is not None and report.gpus is not None and report.error:
+            notice = f"{report.said}; its last answer is used"
+            topology = replace(topology, notices=(*topology.notices, notice))
+        return topology
 
     def drivers(self) -> tuple[str | None, ...]:
         """Return a value that changes when a driver comes or goes."""
@@ -131,12 +102,6 @@ class Machine:
         report = self.report
         answered = report is not None and report.gpus is not None and report.error is None
         return self.is_live and not answered and self.drivers()[0] is not None
-
-
-def _notices(broken: Mapping[str, OSError]) -> Iterator[str]:
-    """Yield the unreadable files, for people."""
-    for path, error in sorted(broken.items()):
-        yield f"/{path} could not be read: {error.strerror}"
 
 
 def read_once(settings: Settings) -> Topology:

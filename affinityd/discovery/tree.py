@@ -9,14 +9,13 @@ reader: None. So is the kernel's -1.
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 from affinityd.cpuset import PADDING, CpuSet, parse_list, parse_mask
 from affinityd.errors import TreeError
-from affinityd.linux.files import SCARCE, read
+from affinityd.linux.files import FAILING, read
 from affinityd.text import whole_number
 
 T = TypeVar("T")
@@ -28,9 +27,6 @@ ARCHIVE_SUFFIXES = (".tar.xz", ".tar.gz", ".tar.bz2", ".txz", ".tgz", ".tar")
 MAX_FILE = 1024 * 1024  #: bytes that are read of a file; the kernel writes far fewer into one
 MAX_NUMBER = 2**64 - 1  #: the largest that the kernel writes
 
-#: Errors of existing files that fail now; others mean a missing or forbidden file.
-_BROKEN = {*SCARCE, errno.EIO}
-
 
 class Tree:
     """The files of a machine, for discovery. No method raises: unreadable files are missing."""
@@ -38,6 +34,8 @@ class Tree:
     def __init__(self, name: str, *, live: bool = False) -> None:
         self.name = name  #: the machine's: its host name, or that of the folder or archive
         self.live = live  #: whether this is the live machine
+        #: Path → the error of an existing file that could not be read, until it is cleared.
+        self.broken: dict[str, OSError] = {}
 
     def read(self, path: str, *beginnings: str) -> str | None:
         """Return a file's text without the blanks and NULs around it; None if there is none.
@@ -79,8 +77,6 @@ class FolderTree(Tree):
         """Take the machine in `root`, which ends in a slash."""
         super().__init__(name, live=live)
         self.root = root
-        #: Path → the error of an existing file that could not be read, until it is cleared.
-        self.broken: dict[str, OSError] = {}
 
     def link(self, path: str) -> str | None:
         """See `Tree.link`."""
@@ -96,7 +92,7 @@ class FolderTree(Tree):
         try:
             return ask(self.root + path)
         except OSError as error:  # a folder, a removed device, an attribute that refuses
-            if error.errno in _BROKEN:
+            if error.errno in FAILING:
                 self.broken[path] = error
             return None
 

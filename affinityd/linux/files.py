@@ -14,7 +14,7 @@ import stat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
     from pathlib import Path
 
 PART = 65536  #: bytes that are read at once
@@ -23,8 +23,10 @@ PART = 65536  #: bytes that are read at once
 #: memory as its environment or command line, PR_SET_MM_MAP of prctl(2).
 MOST = 4 * 1024 * 1024
 
-#: Errors of a lack of resources, for which an existing file cannot be read.
+#: Errors of existing files that fail now, also for a lack of resources; others mean a missing one,
+#: or one that is forbidden.
 SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+FAILING = (*SCARCE, errno.EIO, errno.EAGAIN, errno.EPERM)
 
 READABLE, EXECUTABLE = 0o644, 0o755  #: by all users, independent of the umask
 
@@ -56,13 +58,22 @@ def text(path: str) -> str:
 
 
 def present(path: str) -> bytes | None:
-    """Return a file; None if there is none. Raises OSError if that is unknown, as when SCARCE."""
+    """Return a file; None if there is none. Raises OSError if that is unknown, as when FAILING."""
     try:
         return read(path, MOST)
     except OSError as error:
-        if error.errno in SCARCE or isinstance(error, PermissionError):
+        if error.errno in FAILING or isinstance(error, PermissionError):
             raise
         return None
+
+
+def is_there(path: str) -> bool:
+    """Return whether there is a file. Raises OSError if that is unknown."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def read_regular(path: str, most: int) -> bytes:
@@ -79,17 +90,25 @@ def read_regular(path: str, most: int) -> bytes:
     return data
 
 
-def listed(folder: str) -> list[str]:
-    """Return the names in a folder; none where it cannot be listed."""
+def listed(folder: str, failing: Collection[int] = ()) -> list[str]:
+    """Return the names in a folder; none where it cannot be listed.
+
+    Raises OSError for the errors `failing`.
+    """
     try:
         return os.listdir(folder)
-    except OSError:
+    except OSError as error:
+        if error.errno in failing:
+            raise
         return []
 
 
-def numbered(folder: str, prefix: str = "") -> list[int]:
-    """Return the numbers behind a prefix in names, ascending: processes, threads, devices."""
-    names = (name[len(prefix) :] for name in listed(folder) if name.startswith(prefix))
+def numbered(folder: str, prefix: str = "", failing: Collection[int] = ()) -> list[int]:
+    """Return the numbers behind a prefix in names, ascending: processes, threads, devices.
+
+    Raises OSError as `listed`.
+    """
+    names = (name[len(prefix) :] for name in listed(folder, failing) if name.startswith(prefix))
     return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
 

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 DRIVER_CHECK_SECONDS = 2.0  #: how often drivers and RDMA ports are looked at
 DRIVER_RETRY_SECONDS = 30.0  #: how often a loaded driver is queried again that gave no answer
 FIRST_SECONDS = 0.6  #: that a plan waits for the first reading; clients wait for 0.7 s and more
+SETTLE_SECONDS = 0.1  #: after which a reading that differs from the last one is made once more
 MIG_REREAD_SECONDS = 10.0  #: an unknown MIG UUID makes a reading at most so often
 
 
@@ -161,6 +162,13 @@ class TopologyWatcher(KnownNode):
         ports = await in_background(self._machine.ports)
         with self._unread.logged():
             topology = await in_background(self._machine.read)
+            if self.known is not None and topology != self.known.topology:
+                # Files may be missing while something is mounted or plugged.
+                await asyncio.sleep(SETTLE_SECONDS)
+                if await in_background(self._machine.read) != topology:
+                    log.info("two readings differ: the machine is read again")
+                    self.want_reading()
+                    return
             self._seen_online, self._seen_ports = online, ports
             if self.known is None:
                 reserved, switch = self._settings.reserved_cpus, self._settings.switch

@@ -60,14 +60,14 @@ def test_the_last_topology_stays_while_sysfs_fails(tmp_path: Path) -> None:
         assert not asked.refused
 
 
-def test_a_file_that_fails_from_the_start_is_named_and_the_rest_is_used(tmp_path: Path) -> None:
+def test_a_file_that_fails_from_the_start_is_named_and_nothing_is_planned(tmp_path: Path) -> None:
     node = LiveNode(tmp_path)
-    with node.running(at_first=f"mount --bind /proc/$$/mem {NODE_CPUS}") as daemon:
-        notices = daemon.get("/topology").json["topology"]["notices"]
-        assert f"{NODE_CPUS} could not be read: Input/output error" in notices
+    with node.started(at_first=f"mount --bind /proc/$$/mem {NODE_CPUS}") as daemon:
+        eventually(lambda: daemon.says(f"{NODE_CPUS}: Input/output error"), "it is told")
+        statuses = [daemon.get(path).status for path in ("/plan", "/readyz", "/healthz")]
+        assert statuses == [503, 503, 200]
         inside(daemon, "umount", "--lazy", NODE_CPUS)
-        daemon.signal(signal.SIGHUP)
-        eventually(lambda: daemon.plan("gpus=0")["generation"] == 2, "it is read again")
+        eventually(lambda: is_ready(daemon), "it plans")
         answers(daemon, node)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import REPOSITORY
-from tests.support.tiny import FAR, LOOK, PROGRAM, Ended, ran, tiny_tree
+from tests.support.tiny import BOTH, FAR, LOOK, PROGRAM, Ended, ran, tiny_tree
 
 #: Prints the modules of ours that a process has imported which planned by itself.
 IMPORTED = """
@@ -109,3 +110,50 @@ def test_it_pins_in_a_folder_that_was_deleted(
     script = f'rmdir "{gone}"; exec "$@"'
     start = (sys.executable, installed.folder / "start", "exec", "--gpus", "1", "--")
     assert ran("sh", "-c", script, "sh", *start, *LOOK, cwd=gone, env=env).cpus == FAR
+
+
+# Files that it reads, and that fail.
+
+#: System calls that name a path; which of them there are depends on the processor.
+CALLS = "?open,openat,?readlink,readlinkat,?newfstatat,?fstatat64"
+KERNELS = ("/dev", "/proc", "/run", "/sys")
+ERRORS = ("EIO", "ENOMEM", "EPERM", "EAGAIN")
+#: Prints its CPUs, and ends with a status of its own.
+MASK_AND_SEVEN = ("--", "sh", "-c", "grep Cpus_allowed_list /proc/$$/status; exit 7")
+
+
+def test_a_file_that_fails_leaves_the_mask_or_a_near_one(
+    installed: Installed, tmp_path: Path
+) -> None:
+    settings, trace = tmp_path / "settings", tmp_path / "trace"
+    settings.touch()
+    machine = installed.env["AFFINITYD_ROOT"]
+    env = {**installed.env, "AFFINITYD_CONFIG": str(settings), "LOCAL_RANK": "1"}
+    start = (sys.executable, "-S", installed.folder / "start", "exec", *MASK_AND_SEVEN)
+    ran("strace", "-fqq", "-o", trace, "-e", f"trace={CALLS}", *start, env=env)
+    asked = dict.fromkeys(re.findall(r'"(/[^"]+)"', trace.read_text()))
+    paths = [path for path in asked if path.startswith((machine, str(settings)))]
+    paths += [path for path in asked if path.startswith(KERNELS) and "pytest" not in path]
+    assert {f"{machine}/sys/devices/system/node/node1/cpulist", str(settings), "/dev"} <= {*paths}
+    for number, path in enumerate(paths):
+        error = ERRORS[number % len(ERRORS)]
+        twin = path.replace("cpulist", "cpumap")  # of which the kernel has both
+        fault = ("-P", path, "-P", twin, "-e", f"inject={CALLS}:error={error}")
+        done = ran("strace", "-fqq", "-o", trace, *fault, *start, env=env)
+        cpus = done.stdout.partition(":")[2].strip()
+        assert (done.status, cpus in {FAR, BOTH}) == (7, True), f"{path}, {error}: {done}"
+
+
+def test_bind_and_plan_name_a_file_that_fails(tmp_path: Path) -> None:
+    root = tiny_tree(tmp_path / "machine")
+    for name in ("cpulist", "cpumap"):
+        file = root / "sys/devices/system/node/node1" / name
+        file.unlink()
+        file.symlink_to("/proc/self/mem")  # nothing is at address 0: EIO
+    env = {**os.environ, "AFFINITYD_ROOT": str(root), "AFFINITYD_CONFIG": "/nonexistent"}
+    binding = "import affinityd; print(*affinityd.bind(gpus=1).warnings)"
+    for status, words in ((0, ("-c", binding)), (1, ("-m", "affinityd", "plan"))):
+        done = ran(sys.executable, *words, env=env)
+        assert done.status == status
+        told = "/sys/devices/system/node/node1/cpulist: Input/output error"
+        assert told in f"{done.stdout}{done.stderr}"

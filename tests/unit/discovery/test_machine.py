@@ -102,6 +102,23 @@ def tree(tmp_path: Path) -> Tree:
     return open_tree(str(write_tree(NODE, tmp_path / "tree")))
 
 
+def test_a_file_that_fails_is_not_one_that_is_missing(tmp_path: Path) -> None:
+    root = write_tree(NODE, tmp_path / "tree")
+
+    def fails(path: str) -> None:
+        (root / path).unlink(missing_ok=True)
+        (root / path).symlink_to("/proc/self/mem")  # nothing is at address 0: EIO
+
+    port = f"sys/bus/pci/devices/{NIC.pci_bus_id}/infiniband/mlx5_0/ports/1/state"
+    put(root / port, "4: ACTIVE")
+    fails(port)
+    notice = f"/{port} could not be read: Input/output error"
+    assert discover(open_tree(str(root)), None).notices[-1] == notice
+    fails("sys/devices/system/node/node1/cpulist")
+    with pytest.raises(TreeError, match=r"^/sys/devices/system/node/node1/cpulist: Input/output"):
+        discover(open_tree(str(root)), None)
+
+
 @pytest.mark.parametrize("suffix", COMPRESSIONS)
 def test_a_snapshot_replays_also_unpacked_or_taken_again(
     tree: Tree, tmp_path: Path, suffix: str

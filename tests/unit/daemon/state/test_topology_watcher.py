@@ -36,6 +36,7 @@ class StandIn:
         self.online_file: str | None = f"{folder}/online"
         self.set_online("0-223")
         self.topology = WHOLE
+        self.passing: list[Topology] = []  # each read once
         self.seen_drivers = "550"
         self.seen_ports = "4: ACTIVE"
         self.silent = False
@@ -52,7 +53,7 @@ class StandIn:
 
     def read(self) -> Topology:
         self.read_times += 1
-        return self.topology
+        return self.passing.pop() if self.passing else self.topology
 
     def drivers(self) -> str:
         return self.seen_drivers
@@ -119,7 +120,15 @@ async def test_a_reading_has_the_drivers_answers_and_a_difference_is_a_published
         await watched.is_published(2)
 
 
-async def test_a_cpu_that_goes_is_read_once_and_does_not_wait_for_a_driver_that_hangs(
+async def test_a_difference_that_a_single_reading_has_does_not_count(tmp_path: Path) -> None:
+    async with watching(tmp_path) as watched:
+        watched.passing = [FEWER]
+        watched.watcher.want_reading()
+        await until(lambda: watched.read_times >= 4)  # the two that differed, and again
+        assert watched.watcher.node.generation == 1
+
+
+async def test_a_cpu_that_goes_is_read_by_one_request_and_does_not_wait_for_a_driver_that_hangs(
     tmp_path: Path,
 ) -> None:
     async with watching(tmp_path) as watched:
@@ -130,7 +139,7 @@ async def test_a_cpu_that_goes_is_read_once_and_does_not_wait_for_a_driver_that_
         watched.set_online("1-223")
         refreshing = asyncio.gather(*(watched.watcher.refresh() for _ in range(20)))
         await asyncio.wait_for(refreshing, SOON / 2)
-        assert (watched.read_times, watched.watcher.node.generation) == (2, 2)
+        assert (watched.read_times, watched.watcher.node.generation) == (3, 2)
 
 
 async def test_a_driver_that_changes_is_asked_and_one_that_is_silent_again_after_a_while(
