@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -58,11 +58,6 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
-def suite_of(path: Path) -> str:
-    parts = path.relative_to(TESTS).parts
-    return parts[1] if parts[0] == "e2e" else parts[0]
-
-
 class Scheduling(LoadFileScheduling):  # type: ignore[misc] # xdist ships no types
     """Gives a worker a file, or all files that use one machine, image or cluster at a time."""
 
@@ -77,18 +72,6 @@ class Scheduling(LoadFileScheduling):  # type: ignore[misc] # xdist ships no typ
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scheduling | None:
     """Have files run as a worker each, where several are asked for so."""
     return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how long the tests of each suite took, in seconds of one core."""
-    took: defaultdict[str, float] = defaultdict(float)
-    for reports in terminalreporter.stats.values():
-        for report in reports:
-            if isinstance(report, pytest.TestReport):
-                took[suite_of(TESTS.parent / report.fspath)] += report.duration
-    terminalreporter.section("seconds of each suite, of all workers together")
-    for suite, seconds in sorted(took.items(), key=lambda it: -it[1]):
-        terminalreporter.write_line(f"{seconds:8.1f} {suite}")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

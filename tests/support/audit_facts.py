@@ -16,9 +16,8 @@ from affinityd.audit.model import (
     Scan,
 )
 from affinityd.cpuset import parse_list
-from affinityd.linux.processes import Thread, cgroups_of
+from affinityd.linux.processes import Thread
 from affinityd.topology.model import Topology
-from tests.support.children import present
 
 GPU = ("nvidia", 0)
 NEAR = "4-7"  #: CPUs near it
@@ -73,10 +72,6 @@ def process(
         beside=beside,
     )
     return replace(facts, **more) if threads is None else replace(facts, threads=threads, **more)
-
-
-def facts_of(pid: int) -> ProcessFacts:
-    return replace(process("0", pid=pid), start=present(pid).start, cgroups=cgroups_of(pid))
 
 
 def scan_of(topology: Topology, *processes: AuditedProcess) -> Scan:

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.e2e.chart import rendering
-from tests.e2e.chart.rendering import CHART, OPTIONS, container, daemon_set, objects, pod, rendered
+from tests.e2e.chart.rendering import CHART, OPTIONS, container, daemon_set, objects, pod
 from tests.support import privileges
 
 EVERY_OPTION = pytest.mark.parametrize("option", OPTIONS)
@@ -126,7 +126,3 @@ def test_values_choose_privileges(values: str, arguments: str, features: str, nv
     (step,) = made["initContainers"]
     assert f"chown -R {user}:{user} /run/affinityd\n" in step["args"][0]
     assert step["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN"]}
-
-
-def test_one_value_sets_what_the_older_ones_set_together() -> None:
-    assert rendered("audit.enabled=true") == rendered("hostPID=true runtimeClassName=nvidia")

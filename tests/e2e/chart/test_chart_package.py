@@ -1,19 +1,12 @@
 """The chart as what is installed: its version, its notes, its package, as a part of another."""
 
 import json
-import shutil
-import subprocess
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
-from threading import Thread
 from xml.etree import ElementTree as ET
 
-import pytest
-
 from affinityd import __version__
-from tests.e2e.chart.rendering import CHART, NAMESPACE, OPTIONS, chosen, helm, loaded, rendered
-from tests.support.daemons import free_port
+from tests.e2e.chart.rendering import CHART, OPTIONS, chosen, helm, loaded, rendered
 
 
 def test_its_version_is_the_packages_and_a_catalog_of_charts_finds_its_icon() -> None:
@@ -40,22 +33,6 @@ def test_the_notes_say_which_values_are_removed() -> None:
     assert "removed, and ignored" not in notes_of("default")
 
 
-def test_the_notes_name_what_is_there() -> None:
-    notes, daemons = notes_of("default"), f"--namespace {NAMESPACE}"
-    commands = [line.strip() for line in notes.splitlines() if line.startswith("    ")]
-    standard = "pod-security.kubernetes.io/enforce=privileged"
-    assert commands == [
-        f"kubectl label namespace {NAMESPACE} {standard} --overwrite",
-        f"kubectl {daemons} rollout status daemonset/affinityd",
-        f"kubectl {daemons} exec daemonset/affinityd -- affinityd topology",
-        f"kubectl {daemons} logs daemonset/affinityd",
-        f"kubectl {daemons} port-forward daemonset/affinityd 9465 &",
-        "curl 'http://127.0.0.1:9465/plan?gpus=all&format=cpulist'",
-        f"helm test affinityd {daemons} --logs",
-    ]
-    assert f"AFFINITYD_URL=http://affinityd.{NAMESPACE}:9466" in notes
-
-
 def test_a_package_has_all_that_is_rendered_and_nothing_of_the_tests(tmp_path: Path) -> None:
     assert helm("package", str(CHART), f"--destination={tmp_path}").returncode == 0
     package = tmp_path / f"affinityd-{__version__}.tgz"
@@ -63,37 +40,6 @@ def test_a_package_has_all_that_is_rendered_and_nothing_of_the_tests(tmp_path: P
         assert not [name for name in tar.getnames() if "/ci/" in name]
     done = helm("template", "affinityd", str(package), f"--values={OPTIONS['everything']}")
     assert done.stdout == rendered("everything")
-
-
-@pytest.fixture
-def registry(tmp_path: Path) -> Iterator[str]:
-    """Yield the address of a registry of OCI artifacts, Docker's own."""
-    program = shutil.which("docker-registry")
-    assert program, "this test needs a registry: apt-get install docker-registry"
-    address = f"127.0.0.1:{free_port()}"
-    storage = {"filesystem": {"rootdirectory": str(tmp_path / "registry")}}
-    settings = {"version": 0.1, "storage": storage, "http": {"addr": address}}
-    (tmp_path / "registry.json").write_text(json.dumps(settings))
-    command = [program, "serve", str(tmp_path / "registry.json")]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        assert any("listening on" in line for line in process.stderr)
-        Thread(target=process.stderr.read, daemon=True).start()
-        yield address
-        process.terminate()
-
-
-def test_a_registry_keeps_the_package_and_an_install_reads_it_there(
-    tmp_path: Path, registry: str
-) -> None:
-    assert helm("package", str(CHART), f"--destination={tmp_path}").returncode == 0
-    package, charts = tmp_path / f"affinityd-{__version__}.tgz", f"oci://{registry}/charts"
-    pushed = helm("push", str(package), charts, "--plain-http")
-    assert pushed.returncode == 0, pushed.stderr
-    of = ("affinityd", f"{charts}/affinityd", f"--version={__version__}", "--plain-http")
-    installed = helm("install", *of, "--dry-run=client", *chosen("everything"))
-    assert installed.returncode == 0, installed.stderr
-    assert helm("template", *of, *chosen("everything")).stdout == rendered("everything")
 
 
 def test_a_chart_may_be_a_part_of_another(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from tests.support.paths import REPOSITORY
 FOLDER = REPOSITORY / "deploy" / "examples"
 EXAMPLES = sorted(FOLDER.glob("*.yaml"))
 NAMED = pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-GPU = "nvidia.com/gpu"
 URL = "http://affinityd.affinityd:9466"
 
 
@@ -61,7 +60,6 @@ BY_FOLDER, BY_SERVICE = CLUSTER_POLICY["spec"]["rules"]
 ASKED = BY_FOLDER["preconditions"]
 EXPRESSIONS = {it["name"]: it["expression"] for it in POLICY["spec"]["variables"]}
 CONDITIONS = {it["name"]: it["expression"] for it in POLICY["spec"]["matchConditions"]}
-(ONE_GPU,) = (it["spec"] for it in loaded((FOLDER / "one-gpu.yaml").read_text()))
 
 
 def added(rule: Mapping[str, Any]) -> Any:  # noqa: ANN401 - YAML
@@ -168,9 +166,3 @@ def test_a_pod_that_has_it_is_left_alone_by_both() -> None:
     ours = added(BY_FOLDER)
     assert {*names["value"]} == {it["name"] for it in (*ours["volumes"], *ours["initContainers"])}
     assert {*mounts["value"]} == {it["mountPath"] for it in ours["containers"][0]["volumeMounts"]}
-
-
-def test_neither_policy_refuses_a_pod() -> None:
-    assert POLICY["spec"]["failurePolicy"] == CLUSTER_POLICY["spec"]["failurePolicy"] == "Ignore"
-    # One patch is applied whole or not at all.
-    assert [it["patchType"] for it in POLICY["spec"]["mutations"]] == ["JSONPatch"]

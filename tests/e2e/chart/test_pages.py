@@ -142,21 +142,9 @@ def test_the_panels_that_it_names_are_on_the_dashboards() -> None:
 # The pages of Kubernetes: one text to install by, commands and values that the chart takes.
 
 DOCS = REPOSITORY / "docs"
-PAGE, README = DOCS / "kubernetes.md", CHART / "README.md"
+README = CHART / "README.md"
 PAGES = [*sorted(DOCS.glob("kubernetes*.md")), DOCS / "monitoring.md", README]
 (VALUES,) = loaded((CHART / "values.yaml").read_text())
-
-
-def section(page: Path, name: str) -> str:
-    (text,) = re.findall(rf"^## {name}\n(.*?)^## ", page.read_text(), re.MULTILINE | re.DOTALL)
-    return str(text)
-
-
-def test_both_pages_have_one_text_to_install_by() -> None:
-    install = section(PAGE, "Install")
-    assert "helm install affinityd deploy/helm/affinityd " in install
-    text, _, _ = section(README, "Install").partition("\n[The examples]")
-    assert install.startswith(text)
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:

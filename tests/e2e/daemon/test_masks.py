@@ -40,12 +40,6 @@ def test_a_process_far_from_its_gpu_keeps_its_mask_and_a_command_is_named(
         assert f" {child.pid} fixes it now" in process["remedy"]
 
 
-@pytest.mark.parametrize("name", OF_0_2)
-def test_a_setting_of_0_2_is_warned_of_in_one_line(node: ScanningNode, name: str) -> None:
-    (line,) = (it for it in node.daemon.complaints if f"{name} " in it)
-    assert "is removed, and ignored: leave it out; the daemon changes nothing that runs" in line
-
-
 def test_the_daemon_keeps_off_the_cpus_of_pinned_ranks(node: ScanningNode) -> None:
     daemon = node.daemon.process.pid
 

@@ -3,18 +3,15 @@
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
-from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.faults.checker import QUERIES, asking, start_ranks, start_ranks_during
+from tests.e2e.faults.checker import QUERIES, asking, start_ranks_during
 from tests.e2e.slurm.alone import Node, task_prolog
 from tests.support.daemons import PATIENCE, eventually, is_ready, running, spawn, with_constants
 from tests.support.machines.facts import machine
@@ -23,9 +20,6 @@ from tests.support.tiny import BOTH, FAR, LOOK, NEAR, affinityd, tiny, tiny_tree
 
 #: The release before this one; there is no tag yet.
 PREVIOUS = "e17663234fc90a65d4d21dd58fb3916f4a889ce2"
-#: Of 0.1: the first whose daemon plans a machine, and the first that also has exec and verify.
-FIRST = "b736fabbbb828d54420dbe45b218c98e1b5eb178"
-FIRST_CLIENTS = "9b3b85be5759803a615d7137d4dddbfa6f960e26"
 
 VERIFY = (sys.executable, "-m", "affinityd", "verify")
 PLACES = {"0": NEAR, "1": FAR}  #: GPU → the only CPU that is right for it
@@ -36,25 +30,15 @@ def git(*words: str) -> subprocess.CompletedProcess[bytes]:
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return a function that gives the files of a commit a folder."""
+def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the files of that release a folder."""
     if git("rev-parse", "--is-shallow-repository").stdout != b"false\n":
         pytest.skip("a checkout without its history: git fetch --unshallow")
-
-    @cache
-    def unpacked(commit: str) -> Path:
-        folder = tmp_path_factory.mktemp("older")
-        archive = git("archive", commit)
-        assert archive.returncode == 0, archive.stderr.decode()
-        subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
-        return folder
-
-    return unpacked
-
-
-@pytest.fixture(scope="module")
-def previous(checkout: Callable[[str], Path]) -> Path:
-    return checkout(PREVIOUS)
+    folder = tmp_path_factory.mktemp("older")
+    archive = git("archive", PREVIOUS)
+    assert archive.returncode == 0, archive.stderr.decode()
+    subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
+    return folder
 
 
 @pytest.fixture
@@ -67,10 +51,7 @@ def by_checkout(folder: Path | None) -> list[str]:
     return [] if folder is None else ["env", "-C", os.fspath(folder)]
 
 
-@pytest.mark.parametrize("commit", [FIRST, FIRST_CLIENTS, PREVIOUS])
-def test_both_releases_answer_the_same(
-    commit: str, tmp_path: Path, checkout: Callable[[str], Path], root: str
-) -> None:
+def test_both_releases_answer_the_same(tmp_path: Path, previous: Path, root: str) -> None:
     def lines(by: Path | None) -> list[set[str]]:
         targets = [f"/plan?{query}&format=shell" for query in QUERIES]
         with running(tmp_path, "--root", root, before=by_checkout(by)) as daemon:
@@ -78,40 +59,31 @@ def test_both_releases_answer_the_same(
             assert daemon.stop() == 0
             return answers
 
-    before, now = lines(checkout(commit)), lines(None)
+    before, now = lines(previous), lines(None)
     assert all(old <= new for old, new in zip(before, now, strict=True))
 
 
-@pytest.mark.parametrize("commit", [FIRST_CLIENTS, PREVIOUS])
-def test_exec_and_verify_of_an_older_release_ask_a_daemon_of_today(
-    commit: str, tmp_path: Path, checkout: Callable[[str], Path], root: str
+def test_exec_and_verify_of_the_release_before_ask_a_daemon_of_today(
+    tmp_path: Path, previous: Path, root: str
 ) -> None:
-    older = checkout(commit)
     with running(tmp_path, "--root", root) as daemon:
         env = {"AFFINITYD_SOCKET": os.fspath(daemon.socket)}
         for gpu, cpu in PLACES.items():
-            pinned = affinityd("exec", "--gpus", gpu, "--", *LOOK, env=env, checkout=older)
+            pinned = affinityd("exec", "--gpus", gpu, "--", *LOOK, env=env, checkout=previous)
             assert (pinned.cpus, pinned.stderr) == (cpu, "")
             words = ("exec", "--gpus", gpu, "--", *VERIFY, "--gpus", gpu)
-            verified = affinityd(*words, env=env, checkout=older)
+            verified = affinityd(*words, env=env, checkout=previous)
             assert (verified.status, verified.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("commit", [FIRST, FIRST_CLIENTS, PREVIOUS])
-def test_exec_of_today_is_pinned_by_an_older_daemon_or_says_why_not(
-    commit: str, tmp_path: Path, checkout: Callable[[str], Path], root: str
+def test_exec_of_today_is_pinned_by_a_daemon_of_the_release_before(
+    tmp_path: Path, previous: Path, root: str
 ) -> None:
-    """Daemons of 0.1 do not take a process's variables."""
-    with running(tmp_path, "--root", root, before=by_checkout(checkout(commit))) as daemon:
+    with running(tmp_path, "--root", root, before=by_checkout(previous)) as daemon:
         env = {"AFFINITYD_SOCKET": os.fspath(daemon.socket)}
         for gpu, cpu in PLACES.items():
             pinned = affinityd("exec", "--gpus", gpu, "--", *LOOK, env=env)
-            if commit == PREVIOUS:
-                assert (pinned.cpus, pinned.stderr) == (cpu, "")
-            else:
-                assert pinned.cpus == BOTH
-                (line,) = pinned.lines
-                assert line.startswith("affinityd exec: unknown parameter 'env'; ")
+            assert (pinned.cpus, pinned.stderr) == (cpu, "")
 
 
 #: A task of a Slurm step of two, which see the same GPUs.
@@ -180,33 +152,6 @@ MACHINE = "dgx-a100"
 
 #: Only what does not wait for them ends with connections that say nothing.
 ENDLESS = with_constants(daemon__servers__DRAIN_SECONDS=10 * PATIENCE)
-
-
-def test_a_daemon_that_restarts_under_load_answers_right_or_not_at_all(
-    tmp_path: Path, root: str
-) -> None:
-    """And it ends well, as `systemctl restart` ends it: ranks are where they belong in any case."""
-    with running(tmp_path, "--root", root) as daemon:
-        before = [daemon.plan(query) for query in QUERIES]
-        with asking(daemon.socket, tiny(), clients=3) as asked:
-
-            def restart(number: signal.Signals) -> None:
-                asked.more()
-                daemon.signal(number)
-                daemon.process.wait(PATIENCE)
-                assert start_ranks(4, daemon.socket) == set()
-                daemon.process = spawn(tmp_path, "--root", root).process
-                eventually(lambda: is_ready(daemon), "it is there again")
-
-            complaints = start_ranks_during(lambda: restart(signal.SIGKILL), daemon.socket)
-            cut = asked.cut
-            complaints |= start_ranks_during(lambda: restart(signal.SIGTERM), daemon.socket)
-            assert asked.cut == cut
-            assert all(line.endswith("from node.json") for line in complaints)
-            asked.more()
-        assert asked.refused
-        assert [daemon.plan(query) for query in QUERIES] == before
-        assert start_ranks(4, daemon.socket) == set()
 
 
 def test_sigterm_cuts_no_answer_and_waits_for_no_silent_client(tmp_path: Path) -> None:

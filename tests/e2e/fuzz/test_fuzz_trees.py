@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from affinityd.discovery import discover, open_tree, snapshot_nvml
 from affinityd.discovery.nvml import NvmlReport
 from affinityd.discovery.snapshot import write_snapshot
 from affinityd.errors import TreeError
-from tests.e2e.fuzz.inputs import SOME, damaged, read_or_refused, words
+from tests.e2e.fuzz.inputs import SOME, read_or_refused, words
 from tests.e2e.fuzz.test_fuzz_documents import use
 from tests.support.machines.facts import machine
 from tests.support.machines.sysfs_tree import nvml_report, write_tree
@@ -127,19 +126,3 @@ def read_whole(root: Path, nvml: NvmlReport | None, archive: Path) -> None:
     again = discover(replayed, snapshot_nvml(replayed))
     assert again.cores == topology.cores
     assert again.gpus == topology.gpus
-
-
-@given(data=st.data())
-@SOME
-def test_a_damaged_archive_of_a_whole_machine_is_a_machine_or_none(
-    data: st.DataObject, trees: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    path = tmp_path_factory.getbasetemp() / "damaged.tar"
-    with tarfile.open(path, "w", format=data.draw(st.sampled_from([0, 1, 2]))) as archive:
-        archive.add(trees["cloud-vm"], "cloud-vm")
-    path.write_bytes(data.draw(damaged(path.read_bytes())))
-
-    def read() -> None:
-        use(discover(open_tree(os.fspath(path)), None))
-
-    read_or_refused(read, TreeError)

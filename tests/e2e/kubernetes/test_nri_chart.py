@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -119,23 +118,6 @@ def test_pods_that_start_while_the_daemon_is_away_are_placed_when_it_is_back(gpu
     eventually(lambda: {process.cpus for process in early} == {FAR}, "they run near their GPU")
     metric = 'affinityd_nri_containers{locality="local",state="pinned"} 2.0'
     eventually(lambda: metric in gpus.ask("/metrics"), "they are counted")
-
-
-def test_a_privileged_container_is_left_unless_it_was_granted_a_gpu(gpus: Chart) -> None:
-    """It has every device file, and needs none of them."""
-    granted = {"NVIDIA_VISIBLE_DEVICES": machine.uuid(1)}
-    both = [
-        {**container(name, gpus=0, **env), "securityContext": {"privileged": True}}
-        for name, env in (("left", {}), ("placed", granted))
-    ]
-    pod = started(gpus.cluster, "root", *both, namespace="default", affinityd="on")
-    assert (pod["left"].cpus, pod["left"].told, pod["placed"].cpus) == (BOTH, {}, FAR)
-    gpus.cluster.run("kubectl delete pod root --now")
-
-
-def test_the_doctor_names_the_runtime(gpus: Chart) -> None:
-    printed = gpus.exec("affinityd doctor nri")
-    assert re.search(f"containerd .* asks the daemon; namespaces: {CHOSEN}", printed), printed
 
 
 def test_a_placed_container_has_its_pod_s_cpus_again_when_it_restarts_without_the_daemon(

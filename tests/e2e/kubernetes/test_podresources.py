@@ -1,8 +1,6 @@
 """The daemon names pods by a real kubelet: who has which GPU, and which CPUs."""
 
 from collections.abc import Iterator, Mapping
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +9,6 @@ from tests.e2e.kubernetes import cluster as of_cluster
 from tests.e2e.kubernetes import two_nodes
 from tests.e2e.kubernetes.chart import installed
 from tests.e2e.kubernetes.cluster import KUBELET, POD_RESOURCES, Cluster, kubelet_plugin, running
-from tests.e2e.prometheus.server import QUERIES, running_prometheus
 from tests.support.cpusets import needs_cpuset
 from tests.support.daemons import eventually, free_port
 from tests.support.scanning_node import ScanningNode, scanning, uuid
@@ -27,8 +24,6 @@ REMEDY = (
     "single-numa-node (or restricted), and start the pod again"
 )
 DRIVER, POOL = "gpu.nvidia.com", "gpus"
-#: Labels that the scraped target has: those of the daemon's pod, and of no job.
-OF_DAEMON = {"namespace": "gpu", "pod": "affinityd-x7k2p", "container": "affinityd"}
 
 
 @pytest.fixture(scope="module")
@@ -87,32 +82,6 @@ def test_a_pod_that_kubelet_placed_far_has_a_remedy(far: int, node: ScanningNode
     }
     assert process["cause"] == "allocation"
     assert process["remedy"] == REMEDY
-
-
-def test_a_real_prometheus_has_a_pod_s_names(
-    cluster: Cluster, far: int, node: ScanningNode, address: str, tmp_path: Path
-) -> None:
-    node.say({FAR_GPU: [far]})
-    named_process(node, far)
-    uid = cluster.get("pod", "far")["metadata"]["uid"]
-    targets = [{"targets": [address], "labels": OF_DAEMON}]
-    with running_prometheus(tmp_path, targets) as prometheus:
-        names_of_pod = ("job_id", "namespace", "pod", "container")
-        for name in ("mismatched_gpus", "gpus", "gpu_seconds_total", "cpu_seconds_total"):
-            query = f"affinityd_job_{name}"
-            eventually(partial(prometheus.query, query), f"{query} is scraped")
-            (labels,) = (it["metric"] for it in prometheus.query(query))
-            assert labels["scheduler"] == "kubernetes"
-            assert [labels[name] for name in names_of_pod] == [uid, "default", "far", "main"]
-
-        chosen = {"cluster": "", "job": "affinityd", "node": ".*", "job_id": ".*"}
-        hours = next(it for it in QUERIES if it.panel.startswith("Which jobs were placed far"))
-
-        def names() -> list[list[str]]:
-            rows = [row["metric"] for row in hours.put_to(prometheus, chosen)]
-            return [[row.get(name, "") for name in names_of_pod[1:]] for row in rows]
-
-        eventually(lambda: names() == [["default", "far", "main"]], "the table has its name")
 
 
 def test_a_pod_has_its_gpu_by_dra(cluster: Cluster, node: ScanningNode) -> None:

@@ -54,17 +54,6 @@ def test_each_task_of_srun_is_near_its_gpus(
     assert masks(cluster.srun(*srun, *entry, *words, "--", *LOOK, env=here)) == cpus
 
 
-def test_a_rank_below_a_lone_task_has_its_gpu(
-    cluster: Slurm, here: Mapping[str, str], entry: tuple[str, ...]
-) -> None:
-    again = [*entry, "--rank=1", "--", *LOOK]
-    printed = cluster.srun("-n1", "-c2", "--gres=gpu:2", *entry, "--", *again, env=here)
-    assert masks(printed) == [FAR]
-    script = " ".join([*entry, "--", *LOOK])
-    printed = cluster.sbatch(script, "--ntasks=2", "--gres=gpu:2", env=here)
-    assert masks(printed) == [BOTH]
-
-
 def test_tasks_that_srun_binds_exchange_their_cpus_and_those_it_does_not_bind_stay(
     here: Mapping[str, str], release: str, entry: tuple[str, ...]
 ) -> None:
@@ -132,19 +121,3 @@ def test_what_a_launcher_bound_a_rank_to_stays(
     assert masks(done.stdout) == cpus
     lines = [line for line in done.lines if line.startswith("affinityd exec")]
     assert any(STAYS.format(switch) in line for line in lines) == (switch is not None)
-
-
-def test_a_program_that_openmp_has_bound_keeps_the_cpus_of_its_rank(
-    here: Mapping[str, str],
-) -> None:
-    """Two threads of a rank on two places; the launcher may have given the rank any CPUs."""
-    program = (
-        "import ctypes, os, affinityd; ctypes.CDLL('libgomp.so.1');"
-        "b = affinityd.bind(); print(*os.sched_getaffinity(0), b.pinned, *b.warnings)"
-    )
-    bound = {"OMP_PROC_BIND": "close", "OMP_PLACES": "threads"}
-    environ = {"PATH": os.environ["PATH"], "TMPDIR": "/tmp", **here, **bound}  # noqa: S108
-    words = ("-bind-to", "none", "-np", "2", sys.executable, "-c", program)
-    done = ran("mpirun.mpich", *words, env={**environ, "PYTHONPATH": str(REPOSITORY)})
-    for line in done.stdout.splitlines():
-        assert line.startswith(f"{NEAR} False OpenMP (OMP_PROC_BIND=close) has bound")

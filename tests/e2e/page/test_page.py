@@ -188,15 +188,6 @@ def test_a_refusal_has_the_daemon_s_words(query: str, says: str, open_tab: Opens
     assert tab.page.locator("img").count() == 0
 
 
-def test_strange_names_of_parts_are_text(open_tab: Opens) -> None:
-    tab = open_tab("<b>strange")
-    tab.comes_to_show("")
-    assert tab.page.locator("img").count() == 0
-    assert tab.page.locator("h1").inner_text() == "<b>strange"
-    assert HOSTILE[:12] in tab.picture.locator(".nic").first.text_content()
-    assert tab.errors == []
-
-
 def test_the_page_says_that_the_machine_changed(context: BrowserContext, tmp_path: Path) -> None:
     root, port = write_tree(machine("cloud-vm"), tmp_path / "machine"), free_port()
     with running(tmp_path, "--root", str(root), listen=f"127.0.0.1:{port}") as daemon:

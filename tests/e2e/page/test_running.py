@@ -124,15 +124,6 @@ def test_a_daemon_that_hangs_dies_and_is_replaced(context: BrowserContext) -> No
         assert not tab.page.locator("#other_node").is_visible()
 
 
-def test_plans_of_the_page_are_counted_apart_from_those_of_jobs(
-    node: ScanningNode, context: BrowserContext, port: int
-) -> None:
-    Tab.open(context, Node(node.daemon, f"http://127.0.0.1:{port}"))
-    counted = node.samples("plans_total", "client")
-    assert counted.get("other", 0) >= 1
-    assert "job" not in counted
-
-
 def test_the_same_scan_is_not_sent_twice(node: ScanningNode) -> None:
     def is_known() -> bool:
         tag = node.daemon.get("/audit").headers["etag"]

@@ -1,6 +1,5 @@
 """The page's first view: the state of the node, of documents that the test makes."""
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
@@ -135,15 +134,6 @@ def test_what_the_reader_has_opened_stays_through_scans(
     )
 
 
-def test_three_thousand_processes_are_few_rows(shows: Shows) -> None:
-    tab = shows(audit(EIGHT, several(3000, 8)))
-    assert texts(tab, "#processes .number")[0].startswith("3000 processes in ")
-    assert len(rows(tab)) == 40
-    tab.page.get_by_role("button", name="show all").click()
-    assert len(rows(tab)) > 40
-    assert tab.errors == []
-
-
 def test_names_that_would_act_are_text(shows: Shows) -> None:
     named = orphan(process(5, 0, f"\u202e{HOSTILE}\x1b[1m"), HOSTILE)
     tab = shows(replace(audit(EIGHT, [named]), notices=[HOSTILE]))
@@ -239,21 +229,6 @@ def test_it_is_accessible_and_nothing_is_cut(look: Look, browser: Browser, nodes
     context.close()
 
 
-def test_the_first_picture_takes_few_bytes(context: BrowserContext, nodes: Nodes) -> None:
-    page = context.new_page()
-    session = context.new_cdp_session(page)
-    sizes: list[float] = []
-    session.send("Network.enable")
-    session.on("Network.loadingFinished", lambda event: sizes.append(event["encodedDataLength"]))
-    answering(context, audit(EIGHT, several(30, 8)))
-    page.goto(f"{nodes('8-gpus').origin}/")
-    page.locator(".card").first.wait_for()
-    deadline = time.monotonic() + PATIENCE
-    while len(sizes) < 9 and time.monotonic() < deadline:
-        page.wait_for_timeout(50)
-    assert 10_000 < sum(sizes) < 100_000
-
-
 def test_a_cpu_that_several_ranks_have_shows_all_of_them(open_tab: Callable[..., Tab]) -> None:
     tab = open_tab(query="?gpus=0,1&ranks=4")
     tab.comes_to_show("gpus=0,1&ranks=4")
@@ -263,12 +238,3 @@ def test_a_cpu_that_several_ranks_have_shows_all_of_them(open_tab: Callable[...,
     assert cpu.locator("title").text_content() == "CPU 48: ranks 0-3"
     tab.page.locator("[name=mode]").select_option("unique_contiguous")
     eventually(lambda: cpu.locator(".shared").count() == 0, "it has one rank again")
-
-
-def test_many_warnings_of_a_kind_are_folded_and_those_of_the_machine_are_not_red(
-    context: BrowserContext, nodes: Nodes
-) -> None:
-    tab = Tab.open(context, nodes("64-gpus"))
-    tab.comes_to_show("")
-    assert texts(tab, ".warnings > li") == ["unknown_locality: 64 warnings"]
-    assert tab.page.locator(".warnings .bad").count() == 0

@@ -16,7 +16,7 @@ from tests.support.pods import GPU_2, ONLINE, SHELLS, Pod, only, unreachable
 from tests.support.servers import hanging, serving
 
 BESIDES = ("head", "ls", "env", "sh")
-NO_ANSWER, UNPINNED = "affinityd run: no answer from", "; the command runs unpinned"
+NO_ANSWER = "affinityd run: no answer from"
 FROM_FILES = "; planned from {}/gpu"
 
 #: What somebody's shell may export to all that it starts, as bash writes it.

@@ -13,7 +13,6 @@ import pytest
 
 from tests.support.children import children_of
 from tests.support.daemons import Daemon, eventually, running
-from tests.support.servers import answering, hanging, http, serving
 from tests.support.tiny import Ended, affinityd
 
 
@@ -128,21 +127,6 @@ def test_without_a_daemon_sysfs_or_node_json_is_read(tree: Path, tmp_path: Path)
         socket = daemon.socket
     assert "from node.json: no daemon at" in init(to, "--timeout=0.3", socket=socket).stdout
     assert (to / "gpu/7").read_text() == "56-63,176-191 local\n"
-
-
-def test_an_answer_without_a_plan_is_named(tmp_path: Path) -> None:
-    behaviors = (
-        (hanging, "did not answer in time"),
-        (answering(http("503 x", b"No topology yet\n")), "answered 503"),
-        (answering(http("200 OK", b"[" * 70_000)), "is not affinityd"),
-    )
-    for number, (behavior, line) in enumerate(behaviors):
-        to = tmp_path / f"to-{number}"
-        with serving(tmp_path / f"s-{number}", behavior) as path:
-            done = init(to, "--timeout=1", socket=path)
-        assert (done.status, len(done.lines)) == (0, 1)
-        assert line in done.lines[0]
-        assert set(contents(to)) == {"run", "pinning.sh", "settings"}
 
 
 def test_a_refusal_leaves_the_script_and_no_plan(daemon: Daemon, tmp_path: Path) -> None:

@@ -122,27 +122,6 @@ def test_rows_of_a_table_have_only_its_keys(server: Prometheus) -> None:
                     assert set(series["metric"]) <= keys, target["expr"]
 
 
-def test_jobs_that_were_placed_far_are_rows_of_the_table_by_their_cause(server: Prometheus) -> None:
-    """Job 80 is near its GPU."""
-    hours, share, nodes = (
-        it for it in QUERIES if it.panel.startswith("Which jobs were placed far")
-    )
-    causes = {"77": "allocation", "78": "mask", "79": "unpinned"}
-
-    def rows(query: Asked) -> dict[str, float]:
-        series = query.put_to(server, FLEET)
-        assert {it["metric"]["scheduler"] for it in series} <= {"slurm"}
-        return {
-            f"{it['metric']['job_id']} {it['metric']['cause']}": float(it["value"][1])
-            for it in series
-        }
-
-    expected = {f"{job} {cause}" for job, cause in causes.items()}
-    eventually(lambda: rows(hours).keys() == expected, "three jobs were placed far")
-    assert set(rows(nodes).values()) == {1}
-    assert all(0.5 < part <= 1 for part in rows(share).values())
-
-
 OFFERED: Mapping[str, Sequence[str]] = {
     "cluster": [],
     "job": ["affinityd"],

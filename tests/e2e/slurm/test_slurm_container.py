@@ -116,14 +116,6 @@ def test_the_site_s_settings_hold_in_a_container_too(containers: Node) -> None:
     assert [task.variables["WARNINGS"] for task in site_s] == ["not_unique,widened"] * 2
 
 
-def test_a_container_starts_on_a_node_that_has_no_daemon(containers: Node) -> None:
-    tasks = containers.tasks(*TWO, env=container(missing="/run"))
-    assert [task.cpus for task in tasks] == [BOTH] * 2
-    assert [task.unpinned for task in tasks] == [
-        "no daemon listens at /run/affinityd/affinityd.sock, and no node.json is beside it"
-    ] * 2
-
-
 def test_without_the_drop_in_a_task_in_a_container_dies(containers: Node) -> None:
     """What the documentation warns of, where Slurm is 22.05 or newer."""
     with pytest.raises(AssertionError, match="TaskProlog failed status=127"):

@@ -61,34 +61,6 @@ def test_the_printed_lines_end_the_drain_of_a_node(tree: Path, release: str) -> 
         assert gres_conf(cluster, tree, "--diff") == FITS
 
 
-PAIR = ("0", "1")
-TOO_FEW = "+Name=gpu File=/dev/nvidia1 Cores=1"
-OTHER_CORES = "-Name=gpu File=/dev/nvidia0 Cores=1\n+Name=gpu File=/dev/nvidia0 Cores=0\n"
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        (A100, TYPED.replace("a100", "A100"), "+Name=gpu Type=a100", "inval"),
-        (PAIR, UNTYPED.splitlines()[0], TOO_FEW, "inval"),
-        (PAIR, UNTYPED.replace("=0\n", "=1\n"), OTHER_CORES, "idle"),
-    ],
-    ids=["another case", "too few", "other cores"],
-)
-def test_a_diff_has_the_lines_that_differ(
-    tree: Path, case: tuple[tuple[str, ...], str, str, str], release: str
-) -> None:
-    gpus, lines, changed, state = case
-    with slurm(Setup(gpus=gpus, gres_conf=lines, state=state, release=release)) as cluster:
-        # Of a drained node slurmctld does not tell the types.
-        types = ("--type", "a100") if gpus == A100 else ()
-        diff = gres_conf(cluster, tree, "--diff", *types)
-        untyped = gres_conf(cluster, tree, "--diff")
-    assert diff.status == 1
-    assert changed in diff.stdout
-    assert ("types are not compared" in untyped.stderr) == (state == "inval")
-
-
 PACKAGE = "Sockets=1 CoresPerSocket=2 ThreadsPerCore=1"
 ONE_GPU = ("-n1", "--gres=gpu:1", "--gres-flags=enforce-binding")
 

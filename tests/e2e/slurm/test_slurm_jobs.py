@@ -28,7 +28,6 @@ from tests.support.tiny import BOTH, FAR, NEAR
 
 TWO = ("--ntasks=2", "--gres=gpu:small:2")
 THEIRS = [HOME[2], HOME[3]]
-SHOW = f"{' '.join(LOOK[:2])} '{LOOK[2]}'"
 
 
 @pytest.fixture(scope="module")
@@ -89,14 +88,6 @@ def test_an_interactive_step_has_all_cpus_of_its_job(node_of_jobs: Node) -> None
     text = node_of_jobs.cluster.run("sh", "-c", typed, env={"SHELL": "/bin/sh"})
     assert re.search(rf"Cpus_allowed_list:\s+{BOTH}\r?$", text, re.MULTILINE), text
     assert re.search(rf"AFFINITYD_CPULIST={BOTH}\r?$", text, re.MULTILINE), text
-
-
-def test_the_documentation_s_example_prints_where_each_task_is(node_of_jobs: Node) -> None:
-    (command,) = re.findall(r"^srun -l .*$", (SCRIPTS / "README.md").read_text(), re.MULTILINE)
-    printed = node_of_jobs.cluster.run(
-        "/bin/sh", "-c", command, env={"AFFINITYD_MODE": "exclusive"}
-    )
-    assert sorted(re.findall(r"AFFINITYD_CPULIST=(\S+)", printed)) == [NEAR, FAR]
 
 
 def test_a_job_without_gpus_is_read(node_of_jobs: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import pytest
 
 from affinityd import __version__
 from docs.check.blocks import BLOCKS
-from tests.e2e.slurm.node import INSTALLED, LOOK, SCRIPTS, Task, copied, read_tasks
+from tests.e2e.slurm.node import INSTALLED, LOOK, SCRIPTS, Task, read_tasks
 from tests.e2e.slurm.rig import USER, Setup, Slurm, logs, printed, slurm
 from tests.support.daemons import PATIENCE, Daemon, eventually
 from tests.support.paths import REPOSITORY
@@ -205,16 +205,3 @@ def test_a_site_s_own_task_prolog_calls_ours(tiny_daemon: Daemon, words: Sequenc
         env = made.srun(*words, "env")
     exported = re.findall(r"^0: (SITE|ALSO|AFFINITYD_CPULIST)=", env, re.MULTILINE)
     assert sorted(exported) == ["AFFINITYD_CPULIST"] * len(words) + ["ALSO", "SITE"]
-
-
-def test_a_node_that_is_drained_for_lack_of_a_daemon_says_so(tmp_path: Path) -> None:
-    settings = tmp_path / "affinityd.conf"
-    settings.write_text("AFFINITYD_DRAIN=yes\n")
-    lines = [line for line in LINES.splitlines() if line.startswith("Prolog=")]
-    binds = {copied(tmp_path): INSTALLED, settings: "/etc/affinityd.conf"}
-    with slurm(Setup(conf=lines, binds=binds), USER) as made:
-        with suppress(AssertionError):  # the job waits for another node
-            made.run("timeout", "5", "srun", "-n1", "--gres=gpu:1", "true")
-        eventually(lambda: "DRAIN" in made.run("scontrol", "show", "node"), "it is drained")
-        reason = made.run("scontrol", "show", "node").split("Reason=")[1]
-    assert reason.startswith("affinityd: no daemon is ready at /run/affinityd/affinityd.sock")

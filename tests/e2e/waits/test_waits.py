@@ -6,8 +6,6 @@ these tests alone, and nightly. tests/processes has what holds on a busy machine
 
 import json
 import os
-import re
-import shlex
 import subprocess
 import sys
 import time
@@ -38,20 +36,6 @@ else:
     print('ready', flush=True)
 while True:
     pass
-"""
-#: Steps of 1 ms of work and a pause of 0.5 ms; a line says how many there were in each second.
-STEPS = """
-import time
-print('ready', flush=True)
-while True:
-    steps, end = 0, time.monotonic() + 1
-    while time.monotonic() < end:
-        start = time.thread_time()
-        while time.thread_time() < start + 0.001:
-            pass
-        time.sleep(0.0005)
-        steps += 1
-    print(steps, flush=True)
 """
 QUIET = "import time\nprint('ready', flush=True)\nwhile True: time.sleep(0.01)"
 #: Of no kin: siblings count as one job.
@@ -177,35 +161,3 @@ def test_a_scan_names_the_neighbor_once_it_has_seen_it_run() -> None:
     waited = [scan.waits[rank.pid].waited or 0.0 for scan in scans[1:]]
     assert waited[-1] > 0.3 * last.waits[rank.pid].seconds
     assert last.wait_time[gpu.key] == pytest.approx(sum(waited))
-
-
-def steps(rank: subprocess.Popen[str]) -> int:
-    """Return the steps of two whole seconds from now on."""
-    assert rank.stdout is not None
-    os.set_blocking(rank.stdout.fileno(), False)
-    while rank.stdout.readline():
-        pass  # what was told before
-    os.set_blocking(rank.stdout.fileno(), True)
-    rank.stdout.readline()  # of a second that began before
-    return int(rank.stdout.readline()) + int(rank.stdout.readline())
-
-
-@on_a_quiet_machine
-def test_the_remedy_brings_the_steps_back() -> None:
-    with ExitStack() as stack:
-        rank = stack.enter_context(on_cpus("1", STEPS))
-        alone = steps(rank)
-        for _ in range(4):
-            stack.enter_context(on_cpus("0-1", BUSY, "0", before=OTHER_USER))
-        beside = steps(rank)
-        for _ in range(4):
-            remedy = why(rank.pid)["remedy"]
-            if remedy is None:
-                break
-            command = re.search(r"affinityd (pin .*?) keeps it off", remedy)
-            assert command is not None, remedy
-            pin = [sys.executable, "-m", "affinityd", *shlex.split(command[1])]
-            subprocess.run(pin, check=True, capture_output=True, timeout=PATIENCE)
-        after = steps(rank)
-    assert beside < 0.6 * alone
-    assert after > 0.8 * alone

@@ -18,7 +18,7 @@ from affinityd.audit.gather import ProcessWalk
 from affinityd.audit.mask_owner import owner_of
 from affinityd.audit.model import GpuHolders, Holding
 from affinityd.cpuset import CpuSet
-from affinityd.linux.processes import ProcessTable, mask_of, thread_ids
+from affinityd.linux.processes import ProcessTable
 from affinityd.request.slurm_task import REMEDY
 from tests.support.small_node import ALL
 
@@ -158,33 +158,3 @@ def test_a_main_thread_that_was_pinned_alone_is_not_openmp_s(owner: Callable[...
     first = f"threading.Timer(0.5, os.sched_setaffinity, (os.getpid(), [{CPU}])).start()"
     said = owner([sys.executable, "-c", IN_PARALLEL.format(first=first)], {})
     assert said == "unknown (it moved the main thread alone)"
-
-
-@TWO_CPUS
-@pytest.mark.parametrize("cpus", ["--cpunodebind=all", f"--physcpubind={max(ALL)}"])
-def test_numactl_leaves_a_mask_or_ends(cpus: str) -> None:
-    """As its row says: by node it takes CPUs outside of the mask; by number it ends."""
-    command = [*PINNED, "numactl", cpus, "grep", "Cpus_allowed_list", "/proc/self/status"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if "node" in cpus:
-        assert done.stdout.split()[1:] not in ([], [f"{CPU}"])
-    else:
-        assert (done.returncode, "out of range" in done.stderr) == (1, True)
-
-
-@TWO_CPUS
-@pytest.mark.parametrize(
-    ("variable", "stays"),
-    [("GOMP_CPU_AFFINITY", False), ("OMP_PROC_BIND", True), ("OMP_PLACES", True)],
-)
-def test_whether_an_openmp_runtime_leaves_a_mask(omp: str, variable: str, stays: bool) -> None:
-    value = {"GOMP_CPU_AFFINITY": f"{max(ALL)}", "OMP_PROC_BIND": "true"}.get(variable, "threads")
-    command = [*PINNED, "env", f"{variable}={value}", omp]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        try:
-            masks = [mask_of(tid) or frozenset() for tid in thread_ids(process.pid)]
-        finally:
-            process.kill()
-    assert (set().union(*masks) <= {CPU}) is stays

@@ -124,13 +124,6 @@ def test_a_gpu_whose_place_is_unknown_moves_no_process(tmp_path: Path) -> None:
     )
 
 
-def test_a_missing_command_is_an_error() -> None:
-    done = exec_("--threads", env={})
-    line = "affinityd exec: -- is missing before the command; write affinityd exec -- CMD …"
-    assert (done.status, done.lines) == (125, [line])
-    assert exec_("--help", env={}).status == 0
-
-
 def test_modules_of_the_job_do_not_replace_python_s(
     here: Mapping[str, str], tmp_path: Path
 ) -> None:

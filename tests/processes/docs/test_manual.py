@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import os
-import pty
-import re
-import select
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from affinityd.cli import COMMANDS
-from tests.support.daemons import PATIENCE
 from tests.support.paths import REPOSITORY
 
 #: What is typed, and the word that a tab makes of its end.
@@ -28,21 +23,13 @@ TYPED = {
     "affinityd exec --memory inter": "interleave",
     "affinityd snapshot --output /usr/inclu": "/usr/include/",
 }
-#: How an interactive shell completes, and shows the line as it is at Ctrl-G.
+#: Completes the last of the words, as bash does at a tab.
 BASH = """\
 source {0}/bash-completion/completions/affinityd
-show() {{ printf '<%s>' "$READLINE_LINE"; }}
-bind -x '"\\C-g": show'
+COMP_WORDS=({1}) COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+_shtab_affinityd {1} 2>/dev/null
+printf '%s\\n' "${{COMPREPLY[@]}}"
 """
-ZSH = """\
-fpath=({0}/zsh/site-functions $fpath); autoload -U compinit; compinit -u -D
-show() {{ print -rn -- "<$BUFFER>"; }}
-zle -N show; bindkey '^G' show
-"""
-SHELLS = {
-    "bash": (["bash", "--norc", "--noprofile", "-i"], BASH),
-    "zsh": (["zsh", "-f", "-i"], ZSH),
-}
 
 
 @pytest.fixture(scope="module")
@@ -66,36 +53,17 @@ def test_the_page_names_every_command(share: Path) -> None:
     assert [name for name in COMMANDS if f"COMMAND 'affinityd {name}'" not in page] == []
 
 
-def read_until(terminal: int, pattern: str) -> str:
-    """Read what a shell writes until this is in it, and return the pattern's group."""
-    written, end = "", time.monotonic() + PATIENCE
-    while not (found := re.search(pattern, written)):
-        ready, _, _ = select.select([terminal], [], [], end - time.monotonic())
-        assert ready, written
-        written += os.read(terminal, 4096).decode(errors="replace")
-    return found[1]
+@pytest.mark.parametrize(("typed", "word"), TYPED.items())
+def test_bash_completes(typed: str, word: str, share: Path) -> None:
+    script = BASH.format(share, typed)
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert word.removesuffix("/") in done.stdout.splitlines()
 
 
-@pytest.mark.parametrize("shell", SHELLS)
-def test_a_tab_completes(shell: str, share: Path) -> None:
-    command, setup = SHELLS[shell]
-    terminal, other = pty.openpty()
-    environment = {**os.environ, "TERM": "dumb", "PS1": "$ ", "HISTFILE": ""}
-    with subprocess.Popen(
-        command, stdin=other, stdout=other, stderr=other, env=environment, start_new_session=True
-    ) as process:
-        os.close(other)
-        try:
-            os.write(terminal, f"{setup.format(share)}echo rea''dy\n".encode())
-            read_until(terminal, "(ready)\r\n")
-            for typed, word in TYPED.items():
-                os.write(terminal, f"{typed}\t\a".encode())
-                line = read_until(terminal, "<(aff[^>]*)>")
-                assert line.rstrip() == f"{typed.rpartition(' ')[0]} {word}"
-                os.write(terminal, b"\x15")  # Ctrl-U empties the line
-        finally:
-            process.kill()
-            os.close(terminal)
+def test_zsh_can_read_its_completion(share: Path) -> None:
+    script = share / "zsh/site-functions/_affinityd"
+    assert script.read_text().startswith("#compdef affinityd\n")
+    subprocess.run(["zsh", "-n", script], check=True)
 
 
 @pytest.mark.parametrize(("typed", "word"), TYPED.items())

@@ -6,21 +6,14 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from affinityd.audit.gather import TICKS
-from affinityd.audit.model import AuditedProcess, GpuKey, Holding
 from affinityd.cli import main
-from affinityd.cli.render.audit import table
 from docs.check.blocks import BLOCKS
-from tests.support import audit_facts
-from tests.support.audit_facts import audited, scan_of
 from tests.support.daemons import Daemon, running
 from tests.support.doctor_facts import TWO
-from tests.support.machines.by_hand import made
 from tests.support.machines.sysfs_tree import put, write_tree
 from tests.support.paths import REPOSITORY
 
@@ -64,34 +57,6 @@ def test_a_question_is_answered(daemon: Daemon, place: str, words: list[str]) ->
 def shown(page: str, command: str) -> str:
     examples = dict(it for block in BLOCKS if block.page == page for it in block.examples)
     return examples[command]
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/audit.md"])
-def test_the_audit_of_a_rank_on_the_wrong_node_with_its_workers(page: str) -> None:
-    node = made({0: "0-31", 1: "32-63"}, gpus=[0, 1])
-    first, second = node.gpus
-    uuid = "GPU-8a1f0c3e-51aa-9d02-4c1e-0b7de3f1a001"
-    node = replace(node, gpus=(replace(first, uuid=uuid), second))
-
-    def process(pid: int, gpu: GpuKey, mib: int, holder: int | None = None) -> AuditedProcess:
-        ticks = (57 if holder else 412) * TICKS
-        threads = (audit_facts.thread("32-63", pid, last_cpu=32 + pid % 32, ticks=ticks),)
-        facts = audit_facts.process(
-            pid=pid, gpu=gpu, uid=0, cpuset="0-63", holder=holder, threads=threads
-        )
-        held = None if holder else Holding(pid, gpu, mib * 2**20)
-        is_near = gpu == second.key
-        return audited(
-            replace(facts, holding=held),
-            "local" if is_near else "remote",
-            cause=None if is_near else "mask",
-            near="32-63" if is_near else "0-31",
-        )
-
-    workers = [process(pid, first.key, 0, holder=598) for pid in range(622, 628)]
-    found = (process(598, first.key, 43008), *workers, process(613, second.key, 40960))
-    lines = table(node, scan_of(node, *found))
-    assert "".join(f"{line}\n" for line in lines) == shown(page, "affinityd audit")
 
 
 def test_the_doctor_of_a_balanced_node(

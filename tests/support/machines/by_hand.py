@@ -6,8 +6,6 @@ from affinityd.cpuset import parse_list
 from affinityd.machines import build
 from affinityd.topology.model import Topology
 
-MIB = 2**20
-
 
 def made(
     nodes: Mapping[int, str],

@@ -72,8 +72,8 @@ distance  0  1
 node 0    ?  ?
 node 1    ?  ?"""
 
-LAPTOP, TWO_VENDORS = machine("laptop"), machine("two-vendors")
-POWER9, CLOUD = machine("power9"), machine("cloud-vm")
+TWO_VENDORS = machine("two-vendors")
+POWER9 = machine("power9")
 ON_A_BARE_NODE = """\
 ├─ NUMA nodes 250-251,253-255  15 GiB each  no CPUs
 └─ NUMA node 252               15 GiB       no CPUs

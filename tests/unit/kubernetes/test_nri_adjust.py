@@ -19,7 +19,7 @@ from tests.support.machines.facts import machine
 A100 = machine("dgx-a100")  # GPUs 0 and 1 are on node 3, 2 and 3 on node 1: 16 cores each
 GPUS = tuple(replace(gpu, uuid=f"GPU-{gpu.index}", minor=gpu.index) for gpu in A100.gpus)
 NODE = Node(replace(A100, gpus=GPUS))
-NEAR_0, NEAR_2 = "48-63,176-191", "16-31,144-159"
+NEAR_0 = "48-63,176-191"
 RULES = Rules(frozenset({"training"}))
 UUIDS = "NVIDIA_VISIBLE_DEVICES=GPU-0"
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import combinations, pairwise
+from itertools import combinations
 
 import pytest
 from hypothesis import given
@@ -17,8 +16,7 @@ from affinityd.planner.modes import MODES
 from affinityd.request.resolve import Reply
 from affinityd.topology.model import Core, Gpu, Topology
 from affinityd.topology.nearness import placement, vicinity
-from tests.support.asking import ask, codes
-from tests.support.machines.facts import machine
+from tests.support.asking import codes
 from tests.support.machines.strategies import UNIQUE, Question, questions
 
 
@@ -112,21 +110,6 @@ def test_memory_is_that_of_a_node_with_cpus_where_one_has_some(question: Questio
     assert nodes - {None} <= of_cpus or not of_cpus
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ["gh200x4", "gb200", "gb200-cdmm"])
-def test_no_rank_on_grace_has_the_memory_of_a_gpu(name: str, mode: str) -> None:
-    topology = machine(name)
-    on_own_memory = [4, 12, 20, 28] if name == "gh200x4" else [2, 10, 18, 26]
-    pairs = zip(topology.gpus, on_own_memory, strict=True)
-    moved = tuple(replace(gpu, numa_node=node) for gpu, node in pairs)
-    for node in (topology, replace(topology, gpus=moved)):
-        if moved[0].numa_node in node.node_of or node is topology:
-            reply = ask(node, mode=mode)
-            used = {rank.memory_node for rank in reply.ranks} | reply.visible_memory
-            assert used <= {*topology.nodes_with_cpus}
-            assert {rank.home_node for rank in reply.ranks} <= {*topology.nodes_with_cpus}
-
-
 @given(questions(UNIQUE))
 def test_ranks_of_a_unique_mode_have_no_core_in_common(question: Question) -> None:
     reply = question.answered(balanced="true")
@@ -135,23 +118,6 @@ def test_ranks_of_a_unique_mode_have_no_core_in_common(question: Question) -> No
     if MODES[reply.request.options.mode].balances:
         pairs = zip(reply.ranks, cores, strict=True)
         assert len({sum(it.node == rank.home_node for it in own) for rank, own in pairs}) == 1
-
-
-@given(questions(("unique_contiguous", "exclusive", "even")))
-def test_blocks_are_contiguous_and_leave_no_core(question: Question) -> None:
-    topology, reply = question.topology, question.answered(share="requested", scope="node")
-    options = reply.request.options
-    of_home: dict[int | None, list[list[Core]]] = {}
-    for rank in reply.ranks:
-        home = rank.home_node if options.mode != "even" else None
-        of_home.setdefault(home, []).append(cores_of(rank, topology))
-    for home, blocks in of_home.items():
-        assert all(one[-1].cpus < other[0].cpus for one, other in pairwise(blocks))
-        if options.mode != "unique_contiguous" and options.max_physical_cores is None:
-            every = topology.node_cores[home] if options.mode == "exclusive" else topology.cores
-            size, rest = divmod(len(usable(every, reply.allowed)), len(blocks))
-            sizes = [size + (index < rest) for index in range(len(blocks))]
-            assert [len(block) for block in blocks] == sizes
 
 
 @given(questions(), st.integers(1, 4))

@@ -26,8 +26,7 @@ from affinityd.kubernetes.nri.messages import (
 )
 from affinityd.linux.protobuf import field, read, text
 from tests.e2e.kubernetes.adjusted import container, make_namespaces, removed, serving, started
-from tests.e2e.kubernetes.cluster import ONE_CPU, Cluster, running
-from tests.e2e.kubernetes.two_nodes import restart
+from tests.e2e.kubernetes.cluster import Cluster, running
 from tests.support.cpusets import needs_cpuset
 from tests.support.daemons import PATIENCE, eventually, with_constants
 from tests.support.tiny import BOTH, CPUS, FAR, NEAR
@@ -195,19 +194,3 @@ def test_beside_dra_driver_cpu_that_driver_decides(cluster: Cluster, tmp_path: P
             assert claiming.cpus == FAR
             pool = {early.cpus, beside.cpus}
             assert pool == {NEAR}, "what no claim has"
-
-
-def test_a_cpuset_of_kubelet_s_static_policy_stays(cluster: Cluster, tmp_path: Path) -> None:
-    """The daemon leaves the cpusets of kubelet, and tells the rest."""
-    # It gives away the other CPUs.
-    restart(cluster, {"cpuManagerPolicy": "static", "reservedSystemCPUs": NEAR})
-    with serving(cluster, tmp_path):
-        resources = {"requests": ONE_CPU, "limits": ONE_CPU}
-        whole = {**container("exclusive", gpus=0, **GPU_0), "resources": resources}
-        part = container("part", gpus=0, **GPU_0)
-        for asked, cpus in ((whole, FAR), (part, BOTH)):
-            (process,) = started(cluster, asked["name"], asked).values()
-            assert process.cpus == cpus  # GPU 0 is near the other CPU
-            assert {"AFFINITYD_NODES", "AFFINITYD_JOB_CPUS"} <= process.told.keys()
-            assert "AFFINITYD_CPULIST" not in process.told
-            removed(cluster)

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from affinityd.linux.cgroup import Cgroups
 from tests.e2e.kubernetes import two_nodes
 from tests.e2e.kubernetes.cluster import ONE_CPU, SLEEPER, Cluster
-from tests.e2e.kubernetes.placed import FOLDER, Pod, check, created, near, pods, prepared
+from tests.e2e.kubernetes.placed import FOLDER, check, created, near, pods, prepared
 from tests.support.cpusets import needs_cpuset
 from tests.support.daemons import eventually
 from tests.support.scanning_node import scanning
@@ -85,53 +84,6 @@ def neighbor() -> dict[str, Any]:
     container = {**SLEEPER, "resources": {"requests": ONE_CPU, "limits": ONE_CPU}}
     about = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "neighbor"}}
     return {**about, "spec": {"containers": [container]}}
-
-
-def resize(pod: Pod, **resources: Mapping[str, str]) -> None:
-    (container,) = (it["name"] for it in pod.now["spec"]["containers"])
-    patch = {"spec": {"containers": [{"name": container, "resources": resources}]}}
-    words = f"kubectl patch pod {pod.name} --namespace {pod.namespace} --subresource resize"
-    pod.cluster.run(f"{words} --patch '{json.dumps(patch)}'")
-
-
-def condition(pod: Pod, name: str) -> Mapping[str, str]:
-    conditions = pod.now["status"].get("conditions", ())
-    return next((it for it in conditions if it["type"] == name), {})
-
-
-def requested(pod: Pod) -> str:
-    """Return the CPUs that kubelet says the program's container has requested."""
-    (status,) = pod.now["status"]["containerStatuses"]
-    cpus: str = status["resources"]["requests"]["cpu"]
-    return cpus
-
-
-def test_under_static_a_resize_leaves_cpusets_and_pins(cluster: Cluster) -> None:
-    (burstable,) = pods(cluster, "burstable-shared-pool")
-    (guaranteed,) = pods(cluster, "one-gpu")
-    with (
-        two_nodes.kubelet(cluster, topology="single-numa-node"),
-        created(cluster, burstable) as shared,
-        created(cluster, guaranteed) as whole,
-    ):
-        programs = [*shared.processes(), *whole.processes()]
-        eventually(lambda: programs[0].cpuset == POOL, "the pool shrinks")
-        resize(shared, requests={"cpu": "700m"})
-        eventually(lambda: requested(shared) == "700m", "the Burstable pod is resized")
-        resize(whole, requests={"cpu": "500m"}, limits={"cpu": "500m"})
-        eventually(lambda: condition(whole, "PodResizePending"), "kubelet answers")
-        assert condition(whole, "PodResizePending")["reason"] == "Infeasible"
-        assert [it.cpuset for it in programs] == [it.cpus for it in programs] == [POOL, EXCLUSIVE]
-
-
-def test_without_static_a_resize_changes_the_cpu_limit_and_no_pin(cluster: Cluster) -> None:
-    (manifest,) = pods(cluster, "one-gpu")
-    with two_nodes.kubelet(cluster, cpu="none"), created(cluster, manifest) as pod:
-        (process,) = pod.processes()
-        assert Cgroups.of(process.pid).cpu_limit() == 1
-        resize(pod, requests={"cpu": "1500m"}, limits={"cpu": "1500m"})
-        eventually(lambda: Cgroups.of(process.pid).cpu_limit() == 1 + 1, "its limit is larger")
-        assert (process.cpuset, process.cpus) == (BOTH, near(process))
 
 
 def test_a_pin_outlasts_kubelets_writing_to_the_pool(cluster: Cluster) -> None:

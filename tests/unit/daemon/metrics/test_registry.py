@@ -217,14 +217,6 @@ def test_a_jobs_label_is_one_printable_line(job_id: str) -> None:
     assert row.endswith(',scheduler="kubernetes"} 1.0')
 
 
-def test_a_metric_is_described_once() -> None:
-    lines = scraped(FOUND)
-    assert "# TYPE affinityd_gpu_cpu_seconds_total counter" in lines
-    described = [line.split()[2] for line in lines if line.startswith("# TYPE")]
-    assert len(described) == len(set(described))
-    assert "affinityd_gpu_audited" in described
-
-
 TWO, THREE, FOUR = (Job("slurm", str(number)) for number in range(2, 5))
 
 
