@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from _thread import allocate_lock, start_new_thread
 
 from affinityd import config
 from affinityd.cpuset import CpuSet, format_list, parse_list, several
@@ -12,6 +11,7 @@ from affinityd.linux.cgroup import cpuset_of, own_cpu_limit
 from affinityd.linux.files import (
     FAILING,
     environment_of,
+    in_time,
     is_there,
     listed,
     numbered,
@@ -223,17 +223,10 @@ def _read_soon(pid: int) -> Mapping[str, str] | None:
 
     The kernel lets the reader wait for a lock of that process, which a fault may hold for ever.
     """
-    environs: list[Mapping[str, str] | None] = []
-    is_read = allocate_lock()
-    is_read.acquire()
-
-    def read() -> None:
-        environs.append(environment_of(pid))
-        is_read.release()
-
-    start_new_thread(read, ())
-    is_read.acquire(timeout=PARENT_SECONDS)
-    return environs[0] if environs else None
+    try:
+        return in_time(lambda: environment_of(pid), PARENT_SECONDS)
+    except TimeoutError:
+        return None
 
 
 def _mask_of(pid: int) -> CpuSet | None:

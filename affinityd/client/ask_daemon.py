@@ -25,6 +25,7 @@ from affinityd.errors import (
     NoDaemonError,
     UnknownParameterError,
 )
+from affinityd.linux.files import in_time
 from affinityd.text import one_line, quote
 
 TYPE_CHECKING = False
@@ -105,13 +106,13 @@ def find_plan(
     start: float,
     timeout: float,
     *,
-    bounded: bool,
+    forks: bool,
 ) -> ProcessPlan:
     """Return the plan of the process that the query is about.
 
     `start` is of time.monotonic, `timeout` in seconds: to ask a daemon. Without one, to read the
-    machine's files may take READING times as long if it is `bounded`: then a forked child plans,
-    as a process of one thread may. Raises AffinityError.
+    machine's files may take READING times as long, in a thread. If it `forks`, as a process of one
+    thread may, in a child: execve(2) waits for threads that the kernel holds. Raises AffinityError.
     """
     trouble = None  # of the first daemon: the second had no time
     for path in sockets:
@@ -129,22 +130,29 @@ def find_plan(
     # Imported here: the planner takes as long to import as Python to start.
     from affinityd.client import local_plan  # noqa: PLC0415
 
-    if bounded:
-        from affinityd.linux import children  # noqa: PLC0415
+    limit = READING * timeout
 
-        limit = READING * timeout
-        try:
-            text = children.run(
-                lambda: local_plan.plan_text(query, sockets, trouble).encode(),
-                time.monotonic() + limit,
-            ).decode()
-        except TimeoutError:
-            late = f"this machine could not be read in {limit:g} s; --timeout gives it longer"
-            raise ApplyError("; ".join(filter(None, (late, trouble)))) from None
-    else:
-        text = local_plan.plan_text(query, sockets, trouble)
+    def plan() -> str:
+        return local_plan.plan_text(query, sockets, trouble)
+
+    try:
+        if forks:
+            from affinityd.linux import children  # noqa: PLC0415
+
+            encoded = children.run(lambda: plan().encode(), time.monotonic() + limit)
+            text = encoded.decode()
+        else:
+            text = in_time(plan, limit)
+    except TimeoutError:
+        raise late(limit, trouble) from None
     source, replayed, lines = text.split("\n", 2)
     return ProcessPlan(lines, source, trouble, replayed or None)
+
+
+def late(limit: float, trouble: str | None = None) -> ApplyError:
+    """Return the error of a machine that was not read within so many seconds."""
+    line = f"this machine could not be read in {limit:g} s; a larger timeout gives it longer"
+    return ApplyError(line if trouble is None else f"{line}; {trouble}")
 
 
 def _words(text: str) -> tuple[str, ...]:

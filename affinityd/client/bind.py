@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from affinityd import config
 from affinityd.client import apply, ask_daemon, openmp
-from affinityd.client.ask_daemon import TIMEOUT
+from affinityd.client.ask_daemon import READING, TIMEOUT
 from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.errors import (
     AffinityError,
@@ -29,6 +29,7 @@ from affinityd.errors import (
     UnsatisfiableError,
 )
 from affinityd.linux import pinning
+from affinityd.linux.files import in_time
 from affinityd.linux.memory_policy import MemoryPolicy, checked_policy, own_policy
 from affinityd.linux.processes import mask_of, stat_of
 from affinityd.request.parameters import MAX_ENTRIES
@@ -88,7 +89,8 @@ def bind(
     ranks, an entry each, as `/plan` takes them; None: those that are visible. `cpus` is how many
     CPUs each rank asked for; None: Slurm's or the pod's number. `memory` is a policy
     ("local", "preferred", "bind", "interleave"), set for the calling thread and its children from
-    now on. `nics` names libraries ("ucx", "nvshmem", "uccl", "nccl"): their variables are set to
+    now on. `timeout` is in seconds: to ask a daemon; to read the machine without one, 5 times as
+    long. `nics` names libraries ("ucx", "nvshmem", "uccl", "nccl"): their variables are set to
     the near RDMA devices. The others are the parameters of a plan, by their names; None, also of
     `cpus` and `nics`: as AFFINITYD_* variables say, as for `affinityd exec`.
 
@@ -116,7 +118,8 @@ def plan(*, timeout: float = TIMEOUT, **parameters: object) -> PlanDocument:
     """Return the plan of this process, as the JSON of `GET /plan` has it; nothing is changed.
 
     `parameters` are those of a plan, like `gpus`, `mode` and `rank`; the others as for `bind`. The
-    daemon is asked, for `timeout` seconds; without one, the machine is read. Raises AffinityError.
+    daemon is asked, for `timeout` seconds; without one, the machine is read, for 5 times as long at
+    most. Raises AffinityError.
     """
     # bind() needs neither, and each rank would wait for them.
     from affinityd.client.local_plan import find_node, plan_on_node  # noqa: PLC0415
@@ -132,7 +135,15 @@ def plan(*, timeout: float = TIMEOUT, **parameters: object) -> PlanDocument:
             return loads(PlanDocument, text, f"the answer of {path}")
         except (DaemonError, UnknownParameterError, ValueError):  # noqa: PERF203 - two at most
             continue
-    return document(plan_on_node(find_node(sockets).node, query))
+
+    def read() -> PlanDocument:
+        return document(plan_on_node(find_node(sockets).node, query))
+
+    limit = READING * timeout
+    try:
+        return in_time(read, limit)
+    except TimeoutError:
+        raise ask_daemon.late(limit) from None
 
 
 def bind_process(
@@ -158,7 +169,7 @@ def bind_process(
         mask = mask_of(os.getpid()) or frozenset()
         before = openmp.cpus_before_binding(os.environ, mask)
         query, sockets = apply.own_query(chosen, switch, before), config.sockets(variables)
-        plan = ask_daemon.find_plan(query, sockets, start, timeout, bounded=False)
+        plan = ask_daemon.find_plan(query, sockets, start, timeout, forks=False)
     except AffinityError as error:
         if switch != config.OBSERVE:
             raise

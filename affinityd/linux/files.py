@@ -11,11 +11,15 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from _thread import allocate_lock, start_new_thread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
 PART = 65536  #: bytes that are read at once
 
@@ -88,6 +92,35 @@ def read_regular(path: str, most: int) -> bytes:
     if len(data) > most:
         raise OSError(errno.EFBIG, f"longer than {most} bytes")
     return data
+
+
+def in_time(read: Callable[[], T], seconds: float) -> T:
+    """Return what a function reads, in a thread of its own: the kernel may let a reader wait.
+
+    Raises TimeoutError if that takes longer, and what the function raises. Where no thread may be
+    started, the function is waited for.
+    """
+    results: list[T] = []
+    errors: list[BaseException] = []
+    has_ended = allocate_lock()
+    has_ended.acquire()
+
+    def run() -> None:
+        try:
+            results.append(read())
+        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+            errors.append(error)
+        has_ended.release()
+
+    try:
+        start_new_thread(run, ())
+    except RuntimeError:
+        run()
+    if not has_ended.acquire(timeout=max(seconds, 0.0)):
+        raise TimeoutError
+    if errors:
+        raise errors[0]
+    return results[0]
 
 
 def listed(folder: str, failing: Collection[int] = ()) -> list[str]:

@@ -118,7 +118,7 @@ def _plan(
     chosen = {name: text for name, text in options.items() if name in PARAMETERS}
     parameters = config.plan_parameters(variables, chosen)
     query, sockets = apply.own_query(parameters, switch), config.sockets(variables)
-    return parameters, ask_daemon.find_plan(query, sockets, start, timeout, bounded=True)
+    return parameters, ask_daemon.find_plan(query, sockets, start, timeout, forks=True)
 
 
 def _pin(options: Mapping[str, str], start: float, switch: str) -> None:

@@ -214,7 +214,7 @@ def test_a_memory_policy_applies_or_a_line_says_that_it_was_refused(
 
 
 LATE = (
-    "this machine could not be read in 0.005 s; --timeout gives it longer; "
+    "this machine could not be read in 0.005 s; a larger timeout gives it longer; "
     "the daemon at {} did not answer in time; the command runs un"
 )
 
@@ -343,7 +343,7 @@ def imported(*words: str, env: Mapping[str, str]) -> set[str]:
 #: The plan of a process that finds no daemon; the child that makes it says nothing itself.
 ALONE = """
 from affinityd.client import apply, ask_daemon
-plan = ask_daemon.find_plan(apply.own_query({'gpus': '1'}), ['/none/s'], 0, 0, bounded=False)
+plan = ask_daemon.find_plan(apply.own_query({'gpus': '1'}), ['/none/s'], 0, 60, forks=False)
 assert (plan.gpus, plan.source) == ({1}, 'sysfs')
 """
 

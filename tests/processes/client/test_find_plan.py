@@ -241,10 +241,10 @@ def answering_at(path: Path, body: str | None, status: str = "200 OK") -> Iterat
 
 
 def find(
-    *sockets: str | Path, asked: str = "gpus=0", timeout: float = PATIENCE, bounded: bool = False
+    *sockets: str | Path, asked: str = "gpus=0", timeout: float = PATIENCE, forks: bool = False
 ) -> ProcessPlan:
     paths, query = [str(path) for path in sockets], {"cpuset": ALL, **words(asked)}
-    return ask_daemon.find_plan([*query.items()], paths, time.monotonic(), timeout, bounded=bounded)
+    return ask_daemon.find_plan([*query.items()], paths, time.monotonic(), timeout, forks=forks)
 
 
 def facts(found: ProcessPlan) -> list[object]:
@@ -333,15 +333,19 @@ def test_a_daemon_that_hangs_leaves_time_for_a_plan_without_it(
 ) -> None:
     monkeypatch.setattr(ask_daemon, "READING", PATIENCE)
     with answering_at(stopped, None) as path:
-        found = find(path, stopped.with_name("another"), timeout=0.2, bounded=True)
+        found = find(path, stopped.with_name("another"), timeout=0.2, forks=True)
     trouble = f"the daemon at {path} did not answer in time"
     assert (found.source, found.trouble) == ("node.json", trouble)
 
 
-def test_a_bounded_plan_ends_at_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_plan, "find_node", lambda _sockets: time.sleep(1000))
-    with pytest.raises(ApplyError, match=r"could not be read in 1\.5 s; --timeout"):
-        find(NOWHERE, timeout=0.3, bounded=True)
+@pytest.mark.parametrize("forks", [False, True])
+def test_a_plan_on_a_machine_that_hangs_ends_at_its_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+    forks: bool,
+) -> None:
+    monkeypatch.setattr(local_plan, "find_node", lambda _sockets: time.sleep(PATIENCE))
+    with pytest.raises(ApplyError, match=r"could not be read in 1\.5 s; a larger timeout"):
+        find(NOWHERE, timeout=0.3, forks=forks)
 
 
 @pytest.mark.parametrize("refusal", [it for it in REFUSALS if it is not UnknownParameterError])
