@@ -1,8 +1,8 @@
 #!/bin/sh
 # Prolog= of slurm.conf: notes the job's GPUs for task_prolog.sh, and checks whether affinityd answers.
 # It runs as root, on each node of a job, before its first task. Only here are the job's GPUs always
-# in the node's own numbering. It ends with 0, unless no daemon answers and AFFINITYD_DRAIN=yes is in
-# /etc/affinityd.conf: then Slurm drains the node. A job without GPUs needs neither note nor daemon.
+# in the node's own numbering. It ends with 0, unless no daemon listens, none left its node.json,
+# and AFFINITYD_DRAIN=yes is in /etc/affinityd.conf: then Slurm drains the node. A job without GPUs needs neither note nor daemon.
 
 gpus=${CUDA_VISIBLE_DEVICES:-${SLURM_JOB_GPUS:-${ROCR_VISIBLE_DEVICES-}}}
 case $gpus in '' | NoDevFiles | *[!A-Za-z0-9_.:,/-]*) exit 0 ;; esac # sh has not parsed the rest yet
@@ -41,10 +41,13 @@ socket=${socket:-/run/affinityd/affinityd.sock}
 for _ in 1 2 3 4 5 6 7 8 9 10 11 12; do # of ms: curl waits for no room in a queue, unix(7)
     problem=$(curl -q -sS --fail --noproxy '*' -m 1 -o /dev/null --unix-socket "$socket" \
         http://localhost/readyz 2>&1) && exit 0
-    [ $? = 7 ] || break
+    status=$?
+    [ "$status" = 7 ] || break
 done
 say "no daemon is ready at $socket: tasks on this node are pinned by node.json, or not at all ($problem)"
 case $(setting AFFINITYD_DRAIN) in yes | true | 1 | on) ;; *) exit 0 ;; esac
+# A daemon that is late or not ready is one: only a node where nothing can pin tasks is drained.
+{ [ "$status" != 7 ] || [ -f "${socket%/*}/node.json" ]; } && exit 0
 # Slurm drains the node for the status, and keeps this reason.
 timeout 2 scontrol update NodeName="${SLURMD_NODENAME-}" State=DRAIN Reason="affinityd: no daemon is ready at $socket"
 exit 1

@@ -53,6 +53,14 @@ tell() { # LINE, on stdout of a node's first task, if the user or the site wants
     printf 'print affinityd: %s, task %s: %.400s\n' "${SLURMD_NODENAME-}" "${SLURM_PROCID-}" "$1"
 }
 
+has_answer() { # whether the daemon answered with a plan, or a refusal, which node.json would not change
+    understand && return
+    case $reason in
+    'Malformed request: '* | 'No such GPU: '* | 'Cannot be satisfied: '* | 'Left as it is: '*) ;;
+    *) return 1 ;;
+    esac
+}
+
 [ -r "$shared_file" ] || leave "$shared_file cannot be read"
 . "$shared_file"
 switch=on no_switch='is none of on, observe and off' site_AFFINITYD=''
@@ -86,9 +94,12 @@ passed="CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES SLURM_JOB_ID SLURM_STEP_ID SLU
 # What Slurm, or the user, bound in a step; a batch script inherits that of the shell it was sent from.
 [ -z "${SLURM_STEP_ID-}" ] || passed="$passed SLURM_CPU_BIND_TYPE SLURM_CPU_BIND_LIST SLURM_MEM_BIND_TYPE
     SLURM_TRES_BIND SLURM_STEP_TASKS_PER_NODE SLURM_NODEID"
-asked=7
-[ ! -S "$socket" ] || ask "$socket" 0.7 "$passed"
-[ "$asked" != 7 ] || [ -z "$file" ] || ask "$file" 0.6 "$passed"
+# Both tries end within 0.9 s: the daemon may be busy with other users' requests.
+asked=7 first=0.7 second=0.85
+[ -z "$file" ] || first=0.4
+[ ! -S "$socket" ] || ask "$socket" "$first" "$passed"
+[ "$asked" = 7 ] || second=0.5
+has_answer || [ -z "$file" ] || ask "$file" "$second" "$passed"
 case $asked in
 7) trouble=$nothing ;;
 28 | 137 | 142) trouble="no answer in time from $address" ;; # of curl, and of those that are killed

@@ -17,7 +17,7 @@ from tests.e2e.slurm.node import GPU_NODES, MINORS, SCRIPTS
 from tests.support.daemons import Daemon, running
 from tests.support.machines.by_hand import made
 from tests.support.machines.sysfs_tree import write_tree
-from tests.support.servers import Behaviour, answering, hanging, http
+from tests.support.servers import Behaviour, answering, hanging, http, serving
 from tests.support.tiny import BOTH, FAR, NEAR, tiny_tree
 
 FAR_GPU = {"CUDA_VISIBLE_DEVICES": "1"}  #: near FAR
@@ -255,6 +255,21 @@ def test_a_task_is_planned_from_the_node_json_that_a_daemon_left(ended: Node, sh
     assert task_prolog(task, FAR_GPU) == NONE
 
 
+@pytest.mark.parametrize(
+    "fault", ["it hangs", "it answers a byte at a time", "it speaks no HTTP", "10 MB"]
+)
+def test_a_task_is_planned_from_node_json_if_the_daemon_has_no_answer(
+    ended: Node, fault: str
+) -> None:
+    behave, _ = FAULTS[fault]
+    assert ended.run
+    assert behave
+    (ended.run / "affinityd.sock").unlink()
+    with serving(ended.run / "affinityd.sock", behave) as path:
+        path.chmod(0o666)
+        assert task_prolog(ended, FAR_GPU) == NEAR_IT
+
+
 def test_a_command_that_hangs_ends_with_the_task_s_time(ended: Node) -> None:
     sleeps = "rm /run/bin/affinityd\nprintf '#!/bin/sh\\nexec sleep 60\\n' >/run/bin/affinityd\n"
     hanging = FOLDER + COMMAND.format("/bin/sh", f"{sleeps}chmod 755 /run/bin/affinityd")
@@ -284,17 +299,24 @@ def test_a_malformed_note_is_ignored(node: Node, daemon: Daemon, text: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("settings", "status", "tells"),
+    ("settings", "listens", "file", "status"),
     [
-        ("", 0, True),
-        ('AFFINITYD_DRAIN="yes"', 1, True),
-        ("AFFINITYD=observe\nAFFINITYD_DRAIN=yes", 0, False),
+        ("", None, "", 0),
+        ('AFFINITYD_DRAIN="yes"', None, "", 1),
+        ("AFFINITYD_DRAIN=yes", None, "node.json", 0),
+        ("AFFINITYD_DRAIN=yes", hanging, "", 0),
+        ("AFFINITYD_DRAIN=yes", answering(http("503 Service Unavailable", b"")), "", 0),
+        ("AFFINITYD=observe\nAFFINITYD_DRAIN=yes", None, "", 0),
     ],
 )
-def test_a_site_may_drain_a_node(settings: str, status: int, *, tells: bool) -> None:
+def test_a_site_may_drain_a_node_where_nothing_pins_tasks(
+    settings: str, listens: Behaviour | None, file: str, status: int
+) -> None:
     line = f"affinityd: no daemon is ready at {SOCKET}: "
-    with beside(None) as folder:
+    tells = "observe" not in settings
+    with beside(listens) as folder:
         (folder / "jobs").mkdir()
+        (folder / (file or "none.json")).touch()
         done = Node(run=folder, settings=settings).run_script("prolog.sh", {**JOB, **FAR_GPU})
         assert (folder / "jobs/1").read_text() == "gpus=1\n"
         assert (done.status, done.stderr[: len(line)]) == (status, line if tells else "")
@@ -409,7 +431,7 @@ SLICED = {
     "SLURM_CPU_BIND_TYPE": "mask_cpu:",
     "SLURM_CPU_BIND_LIST": f"{3 << 62:#x},{WHOLE}",
 }
-LEFT, LONG = "Left as it is: ", "characters are too many"
+LEFT, LONG = "Left as it is: ", "is too long; the most is 49152"
 UNKNOWN_TASKS = f"{LEFT}neither SLURM_GTIDS nor SLURM_STEP_TASKS_PER_NODE says"
 ABSENT = {"SLURM_GTIDS": "", "SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": "2"}
 
@@ -424,7 +446,7 @@ UNCLEAR: dict[str, tuple[Mapping[str, str], str]] = {
     "a mask that is none": ({"SLURM_CPU_BIND_LIST": f"{WHOLE},$(id)"}, "mask '$(id)' is not hexa"),
     "64 kB of masks": (
         {"SLURM_CPU_BIND_LIST": f"{WHOLE}{',0x4' * 16_000}"},
-        "Invalid HTTP request",  # it is longer than what uvicorn reads
+        "a request has 65,536 characters at most",
     ),
     "a mask of 64 kB": ({"SLURM_CPU_BIND_LIST": f"0x{'f' * 64_000}"}, LONG),
     "a mask of 20 kB": ({"SLURM_CPU_BIND_LIST": f"0x{'f' * 20_000}"}, "a mask of 20000 digits"),
