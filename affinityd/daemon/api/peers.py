@@ -14,6 +14,7 @@ import resource
 import socket
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, cached_property, lru_cache, partial
 from ipaddress import ip_address
 from typing import Any
@@ -72,6 +73,11 @@ class Peer:
         self._socket = accepted
         self.credentials = credentials
         self.start = _start(credentials.pid)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it has not ended. Its pid may be another process's by now. Raises OSError."""
+        return self.start is not None and _start(self.credentials.pid) == self.start
 
     @cached_property
     def groups(self) -> frozenset[int]:
@@ -219,7 +225,7 @@ class Callers:
         try:
             caller = _caller(pid)
             # The facts are those of the peer, unless the pid is by now another process's.
-            if caller is not None and peer.start is not None and _start(pid) == peer.start:
+            if caller is not None and peer.is_there:
                 return caller
         except OSError as error:
             raise BusyError(
@@ -279,14 +285,18 @@ def is_foreign(host: str) -> bool:
 def reader_of(peer: Peer | None, admin_group: int | None, host: str = "localhost") -> str:
     """Return the document that a caller may see: ALL for root and the admin group, else COUNTS.
 
-    Over TCP, from other namespaces or for a site these are no root and no member.
+    Over TCP, from other namespaces or for a site these are no root and no member; nor is a process
+    that has ended, whose child may use its connection.
     """
     if peer is None or is_foreign(host):
         return COUNTS
     pid, uid = peer.credentials.pid, peer.credentials.uid
     if pid <= 0 or uid == overflow_uid():
         return COUNTS
-    # In a pid namespace below that of /proc, proc_pid_status(5), root is of some container.
-    if uid == ROOT and len(status_of(pid, "NSpid").split()) > 1:
+    if uid != ROOT and admin_group not in peer.groups:
         return COUNTS
-    return ALL if uid == ROOT or admin_group in peer.groups else COUNTS
+    # In a pid namespace below that of /proc, proc_pid_status(5), it is of some container.
+    is_of_node = len(status_of(pid, "NSpid").split()) == 1
+    with suppress(OSError):  # no file is left to read that
+        return ALL if is_of_node and peer.is_there else COUNTS
+    return COUNTS

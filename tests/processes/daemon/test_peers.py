@@ -6,6 +6,7 @@ The daemon knows their users, their groups and their CPUs.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import tempfile
@@ -256,12 +257,33 @@ def test_a_process_is_known_by_its_pid_user_and_all_groups(
         assert peer.groups == groups
 
 
+CONTAINER = ("unshare", "--pid", "--fork")
+ADMIN = ("setpriv", "--reuid=1234", "--regid=1235", "--groups=1236")
+
+
 @as_root
 @pytest.mark.parametrize(
-    ("before", "reader"), [((), ALL), (("unshare", "--pid", "--fork"), COUNTS)]
+    ("before", "reader"),
+    [
+        ((), ALL),
+        (ADMIN, ALL),
+        (CONTAINER, COUNTS),
+        ((*CONTAINER, *ADMIN), COUNTS),  # a container's root chooses its groups
+    ],
 )
-def test_root_of_the_node_sees_everything_and_root_of_a_container_counts(
+def test_root_and_admins_of_the_node_see_everything_and_those_of_a_container_counts(
     before: Sequence[str], reader: str
 ) -> None:
     with connected(before) as (_, accepted):
-        assert reader_of(peer_of(accepted), None) == reader
+        assert reader_of(peer_of(accepted), 1236) == reader
+
+
+@as_root
+@pytest.mark.parametrize("before", [(), CONTAINER])
+def test_a_child_that_asks_for_a_process_that_has_ended_sees_counts(before: Sequence[str]) -> None:
+    with connected(before) as (asker, accepted):
+        peer = peer_of(accepted)
+        assert peer is not None
+        os.kill(peer.credentials.pid, signal.SIGKILL)
+        asker.process.wait()
+        assert reader_of(peer, None) == COUNTS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import suppress
 from dataclasses import replace
 from gzip import decompress
@@ -13,7 +14,7 @@ import pytest
 
 from affinityd.audit.document import AuditDocument, WholeProcessDocument
 from affinityd.config.settings import Settings
-from affinityd.daemon.api import plan
+from affinityd.daemon.api import peers, plan
 from affinityd.daemon.api.app import Api
 from affinityd.daemon.api.description import openapi
 from affinityd.daemon.api.peers import Peer, reader_of
@@ -33,10 +34,11 @@ from tests.unit.daemon.state.test_topology_watcher import FEWER, StandIn
 ADMINS = 500
 
 
-def peer(uid: int, *groups: int, pid: int = 10) -> Peer:
+def peer(uid: int, *groups: int, pid: int = os.getpid()) -> Peer:
     connection = Peer.__new__(Peer)
     connection.credentials = Credentials(pid, uid, 0)
     connection.groups = frozenset(groups)
+    connection.start = peers._start(pid)
     return connection
 
 
