@@ -15,14 +15,11 @@ say() {
     printf 'affinityd: %s\n' "$1" >&2
     timeout 1 logger -t affinityd -p daemon.warning -- "$1" 2>/dev/null
 }
-setting() { # NAME
-    [ ! -f "$settings" ] || sed -n \
-        "s/^[[:space:]]*$1[[:space:]]*=[[:space:]]*[\"']\{0,1\}\([^\"'[:space:]]*\).*/\1/p" "$settings" |
-        tail -n 1
-}
-
 case ${SLURM_JOB_ID-} in
-'' | *[!0-9]*) say "SLURM_JOB_ID=${SLURM_JOB_ID-} is not a job; Prolog= of slurm.conf runs this" && exit 0 ;;
+'' | *[!0-9]*)
+    say "SLURM_JOB_ID=${SLURM_JOB_ID-} is not a job; Prolog= of slurm.conf runs this"
+    exit 0
+    ;;
 esac
 umask 022
 note=$notes/$SLURM_JOB_ID
@@ -35,9 +32,19 @@ leader=${SLURM_HET_JOB_ID:-$SLURM_JOB_ID}
 [ "$leader" = "$SLURM_JOB_ID" ] || ln -sfn "$SLURM_JOB_ID" "$notes/$leader"
 
 # Off or observing, a node without a daemon loses no pin.
-case $(setting AFFINITYD) in '' | [Oo][Nn] | 1 | [Yy][Ee][Ss] | [Tt][Rr][Uu][Ee]) ;; *) exit 0 ;; esac
-socket=$(setting AFFINITYD_SOCKET)
-socket=${socket:-/run/affinityd/affinityd.sock}
+site_AFFINITYD='' site_AFFINITYD_SOCKET='' site_AFFINITYD_DRAIN=''
+script=$(readlink -f "$0") # it may be a link in a folder of prologs
+fault="${script%/*}/pinning.sh cannot be read"
+trap 'exit 0' EXIT # of a shell that fails to parse it
+# shellcheck source=slurm/pinning.sh
+[ ! -r "${script%/*}/pinning.sh" ] || . "${script%/*}/pinning.sh"
+trap - EXIT
+read_settings "$settings" || {
+    say "$fault: affinityd pins nothing on this node"
+    exit 0
+}
+case $site_AFFINITYD in '' | [Oo][Nn] | 1 | [Yy][Ee][Ss] | [Tt][Rr][Uu][Ee]) ;; *) exit 0 ;; esac
+socket=${site_AFFINITYD_SOCKET:-/run/affinityd/affinityd.sock}
 for _ in 1 2 3 4 5 6 7 8 9 10 11 12; do # of ms: curl waits for no room in a queue, unix(7)
     problem=$(curl -q -sS --fail --noproxy '*' -m 1 -o /dev/null --unix-socket "$socket" \
         http://localhost/readyz 2>&1) && exit 0
@@ -45,7 +52,7 @@ for _ in 1 2 3 4 5 6 7 8 9 10 11 12; do # of ms: curl waits for no room in a que
     [ "$status" = 7 ] || break
 done
 say "no daemon is ready at $socket: tasks on this node are pinned by node.json, or not at all ($problem)"
-case $(setting AFFINITYD_DRAIN) in yes | true | 1 | on) ;; *) exit 0 ;; esac
+case $site_AFFINITYD_DRAIN in yes | true | 1 | on) ;; *) exit 0 ;; esac
 # A daemon that is late or not ready is one: only a node where nothing can pin tasks is drained.
 { [ "$status" != 7 ] || [ -f "${socket%/*}/node.json" ]; } && exit 0
 # Slurm drains the node for the status, and keeps this reason.

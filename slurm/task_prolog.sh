@@ -69,7 +69,7 @@ heed "${AFFINITYD-}" || leave "AFFINITYD $no_switch"
 
 read_mask "${SLURM_TASK_PID-}" || leave "/proc/${SLURM_TASK_PID-}/status cannot be read"
 
-[ ! -f "$settings" ] || read_lines site <"$settings"
+read_settings "$settings" || leave "$fault"
 heed "$site_AFFINITYD" || leave "AFFINITYD in $settings $no_switch"
 [ "$switch" != off ] || leave "AFFINITYD=off in $settings"
 for name in $plan_variables AFFINITYD_NICS AFFINITYD_SOCKET AFFINITYD_VERBOSE; do

@@ -1,14 +1,14 @@
 """The settings file, AFFINITYD_* variables, where a daemon's socket is, and the switch.
 
-The file, /etc/affinityd.conf, is written as a systemd EnvironmentFile, systemd.exec(5). The switch
-is AFFINITYD=on|observe|off: whether plans are applied. A job's environment, the settings file and
-the daemon may each set it; the least of them counts. `slurm/task_prolog.sh` and `kubernetes/run.sh`
-read the same words.
+The file, /etc/affinityd.conf, has lines NAME=value, comments after # or ;, and nothing else; a pair
+of quotes around a value is taken off. So `read_settings` in kubernetes/files/pinning.sh reads it,
+and systemd's EnvironmentFile= can. The switch is AFFINITYD=on|observe|off: whether plans are
+applied. A job's environment, the settings file and the daemon may each set it; the least of them
+counts. `slurm/task_prolog.sh` and `kubernetes/run.sh` read the same words.
 """
 
 from __future__ import annotations
 
-import codecs
 import os
 
 from affinityd.errors import InvalidRequestError
@@ -32,7 +32,9 @@ PLAN_PARAMETERS = (
 PARAMETER_VARIABLES = {name: f"{PREFIX}{name.upper()}" for name in PLAN_PARAMETERS}
 CPUS = f"{PREFIX}CPUS"  #: how many CPUs each task asked for, or none
 MAX_FILE = 1024 * 1024  #: bytes
-QUOTING = frozenset("'\"\\")
+QUOTES = ("'", '"')
+FORBIDDEN = frozenset("'\"\\\0")  #: within a value
+BLANKS = " \t\r\v\f"  #: around a line, a name and a value
 
 SWITCH = "AFFINITYD"
 OFF = "off"  #: nothing is touched
@@ -139,29 +141,27 @@ def read_file(name: str) -> dict[str, str]:
     except OSError as error:
         raise InvalidRequestError(f"{name} cannot be read: {error.strerror}") from None
     try:
-        text = data.removeprefix(codecs.BOM_UTF8).decode().replace("\r\n", "\n")
+        text = data.decode()
     except UnicodeDecodeError:
         raise InvalidRequestError(f"{name} is not UTF-8") from None
-    if "\0" in text:
-        raise InvalidRequestError(f"{name} has a NUL in it")
-    text = text.replace("\\\n", "")
-    return dict(
-        _assignment(line, f"{name}:{number}")
-        for number, line in enumerate(text.split("\n"), start=1)
-        if line.strip() and not line.lstrip().startswith(("#", ";"))
-    )
+    assignments = {}
+    for number, line in enumerate(text.split("\n"), start=1):
+        content = line.strip(BLANKS)
+        if content and not content.startswith(("#", ";")):
+            variable, value = _assignment(content, f"{name}:{number}")
+            assignments[variable] = value
+    return assignments
 
 
 def _assignment(line: str, place: str) -> tuple[str, str]:
-    name, equals, value = (part.strip() for part in line.partition("="))
-    shown = quote(name if equals else name.split()[0])  # the rest may be a secret
-    if not equals or not name.isidentifier():
+    name, equals, value = (part.strip(BLANKS) for part in line.partition("="))
+    if not equals or not name.isascii() or not name.isidentifier():
+        shown = quote(name if equals else name.split()[0])  # the rest may be a secret
         raise InvalidRequestError(f"{place}: {shown} is not written as NAME=value")
-    if not QUOTING & set(value):
-        return name, " ".join(value.split())
-    import shlex  # noqa: PLC0415 - takes as long to import as Python to start, and few files quote
-
-    try:
-        return name, " ".join(shlex.split(value))
-    except ValueError as error:
-        raise InvalidRequestError(f"{place}: {shown}: {error}") from None
+    if len(value) > 1 and value[0] == value[-1] and value[0] in QUOTES:
+        value = value[1:-1]
+    if not FORBIDDEN.isdisjoint(value):
+        raise InvalidRequestError(
+            f"{place}: {quote(name)} has a quote, a backslash or a NUL in its value"
+        )
+    return name, value

@@ -83,13 +83,26 @@ print(daemon.getresponse().read(65536).decode())
     fi
 }
 read_lines() { # PREFIX: PREFIX_NAME of each line NAME=VALUE of stdin; the last of a name counts
-    while IFS='= ' read -r name value || [ -n "$name" ]; do
-        case $((${#name} + ${#value} < 4096)),$name in # to cut a longer one takes some shells seconds
-        0,* | 1, | *,*[!A-Za-z_]*) continue ;;
-        esac
-        value=${value%[[:space:]]} value=${value#[\'\"]}
-        eval "$1_$name=\${value%[\\'\\\"]}"
+    while IFS='=' read -r name value || [ -n "$name" ]; do
+        case $name in '' | *[!A-Za-z_]*) ;; *) eval "$1_$name=\$value" ;; esac
     done
+}
+read_settings() { # FILE: site_NAME of each line, as affinityd/config reads it; else fault
+    fault="$1 cannot be read" number=0
+    [ -e "$1" ] || return 0
+    { [ -f "$1" ] && [ -r "$1" ]; } || return 1
+    while IFS= read -r line || [ -n "$line" ]; do
+        number=$((number + 1)) fault="$1:$number is not written as NAME=value"
+        line=${line#"${line%%[![:space:]]*}"}
+        case $line in '' | '#'* | ';'*) continue ;; *=*) ;; *) return 1 ;; esac
+        name=${line%%=*} value=${line#*=}
+        name=${name%"${name##*[![:space:]]}"} value=${value#"${value%%[![:space:]]*}"}
+        value=${value%"${value##*[![:space:]]}"}
+        case $name in '' | [0-9]* | *[!A-Za-z0-9_]*) return 1 ;; esac
+        case $value in \"*\" | \'*\') value=${value#?} value=${value%?} ;; esac
+        case $value in *[\"\'\\]*) return 1 ;; esac
+        eval "site_$name=\$value"
+    done <"$1"
 }
 understand() { # cpulist, locality, allowed, warnings, job_gpus, rdma; else reason, the answer's first line
     for name in '' _CPULIST _LOCALITY _ALLOWED _WARNINGS _JOB_GPUS _RDMA; do unset "plan_AFFINITYD$name"; done

@@ -78,6 +78,7 @@ ALL = pinned(BOTH, "JOB_GPUS=1", locality="mixed")
 APART = pinned(FAR, "JOB_GPUS=1", f"{IDLE},share_unavailable")
 OFF, WOULD_PIN = left("AFFINITYD=off"), left(f"observe: would run on CPUs {FAR} (local)")
 NO_WORD = "is none of on, observe and off"
+NO_ASSIGNMENT = "is not written as NAME=value"
 OF_SITE = "AFFINITYD=off in /etc/affinityd.conf"
 MALFORMED = "Malformed request:"
 NOWHERE = left("no daemon listens at /nonexistent, and no node.json is beside it")
@@ -118,7 +119,10 @@ def test_variables_of_the_job_choose_its_plan(
         ("AFFINITYD=observe", "off", OFF),
         ("AFFINITYD=off", "observe", left(OF_SITE)),
         ("AFFINITYD=off\nAFFINITYD=on", None, NEAR_IT),
+        ("\tAFFINITYD = 'off' ", None, left(OF_SITE)),
         ("AFFINITYD=obs reve", None, left(f"AFFINITYD in /etc/affinityd.conf {NO_WORD}")),
+        ("\nexport AFFINITYD=off", None, left(f"/etc/affinityd.conf:2 {NO_ASSIGNMENT}")),
+        ("\ufeffAFFINITYD=off", None, left(f"/etc/affinityd.conf:1 {NO_ASSIGNMENT}")),
     ],
 )
 def test_a_site_limits_a_job(
@@ -126,6 +130,11 @@ def test_a_site_limits_a_job(
 ) -> None:
     env = {} if job is None else {"AFFINITYD": job}
     assert task_prolog(replace(node, settings=site), {**FAR_GPU, **env}) == expected
+
+
+def test_settings_that_only_root_may_read_leave_a_task(node: Node) -> None:
+    hidden = replace(node, settings="AFFINITYD=off", more="chmod 600 /etc/affinityd.conf")
+    assert task_prolog(hidden, FAR_GPU) == left("/etc/affinityd.conf cannot be read")
 
 
 def test_a_site_chooses_for_all_jobs_and_a_job_otherwise(node: Node) -> None:
@@ -307,13 +316,14 @@ def test_a_malformed_note_is_ignored(node: Node, daemon: Daemon, text: str) -> N
         ("AFFINITYD_DRAIN=yes", hanging, "", 0),
         ("AFFINITYD_DRAIN=yes", answering(http("503 Service Unavailable", b"")), "", 0),
         ("AFFINITYD=observe\nAFFINITYD_DRAIN=yes", None, "", 0),
+        ("\tAFFINITYD = off\nAFFINITYD_DRAIN=yes", None, "", 0),
     ],
 )
 def test_a_site_may_drain_a_node_where_nothing_pins_tasks(
     settings: str, listens: Behaviour | None, file: str, status: int
 ) -> None:
     line = f"affinityd: no daemon is ready at {SOCKET}: "
-    tells = "observe" not in settings
+    tells = "observe" not in settings and "off" not in settings
     with beside(listens) as folder:
         (folder / "jobs").mkdir()
         (folder / (file or "none.json")).touch()
@@ -327,6 +337,28 @@ def test_a_prolog_that_is_linked_into_a_folder_of_prologs_finds_the_daemon(node:
     linked = replace(node, settings="AFFINITYD_DRAIN=yes", more=link)
     done = linked.run_script("/run/50-affinityd", {**JOB, **FAR_GPU})
     assert (done.status, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("settings", "more", "told"),
+    [
+        (
+            "AFFINITYD_DRAIN=yes\nexport X=1",
+            "",
+            "/etc/affinityd.conf:2 is not written as NAME=value",
+        ),
+        ("AFFINITYD_DRAIN=yes", "cp {scripts}/prolog.sh /run", "/run/pinning.sh cannot be read"),
+    ],
+)
+def test_a_prolog_that_cannot_read_a_file_of_its_own_drains_no_node(
+    settings: str, more: str, told: str
+) -> None:
+    with beside(None) as folder:
+        (folder / "jobs").mkdir()
+        node = Node(run=folder, settings=settings, more=more.format(scripts=SCRIPTS))
+        done = node.run_script("/run/prolog.sh" if more else "prolog.sh", {**JOB, **FAR_GPU})
+    line = f"affinityd: {told}: affinityd pins nothing on this node"
+    assert (done.status, done.stderr.splitlines()[-1]) == (0, line)
 
 
 @pytest.mark.parametrize("job", ["", "../../etc/passwd", "12x"])

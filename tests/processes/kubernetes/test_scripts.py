@@ -12,6 +12,7 @@ import pytest
 
 from affinityd import config
 from affinityd.client.apply import export_nics
+from affinityd.errors import InvalidRequestError
 from affinityd.request.environment import NIC_VARIABLES
 from tests.support.machines.sysfs_tree import put
 from tests.support.paths import REPOSITORY
@@ -109,3 +110,39 @@ def test_the_scripts_read_it_as_everything_else_does(shell: str) -> None:
     for word in OTHERS:
         done = subprocess.run([shell, "-c", f'. {PINNING}; heed "$1"', "sh", word], check=False)
         assert done.returncode == 1
+
+
+FILES = (
+    *("", "\n", "A=1", "A=1\n", "A=1\nA=2\nB=x", "# A=1\n;A=2\n \t# x\nA=3"),
+    *("A=", "A=''", 'A="', "A='", 'A="\'"', "A=''x", "A='x'y", "A='x y'", '  A\t= " x " \r\n'),
+    *("A=x y", "A=x=y=", "=x", "A", "export A=1", "A B=1", "1A=1", "A1_=1", "a.b=1", "\ufeffA=1"),
+    *("A=x\\", "A=$(id)", "A=`id`;id", "A=*", f"A={'x' * 9000}", "A=1\n\nB", "A=\u2028", "É=1"),
+)
+#: Prints the variables, or the line of the file that is wrong.
+READ = """
+. "$0"
+read_settings "$1" || { printf %s "${fault%% is not*}"; exit; }
+for name in A B A1_; do
+    eval "value=\\${site_$name-unset}"
+    printf '%s=%s|' "$name" "$value"
+done
+"""
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_scripts_read_each_settings_file_as_everything_else_does(
+    shell: tuple[str, ...], tmp_path: Path
+) -> None:
+    path = tmp_path / "affinityd.conf"
+    for content in FILES:
+        path.write_bytes(content.encode())
+        try:
+            settings = config.read_file(str(path))
+            expected = "".join(
+                f"{name}={settings.get(name, 'unset')}|" for name in ("A", "B", "A1_")
+            )
+        except InvalidRequestError as error:
+            expected = ":".join(str(error).split(":")[:2])
+        command = [*shell, "-c", READ, str(PINNING), str(path)]
+        printed = subprocess.check_output(command, text=True, env={"PATH": os.environ["PATH"]})
+        assert printed == expected, repr(content)
