@@ -48,7 +48,6 @@ OTHER_UP = 'up{job="node",instance="a"}'
 
 #: Alerts of one series, which fire when it was above 0 for so many minutes.
 ABOVE_ZERO = (
-    ("Unpinned", mismatch("unpinned"), 15),
     ("OrphansHoldGpu", of_gpu("affinityd_gpu_orphan_processes"), 15),
     ("PinsOverlap", series("affinityd_pin_overlap_cpus"), 15),
 )
@@ -102,11 +101,18 @@ AUDIT: tuple[Case, ...] = (
             ("1x3 0 1x3 0 1x3 0 1x3 0 1x3", 18, True),  # one short job after another
             ("1x5 0x40", 20, False),
             ("0x3 1 0x3 1 0x3 1 0x3 1 0x3", 18, False),
+            ("3x9 0x40", 20, False),  # processes are counted, and are no minutes
+            ("1x9 _x40", 20, False),  # little is known of the time
+            ("1x40 stale", 44, False),  # the node died, or the GPU was lost
         )
     ),
+    ("Unpinned", {mismatch("unpinned"): "2x40"}, 30, True),
+    ("Unpinned", {mismatch("unpinned"): "2x40"}, 28, False),
     ("Unpinned", {mismatch("unpinned"): "0x9 1x40"}, 41, True),
     ("Unpinned", {mismatch("unpinned"): "0x9 1x40"}, 38, False),
     ("Unpinned", {mismatch("unpinned"): "1x9 0 1x9 0 1x9 0 1x9"}, 38, False),
+    ("Unpinned", {mismatch("unpinned"): "1x3 stale _x20 1x3"}, 30, False),
+    ("Unpinned", {mismatch("unpinned"): "1x40 stale"}, 46, False),
     ("RemoteCpuTimeIsHigh", {TOTAL: "0+1200x90", FAR: "0+600x90"}, 70, True),
     ("RemoteCpuTimeIsHigh", {TOTAL: "0+1200x90", FAR: "0+240x90"}, 70, False),
     ("RemoteCpuTimeIsHigh", {TOTAL: "0+1200x90", FAR: "0+600x90", UNPLACED: "0+9000x90"}, 70, True),
