@@ -27,7 +27,9 @@ def started(work: Callable[[], T]) -> Future[T]:
     return result
 
 
-STUCK_SECONDS, MOST_STUCK = 0.5, 8
+STUCK_SECONDS = 0.5
+#: Readings that may be late at once: of one user's processes, and of all.
+MOST_STUCK_OF_ONE, MOST_STUCK = 4, 64
 
 
 class Readings(Generic[K, T]):
@@ -39,22 +41,25 @@ class Readings(Generic[K, T]):
     """
 
     def __init__(self) -> None:
-        self._late: dict[K, Future[T]] = {}  # that have not ended in time
+        #: By what is read: the user, and the reading that has not ended in time.
+        self._late: dict[K, tuple[int | None, Future[T]]] = {}
 
-    def result(self, key: K, read: Callable[[], T]) -> T:
+    def result(self, key: K, read: Callable[[], T], user: int | None = None) -> T:
         """Return the result of `read`, which is waited for once; a later call may ask for it again.
 
-        Raises FutureTimeoutError where it is late, or where too many others are.
+        `user` has the process. Raises FutureTimeoutError where it is late, or where too many
+        others are.
         """
-        reading, seconds = self._late.pop(key, None), 0.0
-        if reading is None:
-            if len(self._late) >= MOST_STUCK:
-                self._late = {key: late for key, late in self._late.items() if not late.done()}
-            if len(self._late) >= MOST_STUCK:
+        if key in self._late:
+            (_, reading), seconds = self._late.pop(key), 0.0
+        else:
+            self._late = {key: late for key, late in self._late.items() if not late[1].done()}
+            users = [user for user, _ in self._late.values()]
+            if len(users) >= MOST_STUCK or users.count(user) >= MOST_STUCK_OF_ONE:
                 raise FutureTimeoutError
             reading, seconds = started(read), STUCK_SECONDS
         try:
             return reading.result(seconds)
         except FutureTimeoutError:
-            self._late[key] = reading
+            self._late[key] = user, reading
             raise

@@ -129,7 +129,8 @@ class Auditor:
                     (it.facts.pid, it.facts.start): (judge.vicinity(it.facts.gpus), it.placement)
                     for it in counted(found)
                     if it.facts.holding is not None
-                }
+                },
+                {it.facts.pid: it.facts.uid for it in found},
             ),
             wait_time=self._cpu_time.wait_time if self._waits.counts else {},
             throttled_time=self._cpu_time.throttled_time if self._waits.counts else {},

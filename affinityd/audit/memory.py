@@ -183,16 +183,22 @@ class MemoryMeter:
         self._found: dict[_Name, HostMemory] = {}  # the oldest first
         self._readings: Readings[_Name, HostMemory] = Readings()
 
-    def look(self, processes: Mapping[_Name, tuple[Vicinity, str]]) -> Mapping[int, HostMemory]:
+    def look(
+        self,
+        processes: Mapping[_Name, tuple[Vicinity, str]],
+        users: Mapping[int, int | None],
+    ) -> Mapping[int, HostMemory]:
         """Return the memory of processes by pid; of some none may be known yet.
 
         `processes`: by pid and start, what is near their GPUs, and the placement of their CPUs.
+        `users`: by pid.
         """
         end = time.monotonic() + SECONDS
         self._found = {name: it for name, it in self._found.items() if name in processes}
         for name in [*(processes.keys() - self._found.keys()), *self._found]:
             with suppress(FutureTimeoutError):  # it keeps what was found last
-                memory = self._readings.result(name, partial(_sample, name[0], *processes[name]))
+                sample = partial(_sample, name[0], *processes[name])
+                memory = self._readings.result(name, sample, users.get(name[0]))
                 self._found.pop(name, None)
                 self._found[name] = memory
             if time.monotonic() > end:

@@ -116,8 +116,8 @@ class Api:
     async def _picture(self, request: Request) -> Response:
         await self._watcher.refresh()
         marks = Marks(self._watcher.node.reserved)
-        if query := request.scope["query_string"]:
-            asked = await self._plans.asked(query)
+        if request.scope["query_string"]:
+            asked = await self._plans.asked(request)
             if asked.format is not None:
                 raise InvalidRequestError("format: this is always SVG; leave it out")
             caller = self._callers.of_peer(peer_of_request(request.scope))

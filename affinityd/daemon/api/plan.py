@@ -49,7 +49,7 @@ class Plans:
         began, query, asked = perf_counter(), request.scope["query_string"], None
         client = "job" if f"format={JOBS_FORMAT}".encode() in query else "other"
         try:
-            asked = await self.asked(query)
+            asked = await self.asked(request)
             node, caller = self._watcher.node, self._callers.of_peer(peer_of_request(request.scope))
             reply = replied(node, asked, caller)
         except AffinityError as error:
@@ -71,13 +71,14 @@ class Plans:
             return Response(f"{dumps(document(reply), ensure_ascii=False)}\n", media_type=JSON)
         return Response(render(reply, form), media_type="text/plain")
 
-    async def asked(self, query: bytes) -> Request:
-        """Read a query string, and the machine again where it has changed."""
+    async def asked(self, request: HttpRequest) -> Request:
+        """Read the query of a request, and the machine again where it has changed."""
+        query, peer = request.scope["query_string"], peer_of_request(request.scope)
         asked = parse_query(pairs_of(query))
         await self._watcher.refresh()
         names_mig = b"MIG-" in query  # maybe of an instance that was made since the last reading
         if names_mig and names_unknown_mig(self._watcher.node.topology, asked):
-            await self._watcher.seek_mig()
+            await self._watcher.seek_mig(peer.credentials.uid if peer else None)
         return asked
 
 

@@ -30,7 +30,7 @@ DRIVER_CHECK_SECONDS = 2.0  #: how often drivers and RDMA ports are looked at
 DRIVER_RETRY_SECONDS = 30.0  #: how often a loaded driver is queried again that gave no answer
 FIRST_SECONDS = 0.6  #: that a plan waits for the first reading; clients wait for 0.7 s and more
 SETTLE_SECONDS = 0.1  #: after which a reading that differs from the last one is made once more
-MIG_REREAD_SECONDS = 10.0  #: an unknown MIG UUID makes a reading at most so often
+MIG_REREAD_SECONDS = 10.0  #: a user's unknown MIG UUIDs make a reading at most so often
 
 
 class TopologySource(Protocol):
@@ -85,7 +85,8 @@ class TopologyWatcher(KnownNode):
         self._seen_online: bytes | None = None
         self._seen_ports: object = None
         self._seen_drivers: object = None
-        self._asked_drivers = self._sought_mig = float("-inf")
+        self._asked_drivers = float("-inf")
+        self._sought_mig: dict[int | None, float] = {}  #: by the user, when that was last
         self._asking = asyncio.Lock()
         self._reading = asyncio.Lock()
         self._wanted = asyncio.Event()
@@ -104,12 +105,14 @@ class TopologyWatcher(KnownNode):
                 if not self._is_current():  # else another request has read it meanwhile
                     await self._read()
 
-    async def seek_mig(self) -> None:
-        """Read everything again for an unknown MIG instance, unless that was done recently."""
+    async def seek_mig(self, user: int | None) -> None:
+        """Read everything again for a MIG instance that a user names, at most every so often."""
         async with self._asking:
-            if time.monotonic() - self._sought_mig >= MIG_REREAD_SECONDS:
+            recent = time.monotonic() - MIG_REREAD_SECONDS
+            self._sought_mig = {uid: at for uid, at in self._sought_mig.items() if at > recent}
+            if user not in self._sought_mig:
                 await self._ask_and_read()
-                self._sought_mig = time.monotonic()
+                self._sought_mig[user] = time.monotonic()
 
     def want_reading(self) -> None:
         """Have everything read again, soon: for a signal handler."""

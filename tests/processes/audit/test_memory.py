@@ -22,13 +22,13 @@ def test_processes_are_looked_at_in_turns(monkeypatch: pytest.MonkeyPatch) -> No
     with sleeping() as first, sleeping() as second:
         starts = {it.pid: stat.start for it in (first, second) if (stat := stat_of(it.pid))}
         processes = dict.fromkeys(starts.items(), (NEAR, LOCAL))
-        seen = [meter.look(processes) for _ in range(4)]
+        seen = [meter.look(processes, {}) for _ in range(4)]
     assert [len(found) for found in seen] == [1, 2, 2, 2]
     assert all(it.placed["near"] == it.size > 0 for it in seen[-1].values())
     fresh = [{pid for pid in starts if seen[n][pid] is not seen[n - 1].get(pid)} for n in (1, 2, 3)]
     assert [len(pids) for pids in fresh] == [1, 1, 1]
     assert fresh[1] != fresh[2]
-    assert meter.look({}) == {}
+    assert meter.look({}, {}) == {}
 
 
 def test_its_policy_and_its_nodes_are_those_of_the_machine() -> None:

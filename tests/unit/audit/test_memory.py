@@ -144,8 +144,26 @@ def test_a_process_that_lets_a_reader_hang_is_left_out_until_it_answers(
     monkeypatch.setattr(HostMemory, "of", of)
     meter, processes = MemoryMeter(), {(pid, 5): (NO_PLACE, LOCAL) for pid in (1, 2)}
     for _ in range(3):
-        assert meter.look(processes).keys() == {2}
+        assert meter.look(processes, {}).keys() == {2}
     assert looked.count(1) == 1  # no second thread waits for it
     answers.set()
-    wait(meter._readings._late.values())
-    assert meter.look(processes).keys() == {1, 2}
+    wait([reading for _, reading in meter._readings._late.values()])
+    assert meter.look(processes, {}).keys() == {1, 2}
+
+
+def test_a_user_whose_processes_hang_hides_no_other_user_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = Event()
+
+    def of(pid: int, _near: Vicinity, _placement: str) -> HostMemory:
+        if pid < 20:
+            answers.wait(30)
+        return memory(PRIVATE)
+
+    monkeypatch.setattr(threads, "STUCK_SECONDS", 0.01)
+    monkeypatch.setattr(module, "SECONDS", 30)
+    monkeypatch.setattr(module, "policy_of", lambda _pid: None)
+    monkeypatch.setattr(HostMemory, "of", of)
+    meter, processes = MemoryMeter(), {(pid, 5): (NO_PLACE, LOCAL) for pid in range(21)}
+    assert meter.look(processes, dict.fromkeys(range(20), 7)).keys() == {20}
+    assert len(meter._readings._late) == threads.MOST_STUCK_OF_ONE
+    answers.set()

@@ -157,6 +157,16 @@ async def test_a_driver_that_changes_is_asked_and_one_that_is_silent_again_after
         await until(lambda: watched.asked > 2)
 
 
+async def test_a_user_who_names_unknown_mig_instances_delays_no_other_user_s(
+    tmp_path: Path,
+) -> None:
+    async with watching(tmp_path) as watched:
+        before = watched.asked
+        for user, readings in ((1, 1), (1, 1), (None, 2), (2, 3), (1, 3)):
+            await watched.watcher.seek_mig(user)
+            assert watched.asked - before == readings
+
+
 async def test_scans_begin_after_the_first_reading_and_repeat_also_after_one_that_fails() -> None:
     known, results, failures = KnownNode(), [True, False, False, True], list[None]()
 
