@@ -78,6 +78,9 @@ def _parse_part(part: str) -> Iterator[int]:
     take, step = _stride(stride, part) if has_stride else (1, 1)
     if last < first or not 1 <= take <= step:
         raise ValueError(f"{quote(part)} is not a range of CPUs; {EXAMPLE}")
+    if take == step:
+        yield from range(first, last + 1)
+        return
     for start in range(first, last + 1, step):
         yield from range(start, min(start + take, last + 1))
 

@@ -24,6 +24,7 @@ from affinityd.linux.files import read
 MAX_BYTES, MAX_ENTRIES = 256 * 1024 * 1024, 200_000
 MAX_NAME, MAX_DEPTH = 512, 40  #: letters of a member's name, and folders in it
 MAX_LINKS = 40  #: as many as Linux follows (path_resolution(7))
+PATH_MAX = 4096  #: of the kernel, for a link's target
 NOWHERE = "/"  #: a path that no file has
 
 #: How a file begins → how it is unpacked.
@@ -107,7 +108,7 @@ def _members(archive: tarfile.TarFile) -> Iterator[tuple[str, bytes | str | None
         if member.isfile() and not member.issparse():  # holes cost nothing to send, but memory here
             file = archive.extractfile(member)
             yield name, file.read() if file else b""
-        elif member.issym():
+        elif member.issym() and len(member.linkname) < PATH_MAX:
             yield name, member.linkname
         elif member.isdir():
             yield name, None

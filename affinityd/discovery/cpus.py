@@ -84,11 +84,12 @@ def _sharing_cache(tree: Tree, folder: str) -> CpuSet | None:
 
 
 NODES = "sys/devices/system/node"
+MAX_NODES = 1024  #: the most of any kernel's MAX_NUMNODES
 
 
 def read_nodes(tree: Tree) -> tuple[NumaNode, ...]:
     """Read every node that exists, with CPUs or without, ascending."""
-    existing = numbered(tree, NODES, "node")
+    existing = [node for node in numbered(tree, NODES, "node") if node < MAX_NODES]
     columns = sorted(read_cpus(tree, f"{NODES}/online") or existing)  # of `nodeN/distance`
     nodes = []
     for node in existing:
@@ -108,9 +109,11 @@ def read_node_of_cpu(tree: Tree, nodes: tuple[NumaNode, ...], online: CpuSet) ->
     """Return CPU → its node, the lowest that lists it; a CPU that no node lists is missing."""
     node_of_cpu: dict[int, int] = {}
     for node in nodes:
+        if not online:
+            break
         folder = f"{NODES}/node{node.number}"
         cpus = read_cpus(tree, f"{folder}/cpulist", f"{folder}/cpumap") or frozenset()
-        for cpu in cpus & online:
-            if node.number is not None:
-                node_of_cpu.setdefault(cpu, node.number)
+        if node.number is not None:
+            node_of_cpu.update(dict.fromkeys(cpus & online, node.number))
+            online -= cpus
     return node_of_cpu

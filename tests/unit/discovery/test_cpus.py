@@ -112,6 +112,7 @@ def read_nodes(tmp_path: Path, files: str, siblings: str = "0") -> Topology:
     CPUs that no node lists come last | node1/cpulist=1,3 | 1:1,3 None:0,2
     NULs, and an empty list | node0/cpulist=0-3\0; node1/cpulist=; online=0-1\0 | 0:0-3 1:
     an old kernel has masks | node0/cpumap=00000000,00000003; node1/cpumap=c | 0:0-1 1:2-3
+    no kernel has so many | node0/cpulist=0-1; node1024/cpulist=2-3 | 0:0-1 None:2-3
     ordered as numbers | node10/cpulist=0-1; node9/cpulist=2-3; power/x= | 9:2-3 10:0-1
     """),
 )
