@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from affinityd.audit.auditor import Auditor
-from affinityd.audit.sources.holders import HolderSources
+from affinityd.audit.sources import HolderSources
 from affinityd.discovery.nvml import ProcessReport
 from bench.ratio import Ratio
 from tests.support.children import children_of

@@ -13,7 +13,7 @@ from functools import cache
 
 from affinityd import config
 from affinityd.audit.model import GpuHolders
-from affinityd.audit.sources.holders import HolderSources
+from affinityd.audit.sources import HolderSources
 from affinityd.client import local_plan
 from affinityd.client.apply import ProcessContext
 from affinityd.cpuset import CpuSet, format_list, several

@@ -22,12 +22,13 @@ from affinityd.audit.model import ContainerResources
 from affinityd.client.apply import NICS, verbs_files
 from affinityd.config.settings import Settings
 from affinityd.cpuset import CpuSet, format_list, parse_list
-from affinityd.daemon.metrics.families import MetricFamily, filled, whole
+from affinityd.daemon.metrics import MetricFamily, filled, whole
 from affinityd.daemon.state.background import FailureLog
 from affinityd.daemon.state.topology_watcher import KnownNode
 from affinityd.errors import AffinityError, InvalidRequestError, NoSuchGpuError
+from affinityd.kubernetes import nri as session
 from affinityd.kubernetes import pods
-from affinityd.kubernetes.nri import messages, session
+from affinityd.kubernetes.nri import messages
 from affinityd.kubernetes.nri.adjust import (
     FAILED,
     KEPT,

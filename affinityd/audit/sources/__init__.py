@@ -1,1 +1,322 @@
-"""Sources of holders: drivers and device files."""
+"""The holders of the machine's GPUs, by each vendor's own source: each process once.
+
+NVIDIA: NVML, called in a child. AMD: KFD. All others: the holders of the device files.
+"""
+
+# ruff: noqa: PTH115, PTH116, PTH208 - thousands of files are looked at; pathlib is slower
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from affinityd.audit.model import GpuHolders, GpuKey, Holding
+from affinityd.audit.sources.nvml import HOLD, DriverMaintenance, nvml_holders
+from affinityd.discovery.nvml import ProcessReport
+from affinityd.linux.files import listed, numbered, text
+from affinityd.linux.processes import INIT, INITIAL_PIDS, process_of, since_boot
+from affinityd.topology.model import Gpu, Topology
+
+NVIDIA, AMD = "nvidia", "amd"  #: Gpu.vendor, if its driver names the holders
+
+#: A process works on a GPU if it holds this part there of its memory in its first GPU.
+LEAST = 0.25
+
+NOT_ALL_PIDS = (
+    "its processes are not visible here, in another pid namespace than the host's; share the "
+    "host's (Kubernetes: hostPID: true; Podman and Docker: --pid=host)"
+)
+
+
+class HolderSources:
+    """Finds the holders of the GPUs, at each scan."""
+
+    def __init__(
+        self,
+        ask_nvml: Callable[[float], ProcessReport],
+        *,
+        proc: str = "/proc",
+        sys: str = "/sys",
+        dev: str = "/dev",
+        driver: str = "/proc/driver/nvidia",
+        hold: str = HOLD,
+        clock: Callable[[], float] = since_boot,
+    ) -> None:
+        """Take the function that calls NVML, its time limit, and the root of the machine's files.
+
+        `hold`: while this file exists, NVML is not called.
+        """
+        self._proc, self._sys, self._clock = proc, sys, clock
+        self._nvml = ask_nvml, DriverMaintenance(sys, hold, proc), driver
+        self._files = DeviceFileScanner(proc, sys, dev)
+
+    def held(self, topology: Topology) -> GpuHolders:
+        """Return the holders of the GPUs now, and the GPUs with unknown holders.
+
+        `asked` is the time before the first query: a process that has started since may have the
+        pid of a named one that has ended. A really new one is found at the next scan.
+        """
+        asked = self._clock()
+        gpus = topology.gpus
+        if not _sees_all_pids(self._proc):
+            return replace(GpuHolders.unknown_of(gpus, NOT_ALL_PIDS), asked=asked)
+        found = (
+            nvml_holders([gpu for gpu in gpus if gpu.vendor == NVIDIA], *self._nvml),
+            kfd_holders([gpu for gpu in gpus if gpu.vendor == AMD], self._sys),
+            self._files.found([gpu for gpu in gpus if gpu.vendor not in {NVIDIA, AMD}]),
+        )
+        return GpuHolders(
+            holdings=one_a_process((it for part in found for it in part.holdings), self._proc),
+            unknown={key: why for part in found for key, why in part.unknown.items()},
+            asked=asked,
+            skipped=sum(part.skipped for part in found),
+        )
+
+
+def _sees_all_pids(proc: str) -> bool:
+    try:
+        return os.readlink(f"{proc}/self/ns/pid") == INITIAL_PIDS
+    except OSError:  # a kernel without pid namespaces
+        return True
+
+
+def one_a_process(holdings: Iterable[Holding], proc: str) -> tuple[Holding, ...]:
+    """Return each process with the GPUs that it works on, by ascending pid.
+
+    A driver may name a thread with its process, or instead of it.
+
+    First is the GPU in which it holds most memory, and of several such, or where that is not known,
+    the one with the lowest index. Beside it are those in which it holds a quarter of that, or more:
+    a process that divides work between GPUs holds about as much in each, seldom less than half. A
+    mere context, which NCCL or a careless `cuda:0` leaves on GPU 0, is 300 to 500 MiB: less than
+    a quarter of a computing program's memory. A GPU in which its memory is not known, as of
+    open device files, counts, too: to be near one more costs no CPU.
+    """
+    of_process: defaultdict[int, list[Holding]] = defaultdict(list)
+    for holding in sorted(holdings, key=lambda it: (-(it.memory_bytes or 0), it.gpu[1], it.gpu[0])):
+        if holding.pid > 0:
+            of_process[process_of(holding.pid, proc) or holding.pid].append(holding)
+    found = []
+    for pid, (first, *others) in sorted(of_process.items()):
+        least = (first.memory_bytes or 0) * LEAST
+        used = {it.gpu for it in others if it.memory_bytes is None or it.memory_bytes >= least}
+        found.append(replace(first, pid=pid, beside=tuple(sorted(used - {first.gpu}))))
+    return tuple(found)
+
+
+# The holders of AMD's GPUs, by the files of its compute driver: /sys/class/kfd/kfd/proc/PID.
+#
+# Source: kernel drivers/gpu/drm/amd/amdkfd/kfd_process.c (kfd_create_process, kfd_procfs_show,
+# kfd_procfs_queue_show). A process has its folder from its first open of /dev/kfd on, with a file
+# vram_GPUID of every GPU that it may open: that proves no use. A GPU in which it holds memory, or
+# has a queue, it uses. The pids are the host's. Its sdma_GPUID is never read: that stops its queues
+# for a moment. Newer kernels have context_N folders in PID, with the same files, for programs that
+# open the GPU more than once.
+
+KFD = "class/kfd/kfd"
+
+NO_KFD = "AMD's KFD lists no processes; load amdgpu, or use a newer Linux"
+NOT_LISTED = "AMD's KFD does not list it"
+
+
+def kfd_holders(gpus: Sequence[Gpu], sys: str = "/sys") -> GpuHolders:
+    """Return the holders of AMD's GPUs."""
+    if not gpus:
+        return GpuHolders()
+    processes = f"{sys}/{KFD}/proc"
+    if not os.path.isdir(processes):  # noqa: PTH112
+        return GpuHolders.unknown_of(gpus, NO_KFD)
+    gpu_of = _by_id(gpus, sys)
+    unlisted = [gpu for gpu in gpus if gpu not in gpu_of.values()]
+    holdings = tuple(
+        Holding(pid, gpu_of[number].key, memory)
+        for pid in numbered(processes)
+        for number, memory in _uses(f"{processes}/{pid}").items()
+        if number in gpu_of
+    )
+    return replace(GpuHolders.unknown_of(unlisted, NOT_LISTED), holdings=holdings)
+
+
+def _by_id(gpus: Sequence[Gpu], sys: str) -> Mapping[str, Gpu]:
+    """Return KFD's gpu_id → GPU, by the render device that both name: each partition has its own.
+
+    Files: topology/nodes/N/gpu_id, and drm_render_minor in topology/nodes/N/properties.
+    """
+    nodes = f"{sys}/{KFD}/topology/nodes"
+    by_minor = {str(gpu.render_minor): gpu for gpu in gpus if gpu.render_minor is not None}
+    found = {}
+    for node in listed(nodes):
+        lines = (line.split() for line in text(f"{nodes}/{node}/properties").splitlines())
+        minors = (line[1] for line in lines if line[:1] == ["drm_render_minor"])
+        if (gpu := by_minor.get(next(minors, ""))) is not None:
+            found[text(f"{nodes}/{node}/gpu_id")] = gpu
+    return found
+
+
+def _uses(folder: str) -> Mapping[str, int]:
+    contexts = (f"{folder}/{name}" for name in listed(folder) if name.startswith("context_"))
+    uses: Counter[str] = Counter()
+    for place in (folder, *contexts):
+        queues = f"{place}/queues"
+        queued = {text(f"{queues}/{queue}/gpuid") for queue in listed(queues)}
+        for name in listed(place):
+            kind, _, number = name.partition("_")
+            size = text(f"{place}/{name}") if kind == "vram" else ""
+            if size.isdigit() and (int(size) or number in queued):
+                uses[number] += int(size)
+    return uses
+
+
+# Holders by open device files, for drivers that list no processes: Ascend's, and others'.
+#
+# A file's place in sysfs tells its GPU: /sys/dev/char/MAJ:MIN, kernel
+# Documentation/ABI/testing/sysfs-dev. Ascend's files have no place there (the driver
+# calls device_create without a parent): they go by their names. /dev/davinciN is taken to be the
+# N-th NPU in PCI bus order. Open files: proc_pid_fd(5).
+
+#: A process that held none is looked at again at every such scan.
+EVERY = 8
+
+#: Seconds that a scan may take; new processes and holders that were not reached come next time.
+LIMIT = 2.0
+
+ROOT_ONLY = (
+    "the open files of other users' processes cannot be read; run this as root (CAP_SYS_PTRACE)"
+)
+TOO_MANY = f"not all processes' open files were read within {LIMIT:g} s; the next scan continues"
+NO_FILE = "its device file is not known; is its driver loaded?"
+
+#: Files of a GPU's that are opened to look after it, not to compute: /dev/accel/accel_controlD0,
+#: /dev/hl_controlD0, /dev/i2c-3, /dev/ptp0.
+_is_control = re.compile(r"(?:accel_control|hl_control|i2c-|ptp)").match
+
+#: Vendor → names of its device files, before a number, where sysfs does not tell their GPU.
+NAMES = {"huawei": "davinci"}
+
+#: The folder of device files, by default; and the files there that most processes have open.
+DEV = "/dev/"
+COMMON = ("/dev/null", "/dev/pts/", "/dev/shm/", "/dev/tty", "/dev/urandom")  # noqa: S108 - names
+
+
+@dataclass(frozen=True)
+class GpuDeviceFiles:
+    """The device files of GPUs."""
+
+    gpu_of: Mapping[int, GpuKey]  #: st_rdev → GPU
+    names: frozenset[str]  #: their names in /dev
+
+    def is_one(self, target: str) -> bool:
+        """Whether an open file, by its path, may be one of them.
+
+        Files elsewhere by other names are skipped: they may be on a file server that does
+        not answer, and stat(2) would wait for it.
+        """
+        return target.rpartition("/")[2] in self.names or (
+            target.startswith(DEV) and not target.startswith(COMMON)
+        )
+
+
+class DeviceFileScanner:
+    """Looks through the open files of processes: of holders and new ones at each scan."""
+
+    def __init__(
+        self,
+        proc: str = "/proc",
+        sys: str = "/sys",
+        dev: str = "/dev",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._proc, self._sys, self._dev, self._clock = proc, sys, dev, clock
+        self._scan = 0
+        self._files = GpuDeviceFiles({}, frozenset())
+        self._known: dict[int, bool] = {}  # pid → whether it held a file when it was looked at
+
+    def found(self, gpus: Sequence[Gpu]) -> GpuHolders:
+        """Return the holders of the GPUs' files, as far as they can be seen.
+
+        If another process has got a pid since the last scan, it counts as the old one.
+        """
+        if not gpus:
+            return GpuHolders()
+        files = device_files(gpus, self._sys, self._dev)
+        if files != self._files:
+            self._files, self._known = files, {}
+        held: list[Holding] = []
+        due, skipped, end = self._due(), 0, self._clock() + LIMIT
+        for place, pid in enumerate(due):
+            if self._clock() >= end:
+                skipped = len(due) - place
+                break
+            folder = f"{self._proc}/{pid}/fd/"  # containers keep the numbers of devices
+            links = (folder + name for name in listed(folder))
+            numbers = {_number(link) for link in links if files.is_one(_target(link))}
+            keys = {key for number, key in files.gpu_of.items() if number in numbers}
+            held += [Holding(pid, key) for key in keys]
+            self._known[pid] = bool(keys)
+        unknown = {gpu.key: TOO_MANY for gpu in gpus if skipped}
+        unknown |= {gpu.key: ROOT_ONLY for gpu in gpus if not _sees_all(self._proc)}
+        unknown |= {gpu.key: NO_FILE for gpu in gpus if gpu.key not in files.gpu_of.values()}
+        return GpuHolders(tuple(held), unknown, skipped=skipped)
+
+    def _due(self) -> list[int]:
+        """Return the processes to look at: new ones, holders, and of the others a part."""
+        self._scan += 1
+        there = numbered(self._proc)
+        self._known = {pid: self._known[pid] for pid in there if pid in self._known}
+        turn = self._scan % EVERY
+        due = [pid for pid in there if self._known.get(pid, True) or pid % EVERY == turn]
+        return sorted(due, key=lambda pid: (None, True, False).index(self._known.get(pid)))
+
+
+def device_files(gpus: Sequence[Gpu], sys: str = "/sys", dev: str = "/dev") -> GpuDeviceFiles:
+    """Return the GPUs' device files: by sysfs, and of those that have no place there, by name."""
+    found = list(_by_place(gpus, sys))
+    placed = {key for _, _, key in found}
+    for gpu in gpus:
+        name = f"{NAMES.get(gpu.vendor)}{gpu.index}"
+        if gpu.key not in placed and (number := _number(f"{dev}/{name}")) is not None:
+            found.append((number, name, gpu.key))
+    return GpuDeviceFiles(
+        {number: key for number, _, key in found}, frozenset(name for _, name, _ in found)
+    )
+
+
+def _by_place(gpus: Sequence[Gpu], sys: str) -> Iterator[tuple[int, str, GpuKey]]:
+    """Yield device number, name and GPU, by links like ../../devices/pci…/0000:c1:00.0/…/accel0."""
+    at = {gpu.pci_bus_id: gpu.key for gpu in gpus}
+    folder = f"{sys}/dev/char"
+    for entry in listed(folder):
+        *place, name = _target(f"{folder}/{entry}").split("/")
+        key = next((at[part] for part in reversed(place) if part in at), None)
+        major, _, minor = entry.partition(":")
+        if key is not None and not _is_control(name):
+            yield os.makedev(int(major), int(minor)), name, key
+
+
+def _sees_all(proc: str) -> bool:
+    """Whether open files of other users, and of root's first process, can be read."""
+    try:
+        os.listdir(f"{proc}/{INIT}/fd")
+    except OSError:  # without the capabilities; or hidepid= of proc(5)
+        return False
+    return True
+
+
+def _target(link: str) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:  # it was closed, or the process has ended
+        return ""
+
+
+def _number(path: str) -> int | None:
+    try:
+        found = os.stat(path)
+    except OSError:  # it was closed, or is not there
+        return None
+    return found.st_rdev if stat.S_ISCHR(found.st_mode) else None

@@ -10,7 +10,7 @@ from affinityd.audit.auditor import Auditor
 from affinityd.audit.document import document
 from affinityd.audit.mask_owner import MaskOwner, owner_of
 from affinityd.audit.model import Scan
-from affinityd.audit.sources.holders import HolderSources
+from affinityd.audit.sources import HolderSources
 from affinityd.audit.sources.nics import far_nics, nic_use
 from affinityd.audit.verdict import verdict
 from affinityd.cli.console import give_up_stdout

@@ -9,9 +9,8 @@ from affinityd.cli.console import say
 from affinityd.cli.parser import Parser, add_settings, load_settings
 from affinityd.discovery.machine import read_once
 from affinityd.errors import InvalidRequestError
-from affinityd.slurm.commands import FOLDERS, LocalSlurm, SlurmError, find_slurm
+from affinityd.slurm.commands import FOLDERS, LocalSlurm, SlurmError, differences, find_slurm
 from affinityd.slurm.cores import SCOPES
-from affinityd.slurm.diff import differences
 from affinityd.slurm.gres_conf import GresConf
 from affinityd.text import count, one_line, quote
 

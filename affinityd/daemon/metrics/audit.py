@@ -14,7 +14,7 @@ from prometheus_client.core import Metric
 
 from affinityd.audit.document import AuditGpuDocument, document
 from affinityd.audit.model import CpuTime, GpuKey, Job, Scan
-from affinityd.daemon.metrics.families import GPU_LABELS, MetricFamily, filled, gpu_labels, whole
+from affinityd.daemon.metrics import GPU_LABELS, MetricFamily, filled, gpu_labels, whole
 from affinityd.text import one_line
 from affinityd.topology.model import Topology
 from affinityd.topology.nearness import CAUSES

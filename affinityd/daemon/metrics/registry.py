@@ -21,7 +21,7 @@ from prometheus_client import (
 from prometheus_client.core import Metric
 
 from affinityd import __version__
-from affinityd.daemon.metrics.families import (
+from affinityd.daemon.metrics import (
     GPU_LABELS,
     MetricFamily,
     filled,

@@ -1,1 +1,86 @@
-"""The node resource interface of container runtimes, NRI: adjusts containers that they create."""
+"""A plugin's life at a runtime: it registers, then answers until the connection is closed.
+
+Sources: containerd/nri pkg/adaptation/plugin.go, pkg/stub/stub.go. To a runtime an error in an
+answer is the container's: it would not start. There is none here: the worst answer is an empty one.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+
+from affinityd.kubernetes.nri.messages import (
+    CREATE_CONTAINER,
+    PLUGIN,
+    REMOVE_CONTAINER,
+    REQUEST,
+    RESPONSE,
+    RUNTIME,
+    UPDATE_CONTAINER,
+    Trunk,
+    Ttrpc,
+    packed,
+)
+from affinityd.linux.protobuf import embedded, field, number, read, text
+
+SERVICE = "nri.pkg.api.v1alpha1.Runtime"
+NAME = "affinityd"
+#: The last of all plugins: of a cpuset, variable or mount that two plugins set, a container fails,
+#: and only the later one can see the earlier one's.
+INDEX = "99"
+PART = 65536  #: bytes that are read at once
+
+Answer = Callable[[bytes], bytes]  #: of a method, from request to response
+
+
+#: Keeps an exception of its block from going further.
+Guard = Callable[[], AbstractContextManager[None]]
+
+
+def serve(path: str, answers: Mapping[str, Answer], guard: Guard) -> Iterator[None]:
+    """Answer the runtime that listens at a socket; yield once it knows this plugin.
+
+    Ends when the runtime closes the connection. Raises OSError where there is no runtime,
+    ValueError where it does not speak NRI or refuses the plugin.
+    """
+    trunk = Trunk()
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(path)
+        connection.sendall(packed(Ttrpc(RUNTIME, 1, REQUEST, _registration())))
+        while data := connection.recv(PART):
+            for message in trunk.received(data):
+                if message.connection == RUNTIME:
+                    _check(message)
+                    yield
+                elif message.kind == REQUEST:
+                    answered = reply(message.data, answers, guard)
+                    connection.sendall(packed(Ttrpc(PLUGIN, message.stream, RESPONSE, answered)))
+
+
+def reply(request: bytes, answers: Mapping[str, Answer], guard: Guard) -> bytes:
+    """Return the ttrpc.Response to a ttrpc.Request; an empty one to any that is not understood."""
+    payload = b""
+    with guard():
+        asked = read(request)
+        payload_of = asked.get(3, (b"",))[-1]
+        answer = answers.get(text(asked, 2))
+        if answer is not None and isinstance(payload_of, bytes):
+            payload = answer(payload_of)
+    return field(2, payload)
+
+
+def _registration() -> bytes:
+    plugin = field(1, NAME) + field(2, INDEX)
+    return field(1, SERVICE) + field(2, "RegisterPlugin") + field(3, plugin)
+
+
+def _check(response: Ttrpc) -> None:
+    """Raise ValueError for a ttrpc.Response with an error."""
+    status = embedded(read(response.data), 1)
+    if number(status, 1):
+        raise ValueError(f"the runtime refused the plugin: {text(status, 2)}")
+
+
+#: A ConfigureResponse: no more than these events are sent.
+SUBSCRIPTION = field(2, CREATE_CONTAINER | UPDATE_CONTAINER | REMOVE_CONTAINER)

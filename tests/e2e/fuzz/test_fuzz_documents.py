@@ -26,9 +26,8 @@ from affinityd.discovery.nvml import (
 )
 from affinityd.errors import AffinityError, InvalidRequestError
 from affinityd.json_codec import dumps, loads
-from affinityd.kubernetes.nri import messages
+from affinityd.kubernetes.nri import messages, reply
 from affinityd.kubernetes.nri.messages import PLUGIN, REQUEST, Trunk, Ttrpc, packed
-from affinityd.kubernetes.nri.session import reply
 from affinityd.kubernetes.pods import containers
 from affinityd.linux.cgroup import Cgroups, cpuset_of
 from affinityd.linux.files import environment_of

@@ -1,4 +1,4 @@
-"""A topology in JSON, the attributes of DRA (Kubernetes' own examples), and node.json."""
+"""A topology in JSON, and node.json."""
 
 from __future__ import annotations
 

@@ -10,8 +10,7 @@ from typing import Any
 import yaml
 
 from affinityd.daemon import nri
-from affinityd.daemon.metrics import audit, registry
-from affinityd.daemon.metrics.families import MetricFamily
+from affinityd.daemon.metrics import MetricFamily, audit, registry
 from affinityd.daemon.state.topology_watcher import KnownNode
 from tests.support.paths import REPOSITORY
 

@@ -15,10 +15,10 @@ from affinityd.slurm.commands import (
     LocalSlurm,
     SlurmdGres,
     SlurmError,
+    differences,
     parse,
 )
 from affinityd.slurm.cores import SCOPES
-from affinityd.slurm.diff import differences
 from affinityd.slurm.gres_conf import GresConf, TypeCounts, read_gres
 from affinityd.topology.model import Topology
 from tests.support.machines.by_hand import made

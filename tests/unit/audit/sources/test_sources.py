@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from affinityd.audit import sources as device_files
 from affinityd.audit.model import GpuHolders, Holding
-from affinityd.audit.sources import holders as device_files
-from affinityd.audit.sources.holders import (
+from affinityd.audit.sources import (
     NO_KFD,
     NOT_ALL_PIDS,
     NOT_LISTED,
