@@ -1,7 +1,5 @@
 """What all tests of processes share."""
 
-from __future__ import annotations
-
 from tests.support.two_cpus import keep_two_cpus
 
 keep_two_cpus()

@@ -1,7 +1,5 @@
 """Data flows one way: which folder may import which, and what the base package may import."""
 
-from __future__ import annotations
-
 import ast
 import sys
 from collections.abc import Iterator

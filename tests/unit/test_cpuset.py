@@ -1,7 +1,5 @@
 """CPU lists and masks, as the kernel and taskset write them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path

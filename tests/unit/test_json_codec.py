@@ -1,7 +1,5 @@
 """Documents: what is read is what was written, and what is not expected is named in one line."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The pages name every word and example of the code; the image's lock and the suites are whole."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterable

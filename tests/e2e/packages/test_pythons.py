@@ -1,7 +1,5 @@
 """The unit suite with the Python of each release of Debian, in fresh roots."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

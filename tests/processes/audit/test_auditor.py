@@ -4,8 +4,6 @@ The test says which processes hold a GPU, but for one that holds the file of an 
 kernel's.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What /proc tells of the processes that use GPUs: real ones, and copies that a test changes."""
 
-from __future__ import annotations
-
 import os
 import time
 from dataclasses import replace

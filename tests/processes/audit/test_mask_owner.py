@@ -1,7 +1,5 @@
 """Who set the mask of a process: real processes, OpenMP runtimes and tools of this machine."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The memory of processes, scan by scan."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

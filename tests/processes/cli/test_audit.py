@@ -4,8 +4,6 @@ The node is that of a daemon's node.json, as if its CPUs 0 to 3 were this machin
 and when it is interrupted, the command is a process of its own.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The commands, as a person runs them, and the programs that take a plan."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`affinityd exec`: real commands on real CPUs, with a daemon, without one, and with a bad one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Becoming a command: what it finds is what it would have found without us, as env(1) shows."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """`affinityd exec` starts its command, whatever has become of its own files."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The NICs of a rank from start to finding: exec sets variables, verify and audit read them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

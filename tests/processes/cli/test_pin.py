@@ -1,7 +1,5 @@
 """`affinityd pin`, on real processes and a replayed node."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

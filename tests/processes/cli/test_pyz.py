@@ -1,7 +1,5 @@
 """affinityd.pyz: every command from one file, with what it reads of the package."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

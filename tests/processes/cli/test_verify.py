@@ -1,7 +1,5 @@
 """`affinityd verify`, on real processes and a replayed node."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

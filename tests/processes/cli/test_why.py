@@ -1,7 +1,5 @@
 """`affinityd why` on real processes, however busy the machine is; its figures: tests/e2e/waits."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

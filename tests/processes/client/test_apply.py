@@ -1,7 +1,5 @@
 """A process: its facts and its query for a plan, and how a plan is applied to it. All are real."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

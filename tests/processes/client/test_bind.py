@@ -1,7 +1,5 @@
 """`affinityd.bind`, `set_affinity` and `worker_init_fn`, each in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A process that was bound before: by affinityd, or by an OpenMP runtime."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The GPUs that a process may open, by real device files."""
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess

@@ -1,7 +1,5 @@
 """A process's plan: asked of what listens on a unix socket, else planned here."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import threading

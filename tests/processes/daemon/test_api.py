@@ -1,7 +1,5 @@
 """What a real daemon on a shipped machine answers over HTTP; its page and picture; RDMA ports."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 Real processes, pipes and devices.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

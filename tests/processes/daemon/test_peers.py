@@ -3,8 +3,6 @@
 The daemon knows their users, their groups and their CPUs.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

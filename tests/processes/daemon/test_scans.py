@@ -1,7 +1,5 @@
 """The child process that scans: its results, its failures, its log lines and its end."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -5,8 +5,6 @@ the test's. Stand-ins replace systemctl, whose arguments they record, and venv, 
 checkout is installed.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

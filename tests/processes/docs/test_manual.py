@@ -1,7 +1,5 @@
 """The man page without a warning, and completion in the shells themselves."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

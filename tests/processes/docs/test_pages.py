@@ -1,7 +1,5 @@
 """The examples of the pages print what the pages say."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 import sys

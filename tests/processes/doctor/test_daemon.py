@@ -1,7 +1,5 @@
 """The check of the daemon: its socket, its answers, and the process that may see this node."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 What a daemon makes of that is held by tests/unit/request/test_devices.py.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import socket

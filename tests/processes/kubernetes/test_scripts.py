@@ -1,7 +1,5 @@
 """The scripts of Slurm and of pods read switches, and tell libraries of NICs, as affinityd does."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

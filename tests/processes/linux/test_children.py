@@ -1,7 +1,5 @@
 """A function in a child of this process, which may hang or crash."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The cpuset of another pod, as a daemon in a container of its own sees the node's cgroups."""
 
-from __future__ import annotations
-
 import os
 
 from affinityd.cpuset import format_list

@@ -3,8 +3,6 @@
 What sets one runs in a child: the tests' own process keeps its policy.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every thread of a real process is pinned, and what is reported is what the kernel holds."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import time

@@ -1,7 +1,5 @@
 """What /proc tells, of real processes."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """One gRPC call over a unix socket, whatever the server answers: frames that a test writes."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

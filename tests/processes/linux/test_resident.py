@@ -3,8 +3,6 @@
 What needs several NUMA nodes is tried in a virtual machine: tests/e2e/vm.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Jobs with fewer near CPUs than they asked for: another allocation helps them, and no pin does."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """CPU time from scan to scan."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from threading import Event
 

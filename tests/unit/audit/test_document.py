@@ -1,7 +1,5 @@
 """A scan as JSON: all of it, its counts alone, and a process with its threads."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

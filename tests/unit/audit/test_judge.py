@@ -1,7 +1,5 @@
 """Judgement of processes that use GPUs, as tables and as properties."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The host memory of a process: how much is far, why, and what helps."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from concurrent.futures import wait
 from threading import Event

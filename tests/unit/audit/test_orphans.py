@@ -1,7 +1,5 @@
 """Processes that hold a GPU and belong to no living job."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

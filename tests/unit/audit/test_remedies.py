@@ -1,7 +1,5 @@
 """What mends a mismatch: sentences with commands and settings that exist."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The node's state in a sentence, each GPU's in a word, and the last hour in letters."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

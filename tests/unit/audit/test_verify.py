@@ -1,7 +1,5 @@
 """Judgement: where a process may run and what it holds, against its GPUs, on named machines."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """What is measured of processes between two looks, whatever these do meanwhile."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

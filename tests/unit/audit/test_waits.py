@@ -1,7 +1,5 @@
 """What explains the wait of a process: one of the facts that the kernel counts, or none."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

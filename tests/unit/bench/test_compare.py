@@ -1,7 +1,5 @@
 """The comparison with other tools: the machines of public issues, the tools' rules, the judge."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

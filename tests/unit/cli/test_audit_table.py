@@ -1,7 +1,5 @@
 """What `affinityd audit` says of a scan: rows, and what mends what they show."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace

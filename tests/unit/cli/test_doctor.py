@@ -1,7 +1,5 @@
 """`affinityd doctor`, as a person runs it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The command line of `affinityd exec`: what is read, refused and explained."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

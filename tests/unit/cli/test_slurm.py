@@ -1,7 +1,5 @@
 """`affinityd slurm`, on replayed nodes."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The drawing of a node: goldens, and what they cannot show."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace

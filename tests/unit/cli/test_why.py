@@ -1,7 +1,5 @@
 """What `affinityd why` prints of two moments."""
 
-from __future__ import annotations
-
 import pytest
 
 from affinityd.audit.waits import Waits

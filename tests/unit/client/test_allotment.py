@@ -1,7 +1,5 @@
 """Ranks in a mask or cpuset that is smaller than the machine: their own, or what they asked for."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

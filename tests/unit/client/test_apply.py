@@ -1,7 +1,5 @@
 """Ranks of one job plan for themselves, and none overlap; libraries are told of near NICs."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The settings file, its variables, where a daemon is asked, and AFFINITYD=on|observe|off."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What 0.3 no longer has is refused, or warned of, in one line that says what to use."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Where settings come from, and what is said of a wrong one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

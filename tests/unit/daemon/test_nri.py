@@ -1,7 +1,5 @@
 """The daemon's NRI plugin: whatever happens, its answer is one with which a container starts."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Iterator

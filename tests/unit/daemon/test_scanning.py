@@ -1,7 +1,5 @@
 """The log lines about scans, each finding once; the documents; the daemon's own CPUs."""
 
-from __future__ import annotations
-
 import logging
 import os
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """CPUs, cores, caches and NUMA nodes, as kernels of any age show them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The numbers of GPUs, and their facts from drivers and NVML, whose reports are read from JSON."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A machine that is written as a kernel shows it is read back the same, also from a snapshot."""
 
-from __future__ import annotations
-
 import os
 import tarfile
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Adapters, their RDMA ports, bonds and virtual functions, as the kernel's files describe them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which PCI devices are GPUs and adapters, where they are on the bus, and on which NUMA node."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A machine's files: the running one's, a folder's, an archive's; and roots that are no machine."""
 
-from __future__ import annotations
-
 import io
 import os
 import tarfile

@@ -1,7 +1,5 @@
 """The checks of GPUs and their CPUs, of devices, and of schedulers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

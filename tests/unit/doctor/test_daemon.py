@@ -1,7 +1,5 @@
 """The check of the daemon: its answers, node.json, and the names of settings."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The check of the memory of Grace's GPUs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The checks of what is between devices, and of the power management of CPUs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The check of what Slurm does to jobs with GPUs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

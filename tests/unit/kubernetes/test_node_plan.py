@@ -1,7 +1,5 @@
 """Names of hosts in a pod's addresses of daemons."""
 
-from __future__ import annotations
-
 import socket
 import time
 

@@ -1,7 +1,5 @@
 """What a container with GPUs is given as it is created, and NRI's frames and messages."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

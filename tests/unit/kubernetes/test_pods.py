@@ -1,7 +1,5 @@
 """The answers of kubelet, the containers of processes by these, and when kubelet is asked."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A process's cpuset and CPU limit, of either version of cgroups, however it is mounted."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Shipped machines: what their sources publish is what a plan gets to see."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

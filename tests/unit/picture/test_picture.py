@@ -1,7 +1,5 @@
 """The picture of a machine: every part once, at its place, with a plan's marks."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace

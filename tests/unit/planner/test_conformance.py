@@ -1,7 +1,5 @@
 """What public planners answer on the same machines: tests/data/conformance."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Each row of the modes' table, on machines whose answers can be checked by eye."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import chain
 

@@ -1,7 +1,5 @@
 """Plans: partners, cuts, minimums, memory, home nodes, reasons, added CPUs, and what is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """What holds for every plan, on random machines."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import pytest

@@ -1,7 +1,5 @@
 """The share of the cores: among the requested GPUs, or among all GPUs of the node."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import assume, event, given
 from hypothesis import strategies as st

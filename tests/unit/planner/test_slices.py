@@ -1,7 +1,5 @@
 """The deal of a Slurm step: tasks exchange far CPUs, and none has fewer, more or another's."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import combinations
 

@@ -1,7 +1,5 @@
 """Which GPU is meant: granted, visible, and named devices, in the node's own numbering."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

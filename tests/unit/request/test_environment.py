@@ -1,7 +1,5 @@
 """The visible devices and the CPUs of a process, as its environment has them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

@@ -1,7 +1,5 @@
 """A plan as it is answered: the document, and lines that shells and tools take."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

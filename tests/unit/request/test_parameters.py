@@ -1,7 +1,5 @@
 """The parameters of a plan, and one clear line for each that is wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict
 

@@ -1,7 +1,5 @@
 """What the variables of a process say about its plan."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

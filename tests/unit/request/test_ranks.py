@@ -1,7 +1,5 @@
 """Which GPU each rank drives, and which ranks are answered for."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

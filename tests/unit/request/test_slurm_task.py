@@ -1,7 +1,5 @@
 """The tasks of Slurm's steps: each plans from what it knows, and they do not take CPUs away."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache

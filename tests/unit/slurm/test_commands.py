@@ -1,7 +1,5 @@
 """What Slurm's commands print, and GPUs that differ from the printed lines."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A node's lines of gres.conf, in Slurm's numbers of cores."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 

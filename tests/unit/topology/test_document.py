@@ -1,7 +1,5 @@
 """A topology in JSON, and node.json."""
 
-from __future__ import annotations
-
 import json
 import stat
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Questions that a plan asks of a machine: what is near to GPUs, and where a mask is."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Sequence
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """Which RDMA devices each GPU is given: by NCCL's published rule and `nvidia-smi topo -m`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 

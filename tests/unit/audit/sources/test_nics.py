@@ -1,7 +1,5 @@
 """Which choices of RDMA devices are mistakes: NCCL's and UCX's published rules are the standard."""
 
-from __future__ import annotations
-
 import pytest
 
 from affinityd.audit.sources.nics import NicUse, far_nics

@@ -1,7 +1,5 @@
 """Which processes hold which GPU: by NVML, by KFD, by open device files."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What `GET /audit` answers, and to whom; a bug reaches a client as one line."""
 
-from __future__ import annotations
-
 import json
 import os
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """One request from its parts to its answer, and the answers that were given before."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from urllib.parse import urlencode

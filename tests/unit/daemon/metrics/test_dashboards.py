@@ -1,7 +1,5 @@
 """Dashboards and rules ask for metrics that the daemon has."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """The metrics of a scan: GPUs, and jobs with rows of their own."""
 
-from __future__ import annotations
-
 import re
 import sys
 import time

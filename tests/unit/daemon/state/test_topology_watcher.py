@@ -3,8 +3,6 @@
 The machine and what scans it are stand-ins here: they hang and fail when told to. Files are real.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
