@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from affinityd import config
@@ -124,22 +124,24 @@ class ProcessPlanner:
             variables = {name: text for name, text in variables.items() if name == config.CPUS}
         query = process.query(config.plan_parameters(variables, self.chosen), cpus)
         request, caller = parse_query(query), Caller(mask=cpus, cpuset=cpus)
-        task = request.slurm
-        if task is None:
+        task, slurm = request.task, request.task.slurm
+        if slurm is None:
             return local_plan.plan_request(self.node, request, caller)
         mask = mask_of(stat.number)
-        task = task._replace(mask=mask)
+        slurm = replace(slurm, mask=mask)
         try:
-            bound = task.masks[task.number % len(task.masks)] if task.masks else None
-            if bound and mask and mask < bound and mask != task.pinned:
+            bound = slurm.masks[slurm.number % len(slurm.masks)] if slurm.masks else None
+            if bound and mask and mask < bound and mask != slurm.pinned:
                 listed = format_list(mask)
                 raise BoundError(f"its CPUs were narrowed to {listed} by the user")  # noqa: TRY301
-            return local_plan.plan_request(self.node, request._replace(slurm=task), caller)
+            request = request._replace(task=replace(task, slurm=slurm))
+            return local_plan.plan_request(self.node, request, caller)
         except BoundError:
             if self.divides:
                 raise
         # Whether it is near is no question of what bound it.
-        request = request._replace(bound=None, slurm=task._replace(masks=()))
+        task = replace(task, bound=None, slurm=replace(slurm, masks=()))
+        request = request._replace(task=task)
         return local_plan.plan_request(self.node, request, caller)
 
     def doubt(self, stat: Stat) -> str | None:

@@ -53,6 +53,10 @@ SAME_PLACES = (
 
 #: Remarks on a plan's warnings; the others follow from the question, or are reported anyway.
 REMARKS = {
+    "visible_cut": (
+        "not all of the visible devices are here, and the driver ends the list before the first "
+        "that is not"
+    ),
     "widened": "the nearest others were added (AFFINITYD_CPUS=none leaves them out)",
     "share_unavailable": "too few cores for a block for each GPU: only this job's GPUs divide them",
     "ambiguous_index": (
@@ -66,7 +70,9 @@ MOST_WRAPPERS = 8  #: processes between a rank and its launcher, as shells
 
 #: A file that each vendor's driver makes.
 DRIVERS = {"nvidia": "/dev/nvidiactl", "amd": "/dev/kfd", "huawei": "/dev/davinci_manager"}
-AMD = b"0x1002"  #: the PCI vendor, in /sys/class/drm/renderDN/device/vendor
+#: PCI vendors, in /sys/class/drm/renderDN/device/vendor
+AMD, INTEL, HABANA = b"0x1002", b"0x8086", b"0x1da3"
+MPS_FOLDER, MPS_DAEMON = "/tmp/nvidia-mps", "nvidia-cuda-mps-control"  # noqa: S108 - by default
 
 
 class Launcher:
@@ -188,10 +194,6 @@ class ProcessContext:
         facts = {"cpuset": format_list(cpus), "granted": self.devices, "visible": visible}
         stated = {name: text for name, text in facts.items() if text is not None}
         stated |= {name: text for name, text in chosen.items() if not name.isupper()}
-        rank = None if {"gpus", "rank"} & chosen.keys() else local_rank(environ)
-        if rank and rank.variable != environment.SLURM_TASK and self._shares(visible):
-            stated["rank"] = f"{rank.number}"
-            stated |= {} if rank.size is None else {"ranks": f"{rank.size}"}
         environ.pop(environment.SLICE, None)
         limit = environment.cpus_to_plan_on(environ, cpus)
         is_limit = "cpuset" not in chosen  # which is a choice
@@ -201,21 +203,17 @@ class ProcessContext:
             environ[environment.SLICE] = format_list(limit)
         elif is_limit and environment.SLURM_JOB not in environ:
             environ[environment.ALLOWED] = format_list(limit)
-        if environment.SLURM_JOB not in environ:  # only there it counts, and 0.2 refuses it
-            environ.pop(environment.TORCHRUN, None)
-        names = (*OF_TASK, config.CPUS, environment.SLICE)
+        is_lone_worker = environ.get("LOCAL_WORLD_SIZE") == "1"
+        if environment.SLURM_JOB not in environ and not is_lone_worker:
+            environ.pop(environment.TORCHRUN, None)  # it does not count there, and 0.2 refuses it
+        root = "" if self.pid == os.getpid() else f"/proc/{self.pid}/root"
+        mps = mps_devices(environ, root)
+        environ.pop(environment.MPS_PIPE, None)
+        if mps is not None:
+            environ[environment.MPS_LIST] = mps
+        names = (*OF_TASK, config.CPUS, environment.SLICE, *environment.OF_NUMBERS)
         variables = ((ENV, f"{name}={environ[name]}") for name in names if name in environ)
         return (*stated.items(), *variables)
-
-    def _shares(self, visible: str | None) -> bool:
-        """Return whether its single visible GPU is its siblings', too: their launcher has the same.
-
-        Slurm says by itself which GPUs a task has.
-        """
-        if visible is None or environment.gpus_in(visible) > 1:
-            return False
-        environ = self.launcher.environ
-        return environ is not None and environment.visible(environ, _vendors()) == visible
 
 
 def _read_soon(pid: int) -> Mapping[str, str] | None:
@@ -251,22 +249,53 @@ def _vendors() -> list[str]:
 def granted_gpus(dev: str = "/dev", sys: str = "/sys") -> str | None:
     """Return the request's `granted`; None if no device files show it.
 
-    NVIDIA's /dev/nvidiaN, else AMD's /dev/dri/renderDN: N is the device's minor, not the
-    process's GPU number. access(2) honors the device cgroup and opens nothing. If NVIDIA's
-    files exist and none of them may be opened it is "none"; AMD's may also be closed to a user
-    that is in no group of theirs. Raises OSError if an existing file fails to be read.
+    The numbers are those of the node's files: /dev/nvidiaN, else /dev/davinciN, else /dev/accel/
+    accelN of Habana, else AMD's or Intel's /dev/dri/renderDN. access(2) honors the device cgroup
+    and opens nothing. If NVIDIA's files exist and none of them may be opened it is "none"; others
+    may also be closed to a user that is in no group of theirs. Raises OSError if an existing file
+    fails to be read.
     """
     minors = numbered(dev, "nvidia", FAILING)
     if minors:
-        usable = [minor for minor in minors if _may_open(f"{dev}/nvidia{minor}")]
-        return ",".join(f"minor:{minor}" for minor in usable) or "none"
-    renders = [
-        minor
-        for minor in numbered(f"{dev}/dri", "renderD", FAILING)
-        if _may_open(f"{dev}/dri/renderD{minor}")
-        and (present(f"{sys}/class/drm/renderD{minor}/device/vendor") or b"").strip() == AMD
-    ]
-    return ",".join(f"drm:{minor}" for minor in renders) or None
+        return _granted("minor", _openable(f"{dev}/nvidia", minors)) or "none"
+    davincis = _openable(f"{dev}/davinci", numbered(dev, "davinci", FAILING))
+    if davincis:
+        return _granted("davinci", davincis)
+    accels = _openable(f"{dev}/accel/accel", numbered(f"{dev}/accel", "accel", FAILING))
+    renders = _openable(f"{dev}/dri/renderD", numbered(f"{dev}/dri", "renderD", FAILING))
+    return (
+        _granted("accel", _of_vendor(f"{sys}/class/accel/accel", accels, HABANA))
+        or _granted("drm", _of_vendor(f"{sys}/class/drm/renderD", renders, AMD))
+        or _granted("drm", _of_vendor(f"{sys}/class/drm/renderD", renders, INTEL))
+    )
+
+
+def _openable(path: str, numbers: Sequence[int]) -> list[int]:
+    return [number for number in numbers if _may_open(f"{path}{number}")]
+
+
+def _of_vendor(path: str, numbers: Sequence[int], vendor: bytes) -> list[int]:
+    """Return the numbers of the devices of a PCI vendor."""
+    vendors = {number: present(f"{path}{number}/device/vendor") or b"" for number in numbers}
+    return [number for number in numbers if vendors[number].strip() == vendor]
+
+
+def _granted(kind: str, numbers: Sequence[int]) -> str | None:
+    return ",".join(f"{kind}:{number}" for number in numbers) or None
+
+
+def mps_devices(environ: Mapping[str, str], root: str = "") -> str | None:
+    """Return the list of GPUs of the MPS daemon of a process; None: there is none, or all GPUs.
+
+    The daemon's folder has its pid. Another user's list is not known.
+    """
+    folder = root + (environ.get(environment.MPS_PIPE) or MPS_FOLDER)
+    if not os.path.exists(f"{folder}/control"):  # noqa: PTH110 - starts sooner
+        return None
+    pid = environment.number(text(f"{folder}/{MPS_DAEMON}.pid"))
+    is_daemon = pid is not None and MPS_DAEMON.startswith(text(f"/proc/{pid}/comm") or "-")
+    of_daemon = _read_soon(pid) if is_daemon and pid else None
+    return environment.MPS_UNKNOWN if of_daemon is None else of_daemon.get(environment.CUDA)
 
 
 def _may_open(path: str) -> bool:
@@ -426,27 +455,12 @@ def _gpus_far_apart(plan: ProcessPlan, chosen: Mapping[str, str]) -> Iterator[st
     A process that named its GPUs knows them, and each rank would repeat it.
     """
     rank = local_rank(os.environ)
-    is_alone = rank is None or rank.size == 1
+    is_alone = rank is None or environment.is_alone(os.environ, rank)
     if is_alone and "gpus" not in chosen and len(plan.gpus) > 1 and len(plan.nodes) > 1:
         gpus, nodes = several("GPU", plan.gpus), several("node", plan.nodes)
         yield (
             f"this process sees {gpus} of {nodes} and has the CPUs near any of them; if it uses "
             "only one GPU, name it: --gpus N, in Python bind(gpus=N)"
-        )
-
-
-def oddities(plan: ProcessPlan, chosen: Mapping[str, str]) -> Iterator[str]:
-    """Yield variables of this process that do not mean what they seem to, a line each."""
-    for variable in environment.LAUNCHERS:
-        text = os.environ.get(variable, "")
-        if text and environment.number(text) is None:
-            yield f"{variable}={quote(text)} is no number, and names no rank"
-    listed = os.environ.get(environment.CUDA, "").split(",")
-    has_all = local_rank(os.environ) is None and not {"gpus", "visible"} & chosen.keys()
-    if has_all and 0 < len(plan.gpus) < len(listed):
-        yield (
-            f"{environment.CUDA}={quote(','.join(listed))}: CUDA takes {len(plan.gpus)} of them, "
-            "those before the first that is not there"
         )
 
 

@@ -32,7 +32,7 @@ from affinityd.linux import pinning
 from affinityd.linux.files import in_time
 from affinityd.linux.memory_policy import MemoryPolicy, checked_policy, own_policy
 from affinityd.linux.processes import mask_of, stat_of
-from affinityd.request.parameters import MAX_ENTRIES
+from affinityd.request.environment import MAX_ENTRIES
 from affinityd.text import count
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ from affinityd.config import settings
 from affinityd.discovery import discover, open_tree, snapshot_nvml
 from affinityd.errors import REFUSALS, AffinityError, NoSuchGpuError
 from affinityd.request import formats
-from affinityd.request.devices import names_unknown_mig
 from affinityd.request.parameters import Request
 from affinityd.request.query import parse_query
 from affinityd.request.resolve import Caller, Reply, answer
+from affinityd.request.task import names_unknown_mig
 from affinityd.text import one_line, quote
 from affinityd.topology.model import Node
 
@@ -119,7 +119,7 @@ def plan_on_node(node: Node, query: Pairs, caller: Caller | None = None) -> Repl
 
 def plan_request(node: Node, request: Request, caller: Caller | None = None) -> Reply:
     """Return a daemon's answer to a request. Raises AffinityError."""
-    if not node.replayed and names_unknown_mig(node.topology, request):
+    if not node.replayed and names_unknown_mig(node.topology, request.task):
         node = _with_instances(node)
     return answer(node, request, caller)
 

@@ -158,7 +158,11 @@ def _amd_gpus(tree: Tree, devices: Sequence[PciDevice]) -> tuple[list[Gpu], list
 VENDORS = {"10de": NVIDIA, "1002": AMD, "19e5": "huawei"}
 
 #: Vendors whose displays compute; others', such as a BMC's, only show.
-_COMPUTING_DISPLAYS = ("10de", "1002")
+_COMPUTING_DISPLAYS = ("10de", "1002", "8086")
+_COMPUTE_DRIVERS = ("nvidia", "amdgpu", "i915", "xe")
+#: Classes of GPUs that show nothing; in virtual machines also of displays that only show.
+_NO_VGA = (0x0302, 0x0380)
+_VIRTUAL_DISPLAYS = ("1af4", "1b36")
 
 
 def read_gpus(
@@ -176,15 +180,14 @@ def read_gpus(
     groups: dict[str, list[PciDevice]] = {name: [] for name in VENDORS.values()}
     for device in devices:
         is_nvidias, code = device.address in nvidias, device.vendor or "unknown"
-        computes = device.base_class == ACCELERATOR or (
-            device.base_class == DISPLAY and code in _COMPUTING_DISPLAYS
-        )
-        if is_nvidias or computes:
-            driver = (tree.link(f"{device.folder}/driver") or "").rpartition("/")[2]
-            # A virtual machine may have a device that vfio-pci drives, or a vendor's variant of it.
-            if not driver.replace("_", "-").endswith("vfio-pci"):
-                vendor = NVIDIA if is_nvidias else VENDORS.get(code, code)
-                groups.setdefault(vendor, []).append(device)
+        if not is_nvidias and device.base_class not in {ACCELERATOR, DISPLAY}:
+            continue
+        driver = (tree.link(f"{device.folder}/driver") or "").rpartition("/")[2]
+        # A virtual machine may have a device that vfio-pci drives, or a vendor's variant of it.
+        is_elsewhere = driver.replace("_", "-").endswith("vfio-pci")
+        if not is_elsewhere and (is_nvidias or _computes(tree, device, driver)):
+            vendor = NVIDIA if is_nvidias else VENDORS.get(code, code)
+            groups.setdefault(vendor, []).append(device)
     nvidia_devices = groups.pop(NVIDIA)
     if nvml is not None and nvml.gpus is not None:
         gpus, notices = _by_nvml(nvml.gpus, nvidia_devices, driver_gpus)
@@ -192,9 +195,30 @@ def read_gpus(
         why = (nvml and nvml.said) or "NVML was not asked"
         gpus, notices = _by_driver(nvidia_devices, driver_gpus, why)
     from_amd, amd_notices = _amd_gpus(tree, groups.pop(AMD))
-    from_others = [
-        device.as_gpu(vendor, index)
-        for vendor, group in groups.items()
-        for index, device in enumerate(group)
-    ]
+    from_others = []
+    for vendor, group in groups.items():
+        for index, device in enumerate(group):
+            accel = numbered(tree, f"{device.folder}/accel", "accel")
+            render = numbered(tree, f"{device.folder}/drm", "renderD")
+            gpu = device.as_gpu(
+                vendor,
+                index,
+                minor=accel[0] if accel else None,
+                render_minor=render[0] if render else None,
+            )
+            from_others.append(gpu)
     return [*gpus, *from_amd, *from_others], notices + amd_notices
+
+
+def _computes(tree: Tree, device: PciDevice, driver: str) -> bool:
+    """Return whether a PCI device computes. A graphics unit of Intel's CPUs, on bus 0, does not."""
+    if device.base_class == ACCELERATOR:
+        return True
+    if device.base_class != DISPLAY or device.vendor in _VIRTUAL_DISPLAYS:
+        return False
+    if device.class_code in _NO_VGA:
+        return True
+    if device.vendor == "8086" and device.address.startswith("0000:00:"):
+        return False
+    shows = tree.read(f"{device.folder}/boot_vga") == "1" and driver not in _COMPUTE_DRIVERS
+    return device.vendor in _COMPUTING_DISPLAYS and not shows

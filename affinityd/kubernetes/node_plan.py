@@ -151,12 +151,11 @@ def write_plan(folder: Path, plan: NodePlan) -> None:
 
     Raises OutputError.
     """
-    files = {
-        folder / "gpu" / name.removeprefix("minor:").replace("/", "_"): rank
-        for rank in plan.document.ranks
-        for name in rank.gpu.names or ()
-        if name.isprintable() and not name.startswith(".")
-    }
+    files = {}
+    for rank in plan.document.ranks:
+        for name in (f"{rank.gpu.index}", *(rank.gpu.names or ())):
+            if name.isprintable() and not name.startswith("."):
+                files[folder / "gpu" / name.replace("/", "_")] = rank
     for path, rank in files.items():
         _write(path, f"{rank.cpulist} {rank.locality}\n")
     for path in (folder / "gpu").glob("*"):

@@ -105,11 +105,13 @@ def _of_container(namespace: str, pod: str, container: Message) -> ContainerReso
 Device = tuple[GpuKey, str | None]
 
 REPLICA = "::"  #: before the number of a shared device's replica
+UUID = "{}"
 INDEX, MINOR, RENDER = "index of {}: {}", "/dev/nvidia{}", "/dev/dri/renderD{}"
 #: RESOURCE/ID or DRIVER/DEVICE → the GPU's name here. Other ids are UUIDs and PCI bus ids.
 NAMES = {
     re.compile(r"(nvidia)\.com/[^/]+/(\d+)"): INDEX,
     re.compile(r"nvidia\.com/[^/]+/nvidia(\d+)(?:/.*)?"): MINOR,
+    re.compile(r"[^/]+/[^/]+/(GPU(?:-[0-9a-f]+){5})-\d+"): UUID,  # HAMi's replicas
     re.compile(r"(huawei)\.com/[^/]+/Ascend.*-(\d+)"): INDEX,
     re.compile(r"gpu\.nvidia\.com/gpu-(\d+)(?:-mig-.*)?"): MINOR,
     re.compile(r"gpu\.amd\.com/gpu-\d+-(\d+)"): RENDER,

@@ -1,12 +1,10 @@
-"""Names of GPUs, and the devices that a caller sees: its granted ones, less those it hides.
+"""Names of GPUs, and lists of visible devices, which are read as their drivers read them.
 
-Two renumberings separate a process's index from the node's: that of a container runtime or device
-cgroup, and that of the vendor's variable, which is read as the driver reads it.
 CUDA_VISIBLE_DEVICES and ASCEND_RT_VISIBLE_DEVICES are one list; ROCm's ROCR_VISIBLE_DEVICES filters
 and HIP_VISIBLE_DEVICES indexes the rest, written `ROCR_VISIBLE_DEVICES=…;HIP_VISIBLE_DEVICES=…`.
 
 Sources: CUDA C++ Programming Guide "CUDA Environment Variables"; ROCm documentation "GPU isolation
-techniques"; NVIDIA Container Toolkit, "NVIDIA_VISIBLE_DEVICES".
+techniques".
 """
 
 from __future__ import annotations
@@ -17,19 +15,20 @@ from functools import lru_cache
 from itertools import takewhile
 from typing import NamedTuple
 
+from affinityd.cpuset import several
 from affinityd.errors import InvalidRequestError, NoSuchGpuError
-from affinityd.request.environment import ASCEND, CUDA, VISIBLE
-from affinityd.request.parameters import Request
+from affinityd.request.environment import ASCEND, CUDA, VISIBLE, ZE_MASK
 from affinityd.text import quote
 from affinityd.topology.model import Gpu, Topology
 
 # These patterns are compiled where one is used, not at the start of every rank.
 UUID_KINDS = ("GPU-", "MIG-")
+#: Intel's Max 1550 and 1350: each has two tiles.
+INTEL_TWO_TILES = ("8086:0bd5", "8086:0bd6", "8086:0bd7", "8086:0bd8")
 #: A MIG instance by its GPU's UUID and its numbers there: NVIDIA MIG User Guide, "CUDA Visible
 #: Devices"; so drivers before R470 name it.
 OLDER_MIG = r"MIG-(GPU-[0-9a-f-]+)/[0-9]+/[0-9]+"
 MAX_DIGITS = 9  #: of an index that some machine could have
-FILE = r"(minor|drm):[0-9]{1,9}"  #: a device file
 INSTANCE = r"([0-9]+):([0-9]{1,3})"  #: 0:1 is instance 1 of GPU 0
 #: A domain has four digits or more as the kernel writes it, eight as NVML does.
 PCI_BUS_ID = r"([0-9a-f]{4,8}):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
@@ -56,6 +55,14 @@ class ComputeDevice(NamedTuple):
         return self.mig or self.gpu.pci_bus_id
 
 
+class Doubt(NamedTuple):
+    """Why an index may mean another of several GPUs."""
+
+    why: str  #: with the remedy
+    gpus: frozenset[tuple[str, int]]  #: their keys
+    is_of_fewer: bool = False  #: nor is it known whether there are indices for all of them
+
+
 class VisibleDevices(NamedTuple):
     """The devices that a caller sees."""
 
@@ -63,6 +70,8 @@ class VisibleDevices(NamedTuple):
     nameable: tuple[ComputeDevice, ...]  #: by UUID or PCI bus id
     by_name: bool  #: the numbering comes from a list of UUIDs, so its order is certain
     hidden_by: str | None = None  #: the variable, with its value, that leaves none visible
+    doubt: Doubt | None = None  #: None: the numbering is certain
+    cut: str | None = None  #: the variable whose list ends early, and where
 
 
 #: How a request names a device, or would have, and the device.
@@ -80,6 +89,23 @@ def all_devices(topology: Topology) -> VisibleDevices:
     return VisibleDevices(own, tuple(_with_instances(gpus)), by_name=False)
 
 
+def number_devices(devices: Sequence[ComputeDevice]) -> VisibleDevices:
+    """Return the view of a caller of these devices: it counts those of the first vendor."""
+    of_vendor = [device for device in devices if device.gpu.vendor == devices[0].gpu.vendor]
+    nameable = tuple(dict.fromkeys(_with_instances(devices)))
+    return VisibleDevices(dict(enumerate(of_vendor)), nameable, by_name=False)
+
+
+def number_tiles(seen: VisibleDevices) -> VisibleDevices:
+    """Return the view of a caller to whom each tile of Intel's GPUs is a device."""
+    if not any(device.gpu.pci_id in INTEL_TWO_TILES for device in seen.by_index.values()):
+        return seen
+    tiles: list[ComputeDevice] = []
+    for device in seen.by_index.values():
+        tiles += [device] * (2 if device.gpu.pci_id in INTEL_TWO_TILES else 1)
+    return seen._replace(by_index=dict(enumerate(tiles)))
+
+
 def named(seen: VisibleDevices, names: Sequence[str] | None) -> tuple[Entry, ...]:
     """Return the device of each entry of a request's `gpus`, in rank order; None means all.
 
@@ -89,32 +115,16 @@ def named(seen: VisibleDevices, names: Sequence[str] | None) -> tuple[Entry, ...
     if names is None:
         if not seen.by_index:
             cause = f": {seen.hidden_by} names none" if seen.hidden_by else ""
+            if divided := [device.gpu.index for device in seen.nameable if device.mig]:
+                cause += f", and CUDA shows the MIG instances of {several('GPU', divided)} by UUID"
             raise NoSuchGpuError(f"no GPU is visible to the caller{cause}; {_present(seen)}")
         return tuple((str(index), device) for index, device in seen.by_index.items())
     return tuple((name, device_named(seen, name)) for name in names)
 
 
-def is_ambiguous(seen: VisibleDevices, entries: Sequence[str] | None) -> bool:
-    """Return whether an index depends on CUDA_DEVICE_ORDER.
-
-    CUDA's default order is FASTEST_FIRST, not PCI_BUS_ID: on mixed models only CUDA knows it.
-    """
-    by_index = entries is None or any(map(is_number, entries))
-    numbered = {device.gpu.vendor for device in seen.by_index.values()}
-    models = {
-        device.gpu.model or device.gpu.pci_id
-        for device in seen.nameable
-        if device.gpu.vendor == "nvidia"
-    }
-    return by_index and not seen.by_name and "nvidia" in numbered and len(models) > 1
-
-
-def names_unknown_mig(topology: Topology, request: Request) -> bool:
-    """Return whether a request names a MIG instance that the topology does not have."""
-    texts = (*(request.gpus or ()), request.granted, request.nvidia_visible, request.visible)
-    names = [name for text in texts if text for name in re.findall(r"MIG-[^,;\s]+", text)]
-    nameable = all_devices(topology).nameable
-    return any(not _with_uuid(name, nameable) for name in names)
+def has_uuid(name: str, nameable: Sequence[ComputeDevice]) -> bool:
+    """Return whether a UUID, or the beginning of one, names one of these devices."""
+    return bool(_with_uuid(name, nameable))
 
 
 def _with_uuid(name: str, nameable: Sequence[ComputeDevice]) -> list[ComputeDevice]:
@@ -174,89 +184,7 @@ def _present(seen: VisibleDevices) -> str:
     return f"visible are {', '.join(named_by)}"
 
 
-def visible_devices(topology: Topology, request: Request) -> VisibleDevices:
-    """Return the devices a caller sees, by those granted and by its visible-device variable.
-
-    Raises InvalidRequestError for a malformed grant, NoSuchGpuError for one of a device that is not
-    here.
-    """
-    everything, devices = all_devices(topology), None
-    if request.granted is not None:
-        devices = _grant(topology, everything, request.granted)
-    if request.nvidia_visible:
-        devices = _listed(everything, request.nvidia_visible, devices) or devices
-    if devices is None:
-        return read_visible(request.visible, everything)
-    numbered = dict(
-        enumerate(device for device in devices if device.gpu.vendor == devices[0].gpu.vendor)
-    )
-    nameable = tuple(dict.fromkeys(_with_instances(devices)))
-    return read_visible(request.visible, VisibleDevices(numbered, nameable, by_name=False))
-
-
-def _grant(
-    topology: Topology, everything: VisibleDevices, granted: str
-) -> tuple[ComputeDevice, ...]:
-    """Return the devices of a request's `granted`."""
-    if granted == "none":
-        raise NoSuchGpuError("granted=none: the caller was given no GPU")
-    files = {
-        f"{kind}:{number}": ComputeDevice(gpu)
-        for gpu in topology.gpus
-        for kind, number in (("minor", gpu.minor), ("drm", gpu.render_minor))
-        if number is not None
-    }
-    entries = granted.split(",")
-    if not files.keys().isdisjoint(entries):  # a GPU that is lost leaves its file behind
-        entries = [entry for entry in entries if entry in files or not re.fullmatch(FILE, entry)]
-    return _in_order(everything, {_granted(everything, files, entry) for entry in entries})
-
-
-def _granted(
-    everything: VisibleDevices, files: Mapping[str, ComputeDevice], entry: str
-) -> ComputeDevice:
-    if entry in files:
-        return files[entry]
-    if match := re.fullmatch(FILE, entry):
-        numbers = sorted(int(file.partition(":")[2]) for file in files if file.startswith(match[1]))
-        have = ", ".join(map(str, numbers)) or "none"
-        raise NoSuchGpuError(f"granted: no GPU has {entry}; this machine has {have}")
-    try:
-        return _at(everything, entry)
-    except NoSuchGpuError as error:
-        raise NoSuchGpuError(f"granted: {error}") from None
-    except InvalidRequestError:
-        raise InvalidRequestError(
-            f"granted: {quote(entry)} is not a device; write a comma list of indices, UUIDs, "
-            "minor:N or drm:N, or none"
-        ) from None
-
-
-def _listed(
-    everything: VisibleDevices, listed: str, granted: tuple[ComputeDevice, ...] | None
-) -> tuple[ComputeDevice, ...] | None:
-    """Return the devices of an NVIDIA_VISIBLE_DEVICES; None where it proves nothing.
-
-    That is if it lists none (`all`, `void`, `none`, a folder), or not only granted ones: a
-    runtime that takes devices from elsewhere (CDI) leaves it as the image or the pod has it. To a
-    privileged container all devices are open, and the list says which are its own.
-    """
-    try:
-        wanted = {_at(everything, entry.strip()) for entry in listed.split(",")}
-    except (InvalidRequestError, NoSuchGpuError):
-        return None
-    keys = None if granted is None else {device.gpu.key for device in granted}
-    if keys is not None and not keys >= {device.gpu.key for device in wanted}:
-        return None
-    return _in_order(everything, wanted)
-
-
-def _in_order(everything: VisibleDevices, wanted: set[ComputeDevice]) -> tuple[ComputeDevice, ...]:
-    """Return devices in the node's order, by which a process with these devices counts them."""
-    return tuple(device for device in everything.nameable if device in wanted)
-
-
-def _at(everything: VisibleDevices, entry: str) -> ComputeDevice:
+def at(everything: VisibleDevices, entry: str) -> ComputeDevice:
     """Return a listed device: an index, UUID or PCI bus id, or GPU 0's instance 1 as 0:1."""
     if match := re.fullmatch(INSTANCE, entry):
         gpu, number = device_named(everything, match[1]).gpu, int(match[2])
@@ -276,14 +204,35 @@ def read_visible(value: str | None, granted: VisibleDevices) -> VisibleDevices:
     assigned = dict(part.strip().partition("=")[::2] for part in value.split(";"))
     if assigned.keys() <= set(VISIBLE["amd"]):  # they are applied one after the other
         lists = {name: assigned[name] for name in VISIBLE["amd"] if name in assigned}
+    elif assigned.keys() == {ZE_MASK}:  # 0.1 is a tile of 0
+        devices = dict.fromkeys(entry.partition(".")[0] for entry in assigned[ZE_MASK].split(","))
+        lists = {ZE_MASK: ",".join(devices)}
     seen = granted
     for variable, text in lists.items():
-        is_by_uuid = text.startswith(UUID_KINDS)
-        devices = (_by_uuid if is_by_uuid else _by_index)(text.split(","), seen)
-        hidden_by = seen.hidden_by or (None if devices else f"{variable}={quote(text)}")
-        by_name = seen.by_name or is_by_uuid
-        seen = VisibleDevices(dict(enumerate(devices)), devices, by_name, hidden_by)
+        seen = _read_list(variable, text, seen)
     return seen._replace(nameable=granted.nameable)
+
+
+def _read_list(variable: str, text: str, seen: VisibleDevices) -> VisibleDevices:
+    entries = text.split(",")
+    is_by_uuid = text.startswith(UUID_KINDS)
+    devices = _by_uuid(entries, seen) if is_by_uuid else _by_index(entries, seen)
+    hidden_by, cut = seen.hidden_by, seen.cut
+    if not devices:
+        hidden_by = hidden_by or f"{variable}={quote(text)}"
+    elif len(devices) < len(entries):
+        cut = (
+            f"{variable}={quote(text)} ends before {quote(entries[len(devices)])}, which is not "
+            "here, as the driver reads it"
+        )
+    return VisibleDevices(
+        dict(enumerate(devices)),
+        devices,
+        by_name=seen.by_name or is_by_uuid,
+        hidden_by=hidden_by,
+        doubt=None if is_by_uuid else seen.doubt,
+        cut=cut,
+    )
 
 
 def _by_index(entries: Sequence[str], seen: VisibleDevices) -> tuple[ComputeDevice, ...]:

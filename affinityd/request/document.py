@@ -129,7 +129,10 @@ def document(reply: Reply) -> PlanDocument:
         node=reply.node,
         generation=reply.generation,
         request=UnderstoodRequest(
-            gpus=reply.entries, **options, visible=request.visible, granted=request.granted
+            gpus=reply.entries,
+            **options,
+            visible=request.task.visible,
+            granted=request.task.granted,
         ),
         allowed=AllowedCpus(
             format_list(reply.allowed),

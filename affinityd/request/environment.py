@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from affinityd.config import CPUS, PARAMETER_VARIABLES
 from affinityd.cpuset import CpuSet, parse_list
-from affinityd.text import whole_number
+from affinityd.errors import InvalidRequestError
+from affinityd.text import quote, whole_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,18 +27,26 @@ if TYPE_CHECKING:
 
 CUDA, ASCEND = "CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"
 ROCR, HIP = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
+ZE_MASK, ZE_HIERARCHY = "ZE_AFFINITY_MASK", "ZE_FLAT_DEVICE_HIERARCHY"
+DEVICE_ORDER, BUS_ORDER = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
 #: Each vendor's visible-device variables. ROCR's filters first; HIP's indexes the rest.
-VISIBLE = {"nvidia": (CUDA,), "amd": (ROCR, HIP), "huawei": (ASCEND,)}
+VISIBLE = {"nvidia": (CUDA,), "amd": (ROCR, HIP), "huawei": (ASCEND,), "8086": (ZE_MASK,)}
+#: The folder of the MPS daemon, for its clients; its own CUDA_VISIBLE_DEVICES, as commands read it.
+MPS_PIPE, MPS_LIST = "CUDA_MPS_PIPE_DIRECTORY", "AFFINITYD_MPS_DEVICES"
+MPS_UNKNOWN = "unknown"  #: the daemon is another user's
 BY_VALUE = {CUDA, ASCEND}  #: given by their values alone
 
 ENV = "env"  #: the parameter that carries a variable as NAME=VALUE
 MOST = 2**32 - 1  #: that Slurm and launchers write
+MAX_ENTRIES = 256  #: ranks, or GPUs, on a node
 SLURM_JOB, SLURM_TASK, FLUX_TASK = "SLURM_JOB_ID", "SLURM_LOCALID", "FLUX_TASK_LOCAL_ID"
 FLUX_NODES = "FLUX_JOB_NNODES"
+LOCAL_RANK = "LOCAL_RANK"
+NO_RANK = "-1"  #: trainers' word for it
 #: Launchers: the variable of the local rank, and those of their number. The nearest to
 #: the process comes first: torchrun runs under srun, and mpirun's ranks inherit srun's variables.
 LAUNCHERS = {
-    "LOCAL_RANK": ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"),  # torchrun and accelerate; deepspeed
+    LOCAL_RANK: ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"),  # torchrun and accelerate; deepspeed
     "OMPI_COMM_WORLD_LOCAL_RANK": ("OMPI_COMM_WORLD_LOCAL_SIZE",),
     "MPI_LOCALRANKID": ("MPI_LOCALNRANKS",),
     "PMI_LOCAL_RANK": ("PMI_LOCAL_SIZE",),
@@ -48,6 +57,8 @@ LAUNCHERS = {
     FLUX_TASK: ("FLUX_JOB_SIZE",),
     SLURM_TASK: (),
 }
+#: Those of MPI, of which none is always the nearer.
+MPI_LAUNCHERS = tuple(LAUNCHERS)[1:-2]
 #: How launchers, by the variable of the rank, are told not to bind it.
 UNBINDING = {
     "LOCAL_RANK": "torchrun without --numa-binding, deepspeed without --bind_cores_to_rank",
@@ -83,12 +94,14 @@ OF_TASK = (
 )
 #: Lists of CPUs, or with an entry for each node of a job; the others have one for each task or GPU.
 LONG_LISTS = {ALLOWED, CPULIST, SLICE, "SLURM_STEP_TASKS_PER_NODE", "SLURM_JOB_CPUS_PER_NODE"}
+#: Variables by which a process may count its GPUs otherwise than the node.
+OF_NUMBERS = (DEVICE_ORDER, MPS_PIPE, MPS_LIST, ZE_HIERARCHY)
 #: All that `env` may name; scripts send the others as well.
 READ = frozenset(
     (
         *OF_TASK,
         *(name for names in VISIBLE.values() for name in names),
-        *(NVIDIA_VISIBLE, CPUS, SLICE),
+        *(NVIDIA_VISIBLE, CPUS, SLICE, *OF_NUMBERS),
         *PARAMETER_VARIABLES.values(),
     )
 )
@@ -170,12 +183,20 @@ def local_rank(environ: Environment) -> Rank | None:
 
     If that one does not know how many there are, a farther one with the same rank counts: a
     script under srun exports LOCAL_RANK=$SLURM_LOCALID for its framework. A count of one proves
-    nothing: the process may have started many.
+    nothing: the process may have started many. Raises InvalidRequestError for malformed numbers,
+    and launchers that contradict each other.
     """
     ranks = list(_ranks(environ))
     if not ranks:
         return None
     nearest, *others = ranks
+    among = [rank for rank in ranks if rank.variable in MPI_LAUNCHERS and rank.size != 1]
+    for rank in among[1:]:
+        if (rank.number, rank.size) != (among[0].number, among[0].size):
+            raise InvalidRequestError(
+                f"{among[0].variable}={among[0].number} and {rank.variable}={rank.number} are of "
+                "two launchers, of which either may be the nearer"
+            )
     for rank in others:
         if rank.number != nearest.number or (rank.size or 0) <= 1:
             continue
@@ -207,19 +228,44 @@ def number(text: str | None) -> int | None:
 def _ranks(environ: Environment) -> Iterator[Rank]:
     """Yield the rank that each launcher gave, the nearest first."""
     for variable, sizes in LAUNCHERS.items():
-        rank = number(environ.get(variable))
+        rank = _count(environ, variable)
         if rank is None:
             continue
-        size = number(next(filter(None, map(environ.get, sizes)), None))
-        if variable == FLUX_TASK and environ.get(FLUX_NODES) != "1":
-            size = None  # it is the whole job's
+        size = None
         if variable == SLURM_TASK:
             step = number(environ.get("SLURM_STEP_ID"))
             in_no_step = SLURM_JOB in environ and step is None
             if rank == 0 and (in_no_step or (step or 0) >= SLURM_SPECIAL_STEP):
                 continue  # Slurm numbers a batch script and an interactive shell, too
             size = slurm_tasks(environ)
-        yield Rank(rank, size if size is not None and rank < size else None, variable)
+            size = size if size is not None and rank < size else None
+        elif variable != FLUX_TASK or environ.get(FLUX_NODES) == "1":  # else it is the whole job's
+            size = next((_count(environ, name) for name in sizes if environ.get(name)), None)
+        if size is not None and rank >= size:
+            raise InvalidRequestError(f"{variable}={rank}, but there are {size} ranks here")
+        yield Rank(rank, size, variable)
+
+
+def _count(environ: Environment, name: str) -> int | None:
+    """Return a launcher's number; None: it gave none. Raises InvalidRequestError."""
+    value = environ.get(name) or NO_RANK
+    if value == NO_RANK:
+        return None
+    count = number(value)
+    if count is None:
+        raise InvalidRequestError(f"{name}={quote(value)} is no number")
+    return count
+
+
+def is_alone(environ: Environment, rank: Rank) -> bool:
+    """Return whether a task is the only one of its launcher here: it has all GPUs that it sees.
+
+    So it is where no launcher says how many there are, and it is the first. torchrun's worker has
+    its GPU from LOCAL_RANK, even if there is only one worker.
+    """
+    if rank.variable == LOCAL_RANK and TORCHRUN in environ:
+        return False
+    return rank.size == 1 or (rank.size is None and rank.number == 0)
 
 
 def slurm_tasks(environ: Environment) -> int | None:

@@ -8,6 +8,7 @@ from affinityd.config import ON, SWITCH
 from affinityd.cpuset import CpuSet, format_list, format_mask
 from affinityd.request.environment import NIC_VARIABLES, UNASKED, nic_value
 from affinityd.request.resolve import Reply
+from affinityd.request.task import AMBIGUOUS
 
 
 def _json(reply: Reply) -> Iterator[str]:
@@ -26,9 +27,11 @@ def _shell(reply: Reply) -> Iterator[str]:
     yield f"AFFINITYD_CPULIST={format_list(reply.cpus)}"
     yield f"AFFINITYD_LOCALITY={reply.locality}"
     yield f"AFFINITYD_ALLOWED={format_list(reply.allowed)}"
-    if reply.request.job is not None:
-        yield f"AFFINITYD_JOB_GPUS={','.join(reply.request.job)}"
-    yield f"AFFINITYD_GPUS={format_list(rank.gpu.index for rank in reply.ranks)}"
+    if reply.request.task.job is not None:
+        yield f"AFFINITYD_JOB_GPUS={','.join(reply.request.task.job)}"
+    is_known = all(warning.code != AMBIGUOUS for warning in reply.warnings)
+    gpus = [rank.gpu.index for rank in reply.ranks] if is_known else []
+    yield f"AFFINITYD_GPUS={format_list(gpus)}"
     yield f"AFFINITYD_NODES={format_list(homes)}"
     yield f"AFFINITYD_MEMORY_NODES={format_list(memory)}"
     yield f"AFFINITYD_VISIBLE_MEMORY_NODES={format_list(reply.visible_memory)}"

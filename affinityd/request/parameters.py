@@ -9,64 +9,27 @@ from affinityd.cpuset import CpuSet, parse_list
 from affinityd.errors import InvalidRequestError, UnknownParameterError
 from affinityd.planner import Options
 from affinityd.planner.modes import MODES
-from affinityd.request.environment import BY_VALUE
+from affinityd.request.environment import BY_VALUE, MAX_ENTRIES
+from affinityd.request.task import Task
 from affinityd.text import quote, whole_number
 
 #: Of a query, and of a value, in characters: the masks of 256 tasks on 512 CPUs take 34,000, a list
 #: of every second one of 8192 CPUs 20,000.
 MAX_LENGTH = 49152
-MAX_ENTRIES = 256
 MAX_NUMBER = 2**31
 FORMATS = ("json", "cpulist", "mask", "numactl", "shell", "nics")
 _DEFAULTS = Options()
 
 
-class TaskCpus(NamedTuple):
-    """The CPUs that a task asked for, as its variables say. A task is a launcher's process."""
-
-    cpus: int | None = None  #: a number
-    tasks: int | None = None  #: or an equal part of those that so many tasks may use
-    of_job: int | None = None  #: how many the job, or the container, has on this node
-    #: Nothing but the size of the mask or cpuset says it: the part counts up to a GPU's part of the
-    #: machine's cores, and not at all where that is the whole machine.
-    is_allotment: bool = False
-
-
-class SlurmTask(NamedTuple):
-    """A task of a Slurm step on this node, as its variables say."""
-
-    number: int  #: of the task on this node
-    tasks: int  #: how many there are on this node
-    step_gpus: int | None  #: how many the step has on this node
-    masks: tuple[CpuSet, ...]  #: those that Slurm chose; (): Slurm bound none
-    mask: CpuSet | None = None  #: of the task, as it is now; None: not stated
-    pinned: CpuSet = frozenset()  #: what affinityd has pinned it to; empty: it has not
-    allowed: CpuSet = frozenset()  #: the CPUs before that pin; of a slice, all that the task has
-    binds_gpus: bool = False  #: Slurm bound GPUs to tasks, as --gpu-bind or --gpus-per-task say
-
-
 class Request(NamedTuple):
     """A request as understood; equal requests have equal answers."""
 
-    gpus: tuple[str, ...] | None = None  #: None: all visible
-    rank: tuple[int, ...] | None = None  #: None: all
-    ranks: int | None = None  #: None: as many as `gpus`
-    job: tuple[str, ...] | None = None  #: None: `gpus` are all that count
-    cpuset: CpuSet | None = None
-    visible: str | None = None
-    granted: str | None = None
+    task: Task = Task()
     observe: CpuSet | None = None  #: where the caller runs, and stays; None: it takes its plan
     nics: int | None = None  #: how many of each rank; None: its GPU's part
     whose: str = "caller"  #: "node": plan as for an unidentified caller
     format: str | None = None  #: None: the client's Accept header decides
     options: Options = _DEFAULTS
-    # From the caller's variables (environment.py), and no parameters:
-    nvidia_visible: str | None = None  #: NVIDIA_VISIBLE_DEVICES, of NVIDIA's container runtime
-    task_cpus: TaskCpus | None = None  #: None: unknown
-    slurm: SlurmTask | None = None  #: None: it is none, or its GPUs were named
-    slice: CpuSet | None = None  #: the CPUs to which a launcher bound the rank; None: to none
-    bound: str | None = None  #: why the caller's CPUs stay as they are; None: they may change
-    is_of_process: bool = False  #: `job` may be another one's, and a rank beyond its GPUs
 
 
 class Parameter(NamedTuple):
@@ -103,11 +66,12 @@ def parse_request(pairs: Iterable[tuple[str, str]]) -> Request:
             f"min_physical_cores={options.min_physical_cores} is more than "
             f"max_physical_cores={most}; make it no more than that"
         )
-    request = Request(**values, options=options)
-    names_one = request.ranks and len(request.rank or ()) == 1
-    if request.job and (request.rank or request.ranks) and not names_one:
+    task = Task(**{name: values.pop(name) for name in _OF_TASK if name in values})
+    request = Request(task, **values, options=options)
+    names_one = task.ranks and len(task.rank or ()) == 1
+    if task.job and (task.rank or task.ranks) and not names_one:
         raise InvalidRequestError("job needs ranks and one rank: how many tasks, and which")
-    if request.whose == "node" and request.cpuset is not None:
+    if request.whose == "node" and task.cpuset is not None:
         raise InvalidRequestError(
             "whose=node plans on the whole node, cpuset on some of its CPUs; give one of them"
         )
@@ -297,8 +261,10 @@ PARAMETERS = {
     ),
     "granted": Parameter(
         lambda text: ",".join(_read_entries(text)),
-        "the devices the caller was given, in node numbering: indices, UUIDs, minor:N, drm:N, or "
-        "none",
+        (
+            "the devices the caller was given, in node numbering: indices, UUIDs, files (minor:N "
+            "of NVIDIA's, drm:N, davinci:N, accel:N), or none"
+        ),
     ),
     "observe": Parameter(parse_list, "count the plan only: the caller stays on these CPUs"),
     "share": _choice(
@@ -315,3 +281,4 @@ PARAMETERS = {
 }
 
 _OPTION_NAMES = frozenset(Options.__annotations__)
+_OF_TASK = ("gpus", "rank", "ranks", "job", "cpuset", "granted", "visible")

@@ -17,12 +17,10 @@ from affinityd.planner.domains import home_nodes, usable
 from affinityd.planner.modes import MODES
 from affinityd.planner.planner import plan
 from affinityd.planner.slices import plan_within
-from affinityd.request.devices import (
-    Entry,
-    all_devices,
-    named,
-)
-from affinityd.request.parameters import MAX_ENTRIES, Request
+from affinityd.request.devices import Entry, all_devices, named
+from affinityd.request.environment import MAX_ENTRIES
+from affinityd.request.parameters import Request
+from affinityd.request.task import Task
 from affinityd.topology.model import Gpu, Node, Topology
 
 TOLERATED = 8  #: one core in so many may be kept from a job that has a machine for itself
@@ -46,39 +44,40 @@ def plan_ranks(
     job: tuple[Entry, ...],
     allowed: CpuSet,
 ) -> Planned:
-    """Plan the ranks of a request, by its own devices and its job's; (): these are not known.
+    """Plan the ranks of a task, by its own devices and its job's; (): these are not known.
 
     They are its own, dealt again from the first if there are more `ranks` than GPUs. Or,
     for a task of a job: the job's GPUs, each as often as tasks share one. Raises AffinityError.
     """
-    options, task_cpus, ranks = request.options, request.task_cpus, request.ranks
+    options, task = request.options, request.task
+    ranks = task.ranks
     if job and not (ranks is not None and MODES[options.mode].by_rank):
         sharing, slot, asking = 1, 0, own
         if ranks is not None:  # all tasks see the same, and take turns
-            (task,) = asked_ranks(request.rank, ranks)
-            sharing, slot = -(-ranks // len(own)), task // len(own)
-            asking = (own[task % len(own)],)
+            (rank,) = asked_ranks(task.rank, ranks)
+            sharing, slot = -(-ranks // len(own)), rank // len(own)
+            asking = (own[rank % len(own)],)
         places = [place for entry in asking for place in places_of(entry, job)]
         entries = tuple(entry for entry in job for _ in range(sharing))
         asked = frozenset(place * sharing + slot for place in places)
         gpus_of_task = len(asking)
     else:
         count = ranks or len(own)
-        if request.is_of_process and ranks is None and request.rank:
-            count = max(count, 1 + request.rank[-1])
+        if task.is_launched and ranks is None and task.rank:
+            count = max(count, 1 + task.rank[-1])
         entries = tuple(own[rank % len(own)] for rank in range(count))
-        asked = asked_ranks(request.rank, count)
-        has_number = task_cpus is not None and task_cpus.cpus is not None
-        is_one = ranks is not None or (request.rank is not None and has_number)
+        asked = asked_ranks(task.rank, count)
+        has_number = task.cpus is not None and task.cpus.cpus is not None
+        is_one = ranks is not None or (task.rank is not None and has_number)
         gpus_of_task = 1 if is_one else len(own)
-    if request.slice is not None:
+    if task.slice is not None:
         return _plan_in_slice(node, options, entries, asked, allowed)
-    cpus = asked_cpus(node, request, allowed, (task_cpus and task_cpus.tasks) or ranks or 1)
+    cpus = asked_cpus(node, task, allowed, (task.cpus and task.cpus.tasks) or ranks or 1)
     if cpus is not None:
         options = replace(options, cpus=-(-cpus // gpus_of_task))
     together: dict[int | None, int] = {}
-    if cpus is not None and task_cpus is not None and task_cpus.is_allotment:
-        options, together = _of_allotment(node, options, task_cpus.tasks or 1, entries, allowed)
+    if cpus is not None and task.cpus is not None and task.cpus.is_allotment:
+        options, together = _of_allotment(node, options, task.cpus.tasks or 1, entries, allowed)
     result = plan_entries(
         node, entries, allowed, options, together=together, cuts_cores=bool(together)
     )
@@ -165,18 +164,18 @@ def gpus_of(entries: Sequence[Entry]) -> tuple[Gpu, ...]:
     return tuple(device.gpu for _, device in entries)
 
 
-def job_entries(topology: Topology, request: Request, own: Sequence[Entry]) -> tuple[Entry, ...]:
-    """Return the GPUs of a request's job, by the node's numbering; (): they are not known.
+def job_entries(topology: Topology, task: Task, own: Sequence[Entry]) -> tuple[Entry, ...]:
+    """Return the GPUs of a task's job, by the node's numbering; (): they are not known.
 
     So it is if a note has others than are here, or others than the caller's own. Raises
     InvalidRequestError or NoSuchGpuError if a caller states such a job.
     """
     try:
-        job = named(all_devices(topology), request.job) if request.job else ()
+        job = named(all_devices(topology), task.job) if task.job else ()
         for entry in own if job else ():
             places_of(entry, job)
     except (InvalidRequestError, NoSuchGpuError) as error:
-        if request.is_of_process:
+        if task.is_launched:
             return ()
         raise type(error)(f"job: {error}") from None
     return job
@@ -206,19 +205,24 @@ def places_of(entry: Entry, job: Sequence[Entry]) -> list[int]:
     return places
 
 
-def asked_cpus(node: Node, request: Request, allowed: CpuSet, tasks: int) -> int | None:
-    """Return how many logical CPUs each of the tasks on these CPUs asked for; None: unknown."""
-    asked = request.task_cpus
+def asked_cpus(node: Node, task: Task, allowed: CpuSet, tasks: int) -> int | None:
+    """Return how many logical CPUs each of the tasks on these CPUs asked for; None: unknown.
+
+    A container's number counts in full, but for that of all of the node: that is no limit.
+    """
+    asked = task.cpus
     if asked is None:
         return None
     together = min(len(allowed), asked.of_job or len(allowed))
     each = max(1, together // tasks)
     if asked.is_allotment:
         return None if allowed >= node.usable else each
+    if asked.is_container:
+        return None if (asked.of_job or 0) >= len(node.topology.online) else each
     if asked.cpus is None:
         return at_most_of_whole_node(node.topology, each, together, allowed, node.usable)
     # Another launcher's ranks may have inherited the variable of a script, for all of them.
-    return min(asked.cpus, together if request.slurm else each)
+    return min(asked.cpus, together if task.slurm else each)
 
 
 def at_most_of_whole_node(

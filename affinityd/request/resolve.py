@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from affinityd.config import OBSERVE, ON
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.errors import BoundError, UnsatisfiableError
 from affinityd.planner import Plan, PlanWarning, RankPlan
-from affinityd.request.devices import all_devices, is_ambiguous, named, visible_devices
+from affinityd.request.devices import Doubt, named
 from affinityd.request.parameters import Request
 from affinityd.request.ranks import job_entries, plan_ranks
 from affinityd.request.slurm_task import plan_task
+from affinityd.request.task import check_gpus, gpus_seen
 from affinityd.text import quote
 from affinityd.topology.model import ON_SWITCH, Node, Topology
 from affinityd.topology.nearness import LOCALITIES, vicinity
 from affinityd.topology.rdma import NearNic, nics_of_gpus, verbs_ports
-
-AMBIGUOUS = PlanWarning(
-    "ambiguous_index",
-    "this machine has GPUs of several models, which CUDA numbers fastest first; an index here "
-    "follows the PCI bus: set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name GPUs by their UUIDs",
-)
 
 
 class Caller(NamedTuple):
@@ -50,6 +46,7 @@ class Reply(NamedTuple):
     #: The nodes of memory near any GPU that the process sees: for memory that all ranks use
     visible_memory: frozenset[int] = frozenset()
     slice: str | None = None  #: what became of a Slurm task's slice: "kept" or "dealt"
+    doubt: Doubt | None = None  #: why its GPUs may be others; None: they are these
     near: CpuSet = frozenset()  #: the allowed CPUs near any of the requested ranks' GPUs
 
     @property
@@ -84,52 +81,72 @@ def answer(node: Node, request: Request, caller: Caller | None = None) -> Reply:
 
     `caller` is None where it is not known. Raises AffinityError.
     """
-    if request.bound is not None:
-        raise BoundError(request.bound)
-    topology, task = node.topology, request.slurm
+    return checked(node, plan_reply(node, request, caller))
+
+
+def checked(node: Node, reply: Reply) -> Reply:
+    """Return a reply, with a warning on its GPUs. Raises UnsatisfiableError for a wrong one."""
+    gpus = [rank.gpu for rank in reply.ranks]
+    warning = check_gpus(node.topology, reply.request.task, reply.doubt, gpus)
+    if warning is None:
+        return reply
+    return reply._replace(plan=reply.plan._replace(warnings=(*reply.plan.warnings, warning)))
+
+
+def plan_reply(node: Node, request: Request, caller: Caller | None = None) -> Reply:
+    """Plan one request as `answer`, whose GPUs are still to be checked."""
+    task = request.task
+    if task.bound is not None:
+        raise BoundError(task.bound)
+    topology = node.topology
     caller = None if request.whose == "node" else caller
     within = caller.cpuset if caller else None
-    cpuset, source = _cpuset(request, caller, topology)
-    seen = visible_devices(topology, request)
-    entries = named(seen, request.gpus)
-    job = job_entries(topology, request, entries)
-    request = request._replace(job=request.job if job else None)
-    if task:
-        mask = task.mask or (caller.mask if caller else None)
+    cpuset, source = _cpuset(task.cpuset, caller, topology)
+    seen = gpus_seen(topology, task)
+    entries = named(seen, task.gpus)
+    job = job_entries(topology, task, entries)
+    if task.slurm:
+        mask = task.slurm.mask or (caller.mask if caller else None)
         if mask and within:
             mask &= within
         planned = plan_task(
-            node, request, task, entries, job, mask=mask, cpuset=cpuset, within=within
+            node,
+            request,
+            task.slurm,
+            entries,
+            job,
+            mask=mask,
+            cpuset=cpuset,
+            within=within,
         )
     else:
-        if request.slice is None:
-            allowed = node.usable & cpuset
-        else:
-            allowed = topology.online & request.slice
+        allowed = node.usable & cpuset if task.slice is None else topology.online & task.slice
         if within is not None:
             allowed &= within
         planned = plan_ranks(node, request, entries, job, allowed)
     result, of_gpus = planned.plan, nics_of_gpus(topology)
-    is_unclear = is_ambiguous(seen, request.gpus) or (
-        request.job is not None and is_ambiguous(all_devices(topology), request.job)
-    )
-    ambiguous = (AMBIGUOUS,) if is_unclear else ()
+    warnings = []
+    if seen.cut and task.gpus is None:
+        warnings.append(PlanWarning("visible_cut", seen.cut))
+    gpus = [rank.gpu for rank in result.ranks if rank.rank in planned.asked]
     nics = {rank.rank: of_gpus[rank.gpu.key].best(request.nics) for rank in result.ranks}
     memory = {topology.memory_node(device.gpu.numa_node) for _, device in entries}
-    gpus = [rank.gpu for rank in result.ranks if rank.rank in planned.asked]
     return Reply(
         node=topology.name,
         generation=node.generation,
-        request=request._replace(options=planned.options),
+        request=request._replace(
+            task=replace(task, job=task.job if job else None), options=planned.options
+        ),
         entries=tuple(name for name, _ in planned.entries),
         asked_ranks=planned.asked,
         allowed=planned.allowed,
         source=source,
         within=within,
-        plan=result._replace(warnings=(*result.warnings, *ambiguous, *_far_nics(result, nics))),
+        plan=result._replace(warnings=(*result.warnings, *warnings, *_far_nics(result, nics))),
         nics=nics,
         switch=node.switch if request.observe is None or node.switch != ON else OBSERVE,
         visible_memory=frozenset(node for node in memory if node is not None),
+        doubt=seen.doubt,
         near=planned.allowed & vicinity(topology, gpus).cpus,
         slice=planned.slice,
     )
@@ -148,18 +165,18 @@ def _far_nics(result: Plan, nics: Mapping[int, tuple[NearNic, ...]]) -> Iterator
                 )
 
 
-def _cpuset(request: Request, caller: Caller | None, topology: Topology) -> tuple[CpuSet, str]:
+def _cpuset(stated: CpuSet | None, caller: Caller | None, topology: Topology) -> tuple[CpuSet, str]:
     """Return the CPUs to plan on, never wider than the caller's cpuset, and their source.
 
-    Raises UnsatisfiableError where the request names no CPU of that.
+    Raises UnsatisfiableError where the stated ones have no CPU of that.
     """
-    if request.cpuset is None:
+    if stated is None:
         return (caller.mask, "caller") if caller else (topology.online, "node")
     if caller is None or caller.cpuset is None:
-        return request.cpuset, "request"
-    cpus = request.cpuset & caller.cpuset
+        return stated, "request"
+    cpus = stated & caller.cpuset
     if not cpus:
-        asked, usable = (quote(format_list(cpus)) for cpus in (request.cpuset, caller.cpuset))
+        asked, usable = (quote(format_list(cpus)) for cpus in (stated, caller.cpuset))
         raise UnsatisfiableError(
             f"cpuset: none of {asked} is in the caller's own cpuset, {usable}; name CPUs of that, "
             "or leave cpuset out"

@@ -16,8 +16,9 @@ from affinityd.planner.domains import nearest_nodes, usable
 from affinityd.planner.modes import MODES
 from affinityd.planner.slices import deal, plan_within
 from affinityd.request.devices import Entry, all_devices, named
-from affinityd.request.parameters import Request, SlurmTask
+from affinityd.request.parameters import Request
 from affinityd.request.ranks import Planned, asked_cpus, gpus_of, places_of, plan_entries
+from affinityd.request.task import SlurmTask, Task
 from affinityd.text import count
 from affinityd.topology.model import Node, cpus_of
 from affinityd.topology.nearness import vicinity
@@ -60,7 +61,7 @@ def plan_task(
     slices = _slices_of(task, node.topology.online, mask, within)
     if slices:
         planned = _plan_in_slice(node, request.options, task, gpus, slices=slices, mask=mask)
-        step_cpus = request.task_cpus.of_job if request.task_cpus else None
+        step_cpus = request.task.cpus.of_job if request.task.cpus else None
         warnings = [*_assumed_gpu(task, gpus), *_idle_cpus(node, step_cpus, slices, within)]
     else:
         allowed = _cpus_without_slice(node, task, cpuset, within)
@@ -226,7 +227,7 @@ def _plan_without_slice(
         plan = plan_within(node.topology, gpus_of(gpus.own), mask, options, because=because)
         return Planned(gpus.own, frozenset(range(len(gpus.own))), options, plan, mask)
     if options.cpus is None:
-        options = replace(options, cpus=_asked_cpus(node, request, task, allowed))
+        options = replace(options, cpus=_asked_cpus(node, request.task, task, allowed))
     if mode.shares_node and has_siblings and allowed:
         in_block = _in_own_block(node, task, options, gpus, allowed)
         if in_block:
@@ -254,13 +255,13 @@ def _cpus_without_slice(
     return node.usable & (cpuset if within is None else cpuset & within)
 
 
-def _asked_cpus(node: Node, request: Request, task: SlurmTask, allowed: CpuSet) -> int | None:
+def _asked_cpus(node: Node, process: Task, task: SlurmTask, allowed: CpuSet) -> int | None:
     """Return how many CPUs a task without a slice asked for; None: unknown.
 
     A mask that tasks share is no demand. Without -c Slurm gives each task one CPU.
     """
-    asked = asked_cpus(node, request, allowed, task.tasks)
-    is_stated = request.task_cpus is not None and request.task_cpus.cpus is not None
+    asked = asked_cpus(node, process, allowed, task.tasks)
+    is_stated = process.cpus is not None and process.cpus.cpus is not None
     if asked is not None and task.tasks > 1 and not is_stated:
         return 1
     return asked

@@ -15,6 +15,9 @@ from affinityd.config import ON
 from affinityd.cpuset import CpuSet
 
 SLINGSHOT = "Slingshot"  #: the link layer of HPE's NICs
+HUAWEI, HABANA = "huawei", "1da3"
+#: Vendors whose drivers make a file for each GPU: /dev/nvidiaN, /dev/davinciN, /dev/accel/accelN.
+DEVICE_FILES = {"nvidia": "minor", HUAWEI: "davinci", HABANA: "accel"}
 #: Sources of a device's node: the kernel's file, which comes first; NVIDIA's library.
 NUMA_NODE, BY_NVML = "numa_node", "NVML"
 
@@ -77,7 +80,7 @@ class Gpu:
     numa_node: int | None  #: None: unknown
     numa_source: str | None = None  #: its source, for a plan's reasons
     uuid: str | None = None
-    minor: int | None = None  #: of /dev/nvidiaN
+    minor: int | None = None  #: of /dev/nvidiaN, /dev/accel/accelN
     render_minor: int | None = None  #: of /dev/dri/renderDN
     model: str | None = None
     pci_id: str | None = None  #: vendor:device, 10de:20b0
@@ -92,12 +95,21 @@ class Gpu:
         return self.vendor, self.index
 
     @property
+    def device_files(self) -> tuple[str, ...]:
+        """Its device files, by their numbers: minor:0 is /dev/nvidia0."""
+        kind, number = DEVICE_FILES.get(self.vendor), self.minor
+        if self.vendor == HUAWEI:  # its driver numbers them in bus order
+            number = self.index
+        files = [f"{kind}:{number}"] if kind and number is not None else []
+        if self.render_minor is not None:
+            files.append(f"drm:{self.render_minor}")
+        return tuple(files)
+
+    @property
     def container_names(self) -> tuple[str, ...]:
         """Its names in containers: device files, UUIDs, PCI bus id."""
-        minors = {"minor": self.minor, "drm": self.render_minor}
-        files = (f"{kind}:{number}" for kind, number in minors.items() if number is not None)
         uuids = (instance.uuid for instance in self.mig)
-        return (*files, *filter(None, [self.uuid]), self.pci_bus_id, *uuids)
+        return (*self.device_files, *filter(None, [self.uuid]), self.pci_bus_id, *uuids)
 
 
 @dataclass(frozen=True)

@@ -146,8 +146,7 @@ def _pin(options: Mapping[str, str], start: float, switch: str) -> None:
     if "verbose" in options:
         ports = os.environ.get(apply.EXPORTED_NICS) or "none"
         nics = [f"NICs for {libraries}: {ports}"] if libraries else []
-        place, oddities = apply.summary(plan, cpus, parameters), apply.oddities(plan, parameters)
-        lines = [place, *oddities, *nics, *lines]
+        lines = [apply.summary(plan, cpus, parameters), *nics, *lines]
     if os.environ.get(OWN):
         lines.append(f"{OWN} is removed, and ignored: docs/binders.md has each binder's switch")
     sets_threads = "threads" in options or variables.get(apply.THREADS) == apply.AUTO

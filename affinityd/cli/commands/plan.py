@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from affinityd.cli.console import aligned, say
@@ -68,8 +69,9 @@ def run(arguments: argparse.Namespace) -> int:
     node = Node(machine.read(), settings.reserved_cpus)
     if not node.topology.gpus and machine.is_live:
         say("affinityd plan: this machine has no GPU; --machine plans on another, like dgx-a100")
-    if process and request.visible is None:  # as for exec and bind
-        request = request._replace(visible=process.visible)
+    if process and request.task.visible is None:  # as for exec and bind
+        task = replace(request.task, visible=process.visible)
+        request = request._replace(task=task)
     reply = answer(node, request, caller)
     if arguments.svg is not None:
         from affinityd.picture import marks_of  # noqa: PLC0415 - few ask for a picture

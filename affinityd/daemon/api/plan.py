@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from time import perf_counter
 from urllib.parse import parse_qsl
@@ -17,13 +18,13 @@ from affinityd.daemon.state.topology_watcher import TopologyWatcher
 from affinityd.errors import AffinityError, BoundError, InvalidRequestError
 from affinityd.json_codec import dumps
 from affinityd.request import resolve
-from affinityd.request.devices import names_unknown_mig
 from affinityd.request.document import document
 from affinityd.request.formats import render
 from affinityd.request.parameters import MAX_LENGTH, Request
 from affinityd.request.query import parse_query
 from affinityd.request.ranks import asked_ranks
 from affinityd.request.resolve import Caller, Reply
+from affinityd.request.task import names_unknown_mig
 from affinityd.text import quote
 from affinityd.topology.model import Node, Topology
 from affinityd.topology.nearness import UNKNOWN, placement, vicinity
@@ -32,7 +33,7 @@ MAX_FIELDS = 64  #: of a query
 MOST_REPLIES = 256  #: that are remembered, for the ranks of a job and for repeated questions
 JOBS_FORMAT = "shell"  #: of exec, bind, TaskProlog and a pod's run
 
-_reply = lru_cache(MOST_REPLIES)(resolve.answer)
+_reply = lru_cache(MOST_REPLIES)(resolve.plan_reply)
 
 
 class Plans:
@@ -62,7 +63,7 @@ class Plans:
         form = asked.format or ("cpulist" if is_text else "json")
         mode = reply.request.options.mode
         self._metrics.plans.labels(mode, "ok", reply.locality, client).inc()
-        if asked.slurm is not None:
+        if asked.task.slurm is not None:
             self._metrics.slurm_slices.labels(reply.slice or "none").inc()
         if observed := observed_placement(node.topology, reply, caller, form):
             self._metrics.observed_plans.labels(observed, reply.locality).inc()
@@ -77,7 +78,7 @@ class Plans:
         asked = parse_query(pairs_of(query))
         await self._watcher.refresh()
         names_mig = b"MIG-" in query  # maybe of an instance that was made since the last reading
-        if names_mig and names_unknown_mig(self._watcher.node.topology, asked):
+        if names_mig and names_unknown_mig(self._watcher.node.topology, asked.task):
             await self._watcher.seek_mig(peer.credentials.uid if peer else None)
         return asked
 
@@ -87,14 +88,17 @@ def replied(node: Node, asked: Request, caller: Caller | None = None) -> Reply:
 
     Raises AffinityError; its kind is the reason.
     """
-    is_own = asked.slice is not None
-    has_number = asked.task_cpus is not None and not asked.task_cpus.is_allotment
-    is_of_job = asked.rank is not None and asked.job is None and not (has_number or is_own)
-    if is_of_job and not (asked.is_of_process and asked.ranks is None):
+    task = asked.task
+    is_own = task.slice is not None
+    has_number = task.cpus is not None and not task.cpus.is_allotment
+    is_of_job = task.rank is not None and task.job is None and not (has_number or is_own)
+    if is_of_job and not (task.is_launched and task.ranks is None):
         # The other ranks' replies differ in nothing else.
-        reply = _reply(node, asked._replace(rank=None), caller)
-        return reply._replace(asked_ranks=asked_ranks(asked.rank, len(reply.entries)))
-    return _reply(node, asked, caller)
+        reply = _reply(node, asked._replace(task=replace(task, rank=None)), caller)
+        reply = reply._replace(asked_ranks=asked_ranks(task.rank, len(reply.entries)))
+    else:
+        reply = _reply(node, asked, caller)
+    return resolve.checked(node, reply)
 
 
 def pairs_of(query: bytes) -> list[tuple[str, str]]:
@@ -139,7 +143,7 @@ def observed_placement(
     is_told = mask is not None or (form == JOBS_FORMAT and reply.request.whose == "caller")
     if reply.switch != OBSERVE or not is_told:
         return None
-    mask = mask or (caller.mask if caller else reply.request.cpuset)
+    mask = mask or (caller.mask if caller else reply.request.task.cpuset)
     if mask is None:
         return UNKNOWN
     return placement(topology, vicinity(topology, [it.gpu for it in reply.ranks]), mask)

@@ -38,6 +38,7 @@ find_devices() { # PREFIX KIND: granted, the device files that this process may 
 ask() { # ADDRESS SECONDS VARIABLES: answer, and the status asked; of a socket's path, http://HOST:PORT, or a node.json
     has "$curl" || has "$python" || leave 'neither curl nor python3 is here, to ask affinityd'
     [ "$switch" = on ] || observe=$mask
+    [ -e "${CUDA_MPS_PIPE_DIRECTORY:=/tmp/nvidia-mps}/control" ] || unset CUDA_MPS_PIPE_DIRECTORY # no MPS daemon
     address=$1 seconds=$2 variables=$3 cpuset=$mask option=--data-urlencode
     [ ! -f "$address" ] || option=--query
     set -- $option format=shell

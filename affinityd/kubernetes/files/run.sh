@@ -40,9 +40,10 @@ leave() { # REASON
 }
 find_gpus() { # granted: by device files, else by the container runtime
     find_devices "$dev/nvidia" minor
+    [ -n "$granted" ] || find_devices "$dev/davinci" davinci
     [ -n "$granted" ] || find_devices "$dev/dri/renderD" drm
     case $granted,,${NVIDIA_VISIBLE_DEVICES-} in # all, void, none or a folder prove nothing
-    drm:*) unset NVIDIA_VISIBLE_DEVICES ;;
+    drm:* | davinci:*) unset NVIDIA_VISIBLE_DEVICES ;;
     *,,[0-9]* | *,,GPU-* | *,,MIG-*) granted=${granted:-$NVIDIA_VISIBLE_DEVICES} ;;
     *) unset NVIDIA_VISIBLE_DEVICES ;;
     esac
@@ -80,9 +81,9 @@ ask_daemon() { # cpulist, locality, allowed; least, the CPUs that it must have
         *) trouble="$place is neither http://HOST:PORT nor the path of a socket from /" && continue ;;
         esac
         ask "${place%/}" "$timeout" 'NVIDIA_VISIBLE_DEVICES CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES
-            HIP_VISIBLE_DEVICES AFFINITYD_JOB_CPUS AFFINITYD_JOB_GPUS AFFINITYD_CPULIST AFFINITYD_ALLOWED
-            LOCAL_RANK LOCAL_WORLD_SIZE LOCAL_SIZE OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_SIZE
-            MPI_LOCALRANKID MPI_LOCALNRANKS PMI_LOCAL_RANK PMI_LOCAL_SIZE PALS_LOCAL_RANKID
+            HIP_VISIBLE_DEVICES ASCEND_RT_VISIBLE_DEVICES CUDA_DEVICE_ORDER CUDA_MPS_PIPE_DIRECTORY AFFINITYD_JOB_CPUS AFFINITYD_JOB_GPUS AFFINITYD_CPULIST AFFINITYD_ALLOWED
+            LOCAL_RANK LOCAL_WORLD_SIZE LOCAL_SIZE TORCHELASTIC_RUN_ID OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_SIZE
+            MPI_LOCALRANKID MPI_LOCALNRANKS PMI_LOCAL_RANK PMI_LOCAL_SIZE PALS_LOCAL_RANKID PALS_LOCAL_SIZE
             MV2_COMM_WORLD_LOCAL_RANK MV2_COMM_WORLD_LOCAL_SIZE JSM_NAMESPACE_LOCAL_RANK JSM_NAMESPACE_LOCAL_SIZE
             HOROVOD_LOCAL_RANK HOROVOD_LOCAL_SIZE FLUX_TASK_LOCAL_ID FLUX_JOB_SIZE FLUX_JOB_NNODES'
         trouble="no answer from ${place%/}" timeout=0.2
@@ -98,7 +99,7 @@ ask_daemon() { # cpulist, locality, allowed; least, the CPUs that it must have
 plan_from_files() { # cpulist, locality, allowed: near all of the container's GPUs, whichever are this rank's
     cpulist='' locality=local allowed=$mask blanks=$IFS IFS=,
     for name in $granted; do
-        name=${name#minor:} place=''
+        place=''
         IFS=' ' read -r cpus place <"$here/gpu/$name"
         { is_cpulist "$cpus" && [ "$place" = local ]; } || leave "$trouble, and $here/gpu has no near CPUs of GPU $name"
         cpulist=${cpulist:+$cpulist,}$cpus

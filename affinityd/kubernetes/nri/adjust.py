@@ -20,10 +20,10 @@ from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.errors import InvalidRequestError
 from affinityd.kubernetes.nri.messages import CPU_SHARES, MOUNT_POINT, Container, Pod
 from affinityd.planner import Options
-from affinityd.request.devices import visible_devices
 from affinityd.request.environment import JOB_CPUS, NIC_VARIABLES, nic_value
 from affinityd.request.parameters import Request
 from affinityd.request.resolve import Reply, answer
+from affinityd.request.task import Task, gpus_seen
 from affinityd.topology.model import Node
 from affinityd.topology.nearness import near_nodes, placement, vicinity
 
@@ -203,8 +203,8 @@ def _planned(node: Node, container: Container, granted: str, within: CpuSet | No
     More than near ones also if these are too few for all containers with GPUs there. A container
     that has asked for nothing counts as if it had asked for its GPUs' part of the node's CPUs.
     """
-    request = Request(granted=granted, nvidia_visible=listed(container), cpuset=within)
-    ranks = visible_devices(node.topology, request).by_index.values()
+    task = Task(granted=granted, nvidia_visible=listed(container), cpuset=within)
+    ranks = gpus_seen(node.topology, task).by_index.values()
     near = {near_nodes(node.topology, rank.gpu) for rank in ranks}
     gpus = len({rank.gpu.key for rank in ranks})
     # The containers of the other GPUs there may have requested as much for each.
@@ -212,7 +212,7 @@ def _planned(node: Node, container: Container, granted: str, within: CpuSet | No
     together = -(-container.shares * others // (CPU_SHARES * gpus)) if gpus else 0
     part = -(-len(node.usable) * gpus // max(len(node.topology.gpus), 1))
     each = -(-max(container.asked or part, together) // len(ranks)) if gpus else 0
-    return answer(node, request._replace(options=Options(mode="node", cpus=each or None)))
+    return answer(node, Request(task, options=Options(mode="node", cpus=each or None)))
 
 
 def _unset(container: Container, environment: Mapping[str, str]) -> dict[str, str]:

@@ -126,10 +126,11 @@ def test_from_files_a_container_has_the_cpus_near_all_of_its_gpus_or_its_own(
     pod: Pod, shell: list[str]
 ) -> None:
     rank = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "CUDA_VISIBLE_DEVICES": "1"}
-    two_gpus, far = "16-23,80-87,144-151,208-215", pod.to / "gpu/5"
+    two_gpus, far = "16-23,80-87,144-151,208-215", pod.to / "gpu/minor:5"
     for devices, env, cpus in (
         (["nvidia5", "nvidia1"], rank, two_gpus),  # whichever of them a rank has
         ([], {"NVIDIA_VISIBLE_DEVICES": "GPU-120000"}, GPU_2),
+        ([], {"NVIDIA_VISIBLE_DEVICES": "2"}, GPU_2),  # an index, and no minor
         (["nvidia5", "nvidia77"], {}, None),  # a rank may use the one that is not known
         (["nvidia77"], {}, None),
         (["nvidia5"], {"AFFINITYD_JOB_CPUS": "17"}, None),  # fewer than it asked for

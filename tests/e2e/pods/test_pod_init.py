@@ -41,9 +41,9 @@ def test_a_pod_is_given_the_plan_of_the_whole_node(daemon: Daemon, tmp_path: Pat
     plan = daemon.plan("mode=unique_contiguous&share=node&whose=node")
     assert json.loads(files["plan.json"]) == plan
     gpus = {
-        f"gpu/{name.removeprefix('minor:')}": f"{rank['cpulist']} {rank['locality']}\n"
+        f"gpu/{name}": f"{rank['cpulist']} {rank['locality']}\n"
         for rank in plan["ranks"]
-        for name in rank["gpu"]["names"]
+        for name in (rank["gpu"]["index"], *rank["gpu"]["names"])
     }
     assert {name: text for name, text in files.items() if "/" in name} == gpus
     assert files.keys() - gpus.keys() == {"plan.json", "run", "pinning.sh", "settings"}
@@ -122,11 +122,11 @@ def test_without_a_daemon_sysfs_or_node_json_is_read(tree: Path, tmp_path: Path)
     done = init(to, "--timeout=0.3", socket=gone, env=env)
     source = f"sysfs: no daemon at {gone}: No such file or directory"
     assert done == Ended(0, f"affinityd init: {to} has the CPUs near 8 GPUs, from {source}\n", "")
-    assert (to / "gpu/7").read_text() == "48-63,176-191 local\n"
+    assert (to / "gpu/minor:7").read_text() == "48-63,176-191 local\n"
     with running(tmp_path / "run", "--root", str(tree), "--reserved-cpus", "48-55") as daemon:
         socket = daemon.socket
     assert "from node.json: no daemon at" in init(to, "--timeout=0.3", socket=socket).stdout
-    assert (to / "gpu/7").read_text() == "56-63,176-191 local\n"
+    assert (to / "gpu/minor:7").read_text() == "56-63,176-191 local\n"
 
 
 def test_a_refusal_leaves_the_script_and_no_plan(daemon: Daemon, tmp_path: Path) -> None:

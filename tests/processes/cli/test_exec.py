@@ -35,6 +35,7 @@ SPREAD = (
 TASK = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_LOCALID": "0", "SLURM_GTIDS": "0,1"}
 TWO_TASKS = {**TASK, "SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "0,1"}
 MPI = {"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+RANKS = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
 BY_DAEMON = "(local, planned from daemon)"
 IS_FAR = f"CPUs {FAR} are not near the GPU; allowed are {FAR}"
 BY_MPI = "rank 0 of 2 (OMPI_COMM_WORLD_LOCAL_RANK)"
@@ -43,8 +44,10 @@ BY_MPI = "rank 0 of 2 (OMPI_COMM_WORLD_LOCAL_RANK)"
 @pytest.mark.parametrize(
     ("task", "words", "cpus", "line"),
     [
-        ({"LOCAL_RANK": "0"}, "", NEAR, ""),
-        ({"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": "1,0"}, "", FAR, ""),
+        (RANKS, "", NEAR, ""),
+        ({**RANKS, "CUDA_VISIBLE_DEVICES": "1,0"}, "", FAR, ""),
+        ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}, "", BOTH, SPREAD),
+        ({"PALS_LOCAL_RANKID": "1", "PALS_LOCAL_SIZE": "2"}, "", FAR, ""),
         ({"AFFINITYD": "off"}, "--gpus=1 --", BOTH, ""),
         ({}, f"--cpuset {FAR} --gpus 0 --", FAR, IS_FAR),
         ({}, "", BOTH, SPREAD),
@@ -63,16 +66,15 @@ def test_the_command_runs_near_its_gpu(
 @pytest.mark.parametrize(
     ("env", "line"),
     [
-        ({"LOCAL_RANK": "x", "CUDA_VISIBLE_DEVICES": "0"}, "LOCAL_RANK='x' is no number, and"),
-        ({"CUDA_VISIBLE_DEVICES": "0,9,1"}, "CUDA_VISIBLE_DEVICES='0,9,1': CUDA takes 1 of them"),
+        ({"LOCAL_RANK": "x", "CUDA_VISIBLE_DEVICES": "0"}, "LOCAL_RANK='x' is no number"),
+        ({"CUDA_VISIBLE_DEVICES": "0,9,1"}, "not all of the visible devices are here"),
     ],
 )
-def test_verbose_names_a_variable_that_does_not_mean_what_it_seems_to(
+def test_a_variable_that_does_not_mean_what_it_seems_to_is_told(
     here: Mapping[str, str], env: dict[str, str], line: str
 ) -> None:
-    _, said = exec_("-v", "--", *LOOK, env={**here, **env}).lines
+    (said,) = exec_(*LOOK, env={**here, **env}).lines
     assert said.startswith(f"affinityd exec: {line}")
-    assert exec_(*LOOK, env={**here, **env}).lines == []
 
 
 @pytest.mark.parametrize(
@@ -276,13 +278,13 @@ SAME_PLACES = (
     ("env", "words", "line"),
     [
         ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}, [], SAME_PLACES),
-        ({"LOCAL_RANK": "0"}, ["--mode=socket"], SAME_PLACES),
+        (RANKS, ["--mode=socket"], SAME_PLACES),
         (
             {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"},
             ["--mode=unique-contiguous"],
             ANEW,
         ),
-        ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}, [], ANEW),
+        ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "1"}, [], ANEW),
     ],
 )
 def test_ranks_whose_threads_openmp_puts_on_the_same_cpus_are_told_of_a_mode(

@@ -72,13 +72,11 @@ def pinned(cpus: str, before: Sequence[str] = ()) -> list[str]:
 #: What is asked by every process here that nothing else is known of.
 HERE = {"cpuset": ALL, **({"granted": it} if (it := granted_gpus()) else {})}
 RANK = {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
-RANKS = {"ranks": "4", "rank": "1"}
 OWN = {"visible": "2", "mode": "exclusive"}
 ON_FIRST = ("taskset", "-c", FIRST)
 TOLD = [f"{name}={text}" for name, text in RANK.items()]
 #: A launcher whose own environment has what its rank inherits, and a script of a rank.
 LAUNCHER = ("sh", "-c", f'{" ".join(TOLD)} "$@"; exit $?', "sh")
-SCRIPT = ("sh", "-c", 'export CUDA_VISIBLE_DEVICES=2; "$@"; exit $?', "sh")
 SEES_ONE = {"CUDA_VISIBLE_DEVICES": "2"}
 PINNED = {"AFFINITYD_CPULIST": FIRST, "AFFINITYD_ALLOWED": ALL}
 BY_PIN = [f"{name}={text}" for name, text in PINNED.items()]
@@ -93,16 +91,14 @@ EXCLUSIVE = {"mode": "exclusive"}
         (ON_FIRST, {}, {}, {"cpuset": FIRST}, [f"AFFINITYD_ALLOWED={FIRST}"]),
         (ON_FIRST, PINNED, {}, {"cpuset": FIRST}, BY_PIN),
         ((), RANK, CHOSEN, CHOSEN, TOLD),
-        (LAUNCHER, SEES_ONE, EXCLUSIVE, {**OWN, **RANKS}, [*TOLD, MAY_USE_ALL]),
-        ((*LAUNCHER, *SCRIPT), {}, EXCLUSIVE, OWN, [*TOLD, MAY_USE_ALL]),
+        (LAUNCHER, SEES_ONE, EXCLUSIVE, OWN, [*TOLD, MAY_USE_ALL]),
         ((*LAUNCHER, *ON_FIRST), {}, {}, {"cpuset": FIRST}, [*TOLD, f"AFFINITYD_SLICE={FIRST}"]),
     ],
     ids=[
         "its mask",
         "which an earlier pin set",
         "what is chosen",
-        "a GPU that the launcher sees, too",
-        "a GPU that the rank's script chose",
+        "a single GPU that it sees",
         "a mask that is narrower than its launcher's",
     ],
 )

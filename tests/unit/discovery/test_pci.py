@@ -32,6 +32,13 @@ def read(
     Huawei's Ascend | 0x120000 | 0x19e5 | huawei
     anybody's accelerator, by its digits | 0x120000 | 0x1ED5 | 1ed5
     ASPEED's display is a BMC's | 0x030000 | 0x1a03 |
+    Intel's Arc | 0x030000 | 0x8086 | 8086
+    Intel's Max | 0x038000 | 0x8086 | 8086
+    MetaX | 0x038000 | 0x9999 | 9999
+    Moore Threads | 0x030200 | 0x1ed5 | 1ed5
+    Iluvatar | 0x030200 | 0x1e3e | 1e3e
+    Hygon | 0x038000 | 0x1d94 | 1d94
+    a virtual machine's display | 0x038000 | 0x1af4 |
     NVIDIA's NVSwitch is a bridge | 0x068000 | 0x10de |
     NVIDIA's audio function | 0x040300 | 0x10de |
     a co-processor | 0x0b4000 | 0x1bcf |

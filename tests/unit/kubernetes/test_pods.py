@@ -20,6 +20,7 @@ from affinityd.kubernetes.pods import (
     Candidate,
     KubeletPods,
     _containers,
+    devices,
     with_containers,
 )
 from affinityd.linux.protobuf import field
@@ -188,6 +189,13 @@ CONTAINERS = (
     given("with-a-nic", "7", "1", resource="rdma/hca"),
     given("without-gpus", cpus="8-9"),
 )
+
+
+def test_replicas_of_hami_name_their_gpu() -> None:
+    uuid = "GPU-8a1f0c3e-0000-4444-8888-0123456789ab"
+    node = replace(NODE, gpus=(replace(NODE.gpus[0], uuid=uuid), *NODE.gpus[1:]))
+    for replica in (f"{uuid}-3", f"{uuid}-12", uuid):
+        assert devices(given("hami", replica), node) == {(("nvidia", 0), None)}
 
 
 @pytest.mark.parametrize(

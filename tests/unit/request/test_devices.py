@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from affinityd.errors import AffinityError, InvalidRequestError, NoSuchGpuError
-from affinityd.request.devices import ComputeDevice, VisibleDevices, names_unknown_mig, read_visible
-from affinityd.request.parameters import Request
+from affinityd.request.devices import ComputeDevice, VisibleDevices, read_visible
+from affinityd.request.formats import render
+from affinityd.request.task import Task, names_unknown_mig
 from affinityd.topology.model import Gpu, MigInstance, Topology
-from tests.support.asking import ask, codes, is_one_short_line
+from tests.support.asking import ask, codes, is_one_short_line, try_to_ask
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
 from tests.support.tables import rows, words
@@ -191,7 +192,7 @@ def test_an_odd_name_is_quoted_on_one_short_line(name: str, entry: str) -> None:
     ("node", "asked", "warned"),
     [
         ("models", "", True),  # all GPUs, in an order that CUDA may not have
-        *(("models", asked, True) for asked in ("gpus=0", "gpus=GPU-00,1", "visible=0")),
+        *(("models", asked, True) for asked in ("gpus=0", "gpus=GPU-00,1")),
         *(("models", f"gpus={name}", False) for name in ("GPU-00", "0000:3b:00.0")),
         ("models", "visible=GPU-01,GPU-00", False),
         ("models", "visible=GPU-01,GPU-00 gpus=1", False),  # an index of those
@@ -205,6 +206,45 @@ def test_an_index_is_ambiguous_on_mixed_models_unless_uuids_number_it(
     node: str, asked: str, warned: bool
 ) -> None:
     assert ("ambiguous_index" in codes(ask(NODES[node], **words(asked)))) == warned
+
+
+MODELS = (
+    "it is not known which GPU it uses: this machine has GPUs of several models, which CUDA "
+    "numbers fastest first: set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name GPUs by their UUIDs"
+)
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ("visible=0", MODELS),
+        ("LOCAL_RANK=1", MODELS),
+        ("LOCAL_RANK=1 CUDA_DEVICE_ORDER=PCI_BUS_ID", "1"),
+        ("LOCAL_RANK=1 CUDA_VISIBLE_DEVICES=GPU-01,GPU-00", "0"),
+        ("LOCAL_RANK=0", "0 1"),  # it is alone
+        ("LOCAL_RANK=1 granted=1,0", MODELS),
+        ("LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 granted=1", "1"),
+    ],
+)
+def test_a_process_on_mixed_models_has_a_certain_gpu_or_none(asked: str, expected: str) -> None:
+    reply = try_to_ask(TWO_MODELS, **words(f"mode=node {asked}"))
+    if isinstance(reply, AffinityError):
+        assert str(reply) == expected
+    else:
+        assert indices(TWO_MODELS, asked) == expected
+
+
+def test_models_with_the_same_near_cpus_are_certain_enough() -> None:
+    gpus = tuple(replace(gpu, numa_node=0) for gpu in TWO_MODELS.gpus)
+    reply = ask(replace(TWO_MODELS, gpus=gpus), LOCAL_RANK="1")
+    assert (codes(reply), reply.locality) == (["ambiguous_index"], "local")
+    assert "AFFINITYD_GPUS=\n" in render(reply, "shell")
+
+
+def test_two_equal_chips_of_which_the_driver_names_one_are_not_mixed() -> None:
+    one, other = EIGHT.gpus[:2]
+    pair = (replace(one, model="A100", pci_id="10de:20b0"), replace(other, pci_id="10de:20b0"))
+    assert codes(ask(replace(EIGHT, gpus=pair), LOCAL_RANK="1")) == []
 
 
 def test_models_are_told_apart_by_pci_id_where_nothing_names_them() -> None:
@@ -222,9 +262,9 @@ def test_a_gpu_in_a_high_pci_domain_is_named_as_sysfs_and_nvml_name_it() -> None
 
 def test_an_unknown_mig_instance_is_noticed() -> None:
     for known in ("", "GPU-00", "0", "MIG-a1", "MIG-a"):
-        assert not names_unknown_mig(EIGHT, Request(visible=known))
+        assert not names_unknown_mig(EIGHT, Task(visible=known))
     for text in ("MIG-b", "0,MIG-a1,MIG-b", "ROCR_VISIBLE_DEVICES=MIG-b;x", "MIG-GPU-ff/1/0"):
-        assert names_unknown_mig(EIGHT, Request(visible=text))
+        assert names_unknown_mig(EIGHT, Task(visible=text))
 
 
 def test_a_gpu_that_is_lost_leaves_a_gap_in_the_numbers_not_another_gpu() -> None:

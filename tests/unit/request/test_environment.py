@@ -5,8 +5,9 @@ from collections.abc import Mapping
 import pytest
 
 from affinityd.cpuset import parse_list
+from affinityd.errors import InvalidRequestError
 from affinityd.request import environment
-from affinityd.request.environment import LAUNCHERS, local_rank, number
+from affinityd.request.environment import LAUNCHERS, is_alone, local_rank, number
 from tests.support.tables import rows, words
 
 CUDA, ROCR, HIP, ASCEND = (
@@ -72,6 +73,7 @@ OPEN_MPI = (
     "OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2 OMPI_COMM_WORLD_RANK=3 "
     "OMPI_COMM_WORLD_NODE_RANK=1 OMPI_COMM_WORLD_SIZE=4 OMPI_UNIVERSE_SIZE=4 PMIX_RANK=3"
 )
+OPEN_MPI_ALONE = "OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=1"
 HYDRA = "MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 PMI_RANK=3 PMI_SIZE=4 PMI_FD=6"
 PALS = "PMI_LOCAL_RANK=3 PMI_LOCAL_SIZE=12 PMI_RANK=15 PALS_LOCAL_RANKID=3 PALS_RANKID=15"
 FLUX = "FLUX_TASK_LOCAL_ID=1 FLUX_TASK_RANK=1 FLUX_JOB_SIZE=2 FLUX_JOB_NNODES=1 FLUX_JOB_ID=f1"
@@ -92,6 +94,8 @@ Open MPI                      | {OPEN_MPI}                  | 1/2 OMPI_COMM_WORL
 MPICH's and Intel MPI's hydra | {HYDRA}                     | 1/2 MPI_LOCALRANKID
 Cray PALS                     | {PALS}                      | 3/12 PMI_LOCAL_RANK
 PALS without PMI's rank       | PALS_LOCAL_RANKID=3 PMI_LOCAL_SIZE=12 | 3/12 PALS_LOCAL_RANKID
+PALS on Aurora | PALS_LOCAL_RANKID=3 PALS_LOCAL_SIZE=12 | 3/12 PALS_LOCAL_RANKID
+Open MPI's lone rank below PALS | {OPEN_MPI_ALONE} {PALS} | 0/1 OMPI_COMM_WORLD_LOCAL_RANK
 MVAPICH2                      | MV2_COMM_WORLD_LOCAL_RANK=1 MV2_COMM_WORLD_LOCAL_SIZE=4 | \
 1/4 MV2_COMM_WORLD_LOCAL_RANK
 jsrun                         | JSM_NAMESPACE_LOCAL_RANK=1 JSM_NAMESPACE_LOCAL_SIZE=6 | \
@@ -124,11 +128,54 @@ def test_the_nearest_launcher_says_the_rank(environ: str, expected: str) -> None
 
 
 def test_a_rank_is_a_number() -> None:
-    for text in ("", " 0", "-1", "+1", "1.0", "0x1", "one", "١", "1" * 11, "\udcff", "²"):
+    for text in (" 0", "-2", "+1", "1.0", "0x1", "one", "١", "1" * 11, "\udcff", "²"):
+        for variable in LAUNCHERS:
+            with pytest.raises(InvalidRequestError, match=f"^{variable}=.* is no number$"):
+                local_rank({variable: text})
+    for text in ("", "-1"):
         assert [read({variable: text}) for variable in LAUNCHERS] == [""] * len(LAUNCHERS)
     assert (number("0"), number(str(2**32 - 1))) == (0, 2**32 - 1)
 
 
-def test_a_number_of_ranks_that_the_rank_is_not_among_is_not_known() -> None:
-    for size in ("2", "0", "-4", "", "four"):
-        assert read({"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": size}) == "2/None LOCAL_RANK"
+TWO = "{} and {} are of two launchers, of which either may be the nearer"
+OTHERS = "PMI_LOCAL_RANK=1 PMI_LOCAL_SIZE=2 PALS_LOCAL_RANKID=1 PALS_LOCAL_SIZE=4"
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ("LOCAL_RANK=2 LOCAL_WORLD_SIZE=2", "LOCAL_RANK=2, but there are 2 ranks here"),
+        ("MPI_LOCALRANKID=0 MPI_LOCALNRANKS=four", "MPI_LOCALNRANKS='four' is no number"),
+        (
+            "OMPI_COMM_WORLD_LOCAL_RANK=1 PMI_LOCAL_RANK=0",
+            TWO.format("OMPI_COMM_WORLD_LOCAL_RANK=1", "PMI_LOCAL_RANK=0"),
+        ),
+        (OTHERS, TWO.format("PMI_LOCAL_RANK=1", "PALS_LOCAL_RANKID=1")),
+    ],
+)
+def test_launchers_that_contradict_each_other_name_no_rank(environ: str, message: str) -> None:
+    with pytest.raises(InvalidRequestError) as error:
+        local_rank(words(environ))
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ("LOCAL_RANK=0 LOCAL_WORLD_SIZE=1", True),
+        ("LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 TORCHELASTIC_RUN_ID=none", False),
+        ("LOCAL_RANK=0", True),
+        ("LOCAL_RANK=1", False),
+        ("LOCAL_RANK=0 LOCAL_WORLD_SIZE=2", False),
+        ("SLURM_LOCALID=0 SLURM_STEP_ID=0 SLURM_JOB_ID=9", True),
+        ("SLURM_LOCALID=0 SLURM_STEP_ID=0 SLURM_JOB_ID=9 SLURM_GTIDS=0,1", False),
+        ("PALS_LOCAL_RANKID=0 PALS_LOCAL_SIZE=1", True),
+        (OPEN_MPI_ALONE, True),
+    ],
+)
+def test_a_task_is_alone_if_no_launcher_says_that_there_are_others(
+    environ: str, *, expected: bool
+) -> None:
+    rank = local_rank(words(environ))
+    assert rank is not None
+    assert is_alone(words(environ), rank) == expected

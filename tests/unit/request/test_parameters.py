@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from affinityd.cpuset import parse_list
 from affinityd.errors import InvalidRequestError
 from affinityd.planner.modes import MODES
-from affinityd.request.environment import CUDA
+from affinityd.request.environment import CUDA, MAX_ENTRIES
 from affinityd.request.parameters import (
     FORMATS,
-    MAX_ENTRIES,
     MAX_LENGTH,
     MAX_NUMBER,
     PARAMETERS,
@@ -65,7 +64,8 @@ def test_every_default_is_the_contract_s() -> None:
 )
 def test_a_value_is_read(name: str, text: str, value: object) -> None:
     request = parse_request([(name, text)])
-    assert getattr(request if hasattr(request, name) else request.options, name) == value
+    (part,) = (it for it in (request, request.task, request.options) if hasattr(it, name))
+    assert getattr(part, name) == value
 
 
 @pytest.mark.parametrize(

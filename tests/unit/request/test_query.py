@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from affinityd.cpuset import format_list
 from affinityd.errors import AffinityError, InvalidRequestError
 from affinityd.request.environment import READ
-from affinityd.request.parameters import Request, TaskCpus, parse_request
-from affinityd.request.query import asked_cpus, parse_query
+from affinityd.request.parameters import Request, parse_request
+from affinityd.request.query import parse_query
+from affinityd.request.task import TaskCpus
 from tests.support.tables import rows, words
 
 TORCHRUN = "LOCAL_RANK=1 LOCAL_WORLD_SIZE=4"
@@ -32,19 +33,20 @@ def read(environ: Mapping[str, str], stated: str = "") -> Request:
 
 def told(request: Request) -> str:
     """Return the ranks of a request, as far as they are not the default."""
-    rank = "" if request.rank is None else format_list(request.rank)
-    ranks = "" if request.ranks is None else f"/{request.ranks}"
+    process = request.task
+    rank = "" if process.rank is None else format_list(process.rank)
+    ranks = "" if process.ranks is None else f"/{process.ranks}"
     share = request.options.share
-    task = request.slurm
+    task = process.slurm
     parts = {
-        "gpus": request.gpus and ",".join(request.gpus),
-        "job": request.job and ",".join(request.job),
+        "gpus": process.gpus and ",".join(process.gpus),
+        "job": process.job and ",".join(process.job),
         "rank": rank + ranks,
         "share": share if share != "auto" else "",
         "task": task and f"{task.number}/{task.tasks}",
         "of": task and task.step_gpus,
         "masks": task and "+".join(map(format_list, task.masks)),
-        "bound": request.bound and request.bound.partition("=")[2].partition(",")[0].split()[0],
+        "bound": process.bound and process.bound.partition("=")[2].partition(",")[0].split()[0],
     }
     return " ".join(f"{name}={text}" for name, text in parts.items() if text)
 
@@ -59,7 +61,7 @@ or what they may use     | {BATCH} | tasks=1
 torchrun's workers in it | {BATCH} {TORCHRUN} {PER_TASK}=3 | tasks=4
 an interactive step      | {BATCH} SLURM_STEP_ID=4294967290 {PER_TASK}=3 | cpus=3
 and in srun's task       | {SRUN} {TORCHRUN} LOCAL_WORLD_SIZE=8 {PER_TASK}=64 | tasks=8
-a pod's request          | AFFINITYD_JOB_CPUS=6 | tasks=1 of_job=6
+a pod's request          | AFFINITYD_JOB_CPUS=6 | tasks=1 of_job=6 is_container=1
 a pod without one        | AFFINITYD_JOB_CPUS=0 |
 the job's on each node   | {BATCH} SLURM_JOB_CPUS_PER_NODE=8(x2) | tasks=1 of_job=8
 where nodes differ       | {BATCH} SLURM_JOB_CPUS_PER_NODE=8,4 | tasks=1
@@ -69,13 +71,13 @@ none                     | {SRUN} {PER_TASK}=3 AFFINITYD_CPUS=none |
 )
 def test_the_scheduler_says_how_many_cpus_a_task_asked_for(environ: str, expected: str) -> None:
     numbers: dict[str, Any] = {name: int(text) for name, text in words(expected).items()}
-    assert asked_cpus(words(environ)) == (TaskCpus(**numbers) if numbers else None)
+    assert read(words(environ)).task.cpus == (TaskCpus(**numbers) if numbers else None)
 
 
 @pytest.mark.parametrize("environ", [BATCH, f"{BATCH} SLURM_STEP_ID=0"], ids=["script", "lone"])
 def test_the_ranks_of_a_script_or_a_lone_task_divide_what_it_asked_for(environ: str) -> None:
     request = read(words(f"{environ} {PER_TASK}=8"), "rank=1")
-    assert (request.task_cpus, request.ranks) == (TaskCpus(tasks=1, of_job=8), None)
+    assert (request.task.cpus, request.task.ranks) == (TaskCpus(tasks=1, of_job=8), None)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +85,10 @@ def test_the_ranks_of_a_script_or_a_lone_task_divide_what_it_asked_for(environ: 
     rows(f"""
 no launcher: all that are visible | {CUDA}=0 |
 a rank of as many as are stated | {TORCHRUN} | {SECOND}
-torchrun's lone worker: one GPU | LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 | rank=0/1
+torchrun's lone worker: one GPU | LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 TORCHELASTIC_RUN_ID=x | rank=0/1
+another lone worker: all | LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 |
+a first rank of nobody knows how many: all | LOCAL_RANK=0 |
+srun without SLURM_GTIDS: all | SLURM_STEP_ID=0 SLURM_LOCALID=0 SLURM_NTASKS=1 |
 mpirun's lone rank: all | OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=1 |
 of an unknown number | FLUX_TASK_LOCAL_ID=5 FLUX_JOB_SIZE=16 FLUX_JOB_NNODES=2 | rank=5
 a batch script: all that are visible | {BATCH} |
@@ -165,7 +170,7 @@ def test_variables_choose_all_parameters_of_a_plan() -> None:
 )
 def test_the_variable_of_the_vendor_with_granted_files_counts(granted: str, own: str) -> None:
     request = read(words(f"ROCR_VISIBLE_DEVICES=0 {CUDA}=1"), granted)
-    assert request.visible == own
+    assert request.task.visible == own
 
 
 def test_a_task_that_is_not_bound_has_its_step_s_devices_else_its_job_s() -> None:
@@ -175,7 +180,7 @@ def test_a_task_that_is_not_bound_has_its_step_s_devices_else_its_job_s() -> Non
         (f"SLURM_GPUS_ON_NODE=1 {ONE}", "minor:0,minor:1"),
     ):
         request = read(words(f"{BATCH} {environ}"), f"job=2,3 {NVIDIA}")
-        assert request.granted == granted
+        assert request.task.granted == granted
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,530 @@
+"""Which GPU is mine: the task of a process, by its facts. Pure.
+
+An index of a GPU is read through each numbering between the node and the process, the node's first:
+
+1. the device files that the process may open, which a container's runtime counts from 0;
+2. NVIDIA_VISIBLE_DEVICES, where it names only such devices;
+3. the list of the MPS daemon, for its clients;
+4. the visible-device variables, as the driver reads them.
+
+Where one of them is not known, an index may mean several GPUs. If these have the same near CPUs,
+the plan is certain. Else there is none, and the process stays as it is.
+
+Sources: CUDA C++ Programming Guide "CUDA Environment Variables"; NVIDIA "Multi-Process Service",
+"MIG User Guide", Container Toolkit "NVIDIA_VISIBLE_DEVICES"; Ascend "ASCEND_RT_VISIBLE_DEVICES".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from affinityd.config import CPUS
+from affinityd.cpuset import CpuSet, parse_list, parse_mask, several
+from affinityd.errors import InvalidRequestError, NoSuchGpuError, UnsatisfiableError
+from affinityd.planner import Options, PlanWarning
+from affinityd.planner.modes import MODES
+from affinityd.request.devices import (
+    ComputeDevice,
+    Doubt,
+    VisibleDevices,
+    all_devices,
+    at,
+    has_uuid,
+    is_number,
+    number_devices,
+    number_tiles,
+    read_visible,
+)
+from affinityd.request.environment import (
+    ALLOWED,
+    BUS_ORDER,
+    CPULIST,
+    DEVICE_ORDER,
+    JOB_CPUS,
+    JOB_GPUS,
+    MAX_ENTRIES,
+    MPS_LIST,
+    MPS_PIPE,
+    MPS_UNKNOWN,
+    NVIDIA_VISIBLE,
+    SLICE,
+    SLURM_JOB,
+    SLURM_SPECIAL_STEP,
+    SLURM_TASK,
+    ZE_HIERARCHY,
+    Rank,
+    cpus_to_plan_on,
+    gpus_in,
+    is_alone,
+    local_rank,
+    number,
+    visible,
+)
+from affinityd.text import one_line, quote
+from affinityd.topology.model import Gpu, Topology
+from affinityd.topology.nearness import near_nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from affinityd.request.environment import Environment
+
+MOST_SHOWN = 20  #: characters of a binding, in a message
+FILE = r"(minor|drm|davinci|accel):[0-9]{1,9}"  #: a device file
+#: The vendor of granted GPUs, by their names; of others any vendor's variables count.
+VENDORS = {"minor:": "nvidia", "drm:": "amd", "davinci:": "huawei"}
+AMBIGUOUS = "ambiguous_index"
+BY_UUID = "name the GPU by its UUID"
+MIXED = (
+    "this machine has GPUs of several models, which CUDA numbers fastest first: set "
+    "CUDA_DEVICE_ORDER=PCI_BUS_ID, or name GPUs by their UUIDs"
+)
+
+
+@dataclass(frozen=True)
+class TaskCpus:
+    """The CPUs that a task asked for, as its variables say. A task is a launcher's process."""
+
+    cpus: int | None = None  #: a number
+    tasks: int | None = None  #: or an equal part of those that so many tasks may use
+    of_job: int | None = None  #: how many the job, or the container, has on this node
+    #: Nothing but the size of the mask or cpuset says it: the part counts up to a GPU's part of the
+    #: machine's cores, and not at all where that is the whole machine.
+    is_allotment: bool = False
+    is_container: bool = False  #: `of_job` is a container's: all of a node is what was not limited
+
+
+@dataclass(frozen=True)
+class SlurmTask:
+    """A task of a Slurm step on this node, with what Slurm bound the others to."""
+
+    number: int  #: of the task on this node
+    tasks: int  #: how many there are on this node
+    step_gpus: int | None  #: how many the step has on this node
+    masks: tuple[CpuSet, ...]  #: those that Slurm chose; (): Slurm bound none
+    mask: CpuSet | None = None  #: of the task, as it is now; None: not stated
+    pinned: CpuSet = frozenset()  #: what affinityd has pinned it to; empty: it has not
+    allowed: CpuSet = frozenset()  #: the CPUs before that pin; of a slice, all that the task has
+    binds_gpus: bool = False  #: Slurm bound GPUs to tasks, as --gpu-bind or --gpus-per-task say
+
+
+@dataclass(frozen=True)
+class Task:
+    """A process and its GPUs, rank and CPUs, as stated, and as its facts say."""
+
+    gpus: tuple[str, ...] | None = None  #: the ranks' by name; None: all that it sees
+    rank: tuple[int, ...] | None = None  #: its own; None: all, as where it is alone
+    ranks: int | None = None  #: how many there are; None: as many as GPUs
+    job: tuple[str, ...] | None = None  #: all GPUs of its job; None: its own are all that count
+    cpuset: CpuSet | None = None
+    granted: str | None = None  #: the devices that it may open; None: not known
+    visible: str | None = None  #: the value of its visible-device variables; None: not set
+    # By its variables alone, and no parameters:
+    nvidia_visible: str | None = None  #: NVIDIA_VISIBLE_DEVICES, of NVIDIA's container runtime
+    mps: str | None = None  #: the list of the MPS daemon that it is a client of; None: of none
+    is_in_bus_order: bool = False  #: CUDA_DEVICE_ORDER says so
+    counts_cards: bool = False  #: and not the tiles of Intel's, as ZE_FLAT_DEVICE_HIERARCHY says
+    cpus: TaskCpus | None = None  #: those that it asked for; None: unknown
+    slice: CpuSet | None = None  #: the CPUs to which a launcher bound the rank; None: to none
+    slurm: SlurmTask | None = None  #: None: it is none, or its GPUs were named
+    bound: str | None = None  #: why its CPUs stay as they are; None: they may change
+    has_own_block: bool = False  #: its siblings have other GPUs, each with a block of the cores
+    is_process: bool = False  #: it is a process, whose numbers may differ from the node's
+    is_launched: bool = False  #: `job` may be another one's, and a rank beyond its GPUs
+
+
+def read_task(environ: Environment, stated: Task, options: Options, names: Collection[str]) -> Task:
+    """Return the task of a process by its variables; what was stated, by these names, counts first.
+
+    Raises InvalidRequestError for variables that are malformed, or contradict each other.
+    """
+    launched, is_named = _checked(local_rank(environ)), not {"gpus", "rank"}.isdisjoint(names)
+    alone = launched is not None and is_alone(environ, launched)
+    starts_ranks = launched is None or alone
+    task = replace(
+        stated,
+        visible=_visible(environ, stated),
+        cpuset=None if stated.cpuset is None else cpus_to_plan_on(environ, stated.cpuset),
+        nvidia_visible=environ.get(NVIDIA_VISIBLE) or None,
+        mps=environ.get(MPS_LIST) or (MPS_UNKNOWN if MPS_PIPE in environ else None),
+        is_in_bus_order=environ.get(DEVICE_ORDER) == BUS_ORDER,
+        counts_cards=environ.get(ZE_HIERARCHY, "").upper() == "COMPOSITE",
+        slice=_slice_of(environ, stated, launched, is_named=is_named),
+        is_process=True,
+        is_launched=bool(environ.keys() - {ALLOWED, CPULIST}),
+    )
+    if options.cpus is None:
+        task = replace(task, cpus=_asked_cpus(environ, stated, launched, starts_ranks=starts_ranks))
+    if not is_named and (launched is None or launched.variable == SLURM_TASK):
+        bound = _bound_by(environ)
+        if launched and launched.size:
+            task = replace(task, job=stated.job or _gpus_of_job(environ), bound=bound)
+            slurm = _slurm_task(environ, launched.number, launched.size, stated.cpuset)
+            return replace(task, slurm=slurm, granted=_granted(environ, task))
+        if launched and _has_slurm_masks(environ):
+            unknown = (
+                "neither SLURM_GTIDS nor SLURM_STEP_TASKS_PER_NODE says how many tasks there are"
+            )
+            return replace(task, bound=bound or unknown)
+        task = replace(task, bound=bound)
+    size = None if starts_ranks or launched is None else launched.size
+    if stated.rank is not None and len(stated.rank) == 1:
+        rank = stated.rank[0]
+    elif starts_ranks or launched is None:
+        return replace(task, granted=_granted(environ, task))
+    else:
+        rank = launched.number
+    if not is_named and not stated.ranks and _has_own_gpus(environ, task, options):
+        return _kept_apart(environ, task, rank, size or 1)
+    if stated.rank and stated.ranks:
+        return task
+    return replace(task, job=None, rank=stated.rank or (rank,), ranks=stated.ranks or size)
+
+
+def _checked(rank: Rank | None) -> Rank | None:
+    """Return a rank. Raises InvalidRequestError if no machine has so many."""
+    if rank is not None and max(rank.number + 1, rank.size or 1) > MAX_ENTRIES:
+        raise InvalidRequestError(
+            f"env: {rank.variable}={rank.number} of {rank.size or 'unknown'} ranks on this node "
+            f"are too many; the most is {MAX_ENTRIES}"
+        )
+    return rank
+
+
+def _visible(environ: Environment, stated: Task) -> str | None:
+    """Return the visible devices: those stated, else of the vendor whose files are granted."""
+    if stated.visible is not None:
+        return stated.visible
+    granted = stated.granted or ""
+    vendors = [vendor for prefix, vendor in VENDORS.items() if granted.startswith(prefix)]
+    return visible(environ, vendors)
+
+
+# The CPUs that it asked for, and those that were given to it.
+
+
+def _asked_cpus(
+    environ: Environment, stated: Task, launched: Rank | None, *, starts_ranks: bool
+) -> TaskCpus | None:
+    """Return how many CPUs a task asked for. A batch script has them for all of its ranks."""
+    asked = asked_cpus(environ, stated.ranks, launched)
+    is_one_of_script_s = SLURM_JOB in environ and starts_ranks and stated.rank and not stated.ranks
+    if asked and asked.cpus and is_one_of_script_s:
+        return TaskCpus(tasks=1, of_job=asked.cpus)
+    return asked
+
+
+def asked_cpus(
+    environ: Environment, ranks: int | None = None, rank: Rank | None = None
+) -> TaskCpus | None:
+    """Return how many CPUs a process's task asked for; None: unknown.
+
+    `ranks` divide its CPUs; None: as many as its launcher started. AFFINITYD_CPUS says it; else
+    under Slurm SLURM_CPUS_PER_TASK, which is set where -c was given; a batch script asked for that
+    of all its tasks. Else it is its part of its tasks' CPUs. In a pod it is a part of
+    AFFINITYD_JOB_CPUS, the container's CPU request. Elsewhere the CPUs that it may use, which
+    commands send as AFFINITYD_ALLOWED, are its allotment. Raises InvalidRequestError for an
+    AFFINITYD_CPUS that is neither none nor a number.
+    """
+    of_container = number(environ.get(JOB_CPUS))
+    in_slurm = SLURM_JOB in environ
+    of_job = of_container
+    if in_slurm and not of_job:  # in a batch script there is a list like 8(x2), by node
+        by_node = environ.get("SLURM_JOB_CPUS_PER_NODE", "")
+        alike = None if "," in by_node else by_node.partition("(")[0]
+        of_job = number(environ.get("SLURM_CPUS_ON_NODE") or alike)
+    stated = environ.get(CPUS)
+    if stated:
+        each = number(stated)
+        if not each and stated != "none":
+            raise InvalidRequestError(f"{CPUS}: {quote(stated)} is neither none nor a number")
+        return TaskCpus(cpus=each, of_job=of_job) if each else None
+    tasks = ranks or (rank and rank.size) or 1
+    by_slurm = not of_container and in_slurm and (rank is None or rank.variable == SLURM_TASK)
+    each = number(environ.get("SLURM_CPUS_PER_TASK"))
+    if by_slurm and each:
+        step = number(environ.get("SLURM_STEP_ID"))
+        if step is None or step >= SLURM_SPECIAL_STEP:  # a script has the CPUs of all its tasks
+            each *= number(environ.get("SLURM_NTASKS")) or 1
+        return TaskCpus(cpus=each, of_job=of_job)
+    if of_container or in_slurm:
+        return TaskCpus(tasks=tasks, of_job=of_job, is_container=bool(of_container))
+    return TaskCpus(tasks=tasks, is_allotment=True) if environ.get(ALLOWED) else None
+
+
+def _slice_of(
+    environ: Environment, stated: Task, launched: Rank | None, *, is_named: bool
+) -> CpuSet | None:
+    """Return the CPUs to which a launcher bound a rank. Raises InvalidRequestError."""
+    if is_named and launched and launched.variable == SLURM_TASK and launched.size:
+        slices = [mask for mask in _slurm_masks(environ)[: launched.size] if mask]
+        if len(slices) > 1 and sum(map(len, slices)) == len(frozenset().union(*slices)):
+            return stated.cpuset  # whichever GPU it uses, the others keep theirs
+    try:
+        return parse_list(environ[SLICE]) if SLICE in environ else None
+    except ValueError as error:
+        raise InvalidRequestError(f"env: {SLICE}: {error}") from None
+
+
+def _bound_by(environ: Environment) -> str | None:
+    """Return the option by which the user bound a task of a Slurm step; None: by none.
+
+    Slurm writes the masks that it chooses with 0x, a user's own without.
+    """
+    if "SLURM_STEP_ID" not in environ:
+        return None
+    kind = environ.get("SLURM_CPU_BIND_TYPE", "")
+    is_own_list = kind.startswith("mask_cpu") and _has_slurm_masks(environ)
+    if kind.startswith("none"):
+        return (
+            "--cpu-bind=none, of the user or the site, leaves its CPUs alone; without it each task "
+            "keeps the CPUs that Slurm chose, and affinityd exchanges far ones"
+        )
+    if kind.startswith(("rank", "map_", "mask_")) and not is_own_list:
+        option = one_line(kind.partition(":")[0][:MOST_SHOWN])
+        return f"its CPUs are bound by --cpu-bind={option}, or by the CpuBind= of the site"
+    # Its pages would stay where Slurm bound them.
+    memory = environ.get("SLURM_MEM_BIND_TYPE") or "none"
+    if not memory.removeprefix("quiet,").startswith("none"):
+        return f"its memory is bound by --mem-bind={one_line(memory[:MOST_SHOWN])}"
+    return None
+
+
+def _has_slurm_masks(environ: Environment) -> bool:
+    """Return whether Slurm chose the masks of the tasks of a step."""
+    return environ.get("SLURM_CPU_BIND_LIST", "").startswith("0x")
+
+
+def _slurm_masks(environ: Environment) -> tuple[CpuSet, ...]:
+    """Return the masks that Slurm chose for the tasks of a step; (): it chose none.
+
+    Raises InvalidRequestError.
+    """
+    if not _has_slurm_masks(environ):
+        return ()
+    try:
+        return tuple(parse_mask(mask) for mask in environ["SLURM_CPU_BIND_LIST"].split(","))
+    except ValueError as error:
+        raise InvalidRequestError(f"env: SLURM_CPU_BIND_LIST: {error}") from None
+
+
+def _slurm_task(environ: Environment, task: int, tasks: int, mask: CpuSet | None) -> SlurmTask:
+    """Return a task of srun, whose own facts its plan follows from."""
+    gpu_bind = environ.get("SLURM_TRES_BIND", "").removeprefix("gres/gpu:")
+    return SlurmTask(
+        number=task,
+        tasks=tasks,
+        step_gpus=number(environ.get("SLURM_GPUS_ON_NODE")),
+        masks=_slurm_masks(environ),
+        mask=mask,
+        pinned=_read_cpus(environ, CPULIST),
+        allowed=_read_cpus(environ, ALLOWED),
+        binds_gpus=gpu_bind.removeprefix("verbose,") not in {"", "none", "verbose"},
+    )
+
+
+def _read_cpus(environ: Environment, name: str) -> CpuSet:
+    """Return the CPUs in a variable; empty where it has none, or is malformed."""
+    try:
+        return parse_list(environ.get(name, ""))
+    except ValueError:
+        return frozenset()
+
+
+# The GPUs of its job, and its siblings.
+
+
+def _gpus_of_job(environ: Environment) -> tuple[str, ...] | None:
+    """Return the GPUs of the job on this node, in its own numbering, where they are known.
+
+    A site sets AFFINITYD_JOB_GPUS. Slurm's variable is right only in the batch script: the steps
+    inherit it from there, also on other nodes.
+    """
+    in_script = environ.get("SLURM_JOB_GPUS") if "SLURM_STEP_ID" not in environ else None
+    gpus = environ.get(JOB_GPUS) or in_script
+    return tuple(gpus.split(",")) if gpus else None
+
+
+def _granted(environ: Environment, task: Task) -> str | None:
+    """Return the job's GPUs if a task may open more than its own, else those that it may open.
+
+    Such a task is not bound, and the node's other devices are open to it.
+    """
+    of_step = number(environ.get("SLURM_GPUS_ON_NODE"))
+    files = (task.granted or "").count(",") + 1
+    if task.job is None or task.visible is not None or of_step in {None, files}:
+        return task.granted
+    return ",".join(task.job)
+
+
+def _has_own_gpus(environ: Environment, task: Task, options: Options) -> bool:
+    """Return whether the process sees a GPU that its siblings do not, which keeps them apart.
+
+    It is a single one, unless the container has no other: that is the siblings', too.
+    """
+    if task.visible is None or MODES[options.mode].everywhere or options.share == "requested":
+        return False
+    container = task.nvidia_visible or task.granted
+    in_slurm = SLURM_JOB in environ
+    is_only_one = not in_slurm and container not in (None, "all") and "," not in (container or "")
+    return gpus_in(task.visible) == 1 and not is_only_one
+
+
+def _kept_apart(environ: Environment, task: Task, rank: int, size: int) -> Task:
+    """Return a rank with a GPU of its own, apart from its siblings' cores.
+
+    By the job's GPUs, if known; else by each GPU's own block of cores. With more ranks than GPUs,
+    scripts deal the GPUs out in turn.
+    """
+    job = task.job or _gpus_of_job(environ)
+    gpus = (len(job) if job else number(environ.get("SLURM_GPUS_ON_NODE"))) or size
+    sharing = -(-size // gpus)
+    if sharing > 1:
+        task = replace(task, ranks=sharing, rank=(rank // gpus,))
+        job = None
+    return replace(task, job=job, has_own_block=job is None)
+
+
+# Its GPUs.
+
+
+def gpus_seen(topology: Topology, task: Task) -> VisibleDevices:
+    """Return the devices that a process sees, by its own numbers, through every numbering.
+
+    Raises InvalidRequestError for a malformed grant, NoSuchGpuError for one of a device that is not
+    here.
+    """
+    everything, devices = all_devices(topology), None
+    if task.granted is not None:
+        devices = _opened(topology, everything, task.granted)
+    if task.nvidia_visible:
+        devices = _of_container(everything, task.nvidia_visible, devices) or devices
+    seen = everything if devices is None else number_devices(devices)
+    if _counts_itself(task) and not task.counts_cards:
+        seen = number_tiles(seen)
+    seen = seen._replace(doubt=_doubt_of_order(topology, task, seen))
+    if task.mps == MPS_UNKNOWN:
+        why = f"{MPS_PIPE}: the list of its MPS daemon cannot be read, by which CUDA counts"
+        gpus = frozenset(device.gpu.key for device in seen.by_index.values())
+        seen = seen._replace(doubt=Doubt(f"{why}; {BY_UUID}", gpus, is_of_fewer=True))
+    elif task.mps is not None:
+        seen = read_visible(task.mps, seen)._replace(cut=None)
+    seen = read_visible(task.visible, seen)
+    return seen if seen.doubt or not _counts_itself(task) else seen._replace(doubt=_of_mig(seen))
+
+
+def _counts_itself(task: Task) -> bool:
+    """Return whether an index may be a process's own, and not the node's."""
+    return task.is_process or task.visible is not None
+
+
+def _opened(
+    topology: Topology, everything: VisibleDevices, granted: str
+) -> tuple[ComputeDevice, ...]:
+    """Return the devices that may be opened, in the node's order, as a process counts them."""
+    if granted == "none":
+        raise NoSuchGpuError("granted=none: the caller was given no GPU")
+    files = {name: ComputeDevice(gpu) for gpu in topology.gpus for name in gpu.device_files}
+    entries = granted.split(",")
+    if not files.keys().isdisjoint(entries):  # a GPU that is lost leaves its file behind
+        entries = [entry for entry in entries if entry in files or not re.fullmatch(FILE, entry)]
+    wanted = {_granted_device(everything, files, entry) for entry in entries}
+    return tuple(device for device in everything.nameable if device in wanted)
+
+
+def _granted_device(
+    everything: VisibleDevices, files: Mapping[str, ComputeDevice], entry: str
+) -> ComputeDevice:
+    if entry in files:
+        return files[entry]
+    if match := re.fullmatch(FILE, entry):
+        numbers = sorted(int(file.partition(":")[2]) for file in files if file.startswith(match[1]))
+        have = ", ".join(map(str, numbers)) or "none"
+        raise NoSuchGpuError(f"granted: no GPU has {entry}; this machine has {have}")
+    try:
+        return at(everything, entry)
+    except NoSuchGpuError as error:
+        raise NoSuchGpuError(f"granted: {error}") from None
+    except InvalidRequestError:
+        raise InvalidRequestError(
+            f"granted: {quote(entry)} is not a device; write a comma list of indices, UUIDs, "
+            "minor:N or drm:N, or none"
+        ) from None
+
+
+def _of_container(
+    everything: VisibleDevices, listed: str, granted: tuple[ComputeDevice, ...] | None
+) -> tuple[ComputeDevice, ...] | None:
+    """Return the devices of an NVIDIA_VISIBLE_DEVICES; None where it proves nothing.
+
+    That is if it lists none (`all`, `void`, `none`, a folder), or not only granted ones: a
+    runtime that takes devices from elsewhere (CDI) leaves it as the image or the pod has it. To a
+    privileged container all devices are open, and the list says which are its own.
+    """
+    try:
+        wanted = {at(everything, entry.strip()) for entry in listed.split(",")}
+    except (InvalidRequestError, NoSuchGpuError):
+        return None
+    keys = None if granted is None else {device.gpu.key for device in granted}
+    if keys is not None and not keys >= {device.gpu.key for device in wanted}:
+        return None
+    return tuple(device for device in everything.nameable if device in wanted)
+
+
+def _doubt_of_order(topology: Topology, task: Task, seen: VisibleDevices) -> Doubt | None:
+    """Return why CUDA may count these GPUs in another order than the node; None: it does not."""
+    gpus = [device.gpu for device in seen.by_index.values() if device.gpu.vendor == "nvidia"]
+    are_identified = all(gpu.pci_id for gpu in gpus)
+    models = {gpu.pci_id if are_identified else gpu.model for gpu in gpus}
+    if len(models) > 1 and not task.is_in_bus_order:
+        return Doubt(MIXED, frozenset(gpu.key for gpu in gpus))
+    # The driver gives each of its GPUs a minor: one without is lost, and CUDA may not count it.
+    of_node = [gpu for gpu in topology.gpus if gpu.vendor == "nvidia"]
+    lost = [gpu.index for gpu in of_node if gpu.minor is None]
+    if not lost or len(lost) == len(of_node) or not _counts_itself(task):
+        return None
+    behind = frozenset(gpu.key for gpu in gpus if gpu.index >= lost[0])
+    why = f"NVIDIA's driver does not list {several('GPU', lost)}, and CUDA may count the others on"
+    return Doubt(f"{why}; {BY_UUID}", behind)
+
+
+def _of_mig(seen: VisibleDevices) -> Doubt | None:
+    """Return the doubt of indices where GPUs are divided: CUDA counts one instance alone."""
+    devices = list(seen.by_index.values())
+    divided = [device.gpu.index for device in devices if device.mig is None and device.gpu.mig]
+    if seen.by_name or not divided or len(devices) == 1:
+        return None
+    has = f"MIG is on, and CUDA shows {several('GPU', divided)} by the UUIDs of its instances alone"
+    return Doubt(f"{has}: name one of these", frozenset(device.gpu.key for device in devices))
+
+
+def check_gpus(
+    topology: Topology, task: Task, doubt: Doubt | None, gpus: Sequence[Gpu]
+) -> PlanWarning | None:
+    """Return a warning if it is not certain that a task's GPUs are these, but where they are.
+
+    Raises UnsatisfiableError, which says why, where the place is not certain.
+    """
+    keys = {gpu.key for gpu in gpus}
+    is_by_index = task.gpus is None or any(map(is_number, task.gpus))
+    if doubt is None or not is_by_index:
+        return None
+    if not _counts_itself(task):
+        return PlanWarning(AMBIGUOUS, f"{doubt.why}; an index here follows the PCI bus")
+    if doubt.gpus.isdisjoint(keys) or (doubt.gpus <= keys and not doubt.is_of_fewer):
+        return None
+    candidates = [gpu for gpu in topology.gpus if gpu.key in doubt.gpus or gpu.key in keys]
+    if len({near_nodes(topology, gpu) for gpu in candidates}) > 1:
+        raise UnsatisfiableError(f"it is not known which GPU it uses: {doubt.why}")
+    return PlanWarning(AMBIGUOUS, f"{doubt.why}; the CPUs near each of them are the same")
+
+
+def names_unknown_mig(topology: Topology, task: Task) -> bool:
+    """Return whether a task names a MIG instance that the topology does not have."""
+    texts = (*(task.gpus or ()), task.granted, task.nvidia_visible, task.visible, task.mps)
+    names = [name for text in texts if text for name in re.findall(r"MIG-[^,;\s]+", text)]
+    nameable = all_devices(topology).nameable
+    return not all(has_uuid(name, nameable) for name in names)
