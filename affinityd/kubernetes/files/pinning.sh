@@ -124,8 +124,9 @@ END
 }
 apply() { # PID: mask, which it then has
     [ "$switch" = on ] || leave "observe: would run on CPUs $cpulist ($locality)"
-    has "$taskset" || leave 'taskset is not here, to set CPUs'
     [ "$locality" != unknown ] || leave 'the machine does not say where its GPU is'
+    [ "$cpulist" != "$mask" ] || return 0 # unset, it follows a cpuset that grows
+    has "$taskset" || leave 'taskset is not here, to set CPUs'
     "$taskset" -cp "$cpulist" "$1" >/dev/null || leave "CPUs $cpulist were refused"
     read_mask "$1" || leave "CPUs $cpulist could not be read back"
 }

@@ -145,6 +145,13 @@ def test_a_site_chooses_for_all_jobs_and_a_job_otherwise(node: Node) -> None:
     assert task_prolog(site_s, {**FAR_GPU, **otherwise}) == NEAR_IT
 
 
+def test_a_mask_that_is_not_narrowed_is_not_set(node: Node) -> None:
+    refusing = replace(node, more="mount --bind /bin/false /usr/bin/taskset")
+    whole = {"AFFINITYD_MODE": "all", "AFFINITYD_SCOPE": "socket"}
+    assert task_prolog(refusing, {**FAR_GPU, **whole}) == ALL
+    assert task_prolog(refusing, FAR_GPU) == left(f"CPUs {FAR} were refused")
+
+
 FIRST = {"SLURMD_NODENAME": "gpu07", "SLURM_PROCID": "8", "SLURM_LOCALID": "0"}
 EXCLUSIVE = {"SLURM_JOB_CPUS_PER_NODE": "32", "SLURM_CPUS_ON_NODE": "8"}
 
