@@ -196,6 +196,9 @@ class ProcessContext:
         stated |= {name: text for name, text in chosen.items() if not name.isupper()}
         environ.pop(environment.SLICE, None)
         limit = environment.cpus_to_plan_on(environ, cpus)
+        if limit != cpus:  # the cpuset may have shrunk since that pin, or be another one
+            limit &= self.cpuset or limit
+            environ[environment.ALLOWED] = format_list(limit)
         is_limit = "cpuset" not in chosen  # which is a choice
         if not is_limit:
             environ.pop(environment.ALLOWED, None)
@@ -419,7 +422,17 @@ def set_memory(plan: ProcessPlan, policy: str | None) -> tuple[MemoryPolicy | No
 
 def export_unpinned(reason: str) -> None:
     """Tell children why this process is not pinned."""
+    forget_other_pin()
     os.environ[UNPINNED] = one_line(reason)
+
+
+def forget_other_pin() -> None:
+    """Unset the variables of a pin that is not of this process, as of the shell that sent a job."""
+    pinned = os.environ.get(environment.CPULIST)
+    mask = None if pinned is None else _mask_of(os.getpid())
+    if mask is not None and pinned != format_list(mask):
+        for name in (environment.CPULIST, environment.ALLOWED, "AFFINITYD_LOCALITY", PINNED_FOR):
+            os.environ.pop(name, None)
 
 
 def export_observed(plan: ProcessPlan) -> None:

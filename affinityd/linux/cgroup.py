@@ -38,6 +38,7 @@ MAX = "cpu.max"
 SHARES, WEIGHT = "cpu.shares", "cpu.weight"  #: of v1, and of v2
 OF_ROOT = "release_agent"  #: a file that v1 has in the root cgroup alone, cgroups(7)
 SHARES_OF_A_CPU, MOST_SHARES = 1024, 262144
+DEFAULT_WEIGHT = 100  #: of v2, where nothing is asked for
 MOST_TIME = 10**12 - 1  #: microseconds; more than a kernel writes here
 
 
@@ -235,7 +236,8 @@ def _exclusive(folder: str, cpus: int) -> int | None:
     for file, least in ((WEIGHT, of_v2), (SHARES, shares)):
         weight = whole_number(text(f"{folder}/{file}") or "", MOST_TIME)
         if cpus and weight is not None:
-            return cpus if weight >= least else None
+            is_set = file == SHARES or weight != DEFAULT_WEIGHT
+            return cpus if is_set and weight >= least else None
     return None
 
 

@@ -148,14 +148,18 @@ def numbered(folder: str, prefix: str = "", failing: Collection[int] = ()) -> li
 def environment_of(pid: int, root: str = "") -> Mapping[str, str] | None:
     """Return the environment that a process was started with; None where it cannot be read.
 
-    Of a name that is there twice the first counts, as for getenv(3). Empty is that of a process
-    which has written its title over it (setproctitle): then two NULs follow each other.
+    Of a name that is there twice the first counts, as for getenv(3). A process that has written its
+    title over it (setproctitle) has none.
     """
     data = content(f"{root}/proc/{pid}/environ")
+    if not data:  # of a main thread that has ended: the others have it
+        tasks = f"{root}/proc/{pid}/task"
+        for tid in numbered(tasks)[1:2]:
+            data = content(f"{tasks}/{tid}/environ")
     if data is None:
         return None
     whole = data if len(data) < MOST else data[: data.rfind(b"\0")]
-    entries = [] if b"\0\0" in data else os.fsdecode(whole).split("\0")
+    entries = os.fsdecode(whole).split("\0")
     return dict(entry.partition("=")[::2] for entry in reversed(entries) if "=" in entry)
 
 

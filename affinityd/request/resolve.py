@@ -72,7 +72,7 @@ class Reply(NamedTuple):
 
     @property
     def locality(self) -> str:
-        """The worst of any rank."""
+        """The worst of any rank: unknown, if the place of any GPU is."""
         return max((rank.locality for rank in self.ranks), key=LOCALITIES.index)
 
 

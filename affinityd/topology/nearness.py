@@ -17,7 +17,7 @@ MIXED = "mixed"  #: some are
 REMOTE = "remote"  #: none is
 UNKNOWN = "unknown"  #: the machine does not say where the GPU is
 UNPINNED = "unpinned"  #: of a living process: on every online CPU, and some of them are far
-LOCALITIES = (LOCAL, UNKNOWN, MIXED, REMOTE)  #: of plans, best to worst
+LOCALITIES = (LOCAL, MIXED, REMOTE, UNKNOWN)  #: of plans, best to worst
 PLACEMENTS = (LOCAL, MIXED, REMOTE, UNPINNED, UNKNOWN)  #: of living processes
 FAR = (MIXED, REMOTE, UNPINNED)  #: placements of a thread that may run far from its GPUs
 

@@ -107,6 +107,7 @@ def _trouble(words: Sequence[str], start: float) -> str | None:
     if switch == config.OBSERVE:
         apply.export_unpinned(trouble)
         return None
+    apply.forget_other_pin()
     return trouble
 
 

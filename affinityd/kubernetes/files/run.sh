@@ -59,7 +59,8 @@ find_limit() { # AFFINITYD_JOB_CPUS: the container's CPU request, else its limit
     # Since 1.33 kubelet sets no limit for exclusive CPUs: the weight is then of all of the cpuset.
     count_cpus "$mask"
     [ "$size" -le 256 ] && shares=$((1024 * size)) || shares=262144 # more has no weight
-    { read -r weight <"$sys/fs/cgroup/cpu.weight" && shares=$((1 + (shares - 2) * 9999 / 262142)); } ||
+    # A weight of 100 is the default, and asks for nothing.
+    { read -r weight <"$sys/fs/cgroup/cpu.weight" && [ "$weight" != 100 ] && shares=$((1 + (shares - 2) * 9999 / 262142)); } ||
         read -r weight <"$sys/fs/cgroup/cpu/cpu.shares"
     ! is_number "$weight" || [ "$weight" -lt "$shares" ] || AFFINITYD_JOB_CPUS=$size
 }

@@ -264,6 +264,17 @@ def test_a_full_stderr_does_not_end_the_command(here: Mapping[str, str], words: 
     assert done.returncode == (7 if "sh" in words else 127)
 
 
+@pytest.mark.parametrize(("words", "number"), [(["--gpus=9"], 0), (["--gpus=1"], 4)])
+def test_an_unpinned_command_has_no_variables_of_another_s_pin(
+    here: Mapping[str, str], words: list[str], number: int
+) -> None:
+    names = ("CPULIST", "ALLOWED", "LOCALITY", "PINNED_FOR")
+    env = {**here, **{f"AFFINITYD_{name}": "4000" for name in names}}
+    show = "env | grep -cE '^AFFINITYD_(CPULIST|ALLOWED|LOCALITY|PINNED_FOR)='"
+    done = exec_(*words, "--", "sh", "-c", f"{show}; :", env=env)
+    assert int(done.stdout) == number, done
+
+
 # Variables that undo the pin.
 
 

@@ -54,6 +54,18 @@ print('ready', flush=True)
 input()
 """
 
+#: Its main thread has ended, and another one lives.
+HEADLESS = """
+import ctypes, sys, threading
+def work():
+    while open('/proc/self/stat').read().rpartition(')')[2].split()[0] != 'Z':
+        pass
+    print('ready', flush=True)
+    sys.stdin.read()
+threading.Thread(target=work).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
 DOUBT = (
     "its environment names none of GPUs 0-1, and {}: it is not judged, since CPUs near any of "
     "them count as near; name the one that it uses with --gpus N"
@@ -93,6 +105,11 @@ def test_a_mask_is_judged_against_the_gpu_that_the_environment_names(capsys: Cap
             assert [thread["placement"] for thread in process["threads"]] == [placement]
     assert process["gpus"] == [{"index": 0, "pci_bus_id": "0000:10:00.0", "numa_node": 1}]
     assert process["near"] == {"cpulist": "1,1023", "memory_nodes": [1]}
+
+
+def test_a_process_whose_main_thread_has_ended_is_judged_by_the_others(capsys: Capture) -> None:
+    with program(HEADLESS, env={"CUDA_VISIBLE_DEVICES": "0"}, before=("taskset", "1")) as child:
+        assert used(verified(capsys, child.pid)[1]) == [[0]]
 
 
 @pytest.mark.parametrize(

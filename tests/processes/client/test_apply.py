@@ -220,6 +220,21 @@ def test_this_process_has_its_mask_and_its_cpuset() -> None:
     assert subprocess.check_output(command, text=True).split() == ["True", "True", "1"]
 
 
+@pytest.mark.parametrize("step", ["", "0"])
+def test_what_an_earlier_pin_was_planned_on_is_cut_to_the_cpuset(
+    monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    own = ProcessContext.of_self()
+    assert own.cpuset is not None
+    monkeypatch.setenv("AFFINITYD_CPULIST", format_list(own.mask))
+    monkeypatch.setenv("AFFINITYD_ALLOWED", "0-999")
+    if step:
+        monkeypatch.setenv("SLURM_JOB_ID", "1")
+        monkeypatch.setenv("SLURM_STEP_ID", step)
+    query = ProcessContext.of_self().query({}, own.mask)
+    assert ("env", f"AFFINITYD_ALLOWED={format_list(own.cpuset)}") in query
+
+
 IN_A_CONTAINER = """
 import os, sys
 os.chroot(sys.argv[1])

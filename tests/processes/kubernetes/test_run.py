@@ -145,6 +145,7 @@ TWO_RANKS = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
         ({}, {QUOTA: "-1", SHARES: "8191"}, NEAR),
         ({}, {V2: "max 100000", WEIGHT: "313"}, EIGHT_CPUS),
         ({}, {V2: "max 100000", WEIGHT: "312"}, NEAR),
+        ({}, {V2: "max 100000", WEIGHT: "100"}, NEAR),
         ({CHOSEN: "none"}, {V2: "800000 100000"}, NEAR),
         ({CHOSEN: "06"}, {V2: "800000 100000"}, "20-23,32-33"),
         ({JOB: "8", **TWO_RANKS}, {}, EIGHT_CPUS),

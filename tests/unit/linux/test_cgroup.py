@@ -120,6 +120,7 @@ def test_the_cgroup_that_confines_a_process(
     v1: no period | 4:cpu,cpuacct:/p | v1's CPU | p/cpu.cfs_quota_us=5 |
     exclusive CPUs | 0::/a | v2 | a/EFF=0-7; a/cpu.weight=313; a/cpu.max=max 100000 | 8
     … by a newer runc | 0::/pod/a | v2 | pod/a/EFF=0-7; pod/a/cpu.weight=532 | 8
+    … the default weight asks for none | 0::/a | v2 | a/EFF=0-1; a/cpu.weight=100 |
     … the weight of fewer | 0::/pod/a | v2 | pod/a/EFF=0-7; pod/a/cpu.weight=312 |
     … with the most weight | 0::/pod/a | v2 | pod/a/EFF=0-299; pod/a/cpu.weight=10000 | 300
     … the pod's weight is no container's | 0::/pod/a | v2 | pod/EFF=0-7; pod/cpu.weight=313 |
