@@ -7,7 +7,6 @@
 # shellcheck disable=SC1090,SC2034,SC2086,SC2154 # a file that is sourced, variables that eval sets, words
 
 set +e +f +u +v +x
-unset -f [ printf read cd command # exported functions of the user, where sh is bash
 trap 'exit 0' EXIT
 exec 2>/dev/null
 run=/run/affinityd

@@ -7,7 +7,6 @@
 
 # All of it runs in a subshell: its variables may be names of the command's environment.
 find_place() { # prints what the command is told, nothing if off, or what kept it from its place
-    unset -f [ printf read cd command # exported functions of the job, where sh is bash
     dev=/dev sys=/sys proc=/proc curl=curl taskset=taskset python=python3 clean=''
     set +e +f +u # of a job's SHELLOPTS
     LC_ALL=C
@@ -136,12 +135,11 @@ if affinityd_place=$(
     esac
 else # in a shell of its own, which SIGPIPE may have
     affinityd_place="${affinityd_place:-the script broke off}; the command ${affinityd_closed:-runs unpinned}"
-    (unset -f printf && printf 'affinityd run: %s\n' "$affinityd_place" >&2)
+    (printf 'affinityd run: %s\n' "$affinityd_place" >&2)
     [ -z "$affinityd_closed" ] || exit 125
 fi
 # The command takes the place of this. Some sh drop variables with odd names: env keeps those of one line.
 affinityd_odd=$(
-    unset -f [ printf read tr
     exec 2>/dev/null
     tr '\0\n' '\n\1' <"/proc/$$/environ" | while IFS= read -r entry; do
         case $entry in *[[:cntrl:]]*) continue ;; esac

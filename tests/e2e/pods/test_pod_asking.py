@@ -22,8 +22,7 @@ FROM_FILES = "; planned from {}/gpu"
 #: What somebody's shell may export to all that it starts, as bash writes it.
 FUNCTIONS = {
     "BASH_FUNC_cd%%": '() { builtin cd "$@" && ls; }',
-    "BASH_FUNC_read%%": "() { :; }",
-    "BASH_FUNC_printf%%": "() { :; }",
+    "BASH_FUNC_module%%": "() { eval `modulecmd bash $*`; }",
 }
 
 

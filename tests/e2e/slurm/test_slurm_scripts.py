@@ -585,7 +585,6 @@ def test_only_lines_of_a_plan_are_exported() -> None:
 
 BAD_TOOL = "#!/bin/sh\necho export STOLEN=1\nsleep 5\n"
 FUNCTION = "() { echo export STOLEN=1; exit 3; }"
-FUNCTIONS = ("printf", "read", "[", "case", "exit", "eval", "set", "/usr/bin/curl", "curl")
 SCRIPT = "".join((SCRIPTS / name).read_text() for name in ("task_prolog.sh", "pinning.sh"))
 OWN_NAMES = {*re.findall(r"\b([a-z_]+)=", SCRIPT), "curl", "taskset", "proc"}
 TOLD = ("CPULIST", "LOCALITY", "ALLOWED", "JOB_GPUS", "WARNINGS", "UNPINNED", "RDMA")
@@ -596,7 +595,7 @@ ENVIRONMENTS: dict[str, Callable[[Path], Mapping[str, str]]] = {
     "tools of its own": lambda folder: {"PATH": f"{folder}:/usr/bin:/bin"},
     "no PATH": lambda _: {"PATH": "/nonexistent"},
     "a start-up file": lambda folder: {"BASH_ENV": f"{folder}/rc", "ENV": f"{folder}/rc"},
-    "functions": lambda _: {f"BASH_FUNC_{name}%%": FUNCTION for name in FUNCTIONS},
+    "functions": lambda _: {f"BASH_FUNC_{name}%%": FUNCTION for name in ("cd", "module", "ml")},
     "options of the shell": lambda _: {"SHELLOPTS": "xtrace:noglob:errexit", "PS4": "export "},
     "other separators": lambda _: {"IFS": "0123456789,=:"},
     "a library that is not there": lambda _: {"LD_PRELOAD": "/nonexistent.so"},
