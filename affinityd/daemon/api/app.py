@@ -15,12 +15,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from affinityd import __version__
 from affinityd.config.settings import Settings
 from affinityd.daemon.api.description import JSON, PATH, PROBLEM, SVG, listed, openapi
 from affinityd.daemon.api.page import PICTURE_HEADERS, page_routes, takes_gzip
-from affinityd.daemon.api.peers import Callers, peer_of_request, reader_of
+from affinityd.daemon.api.peers import Callers, is_foreign, peer_of_request, reader_of
 from affinityd.daemon.api.plan import Plans, wants_text
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.state.background import in_background
@@ -132,8 +133,7 @@ class Api:
             raise InvalidRequestError(
                 f"/audit takes no parameter but {PID}N, and was given {quote(query)}"
             )
-        peer, host = peer_of_request(request.scope), request.headers.get("host", "")
-        reader = reader_of(peer, self._settings.admin_group, host)
+        reader = reader_of(peer_of_request(request.scope), self._settings.admin_group)
         last = self._last_scan()
         if last is None:
             raise self._no_scan()
@@ -176,7 +176,7 @@ def problem(request: Request, status: int, title: str, detail: str) -> Response:
 
 def _app(routes: Sequence[Route], remedy: str) -> FastAPI:
     """Return an app with these paths; each error is a problem, of another path with a remedy."""
-    return FastAPI(
+    app = FastAPI(
         title="affinityd",
         version=__version__,
         routes=[*routes],
@@ -191,6 +191,38 @@ def _app(routes: Sequence[Route], remedy: str) -> FastAPI:
             Exception: _broken,
         },
     )
+    app.add_middleware(OtherSites)
+    return app
+
+
+class OtherSites:
+    """Refuses, on every path, what a browser asks for a page of another site.
+
+    It says so by Sec-Fetch-Site (Fetch Metadata; a link that a person follows is no such request),
+    or has that site's name in Host, which may lead to the socket through a port forwarding. Over
+    TCP a name is also that of a Service or a node.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        """Take the app that answers all other requests."""
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        headers = dict(scope["headers"])
+        site, host = (
+            headers.get(b"sec-fetch-site", b"none"),
+            headers.get(b"host", b"").decode("latin-1"),
+        )
+        is_link = headers.get(b"sec-fetch-mode") == b"navigate"
+        if (site not in {b"none", b"same-origin"} and not is_link) or (
+            peer_of_request(scope) is not None and is_foreign(host)
+        ):
+            detail = "a page of another site asks; no such page may"
+            refusal = problem(Request(scope), HTTPStatus.FORBIDDEN, "Forbidden", detail)
+            await refusal(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
 
 async def _refused(request: Request, error: Exception) -> Response:

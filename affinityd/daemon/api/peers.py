@@ -282,13 +282,13 @@ def is_foreign(host: str) -> bool:
     return False
 
 
-def reader_of(peer: Peer | None, admin_group: int | None, host: str = "localhost") -> str:
+def reader_of(peer: Peer | None, admin_group: int | None) -> str:
     """Return the document that a caller may see: ALL for root and the admin group, else COUNTS.
 
-    Over TCP, from other namespaces or for a site these are no root and no member; nor is a process
-    that has ended, whose child may use its connection.
+    Over TCP and from other namespaces these are no root and no member; nor is a process that has
+    ended, whose child may use its connection.
     """
-    if peer is None or is_foreign(host):
+    if peer is None:
         return COUNTS
     pid, uid = peer.credentials.pid, peer.credentials.uid
     if pid <= 0 or uid == overflow_uid():

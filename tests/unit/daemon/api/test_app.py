@@ -2,10 +2,13 @@
 
 import json
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from gzip import decompress
+from http import HTTPStatus
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -15,7 +18,7 @@ from affinityd.config.settings import Settings
 from affinityd.daemon.api import peers, plan
 from affinityd.daemon.api.app import Api
 from affinityd.daemon.api.description import openapi
-from affinityd.daemon.api.peers import Peer, reader_of
+from affinityd.daemon.api.peers import KEY, Peer, reader_of
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.state.scans import ALL, COUNTS
 from affinityd.daemon.state.topology_watcher import TopologyWatcher
@@ -58,16 +61,26 @@ def test_who_sees_what(peer: Peer | None, admin_group: int | None, sees: str) ->
     assert reader_of(peer, admin_group) == sees
 
 
+@pytest.mark.parametrize("path", ["/plan", "/audit", "/", "/topology"])
 @pytest.mark.parametrize(
-    ("host", "sees"),
+    ("headers", "is_answered"),
     [
-        *((name, ALL) for name in ("localhost", "localhost:9465", "127.0.0.1:9465", "[::1]:9465")),
-        *((name, ALL) for name in ("", "::1", "node7", "unix")),
-        *((name, COUNTS) for name in ("a.site", "a.site:9465", "127.0.0.1.a.site")),
+        *(({"host": name}, True) for name in ("localhost:9465", "127.0.0.1:9465", "[::1]:9465")),
+        *(({"host": name}, True) for name in ("", "::1", "node7", "unix")),
+        *(({"host": name}, False) for name in ("a.site", "a.site:9465", "127.0.0.1.a.site")),
+        *(({"sec-fetch-site": site}, True) for site in ("none", "same-origin")),
+        *(({"sec-fetch-site": site}, False) for site in ("cross-site", "same-site")),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}, False),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, True),
     ],
 )
-def test_a_site_whose_name_leads_to_the_socket_sees_only_counts(host: str, sees: str) -> None:
-    assert reader_of(peer(0, 0), None, host) == sees
+async def test_no_page_of_another_site_may_ask(
+    path: str, headers: dict[str, str], is_answered: bool, tmp_path: Path
+) -> None:
+    watcher = TopologyWatcher(StandIn(tmp_path), Settings(socket=f"{tmp_path}/s"))
+    watcher.known = Node(machine("dgx-h100"))
+    status, _ = await answered(watcher, path=path, headers=headers, peer=peer(0, 0))
+    assert (status != HTTPStatus.FORBIDDEN) == is_answered
 
 
 FOUND = audit(process(1, uid=7), process(2, uid=8), process(3, uid=None))
@@ -124,8 +137,15 @@ def test_every_document_is_described() -> None:
     } <= schemas.keys()
 
 
-async def answered(watcher: TopologyWatcher, accept: bytes) -> tuple[int, str]:
-    """Return the status and text of GET /plan?gpus=0 of a daemon's app, also where it raises."""
+async def answered(
+    watcher: TopologyWatcher,
+    accept: bytes = b"*/*",
+    *,
+    path: str = "/plan",
+    headers: Mapping[str, str] = MappingProxyType({}),
+    peer: Peer | None = None,
+) -> tuple[int, str]:
+    """Return the status and text of GET PATH?gpus=0 of a daemon's app, also where it raises."""
     sent: list[dict[str, Any]] = []
 
     async def send(message: Any) -> None:  # noqa: ANN401 - as ASGI has it
@@ -135,9 +155,14 @@ async def answered(watcher: TopologyWatcher, accept: bytes) -> tuple[int, str]:
         return {"type": "http.request", "body": b""}
 
     app = Api(Settings(), watcher, Metrics(watcher, lambda: None), lambda: None).whole()
-    scope = {"type": "http", "method": "GET", "path": "/plan", "query_string": b"gpus=0"}
+    query = b"gpus=0" if path == "/plan" else b""
+    scope = {"type": "http", "method": "GET", "path": path, "query_string": query}
+    pairs = [(name.encode(), text.encode()) for name, text in headers.items()]
+    state = {KEY: peer}
     with suppress(RuntimeError):
-        await app({**scope, "headers": [(b"accept", accept)]}, receive, send)
+        await app(
+            {**scope, "headers": [(b"accept", accept), *pairs], "state": state}, receive, send
+        )
     start, body = sent
     return start["status"], body["body"].decode()
 
