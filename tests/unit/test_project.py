@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 
 from affinityd.config import PLAN_PARAMETERS
@@ -139,3 +140,14 @@ def test_every_suite_has_tests() -> None:
     for name, *_ in ROWS:
         folders = (TESTS / name, TESTS / "e2e" / name)
         assert [it for it in folders if [*it.rglob("test_*.py")]], name
+
+
+def test_a_workflow_names_actions_by_commits_and_attests_beside_no_command() -> None:
+    for path in (REPOSITORY / ".github/workflows").iterdir():
+        jobs = yaml.safe_load(path.read_text())["jobs"]
+        for job in jobs.values():
+            steps = job["steps"]
+            actions = [step["uses"] for step in steps if "uses" in step]
+            assert all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", action) for action in actions), actions
+            if "attestations" in job["permissions"]:
+                assert len(actions) == len(steps)
