@@ -75,6 +75,7 @@ def started(folder: Path, command: str, drop_ins: Mapping[str, str]) -> Iterator
     be asked if the command is a daemon.
     """
     (folder / "run").mkdir()
+    (folder / "run/docker.sock").touch()
     log = folder / "log"
     log.touch()
     here = HERE.format(log=log, command=command)
@@ -184,6 +185,16 @@ def test_systemd_starts_the_daemon_again_without_its_socket(daemon: Daemon) -> N
         eventually(lambda: is_ready(daemon), "it is started again")
     gone = "critical: /run/affinityd/affinityd.sock is gone"
     assert all(line.startswith(gone) for line in daemon.says("critical"))
+
+
+def test_the_daemon_sees_no_other_service_s_socket(daemon: Daemon) -> None:
+    eventually(lambda: is_ready(daemon), "the daemon is ready")
+    run = daemon.socket.parent.parent
+    assert {"docker.sock", "systemd"} < {path.name for path in run.iterdir()}
+    seen = Path(f"/proc/{main_pid(daemon)}/root/run")
+    assert {path.name for path in seen.iterdir()} == {"affinityd", "systemd"}
+    assert {path.name for path in (seen / "systemd").iterdir()} <= {"notify", "userdb"}
+    assert (seen / "systemd/notify").is_socket()
 
 
 def test_systemd_always_starts_the_daemon_again(daemon: Daemon) -> None:
