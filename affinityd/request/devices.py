@@ -60,7 +60,6 @@ class Doubt(NamedTuple):
 
     why: str  #: with the remedy
     gpus: frozenset[tuple[str, int]]  #: their keys
-    is_of_fewer: bool = False  #: nor is it known whether there are indices for all of them
 
 
 class VisibleDevices(NamedTuple):

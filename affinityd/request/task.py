@@ -74,8 +74,8 @@ if TYPE_CHECKING:
 
 MOST_SHOWN = 20  #: characters of a binding, in a message
 FILE = r"(minor|drm|davinci|accel):[0-9]{1,9}"  #: a device file
-#: The vendor of granted GPUs, by their names; of others any vendor's variables count.
-VENDORS = {"minor:": "nvidia", "drm:": "amd", "davinci:": "huawei"}
+#: The vendors of granted GPUs, by their names; of others any vendor's variables count.
+VENDORS = {"minor": ("nvidia",), "drm": ("amd", "8086"), "davinci": ("huawei",)}
 AMBIGUOUS = "ambiguous_index"
 BY_UUID = "name the GPU by its UUID"
 MIXED = (
@@ -198,9 +198,8 @@ def _visible(environ: Environment, stated: Task) -> str | None:
     """Return the visible devices: those stated, else of the vendor whose files are granted."""
     if stated.visible is not None:
         return stated.visible
-    granted = stated.granted or ""
-    vendors = [vendor for prefix, vendor in VENDORS.items() if granted.startswith(prefix)]
-    return visible(environ, vendors)
+    kind = (stated.granted or "").partition(":")[0]
+    return visible(environ, VENDORS.get(kind, ()))
 
 
 # The CPUs that it asked for, and those that were given to it.
@@ -409,7 +408,7 @@ def gpus_seen(topology: Topology, task: Task) -> VisibleDevices:
     if task.mps == MPS_UNKNOWN:
         why = f"{MPS_PIPE}: the list of its MPS daemon cannot be read, by which CUDA counts"
         gpus = frozenset(device.gpu.key for device in seen.by_index.values())
-        seen = seen._replace(doubt=Doubt(f"{why}; {BY_UUID}", gpus, is_of_fewer=True))
+        seen = seen._replace(doubt=Doubt(f"{why}; {BY_UUID}", gpus))
     elif task.mps is not None:
         seen = read_visible(task.mps, seen)._replace(cut=None)
     seen = read_visible(task.visible, seen)
@@ -514,7 +513,7 @@ def check_gpus(
         return None
     if not _counts_itself(task):
         return PlanWarning(AMBIGUOUS, f"{doubt.why}; an index here follows the PCI bus")
-    if doubt.gpus.isdisjoint(keys) or (doubt.gpus <= keys and not doubt.is_of_fewer):
+    if doubt.gpus.isdisjoint(keys) or doubt.gpus <= keys:
         return None
     candidates = [gpu for gpu in topology.gpus if gpu.key in doubt.gpus or gpu.key in keys]
     if len({near_nodes(topology, gpu) for gpu in candidates}) > 1:

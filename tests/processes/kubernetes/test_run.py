@@ -90,10 +90,13 @@ def test_every_variable_that_says_something_of_a_plan_is_passed_on(
     pod: Pod, listener: Listener
 ) -> None:
     pod.has("nvidia5")
-    others = ("SLURM", "ASCEND_RT", "TORCHELASTIC", "AFFINITYD_SLICE")  # of Slurm, and of commands
+    others = ("SLURM", "AFFINITYD_SLICE", "AFFINITYD_MPS_DEVICES")  # of Slurm, and of commands
     of_pods = {name for name in READ if not name.startswith(others)}
-    asked = listener.asked(pod, **dict.fromkeys(of_pods, "1"))
-    assert {*(asked or ())} == {("granted", "minor:5"), *(("env", f"{it}=1") for it in of_pods)}
+    pipe = {"CUDA_MPS_PIPE_DIRECTORY": str(pod.folder)}  # of a daemon that is there
+    (pod.folder / "control").touch()
+    asked = listener.asked(pod, **{**dict.fromkeys(of_pods, "1"), **pipe})
+    expected = {("env", f"{name}={pipe.get(name, 1)}") for name in of_pods}
+    assert {*(asked or ())} == {("granted", "minor:5"), *expected}
 
 
 #: What may be in a list, where it is meant to be and where it is not.

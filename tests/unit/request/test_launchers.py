@@ -1,0 +1,88 @@
+"""Every launcher, by every client: a lone rank, the first and the last of two have their GPUs."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+
+import pytest
+
+from affinityd.cli.target import ProcessPlanner
+from affinityd.client import apply
+from affinityd.client.apply import Launcher, ProcessContext
+from affinityd.client.local_plan import plan_on_node
+from affinityd.linux.processes import stat_of
+from affinityd.request.environment import READ
+from affinityd.request.resolve import Reply
+from affinityd.topology.model import Node
+from tests.support.machines.by_hand import made
+from tests.support.paths import DATA, REPOSITORY
+from tests.support.tables import words
+
+NODE = Node(made({0: "0-7", 1: "8-15"}, [0, 1]))
+#: Its mask, as where no launcher has bound it.
+EVERY = frozenset(range(16))
+NO_PROCESS = 2**22 + 1  #: above every PID
+SCRIPTS = {
+    "run.sh": REPOSITORY / "affinityd/kubernetes/files/run.sh",
+    "TaskProlog": REPOSITORY / "slurm/task_prolog.sh",
+}
+_, *LINES = (
+    line.split("\t")
+    for line in (DATA / "launchers.tsv").read_text().splitlines()
+    if not line.startswith("#")
+)
+
+
+def by_query(environ: Mapping[str, str]) -> Reply:
+    """As `affinityd exec` and `bind()` ask the daemon, and plan without one."""
+    process = ProcessContext(0, environ, lambda: Launcher(None, None), devices=None)
+    return plan_on_node(NODE, process.query({}, EVERY))
+
+
+def by_variables(environ: Mapping[str, str], names: Iterable[str] = READ) -> Reply:
+    """As `/plan?env=` answers a script that sends these variables."""
+    sent = [("env", f"{name}={environ[name]}") for name in names if name in environ]
+    return plan_on_node(NODE, [("cpuset", "0-15"), *sent])
+
+
+def by_script(script: str, environ: Mapping[str, str]) -> Reply:
+    names = set(re.findall(r"\b[A-Z][A-Z0-9_]+\b", SCRIPTS[script].read_text()))
+    return by_variables(environ, sorted(names & READ))
+
+
+def by_verify(environ: Mapping[str, str]) -> Reply:
+    """As `affinityd verify PID` and `pin PID` plan for another process."""
+    process = ProcessContext(NO_PROCESS, environ, lambda: Launcher(None, None), devices=None)
+    planner = ProcessPlanner({}, divides=True, node=NODE, context=lambda _stat: process)
+    stat = stat_of(os.getpid())
+    assert stat is not None
+    return planner.plan(stat)
+
+
+@pytest.mark.parametrize("client", ["exec", "plan", "verify", *SCRIPTS])
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [pytest.param(line[1], line[2:], id=line[0]) for line in LINES],
+)
+def test_a_rank_of_each_launcher_has_its_gpus(
+    client: str, variables: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apply, "DRIVERS", {})
+    is_slurm_s = variables.startswith("SLURM") and "RANK" not in variables
+    if is_slurm_s != (client == "TaskProlog") and client in SCRIPTS:
+        return  # TaskProlog pins tasks of srun, and a pod's run none
+    for rank, size, gpus in ((0, 1, expected[0]), (0, 2, expected[1]), (1, 2, expected[2])):
+        tasks = ",".join(map(str, range(size)))
+        environ = words(variables.format(rank=rank, size=size, tasks=tasks))
+        environ["CUDA_VISIBLE_DEVICES"] = "0,1"
+        if client == "exec":
+            reply = by_query(environ)
+        elif client == "plan":
+            reply = by_variables(environ)
+        elif client == "verify":
+            reply = by_verify(environ)
+        else:
+            reply = by_script(client, environ)
+        assert ",".join(str(place.gpu.index) for place in reply.ranks) == gpus, environ
