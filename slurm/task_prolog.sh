@@ -96,9 +96,9 @@ passed="CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER CUDA_MPS_PIPE_DIRECTORY ROCR_VISI
     SLURM_TRES_BIND SLURM_STEP_TASKS_PER_NODE SLURM_NODEID"
 # Both tries end within 0.9 s: the daemon may be busy with other users' requests.
 asked=7 first=0.7 second=0.85
-[ -z "$file" ] || first=0.4
+[ -z "$file" ] || first=0.5
 [ ! -S "$socket" ] || ask "$socket" "$first" "$passed"
-[ "$asked" = 7 ] || second=0.5
+[ "$asked" = 7 ] || second=0.4
 has_answer || [ -z "$file" ] || ask "$file" "$second" "$passed"
 case $asked in
 7) trouble=$nothing ;;

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.errors import BoundError, UnsatisfiableError
@@ -28,6 +29,10 @@ KEPT = "kept"
 DEALT = "dealt"
 #: What to ask Slurm for where a slice has no near CPU.
 REMEDY = "--gres-flags=enforce-binding with Cores= in gres.conf, or --gpu-bind=closest"
+
+
+#: All tasks of a step ask at once, and the same is dealt: for 64 tasks that is most of their time.
+_deal_once = lru_cache(8)(deal)
 
 
 @dataclass(frozen=True)
@@ -143,8 +148,8 @@ def _plan_in_slice(
     if dealt_before is not None:
         cpus = dealt_before
     elif not gpus.is_bound and len(indices) == task.step_gpus and indices == sorted(indices):
-        near = _near_of_tasks(node, task, gpus)
-        cpus = deal(slices, near, topology.cores, node.reserved)[task.number]
+        near = tuple(_near_of_tasks(node, task, gpus))
+        cpus = _deal_once(slices, near, topology.cores, node.reserved)[task.number]
     # Else Slurm chose these GPUs to fit the slices, or the user listed them.
     because = f"Slurm bound the task to CPUs {format_list(own)}"
     if cpus != own:
