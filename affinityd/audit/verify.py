@@ -44,6 +44,7 @@ class Verification:
     least: int = LEAST  #: bytes from which on far memory counts
     is_self: bool = False  #: the command itself, which ends with its answer: no pin helps it
     doubts: tuple[str, ...] = ()  #: why it may have been judged by other GPUs than it uses
+    remark: str = ""  #: that its environment names other GPUs than the driver
     far_nics: tuple[str, ...] = ()  #: sentences on RDMA devices away from the GPUs
     waited: float = 0.0  #: part of the time that its threads could run; 0 as well where unknown
     remedy: str = ""  #: of the threads that may run far away
@@ -105,6 +106,8 @@ class Verification:
                 f"run; affinityd why {self.process.facts.pid} measures for what"
             )
         yield from self.doubts
+        if self.remark:
+            yield self.remark
 
     def _may_run(self, word: str) -> str:
         threads, main = self.far[word], self.process.facts.threads[0]

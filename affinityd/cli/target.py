@@ -6,7 +6,7 @@ Its environment names the GPUs, else the driver.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -29,6 +29,7 @@ from affinityd.topology.nearness import near_nodes
 
 MAX_DIGITS = 10  #: more than any pid has
 
+DIFFERS = "its environment names {}, and by the driver it uses {}: the driver's counts"
 NOT_NAMED = (
     "its environment names none of {gpus}, and {why}: it is not judged, since CPUs near any of "
     "them count as near; name the one that it uses with --gpus N"
@@ -110,10 +111,12 @@ class ProcessPlanner:
         """
         return self.context(stat).cpuset or self.topology.online
 
-    def plan(self, stat: Stat) -> Reply:
-        """Return the plan for a process. Raises AffinityError where there is none."""
+    def plan(self, stat: Stat, gpus: Sequence[Gpu] = ()) -> Reply:
+        """Return the plan for a process, on these GPUs. Raises AffinityError."""
         process, cpus = self.context(stat), self.cpuset(stat)
-        if process.environ is None and "gpus" not in self.chosen:
+        named = {"gpus": ",".join(gpu.pci_bus_id for gpu in gpus)} if gpus else {}
+        chosen = {**self.chosen, **named}
+        if process.environ is None and "gpus" not in chosen:
             raise TargetError(
                 f"the environment of {shown(stat)} cannot be read: it is another user's, or has "
                 "ended; give --gpus, or run this as root"
@@ -122,7 +125,7 @@ class ProcessPlanner:
         variables = {**config.variables(), **environ}
         if not self.divides:  # the number of CPUs is no choice of how to divide them
             variables = {name: text for name, text in variables.items() if name == config.CPUS}
-        query = process.query(config.plan_parameters(variables, self.chosen), cpus)
+        query = process.query(config.plan_parameters(variables, chosen), cpus)
         request, caller = parse_query(query), Caller(mask=cpus, cpuset=cpus)
         task, slurm = request.task, request.task.slurm
         if slurm is None:
@@ -169,45 +172,97 @@ class ProcessPlanner:
 class UsedGpus:
     """The GPUs of processes, by pid."""
 
+    reply: Reply  #: the plan of the process itself
     ranks: Mapping[int, Sequence[RankPlan]]  #: a process that is left out works for its parent
     doubts: Mapping[int, str]  #: why a process may use only some of them
+    remarks: Mapping[int, str]  #: that the environment names others than the driver
     by_driver: bool = False  #: it has named the GPUs of some
 
 
 def used_gpus(process: Stat, planner: ProcessPlanner, *, is_named: bool) -> UsedGpus:
     """Return the GPUs of a process and its descendants, as a launcher's ranks have them.
 
-    Where the environment names none of GPUs in several places, the driver is asked, unless
-    the user has named them. Raises AffinityError if there is no plan for the process itself.
+    Unless the user has named them, the driver is asked, and counts where the environment names
+    others, or all. Raises AffinityError if there is no plan for the process itself.
     """
-    tree = [process, *descendants(process.number)]
-    ranks: dict[int, Sequence[RankPlan]] = {process.number: planner.plan(process).ranks}
-    for stat in tree[1:]:
-        with suppress(AffinityError):
-            ranks[stat.number] = planner.plan(stat).ranks
-    unclear = {
-        stat.number
-        for stat in tree
-        if not is_named and stat.number in ranks and planner.context(stat).visible is None
-        if len({near_nodes(planner.topology, gpu) for gpu in gpus_of(ranks[stat.number])}) > 1
-    }
     held = GpuHolders()
-    if unclear and planner.node.replayed:
+    if planner.node.replayed:
         held = GpuHolders.unknown_of(planner.topology.gpus, REPLAYED)
-    elif unclear:
+    elif not is_named:
         held = HolderSources(query_processes).held(planner.topology)
-    using = {it.pid: {it.gpu, *it.beside} for it in held.holdings if it.pid in unclear}
-    for pid, keys in using.items():
-        ranks[pid] = [rank for rank in ranks[pid] if rank.gpu.key in keys] or ranks[pid]
+    using = {holding.pid: {holding.gpu, *holding.beside} for holding in held.holdings}
+    own = _gpus_of_process(planner, process, using.get(process.number, set()))
+    found = {process.number: own}
+    for stat in descendants(process.number):
+        with suppress(AffinityError):
+            found[stat.number] = _gpus_of_process(planner, stat, using.get(stat.number, set()))
+    unclear = {
+        pid
+        for pid, gpus in found.items()
+        if not is_named and not gpus.is_named and _are_apart(planner, gpus.reply.ranks)
+    }
+    by_driver = {pid for pid, gpus in found.items() if gpus.remark} | (unclear & using.keys())
     unclear -= using.keys()
+    ranks = {pid: gpus.ranks for pid, gpus in found.items()}
+    doubts = {}
     if ranks.keys() <= unclear:  # else the others use none: they start those that do, or help them
         why = next((NOT_KNOWN.format(why=why) for why in held.unknown.values()), USES_NONE)
-        names = {pid: several("GPU", (it.index for it in gpus_of(ranks[pid]))) for pid in unclear}
-        doubts = {pid: NOT_NAMED.format(gpus=gpus, why=why) for pid, gpus in names.items()}
-        return UsedGpus(ranks, doubts)
-    for pid in unclear - {process.number}:
-        del ranks[pid]
-    return UsedGpus(ranks, {}, by_driver=bool(using))
+        doubts = {pid: NOT_NAMED.format(gpus=_names(ranks[pid]), why=why) for pid in unclear}
+    else:
+        for pid in unclear - {process.number}:
+            del ranks[pid]
+    return UsedGpus(
+        reply=own.reply,
+        ranks=ranks,
+        doubts=doubts,
+        remarks={pid: gpus.remark for pid, gpus in found.items() if gpus.remark},
+        by_driver=bool(by_driver),
+    )
+
+
+@dataclass(frozen=True)
+class FoundGpus:
+    """The plan of a process on the GPUs that it uses."""
+
+    reply: Reply
+    ranks: Sequence[RankPlan]
+    is_named: bool  #: by its environment
+    remark: str = ""  #: that its environment names others
+
+
+def _gpus_of_process(
+    planner: ProcessPlanner, stat: Stat, keys: Collection[tuple[str, int]]
+) -> FoundGpus:
+    """Return the GPUs that the environment of a process names, by the driver those with these keys.
+
+    Raises AffinityError where neither names one.
+    """
+    is_named = planner.context(stat).visible is not None
+    planned: Sequence[RankPlan] = ()
+    try:
+        reply = planner.plan(stat)
+        planned = reply.ranks
+        ranks = [rank for rank in planned if rank.gpu.key in keys]
+        if ranks or not keys:
+            return FoundGpus(reply, ranks or planned, is_named)
+    except AffinityError:
+        if not keys:
+            raise
+    reply = planner.plan(stat, [gpu for gpu in planner.topology.gpus if gpu.key in keys])
+    by_driver = _names(reply.ranks)
+    remark = f"its environment names no certain GPU; by the driver it uses {by_driver}"
+    if planned:
+        remark = DIFFERS.format(_names(planned), by_driver)
+    return FoundGpus(reply, reply.ranks, is_named, remark)
+
+
+def _are_apart(planner: ProcessPlanner, ranks: Sequence[RankPlan]) -> bool:
+    """Return whether the GPUs of ranks are not all near the same CPUs."""
+    return len({near_nodes(planner.topology, gpu) for gpu in gpus_of(ranks)}) > 1
+
+
+def _names(ranks: Sequence[RankPlan]) -> str:
+    return several("GPU", (gpu.index for gpu in gpus_of(ranks)))
 
 
 def gpus_of(ranks: Sequence[RankPlan]) -> tuple[Gpu, ...]:

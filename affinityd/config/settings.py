@@ -109,7 +109,9 @@ class Settings:
     root: str = _setting(
         "/", "DIR|ARCHIVE", "the machine's files: a captured folder or archive (default: /)"
     )
-    machine: str | None = _setting(None, "NAME", "a built-in machine instead: {machines}")
+    machine: str | None = _setting(
+        None, "NAME|FILE.json", "a built-in machine instead: {machines}; or one of such a file"
+    )
     node_name: str | None = _setting(
         None, "NAME", "the name of this node (default: its host name)", node_name
     )

@@ -40,12 +40,27 @@ OWN = 10
 
 
 def load(name: str) -> Topology:
-    """Return a shipped machine; raises TreeError, which lists them, for an unknown name."""
+    """Return a shipped machine, or that of a file NAME.json. Raises TreeError for another name."""
+    if name.endswith(".json"):
+        return _read(name)
     if name not in NAMES:
-        raise TreeError(f"no machine is named {name!r}; there are {', '.join(NAMES)}")
+        raise TreeError(
+            f"no machine is named {name!r}; there are {', '.join(NAMES)}, or name a file of such "
+            "facts, FILE.json"
+        )
     from importlib.resources import files  # noqa: PLC0415 - it is slow, and few replay a machine
 
     return build(json.loads((files(__name__) / f"{name}.json").read_text(encoding="utf-8")))
+
+
+def _read(path: str) -> Topology:
+    try:
+        with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow to import
+            return build(json.load(file))
+    except OSError as error:
+        raise TreeError(f"{path!r} cannot be read: {error.strerror}") from None
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise TreeError(f"{path!r} has no facts of a machine: {error!r}") from None
 
 
 def build(facts: Mapping[str, Any]) -> Topology:

@@ -125,10 +125,10 @@ def _cpus(arguments: argparse.Namespace, process: Stat) -> tuple[CpuSet, OwnCpus
         return _listed(arguments), lambda _child: None
     options = plan_options(arguments)
     planner = target.ProcessPlanner(options, divides=True)
-    reply = planner.plan(process)
+    used = target.used_gpus(process, planner, is_named="gpus" in options)
+    reply = used.reply
     if reply.locality == UNKNOWN:
         raise ApplyError(f"{UNKNOWN_PLACE}; name the CPUs: --cpus LIST")
-    used = target.used_gpus(process, planner, is_named="gpus" in options)
     concerned = used.doubts if arguments.tree else used.doubts.keys() & {process.number}
     for pid in sorted(concerned):
         raise ApplyError(f"process {pid}: {used.doubts[pid]}")
@@ -140,6 +140,8 @@ def _cpus(arguments: argparse.Namespace, process: Stat) -> tuple[CpuSet, OwnCpus
 
     if doubt := planner.doubt(process):
         say(f"affinityd pin: {doubt}")
+    for pid, remark in used.remarks.items():
+        say(f"affinityd pin: process {pid}: {remark}")
     for warning in reply.warnings:
         if warning.code not in UNASKED:
             say(f"affinityd: {warning.code}: {warning.message}")

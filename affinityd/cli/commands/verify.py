@@ -131,6 +131,7 @@ def _verifications(
             memory=HostMemory.of(pid, judged.near, placement, policy),
             is_self=is_self,
             doubts=(doubt,) if doubt else (),
+            remark=used.remarks.get(facts.pid, ""),
             waited=_waited(facts),
             owner=owner_of(with_cpuset),
         )

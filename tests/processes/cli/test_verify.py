@@ -154,6 +154,20 @@ def test_if_the_environment_names_no_gpu_the_driver_does(capsys: Capture, known:
         assert main(["verify", str(child.pid)]) == 0
 
 
+def test_where_the_environment_names_another_gpu_than_the_driver_the_driver_counts(
+    capsys: Capture, known: Known
+) -> None:
+    with sleeping(env={"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}) as child:
+        known.now = Known(child.pid).now  # GPU 0
+        os.sched_setaffinity(child.pid, FAR)
+        code, (process,) = verified(capsys, child.pid)
+        line = "its environment names GPU 1, and by the driver it uses GPU 0: the driver's counts"
+        assert (code, process["notes"], used([process])) == (1, [line], [[0]])
+        assert main(["pin", str(child.pid)]) == 0
+        assert mask_of(child.pid) == NEAR
+        assert f"affinityd pin: process {child.pid}: {line}\n" in capsys.readouterr().err
+
+
 def test_the_ranks_of_a_launcher_are_judged_and_pinned_by_the_gpus_that_the_driver_names(
     capsys: Capture, known: Known
 ) -> None:

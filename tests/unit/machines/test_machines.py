@@ -1,6 +1,7 @@
 """Shipped machines: what their sources publish is what a plan gets to see."""
 
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,7 @@ from affinityd.grouping import grouped
 from affinityd.machines import NAMES, load
 from affinityd.topology.model import NODE, PHB, PIX, PXB, SYS, Gpu, Nic
 from tests.support.machines.facts import ALL_NAMES, machine
+from tests.support.paths import DATA
 
 
 @pytest.mark.parametrize(
@@ -42,6 +44,17 @@ def test_a_shipped_machine_has_what_its_maker_says(
 def test_an_unknown_machine_is_one_line_that_lists_the_known_ones(name: str) -> None:
     with pytest.raises(TreeError, match=rf"^no machine is named '{name}'; there are dgx-a100, .+$"):
         load(name)
+
+
+def test_a_file_of_facts_is_a_machine(tmp_path: Path) -> None:
+    assert load(str(DATA / "machines/mixed-models.json")) == machine("mixed-models")
+    wrong = tmp_path / "wrong.json"
+    for text in ("", "[]", "{}", '{"name": 1}', '{"cores": "x", "threads": 1}'):
+        wrong.write_text(text)
+        with pytest.raises(TreeError, match=r"^'\S+wrong.json' has no facts of a machine: .+$"):
+            load(str(wrong))
+    with pytest.raises(TreeError, match=r"^'\S+none.json' cannot be read: No such file"):
+        load(str(tmp_path / "none.json"))
 
 
 @pytest.mark.parametrize("name", ALL_NAMES)
