@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -13,7 +14,7 @@ T = TypeVar("T")
 
 
 def started(work: Callable[[], T]) -> Future[T]:
-    """Return the result to come of `work`, or its exception."""
+    """Return the result to come of `work`, or its exception. Raises OSError without a thread."""
     result: Future[T] = Future()
     result.set_running_or_notify_cancel()  # a caller that leaves does not end the thread
 
@@ -23,7 +24,10 @@ def started(work: Callable[[], T]) -> Future[T]:
         except BaseException as error:  # noqa: BLE001 - it is raised where it is awaited
             result.set_exception(error)
 
-    threading.Thread(target=run, daemon=True).start()
+    try:
+        threading.Thread(target=run, daemon=True).start()
+    except RuntimeError as error:
+        raise OSError(errno.EAGAIN, str(error)) from None
     return result
 
 

@@ -14,6 +14,7 @@ import os
 import resource
 import socket
 import stat
+import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -34,7 +35,8 @@ log = logging.getLogger(__name__)
 BACKLOG = 2048
 WRITABLE_BY_ALL = 0o666  #: the job of every user of the node must reach the daemon
 CHECK_SECONDS = 2.0  #: how often the socket's file is looked for, with the watcher's checks
-DRAIN_SECONDS = 5  #: how long requests that are under way at SIGTERM may take
+DRAIN_SECONDS = 5.0  #: how long requests that are under way at SIGTERM may take
+DRAIN_PAUSE = 0.05  #: seconds between two looks whether they have ended
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,6 @@ class Server(uvicorn.Server):
                 proxy_headers=False,
                 server_header=False,
                 backlog=BACKLOG,
-                timeout_graceful_shutdown=DRAIN_SECONDS,
             )
         )
 
@@ -206,6 +207,27 @@ class Server(uvicorn.Server):
         while not self.should_exit:
             await self.on_tick(0)
             await pause(self._end, until_multiple(CHECK_SECONDS))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the sockets, and end the connections once their requests are answered.
+
+        uvicorn's own waits for ever, after a second signal, for a client that reads nothing.
+        """
+        for server in self.servers:
+            server.close()
+        for listener in sockets or []:
+            listener.close()
+        connections = self.server_state.connections
+        for connection in list(connections):
+            connection.shutdown()
+        late = time.monotonic() + DRAIN_SECONDS
+        while connections and not self.force_exit and time.monotonic() < late:  # noqa: ASYNC110
+            await asyncio.sleep(DRAIN_PAUSE)
+        # What is still under way is no error from here on.
+        logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+        for connection in list(connections):
+            connection.transport.abort()
+        await asyncio.sleep(0)  # the loop tells the requests that their clients are gone
 
     def end(self) -> None:
         """Answer the pending requests and end; when called twice, end at once."""

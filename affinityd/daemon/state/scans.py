@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from gzip import compress
 from multiprocessing.connection import Connection, Pipe
+from threading import Timer
 from typing import TYPE_CHECKING
 
 from affinityd.daemon.state.background import FailureLog, in_background
@@ -110,17 +111,26 @@ class ScanChild:
     def scan(self, topology: Topology, containers: ContainerNames) -> bool:
         """Have it scan; `containers` are those known by name. Return whether it could.
 
-        Raises FatalError for a child that has ended or hangs.
+        Raises FatalError for a child that has ended or hangs: it is killed after HUNG_SECONDS, also
+        where it has begun to answer.
         """
+        limit = Timer(HUNG_SECONDS, os.kill, (self._pid, signal.SIGKILL))
+        limit.daemon = True
         try:
+            limit.start()
             self._pipe.send((None if topology is self._sent else topology, dict(containers)))
-            if not self._pipe.poll(HUNG_SECONDS):
-                os.kill(self._pid, signal.SIGKILL)
-                raise FatalError(f"a scan of the processes has hung for {HUNG_SECONDS:g} s")
             head = json.loads(self._pipe.recv_bytes())
             texts = {name: self._pipe.recv_bytes() for name in head["texts"]} if head else {}
+        except RuntimeError:  # no thread can be started
+            return False
         except (OSError, EOFError):
-            raise FatalError("the process that scans the processes has ended") from None
+            has_hung = limit.finished.is_set()
+            end = f"a scan of the processes has hung for {HUNG_SECONDS:g} s"
+            raise FatalError(
+                end if has_hung else "the process that scans the processes has ended"
+            ) from None
+        finally:
+            limit.cancel()
         self._sent = topology
         if head:
             self._counts.update(head["counts"])
@@ -143,7 +153,11 @@ async def scan_regularly(
     await machine.has_read.wait()
     while True:
         began = time.monotonic()
-        if not await in_background(partial(scan, machine.node.topology)):
+        try:
+            has_scanned = await in_background(partial(scan, machine.node.topology))
+        except OSError:  # no thread can be started
+            has_scanned = False
+        if not has_scanned:
             on_failure()
         await asyncio.sleep(began + every - time.monotonic())
 

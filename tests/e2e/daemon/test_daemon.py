@@ -5,11 +5,15 @@ import os
 import signal
 import socket
 import stat
+import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from fcntl import ioctl
 from pathlib import Path
+from termios import FIONREAD
 
 import pytest
 
@@ -191,6 +195,38 @@ def test_a_signal_that_comes_early_ends_the_daemon(
         assert daemon.process.wait(PATIENCE) == 0
         assert not daemon.socket.exists()
         assert daemon.complaints == []
+
+
+def leave_unread(daemon: Daemon, further: int) -> socket.socket:
+    """Return a connection on which is asked until no answer fits into it, and further times."""
+    client = socket.socket(socket.AF_UNIX)
+    client.connect(os.fspath(daemon.socket))
+    before = -1
+    while further >= 0:
+        unread = struct.unpack("i", ioctl(client, FIONREAD, bytes(4)))[0]
+        further -= unread == before
+        before = unread
+        with suppress(BrokenPipeError):  # it is closed where a request is not answered yet
+            client.sendall(b"GET /topology HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        time.sleep(0.1)  # for an answer
+    return client
+
+
+def listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(os.fspath(path)) == 0
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_the_daemon_ends_although_a_client_reads_nothing(tmp_path: Path, signals: int) -> None:
+    with running(tmp_path, "--machine", "dgx-a100") as daemon, ExitStack() as clients:
+        for further in range(0, 16, 3):
+            clients.enter_context(leave_unread(daemon, further))
+        for _ in range(signals):
+            daemon.signal(signal.SIGTERM)
+            eventually(lambda: not listens(daemon.socket), "it has begun to end")
+        assert daemon.process.wait(PATIENCE) == 0
+        assert (daemon.says("error"), daemon.complaints) == ([], [])
 
 
 @in_both_ways

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -121,6 +122,22 @@ def test_a_child_that_hangs_is_killed_and_fatal(monkeypatch: pytest.MonkeyPatch)
         pytest.raises(FatalError, match=r"\Aa scan of the processes has hung for 0\.1 s\Z"),
     ):
         child.scan(MACHINE, {})
+
+
+def test_a_child_that_stops_within_its_answer_is_killed_and_fatal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "HUNG_SECONDS", 0.1)
+
+    def stop(pipe: Connection) -> None:
+        pipe.recv()
+        pipe.send_bytes(json.dumps({"boot": 0.0, "counts": {}, "texts": ["all"]}).encode())
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    child = ScanChild(stop, {})
+    with pytest.raises(FatalError, match="has hung"):
+        child.scan(MACHINE, {})
+    os.waitpid(child._pid, 0)
 
 
 HANGING = """

@@ -167,6 +167,7 @@ async def test_a_user_who_names_unknown_mig_instances_delays_no_other_user_s(
 
 async def test_scans_begin_after_the_first_reading_and_repeat_also_after_one_that_fails() -> None:
     known, results, failures = KnownNode(), [True, False, False, True], list[None]()
+    no_thread = 2**50  # bytes of its stack, more than there are
 
     def scan(topology: Topology) -> bool:
         assert topology is MACHINE
@@ -181,4 +182,8 @@ async def test_scans_begin_after_the_first_reading_and_repeat_also_after_one_tha
     known.has_read.set()
     await until(lambda: results == [])
     assert len(failures) == 2
+    threading.stack_size(no_thread)
+    await until(lambda: len(failures) > 4)
+    threading.stack_size(0)
+    assert not scanning.done()
     scanning.cancel()
