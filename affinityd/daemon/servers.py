@@ -27,6 +27,7 @@ from starlette.types import ASGIApp
 from affinityd.config.settings import Settings
 from affinityd.daemon.api.peers import Connections, PeerProtocol
 from affinityd.daemon.state.background import pause, until_multiple
+from affinityd.daemon.state.topology_watcher import notify
 from affinityd.errors import FatalError, ListenError
 from affinityd.linux.processes import credentials
 
@@ -62,11 +63,12 @@ class Listeners:
             return False
 
     async def watch(self) -> None:
-        """Never return.
+        """Never return, and let systemd know that the loop runs, WatchdogSec=.
 
         Raises FatalError when the socket's file is deleted or replaced: no client could connect.
         """
-        while self.is_reachable():  # noqa: ASYNC110 - no event comes of a file
+        while self.is_reachable():
+            notify("WATCHDOG=1")
             await asyncio.sleep(until_multiple(CHECK_SECONDS))
         raise FatalError(f"{self.path} is gone, or another process's")
 

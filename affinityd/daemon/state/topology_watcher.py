@@ -30,6 +30,7 @@ DRIVER_CHECK_SECONDS = 2.0  #: how often drivers and RDMA ports are looked at
 DRIVER_RETRY_SECONDS = 30.0  #: how often a loaded driver is queried again that gave no answer
 FIRST_SECONDS = 0.6  #: that a plan waits for the first reading; clients wait for 0.7 s and more
 SETTLE_SECONDS = 0.1  #: after which a reading that differs from the last one is made once more
+NOTIFY_SECONDS = 1.0  #: that a service manager whose queue is full is waited for
 MIG_REREAD_SECONDS = 10.0  #: a user's unknown MIG UUIDs make a reading at most so often
 
 
@@ -223,4 +224,5 @@ def notify(state: str) -> None:
     if address.startswith("@"):  # the abstract namespace, unix(7)
         address = "\0" + address[1:]
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager, suppress(OSError):
+        manager.settimeout(NOTIFY_SECONDS)
         manager.sendto(state.encode(), address)

@@ -214,3 +214,29 @@ def test_a_wrong_setting_is_not_tried_again(tmp_path: Path) -> None:
         time.sleep(1)  # in which it would be started again
         (line,) = daemon.lines
         assert "'9465' is not HOST:PORT" in line
+
+
+#: The daemon, which hangs once it gets a signal: its loop runs no more.
+SERVE = """
+import signal, sys, time
+from affinityd.cli import entry
+signal.signal(signal.SIGUSR1, lambda *_: time.sleep(3600))
+sys.argv = ["affinityd", "serve", "--root", {machine!r}]
+entry()
+"""
+
+
+def test_systemd_ends_a_daemon_that_hangs(tmp_path: Path) -> None:
+    assert "\nWatchdogSec=60\n" in UNIT.read_text()
+    program = tmp_path / "serve.py"
+    program.write_text(SERVE.format(machine=str(tiny_tree(tmp_path / "machine"))))
+    soon = {"soon.conf": f"{RESTARTS.format('none')}WatchdogSec=4\n"}
+    with started(tmp_path, str(program), soon) as daemon:
+        eventually(lambda: is_ready(daemon), "the daemon is ready")
+        pid = main_pid(daemon)
+        time.sleep(6)  # in which one that does not say that it runs would be ended
+        assert pid is not None
+        assert main_pid(daemon) == pid
+        os.kill(pid, signal.SIGUSR1)
+        eventually(lambda: main_pid(daemon) not in {None, pid}, "it is ended")
+        eventually(lambda: is_ready(daemon), "it is started again")
