@@ -120,14 +120,24 @@ def _has_node(slurm: LocalSlurm, hosts: str, name: str) -> bool:
     return name in slurm.scontrol("show", "hostnames", hosts).split()
 
 
+INSTALL = f"install the scripts of {__version__}, pinning.sh beside task_prolog.sh too"
+
+
 def slurm_scripts(facts: NodeFacts) -> CheckResults:
-    """Judge whether TaskProlog= of slurm.conf runs the script of this version."""
+    """Judge whether TaskProlog= of slurm.conf runs the script of this version, and can."""
     config = _local_slurm(facts).scontrol("show", "config")
     setting = re.search(r"^TaskProlog\S*\s*=\s*(/\S+)", config, re.MULTILINE)
     if setting is None:
         raise NotApplicableError("slurm.conf has no TaskProlog=")
     path = setting[1]
-    text = facts.tree.read(path.lstrip("/")) or ""
+    content = facts.tree.read_bytes(path.lstrip("/"))
+    if content is None:
+        yield warn(
+            f"TaskProlog={path} cannot be read: each task dies",
+            "put it there, for all users to read and execute, or change slurm.conf",
+        )
+        return
+    text = content.decode(errors="replace")  # a site's own may be a program
     called = re.search(r"/[^\s'\"]+/task_prolog\.sh", text)  # by a site's own script
     if called is not None:
         path = called[0]
@@ -139,6 +149,9 @@ def slurm_scripts(facts: NodeFacts) -> CheckResults:
     if release != __version__:
         yield warn(
             f"{path} is of affinityd {release}, this is {__version__}: tasks may not be pinned",
-            f"install the scripts of {__version__}, pinning.sh beside it too",
+            INSTALL,
         )
+    beside = f"{path.rpartition('/')[0]}/pinning.sh"
+    if facts.tree.read(beside.lstrip("/")) is None:
+        yield warn(f"{beside} cannot be read: no task is pinned", INSTALL)
     yield ok(f"{path} is of affinityd {release}")

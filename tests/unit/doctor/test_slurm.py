@@ -69,29 +69,39 @@ def test_job_folders_by_sluid_are_named_even_if_slurm_does_not_answer(
 
 OURS = (REPOSITORY / "slurm/task_prolog.sh").read_text()
 OF_0_2 = OURS.replace(f"# affinityd {__version__}\n", "")
+BESIDE = {"opt/pinning.sh": ""}
 SITES = "[ ! -x /opt/task_prolog.sh ] || /opt/task_prolog.sh\n"
 
 
 @pytest.mark.parametrize(
     ("setting", "files", "expected"),
     [
-        ("/opt/task_prolog.sh", {"opt/task_prolog.sh": OURS}, f"ok: of affinityd {__version__}"),
         (
             "/opt/task_prolog.sh",
-            {"opt/task_prolog.sh": OF_0_2},
+            {"opt/task_prolog.sh": OURS, **BESIDE},
+            f"ok: of affinityd {__version__}",
+        ),
+        (
+            "/opt/task_prolog.sh",
+            {"opt/task_prolog.sh": OURS},
+            "warn: /opt/pinning.sh cannot be read: no task is pinned → install the scripts of",
+        ),
+        (
+            "/opt/task_prolog.sh",
+            {"opt/task_prolog.sh": OF_0_2, **BESIDE},
             "warn: /opt/task_prolog.sh is of affinityd 0.2 or older → install the scripts of",
         ),
         (
             "/etc/own",
-            {"etc/own": SITES, "opt/task_prolog.sh": OURS.replace(__version__, "0.0.9")},
+            {"etc/own": SITES, "opt/task_prolog.sh": OURS.replace(__version__, "0.0.9"), **BESIDE},
             f"warn: /opt/task_prolog.sh is of affinityd 0.0.9, this is {__version__} → pinning.sh",
         ),
         ("/etc/own", {"etc/own": "echo affinityd\n"}, "n/a: TaskProlog=/etc/own does not run"),
-        ("/etc/own", {}, "n/a: TaskProlog=/etc/own does not run"),
+        ("/etc/own", {}, "warn: TaskProlog=/etc/own cannot be read: each task dies → put it there"),
         ("(null)", {}, "n/a: slurm.conf has no TaskProlog="),
     ],
 )
-def test_a_task_prolog_of_another_version_is_found(
+def test_a_task_prolog_that_pins_no_task_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, files: Files, expected: str
 ) -> None:
     slurm = called_gpu07(tmp_path, monkeypatch)
