@@ -62,7 +62,9 @@ class Shares:
         granted, asked = _granted(sharing, cpus), None
         if granted is not None and gpus:
             each = -(-granted // len(gpus))
-            asked = at_most_of_whole_node(self.topology, each, granted, cpus, self.whole)
+            asked = each
+            if any(it.membership.job and it.membership.job.scheduler == SLURM for it in sharing):
+                asked = at_most_of_whole_node(self.topology, each, granted, cpus, self.whole)
         return Share(cpus, tuple(sorted(gpus)), granted, asked, _have_slices(sharing))
 
     def _ranks(self, share: Share, options: Options) -> tuple[RankPlan, ...] | str:

@@ -26,7 +26,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from affinityd.client.ask_daemon import ProcessPlan
+    from affinityd.client.process_plan import ProcessPlan
     from affinityd.linux.memory_policy import MemoryPolicy
     from affinityd.linux.processes import Stat
     from affinityd.request.environment import Pairs
@@ -75,31 +75,6 @@ AMD, INTEL, HABANA = b"0x1002", b"0x8086", b"0x1da3"
 MPS_FOLDER, MPS_DAEMON = "/tmp/nvidia-mps", "nvidia-cuda-mps-control"  # noqa: S108 - by default
 
 
-class Launcher:
-    """The process that started a task; its environment and mask are None where not known."""
-
-    __slots__ = ("environ", "mask")
-
-    def __init__(self, environ: Mapping[str, str] | None, mask: CpuSet | None) -> None:
-        self.environ = environ
-        self.mask = mask
-
-    @classmethod
-    def above(cls, parent: int, environ: Mapping[str, str]) -> Launcher:
-        """Return the launcher of a process with this parent and environment.
-
-        It is the nearest ancestor that has not the same rank: a script of the rank has.
-        """
-        of_rank = {(name, environ[name]) for name in environment.variables_of_rank(environ)}
-        pid = parent
-        for _ in range(MOST_WRAPPERS):
-            found = _read_soon(pid)
-            if found is None or of_rank.isdisjoint(found.items()):
-                return cls(found, _mask_of(pid))
-            pid = _parent_of(pid)
-        return cls(None, None)
-
-
 class ProcessContext:
     """A process: its environment, and the devices and CPUs it may use; all but the CPUs read once.
 
@@ -107,19 +82,18 @@ class ProcessContext:
     it may open, as the request's `granted`: None where there are no such files.
     """
 
-    __slots__ = ("_find_launcher", "_launcher", "devices", "environ", "pid")
+    __slots__ = ("_find_launchers_mask", "devices", "environ", "pid")
 
     def __init__(
         self,
         pid: int,
         environ: Mapping[str, str] | None,
-        find_launcher: Callable[[], Launcher],
+        find_launchers_mask: Callable[[], CpuSet | None],
         devices: str | None,
     ) -> None:
         self.pid = pid
         self.environ = environ
-        self._find_launcher = find_launcher
-        self._launcher: Launcher | None = None
+        self._find_launchers_mask = find_launchers_mask
         self.devices = devices
 
     @classmethod
@@ -130,7 +104,7 @@ class ProcessContext:
             limit = own_cpu_limit(len(os.sched_getaffinity(0)))  # of its container
             environ = environ if limit is None else {**environ, JOB_CPUS: f"{limit}"}
         return cls(
-            os.getpid(), environ, lambda: Launcher.above(os.getppid(), environ), granted_gpus()
+            os.getpid(), environ, lambda: launchers_mask(os.getppid(), environ), granted_gpus()
         )
 
     @classmethod
@@ -144,14 +118,7 @@ class ProcessContext:
             return cls.of_self()
         devices = granted_gpus(f"/proc/{pid}/root/dev")
         environ = environment_of(pid)
-        return cls(pid, environ, lambda: Launcher.above(parent, environ or {}), devices)
-
-    @property
-    def launcher(self) -> Launcher:
-        """The process that started its task, read on first use."""
-        if self._launcher is None:
-            self._launcher = self._find_launcher()
-        return self._launcher
+        return cls(pid, environ, lambda: launchers_mask(parent, environ or {}), devices)
 
     def is_bound(self, cpus: CpuSet) -> bool:
         """Return whether its launcher has bound it to these CPUs, and may have more itself.
@@ -161,7 +128,7 @@ class ProcessContext:
         rank = local_rank(self.environ or {})
         if rank is None or rank.variable == environment.SLURM_TASK:
             return False
-        mask = self.launcher.mask
+        mask = self._find_launchers_mask()
         return mask is not None and not cpus >= mask
 
     @property
@@ -217,6 +184,21 @@ class ProcessContext:
         names = (*OF_TASK, config.CPUS, environment.SLICE, *environment.OF_NUMBERS)
         variables = ((ENV, f"{name}={environ[name]}") for name in names if name in environ)
         return (*stated.items(), *variables)
+
+
+def launchers_mask(parent: int, environ: Mapping[str, str]) -> CpuSet | None:
+    """Return the mask of the launcher of a process with this parent and environment; None: unknown.
+
+    It is the nearest ancestor that has not the same rank: a script of the rank has.
+    """
+    of_rank = {(name, environ[name]) for name in environment.variables_of_rank(environ)}
+    pid = parent
+    for _ in range(MOST_WRAPPERS):
+        above = _read_soon(pid)
+        if above is None or of_rank.isdisjoint(above.items()):
+            return _mask_of(pid)
+        pid = _parent_of(pid)
+    return None
 
 
 def _read_soon(pid: int) -> Mapping[str, str] | None:

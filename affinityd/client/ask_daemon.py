@@ -14,8 +14,7 @@ import _socket
 import errno
 import time
 
-from affinityd import config
-from affinityd.cpuset import CpuSet, parse_list
+from affinityd.client.process_plan import ProcessPlan, read_plan
 from affinityd.errors import (
     REFUSALS,
     AffinityError,
@@ -40,7 +39,6 @@ READING = 5  #: times as long may it take to read the machine without one
 MAX_ANSWER = 1024 * 1024  #: bytes; a plan for 256 ranks has 60,000
 MAX_REFUSAL = 1000  #: characters of one that are passed on
 CHUNK = 65536
-LOCALITIES = ("local", "mixed", "remote", "unknown")
 PAUSE = 0.005  #: seconds between two tries while the daemon's queue is full
 
 #: No process can listen there; None: a path that is too long for a socket, a host that is a name.
@@ -52,52 +50,6 @@ HTTP = "http://"
 #: Of every request; refusals come as a line of text.
 FIELDS = "Host: localhost\r\nAccept: text/plain\r\nConnection: close\r\n"
 PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.~,:")
-
-
-class ProcessPlan:
-    """A process's plan, read from the lines of the `shell` format."""
-
-    def __init__(
-        self,
-        text: str,
-        source: str = "daemon",
-        trouble: str | None = None,
-        replayed: str | None = None,
-    ) -> None:
-        """Raise ValueError, one line, for a text that is no plan.
-
-        `source` is that of the topology: or "node.json" or "sysfs". `trouble` is why no daemon
-        planned it; None: there was none, or no trouble. `replayed` is the setting that names
-        another machine than this one.
-        """
-        values = dict(line.partition("=")[::2] for line in text.splitlines())
-        try:
-            self.cpus: CpuSet = parse_list(values["AFFINITYD_CPULIST"])
-            self.allowed: CpuSet = parse_list(values["AFFINITYD_ALLOWED"])
-            self.memory_nodes = parse_list(values["AFFINITYD_MEMORY_NODES"])
-            self.visible_memory = parse_list(values.get("AFFINITYD_VISIBLE_MEMORY_NODES", ""))
-            near = values.get("AFFINITYD_NEAR")  #: of the allowed; told where others were added
-            self.near = None if near is None else parse_list(near)
-            self.gpus = parse_list(values.get("AFFINITYD_GPUS", ""))  # the node's own indices
-            self.nodes = parse_list(values.get("AFFINITYD_NODES", ""))  # the home nodes
-            self.locality = values["AFFINITYD_LOCALITY"]
-            self.threads = int(values["AFFINITYD_THREADS"])
-            self.switch = config.read_switch(values.get(config.SWITCH, ""))
-        except KeyError as error:
-            raise ValueError(f"a plan without {error}") from None
-        except AffinityError as error:
-            raise ValueError(str(error)) from None
-        self.rdma = _words(values.get("AFFINITYD_RDMA", ""))  # ports, like mlx5_2:1
-        self.warnings = _words(values.get("AFFINITYD_WARNINGS", ""))
-        if not self.cpus or not self.cpus <= self.allowed:
-            raise ValueError(f"a plan for {quote(values['AFFINITYD_CPULIST'])}")
-        if self.threads < 1:
-            raise ValueError(f"{self.threads} threads")
-        if self.locality not in LOCALITIES:
-            raise ValueError(f"locality {quote(self.locality)}")
-        self.source = source
-        self.trouble = trouble
-        self.replayed = replayed
 
 
 def find_plan(
@@ -117,7 +69,7 @@ def find_plan(
     trouble = None  # of the first daemon: the second had no time
     for path in sockets:
         try:
-            return ProcessPlan(ask_plan(path, query, start + timeout))
+            return read_plan(ask_plan(path, query, start + timeout))
         except NoDaemonError:
             continue
         except DaemonError as error:
@@ -132,32 +84,26 @@ def find_plan(
 
     limit = READING * timeout
 
-    def plan() -> str:
-        return local_plan.plan_text(query, sockets, trouble)
+    def plan() -> ProcessPlan:
+        return local_plan.plan_process(query, sockets, trouble)
 
     try:
-        if forks:
-            from affinityd.linux import children  # noqa: PLC0415
+        if not forks:
+            return in_time(plan, limit)
+        import marshal  # noqa: PLC0415
 
-            encoded = children.run(lambda: plan().encode(), time.monotonic() + limit)
-            text = encoded.decode()
-        else:
-            text = in_time(plan, limit)
+        from affinityd.linux import children  # noqa: PLC0415
+
+        encoded = children.run(lambda: marshal.dumps(vars(plan())), time.monotonic() + limit)
+        return ProcessPlan(**marshal.loads(encoded))  # noqa: S302 - of a child of this process
     except TimeoutError:
         raise late(limit, trouble) from None
-    source, replayed, lines = text.split("\n", 2)
-    return ProcessPlan(lines, source, trouble, replayed or None)
 
 
 def late(limit: float, trouble: str | None = None) -> ApplyError:
     """Return the error of a machine that was not read within so many seconds."""
     line = f"this machine could not be read in {limit:g} s; a larger timeout gives it longer"
     return ApplyError(line if trouble is None else f"{line}; {trouble}")
-
-
-def _words(text: str) -> tuple[str, ...]:
-    """Return the different words that commas separate."""
-    return tuple(filter(None, dict.fromkeys(text.split(","))))
 
 
 def ask_plan(

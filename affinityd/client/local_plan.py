@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from affinityd import config
+from affinityd.client.process_plan import ProcessPlan
 from affinityd.config import settings
 from affinityd.discovery import discover, open_tree, snapshot_nvml
 from affinityd.errors import REFUSALS, AffinityError, NoSuchGpuError
@@ -98,18 +99,31 @@ def answer_query(published: Path, pairs: Iterable[tuple[str, str]]) -> str:
         return f"{one_line(str(error))}\n"
 
 
-def plan_text(query: Pairs, sockets: Sequence[str], trouble: str | None) -> str:
-    """Return a plan in the `shell` format, below its source and the machine that it replays.
-
-    The latter is an empty line where that is this machine. Raises AffinityError, whose message
-    ends with the `trouble` before it.
-    """
-    node = find_node(sockets)
+def plan_process(query: Pairs, sockets: Sequence[str], trouble: str | None) -> ProcessPlan:
+    """Return a process's plan. Raises AffinityError, whose message ends with the `trouble`."""
+    found = find_node(sockets)
     try:
-        reply = plan_on_node(node.node, query)
+        reply = plan_on_node(found.node, query)
     except AffinityError as error:
-        raise type(error)("; ".join(filter(None, (str(error), trouble, node.replayed)))) from None
-    return f"{node.source}\n{node.replayed or ''}\n{formats.render(reply, 'shell')}"
+        raise type(error)("; ".join(filter(None, (str(error), trouble, found.replayed)))) from None
+    has_more = any(rank.widening for rank in reply.ranks)
+    return ProcessPlan(
+        cpus=reply.cpus,
+        allowed=reply.allowed,
+        memory_nodes=reply.memory_nodes,
+        visible_memory=reply.visible_memory,
+        near=reply.near if has_more else None,
+        gpus=reply.certain_gpus,
+        nodes=reply.home_nodes,
+        locality=reply.locality,
+        threads=reply.threads,
+        switch=reply.switch,
+        rdma=tuple(dict.fromkeys(reply.rdma_ports)),
+        warnings=reply.warning_codes,
+        source=found.source,
+        trouble=trouble,
+        replayed=found.replayed,
+    )
 
 
 def plan_on_node(node: Node, query: Pairs, caller: Caller | None = None) -> Reply:

@@ -8,7 +8,6 @@ from affinityd.config import ON, SWITCH
 from affinityd.cpuset import CpuSet, format_list, format_mask
 from affinityd.request.environment import NIC_VARIABLES, UNASKED, nic_value
 from affinityd.request.resolve import Reply
-from affinityd.request.task import AMBIGUOUS
 
 
 def _json(reply: Reply) -> Iterator[str]:
@@ -20,8 +19,6 @@ def _json(reply: Reply) -> Iterator[str]:
 
 def _shell(reply: Reply) -> Iterator[str]:
     """Yield NAME=value lines; no value has a character that a shell or TaskProlog would change."""
-    memory = {rank.memory_node for rank in reply.ranks if rank.memory_node is not None}
-    homes = {rank.home_node for rank in reply.ranks if rank.home_node is not None}
     if reply.switch != ON:
         yield f"{SWITCH}={reply.switch}"
     yield f"AFFINITYD_CPULIST={format_list(reply.cpus)}"
@@ -29,17 +26,15 @@ def _shell(reply: Reply) -> Iterator[str]:
     yield f"AFFINITYD_ALLOWED={format_list(reply.allowed)}"
     if reply.request.task.job is not None:
         yield f"AFFINITYD_JOB_GPUS={','.join(reply.request.task.job)}"
-    is_known = all(warning.code != AMBIGUOUS for warning in reply.warnings)
-    gpus = [rank.gpu.index for rank in reply.ranks] if is_known else []
-    yield f"AFFINITYD_GPUS={format_list(gpus)}"
-    yield f"AFFINITYD_NODES={format_list(homes)}"
-    yield f"AFFINITYD_MEMORY_NODES={format_list(memory)}"
+    yield f"AFFINITYD_GPUS={format_list(reply.certain_gpus)}"
+    yield f"AFFINITYD_NODES={format_list(reply.home_nodes)}"
+    yield f"AFFINITYD_MEMORY_NODES={format_list(reply.memory_nodes)}"
     yield f"AFFINITYD_VISIBLE_MEMORY_NODES={format_list(reply.visible_memory)}"
-    yield f"AFFINITYD_THREADS={sum(rank.threads for rank in reply.ranks)}"
+    yield f"AFFINITYD_THREADS={reply.threads}"
     yield f"AFFINITYD_RDMA={','.join(reply.rdma_ports)}"
     if any(rank.widening for rank in reply.ranks):
         yield f"AFFINITYD_NEAR={format_list(reply.near)}"
-    yield f"AFFINITYD_WARNINGS={','.join(sorted({warning.code for warning in reply.warnings}))}"
+    yield f"AFFINITYD_WARNINGS={','.join(reply.warning_codes)}"
     for rank in reply.ranks:
         yield f"AFFINITYD_RANK_{rank.rank}_CPULIST={format_list(rank.cpus)}"
         yield f"AFFINITYD_RANK_{rank.rank}_LOCALITY={rank.locality}"

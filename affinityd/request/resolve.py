@@ -14,7 +14,7 @@ from affinityd.request.devices import Doubt, named
 from affinityd.request.parameters import Request
 from affinityd.request.ranks import job_entries, plan_ranks
 from affinityd.request.slurm_task import plan_task
-from affinityd.request.task import check_gpus, gpus_seen
+from affinityd.request.task import AMBIGUOUS, check_gpus, gpus_seen
 from affinityd.text import quote
 from affinityd.topology.model import ON_SWITCH, Node, Topology
 from affinityd.topology.nearness import LOCALITIES, vicinity
@@ -69,6 +69,33 @@ class Reply(NamedTuple):
     def cpus(self) -> CpuSet:
         """The union over the ranks."""
         return frozenset().union(*(rank.cpus for rank in self.ranks))
+
+    @property
+    def certain_gpus(self) -> CpuSet:
+        """The indices of the ranks' GPUs; none where others may be meant."""
+        if AMBIGUOUS in self.warning_codes:
+            return frozenset()
+        return frozenset(rank.gpu.index for rank in self.ranks)
+
+    @property
+    def home_nodes(self) -> CpuSet:
+        """The numbers of the ranks' home nodes."""
+        return frozenset(rank.home_node for rank in self.ranks if rank.home_node is not None)
+
+    @property
+    def memory_nodes(self) -> CpuSet:
+        """The numbers of the ranks' memory nodes."""
+        return frozenset(rank.memory_node for rank in self.ranks if rank.memory_node is not None)
+
+    @property
+    def threads(self) -> int:
+        """How many threads the ranks may start."""
+        return sum(rank.threads for rank in self.ranks)
+
+    @property
+    def warning_codes(self) -> tuple[str, ...]:
+        """The codes of the warnings, each once."""
+        return tuple(sorted({warning.code for warning in self.warnings}))
 
     @property
     def locality(self) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from affinityd.cli.parser import Parser
-    from affinityd.client.ask_daemon import ProcessPlan
+    from affinityd.client.process_plan import ProcessPlan
     from affinityd.cpuset import CpuSet
 
 NAME = "affinityd exec"

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from affinityd.client import apply
-from affinityd.client.apply import Launcher, ProcessContext, granted_gpus
-from affinityd.client.ask_daemon import ProcessPlan
+from affinityd.client.apply import ProcessContext, granted_gpus, launchers_mask
+from affinityd.client.process_plan import read_plan
 from affinityd.cpuset import format_list, parse_list
 from affinityd.linux import memory_policy
 from affinityd.linux.memory_policy import MemoryPolicy
@@ -170,7 +170,8 @@ def test_children_have_the_plan_in_variables_and_deviations_are_remarks(
     monkeypatch.setenv("CUDA_DEVICE_ORDER", order)
     monkeypatch.setattr(apply, "set_own_mask", lambda _cpus: parse_list(cpus))
     text = "".join(f"AFFINITYD_{name}={value}\n" for name, value in lines.items())
-    plan = ProcessPlan(text, "sysfs", trouble)
+    plan = read_plan(text)
+    plan.source, plan.trouble = "sysfs", trouble
     assert apply.apply_plan(plan, None) == (parse_list(cpus), None, remarks)
     told = subprocess.check_output(["env"], text=True).splitlines()
     ours = ("AFFINITYD_CPU", "AFFINITYD_A", "AFFINITYD_L", "AFFINITYD_U")
@@ -201,7 +202,7 @@ def test_only_interleaved_memory_is_near_all_visible_gpus(
     for name in ("CPULIST", "ALLOWED", "LOCALITY", "PINNED_FOR"):
         monkeypatch.setenv(f"AFFINITYD_{name}", "")  # to be as it was afterwards
     text = "".join(f"AFFINITYD_{name}={value}\n" for name, value in lines.items())
-    apply.apply_plan(ProcessPlan(text), policy)
+    apply.apply_plan(read_plan(text), policy)
     assert asked == [policy, nodes]
 
 
@@ -261,7 +262,7 @@ def test_a_parent_whose_environment_cannot_be_read_in_time_counts_as_unread(
 ) -> None:
     monkeypatch.setattr(apply, "environment_of", lambda _pid: time.sleep(PATIENCE))
     environ = {"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "2"}
-    process = ProcessContext(0, environ, lambda: Launcher.above(1, {}), devices=None)
+    process = ProcessContext(0, environ, lambda: launchers_mask(1, {}), devices=None)
     began = time.monotonic()
     assert "rank" not in dict(process.query({}, frozenset({0})))
     assert time.monotonic() - began < PATIENCE / 2

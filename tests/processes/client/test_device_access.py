@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from affinityd.client.apply import mps_devices
+
 #: For local use, kernel Documentation/admin-guide/devices.txt: no driver is behind it, and to open
 #: such a file is an error. To open a real one would wake a driver.
 MAJOR = 240
 DEVICES = Path("/sys/fs/cgroup/devices")
-AMD, ASPEED = "0x1002", "0x1a03"
+AMD, ASPEED, INTEL, HABANA = "0x1002", "0x1a03", "0x8086", "0x1da3"
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes device files")
 needs_cgroup = pytest.mark.skipif(
@@ -68,6 +70,42 @@ def test_nvidia_s_minors_count_before_amd_s_render_nodes(tmp_path: Path) -> None
     assert granted(tmp_path) == ["drm:129,drm:130"] * 2
     nvidia(tmp_path, 10, 2, 0)
     assert granted(tmp_path) == ["minor:0,minor:2,minor:10"] * 2
+
+
+def test_other_vendors_files_count_by_their_numbers(tmp_path: Path) -> None:
+    for minor, vendor in ((128, INTEL), (129, ASPEED), (130, INTEL)):
+        render(tmp_path, minor, vendor)
+    assert granted(tmp_path) == ["drm:128,drm:130"] * 2
+    for number, vendor in ((0, INTEL), (1, HABANA), (3, HABANA)):  # an Intel NPU is no GPU
+        _device(tmp_path / f"dev/accel/accel{number}", number, 0o666)
+        device = tmp_path / f"sys/class/accel/accel{number}/device"
+        device.mkdir(parents=True)
+        (device / "vendor").write_text(f"{vendor}\n")
+    assert granted(tmp_path) == ["accel:1,accel:3"] * 2
+    for number in (4, 5, 7):
+        _device(tmp_path / f"dev/davinci{number}", number, 0o666)
+    (tmp_path / "dev/davinci_manager").touch()
+    assert granted(tmp_path) == ["davinci:4,davinci:5,davinci:7"] * 2
+
+
+def test_an_mps_client_counts_within_the_daemon_s_list(tmp_path: Path) -> None:
+    """The list is in the environment of the control daemon, whose pid is in its folder."""
+    environ = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}
+    assert mps_devices(environ) is None  # no daemon is there
+    (tmp_path / "control").touch()
+    pid = tmp_path / "nvidia-cuda-mps-control.pid"
+    daemon = tmp_path / "nvidia-cuda-mps-control"
+    daemon.symlink_to("/bin/sleep")
+    for text in ("", "x", "999999999", f"{os.getpid()}"):  # none, or another program
+        pid.write_text(text)
+        assert mps_devices(environ) == "unknown"
+    for variables, expected in (({"CUDA_VISIBLE_DEVICES": "4,5"}, "4,5"), ({}, None)):
+        with subprocess.Popen([daemon, "60"], env=variables) as process:
+            while Path(f"/proc/{process.pid}/comm").read_text() != "nvidia-cuda-mps\n":
+                pass
+            pid.write_text(f"{process.pid}")
+            assert mps_devices(environ) == expected
+            process.kill()
 
 
 def test_closed_files_are_none_for_nvidia_and_unknown_for_amd(tmp_path: Path) -> None:

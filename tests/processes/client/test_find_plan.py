@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from affinityd import config, machines
 from affinityd.cli import main
 from affinityd.client import ask_daemon, local_plan
-from affinityd.client.ask_daemon import ProcessPlan
 from affinityd.client.local_plan import plan_on_node
+from affinityd.client.process_plan import ProcessPlan, read_plan
 from affinityd.cpuset import format_list, parse_list
 from affinityd.discovery import open_tree
 from affinityd.discovery.snapshot import write_snapshot
@@ -254,9 +254,9 @@ def shown(lines: Mapping[str, str]) -> str:
 
 
 def test_a_plan_is_read_from_its_lines() -> None:
-    found = ProcessPlan(shown({**LINES, "AFFINITYD_RANK_0_CPULIST": "4-7", "LATER": "?"}))
+    found = read_plan(shown({**LINES, "AFFINITYD_RANK_0_CPULIST": "4-7", "LATER": "?"}))
     assert facts(found) == [parse_list("4-7"), parse_list("0-7"), "local", frozenset({1}), 4]
-    nowhere = ProcessPlan(shown({**LINES, "AFFINITYD_MEMORY_NODES": ""}))
+    nowhere = read_plan(shown({**LINES, "AFFINITYD_MEMORY_NODES": ""}))
     assert nowhere.memory_nodes == frozenset()
 
 
@@ -274,7 +274,7 @@ def test_a_malformed_plan_is_a_value_error_of_one_line(line: str) -> None:
     name, is_there, text = line.partition("=")
     lines = {**LINES, name: text} if is_there else {it: LINES[it] for it in LINES if it != name}
     with pytest.raises(ValueError, match=r"^.{1,299}$") as caught:
-        ProcessPlan(shown(lines))
+        read_plan(shown(lines))
     assert str(caught.value).isprintable()
 
 

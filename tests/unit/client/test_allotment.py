@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from affinityd.client import apply
-from affinityd.client.apply import Launcher, ProcessContext
+from affinityd.client.apply import ProcessContext
 from affinityd.client.local_plan import plan_on_node
 from affinityd.cpuset import format_list, parse_list
 from affinityd.planner.modes import MODES
@@ -33,7 +33,7 @@ def planned(
     environ: str, mask: str, node: Node, launchers_mask: str | None = None, **chosen: str
 ) -> Reply:
     cpus = None if launchers_mask is None else parse_list(launchers_mask)
-    process = ProcessContext(0, words(environ), lambda: Launcher(None, cpus), devices=None)
+    process = ProcessContext(0, words(environ), lambda: cpus, devices=None)
     return plan_on_node(node, process.query(chosen, parse_list(mask)))
 
 
@@ -86,6 +86,16 @@ def test_a_rank_in_most_of_a_machine_keeps_its_near_cpus() -> None:
     reserved = Node(topology, parse_list("0-1,128-129"))
     reply = planned("CUDA_VISIBLE_DEVICES=0", "2-127,130-255", reserved)
     assert (reply.request.options.cpus, codes(reply)) == (None, [])
+
+
+def test_a_container_s_cpus_count_in_full_unless_they_are_all_of_the_machine() -> None:
+    topology = machine("dgx-a100")
+    for asked in (31, 33, 130, 250, 255):
+        environ = f"AFFINITYD_JOB_CPUS={asked} CUDA_VISIBLE_DEVICES=0"
+        reply = planned(environ, "0-255", Node(topology))
+        assert len(reply.cpus) in {max(32, asked), max(32, asked) + 1}, asked  # of whole cores
+    reply = planned("AFFINITYD_JOB_CPUS=256 CUDA_VISIBLE_DEVICES=0", "0-255", Node(topology))
+    assert (reply.cpus, reply.locality) == (topology.cpus_of_node(3), "local")
 
 
 def test_jobs_in_one_part_of_a_machine_are_told_that_a_unique_mode_is_not() -> None:

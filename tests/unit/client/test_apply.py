@@ -1,7 +1,7 @@
 """Ranks of one job plan for themselves, and none overlap; libraries are told of near NICs."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from affinityd import machines
 from affinityd.client import apply
-from affinityd.client.apply import Launcher, ProcessContext, export_nics
+from affinityd.client.apply import ProcessContext, export_nics
 from affinityd.client.local_plan import plan_on_node
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.request.environment import NIC_VARIABLES
@@ -35,7 +35,6 @@ class Launch:
 
     said: str  #: the variables of a rank
     sees: str  #: all of the job's GPUs, or its own, by turns
-    parent: Mapping[str, str] | None  #: what is there of its parent's environment
     most: int = 2  #: ranks on a GPU
 
 
@@ -43,20 +42,17 @@ MPI = "OMPI_COMM_WORLD_LOCAL_RANK={n} OMPI_COMM_WORLD_LOCAL_SIZE={of}"
 SRUN = (
     "SLURM_JOB_ID=9 SLURM_STEP_ID=0 SLURM_LOCALID={n} SLURM_GTIDS={tasks} SLURM_GPUS_ON_NODE={gpus}"
 )
-JOB_S = dict.fromkeys(VARIABLES.values(), "{job}")
 LAUNCHES = {
-    "torchrun": Launch("LOCAL_RANK={n} LOCAL_WORLD_SIZE={of}", "all", JOB_S),
-    "mpirun -x": Launch(MPI, "all", {}),
-    "a wrapper below mpirun": Launch(MPI, "turns", JOB_S, most=1),
+    "torchrun": Launch("LOCAL_RANK={n} LOCAL_WORLD_SIZE={of}", "all"),
+    "mpirun -x": Launch(MPI, "all"),
+    "a wrapper below mpirun": Launch(MPI, "turns", most=1),
     "a wrapper in a batch script": Launch(
-        f"{MPI} SLURM_JOB_ID=9 SLURM_LOCALID=0 SLURM_JOB_GPUS={{job}}", "turns", JOB_S
+        f"{MPI} SLURM_JOB_ID=9 SLURM_LOCALID=0 SLURM_JOB_GPUS={{job}}", "turns"
     ),
     "srun, and the site says the job's GPUs": Launch(
-        f"{SRUN} AFFINITYD_JOB_GPUS={{job}}", "turns", None, most=1
+        f"{SRUN} AFFINITYD_JOB_GPUS={{job}}", "turns", most=1
     ),
-    "srun, with LOCAL_RANK=$SLURM_LOCALID": Launch(
-        f"{SRUN} LOCAL_RANK={{n}}", "turns", None, most=1
-    ),
+    "srun, with LOCAL_RANK=$SLURM_LOCALID": Launch(f"{SRUN} LOCAL_RANK={{n}}", "turns", most=1),
 }
 
 
@@ -81,10 +77,7 @@ class Rank:
         variable = VARIABLES[self.topology.gpus[0].vendor]
         said = dict(word.format(**facts).split("=") for word in self.launch.said.split())
         said[variable] = named(self.job if self.launch.sees == "all" else [self.gpu])
-        parent = self.launch.parent
-        if parent:
-            parent = {variable: parent[variable].format(**facts)}
-        process = ProcessContext(0, said, lambda: Launcher(parent, None), devices=None)
+        process = ProcessContext(0, said, lambda: None, devices=None)
         return plan_on_node(Node(self.topology), process.query(chosen, self.cpus))
 
 

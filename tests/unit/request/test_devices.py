@@ -145,6 +145,9 @@ none granted                | eight  | granted=none                 | \
 granted=none: the caller was given no GPU
 none visible                | mixed-models | visible=               | \
 no GPU is visible to the caller: CUDA_VISIBLE_DEVICES='' names none; {NAMES}
+an index of a divided GPU | eight  | granted=5 visible=1 | \
+no GPU is visible to the caller: CUDA_VISIBLE_DEVICES='1' names none, and CUDA shows the MIG \
+instances of GPU 5 by UUID; by name there are 0000:90:00.0, MIG-a1, MIG-a2
 none                        | laptop |                              | \
 no GPU is visible to the caller; this machine has none
 """),

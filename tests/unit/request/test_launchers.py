@@ -10,7 +10,7 @@ import pytest
 
 from affinityd.cli.target import ProcessPlanner
 from affinityd.client import apply
-from affinityd.client.apply import Launcher, ProcessContext
+from affinityd.client.apply import ProcessContext
 from affinityd.client.local_plan import plan_on_node
 from affinityd.linux.processes import stat_of
 from affinityd.request.environment import READ
@@ -37,7 +37,7 @@ _, *LINES = (
 
 def by_query(environ: Mapping[str, str]) -> Reply:
     """As `affinityd exec` and `bind()` ask the daemon, and plan without one."""
-    process = ProcessContext(0, environ, lambda: Launcher(None, None), devices=None)
+    process = ProcessContext(0, environ, lambda: None, devices=None)
     return plan_on_node(NODE, process.query({}, EVERY))
 
 
@@ -54,7 +54,7 @@ def by_script(script: str, environ: Mapping[str, str]) -> Reply:
 
 def by_verify(environ: Mapping[str, str]) -> Reply:
     """As `affinityd verify PID` and `pin PID` plan for another process."""
-    process = ProcessContext(NO_PROCESS, environ, lambda: Launcher(None, None), devices=None)
+    process = ProcessContext(NO_PROCESS, environ, lambda: None, devices=None)
     planner = ProcessPlanner({}, divides=True, node=NODE, context=lambda _stat: process)
     stat = stat_of(os.getpid())
     assert stat is not None
