@@ -103,7 +103,8 @@ def _adjusts(node: Node) -> bool:
     if not node.is_known and node.runtime.has_caller():
         node.runtime.accept()
         node.is_known = True
-    asked = created(devices=[], env=[f"NVIDIA_VISIBLE_DEVICES={UUID}"])  # by the device plugin
+    given = f"NVIDIA_VISIBLE_DEVICES={UUID}"  # by the device plugin
+    asked = created(devices=[], env=[given], shares=300, cgroup="/")  # three fit on one CPU
     return node.is_known and node.runtime.create(asked).cpus == NEAR
 
 
