@@ -60,17 +60,6 @@ def test_the_last_topology_stays_while_sysfs_fails(tmp_path: Path) -> None:
         assert not asked.refused
 
 
-def test_a_file_that_fails_from_the_start_is_named_and_nothing_is_planned(tmp_path: Path) -> None:
-    node = LiveNode(tmp_path)
-    with node.started(at_first=f"mount --bind /proc/$$/mem {NODE_CPUS}") as daemon:
-        eventually(lambda: daemon.says(f"{NODE_CPUS}: Input/output error"), "it is told")
-        statuses = [daemon.get(path).status for path in ("/plan", "/readyz", "/healthz")]
-        assert statuses == [503, 503, 200]
-        inside(daemon, "umount", "--lazy", NODE_CPUS)
-        eventually(lambda: is_ready(daemon), "it plans")
-        answers(daemon, node)
-
-
 def test_without_sysfs_it_refuses_until_that_is_mounted(tmp_path: Path) -> None:
     node = LiveNode(tmp_path)
     with node.started(at_first="mount -t tmpfs tmpfs /sys") as daemon:

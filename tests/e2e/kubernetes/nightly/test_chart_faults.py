@@ -1,6 +1,5 @@
-"""The chart's daemon while its node and its cluster change around it; and how it is refused."""
+"""The chart's daemon while its node and its cluster change around it."""
 
-import json
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest
 from tests.e2e.faults.test_faults_upgrade import PREVIOUS, git
 from tests.e2e.kubernetes.chart import Chart, Job, named
 from tests.e2e.kubernetes.cluster import Cluster
-from tests.support.daemons import eventually
 from tests.support.tiny import NEAR
 
 RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
@@ -50,28 +48,3 @@ def test_without_the_socket_it_runs_in_a_restricted_namespace(cluster: Cluster) 
         ended = cluster.shell("helm test affinityd --namespace strict --logs")
     assert "48-63,176-191" in ended.stdout
     chart.uninstall()
-
-
-#: What the page of troubles has the cluster say of pods, by the values that lead to it. The folder
-#: of the socket is the first release's.
-REFUSALS: Mapping[str, Mapping[str, Any]] = {
-    "violates PodSecurity": {},
-    'RuntimeClass "nvidia" not found': {"audit": {"enabled": True}},
-    "ImagePullBackOff": {"image": {"repository": "localhost/other"}},
-    "listens there already": {},
-}
-
-
-@pytest.mark.parametrize("said", REFUSALS)
-def test_a_refusal_is_where_the_page_says(chart: Chart, said: str) -> None:
-    name = f"refused-{len(said)}"
-    label = RESTRICTED if "PodSecurity" in said else "tried=yes"
-    run = chart.cluster.run
-    run(f"kubectl create namespace {name} && kubectl label namespace {name} {label}")
-    install = f"helm install affinityd deploy/helm/affinityd --namespace {name} --values -"
-    run(install, json.dumps(REFUSALS[said]))
-    look = (
-        f"kubectl --namespace {name} get events,pods; kubectl --namespace {name} logs ds/affinityd"
-    )
-    eventually(lambda: said in chart.cluster.shell(look).stdout, said)
-    run(f"helm uninstall affinityd --namespace {name} && kubectl delete namespace {name}")
