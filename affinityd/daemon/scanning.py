@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -13,18 +12,14 @@ from prometheus_client.core import Metric
 from affinityd.audit.document import document, whole_processes
 from affinityd.audit.model import NO_NAMES, ContainerNames, Scan
 from affinityd.config.settings import Settings
-from affinityd.cpuset import CpuSet
 from affinityd.daemon.metrics import audit as audit_metrics
 from affinityd.daemon.metrics.audit import JobRow, JobSeries
 from affinityd.daemon.state.scans import ALL, COUNTS, METRICS, PROCESSES, ScanResult
 from affinityd.grouping import Recent
 from affinityd.json_codec import dumps
 from affinityd.topology.model import Topology
-from affinityd.topology.nearness import UNPINNED
 
 log = logging.getLogger(__name__)
-
-FEWEST = 8  #: of so many CPUs one at least has to be free for the daemon to move there
 
 
 class Scanning:
@@ -43,8 +38,6 @@ class Scanning:
         self._jobs = JobSeries(settings.job_series)
         self._rows: Sequence[JobRow] = ()
         self._last: tuple[Topology, Scan] | None = None
-        self._reserved = settings.reserved_cpus
-        self._may_use = frozenset(os.sched_getaffinity(0))
 
     def scan(self, topology: Topology, containers: ContainerNames = NO_NAMES) -> ScanResult:
         """Scan once, and write all that the daemon serves of it."""
@@ -52,29 +45,12 @@ class Scanning:
         self._rows, self._last = self._jobs.scanned(scan), (topology, scan)
         self._log.scanned(topology, scan)
         texts = {**documents(topology, scan), METRICS: generate_latest(self)}
-        cpus = cpus_beside(scan, self._reserved, self._may_use)
-        return ScanResult(scan.boot, texts, self._counts, cpus)
+        return ScanResult(scan.boot, texts, self._counts)
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of the last scan."""
         if self._last is not None:
             yield from audit_metrics.metrics(*self._last, self._rows)
-
-
-def cpus_beside(scan: Scan, reserved: CpuSet, may_use: CpuSet) -> CpuSet:
-    """Return the CPUs for the daemon itself: no rank is to wait for it.
-
-    The reserved ones; else those on which no pinned process of a GPU may run, where these are not
-    so few that another user could keep them busy; else all of its own.
-    """
-    pinned = {
-        thread.mask
-        for process in scan.processes
-        for thread, placement, _ in process.threads
-        if placement != UNPINNED and not process.is_daemon
-    }
-    free = may_use.difference(*pinned)
-    return reserved & may_use or (free if len(free) * FEWEST >= len(may_use) else may_use)
 
 
 def documents(topology: Topology, scan: Scan) -> dict[str, bytes]:

@@ -25,12 +25,10 @@ from typing import TYPE_CHECKING
 
 from affinityd.daemon.state.background import FailureLog, in_background
 from affinityd.errors import FatalError
-from affinityd.linux.processes import mask_of, thread_ids
 from affinityd.linux.syscalls import end_with
 
 if TYPE_CHECKING:
     from affinityd.audit.model import ContainerNames
-    from affinityd.cpuset import CpuSet
     from affinityd.daemon.state.topology_watcher import KnownNode
     from affinityd.topology.model import Topology
 
@@ -54,7 +52,6 @@ class ScanResult:
     boot: float  #: when the scan began, seconds since boot
     texts: Mapping[str, bytes]
     counts: Mapping[str, int]  #: of failures since the start, by their name
-    cpus: CpuSet = frozenset()  #: on which the daemon is in no rank's way
     _compressed: dict[str, bytes] = field(default_factory=dict)
 
     def document(self, name: str, *, as_gzip: bool = False) -> bytes:
@@ -162,23 +159,11 @@ async def scan_regularly(
         await asyncio.sleep(began + every - time.monotonic())
 
 
-def move_to(cpus: CpuSet, daemon: int) -> None:
-    """Have all threads of this process, and of the daemon that forked it, run on these CPUs."""
-    if os.getppid() != daemon:  # it has ended, and now the parent is init, or a container's shim
-        return
-    for pid in (daemon, os.getpid()):
-        for tid in thread_ids(pid):
-            if mask_of(tid) != cpus:
-                with suppress(OSError):  # it has ended, or a cpuset has shrunk
-                    os.sched_setaffinity(tid, cpus)
-
-
 def serve_scans(pipe: Connection, make: Callable[[], Scan]) -> None:
     """Make one scan after the other in the child, until the daemon has ended."""
     failures = FailureLog("a scan of the processes failed; the last good one stays")
     scan: Scan | None = None
     topology: Topology
-    daemon = os.getppid()
     while True:
         changed, containers = pipe.recv()
         if changed is not None:  # as it is at the first scan
@@ -190,8 +175,6 @@ def serve_scans(pipe: Connection, make: Callable[[], Scan]) -> None:
         if result is None:
             pipe.send_bytes(b"null")
             continue
-        if result.cpus:
-            move_to(result.cpus, daemon)
         head = {"boot": result.boot, "counts": dict(result.counts), "texts": list(result.texts)}
         for part in (json.dumps(head).encode(), *result.texts.values()):
             pipe.send_bytes(part)

@@ -85,6 +85,7 @@ def test_the_unit_has_one_folder_to_write_to_and_offers_what_device_files_take()
     assert values(unit, "ProtectSystem") == [{"strict"}]
     (offered,) = values(unit, "CapabilityBoundingSet", mark="#   ")
     assert offered == capabilities("the audit of device files")
-    allowed, left_out = values(unit, "SystemCallFilter")
+    allowed, left_out, again = values(unit, "SystemCallFilter")
     assert allowed == {"@system-service"}
     assert left_out == {"~@privileged", "@resources", "@aio", "@keyring"}
+    assert again == {"setpriority"}

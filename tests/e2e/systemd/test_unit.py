@@ -21,6 +21,8 @@ import pytest
 
 from affinityd import config
 from affinityd.config import settings
+from affinityd.daemon.state.scans import NICENESS
+from tests.support.children import children_of
 from tests.support.daemons import PATIENCE, Daemon, eventually, is_ready
 from tests.support.paths import REPOSITORY
 from tests.support.tiny import printed, ran, tiny_tree
@@ -132,7 +134,7 @@ def test_its_exposure_is_limited(tmp_path: Path) -> None:
         pytest.skip("systemd judges units that are not installed since its version 250")
     unit = installed(tmp_path, UNIT.read_text(), {})
     security = ("systemd-analyze", "security", "--offline=true", "--no-pager")
-    printed(*security, "--threshold=20", unit)
+    printed(*security, "--threshold=21", unit)
 
 
 #: What the file has for what starts jobs, besides the daemon's settings.
@@ -240,3 +242,10 @@ def test_systemd_ends_a_daemon_that_hangs(tmp_path: Path) -> None:
         os.kill(pid, signal.SIGUSR1)
         eventually(lambda: main_pid(daemon) not in {None, pid}, "it is ended")
         eventually(lambda: is_ready(daemon), "it is started again")
+
+
+def test_a_scan_gives_way_to_ranks_under_the_unit_too(tmp_path: Path) -> None:
+    with started(tmp_path, "-m affinityd serve", {"none.conf": RESTARTS.format("none")}) as daemon:
+        eventually(daemon.socket.exists, "it serves")
+        (scanning,) = children_of(main_pid(daemon) or 0)
+        eventually(lambda: os.getpriority(os.PRIO_PROCESS, scanning) == NICENESS, "it is nice")

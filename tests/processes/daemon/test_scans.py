@@ -18,7 +18,6 @@ from affinityd.audit.model import Scan
 from affinityd.config.settings import Settings
 from affinityd.daemon.logging import log_on_stdout
 from affinityd.daemon.scanning import Scanning
-from affinityd.daemon.state import scans
 from affinityd.daemon.state import scans as module
 from affinityd.daemon.state.scans import ALL, COUNTS, METRICS, ScanChild, ScanResult, serve_scans
 from affinityd.daemon.state.scans import Scan as ScanFunction
@@ -29,12 +28,6 @@ from tests.support.daemons import eventually
 from tests.support.scans import MACHINE, process, scan
 
 FOUND = scan(*(process(pid, threads=3) for pid in range(100, 105)))
-
-
-@pytest.fixture(autouse=True)
-def _stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave this process where it is: to a child it is the daemon."""
-    monkeypatch.setattr(scans, "move_to", lambda _cpus, _daemon: None)
 
 
 @contextmanager

@@ -1,14 +1,10 @@
-"""The log lines about scans, each finding once; the documents; the daemon's own CPUs."""
+"""The log lines about scans, each finding once; the documents."""
 
 import logging
-import os
 from dataclasses import replace
 
 import pytest
 
-from affinityd.cpuset import format_list, parse_list
-from affinityd.daemon.scanning import cpus_beside
-from affinityd.daemon.state import scans
 from tests.support.scans import GPU0, GPU1, Audit, audit, process, scanned
 
 REMOTE = process(1, cause="mask", placement="remote")
@@ -51,37 +47,3 @@ def test_the_log_has_these_lines_of_scans(
     caplog.set_level(logging.INFO)
     scanned(*audits)
     assert [f"{record.levelname}: {record.message}" for record in caplog.records] == lines
-
-
-@pytest.mark.parametrize(
-    ("audit", "reserved", "may_use", "cpus"),
-    [
-        (NONE, "", "0-7", "0-7"),
-        (NEAR, "", "0-7", "1-7"),  # a rank is pinned to CPU 0
-        (NEAR, "6", "0-7", "6"),
-        (NEAR, "6", "0-5", "1-5"),  # the daemon's own cpuset has no reserved CPU
-        (NEAR, "", "0", "0"),  # nor any other
-        (OF_DAEMON, "", "0-7", "0-7"),
-        (ON_OTHER, "", "0-7", "0-7"),  # it is not pinned
-    ],
-)
-def test_the_daemon_keeps_off_the_cpus_of_pinned_ranks(
-    audit: Audit, reserved: str, may_use: str, cpus: str
-) -> None:
-    found = cpus_beside(audit.scan, parse_list(reserved), parse_list(may_use))
-    assert format_list(found) == cpus
-
-
-def test_the_daemon_s_threads_are_moved_but_not_those_of_init_when_it_has_ended(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    moved: list[int] = []
-    monkeypatch.setattr(scans, "thread_ids", lambda pid: [pid])
-    monkeypatch.setattr(scans, "mask_of", lambda _tid: frozenset({1}))
-    monkeypatch.setattr(os, "sched_setaffinity", lambda tid, _cpus: moved.append(tid))
-    monkeypatch.setattr(os, "getppid", lambda: 1)
-    scans.move_to(frozenset({0}), daemon=777)
-    assert moved == []
-    monkeypatch.setattr(os, "getppid", lambda: 777)
-    scans.move_to(frozenset({0}), daemon=777)
-    assert moved == [777, os.getpid()]
