@@ -14,11 +14,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
+from logging.handlers import QueueHandler, QueueListener
 from queue import SimpleQueue
 
 from affinityd.text import one_line
 
 MOST_LINES = 1000  #: lines that may wait; lines beyond them are lost
+#: By level, as syslog(3) and the journal number them.
+PRIORITIES = {logging.CRITICAL: 2, logging.ERROR: 3, logging.WARNING: 4}
 END_SECONDS = 1.0  #: that the end of the process waits for unwritten lines
 
 log = logging.getLogger(__name__)
@@ -52,34 +55,37 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line).replace("\x7f", "\\u007f")
 
 
-class LineLog(logging.Handler):
-    """Formats records, and queues MOST_LINES of them at most, which a thread writes to a file."""
+class LineQueue(QueueHandler):
+    """Formats records, and queues MOST_LINES of them at most."""
 
-    def __init__(self, file: int, formatter: logging.Formatter) -> None:
-        super().__init__()
-        self.setFormatter(formatter)
+    def enqueue(self, record: logging.LogRecord) -> None:
+        """Queue a record whose message is the line."""
+        if self.queue.qsize() < MOST_LINES:  # type: ignore[attr-defined]
+            super().enqueue(record)
+
+
+class LineWriter(QueueListener):
+    """Writes queued lines to a file from a thread, to the journal with priorities, sd-daemon(3)."""
+
+    def __init__(self, lines: SimpleQueue[logging.LogRecord], file: int) -> None:
+        super().__init__(lines)
         self._file = file
-        # Of the queues only this one bears a finalizer that logs while a line is being put.
-        self._waiting = SimpleQueue[str | None]()
-        self._thread = threading.Thread(target=self._write_lines, daemon=True)
-        self._thread.start()
+        stream = os.fstat(file)
+        self._is_journal = os.environ.get("JOURNAL_STREAM") == f"{stream.st_dev}:{stream.st_ino}"
 
-    def emit(self, record: logging.LogRecord) -> None:
-        """Queue a record's line."""
-        if self._waiting.qsize() < MOST_LINES:
-            self._waiting.put(self.format(record))
+    def handle(self, record: logging.LogRecord) -> None:
+        """Write a line."""
+        priority = f"<{PRIORITIES.get(record.levelno, 6)}>" if self._is_journal else ""
+        rest = f"{priority}{record.msg}\n".encode(errors="replace")
+        with suppress(OSError):
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Wait for the unwritten lines, END_SECONDS at most."""
-        self._waiting.put(None)
-        self._thread.join(END_SECONDS)
-
-    def _write_lines(self) -> None:
-        while (line := self._waiting.get()) is not None:
-            rest = f"{line}\n".encode(errors="replace")
-            with suppress(OSError):
-                while rest:
-                    rest = rest[os.write(self._file, rest) :]
+        self.enqueue_sentinel()
+        if self._thread is not None:
+            self._thread.join(END_SECONDS)
 
 
 @contextmanager
@@ -100,13 +106,17 @@ def log_on_stdout(log_format: str) -> Iterator[None]:
 
 
 @contextmanager
-def writing(file: int, log_format: str) -> Iterator[LineLog]:
+def writing(file: int, log_format: str) -> Iterator[LineQueue]:
     """Yield a handler whose lines, "text" or "json", a thread writes to a file."""
-    lines = LineLog(file, JsonFormatter() if log_format == "json" else TextFormatter())
+    # Of the queues only this one bears a finalizer that logs while a line is being put.
+    lines = SimpleQueue[logging.LogRecord]()
+    handler, writer = LineQueue(lines), LineWriter(lines, file)
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    writer.start()
     try:
-        yield lines
+        yield handler
     finally:
-        lines.end()
+        writer.stop()
 
 
 def _message(record: logging.LogRecord) -> str:

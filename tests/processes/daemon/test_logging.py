@@ -138,3 +138,20 @@ def test_a_reader_that_stops_does_not_hold_up_the_end(
     with telling(pipe[1]) as tell:
         for _ in range(MOST_LINES):
             tell(LONG)
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_the_journal_is_told_the_priority_of_each_line(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    reader, writer = pipe
+    stream = os.fstat(writer)
+    streams = {f"{stream.st_dev}:{stream.st_ino}": ["<2>", "<3>", "<4>", "<6>"], "1:2": [""] * 4}
+    for journal, priorities in streams.items():
+        monkeypatch.setenv("JOURNAL_STREAM", journal)  # it is inherited where stdout is a file
+        with writing(writer, form) as lines:
+            for level in (50, 40, 30, 20):
+                lines.handle(logging.LogRecord("x", level, "f", 1, "told", (), None))
+        told = os.read(reader, 65536).decode().splitlines()
+        begins = [line[: -len(line.lstrip("<>0123456789"))] for line in told]
+        assert begins == priorities
