@@ -152,4 +152,5 @@ def _works(pid: str, proc: str) -> bool:
     # The uid first: another user's command line may be on a file system that does not answer.
     if changes is None or uid_of(int(pid), proc) != ROOT:
         return False
-    return bool(changes(content(f"{proc}/{pid}/cmdline") or b""))
+    words = content(f"{proc}/{pid}/cmdline")  # a zombie has none
+    return bool(words and changes(words))

@@ -98,9 +98,8 @@ DAEMON_FAMILIES: tuple[MetricFamily[Metrics], ...] = (
     ),
 )
 
-ADDED = frozenset(
-    f"process_{name}" for name in ("cpu_seconds", "resident_memory_bytes", "open_fds")
-)
+CPU_SECONDS = "process_cpu_seconds"
+ADDED = (CPU_SECONDS, "process_resident_memory_bytes", "process_open_fds")
 
 #: The start of each series is of no use here, and would double a scrape.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -118,6 +117,10 @@ def _nics(node: Node) -> list[tuple[tuple[str, ...], int]]:
 class _Processes:
     """The usual process_* metrics; those that add up are of the daemon and its children."""
 
+    def __init__(self) -> None:
+        self._of_daemon = ProcessCollector(registry=None)  # once: its start is no later clock's
+        self._cpu_seconds = 0.0  # the most so far: a child may be counted twice as it ends
+
     def collect(self) -> Iterator[Metric]:
         """Yield them: proc(5). The CPU time of children that have ended counts, too."""
         added: defaultdict[str, float] = defaultdict(float)
@@ -127,10 +130,13 @@ class _Processes:
                     added[sample.name] += sample.value
             added["process_cpu_seconds_total"] += ended_children_seconds(pid)
         added["process_cpu_seconds_total"] += ended_children_seconds(os.getpid())
-        for metric in ProcessCollector(registry=None).collect():
+        for metric in self._of_daemon.collect():
             (sample,) = metric.samples
             if metric.name in ADDED:
-                metric.samples = [sample._replace(value=sample.value + added[sample.name])]
+                value = sample.value + added[sample.name]
+                if metric.name == CPU_SECONDS:
+                    value = self._cpu_seconds = max(value, self._cpu_seconds)
+                metric.samples = [sample._replace(value=value)]
             yield metric
 
 

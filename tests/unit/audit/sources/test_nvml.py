@@ -44,6 +44,12 @@ def test_nvml_is_not_asked_until_what_works_on_the_driver_has_ended(machine: Mac
     assert machine.reason is None
 
 
+def test_a_zombie_works_on_nothing(machine: Machine) -> None:
+    machine.runs(7, "nvidia-mig-parted apply")
+    (machine.proc / "7/cmdline").write_bytes(b"")
+    assert machine.reason is None
+
+
 CHANGES = (
     *("nvidia-mig-parted apply", "./nvidia-installer", "nvidia-uninstall"),
     *("modprobe -r nvidia_uvm", "rmmod nvidia", "insmod /lib/modules/6.1/nvidia.ko"),

@@ -8,10 +8,12 @@ from dataclasses import replace
 from subprocess import PIPE, Popen
 
 import pytest
+from prometheus_client import ProcessCollector
 
 from affinityd.audit.memory import HostMemory
 from affinityd.audit.model import AuditedProcess, ContainerResources, CpuTime, Job, Scan
 from affinityd.cli.commands.serve import counting
+from affinityd.daemon.metrics import registry
 from affinityd.daemon.metrics.audit import OTHERS, REMEMBERED, JobRow, JobSeries
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.state.topology_watcher import KnownNode
@@ -169,6 +171,23 @@ def test_the_cpu_time_of_children_counts_while_they_run_and_afterwards() -> None
         child.communicate(b"\n")
     assert while_it_runs - before >= 0.4
     assert seconds() - time.process_time() - before >= 0.4
+
+
+def test_cpu_time_never_goes_down_and_the_start_follows_no_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    metrics, ended = Metrics(KnownNode(), lambda: None), [100.0]
+
+    def of_process(name: str) -> float:
+        lines = (line.split() for line in told(metrics))
+        return next(float(line[1]) for line in lines if line[0] == f"process_{name}")
+
+    monkeypatch.setattr(registry, "ended_children_seconds", lambda _pid: ended[0])
+    seconds, start = of_process("cpu_seconds_total"), of_process("start_time_seconds")
+    ended[0] = 0.0  # it was counted twice
+    monkeypatch.setattr(ProcessCollector, "_boot_time", lambda _self: 1.0)
+    assert of_process("cpu_seconds_total") >= seconds
+    assert of_process("start_time_seconds") == start
 
 
 def test_failure_counters_begin_at_0() -> None:
