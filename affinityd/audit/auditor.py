@@ -9,9 +9,8 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from affinityd.audit.allocations import with_allocations
 from affinityd.audit.gather import TICKS, ProcessWalk, ThreadName, ticks_of, ticks_spent
-from affinityd.audit.judge import Judge, divided, overlap
+from affinityd.audit.judge import Judge, divided, overlap, with_allocations
 from affinityd.audit.memory import MemoryMeter
 from affinityd.audit.model import (
     NO_NAMES,

@@ -38,7 +38,7 @@ PURE_MODULES = (
     *(name for name in MODULES if name.split(".")[1:2] in [[folder] for folder in PURE]),
     *("affinityd.cpuset", "affinityd.text", "affinityd.topology.model"),
     "affinityd.topology.nearness",
-    *(f"affinityd.audit.{name}" for name in ("judge", "allocations", "verify")),
+    *(f"affinityd.audit.{name}" for name in ("judge", "verify")),
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from affinityd.doctor.checks import devices, grace, kernel, platform, slurm
+from affinityd.doctor.checks import devices, kernel, platform, slurm
 from affinityd.doctor.checks.daemon import daemon, nri
 from affinityd.doctor.facts import (
     NOT_APPLICABLE,
@@ -42,7 +42,7 @@ CHECKS: Mapping[str, Check] = {
     "gpu-nics": Check(devices.gpu_nics, "each GPU has an RDMA device near it", nvml=True),
     "nvml": Check(kernel.nvml, "NVML answers, for every GPU", nvml=True),
     "persistence": Check(kernel.persistence, "the driver keeps idle GPUs initialized", nvml=True),
-    "gpu-memory": Check(grace.gpu_memory, "memory of Grace's GPUs is kept for them"),
+    "gpu-memory": Check(devices.gpu_memory, "memory of Grace's GPUs is kept for them"),
     "peer-to-peer": Check(
         platform.peer_to_peer, "no ACS and no IOMMU redirects copies between devices", nvml=True
     ),

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from affinityd.audit.allocations import with_allocations
-from affinityd.audit.judge import Judge
+from affinityd.audit.judge import Judge, with_allocations
 from affinityd.audit.model import AuditedProcess, GpuKey, ProcessFacts
 from affinityd.audit.remedies import Remedies
 from affinityd.cpuset import format_list, parse_list
