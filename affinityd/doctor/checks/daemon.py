@@ -136,8 +136,8 @@ def daemon(facts: NodeFacts) -> CheckResults:
 
 #: Variables that commands, prologs and pods read, besides the settings.
 READ = (
-    *("CONFIG", "CPUS", "DRAIN", "JOB_CPUS", "JOB_GPUS", "MEMORY", "NICS", "THREADS"),
-    *("TIMEOUT", "URL", "VERBOSE"),
+    *("CONFIG", "CPUS", "DRAIN", "JOB_CPUS", "JOB_GPUS", "MEMORY", "MPS_DEVICES", "NICS"),
+    *("THREADS", "TIMEOUT", "URL", "VERBOSE"),
 )
 #: Variables that affinityd sets for jobs.
 WRITTEN = (
