@@ -14,6 +14,7 @@ import pytest
 from affinityd.errors import AffinityError, NoSuchGpuError
 from affinityd.linux import children
 from affinityd.linux.children import Child, ChildError, run
+from affinityd.linux.processes import stat_of
 from tests.support.children import children_of
 from tests.support.daemons import PATIENCE, eventually
 
@@ -131,6 +132,17 @@ def test_parts_are_read_as_they_come() -> None:
     child = Child(parts, PATIENCE)
     assert [child.read(within()) for _ in range(3)] == [b"0", b"1", b""]
     assert child.end(PATIENCE) == -signal.SIGABRT
+
+
+def test_a_program_that_a_child_started_is_killed_with_it() -> None:
+    def parts() -> Iterator[bytes]:
+        yield b"%d" % subprocess.Popen(["sleep", "600"]).pid
+        time.sleep(600)
+
+    child = Child(parts, PATIENCE)
+    program = int(child.read(within()))
+    child.end()
+    eventually(lambda: (stat := stat_of(program)) is None or stat.is_zombie, "it has ended")
 
 
 @needs_freezer

@@ -3,6 +3,7 @@
 What sets one runs in a child: the tests' own process keeps its policy.
 """
 
+import ctypes
 import json
 import os
 from pathlib import Path
@@ -150,6 +151,18 @@ if os.geteuid() == 0:
     os.setuid(65534)
 tell(policy_of(1), policy_of(2**22 + 1))
 """) == [None, None]
+
+
+#: AUDIT_ARCH_* of linux/audit.h.
+MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7, "ppc64le": 0xC0000015}
+
+
+def test_the_numbers_of_system_calls_are_those_that_libseccomp_has() -> None:
+    resolve = ctypes.CDLL("libseccomp.so.2").seccomp_syscall_resolve_name_arch
+    for machine, numbers in syscalls.NUMBERS.items():
+        for call, number in numbers.items():
+            token = ctypes.c_uint32(MACHINES[machine])
+            assert resolve(token, call.encode()) == number, (machine, call)
 
 
 @pytest.mark.parametrize(

@@ -128,9 +128,13 @@ def test_shared_anonymous_memory_is_cuda_s_where_its_driver_is_mapped() -> None:
         assert mappings_in(seen, files, len(seen)) == [(*buffers, kind), (*rest, ANONYMOUS)]
 
 
-def test_a_lock_that_is_free_or_whose_process_has_ended_is_not_waited_for() -> None:
+def test_the_lock_is_waited_for_by_a_read_of_one_page_s_entry() -> None:
+    io = Path("/proc/thread-self/io")
+    before = io.read_bytes()
     wait_for_lock(os.getpid())
-    wait_for_lock(2**22 + 1)
+    wait_for_lock(2**22 + 1)  # no such process: no error
+    read_before, read = (int(text.split()[1]) for text in (before, io.read_bytes()))
+    assert read - read_before == len(before) + 8
 
 
 def test_an_ended_process_has_no_memory() -> None:
