@@ -157,7 +157,11 @@ def read_task(environ: Environment, stated: Task, options: Options, names: Colle
         is_launched=bool(environ.keys() - {ALLOWED, CPULIST}),
     )
     if options.cpus is None:
-        task = replace(task, cpus=_asked_cpus(environ, stated, launched, starts_ranks=starts_ranks))
+        cpus = _asked_cpus(environ, stated.ranks, launched)
+        is_one_of_script_s = stated.rank and not stated.ranks and starts_ranks
+        if SLURM_JOB in environ and cpus and cpus.cpus and is_one_of_script_s:
+            cpus = TaskCpus(tasks=1, of_job=cpus.cpus)  # it has them for all of its ranks
+        task = replace(task, cpus=cpus)
     if not is_named and (launched is None or launched.variable == SLURM_TASK):
         bound = _bound_by(environ)
         if launched and launched.size:
@@ -205,20 +209,7 @@ def _visible(environ: Environment, stated: Task) -> str | None:
 # The CPUs that it asked for, and those that were given to it.
 
 
-def _asked_cpus(
-    environ: Environment, stated: Task, launched: Rank | None, *, starts_ranks: bool
-) -> TaskCpus | None:
-    """Return how many CPUs a task asked for. A batch script has them for all of its ranks."""
-    asked = asked_cpus(environ, stated.ranks, launched)
-    is_one_of_script_s = SLURM_JOB in environ and starts_ranks and stated.rank and not stated.ranks
-    if asked and asked.cpus and is_one_of_script_s:
-        return TaskCpus(tasks=1, of_job=asked.cpus)
-    return asked
-
-
-def asked_cpus(
-    environ: Environment, ranks: int | None = None, rank: Rank | None = None
-) -> TaskCpus | None:
+def _asked_cpus(environ: Environment, ranks: int | None, rank: Rank | None) -> TaskCpus | None:
     """Return how many CPUs a process's task asked for; None: unknown.
 
     `ranks` divide its CPUs; None: as many as its launcher started. AFFINITYD_CPUS says it; else
