@@ -33,7 +33,7 @@ from affinityd.linux.processes import credentials
 
 log = logging.getLogger(__name__)
 
-BACKLOG = 2048
+BACKLOG = 512  #: connections that wait: clients would not wait for more to be accepted
 WRITABLE_BY_ALL = 0o666  #: the job of every user of the node must reach the daemon
 CHECK_SECONDS = 2.0  #: how often the socket's file is looked for, with the watcher's checks
 DRAIN_SECONDS = 5.0  #: how long requests that are under way at SIGTERM may take

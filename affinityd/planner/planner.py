@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
-from affinityd.cpuset import format_list
+from affinityd.cpuset import CpuSet, format_list
 from affinityd.errors import UnsatisfiableError
 from affinityd.planner import Demand, Options, Plan, RankPlan, Widening, domains
 from affinityd.planner.domains import RankCores, RankGroup, given_cpus, single_bundles, usable
@@ -117,13 +117,17 @@ def _rank_plans(
     cut = {rank: cores[:most] for rank, cores in sorted(cores_of.items())}
     ranks_on = Counter(core.cpus[0] for cores in cut.values() for core in cores)
     group_of = {rank: group for group in groups for rank in group.ranks}
+    sets: dict[CpuSet, CpuSet] = {}  # of 256 ranks most have the same CPUs, and replies are kept
     for rank, cores in cut.items():
         if len(cores_of[rank]) < least:
             raise UnsatisfiableError(too_few_cores(demand, rank, cores_of, least))
         gpu, group = demand.gpus[rank], group_of[rank]
         cpus = given_cpus(cores, options)
+        cpus = sets.setdefault(cpus, cpus)
         homes = (cores[0].node,) if mode.everywhere else group.homes
         widening = None if mode.everywhere else _widening(topology, demand, group, gpu, cores)
+        if widening:
+            widening = widening._replace(cpus=sets.setdefault(widening.cpus, widening.cpus))
         yield RankPlan(
             rank=rank,
             gpu=gpu,

@@ -184,7 +184,8 @@ class PeerProtocol(HttpToolsProtocol):
         """Begin to answer a request."""
         if self._is_answering:
             self.transport.close()
-        elif not self.transport.is_closing():
+            raise ValueError  # it ends the parser, which would read all that was sent
+        if not self.transport.is_closing():
             super().on_headers_complete()
 
     def on_message_complete(self) -> None:

@@ -30,7 +30,9 @@ from affinityd.topology.model import Node, Topology
 from affinityd.topology.nearness import UNKNOWN, placement, vicinity
 
 MAX_FIELDS = 64  #: of a query
-MOST_REPLIES = 256  #: that are remembered, for the ranks of a job and for repeated questions
+MOST_REPLIES = 64  #: that are remembered, for the ranks of a job and for repeated questions
+#: In all lists and masks of a request that is remembered; each takes 100 bytes.
+MOST_CPUS = 2048
 JOBS_FORMAT = "shell"  #: of exec, bind, TaskProlog and a pod's run
 
 _reply = lru_cache(MOST_REPLIES)(resolve.plan_reply)
@@ -92,13 +94,24 @@ def replied(node: Node, asked: Request, caller: Caller | None = None) -> Reply:
     is_own = task.slice is not None
     has_number = task.cpus is not None and not task.cpus.is_allotment
     is_of_job = task.rank is not None and task.job is None and not (has_number or is_own)
-    if is_of_job and not (task.is_launched and task.ranks is None):
+    if _cpus_in(asked) > MOST_CPUS:
+        reply = resolve.plan_reply(node, asked, caller)
+    elif is_of_job and not (task.is_launched and task.ranks is None):
         # The other ranks' replies differ in nothing else.
         reply = _reply(node, asked._replace(task=replace(task, rank=None)), caller)
         reply = reply._replace(asked_ranks=asked_ranks(task.rank, len(reply.entries)))
     else:
         reply = _reply(node, asked, caller)
     return resolve.checked(node, reply)
+
+
+def _cpus_in(asked: Request) -> int:
+    """Return how many CPU numbers a request has."""
+    sets = [asked.observe, asked.task.cpuset, asked.task.slice]
+    if asked.task.slurm:
+        slurm = asked.task.slurm
+        sets += [slurm.mask, slurm.pinned, slurm.allowed, *slurm.masks]
+    return sum(len(cpus) for cpus in sets if cpus)
 
 
 def pairs_of(query: bytes) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 import json
 import tracemalloc
+from contextlib import suppress
 from urllib.parse import urlencode
 
 import pytest
@@ -165,3 +166,22 @@ def test_a_query_that_is_too_long_is_refused_unread() -> None:
     masks = ",".join(["0x" + "f" * 128] * 256)  # of 256 tasks on 512 CPUs
     slurm = [("env", "SLURM_STEP_ID=0"), ("env", f"SLURM_CPU_BIND_LIST={masks}")]
     assert answer_to(A100, urlencode(slurm).encode())
+
+
+def test_remembered_replies_take_little_memory() -> None:
+    everything = "&".join(
+        f"env=AFFINITYD_{name}=0-8191" for name in ("SLICE", "ALLOWED", "CPULIST")
+    )
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    for number in range(1, 1 + plan.MOST_REPLIES):
+        for query in (
+            f"ranks=256&mode=socket&cpus={number}",
+            f"{everything}&cpuset=0-{8000 + number}",
+        ):
+            with suppress(AffinityError):
+                answer_to(A100, query.encode())
+    most, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    plan._reply.cache_clear()
+    assert most - before < 40 * 2**20
