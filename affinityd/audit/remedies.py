@@ -46,7 +46,7 @@ START_WITH_NICS = "start it with affinityd exec --nics ucx,nvshmem,uccl"
 SET_LIBFABRIC = "set FI_CXI_DEVICE_NAME={device}"
 
 MAY_COMPUTE = (
-    "it may still compute: ask its user, and end it when its CPU time (ps -o time= {pid}) no "
+    "it may still compute: ask its user, and end it when its CPU time (ps -o time= PID) no "
     "longer grows"
 )
 
@@ -121,7 +121,7 @@ class Remedies:
             # Its parent may be a running job that notices soon: no remedy may kill that.
             parent = f"check process {facts.parent}, which must wait(2) for it or end"
             return parent if facts.parent > INIT else None
-        return MAY_COMPUTE.format(pid=facts.pid)
+        return MAY_COMPUTE
 
     def _target(self, process: AuditedProcess) -> AuditedProcess:
         """Return the process that a pin should name: its holder, or itself."""

@@ -31,6 +31,7 @@ from affinityd.topology.rdma import usable_ports
 
 TROUBLE = 2  #: exit code of every error: 1 is an answer
 EVERY = 2.0  #: seconds between two looks
+CONFIRM = 0.3  #: seconds until a process that the driver lists and /proc lacks is looked for again
 
 
 def add_arguments(parser: Parser) -> None:
@@ -53,13 +54,16 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the processes of GPUs; 0: none of them is remote, 1: one is, 2: unknown."""
+    """Print the processes of GPUs; 1: one is remote or an orphan, 2: not known of all, 0: none."""
     node = this_machine("has no processes")
     topology = node.topology
     if not topology.gpus:
         raise NoSuchGpuError("this node has no GPU")
     auditor = auditor_by(load_settings(arguments), query_processes, node.reserved)
     scan = auditor.scan(topology)
+    if auditor.has_unconfirmed:
+        time.sleep(CONFIRM)
+        scan = auditor.scan(topology)
     try:
         _print(arguments, topology, scan)
         while arguments.watch is not None:
@@ -68,9 +72,10 @@ def run(arguments: argparse.Namespace) -> int:
             _print(arguments, topology, scan, is_second=True)
     except BrokenPipeError:  # the reader has ended; the result counts all the same
         give_up_stdout()
-    if any(it.placement == REMOTE and not it.is_daemon for it in scan.processes):
-        return 1
-    is_known = any(cpus and key not in scan.unknown for key, cpus in scan.near.items())
+    for process in scan.processes:
+        if not process.is_daemon and (process.placement == REMOTE or process.orphan is not None):
+            return 1
+    is_known = all(cpus and key not in scan.unknown for key, cpus in scan.near.items())
     return 0 if is_known else TROUBLE
 
 
@@ -90,12 +95,12 @@ def _print(
         print(dumps({**whole, "processes": processes}), flush=True)
         return
     names = {it.facts.pid: audit.process_name(it.facts) for it in scan.processes}
-    state = "; ".join(finding.text for finding in verdict(scan))
+    said = [(pid, f"CPUs set by {owner}") for pid, owner in owners.items() if owner.how]
+    said += [(pid, text) for pid, texts in nics.items() for text in texts]
     lines = [
-        *([state] if arguments.watch is not None else []),
+        "; ".join(finding.text for finding in verdict(scan)),
         *audit.table(topology, scan, is_second=is_second, all_memory=arguments.memory),
-        *(f"{names[pid]}: CPUs set by {owner}" for pid, owner in owners.items() if owner.how),
-        *(f"{names[pid]}: {text}" for pid, texts in nics.items() for text in texts),
+        *audit.once(said, names),
     ]
     print("\n".join(map(one_line, ["", *lines] if is_second else lines)), flush=True)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from affinityd.audit.document import waits_of
 from affinityd.audit.gather import TICKS, ticks_spent
 from affinityd.audit.model import AuditedProcess, GpuKey, Holding, ProcessFacts, Scan
 from affinityd.audit.remedies import Remedies
+from affinityd.audit.verdict import STATES, states
 from affinityd.audit.verify import Verification, matches
 from affinityd.audit.waits import NOTABLE
 from affinityd.cli.console import aligned
@@ -36,17 +38,14 @@ def table(
         gpu.key: f"{gpu.vendor} {gpu.index}" if is_mixed else f"{gpu.index}"
         for gpu in topology.gpus
     }
+    states_of_gpus = states(scan)
+    order = sorted(scan.processes, key=lambda it: STATES.index(states_of_gpus[it.facts.gpu]))
+    scan = replace(scan, processes=tuple(order))
     if scan.processes:
         yield from _rows_table(scan, names, is_second=is_second)
-    elif len(scan.unknown) < len(scan.near):
-        yield "no process uses a GPU"
     remedies = Remedies(topology, scan)
-    for process in scan.processes:
-        if process.orphan is not None:
-            facts, remedy = process.facts, remedies.end(process)
-            held = f"{_memory(facts.holding)} of GPU {names[facts.gpu]}"
-            end = f"; {remedy}" if remedy else ""
-            yield f"{process_name(facts)}: orphan, holds {held}: {process.orphan}{end}"
+    processes = {process.facts.pid: process_name(process.facts) for process in scan.processes}
+    yield from once(_orphans(scan, remedies, names), processes)
     yield from _remarks(scan, names)
     yield from _remedies(scan, remedies)
     yield from _waits(scan)
@@ -56,6 +55,28 @@ def table(
             remedy = remedies.of_memory(process, memory)
             why = f"; {memory.cause}: {remedy}" if remedy else ""
             yield f"{process_name(process.facts)}: {memory}{why}"
+
+
+def once(said: Iterable[tuple[int, str]], names: Mapping[int, str]) -> Iterator[str]:
+    """Yield the sentences on processes, pid and text, equal ones once: the first, and how many."""
+    pids_by_text: dict[str, list[int]] = {}
+    for pid, text in said:
+        pids_by_text.setdefault(text, []).append(pid)
+    for text, (first, *others) in pids_by_text.items():
+        more = f" and {len(others)} more" if others else ""
+        yield f"{names[first]}{more}: {text}"
+
+
+def _orphans(
+    scan: Scan, remedies: Remedies, names: Mapping[GpuKey, str]
+) -> Iterator[tuple[int, str]]:
+    """Yield the pid of each orphan, and what it holds, why it is one, and what to do."""
+    for process in scan.processes:
+        if process.orphan is not None:
+            facts, remedy = process.facts, remedies.end(process)
+            held = f"{_memory(facts.holding)} of GPU {names[facts.gpu]}"
+            end = f"; {remedy}" if remedy else ""
+            yield facts.pid, f"orphan, holds {held}: {process.orphan}{end}"
 
 
 def _remarks(scan: Scan, names: Mapping[GpuKey, str]) -> Iterator[str]:

@@ -120,7 +120,26 @@ def test_without_a_source_of_processes_the_result_is_unknown(capsys: Capture) ->
     assert main(["audit"]) == 2
     lines = capsys.readouterr().out.splitlines()
     ends = ["its processes are not known: NVIDIA's driver is not loaded"] * 2
-    assert lines == [f"GPU {index}: {end}" for index, end in enumerate(ends)]
+    said = [f"GPU {index}: {end}" for index, end in enumerate(ends)]
+    assert lines == ["2 of 2 GPUs cannot be judged", *said]
+
+
+def test_a_ghost_an_orphan_and_a_gpu_that_is_not_known_are_in_the_exit_status(
+    capsys: Capture, known: Known
+) -> None:
+    """The driver lists a process that /proc does not have."""
+    ended = 2**22 - 1
+    known.now = Known(ended).now
+    assert main(["audit"]) == 1
+    state, *lines = capsys.readouterr().out.splitlines()
+    assert state == "1 of 2 GPUs is held by an ended job"
+    assert any(f"process {ended}" in line and "orphan" in line for line in lines)
+    lost = {gpu.key: "GPU is lost" for gpu in TOPOLOGY.gpus[:1]}
+    with sleeping() as child:
+        known.now = replace(Known(child.pid).now, unknown=lost)
+        os.sched_setaffinity(child.pid, NEAR)
+        assert main(["audit"]) == 2
+    assert capsys.readouterr().out.startswith("1 of 2 GPUs cannot be judged\n")
 
 
 def test_near_memory_has_a_line_on_request(capsys: Capture, known: Known) -> None:

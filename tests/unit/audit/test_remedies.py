@@ -132,7 +132,7 @@ def test_a_family_is_mended_as_one(found: list[ProcessFacts], expected: list[str
     assert [it and it.replace("--gpus ", "") for it in pins] == expected
 
 
-COMPUTES = "it may still compute: ask its user, and end it when its CPU time (ps -o time= 100)"
+COMPUTES = "it may still compute: ask its user, and end it when its CPU time (ps -o time= PID)"
 WAIT = "check process 50, which must wait(2) for it or end"
 
 

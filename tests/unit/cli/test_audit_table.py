@@ -150,12 +150,17 @@ def test_each_other_finding_has_its_own_line() -> None:
     ]
 
 
-def test_a_line_says_that_no_gpu_is_used_if_that_is_known() -> None:
-    assert shown(scan()) == ["no process uses a GPU"]
-    unknown = dict.fromkeys((GPU, OTHER), "it hangs")
-    assert shown(replace(scan(), unknown=unknown)) == [
-        f"GPU {index}: its processes are not known: it hangs" for index in (0, 1)
+def test_equal_sentences_are_said_once_and_the_worst_gpu_comes_first() -> None:
+    orphans = [
+        audited(process(pid=pid, gpu=OTHER), "unknown", orphan="its job has ended")
+        for pid in range(100, 475)
     ]
+    lines = shown(scan_of(TWO, audited(process(pid=7)), *orphans))
+    said = [line for line in lines if "orphan, holds" in line]
+    assert [line.partition(": orphan, holds 1024 MiB of GPU 1: its job")[0] for line in said] == [
+        "process 100 (python) and 374 more"
+    ]
+    assert rows(lines)[1].startswith("1 | ")
 
 
 def test_a_second_scan_shows_the_part_of_cpu_time_spent_far_from_the_gpus() -> None:
