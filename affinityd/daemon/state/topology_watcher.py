@@ -18,7 +18,7 @@ from typing import Protocol
 from affinityd.config import NODE_FILE
 from affinityd.config.settings import Settings
 from affinityd.daemon.state.background import FailureLog, in_background, pause, until_multiple
-from affinityd.errors import AffinityError, NotReadyError
+from affinityd.errors import AffinityError, FailingFileError, NotReadyError
 from affinityd.linux.files import content, sweep
 from affinityd.text import count
 from affinityd.topology.document import write_node
@@ -61,13 +61,15 @@ class KnownNode:
 
     def __init__(self, node: Node | None = None) -> None:
         self.known = node  #: None before the first reading
+        self.failing: str | None = None  #: the file that failed in the last reading, and its error
         self.has_read = asyncio.Event()
 
     @property
     def node(self) -> Node:
         """The node. Raises NotReadyError before the first reading."""
         if self.known is None:
-            raise NotReadyError("the machine has not been read yet; try again in a moment")
+            unread = self.failing or "the machine has not been read yet"
+            raise NotReadyError(f"{unread}; try again in a moment")
         return self.known
 
 
@@ -165,7 +167,7 @@ class TopologyWatcher(KnownNode):
         online = content(self._machine.online_file) if self._machine.online_file else None
         ports = await in_background(self._machine.ports)
         with self._unread.logged():
-            topology = await in_background(self._machine.read)
+            topology = await in_background(self._read_machine)
             if self.known is not None and topology != self.known.topology:
                 # Files may be missing while something is mounted or plugged.
                 await asyncio.sleep(SETTLE_SECONDS)
@@ -184,6 +186,13 @@ class TopologyWatcher(KnownNode):
                 log.info("read again: nothing has changed")
             self.has_read.set()
             self._is_to_publish = True
+
+    def _read_machine(self) -> Topology:
+        try:
+            return self._machine.read()
+        except FailingFileError as error:
+            self.failing = str(error)
+            raise
 
     def _publish(self) -> None:
         node, before = self.node, self._published

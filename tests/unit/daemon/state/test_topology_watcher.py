@@ -17,6 +17,7 @@ from affinityd.config.settings import Settings
 from affinityd.daemon.state import topology_watcher
 from affinityd.daemon.state.scans import scan_regularly
 from affinityd.daemon.state.topology_watcher import KnownNode, TopologyWatcher
+from affinityd.errors import FailingFileError, NotReadyError
 from affinityd.topology.document import read_node
 from affinityd.topology.model import Node, Topology
 from tests.support.machines.facts import machine
@@ -34,6 +35,7 @@ class StandIn:
         self.online_file: str | None = f"{folder}/online"
         self.set_online("0-223")
         self.topology = WHOLE
+        self.failing = ""  # a file
         self.passing: list[Topology] = []  # each read once
         self.seen_drivers = "550"
         self.seen_ports = "4: ACTIVE"
@@ -51,6 +53,8 @@ class StandIn:
 
     def read(self) -> Topology:
         self.read_times += 1
+        if self.failing:
+            raise FailingFileError(self.failing)
         return self.passing.pop() if self.passing else self.topology
 
     def drivers(self) -> str:
@@ -116,6 +120,20 @@ async def test_a_reading_has_the_drivers_answers_and_a_difference_is_a_published
         watched.topology = FEWER
         watched.watcher.want_reading()
         await watched.is_published(2)
+
+
+async def test_until_the_first_reading_the_file_that_fails_is_named(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    with pytest.raises(NotReadyError, match=r"^the machine has not been read yet; try again"):
+        _ = watched.watcher.node
+    watched.failing = "/sys/x: Input/output error"
+    task = asyncio.create_task(watched.watcher.watch())
+    await until(lambda: watched.read_times > 1)
+    with pytest.raises(NotReadyError, match=r"^/sys/x: Input/output error; try again"):
+        _ = watched.watcher.node
+    watched.failing = ""
+    await watched.is_published(1)
+    task.cancel()
 
 
 async def test_a_difference_that_a_single_reading_has_does_not_count(tmp_path: Path) -> None:
