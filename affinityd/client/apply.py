@@ -59,10 +59,7 @@ REMARKS = {
     ),
     "widened": "the nearest others were added (AFFINITYD_CPUS=none leaves them out)",
     "share_unavailable": "too few cores for a block for each GPU: only this job's GPUs divide them",
-    "ambiguous_index": (
-        "this machine has GPUs of several models, which CUDA numbers fastest first: "
-        "set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name the GPU by its UUID"
-    ),
+    "ambiguous_index": "which GPU an index means is not certain here: name the GPU by its UUID",
 }
 
 PARENT_SECONDS = 0.3  #: for which the environment of the parent is waited for
@@ -515,9 +512,8 @@ def _remarks(plan: ProcessPlan, cpus: CpuSet) -> Iterator[str]:
             yield f"CPUs {asked} are not near the GPU; allowed are {format_list(plan.allowed)}"
     if cpus != plan.cpus:
         yield f"CPUs {asked} were cut down to {format_list(cpus)}: the cpuset has no more"
-    is_ordered = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     for code in plan.warnings:
-        if code in REMARKS and not (code == "ambiguous_index" and is_ordered):
+        if code in REMARKS:
             yield f"{_lack(plan)}: {REMARKS[code]}" if code == "widened" else REMARKS[code]
 
 

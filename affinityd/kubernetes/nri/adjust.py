@@ -34,7 +34,8 @@ CDI_ANNOTATION = "cdi.k8s.io/"  #: begins the annotations that name devices of C
 FILES = (
     (re.compile(r"/dev/nvidia([0-9]+)", re.ASCII), "minor:"),
     (re.compile(r"/dev/dri/renderD([0-9]+)", re.ASCII), "drm:"),
-    (re.compile(r"/dev/davinci([0-9]+)", re.ASCII), ""),
+    (re.compile(r"/dev/davinci([0-9]+)", re.ASCII), "davinci:"),
+    (re.compile(r"/dev/accel/accel([0-9]+)", re.ASCII), "accel:"),
 )
 CDI = (
     (re.compile(r"k8s\.gpu\.[a-z.]+/claim=.*-gpu-([0-9]+)", re.ASCII), "minor:"),
