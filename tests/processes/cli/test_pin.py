@@ -113,6 +113,7 @@ def test_another_users_process_needs_gpus_and_is_not_pinned(
     with tempfile.TemporaryDirectory() as folder, parent_of(*[{}] * 12) as child:
         Path(folder).chmod(0o755)  # pytest's own are for root alone
         monkeypatch.setenv("AFFINITYD_ROOT", os.fspath(write_tree(TOPOLOGY, Path(folder, "root"))))
+        monkeypatch.setenv("AFFINITYD_CONFIG", f"{folder}/none")
         unnamed = as_another("pin", str(child.pid))
         named = as_another("pin", str(child.pid), "--gpus", "0", "--dry-run")
         status, _, complaint = as_another("pin", str(child.pid), "--cpus", "0", "--tree")
