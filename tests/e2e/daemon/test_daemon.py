@@ -40,6 +40,12 @@ GPU = "sys/bus/pci/devices/0000:07:00.0"
 FEWER = "0-47,50-255"
 
 
+def next_state(manager: socket.socket) -> bytes:
+    while (state := manager.recv(4096)) == b"WATCHDOG=1":
+        pass
+    return state
+
+
 def test_a_daemon_from_start_to_end(tmp_path: Path) -> None:
     """As a service, whose manager hears of it; with its socket for all, whatever the umask is."""
     folder = tmp_path / "run"
@@ -56,7 +62,7 @@ def test_a_daemon_from_start_to_end(tmp_path: Path) -> None:
             daemon = spawn(tmp_path, *arguments, "--log-format", "json", env=environment)
         finally:
             os.umask(before)
-        assert manager.recv(4096).startswith(b"READY=1\nSTATUS=mi250x: 128 CPUs")
+        assert next_state(manager).startswith(b"READY=1\nSTATUS=mi250x: 128 CPUs")
         modes = [stat.S_IMODE(it.stat().st_mode) for it in (folder, daemon.socket)]
         assert modes == [0o755, 0o666]
         assert stat.S_IMODE((folder / "node.json").stat().st_mode) == 0o644
@@ -64,7 +70,7 @@ def test_a_daemon_from_start_to_end(tmp_path: Path) -> None:
         assert daemon.get("/plan?gpus=0").status == 409
         assert 'affinityd_cpus{state="reserved"} 128.0' in daemon.get("/metrics").text
         daemon.signal(signal.SIGTERM)
-        assert manager.recv(4096) == b"STOPPING=1"
+        assert next_state(manager) == b"STOPPING=1"
     assert daemon.process.wait(PATIENCE) == 0
     assert not daemon.socket.exists()
     left = read_node(folder / "node.json")

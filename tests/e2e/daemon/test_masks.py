@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from affinityd.cpuset import CpuSet, parse_list
-from affinityd.linux.processes import descendants, mask_of, thread_ids
+from affinityd.cpuset import parse_list
+from affinityd.linux.processes import mask_of
 from tests.support.children import sleeping
 from tests.support.cpusets import needs_cpuset
 from tests.support.daemons import eventually
@@ -38,17 +38,3 @@ def test_a_process_far_from_its_gpu_keeps_its_mask_and_a_command_is_named(
         assert mask_of(child.pid) == FAR_CPU
         (process,) = node.audit()["processes"]
         assert f" {child.pid} fixes it now" in process["remedy"]
-
-
-def test_the_daemon_keeps_off_the_cpus_of_pinned_ranks(node: ScanningNode) -> None:
-    daemon = node.daemon.process.pid
-
-    def held() -> set[CpuSet | None]:
-        family = [daemon, *(stat.number for stat in descendants(daemon))]
-        return {mask_of(tid) for pid in family for tid in thread_ids(pid)}
-
-    with sleeping() as child:
-        os.sched_setaffinity(child.pid, NEAR_CPU)
-        node.say({0: [child.pid]})
-        eventually(lambda: held() == {FAR_CPU}, "the daemon keeps off")
-    eventually(lambda: held() == {NEAR_CPU | FAR_CPU}, "it has all CPUs again")
