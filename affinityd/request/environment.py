@@ -195,7 +195,7 @@ def local_rank(environ: Environment) -> Rank | None:
         if (rank.number, rank.size) != (among[0].number, among[0].size):
             raise InvalidRequestError(
                 f"{among[0].variable}={among[0].number} and {rank.variable}={rank.number} are of "
-                "two launchers, of which either may be the nearer"
+                "two launchers, of which either may be the nearer: unset one of them"
             )
     for rank in others:
         if rank.number != nearest.number or (rank.size or 0) <= 1:
@@ -242,7 +242,9 @@ def _ranks(environ: Environment) -> Iterator[Rank]:
         elif variable != FLUX_TASK or environ.get(FLUX_NODES) == "1":  # else it is the whole job's
             size = next((_count(environ, name) for name in sizes if environ.get(name)), None)
         if size is not None and rank >= size:
-            raise InvalidRequestError(f"{variable}={rank}, but there are {size} ranks here")
+            raise InvalidRequestError(
+                f"{variable}={rank}, but there are {size} ranks here: unset it"
+            )
         yield Rank(rank, size, variable)
 
 
@@ -253,7 +255,7 @@ def _count(environ: Environment, name: str) -> int | None:
         return None
     count = number(value)
     if count is None:
-        raise InvalidRequestError(f"{name}={quote(value)} is no number")
+        raise InvalidRequestError(f"{name}={quote(value)} is no number: unset it")
     return count
 
 

@@ -92,7 +92,11 @@ READERS: dict[str, tuple[Callable[[str], object], tuple[str, ...], type[Exceptio
         *(HTTP, ValueError),
     ),
     "a memory policy": (parse_policy, POLICY, None),
-    "what launchers say": (a_launchers_environment, ("0", "1", "4", "(x2)", ",", "-1"), None),
+    "what launchers say": (
+        a_launchers_environment,
+        ("0", "1", "4", "(x2)", ",", "-1"),
+        AffinityError,
+    ),
     **{
         f"parameter {name}": (asking(name), OF_PARAMETERS.get(name, DEVICES), AffinityError)
         for name in PARAMETERS

@@ -130,22 +130,24 @@ def test_the_nearest_launcher_says_the_rank(environ: str, expected: str) -> None
 def test_a_rank_is_a_number() -> None:
     for text in (" 0", "-2", "+1", "1.0", "0x1", "one", "١", "1" * 11, "\udcff", "²"):
         for variable in LAUNCHERS:
-            with pytest.raises(InvalidRequestError, match=f"^{variable}=.* is no number$"):
+            with pytest.raises(
+                InvalidRequestError, match=f"^{variable}=.* is no number: unset it$"
+            ):
                 local_rank({variable: text})
     for text in ("", "-1"):
         assert [read({variable: text}) for variable in LAUNCHERS] == [""] * len(LAUNCHERS)
     assert (number("0"), number(str(2**32 - 1))) == (0, 2**32 - 1)
 
 
-TWO = "{} and {} are of two launchers, of which either may be the nearer"
+TWO = "{} and {} are of two launchers, of which either may be the nearer: unset one of them"
 OTHERS = "PMI_LOCAL_RANK=1 PMI_LOCAL_SIZE=2 PALS_LOCAL_RANKID=1 PALS_LOCAL_SIZE=4"
 
 
 @pytest.mark.parametrize(
     ("environ", "message"),
     [
-        ("LOCAL_RANK=2 LOCAL_WORLD_SIZE=2", "LOCAL_RANK=2, but there are 2 ranks here"),
-        ("MPI_LOCALRANKID=0 MPI_LOCALNRANKS=four", "MPI_LOCALNRANKS='four' is no number"),
+        ("LOCAL_RANK=2 LOCAL_WORLD_SIZE=2", "LOCAL_RANK=2, but there are 2 ranks here: unset it"),
+        ("MPI_LOCALRANKID=0 MPI_LOCALNRANKS=four", "MPI_LOCALNRANKS='four' is no number: unset it"),
         (
             "OMPI_COMM_WORLD_LOCAL_RANK=1 PMI_LOCAL_RANK=0",
             TWO.format("OMPI_COMM_WORLD_LOCAL_RANK=1", "PMI_LOCAL_RANK=0"),
