@@ -126,7 +126,8 @@ any one rank | dgx-1v | mode=exclusive gpus=0,0,0 min_physical_cores=2 share=nod
 rank 2 (GPU 0),1 physical core,min_physical_cores=1
 exclusive | two cores | mode=exclusive | rank 2 (GPU 2),0 physical cores,a wider cpuset
 even | two cores | mode=even | rank 2 (GPU 2),0 physical cores,a wider cpuset
-single_unique | one core | mode=single_unique | rank 1 (GPU 1),1 allowed CPU,a wider cpuset
+single_unique | one core | mode=single_unique min_physical_cores=2 | \
+rank 1 (GPU 1),fewer than 1,1 allowed CPU,a wider cpuset
 offline CPUs | half offline | cpuset=2-3 | no CPU is allowed,(0-1)
 all reserved | half offline | reserved=0-3 | no CPU is allowed,(all are reserved)
 remote | pair | cpuset=4-7 strict=true | strict,rank 0,home is node 1,strict=false
@@ -277,6 +278,8 @@ balanced            | gpus=0,0,0          | balanced leaves 2 cores of node 0 un
 a remainder         | gpus=0,0,0 balanced=false | an equal division leaves 2 cores of node 0 unused
 blocks              | share=node          | \
 share=node: each GPU of node 0 has its own block; balanced may leave cores of it unused
+also where it fits  | share=auto          | \
+share=node: each GPU of node 0 has its own block; balanced may leave cores of it unused
 not balanced        | share=node mode=exclusive | share=node: each GPU of node 0 has its own block
 other ranks         | gpus=0,0 mode=node  | node: 8 cores of the 8 of node 0, shared by 2 ranks
 another home        | cpuset=16-31        | \
@@ -288,6 +291,8 @@ where it may be     | gpus=1 mode=node    | any allowed CPU may be near: those o
 equally near nodes  | gpus=2 mode=node    | \
 that node has no CPU; nodes 0-1 are the nearest that have one (distance unknown)
 of both             | gpus=2 mode=node reserved=0 | CPUs 0 of nodes 0-1 are reserved
+of both sockets     | gpus=2 mode=socket reserved=0 | \
+CPUs 0 of the socket of nodes 0-1 are reserved
 no CPUs             | gpus=2              | \
 that node has no CPU; node 0 is the nearest that has one (distance unknown)
 even                | mode=even           | even: 16 cores of the 16 of nodes 0-1
@@ -389,6 +394,9 @@ def test_where_too_few_cpus_are_near_the_nearest_others_are_added(
     rows("""
 all ranks of a node together | pair | gpus=0,0 rank=1 mode=node cpuset=2-5 cpus=2 | widened | \
 rank 1 has CPUs 4-5 away from node 0, its home: 2 allowed CPUs are there, and 4 were asked for
+also those that a rank does not see | dgx | LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 mode=node \
+CUDA_VISIBLE_DEVICES=0 cpuset=16-23,48-49 AFFINITYD_ALLOWED=16-23,48-49 | widened | \
+2 allowed CPUs are there, and 10 were asked for
 none near | pair | gpus=0,0 cpuset=3-4 cpus=1 | remote_home | \
 rank 1 has CPUs away from NUMA node 0, where its GPU 0 is
 of a socket | socket | mode=socket cpus=4 | widened |

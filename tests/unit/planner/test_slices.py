@@ -32,6 +32,7 @@ NEAR = {"0": parse_list("0-15"), "1": parse_list("16-31"), "-": None}
         pytest.param("1 - 0", "0-1 2-3 16-17", "16-17 2-3 0-1", id="an unknown place stays out"),
         pytest.param("1 0 0", "0-3 4-5 16-19", "16-19 4-5 0-3", id="a near task stays out"),
         pytest.param("1 1", "0-3 4-7", "0-3 4-7", id="no near CPU is there"),
+        pytest.param("1 1 0", "4-7 0-3 16-17", "4-5,16-17 2-3,6-7 0-1", id="its own far ones"),
         pytest.param(
             "1 1 0 0", "0-3 4-7 16-17 18-19", "4-5,16-17 6-7,18-19 0-1 2-3", id="cores in turns"
         ),

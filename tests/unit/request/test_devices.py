@@ -145,6 +145,8 @@ none granted                | eight  | granted=none                 | \
 granted=none: the caller was given no GPU
 none visible                | mixed-models | visible=               | \
 no GPU is visible to the caller: CUDA_VISIBLE_DEVICES='' names none; {NAMES}
+the first of two lists | mixed-models | visible=ROCR_VISIBLE_DEVICES=9;HIP_VISIBLE_DEVICES=0 | \
+no GPU is visible to the caller: ROCR_VISIBLE_DEVICES='9' names none; {NAMES}
 an index of a divided GPU | eight  | granted=5 visible=1 | \
 no GPU is visible to the caller: CUDA_VISIBLE_DEVICES='1' names none, and CUDA shows the MIG \
 instances of GPU 5 by UUID; by name there are 0000:90:00.0, MIG-a1, MIG-a2
@@ -158,6 +160,22 @@ def test_a_gpu_that_is_not_here_is_told_with_those_that_are(
     with pytest.raises(NoSuchGpuError) as caught:
         ask(NODES[node], **words(asked))
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    rows("""
+at a GPU that is not here | visible=0,9,8,1 | CUDA_VISIBLE_DEVICES='0,9,8,1' ends before '9'
+the first of two lists | visible=ROCR_VISIBLE_DEVICES=0,9;HIP_VISIBLE_DEVICES=0 | ROCR_
+not for a GPU that is named | visible=0,9 gpus=0 |
+nor in the list of an MPS daemon | AFFINITYD_MPS_DEVICES=0,9 |
+"""),
+)
+def test_a_list_that_ends_early_is_warned_of(asked: str, told: str) -> None:
+    warnings = ask(EIGHT, **words(asked)).warnings
+    cuts = [warning.message for warning in warnings if warning.code == "visible_cut"]
+    assert len(cuts) == bool(told)
+    assert all(told in message for message in cuts)
 
 
 NO_DEVICES = {

@@ -103,11 +103,17 @@ CPUs that were asked for do not widen it | job=0-1 seen=0/1 {BOTH} SLURM_CPUS_PE
 one core for each task | job=0-1 seen=0/1 slices=48-51/52-55 mode=single_unique | 48 52
 a maximum | job=0-1 seen=0/1 slices=48-51/52-55 AFFINITYD_MAX_PHYSICAL_CORES=1 | 48 52
 without slices they take turns | job=0,2 seen=0,2/0,2/0,2 slices=16-23,48-55 | {ON_3} {ON_1} {ON_3}
+a binding of GPUs that is none | job=0,2 seen=0,2/0,2 {BOTH} SLURM_TRES_BIND=gres/gpu:none \
+| {ON_3} {ON_1}
+or none that is told | job=0,2 seen=0,2/0,2 {BOTH} SLURM_TRES_BIND=gres/gpu:verbose,none \
+| {ON_3} {ON_1}
 a lone task has the CPUs near any of its GPUs | job=0,2 seen=0,2 slices=16-23,48-55 | 16-23,48-55
 in a unique mode, too | job=0,2 seen=0,2 slices=16-23,48-55 mode=exclusive | 16-23,48-55
 near masks that overlap stay | job=0-1 seen=0/1 slices=48-51/48-55 | 48-51 48-55
 CPUs for each task are a demand | job=0-1 seen=0/1 slices=16-23,48-49 SLURM_CPUS_PER_TASK=2 \
 | 16-17,48-49 16-17,48-49
+the far ones that no other task is near | job=0,2 seen=0/2 slices=16-23,32-39,48-49 \
+SLURM_CPUS_PER_TASK=4 | 32-33,48-49 16-23
 the size of a mask is none | job=0-1 seen=0/1 slices=16-23,48-49 | 48-49 48-49
 GPUs divide what the job has | job=0-1 seen=0/1 slices=48-55 mode=exclusive | 48-51 52-55
 tasks on one GPU divide its block | job=0-1 seen=0,1/0,1/0,1/0,1 slices=48-55 mode=exclusive | \
@@ -142,47 +148,46 @@ def test_what_a_unique_mode_cannot_give_is_that_of_mode_node_with_a_warning(
 
 
 @pytest.mark.parametrize(
-    ("described", "expected"),
+    ("described", "expected", "part"),
     rows(f"""
-that are near none of the job's GPUs | job=0-1 seen=0/1 slices=16-23,48-55 | idle_cpus
-none, where each is near one | job=0,2 seen=0/2 slices=16-23,48-55 |
-the GPU of a task is assumed | job=0,2 seen=0,2/0,2 {BOTH} | assumed_gpu
-a slice without near CPUs | job=0-1 seen=0/1 slices=16-19/20-23 | remote_home
+that are near none of the job's GPUs | job=0-1 seen=0/1 slices=16-23,48-55 | idle_cpus | 16-23
+none, where each is near one | job=0,2 seen=0/2 slices=16-23,48-55 | |
+the GPU of a task is assumed | job=0,2 seen=0,2/0,2 {BOTH} | assumed_gpu | the same 2 GPUs; task 1
+a slice without near CPUs | job=0-1 seen=0/1 slices=16-19/20-23 | remote_home | CPUs 20-23 is near
 """),
 )
-def test_a_task_is_told(described: str, expected: str) -> None:
+def test_a_task_is_told(described: str, expected: str, part: str) -> None:
     for reply in step(described).replies:
         assert codes(reply) == expected.split()
+    assert part in " ".join(warning.message for warning in reply.warnings)
 
 
 def test_cores_of_the_step_are_idle_that_no_task_has() -> None:
     caller = Caller(parse_list("48-51"), parse_list("48-63"))
     pairs = [("cpuset", "48-51"), ("env", "SLURM_CPU_BIND_LIST=0xf000000000000,0xf0000000000000")]
     pairs += [("env", f"{name}={text}") for name, text in TASK_OF_TWO.items()]
-    reply = answer(Node(topology_of("dgx-a100")), parse_query(pairs), caller)
+    reply = answer(Node(topology_of("dgx-a100"), parse_list("63")), parse_query(pairs), caller)
     (idle,) = (warning for warning in reply.warnings if warning.code == "idle_cpus")
-    assert "56-63" in idle.message
+    assert "7 CPUs of this step (56-62)" in idle.message
 
 
 @pytest.mark.parametrize(
-    ("mask", "variables"),
-    [
-        pytest.param("48-49", "SLURM_CPU_BIND_LIST=0xf000000000000,0xf0000000000000", id="user's"),
-        pytest.param("48", "AFFINITYD_CPULIST=48-49 SLURM_CPU_BIND_LIST=0x3,0xc", id="after a pin"),
-        pytest.param(
-            "48-51", "SLURM_CPU_BIND_LIST=0xf000000000000,0xf SLURM_GTIDS=0,1,2", id="few"
-        ),
-        pytest.param("48-51", "SLURM_CPU_BIND_LIST=0xf000000000000,0xf", id="beyond the cpuset"),
-        pytest.param("48-51", "SLURM_CPU_BIND_LIST=0x3,0xc SLURM_GTIDS=", id="tasks unknown"),
-        pytest.param("48-51", "SLURM_CPU_BIND_TYPE=map_cpu:", id="bound to CPUs"),
-        pytest.param("48-51", "SLURM_MEM_BIND_TYPE=quiet,local", id="bound to memory"),
-    ],
+    ("mask", "variables", "why"),
+    rows("""
+the user's | 48-49 | SLURM_CPU_BIND_LIST=0xf000000000000,0xf0000000000000 | narrowed to 48-49
+after a pin | 48 | AFFINITYD_CPULIST=48-49 SLURM_CPU_BIND_LIST=0x3,0xc | narrowed to 48
+few | 48-51 | SLURM_CPU_BIND_LIST=0xf000000000000,0xf SLURM_GTIDS=0,1,2 | 2 masks for 3 tasks
+beyond the cpuset | 48-51 | SLURM_CPU_BIND_LIST=0xf000000000000,0xf | has CPUs 0-3,
+tasks unknown | 48-51 | SLURM_CPU_BIND_LIST=0x3,0xc SLURM_GTIDS= | neither SLURM_GTIDS
+bound to CPUs | 48-51 | SLURM_CPU_BIND_TYPE=map_cpu: | --cpu-bind=map_cpu,
+bound to memory | 48-51 | SLURM_MEM_BIND_TYPE=quiet,local | --mem-bind=quiet,local
+"""),
 )
-def test_a_mask_stays_that_slurm_did_not_choose(mask: str, variables: str) -> None:
+def test_a_mask_stays_that_slurm_did_not_choose(mask: str, variables: str, why: str) -> None:
     environ = {**TASK_OF_TWO, **words(variables)}
     pairs = [("cpuset", mask), *(("env", f"{name}={text}") for name, text in environ.items())]
     caller = Caller(parse_list(mask), parse_list("48-63"))
-    with pytest.raises(BoundError):
+    with pytest.raises(BoundError, match=why):
         answer(Node(topology_of("dgx-a100")), parse_query(pairs), caller)
 
 
