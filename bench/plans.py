@@ -5,6 +5,8 @@ Bursts go in turn to the daemon, which finds out each caller, and to its peer.
 
 A thousand connections of another uid each ask without a pause. What a plan takes meanwhile is
 compared with the time limit of a client, which is one process a plan.
+
+And the CPU time of a query that asks for as much as it can.
 """
 
 from __future__ import annotations
@@ -19,9 +21,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from affinityd.client.ask_daemon import TIMEOUT
+from affinityd.daemon.api import plan
+from affinityd.topology.model import Node
 from bench.daemon import GPUS, PEER, burst, live, peer
 from bench.ratio import Ratio
+from tests.support.asking import answer_to
 from tests.support.daemons import PATIENCE
+from tests.support.machines.facts import machine
 
 RANKS = 128
 CONNECTIONS = 1000
@@ -89,8 +95,32 @@ def crowd_of(uid: int, path: Path) -> Iterator[None]:
         process.join()
 
 
+#: The costliest of the queries that were tried, with the largest value of each parameter.
+COSTLY = (
+    "ranks=256&mode=all&cpus=256",
+    "ranks=256&mode=socket&cpus=256",
+    f"gpus={','.join(['0'] * 256)}&job={','.join(['0'] * 256)}",
+)
+GOAL = 0.05  #: seconds of CPU
+
+
+def costliest(rounds: int) -> list[float]:
+    """Return the CPU time of the costliest query, from its text to its answer, by the goal."""
+    node = Node(machine("dgx-a100"))
+    times = []
+    for _ in range(rounds):
+        of_each = []
+        for query in COSTLY:
+            plan._reply.cache_clear()  # noqa: SLF001 - it is to be planned anew
+            began = time.process_time()
+            answer_to(node, query.encode())
+            of_each.append((time.process_time() - began) / GOAL)
+        times.append(max(of_each))
+    return times
+
+
 def measure(rounds: int = 20) -> tuple[Ratio, ...]:
-    """Return both."""
+    """Return all."""
     return (
         Ratio(f"last plan of {RANKS} ranks of a new job", PEER, 3, new_jobs(rounds)),
         Ratio(
@@ -99,4 +129,5 @@ def measure(rounds: int = 20) -> tuple[Ratio, ...]:
             1,
             crowded(rounds),
         ),
+        Ratio("CPU time of the costliest query", f"{GOAL:g} s", 1, costliest(rounds)),
     )

@@ -57,7 +57,7 @@ def plan_ranks(
             (rank,) = asked_ranks(task.rank, ranks)
             sharing, slot = -(-ranks // len(own)), rank // len(own)
             asking = (own[rank % len(own)],)
-        places = [place for entry in asking for place in places_of(entry, job)]
+        places = [place for entry in dict.fromkeys(asking) for place in places_of(entry, job)]
         entries = tuple(entry for entry in job for _ in range(sharing))
         asked = frozenset(place * sharing + slot for place in places)
         gpus_of_task = len(asking)
@@ -172,7 +172,7 @@ def job_entries(topology: Topology, task: Task, own: Sequence[Entry]) -> tuple[E
     """
     try:
         job = named(all_devices(topology), task.job) if task.job else ()
-        for entry in own if job else ():
+        for entry in dict.fromkeys(own) if job else ():  # of 256 entries most may be the same
             places_of(entry, job)
     except (InvalidRequestError, NoSuchGpuError) as error:
         if task.is_launched:
