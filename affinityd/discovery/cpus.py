@@ -13,6 +13,8 @@ from affinityd.discovery.tree import MARK as CPUS
 from affinityd.discovery.tree import Tree, number, numbered, read_cpus, read_fields, read_number
 from affinityd.topology.model import Core, NumaNode
 
+ATOMS = "sys/devices/cpu_atom/cpus"  #: the efficient cores of Intel's hybrid CPUs
+
 
 def read_online(tree: Tree) -> CpuSet:
     """Read `cpu/online`; on a tree without it, the CPUs that have a topology and are not off."""
@@ -42,6 +44,7 @@ def read_cores(tree: Tree, online: CpuSet, node_of_cpu: Mapping[int, int]) -> tu
     groups: dict[tuple[object, ...], int] = {}  # the shared cache of an LLC group → its lowest CPU
     cores: list[Core] = []
     taken: set[int] = set()
+    slow = _read_slow(tree, online)
     for cpu in sorted(online):
         if cpu in taken:
             continue
@@ -64,9 +67,22 @@ def read_cores(tree: Tree, online: CpuSet, node_of_cpu: Mapping[int, int]) -> tu
                 package=package,
                 die=read_number(tree, f"{folder}/topology/die_id"),
                 llc=groups.setdefault(group, cpu),
+                is_slow=cpu in slow,
             )
         )
     return tuple(cores)
+
+
+def _read_slow(tree: Tree, online: CpuSet) -> CpuSet:
+    """Return the CPUs of a slower kind than others: of Intel's hybrid CPUs, or by cpu_capacity."""
+    atoms = read_cpus(tree, ATOMS)
+    if atoms is not None:
+        return atoms & online
+    if tree.read(f"{CPUS}/cpu{min(online)}/cpu_capacity") is None:
+        return frozenset()
+    capacities = {cpu: read_number(tree, f"{CPUS}/cpu{cpu}/cpu_capacity") or 0 for cpu in online}
+    most = max(capacities.values())
+    return frozenset(cpu for cpu in online if capacities[cpu] < most)
 
 
 def _with_folder(tree: Tree) -> CpuSet:

@@ -90,5 +90,5 @@ def widened_cpus(ranks: Iterable[RankPlan]) -> dict[tuple[str, int], CpuSet]:
 WARNINGS = (
     *("remote_home", "unknown_locality", "share_unavailable", "shared_gpu"),
     *("ambiguous_index", "parameter_ignored", "widened", "idle_cpus"),
-    *("no_local_nic", "not_unique", "assumed_gpu", "visible_cut"),
+    *("no_local_nic", "not_unique", "assumed_gpu", "visible_cut", "slow_cores"),
 )

@@ -39,7 +39,7 @@ def usable(cores: Iterable[Core], allowed: CpuSet) -> tuple[Core, ...]:
         if allowed.issuperset(core.cpus):
             usable_cores.append(core)
         elif cpus := tuple(cpu for cpu in core.cpus if cpu in allowed):
-            usable_cores.append(Core(cpus, core.node, core.package, core.die, core.llc))
+            usable_cores.append(core._replace(cpus=cpus))
     return tuple(usable_cores)
 
 

@@ -167,6 +167,11 @@ def warnings(
     for rank in ranks:
         for code, message in _of_rank(rank, mode, entries[rank.gpu.key], options.cpus, share):
             yield PlanWarning(code, f"rank {rank.rank}{message}", rank.rank)
+    fast = demand.allowed - topology.slow
+    for rank in ranks if fast else ():
+        if rank.cpus <= topology.slow:
+            message = f"all its cores are of a slower kind than CPUs {format_list(fast)}"
+            yield PlanWarning("slow_cores", f"rank {rank.rank}: {message}", rank.rank)
     # With share=node ranks on other GPUs, which plan by themselves, use the rest.
     if options.cpus is not None and not mode.everywhere and share != "node":
         nearest = nearest_nodes(topology, demand.gpus, demand.allowed)

@@ -15,7 +15,7 @@ from pathlib import Path
 from affinityd import config
 from affinityd.cpuset import format_list, parse_list
 from affinityd.errors import InvalidRequestError
-from affinityd.json_codec import CpuList, decode, dumps, parsed
+from affinityd.json_codec import CpuList, decode, dumps, left_out, parsed
 from affinityd.linux.files import read_regular, text, write_whole
 from affinityd.topology.model import Core, Gpu, Nic, Node, NumaNode, Topology
 
@@ -47,6 +47,7 @@ class CoreDocument:
     package: int | None
     die: int | None
     llc: int
+    is_slow: bool | None = left_out()  #: true: others here are of a faster kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +101,14 @@ def to_document(topology: Topology) -> TopologyDocument:
             for node in topology.nodes
         ],
         cores=[
-            CoreDocument(format_list(core.cpus), core.node, core.package, core.die, core.llc)
+            CoreDocument(
+                format_list(core.cpus),
+                core.node,
+                core.package,
+                core.die,
+                core.llc,
+                is_slow=core.is_slow or None,
+            )
             for core in topology.cores
         ],
         gpus=topology.gpus,
@@ -129,7 +137,8 @@ def from_document(document: TopologyDocument) -> Topology:
             raise ValueError(
                 f"topology.nodes has no number {core.numa_node}, which CPU {cpus[0]} is on"
             )
-        cores.append(Core(cpus, core.numa_node, core.package, core.die, core.llc))
+        is_slow = bool(core.is_slow)
+        cores.append(Core(cpus, core.numa_node, core.package, core.die, core.llc, is_slow))
     return Topology(
         name=document.name,
         cores=tuple(cores),

@@ -34,6 +34,7 @@ class Core(NamedTuple):
     package: int | None  #: physical_package_id
     die: int | None  #: die_id
     llc: int  #: the lowest CPU of the core's LLC group: the group's name
+    is_slow: bool = False  #: others here are of a faster kind
 
 
 def cpus_of(cores: Iterable[Core]) -> CpuSet:
@@ -168,6 +169,11 @@ class Topology:
     def online(self) -> CpuSet:
         """Every CPU that can run something now."""
         return cpus_of(self.cores)
+
+    @cached_property
+    def slow(self) -> CpuSet:
+        """The online CPUs of a slower kind than others."""
+        return cpus_of(core for core in self.cores if core.is_slow)
 
     @cached_property
     def node_of(self) -> Mapping[int | None, NumaNode]:

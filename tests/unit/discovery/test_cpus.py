@@ -7,6 +7,7 @@ import pytest
 from affinityd.cpuset import format_list
 from affinityd.discovery import discover
 from affinityd.errors import TreeError
+from affinityd.topology.document import from_document, to_document
 from affinityd.topology.model import Topology
 from tests.support.machines.sysfs_tree import files_of, tree_of
 from tests.support.tables import rows
@@ -43,6 +44,23 @@ T = "topology/thread_siblings"
 def test_cores(tmp_path: Path, files: str, expected: str) -> None:
     cores = [format_list(core.cpus) for core in read(tmp_path, cpus(files)).cores]
     assert cores == expected.split()
+
+
+@pytest.mark.parametrize(
+    ("files", "slow"),
+    rows("""
+    of one kind           | devices/system/cpu/online=0-3 |
+    efficient ones        | devices/system/cpu/online=0-3; devices/cpu_atom/cpus=2-5 | 2-3
+    of less capacity | devices/system/cpu/online=0-2; devices/system/cpu/cpu0/cpu_capacity=446; \
+devices/system/cpu/cpu1/cpu_capacity=1024; devices/system/cpu/cpu2/cpu_capacity=446 | 0,2
+    of the same capacity  | devices/system/cpu/online=0-1; \
+devices/system/cpu/cpu0/cpu_capacity=1024; devices/system/cpu/cpu1/cpu_capacity=1024 |
+    """),
+)
+def test_cores_of_a_slower_kind_are_known(tmp_path: Path, files: str, slow: str) -> None:
+    topology = discover(tree_of(tmp_path, files_of("sys", files)), None)
+    assert format_list(topology.slow) == slow
+    assert from_document(to_document(topology)) == topology
 
 
 P = "topology/physical_package_id"

@@ -1,5 +1,7 @@
 """The share of the cores: among the requested GPUs, or among all GPUs of the node."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import assume, event, given
 from hypothesis import strategies as st
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from affinityd.cpuset import format_list
 from affinityd.planner.modes import MODES
 from affinityd.request.resolve import Reply
-from affinityd.topology.model import Topology
+from affinityd.topology.model import Topology, cpus_of
 from tests.support.asking import ask, codes, cpulists, lists, try_to_ask
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
@@ -139,6 +141,20 @@ def test_share_auto_warns_only_if_the_machine_has_fewer_cores_than_gpus() -> Non
     assert (cpulists(reply), reply.plan.share) == (["0", "1"], "requested")
     assert codes(reply) == ["share_unavailable"]
     assert codes(ask(made({0: "0-3"}, gpus=[0, 0, 0]), gpus="0", cpuset="0-1")) == []
+
+
+@given(questions(), st.data())
+def test_a_rank_of_slow_cores_alone_is_warned_of_where_faster_ones_are_allowed(
+    question: Question, data: st.DataObject
+) -> None:
+    slow = data.draw(st.frozensets(st.sampled_from(question.topology.cores)))
+    cores = tuple(core._replace(is_slow=core in slow) for core in question.topology.cores)
+    reply = replace(question, topology=replace(question.topology, cores=cores)).try_to_ask()
+    if isinstance(reply, Reply):
+        cpus = cpus_of(slow)
+        expected = {rank.rank for rank in reply.ranks if rank.cpus <= cpus and reply.allowed - cpus}
+        warned = {each.rank for each in reply.warnings if each.code == "slow_cores"}
+        assert warned == expected
 
 
 # Jobs that do not know of each other.
