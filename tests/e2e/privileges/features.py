@@ -99,6 +99,10 @@ def _is_answered_over_tcp(node: Node) -> bool:
     return asked.returncode == 0
 
 
+def _is_known(memory: Any) -> bool:  # noqa: ANN401 - a document
+    return memory["far_percent"] is not None and sum(memory["kind_bytes"].values()) > 0
+
+
 def _adjusts(node: Node) -> bool:
     if not node.is_known and node.runtime.has_caller():
         node.runtime.accept()
@@ -122,9 +126,7 @@ WORKS: Mapping[str, Callable[[Node], bool]] = {
     "the audit of NVIDIA's": lambda node: bool(_audited(node, node.actors.job)),
     "the audit of AMD's": lambda node: bool(_audited(node, node.actors.of_amd)),
     "the audit of device files": lambda node: bool(_audited(node, node.actors.of_npu)),
-    "memory": lambda node: (
-        _audited(node, node.actors.job)["host_memory"]["far_percent"] is not None
-    ),
+    "memory": lambda node: _is_known(_audited(node, node.actors.job)["host_memory"]),
     "jobs": lambda node: _audited(node, node.actors.job)["job"]["id"] == str(JOB),
     "names of pods": lambda node: _audited(node, node.actors.pod)["pod"]["namespace"] == NAMESPACE,
     "containers by NRI": _adjusts,
