@@ -50,9 +50,13 @@ def by_rule(rule: rules.Rule) -> Callable[[Question, Path], Answer]:
 
 
 TOOLS = (
-    Tool("affinityd", __version__, "`affinityd plan`, the default mode", affinityd(), unique=True),
+    Tool("affinityd", __version__, "`affinityd plan`, the default mode", affinityd()),
     Tool(
-        "affinityd-node", __version__, "`affinityd plan --mode node`", affinityd("--mode", "node")
+        "affinityd-exclusive",
+        __version__,
+        "`affinityd plan --mode exclusive`",
+        affinityd("--mode", "exclusive"),
+        unique=True,
     ),
     Tool(
         "gpu_affinity",
