@@ -57,6 +57,7 @@ REMARKS = {
         "not all of the visible devices are here, and the driver ends the list before the first "
         "that is not"
     ),
+    "slow_cores": "all cores of this rank are of a slower kind than others that it may use",
     "widened": "the nearest others were added (AFFINITYD_CPUS=none leaves them out)",
     "share_unavailable": "too few cores for a block for each GPU: only this job's GPUs divide them",
     "ambiguous_index": "which GPU an index means is not certain here: name the GPU by its UUID",

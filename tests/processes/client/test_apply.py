@@ -149,6 +149,7 @@ def test_a_mask_is_cut_to_the_cpuset_or_refused() -> None:
         ("LOCALITY=remote", "4-7", None, ["CPUs 4-7 are not near the GPU; allowed are 0-9"]),
         ("WARNINGS=unknown_locality,shared_gpu", "4-7", None, []),
         ("WARNINGS=share_unavailable", "4-7", None, [apply.REMARKS["share_unavailable"]]),
+        ("WARNINGS=slow_cores", "4-7", None, [apply.REMARKS["slow_cores"]]),
         ("WARNINGS=ambiguous_index", "4-7", None, [apply.REMARKS["ambiguous_index"]]),
         ("", "4-7", "the daemon hangs", ["the daemon hangs; planned from sysfs"]),
     ],
