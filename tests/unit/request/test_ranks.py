@@ -7,7 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from affinityd.cpuset import format_list
-from affinityd.errors import AffinityError, InvalidRequestError, NoSuchGpuError
+from affinityd.errors import (
+    AffinityError,
+    InvalidRequestError,
+    NoSuchGpuError,
+    UnsatisfiableError,
+)
 from affinityd.machines import load
 from affinityd.topology.model import MigInstance, Topology
 from tests.support.asking import ask, lists
@@ -35,6 +40,8 @@ def test_a_rank_drives_its_gpu(asked: str, gpus: list[int]) -> None:
 
 def test_ranks_on_one_gpu_divide_its_cores() -> None:
     assert lists(DGX, "gpus=0 ranks=2 share=requested") == "48-55,176-183 56-63,184-191"
+    tasks = [lists(DGX, f"gpus=0,1 job=0,1 ranks=4 rank={rank}") for rank in range(4)]
+    assert tasks == ["48-51,176-179", "56-59,184-187", "52-55,180-183", "60-63,188-191"]
 
 
 def test_tasks_on_instances_of_one_gpu_have_a_part_of_its_cores_each() -> None:
@@ -61,6 +68,8 @@ NOT_THE_JOB_S = "job: the caller's GPU 0 (0000:47:00.0) is not among the job's: 
         ("whose=node cpuset=0", InvalidRequestError, "whose=node plans on the whole node, cpuset"),
         ("job=8", NoSuchGpuError, "job: no GPU 8"),
         ("job=0,1 visible=2", NoSuchGpuError, NOT_THE_JOB_S),
+        ("AFFINITYD_SLICE=x", InvalidRequestError, "env: AFFINITYD_SLICE: "),
+        ("AFFINITYD_SLICE=", UnsatisfiableError, "no CPU is allowed: the launcher's mask has none"),
     ],
 )
 def test_ranks_that_do_not_fit_the_gpus_are_refused(

@@ -101,6 +101,7 @@ a step of fewer GPUs than are seen | job=0,2 seen=0,2/0,2 {BOTH} SLURM_GPUS_ON_N
 CPUs that were asked for do not widen it | job=0-1 seen=0/1 {BOTH} SLURM_CPUS_PER_TASK=16 \
 | {ON_1} {ON_3}
 one core for each task | job=0-1 seen=0/1 slices=48-51/52-55 mode=single_unique | 48 52
+its GPUs have one home of those as near | job=0-3 seen=0,1/2,3 slices=0-7,16-23 mode=single | 0 16
 a maximum | job=0-1 seen=0/1 slices=48-51/52-55 AFFINITYD_MAX_PHYSICAL_CORES=1 | 48 52
 without slices they take turns | job=0,2 seen=0,2/0,2/0,2 slices=16-23,48-55 | {ON_3} {ON_1} {ON_3}
 a binding of GPUs that is none | job=0,2 seen=0,2/0,2 {BOTH} SLURM_TRES_BIND=gres/gpu:none \
