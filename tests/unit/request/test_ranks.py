@@ -7,12 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from affinityd.cpuset import format_list
-from affinityd.errors import (
-    AffinityError,
-    InvalidRequestError,
-    NoSuchGpuError,
-    UnsatisfiableError,
-)
+from affinityd.errors import AffinityError, InvalidRequestError, NoSuchGpuError, UnsatisfiableError
 from affinityd.machines import load
 from affinityd.topology.model import MigInstance, Topology
 from tests.support.asking import ask, lists
