@@ -145,6 +145,7 @@ def plan_reply(node: Node, request: Request, caller: Caller | None = None) -> Re
             mask=mask,
             cpuset=cpuset,
             within=within,
+            are_certain=seen.doubt is None,
         )
     else:
         allowed = node.usable & cpuset if task.slice is None else topology.online & task.slice

@@ -56,16 +56,21 @@ def plan_task(
     mask: CpuSet | None,
     cpuset: CpuSet,
     within: CpuSet | None,
+    are_certain: bool = True,
 ) -> Planned:
     """Plan a task of a step by its mask, and by the devices that it sees and its job's.
 
-    `cpuset` are the CPUs that a task without a slice is planned on, `within` those of its cgroup.
-    None: not known. Raises AffinityError; BoundError where the user has narrowed the mask.
+    `are_certain`: that the numbers of the step's GPUs are read right. `cpuset` are the CPUs that a
+    task without a slice is planned on, `within` those of its cgroup. None: not known. Raises
+    AffinityError; BoundError where the user has narrowed the mask.
     """
     gpus = _task_gpus(node, task, visible, job)
     slices = _slices_of(task, node.topology.online, mask, within)
     if slices:
-        planned = _plan_in_slice(node, request.options, task, gpus, slices=slices, mask=mask)
+        deals = are_certain and not gpus.is_bound and _sees_gpus_of_step(task, gpus)
+        planned = _plan_in_slice(
+            node, request.options, task, gpus, slices=slices, mask=mask, deals=deals
+        )
         step_cpus = request.task.cpus.of_job if request.task.cpus else None
         warnings = [*_assumed_gpu(task, gpus), *_idle_cpus(node, step_cpus, slices, within)]
     else:
@@ -79,7 +84,15 @@ def plan_task(
 def _task_gpus(
     node: Node, task: SlurmTask, visible: tuple[Entry, ...], job: tuple[Entry, ...]
 ) -> TaskGpus:
-    """Return a task's GPUs: those that Slurm bound to it, else its part of those that all see."""
+    """Return a task's GPUs: those that Slurm bound to it, else its part of those that all see.
+
+    Raises UnsatisfiableError where it sees more than the step has.
+    """
+    seen = len({device.gpu.key for _, device in visible})
+    if task.step_gpus and seen > task.step_gpus and not job and task.tasks > 1:
+        raise UnsatisfiableError(
+            f"it is not known which {task.step_gpus} of the {seen} GPUs that it sees are its step's"
+        )
     is_bound = task.binds_gpus or len(visible) < (task.step_gpus or 0)
     own = visible if is_bound else visible[_part_of(task.number, task.tasks, len(visible))]
     everything = all_devices(node.topology)
@@ -139,24 +152,32 @@ def _plan_in_slice(
     *,
     slices: tuple[CpuSet, ...],
     mask: CpuSet | None,
+    deals: bool,
 ) -> Planned:
-    """Plan a task within its slice, or within what the tasks of the step exchange for it."""
+    """Plan a task within its slice, or within what the tasks of the step exchange for it.
+
+    `deals`: they exchange CPUs, all of them or none.
+    """
     topology, options = node.topology, replace(options, cpus=None)
     cpus = own = slices[task.number]
-    indices = [device.gpu.index for _, device in gpus.visible]
     dealt_before = _dealt_before(task, slices, mask, topology.online)
     if dealt_before is not None:
         cpus = dealt_before
-    elif not gpus.is_bound and len(indices) == task.step_gpus and indices == sorted(indices):
+    elif deals:
         near = tuple(_near_of_tasks(node, task, gpus))
         cpus = _deal_once(slices, near, topology.cores, node.reserved)[task.number]
-    # Else Slurm chose these GPUs to fit the slices, or the user listed them.
     because = f"Slurm bound the task to CPUs {format_list(own)}"
     if cpus != own:
         because += "; far ones were exchanged with other tasks of the step"
     plan = plan_within(topology, gpus_of(gpus.own), cpus, options, because=because, remedy=REMEDY)
     ranks = frozenset(range(len(gpus.own)))
     return Planned(gpus.own, ranks, options, plan, cpus, KEPT if cpus == own else DEALT)
+
+
+def _sees_gpus_of_step(task: SlurmTask, gpus: TaskGpus) -> bool:
+    """Return whether a task sees the step's GPUs as Slurm lists them, and no list of the user."""
+    indices = [device.gpu.index for _, device in gpus.visible]
+    return len(indices) == task.step_gpus and indices == sorted(indices)
 
 
 def _dealt_before(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from affinityd import machines
 from affinityd.cpuset import CpuSet, format_list, format_mask, parse_list
-from affinityd.errors import BoundError
+from affinityd.errors import BoundError, UnsatisfiableError
 from affinityd.request.query import parse_query
 from affinityd.request.resolve import Caller, Reply, answer
 from affinityd.topology.model import Node, Topology
@@ -200,6 +200,32 @@ def test_a_binding_is_named_in_one_short_line(name: str) -> None:
         answer(Node(topology_of("dgx-a100")), parse_query(pairs))
     assert str(refused.value).isprintable()
     assert len(str(refused.value)) < 200
+
+
+def test_a_task_that_sees_more_gpus_than_its_step_has_stays() -> None:
+    """Nothing says which of them are the step's."""
+    described = f"job=0,2 note=no seen=0,1,2,3/0,1,2,3 {BOTH}"
+    for task in (0, 1):
+        with pytest.raises(UnsatisfiableError, match=r"which 2 of the 4 GPUs that it sees"):
+            step(described).reply(task)
+
+
+def test_no_task_exchanges_cpus_where_some_of_them_are_not_sure_of_their_gpus() -> None:
+    """CUDA may count the GPUs behind the lost one differently: their tasks stay."""
+    lost = replace(topology_of("dgx-a100").gpus[2], minor=None)
+    gpus = [lost if gpu.index == 2 else gpu for gpu in topology_of("dgx-a100").gpus]
+    slices = "slices=16-19/48-51/20-23/52-55"  #: GPUs 0 and 1 are near 48-63, 2 and 3 near 16-31
+    whole = step(f"job=0-3 seen=0,1,2,3/0,1,2,3/0,1,2,3/0,1,2,3 {slices}")
+    assert [format_list(reply.cpus) for reply in whole.replies] == [
+        "52-55",
+        "48-51",
+        "20-23",
+        "16-19",
+    ]
+    part = replace(whole, topology=replace(whole.topology, gpus=tuple(gpus)))
+    assert format_list(part.reply(0).cpus) == "16-19"
+    with pytest.raises(UnsatisfiableError, match="does not list GPU 2"):
+        part.reply(3)
 
 
 def test_masks_are_compared_without_offline_cpus() -> None:
