@@ -221,7 +221,7 @@ SCAN_FAMILIES: tuple[MetricFamily[Scan], ...] = (
     ),
     MetricFamily(
         "affinityd_numa_balancing",
-        "The kernel's numa_balancing: 0 is off; else the kernel unmaps pages of running jobs.",
+        "The kernel's numa_balancing: if odd, the kernel unmaps pages of running jobs.",
         lambda scan: scan.numa_balancing,
     ),
 )

@@ -67,7 +67,7 @@ def offline_cpus(facts: NodeFacts) -> CheckResults:
     control = facts.tree.read(f"{CPUS}/smt/control")
     if not losers:
         yield ok("every CPU near a GPU is online")
-    elif control in {"off", "forceoff"}:  # each core's other threads, by choice
+    elif control in {"off", "forceoff"} or number(control) is not None:  # by choice
         yield ok(f"{text}, as smt/control is {control}")
     else:
         yield warn(
@@ -133,6 +133,8 @@ def gpu_memory(facts: NodeFacts) -> CheckResults:
         raise NotApplicableError("no GPU shares its memory with CPUs, as on Grace")
     params = read_fields(facts.tree, "proc/driver/nvidia/params", MODE)
     mode = params.get(MODE, "not known").strip('"') or "not set"
+    if not params and not facts.tree.list("sys/devices/system/node"):
+        raise NotApplicableError(f"there is no {MODE} and no use of memory to read")
     nodes = {*topology.nodes_with_memory} - {*topology.nodes_with_cpus}
     if not nodes:
         yield ok(f"{MODE} is {mode}: memory of {named(gpus)} is the driver's, and no NUMA node")

@@ -4,8 +4,9 @@ Sources: kernel Documentation/admin-guide/sysctl/kernel.rst (numa_balancing), ke
 (isolcpus=, nohz_full=), timers/no_hz.rst, core-api/irq/irq-affinity.rst;
 ABI/testing/sysfs-devices-system-cpu (isolated), sysfs-bus-pci (msi_irqs); NVML's API reference
 (nvmlDeviceGetPersistenceMode), NVIDIA's "Driver Persistence"; irqbalance(1):
-where IRQBALANCE_BANNED_CPULIST is not set, irqbalance keeps off isolcpus= and nohz_full=
-(cputree.c); admin-guide/cgroup-v2.rst (cgroup.controllers);
+IRQBALANCE_BANNED_CPUS, a mask, overrides IRQBALANCE_BANNED_CPULIST, and where neither is set,
+irqbalance keeps off isolcpus= and nohz_full= (cputree.c); admin-guide/cgroup-v2.rst
+(cgroup.controllers);
 https://slurm.schedmd.com/cgroup_v2.html; proc(5) for mounts.
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from affinityd.cpuset import CpuSet, format_list, parse_list, several
+from affinityd.cpuset import CpuSet, format_list, parse_list, parse_mask, several
 from affinityd.discovery.nvml import NvmlGpu
 from affinityd.discovery.pci import DEVICES
 from affinityd.discovery.tree import MARK as CPUS
@@ -27,7 +28,10 @@ from affinityd.doctor.facts import (
     ok,
     warn,
 )
+from affinityd.linux.cgroup import Mount
 from affinityd.topology.model import SYS, Gpu
+
+UNMAPS_PAGES = 1  #: a bit of kernel.numa_balancing; another, 2, is of memory tiers
 
 
 def numa_balancing(facts: NodeFacts) -> CheckResults:
@@ -35,7 +39,7 @@ def numa_balancing(facts: NodeFacts) -> CheckResults:
     value = read_number(facts.tree, "proc/sys/kernel/numa_balancing")
     if value is None:
         raise NotApplicableError("there is no kernel.numa_balancing to read")
-    if value and facts.has_several_nodes:
+    if value & UNMAPS_PAGES and facts.has_several_nodes:
         if not facts.topology.gpus:
             raise NotApplicableError(f"kernel.numa_balancing is {value}, and there is no GPU")
         yield warn(
@@ -135,7 +139,8 @@ def _reports(facts: NodeFacts) -> list[tuple[Gpu, NvmlGpu]]:
 #: Where a distribution sets irqbalance's environment.
 FILES = ("etc/default/irqbalance", "etc/sysconfig/irqbalance")
 IN_FILES = " or ".join(f"/{file}" for file in FILES)
-LIST = "IRQBALANCE_BANNED_CPULIST"  #: the mask in IRQBALANCE_BANNED_CPUS is of old releases
+MASK = "IRQBALANCE_BANNED_CPUS"  #: of old releases; newer ones obey it too, with a warning
+LIST = "IRQBALANCE_BANNED_CPULIST"
 
 
 def irqbalance(facts: NodeFacts) -> CheckResults:
@@ -173,7 +178,7 @@ def irqbalance(facts: NodeFacts) -> CheckResults:
         yield warn(
             f"irqbalance may use {several('CPU', cpus)}, where ranks of {named(gpus)} run, "
             f"though CPUs {format_list(facts.reserved)} are reserved",
-            f"{LIST}={ranks} in {IN_FILES}, then systemctl restart irqbalance",
+            f"{LIST}={ranks}, without {MASK}, in {IN_FILES}, then systemctl restart irqbalance",
             gpus,
         )
     kept = f", and does not use {several('CPU', banned)}" if banned else ""
@@ -203,8 +208,10 @@ def _banned(tree: Tree, pid: int) -> CpuSet:
     text = text or next(filter(None, map(tree.read, FILES)), "")
     lines = (line.partition("=") for line in text.replace("\0", "\n").split("\n"))
     settings = {name.strip(): value.strip().strip("\"'") for name, _, value in lines}
-    if settings.get(LIST):
-        with suppress(ValueError):
+    with suppress(ValueError):
+        if settings.get(MASK):
+            return parse_mask(settings[MASK])
+        if settings.get(LIST):
             return parse_list(settings[LIST])
     lists = (read_cpus(tree, f"{CPUS}/{name}") for name in ("isolated", "nohz_full"))
     return frozenset().union(*(cpus for cpus in lists if cpus))
@@ -215,7 +222,7 @@ def cgroup(facts: NodeFacts) -> CheckResults:
     mounts = [mount for mount in facts.mounts if mount.kind.startswith("cgroup")]
     if not mounts:
         raise NotApplicableError("no cgroup is mounted, by /proc/self/mountinfo")
-    v2 = next((mount for mount in mounts if mount.kind == "cgroup2"), None)
+    v2 = _cgroup2(facts)
     v1 = [mount for mount in mounts if mount.kind == "cgroup"]
     version = "hybrid" if v1 and v2 else "v2" if v2 else "v1"
     with_cpusets = next((mount for mount in v1 if "cpuset" in mount.options), None)
@@ -246,7 +253,8 @@ def cgroup(facts: NodeFacts) -> CheckResults:
 
 def job_scopes(facts: NodeFacts) -> list[str]:
     """Return the folders of cgroup v2 in which schedulers put their jobs."""
-    points = [mount.point for mount in facts.mounts if mount.kind == "cgroup2"][:1]
+    mount = _cgroup2(facts)
+    points = [mount.point] if mount else []
     slices = (
         f"{point}/{name}"
         for point in points
@@ -258,6 +266,17 @@ def job_scopes(facts: NodeFacts) -> list[str]:
         for name in facts.tree.list(place.lstrip("/"))
         if name.endswith(("slurmstepd.scope", "kubepods.slice", "kubepods"))
     ]
+
+
+def _cgroup2(facts: NodeFacts) -> Mount | None:
+    """Return the mount of cgroup v2 to read: Cilium has one too, which may come first."""
+    mounts = [mount for mount in facts.mounts if mount.kind == "cgroup2"]
+
+    def preference(mount: Mount) -> tuple[bool, bool, bool]:
+        is_readable = bool(_controllers(facts.tree, mount.point))
+        return is_readable, mount.point == "/sys/fs/cgroup", mount.root == "/"
+
+    return max(mounts, key=preference, default=None)  # of equal ones the first
 
 
 def _controllers(tree: Tree, folder: str) -> list[str]:

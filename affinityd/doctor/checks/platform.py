@@ -55,6 +55,8 @@ def peer_to_peer(facts: NodeFacts) -> CheckResults:
         unknown = f"ACS of bridges is not known: {why} their configuration space"
     if unknown and not translated and True not in redirects.values():
         raise NotApplicableError(unknown)
+    if not facts.tree.list(DEVICES):
+        raise NotApplicableError(f"there is no /{DEVICES} to read")
     if on := [bridge for bridge, is_on in redirects.items() if is_on]:
         yield warn(
             f"ACS of {some(on)} sends what GPUs copy to other devices, and "

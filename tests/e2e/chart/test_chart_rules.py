@@ -132,7 +132,8 @@ AUDIT: tuple[Case, ...] = (
     ("HasNotScanned", {EVERY: "15x20", AGE: "_ 20x20"}, 5, False),
     ("HasNotScanned", {AGE: "15x20"}, 3, False),
     ("NumaBalancingIsOn", {BALANCING: "1x90", GPUS: "8x90"}, 61, True),
-    ("NumaBalancingIsOn", {BALANCING: "0x90", GPUS: "8x90"}, 61, False),
+    ("NumaBalancingIsOn", {BALANCING: "3x90", GPUS: "8x90"}, 61, True),
+    *(("NumaBalancingIsOn", {BALANCING: f"{n}x90", GPUS: "8x90"}, 61, False) for n in (0, 2)),
     ("NumaBalancingIsOn", {BALANCING: "1x90", NO_GPU: "8x90"}, 61, False),
 )
 

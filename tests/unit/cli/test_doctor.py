@@ -65,7 +65,8 @@ def test_the_exit_status_is_1_for_a_failure_and_0_for_a_warning(
 def test_nothing_is_wrong_about_a_shipped_machine(doctor: Doctor, name: str) -> None:
     status, document = found(doctor, "--machine", name)
     assert (status, document["worst"]) == (0, "ok")
-    assert {it["status"] for it in document["checks"]} == {"ok", "n/a"}
+    judged = {it["name"] for it in document["checks"] if it["status"] == "ok"}
+    assert judged <= {"gpu-numa-node", "gpu-nics"}  # the others look at files, which it has not
 
 
 def test_nvml_is_asked_only_for_checks_that_need_it_and_not_on_hold(tmp_path: Path) -> None:

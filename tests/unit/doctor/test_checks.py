@@ -22,6 +22,7 @@ OFFLINE = made(NODES, gpus=[0, 1], online="0-2,4-7")
 OF_NODE_0 = {f"{CPU}/cpu3/node0/cpulist": "0-2"}
 #: What a kernel of old wrote for a node one of whose CPUs is offline.
 SMT_OFF = {**OF_NODE_0, f"{CPU}/smt/control": "off"}
+SMT_4 = {**OF_NODE_0, f"{CPU}/smt/control": "4"}  # threads of each core, as on POWER
 
 ALL_ONLINE = "ok: every CPU near a GPU is online"
 NONE_ISOLATED = "ok: ranks are given no CPU of isolcpus="
@@ -43,8 +44,11 @@ def balancing(value: int) -> Files:
         ("offline-cpus", OFFLINE, OF_NODE_0, "warn 0: near GPU 0: CPU 3, which → echo 1 > "),
         ("offline-cpus", OFFLINE, {}, ALL_ONLINE),
         ("offline-cpus", OFFLINE, SMT_OFF, "ok: near GPU 0: CPU 3, as smt/control is off"),
+        ("offline-cpus", OFFLINE, SMT_4, "ok: near GPU 0: CPU 3, as smt/control is 4"),
         ("numa-balancing", TWO, balancing(0), "ok: kernel.numa_balancing is 0"),
         ("numa-balancing", TWO, balancing(1), "warn: is 1 → sysctl -w kernel.numa_balancing=0"),
+        ("numa-balancing", TWO, balancing(2), "ok: kernel.numa_balancing is 2"),
+        ("numa-balancing", TWO, balancing(3), "warn: is 3 → sysctl -w kernel.numa_balancing=0"),
         ("numa-balancing", ONE, balancing(1), "ok: kernel.numa_balancing is 1"),
         ("numa-balancing", TWO, {}, "n/a: no kernel.numa_balancing to read"),
         ("isolcpus", TWO, {f"{CPU}/isolated": ""}, NONE_ISOLATED),
@@ -109,12 +113,13 @@ def running(*variables: str) -> dict[str, object]:
 
 
 ISOLATED = {f"{CPU}/isolated": "1-3", f"{CPU}/nohz_full": "5-7"}
+OLD_MASK = "IRQBALANCE_BANNED_CPUS=00000000,000000ee"  # CPUs 1-3 and 5-7
 SETTINGS = {"etc/sysconfig/irqbalance": f'#x=1\n{LIST}="1-3,5-7"'}
 RUNS = "ok: irqbalance runs (process 77)"
 KEEPS_OFF = f"{RUNS}, and does not use CPUs 1-3,5-7"
 USES_RANKS = (
     "warn 1: may use CPUs 5-7, where ranks of GPU 1 run, though CPUs 0,4 are reserved → "
-    f"{LIST}=1-3,5-7 in /etc/default/irqbalance"
+    f"{LIST}=1-3,5-7, without IRQBALANCE_BANNED_CPUS, in /etc/default/irqbalance"
 )
 HANDLED = "its interrupts are handled on"
 FAR_FROM_GPU = f"warn 1: GPU 1 ({GPU_1}): {HANDLED} CPU 0, and CPUs 4-7 are near → enable --now irq"
@@ -128,6 +133,8 @@ FAR_FROM_NIC = f"warn 1: adapter mlx5_0 ({NIC}): {HANDLED} CPUs 0-2 → let irqb
         (QUIET, "", "ok: irqbalance does not run"),
         (running(), "", RUNS),
         (running(f"{LIST}=1-3,5-7"), "0,4", KEEPS_OFF),
+        (running(OLD_MASK), "0,4", KEEPS_OFF),
+        (running(f"{LIST}=1-3", OLD_MASK), "0,4", KEEPS_OFF),
         ({**running(), **ISOLATED}, "0,4", KEEPS_OFF),
         ({**UNREADABLE, **SETTINGS}, "0,4", KEEPS_OFF),
         (running(f"{LIST}=1-3"), "0,4", USES_RANKS),
@@ -221,11 +228,17 @@ V1 = "34 31 0:31 / /sys/fs/cgroup/cpuset rw,relatime - cgroup cgroup rw,cpuset"
 V1_MEMORY = "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory"
 V2 = "31 23 0:28 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw"
 UNIFIED = "36 31 0:29 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw"
+CILIUM = "30 23 0:28 / /run/cilium/cgroupv2 rw - cgroup2 none rw"
+OF_POD = "30 23 0:28 /kubepods /run/pod rw - cgroup2 none rw"
+ELSEWHERE = "31 23 0:28 / /cgroup rw - cgroup2 none rw"
 TOP = "sys/fs/cgroup/cgroup.controllers"
 SLURM = "sys/fs/cgroup/system.slice/node7_slurmstepd.scope/cgroup.controllers"
 PODS = "sys/fs/cgroup/kubepods.slice/cgroup.controllers"
 V1_AND_V2 = f"{V1}\n{UNIFIED}"
 SET, UNSET = "cpuset cpu", "cpu memory"
+CONTROLLERS = ("cgroup.controllers", "kubepods.slice/cgroup.controllers")
+CILIUMS = {f"run/cilium/cgroupv2/{file}": SET for file in CONTROLLERS}
+OF_BOTH = {f"{point}/{file}": SET for point in ("run/pod", "cgroup") for file in CONTROLLERS}
 CONTROL = "cgroup.subtree_control"
 NOT_FOR_SLURM = f"warn 0-1: /{SLURM} has no → > /sys/fs/cgroup/system.slice/{CONTROL}"
 NOT_FOR_PODS = f"warn 0-1: /{PODS} has no cpuset → +cpuset > /sys/fs/cgroup/{CONTROL}"
@@ -241,6 +254,10 @@ NOT_FOR_PODS = f"warn 0-1: /{PODS} has no cpuset → +cpuset > /sys/fs/cgroup/{C
         (V2, {TOP: UNSET}, "warn: cgroup v2: no cpuset → boot without"),
         (V2, {TOP: SET}, "ok: enabled (no job of Slurm or Kubernetes)"),
         (V2, {TOP: SET, SLURM: SET, PODS: SET}, "ok: kubepods.slice"),
+        (f"{CILIUM}\n{V2}", {TOP: SET, PODS: UNSET}, NOT_FOR_PODS),
+        (f"{CILIUM}\n{V2}", {TOP: SET, **CILIUMS}, "ok: enabled (no job of Slurm"),
+        (f"{V2}\n{CILIUM}", CILIUMS, "ok: enabled (/run/cilium/cgroupv2/kubepods.slice)"),
+        (f"{OF_POD}\n{ELSEWHERE}", OF_BOTH, "ok: enabled (/cgroup/kubepods.slice)"),
         (V2, {TOP: SET, SLURM: UNSET, PODS: SET}, NOT_FOR_SLURM),
         (V2, {TOP: SET, PODS: UNSET}, NOT_FOR_PODS),
     ],

@@ -40,7 +40,8 @@ SIX = {key: it for job in range(6) for key, it in process(job + 1, "2", f"job_{j
     ("topology", "files", "expected"),
     [
         (TWO, IS_UNSET, ["n/a: no GPU shares its memory with CPUs"]),
-        (GRACE, {}, [f"ok: CoherentGPUMemoryMode is not known: {NUMA_OK}"]),
+        (GRACE, {}, ["n/a: there is no CoherentGPUMemoryMode and no use of memory to read"]),
+        (GRACE, used(2, "FilePages", 0.9), [f"ok: is not known: {NUMA_OK}"]),
         (GRACE, IS_NUMA, [f"ok: CoherentGPUMemoryMode is numa: {NUMA_OK}"]),
         (GRACE, IS_UNSET, [f"warn 0-3: as {NAMED}, and from R615 on → NVreg_Coherent"]),
         (CDMM, IS_DRIVER, ["ok: is driver: memory of GPUs 0-3 is the driver's, and no NUMA node"]),
