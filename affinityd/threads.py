@@ -44,7 +44,8 @@ class Readings(Generic[K, T]):
     program.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_of_one: int = MOST_STUCK_OF_ONE) -> None:
+        self._most_of_one = most_of_one
         #: By what is read: the user, and the reading that has not ended in time.
         self._late: dict[K, tuple[int | None, Future[T]]] = {}
 
@@ -59,7 +60,7 @@ class Readings(Generic[K, T]):
         else:
             self._late = {key: late for key, late in self._late.items() if not late[1].done()}
             users = [user for user, _ in self._late.values()]
-            if len(users) >= MOST_STUCK or users.count(user) >= MOST_STUCK_OF_ONE:
+            if len(users) >= MOST_STUCK or users.count(user) >= self._most_of_one:
                 raise FutureTimeoutError
             reading, seconds = started(read), STUCK_SECONDS
         try:

@@ -36,6 +36,8 @@ from affinityd.topology.model import Topology
 
 READING = 5.0  #: seconds that a scan may read /proc
 
+MOST_LATE_NAMES = 8  #: of users, that a directory may owe at once
+
 LATE = "{number} of its processes were not scanned: the time limit was reached"
 HIDDEN = "some of its processes are hidden here, by hidepid= of /proc: run this as root"
 
@@ -172,7 +174,7 @@ class UserNames:
     def __init__(self, name_of: Callable[[int], str | None] = user_name) -> None:
         self._name_of = name_of
         self._known: dict[int, str | None] = {}  #: of the last scan's users
-        self._readings: Readings[int, str | None] = Readings()
+        self._readings: Readings[int, str | None] = Readings(most_of_one=MOST_LATE_NAMES)
 
     def look(self, uids: set[int]) -> dict[int, str]:
         """Return the names by uid; of some none may be known, or not yet."""

@@ -86,13 +86,17 @@ class Peer:
 
 
 def peer_of(accepted: socket.socket) -> Peer | None:
-    """Return the peer of a connection; None if the kernel does not know, as over TCP."""
+    """Return the peer of a connection; None if the kernel does not know, as over TCP.
+
+    Raises OSError where its /proc files cannot be read now, as where no file is left.
+    """
     if accepted.family != socket.AF_UNIX:
         return None
     try:
-        return Peer(accepted, credentials(accepted))
+        of_kernel = credentials(accepted)
     except OSError:
         return None
+    return Peer(accepted, of_kernel)
 
 
 def peer_of_request(scope: Scope) -> Peer | None:
@@ -130,7 +134,7 @@ class Connections:
             self._count_closed()
             oldest = next(iter(others))
             del others[oldest]
-            oldest.transport.close()
+            oldest.transport.abort()  # to close it would wait for a client that reads no answer
         others[connection] = None
 
     def remove(self, connection: PeerProtocol) -> None:
@@ -165,7 +169,11 @@ class PeerProtocol(HttpToolsProtocol):
         # uvloop's view of a socket takes another file for each question.
         view = transport.get_extra_info("socket")
         self._accepted = socket.socket(view.family, view.type, view.proto, fileno=view.fileno())
-        peer = peer_of(self._accepted)
+        try:
+            peer = peer_of(self._accepted)
+        except OSError:  # it is no caller over TCP, and which one is not known
+            peer = None
+            transport.abort()
         self.user = None if peer is None else peer.credentials.uid
         self.app_state = {**self.app_state, KEY: peer}
         self._connections.add(self)

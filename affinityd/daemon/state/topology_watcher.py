@@ -88,6 +88,7 @@ class TopologyWatcher(KnownNode):
         self._seen_online: bytes | None = None
         self._seen_ports: object = None
         self._seen_drivers: object = None
+        self._is_unsettled = False  # the last two readings differed
         self._asked_drivers = float("-inf")
         self._sought_mig: dict[int | None, float] = {}  #: by the user, when that was last
         self._asking = asyncio.Lock()
@@ -171,10 +172,14 @@ class TopologyWatcher(KnownNode):
             if self.known is not None and topology != self.known.topology:
                 # Files may be missing while something is mounted or plugged.
                 await asyncio.sleep(SETTLE_SECONDS)
-                if await in_background(self._machine.read) != topology:
-                    log.info("two readings differ: the machine is read again")
-                    self.want_reading()
+                again = await in_background(self._machine.read)
+                if again != topology and not self._is_unsettled:
+                    log.info("two readings differ: the machine is read again in a moment")
+                    self._is_unsettled = True
+                    self._seen_drivers = None  # the next check reads it again
                     return
+                topology = again
+            self._is_unsettled = False
             self._seen_online, self._seen_ports = online, ports
             if self.known is None:
                 reserved, switch = self._settings.reserved_cpus, self._settings.switch

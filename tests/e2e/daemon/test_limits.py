@@ -36,9 +36,11 @@ def test_a_user_with_too_many_connections_keeps_no_other_from_a_plan(daemon: Dae
 
 
 @as_root
-def test_one_user_cannot_use_up_the_daemon_s_files(folder: Path) -> None:
+@pytest.mark.parametrize("asked", [b"", b"GET /topology HTTP/1.1\r\nhost: x\r\n\r\n"])
+def test_one_user_cannot_use_up_the_daemon_s_files(folder: Path, asked: bytes) -> None:
+    """Whether the user asks nothing, or asks and reads no answer."""
     with running(folder, *MACHINE, before=("prlimit", "--nofile=128:128")) as daemon:
-        with crowd(daemon, 200):
+        with crowd(daemon, 200, asked):
             for _ in range(50):
                 assert daemon.get(TARGET).body == ANSWER
             assert len([*Path(f"/proc/{daemon.process.pid}/fd").iterdir()]) < 128
@@ -112,13 +114,16 @@ def connect(daemon: Daemon) -> socket.socket:
 
 
 @contextmanager
-def crowd(daemon: Daemon, number: int) -> Iterator[list[socket.socket]]:
+def crowd(daemon: Daemon, number: int, asked: bytes = b"") -> Iterator[list[socket.socket]]:
     """Connect so often, as another user: to the kernel that is the effective one, unix(7)."""
     with ExitStack() as stack:
         os.setegid(ANOTHER)
         os.seteuid(ANOTHER)
         try:
-            connections = [stack.enter_context(connect(daemon)) for _ in range(number)]
+            connections = []
+            for _ in range(number):
+                connections.append(stack.enter_context(connect(daemon)))
+                connections[-1].sendall(asked)
         finally:
             os.seteuid(0)
             os.setegid(0)

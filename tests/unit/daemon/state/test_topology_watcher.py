@@ -144,6 +144,17 @@ async def test_a_difference_that_a_single_reading_has_does_not_count(tmp_path: P
         assert watched.watcher.node.generation == 1
 
 
+async def test_a_fact_that_differs_at_each_reading_is_taken_as_it_was_last(tmp_path: Path) -> None:
+    """A port that flaps does not have the driver asked for ever."""
+    other = replace(FEWER, name="other")
+    async with watching(tmp_path) as watched:
+        watched.passing = [FEWER, other, FEWER, other]
+        watched.topology = FEWER
+        watched.watcher.want_reading()
+        await watched.is_published(2)
+        assert (watched.watcher.node.topology, watched.asked) == (FEWER, 3)
+
+
 async def test_a_cpu_that_goes_is_read_by_one_request_and_does_not_wait_for_a_driver_that_hangs(
     tmp_path: Path,
 ) -> None:
