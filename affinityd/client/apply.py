@@ -148,7 +148,10 @@ class ProcessContext:
     @property
     def visible(self) -> str | None:
         """The request's `visible`: the GPUs that its environment names; None: it names none."""
-        return environment.visible(self.environ or {}, _vendors())
+        vendors = _vendors()
+        if not vendors and (self.devices or "").startswith("drm:"):  # AMD's have /dev/kfd
+            vendors = ["8086"]
+        return environment.visible(self.environ or {}, vendors)
 
     def query(self, chosen: Mapping[str, str], cpus: CpuSet) -> Pairs:
         """Return the query for a plan of the process on these CPUs.

@@ -203,9 +203,9 @@ def read_visible(value: str | None, granted: VisibleDevices) -> VisibleDevices:
     assigned = dict(part.strip().partition("=")[::2] for part in value.split(";"))
     if assigned.keys() <= set(VISIBLE["amd"]):  # they are applied one after the other
         lists = {name: assigned[name] for name in VISIBLE["amd"] if name in assigned}
-    elif assigned.keys() == {ZE_MASK}:  # 0.1 is a tile of 0
-        devices = dict.fromkeys(entry.partition(".")[0] for entry in assigned[ZE_MASK].split(","))
-        lists = {ZE_MASK: ",".join(devices)}
+    elif assigned.keys() == {ZE_MASK}:  # 0.1 is a tile of 0; the order stays that of the driver
+        devices = sorted({_strtoul(entry) for entry in assigned[ZE_MASK].split(",")} - {-1})
+        lists = {ZE_MASK: ",".join(map(str, devices))}
     seen = granted
     for variable, text in lists.items():
         seen = _read_list(variable, text, seen)

@@ -31,6 +31,7 @@ ZE_MASK, ZE_HIERARCHY = "ZE_AFFINITY_MASK", "ZE_FLAT_DEVICE_HIERARCHY"
 DEVICE_ORDER, BUS_ORDER = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
 #: Each vendor's visible-device variables. ROCR's filters first; HIP's indexes the rest.
 VISIBLE = {"nvidia": (CUDA,), "amd": (ROCR, HIP), "huawei": (ASCEND,), "8086": (ZE_MASK,)}
+VISIBLE_NAMES = tuple(name for names in VISIBLE.values() for name in names)
 #: The folder of the MPS daemon, for its clients; its own CUDA_VISIBLE_DEVICES, as commands read it.
 MPS_PIPE, MPS_LIST = "CUDA_MPS_PIPE_DIRECTORY", "AFFINITYD_MPS_DEVICES"
 MPS_UNKNOWN = "unknown"  #: the daemon is another user's
@@ -100,7 +101,7 @@ OF_NUMBERS = (DEVICE_ORDER, MPS_PIPE, MPS_LIST, ZE_HIERARCHY)
 READ = frozenset(
     (
         *OF_TASK,
-        *(name for names in VISIBLE.values() for name in names),
+        *VISIBLE_NAMES,
         *(NVIDIA_VISIBLE, CPUS, SLICE, *OF_NUMBERS),
         *PARAMETER_VARIABLES.values(),
     )
@@ -183,28 +184,39 @@ def local_rank(environ: Environment) -> Rank | None:
 
     If that one does not know how many there are, a farther one with the same rank counts: a
     script under srun exports LOCAL_RANK=$SLURM_LOCALID for its framework. A count of one proves
-    nothing: the process may have started many. Raises InvalidRequestError for malformed numbers,
-    and launchers that contradict each other.
+    nothing: the process may have started many, or be one of many that a farther one counts.
+    Raises InvalidRequestError for malformed numbers, and launchers that contradict each other.
     """
     ranks = list(_ranks(environ))
     if not ranks:
         return None
-    nearest, *others = ranks
+    nearest = ranks[0]
+    of_torchrun = nearest.variable == LOCAL_RANK and TORCHRUN in environ
+    of_several = [rank for rank in ranks if (rank.size or 0) > 1]
+    if nearest.size == 1 and of_several and not of_torchrun:
+        nearest = of_several[0]
     among = [rank for rank in ranks if rank.variable in MPI_LAUNCHERS and rank.size != 1]
     for rank in among[1:]:
-        if (rank.number, rank.size) != (among[0].number, among[0].size):
-            raise InvalidRequestError(
-                f"{among[0].variable}={among[0].number} and {rank.variable}={rank.number} are of "
-                "two launchers, of which either may be the nearer: unset one of them"
-            )
-    for rank in others:
-        if rank.number != nearest.number or (rank.size or 0) <= 1:
+        sizes = {rank.size, among[0].size} - {None}
+        if rank.number != among[0].number or len(sizes) > 1:
+            raise _contradiction(among[0], rank)
+    for rank in of_several:
+        if rank.number != nearest.number:
+            if rank.size == nearest.size and not of_torchrun:
+                raise _contradiction(nearest, rank)
             continue
         # A script may export the number of tasks as well; torchrun in a task has ranks of its own.
         is_script_s = rank.variable == SLURM_TASK and rank.size == nearest.size
         if nearest.size is None or (is_script_s and TORCHRUN not in environ):
             return rank
     return nearest
+
+
+def _contradiction(one: Rank, other: Rank) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"{one.variable}={one.number} and {other.variable}={other.number} are of two launchers, of "
+        "which either may be the nearer: unset one of them"
+    )
 
 
 def variables_of_rank(environ: Environment) -> tuple[str, ...]:
@@ -311,9 +323,8 @@ def task_of(environ: Environment) -> str:
 
     A pin holds for one task: a launcher's ranks, which inherit its variables, are others.
     """
-    of_gpus = [name for names in VISIBLE.values() for name in names]
     of_step = (SLURM_JOB, "SLURM_STEP_ID")
-    names = (*of_step, *LAUNCHERS, *of_gpus, CPUS, *PARAMETER_VARIABLES.values())
+    names = (*of_step, *LAUNCHERS, *VISIBLE_NAMES, CPUS, *PARAMETER_VARIABLES.values())
     return " ".join(f"{name}={environ[name]}" for name in names if environ.get(name))
 
 

@@ -14,7 +14,7 @@ from affinityd.request.devices import Doubt, named
 from affinityd.request.parameters import Request
 from affinityd.request.ranks import job_entries, plan_ranks
 from affinityd.request.slurm_task import plan_task
-from affinityd.request.task import AMBIGUOUS, check_gpus, gpus_seen
+from affinityd.request.task import AMBIGUOUS, check_gpus, choose_visible, gpus_seen
 from affinityd.text import quote
 from affinityd.topology.model import ON_SWITCH, Node, Topology
 from affinityd.topology.nearness import LOCALITIES, vicinity
@@ -129,6 +129,7 @@ def plan_reply(node: Node, request: Request, caller: Caller | None = None) -> Re
     caller = None if request.whose == "node" else caller
     within = caller.cpuset if caller else None
     cpuset, source = _cpuset(task.cpuset, caller, topology)
+    task = choose_visible(topology, task)
     seen = gpus_seen(topology, task)
     entries = named(seen, task.gpus)
     job = job_entries(topology, task, entries)

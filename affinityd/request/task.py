@@ -54,6 +54,7 @@ from affinityd.request.environment import (
     SLURM_JOB,
     SLURM_SPECIAL_STEP,
     SLURM_TASK,
+    VISIBLE_NAMES,
     ZE_HIERARCHY,
     Rank,
     cpus_to_plan_on,
@@ -123,6 +124,7 @@ class Task:
     granted: str | None = None  #: the devices that it may open; None: not known
     visible: str | None = None  #: the value of its visible-device variables; None: not set
     # By its variables alone, and no parameters:
+    lists: Environment | None = None  #: all vendors' visible-device variables, if none was stated
     nvidia_visible: str | None = None  #: NVIDIA_VISIBLE_DEVICES, of NVIDIA's container runtime
     mps: str | None = None  #: the list of the MPS daemon that it is a client of; None: of none
     is_in_bus_order: bool = False  #: CUDA_DEVICE_ORDER says so
@@ -145,8 +147,7 @@ def read_task(environ: Environment, stated: Task, options: Options, names: Colle
     alone = launched is not None and is_alone(environ, launched)
     starts_ranks = launched is None or alone
     task = replace(
-        stated,
-        visible=_visible(environ, stated),
+        _read_lists(environ, stated),
         cpuset=None if stated.cpuset is None else cpus_to_plan_on(environ, stated.cpuset),
         nvidia_visible=environ.get(NVIDIA_VISIBLE) or None,
         mps=environ.get(MPS_LIST) or (MPS_UNKNOWN if MPS_PIPE in environ else None),
@@ -198,12 +199,27 @@ def _checked(rank: Rank | None) -> Rank | None:
     return rank
 
 
-def _visible(environ: Environment, stated: Task) -> str | None:
-    """Return the visible devices: those stated, else of the vendor whose files are granted."""
+def _read_lists(environ: Environment, stated: Task) -> Task:
+    """Return a task with the visible devices of the vendor whose files are granted, or of any."""
     if stated.visible is not None:
-        return stated.visible
-    kind = (stated.granted or "").partition(":")[0]
-    return visible(environ, VENDORS.get(kind, ()))
+        return stated
+    lists = {name: environ[name] for name in VISIBLE_NAMES if name in environ}
+    return replace(stated, visible=visible(lists, _vendors_of(stated)), lists=lists)
+
+
+def _vendors_of(task: Task) -> tuple[str, ...]:
+    """Return the vendors of granted files; (): any."""
+    return VENDORS.get((task.granted or "").partition(":")[0], ())
+
+
+def choose_visible(topology: Topology, task: Task) -> Task:
+    """Return a task with the visible-device variables that the driver of its GPUs reads."""
+    if not task.lists:
+        return task
+    gpus = topology.gpus if task.granted else topology.gpus[:1]  # whose vendor's an index means
+    present = {gpu.vendor for gpu in gpus}
+    vendors = present.intersection(_vendors_of(task) or present)
+    return replace(task, visible=visible(task.lists, vendors) if vendors else None)
 
 
 # The CPUs that it asked for, and those that were given to it.
@@ -396,14 +412,19 @@ def gpus_seen(topology: Topology, task: Task) -> VisibleDevices:
     if _counts_itself(task) and not task.counts_cards:
         seen = number_tiles(seen)
     seen = seen._replace(doubt=_doubt_of_order(topology, task, seen))
-    if task.mps == MPS_UNKNOWN:
+    of_daemon = None if task.mps == MPS_UNKNOWN else read_visible(task.mps, seen)
+    # A list that does not fit what this process sees counts other devices.
+    if of_daemon is None or (task.mps is not None and (of_daemon.cut or not of_daemon.by_index)):
         why = f"{MPS_PIPE}: the list of its MPS daemon cannot be read, by which CUDA counts"
         gpus = frozenset(device.gpu.key for device in seen.by_index.values())
         seen = seen._replace(doubt=Doubt(f"{why}; {BY_UUID}", gpus))
-    elif task.mps is not None:
-        seen = read_visible(task.mps, seen)._replace(cut=None)
+    else:
+        seen = of_daemon
     seen = read_visible(task.visible, seen)
-    return seen if seen.doubt or not _counts_itself(task) else seen._replace(doubt=_of_mig(seen))
+    divided = _of_mig(seen) if _counts_itself(task) else None
+    if divided and seen.doubt:
+        divided = divided._replace(gpus=divided.gpus | seen.doubt.gpus)
+    return seen._replace(doubt=divided or seen.doubt)
 
 
 def _counts_itself(task: Task) -> bool:
@@ -476,6 +497,10 @@ def _doubt_of_order(topology: Topology, task: Task, seen: VisibleDevices) -> Dou
     lost = [gpu.index for gpu in of_node if gpu.minor is None]
     if not lost or len(lost) == len(of_node) or not _counts_itself(task):
         return None
+    # A container has the driver's entries of its own GPUs alone. A lost GPU leaves its file behind.
+    granted = set(re.findall(r"minor:[0-9]+", task.granted or ""))
+    if granted and granted <= {name for gpu in of_node for name in gpu.device_files}:
+        return None
     behind = frozenset(gpu.key for gpu in gpus if gpu.index >= lost[0])
     why = f"NVIDIA's driver does not list {several('GPU', lost)}, and CUDA may count the others on"
     return Doubt(f"{why}; {BY_UUID}", behind)
@@ -485,7 +510,7 @@ def _of_mig(seen: VisibleDevices) -> Doubt | None:
     """Return the doubt of indices where GPUs are divided: CUDA counts one instance alone."""
     devices = list(seen.by_index.values())
     divided = [device.gpu.index for device in devices if device.mig is None and device.gpu.mig]
-    if seen.by_name or not divided or len(devices) == 1:
+    if not divided or len(devices) == 1:
         return None
     has = f"MIG is on, and CUDA shows {several('GPU', divided)} by the UUIDs of its instances alone"
     return Doubt(f"{has}: name one of these", frozenset(device.gpu.key for device in devices))

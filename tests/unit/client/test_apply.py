@@ -93,6 +93,12 @@ def _drivers_of_no_vendor() -> Iterator[None]:
         yield
 
 
+def test_an_intel_gpu_s_mask_counts_beside_another_vendor_s_list() -> None:
+    said = {"CUDA_VISIBLE_DEVICES": "0", "ZE_AFFINITY_MASK": "4,5"}
+    process = ProcessContext(0, said, lambda: None, devices="drm:128,drm:129")
+    assert process.visible == "ZE_AFFINITY_MASK=4,5"
+
+
 def ranks(topology: Topology, launch: str, of: int, job: Sequence[int]) -> list[Rank]:
     return [Rank(topology, LAUNCHES[launch], n, of, job, topology.online) for n in range(of)]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from affinityd.errors import AffinityError, InvalidRequestError, NoSuchGpuError
+from affinityd.errors import AffinityError, InvalidRequestError, NoSuchGpuError, UnsatisfiableError
 from affinityd.request.devices import ComputeDevice, VisibleDevices, read_visible
 from affinityd.request.formats import render
 from affinityd.request.task import Task, names_unknown_mig
@@ -295,6 +295,15 @@ def test_a_gpu_that_is_lost_leaves_a_gap_in_the_numbers_not_another_gpu() -> Non
     assert ask(without).entries == ("0", "2", "3", "4", "5", "6", "7")
     with pytest.raises(NoSuchGpuError, match=r"no GPU 1; visible are 0 \(0000:07:00.0\), 2"):
         ask(without, gpus="1")
+
+
+def test_a_file_that_is_no_gpu_s_is_of_one_that_is_lost() -> None:
+    gpus = [replace(gpu, minor=None if gpu.index == 3 else gpu.index) for gpu in EIGHT.gpus]
+    lost = replace(EIGHT, gpus=tuple(replace(gpu, mig=()) for gpu in gpus))
+    of_rank = {"LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "5"}
+    assert ask(lost, granted="minor:2,minor:4,minor:5,minor:6", **of_rank).locality == "local"
+    with pytest.raises(UnsatisfiableError, match=r"does not list GPU 3, and CUDA may count"):
+        ask(lost, granted="minor:2,minor:3,minor:4,minor:5,minor:6", **of_rank)
 
 
 def named(index: int, uuid: str | None) -> ComputeDevice:

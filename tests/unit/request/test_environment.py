@@ -95,7 +95,20 @@ MPICH's and Intel MPI's hydra | {HYDRA}                     | 1/2 MPI_LOCALRANKI
 Cray PALS                     | {PALS}                      | 3/12 PMI_LOCAL_RANK
 PALS without PMI's rank       | PALS_LOCAL_RANKID=3 PMI_LOCAL_SIZE=12 | 3/12 PALS_LOCAL_RANKID
 PALS on Aurora | PALS_LOCAL_RANKID=3 PALS_LOCAL_SIZE=12 | 3/12 PALS_LOCAL_RANKID
-Open MPI's lone rank below PALS | {OPEN_MPI_ALONE} {PALS} | 0/1 OMPI_COMM_WORLD_LOCAL_RANK
+Open MPI's lone rank below PALS | {OPEN_MPI_ALONE} {PALS} | 3/12 PMI_LOCAL_RANK
+Open MPI's below MPICH's      | {OPEN_MPI_ALONE} {HYDRA}    | 1/2 MPI_LOCALRANKID
+Hydra's lone rank below srun  | {BATCH} {STEP} PMI_LOCAL_RANK=0 PMI_LOCAL_SIZE=1 | 2/3 SLURM_LOCALID
+Spur's lone rank below Open MPI | LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 {OPEN_MPI} | \
+1/2 OMPI_COMM_WORLD_LOCAL_RANK
+torchrun's lone worker below it | LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 TORCHELASTIC_RUN_ID=9 {OPEN_MPI} \
+| 0/1 LOCAL_RANK
+torchrun with as many below it | LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 TORCHELASTIC_RUN_ID=9 {OPEN_MPI} \
+| 0/2 LOCAL_RANK
+one rank, of which one variable has no number of ranks | PMI_LOCAL_RANK=3 PALS_LOCAL_RANKID=3 \
+PALS_LOCAL_SIZE=8 | 3/8 PALS_LOCAL_RANKID
+the same of two launchers     | OMPI_COMM_WORLD_LOCAL_RANK=1 {HYDRA} | 1/2 MPI_LOCALRANKID
+jsrun without a number, too   | JSM_NAMESPACE_LOCAL_RANK=1 {OPEN_MPI} | \
+1/2 OMPI_COMM_WORLD_LOCAL_RANK
 MVAPICH2                      | MV2_COMM_WORLD_LOCAL_RANK=1 MV2_COMM_WORLD_LOCAL_SIZE=4 | \
 1/4 MV2_COMM_WORLD_LOCAL_RANK
 jsrun                         | JSM_NAMESPACE_LOCAL_RANK=1 JSM_NAMESPACE_LOCAL_SIZE=6 | \
@@ -153,6 +166,14 @@ OTHERS = "PMI_LOCAL_RANK=1 PMI_LOCAL_SIZE=2 PALS_LOCAL_RANKID=1 PALS_LOCAL_SIZE=
             TWO.format("OMPI_COMM_WORLD_LOCAL_RANK=1", "PMI_LOCAL_RANK=0"),
         ),
         (OTHERS, TWO.format("PMI_LOCAL_RANK=1", "PALS_LOCAL_RANKID=1")),
+        (
+            f"LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 {OPEN_MPI}",
+            TWO.format("LOCAL_RANK=0", "OMPI_COMM_WORLD_LOCAL_RANK=1"),
+        ),
+        (
+            f"{HYDRA} FLUX_TASK_LOCAL_ID=0 FLUX_JOB_SIZE=2 FLUX_JOB_NNODES=1",
+            TWO.format("MPI_LOCALRANKID=1", "FLUX_TASK_LOCAL_ID=0"),
+        ),
     ],
 )
 def test_launchers_that_contradict_each_other_name_no_rank(environ: str, message: str) -> None:

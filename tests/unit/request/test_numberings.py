@@ -40,9 +40,15 @@ MACHINES = {
     "dgx": with_gpus(DGX),
     "reversed": with_gpus(DGX, minor=range(7, -1, -1)),
     "lost": with_gpus(DGX, minor=[0, 1, 2, None, 4, 5, 6, 7]),
+    "docker": with_gpus(DGX, minor=[None, None, None, 3, 4, None, None, None]),
     "mixed": with_gpus(DGX, pci_id=TWO_MODELS),
     "alike": with_gpus(DGX, pci_id=TWO_MODELS, numa_node=[3] * 8),
     "mig": with_gpus(DGX, mig=[MIG if index == 5 else () for index in range(8)]),
+    "lost and mig": with_gpus(
+        DGX,
+        minor=[*range(7), None],
+        mig=[MIG if index == 5 else () for index in range(8)],
+    ),
     "mi250x": with_gpus(machine("mi250x"), render_minor=range(128, 136)),
     "ascend-910b": with_gpus(machine("ascend-910b")),
     "gaudi": with_gpus(made(NODES, [3, 3, 1, 1, 0, 0, 2, 2]), vendor=["1da3"] * 8, minor=range(8)),
@@ -55,7 +61,7 @@ MACHINES = {
     ),
 }
 #: An index is not worked out where another is unknown.
-LEFT_SOONER = {"lost", "mig"}
+LEFT_SOONER = {"lost", "mig", "lost and mig"}
 KINDS = {"nvidia": "minor:{}", "huawei": "davinci:{}", "1da3": "accel:{}"}
 _, *LINES = (
     line.split("\t")
@@ -77,13 +83,28 @@ def selected(order: list[int], text: str) -> list[int]:
     for entry in text.split(","):
         if entry in UUIDS:
             devices.append(UUIDS.index(entry))
-        elif entry.partition(".")[0].isdigit() and int(entry.partition(".")[0]) < len(order):
-            device = order[int(entry.partition(".")[0])]
-            if "." not in entry or device not in devices:
-                devices.append(device)
+        elif entry.isdigit() and int(entry) < len(order):
+            devices.append(order[int(entry)])
         else:
             break
     return devices
+
+
+#: The visible-device variables that each vendor's driver reads, one after the other.
+VARIABLES = {
+    "nvidia": ("CUDA_VISIBLE_DEVICES",),
+    "amd": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
+    "huawei": ("ASCEND_RT_VISIBLE_DEVICES",),
+    "8086": ("ZE_AFFINITY_MASK",),
+}
+
+
+def lists_of(vendor: str, environ: dict[str, str]) -> list[str]:
+    """Return the lists that the driver applies."""
+    lists = [environ[name] for name in VARIABLES.get(vendor, ()) if environ.get(name)]
+    if vendor == "8086":  # the order stays that of the driver, whatever the order of the mask
+        lists = [",".join(sorted({tile[0] for tile in mask.split(",")})) for mask in lists]
+    return lists
 
 
 def orders_of(topology: Topology, files: str, environ: dict[str, str]) -> list[list[int]]:
@@ -106,12 +127,12 @@ def orders_of(topology: Topology, files: str, environ: dict[str, str]) -> list[l
     mps = environ.get("AFFINITYD_MPS_DEVICES")
     if mps == "unknown" or "CUDA_MPS_PIPE_DIRECTORY" in environ:
         orders += [[index] * len(seen) for index in seen]
-    elif mps:
-        orders = [selected(order, mps) for order in orders]
-    for name in ("CUDA", "ROCR", "HIP", "ASCEND_RT", "ZE"):
-        text = environ.get("ZE_AFFINITY_MASK" if name == "ZE" else f"{name}_VISIBLE_DEVICES")
-        if text:
-            orders = [selected(order, text) for order in orders]
+    elif mps:  # a list that ends early, or has none of these, is of other devices
+        fits = all(len(selected(order, mps)) == mps.count(",") + 1 for order in orders)
+        unknown = [[index] * len(seen) for index in seen]
+        orders = [selected(order, mps) for order in orders] if fits else [*orders, *unknown]
+    for text in lists_of(gpus[0].vendor, environ):
+        orders = [selected(order, text) for order in orders]
     divided = [index for index in orders[0] if gpus[index].mig]
     if divided and len(orders[0]) > 1:  # CUDA shows an instance, and no other GPU
         orders.append(divided * len(orders[0]))
