@@ -6,6 +6,7 @@ Its environment names the GPUs, else the driver.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -117,10 +118,13 @@ class ProcessPlanner:
         named = {"gpus": ",".join(gpu.pci_bus_id for gpu in gpus)} if gpus else {}
         chosen = {**self.chosen, **named}
         if process.environ is None and "gpus" not in chosen:
-            raise TargetError(
-                f"the environment of {shown(stat)} cannot be read: it is another user's, or has "
-                "ended; give --gpus, or run this as root"
-            )
+            why = "it is another user's, or has ended; give --gpus, or run this as root"
+            if os.geteuid() == 0:
+                why = (
+                    "it has ended, or root may not trace it here (no CAP_SYS_PTRACE, another user "
+                    "namespace, a security module); give --gpus"
+                )
+            raise TargetError(f"the environment of {shown(stat)} cannot be read: {why}")
         environ = {name: text for name, text in (process.environ or {}).items() if text}
         variables = {**config.variables(), **environ}
         if not self.divides:  # the number of CPUs is no choice of how to divide them

@@ -11,6 +11,8 @@ import pytest
 from affinityd.cli import main, target
 from affinityd.cli.commands import pin
 from affinityd.cli.parser import PLAN_OPTIONS, Parser, add_plan_options
+from affinityd.client.apply import ProcessContext
+from affinityd.errors import TargetError
 from affinityd.linux.processes import descendants, mask_of, stat_of, thread_ids
 from affinityd.request.parameters import PARAMETERS
 from tests.support.children import ZOMBIE, children_of, parent_of, program, sleeping
@@ -126,6 +128,17 @@ def test_another_users_process_needs_gpus_and_is_not_pinned(
     assert (status, complaint.count("\n")) == (1, 11)
     assert "1 thread refused, still on CPUs 0-1: EPERM: it is another user's" in first
     assert last == "affinityd pin: and 3 more"
+
+
+def test_root_that_may_not_read_an_environment_is_not_told_to_become_root(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hidden = ProcessContext(os.getpid(), None, lambda: None, None)
+    planner = target.ProcessPlanner({}, divides=False, context=lambda _: hidden)
+    for user, advice in ((1000, "run this as root$"), (0, "no CAP_SYS_PTRACE, .*; give --gpus$")):
+        monkeypatch.setattr(os, "geteuid", lambda user=user: user)
+        with pytest.raises(TargetError, match=advice):
+            planner.plan(target.living(os.getpid()))
 
 
 @pytest.mark.parametrize("command", ["pin", "verify"])
