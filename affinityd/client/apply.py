@@ -39,8 +39,11 @@ NO_LIBRARY = "none"
 #: Whether OMP_NUM_THREADS is set, where it is not: AUTO, or not.
 THREADS, AUTO = f"{config.PREFIX}THREADS", "auto"
 OMP_THREADS = "OMP_NUM_THREADS"
-#: How many threads libraries start: OpenMP, MKL, and the tokenizers of Hugging Face.
-THREAD_COUNTS = (OMP_THREADS, "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
+#: How many threads libraries start: OpenMP, MKL, OpenBLAS, numexpr, the tokenizers of Hugging Face.
+THREAD_COUNTS = (
+    OMP_THREADS,
+    *(f"{library}_NUM_THREADS" for library in ("MKL", "OPENBLAS", "NUMEXPR", "RAYON")),
+)
 EXPORTED_NICS = f"{config.PREFIX}RDMA"  #: the ports of a process, for programs that it starts
 ACTIVE = "4:"  #: begins a port's state, enum ib_port_state
 

@@ -191,8 +191,9 @@ def test_variables_tell_the_command_its_cpus_and_number_of_threads(
         assert [said.get(name) for name in names] == [FAR, "local", BOTH, threads]
 
 
-@pytest.mark.parametrize("variable", ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"])
-def test_more_threads_than_cpus_are_a_line(here: Mapping[str, str], variable: str) -> None:
+@pytest.mark.parametrize("library", ["OMP", "MKL", "OPENBLAS", "NUMEXPR", "RAYON"])
+def test_more_threads_than_cpus_are_a_line(here: Mapping[str, str], library: str) -> None:
+    variable = f"{library}_NUM_THREADS"
     for number, lines in (("7", 1), ("7,2", 1), ("1", 0), ("many", 0)):
         done = exec_("--gpus=1", "--", "true", env={**here, variable: number})
         assert [f"{variable}=7" in line for line in done.lines] == [True] * lines
