@@ -25,11 +25,14 @@ from affinityd.text import count, one_line, quote
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import TypeVar
 
     from affinityd.client.process_plan import ProcessPlan
     from affinityd.linux.memory_policy import MemoryPolicy
     from affinityd.linux.processes import Stat
     from affinityd.request.environment import Pairs
+
+    T = TypeVar("T")
 
 UNPINNED = "AFFINITYD_UNPINNED"  #: why a process was not pinned
 PINNED_FOR = "AFFINITYD_PINNED_FOR"  #: the task that a process was pinned for
@@ -99,25 +102,24 @@ class ProcessContext:
 
     @classmethod
     def of_self(cls) -> ProcessContext:
-        """Return the context of this process."""
+        """Return the context of this process. Raises ApplyError if its devices are unknown."""
         environ: Mapping[str, str] = os.environ
         if not {"SLURM_JOB_ID", JOB_CPUS} & environ.keys():
             limit = own_cpu_limit(len(os.sched_getaffinity(0)))  # of its container
             environ = environ if limit is None else {**environ, JOB_CPUS: f"{limit}"}
-        return cls(
-            os.getpid(), environ, lambda: launchers_mask(os.getppid(), environ), granted_gpus()
-        )
+        devices = _found(granted_gpus)
+        return cls(os.getpid(), environ, lambda: launchers_mask(os.getppid(), environ), devices)
 
     @classmethod
     def of(cls, process: Stat) -> ProcessContext:
         """Return the context of a process; the devices of another one are those in its /dev.
 
-        A container has only the devices that it was given.
+        A container has only the devices that it was given. Raises as `of_self`.
         """
         pid, parent = process.number, process.parent
         if pid == os.getpid():
             return cls.of_self()
-        devices = granted_gpus(f"/proc/{pid}/root/dev")
+        devices = _found(lambda: granted_gpus(f"/proc/{pid}/root/dev"))
         environ = environment_of(pid)
         return cls(pid, environ, lambda: launchers_mask(parent, environ or {}), devices)
 
@@ -151,7 +153,7 @@ class ProcessContext:
     @property
     def visible(self) -> str | None:
         """The request's `visible`: the GPUs that its environment names; None: it names none."""
-        vendors = _vendors()
+        vendors = _found(_vendors)
         if not vendors and (self.devices or "").startswith("drm:"):  # AMD's have /dev/kfd
             vendors = ["8086"]
         return environment.visible(self.environ or {}, vendors)
@@ -230,6 +232,14 @@ def _parent_of(pid: int) -> int:
     return int(fields[1]) if len(fields) > 1 else 0
 
 
+def _found(find: Callable[[], T]) -> T:
+    """Return what a function finds. Raises ApplyError, which names the file, for its OSError."""
+    try:
+        return find()
+    except OSError as error:
+        raise ApplyError(f"{error.filename or 'a file'}: {error.strerror}") from None
+
+
 def _vendors() -> list[str]:
     """Return the vendors with a loaded driver. Raises OSError if that is unknown."""
     return [vendor for vendor, path in DRIVERS.items() if is_there(path)]
@@ -296,7 +306,8 @@ def own_query(
 ) -> Pairs:
     """Return the plan requests for this process; `chosen` parameters override its own.
 
-    `mask` is that of its main thread, unless a runtime has bound that.
+    `mask` is that of its main thread, unless a runtime has bound that. Raises ApplyError if a file
+    fails to be read.
     """
     process = ProcessContext.of_self()
     mask = process.mask if mask is None else mask

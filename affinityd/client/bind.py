@@ -11,7 +11,7 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -36,7 +36,12 @@ from affinityd.request.environment import MAX_ENTRIES
 from affinityd.text import count
 
 if TYPE_CHECKING:
+    from typing import TypeVar
+
+    from affinityd.client.process_plan import ProcessPlan
     from affinityd.request.document import PlanDocument
+
+    T = TypeVar("T")
 
 KEPT = "kept"  #: the source of a pin that was there before
 NOT_OF_PLAN = frozenset(("memory", "nics", "timeout", "fail_closed"))  #: arguments of bind()
@@ -121,27 +126,38 @@ def plan(*, timeout: float = TIMEOUT, **parameters: object) -> PlanDocument:
     daemon is asked, for `timeout` seconds; without one, the machine is read, for 5 times as long at
     most. Raises AffinityError.
     """
-    # bind() needs neither, and each rank would wait for them.
-    from affinityd.client.local_plan import find_node, plan_on_node  # noqa: PLC0415
-    from affinityd.json_codec import loads  # noqa: PLC0415
-    from affinityd.request.document import PlanDocument, document  # noqa: PLC0415
+    variables, deadline = config.variables(), time.monotonic() + timeout
+    chosen, sockets = (
+        config.plan_parameters(variables, texts(parameters)),
+        config.sockets(variables),
+    )
 
-    variables = config.variables()
-    query = apply.own_query(config.plan_parameters(variables, texts(parameters)))
-    sockets, deadline = config.sockets(variables), time.monotonic() + timeout
-    for path in sockets:
-        try:
-            text = ask_daemon.ask_plan(path, query, deadline, "json")
-            return loads(PlanDocument, text, f"the answer of {path}")
-        except (DaemonError, UnknownParameterError, ValueError):  # noqa: PERF203 - two at most
-            continue
+    def find() -> PlanDocument:
+        query = apply.own_query(chosen)
+        # bind() needs neither, and each rank would wait for them.
+        from affinityd.client.local_plan import find_node, plan_on_node  # noqa: PLC0415
+        from affinityd.json_codec import loads  # noqa: PLC0415
+        from affinityd.request.document import PlanDocument, document  # noqa: PLC0415
 
-    def read() -> PlanDocument:
+        for path in sockets:
+            try:
+                text = ask_daemon.ask_plan(path, query, deadline, "json")
+                return loads(PlanDocument, text, f"the answer of {path}")
+            except (DaemonError, UnknownParameterError, ValueError):  # noqa: PERF203 - two at most
+                continue
         return document(plan_on_node(find_node(sockets).node, query))
 
-    limit = READING * timeout
+    return _in_time(find, timeout)
+
+
+def _in_time(find: Callable[[], T], timeout: float) -> T:
+    """Return a plan, also where a file of this process hangs: to ask, then to read takes so long.
+
+    Raises AffinityError.
+    """
+    limit = (1 + READING) * timeout
     try:
-        return in_time(read, limit)
+        return in_time(find, limit)
     except TimeoutError:
         raise ask_daemon.late(limit) from None
 
@@ -168,8 +184,13 @@ def bind_process(
         chosen = config.plan_parameters(variables, chosen)
         mask = mask_of(os.getpid()) or frozenset()
         before = openmp.cpus_before_binding(os.environ, mask)
-        query, sockets = apply.own_query(chosen, switch, before), config.sockets(variables)
-        plan = ask_daemon.find_plan(query, sockets, start, timeout, forks=False)
+        sockets = config.sockets(variables)
+
+        def find() -> ProcessPlan:
+            query = apply.own_query(chosen, switch, before)
+            return ask_daemon.find_plan(query, sockets, start, timeout, forks=False)
+
+        plan = _in_time(find, timeout)
     except AffinityError as error:
         if switch != config.OBSERVE:
             raise

@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -155,3 +155,32 @@ def test_bind_and_plan_name_a_file_that_fails(tmp_path: Path) -> None:
         assert done.status == status
         told = "/sys/devices/system/node/node1/cpulist: Input/output error"
         assert told in f"{done.stdout}{done.stderr}"
+
+
+HANGS, SOON = "delay_enter=3s", "timeout=0.05"
+LATE = "this machine could not be read in 0.3 s"
+OBSERVED = "affinityd.bind(); import os; print(os.environ['AFFINITYD_UNPINNED'])"
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "words", "told"),
+    [
+        ("error=EIO", 0, ("-c", "import affinityd; print(*affinityd.bind().warnings)"), "\n/dev: "),
+        ("error=EMFILE", 0, ("-c", "import affinityd; affinityd.set_affinity(0, 1)"), " /dev: "),
+        ("error=EIO", 0, ("-c", f"import affinityd; {OBSERVED}"), "\n/dev: "),
+        ("error=EIO", 1, ("-c", "import affinityd; affinityd.plan()"), "ApplyError: /dev: "),
+        ("error=EIO", 1, ("-m", "affinityd", "plan"), "affinityd plan: /dev: "),
+        (HANGS, 0, ("-c", f"import affinityd; print(*affinityd.bind({SOON}).warnings)"), LATE),
+        (HANGS, 1, ("-c", f"import affinityd; affinityd.plan({SOON})"), f"ApplyError: {LATE}"),
+    ],
+)
+def test_a_dev_that_fails_or_hangs_is_named(
+    tmp_path: Path, fault: str, status: int, words: Sequence[str], told: str
+) -> None:
+    fails = ("-P", "/dev", "-e", f"inject={CALLS}:{fault}")
+    env = {**os.environ, "AFFINITYD_CONFIG": "/nonexistent"}
+    if OBSERVED in words[-1]:
+        env["AFFINITYD"] = "observe"
+    done = ran("strace", "-fqq", "-o", tmp_path / "trace", *fails, sys.executable, *words, env=env)
+    assert done.status == status
+    assert told in f"\n{done.stdout}{done.stderr}"
