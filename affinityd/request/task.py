@@ -124,7 +124,8 @@ class Task:
     granted: str | None = None  #: the devices that it may open; None: not known
     visible: str | None = None  #: the value of its visible-device variables; None: not set
     # By its variables alone, and no parameters:
-    lists: Environment | None = None  #: all vendors' visible-device variables, if none was stated
+    #: The visible-device variables of all vendors, if none was stated
+    lists: tuple[tuple[str, str], ...] = ()
     nvidia_visible: str | None = None  #: NVIDIA_VISIBLE_DEVICES, of NVIDIA's container runtime
     mps: str | None = None  #: the list of the MPS daemon that it is a client of; None: of none
     is_in_bus_order: bool = False  #: CUDA_DEVICE_ORDER says so
@@ -204,7 +205,7 @@ def _read_lists(environ: Environment, stated: Task) -> Task:
     if stated.visible is not None:
         return stated
     lists = {name: environ[name] for name in VISIBLE_NAMES if name in environ}
-    return replace(stated, visible=visible(lists, _vendors_of(stated)), lists=lists)
+    return replace(stated, visible=visible(lists, _vendors_of(stated)), lists=tuple(lists.items()))
 
 
 def _vendors_of(task: Task) -> tuple[str, ...]:
@@ -219,7 +220,7 @@ def choose_visible(topology: Topology, task: Task) -> Task:
     gpus = topology.gpus if task.granted else topology.gpus[:1]  # whose vendor's an index means
     present = {gpu.vendor for gpu in gpus}
     vendors = present.intersection(_vendors_of(task) or present)
-    return replace(task, visible=visible(task.lists, vendors) if vendors else None)
+    return replace(task, visible=visible(dict(task.lists), vendors) if vendors else None)
 
 
 # The CPUs that it asked for, and those that were given to it.
