@@ -87,8 +87,10 @@ note=/run/affinityd-jobs/${SLURM_JOB_ID-} job_gpus='' # in the node's numbering
 find_devices /dev/nvidia minor
 [ -n "$granted" ] || [ -e /dev/nvidiactl ] || find_devices /dev/davinci davinci
 [ -n "$granted" ] || [ -e /dev/nvidiactl ] || find_devices /dev/dri/renderD drm
+[ -n "$granted" ] || [ -e /dev/nvidiactl ] || find_devices /dev/accel/accel accel
 job=$job_gpus
-passed="CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER CUDA_MPS_PIPE_DIRECTORY ROCR_VISIBLE_DEVICES SLURM_JOB_ID SLURM_STEP_ID SLURM_LOCALID
+passed="CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER CUDA_MPS_PIPE_DIRECTORY ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES
+    ASCEND_RT_VISIBLE_DEVICES ZE_AFFINITY_MASK ZE_FLAT_DEVICE_HIERARCHY SLURM_JOB_ID SLURM_STEP_ID SLURM_LOCALID
     SLURM_GTIDS SLURM_NTASKS SLURM_CPUS_PER_TASK SLURM_JOB_CPUS_PER_NODE SLURM_GPUS_ON_NODE
     SLURM_CPUS_ON_NODE"
 # What Slurm, or the user, bound in a step; a batch script inherits that of the shell it was sent from.

@@ -183,11 +183,17 @@ class ProcessContext:
         if environment.SLURM_JOB not in environ and not is_lone_worker:
             environ.pop(environment.TORCHRUN, None)  # it does not count there, and 0.2 refuses it
         root = "" if self.pid == os.getpid() else f"/proc/{self.pid}/root"
-        mps = mps_devices(environ, root)
+        of_daemon = mps_daemon(environ, root)
         environ.pop(environment.MPS_PIPE, None)
-        if mps is not None:
-            environ[environment.MPS_LIST] = mps
-        names = (*OF_TASK, config.CPUS, environment.SLICE, *environment.OF_NUMBERS)
+        if of_daemon is not None:
+            if of_daemon.get(environment.DEVICE_ORDER) != environment.BUS_ORDER:
+                environ.pop(environment.DEVICE_ORDER, None)  # the daemon counts first
+            if environment.CUDA in of_daemon:
+                environ[environment.MPS_LIST] = of_daemon[environment.CUDA]
+        if not (facts["granted"] or "").startswith("minor:") or not _is_listed(environ, root):
+            environ.pop(environment.NVIDIA_VISIBLE, None)
+        of_gpus = (environment.NVIDIA_VISIBLE, *environment.OF_NUMBERS)
+        names = (*OF_TASK, config.CPUS, environment.SLICE, *of_gpus)
         variables = ((ENV, f"{name}={environ[name]}") for name in names if name in environ)
         return (*stated.items(), *variables)
 
@@ -283,8 +289,20 @@ def _granted(kind: str, numbers: Sequence[int]) -> str | None:
     return ",".join(f"{kind}:{number}" for number in numbers) or None
 
 
-def mps_devices(environ: Mapping[str, str], root: str = "") -> str | None:
-    """Return the list of GPUs of the MPS daemon of a process; None: there is none, or all GPUs.
+def _is_listed(environ: Mapping[str, str], root: str) -> bool:
+    """Return whether NVIDIA_VISIBLE_DEVICES is a container's, and lists GPUs.
+
+    On a node itself nothing reads it; `all`, `void`, `none` and a folder prove nothing.
+    """
+    listed = environ.get(environment.NVIDIA_VISIBLE, "")
+    if not listed[:1].isdigit() and not listed.startswith(("GPU-", "MIG-")):
+        return False
+    files = (f"{root}/.dockerenv", f"{root}/run/.containerenv")  # Docker's and Podman's
+    return "KUBERNETES_SERVICE_HOST" in environ or any(map(is_there, files))
+
+
+def mps_daemon(environ: Mapping[str, str], root: str = "") -> Mapping[str, str] | None:
+    """Return the environment of the MPS daemon of a process; None: there is no daemon.
 
     The daemon's folder has its pid. Another user's list is not known.
     """
@@ -294,7 +312,7 @@ def mps_devices(environ: Mapping[str, str], root: str = "") -> str | None:
     pid = environment.number(text(f"{folder}/{MPS_DAEMON}.pid"))
     is_daemon = pid is not None and MPS_DAEMON.startswith(text(f"/proc/{pid}/comm") or "-")
     of_daemon = _read_soon(pid) if is_daemon and pid else None
-    return environment.MPS_UNKNOWN if of_daemon is None else of_daemon.get(environment.CUDA)
+    return {environment.CUDA: environment.MPS_UNKNOWN} if of_daemon is None else of_daemon
 
 
 def _may_open(path: str) -> bool:

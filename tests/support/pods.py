@@ -80,7 +80,9 @@ class Pod:
         for old in (self.folder / "dev").rglob("*[0-9]"):
             old.unlink()
         for name in devices:
-            (self.folder / "dev" / name).touch()
+            device = self.folder / "dev" / name
+            device.parent.mkdir(exist_ok=True)
+            device.touch()
             vendor = self.folder / f"sys/class/drm/{Path(name).name}/device/vendor"
             vendor.parent.mkdir(parents=True, exist_ok=True)
             vendor.write_text("0x1002\n")

@@ -41,8 +41,9 @@ find_gpus() { # granted: by device files, else by the container runtime
     find_devices "$dev/nvidia" minor
     [ -n "$granted" ] || find_devices "$dev/davinci" davinci
     [ -n "$granted" ] || find_devices "$dev/dri/renderD" drm
+    [ -n "$granted" ] || find_devices "$dev/accel/accel" accel
     case $granted,,${NVIDIA_VISIBLE_DEVICES-} in # all, void, none or a folder prove nothing
-    drm:* | davinci:*) unset NVIDIA_VISIBLE_DEVICES ;;
+    drm:* | davinci:* | accel:*) unset NVIDIA_VISIBLE_DEVICES ;;
     *,,[0-9]* | *,,GPU-* | *,,MIG-*) granted=${granted:-$NVIDIA_VISIBLE_DEVICES} ;;
     *) unset NVIDIA_VISIBLE_DEVICES ;;
     esac

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.client.apply import mps_devices
+from affinityd.client.apply import ProcessContext, mps_daemon
 
 #: For local use, kernel Documentation/admin-guide/devices.txt: no driver is behind it, and to open
 #: such a file is an error. To open a real one would wake a driver.
@@ -91,20 +91,29 @@ def test_other_vendors_files_count_by_their_numbers(tmp_path: Path) -> None:
 def test_an_mps_client_counts_within_the_daemon_s_list(tmp_path: Path) -> None:
     """The list is in the environment of the control daemon, whose pid is in its folder."""
     environ = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}
-    assert mps_devices(environ) is None  # no daemon is there
+    assert mps_daemon(environ) is None  # no daemon is there
     (tmp_path / "control").touch()
     pid = tmp_path / "nvidia-cuda-mps-control.pid"
     daemon = tmp_path / "nvidia-cuda-mps-control"
     daemon.symlink_to("/bin/sleep")
     for text in ("", "x", "999999999", f"{os.getpid()}"):  # none, or another program
         pid.write_text(text)
-        assert mps_devices(environ) == "unknown"
-    for variables, expected in (({"CUDA_VISIBLE_DEVICES": "4,5"}, "4,5"), ({}, None)):
+        assert mps_daemon(environ) == {"CUDA_VISIBLE_DEVICES": "unknown"}
+    environ["CUDA_DEVICE_ORDER"] = order = "PCI_BUS_ID"
+    client = ProcessContext(os.getpid(), environ, lambda: None, devices=None)
+    bus_order = ("env", "CUDA_DEVICE_ORDER=PCI_BUS_ID")
+    for variables, expected in (
+        ({"CUDA_VISIBLE_DEVICES": "4,5"}, [("env", "AFFINITYD_MPS_DEVICES=4,5")]),
+        ({}, []),
+        ({"CUDA_DEVICE_ORDER": order}, [bus_order]),  # else the daemon's order counts first
+    ):
         with subprocess.Popen([daemon, "60"], env=variables) as process:
             while Path(f"/proc/{process.pid}/comm").read_text() != "nvidia-cuda-mps\n":
                 pass
             pid.write_text(f"{process.pid}")
-            assert mps_devices(environ) == expected
+            assert mps_daemon(environ) == variables
+            sent = client.query({}, frozenset({0}))
+            assert [pair for pair in sent if "ALLOWED" not in pair[1]][1:] == expected
             process.kill()
 
 

@@ -78,12 +78,19 @@ def expected(minors: Sequence[int], listed: str | None) -> Asked | None:
     )
 
 
-def test_amd_s_gpus_are_its_render_nodes_whatever_is_said_to_nvidia_s_runtime(
-    pod: Pod, listener: Listener
+@pytest.mark.parametrize(
+    ("files", "granted"),
+    [
+        (("dri/renderD129", "dri/renderD134"), "drm:129,drm:134"),
+        (("davinci3", "davinci4"), "davinci:3,davinci:4"),
+        (("accel/accel2", "accel/accel5"), "accel:2,accel:5"),
+    ],
+)
+def test_other_vendors_gpus_are_their_files_whatever_is_said_to_nvidia_s_runtime(
+    pod: Pod, listener: Listener, files: tuple[str, str], granted: str
 ) -> None:
-    pod.has("dri/renderD129", "dri/renderD134")
-    asked = listener.asked(pod, NVIDIA_VISIBLE_DEVICES="0")
-    assert asked == [("granted", "drm:129,drm:134")]
+    pod.has(*files)
+    assert listener.asked(pod, NVIDIA_VISIBLE_DEVICES="0") == [("granted", granted)]
 
 
 def test_every_variable_that_says_something_of_a_plan_is_passed_on(

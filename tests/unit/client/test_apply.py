@@ -21,6 +21,7 @@ from affinityd.topology.model import Node, Topology
 from tests.support.asking import codes
 from tests.support.machines.facts import machine
 from tests.support.machines.sysfs_tree import put
+from tests.support.tables import words
 
 VARIABLES = {
     "nvidia": "CUDA_VISIBLE_DEVICES",
@@ -97,6 +98,25 @@ def test_an_intel_gpu_s_mask_counts_beside_another_vendor_s_list() -> None:
     said = {"CUDA_VISIBLE_DEVICES": "0", "ZE_AFFINITY_MASK": "4,5"}
     process = ProcessContext(0, said, lambda: None, devices="drm:128,drm:129")
     assert process.visible == "ZE_AFFINITY_MASK=4,5"
+
+
+@pytest.mark.parametrize(
+    ("said", "devices", "is_sent"),
+    [
+        ("NVIDIA_VISIBLE_DEVICES=4,6 KUBERNETES_SERVICE_HOST=10.0.0.1", "minor:4,minor:6", True),
+        ("NVIDIA_VISIBLE_DEVICES=GPU-1 KUBERNETES_SERVICE_HOST=10.0.0.1", "minor:4,minor:6", True),
+        ("NVIDIA_VISIBLE_DEVICES=all KUBERNETES_SERVICE_HOST=10.0.0.1", "minor:4,minor:6", False),
+        ("NVIDIA_VISIBLE_DEVICES=4 KUBERNETES_SERVICE_HOST=10.0.0.1", "drm:128", False),
+        ("NVIDIA_VISIBLE_DEVICES=4 KUBERNETES_SERVICE_HOST=10.0.0.1", None, False),
+        ("NVIDIA_VISIBLE_DEVICES=4,6", "minor:4,minor:6", False),  # on the node itself
+    ],
+)
+def test_what_a_container_s_runtime_lists_is_sent(
+    said: str, devices: str | None, *, is_sent: bool
+) -> None:
+    process = ProcessContext(2**22 + 1, words(said), lambda: None, devices=devices)
+    sent = process.query({}, frozenset({0}))
+    assert any(text.startswith("NVIDIA_VISIBLE_DEVICES=") for _, text in sent) == is_sent
 
 
 def ranks(topology: Topology, launch: str, of: int, job: Sequence[int]) -> list[Rank]:
