@@ -159,7 +159,6 @@ VENDORS = {"10de": NVIDIA, "1002": AMD, "19e5": "huawei"}
 
 #: Vendors whose displays compute; others', such as a BMC's, only show.
 _COMPUTING_DISPLAYS = ("10de", "1002", "8086")
-_COMPUTE_DRIVERS = ("nvidia", "amdgpu", "i915", "xe")
 #: Classes of GPUs that show nothing; in virtual machines also of displays that only show.
 _NO_VGA = (0x0302, 0x0380)
 _VIRTUAL_DISPLAYS = ("1af4", "1b36")
@@ -185,7 +184,7 @@ def read_gpus(
         driver = (tree.link(f"{device.folder}/driver") or "").rpartition("/")[2]
         # A virtual machine may have a device that vfio-pci drives, or a vendor's variant of it.
         is_elsewhere = driver.replace("_", "-").endswith("vfio-pci")
-        if not is_elsewhere and (is_nvidias or _computes(tree, device, driver)):
+        if not is_elsewhere and (is_nvidias or _computes(device)):
             vendor = NVIDIA if is_nvidias else VENDORS.get(code, code)
             groups.setdefault(vendor, []).append(device)
     nvidia_devices = groups.pop(NVIDIA)
@@ -210,7 +209,7 @@ def read_gpus(
     return [*gpus, *from_amd, *from_others], notices + amd_notices
 
 
-def _computes(tree: Tree, device: PciDevice, driver: str) -> bool:
+def _computes(device: PciDevice) -> bool:
     """Return whether a PCI device computes. A graphics unit of Intel's CPUs, on bus 0, does not."""
     if device.base_class == ACCELERATOR:
         return True
@@ -220,5 +219,4 @@ def _computes(tree: Tree, device: PciDevice, driver: str) -> bool:
         return True
     if device.vendor == "8086" and device.address.startswith("0000:00:"):
         return False
-    shows = tree.read(f"{device.folder}/boot_vga") == "1" and driver not in _COMPUTE_DRIVERS
-    return device.vendor in _COMPUTING_DISPLAYS and not shows
+    return device.vendor in _COMPUTING_DISPLAYS
