@@ -35,6 +35,8 @@ VISIBLE_NAMES = tuple(name for names in VISIBLE.values() for name in names)
 #: The folder of the MPS daemon, for its clients; its own CUDA_VISIBLE_DEVICES, as commands read it.
 MPS_PIPE, MPS_LIST = "CUDA_MPS_PIPE_DIRECTORY", "AFFINITYD_MPS_DEVICES"
 MPS_UNKNOWN = "unknown"  #: the daemon is another user's
+#: Vendors' variables that choose devices in an order that affinityd does not know, if by number.
+RENUMBERING = {"1da3": "HABANA_VISIBLE_MODULES", "8086": "ONEAPI_DEVICE_SELECTOR"}
 BY_VALUE = {CUDA, ASCEND}  #: given by their values alone
 
 ENV = "env"  #: the parameter that carries a variable as NAME=VALUE
@@ -96,7 +98,7 @@ OF_TASK = (
 #: Lists of CPUs, or with an entry for each node of a job; the others have one for each task or GPU.
 LONG_LISTS = {ALLOWED, CPULIST, SLICE, "SLURM_STEP_TASKS_PER_NODE", "SLURM_JOB_CPUS_PER_NODE"}
 #: Variables by which a process may count its GPUs otherwise than the node.
-OF_NUMBERS = (DEVICE_ORDER, MPS_PIPE, MPS_LIST, ZE_HIERARCHY)
+OF_NUMBERS = (DEVICE_ORDER, MPS_PIPE, MPS_LIST, ZE_HIERARCHY, *RENUMBERING.values())
 #: All that `env` may name; scripts send the others as well.
 READ = frozenset(
     (

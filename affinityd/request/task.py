@@ -50,6 +50,7 @@ from affinityd.request.environment import (
     MPS_PIPE,
     MPS_UNKNOWN,
     NVIDIA_VISIBLE,
+    RENUMBERING,
     SLICE,
     SLURM_JOB,
     SLURM_SPECIAL_STEP,
@@ -130,6 +131,7 @@ class Task:
     mps: str | None = None  #: the list of the MPS daemon that it is a client of; None: of none
     is_in_bus_order: bool = False  #: CUDA_DEVICE_ORDER says so
     counts_cards: bool = False  #: and not the tiles of Intel's, as ZE_FLAT_DEVICE_HIERARCHY says
+    renumbering: tuple[str, ...] = ()  #: of RENUMBERING, the variables that name numbers
     cpus: TaskCpus | None = None  #: those that it asked for; None: unknown
     slice: CpuSet | None = None  #: the CPUs to which a launcher bound the rank; None: to none
     slurm: SlurmTask | None = None  #: None: it is none, or its GPUs were named
@@ -154,6 +156,9 @@ def read_task(environ: Environment, stated: Task, options: Options, names: Colle
         mps=environ.get(MPS_LIST) or (MPS_UNKNOWN if MPS_PIPE in environ else None),
         is_in_bus_order=environ.get(DEVICE_ORDER) == BUS_ORDER,
         counts_cards=environ.get(ZE_HIERARCHY, "").upper() == "COMPOSITE",
+        renumbering=tuple(
+            name for name in RENUMBERING.values() if re.search("[0-9]", environ.get(name, ""))
+        ),
         slice=_slice_of(environ, stated, launched, is_named=is_named),
         is_process=True,
         is_launched=bool(environ.keys() - {ALLOWED, CPULIST}),
@@ -487,12 +492,17 @@ def _of_container(
 
 
 def _doubt_of_order(topology: Topology, task: Task, seen: VisibleDevices) -> Doubt | None:
-    """Return why CUDA may count these GPUs in another order than the node; None: it does not."""
+    """Return why these GPUs may be counted in another order than the node's; None: they are not."""
     gpus = [device.gpu for device in seen.by_index.values() if device.gpu.vendor == "nvidia"]
     are_identified = all(gpu.pci_id for gpu in gpus)
     models = {gpu.pci_id if are_identified else gpu.model for gpu in gpus}
     if len(models) > 1 and not task.is_in_bus_order:
         return Doubt(MIXED, frozenset(gpu.key for gpu in gpus))
+    for device in seen.by_index.values():
+        variable = RENUMBERING.get(device.gpu.vendor)
+        if variable in task.renumbering:
+            why = f"{variable} counts in an order of its own: name the GPU by its PCI bus id"
+            return Doubt(why, frozenset(device.gpu.key for device in seen.by_index.values()))
     # The driver gives each of its GPUs a minor: one without is lost, and CUDA may not count it.
     of_node = [gpu for gpu in topology.gpus if gpu.vendor == "nvidia"]
     lost = [gpu.index for gpu in of_node if gpu.minor is None]

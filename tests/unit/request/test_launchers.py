@@ -13,7 +13,7 @@ from affinityd.client import apply
 from affinityd.client.apply import ProcessContext
 from affinityd.client.local_plan import plan_on_node
 from affinityd.linux.processes import stat_of
-from affinityd.request.environment import DEVICE_ORDER, MPS_PIPE, READ, VISIBLE_NAMES, ZE_HIERARCHY
+from affinityd.request.environment import MPS_LIST, OF_NUMBERS, READ, VISIBLE_NAMES
 from affinityd.request.resolve import Reply
 from affinityd.topology.model import Node
 from tests.support.machines.by_hand import made
@@ -38,7 +38,7 @@ _, *LINES = (
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_sends_every_variable_of_devices(script: str) -> None:
     names = re.findall(r"\b[A-Z][A-Z0-9_]+\b", SCRIPTS[script].read_text())
-    assert {*VISIBLE_NAMES, DEVICE_ORDER, MPS_PIPE, ZE_HIERARCHY} <= set(names)
+    assert {*VISIBLE_NAMES, *OF_NUMBERS} - {MPS_LIST} <= set(names)
 
 
 def by_query(environ: Mapping[str, str]) -> Reply:

@@ -125,7 +125,9 @@ def orders_of(topology: Topology, files: str, environ: dict[str, str]) -> list[l
     if any(gpu.vendor == "nvidia" and gpu.minor is None for gpu in gpus):
         orders.append([index for index in seen if gpus[index].minor is not None])
     mps = environ.get("AFFINITYD_MPS_DEVICES")
-    if mps == "unknown" or "CUDA_MPS_PIPE_DIRECTORY" in environ:
+    selected_otherwise = environ.get("ONEAPI_DEVICE_SELECTOR", "level_zero:gpu") != "level_zero:gpu"
+    is_unknown = mps == "unknown" or "CUDA_MPS_PIPE_DIRECTORY" in environ
+    if is_unknown or selected_otherwise or "HABANA_VISIBLE_MODULES" in environ:
         orders += [[index] * len(seen) for index in seen]
     elif mps:  # a list that ends early, or has none of these, is of other devices
         fits = all(len(selected(order, mps)) == mps.count(",") + 1 for order in orders)
