@@ -17,7 +17,7 @@ from affinityd.audit.model import GpuHolders
 from affinityd.audit.sources import HolderSources
 from affinityd.client import local_plan
 from affinityd.client.apply import ProcessContext
-from affinityd.cpuset import CpuSet, format_list, several
+from affinityd.cpuset import CpuSet, format_list
 from affinityd.discovery.nvml.query import query_processes
 from affinityd.errors import AffinityError, BoundError, InvalidRequestError, TargetError
 from affinityd.linux.processes import Stat, cgroups_of, descendants, mask_of, process_of, stat_of
@@ -26,7 +26,7 @@ from affinityd.request.query import parse_query
 from affinityd.request.resolve import Caller, Reply
 from affinityd.text import quote
 from affinityd.topology.model import Gpu, Node, Topology
-from affinityd.topology.nearness import near_nodes
+from affinityd.topology.nearness import name_gpus, near_nodes
 
 MAX_DIGITS = 10  #: more than any pid has
 
@@ -211,7 +211,9 @@ def used_gpus(process: Stat, planner: ProcessPlanner, *, is_named: bool) -> Used
     doubts = {}
     if ranks.keys() <= unclear:  # else the others use none: they start those that do, or help them
         why = next((NOT_KNOWN.format(why=why) for why in held.unknown.values()), USES_NONE)
-        doubts = {pid: NOT_NAMED.format(gpus=_names(ranks[pid]), why=why) for pid in unclear}
+        doubts = {
+            pid: NOT_NAMED.format(gpus=_names(planner, ranks[pid]), why=why) for pid in unclear
+        }
     else:
         for pid in unclear - {process.number}:
             del ranks[pid]
@@ -253,10 +255,10 @@ def _gpus_of_process(
         if not keys:
             raise
     reply = planner.plan(stat, [gpu for gpu in planner.topology.gpus if gpu.key in keys])
-    by_driver = _names(reply.ranks)
+    by_driver = _names(planner, reply.ranks)
     remark = f"its environment names no certain GPU; by the driver it uses {by_driver}"
     if planned:
-        remark = DIFFERS.format(_names(planned), by_driver)
+        remark = DIFFERS.format(_names(planner, planned), by_driver)
     return FoundGpus(reply, reply.ranks, is_named, remark)
 
 
@@ -265,8 +267,8 @@ def _are_apart(planner: ProcessPlanner, ranks: Sequence[RankPlan]) -> bool:
     return len({near_nodes(planner.topology, gpu) for gpu in gpus_of(ranks)}) > 1
 
 
-def _names(ranks: Sequence[RankPlan]) -> str:
-    return several("GPU", (gpu.index for gpu in gpus_of(ranks)))
+def _names(planner: ProcessPlanner, ranks: Sequence[RankPlan]) -> str:
+    return name_gpus(gpus_of(ranks), with_vendor=planner.topology.has_several_vendors)
 
 
 def gpus_of(ranks: Sequence[RankPlan]) -> tuple[Gpu, ...]:

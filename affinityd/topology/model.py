@@ -186,6 +186,11 @@ class Topology:
         cores, numbers = self.cores, self.node_of
         return {each: tuple(core for core in cores if core.node == each) for each in numbers}
 
+    @property
+    def has_several_vendors(self) -> bool:
+        """Whether GPUs are of several vendors, each of which counts its own from 0."""
+        return len({gpu.vendor for gpu in self.gpus}) > 1
+
     @cached_property
     def nodes_with_cpus(self) -> tuple[int | None, ...]:
         """The numbers of the nodes in which a process can run, in order."""

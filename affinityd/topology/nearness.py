@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from affinityd.cpuset import CpuSet, several
+from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.text import count
 from affinityd.topology.model import Gpu, Topology
 
@@ -27,6 +27,21 @@ MASK = "mask"  #: its cpuset has near CPUs, and its mask others
 CAUSES = (ALLOCATION, MASK, UNPINNED)
 
 
+def gpu_numbers(gpus: Sequence[Gpu], *, with_vendor: bool) -> str:
+    """Return the indices of GPUs, `0-1`; with the vendors `amd 0+intel 0`: each has a 0."""
+    if not with_vendor:
+        return format_list(gpu.index for gpu in gpus)
+    indices: dict[str, list[int]] = {}
+    for gpu in gpus:
+        indices.setdefault(gpu.vendor, []).append(gpu.index)
+    return "+".join(f"{vendor} {format_list(own)}" for vendor, own in indices.items())
+
+
+def name_gpus(gpus: Sequence[Gpu], *, with_vendor: bool) -> str:
+    """Return `GPU 0`, `GPUs 0-1`, or `GPU amd 0`."""
+    return f"GPU{'s' if len(gpus) > 1 else ''} {gpu_numbers(gpus, with_vendor=with_vendor)}"
+
+
 @dataclass(frozen=True)
 class Vicinity:
     """The CPUs and memory near GPUs: near any of them."""
@@ -36,12 +51,14 @@ class Vicinity:
     cpus: CpuSet
     memory: frozenset[int]  #: the nodes whose memory is near
     far_memory: frozenset[int]  #: nodes with memory near to other CPUs
+    with_vendor: bool = False  #: whether names of its GPUs need that: the machine has several
 
     def __str__(self) -> str:
         """Return the GPUs' places: `GPU 0 is on node 3`."""
         unknown = tuple(gpu for gpu in self.gpus if gpu.numa_node is None)
         gpus = unknown or self.gpus
-        names, verb = several("GPU", (gpu.index for gpu in gpus)), "is" if len(gpus) == 1 else "are"
+        names = name_gpus(gpus, with_vendor=self.with_vendor)
+        verb = "is" if len(gpus) == 1 else "are"
         on = {gpu.numa_node for gpu in gpus if gpu.numa_node is not None}
         return f"{names} {verb} on {several('node', on) if on else 'an unknown node'}"
 
@@ -85,6 +102,7 @@ def vicinity(
         cpus=frozenset().union(*map(topology.cpus_of_node, nodes)),
         memory=memory,
         far_memory=others if nodes else frozenset(),
+        with_vendor=topology.has_several_vendors,
     )
 
 

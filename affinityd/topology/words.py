@@ -64,13 +64,13 @@ def nodes_without_cpus(topology: Topology) -> Iterator[list[NumaNode]]:
 
 def gpu_word(topology: Topology, gpu: Gpu) -> str:
     """Return the word before an index: each vendor counts its own GPUs."""
-    return "GPU" if _is_only_vendor(topology) else f"{gpu.vendor} GPU"
+    return f"{gpu.vendor} GPU" if topology.has_several_vendors else "GPU"
 
 
 def gpu_model(topology: Topology, gpu: Gpu) -> str:
     """Return the model, and the vendor if neither the model nor the name has it."""
     model = gpu.model or gpu.pci_id or ""
-    is_said = gpu.vendor in model.lower() or not _is_only_vendor(topology)
+    is_said = gpu.vendor in model.lower() or topology.has_several_vendors
     return model if is_said else f"{gpu.vendor} {model}".rstrip()
 
 
@@ -86,10 +86,6 @@ def nic_kind(nic: Nic) -> Iterator[str]:
         yield f"virtual function of {nic.physical}"
     if nic.bond is not None:
         yield f"in {nic.bond}"
-
-
-def _is_only_vendor(topology: Topology) -> bool:
-    return len({gpu.vendor for gpu in topology.gpus}) == 1
 
 
 class Place(NamedTuple):

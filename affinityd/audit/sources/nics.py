@@ -14,10 +14,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from affinityd.audit.remedies import NEARER_NICS, SET_LIBFABRIC, START_WITH_NICS
-from affinityd.cpuset import several
 from affinityd.linux.files import environment_of, listed, text
 from affinityd.request.environment import NIC_VARIABLES, nic_value
 from affinityd.topology.model import SYS, Gpu, Topology
+from affinityd.topology.nearness import name_gpus
 from affinityd.topology.rdma import nics_of_gpus, verbs_ports
 
 NCCL = "nccl"
@@ -49,7 +49,7 @@ def far_nics(topology: Topology, gpus: Sequence[Gpu], use: NicUse) -> Iterator[s
         return links == {SYS}
 
     ports, first = verbs_ports(best), best[0].port.device
-    names = several("GPU", (gpu.index for gpu in gpus))
+    names = name_gpus(gpus, with_vendor=topology.has_several_vendors)
     where = f"the NUMA node of {names}; {first} is nearer ({best[0].link})"
     for library, variable in NIC_VARIABLES.items():
         said = use.variables.get(variable, "")

@@ -17,7 +17,7 @@ from affinityd.cli.console import aligned
 from affinityd.cpuset import format_list, several
 from affinityd.grouping import grouped
 from affinityd.topology.model import Topology
-from affinityd.topology.nearness import FAR
+from affinityd.topology.nearness import FAR, gpu_numbers
 
 MOST_COMMANDS = 8  #: for processes that are alike
 
@@ -33,11 +33,8 @@ def table(
 
     `all_memory`: also a line on near memory.
     """
-    is_mixed = len({gpu.vendor for gpu in topology.gpus}) > 1
-    names = {
-        gpu.key: f"{gpu.vendor} {gpu.index}" if is_mixed else f"{gpu.index}"
-        for gpu in topology.gpus
-    }
+    with_vendor = topology.has_several_vendors
+    names = {gpu.key: gpu_numbers([gpu], with_vendor=with_vendor) for gpu in topology.gpus}
     states_of_gpus = states(scan)
     order = sorted(scan.processes, key=lambda it: STATES.index(states_of_gpus[it.facts.gpu]))
     scan = replace(scan, processes=tuple(order))
@@ -248,7 +245,7 @@ def _thread_rows(verification: Verification) -> Iterator[tuple[str, ...]]:
         yield (
             str(process.facts.pid),
             group[0].thread.name,
-            format_list(gpu.index for gpu in gpus),
+            gpu_numbers(gpus, with_vendor=verification.near.with_vendor),
             gpu_nodes,
             str(len(group)),
             placement,
@@ -266,7 +263,12 @@ def verify_document(topology: Topology, verifications: Sequence[Verification]) -
             "pid": it.process.facts.pid,
             "name": it.process.facts.name,
             "gpus": [
-                {"index": gpu.index, "pci_bus_id": gpu.pci_bus_id, "numa_node": gpu.numa_node}
+                {
+                    "vendor": gpu.vendor,
+                    "index": gpu.index,
+                    "pci_bus_id": gpu.pci_bus_id,
+                    "numa_node": gpu.numa_node,
+                }
                 for gpu in it.near.gpus
             ],
             "near": {

@@ -103,7 +103,8 @@ def test_a_mask_is_judged_against_the_gpu_that_the_environment_names(capsys: Cap
             found, (process,) = verified(capsys, child.pid)
             assert (found, len(process["mismatches"])) == (code, code)
             assert [thread["placement"] for thread in process["threads"]] == [placement]
-    assert process["gpus"] == [{"index": 0, "pci_bus_id": "0000:10:00.0", "numa_node": 1}]
+    gpu = {"vendor": "nvidia", "index": 0, "pci_bus_id": "0000:10:00.0", "numa_node": 1}
+    assert process["gpus"] == [gpu]
     assert process["near"] == {"cpulist": "1,1023", "memory_nodes": [1]}
 
 

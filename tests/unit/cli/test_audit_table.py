@@ -10,12 +10,14 @@ from affinityd.audit.gather import TICKS
 from affinityd.audit.judge import Judge
 from affinityd.audit.memory import HostMemory
 from affinityd.audit.model import CpuTime, ProcessFacts, Scan
+from affinityd.audit.verify import Verification
 from affinityd.audit.waits import Runner, Waits
 from affinityd.cli.commands import audit
 from affinityd.cli.parser import Parser
 from affinityd.cli.render import audit as audit_table
 from affinityd.linux.resident import ANONYMOUS, ResidentMemory
-from affinityd.topology.model import Topology
+from affinityd.topology.model import Gpu, Topology
+from affinityd.topology.nearness import vicinity
 from tests.support.audit_facts import (
     GPU,
     KUBERNETES_POD,
@@ -55,6 +57,36 @@ FAMILIES = scan(
     process("0-7", pid=400, gpu=OTHER, beside=(GPU,), uid=0),
     process("4-7", pid=500, gpu=OTHER, name="nv-hostengine", uid=0),
 )
+FIRST, SECOND = TWO.gpus
+AMD = replace(SECOND, vendor="amd", index=0)
+MIXED = replace(TWO, gpus=(FIRST, AMD))
+
+
+@pytest.mark.parametrize(
+    ("topology", "gpus", "column", "sentence"),
+    [
+        (TWO, (SECOND,), "1", "GPU 1 is on node 0"),
+        (TWO, (FIRST, SECOND), "0+1", "GPUs 0-1 are on nodes 0-1"),
+        (MIXED, (AMD,), "amd 0", "GPU amd 0 is on node 0"),
+        (MIXED, (FIRST, AMD), "nvidia 0+amd 0", "GPUs nvidia 0+amd 0 are on nodes 0-1"),
+    ],
+)
+def test_audit_and_verify_name_gpus_alike(
+    topology: Topology, gpus: Sequence[Gpu], column: str, sentence: str
+) -> None:
+    first, *beside = (gpu.key for gpu in gpus)
+    facts = process("0-7", gpu=first, beside=tuple(beside), uid=0)
+    _, audit_row, *_ = rows(shown(scan(facts, topology=topology), topology=topology))
+    near = vicinity(topology, gpus)
+    found = Verification(Judge(topology).judge(facts), near)
+    _, row, *_ = rows(list(audit_table.verify_table([found])))
+    assert audit_row.split(" | ")[0] == column
+    assert row.split(" | ")[2] == column.replace(
+        "0+1", "0-1"
+    )  # the audit's begins with most memory
+    assert f"{near}" == sentence
+
+
 TABLE = """
 gpu | pid | name | user | job | threads | far | placement | cause | cpulist | \
 ran last on | gpu memory
