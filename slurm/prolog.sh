@@ -1,7 +1,7 @@
 #!/bin/sh
 # Prolog= of slurm.conf: notes the job's GPUs for task_prolog.sh, and checks whether affinityd answers.
 # It runs as root, on each node of a job, before its first task. Only here are the job's GPUs always
-# in the node's own numbering. It ends with 0, unless no daemon listens, none left its node.json,
+# in the node's own numbering. It ends with 0, unless no daemon listens, none left socket or node.json,
 # and AFFINITYD_DRAIN=yes is in /etc/affinityd.conf: then Slurm drains the node. A job without GPUs needs neither note nor daemon.
 
 gpus=${CUDA_VISIBLE_DEVICES:-${SLURM_JOB_GPUS:-${ROCR_VISIBLE_DEVICES-}}}
@@ -54,7 +54,8 @@ done
 say "no daemon is ready at $socket: tasks on this node are pinned by node.json, or not at all ($problem)"
 case $site_AFFINITYD_DRAIN in yes | true | 1 | on) ;; *) exit 0 ;; esac
 # A daemon that is late or not ready is one: only a node where nothing can pin tasks is drained.
-{ [ "$status" != 7 ] || [ -f "${socket%/*}/node.json" ]; } && exit 0
+# One whose queue is full looks to curl as if none listened at its socket.
+{ [ "$status" != 7 ] || [ -S "$socket" ] || [ -f "${socket%/*}/node.json" ]; } && exit 0
 # Slurm drains the node for the status, and keeps this reason.
 timeout 2 scontrol update NodeName="${SLURMD_NODENAME-}" State=DRAIN Reason="affinityd: no daemon is ready at $socket"
 exit 1

@@ -78,8 +78,9 @@ done
 socket=${AFFINITYD_SOCKET:-$run/affinityd.sock}
 case $socket in /*) ;; *) leave "AFFINITYD_SOCKET=$socket is not an absolute path" ;; esac
 file=${socket%/*}/node.json # of a daemon that has ended
+nothing="no daemon answers at $socket, and no node.json is beside it"
+[ ! -f "$file" ] || nothing="no daemon answers at $socket, and without $affinityd and $limit node.json is not read"
 { has "$affinityd" && has "$limit" && [ -f "$file" ]; } || file=''
-nothing="no daemon listens at $socket, and no node.json is beside it"
 [ -S "$socket" ] || [ -n "$file" ] || leave "$nothing"
 
 note=/run/affinityd-jobs/${SLURM_JOB_ID-} job_gpus='' # in the node's numbering

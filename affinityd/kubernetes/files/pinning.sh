@@ -90,7 +90,7 @@ read_lines() { # PREFIX: PREFIX_NAME of each line NAME=VALUE of stdin; the last 
 }
 read_settings() { # FILE: site_NAME of each line, as affinityd/config reads it; else fault
     fault="$1 cannot be read" number=0
-    [ -e "$1" ] || return 0
+    [ -e "$1" ] || [ -L "$1" ] || return 0 # a link may lead where this user may not look
     { [ -f "$1" ] && [ -r "$1" ]; } || return 1
     while IFS= read -r line || [ -n "$line" ]; do
         number=$((number + 1)) fault="$1:$number is not written as NAME=value"

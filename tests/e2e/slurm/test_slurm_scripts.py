@@ -1,11 +1,13 @@
 """The scripts of slurm/ on their own: what they read, ask and answer; no Slurm needs to run."""
 
+import errno
 import os
 import re
 import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
@@ -81,7 +83,7 @@ NO_WORD = "is none of on, observe and off"
 NO_ASSIGNMENT = "is not written as NAME=value"
 OF_SITE = "AFFINITYD=off in /etc/affinityd.conf"
 MALFORMED = "Malformed request:"
-NOWHERE = left("no daemon listens at /nonexistent, and no node.json is beside it")
+NOWHERE = left("no daemon answers at /nonexistent, and no node.json is beside it")
 
 
 @pytest.mark.parametrize(
@@ -135,6 +137,16 @@ def test_a_site_limits_a_job(
 def test_settings_that_only_root_may_read_leave_a_task(node: Node) -> None:
     hidden = replace(node, settings="AFFINITYD=off", more="chmod 600 /etc/affinityd.conf")
     assert task_prolog(hidden, FAR_GPU) == left("/etc/affinityd.conf cannot be read")
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_settings_in_a_folder_that_only_root_may_search_leave_a_task(
+    node: Node, shell: str
+) -> None:
+    link = "mkdir -m 700 /run/site\nmv /etc/affinityd.conf /run/site\n"
+    link += "ln -s /run/site/affinityd.conf /etc"
+    linked = replace(node, settings="AFFINITYD=off", more=link, shell=shell)
+    assert task_prolog(linked, FAR_GPU) == left("/etc/affinityd.conf cannot be read")
 
 
 def test_a_site_chooses_for_all_jobs_and_a_job_otherwise(node: Node) -> None:
@@ -238,7 +250,11 @@ chmod 755 /run/bin/timeout
 #: The daemon's folder; beside its usual socket no replayed machine counts, as this one is.
 FOLDER = "mkdir /run/other\nmount --bind /run/affinityd /run/other\n"
 OTHER = "/run/other/affinityd.sock"
-NONE = left(f"no daemon listens at {OTHER}, and no node.json is beside it")
+NONE = left(f"no daemon answers at {OTHER}, and no node.json is beside it")
+NO_COMMAND = left(
+    f"no daemon answers at {OTHER}, and without /usr/bin/affinityd and /usr/bin/timeout "
+    "node.json is not read"
+)
 
 
 @pytest.fixture
@@ -266,7 +282,7 @@ def test_a_task_is_planned_from_the_node_json_that_a_daemon_left(ended: Node, sh
     (run / "affinityd.sock").unlink()  # as a daemon that was stopped leaves it
     assert task_prolog(task, FAR_GPU) == NEAR_IT
     assert "which was replayed" in task_prolog(replace(task, settings=""), FAR_GPU)[0]
-    assert task_prolog(replace(task, more=FOLDER), FAR_GPU) == NONE  # without the command
+    assert task_prolog(replace(task, more=FOLDER), FAR_GPU) == NO_COMMAND
     (run / "node.json").unlink()
     assert task_prolog(task, FAR_GPU) == NONE
 
@@ -337,6 +353,22 @@ def test_a_site_may_drain_a_node_where_nothing_pins_tasks(
         done = Node(run=folder, settings=settings).run_script("prolog.sh", {**JOB, **FAR_GPU})
         assert (folder / "jobs/1").read_text() == "gpus=1\n"
         assert (done.status, done.stderr[: len(line)]) == (status, line if tells else "")
+
+
+def test_a_daemon_whose_queue_is_full_has_no_node_drained() -> None:
+    with beside(None) as folder, socket.socket(socket.AF_UNIX) as daemon, ExitStack() as clients:
+        daemon.bind(f"{folder}/affinityd.sock")
+        daemon.listen(0)
+        is_full = False
+        while not is_full:
+            client = clients.enter_context(socket.socket(socket.AF_UNIX))
+            client.settimeout(0)
+            is_full = client.connect_ex(f"{folder}/affinityd.sock") == errno.EAGAIN
+        (folder / "jobs").mkdir()
+        node = Node(run=folder, settings="AFFINITYD_DRAIN=yes")
+        done = node.run_script("prolog.sh", {**JOB, **FAR_GPU})
+    assert done.stderr.startswith(f"affinityd: no daemon is ready at {SOCKET}: ")
+    assert done.status == 0
 
 
 def test_a_prolog_that_is_linked_into_a_folder_of_prologs_finds_the_daemon(node: Node) -> None:
@@ -534,7 +566,7 @@ def dribbling(connection: socket.socket, over: threading.Event) -> None:
 
 #: What listens, by what is said of it.
 FAULTS: dict[str, tuple[Behaviour | None, str]] = {
-    "there is none": (None, f"no daemon listens at {SOCKET}"),
+    "there is none": (None, f"no daemon answers at {SOCKET}"),
     "it hangs": (hanging, LATE),
     "it answers a byte at a time": (dribbling, LATE),
     "it speaks no HTTP": (answering(os.urandom(4096)), NO_PLAN),
