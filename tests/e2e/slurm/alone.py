@@ -34,7 +34,7 @@ fi
 mount --move /mnt /run
 mount -t tmpfs -o mode=755 tmpfs /etc
 [ -z "$2" ] || printf '%s\\n' "$2" >/etc/affinityd.conf
-{BARE_DEV}mkdir /dev/dri
+{BARE_DEV}mkdir /dev/dri /dev/accel
 for device in $3; do mknod -m 666 "/dev/$device" c 240 0; done
 [ -z "$4" ] || mount --bind "/bin/$4" /bin/sh
 eval "$5"

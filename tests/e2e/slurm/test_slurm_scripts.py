@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
+from affinityd.request.environment import MPS_LIST, MPS_PIPE, OF_NUMBERS, VISIBLE_NAMES
 from tests.e2e.slurm.alone import JOB, SHELLS, Node, beside, task_prolog
 from tests.e2e.slurm.node import GPU_NODES, MINORS, SCRIPTS
 from tests.support.daemons import Daemon, running
@@ -413,6 +414,9 @@ def test_a_prolog_without_a_job_touches_nothing(job: str) -> None:
 
 NVIDIA = "nvidiactl nvidia0 nvidia1 nvidia-uvm dri/renderD128"
 AMD = "kfd dri/renderD128 dri/renderD129 dri/card0"
+GAUDI = "accel/accel2 accel/accel3"
+#: But for MPS, whose daemon is not there.
+LISTS = dict.fromkeys({*VISIBLE_NAMES, *OF_NUMBERS} - {MPS_PIPE, MPS_LIST}, "0")
 STEP = {"SLURM_STEP_ID": "0", "SLURM_GTIDS": "4,5", "SLURM_LOCALID": "1"}
 MASKS = {"SLURM_CPU_BIND_TYPE": "mask_cpu:", "SLURM_CPU_BIND_LIST": "0x1,0x2"}
 ODD = {"CUDA_VISIBLE_DEVICES": "MIG-1a/2 &visible=3#\n4", "SLURM_NTASKS": "$(id)"}
@@ -422,6 +426,8 @@ ASKED: dict[str, tuple[str, Mapping[str, str], str | None]] = {
     "NVIDIA: the files that can be opened": (NVIDIA, FAR_GPU, "minor:0,minor:1"),
     "NVIDIA without one: another GPU's is nothing": ("nvidiactl dri/renderD128", FAR_GPU, None),
     "AMD: its variable, its files": (AMD, {"ROCR_VISIBLE_DEVICES": "1"}, "drm:128,drm:129"),
+    "Gaudi: its files": (GAUDI, {"SLURM_GPUS_ON_NODE": "2"}, "accel:2,accel:3"),
+    "every vendor's variables": ("", {**FAR_GPU, **LISTS}, None),
     "to the letter": ("", ODD, None),
     "a step": ("", {**FAR_GPU, **STEP, "SLURM_JOB_CPUS_PER_NODE": "8(x2)"}, None),
     "masks that Slurm chose": ("", {**FAR_GPU, **STEP, **MASKS}, None),
