@@ -171,6 +171,7 @@ def test_variables_choose_all_parameters_of_a_plan() -> None:
 def test_the_variable_of_the_vendor_with_granted_files_counts(granted: str, own: str) -> None:
     request = read(words(f"ROCR_VISIBLE_DEVICES=0 {CUDA}=1"), granted)
     assert request.task.visible == own
+    assert len({request}) == 1  # by which the daemon keeps plans
 
 
 def test_a_task_that_is_not_bound_has_its_step_s_devices_else_its_job_s() -> None:
