@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 
 from affinityd import config
 from affinityd.cpuset import CpuSet, format_list, parse_list, several
@@ -183,7 +184,9 @@ class ProcessContext:
         if environment.SLURM_JOB not in environ and not is_lone_worker:
             environ.pop(environment.TORCHRUN, None)  # it does not count there, and 0.2 refuses it
         root = "" if self.pid == os.getpid() else f"/proc/{self.pid}/root"
-        of_daemon = mps_daemon(environ, root)
+        status = _status(f"/proc/{self.pid}") if root else None
+        user = os.geteuid() if status is None else status.st_uid
+        of_daemon = mps_daemon(environ, root, user)
         environ.pop(environment.MPS_PIPE, None)
         if of_daemon is not None:
             if of_daemon.get(environment.DEVICE_ORDER) != environment.BUS_ORDER:
@@ -301,18 +304,32 @@ def _is_listed(environ: Mapping[str, str], root: str) -> bool:
     return "KUBERNETES_SERVICE_HOST" in environ or any(map(is_there, files))
 
 
-def mps_daemon(environ: Mapping[str, str], root: str = "") -> Mapping[str, str] | None:
-    """Return the environment of the MPS daemon of a process; None: there is no daemon.
+def mps_daemon(
+    environ: Mapping[str, str], root: str = "", user: int = 0
+) -> Mapping[str, str] | None:
+    """Return the environment of the MPS daemon of a process of a user; None: there is no daemon.
 
-    The daemon's folder has its pid. Another user's list is not known.
+    The daemon's folder has its socket and its pid. It is root's, whose list other users do not
+    know, or the user's own: any user may make MPS_FOLDER.
     """
     folder = root + (environ.get(environment.MPS_PIPE) or MPS_FOLDER)
-    if not os.path.exists(f"{folder}/control"):  # noqa: PTH110 - starts sooner
+    control = _status(f"{folder}/control")
+    if control is None or not stat.S_ISSOCK(control.st_mode) or control.st_uid not in {0, user}:
         return None
     pid = environment.number(text(f"{folder}/{MPS_DAEMON}.pid"))
     is_daemon = pid is not None and MPS_DAEMON.startswith(text(f"/proc/{pid}/comm") or "-")
-    of_daemon = _read_soon(pid) if is_daemon and pid else None
+    owner = _status(f"/proc/{pid}") if is_daemon else None
+    is_owners = owner is not None and owner.st_uid == control.st_uid
+    of_daemon = _read_soon(pid) if pid and is_owners else None
     return {environment.CUDA: environment.MPS_UNKNOWN} if of_daemon is None else of_daemon
+
+
+def _status(path: str) -> os.stat_result | None:
+    """Return the status of a file, or of a link; None where it cannot be read."""
+    try:
+        return os.lstat(path)
+    except (OSError, ValueError):  # the latter for a NUL
+        return None
 
 
 def _may_open(path: str) -> bool:

@@ -38,7 +38,7 @@ find_devices() { # PREFIX KIND: granted, the device files that this process may 
 ask() { # ADDRESS SECONDS VARIABLES: answer, and the status asked; of a socket's path, http://HOST:PORT, or a node.json
     has "$curl" || has "$python" || leave 'neither curl nor python3 is here, to ask affinityd'
     [ "$switch" = on ] || observe=$mask
-    [ -e "${CUDA_MPS_PIPE_DIRECTORY:=/tmp/nvidia-mps}/control" ] || unset CUDA_MPS_PIPE_DIRECTORY # no MPS daemon
+    has_mps "${CUDA_MPS_PIPE_DIRECTORY:=/tmp/nvidia-mps}/control" || unset CUDA_MPS_PIPE_DIRECTORY
     address=$1 seconds=$2 variables=$3 cpuset=$mask option=--data-urlencode
     [ ! -f "$address" ] || option=--query
     set -- $option format=shell
@@ -51,6 +51,14 @@ ask() { # ADDRESS SECONDS VARIABLES: answer, and the status asked; of a socket's
     answer=$(fetch "$@")
     asked=$?
     [ "$asked,$((${#answer} < 65536))" = 0,1 ] || answer='' # a plan that was cut off does not count
+}
+has_mps() { # SOCKET: whether an MPS daemon made it, of root or this user; any user may make the folder
+    [ -S "$1" ] && [ ! -L "$1" ] || return 1
+    [ ! -O "$1" ] || return 0
+    read -r _ _ owner _ <<END
+$($clean /bin/ls -dn -- "$1")
+END
+    [ "$owner" = 0 ]
 }
 fetch() { # OPTION PARAMETER...; 7: nothing listens
     if [ -f "$address" ]; then

@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 
 from affinityd.request.environment import MPS_LIST, MPS_PIPE, OF_NUMBERS, VISIBLE_NAMES
-from tests.e2e.slurm.alone import JOB, SHELLS, Node, beside, task_prolog
+from tests.e2e.slurm.alone import JOB, SHELLS, UID, Node, beside, task_prolog
 from tests.e2e.slurm.node import GPU_NODES, MINORS, SCRIPTS
 from tests.support.daemons import Daemon, running
 from tests.support.machines.by_hand import made
@@ -308,6 +308,25 @@ def test_a_command_that_hangs_ends_with_the_task_s_time(ended: Node) -> None:
     hanging = FOLDER + COMMAND.format("/bin/sh", f"{sleeps}chmod 755 /run/bin/affinityd")
     late = left("no answer in time from /run/other/node.json")
     assert task_prolog(replace(ended, more=hanging), FAR_GPU) == late
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_only_root_s_mps_daemon_or_a_user_s_own_puts_an_index_in_doubt(
+    node: Node, shell: str
+) -> None:
+    assert node.run
+    pipe = node.run / "mps"
+    pipe.mkdir(exist_ok=True)
+    with socket.socket(socket.AF_UNIX) as control:
+        control.bind(f"{pipe}/control")
+    task = replace(node, shell=shell)
+    env = {**FAR_GPU, "CUDA_MPS_PIPE_DIRECTORY": "/run/affinityd/mps"}
+    for owner, is_known in ((UID + 1, True), (UID, False), (0, False)):
+        os.chown(pipe / "control", owner, owner)
+        printed = task_prolog(task, env)
+        assert (printed == NEAR_IT) == is_known
+        assert ("the list of its MPS daemon cannot be read" in printed[0]) != is_known
+    (pipe / "control").unlink()
 
 
 # A job's note.

@@ -1,6 +1,7 @@
 """The GPUs that a process may open, by real device files."""
 
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -92,7 +93,9 @@ def test_an_mps_client_counts_within_the_daemon_s_list(tmp_path: Path) -> None:
     """The list is in the environment of the control daemon, whose pid is in its folder."""
     environ = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}
     assert mps_daemon(environ) is None  # no daemon is there
-    (tmp_path / "control").touch()
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(f"{tmp_path}/control")
+    listener.close()
     pid = tmp_path / "nvidia-cuda-mps-control.pid"
     daemon = tmp_path / "nvidia-cuda-mps-control"
     daemon.symlink_to("/bin/sleep")
@@ -114,6 +117,11 @@ def test_an_mps_client_counts_within_the_daemon_s_list(tmp_path: Path) -> None:
             assert mps_daemon(environ) == variables
             sent = client.query({}, frozenset({0}))
             assert [pair for pair in sent if "ALLOWED" not in pair[1]][1:] == expected
+            assert mps_daemon(environ, "", 65534) == variables
+            os.chown(tmp_path / "control", 65534, -1)  # root's process is not that user's daemon
+            assert mps_daemon(environ, "", 65534) == {"CUDA_VISIBLE_DEVICES": "unknown"}
+            assert mps_daemon(environ, "", 65533) is None
+            os.chown(tmp_path / "control", 0, -1)
             process.kill()
 
 

@@ -100,7 +100,8 @@ def test_every_variable_that_says_something_of_a_plan_is_passed_on(
     others = ("SLURM", "AFFINITYD_SLICE", "AFFINITYD_MPS_DEVICES")  # of Slurm, and of commands
     of_pods = {name for name in READ if not name.startswith(others)}
     pipe = {"CUDA_MPS_PIPE_DIRECTORY": str(pod.folder)}  # of a daemon that is there
-    (pod.folder / "control").touch()
+    with socket.socket(socket.AF_UNIX) as control:
+        control.bind(f"{pod.folder}/control")
     asked = listener.asked(pod, **{**dict.fromkeys(of_pods, "1"), **pipe})
     expected = {("env", f"{name}={pipe.get(name, 1)}") for name in of_pods}
     assert {*(asked or ())} == {("granted", "minor:5"), *expected}
