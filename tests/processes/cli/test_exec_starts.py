@@ -25,6 +25,7 @@ for name, module in sys.modules.items():
         print(module.__file__)
 """
 SEVEN = ("--", "sh", "-c", "exit 7")
+NOT_RUN = "affinityd exec:"
 
 
 class Installed:
@@ -35,7 +36,7 @@ class Installed:
         shutil.copy(PROGRAM, folder / "start")
         self.folder = folder
         self.env = {
-            "PATH": os.environ["PATH"],
+            "PATH": f"{os.environ['PATH']}:{folder}",
             "AFFINITYD_CONFIG": "/nonexistent",
             "AFFINITYD_ROOT": str(tiny_tree(folder / "machine")),
         }
@@ -84,14 +85,24 @@ def test_without_any_one_of_its_modules_it_starts_the_command(installed: Install
         (("sh", "-c", "exit 7"), 7, "runs unpinned"),
         (("--gpus=1", *SEVEN), 7, "runs unpinned"),
         (("--fail-closed", *SEVEN), 125, "was not started"),
+        (("--fail-closed=true", *SEVEN), 125, "was not started"),
+        (("--", "seven", "4", "3"), 7, "runs unpinned"),
         (("--", "sh", "-c", "kill -PIPE $$"), -13, "runs unpinned"),
-        (("--", "/none"), 127, "runs unpinned"),
+        (
+            ("--", "/none"),
+            127,
+            f"runs unpinned\n{NOT_RUN} '/none' cannot be run: No such file or directory",
+        ),
+        (("--", "/dev"), 126, f"runs unpinned\n{NOT_RUN} '/dev' cannot be run: Permission denied"),
         (("--gpus=1",), 1, None),
     ],
 )
 def test_the_start_script_itself_runs_the_command(
     installed: Installed, words: tuple[str, ...], status: int, end: str | None
 ) -> None:
+    script = installed.folder / "seven"  # along PATH, and without #!
+    script.write_text("exit $(($1 + $2))\n")
+    script.chmod(0o755)
     for _ in damages(installed.folder / "affinityd/text.py"):
         done = installed.exec_(*words)
         assert done.status == status, done.stderr
