@@ -146,7 +146,7 @@ def test_a_user_at_the_limit_loses_its_oldest_connection(monkeypatch: pytest.Mon
         connection = PeerProtocol.__new__(PeerProtocol)
         connection.user = user
         connection.transport = cast(
-            "Transport", SimpleNamespace(close=partial(closed.append, name))
+            "Transport", SimpleNamespace(abort=partial(closed.append, name))
         )
         connections.add(connection)
     assert closed == ["counted", "first"]
