@@ -72,7 +72,8 @@ class Auditor:
         self._users = UserNames()
         self._history = History()
         self._gone: set[tuple[int, GpuKey]] = set()  # holders without a process, at the last scan
-        self._is_unconfirmed = False
+        #: The last scan saw a holder without a process for the first time: it may just have ended.
+        self.has_unconfirmed = False
         self._since: dict[GpuKey, float] = {}  # when a mismatch was seen first
         self._first_masks = FirstMasks()
         self._reserved = reserved
@@ -96,7 +97,7 @@ class Auditor:
         gone = [holding for holding in walk.unseen if not exists(holding.pid)]
         found += [missing_process(it) for it in gone if (it.pid, it.gpu) in self._gone]
         names = {(holding.pid, holding.gpu) for holding in gone}
-        self._is_unconfirmed = not names <= self._gone
+        self.has_unconfirmed = not names <= self._gone
         self._gone = names
         named = (
             self._name_pods(topology, found, containers) if self._name_pods else NamedPods(found)
@@ -144,14 +145,6 @@ class Auditor:
             boot=boot,
         )
         return replace(scan, history=self._history.add(boot, states(scan)))
-
-    @property
-    def has_unconfirmed(self) -> bool:
-        """Whether the last scan saw a holder without a process for the first time.
-
-        It may just have ended; the next scan tells.
-        """
-        return self._is_unconfirmed
 
     def _audited(
         self, judge: Judge, walk: ProcessWalk, owners: ProcessOwners

@@ -46,7 +46,10 @@ OMP_THREADS = "OMP_NUM_THREADS"
 #: How many threads libraries start: OpenMP, MKL, OpenBLAS, numexpr, the tokenizers of Hugging Face.
 THREAD_COUNTS = (
     OMP_THREADS,
-    *(f"{library}_NUM_THREADS" for library in ("MKL", "OPENBLAS", "NUMEXPR", "RAYON")),
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "RAYON_NUM_THREADS",
 )
 EXPORTED_NICS = f"{config.PREFIX}RDMA"  #: the ports of a process, for programs that it starts
 ACTIVE = "4:"  #: begins a port's state, enum ib_port_state
@@ -317,7 +320,8 @@ def mps_daemon(
     if control is None or not stat.S_ISSOCK(control.st_mode) or control.st_uid not in {0, user}:
         return None
     pid = environment.number(text(f"{folder}/{MPS_DAEMON}.pid"))
-    is_daemon = pid is not None and MPS_DAEMON.startswith(text(f"/proc/{pid}/comm") or "-")
+    name = "" if pid is None else text(f"/proc/{pid}/comm")  # its first 15 characters
+    is_daemon = name != "" and MPS_DAEMON.startswith(name)
     owner = _status(f"/proc/{pid}") if is_daemon else None
     is_owners = owner is not None and owner.st_uid == control.st_uid
     of_daemon = _read_soon(pid) if pid and is_owners else None
