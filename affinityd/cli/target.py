@@ -22,7 +22,7 @@ from affinityd.discovery.nvml.query import query_processes
 from affinityd.errors import AffinityError, BoundError, InvalidRequestError, TargetError
 from affinityd.linux.processes import Stat, cgroups_of, descendants, mask_of, process_of, stat_of
 from affinityd.planner import RankPlan
-from affinityd.request.query import parse_query
+from affinityd.request.parameters import parse_query
 from affinityd.request.resolve import Caller, Reply
 from affinityd.text import quote
 from affinityd.topology.model import Gpu, Node, Topology

@@ -19,8 +19,7 @@ from affinityd.config import settings
 from affinityd.discovery import discover, open_tree, snapshot_nvml
 from affinityd.errors import REFUSALS, AffinityError, NoSuchGpuError
 from affinityd.request import formats
-from affinityd.request.parameters import Request
-from affinityd.request.query import parse_query
+from affinityd.request.parameters import Request, parse_query
 from affinityd.request.resolve import Caller, Reply, answer
 from affinityd.request.task import names_unknown_mig
 from affinityd.text import one_line, quote

@@ -1,7 +1,7 @@
 """The variables of launchers, schedulers, drivers and communication libraries. Pure.
 
-Scripts and commands send them to the daemon as they are, as `env=NAME=VALUE`; query.py says what
-they mean for a plan.
+Scripts and commands send them to the daemon as they are, as `env=NAME=VALUE`; parameters.py says
+what they mean for a plan.
 
 Sources: CUDA C++ Programming Guide "CUDA Environment Variables"; ROCm "GPU isolation techniques";
 PyTorch "torchrun: Environment Variables"; mpirun(1) of Open MPI; Intel MPI and MPICH Hydra; Cray

@@ -118,9 +118,9 @@ def _slices_of(
 ) -> tuple[CpuSet, ...]:
     """Return the slice of each task; (): they have none.
 
-    It is the rule who has slices; query.py has left tasks that the user bound, and those of which
-    it is not known how many there are. Raises BoundError where the user has narrowed the mask, or
-    where the list cannot be the step's.
+    It is the rule which tasks have slices; task.py has left those that the user bound, and those of
+    which it is not known how many there are. Raises BoundError where the user has narrowed the
+    mask, or where the list cannot be the step's.
     """
     if task.tasks == 1 or len(task.masks) <= 1:  # one mask for several tasks is no slice
         return ()

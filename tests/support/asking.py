@@ -4,7 +4,7 @@ from affinityd.cpuset import format_list, parse_list
 from affinityd.daemon.api.plan import pairs_of, replied
 from affinityd.errors import AffinityError
 from affinityd.request.formats import render
-from affinityd.request.query import parse_query
+from affinityd.request.parameters import parse_query
 from affinityd.request.resolve import Caller, Reply, answer
 from affinityd.topology.model import Node, Topology
 from tests.support.tables import words

@@ -10,8 +10,7 @@ from typing import Any
 from affinityd import __version__
 from affinityd.json_codec import dumps
 from affinityd.request.environment import ENV
-from affinityd.request.parameters import PARAMETERS
-from affinityd.request.query import VARIABLE
+from affinityd.request.parameters import PARAMETERS, VARIABLE
 
 PATH = "/openapi.json"
 JSON, TEXT, SVG = "application/json", "text/plain", "image/svg+xml"

@@ -20,8 +20,7 @@ from affinityd.json_codec import dumps
 from affinityd.request import resolve
 from affinityd.request.document import document
 from affinityd.request.formats import render
-from affinityd.request.parameters import MAX_LENGTH, Request
-from affinityd.request.query import parse_query
+from affinityd.request.parameters import MAX_LENGTH, Request, parse_query
 from affinityd.request.ranks import asked_ranks
 from affinityd.request.resolve import Caller, Reply
 from affinityd.request.task import names_unknown_mig

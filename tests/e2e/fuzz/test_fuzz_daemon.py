@@ -20,8 +20,7 @@ from affinityd.discovery import discover, open_tree
 from affinityd.errors import AffinityError
 from affinityd.request.environment import ALLOWED, CPULIST, READ, SLICE
 from affinityd.request.formats import render
-from affinityd.request.parameters import FORMATS
-from affinityd.request.query import parse_query
+from affinityd.request.parameters import FORMATS, parse_query
 from affinityd.request.resolve import answer
 from affinityd.topology.document import read_node
 from affinityd.topology.model import Gpu, Node, Topology

@@ -15,8 +15,7 @@ from affinityd.linux.memory_policy import parse_policy
 from affinityd.linux.processes import parse_stat
 from affinityd.request.devices import all_devices, read_visible
 from affinityd.request.environment import OF_TASK, local_rank
-from affinityd.request.parameters import MAX_LENGTH, PARAMETERS, parse_request
-from affinityd.request.query import parse_query
+from affinityd.request.parameters import MAX_LENGTH, PARAMETERS, parse_query, parse_request
 from affinityd.request.resolve import answer
 from affinityd.slurm.commands import parse as parse_slurmd
 from affinityd.topology.model import Node

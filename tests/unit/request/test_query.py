@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from affinityd.cpuset import format_list
 from affinityd.errors import AffinityError, InvalidRequestError
 from affinityd.request.environment import READ
-from affinityd.request.parameters import Request, parse_request
-from affinityd.request.query import parse_query
+from affinityd.request.parameters import Request, parse_query, parse_request
 from affinityd.request.task import TaskCpus
 from tests.support.tables import rows, words
 

@@ -15,7 +15,7 @@ import pytest
 from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.errors import BoundError
 from affinityd.planner import WARNINGS
-from affinityd.request.query import parse_query
+from affinityd.request.parameters import parse_query
 from affinityd.request.resolve import Caller, Reply, answer
 from affinityd.topology.model import Node
 from tests.support.machines.facts import machine

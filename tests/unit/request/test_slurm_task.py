@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from affinityd import machines
 from affinityd.cpuset import CpuSet, format_list, format_mask, parse_list
 from affinityd.errors import BoundError, UnsatisfiableError
-from affinityd.request.query import parse_query
+from affinityd.request.parameters import parse_query
 from affinityd.request.resolve import Caller, Reply, answer
 from affinityd.topology.model import Node, Topology
 from tests.support.asking import codes
