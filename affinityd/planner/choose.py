@@ -1,0 +1,121 @@
+"""Which GPUs are near given CPUs: the plan's question the other way round. Pure.
+
+All ranks of a node are assigned at once, so that each of them, asked alone, computes the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import lcm
+
+from affinityd.cpuset import CpuSet
+from affinityd.errors import InvalidRequestError, UnsatisfiableError
+from affinityd.topology.model import Gpu, Topology
+
+MOST_RANKS, MOST_GPUS = 256, 64
+FARTHEST = 255  #: SLIT's word for unreachable (ACPI 6.5, §5.2.17), where a distance is missing
+
+
+def choose_gpus(
+    topology: Topology, cpus_of_ranks: Sequence[CpuSet], gpus: Sequence[Gpu], each: int | None
+) -> tuple[tuple[int, ...], ...]:
+    """Return the GPUs of each rank, as places in `gpus`, at the least distance over all ranks.
+
+    A rank's distance to a GPU is the mean over its CPUs, which are online ones, of the distance
+    between their nodes. `each` is how many GPUs a rank has; None: as many as there are for each.
+    More ranks than GPUs share them: as few as can be on each, and neighbors. Of equal distances the
+    smallest list of places in rank order counts. Raises InvalidRequestError, UnsatisfiableError.
+    """
+    ranks = len(cpus_of_ranks)
+    for number, most, noun in ((ranks, MOST_RANKS, "ranks"), (len(gpus), MOST_GPUS, "GPUs")):
+        if not 1 <= number <= most:
+            raise InvalidRequestError(
+                f"choose: {number} {noun} cannot be assigned; it takes 1 to {most}"
+            )
+    if each is None:
+        each = max(1, len(gpus) // ranks)
+    if each > 1 and each * ranks > len(gpus):
+        raise UnsatisfiableError(
+            f"gpus_per_rank={each}: {ranks} ranks need {each * ranks} GPUs, and {len(gpus)} are "
+            "visible"
+        )
+    # A smaller list is a smaller number, whose digits are the ranks'. Of two lists of a rank that
+    # one is smaller that has the first place in which they differ.
+    places = range(len(gpus))
+    base = len(gpus) if each == 1 else MOST_GPUS << len(gpus)
+    crowding = base**ranks  # more than any list
+    unit = crowding * (1 + ranks * ranks)  # more than all crowding
+    costs = []
+    for rank, distances in enumerate(_distances(topology, cpus_of_ranks, gpus)):
+        weight = base ** (ranks - 1 - rank)
+        row = []
+        for place in places:
+            digit = place if each == 1 else -1 << (len(gpus) - place)
+            row.append(distances[place] * unit + digit * weight)
+        costs += [row] * each
+    chosen = _assign(costs, most=-(-ranks // len(gpus)), crowding=crowding)
+    return tuple(tuple(sorted(chosen[rank * each : (rank + 1) * each])) for rank in range(ranks))
+
+
+def _distances(
+    topology: Topology, cpus_of_ranks: Sequence[CpuSet], gpus: Sequence[Gpu]
+) -> list[list[int]]:
+    """Return each rank's distance to each GPU, as whole numbers: all times one factor."""
+    factor = lcm(*(len(cpus) for cpus in cpus_of_ranks))
+    distances = []
+    for cpus in cpus_of_ranks:
+        here = {node: len(cpus & topology.cpus_of_node(node)) for node in topology.nodes_with_cpus}
+        row = []
+        for gpu in gpus:
+            total = 0
+            for node, number in here.items():
+                if gpu.numa_node is not None and node is not None:
+                    total += number * int(min(topology.distance(gpu.numa_node, node), FARTHEST))
+            row.append(total * (factor // len(cpus)))
+        distances.append(row)
+    return distances
+
+
+def _assign(costs: Sequence[Sequence[int]], *, most: int, crowding: int) -> list[int]:
+    """Return the GPU of each row at the least cost, by successive shortest paths.
+
+    A GPU has at most so many rows, and each costs it `crowding` more than the one before. A row
+    comes onto a GPU, from which another one moves to the next, and so on. The paths are Dijkstra's,
+    with the costs of the paths before as potentials: no reduced cost is negative.
+    """
+    gpus = range(len(costs[0]))
+    chosen: list[int] = []
+    rows_on: list[list[int]] = [[] for _ in gpus]
+    moves: list[list[tuple[int, int]]] = [[] for _ in gpus]  # to each GPU: the cost, and the row
+    potential = [0] * len(gpus)
+    for row, of_row in enumerate(costs):
+        reached = list(of_row)
+        before: list[int | None] = [None] * len(gpus)
+        waiting = set(gpus)
+        while waiting:
+            gpu = min(waiting, key=lambda gpu: reached[gpu] - potential[gpu])
+            waiting.remove(gpu)
+            if moves[gpu]:
+                for other in waiting:
+                    cost = reached[gpu] + moves[gpu][other][0]
+                    if cost < reached[other]:
+                        reached[other] = cost
+                        before[other] = gpu
+        potential = reached
+        free = [gpu for gpu in gpus if len(rows_on[gpu]) < most]
+        end = min(free, key=lambda gpu: reached[gpu] + crowding * len(rows_on[gpu]))
+        changed = [end]
+        while (start := before[changed[-1]]) is not None:
+            mover = moves[start][changed[-1]][1]
+            rows_on[start].remove(mover)
+            rows_on[changed[-1]].append(mover)
+            chosen[mover] = changed[-1]
+            changed.append(start)
+        rows_on[changed[-1]].append(row)
+        chosen.append(changed[-1])
+        for gpu in changed:
+            moves[gpu] = [
+                min((costs[there][other] - costs[there][gpu], there) for there in rows_on[gpu])
+                for other in gpus
+            ]
+    return chosen

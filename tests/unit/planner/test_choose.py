@@ -1,0 +1,131 @@
+"""Which GPUs for given CPUs, against all assignments that there are on small machines."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from itertools import combinations, permutations, product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from affinityd.cpuset import CpuSet
+from affinityd.errors import InvalidRequestError, UnsatisfiableError
+from affinityd.planner.choose import FARTHEST, choose_gpus
+from affinityd.topology.model import Gpu, Topology
+from tests.support.machines.facts import machine
+from tests.support.machines.strategies import machines, subsets
+
+Chosen = tuple[tuple[int, ...], ...]
+
+
+def distances(
+    topology: Topology, ranks: Sequence[CpuSet], gpus: Sequence[Gpu]
+) -> list[list[Fraction]]:
+    """Return each rank's distance to each GPU, by its definition."""
+    rows: list[list[Fraction]] = []
+    for cpus in ranks:
+        rows.append([])
+        for gpu in gpus:
+            total = 0
+            for core in topology.cores:
+                if gpu.numa_node is not None and core.node is not None:
+                    apart = topology.node_of[gpu.numa_node].distances.get(core.node, FARTHEST)
+                    total += apart * len(cpus & {*core.cpus})
+            rows[-1].append(Fraction(total, len(cpus)))
+    return rows
+
+
+def cost(apart: list[list[Fraction]], chosen: Chosen) -> tuple[Fraction, int, Chosen]:
+    """Return what a better answer has less of: distance, crowded GPUs, then the list itself."""
+    pairs = [(rank, place) for rank, places in enumerate(chosen) for place in places]
+    used = [place for _, place in pairs]
+    total = sum((apart[rank][place] for rank, place in pairs), Fraction(0))
+    return total, sum(map(used.count, used)), chosen
+
+
+def assignments(ranks: int, gpus: int, each: int) -> list[Chosen]:
+    """Return every answer that there may be."""
+    most = -(-ranks // gpus)
+    own = list(combinations(range(gpus), each))
+    every = product(own, repeat=ranks) if each == 1 else permutations(own, ranks)
+    answers = []
+    for chosen in every:
+        places = [place for places in chosen for place in places]
+        if max(map(places.count, places)) <= most:
+            answers.append(chosen)
+    return answers
+
+
+@st.composite
+def ranks_on(draw: st.DrawFn, topology: Topology, most: int) -> list[CpuSet]:
+    return draw(st.lists(subsets(topology.online), min_size=1, max_size=most))
+
+
+@given(st.data(), machines(gpus=4))
+def test_the_answer_is_the_best_of_all(data: st.DataObject, topology: Topology) -> None:
+    ranks = data.draw(ranks_on(topology, 5))
+    each = max(1, len(topology.gpus) // len(ranks))
+    chosen = choose_gpus(topology, ranks, topology.gpus, None)
+    apart = distances(topology, ranks, topology.gpus)
+    answers = assignments(len(ranks), len(topology.gpus), each)
+    assert chosen == min(answers, key=lambda answer: cost(apart, answer))
+
+
+@given(st.data(), machines(gpus=8), st.integers(1, 64))
+def test_ranks_fit_together_and_no_two_gain_by_a_swap(
+    data: st.DataObject, topology: Topology, gpus: int
+) -> None:
+    every = [replace(topology.gpus[i % len(topology.gpus)], index=i) for i in range(gpus)]
+    ranks = data.draw(ranks_on(topology, 24))
+    chosen = choose_gpus(topology, ranks, every, None)
+    assert {len(places) for places in chosen} == {max(1, gpus // len(ranks))}
+    used = [place for places in chosen for place in places]
+    assert max(map(used.count, used)) <= -(-len(ranks) // gpus)
+    apart = distances(topology, ranks, every)
+    for one, other in combinations(range(len(ranks)), 2):
+        for mine, yours in product(chosen[one], chosen[other]):
+            gain = apart[one][mine] - apart[one][yours]
+            gain_of_other = apart[other][yours] - apart[other][mine]
+            assert gain + gain_of_other <= 0
+
+
+CORES = [frozenset(range(core, core + 8)) for core in range(0, 64, 8)]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "each", "chosen"),
+    [
+        (CORES, None, "4 5 2 3 6 7 0 1"),
+        (CORES[::-1], None, "0 1 6 7 2 3 4 5"),
+        (CORES[:3], None, "0,1 4,5 2,3"),
+        (CORES[:3], 1, "4 5 2"),
+        (CORES[:1], None, "0,1,2,3,4,5,6,7"),
+        ([core for core in CORES for _ in range(2)], None, "4 4 5 5 2 2 3 3 6 6 7 7 0 0 1 1"),
+        ([*CORES, CORES[0]], None, "4 4 2 3 6 7 0 1 5"),
+        ([frozenset(range(64))] * 8, None, "0 1 2 3 4 5 6 7"),
+        ([frozenset(range(64))] * 9, None, "0 0 1 2 3 4 5 6 7"),
+    ],
+)
+def test_the_gpus_of_an_mi250x_node(ranks: list[CpuSet], each: int | None, chosen: str) -> None:
+    topology = machine("mi250x")
+    answer = choose_gpus(topology, ranks, topology.gpus, each)
+    assert " ".join(",".join(map(str, places)) for places in answer) == chosen
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gpus", "each", "message"),
+    [
+        (257, 8, None, "choose: 257 ranks cannot be assigned; it takes 1 to 256"),
+        (0, 8, None, "choose: 0 ranks cannot be assigned; it takes 1 to 256"),
+        (1, 65, None, "choose: 65 GPUs cannot be assigned; it takes 1 to 64"),
+        (3, 8, 3, "gpus_per_rank=3: 3 ranks need 9 GPUs, and 8 are visible"),
+    ],
+)
+def test_what_cannot_be_assigned_is_refused(
+    ranks: int, gpus: int, each: int | None, message: str
+) -> None:
+    topology = machine("mi250x")
+    with pytest.raises((InvalidRequestError, UnsatisfiableError)) as refused:
+        choose_gpus(topology, [CORES[0]] * ranks, (topology.gpus * 9)[:gpus], each)
+    assert str(refused.value) == message
