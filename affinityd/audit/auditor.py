@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from affinityd.audit.gather import TICKS, ProcessWalk, ThreadName, ticks_of, ticks_spent
+from affinityd.audit.jobs import ProcessOwners, missing_process, why_orphan
 from affinityd.audit.judge import Judge, divided, overlap, with_allocations
 from affinityd.audit.memory import MemoryMeter
 from affinityd.audit.model import (
@@ -23,7 +24,6 @@ from affinityd.audit.model import (
     ProcessFacts,
     Scan,
 )
-from affinityd.audit.orphans import ProcessOwners, missing_process, why_orphan
 from affinityd.audit.verdict import History, states
 from affinityd.audit.wait_meter import WaitMeter
 from affinityd.audit.waits import Waits

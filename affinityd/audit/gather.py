@@ -7,31 +7,23 @@ another get its pid.
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 
+from affinityd.audit.jobs import is_slurms, membership, membership_of_path, service
 from affinityd.audit.model import (
-    KUBERNETES,
-    SLURM,
     GpuHolders,
     GpuKey,
     Holding,
-    Job,
-    Membership,
     ProcessFacts,
 )
 from affinityd.cpuset import CpuSet
-from affinityd.linux.cgroup import Cgroups, hierarchies
-from affinityd.linux.files import listed, text
+from affinityd.linux.cgroup import Cgroups
 from affinityd.linux.processes import (
     ENDED,
-    ROOT,
     ProcessTable,
     Stat,
     Thread,
@@ -40,7 +32,6 @@ from affinityd.linux.processes import (
     stat_of,
     thread_ids,
     thread_stat,
-    title_of,
     uid_of,
 )
 
@@ -149,7 +140,7 @@ class ProcessWalk:
         if cgroups not in self._groups:
             root = os.fspath(Path(self._proc).parent)
             its, seen = membership(cgroups, root), Cgroups.of(pid, root)
-            chosen_for = _of_path(seen.confining or "")
+            chosen_for = membership_of_path(seen.confining or "")
             is_by_sluid = its.sluid is not None and its.sluid == chosen_for.sluid
             is_chosen = is_by_sluid or chosen_for.job == its.job
             self._groups[cgroups] = partial(
@@ -201,113 +192,3 @@ def ticks_of(processes: Iterable[ProcessFacts]) -> dict[ThreadName, int]:
         for facts in processes
         for thread in facts.threads
     }
-
-
-# The job and container of a process, by the paths of its cgroups.
-#
-# Only names by root count: below a `user.slice` any user may name a cgroup, and
-# elsewhere a job's number counts in Slurm's own folders alone.
-#
-# Sources: cgroups(7); Slurm's src/plugins/cgroup/v1 and v2, cgroup.conf(5) "CgroupSlice" and
-# "CgroupJobIdPaths"; the kubelet's pkg/kubelet/cm/cgroup_manager_linux.go (a pod's name by either
-# driver), containerd's, CRI-O's, Docker's and Podman's names of a container; cgroup_namespaces(7).
-
-_HEX = "[0-9a-f]"
-#: A pod's uid; of a static pod, the hash of its manifest.
-_UID = rf"{_HEX}{{8}}(?:[-_]{_HEX}{{4}}){{3}}[-_]{_HEX}{{12}}|{_HEX}{{32}}"
-_ID = rf"{_HEX}{{64}}"
-
-# For paths that end with a slash: a part that begins with one is a folder's full name.
-
-#: To a reader in a cgroup namespace, paths outside of it begin with `..`.
-_beside = re.compile(r"(?:/\.\.)+(?=/)").match
-_users = re.compile(r"/(?:user(?:-\d+)?\.slice|user@\d+\.service)(?=/)").search
-#: A job of Slurm 26.05 may go by its SLUID.
-_slurm = re.compile(
-    r"/(?:slurm(?:_[^/]+)?/uid_\d+|(?:[^/]+_)?slurmstepd\.scope)"  # v1, v2
-    r"/(?:job_(?P<job>[0-9]{1,10})|(?P<sluid>s[0-9A-Z]{13}))(?=/)"
-    r"(?:/step_(?P<step>[^/]+))?"
-).search
-_title = re.compile(r"slurmstepd: \[(\d{1,10})\.").match
-#: The pod's slice of the systemd driver; containerd without systemd puts its container behind it.
-_pods = re.compile(
-    rf"/(?:(?:kubelet-)?kubepods(?:-burstable|-besteffort|-system)?-pod(?P<slice>{_UID})\.slice"
-    rf"(?::[^:/]+:(?P<container>{_ID}))?|pod(?P<folder>{_UID}))(?=/)"
-).finditer
-#: A conmon is not in the container that it watches.
-_container_folder = re.compile(
-    rf"/(?![^/]*conmon-)(?:[a-z]+-)*(?P<id>{_ID})(?:\.scope)?(?=/)"
-).search
-
-
-def membership(cgroup_text: str, root: str = "/") -> Membership:
-    """Return the job and container of a process, by its /proc/PID/cgroup.
-
-    The first line with a job counts: in a hybrid hierarchy some lines have none. A process in
-    a container that no scheduler started has a container and no job. The number of a job that goes
-    by its SLUID is read from a slurmstepd's title; where none says it, the SLUID names the job.
-    `root`: of the machine's files.
-    """
-    found = [_of_path(path) for _, path in hierarchies(cgroup_text)]
-    in_a_container = next((it for it in found if it.container), Membership())
-    its = next((it for it in found if it.job or it.sluid), in_a_container)
-    if its.sluid is None:
-        return its
-    return replace(its, job=Job(SLURM, _number(cgroup_text, its.sluid, root) or its.sluid))
-
-
-def _number(cgroup_text: str, sluid: str, root: str) -> str | None:
-    """Return a job's number, by root's slurmstepd in the cgroup of a step: `slurmstepd: [7.batch]`.
-
-    None: no step lives, or the job is a component of a heterogeneous one. `[7+1.0]` has the first
-    component's number, not its own. Source: Slurm's src/slurmd/slurmstepd/slurmstepd.c.
-    """
-    proc = f"{root.rstrip('/')}/proc"
-    for folder in Cgroups(cgroup_text, root).folders("cgroup2", ""):
-        steps = listed(folder) if folder.endswith(f"/{sluid}") else ()
-        pids = (text(f"{folder}/{step}/slurm/cgroup.procs").split() for step in steps)
-        for pid in map(int, chain.from_iterable(pids)):
-            # Its uid first: to read a title may wait for a lock of the process's memory.
-            title = _title(title_of(pid, proc)) if uid_of(pid, proc) == ROOT else None
-            if title:
-                return title[1]
-    return None
-
-
-def service(cgroup_text: str) -> str | None:
-    """Return systemd's service of a process, by its /proc/PID/cgroup; None: it is of none."""
-    parts = (part for line in cgroup_text.split("\n") for part in line.split("/"))
-    return next((part for part in parts if part.endswith(".service")), None)
-
-
-def is_slurms(job: Job | None) -> bool:
-    """Whether Slurm has started a job."""
-    return job is not None and job.scheduler == SLURM
-
-
-def _of_path(path: str) -> Membership:
-    path = f"{path}/"
-    beside, users = _beside(path), _users(path)
-    of_root = path[: users.start() + 1] if users else path
-    if slurm := _slurm(of_root):
-        return Membership(
-            Job(SLURM, slurm["job"]) if slurm["job"] else None,
-            slurm["step"],
-            sluid=slurm["sluid"],
-            container=_container(of_root[slurm.end() :]),
-            outside=_container(of_root[: slurm.start() + 1]),
-        )
-    for pod in _pods(of_root):
-        # Paths outside of the reader's namespace may lack upper folders, such as kubepods.
-        if pod["slice"] or beside or "/kubepods/" in of_root[: pod.start() + 1]:
-            return Membership(
-                Job(KUBERNETES, (pod["slice"] or pod["folder"]).replace("_", "-")),
-                container=pod["container"] or _container(of_root[pod.end() :]),
-            )
-    return Membership(container=_container(path))
-
-
-def _container(path: str) -> str | None:
-    """Return the outermost container's id; containers inside it do not count."""
-    found = _container_folder(path)
-    return found["id"] if found else None

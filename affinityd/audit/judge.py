@@ -21,7 +21,7 @@ from affinityd.audit.model import SLURM, AuditedProcess, GpuKey, PlacedThread, P
 from affinityd.cpuset import CpuSet
 from affinityd.errors import UnsatisfiableError
 from affinityd.grouping import grouped
-from affinityd.linux.processes import ancestors
+from affinityd.linux.processes import FIRST_USER, ancestors
 from affinityd.planner import Demand, Options, RankPlan
 from affinityd.planner.planner import plan
 from affinityd.request.ranks import at_most_of_whole_node
@@ -50,8 +50,6 @@ DAEMONS = frozenset(
 
 #: Vicinities that are kept, one for each set of GPUs: users may form very many sets.
 MOST_KEPT = 1024
-
-FIRST_USER = 1000  #: the uids below are the system's, login.defs(5): UID_MIN
 
 
 class Judge:

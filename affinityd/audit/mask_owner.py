@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from affinityd.audit.gather import is_slurms
+from affinityd.audit.jobs import is_slurms
 from affinityd.audit.model import ProcessFacts
 from affinityd.cpuset import CpuSet, format_list, parse_list, parse_mask
 from affinityd.linux.files import content, environment_of

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from affinityd.audit.jobs import GONE, has_ended
 from affinityd.audit.judge import Judge
 from affinityd.audit.memory import HostMemory
 from affinityd.audit.model import (
@@ -19,7 +20,6 @@ from affinityd.audit.model import (
     ProcessFacts,
     Scan,
 )
-from affinityd.audit.orphans import GONE, has_ended
 from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.linux.processes import INIT
 from affinityd.slurm.cores import CoreAffinity, SlurmCores, affinities

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from affinityd.audit.gather import membership, service, ticks_of, ticks_spent
+from affinityd.audit.gather import ticks_of, ticks_spent
+from affinityd.audit.jobs import membership, service
 from affinityd.audit.model import Membership, ProcessFacts
 from affinityd.audit.waits import (
     NEIGHBOR,

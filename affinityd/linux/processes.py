@@ -24,6 +24,7 @@ from affinityd.text import whole_number
 
 PROC = "/proc"
 ROOT = 0  #: its uid
+FIRST_USER = 1000  #: the uids below are the system's, login.defs(5): UID_MIN
 INIT = 1  #: the first process, which becomes the parent of orphans
 MOST_ID = 2**32 - 1  #: of a user, or a process
 #: /proc/self/ns/pid if every process is visible: PROC_PID_INIT_INO, include/linux/proc_ns.h.

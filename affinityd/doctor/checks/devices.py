@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 
-from affinityd.audit.gather import membership
+from affinityd.audit.jobs import membership
 from affinityd.cpuset import parse_list, several
 from affinityd.discovery.tree import MARK as CPUS
 from affinityd.discovery.tree import FolderTree, number, numbered, read_cpus, read_fields

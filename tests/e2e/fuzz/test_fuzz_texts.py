@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from affinityd.audit.gather import membership, service
+from affinityd.audit.jobs import membership, service
 from affinityd.client import ask_daemon
 from affinityd.cpuset import parse_list, parse_mask
 from affinityd.discovery.pci import bus_order, is_pci_address

@@ -1,9 +1,23 @@
+"""The jobs of processes by their cgroups, and processes that hold a GPU without a living job."""
+
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from affinityd.audit.gather import membership, service
-from affinityd.audit.model import SLURM, Job
+from affinityd.audit.auditor import Auditor
+from affinityd.audit.jobs import NOT_THERE, ProcessOwners, membership, service, why_orphan
+from affinityd.audit.model import SLURM, GpuHolders, Holding, Job, Membership, ProcessFacts
+from affinityd.linux.processes import ProcessTable
+from tests.support.audit_facts import (
+    GPU,
+    KUBERNETES_POD,
+    LONE_CONTAINER,
+    SLURM_JOB,
+    process,
+)
+from tests.support.machines.by_hand import made
 from tests.support.tables import rows
 
 UID = "0d6f3a52-1c1e-4f0e-9d55-2f6f4b0c7a01"
@@ -146,3 +160,155 @@ def test_systemds_service_is_read_from_the_cgroup() -> None:
     assert service("4:memory:/x\n1:name=systemd:/system.slice/a.service/sub\n") == "a.service"
     assert service("0::/user.slice/user-1000.slice/session-3.scope\n") is None
     assert service("0::/user.slice/my.service.d/x\n") is None
+
+
+ABSENT = 10**7  #: above any kernel's pid_max
+INIT = "1 init 0 0 0"
+
+LEFT = "its parent has ended, its user (uid 1000) has no"
+NO_JOB = f"{LEFT} Slurm job on this node, and it is in no container or service"
+NOT_NOTICED = "it has ended, and its parent (process {}) has not waited for it"
+HEADLESS = "its main thread has ended, and other threads still run"
+ENDED = "Slurm job 7 has ended: it has no slurmstepd any more"
+
+
+def owners(proc: Path, *processes: str, says: str = "") -> ProcessOwners:
+    """Return what owns the processes of a /proc: pid, name, parent, uid, terminal and state.
+
+    `says`: the text of all of their cgroups and titles.
+    """
+    for line in processes:
+        pid, name, parent, uid, terminal, *state = line.split()
+        folder = proc / pid
+        folder.mkdir()
+        head = f"{pid} ({name}) {''.join(state) or 'S'} {parent} 0 0 {terminal} "
+        (folder / "stat").write_text(head + "0 " * 12 + "1 0 5 " + "0 " * 30)
+        (folder / "status").write_text(f"Uid:\t{uid}\t0\t0\t0\n")
+        (folder / "cgroup").write_text(says)
+        (folder / "cmdline").write_text(says)
+    return ProcessOwners(ProcessTable(str(proc)))
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        (process("0"), None),
+        (process("0", state="Z"), NOT_NOTICED.format(50)),
+        (process("0", "0", state="Z"), HEADLESS),
+        (process("0", parent=1), None),  # no scheduler owns the node
+        (process("0", parent=1, service="ollama.service"), None),
+        (process("0", parent=1, membership=LONE_CONTAINER), None),
+        (process("0", parent=1, membership=KUBERNETES_POD), None),
+        (process("0", parent=1, holds=False), None),
+        (process("0", state="Z", holds=False), None),
+        *((process("0", parent=1, uid=uid), None) for uid in (0, 999, None)),
+    ],
+)
+def test_an_orphan_has_ended_or_lost_its_main_thread(
+    facts: ProcessFacts, reason: str | None, tmp_path: Path
+) -> None:
+    assert why_orphan(facts, owners(tmp_path, INIT)) == reason
+
+
+@pytest.mark.parametrize(
+    ("others", "reason"),
+    rows("""
+    no scheduler owns the node |  |
+    its owner has no job, where Slurm runs them | 41 slurmd 1 0 0; 43 bash 1 1000 34816 | job
+    it may be of its owner's job | 41 slurmd 1 0 0; 40 slurmstepd 1 0 0; 44 t 40 1000 0 |
+    a job of another user lives | 41 slurmd 1 0 0; 40 slurmstepd 1 0 0; 44 t 40 1001 0 | job
+    what a user calls slurmd runs no jobs | 41 slurmd 1 1001 0; 43 bash 1 1000 34816 |
+    """),
+)
+def test_a_process_of_no_job_container_or_service_is_an_orphan_where_slurm_runs(
+    tmp_path: Path, others: str, reason: str
+) -> None:
+    there = owners(tmp_path, INIT, "100 python 1 1000 0", *filter(None, others.split("; ")))
+    assert why_orphan(process("0", parent=1), there) == (NO_JOB if reason else None)
+
+
+@pytest.mark.parametrize(
+    "owner",
+    [
+        {"service": "ollama.service"},
+        *({"membership": it} for it in (LONE_CONTAINER, KUBERNETES_POD)),
+    ],
+)
+def test_a_service_a_container_or_a_pod_owns_its_processes_where_slurm_runs(
+    tmp_path: Path, owner: dict[str, Any]
+) -> None:
+    there = owners(tmp_path, INIT, "100 python 1 1000 0", "41 slurmd 1 0 0")
+    assert why_orphan(process("0", parent=1, **owner), there) is None
+
+
+OF_JOB = "0::/system.slice/slurmstepd.scope/job_{}/step_0/slurm\n"
+TITLE = "slurmstepd: [{}]\0"
+STEPD, FORGED = "40 slurmstepd 1 0 0", "40 slurmstepd 1 1000 0"
+SHELL = "50 bash 40 1000 0"
+
+
+@pytest.mark.parametrize(
+    ("parent", "stepd", "says", "is_orphan"),
+    [
+        (50, STEPD, "", False),  # it is above the task
+        (1, STEPD, OF_JOB.format(7), False),
+        (1, STEPD, TITLE.format("7.batch"), False),
+        (1, STEPD, OF_JOB.format(8), True),
+        (1, STEPD, TITLE.format("77.0"), True),
+        (50, "40 sshd 1 0 0", OF_JOB.format(7), True),
+        (1, FORGED, OF_JOB.format(7), True),  # what a user calls so keeps no job alive
+        (50, FORGED, OF_JOB.format(7), True),
+        (50, "40 bash 50 0 0", "", True),  # parents that seem to go in a circle
+    ],
+)
+def test_a_job_of_slurms_lives_as_long_as_a_slurmstepd_of_it(
+    tmp_path: Path, parent: int, stepd: str, says: str, is_orphan: bool
+) -> None:
+    there = owners(tmp_path, INIT, stepd, SHELL, says=says)
+    reason = why_orphan(process("0", parent=parent, membership=SLURM_JOB), there)
+    assert reason == (ENDED if is_orphan else None)
+
+
+SLUID = "sEKNKTV3WPV500"
+UNNUMBERED_TASK = Membership(Job("slurm", SLUID), step="0", sluid=SLUID)
+BY_SLUID = OF_JOB.replace("job_{}", "{}")
+
+
+@pytest.mark.parametrize(
+    ("its", "is_orphan"), [(SLUID, False), ("sEKNKTV3WPV501", True), ("job_7", True)]
+)
+def test_a_job_without_a_number_lives_as_long_as_a_slurmstepd_in_its_folder(
+    tmp_path: Path, its: str, is_orphan: bool
+) -> None:
+    there = owners(tmp_path, INIT, STEPD, says=BY_SLUID.format(its))
+    reason = why_orphan(process("0", parent=1, membership=UNNUMBERED_TASK), there)
+    assert reason == (ENDED.replace("7", SLUID) if is_orphan else None)
+
+
+@pytest.mark.parametrize("task", [process("0", parent=1), process("0", membership=SLURM_JOB)])
+def test_where_root_is_hidden_nothing_has_ended(tmp_path: Path, task: ProcessFacts) -> None:
+    assert why_orphan(task, owners(tmp_path, "100 python 1 1000 0")) is None
+
+
+NAMED = [Holding(ABSENT, GPU)]
+ELSEWHERE = [Holding(ABSENT, ("nvidia", 1))]
+HIDDEN = [Holding(os.getpid(), GPU), Holding(1, GPU)]  #: by /proc
+
+
+@pytest.mark.parametrize(
+    ("scans", "missing"),
+    [
+        ([NAMED, NAMED], [[], [ABSENT]]),  # once may be a race
+        ([NAMED, [], NAMED], [[], [], []]),
+        ([NAMED, ELSEWHERE], [[], []]),
+        ([HIDDEN, HIDDEN], [[], []]),
+    ],
+)
+def test_a_pid_that_the_driver_lists_twice_without_a_process_is_missing(
+    tmp_path: Path, scans: list[list[Holding]], missing: list[list[int]]
+) -> None:
+    held = (GpuHolders(tuple(holdings)) for holdings in scans)
+    auditor, machine = Auditor(lambda _: next(held), str(tmp_path)), made({0: "0"}, gpus=[0, 0])
+    found = [auditor.scan(machine).processes for _ in scans]
+    assert [[it.facts.pid for it in processes] for processes in found] == missing
+    assert {it.orphan for processes in found for it in processes} <= {NOT_THERE}

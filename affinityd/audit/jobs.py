@@ -1,0 +1,244 @@
+"""Whose job a process is of, by its cgroups; and orphans, which hold a GPU and belong to none.
+
+Source: proc_pid_stat(5).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import replace
+from functools import cache, cached_property
+from itertools import chain
+
+from affinityd.audit.model import (
+    KUBERNETES,
+    SLURM,
+    AuditedProcess,
+    Holding,
+    Job,
+    Membership,
+    ProcessFacts,
+)
+from affinityd.linux.cgroup import Cgroups, hierarchies
+from affinityd.linux.files import listed, text
+from affinityd.linux.processes import (
+    FIRST_USER,
+    INIT,
+    ROOT,
+    ZOMBIE,
+    ProcessTable,
+    ancestors,
+    cgroups_of,
+    title_of,
+    uid_of,
+)
+from affinityd.topology.nearness import UNKNOWN
+
+# The job and container of a process, by the paths of its cgroups.
+#
+# Only names by root count: below a `user.slice` any user may name a cgroup, and
+# elsewhere a job's number counts in Slurm's own folders alone.
+#
+# Sources: cgroups(7); Slurm's src/plugins/cgroup/v1 and v2, cgroup.conf(5) "CgroupSlice" and
+# "CgroupJobIdPaths"; the kubelet's pkg/kubelet/cm/cgroup_manager_linux.go (a pod's name by either
+# driver), containerd's, CRI-O's, Docker's and Podman's names of a container; cgroup_namespaces(7).
+
+_HEX = "[0-9a-f]"
+#: A pod's uid; of a static pod, the hash of its manifest.
+_UID = rf"{_HEX}{{8}}(?:[-_]{_HEX}{{4}}){{3}}[-_]{_HEX}{{12}}|{_HEX}{{32}}"
+_ID = rf"{_HEX}{{64}}"
+
+# For paths that end with a slash: a part that begins with one is a folder's full name.
+
+#: To a reader in a cgroup namespace, paths outside of it begin with `..`.
+_beside = re.compile(r"(?:/\.\.)+(?=/)").match
+_users = re.compile(r"/(?:user(?:-\d+)?\.slice|user@\d+\.service)(?=/)").search
+#: A job of Slurm 26.05 may go by its SLUID.
+_slurm = re.compile(
+    r"/(?:slurm(?:_[^/]+)?/uid_\d+|(?:[^/]+_)?slurmstepd\.scope)"  # v1, v2
+    r"/(?:job_(?P<job>[0-9]{1,10})|(?P<sluid>s[0-9A-Z]{13}))(?=/)"
+    r"(?:/step_(?P<step>[^/]+))?"
+).search
+_title = re.compile(r"slurmstepd: \[(\d{1,10})\.").match
+#: The pod's slice of the systemd driver; containerd without systemd puts its container behind it.
+_pods = re.compile(
+    rf"/(?:(?:kubelet-)?kubepods(?:-burstable|-besteffort|-system)?-pod(?P<slice>{_UID})\.slice"
+    rf"(?::[^:/]+:(?P<container>{_ID}))?|pod(?P<folder>{_UID}))(?=/)"
+).finditer
+#: A conmon is not in the container that it watches.
+_container_folder = re.compile(
+    rf"/(?![^/]*conmon-)(?:[a-z]+-)*(?P<id>{_ID})(?:\.scope)?(?=/)"
+).search
+
+
+def membership(cgroup_text: str, root: str = "/") -> Membership:
+    """Return the job and container of a process, by its /proc/PID/cgroup.
+
+    The first line with a job counts: in a hybrid hierarchy some lines have none. A process in
+    a container that no scheduler started has a container and no job. The number of a job that goes
+    by its SLUID is read from a slurmstepd's title; where none says it, the SLUID names the job.
+    `root`: of the machine's files.
+    """
+    found = [membership_of_path(path) for _, path in hierarchies(cgroup_text)]
+    in_a_container = next((it for it in found if it.container), Membership())
+    its = next((it for it in found if it.job or it.sluid), in_a_container)
+    if its.sluid is None:
+        return its
+    return replace(its, job=Job(SLURM, _number(cgroup_text, its.sluid, root) or its.sluid))
+
+
+def _number(cgroup_text: str, sluid: str, root: str) -> str | None:
+    """Return a job's number, by root's slurmstepd in the cgroup of a step: `slurmstepd: [7.batch]`.
+
+    None: no step lives, or the job is a component of a heterogeneous one. `[7+1.0]` has the first
+    component's number, not its own. Source: Slurm's src/slurmd/slurmstepd/slurmstepd.c.
+    """
+    proc = f"{root.rstrip('/')}/proc"
+    for folder in Cgroups(cgroup_text, root).folders("cgroup2", ""):
+        steps = listed(folder) if folder.endswith(f"/{sluid}") else ()
+        pids = (text(f"{folder}/{step}/slurm/cgroup.procs").split() for step in steps)
+        for pid in map(int, chain.from_iterable(pids)):
+            # Its uid first: to read a title may wait for a lock of the process's memory.
+            title = _title(title_of(pid, proc)) if uid_of(pid, proc) == ROOT else None
+            if title:
+                return title[1]
+    return None
+
+
+def service(cgroup_text: str) -> str | None:
+    """Return systemd's service of a process, by its /proc/PID/cgroup; None: it is of none."""
+    parts = (part for line in cgroup_text.split("\n") for part in line.split("/"))
+    return next((part for part in parts if part.endswith(".service")), None)
+
+
+def is_slurms(job: Job | None) -> bool:
+    """Whether Slurm has started a job."""
+    return job is not None and job.scheduler == SLURM
+
+
+def membership_of_path(path: str) -> Membership:
+    """Return the job and container that one path names."""
+    path = f"{path}/"
+    beside, users = _beside(path), _users(path)
+    of_root = path[: users.start() + 1] if users else path
+    if slurm := _slurm(of_root):
+        return Membership(
+            Job(SLURM, slurm["job"]) if slurm["job"] else None,
+            slurm["step"],
+            sluid=slurm["sluid"],
+            container=_container(of_root[slurm.end() :]),
+            outside=_container(of_root[: slurm.start() + 1]),
+        )
+    for pod in _pods(of_root):
+        # Paths outside of the reader's namespace may lack upper folders, such as kubepods.
+        if pod["slice"] or beside or "/kubepods/" in of_root[: pod.start() + 1]:
+            return Membership(
+                Job(KUBERNETES, (pod["slice"] or pod["folder"]).replace("_", "-")),
+                container=pod["container"] or _container(of_root[pod.end() :]),
+            )
+    return Membership(container=_container(path))
+
+
+def _container(path: str) -> str | None:
+    """Return the outermost container's id; containers inside it do not count."""
+    found = _container_folder(path)
+    return found["id"] if found else None
+
+
+# Orphans: processes that hold a GPU and belong to no job any more.
+
+GONE = "X"  #: state of a process that is dead, proc_pid_stat(5)
+
+HAS_ENDED = "it has ended, and its parent (process {parent}) has not waited for it"
+HEADLESS = "its main thread has ended, and other threads still run"
+OF_ENDED_JOB = "Slurm job {job} has ended: it has no slurmstepd any more"
+NOT_THERE = "the driver lists it, and there is no such process"
+
+
+def why_orphan(facts: ProcessFacts, owners: ProcessOwners) -> str | None:
+    """Return why a process that holds a GPU belongs to no living job; None: it does."""
+    if facts.holding is None:
+        return None
+    if facts.state == ZOMBIE:
+        return HAS_ENDED.format(parent=facts.parent) if has_ended(facts) else HEADLESS
+    job = facts.membership.job
+    if job is not None and is_slurms(job):
+        return None if owners.has_step(facts, job) else OF_ENDED_JOB.format(job=job.id)
+    is_kept = job or facts.membership.container or facts.service or facts.parent != INIT
+    return None if is_kept else owners.why_not(facts.uid)
+
+
+def has_ended(facts: ProcessFacts) -> bool:
+    """Return whether a process runs no more, and its parent has not waited for it."""
+    return facts.state == ZOMBIE and len(facts.threads) <= 1
+
+
+def missing_process(holding: Holding) -> AuditedProcess:
+    """Return the judgment of a process that is not in /proc."""
+    pid, gpu = holding.pid, holding.gpu  # neither its name, owner, start nor parent is known
+    facts = ProcessFacts(pid, "?", None, 0, 0, GONE, gpu, holding, beside=holding.beside)
+    return AuditedProcess(facts, UNKNOWN, threads=(), orphan=NOT_THERE)
+
+
+# The owners of a machine's processes where Slurm runs the jobs, by /proc. Elsewhere any process may
+# be meant to run on: one that was started with nohup, and whose user has logged out, is no orphan.
+#
+# Source: Slurm's src/slurmd/slurmstepd/slurmstepd_job.c for slurmstepd's title.
+
+SLURMD = "slurmd"  #: Slurm's daemon of a node that runs jobs
+STEPD = "slurmstepd"  #: runs each step of a job, as root, from its beginning to its end
+
+NO_JOB = (
+    "its parent has ended, its user (uid {uid}) has no Slurm job on this node, and "
+    "it is in no container or service"
+)
+
+
+class ProcessOwners:
+    """Finds the owners of one scan's processes."""
+
+    def __init__(self, processes: ProcessTable) -> None:
+        self._processes = processes
+        self._of_root = cache(self._programs_of_root)
+
+    def has_step(self, facts: ProcessFacts, job: Job) -> bool:
+        """Whether a slurmstepd is an ancestor of a process, or of its job, or may be hidden."""
+        above = ancestors(facts.parent, self._processes.parents)
+        is_seen = job in self._jobs or not self._of_root(STEPD).isdisjoint(above)
+        return is_seen or not self._processes.has_all
+
+    def why_not(self, uid: int | None) -> str | None:
+        """Return why a process of a user has no owner; None: it has one, or none is known.
+
+        Accounts of the system need no job, and where /proc hides other users' processes (hidepid)
+        jobs cannot be seen.
+        """
+        if uid is None or uid < FIRST_USER or not self._processes.has_all:
+            return None
+        if not self._of_root(SLURMD):
+            return None
+        return None if uid in self._users else NO_JOB.format(uid=uid)
+
+    def _programs_of_root(self, name: str) -> frozenset[int]:
+        """Return the pids of root's programs of a name: any user may give one that name."""
+        living = (stat for stat in self._processes.by_pid.values() if not stat.is_zombie)
+        named = (stat.number for stat in living if stat.name == name)
+        return frozenset(pid for pid in named if uid_of(pid, self._processes.proc) == ROOT)
+
+    @cached_property
+    def _jobs(self) -> frozenset[Job]:
+        """The jobs in a slurmstepd's cgroup path or title: `slurmstepd: [7.batch]`."""
+        proc = self._processes.proc
+        root = proc.removesuffix("proc")
+        cgroups = (membership(cgroups_of(pid, proc), root).job for pid in self._of_root(STEPD))
+        titles = (title_of(pid, proc).rpartition("[")[2] for pid in self._of_root(STEPD))
+        of_titles = (Job(SLURM, title.partition(".")[0]) for title in titles)
+        return frozenset((*(job for job in cgroups if job is not None), *of_titles))
+
+    @cached_property
+    def _users(self) -> Collection[int | None]:
+        """The uids of the processes that a slurmstepd has started."""
+        by_pid, proc = self._processes.by_pid, self._processes.proc
+        started = (stat for stat in by_pid.values() if stat.parent in self._of_root(STEPD))
+        return {uid_of(stat.number, proc) for stat in started if not stat.is_zombie}
