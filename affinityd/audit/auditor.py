@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from affinityd.audit.gather import TICKS, ProcessWalk, ThreadName, ticks_of, ticks_spent
+from affinityd.audit.gather import TICKS, ProcessWalk, ticks_since
 from affinityd.audit.jobs import ProcessOwners, missing_process, why_orphan
 from affinityd.audit.judge import Judge, divided, overlap, with_allocations
 from affinityd.audit.memory import MemoryMeter
@@ -28,9 +29,9 @@ from affinityd.audit.verdict import History, states
 from affinityd.audit.wait_meter import WaitMeter
 from affinityd.audit.waits import Waits
 from affinityd.cpuset import CpuSet
-from affinityd.grouping import Recent
+from affinityd.grouping import REMEMBERED, Recent
 from affinityd.linux.files import text
-from affinityd.linux.processes import PROC, ProcessTable, exists, since_boot, user_name
+from affinityd.linux.processes import PROC, ProcessTable, exists, since_boot, stat_of, user_name
 from affinityd.threads import Readings
 from affinityd.topology.model import Topology
 
@@ -66,7 +67,7 @@ class Auditor:
         self._held = held
         self._name_pods = name_pods
         self._proc = proc
-        self._cpu_time = CpuTimeCounters(TICKS)
+        self._cpu_time = CpuTimeCounters(TICKS, partial(has_ended, proc=proc))
         self._waits = WaitMeter(proc)
         self._memory = MemoryMeter()
         self._users = UserNames()
@@ -111,7 +112,7 @@ class Auditor:
         balancing = text(f"{self._proc}/sys/kernel/numa_balancing")
         # Not `boot`: to ask a driver takes seconds at some scans, and the counters are read now.
         waits = self._waits.look([it.facts for it in counted(found)], processes, since_boot())
-        used = self._cpu_time.book(found, judge.near, boot, waits)
+        used = self._cpu_time.book(found, judge.near, boot, waits, unknown)
         # A mismatch goes on while the processes of its GPU cannot be seen.
         far = {it.facts.gpu for it in found if it.is_mismatch}
         going_on = far | (self._since.keys() & unknown.keys())
@@ -193,16 +194,31 @@ def with_first_mask(facts: ProcessFacts, known: FirstMasks) -> ProcessFacts:
 # CPU time between scans, near GPUs and far from them.
 #
 # A thread's time goes to the CPU that it ran on last, so a sum over many threads and scans is
-# right, even if a single number is not. Pure: the clocks are handed in.
+# right, even if a single number is not. Time of threads and children that have ended since is in
+# the counts of their process: it goes where the time of its living threads went.
+
+
+def has_ended(facts: ProcessFacts, proc: str = PROC) -> bool:
+    """Return whether a process is there no more, or is a zombie."""
+    stat = stat_of(facts.pid, proc)
+    return stat is None or stat.start != facts.start or stat.is_zombie
 
 
 class CpuTimeCounters:
-    """The counters of GPUs, from the first scan on. They never go back."""
+    """The counters of GPUs, from the first scan on. They never go back.
 
-    def __init__(self, ticks: int) -> None:
+    What was not seen at a scan, since its GPU's processes were not known, counts at a later one.
+    """
+
+    def __init__(self, ticks: int, has_ended: Callable[[ProcessFacts], bool] = has_ended) -> None:
         self._ticks = ticks  # in a second
-        self._before: Mapping[ThreadName, int] = {}
-        self._looked = float("inf")  # ticks since boot: of the threads before, none is known
+        self._has_ended = has_ended
+        self._before: dict[tuple[int, int], tuple[ProcessFacts, float]] = {}  # and when, by name
+        #: Ticks of children that were counted while they ran, by the parent that may wait for them.
+        self._counted: Counter[int] = Counter()
+        #: When the processes of a GPU were known last, ticks since boot: those that have started
+        #: since count whole.
+        self._looked: dict[GpuKey, float] = {}
         self.gpu_time: Mapping[GpuKey, CpuTime] = {}  #: of every GPU's processes
         #: The seconds that threads of every GPU's processes waited.
         self.wait_time: Mapping[GpuKey, float] = {}
@@ -215,16 +231,18 @@ class CpuTimeCounters:
         gpus: Collection[GpuKey],
         boot: float,
         waits: Mapping[int, Waits],
+        unknown: Collection[GpuKey] = (),
     ) -> Mapping[int, CpuTime]:
         """Add the time spent since the last scan, and return it by pid; `waits`: by pid.
 
         `boot`: when this scan began, in seconds since boot. The time of a process with several
-        GPUs counts for its first.
+        GPUs counts for its first. `unknown`: GPUs of which not all processes were seen.
         """
         gpu_time = {**dict.fromkeys(gpus, CpuTime()), **self.gpu_time}
         wait_time = {**dict.fromkeys(gpu_time, 0.0), **self.wait_time}
         throttled_time = {**dict.fromkeys(gpu_time, 0.0), **self.throttled_time}
         throttled: set[tuple[GpuKey, str | None]] = set()
+        self._count_ended(processes)
         used = {}
         for process in processes:
             facts = process.facts
@@ -236,11 +254,56 @@ class CpuTimeCounters:
                 if (facts.gpu, of_process.limited) not in throttled:
                     throttled_time[facts.gpu] += of_process.throttled
                     throttled.add((facts.gpu, of_process.limited))
-            ticks = ticks_spent(facts, process.near, self._before, self._looked)
-            used[facts.pid] = CpuTime(*(number / self._ticks for number in ticks))
+            used[facts.pid] = self._used(process)
             gpu_time[facts.gpu] += used[facts.pid]
-        self._before = ticks_of(process.facts for process in processes)
-        self._looked = boot * self._ticks
+        self._before |= {(it.facts.pid, it.facts.start): (it.facts, boot) for it in processes}
+        self._before = {
+            name: (facts, seen)
+            for name, (facts, seen) in self._before.items()
+            if boot - seen < REMEMBERED
+        }
+        self._looked |= {gpu: boot * self._ticks for gpu in gpus if gpu not in unknown}
         self.gpu_time, self.wait_time = gpu_time, wait_time
         self.throttled_time = throttled_time
         return used
+
+    def _count_ended(self, processes: Sequence[AuditedProcess]) -> None:
+        """Forget what has ended; what it had spent by the last scan, its parent counts once more.
+
+        The parent counts it when it waits for it, which may be later.
+        """
+        here = {(process.facts.pid, process.facts.start) for process in processes}
+        for name in self._before.keys() - here:
+            facts, _ = self._before[name]
+            if self._has_ended(facts):
+                self._counted[facts.parent] += facts.cpu_ticks + facts.children_ticks
+                del self._before[name]
+        pids = {pid for pid, _ in self._before}
+        self._counted = Counter({pid: self._counted[pid] for pid in self._counted if pid in pids})
+
+    def _used(self, process: AuditedProcess) -> CpuTime:
+        """Return the time of a process since it was seen last.
+
+        None counts of one that was there before the first look at its GPU's processes.
+        """
+        facts = process.facts
+        before, _ = self._before.get((facts.pid, facts.start), (None, 0.0))
+        if before is None and facts.start < self._looked.get(facts.gpu, float("inf")):
+            return CpuTime()
+        of_children = facts.children_ticks - (before.children_ticks if before else 0)
+        counted = min(of_children, self._counted[facts.pid])
+        self._counted[facts.pid] -= counted
+        own = max(0, facts.cpu_ticks - (before.cpu_ticks if before else 0))
+        total = (own + of_children - counted) / self._ticks
+        if process.near is None:
+            return CpuTime(total)
+        of_threads = ticks_since(facts, before)
+        remote = sum(
+            ticks
+            for thread, ticks in zip(facts.threads, of_threads, strict=True)
+            if thread.last_cpu not in process.near
+        )
+        if any(of_threads):
+            return CpuTime(total, total * remote / sum(of_threads))
+        far = len(facts.cpus - process.near) / max(1, len(facts.cpus))
+        return CpuTime(total, total * far)

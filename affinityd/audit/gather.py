@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -121,6 +121,8 @@ class ProcessWalk:
             gpu=holding.gpu,
             holding=holding if holds else None,
             threads=threads,
+            cpu_ticks=again.cpu_ticks,
+            children_ticks=again.children_ticks,
             session=stat.session,
             holder=None if holds else holding.pid,
             beside=holding.beside,
@@ -164,31 +166,14 @@ def one_process(pid: int) -> ProcessFacts | None:
     return next(iter(ProcessWalk(held, unlimited, ProcessTable(), family=unlimited)), None)
 
 
-ThreadName = tuple[int, int]  #: tid and start: one thread for good
+def ticks_since(facts: ProcessFacts, before: ProcessFacts | None) -> list[int]:
+    """Return the ticks that each of a process's threads has spent since it was read `before`.
 
-
-def ticks_spent(
-    facts: ProcessFacts, near: CpuSet | None, before: Mapping[ThreadName, int], since: float
-) -> tuple[int, int]:
-    """Return the ticks that a process's threads spent, and those of them far from its GPUs.
-
-    `before`: the ticks of the threads at the last scan. All ticks of a new thread count if it
-    started after `since`, clock ticks since boot; else they are unknown, and none counts.
+    None: since it began.
     """
-    total = remote = 0
-    for thread in facts.threads:
-        unknown = thread.cpu_ticks if thread.start < since else 0
-        used = max(0, thread.cpu_ticks - before.get((thread.tid, thread.start), unknown))
-        total += used
-        if near is not None and thread.last_cpu not in near:
-            remote += used
-    return total, remote
-
-
-def ticks_of(processes: Iterable[ProcessFacts]) -> dict[ThreadName, int]:
-    """Return the ticks of every thread so far."""
-    return {
-        (thread.tid, thread.start): thread.cpu_ticks
-        for facts in processes
+    threads = before.threads if before else ()
+    then = {(thread.tid, thread.start): thread.cpu_ticks for thread in threads}
+    return [
+        max(0, thread.cpu_ticks - then.get((thread.tid, thread.start), 0))
         for thread in facts.threads
-    }
+    ]

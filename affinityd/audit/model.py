@@ -114,6 +114,8 @@ class ProcessFacts:
     membership: Membership = field(default_factory=Membership)
     cpuset: CpuSet | None = None  #: the CPUs that its cgroup allows; None: unknown
     threads: tuple[Thread, ...] = ()  #: the main one first; (): it has ended
+    cpu_ticks: int = 0  #: that it has spent, its ended threads included
+    children_ticks: int = 0  #: that the children spent for which it has waited
     session: int | None = None  #: pid of the process that began its session
     service: str | None = None  #: systemd's unit of it, by its cgroup's path
     holder: int | None = None  #: pid of the process that it works for; None: it holds a GPU itself

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from affinityd.audit.gather import ticks_of, ticks_spent
+from affinityd.audit.gather import ticks_since
 from affinityd.audit.jobs import membership, service
 from affinityd.audit.model import Membership, ProcessFacts
 from affinityd.audit.waits import (
@@ -120,8 +120,7 @@ class _Look:
 
     time: float  #: seconds since boot
     stolen: Mapping[int, float]  #: by CPU: seconds that the hypervisor took of it
-    processes: Mapping[_Name, int]  #: ticks of the waiters, those of ended threads included
-    ticks: Mapping[_Name, int]  #: of every thread of the waiters
+    processes: Mapping[_Name, ProcessFacts]  #: the waiters
     times: Mapping[_Name, ThreadTime]  #: of those that are measured
     throttled: Mapping[str, Throttling]  #: by folder of a cgroup
     others: Mapping[_Name, int] | None  #: ticks of every process; None: they were not read
@@ -158,13 +157,14 @@ class WaitMeter:
         seconds, others = now - before.time, self._others(before, look, processes)
         waits = {}
         for waiter in waiters:
-            ran_ticks, _ = ticks_spent(waiter, None, before.ticks, before.time * TICKS)
             times = self._thread_times(waiter, before, look)
             if not times:
                 continue
+            waiter_before = before.processes.get((waiter.pid, waiter.start))
+            ran_ticks = sum(ticks_since(waiter, waiter_before))
             waited = sum(time.waited for time in times.values())
             limit, folder = self._limit(waiter, before, look)
-            is_measured = not _has_short_lived(waiter, ran_ticks, before, look)
+            is_measured = not _has_short_lived(waiter, ran_ticks, waiter_before)
             waits[waiter.pid] = Waits(
                 seconds,
                 waited if is_measured else None,
@@ -193,12 +193,7 @@ class WaitMeter:
         return _Look(
             time=now,
             stolen=stolen_times(self._proc),
-            processes={
-                (waiter.pid, waiter.start): processes.by_pid[waiter.pid].cpu_ticks
-                for waiter in waiters
-                if waiter.pid in processes.by_pid
-            },
-            ticks=ticks_of(waiters),
+            processes={(waiter.pid, waiter.start): waiter for waiter in waiters},
             times={
                 (thread.tid, thread.start): time
                 for waiter in waiters
@@ -211,11 +206,13 @@ class WaitMeter:
 
     def _measured(self, waiter: ProcessFacts) -> Sequence[Thread]:
         """Return its main thread and those that used most CPU time since the last look."""
-        ticks = self._before.ticks if self._before else {}
+        processes = self._before.processes if self._before else {}
+        before = processes.get((waiter.pid, waiter.start))
+        ticks = dict(zip(waiter.threads, ticks_since(waiter, before), strict=True))
         main, *rest = waiter.threads
-        busy = [it for it in rest if it.cpu_ticks != ticks.get((it.tid, it.start))]
+        busy = [thread for thread in rest if ticks[thread]]
         if len(busy) >= MOST_THREADS:
-            busy.sort(key=lambda it: ticks.get((it.tid, it.start), 0) - it.cpu_ticks)
+            busy.sort(key=lambda thread: -ticks[thread])
         return [main, *busy[: MOST_THREADS - 1]]
 
     @staticmethod
@@ -272,12 +269,9 @@ class WaitMeter:
         ]
 
 
-def _has_short_lived(waiter: ProcessFacts, ran_ticks: int, before: _Look, look: _Look) -> bool:
+def _has_short_lived(waiter: ProcessFacts, ran_ticks: int, before: ProcessFacts | None) -> bool:
     """Return whether much of what a process ran is of threads that have ended since."""
-    name = waiter.pid, waiter.start
-    if name not in before.processes or name not in look.processes:
-        return False
-    of_process = look.processes[name] - before.processes[name]
+    of_process = waiter.cpu_ticks - (before.cpu_ticks if before else 0)
     return of_process > (1 + SHORT_LIVED_PART) * ran_ticks + LEAST_TICKS
 
 

@@ -35,7 +35,7 @@ ENDED = frozenset("ZX")  #: states of a main thread that runs no more
 PF_KTHREAD, PF_NO_SETAFFINITY = 0x00200000, 0x04000000
 
 #: The fields of `Stat` from `parent` on, as proc_pid_stat(5) numbers them.
-FIELDS = (4, 6, 9, 14, 15, 20, 22, 39)
+FIELDS = (4, 6, 9, 14, 15, 20, 22, 39, 16, 17)
 
 #: kernel include/uapi/asm-generic/socket.h; Python has no name for it.
 SO_PEERGROUPS = 59
@@ -57,11 +57,20 @@ class Stat:
     threads: int
     start: int  #: clock ticks since boot: with the number it names one process for good
     last_cpu: int
+    children_user_time: int = (
+        0  #: clock ticks of the children that it has waited for, and of theirs
+    )
+    children_system_time: int = 0
 
     @property
     def cpu_ticks(self) -> int:
-        """All the time that it spent on CPUs, clock ticks."""
+        """All the time that it spent on CPUs, clock ticks; a process's ended threads count."""
         return self.user_time + self.system_time
+
+    @property
+    def children_ticks(self) -> int:
+        """All the time of the children that it has waited for, clock ticks."""
+        return self.children_user_time + self.children_system_time
 
     @property
     def is_kernel_thread(self) -> bool:
@@ -133,8 +142,8 @@ def children_of(pid: int, proc: str = PROC) -> list[int]:
 
 def ended_children_seconds(pid: int, proc: str = PROC) -> float:
     """Return the CPU seconds of the children that a process has waited for: proc_pid_stat(5)."""
-    fields = (content(f"{proc}/{pid}/stat") or b"").rpartition(b")")[2].split()
-    return sum(map(int, fields[13:15])) / os.sysconf("SC_CLK_TCK")
+    stat = stat_of(pid, proc)
+    return stat.children_ticks / os.sysconf("SC_CLK_TCK") if stat else 0.0
 
 
 def since_boot() -> float:

@@ -71,7 +71,10 @@ def process(
         holder=holder,
         beside=beside,
     )
-    return replace(facts, **more) if threads is None else replace(facts, threads=threads, **more)
+    if threads is not None:
+        facts = replace(facts, threads=threads)
+    ticks = sum(its.cpu_ticks for its in facts.threads)
+    return replace(facts, **{"cpu_ticks": ticks, **more})
 
 
 def scan_of(topology: Topology, *processes: AuditedProcess) -> Scan:

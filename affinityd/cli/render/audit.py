@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from affinityd.audit.document import waits_of
-from affinityd.audit.gather import TICKS, ticks_spent
+from affinityd.audit.gather import TICKS
 from affinityd.audit.model import AuditedProcess, GpuKey, Holding, ProcessFacts, Scan
 from affinityd.audit.remedies import Remedies
 from affinityd.audit.verdict import STATES, states
@@ -176,7 +176,8 @@ def _row(group: Alike, scan: Scan, names: Mapping[GpuKey, str], level: int) -> t
     more = f" +{len(group) - 1} alike" if len(group) > 1 else ""
     # The threads that may run far away, and the CPU time that they spent there.
     words = [placed.placement in FAR for process in group for placed in process.threads]
-    ticks = sum(ticks_spent(process.facts, process.near, {}, since=0)[1] for process in group)
+    near = first.near or ()
+    ticks = sum(thread.cpu_ticks for thread in threads if thread.last_cpu not in near)
     far = f"{sum(words)} ({ticks / TICKS:.0f} s)" if any(words) else NONE
     far = NOT_KNOWN if first.near is None else far
     vendor, _ = facts.gpu  # its GPUs are `0`, or `0+1-3`, that of most memory first

@@ -30,7 +30,8 @@ class JobRow:
     """The counts of a job, of a container that kubelet names, or of the others together."""
 
     job: Job
-    time: CpuTime = field(default_factory=CpuTime)
+    time: CpuTime = field(default_factory=CpuTime)  #: up to the scan before
+    used: CpuTime = field(default_factory=CpuTime)  #: since then
     since: float | None = None  #: when a mismatch began, since the epoch; None: none, or OTHERS
     #: GPUs that its processes use → the first of CAUSES of these; None: none may run far away
     causes: dict[GpuKey, str | None] = field(default_factory=dict)
@@ -50,9 +51,9 @@ class JobSeries:
     def scanned(self, scan: Scan) -> list[JobRow]:
         """Return the rows as of a new scan.
 
-        The findings of the last scan hold until this one. So the counters of a new job begin at 0,
-        and a job that has ended counts up to this scan. A mismatch goes on while all processes of
-        its job may be hidden.
+        The findings of the last scan hold until this one, and CPU time counts at the next one. So
+        the counters of a new job begin at 0, and a job that has ended counts up to this scan. What
+        was found of a GPU goes on while its processes are not known.
         """
         if not self._most:
             return []
@@ -64,20 +65,22 @@ class JobSeries:
         for row in self._rows.values():
             for cause in row.causes.values():
                 row.gpu_seconds[cause] += scan.boot - self._looked
-            row.causes = {}
+            is_over = row.job == OTHERS and self._seen.keys() <= self._rows.keys()
+            unknown = () if is_over else scan.unknown
+            row.causes = {gpu: cause for gpu, cause in row.causes.items() if gpu in unknown}
+            row.time, row.used = row.time + row.used, CpuTime()
         self._looked = scan.boot
         for process in scan.processes:
             part = process.facts.part
             if part is not None and not process.is_daemon:
                 row = self._row(part)
                 self._seen[part] = scan.boot
-                row.time += scan.used.get(process.facts.pid, CpuTime())
+                row.used += scan.used.get(process.facts.pid, CpuTime())
                 for gpu in process.facts.gpus:  # each counts once, however many processes use it
                     row.causes[gpu] = _first(row.causes.get(gpu), process.cause)
         for job, row in self._rows.items():
             is_far = any(row.causes.values()) and job != OTHERS
-            if is_far or row.causes or not scan.unknown:
-                row.since = (row.since or scan.time) if is_far else None
+            row.since = (row.since or scan.time) if is_far else None
         return list(self._rows.values())
 
     def _row(self, job: Job) -> JobRow:

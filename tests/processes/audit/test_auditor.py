@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from affinityd.audit.auditor import HIDDEN, Auditor
+from affinityd.audit.gather import TICKS
 from affinityd.audit.model import AuditedProcess, GpuHolders, Scan
-from affinityd.linux.processes import since_boot
+from affinityd.linux.processes import since_boot, stat_of
 from tests.support.audit_facts import GPU, Known
 from tests.support.children import CHURN, children_of, compute, program, sleeping
 from tests.support.daemons import eventually
@@ -54,6 +55,24 @@ while True:
             while os.waitpid(-1, os.WNOHANG)[0]: pass
         except ChildProcessError:
             pass
+"""
+
+
+#: Has threads and children of 20 ms, for ever.
+SHORT_LIVED = """
+import os, threading, time
+def burn():
+    end = time.thread_time() + 0.02
+    while time.thread_time() < end: pass
+print('ready', flush=True)
+while True:
+    thread = threading.Thread(target=burn)
+    thread.start()
+    thread.join()
+    if os.fork() == 0:
+        burn()
+        os._exit(0)
+    os.wait()
 """
 
 
@@ -97,6 +116,27 @@ def test_cpu_time_is_remote_while_it_is_spent_far_away() -> None:
             after = auditor.scan(replace(TOPOLOGY)).gpu_time[GPU]  # as it was read anew
             assert after.total > before.total
             assert (after.remote > before.remote) is (mask == FAR)
+
+
+def test_the_cpu_time_of_threads_and_children_that_have_ended_counts() -> None:
+    with program(SHORT_LIVED) as child:
+        os.sched_setaffinity(child.pid, FAR)
+
+        def spent() -> float:
+            stat = stat_of(child.pid)
+            assert stat is not None
+            return (stat.cpu_ticks + stat.children_ticks) / TICKS
+
+        auditor, begin = Auditor(Known(child.pid).held), spent()
+        auditor.scan(TOPOLOGY)
+        first = spent()
+        for _ in range(3):
+            compute(child.pid)
+            before = spent()
+            last = auditor.scan(TOPOLOGY).gpu_time[GPU]
+        slack = 0.05  # of a child that runs during a scan
+        assert before - first - slack <= last.total <= spent() - begin + slack
+        assert last.remote == pytest.approx(last.total)
 
 
 def test_a_known_daemon_and_what_it_starts_are_no_mismatch_unless_that_holds_a_gpu() -> None:

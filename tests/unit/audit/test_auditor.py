@@ -13,10 +13,29 @@ from tests.support.daemons import PATIENCE, eventually
 
 OTHER = ("nvidia", 1)
 EVERY = 15.0
+HIDDEN: Sequence[AuditedProcess] = ()  #: a scan of a GPU whose processes are not known
 
 
-def of(*threads: Thread, place: str | None = "4-7") -> AuditedProcess:
-    return audited(process(threads=threads), near=place)
+def of(
+    *threads: Thread,
+    place: str | None = "4-7",
+    pid: int = 100,
+    ended: int = 0,
+    children: int = 0,
+    parent: int = 1,
+) -> AuditedProcess:
+    """Return a process; `ended`, `children`: ticks of its ended threads, and of ended children."""
+    start = min(its.start for its in threads)
+    ticks = ended + sum(its.cpu_ticks for its in threads)
+    facts = process(
+        pid=pid,
+        threads=threads,
+        start=start,
+        cpu_ticks=ticks,
+        children_ticks=children,
+        parent=parent,
+    )
+    return audited(facts, near=place)
 
 
 def near(ticks: int, tid: int = 1, start: int = 5) -> Thread:
@@ -43,11 +62,21 @@ def test_a_directory_that_is_slow_names_its_users_at_a_later_scan() -> None:
     assert sorted(asked) == [0, 1, 2], "each is asked for once"
 
 
+#: It had spent 2 s at the first scan.
+CHILD = of(far(200, 2), pid=200, parent=100)
+
+
 def booked(*scans: Sequence[AuditedProcess]) -> CpuTimeCounters:
-    """Book scans, EVERY seconds apart, the first 100 s after boot, with 100 ticks a second."""
-    ledger, total = CpuTimeCounters(100), CpuTime()
+    """Book scans, EVERY seconds apart, the first 100 s after boot, with 100 ticks a second.
+
+    A process that a scan does not have has ended; a scan of none could not see them.
+    """
+    total, hidden = CpuTime(), [False]
+    ledger = CpuTimeCounters(100, lambda _: not hidden[0])
     for number, processes in enumerate(scans):
-        used = ledger.book(processes, [GPU, OTHER], 100.0 + number * EVERY, {})
+        hidden[0] = processes == HIDDEN
+        unknown = [GPU] if hidden[0] else []
+        used = ledger.book(processes, [GPU, OTHER], 100.0 + number * EVERY, {}, unknown)
         total = sum(used.values(), total)
     assert ledger.gpu_time[GPU] == total
     assert ledger.gpu_time[OTHER] == CpuTime(0, 0), "it is not used"
@@ -68,7 +97,22 @@ def booked(*scans: Sequence[AuditedProcess]) -> CpuTimeCounters:
         ([[], [of(far(500, start=9_999))]], (0, 0)),
         ([[of(far(500))], [of(far(100, start=10_500))]], (1, 1)),  # its number is used again
         ([[of(far(500))], []], (0, 0)),
-        ([[of(far(500))], [], [of(far(900))], [of(far(950))]], (0.5, 0.5)),  # not seen for a while
+        ([[of(far(500))], [], [of(far(900))], [of(far(950))]], (0.5, 0.5)),  # it is another
+        # What a scan could not see counts at the next.
+        ([[of(far(500))], HIDDEN, [of(far(900))], [of(far(950))]], (4.5, 4.5)),
+        ([[], HIDDEN, [of(far(500, start=10_001))]], (5, 5)),
+        # Ended threads' time goes where that of the living went, else by the process's CPUs.
+        ([[of(far(0))], [of(far(100), ended=300)]], (4, 4)),
+        ([[of(near(0))], [of(near(0), ended=300)]], (3, 0)),
+        ([[of(far(0))], [of(far(0), ended=300)]], (3, 1.5)),
+        ([[of(near(0, 1), far(0, 2))], [of(near(50, 1), far(150, 2), ended=200)]], (4, 3)),
+        # So does that of ended children, unless it was counted while they ran.
+        ([[of(far(100))], [of(far(200), children=300)]], (4, 4)),
+        ([[of(far(0)), CHILD], [of(far(0))], [of(far(100), children=500)]], (4, 4)),
+        (
+            [[of(far(0)), CHILD], HIDDEN, [of(far(0)), CHILD], [of(far(1), children=300)]],
+            (1.01, 1.01),
+        ),
         ([[of(far(500))], [of(far(400))], [of(far(500))]], (1, 1)),  # never backwards
         # Where it is not known what is near nothing is remote; beside any of its GPUs all is near.
         ([[of(far(0), place=None)], [of(far(100), place=None)]], (1, 0)),

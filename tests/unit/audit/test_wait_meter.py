@@ -49,10 +49,8 @@ class Node:
             for tid, (ran, _) in threads.items()
         ]
         ran = of_ended + sum(ran for ran, _ in threads.values())
-        after_name = ["S", "1", "1", "1", *["0"] * 7, f"{round(ran * TICKS)}", *["0"] * 40]
-        after_name[19] = f"{BEGAN}"
-        self.write(f"proc/{PID}/stat", f"{PID} (x) {' '.join(after_name)}\n")
-        waiter = process(pid=PID, start=BEGAN, threads=tuple(its), cgroups="0::/limited\n")
+        ticks, group = round(ran * TICKS), "0::/limited\n"
+        waiter = process(pid=PID, start=BEGAN, threads=tuple(its), cgroups=group, cpu_ticks=ticks)
         processes = ProcessTable(f"{self.folder}/proc")
         return self.meter.look([waiter], processes, now).get(PID)
 

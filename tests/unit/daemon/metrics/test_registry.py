@@ -214,14 +214,17 @@ def test_jobs_have_metrics_up_to_the_limit() -> None:
     used = {1: CpuTime(4.0, 1.0), 2: CpuTime(2.0, 0.0)}
     audit = Audit(MACHINE, scan(far, train, used=used, time=1700000000.0))
     assert not [line for line in scraped(audit) if "affinityd_job_" in line]
-    lines = scraped(audit, job_series=1)
     own, other = ",1,,,slurm", ",other,,,"
+    born = samples(scraped(audit, job_series=1), "job_cpu_seconds_total")
+    assert born == {own: 0, other: 0}, "a rate sees the first seconds only so"
+    ended = Audit(MACHINE, scan(far, train, time=1700000015.0))
+    lines = scraped(audit, ended, job_series=1)
     assert samples(lines, "job_gpus") == {own: 1, other: 1}
     assert samples(lines, "job_mismatched_gpus") == {own: 1, other: 0}
     assert samples(lines, "job_cpu_seconds_total") == {own: 4, other: 2}
     assert samples(lines, "job_remote_cpu_seconds_total") == {own: 1, other: 0}
     assert samples(lines, "job_numa_mismatch_start_timestamp_seconds") == {own: 1700000000}
-    named = samples(scraped(audit, job_series=2), "job_cpu_seconds_total")
+    named = samples(scraped(audit, ended, job_series=2), "job_cpu_seconds_total")
     assert named == {own: 4, "main,b7,team,train-0,kubernetes": 2}
 
 
@@ -250,10 +253,10 @@ def job_totals(rows: Sequence[JobRow]) -> dict[str, float]:
 def test_shared_counters_never_fall_when_jobs_end() -> None:
     series = JobSeries(1)
     series.scanned(ran(1000, {ONE: 1, TWO: 2, THREE: 4}))
-    assert job_totals(series.scanned(ran(1015, {TWO: 1, THREE: 0}))) == {"1": 1, "other": 7}
+    assert job_totals(series.scanned(ran(1015, {TWO: 1, THREE: 0}))) == {"1": 1, "other": 6}
     # A job that shares goes on sharing, and a new one takes the place that is free.
     later = 1000 + REMEMBERED
-    assert job_totals(series.scanned(ran(later, {THREE: 1, FOUR: 1}))) == {"4": 1, "other": 8}
+    assert job_totals(series.scanned(ran(later, {THREE: 1, FOUR: 1}))) == {"4": 0, "other": 7}
     (row,) = series.scanned(ran(later + REMEMBERED, {}))
     assert (row.job, row.time) == (OTHERS, CpuTime(8, 4))
 
@@ -263,7 +266,9 @@ FAR, UNPINNED = (
     for cause, placement in (("mask", "remote"), ("unpinned", "unpinned"))
 )
 NEAR_ITS_GPU, ON_BOTH = process(job=ONE), process(job=ONE, gpu=GPU1)
+ON_HIDDEN = process(job=TWO)
 SHARES = process(job=TWO, cause="mask", placement="remote", gpu=GPU1)
+HIDDEN = {GPU0: "hidden"}
 Held = tuple[float, dict[str, float]]  #: seconds of GPUs, and of those with a mismatch
 
 
@@ -277,18 +282,22 @@ Held = tuple[float, dict[str, float]]  #: seconds of GPUs, and of those with a m
         ([[UNPINNED], [FAR], []], (20, {"mask": 10, "unpinned": 10}), None),
         ([[FAR, ON_BOTH], [NEAR_ITS_GPU, ON_BOTH]], (20, {"mask": 10}), None),
         ([[FAR], [], [], [FAR], [FAR]], (20, {"mask": 20}), None),
+        ([[FAR], None, [FAR]], (20, {"mask": 20}), None),  # what cannot be seen goes on,
+        ([[FAR], *[None] * 40, [FAR]], (0, {}), None),  # for five minutes: it is forgotten
+        ([[NEAR_ITS_GPU, ON_HIDDEN], *[None] * 40], None, (300, {})),
         ([*[[NEAR_ITS_GPU, SHARES]] * 2, [NEAR_ITS_GPU]], (20, {}), (20, {"mask": 20})),
     ],
 )
 def test_gpu_seconds_are_counted_in_total_and_by_cause_of_a_mismatch(
-    scans: list[list[AuditedProcess]], own: Held, shared: Held | None
+    scans: list[list[AuditedProcess] | None], own: Held | None, shared: Held | None
 ) -> None:
     series, rows = JobSeries(1), {}
     for number, processes in enumerate(scans):
-        found = scan(*processes, boot=1000.0 + 10 * number)
+        unknown = HIDDEN if processes is None else {}
+        found = scan(*(processes or ()), unknown=unknown, boot=1000.0 + 10 * number)
         for _ in range(2):  # a scan that is told twice counts once
             rows = {row.job: row for row in series.scanned(found)}
-    expected = {ONE: own} | ({OTHERS: shared} if shared else {})
+    expected = {job: held for job, held in ((ONE, own), (OTHERS, shared)) if held}
     assert {
         job: (
             sum(row.gpu_seconds.values()),
@@ -299,7 +308,6 @@ def test_gpu_seconds_are_counted_in_total_and_by_cause_of_a_mismatch(
 
 
 OF_DAEMON = process(job=ONE, cause="mask", placement="remote", is_daemon=True)
-HIDDEN = {GPU0: "hidden"}
 
 
 @pytest.mark.parametrize(
