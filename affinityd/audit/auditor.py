@@ -21,9 +21,12 @@ from affinityd.audit.model import (
     CpuTime,
     GpuHolders,
     GpuKey,
+    Keys,
     NamedPods,
     ProcessFacts,
     Scan,
+    keys_before,
+    moved,
 )
 from affinityd.audit.verdict import History, states
 from affinityd.audit.wait_meter import WaitMeter
@@ -87,6 +90,8 @@ class Auditor:
         """
         now, boot = time.time(), since_boot()
         if self._judge is None or self._judge.topology is not topology:  # it was read again
+            if self._judge is not None:
+                self._renumber(keys_before(self._judge.topology, topology))
             self._judge = Judge(topology)
         judge = self._judge
         self._first_masks.begin(boot)
@@ -146,6 +151,13 @@ class Auditor:
             boot=boot,
         )
         return replace(scan, history=self._history.add(boot, states(scan)))
+
+    def _renumber(self, keys: Keys) -> None:
+        """Take over the facts of GPUs that have another index now."""
+        self._cpu_time.renumber(keys)
+        self._history.renumber(keys)
+        self._since = moved(self._since, keys)
+        self._gone = set()
 
     def _audited(
         self, judge: Judge, walk: ProcessWalk, owners: ProcessOwners
@@ -224,6 +236,13 @@ class CpuTimeCounters:
         self.wait_time: Mapping[GpuKey, float] = {}
         #: The seconds for which the cgroups of its processes were throttled, each counted once.
         self.throttled_time: Mapping[GpuKey, float] = {}
+
+    def renumber(self, keys: Keys) -> None:
+        """Take over the counters of GPUs that have another index now."""
+        self._looked = moved(self._looked, keys)
+        self.gpu_time = moved(self.gpu_time, keys)
+        self.wait_time = moved(self.wait_time, keys)
+        self.throttled_time = moved(self.throttled_time, keys)
 
     def book(
         self,

@@ -6,16 +6,45 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from affinityd.audit.memory import HostMemory
 from affinityd.audit.waits import Waits
 from affinityd.cpuset import CpuSet
 from affinityd.linux.processes import ENDED, Thread
-from affinityd.topology.model import Gpu
+from affinityd.topology.model import Gpu, Topology
+
+T = TypeVar("T")
 
 #: A GPU's one name on its machine: `Gpu.key`, its vendor and index.
 GpuKey = tuple[str, int]
+
+
+Keys = Mapping[GpuKey, GpuKey]  #: of GPUs now → before the machine was read again
+
+
+def keys_before(before: Topology, now: Topology) -> Keys:
+    """Return the earlier key of each GPU that was there: by its UUID, else by its PCI address.
+
+    An index is another GPU's when one is gone.
+    """
+
+    def is_same(gpu: Gpu, other: Gpu) -> bool:
+        if gpu.uuid and other.uuid:
+            return gpu.uuid == other.uuid
+        return gpu.pci_bus_id == other.pci_bus_id
+
+    keys = {}
+    for gpu in now.gpus:
+        same = [other.key for other in before.gpus if is_same(gpu, other)]
+        if same:
+            keys[gpu.key] = gpu.key if gpu.key in same else same[0]  # parts share an address
+    return keys
+
+
+def moved(values: Mapping[GpuKey, T], keys: Keys) -> dict[GpuKey, T]:
+    """Return the values of GPUs by their keys of now; those of a GPU that is gone are dropped."""
+    return {now: values[before] for now, before in keys.items() if before in values}
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-from affinityd.audit.model import AuditedProcess, GpuKey, Scan
+from affinityd.audit.model import AuditedProcess, GpuKey, Keys, Scan, moved
 from affinityd.json_codec import OneOf
 from affinityd.text import count
 
@@ -118,6 +118,10 @@ class History:
     def __init__(self) -> None:
         self._letters: Mapping[GpuKey, str] = {}
         self._minute = 0  # of their last ones
+
+    def renumber(self, keys: Keys) -> None:
+        """Take over the letters of GPUs that have another index now."""
+        self._letters = moved(self._letters, keys)
 
     def add(self, now: float, found: Mapping[GpuKey, str]) -> Mapping[GpuKey, str]:
         """Add the states of a scan at `now`, seconds; return the letters of its GPUs."""

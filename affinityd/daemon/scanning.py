@@ -10,7 +10,7 @@ from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 
 from affinityd.audit.document import document, whole_processes
-from affinityd.audit.model import NO_NAMES, ContainerNames, Scan
+from affinityd.audit.model import NO_NAMES, ContainerNames, Scan, keys_before
 from affinityd.config.settings import Settings
 from affinityd.daemon.metrics import audit as audit_metrics
 from affinityd.daemon.metrics.audit import JobRow, JobSeries
@@ -42,6 +42,8 @@ class Scanning:
     def scan(self, topology: Topology, containers: ContainerNames = NO_NAMES) -> ScanResult:
         """Scan once, and write all that the daemon serves of it."""
         scan = self._scan(topology, containers)
+        if self._last is not None and self._last[0] is not topology:
+            self._jobs.renumber(keys_before(self._last[0], topology))
         self._rows, self._last = self._jobs.scanned(scan), (topology, scan)
         self._log.scanned(topology, scan)
         texts = {**documents(topology, scan), METRICS: generate_latest(self)}

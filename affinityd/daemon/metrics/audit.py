@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from prometheus_client.core import Metric
 
 from affinityd.audit.document import AuditGpuDocument, document
-from affinityd.audit.model import CpuTime, GpuKey, Job, Scan
+from affinityd.audit.model import CpuTime, GpuKey, Job, Keys, Scan, moved
 from affinityd.daemon.metrics import GPU_LABELS, MetricFamily, filled, gpu_labels, whole
 from affinityd.text import one_line
 from affinityd.topology.model import Topology
@@ -47,6 +47,11 @@ class JobSeries:
         self._rows: dict[Job, JobRow] = {}  # of the living jobs, and OTHERS if a job ever shared
         self._seen: dict[Job, float] = {}  # each living job → when last, seconds since boot
         self._looked = 0.0  # seconds since boot
+
+    def renumber(self, keys: Keys) -> None:
+        """Take over what was found of GPUs that have another index now."""
+        for row in self._rows.values():
+            row.causes = moved(row.causes, keys)
 
     def scanned(self, scan: Scan) -> list[JobRow]:
         """Return the rows as of a new scan.

@@ -139,6 +139,28 @@ def test_the_cpu_time_of_threads_and_children_that_have_ended_counts() -> None:
         assert last.remote == pytest.approx(last.total)
 
 
+def test_counters_history_and_beginnings_follow_a_gpu_that_gets_another_index() -> None:
+    first, second = TOPOLOGY.gpus
+    swapped = replace(TOPOLOGY, gpus=(replace(second, index=0), replace(first, index=1)))
+    without_first = replace(TOPOLOGY, gpus=(replace(second, index=0),))
+    with program(BUSY) as child:
+        os.sched_setaffinity(child.pid, FAR)
+        known = Known(child.pid)
+        auditor = Auditor(known.held)
+        auditor.scan(TOPOLOGY)
+        compute(child.pid)
+        before = auditor.scan(TOPOLOGY)
+        known.now = GpuHolders(unknown={OTHER: "NVML is silent"})
+        after = auditor.scan(swapped)
+        assert after.gpu_time == {GPU: before.gpu_time[OTHER], OTHER: before.gpu_time[GPU]}
+        assert after.gpu_time[OTHER].total > 0
+        assert (after.history[GPU][-1], after.history[OTHER][-1]) == ("i", "f")
+        known.now = GpuHolders()
+        lost = auditor.scan(without_first)
+        assert lost.gpu_time == {GPU: before.gpu_time[OTHER]}
+        assert lost.history[GPU][-1] == "i"
+
+
 def test_a_known_daemon_and_what_it_starts_are_no_mismatch_unless_that_holds_a_gpu() -> None:
     with program(WITH_WORKER, "nv-hostengine", "python") as daemon:
         (child,) = children_of(daemon.pid)

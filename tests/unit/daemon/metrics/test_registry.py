@@ -307,6 +307,17 @@ def test_gpu_seconds_are_counted_in_total_and_by_cause_of_a_mismatch(
     } == expected
 
 
+def test_the_gpu_of_a_job_stays_its_own_when_its_index_changes() -> None:
+    first, second = MACHINE.gpus
+    swapped = replace(MACHINE, gpus=(replace(second, index=0), replace(first, index=1)))
+    found = scan(FAR, boot=1000.0)
+    hidden = scan(unknown={GPU1: "hidden"}, boot=1010.0)
+    ended = scan(boot=1020.0)
+    audits = [Audit(MACHINE, found), Audit(swapped, hidden), Audit(swapped, ended)]
+    held = samples(scraped(*audits, job_series=1), "job_gpu_seconds_total")
+    assert held == {",1,,,slurm": 20}
+
+
 OF_DAEMON = process(job=ONE, cause="mask", placement="remote", is_daemon=True)
 
 
