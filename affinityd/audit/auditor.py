@@ -13,6 +13,7 @@ from functools import partial
 from affinityd.audit.gather import TICKS, ProcessWalk, ticks_since
 from affinityd.audit.jobs import ProcessOwners, missing_process, why_orphan
 from affinityd.audit.judge import Judge, divided, overlap, with_allocations
+from affinityd.audit.memory import SECONDS as MEMORY_SECONDS
 from affinityd.audit.memory import MemoryMeter
 from affinityd.audit.model import (
     NO_NAMES,
@@ -62,17 +63,19 @@ class Auditor:
         *,
         reserved: CpuSet = frozenset(),
         name_pods: NamePods | None = None,
+        memory_seconds: float = MEMORY_SECONDS,
     ) -> None:
         """Take the source of holders, the path of /proc, and the CPUs that no plan gives.
 
-        `name_pods` adds the facts of kubelet.
+        `name_pods` adds the facts of kubelet. `memory_seconds`: how long a scan looks for the place
+        of memory.
         """
         self._held = held
         self._name_pods = name_pods
         self._proc = proc
         self._cpu_time = CpuTimeCounters(TICKS, partial(has_ended, proc=proc))
         self._waits = WaitMeter(proc)
-        self._memory = MemoryMeter()
+        self._memory = MemoryMeter(memory_seconds)
         self._users = UserNames()
         self._history = History()
         self._gone: set[tuple[int, GpuKey]] = set()  # holders without a process, at the last scan

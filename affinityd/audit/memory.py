@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from mmap import PAGESIZE
 
-from affinityd.cpuset import format_list, several
+from affinityd.cpuset import format_list, parse_list, several
 from affinityd.linux.files import text
 from affinityd.linux.memory_policy import MemoryPolicy, policy_of
+from affinityd.linux.processes import status_of
 from affinityd.linux.resident import (
     CUDA,
     FILES,
@@ -20,27 +21,35 @@ from affinityd.linux.resident import (
     ResidentMemory,
     Share,
     resident_memory,
+    resident_sizes,
     room_on,
 )
 from affinityd.text import amount
 from affinityd.threads import Readings
-from affinityd.topology.nearness import UNKNOWN, Vicinity
+from affinityd.topology.nearness import ALLOCATION, UNKNOWN, Vicinity
 
 #: Far memory is mentioned from this part on, and a mismatch from that: of files and of shared
 #: memory some is always far.
 MENTIONED, MOST = 0.1, 0.5
 LEAST = 2**30  #: bytes from which on far memory is worth a line where it was not asked for
-SECONDS = 0.05  #: of a scan; processes that it does not come to keep what the last one found
+#: Of a scan; of processes that it does not come to it knows what it found before.
+SECONDS = 0.05
+WIDE = 0.25  #: a share is not known if its interval is wider
 
 PLACES = NEAR, FAR, _ = "near", "far", UNKNOWN
 
 #: Why memory is far, the first that fits, with the remedy.
-POLICY, BY_OTHERS, FULL, LATE = "policy", "shared", "full", "late"
+POLICY, BY_FIRST, FULL, LATE = "policy", "shared", "full", "late"
 REMEDIES = {
+    ALLOCATION: (
+        "its cpuset (cpuset.mems) allows no memory of a near node: allow one; on Kubernetes set "
+        "kubelet's memoryManagerPolicy: Static with its Topology Manager, and start the pod again"
+    ),
     POLICY: "its memory policy sends it there: start it with affinityd exec --memory preferred",
-    BY_OTHERS: (
-        "another process wrote most of it first: let the one that uses it write first; or, if all "
-        "ranks use it, start that one with affinityd exec --memory interleave"
+    BY_FIRST: (
+        "most of it is shared memory or files, which lie where they were written first: let a "
+        "process near the GPU write first; or, if all ranks use it, start the one that writes with "
+        "affinityd exec --memory interleave"
     ),
     FULL: "the near nodes have no room for it: end or move what fills them, and start it again",
     LATE: "it took memory before it was pinned: start it with affinityd exec",
@@ -54,11 +63,12 @@ class HostMemory:
 
     resident: ResidentMemory
     near: frozenset[int]  #: the nodes of memory near its GPUs; empty: not known
-    far: frozenset[int]  #: the other nodes with CPUs; the rest is memory of devices, as of Grace
+    far: frozenset[int]  #: the host's other nodes; the rest is memory of GPUs, as of Grace
     placement: str  #: of its CPUs
     policy: MemoryPolicy | None = None  #: of its main thread; None: it cannot be read
     refused: float = 0.0  #: bytes that near nodes had no room for since boot: numa_foreign
     room: float = float("inf")  #: bytes that they have room for now
+    allowed: frozenset[int] | None = None  #: the nodes of its cpuset; None: not known
 
     @classmethod
     def of(
@@ -75,6 +85,7 @@ class HostMemory:
             policy,
             sum(int(pages) * PAGESIZE for pages in foreign if pages.isdecimal()),
             sum(map(room_on, near.memory)),
+            _allowed(pid),
         )
 
     @cached_property
@@ -90,8 +101,9 @@ class HostMemory:
 
     @cached_property
     def share(self) -> Share | None:
-        """The far part of the host's own memory; None: not known."""
-        return self.resident.share(self.far, of=self.near | self.far) if self.near else None
+        """The far part of the host's own memory; None: not known, or too few pages were there."""
+        share = self.resident.share(self.far, of=self.near | self.far) if self.near else None
+        return None if share is None or share.high - share.low > WIDE else share
 
     @property
     def placed(self) -> Mapping[str, int]:
@@ -128,10 +140,11 @@ class HostMemory:
         # Of a near node and others the kernel takes the near one first, except in turn.
         is_in_turn = (policy.policy or "").endswith("interleave")
         is_sent = policy.nodes - self.near if is_in_turn else not policy.nodes & self.near
-        by_others = self.resident.pages(self.far, (SHARED, FILES))
+        by_first = self.resident.pages(self.far, (SHARED, FILES))
         fits = {
+            ALLOCATION: self.allowed is not None and self.allowed.isdisjoint(self.near),
             POLICY: policy.nodes and is_sent,
-            BY_OTHERS: by_others >= self.resident.pages(self.far) / 2,
+            BY_FIRST: by_first >= self.resident.pages(self.far) / 2,
             FULL: self.refused >= far > self.room,
             LATE: self.placement != UNKNOWN,
         }
@@ -146,7 +159,7 @@ class HostMemory:
         if self.cause is None:
             return None
         remedy = REMEDIES[self.cause]
-        if self.cause in {POLICY, FULL}:
+        if self.cause in {ALLOCATION, POLICY, FULL}:
             return remedy
         if self.pinned_far > self.placed[FAR] / 2:
             return f"{remedy}; pinned: restart it near"
@@ -156,14 +169,13 @@ class HostMemory:
         return f"{remedy}; migratepages {pid} {here} {format_list(self.near)} moves it now"
 
     def __str__(self) -> str:
-        """Return it as people read it: `host memory 212 GiB, 38% (35 to 41) far on node 1`."""
+        """Return it as people read it: `host memory 212 GiB, 38% far on node 1`."""
         parts = [f"host memory {amount(self.size)}"]
         if self.share is None:
             parts.append("where is not known")
         elif self.share.part:
-            low, high = self.share.low * 100, self.share.high * 100
             nodes = several("node", self.resident.nodes & self.far)
-            parts.append(f"{self.share.part:.0%} ({low:.0f} to {high:.0f}) far on {nodes}")
+            parts.append(f"{self.share.part:.0%} far on {nodes}")
         else:
             parts.append("near")
         if self.of_devices:
@@ -179,7 +191,8 @@ _Name = tuple[int, int]  #: pid and start
 class MemoryMeter:
     """Samples the memory of processes in turns, and keeps what it found of the others."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float = SECONDS) -> None:
+        self._seconds = seconds  # of a look
         self._found: dict[_Name, HostMemory] = {}  # the oldest first
         self._readings: Readings[_Name, HostMemory] = Readings()
 
@@ -188,12 +201,12 @@ class MemoryMeter:
         processes: Mapping[_Name, tuple[Vicinity, str]],
         users: Mapping[int, int | None],
     ) -> Mapping[int, HostMemory]:
-        """Return the memory of processes by pid; of some none may be known yet.
+        """Return the memory of processes by pid; of some its size alone may be known yet.
 
         `processes`: by pid and start, what is near their GPUs, and the placement of their CPUs.
         `users`: by pid.
         """
-        end = time.monotonic() + SECONDS
+        end = time.monotonic() + self._seconds
         self._found = {name: it for name, it in self._found.items() if name in processes}
         for name in [*(processes.keys() - self._found.keys()), *self._found]:
             with suppress(FutureTimeoutError):  # it keeps what was found last
@@ -203,7 +216,18 @@ class MemoryMeter:
                 self._found[name] = memory
             if time.monotonic() > end:
                 break
-        return {pid: it for (pid, _), it in self._found.items()}
+        sizes = {
+            pid: HostMemory(resident_sizes(pid), near.memory, near.far_memory, placement)
+            for (pid, start), (near, placement) in processes.items()
+            if (pid, start) not in self._found
+        }
+        return {**sizes, **{pid: it for (pid, _), it in self._found.items()}}
+
+
+def _allowed(pid: int) -> frozenset[int] | None:
+    with suppress(ValueError):
+        return parse_list(status_of(pid, "Mems_allowed_list")) or None
+    return None
 
 
 def _sample(pid: int, near: Vicinity, placement: str) -> HostMemory:

@@ -15,7 +15,7 @@ from array import array
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from mmap import PAGESIZE
 from random import Random
@@ -38,10 +38,9 @@ SIZES = {ANONYMOUS: "RssAnon", SHARED: "RssShmem", HUGE: "HugetlbPages", FILES: 
 LOCKED = ("VmPin", "VmLck")
 
 #: A readable mapping: its addresses, device and name. The kernel's own, as [vdso], have no memory.
-_LINE = rb"([0-9a-f]+)-([0-9a-f]+) r\S+ [0-9a-f]+ (\w+:\w+) \d+(?! *\[v) *(.*)$"
-MAPPING = re.compile(b"^" + _LINE, re.MULTILINE)
-#: One that is not within a MiB: there its first and last address have the same higher digits.
-LARGE = re.compile(rb"^(?!([0-9a-f]+)[0-9a-f]{5}-\1[0-9a-f]{5} )" + _LINE, re.MULTILINE)
+MAPPING = re.compile(
+    rb"^([0-9a-f]+)-([0-9a-f]+) r\S+ [0-9a-f]+ (\w+:\w+) \d+(?! *\[v) *(.*)$", re.MULTILINE
+)
 NO_DEVICE = b"00:00"  #: of anonymous memory
 DEVICES = (b"/dev/nvidia", b"/dev/infiniband/")  #: mapped, they are not the process's memory
 #: The name of shared anonymous memory. Where NVIDIA's driver is mapped too, it is what
@@ -52,7 +51,6 @@ IN_MEMORY = {b"tmpfs": SHARED, b"hugetlbfs": HUGE}
 UNMOUNTED = (b"/memfd:", b"/SYSV", b"/anon_hugepage")
 
 ALL_MAPS = 64 * 1024 * 1024  #: bytes of `maps`; by default the kernel allows 65530 mappings
-LONG = 64 * 1024  #: bytes of a list from which a sample takes only large mappings: of some 600
 DRAWN, ENOUGH = 1024, 800  #: pages of one round, and how many of all must be there
 ROUNDS, SECONDS = 4, 0.001  #: no round begins later
 Z = 1.96  #: standard deviations on each side of 95 % of a normal distribution
@@ -117,31 +115,34 @@ def resident_memory(pid: int, chosen: Random | None = None) -> ResidentMemory:
 
     Without ptrace read access only its sizes are known; those of an ended process are 0.
     """
-    lines = (line.split() for line in (content(f"/proc/{pid}/status") or b"").split(b"\n"))
-    status = {words[0].decode(): int(words[1]) * 1024 for words in lines if words[2:] == [b"kB"]}
-    sizes = {kind: status.get(f"{name}:", 0) for kind, name in SIZES.items()}
-    locked = {name: size for name in LOCKED if (size := status.get(f"{name}:"))}
+    memory = resident_sizes(pid)
     try:
         wait_for_lock(pid)
         mappings = mappings_in(read(f"/proc/{pid}/maps", ALL_MAPS), _files_in_memory(pid))
         drawn = _draw(pid, mappings, chosen or Random())  # noqa: S311 - no secret
     except OSError:
-        return ResidentMemory(sizes, locked=locked)
-    return ResidentMemory(sizes, drawn, locked)
+        return memory
+    return replace(memory, drawn=drawn)
+
+
+def resident_sizes(pid: int) -> ResidentMemory:
+    """Return the sizes of a process's memory alone, for which no lock is waited for."""
+    lines = (line.split() for line in (content(f"/proc/{pid}/status") or b"").split(b"\n"))
+    status = {words[0].decode(): int(words[1]) * 1024 for words in lines if words[2:] == [b"kB"]}
+    sizes = {kind: status.get(f"{name}:", 0) for kind, name in SIZES.items()}
+    locked = {name: size for name in LOCKED if (size := status.get(f"{name}:"))}
+    return ResidentMemory(sizes, locked=locked)
 
 
 #: The first address of a mapping, the one behind its last, and its kind.
 MemoryMapping = tuple[int, int, str]
 
 
-def mappings_in(maps: bytes, files: Mapping[bytes, str], long: int = LONG) -> list[MemoryMapping]:
-    """Return the readable mappings that `maps` lists; of more than `long` bytes, the large ones.
-
-    `files`: kind of memory by device.
-    """
+def mappings_in(maps: bytes, files: Mapping[bytes, str]) -> list[MemoryMapping]:
+    """Return the readable mappings that `maps` lists; `files`: kind of memory by device."""
     mappings = []
     zero = CUDA if b" /dev/nvidia" in maps else SHARED
-    for *_, start, end, device, name in (LARGE if len(maps) > long else MAPPING).findall(maps):
+    for start, end, device, name in MAPPING.findall(maps):
         if name.startswith(DEVICES):
             continue
         kind = zero if name == ZERO else files.get(device)

@@ -5,6 +5,7 @@ No file is read here: discovery makes a Topology, the other folders use it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -61,6 +62,10 @@ class MigInstance:
     """A slice of an NVIDIA GPU; its place is its parent's."""
 
     uuid: str
+
+
+#: The model of a GPU whose memory a Grace shares, by its driver: NVIDIA GH200 120GB, NVIDIA GB300.
+COHERENT = re.compile(r"\bG[BH]\d00\b")
 
 
 @dataclass(frozen=True)
@@ -206,6 +211,16 @@ class Topology:
     def vendor(self) -> str | None:
         """The vendor whose GPUs an index means: the first GPU's; None without GPUs."""
         return self.gpus[0].vendor if self.gpus else None
+
+    @cached_property
+    def gpu_memory_nodes(self) -> frozenset[int]:
+        """The nodes that are memory of GPUs, as of Grace.
+
+        Other nodes without CPUs are plain memory, as of CXL.
+        """
+        if not any(COHERENT.search(gpu.model or "") for gpu in self.gpus):
+            return frozenset()
+        return frozenset(self.nodes_with_memory).difference(self.nodes_with_cpus)
 
     def cpus_of_node(self, number: int | None) -> CpuSet:
         """Return the online CPUs of a node."""

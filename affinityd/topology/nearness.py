@@ -50,7 +50,7 @@ class Vicinity:
     nodes: tuple[int | None, ...]  #: the NUMA nodes of the near CPUs; (): unknown
     cpus: CpuSet
     memory: frozenset[int]  #: the nodes whose memory is near
-    far_memory: frozenset[int]  #: nodes with memory near to other CPUs
+    far_memory: frozenset[int]  #: the host's other nodes; not memory of GPUs
     with_vendor: bool = False  #: whether names of its GPUs need that: the machine has several
 
     def __str__(self) -> str:
@@ -94,8 +94,13 @@ def vicinity(
     near = set[int | None]().union(*nodes_of_gpus) if all(nodes_of_gpus) else set[int | None]()
     nodes = tuple(node for node in topology.nodes_with_cpus if node in near)
     homes = set(memory_nodes).union(*map(topology.memory_nodes, nodes))
+    plain = topology.nodes_with_memory  # that of CXL is near the CPUs that are nearest to it
+    for node in set(plain).difference(topology.nodes_with_cpus, topology.gpu_memory_nodes):
+        if not near.isdisjoint(topology.nearest(node, topology.nodes_with_cpus)):
+            homes.add(node)
     memory = frozenset(node for node in homes if node is not None)
-    others = frozenset(node for node in topology.nodes_with_cpus if node is not None) - memory
+    of_host = {*topology.nodes_with_cpus, *plain} - topology.gpu_memory_nodes
+    others = frozenset(node for node in of_host if node is not None) - memory
     return Vicinity(
         tuple(gpus),
         nodes,

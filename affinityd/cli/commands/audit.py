@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from affinityd.audit.auditor import Auditor
 from affinityd.audit.document import document
 from affinityd.audit.mask_owner import MaskOwner, owner_of
+from affinityd.audit.memory import SECONDS
 from affinityd.audit.model import Scan
 from affinityd.audit.sources import HolderSources
 from affinityd.audit.sources.nics import far_nics, nic_use
@@ -31,6 +32,9 @@ from affinityd.topology.rdma import usable_ports
 
 TROUBLE = 2  #: exit code of every error: 1 is an answer
 EVERY = 2.0  #: seconds between two looks
+MEMORY_SECONDS = (
+    5.0  #: for the place of memory; of processes beyond that it is said not to be known
+)
 CONFIRM = 0.3  #: seconds until a process that the driver lists and /proc lacks is looked for again
 
 
@@ -59,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     topology = node.topology
     if not topology.gpus:
         raise NoSuchGpuError("this node has no GPU")
-    auditor = auditor_by(load_settings(arguments), query_processes, node.reserved)
+    auditor = auditor_by(load_settings(arguments), query_processes, node.reserved, MEMORY_SECONDS)
     scan = auditor.scan(topology)
     if auditor.has_unconfirmed:
         time.sleep(CONFIRM)
@@ -130,7 +134,10 @@ def _mask_owners(scan: Scan) -> Mapping[int, MaskOwner]:
 
 
 def auditor_by(
-    chosen: Settings, query: Callable[[float], ProcessReport], reserved: CpuSet
+    chosen: Settings,
+    query: Callable[[float], ProcessReport],
+    reserved: CpuSet,
+    memory_seconds: float = SECONDS,
 ) -> Auditor:
     """Return the auditor. `query` asks NVML for GPU processes; no plan uses `reserved`."""
     names_pods = chosen.pod_resources or chosen.nri
@@ -138,4 +145,5 @@ def auditor_by(
         HolderSources(query).held,
         reserved=reserved,
         name_pods=KubeletPods(chosen.pod_resources).name if names_pods else None,
+        memory_seconds=memory_seconds,
     )

@@ -9,7 +9,6 @@ kernel-open/nvidia/nv-procfs.c (params) and os-registry.c (CoherentGPUMemoryMode
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 
@@ -29,7 +28,7 @@ from affinityd.doctor.facts import (
 )
 from affinityd.grouping import grouped
 from affinityd.text import amount, node_name
-from affinityd.topology.model import ON_SWITCH, SYS
+from affinityd.topology.model import COHERENT, ON_SWITCH, SYS
 from affinityd.topology.rdma import nics_of_gpus, usable_ports
 
 ONLINE = "echo 1 > /sys/devices/system/cpu/cpuN/online for each"
@@ -119,9 +118,6 @@ COST = (
     "then no program can place memory on a GPU by numactl or mbind, and memory that the system "
     "gave does not migrate there"
 )
-#: A GPU that shares its memory with a Grace: NVIDIA GH200 120GB, NVIDIA GB300.
-COHERENT = re.compile(r"\bG[BH]\d00\b")
-
 LEAST = 2**30  #: bytes of other use in the memory of GPUs that are worth a line
 
 
@@ -135,7 +131,7 @@ def gpu_memory(facts: NodeFacts) -> CheckResults:
     mode = params.get(MODE, "not known").strip('"') or "not set"
     if not params and not facts.tree.list("sys/devices/system/node"):
         raise NotApplicableError(f"there is no {MODE} and no use of memory to read")
-    nodes = {*topology.nodes_with_memory} - {*topology.nodes_with_cpus}
+    nodes = topology.gpu_memory_nodes
     if not nodes:
         yield ok(f"{MODE} is {mode}: memory of {named(gpus)} is the driver's, and no NUMA node")
         return
@@ -177,7 +173,7 @@ def gpu_memory(facts: NodeFacts) -> CheckResults:
     yield ok(f"{MODE} is {mode}: memory of {named(gpus)} is {where}, little of it otherwise used")
 
 
-def _jobs_on(facts: NodeFacts, nodes: set[int]) -> list[str]:
+def _jobs_on(facts: NodeFacts, nodes: frozenset[int]) -> list[str]:
     """Return the jobs of which a process may take memory of these nodes: `slurm 7`."""
     tree, jobs = facts.tree, set()
     root = tree.root if isinstance(tree, FolderTree) else NO_ROOT

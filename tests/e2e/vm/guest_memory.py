@@ -31,6 +31,7 @@ IN_CONTAINER = 'mount -t tmpfs tmpfs /dev/shm && exec "$@"'
 #: Kinds of memory, and the MiB that they have on each node.
 KINDS = {
     "anonymous": "1=24,3=40,7=16",
+    "fragmented": "1=40,3=64",
     "interleaved": "1=20,3=20,7=20",
     "thp": "1=24,3=40,7=16",
     "hugetlb": "1=12,3=20,7=8",

@@ -2,9 +2,6 @@
 
 import os
 
-import pytest
-
-from affinityd.audit import memory
 from affinityd.audit.memory import HostMemory, MemoryMeter
 from affinityd.linux.processes import stat_of
 from affinityd.topology.nearness import LOCAL, vicinity
@@ -14,14 +11,15 @@ from tests.support.machines.by_hand import made
 NEAR = vicinity(topology := made({0: "0-3", 1: "4-7"}, gpus=[0]), topology.gpus)
 
 
-def test_processes_are_looked_at_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "SECONDS", -1.0)  # for one of them at each scan
-    meter = MemoryMeter()
+def test_processes_are_looked_at_in_turns_and_the_sizes_of_the_others_are_known() -> None:
+    meter = MemoryMeter(-1.0)  # for one of them at each scan
     with sleeping() as first, sleeping() as second:
         starts = {it.pid: stat.start for it in (first, second) if (stat := stat_of(it.pid))}
         processes = dict.fromkeys(starts.items(), (NEAR, LOCAL))
         seen = [meter.look(processes, {}) for _ in range(4)]
-    assert [len(found) for found in seen] == [1, 2, 2, 2]
+    assert [len(found) for found in seen] == [2, 2, 2, 2]
+    of_unknown_place = [[it for it in found.values() if it.placed["unknown"] > 0] for found in seen]
+    assert [len(found) for found in of_unknown_place] == [1, 0, 0, 0]
     assert all(it.placed["near"] == it.size > 0 for it in seen[-1].values())
     fresh = [{pid for pid in starts if seen[n][pid] is not seen[n - 1].get(pid)} for n in (1, 2, 3)]
     assert [len(pids) for pids in fresh] == [1, 1, 1]

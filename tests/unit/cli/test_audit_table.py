@@ -124,7 +124,7 @@ def test_far_memory_has_a_line_with_its_remedy() -> None:
     ]
     found = replace(found, memory=dict(zip((100, 200), held, strict=True)))
     said = [line for line in shown(found) if "host memory" in line]
-    start = "process 100 (python): host memory 100 GiB, 40% (31 to 50) far on node 1; late: "
+    start = "process 100 (python): host memory 100 GiB, 40% far on node 1; late: "
     assert [line.startswith(start) for line in said] == [True]  # the other's is little
 
 

@@ -2,7 +2,7 @@
 
 import pickle
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
@@ -96,7 +96,10 @@ LOST = made(NODES, gpus=[None])
 HALF_LOST = made(NODES, gpus=[0, None])
 STRAY = made({0: "0-3"}, gpus=[0], packages={0: "0-7"})  # CPUs 4-7 are in no node
 HALF_ONLINE = made(NODES, gpus=[1], online="0-5")
-GPU_MEMORY = made({**NODES, 2: ""}, gpus=[1])  # node 2 is a GPU's, or an expansion
+BEHIND_0 = made({**NODES, 2: ""}, [1], distances=[("0", "1", 20), ("0", "2", 14), ("1", "2", 24)])
+CXL = made({**NODES, 2: ""}, [1], distances=[("0", "1", 20), ("0", "2", 24), ("1", "2", 14)])
+GRACE = replace(CXL.gpus[0], model="NVIDIA GH200 120GB")
+GPU_MEMORY = replace(CXL, gpus=(GRACE,))
 MEMORYLESS = made(NODES, gpus=[1], memoryless=[1])
 DISTANCES = [("0", "1", 20), ("0", "2", 40), ("1", "2", 30)]
 BARREN = made({**NODES, 2: ""}, gpus=[2], distances=DISTANCES)
@@ -133,10 +136,12 @@ def test_placement(topology: Topology, gpus: str, mask: str, expected: str) -> N
     ("topology", "said", "cpus", "memory", "far_memory"),
     [
         pytest.param(TWO, "GPU 0 is on node 1", "4-7", {1}, {0}, id="the GPU's node"),
-        pytest.param(BARREN, "GPU 0 is on node 2", "4-7", {1}, {0}, id="the nearest with CPUs"),
+        pytest.param(BARREN, "GPU 0 is on node 2", "4-7", {1, 2}, {0}, id="the nearest with CPUs"),
         pytest.param(LOST, "GPU 0 is on an unknown node", "", set(), set(), id="unknown"),
-        pytest.param(LONE, "GPU 0 is on node 1", "0-3", {0}, set(), id="CPUs in one node"),
-        pytest.param(GPU_MEMORY, "GPU 0 is on node 1", "4-7", {1}, {0}, id="a node without CPUs"),
+        pytest.param(LONE, "GPU 0 is on node 1", "0-3", {0, 1}, set(), id="CPUs in one node"),
+        pytest.param(GPU_MEMORY, "GPU 0 is on node 1", "4-7", {1}, {0}, id="memory of a GPU"),
+        pytest.param(CXL, "GPU 0 is on node 1", "4-7", {1, 2}, {0}, id="memory without CPUs"),
+        pytest.param(BEHIND_0, "GPU 0 is on node 1", "4-7", {1}, {0, 2}, id="behind other CPUs"),
         pytest.param(MEMORYLESS, "GPU 0 is on node 1", "4-7", {0}, {1}, id="a node without memory"),
         pytest.param(HALF_ONLINE, "GPU 0 is on node 1", "4-5", {1}, {0}, id="online CPUs alone"),
         pytest.param(THREE, "GPUs 0-1 are on nodes 0-1", "0-7", {0, 1}, {2}, id="several"),
