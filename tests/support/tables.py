@@ -3,12 +3,24 @@
 import pytest
 from _pytest.mark import ParameterSet
 
+from tests.support.paths import DATA
+
 
 def rows(table: str) -> list[ParameterSet]:
     """Return each row as a case of a test: its first cell names it, the others are its values."""
     lines = (line for line in table.splitlines() if line.strip())
     cells = ([cell.strip() for cell in line.split("|")] for line in lines)
     return [pytest.param(*values, id=name) for name, *values in cells]
+
+
+def cases(file: str, **texts: str) -> list[ParameterSet]:
+    """Return each line of a table of tests/data as a case, with the texts of names in braces."""
+    table = (DATA / file).read_text()
+    for name, text in texts.items():
+        table = table.replace(f"{{{name}}}", text)
+    columns, *lines = (line.split("\t") for line in table.splitlines() if line[0] != "#")
+    padded = (line + [""] * (len(columns) - len(line)) for line in lines)
+    return [pytest.param(*values, id=name) for name, *values in padded]
 
 
 def words(text: str) -> dict[str, str]:

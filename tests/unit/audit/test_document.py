@@ -18,6 +18,7 @@ from affinityd.linux.resident import ANONYMOUS, SHARED, ResidentMemory
 from tests.support.audit_facts import GPU, SLURM_JOB, audited, process
 from tests.support.documents import exactly
 from tests.support.machines.by_hand import made
+from tests.support.paths import DATA
 
 TWO = made({0: "0-3", 1: "4-7"}, gpus=[1, None])
 LOST = ("nvidia", 1)
@@ -59,80 +60,26 @@ SCAN = Scan(
 )
 
 
-HEAD = """
-{"node": "made", "time": "2026-09-21T14:13:20.250Z", "seconds": 0.5, "sees": "counts",
- "gpus": [
-  {"vendor": "nvidia", "index": 0, "uuid": null, "pci_bus_id": "0000:10:00.0", "numa_node": 1,
-   "near": "4-7", "audited": true, "unknown": null,
-   "processes": {"local": 1, "mixed": 0, "remote": 1, "unpinned": 0, "unknown": 0},
-   "mismatch": {"allocation": 0, "mask": 1, "unpinned": 0}, "orphans": 0,
-   "cpu_seconds": 3.0, "remote_cpu_seconds": 1.5, "wait_seconds": 2.0,
-   "throttled_seconds": 0.5,
-   "state": "far", "history": "ff",
-   "host_memory_bytes": {"near": 190, "far": 310, "unknown": 0},
-   "host_memory_pinned_far_bytes": 7},
-  {"vendor": "nvidia", "index": 1, "uuid": null, "pci_bus_id": "0000:11:00.0", "numa_node": null,
-   "near": null, "audited": false, "unknown": "NVML is silent",
-   "processes": null, "mismatch": null, "orphans": null,
-   "cpu_seconds": 1.0, "remote_cpu_seconds": null, "wait_seconds": null, "throttled_seconds": null,
-   "state": "orphan", "history": "",
-   "host_memory_bytes": null, "host_memory_pinned_far_bytes": null}],
- "verdict": [
-  {"state": "far", "text": "1 of 2 GPUs is used from far away", "remedy": null},
-  {"state": "orphan", "text": "1 of 2 GPUs is held by an ended job", "remedy": null},
-  {"state": "waiting", "text": "1 of 2 GPUs waits for CPUs", "remedy": null},
-  {"state": "unknown", "text": "1 of 2 GPUs cannot be judged", "remedy": "NVML is silent"}],
- "pin_overlap": "5-6", "skipped": 0, "numa_balancing": 1, "notices": ["look"]}
-"""
-RANK = """
-{"pid": 100, "name": "python", "uid": 1000, "parent": 50, "state": "S", "vendor": "nvidia",
- "gpu": 0, "gpus_beside": [], "holds_gpu": true, "gpu_memory_bytes": 1073741824, "mig": null,
- "job": {"scheduler": "slurm", "id": "7", "step": "0"}, "container": null,
- "pod": null, "cpuset": "0-7",
- "placement": "remote", "cause": "mask",
- "remedy": "GPU 0 is on node 1, near CPUs 4-7, and its cpuset has CPUs there; \
-affinityd pin --gpus 0000:10:00.0 100 fixes it now",
- "daemon": false, "orphan": null,
- "waits": {"seconds": 10.0, "waited": 2.0, "throttled": 0.0, "cause": "neighbor",
-  "remedy": "on its CPUs ran make (process 500): let Slurm confine tasks (ConstrainCores=yes), and \
-submit steps with --exact"},
- "host_memory": {"placed_bytes": {"near": 190, "far": 310, "unknown": 0},
-  "kind_bytes": {"anonymous": 900, "shared": 100}, "gpu_bytes": 500,
-  "far_percent": [62.0, 52.2, 70.9], "far_nodes": [0], "pinned": ["VmPin 0 MiB"], "cause": "late",
-  "remedy": "it took memory before it was pinned: start it with affinityd exec; migratepages 100 \
-0 1 moves it now"},
- "user": "alice", "masks": "0-4", "ran_on": "0,4"}
-"""
-THREADS = """
-[{"tid": 100, "name": "worker", "cpulist": "0-3", "last_cpu": 0, "placement": "remote",
-  "pinned_itself": false},
- {"tid": 101, "name": "worker", "cpulist": "0-3", "last_cpu": 0, "placement": "remote",
-  "pinned_itself": false},
- {"tid": 102, "name": "worker", "cpulist": "4", "last_cpu": 4, "placement": "local",
-  "pinned_itself": true}]
-"""
+def golden(name: str) -> Any:  # noqa: ANN401 - as JSON
+    return json.loads((DATA / f"golden/{name}.json").read_text())
 
 
 def document(scan: Scan, *, names_all: bool) -> Any:  # noqa: ANN401 - as JSON
     return json.loads(dumps(module.document(TWO, scan, names_all=names_all)))
 
 
-def test_a_scan_is_told_by_gpu_and_process() -> None:
-    assert document(SCAN, names_all=False) == json.loads(HEAD)
+def test_a_scan_is_told_by_gpu_and_process_and_a_process_with_its_threads() -> None:
+    assert document(SCAN, names_all=False) == golden("audit-counts")
     rank, worker, daemon, lost = document(SCAN, names_all=True)["processes"]
-    assert rank == json.loads(RANK)
+    first, *_ = module.whole_processes(TWO, SCAN)
+    whole = json.loads(dumps(first))
+    assert whole == golden("audit-process")
+    assert rank == {name: value for name, value in whole.items() if name != "threads"}
     assert (worker["waits"], worker["host_memory"]) == (None, None)
     assert (worker["parent"], worker["holds_gpu"], worker["cpuset"]) == (100, False, None)
     assert (worker["placement"], worker["cause"], worker["remedy"]) == ("local", None, None)
     assert (daemon["daemon"], daemon["cause"]) == (True, "unpinned")  # and it is not counted
     assert (lost["orphan"], lost["gpu_memory_bytes"]) == ("not owned", 2**30)
-
-
-def test_a_whole_process_has_its_threads_besides() -> None:
-    first, *_ = module.whole_processes(TWO, SCAN)
-    told = json.loads(dumps(first))
-    assert told.pop("threads") == json.loads(THREADS)
-    assert told == json.loads(RANK)
 
 
 def test_of_a_gpu_whose_place_is_not_known_no_time_is_remote() -> None:

@@ -14,7 +14,7 @@ from affinityd.topology.model import Gpu, MigInstance, Topology
 from tests.support.asking import ask, codes, is_one_short_line, try_to_ask
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
-from tests.support.tables import rows, words
+from tests.support.tables import cases, rows, words
 
 
 def _named(gpu: Gpu) -> Gpu:
@@ -325,40 +325,7 @@ def seen(value: str | None) -> list[int]:
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    rows("""
-empty: none                         |             |
-the list's order counts             | 2,0         | 2 0
-what follows a number is ignored    | 2 ,0 1      | 2 0
-a sign, zeros and a tail            | 1gpu2,+2,03 | 1 2 3
-a negative index ends the list      | 0,-1,1      | 0
-nothing ends the list               | 0,,1        | 0
-two signs end the list              | 0,+-1       | 0
-a digit of another script ends it   | 0,٢         | 0
-a UUID among indices ends the list  | 0,GPU-bb    | 0
-a repeated index: none              | 0,1,0       |
-repeated out of range: none         | 0,9,9       |
-repeated after the end is not seen  | 0,-1,0      | 0
-below it they are two numbers       | 0,10000000000000000000,10000000000000000001 | 0
-UUIDs and unique prefixes           | GPU-aa02,GPU-bb | 1 2
-an ambiguous prefix ends the list   | GPU-bb,GPU-aa,GPU-aa01 | 2
-an unknown one ends it there        | GPU-bb,GPU-xx,GPU-aa01 | 2
-an index among UUIDs ends the list  | GPU-bb,0    | 2
-blanks are part of a UUID           | GPU-bb, GPU-aa01 | 2
-a repeated UUID: none               | GPU-bb,GPU-bb |
-repeated, though unknown: none      | GPU-bb,GPU-xx,GPU-xx |
-two names of one device: none       | GPU-bb,GPU-bb03 |
-MIG instances are named alike       | MIG-cc04,MIG-cc05 | 4 5
-an instance among GPUs              | GPU-bb,MIG-cc04 | 2
-ROCR alone                          | ROCR_VISIBLE_DEVICES=2,0 | 2 0
-with an assignment for its value    | ROCR_VISIBLE_DEVICES=1=x | 1
-HIP indexes ROCR's                  | ROCR_VISIBLE_DEVICES=3,1,0;HIP_VISIBLE_DEVICES=2,0 | 0 3
-in either order, with a blank       | HIP_VISIBLE_DEVICES=2,0; ROCR_VISIBLE_DEVICES=3,1,0 | 0 3
-HIP names nothing that ROCR left out | ROCR_VISIBLE_DEVICES=0,1;HIP_VISIBLE_DEVICES=GPU-bb |
-nor counts beyond it                | ROCR_VISIBLE_DEVICES=0,1;HIP_VISIBLE_DEVICES=2 |
-ROCR empty: none                    | ROCR_VISIBLE_DEVICES=;HIP_VISIBLE_DEVICES=0 |
-HIP empty: none                     | ROCR_VISIBLE_DEVICES=0;HIP_VISIBLE_DEVICES= |
-a semicolon ends a number           | 2;3         | 2
-"""),
+    cases("visible_devices.tsv"),
 )
 def test_a_list_is_read_as_by_the_driver(value: str, expected: str) -> None:
     assert seen(value) == list(map(int, expected.split()))

@@ -8,7 +8,7 @@ from affinityd.cpuset import parse_list
 from affinityd.errors import InvalidRequestError
 from affinityd.request import environment
 from affinityd.request.environment import LAUNCHERS, is_alone, local_rank, number
-from tests.support.tables import rows, words
+from tests.support.tables import cases, rows, words
 
 CUDA, ROCR, HIP, ASCEND = (
     f"{name}_VISIBLE_DEVICES" for name in ("CUDA", "ROCR", "HIP", "ASCEND_RT")
@@ -87,54 +87,18 @@ def read(environ: dict[str, str]) -> str:
 
 @pytest.mark.parametrize(
     ("environ", "expected"),
-    rows(f"""
-torchrun                      | {TORCHRUN}                  | 2/4 LOCAL_RANK
-srun                          | {BATCH} {STEP}              | 2/3 SLURM_LOCALID
-Open MPI                      | {OPEN_MPI}                  | 1/2 OMPI_COMM_WORLD_LOCAL_RANK
-MPICH's and Intel MPI's hydra | {HYDRA}                     | 1/2 MPI_LOCALRANKID
-Cray PALS                     | {PALS}                      | 3/12 PMI_LOCAL_RANK
-PALS without PMI's rank       | PALS_LOCAL_RANKID=3 PMI_LOCAL_SIZE=12 | 3/12 PALS_LOCAL_RANKID
-PALS on Aurora | PALS_LOCAL_RANKID=3 PALS_LOCAL_SIZE=12 | 3/12 PALS_LOCAL_RANKID
-Open MPI's lone rank below PALS | {OPEN_MPI_ALONE} {PALS} | 3/12 PMI_LOCAL_RANK
-Open MPI's below MPICH's      | {OPEN_MPI_ALONE} {HYDRA}    | 1/2 MPI_LOCALRANKID
-Hydra's lone rank below srun  | {BATCH} {STEP} PMI_LOCAL_RANK=0 PMI_LOCAL_SIZE=1 | 2/3 SLURM_LOCALID
-Spur's lone rank below Open MPI | LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 {OPEN_MPI} | \
-1/2 OMPI_COMM_WORLD_LOCAL_RANK
-torchrun's lone worker below it | LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 TORCHELASTIC_RUN_ID=9 {OPEN_MPI} \
-| 0/1 LOCAL_RANK
-torchrun with as many below it | LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 TORCHELASTIC_RUN_ID=9 {OPEN_MPI} \
-| 0/2 LOCAL_RANK
-one rank, of which one variable has no number of ranks | PMI_LOCAL_RANK=3 PALS_LOCAL_RANKID=3 \
-PALS_LOCAL_SIZE=8 | 3/8 PALS_LOCAL_RANKID
-the same of two launchers     | OMPI_COMM_WORLD_LOCAL_RANK=1 {HYDRA} | 1/2 MPI_LOCALRANKID
-jsrun without a number, too   | JSM_NAMESPACE_LOCAL_RANK=1 {OPEN_MPI} | \
-1/2 OMPI_COMM_WORLD_LOCAL_RANK
-MVAPICH2                      | MV2_COMM_WORLD_LOCAL_RANK=1 MV2_COMM_WORLD_LOCAL_SIZE=4 | \
-1/4 MV2_COMM_WORLD_LOCAL_RANK
-jsrun                         | JSM_NAMESPACE_LOCAL_RANK=1 JSM_NAMESPACE_LOCAL_SIZE=6 | \
-1/6 JSM_NAMESPACE_LOCAL_RANK
-horovodrun                    | HOROVOD_LOCAL_RANK=1 HOROVOD_LOCAL_SIZE=4 | 1/4 HOROVOD_LOCAL_RANK
-flux run                      | {FLUX}                      | 1/2 FLUX_TASK_LOCAL_ID
-flux run over several nodes   | {FLUX} FLUX_JOB_NNODES=2    | 1/None FLUX_TASK_LOCAL_ID
-torchrun under srun           | {BATCH} {STEP} {TORCHRUN}   | 2/4 LOCAL_RANK
-mpirun, by srun's helper      | {BATCH} {HELPER} {OPEN_MPI} | 1/2 OMPI_COMM_WORLD_LOCAL_RANK
-mpiexec, by srun's helper     | {BATCH} {HELPER} {HYDRA}    | 1/2 MPI_LOCALRANKID
-torchrun that mpirun started  | {OPEN_MPI} {TORCHRUN}       | 2/4 LOCAL_RANK
-trainers' word for no rank    | {BATCH} {STEP} LOCAL_RANK=-1 | 2/3 SLURM_LOCALID
-no launcher                   |                             |
-a batch script                | {BATCH}                     |
-salloc's shell, where it runs | SLURM_JOB_ID=10 SLURM_NTASKS=2 |
-as an interactive step        | {BATCH} SLURM_STEP_ID=4294967290 |
-the batch step by its number  | {BATCH} SLURM_STEP_ID=4294967291 |
-srun's lone task              | {BATCH} SLURM_STEP_ID=0     | 0/1 SLURM_LOCALID
-another than the first task   | {BATCH} SLURM_LOCALID=3     | 3/None SLURM_LOCALID
-srun that does not say how many | SLURM_JOB_ID=9 SLURM_LOCALID=1 SLURM_STEP_ID=0 | \
-1/None SLURM_LOCALID
-deepspeed                     | LOCAL_RANK=1 LOCAL_SIZE=4   | 1/4 LOCAL_RANK
-under a lone task of srun     | {HELPER} LOCAL_RANK=0       | 0/None LOCAL_RANK
-a script's own LOCAL_RANK     | {BATCH} {STEP} LOCAL_RANK=1 | 1/None LOCAL_RANK
-that is srun's                | {BATCH} {STEP} LOCAL_RANK=2 | 2/3 SLURM_LOCALID
-"""),
+    cases(
+        "local_ranks.tsv",
+        BATCH=BATCH,
+        FLUX=FLUX,
+        HELPER=HELPER,
+        HYDRA=HYDRA,
+        OPEN_MPI=OPEN_MPI,
+        OPEN_MPI_ALONE=OPEN_MPI_ALONE,
+        PALS=PALS,
+        STEP=STEP,
+        TORCHRUN=TORCHRUN,
+    ),
 )
 def test_the_nearest_launcher_says_the_rank(environ: str, expected: str) -> None:
     assert read(words(environ)) == expected

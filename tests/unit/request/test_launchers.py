@@ -17,8 +17,8 @@ from affinityd.request.environment import MPS_LIST, OF_NUMBERS, READ, VISIBLE_NA
 from affinityd.request.resolve import Reply
 from affinityd.topology.model import Node
 from tests.support.machines.by_hand import made
-from tests.support.paths import DATA, REPOSITORY
-from tests.support.tables import words
+from tests.support.paths import REPOSITORY
+from tests.support.tables import cases, words
 
 NODE = Node(made({0: "0-7", 1: "8-15"}, [0, 1]))
 #: Its mask, as where no launcher has bound it.
@@ -28,11 +28,6 @@ SCRIPTS = {
     "run.sh": REPOSITORY / "affinityd/kubernetes/files/run.sh",
     "TaskProlog": REPOSITORY / "slurm/task_prolog.sh",
 }
-_, *LINES = (
-    line.split("\t")
-    for line in (DATA / "launchers.tsv").read_text().splitlines()
-    if not line.startswith("#")
-)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -68,18 +63,21 @@ def by_verify(environ: Mapping[str, str]) -> Reply:
 
 
 @pytest.mark.parametrize("client", ["exec", "plan", "verify", *SCRIPTS])
-@pytest.mark.parametrize(
-    ("variables", "expected"),
-    [pytest.param(line[1], line[2:], id=line[0]) for line in LINES],
-)
+@pytest.mark.parametrize(("variables", "lone", "first", "last"), cases("launchers.tsv"))
 def test_a_rank_of_each_launcher_has_its_gpus(
-    client: str, variables: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
+    client: str,
+    variables: str,
+    *,
+    lone: str,
+    first: str,
+    last: str,
 ) -> None:
     monkeypatch.setattr(apply, "DRIVERS", {})
     is_slurm_s = variables.startswith("SLURM") and "RANK" not in variables
     if is_slurm_s != (client == "TaskProlog") and client in SCRIPTS:
         return  # TaskProlog pins tasks of srun, and a pod's run none
-    for rank, size, gpus in ((0, 1, expected[0]), (0, 2, expected[1]), (1, 2, expected[2])):
+    for rank, size, gpus in ((0, 1, lone), (0, 2, first), (1, 2, last)):
         tasks = ",".join(map(str, range(size)))
         environ = words(variables.format(rank=rank, size=size, tasks=tasks))
         environ["CUDA_VISIBLE_DEVICES"] = "0,1"

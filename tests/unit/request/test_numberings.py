@@ -17,8 +17,7 @@ from affinityd.topology.model import Gpu, MigInstance, Topology
 from tests.support.asking import codes, try_to_ask
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
-from tests.support.paths import DATA
-from tests.support.tables import words
+from tests.support.tables import cases, words
 
 UUIDS = [f"GPU-{index}{index}" for index in range(8)]
 DGX = machine("dgx-a100")
@@ -63,11 +62,6 @@ MACHINES = {
 #: An index is not worked out where another is unknown.
 LEFT_SOONER = {"lost", "mig", "lost and mig"}
 KINDS = {"nvidia": "minor:{}", "huawei": "davinci:{}", "1da3": "accel:{}"}
-_, *LINES = (
-    line.split("\t")
-    for line in (DATA / "numberings.tsv").read_text().splitlines()
-    if not line.startswith("#")
-)
 
 
 def file_of(gpu: Gpu) -> int:
@@ -141,13 +135,7 @@ def orders_of(topology: Topology, files: str, environ: dict[str, str]) -> list[l
     return orders
 
 
-@pytest.mark.parametrize(
-    ("name", "files", "variables"),
-    [
-        pytest.param(line[1], line[2], line[3] if len(line) > 3 else "", id=line[0])
-        for line in LINES
-    ],
-)
+@pytest.mark.parametrize(("name", "files", "variables"), cases("numberings.tsv"))
 def test_a_process_has_the_gpu_that_its_driver_means_or_is_left(
     name: str, files: str, variables: str
 ) -> None:

@@ -12,7 +12,7 @@ from affinityd.errors import AffinityError, InvalidRequestError
 from affinityd.request.environment import READ
 from affinityd.request.parameters import Request, parse_query, parse_request
 from affinityd.request.task import TaskCpus
-from tests.support.tables import rows, words
+from tests.support.tables import cases, rows, words
 
 TORCHRUN = "LOCAL_RANK=1 LOCAL_WORLD_SIZE=4"
 MPIRUN = "OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=4"
@@ -52,21 +52,7 @@ def told(request: Request) -> str:
 
 @pytest.mark.parametrize(
     ("environ", "expected"),
-    rows(f"""
-no scheduler             | {TORCHRUN} |
-srun -c3                 | {SRUN} {PER_TASK}=3 SLURM_CPUS_ON_NODE=12 | cpus=3 of_job=12
-a batch script's tasks   | {BATCH} {PER_TASK}=3 SLURM_NTASKS=2 | cpus=6
-or what they may use     | {BATCH} | tasks=1
-torchrun's workers in it | {BATCH} {TORCHRUN} {PER_TASK}=3 | tasks=4
-an interactive step      | {BATCH} SLURM_STEP_ID=4294967290 {PER_TASK}=3 | cpus=3
-and in srun's task       | {SRUN} {TORCHRUN} LOCAL_WORLD_SIZE=8 {PER_TASK}=64 | tasks=8
-a pod's request          | AFFINITYD_JOB_CPUS=6 | tasks=1 of_job=6 is_container=1
-a pod without one        | AFFINITYD_JOB_CPUS=0 |
-the job's on each node   | {BATCH} SLURM_JOB_CPUS_PER_NODE=8(x2) | tasks=1 of_job=8
-where nodes differ       | {BATCH} SLURM_JOB_CPUS_PER_NODE=8,4 | tasks=1
-a number of the user's   | {SRUN} {PER_TASK}=3 AFFINITYD_CPUS=5 | cpus=5
-none                     | {SRUN} {PER_TASK}=3 AFFINITYD_CPUS=none |
-"""),
+    cases("task_cpus.tsv", BATCH=BATCH, PER_TASK=PER_TASK, SRUN=SRUN, TORCHRUN=TORCHRUN),
 )
 def test_the_scheduler_says_how_many_cpus_a_task_asked_for(environ: str, expected: str) -> None:
     numbers: dict[str, Any] = {name: int(text) for name, text in words(expected).items()}
@@ -81,40 +67,19 @@ def test_the_ranks_of_a_script_or_a_lone_task_divide_what_it_asked_for(environ: 
 
 @pytest.mark.parametrize(
     ("environ", "expected"),
-    rows(f"""
-no launcher: all that are visible | {CUDA}=0 |
-a rank of as many as are stated | {TORCHRUN} | {SECOND}
-torchrun's lone worker: one GPU | LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 TORCHELASTIC_RUN_ID=x | rank=0/1
-another lone worker: all | LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 |
-a first rank of nobody knows how many: all | LOCAL_RANK=0 |
-srun without SLURM_GTIDS: all | SLURM_STEP_ID=0 SLURM_LOCALID=0 SLURM_NTASKS=1 |
-mpirun's lone rank: all | OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=1 |
-of an unknown number | FLUX_TASK_LOCAL_ID=5 FLUX_JOB_SIZE=16 FLUX_JOB_NNODES=2 | rank=5
-a batch script: all that are visible | {BATCH} |
-a task of srun                  | {SRUN} {ALL_FOUR} | task=1/4 of=4
-with a GPU of its own           | {SRUN} {ONE} | task=1/4 of=4
-a lone task                     | {SRUN} SLURM_LOCALID=0 SLURM_GTIDS=4 | task=0/1 of=4
-on a slice                      | {SRUN} SLURM_CPU_BIND_LIST=0x3,0xc | task=1/4 of=4 masks=0-1+2-3
-on masks that the user listed   | {SRUN} {BOUND}=mask_cpu: SLURM_CPU_BIND_LIST=3,c \
-| task=1/4 of=4 bound=mask_cpu
-bound to CPUs by the user       | {SRUN} {BOUND}=map_cpu: | task=1/4 of=4 bound=map_cpu
-left unbound by the user        | {SRUN} {BOUND}=none | task=1/4 of=4 bound=none
-with memory bound by the user   | {SRUN} SLURM_MEM_BIND_TYPE=local | task=1/4 of=4 bound=local
-the number of tasks by node     | {SRUN} {UNLISTED}=3,2(x2) SLURM_NODEID=2 | task=1/2 of=4
-of a step without GPUs          | {SRUN} SLURM_GPUS_ON_NODE=many | task=1/4
-the script's job GPUs, inherited | {SRUN} {ONE} SLURM_JOB_GPUS=0,1,2,3 | task=1/4 of=4
-the site names the job's GPUs   | {SRUN} {ONE} AFFINITYD_JOB_GPUS=0,1 | job=0,1 task=1/4 of=4
-torchrun under srun             | {SRUN} {TORCHRUN} TORCHELASTIC_RUN_ID=1 {ALL_FOUR} | {SECOND}
-a script's own variables         | {SRUN} {TORCHRUN} | task=1/4 of=4
-mpirun: all see the same        | {MPIRUN} {ALL_FOUR} | {SECOND}
-a wrapper gave it its own       | {MPIRUN} {ONE} | share=node
-and a cache with it             | {MPIRUN} {ONE} AFFINITYD_MODE=core-complex | share=node
-unless all divide by number     | {MPIRUN} {ONE} AFFINITYD_MODE=even | {SECOND}
-or among the requested alone    | {MPIRUN} {ONE} AFFINITYD_SHARE=requested | \
-{SECOND} share=requested
-a wrapper in a batch script     | {BATCH} {MPIRUN} {ONE} SLURM_JOB_GPUS=2,3,4,5 | job=2,3,4,5
-that deals GPUs out by turns    | {BATCH} {MPIRUN} {ONE} SLURM_JOB_GPUS=2,3 | rank=0/2 share=node
-"""),
+    cases(
+        "tasks.tsv",
+        ALL_FOUR=ALL_FOUR,
+        BATCH=BATCH,
+        BOUND=BOUND,
+        CUDA=CUDA,
+        MPIRUN=MPIRUN,
+        ONE=ONE,
+        SECOND=SECOND,
+        SRUN=SRUN,
+        TORCHRUN=TORCHRUN,
+        UNLISTED=UNLISTED,
+    ),
 )
 def test_the_launcher_and_the_visible_devices_say_who_divides_the_cores(
     environ: str, expected: str

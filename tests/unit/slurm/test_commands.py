@@ -22,6 +22,7 @@ from affinityd.topology.model import Topology
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
 from tests.support.machines.strategies import machines
+from tests.support.paths import DATA
 from tests.support.recorded_slurm import recorded_slurm
 
 #: Two packages of two NUMA nodes each, 16 cores, 32 CPUs: core c has the CPUs c and c + 16.
@@ -53,85 +54,11 @@ def found(
 
 
 ZERO = "Name=gpu File=/dev/nvidia0 Cores=0-3"
-ONE = "Name=gpu File=/dev/nvidia1 Cores=12-15"
-BIG = ZERO.replace(" ", " Type=a100 ", 1)
-TYPED = f"< {BIG}\n< {ONE.replace(' ', ' Type=a100 ', 1)}"
-TWO = f"< {ZERO}\n< {ONE}"
-CAPS = "/dev/nvidia-caps/nvidia-cap"
-
-#: A case a paragraph: what it shows @ Gres=, where that is known; the lines that slurmd has (<);
-#: the changed lines of the diff.
-CASES = f"""
-other devices are passed over @
-{TWO}
-< Name=nic Count=2
-< Name=shard Count=8 File=/dev/nvidia0 Cores=9
-
-the cores of the GPU's package @
-< {ZERO.replace("0-3", "0-7")}
-< {ONE}
-
-no Cores= @
-< Name=gpu Count=2 File=/dev/nvidia[0-1]
--Name=gpu File=/dev/nvidia0
--Name=gpu File=/dev/nvidia1
-+{ZERO}
-+{ONE}
-
-a part of the cores, and numbers of CPUs @
-< {ZERO.replace("0-3", "0-2")}
-< {ONE.replace("12-15", "12-15,28-31")}
--{ZERO.replace("0-3", "0-2")}
--{ONE},28-31
-+{ZERO}
-+{ONE}
-
-a GPU that Slurm has not @
-< {ZERO}
-+{ONE}
-
-a device that is no GPU @
-{TWO}
-< Name=gpu File=/dev/nvidia7
--Name=gpu File=/dev/nvidia7
-
-a GPU twice @
-{TWO}
-< {ZERO}
--{ZERO}
-
-not in bus order @
-< {ONE}
-< {ZERO}
-+{ZERO}
--{ZERO}
-
-instances of one GPU @
-< Name=gpu Count=1 File=/dev/nvidia0,{CAPS}[21-22] Cores=0-3
-< Name=gpu Count=1 File=/dev/nvidia0,{CAPS}[30-31] Cores=0-3
-< Name=gpu Count=1 File=/dev/nvidia1 Cores=12-15
-
-another case of a type @ gpu:a100:2
-{TYPED.replace("a100", "A100", 1)}
--{BIG.replace("a100", "A100")}
-+{BIG}
-
-another case of gpu @ gpu:2
-< {ZERO.replace("=gpu", "=GPU")}
-< {ONE}
--{ZERO.replace("=gpu", "=GPU")}
-+{ZERO}
-
-a detected type where Gres= has none @ gpu:2
-{TYPED.replace("a100", "nvidia_a100-sxm4-40gb")}
-
-several types, in the order of Gres= @ gpu:b:1,gpu:a:1
-< {ONE.replace(" ", " Type=b ", 1)}
-< {ZERO.replace(" ", " Type=a ", 1)}
-"""
+RECORDED = DATA / "slurmd"
+_, *CASES = (RECORDED / "cases.txt").read_text().split("\n\n")
 
 
-@pytest.mark.parametrize("case", CASES.strip().split("\n\n"), ids=lambda case: case.split(" @")[0])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.split(" @")[0])
 def test_slurmd_s_gpus_are_compared_with_the_printed_lines(case: str) -> None:
     title, *lines = case.splitlines()
     value = title.partition(" @ ")[2]
@@ -154,26 +81,11 @@ def test_printed_lines_have_no_differences(
 
 
 FIRST, LAST = frozenset(range(4)), frozenset(range(4, 8))
-GPUS = (
-    "Gres Name=gpu Type=a100 Count=1 Index=0 ID=7696487 File=/dev/nvidia0 Cores=0-3 CoreCnt=8 ",
-    "Gres Name=gpu Type=a100 Count=1 Index=1 ID=7696487 File=/dev/nvidia1 Cores=4-7 CoreCnt=8 ",
-)
-LINKS = ("Links=-1,4", "Links=4,-1")
-FLAGS = "Flags=HAS_FILE,HAS_TYPE,ENV_NVML,ENV_RSMI,ENV_ONEAPI,ENV_OPENCL,ENV_DEFAULT"
-
-#: Of two GPUs with Links=, by 22.05 and by 26.05.
-OLD = "".join(f"slurmd: {gpu}{links}\n" for gpu, links in zip(GPUS, LINKS, strict=True))
-NEW = """\
-[2026-11-22T14:20:04.519] warning: cgroup/v1 plugin is deprecated, please upgrade to cgroup/v2 at \
-your earliest convenience
-[2026-11-22T14:20:04.525] Node configuration differs from hardware: CPUs=8:2(hw) Boards=1:1(hw) \
-SocketsPerBoard=2:1(hw) CoresPerSocket=4:2(hw) ThreadsPerCore=1:1(hw)
-""" + OLD.replace("slurmd:", "[2026-11-22T14:20:04.526]").replace("\n", f" {FLAGS}\n")
 
 
-@pytest.mark.parametrize("text", [OLD, NEW], ids=["22.05", "26.05"])
-def test_the_gpus_of_each_release_are_read(text: str) -> None:
-    gres = parse(text)
+@pytest.mark.parametrize("release", ["22.05", "26.05"])
+def test_the_gpus_of_each_release_are_read(release: str) -> None:
+    gres = parse((RECORDED / f"{release}.txt").read_text())
     assert gres.entries == (
         GresEntry("gpu", "a100", ("/dev/nvidia0",), FIRST, is_slice=False),
         GresEntry("gpu", "a100", ("/dev/nvidia1",), LAST, is_slice=False),
@@ -182,12 +94,7 @@ def test_the_gpus_of_each_release_are_read(text: str) -> None:
 
 
 def test_a_line_may_have_several_gpus_or_a_mig_instance_with_several_files() -> None:
-    text = """\
-slurmd: Gres Name=gpu Type=(null) Count=2 Index=0 ID=7696487 File=/dev/nvidia[0-1] Cores=0-3 \
-CoreCnt=8 (null)
-slurmd: Gres Name=gpu Type=a100_3g.20gb Count=1 Index=1 ID=7696487 \
-File=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap[21-22] Links=(null)
-"""
+    text = (RECORDED / "mig.txt").read_text()
     several = ("/dev/nvidia0", "/dev/nvidia1")
     caps = ("/dev/nvidia-caps/nvidia-cap21", "/dev/nvidia-caps/nvidia-cap22")
     assert parse(text).entries == (
@@ -211,7 +118,7 @@ OTHERS = f"""\
 (null): _log_init: Unable to open logfile `/var/log/slurmd.log': Permission denied
 [2026-11-22T14:23:31.642] error: Cannot reset slurmd memory limits
 {NO_NVML}
-[2026-11-22T14:23:31.728] {GPUS[0].replace("gpu", "shard")}"""
+[2026-11-22T14:23:31.728] Gres Name=shard Type=a100 Count=1 Index=0 File=/dev/nvidia0 Cores=0-3"""
 
 
 @pytest.mark.parametrize(
