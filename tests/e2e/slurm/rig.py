@@ -36,35 +36,8 @@ HOST = "22.05"  #: in Debian 12, on which the tests run
 SUITES = {"24.11": "trixie", "26.05": "forky"}
 NIGHTLY = (HOST, "24.11")  #: what is not tried for every change
 
-SLURM_CONF = """\
-ClusterName=rig
-SlurmctldHost={host}(127.0.0.1)
-SlurmUser=root
-SlurmdUser=root
-AuthInfo=socket={folder}/munge.socket
-CommunicationParameters=NoAddrCache
-MpiDefault=none
-SlurmctldPort={port}
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/%n.pid
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/%n.spool
-SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/%n.log
-ReturnToService=2
-SchedulerType=sched/builtin
-SchedulerParameters=batch_sched_delay=0,sched_interval=1
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
-JobAcctGatherType=jobacct_gather/none
-ProctrackType={tracking}
-TaskPlugin={setup.task_plugin}
-GresTypes=gpu
-{lines}
-{nodes}
-PartitionName=all Nodes=ALL Default=YES State=UP
-"""
-
+HERE = Path(__file__).parent
+SLURM_CONF = (HERE / "slurm.conf.in").read_text()
 CGROUP_CONF = """\
 CgroupPlugin=autodetect
 CgroupMountpoint=/sys/fs/cgroup
@@ -74,38 +47,7 @@ ConstrainDevices={devices}
 {lines}
 """
 
-#: Gives slurmd a /dev of its own, then what is to be seen elsewhere, a line SOURCE TARGET each.
-#: What must be made for that in /etc and /run is made in layers that go with the namespace.
-NAMESPACE = """\
-set -e
-cd "$0"
-mkdir -p dev
-mount -t tmpfs -o mode=755 tmpfs dev
-for name in null zero full random urandom tty ptmx fd stdin stdout stderr; do
-    cp -a "/dev/$name" dev
-done
-for folder in pts shm; do
-    mkdir "dev/$folder"
-    mount --rbind "/dev/$folder" "dev/$folder"
-done
-while read -r minor; do
-    mknod -m 666 "dev/nvidia$minor" c {major} "$minor"
-done <minors
-mount --move dev /dev
-mkdir -p layers
-mount -t tmpfs tmpfs layers
-for folder in etc run; do
-    mkdir -p "layers/$folder" "layers/work-$folder"
-    layers=upperdir=layers/$folder,workdir=layers/work-$folder
-    mount -t overlay -o "lowerdir=/$folder,$layers" overlay "/$folder"
-done
-while read -r source target; do
-    if [ -d "$source" ]; then mkdir -p "$target"; else [ -e "$target" ] || : >"$target"; fi
-    mount --rbind "$source" "$target"
-done <binds
-exec "$@"
-"""
-
+NAMESPACE = (HERE / "namespace.sh").read_text()
 
 #: Has a program run in slurmd's namespace, on the hardware that slurmd sees.
 INSIDE = """\
@@ -255,7 +197,7 @@ def slurm(setup: Setup, user: str | None = None) -> Iterator[Slurm]:
             daemons.append(_start(folder, *inside, "slurmctld", "-D", "-i", "-c", "-f", conf))
             for node in _nodes(folder, setup):
                 apart = [*inside, "unshare", "--mount", "--propagation=private", "sh", "-c"]
-                apart += [NAMESPACE.format(major=MAJOR), f"{folder / node}"]
+                apart += [NAMESPACE, "sh", f"{folder / node}", f"{MAJOR}"]
                 seen = [f"HWLOC_SYNTHETIC={setup.hwloc}"] if setup.hwloc else []
                 slurmd = ["env", *seen, "slurmd", "-D", "-c", "-N", node, "-f", conf]
                 daemons.append(_start(folder, *apart, *slurmd))
@@ -363,23 +305,7 @@ PACKAGES = (
 MORE = {"24.11": ("openmpi-bin",)}  #: of a release: the virtual machine's tests start it
 UNREAD = ("doc", "info", "locale", "man")  #: folders of /usr/share
 
-#: A root over that of a release, with this machine's processes, devices, cgroups and tests.
-LAYERED = """\
-set -e
-cd "$0"
-mkdir root over
-mount -t tmpfs -o mode=755 tmpfs over
-mkdir over/upper over/work
-mount -t overlay -o "lowerdir=$1,upperdir=over/upper,workdir=over/work" overlay root
-cp /etc/hosts root/etc/hosts
-for folder in /proc /sys /dev /tmp "$2"; do
-    mkdir -p "root$folder"
-    mount --rbind "$folder" "root$folder"
-done
-cd root
-mount --move . / # after a chroot alone no user's task could make a user namespace
-exec chroot . sh -c 'echo; exec sleep infinity'
-"""
+LAYERED = (HERE / "layered.sh").read_text()
 
 
 @contextmanager
@@ -391,7 +317,7 @@ def entered(setup: Setup, folder: Path) -> Iterator[Sequence[str]]:
     if setup.release == HOST:
         yield (NSENTER,)
         return
-    command = ["unshare", "--mount", "--propagation=private", "sh", "-c", LAYERED]
+    command = ["unshare", "--mount", "--propagation=private", "sh", "-c", LAYERED, "sh"]
     places = (folder, setup.root or root_of(setup.release), REPOSITORY)
     with subprocess.Popen([*command, *places], stdout=subprocess.PIPE) as holder:
         try:

@@ -5,7 +5,9 @@ programs that a case names, as a user can: in a user namespace, with a fresh tmp
 mounts there what the drop-in says, and executes in it the path that slurm.conf would have.
 """
 
+import shutil
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import pytest
 
@@ -18,38 +20,9 @@ DROP_IN = f"{INSTALLED}/enroot/50-affinityd.fstab"
 
 PYXIS = """\
 #!/bin/sh
-exec unshare --user --map-root-user --mount sh -e "{folder}/enroot"
+export ROOT={folder}/root INSTALLED={installed}
+exec unshare --user --map-root-user --mount sh -e {folder}/enroot.sh
 """
-#: As enroot reads an fstab: it makes what is to be mounted upon, and only `nofail` forgives.
-ENROOT = """\
-mount -t tmpfs tmpfs "{folder}/root"
-cd "{folder}/root"
-mkdir -p etc proc dev run usr/bin
-for libraries in /usr/lib*; do
-    mkdir ".$libraries"
-    mount --rbind "$libraries" ".$libraries"
-done
-ln -s usr/bin usr/lib* .
-mount --rbind /proc proc
-mount --rbind /dev dev
-mount -t tmpfs -o nosuid,nodev,mode=755 tmpfs run
-for program in $IMAGE; do # NAME=PROGRAM
-    : >"usr/bin/${{program%=*}}"
-    mount --bind "/usr/bin/${{program#*=}}" "usr/bin/${{program%=*}}"
-done
-for folder in $MISSING; do mount -t tmpfs tmpfs "$folder"; done
-while read -r source target _ options _; do
-    case $source in '#'*) continue ;; esac
-    mkdir -p ".${{target%/*}}"
-    if [ -d "$source" ]; then mkdir ".$target"; elif [ -e "$source" ]; then : >".$target"; fi
-    mount --no-mtab -o "$options" "$source" ".$target" || case ,$options, in
-    *,nofail,*) ;;
-    *) exit 1 ;;
-    esac
-done <"$FSTAB"
-exec chroot . {installed}/task_prolog.sh
-"""
-
 #: The site's. Where nothing says so the mode is `node`.
 SETTINGS = "AFFINITYD_MODE=exclusive\n"
 
@@ -76,10 +49,10 @@ Env = Mapping[str, str]
 def containers(release: str) -> Iterator[Node]:
     with open_folder("enroot-") as folder:
         (folder / "root").mkdir()
-        (folder / "enroot").write_text(ENROOT.format(folder=folder, installed=INSTALLED))
+        shutil.copy(Path(__file__).with_name("enroot.sh"), folder)
         (folder / "settings").write_text(SETTINGS)
         pyxis = folder / "pyxis"
-        pyxis.write_text(PYXIS.format(folder=folder))
+        pyxis.write_text(PYXIS.format(folder=folder, installed=INSTALLED))
         pyxis.chmod(0o755)
         binds = {folder / "settings": "/etc/affinityd.conf"}
         setup = Setup(conf=(f"TaskProlog={pyxis}",), binds=binds, release=release)
