@@ -40,15 +40,3 @@ def test_a_package_has_all_that_is_rendered_and_nothing_of_the_tests(tmp_path: P
         assert not [name for name in tar.getnames() if "/ci/" in name]
     done = helm("template", "affinityd", str(package), f"--values={OPTIONS['everything']}")
     assert done.stdout == rendered("everything")
-
-
-def test_a_chart_may_be_a_part_of_another(tmp_path: Path) -> None:
-    parent = {"apiVersion": "v2", "name": "site", "version": "1.0.0"}
-    dependency = {"name": "affinityd", "version": __version__, "condition": "affinityd.enabled"}
-    (tmp_path / "Chart.yaml").write_text(json.dumps({**parent, "dependencies": [dependency]}))
-    (tmp_path / "charts").mkdir()
-    (tmp_path / "charts" / "affinityd").symlink_to(CHART)
-    values = {"global": {"registry": "example.org"}, "affinityd": {"enabled": True}}
-    done = helm("template", "site", str(tmp_path), values=values)
-    assert done.returncode == 0, done.stderr
-    assert "name: site-affinityd\n" in done.stdout

@@ -76,16 +76,6 @@ def test_exec_and_verify_of_the_release_before_ask_a_daemon_of_today(
             assert (verified.status, verified.stderr) == (0, "")
 
 
-def test_exec_of_today_is_pinned_by_a_daemon_of_the_release_before(
-    tmp_path: Path, previous: Path, root: str
-) -> None:
-    with running(tmp_path, "--root", root, before=by_checkout(previous)) as daemon:
-        env = {"AFFINITYD_SOCKET": os.fspath(daemon.socket)}
-        for gpu, cpu in PLACES.items():
-            pinned = affinityd("exec", "--gpus", gpu, "--", *LOOK, env=env)
-            assert (pinned.cpus, pinned.stderr) == (cpu, "")
-
-
 #: A task of a Slurm step of two, which see the same GPUs.
 STEP = {"SLURM_STEP_ID": "0", "SLURM_GTIDS": "0,1", "SLURM_LOCALID": "0"}
 STEP |= {"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_GPUS_ON_NODE": "2"}

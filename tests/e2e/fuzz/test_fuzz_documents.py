@@ -47,7 +47,6 @@ from tests.e2e.fuzz.inputs import MANY, SOME, damaged, mutants, read_or_refused,
 from tests.support.asking import ask
 from tests.support.documents import in_json
 from tests.support.machines.facts import machine
-from tests.support.machines.strategies import machines
 from tests.support.nri import created
 from tests.support.tiny import tiny
 
@@ -95,12 +94,6 @@ def plan(topology: Topology, gpus: str, mode: str) -> None:
     reply = ask(topology, gpus=gpus, mode=mode)
     for form in FORMATS:
         assert all(line.isprintable() for line in render(reply, form).split("\n"))
-
-
-@given(machines())
-@SOME
-def test_a_machine_is_what_its_node_file_says(topology: Topology) -> None:
-    use(topology)
 
 
 @given(data=st.data())

@@ -13,7 +13,6 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext
 
 from affinityd.cpuset import parse_list
-from affinityd.machines import load
 from tests.e2e.page.conftest import HOSTILE, MACHINES, Node, Tab
 from tests.support.daemons import eventually, free_port, running
 from tests.support.machines.facts import machine
@@ -102,23 +101,6 @@ def test_gpus_are_chosen_on_the_picture_in_the_order_of_their_ranks(open_tab: Op
     assert tab.page.get_by_label("GPU 5", exact=True).is_checked()
     assert not tab.page.get_by_label("GPU 3", exact=True).is_checked()
     assert "gpus=0%2C5" in tab.query
-
-
-@pytest.mark.parametrize(
-    "entry", ["GPU-3a1f0c3e-51aa-9d02-4c1e-0b7de3f1a001", "GPU-3a1f", "{pci}", "0000{pci}"]
-)
-def test_a_gpu_with_another_name_in_the_address_is_ticked(entry: str, open_tab: Opens) -> None:
-    entry = entry.format(pci=load("dgx-a100").gpus[3].pci_bus_id.upper())
-    tab = open_tab(query=f"?gpus=1,{entry}")
-    tab.comes_to_show("gpus=1,3")
-    boxes = tab.page.locator("[data-gpu]")
-    assert boxes.evaluate_all("all => all.map(it => it.checked)") == [
-        number in (1, 3) for number in range(8)
-    ]
-    tab.picture.locator('.gpu[data-name="nvidia:3"]').click()
-    tab.comes_to_show("gpus=1")
-    tab.page.get_by_label("GPU 3", exact=True).check()
-    tab.comes_to_show("gpus=1,3")
 
 
 def test_everything_is_reached_and_done_by_keyboard_alone(open_tab: Opens) -> None:

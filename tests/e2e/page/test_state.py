@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, BrowserContext, Route
+from playwright.sync_api import Browser, BrowserContext
 
 from affinityd.audit.document import AuditDocument
 from affinityd.json_codec import dumps
@@ -164,27 +164,6 @@ def test_a_page_of_another_machine_says_so(shows: Shows, context: BrowserContext
     answering(context, replace(audit(EIGHT, [], age=0), node="other"))
     eventually(tab.page.locator("#other_node").is_visible, "it is said")
     assert "reload this page" in texts(tab, "#other_node")[0]
-
-
-def test_a_scan_that_has_not_changed_is_not_sent_again(
-    context: BrowserContext, nodes: Nodes
-) -> None:
-    asked = []
-
-    def answer(route: Route) -> None:
-        asked.append(route.request.headers.get("if-none-match"))
-        if asked[-1]:
-            route.fulfill(status=304)
-        else:
-            body = dumps(audit(EIGHT, several(30, 8)))
-            route.fulfill(body=body, content_type=JSON, headers={"etag": '"1"'})
-
-    context.route(AUDIT, answer)
-    tab = Tab.open(context, nodes("8-gpus"))
-    eventually(lambda: tab.page.evaluate("1") and len(asked) > 2, "it asks again")
-    assert {*asked[1:]} == {'"1"'}
-    assert len(rows(tab)) == 13
-    assert not tab.page.locator("#banner").is_visible()
 
 
 COMPARED = "?compare=on&b.mode=node&running=on"  #: two plans, with processes on the picture

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.daemons import PATIENCE, Daemon, eventually, running
+from tests.support.daemons import PATIENCE, Daemon, eventually
 from tests.support.pods import GPU_2, ONLINE, SHELLS, Pod, only, unreachable
 from tests.support.servers import hanging, serving
 from tests.support.tiny import BOTH, FAR, LOOK, Ended, ran
@@ -191,20 +191,3 @@ def test_a_pod_s_off_counts(
     ended = pod.run(cpus=ONLINE, AFFINITYD="on")
     assert (ended.cpus, ended.lines) == (None, [])
     assert ended.environment.get("AFFINITYD_UNPINNED") == unpinned
-
-
-@pytest.mark.parametrize(("site", "unpinned"), [("observe", OBSERVED), ("off", None)])
-def test_the_daemon_s_switch_holds_for_all_pods(
-    tmp_path: Path, tree: Path, site: str, unpinned: str | None
-) -> None:
-    with running(tmp_path / "run", "--root", str(tree)) as daemon:
-        before = Pod(tmp_path / "before", daemon.socket, UNIQUE)
-        before.has("nvidia5")
-        assert before.run(cpus=ONLINE).environment["AFFINITYD_CPULIST"] == GPU_2
-    with running(tmp_path / "run", "--root", str(tree), env={"AFFINITYD": site}) as daemon:
-        after = Pod(tmp_path / "after", daemon.socket, UNIQUE)
-        after.has("nvidia5")
-        there = [pod.run(cpus=ONLINE) for pod in (before, after)]
-    for ended in there:
-        assert ended.environment.get("AFFINITYD_UNPINNED") == unpinned
-        assert (ended.cpus, ended.lines) == (None, [])

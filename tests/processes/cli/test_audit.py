@@ -26,7 +26,7 @@ from tests.support.audit_facts import Known
 from tests.support.children import sleeping
 from tests.support.machines.by_hand import made
 from tests.support.paths import REPOSITORY
-from tests.support.small_node import ALL, FAR, NEAR, TOPOLOGY, publish, refused, use_small_node
+from tests.support.small_node import ALL, FAR, NEAR, TOPOLOGY, publish, use_small_node
 
 Capture = pytest.CaptureFixture[str]
 
@@ -68,16 +68,6 @@ def test_a_remote_process_fails_and_the_printed_remedy_fixes_its_mask(
         assert said == f"  affinityd pin --gpus 0000:10:00.0 {child.pid}"
         assert main(said.split()[1:]) == 0
         assert main(["audit"]) == 0
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        *((f"--watch={it}", f"argument --watch: '{it}' is not a time") for it in ("0", "nan")),
-    ],
-)
-def test_an_invalid_request_is_an_error_of_one_line(capsys: Capture, flags: str, said: str) -> None:
-    assert refused(capsys, "audit", *flags.split()).startswith(f"affinityd audit: {said}")
 
 
 def test_a_node_without_gpus_or_with_an_unplaced_gpu_cannot_be_judged(

@@ -89,6 +89,12 @@ def test_a_switch_may_stand_alone_or_have_a_value(run: Run) -> None:
         ("topology --machine ", 2, " topology: --machine is empty"),
         ("snapshot -o /nowhere/node.tar", 1, " snapshot: /nowhere/node.tar cannot"),
         ("snapshot -o node.zip", 2, " snapshot: "),
+        (
+            "topology --machine mi250x --svg /none/x.svg",
+            1,
+            " topology: /none/x.svg cannot be written",
+        ),
+        *((f"audit --watch={time}", 2, " audit: argument --watch: ") for time in ("0", "nan")),
         ("plann", 2, ": 'plann' is no command; there are serve, plan,"),
         ("", 2, ": a command is missing; there are serve, plan,"),
     ],

@@ -10,7 +10,6 @@ import pytest
 
 from affinityd.topology.document import write_node
 from affinityd.topology.model import Node
-from tests.support.child_python import SECCOMP
 from tests.support.daemons import Daemon
 from tests.support.machines.facts import machine
 from tests.support.machines.sysfs_tree import write_tree
@@ -237,24 +236,6 @@ def test_the_command_runs_although_the_daemon_hangs_or_errs(
         done = exec_("--gpus=1", "--", *LOOK, env={**env, "AFFINITYD_SOCKET": str(path)})
     assert (done.cpus, len(done.lines)) == (cpus, 1)
     assert told.format(path) in done.stderr
-
-
-SILENT_KERNEL = f"""{SECCOMP}
-refuse("sched_getaffinity")
-os.execv(sys.executable, [sys.executable, "-m", "affinityd", "exec", *sys.argv[1:]])
-"""
-
-
-def test_an_unexpected_error_does_not_end_the_command(here: Mapping[str, str]) -> None:
-    for flags, status, end in (
-        ([], 7, "the command runs unpinned"),
-        (["--fail-closed"], 125, "the command was not started"),
-    ):
-        command = [sys.executable, "-c", SILENT_KERNEL, *flags, "--", "sh", "-c", "exit 7"]
-        env = {**os.environ, **here}
-        done = subprocess.run(command, env=env, stderr=subprocess.PIPE, text=True, check=False)
-        told = f"affinityd exec: PermissionError: [Errno 1] Operation not permitted; {end}\n"
-        assert (done.returncode, done.stderr) == (status, told)
 
 
 @pytest.mark.parametrize("words", [["--gpus=9", "--", "sh", "-c", "exit 7"], ["--", "/none"]])

@@ -10,11 +10,9 @@ import pytest
 
 from affinityd.cli import main, target
 from affinityd.cli.commands import pin
-from affinityd.cli.parser import PLAN_OPTIONS, Parser, add_plan_options
 from affinityd.client.apply import ProcessContext
 from affinityd.errors import TargetError
 from affinityd.linux.processes import descendants, mask_of, stat_of, thread_ids
-from affinityd.request.parameters import PARAMETERS
 from tests.support.children import ZOMBIE, children_of, parent_of, program, sleeping
 from tests.support.cpusets import cpuset, needs_cpuset
 from tests.support.machines.sysfs_tree import write_tree
@@ -224,14 +222,6 @@ def test_a_slurm_task_without_a_slice_keeps_the_mask_that_the_user_narrowed(
         said = refused(capsys, "pin", str(child.pid), status=1)
         assert mask_of(child.pid) == FAR
     assert said.endswith("its CPUs were narrowed to 0 by the user\n")
-
-
-def test_every_public_parameter_of_a_plan_is_an_option() -> None:
-    parser = Parser()
-    add_plan_options(parser, "the plan", PLAN_OPTIONS)
-    options = {option for action in parser._actions for option in action.option_strings}
-    names = PARAMETERS.keys() - {"format", "observe"}
-    assert options == {f"--{name.replace('_', '-')}" for name in names} | {"-h", "--help"}
 
 
 def test_control_characters_of_a_process_name_are_escaped(capsys: Capture) -> None:

@@ -19,7 +19,7 @@ from affinityd.cli.render.audit import VERIFY_COLUMNS
 from affinityd.cpuset import CpuSet
 from affinityd.linux.processes import mask_of, thread_ids
 from tests.support.audit_facts import GPU, Known
-from tests.support.children import children_of, parent_of, program, sleeping
+from tests.support.children import HEADLESS, children_of, parent_of, program, sleeping
 from tests.support.paths import REPOSITORY
 from tests.support.small_node import ALL, FAR, NEAR, TOPOLOGY, publish, refused, use_small_node
 
@@ -52,18 +52,6 @@ assert not set_policy('bind', frozenset({{0}})).refusals
 {HOLD}
 print('ready', flush=True)
 input()
-"""
-
-#: Its main thread has ended, and another one lives.
-HEADLESS = """
-import ctypes, sys, threading
-def work():
-    while open('/proc/self/stat').read().rpartition(')')[2].split()[0] != 'Z':
-        pass
-    print('ready', flush=True)
-    sys.stdin.read()
-threading.Thread(target=work).start()
-ctypes.CDLL(None).pthread_exit(None)
 """
 
 DOUBT = (

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -54,19 +53,6 @@ def test_a_table_names_the_threads_and_the_other_processes(
     assert "remedy: " in out
 
 
-ENDING = """
-import threading, time
-def work():
-    for _ in range(100):  # each gives up its CPU
-        time.sleep(0.005)
-threads = [threading.Thread(target=work) for _ in range(20)]
-for thread in threads:
-    thread.start()
-print('ready', flush=True)
-time.sleep(60)
-"""
-
-
 #: Threads that compute for 10 ms each, six at once.
 SHORT_LIVED = """
 import threading, time
@@ -90,13 +76,6 @@ def test_the_waits_of_short_lived_threads_are_not_measurable(capsys: Capture) ->
     answer = json.loads(capsys.readouterr().out)
     assert (answer["waited"], answer["unmeasured"]) == (None, "short-lived threads")
     assert (answer["cause"], answer["remedy"]) == (None, None)
-
-
-def test_threads_that_end_take_nothing_back(capsys: Capture) -> None:
-    with program(ENDING) as child:
-        assert main(["why", "--for=1.5", f"{child.pid}"]) == 0
-    out = capsys.readouterr().out
-    assert not re.search(r" -\d", out)
 
 
 def test_a_process_that_cannot_be_measured_is_one_line(capsys: Capture) -> None:

@@ -4,21 +4,18 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
-from affinityd import config, machines
+from affinityd import config
 from affinityd.cli import main
 from affinityd.client import ask_daemon, local_plan
-from affinityd.client.local_plan import plan_on_node
 from affinityd.client.process_plan import ProcessPlan, read_plan
-from affinityd.cpuset import format_list, parse_list
+from affinityd.cpuset import parse_list
 from affinityd.discovery import open_tree
 from affinityd.discovery.snapshot import write_snapshot
 from affinityd.errors import (
@@ -29,7 +26,6 @@ from affinityd.errors import (
     NoDaemonError,
     UnknownParameterError,
 )
-from affinityd.request.formats import render
 from affinityd.topology.document import write_node
 from affinityd.topology.model import Node
 from tests.support.asking import is_one_short_line
@@ -169,31 +165,6 @@ def test_a_refusal_is_one_bounded_printable_line(
 
 
 # The daemon.
-
-
-def outcome(answer: Callable[[], str]) -> str | tuple[type[AffinityError], str]:
-    try:
-        return answer()
-    except AffinityError as error:
-        return type(error), str(error)
-
-
-ODD = (" 1, 2", "+1", "1%2C2", "%31", "1&gpus=0", "1#2", "1;2", "1=2", "é,1", "?", "/", '"', "\\")
-
-
-@given(
-    st.sampled_from(["visible", "gpus", "mode"]),
-    st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.sampled_from(ODD),
-)
-@example("min_physical_cores", "99")
-@example("color", "blue")
-@example("cpuset", format_list(range(0, 8192, 2)))  # of the largest machine, in one request
-def test_the_daemon_answers_any_query_as_the_planner_does(
-    daemon: Daemon, name: str, text: str
-) -> None:
-    node, question = Node(machines.load("dgx-a100"), parse_list(RESERVED)), {name: text}
-    told = outcome(lambda: ask(daemon.socket, PATIENCE, **question))
-    assert told == outcome(lambda: render(plan_on_node(node, [*question.items()]), "shell"))
 
 
 ALL = "0-255"  #: a DGX A100's CPUs

@@ -165,16 +165,6 @@ def test_a_browser_gets_the_page_and_other_clients_the_list(daemon: Daemon) -> N
         assert daemon.get("/", accept=accept).text.startswith("affinityd ")
 
 
-def test_the_page_asks_only_for_parts_that_the_daemon_serves(daemon: Daemon) -> None:
-    page = daemon.get("/", accept=BROWSER).text
-    links = {*re.findall(r'(?:href|src)="([^"#]+)"', page)} - {"data:,"}
-    imports = {it for part in PARTS for it in re.findall(r'from "(.*)"', daemon.get(part).text)}
-    assert {*PARTS} <= links | imports
-    assert {daemon.get(link).status for link in links | imports} == {200}
-    assert "style=" not in page
-    assert re.findall(r"<(?:style|script(?! type=\"module\" src))|\son\w+=", page) == []
-
-
 @pytest.mark.parametrize("path", ["/", *PARTS, "/topology.svg"])
 def test_no_part_may_load_or_run_what_is_not_the_daemons_nor_be_read_by_other_sites(
     daemon: Daemon, path: str
@@ -203,15 +193,6 @@ def test_the_picture_over_http_is_the_one_that_commands_write(
     assert (reply.headers["content-type"], reply.text) == ("image/svg+xml", file.read_text())
     assert main(["topology", *options]) == 0
     assert file.read_text() == daemon.get("/topology.svg").text
-
-
-def test_a_picture_that_cannot_be_written_is_an_error_of_one_line(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["topology", "--machine", "dgx-a100", "--svg", "/nonexistent/node.svg"]) == 1
-    assert capsys.readouterr().err == (
-        "affinityd topology: /nonexistent/node.svg cannot be written: No such file or directory\n"
-    )
 
 
 A100 = machine("dgx-a100")

@@ -56,17 +56,3 @@ def test_bash_completes(typed: str, word: str, share: Path) -> None:
     script = BASH.format(share, typed)
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
     assert word.removesuffix("/") in done.stdout.splitlines()
-
-
-def test_zsh_can_read_its_completion(share: Path) -> None:
-    script = share / "zsh/site-functions/_affinityd"
-    assert script.read_text().startswith("#compdef affinityd\n")
-    subprocess.run(["zsh", "-n", script], check=True)
-
-
-@pytest.mark.parametrize(("typed", "word"), TYPED.items())
-def test_fish_completes(typed: str, word: str, share: Path) -> None:
-    script = f"source {share}/fish/vendor_completions.d/affinityd.fish; complete -C {typed!r}"
-    command = ["fish", "--no-config", "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert (done.stdout.partition("\t")[0].strip(), done.stderr) == (word, "")

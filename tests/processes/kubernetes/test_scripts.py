@@ -85,15 +85,6 @@ def test_scripts_and_exec_agree(
     assert told == [by_exec(root, said, rdma)] * len(told)
 
 
-def test_the_cases_do_tell_something(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in NAMES:
-        monkeypatch.delenv(name, raising=False)
-    assert by_script(root, ("sh",), "nccl", "mlx5_2:1,mlx5_1:1,mlx5_0:1", {}) == {
-        "NCCL_IB_HCA": "=mlx5_0:1",
-        "AFFINITYD_RDMA": "mlx5_0:1",
-    }
-
-
 PINNING = REPOSITORY / "slurm/pinning.sh"
 HEED = 'for one; do for other; do switch=on; heed "$one"; heed "$other"; echo $switch; done; done'
 

@@ -11,12 +11,10 @@ from affinityd.cpuset import format_list, parse_list
 from affinityd.linux.memory_policy import MemoryPolicy
 from affinityd.linux.processes import Thread
 from affinityd.linux.resident import ANONYMOUS, ResidentMemory
-from affinityd.machines import NAMES
 from affinityd.topology.model import Topology
 from tests.support.asking import ask
 from tests.support.audit_facts import process
 from tests.support.machines.by_hand import made
-from tests.support.machines.facts import machine
 
 GIB = 2**30
 TWO = made({0: "0-3", 1: "4-7"}, gpus=[1])
@@ -48,17 +46,6 @@ def judged(
     facts = process(threads=threads, cpuset=cpuset, gpu=first, beside=tuple(beside))
     found = replace(by_plan(Judge(topology), facts, ranks), policy=policy, memory=memory)
     return with_remedy([found], "")[0]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_on_every_shipped_machine_a_plan_is_local_and_no_plan_is_not(name: str) -> None:
-    topology = machine(name)
-    for gpu in topology.gpus:
-        planned = ask(topology, gpus=str(gpu.index), mode="node").cpus
-        assert judged(topology, format_list(planned), gpus=str(gpu.index)).mismatches == ()
-        whole = judged(topology, format_list(topology.online), gpus=str(gpu.index))
-        assert [it.placement for it in whole.process.threads] == ["unpinned"]
-        assert len(whole.mismatches) == 1
 
 
 MAIN = "its main thread"

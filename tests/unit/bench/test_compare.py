@@ -1,24 +1,37 @@
-"""The comparison with other tools: the machines of public issues, the tools' rules, the judge."""
+"""The comparison with other tools: the machines of public issues, and the judge."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from affinityd.cpuset import CpuSet, format_list, parse_list
-from bench.compare import rules
 from bench.compare.judge import Answer, judge
-from bench.compare.reported import KINDS, Machine, Question, machines, questions
-from bench.compare.rules import (
-    cpu_affinity_column,
-    local_id,
-    nemo_rl,
-    numactl_by_rank,
-    sglang,
-    vllm,
-)
+from bench.compare.reported import KINDS, Machine, Question, ReportedGpu, machines, questions
 from tests.support.asking import ask
 from tests.support.paths import REPOSITORY
-from tests.support.reports import asked
+
+#: Four cores of two CPUs on each of two nodes; node 0 has the CPUs 0-3 and 8-11, GPUs 0 and 2.
+TWO_NODES = Machine(
+    source="made",
+    name="made",
+    vendor="nvidia",
+    cores=8,
+    threads=2,
+    sockets=2,
+    online=parse_list("0-15"),
+    cpuset=None,
+    nodes={0: parse_list("0-3,8-11"), 1: parse_list("4-7,12-15")},
+    gpus=tuple(ReportedGpu(f"0000:{bus}0:00.0", bus % 2, None) for bus in range(4)),
+)
+#: The same CPUs in one node; the report does not say on which one the GPUs are.
+ONE_NODE = replace(
+    TWO_NODES,
+    sockets=1,
+    nodes={0: TWO_NODES.online},
+    gpus=tuple(replace(gpu, node=None) for gpu in TWO_NODES.gpus),
+)
+MACHINES = {"two nodes": TWO_NODES, "one node": ONE_NODE}
 
 #: Sentence: machine, allowed CPUs, GPUs, each rank's CPUs (-: left as it was), unique, verdict.
 CASES = {
@@ -46,39 +59,9 @@ def test_the_judge_returns_the_worst_verdict_of_an_answer(
 ) -> None:
     machine, allowed, gpus, ranks, unique, verdict = case
     given = [None if it == "-" else parse_list(it) for it in ranks.split(" ")]
-    assert judge(asked(machine, allowed, gpus), Answer(given), unique=unique) == verdict
-
-
-NODES = "0-3,8-11 4-7,12-15"
-FAR_FIRST = "4-7,12-15 0-3,8-11"
-
-#: Allowed CPUs and GPUs on two nodes → each rule's ranks; -: left as it was, !: it does not start.
-RULES: dict[rules.Rule, dict[tuple[str, str], str]] = {
-    vllm: {("0-15", "0,1"): NODES, ("0-15", "1,0"): FAR_FIRST, ("0-7", "0"): "!"},
-    sglang: {("0-15", "1,0"): FAR_FIRST, ("0-5", "0,1"): "0-3 4-5", ("0-3", "0,1"): "0-3 -"},
-    nemo_rl: {("0-15", "1,0"): FAR_FIRST, ("0-3", "0,1"): "0-3 -"},
-    cpu_affinity_column: {("0-15", "1,0"): FAR_FIRST, ("0-3", "0,1"): "!"},
-    local_id: {
-        ("0-15", "0,1"): NODES,
-        ("0-15", "1,0"): NODES,
-        ("0-15", "0,1,2,3"): f"0-3,8-11 {NODES} 4-7,12-15",
-        ("0-3", "0,1"): "!",
-    },
-    numactl_by_rank: {("0-15", "0,1"): NODES, ("0-15", "1,0"): NODES, ("4-7", "0"): "!"},
-}
-
-
-def ranks(rule: rules.Rule, question: Question) -> str:
-    answer = rule(question)
-    if answer.error is not None:
-        return "!"
-    return " ".join("-" if cpus is None else format_list(cpus) for cpus in answer.ranks)
-
-
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_a_rule_binds_as_its_source_does(rule: rules.Rule) -> None:
-    found = {case: ranks(rule, asked("two nodes", *case)) for case in RULES[rule]}
-    assert found == RULES[rule]
+    order = tuple(int(gpu) for gpu in gpus.split(","))
+    question = Question(MACHINES[machine], "whole", parse_list(allowed), order)
+    assert judge(question, Answer(given), unique=unique) == verdict
 
 
 FIT = [machine for machine in machines() if machine.unfit is None]
@@ -115,7 +98,3 @@ def test_the_pages_have_these_counts() -> None:
     unfit = Counter(machine.unfit for machine in machines())
     assert f"{unfit.pop(None)} of the {len(machines())} machines" in page
     assert all(f"- {count}: {reason}" in page for reason, count in unfit.items())
-
-
-def of(source: str) -> Machine:
-    return next(machine for machine in machines() if machine.source == source)

@@ -12,8 +12,6 @@ from affinityd.audit.memory import HostMemory
 from affinityd.audit.model import CpuTime, ProcessFacts, Scan
 from affinityd.audit.verify import Verification
 from affinityd.audit.waits import Runner, Waits
-from affinityd.cli.commands import audit
-from affinityd.cli.parser import Parser
 from affinityd.cli.render import audit as audit_table
 from affinityd.linux.resident import ANONYMOUS, ResidentMemory
 from affinityd.topology.model import Gpu, Topology
@@ -145,12 +143,6 @@ def test_a_row_has_the_number_of_far_threads_and_their_cpu_time(
     )
     cells = rows(shown(scan(process(threads=tuple(its)))))[1].split(" | ")
     assert f"{cells[7]} | {cells[6]}" == said
-
-
-def test_scans_may_be_up_to_an_hour_apart() -> None:
-    parser = Parser()
-    audit.add_arguments(parser)
-    assert [parser.parse_args(["--watch", text]).watch for text in ("0.1", "3600")] == [0.1, 3600]
 
 
 def test_each_other_finding_has_its_own_line() -> None:

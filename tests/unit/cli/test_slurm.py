@@ -115,15 +115,6 @@ def test_gpus_of_unknown_type_are_comments_until_the_option_names_it(node: Slurm
     assert node.printed("--type", "big,small") == typed("big", "small")
 
 
-def test_a_node_that_slurm_does_not_have_is_named(node: SlurmNode) -> None:
-    node.slurm.has(RIGHT)
-    printed = node.run("gres-conf")
-    assert printed.code == 0
-    assert "scontrol show node gpu07: Node not found; " in printed.err
-    assert printed.err.count("\n") == 1
-    assert printed.err.endswith("if it has a type, name it with --type\n")
-
-
 def test_the_lines_in_the_repository_for_a_dgx_a100_are_the_printed_ones(node: SlurmNode) -> None:
     shown = (REPOSITORY / "slurm/gres.conf").read_text().splitlines()
     assert node.run("gres-conf", "--machine", "dgx-a100").out == shown
@@ -145,13 +136,6 @@ def test_a_diff_has_slurmd_s_lines_and_the_right_ones(node: SlurmNode) -> None:
     assert unknown.err.endswith("name it with --type; types are not compared\n")
     added = [line[1:] for line in node.diff("--type", "a100").out[3:] if line[0] == "+"]
     assert added == typed("a100")
-
-
-def test_a_gres_conf_that_slurmd_refuses_has_its_errors_and_no_diff(node: SlurmNode) -> None:
-    node.slurm.expects("gpu:2", "gpu07")
-    node.slurm.has("error: Parse error\nfatal: x")
-    error = "affinityd slurm gres-conf: error: Parse error\naffinityd slurm gres-conf: fatal: x\n"
-    assert node.diff() == (2, [], error)
 
 
 def test_a_diff_without_a_slurm_conf_is_an_error(node: SlurmNode) -> None:

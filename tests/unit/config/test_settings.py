@@ -44,23 +44,6 @@ def test_a_flag_overrides_a_variable_and_that_the_file(sources: Sources) -> None
     assert (made.listen, made.socket, made.log_format) == (("10.0.0.1", 1), "/variable", "json")
 
 
-def test_the_defaults(sources: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.geteuid", lambda: 1000)
-    assert sources.load() == Settings(
-        root="/",
-        machine=None,
-        node_name=None,
-        socket="/run/me/affinityd.sock",
-        listen=("127.0.0.1", 9465),
-        listen_plan=None,
-        reserved_cpus=frozenset(),
-        scan_interval=15,
-        job_series=0,
-        admin_group=None,
-        log_format="text",
-    )
-
-
 def test_a_machine_overrides_a_root_of_a_lesser_source(sources: Sources) -> None:
     made = sources.load({"machine": "mi250x"}, {"AFFINITYD_ROOT": "/captured"})
     assert (made.root, made.machine) == ("/", "mi250x")

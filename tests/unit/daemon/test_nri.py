@@ -85,13 +85,6 @@ def test_the_metrics_name_the_runtime_and_count_by_outcome_and_locality(
     }
 
 
-def test_a_container_is_adjusted(runtime: Runtime, plugin: NriPlugin) -> None:
-    given = runtime.create(created())
-    assert given.cpus == given.environment["AFFINITYD_CPULIST"] == NEAR
-    assert plugin.outcomes == {("pinned", "local"): 1}
-    assert plugin.states == {"container-1": ("pinned", "local")}
-
-
 @pytest.mark.parametrize(
     ("request_", "outcome"),
     [

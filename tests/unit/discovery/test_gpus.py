@@ -2,21 +2,17 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from affinityd.cpuset import parse_list
 from affinityd.discovery import discover
 from affinityd.discovery.nvml import (
-    GpuProcesses,
     NvmlGpu,
-    NvmlProcess,
     NvmlReport,
     ProcessReport,
     read_report,
 )
-from affinityd.json_codec import dumps
 from affinityd.topology.model import Gpu, MigInstance, NvLinks, Topology
 from tests.support.machines.sysfs_tree import pci_devices, tree_of
 
@@ -238,7 +234,6 @@ def test_partitions_of_an_mi300x_are_where_it_is(
     assert topology.notices == ()
 
 
-LOST_GPU = "GPU is lost"
 A100 = NvmlGpu(
     *(0, "GPU-0", "0000:07:00.0", 3, "NVIDIA A100-SXM4-40GB", ("MIG-0", "MIG-1")),
     node_cpus=parse_list("48-63,176-191"),
@@ -246,25 +241,6 @@ A100 = NvmlGpu(
     nvlinks={"0000:c8:00.0": 12},
     persistence=True,
 )
-FULL = NvmlReport(gpus=(A100, NvmlGpu(index=1, error=LOST_GPU)), driver_version="550.54.15")
-PROCESSES = (NvmlProcess(4711, "compute", 1 << 40, "MIG-0"), NvmlProcess(4712, "mps"))
-OF_GPU = GpuProcesses(0, "GPU-0", "0000:07:00.0", PROCESSES)
-
-
-@pytest.mark.parametrize(
-    "report",
-    [
-        FULL,
-        NvmlReport(gpus=()),
-        NvmlReport(None, error="Driver Not Loaded", remedy="load it"),
-        ProcessReport(gpus=(OF_GPU, GpuProcesses(index=1, error=LOST_GPU))),
-        ProcessReport(gpus=None, error="Driver Not Loaded"),
-    ],
-)
-def test_a_report_survives_being_written_and_read(report: NvmlReport | ProcessReport) -> None:
-    kind: Any = type(report)
-    text = dumps(report)
-    assert (read_report(kind, text), text.count("\n")) == (report, 0)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from affinityd import config
 from affinityd.doctor.checks.daemon import (
     NAMES,
     RANKS,
@@ -172,10 +171,3 @@ def test_every_variable_that_this_project_names_is_known() -> None:
     named = set(re.findall(r"\bAFFINITYD_[A-Z_]*[A-Z]\b", "".join(texts)))
     assert len(named) > 30
     assert named - {*NAMES, "AFFINITYD_NAME", RANKS.rstrip("_")} == set()
-
-
-def test_every_setting_is_on_a_page() -> None:
-    explaining = (*(REPOSITORY / "docs").glob("*.md"), REPOSITORY / "slurm/README.md")
-    pages = "".join(path.read_text() for path in explaining)
-    assert config.DEFAULT_PATH in pages
-    assert {name for name in NAMES if name not in pages} <= {"AFFINITYD_CPUS"}

@@ -8,7 +8,7 @@ import pytest
 from affinityd.errors import TreeError
 from affinityd.grouping import grouped
 from affinityd.machines import NAMES, load
-from affinityd.topology.model import NODE, PHB, PIX, PXB, SYS, Gpu, Nic
+from affinityd.topology.model import Gpu, Nic
 from tests.support.machines.facts import ALL_NAMES, machine
 from tests.support.paths import DATA
 
@@ -76,45 +76,3 @@ def test_every_named_machine_is_consistent(name: str) -> None:
         assert all(one.pci_bus_id < other.pci_bus_id for one, other in pairwise(gpus))
     devices: list[Gpu | Nic] = [*topology.gpus, *topology.nics]
     assert all(device.pci_path[-1] == device.pci_bus_id for device in devices if device.pci_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "gib", "with_memory"),
-    [("gh200x4", 94, [4, 12, 20, 28]), ("gb200", 184, [2, 10, 18, 26])],
-)
-def test_a_graces_gpu_memory_is_nearest_to_its_own_cpus(
-    name: str, gib: int, with_memory: list[int]
-) -> None:
-    topology = load(name)
-    chips = topology.nodes_with_cpus
-    per_chip = (len(topology.nodes) - len(chips)) // len(chips)
-    nearest = [topology.nearest(node.number, chips) for node in topology.nodes[len(chips) :]]
-    assert nearest == [(chip,) for chip in chips for _ in range(per_chip)]
-    assert [it.number for it in topology.nodes if it.memory_bytes == gib * 2**30] == with_memory
-
-
-@pytest.mark.parametrize(
-    ("name", "gpu", "interface", "nearness"),
-    [
-        ("dgx-h100", 0, "mlx5_0", PXB),
-        ("dgx-h100", 1, "mlx5_0", NODE),
-        ("dgx-h100", 7, "mlx5_0", SYS),
-        ("dgx-h100", 7, "mlx5_11", PXB),
-        ("dgx-a100", 2, "mlx5_2", PXB),
-        ("dgx-a100", 7, "mlx5_9", PXB),
-        ("mi250x", 5, "hsi2", PHB),
-        ("mi250x", 4, "hsi2", NODE),
-    ],
-)
-def test_adapters_are_as_near_as_published(
-    name: str, gpu: int, interface: str, nearness: str
-) -> None:
-    topology = load(name)
-    nic = next(nic for nic in topology.nics if interface in nic.names)
-    assert topology.nearness(topology.gpus[gpu], nic) == nearness
-
-
-def test_each_adapter_of_a_p4d_shares_a_switch_with_two_gpus() -> None:
-    p4d = load("p4d-24xlarge")
-    near = ([gpu.index for gpu in p4d.gpus if p4d.nearness(gpu, nic) == PIX] for nic in p4d.nics)
-    assert [*near] == [[0, 1], [2, 3], [4, 5], [6, 7]]

@@ -12,31 +12,6 @@ from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
 from tests.support.tables import rows, words
 
-#: Of the machine with 20 cores a node, siblings 40 apart.
-ALL_OF_NODE_0 = "0-19,40-59"
-
-#: The cpulists of three ranks on node 0's GPUs.
-THREE_RANKS = {
-    **dict.fromkeys(("all", "node", "socket"), [ALL_OF_NODE_0] * 3),
-    "single": ["0,40"] * 3,
-    "single_unique": ["0,40", "1,41", "2,42"],
-    "unique_contiguous": ["0-5,40-45", "6-11,46-51", "12-17,52-57"],
-    "unique_interleaved": [
-        "0,3,6,9,12,15,40,43,46,49,52,55",
-        "1,4,7,10,13,16,41,44,47,50,53,56",
-        "2,5,8,11,14,17,42,45,48,51,54,57",
-    ],
-    "exclusive": ["0-6,40-46", "7-13,47-53", "14-19,54-59"],
-    "core_complex": [ALL_OF_NODE_0] * 3,  # one cache a node
-    "even": ["0-13,40-53", "14-26,54-66", "27-39,67-79"],
-}
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_three_ranks_on_one_node(mode: str) -> None:
-    reply = ask(machine("dgx-1v"), gpus="0,1,2", mode=mode, share="requested")
-    assert cpulists(reply) == THREE_RANKS[mode]
-
 
 @pytest.mark.parametrize("mode", MODES)
 def test_ranks_share_no_cpu_in_a_unique_mode_alone(mode: str) -> None:

@@ -249,15 +249,6 @@ def test_ranks_that_share_have_all_nodes_that_are_equally_near(
     assert " ".join(f"{cpus} {rank.home_node} {rank.locality}" for cpus, rank in ranks) == expected
 
 
-def test_a_dgx_rank_far_from_its_gpu_keeps_the_64_cpus_that_are_equally_far() -> None:
-    (rank,) = ask(machine("dgx-a100"), gpus="0", cpuset="64-127", mode="node").ranks
-    assert (len(rank.cpus), rank.home_node, rank.memory_node) == (64, 4, 4)
-    assert (
-        "that node has no allowed CPU; nodes 4-7 are the nearest that have one (distance 32)"
-        in rank.reasons
-    )
-
-
 @pytest.mark.parametrize(
     ("asked", "reason"),
     rows("""

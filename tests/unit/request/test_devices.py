@@ -3,8 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from affinityd.errors import AffinityError, InvalidRequestError, NoSuchGpuError, UnsatisfiableError
 from affinityd.request.devices import ComputeDevice, VisibleDevices, read_visible
@@ -348,8 +346,3 @@ def test_an_index_that_a_lost_gpu_has_left_ends_the_list() -> None:
     gap = VisibleDevices({0: GPUS[0], 2: GPUS[2]}, EVERYTHING, by_name=False)
     assert list(read_visible("2,0", gap).by_index.values()) == [GPUS[2], GPUS[0]]
     assert list(read_visible("0,1,2", gap).by_index.values()) == [GPUS[0]]
-
-
-@given(st.text())
-def test_no_text_is_too_odd_to_read(value: str) -> None:
-    assert len(set(seen(value))) == len(seen(value)) <= len(EVERYTHING)

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from affinityd.cpuset import parse_list
@@ -19,9 +18,7 @@ from affinityd.request.parameters import (
     Request,
     parse_request,
 )
-from tests.support.asking import is_one_short_line
 
-KNOWN = f"known are {', '.join(PARAMETERS)}"
 NO_NUMBER = "{} is not a whole number from 1 to 2147483648"
 
 
@@ -103,23 +100,6 @@ def test_a_parameter_that_is_empty_given_twice_or_a_nul_is_refused(name: str) ->
         assert refused((name, "\0")).startswith(rf"{name}: '\x00' is not text: ")
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("gpu", "'gpu' is no parameter; did you mean gpus?"),
-        (
-            "min-physical-cores",
-            "'min-physical-cores' is no parameter; did you mean min_physical_cores?",
-        ),
-        ("zzz", f"'zzz' is no parameter; {KNOWN}"),
-        ("q" * 5000, f"'{'q' * 60}…' is no parameter; {KNOWN}"),
-    ],
-    ids=["near", "dashes", "unlike all", "long"],
-)
-def test_an_unknown_parameter_is_refused_with_what_was_meant(name: str, said: str) -> None:
-    assert refused((name, "1")) == said
-
-
 def test_the_minimum_is_no_more_than_the_maximum() -> None:
     pairs = [("max_physical_cores", "2"), ("min_physical_cores", "2")]
     assert parse_request(pairs).options.min_physical_cores == 2
@@ -165,18 +145,3 @@ def test_a_list_of_visible_devices_has_49152_characters_at_most() -> None:
 # Anything at all.
 
 names = st.sampled_from(list(PARAMETERS)) | st.text(max_size=8)
-texts = st.text(max_size=12) | st.text("0123456789,-:/ \n\0", max_size=12)
-
-
-@given(st.lists(st.tuples(names, texts), max_size=4))
-def test_any_query_is_parsed_or_refused_with_one_line(
-    pairs: list[tuple[str, str]],
-) -> None:
-    try:
-        request = parse_request(pairs)
-    except InvalidRequestError as error:
-        refusal = error
-    else:
-        assert hash(request) == hash(parse_request(pairs))
-        return
-    assert is_one_short_line(refusal)

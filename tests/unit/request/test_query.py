@@ -4,12 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from affinityd.cpuset import format_list
-from affinityd.errors import AffinityError, InvalidRequestError
-from affinityd.request.environment import READ
+from affinityd.errors import InvalidRequestError
 from affinityd.request.parameters import Request, parse_query, parse_request
 from affinityd.request.task import TaskCpus
 from tests.support.tables import cases, rows, words
@@ -164,19 +161,6 @@ def test_a_variable_that_no_plan_reads_is_refused(texts: list[str], told: str) -
     with pytest.raises(InvalidRequestError) as error:
         parse_query([("env", text) for text in texts])
     assert told in str(error.value)
-
-
-@given(
-    environ=st.dictionaries(st.sampled_from(sorted(READ)), st.text(max_size=8)),
-    stated=st.dictionaries(st.sampled_from(["granted", "job", "cpuset"]), st.text("0123,-")),
-)
-def test_any_environment_is_read_or_refused(
-    environ: Mapping[str, str], stated: Mapping[str, str]
-) -> None:
-    try:
-        assert parse_query([*stated.items(), *(("env", f"{n}={it}") for n, it in environ.items())])
-    except AffinityError:
-        return
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from affinityd.cpuset import format_list
 from affinityd.errors import AffinityError, InvalidRequestError, NoSuchGpuError, UnsatisfiableError
 from affinityd.machines import load
-from affinityd.topology.model import MigInstance, Topology
+from affinityd.topology.model import MigInstance
 from tests.support.asking import ask, lists
-from tests.support.machines.strategies import machines
 from tests.support.tables import words
 
 DGX = load("dgx-a100")  # GPUs in pairs on nodes 3, 1, 7, 5
@@ -73,14 +69,3 @@ def test_ranks_that_do_not_fit_the_gpus_are_refused(
     with pytest.raises(kind) as caught:
         ask(DGX, **words(asked))
     assert str(caught.value).startswith(message)
-
-
-@given(machines(), st.data())
-def test_a_container_has_as_many_cpus_as_it_asked_for(
-    topology: Topology, data: st.DataObject
-) -> None:
-    """However much of the machine they are: that a job has a node for itself is Slurm's alone."""
-    asked = data.draw(st.integers(1, max(1, len(topology.online) - 1)))
-    cpuset = format_list(topology.online)
-    reply = ask(topology, mode="node", cpuset=cpuset, AFFINITYD_JOB_CPUS=f"{asked}")
-    assert len(reply.cpus) >= asked

@@ -17,13 +17,11 @@ from affinityd.json_codec import dumps
 from affinityd.planner.modes import MODES
 from affinityd.request.document import document
 from affinityd.request.environment import CUDA, READ
-from affinityd.request.formats import render
-from affinityd.request.parameters import FORMATS, MAX_LENGTH, PARAMETERS, parse_request
+from affinityd.request.parameters import MAX_LENGTH, PARAMETERS, parse_request
 from affinityd.request.resolve import Caller, answer
-from affinityd.topology.model import Node, Topology
-from tests.support.asking import answer_to, ask, is_one_short_line, try_to_ask
+from affinityd.topology.model import Node
+from tests.support.asking import answer_to, ask
 from tests.support.machines.facts import machine
-from tests.support.machines.strategies import machines
 from tests.support.tables import words
 
 A100 = Node(machine("dgx-a100"))
@@ -63,22 +61,6 @@ def test_there_is_a_node_from_the_first_reading_on_and_a_new_one_counts_at_once(
     ):
         told = json.loads(answer_to(node, TWO_GPUS)[1])
         assert (told["generation"], told["allowed"]["cpulist"]) == (generation, allowed)
-
-
-_lists = st.text("0123456789,-:.+ GPUMIGnoeminor", max_size=10)
-_names = st.sampled_from(["gpus", "visible", "granted", "cpuset", "rank", "format"])
-
-
-@given(machines(), st.dictionaries(_names, st.text(max_size=8) | _lists, max_size=3))
-def test_any_request_is_answered_or_refused_with_one_line(
-    topology: Topology, parameters: dict[str, str]
-) -> None:
-    told = try_to_ask(topology, **parameters)
-    if isinstance(told, AffinityError):
-        assert is_one_short_line(told)
-    else:
-        assert told.cpus
-        assert all(render(told, name).encode() for name in FORMATS if name != "nics")
 
 
 def test_a_cpuset_parameter_may_be_wider_than_the_mask_and_not_than_the_cpuset() -> None:
