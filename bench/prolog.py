@@ -24,7 +24,6 @@ from statistics import median
 from time import perf_counter
 
 from bench.ratio import Ratio
-from tests.e2e.slurm.alone import BARE_DEV
 from tests.e2e.slurm.node import INSTALLED, SCRIPTS, copied
 from tests.e2e.slurm.rig import Setup, Slurm, slurm
 from tests.support.daemons import PATIENCE, running
@@ -49,11 +48,14 @@ ALONE = {
 }
 
 #: Runs a command where no device file is a GPU's, and no daemon has been.
-WITHOUT_GPUS = (
-    *("unshare", "--mount", "sh", "-ec"),
-    f'{BARE_DEV}mount -t tmpfs tmpfs /run\nexec "$@"',
-    "sh",
-)
+_NO_DEVICES = """\
+mount -t tmpfs -o mode=755 tmpfs /dev
+mknod -m 666 /dev/null c 1 3
+mknod -m 666 /dev/urandom c 1 9
+mount -t tmpfs tmpfs /run
+exec "$@"
+"""
+WITHOUT_GPUS = ("unshare", "--mount", "sh", "-ec", _NO_DEVICES, "sh")
 
 
 def measure(rounds: int = 40) -> tuple[Ratio, ...]:
