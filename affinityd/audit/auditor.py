@@ -122,7 +122,7 @@ class Auditor:
         waits = self._waits.look([it.facts for it in counted(found)], processes, since_boot())
         used = self._cpu_time.book(found, judge.near, boot, waits, unknown)
         # A mismatch goes on while the processes of its GPU cannot be seen.
-        far = {it.facts.gpu for it in found if it.is_mismatch}
+        far = {gpu for it in found if it.is_mismatch for gpu in it.facts.gpus}
         going_on = far | (self._since.keys() & unknown.keys())
         self._since = {gpu: self._since.get(gpu, now) for gpu in going_on}
         scan = Scan(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -18,7 +18,6 @@ from affinityd.audit.verdict import Finding
 from affinityd.audit.waits import CAUSES as WAIT_CAUSES
 from affinityd.audit.waits import Waits, remedy
 from affinityd.cpuset import CpuSet, format_list
-from affinityd.grouping import grouped
 from affinityd.json_codec import CpuList, OneOf, left_out
 from affinityd.topology.model import Gpu, Topology
 from affinityd.topology.nearness import CAUSES, PLACEMENTS
@@ -202,8 +201,10 @@ def document(topology: Topology, scan: Scan, *, names_all: bool) -> AuditDocumen
         return str(remedies.of(process))
 
     states = verdict.states(scan)
-    counted = (process for process in scan.processes if not process.is_daemon)
-    by_gpu = grouped(counted, lambda process: process.facts.gpu)
+    by_gpu = defaultdict(list)
+    for process in scan.processes:
+        for key in () if process.is_daemon else process.facts.gpus:
+            by_gpu[key].append(process)
     overlaps = scan.overlap.items()
     return AuditDocument(
         node=topology.name,
@@ -211,7 +212,7 @@ def document(topology: Topology, scan: Scan, *, names_all: bool) -> AuditDocumen
         seconds=scan.seconds,
         sees=ALL if names_all else COUNTS,
         gpus=[
-            _gpu(gpu, scan, by_gpu.get(gpu.key, []), states[gpu.key])
+            _gpu(gpu, scan, by_gpu[gpu.key], states[gpu.key])
             for gpu in topology.gpus
             if gpu.key in scan.near
         ],
@@ -255,14 +256,14 @@ def rfc3339(seconds: float) -> str:
 
 
 def _gpu(gpu: Gpu, scan: Scan, processes: Sequence[AuditedProcess], state: str) -> AuditGpuDocument:
-    """Return the counts of a GPU; a process that uses several counts for its first.
+    """Return the counts of a GPU; a process counts for each that it uses, its memory for the first.
 
     CPU time and waits stay while the processes are not known, if they have been before.
     """
     near, time = scan.near[gpu.key], scan.gpu_time.get(gpu.key, CpuTime())
     is_known = gpu.key not in scan.unknown
     was_seen = is_known or time.total > 0
-    pids = (process.facts.pid for process in processes)
+    pids = (process.facts.pid for process in processes if process.facts.gpu == gpu.key)
     memory = [scan.memory[pid] for pid in pids if pid in scan.memory]
     known: dict[str, Any] = {
         "processes": _counted(PLACEMENTS, (process.placement for process in processes)),

@@ -49,7 +49,7 @@ def moved(values: Mapping[GpuKey, T], keys: Keys) -> dict[GpuKey, T]:
 
 @dataclass(frozen=True)
 class Holding:
-    """A process that uses a GPU: of several, first the one where it holds most memory."""
+    """A process that uses a GPU: of several, first the one of the lowest index."""
 
     pid: int  #: as /proc here numbers it
     gpu: GpuKey
@@ -158,7 +158,7 @@ class ProcessFacts:
 
     @property
     def gpus(self) -> tuple[GpuKey, ...]:
-        """All of its GPUs, that of most memory first."""
+        """All of its GPUs."""
         return (self.gpu, *self.beside)
 
     @cached_property

@@ -90,22 +90,24 @@ def one_a_process(holdings: Iterable[Holding], proc: str) -> tuple[Holding, ...]
 
     A driver may name a thread with its process, or instead of it.
 
-    First is the GPU in which it holds most memory, and of several such, or where that is not known,
-    the one with the lowest index. Beside it are those in which it holds a quarter of that, or more:
-    a process that divides work between GPUs holds about as much in each, seldom less than half. A
-    mere context, which NCCL or a careless `cuda:0` leaves on GPU 0, is 300 to 500 MiB: less than
-    a quarter of a computing program's memory. A GPU in which its memory is not known, as of
-    open device files, counts, too: to be near one more costs no CPU.
+    It works on the GPU in which it holds most memory, and on those in which it holds a quarter of
+    that, or more: a process that divides work between GPUs holds about as much in each, seldom less
+    than half. A mere context, which NCCL or a careless `cuda:0` leaves on GPU 0, is 300 to 500 MiB:
+    less than a quarter of a computing program's memory. A GPU in which its memory is not known, as
+    of open device files, counts, too: to be near one more costs no CPU. They are in the order of
+    their indices, which does not change when memory grows.
     """
     of_process: defaultdict[int, list[Holding]] = defaultdict(list)
     for holding in sorted(holdings, key=lambda it: (-(it.memory_bytes or 0), it.gpu[1], it.gpu[0])):
         if holding.pid > 0:
             of_process[process_of(holding.pid, proc) or holding.pid].append(holding)
     found = []
-    for pid, (first, *others) in sorted(of_process.items()):
-        least = (first.memory_bytes or 0) * LEAST
-        used = {it.gpu for it in others if it.memory_bytes is None or it.memory_bytes >= least}
-        found.append(replace(first, pid=pid, beside=tuple(sorted(used - {first.gpu}))))
+    for pid, held in sorted(of_process.items()):
+        least = (held[0].memory_bytes or 0) * LEAST
+        used = [it for it in held if it.memory_bytes is None or it.memory_bytes >= least]
+        first = min(used, key=lambda it: (it.gpu[1], it.gpu[0]))
+        beside = sorted({it.gpu for it in used} - {first.gpu})
+        found.append(replace(first, pid=pid, beside=tuple(beside)))
     return tuple(found)
 
 

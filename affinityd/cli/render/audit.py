@@ -180,7 +180,7 @@ def _row(group: Alike, scan: Scan, names: Mapping[GpuKey, str], level: int) -> t
     ticks = sum(thread.cpu_ticks for thread in threads if thread.last_cpu not in near)
     far = f"{sum(words)} ({ticks / TICKS:.0f} s)" if any(words) else NONE
     far = NOT_KNOWN if first.near is None else far
-    vendor, _ = facts.gpu  # its GPUs are `0`, or `0+1-3`, that of most memory first
+    vendor, _ = facts.gpu  # its GPUs are `0`, or `0+1-3`
     alike = format_list(index for maker, index in facts.beside if maker == vendor)
     others = (names[key] for key in facts.beside if key[0] != vendor)
     return (

@@ -96,14 +96,16 @@ def test_a_doubtful_gpu_costs_its_own_answer_alone() -> None:
     ("holdings", "together"),
     [
         ([(FIRST, GIB), (SECOND, 20 * GIB)], Holding(7, SECOND, 20 * GIB)),
-        # Half on each: the lowest index comes first. A quarter of the most counts, and no less.
+        # A quarter of the most counts, and no less. The lowest index comes first, whatever it has.
         ([(FIRST, 40), (SECOND, 40)], Holding(7, FIRST, 40, beside=(SECOND,))),
-        ([(THIRD, 20), (SECOND, 80), (FIRST, 21)], Holding(7, SECOND, 80, beside=(FIRST, THIRD))),
-        ([(THIRD, 19), (SECOND, 80), (FIRST, 21)], Holding(7, SECOND, 80, beside=(FIRST,))),
-        ([(THIRD, 4, "MIG-1"), (SECOND, 1)], Holding(7, THIRD, 4, "MIG-1", beside=(SECOND,))),
+        ([(FIRST, 41), (SECOND, 40)], Holding(7, FIRST, 41, beside=(SECOND,))),
+        ([(FIRST, 40), (SECOND, 41)], Holding(7, FIRST, 40, beside=(SECOND,))),
+        ([(THIRD, 20), (SECOND, 80), (FIRST, 21)], Holding(7, FIRST, 21, beside=(SECOND, THIRD))),
+        ([(THIRD, 19), (SECOND, 80), (FIRST, 21)], Holding(7, FIRST, 21, beside=(SECOND,))),
+        ([(THIRD, 4, "MIG-1"), (SECOND, 1)], Holding(7, SECOND, 1, beside=(THIRD,))),
         # Where it is not known how much, all that it has open counts.
         ([(THIRD,), (SECOND,)], Holding(7, SECOND, beside=(THIRD,))),
-        ([(FIRST,), (SECOND, 0), (THIRD, GIB)], Holding(7, THIRD, GIB, beside=(FIRST,))),
+        ([(FIRST,), (SECOND, 0), (THIRD, GIB)], Holding(7, FIRST, beside=(THIRD,))),
         ([(FIRST, 0), (SECOND, 0)], Holding(7, FIRST, 0, beside=(SECOND,))),
         ([(FIRST, GIB), (AMDS, GIB)], Holding(7, AMDS, GIB, beside=(FIRST,))),
     ],

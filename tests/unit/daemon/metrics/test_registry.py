@@ -69,6 +69,9 @@ FOUND = Audit(
         since={GPU0: 1700000000.5},
     ),
 )
+ON_TWO = process(1, cause="mask", placement="remote")
+ON_TWO = replace(ON_TWO, facts=replace(ON_TWO.facts, beside=(GPU1,)))
+BESIDE = Audit(MACHINE, scan(ON_TWO))
 UNKNOWN = Audit(MACHINE, scan(unknown=dict.fromkeys((GPU0, GPU1), "NVML did not answer")))
 NOWHERE = Audit(MACHINE, scan(process(1, placement="unknown"), near={**NEAR, GPU0: None}))
 
@@ -89,6 +92,9 @@ SINCE = "gpu_numa_mismatch_start_timestamp_seconds"
         (FOUND, "0", "gpu_orphan_processes", {"": 1}),
         (FOUND, "0", "gpu_cpu_seconds_total", {"": 8}),
         (FOUND, "0", "gpu_remote_cpu_seconds_total", {"": 2}),
+        (BESIDE, "0", "gpu_numa_mismatch", {"allocation": 0, "mask": 1, "unpinned": 0}),
+        (BESIDE, "1", "gpu_numa_mismatch", {"allocation": 0, "mask": 1, "unpinned": 0}),
+        (BESIDE, "1", "gpu_processes", {**NONE, "remote": 1}),
         (WAITING, "0", "gpu_wait_seconds_total", {"": 2.5}),
         (WAITING, "0", "gpu_throttled_seconds_total", {"": 1.5}),
         (WAITING, "1", "gpu_wait_seconds_total", {}),  # the kernel does not count it
