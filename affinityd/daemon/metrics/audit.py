@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from prometheus_client.core import Metric
 
@@ -89,7 +89,15 @@ class JobSeries:
         return list(self._rows.values())
 
     def _row(self, job: Job) -> JobRow:
-        """Return a job's row: its own, if there was room when it came."""
+        """Return a job's row: its own, if there was room when it came.
+
+        The first container that kubelet names takes over the row of its pod without names, and its
+        counters: kubelet may have been silent before.
+        """
+        pod = Job(job.scheduler, job.id)
+        if pod in self._rows and job not in self._rows:
+            del self._seen[pod]
+            self._rows[job] = replace(self._rows.pop(pod), job=job)
         if job in self._rows:
             return self._rows[job]
         own = len(self._rows) - (OTHERS in self._rows)

@@ -234,6 +234,22 @@ def test_jobs_have_metrics_up_to_the_limit() -> None:
     assert named == {own: 4, "main,b7,team,train-0,kubernetes": 2}
 
 
+def test_a_pod_that_kubelet_names_later_keeps_its_row_and_its_counters() -> None:
+    unnamed = [process(pid, job=Job("kubernetes", f"b{pid}")) for pid in (1, 2)]
+    named = [
+        replace(
+            its, facts=replace(its.facts, given=ContainerResources("team", f"train-{pid}", "c"))
+        )
+        for pid, its in enumerate(unnamed)
+    ]
+    audits = [
+        Audit(MACHINE, scan(*found, used={1: CpuTime(2.0), 2: CpuTime(1.0)}, boot=boot))
+        for found, boot in ((unnamed, 1000.0), (named, 1015.0), (named, 1030.0))
+    ]
+    found = samples(scraped(*audits, job_series=2), "job_cpu_seconds_total")
+    assert found == {"c,b1,team,train-0,kubernetes": 4, "c,b2,team,train-1,kubernetes": 2}
+
+
 @pytest.mark.parametrize("job_id", ['a"b', "a\\b", "a\nb", "a\udcffb", "a\x1b[31m"])
 def test_a_jobs_label_is_one_printable_line(job_id: str) -> None:
     audit = Audit(MACHINE, scan(process(job=Job("kubernetes", job_id))))
