@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from prometheus_client import generate_latest
 from prometheus_client.core import Metric
@@ -17,6 +18,7 @@ from affinityd.daemon.metrics.audit import JobRow, JobSeries
 from affinityd.daemon.state.scans import ALL, COUNTS, METRICS, PROCESSES, ScanResult
 from affinityd.grouping import Recent
 from affinityd.json_codec import dumps
+from affinityd.linux.processes import since_boot
 from affinityd.topology.model import Topology
 
 log = logging.getLogger(__name__)
@@ -44,9 +46,11 @@ class Scanning:
         scan = self._scan(topology, containers)
         if self._last is not None and self._last[0] is not topology:
             self._jobs.renumber(keys_before(self._last[0], topology))
-        self._rows, self._last = self._jobs.scanned(scan), (topology, scan)
         self._log.scanned(topology, scan)
-        texts = {**documents(topology, scan), METRICS: generate_latest(self)}
+        texts = documents(topology, scan)
+        whole = replace(scan, seconds=since_boot() - scan.boot)  # with what the daemon makes of it
+        self._rows, self._last = self._jobs.scanned(scan), (topology, whole)
+        texts[METRICS] = generate_latest(self)
         return ScanResult(scan.boot, texts, self._counts)
 
     def collect(self) -> Iterator[Metric]:

@@ -48,15 +48,14 @@ class Plans:
     async def get(self, request: HttpRequest) -> Response:
         """Answer a request. Raises AffinityError; its kind is the reason."""
         await self._watcher.first_reading()
-        began, query, asked = perf_counter(), request.scope["query_string"], None
+        began, query = perf_counter(), request.scope["query_string"]
         client = "job" if f"format={JOBS_FORMAT}".encode() in query else "other"
         try:
             asked = await self.asked(request)
             node, caller = self._watcher.node, self._callers.of_peer(peer_of_request(request.scope))
             reply = replied(node, asked, caller)
         except AffinityError as error:
-            mode = asked.options.mode if asked else ""
-            self._metrics.plans.labels(mode, str(error.status), "", client).inc()
+            self._metrics.plans.labels("", str(error.status), "", client).inc()
             if isinstance(error, BoundError):
                 self._metrics.slurm_slices.labels("bound").inc()
             raise

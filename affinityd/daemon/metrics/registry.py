@@ -98,6 +98,9 @@ DAEMON_FAMILIES: tuple[MetricFamily[Metrics], ...] = (
     ),
 )
 
+#: The HTTP statuses of plans that are refused: the errors of `affinityd.errors`.
+REFUSALS = ("404", "409", "422", "503")
+
 CPU_SECONDS = "process_cpu_seconds"
 ADDED = (CPU_SECONDS, "process_resident_memory_bytes", "process_open_fds")
 
@@ -170,6 +173,8 @@ class Metrics:
             ("mode", "result", "locality", "client"),
             registry=registry,
         )
+        for status in REFUSALS:  # a rate does not see the first refusals of a series without a 0
+            self.plans.labels("", status, "", "job")
         self.plan_seconds = Histogram(
             "affinityd_plan_duration_seconds",
             "Seconds that planning took; a remembered answer is not planned again.",

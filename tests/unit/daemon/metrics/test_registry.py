@@ -10,6 +10,7 @@ from subprocess import PIPE, Popen
 import pytest
 from prometheus_client import ProcessCollector
 
+from affinityd import errors
 from affinityd.audit.memory import HostMemory
 from affinityd.audit.model import AuditedProcess, ContainerResources, CpuTime, Job, Scan
 from affinityd.cli.commands.serve import counting
@@ -18,6 +19,7 @@ from affinityd.daemon.metrics.audit import OTHERS, REMEMBERED, JobRow, JobSeries
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.state.topology_watcher import KnownNode
 from affinityd.discovery.nvml import NvmlReport
+from affinityd.linux.processes import since_boot
 from affinityd.linux.resident import ANONYMOUS, ResidentMemory
 from affinityd.topology.model import Node
 from tests.support.scans import GPU0, GPU1, MACHINE, NEAR, Audit, process, scan
@@ -104,7 +106,6 @@ SINCE = "gpu_numa_mismatch_start_timestamp_seconds"
         (FOUND, "1", "gpu_numa_mismatch", {"allocation": 0, "mask": 0, "unpinned": 0}),
         (FOUND, "1", SINCE, {}),
         (FOUND, None, "pin_overlap_cpus", {"": 2}),
-        (FOUND, None, "scan_duration_seconds", {"": 0.25}),
         (FOUND, None, "scan_skipped_processes", {"": 1}),
         (FOUND, None, "numa_balancing", {"": 1}),
         # Its processes are not known; what they have used stays.
@@ -128,6 +129,21 @@ def test_a_scan_has_these_metrics(
     assert samples(scraped(audit), name, gpu) == values
     before = NOWHERE if audit is FOUND else FOUND
     assert samples(scraped(before, audit), name, gpu) == values
+
+
+def test_refusals_of_plans_begin_at_0_so_that_a_rate_sees_the_first_ones() -> None:
+    plans = samples(told(Metrics(KnownNode(), lambda: None)), "plans_total")
+    statuses = {str(error.status) for error in vars(errors).values() if is_refusal(error)}
+    assert plans == {f"job,,,{status}": 0 for status in statuses - {"500"}}
+
+
+def is_refusal(found: object) -> bool:
+    return isinstance(found, type) and issubclass(found, errors.AffinityError)
+
+
+def test_a_scan_takes_until_its_documents_are_written() -> None:
+    long_ago = Audit(MACHINE, scan(seconds=0.25, boot=since_boot() - 5))
+    assert samples(scraped(long_ago), "scan_duration_seconds")[""] >= 5
 
 
 def test_before_the_first_scan_only_the_interval_has_a_sample() -> None:
@@ -160,7 +176,8 @@ def test_metrics_of_a_gpu_have_its_labels_and_no_pid_or_process_name() -> None:
     assert [line for line in of_gpus if 'vendor="nvidia"' not in line] == []
     found = {name for line in scraped(FOUND) for name in re.findall(r'(\w+)="', line)}
     of_gpu = {"vendor", "gpu", "uuid", "pci_bus_id"}
-    assert found == {*of_gpu, "cause", "placement", "version", "le"}
+    of_plans = {"mode", "result", "locality", "client"}
+    assert found == {*of_gpu, *of_plans, "cause", "placement", "version", "le"}
 
 
 def test_the_cpu_time_of_children_counts_while_they_run_and_afterwards() -> None:
