@@ -13,14 +13,18 @@ def rows(table: str) -> list[ParameterSet]:
     return [pytest.param(*values, id=name) for name, *values in cells]
 
 
-def cases(file: str, **texts: str) -> list[ParameterSet]:
-    """Return each line of a table of tests/data as a case, with the texts of names in braces."""
-    table = (DATA / file).read_text()
+def table(file: str, **texts: str) -> list[list[str]]:
+    """Return the rows of a table of tests/data, with the texts of names in braces."""
+    content = (DATA / file).read_text()
     for name, text in texts.items():
-        table = table.replace(f"{{{name}}}", text)
-    columns, *lines = (line.split("\t") for line in table.splitlines() if line[0] != "#")
-    padded = (line + [""] * (len(columns) - len(line)) for line in lines)
-    return [pytest.param(*values, id=name) for name, *values in padded]
+        content = content.replace(f"{{{name}}}", text)
+    columns, *lines = (line.split("\t") for line in content.splitlines() if line[0] != "#")
+    return [line + [""] * (len(columns) - len(line)) for line in lines]
+
+
+def cases(file: str, **texts: str) -> list[ParameterSet]:
+    """Return each row as a case of a test: its first cell names it, the others are its values."""
+    return [pytest.param(*values, id=name) for name, *values in table(file, **texts)]
 
 
 def words(text: str) -> dict[str, str]:

@@ -9,30 +9,14 @@ import pytest
 
 from tests.e2e.chart import values_table
 from tests.e2e.chart.rendering import CHART, loaded, objects, refusal
+from tests.support.tables import table
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 (VALUES,) = loaded((CHART / "values.yaml").read_text())
 
-#: Value, where helm says that it is wrong, and how. All of them are given at once.
-TYPOS = """
-hostPid=true                       '': additional properties 'hostPid' not allowed
-hostPID=yes                        '/hostPID': got string, want null or boolean
-image.digest=latest                '/image/digest': 'latest' does not match
-settings.reservedCpus=-1           '/settings/reservedCpus': minimum: got -1, want 0
-settings.jobSeries=1001            '/settings/jobSeries': maximum: got 1,001, want 1,000
-listenAddress=127.0.0.1            '/listenAddress': value must be one of '0.0.0.0', …
-gpuNodeLabels={a:b}                '/gpuNodeLabels/0': 'a:b' does not match
-metrics.podMonitor.interval=1x     '/metrics/podMonitor/interval': '1x' does not match
-metrics.prometheusRule.runbookUrl=https://wiki/gpu#alerts \
- '/metrics/prometheusRule/runbookUrl': 'https://wiki/gpu#alerts' does not match
-fullnameOverride=1st               '/fullnameOverride': '1st' does not match
-extraArgs={--root,/node}           '/extraArgs/1': '/node' does not match
-extraVolumeMounts[0].name=a        '/extraVolumeMounts/0': missing property 'mountPath'
-"""
-
 
 def test_each_typo_is_refused_and_named() -> None:
-    rows = [row.split(maxsplit=1) for row in TYPOS.strip().splitlines()]
+    rows = table("chart-typos.tsv")
     message = refusal(" ".join(value for value, _ in rows))
     findings = re.findall(r"^ *- at ('.*': (?!validation failed).*)", message, re.MULTILINE)
     shortened = re.sub(r" pattern '.*|, '.*(?=\n)|, false(?=\n)", "", "\n".join(findings) + "\n")
@@ -46,51 +30,9 @@ def test_an_interval_is_seconds_or_off(text: str) -> None:
     assert "at '/settings/scanInterval'" in refusal(f"settings.scanInterval={text}")
 
 
-#: Values → what is said of them, from its beginning.
-CONTRADICTIONS = r"""
-socket.enabled=false plan.enabled=false → socket.enabled and plan.enabled are both false: no pod
-kubernetes=null → kubernetes has no value, as if those of an earlier chart are reused; give --reset
-ports.http=9466 → ports.http and ports.plan are both 9466; give each a port of its own
-updateStrategy.rollingUpdate.maxSurge=25% → updateStrategy.rollingUpdate.maxSurge is 25%: two
-updateStrategy.rollingUpdate.maxUnavailable=0 → updateStrategy.rollingUpdate.maxUnavailable is 0:
-affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms={} \
- → gpuNodeLabels and affinity.nodeAffinity both choose nodes; set gpuNodeLabels: []
-metrics.podMonitor.enabled=true metrics.serviceMonitor.enabled=true \
- → metrics.podMonitor.enabled and metrics.serviceMonitor.enabled would scrape every daemon twice
-metrics.service.enabled=false metrics.serviceMonitor.enabled=true → metrics.serviceMonitor needs the
-audit.enabled=true hostPID=false → audit.enabled is true and hostPID is false: the audit needs
-audit.enabled=true settings.scanInterval=off → audit.enabled is true and settings.scanInterval is
-settings.scanInterval=30 → settings.scanInterval is 30, and audit.enabled is false; set
-settings.jobSeries=20 → settings.jobSeries is 20, but no process is scanned; set audit.enabled
-kubernetes.podResources=true → kubernetes.podResources is true, but no process is scanned; set
-kubernetes.nri.namespaces={serving} → kubernetes.nri.namespaces names namespaces, and kubernetes.nri
-audit.hostMemory=true → audit.hostMemory is true, but no process is scanned; set audit.enabled
-image.repository=localhost:5000/a:b → image.repository is "localhost:5000/a:b": name HOST/REPOSITORY
-image.repository= → image.repository is "": name HOST/REPOSITORY alone, in lower case; the tag goes
-socket.hostPath=/ → socket.hostPath is "/": the init step gives it to the daemon's user, so name an
-socket.hostPath=run/affinityd → socket.hostPath is "run/affinityd": the init step
-socket.hostPath=/run/../affinityd → socket.hostPath is "/run/../affinityd": the init step
-extraArgs={--listen-plan=x} → extraArgs: --listen-plan is the chart's own; set listenAddress, ports
-extraArgs={--node-name=a} → extraArgs: --node-name is the chart's own: the Node's name; leave it out
-extraEnv[0].name=AFFINITYD_NRI_NAMESPACES extraEnv[0].value=x \
- → extraEnv: AFFINITYD_NRI_NAMESPACES is the chart's own; set kubernetes.nri.namespaces instead
-runtimeClassName=nvidia extraEnv[0].name=NVIDIA_VISIBLE_DEVICES extraEnv[0].value=x \
- → extraEnv: NVIDIA_VISIBLE_DEVICES is the chart's own; leave it out, or leave runtimeClassName and
-extraVolumes[0].name=socket extraVolumes[0].emptyDir.medium= → extraVolumes: socket is the chart's
-extraVolumeMounts[0].name=socket extraVolumeMounts[0].mountPath=/a → extraVolumeMounts: socket, at
-extraVolumeMounts[0].name=mine extraVolumeMounts[0].mountPath=/run//affinityd \
- → extraVolumeMounts: /run//affinityd is the socket's folder or in it; mount mine elsewhere
-commonLabels.app\.kubernetes\.io/component=a → commonLabels: app.kubernetes.io/component is the
-podLabels.app\.kubernetes\.io/part-of=a → podLabels: app.kubernetes.io/part-of is the chart's own
-"""
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [row.split(" → ") for row in CONTRADICTIONS.replace("\\\n", "").strip().splitlines()],
-)
+@pytest.mark.parametrize(("values", "said"), table("chart-contradictions.tsv"))
 def test_contradictions_are_refused_with_the_remedy(values: str, said: str) -> None:
-    assert f": {said}" in refusal(values.strip())
+    assert f": {said}" in refusal(values)
 
 
 def test_every_argument_that_the_chart_sets_is_its_own() -> None:

@@ -527,31 +527,19 @@ SLICED = {
     "SLURM_CPU_BIND_TYPE": "mask_cpu:",
     "SLURM_CPU_BIND_LIST": f"{3 << 62:#x},{WHOLE}",
 }
-LEFT, LONG = "Left as it is: ", "is too long; the most is 49152"
-UNKNOWN_TASKS = f"{LEFT}neither SLURM_GTIDS nor SLURM_STEP_TASKS_PER_NODE says"
-ABSENT = {"SLURM_GTIDS": "", "SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": "2"}
 
 #: By what is wrong: the variables, and a part of the reason.
 UNCLEAR: dict[str, tuple[Mapping[str, str], str]] = {
     "CPUs beyond the cpuset": ({}, "CPUs 62-63 were refused"),
-    "the same, tasks counted otherwise": (ABSENT, "CPUs 62-63 were refused"),
-    "fewer masks than tasks": (
-        {"SLURM_GTIDS": "0,1,2"},
-        f"{LEFT}SLURM_CPU_BIND_LIST has 2 masks for 3 tasks",
-    ),
     "a mask that is none": ({"SLURM_CPU_BIND_LIST": f"{WHOLE},$(id)"}, "mask '$(id)' is not hexa"),
     "64 kB of masks": (
         {"SLURM_CPU_BIND_LIST": f"{WHOLE}{',0x4' * 16_000}"},
         "a request has 65,536 characters at most",
     ),
-    "a mask of 64 kB": ({"SLURM_CPU_BIND_LIST": f"0x{'f' * 64_000}"}, LONG),
-    "a mask of 20 kB": ({"SLURM_CPU_BIND_LIST": f"0x{'f' * 20_000}"}, "a mask of 20000 digits"),
-    "numbers of tasks: a command": ({"SLURM_GTIDS": "$(id)"}, UNKNOWN_TASKS),
-    "numbers of tasks: too few": ({"SLURM_GTIDS": "0,1,"}, UNKNOWN_TASKS),
-    "tasks of each node": ({**ABSENT, "SLURM_STEP_TASKS_PER_NODE": "2(x"}, UNKNOWN_TASKS),
-    "64 kB of tasks": ({**ABSENT, "SLURM_STEP_TASKS_PER_NODE": "1" * 64_000}, LONG),
-    "the node's number: a word": ({**ABSENT, "SLURM_NODEID": "one"}, UNKNOWN_TASKS),
-    "the node's number: of none": ({**ABSENT, "SLURM_NODEID": "7"}, UNKNOWN_TASKS),
+    "a mask of 64 kB": (
+        {"SLURM_CPU_BIND_LIST": f"0x{'f' * 64_000}"},
+        "is too long; the most is 49152",
+    ),
 }
 
 
