@@ -98,8 +98,9 @@ def load_settings(arguments: argparse.Namespace) -> settings.Settings:
     return settings.load(flags, names=[name for name in settings.NAMES if name not in others])
 
 
-#: The format of an answer is each command's own, and the options of a client are those of `exec`.
-PLAN_OPTIONS = tuple(name for name in PARAMETERS if name not in {"format", "observe"})
+#: Of an answer's format, of a client as `exec`, and of the choice of GPUs: each command's own.
+OF_COMMANDS = {"format", "observe", "choose", "gpus_per_rank"}
+PLAN_OPTIONS = tuple(name for name in PARAMETERS if name not in OF_COMMANDS)
 #: Options that choose GPUs.
 DEVICE_OPTIONS = ("gpus", "rank", "ranks", "job", "visible", "granted")
 

@@ -31,6 +31,8 @@ PLAN_PARAMETERS = (
 )
 PARAMETER_VARIABLES = {name: f"{PREFIX}{name.upper()}" for name in PLAN_PARAMETERS}
 CPUS = f"{PREFIX}CPUS"  #: how many CPUs each task asked for, or none
+CHOOSE_GPU = f"{PREFIX}CHOOSE_GPU"  #: whether the GPUs near a rank's CPUs are chosen for it
+GPU_ORDER = f"{PREFIX}GPU_ORDER"  #: which GPU each rank uses, where affinityd does not choose
 MAX_FILE = 1024 * 1024  #: bytes
 QUOTES = ("'", '"')
 FORBIDDEN = frozenset("'\"\\\0")  #: within a value
@@ -90,14 +92,18 @@ def variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 def plan_parameters(
     variables: Mapping[str, str], options: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the parameters of a plan, and AFFINITYD_CPUS: options, else AFFINITYD_* variables."""
+    """Return the parameters of a plan, and the variables about it that are no parameters.
+
+    The parameters are those of the options, else of AFFINITYD_* variables.
+    """
     chosen = {
         name: variables[variable]
         for name, variable in PARAMETER_VARIABLES.items()
         if variable in variables
     }
-    if CPUS in variables and "cpus" not in (options or {}):
-        chosen[CPUS] = variables[CPUS]
+    for variable, parameter in ((CPUS, "cpus"), (CHOOSE_GPU, "choose"), (GPU_ORDER, "gpus")):
+        if variable in variables and parameter not in (options or {}):
+            chosen[variable] = variables[variable]
     return {**chosen, **(options or {})}
 
 

@@ -175,11 +175,12 @@ def plan_within(
     *,
     because: str,
     remedy: str = "",
+    rank: int | None = None,
 ) -> Plan:
     """Plan a process that has these CPUs for itself: the mode chooses within them.
 
-    Each of its GPUs is a rank of the plan, and each rank has the same CPUs. `because` is the reason
-    for these CPUs, `remedy` what gives others where none is near.
+    Each of its GPUs is a rank of the plan, or they are all of one `rank`, and have the same CPUs.
+    `because` is the reason for these CPUs, `remedy` what gives others where none is near.
 
     Raises UnsatisfiableError where `min_physical_cores` or `strict` cannot hold.
     """
@@ -203,10 +204,11 @@ def plan_within(
     home = chosen[0].node
     ranks = []
     warnings = []
-    for rank, gpu in enumerate(gpus):
+    for place, gpu in enumerate(gpus):
+        number = place if rank is None else rank
         ranks.append(
             RankPlan(
-                rank=rank,
+                rank=number,
                 gpu=gpu,
                 cpus=given,
                 physical_cores=len(chosen),
@@ -219,11 +221,11 @@ def plan_within(
             )
         )
         if word == REMOTE:
-            message = f"rank {rank}: none of its CPUs {format_list(cpus)} is near its GPU"
+            message = f"rank {number}: none of its CPUs {format_list(cpus)} is near its GPU"
             if remedy:
                 message += f"; {remedy} gives near ones"
-            warnings.append(PlanWarning("remote_home", message, rank))
+            warnings.append(PlanWarning("remote_home", message, number))
         elif word == UNKNOWN:
-            message = f"rank {rank}: the machine does not say on which NUMA node GPU {gpu.index} is"
-            warnings.append(PlanWarning("unknown_locality", message, rank))
+            why = f"the machine does not say on which NUMA node GPU {gpu.index} is"
+            warnings.append(PlanWarning("unknown_locality", f"rank {number}: {why}", number))
     return Plan(tuple(ranks), "requested", tuple(warnings))

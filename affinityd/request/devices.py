@@ -10,13 +10,13 @@ techniques".
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import takewhile
 from typing import NamedTuple
 
 from affinityd.cpuset import several
-from affinityd.errors import InvalidRequestError, NoSuchGpuError
+from affinityd.errors import InvalidRequestError, NoSuchGpuError, UnsatisfiableError
 from affinityd.request.environment import ASCEND, CUDA, VISIBLE, ZE_MASK
 from affinityd.text import quote
 from affinityd.topology.model import Gpu, Topology
@@ -199,17 +199,47 @@ def read_visible(value: str | None, granted: VisibleDevices) -> VisibleDevices:
     if value is None:
         return granted
     vendors = {device.gpu.vendor for device in granted.by_index.values()}
-    lists = {ASCEND if vendors == {"huawei"} else CUDA: value}
-    assigned = dict(part.strip().partition("=")[::2] for part in value.split(";"))
-    if assigned.keys() <= set(VISIBLE["amd"]):  # they are applied one after the other
-        lists = {name: assigned[name] for name in VISIBLE["amd"] if name in assigned}
-    elif assigned.keys() == {ZE_MASK}:  # 0.1 is a tile of 0; the order stays that of the driver
-        devices = sorted({_strtoul(entry) for entry in assigned[ZE_MASK].split(",")} - {-1})
-        lists = {ZE_MASK: ",".join(map(str, devices))}
     seen = granted
-    for variable, text in lists.items():
-        seen = _read_list(variable, text, seen)
+    for variable, text in _lists(value, vendors).items():
+        listed = text
+        if variable == ZE_MASK:  # the order stays that of the driver
+            listed = ",".join(map(str, _ze_devices(text)))
+        seen = _read_list(variable, listed, seen)
     return seen._replace(nameable=granted.nameable)
+
+
+def _lists(value: str, vendors: Collection[str]) -> dict[str, str]:
+    """Return the variables in a value, in the order in which they are applied."""
+    assigned = dict(part.strip().partition("=")[::2] for part in value.split(";"))
+    for vendor in ("amd", "8086"):
+        if assigned.keys() <= set(VISIBLE[vendor]):
+            return {name: assigned[name] for name in VISIBLE[vendor] if name in assigned}
+    return {ASCEND if vendors == {"huawei"} else CUDA: value}
+
+
+def _ze_devices(text: str) -> list[int]:
+    """Return the devices in a ZE_AFFINITY_MASK, of which 0.1 is a tile of 0."""
+    return sorted({_strtoul(entry) for entry in text.split(",")} - {-1})
+
+
+def narrowed(value: str | None, vendor: str, numbers: Sequence[int]) -> tuple[str, str]:
+    """Return the variable, and its value, that leaves a caller these of the devices it sees.
+
+    `numbers` are the caller's, `value` what its variables are now; None: they are not set. Raises
+    UnsatisfiableError where the vendor has no such variable.
+    """
+    if vendor not in VISIBLE:
+        raise UnsatisfiableError(f"choose: no variable is known that chooses GPUs of {vendor}")
+    if value is None:
+        return VISIBLE[vendor][0], ",".join(map(str, numbers))
+    variable, text = list(_lists(value, {vendor}).items())[-1]
+    entries = text.split(",")
+    if variable == ZE_MASK:
+        devices = [_ze_devices(text)[number] for number in numbers]
+        kept = [entry for entry in entries if _strtoul(entry) in devices]
+    else:
+        kept = [entries[number] for number in numbers]
+    return variable, ",".join(kept)
 
 
 def _read_list(variable: str, text: str, seen: VisibleDevices) -> VisibleDevices:

@@ -148,6 +148,7 @@ def document(reply: Reply) -> PlanDocument:
 
 def _rank(reply: Reply, rank: RankPlan) -> PlannedRank:
     gpu = rank.gpu
+    visible = [reply.visible[rank.rank]] if rank.rank in reply.visible else []
     names = gpu.container_names if reply.request.whose == "node" else None
     return PlannedRank(
         rank=rank.rank,
@@ -169,8 +170,8 @@ def _rank(reply: Reply, rank: RankPlan) -> PlannedRank:
                 netdev=near.port.netdev,
                 numa_node=near.nic.numa_node,
             )
-            for near in reply.nics[rank.rank]
+            for near in reply.nics[rank.gpu.key]
         ],
-        environment={"OMP_NUM_THREADS": str(rank.threads)},
+        environment=dict([("OMP_NUM_THREADS", str(rank.threads)), *visible]),
         reasons=rank.reasons,
     )

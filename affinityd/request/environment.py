@@ -13,7 +13,7 @@ UCCL's p2p.
 
 from __future__ import annotations
 
-from affinityd.config import CPUS, PARAMETER_VARIABLES
+from affinityd.config import CHOOSE_GPU, CPUS, GPU_ORDER, PARAMETER_VARIABLES
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.errors import InvalidRequestError
 from affinityd.text import quote, whole_number
@@ -38,6 +38,8 @@ MPS_UNKNOWN = "unknown"  #: the daemon is another user's
 #: Vendors' variables that choose devices in an order that affinityd does not know, if by number.
 RENUMBERING = {"1da3": "HABANA_VISIBLE_MODULES", "8086": "ONEAPI_DEVICE_SELECTOR"}
 BY_VALUE = {CUDA, ASCEND}  #: given by their values alone
+#: About a plan, and no parameters of one.
+OF_PLAN = (CPUS, CHOOSE_GPU, GPU_ORDER)
 
 ENV = "env"  #: the parameter that carries a variable as NAME=VALUE
 MOST = 2**32 - 1  #: that Slurm and launchers write
@@ -104,7 +106,7 @@ READ = frozenset(
     (
         *OF_TASK,
         *VISIBLE_NAMES,
-        *(NVIDIA_VISIBLE, CPUS, SLICE, *OF_NUMBERS),
+        *(NVIDIA_VISIBLE, SLICE, *OF_NUMBERS, *OF_PLAN),
         *PARAMETER_VARIABLES.values(),
     )
 )
@@ -326,7 +328,7 @@ def task_of(environ: Environment) -> str:
     A pin holds for one task: a launcher's ranks, which inherit its variables, are others.
     """
     of_step = (SLURM_JOB, "SLURM_STEP_ID")
-    names = (*of_step, *LAUNCHERS, *VISIBLE_NAMES, CPUS, *PARAMETER_VARIABLES.values())
+    names = (*of_step, *LAUNCHERS, *VISIBLE_NAMES, *OF_PLAN, *PARAMETER_VARIABLES.values())
     return " ".join(f"{name}={environ[name]}" for name in names if environ.get(name))
 
 

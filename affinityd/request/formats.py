@@ -27,6 +27,8 @@ def _shell(reply: Reply) -> Iterator[str]:
     if reply.request.task.job is not None:
         yield f"AFFINITYD_JOB_GPUS={','.join(reply.request.task.job)}"
     yield f"AFFINITYD_GPUS={format_list(reply.certain_gpus)}"
+    if len(reply.visible) == 1:
+        yield "=".join(*reply.visible.values())
     yield f"AFFINITYD_NODES={format_list(reply.home_nodes)}"
     yield f"AFFINITYD_MEMORY_NODES={format_list(reply.memory_nodes)}"
     yield f"AFFINITYD_VISIBLE_MEMORY_NODES={format_list(reply.visible_memory)}"
@@ -46,6 +48,18 @@ def _nics(reply: Reply) -> Iterator[str]:
         yield from (f"{NIC_VARIABLES[library]}={nic_value(library, ports)}" for library in UNASKED)
 
 
+def _map_gpu(reply: Reply) -> Iterator[str]:
+    """Yield srun's option that gives each rank its GPUs."""
+    gpus: dict[int, list[str]] = {}
+    for place, rank in enumerate(reply.plan.ranks):
+        name = reply.entries[place] if reply.request.choose else f"{rank.gpu.index}"
+        gpus.setdefault(rank.rank, []).append(name)
+    if all(len(own) == 1 for own in gpus.values()):
+        yield f"--gpu-bind=map_gpu:{','.join(own[0] for own in gpus.values())}"
+    else:
+        yield f"--gpu-bind=mask_gpu:{','.join(format_mask(map(int, own)) for own in gpus.values())}"
+
+
 def _each(write: Callable[[CpuSet], str]) -> Callable[[Reply], Iterator[str]]:
     return lambda reply: (write(rank.cpus) for rank in reply.ranks)
 
@@ -57,6 +71,7 @@ _WRITERS: dict[str, Callable[[Reply], Iterator[str]]] = {
     "numactl": _each(lambda cpus: f"--physcpubind={format_list(cpus)} --localalloc"),
     "shell": _shell,
     "nics": _nics,
+    "map_gpu": _map_gpu,
 }
 
 

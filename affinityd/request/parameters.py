@@ -9,20 +9,20 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from affinityd.config import PARAMETER_VARIABLES
+from affinityd.config import CHOOSE_GPU, PARAMETER_VARIABLES
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.errors import InvalidRequestError, UnknownParameterError
 from affinityd.planner import Options
 from affinityd.planner.modes import MODES
-from affinityd.request.environment import BY_VALUE, ENV, LONG_LISTS, MAX_ENTRIES, READ
-from affinityd.request.task import Task, read_task
+from affinityd.request.environment import BY_VALUE, ENV, LONG_LISTS, MAX_ENTRIES, READ, TORCHRUN
+from affinityd.request.task import Task, read_masks, read_task
 from affinityd.text import quote, whole_number
 
 #: Of a query, and of a value, in characters: the masks of 256 tasks on 512 CPUs take 34,000, a list
 #: of every second one of 8192 CPUs 20,000.
 MAX_LENGTH = 49152
 MAX_NUMBER = 2**31
-FORMATS = ("json", "cpulist", "mask", "numactl", "shell", "nics")
+FORMATS = ("json", "cpulist", "mask", "numactl", "shell", "nics", "map_gpu")
 _DEFAULTS = Options()
 
 
@@ -34,6 +34,8 @@ class Request(NamedTuple):
     nics: int | None = None  #: how many of each rank; None: its GPU's part
     whose: str = "caller"  #: "node": plan as for an unidentified caller
     format: str | None = None  #: None: the client's Accept header decides
+    choose: str | None = None  #: "gpu": the ranks keep their CPUs, and near GPUs are chosen
+    gpus_per_rank: int | None = None  #: that are chosen; None: as many as there are for each
     options: Options = _DEFAULTS
 
 
@@ -73,14 +75,24 @@ def parse_request(pairs: Iterable[tuple[str, str]]) -> Request:
         )
     task = Task(**{name: values.pop(name) for name in _OF_TASK if name in values})
     request = Request(task, **values, options=options)
+    _check(request)
+    return request
+
+
+def _check(request: Request) -> None:
+    """Raise InvalidRequestError for parameters that contradict each other."""
+    task = request.task
     names_one = task.ranks and len(task.rank or ()) == 1
     if task.job and (task.rank or task.ranks) and not names_one:
         raise InvalidRequestError("job needs ranks and one rank: how many tasks, and which")
+    if request.choose and task.gpus is not None:
+        raise InvalidRequestError(
+            "choose=gpu takes the GPUs that are visible, and gpus names some; give one of them"
+        )
     if request.whose == "node" and task.cpuset is not None:
         raise InvalidRequestError(
             "whose=node plans on the whole node, cpuset on some of its CPUs; give one of them"
         )
-    return request
 
 
 def suggestion(name: str, known: Collection[str]) -> str:
@@ -281,6 +293,15 @@ PARAMETERS = {
         "how many of the nearest RDMA devices each rank gets: a number, all, or none (default: "
         "the GPU's share)",
     ),
+    "choose": Parameter(
+        one_of("gpu"),
+        "gpu: the ranks keep their CPUs, and the GPUs near them are chosen for them",
+        {"type": "string", "enum": ["gpu"]},
+    ),
+    "gpus_per_rank": _number(
+        "how many GPUs are chosen for each rank (default: all, divided by the ranks)",
+        most=MAX_ENTRIES,
+    ),
     "strict": _flag("a rank far from its GPU is an error", default=_DEFAULTS.strict),
     "format": _choice("how the answer is written", *FORMATS),
 }
@@ -312,7 +333,15 @@ def parse_query(pairs: Iterable[tuple[str, str]]) -> Request:
     request = parse_request([*stated, *chosen])
     if not environ:
         return request
+    try:
+        is_free = "gpus" not in names and TORCHRUN not in environ  # whose workers choose by rank
+        if is_free and _read_boolean(environ.get(CHOOSE_GPU) or "no"):
+            request = request._replace(choose="gpu")
+    except ValueError as error:
+        raise InvalidRequestError(f"env: {CHOOSE_GPU}: {error}") from None
     task = read_task(environ, request.task, request.options, names)
+    if request.choose:
+        task = read_masks(environ, task)
     options = request.options
     if task.has_own_block and options.share == "auto":
         options = replace(options, share="node")

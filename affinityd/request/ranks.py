@@ -7,23 +7,34 @@ several tasks may share a GPU.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import chain, pairwise
+from types import MappingProxyType
 from typing import NamedTuple
 
+from affinityd.config import GPU_ORDER
 from affinityd.cpuset import CpuSet, format_list, several
-from affinityd.errors import InvalidRequestError, NoSuchGpuError, UnsatisfiableError
+from affinityd.errors import BoundError, InvalidRequestError, NoSuchGpuError, UnsatisfiableError
 from affinityd.planner import Demand, Options, Plan, PlanWarning
+from affinityd.planner.choose import choose_gpus
 from affinityd.planner.domains import home_nodes, usable
 from affinityd.planner.modes import MODES
 from affinityd.planner.planner import plan
 from affinityd.planner.slices import plan_within
-from affinityd.request.devices import Entry, all_devices, named
+from affinityd.request.devices import Entry, VisibleDevices, all_devices, named, narrowed
 from affinityd.request.environment import MAX_ENTRIES
 from affinityd.request.parameters import Request
-from affinityd.request.task import Task
+from affinityd.request.task import BLOCK, UNKNOWN_ORDER, SlurmTask, Task
 from affinityd.topology.model import Gpu, Node, Topology
 
 TOLERATED = 8  #: one core in so many may be kept from a job that has a machine for itself
+
+
+#: The GPUs of each rank of a node.
+GpusOfRanks = tuple[tuple[Entry, ...], ...]
+#: All ranks of a node ask at once, and the same GPUs are chosen.
+_choose_once = lru_cache(8)(choose_gpus)
 
 
 class Planned(NamedTuple):
@@ -35,6 +46,8 @@ class Planned(NamedTuple):
     plan: Plan
     allowed: CpuSet  #: the CPUs that were planned on
     slice: str | None = None  #: what became of the task's slice; None: it has none
+    #: The variable, and its value, that leaves a rank the GPUs that were chosen for it
+    visible: Mapping[int, tuple[str, str]] = MappingProxyType({})
 
 
 def plan_ranks(
@@ -90,6 +103,143 @@ def plan_ranks(
         warning = PlanWarning("not_unique", message)
         result = result._replace(warnings=(*result.warnings, warning))
     return Planned(entries, asked, options, result, allowed)
+
+
+@dataclass(frozen=True)
+class ChosenGpus:
+    """The GPUs near the CPUs of each rank of a node."""
+
+    dealt: GpusOfRanks
+    ranks: tuple[int, ...]  #: those that ask
+    kept: tuple[CpuSet, ...]  #: the CPUs that each rank keeps; (): they are planned, near its GPUs
+    visible: Mapping[int, tuple[str, str]]  #: the variable that leaves a rank its own, its value
+
+
+def deal_gpus(
+    task: Task, seen: VisibleDevices, entries: Sequence[Entry], ranks: int
+) -> GpusOfRanks:
+    """Return the GPUs that the ranks of a node are assumed to use, where all see the same ones.
+
+    They take turns; fewer ranks than GPUs have a block each. AFFINITYD_GPU_ORDER says it otherwise.
+    Raises BoundError where that assumes nothing, NoSuchGpuError for a GPU that is not here.
+    """
+    gpus = len(entries)
+    if task.gpu_order == (UNKNOWN_ORDER,) and gpus > 1:
+        raise BoundError(f"{GPU_ORDER}=unknown: which of its {gpus} visible GPUs it uses")
+    if task.gpu_order and task.gpu_order != (BLOCK,) and gpus > 1:
+        try:
+            order = named(seen, task.gpu_order)
+        except NoSuchGpuError as error:
+            raise NoSuchGpuError(f"{GPU_ORDER}={','.join(task.gpu_order)}: {error}") from None
+        return tuple((order[rank % len(order)],) for rank in range(ranks))
+    if ranks >= gpus:
+        sharing = -(-ranks // gpus) if task.gpu_order else 1
+        return tuple((entries[rank // sharing % gpus],) for rank in range(ranks))
+    size, more = divmod(gpus, ranks)
+    starts = [rank * size + min(rank, more) for rank in range(ranks + 1)]
+    return tuple(tuple(entries[start:end]) for start, end in pairwise(starts))
+
+
+def has_bound_gpus(task: SlurmTask, visible: Sequence[Entry]) -> bool:
+    """Return whether Slurm chose a task's GPUs; else all tasks of the step see the same ones."""
+    return task.binds_gpus or len(visible) < (task.step_gpus or 0)
+
+
+def choose_devices(
+    topology: Topology,
+    request: Request,
+    seen: VisibleDevices,
+    entries: Sequence[Entry],
+    mask: CpuSet,
+) -> ChosenGpus | None:
+    """Return the GPUs near the CPUs of each rank of a node, of those that all of them see.
+
+    None: the process has GPUs of its own. `mask` are its CPUs. Raises UnsatisfiableError where
+    those of the other ranks are not known.
+    """
+    task = request.task
+    if len(entries) == 1 or (task.slurm and has_bound_gpus(task.slurm, entries)):
+        return None
+    rank, cpus = _cpus_of_ranks(topology, task, mask)
+    if task.slurm and mask == task.slurm.pinned & topology.online:  # near the GPU of its number
+        dealt, cpus = deal_gpus(task, seen, entries, len(cpus)), (mask,) * len(cpus)
+        kept = cpus
+    else:
+        in_order = sorted(entries, key=lambda entry: entry[1].gpu.key)
+        chosen = _choose_once(topology, cpus, gpus_of(in_order), request.gpus_per_rank)
+        dealt = tuple(tuple(in_order[place] for place in places) for places in chosen)
+        kept = cpus if len(set(cpus)) > 1 or task.bound or rank is None else ()
+    asking = tuple(range(len(cpus))) if rank is None else (rank,)
+    visible = {}
+    for number in asking:
+        own = dealt[number]
+        if len(own) < len(entries):
+            numbers = [int(name) for name, _ in own]
+            visible[number] = narrowed(task.visible, own[0][1].gpu.vendor, numbers)
+    return ChosenGpus(dealt, asking, kept, visible)
+
+
+def _cpus_of_ranks(
+    topology: Topology, task: Task, mask: CpuSet
+) -> tuple[int | None, tuple[CpuSet, ...]]:
+    """Return the rank that asks, None: all of a command, and the CPUs of each rank of its node.
+
+    Raises UnsatisfiableError where these are not known.
+    """
+    rank: int | None = 0
+    ranks = 1
+    if task.slurm:
+        rank, ranks = task.slurm.number, task.slurm.tasks
+    elif task.rank:
+        rank, ranks = task.rank[0], task.ranks or 0
+    elif task.masks:
+        rank, ranks = None, len(task.masks)
+    unknown = "choose: the CPUs of the other ranks are not known"
+    if task.masks_unknown:
+        raise UnsatisfiableError(f"{unknown}: {task.masks_unknown}")
+    if rank is not None and rank >= ranks:
+        raise InvalidRequestError(f"choose: rank {rank} is not one of {ranks} ranks")
+    listed = task.masks or (mask,)
+    cpus = tuple(listed[number % len(listed)] & topology.online for number in range(ranks))
+    if not all(cpus):
+        raise UnsatisfiableError("choose: a rank has no CPU that is online here")
+    is_pinned = task.slurm is not None and mask == task.slurm.pinned & topology.online
+    if rank is not None and cpus[rank] != mask and not is_pinned:
+        theirs = f"SLURM_CPU_BIND_LIST has CPUs {format_list(cpus[rank])} for this one"
+        raise UnsatisfiableError(f"{unknown}: {theirs}, and its own are {format_list(mask)}")
+    return rank, cpus
+
+
+def plan_chosen(node: Node, request: Request, gpus: ChosenGpus, allowed: CpuSet) -> Planned:
+    """Plan ranks on the GPUs that were chosen for them, and the CPUs that they keep, or near ones.
+
+    The GPUs of a rank all have its number.
+    """
+    options, each = request.options, len(gpus.dealt[0])
+    if not gpus.kept:
+        entries = tuple(chain.from_iterable(gpus.dealt))
+        numbers = tuple(number for number in range(len(entries)) if number // each in gpus.ranks)
+        task = replace(request.task, rank=numbers, ranks=len(entries))
+        planned = plan_ranks(node, request._replace(task=task), entries, (), allowed)
+        options, allowed = planned.options, planned.allowed
+        ranks = [place._replace(rank=place.rank // each) for place in planned.plan.ranks]
+        warnings = [
+            warning if warning.rank is None else warning._replace(rank=warning.rank // each)
+            for warning in planned.plan.warnings
+        ]
+    else:
+        entries = tuple(entry for rank in gpus.ranks for entry in gpus.dealt[rank])
+        allowed = frozenset[int]().union(*(gpus.kept[rank] for rank in gpus.ranks))
+        because = "the rank keeps its CPUs, and its GPUs are chosen"
+        strict = Options(strict=options.strict)
+        ranks, warnings = [], []
+        for rank in gpus.ranks:
+            own, cpus = gpus_of(gpus.dealt[rank]), gpus.kept[rank]
+            plan = plan_within(node.topology, own, cpus, strict, because=because, rank=rank)
+            ranks += plan.ranks
+            warnings += plan.warnings
+    plan = Plan(tuple(ranks), "requested", tuple(warnings))
+    return Planned(entries, frozenset(gpus.ranks), options, plan, allowed, visible=gpus.visible)
 
 
 def _plan_in_slice(

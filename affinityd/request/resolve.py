@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from affinityd.config import OBSERVE, ON
@@ -12,7 +13,7 @@ from affinityd.errors import BoundError, UnsatisfiableError
 from affinityd.planner import Plan, PlanWarning, RankPlan
 from affinityd.request.devices import Doubt, named
 from affinityd.request.parameters import Request
-from affinityd.request.ranks import job_entries, plan_ranks
+from affinityd.request.ranks import choose_devices, job_entries, plan_chosen, plan_ranks
 from affinityd.request.slurm_task import plan_task
 from affinityd.request.task import AMBIGUOUS, check_gpus, choose_visible, gpus_seen
 from affinityd.text import quote
@@ -41,12 +42,14 @@ class Reply(NamedTuple):
     source: str  #: of the allowed CPUs: "request", "caller" or "node"
     within: CpuSet | None  #: the caller's cpuset, which bounds them; None: it is not known
     plan: Plan
-    nics: Mapping[int, tuple[NearNic, ...]]  #: of each rank, best first
+    nics: Mapping[tuple[str, int], tuple[NearNic, ...]]  #: of each rank's GPU, best first
     switch: str = ON  #: of the node and of the caller, together
     #: The nodes of memory near any GPU that the process sees: for memory that all ranks use
     visible_memory: frozenset[int] = frozenset()
     slice: str | None = None  #: what became of a Slurm task's slice: "kept" or "dealt"
     doubt: Doubt | None = None  #: why its GPUs may be others; None: they are these
+    #: The variable, and its value, that leaves a rank the GPUs that were chosen for it
+    visible: Mapping[int, tuple[str, str]] = MappingProxyType({})
     near: CpuSet = frozenset()  #: the allowed CPUs near any of the requested ranks' GPUs
 
     @property
@@ -63,7 +66,7 @@ class Reply(NamedTuple):
     @property
     def rdma_ports(self) -> tuple[str, ...]:
         """The ranks' ports as libraries of verbs name them."""
-        return verbs_ports(nic for rank in self.ranks for nic in self.nics[rank.rank])
+        return verbs_ports(nic for rank in self.ranks for nic in self.nics[rank.gpu.key])
 
     @property
     def cpus(self) -> CpuSet:
@@ -123,7 +126,7 @@ def checked(node: Node, reply: Reply) -> Reply:
 def plan_reply(node: Node, request: Request, caller: Caller | None = None) -> Reply:
     """Plan one request as `answer`, whose GPUs are still to be checked."""
     task = request.task
-    if task.bound is not None:
+    if task.bound is not None and not request.choose:
         raise BoundError(task.bound)
     topology = node.topology
     caller = None if request.whose == "node" else caller
@@ -133,10 +136,20 @@ def plan_reply(node: Node, request: Request, caller: Caller | None = None) -> Re
     seen = gpus_seen(topology, task)
     entries = named(seen, task.gpus)
     job = job_entries(topology, task, entries)
-    if task.slurm:
-        mask = task.slurm.mask or (caller.mask if caller else None)
-        if mask and within:
-            mask &= within
+    mask = (task.slurm and task.slurm.mask) or (caller.mask if caller else None)
+    if mask and within:
+        mask &= within
+    allowed = node.usable & cpuset if task.slice is None else topology.online & task.slice
+    if within is not None:
+        allowed &= within
+    chosen = None
+    if request.choose:
+        request = request._replace(task=task)
+        own = topology.online & (mask or cpuset)
+        chosen = choose_devices(topology, request, seen, entries, own)
+    if chosen:
+        planned = plan_chosen(node, request, chosen, allowed)
+    elif task.slurm:
         planned = plan_task(
             node,
             request,
@@ -146,19 +159,16 @@ def plan_reply(node: Node, request: Request, caller: Caller | None = None) -> Re
             mask=mask,
             cpuset=cpuset,
             within=within,
-            are_certain=seen.doubt is None,
+            seen=seen,
         )
     else:
-        allowed = node.usable & cpuset if task.slice is None else topology.online & task.slice
-        if within is not None:
-            allowed &= within
         planned = plan_ranks(node, request, entries, job, allowed)
     result, of_gpus = planned.plan, nics_of_gpus(topology)
     warnings = []
     if seen.cut and task.gpus is None:
         warnings.append(PlanWarning("visible_cut", seen.cut))
     gpus = [rank.gpu for rank in result.ranks if rank.rank in planned.asked]
-    nics = {rank.rank: of_gpus[rank.gpu.key].best(request.nics) for rank in result.ranks}
+    nics = {rank.gpu.key: of_gpus[rank.gpu.key].best(request.nics) for rank in result.ranks}
     memory = {topology.memory_node(device.gpu.numa_node) for _, device in entries}
     return Reply(
         node=topology.name,
@@ -173,6 +183,7 @@ def plan_reply(node: Node, request: Request, caller: Caller | None = None) -> Re
         within=within,
         plan=result._replace(warnings=(*result.warnings, *warnings, *_far_nics(result, nics))),
         nics=nics,
+        visible=planned.visible,
         switch=node.switch if request.observe is None or node.switch != ON else OBSERVE,
         visible_memory=frozenset(node for node in memory if node is not None),
         doubt=seen.doubt,
@@ -181,10 +192,12 @@ def plan_reply(node: Node, request: Request, caller: Caller | None = None) -> Re
     )
 
 
-def _far_nics(result: Plan, nics: Mapping[int, tuple[NearNic, ...]]) -> Iterator[PlanWarning]:
+def _far_nics(
+    result: Plan, nics: Mapping[tuple[str, int], tuple[NearNic, ...]]
+) -> Iterator[PlanWarning]:
     """Yield a warning for each rank whose GPU has no RDMA device on its PCI switch."""
     for rank in result.ranks:
-        for best in nics[rank.rank][:1]:
+        for best in nics[rank.gpu.key][:1]:
             if best.link not in ON_SWITCH:
                 yield PlanWarning(
                     "no_local_nic",

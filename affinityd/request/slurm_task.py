@@ -6,7 +6,7 @@ tasks the step has on the node, and the CPUs that Slurm bound each of them to.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -16,9 +16,18 @@ from affinityd.planner import Options, Plan, PlanWarning
 from affinityd.planner.domains import nearest_nodes, usable
 from affinityd.planner.modes import MODES
 from affinityd.planner.slices import deal, plan_within
-from affinityd.request.devices import Entry, all_devices, named
+from affinityd.request.devices import Entry, VisibleDevices, all_devices, named
 from affinityd.request.parameters import Request
-from affinityd.request.ranks import Planned, asked_cpus, gpus_of, places_of, plan_entries
+from affinityd.request.ranks import (
+    GpusOfRanks,
+    Planned,
+    asked_cpus,
+    deal_gpus,
+    gpus_of,
+    has_bound_gpus,
+    places_of,
+    plan_entries,
+)
 from affinityd.request.task import SlurmTask, Task
 from affinityd.text import count
 from affinityd.topology.model import Node, cpus_of
@@ -41,6 +50,7 @@ class TaskGpus:
 
     visible: tuple[Entry, ...]
     own: tuple[Entry, ...]
+    dealt: GpusOfRanks  #: of each task
     job: tuple[Entry, ...]  #: of its job; (): no note has them, or these are not here
     places: tuple[int, ...]  #: of its own among the job's
     is_bound: bool  #: Slurm chose its own; else all tasks of the step see the same ones
@@ -56,18 +66,22 @@ def plan_task(
     mask: CpuSet | None,
     cpuset: CpuSet,
     within: CpuSet | None,
-    are_certain: bool = True,
+    seen: VisibleDevices,
 ) -> Planned:
     """Plan a task of a step by its mask, and by the devices that it sees and its job's.
 
-    `are_certain`: that the numbers of the step's GPUs are read right. `cpuset` are the CPUs that a
-    task without a slice is planned on, `within` those of its cgroup. None: not known. Raises
-    AffinityError; BoundError where the user has narrowed the mask.
+    `cpuset` are the CPUs that a task without a slice is planned on, `within` those of its cgroup.
+    None: not known. Raises AffinityError; BoundError where the user has narrowed the mask.
     """
-    gpus = _task_gpus(node, task, visible, job)
+    if has_bound_gpus(task, visible):
+        dealt: GpusOfRanks = (visible,) * task.tasks
+    else:
+        dealt = deal_gpus(request.task, seen, visible, task.tasks)
+    gpus = _task_gpus(node, task, visible, job, dealt)
     slices = _slices_of(task, node.topology.online, mask, within)
     if slices:
-        deals = are_certain and not gpus.is_bound and _sees_gpus_of_step(task, gpus)
+        is_certain = seen.doubt is None
+        deals = is_certain and not gpus.is_bound and _sees_gpus_of_step(task, gpus)
         planned = _plan_in_slice(
             node, request.options, task, gpus, slices=slices, mask=mask, deals=deals
         )
@@ -82,35 +96,29 @@ def plan_task(
 
 
 def _task_gpus(
-    node: Node, task: SlurmTask, visible: tuple[Entry, ...], job: tuple[Entry, ...]
+    node: Node,
+    task: SlurmTask,
+    visible: tuple[Entry, ...],
+    job: tuple[Entry, ...],
+    dealt: GpusOfRanks,
 ) -> TaskGpus:
     """Return a task's GPUs: those that Slurm bound to it, else its part of those that all see.
 
     Raises UnsatisfiableError where it sees more than the step has.
     """
+    own = dealt[task.number]
     seen = len({device.gpu.key for _, device in visible})
     if task.step_gpus and seen > task.step_gpus and not job and task.tasks > 1:
         raise UnsatisfiableError(
             f"it is not known which {task.step_gpus} of the {seen} GPUs that it sees are its step's"
         )
-    is_bound = task.binds_gpus or len(visible) < (task.step_gpus or 0)
-    own = visible if is_bound else visible[_part_of(task.number, task.tasks, len(visible))]
     everything = all_devices(node.topology)
     if len(job) < (task.step_gpus or 0):  # of several types Slurm tells a prolog the last alone
         job = ()
     if not job and task.step_gpus == len(everything.by_index):  # needs no note
         job = named(everything, None)
     places = tuple(places_of(entry, job)[0] for entry in own) if job else ()
-    return TaskGpus(visible, own, job, places, is_bound)
-
-
-def _part_of(number: int, tasks: int, gpus: int) -> slice:
-    """Return the part of a task of GPUs that all see: one in turn, or a block in order."""
-    if tasks >= gpus:
-        return slice(number % gpus, number % gpus + 1)
-    size, more = divmod(gpus, tasks)
-    start = number * size + min(number, more)
-    return slice(start, start + size + (number < more))
+    return TaskGpus(visible, own, dealt, job, places, has_bound_gpus(task, visible))
 
 
 def _slices_of(
@@ -164,7 +172,7 @@ def _plan_in_slice(
     if dealt_before is not None:
         cpus = dealt_before
     elif deals:
-        near = tuple(_near_of_tasks(node, task, gpus))
+        near = tuple(_near_of_tasks(node, gpus))
         cpus = _deal_once(slices, near, topology.cores, node.reserved)[task.number]
     because = f"Slurm bound the task to CPUs {format_list(own)}"
     if cpus != own:
@@ -196,12 +204,11 @@ def _dealt_before(
     return None
 
 
-def _near_of_tasks(node: Node, task: SlurmTask, gpus: TaskGpus) -> list[CpuSet | None]:
+def _near_of_tasks(node: Node, gpus: TaskGpus) -> list[CpuSet | None]:
     """Return the CPUs near the GPUs that each task of the step is assumed to use; None: unknown."""
-    visible = gpus_of(gpus.visible)
     near_of_tasks = []
-    for other in range(task.tasks):
-        around = vicinity(node.topology, visible[_part_of(other, task.tasks, len(visible))])
+    for of_task in gpus.dealt:
+        around = vicinity(node.topology, gpus_of(of_task))
         near_of_tasks.append(around.cpus if around.nodes else None)
     return near_of_tasks
 
@@ -312,7 +319,8 @@ def _beside_neighbors(
     if options.cpus is None:
         return plan_entries(node, gpus.own, allowed, options, homes=own)
     asked = options.cpus
-    together = {home: asked * _tasks_at(home, homes, task, gpus) for home in homes}
+    home_of = dict(zip(divided, homes, strict=True))
+    together = {home: asked * _tasks_at(home, home_of, task, gpus) for home in homes}
     lenient = replace(options, strict=False)
     of_all = plan_entries(node, divided, allowed, lenient, homes=homes, together=together)
     theirs = (rank.cpus for rank in of_all.ranks if rank.home_node not in own)
@@ -323,19 +331,20 @@ def _beside_neighbors(
 
 
 def _tasks_at(
-    home: int | None, homes: Sequence[int | None], task: SlurmTask, gpus: TaskGpus
+    home: int | None, home_of: Mapping[Entry, int | None], task: SlurmTask, gpus: TaskGpus
 ) -> int:
-    """Return how many tasks have GPUs of a home node, of the home nodes of all GPUs.
+    """Return how many tasks have GPUs of a home node, by the home nodes of all GPUs.
 
     It is the node's part of them, at most all. If all see the same GPUs, it is at least those that
     have them.
     """
+    homes = list(home_of.values())
     if gpus.is_bound:  # a step with a part of the job's GPUs may have all of them here
         of_step = min(task.step_gpus or len(homes), len(homes))
         return min(task.tasks, -(-task.tasks * homes.count(home) // of_step))
-    dealt = (homes[_part_of(other, task.tasks, len(homes))] for other in range(task.tasks))
     part = -(-task.tasks * homes.count(home) // len(homes))
-    return max(part, sum(home in homes_of_task for homes_of_task in dealt))
+    at_home = sum(home in [home_of[entry] for entry in of_task] for of_task in gpus.dealt)
+    return max(part, at_home)
 
 
 def _in_own_block(
@@ -349,9 +358,9 @@ def _in_own_block(
     if gpus.is_bound:  # neighbors share a GPU: --ntasks-per-gpu
         sharing = -(-task.tasks * len(gpus.own) // (task.step_gpus or 1))
         slot = task.number % sharing
-    else:  # they take turns
-        sharing = -(-task.tasks // len(gpus.visible))
-        slot = task.number // len(gpus.visible)
+    else:
+        sharing = max(gpus.dealt.count(of_task) for of_task in gpus.dealt)
+        slot = gpus.dealt[: task.number].count(gpus.own)
     knows_step = gpus.is_bound and len(gpus.job) == task.step_gpus
     if sharing > 1 and knows_step and gpus.places != (task.number // sharing,):
         return None  # not its neighbors have the same GPU, but unknown ones

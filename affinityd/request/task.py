@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from affinityd.config import CPUS
+from affinityd.config import CPUS, GPU_ORDER
 from affinityd.cpuset import CpuSet, parse_list, parse_mask, several
 from affinityd.errors import InvalidRequestError, NoSuchGpuError, UnsatisfiableError
 from affinityd.planner import Options, PlanWarning
@@ -55,6 +55,7 @@ from affinityd.request.environment import (
     SLURM_JOB,
     SLURM_SPECIAL_STEP,
     SLURM_TASK,
+    UNBINDING,
     VISIBLE_NAMES,
     ZE_HIERARCHY,
     Rank,
@@ -74,6 +75,8 @@ if TYPE_CHECKING:
 
     from affinityd.request.environment import Environment
 
+#: Words of AFFINITYD_GPU_ORDER: neighbors share a GPU; nothing is assumed.
+BLOCK, UNKNOWN_ORDER = "block", "unknown"
 MOST_SHOWN = 20  #: characters of a binding, in a message
 FILE = r"(minor|drm|davinci|accel):[0-9]{1,9}"  #: a device file
 #: The vendors of granted GPUs, by their names; of others any vendor's variables count.
@@ -136,6 +139,9 @@ class Task:
     slice: CpuSet | None = None  #: the CPUs to which a launcher bound the rank; None: to none
     slurm: SlurmTask | None = None  #: None: it is none, or its GPUs were named
     bound: str | None = None  #: why its CPUs stay as they are; None: they may change
+    gpu_order: tuple[str, ...] = ()  #: the GPU of each rank, or a word; (): by its number
+    masks: tuple[CpuSet, ...] = ()  #: the CPUs of each rank here; (): all have the same
+    masks_unknown: str | None = None  #: why they are not known; None: they are
     has_own_block: bool = False  #: its siblings have other GPUs, each with a block of the cores
     is_process: bool = False  #: it is a process, whose numbers may differ from the node's
     is_launched: bool = False  #: `job` may be another one's, and a rank beyond its GPUs
@@ -162,6 +168,7 @@ def read_task(environ: Environment, stated: Task, options: Options, names: Colle
         slice=_slice_of(environ, stated, launched, is_named=is_named),
         is_process=True,
         is_launched=bool(environ.keys() - {ALLOWED, CPULIST}),
+        gpu_order=_gpu_order(environ),
     )
     if options.cpus is None:
         cpus = _asked_cpus(environ, stated.ranks, launched)
@@ -321,6 +328,56 @@ def _slurm_masks(environ: Environment) -> tuple[CpuSet, ...]:
         return tuple(parse_mask(mask) for mask in environ["SLURM_CPU_BIND_LIST"].split(","))
     except ValueError as error:
         raise InvalidRequestError(f"env: SLURM_CPU_BIND_LIST: {error}") from None
+
+
+def read_masks(environ: Environment, task: Task) -> Task:
+    """Return a task with the CPUs of all ranks of its node, or why they are not known.
+
+    Slurm lists them, also what the user said, as in 0xf*4. Other launchers do not: if they bound
+    this rank, they bound others otherwise. Raises InvalidRequestError.
+    """
+    rank = local_rank(environ)
+    if rank is None or is_alone(environ, rank):
+        return task
+    if rank.size is None and not task.ranks:
+        return replace(task, masks_unknown="nor is their number: give ranks")
+    if rank.variable != SLURM_TASK:
+        switch = UNBINDING.get(rank.variable, "another launch")
+        why = f"the launcher bound each to its own: {switch}, or srun"
+        return replace(task, masks_unknown=why) if SLICE in environ else task
+    kind = environ.get("SLURM_CPU_BIND_TYPE", "").removeprefix("quiet,")
+    listed = environ.get("SLURM_CPU_BIND_LIST", "")
+    is_map = kind.startswith("map_cpu")
+    if not listed or not kind.startswith(("map_cpu", "mask_cpu")):
+        why = f"--cpu-bind={one_line(kind[:MOST_SHOWN])} does not list them, --cpu-bind=cores does"
+        is_unknown = kind.startswith(("rank", "map_", "mask_"))
+        return replace(task, masks_unknown=why) if is_unknown else task
+    masks: list[CpuSet] = []
+    try:
+        for entry in listed.split(","):
+            value, _, times = entry.partition("*")
+            cpus = parse_list(value) if is_map else parse_mask(value)
+            masks += [cpus] * min(number(times or "1") or 1, MAX_ENTRIES)
+    except ValueError as error:
+        raise InvalidRequestError(f"env: SLURM_CPU_BIND_LIST: {error}") from None
+    return replace(task, masks=tuple(masks[:MAX_ENTRIES]))
+
+
+def _gpu_order(environ: Environment) -> tuple[str, ...]:
+    """Return the GPUs that the tasks of a node use, in their own numbering, or a word.
+
+    Raises InvalidRequestError.
+    """
+    text = environ.get(GPU_ORDER)
+    if not text:
+        return ()
+    order = tuple(entry.strip() for entry in text.split(","))
+    if order not in {(BLOCK,), (UNKNOWN_ORDER,)} and not all(map(is_number, order)):
+        raise InvalidRequestError(
+            f"env: {GPU_ORDER}: {quote(text)} is neither a list of GPUs by rank, like 3,2,1,0, nor "
+            f"{BLOCK} nor {UNKNOWN_ORDER}"
+        )
+    return order
 
 
 def _slurm_task(environ: Environment, task: int, tasks: int, mask: CpuSet | None) -> SlurmTask:

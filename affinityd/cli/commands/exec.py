@@ -35,7 +35,7 @@ OWN = f"{config.PREFIX}OWN"  #: of 0.2
 #: The parameters of a plan that it takes.
 PARAMETERS = (
     *("gpus", "rank", "ranks", "job", "cpuset"),
-    *("cpus", "visible", "granted", *config.PLAN_PARAMETERS),
+    *("cpus", "visible", "granted", "gpus_per_rank", *config.PLAN_PARAMETERS),
 )
 CLIENT_OPTIONS = {
     "rank": ("RANK", "which rank this process is (default: as its launcher's variables say)"),

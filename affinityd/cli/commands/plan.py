@@ -11,6 +11,7 @@ from affinityd.cli.console import aligned, say
 from affinityd.cli.parser import (
     PLAN_OPTIONS,
     Parser,
+    add_plan_option,
     add_plan_options,
     add_settings,
     load_settings,
@@ -19,7 +20,7 @@ from affinityd.cli.parser import (
 from affinityd.cli.render.topology import add_svg, write_svg
 from affinityd.client import local_plan
 from affinityd.client.apply import ProcessContext
-from affinityd.cpuset import format_list, several
+from affinityd.cpuset import CpuSet, format_list, parse_list, several
 from affinityd.discovery.machine import Machine
 from affinityd.errors import InvalidRequestError
 from affinityd.grouping import grouped
@@ -28,7 +29,7 @@ from affinityd.request.formats import render
 from affinityd.request.parameters import FORMATS, PARAMETERS, parse_request
 from affinityd.request.resolve import Caller, Reply, answer
 from affinityd.text import quote
-from affinityd.topology.model import Node
+from affinityd.topology.model import Node, Topology
 
 TABLE = "table"
 FORMS = (TABLE, *FORMATS)
@@ -46,6 +47,13 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--json", dest="format", action="append_const", const="json", help=text)
     parser.add_argument("--explain", action="store_true", help="print the reasons below each rank")
     add_svg(parser)
+    text = "choose the GPUs near the CPUs of each rank, which --cpus-of names"
+    parser.add_argument(
+        "--choose-gpu", action="append_const", const="gpu", dest="choose", help=text
+    )
+    add_plan_option(parser, "gpus_per_rank")
+    text = "the CPUs of a rank, like 0-15; once for each rank of the node, in their order"
+    parser.add_argument("--cpus-of", metavar="LIST", action="append", default=[], help=text)
     # For scripts: the daemon's answer to --query, from the node.json that it left.
     parser.add_argument("--node-file", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--query", action="append", default=[], help=argparse.SUPPRESS)
@@ -54,13 +62,15 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan. Raises AffinityError."""
-    chosen = plan_options(arguments, (*PLAN_OPTIONS, "format"))
+    chosen = plan_options(arguments, (*PLAN_OPTIONS, "format", "choose", "gpus_per_rank"))
     if arguments.node_file is not None or arguments.query:
         return _of_file(arguments, chosen)
     form = chosen.pop("format", TABLE)
     if form not in FORMS:
         raise InvalidRequestError(f"format: {quote(form)} is not one of {', '.join(FORMS)}")
     request = parse_request(chosen.items())
+    if bool(arguments.cpus_of) != bool(request.choose):
+        raise InvalidRequestError("--choose-gpu needs --cpus-of LIST for each rank, and that it")
     settings = load_settings(arguments)
     machine = Machine(settings)
     machine.query_drivers()
@@ -69,6 +79,9 @@ def run(arguments: argparse.Namespace) -> int:
     node = Node(machine.read(), settings.reserved_cpus)
     if not node.topology.gpus and machine.is_live:
         say("affinityd plan: this machine has no GPU; --machine plans on another, like dgx-a100")
+    if request.choose:
+        masks = tuple(_cpus_of(text, node.topology) for text in arguments.cpus_of)
+        request = request._replace(task=replace(request.task, masks=masks))
     if process and request.task.visible is None:  # as for exec and bind
         task = replace(request.task, visible=process.visible)
         request = request._replace(task=task)
@@ -79,6 +92,18 @@ def run(arguments: argparse.Namespace) -> int:
         write_svg(arguments.svg, node.topology, marks_of(reply, node.reserved))
     _print(reply, form, explain=arguments.explain)
     return 0
+
+
+def _cpus_of(text: str, topology: Topology) -> CpuSet:
+    """Read the CPUs of a rank. Raises InvalidRequestError."""
+    try:
+        cpus = parse_list(text)
+    except ValueError as error:
+        raise InvalidRequestError(f"--cpus-of: {error}") from None
+    if not cpus or not cpus <= topology.online:
+        online = format_list(topology.online)
+        raise InvalidRequestError(f"--cpus-of: {quote(text)} is not of the online CPUs, {online}")
+    return cpus
 
 
 def _print(reply: Reply, form: str, *, explain: bool) -> None:
@@ -125,7 +150,7 @@ def _table(reply: Reply, *, explain: bool) -> Iterator[str]:
             *(str(rank.rank), str(rank.gpu.index), rank.gpu.pci_bus_id, node),
             "-" if rank.home_node is None else str(rank.home_node),
             *(rank.locality, str(rank.physical_cores), format_list(rank.cpus)),
-            ",".join(nic.port.device for nic in reply.nics[rank.rank]) or "-",
+            ",".join(nic.port.device for nic in reply.nics[rank.gpu.key]) or "-",
         )
         rows.append(cells[: len(columns)])
     head, *lines = aligned(columns, rows, NUMBERS)

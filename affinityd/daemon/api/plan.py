@@ -92,7 +92,7 @@ def replied(node: Node, asked: Request, caller: Caller | None = None) -> Reply:
     is_own = task.slice is not None
     has_number = task.cpus is not None and not task.cpus.is_allotment
     is_of_job = task.rank is not None and task.job is None and not (has_number or is_own)
-    if _cpus_in(asked) > MOST_CPUS:
+    if asked.choose or _cpus_in(asked) > MOST_CPUS:  # a choice is remembered by itself
         reply = resolve.plan_reply(node, asked, caller)
     elif is_of_job and not (task.is_launched and task.ranks is None):
         # The other ranks' replies differ in nothing else.

@@ -136,7 +136,18 @@ def daemon(facts: NodeFacts) -> CheckResults:
 
 #: Variables that commands, prologs and pods read, besides the settings.
 READ = (
-    *("CONFIG", "CPUS", "DRAIN", "JOB_CPUS", "JOB_GPUS", "MEMORY", "MPS_DEVICES", "NICS"),
+    *(
+        "CHOOSE_GPU",
+        "CONFIG",
+        "CPUS",
+        "DRAIN",
+        "GPU_ORDER",
+        "JOB_CPUS",
+        "JOB_GPUS",
+        "MEMORY",
+        "MPS_DEVICES",
+        "NICS",
+    ),
     *("THREADS", "TIMEOUT", "URL", "VERBOSE"),
 )
 #: Variables that affinityd sets for jobs.

@@ -72,7 +72,7 @@ def test_a_timeout_is_a_number_of_seconds(text: str) -> None:
 def test_the_help_lists_a_plan_s_parameters_the_common_ones_first(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert set(PLAN_S) - set(PARAMETERS) == {"format", "nics", "observe", "whose"}
+    assert set(PLAN_S) - set(PARAMETERS) == {"choose", "format", "nics", "observe", "whose"}
     assert main(["--help"]) == 0
     printed = capsys.readouterr().out
     assert all(f"--{name.replace('_', '-')}" in printed for name in PARAMETERS)

@@ -1,0 +1,96 @@
+"""The GPUs of ranks, chosen by their CPUs or assumed: each asks alone, and they fit together."""
+
+import pytest
+
+from affinityd.cpuset import format_list, format_mask, parse_list
+from affinityd.errors import AffinityError
+from affinityd.request.devices import narrowed
+from affinityd.request.formats import render
+from affinityd.request.resolve import Reply
+from tests.support.asking import ask
+from tests.support.machines.facts import machine
+from tests.support.tables import cases, words
+
+CHOOSE = "AFFINITYD_CHOOSE_GPU"
+NAMES = {
+    "SRUN": f"SLURM_JOB_ID=9 SLURM_STEP_ID=0 {CHOOSE}=yes",
+    "MPI": "OMPI_COMM_WORLD_LOCAL_RANK={rank} OMPI_COMM_WORLD_LOCAL_SIZE={ranks} choose=gpu",
+    "FOUR": "0-15 16-31 32-47 48-63",  # nodes 0 to 3 of MI250X, with GPUs 4,5 2,3 6,7 0,1
+    "SLICES": "16-23 48-55",  # of a DGX A100: near GPUs 2,3 and 0,1
+    "PAIR": "CUDA_VISIBLE_DEVICES=0,2 SLURM_GPUS_ON_NODE=2",
+    "ORDER": f"{CHOOSE}=no AFFINITYD_GPU_ORDER",
+}
+
+
+def reply_of(name: str, rank: int, masks: list[str], variables: str) -> Reply:
+    """Return the answer to a rank, as srun or another launcher has bound all to these masks."""
+    topology, ranks = machine(name), len(masks)
+    given = {key: text.format(rank=rank, ranks=ranks) for key, text in words(variables).items()}
+    if "SLURM_JOB_ID" in given:
+        given = {
+            "SLURM_LOCALID": f"{rank}",
+            "SLURM_GTIDS": ",".join(map(str, range(ranks))),
+            "SLURM_GPUS_ON_NODE": f"{len(topology.gpus)}",
+            "SLURM_CPU_BIND_TYPE": "mask_cpu:",
+            "SLURM_CPU_BIND_LIST": ",".join(format_mask(parse_list(mask)) for mask in masks),
+            **given,
+        }
+    stated = {key: text for key, text in given.items() if text != "-"}
+    return ask(topology, **{"mode": "node", "cpuset": masks[rank], **stated})
+
+
+def gpus_of(reply: Reply) -> str:
+    return ",".join(str(rank.gpu.index) for rank in reply.ranks)
+
+
+@pytest.mark.parametrize(
+    ("name", "variables", "masks", "gpus", "cpus"), cases("chosen.tsv", **NAMES)
+)
+def test_each_rank_asks_alone(name: str, variables: str, masks: str, gpus: str, cpus: str) -> None:
+    of_ranks = masks.split()
+    replies = [reply_of(name, rank, of_ranks, variables) for rank in range(len(of_ranks))]
+    assert " ".join(map(gpus_of, replies)) == gpus
+    assert " ".join(format_list(reply.cpus) for reply in replies) == cpus
+    # What is exported names the same GPUs, also where the list was reversed before.
+    lines = render(replies[-1], "shell").splitlines()
+    assert f"AFFINITYD_GPUS={format_list(parse_list(gpus.rsplit(maxsplit=1)[-1]))}" in lines
+
+
+@pytest.mark.parametrize(
+    ("name", "variables", "masks", "message"), cases("chosen_refused.tsv", **NAMES)
+)
+def test_what_is_not_known_is_one_line(name: str, variables: str, masks: str, message: str) -> None:
+    with pytest.raises(AffinityError) as refused:
+        reply_of(name, 0, masks.split(), variables)
+    assert str(refused.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    "variables", ["TORCHELASTIC_RUN_ID=1 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2", "gpus=1"]
+)
+def test_the_variable_does_not_count_where_the_gpu_is_known(variables: str) -> None:
+    reply = reply_of("mi250x", 0, ["0-63"], f"{CHOOSE}=yes {variables}")
+    assert gpus_of(reply) == "1"
+    assert reply.request.choose is None
+    assert reply.visible == {}
+
+
+@pytest.mark.parametrize(("value", "vendor", "numbers", "expected"), cases("narrowed.tsv"))
+def test_a_list_is_narrowed(value: str, vendor: str, numbers: str, expected: str) -> None:
+    given = [int(number) for number in numbers.split(",")]
+    assert "=".join(narrowed(value or None, vendor, given)) == expected
+
+
+def test_gpus_that_no_variable_chooses_are_refused() -> None:
+    with pytest.raises(AffinityError, match=r"^choose: no variable is known .+ GPUs of 1da3$"):
+        narrowed(None, "1da3", [0])
+
+
+def test_a_rank_is_told_its_gpus_in_its_own_numbering() -> None:
+    turned = "ROCR_VISIBLE_DEVICES=7,6,5,4,3,2,1,0;HIP_VISIBLE_DEVICES=5,4,3,2"
+    reply = reply_of(
+        "mi250x", 0, ["32-39", "16-23"], f"{NAMES['SRUN']} SLURM_GPUS_ON_NODE=4 visible={turned}"
+    )
+    assert gpus_of(reply) == "4,5"  # of GPUs 2 to 5 on nodes 1 and 0, which are as far from node 2
+    assert "HIP_VISIBLE_DEVICES=3,2" in render(reply, "shell").splitlines()
+    assert all(render(reply, form) for form in ("json", "map_gpu"))
