@@ -16,7 +16,7 @@ from affinityd import config
 from affinityd.audit.model import GpuHolders
 from affinityd.audit.sources import HolderSources
 from affinityd.client import local_plan
-from affinityd.client.apply import ProcessContext
+from affinityd.client.process import ProcessContext
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.discovery.nvml.query import query_processes
 from affinityd.errors import AffinityError, BoundError, InvalidRequestError, TargetError

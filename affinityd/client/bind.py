@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from affinityd import config
 from affinityd.client import apply, ask_daemon, openmp
 from affinityd.client.ask_daemon import READING, TIMEOUT
+from affinityd.client.process import ProcessContext
 from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.errors import (
     AffinityError,
@@ -133,7 +134,8 @@ def plan(*, timeout: float = TIMEOUT, **parameters: object) -> PlanDocument:
     )
 
     def find() -> PlanDocument:
-        query = apply.own_query(chosen)
+        process = ProcessContext.of_self()
+        query = process.query(chosen, process.mask)
         # bind() needs neither, and each rank would wait for them.
         from affinityd.client.local_plan import find_node, plan_on_node  # noqa: PLC0415
         from affinityd.json_codec import loads  # noqa: PLC0415
@@ -186,11 +188,12 @@ def bind_process(
         before = openmp.cpus_before_binding(os.environ, mask)
         sockets = config.sockets(variables)
 
-        def find() -> ProcessPlan:
-            query = apply.own_query(chosen, switch, before)
-            return ask_daemon.find_plan(query, sockets, start, timeout, forks=False)
+        def find() -> tuple[ProcessContext, ProcessPlan]:
+            process = ProcessContext.of_self()
+            query = process.query(chosen, before, switch)
+            return process, ask_daemon.find_plan(query, sockets, start, timeout, forks=False)
 
-        plan = _in_time(find, timeout)
+        process, plan = _in_time(find, timeout)
     except AffinityError as error:
         if switch != config.OBSERVE:
             raise
@@ -203,8 +206,8 @@ def bind_process(
         memory, remarks = apply.add_to_pin(plan, variables, policy=policy, libraries=libraries)
         return _kept(memory, remarks)
     libraries = variables.get(apply.NICS) if libraries is None else libraries
-    cpus, memory, remarks = apply.pin_self(
-        plan, chosen, variables, policy=policy, libraries=libraries
+    cpus, memory, remarks = apply.apply_plan(
+        plan, process, chosen, variables, policy=policy, libraries=libraries
     )
     return Binding(
         cpus=cpus,

@@ -1,13 +1,37 @@
-"""A process's plan, as its clients use it."""
+"""A process's plan, as its clients use it, and the lines that tell a person about it."""
 
 from __future__ import annotations
 
+import os
+
 from affinityd import config
-from affinityd.cpuset import CpuSet, parse_list
+from affinityd.cpuset import CpuSet, format_list, parse_list, several
 from affinityd.errors import AffinityError
-from affinityd.text import quote
+from affinityd.request import environment
+from affinityd.text import count, quote
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from affinityd.client.process import ProcessContext
 
 LOCALITIES = ("local", "mixed", "remote", "unknown")
+#: Remarks on a plan's warnings; the others follow from the question, or are reported anyway.
+REMARKS = {
+    "visible_cut": (
+        "not all of the visible devices are here, and the driver ends the list before the first "
+        "that is not"
+    ),
+    "slow_cores": "all cores of this rank are of a slower kind than others that it may use",
+    "widened": "the nearest others were added (AFFINITYD_CPUS=none leaves them out)",
+    "share_unavailable": "too few cores for a block for each GPU: only this job's GPUs divide them",
+    "ambiguous_index": "which GPU an index means is not certain here: name the GPU by its UUID",
+}
+SAME_PLACES = (
+    "ranks that share these CPUs put their threads on the same first ones; for CPUs of its own for "
+    "each rank: AFFINITYD_MODE=unique_contiguous"
+)
 
 
 class ProcessPlan:
@@ -68,3 +92,84 @@ def read_plan(text: str) -> ProcessPlan:
 def _words(text: str) -> tuple[str, ...]:
     """Return the different words that commas separate."""
     return tuple(filter(None, dict.fromkeys(text.split(","))))
+
+
+def summary(
+    plan: ProcessPlan, cpus: CpuSet, process: ProcessContext, chosen: Mapping[str, str]
+) -> str:
+    """Return the place of a process in a line: its rank, its GPUs, their nodes, its CPUs."""
+    rank = process.rank
+    if "rank" in chosen:
+        task = f"rank {chosen['rank']}"
+    elif rank is None:
+        task = "no rank"
+    else:
+        size = "" if rank.size is None else f" of {rank.size}"
+        task = f"rank {rank.number}{size} ({rank.variable})"
+    gpus = several("GPU", plan.gpus) if plan.gpus else "GPU unknown"
+    nodes = several("node", plan.nodes) if plan.nodes else "node unknown"
+    place = f"{gpus}, {nodes}, {several('CPU', cpus)}"
+    return f"{task}: {place} ({plan.locality}, planned from {plan.source})"
+
+
+def remarks(
+    plan: ProcessPlan, cpus: CpuSet, process: ProcessContext, chosen: Mapping[str, str]
+) -> Iterator[str]:
+    """Yield what is not as the user may expect of a process that was pinned to these CPUs."""
+    rank = process.rank
+    is_alone = rank is None or environment.is_alone(process.environ or {}, rank)
+    # A process that named its GPUs knows them, and each rank would repeat it.
+    if is_alone and "gpus" not in chosen and len(plan.gpus) > 1 and len(plan.nodes) > 1:
+        gpus, nodes = several("GPU", plan.gpus), several("node", plan.nodes)
+        yield (
+            f"this process sees {gpus} of {nodes} and has the CPUs near any of them; if it uses "
+            "only one GPU, name it: --gpus N, in Python bind(gpus=N)"
+        )
+    if plan.replayed is not None:
+        yield plan.replayed
+    if plan.trouble is not None:
+        yield f"{plan.trouble}; planned from {plan.source}"
+    asked = format_list(plan.cpus)
+    if plan.locality == "remote" and rank is not None and process.is_bound(plan.allowed):
+        unbinding = environment.UNBINDING.get(rank.variable, "another launch")
+        yield (
+            f"CPUs {asked} are not near the GPU: the launcher, or numactl or taskset in its "
+            f"script, bound this rank; {unbinding} leaves the choice to affinityd"
+        )
+    elif plan.locality == "remote":
+        yield f"CPUs {asked} are not near the GPU; allowed are {format_list(plan.allowed)}"
+    if cpus != plan.cpus:
+        yield f"CPUs {asked} were cut down to {format_list(cpus)}: the cpuset has no more"
+    for code in plan.warnings:
+        if code in REMARKS:
+            yield f"{_lack(plan)}: {REMARKS[code]}" if code == "widened" else REMARKS[code]
+
+
+def _lack(plan: ProcessPlan) -> str:
+    """Return that fewer CPUs are near than were asked for, with their numbers where known."""
+    if plan.near is None:
+        return "fewer CPUs are near the GPU than were asked for"
+    are = "is" if len(plan.near) == 1 else "are"
+    allowed = count(len(plan.allowed), "allowed CPU")
+    return f"{len(plan.near)} of {allowed} {are} near the GPU, fewer than were asked for"
+
+
+def rebinding(
+    plan: ProcessPlan, process: ProcessContext, chosen: Mapping[str, str]
+) -> Iterator[str]:
+    """Yield a line for each variable of this process that undoes the pin."""
+    for variable, switch in environment.rebinding(os.environ):
+        line = f"{variable} binds threads anew afterwards; to end that: {switch}"
+        if variable.startswith("OMP_") and _shares_cpus(plan, process, chosen):
+            line += f"; {SAME_PLACES}"
+        yield line
+
+
+def _shares_cpus(plan: ProcessPlan, process: ProcessContext, chosen: Mapping[str, str]) -> bool:
+    """Return whether other ranks of this process's launcher may have the same CPUs."""
+    from affinityd.planner.modes import MODES  # noqa: PLC0415 - few have a binder to come
+
+    mode = MODES.get(chosen.get("mode", "node").replace("-", "_"))
+    if process.rank is None or process.rank.size == 1 or mode is None or not mode.shares:
+        return False
+    return not process.is_bound(plan.allowed)

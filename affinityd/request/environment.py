@@ -1,6 +1,6 @@
 """The variables of launchers, schedulers, drivers and communication libraries. Pure.
 
-Scripts and commands send them to the daemon as they are, as `env=NAME=VALUE`; parameters.py says
+Scripts and commands send them to the daemon as they are, as `env=NAME=VALUE`; task.py says
 what they mean for a plan.
 
 Sources: CUDA C++ Programming Guide "CUDA Environment Variables"; ROCm "GPU isolation techniques";
@@ -87,8 +87,10 @@ SLICE = "AFFINITYD_SLICE"
 JOB_CPUS = "AFFINITYD_JOB_CPUS"  #: the CPUs of a container: its request, or its limit
 JOB_GPUS = "AFFINITYD_JOB_GPUS"  #: the GPUs of a job on this node, in the node's numbering
 NVIDIA_VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+#: Variables by which a process may count its GPUs otherwise than the node.
+OF_NUMBERS = (DEVICE_ORDER, MPS_PIPE, MPS_LIST, ZE_HIERARCHY, *RENUMBERING.values())
 #: The variables about a process's task, which commands send to the daemon.
-OF_TASK = (
+SENT = (
     *LAUNCHERS,
     *dict.fromkeys(name for names in LAUNCHERS.values() for name in names),  # two share one
     *(FLUX_NODES, SLURM_JOB, "SLURM_STEP_ID", "SLURM_NTASKS", "SLURM_GTIDS", "SLURM_JOB_GPUS"),
@@ -96,20 +98,12 @@ OF_TASK = (
     *("SLURM_JOB_CPUS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"),
     *("SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_LIST", "SLURM_MEM_BIND_TYPE", "SLURM_TRES_BIND"),
     *(JOB_CPUS, JOB_GPUS, CPULIST, ALLOWED, TORCHRUN),
+    *(CPUS, SLICE, NVIDIA_VISIBLE, *OF_NUMBERS),
 )
 #: Lists of CPUs, or with an entry for each node of a job; the others have one for each task or GPU.
 LONG_LISTS = {ALLOWED, CPULIST, SLICE, "SLURM_STEP_TASKS_PER_NODE", "SLURM_JOB_CPUS_PER_NODE"}
-#: Variables by which a process may count its GPUs otherwise than the node.
-OF_NUMBERS = (DEVICE_ORDER, MPS_PIPE, MPS_LIST, ZE_HIERARCHY, *RENUMBERING.values())
 #: All that `env` may name; scripts send the others as well.
-READ = frozenset(
-    (
-        *OF_TASK,
-        *VISIBLE_NAMES,
-        *(NVIDIA_VISIBLE, SLICE, *OF_NUMBERS, *OF_PLAN),
-        *PARAMETER_VARIABLES.values(),
-    )
-)
+READ = frozenset((*SENT, *VISIBLE_NAMES, *OF_PLAN, *PARAMETER_VARIABLES.values()))
 
 #: Variables by which libraries and launchers undo a pin, each with the switch that ends that.
 REBINDS = {

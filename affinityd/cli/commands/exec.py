@@ -13,8 +13,11 @@ import time
 from affinityd import config
 from affinityd.cli.console import flag, say
 from affinityd.client import apply, ask_daemon
+from affinityd.client.process import ProcessContext
+from affinityd.client.process_plan import summary
 from affinityd.cpuset import several
 from affinityd.errors import AffinityError, InvalidRequestError
+from affinityd.linux.cgroup import own_cpu_limit
 from affinityd.linux.files import environment_of
 from affinityd.text import quote
 
@@ -113,13 +116,15 @@ def _trouble(words: Sequence[str], start: float) -> str | None:
 
 def _plan(
     options: Mapping[str, str], variables: Mapping[str, str], start: float, switch: str
-) -> tuple[dict[str, str], ProcessPlan]:
-    """Return the parameters and the plan of this process. Raises AffinityError."""
+) -> tuple[ProcessContext, dict[str, str], ProcessPlan]:
+    """Return this process, the parameters of its plan, and the plan. Raises AffinityError."""
     timeout = seconds(options.get("timeout") or variables.get("AFFINITYD_TIMEOUT"))
     chosen = {name: text for name, text in options.items() if name in PARAMETERS}
     parameters = config.plan_parameters(variables, chosen)
-    query, sockets = apply.own_query(parameters, switch), config.sockets(variables)
-    return parameters, ask_daemon.find_plan(query, sockets, start, timeout, forks=True)
+    process = ProcessContext.of_self()
+    query, sockets = process.query(parameters, process.mask, switch), config.sockets(variables)
+    plan = ask_daemon.find_plan(query, sockets, start, timeout, forks=True)
+    return process, parameters, plan
 
 
 def _pin(options: Mapping[str, str], start: float, switch: str) -> None:
@@ -139,19 +144,22 @@ def _pin(options: Mapping[str, str], start: float, switch: str) -> None:
     if kept is not None:
         _keep(kept, options, variables, start)
         return
-    parameters, plan = _plan(options, variables, start, switch)
+    process, parameters, plan = _plan(options, variables, start, switch)
     if plan.switch != config.ON:
         apply.export_observed(plan)
         return
-    cpus, _, lines = apply.pin_self(plan, parameters, variables, policy=policy, libraries=libraries)
+    cpus, _, lines = apply.apply_plan(
+        plan, process, parameters, variables, policy=policy, libraries=libraries
+    )
     if "verbose" in options:
         ports = os.environ.get(apply.EXPORTED_NICS) or "none"
         nics = [f"NICs for {libraries}: {ports}"] if libraries else []
-        lines = [apply.summary(plan, cpus, parameters), *nics, *lines]
+        lines = [summary(plan, cpus, process, parameters), *nics, *lines]
     if os.environ.get(OWN):
         lines.append(f"{OWN} is removed, and ignored: docs/binders.md has each binder's switch")
     sets_threads = "threads" in options or variables.get(apply.THREADS) == apply.AUTO
-    for line in (*lines, *apply.threads_to_start(cpus, plan.threads if sets_threads else None)):
+    threads = plan.threads if sets_threads else None
+    for line in (*lines, *apply.threads_to_start(cpus, process.cpu_limit, threads)):
         say(f"{NAME}: {line}")
 
 
@@ -167,12 +175,12 @@ def _keep(
         lines.append(f"affinityd pinned this process before, to {several('CPU', cpus)}: they stay")
     threads = None
     if {"memory", "nics", "threads"} & options.keys():
-        _, plan = _plan(options, variables, start, config.ON)
+        _, _, plan = _plan(options, variables, start, config.ON)
         policy, libraries = options.get("memory"), options.get("nics")
         _, remarks = apply.add_to_pin(plan, variables, policy=policy, libraries=libraries)
         lines += remarks
         threads = plan.threads if "threads" in options else None
-    for line in (*lines, *apply.threads_to_start(cpus, threads)):
+    for line in (*lines, *apply.threads_to_start(cpus, own_cpu_limit(len(cpus)), threads)):
         say(f"{NAME}: {line}")
 
 

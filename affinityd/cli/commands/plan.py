@@ -19,7 +19,7 @@ from affinityd.cli.parser import (
 )
 from affinityd.cli.render.topology import add_svg, write_svg
 from affinityd.client import local_plan
-from affinityd.client.apply import ProcessContext
+from affinityd.client.process import ProcessContext
 from affinityd.cpuset import CpuSet, format_list, parse_list, several
 from affinityd.discovery.machine import Machine
 from affinityd.errors import InvalidRequestError

@@ -14,7 +14,7 @@ from affinityd.errors import AffinityError
 from affinityd.linux.memory_policy import parse_policy
 from affinityd.linux.processes import parse_stat
 from affinityd.request.devices import all_devices, read_visible
-from affinityd.request.environment import OF_TASK, local_rank
+from affinityd.request.environment import SENT, local_rank
 from affinityd.request.parameters import MAX_LENGTH, PARAMETERS, parse_query, parse_request
 from affinityd.request.resolve import answer
 from affinityd.slurm.commands import parse as parse_slurmd
@@ -27,7 +27,7 @@ DGX, MIXED, AMD = machine("dgx-a100"), machine("mixed-models"), machine("mi250x"
 
 
 def a_task_of_slurm(text: str) -> object:
-    environ = dict.fromkeys((name for name in OF_TASK if name.startswith("SLURM")), text[:300])
+    environ = dict.fromkeys((name for name in SENT if name.startswith("SLURM")), text[:300])
     environ |= {"SLURM_LOCALID": "1", "SLURM_GTIDS": "0,1", "SLURM_STEP_ID": "0"}
     query = [("env", f"{name}={value}") for name, value in environ.items()]
     return answer(Node(DGX), parse_query(query))

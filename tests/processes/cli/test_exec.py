@@ -335,8 +335,10 @@ def imported(*words: str, env: Mapping[str, str]) -> set[str]:
 
 #: The plan of a process that finds no daemon; the child that makes it says nothing itself.
 ALONE = """
-from affinityd.client import apply, ask_daemon
-plan = ask_daemon.find_plan(apply.own_query({'gpus': '1'}), ['/none/s'], 0, 60, forks=False)
+from affinityd.client import ask_daemon
+from affinityd.client.process import ProcessContext
+query = ProcessContext.of_self().query({'gpus': '1'}, frozenset({0}))
+plan = ask_daemon.find_plan(query, ['/none/s'], 0, 60, forks=False)
 assert (plan.gpus, plan.source) == ({1}, 'sysfs')
 """
 

@@ -17,9 +17,11 @@ IMPORTED = """
 import sys
 from affinityd.cli import entry
 from affinityd.cli.commands import exec
-from affinityd.client import apply, ask_daemon
-ask_daemon.find_plan(apply.own_query({'gpus': '1'}), ['/none/s'], 0, 60, forks=True)
-ask_daemon.find_plan(apply.own_query({'gpus': '1'}), ['/none/s'], 0, 60, forks=False)
+from affinityd.client import ask_daemon
+from affinityd.client.process import ProcessContext
+query = ProcessContext.of_self().query({'gpus': '1'}, frozenset({0}))
+ask_daemon.find_plan(query, ['/none/s'], 0, 60, forks=True)
+ask_daemon.find_plan(query, ['/none/s'], 0, 60, forks=False)
 for name, module in sys.modules.items():
     if name.partition('.')[0] == 'affinityd':
         print(module.__file__)

@@ -10,7 +10,7 @@ import pytest
 
 from affinityd.cli import main, target
 from affinityd.cli.commands import pin
-from affinityd.client.apply import ProcessContext
+from affinityd.client.process import ProcessContext
 from affinityd.errors import TargetError
 from affinityd.linux.processes import descendants, mask_of, stat_of, thread_ids
 from tests.support.children import ZOMBIE, children_of, parent_of, program, sleeping

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from affinityd.client import apply
-from affinityd.client.apply import ProcessContext, granted_gpus, launchers_mask
-from affinityd.client.process_plan import read_plan
+from affinityd.client.process import ProcessContext, granted_gpus, launchers_mask
+from affinityd.client.process_plan import REMARKS, read_plan
 from affinityd.cpuset import format_list, parse_list
 from affinityd.linux import memory_policy
 from affinityd.linux.memory_policy import MemoryPolicy
@@ -28,8 +28,9 @@ REFUSED = "were refused: Invalid argument; the cpuset may hold none of them"
 
 #: Prints the query of the process that it runs in.
 ASK = (
-    "import json, sys; from affinityd.client.apply import own_query;"
-    "print(json.dumps(own_query(json.loads(sys.argv[1]))))"
+    "import json, sys; from affinityd.client.process import ProcessContext;"
+    "process = ProcessContext.of_self();"
+    "print(json.dumps(process.query(json.loads(sys.argv[1]), process.mask)))"
 )
 #: Sets the mask of a thread of its, once it is in its cgroup, and prints what came of it.
 PIN = """
@@ -141,6 +142,8 @@ def test_a_mask_is_cut_to_the_cpuset_or_refused() -> None:
 
 # Applying a plan.
 
+UNKNOWN = ProcessContext(os.getpid(), None, lambda: None, devices=None)
+
 
 @pytest.mark.parametrize(
     ("line", "cpus", "trouble", "remarks"),
@@ -148,9 +151,9 @@ def test_a_mask_is_cut_to_the_cpuset_or_refused() -> None:
         ("", "4-5", None, ["CPUs 4-7 were cut down to 4-5: the cpuset has no more"]),
         ("LOCALITY=remote", "4-7", None, ["CPUs 4-7 are not near the GPU; allowed are 0-9"]),
         ("WARNINGS=unknown_locality,shared_gpu", "4-7", None, []),
-        ("WARNINGS=share_unavailable", "4-7", None, [apply.REMARKS["share_unavailable"]]),
-        ("WARNINGS=slow_cores", "4-7", None, [apply.REMARKS["slow_cores"]]),
-        ("WARNINGS=ambiguous_index", "4-7", None, [apply.REMARKS["ambiguous_index"]]),
+        ("WARNINGS=share_unavailable", "4-7", None, [REMARKS["share_unavailable"]]),
+        ("WARNINGS=slow_cores", "4-7", None, [REMARKS["slow_cores"]]),
+        ("WARNINGS=ambiguous_index", "4-7", None, [REMARKS["ambiguous_index"]]),
         ("", "4-7", "the daemon hangs", ["the daemon hangs; planned from sysfs"]),
     ],
 )
@@ -170,7 +173,8 @@ def test_children_have_the_plan_in_variables_and_deviations_are_remarks(
     text = "".join(f"AFFINITYD_{name}={value}\n" for name, value in lines.items())
     plan = read_plan(text)
     plan.source, plan.trouble = "sysfs", trouble
-    assert apply.apply_plan(plan, None) == (parse_list(cpus), None, remarks)
+    applied = apply.apply_plan(plan, UNKNOWN, {}, {}, policy=None, libraries=None)
+    assert applied == (parse_list(cpus), None, remarks)
     told = subprocess.check_output(["env"], text=True).splitlines()
     ours = ("AFFINITYD_CPU", "AFFINITYD_A", "AFFINITYD_L", "AFFINITYD_U")
     assert {it for it in told if it.startswith(ours)} == {
@@ -200,7 +204,7 @@ def test_only_interleaved_memory_is_near_all_visible_gpus(
     for name in ("CPULIST", "ALLOWED", "LOCALITY", "PINNED_FOR"):
         monkeypatch.setenv(f"AFFINITYD_{name}", "")  # to be as it was afterwards
     text = "".join(f"AFFINITYD_{name}={value}\n" for name, value in lines.items())
-    apply.apply_plan(read_plan(text), policy)
+    apply.apply_plan(read_plan(text), UNKNOWN, {}, {}, policy=policy, libraries=None)
     assert asked == [policy, nodes]
 
 
@@ -209,7 +213,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root unmounts and c
 #: Narrows its mask, and prints that, what it knows of it, and whether its cpuset is as it was.
 NARROW = (
     "import os; mine = os.sched_getaffinity(0); os.sched_setaffinity(0, {min(mine)});"
-    "from affinityd.client.apply import ProcessContext; own = ProcessContext.of_self();"
+    "from affinityd.client.process import ProcessContext; own = ProcessContext.of_self();"
     "print(own.cpuset >= mine, own.mask == os.sched_getaffinity(0), len(own.mask))"
 )
 
@@ -258,7 +262,9 @@ def test_another_process_has_its_own_environment_dev_and_parent(tmp_path: Path) 
 def test_a_parent_whose_environment_cannot_be_read_in_time_counts_as_unread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(apply, "environment_of", lambda _pid: time.sleep(PATIENCE))
+    monkeypatch.setattr(
+        "affinityd.client.process.environment_of", lambda _pid: time.sleep(PATIENCE)
+    )
     environ = {"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "2"}
     process = ProcessContext(0, environ, lambda: launchers_mask(1, {}), devices=None)
     began = time.monotonic()

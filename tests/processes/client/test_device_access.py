@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.client.apply import ProcessContext, mps_daemon
+from affinityd.client.process import ProcessContext, mps_daemon
 
 #: For local use, kernel Documentation/admin-guide/devices.txt: no driver is behind it, and to open
 #: such a file is an error. To open a real one would wake a driver.
@@ -26,7 +26,7 @@ needs_cgroup = pytest.mark.skipif(
 #: Looks as root, and as a user that is in no group of theirs.
 LOOK = """
 import os
-from affinityd.client.apply import granted_gpus
+from affinityd.client.process import granted_gpus
 print(granted_gpus("dev", "sys"))
 os.setgroups([]), os.setgid(65534), os.setuid(65534)
 print(granted_gpus("dev", "sys"))

@@ -4,9 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from affinityd.client import apply
-from affinityd.client.apply import ProcessContext
 from affinityd.client.local_plan import plan_on_node
+from affinityd.client.process import ProcessContext
 from affinityd.cpuset import format_list, parse_list
 from affinityd.planner.modes import MODES
 from affinityd.request.resolve import Reply
@@ -25,7 +24,7 @@ TORCHRUN = "LOCAL_RANK={} LOCAL_WORLD_SIZE=4"
 def _drivers_of_no_vendor() -> Iterator[None]:
     """Read the variables of every vendor, as if this machine's own driver were not there."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(apply, "DRIVERS", {})
+        patch.setattr("affinityd.client.process.DRIVERS", {})
         yield
 
 

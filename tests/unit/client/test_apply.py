@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from affinityd import machines
-from affinityd.client import apply
-from affinityd.client.apply import ProcessContext, export_nics
+from affinityd.client.apply import export_nics
 from affinityd.client.local_plan import plan_on_node
+from affinityd.client.process import ProcessContext
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.request.environment import NIC_VARIABLES
 from affinityd.request.resolve import Reply
@@ -90,7 +90,7 @@ def named(numbers: Sequence[int]) -> str:
 def _drivers_of_no_vendor() -> Iterator[None]:
     """Read the variables of every vendor, as if this machine's own driver were not there."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(apply, "DRIVERS", {})
+        patch.setattr("affinityd.client.process.DRIVERS", {})
         yield
 
 

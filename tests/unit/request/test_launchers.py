@@ -9,9 +9,8 @@ from collections.abc import Iterable, Mapping
 import pytest
 
 from affinityd.cli.target import ProcessPlanner
-from affinityd.client import apply
-from affinityd.client.apply import ProcessContext
 from affinityd.client.local_plan import plan_on_node
+from affinityd.client.process import ProcessContext
 from affinityd.linux.processes import stat_of
 from affinityd.request.environment import MPS_LIST, OF_NUMBERS, READ, VISIBLE_NAMES
 from affinityd.request.resolve import Reply
@@ -73,7 +72,7 @@ def test_a_rank_of_each_launcher_has_its_gpus(
     first: str,
     last: str,
 ) -> None:
-    monkeypatch.setattr(apply, "DRIVERS", {})
+    monkeypatch.setattr("affinityd.client.process.DRIVERS", {})
     is_slurm_s = variables.startswith("SLURM") and "RANK" not in variables
     if is_slurm_s != (client == "TaskProlog") and client in SCRIPTS:
         return  # TaskProlog pins tasks of srun, and a pod's run none
