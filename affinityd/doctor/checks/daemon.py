@@ -136,19 +136,8 @@ def daemon(facts: NodeFacts) -> CheckResults:
 
 #: Variables that commands, prologs and pods read, besides the settings.
 READ = (
-    *(
-        "CHOOSE_GPU",
-        "CONFIG",
-        "CPUS",
-        "DRAIN",
-        "GPU_ORDER",
-        "JOB_CPUS",
-        "JOB_GPUS",
-        "MEMORY",
-        "MPS_DEVICES",
-        "NICS",
-    ),
-    *("THREADS", "TIMEOUT", "URL", "VERBOSE"),
+    *("CHOOSE_GPU", "CONFIG", "CPUS", "DRAIN", "GPU_ORDER", "JOB_CPUS", "JOB_GPUS", "MEMORY"),
+    *("MPS_DEVICES", "NICS", "THREADS", "TIMEOUT", "URL", "VERBOSE"),
 )
 #: Variables that affinityd sets for jobs.
 WRITTEN = (
