@@ -136,6 +136,7 @@ tell({BIND}, own_policy())"""
         ('"get_mempolicy"', f"tell({BIND}, own_policy())", [[HOLDS]] * 2),
         ('"get_mempolicy"', IN_A_THREAD, [[HOLDS]]),
         ('"get_mempolicy"', IN_NO_FILE, [["unknown", f"{HOLDS} {ACCEPTED}{UNREAD}"], None]),
+        ('"move_pages"', IN_NO_FILE, [[HOLDS]] * 2),  # the system call alone tells it
     ],
 )
 def test_a_policy_that_seccomp_refuses(refused: str, code: str, told: object) -> None:

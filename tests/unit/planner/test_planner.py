@@ -340,6 +340,7 @@ WIDENED = {
     "caches": made({0: "0-3", 1: "4-7"}, cores_per_llc=2),
     "socket": made({0: "0-1", 1: "2-3", 2: "4-5"}, packages={0: "0-3", 1: "4-5"}),
     "dgx": machine("dgx-a100"),  # 128 cores of two CPUs, 8 GPUs
+    "lone": made({0: "0-1"}, gpus=[0, 0]),
 }
 
 
@@ -437,6 +438,7 @@ nothing                          | pair |                                       
 all of a node: its GPU's part    | dgx | SLURM_JOB_ID=1                              | 16
 all but a core that Slurm keeps  | dgx | SLURM_JOB_ID=1 cpuset=1-127,129-255         | 16
 one thread of each core          | dgx | SLURM_JOB_ID=1 cpuset=0-127                 | 16
+as many cores as GPUs            | lone | gpus=0 SLURM_JOB_ID=1                      | 1
 a number that was asked for      | dgx | AFFINITYD_CPUS=64                               | 64
 a pod's request, among others    | dgx | SLURM_JOB_ID=1 SLURM_CPUS_ON_NODE=64                  | 64
 a part of a node was counted out | dgx | SLURM_JOB_ID=1 cpuset=0-63                  | 64
