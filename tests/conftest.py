@@ -19,9 +19,6 @@ MEMORY = Path("/dev/shm")  # noqa: S108 - pytest makes a folder of its own in it
 if os.access(MEMORY, os.W_OK):
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", os.fspath(MEMORY))
 
-#: Where a file's suite is in its path: tests/SUITE, or tests/e2e/SUITE.
-TESTS = Path(__file__).parent
-
 hide_the_machines_own()
 
 

@@ -21,10 +21,6 @@ def documents(path: Path) -> list[Object]:
     return loaded(path.read_text())
 
 
-def pods(path: Path) -> list[Mapping[str, Any]]:
-    return [it["spec"] for it in documents(path) if it["kind"] == "Pod"]
-
-
 @NAMED
 def test_kubernetes_knows_every_field(path: Path) -> None:
     validate(documents(path), OLDEST, NEWEST)

@@ -10,7 +10,7 @@ from affinityd.discovery import discover
 from affinityd.discovery.nvml import NvmlGpu, NvmlReport
 from affinityd.topology.model import Topology
 from tests.support.machines.sysfs_tree import files_of, pci_devices, tree_of
-from tests.support.tables import rows
+from tests.support.tables import cases, rows
 
 PCI = "sys/bus/pci/devices"
 GPU = "0000:07:00.0"
@@ -23,28 +23,7 @@ def read(
     return discover(tree_of(tmp_path, machine, links), None)
 
 
-@pytest.mark.parametrize(
-    ("code", "vendor", "expected"),
-    rows("""
-    NVIDIA's display | 0x030000 | 0x10de | nvidia
-    AMD's APU | 0x030000 | 0x1002 | amd
-    AMD's accelerator | 0x120000 | 0x1002 | amd
-    Huawei's Ascend | 0x120000 | 0x19e5 | huawei
-    anybody's accelerator, by its digits | 0x120000 | 0x1ED5 | 1ed5
-    ASPEED's display is a BMC's | 0x030000 | 0x1a03 |
-    Intel's Arc | 0x030000 | 0x8086 | 8086
-    Intel's Max | 0x038000 | 0x8086 | 8086
-    MetaX | 0x038000 | 0x9999 | 9999
-    Moore Threads | 0x030200 | 0x1ed5 | 1ed5
-    Iluvatar | 0x030200 | 0x1e3e | 1e3e
-    Hygon | 0x038000 | 0x1d94 | 1d94
-    a virtual machine's display | 0x038000 | 0x1af4 |
-    NVIDIA's NVSwitch is a bridge | 0x068000 | 0x10de |
-    NVIDIA's audio function | 0x040300 | 0x10de |
-    a co-processor | 0x0b4000 | 0x1bcf |
-    a device whose class cannot be read | ? | 0x10de |
-    """),
-)
+@pytest.mark.parametrize(("code", "vendor", "expected"), cases("pci_classes.tsv"))
 def test_which_devices_are_gpus(tmp_path: Path, code: str, vendor: str, expected: str) -> None:
     gpus = read(tmp_path, pci_devices(code, vendor, GPU)).gpus
     assert [gpu.vendor for gpu in gpus] == expected.split()

@@ -21,7 +21,7 @@ from tests.support.machines.strategies import (
     questions,
     subsets,
 )
-from tests.support.tables import rows, words
+from tests.support.tables import cases, words
 
 NODES = {
     # Five cores and two GPUs on node 0, five cores and one GPU on node 1.
@@ -74,51 +74,7 @@ def test_share_auto_is_decided_by_mode_and_cpuset(asked: str, share: str) -> Non
     assert ask(machine("dgx-1v"), **words(f"gpus=0 {asked}")).plan.share == share
 
 
-@pytest.mark.parametrize(
-    ("name", "asked", "expected"),
-    rows("""
-a block is its GPU's in any order | dgx-a100 | gpus=1,0 | 56-63,184-191 48-55,176-183
-four GPUs of a node: a quarter        | dgx-1v   | gpus=3                  | 15-19,55-59
-the rest goes to the first GPUs       | uneven | balanced=false            | 0-2 3-4 5-9
-as much as the smallest block has     | uneven |                           | 0-1 3-4 5-6
-which counts, asked for or not        | uneven | gpus=2                    | 5-6
-but not where GPUs outnumber cores    | short  | gpus=2                    | 1-3
-whoever asks                          | short  | gpus=2,3                  | 1-3 9-11
-wherever it is                        | even   | gpus=0                    | 0-1
-exclusive is never balanced           | uneven | mode=exclusive            | 0-2 3-4 5-9
-the first core of each block          | uneven | mode=single_unique        | 0 1 5
-in turn, of ranks on one GPU          | uneven | mode=single_unique gpus=1,1,2 | 1 3 5
-interleaved: every n-th core | uneven | mode=unique_interleaved balanced=no | 0,2,4 1,3 5-9
-ranks on one GPU divide its block     | pair   | gpus=0,0                  | 0-1 2-3
-interleaved is within the block       | pair | gpus=0,1,0 mode=unique_interleaved balanced=no \
-| 0,4 1,3,5,7 2,6
-balanced over the ranks, too          | pair     | gpus=0,1,0              | 0-1 4-5 2-3
-reserved CPUs are in no block         | pair     | reserved=0 balanced=no  | 1-4 5-7
-unknown GPUs are placed among all     | unknown  |                         | 4-5 0-1 2-3
-and alone, too                        | unknown  | gpus=2                  | 2-3
-a block has its cores' partners       | partners | scope=socket            | 0,2,4 1,3,5
-the same for one GPU alone            | partners | scope=socket gpus=1     | 1,3,5
-another GPU's near core is no partner | none     | scope=socket gpus=0     | 0-1
-a lost core's partners go to others   | wide     | scope=socket cpuset=1-7 | 1,4-5 2,6
-a cpuset leaves what it has of each   | pair | cpuset=2-7 balanced=no      | 2-3 4-7
-one core of each block is enough      | pair | cpuset=3-4 balanced=no      | 3 4
-a GPU without one: cut anew           | pair | cpuset=0-3 balanced=no      | 0-1 2-3
-even with as many cores as GPUs       | pair | cpuset=5,7 balanced=no      | 5 7
-the rest to the first, then, too      | pair | cpuset=5-7 balanced=no      | 5-6 7
-the same for one GPU alone, then, too | pair | cpuset=5-7 balanced=no gpus=1 | 7
-a cache each, in turn                 | caches | mode=core_complex | 0-1 2-3 8-9
-the same for one GPU alone            | caches | mode=core_complex gpus=1 | 2-3
-ranks on one GPU have every other one | caches | mode=core_complex gpus=0,0,0,1 | 0-1 4-5 0-1 2-3
-those with most allowed CPUs first    | caches | mode=core_complex cpuset=1-7 gpus=0,0,1 | 4-5 1 2-3
-more GPUs than caches                 | few    | mode=core_complex | 0-1 2-3 0-1
-one cache that is allowed             | caches | mode=core_complex cpuset=0-1 gpus=0,1 | 0-1 0-1
-which is for one node only            | four | cpuset=0-1,5-7 balanced=no  | 0 1 5 6-7
-too few cores on another node         | three | cpuset=2,4-7 balanced=no gpus=2 | 4-7
-a balanced job that has lost its core | unlike | cpuset=2-4 gpus=0           | 2
-is not noticed by one that is not     | unlike | cpuset=2-4 gpus=1 balanced=no | 3-4
-nor by one that never is              | unlike | cpuset=2-4 gpus=1 mode=exclusive | 3-4
-"""),
-)
+@pytest.mark.parametrize(("name", "asked", "expected"), cases("plans/blocks.tsv"))
 def test_each_gpu_has_a_block_of_its_node(name: str, asked: str, expected: str) -> None:
     reply = ask(node(name), **words(f"share=node {asked}"))
     assert " ".join(cpulists(reply)) == expected

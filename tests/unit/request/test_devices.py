@@ -49,50 +49,12 @@ NODES = {
 }
 
 
-EVERY = "granted=0,1,2,3,4,5,6,7 NVIDIA_VISIBLE_DEVICES"  #: of a privileged container
-
-
 def indices(topology: Topology, asked: str) -> str:
     ranks = ask(topology, **words(f"mode=node {asked}")).ranks
     return " ".join(str(rank.gpu.index) for rank in ranks)
 
 
-@pytest.mark.parametrize(
-    ("asked", "expected"),
-    rows(f"""
-all, if none is named                   |                              | 0 1 2 3 4 5 6 7
-by index, in the request's order        | gpus=3,0                     | 3 0
-by the beginning of a UUID              | gpus=GPU-12                  | 2
-by PCI bus id, and not its instance     | gpus=0000:90:00.0            | 5
-as NVML prints it, and in capitals      | gpus=0000:BD:00.0,00000000:bd:00.0 | 7 7
-a MIG instance has its parent's place   | gpus=MIG-a1,MIG-a2           | 5 5
-what is visible, in its order           | visible=6,4                  | 6 4
-indices count what is visible           | visible=6,4 gpus=1,0         | 4 6
-a UUID counts nothing                   | visible=6,4 gpus=GPU-00      | 0
-visible by UUID                         | visible=GPU-36,GPU-12        | 6 2
-a visible MIG instance                  | visible=MIG-a2               | 5
-granted GPUs are in node order          | granted=5,2                  | 2 5
-and numbered from 0                     | granted=5,2 gpus=0           | 2
-granted by device minor                 | granted=minor:7,minor:3      | 0 4
-an instance of a granted GPU            | granted=5 gpus=MIG-a1        | 5
-an instance by its GPU and number       | granted=2,5:1 gpus=MIG-a2    | 5
-one that is not there: the whole GPU    | granted=5:2 gpus=MIG-a1      | 5
-a file of a GPU that was lost           | granted=minor:7,minor:99     | 0
-what a container was to be given        | NVIDIA_VISIBLE_DEVICES=4,2           | 2 4
-of the files that are open to it        | granted=2,4,6 NVIDIA_VISIBLE_DEVICES=4,2 | 2 4
-which prove more than a list of others  | granted=2,4 NVIDIA_VISIBLE_DEVICES=6 | 2 4
-or than one of none                     | granted=2,4 NVIDIA_VISIBLE_DEVICES=all | 2 4
-of a privileged container, its list     | {EVERY}=GPU-24                 | 4
-with repeated names and instances       | {EVERY}=1,GPU-010000,5:1         | 1 5
-by PCI bus id                           | {EVERY}=00000000:0f:00.0         | 1
-unless a name is not unique             | {EVERY}=MIG-a                    | 0 1 2 3 4 5 6 7
-or of no GPU                            | {EVERY}=1,9                      | 0 1 2 3 4 5 6 7
-which hides no granted one              | granted=5 NVIDIA_VISIBLE_DEVICES=MIG-ff | 5
-instances count, too | granted=5 NVIDIA_VISIBLE_DEVICES=MIG-a1,MIG-a2 visible=1 | 5
-and indices what is left                | granted=2,4,6 visible=2,0 gpus=1 | 2
-a granted GPU, visible or not           | granted=2,4,6 visible=0 gpus=GPU-36 | 6
-"""),
-)
+@pytest.mark.parametrize(("asked", "expected"), cases("meant_gpus.tsv"))
 def test_the_gpus_that_are_meant(asked: str, expected: str) -> None:
     assert indices(EIGHT, asked) == expected
 
@@ -114,44 +76,7 @@ def test_indices_count_by_vendor(asked: str, vendor: str) -> None:
     assert (rank.gpu.vendor, rank.gpu.index) == (vendor, 0)
 
 
-BOTH = "visible are 0 (0000:3b:00.0), 1 (0000:af:00.0)"
-FIRST = "visible are 0 (0000:3b:00.0)"
-INSTANCE = "no GPU 'MIG-a2'; visible are 0 (MIG-a1)"
-NAMES = "by name there are 0000:3b:00.0, 0000:af:00.0"
-
-
-@pytest.mark.parametrize(
-    ("node", "asked", "message"),
-    rows(f"""
-beyond the last             | models | gpus=999999999               | no GPU 999999999; {BOTH}
-a PCI bus id without a GPU  | mixed-models | gpus=0000:00:00.0 visible= | \
-no GPU '0000:00:00.0'; {NAMES}
-a UUID that is not here     | models | gpus=GPU-1                   | no GPU 'GPU-1'; {BOTH}
-one that is not unique      | models | gpus=GPU-0                   | \
-2 GPUs begin with 'GPU-0'; {BOTH}
-not granted, by UUID        | models | gpus=GPU-01 granted=0        | no GPU 'GPU-01'; {FIRST}
-another instance            | eight  | granted=5:0 gpus=MIG-a2      | {INSTANCE}
-not the container's own     | eight  | granted=5 NVIDIA_VISIBLE_DEVICES=5:0 gpus=MIG-a2 | {INSTANCE}
-a minor that is not here    | models | granted=minor:5              | \
-granted: no GPU has minor:5; this machine has 6, 7
-no render node is known     | models | granted=drm:128              | \
-granted: no GPU has drm:128; this machine has none
-a granted index             | models | granted=0,9                  | granted: no GPU 9; {BOTH}
-not another vendor's        | vendors | granted=1                   | \
-granted: no GPU 1; visible are 0 (0000:08:00.0)
-none granted                | eight  | granted=none                 | \
-granted=none: the caller was given no GPU
-none visible                | mixed-models | visible=               | \
-no GPU is visible to the caller: CUDA_VISIBLE_DEVICES='' names none; {NAMES}
-the first of two lists | mixed-models | visible=ROCR_VISIBLE_DEVICES=9;HIP_VISIBLE_DEVICES=0 | \
-no GPU is visible to the caller: ROCR_VISIBLE_DEVICES='9' names none; {NAMES}
-an index of a divided GPU | eight  | granted=5 visible=1 | \
-no GPU is visible to the caller: CUDA_VISIBLE_DEVICES='1' names none, and CUDA shows the MIG \
-instances of GPU 5 by UUID; by name there are 0000:90:00.0, MIG-a1, MIG-a2
-none                        | laptop |                              | \
-no GPU is visible to the caller; this machine has none
-"""),
-)
+@pytest.mark.parametrize(("node", "asked", "message"), cases("absent_gpus.tsv"))
 def test_a_gpu_that_is_not_here_is_told_with_those_that_are(
     node: str, asked: str, message: str
 ) -> None:
@@ -321,10 +246,7 @@ def seen(value: str | None) -> list[int]:
     return [EVERYTHING.index(device) for device in devices]
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    cases("visible_devices.tsv"),
-)
+@pytest.mark.parametrize(("value", "expected"), cases("visible_devices.tsv"))
 def test_a_list_is_read_as_by_the_driver(value: str, expected: str) -> None:
     assert seen(value) == list(map(int, expected.split()))
 

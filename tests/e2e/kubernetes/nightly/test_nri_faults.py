@@ -4,16 +4,12 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from dataclasses import field as dataclass_field
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from affinityd.cpuset import format_list, parse_list
 from affinityd.kubernetes.nri import messages
 from affinityd.kubernetes.nri.messages import (
     PLUGIN,
@@ -29,7 +25,7 @@ from tests.e2e.kubernetes.adjusted import container, make_namespaces, removed, s
 from tests.e2e.kubernetes.cluster import Cluster, running
 from tests.support.cpusets import needs_cpuset
 from tests.support.daemons import PATIENCE, eventually, with_constants
-from tests.support.tiny import BOTH, CPUS, FAR, NEAR
+from tests.support.tiny import BOTH, FAR, NEAR
 
 pytestmark = [needs_cpuset, pytest.mark.usefixtures("pods_end")]
 
@@ -57,52 +53,20 @@ def forty(cluster: Cluster) -> set[tuple[str, bool]]:
     return states
 
 
-#: The payload of the response to a method's request.
-Answer = Callable[[str, bytes], bytes]
-
-
-def always_far(method: str, _request: bytes) -> bytes:
+def always_far(method: str) -> bytes:
     """Set each new container's cpuset to FAR."""
     return messages.adjusted({}, None, FAR) if method == "CreateContainer" else b""
 
 
-@dataclass
-class DraDriverCpu:
-    """The rule of kubernetes-sigs/dra-driver-cpu, pkg/driver/nri_hooks.go.
-
-    A container with a claim gets its CPUs, every other one those that no claim has, from its
-    creation, or the driver's start, on.
-    """
-
-    shared: str = BOTH
-    containers: set[str] = dataclass_field(default_factory=set)
-
-    def __call__(self, method: str, request: bytes) -> bytes:
-        if method == "Synchronize":
-            self.containers = {its.id for _, its in messages.listed(request)[0]}
-            return messages.updates(dict.fromkeys(self.containers, self.shared))
-        if method != "CreateContainer":
-            return b""
-        _, its = messages.created(request)
-        claimed = its.environment.get("DRA_CPUSET_CLAIM")
-        if claimed is None:
-            self.containers.add(its.id)
-            return messages.adjusted({}, None, self.shared)
-        self.shared = format_list(frozenset(CPUS) - parse_list(claimed))
-        others = messages.updates(dict.fromkeys(self.containers, self.shared))
-        updates = b"".join(map(partial(field, 2), read(others)[1]))
-        return messages.adjusted({}, None, claimed) + updates
-
-
 @contextmanager
-def another_plugin(cluster: Cluster, index: str, answer: Answer) -> Iterator[None]:
+def another_plugin(cluster: Cluster, index: str) -> Iterator[None]:
     """Run another plugin, which is asked before the daemon."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(os.fspath(cluster.root / "run/nri/nri.sock"))
         name = field(1, "another") + field(2, index)
         service = field(1, "nri.pkg.api.v1alpha1.Runtime") + field(2, "RegisterPlugin")
         connection.sendall(packed(Ttrpc(RUNTIME, 1, REQUEST, service + field(3, name))))
-        thread = threading.Thread(target=answer_requests, args=(connection, answer))
+        thread = threading.Thread(target=answer_requests, args=(connection,))
         thread.start()
         try:
             yield
@@ -111,15 +75,14 @@ def another_plugin(cluster: Cluster, index: str, answer: Answer) -> Iterator[Non
             thread.join()
 
 
-def answer_requests(connection: socket.socket, answer: Answer) -> None:
+def answer_requests(connection: socket.socket) -> None:
     trunk = Trunk()
     while data := connection.recv(65536):
         for message in trunk.received(data):
             if message.connection == RUNTIME:
                 continue
             asked = read(message.data)
-            (request,) = asked.get(3, (b"",))
-            payload = field(2, answer(text(asked, 2), bytes(request)))
+            payload = field(2, always_far(text(asked, 2)))
             connection.sendall(packed(Ttrpc(PLUGIN, message.stream, RESPONSE, payload)))
 
 
@@ -173,24 +136,8 @@ def test_containers_are_adjusted_after_a_runtime_restart(cluster: Cluster, tmp_p
 
 def test_a_cpuset_of_another_plugin_stays(cluster: Cluster, tmp_path: Path) -> None:
     """Nri-plugins' resource policies have index 90."""
-    with serving(cluster, tmp_path), another_plugin(cluster, "90", always_far):
+    with serving(cluster, tmp_path), another_plugin(cluster, "90"):
         (process,) = started(cluster, "pinned", container("c", gpus=0, **GPU_0)).values()
         assert process.cpus == FAR
         assert "AFFINITYD_NODES" in process.told
         assert "AFFINITYD_CPULIST" not in process.told
-
-
-def test_beside_dra_driver_cpu_that_driver_decides(cluster: Cluster, tmp_path: Path) -> None:
-    with serving(cluster, tmp_path):
-        (early,) = started(cluster, "early", container("c", gpus=0, **GPU_0)).values()
-        assert early.cpus == NEAR
-        with another_plugin(cluster, "00", DraDriverCpu()):
-            eventually(lambda: early.cpus == BOTH, "the driver has its shared pool")
-            (beside,) = started(cluster, "beside", container("c", gpus=0, **GPU_0)).values()
-            assert (beside.cpus, "AFFINITYD_CPULIST" in beside.told) == (BOTH, False)
-            assert "AFFINITYD_NODES" in beside.told
-            claims = container("c", gpus=0, **GPU_0, DRA_CPUSET_CLAIM=FAR)
-            (claiming,) = started(cluster, "claiming", claims).values()
-            assert claiming.cpus == FAR
-            pool = {early.cpus, beside.cpus}
-            assert pool == {NEAR}, "what no claim has"
