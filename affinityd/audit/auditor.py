@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from affinityd.audit.gather import TICKS, ProcessWalk, ticks_since
-from affinityd.audit.jobs import ProcessOwners, missing_process, why_orphan
+from affinityd.audit.jobs import ProcessOwners, missing_process, services, why_orphan
 from affinityd.audit.judge import Judge, divided, overlap, with_allocations
 from affinityd.audit.memory import SECONDS as MEMORY_SECONDS
 from affinityd.audit.memory import MemoryMeter
@@ -21,13 +21,9 @@ from affinityd.audit.model import (
     ContainerNames,
     CpuTime,
     GpuHolders,
-    GpuKey,
-    Keys,
     NamedPods,
     ProcessFacts,
     Scan,
-    keys_before,
-    moved,
 )
 from affinityd.audit.verdict import History, states
 from affinityd.audit.wait_meter import WaitMeter
@@ -37,7 +33,7 @@ from affinityd.grouping import REMEMBERED, Recent
 from affinityd.linux.files import text
 from affinityd.linux.processes import PROC, ProcessTable, exists, since_boot, stat_of, user_name
 from affinityd.threads import Readings
-from affinityd.topology.model import Topology
+from affinityd.topology.model import GpuKey, Keys, Topology, keys_before, moved
 
 READING = 5.0  #: seconds that a scan may read /proc
 
@@ -134,6 +130,7 @@ class Auditor:
             overlap=overlap(found),
             skipped=walk.late.total() + held.skipped,
             divided=divided(found),
+            services=services(found, self._proc),
             gpu_time=self._cpu_time.gpu_time,
             used=used,
             waits=waits,

@@ -14,12 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from affinityd.audit.jobs import is_slurms, membership, membership_of_path, service
-from affinityd.audit.model import (
-    GpuHolders,
-    GpuKey,
-    Holding,
-    ProcessFacts,
-)
+from affinityd.audit.model import GpuHolders, Holding, ProcessFacts
 from affinityd.cpuset import CpuSet
 from affinityd.linux.cgroup import Cgroups
 from affinityd.linux.processes import (
@@ -34,6 +29,7 @@ from affinityd.linux.processes import (
     thread_stat,
     uid_of,
 )
+from affinityd.topology.model import GpuKey
 
 FAMILY = 1.0  #: seconds that a holder and its descendants may take in a scan
 

@@ -6,7 +6,8 @@ Source: proc_pid_stat(5).
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache, cached_property
 from itertools import chain
@@ -19,20 +20,26 @@ from affinityd.audit.model import (
     Job,
     Membership,
     ProcessFacts,
+    Service,
 )
 from affinityd.linux.cgroup import Cgroups, hierarchies
 from affinityd.linux.files import listed, text
 from affinityd.linux.processes import (
     FIRST_USER,
     INIT,
+    PROC,
     ROOT,
     ZOMBIE,
     ProcessTable,
     ancestors,
     cgroups_of,
+    mask_of,
+    stat_of,
+    status_of,
     title_of,
     uid_of,
 )
+from affinityd.topology.model import GpuKey
 from affinityd.topology.nearness import UNKNOWN
 
 # The job and container of a process, by the paths of its cgroups.
@@ -144,6 +151,51 @@ def _container(path: str) -> str | None:
     """Return the outermost container's id; containers inside it do not count."""
     found = _container_folder(path)
     return found["id"] if found else None
+
+
+# The service of a process: a server may be the parent of the engine that holds the GPU. To move the
+# engine alone leaves the server far away, and what they share.
+
+SHELLS = frozenset(("ash", "bash", "csh", "dash", "fish", "ksh", "sh", "tcsh", "zsh"))
+
+
+def services(processes: Iterable[AuditedProcess], proc: str = PROC) -> Mapping[int, Service]:
+    """Return the topmost process of each far holder's service, by its pid, if it is as far.
+
+    That has the holder's mask, or far CPUs alone. A process above holders of different GPUs is of
+    no service.
+    """
+    holders = [it for it in processes if it.facts.holding is not None and it.facts.threads]
+    if not any(it.is_mismatch for it in holders):
+        return {}
+    above = {it.facts.pid: [*_above(it.facts, proc)] for it in holders}
+    gpus_below: defaultdict[int, set[frozenset[GpuKey]]] = defaultdict(set)
+    for holder in holders:
+        for its in above[holder.facts.pid]:
+            gpus_below[its.pid].add(frozenset(holder.facts.gpus))
+    topmost = {}
+    for holder in holders:
+        near, mask = holder.near or frozenset(), holder.facts.threads[0].mask
+        for its in above[holder.facts.pid] if holder.is_mismatch else ():
+            is_alike = its.mask == mask or its.mask.isdisjoint(near)
+            if is_alike and len(gpus_below[its.pid]) == 1:
+                topmost[holder.facts.pid] = its
+    return topmost
+
+
+def _above(facts: ProcessFacts, proc: str) -> Iterator[Service]:
+    """Yield the processes above one that are of its user and cgroup: no scheduler, no shell."""
+    pid = facts.parent
+    while pid > INIT:
+        stat, mask = stat_of(pid, proc), mask_of(pid)
+        is_init = status_of(pid, "NSpid", proc).split()[-1:] == [f"{INIT}"]  # of its container
+        if stat is None or mask is None or is_init or uid_of(pid, proc) != facts.uid:
+            return
+        is_shell = stat.name in SHELLS and stat.session == pid
+        if is_shell or cgroups_of(pid, proc) != facts.cgroups:
+            return
+        yield Service(pid, mask)
+        pid = stat.parent
 
 
 # Orphans: processes that hold a GPU and belong to no job any more.

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
-from affinityd.audit.model import SLURM, AuditedProcess, GpuKey, PlacedThread, ProcessFacts
+from affinityd.audit.model import SLURM, AuditedProcess, PlacedThread, ProcessFacts
 from affinityd.cpuset import CpuSet
 from affinityd.errors import UnsatisfiableError
 from affinityd.grouping import grouped
@@ -25,7 +25,7 @@ from affinityd.linux.processes import FIRST_USER, ancestors
 from affinityd.planner import Demand, Options, RankPlan
 from affinityd.planner.planner import plan
 from affinityd.request.ranks import at_most_of_whole_node
-from affinityd.topology.model import Topology
+from affinityd.topology.model import GpuKey, Topology
 from affinityd.topology.nearness import (
     MIXED,
     UNKNOWN,

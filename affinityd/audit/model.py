@@ -6,45 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from affinityd.audit.memory import HostMemory
 from affinityd.audit.waits import Waits
 from affinityd.cpuset import CpuSet
 from affinityd.linux.processes import ENDED, Thread
-from affinityd.topology.model import Gpu, Topology
-
-T = TypeVar("T")
-
-#: A GPU's one name on its machine: `Gpu.key`, its vendor and index.
-GpuKey = tuple[str, int]
-
-
-Keys = Mapping[GpuKey, GpuKey]  #: of GPUs now → before the machine was read again
-
-
-def keys_before(before: Topology, now: Topology) -> Keys:
-    """Return the earlier key of each GPU that was there: by its UUID, else by its PCI address.
-
-    An index is another GPU's when one is gone.
-    """
-
-    def is_same(gpu: Gpu, other: Gpu) -> bool:
-        if gpu.uuid and other.uuid:
-            return gpu.uuid == other.uuid
-        return gpu.pci_bus_id == other.pci_bus_id
-
-    keys = {}
-    for gpu in now.gpus:
-        same = [other.key for other in before.gpus if is_same(gpu, other)]
-        if same:
-            keys[gpu.key] = gpu.key if gpu.key in same else same[0]  # parts share an address
-    return keys
-
-
-def moved(values: Mapping[GpuKey, T], keys: Keys) -> dict[GpuKey, T]:
-    """Return the values of GPUs by their keys of now; those of a GPU that is gone are dropped."""
-    return {now: values[before] for now, before in keys.items() if before in values}
+from affinityd.topology.model import Gpu, GpuKey
 
 
 @dataclass(frozen=True)
@@ -229,6 +197,13 @@ class NamedPods:
     notices: tuple[str, ...] = ()  #: why some are not named, for people
 
 
+class Service(NamedTuple):
+    """The topmost process of a service, whose tree a remedy moves."""
+
+    pid: int
+    mask: CpuSet  #: of its main thread
+
+
 @dataclass(frozen=True)
 class CpuTime:
     """Seconds of CPU time since this daemon's first scan."""
@@ -255,6 +230,7 @@ class Scan:
     overlap: Mapping[tuple[str, ...], CpuSet] = field(default_factory=dict)
     skipped: int = 0  #: processes that were not read within the time limit
     divided: frozenset[int] = frozenset()  #: pids: one below them holds another GPU
+    services: Mapping[int, Service] = field(default_factory=dict)  #: of far holders, by pid
     gpu_time: Mapping[GpuKey, CpuTime] = field(default_factory=dict)  #: of every GPU
     #: By pid: since the last scan; known daemons have none.
     used: Mapping[int, CpuTime] = field(default_factory=dict)

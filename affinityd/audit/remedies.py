@@ -12,19 +12,13 @@ from functools import cached_property
 from affinityd.audit.jobs import GONE, has_ended
 from affinityd.audit.judge import Judge
 from affinityd.audit.memory import HostMemory
-from affinityd.audit.model import (
-    KUBERNETES,
-    AuditedProcess,
-    ContainerResources,
-    GpuKey,
-    ProcessFacts,
-    Scan,
-)
+from affinityd.audit.model import KUBERNETES, AuditedProcess, ContainerResources, ProcessFacts, Scan
 from affinityd.cpuset import CpuSet, format_list, several
+from affinityd.linux.pinning import is_on_purpose
 from affinityd.linux.processes import INIT
 from affinityd.slurm.cores import CoreAffinity, SlurmCores, affinities
-from affinityd.topology.model import Gpu, Topology
-from affinityd.topology.nearness import ALLOCATION, UNPINNED, Vicinity
+from affinityd.topology.model import Gpu, GpuKey, Topology
+from affinityd.topology.nearness import ALLOCATION, FAR, UNPINNED, Vicinity
 
 #: For a pod's process, which no command in the daemon's own container may pin.
 BY_RUNTIME = (
@@ -79,7 +73,8 @@ class Remedies:
             for process in scan.processes
             if process.is_mismatch
             for target in (self._target(process),)
-            if any(mask != target.facts.threads[0].mask for mask in process.judged)
+            for mask, word in process.judged.items()
+            if word in FAR and mask != target.facts.threads[0].mask
         }
         self._near = Judge(topology).vicinity
 
@@ -130,9 +125,14 @@ class Remedies:
 
     def _pin(self, process: AuditedProcess, gpus: Sequence[Gpu]) -> str:
         """Return the command; a process's own environment would count its GPUs in its own way."""
-        pid = self._target(process).facts.pid
-        is_tree = pid in self._with_workers and pid not in self._scan.divided
-        return pin_command(pid, gpu_names(gpus), tree=is_tree, force=pid in self._unlike)
+        target = self._target(process).facts
+        is_forced, service = target.pid in self._unlike, self._scan.services.get(target.pid)
+        if service is not None:  # a pin leaves alone what was confined to other CPUs than it was
+            main = target.threads[0].mask
+            is_forced = is_forced or is_on_purpose(main, (service.mask,), service.mask)
+            return pin_command(service.pid, gpu_names(gpus), tree=True, force=is_forced)
+        is_tree = target.pid in self._with_workers and target.pid not in self._scan.divided
+        return pin_command(target.pid, gpu_names(gpus), tree=is_tree, force=is_forced)
 
     def _allocated(self, facts: ProcessFacts, near: Vicinity) -> str:
         """Return which CPUs a process was given, and how its job gets near ones.

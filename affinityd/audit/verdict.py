@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-from affinityd.audit.model import AuditedProcess, GpuKey, Keys, Scan, moved
+from affinityd.audit.model import AuditedProcess, Scan
 from affinityd.json_codec import OneOf
 from affinityd.text import count
+from affinityd.topology.model import GpuKey, Keys, moved
 
 FAR, ORPHAN, WAITING, UNKNOWN = "far", "orphan", "waiting", "unknown"
 NEAR, IDLE = "near", "idle"

@@ -11,7 +11,7 @@ from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 
 from affinityd.audit.document import document, whole_processes
-from affinityd.audit.model import NO_NAMES, ContainerNames, Scan, keys_before
+from affinityd.audit.model import NO_NAMES, ContainerNames, Scan
 from affinityd.config.settings import Settings
 from affinityd.daemon.metrics import audit as audit_metrics
 from affinityd.daemon.metrics.audit import JobRow, JobSeries
@@ -19,7 +19,7 @@ from affinityd.daemon.state.scans import ALL, COUNTS, METRICS, PROCESSES, ScanRe
 from affinityd.grouping import Recent
 from affinityd.json_codec import dumps
 from affinityd.linux.processes import since_boot
-from affinityd.topology.model import Topology
+from affinityd.topology.model import Topology, keys_before
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,6 @@ from affinityd.audit.model import (
     AuditedProcess,
     ContainerNames,
     ContainerResources,
-    GpuKey,
     Job,
     NamedPods,
     ProcessFacts,
@@ -33,7 +32,7 @@ from affinityd.audit.model import (
 from affinityd.cpuset import CpuSet
 from affinityd.linux import protobuf as grpc
 from affinityd.linux.protobuf import Message, Value, messages, number, numbers, read, text, texts
-from affinityd.topology.model import Gpu, Topology
+from affinityd.topology.model import Gpu, GpuKey, Topology
 
 SERVICE = "/v1.PodResourcesLister"
 TIMEOUT = 2.0  #: seconds

@@ -10,10 +10,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import chain, takewhile
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from affinityd.config import ON
 from affinityd.cpuset import CpuSet
+
+T = TypeVar("T")
 
 SLINGSHOT = "Slingshot"  #: the link layer of HPE's NICs
 HUAWEI, HABANA = "huawei", "1da3"
@@ -64,6 +66,9 @@ class MigInstance:
     uuid: str
 
 
+#: A GPU's one name on its machine: `Gpu.key`, its vendor and index.
+GpuKey = tuple[str, int]
+
 #: The model of a GPU whose memory a Grace shares, by its driver: NVIDIA GH200 120GB, NVIDIA GB300.
 COHERENT = re.compile(r"\bG[BH]\d00\b")
 
@@ -96,7 +101,7 @@ class Gpu:
     nvlinks: tuple[NvLinks, ...] | None = None
 
     @property
-    def key(self) -> tuple[str, int]:
+    def key(self) -> GpuKey:
         """Its one name on its machine: partitions of a GPU have one PCI bus id between them."""
         return self.vendor, self.index
 
@@ -202,6 +207,11 @@ class Topology:
         return tuple(number for number, cores in self.node_cores.items() if cores)
 
     @cached_property
+    def hides_nodes(self) -> bool:
+        """Whether the kernel shows no NUMA node, though there are several packages."""
+        return self.nodes_with_cpus == (None,) and len({core.package for core in self.cores}) > 1
+
+    @cached_property
     def nodes_with_memory(self) -> tuple[int, ...]:
         """The numbers of the nodes that have memory, or may have some, in order."""
         nodes = (node for node in self.nodes if node.memory_bytes != 0)
@@ -288,3 +298,30 @@ class Node:
     def usable(self) -> CpuSet:
         """The online CPUs that are not reserved: one set for the plans of all callers."""
         return self.topology.online - self.reserved
+
+
+Keys = Mapping[GpuKey, GpuKey]  #: of GPUs now → before the machine was read again
+
+
+def keys_before(before: Topology, now: Topology) -> Keys:
+    """Return the earlier key of each GPU that was there: by its UUID, else by its PCI address.
+
+    An index is another GPU's when one is gone.
+    """
+
+    def is_same(gpu: Gpu, other: Gpu) -> bool:
+        if gpu.uuid and other.uuid:
+            return gpu.uuid == other.uuid
+        return gpu.pci_bus_id == other.pci_bus_id
+
+    keys = {}
+    for gpu in now.gpus:
+        same = [other.key for other in before.gpus if is_same(gpu, other)]
+        if same:
+            keys[gpu.key] = gpu.key if gpu.key in same else same[0]  # parts share an address
+    return keys
+
+
+def moved(values: Mapping[GpuKey, T], keys: Keys) -> dict[GpuKey, T]:
+    """Return the values of GPUs by their keys of now; those of a GPU that is gone are dropped."""
+    return {now: values[before] for now, before in keys.items() if before in values}

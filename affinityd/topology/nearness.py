@@ -73,8 +73,10 @@ def near_nodes(topology: Topology, gpu: Gpu) -> tuple[int | None, ...]:
 
     Near is its own node. If that has no online CPU, all nodes with CPUs that are nearest to it are
     near. It does not matter which of them a process may use. If only one node has CPUs, they are
-    near every GPU.
+    near every GPU, unless the kernel hides the nodes.
     """
+    if topology.hides_nodes:
+        return ()
     with_cpus = topology.nodes_with_cpus
     if len(with_cpus) == 1:
         return with_cpus

@@ -7,7 +7,6 @@ from affinityd.audit.judge import Judge, divided
 from affinityd.audit.model import (
     AuditedProcess,
     GpuHolders,
-    GpuKey,
     Holding,
     Job,
     Membership,
@@ -17,7 +16,7 @@ from affinityd.audit.model import (
 )
 from affinityd.cpuset import parse_list
 from affinityd.linux.processes import Thread
-from affinityd.topology.model import Topology
+from affinityd.topology.model import GpuKey, Topology
 
 GPU = ("nvidia", 0)
 NEAR = "4-7"  #: CPUs near it

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from affinityd.audit.model import AuditedProcess, CpuTime, GpuKey, Job, Membership, Scan
+from affinityd.audit.model import AuditedProcess, CpuTime, Job, Membership, Scan
 from affinityd.config.settings import Settings
 from affinityd.cpuset import CpuSet
 from affinityd.daemon.scanning import Scanning
 from affinityd.daemon.state.scans import ScanResult
 from affinityd.linux.processes import since_boot
-from affinityd.topology.model import Topology
+from affinityd.topology.model import GpuKey, Topology
 from tests.support import audit_facts
 from tests.support.machines.by_hand import made
 

@@ -15,12 +15,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from affinityd.audit.model import GpuHolders, GpuKey, Holding
+from affinityd.audit.model import GpuHolders, Holding
 from affinityd.audit.sources.nvml import HOLD, DriverMaintenance, nvml_holders
 from affinityd.discovery.nvml import ProcessReport
 from affinityd.linux.files import listed, numbered, text
 from affinityd.linux.processes import INIT, INITIAL_PIDS, process_of, since_boot
-from affinityd.topology.model import Gpu, Topology
+from affinityd.topology.model import Gpu, GpuKey, Topology
 
 NVIDIA, AMD = "nvidia", "amd"  #: Gpu.vendor, if its driver names the holders
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from affinityd.audit.gather import ProcessWalk
+from affinityd.audit.jobs import services
 from affinityd.audit.judge import Judge
 from affinityd.audit.mask_owner import owner_of
 from affinityd.audit.memory import HostMemory
@@ -102,7 +103,8 @@ def _judged(
         for family in by_holder.values():
             named = ",".join(gpu.pci_bus_id for gpu in family[0].near.gpus)
             families.append((family, f"--gpus {named} "))
-    return planner, [each for family, gpus in families for each in with_remedy(family, gpus)]
+    above = services(it.process for it in judged)
+    return planner, [each for family, gpus in families for each in with_remedy(family, gpus, above)]
 
 
 def _verifications(

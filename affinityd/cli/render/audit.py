@@ -8,7 +8,7 @@ from typing import Any
 
 from affinityd.audit.document import waits_of
 from affinityd.audit.gather import TICKS
-from affinityd.audit.model import AuditedProcess, GpuKey, Holding, ProcessFacts, Scan
+from affinityd.audit.model import AuditedProcess, Holding, ProcessFacts, Scan
 from affinityd.audit.remedies import Remedies
 from affinityd.audit.verdict import STATES, states
 from affinityd.audit.verify import Verification, matches
@@ -16,7 +16,7 @@ from affinityd.audit.waits import NOTABLE
 from affinityd.cli.console import aligned
 from affinityd.cpuset import format_list, several
 from affinityd.grouping import grouped
-from affinityd.topology.model import Topology
+from affinityd.topology.model import GpuKey, Topology
 from affinityd.topology.nearness import FAR, gpu_numbers
 
 MOST_COMMANDS = 8  #: for processes that are alike

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from prometheus_client.core import Metric
 
 from affinityd.audit.document import AuditGpuDocument, document
-from affinityd.audit.model import CpuTime, GpuKey, Job, Keys, Scan, moved
+from affinityd.audit.model import CpuTime, Job, Scan
 from affinityd.daemon.metrics import GPU_LABELS, MetricFamily, filled, gpu_labels, whole
 from affinityd.text import one_line
-from affinityd.topology.model import Topology
+from affinityd.topology.model import GpuKey, Keys, Topology, moved
 from affinityd.topology.nearness import CAUSES
 
 OTHERS = Job("", "other")  #: how the shared row is called

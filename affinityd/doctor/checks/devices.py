@@ -37,6 +37,8 @@ ONLINE = "echo 1 > /sys/devices/system/cpu/cpuN/online for each"
 def gpu_numa_node(facts: NodeFacts) -> CheckResults:
     """Judge whether the NUMA node of each GPU is known."""
     gpus = facts.some_gpus()
+    if facts.topology.hides_nodes:
+        raise NotApplicableError("the kernel shows no NUMA node, and there are several packages")
     if not facts.has_several_nodes:
         yield ok("all CPUs are in one NUMA node")
         return

@@ -14,7 +14,8 @@ import pytest
 
 from affinityd.audit.auditor import HIDDEN, Auditor
 from affinityd.audit.gather import TICKS
-from affinityd.audit.model import AuditedProcess, GpuHolders, Scan
+from affinityd.audit.model import AuditedProcess, GpuHolders, Holding, Scan
+from affinityd.audit.remedies import Remedies
 from affinityd.linux.processes import since_boot, stat_of
 from tests.support.audit_facts import GPU, Known
 from tests.support.children import CHURN, children_of, compute, program, sleeping
@@ -159,6 +160,39 @@ def test_counters_history_and_beginnings_follow_a_gpu_that_gets_another_index() 
         lost = auditor.scan(without_first)
         assert lost.gpu_time == {GPU: before.gpu_time[OTHER]}
         assert lost.history[GPU][-1] == "i"
+
+
+#: A server that starts an engine, another process of its own, and prints the engine's pid.
+SERVER = """
+import os, sys
+if os.fork() == 0:
+    os.read(0, 1)
+    os._exit(0)
+engine = os.fork()
+if engine:
+    os.sched_setaffinity(0, eval(sys.argv[1]))
+    print('ready', engine, sep='\\n', flush=True)
+os.read(0, 1)
+"""
+
+
+@pytest.mark.parametrize(("mask", "is_moved"), [(FAR, True), (NEAR, False)])
+def test_the_remedy_of_an_engine_that_runs_far_moves_the_server_that_does_too(
+    mask: frozenset[int], is_moved: bool
+) -> None:
+    with program(SERVER, repr({*mask})) as server:
+        assert server.stdout is not None
+        engine = int(server.stdout.readline())
+        os.sched_setaffinity(engine, FAR)
+        scan = Auditor(Known(engine).held).scan(TOPOLOGY)
+        (process,) = scan.processes
+        remedy = Remedies(TOPOLOGY, scan).of(process)
+        options, pid = ("--tree ", server.pid) if is_moved else ("", engine)
+        assert remedy is not None
+        assert remedy.command == f"affinityd pin {options}--gpus 0000:10:00.0 {pid}"
+        helper = min(children_of(server.pid))  # it uses another GPU
+        both = GpuHolders((Holding(helper, OTHER), Holding(engine, GPU)))
+        assert Auditor(lambda _: both).scan(TOPOLOGY).services == {}
 
 
 def test_a_known_daemon_and_what_it_starts_are_no_mismatch_unless_that_holds_a_gpu() -> None:

@@ -11,8 +11,9 @@ import pytest
 
 from affinityd.audit import gather
 from affinityd.audit.gather import TICKS, ProcessWalk
-from affinityd.audit.model import GpuHolders, GpuKey, Holding, Job, ProcessFacts
+from affinityd.audit.model import GpuHolders, Holding, Job, ProcessFacts
 from affinityd.linux.processes import ProcessTable
+from affinityd.topology.model import GpuKey
 from tests.support.audit_facts import GPU
 from tests.support.children import children_of, copied, present, program, sleeping
 from tests.support.daemons import eventually

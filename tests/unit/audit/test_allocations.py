@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from affinityd.audit.judge import Judge, with_allocations
-from affinityd.audit.model import AuditedProcess, GpuKey, ProcessFacts
+from affinityd.audit.model import AuditedProcess, ProcessFacts
 from affinityd.audit.remedies import Remedies
 from affinityd.cpuset import format_list, parse_list
-from affinityd.topology.model import Topology
+from affinityd.topology.model import GpuKey, Topology
 from tests.support.asking import ask
 from tests.support.audit_facts import KUBERNETES_POD, LONE_CONTAINER, SLURM_JOB, process, scan_of
 from tests.support.machines.by_hand import made

@@ -17,6 +17,7 @@ from tests.support.machines.sysfs_tree import nvml_report
 
 NODES = {0: "0-3", 1: "4-7"}
 UNKNOWN = made(NODES, gpus=[0, None])
+HIDDEN = made({}, gpus=[None], packages={0: "0-3", 1: "4-7"})
 #: CPU 3 is on node 0 and offline.
 OFFLINE = made(NODES, gpus=[0, 1], online="0-2,4-7")
 OF_NODE_0 = {f"{CPU}/cpu3/node0/cpulist": "0-2"}
@@ -38,6 +39,7 @@ def balancing(value: int) -> Files:
     [
         ("gpu-numa-node", TWO, {}, "ok: GPU 0 on node 0; GPU 1 on node 1"),
         ("gpu-numa-node", machine("flat"), {}, "warn 0-3: numa_node of GPUs 0-3 → pxb-pcie"),
+        ("gpu-numa-node", HIDDEN, {}, "n/a: the kernel shows no NUMA node, and there are several"),
         ("gpu-numa-node", UNKNOWN, {}, "warn 1: of GPU 1 (0000:11:00.0) → update the firm"),
         ("offline-cpus", TWO, {}, ALL_ONLINE),
         ("offline-cpus", TWO, {f"{CPU}/present": "?"}, "n/a: there is no /sys/devices/system/cpu/"),

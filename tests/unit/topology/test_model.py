@@ -98,6 +98,8 @@ STRAY = made({0: "0-3"}, gpus=[0], packages={0: "0-7"})  # CPUs 4-7 are in no no
 HALF_ONLINE = made(NODES, gpus=[1], online="0-5")
 BEHIND_0 = made({**NODES, 2: ""}, [1], distances=[("0", "1", 20), ("0", "2", 14), ("1", "2", 24)])
 CXL = made({**NODES, 2: ""}, [1], distances=[("0", "1", 20), ("0", "2", 24), ("1", "2", 14)])
+HIDDEN = made({}, gpus=[None], packages={0: "0-3", 1: "4-7"})
+HIDDEN_IN_ONE = made({}, gpus=[None], packages={0: "0-7"})
 GRACE = replace(CXL.gpus[0], model="NVIDIA GH200 120GB")
 GPU_MEMORY = replace(CXL, gpus=(GRACE,))
 MEMORYLESS = made(NODES, gpus=[1], memoryless=[1])
@@ -118,6 +120,8 @@ DGX = machine("dgx-a100")
         pytest.param(ONE, "0", "0-3", "local", id="with one node all is local"),
         pytest.param(made({0: "0-3"}, [None]), "0", "0-1", "local", id="even of an unknown GPU"),
         pytest.param(LOST, "0", "0-7", "unknown", id="an unknown GPU"),
+        pytest.param(HIDDEN, "0", "0-3", "unknown", id="several packages, and no node is shown"),
+        pytest.param(HIDDEN_IN_ONE, "0", "0-3", "local", id="one package, and no node is shown"),
         pytest.param(HALF_LOST, "0-1", "4-7", "unknown", id="a known and an unknown GPU"),
         pytest.param(BARREN, "0", "4-7", "local", id="without CPUs the nearest node that has some"),
         pytest.param(BARREN, "0", "0-3", "remote", id="and no farther one"),
