@@ -21,7 +21,6 @@ from tests.support.machines.by_hand import made
 from tests.support.tables import cases, rows
 
 UID = "0d6f3a52-1c1e-4f0e-9d55-2f6f4b0c7a01"
-IN_A_SLICE = UID.replace("-", "_")
 ID = "3f1a" * 16
 
 STEPS = "/system.slice/slurmstepd.scope"

@@ -11,23 +11,10 @@ from affinityd.slurm.gres_conf import SLICES, GpuTypes, GresConf, TypeCounts, re
 from affinityd.topology.model import Core, Gpu, MigInstance, Topology
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
+from tests.support.paths import DATA
 from tests.support.tables import rows
 
-LUMI = "Sockets=4 CoresPerSocket=16 ThreadsPerCore=2"  # of a node of LUMI
-MI250X = f"""\
-# In this order Slurm's gpu numbers are ROCm's: keep it.
-# Cores= of NUMA nodes need in slurm.conf:
-#   SlurmdParameters=numa_node_as_socket and, in the node's line, {LUMI}
-# Else jobs get far cores, or Slurm drains the node; or print --scope socket.
-Name=gpu File=/dev/dri/renderD128 Cores=48-63
-Name=gpu File=/dev/dri/renderD129 Cores=48-63
-Name=gpu File=/dev/dri/renderD130 Cores=16-31
-Name=gpu File=/dev/dri/renderD131 Cores=16-31
-Name=gpu File=/dev/dri/renderD132 Cores=0-15
-Name=gpu File=/dev/dri/renderD133 Cores=0-15
-Name=gpu File=/dev/dri/renderD134 Cores=32-47
-Name=gpu File=/dev/dri/renderD135 Cores=32-47
-"""
+MI250X = (DATA / "golden/gres-mi250x.conf").read_text()  # of a node of LUMI
 
 
 def with_minors(topology: Topology, minors: Iterable[int]) -> Topology:
