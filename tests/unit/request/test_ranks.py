@@ -43,6 +43,7 @@ def test_tasks_on_instances_of_one_gpu_have_a_part_of_its_cores_each() -> None:
         assert [one.rank for one in reply.ranks] == ranks
 
 
+RESERVED = "reserved=0-255 SLURM_STEP_ID=0 SLURM_LOCALID=0 SLURM_GTIDS=0,1 mode=node"
 NOT_THE_JOB_S = "job: the caller's GPU 0 (0000:47:00.0) is not among the job's: 0 (0"
 
 
@@ -61,6 +62,7 @@ NOT_THE_JOB_S = "job: the caller's GPU 0 (0000:47:00.0) is not among the job's: 
         ("job=0,1 visible=2", NoSuchGpuError, NOT_THE_JOB_S),
         ("AFFINITYD_SLICE=x", InvalidRequestError, "env: AFFINITYD_SLICE: "),
         ("AFFINITYD_SLICE=", UnsatisfiableError, "no CPU is allowed: the launcher's mask has none"),
+        (RESERVED, UnsatisfiableError, "no CPU is allowed: the cpuset holds none of the CPUs"),
     ],
 )
 def test_ranks_that_do_not_fit_the_gpus_are_refused(
