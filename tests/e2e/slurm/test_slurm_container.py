@@ -72,7 +72,6 @@ def container(image: str = f"sh=dash ls=ls {CURL}", fstab: str = DROP_IN, missin
 def test_a_task_in_a_container_is_near_its_gpu_or_says_why_not(
     containers: Node, shell: str, programs: str, why: str | None
 ) -> None:
-    """What the script does in each sh is in test_slurm_answers."""
     tasks = containers.tasks(*TWO, env=container(f"sh={shell} {programs}"))
     assert [task.unpinned for task in tasks] == [why] * 2
     assert [task.cpus for task in tasks] == ([BOTH] * 2 if why else THEIRS)

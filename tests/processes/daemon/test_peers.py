@@ -8,14 +8,10 @@ import signal
 import socket
 import subprocess
 import tempfile
-from asyncio import Transport
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
@@ -23,9 +19,7 @@ from affinityd.cpuset import parse_list
 from affinityd.daemon.api import peers
 from affinityd.daemon.api.peers import (
     Callers,
-    Connections,
     Peer,
-    PeerProtocol,
     peer_of,
     reader_of,
 )
@@ -136,20 +130,6 @@ def test_a_caller_whose_cpuset_changed_since_its_mask_was_read_has_the_cpuset(
     monkeypatch.setattr(peers, "_cpuset_files", lambda _: ("/sys/devices/system/cpu/online",))
     online = Path("/sys/devices/system/cpu/online").read_text()
     assert told(caller.peer) == known(online, online)
-
-
-def test_a_user_at_the_limit_loses_its_oldest_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "MOST_OF_ONE", 2)
-    closed: list[str] = []
-    connections = Connections(lambda: closed.append("counted"))
-    for user, name in ((7, "first"), (8, "another's"), (7, "second"), (7, "third")):
-        connection = PeerProtocol.__new__(PeerProtocol)
-        connection.user = user
-        connection.transport = cast(
-            "Transport", SimpleNamespace(abort=partial(closed.append, name))
-        )
-        connections.add(connection)
-    assert closed == ["counted", "first"]
 
 
 @pytest.mark.parametrize("is_reaped", [False, True])

@@ -158,7 +158,6 @@ TIED = {
 def test_ranks_that_share_have_all_nodes_that_are_equally_near(
     name: str, asked: str, expected: str
 ) -> None:
-    """Each rank's CPUs, home node and locality."""
     reply = ask(TIED[name], **words(f"mode=node {asked}"))
     ranks = zip(cpulists(reply), reply.ranks, strict=True)
     assert " ".join(f"{cpus} {rank.home_node} {rank.locality}" for cpus, rank in ranks) == expected
@@ -223,7 +222,6 @@ WIDENED = {
 def test_where_too_few_cpus_are_near_the_nearest_others_are_added(
     node: str, asked: str, expected: str
 ) -> None:
-    """`~` marks ranks that are mixed, `!` those that are remote."""
     ranks = zip(cpulists(reply := ask(WIDENED[node], **words(asked))), reply.ranks, strict=True)
     marks = {"local": "", "mixed": "~", "remote": "!"}
     assert " ".join(f"{cpus}{marks[rank.locality]}" for cpus, rank in ranks) == expected
