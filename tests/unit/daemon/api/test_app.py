@@ -1,5 +1,6 @@
 """What `GET /audit` answers, and to whom; a bug reaches a client as one line."""
 
+import asyncio
 import json
 import os
 from collections.abc import Mapping
@@ -12,12 +13,13 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
 from affinityd.audit.document import AuditDocument, WholeProcessDocument
 from affinityd.config.settings import Settings
 from affinityd.daemon.api import peers, plan
 from affinityd.daemon.api.app import Api
-from affinityd.daemon.api.peers import KEY, Peer, reader_of
+from affinityd.daemon.api.peers import KEY, Callers, Peer, reader_of
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.state.scans import ALL, COUNTS
 from affinityd.daemon.state.topology_watcher import TopologyWatcher
@@ -170,6 +172,28 @@ async def test_a_bug_is_a_500_of_one_line(
     assert (status, text.count("\n"), "it is so" in text) == (500, 1, False)
     title = text.partition(":")[0] if accept == b"text/plain" else json.loads(text)["title"]
     assert title == "Internal error"
+
+
+async def test_a_user_s_many_requests_delay_no_other_user_s(tmp_path: Path) -> None:
+    watcher = TopologyWatcher(StandIn(tmp_path), Settings(socket=f"{tmp_path}/s"))
+    watcher.known = Node(machine("dgx-h100"))
+    plans = plan.Plans(watcher, Callers(replayed=True), Metrics(watcher, lambda: None))
+    answered_users = []
+
+    async def ask(uid: int) -> None:
+        scope = {
+            "type": "http",
+            "query_string": b"gpus=0",
+            "headers": [],
+            "state": {KEY: peer(uid)},
+        }
+        await plans.get(Request(scope))
+        answered_users.append(uid)
+
+    many, another = 7, 8
+    await ask(many)  # the machine is read
+    await asyncio.gather(*(ask(many) for _ in range(40)), ask(another))
+    assert answered_users.index(another) == plan.MOST_IN_TURN + 1, answered_users
 
 
 async def test_a_plan_is_made_on_the_cpus_that_are_online_now(tmp_path: Path) -> None:
