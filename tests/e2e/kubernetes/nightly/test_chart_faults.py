@@ -1,5 +1,7 @@
 """The chart's daemon while its node and its cluster change around it."""
 
+import os
+import signal
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 from tests.e2e.faults.test_faults_upgrade import PREVIOUS, git
 from tests.e2e.kubernetes.chart import Chart, Job, named
 from tests.e2e.kubernetes.cluster import Cluster
+from tests.support.daemons import eventually
 from tests.support.tiny import NEAR
 
 RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
@@ -37,6 +40,20 @@ def test_an_old_chart_is_upgraded(chart: Chart, values: Mapping[str, Any], tmp_p
     )
     assert job.says() == {PINNED}
     assert started(chart.cluster, "of-this-release").says() == {PINNED}
+
+
+def test_kubelet_starts_a_daemon_again_that_hangs(chart: Chart, values: Mapping[str, Any]) -> None:
+    sooner = {"periodSeconds": 1, "timeoutSeconds": 5, "failureThreshold": 3}
+    chart.helm("upgrade --install", {**values, "livenessProbe": sooner})
+    for pid in chart.cluster.pids(chart.pod()["metadata"]["uid"]):
+        os.kill(pid, signal.SIGSTOP)
+
+    def is_new() -> bool:
+        (daemon,) = chart.pod()["status"]["containerStatuses"]
+        return bool(daemon["restartCount"] and daemon["ready"])
+
+    eventually(is_new, "it is started again")
+    assert started(chart.cluster, "after-it-hung").says() == {PINNED}
 
 
 def test_without_the_socket_it_runs_in_a_restricted_namespace(cluster: Cluster) -> None:
