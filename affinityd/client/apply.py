@@ -11,7 +11,7 @@ from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.errors import ApplyError, InvalidRequestError
 from affinityd.linux.files import listed, text
 from affinityd.request import environment
-from affinityd.request.environment import ALLOWED, CPULIST, NIC_VARIABLES
+from affinityd.request.environment import ALLOWED, CPULIST, GPUS, NIC_VARIABLES
 from affinityd.text import count, one_line, quote
 
 TYPE_CHECKING = False
@@ -48,9 +48,10 @@ def kept_pin(chosen: Mapping[str, str]) -> CpuSet | None:
     """Return the mask of this process if affinityd has pinned it before, and is to keep that.
 
     The pin was for this task, and the mask is still that of the pin. A process that names
-    parameters of a plan, `chosen`, is planned anew.
+    parameters of a plan, `chosen`, is planned anew, but GPUs are not chosen twice.
     """
-    if chosen or os.environ.get(PINNED_FOR) != environment.task_of(os.environ):
+    is_anew = chosen and not (chosen.keys() == {"choose"} and GPUS in os.environ)
+    if is_anew or os.environ.get(PINNED_FOR) != environment.task_of(os.environ):
         return None
     try:
         pinned = parse_list(os.environ.get(CPULIST, ""))
@@ -80,6 +81,9 @@ def apply_plan(
         raise ApplyError(UNKNOWN_PLACE)
     cpus = set_own_mask(plan.cpus)
     os.environ.pop(UNPINNED, None)
+    if plan.visible:
+        os.environ.update(plan.visible)
+        os.environ[GPUS] = format_list(plan.gpus)
     os.environ[PINNED_FOR] = environment.task_of(os.environ)
     # Also where nothing was narrowed: a mask that no longer equals it is planned on anew.
     os.environ[CPULIST] = format_list(cpus)
@@ -124,7 +128,7 @@ def forget_other_pin() -> None:
     pinned = os.environ.get(CPULIST)
     mask = None if pinned is None else mask_of(os.getpid())
     if mask is not None and pinned != format_list(mask):
-        for name in (CPULIST, ALLOWED, LOCALITY, PINNED_FOR):
+        for name in (CPULIST, ALLOWED, LOCALITY, GPUS, PINNED_FOR):
             os.environ.pop(name, None)
 
 

@@ -45,7 +45,9 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 KEPT = "kept"  #: the source of a pin that was there before
-NOT_OF_PLAN = frozenset(("memory", "nics", "timeout", "fail_closed"))  #: arguments of bind()
+NOT_OF_PLAN = frozenset(
+    ("choose_gpu", "memory", "nics", "timeout", "fail_closed")
+)  #: arguments of bind()
 
 logger = logging.getLogger("affinityd")
 
@@ -82,6 +84,8 @@ def bind(
     cpus: int | None = None,
     share: str | None = None,
     strict: bool | None = None,
+    choose_gpu: bool = False,
+    gpus_per_rank: int | None = None,
     memory: str | None = None,
     nics: str | Sequence[str] | None = None,
     timeout: float = TIMEOUT,
@@ -97,8 +101,10 @@ def bind(
     ("local", "preferred", "bind", "interleave"), set for the calling thread and its children from
     now on. `timeout` is in seconds: to ask a daemon; to read the machine without one, 5 times as
     long. `nics` names libraries ("ucx", "nvshmem", "uccl", "nccl"): their variables are set to
-    the near RDMA devices. The others are the parameters of a plan, by their names; None, also of
-    `cpus` and `nics`: as AFFINITYD_* variables say, as for `affinityd exec`.
+    the near RDMA devices. `choose_gpu` leaves the CPUs as the launcher gave them, and sets the
+    vendor's variable, like CUDA_VISIBLE_DEVICES, to the near GPUs, `gpus_per_rank` of them: call it
+    before the first call of CUDA. The others are the parameters of a plan, by their names; None,
+    also of `cpus` and `nics`: as AFFINITYD_* variables say, as for `affinityd exec`.
 
     Children see it in AFFINITYD_* variables in the environment. A second call with arguments
     plans as the first one did; without any of a plan's, it keeps the CPUs of the first, or of
@@ -107,6 +113,8 @@ def bind(
     """
     arguments = locals().copy()
     chosen = {name: value for name, value in arguments.items() if name not in NOT_OF_PLAN}
+    if choose_gpu:
+        chosen["choose"] = "gpu"
     try:
         libraries = nics if nics is None or isinstance(nics, str) else ",".join(nics)
         binding = bind_process(texts(chosen), memory, timeout, libraries)

@@ -62,7 +62,7 @@ class ProcessContext:
     ) -> None:
         self.pid = pid
         self.environ = environ
-        self._find_launchers_mask = find_launchers_mask
+        self._find_launchers_mask: Callable[[], CpuSet | None] | None = find_launchers_mask
         self.devices = devices
         self.cpu_limit = cpu_limit
 
@@ -102,8 +102,16 @@ class ProcessContext:
         rank = self.rank
         if rank is None or rank.variable == environment.SLURM_TASK:
             return False
-        mask = self._find_launchers_mask()
+        mask = self.launchers_mask
         return mask is not None and not cpus >= mask
+
+    @property
+    def launchers_mask(self) -> CpuSet | None:
+        """The mask of the launcher, read once; None: not known."""
+        if self._find_launchers_mask is not None:
+            self._launchers_mask = self._find_launchers_mask()
+            self._find_launchers_mask = None
+        return self._launchers_mask
 
     @property
     def mask(self) -> CpuSet:
@@ -164,6 +172,7 @@ class ProcessContext:
         facts: dict[str, str | None] = {environment.MPS_PIPE: None}
         user = os.geteuid()
         if self.root:
+            facts[config.CHOOSE_GPU] = None  # it runs, and has made its choice
             status = _status(f"/proc/{self.pid}")
             user = user if status is None else status.st_uid
         of_daemon = mps_daemon(environ, self.root, user)

@@ -43,6 +43,7 @@ class ProcessPlan:
     visible_memory: CpuSet  #: the nodes near any GPU that it sees
     near: CpuSet | None  #: of the allowed CPUs; told where others were added
     gpus: CpuSet  #: the node's own indices; none where they are not certain
+    visible: Mapping[str, str]  #: the variable that leaves it the GPUs that were chosen for it
     nodes: CpuSet  #: the home nodes
     locality: str
     threads: int
@@ -69,6 +70,7 @@ def read_plan(text: str) -> ProcessPlan:
             visible_memory=parse_list(values.get("AFFINITYD_VISIBLE_MEMORY_NODES", "")),
             near=None if near is None else parse_list(near),
             gpus=parse_list(values.get("AFFINITYD_GPUS", "")),
+            visible={name: values[name] for name in environment.VISIBLE_NAMES if name in values},
             nodes=parse_list(values.get("AFFINITYD_NODES", "")),
             locality=values["AFFINITYD_LOCALITY"],
             threads=int(values["AFFINITYD_THREADS"]),
@@ -125,6 +127,7 @@ def remarks(
             f"this process sees {gpus} of {nodes} and has the CPUs near any of them; if it uses "
             "only one GPU, name it: --gpus N, in Python bind(gpus=N)"
         )
+    yield from _few_cpus(plan, process)
     if plan.replayed is not None:
         yield plan.replayed
     if plan.trouble is not None:
@@ -143,6 +146,35 @@ def remarks(
     for code in plan.warnings:
         if code in REMARKS:
             yield f"{_lack(plan)}: {REMARKS[code]}" if code == "widened" else REMARKS[code]
+
+
+def _few_cpus(plan: ProcessPlan, process: ProcessContext) -> Iterator[str]:
+    """Yield a line where a rank has one core, and its launcher could have given it more."""
+    environ, rank, given = process.environ or {}, process.rank, len(plan.allowed)
+    if rank is None or rank.size is None or plan.threads > 1:
+        return
+    masks = environ.get("SLURM_CPU_BIND_LIST", "").split(",")
+    if rank.variable == environment.SLURM_TASK:
+        own = masks[rank.number % len(masks)]
+        sharing = sum(masks[task % len(masks)] == own for task in range(rank.size)) if own else 1
+        asked = environment.number(environ.get("SLURM_CPUS_PER_TASK"))
+        of_job = environment.job_cpus(environ) or 0
+        if (asked or 0) > given:
+            yield f"srun gave this task {count(given, 'CPU')}, and {asked} were asked for: give -c"
+        elif not asked and of_job // rank.size >= 2 * given:
+            yield f"srun gave this task {count(given, 'CPU')} of {of_job}: give -c"
+    elif process.is_bound(plan.allowed):
+        sharing = 1
+        of_launcher = len(process.launchers_mask or plan.allowed)
+        if of_launcher // rank.size >= 2 * given:
+            switch = environment.UNBINDING.get(rank.variable, "another launch")
+            cpus = f"{count(given, 'CPU')} of {of_launcher}"
+            yield f"the launcher bound this rank to {cpus}: {switch} gives it more"
+    else:
+        sharing = rank.size
+    if sharing > 1 and given == 1:
+        cpu = format_list(plan.allowed)
+        yield f"{sharing} ranks of this node have CPU {cpu} alone, together: give each its own"
 
 
 def _lack(plan: ProcessPlan) -> str:

@@ -13,7 +13,8 @@ from affinityd.errors import InvalidRequestError, UnsatisfiableError
 from affinityd.topology.model import Gpu, Topology
 
 MOST_RANKS, MOST_GPUS = 256, 64
-FARTHEST = 255  #: SLIT's word for unreachable (ACPI 6.5, §5.2.17), where a distance is missing
+#: For missing distances: a node's to itself, and SLIT's word for unreachable (ACPI 6.5, §5.2.17).
+OWN, FARTHEST = 10, 255
 
 
 def choose_gpus(
@@ -69,7 +70,9 @@ def _distances(
         for gpu in gpus:
             total = 0
             for node, number in here.items():
-                if gpu.numa_node is not None and node is not None:
+                if gpu.numa_node in {node, None}:  # one of unknown place is as near to all
+                    total += number * OWN
+                else:
                     total += number * int(min(topology.distance(gpu.numa_node, node), FARTHEST))
             row.append(total * (factor // len(cpus)))
         distances.append(row)

@@ -85,6 +85,7 @@ CPULIST = "AFFINITYD_CPULIST"  #: the CPUs that a pin has given
 #: The CPUs to which a launcher has bound a rank; commands send them.
 SLICE = "AFFINITYD_SLICE"
 JOB_CPUS = "AFFINITYD_JOB_CPUS"  #: the CPUs of a container: its request, or its limit
+GPUS = "AFFINITYD_GPUS"  #: those that were chosen for a process, in the node's numbering
 JOB_GPUS = "AFFINITYD_JOB_GPUS"  #: the GPUs of a job on this node, in the node's numbering
 NVIDIA_VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 #: Variables by which a process may count its GPUs otherwise than the node.
@@ -98,12 +99,12 @@ SENT = (
     *("SLURM_JOB_CPUS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"),
     *("SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_LIST", "SLURM_MEM_BIND_TYPE", "SLURM_TRES_BIND"),
     *(JOB_CPUS, JOB_GPUS, CPULIST, ALLOWED, TORCHRUN),
-    *(CPUS, SLICE, NVIDIA_VISIBLE, *OF_NUMBERS),
+    *(GPUS, SLICE, NVIDIA_VISIBLE, *OF_PLAN, *OF_NUMBERS),
 )
 #: Lists of CPUs, or with an entry for each node of a job; the others have one for each task or GPU.
 LONG_LISTS = {ALLOWED, CPULIST, SLICE, "SLURM_STEP_TASKS_PER_NODE", "SLURM_JOB_CPUS_PER_NODE"}
 #: All that `env` may name; scripts send the others as well.
-READ = frozenset((*SENT, *VISIBLE_NAMES, *OF_PLAN, *PARAMETER_VARIABLES.values()))
+READ = frozenset((*SENT, *VISIBLE_NAMES, *PARAMETER_VARIABLES.values()))
 
 #: Variables by which libraries and launchers undo a pin, each with the switch that ends that.
 REBINDS = {
@@ -301,6 +302,15 @@ def slurm_tasks(environ: Environment) -> int | None:
             return number(tasks)
         node -= nodes
     return None
+
+
+def job_cpus(environ: Environment) -> int | None:
+    """Return how many CPUs a job has on this node; None: unknown.
+
+    In a batch script there is a list like 8(x2), by node.
+    """
+    by_node = environ.get("SLURM_JOB_CPUS_PER_NODE", "")
+    return None if "," in by_node else number(by_node.partition("(")[0])
 
 
 def cpus_to_plan_on(environ: Environment, mask: CpuSet) -> CpuSet:

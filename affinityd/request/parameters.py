@@ -14,7 +14,15 @@ from affinityd.cpuset import CpuSet, parse_list
 from affinityd.errors import InvalidRequestError, UnknownParameterError
 from affinityd.planner import Options
 from affinityd.planner.modes import MODES
-from affinityd.request.environment import BY_VALUE, ENV, LONG_LISTS, MAX_ENTRIES, READ, TORCHRUN
+from affinityd.request.environment import (
+    BY_VALUE,
+    ENV,
+    GPUS,
+    LONG_LISTS,
+    MAX_ENTRIES,
+    READ,
+    TORCHRUN,
+)
 from affinityd.request.task import Task, read_masks, read_task
 from affinityd.text import quote, whole_number
 
@@ -334,7 +342,8 @@ def parse_query(pairs: Iterable[tuple[str, str]]) -> Request:
     if not environ:
         return request
     try:
-        is_free = "gpus" not in names and TORCHRUN not in environ  # whose workers choose by rank
+        # torchrun's workers choose by their rank; what was chosen once is the process's own.
+        is_free = "gpus" not in names and environ.keys().isdisjoint((TORCHRUN, GPUS))
         if is_free and _read_boolean(environ.get(CHOOSE_GPU) or "no"):
             request = request._replace(choose="gpu")
     except ValueError as error:

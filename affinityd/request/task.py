@@ -62,6 +62,7 @@ from affinityd.request.environment import (
     cpus_to_plan_on,
     gpus_in,
     is_alone,
+    job_cpus,
     local_rank,
     number,
     visible,
@@ -251,10 +252,9 @@ def _asked_cpus(environ: Environment, ranks: int | None, rank: Rank | None) -> T
     of_container = number(environ.get(JOB_CPUS))
     in_slurm = SLURM_JOB in environ
     of_job = of_container
-    if in_slurm and not of_job:  # in a batch script there is a list like 8(x2), by node
-        by_node = environ.get("SLURM_JOB_CPUS_PER_NODE", "")
-        alike = None if "," in by_node else by_node.partition("(")[0]
-        of_job = number(environ.get("SLURM_CPUS_ON_NODE") or alike)
+    if in_slurm and not of_job:
+        on_node = environ.get("SLURM_CPUS_ON_NODE")
+        of_job = number(on_node) if on_node else job_cpus(environ)
     stated = environ.get(CPUS)
     if stated:
         each = number(stated)

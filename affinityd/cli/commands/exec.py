@@ -51,6 +51,7 @@ CLIENT_OPTIONS = {
         "set the variables of these libraries to the RDMA devices near the GPU",
     ),
     "timeout": ("SECONDS", "to ask a daemon (default: 1); to read the machine, 5 times as long"),
+    "choose_gpu": (None, "leave the CPUs, and set the vendor's variable to the GPUs near them"),
     "threads": (None, "export OMP_NUM_THREADS, unless it is set"),
     "fail_closed": (None, "fail if the command cannot be pinned"),
     "verbose": (None, "print the rank, GPU, node, CPUs and NICs on stderr"),
@@ -58,7 +59,7 @@ CLIENT_OPTIONS = {
 FLAGS = [name for name, (metavar, _) in CLIENT_OPTIONS.items() if metavar is None]
 #: Options for people, the first in the help; launchers and schedulers set the rest.
 COMMON = (
-    *("gpus", "rank", "mode", "memory", "nics", "threads", "verbose", "strict"),
+    *("gpus", "choose_gpu", "rank", "mode", "memory", "nics", "threads", "verbose", "strict"),
     *("fail_closed", "timeout"),
 )
 BOOLEANS = ("balanced", "strict")  #: may take one
@@ -119,12 +120,19 @@ def _plan(
 ) -> tuple[ProcessContext, dict[str, str], ProcessPlan]:
     """Return this process, the parameters of its plan, and the plan. Raises AffinityError."""
     timeout = seconds(options.get("timeout") or variables.get("AFFINITYD_TIMEOUT"))
-    chosen = {name: text for name, text in options.items() if name in PARAMETERS}
-    parameters = config.plan_parameters(variables, chosen)
+    parameters = config.plan_parameters(variables, _named(options))
     process = ProcessContext.of_self()
     query, sockets = process.query(parameters, process.mask, switch), config.sockets(variables)
     plan = ask_daemon.find_plan(query, sockets, start, timeout, forks=True)
     return process, parameters, plan
+
+
+def _named(options: Mapping[str, str]) -> dict[str, str]:
+    """Return the parameters of a plan among the options."""
+    named = {name: text for name, text in options.items() if name in PARAMETERS}
+    if "choose_gpu" in options:
+        named["choose"] = "gpu"
+    return named
 
 
 def _pin(options: Mapping[str, str], start: float, switch: str) -> None:
@@ -139,8 +147,7 @@ def _pin(options: Mapping[str, str], start: float, switch: str) -> None:
         from affinityd.linux.memory_policy import checked_policy  # noqa: PLC0415 - few ask for one
 
         checked_policy(policy)
-    named = {name: text for name, text in options.items() if name in PARAMETERS}
-    kept = apply.kept_pin(named) if switch == config.ON else None
+    kept = apply.kept_pin(_named(options)) if switch == config.ON else None
     if kept is not None:
         _keep(kept, options, variables, start)
         return

@@ -80,5 +80,5 @@ def test_the_help_lists_a_plan_s_parameters_the_common_ones_first(
     assert "-v, --verbose" in chosen
     assert f"--memory {'|'.join(POLICIES)}" in chosen
     names = [" ".join(re.findall(r"^  (--[a-z-]+)", it, re.MULTILINE)) for it in (chosen, others)]
-    assert names[0].startswith("--gpus --rank --mode --memory --nics --threads")
+    assert names[0].startswith("--gpus --choose-gpu --rank --mode --memory --nics --threads")
     assert names[1].startswith("--ranks --job")

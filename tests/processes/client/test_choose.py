@@ -1,0 +1,75 @@
+"""A rank that keeps its CPUs and gets the GPU near them: `exec --choose-gpu`, and bind()."""
+
+import sys
+from collections.abc import Mapping
+
+import pytest
+
+from affinityd.cpuset import format_mask, parse_list
+from tests.support.tiny import BOTH, FAR, NEAR, PROGRAM, ran
+
+TASK = {
+    "SLURM_JOB_ID": "1",
+    "SLURM_STEP_ID": "0",
+    "SLURM_GTIDS": "0,1",
+    "SLURM_GPUS_ON_NODE": "2",
+    "SLURM_CPU_BIND_TYPE": "mask_cpu:",
+    "SLURM_CPU_BIND_LIST": ",".join(format_mask(parse_list(cpu)) for cpu in (FAR, NEAR)),
+}
+EXEC = (sys.executable, str(PROGRAM), "exec")
+SHOW = "grep Cpus_allowed_list /proc/self/status; echo x:$CUDA_VISIBLE_DEVICES $AFFINITYD_GPUS"
+SHELL = ("sh", "-c", SHOW)
+BIND = "import affinityd, os; affinityd.bind({}); os.execvp('sh', ['sh', '-c', os.environ['SHOW']])"
+WAYS = {
+    "exec": (*EXEC, "--choose-gpu", "--", *SHELL),
+    "exec by the variable": (*EXEC, *SHELL),
+    "bind": (sys.executable, "-c", BIND.format("choose_gpu=True")),
+    "bind in exec": (
+        *EXEC,
+        "--choose-gpu",
+        "--",
+        sys.executable,
+        "-c",
+        BIND.format("choose_gpu=True"),
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("visible", [{}, {"CUDA_VISIBLE_DEVICES": "1,0"}], ids=["all", "a list"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_task_keeps_its_cpu_and_gets_the_gpu_near_it(
+    here: Mapping[str, str], way: str, visible: dict[str, str], rank: int
+) -> None:
+    cpus, gpu = (FAR, NEAR)[rank], 1 - rank
+    env = {**here, **TASK, **visible, "SLURM_LOCALID": f"{rank}", "SHOW": SHOW}
+    if "variable" in way:
+        env["AFFINITYD_CHOOSE_GPU"] = "yes"
+    done = ran("taskset", "-c", cpus, *WAYS[way], env=env)
+    assert done.stdout == f"Cpus_allowed_list:\t{cpus}\nx:{gpu} {gpu}\n", done.stderr
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_ranks_that_no_launcher_bound_get_a_gpu_by_number_and_its_cpus(
+    here: Mapping[str, str], way: str
+) -> None:
+    mpi = {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+    env = {**here, **mpi, "SHOW": SHOW, "AFFINITYD_CHOOSE_GPU": "yes"}
+    done = ran(*WAYS[way], env=env)
+    assert done.stdout == f"Cpus_allowed_list:\t{FAR}\nx:1 1\n", done.stderr
+
+
+def test_where_the_others_cpus_are_not_known_a_line_says_so_and_nothing_is_exported(
+    here: Mapping[str, str],
+) -> None:
+    env = {**here, **TASK, "SLURM_LOCALID": "0", "SLURM_CPU_BIND_TYPE": "rank_ldom"}
+    done = ran("taskset", "-c", FAR, *EXEC, "--choose-gpu", "--", *SHELL, env=env)
+    assert done.stdout == f"Cpus_allowed_list:\t{FAR}\nx:\n"
+    (line,) = done.lines
+    assert (
+        "choose: the CPUs of the other ranks are not known: --cpu-bind=rank_ldom does not" in line
+    )
+    assert line.endswith("; the command runs unpinned")
+    both = ran(*EXEC, "--choose-gpu", "--gpus=0", "--", *SHELL, env=dict(here))
+    assert both.stdout == f"Cpus_allowed_list:\t{BOTH}\nx:\n"
+    assert both.lines[0].startswith("affinityd exec: choose=gpu takes the GPUs that are visible")
