@@ -10,13 +10,24 @@ from affinityd.audit.model import AuditedProcess, Scan
 from affinityd.json_codec import OneOf
 from affinityd.text import count
 from affinityd.topology.model import GpuKey, Keys, moved
+from affinityd.topology.nearness import UNPINNED
 
 FAR, ORPHAN, WAITING, UNKNOWN = "far", "orphan", "waiting", "unknown"
 NEAR, IDLE = "near", "idle"
-#: The worst first. Unknown: its processes, or its place. Idle: no process uses it.
-STATES = (FAR, ORPHAN, WAITING, UNKNOWN, NEAR, IDLE)
+#: The worst first. Unpinned: a process may run anywhere, also near. Unknown: its processes, or its
+#: place. Idle: no process uses it.
+STATES = (FAR, ORPHAN, WAITING, UNPINNED, UNKNOWN, NEAR, IDLE)
+FINDING_STATES = STATES[:5]
 #: State → a letter of the history; a minute without a scan has a dot.
-LETTERS = {FAR: "f", ORPHAN: "o", WAITING: "w", UNKNOWN: "u", NEAR: "n", IDLE: "i"}
+LETTERS = {
+    FAR: "f",
+    ORPHAN: "o",
+    WAITING: "w",
+    UNPINNED: "p",
+    UNKNOWN: "u",
+    NEAR: "n",
+    IDLE: "i",
+}
 NO_SCAN = "."
 WORST_FIRST = "".join(LETTERS.values()) + NO_SCAN
 
@@ -46,19 +57,28 @@ def waits_long(process: AuditedProcess, scan: Scan) -> bool:
 
 #: State → the sentence, for one GPU and for several, of so many; and which processes it is of.
 FINDINGS: Mapping[str, tuple[str, str, Callable[[AuditedProcess, Scan], bool]]] = {
-    FAR: ("is used from far away", "are used from far away", lambda it, _: it.is_mismatch),
+    FAR: (
+        "is used from far away",
+        "are used from far away",
+        lambda it, _: it.is_mismatch and it.cause != UNPINNED,
+    ),
     ORPHAN: (
         "is held by an ended job",
         "are held by ended jobs",
         lambda it, _: it.orphan is not None and not it.is_daemon,
     ),
     WAITING: ("waits for CPUs", "wait for CPUs", waits_long),
+    UNPINNED: (
+        "is used by unpinned processes, which may run far away",
+        "are used by unpinned processes, which may run far away",
+        lambda it, _: it.cause == UNPINNED,
+    ),
 }
 
 
 def by_state(scan: Scan) -> Mapping[str, Mapping[GpuKey, AuditedProcess | None]]:
     """Return the GPUs of each state that is a finding, each with the first process concerned."""
-    found: dict[str, dict[GpuKey, AuditedProcess | None]] = {state: {} for state in STATES[:4]}
+    found: dict[str, dict[GpuKey, AuditedProcess | None]] = {state: {} for state in FINDING_STATES}
     for process in scan.processes:
         for state, (_, _, concerns) in FINDINGS.items():
             if not process.is_daemon and concerns(process, scan):
@@ -76,7 +96,8 @@ def states(scan: Scan) -> dict[GpuKey, str]:
     used = {gpu for it in scan.processes if not it.is_daemon for gpu in it.facts.gpus}
     return {
         gpu: next(
-            (state for state in STATES[:4] if gpu in found[state]), NEAR if gpu in used else IDLE
+            (state for state in FINDING_STATES if gpu in found[state]),
+            NEAR if gpu in used else IDLE,
         )
         for gpu in scan.near
     }

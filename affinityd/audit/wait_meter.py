@@ -161,22 +161,26 @@ class WaitMeter:
             if not times:
                 continue
             waiter_before = before.processes.get((waiter.pid, waiter.start))
-            ran_ticks = sum(ticks_since(waiter, waiter_before))
+            ran = ticks_since(waiter, waiter_before)
             waited = sum(time.waited for time in times.values())
             limit, folder = self._limit(waiter, before, look)
-            is_measured = not _has_short_lived(waiter, ran_ticks, waiter_before)
+            masks = [it.mask for it in waiter.threads if _waits(times.get(it.tid), seconds)]
+            cpus = frozenset[int]().union(*masks) or waiter.cpus
+            is_measured = not _has_short_lived(waiter, sum(ran), waiter_before)
             waits[waiter.pid] = Waits(
                 seconds,
                 waited if is_measured else None,
-                ran_ticks / TICKS,
-                waiter.cpus,
+                sum(used for it, used in zip(waiter.threads, ran, strict=True) if it.mask <= cpus)
+                / TICKS,
+                cpus,
                 frozenset(look.stolen) - waiter.cpus,
                 limit.seconds,
                 limit.used_up / limit.periods if limit.periods else 0.0,
                 folder,
-                _grown(before.stolen, look.stolen, waiter.cpus),
+                _grown(before.stolen, look.stolen, cpus),
                 runners_beside(waiter, others) if waited > NOTABLE * seconds else [],
                 times,
+                is_bound_to_one=len(cpus) == 1 and cpus < (waiter.cpuset or waiter.cpus),
             )
         is_waiting = any((it.waited or 0.0) > NOTABLE * seconds for it in waits.values())
         self._reads_others = self._names_others or is_waiting
@@ -267,6 +271,10 @@ class WaitMeter:
             Other.of(processes.by_pid[pid], used[pid, start], self._proc)
             for pid, start in busiest[:MOST_OTHERS]
         ]
+
+
+def _waits(time: ThreadTime | None, seconds: float) -> bool:
+    return time is not None and time.waited > NOTABLE * seconds
 
 
 def _has_short_lived(waiter: ProcessFacts, ran_ticks: int, before: ProcessFacts | None) -> bool:

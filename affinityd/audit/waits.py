@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from affinityd.cpuset import CpuSet, format_list
+from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.linux.scheduling import ThreadTime
 from affinityd.text import count
 
@@ -52,8 +52,8 @@ class Waits:
 
     seconds: float  #: of the interval
     waited: float | None  #: of all threads together; None: threads began and ended meanwhile
-    ran: float = 0.0  #: of all threads together
-    cpus: CpuSet = frozenset()  #: on which they may run
+    ran: float = 0.0  #: of all threads that may run on `cpus` alone, together
+    cpus: CpuSet = frozenset()  #: on which those may run that waited
     elsewhere: CpuSet = frozenset()  #: the other CPUs that are online
     throttled: float = 0.0  #: of its cgroup, or the one above that was for longest, over CPUs
     used_up: float = 0.0  #: the part of the limit's periods in which its cgroup used it up
@@ -61,6 +61,7 @@ class Waits:
     stolen: float = 0.0  #: by the hypervisor, of these CPUs, whoever ran there
     runners: Sequence[Runner] = ()  #: that ran there meanwhile, the longest first
     threads: Mapping[int, ThreadTime] = field(default_factory=dict)  #: by tid, of those measured
+    is_bound_to_one: bool = False  #: those that waited may run on one CPU of several
 
     @property
     def others(self) -> Sequence[Runner]:
@@ -96,6 +97,11 @@ def remedy(waits: Waits, scheduler: str | None) -> str | None:
         return (
             f"the CPU limit of its cgroup {waits.limited} is too small for it: raise the limit, or "
             "leave it out and keep the request"
+        )
+    if cause == OWN_THREADS and waits.is_bound_to_one:
+        return (
+            f"its threads are all bound to {several('CPU', waits.cpus)}, though it may use others: "
+            "remove that binding (taskset, numactl, OMP_PLACES, GOMP_CPU_AFFINITY)"
         )
     if cause == OWN_THREADS:
         return (

@@ -9,9 +9,10 @@ from affinityd.cli import target
 from affinityd.cli.console import flag, say
 from affinityd.cli.parser import PLAN_OPTIONS, Parser, add_plan_options, plan_options
 from affinityd.client.apply import UNKNOWN_PLACE
-from affinityd.cpuset import CpuSet, format_list, parse_list
+from affinityd.cpuset import CpuSet, format_list, parse_list, several
 from affinityd.errors import ApplyError, InvalidRequestError
 from affinityd.grouping import grouped
+from affinityd.linux.cgroup import cpus_listed_in
 from affinityd.linux.pinning import (
     CHANGE,
     LEFT_ALONE,
@@ -77,6 +78,7 @@ def pin_targets(
     return now
 
 
+ISOLATED = "/sys/devices/system/cpu/isolated"
 MOST_LINES = 10  #: of errors
 MOST_THREADS = 5  #: that a line names
 UNASKED = {"shared_gpu", "parameter_ignored"}  #: warnings of options that this command sets itself
@@ -104,6 +106,12 @@ def run(arguments: argparse.Namespace) -> int:
     process = target.living(arguments.pid)
     cpus, own_cpus = _cpus(arguments, process)
     own = own_cpus if arguments.tree else None
+    isolated = cpus & cpus_listed_in(ISOLATED) - (mask_of(process.number) or frozenset())
+    if isolated:
+        say(
+            f"affinityd pin: isolated (isolcpus=): {several('CPU', isolated)}; threads stay on "
+            "the CPU there where they begin; --cpus LIST names others"
+        )
     targets = pin_targets(process, cpus, own, force=arguments.force)
     pinned = pin_threads(targets, dry_run=arguments.dry_run)
     for line in _results(pinned, dry_run=arguments.dry_run):

@@ -16,6 +16,7 @@ from affinityd.audit.memory import HostMemory
 from affinityd.audit.model import GpuHolders, Holding, ProcessFacts
 from affinityd.audit.sources.nics import far_nics, nic_use
 from affinityd.audit.verify import Verification, by_plan, matches, with_remedy
+from affinityd.audit.waits import NOTABLE
 from affinityd.cli import target
 from affinityd.cli.console import give_up_stdout, say
 from affinityd.cli.parser import (
@@ -32,8 +33,8 @@ from affinityd.client.bind import texts
 from affinityd.errors import TargetError
 from affinityd.grouping import grouped
 from affinityd.linux import memory_policy
-from affinityd.linux.processes import ProcessTable, Stat
-from affinityd.linux.scheduling import thread_time
+from affinityd.linux.processes import ProcessTable, Stat, since_boot
+from affinityd.linux.scheduling import TICKS, thread_time
 from affinityd.text import one_line
 
 TROUBLE = 2  #: exit code of every error: 1 is an answer
@@ -140,8 +141,12 @@ def _verifications(
 
 
 def _waited(facts: ProcessFacts) -> float:
-    """Return for which part of the time its threads waited that they could run; 0: not known."""
+    """Return for which part of the time its threads waited that they could run.
+
+    0 where it is not known, and of a process that hardly ever could: it idles.
+    """
     times = [thread_time(facts.pid, thread.tid) for thread in facts.threads]
     waited = sum(time.waited for time in times if time is not None)
     ran = sum(time.ran for time in times if time is not None)
-    return waited / (ran + waited) if ran + waited else 0.0
+    age = since_boot() - facts.start / TICKS
+    return waited / (ran + waited) if waited > NOTABLE * age else 0.0

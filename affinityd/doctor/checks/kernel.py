@@ -65,6 +65,18 @@ def isolcpus(facts: NodeFacts) -> CheckResults:
             f"--reserved-cpus {format_list(taken)}",
             gpus,
         )
+    mount = _cgroup2(facts)
+    folder = mount.point.lstrip("/") if mount else "sys/fs/cgroup"
+    of_partitions = read_cpus(facts.tree, f"{folder}/cpuset.cpus.isolated") or frozenset()
+    gpus, taken = facts.used_by_ranks(of_partitions - (isolated or frozenset()))
+    if gpus:
+        yield fail(
+            f"an isolated cpuset partition takes {several('CPU', taken)} near {named(gpus)} out of "
+            "load balancing: all threads of a rank stay on the CPU where they began",
+            "write root or member into cpuset.cpus.partition of its cgroup, or reserve them: "
+            f"--reserved-cpus {format_list(taken)}",
+            gpus,
+        )
     gpus, taken = facts.used_by_ranks(without_tick or frozenset())
     if gpus:
         yield warn(

@@ -56,6 +56,21 @@ def as_another(*arguments: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+def test_a_process_that_is_pinned_to_isolated_cpus_is_told_so(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    isolated = tmp_path / "isolated"
+    isolated.write_text("1-2")
+    monkeypatch.setattr(pin, "ISOLATED", os.fspath(isolated))
+    with sleeping() as child:
+        os.sched_setaffinity(child.pid, FAR)
+        said = []
+        for _ in range(2):  # the second time it is there
+            assert main(["pin", "--cpus", "1", f"{child.pid}"]) == 0
+            said.append(capsys.readouterr().err.partition(";")[0])
+    assert said == ["affinityd pin: isolated (isolcpus=): CPU 1", ""]
+
+
 def test_a_process_is_pinned_near_the_gpu_that_its_environment_says(capsys: Capture) -> None:
     rank = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     for env, cpus in (({"CUDA_VISIBLE_DEVICES": "0"}, NEAR), (rank, FAR)):

@@ -38,7 +38,15 @@ def waiting(seconds: float | None, beside: float = 10) -> dict[int, Waits]:
         (
             scan(FAR, process(5, GPU1, cause="unpinned", placement="unpinned")),
             "far",
-            ["2 of 2 GPUs are used from far away"],
+            [
+                "1 of 2 GPUs is used from far away",
+                "1 of 2 GPUs is used by unpinned processes, which may run far away",
+            ],
+        ),
+        (
+            scan(process(5, cause="unpinned", placement="unpinned")),
+            "unpinned",
+            ["1 of 2 GPUs is used by unpinned processes, which may run far away"],
         ),
         (
             scan(ORPHAN, FAR),

@@ -8,7 +8,7 @@ import pytest
 from affinityd.audit import wait_meter
 from affinityd.audit.model import Membership
 from affinityd.audit.wait_meter import MOST_THREADS, Other, WaitMeter, runners_beside
-from affinityd.audit.waits import NEIGHBOR, OWN_THREADS, SYSTEM, THROTTLED, Waits
+from affinityd.audit.waits import NEIGHBOR, OWN_THREADS, SYSTEM, THROTTLED, Waits, remedy
 from affinityd.linux.processes import ProcessTable, Stat, Thread
 from affinityd.linux.scheduling import TICKS
 from tests.support.audit_facts import process
@@ -35,7 +35,11 @@ class Node:
         file.write_text(text)
 
     def look(
-        self, now: float, threads: Mapping[int, tuple[float, float]], of_ended: float = 0.0
+        self,
+        now: float,
+        threads: Mapping[int, tuple[float, float]],
+        of_ended: float = 0.0,
+        cpuset: str = "0",
     ) -> Waits | None:
         """Have its threads, by tid, run and wait for so many seconds so far; look.
 
@@ -50,7 +54,14 @@ class Node:
         ]
         ran = of_ended + sum(ran for ran, _ in threads.values())
         ticks, group = round(ran * TICKS), "0::/limited\n"
-        waiter = process(pid=PID, start=BEGAN, threads=tuple(its), cgroups=group, cpu_ticks=ticks)
+        waiter = process(
+            pid=PID,
+            start=BEGAN,
+            threads=tuple(its),
+            cgroups=group,
+            cpu_ticks=ticks,
+            cpuset=cpuset,
+        )
         processes = ProcessTable(f"{self.folder}/proc")
         return self.meter.look([waiter], processes, now).get(PID)
 
@@ -58,6 +69,17 @@ class Node:
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
+
+
+def test_threads_that_are_all_bound_to_one_cpu_of_several_are_told_to_be_unbound(
+    node: Node,
+) -> None:
+    threads = {PID + number: (10.0, 0.0) for number in range(4)}
+    node.look(1000, threads)
+    waits = node.look(1010, dict.fromkeys(threads, (12.5, 7.5)), cpuset="0-3")
+    assert waits is not None
+    assert (waits.cause, waits.is_bound_to_one) == (OWN_THREADS, True)
+    assert (remedy(waits, None) or "").startswith("its threads are all bound to CPU 0, though")
 
 
 def test_the_times_of_a_thread_that_took_the_main_one_s_id_by_execve_are_not_negative(

@@ -17,6 +17,7 @@ from tests.support.machines.sysfs_tree import nvml_report
 
 NODES = {0: "0-3", 1: "4-7"}
 UNKNOWN = made(NODES, gpus=[0, None])
+PARTITION = {f"{CPU}/isolated": "", "sys/fs/cgroup/cpuset.cpus.isolated": "2-3"}
 HIDDEN = made({}, gpus=[None], packages={0: "0-3", 1: "4-7"})
 #: CPU 3 is on node 0 and offline.
 OFFLINE = made(NODES, gpus=[0, 1], online="0-2,4-7")
@@ -55,6 +56,12 @@ def balancing(value: int) -> Files:
         ("numa-balancing", TWO, {}, "n/a: no kernel.numa_balancing to read"),
         ("isolcpus", TWO, {f"{CPU}/isolated": ""}, NONE_ISOLATED),
         ("isolcpus", TWO, {}, "n/a: cpu/isolated"),
+        (
+            "isolcpus",
+            TWO,
+            PARTITION,
+            "fail 0: an isolated cpuset partition → cpuset.cpus",
+        ),
         ("isolcpus", TWO, {f"{CPU}/nohz_full": "3-4"}, f"warn 0-1: {NO_TICKS} → nohz_full= on"),
     ],
 )

@@ -2,7 +2,7 @@
 
 import { amount, button, copied, count, drawn, duration, made, printable, refill, remedied, say } from "/elements.js";
 import { parseList } from "/picture.js";
-import { isOfGpu, jobOf, showProcesses, showGpu, userOf } from "/processes.js";
+import { isFar, isOfGpu, jobOf, showProcesses, showGpu, userOf } from "/processes.js";
 
 const FAR = new Set(["mixed", "remote", "unpinned"]);
 const SECONDS = 5; // between two questions
@@ -12,7 +12,7 @@ const LETTERS = 11; // in a GPU's box on the picture
 const MANY_GPUS = 16; // whose cards are smaller
 const MOST_JOBS = 4; // on a card
 // Letter of the history → its state, and the height of its bar.
-const STATES = { f: ["far", 10], o: ["orphan", 8], w: ["waiting", 7], u: ["unknown", 5], n: ["near", 4], i: ["idle", 2] };
+const STATES = { f: ["far", 10], o: ["orphan", 8], w: ["waiting", 7], p: ["unpinned", 6], u: ["unknown", 5], n: ["near", 4], i: ["idle", 2] };
 
 const section = document.getElementById("now");
 const running = document.querySelector("[name=running]");
@@ -134,7 +134,7 @@ function jobsOf(processes) {
     const job = jobOf(process) || `${process.name} (no job)`;
     const text = `${job}${userOf(process) ? `, user ${userOf(process)}` : ""}`;
     const known = jobs.get(text) ?? { isFar: false, orphan: null };
-    jobs.set(text, { isFar: known.isFar || Boolean(process.cause), orphan: known.orphan ?? process.orphan });
+    jobs.set(text, { isFar: known.isFar || isFar(process), orphan: known.orphan ?? process.orphan });
   }
   const list = made("ul", "", "jobs");
   for (const [text, { isFar, orphan }] of [...jobs].slice(0, MOST_JOBS)) {
@@ -152,7 +152,7 @@ const farFirst = (processes) => [...processes.filter((it) => it.cause), ...proce
 function* factsOf(gpu) {
   const counted = (numbers) => Object.entries(numbers ?? {}).filter(([, it]) => it).map(([word, it]) => `${it} ${word}`).join(", ");
   const causes = counted(gpu.mismatch);
-  yield ["placement", [counted(gpu.processes), causes && `cause: ${causes}`].filter(Boolean).join("; "), Boolean(causes)];
+  yield ["placement", [counted(gpu.processes), causes && `cause: ${causes}`].filter(Boolean).join("; "), gpu.state === "far"];
   if (gpu.orphans) yield ["orphans", count(gpu.orphans, "process"), true];
   if (gpu.cpu_seconds) {
     const share = gpu.remote_cpu_seconds === null ? null : Math.round((100 * gpu.remote_cpu_seconds) / gpu.cpu_seconds);

@@ -41,6 +41,8 @@ export function showGpu(name) {
 const sum = (group, number) => group.reduce((total, it) => total + number(it), 0);
 const waited = (group) => sum(group, ({ waits }) => (waits ? waits.waited / waits.seconds : 0));
 const farMemory = (group) => sum(group, (it) => it.host_memory?.placed_bytes.far ?? 0);
+// An unpinned process may run anywhere, and may be near.
+export const isFar = (process) => Boolean(process.cause) && process.cause !== "unpinned";
 const gpusOf = ([first]) => [first.gpu, ...first.gpus_beside.map((it) => it.gpu)].join(",");
 
 // Name → its text in a row of alike processes, and what it is sorted by.
@@ -122,7 +124,7 @@ function rowsOf(key, group) {
   for (const [name, [text]] of Object.entries(COLUMNS)) {
     const cell = made("td", printable(text(group)));
     cell.dataset.label = name;
-    if (name === "placement" && (first.cause || first.orphan)) cell.className = "bad";
+    if (name === "placement" && (isFar(first) || first.orphan)) cell.className = "bad";
     row.append(cell);
   }
   const toggle = button("show", `details of ${printable(first.name)}, process ${first.pid}`, () => open(below.hidden));
