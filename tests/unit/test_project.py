@@ -110,11 +110,8 @@ def test_the_lock_has_every_package_of_pyproject(name: str, python: str) -> None
 
 
 @pytest.mark.parametrize("name", LOCKS)
-def test_every_package_has_hashes_and_no_index_is_named(name: str) -> None:
+def test_no_index_is_named(name: str) -> None:
     text = (REPOSITORY / "deploy/image" / name).read_text()
-    packages = re.split(r"\n(?=[a-z0-9])", text)[1:]
-    assert len(packages) == len(locked(name))
-    assert [it for it in packages if "--hash=sha256:" not in it] == []
     assert re.findall(r"(?i)https?:|index|find-links|trusted-host", text) == []
 
 

@@ -1,4 +1,4 @@
-"""scripts/run, as a newcomer runs it."""
+"""scripts/run, as a newcomer runs it; and what scripts/audit-dependencies cannot ask."""
 
 import os
 import shlex
@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.support.paths import REPOSITORY
+from tests.support.tiny import ran
 
 RUN = REPOSITORY / "scripts" / "run"
 PATIENCE = 120.0  #: seconds; the first one may have to install the package
@@ -81,3 +82,10 @@ def test_without_root_it_names_the_command_that_installs_the_rest(tmp_path: Path
         output, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert "    apt-get install -y --no-install-recommends curl" in output.splitlines()
+
+
+def test_what_could_not_be_asked_is_not_called_clean() -> None:
+    env = {**os.environ, "OSV_URL": "http://127.0.0.1:1/v1/query", "NO_PROXY": "127.0.0.1"}
+    done = ran(REPOSITORY / "scripts/audit-dependencies", env=env)
+    assert (done.status, done.stdout) == (3, "")
+    assert done.lines[-1].startswith("deploy/image/*.txt was NOT AUDITED: ")
