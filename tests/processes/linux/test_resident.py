@@ -10,6 +10,7 @@ from random import Random
 
 import pytest
 
+from affinityd.linux import resident
 from affinityd.linux.resident import (
     ANONYMOUS,
     CUDA,
@@ -20,6 +21,7 @@ from affinityd.linux.resident import (
     Share,
     mappings_in,
     resident_memory,
+    room_on,
     wait_for_lock,
 )
 from tests.support.child_python import said
@@ -211,3 +213,12 @@ def test_a_share_may_be_of_some_nodes_alone() -> None:
     assert [share and share.part for share in shares] == [0.1, 0.25, None]
     assert memory.nodes == {0, 1, 8}
     assert memory.pages({0, 8}, [SHARED]) == 60
+
+
+def test_a_node_has_room_where_memory_is_free_or_of_files_that_were_not_used_lately(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    meminfo = "Node 0 MemFree: 1024 kB\nNode 0 Active(file): 7 kB\nNode 0 Inactive(file): 1 kB\n"
+    files = {"/sys/devices/system/node/node0/meminfo": meminfo}
+    monkeypatch.setattr(resident, "text", lambda path: files.get(path, ""))
+    assert (room_on(0), room_on(1)) == (1025 * 1024, 0)
