@@ -29,9 +29,12 @@ from affinityd.text import one_line, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+    from typing import TypeVar
 
     from affinityd.request.environment import Pairs
+
+    T = TypeVar("T")
 
 TIMEOUT = 1.0  #: seconds that asking a daemon may take by default
 READING = 5  #: times as long may it take to read the machine without one
@@ -62,9 +65,9 @@ def find_plan(
 ) -> ProcessPlan:
     """Return the plan of the process that the query is about.
 
-    `start` is of time.monotonic, `timeout` in seconds: to ask a daemon. Without one, to read the
-    machine's files may take READING times as long, in a thread. If it `forks`, as a process of one
-    thread may, in a child: execve(2) waits for threads that the kernel holds. Raises AffinityError.
+    `start` is of time.monotonic, `timeout` in seconds: to ask a daemon. If it `forks`, as a process
+    of one thread may, the machine's files are read in a child, for READING times as long: execve(2)
+    waits for threads that the kernel holds. Else it is to be called `within`. Raises AffinityError.
     """
     trouble = None  # of the first daemon: the second had no time
     for path in sockets:
@@ -82,25 +85,38 @@ def find_plan(
     # Imported here: the planner takes as long to import as Python to start.
     from affinityd.client import local_plan  # noqa: PLC0415
 
-    limit = READING * timeout
-
     def plan() -> ProcessPlan:
         return local_plan.plan_process(query, sockets, trouble)
 
+    if not forks:
+        return plan()
+    import marshal  # noqa: PLC0415
+
+    from affinityd.linux import children  # noqa: PLC0415
+
+    limit = READING * timeout
+    deadline = min(time.monotonic(), start + timeout) + limit
     try:
-        if not forks:
-            return in_time(plan, limit)
-        import marshal  # noqa: PLC0415
-
-        from affinityd.linux import children  # noqa: PLC0415
-
-        encoded = children.run(lambda: marshal.dumps(vars(plan())), time.monotonic() + limit)
-        return ProcessPlan(**marshal.loads(encoded))  # noqa: S302 - of a child of this process
+        encoded = children.run(lambda: marshal.dumps(vars(plan())), deadline)
     except TimeoutError:
-        raise late(limit, trouble) from None
+        raise _late(limit, trouble) from None
+    return ProcessPlan(**marshal.loads(encoded))  # noqa: S302 - of a child of this process
 
 
-def late(limit: float, trouble: str | None = None) -> ApplyError:
+def within(timeout: float, find: Callable[[], T]) -> T:
+    """Return what a function finds, also where a file that it reads hangs.
+
+    To ask a daemon takes `timeout` seconds, to read the machine READING times as long. Raises
+    ApplyError, and what the function raises.
+    """
+    limit = (1 + READING) * timeout
+    try:
+        return in_time(find, limit)
+    except TimeoutError:
+        raise _late(limit) from None
+
+
+def _late(limit: float, trouble: str | None = None) -> ApplyError:
     """Return the error of a machine that was not read within so many seconds."""
     line = f"this machine could not be read in {limit:g} s; a larger timeout gives it longer"
     return ApplyError(line if trouble is None else f"{line}; {trouble}")

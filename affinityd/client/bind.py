@@ -11,14 +11,14 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from affinityd import config
 from affinityd.client import apply, ask_daemon, openmp
-from affinityd.client.ask_daemon import READING, TIMEOUT
+from affinityd.client.ask_daemon import TIMEOUT
 from affinityd.client.process import ProcessContext
 from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.errors import (
@@ -30,19 +30,14 @@ from affinityd.errors import (
     UnsatisfiableError,
 )
 from affinityd.linux import pinning
-from affinityd.linux.files import in_time
 from affinityd.linux.memory_policy import MemoryPolicy, checked_policy, own_policy
 from affinityd.linux.processes import mask_of, stat_of
 from affinityd.request.environment import MAX_ENTRIES
 from affinityd.text import count
 
 if TYPE_CHECKING:
-    from typing import TypeVar
-
     from affinityd.client.process_plan import ProcessPlan
     from affinityd.request.document import PlanDocument
-
-    T = TypeVar("T")
 
 KEPT = "kept"  #: the source of a pin that was there before
 NOT_OF_PLAN = frozenset(
@@ -157,19 +152,7 @@ def plan(*, timeout: float = TIMEOUT, **parameters: object) -> PlanDocument:
                 continue
         return document(plan_on_node(find_node(sockets).node, query))
 
-    return _in_time(find, timeout)
-
-
-def _in_time(find: Callable[[], T], timeout: float) -> T:
-    """Return a plan, also where a file of this process hangs: to ask, then to read takes so long.
-
-    Raises AffinityError.
-    """
-    limit = (1 + READING) * timeout
-    try:
-        return in_time(find, limit)
-    except TimeoutError:
-        raise ask_daemon.late(limit) from None
+    return ask_daemon.within(timeout, find)
 
 
 def bind_process(
@@ -201,7 +184,7 @@ def bind_process(
             query = process.query(chosen, before, switch)
             return process, ask_daemon.find_plan(query, sockets, start, timeout, forks=False)
 
-        process, plan = _in_time(find, timeout)
+        process, plan = ask_daemon.within(timeout, find)
     except AffinityError as error:
         if switch != config.OBSERVE:
             raise

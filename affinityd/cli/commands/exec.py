@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from affinityd.cli.parser import Parser
     from affinityd.client.process_plan import ProcessPlan
     from affinityd.cpuset import CpuSet
+    from affinityd.request.environment import Pairs
 
 NAME = "affinityd exec"
 #: As env(1) and timeout(1) have it; the first: the command was not tried.
@@ -121,9 +122,13 @@ def _plan(
     """Return this process, the parameters of its plan, and the plan. Raises AffinityError."""
     timeout = seconds(options.get("timeout") or variables.get("AFFINITYD_TIMEOUT"))
     parameters = config.plan_parameters(variables, _named(options))
-    process = ProcessContext.of_self()
-    query, sockets = process.query(parameters, process.mask, switch), config.sockets(variables)
-    plan = ask_daemon.find_plan(query, sockets, start, timeout, forks=True)
+
+    def find_facts() -> tuple[ProcessContext, Pairs]:
+        process = ProcessContext.of_self()
+        return process, process.query(parameters, process.mask, switch)
+
+    process, query = ask_daemon.within(timeout, find_facts)
+    plan = ask_daemon.find_plan(query, config.sockets(variables), start, timeout, forks=True)
     return process, parameters, plan
 
 

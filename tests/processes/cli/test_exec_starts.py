@@ -14,13 +14,13 @@ from tests.support.tiny import BOTH, FAR, LOOK, PROGRAM, Ended, ran, tiny_tree
 
 #: Prints the modules of ours that a process has imported which planned by itself.
 IMPORTED = """
-import sys
+import sys, time
 from affinityd.cli import entry
 from affinityd.cli.commands import exec
 from affinityd.client import ask_daemon
 from affinityd.client.process import ProcessContext
 query = ProcessContext.of_self().query({'gpus': '1'}, frozenset({0}))
-ask_daemon.find_plan(query, ['/none/s'], 0, 60, forks=True)
+ask_daemon.find_plan(query, ['/none/s'], time.monotonic(), 60, forks=True)
 ask_daemon.find_plan(query, ['/none/s'], 0, 60, forks=False)
 for name, module in sys.modules.items():
     if name.partition('.')[0] == 'affinityd':
@@ -185,6 +185,7 @@ OBSERVED = "affinityd.bind(); import os; print(os.environ['AFFINITYD_UNPINNED'])
         ("error=EIO", 1, ("-m", "affinityd", "plan"), "affinityd plan: /dev: "),
         (HANGS, 0, ("-c", f"import affinityd; print(*affinityd.bind({SOON}).warnings)"), LATE),
         (HANGS, 1, ("-c", f"import affinityd; affinityd.plan({SOON})"), f"ApplyError: {LATE}"),
+        (HANGS, 7, ("-m", "affinityd", "exec", f"--{SOON}", *SEVEN), f"affinityd exec: {LATE}"),
     ],
 )
 def test_a_dev_that_fails_or_hangs_is_named(
