@@ -11,7 +11,7 @@ trap 'exit 0' EXIT
 exec 2>/dev/null
 run=/run/affinityd
 
-for name in CPULIST LOCALITY ALLOWED JOB_GPUS WARNINGS UNPINNED RDMA PINNED_FOR; do # a batch script's
+for name in CPULIST LOCALITY ALLOWED JOB_GPUS WARNINGS UNPINNED RDMA GPUS PINNED_FOR; do # a batch script's
     eval "[ -z \"\${AFFINITYD_$name+inherited}\" ]" || printf 'unset AFFINITYD_%s\n' "$name"
 done
 shared_file=${0%/*}/pinning.sh
@@ -71,7 +71,7 @@ read_mask "${SLURM_TASK_PID-}" || leave "/proc/${SLURM_TASK_PID-}/status cannot 
 read_settings "$settings" || leave "$fault"
 heed "$site_AFFINITYD" || leave "AFFINITYD in $settings $no_switch"
 [ "$switch" != off ] || leave "AFFINITYD=off in $settings"
-for name in $plan_variables AFFINITYD_NICS AFFINITYD_SOCKET AFFINITYD_VERBOSE; do
+for name in $plan_variables AFFINITYD_CHOOSE_GPU AFFINITYD_GPU_ORDER AFFINITYD_NICS AFFINITYD_SOCKET AFFINITYD_VERBOSE; do
     eval "$name=\${$name:-\${site_$name-}}"
 done
 
@@ -94,6 +94,8 @@ passed="CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER CUDA_MPS_PIPE_DIRECTORY ROCR_VISI
     ASCEND_RT_VISIBLE_DEVICES ZE_AFFINITY_MASK ZE_FLAT_DEVICE_HIERARCHY ONEAPI_DEVICE_SELECTOR HABANA_VISIBLE_MODULES SLURM_JOB_ID SLURM_STEP_ID SLURM_LOCALID
     SLURM_GTIDS SLURM_NTASKS SLURM_CPUS_PER_TASK SLURM_JOB_CPUS_PER_NODE SLURM_GPUS_ON_NODE
     SLURM_CPUS_ON_NODE"
+[ -z "$AFFINITYD_CHOOSE_GPU" ] || passed="$passed AFFINITYD_CHOOSE_GPU" # of a daemon of an earlier release unread
+[ -z "$AFFINITYD_GPU_ORDER" ] || passed="$passed AFFINITYD_GPU_ORDER"
 # What Slurm, or the user, bound in a step; a batch script inherits that of the shell it was sent from.
 [ -z "${SLURM_STEP_ID-}" ] || passed="$passed SLURM_CPU_BIND_TYPE SLURM_CPU_BIND_LIST SLURM_MEM_BIND_TYPE
     SLURM_TRES_BIND SLURM_STEP_TASKS_PER_NODE SLURM_NODEID"
@@ -114,6 +116,10 @@ apply "$SLURM_TASK_PID"
 printf 'export %s\n' "AFFINITYD_CPULIST=$mask" "AFFINITYD_LOCALITY=$locality" \
     "AFFINITYD_ALLOWED=$allowed" ${job_gpus:+"AFFINITYD_JOB_GPUS=$job_gpus"} \
     ${warnings:+"AFFINITYD_WARNINGS=$warnings"}
+for name in $visible_variables; do
+    eval "value=\${plan_$name-}"
+    [ -z "$value" ] || printf 'export %s=%s\nexport AFFINITYD_GPUS=%s\n' "$name" "$value" "$plan_AFFINITYD_GPUS"
+done
 few=''
 [ -n "${SLURM_CPUS_PER_TASK-}" ] || ! [ "${SLURM_CPUS_ON_NODE-}" -lt "${SLURM_JOB_CPUS_PER_NODE-}" ] ||
     few="; its step has $SLURM_CPUS_ON_NODE of the job's $SLURM_JOB_CPUS_PER_NODE CPUs: give -c"

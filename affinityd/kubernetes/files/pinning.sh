@@ -7,6 +7,8 @@
 plan_variables='AFFINITYD_MODE AFFINITYD_SCOPE AFFINITYD_SHARE AFFINITYD_MULTITHREADING AFFINITYD_BALANCED
 AFFINITYD_STRICT AFFINITYD_MIN_PHYSICAL_CORES AFFINITYD_MAX_PHYSICAL_CORES AFFINITYD_CPUS'
 observe='' granted='' job='' # other parameters, if known
+# Of an answer: those of which one leaves a task the GPUs that were chosen for it.
+visible_variables='CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES ASCEND_RT_VISIBLE_DEVICES ZE_AFFINITY_MASK'
 
 heed() { # WORD: switch, the least of its value and AFFINITYD=WORD
     case $1 in
@@ -114,7 +116,8 @@ read_settings() { # FILE: site_NAME of each line, as affinityd/config reads it; 
     done <"$1"
 }
 understand() { # cpulist, locality, allowed, warnings, job_gpus, rdma; else reason, the answer's first line
-    for name in '' _CPULIST _LOCALITY _ALLOWED _WARNINGS _JOB_GPUS _RDMA; do unset "plan_AFFINITYD$name"; done
+    for name in '' _CPULIST _LOCALITY _ALLOWED _WARNINGS _JOB_GPUS _RDMA _GPUS; do unset "plan_AFFINITYD$name"; done
+    for name in $visible_variables; do unset "plan_$name"; done
     read_lines plan <<END
 $answer
 END

@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
+from affinityd.cpuset import format_mask, parse_list
 from affinityd.request.environment import MPS_LIST, MPS_PIPE, OF_NUMBERS, VISIBLE_NAMES
 from tests.e2e.slurm.alone import JOB, SHELLS, UID, Node, beside, task_prolog
 from tests.e2e.slurm.node import GPU_NODES, MINORS, SCRIPTS
@@ -156,6 +157,27 @@ def test_a_site_chooses_for_all_jobs_and_a_job_otherwise(node: Node) -> None:
     assert task_prolog(site_s, FAR_GPU) == ALL
     otherwise = {"AFFINITYD_MODE": "node", "AFFINITYD_SCOPE": "node"}
     assert task_prolog(site_s, {**FAR_GPU, **otherwise}) == NEAR_IT
+
+
+@pytest.mark.parametrize("site", ["", "AFFINITYD_CHOOSE_GPU=yes"])
+def test_a_task_keeps_its_cpus_and_is_told_the_gpu_near_them(daemon: Daemon, site: str) -> None:
+    """GPUs are chosen by the masks of all tasks; without the setting CPUs are exchanged."""
+    masks = ",".join(format_mask(parse_list(cpu)) for cpu in (FAR, NEAR))
+    bound = {"SLURM_CPU_BIND_TYPE": "mask_cpu:", "SLURM_CPU_BIND_LIST": masks}
+    env = {**TWO_TASKS, **bound, "SLURM_GPUS_ON_NODE": "2", "CUDA_VISIBLE_DEVICES": "0,1"}
+    node = Node(run=daemon.socket.parent, devices=DEVICES, settings=site)
+    choice = {} if site else {"AFFINITYD_CHOOSE_GPU": "yes"}
+    printed, cpus = task_prolog(node, {**env, **choice}, FAR)
+    assert cpus == FAR
+    assert "export CUDA_VISIBLE_DEVICES=1\nexport AFFINITYD_GPUS=1\n" in printed
+    printed, cpus = task_prolog(replace(node, settings=""), env, FAR)
+    assert (cpus, "VISIBLE" in printed) == (NEAR, False)
+    unknown = {**env, "AFFINITYD_GPU_ORDER": "unknown"}
+    printed, cpus = task_prolog(replace(node, settings=""), unknown, FAR)
+    assert printed.startswith(
+        "export AFFINITYD_UNPINNED=Left as it is: AFFINITYD_GPU_ORDER=unknown"
+    )
+    assert cpus == FAR
 
 
 def test_a_mask_that_is_not_narrowed_is_not_set(node: Node) -> None:
@@ -632,7 +654,7 @@ BAD_TOOL = "#!/bin/sh\necho export STOLEN=1\nsleep 5\n"
 FUNCTION = "() { echo export STOLEN=1; exit 3; }"
 SCRIPT = "".join((SCRIPTS / name).read_text() for name in ("task_prolog.sh", "pinning.sh"))
 OWN_NAMES = {*re.findall(r"\b([a-z_]+)=", SCRIPT), "curl", "taskset", "proc"}
-TOLD = ("CPULIST", "LOCALITY", "ALLOWED", "JOB_GPUS", "WARNINGS", "UNPINNED", "RDMA")
+TOLD = ("CPULIST", "LOCALITY", "ALLOWED", "JOB_GPUS", "WARNINGS", "UNPINNED", "RDMA", "GPUS")
 LIBRARIES = ("OPENSSL_CONF", "SSLKEYLOGFILE", "GNUTLS_SYSTEM_PRIORITY_FILE")
 
 #: A user's environment, where some files are in a folder.
