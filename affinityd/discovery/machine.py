@@ -17,6 +17,7 @@ from affinityd.topology.model import Topology
 NVML_SECONDS = 20.0  #: that NVML may take to answer; idle GPUs wake up first
 ONLINE = "sys/devices/system/cpu/online"
 NVIDIA_DRIVER = "proc/driver/nvidia/version"
+NVIDIA_GPUS = "proc/driver/nvidia/gpus"  #: a folder for each
 #: Differ when a GPU driver came, went or was exchanged.
 DRIVERS = (NVIDIA_DRIVER, "sys/class/kfd/kfd/topology/generation_id")
 
@@ -89,9 +90,11 @@ class Machine:
             topology = replace(topology, notices=(*topology.notices, notice))
         return topology
 
-    def drivers(self) -> tuple[str | None, ...]:
-        """Return a value that changes when a driver comes or goes."""
-        return tuple(self._tree.read(path) for path in DRIVERS) if self._tree else ()
+    def drivers(self) -> tuple[object, ...]:
+        """Return a value that changes when a driver comes or goes, or one of NVIDIA's GPUs."""
+        if self._tree is None:
+            return ()
+        return (*map(self._tree.read, DRIVERS), self._tree.list(NVIDIA_GPUS))
 
     def ports(self) -> tuple[tuple[str, bool], ...]:
         """Return a value that changes when an RDMA port goes up or down."""

@@ -75,6 +75,7 @@ class HolderSources:
             unknown={key: why for part in found for key, why in part.unknown.items()},
             asked=asked,
             skipped=sum(part.skipped for part in found),
+            moved=found[0].moved,
         )
 
 

@@ -17,7 +17,7 @@ from affinityd.topology.model import Gpu
 NVML_SECONDS = 10.0  #: that NVML may take to answer
 
 NO_DRIVER = "NVIDIA's driver is not loaded"
-READ_AGAIN = "the daemon reads the machine again on systemctl reload affinityd"
+NO_LONGER_LISTED = "NVML does not list GPU {gpu} any more; the daemon reads the machine again"
 
 
 def nvml_holders(
@@ -42,26 +42,29 @@ def processes_of(report: ProcessReport, gpus: Sequence[Gpu]) -> GpuHolders:
     """Return the holders of NVIDIA's GPUs by NVML's report."""
     if report.gpus is None:
         return GpuHolders.unknown_of(gpus, report.said or "NVML did not answer")
-    by_index = {listed.index: listed for listed in report.gpus}
     holdings: list[Holding] = []
-    unknown = {}
+    unknown, moved = {}, set()
     for gpu in gpus:
-        listed = by_index.get(gpu.index)
-        if doubt := _doubt(gpu, listed):
-            unknown[gpu.key] = doubt
-        elif listed is not None:
+        listed = next((it for it in report.gpus if _is_of(it, gpu)), None)
+        if listed is None:
+            unknown[gpu.key] = NO_LONGER_LISTED.format(
+                gpu=f"{gpu.index} ({gpu.uuid or gpu.pci_bus_id})"
+            )
+        elif listed.error:
+            unknown[gpu.key] = f"NVML: {listed.error}"
+        else:
             holdings += _holdings(gpu, listed.processes)
-    return GpuHolders(tuple(holdings), unknown)
+        if listed is None or listed.index != gpu.index:
+            moved.add(gpu.key)
+    return GpuHolders(tuple(holdings), unknown, moved=frozenset(moved))
 
 
-def _doubt(gpu: Gpu, listed: GpuProcesses | None) -> str | None:
-    """Return why the GPU's processes are not known; None: they are."""
-    if listed is None:
-        return f"NVML does not list a GPU {gpu.index}"
+def _is_of(listed: GpuProcesses, gpu: Gpu) -> bool:
+    """Whether NVML lists these processes of a GPU: an index is another's when one is gone."""
     for known, now in ((gpu.uuid, listed.uuid), (gpu.pci_bus_id, listed.pci_bus_id)):
-        if known and now and known != now:
-            return f"NVML's GPU {gpu.index} is {now} now, and was {known}: {READ_AGAIN}"
-    return listed.error and f"NVML: {listed.error}"
+        if known and now:
+            return known == now
+    return listed.index == gpu.index
 
 
 def _holdings(gpu: Gpu, processes: Sequence[NvmlProcess]) -> Iterator[Holding]:

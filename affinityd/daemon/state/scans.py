@@ -14,7 +14,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -52,6 +52,7 @@ class ScanResult:
     boot: float  #: when the scan began, seconds since boot
     texts: Mapping[str, bytes]
     counts: Mapping[str, int]  #: of failures since the start, by their name
+    moved: Sequence[str] = ()  #: GPUs that the driver lists no more, or elsewhere
     _compressed: dict[str, bytes] = field(default_factory=dict)
 
     def document(self, name: str, *, as_gzip: bool = False) -> bytes:
@@ -87,6 +88,8 @@ class ScanChild:
         self._pipe, pipe = Pipe()
         self._counts = counts
         self._sent: Topology | None = None
+        #: Called by a scan that finds other GPUs than the machine had, in the scan's thread.
+        self.on_move: Callable[[], None] = lambda: None
         daemon = os.getpid()
         self._pid = os.fork()
         if self._pid == 0:
@@ -131,7 +134,10 @@ class ScanChild:
         self._sent = topology
         if head:
             self._counts.update(head["counts"])
-            self.last = ScanResult(head["boot"], texts, head["counts"])
+            before = self.last.moved if self.last else []
+            self.last = ScanResult(head["boot"], texts, head["counts"], head["moved"])
+            if head["moved"] not in ([], before):  # once: a GPU that is lost stays so
+                self.on_move()
         return head is not None
 
 
@@ -175,6 +181,11 @@ def serve_scans(pipe: Connection, make: Callable[[], Scan]) -> None:
         if result is None:
             pipe.send_bytes(b"null")
             continue
-        head = {"boot": result.boot, "counts": dict(result.counts), "texts": list(result.texts)}
+        head = {
+            "boot": result.boot,
+            "counts": dict(result.counts),
+            "texts": list(result.texts),
+            "moved": list(result.moved),
+        }
         for part in (json.dumps(head).encode(), *result.texts.values()):
             pipe.send_bytes(part)

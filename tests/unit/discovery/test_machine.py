@@ -1,6 +1,7 @@
 """A machine that is written as a kernel shows it is read back the same, also from a snapshot."""
 
 import os
+import shutil
 import tarfile
 from dataclasses import replace
 from itertools import product
@@ -9,7 +10,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
+from affinityd.config.settings import Settings
 from affinityd.discovery import discover, open_tree, snapshot_nvml
+from affinityd.discovery.machine import Machine
 from affinityd.discovery.snapshot import COMPRESSIONS, write_snapshot
 from affinityd.discovery.tree import Tree
 from affinityd.errors import TreeError
@@ -68,6 +71,18 @@ def test_any_machine_is_read_back(
     root = write_tree(written, tmp_path_factory.mktemp("machine"))
     topology = discover(open_tree(str(root)), nvml_report(written))
     assert plain(topology) == plain(written)
+
+
+def test_a_gpu_that_the_driver_drops_is_a_change_of_the_drivers(tmp_path: Path) -> None:
+    settings = Settings(root=os.fspath(write_tree(machine("dgx-h100"), tmp_path)))
+    gpus = tmp_path / "proc/driver/nvidia/gpus"
+    for name in ("0000:1b:00.0", "0000:43:00.0"):
+        put(gpus / name / "information", "")
+    watched = Machine(settings)
+    before = watched.drivers()
+    assert watched.drivers() == before
+    shutil.rmtree(gpus / "0000:43:00.0")
+    assert watched.drivers() != before
 
 
 def test_a_snapshot_of_this_machine_replays_it(tmp_path: Path) -> None:

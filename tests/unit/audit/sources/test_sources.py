@@ -20,7 +20,7 @@ from affinityd.audit.sources import (
     kfd_holders,
     one_a_process,
 )
-from affinityd.audit.sources.nvml import NO_DRIVER, NVML_SECONDS, READ_AGAIN, processes_of
+from affinityd.audit.sources.nvml import NO_DRIVER, NO_LONGER_LISTED, NVML_SECONDS, processes_of
 from affinityd.discovery.nvml import GpuProcesses, NvmlProcess, ProcessReport
 from affinityd.linux.processes import INITIAL_PIDS
 from affinityd.topology.model import Gpu, Topology
@@ -73,19 +73,18 @@ IN_USE = of(7, 100)
 def test_a_doubtful_gpu_costs_its_own_answer_alone() -> None:
     said = (
         listed(0, IN_USE, error="GPU is lost"),
-        replace(listed(1, IN_USE), uuid="GPU-9"),
-        GpuProcesses(2, None, "0000:09:00.0", (IN_USE,)),
+        replace(listed(2, of(8, 100)), index=1),  # the one before it is gone
+        GpuProcesses(3, None, "0000:09:00.0", (IN_USE,)),
         GpuProcesses(4, processes=(IN_USE,)),  # known by its index alone
     )
-    moved = f"NVML's GPU {{}} now, and was {{}}: {READ_AGAIN}"
     assert processes_of(ProcessReport(said), FIVE) == GpuHolders(
-        (Holding(7, FIVE[4].key, 100),),
+        (Holding(8, THIRD, 100), Holding(7, FIVE[4].key, 100)),
         {
             FIRST: "NVML: GPU is lost",
-            SECOND: moved.format("1 is GPU-9", "GPU-1"),
-            THIRD: moved.format("2 is 0000:09:00.0", "0000:02:00.0"),
-            FIVE[3].key: "NVML does not list a GPU 3",
+            SECOND: NO_LONGER_LISTED.format(gpu="1 (GPU-1)"),
+            FIVE[3].key: NO_LONGER_LISTED.format(gpu="3 (GPU-3)"),
         },
+        moved=frozenset({SECOND, THIRD, FIVE[3].key}),
     )
     silent = ProcessReport(None, error="NVML did not answer")
     unknown = {gpu.key: "NVML did not answer" for gpu in NVIDIAS}
