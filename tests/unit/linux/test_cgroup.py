@@ -102,3 +102,8 @@ def test_a_container_reads_its_own_cpu_limit(
     tmp_path: Path, files: str, expected: int | None
 ) -> None:
     assert own_cpu_limit(4, f"{written(tmp_path, '', 'none', files)}/cg") == expected
+
+
+def test_the_most_shares_of_a_cgroup_are_those_of_as_many_cpus_as_it_has(tmp_path: Path) -> None:
+    root = written(tmp_path, "", "none", "cpu/cpu.shares=262144")
+    assert own_cpu_limit(300, f"{root}/cg") == 300

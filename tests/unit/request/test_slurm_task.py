@@ -16,7 +16,7 @@ from affinityd.request.parameters import parse_query
 from affinityd.request.resolve import Caller, Reply, answer
 from affinityd.topology.model import Node, Topology
 from tests.support.asking import codes
-from tests.support.tables import rows, words
+from tests.support.tables import cases, rows, words
 
 UNIQUE = ("unique_contiguous", "unique_interleaved", "exclusive", "single_unique")
 VARIABLES = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "ROCR_VISIBLE_DEVICES"}
@@ -83,49 +83,9 @@ def step(described: str) -> Step:
 
 
 BOTH = "slices=16-23/48-55"  #: eight cores of node 1 and of node 3
-ON_3, ON_1 = "48-55", "16-23"
 
 
-@pytest.mark.parametrize(
-    ("described", "expected"),
-    rows(f"""
-all see all: task i has GPU i, and its slice or another's | job=0,2 seen=0,2/0,2 {BOTH} \
-| {ON_3} {ON_1}
-so in a unique mode | job=0,2 seen=0,2/0,2 {BOTH} mode=exclusive | {ON_3} {ON_1}
-with fewer, each has a block of GPUs | job=0-3 seen=0,1,2,3/0,1,2,3 {BOTH} | {ON_3} {ON_1}
-the first blocks have one more | job=0-2 seen=0,1,2/0,1,2 {BOTH} | {ON_3} {ON_1}
-Slurm chose the GPUs by the slices, which stay | job=0,2 seen=0/2 {BOTH} | {ON_1} {ON_3}
-so if both have the same GPU | job=0,2 seen=0/0 {BOTH} note=no | {ON_1} {ON_3}
-a step of fewer GPUs than are seen | job=0,2 seen=0,2/0,2 {BOTH} SLURM_GPUS_ON_NODE=1 \
-| {ON_1} {ON_3}
-CPUs that were asked for do not widen it | job=0-1 seen=0/1 {BOTH} SLURM_CPUS_PER_TASK=16 \
-| {ON_1} {ON_3}
-one core for each task | job=0-1 seen=0/1 slices=48-51/52-55 mode=single_unique | 48 52
-its GPUs have one home of those as near | job=0-3 seen=0,1/2,3 slices=0-7,16-23 mode=single | 0 16
-a maximum | job=0-1 seen=0/1 slices=48-51/52-55 AFFINITYD_MAX_PHYSICAL_CORES=1 | 48 52
-without slices they take turns | job=0,2 seen=0,2/0,2/0,2 slices=16-23,48-55 | {ON_3} {ON_1} {ON_3}
-a binding of GPUs that is none | job=0,2 seen=0,2/0,2 {BOTH} SLURM_TRES_BIND=gres/gpu:none \
-| {ON_3} {ON_1}
-or none that is told | job=0,2 seen=0,2/0,2 {BOTH} SLURM_TRES_BIND=gres/gpu:verbose,none \
-| {ON_3} {ON_1}
-a lone task has the CPUs near any of its GPUs | job=0,2 seen=0,2 slices=16-23,48-55 | 16-23,48-55
-in a unique mode, too | job=0,2 seen=0,2 slices=16-23,48-55 mode=exclusive | 16-23,48-55
-near masks that overlap stay | job=0-1 seen=0/1 slices=48-51/48-55 | 48-51 48-55
-CPUs for each task are a demand | job=0-1 seen=0/1 slices=16-23,48-49 SLURM_CPUS_PER_TASK=2 \
-| 16-17,48-49 16-17,48-49
-the far ones that no other task is near | job=0,2 seen=0/2 slices=16-23,32-39,48-49 \
-SLURM_CPUS_PER_TASK=4 | 32-33,48-49 16-23
-the size of a mask is none | job=0-1 seen=0/1 slices=16-23,48-49 | 48-49 48-49
-GPUs divide what the job has | job=0-1 seen=0/1 slices=48-55 mode=exclusive | 48-51 52-55
-tasks on one GPU divide its block | job=0-1 seen=0,1/0,1/0,1/0,1 slices=48-55 mode=exclusive | \
-48-49 52-53 50-51 54-55
-without a note the node's GPUs divide the node's | job=0-1 seen=0/1 note=no \
-slices=48-63,176-191 mode=exclusive | 48-55,176-183 56-63,184-191
-a note of fewer GPUs than the step's is none | job=1 seen=0/1 SLURM_GPUS_ON_NODE=2 \
-slices=48-63,176-191 mode=exclusive | 48-55,176-183 56-63,184-191
-modes that go by ranks | job=0-1 seen=0/1 slices=48-55 mode=even | 48-51 52-55
-"""),
-)
+@pytest.mark.parametrize(("described", "expected"), cases("slurm_steps.tsv"))
 def test_each_task_of_a_step_has_these_cpus(described: str, expected: str) -> None:
     replies = step(described).replies
     assert " ".join(format_list(reply.cpus) for reply in replies) == expected
