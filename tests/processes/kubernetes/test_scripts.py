@@ -14,7 +14,7 @@ from affinityd.errors import InvalidRequestError
 from affinityd.request.environment import NIC_VARIABLES
 from tests.support.machines.sysfs_tree import put
 from tests.support.paths import REPOSITORY
-from tests.support.tables import rows, words
+from tests.support.tables import cases, words
 from tests.unit.config.test_config import OTHERS, WORDS
 
 SCRIPT = REPOSITORY / "slurm/pinning.sh"
@@ -24,21 +24,6 @@ NAMES = (*NIC_VARIABLES.values(), "AFFINITYD_RDMA")
 #: A device whose port 1 is active, one that is down, and one without a device file here.
 STATES = {"mlx5_0": "4: ACTIVE", "mlx5_1": "1: DOWN", "mlx5_2": "4: ACTIVE"}
 HERE = ("uverbs0", "uverbs1", "uverbs3")  #: the last one of another device of the third's adapter
-
-CASES = """
-each in its own way      | ucx,nvshmem,uccl,nccl | mlx5_0:1 |
-two ports                | ucx,uccl,nccl | mlx5_0:1,mlx5_0:2 |
-one that is down         | ucx  | mlx5_1:1,mlx5_0:1 |
-one without a file here  | ucx  | mlx5_2:1 |
-one that is not there    | ucx  | mlx5_9:1 |
-no near one              | ucx  |  |
-in capitals, with a space | UCX, NvShmem,UCCL ,NCCL | mlx5_0:1 |
-not asked for             |      | mlx5_0:1 |
-none                     | none | mlx5_0:1 |
-set by the user          | ucx,nccl | mlx5_0:1 | UCX_NET_DEVICES=mlx5_7:1
-set by a pin before      | uccl | mlx5_0:1 | UCCL_P2P_RDMA_DEV=mlx5_5 AFFINITYD_RDMA=mlx5_5:1
-the same, two ports      | ucx  | mlx5_0:1 | UCX_NET_DEVICES=a:1,b:1 AFFINITYD_RDMA=a:1,b:1
-"""
 
 
 @pytest.fixture(scope="module")
@@ -67,22 +52,39 @@ def by_script(
     return words(done.stdout)
 
 
-def by_exec(root: Path, said: str, rdma: str) -> dict[str, str]:
+def by_exec(root: Path, said: str, rdma: str) -> tuple[dict[str, str], list[str]]:
+    """Return the variables that are set anew, and the lines that say why others are not."""
     before = {name: os.environ.get(name) for name in NAMES}
     ports = tuple(filter(None, rdma.split(",")))
-    list(export_nics(said, ports, {"AFFINITYD_ROOT": str(root)}) if said else ())
-    return {it: os.environ[it] for it in NAMES if os.environ.get(it) not in {None, "", before[it]}}
+    lines = [*(export_nics(said, ports, {"AFFINITYD_ROOT": str(root)}) if said else ())]
+    told = {it: os.environ[it] for it in NAMES if os.environ.get(it) not in {None, "", before[it]}}
+    return told, lines
 
 
-@pytest.mark.parametrize(("said", "rdma", "environment"), rows(CASES))
-def test_scripts_and_exec_agree(
-    root: Path, monkeypatch: pytest.MonkeyPatch, said: str, rdma: str, environment: str
+@pytest.mark.parametrize(("said", "rdma", "environment", "told", "line"), cases("nics_told.tsv"))
+def test_scripts_and_exec_tell_libraries_the_same(
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    said: str,
+    rdma: str,
+    environment: str,
+    told: str,
+    line: str,
 ) -> None:
-    env = words(environment)
+    env, expected = words(environment), words(told)
     for name in NAMES:
         monkeypatch.setenv(name, env.get(name, ""))
-    told = [by_script(root, it, said, rdma, env) for it in SHELLS if shutil.which(it[0])]
-    assert told == [by_exec(root, said, rdma)] * len(told)
+    for shell in SHELLS:
+        if shutil.which(shell[0]):
+            assert by_script(root, shell, said, rdma, env) == expected
+    assert by_exec(root, said, rdma) == (expected, [line] if line else [])
+
+
+def test_exec_names_a_library_that_is_none(root: Path) -> None:
+    told, (line,) = by_exec(root, "ucx,mpi", "mlx5_0:1")
+    assert told == {}
+    assert line.startswith("nics: 'mpi' is not one of ucx, nvshmem, uccl, nccl (none stands alone)")
 
 
 PINNING = REPOSITORY / "slurm/pinning.sh"
