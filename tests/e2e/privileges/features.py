@@ -23,6 +23,7 @@ GPUS = (
     Gpu(0, "huawei", "0000:e3:00.0", numa_node=0),
 )
 NAMESPACE = "inference"  #: as kubelet names it
+USER_NAME = "trainer"
 
 
 @dataclass
@@ -128,6 +129,7 @@ WORKS: Mapping[str, Callable[[Node], bool]] = {
     "the audit of device files": lambda node: bool(_audited(node, node.actors.of_npu)),
     "memory": lambda node: _is_known(_audited(node, node.actors.job)["host_memory"]),
     "jobs": lambda node: _audited(node, node.actors.job)["job"]["id"] == str(JOB),
+    "names of users": lambda node: _audited(node, node.actors.job)["user"] == USER_NAME,
     "names of pods": lambda node: _audited(node, node.actors.pod)["pod"]["namespace"] == NAMESPACE,
     "containers by NRI": _adjusts,
 }

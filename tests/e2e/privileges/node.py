@@ -12,9 +12,9 @@ from pathlib import Path
 
 from affinityd.linux.protobuf import DATA, END_STREAM, STREAM, field, frame
 from affinityd.topology.model import Topology
-from tests.e2e.privileges.actors import Actors
+from tests.e2e.privileges.actors import USER, Actors
 from tests.e2e.privileges.confined import Confinement
-from tests.e2e.privileges.features import GPUS, NAMESPACE, UUID, Node
+from tests.e2e.privileges.features import GPUS, NAMESPACE, USER_NAME, UUID, Node
 from tests.support import privileges
 from tests.support.daemons import free_port, spawn
 from tests.support.machines.sysfs_tree import put, write_tree
@@ -46,6 +46,7 @@ def _write_files(folder: Path, actors: Actors) -> None:
     put(kfd / f"proc/{actors.of_amd}/vram_{KFD_ID}", 2**20)
     put(folder / "machine/proc/driver/nvidia/version", f"NVRM version: {DRIVER}")
     (folder / "run/affinityd").mkdir(parents=True)
+    (folder / "passwd").write_text(f"{USER_NAME}:x:{USER}:{USER}::/:/bin/sh\n")
     for name in ("root", "kubelet", "nri"):
         (folder / name).mkdir()
 
@@ -65,6 +66,7 @@ def _places(folder: Path, dev: Path) -> Mapping[str, Path]:
         "/sys/bus/pci/devices": folder / "machine/sys/bus/pci/devices",
         "/sys/class/kfd": folder / "machine/sys/class/kfd",
         "/sys/fs/cgroup": Path("/sys/fs/cgroup"),
+        "/etc/passwd": folder / "passwd",
         "/dev/nvidiactl": dev / "nvidiactl",
         "/dev/davinci0": dev / "davinci0",
         "/var/lib/kubelet/pod-resources": folder / "kubelet",
