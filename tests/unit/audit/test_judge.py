@@ -23,7 +23,7 @@ from tests.support.audit_facts import (
 )
 from tests.support.machines.by_hand import made
 from tests.support.machines.strategies import machines
-from tests.support.tables import rows
+from tests.support.tables import cases, rows
 
 TWO = made({0: "0-3", 1: "4-7"}, gpus=[1], threads=2, siblings="adjacent")
 LOST = made({0: "0-3", 1: "4-7"}, gpus=[None])
@@ -36,29 +36,7 @@ def judged(topology: Topology, facts: ProcessFacts) -> tuple[str, str]:
     return found.placement, found.cause or ""
 
 
-#: Masks of threads, cpuset: placement and cause; which threads a library has pinned.
-CASES = """
-    all near | 4-7 4-7 |  | local |
-    all far | 0-3 0-3 |  | remote mask |
-    each on both sides | 3-4 3-4 |  | mixed mask |
-    none is pinned | 0-7 0-7 |  | unpinned unpinned |
-    taskset without -a: one is pinned | 4-7 0-7 |  | unpinned unpinned |
-    a thread far, by a mask of its own | 4-7 0-3 |  | mixed mask |
-    far and mixed | 0-3 2-5 |  | mixed mask |
-    a library took a part, near | 4-7 5-6 |  | local | 1
-    and far, where nothing is pinned | 0-7 0-3 |  | unpinned unpinned | 1
-    NCCL took a core elsewhere | 4-7 2-3 |  | local | 1
-    or a CPU | 4-7 1 |  | local | 1
-    OpenMP has a core for each thread | 4 5 6-7 |  | local | 1 2
-    and the threads from before it are judged | 4 6 0-7 |  | unpinned unpinned | 1
-    two CPUs of two cores are no library's | 4-7 1-2 |  | mixed mask |
-    its cpuset has no near CPU, whatever part its mask is | 0 | 0-3 | remote allocation |
-    its cpuset has one, and its mask has none | 0-3 | 0-4 | remote mask |
-    its mask is all that it may use, on both sides | 0-4 | 0-4 | mixed mask |
-"""
-
-
-@pytest.mark.parametrize(("masks", "cpuset", "expected", "itself"), rows(CASES))
+@pytest.mark.parametrize(("masks", "cpuset", "expected", "itself"), cases("placements.tsv"))
 def test_a_process_is_where_those_of_its_threads_are_that_no_library_pinned(
     masks: str, cpuset: str, expected: str, itself: str
 ) -> None:

@@ -13,7 +13,7 @@ from affinityd.topology.model import Node
 from tests.support.asking import codes
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
-from tests.support.tables import rows, words
+from tests.support.tables import cases, rows, words
 
 #: Two nodes of 8 cores and 2 threads; GPUs 0 to 3 are on node 1, GPUs 4 to 7 on node 0.
 TWO_NODES = made({0: "0-15", 1: "16-31"}, [1] * 4 + [0] * 4, threads=2, siblings="adjacent")
@@ -36,18 +36,7 @@ def planned(
     return plan_on_node(node, process.query(chosen, parse_list(mask)))
 
 
-@pytest.mark.parametrize(
-    ("environ", "mask", "cpus", "locality"),
-    rows("""
-    one near CPU is fewer than a GPU's part | CUDA_VISIBLE_DEVICES=0 | 0-16 | 0,16 | mixed
-    as many near ones are enough            | CUDA_VISIBLE_DEVICES=0 | 0-17 | 16-17 | local
-    no CPU is near                          | CUDA_VISIBLE_DEVICES=0 | 0-7  | 0-7   | remote
-    a smaller mask is all that it asked for | CUDA_VISIBLE_DEVICES=0 | 15-16 | 15-16 | mixed
-    without a limit nothing was asked for   | CUDA_VISIBLE_DEVICES=0 | 0-31 | 16-31 | local
-    near only                | CUDA_VISIBLE_DEVICES=0 AFFINITYD_CPUS=none | 0-16 | 16 | local
-    all GPUs of a lone rank                 | OMP_NUM_THREADS=1 | 0-16 | 0-16 | local
-    """),
-)
+@pytest.mark.parametrize(("environ", "mask", "cpus", "locality"), cases("allotments.tsv"))
 def test_a_rank_gets_its_part_of_the_machine_where_fewer_cpus_are_near(
     environ: str, mask: str, cpus: str, locality: str
 ) -> None:
@@ -117,22 +106,7 @@ MPIRUN = "OMPI_COMM_WORLD_LOCAL_RANK={} OMPI_COMM_WORLD_LOCAL_SIZE=8"
 SRUN = "SLURM_JOB_ID=1 SLURM_STEP_ID=0 SLURM_LOCALID=0 SLURM_GTIDS=0,1 SLURM_GPUS_ON_NODE=8"
 
 
-@pytest.mark.parametrize(
-    ("rank", "mask", "mode", "cpus", "locality"),
-    rows("""
-    all of a near mask           | 0 | 16-23 | node              | 16-23 | local
-    in a mode that divides       | 0 | 16-23 | unique_contiguous | 16-23 | local
-    or that takes more           | 0 | 16-23 | even              | 16-23 | local
-    a node that ranks share      | 7 | 0-15  | unique_contiguous | 0-15  | local
-    of both nodes                | 0 | 12-19 | node              | 12-19 | mixed
-    its first near core          | 0 | 12-19 | single            | 16-17 | local
-    a thread of each core | 0 | 12-19 | node multithreading=single_logical | 12,14,16,18 | mixed
-    its first near cores         | 0 | 12-19 | node max_physical_cores=1 | 16-17 | local
-    wholly far                   | 0 | 0-3   | node              | 0-3   | remote
-    a core                       | 0 | 16    | exclusive         | 16    | local
-    reserved CPUs stay in it     | 0 | 28-31 | node              | 28-31 | local
-    """),
-)
+@pytest.mark.parametrize(("rank", "mask", "mode", "cpus", "locality"), cases("bound_ranks.tsv"))
 def test_what_a_launcher_bound_a_rank_to_is_the_rank_s_own(
     rank: str, mask: str, mode: str, cpus: str, locality: str
 ) -> None:

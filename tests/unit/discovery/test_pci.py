@@ -10,7 +10,7 @@ from affinityd.discovery import discover
 from affinityd.discovery.nvml import NvmlGpu, NvmlReport
 from affinityd.topology.model import Topology
 from tests.support.machines.sysfs_tree import files_of, pci_devices, tree_of
-from tests.support.tables import cases, rows
+from tests.support.tables import cases
 
 PCI = "sys/bus/pci/devices"
 GPU = "0000:07:00.0"
@@ -79,26 +79,9 @@ MACHINE = {
     "sys/devices/system/node/node4/cpulist": "",
     **files_of(REAL, "class=0x030200; vendor=0x10de"),
 }
-LOCAL, BRIDGE = "local_cpulist", "local_cpulist of bridge"
 
 
-@pytest.mark.parametrize(
-    ("of_gpu", "of_bridges", "nvml", "expected"),
-    rows(f"""
-    numa_node decides | numa_node=1 | | 0-1 | 1 numa_node
-    and may have no CPU | numa_node=4; {LOCAL}=0-1 | | | 4 numa_node
-    it is -1: NVML does | numa_node=-1; {LOCAL}=0-1 | | 2-3 | 1 NVML
-    no such node is there | numa_node=2; {LOCAL}=2 | | | 1 {LOCAL}
-    an old kernel has a mask | local_cpus=00000003 | | | 0 {LOCAL}
-    NVML's CPUs span nodes | {LOCAL}=0-1 | | 0-3 | 0 {LOCAL}
-    offline CPUs do not count | {LOCAL}=1,4-5 | | | 0 {LOCAL}
-    the bridge | {LOCAL}=0-3 | {NEAR}/{LOCAL}=2-3; {FAR}/{LOCAL}=0-1 | | 1 {BRIDGE} {NEAR}
-    the next bridge | | {NEAR}/{LOCAL}=1-2; {FAR}/local_cpus=3 | | 0 {BRIDGE} {FAR}
-    everything spans nodes | numa_node=-1; {LOCAL}=0-3 | | 0-3 | None None
-    only offline CPUs | {LOCAL}=4-5 | | | None None
-    nothing says anything | | | | None None
-    """),
-)
+@pytest.mark.parametrize(("of_gpu", "of_bridges", "nvml", "expected"), cases("gpu_numa_nodes.tsv"))
 def test_a_gpu_has_a_numa_node_and_the_source_of_it(
     tmp_path: Path, of_gpu: str, of_bridges: str, nvml: str, expected: str
 ) -> None:

@@ -56,27 +56,31 @@ def test_a_mask_that_an_earlier_pin_set_is_no_limit(environ: str, mask: str, cpu
     assert environment.cpus_to_plan_on(words(environ), parse_list(mask)) == parse_list(cpus)
 
 
-#: What a job's script has, which everything that it starts inherits (Slurm 22.05).
-BATCH = (
-    "SLURM_JOB_ID=9 SLURM_LOCALID=0 SLURM_PROCID=0 SLURM_NODEID=0 SLURM_GTIDS=0 "
-    "SLURM_NTASKS=4 SLURM_JOB_GPUS=0,1 SLURM_GPUS_ON_NODE=2"
-)
-#: What srun adds for task 5 of 3 + 3 on the second node.
-STEP = (
-    "SLURM_STEP_ID=0 SLURM_LOCALID=2 SLURM_PROCID=5 SLURM_NODEID=1 SLURM_GTIDS=3,4,5 "
-    "SLURM_STEP_TASKS_PER_NODE=3(x2) SLURM_TASKS_PER_NODE=3(x2)"
-)
-#: What srun adds where it only starts another launcher's helper on a node, or a lone task.
-HELPER = "SLURM_STEP_ID=2 SLURM_LOCALID=0 SLURM_NODEID=1 SLURM_GTIDS=1"
-TORCHRUN = "LOCAL_RANK=2 LOCAL_WORLD_SIZE=4 RANK=6 WORLD_SIZE=8 GROUP_RANK=1 ROLE_RANK=6"
-OPEN_MPI = (
-    "OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2 OMPI_COMM_WORLD_RANK=3 "
-    "OMPI_COMM_WORLD_NODE_RANK=1 OMPI_COMM_WORLD_SIZE=4 OMPI_UNIVERSE_SIZE=4 PMIX_RANK=3"
-)
-OPEN_MPI_ALONE = "OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=1"
-HYDRA = "MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 PMI_RANK=3 PMI_SIZE=4 PMI_FD=6"
-PALS = "PMI_LOCAL_RANK=3 PMI_LOCAL_SIZE=12 PMI_RANK=15 PALS_LOCAL_RANKID=3 PALS_RANKID=15"
-FLUX = "FLUX_TASK_LOCAL_ID=1 FLUX_TASK_RANK=1 FLUX_JOB_SIZE=2 FLUX_JOB_NNODES=1 FLUX_JOB_ID=f1"
+#: What launchers have said, in tests/data/local_ranks.tsv: a job's script, which everything that it
+#: starts inherits (Slurm 22.05); task 5 of 3 + 3 of srun, on the second node; srun that only starts
+#: another launcher's helper on a node, or a lone task.
+SAID = {
+    "BATCH": (
+        "SLURM_JOB_ID=9 SLURM_LOCALID=0 SLURM_PROCID=0 SLURM_NODEID=0 SLURM_GTIDS=0 "
+        "SLURM_NTASKS=4 SLURM_JOB_GPUS=0,1 SLURM_GPUS_ON_NODE=2"
+    ),
+    "STEP": (
+        "SLURM_STEP_ID=0 SLURM_LOCALID=2 SLURM_PROCID=5 SLURM_NODEID=1 SLURM_GTIDS=3,4,5 "
+        "SLURM_STEP_TASKS_PER_NODE=3(x2) SLURM_TASKS_PER_NODE=3(x2)"
+    ),
+    "HELPER": "SLURM_STEP_ID=2 SLURM_LOCALID=0 SLURM_NODEID=1 SLURM_GTIDS=1",
+    "TORCHRUN": "LOCAL_RANK=2 LOCAL_WORLD_SIZE=4 RANK=6 WORLD_SIZE=8 GROUP_RANK=1 ROLE_RANK=6",
+    "OPEN_MPI": (
+        "OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2 OMPI_COMM_WORLD_RANK=3 "
+        "OMPI_COMM_WORLD_NODE_RANK=1 OMPI_COMM_WORLD_SIZE=4 OMPI_UNIVERSE_SIZE=4 PMIX_RANK=3"
+    ),
+    "OPEN_MPI_ALONE": "OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=1",
+    "HYDRA": "MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 PMI_RANK=3 PMI_SIZE=4 PMI_FD=6",
+    "PALS": "PMI_LOCAL_RANK=3 PMI_LOCAL_SIZE=12 PMI_RANK=15 PALS_LOCAL_RANKID=3 PALS_RANKID=15",
+    "FLUX": (
+        "FLUX_TASK_LOCAL_ID=1 FLUX_TASK_RANK=1 FLUX_JOB_SIZE=2 FLUX_JOB_NNODES=1 FLUX_JOB_ID=f1"
+    ),
+}
 
 
 def read(environ: dict[str, str]) -> str:
@@ -85,21 +89,7 @@ def read(environ: dict[str, str]) -> str:
     return "" if rank is None else f"{rank.number}/{rank.size} {rank.variable}"
 
 
-@pytest.mark.parametrize(
-    ("environ", "expected"),
-    cases(
-        "local_ranks.tsv",
-        BATCH=BATCH,
-        FLUX=FLUX,
-        HELPER=HELPER,
-        HYDRA=HYDRA,
-        OPEN_MPI=OPEN_MPI,
-        OPEN_MPI_ALONE=OPEN_MPI_ALONE,
-        PALS=PALS,
-        STEP=STEP,
-        TORCHRUN=TORCHRUN,
-    ),
-)
+@pytest.mark.parametrize(("environ", "expected"), cases("local_ranks.tsv", **SAID))
 def test_the_nearest_launcher_says_the_rank(environ: str, expected: str) -> None:
     assert read(words(environ)) == expected
 
@@ -131,11 +121,11 @@ OTHERS = "PMI_LOCAL_RANK=1 PMI_LOCAL_SIZE=2 PALS_LOCAL_RANKID=1 PALS_LOCAL_SIZE=
         ),
         (OTHERS, TWO.format("PMI_LOCAL_RANK=1", "PALS_LOCAL_RANKID=1")),
         (
-            f"LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 {OPEN_MPI}",
+            f"LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 {SAID['OPEN_MPI']}",
             TWO.format("LOCAL_RANK=0", "OMPI_COMM_WORLD_LOCAL_RANK=1"),
         ),
         (
-            f"{HYDRA} FLUX_TASK_LOCAL_ID=0 FLUX_JOB_SIZE=2 FLUX_JOB_NNODES=1",
+            f"{SAID['HYDRA']} FLUX_TASK_LOCAL_ID=0 FLUX_JOB_SIZE=2 FLUX_JOB_NNODES=1",
             TWO.format("MPI_LOCALRANKID=1", "FLUX_TASK_LOCAL_ID=0"),
         ),
     ],
@@ -157,7 +147,7 @@ def test_launchers_that_contradict_each_other_name_no_rank(environ: str, message
         ("SLURM_LOCALID=0 SLURM_STEP_ID=0 SLURM_JOB_ID=9", True),
         ("SLURM_LOCALID=0 SLURM_STEP_ID=0 SLURM_JOB_ID=9 SLURM_GTIDS=0,1", False),
         ("PALS_LOCAL_RANKID=0 PALS_LOCAL_SIZE=1", True),
-        (OPEN_MPI_ALONE, True),
+        (SAID["OPEN_MPI_ALONE"], True),
     ],
 )
 def test_a_task_is_alone_if_no_launcher_says_that_there_are_others(
