@@ -5,6 +5,7 @@ import pytest
 from tests.e2e.chart import rendering
 from tests.e2e.chart.rendering import CHART, OPTIONS, container, daemon_set, objects, pod
 from tests.support import privileges
+from tests.support.tables import table
 
 EVERY_OPTION = pytest.mark.parametrize("option", OPTIONS)
 CUSTOM = "monitoring.coreos.com/v1"
@@ -67,29 +68,8 @@ def test_a_monitor_finds_the_daemons(option: str) -> None:
 START = ["serve", "--listen=0.0.0.0:9465", "--listen-plan=0.0.0.0:9466", "--log-format=json"]
 SOCKET = "/run/affinityd/affinityd.sock"
 
-#: Values, further arguments, what these are of the features in docs/privileges.md, and the
-#: RuntimeClass that brings NVML.
-ROWS = """
- | --scan-interval=off | |
-audit.enabled=true | | callers | nvidia
-audit.enabled=true audit.runtimeClassName= | | callers |
-audit.runtimeClassName=nvidia | --scan-interval=off | |
-audit.enabled=true runtimeClassName=nvidia-legacy settings.scanInterval=60 \
- | --scan-interval=60 | callers | nvidia-legacy
-audit.enabled=true audit.hostMemory=true | | callers, memory | nvidia
-hostPID=true settings.scanInterval=false | --scan-interval=off | callers |
-hostPID=true settings.scanInterval=null settings.jobSeries=0 | | callers |
-hostPID=true settings.jobSeries=20 | --job-series=20 | callers |
-settings.reservedCpus=0 | --reserved-cpus=0 --scan-interval=off | |
-settings.reservedCpus=null | --scan-interval=off | |
-hostPID=true enforce.mode=pin enforce.policy=x | | callers |
-"""
 
-
-@pytest.mark.parametrize(
-    ("values", "arguments", "features", "nvml"),
-    [[part.strip() for part in row.split("|")] for row in ROWS.strip("\n").splitlines()],
-)
+@pytest.mark.parametrize(("values", "arguments", "features", "nvml"), table("chart-privileges.tsv"))
 def test_values_choose_privileges(values: str, arguments: str, features: str, nvml: str) -> None:
     daemon, made = container(values), pod(values)
     assert daemon["args"] == [*START, *arguments.split()]
