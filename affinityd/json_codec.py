@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from datetime import datetime, timezone
 from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -200,3 +201,9 @@ def _fields(kind: type) -> Mapping[str, tuple[Any, bool]]:
 
 def _not(place: str, value: object, expected: str) -> ValueError:
     return ValueError(f"{place} is {repr(value)[:SHOWN]}, not {expected}")
+
+
+def rfc3339(seconds: float) -> str:
+    """Return a moment, seconds since the epoch, to the millisecond."""
+    moment = datetime.fromtimestamp(seconds, timezone.utc)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
+from functools import partial
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
@@ -68,3 +70,20 @@ class Readings(Generic[K, T]):
         except FutureTimeoutError:
             self._late[key] = user, reading
             raise
+
+
+class Answers(Generic[K, T]):
+    """What a question answers of each key, asked once; one that is slow a later call has."""
+
+    def __init__(self, ask: Callable[[K], T | None], most_late: int) -> None:
+        self._ask = ask
+        self._known: dict[K, T | None] = {}  #: of the keys of the last call
+        self._readings: Readings[K, T | None] = Readings(most_of_one=most_late)
+
+    def look(self, keys: set[K]) -> dict[K, T]:
+        """Return the answers by key; of some there is none, or not yet."""
+        self._known = {key: self._known[key] for key in keys if key in self._known}
+        for key in keys - self._known.keys():
+            with suppress(FutureTimeoutError):
+                self._known[key] = self._readings.result(key, partial(self._ask, key))
+        return {key: answer for key, answer in self._known.items() if answer is not None}

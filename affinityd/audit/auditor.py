@@ -5,12 +5,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from affinityd.audit.gather import TICKS, ProcessWalk, ticks_since
+from affinityd.audit.gather import ProcessWalk, ticks_since
 from affinityd.audit.jobs import ProcessOwners, missing_process, services, why_orphan
 from affinityd.audit.judge import Judge, divided, overlap, with_allocations
 from affinityd.audit.memory import SECONDS as MEMORY_SECONDS
@@ -31,8 +29,9 @@ from affinityd.audit.waits import Waits
 from affinityd.cpuset import CpuSet
 from affinityd.grouping import REMEMBERED, Recent
 from affinityd.linux.files import text
-from affinityd.linux.processes import PROC, ProcessTable, exists, since_boot, stat_of, user_name
-from affinityd.threads import Readings
+from affinityd.linux.processes import PROC, ProcessTable, exists, has_ended, since_boot, user_name
+from affinityd.linux.scheduling import TICKS
+from affinityd.threads import Answers
 from affinityd.topology.model import GpuKey, Keys, Topology, keys_before, moved
 
 READING = 5.0  #: seconds that a scan may read /proc
@@ -72,7 +71,7 @@ class Auditor:
         self._cpu_time = CpuTimeCounters(TICKS, partial(has_ended, proc=proc))
         self._waits = WaitMeter(proc)
         self._memory = MemoryMeter(memory_seconds)
-        self._users = UserNames()
+        self._users = Answers(user_name, MOST_LATE_NAMES)
         self._history = History()
         self._gone: set[tuple[int, GpuKey]] = set()  # holders without a process, at the last scan
         #: The last scan saw a holder without a process for the first time: it may just have ended.
@@ -175,23 +174,6 @@ class Auditor:
                 yield replace(audited, orphan=why_orphan(facts, owners))
 
 
-class UserNames:
-    """Names of users, each asked for once; of a directory that is slow a later scan has them."""
-
-    def __init__(self, name_of: Callable[[int], str | None] = user_name) -> None:
-        self._name_of = name_of
-        self._known: dict[int, str | None] = {}  #: of the last scan's users
-        self._readings: Readings[int, str | None] = Readings(most_of_one=MOST_LATE_NAMES)
-
-    def look(self, uids: set[int]) -> dict[int, str]:
-        """Return the names by uid; of some none may be known, or not yet."""
-        self._known = {uid: self._known[uid] for uid in uids if uid in self._known}
-        for uid in uids - self._known.keys():
-            with suppress(FutureTimeoutError):
-                self._known[uid] = self._readings.result(uid, partial(self._name_of, uid))
-        return {uid: name for uid, name in self._known.items() if name is not None}
-
-
 def counted(processes: Iterable[AuditedProcess]) -> Iterator[AuditedProcess]:
     """Yield the processes that run, and are no known daemons."""
     return (it for it in processes if it.facts.threads and not it.is_daemon)
@@ -211,21 +193,15 @@ def with_first_mask(facts: ProcessFacts, known: FirstMasks) -> ProcessFacts:
 # the counts of their process: it goes where the time of its living threads went.
 
 
-def has_ended(facts: ProcessFacts, proc: str = PROC) -> bool:
-    """Return whether a process is there no more, or is a zombie."""
-    stat = stat_of(facts.pid, proc)
-    return stat is None or stat.start != facts.start or stat.is_zombie
-
-
 class CpuTimeCounters:
     """The counters of GPUs, from the first scan on. They never go back.
 
     What was not seen at a scan, since its GPU's processes were not known, counts at a later one.
     """
 
-    def __init__(self, ticks: int, has_ended: Callable[[ProcessFacts], bool] = has_ended) -> None:
+    def __init__(self, ticks: int, is_over: Callable[[int, int], bool]) -> None:
         self._ticks = ticks  # in a second
-        self._has_ended = has_ended
+        self._is_over = is_over
         self._before: dict[tuple[int, int], tuple[ProcessFacts, float]] = {}  # and when, by name
         #: Ticks of children that were counted while they ran, by the parent that may wait for them.
         self._counted: Counter[int] = Counter()
@@ -295,7 +271,7 @@ class CpuTimeCounters:
         here = {(process.facts.pid, process.facts.start) for process in processes}
         for name in self._before.keys() - here:
             facts, _ = self._before[name]
-            if self._has_ended(facts):
+            if self._is_over(*name):
                 self._counted[facts.parent] += facts.cpu_ticks + facts.children_ticks
                 del self._before[name]
         pids = {pid for pid, _ in self._before}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from functools import cache
 from typing import Annotated, Any
 
@@ -18,7 +17,7 @@ from affinityd.audit.verdict import Finding
 from affinityd.audit.waits import CAUSES as WAIT_CAUSES
 from affinityd.audit.waits import Waits, remedy
 from affinityd.cpuset import CpuSet, format_list
-from affinityd.json_codec import CpuList, OneOf, left_out
+from affinityd.json_codec import CpuList, OneOf, left_out, rfc3339
 from affinityd.topology.model import Gpu, Topology
 from affinityd.topology.nearness import CAUSES, PLACEMENTS
 
@@ -247,12 +246,6 @@ def whole_processes(topology: Topology, scan: Scan) -> Iterator[WholeProcessDocu
         ]
         described = _process(process, scan, remedies, cpulist)
         yield WholeProcessDocument(**vars(described), threads=threads)
-
-
-def rfc3339(seconds: float) -> str:
-    """Return a moment, seconds since the epoch, to the millisecond."""
-    moment = datetime.fromtimestamp(seconds, timezone.utc)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _gpu(gpu: Gpu, scan: Scan, processes: Sequence[AuditedProcess], state: str) -> AuditGpuDocument:

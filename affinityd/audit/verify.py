@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 
+from affinityd.audit.gather import MaskOwner
 from affinityd.audit.judge import Judge
-from affinityd.audit.mask_owner import MaskOwner
 from affinityd.audit.memory import LEAST, MOST, HostMemory
 from affinityd.audit.model import AuditedProcess, ProcessFacts, Service
 from affinityd.audit.remedies import (

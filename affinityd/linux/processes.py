@@ -162,6 +162,12 @@ def exists(pid: int) -> bool:
     return True
 
 
+def has_ended(pid: int, start: int, proc: str = PROC) -> bool:
+    """Return whether a process is there no more, or is a zombie."""
+    stat = stat_of(pid, proc)
+    return stat is None or stat.start != start or stat.is_zombie
+
+
 def thread_ids(pid: int, proc: str = PROC) -> list[int]:
     """Return a process's threads, the main one first; none if it has ended.
 

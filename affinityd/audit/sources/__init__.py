@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from affinityd.audit.model import GpuHolders, Holding
-from affinityd.audit.sources.nvml import HOLD, DriverMaintenance, nvml_holders
-from affinityd.discovery.nvml import ProcessReport
+from affinityd.discovery.nvml import GpuProcesses, NvmlProcess, ProcessReport
+from affinityd.discovery.nvml.maintenance import HOLD, DriverMaintenance
 from affinityd.linux.files import listed, numbered, text
 from affinityd.linux.processes import INIT, INITIAL_PIDS, process_of, since_boot
 from affinityd.topology.model import Gpu, GpuKey, Topology
@@ -110,6 +110,77 @@ def one_a_process(holdings: Iterable[Holding], proc: str) -> tuple[Holding, ...]
         beside = sorted({it.gpu for it in used} - {first.gpu})
         found.append(replace(first, pid=pid, beside=tuple(beside)))
     return tuple(found)
+
+
+# The holders of NVIDIA's GPUs, by NVML, which is not called during maintenance of the driver.
+
+NVML_SECONDS = 10.0  #: that NVML may take to answer
+
+NO_DRIVER = "NVIDIA's driver is not loaded"
+NO_LONGER_LISTED = "NVML does not list GPU {gpu} any more; the daemon reads the machine again"
+
+
+def nvml_holders(
+    gpus: Sequence[Gpu],
+    ask: Callable[[float], ProcessReport],
+    maintenance: DriverMaintenance,
+    driver: str,
+) -> GpuHolders:
+    """Return the holders of NVIDIA's GPUs, or why they are not known.
+
+    `ask` calls NVML, within so many seconds; `driver` is its folder in /proc.
+    """
+    if not gpus:
+        return GpuHolders()
+    # NVML would load a driver that is not there, and so fight an upgrade.
+    is_loaded = os.path.exists(f"{driver}/version")  # noqa: PTH110 - a scan is cheap
+    reason = maintenance.reason() if is_loaded else NO_DRIVER
+    return GpuHolders.unknown_of(gpus, reason) if reason else processes_of(ask(NVML_SECONDS), gpus)
+
+
+def processes_of(report: ProcessReport, gpus: Sequence[Gpu]) -> GpuHolders:
+    """Return the holders of NVIDIA's GPUs by NVML's report."""
+    if report.gpus is None:
+        return GpuHolders.unknown_of(gpus, report.said or "NVML did not answer")
+    holdings: list[Holding] = []
+    unknown, moved = {}, set()
+    for gpu in gpus:
+        listed = next((it for it in report.gpus if _is_of(it, gpu)), None)
+        if listed is None:
+            unknown[gpu.key] = NO_LONGER_LISTED.format(
+                gpu=f"{gpu.index} ({gpu.uuid or gpu.pci_bus_id})"
+            )
+        elif listed.error:
+            unknown[gpu.key] = f"NVML: {listed.error}"
+        else:
+            holdings += _holdings(gpu, listed.processes)
+        if listed is None or listed.index != gpu.index:
+            moved.add(gpu.key)
+    return GpuHolders(tuple(holdings), unknown, moved=frozenset(moved))
+
+
+def _is_of(listed: GpuProcesses, gpu: Gpu) -> bool:
+    """Whether NVML lists these processes of a GPU: an index is another's when one is gone."""
+    for known, now in ((gpu.uuid, listed.uuid), (gpu.pci_bus_id, listed.pci_bus_id)):
+        if known and now:
+            return known == now
+    return listed.index == gpu.index
+
+
+def _holdings(gpu: Gpu, processes: Sequence[NvmlProcess]) -> Iterator[Holding]:
+    """Yield the processes, each once: with its memory in all MIG devices, and the one with most.
+
+    Several lists may name the same memory.
+    """
+    parts: dict[int, dict[str | None, int | None]] = defaultdict(dict)
+    for process in processes:
+        part = parts[process.pid]
+        sizes = [size for size in (part.get(process.mig), process.memory_bytes) if size is not None]
+        part[process.mig] = max(sizes, default=None)
+    for pid, part in parts.items():
+        sizes = [size for size in part.values() if size is not None]
+        most = max(part, key=lambda mig: part[mig] or 0)
+        yield Holding(pid, gpu.key, sum(sizes) if sizes else None, most)
 
 
 # The holders of AMD's GPUs, by the files of its compute driver: /sys/class/kfd/kfd/proc/PID.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from affinityd.audit.auditor import Auditor
 from affinityd.audit.document import document
-from affinityd.audit.mask_owner import MaskOwner, owner_of
+from affinityd.audit.gather import MaskOwner, owner_of
 from affinityd.audit.memory import SECONDS
 from affinityd.audit.model import Scan
 from affinityd.audit.sources import HolderSources

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from affinityd import config
-from affinityd.audit.sources.nvml import HOLD, DriverMaintenance
 from affinityd.cli.console import aligned
 from affinityd.cli.parser import Parser, add_format, add_settings, load_settings
 from affinityd.config import NODE_FILE
 from affinityd.config.settings import Settings
 from affinityd.discovery.machine import Machine
+from affinityd.discovery.nvml.maintenance import HOLD, DriverMaintenance
 from affinityd.discovery.tree import FolderTree
 from affinityd.doctor.checks import CHECKS, run_checks
 from affinityd.doctor.checks.daemon import may_exist, probe

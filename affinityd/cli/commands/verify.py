@@ -8,10 +8,9 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from affinityd.audit.gather import ProcessWalk
+from affinityd.audit.gather import ProcessWalk, owner_of
 from affinityd.audit.jobs import services
 from affinityd.audit.judge import Judge
-from affinityd.audit.mask_owner import owner_of
 from affinityd.audit.memory import HostMemory
 from affinityd.audit.model import GpuHolders, Holding, ProcessFacts
 from affinityd.audit.sources.nics import far_nics, nic_use

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from affinityd.audit.document import waits_of
-from affinityd.audit.gather import TICKS
 from affinityd.audit.model import AuditedProcess, Holding, ProcessFacts, Scan
 from affinityd.audit.remedies import Remedies
 from affinityd.audit.verdict import STATES, states
@@ -16,6 +15,7 @@ from affinityd.audit.waits import NOTABLE
 from affinityd.cli.console import aligned
 from affinityd.cpuset import format_list, several
 from affinityd.grouping import grouped
+from affinityd.linux.scheduling import TICKS
 from affinityd.topology.model import GpuKey, Topology
 from affinityd.topology.nearness import FAR, gpu_numbers
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from affinityd.audit.auditor import HIDDEN, Auditor
-from affinityd.audit.gather import TICKS
 from affinityd.audit.model import AuditedProcess, GpuHolders, Holding, Scan
 from affinityd.audit.remedies import Remedies
 from affinityd.linux.processes import since_boot, stat_of
+from affinityd.linux.scheduling import TICKS
 from tests.support.audit_facts import GPU, Known
 from tests.support.children import CHURN, children_of, compute, program, sleeping
 from tests.support.daemons import eventually

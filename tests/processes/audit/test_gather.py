@@ -10,9 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from affinityd.audit import gather
-from affinityd.audit.gather import TICKS, ProcessWalk
+from affinityd.audit.gather import ProcessWalk
 from affinityd.audit.model import GpuHolders, Holding, Job, ProcessFacts
 from affinityd.linux.processes import ProcessTable
+from affinityd.linux.scheduling import TICKS
 from affinityd.topology.model import GpuKey
 from tests.support.audit_facts import GPU
 from tests.support.children import children_of, copied, present, program, sleeping

@@ -12,8 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from affinityd.audit.gather import ProcessWalk
-from affinityd.audit.mask_owner import owner_of
+from affinityd.audit.gather import ProcessWalk, owner_of
 from affinityd.audit.model import GpuHolders, Holding
 from affinityd.cpuset import CpuSet
 from affinityd.linux.processes import ProcessTable

@@ -5,9 +5,10 @@ from threading import Event
 
 import pytest
 
-from affinityd.audit.auditor import CpuTimeCounters, UserNames
+from affinityd.audit.auditor import CpuTimeCounters
 from affinityd.audit.model import AuditedProcess, CpuTime
 from affinityd.linux.processes import Thread
+from affinityd.threads import Answers
 from tests.support.audit_facts import GPU, audited, process, thread
 from tests.support.daemons import PATIENCE, eventually
 
@@ -55,7 +56,7 @@ def test_a_directory_that_is_slow_names_its_users_at_a_later_scan() -> None:
             answers.wait(PATIENCE)
         return {0: "root", 1: "alice"}.get(uid)
 
-    names = UserNames(name_of)
+    names = Answers(name_of, 8)
     assert names.look({0, 1, 2}) == {0: "root"}
     answers.set()
     eventually(lambda: names.look({1, 2}) == {1: "alice"}, "it has answered")
@@ -72,7 +73,7 @@ def booked(*scans: Sequence[AuditedProcess]) -> CpuTimeCounters:
     A process that a scan does not have has ended; a scan of none could not see them.
     """
     total, hidden = CpuTime(), [False]
-    ledger = CpuTimeCounters(100, lambda _: not hidden[0])
+    ledger = CpuTimeCounters(100, lambda _pid, _start: not hidden[0])
     for number, processes in enumerate(scans):
         hidden[0] = processes == HIDDEN
         unknown = [GPU] if hidden[0] else []

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from affinityd.audit.gather import TICKS
 from affinityd.audit.judge import Judge
 from affinityd.audit.memory import HostMemory
 from affinityd.audit.model import CpuTime, ProcessFacts, Scan
@@ -14,6 +13,7 @@ from affinityd.audit.verify import Verification
 from affinityd.audit.waits import Runner, Waits
 from affinityd.cli.render import audit as audit_table
 from affinityd.linux.resident import ANONYMOUS, ResidentMemory
+from affinityd.linux.scheduling import TICKS
 from affinityd.topology.model import Gpu, Topology
 from affinityd.topology.nearness import vicinity
 from tests.support.audit_facts import (

@@ -11,16 +11,19 @@ import pytest
 from affinityd.audit import sources as device_files
 from affinityd.audit.model import GpuHolders, Holding
 from affinityd.audit.sources import (
+    NO_DRIVER,
     NO_KFD,
+    NO_LONGER_LISTED,
     NOT_ALL_PIDS,
     NOT_LISTED,
+    NVML_SECONDS,
     DeviceFileScanner,
     GpuDeviceFiles,
     HolderSources,
     kfd_holders,
     one_a_process,
+    processes_of,
 )
-from affinityd.audit.sources.nvml import NO_DRIVER, NO_LONGER_LISTED, NVML_SECONDS, processes_of
 from affinityd.discovery.nvml import GpuProcesses, NvmlProcess, ProcessReport
 from affinityd.linux.processes import INITIAL_PIDS
 from affinityd.topology.model import Gpu, Topology

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.audit.sources.nvml import DriverMaintenance
+from affinityd.discovery.nvml.maintenance import DriverMaintenance
 from tests.support.machines.sysfs_tree import put
 
 
