@@ -25,6 +25,7 @@ from tests.e2e.vm.warm import affinityd
 from tests.support.daemons import running
 
 OFF, NODE, UNIQUE = "off", "node", "unique_contiguous"
+CHOOSE = "GPUs are chosen"
 EXEC = "exec in the step"  #: mode `node`, with `affinityd exec` in each task
 
 #: How each mode is asked for.
@@ -32,6 +33,7 @@ MODES: Mapping[str, Mapping[str, str]] = {
     OFF: {"AFFINITYD": "off"},
     NODE: {},
     UNIQUE: {"AFFINITYD_MODE": UNIQUE},
+    CHOOSE: {"AFFINITYD_CHOOSE_GPU": "yes"},
     EXEC: {"EXEC": "yes", "AFFINITYD_TIMEOUT": "60"},
 }
 
@@ -76,6 +78,17 @@ OTHERS = {
 
 LAUNCHES = SLICES | OTHERS
 
+#: Sites' recipes, of LUMI and Frontier: masks by hand in the order of the GPUs, and Slurm's own.
+MASKS = ",".join(f"{0xF << (4 * first):x}" for first in (4, 5, 6, 7, 0, 1, 2, 3))
+CHOICES = {
+    "masks by hand": Launch(
+        f"srun -n8 --gres=gpu:8 --gpu-bind=none --cpu-bind=mask_cpu:{MASKS} TASK", modes=(CHOOSE,)
+    ),
+    "ranks in the order of cores": Launch(
+        "srun -n8 -c4 --gres=gpu:8 --gpu-bind=none -m block:block TASK", modes=(CHOOSE,)
+    ),
+}
+
 #: Steps over two slurmd, each of which has all CPUs: a node of its own, as far as a task can see.
 TWO_NODES = {
     "two nodes": Launch("srun -N2 --ntasks-per-node=4 -c4 --gres=gpu:8 TASK"),
@@ -118,6 +131,10 @@ OUTSIDE = {
     ),
 }
 OUTSIDE_MODES = (OFF, NODE, UNIQUE)
+#: AMD's tutorial: more ranks than GPUs.
+CHOICES_OUTSIDE = {
+    "two ranks a GPU": f"CUDA_VISIBLE_DEVICES=0,4 {MPIRUN} --bind-to none TASK",
+}
 
 SEEN = Path("/tmp/seen")  # noqa: S108 - nobody else is here; tasks see it, too
 FOLDER = SEEN / "launch"  #: where the tasks of the launch that runs report
@@ -181,7 +198,7 @@ def main() -> Document:
             release="24.11",
             root=Path("/", RELEASE),
         )
-        one_node = launches(setup, LAUNCHES, OUTSIDE)
+        one_node = launches(setup, LAUNCHES | CHOICES, OUTSIDE | CHOICES_OUTSIDE)
         return one_node | launches(replace(setup, nodes=2), TWO_NODES, {})
 
 
@@ -195,7 +212,8 @@ def launches(setup: Setup, table: Mapping[str, Launch], outside: Mapping[str, st
         for name, launch in table.items():
             seen[name] = {mode: tasks_of(cluster, launch, mode) for mode in launch.modes}
         for name, command in outside.items():
-            seen[name] = {mode: ranks_of(cluster, command, mode) for mode in OUTSIDE_MODES}
+            modes = (CHOOSE,) if name in CHOICES_OUTSIDE else OUTSIDE_MODES
+            seen[name] = {mode: ranks_of(cluster, command, mode) for mode in modes}
     return seen
 
 

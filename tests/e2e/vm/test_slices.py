@@ -7,7 +7,17 @@ from itertools import combinations, groupby
 import pytest
 
 from affinityd.cpuset import CpuSet, parse_list
-from tests.e2e.vm.guest_slices import EXEC, LAUNCHES, NODE, OFF, OTHERS, SLICES, TWO_NODES, UNIQUE
+from tests.e2e.vm.guest_slices import (
+    CHOOSE,
+    EXEC,
+    LAUNCHES,
+    NODE,
+    OFF,
+    OTHERS,
+    SLICES,
+    TWO_NODES,
+    UNIQUE,
+)
 from tests.e2e.vm.inside import Document
 from tests.e2e.vm.two_nodes import GPU_NODES, cpus_of
 
@@ -53,6 +63,17 @@ RANKS = {
         NODE: ["0-5,16-17"] * 4,
         UNIQUE: ["16-17", "0-1", "2-3", "4-5"],
     },
+}
+
+
+#: Of each rank: its CPUs, and its GPU.
+CHOSEN = {
+    "masks by hand": ("16-19 20-23 24-27 28-31 0-3 4-7 8-11 12-15", "0 1 2 3 4 5 6 7"),
+    "ranks in the order of cores": (
+        "0-3 4-7 8-11 12-15 16-19 20-23 24-27 28-31",
+        "4 5 6 7 0 1 2 3",
+    ),
+    "two ranks a GPU": ("16-31 16-31 0-15 0-15", "0 0 4 4"),
 }
 
 
@@ -143,6 +164,19 @@ def test_what_a_launcher_bound_a_rank_to_stays_and_others_get_near_cpus_first(
 ) -> None:
     masks = {mode: [rank["default"]["mask"] for rank in seen[name][mode]] for mode in seen[name]}
     assert masks == RANKS[name]
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_ranks_keep_their_cpus_and_are_told_the_gpus_near_them(seen: Document, name: str) -> None:
+    tasks = seen[name][CHOOSE]
+    told = [task["default"]["variables"] for task in tasks]
+    masks = [
+        (task["default"]["mask"], mine["AFFINITYD_CPULIST"])
+        for task, mine in zip(tasks, told, strict=True)
+    ]
+    gpus = [(mine["CUDA_VISIBLE_DEVICES"], mine["AFFINITYD_GPUS"]) for mine in told]
+    assert (masks, gpus) == tuple([(each, each) for each in row.split()] for row in CHOSEN[name])
+    assert {mine["AFFINITYD_LOCALITY"] for mine in told} == {"local"}
 
 
 @pytest.mark.parametrize("kind", ["default", "bound"])
