@@ -24,7 +24,11 @@ TAIL = 40  #: lines of the console that a failure shows
 
 #: What the guest has of the checkout.
 CARRIED = (
-    *("affinityd", "slurm", "tests/e2e/slurm/rig.py", "tests/e2e/vm"),
+    *("affinityd", "slurm", "tests/e2e/vm"),
+    *(
+        f"tests/e2e/slurm/{name}"
+        for name in ("rig.py", "slurm.conf.in", "namespace.sh", "layered.sh")
+    ),
     *(f"tests/support/{name}.py" for name in ("daemons", "nri", "paths")),
 )
 
