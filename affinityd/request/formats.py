@@ -27,8 +27,8 @@ def _shell(reply: Reply) -> Iterator[str]:
     if reply.request.task.job is not None:
         yield f"AFFINITYD_JOB_GPUS={','.join(reply.request.task.job)}"
     yield f"AFFINITYD_GPUS={format_list(reply.certain_gpus)}"
-    if len(reply.visible) == 1:
-        yield "=".join(*reply.visible.values())
+    if len(visible := set(reply.visible.values())) == 1:
+        yield "=".join(*visible)
     yield f"AFFINITYD_NODES={format_list(reply.home_nodes)}"
     yield f"AFFINITYD_MEMORY_NODES={format_list(reply.memory_nodes)}"
     yield f"AFFINITYD_VISIBLE_MEMORY_NODES={format_list(reply.visible_memory)}"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from affinityd.config import CHOOSE_GPU, PARAMETER_VARIABLES
+from affinityd.config import CHOOSE_GPU, GPU_ORDER, PARAMETER_VARIABLES
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.errors import InvalidRequestError, UnknownParameterError
 from affinityd.planner import Options
@@ -83,24 +83,14 @@ def parse_request(pairs: Iterable[tuple[str, str]]) -> Request:
         )
     task = Task(**{name: values.pop(name) for name in _OF_TASK if name in values})
     request = Request(task, **values, options=options)
-    _check(request)
-    return request
-
-
-def _check(request: Request) -> None:
-    """Raise InvalidRequestError for parameters that contradict each other."""
-    task = request.task
     names_one = task.ranks and len(task.rank or ()) == 1
     if task.job and (task.rank or task.ranks) and not names_one:
         raise InvalidRequestError("job needs ranks and one rank: how many tasks, and which")
-    if request.choose and task.gpus is not None:
-        raise InvalidRequestError(
-            "choose=gpu takes the GPUs that are visible, and gpus names some; give one of them"
-        )
     if request.whose == "node" and task.cpuset is not None:
         raise InvalidRequestError(
             "whose=node plans on the whole node, cpuset on some of its CPUs; give one of them"
         )
+    return request
 
 
 def suggestion(name: str, known: Collection[str]) -> str:
@@ -342,15 +332,15 @@ def parse_query(pairs: Iterable[tuple[str, str]]) -> Request:
     if not environ:
         return request
     try:
-        # torchrun's workers choose by their rank; what was chosen once is the process's own.
-        is_free = "gpus" not in names and environ.keys().isdisjoint((TORCHRUN, GPUS))
-        if is_free and _read_boolean(environ.get(CHOOSE_GPU) or "no"):
-            request = request._replace(choose="gpu")
+        chooses = _read_boolean(environ.get(CHOOSE_GPU) or "no")
+        order = _read_entries(environ[GPU_ORDER]) if environ.get(GPU_ORDER) else ()
     except ValueError as error:
-        raise InvalidRequestError(f"env: {CHOOSE_GPU}: {error}") from None
+        raise InvalidRequestError(f"env: {CHOOSE_GPU}, {GPU_ORDER}: {error}") from None
+    # torchrun's workers choose by their rank; what was chosen once is the process's own.
+    if chooses and "gpus" not in names and environ.keys().isdisjoint((TORCHRUN, GPUS)):
+        request = request._replace(choose="gpu")
     task = read_task(environ, request.task, request.options, names)
-    if request.choose:
-        task = read_masks(environ, task)
+    task = read_masks(environ, replace(task, gpu_order=order)) if request.choose or order else task
     options = request.options
     if task.has_own_block and options.share == "auto":
         options = replace(options, share="node")

@@ -110,7 +110,7 @@ class ChosenGpus:
     """The GPUs near the CPUs of each rank of a node."""
 
     dealt: GpusOfRanks
-    ranks: tuple[int, ...]  #: those that ask
+    ranks: Sequence[int]  #: those that ask
     kept: tuple[CpuSet, ...]  #: the CPUs that each rank keeps; (): they are planned, near its GPUs
     visible: Mapping[int, tuple[str, str]]  #: the variable that leaves a rank its own, its value
 
@@ -120,17 +120,16 @@ def deal_gpus(
 ) -> GpusOfRanks:
     """Return the GPUs that the ranks of a node are assumed to use, where all see the same ones.
 
-    They take turns; fewer ranks than GPUs have a block each. AFFINITYD_GPU_ORDER says it otherwise.
-    Raises BoundError where that assumes nothing, NoSuchGpuError for a GPU that is not here.
+    They take turns; fewer ranks than GPUs have a block each; or it is as AFFINITYD_GPU_ORDER says.
+    Raises BoundError where that assumes nothing, or has what is no GPU here.
     """
     gpus = len(entries)
-    if task.gpu_order == (UNKNOWN_ORDER,) and gpus > 1:
-        raise BoundError(f"{GPU_ORDER}=unknown: which of its {gpus} visible GPUs it uses")
-    if task.gpu_order and task.gpu_order != (BLOCK,) and gpus > 1:
+    if gpus > 1 and task.gpu_order not in {(), (BLOCK,)}:
         try:
             order = named(seen, task.gpu_order)
-        except NoSuchGpuError as error:
-            raise NoSuchGpuError(f"{GPU_ORDER}={','.join(task.gpu_order)}: {error}") from None
+        except (InvalidRequestError, NoSuchGpuError) as error:
+            why = "which GPU it uses is not known" if task.gpu_order == (UNKNOWN_ORDER,) else error
+            raise BoundError(f"{GPU_ORDER}={','.join(task.gpu_order)}: {why}") from None
         return tuple((order[rank % len(order)],) for rank in range(ranks))
     if ranks >= gpus:
         sharing = -(-ranks // gpus) if task.gpu_order else 1
@@ -154,92 +153,87 @@ def choose_devices(
 ) -> ChosenGpus | None:
     """Return the GPUs near the CPUs of each rank of a node, of those that all of them see.
 
-    None: the process has GPUs of its own. `mask` are its CPUs. Raises UnsatisfiableError where
-    those of the other ranks are not known.
+    None: the process has GPUs of its own. `mask` are its CPUs. Raises AffinityError where those of
+    the other ranks are not known.
     """
     task = request.task
+    if task.gpus is not None:
+        raise InvalidRequestError(
+            "choose=gpu takes the visible GPUs, and gpus names some; give one of them"
+        )
     if len(entries) == 1 or (task.slurm and has_bound_gpus(task.slurm, entries)):
         return None
-    rank, cpus = _cpus_of_ranks(topology, task, mask)
+    ranks, cpus = _cpus_of_ranks(topology, task, mask)
+    is_command_s = bool(task.masks) and not task.slurm
+    kept = cpus if len(set(cpus)) > 1 or task.bound or is_command_s else ()
     if task.slurm and mask == task.slurm.pinned & topology.online:  # near the GPU of its number
-        dealt, cpus = deal_gpus(task, seen, entries, len(cpus)), (mask,) * len(cpus)
-        kept = cpus
+        dealt, kept = deal_gpus(task, seen, entries, len(cpus)), (mask,) * len(cpus)
     else:
         in_order = sorted(entries, key=lambda entry: entry[1].gpu.key)
         chosen = _choose_once(topology, cpus, gpus_of(in_order), request.gpus_per_rank)
         dealt = tuple(tuple(in_order[place] for place in places) for places in chosen)
-        kept = cpus if len(set(cpus)) > 1 or task.bound or rank is None else ()
-    asking = tuple(range(len(cpus))) if rank is None else (rank,)
     visible = {}
-    for number in asking:
-        own = dealt[number]
-        if len(own) < len(entries):
-            numbers = [int(name) for name, _ in own]
-            visible[number] = narrowed(task.visible, own[0][1].gpu.vendor, numbers)
-    return ChosenGpus(dealt, asking, kept, visible)
+    for rank in ranks if len(dealt[0]) < len(entries) else ():
+        numbers = [int(name) for name, _ in dealt[rank]]
+        visible[rank] = narrowed(task.visible, dealt[rank][0][1].gpu.vendor, numbers)
+    return ChosenGpus(dealt, ranks, kept, visible)
 
 
 def _cpus_of_ranks(
     topology: Topology, task: Task, mask: CpuSet
-) -> tuple[int | None, tuple[CpuSet, ...]]:
-    """Return the rank that asks, None: all of a command, and the CPUs of each rank of its node.
-
-    Raises UnsatisfiableError where these are not known.
-    """
-    rank: int | None = 0
-    ranks = 1
+) -> tuple[Sequence[int], tuple[CpuSet, ...]]:
+    """Return the ranks that ask, and the CPUs of each rank of the node. Raises as above."""
     if task.slurm:
-        rank, ranks = task.slurm.number, task.slurm.tasks
+        asking, ranks = [task.slurm.number], task.slurm.tasks
     elif task.rank:
-        rank, ranks = task.rank[0], task.ranks or 0
-    elif task.masks:
-        rank, ranks = None, len(task.masks)
+        asking, ranks = [task.rank[0]], task.ranks or 0
+    else:  # a command asks for all
+        ranks = len(task.masks) or 1
+        asking = list(range(ranks))
     unknown = "choose: the CPUs of the other ranks are not known"
     if task.masks_unknown:
         raise UnsatisfiableError(f"{unknown}: {task.masks_unknown}")
-    if rank is not None and rank >= ranks:
-        raise InvalidRequestError(f"choose: rank {rank} is not one of {ranks} ranks")
+    if asking[0] >= ranks:
+        raise InvalidRequestError(f"choose: rank {asking[0]} is not one of {ranks} ranks")
     listed = task.masks or (mask,)
     cpus = tuple(listed[number % len(listed)] & topology.online for number in range(ranks))
     if not all(cpus):
         raise UnsatisfiableError("choose: a rank has no CPU that is online here")
     is_pinned = task.slurm is not None and mask == task.slurm.pinned & topology.online
-    if rank is not None and cpus[rank] != mask and not is_pinned:
-        theirs = f"SLURM_CPU_BIND_LIST has CPUs {format_list(cpus[rank])} for this one"
+    if task.slurm and cpus[task.slurm.number] != mask and not is_pinned:
+        theirs = f"SLURM_CPU_BIND_LIST has CPUs {format_list(cpus[asking[0]])} for this one"
         raise UnsatisfiableError(f"{unknown}: {theirs}, and its own are {format_list(mask)}")
-    return rank, cpus
+    return asking, cpus
 
 
 def plan_chosen(node: Node, request: Request, gpus: ChosenGpus, allowed: CpuSet) -> Planned:
     """Plan ranks on the GPUs that were chosen for them, and the CPUs that they keep, or near ones.
 
-    The GPUs of a rank all have its number.
+    The GPUs of a rank that keeps its CPUs have its number.
     """
-    options, each = request.options, len(gpus.dealt[0])
+    entries = tuple(chain.from_iterable(gpus.dealt[rank] for rank in gpus.ranks))
     if not gpus.kept:
-        entries = tuple(chain.from_iterable(gpus.dealt))
-        numbers = tuple(number for number in range(len(entries)) if number // each in gpus.ranks)
-        task = replace(request.task, rank=numbers, ranks=len(entries))
-        planned = plan_ranks(node, request._replace(task=task), entries, (), allowed)
-        options, allowed = planned.options, planned.allowed
-        ranks = [place._replace(rank=place.rank // each) for place in planned.plan.ranks]
-        warnings = [
-            warning if warning.rank is None else warning._replace(rank=warning.rank // each)
-            for warning in planned.plan.warnings
-        ]
-    else:
-        entries = tuple(entry for rank in gpus.ranks for entry in gpus.dealt[rank])
-        allowed = frozenset[int]().union(*(gpus.kept[rank] for rank in gpus.ranks))
+        first = gpus.ranks[0] * len(entries)
+        own = tuple(range(first, first + len(entries)))
+        every = tuple(chain.from_iterable(gpus.dealt))
+        task = replace(request.task, rank=own, ranks=len(every))
+        planned = plan_ranks(node, request._replace(task=task), every, (), allowed)
+        return planned._replace(visible=dict.fromkeys(own, *gpus.visible.values()))
+    allowed = frozenset[int]().union(*(gpus.kept[rank] for rank in gpus.ranks))
+    options, plans = Options(strict=request.options.strict), []
+    for rank in gpus.ranks:
+        own_gpus, cpus = gpus_of(gpus.dealt[rank]), gpus.kept[rank]
         because = "the rank keeps its CPUs, and its GPUs are chosen"
-        strict = Options(strict=options.strict)
-        ranks, warnings = [], []
-        for rank in gpus.ranks:
-            own, cpus = gpus_of(gpus.dealt[rank]), gpus.kept[rank]
-            plan = plan_within(node.topology, own, cpus, strict, because=because, rank=rank)
-            ranks += plan.ranks
-            warnings += plan.warnings
-    plan = Plan(tuple(ranks), "requested", tuple(warnings))
-    return Planned(entries, frozenset(gpus.ranks), options, plan, allowed, visible=gpus.visible)
+        plans.append(
+            plan_within(node.topology, own_gpus, cpus, options, because=because, rank=rank)
+        )
+    plan = Plan(
+        tuple(chain.from_iterable(plan.ranks for plan in plans)),
+        "requested",
+        tuple(chain.from_iterable(plan.warnings for plan in plans)),
+    )
+    asked = frozenset(gpus.ranks)
+    return Planned(entries, asked, request.options, plan, allowed, visible=gpus.visible)
 
 
 def _plan_in_slice(

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from affinityd.config import CPUS, GPU_ORDER
+from affinityd.config import CPUS
 from affinityd.cpuset import CpuSet, parse_list, parse_mask, several
 from affinityd.errors import InvalidRequestError, NoSuchGpuError, UnsatisfiableError
 from affinityd.planner import Options, PlanWarning
@@ -169,7 +169,6 @@ def read_task(environ: Environment, stated: Task, options: Options, names: Colle
         slice=_slice_of(environ, stated, launched, is_named=is_named),
         is_process=True,
         is_launched=bool(environ.keys() - {ALLOWED, CPULIST}),
-        gpu_order=_gpu_order(environ),
     )
     if options.cpus is None:
         cpus = _asked_cpus(environ, stated.ranks, launched)
@@ -361,23 +360,6 @@ def read_masks(environ: Environment, task: Task) -> Task:
     except ValueError as error:
         raise InvalidRequestError(f"env: SLURM_CPU_BIND_LIST: {error}") from None
     return replace(task, masks=tuple(masks[:MAX_ENTRIES]))
-
-
-def _gpu_order(environ: Environment) -> tuple[str, ...]:
-    """Return the GPUs that the tasks of a node use, in their own numbering, or a word.
-
-    Raises InvalidRequestError.
-    """
-    text = environ.get(GPU_ORDER)
-    if not text:
-        return ()
-    order = tuple(entry.strip() for entry in text.split(","))
-    if order not in {(BLOCK,), (UNKNOWN_ORDER,)} and not all(map(is_number, order)):
-        raise InvalidRequestError(
-            f"env: {GPU_ORDER}: {quote(text)} is neither a list of GPUs by rank, like 3,2,1,0, nor "
-            f"{BLOCK} nor {UNKNOWN_ORDER}"
-        )
-    return order
 
 
 def _slurm_task(environ: Environment, task: int, tasks: int, mask: CpuSet | None) -> SlurmTask:
