@@ -644,10 +644,17 @@ def test_without_a_valid_plan_a_task_stays_where_slurm_put_it(fault: str, anywhe
 PINNED = "".join(f"export {line}\n" for line in plan().splitlines())
 
 
-def test_only_lines_of_a_plan_are_exported() -> None:
-    with beside(ok(plan(ALLOWED="0\nexport X=1"))) as folder:
-        printed, cpus = task_prolog(Node(run=folder), GPU)
-    assert (printed, cpus) == (PINNED.replace("ALLOWED=0-1", "ALLOWED=0"), FAR)
+#: A list of CPUs that some shells would cut.
+LONG_LIST = ",".join(f"{cpu}" for cpu in range(0, 4000, 2))
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("more", ["\nexport X=1", f",{LONG_LIST}"], ids=len)
+def test_only_lines_of_a_plan_are_exported_however_long(more: str, shell: str) -> None:
+    with beside(ok(plan(ALLOWED=f"0{more}"))) as folder:
+        printed, cpus = task_prolog(Node(run=folder, shell=shell), GPU)
+    allowed = f"ALLOWED=0{more}".partition("\n")[0]
+    assert (printed, cpus) == (PINNED.replace("ALLOWED=0-1", allowed), FAR)
 
 
 BAD_TOOL = "#!/bin/sh\necho export STOLEN=1\nsleep 5\n"

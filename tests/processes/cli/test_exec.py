@@ -246,14 +246,16 @@ def test_a_full_stderr_does_not_end_the_command(here: Mapping[str, str], words: 
     assert done.returncode == (7 if "sh" in words else 127)
 
 
-@pytest.mark.parametrize(("words", "number"), [(["--gpus=9"], 0), (["--gpus=1"], 4)])
+@pytest.mark.parametrize(
+    ("switch", "gpus", "number"), [("on", "9", 0), ("observe", "1", 0), ("on", "1", 4)]
+)
 def test_an_unpinned_command_has_no_variables_of_another_s_pin(
-    here: Mapping[str, str], words: list[str], number: int
+    here: Mapping[str, str], switch: str, gpus: str, number: int
 ) -> None:
     names = ("CPULIST", "ALLOWED", "LOCALITY", "PINNED_FOR")
-    env = {**here, **{f"AFFINITYD_{name}": "4000" for name in names}}
+    env = {**here, "AFFINITYD": switch, **{f"AFFINITYD_{name}": "4000" for name in names}}
     show = "env | grep -cE '^AFFINITYD_(CPULIST|ALLOWED|LOCALITY|PINNED_FOR)='"
-    done = exec_(*words, "--", "sh", "-c", f"{show}; :", env=env)
+    done = exec_(f"--gpus={gpus}", "--", "sh", "-c", f"{show}; :", env=env)
     assert int(done.stdout) == number, done
 
 
