@@ -34,6 +34,15 @@ def say(text: str) -> None:
             sys.stderr = None  # nor be tried again when Python ends
 
 
+def wants_color() -> bool:
+    """Whether stdout is a terminal that takes colors, unless NO_COLOR is set (no-color.org)."""
+    return (
+        sys.stdout.isatty()
+        and not os.environ.get("NO_COLOR")
+        and os.environ.get("TERM", "dumb") != "dumb"
+    )
+
+
 def aligned(
     columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Collection[str]
 ) -> Iterator[str]:

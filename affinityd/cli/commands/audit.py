@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from shutil import get_terminal_size
 
 from affinityd.audit.auditor import Auditor
 from affinityd.audit.document import document
@@ -13,8 +15,8 @@ from affinityd.audit.memory import SECONDS
 from affinityd.audit.model import Scan
 from affinityd.audit.sources import HolderSources
 from affinityd.audit.sources.nics import far_nics, nic_use
-from affinityd.audit.verdict import verdict
-from affinityd.cli.console import give_up_stdout
+from affinityd.audit.verdict import FAR, NEAR, ORPHAN, WAITING, verdict
+from affinityd.cli.console import give_up_stdout, wants_color
 from affinityd.cli.parser import Parser, add_format, add_settings, duration, load_settings
 from affinityd.cli.render import audit
 from affinityd.cli.target import this_machine
@@ -27,9 +29,11 @@ from affinityd.json_codec import dumps
 from affinityd.kubernetes.pods import KubeletPods
 from affinityd.text import one_line
 from affinityd.topology.model import Topology
-from affinityd.topology.nearness import REMOTE
+from affinityd.topology.nearness import REMOTE, UNPINNED
 from affinityd.topology.rdma import usable_ports
 
+#: Of the first line on a terminal, by the worst state: red, amber, green; others are bold.
+COLORS = {FAR: "31", ORPHAN: "31", WAITING: "33", UNPINNED: "33", NEAR: "32"}
 TROUBLE = 2  #: exit code of every error: 1 is an answer
 EVERY = 2.0  #: seconds between two looks
 MEMORY_SECONDS = (
@@ -101,12 +105,17 @@ def _print(
     names = {it.facts.pid: audit.process_name(it.facts) for it in scan.processes}
     said = [(pid, f"CPUs set by {owner}") for pid, owner in owners.items() if owner.how]
     said += [(pid, text) for pid, texts in nics.items() for text in texts]
-    lines = [
-        "; ".join(finding.text for finding in verdict(scan)),
-        *audit.table(topology, scan, is_second=is_second, all_memory=arguments.memory),
-        *audit.once(said, names),
-    ]
-    print("\n".join(map(one_line, ["", *lines] if is_second else lines)), flush=True)
+    findings = list(verdict(scan))
+    width = get_terminal_size().columns if sys.stdout.isatty() else None
+    table = audit.table(
+        topology, scan, is_second=is_second, all_memory=arguments.memory, width=width
+    )
+    state = one_line("; ".join(finding.text for finding in findings))
+    lines = [*map(one_line, (*table, *audit.once(said, names)))]
+    if wants_color():
+        state = f"\x1b[{COLORS.get(findings[0].state, '1')}m{state}\x1b[0m"
+        lines = [*map(audit.colored, lines)]
+    print("\n".join(["", state, *lines] if is_second else [state, *lines]), flush=True)
 
 
 def _far_nics(topology: Topology, scan: Scan) -> Mapping[int, Sequence[str]]:

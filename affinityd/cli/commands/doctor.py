@@ -22,6 +22,7 @@ from affinityd.doctor.facts import (
     ENVIRONMENT,
     FAIL,
     NO_ROOT,
+    NOT_APPLICABLE,
     STATUSES,
     DaemonFacts,
     NodeFacts,
@@ -66,6 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         rows: list[tuple[str, ...]] = []
         for result in results:
+            if result.status == NOT_APPLICABLE and not names:
+                continue
             rows.append((result.name, result.status, result.found))
             rows += [("", "", f"→ {result.remedy}")] if result.remedy else []
         amounts = Counter(result.status for result in results)

@@ -8,8 +8,6 @@ Each output imports its own modules: imports take most of the time.
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 
 from affinityd.cli.parser import Parser, add_format, add_settings, load_settings
 from affinityd.cli.render.topology import add_svg, write_svg
@@ -38,17 +36,9 @@ def run(arguments: argparse.Namespace) -> int:
         document = to_document(topology)
         print(dumps(document, indent=1, ensure_ascii=False))
     else:
+        from affinityd.cli.console import wants_color
         from affinityd.cli.render import topology as drawing
 
         for line in drawing.draw(topology, color=wants_color()):
             print(line)
     return 0
-
-
-def wants_color() -> bool:
-    """Whether stdout is a terminal that takes colors, unless NO_COLOR is set (no-color.org)."""
-    return (
-        sys.stdout.isatty()
-        and not os.environ.get("NO_COLOR")
-        and os.environ.get("TERM", "dumb") != "dumb"
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -28,10 +29,11 @@ def table(
     *,
     is_second: bool = False,
     all_memory: bool = False,
+    width: int | None = None,
 ) -> Iterator[str]:
     """Yield lines; of a second look also which part of the CPU time since the first was remote.
 
-    `all_memory`: also a line on near memory.
+    `all_memory`: also a line on near memory. `width`: characters that a row may have.
     """
     with_vendor = topology.has_several_vendors
     names = {gpu.key: gpu_numbers([gpu], with_vendor=with_vendor) for gpu in topology.gpus}
@@ -39,7 +41,7 @@ def table(
     order = sorted(scan.processes, key=lambda it: STATES.index(states_of_gpus[it.facts.gpu]))
     scan = replace(scan, processes=tuple(order))
     if scan.processes:
-        yield from _rows_table(scan, names, is_second=is_second)
+        yield from _rows_table(scan, names, is_second=is_second, width=width)
     remedies = Remedies(topology, scan)
     processes = {process.facts.pid: process_name(process.facts) for process in scan.processes}
     yield from once(_orphans(scan, remedies, names), processes)
@@ -116,6 +118,8 @@ COLUMNS = (
     *("gpu", "pid", "name", "user", "job", "threads", "far", "placement", "cause", "cpulist"),
     *("ran last on", "gpu memory"),
 )
+#: Left out of rows that are too long, the first one first.
+LEAST_NEEDED = ("ran last on", "threads", "far", "gpu memory", "user", "cpulist", "job")
 SINCE_BEFORE = ("remote time", "waits")  #: of a second look
 NUMBERS = {"pid", "threads", "far", "gpu memory", *SINCE_BEFORE}
 NONE, NOT_KNOWN = "-", "?"
@@ -126,7 +130,9 @@ MOST_ALIKE = 4  #: more workers than these that are alike share a row
 Alike = list[AuditedProcess]  #: the first of them, and the others
 
 
-def _rows_table(scan: Scan, names: Mapping[GpuKey, str], *, is_second: bool) -> Iterator[str]:
+def _rows_table(
+    scan: Scan, names: Mapping[GpuKey, str], *, is_second: bool, width: int | None
+) -> Iterator[str]:
     levels: dict[int, int] = {}  # pid → how many ancestors it has here, up to the holder of its GPU
     for facts in (process.facts for process in scan.processes):
         levels[facts.pid] = 0 if facts.holder is None else levels.get(facts.parent, 0) + 1
@@ -139,7 +145,22 @@ def _rows_table(scan: Scan, names: Mapping[GpuKey, str], *, is_second: bool) -> 
             part = f"{remote / total:.0%}" if total else NONE
             row = (*row, NOT_KNOWN if group[0].near is None else part, _waited(group, scan))
         rows.append(row)
-    return aligned((*COLUMNS, *(SINCE_BEFORE if is_second else ())), rows, NUMBERS)
+    columns = [*COLUMNS, *(SINCE_BEFORE if is_second else ())]
+    lines = list(aligned(columns, rows, NUMBERS))
+    for column in LEAST_NEEDED:  # a row stays on one line
+        if width is None or max(map(len, lines)) <= width:
+            break
+        place = columns.index(column)
+        columns.pop(place)
+        rows = [row[:place] + row[place + 1 :] for row in rows]
+        lines = list(aligned(columns, rows, NUMBERS))
+    yield from (line if width is None else line[:width] for line in lines)
+
+
+def colored(line: str) -> str:
+    """Return a line of the table with its placement in a color: far red, unpinned amber."""
+    line = re.sub(r"  (mixed|remote)(?=  )", "  \x1b[31m\\1\x1b[0m", line, count=1)
+    return re.sub(r"  (unpinned)(?=  )", "  \x1b[33m\\1\x1b[0m", line, count=1)
 
 
 def process_name(facts: ProcessFacts) -> str:

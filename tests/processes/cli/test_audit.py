@@ -6,6 +6,7 @@ and when it is interrupted, the command is a process of its own.
 
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -48,6 +49,27 @@ def known(monkeypatch: pytest.MonkeyPatch) -> Known:
 def document(capsys: Capture, *flags: str) -> tuple[int, dict[str, Any]]:
     code = main(["audit", "--json", *flags])
     return code, json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_on_a_terminal_a_row_is_one_line_and_a_placement_has_a_color(
+    known: Known, monkeypatch: pytest.MonkeyPatch, no_color: str
+) -> None:
+    for name, value in (("COLUMNS", "80"), ("TERM", "xterm"), ("NO_COLOR", no_color)):
+        monkeypatch.setenv(name, value)
+    reader, terminal = pty.openpty()
+    with sleeping() as child, os.fdopen(terminal, "w") as screen, os.fdopen(reader, "rb") as shown:
+        known.now = Known(child.pid).now
+        os.sched_setaffinity(child.pid, FAR)
+        monkeypatch.setattr(sys, "stdout", screen)
+        assert main(["audit"]) == 1
+        state, head, row, *_ = os.read(shown.fileno(), 65536).decode().splitlines()
+    assert state == ("{}" if no_color else "\x1b[31m{}\x1b[0m").format(
+        "1 of 2 GPUs is used from far away"
+    )
+    assert ("\x1b[31mremote\x1b[0m" in row) is not bool(no_color)
+    assert head.split()[:3] == ["gpu", "pid", "name"]
+    assert max(len(head), len(re.sub(r"\x1b\[\d+m", "", row))) <= 80
 
 
 def test_a_remote_process_fails_and_the_printed_remedy_fixes_its_mask(

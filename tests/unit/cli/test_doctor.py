@@ -104,3 +104,14 @@ def test_the_help_and_the_page_have_a_row_for_every_check(
     assert [it for it, check in CHECKS.items() if [it, *check.looks_at.split()] not in lines] == []
     table = (REPOSITORY / "docs/doctor.md").read_text().partition("| check |")[2]
     assert re.findall(r"^\| `([a-z-]+)` \|", table, re.MULTILINE) == list(CHECKS)
+
+
+def test_what_cannot_be_judged_has_a_row_only_if_its_check_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shown = []
+    for names in ([], ["irqbalance"]):
+        assert main(["doctor", "--machine", "p4d-24xlarge", *names]) == 0
+        shown.append(capsys.readouterr().out)
+    assert ["irqbalance  n/a" in text for text in shown] == [False, True]
+    assert re.search(r"p4d-24xlarge: .*\d+ n/a$", shown[0].strip())
