@@ -340,7 +340,9 @@ def parse_query(pairs: Iterable[tuple[str, str]]) -> Request:
     if chooses and "gpus" not in names and environ.keys().isdisjoint((TORCHRUN, GPUS)):
         request = request._replace(choose="gpu")
     task = read_task(environ, request.task, request.options, names)
-    task = read_masks(environ, replace(task, gpu_order=order)) if request.choose or order else task
+    task = replace(task, gpu_order=order)
+    if request.choose:
+        task = read_masks(environ, task)
     options = request.options
     if task.has_own_block and options.share == "auto":
         options = replace(options, share="node")

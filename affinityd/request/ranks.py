@@ -7,10 +7,9 @@ several tasks may share a GPU.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import chain, pairwise
-from types import MappingProxyType
 from typing import NamedTuple
 
 from affinityd.config import GPU_ORDER
@@ -47,7 +46,7 @@ class Planned(NamedTuple):
     allowed: CpuSet  #: the CPUs that were planned on
     slice: str | None = None  #: what became of the task's slice; None: it has none
     #: The variable, and its value, that leaves a rank the GPUs that were chosen for it
-    visible: Mapping[int, tuple[str, str]] = MappingProxyType({})
+    visible: Mapping[int, tuple[str, str]] = {}
 
 
 def plan_ranks(
@@ -105,16 +104,6 @@ def plan_ranks(
     return Planned(entries, asked, options, result, allowed)
 
 
-@dataclass(frozen=True)
-class ChosenGpus:
-    """The GPUs near the CPUs of each rank of a node."""
-
-    dealt: GpusOfRanks
-    ranks: Sequence[int]  #: those that ask
-    kept: tuple[CpuSet, ...]  #: the CPUs that each rank keeps; (): they are planned, near its GPUs
-    visible: Mapping[int, tuple[str, str]]  #: the variable that leaves a rank its own, its value
-
-
 def deal_gpus(
     task: Task, seen: VisibleDevices, entries: Sequence[Entry], ranks: int
 ) -> GpusOfRanks:
@@ -144,19 +133,21 @@ def has_bound_gpus(task: SlurmTask, visible: Sequence[Entry]) -> bool:
     return task.binds_gpus or len(visible) < (task.step_gpus or 0)
 
 
-def choose_devices(
-    topology: Topology,
+def plan_chosen(
+    node: Node,
     request: Request,
     seen: VisibleDevices,
     entries: Sequence[Entry],
+    *,
     mask: CpuSet,
-) -> ChosenGpus | None:
-    """Return the GPUs near the CPUs of each rank of a node, of those that all of them see.
+    allowed: CpuSet,
+) -> Planned | None:
+    """Plan ranks on the GPUs near the CPUs that they have, of those that all ranks of a node see.
 
-    None: the process has GPUs of its own. `mask` are its CPUs. Raises AffinityError where those of
-    the other ranks are not known.
+    Where all have the same CPUs, it is as if the GPUs had been named. None: the process has GPUs of
+    its own. `mask` are its CPUs. Raises AffinityError where those of other ranks are not known.
     """
-    task = request.task
+    task, topology = request.task, node.topology
     if task.gpus is not None:
         raise InvalidRequestError(
             "choose=gpu takes the visible GPUs, and gpus names some; give one of them"
@@ -164,19 +155,40 @@ def choose_devices(
     if len(entries) == 1 or (task.slurm and has_bound_gpus(task.slurm, entries)):
         return None
     ranks, cpus = _cpus_of_ranks(topology, task, mask)
-    is_command_s = bool(task.masks) and not task.slurm
-    kept = cpus if len(set(cpus)) > 1 or task.bound or is_command_s else ()
-    if task.slurm and mask == task.slurm.pinned & topology.online:  # near the GPU of its number
-        dealt, kept = deal_gpus(task, seen, entries, len(cpus)), (mask,) * len(cpus)
+    is_pinned = task.slurm is not None and mask == task.slurm.pinned & topology.online
+    if is_pinned:  # near the GPU of its number
+        dealt, cpus = deal_gpus(task, seen, entries, len(cpus)), (mask,) * len(cpus)
     else:
         in_order = sorted(entries, key=lambda entry: entry[1].gpu.key)
         chosen = _choose_once(topology, cpus, gpus_of(in_order), request.gpus_per_rank)
         dealt = tuple(tuple(in_order[place] for place in places) for places in chosen)
+    own = tuple(entry for rank in ranks for entry in dealt[rank])
     visible = {}
     for rank in ranks if len(dealt[0]) < len(entries) else ():
         numbers = [int(name) for name, _ in dealt[rank]]
-        visible[rank] = narrowed(task.visible, dealt[rank][0][1].gpu.vendor, numbers)
-    return ChosenGpus(dealt, ranks, kept, visible)
+        visible[rank] = narrowed(task.visible, own[0][1].gpu.vendor, numbers)
+    is_command_s = bool(task.masks) and task.slurm is None
+    if len(set(cpus)) == 1 and not (is_pinned or task.bound or is_command_s):
+        first = ranks[0] * len(own)
+        places = tuple(range(first, first + len(own)))
+        every = tuple(chain.from_iterable(dealt))
+        named_task = replace(task, rank=places, ranks=len(every))
+        planned = plan_ranks(node, request._replace(task=named_task), every, (), allowed)
+        told = {place: text for place in places for text in visible.values()}
+        return planned._replace(visible=told)
+    plans = []
+    for rank in ranks:
+        options = Options(strict=request.options.strict)
+        because = "the rank keeps its CPUs, and its GPUs are chosen"
+        gpus = gpus_of(dealt[rank])
+        plans.append(plan_within(topology, gpus, cpus[rank], options, because=because, rank=rank))
+    plan = Plan(
+        tuple(chain.from_iterable(plan.ranks for plan in plans)),
+        "requested",
+        tuple(chain.from_iterable(plan.warnings for plan in plans)),
+    )
+    allowed = frozenset[int]().union(*(cpus[rank] for rank in ranks))
+    return Planned(own, frozenset(ranks), request.options, plan, allowed, visible=visible)
 
 
 def _cpus_of_ranks(
@@ -199,41 +211,11 @@ def _cpus_of_ranks(
     cpus = tuple(listed[number % len(listed)] & topology.online for number in range(ranks))
     if not all(cpus):
         raise UnsatisfiableError("choose: a rank has no CPU that is online here")
-    is_pinned = task.slurm is not None and mask == task.slurm.pinned & topology.online
-    if task.slurm and cpus[task.slurm.number] != mask and not is_pinned:
+    is_own = task.slurm is None or mask in {cpus[asking[0]], task.slurm.pinned & topology.online}
+    if not is_own:
         theirs = f"SLURM_CPU_BIND_LIST has CPUs {format_list(cpus[asking[0]])} for this one"
         raise UnsatisfiableError(f"{unknown}: {theirs}, and its own are {format_list(mask)}")
     return asking, cpus
-
-
-def plan_chosen(node: Node, request: Request, gpus: ChosenGpus, allowed: CpuSet) -> Planned:
-    """Plan ranks on the GPUs that were chosen for them, and the CPUs that they keep, or near ones.
-
-    The GPUs of a rank that keeps its CPUs have its number.
-    """
-    entries = tuple(chain.from_iterable(gpus.dealt[rank] for rank in gpus.ranks))
-    if not gpus.kept:
-        first = gpus.ranks[0] * len(entries)
-        own = tuple(range(first, first + len(entries)))
-        every = tuple(chain.from_iterable(gpus.dealt))
-        task = replace(request.task, rank=own, ranks=len(every))
-        planned = plan_ranks(node, request._replace(task=task), every, (), allowed)
-        return planned._replace(visible=dict.fromkeys(own, *gpus.visible.values()))
-    allowed = frozenset[int]().union(*(gpus.kept[rank] for rank in gpus.ranks))
-    options, plans = Options(strict=request.options.strict), []
-    for rank in gpus.ranks:
-        own_gpus, cpus = gpus_of(gpus.dealt[rank]), gpus.kept[rank]
-        because = "the rank keeps its CPUs, and its GPUs are chosen"
-        plans.append(
-            plan_within(node.topology, own_gpus, cpus, options, because=because, rank=rank)
-        )
-    plan = Plan(
-        tuple(chain.from_iterable(plan.ranks for plan in plans)),
-        "requested",
-        tuple(chain.from_iterable(plan.warnings for plan in plans)),
-    )
-    asked = frozenset(gpus.ranks)
-    return Planned(entries, asked, request.options, plan, allowed, visible=gpus.visible)
 
 
 def _plan_in_slice(

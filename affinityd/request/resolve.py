@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import NamedTuple
 
 from affinityd.config import OBSERVE, ON
@@ -13,7 +12,7 @@ from affinityd.errors import BoundError, UnsatisfiableError
 from affinityd.planner import Plan, PlanWarning, RankPlan
 from affinityd.request.devices import Doubt, named
 from affinityd.request.parameters import Request
-from affinityd.request.ranks import choose_devices, job_entries, plan_chosen, plan_ranks
+from affinityd.request.ranks import job_entries, plan_chosen, plan_ranks
 from affinityd.request.slurm_task import plan_task
 from affinityd.request.task import AMBIGUOUS, check_gpus, choose_visible, gpus_seen
 from affinityd.text import quote
@@ -49,7 +48,7 @@ class Reply(NamedTuple):
     slice: str | None = None  #: what became of a Slurm task's slice: "kept" or "dealt"
     doubt: Doubt | None = None  #: why its GPUs may be others; None: they are these
     #: The variable, and its value, that leaves a rank the GPUs that were chosen for it
-    visible: Mapping[int, tuple[str, str]] = MappingProxyType({})
+    visible: Mapping[int, tuple[str, str]] = {}
     near: CpuSet = frozenset()  #: the allowed CPUs near any of the requested ranks' GPUs
 
     @property
@@ -136,20 +135,20 @@ def plan_reply(node: Node, request: Request, caller: Caller | None = None) -> Re
     seen = gpus_seen(topology, task)
     entries = named(seen, task.gpus)
     job = job_entries(topology, task, entries)
-    mask = (task.slurm and task.slurm.mask) or (caller.mask if caller else None)
+    mask = task.cpuset
+    if task.slurm:
+        mask = task.slurm.mask or (caller.mask if caller else None)
     if mask and within:
         mask &= within
     allowed = node.usable & cpuset if task.slice is None else topology.online & task.slice
     if within is not None:
         allowed &= within
-    chosen = None
+    planned = None
     if request.choose:
+        own = topology.online & (cpuset if mask is None else mask)
         request = request._replace(task=task)
-        own = topology.online & (mask or cpuset)
-        chosen = choose_devices(topology, request, seen, entries, own)
-    if chosen:
-        planned = plan_chosen(node, request, chosen, allowed)
-    elif task.slurm:
+        planned = plan_chosen(node, request, seen, entries, mask=own, allowed=allowed)
+    if planned is None and task.slurm:
         planned = plan_task(
             node,
             request,
@@ -161,7 +160,7 @@ def plan_reply(node: Node, request: Request, caller: Caller | None = None) -> Re
             within=within,
             seen=seen,
         )
-    else:
+    elif planned is None:
         planned = plan_ranks(node, request, entries, job, allowed)
     result, of_gpus = planned.plan, nics_of_gpus(topology)
     warnings = []

@@ -72,4 +72,4 @@ def test_where_the_others_cpus_are_not_known_a_line_says_so_and_nothing_is_expor
     assert line.endswith("; the command runs unpinned")
     both = ran(*EXEC, "--choose-gpu", "--gpus=0", "--", *SHELL, env=dict(here))
     assert both.stdout == f"Cpus_allowed_list:\t{BOTH}\nx:\n"
-    assert both.lines[0].startswith("affinityd exec: choose=gpu takes the GPUs that are visible")
+    assert both.lines[0].startswith("affinityd exec: choose=gpu takes the visible GPUs")
