@@ -82,7 +82,8 @@ LAUNCHES = SLICES | OTHERS
 MASKS = ",".join(f"{0xF << (4 * first):x}" for first in (4, 5, 6, 7, 0, 1, 2, 3))
 CHOICES = {
     "masks by hand": Launch(
-        f"srun -n8 --gres=gpu:8 --gpu-bind=none --cpu-bind=mask_cpu:{MASKS} TASK", modes=(CHOOSE,)
+        f"srun -n8 -c4 --gres=gpu:8 --gpu-bind=none --cpu-bind=mask_cpu:{MASKS} TASK",
+        modes=(CHOOSE,),
     ),
     "ranks in the order of cores": Launch(
         "srun -n8 -c4 --gres=gpu:8 --gpu-bind=none -m block:block TASK", modes=(CHOOSE,)
