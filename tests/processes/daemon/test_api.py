@@ -16,6 +16,7 @@ from tests.support.daemons import Daemon, UnixConnection, eventually, running, w
 from tests.support.documents import exactly
 from tests.support.machines.facts import machine
 from tests.support.machines.sysfs_tree import nvml_report, write_tree
+from tests.support.tables import table
 
 
 @pytest.fixture(scope="module")
@@ -53,30 +54,12 @@ def test_the_answers_form(
         assert body is None or reply.text == body
 
 
-@pytest.mark.parametrize(
-    ("target", "status", "line"),
-    [
-        ("/plan?gpu=0", 422, "'gpu' is no parameter; did you mean gpus?"),
-        ("/plan?mode=node&gpus", 422, "'gpus' has no value; write NAME=VALUE"),
-        ("/plan?gpus=%ff", 422, "the query string cannot be read"),
-        ("/plan?visible=" + "9" * 5000, 404, "no GPU is visible to the caller"),
-        ("/plan?gpus=8", 404, "no GPU 8; visible are 0 (0000:07:00.0), 1 (0000:0f:00.0)"),
-        ("/plan?gpus=0&min_physical_cores=99", 409, "min_physical_cores=16 would work"),
-        # A picture that cannot be drawn is refused as a plan is.
-        ("/topology.svg?gpus=99", 404, "no GPU 99"),
-        ("/topology.svg?mode=far", 422, "mode: 'far' is not one of"),
-        ("/topology.svg?format=json", 422, "always SVG"),
-        ("/topology.svg?cpuset=8191", 409, "cpuset"),
-        ("/audit", 503, "a replayed machine has no processes to scan"),
-        ("/audit?pid=7", 503, "a replayed machine has no processes to scan"),
-        ("/audit?%zz", 422, "/audit takes no parameter but pid=N, and was given '%zz'"),
-        ("/enforce", 404, "GET '/enforce' is not answered at this address; see /openapi.json"),
-        ("/nowhere", 404, "GET '/nowhere' is not answered at this address; see /openapi.json"),
-        ("/plan/?gpus=0", 404, "GET '/plan/' is not answered at this address; see /openapi.json"),
-    ],
-)
-def test_a_refusal_is_one_clear_line(daemon: Daemon, target: str, status: int, line: str) -> None:
-    reply = daemon.get(target)
+MANY = ["/plan?visible=" + "9" * 5000, "404", "no GPU is visible to the caller"]
+
+
+@pytest.mark.parametrize(("target", "code", "line"), [*table("refusals.tsv"), MANY])
+def test_a_refusal_is_one_clear_line(daemon: Daemon, target: str, code: str, line: str) -> None:
+    reply, status = daemon.get(target), int(code)
     assert (reply.status, reply.headers["content-type"]) == (status, "application/problem+json")
     problem = exactly(ProblemDocument, reply.body)
     assert problem.status == status
