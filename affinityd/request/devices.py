@@ -225,8 +225,9 @@ def _ze_devices(text: str) -> list[int]:
 def narrowed(value: str | None, vendor: str, numbers: Sequence[int]) -> tuple[str, str]:
     """Return the variable, and its value, that leaves a caller these of the devices it sees.
 
-    `numbers` are the caller's, `value` what its variables are now; None: they are not set. Raises
-    UnsatisfiableError where the vendor has no such variable.
+    `numbers` are the caller's, `value` what its variables are now; None: they are not set. No text
+    of the caller is in the result: a shell may read it. Raises UnsatisfiableError where the vendor
+    has no such variable.
     """
     if vendor not in VISIBLE:
         raise UnsatisfiableError(f"choose: no variable is known that chooses GPUs of {vendor}")
@@ -236,10 +237,20 @@ def narrowed(value: str | None, vendor: str, numbers: Sequence[int]) -> tuple[st
     entries = text.split(",")
     if variable == ZE_MASK:
         devices = [_ze_devices(text)[number] for number in numbers]
-        kept = [entry for entry in entries if _strtoul(entry) in devices]
+        kept = [_as_read(entry) for entry in entries if _strtoul(entry) in devices]
     else:
-        kept = [entries[number] for number in numbers]
+        kept = [_as_read(entries[number]).partition(".")[0] for number in numbers]
     return variable, ",".join(kept)
+
+
+def _as_read(entry: str) -> str:
+    """Return an entry of a list as its driver reads it: a UUID, or a number and Intel's tile."""
+    if entry.startswith(UUID_KINDS):
+        if not re.fullmatch(r"[A-Za-z0-9/-]+", entry):
+            raise UnsatisfiableError(f"choose: {quote(entry)} is no UUID")
+        return entry
+    tile = re.match(rf"{STRTOUL}(\.[0-9]+)?", entry)
+    return f"{_strtoul(entry)}{(tile and tile[3]) or ''}"
 
 
 def _read_list(variable: str, text: str, seen: VisibleDevices) -> VisibleDevices:
