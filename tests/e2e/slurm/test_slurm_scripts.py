@@ -420,6 +420,10 @@ def test_a_prolog_that_is_linked_into_a_folder_of_prologs_finds_the_daemon(node:
     assert (done.status, done.stderr) == (0, "")
 
 
+#: A logger that fails, as where no syslog runs.
+NO_LOGGER = "mount --bind /bin/false /usr/bin/logger\n"
+
+
 @pytest.mark.parametrize(
     ("settings", "more", "told"),
     [
@@ -436,8 +440,11 @@ def test_a_prolog_that_cannot_read_a_file_of_its_own_drains_no_node(
 ) -> None:
     with beside(None) as folder:
         (folder / "jobs").mkdir()
-        node = Node(run=folder, settings=settings, more=more.format(scripts=SCRIPTS))
-        done = node.run_script("/run/prolog.sh" if more else "prolog.sh", {**JOB, **FAR_GPU})
+        more = f"{NO_LOGGER}{more.format(scripts=SCRIPTS)}"
+        node = Node(run=folder, settings=settings, more=more)
+        done = node.run_script(
+            "/run/prolog.sh" if "/run" in told else "prolog.sh", {**JOB, **FAR_GPU}
+        )
     line = f"affinityd: {told}: affinityd pins nothing on this node"
     assert (done.status, done.stderr.splitlines()[-1]) == (0, line)
 
@@ -445,7 +452,9 @@ def test_a_prolog_that_cannot_read_a_file_of_its_own_drains_no_node(
 @pytest.mark.parametrize("job", ["", "../../etc/passwd", "12x"])
 def test_a_prolog_without_a_job_touches_nothing(job: str) -> None:
     with beside(None) as folder:
-        done = Node(run=folder).run_script("prolog.sh", {"SLURM_JOB_ID": job, **FAR_GPU})
+        done = Node(run=folder, more=NO_LOGGER).run_script(
+            "prolog.sh", {"SLURM_JOB_ID": job, **FAR_GPU}
+        )
         assert [*folder.iterdir()] == []
     line = f"affinityd: SLURM_JOB_ID={job} is not a job; Prolog= of slurm.conf runs this"
     assert (done.status, done.lines) == (0, [line])

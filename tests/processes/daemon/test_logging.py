@@ -125,8 +125,10 @@ def test_a_reader_that_stops_holds_up_no_line_and_gets_later_ones(pipe: tuple[in
         lines = [json.loads(line) for line in read_lines(reader, f"line {MOST_LINES - 1} ")]
         numbers = [int(line["message"].split()[1]) for line in lines]
         assert numbers == sorted(set(numbers))
+        rest = b""
         while select.select([reader], [], [], 0.2)[0]:
-            os.read(reader, 65536)
+            rest += os.read(reader, 65536)
+        assert len(lines) + rest.count(b"\n") < 2 * MOST_LINES
         tell("afterwards")
         assert len(read_lines(reader, "afterwards")) == 1
 
