@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from affinityd.audit.gather import ProcessWalk, ticks_since
-from affinityd.audit.jobs import ProcessOwners, missing_process, services, why_orphan
+from affinityd.audit.jobs import ProcessOwners, missing_process, tree_tops, why_orphan
 from affinityd.audit.judge import Judge, divided, overlap, with_allocations
 from affinityd.audit.memory import SECONDS as MEMORY_SECONDS
 from affinityd.audit.memory import MemoryMeter
@@ -129,7 +129,8 @@ class Auditor:
             overlap=overlap(found),
             skipped=walk.late.total() + held.skipped,
             divided=divided(found),
-            services=services(found, self._proc),
+            # A rank whose GPU is not known is not to be moved near another's.
+            tree_tops={} if unknown else tree_tops(found, self._proc),
             gpu_time=self._cpu_time.gpu_time,
             used=used,
             waits=waits,

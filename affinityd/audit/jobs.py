@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from itertools import chain
+from typing import NamedTuple
 
 from affinityd.audit.model import (
     KUBERNETES,
@@ -20,7 +21,6 @@ from affinityd.audit.model import (
     Job,
     Membership,
     ProcessFacts,
-    Service,
 )
 from affinityd.linux.cgroup import Cgroups, hierarchies
 from affinityd.linux.files import listed, text
@@ -33,6 +33,7 @@ from affinityd.linux.processes import (
     ProcessTable,
     ancestors,
     cgroups_of,
+    children_of,
     mask_of,
     stat_of,
     status_of,
@@ -153,49 +154,57 @@ def _container(path: str) -> str | None:
     return found["id"] if found else None
 
 
-# The service of a process: a server may be the parent of the engine that holds the GPU. To move the
-# engine alone leaves the server far away, and what they share.
+# The tree that a pin should move: a server may be the parent of the engine that holds the GPU. To
+# move the engine alone leaves the server far away, and what they share.
 
-SHELLS = frozenset(("ash", "bash", "csh", "dash", "fish", "ksh", "sh", "tcsh", "zsh"))
+MOST_ABOVE = 8  #: ancestors that are looked at
 
 
-def services(processes: Iterable[AuditedProcess], proc: str = PROC) -> Mapping[int, Service]:
-    """Return the topmost process of each far holder's service, by its pid, if it is as far.
+class Kin(NamedTuple):
+    """A process's parent, and the traits that both have where they are one program."""
 
-    That has the holder's mask, or far CPUs alone. A process above holders of different GPUs is of
-    no service.
+    parent: int
+    traits: tuple[object, ...]
+
+
+def tree_tops(processes: Iterable[AuditedProcess], proc: str = PROC) -> Mapping[int, int]:
+    """Return the topmost process that runs as far as a holder, by the holder's pid.
+
+    It and all between are of the holder's process group: a session's shell and a server of
+    sessions are not. It is above no holder of other GPUs, and most of its children lead to holders:
+    ranks that have not opened their GPUs yet are not to be moved near another one's.
     """
     holders = [it for it in processes if it.facts.holding is not None and it.facts.threads]
     if not any(it.is_mismatch for it in holders):
         return {}
-    above = {it.facts.pid: [*_above(it.facts, proc)] for it in holders}
+    kin_of = cache(partial(_kin, proc=proc))
     gpus_below: defaultdict[int, set[frozenset[GpuKey]]] = defaultdict(set)
+    leading: defaultdict[int, set[int]] = defaultdict(set)  # children, by pid
     for holder in holders:
-        for its in above[holder.facts.pid]:
-            gpus_below[its.pid].add(frozenset(holder.facts.gpus))
-    topmost = {}
+        pid = holder.facts.pid
+        for _ in range(MOST_ABOVE):
+            below, pid = pid, kin_of(pid).parent
+            gpus_below[pid].add(frozenset(holder.facts.gpus))
+            leading[pid].add(below)
+    tops = {}
     for holder in holders:
-        near, mask = holder.near or frozenset(), holder.facts.threads[0].mask
-        for its in above[holder.facts.pid] if holder.is_mismatch else ():
-            is_alike = its.mask == mask or its.mask.isdisjoint(near)
-            if is_alike and len(gpus_below[its.pid]) == 1:
-                topmost[holder.facts.pid] = its
-    return topmost
+        pid = holder.facts.pid
+        for _ in range(MOST_ABOVE if holder.is_mismatch else 0):
+            below, pid = pid, kin_of(pid).parent
+            is_one_program = kin_of(pid).traits == kin_of(below).traits
+            has_others = len(children_of(pid, proc)) > 2 * len(leading[pid])
+            if not is_one_program or len(gpus_below[pid]) > 1 or has_others:
+                break
+            tops[holder.facts.pid] = pid
+    return tops
 
 
-def _above(facts: ProcessFacts, proc: str) -> Iterator[Service]:
-    """Yield the processes above one that are of its user and cgroup: no scheduler, no shell."""
-    pid = facts.parent
-    while pid > INIT:
-        stat, mask = stat_of(pid, proc), mask_of(pid)
-        is_init = status_of(pid, "NSpid", proc).split()[-1:] == [f"{INIT}"]  # of its container
-        if stat is None or mask is None or is_init or uid_of(pid, proc) != facts.uid:
-            return
-        is_shell = stat.name in SHELLS and stat.session == pid
-        if is_shell or cgroups_of(pid, proc) != facts.cgroups:
-            return
-        yield Service(pid, mask)
-        pid = stat.parent
+def _kin(pid: int, proc: str) -> Kin:
+    """Read a process; one that has ended, and a container's init, are like no other."""
+    stat, is_init = stat_of(pid, proc), status_of(pid, "NSpid", proc).split()[-1:] == [f"{INIT}"]
+    if stat is None or is_init:
+        return Kin(stat.parent if stat else 0, (pid,))
+    return Kin(stat.parent, (stat.group, uid_of(pid, proc), mask_of(pid)))
 
 
 # Orphans: processes that hold a GPU and belong to no job any more.

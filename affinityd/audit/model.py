@@ -198,13 +198,6 @@ class NamedPods:
     notices: tuple[str, ...] = ()  #: why some are not named, for people
 
 
-class Service(NamedTuple):
-    """The topmost process of a service, whose tree a remedy moves."""
-
-    pid: int
-    mask: CpuSet  #: of its main thread
-
-
 @dataclass(frozen=True)
 class CpuTime:
     """Seconds of CPU time since this daemon's first scan."""
@@ -231,7 +224,8 @@ class Scan:
     overlap: Mapping[tuple[str, ...], CpuSet] = field(default_factory=dict)
     skipped: int = 0  #: processes that were not read within the time limit
     divided: frozenset[int] = frozenset()  #: pids: one below them holds another GPU
-    services: Mapping[int, Service] = field(default_factory=dict)  #: of far holders, by pid
+    #: By a far holder's pid: the topmost process that a pin should move with it
+    tree_tops: Mapping[int, int] = field(default_factory=dict)
     gpu_time: Mapping[GpuKey, CpuTime] = field(default_factory=dict)  #: of every GPU
     #: By pid: since the last scan; known daemons have none.
     used: Mapping[int, CpuTime] = field(default_factory=dict)

@@ -14,7 +14,6 @@ from affinityd.audit.judge import Judge
 from affinityd.audit.memory import HostMemory
 from affinityd.audit.model import KUBERNETES, AuditedProcess, ContainerResources, ProcessFacts, Scan
 from affinityd.cpuset import CpuSet, format_list, several
-from affinityd.linux.pinning import is_on_purpose
 from affinityd.linux.processes import INIT
 from affinityd.slurm.cores import CoreAffinity, SlurmCores, affinities
 from affinityd.topology.model import Gpu, GpuKey, Topology
@@ -126,11 +125,9 @@ class Remedies:
     def _pin(self, process: AuditedProcess, gpus: Sequence[Gpu]) -> str:
         """Return the command; a process's own environment would count its GPUs in its own way."""
         target = self._target(process).facts
-        is_forced, service = target.pid in self._unlike, self._scan.services.get(target.pid)
-        if service is not None:  # a pin leaves alone what was confined to other CPUs than it was
-            main = target.threads[0].mask
-            is_forced = is_forced or is_on_purpose(main, (service.mask,), service.mask)
-            return pin_command(service.pid, gpu_names(gpus), tree=True, force=is_forced)
+        is_forced, top = target.pid in self._unlike, self._scan.tree_tops.get(target.pid)
+        if top is not None and not is_forced:  # force is for the holder's own threads alone
+            return pin_command(top, gpu_names(gpus), tree=True, force=False)
         is_tree = target.pid in self._with_workers and target.pid not in self._scan.divided
         return pin_command(target.pid, gpu_names(gpus), tree=is_tree, force=is_forced)
 

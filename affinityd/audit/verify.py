@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from types import MappingProxyType
 
 from affinityd.audit.gather import MaskOwner
 from affinityd.audit.judge import Judge
 from affinityd.audit.memory import LEAST, MOST, HostMemory
-from affinityd.audit.model import AuditedProcess, ProcessFacts, Service
+from affinityd.audit.model import AuditedProcess, ProcessFacts
 from affinityd.audit.remedies import (
     ALLOCATE_NEAR,
     PIN_FIXES,
@@ -154,23 +153,18 @@ def matches(verifications: Sequence[Verification]) -> bool | None:
     return True if all(it.is_judged for it in verifications) else None
 
 
-def with_remedy(
-    verifications: Sequence[Verification],
-    options: str,
-    services: Mapping[int, Service] = MappingProxyType({}),
-) -> Sequence[Verification]:
+def with_remedy(verifications: Sequence[Verification], options: str) -> Sequence[Verification]:
     """Return the findings about a process and its descendants, with one remedy for all.
 
     One pin of the tree moves all threads that may run far away. `options` are those with
-    which a pin finds the same GPUs; `services`: the topmost processes of far ones' services.
+    which a pin finds the same GPUs.
     """
     far = [it for it in verifications if it.far]
     is_tree = len(far) > 1
     first = verifications[0] if is_tree or not far else far[0]
     facts = first.process.facts
-    top = services.get(facts.pid, Service(facts.pid, facts.threads[0].mask))
-    is_forced = any(each.is_skipped(top.mask) for each in far)
-    pin = pin_command(top.pid, options, tree=is_tree or top.pid != facts.pid, force=is_forced)
+    is_forced = any(each.is_skipped(facts.threads[0].mask) for each in far)
+    pin = pin_command(facts.pid, options, tree=is_tree, force=is_forced)
     start = START_HERE.format(options=options)
     remedy = start if first.is_self else PIN_FIXES.format(pin=pin)
     return [replace(each, remedy=remedy) for each in verifications]

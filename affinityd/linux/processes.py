@@ -35,7 +35,7 @@ ENDED = frozenset("ZX")  #: states of a main thread that runs no more
 PF_KTHREAD, PF_NO_SETAFFINITY = 0x00200000, 0x04000000
 
 #: The fields of `Stat` from `parent` on, as proc_pid_stat(5) numbers them.
-FIELDS = (4, 6, 9, 14, 15, 20, 22, 39, 16, 17)
+FIELDS = (4, 5, 6, 9, 14, 15, 20, 22, 39, 16, 17)
 
 #: kernel include/uapi/asm-generic/socket.h; Python has no name for it.
 SO_PEERGROUPS = 59
@@ -50,6 +50,7 @@ class Stat:
     name: str  #: without its parentheses; for people: invalid UTF-8 is replaced
     state: str
     parent: int  #: pid
+    group: int  #: pid of the process that began its process group: a shell's job
     session: int  #: pid of the process that began its session
     flags: int
     user_time: int  #: clock ticks spent outside of the kernel

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from affinityd.audit.gather import ProcessWalk, owner_of
-from affinityd.audit.jobs import services
 from affinityd.audit.judge import Judge
 from affinityd.audit.memory import HostMemory
 from affinityd.audit.model import GpuHolders, Holding, ProcessFacts
@@ -103,8 +102,7 @@ def _judged(
         for family in by_holder.values():
             named = ",".join(gpu.pci_bus_id for gpu in family[0].near.gpus)
             families.append((family, f"--gpus {named} "))
-    above = services(it.process for it in judged)
-    return planner, [each for family, gpus in families for each in with_remedy(family, gpus, above)]
+    return planner, [each for family, gpus in families for each in with_remedy(family, gpus)]
 
 
 def _verifications(

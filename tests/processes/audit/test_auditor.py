@@ -17,6 +17,7 @@ from affinityd.audit.model import AuditedProcess, GpuHolders, Holding, Scan
 from affinityd.audit.remedies import Remedies
 from affinityd.linux.processes import since_boot, stat_of
 from affinityd.linux.scheduling import TICKS
+from affinityd.topology.model import GpuKey
 from tests.support.audit_facts import GPU, Known
 from tests.support.children import CHURN, children_of, compute, program, sleeping
 from tests.support.daemons import eventually
@@ -162,37 +163,59 @@ def test_counters_history_and_beginnings_follow_a_gpu_that_gets_another_index() 
         assert lost.history[GPU][-1] == "i"
 
 
-#: A server that starts an engine, another process of its own, and prints the engine's pid.
+#: A server with helpers that starts an engine, and prints its pid; the engine may have a group.
 SERVER = """
 import os, sys
-if os.fork() == 0:
-    os.read(0, 1)
-    os._exit(0)
+mask, helpers, has_group = map(eval, sys.argv[1:])
+os.sched_setaffinity(0, mask)
+for _ in range(helpers):
+    helper = os.fork()
+    if helper == 0:
+        os.read(0, 1)
+        os._exit(0)
+    os.setpgid(helper, 0)
 engine = os.fork()
 if engine:
-    os.sched_setaffinity(0, eval(sys.argv[1]))
+    if has_group:
+        os.setpgid(engine, 0)
     print('ready', engine, sep='\\n', flush=True)
 os.read(0, 1)
 """
 
 
-@pytest.mark.parametrize(("mask", "is_moved"), [(FAR, True), (NEAR, False)])
+@pytest.mark.parametrize(
+    ("mask", "helpers", "has_group", "unknown", "is_moved"),
+    [
+        (FAR, 1, False, {}, True),
+        (NEAR, 1, False, {}, False),
+        (ALL, 1, False, {}, False),  # that is another mask: to move both would take force
+        (FAR, 2, False, {}, False),  # they may be ranks of other GPUs, or a pool of its own
+        (FAR, 1, True, {}, False),  # as a shell's or a notebook server's child
+        (FAR, 1, False, {OTHER: "NVML: timeout"}, False),  # the helper may use that
+    ],
+)
 def test_the_remedy_of_an_engine_that_runs_far_moves_the_server_that_does_too(
-    mask: frozenset[int], is_moved: bool
+    mask: frozenset[int],
+    helpers: int,
+    has_group: bool,
+    unknown: dict[GpuKey, str],
+    is_moved: bool,
 ) -> None:
-    with program(SERVER, repr({*mask})) as server:
+    with program(SERVER, repr({*mask}), str(helpers), str(has_group)) as server:
         assert server.stdout is not None
         engine = int(server.stdout.readline())
         os.sched_setaffinity(engine, FAR)
-        scan = Auditor(Known(engine).held).scan(TOPOLOGY)
+        known = Known(engine)
+        known.now = replace(known.now, unknown=unknown)
+        scan = Auditor(known.held).scan(TOPOLOGY)
         (process,) = scan.processes
         remedy = Remedies(TOPOLOGY, scan).of(process)
         options, pid = ("--tree ", server.pid) if is_moved else ("", engine)
         assert remedy is not None
         assert remedy.command == f"affinityd pin {options}--gpus 0000:10:00.0 {pid}"
-        helper = min(children_of(server.pid))  # it uses another GPU
+        helper = min(children_of(server.pid))
         both = GpuHolders((Holding(helper, OTHER), Holding(engine, GPU)))
-        assert Auditor(lambda _: both).scan(TOPOLOGY).services == {}
+        assert Auditor(lambda _: both).scan(TOPOLOGY).tree_tops == {}
 
 
 def test_a_known_daemon_and_what_it_starts_are_no_mismatch_unless_that_holds_a_gpu() -> None:

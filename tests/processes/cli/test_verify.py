@@ -235,6 +235,10 @@ def test_one_command_pins_a_launcher_with_all_of_its_workers(
         _, processes = verified(capsys, child.pid, *gpus)
         assert used(processes) == [[0], [0], [0]] if gpus else [[0, 1], [0], [1]]
         assert all(text.endswith(f"; {remedy}") for it in processes for text in it["mismatches"])
+        if gpus:  # the remedy of one rank leaves its launcher, and so the others, where they are
+            pid = children_of(child.pid)[0]
+            _, (rank,) = verified(capsys, pid, *gpus)
+            assert rank["mismatches"][0].endswith(f"; affinityd pin --gpus 0 {pid} fixes that")
         assert main(["pin", *options.split(), str(child.pid)]) == 0
         assert main(asked) == 0
 

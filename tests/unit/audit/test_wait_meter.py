@@ -145,7 +145,7 @@ def test_the_waits_of_many_alike_threads_all_count(node: Node) -> None:
 
 
 def other(pid: int, ran: float, mask: set[int], parent: int = 1, uid: int = 1000) -> Other:
-    stat = Stat(pid, "x", "R", parent, pid, 0, 0, 0, 1, BEGAN, 0)
+    stat = Stat(pid, "x", "R", parent, pid, pid, 0, 0, 0, 1, BEGAN, 0)
     return Other(stat, ran, frozenset(mask), uid, NO_JOB, None)
 
 

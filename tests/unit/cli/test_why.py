@@ -8,7 +8,7 @@ from affinityd.linux.processes import Stat, Thread
 from affinityd.linux.scheduling import ThreadTime
 from tests.support.audit_facts import process
 
-STAT = Stat(7, "x", "R", 1, 7, 0, 0, 0, 1, 100, 0)
+STAT = Stat(7, "x", "R", 1, 7, 7, 0, 0, 0, 1, 100, 0)
 TIMES = {7: ThreadTime(1.0, 1.0), 8: ThreadTime(1.0, 3.0)}
 CPUS = frozenset({0})
 
