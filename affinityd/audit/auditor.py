@@ -29,7 +29,15 @@ from affinityd.audit.waits import Waits
 from affinityd.cpuset import CpuSet
 from affinityd.grouping import REMEMBERED, Recent
 from affinityd.linux.files import text
-from affinityd.linux.processes import PROC, ProcessTable, exists, has_ended, since_boot, user_name
+from affinityd.linux.processes import (
+    PROC,
+    ProcessTable,
+    ancestors,
+    exists,
+    has_ended,
+    since_boot,
+    user_name,
+)
 from affinityd.linux.scheduling import TICKS
 from affinityd.threads import Answers
 from affinityd.topology.model import GpuKey, Keys, Topology, keys_before, moved
@@ -257,7 +265,7 @@ class CpuTimeCounters:
         self._before = {
             name: (facts, seen)
             for name, (facts, seen) in self._before.items()
-            if boot - seen < REMEMBERED
+            if boot - seen < REMEMBERED or facts.gpu in unknown
         }
         self._looked |= {gpu: boot * self._ticks for gpu in gpus if gpu not in unknown}
         self.gpu_time, self.wait_time = gpu_time, wait_time
@@ -267,14 +275,17 @@ class CpuTimeCounters:
     def _count_ended(self, processes: Sequence[AuditedProcess]) -> None:
         """Forget what has ended; what it had spent by the last scan, its parent counts once more.
 
-        The parent counts it when it waits for it, which may be later.
+        The parent counts it when it waits for it, which may be later. Of one that has ended, too,
+        its own parent counts both.
         """
         here = {(process.facts.pid, process.facts.start) for process in processes}
-        for name in self._before.keys() - here:
-            facts, _ = self._before[name]
-            if self._is_over(*name):
-                self._counted[facts.parent] += facts.cpu_ticks + facts.children_ticks
-                del self._before[name]
+        over = [name for name in self._before.keys() - here if self._is_over(*name)]
+        ended = {pid: self._before.pop((pid, start))[0] for pid, start in over}
+        parents = {pid: facts.parent for pid, facts in ended.items()}
+        for pid, facts in ended.items():
+            *_, last = ancestors(pid, parents)
+            spent = facts.cpu_ticks + facts.children_ticks + self._counted.pop(pid, 0)
+            self._counted[parents[last]] += spent
         pids = {pid for pid, _ in self._before}
         self._counted = Counter({pid: self._counted[pid] for pid in self._counted if pid in pids})
 

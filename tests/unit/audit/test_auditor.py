@@ -65,6 +65,7 @@ def test_a_directory_that_is_slow_names_its_users_at_a_later_scan() -> None:
 
 #: It had spent 2 s at the first scan.
 CHILD = of(far(200, 2), pid=200, parent=100)
+GRANDCHILD = of(far(300, 3), pid=300, parent=200)
 
 
 def booked(*scans: Sequence[AuditedProcess]) -> CpuTimeCounters:
@@ -102,6 +103,7 @@ def booked(*scans: Sequence[AuditedProcess]) -> CpuTimeCounters:
         # What a scan could not see counts at the next.
         ([[of(far(500))], HIDDEN, [of(far(900))], [of(far(950))]], (4.5, 4.5)),
         ([[], HIDDEN, [of(far(500, start=10_001))]], (5, 5)),
+        ([[of(far(500))], *[HIDDEN] * 50, [of(far(900))]], (4, 4)),  # for more than ten minutes
         # Ended threads' time goes where that of the living went, else by the process's CPUs.
         ([[of(far(0))], [of(far(100), ended=300)]], (4, 4)),
         ([[of(near(0))], [of(near(0), ended=300)]], (3, 0)),
@@ -110,6 +112,11 @@ def booked(*scans: Sequence[AuditedProcess]) -> CpuTimeCounters:
         # So does that of ended children, unless it was counted while they ran.
         ([[of(far(100))], [of(far(200), children=300)]], (4, 4)),
         ([[of(far(0)), CHILD], [of(far(0))], [of(far(100), children=500)]], (4, 4)),
+        ([[of(far(0)), CHILD, GRANDCHILD], [of(far(100), children=900)]], (5, 5)),
+        (
+            [[of(far(0)), CHILD, GRANDCHILD], [of(far(0)), CHILD], [of(far(0), children=900)]],
+            (4, 2),
+        ),
         (
             [[of(far(0)), CHILD], HIDDEN, [of(far(0)), CHILD], [of(far(1), children=300)]],
             (1.01, 1.01),
