@@ -22,7 +22,7 @@ from affinityd.topology.nearness import CAUSES
 OTHERS = Job("", "other")  #: how the shared row is called
 
 
-REMEMBERED = 300.0  #: seconds for which an ended job keeps its counters, to be scraped
+KEPT = 300.0  #: seconds for which an ended job keeps its counters, to be scraped
 
 
 @dataclass
@@ -63,7 +63,10 @@ class JobSeries:
         if not self._most:
             return []
         self._seen = {
-            job: seen for job, seen in self._seen.items() if scan.boot - seen < REMEMBERED
+            job: seen
+            for job, seen in self._seen.items()
+            # Those of the last scan count up to this one, however long ago it was.
+            if scan.boot - seen < KEPT or seen == self._looked
         }
         living = {*self._seen, OTHERS}
         self._rows = {job: row for job, row in self._rows.items() if job in living}
