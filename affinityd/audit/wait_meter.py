@@ -91,11 +91,11 @@ class Other:
         return SYSTEM if self.service or self.uid == ROOT else NEIGHBOR
 
 
-def runners_beside(process: ProcessFacts, others: Iterable[Other]) -> list[Runner]:
-    """Return the processes that ran on a process's CPUs, those that ran longest there first."""
+def runners_beside(process: ProcessFacts, cpus: CpuSet, others: Iterable[Other]) -> list[Runner]:
+    """Return the processes that ran on some CPUs of a process, those that ran longest first."""
     found = []
     for other in others:
-        stat, shared = other.stat, process.cpus & other.mask
+        stat, shared = other.stat, cpus & other.mask
         if shared and stat.number != process.pid:
             kind = OWN_THREADS if _owns(process, other) else other.kind
             part = other.ran * len(shared) / len(other.mask)
@@ -178,7 +178,7 @@ class WaitMeter:
                 limit.used_up / limit.periods if limit.periods else 0.0,
                 folder,
                 _grown(before.stolen, look.stolen, cpus),
-                runners_beside(waiter, others) if waited > NOTABLE * seconds else [],
+                runners_beside(waiter, cpus, others) if waited > NOTABLE * seconds else [],
                 times,
                 is_bound_to_one=len(cpus) == 1 and cpus < (waiter.cpuset or waiter.cpus),
             )

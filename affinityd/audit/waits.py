@@ -100,8 +100,8 @@ def remedy(waits: Waits, scheduler: str | None) -> str | None:
         )
     if cause == OWN_THREADS and waits.is_bound_to_one:
         return (
-            f"its threads are all bound to {several('CPU', waits.cpus)}, though it may use others: "
-            "remove that binding (taskset, numactl, OMP_PLACES, GOMP_CPU_AFFINITY)"
+            f"its threads that waited are bound to {several('CPU', waits.cpus)}, though it may use "
+            "others: remove that binding (taskset, numactl, OMP_PLACES, GOMP_CPU_AFFINITY)"
         )
     if cause == OWN_THREADS:
         return (

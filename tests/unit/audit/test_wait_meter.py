@@ -79,7 +79,9 @@ def test_threads_that_are_all_bound_to_one_cpu_of_several_are_told_to_be_unbound
     waits = node.look(1010, dict.fromkeys(threads, (12.5, 7.5)), cpuset="0-3")
     assert waits is not None
     assert (waits.cause, waits.is_bound_to_one) == (OWN_THREADS, True)
-    assert (remedy(waits, None) or "").startswith("its threads are all bound to CPU 0, though")
+    assert (remedy(waits, None) or "").startswith(
+        "its threads that waited are bound to CPU 0, though"
+    )
 
 
 def test_the_times_of_a_thread_that_took_the_main_one_s_id_by_execve_are_not_negative(
@@ -150,15 +152,15 @@ def other(pid: int, ran: float, mask: set[int], parent: int = 1, uid: int = 1000
 
 
 def test_the_process_is_named_that_ran_longest_there_not_elsewhere() -> None:
-    others = [other(8, 50, set(range(100))), other(9, 4, {0})]
-    runners = runners_beside(process("0", pid=PID), others)
+    others = [other(8, 50, set(range(100))), other(9, 4, {0}), other(10, 99, {1})]
+    runners = runners_beside(process("0-3", pid=PID), frozenset({0}), others)
     assert [(runner.pid, runner.ran) for runner in runners] == [(9, 4), (8, 0.5)]
 
 
 @pytest.mark.parametrize(("uid", "kind"), [(1000, OWN_THREADS), (1001, NEIGHBOR)])
 def test_the_children_of_a_daemon_for_two_users_are_no_single_job(uid: int, kind: str) -> None:
     waiter = process("0", pid=PID, parent=5)
-    (runner,) = runners_beside(waiter, [other(8, 1, {0}, parent=5, uid=uid)])
+    (runner,) = runners_beside(waiter, waiter.cpus, [other(8, 1, {0}, parent=5, uid=uid)])
     assert runner.kind == kind
 
 
