@@ -222,7 +222,7 @@ def why_orphan(facts: ProcessFacts, owners: ProcessOwners) -> str | None:
     if facts.holding is None:
         return None
     if facts.state == ZOMBIE:
-        return HAS_ENDED.format(parent=facts.parent) if has_ended(facts) else HEADLESS
+        return HAS_ENDED.format(parent=facts.parent) if is_zombie(facts) else HEADLESS
     job = facts.membership.job
     if job is not None and is_slurms(job):
         return None if owners.has_step(facts, job) else OF_ENDED_JOB.format(job=job.id)
@@ -230,7 +230,7 @@ def why_orphan(facts: ProcessFacts, owners: ProcessOwners) -> str | None:
     return None if is_kept else owners.why_not(facts.uid)
 
 
-def has_ended(facts: ProcessFacts) -> bool:
+def is_zombie(facts: ProcessFacts) -> bool:
     """Return whether a process runs no more, and its parent has not waited for it."""
     return facts.state == ZOMBIE and len(facts.threads) <= 1
 

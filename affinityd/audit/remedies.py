@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from affinityd.audit.jobs import GONE, has_ended
+from affinityd.audit.jobs import GONE, is_zombie
 from affinityd.audit.judge import Judge
 from affinityd.audit.memory import HostMemory
 from affinityd.audit.model import KUBERNETES, AuditedProcess, ContainerResources, ProcessFacts, Scan
@@ -111,7 +111,7 @@ class Remedies:
             return None
         if facts.state == GONE:
             return "reset the GPU when no other process uses it"
-        if has_ended(facts):
+        if is_zombie(facts):
             # Its parent may be a running job that notices soon: no remedy may kill that.
             parent = f"check process {facts.parent}, which must wait(2) for it or end"
             return parent if facts.parent > INIT else None
