@@ -50,7 +50,8 @@ def kept_pin(chosen: Mapping[str, str]) -> CpuSet | None:
     The pin was for this task, and the mask is still that of the pin. A process that names
     parameters of a plan, `chosen`, is planned anew, but GPUs are not chosen twice.
     """
-    is_anew = chosen and not (chosen.keys() == {"choose"} and GPUS in os.environ)
+    is_choice = chosen.keys() <= {"choose", "gpus_per_rank"} and GPUS in os.environ
+    is_anew = chosen and not is_choice
     if is_anew or os.environ.get(PINNED_FOR) != environment.task_of(os.environ):
         return None
     try:
