@@ -34,7 +34,6 @@ MENTIONED, MOST = 0.1, 0.5
 LEAST = 2**30  #: bytes from which on far memory is worth a line where it was not asked for
 #: Of a scan; of processes that it does not come to it knows what it found before.
 SECONDS = 0.05
-WIDE = 0.25  #: a share is not known if its interval is wider
 
 PLACES = NEAR, FAR, _ = "near", "far", UNKNOWN
 
@@ -102,8 +101,7 @@ class HostMemory:
     @cached_property
     def share(self) -> Share | None:
         """The far part of the host's own memory; None: not known, or too few pages were there."""
-        share = self.resident.share(self.far, of=self.near | self.far) if self.near else None
-        return None if share is None or share.high - share.low > WIDE else share
+        return self.resident.share(self.far, of=self.near | self.far) if self.near else None
 
     @property
     def placed(self) -> Mapping[str, int]:
@@ -136,19 +134,19 @@ class HostMemory:
         """Why it is far, the first of REMEDIES that fits; None: little of it is."""
         if self.share is None or self.share.part < MENTIONED:
             return None
-        far, policy = self.placed[FAR], self.policy or MemoryPolicy(None)
+        if self.allowed is not None and self.allowed.isdisjoint(self.near):
+            return ALLOCATION
+        policy = self.policy or MemoryPolicy(None)
         # Of a near node and others the kernel takes the near one first, except in turn.
         is_in_turn = (policy.policy or "").endswith("interleave")
         is_sent = policy.nodes - self.near if is_in_turn else not policy.nodes & self.near
-        by_first = self.resident.pages(self.far, (SHARED, FILES))
-        fits = {
-            ALLOCATION: self.allowed is not None and self.allowed.isdisjoint(self.near),
-            POLICY: policy.nodes and is_sent,
-            BY_FIRST: by_first >= self.resident.pages(self.far) / 2,
-            FULL: self.refused >= far > self.room,
-            LATE: self.placement != UNKNOWN,
-        }
-        return next((cause for cause in fits if fits[cause]), UNKNOWN)
+        if policy.nodes and is_sent:
+            return POLICY
+        if self.resident.pages(self.far, (SHARED, FILES)) >= self.resident.pages(self.far) / 2:
+            return BY_FIRST
+        if self.refused >= self.placed[FAR] > self.room:
+            return FULL
+        return UNKNOWN if self.placement == UNKNOWN else LATE
 
     def is_notable(self, least: float = LEAST) -> bool:
         """Return whether so many bytes of it are far, and a notable part of it."""
@@ -166,7 +164,8 @@ class HostMemory:
         if pid is None:
             return remedy
         here = format_list(self.resident.nodes & self.far)
-        return f"{remedy}; migratepages {pid} {here} {format_list(self.near)} moves it now"
+        near = self.near if self.allowed is None else self.near & self.allowed
+        return f"{remedy}; migratepages {pid} {here} {format_list(near)} moves it now"
 
     def __str__(self) -> str:
         """Return it as people read it: `host memory 212 GiB, 38% far on node 1`."""

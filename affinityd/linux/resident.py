@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from array import array
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -52,7 +51,8 @@ UNMOUNTED = (b"/memfd:", b"/SYSV", b"/anon_hugepage")
 
 ALL_MAPS = 64 * 1024 * 1024  #: bytes of `maps`; by default the kernel allows 65530 mappings
 DRAWN, ENOUGH = 1024, 800  #: pages of one round, and how many of all must be there
-ROUNDS, SECONDS = 4, 0.001  #: no round begins later
+ROUNDS = 4
+LEAST_PAGES = 64  #: of which a share is right within an eighth, for 95 % of samples
 Z = 1.96  #: standard deviations on each side of 95 % of a normal distribution
 
 
@@ -105,9 +105,12 @@ class ResidentMemory:
         return sum(pages for (kind, node), pages in drawn if node in nodes and kind in kinds)
 
     def share(self, nodes: Collection[int], of: Collection[int] | None = None) -> Share | None:
-        """Return the part that is on some of its nodes, or of these ones; None: not known."""
+        """Return the part that is on some of its nodes, or of these ones.
+
+        None: it is not known, or fewer than LEAST_PAGES of the pages drawn are there.
+        """
         drawn = self.pages(self.nodes if of is None else of)
-        return Share.of(self.pages(nodes), drawn) if drawn else None
+        return Share.of(self.pages(nodes), drawn) if drawn >= LEAST_PAGES else None
 
 
 def resident_memory(pid: int, chosen: Random | None = None) -> ResidentMemory:
@@ -194,7 +197,6 @@ def _draw(
     drawn: Counter[tuple[str, int]] = Counter()
     total = sum(end - start for start, end, _ in mappings) // PAGESIZE
     parts = min(DRAWN, total)
-    late = time.perf_counter() + SECONDS
     for _ in range(ROUNDS if total else 0):
         addresses, kinds = array("Q"), []
         rest, last, first, behind = iter(mappings), mappings[-1], 0, 0
@@ -207,7 +209,7 @@ def _draw(
             kinds.append(kind)
         places = zip(kinds, syscalls.nodes_of_pages(pid, addresses), strict=True)
         drawn.update(place for place in places if place[1] >= 0)
-        if drawn.total() >= ENOUGH or time.perf_counter() > late:
+        if drawn.total() >= ENOUGH:
             break
     return drawn
 

@@ -35,7 +35,7 @@ def policy(name: str, *nodes: int) -> MemoryPolicy:
 PRIVATE = {(ANONYMOUS, 0): 62, (ANONYMOUS, FAR): 38}
 TOUCHED = {(ANONYMOUS, FAR): 20, (SHARED, FAR): 10, (FILES, FAR): 9, (SHARED, 0): 90}
 POOL = {(HUGE, FAR): 40, (SHARED, FAR): 20, (FILES, FAR): 20}
-FEW = {(ANONYMOUS, 0): 3, (ANONYMOUS, FAR): 2}
+FEW = {(ANONYMOUS, 0): 63}
 NO_PLACE = Vicinity((), (), frozenset(), frozenset(), frozenset())
 SOME = 81 * GIB  #: about 38 % of 212 GiB
 
@@ -111,6 +111,7 @@ MOVES, PINNED = "; migratepages 100 1 0 moves it now", "; pinned: restart it nea
         (memory(PRIVATE), MOVES),
         (memory({**PRIVATE, (CUDA, 0): 90, (CUDA, FAR): 30}), MOVES),
         (memory({**PRIVATE, (CUDA, FAR): 40}), PINNED),
+        (memory(PRIVATE, {"near": frozenset({0, 2}), "allowed": frozenset({0, 1})}), MOVES),
         (memory(PRIVATE, locked={"VmLck": 40 * GIB}), MOVES),
         (memory(PRIVATE, locked={"VmPin": 81 * GIB}), PINNED),
         (memory(PRIVATE, {"policy": policy("bind", 1)}), "exec --memory preferred"),
