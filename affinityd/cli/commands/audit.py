@@ -29,7 +29,7 @@ from affinityd.json_codec import dumps
 from affinityd.kubernetes.pods import KubeletPods
 from affinityd.text import one_line
 from affinityd.topology.model import Topology
-from affinityd.topology.nearness import REMOTE, UNPINNED
+from affinityd.topology.nearness import MASK, REMOTE, UNPINNED
 from affinityd.topology.rdma import usable_ports
 
 #: Of the first line on a terminal, by the worst state: red, amber, green; others are bold.
@@ -44,6 +44,10 @@ CONFIRM = 0.3  #: seconds until a process that the driver lists and /proc lacks 
 
 def add_arguments(parser: Parser) -> None:
     """Add the command's options."""
+    parser.epilog = (
+        "exit status: 0: nothing to do; 1: a process is remote, far by its mask, or an orphan; "
+        "2: the processes or the place of a GPU are not known"
+    )
     parser.add_argument(
         "--watch",
         metavar="TIME",
@@ -62,7 +66,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the processes of GPUs; 1: one is remote or an orphan, 2: not known of all, 0: none."""
+    """Print the processes of GPUs; 1: one is far or an orphan, 2: not known of all, 0: none."""
     node = this_machine("has no processes")
     topology = node.topology
     if not topology.gpus:
@@ -81,7 +85,8 @@ def run(arguments: argparse.Namespace) -> int:
     except BrokenPipeError:  # the reader has ended; the result counts all the same
         give_up_stdout()
     for process in scan.processes:
-        if not process.is_daemon and (process.placement == REMOTE or process.orphan is not None):
+        is_far = process.placement == REMOTE or process.cause == MASK
+        if not process.is_daemon and (is_far or process.orphan is not None):
             return 1
     is_known = all(cpus and key not in scan.unknown for key, cpus in scan.near.items())
     return 0 if is_known else TROUBLE

@@ -78,7 +78,7 @@ def test_a_remote_process_fails_and_the_printed_remedy_fixes_its_mask(
     env = {"CUDA_VISIBLE_DEVICES": "1", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4"}
     with sleeping(env=env) as child:
         known.now = Known(child.pid).now
-        for mask, placement, code in ((NEAR, "local", 0), (ALL, "mixed", 0), (FAR, "remote", 1)):
+        for mask, placement, code in ((NEAR, "local", 0), (ALL, "mixed", 1), (FAR, "remote", 1)):
             os.sched_setaffinity(child.pid, mask)
             found, told = document(capsys)
             (shown,) = told["processes"]
@@ -90,6 +90,14 @@ def test_a_remote_process_fails_and_the_printed_remedy_fixes_its_mask(
         assert said == f"  affinityd pin --gpus 0000:10:00.0 {child.pid}"
         assert main(said.split()[1:]) == 0
         assert main(["audit"]) == 0
+
+
+def test_the_help_has_the_exit_statuses(capsys: Capture) -> None:
+    with pytest.raises(SystemExit):
+        main(["audit", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    for status in ("0: nothing to do", "1: a process is remote", "2: the processes or the place"):
+        assert status in said
 
 
 def test_a_node_without_gpus_or_with_an_unplaced_gpu_cannot_be_judged(
