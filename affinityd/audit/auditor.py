@@ -157,7 +157,6 @@ class Auditor:
             numa_balancing=int(balancing) if balancing.isdigit() else None,
             notices=tuple(named.notices),
             boot=boot,
-            moved=held.moved,
         )
         return replace(scan, history=self._history.add(boot, states(scan)))
 

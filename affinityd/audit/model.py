@@ -37,7 +37,6 @@ class GpuHolders:
     #: Seconds since boot; a pid that started later is another's. inf: within this scan.
     asked: float = float("inf")
     skipped: int = 0  #: processes: their files were not read within the time limit
-    moved: frozenset[GpuKey] = frozenset()  #: that the driver lists no more, or elsewhere
 
     @classmethod
     def unknown_of(cls, gpus: Iterable[Gpu], why: str) -> GpuHolders:
@@ -243,4 +242,3 @@ class Scan:
     numa_balancing: int | None = None  #: /proc/sys/kernel/numa_balancing; None: there is none
     notices: tuple[str, ...] = ()  #: more remarks, for people
     boot: float = float("inf")  #: when it began, seconds since boot
-    moved: frozenset[GpuKey] = frozenset()  #: GPUs that the driver lists no more, or elsewhere

@@ -92,19 +92,17 @@ async def _serve(
         Server(api.only_plans(), listeners.plans, connections),
     ]
     works = [watcher.watch(), listeners.watch()]
-    plugin, loop = None, asyncio.get_running_loop()
-
-    def want_reading() -> None:  # from any thread
-        loop.call_soon_threadsafe(watcher.want_reading)
-
+    plugin = None
     if settings.nri is not None:
         from affinityd.daemon.nri import NriPlugin  # noqa: PLC0415 - most daemons have none
 
-        plugin = NriPlugin(settings, watcher, want_reading)
+        loop = asyncio.get_running_loop()
+        plugin = NriPlugin(
+            settings, watcher, lambda: loop.call_soon_threadsafe(watcher.want_reading)
+        )
         metrics.show("nri", plugin.metrics)
         plugin.start()
     if scans is not None and (every := settings.scan_interval) is not None:
-        scans.on_move = want_reading
 
         def scan(topology: Topology) -> bool:
             return scans.scan(topology, plugin.names if plugin else {})

@@ -51,8 +51,7 @@ class Scanning:
         whole = replace(scan, seconds=since_boot() - scan.boot)  # with what the daemon makes of it
         self._rows, self._last = self._jobs.scanned(scan), (topology, whole)
         texts[METRICS] = generate_latest(self)
-        moved = [f"{vendor} {index}" for vendor, index in sorted(scan.moved)]
-        return ScanResult(scan.boot, texts, self._counts, moved)
+        return ScanResult(scan.boot, texts, self._counts)
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of the last scan."""

@@ -75,7 +75,6 @@ class HolderSources:
             unknown={key: why for part in found for key, why in part.unknown.items()},
             asked=asked,
             skipped=sum(part.skipped for part in found),
-            moved=found[0].moved,
         )
 
 
@@ -117,7 +116,7 @@ def one_a_process(holdings: Iterable[Holding], proc: str) -> tuple[Holding, ...]
 NVML_SECONDS = 10.0  #: that NVML may take to answer
 
 NO_DRIVER = "NVIDIA's driver is not loaded"
-NO_LONGER_LISTED = "NVML does not list GPU {gpu} any more; the daemon reads the machine again"
+NO_LONGER_LISTED = "NVML does not list GPU {gpu} any more"
 
 
 def nvml_holders(
@@ -143,7 +142,7 @@ def processes_of(report: ProcessReport, gpus: Sequence[Gpu]) -> GpuHolders:
     if report.gpus is None:
         return GpuHolders.unknown_of(gpus, report.said or "NVML did not answer")
     holdings: list[Holding] = []
-    unknown, moved = {}, set()
+    unknown = {}
     for gpu in gpus:
         listed = next((it for it in report.gpus if _is_of(it, gpu)), None)
         if listed is None:
@@ -154,9 +153,7 @@ def processes_of(report: ProcessReport, gpus: Sequence[Gpu]) -> GpuHolders:
             unknown[gpu.key] = f"NVML: {listed.error}"
         else:
             holdings += _holdings(gpu, listed.processes)
-        if listed is None or listed.index != gpu.index:
-            moved.add(gpu.key)
-    return GpuHolders(tuple(holdings), unknown, moved=frozenset(moved))
+    return GpuHolders(tuple(holdings), unknown)
 
 
 def _is_of(listed: GpuProcesses, gpu: Gpu) -> bool:

@@ -14,7 +14,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -52,7 +52,6 @@ class ScanResult:
     boot: float  #: when the scan began, seconds since boot
     texts: Mapping[str, bytes]
     counts: Mapping[str, int]  #: of failures since the start, by their name
-    moved: Sequence[str] = ()  #: GPUs that the driver lists no more, or elsewhere
     _compressed: dict[str, bytes] = field(default_factory=dict)
 
     def document(self, name: str, *, as_gzip: bool = False) -> bytes:
@@ -88,8 +87,6 @@ class ScanChild:
         self._pipe, pipe = Pipe()
         self._counts = counts
         self._sent: Topology | None = None
-        #: Called by a scan that finds other GPUs than the machine had, in the scan's thread.
-        self.on_move: Callable[[], None] = lambda: None
         daemon = os.getpid()
         self._pid = os.fork()
         if self._pid == 0:
@@ -134,10 +131,7 @@ class ScanChild:
         self._sent = topology
         if head:
             self._counts.update(head["counts"])
-            before = self.last.moved if self.last else []
-            self.last = ScanResult(head["boot"], texts, head["counts"], head["moved"])
-            if head["moved"] not in ([], before):  # once: a GPU that is lost stays so
-                self.on_move()
+            self.last = ScanResult(head["boot"], texts, head["counts"])
         return head is not None
 
 
@@ -181,11 +175,6 @@ def serve_scans(pipe: Connection, make: Callable[[], Scan]) -> None:
         if result is None:
             pipe.send_bytes(b"null")
             continue
-        head = {
-            "boot": result.boot,
-            "counts": dict(result.counts),
-            "texts": list(result.texts),
-            "moved": list(result.moved),
-        }
+        head = {"boot": result.boot, "counts": dict(result.counts), "texts": list(result.texts)}
         for part in (json.dumps(head).encode(), *result.texts.values()):
             pipe.send_bytes(part)

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
@@ -26,7 +25,7 @@ from affinityd.errors import FatalError
 from affinityd.linux.processes import exists
 from tests.support.children import children_of
 from tests.support.daemons import eventually
-from tests.support.scans import GPU1, MACHINE, process, scan
+from tests.support.scans import MACHINE, process, scan
 
 FOUND = scan(*(process(pid, threads=3) for pid in range(100, 105)))
 
@@ -58,16 +57,6 @@ def scanned(child: ScanChild) -> ScanResult:
 
 def document(result: ScanResult, reader: str) -> dict[str, Any]:
     return json.loads(result.document(reader))  # type: ignore[no-any-return]
-
-
-def test_a_gpu_that_the_driver_lists_no_more_has_the_machine_read_again_once() -> None:
-    lost = replace(FOUND, moved=frozenset({GPU1}))
-    scans, asked = iter([FOUND, lost, lost, FOUND, lost]), list[int]()
-    with scanning(lambda *_: next(scans)) as (child, _):
-        for number in range(5):
-            child.on_move = partial(asked.append, number)
-            scanned(child)
-    assert asked == [1, 4]
 
 
 def test_metrics_documents_and_counts_of_a_scan_come_back() -> None:

@@ -87,7 +87,6 @@ def test_a_doubtful_gpu_costs_its_own_answer_alone() -> None:
             SECOND: NO_LONGER_LISTED.format(gpu="1 (GPU-1)"),
             FIVE[3].key: NO_LONGER_LISTED.format(gpu="3 (GPU-3)"),
         },
-        moved=frozenset({SECOND, THIRD, FIVE[3].key}),
     )
     silent = ProcessReport(None, error="NVML did not answer")
     unknown = {gpu.key: "NVML did not answer" for gpu in NVIDIAS}
