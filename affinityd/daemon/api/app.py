@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from http import HTTPStatus
+from weakref import WeakValueDictionary
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -51,6 +52,8 @@ _DOCUMENT_HEADERS = {
     "vary": "accept-encoding",
     "x-content-type-options": "nosniff",
 }
+#: Requests of a user that go on in a turn of the loop. One would delay the ranks of a job.
+MOST_IN_TURN = 4
 PID = "pid="  #: a query's parameter
 MAX_PID = 2**22  #: kernel include/linux/threads.h, PID_MAX_LIMIT
 
@@ -192,7 +195,25 @@ def _app(routes: Sequence[Route], remedy: str) -> FastAPI:
         },
     )
     app.add_middleware(OtherSites)
+    app.add_middleware(Turns)
     return app
+
+
+class Turns:
+    """Answers some requests of a user, then looks at the connections of the other users."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        """Take the app that answers."""
+        self._app = app
+        self._of_user = WeakValueDictionary[int | None, asyncio.Semaphore]()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request in its turn."""
+        peer = peer_of_request(scope)
+        user = None if peer is None else peer.credentials.uid
+        async with self._of_user.setdefault(user, asyncio.Semaphore(MOST_IN_TURN)):
+            await asyncio.sleep(0)
+        await self._app(scope, receive, send)
 
 
 class OtherSites:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from functools import lru_cache
 from time import perf_counter
 from urllib.parse import parse_qsl
-from weakref import WeakValueDictionary
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -31,8 +29,6 @@ from affinityd.topology.model import Node, Topology
 from affinityd.topology.nearness import UNKNOWN, placement, vicinity
 
 MAX_FIELDS = 64  #: of a query
-#: Requests of a user that are planned in a turn of the loop. One would delay the ranks of a job.
-MOST_IN_TURN = 4
 MOST_REPLIES = 64  #: that are remembered, for the ranks of a job and for repeated questions
 #: In all lists and masks of a request that is remembered; each takes 100 bytes.
 MOST_CPUS = 2048
@@ -48,8 +44,6 @@ class Plans:
         self._watcher = watcher
         self._callers = callers
         self._metrics = metrics
-        #: User → its requests that may go on.
-        self._turns = WeakValueDictionary[int | None, asyncio.Semaphore]()
 
     async def get(self, request: HttpRequest) -> Response:
         """Answer a request. Raises AffinityError; its kind is the reason."""
@@ -81,15 +75,11 @@ class Plans:
     async def asked(self, request: HttpRequest) -> Request:
         """Read the query of a request, and the machine again where it has changed."""
         query, peer = request.scope["query_string"], peer_of_request(request.scope)
-        user = peer.credentials.uid if peer else None
-        # Only some of a user's requests go on before the loop looks at other users' connections.
-        async with self._turns.setdefault(user, asyncio.Semaphore(MOST_IN_TURN)):
-            await asyncio.sleep(0)
         asked = parse_query(pairs_of(query))
         await self._watcher.refresh()
         names_mig = b"MIG-" in query  # maybe of an instance that was made since the last reading
         if names_mig and names_unknown_mig(self._watcher.node.topology, asked.task):
-            await self._watcher.seek_mig(user)
+            await self._watcher.seek_mig(peer.credentials.uid if peer else None)
         return asked
 
 

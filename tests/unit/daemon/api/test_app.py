@@ -13,13 +13,13 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from starlette.requests import Request
+from starlette.types import ASGIApp
 
 from affinityd.audit.document import AuditDocument, WholeProcessDocument
 from affinityd.config.settings import Settings
 from affinityd.daemon.api import peers, plan
-from affinityd.daemon.api.app import Api
-from affinityd.daemon.api.peers import KEY, Callers, Peer, reader_of
+from affinityd.daemon.api.app import MOST_IN_TURN, Api
+from affinityd.daemon.api.peers import KEY, Peer, reader_of
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.state.scans import ALL, COUNTS
 from affinityd.daemon.state.topology_watcher import TopologyWatcher
@@ -128,10 +128,15 @@ def test_one_process_is_answered_whole_and_others_have_no_threads() -> None:
     assert b'"threads"' not in result.document(ALL)
 
 
+def app_of(watcher: TopologyWatcher) -> ASGIApp:
+    return Api(Settings(), watcher, Metrics(watcher, lambda: None), lambda: None).whole()
+
+
 async def answered(
     watcher: TopologyWatcher,
     accept: bytes = b"*/*",
     *,
+    app: ASGIApp | None = None,
     path: str = "/plan",
     headers: Mapping[str, str] = MappingProxyType({}),
     peer: Peer | None = None,
@@ -145,13 +150,12 @@ async def answered(
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": b""}
 
-    app = Api(Settings(), watcher, Metrics(watcher, lambda: None), lambda: None).whole()
     query = b"gpus=0" if path == "/plan" else b""
     scope = {"type": "http", "method": "GET", "path": path, "query_string": query}
     pairs = [(name.encode(), text.encode()) for name, text in headers.items()]
     state = {KEY: peer}
     with suppress(RuntimeError):
-        await app(
+        await (app or app_of(watcher))(
             {**scope, "headers": [(b"accept", accept), *pairs], "state": state}, receive, send
         )
     start, body = sent
@@ -174,26 +178,21 @@ async def test_a_bug_is_a_500_of_one_line(
     assert title == "Internal error"
 
 
-async def test_a_user_s_many_requests_delay_no_other_user_s(tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", ["/plan", "/topology", "/topology.svg"])
+async def test_a_user_s_many_requests_delay_no_other_user_s(tmp_path: Path, path: str) -> None:
     watcher = TopologyWatcher(StandIn(tmp_path), Settings(socket=f"{tmp_path}/s"))
     watcher.known = Node(machine("dgx-h100"))
-    plans = plan.Plans(watcher, Callers(replayed=True), Metrics(watcher, lambda: None))
+    api = app_of(watcher)
     answered_users = []
 
     async def ask(uid: int) -> None:
-        scope = {
-            "type": "http",
-            "query_string": b"gpus=0",
-            "headers": [],
-            "state": {KEY: peer(uid)},
-        }
-        await plans.get(Request(scope))
+        await answered(watcher, path=path, peer=peer(uid), app=api)
         answered_users.append(uid)
 
     many, another = 7, 8
     await ask(many)  # the machine is read
     await asyncio.gather(*(ask(many) for _ in range(40)), ask(another))
-    assert answered_users.index(another) == plan.MOST_IN_TURN + 1, answered_users
+    assert answered_users.index(another) == MOST_IN_TURN + 1, answered_users
 
 
 async def test_a_plan_is_made_on_the_cpus_that_are_online_now(tmp_path: Path) -> None:
