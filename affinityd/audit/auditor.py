@@ -202,7 +202,7 @@ def with_first_mask(facts: ProcessFacts, known: FirstMasks) -> ProcessFacts:
 
 
 class CpuTimeCounters:
-    """The counters of GPUs, from the first scan on. They never go back.
+    """The counters of GPUs, from the first scan on; those of a GPU that was gone begin again.
 
     What was not seen at a scan, since its GPU's processes were not known, counts at a later one.
     """

@@ -314,9 +314,10 @@ def keys_before(before: Topology, now: Topology) -> Keys:
             return gpu.uuid == other.uuid
         return gpu.pci_bus_id == other.pci_bus_id
 
-    keys = {}
+    keys: dict[GpuKey, GpuKey] = {}
     for gpu in now.gpus:
         same = [other.key for other in before.gpus if is_same(gpu, other)]
+        same = [key for key in same if key not in keys.values()]  # one GPU may be parts now
         if same:
             keys[gpu.key] = gpu.key if gpu.key in same else same[0]  # parts share an address
     return keys

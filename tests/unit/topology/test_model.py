@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import pytest
 
 from affinityd.cpuset import format_list, parse_list
-from affinityd.topology.model import Gpu, Nic, Topology
+from affinityd.topology.model import Gpu, GpuKey, Nic, Topology, keys_before
 from affinityd.topology.nearness import cause_of, placement, vicinity
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
@@ -181,3 +181,31 @@ def test_the_cause_of_far_masks(
     placements = {mask: placement(topology, near, mask) for mask in map(parse_list, masks.split())}
     allowed, given = (None if text is None else parse_list(text) for text in (cpuset, granted))
     assert cause_of(placements, near.cpus, allowed, given) == expected
+
+
+def parts(*places: str) -> Topology:
+    """Return a machine with GPUs, or parts of one, at these PCI addresses."""
+    first = ONE.gpus[0]
+    gpus = (replace(first, index=it, pci_bus_id=place) for it, place in enumerate(places))
+    return replace(ONE, gpus=tuple(gpus))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "keys"),
+    [
+        ("ab", "ab", {0: 0, 1: 1}),
+        ("ab", "b", {0: 1}),
+        ("b", "ab", {1: 0}),
+        ("a", "aa", {0: 0}),  # cut into parts: the counters of one are not those of each
+        ("ab", "aabb", {0: 0, 2: 1}),
+        ("aa", "a", {0: 0}),
+    ],
+)
+def test_a_gpu_is_known_again_by_its_address_and_each_key_is_given_once(
+    before: str, now: str, keys: dict[int, int]
+) -> None:
+    def key(index: int) -> GpuKey:
+        return ONE.gpus[0].vendor, index
+
+    expected = {key(index): key(other) for index, other in keys.items()}
+    assert keys_before(parts(*before), parts(*now)) == expected
