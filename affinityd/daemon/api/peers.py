@@ -139,7 +139,10 @@ class Connections:
 
     def remove(self, connection: PeerProtocol) -> None:
         """Forget a connection."""
-        self._of_user[connection.user].pop(connection, None)
+        connections = self._of_user[connection.user]
+        connections.pop(connection, None)
+        if not connections:
+            del self._of_user[connection.user]
 
 
 class PeerProtocol(HttpToolsProtocol):

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -19,6 +20,7 @@ from affinityd.cpuset import parse_list
 from affinityd.daemon.api import peers
 from affinityd.daemon.api.peers import (
     Callers,
+    Connections,
     Peer,
     peer_of,
     reader_of,
@@ -265,3 +267,12 @@ def test_a_child_that_asks_for_a_process_that_has_ended_sees_counts(before: Sequ
         os.kill(peer.credentials.pid, signal.SIGKILL)
         asker.process.wait()
         assert reader_of(peer, None) == COUNTS
+
+
+def test_a_user_whose_connections_have_ended_is_forgotten() -> None:
+    connections = Connections(lambda: None)
+    for user in range(3):
+        connection = Mock(user=user)
+        connections.add(connection)
+        connections.remove(connection)
+    assert not connections._of_user
