@@ -10,7 +10,12 @@ from dataclasses import replace
 from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 
-from affinityd.audit.document import document, whole_processes
+from affinityd.audit.document import (
+    AuditDocument,
+    AuditGpuDocument,
+    document,
+    whole_processes,
+)
 from affinityd.audit.model import NO_NAMES, ContainerNames, Scan
 from affinityd.config.settings import Settings
 from affinityd.daemon.metrics import audit as audit_metrics
@@ -39,6 +44,7 @@ class Scanning:
         self._log = AuditLog()
         self._jobs = JobSeries(settings.job_series)
         self._rows: Sequence[JobRow] = ()
+        self._gpus: Sequence[AuditGpuDocument] = ()
         self._last: tuple[Topology, Scan] | None = None
 
     def scan(self, topology: Topology, containers: ContainerNames = NO_NAMES) -> ScanResult:
@@ -46,27 +52,29 @@ class Scanning:
         scan = self._scan(topology, containers)
         if self._last is not None and self._last[0] is not topology:
             self._jobs.renumber(keys_before(self._last[0], topology))
-        self._log.scanned(topology, scan)
-        texts = documents(topology, scan)
+        counts = document(topology, scan, names_all=False)
+        self._log.scanned(scan, counts.gpus)
+        texts = documents(topology, scan, counts)
         whole = replace(scan, seconds=since_boot() - scan.boot)  # with what the daemon makes of it
-        self._rows, self._last = self._jobs.scanned(scan), (topology, whole)
+        self._rows, self._gpus = self._jobs.scanned(scan), counts.gpus
+        self._last = topology, whole
         texts[METRICS] = generate_latest(self)
         return ScanResult(scan.boot, texts, self._counts)
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of the last scan."""
         if self._last is not None:
-            yield from audit_metrics.metrics(*self._last, self._rows)
+            yield from audit_metrics.metrics(self._last[1], self._gpus, self._rows)
 
 
-def documents(topology: Topology, scan: Scan) -> dict[str, bytes]:
+def documents(topology: Topology, scan: Scan, counts: AuditDocument) -> dict[str, bytes]:
     """Return the documents of /audit, by their names."""
     whole = [
         f"\n{process.pid} {dumps(process)}".encode() for process in whole_processes(topology, scan)
     ]
     return {
         ALL: f"{dumps(document(topology, scan, names_all=True))}\n".encode(),
-        COUNTS: f"{dumps(document(topology, scan, names_all=False))}\n".encode(),
+        COUNTS: f"{dumps(counts)}\n".encode(),
         PROCESSES: b"".join(whole) + b"\n",
     }
 
@@ -79,13 +87,13 @@ class AuditLog:
         self._mismatched: dict[str, Counter[str]] = {}  # how many processes, by cause
         self._notices: Recent[str, None] = Recent()
 
-    def scanned(self, topology: Topology, scan: Scan) -> None:
-        """Tell of a new scan."""
+    def scanned(self, scan: Scan, gpus: Sequence[AuditGpuDocument]) -> None:
+        """Tell of a new scan; `gpus`: of its document of counts."""
         self._notices.begin(scan.boot)
         for notice in filter(self._notices.is_news, scan.notices):
             log.warning("%s", notice)
         before, self._mismatched = self._mismatched, {}
-        for gpu in document(topology, scan, names_all=False).gpus:
+        for gpu in gpus:
             name = f"{gpu.vendor} GPU {gpu.index} ({gpu.pci_bus_id})"
             causes = before.get(name, Counter())  # unseen processes stay as they were
             if gpu.mismatch is not None:

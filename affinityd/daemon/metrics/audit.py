@@ -7,16 +7,16 @@ counters only grow; the shared one's too, although its jobs come and go.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from prometheus_client.core import Metric
 
-from affinityd.audit.document import AuditGpuDocument, document
+from affinityd.audit.document import AuditGpuDocument
 from affinityd.audit.model import CpuTime, Job, Scan
 from affinityd.daemon.metrics import GPU_LABELS, MetricFamily, filled, gpu_labels, whole
 from affinityd.text import one_line
-from affinityd.topology.model import GpuKey, Keys, Topology, moved
+from affinityd.topology.model import GpuKey, Keys, moved
 from affinityd.topology.nearness import CAUSES
 
 OTHERS = Job("", "other")  #: how the shared row is called
@@ -246,9 +246,10 @@ SCAN_FAMILIES: tuple[MetricFamily[Scan], ...] = (
 )
 
 
-def metrics(topology: Topology, scan: Scan, jobs: Iterable[JobRow]) -> Iterator[Metric]:
-    """Yield every metric of a scan."""
-    gpus = document(topology, scan, names_all=False).gpus
+def metrics(
+    scan: Scan, gpus: Sequence[AuditGpuDocument], jobs: Iterable[JobRow]
+) -> Iterator[Metric]:
+    """Yield every metric of a scan; `gpus`: of its document of counts."""
     yield from filled(GPU_FAMILIES, [(gpu_labels(gpu), gpu) for gpu in gpus], GPU_LABELS)
     since = [(gpu_labels(gpu), scan.since.get((gpu.vendor, gpu.index))) for gpu in gpus]
     yield from filled(SINCE_FAMILIES, since, GPU_LABELS)
