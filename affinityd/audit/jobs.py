@@ -211,9 +211,6 @@ def _kin(pid: int, proc: str) -> Kin:
 
 GONE = "X"  #: state of a process that is dead, proc_pid_stat(5)
 
-HAS_ENDED = "it has ended, and its parent (process {parent}) has not waited for it"
-HEADLESS = "its main thread has ended, and other threads still run"
-OF_ENDED_JOB = "Slurm job {job} has ended: it has no slurmstepd any more"
 NOT_THERE = "the driver lists it, and there is no such process"
 
 
@@ -221,11 +218,14 @@ def why_orphan(facts: ProcessFacts, owners: ProcessOwners) -> str | None:
     """Return why a process that holds a GPU belongs to no living job; None: it does."""
     if facts.holding is None:
         return None
+    if is_zombie(facts):
+        return f"it has ended, and its parent (process {facts.parent}) has not waited for it"
     if facts.state == ZOMBIE:
-        return HAS_ENDED.format(parent=facts.parent) if is_zombie(facts) else HEADLESS
+        return "its main thread has ended, and other threads still run"
     job = facts.membership.job
     if job is not None and is_slurms(job):
-        return None if owners.has_step(facts, job) else OF_ENDED_JOB.format(job=job.id)
+        is_over = not owners.has_step(facts, job)
+        return f"Slurm job {job.id} has ended: it has no slurmstepd any more" if is_over else None
     is_kept = job or facts.membership.container or facts.service or facts.parent != INIT
     return None if is_kept else owners.why_not(facts.uid)
 
@@ -249,11 +249,6 @@ def missing_process(holding: Holding) -> AuditedProcess:
 
 SLURMD = "slurmd"  #: Slurm's daemon of a node that runs jobs
 STEPD = "slurmstepd"  #: runs each step of a job, as root, from its beginning to its end
-
-NO_JOB = (
-    "its parent has ended, its user (uid {uid}) has no Slurm job on this node, and "
-    "it is in no container or service"
-)
 
 
 class ProcessOwners:
@@ -279,7 +274,12 @@ class ProcessOwners:
             return None
         if not self._of_root(SLURMD):
             return None
-        return None if uid in self._users else NO_JOB.format(uid=uid)
+        if uid in self._users:
+            return None
+        return (
+            f"its parent has ended, its user (uid {uid}) has no Slurm job on this node, and it is "
+            "in no container or service"
+        )
 
     def _programs_of_root(self, name: str) -> frozenset[int]:
         """Return the pids of root's programs of a name: any user may give one that name."""

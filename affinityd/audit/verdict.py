@@ -19,15 +19,7 @@ NEAR, IDLE = "near", "idle"
 STATES = (FAR, ORPHAN, WAITING, UNPINNED, UNKNOWN, NEAR, IDLE)
 FINDING_STATES = STATES[:5]
 #: State → a letter of the history; a minute without a scan has a dot.
-LETTERS = {
-    FAR: "f",
-    ORPHAN: "o",
-    WAITING: "w",
-    UNPINNED: "p",
-    UNKNOWN: "u",
-    NEAR: "n",
-    IDLE: "i",
-}
+LETTERS = {FAR: "f", ORPHAN: "o", WAITING: "w", UNPINNED: "p", UNKNOWN: "u", NEAR: "n", IDLE: "i"}
 NO_SCAN = "."
 WORST_FIRST = "".join(LETTERS.values()) + NO_SCAN
 
