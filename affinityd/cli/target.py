@@ -22,6 +22,7 @@ from affinityd.discovery.nvml.query import query_processes
 from affinityd.errors import AffinityError, BoundError, InvalidRequestError, TargetError
 from affinityd.linux.processes import Stat, cgroups_of, descendants, mask_of, process_of, stat_of
 from affinityd.planner import RankPlan
+from affinityd.request.environment import CUDA
 from affinityd.request.parameters import parse_query
 from affinityd.request.resolve import Caller, Reply
 from affinityd.text import quote
@@ -159,7 +160,7 @@ class ProcessPlanner:
         """
         process, this = self.context(stat), ProcessContext.of_self()
         job = (process.environ or {}).get("SLURM_JOB_ID")
-        seen = (process.visible or "").split(",")
+        seen = (process.environ or {}).get(CUDA, "").split(",")
         counts_from_0 = seen == [str(number) for number in range(len(seen))]
         is_part = counts_from_0 and len(seen) < len(self.topology.gpus)
         is_elsewhere = cgroups_of(process.pid) != cgroups_of(this.pid)
@@ -243,11 +244,12 @@ def _gpus_of_process(
 
     Raises AffinityError where neither names one.
     """
-    is_named = planner.context(stat).visible is not None
     planned: Sequence[RankPlan] = ()
+    is_named = False
     try:
         reply = planner.plan(stat)
         planned = reply.ranks
+        is_named = reply.request.task.visible is not None
         ranks = [rank for rank in planned if rank.gpu.key in keys]
         if ranks or not keys:
             return FoundGpus(reply, ranks or planned, is_named)

@@ -27,18 +27,13 @@ from affinityd.request.environment import ENV, JOB_CPUS, SENT, local_rank
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from typing import TypeVar
 
     from affinityd.linux.processes import Stat
     from affinityd.request.environment import Pairs, Rank
 
-    T = TypeVar("T")
-
 PARENT_SECONDS = 0.3  #: for which the environment of the parent is waited for
 MOST_WRAPPERS = 8  #: processes between a rank and its launcher, as shells
 
-#: A file that each vendor's driver makes.
-DRIVERS = {"nvidia": "/dev/nvidiactl", "amd": "/dev/kfd", "huawei": "/dev/davinci_manager"}
 #: PCI vendors, in /sys/class/drm/renderDN/device/vendor
 AMD, INTEL, HABANA = b"0x1002", b"0x8086", b"0x1da3"
 MPS_FOLDER, MPS_DAEMON = "/tmp/nvidia-mps", "nvidia-cuda-mps-control"  # noqa: S108 - by default
@@ -73,7 +68,7 @@ class ProcessContext:
         limit = own_cpu_limit(len(os.sched_getaffinity(0)))
         if limit is not None and not {environment.SLURM_JOB, JOB_CPUS} & environ.keys():
             environ = {**environ, JOB_CPUS: f"{limit}"}
-        devices, parent = _found(granted_gpus), os.getppid()
+        devices, parent = _devices(), os.getppid()
         return cls(os.getpid(), environ, lambda: launchers_mask(parent, environ), devices, limit)
 
     @classmethod
@@ -85,7 +80,7 @@ class ProcessContext:
         pid, parent = process.number, process.parent
         if pid == os.getpid():
             return cls.of_self()
-        devices = _found(lambda: granted_gpus(f"/proc/{pid}/root/dev"))
+        devices = _devices(f"/proc/{pid}/root/dev")
         environ = environment_of(pid)
         return cls(pid, environ, lambda: launchers_mask(parent, environ or {}), devices)
 
@@ -123,14 +118,6 @@ class ProcessContext:
         """The CPUs that its cgroup allows; None where that is not known."""
         return cpuset_of(self.pid)
 
-    @property
-    def visible(self) -> str | None:
-        """The request's `visible`: the GPUs that its environment names; None: it names none."""
-        vendors = _found(_vendors)
-        if not vendors and (self.devices or "").startswith("drm:"):  # AMD's have /dev/kfd
-            vendors = ["8086"]
-        return environment.visible(self.environ or {}, vendors)
-
     def query(self, chosen: Mapping[str, str], cpus: CpuSet, switch: str = config.ON) -> Pairs:
         """Return the query for a plan of the process on these CPUs.
 
@@ -140,7 +127,6 @@ class ProcessContext:
             "observe": format_list(cpus) if switch == config.OBSERVE else None,
             "cpuset": format_list(cpus),
             "granted": self.devices,
-            "visible": self.visible,
             **{name: text for name, text in chosen.items() if not name.isupper()},
         }
         environ = {**(self.environ or {}), **chosen}
@@ -235,17 +221,12 @@ def _parent_of(pid: int) -> int:
     return int(fields[1]) if len(fields) > 1 else 0
 
 
-def _found(find: Callable[[], T]) -> T:
-    """Return what a function finds. Raises ApplyError, which names the file, for its OSError."""
+def _devices(dev: str = "/dev") -> str | None:
+    """Return as `granted_gpus`. Raises ApplyError, which names the file, for its OSError."""
     try:
-        return find()
+        return granted_gpus(dev)
     except OSError as error:
         raise ApplyError(f"{error.filename or 'a file'}: {error.strerror}") from None
-
-
-def _vendors() -> list[str]:
-    """Return the vendors with a loaded driver. Raises OSError if that is unknown."""
-    return [vendor for vendor, path in DRIVERS.items() if is_there(path)]
 
 
 def granted_gpus(dev: str = "/dev", sys: str = "/sys") -> str | None:

@@ -99,12 +99,12 @@ SENT = (
     *("SLURM_JOB_CPUS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"),
     *("SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_LIST", "SLURM_MEM_BIND_TYPE", "SLURM_TRES_BIND"),
     *(JOB_CPUS, JOB_GPUS, CPULIST, ALLOWED, TORCHRUN),
-    *(GPUS, SLICE, NVIDIA_VISIBLE, *OF_PLAN, *OF_NUMBERS),
+    *(GPUS, SLICE, NVIDIA_VISIBLE, *VISIBLE_NAMES, *OF_PLAN, *OF_NUMBERS),
 )
 #: Lists of CPUs, or with an entry for each node of a job; the others have one for each task or GPU.
 LONG_LISTS = {ALLOWED, CPULIST, SLICE, "SLURM_STEP_TASKS_PER_NODE", "SLURM_JOB_CPUS_PER_NODE"}
 #: All that `env` may name; scripts send the others as well.
-READ = frozenset((*SENT, *VISIBLE_NAMES, *PARAMETER_VARIABLES.values()))
+READ = frozenset((*SENT, *PARAMETER_VARIABLES.values()))
 
 #: Variables by which libraries and launchers undo a pin, each with the switch that ends that.
 REBINDS = {

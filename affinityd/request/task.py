@@ -216,8 +216,13 @@ def _read_lists(environ: Environment, stated: Task) -> Task:
     """Return a task with the visible devices of the vendor whose files are granted, or of any."""
     if stated.visible is not None:
         return stated
-    lists = {name: environ[name] for name in VISIBLE_NAMES if name in environ}
-    return replace(stated, visible=visible(lists, _vendors_of(stated)), lists=tuple(lists.items()))
+    lists = visible_lists(environ)
+    return replace(stated, visible=visible(environ, _vendors_of(stated)), lists=lists)
+
+
+def visible_lists(environ: Environment) -> tuple[tuple[str, str], ...]:
+    """Return the visible-device variables of all vendors."""
+    return tuple((name, environ[name]) for name in VISIBLE_NAMES if name in environ)
 
 
 def _vendors_of(task: Task) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from affinityd.planner import Options
 from affinityd.request.formats import render
 from affinityd.request.parameters import FORMATS, PARAMETERS, parse_request
 from affinityd.request.resolve import Caller, Reply, answer
+from affinityd.request.task import visible_lists
 from affinityd.text import quote
 from affinityd.topology.model import Node, Topology
 
@@ -83,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
         masks = tuple(_cpus_of(text, node.topology) for text in arguments.cpus_of)
         request = request._replace(task=replace(request.task, masks=masks))
     if process and request.task.visible is None:  # as for exec and bind
-        task = replace(request.task, visible=process.visible)
+        task = replace(request.task, lists=visible_lists(process.environ or {}))
         request = request._replace(task=task)
     reply = answer(node, request, caller)
     if arguments.svg is not None:

@@ -73,12 +73,12 @@ def pinned(cpus: str, before: Sequence[str] = ()) -> list[str]:
 #: What is asked by every process here that nothing else is known of.
 HERE = {"cpuset": ALL, **({"granted": it} if (it := granted_gpus()) else {})}
 RANK = {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
-OWN = {"visible": "2", "mode": "exclusive"}
 ON_FIRST = ("taskset", "-c", FIRST)
 TOLD = [f"{name}={text}" for name, text in RANK.items()]
 #: A launcher whose own environment has what its rank inherits, and a script of a rank.
 LAUNCHER = ("sh", "-c", f'{" ".join(TOLD)} "$@"; exit $?', "sh")
 SEES_ONE = {"CUDA_VISIBLE_DEVICES": "2"}
+BY_LIST = ["CUDA_VISIBLE_DEVICES=2"]
 PINNED = {"AFFINITYD_CPULIST": FIRST, "AFFINITYD_ALLOWED": ALL}
 BY_PIN = [f"{name}={text}" for name, text in PINNED.items()]
 CHOSEN = {"mode": "even", "cpuset": "5", "visible": "", "granted": "1"}
@@ -92,7 +92,7 @@ EXCLUSIVE = {"mode": "exclusive"}
         (ON_FIRST, {}, {}, {"cpuset": FIRST}, [f"AFFINITYD_ALLOWED={FIRST}"]),
         (ON_FIRST, PINNED, {}, {"cpuset": FIRST}, BY_PIN),
         ((), RANK, CHOSEN, CHOSEN, TOLD),
-        (LAUNCHER, SEES_ONE, EXCLUSIVE, OWN, [*TOLD, MAY_USE_ALL]),
+        (LAUNCHER, SEES_ONE, EXCLUSIVE, EXCLUSIVE, [*TOLD, MAY_USE_ALL, *BY_LIST]),
         ((*LAUNCHER, *ON_FIRST), {}, {}, {"cpuset": FIRST}, [*TOLD, f"AFFINITYD_SLICE={FIRST}"]),
     ],
     ids=[
@@ -274,7 +274,8 @@ def test_another_process_has_its_own_environment_dev_and_parent(tmp_path: Path) 
         assert (found.pid, {*found.mask}) == (child.pid, os.sched_getaffinity(0))
     assert found.environ == environ
     query = found.query({"mode": "even"}, frozenset({4}))
-    assert {("visible", "1"), ("granted", "minor:2"), ("mode", "even")} <= {*query}
+    listed = ("env", "CUDA_VISIBLE_DEVICES=1")
+    assert {listed, ("granted", "minor:2"), ("mode", "even")} <= {*query}
 
 
 def test_a_parent_whose_environment_cannot_be_read_in_time_counts_as_unread(

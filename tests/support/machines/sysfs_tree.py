@@ -34,6 +34,9 @@ def write_tree(topology: Topology, root: Path) -> Path:
     for gpu in topology.gpus:
         vendor, code = GPU_CLASSES.get(gpu.vendor, (gpu.vendor, "0x120000"))
         _write_device(topology, root, gpu, code, gpu.pci_id or vendor)
+        for file in gpu.device_files if gpu.vendor not in GPU_CLASSES else ():
+            folder, name = file.replace("drm:", "drm/renderD").replace(":", "/accel").split("/")
+            (root / f"sys/bus/pci/devices/{gpu.pci_bus_id}/{folder}/{name}").mkdir(parents=True)
     for nic in topology.nics:
         _write_device(topology, root, nic, NIC_CLASSES[nic.kind], "15b3:101b")
     for nic in topology.nics:

@@ -1,7 +1,5 @@
 """Ranks in a mask or cpuset that is smaller than the machine: their own, or what they asked for."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from affinityd.client.local_plan import plan_on_node
@@ -18,14 +16,6 @@ from tests.support.tables import cases, rows, words
 #: Two nodes of 8 cores and 2 threads; GPUs 0 to 3 are on node 1, GPUs 4 to 7 on node 0.
 TWO_NODES = made({0: "0-15", 1: "16-31"}, [1] * 4 + [0] * 4, threads=2, siblings="adjacent")
 TORCHRUN = "LOCAL_RANK={} LOCAL_WORLD_SIZE=4"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _drivers_of_no_vendor() -> Iterator[None]:
-    """Read the variables of every vendor, as if this machine's own driver were not there."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("affinityd.client.process.DRIVERS", {})
-        yield
 
 
 def planned(

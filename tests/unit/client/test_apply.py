@@ -1,6 +1,6 @@
 """Ranks of one job plan for themselves, and none overlap."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -79,20 +79,6 @@ class Rank:
 
 def named(numbers: Sequence[int]) -> str:
     return ",".join(map(str, numbers))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _drivers_of_no_vendor() -> Iterator[None]:
-    """Read the variables of every vendor, as if this machine's own driver were not there."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("affinityd.client.process.DRIVERS", {})
-        yield
-
-
-def test_an_intel_gpu_s_mask_counts_beside_another_vendor_s_list() -> None:
-    said = {"CUDA_VISIBLE_DEVICES": "0", "ZE_AFFINITY_MASK": "4,5"}
-    process = ProcessContext(0, said, lambda: None, devices="drm:128,drm:129")
-    assert process.visible == "ZE_AFFINITY_MASK=4,5"
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,6 @@ def by_verify(environ: Mapping[str, str]) -> Reply:
 @pytest.mark.parametrize("client", ["exec", "plan", "verify", *SCRIPTS])
 @pytest.mark.parametrize(("variables", "lone", "first", "last"), cases("launchers.tsv"))
 def test_a_rank_of_each_launcher_has_its_gpus(
-    monkeypatch: pytest.MonkeyPatch,
     client: str,
     variables: str,
     *,
@@ -72,7 +71,6 @@ def test_a_rank_of_each_launcher_has_its_gpus(
     first: str,
     last: str,
 ) -> None:
-    monkeypatch.setattr("affinityd.client.process.DRIVERS", {})
     is_slurm_s = variables.startswith("SLURM") and "RANK" not in variables
     if is_slurm_s != (client == "TaskProlog") and client in SCRIPTS:
         return  # TaskProlog pins tasks of srun, and a pod's run none
