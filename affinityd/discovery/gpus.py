@@ -3,8 +3,9 @@
 NVIDIA's: if NVML answers, its list counts; else the bus's, in bus order, which is NVML's order too.
 AMD's are numbered as ROCm numbers them: in the order of KFD's nodes.
 
-Sources: the NVIDIA driver's README, "The /proc Interface"; kernel
-drivers/gpu/drm/amd/amdkfd/kfd_topology.c (node_show, kfd_topology_add_device).
+Sources: the NVIDIA driver's README, "The /proc Interface"; MIG User Guide, "Device Nodes and
+Capabilities"; kernel drivers/gpu/drm/amd/amdkfd/kfd_topology.c (node_show,
+kfd_topology_add_device).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 NVIDIA, AMD = "nvidia", "amd"
 
 DRIVER_GPUS = "proc/driver/nvidia/gpus"
+CAPABILITIES = "proc/driver/nvidia/capabilities"
 
 
 class DriverGpu(NamedTuple):
@@ -31,6 +33,7 @@ class DriverGpu(NamedTuple):
     minor: int | None = None  #: Device Minor
     model: str | None = None  #: Model
     excluded: bool = False  #: GPU Excluded: held back from CUDA and NVML by the driver's settings
+    is_divided: bool = False  #: there are MIG instances: capabilities/gpuMINOR/mig/giN
 
 
 def read_driver(tree: Tree) -> Mapping[str, DriverGpu]:
@@ -39,12 +42,13 @@ def read_driver(tree: Tree) -> Mapping[str, DriverGpu]:
     gpus = {}
     for address in tree.list(DRIVER_GPUS, is_pci_address):
         fields = read_fields(tree, f"{DRIVER_GPUS}/{address}/information", *names)
-        uuid = fields.get("GPU UUID", "?")
+        uuid, minor = fields.get("GPU UUID", "?"), number(fields.get("Device Minor"))
         gpus[address] = DriverGpu(
             uuid=None if "?" in uuid else uuid,  # GPU-????????-… until a process opens the device
-            minor=number(fields.get("Device Minor")),
+            minor=minor,
             model=fields.get("Model") or None,
             excluded=fields.get("GPU Excluded") == "Yes",
+            is_divided=bool(numbered(tree, f"{CAPABILITIES}/gpu{minor}/mig", "gi")),
         )
     return gpus
 
@@ -67,9 +71,16 @@ def _by_driver(
     if unknown:
         notices.append(f"NVIDIA's driver does not list {unknown}: no UUID and no minor are known")
     for device in devices:
-        uuid, minor, model, excluded = driver_gpus.get(device.address, DriverGpu())
-        if not excluded:
-            gpu = device.as_gpu(NVIDIA, len(gpus), uuid=uuid, minor=minor, model=model)
+        driver = driver_gpus.get(device.address, DriverGpu())
+        if not driver.excluded:
+            gpu = device.as_gpu(
+                NVIDIA,
+                len(gpus),
+                uuid=driver.uuid,
+                minor=driver.minor,
+                model=driver.model,
+                is_divided=driver.is_divided,
+            )
             gpus.append(gpu)
     return gpus, notices
 

@@ -564,7 +564,8 @@ def _doubt_of_order(topology: Topology, task: Task, seen: VisibleDevices) -> Dou
 def _of_mig(seen: VisibleDevices) -> Doubt | None:
     """Return the doubt of indices where GPUs are divided: CUDA counts one instance alone."""
     devices = list(seen.by_index.values())
-    divided = [device.gpu.index for device in devices if device.mig is None and device.gpu.mig]
+    gpus = [device.gpu for device in devices if device.mig is None]
+    divided = [gpu.index for gpu in gpus if gpu.mig or gpu.is_divided]
     if not divided or len(devices) == 1:
         return None
     has = f"MIG is on, and CUDA shows {several('GPU', divided)} by the UUIDs of its instances alone"

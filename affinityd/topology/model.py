@@ -97,6 +97,7 @@ class Gpu:
     pci_id: str | None = None  #: vendor:device, 10de:20b0
     pci_path: tuple[str, ...] = ()  #: host bridge first, the device's parents, itself last
     mig: tuple[MigInstance, ...] = ()
+    is_divided: bool = False  #: into MIG instances, whose UUIDs are not known without NVML
     #: None: unknown to the driver
     nvlinks: tuple[NvLinks, ...] | None = None
 

@@ -48,6 +48,9 @@ MACHINES = {
     "mixed": with_gpus(DGX, minor=range(8), pci_id=TWO_MODELS),
     "alike": with_gpus(DGX, minor=range(8), pci_id=TWO_MODELS, numa_node=[3] * 8),
     "mig": with_gpus(DGX, minor=range(8), mig=DIVIDED),
+    "mig without NVML": with_gpus(
+        DGX, minor=range(8), is_divided=[index == 5 for index in range(8)]
+    ),
     "lost and mig": with_gpus(DGX, minor=[*range(7), None], mig=DIVIDED),
     "mi250x": with_gpus(
         machine("mi250x"),
@@ -68,7 +71,7 @@ MACHINES = {
     ),
 }
 #: An index is not worked out where another is unknown.
-LEFT_SOONER = {"lost", "mig", "lost and mig"}
+LEFT_SOONER = {"lost", "mig", "mig without NVML", "lost and mig"}
 KINDS = {"nvidia": "minor", "huawei": "davinci", "1da3": "accel"}  #: others: drm
 
 
@@ -219,7 +222,7 @@ def _orders(case: Case) -> list[list[int]]:
         orders = [_selected(order, mps) for order in orders] if fits else [*orders, *unknown]
     for text in _lists(gpus[0].vendor, environ):
         orders = [_selected(order, text) for order in orders]
-    divided = [index for index in orders[0] if gpus[index].mig]
+    divided = [index for index in orders[0] if gpus[index].mig or gpus[index].is_divided]
     if divided and len(orders[0]) > 1:  # CUDA shows an instance, and no other GPU
         orders.append(divided * len(orders[0]))
     return orders

@@ -217,6 +217,9 @@ def _write_nvidia_driver(topology: Topology, folder: Path) -> None:
                 fields["Device Minor"] = gpu.minor
             text = "\n".join(f"{name}: \t {value}" for name, value in fields.items())
             put(folder / gpu.pci_bus_id / "information", text)
+        if gpu.is_divided:
+            instance = folder.parent / f"capabilities/gpu{gpu.minor}/mig/gi1"
+            instance.mkdir(parents=True)
 
 
 def _write_kfd(topology: Topology, root: Path) -> None:
