@@ -17,6 +17,7 @@ from affinityd.audit.waits import (
     Waits,
 )
 from affinityd.cpuset import CpuSet
+from affinityd.grouping import REMEMBERED
 from affinityd.linux.files import content
 from affinityd.linux.processes import (
     INIT,
@@ -141,6 +142,7 @@ class WaitMeter:
         self._names_others = names_others
         self._reads_others = names_others
         self._before: _Look | None = None
+        self._looks: dict[_Name, _Look] = {}  # by waiter: the last one at which it was seen
         self._folders: dict[str, list[str]] = {}  # of cgroups that count, by /proc/PID/cgroup
 
     def look(
@@ -153,17 +155,22 @@ class WaitMeter:
         before, look = self._before, self._counters(waiters, processes, now)
         self._before = look
         if before is None or now <= before.time:
+            self._looks = dict.fromkeys(look.processes, look)
             return {}
-        seconds, others = now - before.time, self._others(before, look, processes)
-        waits = {}
+        looks = self._looks
+        kept = {name: its for name, its in looks.items() if now - its.time < REMEMBERED}
+        self._looks = kept | dict.fromkeys(look.processes, look)
+        others, waits = self._others(before, look, processes), {}
         for waiter in waiters:
-            times = self._thread_times(waiter, before, look)
+            name = waiter.pid, waiter.start
+            since = looks.get(name, before)  # it may not have been seen for a while
+            seconds, times = now - since.time, self._thread_times(waiter, since, look)
             if not times:
                 continue
-            waiter_before = before.processes.get((waiter.pid, waiter.start))
+            waiter_before = since.processes.get(name)
             ran = ticks_since(waiter, waiter_before)
             waited = sum(time.waited for time in times.values())
-            limit, folder = self._limit(waiter, before, look)
+            limit, folder = self._limit(waiter, since, look)
             masks = [it.mask for it in waiter.threads if _waits(times.get(it.tid), seconds)]
             cpus = frozenset[int]().union(*masks) or waiter.cpus
             is_measured = not _has_short_lived(waiter, sum(ran), waiter_before)
@@ -177,12 +184,13 @@ class WaitMeter:
                 limit.seconds,
                 limit.used_up / limit.periods if limit.periods else 0.0,
                 folder,
-                _grown(before.stolen, look.stolen, cpus),
+                _grown(since.stolen, look.stolen, cpus),
                 runners_beside(waiter, cpus, others) if waited > NOTABLE * seconds else [],
                 times,
-                is_bound_to_one=len(cpus) == 1 and cpus < (waiter.cpuset or waiter.cpus),
+                is_bound_to_one=len(cpus) == 1 < len(masks)
+                and cpus < (waiter.cpuset or waiter.cpus),
             )
-        is_waiting = any((it.waited or 0.0) > NOTABLE * seconds for it in waits.values())
+        is_waiting = any((it.waited or 0.0) > NOTABLE * it.seconds for it in waits.values())
         self._reads_others = self._names_others or is_waiting
         return waits
 
@@ -210,8 +218,8 @@ class WaitMeter:
 
     def _measured(self, waiter: ProcessFacts) -> Sequence[Thread]:
         """Return its main thread and those that used most CPU time since the last look."""
-        processes = self._before.processes if self._before else {}
-        before = processes.get((waiter.pid, waiter.start))
+        look = self._looks.get((waiter.pid, waiter.start))
+        before = look.processes[waiter.pid, waiter.start] if look else None
         ticks = dict(zip(waiter.threads, ticks_since(waiter, before), strict=True))
         main, *rest = waiter.threads
         busy = [thread for thread in rest if ticks[thread]]

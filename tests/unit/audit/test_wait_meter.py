@@ -71,6 +71,15 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
+def test_the_waits_of_a_process_that_a_scan_could_not_see_count_at_the_next(node: Node) -> None:
+    node.look(1000, {PID: (1, 1)})
+    assert node.meter.look([], ProcessTable(f"{node.folder}/proc"), 1010) == {}
+    waits = node.look(1020, {PID: (2, 10)})
+    assert waits is not None
+    assert waits.seconds == 20
+    assert waits.waited == pytest.approx(9)
+
+
 def test_threads_that_are_all_bound_to_one_cpu_of_several_are_told_to_be_unbound(
     node: Node,
 ) -> None:
