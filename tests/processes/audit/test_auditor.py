@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.audit.auditor import HIDDEN, Auditor
+from affinityd.audit.jobs import MOST_ABOVE
 from affinityd.audit.model import AuditedProcess, GpuHolders, Holding, Scan
 from affinityd.audit.remedies import Remedies
 from affinityd.linux.processes import since_boot, stat_of
@@ -216,6 +217,27 @@ def test_the_remedy_of_an_engine_that_runs_far_moves_the_server_that_does_too(
         helper = min(children_of(server.pid))
         both = GpuHolders((Holding(helper, OTHER), Holding(engine, GPU)))
         assert Auditor(lambda _: both).scan(TOPOLOGY).tree_tops == {}
+
+
+#: A chain of processes, of which the last is an engine.
+CHAIN = """
+import os, sys
+os.sched_setaffinity(0, eval(sys.argv[1]))
+for _ in range(int(sys.argv[2])):
+    if os.fork():
+        os.read(0, 1)
+        os._exit(0)
+print('ready', os.getpid(), sep='\\n', flush=True)
+os.read(0, 1)
+"""
+
+
+def test_a_remedy_looks_at_few_processes_above_an_engine() -> None:
+    with program(CHAIN, repr({*FAR}), str(MOST_ABOVE + 2)) as first:
+        assert first.stdout is not None
+        engine = int(first.stdout.readline())
+        (top,) = children_of(*children_of(first.pid))
+        assert Auditor(Known(engine).held).scan(TOPOLOGY).tree_tops == {engine: top}
 
 
 def test_a_known_daemon_and_what_it_starts_are_no_mismatch_unless_that_holds_a_gpu() -> None:
