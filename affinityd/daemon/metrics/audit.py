@@ -22,7 +22,7 @@ from affinityd.topology.nearness import CAUSES
 OTHERS = Job("", "other")  #: how the shared row is called
 
 
-KEPT = 300.0  #: seconds for which an ended job keeps its counters, to be scraped
+ENDED_JOBS_KEPT = 300.0  #: seconds for which an ended job keeps its counters, to be scraped
 
 
 @dataclass
@@ -66,7 +66,7 @@ class JobSeries:
             job: seen
             for job, seen in self._seen.items()
             # Those of the last scan count up to this one, however long ago it was.
-            if scan.boot - seen < KEPT or seen == self._looked
+            if scan.boot - seen < ENDED_JOBS_KEPT or seen == self._looked
         }
         living = {*self._seen, OTHERS}
         self._rows = {job: row for job, row in self._rows.items() if job in living}

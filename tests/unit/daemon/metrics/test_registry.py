@@ -15,7 +15,7 @@ from affinityd.audit.memory import HostMemory
 from affinityd.audit.model import AuditedProcess, ContainerResources, CpuTime, Job, Scan
 from affinityd.cli.commands.serve import counting
 from affinityd.daemon.metrics import registry
-from affinityd.daemon.metrics.audit import KEPT, OTHERS, JobRow, JobSeries
+from affinityd.daemon.metrics.audit import ENDED_JOBS_KEPT, OTHERS, JobRow, JobSeries
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.state.topology_watcher import KnownNode
 from affinityd.discovery.nvml import NvmlReport
@@ -294,19 +294,19 @@ def test_shared_counters_never_fall_when_jobs_end() -> None:
     series.scanned(ran(1000, {ONE: 1, TWO: 2, THREE: 4}))
     assert job_totals(series.scanned(ran(1015, {TWO: 1, THREE: 0}))) == {"1": 1, "other": 6}
     # A job that shares goes on sharing, and a new one takes the place that is free.
-    later = 1000 + KEPT
+    later = 1000 + ENDED_JOBS_KEPT
     assert job_totals(series.scanned(ran(later, {THREE: 1, FOUR: 1}))) == {"4": 0, "other": 7}
-    series.scanned(ran(later + KEPT, {}))
-    (row,) = series.scanned(ran(later + 2 * KEPT, {}))
+    series.scanned(ran(later + ENDED_JOBS_KEPT, {}))
+    (row,) = series.scanned(ran(later + 2 * ENDED_JOBS_KEPT, {}))
     assert (row.job, row.time) == (OTHERS, CpuTime(8, 4))
 
 
 def test_jobs_count_where_scans_are_as_far_apart_as_ended_jobs_are_kept() -> None:
     series = JobSeries(1)
     for scans in range(3):
-        rows = series.scanned(ran(1000 + scans * KEPT, {ONE: 1}))
+        rows = series.scanned(ran(1000 + scans * ENDED_JOBS_KEPT, {ONE: 1}))
     assert job_totals(rows) == {"1": 2}
-    assert job_totals(series.scanned(ran(1000 + 3 * KEPT, {}))) == {"1": 3}
+    assert job_totals(series.scanned(ran(1000 + 3 * ENDED_JOBS_KEPT, {}))) == {"1": 3}
 
 
 FAR, UNPINNED = (
