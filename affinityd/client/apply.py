@@ -11,7 +11,7 @@ from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.errors import ApplyError, InvalidRequestError
 from affinityd.linux.files import listed, text
 from affinityd.request import environment
-from affinityd.request.environment import ALLOWED, CPULIST, GPUS, NIC_VARIABLES
+from affinityd.request.environment import ALLOWED, CPULIST, GPUS, NIC_VARIABLES, PINNED_FOR
 from affinityd.text import count, one_line, quote
 
 TYPE_CHECKING = False
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from affinityd.linux.memory_policy import MemoryPolicy
 
 UNPINNED = "AFFINITYD_UNPINNED"  #: why a process was not pinned
-PINNED_FOR = "AFFINITYD_PINNED_FOR"  #: the task that a process was pinned for
 LOCALITY = "AFFINITYD_LOCALITY"  #: of the pin
 #: Which libraries are told their NICs: the choice of the site or the user.
 NICS = f"{config.PREFIX}NICS"
@@ -41,6 +40,7 @@ THREAD_COUNTS = (
 )
 EXPORTED_NICS = f"{config.PREFIX}RDMA"  #: the ports of a process, for programs that it starts
 ACTIVE = "4:"  #: begins a port's state, enum ib_port_state
+CHOICE = {"choose", "gpus_per_rank"}  #: the parameters of a choice of GPUs
 UNKNOWN_PLACE = "the machine does not say on which NUMA node its GPU is"
 
 
@@ -50,9 +50,8 @@ def kept_pin(chosen: Mapping[str, str]) -> CpuSet | None:
     The pin was for this task, and the mask is still that of the pin. A process that names
     parameters of a plan, `chosen`, is planned anew, but GPUs are not chosen twice.
     """
-    is_choice = chosen.keys() <= {"choose", "gpus_per_rank"} and GPUS in os.environ
-    is_anew = chosen and not is_choice
-    if is_anew or os.environ.get(PINNED_FOR) != environment.task_of(os.environ):
+    is_kept = not chosen or (chosen.keys() <= CHOICE and GPUS in os.environ)
+    if not is_kept or os.environ.get(PINNED_FOR) != environment.task_of(os.environ):
         return None
     try:
         pinned = parse_list(os.environ.get(CPULIST, ""))
@@ -82,8 +81,10 @@ def apply_plan(
         raise ApplyError(UNKNOWN_PLACE)
     cpus = set_own_mask(plan.cpus)
     os.environ.pop(UNPINNED, None)
-    if plan.visible:
-        os.environ.update(plan.visible)
+    if os.environ.get(PINNED_FOR) != environment.task_of(os.environ):
+        os.environ.pop(GPUS, None)
+    for name, value in plan.visible.items():
+        os.environ.update(environment.with_cuda(name, value, os.environ))
         os.environ[GPUS] = format_list(plan.gpus)
     os.environ[PINNED_FOR] = environment.task_of(os.environ)
     # Also where nothing was narrowed: a mask that no longer equals it is planned on anew.
@@ -137,7 +138,8 @@ def export_observed(plan: ProcessPlan) -> None:
     """Leave this process as it is; if the switch is observe, put its plan into the environment."""
     if plan.switch == config.OBSERVE:
         cpus = format_list(plan.cpus)
-        export_unpinned(f"observe: would run on CPUs {cpus} ({plan.locality})")
+        gpus = "".join(f", with {name}={value}" for name, value in plan.visible.items())
+        export_unpinned(f"observe: would run on CPUs {cpus} ({plan.locality}){gpus}")
 
 
 def set_own_mask(cpus: CpuSet) -> CpuSet:

@@ -131,31 +131,62 @@ class ProcessContext:
         }
         environ = {**(self.environ or {}), **chosen}
         sent: dict[str, str | None] = {**environ, **self._numberings(environ)}
+        known = {name: text for name, text in sent.items() if text is not None}
+        is_choice = "choose" in chosen or ("gpus" not in chosen and environment.chooses_gpu(known))
         if "cpuset" in chosen:  # which is a choice, and no limit
             sent |= {environment.SLICE: None, environment.ALLOWED: None}
         else:
-            sent |= self._limits(environ, cpus)
+            sent |= self._limits(environ, cpus, is_choice=is_choice)
+        if is_choice and self._has_own_list():
+            sent[environment.OWN_LIST] = "yes"
         variables = [(name, sent[name]) for name in SENT if sent.get(name) is not None]
         return (
             *((name, text) for name, text in parameters.items() if text is not None),
             *((ENV, f"{name}={text}") for name, text in variables),
         )
 
-    def _limits(self, environ: Mapping[str, str], cpus: CpuSet) -> Mapping[str, str | None]:
-        """Return the variables of the CPUs that it is limited to; None: such a one is not sent."""
+    def _limits(
+        self, environ: Mapping[str, str], cpus: CpuSet, *, is_choice: bool
+    ) -> Mapping[str, str | None]:
+        """Return the variables of the CPUs that it is limited to; None: such a one is not sent.
+
+        For a choice of GPUs it counts whatever bound it, as a script of the rank, and a launcher
+        that is not seen here.
+        """
         limit = environment.cpus_to_plan_on(environ, cpus)
         is_pinned = limit != cpus
         if is_pinned:  # the cpuset may have shrunk since that pin, or be another one
             limit &= self.cpuset or limit
         if self.is_bound(limit):
             return {environment.SLICE: format_list(limit), environment.ALLOWED: None}
+        narrowed = format_list(limit) if is_choice and not self._is_unbound(limit) else None
         if environment.SLURM_JOB in environ and not is_pinned:
-            return {environment.SLICE: None}  # the other is of the pin of its slice, or unset
-        return {environment.SLICE: None, environment.ALLOWED: format_list(limit)}
+            return {environment.SLICE: narrowed}  # the other is of the pin of its slice, or unset
+        return {environment.SLICE: narrowed, environment.ALLOWED: format_list(limit)}
+
+    def _is_unbound(self, cpus: CpuSet) -> bool:
+        """Return whether these are all CPUs of its launcher, or of its cgroup."""
+        of_launcher = self.launchers_mask
+        return (of_launcher is not None and cpus >= of_launcher) or cpus >= (self.cpuset or cpus)
+
+    def _has_own_list(self) -> bool:
+        """Return whether its launcher, which can be read, has other visible GPUs or none.
+
+        Slurm's is root's, and sets them for a task.
+        """
+        rank, own = self.rank, self.environ or {}
+        if rank is None or rank.variable == environment.SLURM_TASK or self.root:
+            return False
+        _, above = find_launcher(os.getppid(), own)
+        names = [name for name in environment.VISIBLE_NAMES if own.get(name)]
+        return above is not None and any(above.get(name) != own[name] for name in names)
 
     def _numberings(self, environ: Mapping[str, str]) -> Mapping[str, str | None]:
         """Return the variables of how it counts GPUs and ranks; None: such a one is not sent."""
         facts: dict[str, str | None] = {environment.MPS_PIPE: None}
+        own = self.environ or {}
+        if own.get(environment.PINNED_FOR) != environment.task_of(own):
+            facts[environment.GPUS] = None  # they were chosen for another task
         user = os.geteuid()
         if self.root:
             facts[config.CHOOSE_GPU] = None  # it runs, and has made its choice
@@ -182,18 +213,24 @@ class ProcessContext:
 
 
 def launchers_mask(parent: int, environ: Mapping[str, str]) -> CpuSet | None:
-    """Return the mask of the launcher of a process with this parent and environment; None: unknown.
+    """Return the mask of the launcher of a process, as `find_launcher`; None: unknown."""
+    return mask_of(find_launcher(parent, environ)[0])
 
-    It is the nearest ancestor that has not the same rank: a script of the rank has.
+
+def find_launcher(parent: int, environ: Mapping[str, str]) -> tuple[int, Mapping[str, str] | None]:
+    """Return the launcher of a process with this parent and environment, and its environment.
+
+    0: it is not known; None: its environment cannot be read. It is the nearest ancestor that has
+    not the same rank: a script of the rank has.
     """
     of_rank = {(name, environ[name]) for name in environment.variables_of_rank(environ)}
     pid = parent
     for _ in range(MOST_WRAPPERS):
         above = _read_soon(pid)
         if above is None or of_rank.isdisjoint(above.items()):
-            return mask_of(pid)
+            return pid, above
         pid = _parent_of(pid)
-    return None
+    return 0, None
 
 
 def _read_soon(pid: int) -> Mapping[str, str] | None:

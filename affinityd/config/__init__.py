@@ -44,6 +44,7 @@ OBSERVE = "observe"  #: no mask is changed; the plan is in the environment, and 
 ON = "on"
 SWITCHES = (OFF, OBSERVE, ON)  #: from the least
 
+YES = ("true", "1", "yes", "on")  #: of a variable that is yes or no
 _SWITCH_WORDS = {
     **dict.fromkeys(("off", "0", "no", "false"), OFF),
     "observe": OBSERVE,

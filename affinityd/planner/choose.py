@@ -22,24 +22,13 @@ def choose_gpus(
 ) -> tuple[tuple[int, ...], ...]:
     """Return the GPUs of each rank, as places in `gpus`, at the least distance over all ranks.
 
-    A rank's distance to a GPU is the mean over its CPUs, which are online ones, of the distance
-    between their nodes. `each` is how many GPUs a rank has; None: as many as there are for each.
-    More ranks than GPUs share them: as few as can be on each, and neighbors. Of equal distances the
-    smallest list of places in rank order counts. Raises InvalidRequestError, UnsatisfiableError.
+    A rank's distance to a GPU, of known place, is the mean over its CPUs, which are online ones, of
+    the distance between their nodes. `each` is as for `gpus_of_each`. More ranks than GPUs share
+    them: as few as can be on each, and neighbors. Of equal distances the smallest list of places in
+    rank order counts. Raises InvalidRequestError, UnsatisfiableError.
     """
     ranks = len(cpus_of_ranks)
-    for number, most, noun in ((ranks, MOST_RANKS, "ranks"), (len(gpus), MOST_GPUS, "GPUs")):
-        if not 1 <= number <= most:
-            raise InvalidRequestError(
-                f"choose: {number} {noun} cannot be assigned; it takes 1 to {most}"
-            )
-    if each is None:
-        each = max(1, len(gpus) // ranks)
-    if each > 1 and each * ranks > len(gpus):
-        raise UnsatisfiableError(
-            f"gpus_per_rank={each}: {ranks} ranks need {each * ranks} GPUs, and {len(gpus)} are "
-            "visible"
-        )
+    each = gpus_of_each(ranks, len(gpus), each)
     # A smaller list is a smaller number, whose digits are the ranks'. Of two lists of a rank that
     # one is smaller that has the first place in which they differ.
     places = range(len(gpus))
@@ -58,6 +47,22 @@ def choose_gpus(
     return tuple(tuple(sorted(chosen[rank * each : (rank + 1) * each])) for rank in range(ranks))
 
 
+def gpus_of_each(ranks: int, gpus: int, each: int | None) -> int:
+    """Return how many GPUs each rank has; None: as many as there are for each. Raises as above."""
+    for number, most, noun in ((ranks, MOST_RANKS, "ranks"), (gpus, MOST_GPUS, "GPUs")):
+        if not 1 <= number <= most:
+            raise InvalidRequestError(
+                f"choose: {number} {noun} cannot be assigned; it takes 1 to {most}"
+            )
+    if each is None:
+        each = max(1, gpus // ranks)
+    if each > 1 and each * ranks > gpus:
+        raise UnsatisfiableError(
+            f"gpus_per_rank={each}: {ranks} ranks need {each * ranks} GPUs, and {gpus} are visible"
+        )
+    return each
+
+
 def _distances(
     topology: Topology, cpus_of_ranks: Sequence[CpuSet], gpus: Sequence[Gpu]
 ) -> list[list[int]]:
@@ -70,7 +75,7 @@ def _distances(
         for gpu in gpus:
             total = 0
             for node, number in here.items():
-                if gpu.numa_node in {node, None}:  # one of unknown place is as near to all
+                if gpu.numa_node in {node, None}:
                     total += number * OWN
                 else:
                     total += number * int(min(topology.distance(gpu.numa_node, node), FARTHEST))

@@ -13,7 +13,7 @@ UCCL's p2p.
 
 from __future__ import annotations
 
-from affinityd.config import CHOOSE_GPU, CPUS, GPU_ORDER, PARAMETER_VARIABLES
+from affinityd.config import CHOOSE_GPU, CPUS, GPU_ORDER, PARAMETER_VARIABLES, YES
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.errors import InvalidRequestError
 from affinityd.text import quote, whole_number
@@ -85,7 +85,12 @@ CPULIST = "AFFINITYD_CPULIST"  #: the CPUs that a pin has given
 #: The CPUs to which a launcher has bound a rank; commands send them.
 SLICE = "AFFINITYD_SLICE"
 JOB_CPUS = "AFFINITYD_JOB_CPUS"  #: the CPUs of a container: its request, or its limit
-GPUS = "AFFINITYD_GPUS"  #: those that were chosen for a process, in the node's numbering
+#: The GPUs that were chosen for a process, in the node's numbering; commands send it of this task.
+GPUS = "AFFINITYD_GPUS"
+PINNED_FOR = "AFFINITYD_PINNED_FOR"  #: the task that a process was pinned for
+OWN_LIST = (
+    "AFFINITYD_OWN_LIST"  #: the launcher has not the visible GPUs of a rank; commands send it
+)
 JOB_GPUS = "AFFINITYD_JOB_GPUS"  #: the GPUs of a job on this node, in the node's numbering
 NVIDIA_VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 #: Variables by which a process may count its GPUs otherwise than the node.
@@ -99,7 +104,7 @@ SENT = (
     *("SLURM_JOB_CPUS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"),
     *("SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_LIST", "SLURM_MEM_BIND_TYPE", "SLURM_TRES_BIND"),
     *(JOB_CPUS, JOB_GPUS, CPULIST, ALLOWED, TORCHRUN),
-    *(GPUS, SLICE, NVIDIA_VISIBLE, *VISIBLE_NAMES, *OF_PLAN, *OF_NUMBERS),
+    *(GPUS, OWN_LIST, SLICE, NVIDIA_VISIBLE, *VISIBLE_NAMES, *OF_PLAN, *OF_NUMBERS),
 )
 #: Lists of CPUs, or with an entry for each node of a job; the others have one for each task or GPU.
 LONG_LISTS = {ALLOWED, CPULIST, SLICE, "SLURM_STEP_TASKS_PER_NODE", "SLURM_JOB_CPUS_PER_NODE"}
@@ -304,6 +309,19 @@ def slurm_tasks(environ: Environment) -> int | None:
     return None
 
 
+def chooses_gpu(environ: Environment) -> bool:
+    """Return whether AFFINITYD_CHOOSE_GPU counts: not twice, nor where LOCAL_RANK is the device."""
+    word = environ.get(CHOOSE_GPU, "").lower()
+    return word in YES and environ.keys().isdisjoint((LOCAL_RANK, GPUS))
+
+
+def with_cuda(name: str, value: str, environ: Environment) -> dict[str, str]:
+    """Return a variable with CUDA's, which HIP reads as places in the list that ROCR leaves."""
+    if name == ROCR and environ.get(CUDA):
+        return {name: value, CUDA: ",".join(map(str, range(gpus_in(value))))}
+    return {name: value}
+
+
 def job_cpus(environ: Environment) -> int | None:
     """Return how many CPUs a job has on this node; None: unknown.
 
@@ -329,10 +347,13 @@ def cpus_to_plan_on(environ: Environment, mask: CpuSet) -> CpuSet:
 def task_of(environ: Environment) -> str:
     """Return what the variables say of a process's task: its step, ranks, GPUs and settings.
 
-    A pin holds for one task: a launcher's ranks, which inherit its variables, are others.
+    A pin holds for one task: a launcher's ranks, which inherit its variables, are others. A script
+    of a rank may export its number by another name. Raises InvalidRequestError.
     """
+    again = variables_of_rank(environ)[:-1]
+    launchers = [name for name in LAUNCHERS if name not in again]
     of_step = (SLURM_JOB, "SLURM_STEP_ID")
-    names = (*of_step, *LAUNCHERS, *VISIBLE_NAMES, *OF_PLAN, *PARAMETER_VARIABLES.values())
+    names = (*of_step, *launchers, *VISIBLE_NAMES, *OF_PLAN, *PARAMETER_VARIABLES.values())
     return " ".join(f"{name}={environ[name]}" for name in names if environ.get(name))
 
 

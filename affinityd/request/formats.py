@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from affinityd.config import ON, SWITCH
 from affinityd.cpuset import CpuSet, format_list, format_mask
-from affinityd.request.environment import NIC_VARIABLES, UNASKED, nic_value
+from affinityd.request.environment import NIC_VARIABLES, UNASKED, nic_value, with_cuda
 from affinityd.request.resolve import Reply
 
 
@@ -28,7 +28,8 @@ def _shell(reply: Reply) -> Iterator[str]:
         yield f"AFFINITYD_JOB_GPUS={','.join(reply.request.task.job)}"
     yield f"AFFINITYD_GPUS={format_list(reply.certain_gpus)}"
     if len(visible := set(reply.visible.values())) == 1:
-        yield "=".join(*visible)
+        variables = with_cuda(*visible.pop(), dict(reply.request.task.lists))
+        yield from map("=".join, variables.items())
     yield f"AFFINITYD_NODES={format_list(reply.home_nodes)}"
     yield f"AFFINITYD_MEMORY_NODES={format_list(reply.memory_nodes)}"
     yield f"AFFINITYD_VISIBLE_MEMORY_NODES={format_list(reply.visible_memory)}"

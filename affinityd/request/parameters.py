@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from affinityd.config import CHOOSE_GPU, GPU_ORDER, PARAMETER_VARIABLES
+from affinityd.config import CHOOSE_GPU, GPU_ORDER, PARAMETER_VARIABLES, YES
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.errors import InvalidRequestError, UnknownParameterError
 from affinityd.planner import Options
@@ -17,11 +17,10 @@ from affinityd.planner.modes import MODES
 from affinityd.request.environment import (
     BY_VALUE,
     ENV,
-    GPUS,
     LONG_LISTS,
     MAX_ENTRIES,
     READ,
-    TORCHRUN,
+    chooses_gpu,
 )
 from affinityd.request.task import Task, read_masks, read_task
 from affinityd.text import quote, whole_number
@@ -112,7 +111,7 @@ def plain(text: str) -> str:
 
 
 _BOOLEANS = {
-    **dict.fromkeys(("true", "1", "yes", "on"), True),
+    **dict.fromkeys(YES, True),
     **dict.fromkeys(("false", "0", "no", "off"), False),
 }
 
@@ -329,18 +328,21 @@ def parse_query(pairs: Iterable[tuple[str, str]]) -> Request:
         if environ.get(variable) and name not in names
     ]
     request = parse_request([*stated, *chosen])
-    if not environ:
-        return request
+    variable = CHOOSE_GPU
     try:
-        chooses = _read_boolean(environ.get(CHOOSE_GPU) or "no")
+        _read_boolean(environ.get(CHOOSE_GPU) or "no")
+        variable = GPU_ORDER
         order = _read_entries(environ[GPU_ORDER]) if environ.get(GPU_ORDER) else ()
     except ValueError as error:
-        raise InvalidRequestError(f"env: {CHOOSE_GPU}, {GPU_ORDER}: {error}") from None
-    # torchrun's workers choose by their rank; what was chosen once is the process's own.
-    if chooses and "gpus" not in names and environ.keys().isdisjoint((TORCHRUN, GPUS)):
+        raise InvalidRequestError(f"env: {variable}: {error}") from None
+    if "gpus" not in names and chooses_gpu(environ):
         request = request._replace(choose="gpu")
+    if request.gpus_per_rank and not request.choose:
+        raise InvalidRequestError("gpus_per_rank is for GPUs that are chosen; add choose=gpu")
+    if not environ:
+        return request
     task = read_task(environ, request.task, request.options, names)
-    task = replace(task, gpu_order=order)
+    task = replace(task, gpu_order=order, opened=request.task.granted)
     if request.choose:
         task = read_masks(environ, task)
     options = request.options

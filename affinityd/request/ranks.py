@@ -16,7 +16,7 @@ from affinityd.config import GPU_ORDER
 from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.errors import BoundError, InvalidRequestError, NoSuchGpuError, UnsatisfiableError
 from affinityd.planner import Demand, Options, Plan, PlanWarning
-from affinityd.planner.choose import choose_gpus
+from affinityd.planner.choose import choose_gpus, gpus_of_each
 from affinityd.planner.domains import home_nodes, usable
 from affinityd.planner.modes import MODES
 from affinityd.planner.planner import plan
@@ -24,16 +24,18 @@ from affinityd.planner.slices import plan_within
 from affinityd.request.devices import Entry, VisibleDevices, all_devices, named, narrowed
 from affinityd.request.environment import MAX_ENTRIES
 from affinityd.request.parameters import Request
-from affinityd.request.task import BLOCK, UNKNOWN_ORDER, SlurmTask, Task
+from affinityd.request.task import BLOCK, UNKNOWN_ORDER, SlurmTask, Task, gpus_seen
+from affinityd.text import quote
 from affinityd.topology.model import Gpu, Node, Topology
 
+UNKNOWN_CPUS = "choose: the CPUs of the other ranks are not known"
 TOLERATED = 8  #: one core in so many may be kept from a job that has a machine for itself
 
 
 #: The GPUs of each rank of a node.
 GpusOfRanks = tuple[tuple[Entry, ...], ...]
-#: All ranks of a node ask at once, and the same GPUs are chosen.
-_choose_once = lru_cache(8)(choose_gpus)
+#: All ranks of a node ask at once, and the same GPUs are chosen. 256 sets of CPUs take 8 MB.
+_choose_once = lru_cache(1)(choose_gpus)
 
 
 class Planned(NamedTuple):
@@ -133,89 +135,172 @@ def has_bound_gpus(task: SlurmTask, visible: Sequence[Entry]) -> bool:
     return task.binds_gpus or len(visible) < (task.step_gpus or 0)
 
 
+def check_step_gpus(task: SlurmTask, visible: Sequence[Entry]) -> None:
+    """Raise UnsatisfiableError where a task sees more GPUs than its step has."""
+    seen = len({device.gpu.key for _, device in visible})
+    if task.step_gpus and seen > task.step_gpus and task.tasks > 1:
+        raise UnsatisfiableError(
+            f"it is not known which {task.step_gpus} of the {seen} GPUs that it sees are its step's"
+        )
+
+
 def plan_chosen(
     node: Node,
     request: Request,
     seen: VisibleDevices,
     entries: Sequence[Entry],
     *,
-    mask: CpuSet,
+    cpus: CpuSet,
+    mask: CpuSet | None,
     allowed: CpuSet,
 ) -> Planned | None:
-    """Plan ranks on the GPUs near the CPUs that they have, of those that all ranks of a node see.
+    """Plan ranks on GPUs that are chosen for them, of those that all ranks of a node see.
 
-    Where all have the same CPUs, it is as if the GPUs had been named. None: the process has GPUs of
-    its own. `mask` are its CPUs. Raises AffinityError where those of other ranks are not known.
+    It is one of four cases, and the same one in every rank. The GPUs are the rank's own, also as
+    chosen before: None. The CPUs of all ranks are known: they keep them, and have the GPUs near
+    them. The launcher has bound none: rank i has GPU i, and CPUs near it. Else AffinityError is
+    raised, which says what is not known. `cpus` are those to plan on, `mask` those of now.
     """
-    task, topology = request.task, node.topology
+    task, topology, slurm = request.task, node.topology, request.task.slurm
     if task.gpus is not None:
         raise InvalidRequestError(
             "choose=gpu takes the visible GPUs, and gpus names some; give one of them"
         )
-    if len(entries) == 1 or (task.slurm and has_bound_gpus(task.slurm, entries)):
+    if len(entries) == 1 or (slurm and has_bound_gpus(slurm, entries)):
         return None
-    ranks, cpus = _cpus_of_ranks(topology, task, mask)
-    is_pinned = task.slurm is not None and mask == task.slurm.pinned & topology.online
-    if is_pinned:  # near the GPU of its number
-        dealt, cpus = deal_gpus(task, seen, entries, len(cpus)), (mask,) * len(cpus)
-    else:
+    asking, ranks = _ranks_of_node(task)
+    known = _known_cpus(topology, task, ranks, cpus, mask)
+    _check_entries(topology, task, entries, ranks)
+    if known:
         in_order = sorted(entries, key=lambda entry: entry[1].gpu.key)
-        chosen = _choose_once(topology, cpus, gpus_of(in_order), request.gpus_per_rank)
+        chosen = _choose_once(topology, known, gpus_of(in_order), request.gpus_per_rank)
         dealt = tuple(tuple(in_order[place] for place in places) for places in chosen)
-    own = tuple(entry for rank in ranks for entry in dealt[rank])
+    else:
+        dealt = _deal_in_order(entries, ranks, request.gpus_per_rank)
+    own = tuple(chain.from_iterable(dealt[rank] for rank in asking))
     visible = {}
-    for rank in ranks if len(dealt[0]) < len(entries) else ():
-        numbers = [int(name) for name, _ in dealt[rank]]
+    for rank in asking if len(dealt[0]) < len(entries) else ():
+        numbers = _numbers_of(topology, task, seen, dealt[rank])
         visible[rank] = narrowed(task.visible, own[0][1].gpu.vendor, numbers)
-    is_command_s = bool(task.masks) and task.slurm is None
-    if len(set(cpus)) == 1 and not (is_pinned or task.bound or is_command_s):
-        first = ranks[0] * len(own)
-        places = tuple(range(first, first + len(own)))
-        every = tuple(chain.from_iterable(dealt))
-        named_task = replace(task, rank=places, ranks=len(every))
-        planned = plan_ranks(node, request._replace(task=named_task), every, (), allowed)
-        told = {place: text for place in places for text in visible.values()}
-        return planned._replace(visible=told)
+    is_command_s = bool(task.masks) and slurm is None
+    if (not known or ranks == 1) and not (task.bound or task.slice is not None or is_command_s):
+        planned = _plan_near(node, request, dealt, asking[0], allowed)
+        return planned._replace(visible=visible)
+    kept = known or (cpus,) * ranks
     plans = []
-    for rank in ranks:
+    for rank in asking:
         options = Options(strict=request.options.strict)
         because = "the rank keeps its CPUs, and its GPUs are chosen"
         gpus = gpus_of(dealt[rank])
-        plans.append(plan_within(topology, gpus, cpus[rank], options, because=because, rank=rank))
+        plans.append(plan_within(topology, gpus, kept[rank], options, because=because, rank=rank))
     plan = Plan(
         tuple(chain.from_iterable(plan.ranks for plan in plans)),
         "requested",
         tuple(chain.from_iterable(plan.warnings for plan in plans)),
     )
-    allowed = frozenset[int]().union(*(cpus[rank] for rank in ranks))
-    return Planned(own, frozenset(ranks), request.options, plan, allowed, visible=visible)
+    allowed = frozenset[int]().union(*(kept[rank] for rank in asking))
+    return Planned(own, frozenset(asking), request.options, plan, allowed, visible=visible)
 
 
-def _cpus_of_ranks(
-    topology: Topology, task: Task, mask: CpuSet
-) -> tuple[Sequence[int], tuple[CpuSet, ...]]:
-    """Return the ranks that ask, and the CPUs of each rank of the node. Raises as above."""
+def _ranks_of_node(task: Task) -> tuple[Sequence[int], int]:
+    """Return the ranks that ask, and how many there are. Raises AffinityError."""
     if task.slurm:
-        asking, ranks = [task.slurm.number], task.slurm.tasks
-    elif task.rank:
-        asking, ranks = [task.rank[0]], task.ranks or 0
-    else:  # a command asks for all
+        return [task.slurm.number], task.slurm.tasks
+    if not task.rank:  # a command asks for all
         ranks = len(task.masks) or 1
-        asking = list(range(ranks))
-    unknown = "choose: the CPUs of the other ranks are not known"
+        return range(ranks), ranks
+    if not task.ranks:
+        raise UnsatisfiableError(f"{UNKNOWN_CPUS}, nor is their number: give ranks")
+    if task.rank[0] >= task.ranks:
+        raise InvalidRequestError(f"choose: rank {task.rank[0]} is not one of {task.ranks} ranks")
+    return [task.rank[0]], task.ranks
+
+
+def _check_entries(topology: Topology, task: Task, entries: Sequence[Entry], ranks: int) -> None:
+    """Raise UnsatisfiableError where GPUs may not be all ranks', or one is of unknown place."""
+    for name, device in entries:
+        if device.gpu.numa_node is None:
+            why = f"the machine does not say on which NUMA node GPU {name} is"
+            raise UnsatisfiableError(f"choose: {why}, one of those to choose from")
+    if task.slurm:
+        check_step_gpus(task.slurm, entries)
+    # Lists of all ranks that fit on the machine together may be different ones.
+    if task.has_own_list and ranks > 1 and len(entries) * ranks <= len(topology.gpus):
+        shown = quote(task.visible or "")
+        raise UnsatisfiableError(
+            f"choose: the list of GPUs, {shown}, is not the launcher's, and may be of this rank "
+            "alone: set it before the launch, or leave choose out"
+        )
+
+
+def _known_cpus(
+    topology: Topology, task: Task, ranks: int, cpus: CpuSet, mask: CpuSet | None
+) -> tuple[CpuSet, ...]:
+    """Return the CPUs that the launcher gave each rank of a node; (): it bound none of several.
+
+    A pin that affinityd made of the launcher's list counts as what the list has: other ranks may
+    not be pinned, and all choose alike. Raises UnsatisfiableError where they are not known.
+    """
     if task.masks_unknown:
-        raise UnsatisfiableError(f"{unknown}: {task.masks_unknown}")
-    if asking[0] >= ranks:
-        raise InvalidRequestError(f"choose: rank {asking[0]} is not one of {ranks} ranks")
-    listed = task.masks or (mask,)
-    cpus = tuple(listed[number % len(listed)] & topology.online for number in range(ranks))
-    if not all(cpus):
+        raise UnsatisfiableError(f"{UNKNOWN_CPUS}: {task.masks_unknown}")
+    if not task.masks:
+        return (cpus,) if ranks == 1 else ()
+    listed = task.masks
+    known = tuple(listed[rank % len(listed)] & topology.online for rank in range(ranks))
+    if not all(known):
         raise UnsatisfiableError("choose: a rank has no CPU that is online here")
-    is_own = task.slurm is None or mask in {cpus[asking[0]], task.slurm.pinned & topology.online}
-    if not is_own:
-        theirs = f"SLURM_CPU_BIND_LIST has CPUs {format_list(cpus[asking[0]])} for this one"
-        raise UnsatisfiableError(f"{unknown}: {theirs}, and its own are {format_list(mask)}")
-    return asking, cpus
+    slurm = task.slurm
+    if slurm is None:
+        return known
+    if 1 < len(listed) < ranks and not task.bound:  # a user's list goes on from the first
+        raise UnsatisfiableError(f"{UNKNOWN_CPUS}: Slurm lists {len(listed)} of {ranks}")
+    own, now = known[slurm.number], (mask or frozenset()) & topology.online
+    is_pinned = now == slurm.pinned & topology.online
+    if now != own and not (is_pinned and slurm.allowed <= frozenset[int]().union(*known)):
+        theirs = f"SLURM_CPU_BIND_LIST has CPUs {format_list(own)} for this one"
+        raise UnsatisfiableError(f"{UNKNOWN_CPUS}: {theirs}, and its own are {format_list(now)}")
+    return known if len(set(known)) > 1 else ()
+
+
+def _deal_in_order(entries: Sequence[Entry], ranks: int, each: int | None) -> GpusOfRanks:
+    """Return the GPUs of each rank by its number; more ranks than GPUs are neighbors on them."""
+    each = gpus_of_each(ranks, len(entries), each)
+    if ranks > len(entries):
+        return tuple((entries[rank * len(entries) // ranks],) for rank in range(ranks))
+    return tuple(tuple(entries[rank * each : (rank + 1) * each]) for rank in range(ranks))
+
+
+def _numbers_of(
+    topology: Topology, task: Task, seen: VisibleDevices, own: Sequence[Entry]
+) -> list[int]:
+    """Return the numbers of GPUs as the driver counts them, or as places in a process's list.
+
+    A note of the job, or a variable of the container, hides no GPU from the driver.
+    """
+    opened = gpus_seen(topology, replace(task, granted=task.opened, nvidia_visible=None))
+    if task.visible is None and len(opened.by_index) > len(seen.by_index):
+        devices = [device for _, device in own]
+        return [number for number, device in opened.by_index.items() if device in devices]
+    return [int(name) for name, _ in own]
+
+
+def _plan_near(
+    node: Node, request: Request, dealt: GpusOfRanks, own: int, allowed: CpuSet
+) -> Planned:
+    """Plan a rank on CPUs near its GPUs, as if all ranks had named theirs."""
+    every = tuple(chain.from_iterable(dealt))
+    each = len(dealt[own])
+    places = tuple(range(own * each, (own + 1) * each))
+    task = replace(request.task, rank=places, ranks=len(every))
+    planned = plan_ranks(node, request._replace(task=task), every, (), allowed)
+    plan = planned.plan
+    ranks = tuple(place._replace(rank=place.rank // each) for place in plan.ranks)
+    warnings = tuple(
+        warning if warning.rank is None else warning._replace(rank=warning.rank // each)
+        for warning in plan.warnings
+    )
+    plan = plan._replace(ranks=ranks, warnings=warnings)
+    return planned._replace(plan=plan, asked=frozenset((own,)))
 
 
 def _plan_in_slice(

@@ -145,9 +145,11 @@ def plan_reply(node: Node, request: Request, caller: Caller | None = None) -> Re
         allowed &= within
     planned = None
     if request.choose:
-        own = topology.online & (cpuset if mask is None else mask)
         request = request._replace(task=task)
-        planned = plan_chosen(node, request, seen, entries, mask=own, allowed=allowed)
+        cpus = topology.online & cpuset
+        planned = plan_chosen(node, request, seen, entries, cpus=cpus, mask=mask, allowed=allowed)
+        if task.bound is not None and planned is None:
+            raise BoundError(task.bound)
     if planned is None and task.slurm:
         planned = plan_task(
             node,

@@ -22,6 +22,7 @@ from affinityd.request.ranks import (
     GpusOfRanks,
     Planned,
     asked_cpus,
+    check_step_gpus,
     deal_gpus,
     gpus_of,
     has_bound_gpus,
@@ -107,11 +108,8 @@ def _task_gpus(
     Raises UnsatisfiableError where it sees more than the step has.
     """
     own = dealt[task.number]
-    seen = len({device.gpu.key for _, device in visible})
-    if task.step_gpus and seen > task.step_gpus and not job and task.tasks > 1:
-        raise UnsatisfiableError(
-            f"it is not known which {task.step_gpus} of the {seen} GPUs that it sees are its step's"
-        )
+    if not job:
+        check_step_gpus(task, visible)
     everything = all_devices(node.topology)
     if len(job) < (task.step_gpus or 0):  # of several types Slurm tells a prolog the last alone
         job = ()

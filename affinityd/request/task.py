@@ -43,6 +43,7 @@ from affinityd.request.environment import (
     BUS_ORDER,
     CPULIST,
     DEVICE_ORDER,
+    GPUS,
     JOB_CPUS,
     JOB_GPUS,
     MAX_ENTRIES,
@@ -50,6 +51,7 @@ from affinityd.request.environment import (
     MPS_PIPE,
     MPS_UNKNOWN,
     NVIDIA_VISIBLE,
+    OWN_LIST,
     RENUMBERING,
     SLICE,
     SLURM_JOB,
@@ -114,7 +116,8 @@ class SlurmTask:
     mask: CpuSet | None = None  #: of the task, as it is now; None: not stated
     pinned: CpuSet = frozenset()  #: what affinityd has pinned it to; empty: it has not
     allowed: CpuSet = frozenset()  #: the CPUs before that pin; of a slice, all that the task has
-    binds_gpus: bool = False  #: Slurm bound GPUs to tasks, as --gpu-bind or --gpus-per-task say
+    #: Slurm bound GPUs to tasks, as --gpu-bind or --gpus-per-task say, or affinityd has chosen them
+    binds_gpus: bool = False
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,8 @@ class Task:
     gpu_order: tuple[str, ...] = ()  #: the GPU of each rank, or a word; (): by its number
     masks: tuple[CpuSet, ...] = ()  #: the CPUs of each rank here; (): all have the same
     masks_unknown: str | None = None  #: why they are not known; None: they are
+    has_own_list: bool = False  #: its launcher has not `visible`, which may be this rank's alone
+    opened: str | None = None  #: the devices that it may open, also those of other jobs
     has_own_block: bool = False  #: its siblings have other GPUs, each with a block of the cores
     is_process: bool = False  #: it is a process, whose numbers may differ from the node's
     is_launched: bool = False  #: `job` may be another one's, and a rank beyond its GPUs
@@ -154,7 +159,7 @@ def read_task(environ: Environment, stated: Task, options: Options, names: Colle
     Raises InvalidRequestError for variables that are malformed, or contradict each other.
     """
     launched, is_named = _checked(local_rank(environ)), not {"gpus", "rank"}.isdisjoint(names)
-    alone = launched is not None and is_alone(environ, launched)
+    alone = launched is not None and (is_alone(environ, launched) or GPUS in environ)
     starts_ranks = launched is None or alone
     task = replace(
         _read_lists(environ, stated),
@@ -341,30 +346,32 @@ def read_masks(environ: Environment, task: Task) -> Task:
     this rank, they bound others otherwise. Raises InvalidRequestError.
     """
     rank = local_rank(environ)
-    if rank is None or is_alone(environ, rank):
+    if rank is None or is_alone(environ, rank) or GPUS in environ:
         return task
-    if rank.size is None and not task.ranks:
-        return replace(task, masks_unknown="nor is their number: give ranks")
-    if rank.variable != SLURM_TASK:
-        switch = UNBINDING.get(rank.variable, "another launch")
-        why = f"the launcher bound each to its own: {switch}, or srun"
-        return replace(task, masks_unknown=why) if SLICE in environ else task
-    kind = environ.get("SLURM_CPU_BIND_TYPE", "").removeprefix("quiet,")
+    task = replace(task, has_own_list=OWN_LIST in environ)
+    in_slurm, switch = rank.variable == SLURM_TASK, UNBINDING.get(rank.variable, "another launch")
+    kind = environ.get("SLURM_CPU_BIND_TYPE", "").removeprefix("quiet,") if in_slurm else ""
     listed = environ.get("SLURM_CPU_BIND_LIST", "")
     is_map = kind.startswith("map_cpu")
     if not listed or not kind.startswith(("map_cpu", "mask_cpu")):
-        why = f"--cpu-bind={one_line(kind[:MOST_SHOWN])} does not list them, --cpu-bind=cores does"
-        is_unknown = kind.startswith(("rank", "map_", "mask_"))
-        return replace(task, masks_unknown=why) if is_unknown else task
+        why = None
+        if kind.startswith(("rank", "map_", "mask_")):
+            kind = one_line(kind[:MOST_SHOWN])
+            why = f"--cpu-bind={kind} does not list them, --cpu-bind=cores does"
+        elif SLICE in environ and in_slurm:
+            why = "a script bound this one, as by numactl or taskset: --cpu-bind=cores in its place"
+        elif SLICE in environ:
+            why = f"the launcher bound each to its own: {switch}, or srun"
+        return replace(task, masks_unknown=why)
     masks: list[CpuSet] = []
     try:
         for entry in listed.split(","):
             value, _, times = entry.partition("*")
-            cpus = parse_list(value) if is_map else parse_mask(value)
+            cpus = frozenset({int(value, 0)}) if is_map else parse_mask(value)
             masks += [cpus] * min(number(times or "1") or 1, MAX_ENTRIES)
     except ValueError as error:
         raise InvalidRequestError(f"env: SLURM_CPU_BIND_LIST: {error}") from None
-    return replace(task, masks=tuple(masks[:MAX_ENTRIES]))
+    return replace(task, masks=tuple(masks[:MAX_ENTRIES]), slice=None)
 
 
 def _slurm_task(environ: Environment, task: int, tasks: int, mask: CpuSet | None) -> SlurmTask:
@@ -378,7 +385,8 @@ def _slurm_task(environ: Environment, task: int, tasks: int, mask: CpuSet | None
         mask=mask,
         pinned=_read_cpus(environ, CPULIST),
         allowed=_read_cpus(environ, ALLOWED),
-        binds_gpus=gpu_bind.removeprefix("verbose,") not in {"", "none", "verbose"},
+        binds_gpus=gpu_bind.removeprefix("verbose,") not in {"", "none", "verbose"}
+        or GPUS in environ,
     )
 
 

@@ -1,5 +1,7 @@
 """The GPUs of ranks, chosen by their CPUs or assumed: each asks alone, and they fit together."""
 
+from dataclasses import replace
+
 import pytest
 
 from affinityd.cpuset import format_list, format_mask, parse_list
@@ -7,6 +9,7 @@ from affinityd.errors import AffinityError
 from affinityd.request.devices import narrowed
 from affinityd.request.formats import render
 from affinityd.request.resolve import Reply
+from affinityd.topology.model import Topology
 from tests.support.asking import ask
 from tests.support.machines.facts import machine
 from tests.support.tables import cases, words
@@ -17,15 +20,19 @@ NAMES = {
     "MPI": "OMPI_COMM_WORLD_LOCAL_RANK={rank} OMPI_COMM_WORLD_LOCAL_SIZE={ranks} choose=gpu",
     "FOUR": "0-15 16-31 32-47 48-63",  # nodes 0 to 3 of MI250X, with GPUs 4,5 2,3 6,7 0,1
     "SLICES": "16-23 48-55",  # of a DGX A100: near GPUs 2,3 and 0,1
+    "ALL": ",".join(f"minor:{number}" for number in range(8)),
     "PAIR": "CUDA_VISIBLE_DEVICES=0,2 SLURM_GPUS_ON_NODE=2",
     "ORDER": f"{CHOOSE}=no AFFINITYD_GPU_ORDER",
 }
 
 
-def reply_of(name: str, rank: int, masks: list[str], variables: str) -> Reply:
+def reply_of(name: str | Topology, rank: int, masks: list[str], variables: str) -> Reply:
     """Return the answer to a rank, as srun or another launcher has bound all to these masks."""
-    topology, ranks = machine(name), len(masks)
-    given = {key: text.format(rank=rank, ranks=ranks) for key, text in words(variables).items()}
+    topology, ranks = machine(name) if isinstance(name, str) else name, len(masks)
+    given = {
+        key: text.format(rank=rank, ranks=ranks, own=masks[rank])
+        for key, text in words(variables).items()
+    }
     if "SLURM_JOB_ID" in given:
         given = {
             "SLURM_LOCALID": f"{rank}",
@@ -44,9 +51,11 @@ def gpus_of(reply: Reply) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "variables", "masks", "gpus", "cpus"), cases("chosen.tsv", **NAMES)
+    ("name", "variables", "masks", "gpus", "cpus", "told"), cases("chosen.tsv", **NAMES)
 )
-def test_each_rank_asks_alone(name: str, variables: str, masks: str, gpus: str, cpus: str) -> None:
+def test_each_rank_asks_alone(
+    name: str, variables: str, masks: str, *, gpus: str, cpus: str, told: str
+) -> None:
     of_ranks = masks.split()
     replies = [reply_of(name, rank, of_ranks, variables) for rank in range(len(of_ranks))]
     assert " ".join(map(gpus_of, replies)) == gpus
@@ -54,6 +63,7 @@ def test_each_rank_asks_alone(name: str, variables: str, masks: str, gpus: str, 
     # What is exported names the same GPUs, also where the list was reversed before.
     lines = render(replies[-1], "shell").splitlines()
     assert f"AFFINITYD_GPUS={format_list(parse_list(gpus.rsplit(maxsplit=1)[-1]))}" in lines
+    assert set(told.split()) <= set(lines)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +76,7 @@ def test_what_is_not_known_is_one_line(name: str, variables: str, masks: str, me
 
 
 @pytest.mark.parametrize(
-    "variables", ["TORCHELASTIC_RUN_ID=1 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2", "gpus=1"]
+    "variables", ["LOCAL_RANK=1 LOCAL_WORLD_SIZE=2", "LOCAL_RANK=1 LOCAL_SIZE=2", "gpus=1"]
 )
 def test_the_variable_does_not_count_where_the_gpu_is_known(variables: str) -> None:
     reply = reply_of("mi250x", 0, ["0-63"], f"{CHOOSE}=yes {variables}")
@@ -96,3 +106,28 @@ def test_a_rank_is_told_its_gpus_in_its_own_numbering() -> None:
     assert gpus_of(reply) == "4,5"  # of GPUs 2 to 5 on nodes 1 and 0, which are as far from node 2
     assert "HIP_VISIBLE_DEVICES=3,2" in render(reply, "shell").splitlines()
     assert all(render(reply, form) for form in ("json", "map_gpu"))
+
+
+def test_ranks_with_several_gpus_each_have_their_own_numbers() -> None:
+    reply = reply_of("mi250x", 1, ["0-127", "0-127"], NAMES["MPI"])
+    assert [(rank.rank, rank.gpu.index) for rank in reply.ranks] == [
+        (1, gpu) for gpu in range(4, 8)
+    ]
+    assert render(reply, "map_gpu") == "--gpu-bind=mask_gpu:0xf,0xf0\n"
+
+
+@pytest.mark.parametrize("masks", ["0-15 16-31 32-47 48-63", "0-127 0-127"])
+def test_where_the_place_of_a_gpu_is_not_known_no_rank_chooses(masks: str) -> None:
+    topology, of_ranks = machine("mi250x"), masks.split()
+    gpus = [
+        replace(gpu, numa_node=None if gpu.index == 6 else gpu.numa_node) for gpu in topology.gpus
+    ]
+    for rank in range(len(of_ranks)):
+        with pytest.raises(AffinityError, match=r"^choose: the machine does not say .+ GPU 6 is"):
+            reply_of(replace(topology, gpus=tuple(gpus)), rank, of_ranks, NAMES["SRUN"])
+
+
+def test_the_cpus_that_are_stated_count_before_the_mask_of_the_caller() -> None:
+    stated = {"cpuset": "32-47", "mask": "0-15", "may_use": "0-127", "gpus_per_rank": "2"}
+    reply = ask(machine("mi250x"), mode="node", choose="gpu", **stated)
+    assert (gpus_of(reply), format_list(reply.cpus)) == ("6,7", "32-47")
