@@ -204,6 +204,12 @@ class PeerProtocol(HttpToolsProtocol):
         self._received = 0
         super().on_message_complete()
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Answer a client, too, that has ended its side of the connection after its request."""
+        if self._is_answering:
+            self.cycle.keep_alive = False
+        return self._is_answering
+
     @property
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
