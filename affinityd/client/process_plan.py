@@ -190,8 +190,12 @@ def rebinding(
     plan: ProcessPlan, process: ProcessContext, chosen: Mapping[str, str]
 ) -> Iterator[str]:
     """Yield a line for each variable of this process that undoes the pin."""
-    for variable, switch in environment.rebinding(os.environ):
-        line = f"{variable} binds threads anew afterwards; to end that: {switch}"
+    for variable, switch in environment.REBINDS.items():
+        value = os.environ.get(variable, "")
+        name, _, off = switch.partition("=")
+        if value.lower() in environment.NO_BINDING or os.environ.get(name, "").lower() == off:
+            continue
+        line = f"{variable}={value} binds threads anew afterwards; to end that: {switch}"
         if variable.startswith("OMP_") and _shares_cpus(plan, process, chosen):
             line += f"; {SAME_PLACES}"
         yield line

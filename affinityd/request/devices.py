@@ -121,12 +121,7 @@ def named(seen: VisibleDevices, names: Sequence[str] | None) -> tuple[Entry, ...
     return tuple((name, device_named(seen, name)) for name in names)
 
 
-def has_uuid(name: str, nameable: Sequence[ComputeDevice]) -> bool:
-    """Return whether a UUID, or the beginning of one, names one of these devices."""
-    return bool(_with_uuid(name, nameable))
-
-
-def _with_uuid(name: str, nameable: Sequence[ComputeDevice]) -> list[ComputeDevice]:
+def with_uuid(name: str, nameable: Sequence[ComputeDevice]) -> list[ComputeDevice]:
     """Return the devices whose UUIDs begin with a name; of an older one, the GPU's instance."""
     devices = [device for device in nameable if (device.uuid or "").startswith(name)]
     if not devices and (older := re.fullmatch(OLDER_MIG, name)):
@@ -148,7 +143,7 @@ def device_named(seen: VisibleDevices, entry: str) -> ComputeDevice:
         bus_id = f"{int(match[1], 16):04x}:{match[2]}"  # as the kernel writes it
         matches = [device for device in seen.nameable if device.gpu.pci_bus_id == bus_id][:1]
     elif entry.startswith(UUID_KINDS) and entry not in UUID_KINDS and "\n" not in entry:
-        matches = _with_uuid(entry, seen.nameable)
+        matches = with_uuid(entry, seen.nameable)
     else:
         raise InvalidRequestError(
             f"gpus: {quote(entry)} is not an index, UUID or PCI bus id; write them like 0,1 or "
@@ -300,7 +295,7 @@ def _by_uuid(entries: Sequence[str], seen: VisibleDevices) -> tuple[ComputeDevic
     """
     kind = entries[0][: len("GPU-")]
     names = list(takewhile(lambda entry: entry.startswith(kind), entries))
-    matches = (_with_uuid(name, seen.nameable) for name in names)
+    matches = (with_uuid(name, seen.nameable) for name in names)
     devices = tuple(match[0] for match in takewhile(lambda match: len(match) == 1, matches))
     uuids = {device.uuid for device in devices}
     is_repeated = len(set(names)) < len(names) or len(uuids) < len(devices)

@@ -126,17 +126,6 @@ REBINDS = {
 NO_BINDING = ("", "0", "false", "no", "none", "off", "disabled")
 
 
-def rebinding(environ: Environment) -> list[tuple[str, str]]:
-    """Return the variables that undo a pin, as `NAME=value`, each with its switch."""
-    found = []
-    for variable, switch in REBINDS.items():
-        value = environ.get(variable, "")
-        name, _, off = switch.partition("=")
-        if value.lower() not in NO_BINDING and environ.get(name, "").lower() != off:
-            found.append((f"{variable}={value}", switch))
-    return found
-
-
 #: A library → its variable.
 NIC_VARIABLES = {
     "ucx": "UCX_NET_DEVICES",

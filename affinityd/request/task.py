@@ -32,11 +32,11 @@ from affinityd.request.devices import (
     VisibleDevices,
     all_devices,
     at,
-    has_uuid,
     is_number,
     number_devices,
     number_tiles,
     read_visible,
+    with_uuid,
 )
 from affinityd.request.environment import (
     ALLOWED,
@@ -606,4 +606,4 @@ def names_unknown_mig(topology: Topology, task: Task) -> bool:
     texts = (*(task.gpus or ()), task.granted, task.nvidia_visible, task.visible, task.mps)
     names = [name for text in texts if text for name in re.findall(r"MIG-[^,;\s]+", text)]
     nameable = all_devices(topology).nameable
-    return not all(has_uuid(name, nameable) for name in names)
+    return not all(with_uuid(name, nameable) for name in names)
