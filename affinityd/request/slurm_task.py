@@ -79,6 +79,7 @@ def plan_task(
     else:
         dealt = deal_gpus(request.task, seen, visible, task.tasks)
     gpus = _task_gpus(node, task, visible, job, dealt)
+    assumed = [] if request.task.gpu_order else _assumed_gpu(task, gpus)
     slices = _slices_of(task, node.topology.online, mask, within)
     if slices:
         is_certain = seen.doubt is None
@@ -87,11 +88,11 @@ def plan_task(
             node, request.options, task, gpus, slices=slices, mask=mask, deals=deals
         )
         step_cpus = request.task.cpus.of_job if request.task.cpus else None
-        warnings = [*_assumed_gpu(task, gpus), *_idle_cpus(node, step_cpus, slices, within)]
+        warnings = [*assumed, *_idle_cpus(node, step_cpus, slices, within)]
     else:
         allowed = _cpus_without_slice(node, task, cpuset, within)
         planned = _plan_without_slice(node, request, task, gpus, mask=mask, allowed=allowed)
-        warnings = _assumed_gpu(task, gpus)
+        warnings = assumed
     plan = planned.plan
     return planned._replace(plan=plan._replace(warnings=(*plan.warnings, *warnings)))
 

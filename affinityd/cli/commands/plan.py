@@ -71,7 +71,13 @@ def run(arguments: argparse.Namespace) -> int:
         raise InvalidRequestError(f"format: {quote(form)} is not one of {', '.join(FORMS)}")
     request = parse_request(chosen.items())
     if bool(arguments.cpus_of) != bool(request.choose):
-        raise InvalidRequestError("--choose-gpu needs --cpus-of LIST for each rank, and that it")
+        raise InvalidRequestError(
+            "--choose-gpu and --cpus-of go together: give --cpus-of LIST once for each rank"
+        )
+    if not request.choose and request.gpus_per_rank:
+        raise InvalidRequestError("--gpus-per-rank is for GPUs that are chosen; add --choose-gpu")
+    if request.choose and {"rank", "ranks", "job", "cpuset"} & chosen.keys():
+        raise InvalidRequestError("--cpus-of says the ranks and their CPUs; give no others")
     settings = load_settings(arguments)
     machine = Machine(settings)
     machine.query_drivers()

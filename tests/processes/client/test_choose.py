@@ -1,12 +1,14 @@
 """A rank that keeps its CPUs and gets the GPU near them: `exec --choose-gpu`, and bind()."""
 
+import shlex
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
 from affinityd.cpuset import format_mask, parse_list
-from tests.support.tiny import BOTH, FAR, NEAR, PROGRAM, ran
+from tests.support.tiny import BOTH, FAR, NEAR, PROGRAM, ran, tiny_tree
 
 TASK = {
     "SLURM_JOB_ID": "1",
@@ -73,3 +75,18 @@ def test_where_the_others_cpus_are_not_known_a_line_says_so_and_nothing_is_expor
     both = ran(*EXEC, "--choose-gpu", "--gpus=0", "--", *SHELL, env=dict(here))
     assert both.stdout == f"Cpus_allowed_list:\t{BOTH}\nx:\n"
     assert both.lines[0].startswith("affinityd exec: choose=gpu takes the visible GPUs")
+
+
+@pytest.mark.parametrize("again", [(), ("--choose-gpu",), ("--choose-gpu", "--mode", "node")])
+def test_what_was_chosen_for_a_rank_stays_its_own(
+    here: Mapping[str, str], tmp_path: Path, again: tuple[str, ...]
+) -> None:
+    root = tiny_tree(tmp_path / "four", 0, 0, 1, 1)
+    mpi = {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+    env = {**here, **mpi, "AFFINITYD_ROOT": f"{root}", "AFFINITYD_SOCKET": "/nonexistent/s"}
+    env["AFFINITYD_GPUS"] = "7"  # of the shell that started mpirun
+    script = f"export LOCAL_RANK=1; exec {shlex.join([*EXEC, *again, '--', *SHELL])}"
+    done = ran(*EXEC, "--choose-gpu", "--", "sh", "-c", script, env=env)
+    assert done.stdout == f"Cpus_allowed_list:\t{FAR}\nx:2,3 2-3\n", done.stderr
+    plain = ran(*EXEC, *SHELL, env=env)
+    assert plain.stdout.endswith("\nx:\n")

@@ -36,7 +36,7 @@ def test_each_rank_has_its_gpus_and_keeps_its_cpus(
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("", "--choose-gpu needs --cpus-of LIST for each rank, and that it"),
+        ("", "--choose-gpu and --cpus-of go together: give --cpus-of LIST once for each rank"),
         (
             "--cpus-of 0-7,x",
             "--cpus-of: 'x' is not a CPU number or range; write it like",
@@ -52,6 +52,8 @@ def test_each_rank_has_its_gpus_and_keeps_its_cpus(
             "gpus_per_rank=9: 1 ranks need 9 GPUs, and 8",
         ),
         ("--cpus-of 0 " * 257, "choose: 257 ranks cannot be assigned; it takes 1 to 256"),
+        ("--cpus-of 0 --ranks 2", "--cpus-of says the ranks and their CPUs; give no others"),
+        ("--cpus-of 0 --cpuset 0-7", "--cpus-of says the ranks and their CPUs; give no others"),
         ("--cpus-of 0 --gpus 1", "choose=gpu takes the visible GPUs, and gpus names some"),
     ],
 )

@@ -1,0 +1,59 @@
+"""What a process says of itself where GPUs are to be chosen for it, and what is then chosen."""
+
+import os
+import re
+
+import pytest
+
+from affinityd.client import process as facts
+from affinityd.client.local_plan import plan_on_node
+from affinityd.client.process import ProcessContext
+from affinityd.cpuset import CpuSet, parse_list
+from affinityd.errors import AffinityError
+from affinityd.request.environment import PINNED_FOR, task_of
+from affinityd.topology.model import Node
+from tests.support.machines.facts import machine
+from tests.support.tables import cases, words
+
+MPI = "OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=4"
+SITE = "AFFINITYD_CHOOSE_GPU=yes"
+STEP = "SLURM_JOB_ID=9 SLURM_STEP_ID=0 SLURM_LOCALID=1 SLURM_GTIDS=0,1,2,3"
+NAMES = {"MPI": MPI, "SITE": SITE, "STEP": STEP}
+
+
+@pytest.mark.parametrize(
+    ("environ", "chosen", "mask", "above", "expected"), cases("choices.tsv", **NAMES)
+)
+def test_a_process_is_asked_what_its_launcher_gave_it(
+    monkeypatch: pytest.MonkeyPatch,
+    environ: str,
+    chosen: str,
+    *,
+    mask: str,
+    above: str,
+    expected: str,
+) -> None:
+    """`above` is the environment of the launcher, with the mask as MASK, where that can be read."""
+    launcher, variables = words(above), words(environ)
+    if variables.get(PINNED_FOR) == "this":
+        del variables[PINNED_FOR]
+        variables[PINNED_FOR] = task_of(variables)
+    monkeypatch.setattr(facts, "find_launcher", lambda *_: (1, launcher if above else None))
+    monkeypatch.setattr(ProcessContext, "cpuset", parse_list("0-127"))
+
+    def launchers_mask() -> CpuSet | None:
+        return parse_list(launcher["MASK"]) if "MASK" in launcher else None
+
+    process = ProcessContext(os.getpid(), variables, launchers_mask, devices=None)
+
+    def ask() -> str:
+        query = process.query(words(chosen), parse_list(mask))
+        reply = plan_on_node(Node(machine("mi250x")), query)
+        gpus = ",".join(str(rank.gpu.index) for rank in reply.ranks)
+        return " ".join([gpus, *map("=".join, set(reply.visible.values()))])
+
+    if expected[0].isdigit():
+        assert ask() == expected
+    else:
+        with pytest.raises(AffinityError, match=f"^{re.escape(expected)}"):
+            ask()
