@@ -8,7 +8,7 @@ import pytest
 from affinityd.client import process as facts
 from affinityd.client.local_plan import plan_on_node
 from affinityd.client.process import ProcessContext
-from affinityd.cpuset import CpuSet, parse_list
+from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.errors import AffinityError
 from affinityd.request.environment import PINNED_FOR, task_of
 from affinityd.topology.model import Node
@@ -50,7 +50,9 @@ def test_a_process_is_asked_what_its_launcher_gave_it(
         query = process.query(words(chosen), parse_list(mask))
         reply = plan_on_node(Node(machine("mi250x")), query)
         gpus = ",".join(str(rank.gpu.index) for rank in reply.ranks)
-        return " ".join([gpus, *map("=".join, set(reply.visible.values()))])
+        return " ".join(
+            [gpus, format_list(reply.cpus), *map("=".join, set(reply.visible.values()))]
+        )
 
     if expected[0].isdigit():
         assert ask() == expected
