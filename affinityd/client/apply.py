@@ -83,8 +83,8 @@ def apply_plan(
     os.environ.pop(UNPINNED, None)
     if os.environ.get(PINNED_FOR) != environment.task_of(os.environ):
         os.environ.pop(GPUS, None)
-    for name, value in plan.visible.items():
-        os.environ.update(environment.with_cuda(name, value, os.environ))
+    if plan.visible:
+        os.environ.update(plan.visible)
         os.environ[GPUS] = format_list(plan.gpus)
     os.environ[PINNED_FOR] = environment.task_of(os.environ)
     # Also where nothing was narrowed: a mask that no longer equals it is planned on anew.

@@ -113,7 +113,7 @@ def plan_process(query: Pairs, sockets: Sequence[str], trouble: str | None) -> P
         visible_memory=reply.visible_memory,
         near=reply.near if has_more else None,
         gpus=reply.certain_gpus,
-        visible=dict(reply.visible.values()),
+        visible=dict(*reply.visible.values()),
         nodes=reply.home_nodes,
         locality=reply.locality,
         threads=reply.threads,

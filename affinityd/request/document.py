@@ -148,7 +148,6 @@ def document(reply: Reply) -> PlanDocument:
 
 def _rank(reply: Reply, rank: RankPlan) -> PlannedRank:
     gpu = rank.gpu
-    visible = [reply.visible[rank.rank]] if rank.rank in reply.visible else []
     names = gpu.container_names if reply.request.whose == "node" else None
     return PlannedRank(
         rank=rank.rank,
@@ -172,6 +171,6 @@ def _rank(reply: Reply, rank: RankPlan) -> PlannedRank:
             )
             for near in reply.nics[rank.gpu.key]
         ],
-        environment=dict([("OMP_NUM_THREADS", str(rank.threads)), *visible]),
+        environment={"OMP_NUM_THREADS": f"{rank.threads}", **reply.visible.get(rank.rank, {})},
         reasons=rank.reasons,
     )

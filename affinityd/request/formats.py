@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from affinityd.config import ON, SWITCH
 from affinityd.cpuset import CpuSet, format_list, format_mask
-from affinityd.request.environment import NIC_VARIABLES, UNASKED, nic_value, with_cuda
+from affinityd.request.environment import NIC_VARIABLES, UNASKED, nic_value
 from affinityd.request.resolve import Reply
 
 
@@ -27,8 +27,8 @@ def _shell(reply: Reply) -> Iterator[str]:
     if reply.request.task.job is not None:
         yield f"AFFINITYD_JOB_GPUS={','.join(reply.request.task.job)}"
     yield f"AFFINITYD_GPUS={format_list(reply.certain_gpus)}"
-    if len(visible := set(reply.visible.values())) == 1:
-        variables = with_cuda(*visible.pop(), dict(reply.request.task.lists))
+    if len(reply.visible) == 1:
+        (variables,) = reply.visible.values()
         yield from map("=".join, variables.items())
     yield f"AFFINITYD_NODES={format_list(reply.home_nodes)}"
     yield f"AFFINITYD_MEMORY_NODES={format_list(reply.memory_nodes)}"

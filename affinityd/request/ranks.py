@@ -22,7 +22,7 @@ from affinityd.planner.modes import MODES
 from affinityd.planner.planner import plan
 from affinityd.planner.slices import plan_within
 from affinityd.request.devices import Entry, VisibleDevices, all_devices, named, narrowed
-from affinityd.request.environment import MAX_ENTRIES
+from affinityd.request.environment import MAX_ENTRIES, with_cuda
 from affinityd.request.parameters import Request
 from affinityd.request.task import BLOCK, UNKNOWN_ORDER, SlurmTask, Task, gpus_seen
 from affinityd.text import quote
@@ -47,8 +47,8 @@ class Planned(NamedTuple):
     plan: Plan
     allowed: CpuSet  #: the CPUs that were planned on
     slice: str | None = None  #: what became of the task's slice; None: it has none
-    #: The variable, and its value, that leaves a rank the GPUs that were chosen for it
-    visible: Mapping[int, tuple[str, str]] = {}
+    #: The variables that leave a rank the GPUs that were chosen for it
+    visible: Mapping[int, Mapping[str, str]] = {}
 
 
 def plan_ranks(
@@ -178,12 +178,13 @@ def plan_chosen(
     else:
         dealt = _deal_in_order(entries, ranks, request.gpus_per_rank)
     own = tuple(chain.from_iterable(dealt[rank] for rank in asking))
-    visible = {}
+    visible: dict[int, dict[str, str]] = {}
     for rank in asking if len(dealt[0]) < len(entries) else ():
         numbers = _numbers_of(topology, task, seen, dealt[rank])
-        visible[rank] = narrowed(task.visible, own[0][1].gpu.vendor, numbers)
+        variable, value = narrowed(task.visible, own[0][1].gpu.vendor, numbers)
+        visible[rank] = with_cuda(variable, value, dict(task.lists))
     is_command_s = bool(task.masks) and slurm is None
-    if (not known or ranks == 1) and not (task.bound or task.slice is not None or is_command_s):
+    if (not known or ranks == 1) and not (task.bound or is_command_s):
         planned = _plan_near(node, request, dealt, asking[0], allowed)
         return planned._replace(visible=visible)
     kept = known or (cpus,) * ranks

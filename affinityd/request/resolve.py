@@ -47,8 +47,8 @@ class Reply(NamedTuple):
     visible_memory: frozenset[int] = frozenset()
     slice: str | None = None  #: what became of a Slurm task's slice: "kept" or "dealt"
     doubt: Doubt | None = None  #: why its GPUs may be others; None: they are these
-    #: The variable, and its value, that leaves a rank the GPUs that were chosen for it
-    visible: Mapping[int, tuple[str, str]] = {}
+    #: The variables that leave a rank the GPUs that were chosen for it
+    visible: Mapping[int, Mapping[str, str]] = {}
     near: CpuSet = frozenset()  #: the allowed CPUs near any of the requested ranks' GPUs
 
     @property
