@@ -78,7 +78,7 @@ def several(number: int, gpus: int) -> list[AuditedProcess]:
 def _memory(it: AuditedProcess) -> HostMemory:
     """Return 60 GiB that are near, or 64 GiB of which most is not."""
     near, elsewhere = (20, 44) if it.cause else (60, 0)
-    drawn = {(ANONYMOUS, 3): near, (ANONYMOUS, 1): elsewhere}
+    drawn = {(ANONYMOUS, 3): 10 * near, (ANONYMOUS, 1): 10 * elsewhere}  # pages
     locked = {"VmPin": GIB} if it.cause else {}
     resident = ResidentMemory({ANONYMOUS: (near + elsewhere) * GIB}, drawn, locked)
     return HostMemory(resident, frozenset({3}), frozenset({1}), it.placement)

@@ -97,7 +97,10 @@ def test_every_variable_that_says_something_of_a_plan_is_passed_on(
     pod: Pod, listener: Listener
 ) -> None:
     pod.has("nvidia5")
-    others = ("SLURM", "AFFINITYD_SLICE", "AFFINITYD_MPS_DEVICES")  # of Slurm, and of commands
+    others = (  # of Slurm, and of commands
+        *("SLURM", "AFFINITYD_SLICE", "AFFINITYD_MPS_DEVICES"),
+        *("AFFINITYD_CHOOSE_GPU", "AFFINITYD_GPU_ORDER", "AFFINITYD_GPUS", "AFFINITYD_OWN_LIST"),
+    )
     of_pods = {name for name in READ if not name.startswith(others)}
     pipe = {"CUDA_MPS_PIPE_DIRECTORY": str(pod.folder)}  # of a daemon that is there
     with socket.socket(socket.AF_UNIX) as control:
