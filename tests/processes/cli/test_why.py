@@ -40,7 +40,7 @@ def test_a_process_that_shares_its_cpu_with_its_siblings_waits_for_them(
     assert answer["waited"] > 0.1 * answer["seconds"]
     assert answer["cause"] == "own_threads"
     assert {it["pid"] for it in answer["others"]} >= {*crowd[1:]}
-    assert "bound to CPU" in answer["remedy"]  # by taskset, and the machine has others
+    assert "OMP_NUM_THREADS to at most 1" in answer["remedy"]
 
 
 def test_a_table_names_the_threads_and_the_other_processes(
