@@ -137,7 +137,7 @@ class Auditor:
             overlap=overlap(found),
             skipped=walk.late.total() + held.skipped,
             divided=divided(found),
-            # A rank whose GPU is not known is not to be moved near another's.
+            # A tree may have ranks of a GPU whose processes are not known: none is to be moved.
             tree_tops={} if unknown else tree_tops(found, self._proc),
             gpu_time=self._cpu_time.gpu_time,
             used=used,

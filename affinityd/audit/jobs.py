@@ -1,4 +1,4 @@
-"""Whose job a process is of, by its cgroups; and orphans, which hold a GPU and belong to none.
+"""Which job a process belongs to, by its cgroups. An orphan holds a GPU and belongs to no job.
 
 Source: proc_pid_stat(5).
 """
@@ -242,8 +242,8 @@ def missing_process(holding: Holding) -> AuditedProcess:
     return AuditedProcess(facts, UNKNOWN, threads=(), orphan=NOT_THERE)
 
 
-# The owners of a machine's processes where Slurm runs the jobs, by /proc. Elsewhere any process may
-# be meant to run on: one that was started with nohup, and whose user has logged out, is no orphan.
+# The owners of a machine's processes where Slurm runs the jobs, by /proc. On other machines a
+# process may be meant to outlive its user's login, as with nohup(1), and is no orphan.
 #
 # Source: Slurm's src/slurmd/slurmstepd/slurmstepd_job.c for slurmstepd's title.
 
