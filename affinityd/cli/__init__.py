@@ -7,6 +7,7 @@ from io import TextIOWrapper
 
 from affinityd.cli.console import give_up_stdout, say
 from affinityd.errors import DAEMON_EXTRA, AffinityError
+from affinityd.text import quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ def main(argv: Sequence[str]) -> int:
 
     Raises SystemExit for bad usage that argparse finds.
     """
+    if argv and argv[0].startswith("-") and "--" in argv:
+        argv = ["exec", *argv]  # `affinityd -- CMD`: a job must not die of a word
     name = _command(argv[:1])
     try:
         command = _import(name)
@@ -122,8 +125,13 @@ def _command(argv: Sequence[str]) -> str:
         commands.add_argument(f"_{command}", metavar=command, nargs="?", help=text)
     if line := refusal(name):
         parser.exit(2, f"{line}\n")
+    if not argv:
+        parser.error(f"a command is missing; there are {', '.join(COMMANDS)}")
     if not name.startswith("-"):
-        fault = f"{name!r} is no command" if argv else "a command is missing"
-        parser.error(f"{fault}; there are {', '.join(COMMANDS)}")
+        import difflib  # noqa: PLC0415 - only where something is wrong
+
+        near = difflib.get_close_matches(name[:64], [*COMMANDS, "--help"], n=1)
+        hint = f"did you mean affinityd {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
+        parser.exit(2, f"affinityd: {quote(name)} is no command; {hint}\n")
     parser.parse_args(argv)
     raise AssertionError("argparse ends at --help and at anything else")

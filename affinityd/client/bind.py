@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from affinityd import config
 from affinityd.client import apply, ask_daemon, openmp
@@ -38,6 +39,24 @@ from affinityd.text import count
 if TYPE_CHECKING:
     from affinityd.client.process_plan import ProcessPlan
     from affinityd.request.document import PlanDocument
+
+#: As `Mode` has them, so that a type checker finds a wrong one; - and _ are the same.
+ModeName = Literal[
+    "all",
+    "single",
+    "single_unique",
+    "single-unique",
+    "unique_interleaved",
+    "unique-interleaved",
+    "unique_contiguous",
+    "unique-contiguous",
+    "node",
+    "socket",
+    "exclusive",
+    "core_complex",
+    "core-complex",
+    "even",
+]
 
 KEPT = "kept"  #: the source of a pin that was there before
 NOT_OF_PLAN = frozenset(
@@ -70,7 +89,7 @@ def bind(
     ranks: int | None = None,
     *,
     gpus: str | int | Sequence[int | str] | None = None,
-    mode: str | Mode | None = None,
+    mode: ModeName | Mode | None = None,
     scope: str | Scope | None = None,
     multithreading: str | Multithreading | None = None,
     balanced: bool | None = None,
@@ -81,7 +100,7 @@ def bind(
     strict: bool | None = None,
     choose_gpu: bool = False,
     gpus_per_rank: int | None = None,
-    memory: str | None = None,
+    memory: Literal["local", "preferred", "bind", "interleave"] | None = None,
     nics: str | Sequence[str] | None = None,
     timeout: float = TIMEOUT,
     fail_closed: bool = False,
@@ -104,9 +123,16 @@ def bind(
     Children see it in AFFINITYD_* variables in the environment. A second call with arguments
     plans as the first one did; without any of a plan's, it keeps the CPUs of the first, or of
     `affinityd exec`. Without a plan the process stays as it is, with a warning in the result and in
-    the log; with `fail_closed`, AffinityError is raised instead.
+    the log; with `fail_closed`, AffinityError is raised instead. Elsewhere than on Linux it is the
+    same, without a plan.
     """
     arguments = locals().copy()
+    if sys.platform != "linux":
+        reason = "affinityd needs Linux; this process is not pinned"
+        if fail_closed:
+            raise AffinityError(reason)
+        logger.warning(reason)
+        return Binding(frozenset(), None, None, None, (reason,))
     chosen = {name: value for name, value in arguments.items() if name not in NOT_OF_PLAN}
     if choose_gpu:
         chosen["choose"] = "gpu"

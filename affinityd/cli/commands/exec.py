@@ -57,6 +57,18 @@ CLIENT_OPTIONS = {
     "fail_closed": (None, "fail if the command cannot be pinned"),
     "verbose": (None, "print the rank, GPU, node, CPUs and NICs on stderr"),
 }
+#: How exec stands with launchers, each of whose ranks would inherit one mask.
+_INSIDE_TORCHRUN = "torchrun … --no-python affinityd exec -- python -u train.py"
+ORDERS = {
+    "torchrun": _INSIDE_TORCHRUN,
+    "torch.distributed.run": _INSIDE_TORCHRUN,
+    "torch.distributed.launch": _INSIDE_TORCHRUN,
+    "accelerate": "accelerate launch … --no_python affinityd exec -- python -u train.py",
+    "deepspeed": "deepspeed … --no_python --no_local_rank affinityd exec -- python -u train.py",
+    "mpirun": "mpirun … affinityd exec -- COMMAND",
+    "mpiexec": "mpiexec … affinityd exec -- COMMAND",
+    "srun": "srun … affinityd exec -- COMMAND",
+}
 FLAGS = [name for name, (metavar, _) in CLIENT_OPTIONS.items() if metavar is None]
 #: Options for people, the first in the help; launchers and schedulers set the rest.
 COMMON = (
@@ -85,7 +97,7 @@ def main(argv: Sequence[str]) -> int:
 
         say(refusal("exec --check") or "")
         return FAILED
-    trouble = _trouble(words, start)
+    trouble = _trouble(words, command, start)
     if trouble is None:
         return become(command)
     # However wrong the other options are.
@@ -94,13 +106,13 @@ def main(argv: Sequence[str]) -> int:
     return FAILED if is_closed else become(command)
 
 
-def _trouble(words: Sequence[str], start: float) -> str | None:
+def _trouble(words: Sequence[str], command: Sequence[str], start: float) -> str | None:
     """Pin this process unless the switch is off. Return the reason if it was not pinned."""
     switch = config.ON
     try:
         switch = config.chosen_switch()
         if switch != config.OFF:
-            _pin(parse(words), start, switch)
+            _pin(parse(words), command, start, switch)
     except AffinityError as error:
         trouble = str(error)
     except KeyboardInterrupt:
@@ -140,7 +152,15 @@ def _named(options: Mapping[str, str]) -> dict[str, str]:
     return named
 
 
-def _pin(options: Mapping[str, str], start: float, switch: str) -> None:
+def _launcher_of(command: Sequence[str]) -> str | None:
+    """Return the launcher of ranks that a command is, as a program or as a module of Python."""
+    name = command[0].rpartition("/")[2]
+    if name.startswith("python") and "-m" in command[1:-1]:
+        name = command[command.index("-m") + 1]
+    return name if name in ORDERS else None
+
+
+def _pin(options: Mapping[str, str], command: Sequence[str], start: float, switch: str) -> None:
     """Plan, pin this process and set the command's variables. Raises AffinityError.
 
     With the switch at observe, here or in the daemon, the mask stays as it is.
@@ -157,6 +177,12 @@ def _pin(options: Mapping[str, str], start: float, switch: str) -> None:
         _keep(kept, options, variables, start)
         return
     process, parameters, plan = _plan(options, variables, start, switch)
+    launcher = _launcher_of(command)
+    if launcher is not None and len(plan.gpus) != 1:
+        raise InvalidRequestError(
+            f"the ranks that {launcher} starts would all inherit these CPUs; write "
+            f"{ORDERS[launcher]}"
+        )
     if plan.switch != config.ON:
         apply.export_observed(plan)
         return
@@ -273,7 +299,7 @@ def help_parser() -> Parser:
         usage="affinityd exec [OPTION …] -- CMD …",
         description=(
             "Run CMD on the CPUs near this process's GPU. A launcher starts one for each rank: "
-            "torchrun --nproc_per_node 8 --no-python affinityd exec -- python train.py"
+            "torchrun --nproc_per_node 8 --no-python affinityd exec -- python -u train.py"
         ),
         epilog=(
             "AFFINITYD_MODE and so on do the same. AFFINITYD=off runs CMD as it is; so "

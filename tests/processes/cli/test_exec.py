@@ -1,6 +1,7 @@
 """`affinityd exec`: real commands on real CPUs, with a daemon, without one, and with a bad one."""
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -60,6 +61,37 @@ def test_the_command_runs_near_its_gpu(
 ) -> None:
     done = exec_(*words.split(), *LOOK, env={**here, **task})
     assert (done.cpus, done.stderr) == (cpus, f"affinityd exec: {line}\n" if line else "")
+
+
+@pytest.mark.parametrize("words", [("--",), ("-v", "--"), ("--gpus=0", "--")])
+def test_a_command_after_two_dashes_is_exec_s(here: Mapping[str, str], words: list[str]) -> None:
+    assert affinityd(*words, *LOOK, env={**here, **RANKS}).cpus == NEAR
+
+
+@pytest.mark.parametrize(
+    ("words", "order"),
+    [
+        ("{0}/torchrun train.py", "torchrun … --no-python affinityd exec -- python -u train.py"),
+        ("{0}/mpirun -n 2 x", "mpirun … affinityd exec -- COMMAND"),
+        (
+            "{0}/python3 -u -m torch.distributed.run",
+            "torchrun … --no-python affinityd exec -- python",
+        ),
+    ],
+)
+def test_a_launcher_that_is_wrapped_keeps_its_mask_and_the_line_has_the_right_order(
+    here: Mapping[str, str], tmp_path: Path, words: str, order: str
+) -> None:
+    program = tmp_path / Path(words.split(maxsplit=1)[0]).name
+    program.write_text(f"#!/bin/sh\nenv | grep ^AFFINITYD_LOCALITY; {shlex.join(LOOK)}\n")
+    program.chmod(0o755)
+    command = words.format(tmp_path).split()
+    several = exec_(*command, env=here)
+    one = exec_("--gpus=1", "--", *command, env=here)
+    assert several.cpus == BOTH
+    assert f"write {order}" in several.stderr
+    assert several.stderr.endswith("; the command runs unpinned\n")
+    assert one.stdout.endswith(f"\t{FAR}\n")  # all ranks use the GPU that it is near
 
 
 @pytest.mark.parametrize(

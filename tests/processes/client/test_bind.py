@@ -6,11 +6,12 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 import affinityd
+from affinityd.client.bind import ModeName
 from affinityd.planner.modes import MODES
 from affinityd.request.parameters import PARAMETERS
 from tests.support.tiny import BOTH, CPUS, FAR, NEAR, tiny_tree
@@ -88,6 +89,15 @@ def test_without_a_plan_the_process_is_unchanged_and_warned(here: Mapping[str, s
     own = sorted(os.sched_getaffinity(0))
     assert said == [own, own, None, "default", [], None, None, False, [NO_GPU]]
     assert stderr == f"affinityd: {NO_GPU}\n"
+
+
+def test_elsewhere_than_on_linux_it_says_so(here: Mapping[str, str]) -> None:
+    elsewhere = (
+        "sys.platform = 'darwin'; del os.sched_getaffinity, os.sched_setaffinity\n"
+        "b = affinityd.bind(); say(b.pinned, b.warnings)"
+    )
+    line = "affinityd needs Linux; this process is not pinned"
+    assert python(elsewhere, here) == [False, [line], f"{line}\n"]
 
 
 def test_a_binder_that_will_undo_the_pin_is_a_warning(here: Mapping[str, str]) -> None:
@@ -226,6 +236,7 @@ os.wait()
 
 def test_the_enums_have_the_names_of_plans() -> None:
     assert {str(mode) for mode in affinityd.Mode} == {*MODES}
+    assert {name.replace("-", "_") for name in get_args(ModeName)} == {*MODES}
     for choice, name in ((affinityd.Scope, "scope"), (affinityd.Multithreading, "multithreading")):
         assert {str(member) for member in choice} == {*PARAMETERS[name].schema["enum"]}
     assert {*affinityd.__all__} <= {*dir(affinityd)}
