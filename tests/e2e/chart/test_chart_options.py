@@ -34,7 +34,7 @@ def test_kubernetes_knows_every_field() -> None:
 
 @EVERY_OPTION
 def test_objects_have_the_label_and_namespace_of_the_release(option: str) -> None:
-    elsewhere = {"PodMonitor", "ConfigMap"}  # where Prometheus and Grafana look
+    elsewhere = {"PodMonitor", "PrometheusRule", "ConfigMap"}  # where Prometheus and Grafana look
     namespace = "gpu-platform" if option == "catalog" else rendering.NAMESPACE
     for manifest in objects(option).values():
         assert manifest["metadata"]["labels"]["app.kubernetes.io/instance"] == "affinityd"
@@ -52,15 +52,11 @@ def test_the_chart_s_test_runs_beside_a_daemon(option: str) -> None:
     assert bool(tests) == (option != "socket-only")
 
 
-@pytest.mark.parametrize("option", ["pod-monitor", "service-monitor"])
-def test_a_monitor_finds_the_daemons(option: str) -> None:
-    (monitor,) = (it for it in objects(option).values() if it["kind"].endswith("Monitor"))
-    by_pods = monitor["kind"] == "PodMonitor"
-    candidates = [daemon_set(option)["spec"]["template"]] if by_pods else objects(option).values()
-    labels = [it["metadata"]["labels"] for it in candidates if by_pods or it["kind"] == "Service"]
-    chooses = monitor["spec"]["selector"]["matchLabels"].items()
-    (chosen,) = (it for it in labels if chooses <= it.items())
-    assert chosen[monitor["spec"]["jobLabel"]] == "affinityd"
+def test_the_monitor_finds_the_daemons() -> None:
+    monitor = objects("pod-monitor")["PodMonitor/affinityd"]
+    labels = daemon_set("pod-monitor")["spec"]["template"]["metadata"]["labels"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert labels[monitor["spec"]["jobLabel"]] == "affinityd"
 
 
 # What values make of the daemon: what it is told, and what it may do.

@@ -26,11 +26,12 @@ def notes_of(text: str) -> str:
 
 
 def test_the_notes_say_which_values_are_removed() -> None:
-    values = "audit.measuredFolder=/a enforce.mode=pin enforce.policy=x kubernetes.rules[0].pod=a"
-    notes = notes_of(values)
-    for name in ("audit.measuredFolder is", "enforce.policy are", "kubernetes.rules is"):
-        assert f"{name} removed, and ignored" in notes
-    assert "removed, and ignored" not in notes_of("default")
+    values = (
+        "audit.measuredFolder=/a enforce.mode=pin metrics.podMonitor.scrapeTimeout=9s hostPID=true"
+    )
+    removed = "audit.measuredFolder, enforce, hostPID, metrics.podMonitor.scrapeTimeout"
+    assert f"Removed, and ignored: {removed}. Leave them out." in notes_of(values)
+    assert "Removed, and ignored" not in notes_of("default")
 
 
 def test_a_package_has_all_that_is_rendered_and_nothing_of_the_tests(tmp_path: Path) -> None:

@@ -2,13 +2,15 @@
 
 import json
 import re
+import shutil
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e.chart import values_table
-from tests.e2e.chart.rendering import CHART, loaded, objects, refusal
+from tests.e2e.chart.rendering import CHART, OPTIONS, helm, loaded, objects, pod, refusal
 from tests.support.tables import table
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
@@ -23,11 +25,6 @@ def test_each_typo_is_refused_and_named() -> None:
     assert sorted(shortened.splitlines()) == sorted(
         message.removesuffix(", …") for _, message in rows
     )
-
-
-@pytest.mark.parametrize("text", ["0", "true", "15s"])
-def test_an_interval_is_seconds_or_off(text: str) -> None:
-    assert "at '/settings/scanInterval'" in refusal(f"settings.scanInterval={text}")
 
 
 @pytest.mark.parametrize(("values", "said"), table("chart-contradictions.tsv"))
@@ -94,7 +91,7 @@ def properties(schema: Mapping[str, Any], path: str = "") -> Iterator[str]:
     if "$ref" in schema:
         schema = SCHEMA["definitions"][schema["$ref"].rpartition("/")[2]]
     for name, part in schema.get("properties", {}).items():
-        if part.get("description", "").startswith("Removed in "):  # it is ignored
+        if part == {"$ref": "#/definitions/removed"}:
             continue
         yield f"{path}/{name}"
         yield from properties(part, f"{path}/{name}")
@@ -111,3 +108,32 @@ def test_every_value_that_can_be_set_is_in_values_yaml_with_its_default() -> Non
     free = ("/nodeSelector/", "/resources/", "/dashboards/labels/")
     resources = {"/resources/requests", "/resources/limits"}
     assert settable == {path for path in names(VALUES) if not path.startswith(free)} | resources
+
+
+def test_every_value_is_shown_and_tried_in_a_file_of_ci() -> None:
+    tried = {
+        path
+        for file in OPTIONS.values()
+        for text in loaded(file.read_text())
+        for path in names(text)
+    }
+    assert {*names(VALUES)} - tried == {"/nodeSelector/kubernetes.io/os"}
+
+
+def test_what_yaml_would_read_as_a_comment_or_a_number_is_quoted() -> None:
+    values = """kubernetes.nri.enabled=true 'kubernetes.nri.socketFolder=/run/nri #x'
+        kubernetes.podResources=true 'kubernetes.kubeletRoot=/kubelet #x'
+        'socket.hostPath=/run/affinityd #x' gpuNodeLabels={1e3}"""
+    paths = {volume["hostPath"]["path"] for volume in pod(values)["volumes"]}
+    assert paths > {"/run/nri #x", "/kubelet #x/pod-resources", "/run/affinityd #x"}
+    assert '"key": "1e3"' in json.dumps(pod(values)["affinity"])
+
+
+def test_values_of_an_earlier_release_are_taken_or_refused_in_a_line(tmp_path: Path) -> None:
+    """`--reuse-values` gives the chart these, and no default of its own."""
+    copy = shutil.copytree(CHART, tmp_path / "chart")
+    values = {**VALUES, "kubernetes": {"podResources": False}, "ports": {"http": 9465}}
+    (copy / "values.yaml").write_text(json.dumps(values))
+    done = helm("template", "affinityd", str(copy))
+    assert "kubernetes.kubeletRoot has no value: set it; or, " in done.stderr.splitlines()[0]
+    assert "--reset-then-reuse-values instead" in done.stderr.splitlines()[0]

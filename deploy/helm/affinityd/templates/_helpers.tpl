@@ -1,3 +1,13 @@
+{{- /* The value at a path, (list $ "audit.enabled"), as YAML; empty: there is none, or it is null. */}}
+{{- define "affinityd.valueAt" -}}
+{{- $value := (index . 0).Values }}
+{{- range splitList "." (index . 1) }}
+{{- $value = ternary $value dict (kindIs "map" $value) }}
+{{- $value = ternary (get $value .) nil (hasKey $value .) }}
+{{- end }}
+{{- if not (kindIs "invalid" $value) }}{{ toYaml $value }}{{ end }}
+{{- end }}
+
 {{- define "affinityd.name" -}}
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
 {{- end }}
@@ -18,7 +28,7 @@ app.kubernetes.io/name: {{ include "affinityd.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
-{{- /* part-of is affinityd for every release: the monitors name their job by it. */}}
+{{- /* part-of is affinityd for every release: the monitor names its job by it. */}}
 {{- define "affinityd.ownPodLabels" -}}
 {{ include "affinityd.selectorLabels" . }}
 app.kubernetes.io/part-of: affinityd
@@ -93,7 +103,7 @@ affinity:
         {{- range . }}
         {{- $label := splitn "=" 2 . }}
         - matchExpressions:
-            - key: {{ $label._0 }}
+            - key: {{ $label._0 | quote }}
               {{- if contains "=" . }}
               operator: In
               values: [{{ $label._1 | quote }}]
@@ -112,34 +122,6 @@ tolerations:
 {{- end }}
 {{- end }}
 
-{{- /* The endpoint of both monitors; takes the monitor's values. */}}
-{{- define "affinityd.endpoint" -}}
-path: /metrics
-honorLabels: true # namespace, pod and container of a job are not those of the daemon
-{{- with .interval }}
-interval: {{ . }}
-{{- end }}
-{{- with .scrapeTimeout }}
-scrapeTimeout: {{ . }}
-{{- end }}
-relabelings:
-  - action: replace
-    sourceLabels: [__meta_kubernetes_pod_node_name]
-    targetLabel: node
-  {{- with .relabelings }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
-{{- with .metricRelabelings }}
-metricRelabelings:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- end }}
-
-{{- /* true, or empty: the audit needs the node's pids. */}}
-{{- define "affinityd.hostPID" -}}
-{{- if or .Values.audit.enabled .Values.hostPID }}true{{ end }}
-{{- end }}
-
 {{- /* The class that brings NVML; empty: the cluster's default. */}}
 {{- define "affinityd.runtimeClassName" -}}
 {{- .Values.runtimeClassName | default (ternary .Values.audit.runtimeClassName "" .Values.audit.enabled) }}
@@ -148,7 +130,7 @@ metricRelabelings:
 {{- /* Seconds, or off; empty: the daemon's default. Without the node's pids a scan finds nothing. */}}
 {{- define "affinityd.scanInterval" -}}
 {{- $chosen := .Values.settings.scanInterval }}
-{{- if or (not (include "affinityd.hostPID" .)) (kindIs "bool" $chosen) }}off{{ else if $chosen }}{{ $chosen }}{{ end }}
+{{- if or (not .Values.audit.enabled) (kindIs "bool" $chosen) }}off{{ else if $chosen }}{{ $chosen }}{{ end }}
 {{- end }}
 
 {{- define "affinityd.nobody" -}}
@@ -190,7 +172,7 @@ seccompProfile:
 
 {{- /* The URL by which a pod of any namespace reaches its own node's daemon. */}}
 {{- define "affinityd.url" -}}
-http://{{ include "affinityd.fullname" . }}.{{ include "affinityd.namespace" . }}:{{ .Values.ports.plan }}
+http://{{ include "affinityd.fullname" . }}.{{ include "affinityd.namespace" . }}:9466
 {{- end }}
 
 {{- /* Where the daemon sees its socket's folder: as the node, which mounts it in containers by NRI. */}}
@@ -200,5 +182,5 @@ http://{{ include "affinityd.fullname" . }}.{{ include "affinityd.namespace" . }
 
 {{- /* Whether the node's cgroups are mounted: for the cpusets of other pods. */}}
 {{- define "affinityd.cgroups" -}}
-{{- if or (include "affinityd.hostPID" .) .Values.kubernetes.nri.enabled }}true{{ end }}
+{{- if or .Values.audit.enabled .Values.kubernetes.nri.enabled }}true{{ end }}
 {{- end }}

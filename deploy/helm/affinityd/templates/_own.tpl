@@ -1,8 +1,8 @@
 {{- /* Settings of the chart itself: a second one would be dropped, or break the pod. */}}
 {{- define "affinityd.chartsOwn" -}}
 {{- $remedies := dict
-      "--listen" "; set listenAddress and ports.http instead"
-      "--listen-plan" "; set listenAddress, ports.plan and plan.enabled instead"
+      "--listen" "; set listenAddress instead"
+      "--listen-plan" "; set listenAddress and plan.enabled instead"
       "--socket" "; set socket.hostPath instead"
       "--reserved-cpus" "; set settings.reservedCpus instead"
       "--scan-interval" "; set settings.scanInterval instead"
@@ -60,7 +60,6 @@
       "commonLabels" (list $labels .Values.commonLabels)
       "podLabels" (list (fromYaml (include "affinityd.ownPodLabels" .)) .Values.podLabels)
       "metrics.podMonitor.labels" (list $labels $metrics.podMonitor.labels)
-      "metrics.serviceMonitor.labels" (list $labels $metrics.serviceMonitor.labels)
       "metrics.prometheusRule.labels" (list $labels $metrics.prometheusRule.labels)
       "dashboards.labels" (list $labels .Values.dashboards.labels) }}
 {{- range $name, $_ := index $chosen 1 }}

@@ -43,8 +43,11 @@ def test_an_old_chart_is_upgraded(chart: Chart, values: Mapping[str, Any], tmp_p
 
 
 def test_kubelet_starts_a_daemon_again_that_hangs(chart: Chart, values: Mapping[str, Any]) -> None:
-    sooner = {"periodSeconds": 1, "timeoutSeconds": 5, "failureThreshold": 3}
-    chart.helm("upgrade --install", {**values, "livenessProbe": sooner})
+    chart.helm("upgrade --install", values)
+    sooner = '[{"name":"affinityd","livenessProbe":{"periodSeconds":1,"timeoutSeconds":5}}]'
+    patch = f'{{"spec":{{"template":{{"spec":{{"containers":{sooner}}}}}}}}}'
+    chart.cluster.run(f"kubectl -n affinityd patch daemonset affinityd --patch '{patch}'")
+    chart.cluster.run("kubectl -n affinityd rollout status daemonset/affinityd")
     for pid in chart.cluster.pids(chart.pod()["metadata"]["uid"]):
         os.kill(pid, signal.SIGSTOP)
 
