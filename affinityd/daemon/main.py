@@ -18,8 +18,9 @@ from affinityd import __version__
 from affinityd.config import ON
 from affinityd.config.settings import Settings
 from affinityd.daemon import release_signals
-from affinityd.daemon.api.app import Api
-from affinityd.daemon.api.peers import Connections
+from affinityd.daemon.api.app import plans_app, whole_app
+from affinityd.daemon.api.peers import Callers, Connections
+from affinityd.daemon.api.state import ApiState
 from affinityd.daemon.logging import log_on_stdout
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.servers import Listeners, Server, listening, raise_file_limit
@@ -85,11 +86,12 @@ async def _serve(
         scan_interval=settings.scan_interval,
         nvml_failures=nvml_failures,
     )
-    api = Api(settings, watcher, metrics, last_scan)
+    callers = Callers(replayed=settings.replays)
+    state = ApiState(settings, watcher, metrics, last_scan, callers)
     connections = Connections(metrics.refused_connections.inc)
     servers = [
-        Server(api.whole(), listeners.everything, connections),
-        Server(api.only_plans(), listeners.plans, connections),
+        Server(whole_app(state), listeners.everything, connections),
+        Server(plans_app(state), listeners.plans, connections),
     ]
     works = [watcher.watch(), listeners.watch()]
     plugin = None

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from time import perf_counter
+from typing import Annotated
 from urllib.parse import parse_qsl
 
+from fastapi import APIRouter, Depends
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from affinityd.config import OBSERVE
-from affinityd.daemon.api.description import JSON
-from affinityd.daemon.api.peers import Callers, peer_of_request
+from affinityd.daemon.api.peers import peer_of_request
+from affinityd.daemon.api.state import JSON, TEXT, refusals, state_of
 from affinityd.daemon.metrics.registry import Metrics
-from affinityd.daemon.state.topology_watcher import TopologyWatcher
 from affinityd.errors import AffinityError, BoundError, InvalidRequestError
 from affinityd.json_codec import dumps
 from affinityd.request import resolve
-from affinityd.request.document import document
+from affinityd.request.document import PlanDocument, document
+from affinityd.request.environment import ENV
 from affinityd.request.formats import render
-from affinityd.request.parameters import MAX_LENGTH, Request, parse_query
+from affinityd.request.parameters import MAX_LENGTH, PARAMETERS, VARIABLE, Request, parse_query
 from affinityd.request.ranks import asked_ranks
 from affinityd.request.resolve import Caller, Reply
 from affinityd.request.task import names_unknown_mig
@@ -37,50 +39,103 @@ JOBS_FORMAT = "shell"  #: of exec, bind, TaskProlog and a pod's run
 _reply = lru_cache(MOST_REPLIES)(resolve.plan_reply)
 
 
-class Plans:
-    """Answers plan requests on the node as it is known now, and counts them."""
+_NOT_READ = {503: "The machine has not been read yet."}
+NOT_READ = refusals(_NOT_READ)
+NO_PLAN = refusals(
+    {
+        404: "No such GPU, or none visible; says which exist.",
+        409: "Cannot be satisfied; says what could be.",
+        422: "A parameter is unknown, repeated, empty or malformed.",
+        **_NOT_READ,
+    }
+)
+#: FastAPI does not read the parameters: the command line, which has no FastAPI, takes the same.
+DESCRIBED = [
+    {
+        "name": name,
+        "in": "query",
+        "description": parameter.help,
+        "schema": parameter.schema,
+        "allowEmptyValue": parameter.may_be_empty,
+    }
+    for name, parameter in {**PARAMETERS, ENV: VARIABLE}.items()
+]
 
-    def __init__(self, watcher: TopologyWatcher, callers: Callers, metrics: Metrics) -> None:
-        self._watcher = watcher
-        self._callers = callers
-        self._metrics = metrics
+router = APIRouter()
 
-    async def get(self, request: HttpRequest) -> Response:
-        """Answer a request. Raises AffinityError; its kind is the reason."""
-        await self._watcher.first_reading()
-        began, query = perf_counter(), request.scope["query_string"]
-        client = "job" if f"format={JOBS_FORMAT}".encode() in query else "other"
-        try:
-            asked = await self.asked(request)
-            node, caller = self._watcher.node, self._callers.of_peer(peer_of_request(request.scope))
-            reply = replied(node, asked, caller)
-        except AffinityError as error:
-            self._metrics.plans.labels("", str(error.status), "", client).inc()
-            if isinstance(error, BoundError):
-                self._metrics.slurm_slices.labels("bound").inc()
-            raise
-        is_text = wants_text(request.headers.get("accept"))
-        form = asked.format or ("cpulist" if is_text else "json")
-        mode = reply.request.options.mode
-        self._metrics.plans.labels(mode, "ok", reply.locality, client).inc()
-        if asked.task.slurm is not None:
-            self._metrics.slurm_slices.labels(reply.slice or "none").inc()
-        if observed := observed_placement(node.topology, reply, caller, form):
-            self._metrics.observed_plans.labels(observed, reply.locality).inc()
-        self._metrics.plan_seconds.observe(perf_counter() - began)
-        if form == "json":
-            return Response(f"{dumps(document(reply), ensure_ascii=False)}\n", media_type=JSON)
-        return Response(render(reply, form), media_type="text/plain")
 
-    async def asked(self, request: HttpRequest) -> Request:
-        """Read the query of a request, and the machine again where it has changed."""
-        query, peer = request.scope["query_string"], peer_of_request(request.scope)
-        asked = parse_query(pairs_of(query))
-        await self._watcher.refresh()
-        names_mig = b"MIG-" in query  # maybe of an instance that was made since the last reading
-        if names_mig and names_unknown_mig(self._watcher.node.topology, asked.task):
-            await self._watcher.seek_mig(peer.credentials.uid if peer else None)
-        return asked
+@dataclass(frozen=True)
+class PlanQuery:
+    """A query that was read."""
+
+    asked: Request
+    client: str  #: "job": exec, bind, TaskProlog and a pod's run; or "other"
+    began: float  #: when it came, by perf_counter
+
+
+async def plan_query(request: HttpRequest) -> PlanQuery:
+    """Read the query of a request. Raises AffinityError."""
+    state = state_of(request)
+    await state.watcher.first_reading()
+    began = perf_counter()
+    is_job = f"format={JOBS_FORMAT}".encode() in request.scope["query_string"]
+    client = "job" if is_job else "other"
+    try:
+        return PlanQuery(await read_query(request), client, began)
+    except AffinityError as error:
+        _count_refusal(state.metrics, client, error)
+        raise
+
+
+@router.get(
+    "/plan",
+    summary="The CPUs of each rank",
+    response_model=PlanDocument,
+    responses={200: {"content": {TEXT: {"schema": {"type": "string"}}}}, **NO_PLAN},
+    openapi_extra={"parameters": DESCRIBED},
+)
+async def plan(request: HttpRequest, query: Annotated[PlanQuery, Depends(plan_query)]) -> Response:
+    """Answer a request. Raises AffinityError; its kind is the reason."""
+    state = state_of(request)
+    metrics = state.metrics
+    asked = query.asked
+    try:
+        node = state.watcher.node
+        caller = state.callers.of_peer(peer_of_request(request.scope))
+        reply = replied(node, asked, caller)
+    except AffinityError as error:
+        _count_refusal(metrics, query.client, error)
+        raise
+    is_text = wants_text(request.headers.get("accept"))
+    form = asked.format or ("cpulist" if is_text else "json")
+    mode = reply.request.options.mode
+    metrics.plans.labels(mode, "ok", reply.locality, query.client).inc()
+    if asked.task.slurm is not None:
+        metrics.slurm_slices.labels(reply.slice or "none").inc()
+    if observed := observed_placement(node.topology, reply, caller, form):
+        metrics.observed_plans.labels(observed, reply.locality).inc()
+    metrics.plan_seconds.observe(perf_counter() - query.began)
+    if form == "json":
+        return Response(f"{dumps(document(reply), ensure_ascii=False)}\n", media_type=JSON)
+    return Response(render(reply, form), media_type=TEXT)
+
+
+def _count_refusal(metrics: Metrics, client: str, error: AffinityError) -> None:
+    metrics.plans.labels("", str(error.status), "", client).inc()
+    if isinstance(error, BoundError):
+        metrics.slurm_slices.labels("bound").inc()
+
+
+async def read_query(request: HttpRequest) -> Request:
+    """Read the query of a request, and the machine again where it has changed."""
+    query, peer = request.scope["query_string"], peer_of_request(request.scope)
+    watcher = state_of(request).watcher
+    asked = parse_query(pairs_of(query))
+    await watcher.refresh()
+    names_mig = b"MIG-" in query  # maybe of an instance that was made since the last reading
+    if names_mig and names_unknown_mig(watcher.node.topology, asked.task):
+        await watcher.seek_mig(peer.credentials.uid if peer else None)
+    return asked
 
 
 def replied(node: Node, asked: Request, caller: Caller | None = None) -> Reply:

@@ -18,8 +18,9 @@ from starlette.types import ASGIApp
 from affinityd.audit.document import AuditDocument, WholeProcessDocument
 from affinityd.config.settings import Settings
 from affinityd.daemon.api import peers, plan
-from affinityd.daemon.api.app import MOST_IN_TURN, Api
-from affinityd.daemon.api.peers import KEY, Peer, reader_of
+from affinityd.daemon.api.app import MOST_IN_TURN, whole_app
+from affinityd.daemon.api.peers import KEY, Callers, Peer, reader_of
+from affinityd.daemon.api.state import ApiState
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.state.scans import ALL, COUNTS
 from affinityd.daemon.state.topology_watcher import TopologyWatcher
@@ -129,7 +130,8 @@ def test_one_process_is_answered_whole_and_others_have_no_threads() -> None:
 
 
 def app_of(watcher: TopologyWatcher) -> ASGIApp:
-    return Api(Settings(), watcher, Metrics(watcher, lambda: None), lambda: None).whole()
+    metrics = Metrics(watcher, lambda: None)
+    return whole_app(ApiState(Settings(), watcher, metrics, lambda: None, Callers()))
 
 
 async def answered(

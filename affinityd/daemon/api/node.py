@@ -1,0 +1,169 @@
+"""The paths for the node, its metrics and its processes.
+
+`GET /audit` shows processes to root and the admin group, and counts to all others.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from affinityd.audit.document import AuditDocument, WholeProcessDocument
+from affinityd.config.settings import Settings
+from affinityd.daemon.api.page import PICTURE_HEADERS, takes_gzip
+from affinityd.daemon.api.peers import peer_of_request, reader_of
+from affinityd.daemon.api.plan import DESCRIBED, NO_PLAN, NOT_READ, read_query
+from affinityd.daemon.api.state import JSON, refusals, state_of
+from affinityd.daemon.state.background import in_background
+from affinityd.daemon.state.scans import ALL
+from affinityd.errors import InvalidRequestError, NoSuchProcessError, NotScannedError
+from affinityd.json_codec import dumps
+from affinityd.picture import Marks, draw, marks_of
+from affinityd.request.resolve import answer
+from affinityd.text import quote, whole_number
+from affinityd.topology.document import TopologyAnswer, to_document
+
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+PID = "pid="  #: a query's parameter
+MAX_PID = 2**22  #: kernel include/linux/threads.h, PID_MAX_LIMIT
+
+#: A browser keeps them out of other sites' pages: Fetch, Cross-Origin-Resource-Policy.
+_DOCUMENT_HEADERS = {
+    "cache-control": "no-store",
+    "cross-origin-resource-policy": "same-origin",
+    "vary": "accept-encoding",
+    "x-content-type-options": "nosniff",
+}
+_NO_DOCUMENT = {
+    404: "No such process uses a GPU, or the caller may not see it.",
+    422: "It does not take this parameter.",
+    503: "There has been no scan yet, or the daemon does not scan.",
+}
+_PID = {
+    "name": "pid",
+    "in": "query",
+    "description": "one process with its threads (WholeProcessDocument), in place of all",
+    "schema": {"type": "integer", "minimum": 0},
+}
+
+router = APIRouter()
+
+
+class SvgResponse(Response):
+    """A picture."""
+
+    media_type = "image/svg+xml"
+
+
+@router.get(
+    "/topology",
+    summary="The node as it was read",
+    response_model=TopologyAnswer,
+    responses=NOT_READ,
+)
+async def topology(request: Request) -> Response:
+    """Answer with the node, as it is now."""
+    watcher = state_of(request).watcher
+    await watcher.refresh()
+    node = watcher.node
+    reply = TopologyAnswer(node.generation, to_document(node.topology))
+    return Response(dumps(reply), media_type=JSON)
+
+
+@router.get("/metrics", summary="Prometheus metrics", response_class=PlainTextResponse)
+async def metrics(request: Request) -> Response:
+    """Answer with the metrics."""
+    state = state_of(request)
+    async with state.turn:
+        body = await in_background(state.metrics.exposition)
+    return Response(body, headers={"content-type": PROMETHEUS})
+
+
+@router.get("/healthz", summary="The daemon runs", response_class=PlainTextResponse)
+async def healthz() -> Response:
+    """Answer at all."""
+    return PlainTextResponse("ok\n")
+
+
+@router.get(
+    "/readyz",
+    summary="The daemon can plan",
+    response_class=PlainTextResponse,
+    responses=NOT_READ,
+)
+async def readyz(request: Request) -> Response:
+    """Answer once the node has been read. Raises NotReadyError."""
+    return PlainTextResponse(f"ready: {state_of(request).watcher.node.topology.name}\n")
+
+
+@router.get(
+    "/topology.svg",
+    summary="The node as a picture, with the parameters of /plan also a plan",
+    response_class=SvgResponse,
+    responses=NO_PLAN,
+    openapi_extra={
+        "parameters": [parameter for parameter in DESCRIBED if parameter["name"] != "format"]
+    },
+)
+async def topology_svg(request: Request) -> Response:
+    """Answer with a picture of the node, or of a plan on it."""
+    state = state_of(request)
+    await state.watcher.refresh()
+    marks = Marks(state.watcher.node.reserved)
+    if request.scope["query_string"]:
+        asked = await read_query(request)
+        if asked.format is not None:
+            raise InvalidRequestError("format: this is always SVG; leave it out")
+        caller = state.callers.of_peer(peer_of_request(request.scope))
+        marks = marks_of(answer(state.watcher.node, asked, caller), marks.reserved)
+    return SvgResponse(draw(state.watcher.node.topology, marks), headers=PICTURE_HEADERS)
+
+
+@router.get(
+    "/audit",
+    summary="The processes that use GPUs, and where they may run",
+    response_model=AuditDocument | WholeProcessDocument,
+    responses=refusals(_NO_DOCUMENT),
+    openapi_extra={"parameters": [_PID]},
+)
+async def audit(request: Request) -> Response:
+    """Answer with the last scan, as much as the caller may see, or with one process of it."""
+    state = state_of(request)
+    query = request.scope["query_string"].decode("ascii", errors="replace")
+    pid = whole_number(query.removeprefix(PID), MAX_PID) if query.startswith(PID) else None
+    if query and pid is None:
+        raise InvalidRequestError(
+            f"/audit takes no parameter but {PID}N, and was given {quote(query)}"
+        )
+    reader = reader_of(peer_of_request(request.scope), state.settings.admin_group)
+    last = state.last_scan()
+    if last is None:
+        raise _no_scan(state.settings)
+    if pid is not None:
+        process = last.process(pid) if reader == ALL else None
+        if process is None:
+            raise NoSuchProcessError(
+                f"pid: {pid} uses no GPU, by the last scan, or this caller may not see it"
+            )
+        return Response(process, media_type=JSON, headers=_DOCUMENT_HEADERS)
+    tag = f'W/"{last.boot}-{reader}"'  # weak: it is the same compressed and not
+    headers = {**_DOCUMENT_HEADERS, "etag": tag}
+    if request.headers.get("if-none-match") == tag:  # the page asks often
+        return Response(status_code=304, headers=headers)
+    as_gzip = takes_gzip(request)
+    if as_gzip:
+        headers["content-encoding"] = "gzip"
+    async with state.turn:
+        document = await in_background(partial(last.document, reader, as_gzip=as_gzip))
+    return Response(document, media_type=JSON, headers=headers)
+
+
+def _no_scan(settings: Settings) -> NotScannedError:
+    if settings.replays:
+        return NotScannedError("a replayed machine has no processes to scan")
+    if settings.scan_interval is None:
+        return NotScannedError("this daemon scans no processes: its scan interval is off")
+    return NotScannedError("the processes have not been scanned yet; try again in a moment")
