@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from functools import partial
+from gzip import compress
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -77,9 +78,13 @@ async def topology(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Answer with the metrics."""
     state = state_of(request)
+    headers = {"content-type": PROMETHEUS, "vary": "accept-encoding"}
     async with state.turn:
         body = await in_background(state.metrics.exposition)
-    return Response(body, headers={"content-type": PROMETHEUS})
+        if takes_gzip(request):
+            headers["content-encoding"] = "gzip"
+            body = await in_background(partial(compress, body, 6))
+    return Response(body, headers=headers)
 
 
 @router.get("/healthz", summary="The daemon runs", response_class=PlainTextResponse)

@@ -3,14 +3,16 @@
 import os
 import re
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from affinityd.daemon.api.peers import MOST_OF_ONE, MOST_RECEIVED, TOO_LARGE
-from tests.support.daemons import PATIENCE, Daemon, running
+from tests.support.daemons import PATIENCE, Daemon, free_port, running
 
 REFUSED = r"^affinityd_refused_connections_total (\S+)$"
 
@@ -88,13 +90,21 @@ def test_a_head_that_is_too_long_has_an_answer(daemon: Daemon) -> None:
         assert everything(connection) == TOO_LARGE
 
 
-@pytest.mark.parametrize("path", ["/audit", "/metrics", "/topology", "/openapi.json"])
-def test_requests_that_wait_for_no_answer_leave_no_traceback(daemon: Daemon, path: str) -> None:
-    for _ in range(10):
-        with connect(daemon) as connection:
-            connection.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode() * 3)
-    assert daemon.get(TARGET).body == ANSWER
+PATHS = ("/audit", "/metrics", "/topology", "/openapi.json", "/plan?gpus=0", "/nothing")
+
+
+def test_requests_that_are_reset_before_their_answer_leave_no_traceback(folder: Path) -> None:
+    port = free_port()
+    with running(folder, *MACHINE, listen=f"127.0.0.1:{port}") as daemon:
+        for target, number in product(PATHS, (1, 3, 3, 3)):
+            request = f"GET {target} HTTP/1.1\r\nhost: x\r\n\r\n".encode()
+            with connect(daemon) as unix, socket.create_connection(("127.0.0.1", port)) as tcp:
+                tcp.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                for connection in (unix, tcp):
+                    connection.sendall(request * number)
+        assert daemon.get(TARGET).body == ANSWER
     assert "Traceback" not in daemon.log.read_text()
+    assert daemon.complaints == []
 
 
 def memory(daemon: Daemon) -> int:

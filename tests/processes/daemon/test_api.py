@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from gzip import decompress
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,18 @@ def test_head_is_answered_as_get_without_the_body(daemon: Daemon, target: str) -
         answers.append((response.status, headers))
     connection.close()
     assert answers == answers[:1] * 4
+
+
+def test_metrics_are_compressed_where_that_is_asked_for(daemon: Daemon) -> None:
+    plain, packed = daemon.get("/metrics"), daemon.get("/metrics", **{"accept-encoding": "gzip"})
+    codings = [it.headers.get("content-encoding") for it in (plain, packed)]
+    assert codings == [None, "gzip"]
+    names = [
+        set(re.findall(rb"^affinityd\w+", it, re.MULTILINE))
+        for it in (plain.body, decompress(packed.body))
+    ]
+    assert names[0] == names[1] != set()
+    assert len(packed.body) < len(plain.body) / 4
 
 
 def test_the_first_page_lists_what_is_served_a_line_each(daemon: Daemon) -> None:

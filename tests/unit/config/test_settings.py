@@ -1,5 +1,6 @@
 """Where settings come from, and what is said of a wrong one."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,8 +9,10 @@ from typing import Any
 import pytest
 
 from affinityd.cli import main
-from affinityd.config.settings import Settings, load
+from affinityd.config import PLAN_PARAMETERS, read_file
+from affinityd.config.settings import NAMES, Settings, load
 from affinityd.errors import InvalidRequestError
+from tests.support.paths import REPOSITORY
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,14 @@ def test_a_flag_overrides_a_variable_and_that_the_file(sources: Sources) -> None
     env = {"AFFINITYD_LISTEN": "10.0.0.2:2", "AFFINITYD_SOCKET": "/variable"}
     made = sources.load({"listen": "10.0.0.1:1"}, env, file)
     assert (made.listen, made.socket, made.log_format) == (("10.0.0.1", 1), "/variable", "json")
+
+
+def test_every_line_of_the_example_is_a_setting_and_a_value_that_it_takes(sources: Sources) -> None:
+    example = (REPOSITORY / "deploy/systemd/affinityd.conf").read_text()
+    file = re.sub("^#(?=[A-Z])", "", example, flags=re.MULTILINE)
+    assert sources.load(file=file).nri_namespaces == {"training", "serving"}
+    names = {name.removeprefix("AFFINITYD_").lower() for name in read_file(str(sources.path))}
+    assert names - {*NAMES, *PLAN_PARAMETERS, "affinityd", "nics", "drain"} == set()
 
 
 def test_a_machine_overrides_a_root_of_a_lesser_source(sources: Sources) -> None:
