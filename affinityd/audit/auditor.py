@@ -23,7 +23,7 @@ from affinityd.audit.model import (
     ProcessFacts,
     Scan,
 )
-from affinityd.audit.verdict import History, states
+from affinityd.audit.verdict import HOUR, History, states
 from affinityd.audit.wait_meter import WaitMeter
 from affinityd.audit.waits import Waits
 from affinityd.cpuset import CpuSet
@@ -43,6 +43,7 @@ from affinityd.threads import Answers
 from affinityd.topology.model import GpuKey, Keys, Topology, keys_before, moved
 
 READING = 5.0  #: seconds that a scan may read /proc
+MINUTE = 60.0
 
 MOST_LATE_NAMES = 8  #: of users, that a directory may owe at once
 
@@ -81,6 +82,7 @@ class Auditor:
         self._memory = MemoryMeter(memory_seconds)
         self._users = Answers(user_name, MOST_LATE_NAMES)
         self._history = History()
+        self._last_hour = LastHour()
         self._gone: set[tuple[int, GpuKey]] = set()  # holders without a process, at the last scan
         #: The last scan saw a holder without a process for the first time: it may just have ended.
         self.has_unconfirmed = False
@@ -153,6 +155,10 @@ class Auditor:
             ),
             wait_time=self._cpu_time.wait_time if self._waits.counts else {},
             throttled_time=self._cpu_time.throttled_time if self._waits.counts else {},
+            last_hour=self._last_hour.spent(boot, self._cpu_time),
+            lost=held.lost,
+            gone=held.gone,
+            loads=held.loads,
             since={gpu: self._since[gpu] for gpu in far},
             numa_balancing=int(balancing) if balancing.isdigit() else None,
             notices=tuple(named.notices),
@@ -164,6 +170,7 @@ class Auditor:
         """Take over the facts of GPUs that have another index now."""
         self._cpu_time.renumber(keys)
         self._history.renumber(keys)
+        self._last_hour.renumber(keys)
         self._since = moved(self._since, keys)
         self._gone = set()
 
@@ -314,3 +321,33 @@ class CpuTimeCounters:
             return CpuTime(total, total * remote / sum(of_threads))
         far = len(facts.cpus - process.near) / max(1, len(facts.cpus))
         return CpuTime(total, total * far)
+
+
+class LastHour:
+    """What the counters of GPUs were an hour ago, or when they began."""
+
+    def __init__(self) -> None:
+        self._readings: list[tuple[float, Mapping[GpuKey, Sequence[float]]]] = []  # one a minute
+
+    def renumber(self, keys: Keys) -> None:
+        """Take over the readings of GPUs that have another index now."""
+        self._readings = [(at, moved(counters, keys)) for at, counters in self._readings]
+
+    def spent(self, now: float, counters: CpuTimeCounters) -> Mapping[GpuKey, Sequence[float]]:
+        """Return the seconds of the last hour: CPU time, the far part, waited, throttled."""
+        waited, throttled = counters.wait_time, counters.throttled_time
+        reading = {
+            gpu: (time.total, time.remote, waited[gpu], throttled[gpu])
+            for gpu, time in counters.gpu_time.items()
+        }
+        if not self._readings or now - self._readings[-1][0] >= MINUTE:
+            self._readings.append((now, reading))
+        while now - self._readings[0][0] > HOUR * MINUTE:
+            del self._readings[0]
+        _, first = self._readings[0]
+        return {
+            gpu: [
+                last - begin for last, begin in zip(of_gpu, first.get(gpu, (0.0,) * 4), strict=True)
+            ]
+            for gpu, of_gpu in reading.items()
+        }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -11,6 +11,7 @@ from typing import NamedTuple
 from affinityd.audit.memory import HostMemory
 from affinityd.audit.waits import Waits
 from affinityd.cpuset import CpuSet
+from affinityd.discovery.nvml import NvmlLoad
 from affinityd.linux.processes import ENDED, Thread
 from affinityd.topology.model import Gpu, GpuKey
 
@@ -34,6 +35,9 @@ class GpuHolders:
     holdings: tuple[Holding, ...] = ()
     #: GPUs with unknown processes → why, and the remedy
     unknown: Mapping[GpuKey, str] = field(default_factory=dict)
+    lost: frozenset[GpuKey] = frozenset()  #: those of them that do not answer any more
+    gone: tuple[Gpu, ...] = ()  #: that the machine had, and has no more
+    loads: Mapping[GpuKey, NvmlLoad] = field(default_factory=dict)
     #: Seconds since boot; a pid that started later is another's. inf: within this scan.
     asked: float = float("inf")
     skipped: int = 0  #: processes: their files were not read within the time limit
@@ -219,6 +223,9 @@ class Scan:
     processes: tuple[AuditedProcess, ...]
     near: Mapping[GpuKey, CpuSet | None]  #: of every GPU: its near CPUs; None: not known
     unknown: Mapping[GpuKey, str]  #: GPUs with unknown processes → why
+    lost: frozenset[GpuKey] = frozenset()  #: of `unknown`: they do not answer any more
+    gone: tuple[Gpu, ...] = ()  #: that the machine had, and has no more
+    loads: Mapping[GpuKey, NvmlLoad] = field(default_factory=dict)
     #: Names of two jobs or more → the CPUs that are in the unique pins of all of them
     overlap: Mapping[tuple[str, ...], CpuSet] = field(default_factory=dict)
     skipped: int = 0  #: processes that were not read within the time limit
@@ -233,6 +240,8 @@ class Scan:
     #: Of every GPU: the seconds that threads waited since the first scan, by cause
     wait_time: Mapping[GpuKey, float] = field(default_factory=dict)
     throttled_time: Mapping[GpuKey, float] = field(default_factory=dict)
+    #: Of every GPU: its CPU seconds of the last hour, the far ones among them, waited, throttled
+    last_hour: Mapping[GpuKey, Sequence[float]] = field(default_factory=dict)
     users: Mapping[int, str] = field(default_factory=dict)  #: names by uid, where they are known
     memory: Mapping[int, HostMemory] = field(default_factory=dict)  #: of holders, by pid
     #: Of every GPU: a letter for each of the last sixty minutes, of `verdict.LETTERS`

@@ -38,6 +38,7 @@ NEARER_NICS = "set {variable}={value}, or start it with affinityd exec --nics {l
 START_WITH_NICS = "start it with affinityd exec --nics ucx,nvshmem,uccl"
 SET_LIBFABRIC = "set FI_CXI_DEVICE_NAME={device}"
 
+RESET_GPU = "look for NVRM: Xid in the kernel's log, drain the node, reset the GPU or the machine"
 MAY_COMPUTE = (
     "it may still compute: ask its user, and end it when its CPU time (ps -o time= PID) no "
     "longer grows"

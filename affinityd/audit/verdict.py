@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 from affinityd.audit.model import AuditedProcess, Scan
+from affinityd.audit.remedies import RESET_GPU
+from affinityd.cpuset import several
 from affinityd.json_codec import OneOf
 from affinityd.text import count
 from affinityd.topology.model import GpuKey, Keys, moved
 from affinityd.topology.nearness import UNPINNED
 
-FAR, ORPHAN, WAITING, UNKNOWN = "far", "orphan", "waiting", "unknown"
+LOST, FAR, ORPHAN, WAITING, UNKNOWN = "lost", "far", "orphan", "waiting", "unknown"
 NEAR, IDLE = "near", "idle"
-#: The worst first. Unpinned: a process may run anywhere, also near. Unknown: its processes, or its
-#: place. Idle: no process uses it.
-STATES = (FAR, ORPHAN, WAITING, UNPINNED, UNKNOWN, NEAR, IDLE)
-FINDING_STATES = STATES[:5]
+#: The worst first. Lost: it computes no more. Unpinned: a process may run anywhere, also near.
+#: Unknown: its processes, or its place. Idle: no process uses it.
+STATES = (LOST, FAR, ORPHAN, WAITING, UNPINNED, UNKNOWN, NEAR, IDLE)
+FINDING_STATES = STATES[:6]
 #: State → a letter of the history; a minute without a scan has a dot.
-LETTERS = {FAR: "f", ORPHAN: "o", WAITING: "w", UNPINNED: "p", UNKNOWN: "u", NEAR: "n", IDLE: "i"}
+LETTERS = {
+    LOST: "l",
+    FAR: "f",
+    ORPHAN: "o",
+    WAITING: "w",
+    UNPINNED: "p",
+    UNKNOWN: "u",
+    NEAR: "n",
+    IDLE: "i",
+}
 NO_SCAN = "."
 WORST_FIRST = "".join(LETTERS.values()) + NO_SCAN
 
@@ -29,6 +40,17 @@ HOUR = 60  #: minutes, which the history has
 #: Threads of a process that wait for longer than this in a second are a finding.
 LONG_WAIT = 0.1
 
+IS_GONE = "it is not there any more; if it was taken out, restart the daemon"
+
+
+@dataclass(frozen=True)
+class Concern:
+    """GPUs of a finding with one cause."""
+
+    gpus: str  #: GPU 0, or GPUs 0-3
+    why: str  #: the job and user, or why the GPUs are not known
+    remedy: str | None = None  #: None: none is known, or the finding's
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -36,7 +58,8 @@ class Finding:
 
     state: State
     text: str
-    remedy: str | None = None  #: of the first process concerned; None: it may not be seen
+    remedy: str | None = None  #: for every reader; None: nothing is wrong
+    concerns: Sequence[Concern] = ()  #: those of processes only for a reader that may see them
 
 
 def waits_long(process: AuditedProcess, scan: Scan) -> bool:
@@ -47,38 +70,60 @@ def waits_long(process: AuditedProcess, scan: Scan) -> bool:
     return waits.waited > LONG_WAIT * waits.seconds and waits.cause is not None
 
 
-#: State → the sentence, for one GPU and for several, of so many; and which processes it is of.
-FINDINGS: Mapping[str, tuple[str, str, Callable[[AuditedProcess, Scan], bool]]] = {
-    FAR: (
+@dataclass(frozen=True)
+class FindingKind:
+    """A state that is a finding: its sentence for one GPU, for several, and a general remedy."""
+
+    one: str
+    many: str
+    remedy: str | None = None
+    #: Whether a process makes its GPUs such; None: no process does.
+    concerns: Callable[[AuditedProcess, Scan], bool] | None = None
+
+
+FINDINGS: Mapping[str, FindingKind] = {
+    LOST: FindingKind("is lost or hangs", "are lost or hang", RESET_GPU),
+    FAR: FindingKind(
         "is used from far away",
         "are used from far away",
-        lambda it, _: it.is_mismatch and it.cause != UNPINNED,
+        "pin its processes near it (affinityd pin), or have the scheduler give near CPUs",
+        lambda process, _: process.is_mismatch and process.cause != UNPINNED,
     ),
-    ORPHAN: (
+    ORPHAN: FindingKind(
         "is held by an ended job",
         "are held by ended jobs",
-        lambda it, _: it.orphan is not None and not it.is_daemon,
+        "end the processes that compute no more",
+        lambda process, _: process.orphan is not None and not process.is_daemon,
     ),
-    WAITING: ("waits for CPUs", "wait for CPUs", waits_long),
-    UNPINNED: (
+    WAITING: FindingKind(
+        "waits for CPUs",
+        "wait for CPUs",
+        "give its job more CPUs, or fewer threads",
+        waits_long,
+    ),
+    UNPINNED: FindingKind(
         "is used by unpinned processes, which may run far away",
         "are used by unpinned processes, which may run far away",
-        lambda it, _: it.cause == UNPINNED,
+        "start jobs by the TaskProlog, affinityd exec or /affinity/run",
+        lambda process, _: process.cause == UNPINNED,
     ),
+    UNKNOWN: FindingKind("cannot be judged", "cannot be judged"),
 }
 
 
-def by_state(scan: Scan) -> Mapping[str, Mapping[GpuKey, AuditedProcess | None]]:
-    """Return the GPUs of each state that is a finding, each with the first process concerned."""
-    found: dict[str, dict[GpuKey, AuditedProcess | None]] = {state: {} for state in FINDING_STATES}
+def by_state(scan: Scan) -> Mapping[str, Mapping[GpuKey, Sequence[AuditedProcess]]]:
+    """Return the GPUs of each state that is a finding, each with the processes concerned."""
+    found: dict[str, dict[GpuKey, list[AuditedProcess]]] = {state: {} for state in FINDINGS}
     for process in scan.processes:
-        for state, (_, _, concerns) in FINDINGS.items():
-            if not process.is_daemon and concerns(process, scan):
+        for state, kind in FINDINGS.items():
+            if kind.concerns and not process.is_daemon and kind.concerns(process, scan):
                 for gpu in process.facts.gpus:
-                    found[state].setdefault(gpu, process)
+                    found[state].setdefault(gpu, []).append(process)
     for gpu, near in scan.near.items():
-        if gpu in scan.unknown or near is None:
-            found[UNKNOWN][gpu] = None
+        if gpu in scan.lost:
+            found[LOST][gpu] = []
+        elif gpu in scan.unknown or near is None:
+            found[UNKNOWN][gpu] = []
     return found
 
 
@@ -100,30 +145,70 @@ def verdict(
 ) -> Iterator[Finding]:
     """Yield the findings on the node, the worst first; one that all is well where there is none.
 
-    `remedy`: returns that of a process, by its state; None: the reader may not see it. Without it
-    there are no remedies.
+    `remedy`: returns that of a process, by its state; None: the reader may not see processes.
     """
-    found, gpus = by_state(scan), len(scan.near)
-    for state in FINDINGS:
-        concerned = found[state]
-        if concerned:
-            one, many, _ = FINDINGS[state]
-            first = next(iter(concerned.values()))
-            number = f"{len(concerned)} of {count(gpus, 'GPU')}"
-            cure = None if first is None or remedy is None else remedy(state, first)
-            yield Finding(state, f"{number} {one if len(concerned) == 1 else many}", cure)
-    if unknown := found[UNKNOWN]:
-        why = next((scan.unknown[gpu] for gpu in unknown if gpu in scan.unknown), None)
-        text = f"{len(unknown)} of {count(gpus, 'GPU')} cannot be judged"
-        yield Finding(UNKNOWN, text, why)
-    elif not any(found.values()):
-        used = sum(state == NEAR for state in states(scan).values())
-        if not gpus:
-            yield Finding(IDLE, "there is no GPU here")
-        elif used:
-            yield Finding(NEAR, f"{count(used, 'GPU')} in use, from near alone")
-        else:
-            yield Finding(IDLE, "no process uses a GPU")
+    found = by_state(scan)
+    for state, kind in FINDINGS.items():
+        gpus = [*found[state]]
+        names = [_named(gpus, scan)] if gpus else []
+        concerns = [*_concerns(state, found[state], scan, remedy)]
+        number = len(gpus)
+        if state == LOST:
+            gone = [f"GPU {gpu.index} ({gpu.pci_bus_id})" for gpu in scan.gone]
+            names += gone
+            concerns += [Concern(name, IS_GONE) for name in gone]
+            number += len(gone)
+        if names:
+            text = f"{' and '.join(names)} {kind.one if number == 1 else kind.many}"
+            yield Finding(state, text, kind.remedy, concerns)
+    if any(found.values()) or scan.gone:
+        return
+    used = sum(state == NEAR for state in states(scan).values())
+    if not scan.near:
+        yield Finding(IDLE, "there is no GPU here")
+    elif used:
+        yield Finding(NEAR, f"{count(used, 'GPU')} in use, from near alone")
+    else:
+        yield Finding(IDLE, "no process uses a GPU")
+
+
+def _concerns(
+    state: str,
+    found: Mapping[GpuKey, Sequence[AuditedProcess]],
+    scan: Scan,
+    remedy: Callable[[str, AuditedProcess], str | None] | None,
+) -> Iterator[Concern]:
+    """Yield the causes of a finding: of each job the remedy of its first process on a GPU."""
+    causes: dict[tuple[GpuKey, str], str | None] = {}
+    for gpu, processes in found.items():
+        if not processes:
+            causes[gpu, scan.unknown.get(gpu, "its NUMA node is not known")] = None
+        for process in processes if remedy is not None else ():
+            owner = _owner(process, scan)
+            if (gpu, owner) not in causes and remedy is not None:
+                causes[gpu, owner] = remedy(state, process)
+    alike: dict[tuple[str, str | None], list[GpuKey]] = {}
+    for (gpu, why), cure in causes.items():
+        alike.setdefault((why, cure), []).append(gpu)
+    for (why, cure), gpus in alike.items():
+        yield Concern(_named(gpus, scan), why, cure)
+
+
+def _owner(process: AuditedProcess, scan: Scan) -> str:
+    facts = process.facts
+    owner = facts.owner or f"process {facts.pid} ({facts.name})"
+    return owner if facts.uid is None else f"{owner}, user {scan.users.get(facts.uid, facts.uid)}"
+
+
+def _named(gpus: Sequence[GpuKey], scan: Scan) -> str:
+    """Return `GPU 0`, or `GPUs 0-1`; of several vendors `amd GPU 0 and intel GPU 0`."""
+    if len({vendor for vendor, _ in scan.near}) == 1:
+        return several("GPU", (index for _, index in gpus))
+    vendors = dict.fromkeys(vendor for vendor, _ in gpus)
+    return " and ".join(
+        several(f"{vendor} GPU", (index for maker, index in gpus if maker == vendor))
+        for vendor in vendors
+    )
 
 
 class History:

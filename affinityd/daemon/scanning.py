@@ -17,6 +17,8 @@ from affinityd.audit.document import (
     whole_processes,
 )
 from affinityd.audit.model import NO_NAMES, ContainerNames, Scan
+from affinityd.audit.remedies import RESET_GPU
+from affinityd.audit.verdict import IS_GONE, LOST
 from affinityd.config.settings import Settings
 from affinityd.daemon.metrics import audit as audit_metrics
 from affinityd.daemon.metrics.audit import JobRow, JobSeries
@@ -24,7 +26,7 @@ from affinityd.daemon.state.scans import ALL, COUNTS, METRICS, PROCESSES, ScanRe
 from affinityd.grouping import Recent
 from affinityd.json_codec import dumps
 from affinityd.linux.processes import since_boot
-from affinityd.topology.model import Topology, keys_before
+from affinityd.topology.model import Gpu, Topology, keys_before
 
 log = logging.getLogger(__name__)
 
@@ -80,21 +82,29 @@ def documents(topology: Topology, scan: Scan, counts: AuditDocument) -> dict[str
 
 
 class AuditLog:
-    """Logs a line when a GPU's processes come to run far from it, and one when that is over."""
+    """Logs a line when a GPU is lost or used from far away, and one when that is over."""
 
     def __init__(self) -> None:
         # By GPU, also by its address: when one is gone, its index may be another GPU's.
         self._mismatched: dict[str, Counter[str]] = {}  # how many processes, by cause
         self._notices: Recent[str, None] = Recent()
+        self._lost: set[str] = set()
 
     def scanned(self, scan: Scan, gpus: Sequence[AuditGpuDocument]) -> None:
         """Tell of a new scan; `gpus`: of its document of counts."""
         self._notices.begin(scan.boot)
         for notice in filter(self._notices.is_news, scan.notices):
             log.warning("%s", notice)
+        lost = {_name(gpu): gpu.unknown for gpu in gpus if gpu.state == LOST}
+        lost |= {_name(gpu): IS_GONE for gpu in scan.gone}
+        if new := [name for name in lost if name not in self._lost]:
+            log.error("lost or hung: %s: %s; %s", ", ".join(new), lost[new[0]], RESET_GPU)
+        if back := sorted(self._lost - lost.keys()):
+            log.info("not lost any more: %s", ", ".join(back))
+        self._lost = {*lost}
         before, self._mismatched = self._mismatched, {}
         for gpu in gpus:
-            name = f"{gpu.vendor} GPU {gpu.index} ({gpu.pci_bus_id})"
+            name = _name(gpu)
             causes = before.get(name, Counter())  # unseen processes stay as they were
             if gpu.mismatch is not None:
                 causes = +Counter(gpu.mismatch)
@@ -106,3 +116,7 @@ class AuditLog:
                 log.warning("%s: %s (%s); see affinityd audit", name, far, listed)
             elif name in before and not causes:
                 log.info("%s: its processes are near it again, or have ended", name)
+
+
+def _name(gpu: Gpu | AuditGpuDocument) -> str:
+    return f"{gpu.vendor} GPU {gpu.index} ({gpu.pci_bus_id})"

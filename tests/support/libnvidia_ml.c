@@ -16,6 +16,8 @@
  *   socket 0-63,128-191             the same, scope socket
  *   mig MIG-5c1b...                 the next MIG device; `mig` alone is an empty slot, and `mig off`
  *                                   a GPU that could be divided and is not
+ *   load 37 1073741824 85899345920  nvmlDeviceGetUtilizationRates, and used and total of
+ *                                   nvmlDeviceGetMemoryInfo
  *   persistence 1                   nvmlDeviceGetPersistenceMode
  *   process compute 4711 1048576    a process in nvmlDeviceGetComputeRunningProcesses of this GPU, or
  *                                   of the MIG device whose line is the last above; or in the list
@@ -298,6 +300,27 @@ int nvmlDeviceGetPersistenceMode(device_t device, unsigned *mode)
         return NOT_SUPPORTED;
     *mode = (unsigned)atoi(value);
     return SUCCESS;
+}
+
+/* What two functions answer: how busy, bytes used, bytes in all. */
+static int load(device_t device, unsigned *busy, unsigned long long *used, unsigned long long *total)
+{
+    const char *value = fact(device, "load");
+    return value && sscanf(value, "%u %llu %llu", busy, used, total) == 3 ? SUCCESS : NOT_SUPPORTED;
+}
+
+int nvmlDeviceGetUtilizationRates(device_t device, unsigned rates[2])
+{
+    unsigned long long bytes;
+    SCRIPTED(device);
+    return load(device, &rates[0], &bytes, &bytes);
+}
+
+int nvmlDeviceGetMemoryInfo(device_t device, unsigned long long memory[3])
+{
+    unsigned busy;
+    SCRIPTED(device);
+    return load(device, &busy, &memory[2], &memory[0]);
 }
 
 /*

@@ -54,6 +54,7 @@ class HolderSources:
         self._proc, self._sys, self._clock = proc, sys, clock
         self._nvml = ask_nvml, DriverMaintenance(sys, hold, proc), driver
         self._files = DeviceFileScanner(proc, sys, dev)
+        self._seen: dict[str, Gpu] = {}  # by PCI address: all that the machine had
 
     def held(self, topology: Topology) -> GpuHolders:
         """Return the holders of the GPUs now, and the GPUs with unknown holders.
@@ -75,7 +76,20 @@ class HolderSources:
             unknown={key: why for part in found for key, why in part.unknown.items()},
             asked=asked,
             skipped=sum(part.skipped for part in found),
+            lost=frozenset().union(*(part.lost for part in found)),
+            gone=self._gone(gpus),
+            loads=found[0].loads,
         )
+
+    def _gone(self, gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
+        """Return the GPUs that were there before; one that vfio-pci has now is in use elsewhere."""
+        self._seen |= {gpu.pci_bus_id: gpu for gpu in gpus}
+        gone = self._seen.keys() - {gpu.pci_bus_id for gpu in gpus}
+        for address in sorted(gone):
+            driver = _target(f"{self._sys}/bus/pci/devices/{address}/driver")
+            if driver.replace("_", "-").endswith("vfio-pci"):
+                del self._seen[address]
+        return tuple(gpu for address, gpu in sorted(self._seen.items()) if address in gone)
 
 
 def _sees_all_pids(proc: str) -> bool:
@@ -140,20 +154,27 @@ def nvml_holders(
 def processes_of(report: ProcessReport, gpus: Sequence[Gpu]) -> GpuHolders:
     """Return the holders of NVIDIA's GPUs by NVML's report."""
     if report.gpus is None:
-        return GpuHolders.unknown_of(gpus, report.said or "NVML did not answer")
+        unasked = GpuHolders.unknown_of(gpus, report.said or "NVML did not answer")
+        return replace(unasked, lost=frozenset(unasked.unknown if report.has_hung else ()))
     holdings: list[Holding] = []
     unknown = {}
+    lost = set()
+    loads = {}
     for gpu in gpus:
         listed = next((it for it in report.gpus if _is_of(it, gpu)), None)
         if listed is None:
             unknown[gpu.key] = NO_LONGER_LISTED.format(
                 gpu=f"{gpu.index} ({gpu.uuid or gpu.pci_bus_id})"
             )
-        elif listed.error:
+            continue
+        loads[gpu.key] = listed.load
+        if listed.error:
             unknown[gpu.key] = f"NVML: {listed.error}"
         else:
             holdings += _holdings(gpu, listed.processes)
-    return GpuHolders(tuple(holdings), unknown)
+        if listed.is_lost:
+            lost.add(gpu.key)
+    return GpuHolders(tuple(holdings), unknown, lost=frozenset(lost), loads=loads)
 
 
 def _is_of(listed: GpuProcesses, gpu: Gpu) -> bool:

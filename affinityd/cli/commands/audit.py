@@ -15,7 +15,7 @@ from affinityd.audit.memory import SECONDS
 from affinityd.audit.model import Scan
 from affinityd.audit.sources import HolderSources
 from affinityd.audit.sources.nics import far_nics, nic_use
-from affinityd.audit.verdict import FAR, NEAR, ORPHAN, WAITING, verdict
+from affinityd.audit.verdict import FAR, LOST, NEAR, ORPHAN, WAITING, verdict
 from affinityd.cli.console import give_up_stdout, wants_color
 from affinityd.cli.parser import Parser, add_format, add_settings, duration, load_settings
 from affinityd.cli.render import audit
@@ -33,7 +33,7 @@ from affinityd.topology.nearness import MASK, REMOTE, UNPINNED
 from affinityd.topology.rdma import usable_ports
 
 #: Of the first line on a terminal, by the worst state: red, amber, green; others are bold.
-COLORS = {FAR: "31", ORPHAN: "31", WAITING: "33", UNPINNED: "33", NEAR: "32"}
+COLORS = {LOST: "31", FAR: "31", ORPHAN: "31", WAITING: "33", UNPINNED: "33", NEAR: "32"}
 TROUBLE = 2  #: exit code of every error: 1 is an answer
 EVERY = 2.0  #: seconds between two looks
 MEMORY_SECONDS = (

@@ -9,7 +9,7 @@ from typing import Any
 
 from affinityd.audit.document import waits_of
 from affinityd.audit.model import AuditedProcess, Holding, ProcessFacts, Scan
-from affinityd.audit.remedies import Remedies
+from affinityd.audit.remedies import RESET_GPU, Remedies
 from affinityd.audit.verdict import STATES, states
 from affinityd.audit.verify import Verification, matches
 from affinityd.audit.waits import NOTABLE
@@ -84,6 +84,8 @@ def _remarks(scan: Scan, names: Mapping[GpuKey, str]) -> Iterator[str]:
     for key, near in scan.near.items():
         if key in scan.unknown:
             yield f"GPU {names[key]}: its processes are not known: {scan.unknown[key]}"
+        if key in scan.lost:
+            yield f"GPU {names[key]}: it is lost or hangs: {RESET_GPU}"
         if near is None:
             yield f"GPU {names[key]}: its NUMA node is not known: its processes cannot be judged"
     if scan.skipped:

@@ -14,6 +14,7 @@ from prometheus_client.core import Metric
 
 from affinityd.audit.document import AuditGpuDocument
 from affinityd.audit.model import CpuTime, Job, Scan
+from affinityd.audit.verdict import LOST
 from affinityd.daemon.metrics import GPU_LABELS, MetricFamily, filled, gpu_labels, whole
 from affinityd.text import one_line
 from affinityd.topology.model import GpuKey, Keys, moved
@@ -173,6 +174,15 @@ GPU_FAMILIES: tuple[MetricFamily[AuditGpuDocument], ...] = (
     ),
 )
 
+#: Of a GPU, also one that is not there any more.
+LOST_FAMILIES: tuple[MetricFamily[bool], ...] = (
+    MetricFamily(
+        "affinityd_gpu_lost",
+        "1 if the GPU is lost or hangs, or was there and is not any more, else 0.",
+        lambda is_lost: is_lost,
+    ),
+)
+
 #: Since when a GPU has a mismatch, seconds since the epoch; None: it has none.
 SINCE_FAMILIES: tuple[MetricFamily[float | None], ...] = (
     MetricFamily(
@@ -251,6 +261,9 @@ def metrics(
 ) -> Iterator[Metric]:
     """Yield every metric of a scan; `gpus`: of its document of counts."""
     yield from filled(GPU_FAMILIES, [(gpu_labels(gpu), gpu) for gpu in gpus], GPU_LABELS)
+    lost = [(gpu_labels(gpu), gpu.state == LOST) for gpu in gpus]
+    lost += [(gpu_labels(gpu), True) for gpu in scan.gone]
+    yield from filled(LOST_FAMILIES, lost, GPU_LABELS)
     since = [(gpu_labels(gpu), scan.since.get((gpu.vendor, gpu.index))) for gpu in gpus]
     yield from filled(SINCE_FAMILIES, since, GPU_LABELS)
     yield from whole(SCAN_FAMILIES, scan)

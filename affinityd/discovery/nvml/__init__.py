@@ -40,6 +40,15 @@ class NvmlProcess:
 
 
 @dataclass(frozen=True)
+class NvmlLoad:
+    """How busy a GPU is; None: NVML does not tell, as of GPUs with MIG instances."""
+
+    busy_percent: int | None = None  #: nvmlDeviceGetUtilizationRates
+    memory_used_bytes: int | None = None  #: nvmlDeviceGetMemoryInfo
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
 class GpuProcesses:
     """The processes of one GPU, or why NVML did not list them."""
 
@@ -48,6 +57,8 @@ class GpuProcesses:
     pci_bus_id: str | None = None  #: nvmlDeviceGetPciInfo, as sysfs writes it
     processes: tuple[NvmlProcess, ...] = ()  #: one in two lists is there twice
     error: str | None = None  #: why not all of them are known
+    is_lost: bool = False  #: the error is a fault of the GPU
+    load: NvmlLoad = NvmlLoad()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +67,7 @@ class NvmlAnswer:
 
     error: str | None = None  #: why not
     remedy: str | None = None  #: of the error; None: none is known
+    has_hung: bool = False  #: it did not answer in time
 
     @property
     def said(self) -> str | None:

@@ -27,6 +27,7 @@ from affinityd.cpuset import CpuSet, parse_list, parse_mask
 from affinityd.discovery.nvml import (
     GpuProcesses,
     NvmlGpu,
+    NvmlLoad,
     NvmlProcess,
     NvmlReport,
     ProcessReport,
@@ -62,6 +63,10 @@ REMEDIES = {
 
 #: nvmlReturn_t of a feature that the GPU or driver lacks, which is no error.
 LACKING = {3, 6, 13}  # NOT_SUPPORTED, NOT_FOUND, FUNCTION_NOT_FOUND
+UNKNOWN_ERROR = 999
+#: nvmlReturn_t of a GPU that computes no more: INSUFFICIENT_POWER, TIMEOUT, IRQ_ISSUE, GPU_IS_LOST,
+#: RESET_REQUIRED.
+LOST = {8, 10, 11, 15, 16, UNKNOWN_ERROR}
 
 
 class _UncountedError(Exception):
@@ -74,7 +79,7 @@ class NvmlDevice:
 
     nvml: ModuleType
     handle: object  #: None: NVML gives none, and `errors` have the reason
-    errors: list[str]  #: those of its MIG devices, too
+    errors: dict[str, int]  #: with their nvmlReturn_t; those of its MIG devices, too
 
     def query(self, question: Callable[..., T], *arguments: object) -> T | None:
         """Return the answer; None: there is none; `errors` has the reason if that is a fault."""
@@ -82,9 +87,9 @@ class NvmlDevice:
             return question(self.handle, *arguments) if self.handle is not None else None
         except self.nvml.NVMLError as error:
             if error.value not in LACKING:
-                self.errors.append(str(error))
+                self.errors[str(error)] = error.value
         except ValueError as error:  # text of a faulty GPU that is not UTF-8
-            self.errors.append(str(error))
+            self.errors[str(error)] = UNKNOWN_ERROR
         return None
 
     def uuid(self) -> str | None:
@@ -148,9 +153,9 @@ def _read(report: type[R], answer: Callable[[], str]) -> R:
     try:
         return read_report(report, answer())
     except TimeoutError:
-        return report(gpus=None, error="NVML did not answer in time")
+        return report(gpus=None, error="NVML did not answer in time", has_hung=True)
     except AffinityError as error:
-        return report(gpus=None, error=f"NVML {error}")
+        return report(gpus=None, error=f"NVML {error}", has_hung=bool(stuck))
     except ValueError as error:
         return report(gpus=None, error=f"NVML's child printed no report: {error}")
 
@@ -218,9 +223,9 @@ def _devices(nvml: ModuleType) -> list[NvmlDevice]:
     devices = []
     for index in range(count):
         try:
-            devices.append(NvmlDevice(nvml, nvml.nvmlDeviceGetHandleByIndex(index), []))
+            devices.append(NvmlDevice(nvml, nvml.nvmlDeviceGetHandleByIndex(index), {}))
         except nvml.NVMLError as error:  # noqa: PERF203 - there are few
-            devices.append(NvmlDevice(nvml, None, [str(error)]))
+            devices.append(NvmlDevice(nvml, None, {str(error): error.value}))
     return devices
 
 
@@ -326,6 +331,18 @@ def _processes(index: int, gpu: NvmlDevice) -> GpuProcesses:
         pci_bus_id=pci_bus_id,
         processes=tuple(process for part, mig in parts for process in _listed(part, mig)),
         error=next(iter(gpu.errors), None),
+        is_lost=not LOST.isdisjoint(gpu.errors.values()),
+        load=_load(NvmlDevice(gpu.nvml, gpu.handle, {})),  # an error here hides no process
+    )
+
+
+def _load(gpu: NvmlDevice) -> NvmlLoad:
+    rates = gpu.query(gpu.nvml.nvmlDeviceGetUtilizationRates)
+    memory = gpu.query(gpu.nvml.nvmlDeviceGetMemoryInfo)
+    return NvmlLoad(
+        rates.gpu if rates else None,
+        memory.used if memory else None,
+        memory.total if memory else None,
     )
 
 
@@ -333,7 +350,7 @@ def _listed(device: NvmlDevice, mig: str | None) -> Iterator[NvmlProcess]:
     """Yield a device's processes; without a list of the computing ones, note an error."""
     lists = {kind: device.query(_first, device.nvml, names) for kind, names in LISTS.items()}
     if lists["compute"] is None:
-        device.errors.append(NO_LIST)
+        device.errors[NO_LIST] = 0
     for kind, processes in lists.items():
         for process in processes or ():
             yield NvmlProcess(process.pid, kind, process.usedGpuMemory, mig)

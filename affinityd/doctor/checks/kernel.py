@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from affinityd.audit.remedies import RESET_GPU
 from affinityd.cpuset import CpuSet, format_list, parse_list, parse_mask, several
 from affinityd.discovery.nvml import NvmlGpu
 from affinityd.discovery.pci import DEVICES
@@ -112,8 +113,7 @@ def nvml(facts: NodeFacts) -> CheckResults:
         if answer.error:
             yield fail(
                 f"{named([gpu])} ({gpu.pci_bus_id}): NVML says {answer.error}",
-                "look for NVRM: Xid in the kernel's log, drain the node, reset the GPU or the "
-                "machine",
+                RESET_GPU,
                 [gpu],
             )
     yield ok(f"NVML answers; driver {report.driver_version or 'unknown'}")

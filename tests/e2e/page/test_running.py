@@ -60,7 +60,7 @@ def test_a_user_sees_far_processes(node: ScanningNode, pid: int, context: Browse
         tab = Tab.open(context, Node(node.daemon, f"http://127.0.0.1:{port}"))
         eventually(lambda: str(pid) in words(tab), "it is listed")
         assert {f"slurm {JOB}", "remote, mask, orphan", FAR} <= {*words(tab)}  # no slurmd runs here
-        assert "1 of 4 GPUs is used from far away" in text(tab, "#verdict .far")
+        assert "GPU 0 is used from far away" in text(tab, "#verdict .far")
         assert f"affinityd pin --gpus {uuid(0)} {pid}" in text(tab, "#verdict .far code")
         card = text(tab, ".card.far")
         assert all(
@@ -79,7 +79,7 @@ def test_a_user_sees_far_processes(node: ScanningNode, pid: int, context: Browse
         subprocess.run(["taskset", "-cp", NEAR, str(pid)], check=True, capture_output=True)
         eventually(lambda: "local, orphan" in words(tab), "it is near")
         assert "far" not in set().union(*tab.drawn().values())
-        assert text(tab, "#verdict b") == "1 of 4 GPUs is held by an ended job"
+        assert text(tab, "#verdict b") == "GPU 0 is held by an ended job"
         tab.page.locator("[name=running]").uncheck()
         eventually(lambda: "runs" not in set().union(*tab.drawn().values()), "none is drawn")
         assert tab.errors == []
@@ -89,7 +89,7 @@ def test_a_user_sees_far_processes(node: ScanningNode, pid: int, context: Browse
 def test_over_tcp_there_are_counts(node: ScanningNode, port: int, context: BrowserContext) -> None:
     tab = Tab.open(context, Node(node.daemon, f"http://127.0.0.1:{port}"), "?running=on")
     eventually(lambda: "1 remote; cause: 1 mask" in text(tab, ".card.far"), "one is remote")
-    assert "1 of 4 GPUs is used from far away" in text(tab, "#verdict")
+    assert "GPU 0 is used from far away" in text(tab, "#verdict")
     assert text(tab, "#verdict code") == ""
     assert not tab.page.locator("#processes").is_visible()
     assert text(tab, "#now .answer") == "No process is named here."

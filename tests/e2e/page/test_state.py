@@ -53,9 +53,9 @@ EIGHT = SIZES["8-gpus"]()
 def test_the_worst_comes_first_with_its_remedy(shows: Shows, context: BrowserContext) -> None:
     tab = shows(audit(EIGHT, several(30, 8)))
     assert texts(tab, "#verdict b") == [
-        "1 of 8 GPUs is used from far away",
-        "1 of 8 GPUs is held by an ended job",
-        "1 of 8 GPUs waits for CPUs",
+        "GPU 0 is used from far away",
+        "GPU 1 is held by an ended job",
+        "GPU 2 waits for CPUs",
     ]
     pin = f"affinityd pin --gpus {EIGHT.gpus[0].uuid} 10000"
     assert texts(tab, "#verdict :is(code, .command > span)")[0] == pin

@@ -65,7 +65,7 @@ def test_on_a_terminal_a_row_is_one_line_and_a_placement_has_a_color(
         assert main(["audit"]) == 1
         state, head, row, *_ = os.read(shown.fileno(), 65536).decode().splitlines()
     assert state == ("{}" if no_color else "\x1b[31m{}\x1b[0m").format(
-        "1 of 2 GPUs is used from far away"
+        "GPU 0 is used from far away"
     )
     assert ("\x1b[31mremote\x1b[0m" in row) is not bool(no_color)
     assert head.split()[:3] == ["gpu", "pid", "name"]
@@ -141,7 +141,7 @@ def test_without_a_source_of_processes_the_result_is_unknown(capsys: Capture) ->
     lines = capsys.readouterr().out.splitlines()
     ends = ["its processes are not known: NVIDIA's driver is not loaded"] * 2
     said = [f"GPU {index}: {end}" for index, end in enumerate(ends)]
-    assert lines == ["2 of 2 GPUs cannot be judged", *said]
+    assert lines == ["GPUs 0-1 cannot be judged", *said]
 
 
 def test_a_ghost_an_orphan_and_a_gpu_that_is_not_known_are_in_the_exit_status(
@@ -152,14 +152,14 @@ def test_a_ghost_an_orphan_and_a_gpu_that_is_not_known_are_in_the_exit_status(
     known.now = Known(ended).now
     assert main(["audit"]) == 1
     state, *lines = capsys.readouterr().out.splitlines()
-    assert state == "1 of 2 GPUs is held by an ended job"
+    assert state == "GPU 0 is held by an ended job"
     assert any(f"process {ended}" in line and "orphan" in line for line in lines)
     lost = {gpu.key: "GPU is lost" for gpu in TOPOLOGY.gpus[:1]}
     with sleeping() as child:
         known.now = replace(Known(child.pid).now, unknown=lost)
         os.sched_setaffinity(child.pid, NEAR)
         assert main(["audit"]) == 2
-    assert capsys.readouterr().out.startswith("1 of 2 GPUs cannot be judged\n")
+    assert capsys.readouterr().out.startswith("GPU 0 cannot be judged\n")
 
 
 def test_near_memory_has_a_line_on_request(capsys: Capture, known: Known) -> None:
@@ -224,7 +224,7 @@ def test_a_watch_prints_state_and_table_again_with_the_time_since_the_last(pid: 
     with started(pid, "--watch", "0.1", stdout=subprocess.PIPE) as watching:
         assert watching.stdout is not None
         state = watching.stdout.readline()
-        assert state == "1 of 2 GPUs is used from far away\n"
+        assert state == "GPU 0 is used from far away\n"
         head = watching.stdout.readline()
         while (line := watching.stdout.readline()) != "\n":
             assert "remote time" not in line

@@ -13,6 +13,7 @@ from affinityd.audit.memory import HostMemory
 from affinityd.audit.model import CpuTime, Scan
 from affinityd.audit.waits import Runner, Waits
 from affinityd.cpuset import parse_list
+from affinityd.discovery.nvml import NvmlLoad
 from affinityd.json_codec import dumps
 from affinityd.linux.resident import ANONYMOUS, SHARED, ResidentMemory
 from tests.support.audit_facts import GPU, SLURM_JOB, audited, process
@@ -52,6 +53,8 @@ SCAN = Scan(
     waits={100: Waits(10.0, 2.0, cpus=frozenset({0}), runners=[OTHER])},
     wait_time={GPU: 2.0},
     throttled_time={GPU: 0.5},
+    last_hour={GPU: (2.0, 1.0, 0.5, 0.25)},
+    loads={GPU: NvmlLoad(37, 1, 2)},
     history={GPU: "ff"},
     users={1000: "alice"},
     memory={100: FAR},
@@ -94,8 +97,8 @@ def test_counts_name_no_process_and_no_owner(names_all: bool) -> None:
     assert exactly(AuditDocument, written)
     assert b"\n" not in written
     told, least = json.loads(written), document(SCAN, names_all=False)
-    cures = [it.pop("remedy") is not None for it in (*told["verdict"], *least["verdict"])][:3]
-    assert cures == [names_all] * 3
+    concerns = [it.pop("concerns") for it in (*told["verdict"], *least["verdict"])][:3]
+    assert [bool(its) for its in concerns] == [names_all] * 3
     processes, overlaps = told.pop("processes", None), told.pop("pin_overlaps", None)
     assert told == {**least, "sees": "all" if names_all else "counts"}
     pids = [100, 200, 300, 400]

@@ -1,13 +1,13 @@
 """The node's state in a sentence, each GPU's in a word, and the last hour in letters."""
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import pytest
 
-from affinityd.audit.model import AuditedProcess, Scan
-from affinityd.audit.verdict import History, states, verdict
+from affinityd.audit.model import AuditedProcess, Job, Scan
+from affinityd.audit.verdict import FINDINGS, IS_GONE, History, states, verdict
 from affinityd.audit.waits import Runner, Waits
-from tests.support.scans import GPU0, GPU1, NEAR, process, scan
+from tests.support.scans import GPU0, GPU1, MACHINE, NEAR, process, scan
 
 FAR = process(1, cause="mask", placement="remote")
 ORPHAN = process(2, orphan="its job has ended")
@@ -34,36 +34,47 @@ def waiting(seconds: float | None, beside: float = 10) -> dict[int, Waits]:
         (scan(), "idle", ["no process uses a GPU"]),
         (scan(DAEMON), "idle", ["no process uses a GPU"]),
         (scan(process(1), process(4)), "near", [FROM_NEAR]),
-        (scan(FAR, FAR), "far", ["1 of 2 GPUs is used from far away"]),
+        (scan(FAR, FAR), "far", ["GPU 0 is used from far away"]),
         (
             scan(FAR, process(5, GPU1, cause="unpinned", placement="unpinned")),
             "far",
             [
-                "1 of 2 GPUs is used from far away",
-                "1 of 2 GPUs is used by unpinned processes, which may run far away",
+                "GPU 0 is used from far away",
+                "GPU 1 is used by unpinned processes, which may run far away",
             ],
         ),
         (
             scan(process(5, cause="unpinned", placement="unpinned")),
             "unpinned",
-            ["1 of 2 GPUs is used by unpinned processes, which may run far away"],
+            ["GPU 0 is used by unpinned processes, which may run far away"],
         ),
         (
             scan(ORPHAN, FAR),
             "far",
-            ["1 of 2 GPUs is used from far away", "1 of 2 GPUs is held by an ended job"],
+            ["GPU 0 is used from far away", "GPU 0 is held by an ended job"],
         ),
         (scan(beside(process(1, GPU1))), "near", ["2 GPUs in use, from near alone"]),
-        (scan(beside(FAR_FROM_1)), "far", ["2 of 2 GPUs are used from far away"]),
-        (scan(process(1), waits=waiting(2.0)), "waiting", ["1 of 2 GPUs waits for CPUs"]),
+        (scan(beside(FAR_FROM_1)), "far", ["GPUs 0-1 are used from far away"]),
+        (scan(process(1), waits=waiting(2.0)), "waiting", ["GPU 0 waits for CPUs"]),
         (scan(process(1), waits=waiting(0.5)), "near", [FROM_NEAR]),
         (
             scan(process(1), waits=waiting(9.0, beside=0)),
             "near",
             [FROM_NEAR],
         ),
-        (scan(unknown={GPU0: "silent"}), "unknown", ["1 of 2 GPUs cannot be judged"]),
-        (scan(near={**NEAR, GPU0: None}), "unknown", ["1 of 2 GPUs cannot be judged"]),
+        (scan(unknown={GPU0: "silent"}), "unknown", ["GPU 0 cannot be judged"]),
+        (
+            scan(FAR_FROM_1, unknown={GPU0: "silent"}, lost=frozenset([GPU0])),
+            "lost",
+            ["GPU 0 is lost or hangs", "GPU 1 is used from far away"],
+        ),
+        (
+            scan(unknown={GPU0: "silent"}, lost=frozenset([GPU0]), gone=MACHINE.gpus[1:]),
+            "lost",
+            ["GPU 0 and GPU 1 (0000:11:00.0) are lost or hang"],
+        ),
+        (scan(gone=MACHINE.gpus[1:]), "idle", ["GPU 1 (0000:11:00.0) is lost or hangs"]),
+        (scan(near={**NEAR, GPU0: None}), "unknown", ["GPU 0 cannot be judged"]),
     ],
 )
 def test_the_worst_comes_first(found: Scan, state: str | None, texts: list[str]) -> None:
@@ -71,12 +82,35 @@ def test_the_worst_comes_first(found: Scan, state: str | None, texts: list[str])
     assert [finding.text for finding in verdict(found, lambda _state, _process: None)] == texts
 
 
-def test_a_finding_has_the_remedy_of_the_first_process_concerned() -> None:
+def test_a_finding_has_the_gpus_and_the_remedy_of_each_job_that_is_concerned() -> None:
     def remedy(state: str, its: AuditedProcess) -> str:
         return f"{state} {its.facts.pid}"
 
-    found = verdict(scan(process(9), FAR, ORPHAN), remedy)
-    assert [finding.remedy for finding in found] == ["far 1", "orphan 2"]
+    job = Job("slurm", "7")
+    of_job = [process(pid, gpu, cause="mask", job=job) for pid, gpu in ((1, GPU0), (9, GPU1))]
+    silent = {GPU0: "silent", GPU1: "silent"}
+    for found, concerns in (
+        (
+            scan(*of_job, process(2, orphan="its job has ended", uid=None)),
+            [
+                [
+                    ("GPU 0", "slurm 7, user 1000", "far 1"),
+                    ("GPU 1", "slurm 7, user 1000", "far 9"),
+                ],
+                [("GPU 0", "process 2 (python)", "orphan 2")],
+            ],
+        ),
+        (scan(beside(FAR_FROM_1)), [[("GPUs 0-1", "process 1 (python), user 1000", "far 1")]]),
+        (scan(unknown=silent), [[("GPUs 0-1", "silent", None)]]),
+        (
+            scan(unknown={GPU0: "silent"}, lost=frozenset([GPU0]), gone=MACHINE.gpus[1:]),
+            [[("GPU 0", "silent", None), ("GPU 1 (0000:11:00.0)", IS_GONE, None)]],
+        ),
+    ):
+        told = [[*map(astuple, finding.concerns)] for finding in verdict(found, remedy)]
+        assert told == concerns
+    (for_all,) = verdict(scan(*of_job))
+    assert (for_all.remedy, for_all.concerns) == (FINDINGS["far"].remedy, [])
 
 
 def test_the_history_has_the_worst_state_of_each_minute_of_an_hour() -> None:

@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from affinityd.audit.remedies import RESET_GPU
+from affinityd.audit.verdict import IS_GONE
 from tests.support.scans import GPU0, GPU1, Audit, audit, process, scanned
 
 REMOTE = process(1, cause="mask", placement="remote")
@@ -13,6 +15,11 @@ FAR, NEAR, NONE = audit(REMOTE), audit(process(1)), audit()
 OF_DAEMON = audit(process(1, cause="mask", is_daemon=True))
 UNSEEN = audit(unknown={GPU0: "NVML is silent"})
 ON_OTHER = audit(process(3, GPU1, cause="unpinned", placement="unpinned"))
+
+LOST = audit(unknown={GPU0: "silent"}, lost=frozenset([GPU0]))
+WAS_LOST = f"ERROR: lost or hung: {{}}: {{}}; {RESET_GPU}"
+BOTH_NAMES = "nvidia GPU 0 (0000:10:00.0), nvidia GPU 1 (0000:11:00.0)"
+FOUND = "INFO: not lost any more: nvidia GPU 0 (0000:10:00.0)"
 
 first, *others = FAR.topology.gpus
 gpus = (replace(first, pci_bus_id="0000:aa:00.0"), *others)
@@ -37,6 +44,8 @@ OTHER_FAR = f"WARNING: nvidia GPU 1 (0000:11:00.0): 1 {SEE.format('unpinned: 1')
         ([FAR, UNSEEN, NONE], [APPEARED, GONE]),
         ([FAR, ON_OTHER], [APPEARED, GONE, OTHER_FAR]),
         ([FAR, ANOTHER_GPU], [APPEARED, APPEARED.replace("0000:10:00.0", "0000:aa:00.0")]),
+        ([LOST, LOST, NEAR], [WAS_LOST.format("nvidia GPU 0 (0000:10:00.0)", "silent"), FOUND]),
+        ([audit(gone=FAR.topology.gpus)], [WAS_LOST.format(BOTH_NAMES, IS_GONE)]),
         ([audit(notices=("a",)), audit(notices=("a", "b"))], ["WARNING: a", "WARNING: b"]),
         ([audit(notices=("a",)), NONE, audit(notices=("a",))], ["WARNING: a"]),
     ],

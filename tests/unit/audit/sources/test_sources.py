@@ -24,7 +24,7 @@ from affinityd.audit.sources import (
     one_a_process,
     processes_of,
 )
-from affinityd.discovery.nvml import GpuProcesses, NvmlProcess, ProcessReport
+from affinityd.discovery.nvml import GpuProcesses, NvmlLoad, NvmlProcess, ProcessReport
 from affinityd.linux.processes import INITIAL_PIDS
 from affinityd.topology.model import Gpu, Topology
 from tests.support.machines.by_hand import made
@@ -61,13 +61,14 @@ def test_nvml_names_what_uses_which_gpu() -> None:
         *(of(3, None), of(4, 1, "MIG-0"), of(4, 3, "MIG-1"), of(5, None, "MIG-1")),
     )
     assert processes_of(report(first, (of(1, 2),)), NVIDIAS) == GpuHolders(
-        (
+        loads=dict.fromkeys((FIRST, SECOND, THIRD), NvmlLoad()),
+        holdings=(
             *(Holding(1, FIRST, 100), Holding(2, FIRST, 100), Holding(3, FIRST)),
             *(Holding(4, FIRST, 4, "MIG-1"), Holding(5, FIRST, None, "MIG-1")),
             Holding(1, SECOND, 2),
-        )
+        ),
     )
-    assert processes_of(report(), NVIDIAS) == GpuHolders()
+    assert processes_of(report(), NVIDIAS).holdings == ()
 
 
 IN_USE = of(7, 100)
@@ -75,11 +76,12 @@ IN_USE = of(7, 100)
 
 def test_a_doubtful_gpu_costs_its_own_answer_alone() -> None:
     said = (
-        listed(0, IN_USE, error="GPU is lost"),
+        replace(listed(0, IN_USE, error="GPU is lost"), is_lost=True, load=NvmlLoad(37, 1, 2)),
         replace(listed(2, of(8, 100)), index=1),  # the one before it is gone
         GpuProcesses(3, None, "0000:09:00.0", (IN_USE,)),
         GpuProcesses(4, processes=(IN_USE,)),  # known by its index alone
     )
+    loads = {FIRST: NvmlLoad(37, 1, 2), THIRD: NvmlLoad(), FIVE[4].key: NvmlLoad()}
     assert processes_of(ProcessReport(said), FIVE) == GpuHolders(
         (Holding(8, THIRD, 100), Holding(7, FIVE[4].key, 100)),
         {
@@ -87,10 +89,31 @@ def test_a_doubtful_gpu_costs_its_own_answer_alone() -> None:
             SECOND: NO_LONGER_LISTED.format(gpu="1 (GPU-1)"),
             FIVE[3].key: NO_LONGER_LISTED.format(gpu="3 (GPU-3)"),
         },
+        lost=frozenset([FIRST]),
+        loads=loads,
     )
     silent = ProcessReport(None, error="NVML did not answer")
     unknown = {gpu.key: "NVML did not answer" for gpu in NVIDIAS}
     assert processes_of(silent, NVIDIAS) == GpuHolders(unknown=unknown)
+    hung = processes_of(replace(silent, has_hung=True), NVIDIAS)
+    assert hung == GpuHolders(unknown=unknown, lost=frozenset(unknown))
+
+
+def test_a_gpu_that_was_there_is_gone_until_it_is_back_or_another_driver_has_it(root: Path) -> None:
+    source = holders(root, Asked(*[report()] * 5))
+    first, second, third = NVIDIAS
+    one = replace(second, index=0)  # the first one is gone
+    for machine, gone in (
+        (MACHINE, ()),
+        (machine_of(one), (first, third)),
+        (machine_of(), (first, one, third)),
+        (MACHINE, ()),
+    ):
+        assert source.held(machine).gone == gone
+    device = root / "sys/bus/pci/devices" / first.pci_bus_id
+    device.mkdir(parents=True)
+    (device / "driver").symlink_to("../../drivers/vfio-pci")
+    assert source.held(machine_of(one)).gone == (third,)
 
 
 @pytest.mark.parametrize(

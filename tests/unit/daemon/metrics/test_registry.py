@@ -75,6 +75,8 @@ ON_TWO = process(1, cause="mask", placement="remote")
 ON_TWO = replace(ON_TWO, facts=replace(ON_TWO.facts, beside=(GPU1,)))
 BESIDE = Audit(MACHINE, scan(ON_TWO))
 UNKNOWN = Audit(MACHINE, scan(unknown=dict.fromkeys((GPU0, GPU1), "NVML did not answer")))
+HUNG = Audit(MACHINE, scan(unknown={GPU0: "silent"}, lost=frozenset([GPU0])))
+AWAY = Audit(replace(MACHINE, gpus=MACHINE.gpus[:1]), scan(gone=MACHINE.gpus[1:]))
 NOWHERE = Audit(MACHINE, scan(process(1, placement="unknown"), near={**NEAR, GPU0: None}))
 
 WAITING = Audit(MACHINE, scan(process(1), wait_time={GPU0: 2.5}, throttled_time={GPU0: 1.5}))
@@ -94,6 +96,9 @@ SINCE = "gpu_numa_mismatch_start_timestamp_seconds"
         (FOUND, "0", "gpu_orphan_processes", {"": 1}),
         (FOUND, "0", "gpu_cpu_seconds_total", {"": 8}),
         (FOUND, "0", "gpu_remote_cpu_seconds_total", {"": 2}),
+        (FOUND, "0", "gpu_lost", {"": 0}),
+        (HUNG, "0", "gpu_lost", {"": 1}),
+        (AWAY, "1", "gpu_lost", {"": 1}),
         (BESIDE, "0", "gpu_numa_mismatch", {"allocation": 0, "mask": 1, "unpinned": 0}),
         (BESIDE, "1", "gpu_numa_mismatch", {"allocation": 0, "mask": 1, "unpinned": 0}),
         (BESIDE, "1", "gpu_processes", {**NONE, "remote": 1}),
