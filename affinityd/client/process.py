@@ -65,7 +65,7 @@ class ProcessContext:
     def of_self(cls) -> ProcessContext:
         """Return the context of this process. Raises ApplyError if its devices are unknown."""
         environ: Mapping[str, str] = os.environ
-        limit = own_cpu_limit(len(os.sched_getaffinity(0)))
+        limit = own_cpu_limit()
         if limit is not None and not {environment.SLURM_JOB, JOB_CPUS} & environ.keys():
             environ = {**environ, JOB_CPUS: f"{limit}"}
         devices, parent = _devices(), os.getppid()

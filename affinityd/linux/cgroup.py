@@ -213,15 +213,9 @@ def cpus_listed_in(path: str) -> CpuSet:
         return frozenset()
 
 
-def own_cpu_limit(cpus: int, mount: str = "/sys/fs/cgroup") -> int | None:
-    """Return the CPU limit of this process's container, which sees its own cgroup as the root.
-
-    `cpus`: how many it may use. None where there is none; on a node itself the root has no limit.
-    """
-    folders = (mount, f"{mount}/cpu")
-    limits = [_limit(folder) for folder in folders]
-    exclusive = [_exclusive(folder, cpus) for folder in folders]
-    return next((limit for limit in (*limits, *exclusive) if limit), None)
+def own_cpu_limit() -> int | None:
+    """Return the CPU limit of this process, in a cgroup namespace or not, as `cpu_limit`."""
+    return Cgroups.of(os.getpid()).cpu_limit()
 
 
 def _exclusive(folder: str, cpus: int) -> int | None:

@@ -218,7 +218,7 @@ def _keep(
         _, remarks = apply.add_to_pin(plan, variables, policy=policy, libraries=libraries)
         lines += remarks
         threads = plan.threads if "threads" in options else None
-    for line in (*lines, *apply.threads_to_start(cpus, own_cpu_limit(len(cpus)), threads)):
+    for line in (*lines, *apply.threads_to_start(cpus, own_cpu_limit(), threads)):
         say(f"{NAME}: {line}")
 
 

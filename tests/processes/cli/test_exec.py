@@ -11,11 +11,23 @@ import pytest
 
 from affinityd.topology.document import write_node
 from affinityd.topology.model import Node
+from tests.support.cpusets import needs_cpuset
 from tests.support.daemons import Daemon
 from tests.support.machines.facts import machine
 from tests.support.machines.sysfs_tree import write_tree
 from tests.support.servers import Behaviour, answering, hanging, http, serving
-from tests.support.tiny import BOTH, FAR, LOOK, NEAR, PROGRAM, affinityd, exec_, tiny, tiny_tree
+from tests.support.tiny import (
+    BOTH,
+    FAR,
+    LOOK,
+    NEAR,
+    PROGRAM,
+    affinityd,
+    exec_,
+    ran,
+    tiny,
+    tiny_tree,
+)
 
 #: What tells a command where it is, and why it was not pinned.
 TOLD = ("sh", "-c", "grep Cpus_allowed_list /proc/self/status; env | grep ^AFFINITYD_UNPINNED; :")
@@ -220,6 +232,24 @@ def test_variables_tell_the_command_its_cpus_and_number_of_threads(
         said = dict(line.split("=", 1) for line in done.stdout.splitlines())
         names = ("AFFINITYD_CPULIST", "AFFINITYD_LOCALITY", "AFFINITYD_ALLOWED", "OMP_NUM_THREADS")
         assert [said.get(name) for name in names] == [FAR, "local", BOTH, threads]
+
+
+@needs_cpuset
+def test_threads_are_no_more_than_the_limit_of_the_process_s_own_cgroup(
+    here: Mapping[str, str],
+) -> None:
+    """It is in no cgroup namespace: the mount's root is the machine's."""
+    cgroup = Path("/sys/fs/cgroup/cpu", f"test-{os.getpid()}")
+    cgroup.mkdir()
+    try:
+        (cgroup / "cpu.cfs_quota_us").write_text((cgroup / "cpu.cfs_period_us").read_text())
+        enter = ("sh", "-c", 'echo $$ >"$0/cgroup.procs"; exec "$@"', cgroup)
+        options = ("--threads", "--gpus=0,1", "--", "printenv", "OMP_NUM_THREADS")
+        words = (sys.executable, "-m", "affinityd", "exec", *options)
+        for before, threads in (((), "2\n"), (enter, "1\n")):
+            assert ran(*before, *words, env={**os.environ, **here}).stdout == threads
+    finally:
+        cgroup.rmdir()
 
 
 @pytest.mark.parametrize("library", ["OMP", "MKL", "OPENBLAS", "NUMEXPR", "RAYON"])

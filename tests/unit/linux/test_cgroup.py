@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.cpuset import parse_list
-from affinityd.linux.cgroup import MOST_LEVELS, Cgroups, cpuset_of, own_cpu_limit
+from affinityd.linux.cgroup import MOST_LEVELS, Cgroups, cpuset_of
 from tests.support.machines.sysfs_tree import files_of, put
 from tests.support.tables import cases, rows
 
@@ -82,28 +82,3 @@ def test_the_least_cpu_limit_of_a_cgroup_and_its_parents_counts(
 ) -> None:
     limit = Cgroups.of(PID, written(tmp_path, cgroups, mounts, files)).cpu_limit()
     assert limit == (int(expected) if expected else None)
-
-
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ("cpu.max=250000 100000", 3),
-        (f"cpu.max={'9' * 5000} 1", None),
-        ("cpu/cpu.cfs_quota_us=4; cpu/cpu.cfs_period_us=2", 2),
-        ("cpu.max=max 100000; cpu.weight=157", 4),  # exclusive CPUs
-        ("cpu.max=max 100000; cpu.weight=156", None),
-        ("cpu/cpu.cfs_quota_us=-1; cpu/cpu.cfs_period_us=2; cpu/cpu.shares=4096", 4),
-        ("cpu/cpu.cfs_quota_us=-1; cpu/cpu.cfs_period_us=2; cpu/cpu.shares=4095", None),
-        ("cpu/cpu.shares=4096; cpu/release_agent=", None),  # the root of a node
-        ("", None),
-    ],
-)
-def test_a_container_reads_its_own_cpu_limit(
-    tmp_path: Path, files: str, expected: int | None
-) -> None:
-    assert own_cpu_limit(4, f"{written(tmp_path, '', 'none', files)}/cg") == expected
-
-
-def test_the_most_shares_of_a_cgroup_are_those_of_as_many_cpus_as_it_has(tmp_path: Path) -> None:
-    root = written(tmp_path, "", "none", "cpu/cpu.shares=262144")
-    assert own_cpu_limit(300, f"{root}/cg") == 300
