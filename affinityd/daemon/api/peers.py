@@ -58,10 +58,9 @@ TOO_LARGE = (
     b"a request has 65,536 characters at most\n"
 )
 
-UNKNOWN = (
-    "the caller is unidentified; without a cpuset its plan is for the whole node: the daemon does "
-    "not see its pid; run the daemon in the node's pid namespace (hostPID: true, --pid=host), and "
-    "with its /proc, without hidepid= and ProtectProc=, or with CAP_SYS_PTRACE"
+HIDDEN = (
+    "the caller is unidentified; without a cpuset its plan is for the whole node: /proc hides its "
+    "process; run the daemon without hidepid= and ProtectProc=, or with CAP_SYS_PTRACE"
 )
 
 
@@ -237,8 +236,7 @@ class Callers:
         if self._replayed or peer is None:
             return None
         pid = peer.credentials.pid
-        if pid <= 0 or not self._sees_own_pids:
-            self._warn_once(UNKNOWN)
+        if pid <= 0 or not self._sees_own_pids:  # as in a pod; affinityd's commands send their CPUs
             return None
         try:
             caller = _caller(pid)
@@ -250,7 +248,7 @@ class Callers:
                 f"the caller cannot be identified now: {error.strerror}; try again in a moment"
             ) from None
         if exists(pid) and not os.path.exists(f"/proc/{pid}/cgroup"):  # noqa: PTH110
-            self._warn_once(UNKNOWN)
+            self._warn_once(HIDDEN)
         return None
 
     @cached_property
